@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The structs that cl_* files share. Nothing else includes this header.
+ *
+ * Locks of a device: `build_lock` is held while the device is prepared or a program is
+ * built, `lock` while anything below is changed or enqueued; `lock` may be taken under
+ * `build_lock`, never the other way round. No lock is taken in a forked child.
+ */
+#ifndef CLATTN_CL_INTERNAL_H
+#define CLATTN_CL_INTERNAL_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cl_device.h"
+#include "cl_loader.h"
+#include "cl_program.h"
+#include "platform.h"
+
+/* How far ca_device_prepare came; a device's `state`. */
+enum { CA_DEVICE_UNTRIED, CA_DEVICE_READY, CA_DEVICE_UNUSABLE };
+
+struct ca_kernel {
+    cl_program program;
+    cl_kernel handle;
+    ca_kernel_spec spec;
+    uint64_t hash;     /* of the spec */
+    size_t work_group; /* most work-items of a work-group */
+};
+
+/* Kernels by spec: open addressing, a power of two of slots, at most half of them full.
+   The kernels do not move when the table grows. */
+typedef struct {
+    ca_kernel **slots;
+    size_t capacity;
+    size_t count;
+} ca_kernel_table;
+
+#define CA_POOL_SLOTS 32
+
+/* Released device buffers of CA_MEMORY_COPY, to be used again. */
+typedef struct {
+    struct {
+        cl_mem buffer;
+        size_t capacity;
+    } slots[CA_POOL_SLOTS];
+    int count;
+    size_t bytes;
+} ca_pool;
+
+struct ca_device {
+    ca_runtime *runtime;
+    const ca_cl *cl; /* the runtime's */
+    cl_platform_id platform;
+    cl_device_id id;
+    ca_device_info info;
+    bool system_svm; /* has CA_MEMORY_SVM, whatever mode is chosen */
+
+    atomic_int state;
+    ca_error failure; /* why it is unusable; written before `state` says so */
+
+    ca_mutex build_lock;
+    ca_mutex lock;
+    cl_context context;
+    cl_command_queue queue;
+    ca_kernel_table kernels;
+    ca_pool pool;
+};
+
+struct ca_runtime {
+    ca_cl cl;
+    char *cache_folder; /* NULL: no disk cache */
+    ca_fork_guard fork_guard;
+    ca_device *devices;
+    int device_count;
+};
+
+/* cl_query.c: everything the runtime needs to know of the machine, without a context.
+   On failure *devices is NULL. */
+ca_status ca_query_devices(const ca_cl *cl, const char *memory_override,
+                           ca_device **devices, int *count, ca_error *error);
+
+/* cl_program.c: as ca_kernel_get on a device that is being prepared, under its
+   build_lock. */
+ca_status ca_kernel_get_locked(ca_device *device, const ca_kernel_spec *spec,
+                               ca_kernel **kernel, ca_error *error);
+
+void ca_kernel_free(const ca_cl *cl, ca_kernel *kernel); /* NULL is fine */
+
+/* cl_table.c: finding (NULL: not there) and inserting (false: no memory) are done under
+   the device's lock. Freeing releases the kernels too. */
+uint64_t ca_kernel_spec_hash(const ca_kernel_spec *spec);
+ca_kernel *ca_kernel_table_find(const ca_kernel_table *table,
+                                const ca_kernel_spec *spec, uint64_t hash);
+bool ca_kernel_table_insert(ca_kernel_table *table, ca_kernel *kernel);
+void ca_kernel_table_free(ca_kernel_table *table, const ca_cl *cl);
+
+/* cl_cache.c: binaries of built programs on disk. The identity says all that a binary
+   depends on. Reading gives NULL for whatever is not there or is damaged; the caller
+   frees *data. Writing fails silently: the cache is only there to save time. */
+typedef struct {
+    uint64_t words[2];
+} ca_hash;
+
+ca_hash ca_cache_hash(const void *data, size_t size);
+bool ca_cache_read(const char *folder, const char *name, ca_hash identity,
+                   unsigned char **data, size_t *size);
+void ca_cache_write(const char *folder, const char *name, ca_hash identity,
+                    const void *data, size_t size);
+
+/* cl_probe.c: build the probe kernel and run it once, under the build_lock. */
+ca_status ca_probe_run(ca_device *device, ca_error *error);
+
+/* cl_device.c: CA_ERROR_DEVICE in a forked child. */
+ca_status ca_device_check_fork(const ca_device *device, ca_error *error);
+
+#endif

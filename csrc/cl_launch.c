@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: MIT */
+#include "cl_launch.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "cl_internal.h"
+#include "cl_memory.h"
+
+/* Name the kernel beside the call in a failure's message. */
+static ca_status
+error_set_call(ca_error *error, cl_int code, const char *call, const ca_device *device,
+               const ca_kernel *kernel)
+{
+    char text[128];
+    snprintf(text, sizeof text, "%s for kernel '%s'", call, kernel->spec.name);
+    return ca_cl_error_set(error, code, text, device->info.name);
+}
+
+static ca_status
+check_limits(const ca_device *device, const ca_kernel *kernel, const ca_launch *launch,
+             ca_error *error)
+{
+    const ca_device_info *info = &device->info;
+    const char *name = kernel->spec.name;
+    if (launch->nspans < 0 || launch->nspans > CA_MAX_SPANS) {
+        return ca_error_set(error, CA_ERROR_DEVICE,
+                            "kernel '%s' is given %d arrays; at most %d can be bound",
+                            name, launch->nspans, CA_MAX_SPANS);
+    }
+    size_t parameters = launch->params_size + (size_t)launch->nspans * sizeof(void *);
+    if (parameters > (uint64_t)info->max_parameter_size) {
+        return ca_error_set(error, CA_ERROR_DEVICE,
+                            "kernel '%s' is given %zu bytes of arguments; device '%s' "
+                            "takes at most %" PRId64,
+                            name, parameters, info->name, info->max_parameter_size);
+    }
+    if (launch->local_size == 0 || launch->local_size > kernel->work_group ||
+        launch->global_size == 0 || launch->global_size % launch->local_size != 0) {
+        return ca_error_set(error, CA_ERROR_DEVICE,
+                            "kernel '%s' is given %zu work-items in groups of %zu; "
+                            "device '%s' takes whole groups of at most %zu",
+                            name, launch->global_size, launch->local_size, info->name,
+                            kernel->work_group);
+    }
+    return CA_OK;
+}
+
+/* The kernel once for each params struct; *event is that of the last, if wanted. */
+static ca_status
+enqueue_kernels(ca_device *device, const ca_kernel *kernel, const ca_launch *launch,
+                cl_event *event, ca_error *error)
+{
+    const ca_cl *cl = device->cl;
+    const unsigned char *params = launch->params;
+    for (int64_t i = 0; i < launch->nparams; i++) {
+        cl_int code = cl->clSetKernelArg(kernel->handle, (cl_uint)launch->nspans,
+                                         launch->params_size, params);
+        if (code != CL_SUCCESS) {
+            return error_set_call(error, code, "clSetKernelArg", device, kernel);
+        }
+        bool last = i == launch->nparams - 1;
+        code = cl->clEnqueueNDRangeKernel(device->queue, kernel->handle, 1, NULL,
+                                          &launch->global_size, &launch->local_size, 0,
+                                          NULL, last ? event : NULL);
+        if (code != CL_SUCCESS) {
+            return error_set_call(error, code, "clEnqueueNDRangeKernel", device,
+                                  kernel);
+        }
+        params += launch->params_size;
+    }
+    return CA_OK;
+}
+
+/* All commands of one launch, under the device's lock. After a failure the queue may
+   still hold some of them. */
+static ca_status
+enqueue_all(ca_device *device, const ca_kernel *kernel, const ca_launch *launch,
+            const ca_binding *bindings, cl_event *event, ca_error *error)
+{
+    ca_status status = CA_OK;
+    int nspans = launch->nspans;
+    bool fetches = ca_memory_fetches(device, bindings, nspans);
+    CA_TRY(ca_memory_set(device, kernel, bindings, nspans, error));
+    CA_TRY(ca_memory_send(device, bindings, nspans, error));
+    CA_TRY(enqueue_kernels(device, kernel, launch, fetches ? NULL : event, error));
+    if (fetches) {
+        CA_TRY(ca_memory_fetch(device, bindings, nspans, event, error));
+    }
+    cl_int code = device->cl->clFlush(device->queue);
+    if (code != CL_SUCCESS) {
+        CA_TRY(error_set_call(error, code, "clFlush", device, kernel));
+    }
+done:
+    return status;
+}
+
+ca_status
+ca_launch_run(ca_device *device, ca_kernel *kernel, const ca_launch *launch,
+              ca_error *error)
+{
+    ca_status status = ca_device_check_fork(device, error);
+    if (status != CA_OK || launch->nparams <= 0) {
+        return status;
+    }
+    const ca_cl *cl = device->cl;
+    ca_binding bindings[CA_MAX_SPANS];
+    int nbound = 0;
+    cl_event event = NULL;
+    CA_TRY(check_limits(device, kernel, launch, error));
+    nbound = launch->nspans;
+    CA_TRY(ca_memory_bind(device, launch->spans, nbound, bindings, error));
+
+    ca_mutex_lock(&device->lock);
+    status = enqueue_all(device, kernel, launch, bindings, &event, error);
+    if (status != CA_OK) {
+        cl->clFinish(device->queue); /* some commands may be in flight */
+    }
+    ca_mutex_unlock(&device->lock);
+    CA_TRY(status);
+
+    cl_int code = cl->clWaitForEvents(1, &event);
+    if (code != CL_SUCCESS) {
+        cl->clFinish(device->queue);
+        CA_TRY(error_set_call(error, code, "clWaitForEvents", device, kernel));
+    }
+done:
+    if (event != NULL) {
+        cl->clReleaseEvent(event);
+    }
+    ca_memory_release(device, bindings, nbound);
+    if (status == CA_ERROR_MEMORY) {
+        ca_memory_trim(device);
+    }
+    return status;
+}

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Run a kernel on host memory and wait for it.
+ */
+#ifndef CLATTN_CL_LAUNCH_H
+#define CLATTN_CL_LAUNCH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cl_device.h"
+#include "cl_program.h"
+#include "status.h"
+
+typedef enum {
+    CA_ACCESS_READ,
+    CA_ACCESS_WRITE, /* the kernel writes every byte of it */
+} ca_access;
+
+/* Host memory behind one __global argument. bytes == 0: the argument is NULL. */
+typedef struct {
+    void *data;
+    size_t bytes;
+    ca_access access;
+} ca_span;
+
+#define CA_MAX_SPANS 8
+
+/* Arguments 0 … nspans-1 are the spans; argument nspans is a params struct by value.
+   The kernel is enqueued once for each of `nparams` structs that lie `params_size`
+   bytes apart, one after the other, on a one-dimensional range. */
+typedef struct {
+    const ca_span *spans;
+    int nspans;
+    const void *params;
+    size_t params_size;
+    int64_t nparams;
+    size_t global_size; /* work-items, a multiple of local_size */
+    size_t local_size;
+} ca_launch;
+
+/* Bind the memory, check the device's limits, enqueue, wait, make results visible to
+   the host. Thread-safe: arguments and enqueueing are one step under the device's
+   lock, waiting is outside it. After an error nothing is left bound or in flight. */
+ca_status ca_launch_run(ca_device *device, ca_kernel *kernel, const ca_launch *launch,
+                        ca_error *error);
+
+#endif

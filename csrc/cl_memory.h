@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Host memory as a kernel's arguments, in the device's memory mode. Only cl_* files
+ * include this header.
+ *
+ * One launch goes: bind; then, under the device's lock, set, send, the kernels, fetch;
+ * then wait for the event; then release, which also follows an error at any point,
+ * once nothing is in flight.
+ */
+#ifndef CLATTN_CL_MEMORY_H
+#define CLATTN_CL_MEMORY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "cl_internal.h"
+#include "cl_launch.h"
+#include "status.h"
+
+/* A span and what stands for it on the device: a buffer, none where the span is empty
+   or the mode is CA_MEMORY_SVM. */
+typedef struct {
+    const ca_span *span;
+    cl_mem buffer;
+    size_t capacity; /* of a pooled buffer */
+    bool owned;      /* false: an earlier binding of this launch owns the buffer */
+} ca_binding;
+
+/* Give each span its buffer. `bindings` has CA_MAX_SPANS entries. */
+ca_status ca_memory_bind(ca_device *device, const ca_span *spans, int nspans,
+                         ca_binding *bindings, ca_error *error);
+
+/* Set arguments 0 … nspans-1. */
+ca_status ca_memory_set(ca_device *device, const ca_kernel *kernel,
+                        const ca_binding *bindings, int nspans, ca_error *error);
+
+/* Enqueue what brings inputs to the device. */
+ca_status ca_memory_send(ca_device *device, const ca_binding *bindings, int nspans,
+                         ca_error *error);
+
+/* Whether ca_memory_fetch will enqueue anything. */
+bool ca_memory_fetches(const ca_device *device, const ca_binding *bindings, int nspans);
+
+/* Enqueue what brings results to the host. *event is that of the last command. */
+ca_status ca_memory_fetch(ca_device *device, const ca_binding *bindings, int nspans,
+                          cl_event *event, ca_error *error);
+
+void ca_memory_release(ca_device *device, ca_binding *bindings, int nspans);
+
+/* Give pooled buffers back to the system. */
+void ca_memory_trim(ca_device *device);
+
+#endif

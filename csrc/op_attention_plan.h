@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Which kernel runs an attention problem on a device, and how it covers it.
+ */
+#ifndef CLATTN_OP_ATTENTION_PLAN_H
+#define CLATTN_OP_ATTENTION_PLAN_H
+
+#include "cl_program.h" /* ca_kernel_spec */
+#include "op_attention.h"
+
+typedef struct {
+    ca_kernel_spec spec;
+    int64_t rows_per_item; /* query rows that one work-item owns */
+    size_t local_size;     /* work-items of a group */
+} ca_attention_plan;
+
+/* CA_ERROR_DEVICE where the device lacks the dtype; CA_ERROR_VALUE where the variant
+   asked for cannot run the problem. */
+ca_status ca_attention_make_plan(const ca_device_info *info,
+                                 const ca_attention *attention, ca_attention_plan *plan,
+                                 ca_error *error);
+
+#endif

@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: MIT */
+#define _DEFAULT_SOURCE /* POSIX, and madvise */
+
+#include "platform.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+void
+ca_mutex_init(ca_mutex *mutex)
+{
+    pthread_mutex_init(&mutex->handle, NULL);
+}
+
+void
+ca_mutex_destroy(ca_mutex *mutex)
+{
+    pthread_mutex_destroy(&mutex->handle);
+}
+
+void
+ca_mutex_lock(ca_mutex *mutex)
+{
+    pthread_mutex_lock(&mutex->handle);
+}
+
+void
+ca_mutex_unlock(ca_mutex *mutex)
+{
+    pthread_mutex_unlock(&mutex->handle);
+}
+
+int64_t
+ca_process_id(void)
+{
+    return (int64_t)getpid();
+}
+
+void
+ca_fork_guard_init(ca_fork_guard *guard)
+{
+    *guard = (ca_fork_guard){.process_id = ca_process_id()};
+#ifdef MADV_WIPEONFORK
+    size_t size = (size_t)sysconf(_SC_PAGESIZE);
+    void *page =
+        mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) {
+        return;
+    }
+    if (madvise(page, size, MADV_WIPEONFORK) != 0) {
+        munmap(page, size);
+        return;
+    }
+    guard->page = page;
+    guard->page_size = size;
+    guard->page[0] = 1;
+#endif
+}
+
+void
+ca_fork_guard_destroy(ca_fork_guard *guard)
+{
+    if (guard->page != NULL) {
+        munmap((void *)guard->page, guard->page_size);
+    }
+    *guard = (ca_fork_guard){0};
+}
+
+bool
+ca_fork_guard_is_child(const ca_fork_guard *guard)
+{
+    if (guard->page != NULL) {
+        return guard->page[0] == 0;
+    }
+    return guard->process_id != ca_process_id();
+}
+
+void *
+ca_library_open(const char *path, bool global, char *message, size_t size)
+{
+    void *library = dlopen(path, RTLD_NOW | (global ? RTLD_GLOBAL : RTLD_LOCAL));
+    if (library == NULL && size > 0) {
+        const char *words = dlerror();
+        snprintf(message, size, "%s", words != NULL ? words : "unknown error");
+    }
+    return library;
+}
+
+void *
+ca_library_symbol(void *library, const char *name)
+{
+    return dlsym(library, name);
+}
+
+bool
+ca_file_read(const char *path, unsigned char **data, size_t *size)
+{
+    bool done = false;
+    unsigned char *buffer = NULL;
+    size_t filled = 0;
+    struct stat facts;
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    *data = NULL;
+    *size = 0;
+    if (file < 0 || fstat(file, &facts) != 0 || !S_ISREG(facts.st_mode)) {
+        goto done;
+    }
+    size_t total = (size_t)facts.st_size;
+    buffer = malloc(total + 1);
+    if (buffer == NULL) {
+        goto done;
+    }
+    while (filled < total) {
+        ssize_t part = read(file, buffer + filled, total - filled);
+        if (part < 0 && errno == EINTR) {
+            continue;
+        }
+        if (part <= 0) {
+            goto done;
+        }
+        filled += (size_t)part;
+    }
+    *data = buffer;
+    *size = total;
+    buffer = NULL;
+    done = true;
+done:
+    free(buffer);
+    if (file >= 0) {
+        close(file);
+    }
+    return done;
+}
+
+/* Make the folders above `path`, which is changed meanwhile and put back. */
+static void
+file_make_parents(char *path)
+{
+    for (char *slash = strchr(path + 1, '/'); slash != NULL;
+         slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        mkdir(path, 0700); /* what fails here fails again at the file, and tells */
+        *slash = '/';
+    }
+}
+
+static bool
+file_write_all(int file, const unsigned char *data, size_t size)
+{
+    while (size > 0) {
+        ssize_t part = write(file, data, size);
+        if (part < 0 && errno == EINTR) {
+            continue;
+        }
+        if (part <= 0) {
+            return false;
+        }
+        data += part;
+        size -= (size_t)part;
+    }
+    return true;
+}
+
+bool
+ca_file_write(const char *path, const void *data, size_t size)
+{
+    static const char suffix[] = ".XXXXXX";
+    size_t length = strlen(path);
+    bool written = false;
+    int file = -1;
+    char *temporary = malloc(length + sizeof suffix);
+    if (temporary == NULL || length == 0) {
+        goto done;
+    }
+    memcpy(temporary, path, length);
+    memcpy(temporary + length, suffix, sizeof suffix);
+    file_make_parents(temporary);
+    file = mkstemp(temporary);
+    if (file < 0) {
+        goto done;
+    }
+    written = file_write_all(file, data, size);
+    written = close(file) == 0 && written;
+    written = written && rename(temporary, path) == 0;
+    if (!written) {
+        unlink(temporary);
+    }
+done:
+    free(temporary);
+    return written;
+}

@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: MIT */
+#define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
+#define NPY_TARGET_VERSION    NPY_2_0_API_VERSION
+#include "py_convert.h"
+
+#include <numpy/arrayobject.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define RESULT_ALIGNMENT 128 /* what Intel's runtime wants of host pointers */
+
+int
+ca_py_convert_init(void)
+{
+    return PyArray_ImportNumPyAPI();
+}
+
+/* ml_dtypes registers bfloat16 with NumPy at import, under a number of its own. */
+static bool
+is_bfloat16(PyArray_Descr *descr)
+{
+    const char *name = descr->typeobj->tp_name;
+    const char *dot = strrchr(name, '.');
+    return PyTypeNum_ISUSERDEF(descr->type_num) && PyDataType_ELSIZE(descr) == 2 &&
+           strcmp(dot != NULL ? dot + 1 : name, "bfloat16") == 0;
+}
+
+static bool
+dtype_from_descr(PyArray_Descr *descr, ca_dtype *dtype)
+{
+    switch (descr->type_num) {
+    case NPY_BOOL:
+        *dtype = CA_BOOL;
+        return true;
+    case NPY_HALF:
+        *dtype = CA_FLOAT16;
+        return true;
+    case NPY_FLOAT:
+        *dtype = CA_FLOAT32;
+        return true;
+    case NPY_DOUBLE:
+        *dtype = CA_FLOAT64;
+        return true;
+    default:
+        *dtype = CA_BFLOAT16;
+        return is_bfloat16(descr);
+    }
+}
+
+/* isinstance(object, numpy.ma.MaskedArray) */
+static int
+is_masked_array(PyObject *object)
+{
+    PyObject *module = PyImport_ImportModule("numpy.ma");
+    if (module == NULL) {
+        return -1;
+    }
+    PyObject *type = PyObject_GetAttrString(module, "MaskedArray");
+    Py_DECREF(module);
+    if (type == NULL) {
+        return -1;
+    }
+    int result = PyObject_IsInstance(object, type);
+    Py_DECREF(type);
+    return result;
+}
+
+static int
+check_is_array(PyObject *object, const char *name)
+{
+    if (PyArray_CheckExact(object)) {
+        return 0;
+    }
+    int masked = 0;
+    if (PyArray_Check(object)) {
+        masked = is_masked_array(object);
+        if (masked <= 0) {
+            return masked;
+        }
+    }
+    PyErr_Format(PyExc_TypeError, "%s must be a NumPy array, got %.200s%s", name,
+                 Py_TYPE(object)->tp_name,
+                 masked ? ", whose mask would be ignored" : "");
+    return -1;
+}
+
+static bool
+is_native(PyArrayObject *array)
+{
+    return PyArray_ISALIGNED(array) && PyArray_ISNOTSWAPPED(array);
+}
+
+/* Strides of dimensions of size 1 or less mean nothing and may be anything. False when
+   an element does not lie a whole number of elements from the first. */
+static bool
+describe(PyArrayObject *array, ca_dtype dtype, ca_tensor *tensor)
+{
+    npy_intp size = PyArray_ITEMSIZE(array);
+    tensor->dtype = dtype;
+    tensor->ndim = PyArray_NDIM(array);
+    tensor->data = PyArray_DATA(array);
+    for (int d = 0; d < tensor->ndim; d++) {
+        npy_intp length = PyArray_DIM(array, d);
+        npy_intp stride = length > 1 ? PyArray_STRIDE(array, d) : 0;
+        if (stride % size != 0) {
+            return false;
+        }
+        tensor->shape[d] = length;
+        tensor->strides[d] = stride / size;
+    }
+    return true;
+}
+
+int
+ca_py_tensor_from_array(PyObject *object, const char *name, ca_tensor *tensor,
+                        PyObject **keep)
+{
+    if (check_is_array(object, name) < 0) {
+        return -1;
+    }
+    PyArrayObject *array = (PyArrayObject *)object;
+    ca_dtype dtype;
+    if (!dtype_from_descr(PyArray_DESCR(array), &dtype)) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s has dtype %S; expected %sfloat16, bfloat16, float32 or "
+                     "float64",
+                     name, (PyObject *)PyArray_DESCR(array),
+                     strcmp(name, "attn_mask") == 0 ? "bool, " : "");
+        return -1;
+    }
+    if (is_native(array) && describe(array, dtype, tensor)) {
+        *keep = Py_NewRef(object);
+        return 0;
+    }
+    PyArray_Descr *native = PyArray_DescrNewByteorder(PyArray_DESCR(array), NPY_NATIVE);
+    if (native == NULL) {
+        return -1;
+    }
+    *keep = PyArray_FromArray(array, native, NPY_ARRAY_CARRAY_RO);
+    if (*keep == NULL) {
+        return -1;
+    }
+    describe((PyArrayObject *)*keep, dtype, tensor);
+    return 0;
+}
+
+static void
+free_memory(PyObject *capsule)
+{
+    free(PyCapsule_GetPointer(capsule, NULL));
+}
+
+static PyArray_Descr *
+result_descr(PyObject *like, ca_dtype dtype)
+{
+    if (like == NULL) {
+        return PyArray_DescrFromType(dtype == CA_FLOAT64 ? NPY_DOUBLE : NPY_FLOAT);
+    }
+    PyArray_Descr *descr = PyArray_DESCR((PyArrayObject *)like);
+    if (PyArray_ISNOTSWAPPED((PyArrayObject *)like)) {
+        Py_INCREF(descr);
+        return descr;
+    }
+    return PyArray_DescrNewByteorder(descr, NPY_NATIVE);
+}
+
+PyObject *
+ca_py_array_new(PyObject *like, ca_dtype dtype, int ndim, const int64_t *shape,
+                ca_tensor *tensor)
+{
+    size_t bytes = ca_dtype_size(dtype); /* not 0: an empty array has memory too */
+    npy_intp dims[CA_MAX_DIMS];
+    for (int d = 0; d < ndim; d++) {
+        dims[d] = (npy_intp)shape[d];
+        if (shape[d] > 0 && bytes > PTRDIFF_MAX / (size_t)shape[d]) {
+            return PyErr_NoMemory();
+        }
+        bytes *= shape[d] > 0 ? (size_t)shape[d] : 1;
+    }
+    void *memory = NULL;
+    if (posix_memalign(&memory, RESULT_ALIGNMENT, bytes) != 0) {
+        PyErr_Format(PyExc_MemoryError, "no memory for a result of %zu bytes", bytes);
+        return NULL;
+    }
+    PyObject *owner = PyCapsule_New(memory, NULL, free_memory);
+    if (owner == NULL) {
+        free(memory);
+        return NULL;
+    }
+    PyArray_Descr *descr = result_descr(like, dtype);
+    if (descr == NULL) {
+        Py_DECREF(owner);
+        return NULL;
+    }
+    PyObject *array = PyArray_NewFromDescr(&PyArray_Type, descr, ndim, dims, NULL,
+                                           memory, NPY_ARRAY_CARRAY, NULL);
+    if (array == NULL) {
+        Py_DECREF(owner);
+        return NULL;
+    }
+    if (PyArray_SetBaseObject((PyArrayObject *)array, owner) < 0) {
+        Py_DECREF(array);
+        return NULL;
+    }
+    describe((PyArrayObject *)array, dtype, tensor);
+    return array;
+}
+
+int
+ca_py_check_out(PyObject *out, PyObject *like, int ndim, const int64_t *shape)
+{
+    if (check_is_array(out, "out") < 0) {
+        return -1;
+    }
+    PyArrayObject *array = (PyArrayObject *)out;
+    PyArray_Descr *expected = PyArray_DESCR((PyArrayObject *)like);
+    if (PyArray_DESCR(array)->type_num != expected->type_num) {
+        PyErr_Format(PyExc_TypeError, "out has dtype %S; expected %S, that of query",
+                     (PyObject *)PyArray_DESCR(array), (PyObject *)expected);
+        return -1;
+    }
+    bool same = PyArray_NDIM(array) == ndim;
+    int64_t given[CA_MAX_DIMS];
+    for (int d = 0; d < PyArray_NDIM(array); d++) {
+        given[d] = PyArray_DIM(array, d);
+        same = same && given[d] == shape[d];
+    }
+    if (!same) {
+        char text[2][160];
+        PyErr_Format(
+            PyExc_ValueError, "out has shape %s; expected %s",
+            ca_shape_format(PyArray_NDIM(array), given, text[0], sizeof(text[0])),
+            ca_shape_format(ndim, shape, text[1], sizeof(text[1])));
+        return -1;
+    }
+    if (!PyArray_ISWRITEABLE(array)) {
+        PyErr_SetString(PyExc_ValueError,
+                        "out is read-only; expected a writeable array");
+        return -1;
+    }
+    return 0;
+}
+
+bool
+ca_py_out_is_direct(PyObject *out, ca_dtype dtype, ca_tensor *tensor)
+{
+    PyArrayObject *array = (PyArrayObject *)out;
+    if (!is_native(array) || !describe(array, dtype, tensor)) {
+        return false;
+    }
+    /* Dense in some order of its dimensions: from the smallest on, each stride is the
+       number of elements covered so far. */
+    int64_t covered = 1;
+    while (covered < PyArray_SIZE(array)) {
+        int next = -1;
+        for (int d = 0; d < tensor->ndim; d++) {
+            int64_t stride = tensor->strides[d];
+            if (tensor->shape[d] > 1 && (stride == covered || stride == -covered)) {
+                next = d;
+                break;
+            }
+        }
+        if (next < 0) {
+            return false;
+        }
+        covered *= tensor->shape[next];
+    }
+    return true;
+}
+
+int
+ca_py_copy_into(PyObject *out, PyObject *result)
+{
+    return PyArray_CopyInto((PyArrayObject *)out, (PyArrayObject *)result);
+}

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * NumPy arrays as tensors and back. The only file that calls NumPy's C API.
+ */
+#ifndef CLATTN_PY_CONVERT_H
+#define CLATTN_PY_CONVERT_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdbool.h>
+
+#include "tensor.h"
+
+/* Load NumPy's C API. -1 with an exception set. */
+int ca_py_convert_init(void);
+
+/* `object`, argument `name`, as a tensor. *keep is a new reference that owns the
+   memory: the array itself, or a copy where its elements are misaligned or
+   byte-swapped. -1 with a TypeError for anything but an array of bool or a float dtype.
+ */
+int ca_py_tensor_from_array(PyObject *object, const char *name, ca_tensor *tensor,
+                            PyObject **keep);
+
+/* A new C-contiguous array, its memory 128-byte aligned and not initialised: of the
+   native form of `like`'s dtype, or of `dtype` where `like` is NULL. */
+PyObject *ca_py_array_new(PyObject *like, ca_dtype dtype, int ndim,
+                          const int64_t *shape, ca_tensor *tensor);
+
+/* Check that `out` can take a result of that dtype and shape. -1 with an exception. */
+int ca_py_check_out(PyObject *out, PyObject *like, int ndim, const int64_t *shape);
+
+/* Can a kernel write straight into the checked `out`: native, aligned, its elements
+   covering its memory once and without gaps? Then *tensor describes it. */
+bool ca_py_out_is_direct(PyObject *out, ca_dtype dtype, ca_tensor *tensor);
+
+/* out[...] = result. -1 with an exception. */
+int ca_py_copy_into(PyObject *out, PyObject *result);
+
+#endif

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The one place that turns a ca_error into a Python exception.
+ */
+#ifndef CLATTN_PY_ERROR_H
+#define CLATTN_PY_ERROR_H
+
+#include "py_state.h"
+#include "status.h"
+
+/* Create clattn.DeviceError and add it to the module. -1 with an exception set. */
+int ca_py_error_init(PyObject *module);
+
+/* Raise what `status` stands for with the error's words, and clear the error. */
+void ca_py_error_raise(ca_state *state, ca_status status, ca_error *error);
+
+#endif

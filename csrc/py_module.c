@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: MIT
+ *
+ *     module clattn._core:
+ *         class Device                            py_device.c
+ *         class DeviceError(RuntimeError)         py_error.c
+ *         all_devices() find_device(device) set_default_device(device)
+ *         device_override: ContextVar             py_runtime.c
+ *         scaled_dot_product_attention(…)         py_ops.c
+ */
+#include "py_convert.h"
+#include "py_device.h"
+#include "py_error.h"
+#include "py_ops.h"
+#include "py_runtime.h"
+#include "py_state.h"
+
+static int
+module_exec(PyObject *module)
+{
+    ca_state *state = ca_state_get(module);
+    ca_mutex_init(&state->lock);
+    atomic_init(&state->runtime, NULL);
+    atomic_init(&state->default_device, NULL);
+    if (ca_py_convert_init() < 0 || ca_py_error_init(module) < 0 ||
+        ca_py_device_init(module) < 0 || ca_py_runtime_init(module) < 0 ||
+        PyModule_AddFunctions(module, ca_py_runtime_methods) < 0 ||
+        PyModule_AddFunctions(module, ca_py_ops_methods) < 0) {
+        return -1;
+    }
+    return 0;
+}
+
+static int
+module_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    ca_state *state = ca_state_get(module);
+    Py_VISIT(state->device_error);
+    Py_VISIT(state->device_type);
+    Py_VISIT(state->device_override);
+    return 0;
+}
+
+static int
+module_clear(PyObject *module)
+{
+    ca_state *state = ca_state_get(module);
+    Py_CLEAR(state->device_error);
+    Py_CLEAR(state->device_type);
+    Py_CLEAR(state->device_override);
+    return 0;
+}
+
+static void
+module_free(void *module)
+{
+    ca_state *state = ca_state_get(module);
+    (void)module_clear(module);
+    ca_runtime_close(atomic_exchange(&state->runtime, NULL));
+    ca_mutex_destroy(&state->lock);
+}
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_exec},
+#ifdef Py_mod_multiple_interpreters
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+#ifdef Py_mod_gil
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
+static PyModuleDef module_definition = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "clattn._core",
+    .m_size = sizeof(ca_state),
+    .m_slots = module_slots,
+    .m_traverse = module_traverse,
+    .m_clear = module_clear,
+    .m_free = module_free,
+};
+
+PyMODINIT_FUNC
+PyInit__core(void)
+{
+    return PyModuleDef_Init(&module_definition);
+}

@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: MIT */
+#include "py_ops.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "op_attention.h"
+#include "py_convert.h"
+#include "py_error.h"
+#include "py_runtime.h"
+#include "py_scalars.h"
+#include "spec_torch.h"
+
+/* The positional arguments, in functional.py's order. */
+enum {
+    QUERY,
+    KEY,
+    VALUE,
+    ATTN_MASK,
+    DROPOUT_P,
+    IS_CAUSAL,
+    SCALE,
+    ENABLE_GQA,
+    WINDOW,
+    SOFTCAP,
+    SEED,
+    RETURN_LSE,
+    OUT,
+    DEVICE,
+    ARGUMENTS,
+};
+
+/* CLATTN_KERNEL forces a kernel, for tests. */
+static int
+variant_from_environment(ca_variant *variant)
+{
+    const char *name = getenv("CLATTN_KERNEL");
+    if (name == NULL || name[0] == '\0') {
+        *variant = CA_VARIANT_ANY;
+    } else if (strcmp(name, "reference") == 0) {
+        *variant = CA_VARIANT_REFERENCE;
+    } else if (strcmp(name, "cpu") == 0) {
+        *variant = CA_VARIANT_CPU;
+    } else {
+        PyErr_Format(PyExc_ValueError,
+                     "CLATTN_KERNEL is \"%s\"; expected \"reference\" or \"cpu\"",
+                     name);
+        return -1;
+    }
+    return 0;
+}
+
+/* dropout_p and seed: checked, though only p = 0 has a kernel. */
+static int
+check_dropout(PyObject *const *args)
+{
+    double p;
+    if (ca_py_double(args[DROPOUT_P], "dropout_p", &p) < 0 ||
+        ca_py_check_seed(args[SEED]) < 0) {
+        return -1;
+    }
+    if (!(p >= 0 && p <= 1)) {
+        PyErr_Format(PyExc_ValueError, "dropout_p is %R; expected 0 to 1",
+                     args[DROPOUT_P]);
+        return -1;
+    }
+    if (p != 0) {
+        PyErr_Format(PyExc_NotImplementedError,
+                     "dropout_p is %R; only 0 is implemented so far", args[DROPOUT_P]);
+        return -1;
+    }
+    return 0;
+}
+
+/* Everything but the arrays. */
+static int
+parse_options(PyObject *const *args, ca_torch_sdpa *call, bool *return_lse)
+{
+    call->has_scale = args[SCALE] != Py_None;
+    if (check_dropout(args) < 0 || ca_py_causal(args[IS_CAUSAL], &call->causal) < 0 ||
+        (call->has_scale && ca_py_double(args[SCALE], "scale", &call->scale) < 0) ||
+        ca_py_flag(args[ENABLE_GQA], "enable_gqa", &call->enable_gqa) < 0 ||
+        ca_py_window(args[WINDOW], &call->window_left, &call->window_right) < 0 ||
+        ca_py_double(args[SOFTCAP], "softcap", &call->softcap) < 0 ||
+        ca_py_flag(args[RETURN_LSE], "return_lse", return_lse) < 0) {
+        return -1;
+    }
+    return 0;
+}
+
+/* The arrays; keep[QUERY … ATTN_MASK] own their memory. */
+static int
+parse_arrays(PyObject *const *args, ca_torch_sdpa *call, PyObject **keep)
+{
+    if (ca_py_tensor_from_array(args[QUERY], "query", &call->query, &keep[QUERY]) < 0 ||
+        ca_py_tensor_from_array(args[KEY], "key", &call->key, &keep[KEY]) < 0 ||
+        ca_py_tensor_from_array(args[VALUE], "value", &call->value, &keep[VALUE]) < 0) {
+        return -1;
+    }
+    call->has_mask = args[ATTN_MASK] != Py_None;
+    call->attn_mask.data = NULL;
+    return call->has_mask ? ca_py_tensor_from_array(args[ATTN_MASK], "attn_mask",
+                                                    &call->attn_mask, &keep[ATTN_MASK])
+                          : 0;
+}
+
+static bool
+overlaps(const ca_tensor *output, const ca_tensor *input)
+{
+    ca_extent a = ca_tensor_extent(output);
+    ca_extent b = ca_tensor_extent(input);
+    const char *a_start = a.data;
+    const char *b_start = b.data;
+    return a.bytes != 0 && b.bytes != 0 && a_start < b_start + b.bytes &&
+           b_start < a_start + a.bytes;
+}
+
+/* Where the kernel writes: `out` itself, or a new array that is copied there if `out`
+   is spread out, swapped, misaligned or shares memory with an input. */
+static PyObject *
+prepare_result(const ca_torch_sdpa *call, PyObject *query, PyObject *out, int ndim,
+               const int64_t *shape, ca_tensor *tensor)
+{
+    if (out != Py_None && ca_py_out_is_direct(out, call->query.dtype, tensor) &&
+        !overlaps(tensor, &call->query) && !overlaps(tensor, &call->key) &&
+        !overlaps(tensor, &call->value) &&
+        !(call->has_mask && overlaps(tensor, &call->attn_mask))) {
+        return Py_NewRef(out);
+    }
+    return ca_py_array_new(query, call->query.dtype, ndim, shape, tensor);
+}
+
+/* Find the device and run; problems without work need neither. */
+static int
+run(ca_state *state, PyObject *device_argument, const ca_attention *attention)
+{
+    if (ca_attention_is_trivial(attention)) {
+        ca_attention_fill(attention);
+        return 0;
+    }
+    ca_device *device;
+    if (ca_py_find_device(state, device_argument, &device) < 0) {
+        return -1;
+    }
+    ca_error error = {0};
+    ca_status status;
+    Py_BEGIN_ALLOW_THREADS status = ca_attention_run(device, attention, &error);
+    Py_END_ALLOW_THREADS if (status != CA_OK)
+    {
+        ca_py_error_raise(state, status, &error);
+        return -1;
+    }
+    return 0;
+}
+
+/* scaled_dot_product_attention(query, key, …, device, /): see functional.py */
+static PyObject *
+scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != ARGUMENTS) {
+        PyErr_Format(PyExc_TypeError, "expected %d arguments, got %zd", ARGUMENTS,
+                     nargs);
+        return NULL;
+    }
+    ca_state *state = ca_state_get(module);
+    PyObject *answer = NULL;
+    PyObject *keep[ATTN_MASK + 1] = {NULL};
+    PyObject *result = NULL;
+    PyObject *lse = NULL;
+    ca_torch_sdpa call;
+    ca_attention attention;
+    ca_tensor output_tensor;
+    ca_tensor lse_tensor;
+    ca_error error = {0};
+    bool return_lse;
+    int ndim;
+    int64_t shape[CA_MAX_DIMS];
+
+    if (parse_arrays(args, &call, keep) < 0 ||
+        parse_options(args, &call, &return_lse) < 0 ||
+        variant_from_environment(&attention.variant) < 0 ||
+        ca_py_check_device(state, args[DEVICE]) < 0) {
+        goto done;
+    }
+    ca_status status = ca_torch_sdpa_check(&call, &ndim, shape, &error);
+    if (status != CA_OK) {
+        ca_py_error_raise(state, status, &error);
+        goto done;
+    }
+    PyObject *out = args[OUT];
+    if (out != Py_None && ca_py_check_out(out, args[QUERY], ndim, shape) < 0) {
+        goto done;
+    }
+    result = prepare_result(&call, args[QUERY], out, ndim, shape, &output_tensor);
+    if (result == NULL) {
+        goto done;
+    }
+    lse_tensor.data = NULL;
+    if (return_lse) {
+        ca_dtype dtype = call.query.dtype == CA_FLOAT64 ? CA_FLOAT64 : CA_FLOAT32;
+        lse = ca_py_array_new(NULL, dtype, ndim - 1, shape, &lse_tensor);
+        if (lse == NULL) {
+            goto done;
+        }
+    }
+    ca_torch_sdpa_problem(&call, &output_tensor, &lse_tensor, &attention);
+    if (run(state, args[DEVICE], &attention) < 0) {
+        goto done;
+    }
+    if (out != Py_None && result != out) {
+        if (ca_py_copy_into(out, result) < 0) {
+            goto done;
+        }
+        Py_SETREF(result, Py_NewRef(out));
+    }
+    answer = return_lse ? PyTuple_Pack(2, result, lse) : Py_NewRef(result);
+done:
+    for (int i = 0; i <= ATTN_MASK; i++) {
+        Py_XDECREF(keep[i]);
+    }
+    Py_XDECREF(result);
+    Py_XDECREF(lse);
+    return answer;
+}
+
+PyMethodDef ca_py_ops_methods[] = {
+    {"scaled_dot_product_attention",
+     (PyCFunction)(void (*)(void))scaled_dot_product_attention, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};

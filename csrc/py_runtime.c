@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: MIT */
+#include "py_runtime.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "py_device.h"
+#include "py_error.h"
+
+#define HOW_TO_GET_OPENCL                                                              \
+    "; install a driver: pip install \"clattn[cpu]\" for any x86-64 CPU, or the "      \
+    "OpenCL "                                                                          \
+    "driver of your device's maker (Debian: apt-get install pocl-opencl-icd)"
+
+/* ---- the runtime ---- */
+
+/* A NULL-ended array that borrows the strings of a tuple. */
+static const char **
+borrow_strings(PyObject *tuple)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(tuple);
+    const char **strings = PyMem_Calloc((size_t)n + 1, sizeof(*strings));
+    if (strings == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        strings[i] = PyUnicode_AsUTF8(PyTuple_GET_ITEM(tuple, i));
+        if (strings[i] == NULL) {
+            PyMem_Free(strings);
+            return NULL;
+        }
+    }
+    return strings;
+}
+
+/* clattn._drivers.discover() says where to look; the loader is opened without the
+   interpreter's lock, by the first thread that gets here. */
+static ca_status
+open_runtime(ca_state *state, const char *const *preload, const char *const *candidates,
+             const char *cache_folder, const char *memory, ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_mutex_lock(&state->lock);
+    if (atomic_load(&state->runtime) == NULL) {
+        ca_runtime *runtime = NULL;
+        status =
+            ca_runtime_open(preload, candidates, cache_folder, memory, &runtime, error);
+        atomic_store(&state->runtime, runtime);
+    }
+    ca_mutex_unlock(&state->lock);
+    return status;
+}
+
+static ca_runtime *
+get_runtime(ca_state *state)
+{
+    ca_runtime *runtime = atomic_load(&state->runtime);
+    if (runtime != NULL) {
+        return runtime;
+    }
+    PyObject *drivers = NULL;
+    PyObject *found = NULL;
+    const char **preload = NULL;
+    const char **candidates = NULL;
+    PyObject *preload_tuple;
+    PyObject *candidates_tuple;
+    const char *cache_folder;
+    const char *memory;
+
+    drivers = PyImport_ImportModule("clattn._drivers");
+    if (drivers == NULL) {
+        goto done;
+    }
+    found = PyObject_CallMethod(drivers, "discover", NULL);
+    if (found == NULL ||
+        !PyArg_ParseTuple(found, "O!O!zz", &PyTuple_Type, &preload_tuple, &PyTuple_Type,
+                          &candidates_tuple, &cache_folder, &memory)) {
+        goto done;
+    }
+    preload = borrow_strings(preload_tuple);
+    candidates = borrow_strings(candidates_tuple);
+    if (preload == NULL || candidates == NULL) {
+        goto done;
+    }
+    ca_error error = {0};
+    ca_status status;
+    Py_BEGIN_ALLOW_THREADS status =
+        open_runtime(state, preload, candidates, cache_folder, memory, &error);
+    Py_END_ALLOW_THREADS if (status == CA_ERROR_DEVICE)
+    {
+        size_t used = strlen(error.message);
+        (void)snprintf(error.message + used, sizeof(error.message) - used, "%s",
+                       HOW_TO_GET_OPENCL);
+    }
+    if (status != CA_OK) {
+        ca_py_error_raise(state, status, &error);
+    }
+    runtime = atomic_load(&state->runtime);
+done:
+    PyMem_Free((void *)preload);
+    PyMem_Free((void *)candidates);
+    Py_XDECREF(found);
+    Py_XDECREF(drivers);
+    return PyErr_Occurred() ? NULL : runtime;
+}
+
+/* ---- arguments ---- */
+
+int
+ca_py_check_device(ca_state *state, PyObject *argument)
+{
+    if (argument == Py_None || PyUnicode_Check(argument) ||
+        Py_IS_TYPE(argument, state->device_type)) {
+        return 0;
+    }
+    PyErr_Format(PyExc_TypeError,
+                 "device must be a clattn.Device, a string such as \"cpu\" or "
+                 "\"gpu:1\", or None, got %.200s",
+                 Py_TYPE(argument)->tp_name);
+    return -1;
+}
+
+static int
+find_by_words(ca_state *state, const char *words, const char *what, ca_device **device)
+{
+    ca_runtime *runtime = get_runtime(state);
+    if (runtime == NULL) {
+        return -1;
+    }
+    ca_error error = {0};
+    ca_status status;
+    Py_BEGIN_ALLOW_THREADS status =
+        ca_runtime_find_device(runtime, words, what, device, &error);
+    Py_END_ALLOW_THREADS if (status != CA_OK)
+    {
+        ca_py_error_raise(state, status, &error);
+        return -1;
+    }
+    return 0;
+}
+
+/* CLATTN_DEVICE, else the runtime's choice; remembered. */
+static int
+choose_default(ca_state *state, ca_device **device)
+{
+    const char *words = getenv("CLATTN_DEVICE");
+    if (words != NULL && words[0] != '\0') {
+        if (find_by_words(state, words, "CLATTN_DEVICE", device) < 0) {
+            return -1;
+        }
+    } else {
+        ca_runtime *runtime = get_runtime(state);
+        if (runtime == NULL) {
+            return -1;
+        }
+        ca_error error = {0};
+        ca_status status;
+        Py_BEGIN_ALLOW_THREADS status =
+            ca_runtime_default_device(runtime, device, &error);
+        Py_END_ALLOW_THREADS if (status != CA_OK)
+        {
+            ca_py_error_raise(state, status, &error);
+            return -1;
+        }
+    }
+    atomic_store(&state->default_device, *device);
+    return 0;
+}
+
+int
+ca_py_find_device(ca_state *state, PyObject *argument, ca_device **device)
+{
+    if (argument == Py_None) {
+        PyObject *override = NULL;
+        if (PyContextVar_Get(state->device_override, NULL, &override) < 0) {
+            return -1;
+        }
+        if (override != NULL) {
+            *device = ca_py_device_get(override);
+            Py_DECREF(override); /* the context keeps it, the module its device */
+            return 0;
+        }
+        *device = atomic_load(&state->default_device);
+        return *device != NULL ? 0 : choose_default(state, device);
+    }
+    if (ca_py_check_device(state, argument) < 0) {
+        return -1;
+    }
+    if (PyUnicode_Check(argument)) {
+        const char *words = PyUnicode_AsUTF8(argument);
+        return words != NULL ? find_by_words(state, words, "device", device) : -1;
+    }
+    *device = ca_py_device_get(argument);
+    return 0;
+}
+
+/* ---- module functions ---- */
+
+static PyObject *
+wrap_device(PyObject *module, const ca_device *device)
+{
+    ca_runtime *runtime = atomic_load(&ca_state_get(module)->runtime);
+    int index = 0;
+    while (ca_runtime_device(runtime, index) != device) {
+        index++;
+    }
+    return ca_py_device_new(module, ca_runtime_device(runtime, index), index);
+}
+
+/* all_devices() -> list[Device] */
+static PyObject *
+all_devices(PyObject *module, PyObject *Py_UNUSED(ignored))
+{
+    ca_runtime *runtime = get_runtime(ca_state_get(module));
+    if (runtime == NULL) {
+        return NULL;
+    }
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && i < ca_runtime_device_count(runtime); i++) {
+        PyObject *device = ca_py_device_new(module, ca_runtime_device(runtime, i), i);
+        if (device == NULL || PyList_Append(list, device) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(device);
+    }
+    return list;
+}
+
+/* find_device(device) -> Device: what a device= argument stands for */
+static PyObject *
+find_device(PyObject *module, PyObject *argument)
+{
+    ca_device *device;
+    if (ca_py_find_device(ca_state_get(module), argument, &device) < 0) {
+        return NULL;
+    }
+    return wrap_device(module, device);
+}
+
+/* set_default_device(device): None forgets the choice */
+static PyObject *
+set_default_device(PyObject *module, PyObject *argument)
+{
+    ca_device *device = NULL;
+    ca_state *state = ca_state_get(module);
+    if (argument != Py_None && ca_py_find_device(state, argument, &device) < 0) {
+        return NULL;
+    }
+    atomic_store(&state->default_device, device);
+    Py_RETURN_NONE;
+}
+
+int
+ca_py_runtime_init(PyObject *module)
+{
+    ca_state *state = ca_state_get(module);
+    state->device_override = PyContextVar_New("clattn.device", NULL);
+    if (state->device_override == NULL) {
+        return -1;
+    }
+    return PyModule_AddObjectRef(module, "device_override", state->device_override);
+}
+
+PyMethodDef ca_py_runtime_methods[] = {
+    {"all_devices", all_devices, METH_NOARGS, NULL},
+    {"find_device", find_device, METH_O, NULL},
+    {"set_default_device", set_default_device, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};

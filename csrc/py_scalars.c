@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: MIT */
+#include "py_scalars.h"
+
+#include <string.h>
+
+static int
+wrong_type(const char *name, const char *expected, PyObject *object)
+{
+    PyErr_Format(PyExc_TypeError, "%s must be %s, got %.200s", name, expected,
+                 Py_TYPE(object)->tp_name);
+    return -1;
+}
+
+int
+ca_py_double(PyObject *object, const char *name, double *value)
+{
+    if (PyFloat_CheckExact(object)) {
+        *value = PyFloat_AS_DOUBLE(object);
+        return 0;
+    }
+    /* An array of one element has __float__ too, but is not a number. */
+    if (!PyNumber_Check(object) || PyObject_HasAttrString(object, "__len__")) {
+        return wrong_type(name, "a number", object);
+    }
+    *value = PyFloat_AsDouble(object);
+    if (*value == -1 && PyErr_Occurred()) {
+        return PyErr_ExceptionMatches(PyExc_TypeError)
+                   ? wrong_type(name, "a real number", object)
+                   : -1;
+    }
+    return 0;
+}
+
+/* numpy.bool is no subclass of bool; it is known by name, as its type has no C symbol
+   outside NumPy's API. */
+static bool
+is_numpy_bool(PyObject *object)
+{
+    const char *name = Py_TYPE(object)->tp_name;
+    return strcmp(name, "numpy.bool") == 0 || strcmp(name, "numpy.bool_") == 0;
+}
+
+int
+ca_py_flag(PyObject *object, const char *name, bool *value)
+{
+    if (PyBool_Check(object)) {
+        *value = object == Py_True;
+        return 0;
+    }
+    if (!is_numpy_bool(object)) {
+        return wrong_type(name, "True or False", object);
+    }
+    int truth = PyObject_IsTrue(object);
+    *value = truth == 1;
+    return truth < 0 ? -1 : 0;
+}
+
+int
+ca_py_causal(PyObject *object, ca_causal *causal)
+{
+    if (PyUnicode_Check(object)) {
+        if (PyUnicode_CompareWithASCIIString(object, "lower_right") != 0) {
+            PyErr_Format(PyExc_ValueError,
+                         "is_causal is %R; expected True, False or \"lower_right\"",
+                         object);
+            return -1;
+        }
+        *causal = CA_CAUSAL_LOWER_RIGHT;
+        return 0;
+    }
+    if (!PyBool_Check(object) && !is_numpy_bool(object)) {
+        return wrong_type("is_causal", "True, False or \"lower_right\"", object);
+    }
+    bool value = false;
+    int result = ca_py_flag(object, "is_causal", &value);
+    *causal = value ? CA_CAUSAL_UPPER_LEFT : CA_CAUSAL_NONE;
+    return result;
+}
+
+/* One bound of the window; bounds beyond any tensor are no bounds. */
+static int
+window_bound(PyObject *object, int64_t *bound)
+{
+    if (object == Py_None) {
+        *bound = CA_BAND_UNBOUNDED;
+        return 0;
+    }
+    if (!PyIndex_Check(object) || PyBool_Check(object)) {
+        return wrong_type("window", "a pair of whole numbers or None", object);
+    }
+    PyObject *whole = PyNumber_Index(object);
+    if (whole == NULL) {
+        return -1;
+    }
+    int overflow;
+    long long value = PyLong_AsLongLongAndOverflow(whole, &overflow);
+    Py_DECREF(whole);
+    if (overflow < 0 || value < 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "window has the bound %R; expected 0 or more, or None", object);
+        return -1;
+    }
+    *bound = overflow > 0 || value > INT64_MAX / 2 ? CA_BAND_UNBOUNDED : value;
+    return 0;
+}
+
+int
+ca_py_window(PyObject *object, int64_t *left, int64_t *right)
+{
+    *left = CA_BAND_UNBOUNDED;
+    *right = CA_BAND_UNBOUNDED;
+    if (object == Py_None) {
+        return 0;
+    }
+    if (!PyTuple_Check(object) && !PyList_Check(object)) {
+        return wrong_type("window", "a pair (left, right) or None", object);
+    }
+    if (PySequence_Fast_GET_SIZE(object) != 2) {
+        PyErr_Format(PyExc_ValueError,
+                     "window has %zd elements; expected a pair (left, right)",
+                     PySequence_Fast_GET_SIZE(object));
+        return -1;
+    }
+    PyObject *const *items = PySequence_Fast_ITEMS(object);
+    return window_bound(items[0], left) < 0 ? -1 : window_bound(items[1], right);
+}
+
+int
+ca_py_check_seed(PyObject *object)
+{
+    if (object == Py_None) {
+        return 0;
+    }
+    if (!PyIndex_Check(object)) {
+        return wrong_type("seed", "a whole number or None", object);
+    }
+    PyObject *whole = PyNumber_Index(object);
+    if (whole == NULL) {
+        return -1;
+    }
+    (void)PyLong_AsUnsignedLongLong(whole);
+    Py_DECREF(whole);
+    if (PyErr_Occurred()) {
+        PyErr_Format(PyExc_ValueError, "seed is %R; expected 0 to 2**64 - 1", object);
+        return -1;
+    }
+    return 0;
+}

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Arguments that are not arrays. Each returns -1 with a TypeError or ValueError that
+ * names the argument.
+ */
+#ifndef CLATTN_PY_SCALARS_H
+#define CLATTN_PY_SCALARS_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "spec_torch.h" /* ca_causal */
+
+/* A real number: Python's, NumPy's, or anything with __float__ or __index__. */
+int ca_py_double(PyObject *object, const char *name, double *value);
+
+/* True or False, Python's or NumPy's. */
+int ca_py_flag(PyObject *object, const char *name, bool *value);
+
+/* is_causal: a flag, or "lower_right". */
+int ca_py_causal(PyObject *object, ca_causal *causal);
+
+/* window: None, or (left, right), each a whole number or None (CA_BAND_UNBOUNDED). */
+int ca_py_window(PyObject *object, int64_t *left, int64_t *right);
+
+/* seed: None or a whole number of 64 bits. */
+int ca_py_check_seed(PyObject *object);
+
+#endif

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: MIT */
+#include "tensor.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+static const struct {
+    const char *name;
+    size_t size;
+} dtypes[CA_DTYPE_COUNT] = {
+    [CA_BOOL] = {"bool", 1},         [CA_FLOAT16] = {"float16", 2},
+    [CA_BFLOAT16] = {"bfloat16", 2}, [CA_FLOAT32] = {"float32", 4},
+    [CA_FLOAT64] = {"float64", 8},
+};
+
+size_t
+ca_dtype_size(ca_dtype dtype)
+{
+    return dtypes[dtype].size;
+}
+
+const char *
+ca_dtype_name(ca_dtype dtype)
+{
+    return dtypes[dtype].name;
+}
+
+ca_extent
+ca_tensor_extent(const ca_tensor *tensor)
+{
+    int64_t below = 0; /* elements before and after element [0, 0, …] */
+    int64_t above = 0;
+    if (tensor->data == NULL) {
+        return (ca_extent){0};
+    }
+    for (int i = 0; i < tensor->ndim; i++) {
+        if (tensor->shape[i] == 0) {
+            return (ca_extent){.data = tensor->data};
+        }
+        int64_t reach = (tensor->shape[i] - 1) * tensor->strides[i];
+        if (reach < 0) {
+            below -= reach;
+        } else {
+            above += reach;
+        }
+    }
+    size_t size = ca_dtype_size(tensor->dtype);
+    return (ca_extent){
+        .data = (char *)tensor->data - (size_t)below * size,
+        .bytes = (size_t)(below + above + 1) * size,
+        .offset = below,
+    };
+}
+
+const char *
+ca_shape_format(int ndim, const int64_t *shape, char *text, size_t size)
+{
+    size_t length = 0;
+    if (size == 0) {
+        return text;
+    }
+    /* snprintf reports what it would have written: never step beyond the end. */
+    for (int i = 0; i < ndim && length < size; i++) {
+        length += (size_t)snprintf(text + length, size - length, "%s%" PRId64,
+                                   i == 0 ? "(" : ", ", shape[i]);
+    }
+    if (length < size) {
+        const char *end = ndim == 0 ? "()" : ndim == 1 ? ",)" : ")";
+        snprintf(text + length, size - length, "%s", end);
+    }
+    return text;
+}
+
+ca_status
+ca_shape_count(int ndim, const int64_t *shape, const char *what, int64_t *count,
+               ca_error *error)
+{
+    int64_t product = 1;
+    bool overflow = false;
+    for (int i = 0; i < ndim; i++) {
+        if (shape[i] == 0) {
+            *count = 0;
+            return CA_OK; /* whatever the other sizes are */
+        }
+        if (product > INT64_MAX / shape[i]) {
+            overflow = true;
+        } else {
+            product *= shape[i];
+        }
+    }
+    if (overflow) {
+        char text[256];
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "%s of shape %s has more elements than 64 bits count", what,
+                            ca_shape_format(ndim, shape, text, sizeof text));
+    }
+    *count = product;
+    return CA_OK;
+}

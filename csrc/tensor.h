@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Tensor descriptors: strided views of host memory that somebody else owns.
+ */
+#ifndef CLATTN_TENSOR_H
+#define CLATTN_TENSOR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "status.h"
+
+typedef enum {
+    CA_BOOL, /* one byte, 0 or 1 */
+    CA_FLOAT16,
+    CA_BFLOAT16,
+    CA_FLOAT32,
+    CA_FLOAT64,
+    CA_DTYPE_COUNT,
+} ca_dtype;
+
+size_t ca_dtype_size(ca_dtype dtype);
+const char *ca_dtype_name(ca_dtype dtype); /* "float16" */
+
+/* NumPy's own limit, and one more for heads split into groups. */
+#define CA_MAX_DIMS 65
+
+/* Only the first `ndim` entries of shape and strides are meaningful. */
+typedef struct {
+    ca_dtype dtype;
+    int ndim;
+    void
+        *data; /* element [0, 0, …], aligned to its dtype; NULL: the tensor is absent */
+    int64_t shape[CA_MAX_DIMS];
+    int64_t strides[CA_MAX_DIMS]; /* in elements; zero and negative are fine */
+} ca_tensor;
+
+/* The bytes a tensor touches: [data, data + bytes), and how many elements lie between
+   the start and element [0, 0, …] (not 0 with negative strides). bytes is 0 for an
+   empty or absent tensor. */
+typedef struct {
+    void *data;
+    size_t bytes;
+    int64_t offset;
+} ca_extent;
+
+ca_extent ca_tensor_extent(const ca_tensor *tensor);
+
+/* "(2, 8, 77, 64)" into `text`, cut to fit. Returns `text`. */
+const char *ca_shape_format(int ndim, const int64_t *shape, char *text, size_t size);
+
+/* Product of sizes; CA_ERROR_VALUE naming `what` where it does not fit in int64. */
+ca_status ca_shape_count(int ndim, const int64_t *shape, const char *what,
+                         int64_t *count, ca_error *error);
+
+#endif

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Vectors of LANES reals, for kernels that keep one query per lane: load and store of
+ * consecutive elements, register transpose, exp2, tanh.
+ *
+ *     -DLANES   4, 8 or 16; what fills a vector register (common.cl for DTYPE, MASK)
+ */
+#ifndef CLATTN_LANES_CL
+#define CLATTN_LANES_CL
+
+#include "common.cl"
+
+#ifndef LANES
+#if REAL_SIZE == 8
+#define LANES 8
+#else
+#define LANES 16
+#endif
+#endif
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b)  JOIN_(a, b)
+#define WIDE(name)  JOIN(name, LANES) /* WIDE(float) is float16 where LANES is 16 */
+
+#if REAL_SIZE == 8
+#define EXPONENT_BIAS 1023
+#define MANTISSA_BITS 52
+#define as_realv      WIDE(as_double)
+#define as_intv       WIDE(as_long)
+#define convert_realv WIDE(convert_double)
+#define convert_intv  WIDE(convert_long)
+typedef WIDE(double) realv;
+typedef WIDE(long) intv;
+#else
+#define EXPONENT_BIAS 127
+#define MANTISSA_BITS 23
+#define as_realv      WIDE(as_float)
+#define as_intv       WIDE(as_int)
+#define convert_realv WIDE(convert_float)
+#define convert_intv  WIDE(convert_int)
+typedef WIDE(float) realv;
+typedef WIDE(int) intv;
+#endif
+
+/* --- consecutive elements --------------------------------------------------------- */
+
+typedef WIDE(uint) uintv; /* beside float32 arithmetic */
+#define as_uintv      WIDE(as_uint)
+#define convert_uintv WIDE(convert_uint)
+
+static inline WIDE(float) bfloat16_to_float_lanes(WIDE(ushort) bits)
+{
+    return WIDE(as_float)(convert_uintv(bits) << 16);
+}
+
+static inline realv load_lanes(__global const storage *x)
+{
+#if DTYPE == CA_KERNEL_FLOAT16
+    return WIDE(vload_half)(0, x);
+#elif DTYPE == CA_KERNEL_BFLOAT16
+    return bfloat16_to_float_lanes(WIDE(vload)(0, x));
+#else
+    return WIDE(vload)(0, x);
+#endif
+}
+
+static inline void store_lanes(realv value, __global storage *x)
+{
+#if DTYPE == CA_KERNEL_FLOAT16
+    JOIN(WIDE(vstore_half), _rte)(value, 0, x);
+#elif DTYPE == CA_KERNEL_BFLOAT16
+    const uintv bits = as_uintv(value);
+    const uintv rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    const uintv kept = value != value ? bits | 0x400000u : rounded;
+    WIDE(vstore)(WIDE(convert_ushort)(kept >> 16), 0, x);
+#else
+    WIDE(vstore)(value, 0, x);
+#endif
+}
+
+#if MASK == CA_KERNEL_FLOAT64 && REAL_SIZE == 4
+DEFINE_DOUBLE_BITS_TO_FLOAT(double_bits_to_float_lanes, realv, uintv, WIDE(ulong))
+#endif
+
+/* load_mask of LANES consecutive elements. */
+static inline realv load_mask_lanes(__global const mask_storage *x)
+{
+#if MASK == CA_KERNEL_FLOAT16
+    return convert_realv(WIDE(vload_half)(0, x));
+#elif MASK == CA_KERNEL_BFLOAT16
+    return convert_realv(bfloat16_to_float_lanes(WIDE(vload)(0, x)));
+#elif MASK == CA_KERNEL_FLOAT32
+    return convert_realv(WIDE(vload)(0, x));
+#elif MASK == CA_KERNEL_FLOAT64 && REAL_SIZE == 4
+    return double_bits_to_float_lanes(WIDE(vload)(0, x));
+#elif MASK == CA_KERNEL_FLOAT64
+    return WIDE(vload)(0, x);
+#else
+    return convert_intv(WIDE(vload)(0, x)) == 0 ? (realv)(-INFINITY) : (realv)REAL(0.0);
+#endif
+}
+
+/* --- between lanes ---------------------------------------------------------------- */
+
+#if LANES == 16
+#define INTERLEAVE(a, b)                                                                 \
+    (realv)(a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3, a.s4, b.s4, a.s5, b.s5,      \
+            a.s6, b.s6, a.s7, b.s7)
+#elif LANES == 8
+#define INTERLEAVE(a, b) (realv)(a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3)
+#elif LANES == 4
+#define INTERLEAVE(a, b) (realv)(a.s0, b.s0, a.s1, b.s1)
+#endif
+
+/* x[r][c] becomes x[c][r], for x of LANES vectors: log2(LANES) perfect shuffles. */
+static inline void transpose(realv *x)
+{
+#pragma unroll
+    for (int stage = 1; stage < LANES; stage *= 2) {
+        realv shuffled[LANES];
+#pragma unroll
+        for (int n = 0; n < LANES / 2; n++) {
+            shuffled[2 * n] = INTERLEAVE(x[n].lo, x[n + LANES / 2].lo);
+            shuffled[2 * n + 1] = INTERLEAVE(x[n].hi, x[n + LANES / 2].hi);
+        }
+#pragma unroll
+        for (int n = 0; n < LANES; n++) {
+            x[n] = shuffled[n];
+        }
+    }
+}
+
+/* 0, 1, 2, … */
+static inline realv lane_indices(void)
+{
+    realv lanes;
+    for (int n = 0; n < LANES; n++) {
+        ((real *)&lanes)[n] = (real)n;
+    }
+    return lanes;
+}
+
+/* --- functions -------------------------------------------------------------------- */
+
+/* The larger; b where a is NaN: one instruction, which fmax is not. */
+static inline realv larger(realv a, realv b)
+{
+    return a > b ? a : b;
+}
+
+/* 2^x for x <= 0, to 1.5e-7 relative (double: 3e-16): exactly 1 at 0, exactly 0 from the
+   exponent's end on, NaN for NaN. Adding `shift` rounds x to an integer, whose biased
+   form is then in the low bits; the polynomial is minimax on [-1/2, 1/2]. */
+static inline realv exp2_lanes(realv x)
+{
+    const realv shift = (realv)((real)(3ul << (MANTISSA_BITS - 1)) + EXPONENT_BIAS);
+    x = larger((realv)(-EXPONENT_BIAS), x);
+    const realv shifted = x + shift;
+    const realv power = as_realv(as_intv(shifted) << MANTISSA_BITS);
+    const realv r = x - (shifted - shift);
+#if REAL_SIZE == 8
+    realv y = (realv)4.434799902120244e-10;
+    y = fma(y, r, (realv)7.0737877552716844e-9);
+    y = fma(y, r, (realv)1.0178199417198297e-7);
+    y = fma(y, r, (realv)1.3215435254549312e-6);
+    y = fma(y, r, (realv)1.5252733493386206e-5);
+    y = fma(y, r, (realv)1.540353045717144e-4);
+    y = fma(y, r, (realv)1.3333558146774516e-3);
+    y = fma(y, r, (realv)9.618129107594069e-3);
+    y = fma(y, r, (realv)5.5504108664820084e-2);
+    y = fma(y, r, (realv)0.2402265069591013);
+    y = fma(y, r, (realv)0.6931471805599453);
+#else
+    realv y = (realv)1.3264727e-3f;
+    y = fma(y, r, (realv)9.6715128e-3f);
+    y = fma(y, r, (realv)5.5507337e-2f);
+    y = fma(y, r, (realv)0.24022242f);
+    y = fma(y, r, (realv)0.69314698f);
+#endif
+    return fma(y, r, (realv)REAL(1.0)) * power;
+}
+
+/* tanh to 2 ulp: an odd polynomial (double: rational; both Cephes') near 0, where the
+   other form, (1 - q) / (1 + q) with q = exp(-2 |x|), cancels. */
+static inline realv tanh_lanes(realv x)
+{
+    const realv size = fabs(x);
+    const realv q = exp2_lanes(size * (realv)(-2 * LOG2_E));
+    const realv far = copysign((1 - q) / (1 + q), x);
+    const realv z = x * x;
+#if REAL_SIZE == 8
+    realv p = (realv)-0.964399179425052238628;
+    p = fma(p, z, (realv)-99.2877231001918586564);
+    p = fma(p, z, (realv)-1614.68768441708447952);
+    realv d = z + 112.811678491632931402;
+    d = fma(d, z, (realv)2235.48839060100448583);
+    d = fma(d, z, (realv)4844.06305325125486048);
+    p /= d;
+#else
+    realv p = (realv)-5.70498873e-3f;
+    p = fma(p, z, (realv)2.06390888e-2f);
+    p = fma(p, z, (realv)-5.37397156e-2f);
+    p = fma(p, z, (realv)0.133314422f);
+    p = fma(p, z, (realv)-0.333332819f);
+#endif
+    return size < REAL(0.625) ? fma(x * z, p, x) : far;
+}
+
+#endif

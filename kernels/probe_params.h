@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the probe kernel is told, one text for host C and OpenCL C: a struct with every
+ * kind of member that a real kernel's struct has.
+ */
+#ifndef CLATTN_PROBE_PARAMS_H
+#define CLATTN_PROBE_PARAMS_H
+
+#ifdef __OPENCL_C_VERSION__
+typedef long ca_probe_int64;
+#else
+#include <stdint.h>
+typedef int64_t ca_probe_int64;
+#endif
+
+typedef struct {
+    ca_probe_int64 offset;
+    ca_probe_int64 strides[3];
+} ca_probe_view;
+
+typedef struct {
+    ca_probe_int64 count;
+    ca_probe_view views[2];
+    float scale;
+    float bias;
+} ca_probe_params;
+
+#define CA_PROBE_PARAMS_SIZE 80
+
+#endif

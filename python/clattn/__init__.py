@@ -1,0 +1,23 @@
+"""Attention on OpenCL devices, for NumPy.
+
+``clattn.scaled_dot_product_attention`` is the operator, ``clattn.devices()`` what it can
+run on. Importing touches no OpenCL; the first call that needs a device does.
+"""
+
+from importlib.metadata import version as _version
+
+from clattn._core import Device, DeviceError
+from clattn.device import devices, get_default_device, set_default_device, use_device
+from clattn.functional import scaled_dot_product_attention
+
+__version__ = _version("clattn")
+
+__all__ = [
+    "Device",
+    "DeviceError",
+    "devices",
+    "get_default_device",
+    "scaled_dot_product_attention",
+    "set_default_device",
+    "use_device",
+]

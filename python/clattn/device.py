@@ -1,0 +1,91 @@
+"""Which OpenCL devices there are, and which one a call uses."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from clattn import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clattn._core import Device
+
+__all__ = ["devices", "get_default_device", "set_default_device", "use_device"]
+
+
+def devices() -> list[Device]:
+    """Return the usable devices: GPUs, then accelerators, then CPUs.
+
+    Among CPUs, those that read host memory as it is come first. A device that cannot
+    build kernels is left out; ``python -m clattn`` says why.
+
+    Raises
+    ------
+    DeviceError
+        No OpenCL loader, platform or device is installed.
+    """
+    return [device for device in _core.all_devices() if device.usable]
+
+
+def get_default_device() -> Device:
+    """Return the device that a call without ``device=`` uses here.
+
+    That of the innermost `use_device`, else that of `set_default_device`, else the one
+    that the environment variable ``CLATTN_DEVICE`` names, else the first GPU, else the
+    first accelerator, else the CPU.
+
+    Raises
+    ------
+    DeviceError
+        No device is usable.
+    ValueError
+        ``CLATTN_DEVICE`` names none.
+    """
+    return _core.find_device(None)
+
+
+def set_default_device(device: Device | str | None) -> None:
+    """Set the device of later calls in this process; None goes back to the first choice.
+
+    Parameters
+    ----------
+    device : Device, str or None
+        A device, "cpu", "gpu", "accelerator", "gpu:1" for the second one, or a part of its
+        platform's or its own name in any case.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Not a device, or no device matches.
+    """
+    _core.set_default_device(device)
+
+
+@contextmanager
+def use_device(device: Device | str) -> Iterator[Device]:
+    """Use a device for the calls inside a ``with`` block, in this thread or task alone.
+
+    Parameters
+    ----------
+    device : Device or str
+        As for `set_default_device`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Not a device, or no device matches.
+
+    Examples
+    --------
+    >>> with use_device("cpu") as device:
+    ...     print(device.type)
+    cpu
+    """
+    chosen = _core.find_device(device)
+    token = _core.device_override.set(chosen)
+    try:
+        yield chosen
+    finally:
+        _core.device_override.reset(token)

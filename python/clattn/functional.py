@@ -1,0 +1,129 @@
+"""Attention with the signature of ``torch.nn.functional``, on NumPy arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clattn import _core
+
+if TYPE_CHECKING:
+    from typing import Any, Literal
+
+    import numpy as np
+
+    from clattn._core import Device
+
+__all__ = ["scaled_dot_product_attention"]
+
+
+def scaled_dot_product_attention(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    attn_mask: np.ndarray | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["lower_right"] = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float = 0.0,
+    seed: int | None = None,
+    return_lse: bool = False,
+    out: np.ndarray | None = None,
+    device: Device | str | None = None,
+) -> Any:
+    """Return ``softmax(scale * query @ key.T + attn_mask) @ value``.
+
+    As ``torch.nn.functional.scaled_dot_product_attention``, with additions. Leading
+    dimensions broadcast, any strides are accepted, inputs are never modified. Scores and
+    softmax are computed in float32 at least (float64 for float64). A row with no key to
+    attend to gives zeros; a key that the mask, causality or the window excludes does not
+    matter, whatever it holds.
+
+    Parameters
+    ----------
+    query : ndarray of shape (..., Hq, L, E)
+        float16, bfloat16 (``ml_dtypes.bfloat16``), float32 or float64; two dimensions or
+        more.
+    key : ndarray of shape (..., Hk, S, E)
+        Of query's dtype.
+    value : ndarray of shape (..., Hk, S, Ev)
+        Of query's dtype.
+    attn_mask : ndarray, optional
+        Broadcasts to (..., Hq, L, S). bool (True attends) or any float dtype (added to the
+        scaled scores; -inf excludes).
+    dropout_p : float
+        Only 0 is implemented so far.
+    is_causal : bool or "lower_right"
+        True: row i attends key j where ``j <= i``; "lower_right": where
+        ``j <= i + S - L``. Composes with `attn_mask`.
+    scale : float, optional
+        Default ``1 / sqrt(E)``.
+    enable_gqa : bool
+        Grouped heads: Hq is a multiple of Hk, query head h reads key and value head
+        ``h // (Hq // Hk)``.
+    window : (int or None, int or None), optional
+        ``(left, right)`` keeps the keys ``p - left ... p + right`` of row i, where p is i,
+        or ``i + S - L`` with "lower_right". None leaves a side unbounded.
+    softcap : float
+        Above 0, a scaled score s becomes ``softcap * tanh(s / softcap)`` before the mask.
+    seed : int, optional
+        Fixes the dropout; without dropout it has no effect.
+    return_lse : bool
+        Also return the log-sum-exp of the masked scores.
+    out : ndarray of shape (..., Hq, L, Ev), optional
+        Written and returned; of query's dtype, with any strides. It may share memory with
+        an input.
+    device : Device or str, optional
+        Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
+
+    Returns
+    -------
+    output : ndarray of shape (..., Hq, L, Ev)
+        Of query's dtype.
+    lse : ndarray of shape (..., Hq, L)
+        With `return_lse`: natural logarithm, float32 (float64 for float64), -inf for a row
+        with no key.
+
+    Raises
+    ------
+    TypeError
+        An argument of the wrong kind or dtype.
+    ValueError
+        Shapes, ranges or combinations that do not fit; the message names the argument.
+    MemoryError
+        Host or device memory does not suffice.
+    DeviceError
+        No usable OpenCL device, or what it reports.
+    NotImplementedError
+        A `dropout_p` other than 0.
+
+    Notes
+    -----
+    FlashAttention-2 (Dao, 2023, arXiv:2307.08691) without the scores ever in memory:
+    scratch space does not grow with S.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> q = k = v = np.ones((1, 2, 4, 8), np.float32)
+    >>> scaled_dot_product_attention(q, k, v, is_causal=True).shape
+    (1, 2, 4, 8)
+    """
+    return _core.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask,
+        dropout_p,
+        is_causal,
+        scale,
+        enable_gqa,
+        window,
+        softcap,
+        seed,
+        return_lse,
+        out,
+        device,
+    )
