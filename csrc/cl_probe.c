@@ -6,9 +6,9 @@
 #include <math.h>
 #include <string.h>
 
-#include "../kernels/probe_params.h"
 #include "cl_internal.h"
 #include "cl_launch.h"
+#include "probe_params.h"
 
 #define PROBE_COUNT 32
 
