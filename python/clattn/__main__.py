@@ -1,0 +1,37 @@
+"""The command line: ``python -m clattn`` and ``python -m clattn demo``."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import clattn
+from clattn import _listing, demo
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that `argv` names and return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m clattn",
+        description="Attention on OpenCL devices. Without a command: list the devices.",
+    )
+    parser.add_argument("--version", action="version", version=f"clattn {clattn.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    demo.add_arguments(
+        commands.add_parser(
+            "demo",
+            help="denoise a photograph with one attention call",
+            description="Denoise a photograph by non-local means, as one attention call.",
+        )
+    )
+    parser.set_defaults(run=_listing.run)
+    arguments = parser.parse_args(argv)
+    try:
+        status: int = arguments.run(arguments)
+    except clattn.DeviceError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

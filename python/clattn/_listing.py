@@ -1,0 +1,85 @@
+"""The listing of devices that ``python -m clattn`` prints."""
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import clattn
+from clattn import Device, _core
+
+_HOST_MEMORY = {
+    "svm": "in place: any pointer (fine-grained system SVM)",
+    "host": "in place: buffers over the host's memory",
+    "copy": "copied to the device and back",
+}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print every device; return 0 when there is a default device, else 1."""
+    del arguments
+    devices = _core.all_devices()
+    default: Device | None = None
+    problem = ""
+    try:
+        default = clattn.get_default_device()
+    except (clattn.DeviceError, ValueError) as error:  # none usable; CLATTN_DEVICE is wrong
+        problem = str(error)
+
+    plural = "" if len(devices) == 1 else "s"
+    print(f"clattn {clattn.__version__}, {len(devices)} OpenCL device{plural}")
+    for index, (device, word) in enumerate(zip(devices, _words(devices), strict=True)):
+        chosen = default is not None and device == default
+        print(f"\n{'*' if chosen else ' '} {index}  {device.name}")
+        for label, text in _facts(device, word, chosen):
+            print(f"     {label:<14} {text}")
+    if problem:
+        print(f"\nNo default device: {problem}", file=sys.stderr)
+        return 1
+    print("\n* the default; CLATTN_DEVICE=WORDS or clattn.use_device(WORDS) chooses another.")
+    return 0
+
+
+def format_bytes(count: float) -> str:
+    """Return `count` bytes in the largest binary unit that leaves at least 1."""
+    units = ["KiB", "MiB", "GiB", "TiB"]
+    unit = "bytes"
+    while count >= 1024 and units:
+        count, unit = count / 1024, units.pop(0)
+    return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+
+
+def _words(devices: Sequence[Device]) -> list[str]:
+    """Return the shortest word that names each device: "cpu", "cpu:1", "gpu" ….
+
+    A bare type means the first usable device of it; numbers count all of them.
+    """
+    seen: Counter[str] = Counter()
+    usable: set[str] = set()
+    words = []
+    for device in devices:
+        first = device.usable and device.type not in usable
+        words.append(device.type if first else f"{device.type}:{seen[device.type]}")
+        seen[device.type] += 1
+        if device.usable:
+            usable.add(device.type)
+    return words
+
+
+def _facts(device: Device, word: str, chosen: bool) -> Iterator[tuple[str, str]]:
+    """Yield the labelled lines of one device."""
+    if device.usable:
+        yield "select with", f'"{word}", or a part of its name or platform'
+    else:
+        yield "passed over", " ".join((device.reason or "no reason given").split())
+    yield "platform", device.platform
+    yield "version", f"{device.version.strip()}, driver {device.driver_version}"
+    yield "compute units", str(device.compute_units)
+    yield "memory", format_bytes(device.memory)
+    if device.usable:
+        # Half types are storage, so that no device lacks them; double is an extension.
+        dtypes = ["float32", "float16", "bfloat16", *(["float64"] if device.float64 else [])]
+        yield "dtypes", ", ".join(dtypes)
+        yield "host memory", _HOST_MEMORY[device.memory_mode]
+    if chosen:
+        yield "default", "yes"

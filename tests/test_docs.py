@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: MIT
+"""The Python examples of README.md and docs/operators/ run as they stand."""
+
+import re
+from pathlib import Path
+
+import clattn
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "operators").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def code_of(page):
+    """The page's blocks as one program, every line at its place in the page."""
+    text = page.read_text(encoding="utf-8")
+    lines = [""] * (text.count("\n") + 1)
+    for block in BLOCK.finditer(text):
+        first = text.count("\n", 0, block.start(1))
+        code = block[1].splitlines()
+        lines[first : first + len(code)] = code
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_examples_run(device, page):
+    code = code_of(page)
+    assert code.strip(), f"{page.name} has no example"
+    with clattn.use_device(device):
+        exec(compile(code, str(page), "exec"), {"__name__": page.stem})
