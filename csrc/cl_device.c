@@ -88,7 +88,7 @@ ca_runtime_close(ca_runtime *runtime)
     if (runtime == NULL) {
         return;
     }
-    bool stale = ca_runtime_is_stale(runtime);
+    bool stale = ca_fork_guard_is_child(&runtime->fork_guard);
     for (int i = 0; i < runtime->device_count && !stale; i++) {
         ca_device *device = &runtime->devices[i];
         device_close(device);
@@ -100,12 +100,6 @@ ca_runtime_close(ca_runtime *runtime)
     free(runtime->devices);
     free(runtime->cache_folder);
     free(runtime);
-}
-
-bool
-ca_runtime_is_stale(const ca_runtime *runtime)
-{
-    return ca_fork_guard_is_child(&runtime->fork_guard);
 }
 
 int
@@ -126,10 +120,10 @@ ca_device_get_info(const ca_device *device)
     return &device->info;
 }
 
-static ca_status
-runtime_check_fork(const ca_runtime *runtime, ca_error *error)
+ca_status
+ca_runtime_check_fork(const ca_runtime *runtime, ca_error *error)
 {
-    if (!ca_runtime_is_stale(runtime)) {
+    if (!ca_fork_guard_is_child(&runtime->fork_guard)) {
         return CA_OK;
     }
     return ca_error_set(error, CA_ERROR_DEVICE,
@@ -141,7 +135,7 @@ runtime_check_fork(const ca_runtime *runtime, ca_error *error)
 ca_status
 ca_device_check_fork(const ca_device *device, ca_error *error)
 {
-    return runtime_check_fork(device->runtime, error);
+    return ca_runtime_check_fork(device->runtime, error);
 }
 
 static ca_status
@@ -224,7 +218,7 @@ ca_runtime_default_device(ca_runtime *runtime, ca_device **device, ca_error *err
     ca_status status = CA_OK;
     ca_strbuf reasons = {0};
     *device = NULL;
-    CA_TRY(runtime_check_fork(runtime, error));
+    CA_TRY(ca_runtime_check_fork(runtime, error));
     for (int i = 0; i < runtime->device_count; i++) {
         if (device_try(&runtime->devices[i], &reasons)) {
             *device = &runtime->devices[i];
@@ -329,7 +323,7 @@ ca_runtime_find_device(ca_runtime *runtime, const char *words, const char *what,
     device_request request = request_parse(words);
     long matches = 0;
     *device = NULL;
-    CA_TRY(runtime_check_fork(runtime, error));
+    CA_TRY(ca_runtime_check_fork(runtime, error));
     for (int i = 0; i < runtime->device_count; i++) {
         ca_device *candidate = &runtime->devices[i];
         if (!request_matches(&request, &candidate->info)) {

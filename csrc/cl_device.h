@@ -62,9 +62,9 @@ ca_status ca_runtime_open(const char *const *preload, const char *const *candida
 
 void ca_runtime_close(ca_runtime *runtime); /* NULL is fine */
 
-/* True in a child forked after the runtime was opened: its drivers' threads are gone,
-   so nothing may be called on it but the accessors below. */
-bool ca_runtime_is_stale(const ca_runtime *runtime);
+/* CA_ERROR_DEVICE in a child forked after the runtime was opened: its drivers' threads
+   are gone, so nothing may be called on it but the accessors below. */
+ca_status ca_runtime_check_fork(const ca_runtime *runtime, ca_error *error);
 
 int ca_runtime_device_count(const ca_runtime *runtime);
 ca_device *ca_runtime_device(const ca_runtime *runtime, int index);

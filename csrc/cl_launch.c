@@ -46,28 +46,22 @@ check_limits(const ca_device *device, const ca_kernel *kernel, const ca_launch *
     return CA_OK;
 }
 
-/* The kernel once for each params struct; *event is that of the last, if wanted. */
+/* *event is the kernel's, if wanted. */
 static ca_status
-enqueue_kernels(ca_device *device, const ca_kernel *kernel, const ca_launch *launch,
-                cl_event *event, ca_error *error)
+enqueue_kernel(ca_device *device, const ca_kernel *kernel, const ca_launch *launch,
+               cl_event *event, ca_error *error)
 {
     const ca_cl *cl = device->cl;
-    const unsigned char *params = launch->params;
-    for (int64_t i = 0; i < launch->nparams; i++) {
-        cl_int code = cl->clSetKernelArg(kernel->handle, (cl_uint)launch->nspans,
-                                         launch->params_size, params);
-        if (code != CL_SUCCESS) {
-            return error_set_call(error, code, "clSetKernelArg", device, kernel);
-        }
-        bool last = i == launch->nparams - 1;
-        code = cl->clEnqueueNDRangeKernel(device->queue, kernel->handle, 1, NULL,
-                                          &launch->global_size, &launch->local_size, 0,
-                                          NULL, last ? event : NULL);
-        if (code != CL_SUCCESS) {
-            return error_set_call(error, code, "clEnqueueNDRangeKernel", device,
-                                  kernel);
-        }
-        params += launch->params_size;
+    cl_int code = cl->clSetKernelArg(kernel->handle, (cl_uint)launch->nspans,
+                                     launch->params_size, launch->params);
+    if (code != CL_SUCCESS) {
+        return error_set_call(error, code, "clSetKernelArg", device, kernel);
+    }
+    code = cl->clEnqueueNDRangeKernel(device->queue, kernel->handle, 1, NULL,
+                                      &launch->global_size, &launch->local_size, 0,
+                                      NULL, event);
+    if (code != CL_SUCCESS) {
+        return error_set_call(error, code, "clEnqueueNDRangeKernel", device, kernel);
     }
     return CA_OK;
 }
@@ -83,7 +77,7 @@ enqueue_all(ca_device *device, const ca_kernel *kernel, const ca_launch *launch,
     bool fetches = ca_memory_fetches(device, bindings, nspans);
     CA_TRY(ca_memory_set(device, kernel, bindings, nspans, error));
     CA_TRY(ca_memory_send(device, bindings, nspans, error));
-    CA_TRY(enqueue_kernels(device, kernel, launch, fetches ? NULL : event, error));
+    CA_TRY(enqueue_kernel(device, kernel, launch, fetches ? NULL : event, error));
     if (fetches) {
         CA_TRY(ca_memory_fetch(device, bindings, nspans, event, error));
     }
@@ -100,7 +94,7 @@ ca_launch_run(ca_device *device, ca_kernel *kernel, const ca_launch *launch,
               ca_error *error)
 {
     ca_status status = ca_device_check_fork(device, error);
-    if (status != CA_OK || launch->nparams <= 0) {
+    if (status != CA_OK) {
         return status;
     }
     const ca_cl *cl = device->cl;

@@ -14,7 +14,8 @@
 
 typedef enum {
     CA_ACCESS_READ,
-    CA_ACCESS_WRITE, /* the kernel writes every byte of it */
+    CA_ACCESS_WRITE,  /* the kernel writes every byte of it */
+    CA_ACCESS_UPDATE, /* it writes some and leaves the others as they are */
 } ca_access;
 
 /* Host memory behind one __global argument. bytes == 0: the argument is NULL. */
@@ -27,14 +28,12 @@ typedef struct {
 #define CA_MAX_SPANS 8
 
 /* Arguments 0 … nspans-1 are the spans; argument nspans is a params struct by value.
-   The kernel is enqueued once for each of `nparams` structs that lie `params_size`
-   bytes apart, one after the other, on a one-dimensional range. */
+   The range has one dimension. */
 typedef struct {
     const ca_span *spans;
     int nspans;
     const void *params;
     size_t params_size;
-    int64_t nparams;
     size_t global_size; /* work-items, a multiple of local_size */
     size_t local_size;
 } ca_launch;

@@ -98,11 +98,14 @@ static cl_int
 bind_host(ca_device *device, ca_binding *binding)
 {
     cl_int code = CL_SUCCESS;
-    cl_mem_flags flags =
-        binding->span->access == CA_ACCESS_WRITE ? CL_MEM_WRITE_ONLY : CL_MEM_READ_ONLY;
-    binding->buffer =
-        device->cl->clCreateBuffer(device->context, flags | CL_MEM_USE_HOST_PTR,
-                                   binding->span->bytes, binding->span->data, &code);
+    static const cl_mem_flags flags[] = {
+        [CA_ACCESS_READ] = CL_MEM_READ_ONLY,
+        [CA_ACCESS_WRITE] = CL_MEM_WRITE_ONLY,
+        [CA_ACCESS_UPDATE] = CL_MEM_READ_WRITE,
+    };
+    binding->buffer = device->cl->clCreateBuffer(
+        device->context, flags[binding->span->access] | CL_MEM_USE_HOST_PTR,
+        binding->span->bytes, binding->span->data, &code);
     return code;
 }
 
@@ -210,7 +213,7 @@ ca_memory_send(ca_device *device, const ca_binding *bindings, int nspans,
 static bool
 binding_fetches(const ca_binding *binding)
 {
-    return binding->owned && binding->span->access == CA_ACCESS_WRITE;
+    return binding->owned && binding->span->access != CA_ACCESS_READ;
 }
 
 bool

@@ -116,7 +116,6 @@ ca_probe_run(ca_device *device, ca_error *error)
         .nspans = sizeof spans / sizeof spans[0],
         .params = &probe_params,
         .params_size = sizeof probe_params,
-        .nparams = 1,
         .global_size = PROBE_COUNT,
         .local_size = 1,
     };

@@ -137,43 +137,17 @@ describe(const ca_attention *attention, const ca_extent extents[TENSORS])
 }
 
 static void
-list_views(ca_attention_params *params, ca_view *views[TENSORS])
+set_leading_dims(const leading_dims *dims, ca_attention_params *params)
 {
-    views[QUERY] = &params->query;
-    views[KEY] = &params->key;
-    views[VALUE] = &params->value;
-    views[MASK] = &params->mask;
-    views[OUTPUT] = &params->output;
-    views[LSE] = &params->lse;
-}
-
-/* The innermost dimensions go to the kernel. */
-static void
-set_kernel_dims(const leading_dims *dims, int outer, ca_attention_params *params)
-{
-    ca_view *views[TENSORS];
-    list_views(params, views);
-    for (int d = outer; d < dims->count; d++) {
+    ca_view *views[TENSORS] = {
+        [QUERY] = &params->query, [KEY] = &params->key,       [VALUE] = &params->value,
+        [MASK] = &params->mask,   [OUTPUT] = &params->output, [LSE] = &params->lse,
+    };
+    for (int d = 0; d < dims->count; d++) {
         int place = CA_BATCH_DIMS - dims->count + d;
         params->batch[place] = dims->size[d];
         for (int t = 0; t < TENSORS; t++) {
             views[t]->batch[place] = dims->stride[d][t];
-        }
-    }
-}
-
-/* Offsets of the `index`-th combination of the dimensions the host walks. */
-static void
-set_outer_offsets(const leading_dims *dims, int outer, int64_t index,
-                  ca_attention_params *params)
-{
-    ca_view *views[TENSORS];
-    list_views(params, views);
-    for (int d = outer - 1; d >= 0; d--) {
-        int64_t position = index % dims->size[d];
-        index /= dims->size[d];
-        for (int t = 0; t < TENSORS; t++) {
-            views[t]->offset += position * dims->stride[d][t];
         }
     }
 }
@@ -200,8 +174,8 @@ ca_attention_fill(const ca_attention *attention)
         memset(output.data, 0, output.bytes);
     }
     ca_extent lse = ca_tensor_extent(&attention->lse);
-    size_t size = ca_dtype_size(attention->lse.dtype);
-    for (size_t i = 0; i < lse.bytes / size; i++) {
+    size_t count = lse.bytes / ca_dtype_size(attention->lse.dtype);
+    for (size_t i = 0; i < count; i++) {
         if (attention->lse.dtype == CA_FLOAT64) {
             ((double *)lse.data)[i] = -INFINITY;
         } else {
@@ -210,66 +184,140 @@ ca_attention_fill(const ca_attention *attention)
     }
 }
 
-ca_status
-ca_attention_run(ca_device *device, const ca_attention *attention, ca_error *error)
+/* ---- one launch ---- */
+
+/* A result that fills its extent is written as a whole. */
+static ca_access
+access_of(int tensor, const ca_tensor *result, const ca_extent *extent)
+{
+    if (tensor != OUTPUT && tensor != LSE) {
+        return CA_ACCESS_READ;
+    }
+    size_t bytes = ca_dtype_size(result->dtype);
+    for (int d = 0; d < result->ndim; d++) {
+        bytes *= (size_t)result->shape[d];
+    }
+    return bytes == extent->bytes ? CA_ACCESS_WRITE : CA_ACCESS_UPDATE;
+}
+
+static ca_status
+launch_whole(ca_device *device, const ca_attention *attention,
+             const ca_tensor *const tensors[TENSORS], const ca_extent extents[TENSORS],
+             const leading_dims *dims, ca_error *error)
 {
     ca_status status = CA_OK;
-    ca_attention_params one;
-    ca_attention_params *many = NULL;
-
-    const ca_tensor *tensors[TENSORS];
-    list_tensors(attention, tensors);
-    ca_extent extents[TENSORS];
-    ca_span spans[TENSORS];
-    for (int t = 0; t < TENSORS; t++) {
-        extents[t] = ca_tensor_extent(tensors[t]);
-        bool written = t == OUTPUT || t == LSE;
-        spans[t] = (ca_span){.data = extents[t].data,
-                             .bytes = extents[t].bytes,
-                             .access = written ? CA_ACCESS_WRITE : CA_ACCESS_READ};
-    }
-
-    leading_dims dims;
-    fold_leading_dims(tensors, &dims);
-    int outer = dims.count > CA_BATCH_DIMS ? dims.count - CA_BATCH_DIMS : 0;
-    int64_t nparams;
-    CA_TRY(ca_shape_count(outer, dims.size, "the leading dimensions", &nparams, error));
-
     ca_attention_plan plan;
     CA_TRY(ca_attention_make_plan(ca_device_get_info(device), attention, &plan, error));
     ca_kernel *kernel = NULL;
     CA_TRY(ca_kernel_get(device, &plan.spec, &kernel, error));
 
-    one = describe(attention, extents);
-    set_kernel_dims(&dims, outer, &one);
-    int64_t tiles = (one.L + plan.rows_per_item - 1) / plan.rows_per_item;
-    int64_t grid[CA_BATCH_DIMS + 1] = {one.batch[0], one.batch[1], one.batch[2], tiles};
-    int64_t items;
-    CA_TRY(ca_shape_count(CA_BATCH_DIMS + 1, grid, "query", &items, error));
-
-    if (nparams > 1) {
-        many = calloc((size_t)nparams, sizeof(*many));
-        if (many == NULL) {
-            CA_TRY(ca_error_set(error, CA_ERROR_MEMORY,
-                                "no memory for the parameters of %lld launches",
-                                (long long)nparams));
-        }
-        for (int64_t i = 0; i < nparams; i++) {
-            many[i] = one;
-            set_outer_offsets(&dims, outer, i, &many[i]);
-        }
+    ca_span spans[TENSORS];
+    for (int t = 0; t < TENSORS; t++) {
+        spans[t] = (ca_span){.data = extents[t].data,
+                             .bytes = extents[t].bytes,
+                             .access = access_of(t, tensors[t], &extents[t])};
     }
+    ca_attention_params params = describe(attention, extents);
+    set_leading_dims(dims, &params);
+    int64_t tiles = (params.L + plan.rows_per_item - 1) / plan.rows_per_item;
+    int64_t grid[] = {params.batch[0], params.batch[1], params.batch[2], tiles};
+    int64_t items;
+    CA_TRY(ca_shape_count(4, grid, "query", &items, error));
     ca_launch launch = {
         .spans = spans,
         .nspans = TENSORS,
-        .params = many != NULL ? many : &one,
-        .params_size = sizeof(one),
-        .nparams = nparams,
+        .params = &params,
+        .params_size = sizeof(params),
         .global_size = round_up((size_t)items, plan.local_size),
         .local_size = plan.local_size,
     };
     CA_TRY(ca_launch_run(device, kernel, &launch, error));
 done:
-    free(many);
+    return status;
+}
+
+/* ---- halves, where one launch cannot hold it all ---- */
+
+/* Entries first … first + count - 1 of dimension `from_end` of a tensor that has it. */
+static void
+take_part(ca_tensor *tensor, int from_end, int64_t first, int64_t count)
+{
+    int d = tensor->ndim - from_end;
+    if (tensor->data != NULL && tensor->shape[d] > 1) {
+        ptrdiff_t size = (ptrdiff_t)ca_dtype_size(tensor->dtype);
+        tensor->data = (char *)tensor->data + first * tensor->strides[d] * size;
+        tensor->shape[d] = count;
+    }
+}
+
+/* Part of leading dimension `d`, or of the rows where d is the number of leading
+   dimensions: the band moves along with them. */
+static ca_attention
+part_of(const ca_attention *attention, int d, int64_t first, int64_t count)
+{
+    ca_attention part = *attention;
+    int leading = attention->query.ndim - 2;
+    int from_end = leading + 2 - d;
+    take_part(&part.query, from_end, first, count);
+    take_part(&part.mask, from_end, first, count);
+    take_part(&part.output, from_end, first, count);
+    take_part(&part.lse, from_end - 1, first, count);
+    if (d < leading) {
+        take_part(&part.key, from_end, first, count);
+        take_part(&part.value, from_end, first, count);
+        return part;
+    }
+    if (part.below != CA_BAND_UNBOUNDED) {
+        part.below -= first;
+    }
+    if (part.above != CA_BAND_UNBOUNDED) {
+        part.above += first;
+    }
+    return part;
+}
+
+/* Does some tensor reach over more memory than the device takes as one buffer? */
+static bool
+exceeds_device(const ca_device_info *info, const ca_extent extents[TENSORS])
+{
+    for (int t = 0; t < TENSORS; t++) {
+        if (info->memory != CA_MEMORY_SVM &&
+            extents[t].bytes > (uint64_t)info->max_allocation) {
+            return true;
+        }
+    }
+    return false;
+}
+
+ca_status
+ca_attention_run(ca_device *device, const ca_attention *attention, ca_error *error)
+{
+    const ca_tensor *tensors[TENSORS];
+    list_tensors(attention, tensors);
+    ca_extent extents[TENSORS];
+    for (int t = 0; t < TENSORS; t++) {
+        extents[t] = ca_tensor_extent(tensors[t]);
+    }
+    leading_dims dims;
+    fold_leading_dims(tensors, &dims);
+
+    /* The outermost dimension that can be halved; the rows are the last resort. */
+    int leading = attention->output.ndim - 2;
+    int d = 0;
+    while (d < leading && attention->output.shape[d] == 1) {
+        d++;
+    }
+    int64_t size = attention->output.shape[d];
+    bool whole = dims.count <= CA_BATCH_DIMS &&
+                 !exceeds_device(ca_device_get_info(device), extents);
+    if (whole || size <= 1) {
+        return launch_whole(device, attention, tensors, extents, &dims, error);
+    }
+    ca_attention half = part_of(attention, d, 0, size / 2);
+    ca_status status = ca_attention_run(device, &half, error);
+    if (status == CA_OK) {
+        half = part_of(attention, d, size / 2, size - size / 2);
+        status = ca_attention_run(device, &half, error);
+    }
     return status;
 }

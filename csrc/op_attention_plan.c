@@ -52,12 +52,11 @@ rows_are_contiguous(const ca_tensor *tensor)
 }
 
 static bool
-cpu_can_run(const ca_device_info *info, const ca_attention *attention)
+cpu_can_run(const ca_attention *attention)
 {
     int64_t E = last_size(&attention->query);
     int64_t Ev = last_size(&attention->value);
-    return info->type == CA_DEVICE_CPU && E >= 1 && E <= CPU_MAX_HEAD_SIZE && Ev >= 1 &&
-           Ev <= CPU_MAX_HEAD_SIZE;
+    return E >= 1 && E <= CPU_MAX_HEAD_SIZE && Ev >= 1 && Ev <= CPU_MAX_HEAD_SIZE;
 }
 
 static ca_attention_plan
@@ -102,14 +101,17 @@ ca_attention_make_plan(const ca_device_info *info, const ca_attention *attention
                             "convert to float32 or choose another device",
                             info->name);
     }
-    bool fast = cpu_can_run(info, attention);
-    if (attention->variant == CA_VARIANT_CPU && !fast) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "CLATTN_KERNEL is \"cpu\", which cannot run this call on "
-                            "%s; it needs a CPU and head sizes of 1 to %d",
-                            info->name, CPU_MAX_HEAD_SIZE);
+    bool cpu = cpu_can_run(attention);
+    if (attention->variant == CA_VARIANT_CPU && !cpu) {
+        return ca_error_set(
+            error, CA_ERROR_VALUE,
+            "CLATTN_KERNEL is \"cpu\", whose kernel takes head sizes of "
+            "1 to %d only",
+            CPU_MAX_HEAD_SIZE);
     }
-    *plan = fast && attention->variant != CA_VARIANT_REFERENCE
+    /* Forced, it runs anywhere; on its own account only where it is fast. */
+    bool chosen = attention->variant == CA_VARIANT_ANY && info->type == CA_DEVICE_CPU;
+    *plan = cpu && (chosen || attention->variant == CA_VARIANT_CPU)
                 ? plan_cpu(info, attention)
                 : plan_reference(info, attention);
     return CA_OK;

@@ -17,7 +17,8 @@
 
 /* The module owns the runtime that owns the device; the handle keeps the module. */
 typedef struct {
-    PyObject_HEAD PyObject *module;
+    PyObject_HEAD
+    PyObject *module;
     ca_device *device;
     int index;
 } device_object;
@@ -98,8 +99,10 @@ static ca_status
 prepare(PyObject *self, ca_error *error)
 {
     ca_status status;
-    Py_BEGIN_ALLOW_THREADS status = ca_device_prepare(ca_py_device_get(self), error);
-    Py_END_ALLOW_THREADS return status;
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_device_prepare(ca_py_device_get(self), error);
+    Py_END_ALLOW_THREADS
+    return status;
 }
 
 /* Device.usable: makes the device ready, once */

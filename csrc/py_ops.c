@@ -99,7 +99,7 @@ parse_arrays(PyObject *const *args, ca_torch_sdpa *call, PyObject **keep)
         return -1;
     }
     call->has_mask = args[ATTN_MASK] != Py_None;
-    call->attn_mask.data = NULL;
+    ca_tensor_set_absent(&call->attn_mask);
     return call->has_mask ? ca_py_tensor_from_array(args[ATTN_MASK], "attn_mask",
                                                     &call->attn_mask, &keep[ATTN_MASK])
                           : 0;
@@ -145,9 +145,10 @@ run(ca_state *state, PyObject *device_argument, const ca_attention *attention)
     }
     ca_error error = {0};
     ca_status status;
-    Py_BEGIN_ALLOW_THREADS status = ca_attention_run(device, attention, &error);
-    Py_END_ALLOW_THREADS if (status != CA_OK)
-    {
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_attention_run(device, attention, &error);
+    Py_END_ALLOW_THREADS
+    if (status != CA_OK) {
         ca_py_error_raise(state, status, &error);
         return -1;
     }
@@ -196,7 +197,7 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
     if (result == NULL) {
         goto done;
     }
-    lse_tensor.data = NULL;
+    ca_tensor_set_absent(&lse_tensor);
     if (return_lse) {
         ca_dtype dtype = call.query.dtype == CA_FLOAT64 ? CA_FLOAT64 : CA_FLOAT32;
         lse = ca_py_array_new(NULL, dtype, ndim - 1, shape, &lse_tensor);

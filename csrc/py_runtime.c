@@ -53,12 +53,9 @@ open_runtime(ca_state *state, const char *const *preload, const char *const *can
 }
 
 static ca_runtime *
-get_runtime(ca_state *state)
+find_and_open(ca_state *state)
 {
-    ca_runtime *runtime = atomic_load(&state->runtime);
-    if (runtime != NULL) {
-        return runtime;
-    }
+    ca_runtime *runtime = NULL;
     PyObject *drivers = NULL;
     PyObject *found = NULL;
     const char **preload = NULL;
@@ -85,10 +82,10 @@ get_runtime(ca_state *state)
     }
     ca_error error = {0};
     ca_status status;
-    Py_BEGIN_ALLOW_THREADS status =
-        open_runtime(state, preload, candidates, cache_folder, memory, &error);
-    Py_END_ALLOW_THREADS if (status == CA_ERROR_DEVICE)
-    {
+    Py_BEGIN_ALLOW_THREADS
+        status = open_runtime(state, preload, candidates, cache_folder, memory, &error);
+    Py_END_ALLOW_THREADS
+    if (status == CA_ERROR_DEVICE) {
         size_t used = strlen(error.message);
         (void)snprintf(error.message + used, sizeof(error.message) - used, "%s",
                        HOW_TO_GET_OPENCL);
@@ -103,6 +100,25 @@ done:
     Py_XDECREF(found);
     Py_XDECREF(drivers);
     return PyErr_Occurred() ? NULL : runtime;
+}
+
+static ca_runtime *
+check_fork(ca_state *state, ca_runtime *runtime)
+{
+    ca_error error = {0};
+    ca_status status = ca_runtime_check_fork(runtime, &error);
+    if (status != CA_OK) {
+        ca_py_error_raise(state, status, &error);
+        return NULL;
+    }
+    return runtime;
+}
+
+static ca_runtime *
+get_runtime(ca_state *state)
+{
+    ca_runtime *runtime = atomic_load(&state->runtime);
+    return runtime != NULL ? check_fork(state, runtime) : find_and_open(state);
 }
 
 /* ---- arguments ---- */
@@ -130,10 +146,10 @@ find_by_words(ca_state *state, const char *words, const char *what, ca_device **
     }
     ca_error error = {0};
     ca_status status;
-    Py_BEGIN_ALLOW_THREADS status =
-        ca_runtime_find_device(runtime, words, what, device, &error);
-    Py_END_ALLOW_THREADS if (status != CA_OK)
-    {
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_runtime_find_device(runtime, words, what, device, &error);
+    Py_END_ALLOW_THREADS
+    if (status != CA_OK) {
         ca_py_error_raise(state, status, &error);
         return -1;
     }
@@ -156,10 +172,10 @@ choose_default(ca_state *state, ca_device **device)
         }
         ca_error error = {0};
         ca_status status;
-        Py_BEGIN_ALLOW_THREADS status =
-            ca_runtime_default_device(runtime, device, &error);
-        Py_END_ALLOW_THREADS if (status != CA_OK)
-        {
+        Py_BEGIN_ALLOW_THREADS
+            status = ca_runtime_default_device(runtime, device, &error);
+        Py_END_ALLOW_THREADS
+        if (status != CA_OK) {
             ca_py_error_raise(state, status, &error);
             return -1;
         }

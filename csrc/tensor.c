@@ -25,6 +25,14 @@ ca_dtype_name(ca_dtype dtype)
     return dtypes[dtype].name;
 }
 
+void
+ca_tensor_set_absent(ca_tensor *tensor)
+{
+    tensor->dtype = CA_FLOAT32;
+    tensor->ndim = 0;
+    tensor->data = NULL;
+}
+
 ca_extent
 ca_tensor_extent(const ca_tensor *tensor)
 {

@@ -36,6 +36,9 @@ typedef struct {
     int64_t strides[CA_MAX_DIMS]; /* in elements; zero and negative are fine */
 } ca_tensor;
 
+/* Make it an absent tensor, without clearing what is not looked at then. */
+void ca_tensor_set_absent(ca_tensor *tensor);
+
 /* The bytes a tensor touches: [data, data + bytes), and how many elements lie between
    the start and element [0, 0, …] (not 0 with negative strides). bytes is 0 for an
    empty or absent tensor. */

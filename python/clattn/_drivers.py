@@ -71,7 +71,7 @@ def _write_vendors_folder(drivers: list[str]) -> Path:
     return folder
 
 
-def discover() -> tuple[tuple[str, ...], tuple[str, ...], str | None, str | None]:
+def discover() -> tuple[tuple[str, ...], tuple[str, ...], str, str]:
     """Prepare the environment for the loader and say what to open.
 
     Returns
@@ -81,11 +81,19 @@ def discover() -> tuple[tuple[str, ...], tuple[str, ...], str | None, str | None
     candidates : tuple of str
         Loaders, the first that opens is used: the system's, else the one that comes with
         intel-opencl-rt.
-    cache : str or None
+    cache : str
         The folder for built kernels.
-    memory : str or None
-        ``CLATTN_MEMORY``, which forces a way to reach host memory, for tests.
+    memory : str
+        ``CLATTN_MEMORY``, which forces a way to reach host memory, for tests; else empty.
+
+    Raises
+    ------
+    ValueError
+        ``CLATTN_MEMORY`` is no such way.
     """
+    memory = os.environ.get("CLATTN_MEMORY", "")
+    if memory not in ("", "svm", "host", "copy"):
+        raise ValueError(f"CLATTN_MEMORY is {memory!r}; expected 'svm', 'host' or 'copy'")
     preload: tuple[str, ...] = ()
     candidates = [_SYSTEM_LOADER]
     wheel = _wheel_libraries()
@@ -97,4 +105,4 @@ def discover() -> tuple[tuple[str, ...], tuple[str, ...], str | None, str | None
             driver = str(wheel / "libintelocl.so")
             drivers = [driver, *(d for d in _installed_drivers() if d != driver)]
             os.environ["OCL_ICD_VENDORS"] = str(_write_vendors_folder(drivers))
-    return preload, tuple(candidates), str(cache_folder()), os.environ.get("CLATTN_MEMORY")
+    return preload, tuple(candidates), str(cache_folder()), memory
