@@ -22,6 +22,8 @@ __kernel void attention_reference(__global const storage *query,
         return;
     }
     ca_int64 batch[CA_BATCH_DIMS];
-    ca_unravel(item / params.L, &params, batch);
-    attention_row(query, key, value, mask, output, lse, &params, batch, item % params.L);
+    const ca_int64 linear = item / params.L;
+    const ca_int64 i = item - linear * params.L;
+    ca_unravel(linear, &params, batch);
+    attention_row(query, key, value, mask, output, lse, &params, batch, i);
 }

@@ -149,13 +149,15 @@ static inline ca_int64 ca_offset(const ca_view *view, const ca_int64 *batch, ca_
     return offset;
 }
 
-/* Splits a linear batch index; the last dimension runs fastest. */
+/* Splits a linear batch index; the last dimension runs fastest. No %: beside / compilers
+   turn it into a `freeze`, which Oclgrind's check for uninitialised values refuses. */
 static inline void ca_unravel(ca_int64 linear, const ca_attention_params *params,
                               ca_int64 *batch)
 {
     for (int n = CA_BATCH_DIMS - 1; n >= 0; n--) {
-        batch[n] = linear % params->batch[n];
-        linear /= params->batch[n];
+        const ca_int64 rest = linear;
+        linear = rest / params->batch[n];
+        batch[n] = rest - linear * params->batch[n];
     }
 }
 

@@ -3,7 +3,10 @@
  * Vectors of LANES reals, for kernels that keep one query per lane: load and store of
  * consecutive elements, register transpose, exp2, tanh.
  *
- *     -DLANES   4, 8 or 16; what fills a vector register (common.cl for DTYPE, MASK)
+ *     -DLANES            4, 8 or 16; what fills a vector register
+ *     -DSHUFFLE_BUILTIN  1: shuffle2 with a constant mask becomes machine shuffles,
+ *                        0: vector literals do (compilers differ: 6 to 30 cycles a vector)
+ *     DTYPE, MASK (common.cl)
  */
 #ifndef CLATTN_LANES_CL
 #define CLATTN_LANES_CL
@@ -18,6 +21,10 @@
 #endif
 #endif
 
+#ifndef SHUFFLE_BUILTIN
+#define SHUFFLE_BUILTIN 0
+#endif
+
 #define JOIN_(a, b) a##b
 #define JOIN(a, b)  JOIN_(a, b)
 #define WIDE(name)  JOIN(name, LANES) /* WIDE(float) is float16 where LANES is 16 */
@@ -25,21 +32,25 @@
 #if REAL_SIZE == 8
 #define EXPONENT_BIAS 1023
 #define MANTISSA_BITS 52
+#define INT_NAME      long
 #define as_realv      WIDE(as_double)
 #define as_intv       WIDE(as_long)
 #define convert_realv WIDE(convert_double)
 #define convert_intv  WIDE(convert_long)
 typedef WIDE(double) realv;
 typedef WIDE(long) intv;
+typedef WIDE(ulong) maskv; /* of shuffle2 */
 #else
 #define EXPONENT_BIAS 127
 #define MANTISSA_BITS 23
+#define INT_NAME      int
 #define as_realv      WIDE(as_float)
 #define as_intv       WIDE(as_int)
 #define convert_realv WIDE(convert_float)
 #define convert_intv  WIDE(convert_int)
 typedef WIDE(float) realv;
 typedef WIDE(int) intv;
+typedef WIDE(uint) maskv;
 #endif
 
 /* --- consecutive elements --------------------------------------------------------- */
@@ -102,15 +113,37 @@ static inline realv load_mask_lanes(__global const mask_storage *x)
 
 /* --- between lanes ---------------------------------------------------------------- */
 
+/* interleave_low(a, b) is a[0], b[0], a[1], b[1], …; interleave_high goes on to the end. */
 #if LANES == 16
 #define INTERLEAVE(a, b)                                                                 \
-    (realv)(a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3, a.s4, b.s4, a.s5, b.s5,      \
-            a.s6, b.s6, a.s7, b.s7)
+    (a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3, a.s4, b.s4, a.s5, b.s5, a.s6, b.s6, \
+     a.s7, b.s7)
+#define INTERLEAVED (0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
 #elif LANES == 8
-#define INTERLEAVE(a, b) (realv)(a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3)
+#define INTERLEAVE(a, b) (a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3)
+#define INTERLEAVED      (0, 8, 1, 9, 2, 10, 3, 11)
 #elif LANES == 4
-#define INTERLEAVE(a, b) (realv)(a.s0, b.s0, a.s1, b.s1)
+#define INTERLEAVE(a, b) (a.s0, b.s0, a.s1, b.s1)
+#define INTERLEAVED      (0, 4, 1, 5)
 #endif
+
+static inline realv interleave_low(realv a, realv b)
+{
+#if SHUFFLE_BUILTIN
+    return shuffle2(a, b, (maskv)INTERLEAVED);
+#else
+    return (realv)INTERLEAVE(a.lo, b.lo);
+#endif
+}
+
+static inline realv interleave_high(realv a, realv b)
+{
+#if SHUFFLE_BUILTIN
+    return shuffle2(a, b, (maskv)INTERLEAVED + (maskv)(LANES / 2));
+#else
+    return (realv)INTERLEAVE(a.hi, b.hi);
+#endif
+}
 
 /* x[r][c] becomes x[c][r], for x of LANES vectors: log2(LANES) perfect shuffles. */
 static inline void transpose(realv *x)
@@ -120,8 +153,8 @@ static inline void transpose(realv *x)
         realv shuffled[LANES];
 #pragma unroll
         for (int n = 0; n < LANES / 2; n++) {
-            shuffled[2 * n] = INTERLEAVE(x[n].lo, x[n + LANES / 2].lo);
-            shuffled[2 * n + 1] = INTERLEAVE(x[n].hi, x[n + LANES / 2].hi);
+            shuffled[2 * n] = interleave_low(x[n], x[n + LANES / 2]);
+            shuffled[2 * n + 1] = interleave_high(x[n], x[n + LANES / 2]);
         }
 #pragma unroll
         for (int n = 0; n < LANES; n++) {
@@ -138,6 +171,21 @@ static inline realv lane_indices(void)
         ((real *)&lanes)[n] = (real)n;
     }
     return lanes;
+}
+
+/* Whether any lane is true; any() itself compiles to a branch per lane on some runtimes. */
+static inline bool any_lane(intv x)
+{
+#if LANES == 16
+    const JOIN(INT_NAME, 8) x8 = x.lo | x.hi;
+    const JOIN(INT_NAME, 4) x4 = x8.lo | x8.hi;
+#elif LANES == 8
+    const JOIN(INT_NAME, 4) x4 = x.lo | x.hi;
+#elif LANES == 4
+    const intv x4 = x;
+#endif
+    const JOIN(INT_NAME, 2) x2 = x4.lo | x4.hi;
+    return (x2.lo | x2.hi) != 0;
 }
 
 /* --- functions -------------------------------------------------------------------- */
