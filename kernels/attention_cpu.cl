@@ -43,22 +43,47 @@
 
 /* --- the two products ------------------------------------------------------------- */
 
-/* scores[k][v] = sum_e key[k][e] * queries[e][v] for MR keys, in either address space. */
-#define DEFINE_DOT_KEYS(name, address_space)                                             \
-    static inline void name(realv *scores, const realv *queries,                         \
-                            address_space const real *key)                               \
-    {                                                                                    \
-        UNROLL for (int k = 0; k < MR * NV; k++) { scores[k] = (realv)REAL(0.0); }       \
-        for (int e = 0; e < HEAD_E; e++) {                                                    \
-            UNROLL for (int k = 0; k < MR; k++)                                          \
-            {                                                                            \
-                UNROLL for (int v = 0; v < NV; v++)                                      \
-                {                                                                        \
-                    scores[k * NV + v] = fma((realv)key[k * HEAD_E + e], queries[e * NV + v], \
-                                             scores[k * NV + v]);                        \
-                }                                                                        \
-            }                                                                            \
-        }                                                                                \
+/* A long sum loses a digit where partial sums would not: dot products are summed by
+   E_BLOCK elements, results by blocks of BN keys. */
+#if HEAD_E > 128
+#define E_BLOCK 128
+#else
+#define E_BLOCK HEAD_E
+#endif
+
+/* scores[k][v] (+)= sum_e key[k][e] * queries[e][v] for MR keys and e from `e0` on, in
+   either address space. */
+#define DEFINE_DOT_KEYS(name, address_space)                                       \
+    static inline void name##_part(realv *scores, const realv *queries,            \
+                                   address_space const real *key, int e0)          \
+    {                                                                              \
+        realv sums[MR * NV];                                                       \
+        UNROLL for (int n = 0; n < MR * NV; n++)                                   \
+        {                                                                          \
+            sums[n] = (realv)REAL(0.0);                                            \
+        }                                                                          \
+        for (int e = e0; e < min(e0 + E_BLOCK, HEAD_E); e++) {                     \
+            UNROLL for (int k = 0; k < MR; k++)                                    \
+            {                                                                      \
+                UNROLL for (int v = 0; v < NV; v++)                                \
+                {                                                                  \
+                    sums[k * NV + v] = fma((realv)key[k * HEAD_E + e],             \
+                                           queries[e * NV + v], sums[k * NV + v]); \
+                }                                                                  \
+            }                                                                      \
+        }                                                                          \
+        UNROLL for (int n = 0; n < MR * NV; n++)                                   \
+        {                                                                          \
+            scores[n] = e0 == 0 ? sums[n] : scores[n] + sums[n];                   \
+        }                                                                          \
+    }                                                                              \
+    static inline void name(realv *scores, const realv *queries,                   \
+                            address_space const real *key)                         \
+    {                                                                              \
+        name##_part(scores, queries, key, 0);                                      \
+        for (int e0 = E_BLOCK; e0 < HEAD_E; e0 += E_BLOCK) {                       \
+            name##_part(scores, queries, key, e0);                                 \
+        }                                                                          \
     }
 #define UNROLL _Pragma("unroll")
 
@@ -82,7 +107,7 @@ typedef const real *value_rows;
         realv sums[(columns)*NV];                                                        \
         UNROLL for (int n = 0; n < (columns)*NV; n++)                                    \
         {                                                                                \
-            sums[n] = result[n];                                                         \
+            sums[n] = (realv)REAL(0.0);                                                  \
         }                                                                                \
         for (int j = 0; j < keys; j++) {                                                 \
             UNROLL for (int c = 0; c < (columns); c++)                                   \
@@ -94,7 +119,7 @@ typedef const real *value_rows;
                 }                                                                        \
             }                                                                            \
         }                                                                                \
-        UNROLL for (int n = 0; n < (columns)*NV; n++) { result[n] = sums[n]; }           \
+        UNROLL for (int n = 0; n < (columns)*NV; n++) { result[n] += sums[n]; }          \
     }
 
 DEFINE_ADD_VALUES(add_values, COLUMNS)
@@ -111,7 +136,8 @@ DEFINE_ADD_VALUES(add_last_values, HEAD_EV % COLUMNS)
 typedef struct {
     realv base[NV];
     realv limit[NV]; /* base + HEADROOM; -inf, and base 0, before the first key */
-    realv sum[NV];   /* of the weights */
+    realv sum[NV];   /* of the weights, of earlier blocks */
+    realv block[NV]; /* and of this one */
 } softmax_state;
 
 static inline void raise_base(softmax_state *softmax, const realv *highest, realv *weights,
@@ -126,6 +152,7 @@ static inline void raise_base(softmax_state *softmax, const realv *highest, real
         softmax->base[v] = base;
         softmax->limit[v] = raised + HEADROOM;
         softmax->sum[v] *= decay;
+        softmax->block[v] *= decay;
         for (int n = v; n < count; n += NV) {
             weights[n] *= decay;
         }
@@ -226,7 +253,7 @@ static inline void weigh_scores(softmax_state *softmax, const realv *scores,
 #pragma unroll
     for (int n = 0; n < MR * NV; n++) {
         const realv weight = exp2_lanes(TO_LOG2(scores[n] - softmax->base[n % NV]));
-        softmax->sum[n % NV] += weight;
+        softmax->block[n % NV] += weight;
         weights[n] = weight;
     }
 }
@@ -310,6 +337,7 @@ attention_cpu(__global const storage *query, __global const storage *key,
         softmax.base[v] = (realv)REAL(0.0);
         softmax.limit[v] = (realv)(-INFINITY);
         softmax.sum[v] = (realv)REAL(0.0);
+        softmax.block[v] = (realv)REAL(0.0);
     }
 
     for (ca_int64 j0 = tile.first; j0 <= tile.last; j0 += BN) {
@@ -324,6 +352,10 @@ attention_cpu(__global const storage *query, __global const storage *key,
             realv scores[MR * NV];
             score_keys(&tile, queries, weights + k0 * NV, j0 + k0, scores);
             weigh_scores(&softmax, scores, weights, k0, result);
+        }
+        for (int v = 0; v < NV; v++) {
+            softmax.sum[v] += softmax.block[v];
+            softmax.block[v] = (realv)REAL(0.0);
         }
         add_block(&params, value + ca_offset(&params.value, batch, 0, 0), j0, keys,
                   weights, result);

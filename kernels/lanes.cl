@@ -64,10 +64,18 @@ static inline WIDE(float) bfloat16_to_float_lanes(WIDE(ushort) bits)
     return WIDE(as_float)(convert_uintv(bits) << 16);
 }
 
+/* vload_half and vstore_half ask only for the alignment of one half, but some compilers
+   assume that of the vector: hence by way of a private one. */
+static inline WIDE(float) load_halves(__global const half *x)
+{
+    const WIDE(ushort) bits = WIDE(vload)(0, (__global const ushort *)x);
+    return WIDE(vload_half)(0, (const half *)&bits);
+}
+
 static inline realv load_lanes(__global const storage *x)
 {
 #if DTYPE == CA_KERNEL_FLOAT16
-    return WIDE(vload_half)(0, x);
+    return load_halves(x);
 #elif DTYPE == CA_KERNEL_BFLOAT16
     return bfloat16_to_float_lanes(WIDE(vload)(0, x));
 #else
@@ -78,7 +86,9 @@ static inline realv load_lanes(__global const storage *x)
 static inline void store_lanes(realv value, __global storage *x)
 {
 #if DTYPE == CA_KERNEL_FLOAT16
-    JOIN(WIDE(vstore_half), _rte)(value, 0, x);
+    WIDE(ushort) bits;
+    JOIN(WIDE(vstore_half), _rte)(value, 0, (half *)&bits);
+    WIDE(vstore)(bits, 0, (__global ushort *)x);
 #elif DTYPE == CA_KERNEL_BFLOAT16
     const uintv bits = as_uintv(value);
     const uintv rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -97,7 +107,7 @@ DEFINE_DOUBLE_BITS_TO_FLOAT(double_bits_to_float_lanes, realv, uintv, WIDE(ulong
 static inline realv load_mask_lanes(__global const mask_storage *x)
 {
 #if MASK == CA_KERNEL_FLOAT16
-    return convert_realv(WIDE(vload_half)(0, x));
+    return convert_realv(load_halves(x));
 #elif MASK == CA_KERNEL_BFLOAT16
     return convert_realv(bfloat16_to_float_lanes(WIDE(vload)(0, x)));
 #elif MASK == CA_KERNEL_FLOAT32

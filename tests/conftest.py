@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: MIT
+"""Fixtures: `device` runs a test once per OpenCL device, `kernel` once per choice of kernel."""
+
+import clattn
+import pytest
+
+
+def list_devices():
+    """Every device, or the reason why there is none. Enumerated once, at collection."""
+    try:
+        devices = clattn.devices()
+    except Exception as error:  # any failure: it is reported, and it fails every test
+        return [], f"clattn.devices() raised {error!r}"
+    return devices, None if devices else "clattn.devices() is empty"
+
+
+DEVICES, NO_DEVICE = list_devices()
+
+
+def device_id(index, device):
+    """Short and unique: 'cpu0-Portable'."""
+    return f"{device.type}{index}-{device.platform.split()[0].partition('(')[0]}"
+
+
+def pytest_report_header():
+    if NO_DEVICE:
+        return f"clattn: no device: {NO_DEVICE}"
+    return [
+        f"clattn device {device_id(i, d)}: {d.name} ({d.platform}, {d.version}, "
+        f"driver {d.driver_version}, {d.compute_units} units)"
+        for i, d in enumerate(DEVICES)
+    ] + ["clattn kernels: chosen by clattn, and 'reference' and 'cpu' forced by CLATTN_KERNEL"]
+
+
+def pytest_generate_tests(metafunc):
+    if "device" in metafunc.fixturenames:
+        ids = [device_id(i, d) for i, d in enumerate(DEVICES)] or ["none"]
+        metafunc.parametrize("device", DEVICES or [None], ids=ids, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def device(request):
+    """One OpenCL device. Without any the test fails: a suite that ran nothing shows nothing."""
+    if request.param is None:
+        pytest.fail(f"no OpenCL device to test on: {NO_DEVICE}")
+    return request.param
+
+
+@pytest.fixture(params=[None, "reference"], ids=["chosen", "reference"])
+def kernel(request, monkeypatch):
+    """The kernel that clattn chooses, then the reference kernel."""
+    if request.param is None:
+        monkeypatch.delenv("CLATTN_KERNEL", raising=False)
+    else:
+        monkeypatch.setenv("CLATTN_KERNEL", request.param)
+    return request.param

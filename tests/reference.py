@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: MIT
+"""The oracle: scaled_dot_product_attention in plain NumPy, written from the contract (api.md).
+
+`attention` computes one step wider than the kernels do: in float64 for float32 and the half
+types, in NumPy's long double for float64. `plain` is the same text in the precision the kernels
+use. The error of `plain` against `attention` says what rounding costs, and so what a kernel may
+cost: see `tolerance`.
+"""
+
+import ml_dtypes
+import numpy as np
+
+float16 = np.dtype(np.float16)
+bfloat16 = np.dtype(ml_dtypes.bfloat16)
+float32 = np.dtype(np.float32)
+float64 = np.dtype(np.float64)
+DTYPES = (float32, float64, float16, bfloat16)
+
+
+def compute_dtype(dtype):
+    """The type that sums and softmax run in: float32 at least, float64 for float64."""
+    return float64 if np.dtype(dtype) == float64 else float32
+
+
+def eps(dtype):
+    return float(ml_dtypes.finfo(dtype).eps)
+
+
+def positions(length, keys, is_causal):
+    """p of every query row as a column, j of every key as a row (`window`'s and `is_causal`'s)."""
+    shift = keys - length if isinstance(is_causal, str) else 0
+    return np.arange(length)[:, None] + shift, np.arange(keys)[None, :]
+
+
+def attended(length, keys, attn_mask=None, is_causal=False, window=None):
+    """Which keys a row sees, by masks alone, never by scores: bool, broadcasts to (..., L, S)."""
+    p, j = positions(length, keys, is_causal)
+    seen = np.ones((length, keys), bool)
+    if is_causal:
+        seen = seen & (j <= p)
+    left, right = window or (None, None)
+    if left is not None:
+        seen = seen & (j >= p - left)
+    if right is not None:
+        seen = seen & (j <= p + right)
+    if attn_mask is not None:
+        is_bool = attn_mask.dtype == bool
+        seen = seen & (attn_mask if is_bool else attn_mask != -np.inf)
+    return seen
+
+
+def cast(array, dtype):
+    """To a narrower or wider float; what is finite stays finite (float64's finfo.min as well)."""
+    limits = np.finfo(dtype)
+    with np.errstate(over="ignore"):
+        wide = array if array.dtype == float64 else array.astype(np.float32)
+        moved = np.clip(wide, limits.min, limits.max).astype(dtype)
+    return np.where(np.isinf(wide), wide, moved).astype(dtype)
+
+
+def attention_in(dtype, query, key, value, attn_mask=None, is_causal=False, scale=None,
+                 enable_gqa=False, window=None, softcap=0.0):  # fmt: skip
+    """Result (..., Hq, L, Ev) and log-sum-exp (..., Hq, L), computed and returned in `dtype`."""
+    q, k, v = (cast(a, dtype) for a in (query, key, value))
+    if enable_gqa:
+        group = q.shape[-3] // k.shape[-3]
+        k, v = np.repeat(k, group, axis=-3), np.repeat(v, group, axis=-3)
+    length, width, keys = q.shape[-2], q.shape[-1], k.shape[-2]
+    lead = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    if scale is None:
+        scale = 1 / np.sqrt(np.longdouble(max(width, 1)))
+
+    with np.errstate(all="ignore"):
+        scores = np.matmul(q, np.swapaxes(k, -1, -2)) * dtype.type(scale)
+        if softcap:
+            scores = dtype.type(softcap) * np.tanh(scores / dtype.type(softcap))
+        if attn_mask is not None and attn_mask.dtype != bool:
+            scores = scores + cast(attn_mask, dtype)
+        seen = attended(length, keys, attn_mask, is_causal, window)
+        full = (*lead, length, keys)
+        seen = np.broadcast_to(seen, full)
+        scores = np.where(seen, scores, -np.inf)
+
+        empty = ~seen.any(axis=-1, keepdims=True)
+        peak = np.where(empty, 0, scores.max(axis=-1, keepdims=True, initial=-np.inf))
+        weights = np.where(seen, np.exp(scores - peak), 0).astype(dtype)
+        total = weights.sum(axis=-1, keepdims=True, dtype=dtype)
+        result = weighted_sum(weights, v, seen) / np.where(empty, 1, total).astype(dtype)
+        lse = np.where(empty, -np.inf, peak + np.log(total))[..., 0]
+    return result.astype(dtype), lse.astype(dtype)
+
+
+def weighted_sum(weights, value, seen):
+    """weights @ value, where an unseen key adds nothing even if its value is NaN or infinite."""
+    if np.isfinite(value).all():
+        return np.matmul(weights, value)
+    terms = weights[..., None] * value[..., None, :, :]
+    return np.where(seen[..., None], terms, 0).sum(axis=-2)
+
+
+def attention(query, key, value, **options):
+    """The right answer: (result, lse), wider than any kernel's arithmetic."""
+    wide = np.dtype(np.longdouble) if query.dtype == float64 else float64
+    return attention_in(wide, query, key, value, **options)
+
+
+def plain(query, key, value, **options):
+    """The naive computation in the kernels' own precision, rounded to the query's dtype."""
+    result, lse = attention_in(compute_dtype(query.dtype), query, key, value, **options)
+    return result.astype(query.dtype), lse
+
+
+def largest(array):
+    """Largest finite magnitude; 0 of nothing."""
+    with np.errstate(invalid="ignore"):
+        wide = array.astype(np.longdouble)
+        return float(np.abs(wide[np.isfinite(wide)]).max(initial=0))
+
+
+def max_error(got, right):
+    """Largest error over the entries that are finite in `right`; inf if one of them is not in got.
+
+    Entries that are not finite have to agree exactly, so they are compared elsewhere.
+    """
+    finite = np.isfinite(right)
+    difference = np.abs(got[finite].astype(np.longdouble) - right[finite])
+    return float(np.where(np.isnan(difference), np.inf, difference).max(initial=0))
+
+
+def tolerance(query, key, value, **options):
+    """How far (result, lse) may be from `attention`: twice the error of `plain`, plus a floor.
+
+    On a handful of outputs `plain` can be exact by luck (with one key its error is 0), so there
+    is a floor for the roundings that no kernel can avoid. It matters on few outputs only; with
+    many, twice the plain error exceeds it:
+    - result, a mean of values with weights that add up to 1: half an eps of the stored dtype,
+      relative to the largest result (the final rounding), and one eps of the compute type,
+      relative to the largest value (exp, sum, division: 2e-7 relative together);
+    - lse: 4 eps of the compute type (a chain of products, exp, log and their scales), relative
+      to the largest of 1, lse and score.
+    A score of magnitude s is off by about s eps / 2, and so is the exp of it, relatively. `plain`
+    has that error too, but on few outputs not with the same luck: hence the factor 1 + s / 2.
+    """
+    right, right_lse = attention(query, key, value, **options)
+    near, near_lse = plain(query, key, value, **options)
+    compute_eps = eps(compute_dtype(query.dtype))
+    score = score_magnitude(query, key, options)
+    rounding = largest(right) * eps(query.dtype) / 2
+    floor = largest(value) * compute_eps * (1 + score / 2)
+    lse_floor = 4 * compute_eps * max(1.0, score, largest(right_lse))
+    return (
+        max(2 * max_error(near, right), rounding) + floor,
+        2 * max_error(near_lse, right_lse) + lse_floor,
+    )
+
+
+def score_magnitude(query, key, options):
+    """A typical large score: scale |q| |k| / sqrt(E) with norms of the largest rows, softcapped."""
+    width = max(query.shape[-1], 1)
+    scale = options.get("scale")
+    scale = 1 / np.sqrt(width) if scale is None else abs(float(scale))
+    norms = [largest_row_norm(a) for a in (query, key)]
+    score = scale * norms[0] * norms[1] / np.sqrt(width)
+    return min(score, options.get("softcap") or score)
+
+
+def largest_row_norm(array):
+    wide = array.astype(np.float64)
+    with np.errstate(all="ignore"):
+        norms = np.sqrt((np.where(np.isfinite(wide), wide, 0) ** 2).sum(axis=-1))
+    return float(norms.max(initial=0))

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT
+"""Both kernels under Oclgrind, which checks each memory access, race, and use of OpenCL.
+
+Oclgrind is loaded as a driver, and only it: OCL_ICD_VENDORS names a folder with its .icd file.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from helpers import run_python
+
+DRIVER = Path("/usr/lib/oclgrind/liboclgrind-rt-icd.so")
+CHECKS = ("OCLGRIND_CHECK_API", "OCLGRIND_DATA_RACES", "OCLGRIND_UNINITIALIZED")
+
+CASES = {
+    "plain": "check(*qkv((1, 2), 5, 7, 8), device=device)",
+    "one": "check(*qkv((1, 1), 1, 1, 1), device=device)",
+    "tile and a rest": "check(*qkv((1, 1), 33, 35, 8), device=device)",
+    "sizes differ": "check(*qkv((1, 1), 3, 5, 3, 5), device=device)",
+    "causal": "check(*qkv((1, 1), 7, 5, 8), device=device, is_causal='lower_right')",
+    "window": "check(*qkv((1, 1), 7, 9, 8), device=device, window=(2, 1))",
+    "bool mask": "check(*qkv((1, 2), 5, 7, 8), device=device, attn_mask=draw((5, 7)) > 0)",
+    "float mask": "check(*qkv((1, 2), 5, 7, 8), device=device, attn_mask=draw((2, 1, 7)))",
+    "empty rows": "check(*qkv((1, 1), 5, 7, 8), device=device, attn_mask=np.zeros(7, bool))",
+    "groups": "check(draw((4, 5, 8)), *qkv((2,), 5, 7, 8)[1:], device=device, enable_gqa=True)",
+    "half": "check(*qkv((1, 1), 5, 7, 8, dtype=np.float16), device=device)",
+    "bfloat16": "check(*qkv((1, 1), 5, 7, 8, dtype=ml_dtypes.bfloat16), device=device)",
+    "strides": "check(*(a[..., ::-1] for a in qkv((1, 1), 5, 7, 8)), device=device)",
+    "no keys": "check(*qkv((1, 1), 5, 0, 8), device=device)",
+}
+REFERENCE_ONLY = {
+    "softcap": "check(*qkv((1, 1), 5, 7, 8), device=device, softcap=2.0)",
+    "double": "check(*qkv((1, 1), 5, 7, 8, dtype=np.float64), device=device)",
+}
+
+CODE = """
+import sys
+import clattn, ml_dtypes, numpy as np
+from helpers import check, draw, qkv
+devices = clattn.devices()
+assert [d.platform for d in devices] == ["Oclgrind"], devices
+device = devices[0]
+for line in sys.argv[1:]:
+    print(line, flush=True)
+    exec(line)
+print("all right")
+"""
+
+
+@pytest.fixture
+def oclgrind(tmp_path):
+    """Environment of a process whose only driver is Oclgrind, with every check on.
+
+    Without optimisation: its compiler makes `freeze` instructions that its checks do not know.
+    """
+    if not DRIVER.exists():
+        if os.environ.get("CI"):
+            pytest.fail(f"{DRIVER} is not installed: apt-get install oclgrind")
+        pytest.skip(f"{DRIVER} is not installed")
+    vendors = tmp_path / "vendors"
+    vendors.mkdir()
+    (vendors / "oclgrind.icd").write_text(f"{DRIVER}\n")
+    return dict.fromkeys(CHECKS, "1") | {
+        "OCLGRIND_BUILD_OPTIONS": "-cl-opt-disable",
+        "OCL_ICD_VENDORS": vendors,
+        "XDG_CACHE_HOME": tmp_path,
+        "CLATTN_DEVICE": None,
+    }
+
+
+@pytest.mark.parametrize("kernel_name", ["reference", "cpu"])
+def test_kernels_are_clean(oclgrind, kernel_name):
+    """Right results, and not a line of complaint."""
+    cases = CASES | (REFERENCE_ONLY if kernel_name == "reference" else {})
+    env = oclgrind | {"CLATTN_KERNEL": kernel_name}
+    done = run_python(CODE, *cases.values(), env=env, timeout=300, check_exit=False)
+    assert not done.stderr.strip(), done.stdout + done.stderr
+    assert done.returncode == 0
+    assert done.stdout.endswith("all right\n")
+
+
+@pytest.mark.parametrize("mode", [None, "copy"], ids=["chosen", "copy"])
+def test_transfers_are_clean(oclgrind, mode):
+    """The ways of moving memory that Oclgrind can do; it has no system SVM."""
+    env = oclgrind | {"CLATTN_MEMORY": mode, "CLATTN_KERNEL": "reference"}
+    cases = (CASES["plain"], CASES["strides"], CASES["float mask"])
+    done = run_python(CODE, *cases, env=env, timeout=300, check_exit=False)
+    assert not done.stderr.strip(), done.stdout + done.stderr
+    assert done.stdout.endswith("all right\n")
