@@ -219,15 +219,19 @@ def test_the_kernel_cache_is_used(device, tmp_path):
     assert {p: p.stat().st_mtime_ns for p in entries(tmp_path / "clattn")} == written
 
 
-@pytest.mark.parametrize("damage", [b"", b"not a program", "cut", "flip"], ids=str)
+@pytest.mark.parametrize("damage", ["empty", "cut", "flip"])
 def test_a_damaged_cache_entry_is_rebuilt(device, tmp_path, damage):
     cached_call(device, tmp_path)
     good = {p: p.read_bytes() for p in entries(tmp_path / "clattn")}
     assert good, "nothing was cached"
     for path, data in good.items():
         middle = len(data) // 2
-        bad = {"cut": data[:middle], "flip": data[:middle] + b"\xff\0\xff" + data[middle + 3 :]}
-        path.write_bytes(bad.get(damage, damage) if isinstance(damage, str) else damage)
+        bad = {
+            "empty": b"",
+            "cut": data[:middle],
+            "flip": data[:middle] + b"\xff\0\xff" + data[middle + 3 :],
+        }
+        path.write_bytes(bad[damage])
     damaged = {p: p.read_bytes() for p in good}
     cached_call(device, tmp_path)
     assert all(path.read_bytes() != damaged[path] for path in good)
