@@ -2,11 +2,11 @@
  *
  * One row of attention by one work-item, in two passes over its keys and O(1) memory:
  *
- *     m, l       = max_j score[j], sum_j exp(score[j] - m)            pass 1, online
- *     output[c]  = sum_j exp(score[j] - m) / l * value[j, c]          pass 2, by chunks of c
+ *     m, l      = max_j score[j], sum_j exp(score[j] - m)     pass 1, online
+ *     output[c] = sum_j exp(score[j] - m) / l * value[j, c]   pass 2, by chunks of c
  *
- * It is all of attention_reference.cl, and in the fast kernels it redoes the few rows in
- * which a NaN or infinity of an excluded key got through: this code never reads one.
+ * It is all of attention_reference.cl, and in the fast kernels it redoes the few rows
+ * in which a NaN or infinity of an excluded key got through: this code never reads one.
  */
 #ifndef CLATTN_ATTENTION_ROW_CL
 #define CLATTN_ATTENTION_ROW_CL
@@ -19,16 +19,17 @@
 /* Everything row [batch, i] needs, resolved once. */
 typedef struct {
     const ca_attention_params *params;
-    __global const storage *query; /* row i */
-    __global const storage *key;   /* row 0 */
-    __global const storage *value; /* row 0 */
+    __global const storage *query;     /* row i */
+    __global const storage *key;       /* row 0 */
+    __global const storage *value;     /* row 0 */
     __global const mask_storage *mask; /* row i */
-    ca_int64 first;                /* keys first … last lie in the band */
+    ca_int64 first;                    /* keys first … last lie in the band */
     ca_int64 last;
 } attention_row_state;
 
 /* The scaled, capped and masked score of key j; false where the mask excludes it. */
-static inline bool row_score(const attention_row_state *row, ca_int64 j, real *score)
+static inline bool
+row_score(const attention_row_state *row, ca_int64 j, real *score)
 {
     const ca_attention_params *params = row->params;
     real addend = REAL(0.0);
@@ -57,13 +58,11 @@ static inline bool row_score(const attention_row_state *row, ca_int64 j, real *s
     return true;
 }
 
-static inline void attention_row(__global const storage *query,
-                                 __global const storage *key,
-                                 __global const storage *value,
-                                 __global const mask_storage *mask,
-                                 __global storage *output, __global real *lse,
-                                 const ca_attention_params *params, const ca_int64 *batch,
-                                 ca_int64 i)
+static inline void
+attention_row(__global const storage *query, __global const storage *key,
+              __global const storage *value, __global const mask_storage *mask,
+              __global storage *output, __global real *lse,
+              const ca_attention_params *params, const ca_int64 *batch, ca_int64 i)
 {
     attention_row_state row;
     row.params = params;

@@ -5,8 +5,8 @@
  *
  *     -DLANES            4, 8 or 16; what fills a vector register
  *     -DSHUFFLE_BUILTIN  1: shuffle2 with a constant mask becomes machine shuffles,
- *                        0: vector literals do (compilers differ: 6 to 30 cycles a vector)
- *     DTYPE, MASK (common.cl)
+ *                        0: vector literals do (compilers differ: 6 to 30 cycles a
+ * vector) DTYPE, MASK (common.cl)
  */
 #ifndef CLATTN_LANES_CL
 #define CLATTN_LANES_CL
@@ -22,7 +22,7 @@
 #endif
 
 #ifndef SHUFFLE_BUILTIN
-#define SHUFFLE_BUILTIN 0
+#define SHUFFLE_BUILTIN 1
 #endif
 
 #define JOIN_(a, b) a##b
@@ -72,7 +72,8 @@ static inline WIDE(float) load_halves(__global const half *x)
     return WIDE(vload_half)(0, (const half *)&bits);
 }
 
-static inline realv load_lanes(__global const storage *x)
+static inline realv
+load_lanes(__global const storage *x)
 {
 #if DTYPE == CA_KERNEL_FLOAT16
     return load_halves(x);
@@ -83,7 +84,8 @@ static inline realv load_lanes(__global const storage *x)
 #endif
 }
 
-static inline void store_lanes(realv value, __global storage *x)
+static inline void
+store_lanes(realv value, __global storage *x)
 {
 #if DTYPE == CA_KERNEL_FLOAT16
     WIDE(ushort) bits;
@@ -104,7 +106,8 @@ DEFINE_DOUBLE_BITS_TO_FLOAT(double_bits_to_float_lanes, realv, uintv, WIDE(ulong
 #endif
 
 /* load_mask of LANES consecutive elements. */
-static inline realv load_mask_lanes(__global const mask_storage *x)
+static inline realv
+load_mask_lanes(__global const mask_storage *x)
 {
 #if MASK == CA_KERNEL_FLOAT16
     return convert_realv(load_halves(x));
@@ -123,40 +126,49 @@ static inline realv load_mask_lanes(__global const mask_storage *x)
 
 /* --- between lanes ---------------------------------------------------------------- */
 
-/* interleave_low(a, b) is a[0], b[0], a[1], b[1], …; interleave_high goes on to the end. */
+/* interleave_low(a, b) is a[0], b[0], a[1], b[1], …; interleave_high goes on to the
+ * end. */
 #if LANES == 16
-#define INTERLEAVE(a, b)                                                                 \
-    (a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3, a.s4, b.s4, a.s5, b.s5, a.s6, b.s6, \
-     a.s7, b.s7)
-#define INTERLEAVED (0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define LOW(a, b)                                                                      \
+    (a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3, a.s4, b.s4, a.s5, b.s5, a.s6,     \
+     b.s6, a.s7, b.s7)
+#define HIGH(a, b)                                                                     \
+    (a.s8, b.s8, a.s9, b.s9, a.sa, b.sa, a.sb, b.sb, a.sc, b.sc, a.sd, b.sd, a.se,     \
+     b.se, a.sf, b.sf)
+#define LOW_MASK (0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
 #elif LANES == 8
-#define INTERLEAVE(a, b) (a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3)
-#define INTERLEAVED      (0, 8, 1, 9, 2, 10, 3, 11)
+#define LOW(a, b)  (a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3)
+#define HIGH(a, b) (a.s4, b.s4, a.s5, b.s5, a.s6, b.s6, a.s7, b.s7)
+#define LOW_MASK   (0, 8, 1, 9, 2, 10, 3, 11)
 #elif LANES == 4
-#define INTERLEAVE(a, b) (a.s0, b.s0, a.s1, b.s1)
-#define INTERLEAVED      (0, 4, 1, 5)
+#define LOW(a, b)  (a.s0, b.s0, a.s1, b.s1)
+#define HIGH(a, b) (a.s2, b.s2, a.s3, b.s3)
+#define LOW_MASK   (0, 4, 1, 5)
 #endif
 
-static inline realv interleave_low(realv a, realv b)
+static inline realv
+interleave_low(realv a, realv b)
 {
 #if SHUFFLE_BUILTIN
-    return shuffle2(a, b, (maskv)INTERLEAVED);
+    return shuffle2(a, b, (maskv)LOW_MASK);
 #else
-    return (realv)INTERLEAVE(a.lo, b.lo);
+    return (realv)LOW(a, b);
 #endif
 }
 
-static inline realv interleave_high(realv a, realv b)
+static inline realv
+interleave_high(realv a, realv b)
 {
 #if SHUFFLE_BUILTIN
-    return shuffle2(a, b, (maskv)INTERLEAVED + (maskv)(LANES / 2));
+    return shuffle2(a, b, (maskv)LOW_MASK + (maskv)(LANES / 2));
 #else
-    return (realv)INTERLEAVE(a.hi, b.hi);
+    return (realv)HIGH(a, b);
 #endif
 }
 
 /* x[r][c] becomes x[c][r], for x of LANES vectors: log2(LANES) perfect shuffles. */
-static inline void transpose(realv *x)
+static inline void
+transpose(realv *x)
 {
 #pragma unroll
     for (int stage = 1; stage < LANES; stage *= 2) {
@@ -174,7 +186,8 @@ static inline void transpose(realv *x)
 }
 
 /* 0, 1, 2, … */
-static inline realv lane_indices(void)
+static inline realv
+lane_indices(void)
 {
     realv lanes;
     for (int n = 0; n < LANES; n++) {
@@ -183,33 +196,35 @@ static inline realv lane_indices(void)
     return lanes;
 }
 
-/* Whether any lane is true; any() itself compiles to a branch per lane on some runtimes. */
-static inline bool any_lane(intv x)
+/* Whether a bit is set in any lane; any() compiles to a branch per lane on some
+ * runtimes. */
+static inline bool
+any_lane(intv x)
 {
-#if LANES == 16
-    const JOIN(INT_NAME, 8) x8 = x.lo | x.hi;
-    const JOIN(INT_NAME, 4) x4 = x8.lo | x8.hi;
-#elif LANES == 8
-    const JOIN(INT_NAME, 4) x4 = x.lo | x.hi;
-#elif LANES == 4
-    const intv x4 = x;
-#endif
-    const JOIN(INT_NAME, 2) x2 = x4.lo | x4.hi;
-    return (x2.lo | x2.hi) != 0;
+    INT_NAME lanes[LANES];
+    WIDE(vstore)(x, 0, lanes);
+    INT_NAME bits = 0;
+#pragma unroll
+    for (int n = 0; n < LANES; n++) {
+        bits |= lanes[n];
+    }
+    return bits != 0;
 }
 
 /* --- functions -------------------------------------------------------------------- */
 
 /* The larger; b where a is NaN: one instruction, which fmax is not. */
-static inline realv larger(realv a, realv b)
+static inline realv
+larger(realv a, realv b)
 {
     return a > b ? a : b;
 }
 
-/* 2^x for x <= 0, to 1.5e-7 relative (double: 3e-16): exactly 1 at 0, exactly 0 from the
-   exponent's end on, NaN for NaN. Adding `shift` rounds x to an integer, whose biased
-   form is then in the low bits; the polynomial is minimax on [-1/2, 1/2]. */
-static inline realv exp2_lanes(realv x)
+/* 2^x for x <= 0, to 1.5e-7 relative (double: 3e-16): exactly 1 at 0, exactly 0 from
+   the exponent's end on, NaN for NaN. Adding `shift` rounds x to an integer, whose
+   biased form is then in the low bits; the polynomial is minimax on [-1/2, 1/2]. */
+static inline realv
+exp2_lanes(realv x)
 {
     const realv shift = (realv)((real)(3ul << (MANTISSA_BITS - 1)) + EXPONENT_BIAS);
     x = larger((realv)(-EXPONENT_BIAS), x);
@@ -240,7 +255,8 @@ static inline realv exp2_lanes(realv x)
 
 /* tanh to 2 ulp: an odd polynomial (double: rational; both Cephes') near 0, where the
    other form, (1 - q) / (1 + q) with q = exp(-2 |x|), cancels. */
-static inline realv tanh_lanes(realv x)
+static inline realv
+tanh_lanes(realv x)
 {
     const realv size = fabs(x);
     const realv q = exp2_lanes(size * (realv)(-2 * LOG2_E));
