@@ -5,8 +5,8 @@
  *
  *     -DLANES            4, 8 or 16; what fills a vector register
  *     -DSHUFFLE_BUILTIN  1: shuffle2 with a constant mask becomes machine shuffles,
- *                        0: vector literals do (compilers differ: 6 to 30 cycles a
- * vector) DTYPE, MASK (common.cl)
+ *                        0: vector literals do (compilers differ: 6 to 30 cycles a vector)
+ *     DTYPE, MASK (common.cl)
  */
 #ifndef CLATTN_LANES_CL
 #define CLATTN_LANES_CL
@@ -64,19 +64,10 @@ static inline WIDE(float) bfloat16_to_float_lanes(WIDE(ushort) bits)
     return WIDE(as_float)(convert_uintv(bits) << 16);
 }
 
-/* vload_half and vstore_half ask only for the alignment of one half, but some compilers
-   assume that of the vector: hence by way of a private one. */
-static inline WIDE(float) load_halves(__global const half *x)
-{
-    const WIDE(ushort) bits = WIDE(vload)(0, (__global const ushort *)x);
-    return WIDE(vload_half)(0, (const half *)&bits);
-}
-
-static inline realv
-load_lanes(__global const storage *x)
+static inline realv load_lanes(__global const storage *x)
 {
 #if DTYPE == CA_KERNEL_FLOAT16
-    return load_halves(x);
+    return WIDE(vload_half)(0, x);
 #elif DTYPE == CA_KERNEL_BFLOAT16
     return bfloat16_to_float_lanes(WIDE(vload)(0, x));
 #else
@@ -84,13 +75,10 @@ load_lanes(__global const storage *x)
 #endif
 }
 
-static inline void
-store_lanes(realv value, __global storage *x)
+static inline void store_lanes(realv value, __global storage *x)
 {
 #if DTYPE == CA_KERNEL_FLOAT16
-    WIDE(ushort) bits;
-    JOIN(WIDE(vstore_half), _rte)(value, 0, (half *)&bits);
-    WIDE(vstore)(bits, 0, (__global ushort *)x);
+    JOIN(WIDE(vstore_half), _rte)(value, 0, x);
 #elif DTYPE == CA_KERNEL_BFLOAT16
     const uintv bits = as_uintv(value);
     const uintv rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -106,11 +94,10 @@ DEFINE_DOUBLE_BITS_TO_FLOAT(double_bits_to_float_lanes, realv, uintv, WIDE(ulong
 #endif
 
 /* load_mask of LANES consecutive elements. */
-static inline realv
-load_mask_lanes(__global const mask_storage *x)
+static inline realv load_mask_lanes(__global const mask_storage *x)
 {
 #if MASK == CA_KERNEL_FLOAT16
-    return convert_realv(load_halves(x));
+    return convert_realv(WIDE(vload_half)(0, x));
 #elif MASK == CA_KERNEL_BFLOAT16
     return convert_realv(bfloat16_to_float_lanes(WIDE(vload)(0, x)));
 #elif MASK == CA_KERNEL_FLOAT32
@@ -126,15 +113,14 @@ load_mask_lanes(__global const mask_storage *x)
 
 /* --- between lanes ---------------------------------------------------------------- */
 
-/* interleave_low(a, b) is a[0], b[0], a[1], b[1], …; interleave_high goes on to the
- * end. */
+/* interleave_low(a, b) is a[0], b[0], a[1], b[1], …; interleave_high goes on to the end. */
 #if LANES == 16
-#define LOW(a, b)                                                                      \
-    (a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3, a.s4, b.s4, a.s5, b.s5, a.s6,     \
-     b.s6, a.s7, b.s7)
-#define HIGH(a, b)                                                                     \
-    (a.s8, b.s8, a.s9, b.s9, a.sa, b.sa, a.sb, b.sb, a.sc, b.sc, a.sd, b.sd, a.se,     \
-     b.se, a.sf, b.sf)
+#define LOW(a, b)                                                                       \
+    (a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3, a.s4, b.s4, a.s5, b.s5, a.s6, b.s6,\
+     a.s7, b.s7)
+#define HIGH(a, b)                                                                      \
+    (a.s8, b.s8, a.s9, b.s9, a.sa, b.sa, a.sb, b.sb, a.sc, b.sc, a.sd, b.sd, a.se, b.se,\
+     a.sf, b.sf)
 #define LOW_MASK (0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
 #elif LANES == 8
 #define LOW(a, b)  (a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3)
@@ -146,8 +132,7 @@ load_mask_lanes(__global const mask_storage *x)
 #define LOW_MASK   (0, 4, 1, 5)
 #endif
 
-static inline realv
-interleave_low(realv a, realv b)
+static inline realv interleave_low(realv a, realv b)
 {
 #if SHUFFLE_BUILTIN
     return shuffle2(a, b, (maskv)LOW_MASK);
@@ -156,8 +141,7 @@ interleave_low(realv a, realv b)
 #endif
 }
 
-static inline realv
-interleave_high(realv a, realv b)
+static inline realv interleave_high(realv a, realv b)
 {
 #if SHUFFLE_BUILTIN
     return shuffle2(a, b, (maskv)LOW_MASK + (maskv)(LANES / 2));
@@ -167,8 +151,7 @@ interleave_high(realv a, realv b)
 }
 
 /* x[r][c] becomes x[c][r], for x of LANES vectors: log2(LANES) perfect shuffles. */
-static inline void
-transpose(realv *x)
+static inline void transpose(realv *x)
 {
 #pragma unroll
     for (int stage = 1; stage < LANES; stage *= 2) {
@@ -186,8 +169,7 @@ transpose(realv *x)
 }
 
 /* 0, 1, 2, … */
-static inline realv
-lane_indices(void)
+static inline realv lane_indices(void)
 {
     realv lanes;
     for (int n = 0; n < LANES; n++) {
@@ -196,10 +178,8 @@ lane_indices(void)
     return lanes;
 }
 
-/* Whether a bit is set in any lane; any() compiles to a branch per lane on some
- * runtimes. */
-static inline bool
-any_lane(intv x)
+/* Whether a bit is set in any lane; any() compiles to a branch per lane on some runtimes. */
+static inline bool any_lane(intv x)
 {
     INT_NAME lanes[LANES];
     WIDE(vstore)(x, 0, lanes);
@@ -214,17 +194,15 @@ any_lane(intv x)
 /* --- functions -------------------------------------------------------------------- */
 
 /* The larger; b where a is NaN: one instruction, which fmax is not. */
-static inline realv
-larger(realv a, realv b)
+static inline realv larger(realv a, realv b)
 {
     return a > b ? a : b;
 }
 
-/* 2^x for x <= 0, to 1.5e-7 relative (double: 3e-16): exactly 1 at 0, exactly 0 from
-   the exponent's end on, NaN for NaN. Adding `shift` rounds x to an integer, whose
-   biased form is then in the low bits; the polynomial is minimax on [-1/2, 1/2]. */
-static inline realv
-exp2_lanes(realv x)
+/* 2^x for x <= 0, to 1.5e-7 relative (double: 3e-16): exactly 1 at 0, exactly 0 from the
+   exponent's end on, NaN for NaN. Adding `shift` rounds x to an integer, whose biased
+   form is then in the low bits; the polynomial is minimax on [-1/2, 1/2]. */
+static inline realv exp2_lanes(realv x)
 {
     const realv shift = (realv)((real)(3ul << (MANTISSA_BITS - 1)) + EXPONENT_BIAS);
     x = larger((realv)(-EXPONENT_BIAS), x);
@@ -255,8 +233,7 @@ exp2_lanes(realv x)
 
 /* tanh to 2 ulp: an odd polynomial (double: rational; both Cephes') near 0, where the
    other form, (1 - q) / (1 + q) with q = exp(-2 |x|), cancels. */
-static inline realv
-tanh_lanes(realv x)
+static inline realv tanh_lanes(realv x)
 {
     const realv size = fabs(x);
     const realv q = exp2_lanes(size * (realv)(-2 * LOG2_E));
