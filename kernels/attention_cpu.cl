@@ -2,14 +2,14 @@
  *
  * Attention on CPUs, many rows: queries in vector lanes.
  *
- *     global size  batch[0] * batch[1] * batch[2] * ceil(L / (NV * LANES)), local size 1
+ *     global size  batch[0] * batch[1] * batch[2] * ceil(L / BM), local size 1
  *     work-item    BM = NV * LANES rows of one batch, all their keys, online softmax
  *
  * One vector holds one number of LANES rows, so the softmax needs no step across lanes:
  *
- *     queries  [E][NV]   scaled        score  = fma(key[j][e] to all lanes, queries[e])
+ *     queries  [E][NV]   scaled; a score is a sum of key[j][e] * queries[e]
  *     weights  [BN][NV]  exp2 of the scores of one block of keys
- *     result   [Ev][NV]  unnormalised  result = fma(value[j][c] to all lanes, weights[j])
+ *     result   [Ev][NV]  unnormalised, a sum of value[j][c] * weights[j]
  *
  * Both products keep about 2 * 12 vectors of sums in registers over their inner loop.
  *
@@ -18,12 +18,12 @@
  *     -DKEY_DIRECT        1: keys are `real` and contiguous (key.column 1, key.row E)
  *     -DVALUE_DIRECT      1: values are `real` with value.column 1
  *     -DNV                vectors of queries: 2, or 1 where L <= LANES
- *     -DMR                keys whose scores are summed together: 12, or 6 with 16 registers
+ *     -DMR                keys scored together: 12, or 6 where there are 16 registers
  *     -DBN                keys in a block, a multiple of MR
- *     LANES, SHUFFLE_BUILTIN (lanes.cl), DTYPE, MASK (common.cl)
+ *     LANES (lanes.cl), DTYPE, MASK (common.cl)
  */
-#include "attention_row.cl"       /* attention_row */
 #include "attention_cpu_tiles.cl" /* the macros' defaults, load_… and store_… */
+#include "attention_row.cl"       /* attention_row */
 
 /* Result columns summed together: Ev cut into equal parts of at most MR + 1. */
 #define PARTS   ((HEAD_EV + MR) / (MR + 1))
@@ -32,12 +32,12 @@
 /* Scores are in units of log 2, so that exp2 needs no factor; but natural under a float
    mask, so that adding the lowest float does not overflow to -inf. */
 #if HAS_FLOAT_MASK
-#define SCORE_UNIT   REAL(1.0) /* what a natural score is multiplied by */
-#define TO_LOG2(x)   ((x) * LOG2_E)
+#define SCORE_UNIT    REAL(1.0) /* what a natural score is multiplied by */
+#define TO_LOG2(x)    ((x) * LOG2_E)
 #define TO_NATURAL(x) (x)
 #else
-#define SCORE_UNIT   LOG2_E
-#define TO_LOG2(x)   (x)
+#define SCORE_UNIT    LOG2_E
+#define TO_LOG2(x)    (x)
 #define TO_NATURAL(x) ((x) * LN_2)
 #endif
 
@@ -48,23 +48,32 @@
 /* scores[k][v] = sum_e key[k][e] * queries[e][v] for MR keys, in either address space.
    Sums of many terms are made of shorter ones, which round less. */
 #define DOT_PART 128
-#define DEFINE_DOT_KEYS(name, address_space)                                            \
-    static inline void name(realv *scores, const realv *queries,                        \
-                            address_space const real *key)                              \
-    {                                                                                   \
-        UNROLL for (int n = 0; n < MR * NV; n++) { scores[n] = (realv)REAL(0.0); }      \
-        for (int e0 = 0; e0 < HEAD_E; e0 += DOT_PART) {                                 \
-            realv sums[MR * NV];                                                        \
-            UNROLL for (int n = 0; n < MR * NV; n++) { sums[n] = (realv)REAL(0.0); }    \
-            for (int e = e0; e < min(e0 + DOT_PART, HEAD_E); e++) {                     \
-                UNROLL for (int n = 0; n < MR * NV; n++)                                \
-                {                                                                       \
-                    sums[n] = fma((realv)key[n / NV * HEAD_E + e],                      \
-                                  queries[e * NV + n % NV], sums[n]);                   \
-                }                                                                       \
-            }                                                                           \
-            UNROLL for (int n = 0; n < MR * NV; n++) { scores[n] += sums[n]; }          \
-        }                                                                               \
+#define DEFINE_DOT_KEYS(name, address_space)                                           \
+    static inline void name(realv *scores, const realv *queries,                       \
+                            address_space const real *key)                             \
+    {                                                                                  \
+        UNROLL for (int n = 0; n < MR * NV; n++)                                       \
+        {                                                                              \
+            scores[n] = (realv)REAL(0.0);                                              \
+        }                                                                              \
+        for (int e0 = 0; e0 < HEAD_E; e0 += DOT_PART) {                                \
+            realv sums[MR * NV];                                                       \
+            UNROLL for (int n = 0; n < MR * NV; n++)                                   \
+            {                                                                          \
+                sums[n] = (realv)REAL(0.0);                                            \
+            }                                                                          \
+            for (int e = e0; e < min(e0 + DOT_PART, HEAD_E); e++) {                    \
+                UNROLL for (int n = 0; n < MR * NV; n++)                               \
+                {                                                                      \
+                    sums[n] = fma((realv)key[n / NV * HEAD_E + e],                     \
+                                  queries[e * NV + n % NV], sums[n]);                  \
+                }                                                                      \
+            }                                                                          \
+            UNROLL for (int n = 0; n < MR * NV; n++)                                   \
+            {                                                                          \
+                scores[n] += sums[n];                                                  \
+            }                                                                          \
+        }                                                                              \
     }
 
 DEFINE_DOT_KEYS(dot_packed_keys, __private)
@@ -78,22 +87,28 @@ typedef __global const real *value_rows;
 typedef const real *value_rows;
 #endif
 
-/* result[c][v] += sum_j value[j][c] * weights[j][v] for so many columns c; a macro, as the
-   sums stay in registers only where that is a constant. */
-#define DEFINE_ADD_VALUES(name, columns)                                                \
-    static inline void name(realv *result, const realv *weights,                        \
-                            value_rows value, ca_int64 stride, int keys)                \
-    {                                                                                   \
-        realv sums[(columns)*NV];                                                       \
-        UNROLL for (int n = 0; n < (columns)*NV; n++) { sums[n] = (realv)REAL(0.0); }   \
-        for (int j = 0; j < keys; j++) {                                                \
-            UNROLL for (int n = 0; n < (columns)*NV; n++)                               \
-            {                                                                           \
-                sums[n] = fma((realv)value[j * stride + n / NV],                        \
-                              weights[j * NV + n % NV], sums[n]);                       \
-            }                                                                           \
-        }                                                                               \
-        UNROLL for (int n = 0; n < (columns)*NV; n++) { result[n] += sums[n]; }         \
+/* result[c][v] += sum_j value[j][c] * weights[j][v] for so many columns c; a macro, as
+   the sums stay in registers only where that is a constant. */
+#define DEFINE_ADD_VALUES(name, columns)                                               \
+    static inline void name(realv *result, const realv *weights, value_rows value,     \
+                            ca_int64 stride, int keys)                                 \
+    {                                                                                  \
+        realv sums[(columns) * NV];                                                    \
+        UNROLL for (int n = 0; n < (columns) * NV; n++)                                \
+        {                                                                              \
+            sums[n] = (realv)REAL(0.0);                                                \
+        }                                                                              \
+        for (int j = 0; j < keys; j++) {                                               \
+            UNROLL for (int n = 0; n < (columns) * NV; n++)                            \
+            {                                                                          \
+                sums[n] = fma((realv)value[j * stride + n / NV],                       \
+                              weights[j * NV + n % NV], sums[n]);                      \
+            }                                                                          \
+        }                                                                              \
+        UNROLL for (int n = 0; n < (columns) * NV; n++)                                \
+        {                                                                              \
+            result[n] += sums[n];                                                      \
+        }                                                                              \
     }
 
 DEFINE_ADD_VALUES(add_values, COLUMNS)
@@ -103,18 +118,21 @@ DEFINE_ADD_VALUES(add_last_values, HEAD_EV % COLUMNS)
 
 /* --- softmax ---------------------------------------------------------------------- */
 
-/* Weights are exp2(score - base): base need not be the highest score so far, only not far
-   below it, so it is raised, and all sums with it, when a score exceeds it by HEADROOM. */
+/* Weights are exp2(score - base): base need not be the highest score so far, only not
+   far below it, so it is raised, and all sums with it, when a score exceeds it by
+   HEADROOM. */
 #define HEADROOM REAL(4.0)
 
 typedef struct {
     realv base[NV];
     realv limit[NV]; /* base + HEADROOM; -inf, and base 0, before the first key */
-    realv sum[NV];   /* of the weights */
+    realv sum[NV];   /* of the weights of earlier blocks */
+    realv block[NV]; /* and of this one */
 } softmax_state;
 
-static inline void raise_base(softmax_state *softmax, const realv *highest, realv *weights,
-                              int count, realv *result)
+static inline void
+raise_base(softmax_state *softmax, const realv *highest, realv *weights, int count,
+           realv *result)
 {
     for (int v = 0; v < NV; v++) {
         const intv fresh = softmax->limit[v] == (realv)(-INFINITY);
@@ -125,6 +143,7 @@ static inline void raise_base(softmax_state *softmax, const realv *highest, real
         softmax->base[v] = base;
         softmax->limit[v] = raised + HEADROOM;
         softmax->sum[v] *= decay;
+        softmax->block[v] *= decay;
         for (int n = v; n < count; n += NV) {
             weights[n] *= decay;
         }
@@ -146,9 +165,10 @@ typedef struct {
     ca_int64 last;
 } tile_state;
 
-/* scores[k][v] of keys j … j + MR - 1, -inf where one is excluded; `added` is the mask. */
-static inline void score_keys(const tile_state *tile, const realv *queries,
-                              const realv *added, ca_int64 j, realv *scores)
+/* scores[k][v] of keys j … j + MR - 1, -inf where excluded; `added` is the mask. */
+static inline void
+score_keys(const tile_state *tile, const realv *queries, const realv *added, ca_int64 j,
+           realv *scores)
 {
     const ca_attention_params *params = tile->params;
 #if KEY_DIRECT
@@ -202,10 +222,11 @@ static inline void score_keys(const tile_state *tile, const realv *queries,
     }
 }
 
-/* weights[k][v] = exp2(scores[k][v] - base[v]) for MR keys, of which `before` came before
-   in this block. */
-static inline void weigh_scores(softmax_state *softmax, const realv *scores,
-                                realv *weights, int before, realv *result)
+/* weights[k][v] = exp2(scores[k][v] - base[v]) for MR keys, of which `before` came
+   before in this block. */
+static inline void
+weigh_scores(softmax_state *softmax, const realv *scores, realv *weights, int before,
+             realv *result)
 {
     intv too_high = (intv)0;
     realv highest[NV];
@@ -230,14 +251,14 @@ static inline void weigh_scores(softmax_state *softmax, const realv *scores,
     }
 #pragma unroll
     for (int v = 0; v < NV; v++) {
-        softmax->sum[v] += sums[v];
+        softmax->block[v] += sums[v];
     }
 }
 
 /* result[c][v] += weights * values of a block of keys from j0. */
-static inline void add_block(const ca_attention_params *params,
-                             __global const storage *value, ca_int64 j0, int keys,
-                             const realv *weights, realv *result)
+static inline void
+add_block(const ca_attention_params *params, __global const storage *value, ca_int64 j0,
+          int keys, const realv *weights, realv *result)
 {
 #if VALUE_DIRECT
     value_rows block = value + j0 * params->value.row;
@@ -259,7 +280,8 @@ static inline void add_block(const ca_attention_params *params,
 /* Divides by the sums. suspect[lane] becomes other than 0 where the sum is 0, of a row
    without keys or with scores of -inf only, or where the row is not finite: it may have
    met a NaN or infinity of an excluded key, as 0 * NaN. */
-static inline void normalise(const softmax_state *softmax, realv *result, real *suspect)
+static inline void
+normalise(const softmax_state *softmax, realv *result, real *suspect)
 {
     for (int v = 0; v < NV; v++) {
         const realv inverse = REAL(1.0) / softmax->sum[v];
@@ -313,12 +335,14 @@ attention_cpu(__global const storage *query, __global const storage *key,
         softmax.base[v] = (realv)REAL(0.0);
         softmax.limit[v] = (realv)(-INFINITY);
         softmax.sum[v] = (realv)REAL(0.0);
+        softmax.block[v] = (realv)REAL(0.0);
     }
 
     for (ca_int64 j0 = tile.first; j0 <= tile.last; j0 += BN) {
         const int keys = (int)min((ca_int64)BN, tile.last + 1 - j0);
 #if HAS_MASK
-        if (!load_mask_block(weights, mask + ca_offset(&params.mask, batch, tile.i0, j0),
+        if (!load_mask_block(weights,
+                             mask + ca_offset(&params.mask, batch, tile.i0, j0),
                              &params.mask, tile.rows, keys)) {
             continue;
         }
@@ -327,6 +351,10 @@ attention_cpu(__global const storage *query, __global const storage *key,
             realv scores[MR * NV];
             score_keys(&tile, queries, weights + k0 * NV, j0 + k0, scores);
             weigh_scores(&softmax, scores, weights, k0, result);
+        }
+        for (int v = 0; v < NV; v++) {
+            softmax.sum[v] += softmax.block[v];
+            softmax.block[v] = (realv)REAL(0.0);
         }
         add_block(&params, value + ca_offset(&params.value, batch, 0, 0), j0, keys,
                   weights, result);
@@ -339,8 +367,8 @@ attention_cpu(__global const storage *query, __global const storage *key,
 #if HAS_MASK
     const bool excluding = true;
 #else
-    const bool excluding = params.S == 0 || params.lower > 1 - params.L ||
-                           params.upper < params.S - 1;
+    const bool excluding =
+        params.S == 0 || params.lower > 1 - params.L || params.upper < params.S - 1;
 #endif
     for (int n = 0; n < tile.rows; n++) {
         if (params.has_lse) {

@@ -50,8 +50,9 @@
 /* --- packing ---------------------------------------------------------------------- */
 
 /* Rows first … first + count - 1 of a matrix as reals, contiguous. */
-static inline void pack_rows(real *packed, __global const storage *matrix,
-                             const ca_view *view, ca_int64 first, int count, int columns)
+static inline void
+pack_rows(real *packed, __global const storage *matrix, const ca_view *view,
+          ca_int64 first, int count, int columns)
 {
     for (int r = 0; r < count; r++) {
         __global const storage *row = matrix + (first + r) * view->row;
@@ -69,8 +70,9 @@ static inline void pack_rows(real *packed, __global const storage *matrix,
 }
 
 /* queries[e][lane] = scale * query[lane][e]; lanes beyond the last row repeat it. */
-static inline void load_queries(realv *queries, __global const storage *query,
-                                const ca_view *view, int rows, real scale)
+static inline void
+load_queries(realv *queries, __global const storage *query, const ca_view *view,
+             int rows, real scale)
 {
     for (int v = 0; v < NV; v++) {
         int e = 0;
@@ -98,8 +100,9 @@ static inline void load_queries(realv *queries, __global const storage *query,
 }
 
 /* output[lane][c] = result[c][lane], the first `rows` lanes. */
-static inline void store_result(const realv *result, __global storage *output,
-                                const ca_view *view, int rows)
+static inline void
+store_result(const realv *result, __global storage *output, const ca_view *view,
+             int rows)
 {
     for (int v = 0; v < NV; v++) {
         int c = 0;
@@ -129,9 +132,10 @@ static inline void store_result(const realv *result, __global storage *output,
 /* --- masks ------------------------------------------------------------------------ */
 
 #if HAS_MASK
-/* weights[j][lane] = mask[lane][j] for a block of keys; false if it excludes them all. */
-static inline bool load_mask_block(realv *weights, __global const mask_storage *mask,
-                                   const ca_view *view, int rows, int keys)
+/* weights[j][lane] = mask[lane][j] for a block of keys; false if all are excluded. */
+static inline bool
+load_mask_block(realv *weights, __global const mask_storage *mask, const ca_view *view,
+                int rows, int keys)
 {
     intv attends = (intv)0;
     int j = 0;

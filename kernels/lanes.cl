@@ -3,9 +3,7 @@
  * Vectors of LANES reals, for kernels that keep one query per lane: load and store of
  * consecutive elements, register transpose, exp2, tanh.
  *
- *     -DLANES            4, 8 or 16; what fills a vector register
- *     -DSHUFFLE_BUILTIN  1: shuffle2 with a constant mask becomes machine shuffles,
- *                        0: vector literals do (compilers differ: 6 to 30 cycles a vector)
+ *     -DLANES  4, 8 or 16; what fills a vector register
  *     DTYPE, MASK (common.cl)
  */
 #ifndef CLATTN_LANES_CL
@@ -19,10 +17,6 @@
 #else
 #define LANES 16
 #endif
-#endif
-
-#ifndef SHUFFLE_BUILTIN
-#define SHUFFLE_BUILTIN 1
 #endif
 
 #define JOIN_(a, b) a##b
@@ -39,7 +33,6 @@
 #define convert_intv  WIDE(convert_long)
 typedef WIDE(double) realv;
 typedef WIDE(long) intv;
-typedef WIDE(ulong) maskv; /* of shuffle2 */
 #else
 #define EXPONENT_BIAS 127
 #define MANTISSA_BITS 23
@@ -50,7 +43,6 @@ typedef WIDE(ulong) maskv; /* of shuffle2 */
 #define convert_intv  WIDE(convert_int)
 typedef WIDE(float) realv;
 typedef WIDE(int) intv;
-typedef WIDE(uint) maskv;
 #endif
 
 /* --- consecutive elements --------------------------------------------------------- */
@@ -64,10 +56,19 @@ static inline WIDE(float) bfloat16_to_float_lanes(WIDE(ushort) bits)
     return WIDE(as_float)(convert_uintv(bits) << 16);
 }
 
-static inline realv load_lanes(__global const storage *x)
+/* vload_half and vstore_half ask only for the alignment of one half, but some compilers
+   assume that of the vector: hence by way of a private one. */
+static inline WIDE(float) load_halves(__global const half *x)
+{
+    const WIDE(ushort) bits = WIDE(vload)(0, (__global const ushort *)x);
+    return WIDE(vload_half)(0, (const half *)&bits);
+}
+
+static inline realv
+load_lanes(__global const storage *x)
 {
 #if DTYPE == CA_KERNEL_FLOAT16
-    return WIDE(vload_half)(0, x);
+    return load_halves(x);
 #elif DTYPE == CA_KERNEL_BFLOAT16
     return bfloat16_to_float_lanes(WIDE(vload)(0, x));
 #else
@@ -75,10 +76,13 @@ static inline realv load_lanes(__global const storage *x)
 #endif
 }
 
-static inline void store_lanes(realv value, __global storage *x)
+static inline void
+store_lanes(realv value, __global storage *x)
 {
 #if DTYPE == CA_KERNEL_FLOAT16
-    JOIN(WIDE(vstore_half), _rte)(value, 0, x);
+    WIDE(ushort) bits;
+    JOIN(WIDE(vstore_half), _rte)(value, 0, (half *)&bits);
+    WIDE(vstore)(bits, 0, (__global ushort *)x);
 #elif DTYPE == CA_KERNEL_BFLOAT16
     const uintv bits = as_uintv(value);
     const uintv rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -94,10 +98,11 @@ DEFINE_DOUBLE_BITS_TO_FLOAT(double_bits_to_float_lanes, realv, uintv, WIDE(ulong
 #endif
 
 /* load_mask of LANES consecutive elements. */
-static inline realv load_mask_lanes(__global const mask_storage *x)
+static inline realv
+load_mask_lanes(__global const mask_storage *x)
 {
 #if MASK == CA_KERNEL_FLOAT16
-    return convert_realv(WIDE(vload_half)(0, x));
+    return convert_realv(load_halves(x));
 #elif MASK == CA_KERNEL_BFLOAT16
     return convert_realv(bfloat16_to_float_lanes(WIDE(vload)(0, x)));
 #elif MASK == CA_KERNEL_FLOAT32
@@ -113,53 +118,54 @@ static inline realv load_mask_lanes(__global const mask_storage *x)
 
 /* --- between lanes ---------------------------------------------------------------- */
 
-/* interleave_low(a, b) is a[0], b[0], a[1], b[1], …; interleave_high goes on to the end. */
-#if LANES == 16
-#define LOW(a, b)                                                                       \
-    (a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3, a.s4, b.s4, a.s5, b.s5, a.s6, b.s6,\
-     a.s7, b.s7)
-#define HIGH(a, b)                                                                      \
-    (a.s8, b.s8, a.s9, b.s9, a.sa, b.sa, a.sb, b.sb, a.sc, b.sc, a.sd, b.sd, a.se, b.se,\
-     a.sf, b.sf)
-#define LOW_MASK (0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+/* INTERLEAVE_LOW(a, b) is a[0], b[0], a[1], b[1], …; INTERLEAVE_HIGH goes on to the end.
+   clang's builtin is a machine shuffle wherever there is one; vector literals, which
+   every compiler takes, are up to 30 instructions with some. */
+#ifdef __has_builtin
+#if __has_builtin(__builtin_shufflevector)
+#define SHUFFLE_BUILTIN 1
+#endif
+#endif
+
+#if LANES == 16 && defined(SHUFFLE_BUILTIN)
+#define INTERLEAVE_LOW(a, b)                                                           \
+    __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7,  \
+                            23)
+#define INTERLEAVE_HIGH(a, b)                                                          \
+    __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14,    \
+                            30, 15, 31)
+#elif LANES == 8 && defined(SHUFFLE_BUILTIN)
+#define INTERLEAVE_LOW(a, b)  __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define INTERLEAVE_HIGH(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#elif LANES == 4 && defined(SHUFFLE_BUILTIN)
+#define INTERLEAVE_LOW(a, b)  __builtin_shufflevector(a, b, 0, 4, 1, 5)
+#define INTERLEAVE_HIGH(a, b) __builtin_shufflevector(a, b, 2, 6, 3, 7)
+#elif LANES == 16
+#define INTERLEAVE_LOW(a, b)                                                           \
+    (realv)(a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3, a.s4, b.s4, a.s5, b.s5,    \
+            a.s6, b.s6, a.s7, b.s7)
+#define INTERLEAVE_HIGH(a, b)                                                          \
+    (realv)(a.s8, b.s8, a.s9, b.s9, a.sa, b.sa, a.sb, b.sb, a.sc, b.sc, a.sd, b.sd,    \
+            a.se, b.se, a.sf, b.sf)
 #elif LANES == 8
-#define LOW(a, b)  (a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3)
-#define HIGH(a, b) (a.s4, b.s4, a.s5, b.s5, a.s6, b.s6, a.s7, b.s7)
-#define LOW_MASK   (0, 8, 1, 9, 2, 10, 3, 11)
+#define INTERLEAVE_LOW(a, b)  (realv)(a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3)
+#define INTERLEAVE_HIGH(a, b) (realv)(a.s4, b.s4, a.s5, b.s5, a.s6, b.s6, a.s7, b.s7)
 #elif LANES == 4
-#define LOW(a, b)  (a.s0, b.s0, a.s1, b.s1)
-#define HIGH(a, b) (a.s2, b.s2, a.s3, b.s3)
-#define LOW_MASK   (0, 4, 1, 5)
+#define INTERLEAVE_LOW(a, b)  (realv)(a.s0, b.s0, a.s1, b.s1)
+#define INTERLEAVE_HIGH(a, b) (realv)(a.s2, b.s2, a.s3, b.s3)
 #endif
-
-static inline realv interleave_low(realv a, realv b)
-{
-#if SHUFFLE_BUILTIN
-    return shuffle2(a, b, (maskv)LOW_MASK);
-#else
-    return (realv)LOW(a, b);
-#endif
-}
-
-static inline realv interleave_high(realv a, realv b)
-{
-#if SHUFFLE_BUILTIN
-    return shuffle2(a, b, (maskv)LOW_MASK + (maskv)(LANES / 2));
-#else
-    return (realv)HIGH(a, b);
-#endif
-}
 
 /* x[r][c] becomes x[c][r], for x of LANES vectors: log2(LANES) perfect shuffles. */
-static inline void transpose(realv *x)
+static inline void
+transpose(realv *x)
 {
 #pragma unroll
     for (int stage = 1; stage < LANES; stage *= 2) {
         realv shuffled[LANES];
 #pragma unroll
         for (int n = 0; n < LANES / 2; n++) {
-            shuffled[2 * n] = interleave_low(x[n], x[n + LANES / 2]);
-            shuffled[2 * n + 1] = interleave_high(x[n], x[n + LANES / 2]);
+            shuffled[2 * n] = INTERLEAVE_LOW(x[n], x[n + LANES / 2]);
+            shuffled[2 * n + 1] = INTERLEAVE_HIGH(x[n], x[n + LANES / 2]);
         }
 #pragma unroll
         for (int n = 0; n < LANES; n++) {
@@ -169,7 +175,8 @@ static inline void transpose(realv *x)
 }
 
 /* 0, 1, 2, … */
-static inline realv lane_indices(void)
+static inline realv
+lane_indices(void)
 {
     realv lanes;
     for (int n = 0; n < LANES; n++) {
@@ -178,8 +185,9 @@ static inline realv lane_indices(void)
     return lanes;
 }
 
-/* Whether a bit is set in any lane; any() compiles to a branch per lane on some runtimes. */
-static inline bool any_lane(intv x)
+/* Whether a bit is set in any lane; any() is a branch per lane with some compilers. */
+static inline bool
+any_lane(intv x)
 {
     INT_NAME lanes[LANES];
     WIDE(vstore)(x, 0, lanes);
@@ -194,15 +202,17 @@ static inline bool any_lane(intv x)
 /* --- functions -------------------------------------------------------------------- */
 
 /* The larger; b where a is NaN: one instruction, which fmax is not. */
-static inline realv larger(realv a, realv b)
+static inline realv
+larger(realv a, realv b)
 {
     return a > b ? a : b;
 }
 
-/* 2^x for x <= 0, to 1.5e-7 relative (double: 3e-16): exactly 1 at 0, exactly 0 from the
-   exponent's end on, NaN for NaN. Adding `shift` rounds x to an integer, whose biased
-   form is then in the low bits; the polynomial is minimax on [-1/2, 1/2]. */
-static inline realv exp2_lanes(realv x)
+/* 2^x for x <= 0, to 1.5e-7 relative (double: 3e-16): exactly 1 at 0, exactly 0 from
+   the exponent's end on, NaN for NaN. Adding `shift` rounds x to an integer, whose
+   biased form is then in the low bits; the polynomial is minimax on [-1/2, 1/2]. */
+static inline realv
+exp2_lanes(realv x)
 {
     const realv shift = (realv)((real)(3ul << (MANTISSA_BITS - 1)) + EXPONENT_BIAS);
     x = larger((realv)(-EXPONENT_BIAS), x);
@@ -233,7 +243,8 @@ static inline realv exp2_lanes(realv x)
 
 /* tanh to 2 ulp: an odd polynomial (double: rational; both Cephes') near 0, where the
    other form, (1 - q) / (1 + q) with q = exp(-2 |x|), cancels. */
-static inline realv tanh_lanes(realv x)
+static inline realv
+tanh_lanes(realv x)
 {
     const realv size = fabs(x);
     const realv q = exp2_lanes(size * (realv)(-2 * LOG2_E));
