@@ -158,8 +158,31 @@ device_open(ca_device *device, ca_error *error)
     if (code != CL_SUCCESS) {
         CA_TRY(ca_cl_error_set(error, code, "clCreateCommandQueue", device->info.name));
     }
-    CA_TRY(ca_probe_run(device, error));
 done:
+    return status;
+}
+
+/* Under the build lock. What the probe says of a device is final; a context or memory
+   that could not be had may be there at the next call. */
+static ca_status
+device_try_open(ca_device *device, ca_error *error)
+{
+    ca_status status = device_open(device, error);
+    bool opened = status == CA_OK;
+    if (opened) {
+        status = ca_probe_run(device, &device->failure);
+    }
+    if (status == CA_OK) {
+        atomic_store(&device->state, CA_DEVICE_READY);
+        return CA_OK;
+    }
+    device_close(device);
+    if (opened && status == CA_ERROR_DEVICE) {
+        atomic_store(&device->state, CA_DEVICE_UNUSABLE);
+    } else if (opened) {
+        ca_error_set(error, status, "%s", device->failure.message);
+        ca_error_clear(&device->failure);
+    }
     return status;
 }
 
@@ -175,12 +198,7 @@ ca_device_prepare(ca_device *device, ca_error *error)
     }
     ca_mutex_lock(&device->build_lock);
     if (atomic_load(&device->state) == CA_DEVICE_UNTRIED) {
-        if (device_open(device, &device->failure) == CA_OK) {
-            atomic_store(&device->state, CA_DEVICE_READY);
-        } else {
-            device_close(device);
-            atomic_store(&device->state, CA_DEVICE_UNUSABLE);
-        }
+        status = device_try_open(device, error);
     }
     if (atomic_load(&device->state) == CA_DEVICE_UNUSABLE) {
         status = ca_error_set(error, CA_ERROR_DEVICE, "%s", device->failure.message);

@@ -216,6 +216,10 @@ kernel_build(ca_device *device, const ca_kernel_source *source, ca_kernel *kerne
         if (kernel_open(device, kernel) == CL_SUCCESS) {
             goto done;
         }
+        if (kernel->handle != NULL) {
+            device->cl->clReleaseKernel(kernel->handle);
+            kernel->handle = NULL;
+        }
         device->cl->clReleaseProgram(kernel->program);
         kernel->program = NULL;
     }

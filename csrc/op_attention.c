@@ -132,7 +132,7 @@ describe(const ca_attention *attention, const ca_extent extents[TENSORS])
         .scale_bits = double_bits(attention->scale),
         .softcap_bits = double_bits(attention->softcap),
         .scale = (float)attention->scale,
-        .softcap = (float)attention->softcap,
+        .softcap = (float)ca_attention_softcap(attention),
     };
 }
 

@@ -4,6 +4,8 @@
  */
 #include "op_attention_plan.h"
 
+#include <float.h>
+
 #include "attention_params.h"
 
 static void
@@ -19,15 +21,27 @@ mask_kind(const ca_attention *attention)
                                         : CA_KERNEL_NO_MASK;
 }
 
+double
+ca_attention_softcap(const ca_attention *attention)
+{
+    double softcap = attention->softcap;
+    if (attention->query.dtype == CA_FLOAT64 || softcap == 0) {
+        return softcap;
+    }
+    return softcap > FLT_MAX / 64 ? 0 : softcap < FLT_MIN ? FLT_MIN : softcap;
+}
+
 /* ---- attention_reference.cl: everything, everywhere ---- */
 
 static ca_attention_plan
 plan_reference(const ca_device_info *info, const ca_attention *attention)
 {
     /* A CPU takes a row a work-group; a GPU wants its lanes filled. */
-    ca_attention_plan plan = {.spec = {.name = "attention_reference"},
-                              .rows_per_item = 1,
-                              .local_size = info->type == CA_DEVICE_CPU ? 1 : 64};
+    ca_attention_plan plan = {
+        .spec = {.name = "attention_reference"}, .rows_per_item = 1, .local_size = 1};
+    if (info->type != CA_DEVICE_CPU) {
+        plan.local_size = info->max_work_group < 64 ? (size_t)info->max_work_group : 64;
+    }
     define(&plan.spec, "DTYPE", (int64_t)attention->query.dtype);
     define(&plan.spec, "MASK", mask_kind(attention));
     return plan;
@@ -83,7 +97,7 @@ plan_cpu(const ca_device_info *info, const ca_attention *attention)
     define(&plan.spec, "MASK", mask_kind(attention));
     define(&plan.spec, "HEAD_E", E);
     define(&plan.spec, "HEAD_EV", Ev);
-    define(&plan.spec, "SOFTCAP", attention->softcap > 0);
+    define(&plan.spec, "SOFTCAP", ca_attention_softcap(attention) > 0);
     define(&plan.spec, "KEY_DIRECT", in_place && keys_adjoin);
     define(&plan.spec, "VALUE_DIRECT", in_place && rows_are_contiguous(value));
     define(&plan.spec, "LANES", lanes);

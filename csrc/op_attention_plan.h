@@ -14,6 +14,10 @@ typedef struct {
     size_t local_size;     /* work-items of a group */
 } ca_attention_plan;
 
+/* The softcap within the range of the arithmetic, 0 for none: in float32 one above its
+   range is as good as none, one below as good as the lowest there is. */
+double ca_attention_softcap(const ca_attention *attention);
+
 /* CA_ERROR_DEVICE where the device lacks the dtype; CA_ERROR_VALUE where the variant
    asked for cannot run the problem. */
 ca_status ca_attention_make_plan(const ca_device_info *info,

@@ -90,18 +90,20 @@ is_native(PyArrayObject *array)
     return PyArray_ISALIGNED(array) && PyArray_ISNOTSWAPPED(array);
 }
 
-/* Strides of dimensions of size 1 or less mean nothing and may be anything. False when
-   an element does not lie a whole number of elements from the first. */
+/* Strides of dimensions of size 1, and of empty arrays, mean nothing and may be
+   anything. False when an element does not lie a whole number of elements from the
+   first. */
 static bool
 describe(PyArrayObject *array, ca_dtype dtype, ca_tensor *tensor)
 {
     npy_intp size = PyArray_ITEMSIZE(array);
+    bool empty = PyArray_SIZE(array) == 0;
     tensor->dtype = dtype;
     tensor->ndim = PyArray_NDIM(array);
     tensor->data = PyArray_DATA(array);
     for (int d = 0; d < tensor->ndim; d++) {
         npy_intp length = PyArray_DIM(array, d);
-        npy_intp stride = length > 1 ? PyArray_STRIDE(array, d) : 0;
+        npy_intp stride = length > 1 && !empty ? PyArray_STRIDE(array, d) : 0;
         if (stride % size != 0) {
             return false;
         }

@@ -42,7 +42,7 @@ ca_py_error_raise(ca_state *state, ca_status status, ca_error *error)
     if (error->log != NULL) {
         PyErr_Format(type, "%s\n%s", error->message, error->log);
     } else {
-        PyErr_SetString(type, error->message);
+        PyErr_Format(type, "%s", error->message); /* which takes any bytes */
     }
     ca_error_clear(error);
 }

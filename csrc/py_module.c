@@ -19,6 +19,8 @@ module_exec(PyObject *module)
 {
     ca_state *state = ca_state_get(module);
     ca_mutex_init(&state->lock);
+    atomic_init(&state->opening, 0);
+    atomic_init(&state->process_id, ca_process_id());
     atomic_init(&state->runtime, NULL);
     atomic_init(&state->default_device, NULL);
     if (ca_py_convert_init() < 0 || ca_py_error_init(module) < 0 ||

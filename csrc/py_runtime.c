@@ -14,7 +14,7 @@
 
 /* ---- the runtime ---- */
 
-/* A NULL-ended array that borrows the strings of a tuple. */
+/* A NULL-ended array that borrows from a tuple of bytes. */
 static const char **
 borrow_strings(PyObject *tuple)
 {
@@ -25,7 +25,7 @@ borrow_strings(PyObject *tuple)
         return NULL;
     }
     for (Py_ssize_t i = 0; i < n; i++) {
-        strings[i] = PyUnicode_AsUTF8(PyTuple_GET_ITEM(tuple, i));
+        strings[i] = PyBytes_AsString(PyTuple_GET_ITEM(tuple, i));
         if (strings[i] == NULL) {
             PyMem_Free(strings);
             return NULL;
@@ -41,6 +41,7 @@ open_runtime(ca_state *state, const char *const *preload, const char *const *can
              const char *cache_folder, const char *memory, ca_error *error)
 {
     ca_status status = CA_OK;
+    atomic_fetch_add(&state->opening, 1);
     ca_mutex_lock(&state->lock);
     if (atomic_load(&state->runtime) == NULL) {
         ca_runtime *runtime = NULL;
@@ -49,7 +50,23 @@ open_runtime(ca_state *state, const char *const *preload, const char *const *can
         atomic_store(&state->runtime, runtime);
     }
     ca_mutex_unlock(&state->lock);
+    atomic_fetch_sub(&state->opening, 1);
     return status;
+}
+
+/* False in a child that was forked while a thread of its parent was opening OpenCL: the
+   lock is held for ever there, and a driver may be half loaded. */
+static bool
+may_open(ca_state *state)
+{
+    int64_t process_id = ca_process_id();
+    if (atomic_load(&state->process_id) != process_id) {
+        if (atomic_load(&state->opening) != 0) {
+            return false;
+        }
+        atomic_store(&state->process_id, process_id);
+    }
+    return true;
 }
 
 static ca_runtime *
@@ -62,18 +79,31 @@ find_and_open(ca_state *state)
     const char **candidates = NULL;
     PyObject *preload_tuple;
     PyObject *candidates_tuple;
-    const char *cache_folder;
+    PyObject *cache_object;
+    const char *cache_folder = NULL;
     const char *memory;
 
+    if (!may_open(state)) {
+        PyErr_SetString(state->device_error,
+                        "this process was forked while its parent was opening OpenCL; "
+                        "use the 'spawn' start method");
+        goto done;
+    }
     drivers = PyImport_ImportModule("clattn._drivers");
     if (drivers == NULL) {
         goto done;
     }
     found = PyObject_CallMethod(drivers, "discover", NULL);
     if (found == NULL ||
-        !PyArg_ParseTuple(found, "O!O!zz", &PyTuple_Type, &preload_tuple, &PyTuple_Type,
-                          &candidates_tuple, &cache_folder, &memory)) {
+        !PyArg_ParseTuple(found, "O!O!Os", &PyTuple_Type, &preload_tuple, &PyTuple_Type,
+                          &candidates_tuple, &cache_object, &memory)) {
         goto done;
+    }
+    if (cache_object != Py_None) {
+        cache_folder = PyBytes_AsString(cache_object);
+        if (cache_folder == NULL) {
+            goto done;
+        }
     }
     preload = borrow_strings(preload_tuple);
     candidates = borrow_strings(candidates_tuple);
@@ -180,7 +210,10 @@ choose_default(ca_state *state, ca_device **device)
             return -1;
         }
     }
-    atomic_store(&state->default_device, *device);
+    ca_device *chosen = NULL; /* what another thread set meanwhile stays */
+    if (!atomic_compare_exchange_strong(&state->default_device, &chosen, *device)) {
+        *device = chosen;
+    }
     return 0;
 }
 
@@ -193,6 +226,11 @@ ca_py_find_device(ca_state *state, PyObject *argument, ca_device **device)
             return -1;
         }
         if (override != NULL) {
+            if (!Py_IS_TYPE(override, state->device_type)) {
+                Py_DECREF(override);
+                PyErr_SetString(PyExc_TypeError, "device_override holds no Device");
+                return -1;
+            }
             *device = ca_py_device_get(override);
             Py_DECREF(override); /* the context keeps it, the module its device */
             return 0;
@@ -204,7 +242,12 @@ ca_py_find_device(ca_state *state, PyObject *argument, ca_device **device)
         return -1;
     }
     if (PyUnicode_Check(argument)) {
-        const char *words = PyUnicode_AsUTF8(argument);
+        Py_ssize_t length;
+        const char *words = PyUnicode_AsUTF8AndSize(argument, &length);
+        if (words != NULL && strlen(words) != (size_t)length) {
+            PyErr_Format(PyExc_ValueError, "device is %R, which names none", argument);
+            return -1;
+        }
         return words != NULL ? find_by_words(state, words, "device", device) : -1;
     }
     *device = ca_py_device_get(argument);

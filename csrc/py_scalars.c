@@ -23,12 +23,17 @@ ca_py_double(PyObject *object, const char *name, double *value)
         return wrong_type(name, "a number", object);
     }
     *value = PyFloat_AsDouble(object);
-    if (*value == -1 && PyErr_Occurred()) {
-        return PyErr_ExceptionMatches(PyExc_TypeError)
-                   ? wrong_type(name, "a real number", object)
-                   : -1;
+    if (*value != -1 || !PyErr_Occurred()) {
+        return 0;
     }
-    return 0;
+    if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+        PyErr_Format(PyExc_ValueError, "%s is too large; expected a finite number",
+                     name);
+        return -1;
+    }
+    return PyErr_ExceptionMatches(PyExc_TypeError)
+               ? wrong_type(name, "a real number", object)
+               : -1;
 }
 
 /* numpy.bool is no subclass of bool; it is known by name, as its type has no C symbol
@@ -115,14 +120,21 @@ ca_py_window(PyObject *object, int64_t *left, int64_t *right)
     if (!PyTuple_Check(object) && !PyList_Check(object)) {
         return wrong_type("window", "a pair (left, right) or None", object);
     }
-    if (PySequence_Fast_GET_SIZE(object) != 2) {
-        PyErr_Format(PyExc_ValueError,
-                     "window has %zd elements; expected a pair (left, right)",
-                     PySequence_Fast_GET_SIZE(object));
+    /* A tuple of its own: __index__ may run code that changes the caller's list. */
+    PyObject *pair = PySequence_Tuple(object);
+    if (pair == NULL) {
         return -1;
     }
-    PyObject *const *items = PySequence_Fast_ITEMS(object);
-    return window_bound(items[0], left) < 0 ? -1 : window_bound(items[1], right);
+    int result = -1;
+    if (PyTuple_GET_SIZE(pair) != 2) {
+        PyErr_Format(PyExc_ValueError,
+                     "window has %zd elements; expected a pair (left, right)",
+                     PyTuple_GET_SIZE(pair));
+    } else if (window_bound(PyTuple_GET_ITEM(pair, 0), left) == 0) {
+        result = window_bound(PyTuple_GET_ITEM(pair, 1), right);
+    }
+    Py_DECREF(pair);
+    return result;
 }
 
 int

@@ -19,7 +19,9 @@ typedef struct {
     PyTypeObject *device_type; /* clattn.Device */
     PyObject *device_override; /* the ContextVar that use_device sets */
 
-    ca_mutex lock; /* guards the opening of `runtime` */
+    ca_mutex lock;               /* guards the opening of `runtime` */
+    atomic_int opening;          /* threads that are at it */
+    _Atomic(int64_t) process_id; /* that may open; another one is a forked child */
     _Atomic(ca_runtime *) runtime;
     _Atomic(ca_device *) default_device; /* NULL: not chosen yet */
 } ca_state;

@@ -4,6 +4,7 @@
  */
 #include "spec_torch.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -159,6 +160,13 @@ check_scalars(const ca_torch_sdpa *call, ca_error *error)
     if (call->has_scale && !isfinite(call->scale)) {
         return ca_error_set(error, CA_ERROR_VALUE,
                             "scale is %g; expected a finite number", call->scale);
+    }
+    if (call->has_scale && call->query.dtype != CA_FLOAT64 &&
+        fabs(call->scale) > FLT_MAX / 2) {
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "scale is %g; expected a number that float32 holds, in "
+                            "which %s is computed",
+                            call->scale, ca_dtype_name(call->query.dtype));
     }
     if (!(call->softcap >= 0) || isinf(call->softcap)) {
         return ca_error_set(error, CA_ERROR_VALUE,

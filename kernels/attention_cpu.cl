@@ -277,24 +277,30 @@ add_block(const ca_attention_params *params, __global const storage *value, ca_i
 #endif
 }
 
-/* Divides by the sums. suspect[lane] becomes other than 0 where the sum is 0, of a row
-   without keys or with scores of -inf only, or where the row is not finite: it may have
-   met a NaN or infinity of an excluded key, as 0 * NaN. */
+/* Divides by the sums and marks the rows that attention_row has to redo, by other than 0
+   in redo[lane]. Where keys are excluded: a row that is not finite, since it may have met
+   a NaN or infinity of an excluded key, as 0 * NaN; and one whose sum is 0, of no keys or
+   of scores of -inf only. Elsewhere: a row with an infinity, as a lagging base makes sums
+   overflow too early. */
 static inline void
-normalise(const softmax_state *softmax, realv *result, real *suspect)
+normalise(const softmax_state *softmax, bool excluding, realv *result, real *redo)
 {
     for (int v = 0; v < NV; v++) {
         const realv inverse = REAL(1.0) / softmax->sum[v];
-        realv zero = inverse * REAL(0.0);
+        realv nonzero = excluding ? inverse * REAL(0.0) : (realv)REAL(0.0);
         for (int c = 0; c < HEAD_EV; c++) {
-            result[c * NV + v] *= inverse;
-            zero += result[c * NV + v] * REAL(0.0);
+            const realv x = result[c * NV + v] * inverse;
+            result[c * NV + v] = x;
+            const realv infinite = fabs(x) == (realv)INFINITY ? x : (realv)REAL(0.0);
+            nonzero += excluding ? x * REAL(0.0) : infinite;
         }
-        WIDE(vstore)(zero, v, suspect);
+        WIDE(vstore)(nonzero, v, redo);
     }
 }
 
-__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void
+/* The vector hint keeps compilers from vectorising over work-items as well: there is one
+   a group, and building took up to ten times as long. */
+__kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(realv))) void
 attention_cpu(__global const storage *query, __global const storage *key,
               __global const storage *value, __global const mask_storage *mask,
               __global storage *output, __global real *lse,
@@ -360,23 +366,22 @@ attention_cpu(__global const storage *query, __global const storage *key,
                   weights, result);
     }
 
-    real suspect[BM];
-    normalise(&softmax, result, suspect);
-    store_result(result, output + ca_offset(&params.output, batch, tile.i0, 0),
-                 &params.output, tile.rows);
 #if HAS_MASK
     const bool excluding = true;
 #else
-    const bool excluding =
-        params.S == 0 || params.lower > 1 - params.L || params.upper < params.S - 1;
+    const bool excluding = params.lower > 1 - params.L || params.upper < params.S - 1;
 #endif
+    real redo[BM];
+    normalise(&softmax, excluding, result, redo);
+    store_result(result, output + ca_offset(&params.output, batch, tile.i0, 0),
+                 &params.output, tile.rows);
     for (int n = 0; n < tile.rows; n++) {
         if (params.has_lse) {
             lse[ca_offset(&params.lse, batch, tile.i0 + n, 0)] =
                 TO_NATURAL(((const real *)softmax.base)[n]) +
                 log(((const real *)softmax.sum)[n]);
         }
-        if (excluding && suspect[n] != REAL(0.0)) {
+        if (redo[n] != REAL(0.0)) {
             attention_row(query, key, value, mask, output, lse, &params, batch,
                           tile.i0 + n);
         }

@@ -155,17 +155,11 @@ def tolerance(query, key, value, **options):
 
 
 def score_magnitude(query, key, options):
-    """A typical large score: scale |q| |k| / sqrt(E) with norms of the largest rows, softcapped."""
-    width = max(query.shape[-1], 1)
+    """The largest score, scaled and softcapped."""
+    q, k = (np.where(np.isfinite(a), a, 0) for a in (cast(query, float64), cast(key, float64)))
+    if options.get("enable_gqa"):
+        k = np.repeat(k, q.shape[-3] // k.shape[-3], axis=-3)
     scale = options.get("scale")
-    scale = 1 / np.sqrt(width) if scale is None else abs(float(scale))
-    norms = [largest_row_norm(a) for a in (query, key)]
-    score = scale * norms[0] * norms[1] / np.sqrt(width)
+    scale = 1 / np.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)
+    score = largest(np.matmul(q, np.swapaxes(k, -1, -2)) * scale)
     return min(score, options.get("softcap") or score)
-
-
-def largest_row_norm(array):
-    wide = array.astype(np.float64)
-    with np.errstate(all="ignore"):
-        norms = np.sqrt((np.where(np.isfinite(wide), wide, 0) ** 2).sum(axis=-1))
-    return float(norms.max(initial=0))

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import stat
 import tempfile
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -19,12 +22,16 @@ _SYSTEM_LOADER = "libOpenCL.so.1"
 _PRELOAD = ("libintlc.so.5", "libimf.so", "libirng.so", "libsvml.so", "libtbb.so.12")
 
 
-def cache_folder() -> Path:
-    """Return the folder for built kernels, ``clattn`` in the user's XDG cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification: a relative path is invalid and ignored.
-    root = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()
-    return root / "clattn"
+def cache_folder() -> Path | None:
+    """Return the folder for built kernels, ``clattn`` in the user's XDG cache folder.
+
+    None where there is none: the user has no home.
+    """
+    # The XDG specification: a relative path is invalid and ignored. Without a home, "~" stays.
+    for base in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
+        if os.path.isabs(base):
+            return Path(base, "clattn")
+    return None
 
 
 def _wheel_libraries() -> Path | None:
@@ -39,50 +46,94 @@ def _wheel_libraries() -> Path | None:
     return None
 
 
-def _installed_drivers() -> list[str]:
+def _read(file: Path) -> bytes:
+    """Return what a file holds: nothing, if it is no file or cannot be read."""
+    try:
+        return file.read_bytes() if file.is_file() else b""
+    except OSError:
+        return b""
+
+
+def _installed_drivers() -> list[bytes]:
     """Return what the system's .icd files name, in the order of the files' names."""
-    if not _SYSTEM_VENDORS.is_dir():
+    try:
+        names = sorted(os.listdir(_SYSTEM_VENDORS))
+    except OSError:
         return []
-    texts = (icd.read_text().strip() for icd in sorted(_SYSTEM_VENDORS.glob("*.icd")))
+    texts = (_read(_SYSTEM_VENDORS / name).strip() for name in names if name.endswith(".icd"))
     return [text for text in texts if text]
 
 
-def _write_vendors_folder(drivers: list[str]) -> Path:
-    """Return a folder with an .icd file for each driver.
+def _fill(folder: Path, contents: dict[str, bytes]) -> None:
+    """Make a folder hold these .icd files and no others; others may be doing the same.
 
-    Its name tells its content, so that it is written once and processes may share it.
+    Raises
+    ------
+    OSError
+        It cannot be done, or another user may write to the folder.
     """
-    digest = hashlib.sha256("\n".join(drivers).encode()).hexdigest()[:16]
-    folder = cache_folder() / f"vendors-{digest}"
-    if folder.is_dir():
-        return folder
-    try:
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        written = Path(tempfile.mkdtemp(prefix="vendors-", dir=folder.parent))
-    except OSError:
-        folder = written = Path(tempfile.mkdtemp(prefix="clattn-vendors-"))
-    for index, driver in enumerate(drivers):
-        (written / f"{index:02}.icd").write_text(f"{driver}\n")
-    if written != folder:
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    if not mine or status.st_mode & 0o022:
+        raise PermissionError(f"{folder} is not a folder of this user alone")
+    for name in os.listdir(folder):
+        if name.endswith(".icd") and name not in contents:
+            (folder / name).unlink(missing_ok=True)
+    for name, content in contents.items():
+        if _read(folder / name) == content:
+            continue
+        handle, temporary = tempfile.mkstemp(dir=folder)
         try:
-            written.rename(folder)
-        except OSError:  # another process was first, with the same content
-            return folder if folder.is_dir() else written
-    return folder
+            with open(handle, "wb") as file:
+                file.write(content)
+            os.replace(temporary, folder / name)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
 
 
-def discover() -> tuple[tuple[str, ...], tuple[str, ...], str, str]:
+def _write_vendors_folder(drivers: list[bytes]) -> Path | None:
+    """Return a folder with an .icd file for each driver, None where nothing can be written.
+
+    Its name tells its content, so that processes may share it: in the cache, else in the
+    folder for temporary files. A process has its own only where neither will do.
+    """
+    contents = {f"{index:02}.icd": driver + b"\n" for index, driver in enumerate(drivers)}
+    name = f"vendors-{hashlib.sha256(b''.join(contents.values())).hexdigest()[:16]}"
+    cache = cache_folder()
+    if cache is not None:
+        with suppress(OSError):
+            _fill(cache / name, contents)
+            return cache / name
+    with suppress(OSError):
+        shared = Path(tempfile.gettempdir(), f"clattn-{os.geteuid()}-{name}")
+        _fill(shared, contents)
+        return shared
+    with suppress(OSError):
+        own = Path(tempfile.mkdtemp(prefix="clattn-"))
+        try:
+            _fill(own, contents)
+            return own
+        except OSError:
+            shutil.rmtree(own, ignore_errors=True)
+    return None
+
+
+def discover() -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes | None, str]:
     """Prepare the environment for the loader and say what to open.
+
+    Paths are bytes, as the system has them: they need not be text.
 
     Returns
     -------
-    preload : tuple of str
+    preload : tuple of bytes
         Libraries to open before the loader, globally.
-    candidates : tuple of str
+    candidates : tuple of bytes
         Loaders, the first that opens is used: the system's, else the one that comes with
         intel-opencl-rt.
-    cache : str
-        The folder for built kernels.
+    cache : bytes or None
+        The folder for built kernels, if there is one.
     memory : str
         ``CLATTN_MEMORY``, which forces a way to reach host memory, for tests; else empty.
 
@@ -94,15 +145,20 @@ def discover() -> tuple[tuple[str, ...], tuple[str, ...], str, str]:
     memory = os.environ.get("CLATTN_MEMORY", "")
     if memory not in ("", "svm", "host", "copy"):
         raise ValueError(f"CLATTN_MEMORY is {memory!r}; expected 'svm', 'host' or 'copy'")
-    preload: tuple[str, ...] = ()
-    candidates = [_SYSTEM_LOADER]
+    preload: tuple[bytes, ...] = ()
+    candidates = [os.fsencode(_SYSTEM_LOADER)]
     wheel = _wheel_libraries()
     if wheel is not None:
-        preload = tuple(str(wheel / name) for name in _PRELOAD)
-        candidates.append(str(wheel / _SYSTEM_LOADER))
+        preload = tuple(os.fsencode(wheel / name) for name in _PRELOAD)
+        candidates.append(os.fsencode(wheel / _SYSTEM_LOADER))
         # A user who points the loader somewhere has said what is wanted.
-        if not any(name.startswith("OCL_ICD_") for name in os.environ):
-            driver = str(wheel / "libintelocl.so")
+        if not {"OCL_ICD_VENDORS", "OCL_ICD_FILENAMES"} & os.environ.keys():
+            driver = os.fsencode(wheel / "libintelocl.so")
             drivers = [driver, *(d for d in _installed_drivers() if d != driver)]
-            os.environ["OCL_ICD_VENDORS"] = str(_write_vendors_folder(drivers))
-    return preload, tuple(candidates), str(cache_folder()), memory
+            folder = _write_vendors_folder(drivers)
+            if folder is not None:
+                os.environ["OCL_ICD_VENDORS"] = str(folder)
+            else:  # not every loader knows this variable, but it needs no folder
+                os.environ["OCL_ICD_FILENAMES"] = os.fsdecode(driver)
+    cache = cache_folder()
+    return preload, tuple(candidates), None if cache is None else os.fsencode(cache), memory
