@@ -35,9 +35,12 @@ exception_type(const ca_state *state, ca_status status)
     return PyExc_SystemError;
 }
 
-void
-ca_py_error_raise(ca_state *state, ca_status status, ca_error *error)
+int
+ca_py_error_check(const ca_state *state, ca_status status, ca_error *error)
 {
+    if (status == CA_OK) {
+        return 0;
+    }
     PyObject *type = exception_type(state, status);
     if (error->log != NULL) {
         PyErr_Format(type, "%s\n%s", error->message, error->log);
@@ -45,4 +48,5 @@ ca_py_error_raise(ca_state *state, ca_status status, ca_error *error)
         PyErr_Format(type, "%s", error->message); /* which takes any bytes */
     }
     ca_error_clear(error);
+    return -1;
 }

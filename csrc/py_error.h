@@ -11,7 +11,8 @@
 /* Create clattn.DeviceError and add it to the module. -1 with an exception set. */
 int ca_py_error_init(PyObject *module);
 
-/* Raise what `status` stands for with the error's words, and clear the error. */
-void ca_py_error_raise(ca_state *state, ca_status status, ca_error *error);
+/* 0 for CA_OK; else raise what `status` stands for with the error's words, clear the
+   error and return -1. */
+int ca_py_error_check(const ca_state *state, ca_status status, ca_error *error);
 
 #endif

@@ -148,11 +148,7 @@ run(ca_state *state, PyObject *device_argument, const ca_attention *attention)
     Py_BEGIN_ALLOW_THREADS
         status = ca_attention_run(device, attention, &error);
     Py_END_ALLOW_THREADS
-    if (status != CA_OK) {
-        ca_py_error_raise(state, status, &error);
-        return -1;
-    }
-    return 0;
+    return ca_py_error_check(state, status, &error);
 }
 
 /* scaled_dot_product_attention(query, key, …, device, /): see functional.py */
@@ -185,8 +181,7 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
         goto done;
     }
     ca_status status = ca_torch_sdpa_check(&call, &ndim, shape, &error);
-    if (status != CA_OK) {
-        ca_py_error_raise(state, status, &error);
+    if (ca_py_error_check(state, status, &error) < 0) {
         goto done;
     }
     PyObject *out = args[OUT];

@@ -120,16 +120,15 @@ find_and_open(ca_state *state)
         (void)snprintf(error.message + used, sizeof(error.message) - used, "%s",
                        HOW_TO_GET_OPENCL);
     }
-    if (status != CA_OK) {
-        ca_py_error_raise(state, status, &error);
+    if (ca_py_error_check(state, status, &error) == 0) {
+        runtime = atomic_load(&state->runtime);
     }
-    runtime = atomic_load(&state->runtime);
 done:
     PyMem_Free((void *)preload);
     PyMem_Free((void *)candidates);
     Py_XDECREF(found);
     Py_XDECREF(drivers);
-    return PyErr_Occurred() ? NULL : runtime;
+    return runtime;
 }
 
 static ca_runtime *
@@ -137,11 +136,7 @@ check_fork(ca_state *state, ca_runtime *runtime)
 {
     ca_error error = {0};
     ca_status status = ca_runtime_check_fork(runtime, &error);
-    if (status != CA_OK) {
-        ca_py_error_raise(state, status, &error);
-        return NULL;
-    }
-    return runtime;
+    return ca_py_error_check(state, status, &error) == 0 ? runtime : NULL;
 }
 
 static ca_runtime *
@@ -179,11 +174,7 @@ find_by_words(ca_state *state, const char *words, const char *what, ca_device **
     Py_BEGIN_ALLOW_THREADS
         status = ca_runtime_find_device(runtime, words, what, device, &error);
     Py_END_ALLOW_THREADS
-    if (status != CA_OK) {
-        ca_py_error_raise(state, status, &error);
-        return -1;
-    }
-    return 0;
+    return ca_py_error_check(state, status, &error);
 }
 
 /* CLATTN_DEVICE, else the runtime's choice; remembered. */
@@ -205,8 +196,7 @@ choose_default(ca_state *state, ca_device **device)
         Py_BEGIN_ALLOW_THREADS
             status = ca_runtime_default_device(runtime, device, &error);
         Py_END_ALLOW_THREADS
-        if (status != CA_OK) {
-            ca_py_error_raise(state, status, &error);
+        if (ca_py_error_check(state, status, &error) < 0) {
             return -1;
         }
     }

@@ -21,6 +21,7 @@ def environment(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(drivers, "_loader_is_in_use", lambda: False)
     yield tmp_path
     os.environ.pop("OCL_ICD_VENDORS", None)
     os.environ.pop("OCL_ICD_FILENAMES", None)
@@ -261,6 +262,25 @@ def test_the_loader_of_pip_serves_where_the_system_has_none():
         check(*qkv(), device=clattn.devices()[0])
         print(clattn.devices()[0].platform)
         """,
+        env={"OCL_ICD_VENDORS": None, "OCL_ICD_FILENAMES": None},
+    ).stdout
+    assert "Intel" in said
+
+
+@needs_wheel
+@pytest.mark.parametrize("used", [False, True])
+def test_a_loader_that_was_used_before_is_not_relied_on(used):
+    """Another package may have listed the platforms before the wheel's driver was named."""
+    said = run_python(
+        """
+        import ctypes, sys
+        if sys.argv[1] == "True":
+            loader = ctypes.CDLL("libOpenCL.so.1")
+            loader.clGetPlatformIDs(0, None, ctypes.byref(ctypes.c_uint()))
+        import clattn
+        print(clattn.devices()[0].platform)
+        """,
+        used,
         env={"OCL_ICD_VENDORS": None, "OCL_ICD_FILENAMES": None},
     ).stdout
     assert "Intel" in said

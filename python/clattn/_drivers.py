@@ -54,6 +54,14 @@ def _read(file: Path) -> bytes:
         return b""
 
 
+def _loader_is_in_use() -> bool:
+    """Return whether this process has a loader open, which has read the environment then."""
+    try:
+        return b"/libOpenCL.so" in Path("/proc/self/maps").read_bytes()
+    except OSError:
+        return False
+
+
 def _installed_drivers() -> list[bytes]:
     """Return what the system's .icd files name, in the order of the files' names."""
     try:
@@ -131,7 +139,7 @@ def discover() -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes | None, str]
         Libraries to open before the loader, globally.
     candidates : tuple of bytes
         Loaders, the first that opens is used: the system's, else the one that comes with
-        intel-opencl-rt.
+        intel-opencl-rt; the other way round where the process has used one before.
     cache : bytes or None
         The folder for built kernels, if there is one.
     memory : str
@@ -150,7 +158,9 @@ def discover() -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes | None, str]
     wheel = _wheel_libraries()
     if wheel is not None:
         preload = tuple(os.fsencode(wheel / name) for name in _PRELOAD)
-        candidates.append(os.fsencode(wheel / _SYSTEM_LOADER))
+        own = os.fsencode(wheel / _SYSTEM_LOADER)
+        # A loader that another package has used does not see the folder written below.
+        candidates.insert(0 if _loader_is_in_use() else 1, own)
         # A user who points the loader somewhere has said what is wanted.
         if not {"OCL_ICD_VENDORS", "OCL_ICD_FILENAMES"} & os.environ.keys():
             driver = os.fsencode(wheel / "libintelocl.so")
