@@ -18,7 +18,8 @@
  *     -DKEY_DIRECT        1: keys are `real` and contiguous (key.column 1, key.row E)
  *     -DVALUE_DIRECT      1: values are `real` with value.column 1
  *     -DNV                vectors of queries: 2, or 1 where L <= LANES
- *     -DMR                keys scored together: 12, or 6 where there are 16 registers
+ *     -DMR                keys scored together: 12, or 16 of one vector of queries each,
+ *                         or 6 where there are 16 registers
  *     -DBN                keys in a block, a multiple of MR
  *     LANES (lanes.cl), DTYPE, MASK (common.cl)
  */

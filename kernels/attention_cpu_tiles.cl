@@ -29,7 +29,9 @@
 #define NV 2
 #endif
 #ifndef MR /* keys whose scores are summed together */
-#if LANES * REAL_SIZE == 64
+#if LANES * REAL_SIZE == 64 && NV == 1
+#define MR 16
+#elif LANES * REAL_SIZE == 64
 #define MR 12
 #else
 #define MR 6

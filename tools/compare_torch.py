@@ -90,17 +90,20 @@ def calls_of(row):
 
 
 def shortest_times(calls, rounds):
-    """Seconds of the shortest call of each, after one round that does not count."""
+    """Seconds of the shortest call of each, over rounds of all in turn.
+
+    The first call of a turn does not count: the threads of the one before may still be spinning.
+    """
     best = dict.fromkeys(calls, float("inf"))
-    for n in range(rounds + 1):
+    for _ in range(rounds):
         for name, call in calls.items():
+            call()
             end = time.perf_counter() + 0.02
             while True:
                 start = time.perf_counter()
                 call()
                 now = time.perf_counter()
-                if n > 0:
-                    best[name] = min(best[name], now - start)
+                best[name] = min(best[name], now - start)
                 if now > end:
                     break
     return best
