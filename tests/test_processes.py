@@ -184,6 +184,57 @@ def test_fork(device, used):
     )
 
 
+SLOW_FIRST_CALL = """
+import os, signal, sys, threading, time
+import clattn, clattn._drivers as drivers
+discover, begun = drivers.discover, threading.Event()
+
+def slowly():
+    found = discover()
+    begun.set()
+    return found
+
+drivers.discover = slowly
+first = threading.Thread(target=clattn.get_default_device)
+first.start()
+begun.wait()
+time.sleep(0.01)
+"""
+
+
+def test_fork_during_the_first_call():
+    """While a thread of the parent opens the drivers: a result or a DeviceError, and no hang."""
+    run_python(
+        SLOW_FIRST_CALL
+        + """
+pid = os.fork()
+if pid == 0:
+    signal.alarm(60)
+    try:
+        clattn.get_default_device()
+    except clattn.DeviceError as error:
+        os._exit(0 if "fork" in str(error) else 1)
+    os._exit(0)
+first.join()
+assert os.waitpid(pid, 0)[1] == 0
+assert clattn.get_default_device()
+"""
+    )
+
+
+def test_a_default_that_is_set_during_the_first_call_stays(device):
+    run_python(
+        SLOW_FIRST_CALL
+        + """
+chosen = clattn.devices()[int(sys.argv[1])]
+clattn.set_default_device(chosen)
+first.join()
+assert clattn.get_default_device() == chosen
+""",
+        index_of(device),
+    )
+
+
 def test_exit_in_the_middle_of_a_call(device):
     """A daemon thread inside a kernel does not crash or hang the interpreter's exit."""
     run_python(
