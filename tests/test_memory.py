@@ -264,6 +264,21 @@ def test_offsets_beyond_32_bits(device, kernel_name, shape):
     )
 
 
+def test_queries_too_far_apart_for_one_buffer(device):
+    """Such a call is made in parts, along with which causality and window move."""
+    run_measured(
+        device,
+        SPREAD
+        + """
+    q, k, v = (draw((3, 8), "float16", n) for n in range(3))
+    check(spread(q), k, v, device=device, is_causal=True)
+    check(spread(q), k, v, device=device, is_causal="lower_right", window=(1, None))
+    mask = spread(draw((3, 3), "float16"))
+    check(q, k, v, device=device, attn_mask=mask, window=(1, 0))
+    """,
+    )
+
+
 def test_devices_report_their_memory(device):
     assert device.memory >= 1 << 28
     check(*qkv(), device=device)
