@@ -84,9 +84,9 @@ ca_status ca_runtime_find_device(ca_runtime *runtime, const char *words,
 
 const ca_device_info *ca_device_get_info(const ca_device *device);
 
-/* Make the context and the queue and build the probe kernel, once; later calls return
-   the first outcome. Thread-safe. CA_ERROR_DEVICE where the device is unusable, or in
-   a forked child. */
+/* Make the context and the queue and run the probe kernel, once. What the probe says is
+   final; a context or memory that could not be had is tried again at the next call.
+   Thread-safe. CA_ERROR_DEVICE where the device is unusable, or in a forked child. */
 ca_status ca_device_prepare(ca_device *device, ca_error *error);
 
 #endif

@@ -21,8 +21,8 @@ typedef long ca_int64;
 typedef int64_t ca_int64;
 #endif
 
-/* Leading dimensions a kernel walks; the host folds what it can and loops over the
-   rest. A grouped query (GQA) is a dimension with stride 0 in key and value. */
+/* Leading dimensions a kernel walks; the host folds what it can and halves a call that
+   has more. A grouped query (GQA) is a dimension with stride 0 in key and value. */
 #define CA_BATCH_DIMS 3
 
 /* Where element [b0, b1, b2, row, column] of a tensor lies from its pointer:
