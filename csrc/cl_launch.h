@@ -25,7 +25,7 @@ typedef struct {
     ca_access access;
 } ca_span;
 
-#define CA_MAX_SPANS 8
+#define CA_MAX_SPANS 16
 
 /* Arguments 0 … nspans-1 are the spans; argument nspans is a params struct by value.
    The range has one dimension. */

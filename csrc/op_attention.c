@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Launch attention: fold the leading dimensions, describe the problem to the kernel
- * that the plan chose.
+ * Run an attention problem: at once where it is trivial, else in one launch, or in
+ * halves where one launch cannot hold it.
  */
 #include "op_attention.h"
 
@@ -9,174 +9,61 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "attention_params.h"
 #include "cl_launch.h"
 #include "cl_program.h"
+#include "op_attention_params.h"
 #include "op_attention_plan.h"
 
-_Static_assert(sizeof(ca_attention_params) == CA_ATTENTION_PARAMS_SIZE,
-               "host and device must agree on the parameters' layout");
-_Static_assert(CA_BOOL == CA_KERNEL_BOOL && CA_FLOAT16 == CA_KERNEL_FLOAT16 &&
-                   CA_BFLOAT16 == CA_KERNEL_BFLOAT16 &&
-                   CA_FLOAT32 == CA_KERNEL_FLOAT32 && CA_FLOAT64 == CA_KERNEL_FLOAT64,
-               "dtypes are passed to kernels by value");
+#define TENSORS CA_ATTENTION_TENSORS
 
-enum { QUERY, KEY, VALUE, MASK, OUTPUT, LSE, TENSORS };
-
-/* The leading dimensions after folding, and each tensor's strides along them. */
-typedef struct {
-    int count;
-    int64_t size[CA_MAX_DIMS];
-    int64_t stride[CA_MAX_DIMS][TENSORS];
-} leading_dims;
-
-static void
-list_tensors(const ca_attention *attention, const ca_tensor *tensors[TENSORS])
-{
-    tensors[QUERY] = &attention->query;
-    tensors[KEY] = &attention->key;
-    tensors[VALUE] = &attention->value;
-    tensors[MASK] = &attention->mask;
-    tensors[OUTPUT] = &attention->output;
-    tensors[LSE] = &attention->lse;
-}
-
-/* Can dimension `outer` and the next one be walked as a single one in every tensor? */
-static bool
-can_fold(const leading_dims *dims, int outer, int64_t size,
-         const int64_t stride[TENSORS])
+void
+ca_attention_init(ca_attention *attention)
 {
     for (int t = 0; t < TENSORS; t++) {
-        if (dims->stride[outer][t] != stride[t] * size) {
-            return false;
-        }
+        ca_tensor_set_absent(&attention->tensors[t]);
     }
-    return true;
+    attention->mask_is_added = false;
+    attention->filter = -INFINITY;
+    attention->below = CA_BAND_UNBOUNDED;
+    attention->above = CA_BAND_UNBOUNDED;
+    attention->band_follows_counts = false;
+    attention->scale = 1;
+    attention->softcap = 0;
+    attention->mask_before_softcap = false;
+    attention->dropout = 0;
+    attention->seed = 0;
+    attention->in_float64 = false;
+    attention->stage = CA_SCORES_SCALED;
+    attention->variant = CA_VARIANT_ANY;
 }
 
-static void
-fold_leading_dims(const ca_tensor *const tensors[TENSORS], leading_dims *dims)
-{
-    int n = tensors[QUERY]->ndim - 2;
-    dims->count = 0;
-    for (int d = 0; d < n; d++) {
-        int64_t size = tensors[OUTPUT]->shape[d];
-        if (size == 1) {
-            continue;
-        }
-        int64_t stride[TENSORS];
-        for (int t = 0; t < TENSORS; t++) {
-            stride[t] = tensors[t]->data != NULL ? tensors[t]->strides[d] : 0;
-        }
-        int last = dims->count - 1;
-        if (last >= 0 && can_fold(dims, last, size, stride)) {
-            dims->size[last] *= size;
-        } else {
-            last = dims->count++;
-            dims->size[last] = size;
-        }
-        memcpy(dims->stride[last], stride, sizeof(stride));
-    }
-}
-
-/* Row and column strides; batch strides come from the folded dimensions. */
-static ca_view
-matrix_view(const ca_tensor *tensor, int64_t offset)
-{
-    ca_view view = {.offset = offset};
-    if (tensor->data != NULL) {
-        view.row = tensor->strides[tensor->ndim - 2];
-        view.column = tensor->strides[tensor->ndim - 1];
-    }
-    return view;
-}
-
-static int64_t
-clamp_bound(int64_t bound, int64_t limit)
-{
-    return bound > limit ? limit : bound < -limit ? -limit : bound;
-}
-
-static int64_t
-double_bits(double value)
-{
-    int64_t bits;
-    memcpy(&bits, &value, sizeof(bits));
-    return bits;
-}
-
-static ca_attention_params
-describe(const ca_attention *attention, const ca_extent extents[TENSORS])
-{
-    int64_t L = attention->query.shape[attention->query.ndim - 2];
-    int64_t S = attention->key.shape[attention->key.ndim - 2];
-    ca_view lse = {.offset = extents[LSE].offset};
-    if (attention->lse.data != NULL) {
-        lse.row = attention->lse.strides[attention->lse.ndim - 1];
-    }
-    return (ca_attention_params){
-        .batch = {1, 1, 1},
-        .L = L,
-        .S = S,
-        .E = attention->query.shape[attention->query.ndim - 1],
-        .Ev = attention->value.shape[attention->value.ndim - 1],
-        .lower = -clamp_bound(attention->below, L + S),
-        .upper = clamp_bound(attention->above, L + S),
-        .query = matrix_view(&attention->query, extents[QUERY].offset),
-        .key = matrix_view(&attention->key, extents[KEY].offset),
-        .value = matrix_view(&attention->value, extents[VALUE].offset),
-        .mask = matrix_view(&attention->mask, extents[MASK].offset),
-        .output = matrix_view(&attention->output, extents[OUTPUT].offset),
-        .lse = lse,
-        .has_lse = attention->lse.data != NULL,
-        .scale_bits = double_bits(attention->scale),
-        .softcap_bits = double_bits(attention->softcap),
-        .scale = (float)attention->scale,
-        .softcap = (float)ca_attention_softcap(attention),
-    };
-}
-
-static void
-set_leading_dims(const leading_dims *dims, ca_attention_params *params)
-{
-    ca_view *views[TENSORS] = {
-        [QUERY] = &params->query, [KEY] = &params->key,       [VALUE] = &params->value,
-        [MASK] = &params->mask,   [OUTPUT] = &params->output, [LSE] = &params->lse,
-    };
-    for (int d = 0; d < dims->count; d++) {
-        int place = CA_BATCH_DIMS - dims->count + d;
-        params->batch[place] = dims->size[d];
-        for (int t = 0; t < TENSORS; t++) {
-            views[t]->batch[place] = dims->stride[d][t];
-        }
-    }
-}
-
-static size_t
-round_up(size_t count, size_t step)
-{
-    return (count + step - 1) / step * step;
-}
+/* ---- no work ---- */
 
 bool
 ca_attention_is_trivial(const ca_attention *attention)
 {
-    return (ca_tensor_extent(&attention->output).bytes == 0 &&
-            ca_tensor_extent(&attention->lse).bytes == 0) ||
-           attention->key.shape[attention->key.ndim - 2] == 0;
+    const ca_tensor *tensors = attention->tensors;
+    bool writes = false;
+    for (int t = CA_ATTENTION_OUTPUT; t < TENSORS; t++) {
+        writes = writes || ca_tensor_extent(&tensors[t]).bytes != 0;
+    }
+    int64_t T = ca_attention_past_keys(attention) +
+                ca_tensor_size(&tensors[CA_ATTENTION_KEY], 2);
+    return !writes || T == 0;
 }
 
 void
 ca_attention_fill(const ca_attention *attention)
 {
-    ca_extent output = ca_tensor_extent(&attention->output);
+    const ca_tensor *lse_tensor = &attention->tensors[CA_ATTENTION_LSE];
+    ca_extent output = ca_tensor_extent(&attention->tensors[CA_ATTENTION_OUTPUT]);
     if (output.bytes != 0) {
         memset(output.data, 0, output.bytes);
     }
-    ca_extent lse = ca_tensor_extent(&attention->lse);
-    size_t count = lse.bytes / ca_dtype_size(attention->lse.dtype);
+    ca_extent lse = ca_tensor_extent(lse_tensor);
+    size_t count = lse.bytes / ca_dtype_size(lse_tensor->dtype);
     for (size_t i = 0; i < count; i++) {
-        if (attention->lse.dtype == CA_FLOAT64) {
+        if (lse_tensor->dtype == CA_FLOAT64) {
             ((double *)lse.data)[i] = -INFINITY;
         } else {
             ((float *)lse.data)[i] = -INFINITY;
@@ -188,22 +75,59 @@ ca_attention_fill(const ca_attention *attention)
 
 /* A result that fills its extent is written as a whole. */
 static ca_access
-access_of(int tensor, const ca_tensor *result, const ca_extent *extent)
+access_of(ca_attention_tensor t, const ca_tensor *tensor, const ca_extent *extent)
 {
-    if (tensor != OUTPUT && tensor != LSE) {
+    if (!ca_attention_is_result(t)) {
         return CA_ACCESS_READ;
     }
-    size_t bytes = ca_dtype_size(result->dtype);
-    for (int d = 0; d < result->ndim; d++) {
-        bytes *= (size_t)result->shape[d];
+    size_t bytes = ca_dtype_size(tensor->dtype);
+    for (int d = 0; d < tensor->ndim; d++) {
+        bytes *= tensor->strides[d] != 0 ? (size_t)tensor->shape[d] : 1;
     }
     return bytes == extent->bytes ? CA_ACCESS_WRITE : CA_ACCESS_UPDATE;
 }
 
+/* Inputs that overlap in memory, as the parts of a packed array do, get the range of
+   them all: OpenCL leaves overlapping buffers undefined, and copies them twice. */
+static void
+join_overlaps(const ca_attention *attention, ca_extent extents[TENSORS])
+{
+    for (int a = 0; a < CA_ATTENTION_OUTPUT; a++) {
+        for (int b = 0; b < CA_ATTENTION_OUTPUT; b++) {
+            char *a_start = extents[a].data;
+            char *b_start = extents[b].data;
+            if (a == b || extents[a].bytes == 0 || extents[b].bytes == 0 ||
+                a_start + extents[a].bytes <= b_start ||
+                b_start + extents[b].bytes <= a_start) {
+                continue;
+            }
+            char *start = a_start < b_start ? a_start : b_start;
+            char *a_end = a_start + extents[a].bytes;
+            char *b_end = b_start + extents[b].bytes;
+            size_t bytes = (size_t)((a_end > b_end ? a_end : b_end) - start);
+            ptrdiff_t a_size = (ptrdiff_t)ca_dtype_size(attention->tensors[a].dtype);
+            ptrdiff_t b_size = (ptrdiff_t)ca_dtype_size(attention->tensors[b].dtype);
+            if ((a_start - start) % a_size != 0 || (b_start - start) % b_size != 0) {
+                continue;
+            }
+            extents[a] = (ca_extent){start, bytes,
+                                     extents[a].offset + (a_start - start) / a_size};
+            extents[b] = (ca_extent){start, bytes,
+                                     extents[b].offset + (b_start - start) / b_size};
+        }
+    }
+}
+
+static size_t
+round_up(size_t count, size_t step)
+{
+    return (count + step - 1) / step * step;
+}
+
 static ca_status
 launch_whole(ca_device *device, const ca_attention *attention,
-             const ca_tensor *const tensors[TENSORS], const ca_extent extents[TENSORS],
-             const leading_dims *dims, ca_error *error)
+             const ca_extent extents[TENSORS], const ca_leading_dims *dims,
+             int64_t first_row, ca_error *error)
 {
     ca_status status = CA_OK;
     ca_attention_plan plan;
@@ -215,10 +139,11 @@ launch_whole(ca_device *device, const ca_attention *attention,
     for (int t = 0; t < TENSORS; t++) {
         spans[t] = (ca_span){.data = extents[t].data,
                              .bytes = extents[t].bytes,
-                             .access = access_of(t, tensors[t], &extents[t])};
+                             .access = access_of((ca_attention_tensor)t,
+                                                 &attention->tensors[t], &extents[t])};
     }
-    ca_attention_params params = describe(attention, extents);
-    set_leading_dims(dims, &params);
+    ca_attention_params params =
+        ca_attention_describe(attention, extents, dims, first_row);
     int64_t tiles = (params.L + plan.rows_per_item - 1) / plan.rows_per_item;
     int64_t grid[] = {params.batch[0], params.batch[1], params.batch[2], tiles};
     int64_t items;
@@ -238,12 +163,11 @@ done:
 
 /* ---- halves, where one launch cannot hold it all ---- */
 
-/* Entries first … first + count - 1 of dimension `from_end` of a tensor that has it. */
+/* Entries first … first + count - 1 of dimension `d` of a tensor. */
 static void
-take_part(ca_tensor *tensor, int from_end, int64_t first, int64_t count)
+take_part(ca_tensor *tensor, int d, int64_t first, int64_t count)
 {
-    int d = tensor->ndim - from_end;
-    if (tensor->data != NULL && tensor->shape[d] > 1) {
+    if (tensor->data != NULL) {
         ptrdiff_t size = (ptrdiff_t)ca_dtype_size(tensor->dtype);
         tensor->data = (char *)tensor->data + first * tensor->strides[d] * size;
         tensor->shape[d] = count;
@@ -256,17 +180,19 @@ static ca_attention
 part_of(const ca_attention *attention, int d, int64_t first, int64_t count)
 {
     ca_attention part = *attention;
-    int leading = attention->query.ndim - 2;
-    int from_end = leading + 2 - d;
-    take_part(&part.query, from_end, first, count);
-    take_part(&part.mask, from_end, first, count);
-    take_part(&part.output, from_end, first, count);
-    take_part(&part.lse, from_end - 1, first, count);
+    int leading = attention->tensors[CA_ATTENTION_OUTPUT].ndim - 2;
     if (d < leading) {
-        take_part(&part.key, from_end, first, count);
-        take_part(&part.value, from_end, first, count);
+        for (int t = 0; t < TENSORS; t++) {
+            take_part(&part.tensors[t], d, first, count);
+        }
         return part;
     }
+    take_part(&part.tensors[CA_ATTENTION_QUERY], d, first, count);
+    take_part(&part.tensors[CA_ATTENTION_MASK], d, first, count);
+    take_part(&part.tensors[CA_ATTENTION_BIAS], d, first, count);
+    take_part(&part.tensors[CA_ATTENTION_OUTPUT], d, first, count);
+    take_part(&part.tensors[CA_ATTENTION_LSE], d, first, count);
+    take_part(&part.tensors[CA_ATTENTION_SCORES], d, first, count);
     if (part.below != CA_BAND_UNBOUNDED) {
         part.below -= first;
     }
@@ -289,35 +215,97 @@ exceeds_device(const ca_device_info *info, const ca_extent extents[TENSORS])
     return false;
 }
 
+/* first_row is dropout's number of the problem's first row. */
+static ca_status
+run_part(ca_device *device, const ca_attention *attention, int64_t first_row,
+         ca_error *error)
+{
+    const ca_tensor *output = &attention->tensors[CA_ATTENTION_OUTPUT];
+    ca_extent extents[TENSORS];
+    for (int t = 0; t < TENSORS; t++) {
+        extents[t] = ca_tensor_extent(&attention->tensors[t]);
+    }
+    ca_leading_dims dims;
+    ca_attention_fold(attention, &dims);
+
+    /* The outermost dimension that can be halved; the rows are the last resort. */
+    int leading = output->ndim - 2;
+    int d = 0;
+    while (d < leading && output->shape[d] == 1) {
+        d++;
+    }
+    int64_t size = output->shape[d];
+    bool fits = !exceeds_device(ca_device_get_info(device), extents);
+    if ((dims.count <= CA_BATCH_DIMS && fits) || size <= 1) {
+        ca_extent joined[TENSORS];
+        memcpy(joined, extents, sizeof(joined));
+        join_overlaps(attention, joined);
+        fits = !exceeds_device(ca_device_get_info(device), joined);
+        return launch_whole(device, attention, fits ? joined : extents, &dims,
+                            first_row, error);
+    }
+    int64_t rows = 1; /* of one entry of dimension d */
+    for (int inner = d + 1; inner <= leading; inner++) {
+        rows *= output->shape[inner];
+    }
+    ca_attention half = part_of(attention, d, 0, size / 2);
+    ca_status status = run_part(device, &half, first_row, error);
+    if (status == CA_OK) {
+        half = part_of(attention, d, size / 2, size - size / 2);
+        status = run_part(device, &half, first_row + size / 2 * rows, error);
+    }
+    return status;
+}
+
+/* ---- no queries, but present keys and values ---- */
+
+/* Let one row of zeros for each batch do the writing. */
+static ca_status
+run_without_rows(ca_device *device, const ca_attention *attention, ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_attention substitute = *attention;
+    ca_tensor *query = &substitute.tensors[CA_ATTENTION_QUERY];
+    ca_tensor *output = &substitute.tensors[CA_ATTENTION_OUTPUT];
+    int rows = output->ndim - 2;
+    void *zeros = NULL;
+    void *unused = NULL;
+    int64_t count;
+    query->shape[rows] = 1;
+    output->shape[rows] = 1;
+    CA_TRY(ca_shape_count(output->ndim, output->shape, "the result", &count, error));
+    size_t size = ca_dtype_size(query->dtype);
+    zeros = calloc((size_t)query->shape[rows + 1] + 1, size);
+    unused = calloc((size_t)count + 1, size);
+    if (zeros == NULL || unused == NULL) {
+        CA_TRY(
+            ca_error_set(error, CA_ERROR_MEMORY, "no memory for a row of the query"));
+    }
+    query->data = zeros;
+    output->data = unused;
+    int64_t stride = 1;
+    for (int d = output->ndim - 1; d >= 0; d--) {
+        query->strides[d] = 0;
+        output->strides[d] = stride;
+        stride *= output->shape[d];
+    }
+    ca_tensor_set_absent(&substitute.tensors[CA_ATTENTION_MASK]);
+    ca_tensor_set_absent(&substitute.tensors[CA_ATTENTION_BIAS]);
+    ca_tensor_set_absent(&substitute.tensors[CA_ATTENTION_LSE]);
+    ca_tensor_set_absent(&substitute.tensors[CA_ATTENTION_SCORES]);
+    CA_TRY(run_part(device, &substitute, 0, error));
+done:
+    free(unused);
+    free(zeros);
+    return status;
+}
+
 ca_status
 ca_attention_run(ca_device *device, const ca_attention *attention, ca_error *error)
 {
-    const ca_tensor *tensors[TENSORS];
-    list_tensors(attention, tensors);
-    ca_extent extents[TENSORS];
-    for (int t = 0; t < TENSORS; t++) {
-        extents[t] = ca_tensor_extent(tensors[t]);
+    const ca_tensor *output = &attention->tensors[CA_ATTENTION_OUTPUT];
+    if (output->shape[output->ndim - 2] == 0) {
+        return run_without_rows(device, attention, error);
     }
-    leading_dims dims;
-    fold_leading_dims(tensors, &dims);
-
-    /* The outermost dimension that can be halved; the rows are the last resort. */
-    int leading = attention->output.ndim - 2;
-    int d = 0;
-    while (d < leading && attention->output.shape[d] == 1) {
-        d++;
-    }
-    int64_t size = attention->output.shape[d];
-    bool whole = dims.count <= CA_BATCH_DIMS &&
-                 !exceeds_device(ca_device_get_info(device), extents);
-    if (whole || size <= 1) {
-        return launch_whole(device, attention, tensors, extents, &dims, error);
-    }
-    ca_attention half = part_of(attention, d, 0, size / 2);
-    ca_status status = ca_attention_run(device, &half, error);
-    if (status == CA_OK) {
-        half = part_of(attention, d, size / 2, size - size / 2);
-        status = ca_attention_run(device, &half, error);
-    }
-    return status;
+    return run_part(device, attention, 0, error);
 }

@@ -18,6 +18,9 @@ typedef struct {
    range is as good as none, one below as good as the lowest there is. */
 double ca_attention_softcap(const ca_attention *attention);
 
+/* False where the probability of dropping is less than a random word resolves. */
+bool ca_attention_drops(const ca_attention *attention);
+
 /* CA_ERROR_DEVICE where the device lacks the dtype; CA_ERROR_VALUE where the variant
    asked for cannot run the problem. */
 ca_status ca_attention_make_plan(const ca_device_info *info,

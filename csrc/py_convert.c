@@ -25,13 +25,30 @@ is_bfloat16(PyArray_Descr *descr)
            strcmp(dot != NULL ? dot + 1 : name, "bfloat16") == 0;
 }
 
+/* An integer type by its size: int64 is long here, and long long there. */
 static bool
-dtype_from_descr(PyArray_Descr *descr, ca_dtype *dtype)
+integer_dtype(PyArray_Descr *descr, ca_dtype *dtype)
+{
+    static const ca_dtype signed_dtypes[] = {
+        [1] = CA_INT8, [2] = CA_INT16, [4] = CA_INT32, [8] = CA_INT64};
+    static const ca_dtype unsigned_dtypes[] = {
+        [1] = CA_UINT8, [2] = CA_UINT16, [4] = CA_UINT32, [8] = CA_UINT64};
+    npy_intp size = PyDataType_ELSIZE(descr);
+    if (!PyTypeNum_ISINTEGER(descr->type_num) || size > 8) {
+        return false;
+    }
+    *dtype = PyTypeNum_ISUNSIGNED(descr->type_num) ? unsigned_dtypes[size]
+                                                   : signed_dtypes[size];
+    return true;
+}
+
+static bool
+dtype_from_descr(PyArray_Descr *descr, ca_py_dtypes dtypes, ca_dtype *dtype)
 {
     switch (descr->type_num) {
     case NPY_BOOL:
         *dtype = CA_BOOL;
-        return true;
+        return dtypes != CA_TAKES_FLOATS;
     case NPY_HALF:
         *dtype = CA_FLOAT16;
         return true;
@@ -43,7 +60,8 @@ dtype_from_descr(PyArray_Descr *descr, ca_dtype *dtype)
         return true;
     default:
         *dtype = CA_BFLOAT16;
-        return is_bfloat16(descr);
+        return is_bfloat16(descr) ||
+               (dtypes == CA_TAKES_NUMBERS && integer_dtype(descr, dtype));
     }
 }
 
@@ -114,20 +132,24 @@ describe(PyArrayObject *array, ca_dtype dtype, ca_tensor *tensor)
 }
 
 int
-ca_py_tensor_from_array(PyObject *object, const char *name, ca_tensor *tensor,
-                        PyObject **keep)
+ca_py_tensor_from_array(PyObject *object, const char *name, ca_py_dtypes dtypes,
+                        ca_tensor *tensor, PyObject **keep)
 {
+    static const char *const expected[] = {
+        [CA_TAKES_FLOATS] = "",
+        [CA_TAKES_BOOL_AND_FLOATS] = "bool, ",
+        [CA_TAKES_NUMBERS] = "bool, an integer type, ",
+    };
     if (check_is_array(object, name) < 0) {
         return -1;
     }
     PyArrayObject *array = (PyArrayObject *)object;
     ca_dtype dtype;
-    if (!dtype_from_descr(PyArray_DESCR(array), &dtype)) {
+    if (!dtype_from_descr(PyArray_DESCR(array), dtypes, &dtype)) {
         PyErr_Format(PyExc_TypeError,
                      "%s has dtype %S; expected %sfloat16, bfloat16, float32 or "
                      "float64",
-                     name, (PyObject *)PyArray_DESCR(array),
-                     strcmp(name, "attn_mask") == 0 ? "bool, " : "");
+                     name, (PyObject *)PyArray_DESCR(array), expected[dtypes]);
         return -1;
     }
     if (is_native(array) && describe(array, dtype, tensor)) {
@@ -144,6 +166,17 @@ ca_py_tensor_from_array(PyObject *object, const char *name, ca_tensor *tensor,
     }
     describe((PyArrayObject *)*keep, dtype, tensor);
     return 0;
+}
+
+int
+ca_py_tensor_from_optional(PyObject *object, const char *name, ca_py_dtypes dtypes,
+                           ca_tensor *tensor, PyObject **keep)
+{
+    if (object == Py_None) {
+        ca_tensor_set_absent(tensor);
+        return 0;
+    }
+    return ca_py_tensor_from_array(object, name, dtypes, tensor, keep);
 }
 
 static void

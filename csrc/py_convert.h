@@ -15,12 +15,22 @@
 /* Load NumPy's C API. -1 with an exception set. */
 int ca_py_convert_init(void);
 
+/* The dtypes an argument may have. */
+typedef enum {
+    CA_TAKES_FLOATS,
+    CA_TAKES_BOOL_AND_FLOATS,
+    CA_TAKES_NUMBERS, /* bool, integers, floats */
+} ca_py_dtypes;
+
 /* `object`, argument `name`, as a tensor. *keep is a new reference that owns the
    memory: the array itself, or a copy where its elements are misaligned or
-   byte-swapped. -1 with a TypeError for anything but an array of bool or a float dtype.
- */
-int ca_py_tensor_from_array(PyObject *object, const char *name, ca_tensor *tensor,
-                            PyObject **keep);
+   byte-swapped. -1 with a TypeError for anything but an array of such a dtype. */
+int ca_py_tensor_from_array(PyObject *object, const char *name, ca_py_dtypes dtypes,
+                            ca_tensor *tensor, PyObject **keep);
+
+/* The same, or an absent tensor and no reference for None. */
+int ca_py_tensor_from_optional(PyObject *object, const char *name, ca_py_dtypes dtypes,
+                               ca_tensor *tensor, PyObject **keep);
 
 /* A new C-contiguous array, its memory 128-byte aligned and not initialised: of the
    native form of `like`'s dtype, or of `dtype` where `like` is NULL. */

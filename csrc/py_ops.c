@@ -1,14 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 #include "py_ops.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "op_attention.h"
+#include "py_attention.h"
 #include "py_convert.h"
 #include "py_error.h"
-#include "py_runtime.h"
 #include "py_scalars.h"
 #include "spec_torch.h"
 
@@ -31,46 +27,18 @@ enum {
     ARGUMENTS,
 };
 
-/* CLATTN_KERNEL forces a kernel, for tests. */
 static int
-variant_from_environment(ca_variant *variant)
+parse_dropout(PyObject *const *args, ca_torch_sdpa *call)
 {
-    const char *name = getenv("CLATTN_KERNEL");
-    if (name == NULL || name[0] == '\0') {
-        *variant = CA_VARIANT_ANY;
-    } else if (strcmp(name, "reference") == 0) {
-        *variant = CA_VARIANT_REFERENCE;
-    } else if (strcmp(name, "cpu") == 0) {
-        *variant = CA_VARIANT_CPU;
-    } else {
-        PyErr_Format(PyExc_ValueError,
-                     "CLATTN_KERNEL is \"%s\"; expected \"reference\" or \"cpu\"",
-                     name);
+    if (ca_py_double(args[DROPOUT_P], "dropout_p", &call->dropout) < 0) {
         return -1;
     }
-    return 0;
-}
-
-/* dropout_p and seed: checked, though only p = 0 has a kernel. */
-static int
-check_dropout(PyObject *const *args)
-{
-    double p;
-    if (ca_py_double(args[DROPOUT_P], "dropout_p", &p) < 0 ||
-        ca_py_check_seed(args[SEED]) < 0) {
-        return -1;
-    }
-    if (!(p >= 0 && p <= 1)) {
+    if (!(call->dropout >= 0 && call->dropout <= 1)) {
         PyErr_Format(PyExc_ValueError, "dropout_p is %R; expected 0 to 1",
                      args[DROPOUT_P]);
         return -1;
     }
-    if (p != 0) {
-        PyErr_Format(PyExc_NotImplementedError,
-                     "dropout_p is %R; only 0 is implemented so far", args[DROPOUT_P]);
-        return -1;
-    }
-    return 0;
+    return ca_py_seed(args[SEED], call->dropout > 0, &call->seed);
 }
 
 /* Everything but the arrays. */
@@ -78,7 +46,8 @@ static int
 parse_options(PyObject *const *args, ca_torch_sdpa *call, bool *return_lse)
 {
     call->has_scale = args[SCALE] != Py_None;
-    if (check_dropout(args) < 0 || ca_py_causal(args[IS_CAUSAL], &call->causal) < 0 ||
+    if (parse_dropout(args, call) < 0 ||
+        ca_py_causal(args[IS_CAUSAL], &call->causal) < 0 ||
         (call->has_scale && ca_py_double(args[SCALE], "scale", &call->scale) < 0) ||
         ca_py_flag(args[ENABLE_GQA], "enable_gqa", &call->enable_gqa) < 0 ||
         ca_py_window(args[WINDOW], &call->window_left, &call->window_right) < 0 ||
@@ -93,16 +62,18 @@ parse_options(PyObject *const *args, ca_torch_sdpa *call, bool *return_lse)
 static int
 parse_arrays(PyObject *const *args, ca_torch_sdpa *call, PyObject **keep)
 {
-    if (ca_py_tensor_from_array(args[QUERY], "query", &call->query, &keep[QUERY]) < 0 ||
-        ca_py_tensor_from_array(args[KEY], "key", &call->key, &keep[KEY]) < 0 ||
-        ca_py_tensor_from_array(args[VALUE], "value", &call->value, &keep[VALUE]) < 0) {
+    const ca_py_dtypes floats = CA_TAKES_FLOATS;
+    call->has_mask = args[ATTN_MASK] != Py_None;
+    if (ca_py_tensor_from_array(args[QUERY], "query", floats, &call->query,
+                                &keep[QUERY]) < 0 ||
+        ca_py_tensor_from_array(args[KEY], "key", floats, &call->key, &keep[KEY]) < 0 ||
+        ca_py_tensor_from_array(args[VALUE], "value", floats, &call->value,
+                                &keep[VALUE]) < 0) {
         return -1;
     }
-    call->has_mask = args[ATTN_MASK] != Py_None;
-    ca_tensor_set_absent(&call->attn_mask);
-    return call->has_mask ? ca_py_tensor_from_array(args[ATTN_MASK], "attn_mask",
-                                                    &call->attn_mask, &keep[ATTN_MASK])
-                          : 0;
+    return ca_py_tensor_from_optional(args[ATTN_MASK], "attn_mask",
+                                      CA_TAKES_BOOL_AND_FLOATS, &call->attn_mask,
+                                      &keep[ATTN_MASK]);
 }
 
 static bool
@@ -131,26 +102,6 @@ prepare_result(const ca_torch_sdpa *call, PyObject *query, PyObject *out, int nd
     return ca_py_array_new(query, call->query.dtype, ndim, shape, tensor);
 }
 
-/* Find the device and run; problems without work need neither. */
-static int
-run(ca_state *state, PyObject *device_argument, const ca_attention *attention)
-{
-    if (ca_attention_is_trivial(attention)) {
-        ca_attention_fill(attention);
-        return 0;
-    }
-    ca_device *device;
-    if (ca_py_find_device(state, device_argument, &device) < 0) {
-        return -1;
-    }
-    ca_error error = {0};
-    ca_status status;
-    Py_BEGIN_ALLOW_THREADS
-        status = ca_attention_run(device, attention, &error);
-    Py_END_ALLOW_THREADS
-    return ca_py_error_check(state, status, &error);
-}
-
 /* scaled_dot_product_attention(query, key, …, device, /): see functional.py */
 static PyObject *
 scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
@@ -176,8 +127,7 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
 
     if (parse_arrays(args, &call, keep) < 0 ||
         parse_options(args, &call, &return_lse) < 0 ||
-        variant_from_environment(&attention.variant) < 0 ||
-        ca_py_check_device(state, args[DEVICE]) < 0) {
+        ca_py_check_surroundings(state, args[DEVICE]) < 0) {
         goto done;
     }
     ca_status status = ca_torch_sdpa_check(&call, &ndim, shape, &error);
@@ -201,7 +151,7 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
         }
     }
     ca_torch_sdpa_problem(&call, &output_tensor, &lse_tensor, &attention);
-    if (run(state, args[DEVICE], &attention) < 0) {
+    if (ca_py_run_attention(state, args[DEVICE], &attention) < 0) {
         goto done;
     }
     if (out != Py_None && result != out) {

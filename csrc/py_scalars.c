@@ -138,10 +138,55 @@ ca_py_window(PyObject *object, int64_t *left, int64_t *right)
 }
 
 int
-ca_py_check_seed(PyObject *object)
+ca_py_int(PyObject *object, const char *name, int64_t lowest, int64_t highest,
+          int64_t *value)
 {
+    if (!PyIndex_Check(object) && !is_numpy_bool(object)) {
+        return wrong_type(name, "a whole number", object);
+    }
+    PyObject *whole =
+        is_numpy_bool(object) ? PyNumber_Long(object) : PyNumber_Index(object);
+    if (whole == NULL) {
+        return -1;
+    }
+    int overflow;
+    long long number = PyLong_AsLongLongAndOverflow(whole, &overflow);
+    Py_DECREF(whole);
+    if (overflow != 0 || number < lowest || number > highest) {
+        PyErr_Format(PyExc_ValueError, "%s is %R; expected %lld to %lld", name, object,
+                     (long long)lowest, (long long)highest);
+        return -1;
+    }
+    *value = number;
+    return 0;
+}
+
+static int
+random_seed(uint64_t *seed)
+{
+    PyObject *os = PyImport_ImportModule("os");
+    if (os == NULL) {
+        return -1;
+    }
+    PyObject *bytes = PyObject_CallMethod(os, "urandom", "i", (int)sizeof(*seed));
+    Py_DECREF(os);
+    if (bytes == NULL) {
+        return -1;
+    }
+    const char *data = PyBytes_AsString(bytes);
+    if (data != NULL) {
+        memcpy(seed, data, sizeof(*seed));
+    }
+    Py_DECREF(bytes);
+    return data != NULL ? 0 : -1;
+}
+
+int
+ca_py_seed(PyObject *object, bool needed, uint64_t *seed)
+{
+    *seed = 0;
     if (object == Py_None) {
-        return 0;
+        return needed ? random_seed(seed) : 0;
     }
     if (!PyIndex_Check(object)) {
         return wrong_type("seed", "a whole number or None", object);
@@ -150,7 +195,7 @@ ca_py_check_seed(PyObject *object)
     if (whole == NULL) {
         return -1;
     }
-    (void)PyLong_AsUnsignedLongLong(whole);
+    *seed = PyLong_AsUnsignedLongLong(whole);
     Py_DECREF(whole);
     if (PyErr_Occurred()) {
         PyErr_Format(PyExc_ValueError, "seed is %R; expected 0 to 2**64 - 1", object);

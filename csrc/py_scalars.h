@@ -26,7 +26,13 @@ int ca_py_causal(PyObject *object, ca_causal *causal);
 /* window: None, or (left, right), each a whole number or None (CA_BAND_UNBOUNDED). */
 int ca_py_window(PyObject *object, int64_t *left, int64_t *right);
 
-/* seed: None or a whole number of 64 bits. */
-int ca_py_check_seed(PyObject *object);
+/* A whole number from `lowest` to `highest`: Python's, NumPy's, or anything else with
+   __index__; bool counts as 0 and 1. */
+int ca_py_int(PyObject *object, const char *name, int64_t lowest, int64_t highest,
+              int64_t *value);
+
+/* seed: a whole number of 64 bits; None: a new one from the operating system, if it is
+   `needed`. */
+int ca_py_seed(PyObject *object, bool needed, uint64_t *seed);
 
 #endif

@@ -4,32 +4,9 @@
  */
 #include "spec_torch.h"
 
-#include <float.h>
-#include <math.h>
 #include <string.h>
 
-/* Sizes counted from the end: shape[-1] is size_at(tensor, 1). A missing dimension is
-   1, as in broadcasting. */
-static int64_t
-size_at(const ca_tensor *tensor, int from_end)
-{
-    return from_end <= tensor->ndim ? tensor->shape[tensor->ndim - from_end] : 1;
-}
-
-static int64_t
-stride_at(const ca_tensor *tensor, int from_end)
-{
-    bool broadcasts = from_end > tensor->ndim || size_at(tensor, from_end) == 1;
-    return broadcasts ? 0 : tensor->strides[tensor->ndim - from_end];
-}
-
-#define SHAPE_TEXT 160
-
-static const char *
-shape_text(const ca_tensor *tensor, char text[SHAPE_TEXT])
-{
-    return ca_shape_format(tensor->ndim, tensor->shape, text, SHAPE_TEXT);
-}
+#include "spec_common.h"
 
 static ca_status
 check_dtypes(const ca_torch_sdpa *call, ca_error *error)
@@ -41,12 +18,6 @@ check_dtypes(const ca_torch_sdpa *call, ca_error *error)
         {"query", &call->query}, {"key", &call->key}, {"value", &call->value}};
     for (int t = 0; t < 3; t++) {
         ca_dtype dtype = inputs[t].tensor->dtype;
-        if (dtype == CA_BOOL) {
-            return ca_error_set(error, CA_ERROR_TYPE,
-                                "%s has dtype bool; expected float16, bfloat16, "
-                                "float32 or float64",
-                                inputs[t].name);
-        }
         if (dtype != call->query.dtype) {
             return ca_error_set(error, CA_ERROR_TYPE,
                                 "%s has dtype %s; expected %s, the dtype of query",
@@ -54,10 +25,11 @@ check_dtypes(const ca_torch_sdpa *call, ca_error *error)
                                 ca_dtype_name(call->query.dtype));
         }
         if (inputs[t].tensor->ndim < 2) {
-            char text[SHAPE_TEXT];
+            char text[CA_SHAPE_TEXT];
             return ca_error_set(error, CA_ERROR_VALUE,
                                 "%s has shape %s; expected two dimensions or more",
-                                inputs[t].name, shape_text(inputs[t].tensor, text));
+                                inputs[t].name,
+                                ca_spec_shape_text(inputs[t].tensor, text));
         }
     }
     return CA_OK;
@@ -66,23 +38,25 @@ check_dtypes(const ca_torch_sdpa *call, ca_error *error)
 static ca_status
 check_matrices(const ca_torch_sdpa *call, ca_error *error)
 {
-    char given[SHAPE_TEXT];
-    char other[SHAPE_TEXT];
-    if (size_at(&call->key, 1) != size_at(&call->query, 1)) {
-        return ca_error_set(
-            error, CA_ERROR_VALUE,
-            "key has head size %lld (shape %s); expected %lld, that of "
-            "query (shape %s)",
-            (long long)size_at(&call->key, 1), shape_text(&call->key, given),
-            (long long)size_at(&call->query, 1), shape_text(&call->query, other));
+    char given[CA_SHAPE_TEXT];
+    char other[CA_SHAPE_TEXT];
+    if (ca_tensor_size(&call->key, 1) != ca_tensor_size(&call->query, 1)) {
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "key has head size %lld (shape %s); expected %lld, that of "
+                            "query (shape %s)",
+                            (long long)ca_tensor_size(&call->key, 1),
+                            ca_spec_shape_text(&call->key, given),
+                            (long long)ca_tensor_size(&call->query, 1),
+                            ca_spec_shape_text(&call->query, other));
     }
-    if (size_at(&call->value, 2) != size_at(&call->key, 2)) {
-        return ca_error_set(
-            error, CA_ERROR_VALUE,
-            "value has length %lld (shape %s); expected %lld, that of "
-            "key (shape %s)",
-            (long long)size_at(&call->value, 2), shape_text(&call->value, given),
-            (long long)size_at(&call->key, 2), shape_text(&call->key, other));
+    if (ca_tensor_size(&call->value, 2) != ca_tensor_size(&call->key, 2)) {
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "value has length %lld (shape %s); expected %lld, that of "
+                            "key (shape %s)",
+                            (long long)ca_tensor_size(&call->value, 2),
+                            ca_spec_shape_text(&call->value, given),
+                            (long long)ca_tensor_size(&call->key, 2),
+                            ca_spec_shape_text(&call->key, other));
     }
     return CA_OK;
 }
@@ -90,13 +64,13 @@ check_matrices(const ca_torch_sdpa *call, ca_error *error)
 static ca_status
 check_heads(const ca_torch_sdpa *call, ca_error *error)
 {
-    int64_t Hq = size_at(&call->query, 3);
-    int64_t Hk = size_at(&call->key, 3);
-    if (size_at(&call->value, 3) != Hk) {
+    int64_t Hq = ca_tensor_size(&call->query, 3);
+    int64_t Hk = ca_tensor_size(&call->key, 3);
+    if (ca_tensor_size(&call->value, 3) != Hk) {
         return ca_error_set(error, CA_ERROR_VALUE,
                             "value has %lld heads; expected %lld, as many as key, with "
                             "enable_gqa",
-                            (long long)size_at(&call->value, 3), (long long)Hk);
+                            (long long)ca_tensor_size(&call->value, 3), (long long)Hk);
     }
     if (Hk == 0 ? Hq != 0 : Hq % Hk != 0) {
         return ca_error_set(error, CA_ERROR_VALUE,
@@ -114,16 +88,16 @@ broadcast_leading(const ca_tensor *tensor, const char *name, int first, int ndim
 {
     for (int d = first; d <= tensor->ndim; d++) {
         int64_t *common = &shape[ndim - d];
-        int64_t size = size_at(tensor, d);
+        int64_t size = ca_tensor_size(tensor, d);
         if (*common == 1) {
             *common = size;
         } else if (size != 1 && size != *common) {
-            char given[SHAPE_TEXT];
+            char given[CA_SHAPE_TEXT];
             return ca_error_set(error, CA_ERROR_VALUE,
                                 "%s has shape %s, whose dimension %d of size %lld does "
                                 "not broadcast with the others' %lld%s",
-                                name, shape_text(tensor, given), -d, (long long)size,
-                                (long long)*common,
+                                name, ca_spec_shape_text(tensor, given), -d,
+                                (long long)size, (long long)*common,
                                 d == 3 ? " (for grouped heads: enable_gqa=True)" : "");
         }
     }
@@ -139,16 +113,16 @@ check_mask(const ca_tensor *mask, int ndim, const int64_t *shape, int64_t S,
     scores[ndim - 1] = S;
     bool fits = mask->ndim <= ndim;
     for (int d = 1; fits && d <= mask->ndim; d++) {
-        int64_t size = size_at(mask, d);
+        int64_t size = ca_tensor_size(mask, d);
         fits = size == 1 || size == scores[ndim - d];
     }
     if (!fits) {
-        char given[SHAPE_TEXT];
-        char expected[SHAPE_TEXT];
+        char given[CA_SHAPE_TEXT];
+        char expected[CA_SHAPE_TEXT];
         return ca_error_set(
             error, CA_ERROR_VALUE,
             "attn_mask has shape %s; expected one that broadcasts to %s",
-            shape_text(mask, given),
+            ca_spec_shape_text(mask, given),
             ca_shape_format(ndim, scores, expected, sizeof(expected)));
     }
     return CA_OK;
@@ -157,30 +131,17 @@ check_mask(const ca_tensor *mask, int ndim, const int64_t *shape, int64_t S,
 static ca_status
 check_scalars(const ca_torch_sdpa *call, ca_error *error)
 {
-    if (call->has_scale && !isfinite(call->scale)) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "scale is %g; expected a finite number", call->scale);
-    }
-    if (call->has_scale && call->query.dtype != CA_FLOAT64 &&
-        fabs(call->scale) > FLT_MAX / 2) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "scale is %g; expected a number that float32 holds, in "
-                            "which %s is computed",
-                            call->scale, ca_dtype_name(call->query.dtype));
-    }
-    if (!(call->softcap >= 0) || isinf(call->softcap)) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "softcap is %g; expected a finite number of 0 (none) or "
-                            "more",
-                            call->softcap);
-    }
+    ca_status status = CA_OK;
+    CA_TRY(ca_spec_check_scale(call->has_scale, call->scale, call->query.dtype, error));
+    CA_TRY(ca_spec_check_softcap(call->softcap, error));
     if (call->window_left < 0 || call->window_right < 0) {
-        return ca_error_set(error, CA_ERROR_VALUE,
+        CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
                             "window has the bound %lld; expected 0 or more, or None",
                             (long long)(call->window_left < 0 ? call->window_left
-                                                              : call->window_right));
+                                                              : call->window_right)));
     }
-    return CA_OK;
+done:
+    return status;
 }
 
 ca_status
@@ -203,55 +164,23 @@ ca_torch_sdpa_check(const ca_torch_sdpa *call, int *ndim, int64_t shape[CA_MAX_D
         CA_TRY(check_heads(call, error));
         first = 4;
         if (n >= 3) {
-            shape[n - 3] = size_at(&call->query, 3);
+            shape[n - 3] = ca_tensor_size(&call->query, 3);
         }
     }
     CA_TRY(broadcast_leading(&call->query, "query", first, n, shape, error));
     CA_TRY(broadcast_leading(&call->key, "key", first, n, shape, error));
     CA_TRY(broadcast_leading(&call->value, "value", first, n, shape, error));
-    shape[n - 2] = size_at(&call->query, 2);
-    shape[n - 1] = size_at(&call->value, 1);
+    shape[n - 2] = ca_tensor_size(&call->query, 2);
+    shape[n - 1] = ca_tensor_size(&call->value, 1);
     *ndim = n;
     if (call->has_mask) {
-        CA_TRY(check_mask(&call->attn_mask, n, shape, size_at(&call->key, 2), error));
+        CA_TRY(check_mask(&call->attn_mask, n, shape, ca_tensor_size(&call->key, 2),
+                          error));
     }
     int64_t count;
     CA_TRY(ca_shape_count(n, shape, "the result", &count, error));
 done:
     return status;
-}
-
-/* View `tensor` as (…, Hk, group, rows, columns): its leading dimensions follow
-   `shape`, its heads are split in groups; a head dimension with one head for each
-   group (key, value) repeats it. `trailing` is 2, or 1 for lse. */
-static ca_tensor
-grouped_view(const ca_tensor *tensor, int trailing, int nleading, int64_t Hq,
-             int64_t Hk, const int64_t *shape)
-{
-    ca_tensor view = {.dtype = tensor->dtype, .data = tensor->data};
-    if (tensor->data == NULL) {
-        return view;
-    }
-    int64_t group = Hk > 0 ? Hq / Hk : 1;
-    for (int d = 0; d < nleading; d++) {
-        int from_end = nleading - d + trailing;
-        int64_t stride = stride_at(tensor, from_end);
-        if (d < nleading - 1) {
-            view.shape[view.ndim] = shape[d];
-            view.strides[view.ndim++] = stride;
-            continue;
-        }
-        bool shared = size_at(tensor, from_end) != Hq; /* key and value heads */
-        view.shape[view.ndim] = Hk;
-        view.strides[view.ndim++] = shared ? stride : stride * group;
-        view.shape[view.ndim] = group;
-        view.strides[view.ndim++] = shared ? 0 : stride;
-    }
-    for (int from_end = trailing; from_end > 0; from_end--) {
-        view.shape[view.ndim] = size_at(tensor, from_end);
-        view.strides[view.ndim++] = stride_at(tensor, from_end);
-    }
-    return view;
 }
 
 void
@@ -260,24 +189,36 @@ ca_torch_sdpa_problem(const ca_torch_sdpa *call, const ca_tensor *output,
 {
     int nleading = output->ndim - 2;
     const int64_t *shape = output->shape;
-    int64_t Hq = size_at(output, 3);
-    int64_t Hk = call->enable_gqa ? size_at(&call->key, 3) : Hq;
-    int64_t L = size_at(&call->query, 2);
-    int64_t S = size_at(&call->key, 2);
-    int64_t E = size_at(&call->query, 1);
+    int64_t Hq = ca_tensor_size(output, 3);
+    int64_t Hk = call->enable_gqa ? ca_tensor_size(&call->key, 3) : Hq;
+    int64_t L = ca_tensor_size(&call->query, 2);
+    int64_t S = ca_tensor_size(&call->key, 2);
+    int64_t E = ca_tensor_size(&call->query, 1);
+    const struct {
+        const ca_tensor *tensor;
+        int trailing;
+        ca_attention_tensor place;
+    } views[] = {
+        {&call->query, 2, CA_ATTENTION_QUERY}, {&call->key, 2, CA_ATTENTION_KEY},
+        {&call->value, 2, CA_ATTENTION_VALUE}, {&call->attn_mask, 2, CA_ATTENTION_MASK},
+        {output, 2, CA_ATTENTION_OUTPUT},      {lse, 1, CA_ATTENTION_LSE},
+    };
 
-    attention->query = grouped_view(&call->query, 2, nleading, Hq, Hk, shape);
-    attention->key = grouped_view(&call->key, 2, nleading, Hq, Hk, shape);
-    attention->value = grouped_view(&call->value, 2, nleading, Hq, Hk, shape);
-    attention->mask = grouped_view(&call->attn_mask, 2, nleading, Hq, Hk, shape);
-    attention->output = grouped_view(output, 2, nleading, Hq, Hk, shape);
-    attention->lse = grouped_view(lse, 1, nleading, Hq, Hk, shape);
-    attention->scale = call->has_scale ? call->scale : E > 0 ? 1 / sqrt((double)E) : 1;
+    ca_attention_init(attention);
+    for (size_t i = 0; i < sizeof(views) / sizeof(views[0]); i++) {
+        ca_spec_view_grouped(views[i].tensor, views[i].trailing, nleading, shape, Hk,
+                             &attention->tensors[views[i].place]);
+    }
+    ca_tensor *mask = &attention->tensors[CA_ATTENTION_MASK];
+    ca_spec_broadcast_rows(mask, L);
+    ca_spec_broadcast_columns(mask, S);
+    attention->mask_is_added = mask->dtype != CA_BOOL;
+    attention->scale = call->has_scale ? call->scale : ca_spec_default_scale(E);
     attention->softcap = call->softcap;
+    attention->dropout = call->dropout;
+    attention->seed = call->seed;
 
     int64_t shift = call->causal == CA_CAUSAL_LOWER_RIGHT ? S - L : 0;
-    attention->below = CA_BAND_UNBOUNDED;
-    attention->above = CA_BAND_UNBOUNDED;
     if (call->window_left != CA_BAND_UNBOUNDED) {
         attention->below = call->window_left - shift;
     }

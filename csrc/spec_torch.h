@@ -32,6 +32,8 @@ typedef struct {
     double softcap;       /* 0: none */
     int64_t window_left;  /* CA_BAND_UNBOUNDED: no bound */
     int64_t window_right; /* likewise */
+    double dropout;       /* 0 … 1 */
+    uint64_t seed;
 } ca_torch_sdpa;
 
 /* Check every rule; the result's shape (…, Hq, L, Ev) is written to `shape`.

@@ -10,7 +10,11 @@ static const struct {
 } dtypes[CA_DTYPE_COUNT] = {
     [CA_BOOL] = {"bool", 1},         [CA_FLOAT16] = {"float16", 2},
     [CA_BFLOAT16] = {"bfloat16", 2}, [CA_FLOAT32] = {"float32", 4},
-    [CA_FLOAT64] = {"float64", 8},
+    [CA_FLOAT64] = {"float64", 8},   [CA_INT8] = {"int8", 1},
+    [CA_INT16] = {"int16", 2},       [CA_INT32] = {"int32", 4},
+    [CA_INT64] = {"int64", 8},       [CA_UINT8] = {"uint8", 1},
+    [CA_UINT16] = {"uint16", 2},     [CA_UINT32] = {"uint32", 4},
+    [CA_UINT64] = {"uint64", 8},
 };
 
 size_t
@@ -31,6 +35,19 @@ ca_tensor_set_absent(ca_tensor *tensor)
     tensor->dtype = CA_FLOAT32;
     tensor->ndim = 0;
     tensor->data = NULL;
+}
+
+int64_t
+ca_tensor_size(const ca_tensor *tensor, int from_end)
+{
+    return from_end <= tensor->ndim ? tensor->shape[tensor->ndim - from_end] : 1;
+}
+
+int64_t
+ca_tensor_stride(const ca_tensor *tensor, int from_end)
+{
+    bool broadcasts = ca_tensor_size(tensor, from_end) == 1;
+    return broadcasts ? 0 : tensor->strides[tensor->ndim - from_end];
 }
 
 ca_extent

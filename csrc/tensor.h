@@ -17,11 +17,25 @@ typedef enum {
     CA_BFLOAT16,
     CA_FLOAT32,
     CA_FLOAT64,
+    CA_INT8,
+    CA_INT16,
+    CA_INT32,
+    CA_INT64,
+    CA_UINT8,
+    CA_UINT16,
+    CA_UINT32,
+    CA_UINT64,
     CA_DTYPE_COUNT,
 } ca_dtype;
 
 size_t ca_dtype_size(ca_dtype dtype);
 const char *ca_dtype_name(ca_dtype dtype); /* "float16" */
+
+static inline bool
+ca_dtype_is_float(ca_dtype dtype)
+{
+    return dtype >= CA_FLOAT16 && dtype <= CA_FLOAT64;
+}
 
 /* NumPy's own limit, and one more for heads split into groups. */
 #define CA_MAX_DIMS 65
@@ -38,6 +52,11 @@ typedef struct {
 
 /* Make it an absent tensor, without clearing what is not looked at then. */
 void ca_tensor_set_absent(ca_tensor *tensor);
+
+/* Sizes and strides counted from the end: 1 is the last dimension. A missing dimension
+   is of size 1, as in broadcasting; one of size 1 has stride 0. */
+int64_t ca_tensor_size(const ca_tensor *tensor, int from_end);
+int64_t ca_tensor_stride(const ca_tensor *tensor, int from_end);
 
 /* The bytes a tensor touches: [data, data + bytes), and how many elements lie between
    the start and element [0, 0, …] (not 0 with negative strides). bytes is 0 for an

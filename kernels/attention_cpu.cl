@@ -21,187 +21,108 @@
  *     -DMR                keys scored together: 12, or 16 of one vector of queries each,
  *                         or 6 where there are 16 registers
  *     -DBN                keys in a block, a multiple of MR
- *     LANES (lanes.cl), DTYPE, MASK (common.cl)
+ *     LANES (lanes.cl), and those of common.cl but for SOFTCAP_LAST
  */
-#include "attention_cpu_tiles.cl" /* the macros' defaults, load_… and store_… */
-#include "attention_row.cl"       /* attention_row */
+#include "attention_cpu_products.cl" /* dot_keys, add_values */
+#include "attention_cpu_softmax.cl"  /* softmax_state, SCORE_UNIT */
+#include "attention_cpu_tiles.cl"    /* the macros' defaults, load_… and store_… */
+#include "attention_present.cl"      /* copy_present */
+#include "attention_row.cl"          /* attention_row */
 
-/* Result columns summed together: Ev cut into equal parts of at most MR + 1. */
-#define PARTS   ((HEAD_EV + MR) / (MR + 1))
-#define COLUMNS ((HEAD_EV + PARTS - 1) / PARTS)
-
-/* Scores are in units of log 2, so that exp2 needs no factor; but natural under a float
-   mask, so that adding the lowest float does not overflow to -inf. */
-#if HAS_FLOAT_MASK
-#define SCORE_UNIT    REAL(1.0) /* what a natural score is multiplied by */
-#define TO_LOG2(x)    ((x) * LOG2_E)
-#define TO_NATURAL(x) (x)
-#else
-#define SCORE_UNIT    LOG2_E
-#define TO_LOG2(x)    (x)
-#define TO_NATURAL(x) ((x) * LN_2)
-#endif
-
-/* --- the two products ------------------------------------------------------------- */
-
-#define UNROLL _Pragma("unroll") /* as #pragma cannot stand in a macro */
-
-/* scores[k][v] = sum_e key[k][e] * queries[e][v] for MR keys, in either address space.
-   Sums of many terms are made of shorter ones, which round less. */
-#define DOT_PART 128
-#define DEFINE_DOT_KEYS(name, address_space)                                           \
-    static inline void name(realv *scores, const realv *queries,                       \
-                            address_space const real *key)                             \
-    {                                                                                  \
-        UNROLL for (int n = 0; n < MR * NV; n++)                                       \
-        {                                                                              \
-            scores[n] = (realv)REAL(0.0);                                              \
-        }                                                                              \
-        for (int e0 = 0; e0 < HEAD_E; e0 += DOT_PART) {                                \
-            realv sums[MR * NV];                                                       \
-            UNROLL for (int n = 0; n < MR * NV; n++)                                   \
-            {                                                                          \
-                sums[n] = (realv)REAL(0.0);                                            \
-            }                                                                          \
-            for (int e = e0; e < min(e0 + DOT_PART, HEAD_E); e++) {                    \
-                UNROLL for (int n = 0; n < MR * NV; n++)                               \
-                {                                                                      \
-                    sums[n] = fma((realv)key[n / NV * HEAD_E + e],                     \
-                                  queries[e * NV + n % NV], sums[n]);                  \
-                }                                                                      \
-            }                                                                          \
-            UNROLL for (int n = 0; n < MR * NV; n++)                                   \
-            {                                                                          \
-                scores[n] += sums[n];                                                  \
-            }                                                                          \
-        }                                                                              \
-    }
-
-DEFINE_DOT_KEYS(dot_packed_keys, __private)
-#if KEY_DIRECT
-DEFINE_DOT_KEYS(dot_keys, __global)
-#endif
-
-#if VALUE_DIRECT
-typedef __global const real *value_rows;
-#else
-typedef const real *value_rows;
-#endif
-
-/* result[c][v] += sum_j value[j][c] * weights[j][v] for so many columns c; a macro, as
-   the sums stay in registers only where that is a constant. */
-#define DEFINE_ADD_VALUES(name, columns)                                               \
-    static inline void name(realv *result, const realv *weights, value_rows value,     \
-                            ca_int64 stride, int keys)                                 \
-    {                                                                                  \
-        realv sums[(columns) * NV];                                                    \
-        UNROLL for (int n = 0; n < (columns) * NV; n++)                                \
-        {                                                                              \
-            sums[n] = (realv)REAL(0.0);                                                \
-        }                                                                              \
-        for (int j = 0; j < keys; j++) {                                               \
-            UNROLL for (int n = 0; n < (columns) * NV; n++)                            \
-            {                                                                          \
-                sums[n] = fma((realv)value[j * stride + n / NV],                       \
-                              weights[j * NV + n % NV], sums[n]);                      \
-            }                                                                          \
-        }                                                                              \
-        UNROLL for (int n = 0; n < (columns) * NV; n++)                                \
-        {                                                                              \
-            result[n] += sums[n];                                                      \
-        }                                                                              \
-    }
-
-DEFINE_ADD_VALUES(add_values, COLUMNS)
-#if HEAD_EV % COLUMNS
-DEFINE_ADD_VALUES(add_last_values, HEAD_EV % COLUMNS)
-#endif
-
-/* --- softmax ---------------------------------------------------------------------- */
-
-/* Weights are exp2(score - base): base need not be the highest score so far, only not
-   far below it, so it is raised, and all sums with it, when a score exceeds it by
-   HEADROOM. */
-#define HEADROOM REAL(4.0)
-
+/* BM rows of one batch, and the keys they may see: first … last. */
 typedef struct {
-    realv base[NV];
-    realv limit[NV]; /* base + HEADROOM; -inf, and base 0, before the first key */
-    realv sum[NV];   /* of the weights of earlier blocks */
-    realv block[NV]; /* and of this one */
-} softmax_state;
-
-static inline void
-raise_base(softmax_state *softmax, const realv *highest, realv *weights, int count,
-           realv *result)
-{
-    for (int v = 0; v < NV; v++) {
-        const intv fresh = softmax->limit[v] == (realv)(-INFINITY);
-        const realv old = fresh ? (realv)(-INFINITY) : softmax->base[v];
-        const realv raised = larger(highest[v], old);
-        const realv base = raised == (realv)(-INFINITY) ? (realv)REAL(0.0) : raised;
-        const realv decay = exp2_lanes(TO_LOG2(old - base));
-        softmax->base[v] = base;
-        softmax->limit[v] = raised + HEADROOM;
-        softmax->sum[v] *= decay;
-        softmax->block[v] *= decay;
-        for (int n = v; n < count; n += NV) {
-            weights[n] *= decay;
-        }
-        for (int c = 0; c < HEAD_EV; c++) {
-            result[c * NV + v] *= decay;
-        }
-    }
-}
-
-/* --- the kernel ------------------------------------------------------------------- */
-
-/* BM rows of one batch, and the keys they see: first … last. */
-typedef struct {
-    const ca_attention_params *params;
-    __global const storage *key; /* row 0 */
+    const attention_call *call;
+    const ca_int64 *batch;
     ca_int64 i0;
     int rows;
     ca_int64 first;
     ca_int64 last;
+    key_band band;
 } tile_state;
 
-/* scores[k][v] of keys j … j + MR - 1, -inf where excluded; `added` is the mask. */
-static inline void
-score_keys(const tile_state *tile, const realv *queries, const realv *added, ca_int64 j,
-           realv *scores)
+/* Keys start … end - 1, which lie in one tensor: the past ones or the new ones. */
+typedef struct {
+    __global const storage *key; /* key `start` */
+    __global const value_storage *value;
+    const ca_view *key_view;
+    const ca_view *value_view;
+    __global const storage *key_bias; /* NULL: none */
+    __global const storage *value_bias;
+    ca_int64 start;
+    ca_int64 end;
+} key_segment;
+
+#define SEGMENTS (PAST + 1)
+
+static inline key_segment
+segment_at(const attention_call *call, const ca_int64 *batch, int index)
 {
-    const ca_attention_params *params = tile->params;
+    const ca_attention_params *params = call->params;
+    const bool past = index < SEGMENTS - 1;
+    key_segment segment;
+    segment.key_view = past ? &params->past_key : &params->key;
+    segment.value_view = past ? &params->past_value : &params->value;
+    segment.key =
+        (past ? call->past_key : call->key) + ca_offset(segment.key_view, batch, 0, 0);
+    segment.value = (past ? call->past_value : call->value) +
+                    ca_offset(segment.value_view, batch, 0, 0);
+    segment.key_bias = 0;
+    segment.value_bias = 0;
+#if INPUT_BIAS
+    if (!past) {
+        segment.key_bias =
+            call->input_bias + ca_offset(&params->input_bias, batch, 0, 0) + HEAD_E;
+        segment.value_bias = segment.key_bias + HEAD_E;
+    }
+#endif
+    segment.start = past ? 0 : PAST ? params->P : 0;
+    segment.end = past ? params->P : params->T;
+    return segment;
+}
+
+/* scores[k][v] of keys j … j + MR - 1 after so many steps: 0 scaled products, 1 softcap,
+   2 mask and bias, which are in `added`, and -inf where excluded. */
+static inline void
+score_keys(const tile_state *tile, const key_segment *segment, const realv *queries,
+           const realv *added, ca_int64 j, int steps, realv *scores)
+{
+    const ca_int64 row = j - segment->start;
 #if KEY_DIRECT
-    if (j + MR <= params->S) {
-        dot_keys(scores, queries, tile->key + j * HEAD_E);
+    if (j + MR <= segment->end) {
+        dot_keys(scores, queries, segment->key + row * HEAD_E);
     } else
 #endif
     {
         real packed[MR * HEAD_E];
-        const int present = (int)min((ca_int64)MR, params->S - j);
-        pack_rows(packed, tile->key, &params->key, j, present, HEAD_E);
+        const int present = (int)min((ca_int64)MR, segment->end - j);
+        pack_keys(packed, segment->key, segment->key_view, row, present, HEAD_E,
+                  segment->key_bias);
         for (int n = present * HEAD_E; n < MR * HEAD_E; n++) {
             packed[n] = REAL(0.0);
         }
         dot_packed_keys(scores, queries, packed);
     }
 #if SOFTCAP
-    const real softcap = ca_softcap(params);
+    if (steps >= 1) {
+        const real softcap = ca_softcap(tile->call->params);
 #pragma unroll
-    for (int n = 0; n < MR * NV; n++) {
-        scores[n] = tanh_lanes(scores[n] / softcap) * (softcap * SCORE_UNIT);
+        for (int n = 0; n < MR * NV; n++) {
+            scores[n] = tanh_lanes(scores[n] / softcap) * (softcap * SCORE_UNIT);
+        }
     }
 #endif
-#if HAS_MASK
+    if (steps < 2) {
+        return;
+    }
+#if HAS_ADDENDS
 #pragma unroll
     for (int n = 0; n < MR * NV; n++) {
         scores[n] = added[n] == (realv)(-INFINITY) ? added[n] : scores[n] + added[n];
     }
 #endif
     /* Key j + k is in the band of lanes k - above … k - below. */
-    const ca_int64 above = tile->i0 + params->upper - j;
-    const ca_int64 below = tile->i0 + params->lower - j;
+    const ca_int64 above = tile->i0 + tile->band.upper - j;
+    const ca_int64 below = tile->i0 + tile->band.lower - j;
     if (above < MR - 1 || below > 1 - BM) {
         const realv lanes = lane_indices();
         const realv low = (realv)(-(real)clamp(above, (ca_int64)-BM, (ca_int64)MR));
@@ -213,61 +134,31 @@ score_keys(const tile_state *tile, const realv *queries, const realv *added, ca_
             scores[n] = attends ? scores[n] : (realv)(-INFINITY);
         }
     }
-    if (j + MR > params->S) {
+    const ca_int64 end = min(segment->end, tile->band.limit);
+    if (j + MR > end) {
 #pragma unroll
         for (int n = 0; n < MR * NV; n++) {
-            if (j + n / NV >= params->S) {
+            if (j + n / NV >= end) {
                 scores[n] = (realv)(-INFINITY);
             }
         }
     }
 }
 
-/* weights[k][v] = exp2(scores[k][v] - base[v]) for MR keys, of which `before` came
-   before in this block. */
-static inline void
-weigh_scores(softmax_state *softmax, const realv *scores, realv *weights, int before,
-             realv *result)
-{
-    intv too_high = (intv)0;
-    realv highest[NV];
-#pragma unroll
-    for (int v = 0; v < NV; v++) {
-        highest[v] = scores[v];
-#pragma unroll
-        for (int k = 1; k < MR; k++) {
-            highest[v] = larger(scores[k * NV + v], highest[v]);
-        }
-        too_high |= highest[v] > softmax->limit[v];
-    }
-    if (any_lane(too_high)) {
-        raise_base(softmax, highest, weights, before * NV, result);
-    }
-    weights += before * NV;
-    realv sums[NV]; /* of these keys alone: short sums round less */
-#pragma unroll
-    for (int n = 0; n < MR * NV; n++) {
-        weights[n] = exp2_lanes(TO_LOG2(scores[n] - softmax->base[n % NV]));
-        sums[n % NV] = n < NV ? weights[n] : sums[n % NV] + weights[n];
-    }
-#pragma unroll
-    for (int v = 0; v < NV; v++) {
-        softmax->block[v] += sums[v];
-    }
-}
-
 /* result[c][v] += weights * values of a block of keys from j0. */
 static inline void
-add_block(const ca_attention_params *params, __global const storage *value, ca_int64 j0,
-          int keys, const realv *weights, realv *result)
+add_block(const key_segment *segment, ca_int64 j0, int keys, const realv *weights,
+          realv *result)
 {
+    const ca_int64 row = j0 - segment->start;
 #if VALUE_DIRECT
-    value_rows block = value + j0 * params->value.row;
-    const ca_int64 stride = params->value.row;
+    const ca_int64 stride = segment->value_view->row;
+    value_rows block = segment->value + row * stride;
 #else
     real block[BN * HEAD_EV];
     const ca_int64 stride = HEAD_EV;
-    pack_rows(block, value, &params->value, j0, keys, HEAD_EV);
+    pack_values(block, segment->value, segment->value_view, row, keys, HEAD_EV,
+                segment->value_bias);
 #endif
     int c = 0;
     for (; c + COLUMNS <= HEAD_EV; c += COLUMNS) {
@@ -278,35 +169,53 @@ add_block(const ca_attention_params *params, __global const storage *value, ca_i
 #endif
 }
 
-/* Divides by the sums and marks the rows that attention_row has to redo, by other than 0
-   in redo[lane]. Where keys are excluded: a row that is not finite, since it may have met
-   a NaN or infinity of an excluded key, as 0 * NaN; and one whose sum is 0, of no keys or
-   of scores of -inf only. Elsewhere: a row with an infinity, as a lagging base makes sums
-   overflow too early. */
+#include "attention_cpu_extras.cl" /* drop_weights, write_scores */
+
+/* The online softmax over the tile's keys. The share of present keys and values that
+   this work-item writes is copied block by block, before the blocks are read. */
 static inline void
-normalise(const softmax_state *softmax, bool excluding, realv *result, real *redo)
+attend(const tile_state *tile, const realv *queries, const present_share *share,
+       realv *weights, softmax_state *softmax, realv *result)
 {
-    for (int v = 0; v < NV; v++) {
-        const realv inverse = REAL(1.0) / softmax->sum[v];
-        realv nonzero = excluding ? inverse * REAL(0.0) : (realv)REAL(0.0);
-        for (int c = 0; c < HEAD_EV; c++) {
-            const realv x = result[c * NV + v] * inverse;
-            result[c * NV + v] = x;
-            const realv infinite = fabs(x) == (realv)INFINITY ? x : (realv)REAL(0.0);
-            nonzero += excluding ? x * REAL(0.0) : infinite;
+    for (int s = 0; s < SEGMENTS; s++) {
+        const key_segment segment = segment_at(tile->call, tile->batch, s);
+        const ca_int64 end = min(tile->last + 1, segment.end);
+        for (ca_int64 j0 = max(tile->first, segment.start); j0 < end; j0 += BN) {
+            const int keys = (int)min((ca_int64)BN, end - j0);
+#if PRESENT
+            copy_present(tile->call, tile->batch, max(share->first, j0),
+                         min(share->end, j0 + keys));
+#endif
+#if HAS_ADDENDS
+            if (!load_added(weights, tile->call, tile->batch, tile->i0, j0, tile->rows,
+                            keys)) {
+                continue;
+            }
+#endif
+            for (int k0 = 0; k0 < keys; k0 += MR) {
+                realv scores[MR * NV];
+                score_keys(tile, &segment, queries, weights + k0 * NV, j0 + k0, 2,
+                           scores);
+                weigh_scores(softmax, scores, weights, k0, result);
+            }
+            for (int v = 0; v < NV; v++) {
+                softmax->sum[v] += softmax->block[v];
+                softmax->block[v] = (realv)REAL(0.0);
+            }
+#if DROPOUT
+            drop_weights(tile, j0, keys, weights);
+#endif
+            add_block(&segment, j0, keys, weights, result);
         }
-        WIDE(vstore)(nonzero, v, redo);
     }
 }
 
 /* The vector hint keeps compilers from vectorising over work-items as well: there is one
    a group, and building took up to ten times as long. */
 __kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(realv))) void
-attention_cpu(__global const storage *query, __global const storage *key,
-              __global const storage *value, __global const mask_storage *mask,
-              __global storage *output, __global real *lse,
-              const ca_attention_params params)
+attention_cpu(ATTENTION_ARGUMENTS)
 {
+    const attention_call call = ATTENTION_CALL;
     /* The last rows first: below a causal diagonal they have the most keys. Heads that
        share a mask run side by side, while its rows are in the cache. */
     ca_int64 heads = 1;
@@ -317,16 +226,18 @@ attention_cpu(__global const storage *query, __global const storage *key,
     const ca_int64 item = (ca_int64)get_global_id(0);
     const ca_int64 column = item / heads; /* of tiles, one head beside the other */
     const ca_int64 group = column / tiles;
+    const ca_int64 row_of_tiles = tiles - 1 - (column - group * tiles);
     ca_int64 batch[CA_BATCH_DIMS];
     ca_unravel(group * heads + item - column * heads, &params, batch);
 
     tile_state tile;
-    tile.params = &params;
-    tile.key = key + ca_offset(&params.key, batch, 0, 0);
-    tile.i0 = (tiles - 1 - (column - group * tiles)) * BM;
+    tile.call = &call;
+    tile.batch = batch;
+    tile.band = ca_band(&call, batch);
+    tile.i0 = row_of_tiles * BM;
     tile.rows = (int)min((ca_int64)BM, params.L - tile.i0);
-    tile.first = max((ca_int64)0, tile.i0 + params.lower);
-    tile.last = min(params.S - 1, tile.i0 + tile.rows - 1 + params.upper);
+    tile.first = max((ca_int64)0, tile.i0 + tile.band.lower);
+    tile.last = min(tile.band.limit, tile.i0 + tile.rows + tile.band.upper) - 1;
 
     realv queries[HEAD_E * NV];
     realv weights[BN * NV];
@@ -334,6 +245,7 @@ attention_cpu(__global const storage *query, __global const storage *key,
     softmax_state softmax;
     load_queries(queries, query + ca_offset(&params.query, batch, tile.i0, 0),
                  &params.query, tile.rows,
+                 input_bias + ca_offset(&params.input_bias, batch, 0, 0),
                  ca_scale(&params) * (SOFTCAP ? REAL(1.0) : SCORE_UNIT));
     for (int n = 0; n < HEAD_EV * NV; n++) {
         result[n] = (realv)REAL(0.0);
@@ -345,46 +257,33 @@ attention_cpu(__global const storage *query, __global const storage *key,
         softmax.block[v] = (realv)REAL(0.0);
     }
 
-    for (ca_int64 j0 = tile.first; j0 <= tile.last; j0 += BN) {
-        const int keys = (int)min((ca_int64)BN, tile.last + 1 - j0);
-#if HAS_MASK
-        if (!load_mask_block(weights,
-                             mask + ca_offset(&params.mask, batch, tile.i0, j0),
-                             &params.mask, tile.rows, keys)) {
-            continue;
-        }
+    present_share share = {0, 0};
+#if PRESENT
+    share = present_share_of(&params, batch, row_of_tiles, tiles);
+    copy_present(&call, batch, share.first, min(share.end, tile.first));
+    copy_present(&call, batch, max(share.first, tile.last + 1), share.end);
 #endif
-        for (int k0 = 0; k0 < keys; k0 += MR) {
-            realv scores[MR * NV];
-            score_keys(&tile, queries, weights + k0 * NV, j0 + k0, scores);
-            weigh_scores(&softmax, scores, weights, k0, result);
-        }
-        for (int v = 0; v < NV; v++) {
-            softmax.sum[v] += softmax.block[v];
-            softmax.block[v] = (realv)REAL(0.0);
-        }
-        add_block(&params, value + ca_offset(&params.value, batch, 0, 0), j0, keys,
-                  weights, result);
-    }
+    attend(&tile, queries, &share, weights, &softmax, result);
+#if SCORES >= 0
+    write_scores(&tile, queries, &softmax, weights);
+#endif
 
-#if HAS_MASK
-    const bool excluding = true;
-#else
-    const bool excluding = params.lower > 1 - params.L || params.upper < params.S - 1;
-#endif
+    const bool excluding = HAS_MASK || DROPOUT || tile.band.limit < params.T ||
+                           tile.band.lower > 1 - params.L ||
+                           tile.band.upper < params.T - 1;
     real redo[BM];
-    normalise(&softmax, excluding, result, redo);
-    store_result(result, output + ca_offset(&params.output, batch, tile.i0, 0),
-                 &params.output, tile.rows);
+    normalise(&softmax, DROPOUT ? params.kept_scale : 1, excluding, result, redo);
+    store_columns(result, HEAD_EV,
+                  output + ca_offset(&params.output, batch, tile.i0, 0), &params.output,
+                  tile.rows);
     for (int n = 0; n < tile.rows; n++) {
-        if (params.has_lse) {
+        if (params.flags & CA_HAS_LSE) {
             lse[ca_offset(&params.lse, batch, tile.i0 + n, 0)] =
                 TO_NATURAL(((const real *)softmax.base)[n]) +
                 log(((const real *)softmax.sum)[n]);
         }
         if (redo[n] != REAL(0.0)) {
-            attention_row(query, key, value, mask, output, lse, &params, batch,
-                          tile.i0 + n);
+            attention_row(&call, batch, tile.i0 + n);
         }
     }
 }

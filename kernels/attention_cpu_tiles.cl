@@ -38,7 +38,7 @@
 #endif
 #endif
 #ifndef BN /* keys per block, a multiple of MR; their values stay in the L2 cache */
-#if HEAD_EV <= 64 && !HAS_MASK
+#if HEAD_EV <= 64 && !HAS_ADDENDS
 #define BN (16 * MR)
 #elif HEAD_EV <= 128
 #define BN (8 * MR)
@@ -47,34 +47,49 @@
 #endif
 #endif
 
+#define HAS_ADDENDS (HAS_MASK || BIAS)
+
 #define BM (NV * LANES)
 
 /* --- packing ---------------------------------------------------------------------- */
 
-/* Rows first … first + count - 1 of a matrix as reals, contiguous. */
-static inline void
-pack_rows(real *packed, __global const storage *matrix, const ca_view *view,
-          ca_int64 first, int count, int columns)
-{
-    for (int r = 0; r < count; r++) {
-        __global const storage *row = matrix + (first + r) * view->row;
-        real *packed_row = packed + r * columns;
-        int c = 0;
-        if (view->column == 1) {
-            for (; c + LANES <= columns; c += LANES) {
-                WIDE(vstore)(load_lanes(row + c), 0, packed_row + c);
-            }
-        }
-        for (; c < columns; c++) {
-            packed_row[c] = load(row + c * view->column);
-        }
+/* Rows first … first + count - 1 of a matrix as reals, contiguous, plus a bias of one
+   row (NULL: none). */
+#define DEFINE_PACK_ROWS(name, type, load_one, load_some)                              \
+    static inline void name(real *packed, __global const type *matrix,                 \
+                            const ca_view *view, ca_int64 first, int count,            \
+                            int columns, __global const storage *bias)                 \
+    {                                                                                  \
+        for (int r = 0; r < count; r++) {                                              \
+            __global const type *row = matrix + (first + r) * view->row;               \
+            real *packed_row = packed + r * columns;                                   \
+            int c = 0;                                                                 \
+            if (view->column == 1) {                                                   \
+                for (; c + LANES <= columns; c += LANES) {                             \
+                    realv x = load_some(row + c);                                      \
+                    if (INPUT_BIAS && bias != 0) {                                     \
+                        x += load_lanes(bias + c);                                     \
+                    }                                                                  \
+                    WIDE(vstore)(x, 0, packed_row + c);                                \
+                }                                                                      \
+            }                                                                          \
+            for (; c < columns; c++) {                                                 \
+                packed_row[c] = load_one(row + c * view->column);                      \
+                if (INPUT_BIAS && bias != 0) {                                         \
+                    packed_row[c] += load(bias + c);                                   \
+                }                                                                      \
+            }                                                                          \
+        }                                                                              \
     }
-}
 
-/* queries[e][lane] = scale * query[lane][e]; lanes beyond the last row repeat it. */
+DEFINE_PACK_ROWS(pack_keys, storage, load, load_lanes)
+DEFINE_PACK_ROWS(pack_values, value_storage, load_value, load_value_lanes)
+
+/* queries[e][lane] = scale * (query[lane][e] + bias[e]); lanes beyond the last row
+   repeat it. */
 static inline void
 load_queries(realv *queries, __global const storage *query, const ca_view *view,
-             int rows, real scale)
+             int rows, __global const storage *bias, real scale)
 {
     for (int v = 0; v < NV; v++) {
         int e = 0;
@@ -84,6 +99,9 @@ load_queries(realv *queries, __global const storage *query, const ca_view *view,
                 for (int n = 0; n < LANES; n++) {
                     const int row = min(v * LANES + n, rows - 1);
                     x[n] = load_lanes(query + row * view->row + e);
+#if INPUT_BIAS
+                    x[n] += load_lanes(bias + e);
+#endif
                 }
                 transpose(x);
                 for (int n = 0; n < LANES; n++) {
@@ -94,93 +112,133 @@ load_queries(realv *queries, __global const storage *query, const ca_view *view,
         for (; e < HEAD_E; e++) {
             for (int n = 0; n < LANES; n++) {
                 const int row = min(v * LANES + n, rows - 1);
-                ((real *)&queries[e * NV + v])[n] =
-                    load(query + row * view->row + e * view->column) * scale;
+                real x = load(query + row * view->row + e * view->column);
+#if INPUT_BIAS
+                x += load(bias + e);
+#endif
+                ((real *)&queries[e * NV + v])[n] = x * scale;
             }
         }
     }
 }
 
-/* output[lane][c] = result[c][lane], the first `rows` lanes. */
+/* output[lane][c] = x[c][lane] for the first `rows` lanes. */
 static inline void
-store_result(const realv *result, __global storage *output, const ca_view *view,
-             int rows)
+store_columns(const realv *x, int columns, __global storage *output,
+              const ca_view *view, int rows)
 {
     for (int v = 0; v < NV; v++) {
         int c = 0;
         if (view->column == 1) {
-            for (; c + LANES <= HEAD_EV; c += LANES) {
-                realv x[LANES];
+            for (; c + LANES <= columns; c += LANES) {
+                realv tile[LANES];
                 for (int n = 0; n < LANES; n++) {
-                    x[n] = result[(c + n) * NV + v];
+                    tile[n] = x[(c + n) * NV + v];
                 }
-                transpose(x);
+                transpose(tile);
                 for (int n = 0; n < LANES; n++) {
                     if (v * LANES + n < rows) {
-                        store_lanes(x[n], output + (v * LANES + n) * view->row + c);
+                        store_lanes(tile[n], output + (v * LANES + n) * view->row + c);
                     }
                 }
             }
         }
-        for (; c < HEAD_EV; c++) {
+        for (; c < columns; c++) {
             for (int n = 0; n < LANES && v * LANES + n < rows; n++) {
-                store(((const real *)&result[c * NV + v])[n],
+                store(((const real *)&x[c * NV + v])[n],
                       output + (v * LANES + n) * view->row + c * view->column);
             }
         }
     }
 }
 
-/* --- masks ------------------------------------------------------------------------ */
+/* --- masks and biases ------------------------------------------------------------- */
+
+/* added[j][lane] = source[lane][j], or += it, for a block of keys; false if what it
+   loads excludes them all. */
+#define DEFINE_LOAD_BLOCK(name, type, load_one, load_some, assign)                     \
+    static inline bool name(realv *added, __global const type *source,                 \
+                            const ca_view *view, int rows, int keys, real filter)      \
+    {                                                                                  \
+        intv attends = (intv)0;                                                        \
+        int j = 0;                                                                     \
+        if (view->row == 0) { /* one row for all queries */                            \
+            for (; j < keys; j++) {                                                    \
+                const realv x = (realv)load_one(source + j * view->column, filter);    \
+                attends |= as_intv(x) ^ as_intv((realv)(-INFINITY));                   \
+                for (int v = 0; v < NV; v++) {                                         \
+                    added[j * NV + v] assign x;                                        \
+                }                                                                      \
+            }                                                                          \
+        } else if (view->column == 1) {                                                \
+            for (; j + LANES <= keys; j += LANES) {                                    \
+                for (int v = 0; v < NV; v++) {                                         \
+                    realv x[LANES];                                                    \
+                    for (int n = 0; n < LANES; n++) {                                  \
+                        const int row = min(v * LANES + n, rows - 1);                  \
+                        x[n] = load_some(source + row * view->row + j, filter);        \
+                        attends |= as_intv(x[n]) ^ as_intv((realv)(-INFINITY));        \
+                    }                                                                  \
+                    transpose(x);                                                      \
+                    for (int n = 0; n < LANES; n++) {                                  \
+                        added[(j + n) * NV + v] assign x[n];                           \
+                    }                                                                  \
+                }                                                                      \
+            }                                                                          \
+        }                                                                              \
+        for (; j < keys; j++) {                                                        \
+            realv x[NV];                                                               \
+            for (int n = 0; n < BM; n++) {                                             \
+                const int row = min(n, rows - 1);                                      \
+                ((real *)x)[n] =                                                       \
+                    load_one(source + row * view->row + j * view->column, filter);     \
+            }                                                                          \
+            for (int v = 0; v < NV; v++) {                                             \
+                attends |= as_intv(x[v]) ^ as_intv((realv)(-INFINITY));                \
+                added[j * NV + v] assign x[v];                                         \
+            }                                                                          \
+        }                                                                              \
+        return any_lane(attends);                                                      \
+    }
 
 #if HAS_MASK
-/* weights[j][lane] = mask[lane][j] for a block of keys; false if all are excluded. */
+DEFINE_LOAD_BLOCK(load_mask_block, mask_storage, load_mask, load_mask_lanes, =)
+#endif
+
+#if BIAS
+#define LOAD_BIAS(x, filter)       load(x)
+#define LOAD_BIAS_LANES(x, filter) load_lanes(x)
+#if HAS_MASK
+DEFINE_LOAD_BLOCK(load_bias_block, storage, LOAD_BIAS, LOAD_BIAS_LANES, +=)
+#else
+DEFINE_LOAD_BLOCK(load_bias_block, storage, LOAD_BIAS, LOAD_BIAS_LANES, =)
+#endif
+#endif
+
+#if HAS_ADDENDS
+/* added[j][lane] = mask[lane][j0 + j] + bias[lane][j0 + j] for a block of keys, -inf for
+   those that are scored after its end; false if they are all excluded. */
 static inline bool
-load_mask_block(realv *weights, __global const mask_storage *mask, const ca_view *view,
-                int rows, int keys)
+load_added(realv *added, const attention_call *call, const ca_int64 *batch, ca_int64 i0,
+           ca_int64 j0, int rows, int keys)
 {
-    intv attends = (intv)0;
-    int j = 0;
-    if (view->row == 0) { /* one row for all queries */
-        for (; j < keys; j++) {
-            const realv x = (realv)load_mask(mask + j * view->column);
-            attends |= as_intv(x) ^ as_intv((realv)(-INFINITY));
-            for (int v = 0; v < NV; v++) {
-                weights[j * NV + v] = x;
-            }
-        }
-    } else if (view->column == 1) {
-        for (; j + LANES <= keys; j += LANES) {
-            for (int v = 0; v < NV; v++) {
-                realv x[LANES];
-                for (int n = 0; n < LANES; n++) {
-                    const int row = min(v * LANES + n, rows - 1);
-                    x[n] = load_mask_lanes(mask + row * view->row + j);
-                    attends |= as_intv(x[n]) ^ as_intv((realv)(-INFINITY));
-                }
-                transpose(x);
-                for (int n = 0; n < LANES; n++) {
-                    weights[(j + n) * NV + v] = x[n];
-                }
-            }
-        }
-    }
-    for (; j < keys; j++) {
-        for (int n = 0; n < BM; n++) {
-            const int row = min(n, rows - 1);
-            ((real *)&weights[j * NV])[n] =
-                load_mask(mask + row * view->row + j * view->column);
-        }
+    const ca_attention_params *params = call->params;
+    bool attends = true;
+#if HAS_MASK
+    attends =
+        load_mask_block(added, call->mask + ca_offset(&params->mask, batch, i0, j0),
+                        &params->mask, rows, keys, ca_filter(params));
+#endif
+#if BIAS
+    load_bias_block(added, call->bias + ca_offset(&params->bias, batch, i0, j0),
+                    &params->bias, rows, keys, REAL(0.0));
+#endif
+    for (int j = keys; j % MR != 0; j++) {
         for (int v = 0; v < NV; v++) {
-            attends |= as_intv(weights[j * NV + v]) ^ as_intv((realv)(-INFINITY));
+            added[j * NV + v] = (realv)(-INFINITY);
         }
     }
-    for (; j % MR != 0; j++) { /* the last keys that are scored, but not there */
-        for (int v = 0; v < NV; v++) {
-            weights[j * NV + v] = (realv)(-INFINITY);
-        }
-    }
-    return any_lane(attends);
+    return attends;
 }
 #endif
 

@@ -5,16 +5,15 @@
  *
  *     global size  batch[0] * batch[1] * batch[2] * L, rounded up as the host likes
  *     work-item    one row [b0, b1, b2, i]; groups share nothing
- *     macros       DTYPE, MASK (common.cl); E, Ev and the softcap are data
+ *     macros       those of common.cl; E, Ev and the softcap are data
  */
+#include "attention_present.cl"
 #include "attention_row.cl"
 
 __kernel void
-attention_reference(__global const storage *query, __global const storage *key,
-                    __global const storage *value, __global const mask_storage *mask,
-                    __global storage *output, __global real *lse,
-                    const ca_attention_params params)
+attention_reference(ATTENTION_ARGUMENTS)
 {
+    const attention_call call = ATTENTION_CALL;
     const ca_int64 rows =
         params.batch[0] * params.batch[1] * params.batch[2] * params.L;
     const ca_int64 item = (ca_int64)get_global_id(0);
@@ -25,5 +24,9 @@ attention_reference(__global const storage *query, __global const storage *key,
     const ca_int64 linear = item / params.L;
     const ca_int64 i = item - linear * params.L;
     ca_unravel(linear, &params, batch);
-    attention_row(query, key, value, mask, output, lse, &params, batch, i);
+#if PRESENT
+    const present_share share = present_share_of(&params, batch, i, params.L);
+    copy_present(&call, batch, share.first, share.end);
+#endif
+    attention_row(&call, batch, i);
 }

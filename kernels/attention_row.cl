@@ -5,13 +5,15 @@
  *     m, l      = max_j score[j], sum_j exp(score[j] - m)     pass 1, online
  *     output[c] = sum_j exp(score[j] - m) / l * value[j, c]   pass 2, by chunks of c
  *
- * It is all of attention_reference.cl, and in the fast kernels it redoes the few rows
- * in which a NaN or infinity of an excluded key got through: this code never reads one.
+ * and a third one where scores are asked for. It is all of attention_reference.cl, and
+ * in the fast kernels it redoes the few rows in which a NaN or infinity of an excluded
+ * key got through: this code never reads one.
  */
 #ifndef CLATTN_ATTENTION_ROW_CL
 #define CLATTN_ATTENTION_ROW_CL
 
 #include "common.cl"
+#include "philox.cl"
 
 #define ROW_CHUNK 64  /* output columns summed at once */
 #define ROW_BLOCK 128 /* terms of a partial sum: a long plain sum loses a digit */
@@ -19,68 +21,156 @@
 /* Everything row [batch, i] needs, resolved once. */
 typedef struct {
     const ca_attention_params *params;
-    __global const storage *query;     /* row i */
-    __global const storage *key;       /* row 0 */
-    __global const storage *value;     /* row 0 */
+    __global const storage *query; /* row i */
+    __global const storage *key;   /* row 0 */
+    __global const value_storage *value;
+    __global const storage *past_key;
+    __global const value_storage *past_value;
+    __global const storage *input_bias;
     __global const mask_storage *mask; /* row i */
-    ca_int64 first;                    /* keys first … last lie in the band */
+    __global const storage *bias;      /* row i */
+    ca_int64 number;                   /* of the row, over all batches */
+    ca_int64 first;                    /* keys first … last may be attended to */
     ca_int64 last;
+    bool caps_excluded; /* an excluded key has a score, of -softcap */
 } attention_row_state;
 
-/* The scaled, capped and masked score of key j; false where the mask excludes it. */
-static inline bool
-row_score(const attention_row_state *row, ca_int64 j, real *score)
+static inline attention_row_state
+row_at(const attention_call *call, const ca_int64 *batch, ca_int64 i)
+{
+    const ca_attention_params *params = call->params;
+    attention_row_state row;
+    row.params = params;
+    row.query = call->query + ca_offset(&params->query, batch, i, 0);
+    row.key = call->key + ca_offset(&params->key, batch, 0, 0);
+    row.value = call->value + ca_offset(&params->value, batch, 0, 0);
+    row.past_key = call->past_key + ca_offset(&params->past_key, batch, 0, 0);
+    row.past_value = call->past_value + ca_offset(&params->past_value, batch, 0, 0);
+    row.input_bias = call->input_bias + ca_offset(&params->input_bias, batch, 0, 0);
+    row.mask = call->mask + ca_offset(&params->mask, batch, i, 0);
+    row.bias = call->bias + ca_offset(&params->bias, batch, i, 0);
+    row.number = i;
+    ca_int64 rows = params->L;
+    for (int n = CA_BATCH_DIMS - 1; n >= 0; n--) {
+        row.number += batch[n] * rows;
+        rows *= params->batch[n];
+    }
+    row.number += params->first_row;
+    const key_band band = ca_band(call, batch);
+    row.first = max((ca_int64)0, i + band.lower);
+    row.last = min(band.limit - 1, i + band.upper);
+    row.caps_excluded = SOFTCAP_LAST && ca_softcap(params) > REAL(0.0);
+    return row;
+}
+
+/* The scaled product of the row's query and key j. */
+static inline real
+row_product(const attention_row_state *row, ca_int64 j)
 {
     const ca_attention_params *params = row->params;
-    real addend = REAL(0.0);
-#if HAS_MASK
-    addend = load_mask(row->mask + j * params->mask.column);
-    if (addend == -INFINITY) {
-        return false;
-    }
-#endif
-    __global const storage *key_j = row->key + j * params->key.row;
+    const bool past = PAST && j < params->P;
+    const ca_view *view = past ? &params->past_key : &params->key;
+    __global const storage *key_j =
+        past ? row->past_key + j * view->row : row->key + (j - params->P) * view->row;
     real sum = REAL(0.0);
     for (ca_int64 e0 = 0; e0 < params->E; e0 += ROW_BLOCK) {
         real part = REAL(0.0);
         for (ca_int64 e = e0; e < min(e0 + ROW_BLOCK, params->E); e++) {
-            part = fma(load(row->query + e * params->query.column),
-                       load(key_j + e * params->key.column), part);
+            real q = load(row->query + e * params->query.column);
+            real k = load(key_j + e * view->column);
+#if INPUT_BIAS
+            q += load(row->input_bias + e);
+            k += past ? REAL(0.0) : load(row->input_bias + params->E + e);
+#endif
+            part = fma(q, k, part);
         }
         sum += part;
     }
-    sum *= ca_scale(params);
-    const real softcap = ca_softcap(params);
-    if (softcap > REAL(0.0)) {
-        sum = softcap * tanh(sum / softcap);
+    return sum * ca_scale(params);
+}
+
+static inline real
+row_cap(const attention_row_state *row, real score)
+{
+    const real softcap = ca_softcap(row->params);
+    return softcap > REAL(0.0) ? softcap * tanh(score / softcap) : score;
+}
+
+/* What mask and bias add to the score of key j; false where it is excluded. */
+static inline bool
+row_addend(const attention_row_state *row, ca_int64 j, real *addend)
+{
+    const ca_attention_params *params = row->params;
+    *addend = REAL(0.0);
+    if (j < row->first || j > row->last) {
+        return false;
     }
-    *score = sum + addend;
+#if HAS_MASK
+    *addend += load_mask(row->mask + j * params->mask.column, ca_filter(params));
+#endif
+#if BIAS
+    *addend += load(row->bias + j * params->bias.column);
+#endif
+    return *addend != -INFINITY;
+}
+
+/* The final score of key j; false where it is excluded. */
+static inline bool
+row_score(const attention_row_state *row, ca_int64 j, real *score)
+{
+    real addend;
+    if (!row_addend(row, j, &addend)) {
+        *score = row->caps_excluded ? -ca_softcap(row->params) : -INFINITY;
+        return row->caps_excluded;
+    }
+#if SOFTCAP_LAST
+    *score = row_cap(row, row_product(row, j) + addend);
+#else
+    *score = row_cap(row, row_product(row, j)) + addend;
+#endif
     return true;
 }
 
+#if SCORES >= 0
+/* Scores of all keys, at the stage that is asked for. */
 static inline void
-attention_row(__global const storage *query, __global const storage *key,
-              __global const storage *value, __global const mask_storage *mask,
-              __global storage *output, __global real *lse,
-              const ca_attention_params *params, const ca_int64 *batch, ca_int64 i)
+row_write_scores(const attention_row_state *row, __global storage *scores, real m,
+                 real l)
 {
-    attention_row_state row;
-    row.params = params;
-    row.query = query + ca_offset(&params->query, batch, i, 0);
-    row.key = key + ca_offset(&params->key, batch, 0, 0);
-    row.value = value + ca_offset(&params->value, batch, 0, 0);
-#if HAS_MASK
-    row.mask = mask + ca_offset(&params->mask, batch, i, 0);
+    const ca_attention_params *params = row->params;
+    for (ca_int64 j = 0; j < params->T; j++) {
+        real score;
+#if SCORES == 0
+        score = row_product(row, j);
+#elif SCORES == 1 && SOFTCAP_LAST
+        real addend;
+        score = row_addend(row, j, &addend) ? row_product(row, j) + addend : -INFINITY;
+#elif SCORES == 1
+        score = row_cap(row, row_product(row, j));
+#elif SCORES == 2
+        row_score(row, j, &score);
+#else
+        score = row_score(row, j, &score) ? exp(score - m) / l : REAL(0.0);
 #endif
-    row.first = max((ca_int64)0, i + params->lower);
-    row.last = min(params->S - 1, i + params->upper);
+        store(score, scores + j * params->scores.column);
+    }
+}
+#endif
+
+static inline void
+attention_row(const attention_call *call, const ca_int64 *batch, ca_int64 i)
+{
+    const ca_attention_params *params = call->params;
+    const attention_row_state row = row_at(call, batch, i);
+    const ca_int64 first = row.caps_excluded ? 0 : row.first;
+    const ca_int64 last = row.caps_excluded ? params->T - 1 : row.last;
 
     bool empty = true;
     real m = -INFINITY;
     real l = REAL(0.0);
-    for (ca_int64 j0 = row.first; j0 <= row.last; j0 += ROW_BLOCK) {
+    for (ca_int64 j0 = first; j0 <= last; j0 += ROW_BLOCK) {
         real part = REAL(0.0);
-        for (ca_int64 j = j0; j <= min(j0 + ROW_BLOCK - 1, row.last); j++) {
+        for (ca_int64 j = j0; j <= min(j0 + ROW_BLOCK - 1, last); j++) {
             real score;
             if (!row_score(&row, j, &score)) {
                 continue;
@@ -97,32 +187,45 @@ attention_row(__global const storage *query, __global const storage *key,
         }
         l += part;
     }
-    if (params->has_lse) {
-        lse[ca_offset(&params->lse, batch, i, 0)] = m + log(l);
+    if (params->flags & CA_HAS_LSE) {
+        call->lse[ca_offset(&params->lse, batch, i, 0)] = m + log(l);
     }
+#if SCORES >= 0
+    row_write_scores(&row, call->scores + ca_offset(&params->scores, batch, i, 0), m,
+                     l);
+#endif
 
-    __global storage *output_i = output + ca_offset(&params->output, batch, i, 0);
+    __global storage *output_i = call->output + ca_offset(&params->output, batch, i, 0);
     for (ca_int64 c0 = 0; c0 < params->Ev; c0 += ROW_CHUNK) {
         const int columns = (int)min((ca_int64)ROW_CHUNK, params->Ev - c0);
         real sums[ROW_CHUNK];
         for (int c = 0; c < columns; c++) {
             sums[c] = REAL(0.0);
         }
-        for (ca_int64 j0 = row.first; j0 <= row.last; j0 += ROW_BLOCK) {
+        for (ca_int64 j0 = first; j0 <= last; j0 += ROW_BLOCK) {
             real parts[ROW_CHUNK];
             for (int c = 0; c < columns; c++) {
                 parts[c] = REAL(0.0);
             }
-            for (ca_int64 j = j0; j <= min(j0 + ROW_BLOCK - 1, row.last); j++) {
+            for (ca_int64 j = j0; j <= min(j0 + ROW_BLOCK - 1, last); j++) {
                 real score;
-                if (!row_score(&row, j, &score)) {
+                if ((DROPOUT && ca_drops(params, row.number, j)) ||
+                    !row_score(&row, j, &score)) {
                     continue;
                 }
                 const real weight = exp(score - m);
-                __global const storage *value_j = row.value + j * params->value.row;
+                const bool past = PAST && j < params->P;
+                const ca_view *view = past ? &params->past_value : &params->value;
+                __global const value_storage *value_j =
+                    past ? row.past_value + j * view->row
+                         : row.value + (j - params->P) * view->row;
                 for (int c = 0; c < columns; c++) {
-                    const ca_int64 column = (c0 + c) * params->value.column;
-                    parts[c] = fma(weight, load(value_j + column), parts[c]);
+                    real x = load_value(value_j + (c0 + c) * view->column);
+#if INPUT_BIAS
+                    x += past ? REAL(0.0)
+                              : load(row.input_bias + 2 * params->E + c0 + c);
+#endif
+                    parts[c] = fma(weight, x, parts[c]);
                 }
             }
             for (int c = 0; c < columns; c++) {
@@ -130,7 +233,8 @@ attention_row(__global const storage *query, __global const storage *key,
             }
         }
         for (int c = 0; c < columns; c++) {
-            store(empty ? REAL(0.0) : sums[c] / l,
+            const real mean = sums[c] / l * (DROPOUT ? params->kept_scale : 1);
+            store(empty ? REAL(0.0) : mean,
                   output_i + (c0 + c) * params->output.column);
         }
     }

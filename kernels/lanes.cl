@@ -4,7 +4,7 @@
  * consecutive elements, register transpose, exp2, tanh.
  *
  *     -DLANES  4, 8 or 16; what fills a vector register
- *     DTYPE, MASK (common.cl)
+ *     and those of common.cl
  */
 #ifndef CLATTN_LANES_CL
 #define CLATTN_LANES_CL
@@ -19,9 +19,7 @@
 #endif
 #endif
 
-#define JOIN_(a, b) a##b
-#define JOIN(a, b)  JOIN_(a, b)
-#define WIDE(name)  JOIN(name, LANES) /* WIDE(float) is float16 where LANES is 16 */
+#define WIDE(name) JOIN(name, LANES) /* WIDE(float) is float16 where LANES is 16 */
 
 #if REAL_SIZE == 8
 #define EXPONENT_BIAS 1023
@@ -47,9 +45,11 @@ typedef WIDE(int) intv;
 
 /* --- consecutive elements --------------------------------------------------------- */
 
-typedef WIDE(uint) uintv; /* beside float32 arithmetic */
-#define as_uintv      WIDE(as_uint)
-#define convert_uintv WIDE(convert_uint)
+typedef WIDE(uint) uintv; /* one for each real */
+typedef WIDE(ulong) ulongv;
+#define as_uintv       WIDE(as_uint)
+#define convert_uintv  WIDE(convert_uint)
+#define convert_ulongv WIDE(convert_ulong)
 
 static inline WIDE(float) bfloat16_to_float_lanes(WIDE(ushort) bits)
 {
@@ -64,17 +64,36 @@ static inline WIDE(float) load_halves(__global const half *x)
     return WIDE(vload_half)(0, (const half *)&bits);
 }
 
-static inline realv
-load_lanes(__global const storage *x)
-{
-#if DTYPE == CA_KERNEL_FLOAT16
-    return load_halves(x);
-#elif DTYPE == CA_KERNEL_BFLOAT16
-    return bfloat16_to_float_lanes(WIDE(vload)(0, x));
-#else
-    return WIDE(vload)(0, x);
+#if !REAL64
+DEFINE_DOUBLE_BITS_TO_FLOAT(double_bits_to_float_lanes, realv, uintv, ulongv)
 #endif
-}
+
+/* load_1 and so on, of LANES consecutive elements. */
+#define DEFINE_LOAD_LANES(dtype, value)                                                \
+    static inline realv load_lanes_##dtype(__global const storage_##dtype *x)          \
+    {                                                                                  \
+        return convert_realv(value);                                                   \
+    }
+
+DEFINE_LOAD_LANES(1, load_halves(x))
+DEFINE_LOAD_LANES(2, bfloat16_to_float_lanes(WIDE(vload)(0, x)))
+DEFINE_LOAD_LANES(3, WIDE(vload)(0, x))
+#if REAL64
+DEFINE_LOAD_LANES(4, WIDE(vload)(0, x))
+#else
+DEFINE_LOAD_LANES(4, double_bits_to_float_lanes(WIDE(vload)(0, x)))
+#endif
+DEFINE_LOAD_LANES(5, WIDE(vload)(0, x))
+DEFINE_LOAD_LANES(6, WIDE(vload)(0, x))
+DEFINE_LOAD_LANES(7, WIDE(vload)(0, x))
+DEFINE_LOAD_LANES(8, WIDE(vload)(0, x))
+DEFINE_LOAD_LANES(9, WIDE(vload)(0, x))
+DEFINE_LOAD_LANES(10, WIDE(vload)(0, x))
+DEFINE_LOAD_LANES(11, WIDE(vload)(0, x))
+DEFINE_LOAD_LANES(12, WIDE(vload)(0, x))
+
+#define load_lanes       JOIN(load_lanes_, DTYPE)
+#define load_value_lanes JOIN(load_lanes_, VALUE_DTYPE)
 
 static inline void
 store_lanes(realv value, __global storage *x)
@@ -84,35 +103,25 @@ store_lanes(realv value, __global storage *x)
     JOIN(WIDE(vstore_half), _rte)(value, 0, (half *)&bits);
     WIDE(vstore)(bits, 0, (__global ushort *)x);
 #elif DTYPE == CA_KERNEL_BFLOAT16
-    const uintv bits = as_uintv(value);
+    const uintv bits = as_uintv(WIDE(convert_float)(value));
     const uintv rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-    const uintv kept = value != value ? bits | 0x400000u : rounded;
+    const uintv kept = (bits & 0x7fffffffu) > 0x7f800000u ? bits | 0x400000u : rounded;
     WIDE(vstore)(WIDE(convert_ushort)(kept >> 16), 0, x);
+#elif DTYPE == CA_KERNEL_FLOAT32
+    WIDE(vstore)(WIDE(convert_float)(value), 0, x);
 #else
     WIDE(vstore)(value, 0, x);
 #endif
 }
 
-#if MASK == CA_KERNEL_FLOAT64 && REAL_SIZE == 4
-DEFINE_DOUBLE_BITS_TO_FLOAT(double_bits_to_float_lanes, realv, uintv, WIDE(ulong))
-#endif
-
 /* load_mask of LANES consecutive elements. */
 static inline realv
-load_mask_lanes(__global const mask_storage *x)
+load_mask_lanes(__global const mask_storage *x, real filter)
 {
-#if MASK == CA_KERNEL_FLOAT16
-    return convert_realv(load_halves(x));
-#elif MASK == CA_KERNEL_BFLOAT16
-    return convert_realv(bfloat16_to_float_lanes(WIDE(vload)(0, x)));
-#elif MASK == CA_KERNEL_FLOAT32
-    return convert_realv(WIDE(vload)(0, x));
-#elif MASK == CA_KERNEL_FLOAT64 && REAL_SIZE == 4
-    return double_bits_to_float_lanes(WIDE(vload)(0, x));
-#elif MASK == CA_KERNEL_FLOAT64
-    return WIDE(vload)(0, x);
+#if MASK_ADDS
+    return JOIN(load_lanes_, MASK)(x);
 #else
-    return convert_intv(WIDE(vload)(0, x)) == 0 ? (realv)(-INFINITY) : (realv)REAL(0.0);
+    return convert_intv(WIDE(vload)(0, x)) == 0 ? (realv)filter : (realv)REAL(0.0);
 #endif
 }
 

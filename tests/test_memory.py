@@ -67,7 +67,7 @@ def test_repeated_calls_keep_nothing(device, kind):
         q, k, v = qkv((1, 4), 64, 64, 64)
         mask = draw((64, 64)) > 0
         wrong = [{"scale": "x"}, {"attn_mask": mask[:5]}, {"out": q[:1, :1]}, {"window": (1, -1)},
-                 {"device": "no such device"}, {"dropout_p": 0.5}, {"is_causal": "x"}]
+                 {"device": "no such device"}, {"dropout_p": 1.5}, {"is_causal": "x"}]
 
         def refused(options):
             try:

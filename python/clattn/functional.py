@@ -54,7 +54,8 @@ def scaled_dot_product_attention(
         Broadcasts to (..., Hq, L, S). bool (True attends) or any float dtype (added to the
         scaled scores; -inf excludes).
     dropout_p : float
-        Only 0 is implemented so far.
+        Probability with which each weight is dropped, 0 to 1; those kept are scaled up by
+        ``1 / (1 - dropout_p)``.
     is_causal : bool or "lower_right"
         True: row i attends key j where ``j <= i``; "lower_right": where
         ``j <= i + S - L``. Composes with `attn_mask`.
@@ -69,7 +70,9 @@ def scaled_dot_product_attention(
     softcap : float
         Above 0, a scaled score s becomes ``softcap * tanh(s / softcap)`` before the mask.
     seed : int, optional
-        Fixes the dropout; without dropout it has no effect.
+        Fixes which weights are dropped, 0 to 2**64 - 1: they depend on the seed and on the
+        position (batch, head, row, key) alone, not on device or kernel. Default: a new one
+        for each call, from the operating system.
     return_lse : bool
         Also return the log-sum-exp of the masked scores.
     out : ndarray of shape (..., Hq, L, Ev), optional
@@ -96,13 +99,12 @@ def scaled_dot_product_attention(
         Host or device memory does not suffice.
     DeviceError
         No usable OpenCL device, or what it reports.
-    NotImplementedError
-        A `dropout_p` other than 0.
 
     Notes
     -----
     FlashAttention-2 (Dao, 2023, arXiv:2307.08691) without the scores ever in memory:
-    scratch space does not grow with S.
+    scratch space does not grow with S. Dropout: Philox 4x32-10 (Salmon et al., 2011,
+    "Parallel random numbers: as easy as 1, 2, 3").
 
     Examples
     --------

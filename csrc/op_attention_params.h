@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * An attention problem as what a kernel is told: folded leading dimensions, memory
+ * ranges, the parameter struct.
+ */
+#ifndef CLATTN_OP_ATTENTION_PARAMS_H
+#define CLATTN_OP_ATTENTION_PARAMS_H
+
+#include "attention_params.h"
+#include "op_attention.h"
+
+/* The leading dimensions after folding, and each tensor's strides along them. */
+typedef struct {
+    int count;
+    int64_t size[CA_MAX_DIMS];
+    int64_t stride[CA_MAX_DIMS][CA_ATTENTION_TENSORS];
+} ca_leading_dims;
+
+/* Dimensions that can be walked as a single one in every tensor become one; their linear
+   order stays. */
+void ca_attention_fold(const ca_attention *attention, ca_leading_dims *dims);
+
+/* Dimensions of a tensor after the leading ones: 2, 1 or 0. */
+int ca_attention_trailing(ca_attention_tensor t);
+
+/* P */
+int64_t ca_attention_past_keys(const ca_attention *attention);
+
+/* True for what a kernel writes. */
+bool ca_attention_is_result(ca_attention_tensor t);
+
+/* `dims` has at most CA_BATCH_DIMS dimensions. first_row is dropout's number of the
+   first row. */
+ca_attention_params ca_attention_describe(const ca_attention *attention,
+                                          const ca_extent *extents,
+                                          const ca_leading_dims *dims,
+                                          int64_t first_row);
+
+#endif

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: MIT */
+#include "py_attention.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "py_error.h"
+#include "py_runtime.h"
+
+static int
+variant_from_environment(ca_variant *variant)
+{
+    const char *name = getenv("CLATTN_KERNEL");
+    if (name == NULL || name[0] == '\0') {
+        *variant = CA_VARIANT_ANY;
+    } else if (strcmp(name, "reference") == 0) {
+        *variant = CA_VARIANT_REFERENCE;
+    } else if (strcmp(name, "cpu") == 0) {
+        *variant = CA_VARIANT_CPU;
+    } else {
+        PyErr_Format(PyExc_ValueError,
+                     "CLATTN_KERNEL is \"%s\"; expected \"reference\" or \"cpu\"",
+                     name);
+        return -1;
+    }
+    return 0;
+}
+
+int
+ca_py_check_surroundings(ca_state *state, PyObject *device_argument)
+{
+    ca_variant variant;
+    return variant_from_environment(&variant) < 0
+               ? -1
+               : ca_py_check_device(state, device_argument);
+}
+
+int
+ca_py_run_attention(ca_state *state, PyObject *device_argument, ca_attention *attention)
+{
+    if (ca_attention_is_trivial(attention)) {
+        ca_attention_fill(attention);
+        return 0;
+    }
+    ca_device *device;
+    if (variant_from_environment(&attention->variant) < 0 ||
+        ca_py_find_device(state, device_argument, &device) < 0) {
+        return -1;
+    }
+    ca_error error = {0};
+    ca_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_attention_run(device, attention, &error);
+    Py_END_ALLOW_THREADS
+    return ca_py_error_check(state, status, &error);
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the front doors do alike once their arguments are checked.
+ */
+#ifndef CLATTN_PY_ATTENTION_H
+#define CLATTN_PY_ATTENTION_H
+
+#include "op_attention.h"
+#include "py_state.h"
+
+/* Find the device that `device_argument` stands for and run there, with the kernel that
+   CLATTN_KERNEL forces, for tests; problems without work need no device. -1 with an
+   exception set. */
+int ca_py_run_attention(ca_state *state, PyObject *device_argument,
+                        ca_attention *attention);
+
+/* Check what can be checked before the arrays: the device argument and CLATTN_KERNEL.
+   -1 with an exception set. */
+int ca_py_check_surroundings(ca_state *state, PyObject *device_argument);
+
+#endif

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: MIT */
+#include "spec_common.h"
+
+#include <float.h>
+#include <math.h>
+
+const char *
+ca_spec_shape_text(const ca_tensor *tensor, char text[CA_SHAPE_TEXT])
+{
+    return ca_shape_format(tensor->ndim, tensor->shape, text, CA_SHAPE_TEXT);
+}
+
+static void
+add_dim(ca_tensor *view, int64_t size, int64_t stride)
+{
+    view->shape[view->ndim] = size;
+    view->strides[view->ndim++] = stride;
+}
+
+void
+ca_spec_view_grouped(const ca_tensor *tensor, int trailing, int nleading,
+                     const int64_t *shape, int64_t Hk, ca_tensor *view)
+{
+    view->dtype = tensor->dtype;
+    view->data = tensor->data;
+    view->ndim = 0;
+    if (tensor->data == NULL) {
+        return;
+    }
+    for (int d = 0; d < nleading - 1; d++) {
+        add_dim(view, shape[d], ca_tensor_stride(tensor, nleading - d + trailing));
+    }
+    if (nleading > 0) {
+        int64_t Hq = shape[nleading - 1];
+        int64_t group = Hk > 0 ? Hq / Hk : 1;
+        int64_t stride = ca_tensor_stride(tensor, 1 + trailing);
+        bool shared = ca_tensor_size(tensor, 1 + trailing) != Hq;
+        add_dim(view, Hk, shared ? stride : stride * group);
+        add_dim(view, group, shared ? 0 : stride);
+    }
+    for (int from_end = trailing; from_end > 0; from_end--) {
+        add_dim(view, ca_tensor_size(tensor, from_end),
+                ca_tensor_stride(tensor, from_end));
+    }
+}
+
+static void
+broadcast(ca_tensor *view, int from_end, int64_t size)
+{
+    if (view->data != NULL && ca_tensor_size(view, from_end) == 1) {
+        view->shape[view->ndim - from_end] = size;
+        view->strides[view->ndim - from_end] = 0;
+    }
+}
+
+void
+ca_spec_broadcast_rows(ca_tensor *view, int64_t rows)
+{
+    broadcast(view, 2, rows);
+}
+
+void
+ca_spec_broadcast_columns(ca_tensor *view, int64_t columns)
+{
+    broadcast(view, 1, columns);
+}
+
+ca_status
+ca_spec_check_scale(bool given, double scale, ca_dtype dtype, ca_error *error)
+{
+    if (given && !isfinite(scale)) {
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "scale is %g; expected a finite number", scale);
+    }
+    if (given && dtype != CA_FLOAT64 && fabs(scale) > FLT_MAX / 2) {
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "scale is %g; expected a number that float32 holds, in "
+                            "which %s is computed",
+                            scale, ca_dtype_name(dtype));
+    }
+    return CA_OK;
+}
+
+ca_status
+ca_spec_check_softcap(double softcap, ca_error *error)
+{
+    if (!(softcap >= 0) || isinf(softcap)) {
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "softcap is %g; expected a finite number of 0 (none) or "
+                            "more",
+                            softcap);
+    }
+    return CA_OK;
+}
+
+double
+ca_spec_default_scale(int64_t E)
+{
+    return E > 0 ? 1 / sqrt((double)E) : 1;
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the specifications share: views by heads, and checks of scalars.
+ */
+#ifndef CLATTN_SPEC_COMMON_H
+#define CLATTN_SPEC_COMMON_H
+
+#include <stdint.h>
+
+#include "op_attention.h"
+#include "status.h"
+#include "tensor.h"
+
+#define CA_SHAPE_TEXT 160
+
+/* The shape for a message, cut to fit. Returns `text`. */
+const char *ca_spec_shape_text(const ca_tensor *tensor, char text[CA_SHAPE_TEXT]);
+
+/* View `tensor` (…, H, and `trailing` dimensions) as (…, Hk, Hq / Hk, and those): its
+   leading dimensions follow `shape`, of nleading sizes of which the last is Hq, and
+   broadcast to it; Hk heads are each repeated for a group. An absent tensor stays so. */
+void ca_spec_view_grouped(const ca_tensor *tensor, int trailing, int nleading,
+                          const int64_t *shape, int64_t Hk, ca_tensor *view);
+
+/* Broadcast the last two dimensions of a view, where they are of size 1. */
+void ca_spec_broadcast_rows(ca_tensor *view, int64_t rows);
+void ca_spec_broadcast_columns(ca_tensor *view, int64_t columns);
+
+/* A finite number within the range of what `dtype` is computed in, if it is given. */
+ca_status ca_spec_check_scale(bool given, double scale, ca_dtype dtype,
+                              ca_error *error);
+
+/* A finite number of 0 or more. */
+ca_status ca_spec_check_softcap(double softcap, ca_error *error);
+
+/* 1 / sqrt(E), 1 for E = 0. */
+double ca_spec_default_scale(int64_t E);
+
+#endif

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What attention_cpu.cl does only where it is asked for: dropping weights, writing the
+ * scores. A part of that file, of which it uses the tile, the segments and score_keys.
+ */
+#ifndef CLATTN_ATTENTION_CPU_EXTRAS_CL
+#define CLATTN_ATTENTION_CPU_EXTRAS_CL
+
+#if DROPOUT
+DEFINE_PHILOX(philox_lanes, uintv)
+
+/* Weights of a block of keys from j0; their sums have been taken before. */
+static inline void
+drop_weights(const tile_state *tile, ca_int64 j0, int keys, realv *weights)
+{
+    const ca_attention_params *params = tile->call->params;
+    ca_int64 row = 0;
+    for (int n = 0; n < CA_BATCH_DIMS; n++) {
+        row = row * params->batch[n] + tile->batch[n];
+    }
+    row = row * params->L + tile->i0 + params->first_row;
+    ulong lanes[BM];
+    for (int n = 0; n < BM; n++) {
+        lanes[n] = (ulong)(row + n);
+    }
+    for (ca_int64 quad = j0 >> 2; quad <= (j0 + keys - 1) >> 2; quad++) {
+        for (int v = 0; v < NV; v++) {
+            const ulongv rows = WIDE(vload)(v, lanes);
+            uintv words[4] = {(uintv)(uint)quad, (uintv)(uint)((ulong)quad >> 32),
+                              convert_uintv(rows), convert_uintv(rows >> 32)};
+            philox_lanes(words, params->seed);
+            for (int n = 0; n < 4; n++) {
+                const ca_int64 k = quad * 4 + n - j0;
+                if (k >= 0 && k < keys) {
+                    const intv kept = convert_intv(words[n] > params->last_dropped);
+                    weights[k * NV + v] = as_realv(as_intv(weights[k * NV + v]) & kept);
+                }
+            }
+        }
+    }
+}
+#endif
+
+#if SCORES >= 0
+/* All scores of the tile at the stage that is asked for. They are computed again, by
+   the same text, as weights need the sums first; `block` has room for BN keys. */
+static inline void
+write_scores(const tile_state *tile, const realv *queries, const softmax_state *softmax,
+             realv *block)
+{
+    const attention_call *call = tile->call;
+    const ca_attention_params *params = call->params;
+    __global storage *scores =
+        call->scores + ca_offset(&params->scores, tile->batch, tile->i0, 0);
+    for (int s = 0; s < SEGMENTS; s++) {
+        const key_segment segment = segment_at(call, tile->batch, s);
+        for (ca_int64 j0 = segment.start; j0 < segment.end; j0 += BN) {
+            const int keys = (int)min((ca_int64)BN, segment.end - j0);
+#if SCORES >= 2 && HAS_ADDENDS
+            const int attended =
+                (int)clamp(tile->last + 1 - j0, (ca_int64)0, (ca_int64)keys);
+            load_added(block, call, tile->batch, tile->i0, j0, tile->rows, attended);
+#endif
+            for (int k0 = 0; k0 < keys; k0 += MR) {
+                const ca_int64 j = j0 + k0;
+                realv chunk[MR * NV];
+                if (SCORES >= 2 && (j > tile->last || j + MR <= tile->first)) {
+                    for (int n = 0; n < MR * NV; n++) {
+                        chunk[n] = (realv)(-INFINITY);
+                    }
+                } else {
+                    score_keys(tile, &segment, queries, block + k0 * NV, j,
+                               min(SCORES, 2), chunk);
+                }
+                for (int n = 0; n < MR * NV; n++) {
+#if SCORES == 3
+                    const int v = n % NV;
+                    chunk[n] = exp2_lanes(TO_LOG2(chunk[n] - softmax->base[v])) /
+                               softmax->sum[v];
+#endif
+                    block[k0 * NV + n] = chunk[n];
+                }
+            }
+            store_columns(block, keys, scores + j0 * params->scores.column,
+                          &params->scores, tile->rows);
+        }
+    }
+}
+#endif
+
+#endif

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The two matrix products of attention_cpu.cl, on one tile of queries.
+ */
+#ifndef CLATTN_ATTENTION_CPU_PRODUCTS_CL
+#define CLATTN_ATTENTION_CPU_PRODUCTS_CL
+
+#include "attention_cpu_tiles.cl"
+
+/* Result columns summed together: Ev cut into equal parts of at most MR + 1. */
+#define PARTS   ((HEAD_EV + MR) / (MR + 1))
+#define COLUMNS ((HEAD_EV + PARTS - 1) / PARTS)
+
+#define UNROLL _Pragma("unroll") /* as #pragma cannot stand in a macro */
+
+/* scores[k][v] = sum_e key[k][e] * queries[e][v] for MR keys, in either address space.
+   Sums of many terms are made of shorter ones, which round less. */
+#define DOT_PART 128
+#define DEFINE_DOT_KEYS(name, address_space)                                           \
+    static inline void name(realv *scores, const realv *queries,                       \
+                            address_space const real *key)                             \
+    {                                                                                  \
+        UNROLL for (int n = 0; n < MR * NV; n++)                                       \
+        {                                                                              \
+            scores[n] = (realv)REAL(0.0);                                              \
+        }                                                                              \
+        for (int e0 = 0; e0 < HEAD_E; e0 += DOT_PART) {                                \
+            realv sums[MR * NV];                                                       \
+            UNROLL for (int n = 0; n < MR * NV; n++)                                   \
+            {                                                                          \
+                sums[n] = (realv)REAL(0.0);                                            \
+            }                                                                          \
+            for (int e = e0; e < min(e0 + DOT_PART, HEAD_E); e++) {                    \
+                UNROLL for (int n = 0; n < MR * NV; n++)                               \
+                {                                                                      \
+                    sums[n] = fma((realv)key[n / NV * HEAD_E + e],                     \
+                                  queries[e * NV + n % NV], sums[n]);                  \
+                }                                                                      \
+            }                                                                          \
+            UNROLL for (int n = 0; n < MR * NV; n++)                                   \
+            {                                                                          \
+                scores[n] += sums[n];                                                  \
+            }                                                                          \
+        }                                                                              \
+    }
+
+DEFINE_DOT_KEYS(dot_packed_keys, __private)
+#if KEY_DIRECT
+DEFINE_DOT_KEYS(dot_keys, __global)
+#endif
+
+#if VALUE_DIRECT
+typedef __global const real *value_rows;
+#else
+typedef const real *value_rows;
+#endif
+
+/* result[c][v] += sum_j value[j][c] * weights[j][v] for so many columns c; a macro, as
+   the sums stay in registers only where that is a constant. */
+#define DEFINE_ADD_VALUES(name, columns)                                               \
+    static inline void name(realv *result, const realv *weights, value_rows value,     \
+                            ca_int64 stride, int keys)                                 \
+    {                                                                                  \
+        realv sums[(columns) * NV];                                                    \
+        UNROLL for (int n = 0; n < (columns) * NV; n++)                                \
+        {                                                                              \
+            sums[n] = (realv)REAL(0.0);                                                \
+        }                                                                              \
+        for (int j = 0; j < keys; j++) {                                               \
+            UNROLL for (int n = 0; n < (columns) * NV; n++)                            \
+            {                                                                          \
+                sums[n] = fma((realv)value[j * stride + n / NV],                       \
+                              weights[j * NV + n % NV], sums[n]);                      \
+            }                                                                          \
+        }                                                                              \
+        UNROLL for (int n = 0; n < (columns) * NV; n++)                                \
+        {                                                                              \
+            result[n] += sums[n];                                                      \
+        }                                                                              \
+    }
+
+DEFINE_ADD_VALUES(add_values, COLUMNS)
+#if HEAD_EV % COLUMNS
+DEFINE_ADD_VALUES(add_last_values, HEAD_EV % COLUMNS)
+#endif
+
+#endif

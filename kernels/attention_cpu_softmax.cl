@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The online softmax of attention_cpu.cl, one row a lane.
+ */
+#ifndef CLATTN_ATTENTION_CPU_SOFTMAX_CL
+#define CLATTN_ATTENTION_CPU_SOFTMAX_CL
+
+#include "attention_cpu_tiles.cl"
+
+/* Scores are in units of log 2, so that exp2 needs no factor; but natural where numbers
+   are added to them, so that adding the lowest float does not overflow to -inf, and
+   where they are written. */
+#if MASK_ADDS || FILTER || BIAS || SCORES >= 0
+#define SCORE_UNIT    REAL(1.0) /* what a natural score is multiplied by */
+#define TO_LOG2(x)    ((x) * LOG2_E)
+#define TO_NATURAL(x) (x)
+#else
+#define SCORE_UNIT    LOG2_E
+#define TO_LOG2(x)    (x)
+#define TO_NATURAL(x) ((x) * LN_2)
+#endif
+
+/* Weights are exp2(score - base): base need not be the highest score so far, only not
+   far below it, so it is raised, and all sums with it, when a score exceeds it by
+   HEADROOM. */
+#define HEADROOM REAL(4.0)
+
+typedef struct {
+    realv base[NV];
+    realv limit[NV]; /* base + HEADROOM; -inf, and base 0, before the first key */
+    realv sum[NV];   /* of the weights of earlier blocks */
+    realv block[NV]; /* and of this one */
+} softmax_state;
+
+static inline void
+raise_base(softmax_state *softmax, const realv *highest, realv *weights, int count,
+           realv *result)
+{
+    for (int v = 0; v < NV; v++) {
+        const intv fresh = softmax->limit[v] == (realv)(-INFINITY);
+        const realv old = fresh ? (realv)(-INFINITY) : softmax->base[v];
+        const realv raised = larger(highest[v], old);
+        const realv base = raised == (realv)(-INFINITY) ? (realv)REAL(0.0) : raised;
+        const realv decay = exp2_lanes(TO_LOG2(old - base));
+        softmax->base[v] = base;
+        softmax->limit[v] = raised + HEADROOM;
+        softmax->sum[v] *= decay;
+        softmax->block[v] *= decay;
+        for (int n = v; n < count; n += NV) {
+            weights[n] *= decay;
+        }
+        for (int c = 0; c < HEAD_EV; c++) {
+            result[c * NV + v] *= decay;
+        }
+    }
+}
+
+/* weights[k][v] = exp2(scores[k][v] - base[v]) for MR keys, of which `before` came
+   before in this block. */
+static inline void
+weigh_scores(softmax_state *softmax, const realv *scores, realv *weights, int before,
+             realv *result)
+{
+    intv too_high = (intv)0;
+    realv highest[NV];
+#pragma unroll
+    for (int v = 0; v < NV; v++) {
+        highest[v] = scores[v];
+#pragma unroll
+        for (int k = 1; k < MR; k++) {
+            highest[v] = larger(scores[k * NV + v], highest[v]);
+        }
+        too_high |= highest[v] > softmax->limit[v];
+    }
+    if (any_lane(too_high)) {
+        raise_base(softmax, highest, weights, before * NV, result);
+    }
+    weights += before * NV;
+    realv sums[NV]; /* of these keys alone: short sums round less */
+#pragma unroll
+    for (int n = 0; n < MR * NV; n++) {
+        weights[n] = exp2_lanes(TO_LOG2(scores[n] - softmax->base[n % NV]));
+        sums[n % NV] = n < NV ? weights[n] : sums[n % NV] + weights[n];
+    }
+#pragma unroll
+    for (int v = 0; v < NV; v++) {
+        softmax->block[v] += sums[v];
+    }
+}
+
+/* Multiplies by factor / sum and marks the rows that attention_row has to redo, by other than 0
+   in redo[lane]. Where keys are excluded: a row that is not finite, since it may have met
+   a NaN or infinity of an excluded key, as 0 * NaN; and one whose sum is 0, of no keys or
+   of scores of -inf only. Elsewhere: a row with an infinity, as a lagging base makes sums
+   overflow too early. */
+static inline void
+normalise(const softmax_state *softmax, real factor, bool excluding, realv *result,
+          real *redo)
+{
+    for (int v = 0; v < NV; v++) {
+        const realv inverse = factor / softmax->sum[v];
+        realv nonzero = excluding ? inverse * REAL(0.0) : (realv)REAL(0.0);
+        for (int c = 0; c < HEAD_EV; c++) {
+            const realv x = result[c * NV + v] * inverse;
+            result[c * NV + v] = x;
+            const realv infinite = fabs(x) == (realv)INFINITY ? x : (realv)REAL(0.0);
+            nonzero += excluding ? x * REAL(0.0) : infinite;
+        }
+        WIDE(vstore)(nonzero, v, redo);
+    }
+}
+
+#endif
