@@ -46,6 +46,7 @@ typedef struct {
     int64_t float_width;        /* native lanes of a float vector */
     bool float64;               /* cl_khr_fp64 */
     bool float16;               /* cl_khr_fp16; storage needs no extension */
+    bool keeps_programs;        /* the driver caches built programs on disk itself */
     ca_memory_mode memory;
 } ca_device_info;
 

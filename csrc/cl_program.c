@@ -113,7 +113,8 @@ program_from_cache(ca_device *device, const char *name, const char *options,
     unsigned char *binary = NULL;
     size_t size = 0;
     cl_program program = NULL;
-    if (!ca_cache_read(device->runtime->cache_folder, name, identity, &binary, &size)) {
+    if (device->info.keeps_programs ||
+        !ca_cache_read(device->runtime->cache_folder, name, identity, &binary, &size)) {
         return NULL;
     }
     const unsigned char *bytes = binary;
@@ -138,7 +139,7 @@ program_to_cache(const ca_device *device, const char *name, ca_hash identity,
     const ca_cl *cl = device->cl;
     size_t size = 0; /* of the one binary: the context has one device */
     unsigned char *binary = NULL;
-    if (device->runtime->cache_folder == NULL ||
+    if (device->info.keeps_programs || device->runtime->cache_folder == NULL ||
         cl->clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, sizeof size, &size,
                              NULL) != CL_SUCCESS ||
         size == 0) {

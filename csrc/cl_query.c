@@ -218,6 +218,9 @@ query_platform(const ca_cl *cl, cl_platform_id platform, const char *memory_over
         cl->clGetPlatformInfo(platform, CL_PLATFORM_NAME, sizeof device->info.platform,
                               device->info.platform, NULL);
         device->info.platform[sizeof device->info.platform - 1] = '\0';
+        /* PoCL does, and compiles a kernel once more for who asks for its binary. */
+        device->info.keeps_programs =
+            strcmp(device->info.platform, "Portable Computing Language") == 0;
         query_device(device, memory_override);
         list->count++;
     }
