@@ -7,6 +7,7 @@
 
 #include "py_state.h"
 
-extern PyMethodDef ca_py_ops_methods[];
+extern PyMethodDef ca_py_ops_methods[];  /* py_ops.c */
+extern PyMethodDef ca_py_onnx_methods[]; /* py_onnx.c */
 
 #endif

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: MIT */
+#include "spec_onnx.h"
+
+#include "spec_common.h"
+
+/* View (B, H, rows, size), or (B, rows, H size), as (B, Hk, H / Hk, rows, size). */
+static void
+view_heads(const ca_tensor *tensor, int64_t heads, int64_t size,
+           const ca_onnx_sizes *sizes, ca_tensor *view)
+{
+    int64_t leading[] = {sizes->B, sizes->Hq};
+    ca_tensor split;
+    if (tensor->ndim != 3 || tensor->data == NULL) {
+        ca_spec_view_grouped(tensor, 2, 2, leading, sizes->Hk, view);
+        return;
+    }
+    split.dtype = tensor->dtype;
+    split.data = tensor->data;
+    split.ndim = 4;
+    int64_t shape[] = {tensor->shape[0], heads, tensor->shape[1], size};
+    int64_t strides[] = {tensor->strides[0], tensor->strides[2] * size,
+                         tensor->strides[1], tensor->strides[2]};
+    for (int d = 0; d < 4; d++) {
+        split.shape[d] = shape[d];
+        split.strides[d] = strides[d];
+    }
+    ca_spec_view_grouped(&split, 2, 2, leading, sizes->Hk, view);
+}
+
+/* Rows of a mask broadcast, columns do where a shorter mask is not padded. */
+static void
+view_mask(const ca_onnx_attention *call, const ca_onnx_sizes *sizes, ca_tensor *view)
+{
+    int64_t leading[] = {sizes->B, sizes->Hq};
+    ca_spec_view_grouped(&call->attn_mask, 2, 2, leading, sizes->Hk, view);
+    ca_spec_broadcast_rows(view, sizes->L);
+    if (call->opset < 24 || call->attn_mask.ndim == 0) {
+        ca_spec_broadcast_columns(view, sizes->T);
+    }
+}
+
+/* A window that is wider than any tensor is no window. */
+#define WIDEST_WINDOW (INT64_MAX / 4)
+
+/* Row i stands at key i + offset; the core adds nonpad_kv_seqlen. */
+static void
+set_band(const ca_onnx_attention *call, const ca_onnx_sizes *sizes,
+         ca_attention *attention)
+{
+    int64_t offset = 0;
+    if (!call->pre_errata) {
+        offset = call->has_nonpad ? -sizes->L : sizes->P;
+        attention->band_follows_counts = call->has_nonpad;
+    }
+    if (call->left_window_size >= 0 && call->left_window_size < WIDEST_WINDOW) {
+        attention->below = call->left_window_size - offset;
+    }
+    if (call->right_window_size >= 0 && call->right_window_size < WIDEST_WINDOW) {
+        attention->above = call->right_window_size + offset;
+    }
+    if (call->is_causal && offset < attention->above) {
+        attention->above = offset;
+    }
+}
+
+void
+ca_onnx_attention_problem(const ca_onnx_attention *call, const ca_onnx_sizes *sizes,
+                          const ca_onnx_outputs *outputs, ca_attention *attention)
+{
+    ca_tensor *tensors = attention->tensors;
+    ca_attention_init(attention);
+    view_heads(&call->Q, sizes->Hq, sizes->E, sizes, &tensors[CA_ATTENTION_QUERY]);
+    view_heads(&call->K, sizes->Hk, sizes->E, sizes, &tensors[CA_ATTENTION_KEY]);
+    view_heads(&call->V, sizes->Hk, sizes->Ev, sizes, &tensors[CA_ATTENTION_VALUE]);
+    view_heads(&call->past_key, sizes->Hk, sizes->E, sizes,
+               &tensors[CA_ATTENTION_PAST_KEY]);
+    view_heads(&call->past_value, sizes->Hk, sizes->Ev, sizes,
+               &tensors[CA_ATTENTION_PAST_VALUE]);
+    view_heads(&outputs->Y, sizes->Hq, sizes->Ev, sizes, &tensors[CA_ATTENTION_OUTPUT]);
+    view_heads(&outputs->present_key, sizes->Hk, sizes->E, sizes,
+               &tensors[CA_ATTENTION_PRESENT_KEY]);
+    view_heads(&outputs->present_value, sizes->Hk, sizes->Ev, sizes,
+               &tensors[CA_ATTENTION_PRESENT_VALUE]);
+    view_heads(&outputs->qk, sizes->Hq, sizes->T, sizes, &tensors[CA_ATTENTION_SCORES]);
+    view_mask(call, sizes, &tensors[CA_ATTENTION_MASK]);
+    if (call->has_nonpad) {
+        ca_tensor *counts = &tensors[CA_ATTENTION_KEY_COUNTS];
+        int64_t leading[] = {sizes->B, sizes->Hq};
+        ca_tensor row = call->nonpad_kv_seqlen; /* (B, 1) */
+        row.ndim = 2;
+        row.shape[1] = 1;
+        ca_spec_view_grouped(&row, 0, 2, leading, sizes->Hk, counts);
+    }
+    attention->mask_is_added = call->attn_mask.dtype != CA_BOOL;
+    set_band(call, sizes, attention);
+    attention->scale = call->has_scale ? call->scale : ca_spec_default_scale(sizes->E);
+    attention->softcap = call->softcap;
+    attention->mask_before_softcap = call->pre_errata;
+    attention->in_float64 = call->softmax_precision == CA_ONNX_DOUBLE;
+    attention->stage = (ca_scores_stage)call->qk_matmul_output_mode;
+}

@@ -1,0 +1,160 @@
+"""Operators of ONNX under their own names, on NumPy arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from clattn import _core
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from clattn._core import Device
+
+__all__ = ["AttentionOutput", "attention"]
+
+
+class AttentionOutput(NamedTuple):
+    """The outputs of `attention`; one that was not asked for is None."""
+
+    Y: Any
+    """(B, Hq, L, Ev), or (B, L, Hq * Ev) for inputs of three dimensions; Q's dtype."""
+    present_key: Any
+    """(B, Hk, T, E): past_key followed by K."""
+    present_value: Any
+    """(B, Hk, T, Ev): past_value followed by V."""
+    qk_matmul_output: Any
+    """(B, Hq, L, T), Q's dtype: scores at the stage of qk_matmul_output_mode."""
+
+
+def attention(
+    Q: np.ndarray,
+    K: np.ndarray,
+    V: np.ndarray,
+    attn_mask: np.ndarray | None = None,
+    past_key: np.ndarray | None = None,
+    past_value: np.ndarray | None = None,
+    nonpad_kv_seqlen: np.ndarray | None = None,
+    *,
+    is_causal: int = 0,
+    kv_num_heads: int | None = None,
+    q_num_heads: int | None = None,
+    qk_matmul_output_mode: int = 0,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    softmax_precision: int | None = None,
+    left_window_size: int = -1,
+    right_window_size: int = -1,
+    opset: int = 25,
+    pre_errata: bool = False,
+    return_qk: bool = False,
+    device: Device | str | None = None,
+) -> AttentionOutput:
+    """Compute ONNX ``Attention`` of opset 23, 24 or 25.
+
+    With T = P + S keys, the past ones followed by the new ones, and query row i standing at
+    key ``p = i + offset`` (offset: P with a past, ``nonpad_kv_seqlen[b] - L`` with that, else
+    0)::
+
+        score = scale * Q @ K.T
+        score = softcap * tanh(score / softcap)            where softcap > 0
+        score = score + attn_mask                          bool: False excludes
+        Y     = softmax(score) @ V
+
+    A row with nothing to attend to is zero.
+
+    Parameters
+    ----------
+    Q : ndarray of shape (B, Hq, L, E) or (B, L, Hq * E)
+        float16, bfloat16 (``ml_dtypes.bfloat16``), float32 or float64. With three
+        dimensions, those of K and V are three, and `q_num_heads` and `kv_num_heads` are
+        needed.
+    K : ndarray of shape (B, Hk, S, E) or (B, S, Hk * E)
+        Of Q's dtype. Hq is a multiple of Hk; query head h reads head ``h // (Hq // Hk)``.
+    V : ndarray of shape (B, Hk, S, Ev) or (B, S, Hk * Ev)
+        Of any of those dtypes.
+    attn_mask : ndarray, optional
+        Broadcasts to (B, Hq, L, T). bool (True attends); any other number is added. From
+        opset 24 on, keys beyond a shorter last dimension (1 included) are excluded.
+    past_key, past_value : ndarray of shape (B, Hk, P, E) and (B, Hk, P, Ev), optional
+        Both or neither; with them, present_key and present_value are returned.
+    nonpad_kv_seqlen : ndarray of shape (B,), optional
+        int64, 0 to S: keys from there on are excluded. From opset 24 on, not with a past.
+    is_causal : int
+        1: row i attends key j where ``j <= p``. Composes with `attn_mask`.
+    kv_num_heads, q_num_heads : int, optional
+        Numbers of heads; with four dimensions they have to agree with the shapes.
+    qk_matmul_output_mode : int
+        What `return_qk` gives: 0 the scaled products, 1 after the softcap, 2 after softcap
+        and mask, 3 after the softmax.
+    scale : float, optional
+        0 or more (the specification scales Q and K by its square root). Default
+        ``1 / sqrt(E)``.
+    softcap : float
+        0: none.
+    softmax_precision : int, optional
+        1 float32, 10 float16, 11 float64, 16 bfloat16, at least: everything is computed in
+        float32, or in float64 where it or an input asks for that.
+    left_window_size, right_window_size : int
+        Keep keys ``p - left ... p + right``; -1: no bound. From opset 25 on.
+    opset : int
+        23, 24 or 25. What it lacks is refused.
+    pre_errata : bool
+        The operator of opsets 23 and 24 as first published: mask before softcap, causality
+        ``j <= i`` whatever the past, modes 1 after the mask and 2 after the softcap of that.
+    return_qk : bool
+        Also return the scores; else they are never in memory.
+    device : Device or str, optional
+        Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
+
+    Returns
+    -------
+    AttentionOutput
+        ``(Y, present_key, present_value, qk_matmul_output)``.
+
+    Raises
+    ------
+    TypeError
+        An argument of the wrong kind or dtype.
+    ValueError
+        What the specification refuses; the message names the argument.
+    MemoryError
+        Host or device memory does not suffice.
+    DeviceError
+        No usable OpenCL device, or what it reports.
+
+    Notes
+    -----
+    https://onnx.ai/onnx/operators/onnx__Attention.html, as corrected in ONNX 1.23.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> Q = K = V = np.ones((1, 2, 4, 8), np.float32)
+    >>> attention(Q, K, V, is_causal=1).Y.shape
+    (1, 2, 4, 8)
+    """
+    return AttentionOutput._make(
+        _core.onnx_attention(
+            Q,
+            K,
+            V,
+            attn_mask,
+            past_key,
+            past_value,
+            nonpad_kv_seqlen,
+            is_causal,
+            kv_num_heads,
+            q_num_heads,
+            qk_matmul_output_mode,
+            scale,
+            softcap,
+            softmax_precision,
+            left_window_size,
+            right_window_size,
+            opset,
+            pre_errata,
+            return_qk,
+            device,
+        )
+    )
