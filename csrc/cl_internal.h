@@ -28,6 +28,7 @@ struct ca_kernel {
     ca_kernel_spec spec;
     uint64_t hash;     /* of the spec */
     size_t work_group; /* most work-items of a work-group */
+    uint32_t unused;   /* bit i: argument i is set to NULL; under the device's lock */
 };
 
 /* Kernels by spec: open addressing, a power of two of slots, at most half of them full.

@@ -69,7 +69,7 @@ enqueue_kernel(ca_device *device, const ca_kernel *kernel, const ca_launch *laun
 /* All commands of one launch, under the device's lock. After a failure the queue may
    still hold some of them. */
 static ca_status
-enqueue_all(ca_device *device, const ca_kernel *kernel, const ca_launch *launch,
+enqueue_all(ca_device *device, ca_kernel *kernel, const ca_launch *launch,
             const ca_binding *bindings, cl_event *event, ca_error *error)
 {
     ca_status status = CA_OK;

@@ -163,7 +163,7 @@ done:
 }
 
 ca_status
-ca_memory_set(ca_device *device, const ca_kernel *kernel, const ca_binding *bindings,
+ca_memory_set(ca_device *device, ca_kernel *kernel, const ca_binding *bindings,
               int nspans, ca_error *error)
 {
     const ca_cl *cl = device->cl;
@@ -171,12 +171,20 @@ ca_memory_set(ca_device *device, const ca_kernel *kernel, const ca_binding *bind
     cl_int code = CL_SUCCESS;
     for (int i = 0; i < nspans && code == CL_SUCCESS; i++) {
         const ca_span *span = bindings[i].span;
+        const uint32_t bit = UINT32_C(1) << i;
+        if (span->bytes == 0 && (kernel->unused & bit) != 0) {
+            continue;
+        }
         if (svm) {
             code = cl->clSetKernelArgSVMPointer(kernel->handle, (cl_uint)i,
                                                 span->bytes > 0 ? span->data : NULL);
         } else {
             code = cl->clSetKernelArg(kernel->handle, (cl_uint)i, sizeof(cl_mem),
                                       span->bytes > 0 ? &bindings[i].buffer : NULL);
+        }
+        kernel->unused &= ~bit;
+        if (span->bytes == 0 && code == CL_SUCCESS) {
+            kernel->unused |= bit;
         }
     }
     if (code != CL_SUCCESS) {

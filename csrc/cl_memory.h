@@ -30,8 +30,8 @@ typedef struct {
 ca_status ca_memory_bind(ca_device *device, const ca_span *spans, int nspans,
                          ca_binding *bindings, ca_error *error);
 
-/* Set arguments 0 … nspans-1. */
-ca_status ca_memory_set(ca_device *device, const ca_kernel *kernel,
+/* Set arguments 0 … nspans-1, those that are unused only once. */
+ca_status ca_memory_set(ca_device *device, ca_kernel *kernel,
                         const ca_binding *bindings, int nspans, ca_error *error);
 
 /* Enqueue what brings inputs to the device. */
