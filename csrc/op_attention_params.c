@@ -159,6 +159,7 @@ ca_attention_describe(const ca_attention *attention, const ca_extent *extents,
     bool shifted = counted && attention->band_follows_counts;
     int64_t farthest = shifted ? L + 2 * T : L + T;
     double softcap = ca_attention_softcap(attention);
+    double kept_scale = attention->dropout < 1 ? 1 / (1 - attention->dropout) : 0;
     ca_attention_params params = {
         .batch = {1, 1, 1},
         .L = L,
@@ -173,11 +174,11 @@ ca_attention_describe(const ca_attention *attention, const ca_extent *extents,
         .seed = (int64_t)attention->seed,
         .scale_bits = double_bits(attention->scale),
         .softcap_bits = double_bits(softcap),
+        .kept_scale_bits = double_bits(kept_scale),
         .scale = (float)attention->scale,
         .softcap = (float)softcap,
         .filter = (float)attention->filter,
-        .kept_scale =
-            attention->dropout < 1 ? (float)(1 / (1 - attention->dropout)) : 0,
+        .kept_scale = (float)kept_scale,
         .last_dropped = last_dropped(attention->dropout),
         .flags = (tensors[CA_ATTENTION_LSE].data != NULL ? CA_HAS_LSE : 0) |
                  (counted ? CA_HAS_KEY_COUNTS : 0) |

@@ -82,6 +82,19 @@ ca_py_causal(PyObject *object, ca_causal *causal)
     return result;
 }
 
+/* object.__index__(), a new reference; NULL with a TypeError for what is no whole number:
+   an array has __index__ too, and may refuse. */
+static PyObject *
+whole_number(PyObject *object, const char *name, const char *expected)
+{
+    PyObject *whole = PyIndex_Check(object) ? PyNumber_Index(object) : NULL;
+    if (whole == NULL &&
+        (!PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_TypeError))) {
+        (void)wrong_type(name, expected, object);
+    }
+    return whole;
+}
+
 /* One bound of the window; bounds beyond any tensor are no bounds. */
 static int
 window_bound(PyObject *object, int64_t *bound)
@@ -90,10 +103,10 @@ window_bound(PyObject *object, int64_t *bound)
         *bound = CA_BAND_UNBOUNDED;
         return 0;
     }
-    if (!PyIndex_Check(object) || PyBool_Check(object)) {
+    if (PyBool_Check(object)) {
         return wrong_type("window", "a pair of whole numbers or None", object);
     }
-    PyObject *whole = PyNumber_Index(object);
+    PyObject *whole = whole_number(object, "window", "a pair of whole numbers or None");
     if (whole == NULL) {
         return -1;
     }
@@ -141,11 +154,9 @@ int
 ca_py_int(PyObject *object, const char *name, int64_t lowest, int64_t highest,
           int64_t *value)
 {
-    if (!PyIndex_Check(object) && !is_numpy_bool(object)) {
-        return wrong_type(name, "a whole number", object);
-    }
-    PyObject *whole =
-        is_numpy_bool(object) ? PyNumber_Long(object) : PyNumber_Index(object);
+    PyObject *whole = is_numpy_bool(object)
+                          ? PyNumber_Long(object)
+                          : whole_number(object, name, "a whole number");
     if (whole == NULL) {
         return -1;
     }
@@ -188,10 +199,7 @@ ca_py_seed(PyObject *object, bool needed, uint64_t *seed)
     if (object == Py_None) {
         return needed ? random_seed(seed) : 0;
     }
-    if (!PyIndex_Check(object)) {
-        return wrong_type("seed", "a whole number or None", object);
-    }
-    PyObject *whole = PyNumber_Index(object);
+    PyObject *whole = whole_number(object, "seed", "a whole number or None");
     if (whole == NULL) {
         return -1;
     }

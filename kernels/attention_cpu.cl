@@ -272,7 +272,7 @@ attention_cpu(ATTENTION_ARGUMENTS)
                            tile.band.lower > 1 - params.L ||
                            tile.band.upper < params.T - 1;
     real redo[BM];
-    normalise(&softmax, DROPOUT ? params.kept_scale : 1, excluding, result, redo);
+    normalise(&softmax, ca_kept_scale(&params), excluding, result, redo);
     store_columns(result, HEAD_EV,
                   output + ca_offset(&params.output, batch, tile.i0, 0), &params.output,
                   tile.rows);

@@ -64,8 +64,9 @@ typedef struct {
     ca_view scores;                /* (L, T) */
     ca_int64 first_row;            /* dropout's number of row [0, 0, 0, 0] */
     ca_int64 seed;
-    ca_int64 scale_bits;   /* bits of a double, for kernels that compute in double */
-    ca_int64 softcap_bits; /* the same */
+    ca_int64 scale_bits;      /* bits of a double, for kernels that compute in double */
+    ca_int64 softcap_bits;    /* the same */
+    ca_int64 kept_scale_bits; /* the same */
     float scale;
     float softcap;          /* 0: none */
     float filter;           /* added to a score where a bool mask is false, or -inf */
@@ -101,6 +102,6 @@ typedef struct {
 #define CA_KERNEL_UINT64   12
 #define CA_KERNEL_NO_MASK  -1
 
-#define CA_ATTENTION_PARAMS_SIZE 816
+#define CA_ATTENTION_PARAMS_SIZE 824
 
 #endif

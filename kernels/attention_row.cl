@@ -233,7 +233,7 @@ attention_row(const attention_call *call, const ca_int64 *batch, ca_int64 i)
             }
         }
         for (int c = 0; c < columns; c++) {
-            const real mean = sums[c] / l * (DROPOUT ? params->kept_scale : 1);
+            const real mean = sums[c] / l * ca_kept_scale(params);
             store(empty ? REAL(0.0) : mean,
                   output_i + (c0 + c) * params->output.column);
         }

@@ -305,6 +305,19 @@ ca_softcap(const ca_attention_params *params)
 #endif
 }
 
+/* Dropout: what the weights that are kept are scaled by. */
+static inline real
+ca_kept_scale(const ca_attention_params *params)
+{
+#if !DROPOUT
+    return REAL(1.0);
+#elif REAL64
+    return as_double(params->kept_scale_bits);
+#else
+    return params->kept_scale;
+#endif
+}
+
 static inline real
 ca_filter(const ca_attention_params *params)
 {
