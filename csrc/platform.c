@@ -82,6 +82,25 @@ ca_fork_guard_is_child(const ca_fork_guard *guard)
     return guard->process_id != ca_process_id();
 }
 
+#define LARGE_PAGE       ((size_t)2 << 20)
+#define RESULT_ALIGNMENT ((size_t)128) /* what Intel's runtime wants of host pointers */
+
+void *
+ca_memory_allocate(size_t bytes)
+{
+    bool large = bytes >= 2 * LARGE_PAGE;
+    void *memory = NULL;
+    if (posix_memalign(&memory, large ? LARGE_PAGE : RESULT_ALIGNMENT, bytes) != 0) {
+        return NULL;
+    }
+#ifdef MADV_HUGEPAGE
+    if (large) {
+        (void)madvise(memory, bytes / LARGE_PAGE * LARGE_PAGE, MADV_HUGEPAGE);
+    }
+#endif
+    return memory;
+}
+
 void *
 ca_library_open(const char *path, bool global, char *message, size_t size)
 {

@@ -34,6 +34,11 @@ void ca_fork_guard_init(ca_fork_guard *guard);
 void ca_fork_guard_destroy(ca_fork_guard *guard);
 bool ca_fork_guard_is_child(const ca_fork_guard *guard);
 
+/* Memory for a result, not initialised, at least 128-byte aligned, for free(). A large
+   one is made of large pages where the system has them: touching fresh small ones takes
+   as long as copying them. NULL where there is none. */
+void *ca_memory_allocate(size_t bytes);
+
 /* Open a shared library; `global` makes its symbols visible to libraries opened later.
    NULL on failure, with the system's words in `message`. */
 void *ca_library_open(const char *path, bool global, char *message, size_t size);

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RESULT_ALIGNMENT 128 /* what Intel's runtime wants of host pointers */
+#include "platform.h"
 
 int
 ca_py_convert_init(void)
@@ -212,8 +212,8 @@ ca_py_array_new(PyObject *like, ca_dtype dtype, int ndim, const int64_t *shape,
         }
         bytes *= shape[d] > 0 ? (size_t)shape[d] : 1;
     }
-    void *memory = NULL;
-    if (posix_memalign(&memory, RESULT_ALIGNMENT, bytes) != 0) {
+    void *memory = ca_memory_allocate(bytes);
+    if (memory == NULL) {
         PyErr_Format(PyExc_MemoryError, "no memory for a result of %zu bytes", bytes);
         return NULL;
     }
