@@ -8,5 +8,6 @@
 #include "py_state.h"
 
 extern PyMethodDef ca_py_ops_methods[];
+extern PyMethodDef ca_py_openvino_methods[];
 
 #endif

@@ -6,6 +6,7 @@ run on. Importing touches no OpenCL; the first call that needs a device does.
 
 from importlib.metadata import version as _version
 
+from clattn import openvino
 from clattn._core import Device, DeviceError
 from clattn.device import devices, get_default_device, set_default_device, use_device
 from clattn.functional import scaled_dot_product_attention
@@ -17,6 +18,7 @@ __all__ = [
     "DeviceError",
     "devices",
     "get_default_device",
+    "openvino",
     "scaled_dot_product_attention",
     "set_default_device",
     "use_device",

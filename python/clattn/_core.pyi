@@ -64,3 +64,13 @@ def scaled_dot_product_attention(
     device: Device | str | None,
     /,
 ) -> Any: ...
+def openvino_scaled_dot_product_attention(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    attention_mask: np.ndarray | np.generic | None,
+    scale: float | np.ndarray | np.generic | None,
+    causal: bool,
+    device: Device | str | None,
+    /,
+) -> np.ndarray: ...
