@@ -31,7 +31,7 @@ typedef enum {
     CA_ATTENTION_MASK,          /* (…, L, M), M <= T, of any dtype */
     CA_ATTENTION_BIAS,          /* (…, L, T) */
     CA_ATTENTION_KEY_COUNTS,    /* (…) int64, 0 … T */
-    CA_ATTENTION_OUTPUT,        /* (…, L, Ev); its elements cover its extent */
+    CA_ATTENTION_OUTPUT,        /* (…, L, Ev); without keys all its extent is filled */
     CA_ATTENTION_LSE,           /* (…, L), likewise; of the type of the arithmetic */
     CA_ATTENTION_PRESENT_KEY,   /* (…, T, E), of key's dtype */
     CA_ATTENTION_PRESENT_VALUE, /* (…, T, Ev), of value's dtype */

@@ -7,6 +7,17 @@
 #include "py_error.h"
 #include "py_runtime.h"
 
+int
+ca_py_check_count(Py_ssize_t given, int expected)
+{
+    if (given != expected) {
+        PyErr_Format(PyExc_TypeError, "expected %d arguments, got %zd", expected,
+                     given);
+        return -1;
+    }
+    return 0;
+}
+
 static int
 variant_from_environment(ca_variant *variant)
 {

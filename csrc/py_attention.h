@@ -8,6 +8,9 @@
 #include "op_attention.h"
 #include "py_state.h"
 
+/* Check that a function got as many arguments as it takes. -1 with a TypeError. */
+int ca_py_check_count(Py_ssize_t given, int expected);
+
 /* Find the device that `device_argument` stands for and run there, with the kernel that
    CLATTN_KERNEL forces, for tests; problems without work need no device. -1 with an
    exception set. */

@@ -179,6 +179,46 @@ ca_py_tensor_from_optional(PyObject *object, const char *name, ca_py_dtypes dtyp
     return ca_py_tensor_from_array(object, name, dtypes, tensor, keep);
 }
 
+bool
+ca_py_is_numpy(PyObject *object)
+{
+    return PyArray_Check(object) ||
+           (PyArray_IsScalar(object, Generic) && !PyFloat_Check(object));
+}
+
+int
+ca_py_tensor_from_scalar(PyObject *object, const char *name, ca_py_dtypes dtypes,
+                         ca_tensor *tensor, PyObject **keep)
+{
+    if (!PyArray_IsScalar(object, Generic)) {
+        return ca_py_tensor_from_optional(object, name, dtypes, tensor, keep);
+    }
+    PyObject *array = PyArray_FROM_O(object);
+    if (array == NULL) {
+        return -1;
+    }
+    int result = ca_py_tensor_from_array(array, name, dtypes, tensor, keep);
+    Py_DECREF(array);
+    return result;
+}
+
+int
+ca_py_first_number(PyObject *array, double *value)
+{
+    *value = 0;
+    PyArrayObject *elements = (PyArrayObject *)array;
+    if (PyArray_SIZE(elements) == 0) {
+        return 0;
+    }
+    PyObject *first = PyArray_ToScalar(PyArray_DATA(elements), elements);
+    if (first == NULL) {
+        return -1;
+    }
+    *value = PyFloat_AsDouble(first);
+    Py_DECREF(first);
+    return *value == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
 static void
 free_memory(PyObject *capsule)
 {

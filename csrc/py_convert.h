@@ -32,6 +32,17 @@ int ca_py_tensor_from_array(PyObject *object, const char *name, ca_py_dtypes dty
 int ca_py_tensor_from_optional(PyObject *object, const char *name, ca_py_dtypes dtypes,
                                ca_tensor *tensor, PyObject **keep);
 
+/* Is it an array, or a NumPy scalar other than float64, which is Python's float too? */
+bool ca_py_is_numpy(PyObject *object);
+
+/* As from_optional; a NumPy scalar is taken as an array without dimensions. */
+int ca_py_tensor_from_scalar(PyObject *object, const char *name, ca_py_dtypes dtypes,
+                             ca_tensor *tensor, PyObject **keep);
+
+/* The first element of an array as a number, 0 for an empty one. -1 with an exception
+   set. */
+int ca_py_first_number(PyObject *array, double *value);
+
 /* A new C-contiguous array, its memory 128-byte aligned and not initialised: of the
    native form of `like`'s dtype, or of `dtype` where `like` is NULL. */
 PyObject *ca_py_array_new(PyObject *like, ca_dtype dtype, int ndim,

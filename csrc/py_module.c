@@ -7,6 +7,7 @@
  *         device_override: ContextVar             py_runtime.c
  *         scaled_dot_product_attention(…)         py_ops.c
  *         onnx_attention(…)                       py_onnx.c
+ *         openvino_scaled_dot_product_attention(…) py_openvino.c
  */
 #include "py_convert.h"
 #include "py_device.h"
@@ -28,7 +29,8 @@ module_exec(PyObject *module)
         ca_py_device_init(module) < 0 || ca_py_runtime_init(module) < 0 ||
         PyModule_AddFunctions(module, ca_py_runtime_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_ops_methods) < 0 ||
-        PyModule_AddFunctions(module, ca_py_onnx_methods) < 0) {
+        PyModule_AddFunctions(module, ca_py_onnx_methods) < 0 ||
+        PyModule_AddFunctions(module, ca_py_openvino_methods) < 0) {
         return -1;
     }
     return 0;

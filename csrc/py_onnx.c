@@ -167,9 +167,7 @@ allocate_outputs(PyObject *const *args, const ca_onnx_attention *call,
 static PyObject *
 onnx_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    if (nargs != ARGUMENTS) {
-        PyErr_Format(PyExc_TypeError, "expected %d arguments, got %zd", ARGUMENTS,
-                     nargs);
+    if (ca_py_check_count(nargs, ARGUMENTS) < 0) {
         return NULL;
     }
     ca_state *state = ca_state_get(module);

@@ -106,9 +106,7 @@ prepare_result(const ca_torch_sdpa *call, PyObject *query, PyObject *out, int nd
 static PyObject *
 scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    if (nargs != ARGUMENTS) {
-        PyErr_Format(PyExc_TypeError, "expected %d arguments, got %zd", ARGUMENTS,
-                     nargs);
+    if (ca_py_check_count(nargs, ARGUMENTS) < 0) {
         return NULL;
     }
     ca_state *state = ca_state_get(module);

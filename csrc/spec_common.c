@@ -10,8 +10,8 @@ ca_spec_shape_text(const ca_tensor *tensor, char text[CA_SHAPE_TEXT])
     return ca_shape_format(tensor->ndim, tensor->shape, text, CA_SHAPE_TEXT);
 }
 
-static void
-add_dim(ca_tensor *view, int64_t size, int64_t stride)
+void
+ca_spec_add_dim(ca_tensor *view, int64_t size, int64_t stride)
 {
     view->shape[view->ndim] = size;
     view->strides[view->ndim++] = stride;
@@ -28,19 +28,20 @@ ca_spec_view_grouped(const ca_tensor *tensor, int trailing, int nleading,
         return;
     }
     for (int d = 0; d < nleading - 1; d++) {
-        add_dim(view, shape[d], ca_tensor_stride(tensor, nleading - d + trailing));
+        ca_spec_add_dim(view, shape[d],
+                        ca_tensor_stride(tensor, nleading - d + trailing));
     }
     if (nleading > 0) {
         int64_t Hq = shape[nleading - 1];
         int64_t group = Hk > 0 ? Hq / Hk : 1;
         int64_t stride = ca_tensor_stride(tensor, 1 + trailing);
         bool shared = ca_tensor_size(tensor, 1 + trailing) != Hq;
-        add_dim(view, Hk, shared ? stride : stride * group);
-        add_dim(view, group, shared ? 0 : stride);
+        ca_spec_add_dim(view, Hk, shared ? stride : stride * group);
+        ca_spec_add_dim(view, group, shared ? 0 : stride);
     }
     for (int from_end = trailing; from_end > 0; from_end--) {
-        add_dim(view, ca_tensor_size(tensor, from_end),
-                ca_tensor_stride(tensor, from_end));
+        ca_spec_add_dim(view, ca_tensor_size(tensor, from_end),
+                        ca_tensor_stride(tensor, from_end));
     }
 }
 
@@ -63,6 +64,63 @@ void
 ca_spec_broadcast_columns(ca_tensor *view, int64_t columns)
 {
     broadcast(view, 1, columns);
+}
+
+ca_status
+ca_spec_check_dtypes(const ca_tensor *query, const ca_tensor *key,
+                     const ca_tensor *value, ca_error *error)
+{
+    bool is_key = key->dtype != query->dtype;
+    const ca_tensor *other = is_key ? key : value;
+    if (other->dtype != query->dtype) {
+        return ca_error_set(error, CA_ERROR_TYPE,
+                            "%s has dtype %s; expected %s, the dtype of query",
+                            is_key ? "key" : "value", ca_dtype_name(other->dtype),
+                            ca_dtype_name(query->dtype));
+    }
+    return CA_OK;
+}
+
+static ca_status
+check_rank(const ca_tensor *tensor, const char *name, int lowest, ca_error *error)
+{
+    if (tensor->ndim < lowest) {
+        char text[CA_SHAPE_TEXT];
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "%s has shape %s; expected %d dimensions or more", name,
+                            ca_spec_shape_text(tensor, text), lowest);
+    }
+    return CA_OK;
+}
+
+ca_status
+ca_spec_check_matrices(const ca_tensor *query, const ca_tensor *key,
+                       const ca_tensor *value, int lowest_rank, ca_error *error)
+{
+    ca_status status = CA_OK;
+    char given[CA_SHAPE_TEXT];
+    char other[CA_SHAPE_TEXT];
+    CA_TRY(check_rank(query, "query", lowest_rank, error));
+    CA_TRY(check_rank(key, "key", lowest_rank, error));
+    CA_TRY(check_rank(value, "value", lowest_rank, error));
+    if (ca_tensor_size(key, 1) != ca_tensor_size(query, 1)) {
+        CA_TRY(ca_error_set(
+            error, CA_ERROR_VALUE,
+            "key has head size %lld (shape %s); expected %lld, that of "
+            "query (shape %s)",
+            (long long)ca_tensor_size(key, 1), ca_spec_shape_text(key, given),
+            (long long)ca_tensor_size(query, 1), ca_spec_shape_text(query, other)));
+    }
+    if (ca_tensor_size(value, 2) != ca_tensor_size(key, 2)) {
+        CA_TRY(ca_error_set(
+            error, CA_ERROR_VALUE,
+            "value has length %lld (shape %s); expected %lld, that of "
+            "key (shape %s)",
+            (long long)ca_tensor_size(value, 2), ca_spec_shape_text(value, given),
+            (long long)ca_tensor_size(key, 2), ca_spec_shape_text(key, other)));
+    }
+done:
+    return status;
 }
 
 ca_status

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the specifications share: views by heads, and checks of scalars.
+ * What the specifications share: views by heads, and checks.
  */
 #ifndef CLATTN_SPEC_COMMON_H
 #define CLATTN_SPEC_COMMON_H
@@ -16,6 +16,9 @@
 /* The shape for a message, cut to fit. Returns `text`. */
 const char *ca_spec_shape_text(const ca_tensor *tensor, char text[CA_SHAPE_TEXT]);
 
+/* Append a dimension to a view. */
+void ca_spec_add_dim(ca_tensor *view, int64_t size, int64_t stride);
+
 /* View `tensor` (…, H, and `trailing` dimensions) as (…, Hk, Hq / Hk, and those): its
    leading dimensions follow `shape`, of nleading sizes of which the last is Hq, and
    broadcast to it; Hk heads are each repeated for a group. An absent tensor stays so. */
@@ -25,6 +28,16 @@ void ca_spec_view_grouped(const ca_tensor *tensor, int trailing, int nleading,
 /* Broadcast the last two dimensions of a view, where they are of size 1. */
 void ca_spec_broadcast_rows(ca_tensor *view, int64_t rows);
 void ca_spec_broadcast_columns(ca_tensor *view, int64_t columns);
+
+/* The dtype of key and value is query's. */
+ca_status ca_spec_check_dtypes(const ca_tensor *query, const ca_tensor *key,
+                               const ca_tensor *value, ca_error *error);
+
+/* So many dimensions or more, at least two; E of query and key, S of key and value are
+   equal. */
+ca_status ca_spec_check_matrices(const ca_tensor *query, const ca_tensor *key,
+                                 const ca_tensor *value, int lowest_rank,
+                                 ca_error *error);
 
 /* A finite number within the range of what `dtype` is computed in, if it is given. */
 ca_status ca_spec_check_scale(bool given, double scale, ca_dtype dtype,

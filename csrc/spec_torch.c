@@ -9,59 +9,6 @@
 #include "spec_common.h"
 
 static ca_status
-check_dtypes(const ca_torch_sdpa *call, ca_error *error)
-{
-    const struct {
-        const char *name;
-        const ca_tensor *tensor;
-    } inputs[] = {
-        {"query", &call->query}, {"key", &call->key}, {"value", &call->value}};
-    for (int t = 0; t < 3; t++) {
-        ca_dtype dtype = inputs[t].tensor->dtype;
-        if (dtype != call->query.dtype) {
-            return ca_error_set(error, CA_ERROR_TYPE,
-                                "%s has dtype %s; expected %s, the dtype of query",
-                                inputs[t].name, ca_dtype_name(dtype),
-                                ca_dtype_name(call->query.dtype));
-        }
-        if (inputs[t].tensor->ndim < 2) {
-            char text[CA_SHAPE_TEXT];
-            return ca_error_set(error, CA_ERROR_VALUE,
-                                "%s has shape %s; expected two dimensions or more",
-                                inputs[t].name,
-                                ca_spec_shape_text(inputs[t].tensor, text));
-        }
-    }
-    return CA_OK;
-}
-
-static ca_status
-check_matrices(const ca_torch_sdpa *call, ca_error *error)
-{
-    char given[CA_SHAPE_TEXT];
-    char other[CA_SHAPE_TEXT];
-    if (ca_tensor_size(&call->key, 1) != ca_tensor_size(&call->query, 1)) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "key has head size %lld (shape %s); expected %lld, that of "
-                            "query (shape %s)",
-                            (long long)ca_tensor_size(&call->key, 1),
-                            ca_spec_shape_text(&call->key, given),
-                            (long long)ca_tensor_size(&call->query, 1),
-                            ca_spec_shape_text(&call->query, other));
-    }
-    if (ca_tensor_size(&call->value, 2) != ca_tensor_size(&call->key, 2)) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "value has length %lld (shape %s); expected %lld, that of "
-                            "key (shape %s)",
-                            (long long)ca_tensor_size(&call->value, 2),
-                            ca_spec_shape_text(&call->value, given),
-                            (long long)ca_tensor_size(&call->key, 2),
-                            ca_spec_shape_text(&call->key, other));
-    }
-    return CA_OK;
-}
-
-static ca_status
 check_heads(const ca_torch_sdpa *call, ca_error *error)
 {
     int64_t Hq = ca_tensor_size(&call->query, 3);
@@ -149,8 +96,8 @@ ca_torch_sdpa_check(const ca_torch_sdpa *call, int *ndim, int64_t shape[CA_MAX_D
                     ca_error *error)
 {
     ca_status status = CA_OK;
-    CA_TRY(check_dtypes(call, error));
-    CA_TRY(check_matrices(call, error));
+    CA_TRY(ca_spec_check_dtypes(&call->query, &call->key, &call->value, error));
+    CA_TRY(ca_spec_check_matrices(&call->query, &call->key, &call->value, 2, error));
     CA_TRY(check_scalars(call, error));
 
     int n = call->query.ndim;

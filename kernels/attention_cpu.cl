@@ -268,7 +268,7 @@ attention_cpu(ATTENTION_ARGUMENTS)
     write_scores(&tile, queries, &softmax, weights);
 #endif
 
-    const bool excluding = HAS_MASK || DROPOUT || tile.band.limit < params.T ||
+    const bool excluding = HAS_ADDENDS || DROPOUT || tile.band.limit < params.T ||
                            tile.band.lower > 1 - params.L ||
                            tile.band.upper < params.T - 1;
     real redo[BM];

@@ -1,13 +1,14 @@
 """Attention on OpenCL devices, for NumPy.
 
-``clattn.scaled_dot_product_attention`` is the operator, ``clattn.onnx`` has it under ONNX's
-name and rules, ``clattn.devices()`` is what it can run on. Importing touches no OpenCL; the
-first call that needs a device does.
+``clattn.scaled_dot_product_attention`` is the operator; ``clattn.onnx``, ``clattn.openvino`` and
+``clattn.directml`` have it under the names and by the rules of these specifications.
+``clattn.devices()`` is what they can run on. Importing touches no OpenCL; the first call that
+needs a device does.
 """
 
 from importlib.metadata import version as _version
 
-from clattn import onnx
+from clattn import onnx, openvino
 from clattn._core import Device, DeviceError
 from clattn.device import devices, get_default_device, set_default_device, use_device
 from clattn.functional import scaled_dot_product_attention
@@ -20,6 +21,7 @@ __all__ = [
     "devices",
     "get_default_device",
     "onnx",
+    "openvino",
     "scaled_dot_product_attention",
     "set_default_device",
     "use_device",

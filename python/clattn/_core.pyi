@@ -87,3 +87,13 @@ def onnx_attention(
     device: Device | str | None,
     /,
 ) -> tuple[Any, Any, Any, Any]: ...
+def openvino_scaled_dot_product_attention(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    attention_mask: np.ndarray | np.generic | None,
+    scale: float | np.ndarray | np.generic | None,
+    causal: bool,
+    device: Device | str | None,
+    /,
+) -> np.ndarray: ...

@@ -1,0 +1,89 @@
+"""The operators of OpenVINO under their own names, on NumPy arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clattn import _core
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from clattn._core import Device
+
+__all__ = ["scaled_dot_product_attention"]
+
+
+def scaled_dot_product_attention(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    attention_mask: np.ndarray | np.generic | None = None,
+    scale: float | np.ndarray | np.generic | None = None,
+    *,
+    causal: bool = False,
+    device: Device | str | None = None,
+) -> np.ndarray:
+    """Return ``softmax(scale * query @ key.T + attention_mask) @ value``.
+
+    OpenVINO's ScaledDotProductAttention-13. Any strides are accepted, inputs are never
+    modified. Scores and softmax are computed in float32 at least (float64 for float64). A
+    row with no key to attend to gives zeros; a key that is excluded does not matter,
+    whatever it holds.
+
+    Batch dimensions broadcast as in NumPy, and beyond: one whose size divides the largest
+    among query, key and value is repeated as a whole, like `numpy.tile` does, without a
+    copy.
+
+    Parameters
+    ----------
+    query : ndarray of shape (N, ..., L, E)
+        float16, bfloat16 (``ml_dtypes.bfloat16``), float32 or float64; three dimensions or
+        more.
+    key : ndarray of shape (N, ..., S, E)
+        Of query's dtype.
+    value : ndarray of shape (N, ..., S, Ev)
+        Of query's dtype.
+    attention_mask : ndarray of shape (..., L, S) or scalar, optional
+        bool (True attends) or of query's dtype (added to the scaled scores; -inf excludes);
+        two dimensions or more, of which L and S broadcast, and the others broadcast or are
+        repeated. A scalar 0 of query's dtype, in an array without dimensions or a NumPy
+        scalar, is no mask. With `causal` it is not looked at.
+    scale : float, ndarray or scalar, optional
+        A Python number, or a NumPy scalar or an array of shape () or (1,) of query's dtype.
+        Default ``1 / sqrt(E)``.
+    causal : bool
+        Row i attends key j where ``j <= i``, and `attention_mask` is ignored.
+    device : Device or str, optional
+        Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
+
+    Returns
+    -------
+    ndarray of shape (N, ..., L, Ev)
+        Of query's dtype.
+
+    Raises
+    ------
+    TypeError
+        An argument of the wrong kind or dtype.
+    ValueError
+        Shapes, ranges or combinations that do not fit; the message names the argument.
+    MemoryError
+        Host or device memory does not suffice.
+    DeviceError
+        No usable OpenCL device, or what it reports.
+
+    Notes
+    -----
+    Source: the specification of ScaledDotProductAttention-13 in OpenVINO's opset 13.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> q = k = v = np.ones((1, 2, 4, 8), np.float32)
+    >>> scaled_dot_product_attention(q, k, v, causal=True).shape
+    (1, 2, 4, 8)
+    """
+    return _core.openvino_scaled_dot_product_attention(
+        query, key, value, attention_mask, scale, causal, device
+    )
