@@ -28,8 +28,23 @@ CASES = {
     "bfloat16": "check(*qkv((1, 1), 5, 7, 8, dtype=ml_dtypes.bfloat16), device=device)",
     "strides": "check(*(a[..., ::-1] for a in qkv((1, 1), 5, 7, 8)), device=device)",
     "no keys": "check(*qkv((1, 1), 5, 0, 8), device=device)",
+    "dropout": "check_dropout(*qkv((1, 2), 5, 7, 8), device=device)",
+    "past": "onnx(*qkv((1, 2), 3, 5, 8), None, *qkv((1, 2), 3, 6, 8)[1:], device=device)",
+    "past, group": "onnx(draw((1, 4, 3, 8)), *(2 * [draw((1, 2, 5, 8))]), draw((3, 9)) > 0, "
+    "*(2 * [draw((1, 2, 4, 8))]), device=device, is_causal=1)",
+    "no rows, past": "onnx(*qkv((1, 2), 0, 5, 8), None, *qkv((1, 2), 3, 6, 8)[1:], device=device)",
+    "lengths": "onnx(*qkv((2, 1), 3, 20, 8), None, None, None, np.array([4, 20]), device=device, "
+    "is_causal=1)",
+    "weights": "onnx(*qkv((1, 1), 3, 14, 8), draw((3, 9)), device=device, return_qk=True, "
+    "qk_matmul_output_mode=3)",
+    "scores": "onnx(*qkv((1, 1), 3, 14, 8), draw((3, 9)) > 0, device=device, return_qk=True, "
+    "qk_matmul_output_mode=2)",
+    "integers": "onnx(*qkv((1, 1), 3, 14, 8), draw((3, 14)).astype(np.int16), device=device)",
+    "value type": "onnx(*qkv((1, 1), 3, 5, 8)[:2], draw((1, 1, 5, 8), np.float16), device=device)",
 }
 REFERENCE_ONLY = {
+    "softcap last": "onnx(*qkv((1, 1), 3, 5, 8), draw((3, 5)) > 0, device=device, softcap=2.0, "
+    "opset=24, pre_errata=True, return_qk=True, qk_matmul_output_mode=1)",
     "softcap": "check(*qkv((1, 1), 5, 7, 8), device=device, softcap=2.0)",
     "double": "check(*qkv((1, 1), 5, 7, 8, dtype=np.float64), device=device)",
 }
@@ -38,6 +53,8 @@ CODE = """
 import sys
 import clattn, ml_dtypes, numpy as np
 from helpers import check, draw, qkv
+from reference_onnx import check as onnx
+from test_dropout import check as check_dropout
 devices = clattn.devices()
 assert [d.platform for d in devices] == ["Oclgrind"], devices
 device = devices[0]
