@@ -80,11 +80,24 @@ segment_at(const attention_call *call, const ca_int64 *batch, int index)
     return segment;
 }
 
-/* scores[k][v] of keys j … j + MR - 1 after so many steps: 0 scaled products, 1 softcap,
-   2 mask and bias, which are in `added`, and -inf where excluded. */
+/* Are scores written while they are at hand? Weights are known only at the end. */
+#define KEEPS_SCORES (SCORES >= 0 && SCORES <= 2)
+
+static inline void
+keep_scores(const realv *scores, realv *kept)
+{
+#pragma unroll
+    for (int n = 0; n < MR * NV; n++) {
+        kept[n] = scores[n];
+    }
+}
+
+/* scores[k][v] of keys j … j + MR - 1, -inf where excluded; `added` is mask and bias.
+   `kept` gets those of the stage that is written; if none of the keys is attended to,
+   it is all that is wanted. */
 static inline void
 score_keys(const tile_state *tile, const key_segment *segment, const realv *queries,
-           const realv *added, ca_int64 j, int steps, realv *scores)
+           const realv *added, ca_int64 j, bool attended, realv *kept, realv *scores)
 {
     const ca_int64 row = j - segment->start;
 #if KEY_DIRECT
@@ -102,16 +115,20 @@ score_keys(const tile_state *tile, const key_segment *segment, const realv *quer
         }
         dot_packed_keys(scores, queries, packed);
     }
+#if SCORES == 0
+    keep_scores(scores, kept);
+#endif
 #if SOFTCAP
-    if (steps >= 1) {
-        const real softcap = ca_softcap(tile->call->params);
+    const real softcap = ca_softcap(tile->call->params);
 #pragma unroll
-        for (int n = 0; n < MR * NV; n++) {
-            scores[n] = tanh_lanes(scores[n] / softcap) * (softcap * SCORE_UNIT);
-        }
+    for (int n = 0; n < MR * NV; n++) {
+        scores[n] = tanh_lanes(scores[n] / softcap) * (softcap * SCORE_UNIT);
     }
 #endif
-    if (steps < 2) {
+#if SCORES == 1
+    keep_scores(scores, kept);
+#endif
+    if (KEEPS_SCORES && !attended) {
         return;
     }
 #if HAS_ADDENDS
@@ -143,6 +160,9 @@ score_keys(const tile_state *tile, const key_segment *segment, const realv *quer
             }
         }
     }
+#if SCORES == 2
+    keep_scores(scores, kept);
+#endif
 }
 
 /* result[c][v] += weights * values of a block of keys from j0. */
@@ -169,7 +189,7 @@ add_block(const key_segment *segment, ca_int64 j0, int keys, const realv *weight
 #endif
 }
 
-#include "attention_cpu_extras.cl" /* drop_weights, write_scores */
+#include "attention_cpu_extras.cl" /* drop_weights, keep_unattended, write_weights */
 
 /* The online softmax over the tile's keys. The share of present keys and values that
    this work-item writes is copied block by block, before the blocks are read. */
@@ -179,33 +199,46 @@ attend(const tile_state *tile, const realv *queries, const present_share *share,
 {
     for (int s = 0; s < SEGMENTS; s++) {
         const key_segment segment = segment_at(tile->call, tile->batch, s);
-        const ca_int64 end = min(tile->last + 1, segment.end);
-        for (ca_int64 j0 = max(tile->first, segment.start); j0 < end; j0 += BN) {
+        const ca_int64 first = max(tile->first, segment.start);
+        const ca_int64 last = min(tile->last, segment.end - 1);
+        const ca_int64 end = KEEPS_SCORES ? segment.end : last + 1;
+        for (ca_int64 j0 = KEEPS_SCORES ? segment.start : first; j0 < end; j0 += BN) {
             const int keys = (int)min((ca_int64)BN, end - j0);
+            int attended = (int)clamp(last + 1 - j0, (ca_int64)0, (ca_int64)keys);
+            attended = j0 + keys <= first ? 0 : attended;
 #if PRESENT
-            copy_present(tile->call, tile->batch, max(share->first, j0),
-                         min(share->end, j0 + keys));
+            copy_present(tile->call, tile->batch, max(share->first, max(j0, first)),
+                         min(share->end, min(j0 + keys, last + 1)));
 #endif
 #if HAS_ADDENDS
-            if (!load_added(weights, tile->call, tile->batch, tile->i0, j0, tile->rows,
-                            keys)) {
-                continue;
+            if (attended > 0 && !load_added(weights, tile->call, tile->batch, tile->i0,
+                                            j0, tile->rows, attended)) {
+                attended = 0;
             }
 #endif
-            for (int k0 = 0; k0 < keys; k0 += MR) {
+#if KEEPS_SCORES
+            realv kept[BN * NV];
+            keep_unattended(tile, &segment, queries, j0, attended, keys, kept);
+#else
+            realv *kept = 0;
+#endif
+            for (int k0 = 0; k0 < attended; k0 += MR) {
                 realv scores[MR * NV];
-                score_keys(tile, &segment, queries, weights + k0 * NV, j0 + k0, 2,
-                           scores);
+                score_keys(tile, &segment, queries, weights + k0 * NV, j0 + k0, true,
+                           kept + k0 * NV, scores);
                 weigh_scores(softmax, scores, weights, k0, result);
             }
+#if KEEPS_SCORES
+            store_scores(tile, j0, keys, kept);
+#endif
             for (int v = 0; v < NV; v++) {
                 softmax->sum[v] += softmax->block[v];
                 softmax->block[v] = (realv)REAL(0.0);
             }
 #if DROPOUT
-            drop_weights(tile, j0, keys, weights);
+            drop_weights(tile, j0, attended, weights);
 #endif
-            add_block(&segment, j0, keys, weights, result);
+            add_block(&segment, j0, attended, weights, result);
         }
     }
 }
@@ -264,8 +297,8 @@ attention_cpu(ATTENTION_ARGUMENTS)
     copy_present(&call, batch, max(share.first, tile.last + 1), share.end);
 #endif
     attend(&tile, queries, &share, weights, &softmax, result);
-#if SCORES >= 0
-    write_scores(&tile, queries, &softmax, weights);
+#if SCORES == 3
+    write_weights(&tile, queries, &softmax, weights);
 #endif
 
     const bool excluding = HAS_ADDENDS || DROPOUT || tile.band.limit < params.T ||

@@ -42,47 +42,79 @@ drop_weights(const tile_state *tile, ca_int64 j0, int keys, realv *weights)
 #endif
 
 #if SCORES >= 0
-/* All scores of the tile at the stage that is asked for. They are computed again, by
-   the same text, as weights need the sums first; `block` has room for BN keys. */
+/* scores[lane][j0 + j] = block[j][lane] */
 static inline void
-write_scores(const tile_state *tile, const realv *queries, const softmax_state *softmax,
-             realv *block)
+store_scores(const tile_state *tile, ca_int64 j0, int keys, const realv *block)
 {
     const attention_call *call = tile->call;
-    const ca_attention_params *params = call->params;
-    __global storage *scores =
-        call->scores + ca_offset(&params->scores, tile->batch, tile->i0, 0);
+    const ca_view *view = &call->params->scores;
+    store_columns(block, keys,
+                  call->scores + ca_offset(view, tile->batch, tile->i0, j0), view,
+                  tile->rows);
+}
+
+static inline void
+fill_scores(realv *scores, real value)
+{
+    for (int n = 0; n < MR * NV; n++) {
+        scores[n] = (realv)value;
+    }
+}
+#endif
+
+#if KEEPS_SCORES
+/* The chunks of a block after the `attended` keys: excluded in the last stage, scored
+   like others in those before the mask. */
+static inline void
+keep_unattended(const tile_state *tile, const key_segment *segment,
+                const realv *queries, ca_int64 j0, int attended, int keys, realv *kept)
+{
+    for (int k0 = (attended + MR - 1) / MR * MR; k0 < keys; k0 += MR) {
+#if SCORES == 2
+        fill_scores(kept + k0 * NV, -INFINITY);
+#else
+        realv scores[MR * NV];
+        score_keys(tile, segment, queries, scores, j0 + k0, false, kept + k0 * NV,
+                   scores);
+#endif
+    }
+}
+#endif
+
+#if SCORES == 3
+/* All weights of the tile. Scores are computed again, by the same text, since weights
+   need the sums first; `block` has room for BN keys. */
+static inline void
+write_weights(const tile_state *tile, const realv *queries,
+              const softmax_state *softmax, realv *block)
+{
     for (int s = 0; s < SEGMENTS; s++) {
-        const key_segment segment = segment_at(call, tile->batch, s);
+        const key_segment segment = segment_at(tile->call, tile->batch, s);
         for (ca_int64 j0 = segment.start; j0 < segment.end; j0 += BN) {
             const int keys = (int)min((ca_int64)BN, segment.end - j0);
-#if SCORES >= 2 && HAS_ADDENDS
+#if HAS_ADDENDS
             const int attended =
                 (int)clamp(tile->last + 1 - j0, (ca_int64)0, (ca_int64)keys);
-            load_added(block, call, tile->batch, tile->i0, j0, tile->rows, attended);
+            load_added(block, tile->call, tile->batch, tile->i0, j0, tile->rows,
+                       attended);
 #endif
             for (int k0 = 0; k0 < keys; k0 += MR) {
                 const ca_int64 j = j0 + k0;
                 realv chunk[MR * NV];
-                if (SCORES >= 2 && (j > tile->last || j + MR <= tile->first)) {
-                    for (int n = 0; n < MR * NV; n++) {
-                        chunk[n] = (realv)(-INFINITY);
-                    }
+                if (j > tile->last || j + MR <= tile->first) {
+                    fill_scores(chunk, -INFINITY);
                 } else {
-                    score_keys(tile, &segment, queries, block + k0 * NV, j,
-                               min(SCORES, 2), chunk);
+                    score_keys(tile, &segment, queries, block + k0 * NV, j, true, 0,
+                               chunk);
                 }
                 for (int n = 0; n < MR * NV; n++) {
-#if SCORES == 3
                     const int v = n % NV;
-                    chunk[n] = exp2_lanes(TO_LOG2(chunk[n] - softmax->base[v])) /
-                               softmax->sum[v];
-#endif
-                    block[k0 * NV + n] = chunk[n];
+                    block[k0 * NV + n] =
+                        exp2_lanes(TO_LOG2(chunk[n] - softmax->base[v])) /
+                        softmax->sum[v];
                 }
             }
-            store_columns(block, keys, scores + j0 * params->scores.column,
-                          &params->scores, tile->rows);
+            store_scores(tile, j0, keys, block);
         }
     }
 }
