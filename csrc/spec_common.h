@@ -26,6 +26,14 @@ void ca_spec_view_grouped(const ca_tensor *tensor, int trailing, int nleading,
 void ca_spec_broadcast_rows(ca_tensor *view, int64_t rows);
 void ca_spec_broadcast_columns(ca_tensor *view, int64_t columns);
 
+/* View `tensor` as `shape` of ndim sizes, to which it broadcasts; leading dimensions of
+   size 1 beyond those are dropped. False where it does not. */
+bool ca_spec_broadcast(const ca_tensor *tensor, int ndim, const int64_t *shape,
+                       ca_tensor *view);
+
+/* Are all dimensions but the last `trailing` of size 1? */
+bool ca_spec_has_leading_ones(const ca_tensor *tensor, int trailing);
+
 /* A finite number within the range of what `dtype` is computed in, if it is given. */
 ca_status ca_spec_check_scale(bool given, double scale, ca_dtype dtype,
                               ca_error *error);
