@@ -6,9 +6,11 @@
  *         all_devices() find_device(device) set_default_device(device)
  *         device_override: ContextVar             py_runtime.c
  *         scaled_dot_product_attention(…)         py_ops.c
+ *         directml_multihead_attention(…)         py_directml.c
  */
 #include "py_convert.h"
 #include "py_device.h"
+#include "py_directml.h"
 #include "py_error.h"
 #include "py_ops.h"
 #include "py_runtime.h"
@@ -26,7 +28,8 @@ module_exec(PyObject *module)
     if (ca_py_convert_init() < 0 || ca_py_error_init(module) < 0 ||
         ca_py_device_init(module) < 0 || ca_py_runtime_init(module) < 0 ||
         PyModule_AddFunctions(module, ca_py_runtime_methods) < 0 ||
-        PyModule_AddFunctions(module, ca_py_ops_methods) < 0) {
+        PyModule_AddFunctions(module, ca_py_ops_methods) < 0 ||
+        PyModule_AddFunctions(module, ca_py_directml_methods) < 0) {
         return -1;
     }
     return 0;
