@@ -66,6 +66,35 @@ ca_spec_broadcast_columns(ca_tensor *view, int64_t columns)
     broadcast(view, 1, columns);
 }
 
+bool
+ca_spec_broadcast(const ca_tensor *tensor, int ndim, const int64_t *shape,
+                  ca_tensor *view)
+{
+    view->dtype = tensor->dtype;
+    view->data = tensor->data;
+    view->ndim = ndim;
+    for (int d = 0; d < ndim; d++) {
+        int64_t size = ca_tensor_size(tensor, ndim - d);
+        if (size != 1 && size != shape[d]) {
+            return false;
+        }
+        view->shape[d] = shape[d];
+        view->strides[d] = ca_tensor_stride(tensor, ndim - d);
+    }
+    return ca_spec_has_leading_ones(tensor, ndim);
+}
+
+bool
+ca_spec_has_leading_ones(const ca_tensor *tensor, int trailing)
+{
+    for (int from_end = tensor->ndim; from_end > trailing; from_end--) {
+        if (ca_tensor_size(tensor, from_end) != 1) {
+            return false;
+        }
+    }
+    return true;
+}
+
 ca_status
 ca_spec_check_dtypes(const ca_tensor *query, const ca_tensor *key,
                      const ca_tensor *value, ca_error *error)
