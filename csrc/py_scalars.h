@@ -31,6 +31,10 @@ int ca_py_window(PyObject *object, int64_t *left, int64_t *right);
 int ca_py_int(PyObject *object, const char *name, int64_t lowest, int64_t highest,
               int64_t *value);
 
+/* One of `count` words; *index says which. */
+int ca_py_word(PyObject *object, const char *name, const char *const *words, int count,
+               int *index);
+
 /* seed: a whole number of 64 bits; None: a new one from the operating system, if it is
    `needed`. */
 int ca_py_seed(PyObject *object, bool needed, uint64_t *seed);
