@@ -8,6 +8,7 @@
  *         scaled_dot_product_attention(…)         py_ops.c
  *         onnx_attention(…)                       py_onnx.c
  *         openvino_scaled_dot_product_attention(…) py_openvino.c
+ *         directml_multihead_attention(…)         py_directml.c
  */
 #include "py_convert.h"
 #include "py_device.h"
@@ -30,7 +31,8 @@ module_exec(PyObject *module)
         PyModule_AddFunctions(module, ca_py_runtime_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_ops_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_onnx_methods) < 0 ||
-        PyModule_AddFunctions(module, ca_py_openvino_methods) < 0) {
+        PyModule_AddFunctions(module, ca_py_openvino_methods) < 0 ||
+        PyModule_AddFunctions(module, ca_py_directml_methods) < 0) {
         return -1;
     }
     return 0;

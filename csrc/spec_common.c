@@ -86,14 +86,13 @@ ca_spec_broadcast(const ca_tensor *tensor, int ndim, const int64_t *shape,
 {
     view->dtype = tensor->dtype;
     view->data = tensor->data;
-    view->ndim = ndim;
+    view->ndim = 0;
     for (int d = 0; d < ndim; d++) {
         int64_t size = ca_tensor_size(tensor, ndim - d);
         if (size != 1 && size != shape[d]) {
             return false;
         }
-        view->shape[d] = shape[d];
-        view->strides[d] = ca_tensor_stride(tensor, ndim - d);
+        ca_spec_add_dim(view, shape[d], ca_tensor_stride(tensor, ndim - d));
     }
     return ca_spec_has_leading_ones(tensor, ndim);
 }
