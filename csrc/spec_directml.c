@@ -252,7 +252,7 @@ ca_directml_attention_problem(const ca_directml_attention *call,
         ca_directml_view_part(call, shapes->sources[part], (ca_directml_part)part,
                               &views[CA_ATTENTION_QUERY + part]);
     }
-    ca_directml_split_heads(output, call->head_count, &views[CA_ATTENTION_OUTPUT]);
+    ca_spec_split_heads(output, call->head_count, &views[CA_ATTENTION_OUTPUT]);
 
     const ca_tensor *tensors = call->tensors;
     const struct {

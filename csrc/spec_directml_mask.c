@@ -41,10 +41,9 @@ view_boolean(const ca_tensor *mask, const int64_t scores[4], ca_tensor *view)
                                ca_tensor_stride(mask, 1)};
     view->dtype = mask->dtype;
     view->data = mask->data;
-    view->ndim = 4;
+    view->ndim = 0;
     for (int d = 0; d < 4; d++) {
-        view->shape[d] = scores[d];
-        view->strides[d] = strides[d];
+        ca_spec_add_dim(view, scores[d], strides[d]);
     }
     return true;
 }

@@ -139,24 +139,6 @@ find_source(const ca_directml_attention *call, int part, ca_directml_tensor *sou
                               holders_text(call, part, false, given), all);
 }
 
-void
-ca_directml_split_heads(const ca_tensor *tensor, int64_t H, ca_tensor *view)
-{
-    int64_t X = ca_tensor_size(tensor, 1) / H;
-    int64_t column = ca_tensor_stride(tensor, 1);
-    view->dtype = tensor->dtype;
-    view->data = tensor->data;
-    view->ndim = 4;
-    view->shape[0] = ca_tensor_size(tensor, 3);
-    view->shape[1] = H;
-    view->shape[2] = ca_tensor_size(tensor, 2);
-    view->shape[3] = X;
-    view->strides[0] = ca_tensor_stride(tensor, 3);
-    view->strides[1] = X * column;
-    view->strides[2] = ca_tensor_stride(tensor, 2);
-    view->strides[3] = column;
-}
-
 /* Matrix `index` of (B, N, H, parts, X) as (B, H, N, X). */
 static void
 unstack(const ca_tensor *tensor, int index, ca_tensor *view)
@@ -165,10 +147,10 @@ unstack(const ca_tensor *tensor, int index, ca_tensor *view)
     ptrdiff_t size = (ptrdiff_t)ca_dtype_size(tensor->dtype);
     view->dtype = tensor->dtype;
     view->data = (char *)tensor->data + index * ca_tensor_stride(tensor, 2) * size;
-    view->ndim = 4;
+    view->ndim = 0;
     for (int d = 0; d < 4; d++) {
-        view->shape[d] = ca_tensor_size(tensor, from_end[d]);
-        view->strides[d] = ca_tensor_stride(tensor, from_end[d]);
+        ca_spec_add_dim(view, ca_tensor_size(tensor, from_end[d]),
+                        ca_tensor_stride(tensor, from_end[d]));
     }
 }
 
@@ -180,7 +162,7 @@ ca_directml_view_part(const ca_directml_attention *call, ca_directml_tensor sour
     if (is_stacked(source)) {
         unstack(tensor, (int)part - facts[source].first, view);
     } else {
-        ca_directml_split_heads(tensor, call->head_count, view);
+        ca_spec_split_heads(tensor, call->head_count, view);
     }
 }
 

@@ -19,9 +19,6 @@ typedef enum {
     CA_DIRECTML_PARTS,
 } ca_directml_part;
 
-/* (…, B, N, H * X) as (B, H, N, X). */
-void ca_directml_split_heads(const ca_tensor *tensor, int64_t H, ca_tensor *view);
-
 /* Query (B, H, L, E), key (B, H, S, E) or value (B, H, S, Ev), without bias, where they
    lie in `source`, which holds them. */
 void ca_directml_view_part(const ca_directml_attention *call, ca_directml_tensor source,
