@@ -16,8 +16,8 @@ typedef struct {
     int64_t stride[CA_MAX_DIMS][CA_ATTENTION_TENSORS];
 } ca_leading_dims;
 
-/* Dimensions that can be walked as a single one in every tensor become one; their linear
-   order stays. */
+/* Dimensions that can be walked as a single one in every tensor become one; their
+   linear order stays. */
 void ca_attention_fold(const ca_attention *attention, ca_leading_dims *dims);
 
 /* Dimensions of a tensor after the leading ones: 2, 1 or 0. */

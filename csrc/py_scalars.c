@@ -83,8 +83,8 @@ ca_py_causal(PyObject *object, ca_causal *causal)
     return result;
 }
 
-/* object.__index__(), a new reference; NULL with a TypeError for what is no whole number:
-   an array has __index__ too, and may refuse. */
+/* object.__index__(), a new reference; NULL with a TypeError for what is no whole
+   number: an array has __index__ too, and may refuse. */
 static PyObject *
 whole_number(PyObject *object, const char *name, const char *expected)
 {
@@ -165,8 +165,9 @@ ca_py_int(PyObject *object, const char *name, int64_t lowest, int64_t highest,
     long long number = PyLong_AsLongLongAndOverflow(whole, &overflow);
     Py_DECREF(whole);
     if (overflow != 0 || number < lowest || number > highest) {
-        PyErr_Format(PyExc_ValueError, "%s is %R; expected %lld to %lld", name, object,
-                     (long long)lowest, (long long)highest);
+        PyErr_Format(PyExc_ValueError, "%s is %R; expected %lld %s %lld", name, object,
+                     (long long)lowest, highest == lowest + 1 ? "or" : "to",
+                     (long long)highest);
         return -1;
     }
     *value = number;
