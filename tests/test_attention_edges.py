@@ -61,34 +61,28 @@ def test_an_excluded_key_stays_so_beside_an_infinite_bias(device, kernel):
 
 
 @pytest.mark.parametrize("name", ["reference", "cpu"])
-@pytest.mark.parametrize("count", [-(2**63), 2**63 - 1])
-def test_lengths_that_change_after_the_check(device, name, count):
-    """Another thread writes wild lengths all the time: no crash, no hang."""
+def test_lengths_that_change_after_the_check(device, name):
+    """Another thread writes a wild length while the kernel runs: no crash, no hang."""
     run_python(
         """
-        import sys, threading, clattn, numpy as np
-        device, wild = clattn.devices()[int(sys.argv[1])], int(sys.argv[2])
-        query, key = np.ones((2, 2, 3, 8), np.float32), np.ones((2, 2, 40, 8), np.float32)
-        lengths, stop = np.full(2, 20), threading.Event()
+        import sys, threading, time, clattn, numpy as np
+        device = clattn.devices()[int(sys.argv[1])]
+        query = np.ones((1, 8, 600, 64), np.float32)
+        key = np.broadcast_to(np.float32(1), (1, 8, 4000, 64))
+        lengths = np.array([4000])
+        def attend():
+            clattn.onnx.attention(query, key, key, None, None, None, lengths, is_causal=1,
+                                  device=device)
         def disturb():
-            while not stop.is_set():
-                lengths[:] = wild
-                lengths[:] = 20
+            time.sleep(0.005)
+            lengths[0] = -(2**63)
+        attend()
         thread = threading.Thread(target=disturb)
         thread.start()
-        done = 0
-        for _ in range(3000):
-            try:
-                clattn.onnx.attention(query, key, key, None, None, None, lengths, is_causal=1,
-                                      device=device)
-                done += 1
-            except ValueError:
-                pass
-        stop.set()
+        attend()
         thread.join()
-        assert done
         """,
         index_of(device),
-        count,
         env={"CLATTN_KERNEL": name},
+        timeout=60,
     )
