@@ -31,6 +31,18 @@ int ca_py_window(PyObject *object, int64_t *left, int64_t *right);
 int ca_py_int(PyObject *object, const char *name, int64_t lowest, int64_t highest,
               int64_t *value);
 
+/* The same of any size; *value is the nearest one of 64 bits. */
+int ca_py_any_int(PyObject *object, const char *name, int64_t *value);
+
+/* Any whole numbers `begin` and `end`, as the band lower <= x - y < upper, or as all but
+   that band where begin > end. */
+int ca_py_band(PyObject *begin, PyObject *end, int64_t *lower, int64_t *upper,
+               bool *inverted);
+
+/* A tuple or list of whole numbers of 0 or more, CA_MAX_DIMS - 1 at most. */
+int ca_py_shape(PyObject *object, const char *name, int *ndim,
+                int64_t shape[CA_MAX_DIMS]);
+
 /* seed: a whole number of 64 bits; None: a new one from the operating system, if it is
    `needed`. */
 int ca_py_seed(PyObject *object, bool needed, uint64_t *seed);
