@@ -76,14 +76,20 @@ PyObject *
 ca_py_array_new_of(ca_pages pages, PyObject *like, ca_dtype dtype, int ndim,
                    const int64_t *shape, ca_tensor *tensor)
 {
-    size_t bytes = ca_dtype_size(dtype); /* not 0: an empty array has memory too */
     npy_intp dims[CA_MAX_DIMS];
+    bool empty = false;
     for (int d = 0; d < ndim; d++) {
         dims[d] = (npy_intp)shape[d];
-        if (shape[d] > 0 && bytes > PTRDIFF_MAX / (size_t)shape[d]) {
-            return PyErr_NoMemory();
+        empty = empty || shape[d] == 0;
+    }
+    size_t bytes = ca_dtype_size(dtype); /* of an empty array too, which has memory */
+    for (int d = 0; d < ndim && !empty; d++) {
+        if (bytes > PTRDIFF_MAX / (size_t)shape[d]) {
+            return PyErr_Format(PyExc_MemoryError,
+                                "no memory for a result of more bytes than 63 bits "
+                                "count");
         }
-        bytes *= shape[d] > 0 ? (size_t)shape[d] : 1;
+        bytes *= (size_t)shape[d];
     }
     void *memory;
     PyObject *owner = allocate(bytes, pages, &memory);

@@ -11,6 +11,26 @@ wrong_type(const char *name, const char *expected, PyObject *object)
     return -1;
 }
 
+#define REPR_LENGTH 80
+
+PyObject *
+ca_py_repr(PyObject *object)
+{
+    PyObject *text = PyObject_Repr(object);
+    if (text == NULL && PyErr_ExceptionMatches(PyExc_ValueError)) {
+        PyErr_Clear();
+        return PyUnicode_FromString("a number too long to print");
+    }
+    if (text == NULL || PyUnicode_GET_LENGTH(text) <= REPR_LENGTH) {
+        return text;
+    }
+    PyObject *start = PyUnicode_Substring(text, 0, REPR_LENGTH);
+    Py_DECREF(text);
+    text = start != NULL ? PyUnicode_FromFormat("%U...", start) : NULL;
+    Py_XDECREF(start);
+    return text;
+}
+
 int
 ca_py_double(PyObject *object, const char *name, double *value)
 {
@@ -164,8 +184,12 @@ ca_py_int(PyObject *object, const char *name, int64_t lowest, int64_t highest,
     long long number = PyLong_AsLongLongAndOverflow(whole, &overflow);
     Py_DECREF(whole);
     if (overflow != 0 || number < lowest || number > highest) {
-        PyErr_Format(PyExc_ValueError, "%s is %R; expected %lld to %lld", name, object,
-                     (long long)lowest, (long long)highest);
+        PyObject *text = ca_py_repr(object);
+        if (text != NULL) {
+            PyErr_Format(PyExc_ValueError, "%s is %U; expected %lld to %lld", name,
+                         text, (long long)lowest, (long long)highest);
+            Py_DECREF(text);
+        }
         return -1;
     }
     *value = number;

@@ -14,6 +14,10 @@
 
 #include "spec_torch.h" /* ca_causal */
 
+/* repr(object) for a message, a new reference: cut to fit, and there also for numbers of
+   more digits than Python prints. NULL with an exception. */
+PyObject *ca_py_repr(PyObject *object);
+
 /* A real number: Python's, NumPy's, or anything with __float__ or __index__. */
 int ca_py_double(PyObject *object, const char *name, double *value);
 

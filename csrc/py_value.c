@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "py_convert.h" /* ca_py_is_other_scalar */
+#include "py_scalars.h" /* ca_py_repr */
 
 static int
 wrong_type(PyObject *object, const char *name)
@@ -17,29 +18,60 @@ wrong_type(PyObject *object, const char *name)
 
 /* ---- float types ---- */
 
-/* A whole number beyond the range of double is rounded too. */
+/* `value` is the double nearest to a whole number: if it is not the number itself, make it
+   the one of both neighbours whose last bit is 1. Rounded once more, to fewer bits, that
+   gives the nearest. */
+static int
+round_to_odd(PyObject *whole, double *value)
+{
+    uint64_t bits;
+    memcpy(&bits, value, sizeof(bits));
+    PyObject *nearest = PyFloat_FromDouble(*value);
+    if (nearest == NULL) {
+        return -1;
+    }
+    int below = PyObject_RichCompareBool(nearest, whole, Py_LT);
+    int above = PyObject_RichCompareBool(nearest, whole, Py_GT);
+    Py_DECREF(nearest);
+    if ((bits & 1) == 0 && below > 0) {
+        *value = nextafter(*value, INFINITY);
+    } else if ((bits & 1) == 0 && above > 0) {
+        *value = nextafter(*value, -INFINITY);
+    }
+    return below < 0 || above < 0 ? -1 : 0;
+}
+
+/* Beyond the range of double: an infinity. `narrow`: it will be rounded to fewer bits. */
+static int
+whole_to_double(PyObject *object, bool narrow, double *value)
+{
+    PyObject *whole = PyNumber_Index(object);
+    if (whole == NULL) {
+        return -1;
+    }
+    int result = -1;
+    *value = PyFloat_AsDouble(whole);
+    if (*value != -1 || !PyErr_Occurred()) {
+        result = narrow ? round_to_odd(whole, value) : 0;
+    } else if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+        PyErr_Clear();
+        int overflow = 0;
+        (void)PyLong_AsLongLongAndOverflow(whole, &overflow);
+        *value = overflow > 0 ? INFINITY : -INFINITY;
+        result = 0;
+    }
+    Py_DECREF(whole);
+    return result;
+}
+
 static int
 to_double(PyObject *object, const char *name, double *value)
 {
     *value = PyFloat_AsDouble(object);
-    if (*value != -1 || !PyErr_Occurred()) {
-        return 0;
+    if (*value == -1 && PyErr_Occurred()) {
+        return PyErr_ExceptionMatches(PyExc_TypeError) ? wrong_type(object, name) : -1;
     }
-    if (PyErr_ExceptionMatches(PyExc_TypeError)) {
-        return wrong_type(object, name);
-    }
-    if (!PyErr_ExceptionMatches(PyExc_OverflowError)) {
-        return -1;
-    }
-    PyErr_Clear();
-    PyObject *zero = PyLong_FromLong(0);
-    if (zero == NULL) {
-        return -1;
-    }
-    int negative = PyObject_RichCompareBool(object, zero, Py_LT);
-    Py_DECREF(zero);
-    *value = negative == 1 ? -INFINITY : INFINITY;
-    return negative < 0 ? -1 : 0;
+    return 0;
 }
 
 static int
@@ -66,13 +98,19 @@ float_bits(float value)
     return bits;
 }
 
-/* By way of float, as ml_dtypes does. */
+/* By way of a float that is not rounded to nearest, but whose last bit is 1 where it is
+   not exact. */
 static uint64_t
-bfloat16_bits(float value)
+bfloat16_bits(double value)
 {
-    uint32_t bits = float_bits(value);
     if (isnan(value)) {
-        return (bits >> 16 & 0x8000) | 0x7fc0;
+        return signbit(value) ? 0xffc0 : 0x7fc0;
+    }
+    float nearest = (float)value;
+    uint32_t bits = float_bits(nearest);
+    if ((bits & 1) == 0 && (double)nearest != value) {
+        bool below = fabs((double)nearest) < fabs(value);
+        bits = below ? bits + 1 : bits - 1;
     }
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
@@ -81,14 +119,17 @@ static int
 float_value(PyObject *object, const char *name, ca_dtype dtype, uint64_t *bits)
 {
     double value;
-    if (to_double(object, name, &value) < 0) {
+    bool narrow = dtype != CA_FLOAT64;
+    int result = PyIndex_Check(object) ? whole_to_double(object, narrow, &value)
+                                       : to_double(object, name, &value);
+    if (result < 0) {
         return -1;
     }
     switch (dtype) {
     case CA_FLOAT16:
         return to_float16(value, bits);
     case CA_BFLOAT16:
-        *bits = bfloat16_bits((float)value);
+        *bits = bfloat16_bits(value);
         return 0;
     case CA_FLOAT32:
         *bits = float_bits((float)value);
@@ -159,11 +200,15 @@ integer_value(PyObject *object, const char *name, ca_dtype dtype, uint64_t *bits
                               : whole_bits(whole, lowest, highest, bits);
     Py_XDECREF(whole);
     if (result == -1) {
-        PyErr_Format(PyExc_ValueError,
-                     "%s is %R; expected a whole number from %lld to %llu, which %s "
-                     "holds",
-                     name, object, (long long)lowest, (unsigned long long)highest,
-                     ca_dtype_name(dtype));
+        PyObject *text = ca_py_repr(object);
+        if (text != NULL) {
+            PyErr_Format(PyExc_ValueError,
+                         "%s is %U; expected a whole number from %lld to %llu, which "
+                         "%s holds",
+                         name, text, (long long)lowest, (unsigned long long)highest,
+                         ca_dtype_name(dtype));
+            Py_DECREF(text);
+        }
     }
     *bits &= all;
     return result < 0 ? -1 : 0;

@@ -147,7 +147,7 @@ typedef struct {
         for (ca_int64 x = head + ITEM * LANES; x < tail; x += LOCAL * LANES) {         \
             store_vector(name##_many(from, x, parts), to + x);                         \
         }                                                                              \
-        if (LOCAL == 1 && !STREAM && tail > head && tail < last) {                     \
+        if (LOCAL == 1 && STREAM == 0 && tail > head && tail < last) {                 \
             /* once more some of those before, rather than one by one */               \
             store_vector(name##_many(from, last - LANES, parts), to + last - LANES);   \
             return;                                                                    \
