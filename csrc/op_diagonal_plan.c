@@ -102,25 +102,20 @@ choose_form(const ca_diagonal_runs *runs, const ca_leading_dims *dims)
 /* ---- tiles ---- */
 
 #define CPU_TILE_LOWEST  ((int64_t)32 << 10)
-#define CPU_TILE_HIGHEST ((int64_t)2 << 20) /* a large page */
+#define CPU_TILE_HIGHEST ((int64_t)256 << 10)
 #define TILES_PER_UNIT   8
 #define GPU_TILE         ((int64_t)32 << 10)
 #define GPU_GROUP        256
 #define BLOCK            64 /* rows and columns that diagonal.cl copies at once */
 
-/* Bytes. A page that is new is made by the work-item that touches it first: two of them
-   should not meet in one. */
 static int64_t
-tile_bytes(const ca_device_info *info, const ca_diagonal_runs *runs, int64_t bytes)
+tile_bytes(const ca_device_info *info, int64_t bytes)
 {
-    if (info->type != CA_DEVICE_CPU) {
-        return GPU_TILE;
-    }
-    bool pages = runs->memory != CA_OUTPUT_GIVEN && bytes >= CA_LARGE_MEMORY;
     int64_t units = info->compute_units > 0 ? info->compute_units : 1;
-    return pages ? CPU_TILE_HIGHEST
-                 : clamp(bytes / (TILES_PER_UNIT * units), CPU_TILE_LOWEST,
-                         CPU_TILE_HIGHEST);
+    int64_t share = bytes / (TILES_PER_UNIT * units);
+    return info->type != CA_DEVICE_CPU
+               ? GPU_TILE
+               : clamp(share, CPU_TILE_LOWEST, CPU_TILE_HIGHEST);
 }
 
 static int64_t
@@ -170,7 +165,7 @@ streams(const ca_device_info *info, const ca_diagonal_runs *runs, int64_t bytes)
 {
     int64_t cache = info->cache > STREAM_LOWEST ? info->cache : STREAM_LOWEST;
     return info->type == CA_DEVICE_CPU && runs->memory == CA_OUTPUT_GIVEN &&
-           ca_diagonal_share(runs, 1) * (double)bytes > (double)cache;
+           bytes > cache;
 }
 
 static size_t
@@ -226,7 +221,7 @@ ca_diagonal_make_plan(const ca_device_info *info, const ca_diagonal_runs *runs,
     int form = choose_form(runs, dims);
     bool is_short = form == CA_DIAGONAL_SHORT;
     int64_t bytes = matrices * rows * columns * width;
-    set_tiles(form, divide_up(tile_bytes(info, runs, bytes), width), matrices, &plan);
+    set_tiles(form, divide_up(tile_bytes(info, bytes), width), matrices, &plan);
     define(&plan.spec, "WIDTH", width);
     define(&plan.spec, "LANES", vector / width < 16 ? vector / width : 16);
     define(&plan.spec, "LOCAL", (int64_t)plan.local_size);

@@ -149,8 +149,11 @@ is_copied(const ca_diagonal_params *params, ca_int64 y, ca_int64 rows, ca_int64 
     const bool none = params->lower >= params->upper ||
                       y + params->lower >= x + columns ||
                       y + rows - 1 + params->upper <= x;
-    return (OUTSIDE == CA_DIAGONAL_COPY && !whole) ||
-           (INSIDE == CA_DIAGONAL_COPY && !none);
+#if OUTSIDE == CA_DIAGONAL_COPY
+    return !whole;
+#else
+    return !none;
+#endif
 }
 
 /* block[i * i_pitch + j * j_pitch] = from[i * i_stride + j * j_stride]; j runs faster,
@@ -210,16 +213,18 @@ write_tile(__global element *output, __global const element *input,
 /* --- many small matrices, by way of a pattern ------------------------------------- */
 
 #if FORM == CA_DIAGONAL_SHORT
-#define PATTERN_SIZE (CA_DIAGONAL_SHORT_BYTES / WIDTH + LANES)
+/* Elements that an item writes at once: several vectors, on its own. */
+#define STRETCH      (LOCAL == 1 ? 4 * LANES : LANES)
+#define PATTERN_SIZE (CA_DIAGONAL_SHORT_BYTES / WIDTH + STRETCH)
 
-/* For each element of a matrix, all bits or none: is it inside? A vector more, for those
+/* For each element of a matrix, all bits or none: is it inside? A stretch more, for those
    that begin in one matrix and end in a later one. */
 static inline void
 load_pattern(__local element *pattern, const ca_diagonal_params *params)
 {
     const int rows = (int)params->rows;
     const int columns = (int)params->columns;
-    const int size = rows * columns + LANES;
+    const int size = rows * columns + STRETCH;
     for (int n = ITEM; n * columns < size; n += LOCAL) {
         const int y = n - n / rows * rows;
         const row_parts parts = parts_of_row(params, y, 0, columns, 0);
@@ -246,19 +251,22 @@ write_tile(__global element *output, __global const element *input,
     load_pattern(pattern, params);
 
     const ca_int64 head = first + unaligned_elements(to + first, last - first);
-    const ca_int64 tail = head + (last - head) / LANES * LANES;
-    const ca_int64 start = head + ITEM * LANES;
-    const int step = (int)(LOCAL * LANES - LOCAL * LANES / period * period);
+    const ca_int64 tail = head + (last - head) / STRETCH * STRETCH;
+    const ca_int64 start = head + ITEM * STRETCH;
+    const int step = (int)(LOCAL * STRETCH - LOCAL * STRETCH / period * period);
     int at = (int)(start - start / period * period);
-    for (ca_int64 x = start; x < tail; x += LOCAL * LANES) {
-        store_vector(bitselect(OUTSIDE_MANY(from + x, &parts),
-                               INSIDE_MANY(from + x, &parts),
-                               WIDE(vload)(0, pattern + at)),
-                     to + x);
+    for (ca_int64 x = start; x < tail; x += LOCAL * STRETCH) {
+#pragma unroll
+        for (int n = 0; n < STRETCH; n += LANES) {
+            store_vector(bitselect(OUTSIDE_MANY(from + x + n, &parts),
+                                   INSIDE_MANY(from + x + n, &parts),
+                                   WIDE(vload)(0, pattern + at + n)),
+                         to + x + n);
+        }
         at += step;
         at -= at >= period ? (int)period : 0;
     }
-    /* before the first vector and after the last */
+    /* before the first stretch and after the last */
     for (ca_int64 n = ITEM; n < head - first + last - tail; n += LOCAL) {
         const ca_int64 x = n < head - first ? first + n : tail + n - (head - first);
         to[x] = pattern[x - x / period * period] != 0 ? INSIDE_ONE(from + x, &parts)
