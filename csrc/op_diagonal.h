@@ -9,8 +9,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "cl_device.h" /* ca_device */
-#include "platform.h"  /* ca_pages */
+#include "cl_device.h"  /* ca_device */
+#include "op_variant.h" /* ca_variant */
+#include "platform.h"   /* ca_pages */
 #include "status.h"
 #include "tensor.h"
 
@@ -37,6 +38,7 @@ typedef struct {
     int64_t upper;
     bool inverted;
     uint64_t value; /* bits of an element */
+    ca_variant variant;
 } ca_diagonal;
 
 /* Can kernels write to `output` (any tensor) on this device? Not to columns and rows

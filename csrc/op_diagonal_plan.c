@@ -104,18 +104,16 @@ choose_form(const ca_diagonal_runs *runs, const ca_leading_dims *dims)
 #define CPU_TILE_LOWEST  ((int64_t)32 << 10)
 #define CPU_TILE_HIGHEST ((int64_t)256 << 10)
 #define TILES_PER_UNIT   8
-#define GPU_TILE         ((int64_t)32 << 10)
-#define GPU_GROUP        256
+#define GROUP_TILE       ((int64_t)32 << 10)
+#define GROUP            256
 #define BLOCK            64 /* rows and columns that diagonal.cl copies at once */
 
 static int64_t
-tile_bytes(const ca_device_info *info, int64_t bytes)
+tile_bytes(const ca_device_info *info, bool alone, int64_t bytes)
 {
     int64_t units = info->compute_units > 0 ? info->compute_units : 1;
     int64_t share = bytes / (TILES_PER_UNIT * units);
-    return info->type != CA_DEVICE_CPU
-               ? GPU_TILE
-               : clamp(share, CPU_TILE_LOWEST, CPU_TILE_HIGHEST);
+    return alone ? clamp(share, CPU_TILE_LOWEST, CPU_TILE_HIGHEST) : GROUP_TILE;
 }
 
 static int64_t
@@ -164,16 +162,22 @@ static bool
 streams(const ca_device_info *info, const ca_diagonal_runs *runs, int64_t bytes)
 {
     int64_t cache = info->cache > STREAM_LOWEST ? info->cache : STREAM_LOWEST;
-    return info->type == CA_DEVICE_CPU && runs->memory == CA_OUTPUT_GIVEN &&
-           bytes > cache;
+    return runs->memory == CA_OUTPUT_GIVEN && bytes > cache;
+}
+
+/* Is a tile one work-item's, as CPUs have it? Else it is shared by a group. */
+static bool
+items_are_alone(const ca_device_info *info, const ca_diagonal_runs *runs)
+{
+    return runs->variant == CA_VARIANT_ANY ? info->type == CA_DEVICE_CPU
+                                           : runs->variant == CA_VARIANT_CPU;
 }
 
 static size_t
 group_size(const ca_device_info *info)
 {
     int64_t size = 1;
-    while (info->type != CA_DEVICE_CPU && size < GPU_GROUP &&
-           2 * size <= info->max_work_group) {
+    while (size < GROUP && 2 * size <= info->max_work_group) {
         size *= 2;
     }
     return (size_t)size;
@@ -202,7 +206,8 @@ ca_diagonal_make_plan(const ca_device_info *info, const ca_diagonal_runs *runs,
     int64_t width = (int64_t)ca_dtype_size(output->dtype);
     int64_t rows = ca_tensor_size(output, 2);
     int64_t columns = ca_tensor_size(output, 1);
-    int64_t vector = info->type == CA_DEVICE_CPU ? 64 : 16; /* bytes */
+    bool alone = items_are_alone(info, runs);
+    int64_t vector = alone ? 64 : 16; /* bytes */
     int64_t matrices = 1;
     for (int d = 0; d < dims->count; d++) {
         matrices *= dims->size[d];
@@ -216,12 +221,12 @@ ca_diagonal_make_plan(const ca_device_info *info, const ca_diagonal_runs *runs,
                    .upper = clamp(runs->upper, -rows, columns),
                    .inside_bits = (int64_t)runs->inside_bits,
                    .outside_bits = (int64_t)runs->outside_bits},
-        .local_size = group_size(info),
+        .local_size = alone ? 1 : group_size(info),
     };
     int form = choose_form(runs, dims);
     bool is_short = form == CA_DIAGONAL_SHORT;
     int64_t bytes = matrices * rows * columns * width;
-    set_tiles(form, divide_up(tile_bytes(info, bytes), width), matrices, &plan);
+    set_tiles(form, divide_up(tile_bytes(info, alone, bytes), width), matrices, &plan);
     define(&plan.spec, "WIDTH", width);
     define(&plan.spec, "LANES", vector / width < 16 ? vector / width : 16);
     define(&plan.spec, "LOCAL", (int64_t)plan.local_size);
@@ -230,6 +235,6 @@ ca_diagonal_make_plan(const ca_device_info *info, const ca_diagonal_runs *runs,
            is_short ? short_kind(runs, runs->inside) : runs->inside);
     define(&plan.spec, "OUTSIDE",
            is_short ? short_kind(runs, runs->outside) : runs->outside);
-    define(&plan.spec, "STREAM", streams(info, runs, bytes));
+    define(&plan.spec, "STREAM", alone && streams(info, runs, bytes));
     return plan;
 }

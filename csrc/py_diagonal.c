@@ -169,6 +169,7 @@ run(diagonal_call *call)
     PyObject *result = NULL;
     bool empty = is_empty(&call->source);
     if (ca_py_check_device(call->state, call->device) < 0 ||
+        ca_py_variant(&call->problem.variant) < 0 ||
         (!empty && ca_py_find_device(call->state, call->device, &device) < 0)) {
         return NULL;
     }

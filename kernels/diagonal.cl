@@ -149,7 +149,9 @@ is_copied(const ca_diagonal_params *params, ca_int64 y, ca_int64 rows, ca_int64 
     const bool none = params->lower >= params->upper ||
                       y + params->lower >= x + columns ||
                       y + rows - 1 + params->upper <= x;
-#if OUTSIDE == CA_DIAGONAL_COPY
+#if INSIDE == OUTSIDE
+    return true;
+#elif OUTSIDE == CA_DIAGONAL_COPY
     return !whole;
 #else
     return !none;
