@@ -87,33 +87,45 @@ access_of(ca_attention_tensor t, const ca_tensor *tensor, const ca_extent *exten
     return bytes == extent->bytes ? CA_ACCESS_WRITE : CA_ACCESS_UPDATE;
 }
 
-/* Inputs that overlap in memory, as the parts of a packed array do, get the range of
-   them all: OpenCL leaves overlapping buffers undefined, and copies them twice. */
+/* Give two inputs that overlap in memory the range of both. False where they do not, or
+   have it already, or their elements do not lie in step. */
+static bool
+join(const ca_attention *attention, int a, int b, ca_extent *extents)
+{
+    char *a_start = extents[a].data;
+    char *b_start = extents[b].data;
+    char *a_end = a_start + extents[a].bytes;
+    char *b_end = b_start + extents[b].bytes;
+    if (extents[a].bytes == 0 || extents[b].bytes == 0 || a_end <= b_start ||
+        b_end <= a_start || (a_start == b_start && a_end == b_end)) {
+        return false;
+    }
+    char *start = a_start < b_start ? a_start : b_start;
+    size_t bytes = (size_t)((a_end > b_end ? a_end : b_end) - start);
+    ptrdiff_t a_size = (ptrdiff_t)ca_dtype_size(attention->tensors[a].dtype);
+    ptrdiff_t b_size = (ptrdiff_t)ca_dtype_size(attention->tensors[b].dtype);
+    if ((a_start - start) % a_size != 0 || (b_start - start) % b_size != 0) {
+        return false;
+    }
+    extents[a].offset += (a_start - start) / a_size;
+    extents[b].offset += (b_start - start) / b_size;
+    extents[a].data = extents[b].data = start;
+    extents[a].bytes = extents[b].bytes = bytes;
+    return true;
+}
+
+/* Inputs that overlap, as the parts of a packed array do, share one buffer: OpenCL
+   leaves overlapping ones undefined, and copies them twice. */
 static void
 join_overlaps(const ca_attention *attention, ca_extent extents[TENSORS])
 {
-    for (int a = 0; a < CA_ATTENTION_OUTPUT; a++) {
-        for (int b = 0; b < CA_ATTENTION_OUTPUT; b++) {
-            char *a_start = extents[a].data;
-            char *b_start = extents[b].data;
-            if (a == b || extents[a].bytes == 0 || extents[b].bytes == 0 ||
-                a_start + extents[a].bytes <= b_start ||
-                b_start + extents[b].bytes <= a_start) {
-                continue;
+    bool joined = true;
+    while (joined) {
+        joined = false;
+        for (int a = 0; a < CA_ATTENTION_OUTPUT; a++) {
+            for (int b = 0; b < a; b++) {
+                joined = join(attention, a, b, extents) || joined;
             }
-            char *start = a_start < b_start ? a_start : b_start;
-            char *a_end = a_start + extents[a].bytes;
-            char *b_end = b_start + extents[b].bytes;
-            size_t bytes = (size_t)((a_end > b_end ? a_end : b_end) - start);
-            ptrdiff_t a_size = (ptrdiff_t)ca_dtype_size(attention->tensors[a].dtype);
-            ptrdiff_t b_size = (ptrdiff_t)ca_dtype_size(attention->tensors[b].dtype);
-            if ((a_start - start) % a_size != 0 || (b_start - start) % b_size != 0) {
-                continue;
-            }
-            extents[a] = (ca_extent){start, bytes,
-                                     extents[a].offset + (a_start - start) / a_size};
-            extents[b] = (ca_extent){start, bytes,
-                                     extents[b].offset + (b_start - start) / b_size};
         }
     }
 }
@@ -235,13 +247,17 @@ run_part(ca_device *device, const ca_attention *attention, int64_t first_row,
         d++;
     }
     int64_t size = output->shape[d];
-    bool fits = !exceeds_device(ca_device_get_info(device), extents);
-    if ((dims.count <= CA_BATCH_DIMS && fits) || size <= 1) {
+    const ca_device_info *info = ca_device_get_info(device);
+    bool whole = dims.count <= CA_BATCH_DIMS && !exceeds_device(info, extents);
+    if (whole || size <= 1) {
+        if (info->memory == CA_MEMORY_SVM) {
+            return launch_whole(device, attention, extents, &dims, first_row, error);
+        }
         ca_extent joined[TENSORS];
         memcpy(joined, extents, sizeof(joined));
         join_overlaps(attention, joined);
-        fits = !exceeds_device(ca_device_get_info(device), joined);
-        return launch_whole(device, attention, fits ? joined : extents, &dims,
+        return launch_whole(device, attention,
+                            exceeds_device(info, joined) ? extents : joined, &dims,
                             first_row, error);
     }
     int64_t rows = 1; /* of one entry of dimension d */

@@ -82,20 +82,25 @@ ca_fork_guard_is_child(const ca_fork_guard *guard)
     return guard->process_id != ca_process_id();
 }
 
-#define LARGE_PAGE       ((size_t)2 << 20)
-#define RESULT_ALIGNMENT ((size_t)128) /* what Intel's runtime wants of host pointers */
+#define RESULT_ALIGNMENT 128 /* what Intel's runtime wants of host pointers */
+
+/* Not aligned to large pages: the allocator would give such a block back to the system
+   each time, and its pages would be fresh again. */
+#define LARGE_RESULT ((size_t)4 << 20)
 
 void *
 ca_memory_allocate(size_t bytes)
 {
-    bool large = bytes >= 2 * LARGE_PAGE;
     void *memory = NULL;
-    if (posix_memalign(&memory, large ? LARGE_PAGE : RESULT_ALIGNMENT, bytes) != 0) {
+    if (posix_memalign(&memory, RESULT_ALIGNMENT, bytes) != 0) {
         return NULL;
     }
 #ifdef MADV_HUGEPAGE
-    if (large) {
-        (void)madvise(memory, bytes / LARGE_PAGE * LARGE_PAGE, MADV_HUGEPAGE);
+    if (bytes >= LARGE_RESULT) {
+        const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+        const uintptr_t first = ((uintptr_t)memory + page - 1) / page * page;
+        const uintptr_t end = ((uintptr_t)memory + bytes) / page * page;
+        (void)madvise((void *)first, end - first, MADV_HUGEPAGE);
     }
 #endif
     return memory;
@@ -106,6 +111,8 @@ round_up(size_t bytes, size_t step)
 {
     return (bytes + step - 1) / step * step;
 }
+
+#define LARGE_PAGE ((size_t)2 << 20)
 
 /* Large pages have to be aligned to their size: map one more, give back what is over. */
 void *

@@ -41,12 +41,12 @@ integer_dtype(PyArray_Descr *descr, ca_dtype *dtype)
 }
 
 static bool
-dtype_from_descr(PyArray_Descr *descr, ca_py_dtypes dtypes, ca_dtype *dtype)
+dtype_from_descr(PyArray_Descr *descr, ca_dtype *dtype)
 {
     switch (descr->type_num) {
     case NPY_BOOL:
         *dtype = CA_BOOL;
-        return dtypes != CA_TAKES_FLOATS;
+        return true;
     case NPY_HALF:
         *dtype = CA_FLOAT16;
         return true;
@@ -58,9 +58,26 @@ dtype_from_descr(PyArray_Descr *descr, ca_py_dtypes dtypes, ca_dtype *dtype)
         return true;
     default:
         *dtype = CA_BFLOAT16;
-        return is_bfloat16(descr) ||
-               (dtypes == CA_TAKES_NUMBERS && integer_dtype(descr, dtype));
+        return is_bfloat16(descr) || integer_dtype(descr, dtype);
     }
+}
+
+static bool
+takes(ca_py_dtypes dtypes, ca_dtype dtype)
+{
+    switch (dtypes) {
+    case CA_TAKES_FLOATS:
+        return ca_dtype_is_float(dtype);
+    case CA_TAKES_BOOL_AND_FLOATS:
+        return dtype == CA_BOOL || ca_dtype_is_float(dtype);
+    case CA_TAKES_HALF_AND_SINGLE:
+        return dtype == CA_FLOAT16 || dtype == CA_FLOAT32;
+    case CA_TAKES_INT32:
+        return dtype == CA_INT32;
+    case CA_TAKES_NUMBERS:
+        break;
+    }
+    return true;
 }
 
 /* isinstance(object, numpy.ma.MaskedArray) */
@@ -128,20 +145,21 @@ ca_py_tensor_from_array(PyObject *object, const char *name, ca_py_dtypes dtypes,
                         ca_tensor *tensor, PyObject **keep)
 {
     static const char *const expected[] = {
-        [CA_TAKES_FLOATS] = "",
-        [CA_TAKES_BOOL_AND_FLOATS] = "bool, ",
-        [CA_TAKES_NUMBERS] = "bool, an integer type, ",
+        [CA_TAKES_FLOATS] = "float16, bfloat16, float32 or float64",
+        [CA_TAKES_BOOL_AND_FLOATS] = "bool, float16, bfloat16, float32 or float64",
+        [CA_TAKES_NUMBERS] =
+            "bool, an integer type, float16, bfloat16, float32 or float64",
+        [CA_TAKES_HALF_AND_SINGLE] = "float16 or float32",
+        [CA_TAKES_INT32] = "int32",
     };
     if (ca_py_check_is_array(object, name) < 0) {
         return -1;
     }
     PyArrayObject *array = (PyArrayObject *)object;
     ca_dtype dtype;
-    if (!dtype_from_descr(PyArray_DESCR(array), dtypes, &dtype)) {
-        PyErr_Format(PyExc_TypeError,
-                     "%s has dtype %S; expected %sfloat16, bfloat16, float32 or "
-                     "float64",
-                     name, (PyObject *)PyArray_DESCR(array), expected[dtypes]);
+    if (!dtype_from_descr(PyArray_DESCR(array), &dtype) || !takes(dtypes, dtype)) {
+        PyErr_Format(PyExc_TypeError, "%s has dtype %S; expected %s", name,
+                     (PyObject *)PyArray_DESCR(array), expected[dtypes]);
         return -1;
     }
     if (ca_py_array_describe(object, dtype, tensor)) {
@@ -215,8 +233,7 @@ bool
 ca_py_array_has_dtype(PyObject *array, ca_dtype dtype)
 {
     ca_dtype given;
-    return dtype_from_descr(PyArray_DESCR((PyArrayObject *)array), CA_TAKES_NUMBERS,
-                            &given) &&
+    return dtype_from_descr(PyArray_DESCR((PyArrayObject *)array), &given) &&
            given == dtype;
 }
 
@@ -231,7 +248,7 @@ ca_py_dtype(PyObject *object, const char *name, ca_dtype *dtype, PyObject **nati
         }
         PyErr_Clear();
     }
-    if (descr == NULL || !dtype_from_descr(descr, CA_TAKES_NUMBERS, dtype)) {
+    if (descr == NULL || !dtype_from_descr(descr, dtype)) {
         PyErr_Format(PyExc_TypeError,
                      "%s is %R; expected bool, an integer type, float16, bfloat16, "
                      "float32 or float64",

@@ -21,6 +21,8 @@ typedef enum {
     CA_TAKES_FLOATS,
     CA_TAKES_BOOL_AND_FLOATS,
     CA_TAKES_NUMBERS, /* bool, integers, floats */
+    CA_TAKES_HALF_AND_SINGLE,
+    CA_TAKES_INT32,
 } ca_py_dtypes;
 
 /* `object`, argument `name`, as a tensor. *keep is a new reference that owns the

@@ -10,6 +10,7 @@
  *         directml_diagonal_matrix1(…) directml_diagonal_matrix(…)   py_diagonal.c
  *         onnx_attention(…)                       py_onnx.c
  *         openvino_scaled_dot_product_attention(…) py_openvino.c
+ *         directml_multihead_attention(…)         py_directml.c
  */
 #include "py_convert.h"
 #include "py_device.h"
@@ -33,7 +34,8 @@ module_exec(PyObject *module)
         PyModule_AddFunctions(module, ca_py_ops_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_diagonal_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_onnx_methods) < 0 ||
-        PyModule_AddFunctions(module, ca_py_openvino_methods) < 0) {
+        PyModule_AddFunctions(module, ca_py_openvino_methods) < 0 ||
+        PyModule_AddFunctions(module, ca_py_directml_methods) < 0) {
         return -1;
     }
     return 0;

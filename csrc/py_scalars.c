@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "py_scalars.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static int
@@ -263,6 +264,30 @@ ca_py_shape(PyObject *object, const char *name, int *ndim, int64_t shape[CA_MAX_
     Py_DECREF(sizes);
     *ndim = (int)count;
     return result;
+}
+
+int
+ca_py_word(PyObject *object, const char *name, const char *const *words, int count,
+           int *index)
+{
+    if (!PyUnicode_Check(object)) {
+        return wrong_type(name, "a str", object);
+    }
+    for (int n = 0; n < count; n++) {
+        if (PyUnicode_CompareWithASCIIString(object, words[n]) == 0) {
+            *index = n;
+            return 0;
+        }
+    }
+    char expected[256];
+    size_t length = 0;
+    for (int n = 0; n < count && length < sizeof(expected); n++) {
+        length += (size_t)snprintf(expected + length, sizeof(expected) - length,
+                                   "%s\"%s\"", n == 0 ? "" : ", ", words[n]);
+    }
+    PyErr_Format(PyExc_ValueError, "%s is %R; expected one of %s", name, object,
+                 expected);
+    return -1;
 }
 
 static int

@@ -47,6 +47,10 @@ int ca_py_band(PyObject *begin, PyObject *end, int64_t *lower, int64_t *upper,
 int ca_py_shape(PyObject *object, const char *name, int *ndim,
                 int64_t shape[CA_MAX_DIMS]);
 
+/* One of `count` words; *index says which. */
+int ca_py_word(PyObject *object, const char *name, const char *const *words, int count,
+               int *index);
+
 /* seed: a whole number of 64 bits; None: a new one from the operating system, if it is
    `needed`. */
 int ca_py_seed(PyObject *object, bool needed, uint64_t *seed);

@@ -45,6 +45,20 @@ ca_spec_view_grouped(const ca_tensor *tensor, int trailing, int nleading,
     }
 }
 
+void
+ca_spec_split_heads(const ca_tensor *tensor, int64_t H, ca_tensor *view)
+{
+    int64_t X = ca_tensor_size(tensor, 1) / H;
+    int64_t column = ca_tensor_stride(tensor, 1);
+    view->dtype = tensor->dtype;
+    view->data = tensor->data;
+    view->ndim = 0;
+    ca_spec_add_dim(view, ca_tensor_size(tensor, 3), ca_tensor_stride(tensor, 3));
+    ca_spec_add_dim(view, H, X * column);
+    ca_spec_add_dim(view, ca_tensor_size(tensor, 2), ca_tensor_stride(tensor, 2));
+    ca_spec_add_dim(view, X, column);
+}
+
 static void
 broadcast(ca_tensor *view, int from_end, int64_t size)
 {
@@ -64,6 +78,34 @@ void
 ca_spec_broadcast_columns(ca_tensor *view, int64_t columns)
 {
     broadcast(view, 1, columns);
+}
+
+bool
+ca_spec_broadcast(const ca_tensor *tensor, int ndim, const int64_t *shape,
+                  ca_tensor *view)
+{
+    view->dtype = tensor->dtype;
+    view->data = tensor->data;
+    view->ndim = 0;
+    for (int d = 0; d < ndim; d++) {
+        int64_t size = ca_tensor_size(tensor, ndim - d);
+        if (size != 1 && size != shape[d]) {
+            return false;
+        }
+        ca_spec_add_dim(view, shape[d], ca_tensor_stride(tensor, ndim - d));
+    }
+    return ca_spec_has_leading_ones(tensor, ndim);
+}
+
+bool
+ca_spec_has_leading_ones(const ca_tensor *tensor, int trailing)
+{
+    for (int from_end = tensor->ndim; from_end > trailing; from_end--) {
+        if (ca_tensor_size(tensor, from_end) != 1) {
+            return false;
+        }
+    }
+    return true;
 }
 
 ca_status

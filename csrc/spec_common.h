@@ -25,9 +25,20 @@ void ca_spec_add_dim(ca_tensor *view, int64_t size, int64_t stride);
 void ca_spec_view_grouped(const ca_tensor *tensor, int trailing, int nleading,
                           const int64_t *shape, int64_t Hk, ca_tensor *view);
 
+/* View (…, B, N, H * X) as (B, H, N, X). */
+void ca_spec_split_heads(const ca_tensor *tensor, int64_t H, ca_tensor *view);
+
 /* Broadcast the last two dimensions of a view, where they are of size 1. */
 void ca_spec_broadcast_rows(ca_tensor *view, int64_t rows);
 void ca_spec_broadcast_columns(ca_tensor *view, int64_t columns);
+
+/* View `tensor` as `shape` of ndim sizes, to which it broadcasts; leading dimensions of
+   size 1 beyond those are dropped. False where it does not. */
+bool ca_spec_broadcast(const ca_tensor *tensor, int ndim, const int64_t *shape,
+                       ca_tensor *view);
+
+/* Are all dimensions but the last `trailing` of size 1? */
+bool ca_spec_has_leading_ones(const ca_tensor *tensor, int trailing);
 
 /* The dtype of key and value is query's. */
 ca_status ca_spec_check_dtypes(const ca_tensor *query, const ca_tensor *key,
@@ -38,6 +49,13 @@ ca_status ca_spec_check_dtypes(const ca_tensor *query, const ca_tensor *key,
 ca_status ca_spec_check_matrices(const ca_tensor *query, const ca_tensor *key,
                                  const ca_tensor *value, int lowest_rank,
                                  ca_error *error);
+/* View `tensor` as `shape` of ndim sizes, to which it broadcasts; leading dimensions of
+   size 1 beyond those are dropped. False where it does not. */
+bool ca_spec_broadcast(const ca_tensor *tensor, int ndim, const int64_t *shape,
+                       ca_tensor *view);
+
+/* Are all dimensions but the last `trailing` of size 1? */
+bool ca_spec_has_leading_ones(const ca_tensor *tensor, int trailing);
 
 /* A finite number within the range of what `dtype` is computed in, if it is given. */
 ca_status ca_spec_check_scale(bool given, double scale, ca_dtype dtype,

@@ -5,8 +5,8 @@
 
 /* View (B, H, rows, size), or (B, rows, H size), as (B, Hk, H / Hk, rows, size). */
 static void
-view_heads(const ca_tensor *tensor, int64_t heads, int64_t size,
-           const ca_onnx_sizes *sizes, ca_tensor *view)
+view_heads(const ca_tensor *tensor, int64_t heads, const ca_onnx_sizes *sizes,
+           ca_tensor *view)
 {
     int64_t leading[] = {sizes->B, sizes->Hq};
     ca_tensor split;
@@ -14,16 +14,7 @@ view_heads(const ca_tensor *tensor, int64_t heads, int64_t size,
         ca_spec_view_grouped(tensor, 2, 2, leading, sizes->Hk, view);
         return;
     }
-    split.dtype = tensor->dtype;
-    split.data = tensor->data;
-    split.ndim = 4;
-    int64_t shape[] = {tensor->shape[0], heads, tensor->shape[1], size};
-    int64_t strides[] = {tensor->strides[0], tensor->strides[2] * size,
-                         tensor->strides[1], tensor->strides[2]};
-    for (int d = 0; d < 4; d++) {
-        split.shape[d] = shape[d];
-        split.strides[d] = strides[d];
-    }
+    ca_spec_split_heads(tensor, heads, &split);
     ca_spec_view_grouped(&split, 2, 2, leading, sizes->Hk, view);
 }
 
@@ -69,19 +60,17 @@ ca_onnx_attention_problem(const ca_onnx_attention *call, const ca_onnx_sizes *si
 {
     ca_tensor *tensors = attention->tensors;
     ca_attention_init(attention);
-    view_heads(&call->Q, sizes->Hq, sizes->E, sizes, &tensors[CA_ATTENTION_QUERY]);
-    view_heads(&call->K, sizes->Hk, sizes->E, sizes, &tensors[CA_ATTENTION_KEY]);
-    view_heads(&call->V, sizes->Hk, sizes->Ev, sizes, &tensors[CA_ATTENTION_VALUE]);
-    view_heads(&call->past_key, sizes->Hk, sizes->E, sizes,
-               &tensors[CA_ATTENTION_PAST_KEY]);
-    view_heads(&call->past_value, sizes->Hk, sizes->Ev, sizes,
-               &tensors[CA_ATTENTION_PAST_VALUE]);
-    view_heads(&outputs->Y, sizes->Hq, sizes->Ev, sizes, &tensors[CA_ATTENTION_OUTPUT]);
-    view_heads(&outputs->present_key, sizes->Hk, sizes->E, sizes,
+    view_heads(&call->Q, sizes->Hq, sizes, &tensors[CA_ATTENTION_QUERY]);
+    view_heads(&call->K, sizes->Hk, sizes, &tensors[CA_ATTENTION_KEY]);
+    view_heads(&call->V, sizes->Hk, sizes, &tensors[CA_ATTENTION_VALUE]);
+    view_heads(&call->past_key, sizes->Hk, sizes, &tensors[CA_ATTENTION_PAST_KEY]);
+    view_heads(&call->past_value, sizes->Hk, sizes, &tensors[CA_ATTENTION_PAST_VALUE]);
+    view_heads(&outputs->Y, sizes->Hq, sizes, &tensors[CA_ATTENTION_OUTPUT]);
+    view_heads(&outputs->present_key, sizes->Hk, sizes,
                &tensors[CA_ATTENTION_PRESENT_KEY]);
-    view_heads(&outputs->present_value, sizes->Hk, sizes->Ev, sizes,
+    view_heads(&outputs->present_value, sizes->Hk, sizes,
                &tensors[CA_ATTENTION_PRESENT_VALUE]);
-    view_heads(&outputs->qk, sizes->Hq, sizes->T, sizes, &tensors[CA_ATTENTION_SCORES]);
+    view_heads(&outputs->qk, sizes->Hq, sizes, &tensors[CA_ATTENTION_SCORES]);
     view_mask(call, sizes, &tensors[CA_ATTENTION_MASK]);
     if (call->has_nonpad) {
         ca_tensor *counts = &tensors[CA_ATTENTION_KEY_COUNTS];

@@ -39,8 +39,8 @@ typedef struct {
     ca_view key_counts;            /* batch strides only: one number lowers `limit` */
     ca_view output;                /* (L, Ev) */
     ca_view lse;                   /* (L), column unused */
-    ca_view present_key;           /* (T, E); batch[2] == 0: its items share the work */
-    ca_view present_value;         /* (T, Ev) */
+    ca_view present_key;           /* (T, E); with batch[2] == 0 in both, its items */
+    ca_view present_value;         /* (T, Ev)                         share the work */
     ca_view scores;                /* (L, T) */
     ca_int64 first_row;            /* dropout's number of row [0, 0, 0, 0] */
     ca_int64 seed;

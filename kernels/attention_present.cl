@@ -28,13 +28,15 @@ typedef struct {
 } present_share;
 
 /* The share of work-item `index` out of `count` of one batch. The last leading dimension
-   is one of query heads with the same keys where present_key does not move along it. */
+   is one of query heads with the same keys where neither tensor moves along it; an empty
+   one, of E = 0 or Ev = 0, never does. */
 static inline present_share
 present_share_of(const ca_attention_params *params, const ca_int64 *batch,
                  ca_int64 index, ca_int64 count)
 {
     const int heads = CA_BATCH_DIMS - 1;
-    if (params->present_key.batch[heads] == 0) {
+    if (params->present_key.batch[heads] == 0 &&
+        params->present_value.batch[heads] == 0) {
         index += batch[heads] * count;
         count *= params->batch[heads];
     }

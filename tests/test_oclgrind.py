@@ -39,6 +39,10 @@ CASES = {
     "qk_matmul_output_mode=3)",
     "scores": "onnx(*qkv((1, 1), 3, 14, 8), draw((3, 9)) > 0, device=device, return_qk=True, "
     "qk_matmul_output_mode=2)",
+    "biases": "check_directml(dict(query=draw((1, 3, 16)), key=draw((1, 3, 16)), "
+    "value=draw((1, 3, 16)), bias=draw((48,)), relative_position_bias=draw((1, 2, 3, 8)), "
+    "past_key=draw((1, 2, 5, 8)), past_value=draw((1, 2, 5, 8)), head_count=2, scale=0.3, "
+    "mask=np.array([6], np.int32), mask_type='key_sequence_length'), device=device)",
     "integers": "onnx(*qkv((1, 1), 3, 14, 8), draw((3, 14)).astype(np.int16), device=device)",
     "value type": "onnx(*qkv((1, 1), 3, 5, 8)[:2], draw((1, 1, 5, 8), np.float16), device=device)",
 }
@@ -54,6 +58,7 @@ import sys
 import clattn, ml_dtypes, numpy as np
 from helpers import check, draw, qkv
 from reference_onnx import check as onnx
+from test_directml import check as check_directml
 from test_dropout import check as check_dropout
 devices = clattn.devices()
 assert [d.platform for d in devices] == ["Oclgrind"], devices

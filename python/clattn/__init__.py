@@ -8,7 +8,7 @@ needs a device does.
 
 from importlib.metadata import version as _version
 
-from clattn import onnx, openvino
+from clattn import directml, onnx, openvino
 from clattn._core import Device, DeviceError
 from clattn.device import devices, get_default_device, set_default_device, use_device
 from clattn.functional import scaled_dot_product_attention
@@ -21,6 +21,7 @@ __all__ = [
     "DeviceError",
     "devices",
     "diagonal_matrix",
+    "directml",
     "eye",
     "get_default_device",
     "onnx",

@@ -131,3 +131,23 @@ def directml_diagonal_matrix(
     device: Device | str | None,
     /,
 ) -> Any: ...
+def directml_multihead_attention(
+    query: np.ndarray | None,
+    key: np.ndarray | None,
+    value: np.ndarray | None,
+    stacked_query_key: np.ndarray | None,
+    stacked_key_value: np.ndarray | None,
+    stacked_query_key_value: np.ndarray | None,
+    bias: np.ndarray | None,
+    mask: np.ndarray | None,
+    relative_position_bias: np.ndarray | None,
+    past_key: np.ndarray | None,
+    past_value: np.ndarray | None,
+    mask_type: str,
+    scale: float,
+    mask_filter_value: float,
+    head_count: int,
+    return_present: bool,
+    device: Device | str | None,
+    /,
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]: ...
