@@ -41,6 +41,7 @@ typedef struct {
     int64_t global_memory;      /* bytes */
     int64_t max_allocation;     /* bytes, of one buffer */
     int64_t local_memory;       /* bytes */
+    int64_t cache;              /* bytes, of the last one, or of one before it */
     int64_t max_work_group;     /* work-items */
     int64_t max_parameter_size; /* bytes of kernel arguments */
     int64_t float_width;        /* native lanes of a float vector */

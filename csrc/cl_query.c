@@ -148,6 +148,7 @@ query_device(ca_device *device, const char *memory_override)
     info->compute_units = query_number(device, CL_DEVICE_MAX_COMPUTE_UNITS);
     info->global_memory = query_number(device, CL_DEVICE_GLOBAL_MEM_SIZE);
     info->max_allocation = query_number(device, CL_DEVICE_MAX_MEM_ALLOC_SIZE);
+    info->cache = query_number(device, CL_DEVICE_GLOBAL_MEM_CACHE_SIZE);
     info->local_memory = query_number(device, CL_DEVICE_LOCAL_MEM_SIZE);
     info->max_work_group = query_number(device, CL_DEVICE_MAX_WORK_GROUP_SIZE);
     info->max_parameter_size = query_number(device, CL_DEVICE_MAX_PARAMETER_SIZE);

@@ -8,18 +8,13 @@
 
 #include <stdint.h>
 
-#include "cl_device.h" /* ca_device */
+#include "cl_device.h"  /* ca_device */
+#include "op_variant.h" /* ca_variant */
 #include "status.h"
 #include "tensor.h"
 
 /* An unbounded side of the band of keys. */
 #define CA_BAND_UNBOUNDED INT64_MAX
-
-typedef enum {
-    CA_VARIANT_ANY, /* the fastest that can run the problem on the device */
-    CA_VARIANT_REFERENCE,
-    CA_VARIANT_CPU,
-} ca_variant;
 
 typedef enum {
     CA_ATTENTION_QUERY,         /* (…, L, E) */

@@ -41,44 +41,12 @@ ca_attention_is_result(ca_attention_tensor t)
     return t >= CA_ATTENTION_OUTPUT;
 }
 
-/* ---- leading dimensions ---- */
-
-static bool
-can_fold(const ca_leading_dims *dims, int outer, int64_t size,
-         const int64_t stride[CA_ATTENTION_TENSORS])
-{
-    for (int t = 0; t < CA_ATTENTION_TENSORS; t++) {
-        if (dims->stride[outer][t] != stride[t] * size) {
-            return false;
-        }
-    }
-    return true;
-}
-
 void
 ca_attention_fold(const ca_attention *attention, ca_leading_dims *dims)
 {
-    const ca_tensor *tensors = attention->tensors;
-    const ca_tensor *output = &tensors[CA_ATTENTION_OUTPUT];
-    dims->count = 0;
-    for (int d = 0; d < output->ndim - 2; d++) {
-        int64_t size = output->shape[d];
-        if (size == 1) {
-            continue;
-        }
-        int64_t stride[CA_ATTENTION_TENSORS];
-        for (int t = 0; t < CA_ATTENTION_TENSORS; t++) {
-            stride[t] = tensors[t].data != NULL ? tensors[t].strides[d] : 0;
-        }
-        int last = dims->count - 1;
-        if (last >= 0 && can_fold(dims, last, size, stride)) {
-            dims->size[last] *= size;
-        } else {
-            last = dims->count++;
-            dims->size[last] = size;
-        }
-        memcpy(dims->stride[last], stride, sizeof(stride));
-    }
+    const ca_tensor *output = &attention->tensors[CA_ATTENTION_OUTPUT];
+    ca_fold_leading(attention->tensors, CA_ATTENTION_TENSORS, output->ndim - 2,
+                    output->shape, dims);
 }
 
 /* ---- the parameter struct ---- */

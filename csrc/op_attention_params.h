@@ -8,16 +8,9 @@
 
 #include "attention_params.h"
 #include "op_attention.h"
+#include "op_fold.h" /* ca_leading_dims */
 
-/* The leading dimensions after folding, and each tensor's strides along them. */
-typedef struct {
-    int count;
-    int64_t size[CA_MAX_DIMS];
-    int64_t stride[CA_MAX_DIMS][CA_ATTENTION_TENSORS];
-} ca_leading_dims;
-
-/* Dimensions that can be walked as a single one in every tensor become one; their
-   linear order stays. */
+/* The leading dimensions, folded, and each tensor's strides along them. */
 void ca_attention_fold(const ca_attention *attention, ca_leading_dims *dims);
 
 /* Dimensions of a tensor after the leading ones: 2, 1 or 0. */

@@ -106,6 +106,51 @@ ca_memory_allocate(size_t bytes)
     return memory;
 }
 
+static size_t
+round_up(size_t bytes, size_t step)
+{
+    return (bytes + step - 1) / step * step;
+}
+
+#define LARGE_PAGE ((size_t)2 << 20)
+
+/* Large pages have to be aligned to their size: map one more, give back what is
+   over. */
+void *
+ca_pages_allocate(size_t bytes, ca_pages pages)
+{
+    size_t step = (size_t)sysconf(_SC_PAGESIZE);
+    size_t spare = pages == CA_PAGES_ZERO_LARGE ? LARGE_PAGE : 0;
+    if (bytes == 0 || bytes > SIZE_MAX - spare - step) {
+        return NULL;
+    }
+    size_t size = round_up(bytes, step);
+    char *map = mmap(NULL, size + spare, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (map == MAP_FAILED) {
+        return NULL;
+    }
+    size_t before = spare == 0 ? 0 : round_up((uintptr_t)map, spare) - (uintptr_t)map;
+    if (before > 0) {
+        munmap(map, before);
+    }
+    if (spare > before) {
+        munmap(map + before + size, spare - before);
+    }
+#ifdef MADV_HUGEPAGE
+    if (spare > 0) {
+        (void)madvise(map + before, size / LARGE_PAGE * LARGE_PAGE, MADV_HUGEPAGE);
+    }
+#endif
+    return map + before;
+}
+
+void
+ca_pages_free(void *memory, size_t bytes)
+{
+    munmap(memory, round_up(bytes, (size_t)sysconf(_SC_PAGESIZE)));
+}
+
 void *
 ca_library_open(const char *path, bool global, char *message, size_t size)
 {

@@ -39,6 +39,22 @@ bool ca_fork_guard_is_child(const ca_fork_guard *guard);
    as long as copying them. NULL where there is none. */
 void *ca_memory_allocate(size_t bytes);
 
+/* What memory is made of. */
+typedef enum {
+    CA_PAGES_ANY,        /* as ca_memory_allocate has it */
+    CA_PAGES_ZERO,       /* new pages, which are zero and made when they are touched */
+    CA_PAGES_ZERO_LARGE, /* the same of large pages */
+} ca_pages;
+
+/* From here on the system's allocators return new pages; smaller results are mostly
+   made of memory that was used before, which costs nothing to touch. */
+#define CA_LARGE_MEMORY ((int64_t)32 << 20) /* bytes */
+
+/* New pages of that kind, not CA_PAGES_ANY, to be given back by ca_pages_free. NULL
+   where there is no memory. */
+void *ca_pages_allocate(size_t bytes, ca_pages pages);
+void ca_pages_free(void *memory, size_t bytes);
+
 /* Open a shared library; `global` makes its symbols visible to libraries opened later.
    NULL on failure, with the system's words in `message`. */
 void *ca_library_open(const char *path, bool global, char *message, size_t size);

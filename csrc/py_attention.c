@@ -18,8 +18,8 @@ ca_py_check_count(Py_ssize_t given, int expected)
     return 0;
 }
 
-static int
-variant_from_environment(ca_variant *variant)
+int
+ca_py_variant(ca_variant *variant)
 {
     const char *name = getenv("CLATTN_KERNEL");
     if (name == NULL || name[0] == '\0') {
@@ -41,9 +41,8 @@ int
 ca_py_check_device_and_kernel(ca_state *state, PyObject *device_argument)
 {
     ca_variant variant;
-    return variant_from_environment(&variant) < 0
-               ? -1
-               : ca_py_check_device(state, device_argument);
+    return ca_py_variant(&variant) < 0 ? -1
+                                       : ca_py_check_device(state, device_argument);
 }
 
 int
@@ -54,7 +53,7 @@ ca_py_run_attention(ca_state *state, PyObject *device_argument, ca_attention *at
         return 0;
     }
     ca_device *device;
-    if (variant_from_environment(&attention->variant) < 0 ||
+    if (ca_py_variant(&attention->variant) < 0 ||
         ca_py_find_device(state, device_argument, &device) < 0) {
         return -1;
     }

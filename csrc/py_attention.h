@@ -11,6 +11,9 @@
 /* Check that a function got as many arguments as it takes. -1 with a TypeError. */
 int ca_py_check_count(Py_ssize_t given, int expected);
 
+/* What CLATTN_KERNEL forces. -1 with a ValueError for other words. */
+int ca_py_variant(ca_variant *variant);
+
 /* Find the device that `device_argument` stands for and run there, with the kernel that
    CLATTN_KERNEL forces, for tests; problems without work need no device. -1 with an
    exception set. */

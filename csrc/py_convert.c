@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-#define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
-#define NPY_TARGET_VERSION    NPY_2_0_API_VERSION
+#define NPY_NO_DEPRECATED_API  NPY_2_0_API_VERSION
+#define NPY_TARGET_VERSION     NPY_2_0_API_VERSION
+#define PY_ARRAY_UNIQUE_SYMBOL clattn_numpy_api /* py_convert_result.c's too */
 #include "py_convert.h"
 
 #include <numpy/arrayobject.h>
-#include <stdlib.h>
 #include <string.h>
-
-#include "platform.h"
 
 int
 ca_py_convert_init(void)
@@ -100,8 +98,8 @@ is_masked_array(PyObject *object)
     return result;
 }
 
-static int
-check_is_array(PyObject *object, const char *name)
+int
+ca_py_check_is_array(PyObject *object, const char *name)
 {
     if (PyArray_CheckExact(object)) {
         return 0;
@@ -119,18 +117,12 @@ check_is_array(PyObject *object, const char *name)
     return -1;
 }
 
-static bool
-is_native(PyArrayObject *array)
-{
-    return PyArray_ISALIGNED(array) && PyArray_ISNOTSWAPPED(array);
-}
-
 /* Strides of dimensions of size 1, and of empty arrays, mean nothing and may be
-   anything. False when an element does not lie a whole number of elements from the
-   first. */
-static bool
-describe(PyArrayObject *array, ca_dtype dtype, ca_tensor *tensor)
+   anything. */
+bool
+ca_py_array_describe(PyObject *object, ca_dtype dtype, ca_tensor *tensor)
 {
+    PyArrayObject *array = (PyArrayObject *)object;
     npy_intp size = PyArray_ITEMSIZE(array);
     bool empty = PyArray_SIZE(array) == 0;
     tensor->dtype = dtype;
@@ -145,7 +137,7 @@ describe(PyArrayObject *array, ca_dtype dtype, ca_tensor *tensor)
         tensor->shape[d] = length;
         tensor->strides[d] = stride / size;
     }
-    return true;
+    return PyArray_ISALIGNED(array) && PyArray_ISNOTSWAPPED(array);
 }
 
 int
@@ -160,7 +152,7 @@ ca_py_tensor_from_array(PyObject *object, const char *name, ca_py_dtypes dtypes,
         [CA_TAKES_HALF_AND_SINGLE] = "float16 or float32",
         [CA_TAKES_INT32] = "int32",
     };
-    if (check_is_array(object, name) < 0) {
+    if (ca_py_check_is_array(object, name) < 0) {
         return -1;
     }
     PyArrayObject *array = (PyArrayObject *)object;
@@ -170,7 +162,7 @@ ca_py_tensor_from_array(PyObject *object, const char *name, ca_py_dtypes dtypes,
                      (PyObject *)PyArray_DESCR(array), expected[dtypes]);
         return -1;
     }
-    if (is_native(array) && describe(array, dtype, tensor)) {
+    if (ca_py_array_describe(object, dtype, tensor)) {
         *keep = Py_NewRef(object);
         return 0;
     }
@@ -182,7 +174,7 @@ ca_py_tensor_from_array(PyObject *object, const char *name, ca_py_dtypes dtypes,
     if (*keep == NULL) {
         return -1;
     }
-    describe((PyArrayObject *)*keep, dtype, tensor);
+    ca_py_array_describe(*keep, dtype, tensor);
     return 0;
 }
 
@@ -237,132 +229,41 @@ ca_py_first_number(PyObject *array, double *value)
     return *value == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-static void
-free_memory(PyObject *capsule)
+bool
+ca_py_array_has_dtype(PyObject *array, ca_dtype dtype)
 {
-    free(PyCapsule_GetPointer(capsule, NULL));
-}
-
-static PyArray_Descr *
-result_descr(PyObject *like, ca_dtype dtype)
-{
-    if (like == NULL) {
-        return PyArray_DescrFromType(dtype == CA_FLOAT64 ? NPY_DOUBLE : NPY_FLOAT);
-    }
-    PyArray_Descr *descr = PyArray_DESCR((PyArrayObject *)like);
-    if (PyArray_ISNOTSWAPPED((PyArrayObject *)like)) {
-        Py_INCREF(descr);
-        return descr;
-    }
-    return PyArray_DescrNewByteorder(descr, NPY_NATIVE);
-}
-
-PyObject *
-ca_py_array_new(PyObject *like, ca_dtype dtype, int ndim, const int64_t *shape,
-                ca_tensor *tensor)
-{
-    size_t bytes = ca_dtype_size(dtype); /* not 0: an empty array has memory too */
-    npy_intp dims[CA_MAX_DIMS];
-    for (int d = 0; d < ndim; d++) {
-        dims[d] = (npy_intp)shape[d];
-        if (shape[d] > 0 && bytes > PTRDIFF_MAX / (size_t)shape[d]) {
-            return PyErr_NoMemory();
-        }
-        bytes *= shape[d] > 0 ? (size_t)shape[d] : 1;
-    }
-    void *memory = ca_memory_allocate(bytes);
-    if (memory == NULL) {
-        PyErr_Format(PyExc_MemoryError, "no memory for a result of %zu bytes", bytes);
-        return NULL;
-    }
-    PyObject *owner = PyCapsule_New(memory, NULL, free_memory);
-    if (owner == NULL) {
-        free(memory);
-        return NULL;
-    }
-    PyArray_Descr *descr = result_descr(like, dtype);
-    if (descr == NULL) {
-        Py_DECREF(owner);
-        return NULL;
-    }
-    PyObject *array = PyArray_NewFromDescr(&PyArray_Type, descr, ndim, dims, NULL,
-                                           memory, NPY_ARRAY_CARRAY, NULL);
-    if (array == NULL) {
-        Py_DECREF(owner);
-        return NULL;
-    }
-    if (PyArray_SetBaseObject((PyArrayObject *)array, owner) < 0) {
-        Py_DECREF(array);
-        return NULL;
-    }
-    describe((PyArrayObject *)array, dtype, tensor);
-    return array;
+    ca_dtype given;
+    return dtype_from_descr(PyArray_DESCR((PyArrayObject *)array), &given) &&
+           given == dtype;
 }
 
 int
-ca_py_check_out(PyObject *out, PyObject *like, int ndim, const int64_t *shape)
+ca_py_dtype(PyObject *object, const char *name, ca_dtype *dtype, PyObject **native)
 {
-    if (check_is_array(out, "out") < 0) {
+    PyArray_Descr *descr = NULL;
+    if (!PyArray_DescrConverter(object, &descr)) {
+        if (PyErr_ExceptionMatches(PyExc_MemoryError) ||
+            !PyErr_ExceptionMatches(PyExc_Exception)) {
+            return -1;
+        }
+        PyErr_Clear();
+    }
+    if (descr == NULL || !dtype_from_descr(descr, dtype)) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s is %R; expected bool, an integer type, float16, bfloat16, "
+                     "float32 or float64",
+                     name, object);
+        Py_XDECREF(descr);
         return -1;
     }
-    PyArrayObject *array = (PyArrayObject *)out;
-    PyArray_Descr *expected = PyArray_DESCR((PyArrayObject *)like);
-    if (PyArray_DESCR(array)->type_num != expected->type_num) {
-        PyErr_Format(PyExc_TypeError, "out has dtype %S; expected %S, that of query",
-                     (PyObject *)PyArray_DESCR(array), (PyObject *)expected);
-        return -1;
-    }
-    bool same = PyArray_NDIM(array) == ndim;
-    int64_t given[CA_MAX_DIMS];
-    for (int d = 0; d < PyArray_NDIM(array); d++) {
-        given[d] = PyArray_DIM(array, d);
-        same = same && given[d] == shape[d];
-    }
-    if (!same) {
-        char text[2][160];
-        PyErr_Format(
-            PyExc_ValueError, "out has shape %s; expected %s",
-            ca_shape_format(PyArray_NDIM(array), given, text[0], sizeof(text[0])),
-            ca_shape_format(ndim, shape, text[1], sizeof(text[1])));
-        return -1;
-    }
-    if (!PyArray_ISWRITEABLE(array)) {
-        PyErr_SetString(PyExc_ValueError,
-                        "out is read-only; expected a writeable array");
-        return -1;
-    }
-    return 0;
+    *native = (PyObject *)PyArray_DescrNewByteorder(descr, NPY_NATIVE);
+    Py_DECREF(descr);
+    return *native != NULL ? 0 : -1;
 }
 
 bool
-ca_py_out_is_direct(PyObject *out, ca_dtype dtype, ca_tensor *tensor)
+ca_py_is_other_scalar(PyObject *object)
 {
-    PyArrayObject *array = (PyArrayObject *)out;
-    if (!is_native(array) || !describe(array, dtype, tensor)) {
-        return false;
-    }
-    /* Dense in some order of its dimensions: from the smallest on, each stride is the
-       number of elements covered so far. */
-    int64_t covered = 1;
-    while (covered < PyArray_SIZE(array)) {
-        int next = -1;
-        for (int d = 0; d < tensor->ndim; d++) {
-            int64_t stride = tensor->strides[d];
-            if (tensor->shape[d] > 1 && (stride == covered || stride == -covered)) {
-                next = d;
-                break;
-            }
-        }
-        if (next < 0) {
-            return false;
-        }
-        covered *= tensor->shape[next];
-    }
-    return true;
-}
-
-int
-ca_py_copy_into(PyObject *out, PyObject *result)
-{
-    return PyArray_CopyInto((PyArrayObject *)out, (PyArrayObject *)result);
+    return PyComplex_Check(object) || PyArray_IsScalar(object, ComplexFloating) ||
+           PyArray_IsScalar(object, Timedelta) || PyArray_IsScalar(object, Datetime);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * NumPy arrays as tensors and back. The only file that calls NumPy's C API.
+ * NumPy arrays as tensors and back. Only py_convert*.c call NumPy's C API.
  */
 #ifndef CLATTN_PY_CONVERT_H
 #define CLATTN_PY_CONVERT_H
@@ -10,6 +10,7 @@
 
 #include <stdbool.h>
 
+#include "platform.h" /* ca_pages */
 #include "tensor.h"
 
 /* Load NumPy's C API. -1 with an exception set. */
@@ -45,13 +46,39 @@ int ca_py_tensor_from_scalar(PyObject *object, const char *name, ca_py_dtypes dt
    set. */
 int ca_py_first_number(PyObject *array, double *value);
 
+/* -1 with a TypeError for anything but a NumPy array. */
+int ca_py_check_is_array(PyObject *object, const char *name);
+
+/* An array of that dtype as a tensor. False where kernels cannot use it as it lies:
+   misaligned, byte-swapped, an element not a whole number of elements from the
+   first. */
+bool ca_py_array_describe(PyObject *array, ca_dtype dtype, ca_tensor *tensor);
+
+/* Is the array of that dtype, in any byte order? */
+bool ca_py_array_has_dtype(PyObject *array, ca_dtype dtype);
+
+/* What NumPy takes as a dtype, of those of CA_TAKES_NUMBERS; *native is a new reference
+   to NumPy's dtype in native byte order. -1 with a TypeError. */
+int ca_py_dtype(PyObject *object, const char *name, ca_dtype *dtype, PyObject **native);
+
+/* Is it a complex number, or NumPy's date or duration? These have __float__ or __int__
+   too. */
+bool ca_py_is_other_scalar(PyObject *object);
+
 /* A new C-contiguous array, its memory 128-byte aligned and not initialised: of the
-   native form of `like`'s dtype, or of `dtype` where `like` is NULL. */
+   native form of `like`'s dtype, which is an array or a native dtype, or of `dtype`
+   where `like` is NULL. */
 PyObject *ca_py_array_new(PyObject *like, ca_dtype dtype, int ndim,
                           const int64_t *shape, ca_tensor *tensor);
 
-/* Check that `out` can take a result of that dtype and shape. -1 with an exception. */
-int ca_py_check_out(PyObject *out, PyObject *like, int ndim, const int64_t *shape);
+/* The same of pages of that kind. */
+PyObject *ca_py_array_new_of(ca_pages pages, PyObject *like, ca_dtype dtype, int ndim,
+                             const int64_t *shape, ca_tensor *tensor);
+
+/* Check that `out` can take a result of that shape and dtype, whose `origin` is told:
+   "that of query". -1 with an exception. */
+int ca_py_check_out(PyObject *out, ca_dtype dtype, const char *origin, int ndim,
+                    const int64_t *shape);
 
 /* Can a kernel write straight into the checked `out`: native, aligned, its elements
    covering its memory once and without gaps? Then *tensor describes it. */
@@ -59,5 +86,16 @@ bool ca_py_out_is_direct(PyObject *out, ca_dtype dtype, ca_tensor *tensor);
 
 /* out[...] = result. -1 with an exception. */
 int ca_py_copy_into(PyObject *out, PyObject *result);
+
+/* How two arrays of one dtype and shape share memory. */
+typedef enum {
+    CA_PY_APART,
+    CA_PY_INTERLEAVED, /* no element, but their extents overlap */
+    CA_PY_SAME,        /* element by element */
+    CA_PY_OVERLAPPING,
+} ca_py_sharing;
+
+/* -1 with an exception. */
+int ca_py_sharing_of(PyObject *out, PyObject *input, ca_py_sharing *sharing);
 
 #endif

@@ -6,6 +6,8 @@
  *         all_devices() find_device(device) set_default_device(device)
  *         device_override: ContextVar             py_runtime.c
  *         scaled_dot_product_attention(…)         py_ops.c
+ *         diagonal_matrix(…) eye(…) tril(…) triu(…)
+ *         directml_diagonal_matrix1(…) directml_diagonal_matrix(…)   py_diagonal.c
  *         onnx_attention(…)                       py_onnx.c
  *         openvino_scaled_dot_product_attention(…) py_openvino.c
  *         directml_multihead_attention(…)         py_directml.c
@@ -30,6 +32,7 @@ module_exec(PyObject *module)
         ca_py_device_init(module) < 0 || ca_py_runtime_init(module) < 0 ||
         PyModule_AddFunctions(module, ca_py_runtime_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_ops_methods) < 0 ||
+        PyModule_AddFunctions(module, ca_py_diagonal_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_onnx_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_openvino_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_directml_methods) < 0) {

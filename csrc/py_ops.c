@@ -130,7 +130,8 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
         goto done;
     }
     PyObject *out = args[OUT];
-    if (out != Py_None && ca_py_check_out(out, args[QUERY], ndim, shape) < 0) {
+    if (out != Py_None &&
+        ca_py_check_out(out, call.query.dtype, "that of query", ndim, shape) < 0) {
         goto done;
     }
     result = prepare_result(&call, args[QUERY], out, ndim, shape, &output_tensor);

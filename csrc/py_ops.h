@@ -8,6 +8,7 @@
 #include "py_state.h"
 
 extern PyMethodDef ca_py_ops_methods[];      /* py_ops.c */
+extern PyMethodDef ca_py_diagonal_methods[]; /* py_diagonal.c */
 extern PyMethodDef ca_py_onnx_methods[];     /* py_onnx.c */
 extern PyMethodDef ca_py_openvino_methods[]; /* py_openvino.c */
 extern PyMethodDef ca_py_directml_methods[]; /* py_directml.c */

@@ -12,6 +12,26 @@ wrong_type(const char *name, const char *expected, PyObject *object)
     return -1;
 }
 
+#define REPR_LENGTH 80
+
+PyObject *
+ca_py_repr(PyObject *object)
+{
+    PyObject *text = PyObject_Repr(object);
+    if (text == NULL && PyErr_ExceptionMatches(PyExc_ValueError)) {
+        PyErr_Clear();
+        return PyUnicode_FromString("a number too long to print");
+    }
+    if (text == NULL || PyUnicode_GET_LENGTH(text) <= REPR_LENGTH) {
+        return text;
+    }
+    PyObject *start = PyUnicode_Substring(text, 0, REPR_LENGTH);
+    Py_DECREF(text);
+    text = start != NULL ? PyUnicode_FromFormat("%U...", start) : NULL;
+    Py_XDECREF(start);
+    return text;
+}
+
 int
 ca_py_double(PyObject *object, const char *name, double *value)
 {
@@ -165,13 +185,86 @@ ca_py_int(PyObject *object, const char *name, int64_t lowest, int64_t highest,
     long long number = PyLong_AsLongLongAndOverflow(whole, &overflow);
     Py_DECREF(whole);
     if (overflow != 0 || number < lowest || number > highest) {
-        PyErr_Format(PyExc_ValueError, "%s is %R; expected %lld %s %lld", name, object,
-                     (long long)lowest, highest == lowest + 1 ? "or" : "to",
-                     (long long)highest);
+        PyObject *text = ca_py_repr(object);
+        if (text != NULL) {
+            PyErr_Format(PyExc_ValueError, "%s is %U; expected %lld %s %lld", name,
+                         text, (long long)lowest, highest == lowest + 1 ? "or" : "to",
+                         (long long)highest);
+            Py_DECREF(text);
+        }
         return -1;
     }
     *value = number;
     return 0;
+}
+
+/* The number itself, a new reference, and the nearest one of 64 bits. */
+static PyObject *
+any_int(PyObject *object, const char *name, int64_t *value)
+{
+    PyObject *whole = is_numpy_bool(object)
+                          ? PyNumber_Long(object)
+                          : whole_number(object, name, "a whole number");
+    if (whole != NULL) {
+        int overflow;
+        long long number = PyLong_AsLongLongAndOverflow(whole, &overflow);
+        *value = overflow > 0 ? INT64_MAX : overflow < 0 ? INT64_MIN : number;
+    }
+    return whole;
+}
+
+int
+ca_py_any_int(PyObject *object, const char *name, int64_t *value)
+{
+    PyObject *whole = any_int(object, name, value);
+    Py_XDECREF(whole);
+    return whole != NULL ? 0 : -1;
+}
+
+int
+ca_py_band(PyObject *begin, PyObject *end, int64_t *lower, int64_t *upper,
+           bool *inverted)
+{
+    int64_t from;
+    int64_t to;
+    PyObject *from_whole = any_int(begin, "begin", &from);
+    PyObject *to_whole = from_whole != NULL ? any_int(end, "end", &to) : NULL;
+    int result = -1;
+    if (to_whole != NULL) {
+        /* Beyond 64 bits only the numbers themselves tell which is larger. */
+        result = PyObject_RichCompareBool(from_whole, to_whole, Py_GT);
+        *inverted = result == 1;
+        *lower = *inverted ? to : from;
+        *upper = *inverted ? from : to;
+    }
+    Py_XDECREF(from_whole);
+    Py_XDECREF(to_whole);
+    return result < 0 ? -1 : 0;
+}
+
+int
+ca_py_shape(PyObject *object, const char *name, int *ndim, int64_t shape[CA_MAX_DIMS])
+{
+    if (!PyTuple_Check(object) && !PyList_Check(object)) {
+        return wrong_type(name, "a tuple or list of whole numbers", object);
+    }
+    PyObject *sizes = PySequence_Tuple(object);
+    if (sizes == NULL) {
+        return -1;
+    }
+    int result = 0;
+    Py_ssize_t count = PyTuple_GET_SIZE(sizes);
+    if (count > CA_MAX_DIMS - 1) {
+        PyErr_Format(PyExc_ValueError, "%s has %zd dimensions; expected %d at most",
+                     name, count, CA_MAX_DIMS - 1);
+        result = -1;
+    }
+    for (Py_ssize_t d = 0; result == 0 && d < count; d++) {
+        result = ca_py_int(PyTuple_GET_ITEM(sizes, d), name, 0, INT64_MAX, &shape[d]);
+    }
+    Py_DECREF(sizes);
+    *ndim = (int)count;
+    return result;
 }
 
 int

@@ -14,6 +14,10 @@
 
 #include "spec_torch.h" /* ca_causal */
 
+/* repr(object) for a message, a new reference: cut to fit, and there also for numbers
+   of more digits than Python prints. NULL with an exception. */
+PyObject *ca_py_repr(PyObject *object);
+
 /* A real number: Python's, NumPy's, or anything with __float__ or __index__. */
 int ca_py_double(PyObject *object, const char *name, double *value);
 
@@ -30,6 +34,18 @@ int ca_py_window(PyObject *object, int64_t *left, int64_t *right);
    __index__; bool counts as 0 and 1. */
 int ca_py_int(PyObject *object, const char *name, int64_t lowest, int64_t highest,
               int64_t *value);
+
+/* The same of any size; *value is the nearest one of 64 bits. */
+int ca_py_any_int(PyObject *object, const char *name, int64_t *value);
+
+/* Any whole numbers `begin` and `end`, as the band lower <= x - y < upper, or as all
+   but that band where begin > end. */
+int ca_py_band(PyObject *begin, PyObject *end, int64_t *lower, int64_t *upper,
+               bool *inverted);
+
+/* A tuple or list of whole numbers of 0 or more, CA_MAX_DIMS - 1 at most. */
+int ca_py_shape(PyObject *object, const char *name, int *ndim,
+                int64_t shape[CA_MAX_DIMS]);
 
 /* One of `count` words; *index says which. */
 int ca_py_word(PyObject *object, const char *name, const char *const *words, int count,

@@ -261,7 +261,7 @@ attention_cpu(ATTENTION_ARGUMENTS)
     const ca_int64 group = column / tiles;
     const ca_int64 row_of_tiles = tiles - 1 - (column - group * tiles);
     ca_int64 batch[CA_BATCH_DIMS];
-    ca_unravel(group * heads + item - column * heads, &params, batch);
+    ca_unravel(group * heads + item - column * heads, params.batch, batch);
 
     tile_state tile;
     tile.call = &call;

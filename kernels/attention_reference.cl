@@ -23,7 +23,7 @@ attention_reference(ATTENTION_ARGUMENTS)
     ca_int64 batch[CA_BATCH_DIMS];
     const ca_int64 linear = item / params.L;
     const ca_int64 i = item - linear * params.L;
-    ca_unravel(linear, &params, batch);
+    ca_unravel(linear, params.batch, batch);
 #if PRESENT
     const present_share share = present_share_of(&params, batch, i, params.L);
     copy_present(&call, batch, share.first, share.end);

@@ -23,6 +23,7 @@
 #define CLATTN_COMMON_CL
 
 #include "attention_params.h"
+#include "view.cl" /* ca_offset, ca_unravel */
 
 #ifndef DTYPE
 #define DTYPE CA_KERNEL_FLOAT32
@@ -251,31 +252,6 @@ typedef struct {
      bias,    key_counts, output, lse,   present_key, present_value, scores}
 
 /* --- where things are ------------------------------------------------------------- */
-
-/* The offset of element [batch, row, column] of a tensor, in elements from its pointer.
- */
-static inline ca_int64
-ca_offset(const ca_view *view, const ca_int64 *batch, ca_int64 row, ca_int64 column)
-{
-    ca_int64 offset = view->offset + row * view->row + column * view->column;
-    for (int n = 0; n < CA_BATCH_DIMS; n++) {
-        offset += batch[n] * view->batch[n];
-    }
-    return offset;
-}
-
-/* Splits a linear batch index; the last dimension runs fastest. No %: beside /
-   compilers turn it into a `freeze`, which Oclgrind's check for uninitialised values
-   refuses. */
-static inline void
-ca_unravel(ca_int64 linear, const ca_attention_params *params, ca_int64 *batch)
-{
-    for (int n = CA_BATCH_DIMS - 1; n >= 0; n--) {
-        const ca_int64 rest = linear;
-        linear = rest / params->batch[n];
-        batch[n] = rest - linear * params->batch[n];
-    }
-}
 
 /* Row i of a batch may attend keys i + lower … i + upper, if they are below limit. */
 typedef struct {

@@ -12,6 +12,7 @@ from clattn import directml, onnx, openvino
 from clattn._core import Device, DeviceError
 from clattn.device import devices, get_default_device, set_default_device, use_device
 from clattn.functional import scaled_dot_product_attention
+from clattn.matrices import diagonal_matrix, eye, tril, triu
 
 __version__ = _version("clattn")
 
@@ -19,11 +20,15 @@ __all__ = [
     "Device",
     "DeviceError",
     "devices",
+    "diagonal_matrix",
     "directml",
+    "eye",
     "get_default_device",
     "onnx",
     "openvino",
     "scaled_dot_product_attention",
     "set_default_device",
+    "tril",
+    "triu",
     "use_device",
 ]

@@ -1,7 +1,9 @@
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, Literal, final
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 class DeviceError(RuntimeError): ...
 
@@ -97,6 +99,38 @@ def openvino_scaled_dot_product_attention(
     device: Device | str | None,
     /,
 ) -> np.ndarray: ...
+def diagonal_matrix(
+    input_or_shape: np.ndarray | Sequence[int],
+    value: float,
+    begin: int,
+    end: int,
+    dtype: DTypeLike | None,
+    out: np.ndarray | None,
+    device: Device | str | None,
+    /,
+) -> Any: ...
+def eye(n: int, m: int | None, dtype: DTypeLike | None, device: Device | str | None, /) -> Any: ...
+def tril(input: np.ndarray, diagonal: int, /) -> Any: ...
+def triu(input: np.ndarray, diagonal: int, /) -> Any: ...
+def directml_diagonal_matrix1(
+    input: np.ndarray | None,
+    sizes: Sequence[int] | None,
+    dtype: DTypeLike | None,
+    value: float,
+    diagonal_fill_begin: int,
+    diagonal_fill_end: int,
+    device: Device | str | None,
+    /,
+) -> Any: ...
+def directml_diagonal_matrix(
+    input: np.ndarray | None,
+    sizes: Sequence[int] | None,
+    dtype: DTypeLike | None,
+    value: float,
+    offset: int,
+    device: Device | str | None,
+    /,
+) -> Any: ...
 def directml_multihead_attention(
     query: np.ndarray | None,
     key: np.ndarray | None,

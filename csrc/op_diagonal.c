@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Run a diagonal-matrix problem: in one launch, or in halves where one launch cannot
+ * hold it.
+ */
+#include "op_diagonal.h"
+
+#include "cl_launch.h"
+#include "cl_program.h"
+#include "op_diagonal_plan.h"
+#include "op_fold.h"
+
+_Static_assert(sizeof(ca_diagonal_params) == CA_DIAGONAL_PARAMS_SIZE,
+               "host and device must agree on the parameters' layout");
+
+#define INPUT   CA_DIAGONAL_INPUT
+#define OUTPUT  CA_DIAGONAL_OUTPUT
+#define TENSORS CA_DIAGONAL_TENSORS
+
+/* ---- a problem as runs ---- */
+
+/* A bound within what any element of the matrix has as x - y. */
+static int64_t
+clamp_bound(int64_t bound, int64_t rows, int64_t columns)
+{
+    return bound < -rows ? -rows : bound > columns ? columns : bound;
+}
+
+static void
+swap_last_dims(ca_tensor *tensor)
+{
+    int row = tensor->ndim - 2;
+    int64_t size = tensor->shape[row];
+    int64_t stride = tensor->strides[row];
+    if (tensor->data != NULL) {
+        tensor->shape[row] = tensor->shape[row + 1];
+        tensor->strides[row] = tensor->strides[row + 1];
+        tensor->shape[row + 1] = size;
+        tensor->strides[row + 1] = stride;
+    }
+}
+
+/* The transposed matrices, whose band is that of -(x - y). */
+static void
+transpose(ca_diagonal_runs *runs)
+{
+    int64_t lower = runs->lower;
+    runs->lower = 1 - runs->upper;
+    runs->upper = 1 - lower;
+    swap_last_dims(&runs->tensors[INPUT]);
+    swap_last_dims(&runs->tensors[OUTPUT]);
+}
+
+/* Do elements lie side by side along the rows' dimension rather? */
+static bool
+lies_in_columns(const ca_tensor *tensor)
+{
+    return !ca_diagonal_has_rows(tensor) ||
+           (ca_tensor_size(tensor, 1) == 1 && ca_tensor_stride(tensor, 2) == 1);
+}
+
+static ca_diagonal_runs
+runs_of(const ca_diagonal *diagonal)
+{
+    int64_t rows = ca_tensor_size(&diagonal->output, 2);
+    int64_t columns = ca_tensor_size(&diagonal->output, 1);
+    bool inverted = diagonal->inverted;
+    ca_diagonal_runs runs = {
+        .tensors = {[INPUT] = diagonal->input, [OUTPUT] = diagonal->output},
+        .memory = diagonal->memory,
+        .variant = diagonal->variant,
+        .in_place = diagonal->input.data != NULL &&
+                    diagonal->input.data == diagonal->output.data,
+        .lower = clamp_bound(diagonal->lower, rows, columns),
+        .upper = clamp_bound(diagonal->upper, rows, columns),
+    };
+    runs.upper = runs.upper > runs.lower ? runs.upper : runs.lower;
+    int rest = runs.in_place                  ? CA_DIAGONAL_SKIP
+               : diagonal->input.data != NULL ? CA_DIAGONAL_COPY
+                                              : CA_DIAGONAL_FILL;
+    runs.inside = inverted ? rest : CA_DIAGONAL_FILL;
+    runs.outside = inverted ? CA_DIAGONAL_FILL : rest;
+    runs.inside_bits = inverted ? 0 : diagonal->value;
+    runs.outside_bits = inverted ? diagonal->value : 0;
+    if (runs.memory == CA_OUTPUT_ZERO) {
+        bool zero_inside = runs.inside == CA_DIAGONAL_FILL && runs.inside_bits == 0;
+        bool zero_outside = runs.outside == CA_DIAGONAL_FILL && runs.outside_bits == 0;
+        runs.inside = zero_inside ? CA_DIAGONAL_SKIP : runs.inside;
+        runs.outside = zero_outside ? CA_DIAGONAL_SKIP : runs.outside;
+    }
+    if (lies_in_columns(&runs.tensors[OUTPUT])) {
+        transpose(&runs);
+    }
+    /* A kind that no element is of is none. */
+    if (!ca_diagonal_has_inside(&runs)) {
+        runs.inside = runs.outside;
+        runs.inside_bits = runs.outside_bits;
+    } else if (!ca_diagonal_has_outside(&runs)) {
+        runs.outside = runs.inside;
+        runs.outside_bits = runs.inside_bits;
+    }
+    return runs;
+}
+
+/* ---- the memory of the output ---- */
+
+/* Every byte of the extent belongs to an element. */
+static bool
+is_dense(const ca_tensor *tensor)
+{
+    size_t bytes = ca_dtype_size(tensor->dtype);
+    for (int d = 0; d < tensor->ndim; d++) {
+        bytes *= (size_t)tensor->shape[d];
+    }
+    return bytes == ca_tensor_extent(tensor).bytes;
+}
+
+/* From the smallest stride on, each steps over all that lies within. */
+static bool
+is_nested(const ca_tensor *tensor)
+{
+    bool taken[CA_MAX_DIMS] = {false};
+    int64_t reach = 0; /* of what the dimensions taken so far hold */
+    for (int n = 0; n < tensor->ndim; n++) {
+        int next = -1;
+        for (int d = 0; d < tensor->ndim; d++) {
+            if (!taken[d] && (next < 0 || tensor->strides[d] < tensor->strides[next])) {
+                next = d;
+            }
+        }
+        taken[next] = true;
+        if (tensor->shape[next] > 1) {
+            if (tensor->strides[next] <= reach) {
+                return false;
+            }
+            reach += (tensor->shape[next] - 1) * tensor->strides[next];
+        }
+    }
+    return true;
+}
+
+bool
+ca_diagonal_can_write(const ca_device_info *info, const ca_tensor *output)
+{
+    bool lines = ca_diagonal_has_rows(output) || ca_tensor_size(output, 2) == 1 ||
+                 ca_tensor_stride(output, 2) == 1;
+    return lines && is_nested(output) &&
+           (info->memory != CA_MEMORY_COPY || is_dense(output));
+}
+
+#define SMALL_PAGE 4096
+/* Making a small page takes about a fifth of the time that its part of a large one
+   does not: below this share of small pages touched, these are faster. */
+#define LARGE_PAGES_SHARE 0.2
+
+ca_pages
+ca_diagonal_choose_pages(const ca_device_info *info, const ca_diagonal *diagonal)
+{
+    ca_diagonal zeroed = *diagonal;
+    zeroed.memory = CA_OUTPUT_ZERO;
+    ca_diagonal_runs runs = runs_of(&zeroed);
+    double bytes = (double)ca_dtype_size(diagonal->output.dtype);
+    for (int d = 0; d < diagonal->output.ndim; d++) {
+        bytes *= (double)diagonal->output.shape[d];
+    }
+    if (info->memory == CA_MEMORY_COPY || bytes < (double)CA_LARGE_MEMORY ||
+        !ca_diagonal_has_run(&runs, CA_DIAGONAL_SKIP)) {
+        return CA_PAGES_ANY;
+    }
+    return ca_diagonal_share(&runs, SMALL_PAGE) < LARGE_PAGES_SHARE
+               ? CA_PAGES_ZERO
+               : CA_PAGES_ZERO_LARGE;
+}
+
+/* ---- one launch ---- */
+
+static ca_view
+view_of(const ca_tensor *tensor, const ca_extent *extent, const ca_leading_dims *dims,
+        int t)
+{
+    ca_view view = {.offset = extent->offset,
+                    .row = ca_tensor_stride(tensor, 2),
+                    .column = ca_tensor_stride(tensor, 1)};
+    for (int d = 0; d < dims->count; d++) {
+        view.batch[CA_BATCH_DIMS - dims->count + d] = dims->stride[d][t];
+    }
+    return view;
+}
+
+static ca_status
+launch_whole(ca_device *device, const ca_diagonal_runs *runs,
+             const ca_leading_dims *dims, ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_diagonal_plan plan =
+        ca_diagonal_make_plan(ca_device_get_info(device), runs, dims);
+    ca_kernel *kernel = NULL;
+    CA_TRY(ca_kernel_get(device, &plan.spec, &kernel, error));
+
+    const ca_tensor *output = &runs->tensors[OUTPUT];
+    bool whole = is_dense(output) && !runs->in_place &&
+                 !ca_diagonal_has_run(runs, CA_DIAGONAL_SKIP);
+    ca_access access = whole ? CA_ACCESS_WRITE : CA_ACCESS_UPDATE;
+    ca_span spans[TENSORS];
+    for (int t = 0; t < TENSORS; t++) {
+        ca_extent extent = ca_tensor_extent(&runs->tensors[t]);
+        ca_view view = view_of(&runs->tensors[t], &extent, dims, t);
+        *(t == INPUT ? &plan.params.input : &plan.params.output) = view;
+        /* In place both are one buffer, with one access. */
+        spans[t] = (ca_span){.data = extent.data,
+                             .bytes = extent.bytes,
+                             .access = t == OUTPUT || runs->in_place ? access
+                                                                     : CA_ACCESS_READ};
+    }
+    for (int d = 0; d < dims->count; d++) {
+        plan.params.batch[CA_BATCH_DIMS - dims->count + d] = dims->size[d];
+    }
+    ca_launch launch = {
+        .spans = spans,
+        .nspans = TENSORS,
+        .params = &plan.params,
+        .params_size = sizeof(plan.params),
+        .global_size = plan.groups * plan.local_size,
+        .local_size = plan.local_size,
+    };
+    CA_TRY(ca_launch_run(device, kernel, &launch, error));
+done:
+    return status;
+}
+
+/* ---- halves, where one launch cannot hold it all ---- */
+
+/* Entries first … first + count - 1 of dimension `d`: with rows and columns the band
+   moves along. */
+static ca_diagonal_runs
+part_of(const ca_diagonal_runs *runs, int d, int64_t first, int64_t count)
+{
+    ca_diagonal_runs part = *runs;
+    int ndim = part.tensors[OUTPUT].ndim;
+    for (int t = 0; t < TENSORS; t++) {
+        ca_tensor *tensor = &part.tensors[t];
+        if (tensor->data != NULL) {
+            ptrdiff_t size = (ptrdiff_t)ca_dtype_size(tensor->dtype);
+            tensor->data = (char *)tensor->data + first * tensor->strides[d] * size;
+            tensor->shape[d] = count;
+        }
+    }
+    int64_t shift = d == ndim - 2 ? first : d == ndim - 1 ? -first : 0;
+    part.lower += shift;
+    part.upper += shift;
+    return part;
+}
+
+/* Is a tensor larger than the device takes as one buffer? */
+static bool
+exceeds_device(const ca_device_info *info, const ca_diagonal_runs *runs)
+{
+    for (int t = 0; t < TENSORS; t++) {
+        if (info->memory != CA_MEMORY_SVM && ca_tensor_extent(&runs->tensors[t]).bytes >
+                                                 (uint64_t)info->max_allocation) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static ca_status
+run_part(ca_device *device, const ca_diagonal_runs *runs, ca_error *error)
+{
+    const ca_tensor *output = &runs->tensors[OUTPUT];
+    if (!ca_diagonal_has_run(runs, CA_DIAGONAL_FILL) &&
+        !ca_diagonal_has_run(runs, CA_DIAGONAL_COPY)) {
+        return CA_OK;
+    }
+    ca_leading_dims dims;
+    ca_fold_leading(runs->tensors, TENSORS, output->ndim - 2, output->shape, &dims);
+    int d = 0; /* the outermost dimension that can be halved */
+    while (d < output->ndim - 1 && output->shape[d] == 1) {
+        d++;
+    }
+    int64_t size = output->shape[d];
+    bool fits = !exceeds_device(ca_device_get_info(device), runs);
+    if ((dims.count <= CA_BATCH_DIMS && fits) || size == 1) {
+        return launch_whole(device, runs, &dims, error);
+    }
+    ca_diagonal_runs half = part_of(runs, d, 0, size / 2);
+    ca_status status = run_part(device, &half, error);
+    if (status == CA_OK) {
+        half = part_of(runs, d, size / 2, size - size / 2);
+        status = run_part(device, &half, error);
+    }
+    return status;
+}
+
+ca_status
+ca_diagonal_run(ca_device *device, const ca_diagonal *diagonal, ca_error *error)
+{
+    ca_diagonal_runs runs = runs_of(diagonal);
+    /* What is not copied is not read. */
+    bool copies = ca_diagonal_has_run(&runs, CA_DIAGONAL_COPY);
+    if (!copies && !runs.in_place) {
+        ca_tensor_set_absent(&runs.tensors[INPUT]);
+    }
+    return run_part(device, &runs, error);
+}

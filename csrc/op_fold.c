@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: MIT */
+#include "op_fold.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+static bool
+can_fold(const ca_leading_dims *dims, int outer, int64_t size, const int64_t *stride,
+         int ntensors)
+{
+    for (int t = 0; t < ntensors; t++) {
+        if (dims->stride[outer][t] != stride[t] * size) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void
+ca_fold_leading(const ca_tensor *tensors, int ntensors, int nleading,
+                const int64_t *shape, ca_leading_dims *dims)
+{
+    dims->count = 0;
+    for (int d = 0; d < nleading; d++) {
+        int64_t size = shape[d];
+        if (size == 1) {
+            continue;
+        }
+        int64_t stride[CA_FOLD_TENSORS] = {0};
+        for (int t = 0; t < ntensors; t++) {
+            stride[t] = tensors[t].data != NULL ? tensors[t].strides[d] : 0;
+        }
+        int last = dims->count - 1;
+        if (last >= 0 && can_fold(dims, last, size, stride, ntensors)) {
+            dims->size[last] *= size;
+        } else {
+            last = dims->count++;
+            dims->size[last] = size;
+        }
+        memcpy(dims->stride[last], stride, sizeof(stride));
+    }
+}

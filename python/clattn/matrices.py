@@ -1,0 +1,201 @@
+"""Bands of matrices: fill one, keep one, on NumPy arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from clattn import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from numpy.typing import DTypeLike
+
+    from clattn._core import Device
+
+__all__ = ["diagonal_matrix", "eye", "tril", "triu"]
+
+
+def diagonal_matrix(
+    input_or_shape: np.ndarray | Sequence[int],
+    value: float,
+    begin: int,
+    end: int,
+    *,
+    dtype: DTypeLike | None = None,
+    out: np.ndarray | None = None,
+    device: Device | str | None = None,
+) -> Any:
+    """Fill a band of diagonals with a value.
+
+    In the last two dimensions, at column x and row y, the band is ``begin <= x - y < end``;
+    where ``begin > end``, all but ``end <= x - y < begin`` is filled; nothing where they are
+    equal. Elsewhere the result is the input, or zero.
+
+    Parameters
+    ----------
+    input_or_shape : ndarray of shape (..., rows, columns), or tuple or list of int
+        What is copied outside the band; or the shape of a result that is zero there. Two
+        dimensions or more; all but the last two are a batch. Any strides are accepted. bool,
+        an integer type, float16, bfloat16 (``ml_dtypes.bfloat16``), float32 or float64.
+    value : number
+        Exact for bool and integer types; rounded for float types, as NumPy does.
+    begin, end : int
+        Any whole numbers; 0 is the main diagonal, 1 the one right of it.
+    dtype : dtype, optional
+        With a shape: of the result, default float32. With an input: the input's.
+    out : ndarray of the result's shape and dtype, optional
+        Written and returned; with any strides. It may be the input itself, which is then
+        changed in place, but not share memory with it otherwise.
+    device : Device or str, optional
+        Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
+
+    Returns
+    -------
+    output : ndarray of shape (..., rows, columns)
+
+    Raises
+    ------
+    TypeError
+        An argument of the wrong kind or dtype.
+    ValueError
+        A shape, value or combination that does not fit; the message names the argument.
+    MemoryError
+        Host or device memory does not suffice.
+    DeviceError
+        No usable OpenCL device, or what it reports.
+
+    Examples
+    --------
+    >>> diagonal_matrix((2, 3), 7, 0, 2, dtype="int32")
+    array([[7, 7, 0],
+           [0, 7, 7]], dtype=int32)
+    """
+    return _core.diagonal_matrix(input_or_shape, value, begin, end, dtype, out, device)
+
+
+def eye(
+    n: int,
+    m: int | None = None,
+    *,
+    dtype: DTypeLike | None = np.float32,
+    device: Device | str | None = None,
+) -> Any:
+    """Return a matrix with ones on the main diagonal, else zero.
+
+    Parameters
+    ----------
+    n : int
+        Rows.
+    m : int, optional
+        Columns; default n.
+    dtype : dtype
+        As in `diagonal_matrix`.
+    device : Device or str, optional
+        Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
+
+    Returns
+    -------
+    output : ndarray of shape (n, m)
+
+    Raises
+    ------
+    TypeError
+        An argument of the wrong kind or dtype.
+    ValueError
+        A negative size; the message names the argument.
+    MemoryError
+        Host or device memory does not suffice.
+    DeviceError
+        No usable OpenCL device, or what it reports.
+
+    Examples
+    --------
+    >>> eye(2, 3)
+    array([[1., 0., 0.],
+           [0., 1., 0.]], dtype=float32)
+    """
+    return _core.eye(n, m, dtype, device)
+
+
+def tril(input: np.ndarray, diagonal: int = 0) -> Any:
+    """Return the lower triangle of matrices: zero where ``x - y > diagonal``.
+
+    Parameters
+    ----------
+    input : ndarray of shape (..., rows, columns)
+        As in `diagonal_matrix`.
+    diagonal : int
+        The last diagonal that is kept; 0 is the main one, 1 the one right of it.
+
+    Returns
+    -------
+    output : ndarray of shape (..., rows, columns)
+        Of input's dtype.
+
+    Raises
+    ------
+    TypeError
+        An argument of the wrong kind or dtype.
+    ValueError
+        Fewer than two dimensions; the message names the argument.
+    MemoryError
+        Host or device memory does not suffice.
+    DeviceError
+        No usable OpenCL device, or what it reports.
+
+    Notes
+    -----
+    It runs on `clattn.get_default_device`, or that of `clattn.use_device`. In place:
+    ``diagonal_matrix(a, 0, diagonal + 1, a.shape[-1], out=a)``.
+
+    Examples
+    --------
+    >>> tril(np.arange(6).reshape(2, 3))
+    array([[0, 0, 0],
+           [3, 4, 0]])
+    """
+    return _core.tril(input, diagonal)
+
+
+def triu(input: np.ndarray, diagonal: int = 0) -> Any:
+    """Return the upper triangle of matrices: zero where ``x - y < diagonal``.
+
+    Parameters
+    ----------
+    input : ndarray of shape (..., rows, columns)
+        As in `diagonal_matrix`.
+    diagonal : int
+        The first diagonal that is kept; 0 is the main one, 1 the one right of it.
+
+    Returns
+    -------
+    output : ndarray of shape (..., rows, columns)
+        Of input's dtype.
+
+    Raises
+    ------
+    TypeError
+        An argument of the wrong kind or dtype.
+    ValueError
+        Fewer than two dimensions; the message names the argument.
+    MemoryError
+        Host or device memory does not suffice.
+    DeviceError
+        No usable OpenCL device, or what it reports.
+
+    Notes
+    -----
+    It runs on `clattn.get_default_device`, or that of `clattn.use_device`. In place:
+    ``diagonal_matrix(a, 0, -a.shape[-2], diagonal, out=a)``.
+
+    Examples
+    --------
+    >>> triu(np.arange(6).reshape(2, 3))
+    array([[0, 1, 2],
+           [0, 4, 5]])
+    """
+    return _core.triu(input, diagonal)
