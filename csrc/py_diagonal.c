@@ -160,7 +160,7 @@ prepare_result(diagonal_call *call, ca_device *device)
     return new_result(call, device);
 }
 
-/* The checked call's result; -1 in *failed is an exception. */
+/* The checked call's result. */
 static PyObject *
 run(diagonal_call *call)
 {

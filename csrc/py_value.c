@@ -69,10 +69,24 @@ static int
 to_double(PyObject *object, const char *name, double *value)
 {
     *value = PyFloat_AsDouble(object);
-    if (*value == -1 && PyErr_Occurred()) {
-        return PyErr_ExceptionMatches(PyExc_TypeError) ? wrong_type(object, name) : -1;
+    if (*value != -1 || !PyErr_Occurred()) {
+        return 0;
     }
-    return 0;
+    if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+        return wrong_type(object, name);
+    }
+    if (PyErr_ExceptionMatches(PyExc_OverflowError) ||
+        PyErr_ExceptionMatches(PyExc_ValueError)) {
+        PyObject *text = ca_py_repr(object);
+        if (text != NULL) {
+            PyErr_Format(PyExc_ValueError,
+                         "%s is %U; expected a number that a double "
+                         "holds",
+                         name, text);
+            Py_DECREF(text);
+        }
+    }
+    return -1;
 }
 
 static int
