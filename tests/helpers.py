@@ -92,6 +92,24 @@ def check(query, key, value, *, device, **options):
     return result
 
 
+def check_band(source, value, begin, end, *, device, **options):
+    """Call diagonal_matrix on an array or a shape, compare with NumPy bit by bit."""
+    if isinstance(source, np.ndarray):
+        right = native(source).copy()
+    else:
+        right = np.zeros(source, options.get("dtype", np.float32))
+    rows, columns = right.shape[-2:]
+    t = np.arange(columns) - np.arange(rows)[:, None]
+    filled = (begin <= t) & (t < end) if begin <= end else (t < end) | (t >= begin)
+    right[..., filled] = value
+    got = clattn.diagonal_matrix(source, value, begin, end, device=device, **options)
+    assert got.dtype == right.dtype
+    assert got.shape == right.shape
+    same = native(got).view("u1") == right.view("u1") if got.size else np.array(True)
+    assert same.all(), f"{got.shape} [{begin}, {end}): first at {np.argwhere(~same)[0]}"
+    return got
+
+
 def check_or_type_error(*args, **options):
     """For memory layouts that may be refused, but only so: right, or a TypeError."""
     try:

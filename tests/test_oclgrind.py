@@ -46,6 +46,17 @@ CASES = {
     "integers": "onnx(*qkv((1, 1), 3, 14, 8), draw((3, 14)).astype(np.int16), device=device)",
     "value type": "onnx(*qkv((1, 1), 3, 5, 8)[:2], draw((1, 1, 5, 8), np.float16), device=device)",
 }
+DIAGONAL = {
+    "rows": "check_band(draw((3, 9, 133)), 7, -1, 60, device=device)",
+    "inverted": "check_band(draw((3, 9, 133)), 7, 40, -1, device=device)",
+    "a shape": "check_band((2, 9, 133), 7, -1, 60, device=device, dtype='u1')",
+    "columns first": "check_band(draw((2, 70, 9)).swapaxes(1, 2), 7, -1, 60, device=device)",
+    "backwards": "check_band(draw((33, 70), 'f8')[::-1, ::-2], 7, 5, 3, device=device)",
+    "small matrices": "check_band(draw((40, 5, 3), 'f2'), 7, 0, 2, device=device)",
+    "in place": "a = draw((40, 5, 3)); check_band(a, 7, 0, 2, device=device, out=a)",
+    "in place, gaps": "a = draw((9, 70))[:, 3:40]; check_band(a, 7, 0, 2, device=device, out=a)",
+    "out": "check_band(draw((9, 40)), 7, 0, 2, device=device, out=draw((40, 9)).T)",
+}
 REFERENCE_ONLY = {
     "softcap last": "onnx(*qkv((1, 1), 3, 5, 8), draw((3, 5)) > 0, device=device, softcap=2.0, "
     "opset=24, pre_errata=True, return_qk=True, qk_matmul_output_mode=1)",
@@ -56,7 +67,7 @@ REFERENCE_ONLY = {
 CODE = """
 import sys
 import clattn, ml_dtypes, numpy as np
-from helpers import check, draw, qkv
+from helpers import check, check_band, draw, qkv
 from reference_onnx import check as onnx
 from test_directml import check as check_directml
 from test_dropout import check as check_dropout
@@ -94,7 +105,7 @@ def oclgrind(tmp_path):
 @pytest.mark.parametrize("kernel_name", ["reference", "cpu"])
 def test_kernels_are_clean(oclgrind, kernel_name):
     """Right results, and not a line of complaint."""
-    cases = CASES | (REFERENCE_ONLY if kernel_name == "reference" else {})
+    cases = CASES | DIAGONAL | (REFERENCE_ONLY if kernel_name == "reference" else {})
     env = oclgrind | {"CLATTN_KERNEL": kernel_name}
     done = run_python(CODE, *cases.values(), env=env, timeout=300, check_exit=False)
     assert not done.stderr.strip(), done.stdout + done.stderr
@@ -106,7 +117,7 @@ def test_kernels_are_clean(oclgrind, kernel_name):
 def test_transfers_are_clean(oclgrind, mode):
     """The ways of moving memory that Oclgrind can do; it has no system SVM."""
     env = oclgrind | {"CLATTN_MEMORY": mode, "CLATTN_KERNEL": "reference"}
-    cases = (CASES["plain"], CASES["strides"], CASES["float mask"])
+    cases = (CASES["plain"], CASES["strides"], CASES["float mask"], DIAGONAL["in place"])
     done = run_python(CODE, *cases, env=env, timeout=300, check_exit=False)
     assert not done.stderr.strip(), done.stdout + done.stderr
     assert done.stdout.endswith("all right\n")
