@@ -30,9 +30,9 @@ static void
 swap_last_dims(ca_tensor *tensor)
 {
     int row = tensor->ndim - 2;
-    int64_t size = tensor->shape[row];
-    int64_t stride = tensor->strides[row];
-    if (tensor->data != NULL) {
+    if (tensor->ndim >= 2) { /* not absent */
+        int64_t size = tensor->shape[row];
+        int64_t stride = tensor->strides[row];
         tensor->shape[row] = tensor->shape[row + 1];
         tensor->strides[row] = tensor->strides[row + 1];
         tensor->shape[row + 1] = size;
@@ -149,8 +149,8 @@ ca_diagonal_can_write(const ca_device_info *info, const ca_tensor *output)
 }
 
 #define SMALL_PAGE 4096
-/* Making a small page takes about a fifth of the time that its part of a large one
-   does not: below this share of small pages touched, these are faster. */
+/* A small page takes about five times as long to make as the same part of a large one,
+   but only those that are touched are made. */
 #define LARGE_PAGES_SHARE 0.2
 
 ca_pages
@@ -163,7 +163,9 @@ ca_diagonal_choose_pages(const ca_device_info *info, const ca_diagonal *diagonal
     for (int d = 0; d < diagonal->output.ndim; d++) {
         bytes *= (double)diagonal->output.shape[d];
     }
-    if (info->memory == CA_MEMORY_COPY || bytes < (double)CA_LARGE_MEMORY ||
+    /* What is no CPU sends or pins every page. */
+    if (info->type != CA_DEVICE_CPU || info->memory == CA_MEMORY_COPY ||
+        bytes < (double)CA_LARGE_MEMORY ||
         !ca_diagonal_has_run(&runs, CA_DIAGONAL_SKIP)) {
         return CA_PAGES_ANY;
     }

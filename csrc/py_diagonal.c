@@ -133,6 +133,7 @@ new_result(diagonal_call *call, ca_device *device)
     if (device != NULL) {
         output->dtype = source->dtype;
         output->ndim = source->ndim;
+        output->data = NULL;
         for (int64_t d = source->ndim - 1, stride = 1; d >= 0; d--) {
             output->shape[d] = source->shape[d];
             output->strides[d] = stride;
@@ -160,7 +161,7 @@ prepare_result(diagonal_call *call, ca_device *device)
     return new_result(call, device);
 }
 
-/* The checked call's result. */
+/* The checked call's result, NULL with an exception. */
 static PyObject *
 run(diagonal_call *call)
 {

@@ -25,7 +25,11 @@
 #define WIDTH 4
 #endif
 #ifndef LANES
-#define LANES (WIDTH == 8 ? 8 : 16)
+#if WIDTH == 8
+#define LANES 8
+#else
+#define LANES 16
+#endif
 #endif
 #ifndef LOCAL
 #define LOCAL 1

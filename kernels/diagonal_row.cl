@@ -15,25 +15,21 @@
 #if WIDTH == 1
 typedef uchar element;
 typedef WIDE(uchar) vector;
-typedef char mask;
 #define as_vector WIDE(as_uchar)
 #define to_masks  WIDE(convert_char)
 #elif WIDTH == 2
 typedef ushort element;
 typedef WIDE(ushort) vector;
-typedef short mask;
 #define as_vector WIDE(as_ushort)
 #define to_masks  WIDE(convert_short)
 #elif WIDTH == 4
 typedef uint element;
 typedef WIDE(uint) vector;
-typedef int mask;
 #define as_vector WIDE(as_uint)
 #define to_masks  WIDE(convert_int)
 #else
 typedef ulong element;
 typedef WIDE(ulong) vector;
-typedef long mask;
 #define as_vector WIDE(as_ulong)
 #define to_masks  WIDE(convert_long)
 #endif
