@@ -115,7 +115,14 @@ is_dense(const ca_tensor *tensor)
     return bytes == ca_tensor_extent(tensor).bytes;
 }
 
-/* From the smallest stride on, each steps over all that lies within. */
+/* A stride without its sign. */
+static int64_t
+step_of(const ca_tensor *tensor, int d)
+{
+    return tensor->strides[d] < 0 ? -tensor->strides[d] : tensor->strides[d];
+}
+
+/* From the smallest step on, each steps over all that lies within. */
 static bool
 is_nested(const ca_tensor *tensor)
 {
@@ -124,16 +131,16 @@ is_nested(const ca_tensor *tensor)
     for (int n = 0; n < tensor->ndim; n++) {
         int next = -1;
         for (int d = 0; d < tensor->ndim; d++) {
-            if (!taken[d] && (next < 0 || tensor->strides[d] < tensor->strides[next])) {
+            if (!taken[d] && (next < 0 || step_of(tensor, d) < step_of(tensor, next))) {
                 next = d;
             }
         }
         taken[next] = true;
         if (tensor->shape[next] > 1) {
-            if (tensor->strides[next] <= reach) {
+            if (step_of(tensor, next) <= reach) {
                 return false;
             }
-            reach += (tensor->shape[next] - 1) * tensor->strides[next];
+            reach += (tensor->shape[next] - 1) * step_of(tensor, next);
         }
     }
     return true;
@@ -255,40 +262,92 @@ part_of(const ca_diagonal_runs *runs, int d, int64_t first, int64_t count)
 
 /* Is a tensor larger than the device takes as one buffer? */
 static bool
-exceeds_device(const ca_device_info *info, const ca_diagonal_runs *runs)
+is_too_large(const ca_device_info *info, const ca_tensor *tensor)
 {
-    for (int t = 0; t < TENSORS; t++) {
-        if (info->memory != CA_MEMORY_SVM && ca_tensor_extent(&runs->tensors[t]).bytes >
-                                                 (uint64_t)info->max_allocation) {
-            return true;
+    return info->memory != CA_MEMORY_SVM &&
+           ca_tensor_extent(tensor).bytes > (uint64_t)info->max_allocation;
+}
+
+/* The dimension along which a tensor reaches farthest, -1 for none. */
+static int
+farthest_dimension(const ca_tensor *tensor)
+{
+    int best = -1;
+    int64_t farthest = 0;
+    for (int d = 0; d < tensor->ndim; d++) {
+        int64_t reach = (tensor->shape[d] - 1) * step_of(tensor, d);
+        if (reach > farthest) {
+            farthest = reach;
+            best = d;
         }
     }
-    return false;
+    return best;
+}
+
+/* The dimension to halve, -1 where one launch will do: where a tensor is too large, that
+   which makes it smallest; where there are more leading dimensions than a kernel walks,
+   the smallest of them. */
+static int
+dimension_to_halve(const ca_device_info *info, const ca_diagonal_runs *runs,
+                   const ca_leading_dims *dims)
+{
+    const ca_tensor *output = &runs->tensors[OUTPUT];
+    for (int t = 0; t < TENSORS; t++) {
+        if (is_too_large(info, &runs->tensors[t])) {
+            return farthest_dimension(&runs->tensors[t]);
+        }
+    }
+    int best = -1;
+    for (int d = 0; dims->count > CA_BATCH_DIMS && d < output->ndim - 2; d++) {
+        if (output->shape[d] > 1 &&
+            (best < 0 || output->shape[d] < output->shape[best])) {
+            best = d;
+        }
+    }
+    return best;
+}
+
+/* What is not copied is not read, and rows that nothing is written to are not walked. */
+static void
+leave_out(ca_diagonal_runs *runs)
+{
+    const ca_tensor *output = &runs->tensors[OUTPUT];
+    if (!ca_diagonal_has_run(runs, CA_DIAGONAL_COPY) && !runs->in_place) {
+        ca_tensor_set_absent(&runs->tensors[INPUT]);
+    }
+    if (runs->outside == CA_DIAGONAL_SKIP) {
+        int64_t rows = ca_tensor_size(output, 2);
+        int64_t last = ca_tensor_size(output, 1) - runs->lower; /* exclusive */
+        int64_t first = runs->upper < 1 ? 1 - runs->upper : 0;
+        last = last < rows ? last : rows;
+        if (last - first < rows && last > first) {
+            *runs = part_of(runs, output->ndim - 2, first, last - first);
+        }
+    }
 }
 
 static ca_status
-run_part(ca_device *device, const ca_diagonal_runs *runs, ca_error *error)
+run_part(ca_device *device, const ca_diagonal_runs *whole, ca_error *error)
 {
-    const ca_tensor *output = &runs->tensors[OUTPUT];
-    if (!ca_diagonal_has_run(runs, CA_DIAGONAL_FILL) &&
-        !ca_diagonal_has_run(runs, CA_DIAGONAL_COPY)) {
+    const ca_device_info *info = ca_device_get_info(device);
+    if (!ca_diagonal_has_run(whole, CA_DIAGONAL_FILL) &&
+        !ca_diagonal_has_run(whole, CA_DIAGONAL_COPY)) {
         return CA_OK;
     }
+    ca_diagonal_runs runs = *whole;
+    leave_out(&runs);
+    const ca_tensor *output = &runs.tensors[OUTPUT];
     ca_leading_dims dims;
-    ca_fold_leading(runs->tensors, TENSORS, output->ndim - 2, output->shape, &dims);
-    int d = 0; /* the outermost dimension that can be halved */
-    while (d < output->ndim - 1 && output->shape[d] == 1) {
-        d++;
+    ca_fold_leading(runs.tensors, TENSORS, output->ndim - 2, output->shape, &dims);
+    int d = dimension_to_halve(info, &runs, &dims);
+    if (d < 0) {
+        return launch_whole(device, &runs, &dims, error);
     }
     int64_t size = output->shape[d];
-    bool fits = !exceeds_device(ca_device_get_info(device), runs);
-    if ((dims.count <= CA_BATCH_DIMS && fits) || size == 1) {
-        return launch_whole(device, runs, &dims, error);
-    }
-    ca_diagonal_runs half = part_of(runs, d, 0, size / 2);
+    ca_diagonal_runs half = part_of(&runs, d, 0, size / 2);
     ca_status status = run_part(device, &half, error);
     if (status == CA_OK) {
-        half = part_of(runs, d, size / 2, size - size / 2);
+        half = part_of(&runs, d, size / 2, size - size / 2);
         status = run_part(device, &half, error);
     }
     return status;
@@ -298,10 +357,5 @@ ca_status
 ca_diagonal_run(ca_device *device, const ca_diagonal *diagonal, ca_error *error)
 {
     ca_diagonal_runs runs = runs_of(diagonal);
-    /* What is not copied is not read. */
-    bool copies = ca_diagonal_has_run(&runs, CA_DIAGONAL_COPY);
-    if (!copies && !runs.in_place) {
-        ca_tensor_set_absent(&runs.tensors[INPUT]);
-    }
     return run_part(device, &runs, error);
 }
