@@ -96,8 +96,8 @@ join(const ca_attention *attention, int a, int b, ca_extent *extents)
     char *b_start = extents[b].data;
     char *a_end = a_start + extents[a].bytes;
     char *b_end = b_start + extents[b].bytes;
-    if (extents[a].bytes == 0 || extents[b].bytes == 0 || a_end <= b_start ||
-        b_end <= a_start || (a_start == b_start && a_end == b_end)) {
+    if (!ca_extents_overlap(&extents[a], &extents[b]) ||
+        (a_start == b_start && a_end == b_end)) {
         return false;
     }
     char *start = a_start < b_start ? a_start : b_start;

@@ -153,9 +153,9 @@ set_tiles(int form, int64_t elements, int64_t matrices, ca_diagonal_plan *plan)
 
 /* ---- the plan ---- */
 
-/* Stores that pass the caches by are faster where the output is no longer in the last of
-   them when it is read. Some drivers report a smaller cache than the last. New memory is
-   in the cache from when the system cleared it. */
+/* Stores that pass the caches by are faster where the output is no longer in the last
+   of them when it is read. Some drivers report a smaller cache than the last. New
+   memory is in the cache from when the system cleared it. */
 #define STREAM_LOWEST ((int64_t)32 << 20)
 
 static bool

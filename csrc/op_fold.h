@@ -18,9 +18,9 @@ typedef struct {
     int64_t stride[CA_MAX_DIMS][CA_FOLD_TENSORS];
 } ca_leading_dims;
 
-/* Dimensions that can be walked as a single one in every tensor become one; their linear
-   order stays. `tensors` (at most CA_FOLD_TENSORS) have nleading leading dimensions of
-   the sizes `shape`; absent ones count as of stride 0. */
+/* Dimensions that can be walked as a single one in every tensor become one; their
+   linear order stays. `tensors` (at most CA_FOLD_TENSORS) have nleading leading
+   dimensions of the sizes `shape`; absent ones count as of stride 0. */
 void ca_fold_leading(const ca_tensor *tensors, int ntensors, int nleading,
                      const int64_t *shape, ca_leading_dims *dims);
 

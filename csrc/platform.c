@@ -114,7 +114,8 @@ round_up(size_t bytes, size_t step)
 
 #define LARGE_PAGE ((size_t)2 << 20)
 
-/* Large pages have to be aligned to their size: map one more, give back what is over. */
+/* Large pages have to be aligned to their size: map one more, give back what is
+   over. */
 void *
 ca_pages_allocate(size_t bytes, ca_pages pages)
 {
@@ -139,6 +140,8 @@ ca_pages_allocate(size_t bytes, ca_pages pages)
 #ifdef MADV_HUGEPAGE
     if (spare > 0) {
         (void)madvise(map + before, size / LARGE_PAGE * LARGE_PAGE, MADV_HUGEPAGE);
+    } else { /* where the system's own choice would be large ones */
+        (void)madvise(map, size, MADV_NOHUGEPAGE);
     }
 #endif
     return map + before;

@@ -38,7 +38,7 @@ ca_py_variant(ca_variant *variant)
 }
 
 int
-ca_py_check_surroundings(ca_state *state, PyObject *device_argument)
+ca_py_check_device_and_kernel(ca_state *state, PyObject *device_argument)
 {
     ca_variant variant;
     return ca_py_variant(&variant) < 0 ? -1

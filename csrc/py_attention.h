@@ -22,6 +22,6 @@ int ca_py_run_attention(ca_state *state, PyObject *device_argument,
 
 /* Check what can be checked before the arrays: the device argument and CLATTN_KERNEL.
    -1 with an exception set. */
-int ca_py_check_surroundings(ca_state *state, PyObject *device_argument);
+int ca_py_check_device_and_kernel(ca_state *state, PyObject *device_argument);
 
 #endif

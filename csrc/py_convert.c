@@ -127,7 +127,7 @@ ca_py_array_describe(PyObject *object, ca_dtype dtype, ca_tensor *tensor)
     bool empty = PyArray_SIZE(array) == 0;
     tensor->dtype = dtype;
     tensor->ndim = PyArray_NDIM(array);
-    tensor->data = PyArray_DATA(array);
+    tensor->data = PyArray_DATA(array); /* not NULL, even of an empty array */
     for (int d = 0; d < tensor->ndim; d++) {
         npy_intp length = PyArray_DIM(array, d);
         npy_intp stride = length > 1 && !empty ? PyArray_STRIDE(array, d) : 0;

@@ -50,7 +50,8 @@ int ca_py_first_number(PyObject *array, double *value);
 int ca_py_check_is_array(PyObject *object, const char *name);
 
 /* An array of that dtype as a tensor. False where kernels cannot use it as it lies:
-   misaligned, byte-swapped, an element not a whole number of elements from the first. */
+   misaligned, byte-swapped, an element not a whole number of elements from the
+   first. */
 bool ca_py_array_describe(PyObject *array, ca_dtype dtype, ca_tensor *tensor);
 
 /* Is the array of that dtype, in any byte order? */

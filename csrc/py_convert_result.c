@@ -187,16 +187,17 @@ static bool
 is_same_view(PyArrayObject *a, PyArrayObject *b)
 {
     bool same = PyArray_DATA(a) == PyArray_DATA(b) &&
+                PyArray_NDIM(a) == PyArray_NDIM(b) &&
                 PyArray_ISNOTSWAPPED(a) == PyArray_ISNOTSWAPPED(b);
-    for (int d = 0; d < PyArray_NDIM(a); d++) {
+    for (int d = 0; same && d < PyArray_NDIM(a); d++) {
         same = same &&
                (PyArray_DIM(a, d) == 1 || PyArray_STRIDE(a, d) == PyArray_STRIDE(b, d));
     }
     return same;
 }
 
-#define SHARING_WORK                                                                   \
-    100000 /* of numpy.shares_memory, whose worst case is exponential */
+/* Of numpy.shares_memory, whose worst case is exponential. */
+#define SHARING_WORK 100000
 
 int
 ca_py_sharing_of(PyObject *out, PyObject *input, ca_py_sharing *sharing)

@@ -54,7 +54,8 @@ parse_options(PyObject *const *args, ca_directml_attention *call, bool *return_p
     return ca_py_int(args[HEAD_COUNT], "head_count", 1, UINT32_MAX, &call->head_count);
 }
 
-/* results[OUTPUT … PRESENT_VALUE] of the dtype of `query`, None for those not wanted. */
+/* results[OUTPUT … PRESENT_VALUE] of the dtype of `query`, None for those not
+   wanted. */
 static int
 allocate_results(const ca_directml_shapes *shapes, PyObject *query, ca_dtype dtype,
                  bool return_present, PyObject **results, ca_tensor *tensors)
@@ -103,7 +104,7 @@ multihead_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 
     if (parse_tensors(args, &call, keep) < 0 ||
         parse_options(args, &call, &return_present) < 0 ||
-        ca_py_check_surroundings(state, args[DEVICE]) < 0) {
+        ca_py_check_device_and_kernel(state, args[DEVICE]) < 0) {
         goto done;
     }
     ca_status status = ca_directml_attention_check(&call, &shapes, &error);

@@ -41,10 +41,6 @@ parse_inputs(PyObject *const *args, ca_onnx_attention *call, PyObject **keep)
 {
     const ca_py_dtypes floats = CA_TAKES_FLOATS;
     const ca_py_dtypes numbers = CA_TAKES_NUMBERS;
-    call->has_mask = args[ATTN_MASK] != Py_None;
-    call->has_past_key = args[PAST_KEY] != Py_None;
-    call->has_past_value = args[PAST_VALUE] != Py_None;
-    call->has_nonpad = args[NONPAD_KV_SEQLEN] != Py_None;
     if (ca_py_tensor_from_array(args[Q], "Q", floats, &call->Q, &keep[Q]) < 0 ||
         ca_py_tensor_from_array(args[K], "K", floats, &call->K, &keep[K]) < 0 ||
         ca_py_tensor_from_array(args[V], "V", floats, &call->V, &keep[V]) < 0 ||
@@ -125,6 +121,7 @@ allocate_outputs(PyObject *const *args, const ca_onnx_attention *call,
                  PyObject **results)
 {
     bool flat = call->Q.ndim == 3;
+    bool has_past = call->past_key.data != NULL;
     const int64_t flat_shape[] = {sizes->B, sizes->L, sizes->Hq * sizes->Ev};
     const int64_t shape[] = {sizes->B, sizes->Hq, sizes->L, sizes->Ev};
     const int64_t key_shape[] = {sizes->B, sizes->Hk, sizes->T, sizes->E};
@@ -140,9 +137,9 @@ allocate_outputs(PyObject *const *args, const ca_onnx_attention *call,
     } rows[OUTPUTS] = {
         [Y] = {true, args[Q], call->Q.dtype, flat ? 3 : 4, flat ? flat_shape : shape,
                &outputs->Y},
-        [PRESENT_KEY] = {call->has_past_key, args[Q], call->Q.dtype, 4, key_shape,
+        [PRESENT_KEY] = {has_past, args[Q], call->Q.dtype, 4, key_shape,
                          &outputs->present_key},
-        [PRESENT_VALUE] = {call->has_past_key, args[V], call->V.dtype, 4, value_shape,
+        [PRESENT_VALUE] = {has_past, args[V], call->V.dtype, 4, value_shape,
                            &outputs->present_value},
         [QK_MATMUL_OUTPUT] = {return_qk, args[Q], call->Q.dtype, 4, qk_shape,
                               &outputs->qk},
@@ -162,8 +159,8 @@ allocate_outputs(PyObject *const *args, const ca_onnx_attention *call,
     return 0;
 }
 
-/* onnx_attention(Q, K, …, device, /) -> (Y, present_key, present_value, qk): see onnx.py
- */
+/* onnx_attention(Q, K, …, device, /) -> (Y, present_key, present_value, qk): see
+   onnx.py */
 static PyObject *
 onnx_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -183,7 +180,7 @@ onnx_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 
     if (parse_inputs(args, &call, keep) < 0 ||
         parse_attributes(args, &call, &return_qk) < 0 ||
-        ca_py_check_surroundings(state, args[DEVICE]) < 0) {
+        ca_py_check_device_and_kernel(state, args[DEVICE]) < 0) {
         goto done;
     }
     ca_status status = ca_onnx_attention_check(&call, &sizes, &error);

@@ -87,7 +87,7 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
     int64_t shape[CA_MAX_DIMS];
 
     if (parse(args, &call, keep) < 0 ||
-        ca_py_check_surroundings(state, args[DEVICE]) < 0) {
+        ca_py_check_device_and_kernel(state, args[DEVICE]) < 0) {
         goto done;
     }
     ca_status status = ca_openvino_sdpa_check(&call, &ndim, shape, &error);

@@ -81,10 +81,7 @@ overlaps(const ca_tensor *output, const ca_tensor *input)
 {
     ca_extent a = ca_tensor_extent(output);
     ca_extent b = ca_tensor_extent(input);
-    const char *a_start = a.data;
-    const char *b_start = b.data;
-    return a.bytes != 0 && b.bytes != 0 && a_start < b_start + b.bytes &&
-           b_start < a_start + a.bytes;
+    return ca_extents_overlap(&a, &b);
 }
 
 /* Where the kernel writes: `out` itself, or a new array that is copied there if `out`
@@ -125,7 +122,7 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
 
     if (parse_arrays(args, &call, keep) < 0 ||
         parse_options(args, &call, &return_lse) < 0 ||
-        ca_py_check_surroundings(state, args[DEVICE]) < 0) {
+        ca_py_check_device_and_kernel(state, args[DEVICE]) < 0) {
         goto done;
     }
     ca_status status = ca_torch_sdpa_check(&call, &ndim, shape, &error);

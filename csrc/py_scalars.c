@@ -103,8 +103,8 @@ ca_py_causal(PyObject *object, ca_causal *causal)
     return result;
 }
 
-/* object.__index__(), a new reference; NULL with a TypeError for what is no whole number:
-   an array has __index__ too, and may refuse. */
+/* object.__index__(), a new reference; NULL with a TypeError for what is no whole
+   number: an array has __index__ too, and may refuse. */
 static PyObject *
 whole_number(PyObject *object, const char *name, const char *expected)
 {
@@ -187,8 +187,9 @@ ca_py_int(PyObject *object, const char *name, int64_t lowest, int64_t highest,
     if (overflow != 0 || number < lowest || number > highest) {
         PyObject *text = ca_py_repr(object);
         if (text != NULL) {
-            PyErr_Format(PyExc_ValueError, "%s is %U; expected %lld to %lld", name,
-                         text, (long long)lowest, (long long)highest);
+            PyErr_Format(PyExc_ValueError, "%s is %U; expected %lld %s %lld", name,
+                         text, (long long)lowest, highest == lowest + 1 ? "or" : "to",
+                         (long long)highest);
             Py_DECREF(text);
         }
         return -1;

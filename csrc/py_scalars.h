@@ -14,8 +14,8 @@
 
 #include "spec_torch.h" /* ca_causal */
 
-/* repr(object) for a message, a new reference: cut to fit, and there also for numbers of
-   more digits than Python prints. NULL with an exception. */
+/* repr(object) for a message, a new reference: cut to fit, and there also for numbers
+   of more digits than Python prints. NULL with an exception. */
 PyObject *ca_py_repr(PyObject *object);
 
 /* A real number: Python's, NumPy's, or anything with __float__ or __index__. */
@@ -38,8 +38,8 @@ int ca_py_int(PyObject *object, const char *name, int64_t lowest, int64_t highes
 /* The same of any size; *value is the nearest one of 64 bits. */
 int ca_py_any_int(PyObject *object, const char *name, int64_t *value);
 
-/* Any whole numbers `begin` and `end`, as the band lower <= x - y < upper, or as all but
-   that band where begin > end. */
+/* Any whole numbers `begin` and `end`, as the band lower <= x - y < upper, or as all
+   but that band where begin > end. */
 int ca_py_band(PyObject *begin, PyObject *end, int64_t *lower, int64_t *upper,
                bool *inverted);
 

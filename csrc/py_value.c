@@ -18,9 +18,9 @@ wrong_type(PyObject *object, const char *name)
 
 /* ---- float types ---- */
 
-/* `value` is the double nearest to a whole number: if it is not the number itself, make it
-   the one of both neighbours whose last bit is 1. Rounded once more, to fewer bits, that
-   gives the nearest. */
+/* `value` is the double nearest to a whole number: if it is not the number itself,
+   make it the one of both neighbours whose last bit is 1. Rounded once more, to fewer
+   bits, that gives the nearest. */
 static int
 round_to_odd(PyObject *whole, double *value)
 {
@@ -41,7 +41,8 @@ round_to_odd(PyObject *whole, double *value)
     return below < 0 || above < 0 ? -1 : 0;
 }
 
-/* Beyond the range of double: an infinity. `narrow`: it will be rounded to fewer bits. */
+/* Beyond the range of double: an infinity. `narrow`: it will be rounded to fewer
+   bits. */
 static int
 whole_to_double(PyObject *object, bool narrow, double *value)
 {
@@ -68,10 +69,24 @@ static int
 to_double(PyObject *object, const char *name, double *value)
 {
     *value = PyFloat_AsDouble(object);
-    if (*value == -1 && PyErr_Occurred()) {
-        return PyErr_ExceptionMatches(PyExc_TypeError) ? wrong_type(object, name) : -1;
+    if (*value != -1 || !PyErr_Occurred()) {
+        return 0;
     }
-    return 0;
+    if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+        return wrong_type(object, name);
+    }
+    if (PyErr_ExceptionMatches(PyExc_OverflowError) ||
+        PyErr_ExceptionMatches(PyExc_ValueError)) {
+        PyObject *text = ca_py_repr(object);
+        if (text != NULL) {
+            PyErr_Format(PyExc_ValueError,
+                         "%s is %U; expected a number that a double "
+                         "holds",
+                         name, text);
+            Py_DECREF(text);
+        }
+    }
+    return -1;
 }
 
 static int
@@ -142,8 +157,8 @@ float_value(PyObject *object, const char *name, ca_dtype dtype, uint64_t *bits)
 
 /* ---- bool and integers ---- */
 
-/* int(object), a new reference; NULL without an exception where there is no such number.
- */
+/* int(object), a new reference; NULL without an exception where there is no such
+   number. */
 static PyObject *
 to_whole(PyObject *object, const char *name)
 {

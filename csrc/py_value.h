@@ -12,10 +12,10 @@
 
 #include "tensor.h" /* ca_dtype */
 
-/* The bits of `object`, argument `name`, as an element of dtype: rounded to a float type
-   as NumPy does (to nearest even, beyond the range to infinity), but exact in bool and
-   integer types. -1 with a TypeError for what is no real number, a ValueError for one
-   that the dtype does not hold. */
+/* The bits of `object`, argument `name`, as an element of dtype: rounded to a float
+   type as NumPy does (to nearest even, beyond the range to infinity), but exact in
+   bool and integer types. -1 with a TypeError for what is no real number, a ValueError
+   for one that the dtype does not hold. */
 int ca_py_value(PyObject *object, const char *name, ca_dtype dtype, uint64_t *bits);
 
 #endif

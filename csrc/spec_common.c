@@ -136,31 +136,37 @@ check_rank(const ca_tensor *tensor, const char *name, int lowest, ca_error *erro
 }
 
 ca_status
+ca_spec_check_equal(const ca_spec_equal *rule, ca_error *error)
+{
+    if (rule->size != rule->expected) {
+        char given[CA_SHAPE_TEXT];
+        char other[CA_SHAPE_TEXT];
+        return ca_error_set(
+            error, CA_ERROR_VALUE,
+            "%s has %s %lld (shape %s); expected %lld, that of %s (shape %s)",
+            rule->name, rule->what, (long long)rule->size,
+            ca_spec_shape_text(rule->tensor, given), (long long)rule->expected,
+            rule->other_name, ca_spec_shape_text(rule->other, other));
+    }
+    return CA_OK;
+}
+
+ca_status
 ca_spec_check_matrices(const ca_tensor *query, const ca_tensor *key,
                        const ca_tensor *value, int lowest_rank, ca_error *error)
 {
     ca_status status = CA_OK;
-    char given[CA_SHAPE_TEXT];
-    char other[CA_SHAPE_TEXT];
+    const ca_spec_equal equal[] = {
+        {"key", key, "head size", ca_tensor_size(key, 1), "query", query,
+         ca_tensor_size(query, 1)},
+        {"value", value, "length", ca_tensor_size(value, 2), "key", key,
+         ca_tensor_size(key, 2)},
+    };
     CA_TRY(check_rank(query, "query", lowest_rank, error));
     CA_TRY(check_rank(key, "key", lowest_rank, error));
     CA_TRY(check_rank(value, "value", lowest_rank, error));
-    if (ca_tensor_size(key, 1) != ca_tensor_size(query, 1)) {
-        CA_TRY(ca_error_set(
-            error, CA_ERROR_VALUE,
-            "key has head size %lld (shape %s); expected %lld, that of "
-            "query (shape %s)",
-            (long long)ca_tensor_size(key, 1), ca_spec_shape_text(key, given),
-            (long long)ca_tensor_size(query, 1), ca_spec_shape_text(query, other)));
-    }
-    if (ca_tensor_size(value, 2) != ca_tensor_size(key, 2)) {
-        CA_TRY(ca_error_set(
-            error, CA_ERROR_VALUE,
-            "value has length %lld (shape %s); expected %lld, that of "
-            "key (shape %s)",
-            (long long)ca_tensor_size(value, 2), ca_spec_shape_text(value, given),
-            (long long)ca_tensor_size(key, 2), ca_spec_shape_text(key, other)));
-    }
+    CA_TRY(ca_spec_check_equal(&equal[0], error));
+    CA_TRY(ca_spec_check_equal(&equal[1], error));
 done:
     return status;
 }

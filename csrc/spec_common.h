@@ -21,7 +21,8 @@ void ca_spec_add_dim(ca_tensor *view, int64_t size, int64_t stride);
 
 /* View `tensor` (…, H, and `trailing` dimensions) as (…, Hk, Hq / Hk, and those): its
    leading dimensions follow `shape`, of nleading sizes of which the last is Hq, and
-   broadcast to it; Hk heads are each repeated for a group. An absent tensor stays so. */
+   broadcast to it; Hk heads are each repeated for a group. An absent tensor stays
+   so. */
 void ca_spec_view_grouped(const ca_tensor *tensor, int trailing, int nleading,
                           const int64_t *shape, int64_t Hk, ca_tensor *view);
 
@@ -39,6 +40,19 @@ bool ca_spec_broadcast(const ca_tensor *tensor, int ndim, const int64_t *shape,
 
 /* Are all dimensions but the last `trailing` of size 1? */
 bool ca_spec_has_leading_ones(const ca_tensor *tensor, int trailing);
+
+/* A size of one tensor that has to be that of another one. */
+typedef struct {
+    const char *name;
+    const ca_tensor *tensor;
+    const char *what; /* "head size" */
+    int64_t size;
+    const char *other_name;
+    const ca_tensor *other;
+    int64_t expected;
+} ca_spec_equal;
+
+ca_status ca_spec_check_equal(const ca_spec_equal *rule, ca_error *error);
 
 /* The dtype of key and value is query's. */
 ca_status ca_spec_check_dtypes(const ca_tensor *query, const ca_tensor *key,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "spec_diagonal.h"
 
+#include <stdint.h>
 #include <string.h>
 
 #include "spec_common.h" /* CA_SHAPE_TEXT */
@@ -47,12 +48,22 @@ settle(ca_diagonal_source *source, ca_error *error)
     return CA_OK;
 }
 
+/* No result is larger than half of what addresses hold, so that sums of sizes and bounds
+   do not overflow further on. */
 static ca_status
 check_count(const ca_diagonal_source *source, ca_error *error)
 {
     int64_t count;
-    return ca_shape_count(source->ndim, source->shape, shape_origin(source), &count,
-                          error);
+    ca_status status = ca_shape_count(source->ndim, source->shape, shape_origin(source),
+                                      &count, error);
+    int64_t size = (int64_t)ca_dtype_size(source->dtype);
+    if (status == CA_OK && count > PTRDIFF_MAX / 2 / size) {
+        char text[CA_SHAPE_TEXT];
+        return ca_error_set(error, CA_ERROR_MEMORY,
+                            "no memory for a result of shape %s and dtype %s",
+                            shape_text(source, text), ca_dtype_name(source->dtype));
+    }
+    return status;
 }
 
 ca_status
@@ -83,15 +94,16 @@ ca_directml_diagonal_check(ca_diagonal_source *source, ca_error *error)
                             "%s is None; expected it where there is no input",
                             source->has_shape ? "dtype" : source->shape_name));
     }
-    CA_TRY(settle(source, error));
-    if (source->dtype == CA_BOOL || source->dtype == CA_BFLOAT16) {
+    const ca_dtype dtype = source->has_input ? source->input.dtype : source->dtype;
+    if (dtype == CA_BOOL || dtype == CA_BFLOAT16) {
         CA_TRY(ca_error_set(error, CA_ERROR_TYPE,
                             "%s %s %s; expected an integer type, float16, float32 or "
                             "float64",
                             source->has_input ? source->input_name : "dtype",
                             source->has_input ? "has dtype" : "is",
-                            ca_dtype_name(source->dtype)));
+                            ca_dtype_name(dtype)));
     }
+    CA_TRY(settle(source, error));
     if (source->ndim < 2 || source->ndim > 4) {
         char text[CA_SHAPE_TEXT];
         CA_TRY(ca_error_set(error, CA_ERROR_VALUE,

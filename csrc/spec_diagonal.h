@@ -12,7 +12,8 @@
 #include "status.h"
 #include "tensor.h"
 
-/* What a matrix is made from: an input, a shape and a dtype, or both where they agree. */
+/* What a matrix is made from: an input, a shape and a dtype, or both where they
+   agree. */
 typedef struct {
     const char *input_name; /* of the argument, for messages */
     const char *shape_name;

@@ -201,7 +201,8 @@ view_scratch(const ca_directml_attention *call, const ca_directml_shapes *shapes
     ca_status status = CA_OK;
     const ca_tensor *bias = &call->tensors[CA_DIRECTML_BIAS];
     const ca_tensor *mask = &call->tensors[CA_DIRECTML_MASK];
-    bool counted = ca_directml_mask_is_counted(call->mask_type);
+    bool has_rows = shapes->scores[2] > 0; /* else no mask matters */
+    bool counted = has_rows && ca_directml_mask_is_counted(call->mask_type);
     int64_t B = shapes->scores[0];
     int64_t H = shapes->scores[1];
     const int64_t flags_shape[] = {B, counted ? shapes->scores[3] : 0};
@@ -221,14 +222,16 @@ view_scratch(const ca_directml_attention *call, const ca_directml_shapes *shapes
     if (bias->data != NULL) {
         int64_t E = shapes->present_key[3];
         int64_t Ev = shapes->present_value[3];
-        sort_bias(bias, H, E, Ev, *scratch);
+        if (bias_bytes > 0) {
+            sort_bias(bias, H, E, Ev, *scratch);
+        }
         *input_bias = (ca_tensor){.dtype = bias->dtype,
                                   .ndim = 3,
                                   .data = *scratch,
                                   .shape = {B, H, E + E + Ev},
                                   .strides = {0, E + E + Ev, 1}};
     }
-    if (mask->data != NULL) {
+    if (has_rows && mask->data != NULL) {
         ca_directml_mask_view(call->mask_type, mask, shapes->scores,
                               counted ? (char *)*scratch + bias_bytes : NULL,
                               mask_view);

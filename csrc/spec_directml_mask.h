@@ -20,8 +20,8 @@ typedef enum {
     CA_DIRECTML_MASK_KEY_SEQUENCE_LENGTH,
     /* (2, B) or (2 * B): ends, then starts; keys outside are padding */
     CA_DIRECTML_MASK_KEY_SEQUENCE_END_START,
-    /* (3 * B + 2): B key lengths as above, and running totals of a packed batch: B query
-       starts and the last end, B key starts and the last end */
+    /* (3 * B + 2): B key lengths as above, and running totals of a packed batch: B
+       query starts and the last end, B key starts and the last end */
     CA_DIRECTML_MASK_KEY_QUERY_SEQUENCE_LENGTH_START_END,
     CA_DIRECTML_MASK_TYPES,
 } ca_directml_mask_type;

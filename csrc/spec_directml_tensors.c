@@ -223,18 +223,16 @@ ca_directml_tensors_check(const ca_directml_attention *call,
     for (size_t n = 0; n < sizeof(equal) / sizeof(equal[0]); n++) {
         ca_directml_tensor source = sources[equal[n].part];
         ca_directml_tensor other = sources[equal[n].other];
-        int64_t size = parts[equal[n].part].shape[equal[n].dimension];
-        int64_t expected = parts[equal[n].other].shape[equal[n].dimension];
-        if (size != expected) {
-            char text[2][CA_SHAPE_TEXT];
-            CA_TRY(ca_error_set(
-                error, CA_ERROR_VALUE,
-                "%s has %s %lld (shape %s); expected %lld, that of %s (shape %s)",
-                facts[source].name, equal[n].name, (long long)size,
-                ca_spec_shape_text(&call->tensors[source], text[0]),
-                (long long)expected, facts[other].name,
-                ca_spec_shape_text(&call->tensors[other], text[1])));
-        }
+        const ca_spec_equal rule = {
+            .name = facts[source].name,
+            .tensor = &call->tensors[source],
+            .what = equal[n].name,
+            .size = parts[equal[n].part].shape[equal[n].dimension],
+            .other_name = facts[other].name,
+            .other = &call->tensors[other],
+            .expected = parts[equal[n].other].shape[equal[n].dimension],
+        };
+        CA_TRY(ca_spec_check_equal(&rule, error));
     }
 done:
     return status;

@@ -38,10 +38,11 @@ static void
 set_band(const ca_onnx_attention *call, const ca_onnx_sizes *sizes,
          ca_attention *attention)
 {
+    bool has_nonpad = call->nonpad_kv_seqlen.data != NULL;
     int64_t offset = 0;
     if (!call->pre_errata) {
-        offset = call->has_nonpad ? -sizes->L : sizes->P;
-        attention->band_follows_counts = call->has_nonpad;
+        offset = has_nonpad ? -sizes->L : sizes->P;
+        attention->band_follows_counts = has_nonpad;
     }
     if (call->left_window_size >= 0 && call->left_window_size < WIDEST_WINDOW) {
         attention->below = call->left_window_size - offset;
@@ -72,7 +73,7 @@ ca_onnx_attention_problem(const ca_onnx_attention *call, const ca_onnx_sizes *si
                &tensors[CA_ATTENTION_PRESENT_VALUE]);
     view_heads(&outputs->qk, sizes->Hq, sizes, &tensors[CA_ATTENTION_SCORES]);
     view_mask(call, sizes, &tensors[CA_ATTENTION_MASK]);
-    if (call->has_nonpad) {
+    if (call->nonpad_kv_seqlen.data != NULL) {
         ca_tensor *counts = &tensors[CA_ATTENTION_KEY_COUNTS];
         int64_t leading[] = {sizes->B, sizes->Hq};
         ca_tensor row = call->nonpad_kv_seqlen; /* (B, 1) */

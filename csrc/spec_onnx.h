@@ -13,8 +13,7 @@
 #include "status.h"
 #include "tensor.h"
 
-/* Inputs that are not given are absent tensors; has_… tells, as an empty one may have no
-   data. Attributes are within their ranges. */
+/* Inputs that are not given are absent tensors; attributes are within their ranges. */
 typedef struct {
     ca_tensor Q;                /* (B, Hq, L, E) or (B, L, Hq E) */
     ca_tensor K;                /* (B, Hk, S, E) or (B, S, Hk E) */
@@ -23,10 +22,6 @@ typedef struct {
     ca_tensor past_key;         /* (B, Hk, P, E) */
     ca_tensor past_value;       /* (B, Hk, P, Ev) */
     ca_tensor nonpad_kv_seqlen; /* (B) int64 */
-    bool has_mask;
-    bool has_past_key;
-    bool has_past_value;
-    bool has_nonpad;
     bool is_causal;
     bool has_scale; /* else 1/sqrt(E) */
     bool pre_errata;
@@ -58,8 +53,8 @@ ca_status ca_onnx_attention_check(const ca_onnx_attention *call, ca_onnx_sizes *
                                   ca_error *error);
 
 /* Outputs of a checked call: Y (B, Hq, L, Ev), or (B, L, Hq Ev) for inputs of three
-   dimensions; present_key (B, Hk, T, E); present_value (B, Hk, T, Ev); qk (B, Hq, L, T).
-   Those that are not wanted are absent. */
+   dimensions; present_key (B, Hk, T, E); present_value (B, Hk, T, Ev); qk (B, Hq, L,
+   T). Those that are not wanted are absent. */
 typedef struct {
     ca_tensor Y;
     ca_tensor present_key;

@@ -1,11 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * The rules of https://onnx.ai/onnx/operators/onnx__Attention.html, as corrected in ONNX
- * 1.23 and as first published (pre_errata).
+ * The rules of https://onnx.ai/onnx/operators/onnx__Attention.html, as corrected in
+ * ONNX 1.23 and as first published (pre_errata).
  */
 #include "spec_onnx.h"
 
 #include "spec_common.h"
+
+static bool
+given(const ca_tensor *tensor)
+{
+    return tensor->data != NULL;
+}
 
 static ca_status
 check_dtypes(const ca_onnx_attention *call, ca_error *error)
@@ -13,19 +19,16 @@ check_dtypes(const ca_onnx_attention *call, ca_error *error)
     const struct {
         const char *name;
         const ca_tensor *tensor;
-        bool given;
         ca_dtype dtype;
         const char *like;
     } rules[] = {
-        {"K", &call->K, true, call->Q.dtype, "that of Q"},
-        {"past_key", &call->past_key, call->has_past_key, call->Q.dtype, "that of Q"},
-        {"past_value", &call->past_value, call->has_past_value, call->V.dtype,
-         "that of V"},
-        {"nonpad_kv_seqlen", &call->nonpad_kv_seqlen, call->has_nonpad, CA_INT64,
-         "in every opset"},
+        {"K", &call->K, call->Q.dtype, "that of Q"},
+        {"past_key", &call->past_key, call->Q.dtype, "that of Q"},
+        {"past_value", &call->past_value, call->V.dtype, "that of V"},
+        {"nonpad_kv_seqlen", &call->nonpad_kv_seqlen, CA_INT64, "as lengths are"},
     };
     for (size_t i = 0; i < sizeof(rules) / sizeof(rules[0]); i++) {
-        if (rules[i].given && rules[i].tensor->dtype != rules[i].dtype) {
+        if (rules[i].tensor->data != NULL && rules[i].tensor->dtype != rules[i].dtype) {
             return ca_error_set(error, CA_ERROR_TYPE,
                                 "%s has dtype %s; expected %s, %s", rules[i].name,
                                 ca_dtype_name(rules[i].tensor->dtype),
@@ -45,13 +48,14 @@ check_edition(const ca_onnx_attention *call, ca_error *error)
                             "pre_errata is True with opset 25, which was published "
                             "corrected; expected opset 23 or 24");
     }
-    if (call->pre_errata && call->opset == 23 && call->is_causal && call->has_mask) {
+    if (call->pre_errata && call->opset == 23 && call->is_causal &&
+        given(&call->attn_mask)) {
         return ca_error_set(
             error, CA_ERROR_VALUE,
             "attn_mask is given with is_causal, which opset 23 as first "
             "published excludes; expected one of them");
     }
-    if (call->has_nonpad && call->opset < 24) {
+    if (given(&call->nonpad_kv_seqlen) && call->opset < 24) {
         return ca_error_set(error, CA_ERROR_VALUE,
                             "nonpad_kv_seqlen is given with opset %lld; expected 24 or "
                             "later",
@@ -162,31 +166,20 @@ check_inputs(const ca_onnx_attention *call, ca_onnx_sizes *sizes, ca_error *erro
         sizes->L = call->Q.shape[1];
         sizes->S = call->K.shape[1];
     }
-    const struct {
-        const char *name;
-        const char *what;
-        int64_t given;
-        int64_t expected;
-        const char *like;
-    } rules[] = {
-        {"K", "batch size", call->K.shape[0], sizes->B, "Q"},
-        {"V", "batch size", call->V.shape[0], sizes->B, "Q"},
-        {"K", "head size", key_size, sizes->E, "Q"},
-        {"V", "heads", value_heads, sizes->Hk, "K"},
-        {"V", "length", call->V.shape[call->V.ndim - 2], sizes->S, "K"},
+    const ca_spec_equal equal[] = {
+        {"K", &call->K, "batch size", call->K.shape[0], "Q", &call->Q, sizes->B},
+        {"V", &call->V, "batch size", call->V.shape[0], "Q", &call->Q, sizes->B},
+        {"K", &call->K, "head size", key_size, "Q", &call->Q, sizes->E},
+        {"V", &call->V, "number of heads", value_heads, "K", &call->K, sizes->Hk},
+        {"V", &call->V, "length", ca_tensor_size(&call->V, 2), "K", &call->K, sizes->S},
     };
-    for (size_t i = 0; i < sizeof(rules) / sizeof(rules[0]); i++) {
-        if (rules[i].given != rules[i].expected) {
-            CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
-                                "%s has %s %lld; expected %lld, "
-                                "as %s",
-                                rules[i].name, rules[i].what, (long long)rules[i].given,
-                                (long long)rules[i].expected, rules[i].like));
-        }
+    for (size_t i = 0; i < sizeof(equal) / sizeof(equal[0]); i++) {
+        CA_TRY(ca_spec_check_equal(&equal[i], error));
     }
-    if (sizes->Hk == 0 ? sizes->Hq != 0 : sizes->Hq % sizes->Hk != 0) {
+    if (sizes->Hk == 0 ? sizes->Hq != 0
+                       : sizes->Hq == 0 || sizes->Hq % sizes->Hk != 0) {
         CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
-                            "Q has %lld heads; expected a multiple of K's %lld",
+                            "Q has %lld heads; expected K's %lld or a multiple",
                             (long long)sizes->Hq, (long long)sizes->Hk));
     }
 done:
@@ -198,16 +191,16 @@ check_past(const ca_onnx_attention *call, ca_onnx_sizes *sizes, ca_error *error)
 {
     sizes->P = 0;
     sizes->T = sizes->S;
-    if (call->has_past_key != call->has_past_value) {
+    if (given(&call->past_key) != given(&call->past_value)) {
         return ca_error_set(error, CA_ERROR_VALUE,
                             "%s is given without %s; expected both or neither",
-                            call->has_past_key ? "past_key" : "past_value",
-                            call->has_past_key ? "past_value" : "past_key");
+                            given(&call->past_key) ? "past_key" : "past_value",
+                            given(&call->past_key) ? "past_value" : "past_key");
     }
-    if (!call->has_past_key) {
+    if (!given(&call->past_key)) {
         return CA_OK;
     }
-    if (call->has_nonpad) {
+    if (given(&call->nonpad_kv_seqlen)) {
         return ca_error_set(error, CA_ERROR_VALUE,
                             "nonpad_kv_seqlen is given with past_key and past_value; "
                             "expected one kind of cache");
@@ -245,7 +238,7 @@ check_nonpad(const ca_onnx_attention *call, const ca_onnx_sizes *sizes,
 {
     const ca_tensor *nonpad = &call->nonpad_kv_seqlen;
     *longest = 0;
-    if (!call->has_nonpad) {
+    if (!given(&call->nonpad_kv_seqlen)) {
         return CA_OK;
     }
     if (nonpad->ndim != 1 || nonpad->shape[0] != sizes->B) {
@@ -276,7 +269,7 @@ check_mask(const ca_onnx_attention *call, const ca_onnx_sizes *sizes, int64_t lo
            ca_error *error)
 {
     const ca_tensor *mask = &call->attn_mask;
-    if (!call->has_mask) {
+    if (!given(&call->attn_mask)) {
         return CA_OK;
     }
     int64_t scores[] = {sizes->B, sizes->Hq, sizes->L, sizes->T};

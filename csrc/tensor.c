@@ -77,6 +77,15 @@ ca_tensor_extent(const ca_tensor *tensor)
     };
 }
 
+bool
+ca_extents_overlap(const ca_extent *a, const ca_extent *b)
+{
+    const char *a_start = a->data;
+    const char *b_start = b->data;
+    return a->bytes != 0 && b->bytes != 0 && a_start < b_start + b->bytes &&
+           b_start < a_start + a->bytes;
+}
+
 const char *
 ca_shape_format(int ndim, const int64_t *shape, char *text, size_t size)
 {

@@ -69,6 +69,9 @@ typedef struct {
 
 ca_extent ca_tensor_extent(const ca_tensor *tensor);
 
+/* Do they share a byte? */
+bool ca_extents_overlap(const ca_extent *a, const ca_extent *b);
+
 /* "(2, 8, 77, 64)" into `text`, cut to fit. Returns `text`. */
 const char *ca_shape_format(int ndim, const int64_t *shape, char *text, size_t size);
 

@@ -18,8 +18,8 @@
  *     -DKEY_DIRECT        1: keys are `real` and contiguous (key.column 1, key.row E)
  *     -DVALUE_DIRECT      1: values are `real` with value.column 1
  *     -DNV                vectors of queries: 2, or 1 where L <= LANES
- *     -DMR                keys scored together: 12, or 16 of one vector of queries each,
- *                         or 6 where there are 16 registers
+ *     -DMR                keys scored together: 12, or 16 of one vector of queries
+ *                         each, or 6 where there are 16 registers
  *     -DBN                keys in a block, a multiple of MR
  *     LANES (lanes.cl), and those of common.cl but for SOFTCAP_LAST
  */
@@ -243,8 +243,8 @@ attend(const tile_state *tile, const realv *queries, const present_share *share,
     }
 }
 
-/* The vector hint keeps compilers from vectorising over work-items as well: there is one
-   a group, and building took up to ten times as long. */
+/* The vector hint keeps compilers from vectorising over work-items as well: there is
+   one a group, and building took up to ten times as long. */
 __kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(realv))) void
 attention_cpu(ATTENTION_ARGUMENTS)
 {

@@ -88,11 +88,11 @@ weigh_scores(softmax_state *softmax, const realv *scores, realv *weights, int be
     }
 }
 
-/* Multiplies by factor / sum and marks the rows that attention_row has to redo, by other
-   than 0 in redo[lane]. Where keys are excluded: a row that is not finite, since it may
-   have met a NaN or infinity of an excluded key, as 0 * NaN; and one whose sum is 0, of
-   no keys or of scores of -inf only. Elsewhere: a row with an infinity, as a lagging base
-   makes sums overflow too early. */
+/* Multiplies by factor / sum and marks the rows that attention_row has to redo, by
+   other than 0 in redo[lane]. Where keys are excluded: a row that is not finite, since
+   it may have met a NaN or infinity of an excluded key, as 0 * NaN; and one whose sum
+   is 0, of no keys or of scores of -inf only. Elsewhere: a row with an infinity, as a
+   lagging base makes sums overflow too early. */
 static inline void
 normalise(const softmax_state *softmax, real factor, bool excluding, realv *result,
           real *redo)

@@ -154,9 +154,9 @@ store_columns(const realv *x, int columns, __global storage *output,
 
 /* --- masks and biases ------------------------------------------------------------- */
 
-/* added[j][lane] = source[lane][j], or += it, for a block of keys; false if what it
-   loads excludes them all. */
-#define DEFINE_LOAD_BLOCK(name, type, load_one, load_some, assign)                     \
+/* added[j][lane] = combine(itself, source[lane][j]) for a block of keys; false if what
+   it loads excludes them all. */
+#define DEFINE_LOAD_BLOCK(name, type, load_one, load_some, combine)                    \
     static inline bool name(realv *added, __global const type *source,                 \
                             const ca_view *view, int rows, int keys, real filter)      \
     {                                                                                  \
@@ -167,7 +167,7 @@ store_columns(const realv *x, int columns, __global storage *output,
                 const realv x = (realv)load_one(source + j * view->column, filter);    \
                 attends |= as_intv(x) ^ as_intv((realv)(-INFINITY));                   \
                 for (int v = 0; v < NV; v++) {                                         \
-                    added[j * NV + v] assign x;                                        \
+                    added[j * NV + v] = combine(added[j * NV + v], x);                 \
                 }                                                                      \
             }                                                                          \
         } else if (view->column == 1) {                                                \
@@ -181,7 +181,8 @@ store_columns(const realv *x, int columns, __global storage *output,
                     }                                                                  \
                     transpose(x);                                                      \
                     for (int n = 0; n < LANES; n++) {                                  \
-                        added[(j + n) * NV + v] assign x[n];                           \
+                        added[(j + n) * NV + v] =                                      \
+                            combine(added[(j + n) * NV + v], x[n]);                    \
                     }                                                                  \
                 }                                                                      \
             }                                                                          \
@@ -195,29 +196,32 @@ store_columns(const realv *x, int columns, __global storage *output,
             }                                                                          \
             for (int v = 0; v < NV; v++) {                                             \
                 attends |= as_intv(x[v]) ^ as_intv((realv)(-INFINITY));                \
-                added[j * NV + v] assign x[v];                                         \
+                added[j * NV + v] = combine(added[j * NV + v], x[v]);                  \
             }                                                                          \
         }                                                                              \
         return any_lane(attends);                                                      \
     }
 
+#define SECOND(a, b) (b)
+
 #if HAS_MASK
-DEFINE_LOAD_BLOCK(load_mask_block, mask_storage, load_mask, load_mask_lanes, =)
+DEFINE_LOAD_BLOCK(load_mask_block, mask_storage, load_mask, load_mask_lanes, SECOND)
 #endif
 
 #if BIAS
 #define LOAD_BIAS(x, filter)       load(x)
 #define LOAD_BIAS_LANES(x, filter) load_lanes(x)
 #if HAS_MASK
-DEFINE_LOAD_BLOCK(load_bias_block, storage, LOAD_BIAS, LOAD_BIAS_LANES, +=)
+DEFINE_LOAD_BLOCK(load_bias_block, storage, LOAD_BIAS, LOAD_BIAS_LANES,
+                  add_addends_lanes)
 #else
-DEFINE_LOAD_BLOCK(load_bias_block, storage, LOAD_BIAS, LOAD_BIAS_LANES, =)
+DEFINE_LOAD_BLOCK(load_bias_block, storage, LOAD_BIAS, LOAD_BIAS_LANES, SECOND)
 #endif
 #endif
 
 #if HAS_ADDENDS
-/* added[j][lane] = mask[lane][j0 + j] + bias[lane][j0 + j] for a block of keys, -inf for
-   those that are scored after its end; false if they are all excluded. */
+/* added[j][lane] = mask[lane][j0 + j] + bias[lane][j0 + j] for a block of keys, -inf
+   for those that are scored after its end; false if they are all excluded. */
 static inline bool
 load_added(realv *added, const attention_call *call, const ca_int64 *batch, ca_int64 i0,
            ca_int64 j0, int rows, int keys)

@@ -106,10 +106,10 @@ row_addend(const attention_row_state *row, ca_int64 j, real *addend)
         return false;
     }
 #if HAS_MASK
-    *addend += load_mask(row->mask + j * params->mask.column, ca_filter(params));
+    *addend = load_mask(row->mask + j * params->mask.column, ca_filter(params));
 #endif
 #if BIAS
-    *addend += load(row->bias + j * params->bias.column);
+    *addend = add_addends(*addend, load(row->bias + j * params->bias.column));
 #endif
     return *addend != -INFINITY;
 }
@@ -157,6 +157,76 @@ row_write_scores(const attention_row_state *row, __global storage *scores, real 
 }
 #endif
 
+/* The online softmax's maximum and sum; false in an empty row. A NaN stays, and so does
+   one that an infinite score makes of itself. */
+static inline bool
+row_sum(const attention_row_state *row, ca_int64 first, ca_int64 last, real *m, real *l)
+{
+    bool attends = false;
+    *m = -INFINITY;
+    *l = REAL(0.0);
+    for (ca_int64 j0 = first; j0 <= last; j0 += ROW_BLOCK) {
+        real part = REAL(0.0);
+        for (ca_int64 j = j0; j <= min(j0 + ROW_BLOCK - 1, last); j++) {
+            real score;
+            if (!row_score(row, j, &score)) {
+                continue;
+            }
+            attends = true;
+            if (score > *m) {
+                const real decay = exp(*m - score);
+                *l *= decay;
+                part = part * decay + (REAL(1.0) + (score - score));
+                *m = score;
+            } else if (score != -INFINITY) {
+                part += exp(score - *m);
+            }
+        }
+        *l += part;
+    }
+    return attends;
+}
+
+/* sums[n] = sum_j exp(score[j] - m) * value[j, c + n] for so many columns. */
+static inline void
+row_add_values(const attention_row_state *row, ca_int64 first, ca_int64 last, real m,
+               ca_int64 c, int columns, real *sums)
+{
+    const ca_attention_params *params = row->params;
+    for (int n = 0; n < columns; n++) {
+        sums[n] = REAL(0.0);
+    }
+    for (ca_int64 j0 = first; j0 <= last; j0 += ROW_BLOCK) {
+        real parts[ROW_CHUNK];
+        for (int n = 0; n < columns; n++) {
+            parts[n] = REAL(0.0);
+        }
+        for (ca_int64 j = j0; j <= min(j0 + ROW_BLOCK - 1, last); j++) {
+            real score;
+            if ((DROPOUT && ca_drops(params, row->number, j)) ||
+                !row_score(row, j, &score)) {
+                continue;
+            }
+            const real weight = exp(score - m);
+            const bool past = PAST && j < params->P;
+            const ca_view *view = past ? &params->past_value : &params->value;
+            __global const value_storage *value_j =
+                past ? row->past_value + j * view->row
+                     : row->value + (j - params->P) * view->row;
+            for (int n = 0; n < columns; n++) {
+                real x = load_value(value_j + (c + n) * view->column);
+#if INPUT_BIAS
+                x += past ? REAL(0.0) : load(row->input_bias + 2 * params->E + c + n);
+#endif
+                parts[n] = fma(weight, x, parts[n]);
+            }
+        }
+        for (int n = 0; n < columns; n++) {
+            sums[n] += parts[n];
+        }
+    }
+}
+
 static inline void
 attention_row(const attention_call *call, const ca_int64 *batch, ca_int64 i)
 {
@@ -164,29 +234,9 @@ attention_row(const attention_call *call, const ca_int64 *batch, ca_int64 i)
     const attention_row_state row = row_at(call, batch, i);
     const ca_int64 first = row.caps_excluded ? 0 : row.first;
     const ca_int64 last = row.caps_excluded ? params->T - 1 : row.last;
-
-    bool empty = true;
-    real m = -INFINITY;
-    real l = REAL(0.0);
-    for (ca_int64 j0 = first; j0 <= last; j0 += ROW_BLOCK) {
-        real part = REAL(0.0);
-        for (ca_int64 j = j0; j <= min(j0 + ROW_BLOCK - 1, last); j++) {
-            real score;
-            if (!row_score(&row, j, &score)) {
-                continue;
-            }
-            empty = false;
-            if (score > m) {
-                const real decay = exp(m - score);
-                l *= decay;
-                part = part * decay + REAL(1.0);
-                m = score;
-            } else if (score != -INFINITY) { /* a NaN comes here and stays */
-                part += exp(score - m);
-            }
-        }
-        l += part;
-    }
+    real m;
+    real l;
+    const bool attends = row_sum(&row, first, last, &m, &l);
     if (params->flags & CA_HAS_LSE) {
         call->lse[ca_offset(&params->lse, batch, i, 0)] = m + log(l);
     }
@@ -194,48 +244,15 @@ attention_row(const attention_call *call, const ca_int64 *batch, ca_int64 i)
     row_write_scores(&row, call->scores + ca_offset(&params->scores, batch, i, 0), m,
                      l);
 #endif
-
     __global storage *output_i = call->output + ca_offset(&params->output, batch, i, 0);
-    for (ca_int64 c0 = 0; c0 < params->Ev; c0 += ROW_CHUNK) {
-        const int columns = (int)min((ca_int64)ROW_CHUNK, params->Ev - c0);
+    for (ca_int64 c = 0; c < params->Ev; c += ROW_CHUNK) {
+        const int columns = (int)min((ca_int64)ROW_CHUNK, params->Ev - c);
         real sums[ROW_CHUNK];
-        for (int c = 0; c < columns; c++) {
-            sums[c] = REAL(0.0);
-        }
-        for (ca_int64 j0 = first; j0 <= last; j0 += ROW_BLOCK) {
-            real parts[ROW_CHUNK];
-            for (int c = 0; c < columns; c++) {
-                parts[c] = REAL(0.0);
-            }
-            for (ca_int64 j = j0; j <= min(j0 + ROW_BLOCK - 1, last); j++) {
-                real score;
-                if ((DROPOUT && ca_drops(params, row.number, j)) ||
-                    !row_score(&row, j, &score)) {
-                    continue;
-                }
-                const real weight = exp(score - m);
-                const bool past = PAST && j < params->P;
-                const ca_view *view = past ? &params->past_value : &params->value;
-                __global const value_storage *value_j =
-                    past ? row.past_value + j * view->row
-                         : row.value + (j - params->P) * view->row;
-                for (int c = 0; c < columns; c++) {
-                    real x = load_value(value_j + (c0 + c) * view->column);
-#if INPUT_BIAS
-                    x += past ? REAL(0.0)
-                              : load(row.input_bias + 2 * params->E + c0 + c);
-#endif
-                    parts[c] = fma(weight, x, parts[c]);
-                }
-            }
-            for (int c = 0; c < columns; c++) {
-                sums[c] += parts[c];
-            }
-        }
-        for (int c = 0; c < columns; c++) {
-            const real mean = sums[c] / l * ca_kept_scale(params);
-            store(empty ? REAL(0.0) : mean,
-                  output_i + (c0 + c) * params->output.column);
+        row_add_values(&row, first, last, m, c, columns, sums);
+        for (int n = 0; n < columns; n++) {
+            const real mean = sums[n] / l * ca_kept_scale(params);
+            store(attends ? mean : REAL(0.0),
+                  output_i + (c + n) * params->output.column);
         }
     }
 }

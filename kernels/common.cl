@@ -201,6 +201,22 @@ load_mask(__global const mask_storage *x, real filter)
 #endif
 }
 
+/* Two addends, mask and bias: -inf excludes, whatever the other one is, and finite ones
+   whose sum is beyond the lowest number do not. */
+#if REAL64
+#define LOWEST_REAL (-DBL_MAX)
+#else
+#define LOWEST_REAL (-FLT_MAX)
+#endif
+
+static inline real
+add_addends(real a, real b)
+{
+    const real sum = a + b;
+    const real finite = sum < LOWEST_REAL ? LOWEST_REAL : sum;
+    return a == -INFINITY || b == -INFINITY ? -INFINITY : finite;
+}
+
 /* --- arguments -------------------------------------------------------------------- */
 
 #define ATTENTION_ARGUMENTS                                                            \
@@ -250,8 +266,10 @@ ca_band(const attention_call *call, const ca_int64 *batch)
     const ca_attention_params *params = call->params;
     key_band band = {params->lower, params->upper, params->limit};
     if (params->flags & CA_HAS_KEY_COUNTS) {
-        const ca_int64 count =
-            call->key_counts[ca_offset(&params->key_counts, batch, 0, 0)];
+        /* The host has checked the range, but another thread may write there since. */
+        const ca_int64 count = clamp(
+            (ca_int64)call->key_counts[ca_offset(&params->key_counts, batch, 0, 0)],
+            (ca_int64)0, params->T);
         band.limit = min(band.limit, count);
         if (params->flags & CA_COUNTS_SHIFT_BAND) {
             band.lower += count;

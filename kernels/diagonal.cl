@@ -223,8 +223,8 @@ write_tile(__global element *output, __global const element *input,
 #define STRETCH      (LOCAL == 1 ? 4 * LANES : LANES)
 #define PATTERN_SIZE (CA_DIAGONAL_SHORT_BYTES / WIDTH + STRETCH)
 
-/* For each element of a matrix, all bits or none: is it inside? A stretch more, for those
-   that begin in one matrix and end in a later one. */
+/* For each element of a matrix, all bits or none: is it inside? A stretch more, for
+   those that begin in one matrix and end in a later one. */
 static inline void
 load_pattern(__local element *pattern, const ca_diagonal_params *params)
 {

@@ -125,11 +125,21 @@ load_mask_lanes(__global const mask_storage *x, real filter)
 #endif
 }
 
+static inline realv
+add_addends_lanes(realv a, realv b)
+{
+    const realv lowest = (realv)LOWEST_REAL;
+    const realv sum = a + b;
+    const realv finite = sum < lowest ? lowest : sum;
+    const intv excluded = (a == (realv)(-INFINITY)) | (b == (realv)(-INFINITY));
+    return excluded ? (realv)(-INFINITY) : finite;
+}
+
 /* --- between lanes ---------------------------------------------------------------- */
 
-/* INTERLEAVE_LOW(a, b) is a[0], b[0], a[1], b[1], …; INTERLEAVE_HIGH goes on to the end.
-   clang's builtin is a machine shuffle wherever there is one; vector literals, which
-   every compiler takes, are up to 30 instructions with some. */
+/* INTERLEAVE_LOW(a, b) is a[0], b[0], a[1], b[1], …; INTERLEAVE_HIGH goes on to the
+   end. clang's builtin is a machine shuffle wherever there is one; vector literals,
+   which every compiler takes, are up to 30 instructions with some. */
 #ifdef __has_builtin
 #if __has_builtin(__builtin_shufflevector)
 #define SHUFFLE_BUILTIN 1

@@ -13,7 +13,8 @@
 
 #include "common.cl"
 
-/* counter[4] becomes the four words, in `uints`: uint, or a vector with a row a lane. */
+/* counter[4] becomes the four words, in `uints`: uint, or a vector with a row a
+   lane. */
 #define DEFINE_PHILOX(name, uints)                                                     \
     static inline void name(uints *counter, ca_int64 seed)                             \
     {                                                                                  \

@@ -54,3 +54,17 @@ def kernel(request, monkeypatch):
     else:
         monkeypatch.setenv("CLATTN_KERNEL", request.param)
     return request.param
+
+
+def pytest_terminal_summary(terminalreporter):
+    """How many of the ONNX project's node tests passed, out of all that ran."""
+    ran = {}
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.stats.get(outcome, []):
+            path, _, name = report.nodeid.partition("::")
+            if report.when == "call" and path.endswith("test_onnx_nodes.py") and "[" in name:
+                ran.setdefault(name.partition("[")[0], []).append(outcome == "passed")
+    for name, passed in sorted(ran.items()):
+        terminalreporter.write_line(
+            f"ONNX node tests, {name}: {sum(passed)} of {len(passed)} passed"
+        )

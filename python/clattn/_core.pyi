@@ -88,7 +88,7 @@ def onnx_attention(
     return_qk: bool,
     device: Device | str | None,
     /,
-) -> tuple[Any, Any, Any, Any]: ...
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None, np.ndarray | None]: ...
 def openvino_scaled_dot_product_attention(
     query: np.ndarray,
     key: np.ndarray,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from clattn import _core
 
@@ -17,13 +17,13 @@ __all__ = ["AttentionOutput", "attention"]
 class AttentionOutput(NamedTuple):
     """The outputs of `attention`; one that was not asked for is None."""
 
-    Y: Any
+    Y: np.ndarray
     """(B, Hq, L, Ev), or (B, L, Hq * Ev) for inputs of three dimensions; Q's dtype."""
-    present_key: Any
+    present_key: np.ndarray | None
     """(B, Hk, T, E): past_key followed by K."""
-    present_value: Any
+    present_value: np.ndarray | None
     """(B, Hk, T, Ev): past_value followed by V."""
-    qk_matmul_output: Any
+    qk_matmul_output: np.ndarray | None
     """(B, Hq, L, T), Q's dtype: scores at the stage of qk_matmul_output_mode."""
 
 
@@ -134,8 +134,8 @@ def attention(
     >>> attention(Q, K, V, is_causal=1).Y.shape
     (1, 2, 4, 8)
     """
-    return AttentionOutput._make(
-        _core.onnx_attention(
+    return AttentionOutput(
+        *_core.onnx_attention(
             Q,
             K,
             V,

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: MIT
+"""Corners that no table of options holds: infinities that meet, input that changes meanwhile."""
+
+import clattn
+import numpy as np
+import pytest
+from helpers import draw, index_of, run_python
+
+LOWEST = np.finfo(np.float32).min
+
+
+def test_no_query_heads_for_heads_of_keys(device):
+    """There is no group for them, though 0 is a multiple of every number."""
+    key = draw((1, 2, 5, 4))
+    with pytest.raises(ValueError, match="Q has 0 heads"):
+        clattn.onnx.attention(np.ones((1, 0, 3, 4), np.float32), key, key, device=device)
+
+
+def test_an_infinite_score_makes_its_row_nan(device, kernel):
+    """exp(inf - inf) is NaN, whichever way a row is computed; other rows are as ever."""
+    query, key, value = np.ones((1, 1, 2, 1), np.float32), draw((1, 1, 3, 1)), draw((1, 1, 3, 4))
+    key[0, 0, 1] = 1
+    query[0, 0, 0] = np.inf
+    mask = np.array([[True, True, True], [True, False, True]])
+    for added in (None, mask):
+        got = clattn.onnx.attention(
+            query, np.abs(key), value, added, return_qk=True, qk_matmul_output_mode=3, device=device
+        )
+        assert np.isnan(got.Y[0, 0, 0]).all()
+        assert np.isnan(got.qk_matmul_output[0, 0, 0]).all()
+        assert np.isfinite(got.Y[0, 0, 1]).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_two_lowest_numbers_do_not_exclude(device, kernel, dtype):
+    """finfo.min is a number, and so is the sum of two of them: the mean of the values."""
+    value = draw((1, 4, 8), dtype)
+    got = clattn.directml.multihead_attention(
+        draw((1, 2, 8), dtype), draw((1, 4, 8), dtype), value, scale=1.0, head_count=1,
+        mask=np.zeros((1, 4), np.int32), mask_type="boolean", mask_filter_value=float(LOWEST),
+        relative_position_bias=np.full((1, 1, 2, 4), np.finfo(dtype).min, dtype), device=device,
+    )  # fmt: skip
+    right = value.astype(np.float64).mean(axis=1)
+    np.testing.assert_allclose(got.output[0], np.repeat(right, 2, axis=0), atol=2e-3)
+
+
+def test_an_excluded_key_stays_so_beside_an_infinite_bias(device, kernel):
+    """-inf excludes in either of two addends, whatever the other one is."""
+    bias = np.zeros((1, 1, 2, 4), np.float32)
+    bias[..., 1] = -np.inf
+    value = draw((1, 4, 8))
+    spoilt = value.copy()
+    spoilt[0, 1] = np.nan
+    options = dict(scale=1.0, head_count=1, relative_position_bias=bias, device=device,
+                   mask=np.array([[1, 0, 1, 1]], np.int32), mask_type="boolean",
+                   mask_filter_value=5.0)  # fmt: skip
+    query, key = draw((1, 2, 8)), draw((1, 4, 8))
+    got = clattn.directml.multihead_attention(query, key, spoilt, **options).output
+    right = clattn.directml.multihead_attention(query, key, value, **options).output
+    np.testing.assert_allclose(got, right, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["reference", "cpu"])
+def test_lengths_that_change_after_the_check(device, name):
+    """Another thread writes a wild length while the kernel runs: no crash, no hang."""
+    run_python(
+        """
+        import sys, threading, time, clattn, numpy as np
+        device = clattn.devices()[int(sys.argv[1])]
+        query = np.ones((1, 8, 600, 64), np.float32)
+        key = np.broadcast_to(np.float32(1), (1, 8, 4000, 64))
+        lengths = np.array([4000])
+        def attend():
+            clattn.onnx.attention(query, key, key, None, None, None, lengths, is_causal=1,
+                                  device=device)
+        def disturb():
+            time.sleep(0.005)
+            lengths[0] = -(2**63)
+        attend()
+        thread = threading.Thread(target=disturb)
+        thread.start()
+        attend()
+        thread.join()
+        """,
+        index_of(device),
+        env={"CLATTN_KERNEL": name},
+        timeout=60,
+    )
