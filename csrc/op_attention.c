@@ -75,16 +75,12 @@ ca_attention_fill(const ca_attention *attention)
 
 /* A result that fills its extent is written as a whole. */
 static ca_access
-access_of(ca_attention_tensor t, const ca_tensor *tensor, const ca_extent *extent)
+access_of(ca_attention_tensor t, const ca_tensor *tensor)
 {
     if (!ca_attention_is_result(t)) {
         return CA_ACCESS_READ;
     }
-    size_t bytes = ca_dtype_size(tensor->dtype);
-    for (int d = 0; d < tensor->ndim; d++) {
-        bytes *= tensor->strides[d] != 0 ? (size_t)tensor->shape[d] : 1;
-    }
-    return bytes == extent->bytes ? CA_ACCESS_WRITE : CA_ACCESS_UPDATE;
+    return ca_tensor_fills_extent(tensor) ? CA_ACCESS_WRITE : CA_ACCESS_UPDATE;
 }
 
 /* Give two inputs that overlap in memory the range of both. False where they do not, or
@@ -149,10 +145,10 @@ launch_whole(ca_device *device, const ca_attention *attention,
 
     ca_span spans[TENSORS];
     for (int t = 0; t < TENSORS; t++) {
-        spans[t] = (ca_span){.data = extents[t].data,
-                             .bytes = extents[t].bytes,
-                             .access = access_of((ca_attention_tensor)t,
-                                                 &attention->tensors[t], &extents[t])};
+        spans[t] = (ca_span){
+            .data = extents[t].data,
+            .bytes = extents[t].bytes,
+            .access = access_of((ca_attention_tensor)t, &attention->tensors[t])};
     }
     ca_attention_params params =
         ca_attention_describe(attention, extents, dims, first_row);
@@ -175,17 +171,6 @@ done:
 
 /* ---- halves, where one launch cannot hold it all ---- */
 
-/* Entries first … first + count - 1 of dimension `d` of a tensor. */
-static void
-take_part(ca_tensor *tensor, int d, int64_t first, int64_t count)
-{
-    if (tensor->data != NULL) {
-        ptrdiff_t size = (ptrdiff_t)ca_dtype_size(tensor->dtype);
-        tensor->data = (char *)tensor->data + first * tensor->strides[d] * size;
-        tensor->shape[d] = count;
-    }
-}
-
 /* Part of leading dimension `d`, or of the rows where d is the number of leading
    dimensions: the band moves along with them. */
 static ca_attention
@@ -195,16 +180,16 @@ part_of(const ca_attention *attention, int d, int64_t first, int64_t count)
     int leading = attention->tensors[CA_ATTENTION_OUTPUT].ndim - 2;
     if (d < leading) {
         for (int t = 0; t < TENSORS; t++) {
-            take_part(&part.tensors[t], d, first, count);
+            ca_take_part(&part.tensors[t], d, first, count);
         }
         return part;
     }
-    take_part(&part.tensors[CA_ATTENTION_QUERY], d, first, count);
-    take_part(&part.tensors[CA_ATTENTION_MASK], d, first, count);
-    take_part(&part.tensors[CA_ATTENTION_BIAS], d, first, count);
-    take_part(&part.tensors[CA_ATTENTION_OUTPUT], d, first, count);
-    take_part(&part.tensors[CA_ATTENTION_LSE], d, first, count);
-    take_part(&part.tensors[CA_ATTENTION_SCORES], d, first, count);
+    ca_take_part(&part.tensors[CA_ATTENTION_QUERY], d, first, count);
+    ca_take_part(&part.tensors[CA_ATTENTION_MASK], d, first, count);
+    ca_take_part(&part.tensors[CA_ATTENTION_BIAS], d, first, count);
+    ca_take_part(&part.tensors[CA_ATTENTION_OUTPUT], d, first, count);
+    ca_take_part(&part.tensors[CA_ATTENTION_LSE], d, first, count);
+    ca_take_part(&part.tensors[CA_ATTENTION_SCORES], d, first, count);
     if (part.below != CA_BAND_UNBOUNDED) {
         part.below -= first;
     }
@@ -214,17 +199,23 @@ part_of(const ca_attention *attention, int d, int64_t first, int64_t count)
     return part;
 }
 
-/* Does some tensor reach over more memory than the device takes as one buffer? */
-static bool
-exceeds_device(const ca_device_info *info, const ca_extent extents[TENSORS])
+/* The outermost dimension above 1, the rows as a last resort; but where only the number
+   of dimensions is too large, the smallest one. Dropout numbers rows in order, which
+   halves of the outermost dimension keep. */
+static int
+dimension_to_halve(const ca_attention *attention, bool fits)
 {
-    for (int t = 0; t < TENSORS; t++) {
-        if (info->memory != CA_MEMORY_SVM &&
-            extents[t].bytes > (uint64_t)info->max_allocation) {
-            return true;
-        }
+    const ca_tensor *output = &attention->tensors[CA_ATTENTION_OUTPUT];
+    int leading = output->ndim - 2;
+    if (fits && !ca_attention_drops(attention)) {
+        int smallest = ca_smallest_dimension(output->shape, leading);
+        return smallest < 0 ? leading : smallest;
     }
-    return false;
+    int d = 0;
+    while (d < leading && output->shape[d] == 1) {
+        d++;
+    }
+    return d;
 }
 
 /* first_row is dropout's number of the problem's first row. */
@@ -240,16 +231,11 @@ run_part(ca_device *device, const ca_attention *attention, int64_t first_row,
     ca_leading_dims dims;
     ca_attention_fold(attention, &dims);
 
-    /* The outermost dimension that can be halved; the rows are the last resort. */
-    int leading = output->ndim - 2;
-    int d = 0;
-    while (d < leading && output->shape[d] == 1) {
-        d++;
-    }
-    int64_t size = output->shape[d];
     const ca_device_info *info = ca_device_get_info(device);
-    bool whole = dims.count <= CA_BATCH_DIMS && !exceeds_device(info, extents);
-    if (whole || size <= 1) {
+    bool fits = !ca_exceeds_device(info, extents, TENSORS);
+    int d = dimension_to_halve(attention, fits);
+    int64_t size = output->shape[d];
+    if ((fits && dims.count <= CA_BATCH_DIMS) || size <= 1) {
         if (info->memory == CA_MEMORY_SVM) {
             return launch_whole(device, attention, extents, &dims, first_row, error);
         }
@@ -257,11 +243,11 @@ run_part(ca_device *device, const ca_attention *attention, int64_t first_row,
         memcpy(joined, extents, sizeof(joined));
         join_overlaps(attention, joined);
         return launch_whole(device, attention,
-                            exceeds_device(info, joined) ? extents : joined, &dims,
-                            first_row, error);
+                            ca_exceeds_device(info, joined, TENSORS) ? extents : joined,
+                            &dims, first_row, error);
     }
     int64_t rows = 1; /* of one entry of dimension d */
-    for (int inner = d + 1; inner <= leading; inner++) {
+    for (int inner = d + 1; inner <= output->ndim - 2; inner++) {
         rows *= output->shape[inner];
     }
     ca_attention half = part_of(attention, d, 0, size / 2);

@@ -84,8 +84,7 @@ typedef struct {
 /* A problem with no tensors and no options: full band, scale 1. */
 void ca_attention_init(ca_attention *attention);
 
-/* True where the answer needs no kernel: nothing to write but the present keys and
-   values, or no keys at all. */
+/* True where the answer needs no kernel: nothing to write, or no keys at all. */
 bool ca_attention_is_trivial(const ca_attention *attention);
 
 /* Write a trivial answer: zeros, and -inf for the log-sum-exp. */

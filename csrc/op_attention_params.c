@@ -100,9 +100,7 @@ set_views(const ca_attention *attention, const ca_extent *extents,
         if (trailing == 2) {
             view->column = tensor->strides[tensor->ndim - 1];
         }
-        for (int d = 0; d < dims->count; d++) {
-            view->batch[CA_BATCH_DIMS - dims->count + d] = dims->stride[d][t];
-        }
+        ca_fold_strides(dims, t, view->batch);
     }
 }
 
@@ -152,9 +150,7 @@ ca_attention_describe(const ca_attention *attention, const ca_extent *extents,
                  (counted ? CA_HAS_KEY_COUNTS : 0) |
                  (shifted ? CA_COUNTS_SHIFT_BAND : 0),
     };
-    for (int d = 0; d < dims->count; d++) {
-        params.batch[CA_BATCH_DIMS - dims->count + d] = dims->size[d];
-    }
+    ca_fold_sizes(dims, params.batch);
     set_views(attention, extents, dims, &params);
     return params;
 }

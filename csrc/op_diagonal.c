@@ -5,6 +5,8 @@
  */
 #include "op_diagonal.h"
 
+#include <stdlib.h>
+
 #include "cl_launch.h"
 #include "cl_program.h"
 #include "op_diagonal_plan.h"
@@ -104,55 +106,13 @@ runs_of(const ca_diagonal *diagonal)
 
 /* ---- the memory of the output ---- */
 
-/* Every byte of the extent belongs to an element. */
-static bool
-is_dense(const ca_tensor *tensor)
-{
-    size_t bytes = ca_dtype_size(tensor->dtype);
-    for (int d = 0; d < tensor->ndim; d++) {
-        bytes *= (size_t)tensor->shape[d];
-    }
-    return bytes == ca_tensor_extent(tensor).bytes;
-}
-
-/* A stride without its sign. */
-static int64_t
-step_of(const ca_tensor *tensor, int d)
-{
-    return tensor->strides[d] < 0 ? -tensor->strides[d] : tensor->strides[d];
-}
-
-/* From the smallest step on, each steps over all that lies within. */
-static bool
-is_nested(const ca_tensor *tensor)
-{
-    bool taken[CA_MAX_DIMS] = {false};
-    int64_t reach = 0; /* of what the dimensions taken so far hold */
-    for (int n = 0; n < tensor->ndim; n++) {
-        int next = -1;
-        for (int d = 0; d < tensor->ndim; d++) {
-            if (!taken[d] && (next < 0 || step_of(tensor, d) < step_of(tensor, next))) {
-                next = d;
-            }
-        }
-        taken[next] = true;
-        if (tensor->shape[next] > 1) {
-            if (step_of(tensor, next) <= reach) {
-                return false;
-            }
-            reach += (tensor->shape[next] - 1) * step_of(tensor, next);
-        }
-    }
-    return true;
-}
-
 bool
 ca_diagonal_can_write(const ca_device_info *info, const ca_tensor *output)
 {
     bool lines = ca_diagonal_has_rows(output) || ca_tensor_size(output, 2) == 1 ||
                  ca_tensor_stride(output, 2) == 1;
-    return lines && is_nested(output) &&
-           (info->memory != CA_MEMORY_COPY || is_dense(output));
+    return lines && ca_tensor_is_nested(output) &&
+           (info->memory != CA_MEMORY_COPY || ca_tensor_fills_extent(output));
 }
 
 #define SMALL_PAGE 4096
@@ -190,9 +150,7 @@ view_of(const ca_tensor *tensor, const ca_extent *extent, const ca_leading_dims 
     ca_view view = {.offset = extent->offset,
                     .row = ca_tensor_stride(tensor, 2),
                     .column = ca_tensor_stride(tensor, 1)};
-    for (int d = 0; d < dims->count; d++) {
-        view.batch[CA_BATCH_DIMS - dims->count + d] = dims->stride[d][t];
-    }
+    ca_fold_strides(dims, t, view.batch);
     return view;
 }
 
@@ -207,7 +165,7 @@ launch_whole(ca_device *device, const ca_diagonal_runs *runs,
     CA_TRY(ca_kernel_get(device, &plan.spec, &kernel, error));
 
     const ca_tensor *output = &runs->tensors[OUTPUT];
-    bool whole = is_dense(output) && !runs->in_place &&
+    bool whole = ca_tensor_fills_extent(output) && !runs->in_place &&
                  !ca_diagonal_has_run(runs, CA_DIAGONAL_SKIP);
     ca_access access = whole ? CA_ACCESS_WRITE : CA_ACCESS_UPDATE;
     ca_span spans[TENSORS];
@@ -221,9 +179,7 @@ launch_whole(ca_device *device, const ca_diagonal_runs *runs,
                              .access = t == OUTPUT || runs->in_place ? access
                                                                      : CA_ACCESS_READ};
     }
-    for (int d = 0; d < dims->count; d++) {
-        plan.params.batch[CA_BATCH_DIMS - dims->count + d] = dims->size[d];
-    }
+    ca_fold_sizes(dims, plan.params.batch);
     ca_launch launch = {
         .spans = spans,
         .nspans = TENSORS,
@@ -247,25 +203,12 @@ part_of(const ca_diagonal_runs *runs, int d, int64_t first, int64_t count)
     ca_diagonal_runs part = *runs;
     int ndim = part.tensors[OUTPUT].ndim;
     for (int t = 0; t < TENSORS; t++) {
-        ca_tensor *tensor = &part.tensors[t];
-        if (tensor->data != NULL) {
-            ptrdiff_t size = (ptrdiff_t)ca_dtype_size(tensor->dtype);
-            tensor->data = (char *)tensor->data + first * tensor->strides[d] * size;
-            tensor->shape[d] = count;
-        }
+        ca_take_part(&part.tensors[t], d, first, count);
     }
     int64_t shift = d == ndim - 2 ? first : d == ndim - 1 ? -first : 0;
     part.lower += shift;
     part.upper += shift;
     return part;
-}
-
-/* Is a tensor larger than the device takes as one buffer? */
-static bool
-is_too_large(const ca_device_info *info, const ca_tensor *tensor)
-{
-    return info->memory != CA_MEMORY_SVM &&
-           ca_tensor_extent(tensor).bytes > (uint64_t)info->max_allocation;
 }
 
 /* The dimension along which a tensor reaches farthest, -1 for none. */
@@ -275,7 +218,7 @@ farthest_dimension(const ca_tensor *tensor)
     int best = -1;
     int64_t farthest = 0;
     for (int d = 0; d < tensor->ndim; d++) {
-        int64_t reach = (tensor->shape[d] - 1) * step_of(tensor, d);
+        int64_t reach = llabs((tensor->shape[d] - 1) * tensor->strides[d]);
         if (reach > farthest) {
             farthest = reach;
             best = d;
@@ -293,18 +236,14 @@ dimension_to_halve(const ca_device_info *info, const ca_diagonal_runs *runs,
 {
     const ca_tensor *output = &runs->tensors[OUTPUT];
     for (int t = 0; t < TENSORS; t++) {
-        if (is_too_large(info, &runs->tensors[t])) {
+        ca_extent extent = ca_tensor_extent(&runs->tensors[t]);
+        if (ca_exceeds_device(info, &extent, 1)) {
             return farthest_dimension(&runs->tensors[t]);
         }
     }
-    int best = -1;
-    for (int d = 0; dims->count > CA_BATCH_DIMS && d < output->ndim - 2; d++) {
-        if (output->shape[d] > 1 &&
-            (best < 0 || output->shape[d] < output->shape[best])) {
-            best = d;
-        }
-    }
-    return best;
+    return dims->count > CA_BATCH_DIMS
+               ? ca_smallest_dimension(output->shape, output->ndim - 2)
+               : -1;
 }
 
 /* What is not copied is not read, and rows that nothing is written to are not walked. */

@@ -106,7 +106,7 @@ choose_form(const ca_diagonal_runs *runs, const ca_leading_dims *dims)
 #define TILES_PER_UNIT   8
 #define GROUP_TILE       ((int64_t)32 << 10)
 #define GROUP            256
-#define BLOCK            64 /* rows and columns that diagonal.cl copies at once */
+#define BLOCK            CA_DIAGONAL_LARGEST_BLOCK
 
 static int64_t
 tile_bytes(const ca_device_info *info, bool alone, int64_t bytes)

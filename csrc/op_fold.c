@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "op_fold.h"
 
-#include <stdbool.h>
 #include <string.h>
 
 static bool
@@ -39,4 +38,54 @@ ca_fold_leading(const ca_tensor *tensors, int ntensors, int nleading,
         }
         memcpy(dims->stride[last], stride, sizeof(stride));
     }
+}
+
+void
+ca_fold_sizes(const ca_leading_dims *dims, ca_int64 batch[CA_BATCH_DIMS])
+{
+    for (int d = 0; d < dims->count; d++) {
+        batch[CA_BATCH_DIMS - dims->count + d] = dims->size[d];
+    }
+}
+
+void
+ca_fold_strides(const ca_leading_dims *dims, int t, ca_int64 batch[CA_BATCH_DIMS])
+{
+    for (int d = 0; d < dims->count; d++) {
+        batch[CA_BATCH_DIMS - dims->count + d] = dims->stride[d][t];
+    }
+}
+
+void
+ca_take_part(ca_tensor *tensor, int d, int64_t first, int64_t count)
+{
+    if (tensor->data != NULL) {
+        ptrdiff_t size = (ptrdiff_t)ca_dtype_size(tensor->dtype);
+        tensor->data = (char *)tensor->data + first * tensor->strides[d] * size;
+        tensor->shape[d] = count;
+    }
+}
+
+int
+ca_smallest_dimension(const int64_t *shape, int ndim)
+{
+    int best = -1;
+    for (int d = 0; d < ndim; d++) {
+        if (shape[d] > 1 && (best < 0 || shape[d] < shape[best])) {
+            best = d;
+        }
+    }
+    return best;
+}
+
+bool
+ca_exceeds_device(const ca_device_info *info, const ca_extent *extents, int count)
+{
+    for (int t = 0; t < count; t++) {
+        if (info->memory != CA_MEMORY_SVM &&
+            extents[t].bytes > (uint64_t)info->max_allocation) {
+            return true;
+        }
+    }
+    return false;
 }

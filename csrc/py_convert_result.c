@@ -153,27 +153,8 @@ ca_py_check_out(PyObject *out, ca_dtype dtype, const char *origin, int ndim,
 bool
 ca_py_out_is_direct(PyObject *out, ca_dtype dtype, ca_tensor *tensor)
 {
-    if (!ca_py_array_describe(out, dtype, tensor)) {
-        return false;
-    }
-    /* Dense in some order of its dimensions: from the smallest on, each stride is the
-       number of elements covered so far. */
-    int64_t covered = 1;
-    while (covered < PyArray_SIZE((PyArrayObject *)out)) {
-        int next = -1;
-        for (int d = 0; d < tensor->ndim; d++) {
-            int64_t stride = tensor->strides[d];
-            if (tensor->shape[d] > 1 && (stride == covered || stride == -covered)) {
-                next = d;
-                break;
-            }
-        }
-        if (next < 0) {
-            return false;
-        }
-        covered *= tensor->shape[next];
-    }
-    return true;
+    return ca_py_array_describe(out, dtype, tensor) && ca_tensor_is_nested(tensor) &&
+           ca_tensor_fills_extent(tensor);
 }
 
 int

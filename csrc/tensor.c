@@ -78,6 +78,50 @@ ca_tensor_extent(const ca_tensor *tensor)
 }
 
 bool
+ca_tensor_fills_extent(const ca_tensor *tensor)
+{
+    size_t bytes = ca_dtype_size(tensor->dtype);
+    for (int d = 0; d < tensor->ndim; d++) {
+        bool moves = tensor->strides[d] != 0 || tensor->shape[d] == 0;
+        bytes *= moves ? (size_t)tensor->shape[d] : 1;
+    }
+    return bytes == ca_tensor_extent(tensor).bytes;
+}
+
+/* A stride without its sign. */
+static int64_t
+step_of(const ca_tensor *tensor, int d)
+{
+    return tensor->strides[d] < 0 ? -tensor->strides[d] : tensor->strides[d];
+}
+
+bool
+ca_tensor_is_nested(const ca_tensor *tensor)
+{
+    bool taken[CA_MAX_DIMS] = {false};
+    int64_t reach = 0; /* of what the dimensions taken so far hold */
+    if (ca_tensor_extent(tensor).bytes == 0) {
+        return true;
+    }
+    for (int n = 0; n < tensor->ndim; n++) {
+        int next = -1;
+        for (int d = 0; d < tensor->ndim; d++) {
+            if (!taken[d] && (next < 0 || step_of(tensor, d) < step_of(tensor, next))) {
+                next = d;
+            }
+        }
+        taken[next] = true;
+        if (tensor->shape[next] > 1) {
+            if (step_of(tensor, next) <= reach) {
+                return false;
+            }
+            reach += (tensor->shape[next] - 1) * step_of(tensor, next);
+        }
+    }
+    return true;
+}
+
+bool
 ca_extents_overlap(const ca_extent *a, const ca_extent *b)
 {
     const char *a_start = a->data;

@@ -69,6 +69,13 @@ typedef struct {
 
 ca_extent ca_tensor_extent(const ca_tensor *tensor);
 
+/* Does every byte of the extent belong to an element? Broadcast ones count once. */
+bool ca_tensor_fills_extent(const ca_tensor *tensor);
+
+/* Does each dimension step over all that lies within those of smaller steps, so that no
+   two elements share a place? */
+bool ca_tensor_is_nested(const ca_tensor *tensor);
+
 /* Do they share a byte? */
 bool ca_extents_overlap(const ca_extent *a, const ca_extent *b);
 

@@ -139,7 +139,7 @@ write_tile(__global element *output, __global const element *input,
 /* --- a strided input, by way of blocks -------------------------------------------- */
 
 #if FORM == CA_DIAGONAL_BLOCKS
-#define BLOCK (WIDTH == 8 ? 32 : 64)
+#define BLOCK CA_DIAGONAL_BLOCK(WIDTH)
 #define PITCH (BLOCK + 16 / WIDTH) /* rows at different banks of memory */
 
 /* Whether a block holds an element that is copied: the band moves right row by row. */

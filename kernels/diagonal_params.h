@@ -43,6 +43,11 @@ typedef struct {
 #define CA_DIAGONAL_BLOCKS 1 /* the input's columns are strided: by way of blocks */
 #define CA_DIAGONAL_SHORT  2 /* small matrices without gaps: by way of a pattern */
 
+/* Rows and columns that CA_DIAGONAL_BLOCKS copies at once, by an element's bytes, and a
+   multiple of them all. */
+#define CA_DIAGONAL_BLOCK(width)  ((width) == 8 ? 32 : 64)
+#define CA_DIAGONAL_LARGEST_BLOCK 64
+
 /* Bytes of a matrix that CA_DIAGONAL_SHORT takes at most. */
 #define CA_DIAGONAL_SHORT_BYTES 4096
 
