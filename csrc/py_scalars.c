@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static int
-wrong_type(const char *name, const char *expected, PyObject *object)
+int
+ca_py_wrong_type(const char *name, const char *expected, PyObject *object)
 {
     PyErr_Format(PyExc_TypeError, "%s must be %s, got %.200s", name, expected,
                  Py_TYPE(object)->tp_name);
@@ -41,20 +41,25 @@ ca_py_double(PyObject *object, const char *name, double *value)
     }
     /* An array of one element has __float__ too, but is not a number. */
     if (!PyNumber_Check(object) || PyObject_HasAttrString(object, "__len__")) {
-        return wrong_type(name, "a number", object);
+        return ca_py_wrong_type(name, "a number", object);
     }
     *value = PyFloat_AsDouble(object);
     if (*value != -1 || !PyErr_Occurred()) {
         return 0;
     }
-    if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
-        PyErr_Format(PyExc_ValueError, "%s is too large; expected a finite number",
-                     name);
-        return -1;
+    if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+        return ca_py_wrong_type(name, "a real number", object);
     }
-    return PyErr_ExceptionMatches(PyExc_TypeError)
-               ? wrong_type(name, "a real number", object)
-               : -1;
+    if (PyErr_ExceptionMatches(PyExc_OverflowError) ||
+        PyErr_ExceptionMatches(PyExc_ValueError)) {
+        PyObject *text = ca_py_repr(object);
+        if (text != NULL) {
+            PyErr_Format(PyExc_ValueError,
+                         "%s is %U; expected a number that a double holds", name, text);
+            Py_DECREF(text);
+        }
+    }
+    return -1;
 }
 
 /* numpy.bool is no subclass of bool; it is known by name, as its type has no C symbol
@@ -74,7 +79,7 @@ ca_py_flag(PyObject *object, const char *name, bool *value)
         return 0;
     }
     if (!is_numpy_bool(object)) {
-        return wrong_type(name, "True or False", object);
+        return ca_py_wrong_type(name, "True or False", object);
     }
     int truth = PyObject_IsTrue(object);
     *value = truth == 1;
@@ -95,7 +100,7 @@ ca_py_causal(PyObject *object, ca_causal *causal)
         return 0;
     }
     if (!PyBool_Check(object) && !is_numpy_bool(object)) {
-        return wrong_type("is_causal", "True, False or \"lower_right\"", object);
+        return ca_py_wrong_type("is_causal", "True, False or \"lower_right\"", object);
     }
     bool value = false;
     int result = ca_py_flag(object, "is_causal", &value);
@@ -111,7 +116,7 @@ whole_number(PyObject *object, const char *name, const char *expected)
     PyObject *whole = PyIndex_Check(object) ? PyNumber_Index(object) : NULL;
     if (whole == NULL &&
         (!PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_TypeError))) {
-        (void)wrong_type(name, expected, object);
+        (void)ca_py_wrong_type(name, expected, object);
     }
     return whole;
 }
@@ -125,7 +130,7 @@ window_bound(PyObject *object, int64_t *bound)
         return 0;
     }
     if (PyBool_Check(object)) {
-        return wrong_type("window", "a pair of whole numbers or None", object);
+        return ca_py_wrong_type("window", "a pair of whole numbers or None", object);
     }
     PyObject *whole = whole_number(object, "window", "a pair of whole numbers or None");
     if (whole == NULL) {
@@ -152,7 +157,7 @@ ca_py_window(PyObject *object, int64_t *left, int64_t *right)
         return 0;
     }
     if (!PyTuple_Check(object) && !PyList_Check(object)) {
-        return wrong_type("window", "a pair (left, right) or None", object);
+        return ca_py_wrong_type("window", "a pair (left, right) or None", object);
     }
     /* A tuple of its own: __index__ may run code that changes the caller's list. */
     PyObject *pair = PySequence_Tuple(object);
@@ -246,7 +251,7 @@ int
 ca_py_shape(PyObject *object, const char *name, int *ndim, int64_t shape[CA_MAX_DIMS])
 {
     if (!PyTuple_Check(object) && !PyList_Check(object)) {
-        return wrong_type(name, "a tuple or list of whole numbers", object);
+        return ca_py_wrong_type(name, "a tuple or list of whole numbers", object);
     }
     PyObject *sizes = PySequence_Tuple(object);
     if (sizes == NULL) {
@@ -272,7 +277,7 @@ ca_py_word(PyObject *object, const char *name, const char *const *words, int cou
            int *index)
 {
     if (!PyUnicode_Check(object)) {
-        return wrong_type(name, "a str", object);
+        return ca_py_wrong_type(name, "a str", object);
     }
     for (int n = 0; n < count; n++) {
         if (PyUnicode_CompareWithASCIIString(object, words[n]) == 0) {

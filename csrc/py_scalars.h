@@ -14,6 +14,9 @@
 
 #include "spec_torch.h" /* ca_causal */
 
+/* "<name> must be <expected>, got <its type>". Returns -1 with the TypeError. */
+int ca_py_wrong_type(const char *name, const char *expected, PyObject *object);
+
 /* repr(object) for a message, a new reference: cut to fit, and there also for numbers
    of more digits than Python prints. NULL with an exception. */
 PyObject *ca_py_repr(PyObject *object);

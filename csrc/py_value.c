@@ -6,15 +6,7 @@
 #include <string.h>
 
 #include "py_convert.h" /* ca_py_is_other_scalar */
-#include "py_scalars.h" /* ca_py_repr */
-
-static int
-wrong_type(PyObject *object, const char *name)
-{
-    PyErr_Format(PyExc_TypeError, "%s must be a real number, got %.200s", name,
-                 Py_TYPE(object)->tp_name);
-    return -1;
-}
+#include "py_scalars.h" /* ca_py_double */
 
 /* ---- float types ---- */
 
@@ -66,30 +58,6 @@ whole_to_double(PyObject *object, bool narrow, double *value)
 }
 
 static int
-to_double(PyObject *object, const char *name, double *value)
-{
-    *value = PyFloat_AsDouble(object);
-    if (*value != -1 || !PyErr_Occurred()) {
-        return 0;
-    }
-    if (PyErr_ExceptionMatches(PyExc_TypeError)) {
-        return wrong_type(object, name);
-    }
-    if (PyErr_ExceptionMatches(PyExc_OverflowError) ||
-        PyErr_ExceptionMatches(PyExc_ValueError)) {
-        PyObject *text = ca_py_repr(object);
-        if (text != NULL) {
-            PyErr_Format(PyExc_ValueError,
-                         "%s is %U; expected a number that a double "
-                         "holds",
-                         name, text);
-            Py_DECREF(text);
-        }
-    }
-    return -1;
-}
-
-static int
 to_float16(double value, uint64_t *bits)
 {
     unsigned char bytes[2];
@@ -136,7 +104,7 @@ float_value(PyObject *object, const char *name, ca_dtype dtype, uint64_t *bits)
     double value;
     bool narrow = dtype != CA_FLOAT64;
     int result = PyIndex_Check(object) ? whole_to_double(object, narrow, &value)
-                                       : to_double(object, name, &value);
+                                       : ca_py_double(object, name, &value);
     if (result < 0) {
         return -1;
     }
@@ -165,7 +133,7 @@ to_whole(PyObject *object, const char *name)
     PyObject *whole =
         PyIndex_Check(object) ? PyNumber_Index(object) : PyNumber_Long(object);
     if (whole == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
-        (void)wrong_type(object, name);
+        (void)ca_py_wrong_type(name, "a real number", object);
     } else if (whole == NULL && (PyErr_ExceptionMatches(PyExc_ValueError) ||
                                  PyErr_ExceptionMatches(PyExc_OverflowError))) {
         PyErr_Clear(); /* NaN, an infinity */
@@ -236,7 +204,7 @@ ca_py_value(PyObject *object, const char *name, ca_dtype dtype, uint64_t *bits)
     /* An array of one element has __float__ too, but is not a number. */
     if (!PyNumber_Check(object) || PyObject_HasAttrString(object, "__len__") ||
         ca_py_is_other_scalar(object)) {
-        return wrong_type(object, name);
+        return ca_py_wrong_type(name, "a real number", object);
     }
     return ca_dtype_is_float(dtype) ? float_value(object, name, dtype, bits)
                                     : integer_value(object, name, dtype, bits);
