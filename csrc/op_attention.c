@@ -139,7 +139,8 @@ launch_whole(ca_device *device, const ca_attention *attention,
 {
     ca_status status = CA_OK;
     ca_attention_plan plan;
-    CA_TRY(ca_attention_make_plan(ca_device_get_info(device), attention, &plan, error));
+    CA_TRY(ca_attention_make_plan(ca_device_get_info(device), attention, dims, &plan,
+                                  error));
     ca_kernel *kernel = NULL;
     CA_TRY(ca_kernel_get(device, &plan.spec, &kernel, error));
 
@@ -152,10 +153,8 @@ launch_whole(ca_device *device, const ca_attention *attention,
     }
     ca_attention_params params =
         ca_attention_describe(attention, extents, dims, first_row);
-    int64_t tiles = (params.L + plan.rows_per_item - 1) / plan.rows_per_item;
-    int64_t grid[] = {params.batch[0], params.batch[1], params.batch[2], tiles};
     int64_t items;
-    CA_TRY(ca_shape_count(4, grid, "query", &items, error));
+    CA_TRY(ca_shape_count(CA_ATTENTION_GRID_DIMS, plan.grid, "query", &items, error));
     ca_launch launch = {
         .spans = spans,
         .nspans = TENSORS,

@@ -7,11 +7,14 @@
 
 #include "cl_program.h" /* ca_kernel_spec */
 #include "op_attention.h"
+#include "op_fold.h" /* ca_leading_dims */
+
+#define CA_ATTENTION_GRID_DIMS 4
 
 typedef struct {
     ca_kernel_spec spec;
-    int64_t rows_per_item; /* query rows that one work-item owns */
-    size_t local_size;     /* work-items of a group */
+    int64_t grid[CA_ATTENTION_GRID_DIMS]; /* work-items: the product */
+    size_t local_size;                    /* those of a group */
 } ca_attention_plan;
 
 /* The softcap within the range of the arithmetic, 0 for none: in float32 one above its
@@ -24,7 +27,8 @@ bool ca_attention_drops(const ca_attention *attention);
 /* CA_ERROR_DEVICE where the device lacks the dtype; CA_ERROR_VALUE where the variant
    asked for cannot run the problem. */
 ca_status ca_attention_make_plan(const ca_device_info *info,
-                                 const ca_attention *attention, ca_attention_plan *plan,
+                                 const ca_attention *attention,
+                                 const ca_leading_dims *dims, ca_attention_plan *plan,
                                  ca_error *error);
 
 #endif

@@ -2,7 +2,6 @@
 #include "py_attention.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "py_error.h"
 #include "py_runtime.h"
@@ -19,42 +18,27 @@ ca_py_check_count(Py_ssize_t given, int expected)
 }
 
 int
-ca_py_variant(ca_variant *variant)
+ca_py_check_device_and_kernel(ca_state *state, PyObject *device_argument,
+                              ca_variant *variant)
 {
-    const char *name = getenv("CLATTN_KERNEL");
-    if (name == NULL || name[0] == '\0') {
-        *variant = CA_VARIANT_ANY;
-    } else if (strcmp(name, "reference") == 0) {
-        *variant = CA_VARIANT_REFERENCE;
-    } else if (strcmp(name, "cpu") == 0) {
-        *variant = CA_VARIANT_CPU;
-    } else {
-        PyErr_Format(PyExc_ValueError,
-                     "CLATTN_KERNEL is \"%s\"; expected \"reference\" or \"cpu\"",
-                     name);
-        return -1;
-    }
-    return 0;
+    ca_error error = {0};
+    ca_status status = ca_variant_parse(getenv("CLATTN_KERNEL"), variant, &error);
+    return ca_py_error_check(state, status, &error) < 0
+               ? -1
+               : ca_py_check_device(state, device_argument);
 }
 
 int
-ca_py_check_device_and_kernel(ca_state *state, PyObject *device_argument)
-{
-    ca_variant variant;
-    return ca_py_variant(&variant) < 0 ? -1
-                                       : ca_py_check_device(state, device_argument);
-}
-
-int
-ca_py_run_attention(ca_state *state, PyObject *device_argument, ca_attention *attention)
+ca_py_run_attention(ca_state *state, PyObject *device_argument, ca_variant variant,
+                    ca_attention *attention)
 {
     if (ca_attention_is_trivial(attention)) {
         ca_attention_fill(attention);
         return 0;
     }
+    attention->variant = variant;
     ca_device *device;
-    if (ca_py_variant(&attention->variant) < 0 ||
-        ca_py_find_device(state, device_argument, &device) < 0) {
+    if (ca_py_find_device(state, device_argument, &device) < 0) {
         return -1;
     }
     ca_error error = {0};

@@ -169,8 +169,8 @@ run(diagonal_call *call)
     PyObject *answer = NULL;
     PyObject *result = NULL;
     bool empty = is_empty(&call->source);
-    if (ca_py_check_device(call->state, call->device) < 0 ||
-        ca_py_variant(&call->problem.variant) < 0 ||
+    if (ca_py_check_device_and_kernel(call->state, call->device,
+                                      &call->problem.variant) < 0 ||
         (!empty && ca_py_find_device(call->state, call->device, &device) < 0)) {
         return NULL;
     }

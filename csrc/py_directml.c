@@ -99,12 +99,13 @@ multihead_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     ca_directml_attention call;
     ca_directml_shapes shapes;
     ca_attention attention;
+    ca_variant variant;
     ca_error error = {0};
     bool return_present;
 
     if (parse_tensors(args, &call, keep) < 0 ||
         parse_options(args, &call, &return_present) < 0 ||
-        ca_py_check_device_and_kernel(state, args[DEVICE]) < 0) {
+        ca_py_check_device_and_kernel(state, args[DEVICE], &variant) < 0) {
         goto done;
     }
     ca_status status = ca_directml_attention_check(&call, &shapes, &error);
@@ -120,7 +121,7 @@ multihead_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         &call, &shapes, &tensors[OUTPUT], &tensors[PRESENT_KEY],
         &tensors[PRESENT_VALUE], &attention, &scratch, &error);
     if (ca_py_error_check(state, status, &error) < 0 ||
-        ca_py_run_attention(state, args[DEVICE], &attention) < 0) {
+        ca_py_run_attention(state, args[DEVICE], variant, &attention) < 0) {
         goto done;
     }
     answer = PyTuple_Pack(RESULTS, results[OUTPUT], results[PRESENT_KEY],

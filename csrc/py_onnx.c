@@ -175,12 +175,13 @@ onnx_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     ca_onnx_sizes sizes;
     ca_onnx_outputs outputs;
     ca_attention attention;
+    ca_variant variant;
     ca_error error = {0};
     bool return_qk;
 
     if (parse_inputs(args, &call, keep) < 0 ||
         parse_attributes(args, &call, &return_qk) < 0 ||
-        ca_py_check_device_and_kernel(state, args[DEVICE]) < 0) {
+        ca_py_check_device_and_kernel(state, args[DEVICE], &variant) < 0) {
         goto done;
     }
     ca_status status = ca_onnx_attention_check(&call, &sizes, &error);
@@ -189,7 +190,7 @@ onnx_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         goto done;
     }
     ca_onnx_attention_problem(&call, &sizes, &outputs, &attention);
-    if (ca_py_run_attention(state, args[DEVICE], &attention) == 0) {
+    if (ca_py_run_attention(state, args[DEVICE], variant, &attention) == 0) {
         answer = PyTuple_Pack(OUTPUTS, results[Y], results[PRESENT_KEY],
                               results[PRESENT_VALUE], results[QK_MATMUL_OUTPUT]);
     }

@@ -81,13 +81,14 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
     PyObject *result = NULL;
     ca_openvino_sdpa call;
     ca_attention attention;
+    ca_variant variant;
     ca_tensor output;
     ca_error error = {0};
     int ndim;
     int64_t shape[CA_MAX_DIMS];
 
     if (parse(args, &call, keep) < 0 ||
-        ca_py_check_device_and_kernel(state, args[DEVICE]) < 0) {
+        ca_py_check_device_and_kernel(state, args[DEVICE], &variant) < 0) {
         goto done;
     }
     ca_status status = ca_openvino_sdpa_check(&call, &ndim, shape, &error);
@@ -101,7 +102,7 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
     int64_t count = ca_openvino_sdpa_count(&call, &output);
     for (int64_t i = 0; i < count; i++) {
         ca_openvino_sdpa_problem(&call, &output, i, &attention);
-        if (ca_py_run_attention(state, args[DEVICE], &attention) < 0) {
+        if (ca_py_run_attention(state, args[DEVICE], variant, &attention) < 0) {
             goto done;
         }
     }

@@ -113,6 +113,7 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
     PyObject *lse = NULL;
     ca_torch_sdpa call;
     ca_attention attention;
+    ca_variant variant;
     ca_tensor output_tensor;
     ca_tensor lse_tensor;
     ca_error error = {0};
@@ -122,7 +123,7 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
 
     if (parse_arrays(args, &call, keep) < 0 ||
         parse_options(args, &call, &return_lse) < 0 ||
-        ca_py_check_device_and_kernel(state, args[DEVICE]) < 0) {
+        ca_py_check_device_and_kernel(state, args[DEVICE], &variant) < 0) {
         goto done;
     }
     ca_status status = ca_torch_sdpa_check(&call, &ndim, shape, &error);
@@ -147,7 +148,7 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
         }
     }
     ca_torch_sdpa_problem(&call, &output_tensor, &lse_tensor, &attention);
-    if (ca_py_run_attention(state, args[DEVICE], &attention) < 0) {
+    if (ca_py_run_attention(state, args[DEVICE], variant, &attention) < 0) {
         goto done;
     }
     if (out != Py_None && result != out) {

@@ -24,8 +24,9 @@
  *     LANES (lanes.cl), and those of common.cl but for SOFTCAP_LAST
  */
 #include "attention_cpu_products.cl" /* dot_keys, add_values */
-#include "attention_cpu_softmax.cl"  /* softmax_state, SCORE_UNIT */
+#include "attention_cpu_softmax.cl"  /* softmax_state */
 #include "attention_cpu_tiles.cl"    /* the macros' defaults, load_… and store_… */
+#include "attention_keys.cl"         /* key_segment, SCORE_UNIT */
 #include "attention_present.cl"      /* copy_present */
 #include "attention_row.cl"          /* attention_row */
 
@@ -39,46 +40,6 @@ typedef struct {
     ca_int64 last;
     key_band band;
 } tile_state;
-
-/* Keys start … end - 1, which lie in one tensor: the past ones or the new ones. */
-typedef struct {
-    __global const storage *key; /* key `start` */
-    __global const value_storage *value;
-    const ca_view *key_view;
-    const ca_view *value_view;
-    __global const storage *key_bias; /* NULL: none */
-    __global const storage *value_bias;
-    ca_int64 start;
-    ca_int64 end;
-} key_segment;
-
-#define SEGMENTS (PAST + 1)
-
-static inline key_segment
-segment_at(const attention_call *call, const ca_int64 *batch, int index)
-{
-    const ca_attention_params *params = call->params;
-    const bool past = index < SEGMENTS - 1;
-    key_segment segment;
-    segment.key_view = past ? &params->past_key : &params->key;
-    segment.value_view = past ? &params->past_value : &params->value;
-    segment.key =
-        (past ? call->past_key : call->key) + ca_offset(segment.key_view, batch, 0, 0);
-    segment.value = (past ? call->past_value : call->value) +
-                    ca_offset(segment.value_view, batch, 0, 0);
-    segment.key_bias = 0;
-    segment.value_bias = 0;
-#if INPUT_BIAS
-    if (!past) {
-        segment.key_bias =
-            call->input_bias + ca_offset(&params->input_bias, batch, 0, 0) + HEAD_E;
-        segment.value_bias = segment.key_bias + HEAD_E;
-    }
-#endif
-    segment.start = past ? 0 : PAST ? params->P : 0;
-    segment.end = past ? params->P : params->T;
-    return segment;
-}
 
 /* Are scores written while they are at hand? Weights are known only at the end. */
 #define KEEPS_SCORES (SCORES >= 0 && SCORES <= 2)

@@ -6,19 +6,7 @@
 #define CLATTN_ATTENTION_CPU_SOFTMAX_CL
 
 #include "attention_cpu_tiles.cl"
-
-/* Scores are in units of log 2, so that exp2 needs no factor; but natural where numbers
-   are added to them, so that adding the lowest float does not overflow to -inf, and
-   where they are written. */
-#if MASK_ADDS || FILTER || BIAS || SCORES >= 0
-#define SCORE_UNIT    REAL(1.0) /* what a natural score is multiplied by */
-#define TO_LOG2(x)    ((x) * LOG2_E)
-#define TO_NATURAL(x) (x)
-#else
-#define SCORE_UNIT    LOG2_E
-#define TO_LOG2(x)    (x)
-#define TO_NATURAL(x) ((x) * LN_2)
-#endif
+#include "attention_keys.cl" /* TO_LOG2 */
 
 /* Weights are exp2(score - base): base need not be the highest score so far, only not
    far below it, so it is raised, and all sums with it, when a score exceeds it by

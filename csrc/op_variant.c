@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: MIT */
+#include "op_variant.h"
+
+#include <string.h>
+
+static const char *const names[CA_VARIANTS] = {
+    [CA_VARIANT_ANY] = "",
+    [CA_VARIANT_REFERENCE] = "reference",
+    [CA_VARIANT_CPU] = "cpu",
+};
+
+const char *
+ca_variant_name(ca_variant variant)
+{
+    return names[variant];
+}
+
+ca_status
+ca_variant_parse(const char *name, ca_variant *variant, ca_error *error)
+{
+    int v = CA_VARIANT_ANY;
+    while (v < CA_VARIANTS && strcmp(name != NULL ? name : "", names[v]) != 0) {
+        v++;
+    }
+    if (v == CA_VARIANTS) {
+        return ca_error_set(
+            error, CA_ERROR_VALUE,
+            "CLATTN_KERNEL is \"%.100s\"; expected \"reference\" or \"cpu\"", name);
+    }
+    *variant = (ca_variant)v;
+    return CA_OK;
+}
