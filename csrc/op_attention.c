@@ -13,8 +13,10 @@
 #include "cl_program.h"
 #include "op_attention_params.h"
 #include "op_attention_plan.h"
+#include "platform.h" /* ca_memory_allocate */
 
 #define TENSORS CA_ATTENTION_TENSORS
+#define SPANS   (TENSORS + 1) /* arguments of kernels: the tensors, partial rows */
 
 void
 ca_attention_init(ca_attention *attention)
@@ -132,39 +134,90 @@ round_up(size_t count, size_t step)
     return (count + step - 1) / step * step;
 }
 
+/* Where the rows of each part of the keys go. */
+typedef struct {
+    void *data;
+    size_t bytes;
+} partial_rows;
+
+static ca_status
+allocate_partial(const ca_attention_plan *plan, const ca_attention_params *params,
+                 partial_rows *partial, ca_error *error)
+{
+    int64_t sizes[] = {params->batch[0], params->batch[1], params->batch[2],
+                       params->L,        params->splits,   plan->partial_bytes};
+    int64_t bytes;
+    ca_status status = ca_shape_count(6, sizes, "query", &bytes, error);
+    if (status == CA_OK) {
+        partial->bytes = (size_t)bytes;
+        partial->data = ca_memory_allocate(partial->bytes);
+        if (partial->data == NULL) {
+            status = ca_error_set(error, CA_ERROR_MEMORY,
+                                  "no memory for %zu bytes of partial results",
+                                  partial->bytes);
+        }
+    }
+    return status;
+}
+
+/* Build and run one kernel of a plan; its grid's product are the work-items. */
+static ca_status
+launch(ca_device *device, const ca_kernel_spec *spec, const ca_span *spans,
+       const ca_attention_params *params, int ngrid, const int64_t *grid,
+       size_t local_size, ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_kernel *kernel = NULL;
+    int64_t items;
+    CA_TRY(ca_kernel_get(device, spec, &kernel, error));
+    CA_TRY(ca_shape_count(ngrid, grid, "query", &items, error));
+    ca_launch run = {
+        .spans = spans,
+        .nspans = SPANS,
+        .params = params,
+        .params_size = sizeof(*params),
+        .global_size = round_up((size_t)items, local_size),
+        .local_size = local_size,
+    };
+    CA_TRY(ca_launch_run(device, kernel, &run, error));
+done:
+    return status;
+}
+
 static ca_status
 launch_whole(ca_device *device, const ca_attention *attention,
              const ca_extent extents[TENSORS], const ca_leading_dims *dims,
              int64_t first_row, ca_error *error)
 {
     ca_status status = CA_OK;
+    partial_rows partial = {NULL, 0};
     ca_attention_plan plan;
     CA_TRY(ca_attention_make_plan(ca_device_get_info(device), attention, dims, &plan,
                                   error));
-    ca_kernel *kernel = NULL;
-    CA_TRY(ca_kernel_get(device, &plan.spec, &kernel, error));
-
-    ca_span spans[TENSORS];
+    ca_attention_params params =
+        ca_attention_describe(attention, extents, dims, first_row);
+    params.heads = plan.heads;
+    params.splits = plan.splits;
+    if (plan.splits > 1) {
+        CA_TRY(allocate_partial(&plan, &params, &partial, error));
+    }
+    ca_span spans[SPANS];
     for (int t = 0; t < TENSORS; t++) {
         spans[t] = (ca_span){
             .data = extents[t].data,
             .bytes = extents[t].bytes,
             .access = access_of((ca_attention_tensor)t, &attention->tensors[t])};
     }
-    ca_attention_params params =
-        ca_attention_describe(attention, extents, dims, first_row);
-    int64_t items;
-    CA_TRY(ca_shape_count(CA_ATTENTION_GRID_DIMS, plan.grid, "query", &items, error));
-    ca_launch launch = {
-        .spans = spans,
-        .nspans = TENSORS,
-        .params = &params,
-        .params_size = sizeof(params),
-        .global_size = round_up((size_t)items, plan.local_size),
-        .local_size = plan.local_size,
-    };
-    CA_TRY(ca_launch_run(device, kernel, &launch, error));
+    spans[TENSORS] = (ca_span){partial.data, partial.bytes, CA_ACCESS_WRITE};
+    CA_TRY(launch(device, &plan.spec, spans, &params, CA_ATTENTION_GRID_DIMS, plan.grid,
+                  plan.local_size, error));
+    if (plan.splits > 1) {
+        int64_t rows[] = {params.batch[0], params.batch[1], params.batch[2], params.L};
+        spans[TENSORS].access = CA_ACCESS_READ;
+        CA_TRY(launch(device, &plan.merge, spans, &params, 4, rows, 1, error));
+    }
 done:
+    free(partial.data);
     return status;
 }
 

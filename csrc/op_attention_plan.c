@@ -102,11 +102,23 @@ ca_attention_define_common(ca_kernel_spec *spec, const ca_attention *attention)
     }
 }
 
+void
+ca_attention_cover(ca_attention_plan *plan, const ca_leading_dims *dims)
+{
+    for (int n = 0; n < CA_ATTENTION_GRID_DIMS; n++) {
+        plan->grid[n] = 1;
+    }
+    ca_fold_sizes(dims, plan->grid);
+    plan->heads = 1;
+    plan->splits = 1;
+}
+
 /* ---- attention_reference.cl: everything, everywhere ---- */
 
 static bool
-reference_can_run(const ca_attention *attention)
+reference_can_run(const ca_device_info *info, const ca_attention *attention)
 {
+    (void)info;
     (void)attention;
     return true;
 }
@@ -123,9 +135,9 @@ static void
 plan_reference(const ca_device_info *info, const ca_attention *attention,
                const ca_leading_dims *dims, ca_attention_plan *plan)
 {
-    *plan = (ca_attention_plan){
-        .spec = {.name = "attention_reference"}, .grid = {1, 1, 1}, .local_size = 1};
-    ca_fold_sizes(dims, plan->grid);
+    *plan =
+        (ca_attention_plan){.spec = {.name = "attention_reference"}, .local_size = 1};
+    ca_attention_cover(plan, dims);
     plan->grid[3] = ca_tensor_size(&attention->tensors[CA_ATTENTION_QUERY], 2);
     /* A CPU takes a row a work-group; a GPU wants its lanes filled. */
     if (info->type != CA_DEVICE_CPU) {
@@ -142,8 +154,8 @@ static const ca_attention_variant reference = {CA_VARIANT_REFERENCE, "everything
 /* ---- the choice ---- */
 
 /* The first that is fast and can run it is used, unless one is forced. */
-static const ca_attention_variant *const variants[] = {&ca_attention_on_cpu,
-                                                       &reference};
+static const ca_attention_variant *const variants[] = {
+    &ca_attention_decoding, &ca_attention_on_cpu, &reference};
 
 ca_status
 ca_attention_make_plan(const ca_device_info *info, const ca_attention *attention,
@@ -159,10 +171,11 @@ ca_attention_make_plan(const ca_device_info *info, const ca_attention *attention
     const ca_attention_variant *const *row = variants;
     bool forced = attention->variant != CA_VARIANT_ANY;
     while (forced ? (*row)->variant != attention->variant
-                  : !(*row)->is_fast(info, attention) || !(*row)->can_run(attention)) {
+                  : !(*row)->is_fast(info, attention) ||
+                        !(*row)->can_run(info, attention)) {
         row++;
     }
-    if (!(*row)->can_run(attention)) {
+    if (!(*row)->can_run(info, attention)) {
         return ca_error_set(error, CA_ERROR_VALUE,
                             "CLATTN_KERNEL is \"%s\", whose kernel takes %s",
                             ca_variant_name((*row)->variant), (*row)->limits);

@@ -9,12 +9,18 @@
 #include "op_attention.h"
 #include "op_fold.h" /* ca_leading_dims */
 
-#define CA_ATTENTION_GRID_DIMS 4
+#define CA_ATTENTION_GRID_DIMS 5
 
 typedef struct {
     ca_kernel_spec spec;
     int64_t grid[CA_ATTENTION_GRID_DIMS]; /* work-items: the product */
     size_t local_size;                    /* those of a group */
+    int64_t heads;                        /* query heads of one work-item */
+    /* Parts of the keys. With more than one, each row of each part leaves so many bytes
+       in `partial`, of which the second kernel, run for each row, makes the result. */
+    int64_t splits;
+    int64_t partial_bytes;
+    ca_kernel_spec merge;
 } ca_attention_plan;
 
 /* The softcap within the range of the arithmetic, 0 for none: in float32 one above its

@@ -1,12 +1,53 @@
 /* SPDX-License-Identifier: MIT
  *
- * The variant for CPUs: attention_cpu.cl, queries in vector lanes.
+ * The variants for CPUs: attention_cpu.cl, many rows, queries in vector lanes, and
+ * attention_decode.cl, few rows, keys in vector lanes.
  */
+#include <math.h>
+
+#include "op_attention_params.h" /* ca_attention_past_keys */
 #include "op_attention_variants.h"
 
 /* Larger heads would outgrow the private memory that CPU drivers give a work-item. */
 #define MAX_HEAD_SIZE 512
-#define LIMITS        "head sizes of 1 to 512 only, and no softcap after the mask"
+
+static int64_t
+head_size(const ca_attention *attention)
+{
+    return ca_tensor_size(&attention->tensors[CA_ATTENTION_QUERY], 1);
+}
+
+static int64_t
+value_head_size(const ca_attention *attention)
+{
+    return ca_tensor_size(&attention->tensors[CA_ATTENTION_VALUE], 1);
+}
+
+static int64_t
+query_rows(const ca_attention *attention)
+{
+    return ca_tensor_size(&attention->tensors[CA_ATTENTION_QUERY], 2);
+}
+
+/* Lanes that fill a vector register. */
+static int64_t
+lanes_of(const ca_device_info *info, const ca_attention *attention)
+{
+    int64_t lanes = info->float_width >= 16 ? 16 : info->float_width >= 8 ? 8 : 4;
+    return ca_attention_in_float64(attention) && lanes > 4 ? lanes / 2 : lanes;
+}
+
+static int64_t
+divide_up(int64_t count, int64_t step)
+{
+    return (count + step - 1) / step;
+}
+
+static int64_t
+smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
 
 /* Do the elements of a row lie side by side? A row of one element does. An absent
    tensor has no row that does not. */
@@ -26,25 +67,40 @@ rows_adjoin(const ca_tensor *tensor)
             tensor->strides[tensor->ndim - 2] == ca_tensor_size(tensor, 1));
 }
 
-static bool
-can_run(const ca_attention *attention)
+/* The macros of both kernels. */
+static void
+define_sizes(ca_kernel_spec *spec, const ca_device_info *info,
+             const ca_attention *attention)
 {
-    int64_t E = ca_tensor_size(&attention->tensors[CA_ATTENTION_QUERY], 1);
-    int64_t Ev = ca_tensor_size(&attention->tensors[CA_ATTENTION_VALUE], 1);
+    ca_attention_define_common(spec, attention);
+    ca_attention_define(spec, "HEAD_E", head_size(attention));
+    ca_attention_define(spec, "HEAD_EV", value_head_size(attention));
+    ca_attention_define(spec, "SOFTCAP", ca_attention_softcap(attention) > 0);
+    ca_attention_define(spec, "LANES", lanes_of(info, attention));
+}
+
+/* ---- attention_cpu.cl ---- */
+
+static bool
+cpu_can_run(const ca_device_info *info, const ca_attention *attention)
+{
+    (void)info;
+    int64_t E = head_size(attention);
+    int64_t Ev = value_head_size(attention);
     return E >= 1 && E <= MAX_HEAD_SIZE && Ev >= 1 && Ev <= MAX_HEAD_SIZE &&
            !ca_attention_caps_last(attention);
 }
 
 static bool
-is_fast(const ca_device_info *info, const ca_attention *attention)
+cpu_is_fast(const ca_device_info *info, const ca_attention *attention)
 {
     (void)attention;
     return info->type == CA_DEVICE_CPU;
 }
 
 static void
-make(const ca_device_info *info, const ca_attention *attention,
-     const ca_leading_dims *dims, ca_attention_plan *plan)
+plan_cpu(const ca_device_info *info, const ca_attention *attention,
+         const ca_leading_dims *dims, ca_attention_plan *plan)
 {
     const ca_tensor *tensors = attention->tensors;
     const ca_tensor *query = &tensors[CA_ATTENTION_QUERY];
@@ -57,27 +113,143 @@ make(const ca_device_info *info, const ca_attention *attention,
     bool value_direct = value->dtype == real && !biased && rows_are_contiguous(value) &&
                         rows_are_contiguous(&tensors[CA_ATTENTION_PAST_VALUE]);
 
-    int64_t float_lanes = info->float_width >= 16 ? 16 : info->float_width >= 8 ? 8 : 4;
-    int64_t lanes =
-        real == CA_FLOAT64 && float_lanes > 4 ? float_lanes / 2 : float_lanes;
-    int64_t L = ca_tensor_size(query, 2);
+    int64_t lanes = lanes_of(info, attention);
+    int64_t L = query_rows(attention);
     int64_t vectors = L <= lanes ? 1 : 2;
-    int64_t rows = vectors * lanes; /* of a work-item */
 
-    *plan = (ca_attention_plan){
-        .spec = {.name = "attention_cpu"}, .grid = {1, 1, 1}, .local_size = 1};
-    ca_fold_sizes(dims, plan->grid);
-    plan->grid[3] = (L + rows - 1) / rows;
+    *plan = (ca_attention_plan){.spec = {.name = "attention_cpu"}, .local_size = 1};
+    ca_attention_cover(plan, dims);
+    plan->grid[3] = divide_up(L, vectors * lanes);
     ca_kernel_spec *spec = &plan->spec;
-    ca_attention_define_common(spec, attention);
-    ca_attention_define(spec, "HEAD_E", ca_tensor_size(query, 1));
-    ca_attention_define(spec, "HEAD_EV", ca_tensor_size(value, 1));
-    ca_attention_define(spec, "SOFTCAP", ca_attention_softcap(attention) > 0);
+    define_sizes(spec, info, attention);
     ca_attention_define(spec, "KEY_DIRECT", key_direct);
     ca_attention_define(spec, "VALUE_DIRECT", value_direct);
-    ca_attention_define(spec, "LANES", lanes);
     ca_attention_define(spec, "NV", vectors);
 }
 
-const ca_attention_variant ca_attention_on_cpu = {CA_VARIANT_CPU, LIMITS, can_run,
-                                                  is_fast, make};
+const ca_attention_variant ca_attention_on_cpu = {
+    CA_VARIANT_CPU, "head sizes of 1 to 512 only, and no softcap after the mask",
+    cpu_can_run, cpu_is_fast, plan_cpu};
+
+/* ---- attention_decode.cl ---- */
+
+/* More rows of a head fill enough lanes of attention_cpu's vectors. */
+#define FEW_ROWS 8
+
+/* Rows that share a load, and how many times as many a work-item has at most. */
+#define SHARED_ROWS 4
+#define SHARES      8
+
+/* Work-items for each core, so that all end at about the same time, but none that reads
+   so little that handing it out costs as much. */
+#define ITEMS_FOR_EACH_CORE 4
+#define BYTES_OF_AN_ITEM    (256 << 10)
+
+/* Is a row of at least one vector, side by side? */
+static bool
+holds_vectors(const ca_tensor *tensor, int64_t lanes)
+{
+    return tensor->data == NULL ||
+           (ca_tensor_size(tensor, 1) >= lanes && ca_tensor_stride(tensor, 1) == 1);
+}
+
+static bool
+decode_can_run(const ca_device_info *info, const ca_attention *attention)
+{
+    const ca_tensor *tensors = attention->tensors;
+    int64_t lanes = lanes_of(info, attention);
+    return cpu_can_run(info, attention) && head_size(attention) >= lanes &&
+           value_head_size(attention) >= lanes &&
+           holds_vectors(&tensors[CA_ATTENTION_KEY], lanes) &&
+           holds_vectors(&tensors[CA_ATTENTION_VALUE], lanes) &&
+           holds_vectors(&tensors[CA_ATTENTION_PAST_KEY], lanes) &&
+           holds_vectors(&tensors[CA_ATTENTION_PAST_VALUE], lanes) &&
+           !ca_attention_has(attention, CA_ATTENTION_INPUT_BIAS) &&
+           !ca_attention_has(attention, CA_ATTENTION_SCORES) &&
+           !ca_attention_drops(attention);
+}
+
+static bool
+decode_is_fast(const ca_device_info *info, const ca_attention *attention)
+{
+    return info->type == CA_DEVICE_CPU && query_rows(attention) <= FEW_ROWS;
+}
+
+/* Query heads with the same keys, which become rows of one work-item: the last leading
+   dimension, where nothing of the keys moves along it. */
+static int64_t
+heads_together(const ca_leading_dims *dims)
+{
+    static const ca_attention_tensor shared[] = {
+        CA_ATTENTION_KEY,          CA_ATTENTION_VALUE,      CA_ATTENTION_PAST_KEY,
+        CA_ATTENTION_PAST_VALUE,   CA_ATTENTION_KEY_COUNTS, CA_ATTENTION_PRESENT_KEY,
+        CA_ATTENTION_PRESENT_VALUE};
+    if (dims->count == 0) {
+        return 1;
+    }
+    int last = dims->count - 1;
+    for (size_t n = 0; n < sizeof(shared) / sizeof(shared[0]); n++) {
+        if (dims->stride[last][shared[n]] != 0) {
+            return 1;
+        }
+    }
+    return dims->size[last];
+}
+
+/* Keys that a row may see at most. */
+static int64_t
+visible_keys(const ca_attention *attention)
+{
+    int64_t T = ca_attention_past_keys(attention) +
+                ca_tensor_size(&attention->tensors[CA_ATTENTION_KEY], 2);
+    if (attention->below >= T || attention->above >= T) {
+        return T;
+    }
+    int64_t band = attention->below + attention->above + query_rows(attention);
+    return band < 0 ? 0 : smaller(band, T);
+}
+
+static void
+plan_decode(const ca_device_info *info, const ca_attention *attention,
+            const ca_leading_dims *dims, ca_attention_plan *plan)
+{
+    const ca_tensor *tensors = attention->tensors;
+    *plan = (ca_attention_plan){.spec = {.name = "attention_decode"}, .local_size = 1};
+    ca_attention_cover(plan, dims);
+    plan->heads = heads_together(dims);
+    int64_t rows = plan->heads * query_rows(attention);
+    int64_t together = divide_up(rows, divide_up(rows, SHARED_ROWS));
+    plan->grid[2] /= plan->heads;
+    plan->grid[3] = divide_up(rows, together * SHARES);
+
+    double items = (double)plan->grid[0] * (double)plan->grid[1] *
+                   (double)plan->grid[2] * (double)plan->grid[3];
+    double wanted = (double)(info->compute_units * ITEMS_FOR_EACH_CORE);
+    size_t key_bytes =
+        (size_t)head_size(attention) * ca_dtype_size(tensors[CA_ATTENTION_KEY].dtype) +
+        (size_t)value_head_size(attention) *
+            ca_dtype_size(tensors[CA_ATTENTION_VALUE].dtype);
+    int64_t worthwhile =
+        visible_keys(attention) / divide_up(BYTES_OF_AN_ITEM, (int64_t)key_bytes);
+    if (items < wanted && worthwhile > 1) {
+        plan->splits = smaller((int64_t)ceil(wanted / items), worthwhile);
+        plan->grid[4] = plan->splits;
+    }
+
+    ca_kernel_spec *spec = &plan->spec;
+    define_sizes(spec, info, attention);
+    plan->merge = *spec;
+    plan->merge.name = "attention_merge";
+    size_t real = ca_attention_in_float64(attention) ? sizeof(double) : sizeof(float);
+    plan->partial_bytes = (value_head_size(attention) + 2) * (int64_t)real;
+    bool adjoin = rows_adjoin(&tensors[CA_ATTENTION_KEY]) &&
+                  rows_adjoin(&tensors[CA_ATTENTION_PAST_KEY]);
+    ca_attention_define(spec, "KEYS_ADJOIN", adjoin);
+    ca_attention_define(spec, "RT", together);
+}
+
+const ca_attention_variant ca_attention_decoding = {
+    CA_VARIANT_DECODE,
+    "keys and values with contiguous rows of at least one vector and at most 512 "
+    "elements only, and no input bias, dropout, scores or softcap after the mask",
+    decode_can_run, decode_is_fast, plan_decode};

@@ -11,6 +11,7 @@ typedef enum {
     CA_VARIANT_ANY,       /* the fastest that can run the problem on the device */
     CA_VARIANT_REFERENCE, /* the one for all devices */
     CA_VARIANT_CPU,
+    CA_VARIANT_DECODE,
     CA_VARIANTS,
 } ca_variant;
 

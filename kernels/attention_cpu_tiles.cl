@@ -47,8 +47,6 @@
 #endif
 #endif
 
-#define HAS_ADDENDS (HAS_MASK || BIAS)
-
 #define BM (NV * LANES)
 
 /* --- packing ---------------------------------------------------------------------- */

@@ -42,6 +42,8 @@ typedef struct {
     ca_view present_key;           /* (T, E); with batch[2] == 0 in both, its items */
     ca_view present_value;         /* (T, Ev)                         share the work */
     ca_view scores;                /* (L, T) */
+    ca_int64 heads;                /* those of one work-item, which share their keys */
+    ca_int64 splits;               /* parts of the keys, of a work-item each */
     ca_int64 first_row;            /* dropout's number of row [0, 0, 0, 0] */
     ca_int64 seed;
     ca_int64 scale_bits;      /* bits of a double, for kernels that compute in double */
@@ -63,6 +65,7 @@ typedef struct {
  *     query, key, value, past_key, past_value, input_bias, mask, bias, key_counts,
  *     output, lse, present_key, present_value, scores
  *                            __global pointers (unused ones are NULL)
+ *     partial                what several work-items know of the same rows, or NULL
  *     params                 ca_attention_params by value
  */
 
@@ -82,6 +85,6 @@ typedef struct {
 #define CA_KERNEL_UINT64   12
 #define CA_KERNEL_NO_MASK  -1
 
-#define CA_ATTENTION_PARAMS_SIZE 824
+#define CA_ATTENTION_PARAMS_SIZE 840
 
 #endif

@@ -27,9 +27,9 @@ typedef struct {
     ca_int64 end;
 } present_share;
 
-/* The share of work-item `index` out of `count` of one batch. The last leading
-   dimension is one of query heads with the same keys where neither tensor moves along
-   it; an empty one, of E = 0 or Ev = 0, never does. */
+/* The share of work-item `index` out of `count` of params->heads heads of one batch. The
+   last leading dimension is one of query heads with the same keys where neither tensor
+   moves along it; an empty one, of E = 0 or Ev = 0, never does. */
 static inline present_share
 present_share_of(const ca_attention_params *params, const ca_int64 *batch,
                  ca_int64 index, ca_int64 count)
@@ -37,8 +37,8 @@ present_share_of(const ca_attention_params *params, const ca_int64 *batch,
     const int heads = CA_BATCH_DIMS - 1;
     if (params->present_key.batch[heads] == 0 &&
         params->present_value.batch[heads] == 0) {
-        index += batch[heads] * count;
-        count *= params->batch[heads];
+        index += batch[heads] / params->heads * count;
+        count *= params->batch[heads] / params->heads;
     }
     const present_share share = {params->T * index / count,
                                  params->T * (index + 1) / count};

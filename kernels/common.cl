@@ -67,7 +67,8 @@
 
 #pragma OPENCL FP_CONTRACT ON
 
-#define HAS_MASK (MASK != CA_KERNEL_NO_MASK)
+#define HAS_MASK    (MASK != CA_KERNEL_NO_MASK)
+#define HAS_ADDENDS (HAS_MASK || BIAS)
 
 #define JOIN_(a, b) a##b
 #define JOIN(a, b)  JOIN_(a, b)
@@ -226,7 +227,8 @@ add_addends(real a, real b)
         __global const mask_storage *mask, __global const storage *bias,               \
         __global const long *key_counts, __global storage *output, __global real *lse, \
         __global storage *present_key, __global value_storage *present_value,          \
-        __global storage *scores, const ca_attention_params params
+        __global storage *scores, __global real *partial,                              \
+        const ca_attention_params params
 
 /* The same to hand on. */
 typedef struct {
@@ -245,11 +247,13 @@ typedef struct {
     __global storage *present_key;
     __global value_storage *present_value;
     __global storage *scores;
+    __global real *partial;
 } attention_call;
 
 #define ATTENTION_CALL                                                                 \
-    {&params, query,      key,    value, past_key,    past_value,    input_bias, mask, \
-     bias,    key_counts, output, lse,   present_key, present_value, scores}
+    {&params,     query,         key,    value,      past_key, past_value,             \
+     input_bias,  mask,          bias,   key_counts, output,   lse,                    \
+     present_key, present_value, scores, partial}
 
 /* --- where things are ------------------------------------------------------------- */
 
