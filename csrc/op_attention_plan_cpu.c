@@ -49,6 +49,9 @@ smaller(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
+/* Up to so many vectors of rows a tile has one of them. */
+#define FEW_TILES 8
+
 /* Do the elements of a row lie side by side? A row of one element does. An absent
    tensor has no row that does not. */
 static bool
@@ -115,7 +118,10 @@ plan_cpu(const ca_device_info *info, const ca_attention *attention,
 
     int64_t lanes = lanes_of(info, attention);
     int64_t L = query_rows(attention);
-    int64_t vectors = L <= lanes ? 1 : 2;
+    /* Few rows: less of the last tile is empty. Two vectors share a load of a key, and
+       half as often what has to be packed. */
+    bool direct = key_direct && value_direct;
+    int64_t vectors = L <= lanes || (direct && L <= FEW_TILES * lanes) ? 1 : 2;
 
     *plan = (ca_attention_plan){.spec = {.name = "attention_cpu"}, .local_size = 1};
     ca_attention_cover(plan, dims);

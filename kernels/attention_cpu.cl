@@ -200,6 +200,7 @@ attend(const tile_state *tile, const realv *queries, const present_share *share,
             drop_weights(tile, j0, attended, weights);
 #endif
             add_block(&segment, j0, attended, weights, result);
+            softmax->summing = true;
         }
     }
 }
@@ -250,6 +251,7 @@ attention_cpu(ATTENTION_ARGUMENTS)
         softmax.sum[v] = (realv)REAL(0.0);
         softmax.block[v] = (realv)REAL(0.0);
     }
+    softmax.summing = false;
 
     present_share share = {0, 0};
 #if PRESENT

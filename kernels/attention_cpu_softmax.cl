@@ -18,6 +18,7 @@ typedef struct {
     realv limit[NV]; /* base + HEADROOM; -inf, and base 0, before the first key */
     realv sum[NV];   /* of the weights of earlier blocks */
     realv block[NV]; /* and of this one */
+    bool summing;    /* is there anything in the result yet? */
 } softmax_state;
 
 static inline void
@@ -37,7 +38,7 @@ raise_base(softmax_state *softmax, const realv *highest, realv *weights, int cou
         for (int n = v; n < count; n += NV) {
             weights[n] *= decay;
         }
-        for (int c = 0; c < HEAD_EV; c++) {
+        for (int c = 0; softmax->summing && c < HEAD_EV; c++) {
             result[c * NV + v] *= decay;
         }
     }
@@ -87,12 +88,18 @@ normalise(const softmax_state *softmax, real factor, bool excluding, realv *resu
 {
     for (int v = 0; v < NV; v++) {
         const realv inverse = factor / softmax->sum[v];
-        realv nonzero = excluding ? inverse * REAL(0.0) : (realv)REAL(0.0);
+        realv nonzero = inverse * REAL(0.0);
         for (int c = 0; c < HEAD_EV; c++) {
             const realv x = result[c * NV + v] * inverse;
             result[c * NV + v] = x;
-            const realv infinite = fabs(x) == (realv)INFINITY ? x : (realv)REAL(0.0);
-            nonzero += excluding ? x * REAL(0.0) : infinite;
+            nonzero = fma(x, (realv)REAL(0.0), nonzero);
+        }
+        if (!excluding && any_lane(nonzero != (realv)REAL(0.0))) {
+            nonzero = (realv)REAL(0.0);
+            for (int c = 0; c < HEAD_EV; c++) {
+                const realv x = result[c * NV + v];
+                nonzero += fabs(x) == (realv)INFINITY ? x : (realv)REAL(0.0);
+            }
         }
         WIDE(vstore)(nonzero, v, redo);
     }
