@@ -55,7 +55,8 @@ peak_read(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         return NULL;
     }
     ca_extent extent = ca_tensor_extent(&array);
-    if (array.dtype != CA_FLOAT32 || array.ndim != 1 || array.strides[0] != 1) {
+    bool contiguous = array.ndim == 1 && (array.shape[0] < 2 || array.strides[0] == 1);
+    if (array.dtype != CA_FLOAT32 || !contiguous) {
         PyErr_SetString(PyExc_ValueError, "array must be contiguous float32 of one "
                                           "dimension");
         goto done;

@@ -5,7 +5,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from clattn._denoising import FloatArray, Problem, attention, numpy_attention
 
 ERROR_ROWS = 256  # query rows that are compared with float64
 NUMPY_ROWS = 16384  # NumPy does at most so many query rows; its time is scaled up
+TURN_SECONDS = 0.02
 THREADS = os.cpu_count() or 1  # of torch and other implementations
 
 T = TypeVar("T")
@@ -151,3 +152,14 @@ def shortest(
         end = time.perf_counter()
         best, start, calls = min(best, end - start), end, calls + 1
     return best
+
+
+def take_turns(calls: Mapping[str, Callable[[], object]], best: dict[str, float]) -> None:
+    """Time each call once more; `best` keeps the shortest seconds of each.
+
+    A turn is several calls. The first does not count: threads of the implementation before
+    may still be spinning.
+    """
+    for name, call in calls.items():
+        call()
+        best[name] = min(best[name], shortest(call, TURN_SECONDS, 1, math.inf))

@@ -188,7 +188,9 @@ def _run_rows(arguments: argparse.Namespace, devices: dict[str, Device]) -> int:
         console.print(line, markup=False)
     if arguments.json is not None:
         report.write_json(arguments.json, report.as_json(measured, contestants, arguments.rounds))
-    if arguments.plot is not None:
+    if arguments.plot is not None and not any(one.best for one in measured):
+        console.print("no chart: there is nothing to compare with")
+    elif arguments.plot is not None:
         from clattn.bench import chart
 
         chart.save_ratios(arguments.plot, measured, contestants)

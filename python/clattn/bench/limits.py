@@ -11,7 +11,7 @@ from clattn.bench.rows import Row
 
 READ_BYTES = 512 << 20  # far more than caches hold
 LEAST_SECONDS = 0.02  # of a measurement
-CALLS = 3
+CALLS = 2
 
 
 class Limits:
@@ -24,22 +24,19 @@ class Limits:
         self.fma = {"float32": 0.0, "float64": 0.0}  # FLOP/s
         self.read = 0.0  # bytes/s
 
-    def measure(self, row: Row) -> None:
-        """Measure what limits a row, once more if it is known."""
+    def measure(self, row: Row) -> float:
+        """Return how much the device can do a second of what limits a row, at present."""
         if row.limit == "read":
-            self._measure_read()
+            rate = self._measure_read()
+            self.read = max(self.read, rate)
         else:
-            self._measure_fma(row.dtype == "float64")
+            dtype = "float64" if row.dtype == "float64" else "float32"
+            rate = self._measure_fma(dtype == "float64")
+            self.fma[dtype] = max(self.fma[dtype], rate)
+        return rate
 
-    def share(self, row: Row, seconds: float) -> float:
-        """Return how near a row's time is to its limit: 1 is as fast as the device can."""
-        if row.limit == "read":
-            return row.bytes_read / seconds / self.read
-        dtype = "float64" if row.dtype == "float64" else "float32"
-        return row.flop / seconds / self.fma[dtype]
-
-    def _measure_fma(self, float64: bool) -> None:
-        device, dtype = self._device, "float64" if float64 else "float32"
+    def _measure_fma(self, float64: bool) -> float:
+        device = self._device
 
         def run(steps: int) -> float:
             return shortest(lambda: _core.peak_fma(float64, steps, device), 0, CALLS)
@@ -48,10 +45,10 @@ class Limits:
         while seconds < LEAST_SECONDS and self._steps[float64] < 1 << 30:
             self._steps[float64] *= 4
             seconds = run(self._steps[float64])
-        flop, _ = _core.peak_fma(float64, self._steps[float64], device)
-        self.fma[dtype] = max(self.fma[dtype], _rate(flop, seconds, lambda: run(0)))
+        flop = _core.peak_fma(float64, 1, device)[0] * self._steps[float64]
+        return _rate(flop, seconds, lambda: run(0))
 
-    def _measure_read(self) -> None:
+    def _measure_read(self) -> float:
         device = self._device
         if not self._array.size:
             most = min(READ_BYTES, device.max_allocation, device.memory // 4)
@@ -61,7 +58,7 @@ class Limits:
         def run(passes: int) -> float:
             return shortest(lambda: _core.peak_read(self._array, passes, device), 0, CALLS)
 
-        self.read = max(self.read, _rate(self._array.nbytes, run(1), lambda: run(0)))
+        return _rate(self._array.nbytes, run(1), lambda: run(0))
 
 
 def _rate(work: float, seconds: float, time_empty: Callable[[], float]) -> float:

@@ -8,14 +8,12 @@ from typing import Any
 
 import clattn
 from clattn import Device
-from clattn._measuring import shortest
+from clattn._measuring import take_turns
 from clattn.bench import onnx_peers, openvino_peer, peers
 from clattn.bench.exact import PEER_FACTOR, exact_rows
 from clattn.bench.limits import Limits
 from clattn.bench.peers import Call, Peer
 from clattn.bench.rows import Problem, Row, draw
-
-TURN_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -39,10 +37,16 @@ class Measured:
     wrong: list[str] = field(default_factory=list)  # whose error is too large
     notes: list[str] = field(default_factory=list)
     best: str | None = None  # the label of the fastest peer of those that count
+    limits: dict[str, float] = field(default_factory=dict)  # FLOP/s or bytes/s, by device
 
     def ratio(self, words: str, peer: str) -> float:
         """Return a peer's time divided by clattn's on a device."""
         return self.seconds[peer] / self.seconds[words]
+
+    def limit_share(self, words: str) -> float:
+        """Return how near a device is to its limit: 1 is as fast as it can be."""
+        work = self.row.bytes_read if self.row.limit == "read" else self.row.flop
+        return work / self.seconds[words] / self.limits[words]
 
 
 def peer_classes() -> list[Any]:
@@ -87,7 +91,7 @@ def clattn_call(problem: Problem, device: Device) -> Call:
     causal, grouped = row.is_causal, row.shape[1] != row.shape[2]
     window = None if row.window is None else (row.window, 0)
 
-    def run() -> object:
+    def run() -> Any:
         return clattn.scaled_dot_product_attention(
             query,
             key,
@@ -99,13 +103,32 @@ def clattn_call(problem: Problem, device: Device) -> Call:
             device=device,
         )
 
-    return Call(run, run)  # type: ignore[arg-type]
+    return Call(run, run)
 
 
 def measure(
     row: Row, contestants: Contestants, rounds: int, advance: Callable[[], None]
 ) -> Measured:
     """Check and time a row: so many rounds of all in turn; `advance` is called after each."""
+    measured, calls = _check(row, contestants)
+    runs = {name: call.run for name, call in calls.items()}
+    measured.seconds = dict.fromkeys(runs, math.inf)
+    measured.limits = {words: 0.0 for words in contestants.devices if words in runs}
+    for _ in range(rounds):
+        for words, limit in measured.limits.items():
+            measured.limits[words] = max(limit, contestants.limits[words].measure(row))
+        take_turns(runs, measured.seconds)
+        advance()
+    labels = [peer.label for peer in contestants.peers if peer.counts and peer.label in runs]
+    measured.best = min(labels, key=lambda label: measured.seconds[label], default=None)
+    return measured
+
+
+def _check(row: Row, contestants: Contestants) -> tuple[Measured, dict[str, Call]]:
+    """Return the errors of everything that runs the row, and the calls to be timed.
+
+    A peer that fails, or whose result is wrong, is left out with a note.
+    """
     problem = draw(row)
     exact = exact_rows(problem)
     measured = Measured(row, exact.allowed)
@@ -129,17 +152,4 @@ def measure(
             calls[peer.label], measured.errors[peer.label] = call, error
         else:
             measured.notes.append(f"{peer.label}: left out, its error is {error:.1e}")
-
-    measured.seconds = dict.fromkeys(calls, math.inf)
-    for number in range(rounds):
-        if number in (0, rounds - 1):
-            for words in contestants.devices.keys() & calls.keys():
-                contestants.limits[words].measure(row)
-        for name, call in calls.items():
-            call.run()  # threads of the one before may still be spinning
-            seconds = shortest(call.run, TURN_SECONDS, 1, math.inf)
-            measured.seconds[name] = min(measured.seconds[name], seconds)
-        advance()
-    labels = [peer.label for peer in contestants.peers if peer.counts and peer.label in calls]
-    measured.best = min(labels, key=lambda label: measured.seconds[label], default=None)
-    return measured
+    return measured, calls

@@ -1,6 +1,7 @@
 """The table and the JSON file of what was measured."""
 
 import json
+import math
 import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -52,7 +53,7 @@ def _cells(words: str, one: Measured, contestants: Contestants) -> Iterator[str]
     seconds = one.seconds[words]
     yield one.row.name
     yield f"{seconds * 1e3:.4g}" if seconds < 0.01 else f"{seconds * 1e3:.1f}"
-    yield f"{contestants.limits[words].share(one.row, seconds):.0%}"
+    yield f"{one.limit_share(words):.0%}"
     yield "" if one.best is None else _ratio(one.ratio(words, one.best), "bold ")
     for peer in contestants.peers:
         there = peer.label in one.seconds
@@ -129,11 +130,12 @@ def describe(contestants: Contestants) -> dict[str, Any]:
 
 def _row_json(one: Measured, contestants: Contestants) -> dict[str, Any]:
     row = one.row
-    results: dict[str, dict[str, float]] = {}
+    results: dict[str, dict[str, float | None]] = {}
     for name, seconds in one.seconds.items():
-        results[name] = {"seconds": seconds, "error": one.errors[name]}
+        results[name] = {"seconds": seconds, "error": _finite(one.errors[name])}
         if name in contestants.devices:
-            results[name]["limit_share"] = contestants.limits[name].share(row, seconds)
+            results[name]["limit"] = one.limits[name]
+            results[name]["limit_share"] = one.limit_share(name)
     return {
         "name": row.name,
         "shape": dict(zip(("B", "Hq", "Hk", "L", "S", "E"), row.shape, strict=True)),
@@ -150,6 +152,11 @@ def _row_json(one: Measured, contestants: Contestants) -> dict[str, Any]:
         "wrong": one.wrong,
         "notes": one.notes,
     }
+
+
+def _finite(number: float) -> float | None:
+    """Return what JSON can hold."""
+    return number if math.isfinite(number) else None
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
