@@ -34,7 +34,7 @@ def save_ratios(path: Path, measured: Sequence[Measured], contestants: Contestan
             [ratio - 1 for ratio in ratios.values()],
             thickness * 0.9,
             left=1,
-            color=COLOURS[index],
+            color=COLOURS[index % len(COLOURS)],
             label=f"{device.name} ({device.platform})",
         )
         for place, ratio in ratios.items():
@@ -66,7 +66,11 @@ def save_scaling(path: Path, sizes: Sequence[int], growths: Sequence[Growth]) ->
     figure = Figure(figsize=(11, 5), dpi=130, layout="constrained")
     left, right = figure.subplots(1, 2)
     for index, growth in enumerate(growths):
-        style: dict[str, Any] = {"color": COLOURS[index], "marker": "o", "markersize": 3}
+        style: dict[str, Any] = {
+            "color": COLOURS[index % len(COLOURS)],
+            "marker": "o",
+            "markersize": 3,
+        }
         style["linewidth"] = 1 if growth.is_peer else 2
         times = {S: cost.seconds * 1e3 for S, cost in growth.costs.items()}
         left.plot(list(times), list(times.values()), label=growth.label, **style)
@@ -96,7 +100,7 @@ def _draw_slope(axis: Any, sizes: Sequence[int], power: int, name: str) -> None:
     x, y = axis.lines[0].get_data()
     if not len(x):
         return
-    first = max(sizes[0], x[-1] / 32)
+    first = max(sizes[0], x[-1] / 8)
     line = [first, x[-1]]
     height = [0.6 * y[-1] * (S / x[-1]) ** power for S in line]
     axis.plot(line, height, "--", color="gray", linewidth=0.8, zorder=0)
