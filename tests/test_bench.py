@@ -253,22 +253,34 @@ def test_scaling(device, capsys, monkeypatch, tmp_path):
     png_size(tmp_path / "scaling.png")
 
 
-@pytest.mark.parametrize(("limit", "word"), [("MOST_SECONDS", "s"), ("MOST_MEMORY", "memory")])
+@pytest.mark.parametrize(
+    ("limit", "word"), [("MOST_SECONDS", "more than 0 s"), ("MOST_MEMORY", "memory")]
+)
 def test_scaling_ends_where_a_call_would_take_too_much(monkeypatch, limit, word):
     cost = json.dumps({"seconds": 1.0, "memory": 1 << 20, "error": 0.0, "allowed": 1.0})
     done = SimpleNamespace(returncode=0, stdout=cost + "\n", stderr="")
     monkeypatch.setattr(scaling.subprocess, "run", lambda *args, **options: done)
-    whole = scaling.measure_growth("peer", "fake", [128, 256], lambda: None)
-    assert list(whole.costs) == [128, 256]
-    assert whole.ended == ""
+    whole, limited = scaling.Growth("peer", "fake"), scaling.Growth("peer", "fake")
+    for size in (128, 256, 512):
+        scaling.measure_next(whole, size)
     monkeypatch.setattr(scaling, limit, 1e-9)
-    growth = scaling.measure_growth("peer", "fake", [128, 256], lambda: None)
-    assert list(growth.costs) == [128]
-    assert "S = 256" in growth.ended
-    assert word in growth.ended
+    for size in (128, 256, 512):
+        scaling.measure_next(limited, size)
+    assert list(whole.costs) == [128, 256, 512]
+    assert whole.ended == ""
+    assert list(limited.costs) == [128]
+    assert "S = 256" in limited.ended
+    assert word in limited.ended
 
 
 def test_scaling_says_why_a_process_failed():
-    growth = scaling.measure_growth("device", "no such device", [128], lambda: None)
+    growth = scaling.Growth("device", "no such device")
+    scaling.measure_next(growth, 128)
     assert growth.costs == {}
     assert "no such device" in growth.ended
+
+
+def test_scaling_says_what_is_wrong():
+    fine, wrong = scaling.Cost(1.0, None, 0.5, 1.0), scaling.Cost(1.0, None, float("nan"), 1.0)
+    assert scaling.Growth("device", "cpu", {128: fine, 256: wrong}).wrong() == [256]
+    assert scaling.Growth("peer", "torch", {128: wrong}).wrong() == []

@@ -71,7 +71,7 @@ def save_scaling(path: Path, sizes: Sequence[int], growths: Sequence[Growth]) ->
             "marker": "o",
             "markersize": 3,
         }
-        style["linewidth"] = 1 if growth.is_peer else 2
+        style["linewidth"] = 1 if growth.kind == "peer" else 2
         times = {S: cost.seconds * 1e3 for S, cost in growth.costs.items()}
         left.plot(list(times), list(times.values()), label=growth.label, **style)
         memory = {S: cost.memory / 2**20 for S, cost in growth.costs.items() if cost.memory}

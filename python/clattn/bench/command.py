@@ -204,22 +204,24 @@ def _run_scaling(arguments: argparse.Namespace, devices: dict[str, Device]) -> i
 
     sizes = scaling.sizes_up_to(arguments.scaling)
     console = report.open_console()
-    growths = []
+    growths = scaling.find_growths(list(devices))
     with Progress(console=console, transient=True) as progress:
-        names = scaling.names_of(list(devices))
-        task = progress.add_task("", total=len(names) * len(sizes))
-        for done, (kind, name) in enumerate(names):
-            progress.update(task, description=name, completed=done * len(sizes))
-            growth = scaling.measure_growth(kind, name, sizes, lambda: progress.advance(task))
-            growths.append(growth)
+        task = progress.add_task("", total=len(growths) * len(sizes))
+        for size in sizes:
+            for growth in growths:
+                progress.update(task, description=f"S = {size}, {growth.label}")
+                scaling.measure_next(growth, size)
+                progress.advance(task)
     console.print(report.make_scaling_table(sizes, growths))
     for growth in growths:
         if growth.ended:
             console.print(f"{growth.label}: {growth.ended}", markup=False)
+        for size in growth.wrong():
+            console.print(f"{growth.label}: WRONG at S = {size}", markup=False)
     if arguments.json is not None:
         report.write_json(arguments.json, report.scaling_as_json(growths))
     if arguments.plot is not None:
         from clattn.bench import chart
 
         chart.save_scaling(arguments.plot, sizes, growths)
-    return 1 if any(growth.wrong for growth in growths) else 0
+    return 1 if any(growth.wrong() for growth in growths) else 0

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import clattn
 from clattn._measuring import measure_memory, shortest
@@ -52,46 +53,42 @@ def row_of(size: int) -> Row:
 
 @dataclass
 class Growth:
-    """The costs of one implementation by S, as far as time and memory allowed."""
+    """The costs of one implementation by S, as far as time and memory allow."""
 
-    label: str
-    is_peer: bool
+    kind: Literal["device", "peer"]
+    name: str  # words for a device, or a peer's label
     costs: dict[int, Cost] = field(default_factory=dict)
     ended: str = ""  # why there are no more
 
     @property
-    def wrong(self) -> bool:
-        """Whether an error of clattn's is too large."""
-        return not self.is_peer and any(c.error > c.allowed for c in self.costs.values())
+    def label(self) -> str:
+        """The name in tables and charts."""
+        return self.name if self.kind == "peer" else f"clattn {self.name}"
+
+    def wrong(self) -> list[int]:
+        """Return each S where a result of clattn's is wrong."""
+        costs = self.costs.items() if self.kind == "device" else ()
+        return [size for size, cost in costs if not cost.error <= cost.allowed]
 
 
-def names_of(devices: Sequence[str]) -> list[tuple[str, str]]:
-    """Return kind and name of everything that is measured, for `measure_growth`."""
+def find_growths(devices: Sequence[str]) -> list[Growth]:
+    """Return everything that can be measured, nothing of it measured yet."""
     labels = [make.label for make in peer_classes() if make.counts]
-    return [("device", words) for words in devices] + [("peer", label) for label in labels]
+    return [Growth("device", words) for words in devices] + [Growth("peer", n) for n in labels]
 
 
-def measure_growth(
-    kind: str, name: str, sizes: Sequence[int], advance: Callable[[], None]
-) -> Growth:
-    """Measure an implementation at each size; `advance` is called after each.
-
-    `kind`: "device", whose `name` is words for it, or "peer", whose `name` is its label.
-    """
-    growth = Growth(name if kind == "peer" else f"clattn {name}", kind == "peer")
-    for size in sizes:
-        reason = _too_much(list(growth.costs.values()))
-        if not reason:
-            command = [sys.executable, "-m", "clattn.bench.scaling", kind, name, str(size)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode != 0:
-                reason = (done.stderr.strip().splitlines() or ["no message"])[-1][:160]
-        if reason:
-            growth.ended = f"no S = {size} and more: {reason}"
-            break
-        growth.costs[size] = Cost(**json.loads(done.stdout.splitlines()[-1]))
-        advance()
-    return growth
+def measure_next(growth: Growth, size: int) -> None:
+    """Measure an implementation at a size, twice the one before, unless it has ended."""
+    reason = growth.ended or _too_much(list(growth.costs.values()))
+    if not reason:
+        command = [sys.executable, "-m", "clattn.bench.scaling"]
+        command += [growth.kind, growth.name, str(size)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode == 0:
+            growth.costs[size] = Cost(**json.loads(done.stdout.splitlines()[-1]))
+            return
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1][:160]
+    growth.ended = growth.ended or f"no S = {size} and more: {reason}"
 
 
 def _too_much(costs: Sequence[Cost]) -> str:
