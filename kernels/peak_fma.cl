@@ -10,7 +10,7 @@
  *     work-item    CA_PEAK_CHAINS vectors
  *
  *     -DREAL64  1: in double
- *     -DLANES   4, 8 or 16: reals of a vector
+ *     -DLANES   2, 4, 8 or 16: reals of a vector
  *     -DLOCAL   work-items of a group
  */
 #include "peak_params.h"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from clattn import _core
 from clattn.__main__ import main
-from clattn.bench import limits, measuring, scaling
+from clattn.bench import command, limits, measuring, scaling
 from clattn.bench.peers import Call
 from clattn.bench.rows import ROWS, Row
 from helpers import run_cli
@@ -188,7 +188,13 @@ def test_a_wrong_result_is_noticed(device, capsys, monkeypatch, tmp_path, fake_p
     assert json.loads(file.read_text())["rows"][0]["wrong"] != []
 
 
-def test_patterns_choose_rows(capsys):
+def test_patterns_choose_rows():
+    assert [row.name for row in command._rows("*gqa")] == [
+        row.name for row in ROWS if row.name.endswith("gqa")
+    ]
+
+
+def test_list(capsys):
     assert bench("--list") == 0
     said = capsys.readouterr().out
     assert [line.split()[0] for line in said.splitlines()[1:]] == [row.name for row in ROWS]
@@ -206,6 +212,11 @@ def test_wrong_arguments(arguments, words, capsys):
         bench(*arguments)
     assert stopped.value.code == 2
     assert words in capsys.readouterr().err
+
+
+def test_rows_or_scaling(capsys):
+    assert bench("--rows", "tiny", "--scaling", 128) == 2
+    assert "--rows" in capsys.readouterr().err
 
 
 def test_a_device_that_there_is_not(capsys):

@@ -135,6 +135,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.list:
         _print_rows()
         return 0
+    if arguments.scaling is not None and arguments.rows is not None:
+        raise BenchError("--scaling measures sizes of its own: leave out --rows", 2)
     try:
         import rich  # noqa: F401
 
