@@ -60,7 +60,7 @@ def _attend(problem: Problem, rows: NDArray[np.intp], dtype: np.dtype[Any]) -> t
     query = problem.query[:, :, rows].astype(dtype).reshape(B, Hk, Hq // Hk, len(rows), E)
     scores = query @ key.swapaxes(-1, -2) / np.sqrt(dtype.type(E))
     largest = float(np.abs(scores).max())
-    seen = problem.row.attended()[rows]
+    seen = problem.row.attended(rows)
     if problem.mask is not None and problem.mask.dtype == bool:
         seen = seen & problem.mask[rows]
     elif problem.mask is not None:

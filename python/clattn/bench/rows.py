@@ -39,11 +39,15 @@ class Row:
         B, _, Hk, _, S, E = self.shape
         return 2 * B * Hk * S * E * numpy_dtype(self.dtype).itemsize
 
-    def attended(self) -> NDArray[np.bool_]:
-        """Return which keys a query attends to by causality and window: (L, S)."""
+    def attended(self, rows: NDArray[np.intp] | None = None) -> NDArray[np.bool_]:
+        """Return which keys query rows attend to by causality and window: (rows, S).
+
+        All rows, unless some are given.
+        """
         L, S = self.shape[3:5]
-        i, j = np.arange(L)[:, None], np.arange(S)
-        seen = np.ones((L, S), bool)
+        i = (np.arange(L) if rows is None else rows)[:, None]
+        j = np.arange(S)
+        seen = np.ones((len(i), S), bool)
         if self.is_causal:
             seen &= j <= i
         if self.window is not None:
