@@ -11,6 +11,7 @@
  *         onnx_attention(…)                       py_onnx.c
  *         openvino_scaled_dot_product_attention(…) py_openvino.c
  *         directml_multihead_attention(…)         py_directml.c
+ *         peak_fma(…) peak_read(…)                py_peak.c
  */
 #include "py_convert.h"
 #include "py_device.h"
@@ -35,7 +36,8 @@ module_exec(PyObject *module)
         PyModule_AddFunctions(module, ca_py_diagonal_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_onnx_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_openvino_methods) < 0 ||
-        PyModule_AddFunctions(module, ca_py_directml_methods) < 0) {
+        PyModule_AddFunctions(module, ca_py_directml_methods) < 0 ||
+        PyModule_AddFunctions(module, ca_py_peak_methods) < 0) {
         return -1;
     }
     return 0;

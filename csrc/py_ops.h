@@ -12,5 +12,6 @@ extern PyMethodDef ca_py_diagonal_methods[]; /* py_diagonal.c */
 extern PyMethodDef ca_py_onnx_methods[];     /* py_onnx.c */
 extern PyMethodDef ca_py_openvino_methods[]; /* py_openvino.c */
 extern PyMethodDef ca_py_directml_methods[]; /* py_directml.c */
+extern PyMethodDef ca_py_peak_methods[];     /* py_peak.c */
 
 #endif

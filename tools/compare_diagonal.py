@@ -11,7 +11,7 @@ import os
 import clattn
 import numpy as np
 import torch
-from compare_torch import shortest_times
+from clattn._measuring import take_turns
 
 N = 4096
 BATCH = (10_000, 8, 8)
@@ -113,7 +113,9 @@ def main():
         results = [np.asarray(call()) for call in calls.values()]
         assert all(np.array_equal(results[0], other) for other in results), row
         del results
-        best = shortest_times(calls, arguments.rounds)
+        best = dict.fromkeys(calls, float("inf"))
+        for _ in range(arguments.rounds):
+            take_turns(calls, best)
         peer = min(seconds for name, seconds in best.items() if name in ("NumPy", "torch"))
         cells = [
             f"{name} {seconds * 1e3:8.3f} ({peer / seconds:5.2f})" for name, seconds in best.items()

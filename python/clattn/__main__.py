@@ -1,4 +1,4 @@
-"""The command line: ``python -m clattn`` and ``python -m clattn demo``."""
+"""The command line: ``python -m clattn`` and its commands ``demo`` and ``bench``."""
 
 import argparse
 import sys
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import clattn
 from clattn import _listing, demo
+from clattn.bench import command as bench
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,6 +22,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             "demo",
             help="denoise a photograph with one attention call",
             description="Denoise a photograph by non-local means, as one attention call.",
+        )
+    )
+    bench.add_arguments(
+        commands.add_parser(
+            "bench",
+            help="time attention beside other implementations",
+            description="Time attention beside other implementations that are installed, in turn.",
         )
     )
     parser.set_defaults(run=_listing.run)

@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     plural = "" if len(devices) == 1 else "s"
     print(f"clattn {clattn.__version__}, {len(devices)} OpenCL device{plural}")
-    for index, (device, word) in enumerate(zip(devices, _words(devices), strict=True)):
+    for index, (device, word) in enumerate(zip(devices, words_of(devices), strict=True)):
         chosen = default is not None and device == default
         print(f"\n{'*' if chosen else ' '} {index}  {device.name}")
         for label, text in _facts(device, word, chosen):
@@ -49,7 +49,7 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
 
 
-def _words(devices: Sequence[Device]) -> list[str]:
+def words_of(devices: Sequence[Device]) -> list[str]:
     """Return the shortest word that names each device: "cpu", "cpu:1", "gpu" ….
 
     A bare type means the first usable device of it; numbers count all of them.

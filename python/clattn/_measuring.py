@@ -1,13 +1,14 @@
-"""Error, time and memory of one attention problem, for ``python -m clattn demo``."""
+"""Error, time and memory of an attention problem, for ``demo`` and ``bench``."""
 
 import contextlib
 import math
 import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,10 @@ from clattn._denoising import FloatArray, Problem, attention, numpy_attention
 
 ERROR_ROWS = 256  # query rows that are compared with float64
 NUMPY_ROWS = 16384  # NumPy does at most so many query rows; its time is scaled up
+TURN_SECONDS = 0.02
+THREADS = os.cpu_count() or 1  # of torch and other implementations
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ def time_first_call(problem: Problem, device: Device) -> float:
 def time_clattn(problem: Problem, device: Device, exact: Exact) -> Timing:
     """Time clattn."""
     error = exact.error(attention(problem, device))
-    return Timing("clattn", _shortest(lambda: attention(problem, device)), error)
+    return Timing("clattn", shortest(lambda: attention(problem, device)), error)
 
 
 def time_torch(problem: Problem, exact: Exact) -> Timing | None:
@@ -74,8 +79,7 @@ def time_torch(problem: Problem, exact: Exact) -> Timing | None:
         import torch
     except ImportError:
         return None
-    threads = os.cpu_count() or 1
-    torch.set_num_threads(threads)
+    torch.set_num_threads(THREADS)
     # torch's fused kernel wants four dimensions and values as wide as the keys; without
     # the padding torch holds all scores at once and takes several times as long.
     query, value, mask = (
@@ -92,8 +96,8 @@ def time_torch(problem: Problem, exact: Exact) -> Timing | None:
 
     with torch.inference_mode():
         error = exact.error(call()[0, 0, :, :columns].numpy())
-        seconds = _shortest(call)
-    return Timing(f"torch {torch.__version__}", seconds, error, f"{threads} threads")
+        seconds = shortest(call)
+    return Timing(f"torch {torch.__version__}", seconds, error, f"{THREADS} threads")
 
 
 def time_numpy(problem: Problem, exact: Exact) -> Timing:
@@ -110,32 +114,52 @@ def time_numpy(problem: Problem, exact: Exact) -> Timing:
     return Timing("NumPy float32", seconds, error, note)
 
 
-def measure_memory(call: Callable[[], FloatArray]) -> tuple[FloatArray, int | None]:
+def measure_memory(call: Callable[[], T]) -> tuple[T, int | None]:
     """Return what `call` does, and by how many bytes the process grew at its peak.
 
     The figure is an upper bound where the system does not let a process lower its recorded
     peak beforehand, and None where it does not tell.
     """
-    try:
-        import resource
-
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (ImportError, OSError):
-        return call(), None
-    before = pages * resource.getpagesize()
+    before = _memory_field("VmRSS")
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     result = call()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # KiB on Linux
-    return result, max(0, peak - before)
+    peak = _memory_field("VmHWM")
+    return result, None if before is None or peak is None else max(0, peak - before)
 
 
-def _shortest(call: Callable[[], object]) -> float:
-    """Return the seconds of the shortest of several calls: three, or more in 2 seconds."""
-    best, spent, calls = math.inf, 0.0, 0
-    while calls < 3 or (spent < 2 and calls < 50):
-        start = time.perf_counter()
+def _memory_field(name: str) -> int | None:
+    """Return a figure of /proc/self/status in bytes."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    found = re.search(rf"^{name}:\s+(\d+) kB$", status, re.MULTILINE)
+    return None if found is None else int(found[1]) * 1024
+
+
+def shortest(
+    call: Callable[[], object], seconds: float = 2.0, least: int = 3, most: float = 50
+) -> float:
+    """Return the seconds of the shortest of several calls.
+
+    At least `least` of them; more until so many `seconds` or `most` calls are spent.
+    """
+    best, calls = math.inf, 0
+    start = begin = time.perf_counter()
+    while calls < least or (start - begin < seconds and calls < most):
         call()
-        seconds = time.perf_counter() - start
-        best, spent, calls = min(best, seconds), spent + seconds, calls + 1
+        end = time.perf_counter()
+        best, start, calls = min(best, end - start), end, calls + 1
     return best
+
+
+def take_turns(calls: Mapping[str, Callable[[], object]], best: dict[str, float]) -> None:
+    """Time each call once more; `best` keeps the shortest seconds of each.
+
+    A turn is several calls. The first does not count: threads of the implementation before
+    may still be spinning.
+    """
+    for name, call in calls.items():
+        call()
+        best[name] = min(best[name], shortest(call, TURN_SECONDS, 1, math.inf))

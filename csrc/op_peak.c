@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: MIT */
+#include "op_peak.h"
+
+#include <stdlib.h>
+
+#include "cl_launch.h"
+#include "cl_program.h"
+#include "peak_params.h"
+
+_Static_assert(sizeof(ca_peak_params) == CA_PEAK_PARAMS_SIZE,
+               "host and device must agree on the parameters' layout");
+
+#define GROUPS_PER_UNIT 4
+#define GROUP           64                 /* work-items, where they are not alone */
+#define TILE            ((int64_t)1 << 18) /* elements that a group reads */
+
+/* Bytes of a vector that a register holds. */
+static int64_t
+vector_bytes(const ca_device_info *info)
+{
+    bool cpu = info->type == CA_DEVICE_CPU;
+    return !cpu ? 16 : info->float_width >= 16 ? 64 : info->float_width >= 8 ? 32 : 16;
+}
+
+static size_t
+group_size(const ca_device_info *info)
+{
+    return info->type == CA_DEVICE_CPU    ? 1
+           : info->max_work_group < GROUP ? (size_t)info->max_work_group
+                                          : GROUP;
+}
+
+static void
+define(ca_kernel_spec *spec, const char *name, int64_t value)
+{
+    spec->defines[spec->ndefines++] = (ca_define){name, value};
+}
+
+/* *sum is that of the outputs of all work-items. */
+static ca_status
+run(ca_device *device, const ca_kernel_spec *spec, const ca_span *input,
+    const ca_peak_params *params, size_t groups, double *sum, ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_kernel *kernel = NULL;
+    size_t local_size = group_size(ca_device_get_info(device));
+    size_t items = groups * local_size;
+    float *output = malloc(items * sizeof *output);
+    if (output == NULL) {
+        CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory for %zu sums", items));
+    }
+    const ca_span spans[] = {
+        *input,
+        {.data = output, .bytes = items * sizeof *output, .access = CA_ACCESS_WRITE},
+    };
+    const ca_launch launch = {
+        .spans = spans,
+        .nspans = sizeof spans / sizeof spans[0],
+        .params = params,
+        .params_size = sizeof *params,
+        .global_size = items,
+        .local_size = local_size,
+    };
+    CA_TRY(ca_kernel_get(device, spec, &kernel, error));
+    CA_TRY(ca_launch_run(device, kernel, &launch, error));
+    *sum = 0;
+    for (size_t i = 0; i < items; i++) {
+        *sum += (double)output[i];
+    }
+done:
+    free(output);
+    return status;
+}
+
+ca_status
+ca_peak_fma(ca_device *device, ca_dtype dtype, int64_t steps, double *flop,
+            double *value, ca_error *error)
+{
+    const ca_device_info *info = ca_device_get_info(device);
+    int64_t lanes = vector_bytes(info) / (int64_t)ca_dtype_size(dtype);
+    size_t groups = (size_t)(GROUPS_PER_UNIT * info->compute_units);
+    size_t items = groups * group_size(info);
+    ca_kernel_spec spec = {.name = "peak_fma"};
+    define(&spec, "REAL64", dtype == CA_FLOAT64);
+    define(&spec, "LANES", lanes);
+    define(&spec, "LOCAL", (int64_t)group_size(info));
+    const ca_peak_params params = {.steps = steps, .factor = 0.5f, .addend = 1.0f};
+    const ca_span nothing = {.access = CA_ACCESS_READ};
+    double sum;
+    ca_status status = run(device, &spec, &nothing, &params, groups, &sum, error);
+    if (status == CA_OK) {
+        *value = sum / (double)items;
+        *flop = 2.0 * (double)items * CA_PEAK_CHAINS * (double)lanes * (double)steps;
+    }
+    return status;
+}
+
+ca_status
+ca_peak_read(ca_device *device, const float *data, int64_t count, int64_t passes,
+             double *sum, ca_error *error)
+{
+    const ca_device_info *info = ca_device_get_info(device);
+    ca_kernel_spec spec = {.name = "peak_read"};
+    define(&spec, "LANES", vector_bytes(info) / (int64_t)sizeof *data);
+    define(&spec, "LOCAL", (int64_t)group_size(info));
+    /* Without passes one group is launched, which has nothing to read. */
+    bool reads = passes > 0 && count > 0;
+    const ca_peak_params params = {.count = reads ? count : 0, .tile = TILE};
+    const ca_span input = {.data = (void *)data,
+                           .bytes = (size_t)count * sizeof *data,
+                           .access = CA_ACCESS_READ};
+    size_t tiles = (size_t)((count + TILE - 1) / TILE);
+    return run(device, &spec, &input, &params, reads ? tiles * (size_t)passes : 1, sum,
+               error);
+}

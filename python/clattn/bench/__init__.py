@@ -1,0 +1,1 @@
+"""``python -m clattn bench``: clattn beside other implementations of attention, in one run."""

@@ -1,0 +1,107 @@
+"""Charts of what was measured. Needs matplotlib."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+
+from clattn.bench.measuring import Contestants, Measured
+from clattn.bench.scaling import Growth
+
+COLOURS = ("#1b6ca8", "#e08e2b", "#3f9b57", "#a04b8c", "#c2473d", "#7a7a7a", "#2aa5a0")
+TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100)
+
+
+def save_ratios(path: Path, measured: Sequence[Measured], contestants: Contestants) -> None:
+    """Write bars of the fastest peer's time divided by clattn's, a group for each row."""
+    rows = [one for one in measured if one.best is not None]
+    devices = contestants.devices
+    thickness = 0.8 / len(devices)
+    inches = 1.2 + 0.25 * len(devices) + len(rows) * (0.14 + 0.17 * len(devices))
+    figure = Figure(figsize=(9, inches), dpi=130, layout="constrained")
+    axis = figure.subplots()
+    lowest, largest = 1.0, 1.0
+    for index, (words, device) in enumerate(devices.items()):
+        ratios = {
+            place + (index - (len(devices) - 1) / 2) * thickness: one.ratio(words, one.best)
+            for place, one in enumerate(rows)
+            if words in one.seconds and one.best is not None
+        }
+        axis.barh(
+            list(ratios),
+            [ratio - 1 for ratio in ratios.values()],
+            thickness * 0.9,
+            left=1,
+            color=COLOURS[index % len(COLOURS)],
+            label=f"{device.name} ({device.platform})",
+        )
+        for place, ratio in ratios.items():
+            _write_beside(axis, f"{ratio:.2f}", max(ratio, 1), place)
+        lowest, largest = min([lowest, *ratios.values()]), max([largest, *ratios.values()])
+    axis.axvline(1, color="black", linewidth=1)
+    axis.set_xscale("log")
+    axis.set_xlim(lowest / 1.1, largest * 1.3)
+    ticks = [tick for tick in TICKS if lowest / 1.1 <= tick <= largest * 1.3]
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.xaxis.set_minor_locator(NullLocator())
+    labels = [f"{one.row.name}  ({one.best})" for one in rows]
+    axis.set_yticks(range(len(rows)), labels, fontsize=8)
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.grid(axis="x", alpha=0.3)
+    axis.set_axisbelow(True)
+    axis.set_xlabel("time of the fastest other implementation, named at the left, / clattn's")
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", frameon=False)
+    figure.savefig(path, format="png")
+
+
+def _write_beside(axis: Any, text: str, x: float, y: float) -> None:
+    axis.annotate(text, (x, y), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7)
+
+
+def save_scaling(path: Path, sizes: Sequence[int], growths: Sequence[Growth]) -> None:
+    """Write time and memory against S side by side, with lines of the slopes they may have."""
+    figure = Figure(figsize=(11, 5), dpi=130, layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for index, growth in enumerate(growths):
+        style: dict[str, Any] = {
+            "color": COLOURS[index % len(COLOURS)],
+            "marker": "o",
+            "markersize": 3,
+        }
+        style["linewidth"] = 1 if growth.kind == "peer" else 2
+        times = {S: cost.seconds * 1e3 for S, cost in growth.costs.items()}
+        left.plot(list(times), list(times.values()), label=growth.label, **style)
+        memory = {S: cost.memory / 2**20 for S, cost in growth.costs.items() if cost.memory}
+        right.plot(list(memory), list(memory.values()), **style)
+    _draw_slope(left, sizes, 2, "S²")
+    _draw_slope(right, sizes, 1, "S")
+    _draw_slope(right, sizes, 2, "S²")
+    left.set_ylabel("ms")
+    right.set_ylabel("MiB at the peak, beyond the inputs")
+    for axis in (left, right):
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_xticks(sizes, [str(S) for S in sizes], rotation=45)
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        axis.yaxis.set_minor_formatter(NullFormatter())
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.set_xlabel("S = L")
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=len(growths), frameon=False)
+    figure.savefig(path, format="png")
+
+
+def _draw_slope(axis: Any, sizes: Sequence[int], power: int, name: str) -> None:
+    """Draw a dashed line of y ~ S^power that ends below the end of clattn's first curve."""
+    x, y = axis.lines[0].get_data()
+    if not len(x):
+        return
+    first = max(sizes[0], x[-1] / 8)
+    line = [first, x[-1]]
+    height = [0.6 * y[-1] * (S / x[-1]) ** power for S in line]
+    axis.plot(line, height, "--", color="gray", linewidth=0.8, zorder=0)
+    axis.annotate(name, (line[0], height[0]), ha="right", va="center", fontsize=8, color="gray")

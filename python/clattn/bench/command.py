@@ -1,0 +1,229 @@
+"""The command ``python -m clattn bench``."""
+
+import argparse
+import fnmatch
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import clattn
+from clattn import Device, _core, _listing
+from clattn.bench.rows import ROWS, Row, numpy_dtype
+from clattn.bench.scaling import LARGEST, SMALLEST
+
+
+class BenchError(Exception):
+    """A message for the user, and the exit status."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments to `parser`."""
+    parser.add_argument(
+        "--rows",
+        metavar="NAME",
+        nargs="+",
+        type=_rows,
+        help="names of rows, or patterns such as '*decode*' (default: all)",
+    )
+    parser.add_argument(
+        "--scaling",
+        metavar="S",
+        nargs="?",
+        type=_largest_size,
+        const=LARGEST,
+        help="measure time and memory of (1, 8, 8, S, S, 64) up to that S instead "
+        "(default: %(const)s)",
+    )
+    parser.add_argument("--list", action="store_true", help="list the rows and leave")
+    parser.add_argument(
+        "--device",
+        metavar="WORDS",
+        action="append",
+        help='where to run, may be given again: "cpu", "gpu:1", part of a name, or "all"',
+    )
+    parser.add_argument(
+        "--rounds",
+        metavar="N",
+        type=_rounds,
+        default=10,
+        help="turns of each implementation (default: %(default)s)",
+    )
+    parser.add_argument("--json", metavar="PATH", type=Path, help="write everything as JSON")
+    parser.add_argument("--plot", metavar="PATH", type=Path, help="write a chart as PNG")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command and return its exit status: 1 where a result was wrong."""
+    try:
+        return _run(arguments)
+    except BenchError as error:
+        print(f"clattn bench: {error}", file=sys.stderr)
+        return error.status
+
+
+def _rounds(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number of 1 or more")
+    return int(text)
+
+
+def _largest_size(text: str) -> int:
+    if not text.isdecimal() or int(text) < SMALLEST:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a number of {SMALLEST} or more")
+    return int(text)
+
+
+def _rows(pattern: str) -> list[Row]:
+    found = [row for row in ROWS if fnmatch.fnmatchcase(row.name, pattern)]
+    if not found:
+        names = ", ".join(row.name for row in ROWS)
+        raise argparse.ArgumentTypeError(f"{pattern!r} names no row; there are {names}")
+    return found
+
+
+def _choose_devices(words: Sequence[str] | None) -> dict[str, Device]:
+    """Return the devices by the word that names each."""
+    everything = _core.all_devices()
+    names = dict(zip(everything, _listing.words_of(everything), strict=True))
+    chosen: dict[str, Device] = {}
+    try:
+        if not words:
+            device = clattn.get_default_device()
+            chosen[names[device]] = device
+        for word in words or []:
+            if word == "all":
+                chosen.update((names[device], device) for device in clattn.devices())
+            else:
+                with clattn.use_device(word) as device:
+                    chosen[names[device]] = device
+    except ValueError as error:  # words, or CLATTN_DEVICE, that name no device
+        raise BenchError(str(error), 2) from error
+    return chosen
+
+
+def _check_output(path: Path | None) -> None:
+    """Refuse a file that cannot be written before anything is measured."""
+    if path is None:
+        return
+    try:
+        existed = path.exists()
+        with path.open("ab"):
+            pass
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise BenchError(f"cannot write {path}: {error.strerror}", 2) from error
+
+
+def _print_rows() -> None:
+    print(f"{'row':<16} {'B, Hq, Hk, L, S, E':<24} {'dtype':<9} more")
+    for row in ROWS:
+        more = [f"{row.mask} mask"] if row.mask else []
+        more += ["causal"] if row.is_causal else []
+        more += [f"window {row.window}"] if row.window is not None else []
+        sizes = ", ".join(map(str, row.shape))
+        print(f"{row.name:<16} {sizes:<24} {row.dtype:<9} {', '.join(more)}".rstrip())
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.list:
+        _print_rows()
+        return 0
+    if arguments.scaling is not None and arguments.rows is not None:
+        raise BenchError("--scaling measures sizes of its own: leave out --rows", 2)
+    try:
+        import rich  # noqa: F401
+
+        if arguments.plot is not None:
+            import matplotlib  # noqa: F401
+    except ModuleNotFoundError as error:
+        message = f'{error.name} is missing; install it with: pip install "clattn[bench]"'
+        raise BenchError(message, 1) from None
+    _check_output(arguments.json)
+    _check_output(arguments.plot)
+    devices = _choose_devices(arguments.device)
+    if arguments.scaling is not None:
+        return _run_scaling(arguments, devices)
+    return _run_rows(arguments, devices)
+
+
+def _chosen_rows(arguments: argparse.Namespace) -> list[Row]:
+    chosen = {row for rows in arguments.rows or [ROWS] for row in rows}
+    rows = [row for row in ROWS if row in chosen]
+    try:
+        numpy_dtype("bfloat16")
+    except ModuleNotFoundError:
+        print("ml_dtypes is not installed: no bfloat16", file=sys.stderr)
+        return [row for row in rows if row.dtype != "bfloat16"]
+    return rows
+
+
+def _run_rows(arguments: argparse.Namespace, devices: dict[str, Device]) -> int:
+    from rich.progress import Progress
+
+    from clattn.bench import report
+    from clattn.bench.limits import Limits
+    from clattn.bench.measuring import Contestants, find_peers, measure
+
+    rows = _chosen_rows(arguments)
+    console = report.open_console()
+    with ExitStack() as stack:
+        peers, missing = find_peers(stack)
+        limits = {words: Limits(device) for words, device in devices.items()}
+        contestants = Contestants(devices, peers, limits, missing)
+        measured = []
+        progress = stack.enter_context(Progress(console=console, transient=True))
+        task = progress.add_task("", total=len(rows) * arguments.rounds)
+        for row in rows:
+            progress.update(task, description=row.name)
+            one = measure(row, contestants, arguments.rounds, lambda: progress.advance(task))
+            measured.append(one)
+    for words in devices:
+        console.print(report.make_table(words, measured, contestants))
+    for line in report.notes(measured, contestants):
+        console.print(line, markup=False)
+    if arguments.json is not None:
+        report.write_json(arguments.json, report.as_json(measured, contestants, arguments.rounds))
+    if arguments.plot is not None and not any(one.best for one in measured):
+        console.print("no chart: there is nothing to compare with")
+    elif arguments.plot is not None:
+        from clattn.bench import chart
+
+        chart.save_ratios(arguments.plot, measured, contestants)
+    return 1 if any(one.wrong for one in measured) else 0
+
+
+def _run_scaling(arguments: argparse.Namespace, devices: dict[str, Device]) -> int:
+    from rich.progress import Progress
+
+    from clattn.bench import report, scaling
+
+    sizes = scaling.sizes_up_to(arguments.scaling)
+    console = report.open_console()
+    growths = scaling.find_growths(list(devices))
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(growths) * len(sizes))
+        for size in sizes:
+            for growth in growths:
+                progress.update(task, description=f"S = {size}, {growth.label}")
+                scaling.measure_next(growth, size)
+                progress.advance(task)
+    console.print(report.make_scaling_table(sizes, growths))
+    for growth in growths:
+        if growth.ended:
+            console.print(f"{growth.label}: {growth.ended}", markup=False)
+        for size in growth.wrong():
+            console.print(f"{growth.label}: WRONG at S = {size}", markup=False)
+    if arguments.json is not None:
+        report.write_json(arguments.json, report.scaling_as_json(growths))
+    if arguments.plot is not None:
+        from clattn.bench import chart
+
+        chart.save_scaling(arguments.plot, sizes, growths)
+    return 1 if any(growth.wrong() for growth in growths) else 0

@@ -1,0 +1,155 @@
+"""Time and error of a row in every implementation, measured in turn."""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import clattn
+from clattn import Device
+from clattn._measuring import take_turns
+from clattn.bench import onnx_peers, openvino_peer, peers
+from clattn.bench.exact import PEER_FACTOR, exact_rows
+from clattn.bench.limits import Limits
+from clattn.bench.peers import Call, Peer
+from clattn.bench.rows import Problem, Row, draw
+
+
+@dataclass(frozen=True)
+class Contestants:
+    """Everything that is timed: devices by the words that choose them, and peers."""
+
+    devices: dict[str, Device]
+    peers: Sequence[Peer]
+    limits: dict[str, Limits]
+    missing: dict[str, str]  # why a peer is not there, by its label
+
+
+@dataclass
+class Measured:
+    """What was measured of a row, by device words and peers' labels."""
+
+    row: Row
+    allowed: float
+    seconds: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)  # whose error is too large
+    notes: list[str] = field(default_factory=list)
+    best: str | None = None  # the label of the fastest peer of those that count
+    limits: dict[str, float] = field(default_factory=dict)  # FLOP/s or bytes/s, by device
+
+    def ratio(self, words: str, peer: str) -> float:
+        """Return a peer's time divided by clattn's on a device."""
+        return self.seconds[peer] / self.seconds[words]
+
+    def limit_share(self, words: str) -> float:
+        """Return how near a device is to its limit: 1 is as fast as it can be."""
+        work = self.row.bytes_read if self.row.limit == "read" else self.row.flop
+        return work / self.seconds[words] / self.limits[words]
+
+
+def peer_classes() -> list[Any]:
+    """Return the classes of all peers, in the order of the table."""
+    return [
+        peers.Torch,
+        onnx_peers.OnnxAttention,
+        onnx_peers.OnnxMultiHeadAttention,
+        openvino_peer.OpenVino,
+        peers.Jax,
+        onnx_peers.OnnxGroupQueryAttention,
+    ]
+
+
+def find_peers(stack: ExitStack) -> tuple[list[Peer], dict[str, str]]:
+    """Return the peers that are installed, and why the others are not there.
+
+    `stack` takes what has to last as long as peers are called.
+    """
+    found: list[Peer] = []
+    missing = {}
+    for make in peer_classes():
+        try:
+            found.append(make(stack))
+        except ImportError as error:
+            missing[make.label] = f"{error.name or error} is not installed"
+        except Exception as error:  # a package that is there and broken
+            missing[make.label] = first_line(error)
+    return found, missing
+
+
+def first_line(error: Exception) -> str:
+    """Return the beginning of what an exception says, on one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else text[:157] + "..."
+
+
+def clattn_call(problem: Problem, device: Device) -> Call:
+    """Return clattn's call on a device, as a user writes it."""
+    row = problem.row
+    query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
+    causal, grouped = row.is_causal, row.shape[1] != row.shape[2]
+    window = None if row.window is None else (row.window, 0)
+
+    def run() -> Any:
+        return clattn.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            mask,
+            is_causal=causal,
+            enable_gqa=grouped,
+            window=window,
+            device=device,
+        )
+
+    return Call(run, run)
+
+
+def measure(
+    row: Row, contestants: Contestants, rounds: int, advance: Callable[[], None]
+) -> Measured:
+    """Check and time a row: so many rounds of all in turn; `advance` is called after each."""
+    measured, calls = _check(row, contestants)
+    runs = {name: call.run for name, call in calls.items()}
+    measured.seconds = dict.fromkeys(runs, math.inf)
+    measured.limits = {words: 0.0 for words in contestants.devices if words in runs}
+    for _ in range(rounds):
+        for words, limit in measured.limits.items():
+            measured.limits[words] = max(limit, contestants.limits[words].measure(row))
+        take_turns(runs, measured.seconds)
+        advance()
+    labels = [peer.label for peer in contestants.peers if peer.counts and peer.label in runs]
+    measured.best = min(labels, key=lambda label: measured.seconds[label], default=None)
+    return measured
+
+
+def _check(row: Row, contestants: Contestants) -> tuple[Measured, dict[str, Call]]:
+    """Return the errors of everything that runs the row, and the calls to be timed.
+
+    A peer that fails, or whose result is wrong, is left out with a note.
+    """
+    problem = draw(row)
+    exact = exact_rows(problem)
+    measured = Measured(row, exact.allowed)
+    calls: dict[str, Call] = {}
+    for words, device in contestants.devices.items():
+        if row.dtype != "float64" or device.float64:
+            calls[words] = clattn_call(problem, device)
+            measured.errors[words] = exact.error(calls[words].result())
+            if not measured.errors[words] <= exact.allowed:
+                measured.wrong.append(words)
+    for peer in contestants.peers:
+        try:
+            call = peer.prepare(problem)
+            if call is None:
+                continue
+            error = exact.error(call.result())
+        except Exception as failure:
+            measured.notes.append(f"{peer.label}: {first_line(failure)}")
+            continue
+        if error <= PEER_FACTOR * exact.allowed:
+            calls[peer.label], measured.errors[peer.label] = call, error
+        else:
+            measured.notes.append(f"{peer.label}: left out, its error is {error:.1e}")
+    return measured, calls

@@ -1,0 +1,118 @@
+"""Other implementations that bench times where they are installed. None is needed."""
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from clattn._measuring import THREADS
+from clattn.bench.rows import Array, Problem
+
+
+@dataclass(frozen=True)
+class Call:
+    """A problem, prepared: `run` is timed, `result` gives its array (B, Hq, L, E)."""
+
+    run: Callable[[], object]
+    result: Callable[[], Array]
+
+
+class Peer(Protocol):
+    """One implementation. Making it raises ImportError where its package is missing."""
+
+    name: str
+    label: str  # a table's column
+    counts: bool  # is it one of those that the best peer is chosen from?
+
+    @property
+    def version(self) -> str:
+        """The package and its version."""
+
+    def prepare(self, problem: Problem) -> Call | None:
+        """Return the call of a problem, with all conversion done; None: not supported."""
+
+
+class Torch:
+    """torch.nn.functional.scaled_dot_product_attention."""
+
+    name = "torch"
+    label = "torch"
+    counts = True
+
+    def __init__(self, stack: ExitStack) -> None:
+        import torch
+
+        torch.set_num_threads(THREADS)
+        stack.enter_context(torch.inference_mode())
+        self._torch = torch
+        self.version = f"torch {torch.__version__}"
+
+    def prepare(self, problem: Problem) -> Call:
+        """As for every Peer."""
+        row = problem.row
+        tensors = [self._tensor(a) for a in (problem.query, problem.key, problem.value)]
+        mask = problem.additive_mask
+        options: dict[str, Any] = {
+            "attn_mask": None if mask is None else self._tensor(mask),
+            "is_causal": row.is_causal and row.window is None,
+            "enable_gqa": row.shape[1] != row.shape[2],
+        }
+        attend = self._torch.nn.functional.scaled_dot_product_attention
+
+        def run() -> Any:
+            return attend(*tensors, **options)
+
+        def result() -> Array:
+            output = run()
+            is_bfloat16 = row.dtype == "bfloat16"
+            array = (output.view(self._torch.int16) if is_bfloat16 else output).numpy()
+            return np.asarray(array).view(problem.query.dtype)
+
+        return Call(run, result)
+
+    def _tensor(self, array: Array) -> Any:
+        if array.dtype.name == "bfloat16":
+            return self._torch.from_numpy(array.view("int16")).view(self._torch.bfloat16)
+        return self._torch.from_numpy(array)
+
+
+class Jax:
+    """jax.nn.dot_product_attention, compiled."""
+
+    name = "JAX"
+    label = "JAX"
+    counts = True
+
+    def __init__(self, stack: ExitStack) -> None:
+        del stack
+        import jax
+
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_enable_x64", True)
+        self._jax = jax
+        self.version = f"jax {jax.__version__}"
+
+    def prepare(self, problem: Problem) -> Call:
+        """As for every Peer. JAX wants (B, L, H, E)."""
+        row, jax = problem.row, self._jax
+        arrays = [
+            jax.numpy.asarray(a.swapaxes(1, 2)) for a in (problem.query, problem.key, problem.value)
+        ]
+        options: dict[str, Any] = {"is_causal": row.is_causal}
+        if row.window is not None:
+            options["local_window_size"] = (row.window, 0)
+        if row.mask is not None:
+            word = "bias" if row.mask == "float" else "mask"
+            options[word] = jax.numpy.asarray(problem.mask)[None, None]
+        named = {name: value for name, value in options.items() if name in ("bias", "mask")}
+        fixed = {name: value for name, value in options.items() if name not in named}
+
+        attend = jax.jit(functools.partial(jax.nn.dot_product_attention, **fixed))
+
+        def run() -> Any:
+            return attend(*arrays, **named).block_until_ready()
+
+        return Call(run, lambda: np.asarray(run().swapaxes(1, 2)))

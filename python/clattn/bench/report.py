@@ -1,0 +1,200 @@
+"""The table and the JSON file of what was measured."""
+
+import json
+import math
+import platform
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import clattn
+from clattn._measuring import THREADS
+from clattn.bench.measuring import Contestants, Measured
+from clattn.bench.scaling import Cost, Growth
+
+WIDTH = 100  # columns that a table may take
+
+
+def open_console() -> Console:
+    """Return a console of the terminal's width, where there is one, and wide enough."""
+    console = Console(highlight=False)
+    wide = console.is_terminal and console.width >= WIDTH
+    return console if wide else Console(highlight=False, width=WIDTH)
+
+
+def make_table(words: str, measured: Sequence[Measured], contestants: Contestants) -> Table:
+    """Return the table of one device."""
+    device = contestants.devices[words]
+    table = Table(
+        title=f"{device.name} ({device.platform})",
+        caption=_limits_text(words, contestants),
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("row", no_wrap=True)
+    for header in ("ms", "limit", "best"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for peer in contestants.peers:
+        table.add_column(peer.label.replace(" ", "\n"), justify="right", min_width=5)
+    table.add_column("error", justify="right", no_wrap=True)
+    for one in measured:
+        if words in one.seconds:
+            table.add_row(*_cells(words, one, contestants))
+    return table
+
+
+def _cells(words: str, one: Measured, contestants: Contestants) -> Iterator[str]:
+    seconds = one.seconds[words]
+    yield one.row.name
+    yield f"{seconds * 1e3:.4g}" if seconds < 0.01 else f"{seconds * 1e3:.1f}"
+    yield f"{one.limit_share(words):.0%}"
+    yield "" if one.best is None else _ratio(one.ratio(words, one.best), "bold ")
+    for peer in contestants.peers:
+        there = peer.label in one.seconds
+        yield _ratio(one.ratio(words, peer.label)) if there else ""
+    error = f"{one.errors[words]:.0e}"
+    yield f"[bold red]{error} wrong[/]" if words in one.wrong else error
+
+
+def _ratio(ratio: float, style: str = "") -> str:
+    colour = "green" if ratio >= 1 else "red"
+    return f"[{style}{colour}]{ratio:.2f}[/]" if ratio < 100 else f"[{style}{colour}]{ratio:.0f}[/]"
+
+
+def _limits_text(words: str, contestants: Contestants) -> str:
+    limits = contestants.limits[words]
+    parts = [f"fma {dtype} {rate / 1e9:.0f} GFLOP/s" for dtype, rate in limits.fma.items() if rate]
+    if limits.read:
+        parts.append(f"reading {limits.read / 1e9:.1f} GB/s")
+    return "limits: " + ", ".join(parts)
+
+
+def notes(measured: Sequence[Measured], contestants: Contestants) -> Iterator[str]:
+    """Yield what has to be said below the tables."""
+    versions = dict.fromkeys(peer.version for peer in contestants.peers)
+    yield f"{THREADS} threads each; " + (", ".join(versions) or "nothing to compare with")
+    for label, reason in contestants.missing.items():
+        yield f"{label}: {reason}"
+    for one in measured:
+        for words in one.wrong:
+            yield (
+                f"{one.row.name}: WRONG on {words}, error {one.errors[words]:.1e}, "
+                f"at most {one.allowed:.1e} is due to rounding"
+            )
+        for note in one.notes:
+            yield f"{one.row.name}: {note}"
+
+
+def as_json(measured: Sequence[Measured], contestants: Contestants, rounds: int) -> dict[str, Any]:
+    """Return everything that was measured; times in seconds."""
+    return {
+        **describe(contestants),
+        "rounds": rounds,
+        "rows": [_row_json(one, contestants) for one in measured],
+    }
+
+
+def describe(contestants: Contestants) -> dict[str, Any]:
+    """Return versions, devices and peers."""
+    return {
+        "clattn": clattn.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "threads": THREADS,
+        "devices": {
+            words: {
+                "name": device.name,
+                "platform": device.platform,
+                "driver_version": device.driver_version,
+                "fma": {
+                    dtype: rate for dtype, rate in contestants.limits[words].fma.items() if rate
+                },
+                "read": contestants.limits[words].read or None,
+            }
+            for words, device in contestants.devices.items()
+        },
+        "peers": {
+            peer.label: {"name": peer.name, "version": peer.version, "counts": peer.counts}
+            for peer in contestants.peers
+        },
+        "missing": contestants.missing,
+    }
+
+
+def _row_json(one: Measured, contestants: Contestants) -> dict[str, Any]:
+    row = one.row
+    results: dict[str, dict[str, float | None]] = {}
+    for name, seconds in one.seconds.items():
+        results[name] = {"seconds": seconds, "error": _finite(one.errors[name])}
+        if name in contestants.devices:
+            results[name]["limit"] = one.limits[name]
+            results[name]["limit_share"] = one.limit_share(name)
+    return {
+        "name": row.name,
+        "shape": dict(zip(("B", "Hq", "Hk", "L", "S", "E"), row.shape, strict=True)),
+        "dtype": row.dtype,
+        "mask": row.mask,
+        "is_causal": row.is_causal,
+        "window": row.window,
+        "limit": row.limit,
+        "flop": row.flop,
+        "bytes_read": row.bytes_read,
+        "allowed_error": one.allowed,
+        "best_peer": one.best,
+        "results": results,
+        "wrong": one.wrong,
+        "notes": one.notes,
+    }
+
+
+def _finite(number: float) -> float | None:
+    """Return what JSON can hold."""
+    return number if math.isfinite(number) else None
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file."""
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def make_scaling_table(sizes: Sequence[int], growths: Sequence[Growth]) -> Table:
+    """Return milliseconds and, below them, MiB beyond the inputs, by S."""
+    table = Table(
+        title="(1, 8, 8, S, S, 64) float32: ms, and MiB beyond the inputs", box=box.SIMPLE_HEAD
+    )
+    table.add_column("S = L", justify="right")
+    for growth in growths:
+        table.add_column(growth.label, justify="right")
+    for size in sizes:
+        table.add_row(str(size), *(_cost_text(growth.costs.get(size)) for growth in growths))
+    return table
+
+
+def _cost_text(cost: Cost | None) -> str:
+    if cost is None:
+        return ""
+    memory = "?" if cost.memory is None else f"{cost.memory / 2**20:.1f}"
+    return f"{cost.seconds * 1e3:.4g}\n[dim]{memory}[/]"
+
+
+def scaling_as_json(growths: Sequence[Growth]) -> dict[str, Any]:
+    """Return everything that `--scaling` measured; seconds and bytes."""
+    return {
+        "clattn": clattn.__version__,
+        "threads": THREADS,
+        "scaling": [
+            {
+                "label": growth.label,
+                "costs": [{"S": size, **asdict(cost)} for size, cost in growth.costs.items()],
+                "ended": growth.ended,
+            }
+            for growth in growths
+        ],
+    }

@@ -1,0 +1,131 @@
+"""What ``python -m clattn bench`` measures: shapes, dtypes and masks, and their data."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One attention problem by its sizes.
+
+    `window`: so many keys before a query's own are attended to, none after it; a row with
+    a window is causal. `limit`: what bounds the time, arithmetic or reading keys and values.
+    """
+
+    name: str
+    shape: tuple[int, int, int, int, int, int]  # B, Hq, Hk, L, S, E
+    dtype: str = "float32"
+    mask: Literal["float", "bool"] | None = None
+    is_causal: bool = False
+    window: int | None = None
+    limit: Literal["fma", "read"] = "fma"
+
+    @property
+    def flop(self) -> int:
+        """2 · (E + Ev) for each pair of a query and a key that it attends to."""
+        B, Hq, _, L, S, E = self.shape
+        pairs = L * S if not self.is_causal else int(self.attended().sum())
+        return B * Hq * pairs * 4 * E
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of all keys and values."""
+        B, _, Hk, _, S, E = self.shape
+        return 2 * B * Hk * S * E * numpy_dtype(self.dtype).itemsize
+
+    def attended(self, rows: NDArray[np.intp] | None = None) -> NDArray[np.bool_]:
+        """Return which keys query rows attend to by causality and window: (rows, S).
+
+        All rows, unless some are given.
+        """
+        L, S = self.shape[3:5]
+        i = (np.arange(L) if rows is None else rows)[:, None]
+        j = np.arange(S)
+        seen = np.ones((len(i), S), bool)
+        if self.is_causal:
+            seen &= j <= i
+        if self.window is not None:
+            seen &= j >= i - self.window
+        return seen
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return NumPy's dtype of a name; bfloat16 is that of ml_dtypes."""
+    kind: DTypeLike = name
+    if name == "bfloat16":
+        import ml_dtypes
+
+        kind = ml_dtypes.bfloat16
+    return np.dtype(kind)
+
+
+_PREFILL = (1, 8, 8, 2048, 2048, 64)
+_DECODE = (1, 32, 32, 1, 4096, 128)
+_DECODE_GQA = (1, 32, 8, 1, 4096, 128)
+
+ROWS = (
+    Row("plain", _PREFILL),
+    Row("E=128", (1, 8, 8, 2048, 2048, 128)),
+    Row("float-mask", _PREFILL, mask="float"),
+    Row("bool-mask", _PREFILL, mask="bool"),
+    Row("batch", (4, 12, 12, 512, 512, 64)),
+    Row("cross", (1, 8, 8, 256, 2048, 64)),
+    Row("causal", _PREFILL, is_causal=True),
+    Row("window", (1, 8, 8, 4096, 4096, 64), is_causal=True, window=256),
+    Row("short", (1, 12, 12, 128, 128, 64)),
+    Row("short-batch", (8, 12, 12, 64, 64, 64)),
+    Row("odd", (3, 5, 5, 77, 77, 80)),
+    Row("tiny", (1, 8, 8, 16, 16, 64)),
+    Row("decode", _DECODE, limit="read"),
+    Row("decode-gqa", _DECODE_GQA, limit="read"),
+    Row("decode-batch", (8, 32, 8, 1, 2048, 128), limit="read"),
+    Row("decode-4", (1, 32, 8, 4, 4096, 128), limit="read"),
+    Row("decode-8", (1, 32, 8, 8, 4096, 128), limit="read"),
+    Row("float16", _PREFILL, "float16"),
+    Row("float16-decode", _DECODE, "float16", limit="read"),
+    Row("float16-gqa", _DECODE_GQA, "float16", limit="read"),
+    Row("bfloat16", _PREFILL, "bfloat16"),
+    Row("bfloat16-causal", _PREFILL, "bfloat16", is_causal=True),
+    Row("bfloat16-decode", _DECODE, "bfloat16", limit="read"),
+    Row("bfloat16-gqa", _DECODE_GQA, "bfloat16", limit="read"),
+    Row("float64", _PREFILL, "float64"),
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A row with its data: query (B, Hq, L, E), key and value (B, Hk, S, E), mask (L, S)."""
+
+    row: Row
+    query: Array
+    key: Array
+    value: Array
+    mask: Array | None
+
+    @cached_property
+    def additive_mask(self) -> Array | None:
+        """The mask and the window as numbers to add, for a peer without windows; (L, S)."""
+        if self.row.window is None:
+            return self.mask
+        return np.where(self.row.attended(), 0, -np.inf).astype(self.query.dtype)
+
+
+def draw(row: Row) -> Problem:
+    """Return a row with standard normal numbers; a bool mask attends to 70 % of the keys."""
+    B, Hq, Hk, L, S, E = row.shape
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> Array:
+        return rng.standard_normal(shape, np.float32).astype(numpy_dtype(row.dtype))
+
+    query, key, value = normal(B, Hq, L, E), normal(B, Hk, S, E), normal(B, Hk, S, E)
+    mask: Array | None = None
+    if row.mask is not None:
+        mask = normal(L, S) if row.mask == "float" else rng.random((L, S)) < 0.7
+    return Problem(row, query, key, value, mask)
