@@ -132,6 +132,23 @@ round_up(size_t count, size_t step)
     return (count + step - 1) / step * step;
 }
 
+/* Below this a thread alone is done before a second one would have been of use. Counted
+   in multiplications and additions of float32; those of float64 take twice as long. */
+#define SMALL_WORK 0.8e6
+
+static bool
+is_small(const ca_attention *attention, const ca_attention_params *params)
+{
+    bool wide = attention->tensors[CA_ATTENTION_QUERY].dtype == CA_FLOAT64;
+    double keys = (double)(params->upper - params->lower + 1); /* of the band */
+    keys = keys < (double)params->T ? keys : (double)params->T;
+    double work = (wide ? 4 : 2) * keys * (double)(params->E + params->Ev);
+    for (int d = 0; d < CA_BATCH_DIMS; d++) {
+        work *= (double)params->batch[d];
+    }
+    return work * (double)params->L < SMALL_WORK;
+}
+
 static ca_status
 launch_whole(ca_device *device, const ca_attention *attention,
              const ca_extent extents[TENSORS], const ca_leading_dims *dims,
@@ -163,6 +180,7 @@ launch_whole(ca_device *device, const ca_attention *attention,
         .params_size = sizeof(params),
         .global_size = round_up((size_t)items, plan.local_size),
         .local_size = plan.local_size,
+        .small = is_small(attention, &params),
     };
     CA_TRY(ca_launch_run(device, kernel, &launch, error));
 done:

@@ -167,7 +167,10 @@ plan_cpu(const ca_device_info *info, const ca_attention *attention)
     int64_t float_lanes = info->float_width >= 16 ? 16 : info->float_width >= 8 ? 8 : 4;
     int64_t lanes =
         real == CA_FLOAT64 && float_lanes > 4 ? float_lanes / 2 : float_lanes;
-    int64_t vectors = ca_tensor_size(query, 2) <= lanes ? 1 : 2;
+    /* Few rows: tiles of one vector of them leave less of the last tile empty. With 16
+       registers two are needed to have enough sums at a time. */
+    int64_t wide = lanes * (int64_t)ca_dtype_size(real) == 64;
+    int64_t vectors = ca_tensor_size(query, 2) <= (wide ? 8 : 1) * lanes ? 1 : 2;
 
     ca_attention_plan plan = {.spec = {.name = "attention_cpu"},
                               .rows_per_item = vectors * lanes,

@@ -180,12 +180,16 @@ add_block(const key_segment *segment, ca_int64 j0, int keys, const realv *weight
     pack_values(block, segment->value, segment->value_view, row, keys, HEAD_EV,
                 segment->value_bias);
 #endif
+#if BY_ROWS
+    add_values_by_rows(result, weights, block, stride, keys);
+#else
     int c = 0;
     for (; c + COLUMNS <= HEAD_EV; c += COLUMNS) {
         add_values(result + c * NV, weights, block + c, stride, keys);
     }
 #if HEAD_EV % COLUMNS
     add_last_values(result + c * NV, weights, block + c, stride, keys);
+#endif
 #endif
 }
 
@@ -305,10 +309,17 @@ attention_cpu(ATTENTION_ARGUMENTS)
                            tile.band.lower > 1 - params.L ||
                            tile.band.upper < params.T - 1;
     real redo[BM];
-    normalise(&softmax, ca_kept_scale(&params), excluding, result, redo);
-    store_columns(result, HEAD_EV,
-                  output + ca_offset(&params.output, batch, tile.i0, 0), &params.output,
-                  tile.rows);
+    const bool marked =
+        normalise(&softmax, ca_kept_scale(&params), excluding, result, redo);
+    __global storage *to = output + ca_offset(&params.output, batch, tile.i0, 0);
+#if BY_ROWS
+    store_rows(result, to, &params.output, tile.rows);
+#else
+    store_columns(result, HEAD_EV, to, &params.output, tile.rows);
+#endif
+    if (!marked && (params.flags & CA_HAS_LSE) == 0) {
+        return;
+    }
     for (int n = 0; n < tile.rows; n++) {
         if (params.flags & CA_HAS_LSE) {
             lse[ca_offset(&params.lse, batch, tile.i0 + n, 0)] =
