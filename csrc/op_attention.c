@@ -134,7 +134,7 @@ round_up(size_t count, size_t step)
 
 /* Below this a thread alone is done before a second one would have been of use. Counted
    in multiplications and additions of float32; those of float64 take twice as long. */
-#define SMALL_WORK 0.8e6
+#define SMALL_WORK 0.6e6
 
 static bool
 is_small(const ca_attention *attention, const ca_attention_params *params)

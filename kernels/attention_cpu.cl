@@ -9,7 +9,8 @@
  *
  *     queries  [E][NV]   scaled; a score is a sum of key[j][e] * queries[e]
  *     weights  [BN][NV]  exp2 of the scores of one block of keys
- *     result   [Ev][NV]  unnormalised, a sum of value[j][c] * weights[j]
+ *     result   [Ev][NV]  unnormalised, a sum of value[j][c] * weights[j]; by rows,
+ *                        [LANES][Ev / LANES], where NV is 1
  *
  * Both products keep about 2 * 12 vectors of sums in registers over their inner loop.
  *
@@ -17,7 +18,7 @@
  *     -DSOFTCAP           0 or 1
  *     -DKEY_DIRECT        1: keys are `real` and contiguous (key.column 1, key.row E)
  *     -DVALUE_DIRECT      1: values are `real` with value.column 1
- *     -DNV                vectors of queries: 2, or 1 where L <= LANES
+ *     -DNV                vectors of queries: 2, or 1 where there are few rows
  *     -DMR                keys scored together: 12, or 16 of one vector of queries
  *                         each, or 6 where there are 16 registers
  *     -DBN                keys in a block, a multiple of MR

@@ -25,7 +25,7 @@
 #define VALUE_DIRECT 0
 #endif
 
-#ifndef NV /* vectors of queries: 1 where L <= LANES, else 2 */
+#ifndef NV /* vectors of queries: 1 where there are few rows, else 2 */
 #define NV 2
 #endif
 #ifndef MR /* keys whose scores are summed together */

@@ -9,9 +9,9 @@ import pytest
 from helpers import assert_close, check, check_band, draw, index_of, qkv, run_python, sdpa
 from reference import attention, tolerance
 
-# Attention is small below 0.8 million operations, 2 * rows * keys * (E + Ev) of them; diagonal
+# Attention is small below 0.6 million operations, 2 * rows * keys * (E + Ev) of them; diagonal
 # matrices are up to 128 KiB.
-LAST_SMALL, FIRST_LARGE = (1, 12), (1, 13)
+LAST_SMALL, FIRST_LARGE = (1, 9), (1, 10)
 SMALL_SIDE = 181
 
 
