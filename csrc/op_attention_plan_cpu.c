@@ -118,10 +118,11 @@ plan_cpu(const ca_device_info *info, const ca_attention *attention,
 
     int64_t lanes = lanes_of(info, attention);
     int64_t L = query_rows(attention);
-    /* Few rows: less of the last tile is empty. Two vectors share a load of a key, and
-       half as often what has to be packed. */
-    bool direct = key_direct && value_direct;
-    int64_t vectors = L <= lanes || (direct && L <= FEW_TILES * lanes) ? 1 : 2;
+    /* Few rows: tiles of one vector of them leave less of the last tile empty. But with
+       16 registers two are needed to have enough sums at a time, and what has to be
+       packed is packed for each tile. */
+    bool narrow = key_direct && value_direct && info->float_width >= 16;
+    int64_t vectors = L <= lanes || (narrow && L <= FEW_TILES * lanes) ? 1 : 2;
 
     *plan = (ca_attention_plan){.spec = {.name = "attention_cpu"}, .local_size = 1};
     ca_attention_cover(plan, dims);
