@@ -156,6 +156,8 @@ query_device(ca_device *device, const char *memory_override)
     info->float64 = query_extension(device, "cl_khr_fp64");
     info->float16 = query_extension(device, "cl_khr_fp16");
     device->system_svm = query_system_svm(device);
+    device->is_host = info->type == CA_DEVICE_CPU &&
+                      query_number(device, CL_DEVICE_HOST_UNIFIED_MEMORY) != 0;
     if (!query_number(device, CL_DEVICE_AVAILABLE)) {
         device_unusable(device, "is not available", "");
     } else if (!query_number(device, CL_DEVICE_COMPILER_AVAILABLE)) {
