@@ -104,28 +104,37 @@ cpu_is_fast(const ca_device_info *info, const ca_attention *attention)
     return info->type == CA_DEVICE_CPU;
 }
 
+/* Rows of the tiles of so many vectors that cover L rows. */
+static int64_t
+covered(int64_t L, int64_t rows)
+{
+    return divide_up(L, rows) * rows;
+}
+
 /* Vectors of rows that a work-item owns. Two share a load of a key, and half as often
-   what has to be packed; one leaves less of the last tile empty. Each work-item converts
-   keys and values of half types, so that four vectors share that; but not where many
-   rows would be padding or cores idle, nor with a window, which excludes more keys of a
-   smaller tile. */
+   what has to be packed; one leaves less of the last tile empty, which matters to few
+   rows. Four share the conversion of half types; but not where many rows would be
+   padding or cores idle, nor with a window, which excludes more keys of a smaller tile.
+ */
 static int64_t
 vectors_of_rows(const ca_device_info *info, const ca_attention *attention, bool direct,
-                const ca_attention_plan *plan)
+                bool pairs, const ca_attention_plan *plan)
 {
     int64_t lanes = lanes_of(info, attention);
     int64_t L = query_rows(attention);
-    int64_t tiles = divide_up(L, 4 * lanes);
-    int64_t padding = tiles * 4 * lanes - divide_up(L, 2 * lanes) * 2 * lanes;
+    int64_t two = covered(L, 2 * lanes);
+    bool emptier = !pairs && two - covered(L, lanes) > L / 8;
+    if (L <= lanes || (L <= FEW_TILES * lanes && (direct || emptier))) {
+        return 1;
+    }
     double items = (double)plan->grid[0] * (double)plan->grid[1] *
-                   (double)plan->grid[2] * (double)tiles;
-    bool four = lanes == 16 && padding <= L / 16 &&
-                attention->below == CA_BAND_UNBOUNDED &&
+                   (double)plan->grid[2] * (double)divide_up(L, 4 * lanes);
+    bool four = lanes == 16 && attention->below == CA_BAND_UNBOUNDED &&
+                covered(L, 4 * lanes) - two <= L / 16 &&
                 ca_dtype_size(attention->tensors[CA_ATTENTION_VALUE].dtype) == 2 &&
                 head_size(attention) <= 128 && value_head_size(attention) <= 128 &&
                 items >= (double)(info->compute_units * ITEMS_FOR_EACH_CORE);
-    bool one = L <= lanes || (direct && L <= FEW_TILES * lanes);
-    return one ? 1 : four ? 4 : 2;
+    return four ? 4 : 2;
 }
 
 /* The two variants of attention_cpu.cl: terms of its products are reals, or pairs of
@@ -148,7 +157,7 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention,
     *plan = (ca_attention_plan){.spec = {.name = "attention_cpu"}, .local_size = 1};
     ca_attention_cover(plan, dims);
     int64_t vectors =
-        vectors_of_rows(info, attention, key_direct && value_direct, plan);
+        vectors_of_rows(info, attention, key_direct && value_direct, pairs, plan);
     plan->grid[3] =
         divide_up(query_rows(attention), vectors * lanes_of(info, attention));
     ca_kernel_spec *spec = &plan->spec;
