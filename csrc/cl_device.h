@@ -48,6 +48,7 @@ typedef struct {
     bool float64;               /* cl_khr_fp64 */
     bool float16;               /* cl_khr_fp16; storage needs no extension */
     bool keeps_programs;        /* the driver caches built programs on disk itself */
+    bool bfloat16_pairs;        /* see ca_device_find_pairs */
     ca_memory_mode memory;
 } ca_device_info;
 
@@ -90,5 +91,9 @@ const ca_device_info *ca_device_get_info(const ca_device *device);
    final; a context or memory that could not be had is tried again at the next call.
    Thread-safe. CA_ERROR_DEVICE where the device is unusable, or in a forked child. */
 ca_status ca_device_prepare(ca_device *device, ca_error *error);
+
+/* Prepare the device and find out, once, whether kernels/bfloat16_pairs.cl runs on it;
+   only then may info->bfloat16_pairs be read. Fails as ca_device_prepare does. */
+ca_status ca_device_find_pairs(ca_device *device, ca_error *error);
 
 #endif

@@ -62,9 +62,11 @@ struct ca_device {
     ca_device_info info;
     bool system_svm;      /* has CA_MEMORY_SVM, whatever mode is chosen */
     bool local_execution; /* has cl_intel_exec_by_local_thread */
+    bool is_host;         /* runs on the processor that this process runs on */
 
     atomic_int state;
-    ca_error failure; /* why it is unusable; written before `state` says so */
+    ca_error failure;        /* why it is unusable; written before `state` says so */
+    atomic_bool pairs_known; /* info.bfloat16_pairs is final, and was written before */
 
     ca_mutex build_lock;
     ca_mutex lock;
@@ -117,6 +119,11 @@ bool ca_cache_read(const char *folder, const char *name, ca_hash identity,
                    unsigned char **data, size_t *size);
 void ca_cache_write(const char *folder, const char *name, ca_hash identity,
                     const void *data, size_t size);
+
+/* cl_program.c: the identity of a build of a kernel that there is. False without
+   memory. */
+bool ca_kernel_identity(const ca_device *device, const ca_kernel_spec *spec,
+                        ca_hash *identity);
 
 /* cl_probe.c: build the probe kernel and run it once, under the build_lock. */
 ca_status ca_probe_run(ca_device *device, ca_error *error);

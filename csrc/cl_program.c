@@ -71,6 +71,18 @@ build_identity(const ca_device *device, const char *options,
     return ok;
 }
 
+bool
+ca_kernel_identity(const ca_device *device, const ca_kernel_spec *spec,
+                   ca_hash *identity)
+{
+    ca_strbuf options = {0};
+    append_options(&options, spec);
+    bool ok = ca_strbuf_ok(&options) &&
+              build_identity(device, options.data, source_find(spec->name), identity);
+    ca_strbuf_free(&options);
+    return ok;
+}
+
 /* The compiler's log, then the source with the line numbers that the log refers to. */
 static void
 attach_log(const ca_device *device, cl_program program, const ca_kernel_source *source,

@@ -157,6 +157,8 @@ query_device(ca_device *device, const char *memory_override)
     info->float16 = query_extension(device, "cl_khr_fp16");
     device->system_svm = query_system_svm(device);
     device->local_execution = query_extension(device, "cl_intel_exec_by_local_thread");
+    device->is_host = info->type == CA_DEVICE_CPU &&
+                      query_number(device, CL_DEVICE_HOST_UNIFIED_MEMORY) != 0;
     if (!query_number(device, CL_DEVICE_AVAILABLE)) {
         device_unusable(device, "is not available", "");
     } else if (!query_number(device, CL_DEVICE_COMPILER_AVAILABLE)) {

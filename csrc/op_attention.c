@@ -210,6 +210,9 @@ launch_whole(ca_device *device, const ca_attention *attention,
     ca_status status = CA_OK;
     partial_rows partial = {NULL, 0};
     ca_attention_plan plan;
+    if (attention->tensors[CA_ATTENTION_QUERY].dtype == CA_BFLOAT16) {
+        CA_TRY(ca_device_find_pairs(device, error));
+    }
     CA_TRY(ca_attention_make_plan(ca_device_get_info(device), attention, dims, &plan,
                                   error));
     ca_attention_params params =

@@ -11,6 +11,9 @@
 /* Larger heads would outgrow the private memory that CPU drivers give a work-item. */
 #define MAX_HEAD_SIZE 512
 
+/* Work-items for each core, so that all end at about the same time. */
+#define ITEMS_FOR_EACH_CORE 4
+
 static int64_t
 head_size(const ca_attention *attention)
 {
@@ -101,42 +104,110 @@ cpu_is_fast(const ca_device_info *info, const ca_attention *attention)
     return info->type == CA_DEVICE_CPU;
 }
 
+/* Rows of the tiles of so many vectors that cover L rows. */
+static int64_t
+covered(int64_t L, int64_t rows)
+{
+    return divide_up(L, rows) * rows;
+}
+
+/* Vectors of rows that a work-item owns. Two share a load of a key, and half as often
+   what has to be packed; one leaves less of the last tile empty, which matters to few
+   rows, but with 16 registers it has too few sums at a time. Four share the conversion
+   of half types; but not where many rows would be padding or cores idle, nor with a
+   window, which excludes more keys of a smaller tile. */
+static int64_t
+vectors_of_rows(const ca_device_info *info, const ca_attention *attention, bool direct,
+                bool pairs, const ca_attention_plan *plan)
+{
+    int64_t lanes = lanes_of(info, attention);
+    int64_t L = query_rows(attention);
+    int64_t two = covered(L, 2 * lanes);
+    bool emptier = !pairs && two - covered(L, lanes) > L / 8;
+    bool narrow = info->float_width >= 16 && (direct || emptier);
+    if (L <= lanes || (L <= FEW_TILES * lanes && narrow)) {
+        return 1;
+    }
+    double items = (double)plan->grid[0] * (double)plan->grid[1] *
+                   (double)plan->grid[2] * (double)divide_up(L, 4 * lanes);
+    bool four = lanes == 16 && attention->below == CA_BAND_UNBOUNDED &&
+                covered(L, 4 * lanes) - two <= L / 16 &&
+                ca_dtype_size(attention->tensors[CA_ATTENTION_VALUE].dtype) == 2 &&
+                head_size(attention) <= 128 && value_head_size(attention) <= 128 &&
+                items >= (double)(info->compute_units * ITEMS_FOR_EACH_CORE);
+    return four ? 4 : 2;
+}
+
+/* The two variants of attention_cpu.cl: terms of its products are reals, or pairs of
+   bfloat16, which are whole where a row has an even size. */
 static void
-plan_cpu(const ca_device_info *info, const ca_attention *attention,
-         const ca_leading_dims *dims, ca_attention_plan *plan)
+plan_tiles(const ca_device_info *info, const ca_attention *attention,
+           const ca_leading_dims *dims, bool pairs, ca_attention_plan *plan)
 {
     const ca_tensor *tensors = attention->tensors;
     const ca_tensor *query = &tensors[CA_ATTENTION_QUERY];
     const ca_tensor *value = &tensors[CA_ATTENTION_VALUE];
     ca_dtype real = ca_attention_in_float64(attention) ? CA_FLOAT64 : CA_FLOAT32;
     bool biased = ca_attention_has(attention, CA_ATTENTION_INPUT_BIAS);
-    bool key_direct = query->dtype == real && !biased &&
-                      rows_adjoin(&tensors[CA_ATTENTION_KEY]) &&
+    bool are_terms = pairs ? head_size(attention) % 2 == 0 : query->dtype == real;
+    bool key_direct = are_terms && !biased && rows_adjoin(&tensors[CA_ATTENTION_KEY]) &&
                       rows_adjoin(&tensors[CA_ATTENTION_PAST_KEY]);
     bool value_direct = value->dtype == real && !biased && rows_are_contiguous(value) &&
                         rows_are_contiguous(&tensors[CA_ATTENTION_PAST_VALUE]);
 
-    int64_t lanes = lanes_of(info, attention);
-    int64_t L = query_rows(attention);
-    /* Few rows: tiles of one vector of them leave less of the last tile empty. But with
-       16 registers two are needed to have enough sums at a time, and what has to be
-       packed is packed for each tile. */
-    bool narrow = key_direct && value_direct && info->float_width >= 16;
-    int64_t vectors = L <= lanes || (narrow && L <= FEW_TILES * lanes) ? 1 : 2;
-
     *plan = (ca_attention_plan){.spec = {.name = "attention_cpu"}, .local_size = 1};
     ca_attention_cover(plan, dims);
-    plan->grid[3] = divide_up(L, vectors * lanes);
+    int64_t vectors =
+        vectors_of_rows(info, attention, key_direct && value_direct, pairs, plan);
+    plan->grid[3] =
+        divide_up(query_rows(attention), vectors * lanes_of(info, attention));
     ca_kernel_spec *spec = &plan->spec;
     define_sizes(spec, info, attention);
     ca_attention_define(spec, "KEY_DIRECT", key_direct);
     ca_attention_define(spec, "VALUE_DIRECT", value_direct);
     ca_attention_define(spec, "NV", vectors);
+    if (pairs) {
+        ca_attention_define(spec, "BFLOAT16_PAIRS", 1);
+    }
+}
+
+static void
+plan_cpu(const ca_device_info *info, const ca_attention *attention,
+         const ca_leading_dims *dims, ca_attention_plan *plan)
+{
+    plan_tiles(info, attention, dims, false, plan);
 }
 
 const ca_attention_variant ca_attention_on_cpu = {
     CA_VARIANT_CPU, "head sizes of 1 to 512 only, and no softcap after the mask",
     cpu_can_run, cpu_is_fast, plan_cpu};
+
+/* ---- attention_cpu.cl with pairs of bfloat16 ---- */
+
+/* An input bias would have to be rounded with what it is added to. */
+static bool
+pairs_can_run(const ca_device_info *info, const ca_attention *attention)
+{
+    return attention->tensors[CA_ATTENTION_QUERY].dtype == CA_BFLOAT16 &&
+           attention->tensors[CA_ATTENTION_VALUE].dtype == CA_BFLOAT16 &&
+           info->bfloat16_pairs && cpu_can_run(info, attention) &&
+           !ca_attention_in_float64(attention) &&
+           !ca_attention_has(attention, CA_ATTENTION_INPUT_BIAS);
+}
+
+static void
+plan_pairs(const ca_device_info *info, const ca_attention *attention,
+           const ca_leading_dims *dims, ca_attention_plan *plan)
+{
+    plan_tiles(info, attention, dims, true, plan);
+}
+
+const ca_attention_variant ca_attention_on_pairs = {
+    CA_VARIANT_PAIRS,
+    "bfloat16 without input bias only, with head sizes of 1 to 512 and no softcap "
+    "after "
+    "the mask, on devices that multiply pairs of bfloat16",
+    pairs_can_run, cpu_is_fast, plan_pairs};
 
 /* ---- attention_decode.cl ---- */
 
@@ -147,10 +218,8 @@ const ca_attention_variant ca_attention_on_cpu = {
 #define SHARED_ROWS 4
 #define SHARES      8
 
-/* Work-items for each core, so that all end at about the same time, but none that reads
-   so little that handing it out costs as much. */
-#define ITEMS_FOR_EACH_CORE 4
-#define BYTES_OF_AN_ITEM    (256 << 10)
+/* No work-item reads so little that handing it out costs as much. */
+#define BYTES_OF_AN_ITEM (256 << 10)
 
 /* Is a row of at least one vector, side by side? */
 static bool

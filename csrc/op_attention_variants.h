@@ -22,6 +22,7 @@ typedef struct {
 } ca_attention_variant;
 
 extern const ca_attention_variant ca_attention_on_cpu;   /* attention_cpu.cl */
+extern const ca_attention_variant ca_attention_on_pairs; /* with pairs of bfloat16 */
 extern const ca_attention_variant ca_attention_decoding; /* attention_decode.cl */
 
 bool ca_attention_has(const ca_attention *attention, ca_attention_tensor t);

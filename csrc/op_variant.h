@@ -12,6 +12,7 @@ typedef enum {
     CA_VARIANT_REFERENCE, /* the one for all devices */
     CA_VARIANT_CPU,
     CA_VARIANT_DECODE,
+    CA_VARIANT_PAIRS,
     CA_VARIANTS,
 } ca_variant;
 

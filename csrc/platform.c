@@ -13,6 +13,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <cpuid.h>
+#endif
+
 void
 ca_mutex_init(ca_mutex *mutex)
 {
@@ -42,6 +46,40 @@ ca_process_id(void)
 {
     return (int64_t)getpid();
 }
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+/* Register sets that the system saves: SSE, AVX, and the three parts of AVX-512. */
+#define WIDE_REGISTERS 0xe6u
+
+bool
+ca_processor_has_bfloat16_pairs(void)
+{
+    unsigned eax;
+    unsigned ebx;
+    unsigned ecx;
+    unsigned edx;
+    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & bit_OSXSAVE)) {
+        return false;
+    }
+    unsigned saved;
+    __asm__("xgetbv" : "=a"(saved), "=d"(edx) : "c"(0));
+    if ((saved & WIDE_REGISTERS) != WIDE_REGISTERS ||
+        !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || !(ebx & bit_AVX512F)) {
+        return false;
+    }
+    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1u << 5) != 0;
+}
+
+#else
+
+bool
+ca_processor_has_bfloat16_pairs(void)
+{
+    return false;
+}
+
+#endif
 
 void
 ca_fork_guard_init(ca_fork_guard *guard)

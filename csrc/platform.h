@@ -22,6 +22,10 @@ void ca_mutex_unlock(ca_mutex *mutex);
 
 int64_t ca_process_id(void);
 
+/* Whether the processor multiplies pairs of bfloat16, 16 at a time (vdpbf16ps on
+   512-bit registers), and the system keeps such registers. */
+bool ca_processor_has_bfloat16_pairs(void);
+
 /* Tells a forked child from the process that made the guard. Asking costs a load where
    the system can wipe a page in the child (Linux), else a call for the process id. */
 typedef struct {

@@ -18,9 +18,10 @@
  *     -DSOFTCAP           0 or 1
  *     -DKEY_DIRECT        1: keys are `real` and contiguous (key.column 1, key.row E)
  *     -DVALUE_DIRECT      1: values are `real` with value.column 1
- *     -DNV                vectors of queries: 2, or 1 where there are few rows
+ *     -DNV                vectors of queries: 2, or 1 where there are few rows, or 4 where
+ *                         each tile converts its keys
  *     -DMR                keys scored together: 12, or 16 of one vector of queries
- *                         each, or 6 where there are 16 registers
+ *                         each, or 6 or 4 of four, or 6 where there are 16 registers
  *     -DBN                keys in a block, a multiple of MR
  *     LANES (lanes.cl), and those of common.cl but for SOFTCAP_LAST
  */
@@ -40,6 +41,7 @@ typedef struct {
     ca_int64 first;
     ca_int64 last;
     key_band band;
+    real scale; /* from products to scores */
 } tile_state;
 
 /* Are scores written while they are at hand? Weights are known only at the end. */
@@ -58,25 +60,31 @@ keep_scores(const realv *scores, realv *kept)
    `kept` gets those of the stage that is written; if none of the keys is attended to,
    it is all that is wanted. */
 static inline void
-score_keys(const tile_state *tile, const key_segment *segment, const realv *queries,
+score_keys(const tile_state *tile, const key_segment *segment, const termv *queries,
            const realv *added, ca_int64 j, bool attended, realv *kept, realv *scores)
 {
     const ca_int64 row = j - segment->start;
 #if KEY_DIRECT
     if (j + MR <= segment->end) {
-        dot_keys(scores, queries, segment->key + row * HEAD_E);
+        dot_keys(scores, queries, (term_rows)(segment->key + row * HEAD_E));
     } else
 #endif
     {
-        real packed[MR * HEAD_E];
+        term packed[MR * TERMS_E];
         const int present = (int)min((ca_int64)MR, segment->end - j);
         pack_keys(packed, segment->key, segment->key_view, row, present, HEAD_E,
                   segment->key_bias);
-        for (int n = present * HEAD_E; n < MR * HEAD_E; n++) {
-            packed[n] = REAL(0.0);
+        for (int n = present * TERMS_E; n < MR * TERMS_E; n++) {
+            packed[n] = (term)0;
         }
         dot_packed_keys(scores, queries, packed);
     }
+#if BFLOAT16_PAIRS
+#pragma unroll
+    for (int n = 0; n < MR * NV; n++) {
+        scores[n] *= tile->scale;
+    }
+#endif
 #if SCORES == 0
     keep_scores(scores, kept);
 #endif
@@ -129,15 +137,16 @@ score_keys(const tile_state *tile, const key_segment *segment, const realv *quer
 
 /* result[c][v] += weights * values of a block of keys from j0. */
 static inline void
-add_block(const key_segment *segment, ca_int64 j0, int keys, const realv *weights,
+add_block(const key_segment *segment, ca_int64 j0, int keys, const termv *weights,
           realv *result)
 {
     const ca_int64 row = j0 - segment->start;
+    const int terms = TERMS(keys);
 #if VALUE_DIRECT
     const ca_int64 stride = segment->value_view->row;
     value_rows block = segment->value + row * stride;
 #else
-    real block[BN * HEAD_EV];
+    term block[TERMS(BN) * HEAD_EV];
     const ca_int64 stride = HEAD_EV;
     pack_values(block, segment->value, segment->value_view, row, keys, HEAD_EV,
                 segment->value_bias);
@@ -147,10 +156,10 @@ add_block(const key_segment *segment, ca_int64 j0, int keys, const realv *weight
 #else
     int c = 0;
     for (; c + COLUMNS <= HEAD_EV; c += COLUMNS) {
-        add_values(result + c * NV, weights, block + c, stride, keys);
+        add_values(result + c * NV, weights, block + c, stride, terms);
     }
 #if HEAD_EV % COLUMNS
-    add_last_values(result + c * NV, weights, block + c, stride, keys);
+    add_last_values(result + c * NV, weights, block + c, stride, terms);
 #endif
 #endif
 }
@@ -160,8 +169,8 @@ add_block(const key_segment *segment, ca_int64 j0, int keys, const realv *weight
 /* The online softmax over the tile's keys. The share of present keys and values that
    this work-item writes is copied block by block, before the blocks are read. */
 static inline void
-attend(const tile_state *tile, const realv *queries, const present_share *share,
-       realv *weights, softmax_state *softmax, realv *result)
+attend(const tile_state *tile, const termv *queries, const present_share *share,
+       realv *added, termv *weights, softmax_state *softmax, realv *result)
 {
     for (int s = 0; s < SEGMENTS; s++) {
         const key_segment segment = segment_at(tile->call, tile->batch, s);
@@ -177,7 +186,7 @@ attend(const tile_state *tile, const realv *queries, const present_share *share,
                          min(share->end, min(j0 + keys, last + 1)));
 #endif
 #if HAS_ADDENDS
-            if (attended > 0 && !load_added(weights, tile->call, tile->batch, tile->i0,
+            if (attended > 0 && !load_added(added, tile->call, tile->batch, tile->i0,
                                             j0, tile->rows, attended)) {
                 attended = 0;
             }
@@ -190,7 +199,7 @@ attend(const tile_state *tile, const realv *queries, const present_share *share,
 #endif
             for (int k0 = 0; k0 < attended; k0 += MR) {
                 realv scores[MR * NV];
-                score_keys(tile, &segment, queries, weights + k0 * NV, j0 + k0, true,
+                score_keys(tile, &segment, queries, added + k0 * NV, j0 + k0, true,
                            kept + k0 * NV, scores);
                 weigh_scores(softmax, scores, weights, k0, result);
             }
@@ -236,16 +245,21 @@ attention_cpu(ATTENTION_ARGUMENTS)
     tile.i0 = row_of_tiles * BM;
     tile.rows = (int)min((ca_int64)BM, params.L - tile.i0);
     tile.first = max((ca_int64)0, tile.i0 + tile.band.lower);
+    tile.scale = ca_scale(&params) * (SOFTCAP ? REAL(1.0) : SCORE_UNIT);
     tile.last = min(tile.band.limit, tile.i0 + tile.rows + tile.band.upper) - 1;
 
-    realv queries[HEAD_E * NV];
-    realv weights[BN * NV];
+    termv queries[TERMS_E * NV];
+    termv weights[TERMS(BN) * NV];
+#if BFLOAT16_PAIRS
+    realv added[BN * NV];
+#else
+    realv *added = weights; /* weights take the place of what their scores needed */
+#endif
     realv result[HEAD_EV * NV];
     softmax_state softmax;
     load_queries(queries, query + ca_offset(&params.query, batch, tile.i0, 0),
                  &params.query, tile.rows,
-                 input_bias + ca_offset(&params.input_bias, batch, 0, 0),
-                 ca_scale(&params) * (SOFTCAP ? REAL(1.0) : SCORE_UNIT));
+                 input_bias + ca_offset(&params.input_bias, batch, 0, 0), tile.scale);
     for (int n = 0; n < HEAD_EV * NV; n++) {
         result[n] = (realv)REAL(0.0);
     }
@@ -254,6 +268,9 @@ attention_cpu(ATTENTION_ARGUMENTS)
         softmax.limit[v] = (realv)(-INFINITY);
         softmax.sum[v] = (realv)REAL(0.0);
         softmax.block[v] = (realv)REAL(0.0);
+#if BFLOAT16_PAIRS
+        softmax.rounded[v] = (realv)REAL(0.0);
+#endif
     }
 
     present_share share = {0, 0};
@@ -262,9 +279,9 @@ attention_cpu(ATTENTION_ARGUMENTS)
     copy_present(&call, batch, share.first, min(share.end, tile.first));
     copy_present(&call, batch, max(share.first, tile.last + 1), share.end);
 #endif
-    attend(&tile, queries, &share, weights, &softmax, result);
+    attend(&tile, queries, &share, added, weights, &softmax, result);
 #if SCORES == 3
-    write_weights(&tile, queries, &softmax, weights);
+    write_weights(&tile, queries, &softmax, added);
 #endif
 
     const bool excluding = HAS_ADDENDS || DROPOUT || tile.band.limit < params.T ||

@@ -11,7 +11,7 @@ DEFINE_PHILOX(philox_lanes, uintv)
 
 /* Weights of a block of keys from j0; their sums have been taken before. */
 static inline void
-drop_weights(const tile_state *tile, ca_int64 j0, int keys, realv *weights)
+drop_weights(const tile_state *tile, ca_int64 j0, int keys, termv *weights)
 {
     const ca_attention_params *params = tile->call->params;
     ca_int64 row = 0;
@@ -33,7 +33,12 @@ drop_weights(const tile_state *tile, ca_int64 j0, int keys, realv *weights)
                 const ca_int64 k = quad * 4 + n - j0;
                 if (k >= 0 && k < keys) {
                     const intv kept = convert_intv(words[n] > params->last_dropped);
+#if BFLOAT16_PAIRS
+                    const intv other = k % 2 == 0 ? (intv)~0xffff : (intv)0xffff;
+                    weights[k / 2 * NV + v] &= as_uintv(kept | other);
+#else
                     weights[k * NV + v] = as_realv(as_intv(weights[k * NV + v]) & kept);
+#endif
                 }
             }
         }
@@ -67,7 +72,7 @@ fill_scores(realv *scores, real value)
    like others in those before the mask. */
 static inline void
 keep_unattended(const tile_state *tile, const key_segment *segment,
-                const realv *queries, ca_int64 j0, int attended, int keys, realv *kept)
+                const termv *queries, ca_int64 j0, int attended, int keys, realv *kept)
 {
     for (int k0 = (attended + MR - 1) / MR * MR; k0 < keys; k0 += MR) {
 #if SCORES == 2
@@ -85,7 +90,7 @@ keep_unattended(const tile_state *tile, const key_segment *segment,
 /* All weights of the tile. Scores are computed again, by the same text, since weights
    need the sums first; `block` has room for BN keys. */
 static inline void
-write_weights(const tile_state *tile, const realv *queries,
+write_weights(const tile_state *tile, const termv *queries,
               const softmax_state *softmax, realv *block)
 {
     for (int s = 0; s < SEGMENTS; s++) {

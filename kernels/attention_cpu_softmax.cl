@@ -5,8 +5,8 @@
 #ifndef CLATTN_ATTENTION_CPU_SOFTMAX_CL
 #define CLATTN_ATTENTION_CPU_SOFTMAX_CL
 
-#include "attention_cpu_tiles.cl"
-#include "attention_keys.cl" /* TO_LOG2 */
+#include "attention_cpu_products.cl" /* termv, … */
+#include "attention_keys.cl"         /* TO_LOG2 */
 
 /* Weights are exp2(score - base): base need not be the highest score so far, only not
    far below it, so it is raised, and all sums with it, when a score exceeds it by
@@ -18,7 +18,17 @@ typedef struct {
     realv limit[NV]; /* base + HEADROOM; -inf, and base 0, before the first key */
     realv sum[NV];   /* of the weights of earlier blocks */
     realv block[NV]; /* and of this one */
+#if BFLOAT16_PAIRS
+    realv rounded[NV]; /* of the weights as they are multiplied */
+#endif
 } softmax_state;
+
+/* What a result is divided by: if weights are rounded, so are those of its sum. */
+#if BFLOAT16_PAIRS
+#define DIVISOR rounded
+#else
+#define DIVISOR sum
+#endif
 
 /* result[lane v * LANES + n] *= factor[n] */
 static inline void
@@ -38,7 +48,7 @@ scale_result(realv *result, int v, realv factor)
 }
 
 static inline void
-raise_base(softmax_state *softmax, const realv *highest, realv *weights, int count,
+raise_base(softmax_state *softmax, const realv *highest, termv *weights, int count,
            realv *result)
 {
     for (int v = 0; v < NV; v++) {
@@ -51,8 +61,11 @@ raise_base(softmax_state *softmax, const realv *highest, realv *weights, int cou
         softmax->limit[v] = raised + HEADROOM;
         softmax->sum[v] *= decay;
         softmax->block[v] *= decay;
+#if BFLOAT16_PAIRS
+        softmax->rounded[v] *= decay;
+#endif
         for (int n = v; n < count; n += NV) {
-            weights[n] *= decay;
+            weights[n] = scale_weights(weights[n], decay);
         }
         if (any_lane(~fresh)) { /* else it is all zeros */
             scale_result(result, v, decay);
@@ -61,9 +74,9 @@ raise_base(softmax_state *softmax, const realv *highest, realv *weights, int cou
 }
 
 /* weights[k][v] = exp2(scores[k][v] - base[v]) for MR keys, of which `before` came
-   before in this block. */
+   before in this block. Replaces the scores by the weights too. */
 static inline void
-weigh_scores(softmax_state *softmax, const realv *scores, realv *weights, int before,
+weigh_scores(softmax_state *softmax, realv *scores, termv *weights, int before,
              realv *result)
 {
     intv too_high = (intv)0;
@@ -78,18 +91,21 @@ weigh_scores(softmax_state *softmax, const realv *scores, realv *weights, int be
         too_high |= highest[v] > softmax->limit[v];
     }
     if (any_lane(too_high)) {
-        raise_base(softmax, highest, weights, before * NV, result);
+        raise_base(softmax, highest, weights, TERMS(before) * NV, result);
     }
-    weights += before * NV;
     realv sums[NV]; /* of these keys alone: short sums round less */
 #pragma unroll
     for (int n = 0; n < MR * NV; n++) {
-        weights[n] = exp2_lanes(TO_LOG2(scores[n] - softmax->base[n % NV]));
-        sums[n % NV] = n < NV ? weights[n] : sums[n % NV] + weights[n];
+        scores[n] = exp2_lanes(TO_LOG2(scores[n] - softmax->base[n % NV]));
+        sums[n % NV] = n < NV ? scores[n] : sums[n % NV] + scores[n];
     }
+    put_weights(weights + TERMS(before) * NV, scores);
 #pragma unroll
     for (int v = 0; v < NV; v++) {
         softmax->block[v] += sums[v];
+#if BFLOAT16_PAIRS
+        softmax->rounded[v] += sum_pairs(weights + TERMS(before) * NV + v);
+#endif
     }
 }
 
@@ -130,7 +146,7 @@ normalise(const softmax_state *softmax, real factor, bool excluding, realv *resu
 {
     bool marked = false;
     for (int v = 0; v < NV; v++) {
-        const realv inverse = factor / softmax->sum[v];
+        const realv inverse = factor / softmax->DIVISOR[v];
         intv marks = excluding ? as_intv(inverse * REAL(0.0)) : (intv)0;
         scale_result(result, v, inverse);
 #if BY_ROWS

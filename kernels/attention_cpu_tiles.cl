@@ -24,13 +24,20 @@
 #ifndef VALUE_DIRECT
 #define VALUE_DIRECT 0
 #endif
+#ifndef BFLOAT16_PAIRS
+#define BFLOAT16_PAIRS 0
+#endif
 
-#ifndef NV /* vectors of queries: 1 where there are few rows, else 2 */
+#ifndef NV /* vectors of queries: 1 where there are few rows, else 2 or 4 */
 #define NV 2
 #endif
-#ifndef MR /* keys whose scores are summed together */
+#ifndef MR /* keys whose scores are summed together, an even number */
 #if LANES * REAL_SIZE == 64 && NV == 1
 #define MR 16
+#elif NV == 4 && BFLOAT16_PAIRS
+#define MR 4
+#elif NV == 4
+#define MR 6
 #elif LANES * REAL_SIZE == 64
 #define MR 12
 #else
@@ -38,7 +45,9 @@
 #endif
 #endif
 #ifndef BN /* keys per block, a multiple of MR; their values stay in the L2 cache */
-#if HEAD_EV <= 64 && !HAS_ADDENDS
+#if NV == 4
+#define BN 96
+#elif HEAD_EV <= 64 && !HAS_ADDENDS
 #define BN (16 * MR)
 #elif HEAD_EV <= 128
 #define BN (8 * MR)
@@ -47,83 +56,16 @@
 #endif
 #endif
 
-/* With one vector of queries the result is kept by rows, result[lane][Ev / LANES]: then
-   it needs no transpose. */
+/* With one vector of queries, and no pairs, the result is kept by rows,
+   result[lane][Ev / LANES]: then it needs no transpose. */
 #define ROW_VECTORS (HEAD_EV / LANES)
-#define BY_ROWS     (NV == 1 && HEAD_EV % LANES == 0)
+#define BY_ROWS     (NV == 1 && HEAD_EV % LANES == 0 && !BFLOAT16_PAIRS)
 
 #define BM (NV * LANES)
 
-/* --- packing ---------------------------------------------------------------------- */
-
-/* Rows first … first + count - 1 of a matrix as reals, contiguous, plus a bias of one
-   row (NULL: none). */
-#define DEFINE_PACK_ROWS(name, type, load_one, load_some)                              \
-    static inline void name(real *packed, __global const type *matrix,                 \
-                            const ca_view *view, ca_int64 first, int count,            \
-                            int columns, __global const storage *bias)                 \
-    {                                                                                  \
-        for (int r = 0; r < count; r++) {                                              \
-            __global const type *row = matrix + (first + r) * view->row;               \
-            real *packed_row = packed + r * columns;                                   \
-            int c = 0;                                                                 \
-            if (view->column == 1) {                                                   \
-                for (; c + LANES <= columns; c += LANES) {                             \
-                    realv x = load_some(row + c);                                      \
-                    if (INPUT_BIAS && bias != 0) {                                     \
-                        x += load_lanes(bias + c);                                     \
-                    }                                                                  \
-                    WIDE(vstore)(x, 0, packed_row + c);                                \
-                }                                                                      \
-            }                                                                          \
-            for (; c < columns; c++) {                                                 \
-                packed_row[c] = load_one(row + c * view->column);                      \
-                if (INPUT_BIAS && bias != 0) {                                         \
-                    packed_row[c] += load(bias + c);                                   \
-                }                                                                      \
-            }                                                                          \
-        }                                                                              \
-    }
-
-DEFINE_PACK_ROWS(pack_keys, storage, load, load_lanes)
-DEFINE_PACK_ROWS(pack_values, value_storage, load_value, load_value_lanes)
-
-/* queries[e][lane] = scale * (query[lane][e] + bias[e]); lanes beyond the last row
-   repeat it. */
-static inline void
-load_queries(realv *queries, __global const storage *query, const ca_view *view,
-             int rows, __global const storage *bias, real scale)
-{
-    for (int v = 0; v < NV; v++) {
-        int e = 0;
-        if (view->column == 1) {
-            for (; e + LANES <= HEAD_E; e += LANES) {
-                realv x[LANES];
-                for (int n = 0; n < LANES; n++) {
-                    const int row = min(v * LANES + n, rows - 1);
-                    x[n] = load_lanes(query + row * view->row + e);
-#if INPUT_BIAS
-                    x[n] += load_lanes(bias + e);
-#endif
-                }
-                transpose(x);
-                for (int n = 0; n < LANES; n++) {
-                    queries[(e + n) * NV + v] = x[n] * scale;
-                }
-            }
-        }
-        for (; e < HEAD_E; e++) {
-            for (int n = 0; n < LANES; n++) {
-                const int row = min(v * LANES + n, rows - 1);
-                real x = load(query + row * view->row + e * view->column);
-#if INPUT_BIAS
-                x += load(bias + e);
-#endif
-                ((real *)&queries[e * NV + v])[n] = x * scale;
-            }
-        }
-    }
-}
+/* Terms of a product: reals, or pairs of bfloat16 that are neighbours in its sum. */
+#define TERMS(elements) (BFLOAT16_PAIRS ? ((elements) + 1) / 2 : (elements))
+#define TERMS_E         TERMS(HEAD_E)
 
 /* output[lane][c] = x[c][lane] for the first `rows` lanes. */
 static inline void

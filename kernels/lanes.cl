@@ -45,6 +45,12 @@ typedef WIDE(int) intv;
 
 /* --- consecutive elements --------------------------------------------------------- */
 
+/* Vectors that lie at any element: what is stored through them. With some compilers
+   vstore is a store for each element. */
+typedef realv unaligned_realv __attribute__((aligned(REAL_SIZE)));
+typedef WIDE(float) unaligned_floatv __attribute__((aligned(4)));
+typedef WIDE(ushort) unaligned_ushortv __attribute__((aligned(2)));
+
 typedef WIDE(uint) uintv; /* one for each real */
 typedef WIDE(ulong) ulongv;
 #define as_uintv       WIDE(as_uint)
@@ -101,16 +107,16 @@ store_lanes(realv value, __global storage *x)
 #if DTYPE == CA_KERNEL_FLOAT16
     WIDE(ushort) bits;
     JOIN(WIDE(vstore_half), _rte)(value, 0, (half *)&bits);
-    WIDE(vstore)(bits, 0, (__global ushort *)x);
+    *(__global unaligned_ushortv *)x = bits;
 #elif DTYPE == CA_KERNEL_BFLOAT16
     const uintv bits = as_uintv(WIDE(convert_float)(value));
     const uintv rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
     const uintv kept = (bits & 0x7fffffffu) > 0x7f800000u ? bits | 0x400000u : rounded;
-    WIDE(vstore)(WIDE(convert_ushort)(kept >> 16), 0, x);
+    *(__global unaligned_ushortv *)x = WIDE(convert_ushort)(kept >> 16);
 #elif DTYPE == CA_KERNEL_FLOAT32
-    WIDE(vstore)(WIDE(convert_float)(value), 0, x);
+    *(__global unaligned_floatv *)x = WIDE(convert_float)(value);
 #else
-    WIDE(vstore)(value, 0, x);
+    *(__global unaligned_realv *)x = value;
 #endif
 }
 
