@@ -64,16 +64,23 @@ done:
     return status;
 }
 
+static void
+queue_close(const ca_device *device, cl_command_queue *queue)
+{
+    if (*queue != NULL) {
+        device->cl->clReleaseCommandQueue(*queue);
+        *queue = NULL;
+    }
+}
+
 /* Release what device_open made; also after it failed half-way. */
 static void
 device_close(ca_device *device)
 {
     ca_memory_trim(device);
     ca_kernel_table_free(&device->kernels, device->cl);
-    if (device->queue != NULL) {
-        device->cl->clReleaseCommandQueue(device->queue);
-        device->queue = NULL;
-    }
+    queue_close(device, &device->queue);
+    queue_close(device, &device->local_queue);
     if (device->context != NULL) {
         device->cl->clReleaseContext(device->context);
         device->context = NULL;
@@ -138,6 +145,21 @@ ca_device_check_fork(const ca_device *device, ca_error *error)
     return ca_runtime_check_fork(device->runtime, error);
 }
 
+/* cl_ext.h, which has this one, wants more headers. */
+#define CA_CL_QUEUE_THREAD_LOCAL_EXEC ((cl_command_queue_properties)1 << 31)
+
+/* One that cannot be had is no failure: there is the other queue. */
+static void
+open_local_queue(ca_device *device)
+{
+    cl_int code = CL_SUCCESS;
+    if (device->local_execution && device->info.memory == CA_MEMORY_SVM) {
+        cl_command_queue queue = device->cl->clCreateCommandQueue(
+            device->context, device->id, CA_CL_QUEUE_THREAD_LOCAL_EXEC, &code);
+        device->local_queue = code == CL_SUCCESS ? queue : NULL;
+    }
+}
+
 static ca_status
 device_open(ca_device *device, ca_error *error)
 {
@@ -158,6 +180,7 @@ device_open(ca_device *device, ca_error *error)
     if (code != CL_SUCCESS) {
         CA_TRY(ca_cl_error_set(error, code, "clCreateCommandQueue", device->info.name));
     }
+    open_local_queue(device);
 done:
     return status;
 }

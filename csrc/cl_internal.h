@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "cl_device.h"
+#include "cl_launch.h" /* CA_MAX_SPANS */
 #include "cl_loader.h"
 #include "cl_program.h"
 #include "platform.h"
@@ -28,7 +29,9 @@ struct ca_kernel {
     ca_kernel_spec spec;
     uint64_t hash;     /* of the spec */
     size_t work_group; /* most work-items of a work-group */
-    uint32_t unused;   /* bit i: argument i is set to NULL; under the device's lock */
+    /* Bit i: argument i is set to pointers[i]; under the device's lock. */
+    uint32_t given;
+    const void *pointers[CA_MAX_SPANS];
 };
 
 /* Kernels by spec: open addressing, a power of two of slots, at most half of them full.
@@ -57,8 +60,9 @@ struct ca_device {
     cl_platform_id platform;
     cl_device_id id;
     ca_device_info info;
-    bool system_svm; /* has CA_MEMORY_SVM, whatever mode is chosen */
-    bool is_host;    /* runs on the processor that this process runs on */
+    bool system_svm;      /* has CA_MEMORY_SVM, whatever mode is chosen */
+    bool local_execution; /* has cl_intel_exec_by_local_thread */
+    bool is_host;         /* runs on the processor that this process runs on */
 
     atomic_int state;
     ca_error failure;        /* why it is unusable; written before `state` says so */
@@ -68,6 +72,9 @@ struct ca_device {
     ca_mutex lock;
     cl_context context;
     cl_command_queue queue;
+    /* Runs a kernel in the thread that enqueues it, which returns when it is done. NULL:
+       there is none, or memory has to be brought to the device. */
+    cl_command_queue local_queue;
     ca_kernel_table kernels;
     ca_pool pool;
 };

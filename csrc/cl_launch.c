@@ -48,8 +48,8 @@ check_limits(const ca_device *device, const ca_kernel *kernel, const ca_launch *
 
 /* *event is the kernel's, if wanted. */
 static ca_status
-enqueue_kernel(ca_device *device, const ca_kernel *kernel, const ca_launch *launch,
-               cl_event *event, ca_error *error)
+enqueue_kernel(ca_device *device, cl_command_queue queue, const ca_kernel *kernel,
+               const ca_launch *launch, cl_event *event, ca_error *error)
 {
     const ca_cl *cl = device->cl;
     cl_int code = cl->clSetKernelArg(kernel->handle, (cl_uint)launch->nspans,
@@ -57,9 +57,9 @@ enqueue_kernel(ca_device *device, const ca_kernel *kernel, const ca_launch *laun
     if (code != CL_SUCCESS) {
         return error_set_call(error, code, "clSetKernelArg", device, kernel);
     }
-    code = cl->clEnqueueNDRangeKernel(device->queue, kernel->handle, 1, NULL,
-                                      &launch->global_size, &launch->local_size, 0,
-                                      NULL, event);
+    code =
+        cl->clEnqueueNDRangeKernel(queue, kernel->handle, 1, NULL, &launch->global_size,
+                                   &launch->local_size, 0, NULL, event);
     if (code != CL_SUCCESS) {
         return error_set_call(error, code, "clEnqueueNDRangeKernel", device, kernel);
     }
@@ -77,7 +77,8 @@ enqueue_all(ca_device *device, ca_kernel *kernel, const ca_launch *launch,
     bool fetches = ca_memory_fetches(device, bindings, nspans);
     CA_TRY(ca_memory_set(device, kernel, bindings, nspans, error));
     CA_TRY(ca_memory_send(device, bindings, nspans, error));
-    CA_TRY(enqueue_kernel(device, kernel, launch, fetches ? NULL : event, error));
+    CA_TRY(enqueue_kernel(device, device->queue, kernel, launch, fetches ? NULL : event,
+                          error));
     if (fetches) {
         CA_TRY(ca_memory_fetch(device, bindings, nspans, event, error));
     }
@@ -85,6 +86,21 @@ enqueue_all(ca_device *device, ca_kernel *kernel, const ca_launch *launch,
     if (code != CL_SUCCESS) {
         CA_TRY(error_set_call(error, code, "clFlush", device, kernel));
     }
+done:
+    return status;
+}
+
+/* Set the arguments and run the kernel, under the device's lock, in this thread. The
+   queue's events are complete from the start, so there is nothing to wait for, and a
+   failure is the enqueueing's. Other launches wait for the lock meanwhile, but no longer
+   than a wake-up would take them. */
+static ca_status
+run_here(ca_device *device, ca_kernel *kernel, const ca_launch *launch,
+         const ca_binding *bindings, ca_error *error)
+{
+    ca_status status = CA_OK;
+    CA_TRY(ca_memory_set(device, kernel, bindings, launch->nspans, error));
+    CA_TRY(enqueue_kernel(device, device->local_queue, kernel, launch, NULL, error));
 done:
     return status;
 }
@@ -105,15 +121,17 @@ ca_launch_run(ca_device *device, ca_kernel *kernel, const ca_launch *launch,
     nbound = launch->nspans;
     CA_TRY(ca_memory_bind(device, launch->spans, nbound, bindings, error));
 
+    bool here = launch->small && device->local_queue != NULL;
     ca_mutex_lock(&device->lock);
-    status = enqueue_all(device, kernel, launch, bindings, &event, error);
+    status = here ? run_here(device, kernel, launch, bindings, error)
+                  : enqueue_all(device, kernel, launch, bindings, &event, error);
     if (status != CA_OK) {
         cl->clFinish(device->queue); /* some commands may be in flight */
     }
     ca_mutex_unlock(&device->lock);
     CA_TRY(status);
 
-    cl_int code = cl->clWaitForEvents(1, &event);
+    cl_int code = here ? CL_SUCCESS : cl->clWaitForEvents(1, &event);
     if (code != CL_SUCCESS) {
         cl->clFinish(device->queue);
         CA_TRY(error_set_call(error, code, "clWaitForEvents", device, kernel));

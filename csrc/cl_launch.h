@@ -5,6 +5,7 @@
 #ifndef CLATTN_CL_LAUNCH_H
 #define CLATTN_CL_LAUNCH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -36,11 +37,13 @@ typedef struct {
     size_t params_size;
     size_t global_size; /* work-items, a multiple of local_size */
     size_t local_size;
+    bool small; /* microseconds of work: waking other threads would take as long */
 } ca_launch;
 
 /* Bind the memory, check the device's limits, enqueue, wait, make results visible to
    the host. Thread-safe: arguments and enqueueing are one step under the device's
-   lock, waiting is outside it. After an error nothing is left bound or in flight. */
+   lock, waiting is outside it. A small launch is run by the calling thread where the
+   device lets it. After an error nothing is left bound or in flight. */
 ca_status ca_launch_run(ca_device *device, ca_kernel *kernel, const ca_launch *launch,
                         ca_error *error);
 

@@ -171,20 +171,20 @@ ca_memory_set(ca_device *device, ca_kernel *kernel, const ca_binding *bindings,
     cl_int code = CL_SUCCESS;
     for (int i = 0; i < nspans && code == CL_SUCCESS; i++) {
         const ca_span *span = bindings[i].span;
+        const void *pointer = span->bytes > 0 ? span->data : NULL;
         const uint32_t bit = UINT32_C(1) << i;
-        if (span->bytes == 0 && (kernel->unused & bit) != 0) {
+        /* A buffer is another one each time, even over the same memory. */
+        bool stays = svm || pointer == NULL;
+        if (stays && (kernel->given & bit) != 0 && kernel->pointers[i] == pointer) {
             continue;
         }
-        if (svm) {
-            code = cl->clSetKernelArgSVMPointer(kernel->handle, (cl_uint)i,
-                                                span->bytes > 0 ? span->data : NULL);
-        } else {
-            code = cl->clSetKernelArg(kernel->handle, (cl_uint)i, sizeof(cl_mem),
-                                      span->bytes > 0 ? &bindings[i].buffer : NULL);
-        }
-        kernel->unused &= ~bit;
-        if (span->bytes == 0 && code == CL_SUCCESS) {
-            kernel->unused |= bit;
+        code = svm ? cl->clSetKernelArgSVMPointer(kernel->handle, (cl_uint)i, pointer)
+                   : cl->clSetKernelArg(kernel->handle, (cl_uint)i, sizeof(cl_mem),
+                                        pointer != NULL ? &bindings[i].buffer : NULL);
+        kernel->pointers[i] = pointer;
+        kernel->given &= ~bit;
+        if (stays && code == CL_SUCCESS) {
+            kernel->given |= bit;
         }
     }
     if (code != CL_SUCCESS) {

@@ -30,7 +30,7 @@ typedef struct {
 ca_status ca_memory_bind(ca_device *device, const ca_span *spans, int nspans,
                          ca_binding *bindings, ca_error *error);
 
-/* Set arguments 0 … nspans-1, those that are unused only once. */
+/* Set arguments 0 … nspans-1, but for pointers that are what they were set to last. */
 ca_status ca_memory_set(ca_device *device, ca_kernel *kernel,
                         const ca_binding *bindings, int nspans, ca_error *error);
 

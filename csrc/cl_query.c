@@ -156,6 +156,7 @@ query_device(ca_device *device, const char *memory_override)
     info->float64 = query_extension(device, "cl_khr_fp64");
     info->float16 = query_extension(device, "cl_khr_fp16");
     device->system_svm = query_system_svm(device);
+    device->local_execution = query_extension(device, "cl_intel_exec_by_local_thread");
     device->is_host = info->type == CA_DEVICE_CPU &&
                       query_number(device, CL_DEVICE_HOST_UNIFIED_MEMORY) != 0;
     if (!query_number(device, CL_DEVICE_AVAILABLE)) {

@@ -134,6 +134,23 @@ round_up(size_t count, size_t step)
     return (count + step - 1) / step * step;
 }
 
+/* Below this a thread alone is done before a second one would have been of use. Counted
+   in multiplications and additions of float32; those of float64 take twice as long. */
+#define SMALL_WORK 0.6e6
+
+static bool
+is_small(const ca_attention *attention, const ca_attention_params *params)
+{
+    bool wide = attention->tensors[CA_ATTENTION_QUERY].dtype == CA_FLOAT64;
+    double keys = (double)(params->upper - params->lower + 1); /* of the band */
+    keys = keys < (double)params->T ? keys : (double)params->T;
+    double work = (wide ? 4 : 2) * keys * (double)(params->E + params->Ev);
+    for (int d = 0; d < CA_BATCH_DIMS; d++) {
+        work *= (double)params->batch[d];
+    }
+    return work * (double)params->L < SMALL_WORK;
+}
+
 /* Where the rows of each part of the keys go. */
 typedef struct {
     void *data;
@@ -164,7 +181,7 @@ allocate_partial(const ca_attention_plan *plan, const ca_attention_params *param
 static ca_status
 launch(ca_device *device, const ca_kernel_spec *spec, const ca_span *spans,
        const ca_attention_params *params, int ngrid, const int64_t *grid,
-       size_t local_size, ca_error *error)
+       size_t local_size, bool small, ca_error *error)
 {
     ca_status status = CA_OK;
     ca_kernel *kernel = NULL;
@@ -178,6 +195,7 @@ launch(ca_device *device, const ca_kernel_spec *spec, const ca_span *spans,
         .params_size = sizeof(*params),
         .global_size = round_up((size_t)items, local_size),
         .local_size = local_size,
+        .small = small,
     };
     CA_TRY(ca_launch_run(device, kernel, &run, error));
 done:
@@ -212,12 +230,13 @@ launch_whole(ca_device *device, const ca_attention *attention,
             .access = access_of((ca_attention_tensor)t, &attention->tensors[t])};
     }
     spans[TENSORS] = (ca_span){partial.data, partial.bytes, CA_ACCESS_WRITE};
+    bool small = is_small(attention, &params);
     CA_TRY(launch(device, &plan.spec, spans, &params, CA_ATTENTION_GRID_DIMS, plan.grid,
-                  plan.local_size, error));
+                  plan.local_size, small, error));
     if (plan.splits > 1) {
         int64_t rows[] = {params.batch[0], params.batch[1], params.batch[2], params.L};
         spans[TENSORS].access = CA_ACCESS_READ;
-        CA_TRY(launch(device, &plan.merge, spans, &params, 4, rows, 1, error));
+        CA_TRY(launch(device, &plan.merge, spans, &params, 4, rows, 1, small, error));
     }
 done:
     free(partial.data);

@@ -113,9 +113,9 @@ covered(int64_t L, int64_t rows)
 
 /* Vectors of rows that a work-item owns. Two share a load of a key, and half as often
    what has to be packed; one leaves less of the last tile empty, which matters to few
-   rows. Four share the conversion of half types; but not where many rows would be
-   padding or cores idle, nor with a window, which excludes more keys of a smaller tile.
- */
+   rows, but with 16 registers it has too few sums at a time. Four share the conversion
+   of half types; but not where many rows would be padding or cores idle, nor with a
+   window, which excludes more keys of a smaller tile. */
 static int64_t
 vectors_of_rows(const ca_device_info *info, const ca_attention *attention, bool direct,
                 bool pairs, const ca_attention_plan *plan)
@@ -124,7 +124,8 @@ vectors_of_rows(const ca_device_info *info, const ca_attention *attention, bool 
     int64_t L = query_rows(attention);
     int64_t two = covered(L, 2 * lanes);
     bool emptier = !pairs && two - covered(L, lanes) > L / 8;
-    if (L <= lanes || (L <= FEW_TILES * lanes && (direct || emptier))) {
+    bool narrow = info->float_width >= 16 && (direct || emptier);
+    if (L <= lanes || (L <= FEW_TILES * lanes && narrow)) {
         return 1;
     }
     double items = (double)plan->grid[0] * (double)plan->grid[1] *

@@ -154,6 +154,20 @@ view_of(const ca_tensor *tensor, const ca_extent *extent, const ca_leading_dims 
     return view;
 }
 
+/* Up to here a thread alone is done before a second one would have been of use. */
+#define SMALL_BYTES ((double)(128 << 10))
+
+static bool
+is_small(const ca_diagonal_runs *runs)
+{
+    const ca_tensor *output = &runs->tensors[OUTPUT];
+    double bytes = (double)ca_dtype_size(output->dtype);
+    for (int d = 0; d < output->ndim; d++) {
+        bytes *= (double)output->shape[d];
+    }
+    return bytes <= SMALL_BYTES;
+}
+
 static ca_status
 launch_whole(ca_device *device, const ca_diagonal_runs *runs,
              const ca_leading_dims *dims, ca_error *error)
@@ -187,6 +201,7 @@ launch_whole(ca_device *device, const ca_diagonal_runs *runs,
         .params_size = sizeof(plan.params),
         .global_size = plan.groups * plan.local_size,
         .local_size = plan.local_size,
+        .small = is_small(runs),
     };
     CA_TRY(ca_launch_run(device, kernel, &launch, error));
 done:

@@ -9,7 +9,8 @@
  *
  *     queries  [E][NV]   scaled; a score is a sum of key[j][e] * queries[e]
  *     weights  [BN][NV]  exp2 of the scores of one block of keys
- *     result   [Ev][NV]  unnormalised, a sum of value[j][c] * weights[j]
+ *     result   [Ev][NV]  unnormalised, a sum of value[j][c] * weights[j]; by rows,
+ *                        [LANES][Ev / LANES], where NV is 1
  *
  * Both products keep about 2 * 12 vectors of sums in registers over their inner loop.
  *
@@ -17,8 +18,8 @@
  *     -DSOFTCAP           0 or 1
  *     -DKEY_DIRECT        1: keys are `real` and contiguous (key.column 1, key.row E)
  *     -DVALUE_DIRECT      1: values are `real` with value.column 1
- *     -DNV                vectors of queries: 2, or 1 where L <= LANES, or 4 where each
- *                         tile converts its keys
+ *     -DNV                vectors of queries: 2, or 1 where there are few rows, or 4 where
+ *                         each tile converts its keys
  *     -DMR                keys scored together: 12, or 16 of one vector of queries
  *                         each, or 6 or 4 of four, or 6 where there are 16 registers
  *     -DBN                keys in a block, a multiple of MR
@@ -150,12 +151,16 @@ add_block(const key_segment *segment, ca_int64 j0, int keys, const termv *weight
     pack_values(block, segment->value, segment->value_view, row, keys, HEAD_EV,
                 segment->value_bias);
 #endif
+#if BY_ROWS
+    add_values_by_rows(result, weights, block, stride, keys);
+#else
     int c = 0;
     for (; c + COLUMNS <= HEAD_EV; c += COLUMNS) {
         add_values(result + c * NV, weights, block + c, stride, terms);
     }
 #if HEAD_EV % COLUMNS
     add_last_values(result + c * NV, weights, block + c, stride, terms);
+#endif
 #endif
 }
 
@@ -209,7 +214,6 @@ attend(const tile_state *tile, const termv *queries, const present_share *share,
             drop_weights(tile, j0, attended, weights);
 #endif
             add_block(&segment, j0, attended, weights, result);
-            softmax->summing = true;
         }
     }
 }
@@ -268,7 +272,6 @@ attention_cpu(ATTENTION_ARGUMENTS)
         softmax.rounded[v] = (realv)REAL(0.0);
 #endif
     }
-    softmax.summing = false;
 
     present_share share = {0, 0};
 #if PRESENT
@@ -285,10 +288,17 @@ attention_cpu(ATTENTION_ARGUMENTS)
                            tile.band.lower > 1 - params.L ||
                            tile.band.upper < params.T - 1;
     real redo[BM];
-    normalise(&softmax, ca_kept_scale(&params), excluding, result, redo);
-    store_columns(result, HEAD_EV,
-                  output + ca_offset(&params.output, batch, tile.i0, 0), &params.output,
-                  tile.rows);
+    const bool marked =
+        normalise(&softmax, ca_kept_scale(&params), excluding, result, redo);
+    __global storage *to = output + ca_offset(&params.output, batch, tile.i0, 0);
+#if BY_ROWS
+    store_rows(result, to, &params.output, tile.rows);
+#else
+    store_columns(result, HEAD_EV, to, &params.output, tile.rows);
+#endif
+    if (!marked && (params.flags & CA_HAS_LSE) == 0) {
+        return;
+    }
     for (int n = 0; n < tile.rows; n++) {
         if (params.flags & CA_HAS_LSE) {
             lse[ca_offset(&params.lse, batch, tile.i0 + n, 0)] =

@@ -84,9 +84,37 @@ typedef const term *value_rows;
         }                                                                              \
     }
 
+#if BY_ROWS
+/* result[lane][c] += sum_j weights[j][lane] * value[j][c], LANES columns at a time. */
+static inline void
+add_values_by_rows(realv *result, const realv *weights, value_rows value,
+                   ca_int64 stride, int keys)
+{
+    for (int c = 0; c < ROW_VECTORS; c++) {
+        realv sums[LANES];
+        UNROLL for (int n = 0; n < LANES; n++)
+        {
+            sums[n] = (realv)REAL(0.0);
+        }
+        const real *weight = (const real *)weights;
+        for (int j = 0; j < keys; j++) {
+            const realv x = WIDE(vload)(c, value + j * stride);
+            UNROLL for (int n = 0; n < LANES; n++)
+            {
+                sums[n] = fma((realv)weight[j * LANES + n], x, sums[n]);
+            }
+        }
+        UNROLL for (int n = 0; n < LANES; n++)
+        {
+            result[n * ROW_VECTORS + c] += sums[n];
+        }
+    }
+}
+#else
 DEFINE_ADD_VALUES(add_values, COLUMNS)
 #if HEAD_EV % COLUMNS
 DEFINE_ADD_VALUES(add_last_values, HEAD_EV % COLUMNS)
+#endif
 #endif
 
 #endif

@@ -18,7 +18,6 @@ typedef struct {
     realv limit[NV]; /* base + HEADROOM; -inf, and base 0, before the first key */
     realv sum[NV];   /* of the weights of earlier blocks */
     realv block[NV]; /* and of this one */
-    bool summing;    /* is there anything in the result yet? */
 #if BFLOAT16_PAIRS
     realv rounded[NV]; /* of the weights as they are multiplied */
 #endif
@@ -30,6 +29,23 @@ typedef struct {
 #else
 #define DIVISOR sum
 #endif
+
+/* result[lane v * LANES + n] *= factor[n] */
+static inline void
+scale_result(realv *result, int v, realv factor)
+{
+#if BY_ROWS
+    real factors[LANES];
+    WIDE(vstore)(factor, 0, factors);
+    for (int n = 0; n < LANES * ROW_VECTORS; n++) {
+        result[n] *= factors[n / ROW_VECTORS];
+    }
+#else
+    for (int c = 0; c < HEAD_EV; c++) {
+        result[c * NV + v] *= factor;
+    }
+#endif
+}
 
 static inline void
 raise_base(softmax_state *softmax, const realv *highest, termv *weights, int count,
@@ -51,8 +67,8 @@ raise_base(softmax_state *softmax, const realv *highest, termv *weights, int cou
         for (int n = v; n < count; n += NV) {
             weights[n] = scale_weights(weights[n], decay);
         }
-        for (int c = 0; softmax->summing && c < HEAD_EV; c++) {
-            result[c * NV + v] *= decay;
+        if (any_lane(~fresh)) { /* else it is all zeros */
+            scale_result(result, v, decay);
         }
     }
 }
@@ -93,32 +109,65 @@ weigh_scores(softmax_state *softmax, realv *scores, termv *weights, int before,
     }
 }
 
+/* Not 0 in the lanes of x that are infinite or, where keys are excluded, not finite. */
+static inline intv
+mark_lanes(realv x, bool excluding)
+{
+    const realv infinite = fabs(x) == (realv)INFINITY ? x : (realv)REAL(0.0);
+    return as_intv(excluding ? x * REAL(0.0) : infinite);
+}
+
+/* The marks of `count` vectors, joined by their bits: a chain of additions would take
+   longer than all else that is done to a result. */
+static inline intv
+join_marks(const realv *x, int count, int step, bool excluding)
+{
+    intv marks = (intv)0;
+    for (int n = 0; n < count; n++) {
+        marks |= mark_lanes(x[n * step], excluding);
+    }
+    return marks;
+}
+
+static inline bool
+any_mark(intv marks)
+{
+    return any_lane(as_realv(marks) != (realv)REAL(0.0));
+}
+
 /* Multiplies by factor / sum and marks the rows that attention_row has to redo, by
-   other than 0 in redo[lane]. Where keys are excluded: a row that is not finite, since
-   it may have met a NaN or infinity of an excluded key, as 0 * NaN; and one whose sum
-   is 0, of no keys or of scores of -inf only. Elsewhere: a row with an infinity, as a
-   lagging base makes sums overflow too early. */
-static inline void
+   other than 0 in redo[lane]; false if there is none. Where keys are excluded: a row
+   that is not finite, since it may have met a NaN or infinity of an excluded key, as
+   0 * NaN; and one whose sum is 0, of no keys or of scores of -inf only. Elsewhere: a
+   row with an infinity, as a lagging base makes sums overflow too early. */
+static inline bool
 normalise(const softmax_state *softmax, real factor, bool excluding, realv *result,
           real *redo)
 {
+    bool marked = false;
     for (int v = 0; v < NV; v++) {
         const realv inverse = factor / softmax->DIVISOR[v];
-        realv nonzero = inverse * REAL(0.0);
-        for (int c = 0; c < HEAD_EV; c++) {
-            const realv x = result[c * NV + v] * inverse;
-            result[c * NV + v] = x;
-            nonzero = fma(x, (realv)REAL(0.0), nonzero);
-        }
-        if (!excluding && any_lane(nonzero != (realv)REAL(0.0))) {
-            nonzero = (realv)REAL(0.0);
-            for (int c = 0; c < HEAD_EV; c++) {
-                const realv x = result[c * NV + v];
-                nonzero += fabs(x) == (realv)INFINITY ? x : (realv)REAL(0.0);
+        intv marks = excluding ? as_intv(inverse * REAL(0.0)) : (intv)0;
+        scale_result(result, v, inverse);
+#if BY_ROWS
+        const int count = LANES * ROW_VECTORS;
+        const bool in_rows = any_mark(join_marks(result, count, 1, excluding));
+#else
+        const bool in_rows = false;
+        marks |= join_marks(result + v, HEAD_EV, NV, excluding);
+#endif
+        WIDE(vstore)(as_realv(marks), v, redo);
+#if BY_ROWS
+        for (int n = 0; in_rows && n < LANES; n++) {
+            const realv *row = result + n * ROW_VECTORS;
+            if (any_mark(join_marks(row, ROW_VECTORS, 1, excluding))) {
+                redo[n] = REAL(1.0);
             }
         }
-        WIDE(vstore)(nonzero, v, redo);
+#endif
+        marked = marked || in_rows || any_mark(marks);
     }
+    return marked;
 }
 
 #endif

@@ -28,7 +28,7 @@
 #define BFLOAT16_PAIRS 0
 #endif
 
-#ifndef NV /* vectors of queries: 1 where L <= LANES, else 2 or 4 */
+#ifndef NV /* vectors of queries: 1 where there are few rows, else 2 or 4 */
 #define NV 2
 #endif
 #ifndef MR /* keys whose scores are summed together, an even number */
@@ -56,6 +56,11 @@
 #endif
 #endif
 
+/* With one vector of queries, and no pairs, the result is kept by rows,
+   result[lane][Ev / LANES]: then it needs no transpose. */
+#define ROW_VECTORS (HEAD_EV / LANES)
+#define BY_ROWS     (NV == 1 && HEAD_EV % LANES == 0 && !BFLOAT16_PAIRS)
+
 #define BM (NV * LANES)
 
 /* Terms of a product: reals, or pairs of bfloat16 that are neighbours in its sum. */
@@ -76,10 +81,15 @@ store_columns(const realv *x, int columns, __global storage *output,
                     tile[n] = x[(c + n) * NV + v];
                 }
                 transpose(tile);
-                for (int n = 0; n < LANES; n++) {
-                    if (v * LANES + n < rows) {
-                        store_lanes(tile[n], output + (v * LANES + n) * view->row + c);
+                __global storage *at = output + v * LANES * view->row + c;
+                if (rows >= (v + 1) * LANES) {
+                    for (int n = 0; n < LANES; n++) {
+                        store_lanes(tile[n], at + n * view->row);
                     }
+                    continue;
+                }
+                for (int n = 0; n < LANES && v * LANES + n < rows; n++) {
+                    store_lanes(tile[n], at + n * view->row);
                 }
             }
         }
@@ -88,6 +98,22 @@ store_columns(const realv *x, int columns, __global storage *output,
                 store(((const real *)&x[c * NV + v])[n],
                       output + (v * LANES + n) * view->row + c * view->column);
             }
+        }
+    }
+}
+
+/* output[lane][c] = x[lane][c] for the first `rows` lanes of a result kept by rows. */
+static inline void
+store_rows(const realv *x, __global storage *output, const ca_view *view, int rows)
+{
+    for (int n = 0; n < rows; n++) {
+        const realv *from = x + n * ROW_VECTORS;
+        __global storage *to = output + n * view->row;
+        for (int c = 0; c < ROW_VECTORS && view->column == 1; c++) {
+            store_lanes(from[c], to + c * LANES);
+        }
+        for (int c = 0; c < HEAD_EV && view->column != 1; c++) {
+            store(((const real *)from)[c], to + c * view->column);
         }
     }
 }

@@ -7,15 +7,12 @@
 needs a device does.
 """
 
-from importlib.metadata import version as _version
-
 from clattn import directml, onnx, openvino
 from clattn._core import Device, DeviceError
+from clattn._core import __version__ as __version__
 from clattn.device import devices, get_default_device, set_default_device, use_device
 from clattn.functional import scaled_dot_product_attention
 from clattn.matrices import diagonal_matrix, eye, tril, triu
-
-__version__ = _version("clattn")
 
 __all__ = [
     "Device",

@@ -5,6 +5,8 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import DTypeLike
 
+__version__: str
+
 class DeviceError(RuntimeError): ...
 
 @final
