@@ -55,6 +55,10 @@ smaller(int64_t a, int64_t b)
 /* Up to so many vectors of rows a tile has one of them. */
 #define FEW_TILES 8
 
+/* Bytes of queries and results of the heads of a work-item: more would leave the
+   cache, and outgrow the private memory too. */
+#define BYTES_OF_HEADS (128 << 10)
+
 /* Do the elements of a row lie side by side? A row of one element does. An absent
    tensor has no row that does not. */
 static bool
@@ -138,6 +142,34 @@ vectors_of_rows(const ca_device_info *info, const ca_attention *attention, bool 
     return four ? 4 : 2;
 }
 
+/* Heads of a work-item: where they share mask and bias, these are loaded once for all.
+   Not where nothing of the kind is loaded, or where cores would be idle. */
+static int64_t
+heads_of_item(const ca_device_info *info, const ca_attention *attention,
+              const ca_leading_dims *dims, int64_t rows, const ca_attention_plan *plan)
+{
+    bool added = ca_attention_has(attention, CA_ATTENTION_MASK) ||
+                 ca_attention_has(attention, CA_ATTENTION_BIAS);
+    int last = dims->count - 1;
+    if (!added || last < 0 || ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY) ||
+        dims->stride[last][CA_ATTENTION_MASK] != 0 ||
+        dims->stride[last][CA_ATTENTION_BIAS] != 0 ||
+        dims->stride[last][CA_ATTENTION_KEY_COUNTS] != 0) {
+        return 1;
+    }
+    double items = (double)plan->grid[0] * (double)plan->grid[1] *
+                   (double)plan->grid[2] * (double)plan->grid[3];
+    double fewest = (double)(info->compute_units * ITEMS_FOR_EACH_CORE);
+    int64_t real = ca_attention_in_float64(attention) ? 8 : 4;
+    int64_t columns = head_size(attention) + value_head_size(attention);
+    int64_t heads = BYTES_OF_HEADS / (columns * rows * real);
+    while (heads > 1 &&
+           (dims->size[last] % heads != 0 || items < fewest * (double)heads)) {
+        heads--;
+    }
+    return heads > 1 ? heads : 1;
+}
+
 /* The two variants of attention_cpu.cl: terms of its products are reals, or pairs of
    bfloat16, which are whole where a row has an even size. */
 static void
@@ -161,8 +193,14 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention,
         vectors_of_rows(info, attention, key_direct && value_direct, pairs, plan);
     plan->grid[3] =
         divide_up(query_rows(attention), vectors * lanes_of(info, attention));
+    int64_t heads =
+        heads_of_item(info, attention, dims, vectors * lanes_of(info, attention), plan);
+    plan->grid[2] /= heads;
     ca_kernel_spec *spec = &plan->spec;
     define_sizes(spec, info, attention);
+    if (heads > 1) {
+        ca_attention_define(spec, "HEADS", heads);
+    }
     ca_attention_define(spec, "KEY_DIRECT", key_direct);
     ca_attention_define(spec, "VALUE_DIRECT", value_direct);
     ca_attention_define(spec, "NV", vectors);

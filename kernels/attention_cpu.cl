@@ -2,8 +2,9 @@
  *
  * Attention on CPUs, many rows: queries in vector lanes.
  *
- *     global size  batch[0] * batch[1] * batch[2] * ceil(L / BM), local size 1
- *     work-item    BM = NV * LANES rows of one batch, all their keys, online softmax
+ *     global size  batch[0] * batch[1] * batch[2] / HEADS * ceil(L / BM), local size 1
+ *     work-item    BM = NV * LANES rows of one batch, or of HEADS heads that share mask
+ *                  and bias, all their keys, online softmax
  *
  * One vector holds one number of LANES rows, so the softmax needs no step across lanes:
  *
@@ -20,6 +21,7 @@
  *     -DVALUE_DIRECT      1: values are `real` with value.column 1
  *     -DNV                vectors of queries: 2, or 1 where there are few rows, or 4 where
  *                         each tile converts its keys
+ *     -DHEADS             heads of a work-item, a divisor of batch[2]; 1 with PRESENT
  *     -DMR                keys scored together: 12, or 16 of one vector of queries
  *                         each, or 6 or 4 of four, or 6 where there are 16 registers
  *     -DBN                keys in a block, a multiple of MR
@@ -32,10 +34,10 @@
 #include "attention_present.cl"      /* copy_present */
 #include "attention_row.cl"          /* attention_row */
 
-/* BM rows of one batch, and the keys they may see: first … last. */
+/* BM rows of one head, and the keys they may see: first … last. */
 typedef struct {
     const attention_call *call;
-    const ca_int64 *batch;
+    ca_int64 batch[CA_BATCH_DIMS];
     ca_int64 i0;
     int rows;
     ca_int64 first;
@@ -166,12 +168,52 @@ add_block(const key_segment *segment, ca_int64 j0, int keys, const termv *weight
 
 #include "attention_cpu_extras.cl" /* drop_weights, keep_unattended, write_weights */
 
+/* What a tile keeps of one head. */
+typedef struct {
+    tile_state tile;
+    softmax_state softmax;
+    termv queries[TERMS_E * NV];
+    realv result[HEAD_EV * NV];
+} head_state;
+
+/* One head attends to `attended` of the `keys` keys from j0. */
+static inline void
+attend_block(head_state *head, int segment_index, ca_int64 j0, int keys, int attended,
+             const realv *added, termv *weights)
+{
+    const tile_state *tile = &head->tile;
+    const key_segment segment = segment_at(tile->call, tile->batch, segment_index);
+#if KEEPS_SCORES
+    realv kept[BN * NV];
+    keep_unattended(tile, &segment, head->queries, j0, attended, keys, kept);
+#else
+    realv *kept = 0;
+#endif
+    for (int k0 = 0; k0 < attended; k0 += MR) {
+        realv scores[MR * NV];
+        score_keys(tile, &segment, head->queries, added + k0 * NV, j0 + k0, true,
+                   kept + k0 * NV, scores);
+        weigh_scores(&head->softmax, scores, weights, k0, head->result);
+    }
+#if KEEPS_SCORES
+    store_scores(tile, j0, keys, kept);
+#endif
+    for (int v = 0; v < NV; v++) {
+        head->softmax.sum[v] += head->softmax.block[v];
+        head->softmax.block[v] = (realv)REAL(0.0);
+    }
+#if DROPOUT
+    drop_weights(tile, j0, attended, weights);
+#endif
+    add_block(&segment, j0, attended, weights, head->result);
+}
+
 /* The online softmax over the tile's keys. The share of present keys and values that
    this work-item writes is copied block by block, before the blocks are read. */
 static inline void
-attend(const tile_state *tile, const termv *queries, const present_share *share,
-       realv *added, termv *weights, softmax_state *softmax, realv *result)
+attend(head_state *heads, const present_share *share, realv *added, termv *weights)
 {
+    const tile_state *tile = &heads[0].tile;
     for (int s = 0; s < SEGMENTS; s++) {
         const key_segment segment = segment_at(tile->call, tile->batch, s);
         const ca_int64 first = max(tile->first, segment.start);
@@ -191,29 +233,78 @@ attend(const tile_state *tile, const termv *queries, const present_share *share,
                 attended = 0;
             }
 #endif
-#if KEEPS_SCORES
-            realv kept[BN * NV];
-            keep_unattended(tile, &segment, queries, j0, attended, keys, kept);
+#pragma unroll 1
+            for (int h = 0; h < HEADS; h++) {
+                attend_block(&heads[h], s, j0, keys, attended, added, weights);
+            }
+        }
+    }
+}
+
+/* Tile `row_of_tiles` of the head with a linear batch index. */
+static inline void
+start_head(head_state *head, const attention_call *call, ca_int64 linear,
+           ca_int64 row_of_tiles)
+{
+    const ca_attention_params *params = call->params;
+    tile_state *tile = &head->tile;
+    tile->call = call;
+    ca_unravel(linear, params->batch, tile->batch);
+    tile->band = ca_band(call, tile->batch);
+    tile->i0 = row_of_tiles * BM;
+    tile->rows = (int)min((ca_int64)BM, params->L - tile->i0);
+    tile->first = max((ca_int64)0, tile->i0 + tile->band.lower);
+    tile->last = min(tile->band.limit, tile->i0 + tile->rows + tile->band.upper) - 1;
+    tile->scale = ca_scale(params) * (SOFTCAP ? REAL(1.0) : SCORE_UNIT);
+    load_queries(head->queries,
+                 call->query + ca_offset(&params->query, tile->batch, tile->i0, 0),
+                 &params->query, tile->rows,
+                 call->input_bias + ca_offset(&params->input_bias, tile->batch, 0, 0),
+                 tile->scale);
+    for (int n = 0; n < HEAD_EV * NV; n++) {
+        head->result[n] = (realv)REAL(0.0);
+    }
+    for (int v = 0; v < NV; v++) {
+        head->softmax.base[v] = (realv)REAL(0.0);
+        head->softmax.limit[v] = (realv)(-INFINITY);
+        head->softmax.sum[v] = (realv)REAL(0.0);
+        head->softmax.block[v] = (realv)REAL(0.0);
+#if BFLOAT16_PAIRS
+        head->softmax.rounded[v] = (realv)REAL(0.0);
+#endif
+    }
+}
+
+static inline void
+finish_head(head_state *head)
+{
+    const tile_state *tile = &head->tile;
+    const attention_call *call = tile->call;
+    const ca_attention_params *params = call->params;
+    const bool excluding = HAS_ADDENDS || DROPOUT || tile->band.limit < params->T ||
+                           tile->band.lower > 1 - params->L ||
+                           tile->band.upper < params->T - 1;
+    real redo[BM];
+    const bool marked =
+        normalise(&head->softmax, ca_kept_scale(params), excluding, head->result, redo);
+    __global storage *to =
+        call->output + ca_offset(&params->output, tile->batch, tile->i0, 0);
+#if BY_ROWS
+    store_rows(head->result, to, &params->output, tile->rows);
 #else
-            realv *kept = 0;
+    store_columns(head->result, HEAD_EV, to, &params->output, tile->rows);
 #endif
-            for (int k0 = 0; k0 < attended; k0 += MR) {
-                realv scores[MR * NV];
-                score_keys(tile, &segment, queries, added + k0 * NV, j0 + k0, true,
-                           kept + k0 * NV, scores);
-                weigh_scores(softmax, scores, weights, k0, result);
-            }
-#if KEEPS_SCORES
-            store_scores(tile, j0, keys, kept);
-#endif
-            for (int v = 0; v < NV; v++) {
-                softmax->sum[v] += softmax->block[v];
-                softmax->block[v] = (realv)REAL(0.0);
-            }
-#if DROPOUT
-            drop_weights(tile, j0, attended, weights);
-#endif
-            add_block(&segment, j0, attended, weights, result);
+    if (!marked && (params->flags & CA_HAS_LSE) == 0) {
+        return;
+    }
+    for (int n = 0; n < tile->rows; n++) {
+        if (params->flags & CA_HAS_LSE) {
+            call->lse[ca_offset(&params->lse, tile->batch, tile->i0 + n, 0)] =
+                TO_NATURAL(((const real *)head->softmax.base)[n]) +
+                log(((const real *)head->softmax.sum)[n]);
+        }
+        if (redo[n] != REAL(0.0)) {
+            attention_row(call, tile->batch, tile->i0 + n);
         }
     }
 }
@@ -226,87 +317,39 @@ attention_cpu(ATTENTION_ARGUMENTS)
     const attention_call call = ATTENTION_CALL;
     /* The last rows first: below a causal diagonal they have the most keys. Heads that
        share a mask run side by side, while its rows are in the cache. */
-    ca_int64 heads = 1;
+    ca_int64 neighbours = 1;
 #if HAS_MASK
-    heads = params.mask.batch[2] == 0 ? params.batch[2] : 1;
+    neighbours = params.mask.batch[2] == 0 ? params.batch[2] / HEADS : 1;
 #endif
     const ca_int64 tiles = (params.L + BM - 1) / BM;
     const ca_int64 item = (ca_int64)get_global_id(0);
-    const ca_int64 column = item / heads; /* of tiles, one head beside the other */
+    const ca_int64 column = item / neighbours; /* of tiles, one head beside the other */
     const ca_int64 group = column / tiles;
     const ca_int64 row_of_tiles = tiles - 1 - (column - group * tiles);
-    ca_int64 batch[CA_BATCH_DIMS];
-    ca_unravel(group * heads + item - column * heads, params.batch, batch);
+    const ca_int64 linear = (group * neighbours + item - column * neighbours) * HEADS;
 
-    tile_state tile;
-    tile.call = &call;
-    tile.batch = batch;
-    tile.band = ca_band(&call, batch);
-    tile.i0 = row_of_tiles * BM;
-    tile.rows = (int)min((ca_int64)BM, params.L - tile.i0);
-    tile.first = max((ca_int64)0, tile.i0 + tile.band.lower);
-    tile.scale = ca_scale(&params) * (SOFTCAP ? REAL(1.0) : SCORE_UNIT);
-    tile.last = min(tile.band.limit, tile.i0 + tile.rows + tile.band.upper) - 1;
-
-    termv queries[TERMS_E * NV];
+    head_state heads[HEADS];
+    for (int h = 0; h < HEADS; h++) {
+        start_head(&heads[h], &call, linear + h, row_of_tiles);
+    }
     termv weights[TERMS(BN) * NV];
-#if BFLOAT16_PAIRS
+#if BFLOAT16_PAIRS || HEADS > 1
     realv added[BN * NV];
 #else
     realv *added = weights; /* weights take the place of what their scores needed */
 #endif
-    realv result[HEAD_EV * NV];
-    softmax_state softmax;
-    load_queries(queries, query + ca_offset(&params.query, batch, tile.i0, 0),
-                 &params.query, tile.rows,
-                 input_bias + ca_offset(&params.input_bias, batch, 0, 0), tile.scale);
-    for (int n = 0; n < HEAD_EV * NV; n++) {
-        result[n] = (realv)REAL(0.0);
-    }
-    for (int v = 0; v < NV; v++) {
-        softmax.base[v] = (realv)REAL(0.0);
-        softmax.limit[v] = (realv)(-INFINITY);
-        softmax.sum[v] = (realv)REAL(0.0);
-        softmax.block[v] = (realv)REAL(0.0);
-#if BFLOAT16_PAIRS
-        softmax.rounded[v] = (realv)REAL(0.0);
-#endif
-    }
-
     present_share share = {0, 0};
 #if PRESENT
-    share = present_share_of(&params, batch, row_of_tiles, tiles);
-    copy_present(&call, batch, share.first, min(share.end, tile.first));
-    copy_present(&call, batch, max(share.first, tile.last + 1), share.end);
+    const tile_state *tile = &heads[0].tile;
+    share = present_share_of(&params, tile->batch, row_of_tiles, tiles);
+    copy_present(&call, tile->batch, share.first, min(share.end, tile->first));
+    copy_present(&call, tile->batch, max(share.first, tile->last + 1), share.end);
 #endif
-    attend(&tile, queries, &share, added, weights, &softmax, result);
+    attend(heads, &share, added, weights);
+    for (int h = 0; h < HEADS; h++) {
 #if SCORES == 3
-    write_weights(&tile, queries, &softmax, added);
+        write_weights(&heads[h].tile, heads[h].queries, &heads[h].softmax, added);
 #endif
-
-    const bool excluding = HAS_ADDENDS || DROPOUT || tile.band.limit < params.T ||
-                           tile.band.lower > 1 - params.L ||
-                           tile.band.upper < params.T - 1;
-    real redo[BM];
-    const bool marked =
-        normalise(&softmax, ca_kept_scale(&params), excluding, result, redo);
-    __global storage *to = output + ca_offset(&params.output, batch, tile.i0, 0);
-#if BY_ROWS
-    store_rows(result, to, &params.output, tile.rows);
-#else
-    store_columns(result, HEAD_EV, to, &params.output, tile.rows);
-#endif
-    if (!marked && (params.flags & CA_HAS_LSE) == 0) {
-        return;
-    }
-    for (int n = 0; n < tile.rows; n++) {
-        if (params.flags & CA_HAS_LSE) {
-            lse[ca_offset(&params.lse, batch, tile.i0 + n, 0)] =
-                TO_NATURAL(((const real *)softmax.base)[n]) +
-                log(((const real *)softmax.sum)[n]);
-        }
-        if (redo[n] != REAL(0.0)) {
-            attention_row(&call, batch, tile.i0 + n);
-        }
+        finish_head(&heads[h]);
     }
 }

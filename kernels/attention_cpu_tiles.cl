@@ -31,6 +31,9 @@
 #ifndef NV /* vectors of queries: 1 where there are few rows, else 2 or 4 */
 #define NV 2
 #endif
+#ifndef HEADS
+#define HEADS 1
+#endif
 #ifndef MR /* keys whose scores are summed together, an even number */
 #if LANES * REAL_SIZE == 64 && NV == 1
 #define MR 16
