@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import test_directml as directml
 import test_openvino as openvino
-from helpers import draw, qkv, sdpa
+from helpers import draw, index_of, qkv, run_python, sdpa
 from reference import bfloat16, float16, float32, float64
 from reference_directml import make
 from reference_onnx import check
@@ -46,6 +46,30 @@ def test_past_and_present_in_parts(device, heads, lengths):
     args = with_past(1, *lengths, heads=heads, B=1)
     check(*args, device=device)
     check(*args, device=device, is_causal=1, left_window_size=700)
+
+
+@decode_only
+def test_parts_where_memory_is_copied(device):
+    """Two kernels run, one after the other: neither takes back what the other has written."""
+    run_python(
+        """
+        import sys
+        import clattn, numpy as np
+        from helpers import check, qkv
+        from reference_onnx import check as onnx
+        from test_attention_decode_doors import with_past
+        device = clattn.devices()[int(sys.argv[1])]
+        assert device.memory_mode == "copy"
+        onnx(*with_past(1, 3000, heads=(1, 1), B=1), device=device)
+        onnx(*with_past(1, 3000, heads=(1, 1), B=1), device=device, left_window_size=2000)
+        q, k, v = qkv((1, 1), 3, 2500, 64)
+        out = np.full((1, 1, 3, 130), 7, np.float32)
+        check(q, k, v, device=device, out=out[..., 1:-1:2])
+        assert (out[..., ::2] == 7).all()
+        """,
+        index_of(device),
+        env={"CLATTN_MEMORY": "copy", "CLATTN_KERNEL": "decode"},
+    )
 
 
 @decode_only
