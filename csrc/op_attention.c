@@ -236,6 +236,9 @@ launch_whole(ca_device *device, const ca_attention *attention,
     if (plan.splits > 1) {
         int64_t rows[] = {params.batch[0], params.batch[1], params.batch[2], params.L};
         spans[TENSORS].access = CA_ACCESS_READ;
+        /* Written already; where memory is copied, they would come back empty. */
+        spans[CA_ATTENTION_PRESENT_KEY] = (ca_span){NULL, 0, CA_ACCESS_READ};
+        spans[CA_ATTENTION_PRESENT_VALUE] = (ca_span){NULL, 0, CA_ACCESS_READ};
         CA_TRY(launch(device, &plan.merge, spans, &params, 4, rows, 1, small, error));
     }
 done:

@@ -59,21 +59,27 @@ smaller(int64_t a, int64_t b)
    cache, and outgrow the private memory too. */
 #define BYTES_OF_HEADS (128 << 10)
 
-/* Do the elements of a row lie side by side? A row of one element does. An absent
-   tensor has no row that does not. */
+/* An absent tensor has none, a past of no keys neither: its strides mean nothing. */
+static bool
+has_rows(const ca_tensor *tensor)
+{
+    return tensor->data != NULL && ca_tensor_size(tensor, 2) > 0;
+}
+
+/* Do the elements of a row lie side by side? A row of one element does. */
 static bool
 rows_are_contiguous(const ca_tensor *tensor)
 {
-    return tensor->data == NULL || ca_tensor_size(tensor, 1) == 1 ||
+    return !has_rows(tensor) || ca_tensor_size(tensor, 1) == 1 ||
            ca_tensor_stride(tensor, 1) == 1;
 }
 
-/* And each row behind the one before? */
+/* And each row behind the one before? A single row, of a new key, has none before. */
 static bool
 rows_adjoin(const ca_tensor *tensor)
 {
-    return tensor->data == NULL ||
-           (rows_are_contiguous(tensor) &&
+    return rows_are_contiguous(tensor) &&
+           (!has_rows(tensor) || ca_tensor_size(tensor, 2) == 1 ||
             tensor->strides[tensor->ndim - 2] == ca_tensor_size(tensor, 1));
 }
 
@@ -263,7 +269,7 @@ const ca_attention_variant ca_attention_on_pairs = {
 static bool
 holds_vectors(const ca_tensor *tensor, int64_t lanes)
 {
-    return tensor->data == NULL ||
+    return !has_rows(tensor) ||
            (ca_tensor_size(tensor, 1) >= lanes && ca_tensor_stride(tensor, 1) == 1);
 }
 

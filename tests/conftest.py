@@ -29,7 +29,7 @@ def pytest_report_header():
         f"clattn device {device_id(i, d)}: {d.name} ({d.platform}, {d.version}, "
         f"driver {d.driver_version}, {d.compute_units} units)"
         for i, d in enumerate(DEVICES)
-    ] + ["clattn kernels: chosen by clattn, and 'reference' and 'cpu' forced by CLATTN_KERNEL"]
+    ] + ["clattn kernels: chosen by clattn, and those that CLATTN_KERNEL forces"]
 
 
 def pytest_generate_tests(metafunc):
@@ -54,6 +54,14 @@ def kernel(request, monkeypatch):
     else:
         monkeypatch.setenv("CLATTN_KERNEL", request.param)
     return request.param
+
+
+@pytest.fixture
+def decode(device, monkeypatch):
+    """attention_decode, which is for CPUs, and no other kernel in its place."""
+    if device.type != "cpu":
+        pytest.skip("attention_decode is for CPUs")
+    monkeypatch.setenv("CLATTN_KERNEL", "decode")
 
 
 def pytest_terminal_summary(terminalreporter):

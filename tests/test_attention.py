@@ -252,12 +252,15 @@ FAST_CASES = {  # what the issue names for attention_cpu
 
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), float16, bfloat16], ids=str)
 @pytest.mark.parametrize("options", FAST_CASES.values(), ids=FAST_CASES)
-def test_the_fast_kernel_runs_what_it_must(device, monkeypatch, options, dtype):
-    """CLATTN_KERNEL=cpu: no fallback to the reference kernel for these."""
+@pytest.mark.parametrize("rows", [97, 5])
+def test_the_fast_kernel_runs_what_it_must(device, monkeypatch, rows, options, dtype):
+    """CLATTN_KERNEL=cpu: no other kernel in its place, for few rows neither."""
     if device.type != "cpu":
         pytest.skip("attention_cpu is for CPUs")
     monkeypatch.setenv("CLATTN_KERNEL", "cpu")
-    q, k, v = qkv((1, 4), 97, 113, 64, dtype=dtype)
+    q, k, v = qkv((1, 4), rows, 113, 64, dtype=dtype)
+    if "attn_mask" in options:
+        options = {"attn_mask": options["attn_mask"][:rows]}
     if "enable_gqa" in options:
         k, v = k[:, :2], v[:, :2]
     check(q, k, v, device=device, **options)

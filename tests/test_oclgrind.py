@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Both kernels under Oclgrind, which checks each memory access, race, and use of OpenCL.
+"""The kernels under Oclgrind, which checks each memory access, race, and use of OpenCL.
 
 Oclgrind is loaded as a driver, and only it: OCL_ICD_VENDORS names a folder with its .icd file.
 """
@@ -64,6 +64,42 @@ REFERENCE_ONLY = {
     "double": "check(*qkv((1, 1), 5, 7, 8, dtype=np.float64), device=device)",
 }
 
+DECODE = {  # head sizes of a vector at least; with 512 columns, 128 keys are two parts
+    "rows": "check(*qkv((1, 2), 5, 19, 17), device=device)",
+    "sizes differ": "check(*qkv((1, 1), 1, 33, 16, 33), device=device)",
+    "parts, float mask": "check(*qkv((1, 1), 2, 129, 512), device=device, "
+    "attn_mask=np.where(np.arange(129) < 90, -np.inf, draw((129,))).astype('f4'))",
+    "parts, no number": "q, k, v = qkv((1, 1), 1, 129, 512); v[..., 3, 5] = np.nan; "
+    "check(q, k, v, device=device)",
+    "group": "check(draw((6, 1, 16)), *qkv((2,), 1, 19, 16)[1:], device=device, enable_gqa=True)",
+    "causal": "check(*qkv((1, 1), 7, 5, 16), device=device, is_causal='lower_right')",
+    "window": "check(*qkv((1, 1), 3, 40, 16), device=device, window=(2, 1))",
+    "bool mask": "check(*qkv((1, 2), 3, 19, 16), device=device, attn_mask=draw((2, 3, 19)) > 0)",
+    "columns apart": "check(*qkv((1, 2), 3, 19, 16), device=device, "
+    "attn_mask=draw((3, 38))[:, ::2])",
+    "empty rows": "check(*qkv((1, 1), 3, 19, 16), device=device, attn_mask=np.zeros(19, bool))",
+    "half": "check(*qkv((1, 1), 1, 19, 17, dtype=np.float16), device=device)",
+    "bfloat16": "check(*qkv((1, 1), 1, 19, 17, dtype=ml_dtypes.bfloat16), device=device)",
+    "rows apart": "check(*(a[..., ::-2, :] for a in qkv((1, 1), 5, 21, 16)), device=device)",
+    "out": "check(*qkv((1, 1), 3, 19, 16), device=device, out=draw((1, 1, 16, 3)).swapaxes(2, 3))",
+    "no keys": "check(*qkv((1, 1), 3, 0, 16), device=device)",
+    "past": "onnx(*qkv((1, 2), 3, 5, 17), None, *qkv((1, 2), 3, 19, 17)[1:], device=device)",
+    "past, group": "onnx(draw((1, 4, 1, 16)), *(2 * [draw((1, 2, 5, 16))]), draw((1, 9)) > 0, "
+    "*(2 * [draw((1, 2, 18, 16))]), device=device, is_causal=1)",
+    "past, parts": "onnx(*qkv((1, 1), 1, 1, 512), None, *qkv((1, 1), 1, 131, 512)[1:], "
+    "device=device, left_window_size=128)",
+    "no rows, past": "onnx(*qkv((1, 2), 0, 5, 16), None, *qkv((1, 2), 3, 6, 16)[1:], "
+    "device=device)",
+    "lengths": "onnx(*qkv((2, 1), 3, 20, 16), None, None, None, np.array([4, 20]), device=device, "
+    "is_causal=1)",
+    "bias and mask": "check_directml(dict(query=draw((1, 3, 32)), key=draw((1, 3, 32)), "
+    "value=draw((1, 3, 32)), relative_position_bias=draw((1, 2, 3, 8)), "
+    "past_key=draw((1, 2, 5, 16)), past_value=draw((1, 2, 5, 16)), head_count=2, scale=0.3, "
+    "mask=np.array([6], np.int32), mask_type='key_sequence_length'), device=device)",
+    "value type": "onnx(*qkv((1, 1), 3, 5, 16)[:2], draw((1, 1, 5, 17), np.float16), "
+    "device=device)",
+}
+
 CODE = """
 import sys
 import clattn, ml_dtypes, numpy as np
@@ -102,10 +138,17 @@ def oclgrind(tmp_path):
     }
 
 
-@pytest.mark.parametrize("kernel_name", ["reference", "cpu"])
+RUNS = {
+    "reference": CASES | DIAGONAL | REFERENCE_ONLY,
+    "cpu": CASES | DIAGONAL,
+    "decode": DECODE,
+}
+
+
+@pytest.mark.parametrize("kernel_name", RUNS)
 def test_kernels_are_clean(oclgrind, kernel_name):
     """Right results, and not a line of complaint."""
-    cases = CASES | DIAGONAL | (REFERENCE_ONLY if kernel_name == "reference" else {})
+    cases = RUNS[kernel_name]
     env = oclgrind | {"CLATTN_KERNEL": kernel_name}
     done = run_python(CODE, *cases.values(), env=env, timeout=300, check_exit=False)
     assert not done.stderr.strip(), done.stdout + done.stderr
