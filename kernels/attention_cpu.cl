@@ -58,6 +58,21 @@ keep_scores(const realv *scores, realv *kept)
     }
 }
 
+#if KEY_DIRECT
+/* The keys after a chunk at `row`, and its values, which a product reads in columns. */
+static inline void
+prefetch_chunk(const key_segment *segment, ca_int64 row)
+{
+    const ca_int64 stride = segment->value_view->row;
+    prefetch_bytes((__global const char *)(segment->key + (row + MR) * HEAD_E),
+                   MR * HEAD_E * (int)sizeof(storage));
+    for (int k = 0; k < MR; k++) {
+        prefetch_bytes((__global const char *)(segment->value + (row + k) * stride),
+                       HEAD_EV * (int)sizeof(value_storage));
+    }
+}
+#endif
+
 /* scores[k][v] of keys j … j + MR - 1, -inf where excluded; `added` is mask and bias.
    `kept` gets those of the stage that is written; if none of the keys is attended to,
    it is all that is wanted. */
@@ -68,6 +83,9 @@ score_keys(const tile_state *tile, const key_segment *segment, const termv *quer
     const ca_int64 row = j - segment->start;
 #if KEY_DIRECT
     if (j + MR <= segment->end) {
+        if (tile->call->params->flags & CA_KEYS_ARE_FAR) {
+            prefetch_chunk(segment, row);
+        }
         dot_keys(scores, queries, (term_rows)(segment->key + row * HEAD_E));
     } else
 #endif

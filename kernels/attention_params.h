@@ -60,6 +60,7 @@ typedef struct {
 #define CA_HAS_LSE           1u
 #define CA_HAS_KEY_COUNTS    2u
 #define CA_COUNTS_SHIFT_BAND 4u
+#define CA_KEYS_ARE_FAR      8u /* a head's keys and values do not stay in a cache */
 
 /* Kernel arguments, in this order, in every attention kernel, as one macro:
  *     query, key, value, past_key, past_value, input_bias, mask, bias, key_counts,

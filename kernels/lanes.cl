@@ -141,6 +141,28 @@ add_addends_lanes(realv a, realv b)
     return excluded ? (realv)(-INFINITY) : finite;
 }
 
+/* Ask for memory that is needed soon. clang's builtin is the machine's instruction; some
+   compilers make OpenCL's prefetch() nothing. On CPUs, the only devices that vectors of
+   lanes are for, an address means the same in every address space. */
+#if !defined(PREFETCH) && defined(__has_builtin)
+#if __has_builtin(__builtin_prefetch)
+#define PREFETCH(x) __builtin_prefetch((const void *)(size_t)(x))
+#endif
+#endif
+#ifndef PREFETCH
+#define PREFETCH(x) prefetch(x, 1)
+#endif
+
+#define CACHE_LINE 64
+
+static inline void
+prefetch_bytes(__global const char *x, int bytes)
+{
+    for (int n = 0; n < bytes; n += CACHE_LINE) {
+        PREFETCH(x + n);
+    }
+}
+
 /* --- between lanes ---------------------------------------------------------------- */
 
 /* INTERLEAVE_LOW(a, b) is a[0], b[0], a[1], b[1], …; INTERLEAVE_HIGH goes on to the

@@ -4,7 +4,8 @@
 import clattn
 import numpy as np
 import pytest
-from helpers import draw, index_of, run_python
+from helpers import check, draw, index_of, qkv, run_python
+from reference import bfloat16, float32, float64
 
 LOWEST = np.finfo(np.float32).min
 
@@ -86,3 +87,12 @@ def test_lengths_that_change_after_the_check(device, name):
         env={"CLATTN_KERNEL": name},
         timeout=60,
     )
+
+
+@pytest.mark.parametrize("dtype", [float32, float64, bfloat16])
+def test_keys_that_no_cache_holds(device, dtype):
+    """Kernels ask for such keys ahead, the last time beyond the end of the array."""
+    S = 20011 if dtype == bfloat16 else 9001
+    q, k, v = qkv((2,), 33, S, 64, dtype=dtype)
+    check(q, k, v, device=device)
+    check(q, k, v, device=device, window=(50, S - 40))
