@@ -112,17 +112,19 @@ last_dropped(double dropout)
     return dropped >= 1 ? (uint32_t)(dropped - 1) : 0;
 }
 
-/* Do keys and values of one head come from memory for each tile of rows anew? Drivers do
-   not tell how much of the last cache a core has to itself; 4 MiB still stayed. */
-static bool
-keys_are_far(const ca_attention *attention, int64_t T)
+/* Drivers do not tell how much of the last cache a core has to itself; 4 MiB still
+   stayed. */
+bool
+ca_attention_keys_are_far(const ca_attention *attention)
 {
     const ca_tensor *query = &attention->tensors[CA_ATTENTION_QUERY];
+    const ca_tensor *key = &attention->tensors[CA_ATTENTION_KEY];
     const ca_tensor *value = &attention->tensors[CA_ATTENTION_VALUE];
+    double T =
+        (double)ca_attention_past_keys(attention) + (double)ca_tensor_size(key, 2);
     double bytes =
-        (double)T *
-        ((double)ca_tensor_size(query, 1) * (double)ca_dtype_size(query->dtype) +
-         (double)ca_tensor_size(value, 1) * (double)ca_dtype_size(value->dtype));
+        T * ((double)ca_tensor_size(query, 1) * (double)ca_dtype_size(query->dtype) +
+             (double)ca_tensor_size(value, 1) * (double)ca_dtype_size(value->dtype));
     return bytes > 4 << 20;
 }
 
@@ -163,7 +165,7 @@ ca_attention_describe(const ca_attention *attention, const ca_extent *extents,
         .flags = (tensors[CA_ATTENTION_LSE].data != NULL ? CA_HAS_LSE : 0) |
                  (counted ? CA_HAS_KEY_COUNTS : 0) |
                  (shifted ? CA_COUNTS_SHIFT_BAND : 0) |
-                 (keys_are_far(attention, T) ? CA_KEYS_ARE_FAR : 0),
+                 (ca_attention_keys_are_far(attention) ? CA_KEYS_ARE_FAR : 0),
     };
     ca_fold_sizes(dims, params.batch);
     set_views(attention, extents, dims, &params);

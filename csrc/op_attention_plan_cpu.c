@@ -124,8 +124,9 @@ covered(int64_t L, int64_t rows)
 /* Vectors of rows that a work-item owns. Two share a load of a key, and half as often
    what has to be packed; one leaves less of the last tile empty, which matters to few
    rows, but with 16 registers it has too few sums at a time. Four share the conversion
-   of half types; but not where many rows would be padding or cores idle, nor with a
-   window, which excludes more keys of a smaller tile. */
+   of half types and keys that come from memory; but not where many rows would be
+   padding or cores idle, nor with a window, which excludes more keys of a smaller tile.
+ */
 static int64_t
 vectors_of_rows(const ca_device_info *info, const ca_attention *attention, bool direct,
                 bool pairs, const ca_attention_plan *plan)
@@ -142,7 +143,8 @@ vectors_of_rows(const ca_device_info *info, const ca_attention *attention, bool 
                    (double)plan->grid[2] * (double)divide_up(L, 4 * lanes);
     bool four = lanes == 16 && attention->below == CA_BAND_UNBOUNDED &&
                 covered(L, 4 * lanes) - two <= L / 16 &&
-                ca_dtype_size(attention->tensors[CA_ATTENTION_VALUE].dtype) == 2 &&
+                (ca_dtype_size(attention->tensors[CA_ATTENTION_VALUE].dtype) == 2 ||
+                 ca_attention_keys_are_far(attention)) &&
                 head_size(attention) <= 128 && value_head_size(attention) <= 128 &&
                 items >= (double)(info->compute_units * ITEMS_FOR_EACH_CORE);
     return four ? 4 : 2;
