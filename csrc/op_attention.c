@@ -49,9 +49,7 @@ ca_attention_is_trivial(const ca_attention *attention)
     for (int t = CA_ATTENTION_OUTPUT; t < TENSORS; t++) {
         writes = writes || ca_tensor_extent(&tensors[t]).bytes != 0;
     }
-    int64_t T = ca_attention_past_keys(attention) +
-                ca_tensor_size(&tensors[CA_ATTENTION_KEY], 2);
-    return !writes || T == 0;
+    return !writes || ca_attention_keys(attention) == 0;
 }
 
 void

@@ -35,6 +35,22 @@ ca_attention_past_keys(const ca_attention *attention)
     return past->data != NULL ? ca_tensor_size(past, 2) : 0;
 }
 
+int64_t
+ca_attention_keys(const ca_attention *attention)
+{
+    return ca_attention_past_keys(attention) +
+           ca_tensor_size(&attention->tensors[CA_ATTENTION_KEY], 2);
+}
+
+int64_t
+ca_attention_key_bytes(const ca_attention *attention)
+{
+    const ca_tensor *query = &attention->tensors[CA_ATTENTION_QUERY];
+    const ca_tensor *value = &attention->tensors[CA_ATTENTION_VALUE];
+    return ca_tensor_size(query, 1) * (int64_t)ca_dtype_size(query->dtype) +
+           ca_tensor_size(value, 1) * (int64_t)ca_dtype_size(value->dtype);
+}
+
 bool
 ca_attention_is_result(ca_attention_tensor t)
 {
@@ -117,14 +133,8 @@ last_dropped(double dropout)
 bool
 ca_attention_keys_are_far(const ca_attention *attention)
 {
-    const ca_tensor *query = &attention->tensors[CA_ATTENTION_QUERY];
-    const ca_tensor *key = &attention->tensors[CA_ATTENTION_KEY];
-    const ca_tensor *value = &attention->tensors[CA_ATTENTION_VALUE];
-    double T =
-        (double)ca_attention_past_keys(attention) + (double)ca_tensor_size(key, 2);
-    double bytes =
-        T * ((double)ca_tensor_size(query, 1) * (double)ca_dtype_size(query->dtype) +
-             (double)ca_tensor_size(value, 1) * (double)ca_dtype_size(value->dtype));
+    double bytes = (double)ca_attention_keys(attention) *
+                   (double)ca_attention_key_bytes(attention);
     return bytes > 4 << 20;
 }
 
@@ -136,7 +146,7 @@ ca_attention_describe(const ca_attention *attention, const ca_extent *extents,
     const ca_tensor *mask = &tensors[CA_ATTENTION_MASK];
     int64_t L = ca_tensor_size(&tensors[CA_ATTENTION_QUERY], 2);
     int64_t P = ca_attention_past_keys(attention);
-    int64_t T = P + ca_tensor_size(&tensors[CA_ATTENTION_KEY], 2);
+    int64_t T = ca_attention_keys(attention);
     bool counted = tensors[CA_ATTENTION_KEY_COUNTS].data != NULL;
     bool shifted = counted && attention->band_follows_counts;
     int64_t farthest = shifted ? L + 2 * T : L + T;

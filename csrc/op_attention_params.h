@@ -19,6 +19,12 @@ int ca_attention_trailing(ca_attention_tensor t);
 /* P */
 int64_t ca_attention_past_keys(const ca_attention *attention);
 
+/* T, past and new ones. */
+int64_t ca_attention_keys(const ca_attention *attention);
+
+/* Bytes of a key and its value. */
+int64_t ca_attention_key_bytes(const ca_attention *attention);
+
 /* Do keys and values of one head come from memory, not from a cache, for each tile of
    rows anew? */
 bool ca_attention_keys_are_far(const ca_attention *attention);

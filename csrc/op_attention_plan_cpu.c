@@ -5,7 +5,7 @@
  */
 #include <math.h>
 
-#include "op_attention_params.h" /* ca_attention_past_keys */
+#include "op_attention_params.h" /* ca_attention_keys */
 #include "op_attention_variants.h"
 
 /* Larger heads would outgrow the private memory that CPU drivers give a work-item. */
@@ -50,6 +50,17 @@ static int64_t
 smaller(int64_t a, int64_t b)
 {
     return a < b ? a : b;
+}
+
+/* Work-items so far, as a number that does not overflow. */
+static double
+items_of(const ca_attention_plan *plan)
+{
+    double items = 1;
+    for (int n = 0; n < CA_ATTENTION_GRID_DIMS; n++) {
+        items *= (double)plan->grid[n];
+    }
+    return items;
 }
 
 /* Up to so many vectors of rows a tile has one of them. */
@@ -139,8 +150,7 @@ vectors_of_rows(const ca_device_info *info, const ca_attention *attention, bool 
     if (L <= lanes || (L <= FEW_TILES * lanes && narrow)) {
         return 1;
     }
-    double items = (double)plan->grid[0] * (double)plan->grid[1] *
-                   (double)plan->grid[2] * (double)divide_up(L, 4 * lanes);
+    double items = items_of(plan) * (double)divide_up(L, 4 * lanes);
     bool four = lanes == 16 && attention->below == CA_BAND_UNBOUNDED &&
                 covered(L, 4 * lanes) - two <= L / 16 &&
                 (ca_dtype_size(attention->tensors[CA_ATTENTION_VALUE].dtype) == 2 ||
@@ -165,8 +175,7 @@ heads_of_item(const ca_device_info *info, const ca_attention *attention,
         dims->stride[last][CA_ATTENTION_KEY_COUNTS] != 0) {
         return 1;
     }
-    double items = (double)plan->grid[0] * (double)plan->grid[1] *
-                   (double)plan->grid[2] * (double)plan->grid[3];
+    double items = items_of(plan);
     double fewest = (double)(info->compute_units * ITEMS_FOR_EACH_CORE);
     int64_t real = ca_attention_in_float64(attention) ? 8 : 4;
     int64_t columns = head_size(attention) + value_head_size(attention);
@@ -251,8 +260,7 @@ plan_pairs(const ca_device_info *info, const ca_attention *attention,
 const ca_attention_variant ca_attention_on_pairs = {
     CA_VARIANT_PAIRS,
     "bfloat16 without input bias only, with head sizes of 1 to 512 and no softcap "
-    "after "
-    "the mask, on devices that multiply pairs of bfloat16",
+    "after the mask, on devices that multiply pairs of bfloat16",
     pairs_can_run, cpu_is_fast, plan_pairs};
 
 /* ---- attention_decode.cl ---- */
@@ -322,8 +330,7 @@ heads_together(const ca_leading_dims *dims)
 static int64_t
 visible_keys(const ca_attention *attention)
 {
-    int64_t T = ca_attention_past_keys(attention) +
-                ca_tensor_size(&attention->tensors[CA_ATTENTION_KEY], 2);
+    int64_t T = ca_attention_keys(attention);
     if (attention->below >= T || attention->above >= T) {
         return T;
     }
@@ -344,15 +351,10 @@ plan_decode(const ca_device_info *info, const ca_attention *attention,
     plan->grid[2] /= plan->heads;
     plan->grid[3] = divide_up(rows, together * SHARES);
 
-    double items = (double)plan->grid[0] * (double)plan->grid[1] *
-                   (double)plan->grid[2] * (double)plan->grid[3];
+    double items = items_of(plan);
     double wanted = (double)(info->compute_units * ITEMS_FOR_EACH_CORE);
-    size_t key_bytes =
-        (size_t)head_size(attention) * ca_dtype_size(tensors[CA_ATTENTION_KEY].dtype) +
-        (size_t)value_head_size(attention) *
-            ca_dtype_size(tensors[CA_ATTENTION_VALUE].dtype);
-    int64_t worthwhile =
-        visible_keys(attention) / divide_up(BYTES_OF_AN_ITEM, (int64_t)key_bytes);
+    int64_t worthwhile = visible_keys(attention) /
+                         divide_up(BYTES_OF_AN_ITEM, ca_attention_key_bytes(attention));
     if (items < wanted && worthwhile > 1) {
         plan->splits = smaller((int64_t)ceil(wanted / items), worthwhile);
         plan->grid[4] = plan->splits;
