@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "cl_internal.h"
-#include "cl_memory.h" /* ca_memory_trim */
 #include "strbuf.h"
 
 static const char *const type_words[] = {
@@ -77,7 +76,7 @@ queue_close(const ca_device *device, cl_command_queue *queue)
 static void
 device_close(ca_device *device)
 {
-    ca_memory_trim(device);
+    ca_pool_empty(device);
     ca_kernel_table_free(&device->kernels, device->cl);
     queue_close(device, &device->queue);
     queue_close(device, &device->local_queue);

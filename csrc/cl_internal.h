@@ -18,6 +18,7 @@
 #include "cl_launch.h" /* CA_MAX_SPANS */
 #include "cl_loader.h"
 #include "cl_program.h"
+#include "cl_storage.h"
 #include "platform.h"
 
 /* How far ca_device_prepare came; a device's `state`. */
@@ -42,17 +43,33 @@ typedef struct {
     size_t count;
 } ca_kernel_table;
 
-#define CA_POOL_SLOTS 32
+#define CA_POOL_SLOTS 64
 
-/* Released device buffers of CA_MEMORY_COPY, to be used again. */
+/* Released memory, to be used again; under the device's lock. */
 typedef struct {
-    struct {
-        cl_mem buffer;
-        size_t capacity;
-    } slots[CA_POOL_SLOTS];
-    int count;
-    size_t bytes;
+    ca_storage *slots[CA_POOL_SLOTS];
+    ca_memory_stats stats;
 } ca_pool;
+
+/* A call that nobody has waited for yet. */
+typedef struct {
+    cl_event event;
+    const char *call;   /* the function that made it */
+    const char *kernel; /* NULL: a copy to the device */
+    void *staging;      /* what it reads, freed after it; or NULL */
+} ca_pending_call;
+
+#define CA_MAX_PENDING 64
+
+/* Calls in the queue's order, the one of ticket t at t % CA_MAX_PENDING; those before
+   `first` are done. Under the device's lock. */
+typedef struct {
+    ca_pending_call calls[CA_MAX_PENDING];
+    uint64_t first;
+    uint64_t next;
+    bool failed; /* `failure` tells of the first one that failed since it was told */
+    ca_error failure;
+} ca_pending;
 
 struct ca_device {
     ca_runtime *runtime;
@@ -63,6 +80,7 @@ struct ca_device {
     bool system_svm;      /* has CA_MEMORY_SVM, whatever mode is chosen */
     bool local_execution; /* has cl_intel_exec_by_local_thread */
     bool is_host;         /* runs on the processor that this process runs on */
+    bool storage_is_host; /* the host reads and writes its storages where they lie */
 
     atomic_int state;
     ca_error failure;        /* why it is unusable; written before `state` says so */
@@ -77,6 +95,7 @@ struct ca_device {
     cl_command_queue local_queue;
     ca_kernel_table kernels;
     ca_pool pool;
+    ca_pending pending;
 };
 
 struct ca_runtime {
@@ -127,6 +146,12 @@ bool ca_kernel_identity(const ca_device *device, const ca_kernel_spec *spec,
 
 /* cl_probe.c: build the probe kernel and run it once, under the build_lock. */
 ca_status ca_probe_run(ca_device *device, ca_error *error);
+
+/* cl_storage.c: give the pool back to the system, of a device in any state. */
+void ca_pool_empty(ca_device *device);
+
+/* cl_storage.c: under the device's lock, the storage's last call is that one. */
+void ca_storage_set_ticket(ca_storage *storage, uint64_t ticket);
 
 /* cl_device.c: CA_ERROR_DEVICE in a forked child. */
 ca_status ca_device_check_fork(const ca_device *device, ca_error *error);

@@ -6,6 +6,7 @@
 
 #include "cl_internal.h"
 #include "cl_memory.h"
+#include "cl_pending.h"
 
 /* Name the kernel beside the call in a failure's message. */
 static ca_status
@@ -105,6 +106,49 @@ done:
     return status;
 }
 
+/* May it be left to run? Nothing is written to the host's memory, or to what somebody
+   else may be looking at. */
+static bool
+runs_on(const ca_launch *launch)
+{
+    for (int i = 0; i < launch->nspans; i++) {
+        const ca_span *span = &launch->spans[i];
+        bool ours = span->block != NULL;
+        if (span->bytes != 0 && (ours ? ca_storage_is_shared(ca_storage_of(span->block))
+                                      : span->access != CA_ACCESS_READ)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The queue whose commands run in this thread is not in order with the other one, so
+   that has to be empty. */
+static bool
+runs_here(ca_device *device, const ca_launch *launch)
+{
+    if (!launch->small || device->local_queue == NULL) {
+        return false;
+    }
+    ca_mutex_lock(&device->lock);
+    bool empty = ca_pending_is_empty(device);
+    ca_mutex_unlock(&device->lock);
+    return empty;
+}
+
+/* Wait for the launch, and tell of those before it that failed. */
+static ca_status
+wait_for(ca_device *device, const ca_kernel *kernel, cl_event event, ca_error *error)
+{
+    const ca_cl *cl = device->cl;
+    cl_int code = cl->clWaitForEvents(1, &event);
+    if (code != CL_SUCCESS) {
+        cl->clFinish(device->queue);
+        return error_set_call(error, code, "clWaitForEvents", device, kernel);
+    }
+    return ca_pending_check(device, error);
+}
+
 ca_status
 ca_launch_run(ca_device *device, ca_kernel *kernel, const ca_launch *launch,
               ca_error *error)
@@ -113,36 +157,37 @@ ca_launch_run(ca_device *device, ca_kernel *kernel, const ca_launch *launch,
     if (status != CA_OK) {
         return status;
     }
-    const ca_cl *cl = device->cl;
     ca_binding bindings[CA_MAX_SPANS];
     int nbound = 0;
     cl_event event = NULL;
     CA_TRY(check_limits(device, kernel, launch, error));
+    bool here = runs_here(device, launch);
+    bool later = !here && runs_on(launch);
     nbound = launch->nspans;
-    CA_TRY(ca_memory_bind(device, launch->spans, nbound, bindings, error));
+    CA_TRY(ca_memory_bind(device, launch->spans, nbound, later, bindings, error));
 
-    bool here = launch->small && device->local_queue != NULL;
     ca_mutex_lock(&device->lock);
     status = here ? run_here(device, kernel, launch, bindings, error)
                   : enqueue_all(device, kernel, launch, bindings, &event, error);
     if (status != CA_OK) {
-        cl->clFinish(device->queue); /* some commands may be in flight */
+        device->cl->clFinish(device->queue); /* some commands may be in flight */
+    } else if (later) {
+        const ca_pending_call call = {event, launch->call, kernel->spec.name, NULL};
+        ca_memory_set_ticket(bindings, nbound, ca_pending_add(device, &call));
+        event = NULL;
     }
     ca_mutex_unlock(&device->lock);
     CA_TRY(status);
-
-    cl_int code = here ? CL_SUCCESS : cl->clWaitForEvents(1, &event);
-    if (code != CL_SUCCESS) {
-        cl->clFinish(device->queue);
-        CA_TRY(error_set_call(error, code, "clWaitForEvents", device, kernel));
+    if (event != NULL) {
+        CA_TRY(wait_for(device, kernel, event, error));
     }
 done:
     if (event != NULL) {
-        cl->clReleaseEvent(event);
+        device->cl->clReleaseEvent(event);
     }
     ca_memory_release(device, bindings, nbound);
     if (status == CA_ERROR_MEMORY) {
-        ca_memory_trim(device);
+        ca_pool_empty(device);
     }
     return status;
 }

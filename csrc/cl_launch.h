@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Run a kernel on host memory and wait for it.
+ * Run a kernel on memory of the host and of the device.
  */
 #ifndef CLATTN_CL_LAUNCH_H
 #define CLATTN_CL_LAUNCH_H
@@ -12,6 +12,7 @@
 #include "cl_device.h"
 #include "cl_program.h"
 #include "status.h"
+#include "tensor.h" /* ca_block */
 
 typedef enum {
     CA_ACCESS_READ,
@@ -19,11 +20,12 @@ typedef enum {
     CA_ACCESS_UPDATE, /* it writes some and leaves the others as they are */
 } ca_access;
 
-/* Host memory behind one __global argument. bytes == 0: the argument is NULL. */
+/* Memory behind one __global argument. bytes == 0: the argument is NULL. */
 typedef struct {
     void *data;
     size_t bytes;
     ca_access access;
+    ca_block *block; /* of a storage, all of which it is; NULL: host memory */
 } ca_span;
 
 #define CA_MAX_SPANS 16
@@ -38,12 +40,15 @@ typedef struct {
     size_t global_size; /* work-items, a multiple of local_size */
     size_t local_size;
     bool small; /* microseconds of work: waking other threads would take as long */
+    const char *call; /* the function it is done for, should it fail later */
 } ca_launch;
 
 /* Bind the memory, check the device's limits, enqueue, wait, make results visible to
    the host. Thread-safe: arguments and enqueueing are one step under the device's
    lock, waiting is outside it. A small launch is run by the calling thread where the
-   device lets it. After an error nothing is left bound or in flight. */
+   device lets it. A launch that writes only to storages, of which none is shared, is
+   not waited for; host memory that it reads is copied first. After an error nothing is
+   left bound, and in flight only what was before. */
 ca_status ca_launch_run(ca_device *device, ca_kernel *kernel, const ca_launch *launch,
                         ca_error *error);
 

@@ -42,6 +42,8 @@
     X(clEnqueueUnmapMemObject)                                                         \
     X(clEnqueueNDRangeKernel)                                                          \
     X(clWaitForEvents)                                                                 \
+    X(clGetEventInfo)                                                                  \
+    X(clRetainEvent)                                                                   \
     X(clReleaseEvent)                                                                  \
     X(clFlush)                                                                         \
     X(clFinish)

@@ -1,99 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "cl_memory.h"
 
-#include <string.h>
-
-/* Enough small buffers share a size for the pool to find them again, and no buffer is
-   more than a quarter too large. */
-static size_t
-pool_class(const ca_device *device, size_t bytes)
-{
-    size_t power = 4096;
-    while (power < bytes) {
-        if (power > SIZE_MAX / 2) {
-            return bytes;
-        }
-        power *= 2;
-    }
-    for (size_t quarters = 5; quarters < 8; quarters++) {
-        size_t smaller = power / 8 * quarters;
-        if (bytes <= smaller) {
-            power = smaller;
-            break;
-        }
-    }
-    return (int64_t)power > device->info.max_allocation ? bytes : power;
-}
-
-/* A buffer of that capacity from the pool, or NULL. */
-static cl_mem
-pool_take(ca_device *device, size_t capacity)
-{
-    ca_pool *pool = &device->pool;
-    cl_mem buffer = NULL;
-    ca_mutex_lock(&device->lock);
-    for (int i = 0; i < pool->count; i++) {
-        if (pool->slots[i].capacity == capacity) {
-            buffer = pool->slots[i].buffer;
-            pool->bytes -= capacity;
-            pool->slots[i] = pool->slots[--pool->count];
-            break;
-        }
-    }
-    ca_mutex_unlock(&device->lock);
-    return buffer;
-}
-
-/* Into the pool, or back to the system where the pool has no slot left or would hold
-   more than a quarter of the device's memory. */
-static void
-pool_give(ca_device *device, cl_mem buffer, size_t capacity)
-{
-    ca_pool *pool = &device->pool;
-    size_t limit = (size_t)device->info.global_memory / 4;
-    ca_mutex_lock(&device->lock);
-    if (pool->count < CA_POOL_SLOTS && capacity <= limit &&
-        pool->bytes <= limit - capacity) {
-        pool->slots[pool->count].buffer = buffer;
-        pool->slots[pool->count].capacity = capacity;
-        pool->count++;
-        pool->bytes += capacity;
-        buffer = NULL;
-    }
-    ca_mutex_unlock(&device->lock);
-    if (buffer != NULL) {
-        device->cl->clReleaseMemObject(buffer);
-    }
-}
-
-void
-ca_memory_trim(ca_device *device)
-{
-    ca_pool *pool = &device->pool;
-    ca_mutex_lock(&device->lock);
-    while (pool->count > 0) {
-        device->cl->clReleaseMemObject(pool->slots[--pool->count].buffer);
-    }
-    pool->bytes = 0;
-    ca_mutex_unlock(&device->lock);
-}
-
-static cl_int
-bind_copy(ca_device *device, ca_binding *binding)
-{
-    cl_int code = CL_SUCCESS;
-    binding->capacity = pool_class(device, binding->span->bytes);
-    binding->buffer = pool_take(device, binding->capacity);
-    for (int attempt = 0; attempt < 2 && binding->buffer == NULL; attempt++) {
-        if (attempt > 0) {
-            ca_memory_trim(device);
-        }
-        binding->buffer = device->cl->clCreateBuffer(device->context, CL_MEM_READ_WRITE,
-                                                     binding->capacity, NULL, &code);
-    }
-    return code;
-}
-
 static cl_int
 bind_host(ca_device *device, ca_binding *binding)
 {
@@ -110,7 +17,7 @@ bind_host(ca_device *device, ca_binding *binding)
 }
 
 /* OpenCL leaves several buffers over the same host memory undefined, so a span that was
-   given before (a query that is also the key) gets the buffer it has. */
+   given before (a query that is also the key) gets what it has. */
 static bool
 bind_again(ca_binding *bindings, int index)
 {
@@ -119,44 +26,83 @@ bind_again(ca_binding *bindings, int index)
         const ca_span *earlier = bindings[i].span;
         if (earlier->data == span->data && earlier->bytes == span->bytes &&
             earlier->access == span->access) {
-            bindings[index].buffer = bindings[i].buffer;
+            bindings[index] = bindings[i];
+            bindings[index].span = span;
+            bindings[index].owned = false;
             return true;
         }
     }
     return false;
 }
 
+static void
+set_storage(ca_binding *binding, ca_storage *storage)
+{
+    binding->storage = storage;
+    binding->buffer = ca_storage_buffer(storage);
+    binding->data = ca_storage_block(storage)->address;
+}
+
+/* A storage for a span of the host, with what it holds if `copy`. */
+static ca_status
+bind_new_storage(ca_device *device, ca_binding *binding, bool copy, ca_error *error)
+{
+    const ca_span *span = binding->span;
+    ca_storage *storage = NULL;
+    ca_status status = ca_storage_new(device, span->bytes, "an array", &storage, error);
+    if (status != CA_OK) {
+        return status;
+    }
+    set_storage(binding, storage);
+    binding->owned = true;
+    binding->copied = copy;
+    return copy ? ca_storage_write(storage, 0, span->data, span->bytes, error) : CA_OK;
+}
+
+static ca_status
+bind_span(ca_device *device, ca_binding *binding, bool copy, ca_error *error)
+{
+    const ca_device_info *info = &device->info;
+    const ca_span *span = binding->span;
+    if (span->block != NULL) {
+        set_storage(binding, ca_storage_of(span->block));
+        return CA_OK;
+    }
+    if (copy || info->memory == CA_MEMORY_COPY) {
+        return bind_new_storage(device, binding, copy, error);
+    }
+    if (info->memory == CA_MEMORY_SVM) {
+        binding->data = span->data;
+        return CA_OK;
+    }
+    if ((uint64_t)span->bytes > (uint64_t)info->max_allocation) {
+        return ca_error_set(error, CA_ERROR_MEMORY,
+                            "an array of %zu bytes is more than device '%s' allocates "
+                            "at once (%lld bytes)",
+                            span->bytes, info->name, (long long)info->max_allocation);
+    }
+    cl_int code = bind_host(device, binding);
+    if (code != CL_SUCCESS) {
+        binding->buffer = NULL;
+        return ca_cl_error_set(error, code, "clCreateBuffer", info->name);
+    }
+    binding->owned = true;
+    return CA_OK;
+}
+
 ca_status
-ca_memory_bind(ca_device *device, const ca_span *spans, int nspans,
+ca_memory_bind(ca_device *device, const ca_span *spans, int nspans, bool copy,
                ca_binding *bindings, ca_error *error)
 {
     ca_status status = CA_OK;
-    const ca_device_info *info = &device->info;
+    bool in_place = device->info.memory == CA_MEMORY_SVM && !copy;
     for (int i = 0; i < nspans; i++) {
         bindings[i] = (ca_binding){.span = &spans[i]};
     }
-    if (info->memory == CA_MEMORY_SVM) {
-        goto done;
-    }
     for (int i = 0; i < nspans; i++) {
-        if (spans[i].bytes == 0 || bind_again(bindings, i)) {
-            continue;
+        if (spans[i].bytes != 0 && (in_place || !bind_again(bindings, i))) {
+            CA_TRY(bind_span(device, &bindings[i], copy, error));
         }
-        if ((uint64_t)spans[i].bytes > (uint64_t)info->max_allocation) {
-            CA_TRY(ca_error_set(error, CA_ERROR_MEMORY,
-                                "an array of %zu bytes is more than device '%s' "
-                                "allocates at once (%lld bytes)",
-                                spans[i].bytes, info->name,
-                                (long long)info->max_allocation));
-        }
-        cl_int code = info->memory == CA_MEMORY_HOST_PTR
-                          ? bind_host(device, &bindings[i])
-                          : bind_copy(device, &bindings[i]);
-        if (code != CL_SUCCESS) {
-            bindings[i].buffer = NULL;
-            CA_TRY(ca_cl_error_set(error, code, "clCreateBuffer", info->name));
-        }
-        bindings[i].owned = true;
     }
 done:
     return status;
@@ -170,17 +116,17 @@ ca_memory_set(ca_device *device, ca_kernel *kernel, const ca_binding *bindings,
     bool svm = device->info.memory == CA_MEMORY_SVM;
     cl_int code = CL_SUCCESS;
     for (int i = 0; i < nspans && code == CL_SUCCESS; i++) {
-        const ca_span *span = bindings[i].span;
-        const void *pointer = span->bytes > 0 ? span->data : NULL;
+        const void *pointer = bindings[i].span->bytes > 0 ? bindings[i].data : NULL;
+        bool empty = bindings[i].span->bytes == 0;
         const uint32_t bit = UINT32_C(1) << i;
         /* A buffer is another one each time, even over the same memory. */
-        bool stays = svm || pointer == NULL;
+        bool stays = svm || empty;
         if (stays && (kernel->given & bit) != 0 && kernel->pointers[i] == pointer) {
             continue;
         }
         code = svm ? cl->clSetKernelArgSVMPointer(kernel->handle, (cl_uint)i, pointer)
                    : cl->clSetKernelArg(kernel->handle, (cl_uint)i, sizeof(cl_mem),
-                                        pointer != NULL ? &bindings[i].buffer : NULL);
+                                        empty ? NULL : &bindings[i].buffer);
         kernel->pointers[i] = pointer;
         kernel->given &= ~bit;
         if (stays && code == CL_SUCCESS) {
@@ -204,7 +150,8 @@ ca_memory_send(ca_device *device, const ca_binding *bindings, int nspans,
     }
     for (int i = 0; i < nspans; i++) {
         const ca_span *span = bindings[i].span;
-        if (!bindings[i].owned || span->access == CA_ACCESS_WRITE) {
+        if (!bindings[i].owned || bindings[i].copied ||
+            span->access == CA_ACCESS_WRITE) {
             continue;
         }
         cl_int code = device->cl->clEnqueueWriteBuffer(
@@ -295,15 +242,22 @@ done:
 }
 
 void
+ca_memory_set_ticket(const ca_binding *bindings, int nspans, uint64_t ticket)
+{
+    for (int i = 0; i < nspans; i++) {
+        if (bindings[i].storage != NULL) {
+            ca_storage_set_ticket(bindings[i].storage, ticket);
+        }
+    }
+}
+
+void
 ca_memory_release(ca_device *device, ca_binding *bindings, int nspans)
 {
     for (int i = 0; i < nspans; i++) {
-        if (!bindings[i].owned) {
-            continue;
-        }
-        if (device->info.memory == CA_MEMORY_COPY) {
-            pool_give(device, bindings[i].buffer, bindings[i].capacity);
-        } else {
+        if (bindings[i].owned && bindings[i].storage != NULL) {
+            ca_storage_release(bindings[i].storage);
+        } else if (bindings[i].owned) {
             device->cl->clReleaseMemObject(bindings[i].buffer);
         }
         bindings[i] = (ca_binding){0};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Host memory as a kernel's arguments, in the device's memory mode. Only cl_* files
- * include this header.
+ * Memory as a kernel's arguments, in the device's memory mode. Only cl_* files include
+ * this header.
  *
  * One launch goes: bind; then, under the device's lock, set, send, the kernels, fetch;
  * then wait for the event; then release, which also follows an error at any point,
@@ -17,17 +17,21 @@
 #include "cl_launch.h"
 #include "status.h"
 
-/* A span and what stands for it on the device: a buffer, none where the span is empty
-   or the mode is CA_MEMORY_SVM. */
+/* A span and what stands for it on the device: an address in the mode CA_MEMORY_SVM, a
+   buffer in the others, neither where the span is empty. */
 typedef struct {
     const ca_span *span;
+    const void *data;
     cl_mem buffer;
-    size_t capacity; /* of a pooled buffer */
-    bool owned;      /* false: an earlier binding of this launch owns the buffer */
+    ca_storage
+        *storage; /* that is the span, or holds it meanwhile; NULL: there is none */
+    bool owned;   /* false: an earlier binding of this launch, or a tensor, owns it */
+    bool copied;  /* the span, to `storage`, before the launch */
 } ca_binding;
 
-/* Give each span its buffer. `bindings` has CA_MAX_SPANS entries. */
-ca_status ca_memory_bind(ca_device *device, const ca_span *spans, int nspans,
+/* Give each span what stands for it. `bindings` has CA_MAX_SPANS entries. With `copy`
+   host memory is copied, to be read after this returns. */
+ca_status ca_memory_bind(ca_device *device, const ca_span *spans, int nspans, bool copy,
                          ca_binding *bindings, ca_error *error);
 
 /* Set arguments 0 … nspans-1, but for pointers that are what they were set to last. */
@@ -45,9 +49,9 @@ bool ca_memory_fetches(const ca_device *device, const ca_binding *bindings, int 
 ca_status ca_memory_fetch(ca_device *device, const ca_binding *bindings, int nspans,
                           cl_event *event, ca_error *error);
 
-void ca_memory_release(ca_device *device, ca_binding *bindings, int nspans);
+/* Under the device's lock: the launch will not be waited for. */
+void ca_memory_set_ticket(const ca_binding *bindings, int nspans, uint64_t ticket);
 
-/* Give pooled buffers back to the system. */
-void ca_memory_trim(ca_device *device);
+void ca_memory_release(ca_device *device, ca_binding *bindings, int nspans);
 
 #endif

@@ -169,6 +169,9 @@ query_device(ca_device *device, const char *memory_override)
     if (!choose_memory(device, memory_override)) {
         device_unusable(device, "lacks the memory mode asked for: ", memory_override);
     }
+    device->storage_is_host =
+        info->memory == CA_MEMORY_SVM ||
+        (info->memory == CA_MEMORY_HOST_PTR && info->type == CA_DEVICE_CPU);
 }
 
 /* A new, empty device at the end of the list; NULL without memory. */

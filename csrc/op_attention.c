@@ -11,9 +11,9 @@
 
 #include "cl_launch.h"
 #include "cl_program.h"
+#include "cl_storage.h"
 #include "op_attention_params.h"
 #include "op_attention_plan.h"
-#include "platform.h" /* ca_memory_allocate */
 
 #define TENSORS CA_ATTENTION_TENSORS
 #define SPANS   (TENSORS + 1) /* arguments of kernels: the tensors, partial rows */
@@ -37,6 +37,7 @@ ca_attention_init(ca_attention *attention)
     attention->in_float64 = false;
     attention->stage = CA_SCORES_SCALED;
     attention->variant = CA_VARIANT_ANY;
+    attention->call = "attention";
 }
 
 /* ---- no work ---- */
@@ -52,23 +53,55 @@ ca_attention_is_trivial(const ca_attention *attention)
     return !writes || ca_attention_keys(attention) == 0;
 }
 
-void
-ca_attention_fill(const ca_attention *attention)
+static void
+fill_memory(void *data, size_t bytes, ca_dtype dtype, double value)
 {
-    const ca_tensor *lse_tensor = &attention->tensors[CA_ATTENTION_LSE];
-    ca_extent output = ca_tensor_extent(&attention->tensors[CA_ATTENTION_OUTPUT]);
-    if (output.bytes != 0) {
-        memset(output.data, 0, output.bytes);
-    }
-    ca_extent lse = ca_tensor_extent(lse_tensor);
-    size_t count = lse.bytes / ca_dtype_size(lse_tensor->dtype);
-    for (size_t i = 0; i < count; i++) {
-        if (lse_tensor->dtype == CA_FLOAT64) {
-            ((double *)lse.data)[i] = -INFINITY;
-        } else {
-            ((float *)lse.data)[i] = -INFINITY;
+    if (value == 0) {
+        memset(data, 0, bytes);
+    } else if (dtype == CA_FLOAT64) {
+        for (size_t i = 0; i < bytes / sizeof(double); i++) {
+            ((double *)data)[i] = value;
+        }
+    } else {
+        for (size_t i = 0; i < bytes / sizeof(float); i++) {
+            ((float *)data)[i] = (float)value;
         }
     }
+}
+
+/* All of a result's extent: zeros, or another value of float32 or float64. */
+static ca_status
+fill(const ca_tensor *tensor, double value, ca_error *error)
+{
+    ca_extent extent = ca_tensor_extent(tensor);
+    if (extent.bytes == 0) {
+        return CA_OK;
+    }
+    if (tensor->block == NULL) {
+        fill_memory(extent.data, extent.bytes, tensor->dtype, value);
+        return CA_OK;
+    }
+    void *values = malloc(extent.bytes);
+    if (values == NULL) {
+        return ca_error_set(error, CA_ERROR_MEMORY, "no memory for %zu bytes",
+                            extent.bytes);
+    }
+    fill_memory(values, extent.bytes, tensor->dtype, value);
+    size_t offset = (size_t)((char *)extent.data - (char *)tensor->block->address);
+    ca_status status = ca_storage_write(ca_storage_of(tensor->block), offset, values,
+                                        extent.bytes, error);
+    free(values);
+    return status;
+}
+
+ca_status
+ca_attention_fill(const ca_attention *attention, ca_error *error)
+{
+    ca_status status = CA_OK;
+    CA_TRY(fill(&attention->tensors[CA_ATTENTION_OUTPUT], 0, error));
+    CA_TRY(fill(&attention->tensors[CA_ATTENTION_LSE], -INFINITY, error));
+done:
+    return status;
 }
 
 /* ---- one launch ---- */
@@ -92,7 +125,9 @@ join(const ca_attention *attention, int a, int b, ca_extent *extents)
     char *b_start = extents[b].data;
     char *a_end = a_start + extents[a].bytes;
     char *b_end = b_start + extents[b].bytes;
-    if (!ca_extents_overlap(&extents[a], &extents[b]) ||
+    bool held = attention->tensors[a].block != NULL ||
+                attention->tensors[b].block != NULL; /* in memory of their own */
+    if (held || !ca_extents_overlap(&extents[a], &extents[b]) ||
         (a_start == b_start && a_end == b_end)) {
         return false;
     }
@@ -150,36 +185,25 @@ is_small(const ca_attention *attention, const ca_attention_params *params)
 }
 
 /* Where the rows of each part of the keys go. */
-typedef struct {
-    void *data;
-    size_t bytes;
-} partial_rows;
-
 static ca_status
-allocate_partial(const ca_attention_plan *plan, const ca_attention_params *params,
-                 partial_rows *partial, ca_error *error)
+allocate_partial(ca_device *device, const ca_attention_plan *plan,
+                 const ca_attention_params *params, ca_storage **partial,
+                 ca_error *error)
 {
     int64_t sizes[] = {params->batch[0], params->batch[1], params->batch[2],
                        params->L,        params->splits,   plan->partial_bytes};
     int64_t bytes;
     ca_status status = ca_shape_count(6, sizes, "query", &bytes, error);
-    if (status == CA_OK) {
-        partial->bytes = (size_t)bytes;
-        partial->data = ca_memory_allocate(partial->bytes);
-        if (partial->data == NULL) {
-            status = ca_error_set(error, CA_ERROR_MEMORY,
-                                  "no memory for %zu bytes of partial results",
-                                  partial->bytes);
-        }
-    }
-    return status;
+    return status != CA_OK ? status
+                           : ca_storage_new(device, (size_t)bytes, "partial results",
+                                            partial, error);
 }
 
 /* Build and run one kernel of a plan; its grid's product are the work-items. */
 static ca_status
-launch(ca_device *device, const ca_kernel_spec *spec, const ca_span *spans,
-       const ca_attention_params *params, int ngrid, const int64_t *grid,
-       size_t local_size, bool small, ca_error *error)
+launch(ca_device *device, const char *call, const ca_kernel_spec *spec,
+       const ca_span *spans, const ca_attention_params *params, int ngrid,
+       const int64_t *grid, size_t local_size, bool small, ca_error *error)
 {
     ca_status status = CA_OK;
     ca_kernel *kernel = NULL;
@@ -194,6 +218,7 @@ launch(ca_device *device, const ca_kernel_spec *spec, const ca_span *spans,
         .global_size = round_up((size_t)items, local_size),
         .local_size = local_size,
         .small = small,
+        .call = call,
     };
     CA_TRY(ca_launch_run(device, kernel, &run, error));
 done:
@@ -206,11 +231,13 @@ launch_whole(ca_device *device, const ca_attention *attention,
              int64_t first_row, ca_error *error)
 {
     ca_status status = CA_OK;
-    partial_rows partial = {NULL, 0};
+    ca_storage *partial = NULL;
+    const char *call = attention->call;
     ca_attention_plan plan;
     if (attention->tensors[CA_ATTENTION_QUERY].dtype == CA_BFLOAT16) {
         CA_TRY(ca_device_find_pairs(device, error));
     }
+    CA_TRY(ca_device_prepare(device, error));
     CA_TRY(ca_attention_make_plan(ca_device_get_info(device), attention, dims, &plan,
                                   error));
     ca_attention_params params =
@@ -218,29 +245,36 @@ launch_whole(ca_device *device, const ca_attention *attention,
     params.heads = plan.heads;
     params.splits = plan.splits;
     if (plan.splits > 1) {
-        CA_TRY(allocate_partial(&plan, &params, &partial, error));
+        CA_TRY(allocate_partial(device, &plan, &params, &partial, error));
     }
     ca_span spans[SPANS];
     for (int t = 0; t < TENSORS; t++) {
         spans[t] = (ca_span){
             .data = extents[t].data,
             .bytes = extents[t].bytes,
-            .access = access_of((ca_attention_tensor)t, &attention->tensors[t])};
+            .access = access_of((ca_attention_tensor)t, &attention->tensors[t]),
+            .block = attention->tensors[t].block};
     }
-    spans[TENSORS] = (ca_span){partial.data, partial.bytes, CA_ACCESS_WRITE};
+    spans[TENSORS] = (ca_span){.access = CA_ACCESS_WRITE};
+    if (partial != NULL) {
+        ca_block *block = ca_storage_block(partial);
+        spans[TENSORS] =
+            (ca_span){block->address, block->bytes, CA_ACCESS_WRITE, block};
+    }
     bool small = is_small(attention, &params);
-    CA_TRY(launch(device, &plan.spec, spans, &params, CA_ATTENTION_GRID_DIMS, plan.grid,
-                  plan.local_size, small, error));
+    CA_TRY(launch(device, call, &plan.spec, spans, &params, CA_ATTENTION_GRID_DIMS,
+                  plan.grid, plan.local_size, small, error));
     if (plan.splits > 1) {
         int64_t rows[] = {params.batch[0], params.batch[1], params.batch[2], params.L};
         spans[TENSORS].access = CA_ACCESS_READ;
         /* Written already; where memory is copied, they would come back empty. */
-        spans[CA_ATTENTION_PRESENT_KEY] = (ca_span){NULL, 0, CA_ACCESS_READ};
-        spans[CA_ATTENTION_PRESENT_VALUE] = (ca_span){NULL, 0, CA_ACCESS_READ};
-        CA_TRY(launch(device, &plan.merge, spans, &params, 4, rows, 1, small, error));
+        spans[CA_ATTENTION_PRESENT_KEY] = (ca_span){.access = CA_ACCESS_READ};
+        spans[CA_ATTENTION_PRESENT_VALUE] = (ca_span){.access = CA_ACCESS_READ};
+        CA_TRY(launch(device, call, &plan.merge, spans, &params, 4, rows, 1, small,
+                      error));
     }
 done:
-    free(partial.data);
+    ca_storage_release(partial);
     return status;
 }
 
@@ -301,7 +335,7 @@ run_part(ca_device *device, const ca_attention *attention, int64_t first_row,
     const ca_tensor *output = &attention->tensors[CA_ATTENTION_OUTPUT];
     ca_extent extents[TENSORS];
     for (int t = 0; t < TENSORS; t++) {
-        extents[t] = ca_tensor_extent(&attention->tensors[t]);
+        extents[t] = ca_tensor_memory(&attention->tensors[t]);
     }
     ca_leading_dims dims;
     ca_attention_fold(attention, &dims);
@@ -359,7 +393,9 @@ run_without_rows(ca_device *device, const ca_attention *attention, ca_error *err
             ca_error_set(error, CA_ERROR_MEMORY, "no memory for a row of the query"));
     }
     query->data = zeros;
+    query->block = NULL;
     output->data = unused;
+    output->block = NULL;
     int64_t stride = 1;
     for (int d = output->ndim - 1; d >= 0; d--) {
         query->strides[d] = 0;

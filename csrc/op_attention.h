@@ -79,6 +79,7 @@ typedef struct {
     bool in_float64; /* compute in float64 whatever the dtypes are */
     ca_scores_stage stage;
     ca_variant variant;
+    const char *call; /* the function it is done for */
 } ca_attention;
 
 /* A problem with no tensors and no options: full band, scale 1. */
@@ -88,10 +89,10 @@ void ca_attention_init(ca_attention *attention);
 bool ca_attention_is_trivial(const ca_attention *attention);
 
 /* Write a trivial answer: zeros, and -inf for the log-sum-exp. */
-void ca_attention_fill(const ca_attention *attention);
+ca_status ca_attention_fill(const ca_attention *attention, ca_error *error);
 
-/* Plan, launch and wait. CA_ERROR_VALUE where the variant asked for cannot run this
-   problem on this device. */
+/* Plan, launch and wait, but for results that a device holds (ca_launch_run).
+   CA_ERROR_VALUE where the variant asked for cannot run this problem on this device. */
 ca_status ca_attention_run(ca_device *device, const ca_attention *attention,
                            ca_error *error);
 

@@ -71,6 +71,7 @@ runs_of(const ca_diagonal *diagonal)
         .tensors = {[INPUT] = diagonal->input, [OUTPUT] = diagonal->output},
         .memory = diagonal->memory,
         .variant = diagonal->variant,
+        .call = diagonal->call,
         .in_place = diagonal->input.data != NULL &&
                     diagonal->input.data == diagonal->output.data,
         .lower = clamp_bound(diagonal->lower, rows, columns),
@@ -112,7 +113,8 @@ ca_diagonal_can_write(const ca_device_info *info, const ca_tensor *output)
     bool lines = ca_diagonal_has_rows(output) || ca_tensor_size(output, 2) == 1 ||
                  ca_tensor_stride(output, 2) == 1;
     return lines && ca_tensor_is_nested(output) &&
-           (info->memory != CA_MEMORY_COPY || ca_tensor_fills_extent(output));
+           (info->memory != CA_MEMORY_COPY || output->block != NULL ||
+            ca_tensor_fills_extent(output));
 }
 
 #define SMALL_PAGE 4096
@@ -184,14 +186,15 @@ launch_whole(ca_device *device, const ca_diagonal_runs *runs,
     ca_access access = whole ? CA_ACCESS_WRITE : CA_ACCESS_UPDATE;
     ca_span spans[TENSORS];
     for (int t = 0; t < TENSORS; t++) {
-        ca_extent extent = ca_tensor_extent(&runs->tensors[t]);
+        ca_extent extent = ca_tensor_memory(&runs->tensors[t]);
         ca_view view = view_of(&runs->tensors[t], &extent, dims, t);
         *(t == INPUT ? &plan.params.input : &plan.params.output) = view;
         /* In place both are one buffer, with one access. */
-        spans[t] = (ca_span){.data = extent.data,
-                             .bytes = extent.bytes,
-                             .access = t == OUTPUT || runs->in_place ? access
-                                                                     : CA_ACCESS_READ};
+        spans[t] =
+            (ca_span){.data = extent.data,
+                      .bytes = extent.bytes,
+                      .access = t == OUTPUT || runs->in_place ? access : CA_ACCESS_READ,
+                      .block = runs->tensors[t].block};
     }
     ca_fold_sizes(dims, plan.params.batch);
     ca_launch launch = {
@@ -202,6 +205,7 @@ launch_whole(ca_device *device, const ca_diagonal_runs *runs,
         .global_size = plan.groups * plan.local_size,
         .local_size = plan.local_size,
         .small = is_small(runs),
+        .call = runs->call,
     };
     CA_TRY(ca_launch_run(device, kernel, &launch, error));
 done:

@@ -39,6 +39,7 @@ typedef struct {
     bool inverted;
     uint64_t value; /* bits of an element */
     ca_variant variant;
+    const char *call; /* the function it is done for */
 } ca_diagonal;
 
 /* Can kernels write to `output` (any tensor) on this device? Not to columns and rows
@@ -51,7 +52,8 @@ bool ca_diagonal_can_write(const ca_device_info *info, const ca_tensor *output);
 ca_pages ca_diagonal_choose_pages(const ca_device_info *info,
                                   const ca_diagonal *diagonal);
 
-/* Plan, launch and wait; without work, nothing. */
+/* Plan, launch and wait, but for an output that a device holds (ca_launch_run); without
+   work, nothing. */
 ca_status ca_diagonal_run(ca_device *device, const ca_diagonal *diagonal,
                           ca_error *error);
 

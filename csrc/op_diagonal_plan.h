@@ -18,6 +18,7 @@ typedef struct {
     ca_tensor tensors[CA_DIAGONAL_TENSORS];
     ca_output_memory memory;
     ca_variant variant;
+    const char *call;
     bool in_place;
     int64_t lower;
     int64_t upper;

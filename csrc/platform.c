@@ -192,6 +192,20 @@ ca_pages_free(void *memory, size_t bytes)
 }
 
 void *
+ca_addresses_reserve(size_t bytes)
+{
+    void *addresses = mmap(NULL, round_up(bytes, (size_t)sysconf(_SC_PAGESIZE)),
+                           PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return addresses != MAP_FAILED ? addresses : NULL;
+}
+
+void
+ca_addresses_release(void *addresses, size_t bytes)
+{
+    munmap(addresses, round_up(bytes, (size_t)sysconf(_SC_PAGESIZE)));
+}
+
+void *
 ca_library_open(const char *path, bool global, char *message, size_t size)
 {
     void *library = dlopen(path, RTLD_NOW | (global ? RTLD_GLOBAL : RTLD_LOCAL));

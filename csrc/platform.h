@@ -59,6 +59,11 @@ typedef enum {
 void *ca_pages_allocate(size_t bytes, ca_pages pages);
 void ca_pages_free(void *memory, size_t bytes);
 
+/* Addresses that nothing else has, and no memory behind them. NULL where there are
+   none. */
+void *ca_addresses_reserve(size_t bytes);
+void ca_addresses_release(void *addresses, size_t bytes);
+
 /* Open a shared library; `global` makes its symbols visible to libraries opened later.
    NULL on failure, with the system's words in `message`. */
 void *ca_library_open(const char *path, bool global, char *message, size_t size);

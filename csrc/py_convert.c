@@ -98,23 +98,28 @@ is_masked_array(PyObject *object)
     return result;
 }
 
-int
-ca_py_check_is_array(PyObject *object, const char *name)
+bool
+ca_py_is_ndarray(PyObject *object)
 {
-    if (PyArray_CheckExact(object)) {
-        return 0;
+    return PyArray_Check(object);
+}
+
+bool
+ca_py_is_numpy_scalar(PyObject *object)
+{
+    return PyArray_IsScalar(object, Generic);
+}
+
+static int
+refuse_masked(PyObject *object, const char *name)
+{
+    int masked = PyArray_CheckExact(object) ? 0 : is_masked_array(object);
+    if (masked > 0) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s must be an array, got %.200s, whose mask would be ignored",
+                     name, Py_TYPE(object)->tp_name);
     }
-    int masked = 0;
-    if (PyArray_Check(object)) {
-        masked = is_masked_array(object);
-        if (masked <= 0) {
-            return masked;
-        }
-    }
-    PyErr_Format(PyExc_TypeError, "%s must be a NumPy array, got %.200s%s", name,
-                 Py_TYPE(object)->tp_name,
-                 masked ? ", whose mask would be ignored" : "");
-    return -1;
+    return masked != 0 ? -1 : 0;
 }
 
 /* Strides of dimensions of size 1, and of empty arrays, mean nothing and may be
@@ -128,6 +133,7 @@ ca_py_array_describe(PyObject *object, ca_dtype dtype, ca_tensor *tensor)
     tensor->dtype = dtype;
     tensor->ndim = PyArray_NDIM(array);
     tensor->data = PyArray_DATA(array); /* not NULL, even of an empty array */
+    tensor->block = NULL;
     for (int d = 0; d < tensor->ndim; d++) {
         npy_intp length = PyArray_DIM(array, d);
         npy_intp stride = length > 1 && !empty ? PyArray_STRIDE(array, d) : 0;
@@ -141,8 +147,18 @@ ca_py_array_describe(PyObject *object, ca_dtype dtype, ca_tensor *tensor)
 }
 
 int
-ca_py_tensor_from_array(PyObject *object, const char *name, ca_py_dtypes dtypes,
-                        ca_tensor *tensor, PyObject **keep)
+ca_py_check_dtype(ca_dtype dtype, ca_py_dtypes dtypes, const char *name)
+{
+    if (takes(dtypes, dtype)) {
+        return 0;
+    }
+    PyErr_Format(PyExc_TypeError, "%s has dtype %s; expected %s", name,
+                 ca_dtype_name(dtype), ca_py_dtypes_text(dtypes));
+    return -1;
+}
+
+const char *
+ca_py_dtypes_text(ca_py_dtypes dtypes)
 {
     static const char *const expected[] = {
         [CA_TAKES_FLOATS] = "float16, bfloat16, float32 or float64",
@@ -152,25 +168,28 @@ ca_py_tensor_from_array(PyObject *object, const char *name, ca_py_dtypes dtypes,
         [CA_TAKES_HALF_AND_SINGLE] = "float16 or float32",
         [CA_TAKES_INT32] = "int32",
     };
-    if (ca_py_check_is_array(object, name) < 0) {
-        return -1;
-    }
+    return expected[dtypes];
+}
+
+int
+ca_py_tensor_from_ndarray(PyObject *object, const char *name, ca_py_dtypes dtypes,
+                          ca_tensor *tensor, PyObject **keep)
+{
     PyArrayObject *array = (PyArrayObject *)object;
     ca_dtype dtype;
+    if (refuse_masked(object, name) < 0) {
+        return -1;
+    }
     if (!dtype_from_descr(PyArray_DESCR(array), &dtype) || !takes(dtypes, dtype)) {
         PyErr_Format(PyExc_TypeError, "%s has dtype %S; expected %s", name,
-                     (PyObject *)PyArray_DESCR(array), expected[dtypes]);
+                     (PyObject *)PyArray_DESCR(array), ca_py_dtypes_text(dtypes));
         return -1;
     }
     if (ca_py_array_describe(object, dtype, tensor)) {
         *keep = Py_NewRef(object);
         return 0;
     }
-    PyArray_Descr *native = PyArray_DescrNewByteorder(PyArray_DESCR(array), NPY_NATIVE);
-    if (native == NULL) {
-        return -1;
-    }
-    *keep = PyArray_FromArray(array, native, NPY_ARRAY_CARRAY_RO);
+    *keep = ca_py_contiguous(object);
     if (*keep == NULL) {
         return -1;
     }
@@ -178,55 +197,45 @@ ca_py_tensor_from_array(PyObject *object, const char *name, ca_py_dtypes dtypes,
     return 0;
 }
 
-int
-ca_py_tensor_from_optional(PyObject *object, const char *name, ca_py_dtypes dtypes,
-                           ca_tensor *tensor, PyObject **keep)
+PyObject *
+ca_py_contiguous(PyObject *object)
 {
-    if (object == Py_None) {
-        ca_tensor_set_absent(tensor);
-        return 0;
-    }
-    return ca_py_tensor_from_array(object, name, dtypes, tensor, keep);
+    PyArrayObject *array = (PyArrayObject *)object;
+    PyArray_Descr *native = PyArray_DescrNewByteorder(PyArray_DESCR(array), NPY_NATIVE);
+    return native == NULL ? NULL
+                          : PyArray_FromArray(array, native, NPY_ARRAY_CARRAY_RO);
 }
 
-bool
-ca_py_is_numpy(PyObject *object)
+PyObject *
+ca_py_ndarray_from(PyObject *object)
 {
-    return PyArray_Check(object) ||
-           (PyArray_IsScalar(object, Generic) && !PyFloat_Check(object));
+    return PyArray_FROM_O(object);
 }
 
-int
-ca_py_tensor_from_scalar(PyObject *object, const char *name, ca_py_dtypes dtypes,
-                         ca_tensor *tensor, PyObject **keep)
+PyObject *
+ca_py_descr(ca_dtype dtype)
 {
-    if (!PyArray_IsScalar(object, Generic)) {
-        return ca_py_tensor_from_optional(object, name, dtypes, tensor, keep);
+    static const int numbers[CA_DTYPE_COUNT] = {
+        [CA_BOOL] = NPY_BOOL,      [CA_FLOAT16] = NPY_HALF,  [CA_FLOAT32] = NPY_FLOAT,
+        [CA_FLOAT64] = NPY_DOUBLE, [CA_INT8] = NPY_INT8,     [CA_INT16] = NPY_INT16,
+        [CA_INT32] = NPY_INT32,    [CA_INT64] = NPY_INT64,   [CA_UINT8] = NPY_UINT8,
+        [CA_UINT16] = NPY_UINT16,  [CA_UINT32] = NPY_UINT32, [CA_UINT64] = NPY_UINT64,
+    };
+    if (dtype != CA_BFLOAT16) {
+        return (PyObject *)PyArray_DescrFromType(numbers[dtype]);
     }
-    PyObject *array = PyArray_FROM_O(object);
-    if (array == NULL) {
-        return -1;
+    PyObject *module = PyImport_ImportModule("ml_dtypes");
+    if (module == NULL) {
+        return NULL; /* an ImportError that names it */
     }
-    int result = ca_py_tensor_from_array(array, name, dtypes, tensor, keep);
-    Py_DECREF(array);
-    return result;
-}
-
-int
-ca_py_first_number(PyObject *array, double *value)
-{
-    *value = 0;
-    PyArrayObject *elements = (PyArrayObject *)array;
-    if (PyArray_SIZE(elements) == 0) {
-        return 0;
+    PyArray_Descr *descr = NULL;
+    PyObject *type = PyObject_GetAttrString(module, "bfloat16");
+    Py_DECREF(module);
+    if (type != NULL && !PyArray_DescrConverter(type, &descr)) {
+        descr = NULL;
     }
-    PyObject *first = PyArray_ToScalar(PyArray_DATA(elements), elements);
-    if (first == NULL) {
-        return -1;
-    }
-    *value = PyFloat_AsDouble(first);
-    Py_DECREF(first);
-    return *value == -1 && PyErr_Occurred() ? -1 : 0;
+    Py_XDECREF(type);
+    return (PyObject *)descr;
 }
 
 bool

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * NumPy arrays as tensors and back. Only py_convert*.c call NumPy's C API.
+ * NumPy arrays as tensors and back. Only py_convert*.c call NumPy's C API; py_array.h
+ * has what takes arrays of any kind.
  */
 #ifndef CLATTN_PY_CONVERT_H
 #define CLATTN_PY_CONVERT_H
@@ -25,34 +26,37 @@ typedef enum {
     CA_TAKES_INT32,
 } ca_py_dtypes;
 
-/* `object`, argument `name`, as a tensor. *keep is a new reference that owns the
+/* The dtypes in words, for messages. */
+const char *ca_py_dtypes_text(ca_py_dtypes dtypes);
+
+/* -1 with a TypeError where argument `name` may not have that dtype. */
+int ca_py_check_dtype(ca_dtype dtype, ca_py_dtypes dtypes, const char *name);
+
+bool ca_py_is_ndarray(PyObject *object);
+
+/* A NumPy scalar; float64's is Python's float too. */
+bool ca_py_is_numpy_scalar(PyObject *object);
+
+/* A NumPy array, argument `name`, as a tensor. *keep is a new reference that owns the
    memory: the array itself, or a copy where its elements are misaligned or
-   byte-swapped. -1 with a TypeError for anything but an array of such a dtype. */
-int ca_py_tensor_from_array(PyObject *object, const char *name, ca_py_dtypes dtypes,
-                            ca_tensor *tensor, PyObject **keep);
+   byte-swapped. -1 with a TypeError for another dtype or a masked array. */
+int ca_py_tensor_from_ndarray(PyObject *object, const char *name, ca_py_dtypes dtypes,
+                              ca_tensor *tensor, PyObject **keep);
 
-/* The same, or an absent tensor and no reference for None. */
-int ca_py_tensor_from_optional(PyObject *object, const char *name, ca_py_dtypes dtypes,
-                               ca_tensor *tensor, PyObject **keep);
+/* What NumPy makes of an object with a buffer or __array__, or of a scalar. */
+PyObject *ca_py_ndarray_from(PyObject *object);
 
-/* Is it an array, or a NumPy scalar other than float64, which is Python's float too? */
-bool ca_py_is_numpy(PyObject *object);
-
-/* As from_optional; a NumPy scalar is taken as an array without dimensions. */
-int ca_py_tensor_from_scalar(PyObject *object, const char *name, ca_py_dtypes dtypes,
-                             ca_tensor *tensor, PyObject **keep);
-
-/* The first element of an array as a number, 0 for an empty one. -1 with an exception
-   set. */
-int ca_py_first_number(PyObject *array, double *value);
-
-/* -1 with a TypeError for anything but a NumPy array. */
-int ca_py_check_is_array(PyObject *object, const char *name);
+/* A NumPy array, or a copy of it, that is contiguous, native and aligned. */
+PyObject *ca_py_contiguous(PyObject *array);
 
 /* An array of that dtype as a tensor. False where kernels cannot use it as it lies:
    misaligned, byte-swapped, an element not a whole number of elements from the
    first. */
 bool ca_py_array_describe(PyObject *array, ca_dtype dtype, ca_tensor *tensor);
+
+/* NumPy's dtype, a new reference; that of bfloat16 is ml_dtypes'. NULL with an
+   exception. */
+PyObject *ca_py_descr(ca_dtype dtype);
 
 /* Is the array of that dtype, in any byte order? */
 bool ca_py_array_has_dtype(PyObject *array, ca_dtype dtype);
@@ -65,24 +69,29 @@ int ca_py_dtype(PyObject *object, const char *name, ca_dtype *dtype, PyObject **
    too. */
 bool ca_py_is_other_scalar(PyObject *object);
 
-/* A new C-contiguous array, its memory 128-byte aligned and not initialised: of the
-   native form of `like`'s dtype, which is an array or a native dtype, or of `dtype`
-   where `like` is NULL. */
-PyObject *ca_py_array_new(PyObject *like, ca_dtype dtype, int ndim,
+/* A new C-contiguous array of NumPy's dtype `descr`, which is that `dtype`, and of pages
+   of that kind, 128-byte aligned and not initialised. */
+PyObject *ca_py_array_new(ca_pages pages, PyObject *descr, ca_dtype dtype, int ndim,
                           const int64_t *shape, ca_tensor *tensor);
 
-/* The same of pages of that kind. */
-PyObject *ca_py_array_new_of(ca_pages pages, PyObject *like, ca_dtype dtype, int ndim,
-                             const int64_t *shape, ca_tensor *tensor);
+/* The native form of an array's dtype, a new reference. */
+PyObject *ca_py_native_descr(PyObject *array);
 
-/* Check that `out` can take a result of that shape and dtype, whose `origin` is told:
-   "that of query". -1 with an exception. */
-int ca_py_check_out(PyObject *out, ca_dtype dtype, const char *origin, int ndim,
-                    const int64_t *shape);
+/* An array over a tensor's memory, which `owner` keeps. `descr` NULL: bytes of the
+   elements' size, to be moved, not to be read. */
+PyObject *ca_py_array_over(const ca_tensor *tensor, PyObject *descr, bool writeable,
+                           PyObject *owner);
 
-/* Can a kernel write straight into the checked `out`: native, aligned, its elements
-   covering its memory once and without gaps? Then *tensor describes it. */
-bool ca_py_out_is_direct(PyObject *out, ca_dtype dtype, ca_tensor *tensor);
+/* Shape and flags of a NumPy array that results are to be written to. */
+void ca_py_array_shape(PyObject *array, int *ndim, int64_t shape[CA_MAX_DIMS]);
+bool ca_py_array_is_writeable(PyObject *array);
+
+/* A contiguous copy. */
+PyObject *ca_py_array_copy(PyObject *array);
+
+/* The array in another dtype: NumPy's, or what it takes as one. `as_is`: a ValueError
+   where that is a copy. */
+PyObject *ca_py_array_cast(PyObject *array, PyObject *dtype, bool as_is);
 
 /* out[...] = result. -1 with an exception. */
 int ca_py_copy_into(PyObject *out, PyObject *result);

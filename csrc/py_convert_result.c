@@ -48,33 +48,19 @@ allocate(size_t bytes, ca_pages pages, void **memory)
     return owner;
 }
 
-static PyArray_Descr *
-result_descr(PyObject *like, ca_dtype dtype)
+PyObject *
+ca_py_native_descr(PyObject *array)
 {
-    if (like == NULL) {
-        return PyArray_DescrFromType(dtype == CA_FLOAT64 ? NPY_DOUBLE : NPY_FLOAT);
+    PyArray_Descr *descr = PyArray_DESCR((PyArrayObject *)array);
+    if (PyArray_ISNOTSWAPPED((PyArrayObject *)array)) {
+        return Py_NewRef(descr);
     }
-    if (PyArray_DescrCheck(like)) {
-        return (PyArray_Descr *)Py_NewRef(like);
-    }
-    PyArray_Descr *descr = PyArray_DESCR((PyArrayObject *)like);
-    if (PyArray_ISNOTSWAPPED((PyArrayObject *)like)) {
-        Py_INCREF(descr);
-        return descr;
-    }
-    return PyArray_DescrNewByteorder(descr, NPY_NATIVE);
+    return (PyObject *)PyArray_DescrNewByteorder(descr, NPY_NATIVE);
 }
 
 PyObject *
-ca_py_array_new(PyObject *like, ca_dtype dtype, int ndim, const int64_t *shape,
-                ca_tensor *tensor)
-{
-    return ca_py_array_new_of(CA_PAGES_ANY, like, dtype, ndim, shape, tensor);
-}
-
-PyObject *
-ca_py_array_new_of(ca_pages pages, PyObject *like, ca_dtype dtype, int ndim,
-                   const int64_t *shape, ca_tensor *tensor)
+ca_py_array_new(ca_pages pages, PyObject *descr, ca_dtype dtype, int ndim,
+                const int64_t *shape, ca_tensor *tensor)
 {
     npy_intp dims[CA_MAX_DIMS];
     bool empty = false;
@@ -96,13 +82,9 @@ ca_py_array_new_of(ca_pages pages, PyObject *like, ca_dtype dtype, int ndim,
     if (owner == NULL) {
         return NULL;
     }
-    PyArray_Descr *descr = result_descr(like, dtype);
-    if (descr == NULL) {
-        Py_DECREF(owner);
-        return NULL;
-    }
-    PyObject *array = PyArray_NewFromDescr(&PyArray_Type, descr, ndim, dims, NULL,
-                                           memory, NPY_ARRAY_CARRAY, NULL);
+    Py_INCREF(descr); /* the array takes one */
+    PyObject *array = PyArray_NewFromDescr(&PyArray_Type, (PyArray_Descr *)descr, ndim,
+                                           dims, NULL, memory, NPY_ARRAY_CARRAY, NULL);
     if (array == NULL) {
         Py_DECREF(owner);
         return NULL;
@@ -115,46 +97,83 @@ ca_py_array_new_of(ca_pages pages, PyObject *like, ca_dtype dtype, int ndim,
     return array;
 }
 
-int
-ca_py_check_out(PyObject *out, ca_dtype dtype, const char *origin, int ndim,
-                const int64_t *shape)
+/* Elements that are moved, not read. */
+static PyArray_Descr *
+opaque_descr(size_t size)
 {
-    if (ca_py_check_is_array(out, "out") < 0) {
-        return -1;
+    static const int numbers[] = {
+        [1] = NPY_UINT8, [2] = NPY_UINT16, [4] = NPY_UINT32, [8] = NPY_UINT64};
+    return PyArray_DescrFromType(numbers[size]);
+}
+
+PyObject *
+ca_py_array_over(const ca_tensor *tensor, PyObject *descr, bool writeable,
+                 PyObject *owner)
+{
+    size_t size = ca_dtype_size(tensor->dtype);
+    npy_intp dims[CA_MAX_DIMS];
+    npy_intp strides[CA_MAX_DIMS];
+    for (int d = 0; d < tensor->ndim; d++) {
+        dims[d] = (npy_intp)tensor->shape[d];
+        strides[d] = (npy_intp)tensor->strides[d] * (npy_intp)size;
     }
-    PyArrayObject *array = (PyArrayObject *)out;
-    if (!ca_py_array_has_dtype(out, dtype)) {
-        PyErr_Format(PyExc_TypeError, "out has dtype %S; expected %s, %s",
-                     (PyObject *)PyArray_DESCR(array), ca_dtype_name(dtype), origin);
-        return -1;
+    PyArray_Descr *taken =
+        descr != NULL ? (PyArray_Descr *)Py_NewRef(descr) : opaque_descr(size);
+    if (taken == NULL) {
+        return NULL;
     }
-    bool same = PyArray_NDIM(array) == ndim;
-    int64_t given[CA_MAX_DIMS];
-    for (int d = 0; d < PyArray_NDIM(array); d++) {
-        given[d] = PyArray_DIM(array, d);
-        same = same && given[d] == shape[d];
+    PyObject *array =
+        PyArray_NewFromDescr(&PyArray_Type, taken, tensor->ndim, dims, strides,
+                             tensor->data, writeable ? NPY_ARRAY_WRITEABLE : 0, NULL);
+    if (array != NULL &&
+        PyArray_SetBaseObject((PyArrayObject *)array, Py_NewRef(owner)) < 0) {
+        Py_CLEAR(array);
     }
-    if (!same) {
-        char text[2][160];
-        PyErr_Format(
-            PyExc_ValueError, "out has shape %s; expected %s",
-            ca_shape_format(PyArray_NDIM(array), given, text[0], sizeof(text[0])),
-            ca_shape_format(ndim, shape, text[1], sizeof(text[1])));
-        return -1;
+    return array;
+}
+
+void
+ca_py_array_shape(PyObject *array, int *ndim, int64_t shape[CA_MAX_DIMS])
+{
+    *ndim = PyArray_NDIM((PyArrayObject *)array);
+    for (int d = 0; d < *ndim; d++) {
+        shape[d] = PyArray_DIM((PyArrayObject *)array, d);
     }
-    if (!PyArray_ISWRITEABLE(array)) {
-        PyErr_SetString(PyExc_ValueError,
-                        "out is read-only; expected a writeable array");
-        return -1;
-    }
-    return 0;
 }
 
 bool
-ca_py_out_is_direct(PyObject *out, ca_dtype dtype, ca_tensor *tensor)
+ca_py_array_is_writeable(PyObject *array)
 {
-    return ca_py_array_describe(out, dtype, tensor) && ca_tensor_is_nested(tensor) &&
-           ca_tensor_fills_extent(tensor);
+    return PyArray_ISWRITEABLE((PyArrayObject *)array);
+}
+
+PyObject *
+ca_py_array_copy(PyObject *array)
+{
+    return PyArray_NewCopy((PyArrayObject *)array, NPY_CORDER);
+}
+
+PyObject *
+ca_py_array_cast(PyObject *array, PyObject *dtype, bool as_is)
+{
+    PyArray_Descr *descr = NULL;
+    if (!PyArray_DescrConverter(dtype, &descr)) {
+        return NULL;
+    }
+    if (PyArray_EquivTypes(descr, PyArray_DESCR((PyArrayObject *)array))) {
+        Py_DECREF(descr);
+        return Py_NewRef(array);
+    }
+    if (as_is) {
+        PyErr_Format(PyExc_ValueError,
+                     "copy is False, but dtype is %S and the array's "
+                     "%S",
+                     (PyObject *)descr,
+                     (PyObject *)PyArray_DESCR((PyArrayObject *)array));
+        Py_DECREF(descr);
+        return NULL;
+    }
+    return PyArray_CastToType((PyArrayObject *)array, descr, 0);
 }
 
 int

@@ -49,6 +49,29 @@ ca_py_device_new(PyObject *module, ca_device *device, int index)
     return (PyObject *)self;
 }
 
+int
+ca_py_device_index(PyObject *module, const ca_device *device)
+{
+    const ca_runtime *runtime = atomic_load(&ca_state_get(module)->runtime);
+    int index = 0;
+    while (ca_runtime_device(runtime, index) != device) {
+        index++;
+    }
+    return index;
+}
+
+PyObject *
+ca_py_wrap_device(PyObject *module, ca_device *device)
+{
+    return ca_py_device_new(module, device, ca_py_device_index(module, device));
+}
+
+const char *
+ca_py_device_type_name(const ca_device_info *info)
+{
+    return type_names[info->type];
+}
+
 ca_device *
 ca_py_device_get(PyObject *self)
 {
@@ -86,7 +109,7 @@ get_flag(PyObject *self, void *closure)
 static PyObject *
 get_type(PyObject *self, void *Py_UNUSED(closure))
 {
-    return PyUnicode_FromString(type_names[info_of(self)->type]);
+    return PyUnicode_FromString(ca_py_device_type_name(info_of(self)));
 }
 
 static PyObject *

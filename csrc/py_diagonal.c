@@ -2,43 +2,44 @@
 #include <string.h>
 
 #include "op_diagonal.h"
-#include "py_attention.h" /* ca_py_check_count */
-#include "py_convert.h"
+#include "py_call.h"
 #include "py_error.h"
 #include "py_ops.h"
-#include "py_runtime.h"
 #include "py_scalars.h"
+#include "py_tensor.h"
 #include "py_value.h"
 #include "spec_diagonal.h"
 
 /* One call of any of the functions. */
 typedef struct {
-    ca_state *state;
+    ca_py_call call;
     ca_diagonal_source source;
-    PyObject *input;       /* borrowed; NULL: there is none */
-    PyObject *keep;        /* owns the input's memory */
-    PyObject *dtype;       /* NumPy's, NULL: not given */
-    PyObject *out;         /* borrowed, or None */
+    PyObject *input; /* borrowed; NULL: there is none */
+    PyObject *dtype; /* NumPy's, NULL: not given */
+    PyObject *out;   /* borrowed, or None */
+    ca_py_out opened;
     ca_py_sharing sharing; /* of out with the input */
     PyObject *device;      /* borrowed, or None */
     ca_diagonal problem;
 } diagonal_call;
 
-static void
-call_init(diagonal_call *call, PyObject *module, PyObject *device)
+static int
+call_begin(diagonal_call *call, PyObject *module, const char *name, Py_ssize_t given,
+           int expected)
 {
     memset(call, 0, sizeof(*call));
-    call->state = ca_state_get(module);
     call->out = Py_None;
-    call->device = device;
+    call->device = Py_None;
     ca_tensor_set_absent(&call->source.input);
+    return ca_py_call_begin(&call->call, module, name, given, expected);
 }
 
 static void
-call_clear(diagonal_call *call)
+call_end(diagonal_call *call)
 {
-    Py_CLEAR(call->keep);
+    ca_py_call_end(&call->call);
     Py_CLEAR(call->dtype);
+    Py_CLEAR(call->opened.shell);
 }
 
 /* ---- arguments ---- */
@@ -49,8 +50,8 @@ parse_input(diagonal_call *call, PyObject *input, const char *name)
     call->input = input;
     call->source.input_name = name;
     call->source.has_input = true;
-    return ca_py_tensor_from_array(input, name, CA_TAKES_NUMBERS, &call->source.input,
-                                   &call->keep);
+    return ca_py_call_array(&call->call, input, name, CA_TAKES_NUMBERS,
+                            &call->source.input);
 }
 
 static int
@@ -77,13 +78,31 @@ check_source(diagonal_call *call,
 {
     ca_error error = {0};
     ca_status status = check(&call->source, &error);
-    return ca_py_error_check(call->state, status, &error);
+    return ca_py_error_check(call->call.state, status, &error);
 }
 
 static int
 parse_value(diagonal_call *call, PyObject *value)
 {
     return ca_py_value(value, "value", call->source.dtype, &call->problem.value);
+}
+
+/* How the checked out shares memory with the input. */
+static int
+find_sharing(diagonal_call *call)
+{
+    const ca_py_call *kept = &call->call;
+    PyObject *input = call->input;
+    if (!ca_py_is_ndarray(input)) {
+        input = ca_py_array_over(&call->source.input, NULL, false, kept->keep[0]);
+    } else {
+        Py_INCREF(input);
+    }
+    int result = input == NULL
+                     ? -1
+                     : ca_py_sharing_of(call->opened.shell, input, &call->sharing);
+    Py_XDECREF(input);
+    return result;
 }
 
 static int
@@ -97,8 +116,10 @@ parse_out(diagonal_call *call, PyObject *out)
     if (out == Py_None) {
         return 0;
     }
-    if (ca_py_check_out(out, source->dtype, origin, source->ndim, source->shape) < 0 ||
-        (source->has_input && ca_py_sharing_of(out, call->input, &call->sharing) < 0)) {
+    if (ca_py_call_note(&call->call, out, "out") < 0 ||
+        ca_py_out_open(call->call.state, out, source->dtype, origin, source->ndim,
+                       source->shape, &call->opened) < 0 ||
+        (source->has_input && find_sharing(call) < 0)) {
         return -1;
     }
     if (call->sharing == CA_PY_OVERLAPPING) {
@@ -123,9 +144,20 @@ is_empty(const ca_diagonal_source *source)
     return false;
 }
 
-/* A new array, of memory that suits the problem; `device` NULL: an empty one. */
+/* NumPy's dtype of a new array, a new reference. */
 static PyObject *
-new_result(diagonal_call *call, ca_device *device)
+descr_of(const diagonal_call *call)
+{
+    if (call->input != NULL && ca_py_is_ndarray(call->input)) {
+        return ca_py_native_descr(call->input);
+    }
+    return call->dtype != NULL ? Py_NewRef(call->dtype)
+                               : ca_py_descr(call->source.dtype);
+}
+
+/* A new NumPy array, of memory that suits the problem; `device` NULL: an empty one. */
+static PyObject *
+new_array(diagonal_call *call, ca_device *device)
 {
     const ca_diagonal_source *source = &call->source;
     ca_tensor *output = &call->problem.output;
@@ -134,6 +166,7 @@ new_result(diagonal_call *call, ca_device *device)
         output->dtype = source->dtype;
         output->ndim = source->ndim;
         output->data = NULL;
+        output->block = NULL;
         for (int64_t d = source->ndim - 1, stride = 1; d >= 0; d--) {
             output->shape[d] = source->shape[d];
             output->strides[d] = stride;
@@ -142,64 +175,99 @@ new_result(diagonal_call *call, ca_device *device)
         pages = ca_diagonal_choose_pages(ca_device_get_info(device), &call->problem);
     }
     call->problem.memory = pages == CA_PAGES_ANY ? CA_OUTPUT_NEW : CA_OUTPUT_ZERO;
-    return ca_py_array_new_of(pages, call->input != NULL ? call->input : call->dtype,
-                              source->dtype, source->ndim, source->shape, output);
+    PyObject *descr = descr_of(call);
+    PyObject *array = descr == NULL
+                          ? NULL
+                          : ca_py_array_new(pages, descr, source->dtype, source->ndim,
+                                            source->shape, output);
+    Py_XDECREF(descr);
+    return array;
 }
 
-/* Where the kernel writes: `out` itself, in place where it is the input, or a new array
-   that is copied there if `out` is of no form for that. */
+/* What a result is like: what it is copied to, or the input. */
 static PyObject *
-prepare_result(diagonal_call *call, ca_device *device)
+like_of(const diagonal_call *call)
 {
-    ca_tensor *output = &call->problem.output;
-    if (call->out != Py_None && call->sharing != CA_PY_INTERLEAVED && device != NULL &&
-        ca_py_array_describe(call->out, call->source.dtype, output) &&
-        ca_diagonal_can_write(ca_device_get_info(device), output)) {
-        call->problem.memory = CA_OUTPUT_GIVEN;
-        return Py_NewRef(call->out);
+    return call->out != Py_None ? call->out : call->input;
+}
+
+static PyObject *
+new_result(diagonal_call *call, ca_device *device)
+{
+    const ca_diagonal_source *source = &call->source;
+    PyObject *like = like_of(call);
+    if (like == NULL || ca_py_is_ndarray(like)) {
+        return new_array(call, device);
     }
-    return new_result(call, device);
+    call->problem.memory = CA_OUTPUT_NEW;
+    return ca_py_call_result(&call->call, like, source->dtype, source->ndim,
+                             source->shape, &call->problem.output);
+}
+
+/* Can the kernel write to `out` itself, in place where it is the input? Else the result
+   is copied there. */
+static bool
+is_direct(const diagonal_call *call, const ca_device *device)
+{
+    return call->out != Py_None && call->sharing != CA_PY_INTERLEAVED &&
+           device != NULL && call->opened.usable &&
+           ca_diagonal_can_write(ca_device_get_info(device), &call->opened.tensor);
+}
+
+/* Fill the output; -1 with an exception. */
+static int
+fill_output(diagonal_call *call, ca_device *device)
+{
+    ca_error error = {0};
+    ca_status status;
+    if (device == NULL) {
+        return 0;
+    }
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_diagonal_run(device, &call->problem, &error);
+    Py_END_ALLOW_THREADS
+    return ca_py_error_check(call->call.state, status, &error);
 }
 
 /* The checked call's result, NULL with an exception. */
 static PyObject *
 run(diagonal_call *call)
 {
-    ca_device *device = NULL;
+    const ca_py_call *kept = &call->call;
+    PyObject *out = call->out != Py_None ? call->out : NULL;
     PyObject *answer = NULL;
     PyObject *result = NULL;
+    ca_device *device = NULL;
     bool empty = is_empty(&call->source);
-    if (ca_py_check_device_and_kernel(call->state, call->device,
-                                      &call->problem.variant) < 0 ||
-        (!empty && ca_py_find_device(call->state, call->device, &device) < 0)) {
+    if (ca_py_call_ready(&call->call, call->device) < 0 ||
+        (!empty && ca_py_call_device(kept, &device) < 0)) {
         return NULL;
     }
+    call->problem.variant = kept->variant;
+    call->problem.call = kept->name;
     call->problem.input = call->source.input;
     if (call->source.has_input && empty) {
         ca_tensor_set_absent(&call->problem.input);
     }
-    result = prepare_result(call, device);
-    if (result == NULL) {
-        goto done;
-    }
-    if (!empty) {
-        ca_error error = {0};
-        ca_status status;
-        Py_BEGIN_ALLOW_THREADS
-            status = ca_diagonal_run(device, &call->problem, &error);
-        Py_END_ALLOW_THREADS
-        if (ca_py_error_check(call->state, status, &error) < 0) {
-            goto done;
+    bool direct = is_direct(call, device);
+    if (direct) {
+        call->problem.output = call->opened.tensor;
+        call->problem.memory = CA_OUTPUT_GIVEN;
+    } else {
+        result = new_result(call, device);
+        if (result == NULL) {
+            return NULL;
         }
     }
-    if (call->out != Py_None && result != call->out) {
-        if (ca_py_copy_into(call->out, result) < 0) {
-            goto done;
-        }
-        Py_SETREF(result, Py_NewRef(call->out));
+    if (fill_output(call, device) == 0 &&
+        (out == NULL || direct || empty ||
+         ca_py_call_copy(kept,
+                         ca_py_is_tensor(kept->state, out) ? out : call->opened.shell,
+                         result) == 0)) {
+        answer = out != NULL
+                     ? Py_NewRef(out)
+                     : ca_py_call_give(kept, call->input, call->source.dtype, result);
     }
-    answer = Py_NewRef(result);
-done:
     Py_XDECREF(result);
     return answer;
 }
@@ -212,11 +280,11 @@ static PyObject *
 diagonal_matrix(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     enum { INPUT_OR_SHAPE, VALUE, BEGIN, END, DTYPE, OUT, DEVICE, ARGUMENTS };
-    if (ca_py_check_count(nargs, ARGUMENTS) < 0) {
+    diagonal_call call;
+    if (call_begin(&call, module, "diagonal_matrix", nargs, ARGUMENTS) < 0) {
         return NULL;
     }
-    diagonal_call call;
-    call_init(&call, module, args[DEVICE]);
+    call.device = args[DEVICE];
     ca_diagonal *problem = &call.problem;
     PyObject *result = NULL;
     bool is_shape =
@@ -231,7 +299,7 @@ diagonal_matrix(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         parse_out(&call, args[OUT]) == 0) {
         result = run(&call);
     }
-    call_clear(&call);
+    call_end(&call);
     return result;
 }
 
@@ -240,11 +308,11 @@ static PyObject *
 eye(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     enum { N, M, DTYPE, DEVICE, ARGUMENTS };
-    if (ca_py_check_count(nargs, ARGUMENTS) < 0) {
+    diagonal_call call;
+    if (call_begin(&call, module, "eye", nargs, ARGUMENTS) < 0) {
         return NULL;
     }
-    diagonal_call call;
-    call_init(&call, module, args[DEVICE]);
+    call.device = args[DEVICE];
     ca_diagonal_source *source = &call.source;
     PyObject *m = args[M] != Py_None ? args[M] : args[N];
     PyObject *one = PyLong_FromLong(1);
@@ -261,7 +329,7 @@ eye(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         result = run(&call);
     }
     Py_XDECREF(one);
-    call_clear(&call);
+    call_end(&call);
     return result;
 }
 
@@ -270,11 +338,10 @@ static PyObject *
 triangle(PyObject *module, PyObject *const *args, Py_ssize_t nargs, bool lower)
 {
     enum { INPUT, DIAGONAL, ARGUMENTS };
-    if (ca_py_check_count(nargs, ARGUMENTS) < 0) {
+    diagonal_call call;
+    if (call_begin(&call, module, lower ? "tril" : "triu", nargs, ARGUMENTS) < 0) {
         return NULL;
     }
-    diagonal_call call;
-    call_init(&call, module, Py_None);
     int64_t diagonal;
     PyObject *result = NULL;
     if (parse_input(&call, args[INPUT], "input") == 0 &&
@@ -286,7 +353,7 @@ triangle(PyObject *module, PyObject *const *args, Py_ssize_t nargs, bool lower)
         call.problem.upper = lower ? INT64_MAX : diagonal;
         result = run(&call);
     }
-    call_clear(&call);
+    call_end(&call);
     return result;
 }
 
@@ -334,11 +401,11 @@ static PyObject *
 directml_diagonal_matrix1(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     enum { BEGIN = DML_BAND, END, DEVICE, ARGUMENTS };
-    if (ca_py_check_count(nargs, ARGUMENTS) < 0) {
+    diagonal_call call;
+    if (call_begin(&call, module, "directml.diagonal_matrix1", nargs, ARGUMENTS) < 0) {
         return NULL;
     }
-    diagonal_call call;
-    call_init(&call, module, args[DEVICE]);
+    call.device = args[DEVICE];
     int64_t begin;
     int64_t end;
     PyObject *result = NULL;
@@ -350,7 +417,7 @@ directml_diagonal_matrix1(PyObject *module, PyObject *const *args, Py_ssize_t na
         call.problem.upper = begin < end ? end : begin;
         result = run(&call);
     }
-    call_clear(&call);
+    call_end(&call);
     return result;
 }
 
@@ -359,18 +426,18 @@ static PyObject *
 directml_diagonal_matrix(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     enum { OFFSET = DML_BAND, DEVICE, ARGUMENTS };
-    if (ca_py_check_count(nargs, ARGUMENTS) < 0) {
+    diagonal_call call;
+    if (call_begin(&call, module, "directml.diagonal_matrix", nargs, ARGUMENTS) < 0) {
         return NULL;
     }
-    diagonal_call call;
-    call_init(&call, module, args[DEVICE]);
+    call.device = args[DEVICE];
     PyObject *result = NULL;
     if (parse_directml(&call, args) == 0 &&
         parse_int32(args[OFFSET], "offset", &call.problem.lower) == 0) {
         call.problem.upper = call.problem.lower + 1;
         result = run(&call);
     }
-    call_clear(&call);
+    call_end(&call);
     return result;
 }
 

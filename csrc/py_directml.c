@@ -2,12 +2,12 @@
 #include <stdlib.h>
 
 #include "op_attention.h"
-#include "py_attention.h"
-#include "py_convert.h"
+#include "py_call.h"
 #include "py_error.h"
 #include "py_ops.h"
 #include "py_scalars.h"
 #include "spec_directml.h"
+#include "spec_directml_mask.h"
 
 /* The positional arguments, in directml.py's order: the tensors, then these. */
 enum {
@@ -22,64 +22,50 @@ enum {
 
 enum { OUTPUT, PRESENT_KEY, PRESENT_VALUE, RESULTS };
 
-/* The tensors; keep[t] owns the memory of tensor t. */
+/* The bias and the numbers of a mask are read here, masks of flags are not. */
 static int
-parse_tensors(PyObject *const *args, ca_directml_attention *call, PyObject **keep)
+parse_tensors(PyObject *const *args, ca_directml_attention *dml, ca_py_call *call)
 {
     for (int t = 0; t < CA_DIRECTML_TENSORS; t++) {
-        ca_py_dtypes dtypes =
-            t == CA_DIRECTML_MASK ? CA_TAKES_INT32 : CA_TAKES_HALF_AND_SINGLE;
-        if (ca_py_tensor_from_optional(args[t], ca_directml_name((ca_directml_tensor)t),
-                                       dtypes, &call->tensors[t], &keep[t]) < 0) {
+        const char *name = ca_directml_name((ca_directml_tensor)t);
+        bool is_mask = t == CA_DIRECTML_MASK;
+        bool is_read = t == CA_DIRECTML_BIAS ||
+                       (is_mask && ca_directml_mask_is_counted(dml->mask_type));
+        ca_py_dtypes dtypes = is_mask ? CA_TAKES_INT32 : CA_TAKES_HALF_AND_SINGLE;
+        if ((is_read
+                 ? ca_py_call_host_array(call, args[t], name, dtypes, &dml->tensors[t])
+                 : ca_py_call_optional(call, args[t], name, dtypes, &dml->tensors[t])) <
+            0) {
             return -1;
         }
     }
     return 0;
 }
 
+/* What says which tensors are read. */
 static int
-parse_options(PyObject *const *args, ca_directml_attention *call, bool *return_present)
+parse_mask_type(PyObject *const *args, ca_directml_attention *dml)
 {
     int type;
-    if (ca_py_double(args[SCALE], "scale", &call->scale) < 0 ||
-        ca_py_double(args[MASK_FILTER_VALUE], "mask_filter_value",
-                     &call->mask_filter_value) < 0 ||
-        ca_py_flag(args[RETURN_PRESENT], "return_present", return_present) < 0 ||
-        ca_py_word(args[MASK_TYPE], "mask_type", ca_directml_mask_words,
+    if (ca_py_word(args[MASK_TYPE], "mask_type", ca_directml_mask_words,
                    CA_DIRECTML_MASK_TYPES, &type) < 0) {
         return -1;
     }
-    call->mask_type = (ca_directml_mask_type)type;
-    /* HeadCount is an unsigned number of 32 bits. */
-    return ca_py_int(args[HEAD_COUNT], "head_count", 1, UINT32_MAX, &call->head_count);
+    dml->mask_type = (ca_directml_mask_type)type;
+    return 0;
 }
 
-/* results[OUTPUT … PRESENT_VALUE] of the dtype of `query`, None for those not
-   wanted. */
 static int
-allocate_results(const ca_directml_shapes *shapes, PyObject *query, ca_dtype dtype,
-                 bool return_present, PyObject **results, ca_tensor *tensors)
+parse_options(PyObject *const *args, ca_directml_attention *dml, bool *return_present)
 {
-    ca_tensor_set_absent(&tensors[PRESENT_KEY]);
-    ca_tensor_set_absent(&tensors[PRESENT_VALUE]);
-    results[OUTPUT] = ca_py_array_new(query, dtype, shapes->output_ndim, shapes->output,
-                                      &tensors[OUTPUT]);
-    if (results[OUTPUT] == NULL) {
+    if (ca_py_double(args[SCALE], "scale", &dml->scale) < 0 ||
+        ca_py_double(args[MASK_FILTER_VALUE], "mask_filter_value",
+                     &dml->mask_filter_value) < 0 ||
+        ca_py_flag(args[RETURN_PRESENT], "return_present", return_present) < 0) {
         return -1;
     }
-    if (!return_present) {
-        results[PRESENT_KEY] = Py_NewRef(Py_None);
-        results[PRESENT_VALUE] = Py_NewRef(Py_None);
-        return 0;
-    }
-    results[PRESENT_KEY] =
-        ca_py_array_new(query, dtype, 4, shapes->present_key, &tensors[PRESENT_KEY]);
-    if (results[PRESENT_KEY] == NULL) {
-        return -1;
-    }
-    results[PRESENT_VALUE] = ca_py_array_new(query, dtype, 4, shapes->present_value,
-                                             &tensors[PRESENT_VALUE]);
-    return results[PRESENT_VALUE] == NULL ? -1 : 0;
+    /* HeadCount is an unsigned number of 32 bits. */
+    return ca_py_int(args[HEAD_COUNT], "head_count", 1, UINT32_MAX, &dml->head_count);
 }
 
 /* directml_multihead_attention(query, key, …, device, /) ->
@@ -87,52 +73,49 @@ allocate_results(const ca_directml_shapes *shapes, PyObject *query, ca_dtype dty
 static PyObject *
 multihead_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    if (ca_py_check_count(nargs, ARGUMENTS) < 0) {
-        return NULL;
-    }
-    ca_state *state = ca_state_get(module);
     PyObject *answer = NULL;
-    PyObject *keep[CA_DIRECTML_TENSORS] = {NULL};
-    PyObject *results[RESULTS] = {NULL};
+    ca_py_output results[RESULTS] = {{.result = NULL}};
     void *scratch = NULL;
     ca_tensor tensors[RESULTS];
-    ca_directml_attention call;
+    ca_py_call call;
+    ca_directml_attention dml;
     ca_directml_shapes shapes;
     ca_attention attention;
-    ca_variant variant;
     ca_error error = {0};
-    bool return_present;
+    bool present;
 
-    if (parse_tensors(args, &call, keep) < 0 ||
-        parse_options(args, &call, &return_present) < 0 ||
-        ca_py_check_device_and_kernel(state, args[DEVICE], &variant) < 0) {
+    if (ca_py_call_begin(&call, module, "directml.multihead_attention", nargs,
+                         ARGUMENTS) < 0 ||
+        parse_mask_type(args, &dml) < 0 || parse_tensors(args, &dml, &call) < 0 ||
+        parse_options(args, &dml, &present) < 0 ||
+        ca_py_call_ready(&call, args[DEVICE]) < 0) {
         goto done;
     }
-    ca_status status = ca_directml_attention_check(&call, &shapes, &error);
-    if (ca_py_error_check(state, status, &error) < 0) {
+    ca_status status = ca_directml_attention_check(&dml, &shapes, &error);
+    if (ca_py_error_check(call.state, status, &error) < 0) {
         goto done;
     }
-    ca_directml_tensor query = shapes.sources[0];
-    if (allocate_results(&shapes, args[query], call.tensors[query].dtype,
-                         return_present, results, tensors) < 0) {
+    PyObject *query = args[shapes.sources[0]];
+    ca_dtype dtype = dml.tensors[shapes.sources[0]].dtype;
+    results[OUTPUT] = (ca_py_output){
+        true, query, dtype, shapes.output_ndim, shapes.output, &tensors[OUTPUT], NULL};
+    results[PRESENT_KEY] = (ca_py_output){
+        present, query, dtype, 4, shapes.present_key, &tensors[PRESENT_KEY], NULL};
+    results[PRESENT_VALUE] = (ca_py_output){
+        present, query, dtype, 4, shapes.present_value, &tensors[PRESENT_VALUE], NULL};
+    if (ca_py_call_outputs(&call, results, RESULTS) < 0) {
         goto done;
     }
     status = ca_directml_attention_problem(
-        &call, &shapes, &tensors[OUTPUT], &tensors[PRESENT_KEY],
-        &tensors[PRESENT_VALUE], &attention, &scratch, &error);
-    if (ca_py_error_check(state, status, &error) < 0 ||
-        ca_py_run_attention(state, args[DEVICE], variant, &attention) < 0) {
-        goto done;
+        &dml, &shapes, &tensors[OUTPUT], &tensors[PRESENT_KEY], &tensors[PRESENT_VALUE],
+        &attention, &scratch, &error);
+    if (ca_py_error_check(call.state, status, &error) == 0 &&
+        ca_py_call_attention(&call, &attention) == 0) {
+        answer = ca_py_call_give_all(&call, results, RESULTS);
     }
-    answer = PyTuple_Pack(RESULTS, results[OUTPUT], results[PRESENT_KEY],
-                          results[PRESENT_VALUE]);
 done:
-    for (int t = 0; t < CA_DIRECTML_TENSORS; t++) {
-        Py_XDECREF(keep[t]);
-    }
-    for (int r = 0; r < RESULTS; r++) {
-        Py_XDECREF(results[r]);
-    }
+    ca_py_call_end(&call);
+    ca_py_call_clear(results, RESULTS);
     free(scratch);
     return answer;
 }

@@ -3,6 +3,10 @@
  *     module clattn._core:
  *         class Device                            py_device.c
  *         class DeviceError(RuntimeError)         py_error.c
+ *         class Tensor                            py_tensor.c
+ *         tensor(array, device) memory_stats(device) empty_cache(device)
+ *         synchronize(device)                     py_memory.c
+ *         cache_append(…) cache_attend(…)         py_cache.c
  *         all_devices() find_device(device) set_default_device(device)
  *         device_override: ContextVar             py_runtime.c
  *         scaled_dot_product_attention(…)         py_ops.c
@@ -15,10 +19,12 @@
  */
 #include "py_convert.h"
 #include "py_device.h"
+#include "py_dlpack.h"
 #include "py_error.h"
 #include "py_ops.h"
 #include "py_runtime.h"
 #include "py_state.h"
+#include "py_tensor.h"
 
 static int
 module_exec(PyObject *module)
@@ -30,9 +36,11 @@ module_exec(PyObject *module)
     atomic_init(&state->runtime, NULL);
     atomic_init(&state->default_device, NULL);
     if (ca_py_convert_init() < 0 || ca_py_error_init(module) < 0 ||
-        ca_py_device_init(module) < 0 || ca_py_runtime_init(module) < 0 ||
+        ca_py_device_init(module) < 0 || ca_py_tensor_init(module) < 0 ||
+        ca_py_dlpack_init(module) < 0 || ca_py_runtime_init(module) < 0 ||
         PyModule_AddStringConstant(module, "__version__", CLATTN_VERSION) < 0 ||
         PyModule_AddFunctions(module, ca_py_runtime_methods) < 0 ||
+        PyModule_AddFunctions(module, ca_py_memory_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_ops_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_diagonal_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_onnx_methods) < 0 ||
@@ -50,6 +58,8 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     ca_state *state = ca_state_get(module);
     Py_VISIT(state->device_error);
     Py_VISIT(state->device_type);
+    Py_VISIT(state->tensor_type);
+    Py_VISIT(state->producer_type);
     Py_VISIT(state->device_override);
     return 0;
 }
@@ -60,6 +70,8 @@ module_clear(PyObject *module)
     ca_state *state = ca_state_get(module);
     Py_CLEAR(state->device_error);
     Py_CLEAR(state->device_type);
+    Py_CLEAR(state->tensor_type);
+    Py_CLEAR(state->producer_type);
     Py_CLEAR(state->device_override);
     return 0;
 }

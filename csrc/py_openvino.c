@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "op_attention.h"
-#include "py_attention.h"
-#include "py_convert.h"
+#include "py_call.h"
 #include "py_error.h"
 #include "py_ops.h"
 #include "py_scalars.h"
@@ -19,98 +18,107 @@ enum {
     ARGUMENTS,
 };
 
-/* attention_mask, which causal=True leaves without a look; keep[ATTENTION_MASK] owns
-   its memory. */
-static int
-parse_mask(PyObject *const *args, ca_openvino_sdpa *call, PyObject **keep)
+/* Is the mask a number, an array without dimensions? */
+static bool
+is_number(const ca_openvino_sdpa *sdpa)
 {
-    PyObject *mask = call->causal ? Py_None : args[ATTENTION_MASK];
-    call->mask_value = 0;
-    if (ca_py_tensor_from_scalar(mask, "attention_mask", CA_TAKES_BOOL_AND_FLOATS,
-                                 &call->attention_mask, &keep[ATTENTION_MASK]) < 0) {
-        return -1;
-    }
-    bool is_scalar = mask != Py_None && call->attention_mask.ndim == 0;
-    return is_scalar ? ca_py_first_number(keep[ATTENTION_MASK], &call->mask_value) : 0;
+    const ca_tensor *mask = &sdpa->attention_mask;
+    return mask->data != NULL && mask->ndim == 0;
 }
 
-/* scale: None, a number, or an array or NumPy scalar, which keep[SCALE] owns. */
+/* attention_mask, which causal=True leaves without a look. A number is read here. */
 static int
-parse_scale(PyObject *const *args, ca_openvino_sdpa *call, PyObject **keep)
+parse_mask(PyObject *const *args, ca_openvino_sdpa *sdpa, ca_py_call *call)
 {
-    ca_tensor_set_absent(&call->scale_array);
-    call->has_scale = args[SCALE] != Py_None;
-    if (!call->has_scale) {
+    const ca_py_dtypes dtypes = CA_TAKES_BOOL_AND_FLOATS;
+    PyObject *mask = sdpa->causal ? Py_None : args[ATTENTION_MASK];
+    ca_tensor *tensor = &sdpa->attention_mask;
+    bool scalar = ca_py_is_numpy_scalar(mask);
+    sdpa->mask_value = 0;
+    if ((scalar
+             ? ca_py_call_host_array(call, mask, "attention_mask", dtypes, tensor)
+             : ca_py_call_optional(call, mask, "attention_mask", dtypes, tensor)) < 0) {
+        return -1;
+    }
+    if (is_number(sdpa) && !scalar &&
+        ca_py_call_host_array(call, mask, "attention_mask", dtypes, tensor) < 0) {
+        return -1;
+    }
+    sdpa->mask_value = is_number(sdpa) ? ca_tensor_first_number(tensor) : 0;
+    return 0;
+}
+
+/* scale: None, a number, or an array or NumPy scalar. */
+static int
+parse_scale(PyObject *const *args, ca_openvino_sdpa *sdpa, ca_py_call *call)
+{
+    ca_tensor_set_absent(&sdpa->scale_array);
+    sdpa->has_scale = args[SCALE] != Py_None;
+    if (!sdpa->has_scale) {
         return 0;
     }
-    if (!ca_py_is_numpy(args[SCALE])) {
-        return ca_py_double(args[SCALE], "scale", &call->scale);
+    if (!ca_py_is_array(call->state, args[SCALE])) {
+        return ca_py_double(args[SCALE], "scale", &sdpa->scale);
     }
-    if (ca_py_tensor_from_scalar(args[SCALE], "scale", CA_TAKES_FLOATS,
-                                 &call->scale_array, &keep[SCALE]) < 0) {
+    if (ca_py_call_host_array(call, args[SCALE], "scale", CA_TAKES_FLOATS,
+                              &sdpa->scale_array) < 0) {
         return -1;
     }
-    return ca_py_first_number(keep[SCALE], &call->scale);
+    sdpa->scale = ca_tensor_first_number(&sdpa->scale_array);
+    return 0;
 }
 
 static int
-parse(PyObject *const *args, ca_openvino_sdpa *call, PyObject **keep)
+parse(PyObject *const *args, ca_openvino_sdpa *sdpa, ca_py_call *call)
 {
     const ca_py_dtypes floats = CA_TAKES_FLOATS;
-    if (ca_py_tensor_from_array(args[QUERY], "query", floats, &call->query,
-                                &keep[QUERY]) < 0 ||
-        ca_py_tensor_from_array(args[KEY], "key", floats, &call->key, &keep[KEY]) < 0 ||
-        ca_py_tensor_from_array(args[VALUE], "value", floats, &call->value,
-                                &keep[VALUE]) < 0 ||
-        ca_py_flag(args[CAUSAL], "causal", &call->causal) < 0) {
+    if (ca_py_call_array(call, args[QUERY], "query", floats, &sdpa->query) < 0 ||
+        ca_py_call_array(call, args[KEY], "key", floats, &sdpa->key) < 0 ||
+        ca_py_call_array(call, args[VALUE], "value", floats, &sdpa->value) < 0 ||
+        ca_py_flag(args[CAUSAL], "causal", &sdpa->causal) < 0) {
         return -1;
     }
-    return parse_mask(args, call, keep) < 0 ? -1 : parse_scale(args, call, keep);
+    return parse_mask(args, sdpa, call) < 0 ? -1 : parse_scale(args, sdpa, call);
 }
 
 /* openvino_scaled_dot_product_attention(query, key, …, device, /): see openvino.py */
 static PyObject *
 scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    if (ca_py_check_count(nargs, ARGUMENTS) < 0) {
-        return NULL;
-    }
-    ca_state *state = ca_state_get(module);
     PyObject *answer = NULL;
-    PyObject *keep[SCALE + 1] = {NULL};
     PyObject *result = NULL;
-    ca_openvino_sdpa call;
+    ca_py_call call;
+    ca_openvino_sdpa sdpa;
     ca_attention attention;
-    ca_variant variant;
     ca_tensor output;
     ca_error error = {0};
     int ndim;
     int64_t shape[CA_MAX_DIMS];
 
-    if (parse(args, &call, keep) < 0 ||
-        ca_py_check_device_and_kernel(state, args[DEVICE], &variant) < 0) {
+    if (ca_py_call_begin(&call, module, "openvino.scaled_dot_product_attention", nargs,
+                         ARGUMENTS) < 0 ||
+        parse(args, &sdpa, &call) < 0 || ca_py_call_ready(&call, args[DEVICE]) < 0) {
         goto done;
     }
-    ca_status status = ca_openvino_sdpa_check(&call, &ndim, shape, &error);
-    if (ca_py_error_check(state, status, &error) < 0) {
+    ca_status status = ca_openvino_sdpa_check(&sdpa, &ndim, shape, &error);
+    if (ca_py_error_check(call.state, status, &error) < 0) {
         goto done;
     }
-    result = ca_py_array_new(args[QUERY], call.query.dtype, ndim, shape, &output);
+    result =
+        ca_py_call_result(&call, args[QUERY], sdpa.query.dtype, ndim, shape, &output);
     if (result == NULL) {
         goto done;
     }
-    int64_t count = ca_openvino_sdpa_count(&call, &output);
+    int64_t count = ca_openvino_sdpa_count(&sdpa, &output);
     for (int64_t i = 0; i < count; i++) {
-        ca_openvino_sdpa_problem(&call, &output, i, &attention);
-        if (ca_py_run_attention(state, args[DEVICE], variant, &attention) < 0) {
+        ca_openvino_sdpa_problem(&sdpa, &output, i, &attention);
+        if (ca_py_call_attention(&call, &attention) < 0) {
             goto done;
         }
     }
-    answer = Py_NewRef(result);
+    answer = ca_py_call_give(&call, args[QUERY], sdpa.query.dtype, result);
 done:
-    for (int i = 0; i <= SCALE; i++) {
-        Py_XDECREF(keep[i]);
-    }
+    ca_py_call_end(&call);
     Py_XDECREF(result);
     return answer;
 }

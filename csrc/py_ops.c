@@ -2,10 +2,10 @@
 #include "py_ops.h"
 
 #include "op_attention.h"
-#include "py_attention.h"
-#include "py_convert.h"
+#include "py_call.h"
 #include "py_error.h"
 #include "py_scalars.h"
+#include "py_tensor.h"
 #include "spec_torch.h"
 
 /* The positional arguments, in functional.py's order. */
@@ -28,52 +28,49 @@ enum {
 };
 
 static int
-parse_dropout(PyObject *const *args, ca_torch_sdpa *call)
+parse_dropout(PyObject *const *args, ca_torch_sdpa *sdpa)
 {
-    if (ca_py_double(args[DROPOUT_P], "dropout_p", &call->dropout) < 0) {
+    if (ca_py_double(args[DROPOUT_P], "dropout_p", &sdpa->dropout) < 0) {
         return -1;
     }
-    if (!(call->dropout >= 0 && call->dropout <= 1)) {
+    if (!(sdpa->dropout >= 0 && sdpa->dropout <= 1)) {
         PyErr_Format(PyExc_ValueError, "dropout_p is %R; expected 0 to 1",
                      args[DROPOUT_P]);
         return -1;
     }
-    return ca_py_seed(args[SEED], call->dropout > 0, &call->seed);
+    return ca_py_seed(args[SEED], sdpa->dropout > 0, &sdpa->seed);
 }
 
 /* Everything but the arrays. */
 static int
-parse_options(PyObject *const *args, ca_torch_sdpa *call, bool *return_lse)
+parse_options(PyObject *const *args, ca_torch_sdpa *sdpa, bool *return_lse)
 {
-    call->has_scale = args[SCALE] != Py_None;
-    if (parse_dropout(args, call) < 0 ||
-        ca_py_causal(args[IS_CAUSAL], &call->causal) < 0 ||
-        (call->has_scale && ca_py_double(args[SCALE], "scale", &call->scale) < 0) ||
-        ca_py_flag(args[ENABLE_GQA], "enable_gqa", &call->enable_gqa) < 0 ||
-        ca_py_window(args[WINDOW], &call->window_left, &call->window_right) < 0 ||
-        ca_py_double(args[SOFTCAP], "softcap", &call->softcap) < 0 ||
+    sdpa->has_scale = args[SCALE] != Py_None;
+    if (parse_dropout(args, sdpa) < 0 ||
+        ca_py_causal(args[IS_CAUSAL], &sdpa->causal) < 0 ||
+        (sdpa->has_scale && ca_py_double(args[SCALE], "scale", &sdpa->scale) < 0) ||
+        ca_py_flag(args[ENABLE_GQA], "enable_gqa", &sdpa->enable_gqa) < 0 ||
+        ca_py_window(args[WINDOW], &sdpa->window_left, &sdpa->window_right) < 0 ||
+        ca_py_double(args[SOFTCAP], "softcap", &sdpa->softcap) < 0 ||
         ca_py_flag(args[RETURN_LSE], "return_lse", return_lse) < 0) {
         return -1;
     }
     return 0;
 }
 
-/* The arrays; keep[QUERY … ATTN_MASK] own their memory. */
 static int
-parse_arrays(PyObject *const *args, ca_torch_sdpa *call, PyObject **keep)
+parse_arrays(PyObject *const *args, ca_torch_sdpa *sdpa, ca_py_call *call)
 {
     const ca_py_dtypes floats = CA_TAKES_FLOATS;
-    call->has_mask = args[ATTN_MASK] != Py_None;
-    if (ca_py_tensor_from_array(args[QUERY], "query", floats, &call->query,
-                                &keep[QUERY]) < 0 ||
-        ca_py_tensor_from_array(args[KEY], "key", floats, &call->key, &keep[KEY]) < 0 ||
-        ca_py_tensor_from_array(args[VALUE], "value", floats, &call->value,
-                                &keep[VALUE]) < 0) {
+    sdpa->has_mask = args[ATTN_MASK] != Py_None;
+    if (ca_py_call_array(call, args[QUERY], "query", floats, &sdpa->query) < 0 ||
+        ca_py_call_array(call, args[KEY], "key", floats, &sdpa->key) < 0 ||
+        ca_py_call_array(call, args[VALUE], "value", floats, &sdpa->value) < 0 ||
+        ca_py_call_note(call, args[OUT], "out") < 0) {
         return -1;
     }
-    return ca_py_tensor_from_optional(args[ATTN_MASK], "attn_mask",
-                                      CA_TAKES_BOOL_AND_FLOATS, &call->attn_mask,
-                                      &keep[ATTN_MASK]);
+    return ca_py_call_optional(call, args[ATTN_MASK], "attn_mask",
+                               CA_TAKES_BOOL_AND_FLOATS, &sdpa->attn_mask);
 }
 
 static bool
@@ -84,85 +81,107 @@ overlaps(const ca_tensor *output, const ca_tensor *input)
     return ca_extents_overlap(&a, &b);
 }
 
-/* Where the kernel writes: `out` itself, or a new array that is copied there if `out`
-   is spread out, swapped, misaligned or shares memory with an input. */
-static PyObject *
-prepare_result(const ca_torch_sdpa *call, PyObject *query, PyObject *out, int ndim,
-               const int64_t *shape, ca_tensor *tensor)
+/* Can the kernel write to `out` itself? Not if it is spread out, swapped, misaligned or
+   shares memory with an input: then the result is copied there. */
+static bool
+is_direct(const ca_torch_sdpa *sdpa, const ca_py_out *out)
 {
-    if (out != Py_None && ca_py_out_is_direct(out, call->query.dtype, tensor) &&
-        !overlaps(tensor, &call->query) && !overlaps(tensor, &call->key) &&
-        !overlaps(tensor, &call->value) &&
-        !(call->has_mask && overlaps(tensor, &call->attn_mask))) {
-        return Py_NewRef(out);
+    const ca_tensor *tensor = &out->tensor;
+    return out->usable && ca_tensor_is_nested(tensor) &&
+           ca_tensor_fills_extent(tensor) && !overlaps(tensor, &sdpa->query) &&
+           !overlaps(tensor, &sdpa->key) && !overlaps(tensor, &sdpa->value) &&
+           !(sdpa->has_mask && overlaps(tensor, &sdpa->attn_mask));
+}
+
+/* The checked call's output and log-sum-exp, as the caller gets them. -1 with an
+   exception. */
+static int
+run(const ca_py_call *call, const ca_torch_sdpa *sdpa, PyObject *const *args, int ndim,
+    const int64_t *shape, PyObject **output, PyObject **lse)
+{
+    PyObject *out = args[OUT] != Py_None ? args[OUT] : NULL;
+    PyObject *like = out != NULL ? out : args[QUERY];
+    PyObject *result = NULL;
+    PyObject *lse_result = NULL;
+    ca_py_out opened = {.shell = NULL};
+    ca_tensor output_tensor;
+    ca_tensor lse_tensor;
+    ca_attention attention;
+    ca_dtype dtype = sdpa->query.dtype;
+    ca_dtype lse_dtype = dtype == CA_FLOAT64 ? CA_FLOAT64 : CA_FLOAT32;
+    int done = -1;
+    if (out != NULL && ca_py_out_open(call->state, out, dtype, "that of query", ndim,
+                                      shape, &opened) < 0) {
+        goto done;
     }
-    return ca_py_array_new(query, call->query.dtype, ndim, shape, tensor);
+    bool direct = out != NULL && is_direct(sdpa, &opened);
+    if (direct) {
+        output_tensor = opened.tensor;
+    } else {
+        result = ca_py_call_result(call, like, dtype, ndim, shape, &output_tensor);
+        if (result == NULL) {
+            goto done;
+        }
+    }
+    ca_tensor_set_absent(&lse_tensor);
+    if (lse != NULL) {
+        lse_result = ca_py_call_result(call, args[QUERY], lse_dtype, ndim - 1, shape,
+                                       &lse_tensor);
+        if (lse_result == NULL) {
+            goto done;
+        }
+    }
+    ca_torch_sdpa_problem(sdpa, &output_tensor, &lse_tensor, &attention);
+    if (ca_py_call_attention(call, &attention) < 0) {
+        goto done;
+    }
+    if (out != NULL && !direct &&
+        ca_py_call_copy(call, ca_py_is_tensor(call->state, out) ? out : opened.shell,
+                        result) < 0) {
+        goto done;
+    }
+    *output = out != NULL ? Py_NewRef(out)
+                          : ca_py_call_give(call, args[QUERY], dtype, result);
+    if (lse != NULL && *output != NULL) {
+        *lse = ca_py_call_give(call, args[QUERY], lse_dtype, lse_result);
+    }
+    done = *output == NULL || (lse != NULL && *lse == NULL) ? -1 : 0;
+done:
+    Py_XDECREF(opened.shell);
+    Py_XDECREF(result);
+    Py_XDECREF(lse_result);
+    return done;
 }
 
 /* scaled_dot_product_attention(query, key, …, device, /): see functional.py */
 static PyObject *
 scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    if (ca_py_check_count(nargs, ARGUMENTS) < 0) {
-        return NULL;
-    }
-    ca_state *state = ca_state_get(module);
     PyObject *answer = NULL;
-    PyObject *keep[ATTN_MASK + 1] = {NULL};
-    PyObject *result = NULL;
+    PyObject *output = NULL;
     PyObject *lse = NULL;
-    ca_torch_sdpa call;
-    ca_attention attention;
-    ca_variant variant;
-    ca_tensor output_tensor;
-    ca_tensor lse_tensor;
+    ca_py_call call;
+    ca_torch_sdpa sdpa;
     ca_error error = {0};
     bool return_lse;
     int ndim;
     int64_t shape[CA_MAX_DIMS];
 
-    if (parse_arrays(args, &call, keep) < 0 ||
-        parse_options(args, &call, &return_lse) < 0 ||
-        ca_py_check_device_and_kernel(state, args[DEVICE], &variant) < 0) {
+    if (ca_py_call_begin(&call, module, "scaled_dot_product_attention", nargs,
+                         ARGUMENTS) < 0 ||
+        parse_arrays(args, &sdpa, &call) < 0 ||
+        parse_options(args, &sdpa, &return_lse) < 0 ||
+        ca_py_call_ready(&call, args[DEVICE]) < 0) {
         goto done;
     }
-    ca_status status = ca_torch_sdpa_check(&call, &ndim, shape, &error);
-    if (ca_py_error_check(state, status, &error) < 0) {
-        goto done;
+    ca_status status = ca_torch_sdpa_check(&sdpa, &ndim, shape, &error);
+    if (ca_py_error_check(call.state, status, &error) == 0 &&
+        run(&call, &sdpa, args, ndim, shape, &output, return_lse ? &lse : NULL) == 0) {
+        answer = return_lse ? PyTuple_Pack(2, output, lse) : Py_NewRef(output);
     }
-    PyObject *out = args[OUT];
-    if (out != Py_None &&
-        ca_py_check_out(out, call.query.dtype, "that of query", ndim, shape) < 0) {
-        goto done;
-    }
-    result = prepare_result(&call, args[QUERY], out, ndim, shape, &output_tensor);
-    if (result == NULL) {
-        goto done;
-    }
-    ca_tensor_set_absent(&lse_tensor);
-    if (return_lse) {
-        ca_dtype dtype = call.query.dtype == CA_FLOAT64 ? CA_FLOAT64 : CA_FLOAT32;
-        lse = ca_py_array_new(NULL, dtype, ndim - 1, shape, &lse_tensor);
-        if (lse == NULL) {
-            goto done;
-        }
-    }
-    ca_torch_sdpa_problem(&call, &output_tensor, &lse_tensor, &attention);
-    if (ca_py_run_attention(state, args[DEVICE], variant, &attention) < 0) {
-        goto done;
-    }
-    if (out != Py_None && result != out) {
-        if (ca_py_copy_into(out, result) < 0) {
-            goto done;
-        }
-        Py_SETREF(result, Py_NewRef(out));
-    }
-    answer = return_lse ? PyTuple_Pack(2, result, lse) : Py_NewRef(result);
 done:
-    for (int i = 0; i <= ATTN_MASK; i++) {
-        Py_XDECREF(keep[i]);
-    }
-    Py_XDECREF(result);
+    ca_py_call_end(&call);
+    Py_XDECREF(output);
     Py_XDECREF(lse);
     return answer;
 }

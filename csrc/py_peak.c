@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "op_peak.h"
-#include "py_attention.h" /* ca_py_check_count */
-#include "py_convert.h"
+#include "py_array.h"
+#include "py_call.h" /* ca_py_check_count */
 #include "py_error.h"
 #include "py_ops.h"
 #include "py_runtime.h"
@@ -50,15 +50,16 @@ peak_read(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     int64_t passes;
     ca_device *device;
     if (ca_py_check_count(nargs, ARGUMENTS) < 0 ||
-        ca_py_tensor_from_array(args[ARRAY], "array", CA_TAKES_HALF_AND_SINGLE, &array,
-                                &keep) < 0) {
+        ca_py_array(state, args[ARRAY], "array", CA_TAKES_HALF_AND_SINGLE, &array,
+                    &keep) < 0) {
         return NULL;
     }
     ca_extent extent = ca_tensor_extent(&array);
-    bool contiguous = array.ndim == 1 && (array.shape[0] < 2 || array.strides[0] == 1);
+    bool contiguous = array.block == NULL && array.ndim == 1 &&
+                      (array.shape[0] < 2 || array.strides[0] == 1);
     if (array.dtype != CA_FLOAT32 || !contiguous) {
         PyErr_SetString(PyExc_ValueError, "array must be contiguous float32 of one "
-                                          "dimension");
+                                          "dimension on the host");
         goto done;
     }
     if (ca_py_int(args[PASSES], "passes", 0, MOST_PASSES, &passes) < 0 ||

@@ -246,17 +246,6 @@ ca_py_find_device(ca_state *state, PyObject *argument, ca_device **device)
 
 /* ---- module functions ---- */
 
-static PyObject *
-wrap_device(PyObject *module, const ca_device *device)
-{
-    ca_runtime *runtime = atomic_load(&ca_state_get(module)->runtime);
-    int index = 0;
-    while (ca_runtime_device(runtime, index) != device) {
-        index++;
-    }
-    return ca_py_device_new(module, ca_runtime_device(runtime, index), index);
-}
-
 /* all_devices() -> list[Device] */
 static PyObject *
 all_devices(PyObject *module, PyObject *Py_UNUSED(ignored))
@@ -284,7 +273,7 @@ find_device(PyObject *module, PyObject *argument)
     if (ca_py_find_device(ca_state_get(module), argument, &device) < 0) {
         return NULL;
     }
-    return wrap_device(module, device);
+    return ca_py_wrap_device(module, device);
 }
 
 /* set_default_device(device): None forgets the choice */

@@ -15,9 +15,11 @@
 #include "platform.h"
 
 typedef struct {
-    PyObject *device_error;    /* clattn.DeviceError */
-    PyTypeObject *device_type; /* clattn.Device */
-    PyObject *device_override; /* the ContextVar that use_device sets */
+    PyObject *device_error;      /* clattn.DeviceError */
+    PyTypeObject *device_type;   /* clattn.Device */
+    PyTypeObject *tensor_type;   /* clattn.Tensor */
+    PyTypeObject *producer_type; /* of py_dlpack.h */
+    PyObject *device_override;   /* the ContextVar that use_device sets */
 
     ca_mutex lock;               /* guards the opening of `runtime` */
     atomic_int opening;          /* threads that are at it */

@@ -21,9 +21,7 @@ void
 ca_spec_view_grouped(const ca_tensor *tensor, int trailing, int nleading,
                      const int64_t *shape, int64_t Hk, ca_tensor *view)
 {
-    view->dtype = tensor->dtype;
-    view->data = tensor->data;
-    view->ndim = 0;
+    ca_tensor_start_view(tensor, view);
     if (tensor->data == NULL) {
         return;
     }
@@ -50,9 +48,7 @@ ca_spec_split_heads(const ca_tensor *tensor, int64_t H, ca_tensor *view)
 {
     int64_t X = ca_tensor_size(tensor, 1) / H;
     int64_t column = ca_tensor_stride(tensor, 1);
-    view->dtype = tensor->dtype;
-    view->data = tensor->data;
-    view->ndim = 0;
+    ca_tensor_start_view(tensor, view);
     ca_spec_add_dim(view, ca_tensor_size(tensor, 3), ca_tensor_stride(tensor, 3));
     ca_spec_add_dim(view, H, X * column);
     ca_spec_add_dim(view, ca_tensor_size(tensor, 2), ca_tensor_stride(tensor, 2));
@@ -84,9 +80,7 @@ bool
 ca_spec_broadcast(const ca_tensor *tensor, int ndim, const int64_t *shape,
                   ca_tensor *view)
 {
-    view->dtype = tensor->dtype;
-    view->data = tensor->data;
-    view->ndim = 0;
+    ca_tensor_start_view(tensor, view);
     for (int d = 0; d < ndim; d++) {
         int64_t size = ca_tensor_size(tensor, ndim - d);
         if (size != 1 && size != shape[d]) {

@@ -39,9 +39,7 @@ view_boolean(const ca_tensor *mask, const int64_t scores[4], ca_tensor *view)
     const int64_t strides[] = {ca_tensor_stride(mask, by_row ? 3 : 2), 0,
                                by_row ? ca_tensor_stride(mask, 2) : 0,
                                ca_tensor_stride(mask, 1)};
-    view->dtype = mask->dtype;
-    view->data = mask->data;
-    view->ndim = 0;
+    ca_tensor_start_view(mask, view);
     for (int d = 0; d < 4; d++) {
         ca_spec_add_dim(view, scores[d], strides[d]);
     }

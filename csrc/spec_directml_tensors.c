@@ -145,9 +145,8 @@ unstack(const ca_tensor *tensor, int index, ca_tensor *view)
 {
     static const int from_end[] = {5, 3, 4, 1};
     ptrdiff_t size = (ptrdiff_t)ca_dtype_size(tensor->dtype);
-    view->dtype = tensor->dtype;
+    ca_tensor_start_view(tensor, view);
     view->data = (char *)tensor->data + index * ca_tensor_stride(tensor, 2) * size;
-    view->ndim = 0;
     for (int d = 0; d < 4; d++) {
         ca_spec_add_dim(view, ca_tensor_size(tensor, from_end[d]),
                         ca_tensor_stride(tensor, from_end[d]));

@@ -228,8 +228,7 @@ view_part(const ca_tensor *tensor, const factorization *cut, int64_t index,
           ca_tensor *view)
 {
     int64_t first = 0; /* in elements, from the tensor's first */
-    view->dtype = tensor->dtype;
-    view->ndim = 0;
+    ca_tensor_start_view(tensor, view);
     for (int f = cut->count - 1; f >= 0; f--) {
         const factor *part = &cut->factors[f];
         int64_t size = ca_tensor_size(tensor, part->from_end);

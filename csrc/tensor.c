@@ -2,7 +2,9 @@
 #include "tensor.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 static const struct {
     const char *name;
@@ -35,6 +37,16 @@ ca_tensor_set_absent(ca_tensor *tensor)
     tensor->dtype = CA_FLOAT32;
     tensor->ndim = 0;
     tensor->data = NULL;
+    tensor->block = NULL;
+}
+
+void
+ca_tensor_start_view(const ca_tensor *tensor, ca_tensor *view)
+{
+    view->dtype = tensor->dtype;
+    view->ndim = 0;
+    view->data = tensor->data;
+    view->block = tensor->block;
 }
 
 int64_t
@@ -74,6 +86,21 @@ ca_tensor_extent(const ca_tensor *tensor)
         .data = (char *)tensor->data - (size_t)below * size,
         .bytes = (size_t)(below + above + 1) * size,
         .offset = below,
+    };
+}
+
+ca_extent
+ca_tensor_memory(const ca_tensor *tensor)
+{
+    ca_extent extent = ca_tensor_extent(tensor);
+    if (tensor->block == NULL || extent.bytes == 0) {
+        return extent;
+    }
+    ptrdiff_t before = (char *)tensor->data - (char *)tensor->block->address;
+    return (ca_extent){
+        .data = tensor->block->address,
+        .bytes = tensor->block->bytes,
+        .offset = before / (ptrdiff_t)ca_dtype_size(tensor->dtype),
     };
 }
 
@@ -128,6 +155,43 @@ ca_extents_overlap(const ca_extent *a, const ca_extent *b)
     const char *b_start = b->data;
     return a->bytes != 0 && b->bytes != 0 && a_start < b_start + b->bytes &&
            b_start < a_start + a->bytes;
+}
+
+static double
+half_to_double(uint16_t bits)
+{
+    int exponent = bits >> 10 & 31;
+    int fraction = bits & 1023;
+    double size = exponent == 31  ? (fraction != 0 ? NAN : INFINITY)
+                  : exponent == 0 ? ldexp(fraction, -24)
+                                  : ldexp(1024 + fraction, exponent - 25);
+    return (bits & 0x8000) != 0 ? -size : size;
+}
+
+double
+ca_tensor_first_number(const ca_tensor *tensor)
+{
+    uint16_t half;
+    uint32_t bits;
+    float number = 0;
+    if (ca_tensor_extent(tensor).bytes == 0) {
+        return 0;
+    }
+    switch (tensor->dtype) {
+    case CA_BOOL:
+        return *(const uint8_t *)tensor->data;
+    case CA_FLOAT16:
+        return half_to_double(*(const uint16_t *)tensor->data);
+    case CA_BFLOAT16:
+        half = *(const uint16_t *)tensor->data;
+        bits = (uint32_t)half << 16;
+        memcpy(&number, &bits, sizeof(number));
+        return number;
+    case CA_FLOAT64:
+        return *(const double *)tensor->data;
+    default:
+        return *(const float *)tensor->data;
+    }
 }
 
 const char *

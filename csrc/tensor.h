@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tensor descriptors: strided views of host memory that somebody else owns.
+ * Tensor descriptors: strided views of memory that somebody else owns, the host's or a
+ * device's.
  */
 #ifndef CLATTN_TENSOR_H
 #define CLATTN_TENSOR_H
@@ -40,18 +41,29 @@ ca_dtype_is_float(ca_dtype dtype)
 /* NumPy's own limit, and one more for heads split into groups. */
 #define CA_MAX_DIMS 65
 
+/* Memory of a device, as a range of addresses. Where the host does not share it, they
+   are only there to tell one element's place from another's. */
+typedef struct {
+    void *address;
+    size_t bytes;
+} ca_block;
+
 /* Only the first `ndim` entries of shape and strides are meaningful. */
 typedef struct {
     ca_dtype dtype;
     int ndim;
     void
         *data; /* element [0, 0, …], aligned to its dtype; NULL: the tensor is absent */
+    ca_block *block; /* of a device that holds it; NULL: host memory */
     int64_t shape[CA_MAX_DIMS];
     int64_t strides[CA_MAX_DIMS]; /* in elements; zero and negative are fine */
 } ca_tensor;
 
 /* Make it an absent tensor, without clearing what is not looked at then. */
 void ca_tensor_set_absent(ca_tensor *tensor);
+
+/* Make `view` start at the same element, without dimensions yet. */
+void ca_tensor_start_view(const ca_tensor *tensor, ca_tensor *view);
 
 /* Sizes and strides counted from the end: 1 is the last dimension. A missing dimension
    is of size 1, as in broadcasting; one of size 1 has stride 0. */
@@ -69,6 +81,9 @@ typedef struct {
 
 ca_extent ca_tensor_extent(const ca_tensor *tensor);
 
+/* The same, or all of the block of a tensor that a device holds. */
+ca_extent ca_tensor_memory(const ca_tensor *tensor);
+
 /* Does every byte of the extent belong to an element? Broadcast ones count once. */
 bool ca_tensor_fills_extent(const ca_tensor *tensor);
 
@@ -78,6 +93,10 @@ bool ca_tensor_is_nested(const ca_tensor *tensor);
 
 /* Do they share a byte? */
 bool ca_extents_overlap(const ca_extent *a, const ca_extent *b);
+
+/* The first element of a float or bool tensor in the host's memory, 0 of an empty
+   one. */
+double ca_tensor_first_number(const ca_tensor *tensor);
 
 /* "(2, 8, 77, 64)" into `text`, cut to fit. Returns `text`. */
 const char *ca_shape_format(int ndim, const int64_t *shape, char *text, size_t size);

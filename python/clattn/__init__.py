@@ -8,24 +8,30 @@ needs a device does.
 """
 
 from clattn import directml, onnx, openvino
-from clattn._core import Device, DeviceError
+from clattn._core import Device, DeviceError, Tensor
 from clattn._core import __version__ as __version__
 from clattn.device import devices, get_default_device, set_default_device, use_device
 from clattn.functional import scaled_dot_product_attention
 from clattn.matrices import diagonal_matrix, eye, tril, triu
+from clattn.tensors import empty_cache, memory_stats, synchronize, tensor
 
 __all__ = [
     "Device",
     "DeviceError",
+    "Tensor",
     "devices",
     "diagonal_matrix",
     "directml",
+    "empty_cache",
     "eye",
     "get_default_device",
+    "memory_stats",
     "onnx",
     "openvino",
     "scaled_dot_product_attention",
     "set_default_device",
+    "synchronize",
+    "tensor",
     "tril",
     "triu",
     "use_device",

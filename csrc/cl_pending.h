@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Calls that were enqueued and not waited for. Only cl_* files include this header.
+ */
+#ifndef CLATTN_CL_PENDING_H
+#define CLATTN_CL_PENDING_H
+
+#include "cl_internal.h"
+
+/* Under the device's lock: note a call, whose event and staging it takes over. Where
+   too many are noted, it waits for the oldest one. Returns its ticket, above 0. */
+uint64_t ca_pending_add(ca_device *device, const ca_pending_call *call);
+
+/* Under the device's lock: forget what is done. True where nothing is left. */
+bool ca_pending_is_empty(ca_device *device);
+
+/* Under the device's lock: is the call of that ticket done? 0 is no call's. */
+bool ca_pending_is_done(ca_device *device, uint64_t ticket);
+
+/* Without the lock: wait for the call of that ticket and those before it. A failure
+   since the last time, of any call, is told and forgotten. */
+ca_status ca_pending_wait(ca_device *device, uint64_t ticket, ca_error *error);
+
+/* Without the lock: the same for calls that are done already. */
+ca_status ca_pending_check(ca_device *device, ca_error *error);
+
+/* Without the lock: wait for all calls; failures are kept. */
+void ca_pending_drain(ca_device *device);
+
+#endif

@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Storages are made of host memory, with a buffer over it where kernels take no
+ * addresses, or of a buffer of the device with a range of addresses that is reserved
+ * only.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cl_internal.h"
+#include "cl_pending.h"
+
+struct ca_storage {
+    ca_block block; /* first, see ca_storage_of */
+    ca_device *device;
+    cl_mem buffer;
+    atomic_int references;
+    atomic_bool shared;
+    uint64_t ticket; /* of the last call that uses it; under the device's lock */
+};
+
+/* ---- making and freeing ---- */
+
+/* Enough small storages share a size for the pool to find them again, and none is more
+   than a quarter too large. */
+static size_t
+pool_class(const ca_device *device, size_t bytes)
+{
+    size_t power = 4096;
+    while (power < bytes) {
+        if (power > SIZE_MAX / 2) {
+            return bytes;
+        }
+        power *= 2;
+    }
+    for (size_t quarters = 5; quarters < 8; quarters++) {
+        size_t smaller = power / 8 * quarters;
+        if (bytes <= smaller) {
+            power = smaller;
+            break;
+        }
+    }
+    return (uint64_t)power > (uint64_t)device->info.max_allocation ? bytes : power;
+}
+
+static void
+free_storage(ca_storage *storage)
+{
+    const ca_device *device = storage->device;
+    if (storage->buffer != NULL) {
+        device->cl->clReleaseMemObject(storage->buffer);
+    }
+    if (device->storage_is_host) {
+        free(storage->block.address);
+    } else {
+        ca_addresses_release(storage->block.address, storage->block.bytes);
+    }
+    free(storage);
+}
+
+/* CL_SUCCESS, or why the system has none. */
+static cl_int
+make_storage(ca_device *device, size_t capacity, ca_storage **made)
+{
+    cl_int code = CL_SUCCESS;
+    ca_storage *storage = calloc(1, sizeof *storage);
+    if (storage == NULL) {
+        return CL_OUT_OF_HOST_MEMORY;
+    }
+    void *address = device->storage_is_host ? ca_memory_allocate(capacity)
+                                            : ca_addresses_reserve(capacity);
+    if (address == NULL) {
+        free(storage);
+        return CL_OUT_OF_HOST_MEMORY;
+    }
+    storage->block = (ca_block){address, capacity};
+    storage->device = device;
+    if (device->info.memory != CA_MEMORY_SVM) {
+        bool host = device->storage_is_host;
+        storage->buffer = device->cl->clCreateBuffer(
+            device->context, CL_MEM_READ_WRITE | (host ? CL_MEM_USE_HOST_PTR : 0),
+            capacity, host ? address : NULL, &code);
+        if (code != CL_SUCCESS) {
+            storage->buffer = NULL;
+            free_storage(storage);
+            return code;
+        }
+    }
+    *made = storage;
+    return CL_SUCCESS;
+}
+
+/* ---- the pool ---- */
+
+/* One of that capacity, or NULL; where the host writes to it directly, one that no call
+   uses any more. */
+static ca_storage *
+pool_take(ca_device *device, size_t capacity)
+{
+    ca_pool *pool = &device->pool;
+    for (size_t i = pool->stats.pooled_blocks; i-- > 0;) {
+        ca_storage *storage = pool->slots[i];
+        if (storage->block.bytes == capacity &&
+            (!device->storage_is_host || ca_pending_is_done(device, storage->ticket))) {
+            pool->stats.pooled_bytes -= capacity;
+            pool->slots[i] = pool->slots[--pool->stats.pooled_blocks];
+            return storage;
+        }
+    }
+    return NULL;
+}
+
+/* The device's own memory is there for this; what it takes of the host's is missed
+   elsewhere. */
+static size_t
+pool_limit(const ca_device *device)
+{
+    return (size_t)device->info.global_memory / (device->storage_is_host ? 16 : 4);
+}
+
+/* False where the pool has no slot left or would hold too much. */
+static bool
+pool_give(ca_device *device, ca_storage *storage)
+{
+    ca_memory_stats *stats = &device->pool.stats;
+    size_t limit = pool_limit(device);
+    size_t capacity = storage->block.bytes;
+    if (stats->pooled_blocks == CA_POOL_SLOTS || capacity > limit ||
+        stats->pooled_bytes > limit - capacity) {
+        return false;
+    }
+    device->pool.slots[stats->pooled_blocks++] = storage;
+    stats->pooled_bytes += capacity;
+    return true;
+}
+
+void
+ca_pool_empty(ca_device *device)
+{
+    ca_pool *pool = &device->pool;
+    ca_pending_drain(device);
+    ca_mutex_lock(&device->lock);
+    while (pool->stats.pooled_blocks > 0) {
+        free_storage(pool->slots[--pool->stats.pooled_blocks]);
+    }
+    pool->stats.pooled_bytes = 0;
+    ca_mutex_unlock(&device->lock);
+}
+
+/* Was the device ever used, by this process? */
+static bool
+is_open(ca_device *device)
+{
+    return atomic_load(&device->state) == CA_DEVICE_READY;
+}
+
+ca_status
+ca_device_empty_cache(ca_device *device, ca_error *error)
+{
+    ca_status status = ca_device_check_fork(device, error);
+    if (status == CA_OK && is_open(device)) {
+        ca_pool_empty(device);
+    }
+    return status;
+}
+
+ca_status
+ca_device_memory_stats(ca_device *device, ca_memory_stats *stats, ca_error *error)
+{
+    ca_status status = ca_device_check_fork(device, error);
+    if (status == CA_OK) {
+        ca_mutex_lock(&device->lock);
+        *stats = device->pool.stats;
+        ca_mutex_unlock(&device->lock);
+    }
+    return status;
+}
+
+/* ---- storages ---- */
+
+ca_status
+ca_storage_new(ca_device *device, size_t bytes, const char *what, ca_storage **storage,
+               ca_error *error)
+{
+    const ca_device_info *info = &device->info;
+    if (info->memory != CA_MEMORY_SVM &&
+        (uint64_t)bytes > (uint64_t)info->max_allocation) {
+        return ca_error_set(error, CA_ERROR_MEMORY,
+                            "%s of %zu bytes is more than device '%s' allocates at "
+                            "once (%lld bytes)",
+                            what, bytes, info->name, (long long)info->max_allocation);
+    }
+    size_t capacity = pool_class(device, bytes);
+    ca_mutex_lock(&device->lock);
+    ca_storage *found = pool_take(device, capacity);
+    ca_mutex_unlock(&device->lock);
+    cl_int code = CL_SUCCESS;
+    for (int attempt = 0; attempt < 2 && found == NULL; attempt++) {
+        if (attempt > 0) {
+            ca_pool_empty(device);
+        }
+        code = make_storage(device, capacity, &found);
+    }
+    if (found == NULL) {
+        return ca_error_set(error, CA_ERROR_MEMORY,
+                            "no memory for %s of %zu bytes on device '%s' (%s)", what,
+                            bytes, info->name, ca_cl_error_name(code));
+    }
+    atomic_store(&found->references, 1);
+    atomic_store(&found->shared, false);
+    ca_mutex_lock(&device->lock);
+    ca_memory_stats *stats = &device->pool.stats;
+    stats->allocated_blocks++;
+    stats->allocated_bytes += capacity;
+    if (stats->allocated_bytes > stats->peak_bytes) {
+        stats->peak_bytes = stats->allocated_bytes;
+    }
+    ca_mutex_unlock(&device->lock);
+    *storage = found;
+    return CA_OK;
+}
+
+void
+ca_storage_retain(ca_storage *storage)
+{
+    atomic_fetch_add(&storage->references, 1);
+}
+
+void
+ca_storage_release(ca_storage *storage)
+{
+    if (storage == NULL || atomic_fetch_sub(&storage->references, 1) != 1) {
+        return;
+    }
+    ca_device *device = storage->device;
+    if (ca_fork_guard_is_child(&device->runtime->fork_guard)) {
+        return; /* the parent's */
+    }
+    ca_mutex_lock(&device->lock);
+    device->pool.stats.allocated_blocks--;
+    device->pool.stats.allocated_bytes -= storage->block.bytes;
+    bool kept = pool_give(device, storage);
+    ca_mutex_unlock(&device->lock);
+    if (!kept) {
+        ca_pending_drain(device);
+        free_storage(storage);
+    }
+}
+
+ca_block *
+ca_storage_block(ca_storage *storage)
+{
+    return &storage->block;
+}
+
+ca_storage *
+ca_storage_of(const ca_block *block)
+{
+    return (ca_storage *)(void *)block;
+}
+
+ca_device *
+ca_storage_device(const ca_storage *storage)
+{
+    return storage->device;
+}
+
+bool
+ca_storage_is_host(const ca_storage *storage)
+{
+    return storage->device->storage_is_host;
+}
+
+void *
+ca_storage_buffer(const ca_storage *storage)
+{
+    return storage->buffer;
+}
+
+void
+ca_storage_set_ticket(ca_storage *storage, uint64_t ticket)
+{
+    storage->ticket = ticket;
+}
+
+ca_status
+ca_storage_wait(ca_storage *storage, ca_error *error)
+{
+    ca_device *device = storage->device;
+    ca_status status = ca_device_check_fork(device, error);
+    if (status != CA_OK) {
+        return status;
+    }
+    ca_mutex_lock(&device->lock);
+    uint64_t ticket = storage->ticket;
+    ca_mutex_unlock(&device->lock);
+    return ca_pending_wait(device, ticket, error);
+}
+
+bool
+ca_storage_is_idle(ca_storage *storage)
+{
+    ca_device *device = storage->device;
+    if (ca_fork_guard_is_child(&device->runtime->fork_guard)) {
+        return false;
+    }
+    ca_mutex_lock(&device->lock);
+    bool idle = ca_pending_is_done(device, storage->ticket);
+    ca_mutex_unlock(&device->lock);
+    return idle;
+}
+
+void
+ca_storage_share(ca_storage *storage)
+{
+    atomic_store(&storage->shared, true);
+}
+
+bool
+ca_storage_is_shared(const ca_storage *storage)
+{
+    return atomic_load(&storage->shared);
+}
+
+/* ---- copies ---- */
+
+/* Up to here a copy is staged, so that the caller's array may change at once; larger
+   ones are waited for rather than held twice. */
+#define STAGED_BYTES ((size_t)32 << 20)
+
+/* Under the device's lock. */
+static cl_int
+enqueue_write(ca_storage *storage, size_t offset, const void *source, size_t bytes)
+{
+    ca_device *device = storage->device;
+    const ca_cl *cl = device->cl;
+    cl_event event = NULL;
+    void *staging = bytes <= STAGED_BYTES ? malloc(bytes) : NULL;
+    if (staging == NULL) {
+        return cl->clEnqueueWriteBuffer(device->queue, storage->buffer, CL_TRUE, offset,
+                                        bytes, source, 0, NULL, NULL);
+    }
+    memcpy(staging, source, bytes);
+    cl_int code = cl->clEnqueueWriteBuffer(device->queue, storage->buffer, CL_FALSE,
+                                           offset, bytes, staging, 0, NULL, &event);
+    if (code != CL_SUCCESS) {
+        free(staging);
+        return code;
+    }
+    const ca_pending_call call = {event, "a copy from the host", NULL, staging};
+    storage->ticket = ca_pending_add(device, &call);
+    return cl->clFlush(device->queue);
+}
+
+ca_status
+ca_storage_write(ca_storage *storage, size_t offset, const void *source, size_t bytes,
+                 ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_device *device = storage->device;
+    CA_TRY(ca_device_check_fork(device, error));
+    if (bytes == 0) {
+        goto done;
+    }
+    if (device->storage_is_host) {
+        CA_TRY(ca_storage_wait(storage, error));
+        memcpy((char *)storage->block.address + offset, source, bytes);
+        goto done;
+    }
+    ca_mutex_lock(&device->lock);
+    cl_int code = enqueue_write(storage, offset, source, bytes);
+    ca_mutex_unlock(&device->lock);
+    if (code != CL_SUCCESS) {
+        CA_TRY(ca_cl_error_set(error, code, "clEnqueueWriteBuffer", device->info.name));
+    }
+done:
+    return status;
+}
+
+ca_status
+ca_storage_read(ca_storage *storage, size_t offset, void *target, size_t bytes,
+                ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_device *device = storage->device;
+    CA_TRY(ca_storage_wait(storage, error));
+    if (bytes == 0) {
+        goto done;
+    }
+    if (device->storage_is_host) {
+        memcpy(target, (char *)storage->block.address + offset, bytes);
+        goto done;
+    }
+    cl_int code = device->cl->clEnqueueReadBuffer(
+        device->queue, storage->buffer, CL_TRUE, offset, bytes, target, 0, NULL, NULL);
+    if (code != CL_SUCCESS) {
+        CA_TRY(ca_cl_error_set(error, code, "clEnqueueReadBuffer", device->info.name));
+    }
+done:
+    return status;
+}
+
+ca_status
+ca_device_synchronize(ca_device *device, ca_error *error)
+{
+    ca_status status = ca_device_check_fork(device, error);
+    if (status == CA_OK && is_open(device)) {
+        ca_pending_drain(device);
+        status = ca_pending_check(device, error);
+    }
+    return status;
+}

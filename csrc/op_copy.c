@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: MIT */
+#include "op_copy.h"
+
+#include <string.h>
+
+#include "cl_storage.h"
+#include "op_diagonal.h"
+
+/* Up to here the host has copied before a kernel would have started. */
+#define SMALL_BYTES (64 << 10)
+
+static int64_t
+count_of(const ca_tensor *tensor)
+{
+    int64_t count = 1;
+    for (int d = 0; d < tensor->ndim; d++) {
+        count *= tensor->shape[d];
+    }
+    return count;
+}
+
+/* Is it in memory that the host may read and write now? */
+static bool
+is_at_hand(const ca_tensor *tensor)
+{
+    return tensor->block == NULL || (ca_storage_is_host(ca_storage_of(tensor->block)) &&
+                                     ca_storage_is_idle(ca_storage_of(tensor->block)));
+}
+
+static bool
+has_rows(const ca_tensor *tensor)
+{
+    return ca_tensor_size(tensor, 1) == 1 || ca_tensor_stride(tensor, 1) == 1;
+}
+
+/* Rows of the last dimension, one after the other. */
+static void
+copy_rows(const ca_tensor *from, const ca_tensor *to, int d, const char *source,
+          char *target)
+{
+    size_t size = ca_dtype_size(to->dtype);
+    if (d >= to->ndim - 1) {
+        memcpy(target, source, (size_t)ca_tensor_size(to, 1) * size);
+        return;
+    }
+    for (int64_t i = 0; i < to->shape[d]; i++) {
+        copy_rows(from, to, d + 1, source + i * from->strides[d] * (int64_t)size,
+                  target + i * to->strides[d] * (int64_t)size);
+    }
+}
+
+/* At least two dimensions, as matrices have. */
+static ca_tensor
+as_matrices(const ca_tensor *tensor)
+{
+    ca_tensor view = *tensor;
+    int missing = tensor->ndim < 2 ? 2 - tensor->ndim : 0;
+    view.ndim = tensor->ndim + missing;
+    for (int d = 0; d < view.ndim; d++) {
+        view.shape[d] = d < missing ? 1 : tensor->shape[d - missing];
+        view.strides[d] = d < missing ? 0 : tensor->strides[d - missing];
+    }
+    return view;
+}
+
+ca_status
+ca_copy_run(ca_device *device, const ca_tensor *from, const ca_tensor *to,
+            const char *call, ca_error *error)
+{
+    int64_t bytes = count_of(to) * (int64_t)ca_dtype_size(to->dtype);
+    if (bytes == 0) {
+        return CA_OK;
+    }
+    if (bytes <= SMALL_BYTES && is_at_hand(from) && is_at_hand(to) && has_rows(from) &&
+        has_rows(to)) {
+        copy_rows(from, to, 0, from->data, to->data);
+        return CA_OK;
+    }
+    /* Of a matrix with an empty band everything is copied. */
+    const ca_diagonal diagonal = {.input = as_matrices(from),
+                                  .output = as_matrices(to),
+                                  .memory = CA_OUTPUT_GIVEN,
+                                  .variant = CA_VARIANT_ANY,
+                                  .call = call};
+    return ca_diagonal_run(device, &diagonal, error);
+}

@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Handing memory to another library.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "py_dlpack.h"
+#include "py_scalars.h"
+
+/* ---- capsules ---- */
+
+/* What one export allocates; the consumer sees one of the two structs. */
+typedef struct {
+    union {
+        ca_dlpack_managed managed;
+        ca_dlpack_versioned versioned;
+    } as;
+    PyObject *owner;
+    int64_t sizes[]; /* shape, then strides */
+} export;
+
+/* From any thread, with the interpreter's lock or without, and after its end. */
+static void
+free_export(export *exported)
+{
+    if (Py_IsInitialized()) {
+        PyGILState_STATE gil = PyGILState_Ensure();
+        Py_DECREF(exported->owner);
+        PyGILState_Release(gil);
+    }
+    free(exported);
+}
+
+static void
+delete_managed(ca_dlpack_managed *self)
+{
+    free_export(self->context);
+}
+
+static void
+delete_versioned(ca_dlpack_versioned *self)
+{
+    free_export(self->context);
+}
+
+/* A capsule that nobody consumed still has its name. */
+static void
+free_capsule(PyObject *capsule)
+{
+    void *managed = PyCapsule_IsValid(capsule, "dltensor")
+                        ? PyCapsule_GetPointer(capsule, "dltensor")
+                        : NULL;
+    if (managed != NULL) {
+        delete_managed(managed);
+    } else if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
+        delete_versioned(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
+    }
+}
+
+static void
+set_dtype(ca_dlpack_tensor *tensor, ca_dtype dtype)
+{
+    tensor->code = dtype == CA_BOOL           ? CA_DLPACK_BOOL
+                   : dtype == CA_BFLOAT16     ? CA_DLPACK_BFLOAT
+                   : ca_dtype_is_float(dtype) ? CA_DLPACK_FLOAT
+                   : dtype >= CA_UINT8        ? CA_DLPACK_UINT
+                                              : CA_DLPACK_INT;
+    tensor->bits = (uint8_t)(8 * ca_dtype_size(dtype));
+    tensor->lanes = 1;
+}
+
+PyObject *
+ca_py_dlpack_export(const ca_tensor *tensor, PyObject *owner, ca_dlpack_device device,
+                    void *data, uint64_t offset, bool versioned)
+{
+    size_t ndim = (size_t)tensor->ndim;
+    export *exported = malloc(sizeof(*exported) + 2 * ndim * sizeof(int64_t) + 1);
+    if (exported == NULL) {
+        return PyErr_NoMemory();
+    }
+    memset(exported, 0, sizeof(*exported));
+    memcpy(exported->sizes, tensor->shape, ndim * sizeof(int64_t));
+    memcpy(exported->sizes + ndim, tensor->strides, ndim * sizeof(int64_t));
+    ca_dlpack_tensor *handed =
+        versioned ? &exported->as.versioned.tensor : &exported->as.managed.tensor;
+    *handed = (ca_dlpack_tensor){.data = data,
+                                 .device = device,
+                                 .ndim = (int32_t)ndim,
+                                 .shape = exported->sizes,
+                                 .strides = exported->sizes + ndim,
+                                 .byte_offset = offset};
+    set_dtype(handed, tensor->dtype);
+    if (versioned) {
+        exported->as.versioned.major = 1;
+        exported->as.versioned.context = exported;
+        exported->as.versioned.deleter = delete_versioned;
+    } else {
+        exported->as.managed.context = exported;
+        exported->as.managed.deleter = delete_managed;
+    }
+    PyObject *capsule = PyCapsule_New(
+        &exported->as, versioned ? "dltensor_versioned" : "dltensor", free_capsule);
+    if (capsule == NULL) {
+        free(exported);
+        return NULL;
+    }
+    exported->owner = Py_NewRef(owner);
+    return capsule;
+}
+
+/* ---- the arguments of __dlpack__ ---- */
+
+static int
+parse_device(PyObject *object, ca_py_dlpack_request *request)
+{
+    int type;
+    int id;
+    if (object == Py_None) {
+        return 0;
+    }
+    if (!PyTuple_Check(object) || PyTuple_GET_SIZE(object) != 2) {
+        return ca_py_wrong_type("dl_device", "a pair of integers or None", object);
+    }
+    if (!PyArg_ParseTuple(object, "ii", &type, &id)) {
+        return -1;
+    }
+    request->device = (ca_dlpack_device){type, id};
+    request->wants_host = type == CA_DLPACK_CPU;
+    request->wants_other = type != CA_DLPACK_CPU;
+    return 0;
+}
+
+static int
+parse_version(PyObject *object, bool *versioned)
+{
+    int major;
+    int minor;
+    *versioned = false;
+    if (object == Py_None) {
+        return 0;
+    }
+    if (!PyTuple_Check(object) || PyTuple_GET_SIZE(object) != 2) {
+        return ca_py_wrong_type("max_version", "a pair of integers or None", object);
+    }
+    if (!PyArg_ParseTuple(object, "ii", &major, &minor)) {
+        return -1;
+    }
+    *versioned = major >= 1;
+    return 0;
+}
+
+int
+ca_py_dlpack_parse(PyObject *args, PyObject *kwargs, ca_py_dlpack_request *request)
+{
+    static char *names[] = {"stream", "max_version", "dl_device", "copy", NULL};
+    PyObject *stream = Py_None;
+    PyObject *version = Py_None;
+    PyObject *device = Py_None;
+    memset(request, 0, sizeof(*request));
+    request->copy = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &stream,
+                                     &version, &device, &request->copy)) {
+        return -1;
+    }
+    if (stream != Py_None) {
+        PyErr_Format(PyExc_BufferError,
+                     "stream is %R; expected None, for OpenCL and "
+                     "the host have none",
+                     stream);
+        return -1;
+    }
+    if (request->copy != Py_None && !PyBool_Check(request->copy)) {
+        return ca_py_wrong_type("copy", "True, False or None", request->copy);
+    }
+    return parse_version(version, &request->versioned) < 0
+               ? -1
+               : parse_device(device, request);
+}
+
+/* ---- memory of results ---- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *owner;
+    ca_tensor tensor;
+} producer_object;
+
+PyObject *
+ca_py_dlpack_producer(const ca_state *state, const ca_tensor *tensor, PyObject *owner)
+{
+    producer_object *self = PyObject_New(producer_object, state->producer_type);
+    if (self != NULL) {
+        self->owner = Py_NewRef(owner);
+        self->tensor = *tensor;
+    }
+    return (PyObject *)self;
+}
+
+static void
+producer_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    Py_DECREF(((producer_object *)self)->owner);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *
+producer_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    const producer_object *producer = (producer_object *)self;
+    const ca_dlpack_device host = {CA_DLPACK_CPU, 0};
+    ca_py_dlpack_request request;
+    if (ca_py_dlpack_parse(args, kwargs, &request) < 0) {
+        return NULL;
+    }
+    if (request.wants_other || request.copy == Py_True) {
+        return PyErr_Format(PyExc_BufferError, "a result lies in the host's memory");
+    }
+    return ca_py_dlpack_export(&producer->tensor, producer->owner, host,
+                               producer->tensor.data, 0, request.versioned);
+}
+
+static PyObject *
+producer_device(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(ignored))
+{
+    return Py_BuildValue("(ii)", CA_DLPACK_CPU, 0);
+}
+
+static PyMethodDef producer_methods[] = {
+    {"__dlpack__", (PyCFunction)(void (*)(void))producer_dlpack,
+     METH_VARARGS | METH_KEYWORDS, NULL},
+    {"__dlpack_device__", producer_device, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot producer_slots[] = {
+    {Py_tp_dealloc, producer_dealloc},
+    {Py_tp_methods, producer_methods},
+    {0, NULL},
+};
+
+static PyType_Spec producer_spec = {
+    .name = "clattn._core.Producer",
+    .basicsize = sizeof(producer_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
+             Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = producer_slots,
+};
+
+int
+ca_py_dlpack_init(PyObject *module)
+{
+    ca_state *state = ca_state_get(module);
+    state->producer_type =
+        (PyTypeObject *)PyType_FromModuleAndSpec(module, &producer_spec, NULL);
+    return state->producer_type != NULL ? 0 : -1;
+}

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Tensors from arrays, and the memory of devices.
+ */
+#include "cl_storage.h"
+#include "py_call.h"
+#include "py_error.h"
+#include "py_ops.h"
+#include "py_runtime.h"
+#include "py_tensor.h"
+
+/* tensor(array, device, /) -> Tensor: see tensors.py */
+static PyObject *
+tensor(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    enum { ARRAY, DEVICE, ARGUMENTS };
+    ca_state *state = ca_state_get(module);
+    PyObject *keep = NULL;
+    PyObject *result = NULL;
+    ca_tensor array;
+    ca_device *device = NULL;
+    if (ca_py_check_count(nargs, ARGUMENTS) < 0 ||
+        ca_py_array(state, args[ARRAY], "array", CA_TAKES_NUMBERS, &array, &keep) < 0) {
+        goto done;
+    }
+    if (args[DEVICE] == Py_None && ca_py_is_tensor(state, args[ARRAY])) {
+        device = ca_py_tensor_device(args[ARRAY]);
+    } else if (ca_py_find_device(state, args[DEVICE], &device) < 0) {
+        goto done;
+    }
+    result = ca_py_tensor_copy(state, device, &array, keep, "tensor");
+done:
+    Py_XDECREF(keep);
+    return result;
+}
+
+/* None: every device there is, without opening OpenCL for it. */
+static int
+for_each_device(PyObject *module, PyObject *argument,
+                ca_status (*action)(ca_device *device, ca_error *error))
+{
+    ca_state *state = ca_state_get(module);
+    ca_runtime *runtime = atomic_load(&state->runtime);
+    ca_device *only = NULL;
+    int result = 0;
+    if (argument != Py_None && ca_py_find_device(state, argument, &only) < 0) {
+        return -1;
+    }
+    int count = only != NULL      ? 1
+                : runtime != NULL ? ca_runtime_device_count(runtime)
+                                  : 0;
+    for (int i = 0; i < count && result == 0; i++) {
+        ca_device *device = only != NULL ? only : ca_runtime_device(runtime, i);
+        ca_error error = {0};
+        ca_status status;
+        Py_BEGIN_ALLOW_THREADS
+            status = action(device, &error);
+        Py_END_ALLOW_THREADS
+        result = ca_py_error_check(state, status, &error);
+    }
+    return result;
+}
+
+/* empty_cache(device, /) */
+static PyObject *
+empty_cache(PyObject *module, PyObject *argument)
+{
+    return for_each_device(module, argument, ca_device_empty_cache) < 0
+               ? NULL
+               : Py_NewRef(Py_None);
+}
+
+/* synchronize(device, /) */
+static PyObject *
+synchronize(PyObject *module, PyObject *argument)
+{
+    return for_each_device(module, argument, ca_device_synchronize) < 0
+               ? NULL
+               : Py_NewRef(Py_None);
+}
+
+/* memory_stats(device, /) -> dict[str, int] */
+static PyObject *
+memory_stats(PyObject *module, PyObject *argument)
+{
+    ca_state *state = ca_state_get(module);
+    ca_device *device;
+    if (ca_py_find_device(state, argument, &device) < 0) {
+        return NULL;
+    }
+    ca_memory_stats stats = {0};
+    ca_error error = {0};
+    ca_status status = ca_device_memory_stats(device, &stats, &error);
+    if (ca_py_error_check(state, status, &error) < 0) {
+        return NULL;
+    }
+    return Py_BuildValue(
+        "{snsnsnsnsn}", "allocated_bytes", (Py_ssize_t)stats.allocated_bytes,
+        "allocated_blocks", (Py_ssize_t)stats.allocated_blocks, "pooled_bytes",
+        (Py_ssize_t)stats.pooled_bytes, "pooled_blocks",
+        (Py_ssize_t)stats.pooled_blocks, "peak_bytes", (Py_ssize_t)stats.peak_bytes);
+}
+
+PyMethodDef ca_py_memory_methods[] = {
+    {"tensor", (PyCFunction)(void (*)(void))tensor, METH_FASTCALL, NULL},
+    {"empty_cache", empty_cache, METH_O, NULL},
+    {"synchronize", synchronize, METH_O, NULL},
+    {"memory_stats", memory_stats, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
