@@ -106,11 +106,16 @@ done:
     return status;
 }
 
+/* Of what the host has, so much is copied before a launch that is left to run, where the
+   device could read it as it lies; for more it is sooner waited for. */
+#define COPIED_BYTES ((size_t)1 << 20)
+
 /* May it be left to run? Nothing is written to the host's memory, or to what somebody
    else may be looking at. */
 static bool
-runs_on(const ca_launch *launch)
+runs_on(const ca_device *device, const ca_launch *launch)
 {
+    size_t copied = 0;
     for (int i = 0; i < launch->nspans; i++) {
         const ca_span *span = &launch->spans[i];
         bool ours = span->block != NULL;
@@ -118,8 +123,9 @@ runs_on(const ca_launch *launch)
                                       : span->access != CA_ACCESS_READ)) {
             return false;
         }
+        copied += ours ? 0 : span->bytes;
     }
-    return true;
+    return copied <= COPIED_BYTES || !device->storage_is_host;
 }
 
 /* The queue whose commands run in this thread is not in order with the other one, so
@@ -162,7 +168,7 @@ ca_launch_run(ca_device *device, ca_kernel *kernel, const ca_launch *launch,
     cl_event event = NULL;
     CA_TRY(check_limits(device, kernel, launch, error));
     bool here = runs_here(device, launch);
-    bool later = !here && runs_on(launch);
+    bool later = !here && runs_on(device, launch);
     nbound = launch->nspans;
     CA_TRY(ca_memory_bind(device, launch->spans, nbound, later, bindings, error));
 

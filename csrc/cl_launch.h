@@ -47,8 +47,8 @@ typedef struct {
    the host. Thread-safe: arguments and enqueueing are one step under the device's
    lock, waiting is outside it. A small launch is run by the calling thread where the
    device lets it. A launch that writes only to storages, of which none is shared, is
-   not waited for; host memory that it reads is copied first. After an error nothing is
-   left bound, and in flight only what was before. */
+   not waited for; what it reads of the host's is copied first, if it is not much. After
+   an error nothing is left bound, and in flight only what was before. */
 ca_status ca_launch_run(ca_device *device, ca_kernel *kernel, const ca_launch *launch,
                         ca_error *error);
 

@@ -7,6 +7,7 @@
 #include "py_error.h"
 #include "py_ops.h"
 #include "py_runtime.h"
+#include "py_scalars.h"
 #include "py_tensor.h"
 
 /* tensor(array, device, /) -> Tensor: see tensors.py */
@@ -31,6 +32,28 @@ tensor(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     result = ca_py_tensor_copy(state, device, &array, keep, "tensor");
 done:
     Py_XDECREF(keep);
+    return result;
+}
+
+/* empty(shape, dtype, device, /) -> Tensor, not initialised */
+static PyObject *
+empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    enum { SHAPE, DTYPE, DEVICE, ARGUMENTS };
+    ca_state *state = ca_state_get(module);
+    PyObject *native = NULL;
+    PyObject *result = NULL;
+    ca_device *device;
+    ca_dtype dtype;
+    int ndim;
+    int64_t shape[CA_MAX_DIMS];
+    if (ca_py_check_count(nargs, ARGUMENTS) == 0 &&
+        ca_py_shape(args[SHAPE], "shape", &ndim, shape) == 0 &&
+        ca_py_dtype(args[DTYPE], "dtype", &dtype, &native) == 0 &&
+        ca_py_find_device(state, args[DEVICE], &device) == 0) {
+        result = ca_py_tensor_empty(state, device, dtype, ndim, shape);
+    }
+    Py_XDECREF(native);
     return result;
 }
 
@@ -103,6 +126,7 @@ memory_stats(PyObject *module, PyObject *argument)
 
 PyMethodDef ca_py_memory_methods[] = {
     {"tensor", (PyCFunction)(void (*)(void))tensor, METH_FASTCALL, NULL},
+    {"empty", (PyCFunction)(void (*)(void))empty, METH_FASTCALL, NULL},
     {"empty_cache", empty_cache, METH_O, NULL},
     {"synchronize", synchronize, METH_O, NULL},
     {"memory_stats", memory_stats, METH_O, NULL},

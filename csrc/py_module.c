@@ -41,6 +41,7 @@ module_exec(PyObject *module)
         PyModule_AddStringConstant(module, "__version__", CLATTN_VERSION) < 0 ||
         PyModule_AddFunctions(module, ca_py_runtime_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_memory_methods) < 0 ||
+        PyModule_AddFunctions(module, ca_py_cache_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_ops_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_diagonal_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_onnx_methods) < 0 ||

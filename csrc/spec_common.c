@@ -198,3 +198,14 @@ ca_spec_default_scale(int64_t E)
 {
     return E > 0 ? 1 / sqrt((double)E) : 1;
 }
+
+void
+ca_spec_set_band(ca_attention *attention, int64_t left, int64_t right, bool causal,
+                 int64_t shift)
+{
+    attention->below = left != CA_BAND_UNBOUNDED ? left - shift : CA_BAND_UNBOUNDED;
+    attention->above = right != CA_BAND_UNBOUNDED ? right + shift : CA_BAND_UNBOUNDED;
+    if (causal && shift < attention->above) {
+        attention->above = shift;
+    }
+}

@@ -63,13 +63,11 @@ ca_status ca_spec_check_dtypes(const ca_tensor *query, const ca_tensor *key,
 ca_status ca_spec_check_matrices(const ca_tensor *query, const ca_tensor *key,
                                  const ca_tensor *value, int lowest_rank,
                                  ca_error *error);
-/* View `tensor` as `shape` of ndim sizes, to which it broadcasts; leading dimensions of
-   size 1 beyond those are dropped. False where it does not. */
-bool ca_spec_broadcast(const ca_tensor *tensor, int ndim, const int64_t *shape,
-                       ca_tensor *view);
-
-/* Are all dimensions but the last `trailing` of size 1? */
-bool ca_spec_has_leading_ones(const ca_tensor *tensor, int trailing);
+/* The band of a problem whose row i stands at key i + shift: it attends that many keys
+   to the left and to the right, CA_BAND_UNBOUNDED for all; `causal`: none to the
+   right. */
+void ca_spec_set_band(ca_attention *attention, int64_t left, int64_t right, bool causal,
+                      int64_t shift);
 
 /* A finite number within the range of what `dtype` is computed in, if it is given. */
 ca_status ca_spec_check_scale(bool given, double scale, ca_dtype dtype,

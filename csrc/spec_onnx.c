@@ -33,6 +33,12 @@ view_mask(const ca_onnx_attention *call, const ca_onnx_sizes *sizes, ca_tensor *
 /* A window that is wider than any tensor is no window. */
 #define WIDEST_WINDOW (INT64_MAX / 4)
 
+static int64_t
+window_side(int64_t size)
+{
+    return size >= 0 && size < WIDEST_WINDOW ? size : CA_BAND_UNBOUNDED;
+}
+
 /* Row i stands at key i + offset; the core adds nonpad_kv_seqlen. */
 static void
 set_band(const ca_onnx_attention *call, const ca_onnx_sizes *sizes,
@@ -44,15 +50,8 @@ set_band(const ca_onnx_attention *call, const ca_onnx_sizes *sizes,
         offset = has_nonpad ? -sizes->L : sizes->P;
         attention->band_follows_counts = has_nonpad;
     }
-    if (call->left_window_size >= 0 && call->left_window_size < WIDEST_WINDOW) {
-        attention->below = call->left_window_size - offset;
-    }
-    if (call->right_window_size >= 0 && call->right_window_size < WIDEST_WINDOW) {
-        attention->above = call->right_window_size + offset;
-    }
-    if (call->is_causal && offset < attention->above) {
-        attention->above = offset;
-    }
+    ca_spec_set_band(attention, window_side(call->left_window_size),
+                     window_side(call->right_window_size), call->is_causal, offset);
 }
 
 void

@@ -166,13 +166,6 @@ ca_torch_sdpa_problem(const ca_torch_sdpa *call, const ca_tensor *output,
     attention->seed = call->seed;
 
     int64_t shift = call->causal == CA_CAUSAL_LOWER_RIGHT ? S - L : 0;
-    if (call->window_left != CA_BAND_UNBOUNDED) {
-        attention->below = call->window_left - shift;
-    }
-    if (call->window_right != CA_BAND_UNBOUNDED) {
-        attention->above = call->window_right + shift;
-    }
-    if (call->causal != CA_CAUSAL_NONE && shift < attention->above) {
-        attention->above = shift;
-    }
+    ca_spec_set_band(attention, call->window_left, call->window_right,
+                     call->causal != CA_CAUSAL_NONE, shift);
 }

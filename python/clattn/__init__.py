@@ -10,6 +10,7 @@ needs a device does.
 from clattn import directml, onnx, openvino
 from clattn._core import Device, DeviceError, Tensor
 from clattn._core import __version__ as __version__
+from clattn.cache import KVCache
 from clattn.device import devices, get_default_device, set_default_device, use_device
 from clattn.functional import scaled_dot_product_attention
 from clattn.matrices import diagonal_matrix, eye, tril, triu
@@ -18,6 +19,7 @@ from clattn.tensors import empty_cache, memory_stats, synchronize, tensor
 __all__ = [
     "Device",
     "DeviceError",
+    "KVCache",
     "Tensor",
     "devices",
     "diagonal_matrix",

@@ -1,0 +1,316 @@
+"""Keys and values of the positions so far, for decoding token by token."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from clattn import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from numpy.typing import DTypeLike
+
+    from clattn._core import Device, Tensor
+
+__all__ = ["KVCache"]
+
+
+class KVCache:
+    """Keys and values of a batch of sequences, in a device's memory.
+
+    Memory for `capacity` positions is allocated once. `append` writes behind the positions
+    there are, `attend` reads them where they lie: nothing is copied or compiled anew as the
+    sequences grow.
+
+    Parameters
+    ----------
+    batch : int
+        Sequences, B.
+    num_kv_heads : int
+        Heads of keys and values, Hk. Query heads share them in groups.
+    capacity : int
+        Positions that fit.
+    head_size : int
+        Of queries and keys, E.
+    v_head_size : int, optional
+        Of values, Ev. Default: `head_size`.
+    dtype : dtype
+        float16, bfloat16, float32 or float64, of keys, values and queries.
+    device : Device or str, optional
+        See `clattn.devices`. Default: `clattn.get_default_device`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument of the wrong kind or range; the message names it.
+    MemoryError
+        The device's memory does not suffice.
+    DeviceError
+        No usable OpenCL device, or what it reports.
+
+    Examples
+    --------
+    >>> cache = KVCache(batch=1, num_kv_heads=2, capacity=100, head_size=8)
+    >>> for _ in range(3):
+    ...     cache.append(np.ones((1, 2, 1, 8), np.float32), np.ones((1, 2, 1, 8), np.float32))
+    >>> cache.attend(np.ones((1, 4, 1, 8), np.float32)).shape, cache.length
+    ((1, 4, 1, 8), 3)
+    """
+
+    __slots__ = ("_key", "_length", "_lengths", "_value")
+
+    def __init__(
+        self,
+        batch: int,
+        num_kv_heads: int,
+        capacity: int,
+        head_size: int,
+        v_head_size: int | None = None,
+        dtype: DTypeLike = np.float32,
+        device: Device | str | None = None,
+    ) -> None:
+        batch = _size(batch, "batch", 1)
+        num_kv_heads = _size(num_kv_heads, "num_kv_heads", 1)
+        capacity = _size(capacity, "capacity", 0)
+        head_size = _size(head_size, "head_size", 1)
+        v_head_size = head_size if v_head_size is None else _size(v_head_size, "v_head_size", 1)
+        _check_dtype(dtype)
+        lead = (batch, num_kv_heads, capacity)
+        self._key: Tensor = _core.empty((*lead, head_size), dtype, device)
+        self._value: Tensor = _core.empty((*lead, v_head_size), dtype, self._key.device)
+        self._length = 0
+        self._lengths: np.ndarray | None = None  # None: all sequences are as long
+
+    def append(self, key: Any, value: Any, counts: Sequence[int] | None = None) -> None:
+        """Write keys and values behind those that are there.
+
+        Parameters
+        ----------
+        key : array of shape (B, Hk, n, E)
+            Of the cache's dtype: NumPy's, a Tensor on the cache's device, or another
+            library's on the host.
+        value : array of shape (B, Hk, n, Ev)
+            Likewise.
+        counts : integers of shape (B,), optional
+            Of sequence b only the last ``counts[b]`` of the n positions are taken, as in a
+            batch that is padded on the left. Default: all.
+
+        Raises
+        ------
+        TypeError
+            An argument of the wrong kind or dtype.
+        ValueError
+            Shapes that do not fit, counts outside 0 to n, or a sequence that would exceed
+            the capacity. The cache is as it was.
+        """
+        numbers = None if counts is None else _numbers(counts, "counts")
+        n = _core.cache_append(
+            self._key, self._value, self._length, self._lengths, key, value, numbers
+        )
+        if numbers is None and self._lengths is None:
+            self._length += n
+        else:
+            self._set_lengths(self.lengths + (n if numbers is None else numbers))
+
+    def attend(
+        self,
+        query: Any,
+        attn_mask: Any = None,
+        is_causal: bool = True,
+        scale: float | None = None,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float = 0.0,
+    ) -> Any:
+        """Return the attention of queries to the keys that are there.
+
+        The queries are the last L positions of each sequence: row i of sequence b is at
+        position ``p = lengths[b] - L + i``.
+
+        Parameters
+        ----------
+        query : array of shape (B, Hq, L, E)
+            Of the cache's dtype; Hq is a multiple of Hk, query head h reads key head
+            ``h // (Hq // Hk)``.
+        attn_mask : array, optional
+            Broadcasts to (B, Hq, L, length). bool (True attends) or any float dtype (added
+            to the scaled scores; -inf excludes).
+        is_causal : bool
+            Row i attends key j where ``j <= p``. Composes with `attn_mask`.
+        scale : float, optional
+            Default ``1 / sqrt(E)``.
+        window : (int or None, int or None), optional
+            ``(left, right)`` keeps the keys ``p - left ... p + right``.
+        softcap : float
+            Above 0, a scaled score s becomes ``softcap * tanh(s / softcap)`` before the mask.
+
+        Returns
+        -------
+        array of shape (B, Hq, L, Ev)
+            Of the library of `query`. A row with no key to attend to is zero.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `clattn.scaled_dot_product_attention`.
+        """
+        return _core.cache_attend(
+            self._key,
+            self._value,
+            self._length,
+            self._lengths,
+            query,
+            attn_mask,
+            is_causal,
+            scale,
+            window,
+            softcap,
+        )
+
+    def truncate(self, n: int | Sequence[int]) -> None:
+        """Forget the positions from n on.
+
+        Parameters
+        ----------
+        n : int, or integers of shape (B,)
+            One number cuts every sequence that is longer; several are the new lengths.
+
+        Raises
+        ------
+        TypeError
+            Anything but integers.
+        ValueError
+            Below 0, or above what is there. The cache is as it was.
+        """
+        lengths = self.lengths
+        if np.ndim(n) == 0:
+            kept = _size(n, "n", 0)
+            if kept > self._length:
+                raise ValueError(f"n is {kept}; expected 0 to {self._length}, the length")
+            self._set_lengths(np.minimum(lengths, kept))
+            return
+        numbers = _numbers(n, "n")
+        if numbers.shape != lengths.shape:
+            raise ValueError(f"n has shape {numbers.shape}; expected {lengths.shape}")
+        wrong = np.flatnonzero((numbers < 0) | (numbers > lengths))
+        if wrong.size:
+            b = wrong[0]
+            raise ValueError(
+                f"n[{b}] is {numbers[b]}; expected 0 to {lengths[b]}, the sequence's length"
+            )
+        self._set_lengths(numbers)
+
+    def reset(self) -> None:
+        """Forget all positions."""
+        self._length = 0
+        self._lengths = None
+
+    def _set_lengths(self, lengths: np.ndarray) -> None:
+        self._length = int(lengths.max())
+        self._lengths = None if (lengths == self._length).all() else lengths
+
+    @property
+    def length(self) -> int:
+        """The length of the longest sequence."""
+        return self._length
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The length of each sequence: int64 of shape (B,), a new array."""
+        if self._lengths is None:
+            return np.full(self.batch, self._length, np.int64)
+        return self._lengths.copy()
+
+    @property
+    def key(self) -> Tensor:
+        """The keys: a view of shape (B, Hk, length, E), of the same memory."""
+        return self._key[:, :, : self._length]
+
+    @property
+    def value(self) -> Tensor:
+        """The values: a view of shape (B, Hk, length, Ev), of the same memory."""
+        return self._value[:, :, : self._length]
+
+    @property
+    def batch(self) -> int:
+        """The number of sequences, B."""
+        return self._key.shape[0]
+
+    @property
+    def num_kv_heads(self) -> int:
+        """The number of key and value heads, Hk."""
+        return self._key.shape[1]
+
+    @property
+    def capacity(self) -> int:
+        """The number of positions that fit."""
+        return self._key.shape[2]
+
+    @property
+    def head_size(self) -> int:
+        """The size of a key, E."""
+        return self._key.shape[3]
+
+    @property
+    def v_head_size(self) -> int:
+        """The size of a value, Ev."""
+        return self._value.shape[3]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of keys and values."""
+        return self._key.dtype
+
+    @property
+    def device(self) -> Device:
+        """The device whose memory they are in."""
+        return self._key.device
+
+    def __repr__(self) -> str:
+        """Sizes, how much is filled, dtype and device."""
+        filled = self._length if self._lengths is None else self._lengths.tolist()
+        return (
+            f"clattn.KVCache(batch={self.batch}, num_kv_heads={self.num_kv_heads}, "
+            f"capacity={self.capacity}, head_size={self.head_size}, "
+            f"v_head_size={self.v_head_size}, length={filled}, dtype={self.dtype}, "
+            f"device='{self.device.type}: {self.device.name}')"
+        )
+
+
+def _size(number: Any, name: str, lowest: int) -> int:
+    """Return a whole number of `lowest` or more."""
+    try:
+        size = operator.index(number)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {type(number).__name__}") from None
+    if size < lowest:
+        raise ValueError(f"{name} is {size}; expected {lowest} or more")
+    return size
+
+
+def _check_dtype(dtype: DTypeLike) -> None:
+    """Refuse what is no float dtype."""
+    try:
+        name = np.dtype(dtype).name
+    except TypeError:
+        name = repr(dtype)
+    if name not in ("float16", "bfloat16", "float32", "float64"):
+        raise TypeError(f"dtype is {name}; expected float16, bfloat16, float32 or float64")
+
+
+def _numbers(numbers: Any, name: str) -> np.ndarray:
+    """Return int64 numbers of one dimension, an array of their own."""
+    array = np.asarray(numbers)
+    if array.size == 0 and not isinstance(numbers, np.ndarray):
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, got {array.dtype}")
+    if array.ndim != 1:
+        raise ValueError(f"{name} has shape {array.shape}; expected one dimension")
+    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"{name} has {array.max()}; expected numbers of 63 bits")
+    return array.astype(np.int64)
