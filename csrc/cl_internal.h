@@ -43,6 +43,15 @@ typedef struct {
     size_t count;
 } ca_kernel_table;
 
+struct ca_storage {
+    ca_block block; /* first, see ca_storage_of */
+    ca_device *device;
+    cl_mem buffer;
+    atomic_int references;
+    atomic_bool shared;
+    uint64_t ticket; /* of the last call that uses it; under the device's lock */
+};
+
 #define CA_POOL_SLOTS 64
 
 /* Released memory, to be used again; under the device's lock. */
@@ -149,9 +158,6 @@ ca_status ca_probe_run(ca_device *device, ca_error *error);
 
 /* cl_storage.c: give the pool back to the system, of a device in any state. */
 void ca_pool_empty(ca_device *device);
-
-/* cl_storage.c: under the device's lock, the storage's last call is that one. */
-void ca_storage_set_ticket(ca_storage *storage, uint64_t ticket);
 
 /* cl_device.c: CA_ERROR_DEVICE in a forked child. */
 ca_status ca_device_check_fork(const ca_device *device, ca_error *error);

@@ -246,7 +246,7 @@ ca_memory_set_ticket(const ca_binding *bindings, int nspans, uint64_t ticket)
 {
     for (int i = 0; i < nspans; i++) {
         if (bindings[i].storage != NULL) {
-            ca_storage_set_ticket(bindings[i].storage, ticket);
+            bindings[i].storage->ticket = ticket;
         }
     }
 }

@@ -1,30 +1,15 @@
 /* SPDX-License-Identifier: MIT */
+#include "py_diagonal.h"
+
 #include <string.h>
 
-#include "op_diagonal.h"
-#include "py_call.h"
 #include "py_error.h"
 #include "py_ops.h"
 #include "py_scalars.h"
-#include "py_tensor.h"
 #include "py_value.h"
-#include "spec_diagonal.h"
-
-/* One call of any of the functions. */
-typedef struct {
-    ca_py_call call;
-    ca_diagonal_source source;
-    PyObject *input; /* borrowed; NULL: there is none */
-    PyObject *dtype; /* NumPy's, NULL: not given */
-    PyObject *out;   /* borrowed, or None */
-    ca_py_out opened;
-    ca_py_sharing sharing; /* of out with the input */
-    PyObject *device;      /* borrowed, or None */
-    ca_diagonal problem;
-} diagonal_call;
 
 static int
-call_begin(diagonal_call *call, PyObject *module, const char *name, Py_ssize_t given,
+call_begin(ca_py_diagonal *call, PyObject *module, const char *name, Py_ssize_t given,
            int expected)
 {
     memset(call, 0, sizeof(*call));
@@ -35,17 +20,15 @@ call_begin(diagonal_call *call, PyObject *module, const char *name, Py_ssize_t g
 }
 
 static void
-call_end(diagonal_call *call)
+call_end(ca_py_diagonal *call)
 {
     ca_py_call_end(&call->call);
     Py_CLEAR(call->dtype);
     Py_CLEAR(call->opened.shell);
 }
 
-/* ---- arguments ---- */
-
 static int
-parse_input(diagonal_call *call, PyObject *input, const char *name)
+parse_input(ca_py_diagonal *call, PyObject *input, const char *name)
 {
     call->input = input;
     call->source.input_name = name;
@@ -55,7 +38,7 @@ parse_input(diagonal_call *call, PyObject *input, const char *name)
 }
 
 static int
-parse_shape(diagonal_call *call, PyObject *shape, const char *name)
+parse_shape(ca_py_diagonal *call, PyObject *shape, const char *name)
 {
     call->source.shape_name = name;
     call->source.has_shape = true;
@@ -63,7 +46,7 @@ parse_shape(diagonal_call *call, PyObject *shape, const char *name)
 }
 
 static int
-parse_dtype(diagonal_call *call, PyObject *dtype)
+parse_dtype(ca_py_diagonal *call, PyObject *dtype)
 {
     call->source.has_dtype = dtype != Py_None;
     return dtype == Py_None
@@ -73,7 +56,7 @@ parse_dtype(diagonal_call *call, PyObject *dtype)
 
 /* The rules of one of the specifications; afterwards shape and dtype are known. */
 static int
-check_source(diagonal_call *call,
+check_source(ca_py_diagonal *call,
              ca_status (*check)(ca_diagonal_source *source, ca_error *error))
 {
     ca_error error = {0};
@@ -82,14 +65,14 @@ check_source(diagonal_call *call,
 }
 
 static int
-parse_value(diagonal_call *call, PyObject *value)
+parse_value(ca_py_diagonal *call, PyObject *value)
 {
     return ca_py_value(value, "value", call->source.dtype, &call->problem.value);
 }
 
 /* How the checked out shares memory with the input. */
 static int
-find_sharing(diagonal_call *call)
+find_sharing(ca_py_diagonal *call)
 {
     const ca_py_call *kept = &call->call;
     PyObject *input = call->input;
@@ -106,7 +89,7 @@ find_sharing(diagonal_call *call)
 }
 
 static int
-parse_out(diagonal_call *call, PyObject *out)
+parse_out(ca_py_diagonal *call, PyObject *out)
 {
     const ca_diagonal_source *source = &call->source;
     call->out = out;
@@ -131,147 +114,6 @@ parse_out(diagonal_call *call, PyObject *out)
     return 0;
 }
 
-/* ---- the result ---- */
-
-static bool
-is_empty(const ca_diagonal_source *source)
-{
-    for (int d = 0; d < source->ndim; d++) {
-        if (source->shape[d] == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* NumPy's dtype of a new array, a new reference. */
-static PyObject *
-descr_of(const diagonal_call *call)
-{
-    if (call->input != NULL && ca_py_is_ndarray(call->input)) {
-        return ca_py_native_descr(call->input);
-    }
-    return call->dtype != NULL ? Py_NewRef(call->dtype)
-                               : ca_py_descr(call->source.dtype);
-}
-
-/* A new NumPy array, of memory that suits the problem; `device` NULL: an empty one. */
-static PyObject *
-new_array(diagonal_call *call, ca_device *device)
-{
-    const ca_diagonal_source *source = &call->source;
-    ca_tensor *output = &call->problem.output;
-    ca_pages pages = CA_PAGES_ANY;
-    if (device != NULL) {
-        output->dtype = source->dtype;
-        output->ndim = source->ndim;
-        output->data = NULL;
-        output->block = NULL;
-        for (int64_t d = source->ndim - 1, stride = 1; d >= 0; d--) {
-            output->shape[d] = source->shape[d];
-            output->strides[d] = stride;
-            stride *= source->shape[d];
-        }
-        pages = ca_diagonal_choose_pages(ca_device_get_info(device), &call->problem);
-    }
-    call->problem.memory = pages == CA_PAGES_ANY ? CA_OUTPUT_NEW : CA_OUTPUT_ZERO;
-    PyObject *descr = descr_of(call);
-    PyObject *array = descr == NULL
-                          ? NULL
-                          : ca_py_array_new(pages, descr, source->dtype, source->ndim,
-                                            source->shape, output);
-    Py_XDECREF(descr);
-    return array;
-}
-
-/* What a result is like: what it is copied to, or the input. */
-static PyObject *
-like_of(const diagonal_call *call)
-{
-    return call->out != Py_None ? call->out : call->input;
-}
-
-static PyObject *
-new_result(diagonal_call *call, ca_device *device)
-{
-    const ca_diagonal_source *source = &call->source;
-    PyObject *like = like_of(call);
-    if (like == NULL || ca_py_is_ndarray(like)) {
-        return new_array(call, device);
-    }
-    call->problem.memory = CA_OUTPUT_NEW;
-    return ca_py_call_result(&call->call, like, source->dtype, source->ndim,
-                             source->shape, &call->problem.output);
-}
-
-/* Can the kernel write to `out` itself, in place where it is the input? Else the result
-   is copied there. */
-static bool
-is_direct(const diagonal_call *call, const ca_device *device)
-{
-    return call->out != Py_None && call->sharing != CA_PY_INTERLEAVED &&
-           device != NULL && call->opened.usable &&
-           ca_diagonal_can_write(ca_device_get_info(device), &call->opened.tensor);
-}
-
-/* Fill the output; -1 with an exception. */
-static int
-fill_output(diagonal_call *call, ca_device *device)
-{
-    ca_error error = {0};
-    ca_status status;
-    if (device == NULL) {
-        return 0;
-    }
-    Py_BEGIN_ALLOW_THREADS
-        status = ca_diagonal_run(device, &call->problem, &error);
-    Py_END_ALLOW_THREADS
-    return ca_py_error_check(call->call.state, status, &error);
-}
-
-/* The checked call's result, NULL with an exception. */
-static PyObject *
-run(diagonal_call *call)
-{
-    const ca_py_call *kept = &call->call;
-    PyObject *out = call->out != Py_None ? call->out : NULL;
-    PyObject *answer = NULL;
-    PyObject *result = NULL;
-    ca_device *device = NULL;
-    bool empty = is_empty(&call->source);
-    if (ca_py_call_ready(&call->call, call->device) < 0 ||
-        (!empty && ca_py_call_device(kept, &device) < 0)) {
-        return NULL;
-    }
-    call->problem.variant = kept->variant;
-    call->problem.call = kept->name;
-    call->problem.input = call->source.input;
-    if (call->source.has_input && empty) {
-        ca_tensor_set_absent(&call->problem.input);
-    }
-    bool direct = is_direct(call, device);
-    if (direct) {
-        call->problem.output = call->opened.tensor;
-        call->problem.memory = CA_OUTPUT_GIVEN;
-    } else {
-        result = new_result(call, device);
-        if (result == NULL) {
-            return NULL;
-        }
-    }
-    if (fill_output(call, device) == 0 &&
-        (out == NULL || direct || empty ||
-         ca_py_call_copy(kept,
-                         ca_py_is_tensor(kept->state, out) ? out : call->opened.shell,
-                         result) == 0)) {
-        answer = out != NULL
-                     ? Py_NewRef(out)
-                     : ca_py_call_give(kept, call->input, call->source.dtype, result);
-    }
-    Py_XDECREF(result);
-    return answer;
-}
-
 /* ---- module functions ---- */
 
 /* diagonal_matrix(input_or_shape, value, begin, end, dtype, out, device, /): see
@@ -280,7 +122,7 @@ static PyObject *
 diagonal_matrix(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     enum { INPUT_OR_SHAPE, VALUE, BEGIN, END, DTYPE, OUT, DEVICE, ARGUMENTS };
-    diagonal_call call;
+    ca_py_diagonal call;
     if (call_begin(&call, module, "diagonal_matrix", nargs, ARGUMENTS) < 0) {
         return NULL;
     }
@@ -297,7 +139,7 @@ diagonal_matrix(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         ca_py_band(args[BEGIN], args[END], &problem->lower, &problem->upper,
                    &problem->inverted) == 0 &&
         parse_out(&call, args[OUT]) == 0) {
-        result = run(&call);
+        result = ca_py_diagonal_run(&call);
     }
     call_end(&call);
     return result;
@@ -308,7 +150,7 @@ static PyObject *
 eye(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     enum { N, M, DTYPE, DEVICE, ARGUMENTS };
-    diagonal_call call;
+    ca_py_diagonal call;
     if (call_begin(&call, module, "eye", nargs, ARGUMENTS) < 0) {
         return NULL;
     }
@@ -326,7 +168,7 @@ eye(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         parse_dtype(&call, args[DTYPE]) == 0 &&
         check_source(&call, ca_torch_diagonal_check) == 0 &&
         parse_value(&call, one) == 0) {
-        result = run(&call);
+        result = ca_py_diagonal_run(&call);
     }
     Py_XDECREF(one);
     call_end(&call);
@@ -338,7 +180,7 @@ static PyObject *
 triangle(PyObject *module, PyObject *const *args, Py_ssize_t nargs, bool lower)
 {
     enum { INPUT, DIAGONAL, ARGUMENTS };
-    diagonal_call call;
+    ca_py_diagonal call;
     if (call_begin(&call, module, lower ? "tril" : "triu", nargs, ARGUMENTS) < 0) {
         return NULL;
     }
@@ -351,7 +193,7 @@ triangle(PyObject *module, PyObject *const *args, Py_ssize_t nargs, bool lower)
                              : diagonal == INT64_MAX ? diagonal
                                                      : diagonal + 1;
         call.problem.upper = lower ? INT64_MAX : diagonal;
-        result = run(&call);
+        result = ca_py_diagonal_run(&call);
     }
     call_end(&call);
     return result;
@@ -375,7 +217,7 @@ triu(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 enum { DML_INPUT, DML_SIZES, DML_DTYPE, DML_VALUE, DML_BAND };
 
 static int
-parse_directml(diagonal_call *call, PyObject *const *args)
+parse_directml(ca_py_diagonal *call, PyObject *const *args)
 {
     call->source.shape_name = "sizes";
     if ((args[DML_INPUT] != Py_None &&
@@ -401,7 +243,7 @@ static PyObject *
 directml_diagonal_matrix1(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     enum { BEGIN = DML_BAND, END, DEVICE, ARGUMENTS };
-    diagonal_call call;
+    ca_py_diagonal call;
     if (call_begin(&call, module, "directml.diagonal_matrix1", nargs, ARGUMENTS) < 0) {
         return NULL;
     }
@@ -415,7 +257,7 @@ directml_diagonal_matrix1(PyObject *module, PyObject *const *args, Py_ssize_t na
         call.problem.inverted = begin > end;
         call.problem.lower = begin < end ? begin : end;
         call.problem.upper = begin < end ? end : begin;
-        result = run(&call);
+        result = ca_py_diagonal_run(&call);
     }
     call_end(&call);
     return result;
@@ -426,7 +268,7 @@ static PyObject *
 directml_diagonal_matrix(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     enum { OFFSET = DML_BAND, DEVICE, ARGUMENTS };
-    diagonal_call call;
+    ca_py_diagonal call;
     if (call_begin(&call, module, "directml.diagonal_matrix", nargs, ARGUMENTS) < 0) {
         return NULL;
     }
@@ -435,7 +277,7 @@ directml_diagonal_matrix(PyObject *module, PyObject *const *args, Py_ssize_t nar
     if (parse_directml(&call, args) == 0 &&
         parse_int32(args[OFFSET], "offset", &call.problem.lower) == 0) {
         call.problem.upper = call.problem.lower + 1;
-        result = run(&call);
+        result = ca_py_diagonal_run(&call);
     }
     call_end(&call);
     return result;

@@ -61,26 +61,42 @@ raise_from_cause(const char *name, PyObject *object, const char *method)
     PyErr_Restore(type, raised, traceback);
 }
 
+/* Is object.name, or object.name() where `calls`, True? -1 with an exception. */
 static int
-check_gradient(PyObject *object, const char *name)
+is_true(PyObject *object, const char *name, bool calls)
 {
-    PyObject *flag = PyObject_GetAttrString(object, "requires_grad");
-    if (flag == NULL) {
-        if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
-            return -1;
-        }
+    PyObject *flag = calls ? PyObject_CallMethod(object, name, NULL)
+                           : PyObject_GetAttrString(object, name);
+    if (flag == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
         PyErr_Clear();
         return 0;
     }
-    bool requires = flag == Py_True;
-    Py_DECREF(flag);
-    if (requires) {
+    int result = flag == NULL ? -1 : flag == Py_True;
+    Py_XDECREF(flag);
+    return result;
+}
+
+/* What a capsule would not tell of a torch tensor: that its gradients are wanted, and
+   that its signs are still to be turned. */
+static int
+check_torch(PyObject *object, const char *name)
+{
+    if (!PyObject_HasAttrString((PyObject *)Py_TYPE(object), "requires_grad")) {
+        return 0;
+    }
+    int gradient = is_true(object, "requires_grad", false);
+    int negative = gradient == 0 ? is_true(object, "is_neg", true) : 0;
+    if (gradient > 0) {
         PyErr_Format(PyExc_ValueError,
                      "%s requires gradients, which clattn does not compute; pass "
                      "%s.detach()",
                      name, name);
+    } else if (negative > 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s is a view with turned signs; pass %s.resolve_neg()", name,
+                     name);
     }
-    return requires ? -1 : 0;
+    return gradient == 0 && negative == 0 ? 0 : -1;
 }
 
 static int
@@ -316,7 +332,7 @@ int
 ca_py_dlpack_import(PyObject *object, const char *name, ca_py_import *import)
 {
     import->owner = NULL;
-    if (check_gradient(object, name) < 0 || check_device(object, name) < 0) {
+    if (check_torch(object, name) < 0 || check_device(object, name) < 0) {
         return -1;
     }
     PyObject *capsule = call_dlpack(object, name);
@@ -343,7 +359,7 @@ ca_py_dlpack_import(PyObject *object, const char *name, ca_py_import *import)
     } else {
         const ca_dlpack_managed *managed = PyCapsule_GetPointer(import->owner, NULL);
         given = &managed->tensor;
-        import->read_only = false;
+        import->read_only = true; /* it cannot say that it is not */
     }
     if (read_tensor(given, name, &import->tensor) < 0) {
         Py_CLEAR(import->owner);

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Making Tensors, and copying to them.
+ */
+#include "op_copy.h"
+#include "py_array.h"
+#include "py_error.h"
+#include "py_tensor.h"
+
+PyObject *
+ca_py_tensor_new(const ca_state *state, ca_storage *storage, const ca_tensor *view)
+{
+    ca_py_tensor *self = PyObject_GC_New(ca_py_tensor, state->tensor_type);
+    if (self != NULL) {
+        ca_storage_retain(storage);
+        self->module = Py_NewRef(PyType_GetModule(state->tensor_type));
+        self->storage = storage;
+        self->view = *view;
+        PyObject_GC_Track(self);
+    }
+    return (PyObject *)self;
+}
+
+PyObject *
+ca_py_tensor_empty(const ca_state *state, ca_device *device, ca_dtype dtype, int ndim,
+                   const int64_t *shape)
+{
+    ca_error error = {0};
+    ca_storage *storage = NULL;
+    ca_tensor view = {.dtype = dtype, .ndim = ndim};
+    size_t bytes = ca_dtype_size(dtype);
+    int64_t stride = 1;
+    for (int d = ndim - 1; d >= 0; d--) {
+        view.shape[d] = shape[d];
+        view.strides[d] = stride;
+        stride *= shape[d] > 0 ? shape[d] : 1;
+    }
+    for (int d = 0; d < ndim; d++) {
+        if (shape[d] > 0 && bytes > PTRDIFF_MAX / (size_t)shape[d]) {
+            return PyErr_Format(PyExc_MemoryError,
+                                "no memory for a Tensor of more bytes than 63 bits "
+                                "count");
+        }
+        bytes *= (size_t)shape[d];
+    }
+    ca_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_device_prepare(device, &error);
+        if (status == CA_OK) {
+            status = ca_storage_new(device, bytes, "a Tensor", &storage, &error);
+        }
+    Py_END_ALLOW_THREADS
+    if (ca_py_error_check(state, status, &error) < 0) {
+        return NULL;
+    }
+    view.block = ca_storage_block(storage);
+    view.data = view.block->address;
+    PyObject *tensor = ca_py_tensor_new(state, storage, &view);
+    ca_storage_release(storage);
+    return tensor;
+}
+
+int
+ca_py_tensor_assign(const ca_state *state, PyObject *object, const ca_tensor *tensor,
+                    const char *call)
+{
+    ca_error error = {0};
+    ca_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_copy_run(ca_py_tensor_device(object), tensor,
+                             &((ca_py_tensor *)object)->view, call, &error);
+    Py_END_ALLOW_THREADS
+    return ca_py_error_check(state, status, &error);
+}
+
+/* The elements of a contiguous array of the host, to a new Tensor. */
+static int
+write_array(const ca_state *state, PyObject *tensor, PyObject *array)
+{
+    const ca_tensor *view = &((ca_py_tensor *)tensor)->view;
+    ca_tensor source;
+    (void)ca_py_array_describe(array, view->dtype, &source);
+    size_t bytes = ca_tensor_extent(&source).bytes;
+    ca_error error = {0};
+    ca_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_storage_write(((ca_py_tensor *)tensor)->storage, 0, source.data,
+                                  bytes, &error);
+    Py_END_ALLOW_THREADS
+    return ca_py_error_check(state, status, &error);
+}
+
+PyObject *
+ca_py_tensor_copy(const ca_state *state, ca_device *device, const ca_tensor *tensor,
+                  PyObject *owner, const char *call)
+{
+    PyObject *array = NULL;
+    bool held = tensor->block != NULL;
+    bool here = held && ca_storage_device(ca_storage_of(tensor->block)) == device;
+    PyObject *copy =
+        ca_py_tensor_empty(state, device, tensor->dtype, tensor->ndim, tensor->shape);
+    if (copy == NULL || here) {
+        if (copy != NULL && ca_py_tensor_assign(state, copy, tensor, call) < 0) {
+            Py_CLEAR(copy);
+        }
+        return copy;
+    }
+    if (held) {
+        array = ca_py_tensor_fetch(state, owner, true);
+    } else {
+        PyObject *shell = ca_py_array_over(tensor, NULL, false, owner);
+        array = shell != NULL ? ca_py_contiguous(shell) : NULL;
+        Py_XDECREF(shell);
+    }
+    if (array == NULL || write_array(state, copy, array) < 0) {
+        Py_CLEAR(copy);
+    }
+    Py_XDECREF(array);
+    return copy;
+}
