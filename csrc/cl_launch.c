@@ -144,15 +144,18 @@ runs_here(ca_device *device, const ca_launch *launch)
 
 /* Wait for the launch, and tell of those before it that failed. */
 static ca_status
-wait_for(ca_device *device, const ca_kernel *kernel, cl_event event, ca_error *error)
+wait_for(ca_device *device, const ca_kernel *kernel, const ca_launch *launch,
+         cl_event event, ca_error *error)
 {
-    const ca_cl *cl = device->cl;
-    cl_int code = cl->clWaitForEvents(1, &event);
+    const ca_pending_call call = {event, launch->call, kernel->spec.name, NULL};
+    cl_int code = device->cl->clWaitForEvents(1, &event);
     if (code != CL_SUCCESS) {
-        cl->clFinish(device->queue);
-        return error_set_call(error, code, "clWaitForEvents", device, kernel);
+        device->cl->clFinish(device->queue);
     }
-    return ca_pending_check(device, error);
+    ca_status status = ca_pending_check(device, error);
+    return status == CA_OK && code != CL_SUCCESS
+               ? ca_pending_failure(device, &call, code, error)
+               : status;
 }
 
 ca_status
@@ -185,7 +188,7 @@ ca_launch_run(ca_device *device, ca_kernel *kernel, const ca_launch *launch,
     ca_mutex_unlock(&device->lock);
     CA_TRY(status);
     if (event != NULL) {
-        CA_TRY(wait_for(device, kernel, event, error));
+        CA_TRY(wait_for(device, kernel, launch, event, error));
     }
 done:
     if (event != NULL) {

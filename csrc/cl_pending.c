@@ -19,23 +19,36 @@ status_of(const ca_device *device, const ca_pending_call *call)
     return asked == CL_SUCCESS ? code : asked;
 }
 
+static ca_status
+set_failure(const ca_device *device, const ca_pending_call *call, cl_int code,
+            ca_error *error)
+{
+    const char *name = device->info.name;
+    const char *word = ca_cl_error_name(code);
+    return call->kernel == NULL
+               ? ca_error_set(error, CA_ERROR_DEVICE,
+                              "%s: a copy to device '%s' failed with %s (%d)",
+                              call->call, name, word, (int)code)
+               : ca_error_set(error, CA_ERROR_DEVICE,
+                              "%s: kernel '%s' on device '%s' failed with %s (%d)",
+                              call->call, call->kernel, name, word, (int)code);
+}
+
+ca_status
+ca_pending_failure(const ca_device *device, const ca_pending_call *call, cl_int code,
+                   ca_error *error)
+{
+    cl_int own = status_of(device, call); /* `code` may say only that there is one */
+    return set_failure(device, call, own < CL_COMPLETE ? own : code, error);
+}
+
 static void
 note_failure(ca_device *device, const ca_pending_call *call, cl_int code)
 {
     ca_pending *pending = &device->pending;
-    if (pending->failed) {
-        return;
-    }
-    pending->failed = true;
-    const char *name = device->info.name;
-    if (call->kernel == NULL) {
-        ca_error_set(&pending->failure, CA_ERROR_DEVICE,
-                     "%s: a copy to device '%s' failed later with %s (%d)", call->call,
-                     name, ca_cl_error_name(code), (int)code);
-    } else {
-        ca_error_set(&pending->failure, CA_ERROR_DEVICE,
-                     "%s: kernel '%s' on device '%s' failed later with %s (%d)",
-                     call->call, call->kernel, name, ca_cl_error_name(code), (int)code);
+    if (!pending->failed) {
+        pending->failed = true;
+        set_failure(device, call, code, &pending->failure);
     }
 }
 

@@ -24,6 +24,10 @@ ca_status ca_pending_wait(ca_device *device, uint64_t ticket, ca_error *error);
 /* Without the lock: the same for calls that are done already. */
 ca_status ca_pending_check(ca_device *device, ca_error *error);
 
+/* The failure of a call that was waited for with that code. */
+ca_status ca_pending_failure(const ca_device *device, const ca_pending_call *call,
+                             cl_int code, ca_error *error);
+
 /* Without the lock: wait for all calls; failures are kept. */
 void ca_pending_drain(ca_device *device);
 

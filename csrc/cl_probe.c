@@ -118,6 +118,7 @@ ca_probe_run(ca_device *device, ca_error *error)
         .params_size = sizeof probe_params,
         .global_size = PROBE_COUNT,
         .local_size = 1,
+        .call = "the probe",
     };
     CA_TRY(ca_kernel_get_locked(device, &spec, &kernel, error));
     CA_TRY(ca_launch_run(device, kernel, &launch, error));

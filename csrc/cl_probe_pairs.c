@@ -53,6 +53,7 @@ run_probe(ca_device *device, bool *right, ca_error *error)
         .params_size = sizeof start,
         .global_size = 1,
         .local_size = 1,
+        .call = "the probe",
     };
     *right = false;
     CA_TRY(ca_kernel_get_locked(device, &probe, &kernel, error));

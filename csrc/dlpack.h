@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The structs of DLPack 1.0, by which array libraries hand each other memory
+ * The structs of DLPack 1, by which array libraries hand each other memory
  * (https://dmlc.github.io/dlpack/latest/c_api.html).
  */
 #ifndef CLATTN_DLPACK_H
@@ -25,7 +25,9 @@ enum {
     CA_DLPACK_BOOL = 6,
 };
 
-#define CA_DLPACK_READ_ONLY UINT64_C(1) /* a flag */
+/* Flags. */
+#define CA_DLPACK_READ_ONLY UINT64_C(1)
+#define CA_DLPACK_COPIED    UINT64_C(2)
 
 typedef struct {
     int32_t type;
@@ -60,5 +62,19 @@ typedef struct ca_dlpack_versioned {
     uint64_t flags;
     ca_dlpack_tensor tensor;
 } ca_dlpack_versioned;
+
+/* What the type of an array may have as __dlpack_c_exchange_api__, a capsule
+   "dlpack_exchange_api": the same without Python's calls. Functions return 0, or -1 with
+   an exception. */
+typedef struct {
+    uint32_t major;
+    uint32_t minor;
+    void *earlier_version;
+    void *allocate;
+    int (*from_object)(void *object, ca_dlpack_versioned **taken);
+    int (*to_object)(ca_dlpack_versioned *handed, void **object); /* takes it over */
+    void *describe;
+    void *current_stream;
+} ca_dlpack_exchange;
 
 #endif

@@ -49,16 +49,24 @@ copy_rows(const ca_tensor *from, const ca_tensor *to, int d, const char *source,
     }
 }
 
-/* At least two dimensions, as matrices have. */
+/* Two dimensions or more, as matrices have; `apart`: each element is one of its own, as
+   kernels write rows or columns of elements that lie side by side only. */
 static ca_tensor
-as_matrices(const ca_tensor *tensor)
+as_matrices(const ca_tensor *tensor, bool apart)
 {
-    ca_tensor view = *tensor;
-    int missing = tensor->ndim < 2 ? 2 - tensor->ndim : 0;
-    view.ndim = tensor->ndim + missing;
-    for (int d = 0; d < view.ndim; d++) {
-        view.shape[d] = d < missing ? 1 : tensor->shape[d - missing];
-        view.strides[d] = d < missing ? 0 : tensor->strides[d - missing];
+    ca_tensor view;
+    ca_tensor_start_view(tensor, &view);
+    for (int missing = 2 - tensor->ndim - apart; missing > 0; missing--) {
+        view.shape[view.ndim] = 1;
+        view.strides[view.ndim++] = 0;
+    }
+    for (int d = 0; d < tensor->ndim; d++) {
+        view.shape[view.ndim] = tensor->shape[d];
+        view.strides[view.ndim++] = tensor->strides[d];
+    }
+    if (apart) {
+        view.shape[view.ndim] = 1;
+        view.strides[view.ndim++] = 0;
     }
     return view;
 }
@@ -76,9 +84,11 @@ ca_copy_run(ca_device *device, const ca_tensor *from, const ca_tensor *to,
         copy_rows(from, to, 0, from->data, to->data);
         return CA_OK;
     }
+    ca_tensor matrices = as_matrices(to, false);
+    bool apart = !ca_diagonal_can_write(ca_device_get_info(device), &matrices);
     /* Of a matrix with an empty band everything is copied. */
-    const ca_diagonal diagonal = {.input = as_matrices(from),
-                                  .output = as_matrices(to),
+    const ca_diagonal diagonal = {.input = as_matrices(from, apart),
+                                  .output = as_matrices(to, apart),
                                   .memory = CA_OUTPUT_GIVEN,
                                   .variant = CA_VARIANT_ANY,
                                   .call = call};

@@ -60,6 +60,7 @@ run(ca_device *device, const ca_kernel_spec *spec, const ca_span *input,
         .params_size = sizeof *params,
         .global_size = items,
         .local_size = local_size,
+        .call = "a peak",
     };
     CA_TRY(ca_kernel_get(device, spec, &kernel, error));
     CA_TRY(ca_launch_run(device, kernel, &launch, error));

@@ -90,6 +90,9 @@ ca_py_array(const ca_state *state, PyObject *object, const char *name,
     }
     PyObject *array = ca_py_ndarray_from(object);
     if (array == NULL) {
+        ca_py_raise_from(PyObject_CheckBuffer(object) ? PyExc_TypeError
+                                                      : PyExc_ValueError,
+                         name, object, "buffer or __array__");
         return -1;
     }
     int result = ca_py_tensor_from_ndarray(array, name, dtypes, tensor, keep);
@@ -104,10 +107,6 @@ ca_py_array(const ca_state *state, PyObject *object, const char *name,
 static PyObject *
 taker_of(PyObject *like)
 {
-    if (like == NULL || like == Py_None || ca_py_is_ndarray(like) ||
-        !ca_py_has_dlpack(like)) {
-        return NULL;
-    }
     PyObject *library = PyObject_CallMethod(like, "__array_namespace__", NULL);
     if (library == NULL) {
         PyErr_Clear();
@@ -139,8 +138,8 @@ ca_py_host_result(PyObject *like, ca_dtype dtype, int ndim, const int64_t *shape
     PyObject *descr = NULL;
     if (like != NULL && ca_py_is_ndarray(like) && ca_py_array_has_dtype(like, dtype)) {
         descr = ca_py_native_descr(like);
-    } else if (dtype == CA_BFLOAT16 && like != NULL && ca_py_has_dlpack(like)) {
-        descr = ca_py_descr(CA_UINT16); /* its bits; no need for ml_dtypes */
+    } else if (like != NULL && ca_py_has_dlpack(like)) {
+        descr = ca_py_moving_descr(dtype);
     } else {
         descr = ca_py_descr(dtype);
     }
@@ -152,15 +151,31 @@ ca_py_host_result(PyObject *like, ca_dtype dtype, int ndim, const int64_t *shape
     return memory;
 }
 
+/* By the functions of `like`'s type. */
+static PyObject *
+exchange(const ca_dlpack_exchange *functions, const ca_tensor *tensor, PyObject *memory)
+{
+    void *given = NULL;
+    ca_dlpack_versioned *handed = ca_py_dlpack_hand_out(tensor, memory);
+    return handed != NULL && functions->to_object(handed, &given) == 0 ? given : NULL;
+}
+
 PyObject *
 ca_py_give(const ca_state *state, PyObject *like, ca_dtype dtype, PyObject *memory)
 {
-    PyObject *taker = taker_of(like);
-    if (taker == NULL) {
+    if (like == NULL || ca_py_is_ndarray(like) || !ca_py_has_dlpack(like)) {
         return Py_NewRef(memory);
     }
     ca_tensor tensor;
     (void)ca_py_array_describe(memory, dtype, &tensor);
+    const ca_dlpack_exchange *functions = ca_py_dlpack_exchange(like);
+    if (functions != NULL) {
+        return exchange(functions, &tensor, memory);
+    }
+    PyObject *taker = taker_of(like);
+    if (taker == NULL) {
+        return Py_NewRef(memory);
+    }
     PyObject *given = NULL;
     PyObject *producer = ca_py_dlpack_producer(state, &tensor, memory);
     if (producer != NULL) {

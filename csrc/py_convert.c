@@ -238,6 +238,12 @@ ca_py_descr(ca_dtype dtype)
     return (PyObject *)descr;
 }
 
+PyObject *
+ca_py_moving_descr(ca_dtype dtype)
+{
+    return ca_py_descr(dtype == CA_BFLOAT16 ? CA_UINT16 : dtype);
+}
+
 bool
 ca_py_array_has_dtype(PyObject *array, ca_dtype dtype)
 {

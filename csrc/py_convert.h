@@ -58,6 +58,10 @@ bool ca_py_array_describe(PyObject *array, ca_dtype dtype, ca_tensor *tensor);
    exception. */
 PyObject *ca_py_descr(ca_dtype dtype);
 
+/* The same for arrays whose elements are moved, not read: bfloat16 is uint16's bits, and
+   needs no ml_dtypes. */
+PyObject *ca_py_moving_descr(ca_dtype dtype);
+
 /* Is the array of that dtype, in any byte order? */
 bool ca_py_array_has_dtype(PyObject *array, ca_dtype dtype);
 
@@ -77,8 +81,8 @@ PyObject *ca_py_array_new(ca_pages pages, PyObject *descr, ca_dtype dtype, int n
 /* The native form of an array's dtype, a new reference. */
 PyObject *ca_py_native_descr(PyObject *array);
 
-/* An array over a tensor's memory, which `owner` keeps. `descr` NULL: bytes of the
-   elements' size, to be moved, not to be read. */
+/* An array over a tensor's memory, which `owner` keeps. `descr` NULL: that of
+   ca_py_moving_descr. */
 PyObject *ca_py_array_over(const ca_tensor *tensor, PyObject *descr, bool writeable,
                            PyObject *owner);
 

@@ -97,15 +97,6 @@ ca_py_array_new(ca_pages pages, PyObject *descr, ca_dtype dtype, int ndim,
     return array;
 }
 
-/* Elements that are moved, not read. */
-static PyArray_Descr *
-opaque_descr(size_t size)
-{
-    static const int numbers[] = {
-        [1] = NPY_UINT8, [2] = NPY_UINT16, [4] = NPY_UINT32, [8] = NPY_UINT64};
-    return PyArray_DescrFromType(numbers[size]);
-}
-
 PyObject *
 ca_py_array_over(const ca_tensor *tensor, PyObject *descr, bool writeable,
                  PyObject *owner)
@@ -118,7 +109,8 @@ ca_py_array_over(const ca_tensor *tensor, PyObject *descr, bool writeable,
         strides[d] = (npy_intp)tensor->strides[d] * (npy_intp)size;
     }
     PyArray_Descr *taken =
-        descr != NULL ? (PyArray_Descr *)Py_NewRef(descr) : opaque_descr(size);
+        (PyArray_Descr *)(descr != NULL ? Py_NewRef(descr)
+                                        : ca_py_moving_descr(tensor->dtype));
     if (taken == NULL) {
         return NULL;
     }

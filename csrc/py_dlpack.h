@@ -18,22 +18,39 @@ typedef struct {
 /* Does the object's type have __dlpack__? */
 bool ca_py_has_dlpack(PyObject *object);
 
+/* A `type` exception about argument `name` that cannot be read, whose cause is the
+   exception that its `part` raised. */
+void ca_py_raise_from(PyObject *type, const char *name, PyObject *object,
+                      const char *part);
+
+/* The exchange functions of the object's type, NULL without an exception where it has
+   none. */
+const ca_dlpack_exchange *ca_py_dlpack_exchange(PyObject *object);
+
 /* What the host memory behind `object`, argument `name`, holds. -1 with a TypeError or a
    ValueError that names it. */
 int ca_py_dlpack_import(PyObject *object, const char *name, ca_py_import *import);
 
+/* A struct's tensor. -1 with an exception where there can be none such. */
+int ca_py_dlpack_read(const ca_dlpack_tensor *given, const char *name,
+                      ca_tensor *tensor);
+
 /* A capsule with `tensor`, whose memory `owner` keeps; `data` and `offset` say where it
-   starts on that device. */
+   starts on that device; `copied`: nobody else has that memory. */
 PyObject *ca_py_dlpack_export(const ca_tensor *tensor, PyObject *owner,
                               ca_dlpack_device device, void *data, uint64_t offset,
-                              bool versioned);
+                              bool versioned, bool copied);
+
+/* The same, to be given to a ca_dlpack_exchange; NULL with an exception. */
+ca_dlpack_versioned *ca_py_dlpack_hand_out(const ca_tensor *tensor, PyObject *owner);
 
 /* The arguments of __dlpack__, which are all keywords. */
 typedef struct {
     bool versioned;   /* the consumer knows DLPack 1 */
     bool wants_host;  /* dl_device is the host */
     bool wants_other; /* dl_device is neither None nor the host */
-    ca_dlpack_device device;
+    int64_t type;     /* dl_device, if there is one */
+    int64_t id;
     PyObject *copy; /* borrowed: None, True or False */
 } ca_py_dlpack_request;
 

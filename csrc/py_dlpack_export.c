@@ -70,14 +70,16 @@ set_dtype(ca_dlpack_tensor *tensor, ca_dtype dtype)
     tensor->lanes = 1;
 }
 
-PyObject *
-ca_py_dlpack_export(const ca_tensor *tensor, PyObject *owner, ca_dlpack_device device,
-                    void *data, uint64_t offset, bool versioned)
+/* It owns a new reference to `owner`. NULL with an exception. */
+static export *
+new_export(const ca_tensor *tensor, PyObject *owner, ca_dlpack_device device,
+           void *data, uint64_t offset, bool versioned)
 {
     size_t ndim = (size_t)tensor->ndim;
     export *exported = malloc(sizeof(*exported) + 2 * ndim * sizeof(int64_t) + 1);
     if (exported == NULL) {
-        return PyErr_NoMemory();
+        PyErr_NoMemory();
+        return NULL;
     }
     memset(exported, 0, sizeof(*exported));
     memcpy(exported->sizes, tensor->shape, ndim * sizeof(int64_t));
@@ -99,54 +101,80 @@ ca_py_dlpack_export(const ca_tensor *tensor, PyObject *owner, ca_dlpack_device d
         exported->as.managed.context = exported;
         exported->as.managed.deleter = delete_managed;
     }
+    exported->owner = Py_NewRef(owner);
+    return exported;
+}
+
+PyObject *
+ca_py_dlpack_export(const ca_tensor *tensor, PyObject *owner, ca_dlpack_device device,
+                    void *data, uint64_t offset, bool versioned, bool copied)
+{
+    export *exported = new_export(tensor, owner, device, data, offset, versioned);
+    if (exported == NULL) {
+        return NULL;
+    }
+    if (versioned && copied) {
+        exported->as.versioned.flags = CA_DLPACK_COPIED;
+    }
     PyObject *capsule = PyCapsule_New(
         &exported->as, versioned ? "dltensor_versioned" : "dltensor", free_capsule);
     if (capsule == NULL) {
-        free(exported);
-        return NULL;
+        free_export(exported);
     }
-    exported->owner = Py_NewRef(owner);
     return capsule;
+}
+
+ca_dlpack_versioned *
+ca_py_dlpack_hand_out(const ca_tensor *tensor, PyObject *owner)
+{
+    const ca_dlpack_device host = {CA_DLPACK_CPU, 0};
+    export *exported = new_export(tensor, owner, host, tensor->data, 0, true);
+    return exported != NULL ? &exported->as.versioned : NULL;
 }
 
 /* ---- the arguments of __dlpack__ ---- */
 
+/* Two whole numbers, of any size. */
+static int
+parse_pair(PyObject *object, const char *name, int64_t pair[2])
+{
+    if (!PyTuple_Check(object) || PyTuple_GET_SIZE(object) != 2) {
+        return ca_py_wrong_type(name, "a pair of integers or None", object);
+    }
+    return ca_py_any_int(PyTuple_GET_ITEM(object, 0), name, &pair[0]) < 0
+               ? -1
+               : ca_py_any_int(PyTuple_GET_ITEM(object, 1), name, &pair[1]);
+}
+
 static int
 parse_device(PyObject *object, ca_py_dlpack_request *request)
 {
-    int type;
-    int id;
+    int64_t pair[2];
     if (object == Py_None) {
         return 0;
     }
-    if (!PyTuple_Check(object) || PyTuple_GET_SIZE(object) != 2) {
-        return ca_py_wrong_type("dl_device", "a pair of integers or None", object);
-    }
-    if (!PyArg_ParseTuple(object, "ii", &type, &id)) {
+    if (parse_pair(object, "dl_device", pair) < 0) {
         return -1;
     }
-    request->device = (ca_dlpack_device){type, id};
-    request->wants_host = type == CA_DLPACK_CPU;
-    request->wants_other = type != CA_DLPACK_CPU;
+    request->type = pair[0];
+    request->id = pair[1];
+    request->wants_host = pair[0] == CA_DLPACK_CPU && pair[1] == 0;
+    request->wants_other = !request->wants_host;
     return 0;
 }
 
 static int
 parse_version(PyObject *object, bool *versioned)
 {
-    int major;
-    int minor;
+    int64_t pair[2];
     *versioned = false;
     if (object == Py_None) {
         return 0;
     }
-    if (!PyTuple_Check(object) || PyTuple_GET_SIZE(object) != 2) {
-        return ca_py_wrong_type("max_version", "a pair of integers or None", object);
-    }
-    if (!PyArg_ParseTuple(object, "ii", &major, &minor)) {
+    if (parse_pair(object, "max_version", pair) < 0) {
         return -1;
     }
-    *versioned = major >= 1;
+    *versioned = pair[0] >= 1;
     return 0;
 }
 
@@ -219,7 +247,7 @@ producer_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
         return PyErr_Format(PyExc_BufferError, "a result lies in the host's memory");
     }
     return ca_py_dlpack_export(&producer->tensor, producer->owner, host,
-                               producer->tensor.data, 0, request.versioned);
+                               producer->tensor.data, 0, request.versioned, false);
 }
 
 static PyObject *

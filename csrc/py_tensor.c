@@ -207,7 +207,11 @@ to(PyObject *self, PyObject *argument)
 
 /* ---- the type ---- */
 
-/* clattn.Tensor([…], shape=…, dtype=…, device='…') */
+/* Above this NumPy leaves elements out. */
+#define SUMMARISED 1000
+
+/* clattn.Tensor([…], dtype=…, device='…'), with the shape where the elements do not
+   show it */
 static PyObject *
 represent(PyObject *self)
 {
@@ -216,6 +220,9 @@ represent(PyObject *self)
     char shape[160];
     const ca_tensor *view = view_of(self);
     const ca_device_info *info = ca_device_get_info(ca_py_tensor_device(self));
+    int64_t count = count_of(view);
+    bool shown = count > 0 && count <= SUMMARISED;
+    (void)ca_shape_format(view->ndim, view->shape, shape, sizeof(shape));
     PyObject *numpy = PyImport_ImportModule("numpy");
     PyObject *array =
         numpy != NULL ? ca_py_tensor_fetch(state_of(self), self, false) : NULL;
@@ -225,8 +232,8 @@ represent(PyObject *self)
     }
     if (values != NULL) {
         text = PyUnicode_FromFormat(
-            "clattn.Tensor(%U, shape=%s, dtype=%s, device='%s: %s')", values,
-            ca_shape_format(view->ndim, view->shape, shape, sizeof(shape)),
+            "clattn.Tensor(%U, %s%s%sdtype=%s, device='%s: %s')", values,
+            shown ? "" : "shape=", shown ? "" : shape, shown ? "" : ", ",
             ca_dtype_name(view->dtype), ca_py_device_type_name(info), info->name);
     }
     Py_XDECREF(values);

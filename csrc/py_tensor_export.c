@@ -58,8 +58,8 @@ PyObject *
 ca_py_tensor_fetch(const ca_state *state, PyObject *object, bool opaque)
 {
     ca_py_tensor *self = (ca_py_tensor *)object;
-    bool stand_in = opaque && self->view.dtype == CA_BFLOAT16;
-    PyObject *descr = ca_py_descr(stand_in ? CA_UINT16 : self->view.dtype);
+    ca_dtype dtype = self->view.dtype;
+    PyObject *descr = opaque ? ca_py_moving_descr(dtype) : ca_py_descr(dtype);
     PyObject *memory = NULL;
     PyObject *array = NULL;
     ca_tensor view = self->view;
@@ -175,14 +175,14 @@ export_copy(PyObject *self, bool versioned)
     ca_tensor tensor;
     (void)ca_py_array_describe(copy, dtype, &tensor);
     PyObject *capsule =
-        ca_py_dlpack_export(&tensor, copy, the_host, tensor.data, 0, versioned);
+        ca_py_dlpack_export(&tensor, copy, the_host, tensor.data, 0, versioned, true);
     Py_DECREF(copy);
     return capsule;
 }
 
 /* Its own memory. */
 static PyObject *
-export_memory(PyObject *self, bool versioned)
+export_memory(PyObject *self, bool versioned, bool copied)
 {
     ca_py_tensor *tensor = (ca_py_tensor *)self;
     const ca_tensor *view = &tensor->view;
@@ -196,7 +196,8 @@ export_memory(PyObject *self, bool versioned)
         data = ca_storage_buffer(tensor->storage);
         offset = (uint64_t)((char *)view->data - (char *)view->block->address);
     }
-    return ca_py_dlpack_export(view, self, device_of(self), data, offset, versioned);
+    return ca_py_dlpack_export(view, self, device_of(self), data, offset, versioned,
+                               copied);
 }
 
 /* __dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None) */
@@ -210,12 +211,12 @@ ca_py_tensor_method_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
     ca_py_tensor *tensor = (ca_py_tensor *)self;
     ca_dlpack_device here = device_of(self);
     bool moves = request.wants_host && here.type != CA_DLPACK_CPU;
-    if (request.wants_other &&
-        (request.device.type != here.type || request.device.id != here.id)) {
+    if (request.wants_other && (request.type != here.type || request.id != here.id)) {
         return PyErr_Format(PyExc_BufferError,
-                            "dl_device is (%d, %d); expected None, the host (1, 0) or "
-                            "the Tensor's own (%d, %d)",
-                            request.device.type, request.device.id, here.type, here.id);
+                            "dl_device is (%lld, %lld); expected None, the host (1, 0) "
+                            "or the Tensor's own (%d, %d)",
+                            (long long)request.type, (long long)request.id, here.type,
+                            here.id);
     }
     if (moves && request.copy == Py_False) {
         return PyErr_Format(PyExc_BufferError, "copy is False, but the host does not "
@@ -225,11 +226,12 @@ ca_py_tensor_method_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
         return export_copy(self, request.versioned);
     }
     if (request.copy != Py_True) {
-        return export_memory(self, request.versioned);
+        return export_memory(self, request.versioned, false);
     }
     PyObject *copy = ca_py_tensor_copy(state_of(self), ca_py_tensor_device(self),
                                        &tensor->view, self, "Tensor.__dlpack__");
-    PyObject *capsule = copy != NULL ? export_memory(copy, request.versioned) : NULL;
+    PyObject *capsule =
+        copy != NULL ? export_memory(copy, request.versioned, true) : NULL;
     Py_XDECREF(copy);
     return capsule;
 }

@@ -73,48 +73,58 @@ ca_py_tensor_assign(const ca_state *state, PyObject *object, const ca_tensor *te
     return ca_py_error_check(state, status, &error);
 }
 
-/* The elements of a contiguous array of the host, to a new Tensor. */
+/* The elements of a NumPy array, to a new Tensor: written to where they belong if the
+   host has that memory, else from a contiguous array. */
 static int
-write_array(const ca_state *state, PyObject *tensor, PyObject *array)
+write_array(const ca_state *state, ca_py_tensor *tensor, PyObject *array)
 {
-    const ca_tensor *view = &((ca_py_tensor *)tensor)->view;
+    const ca_tensor *view = &tensor->view;
+    int result = -1;
+    if (ca_storage_is_host(tensor->storage)) {
+        PyObject *target = ca_py_array_over(view, NULL, true, (PyObject *)tensor);
+        result = target != NULL ? ca_py_copy_into(target, array) : -1;
+        Py_XDECREF(target);
+        return result;
+    }
+    PyObject *contiguous = ca_py_contiguous(array);
+    if (contiguous == NULL) {
+        return -1;
+    }
     ca_tensor source;
-    (void)ca_py_array_describe(array, view->dtype, &source);
-    size_t bytes = ca_tensor_extent(&source).bytes;
+    (void)ca_py_array_describe(contiguous, view->dtype, &source);
     ca_error error = {0};
     ca_status status;
     Py_BEGIN_ALLOW_THREADS
-        status = ca_storage_write(((ca_py_tensor *)tensor)->storage, 0, source.data,
-                                  bytes, &error);
+        status = ca_storage_write(tensor->storage, 0, source.data,
+                                  ca_tensor_extent(&source).bytes, &error);
     Py_END_ALLOW_THREADS
-    return ca_py_error_check(state, status, &error);
+    result = ca_py_error_check(state, status, &error);
+    Py_DECREF(contiguous);
+    return result;
 }
 
 PyObject *
 ca_py_tensor_copy(const ca_state *state, ca_device *device, const ca_tensor *tensor,
                   PyObject *owner, const char *call)
 {
-    PyObject *array = NULL;
     bool held = tensor->block != NULL;
     bool here = held && ca_storage_device(ca_storage_of(tensor->block)) == device;
     PyObject *copy =
         ca_py_tensor_empty(state, device, tensor->dtype, tensor->ndim, tensor->shape);
-    if (copy == NULL || here) {
-        if (copy != NULL && ca_py_tensor_assign(state, copy, tensor, call) < 0) {
-            Py_CLEAR(copy);
-        }
-        return copy;
+    if (copy == NULL) {
+        return NULL;
     }
-    if (held) {
-        array = ca_py_tensor_fetch(state, owner, true);
+    int copied = -1;
+    if (here) {
+        copied = ca_py_tensor_assign(state, copy, tensor, call);
     } else {
-        PyObject *shell = ca_py_array_over(tensor, NULL, false, owner);
-        array = shell != NULL ? ca_py_contiguous(shell) : NULL;
-        Py_XDECREF(shell);
+        PyObject *array = held ? ca_py_tensor_fetch(state, owner, true)
+                               : ca_py_array_over(tensor, NULL, false, owner);
+        copied = array != NULL ? write_array(state, (ca_py_tensor *)copy, array) : -1;
+        Py_XDECREF(array);
     }
-    if (array == NULL || write_array(state, copy, array) < 0) {
+    if (copied < 0) {
         Py_CLEAR(copy);
     }
-    Py_XDECREF(array);
     return copy;
 }
