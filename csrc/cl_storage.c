@@ -180,6 +180,11 @@ ca_storage_new(ca_device *device, size_t bytes, const char *what, ca_storage **s
                             "once (%lld bytes)",
                             what, bytes, info->name, (long long)info->max_allocation);
     }
+    if ((uint64_t)bytes > (uint64_t)info->global_memory) {
+        return ca_error_set(error, CA_ERROR_MEMORY,
+                            "%s of %zu bytes is more than device '%s' has (%lld bytes)",
+                            what, bytes, info->name, (long long)info->global_memory);
+    }
     size_t capacity = pool_class(device, bytes);
     ca_mutex_lock(&device->lock);
     ca_storage *found = pool_take(device, capacity);

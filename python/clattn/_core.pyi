@@ -5,6 +5,8 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import DTypeLike
 
+from clattn._typing import Array
+
 __version__: str
 
 class DeviceError(RuntimeError): ...
@@ -86,7 +88,7 @@ class Tensor:
 
 device_override: ContextVar[Device]
 
-def tensor(array: Any, device: Device | str | None, /) -> Tensor: ...
+def tensor(array: Array, device: Device | str | None, /) -> Tensor: ...
 def synchronize(device: Device | str | None, /) -> None: ...
 def memory_stats(device: Device | str | None, /) -> dict[str, int]: ...
 def empty_cache(device: Device | str | None, /) -> None: ...
@@ -96,8 +98,8 @@ def cache_append(
     cache_value: Tensor,
     length: int,
     lengths: np.ndarray | None,
-    key: Any,
-    value: Any,
+    key: Array,
+    value: Array,
     counts: np.ndarray | None,
     /,
 ) -> int: ...
@@ -106,8 +108,8 @@ def cache_attend(
     cache_value: Tensor,
     length: int,
     lengths: np.ndarray | None,
-    query: Any,
-    attn_mask: Any,
+    query: Array,
+    attn_mask: Array | None,
     is_causal: bool,
     scale: float | None,
     window: tuple[int | None, int | None] | None,
@@ -118,10 +120,10 @@ def all_devices() -> list[Device]: ...
 def find_device(device: Device | str | None, /) -> Device: ...
 def set_default_device(device: Device | str | None, /) -> None: ...
 def scaled_dot_product_attention(
-    query: np.ndarray,
-    key: np.ndarray,
-    value: np.ndarray,
-    attn_mask: np.ndarray | None,
+    query: Array,
+    key: Array,
+    value: Array,
+    attn_mask: Array | None,
     dropout_p: float,
     is_causal: bool | Literal["lower_right"],
     scale: float | None,
@@ -130,18 +132,18 @@ def scaled_dot_product_attention(
     softcap: float,
     seed: int | None,
     return_lse: bool,
-    out: np.ndarray | None,
+    out: Array | None,
     device: Device | str | None,
     /,
 ) -> Any: ...
 def onnx_attention(
-    Q: np.ndarray,
-    K: np.ndarray,
-    V: np.ndarray,
-    attn_mask: np.ndarray | None,
-    past_key: np.ndarray | None,
-    past_value: np.ndarray | None,
-    nonpad_kv_seqlen: np.ndarray | None,
+    Q: Array,
+    K: Array,
+    V: Array,
+    attn_mask: Array | None,
+    past_key: Array | None,
+    past_value: Array | None,
+    nonpad_kv_seqlen: Array | None,
     is_causal: int,
     kv_num_heads: int | None,
     q_num_heads: int | None,
@@ -156,32 +158,32 @@ def onnx_attention(
     return_qk: bool,
     device: Device | str | None,
     /,
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None, np.ndarray | None]: ...
+) -> tuple[Any, ...]: ...
 def openvino_scaled_dot_product_attention(
-    query: np.ndarray,
-    key: np.ndarray,
-    value: np.ndarray,
-    attention_mask: np.ndarray | np.generic | None,
-    scale: float | np.ndarray | np.generic | None,
+    query: Array,
+    key: Array,
+    value: Array,
+    attention_mask: Array | np.generic | None,
+    scale: float | Array | np.generic | None,
     causal: bool,
     device: Device | str | None,
     /,
-) -> np.ndarray: ...
+) -> Any: ...
 def diagonal_matrix(
-    input_or_shape: np.ndarray | Sequence[int],
+    input_or_shape: Array | Sequence[int],
     value: float,
     begin: int,
     end: int,
     dtype: DTypeLike | None,
-    out: np.ndarray | None,
+    out: Array | None,
     device: Device | str | None,
     /,
 ) -> Any: ...
 def eye(n: int, m: int | None, dtype: DTypeLike | None, device: Device | str | None, /) -> Any: ...
-def tril(input: np.ndarray, diagonal: int, /) -> Any: ...
-def triu(input: np.ndarray, diagonal: int, /) -> Any: ...
+def tril(input: Array, diagonal: int, /) -> Any: ...
+def triu(input: Array, diagonal: int, /) -> Any: ...
 def directml_diagonal_matrix1(
-    input: np.ndarray | None,
+    input: Array | None,
     sizes: Sequence[int] | None,
     dtype: DTypeLike | None,
     value: float,
@@ -191,7 +193,7 @@ def directml_diagonal_matrix1(
     /,
 ) -> Any: ...
 def directml_diagonal_matrix(
-    input: np.ndarray | None,
+    input: Array | None,
     sizes: Sequence[int] | None,
     dtype: DTypeLike | None,
     value: float,
@@ -200,17 +202,17 @@ def directml_diagonal_matrix(
     /,
 ) -> Any: ...
 def directml_multihead_attention(
-    query: np.ndarray | None,
-    key: np.ndarray | None,
-    value: np.ndarray | None,
-    stacked_query_key: np.ndarray | None,
-    stacked_key_value: np.ndarray | None,
-    stacked_query_key_value: np.ndarray | None,
-    bias: np.ndarray | None,
-    mask: np.ndarray | None,
-    relative_position_bias: np.ndarray | None,
-    past_key: np.ndarray | None,
-    past_value: np.ndarray | None,
+    query: Array | None,
+    key: Array | None,
+    value: Array | None,
+    stacked_query_key: Array | None,
+    stacked_key_value: Array | None,
+    stacked_query_key_value: Array | None,
+    bias: Array | None,
+    mask: Array | None,
+    relative_position_bias: Array | None,
+    past_key: Array | None,
+    past_value: Array | None,
     mask_type: str,
     scale: float,
     mask_filter_value: float,
@@ -218,6 +220,6 @@ def directml_multihead_attention(
     return_present: bool,
     device: Device | str | None,
     /,
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]: ...
+) -> tuple[Any, ...]: ...
 def peak_fma(float64: bool, steps: int, device: Device | str | None, /) -> tuple[float, float]: ...
 def peak_read(array: np.ndarray, passes: int, device: Device | str | None, /) -> float: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from clattn._core import Device, Tensor
+    from clattn._typing import Array
 
 __all__ = ["KVCache"]
 
@@ -62,7 +64,7 @@ class KVCache:
     ((1, 4, 1, 8), 3)
     """
 
-    __slots__ = ("_key", "_length", "_lengths", "_value")
+    __slots__ = ("_filled", "_key", "_lock", "_value")
 
     def __init__(
         self,
@@ -83,10 +85,13 @@ class KVCache:
         lead = (batch, num_kv_heads, capacity)
         self._key: Tensor = _core.empty((*lead, head_size), dtype, device)
         self._value: Tensor = _core.empty((*lead, v_head_size), dtype, self._key.device)
-        self._length = 0
-        self._lengths: np.ndarray | None = None  # None: all sequences are as long
+        # The longest length, and those of the sequences, None: all are as long. Replaced as
+        # a whole, so that a reader sees one moment; `_lock` is held from the check of a
+        # change to its end.
+        self._filled: tuple[int, np.ndarray | None] = (0, None)
+        self._lock = threading.RLock()
 
-    def append(self, key: Any, value: Any, counts: Sequence[int] | None = None) -> None:
+    def append(self, key: Array, value: Array, counts: Sequence[int] | None = None) -> None:
         """Write keys and values behind those that are there.
 
         Parameters
@@ -109,18 +114,18 @@ class KVCache:
             the capacity. The cache is as it was.
         """
         numbers = None if counts is None else _numbers(counts, "counts")
-        n = _core.cache_append(
-            self._key, self._value, self._length, self._lengths, key, value, numbers
-        )
-        if numbers is None and self._lengths is None:
-            self._length += n
-        else:
-            self._set_lengths(self.lengths + (n if numbers is None else numbers))
+        with self._lock:
+            length, lengths = self._filled
+            n = _core.cache_append(self._key, self._value, length, lengths, key, value, numbers)
+            if numbers is None and lengths is None:
+                self._filled = (length + n, None)
+            else:
+                self._set_lengths(self.lengths + (n if numbers is None else numbers))
 
     def attend(
         self,
-        query: Any,
-        attn_mask: Any = None,
+        query: Array,
+        attn_mask: Array | None = None,
         is_causal: bool = True,
         scale: float | None = None,
         window: tuple[int | None, int | None] | None = None,
@@ -161,8 +166,7 @@ class KVCache:
         return _core.cache_attend(
             self._key,
             self._value,
-            self._length,
-            self._lengths,
+            *self._filled,
             query,
             attn_mask,
             is_causal,
@@ -186,54 +190,55 @@ class KVCache:
         ValueError
             Below 0, or above what is there. The cache is as it was.
         """
-        lengths = self.lengths
         if np.ndim(n) == 0:
             kept = _size(n, "n", 0)
-            if kept > self._length:
-                raise ValueError(f"n is {kept}; expected 0 to {self._length}, the length")
-            self._set_lengths(np.minimum(lengths, kept))
+            with self._lock:
+                if kept > self.length:
+                    raise ValueError(f"n is {kept}; expected 0 to {self.length}, the length")
+                self._set_lengths(np.minimum(self.lengths, kept))
             return
         numbers = _numbers(n, "n")
-        if numbers.shape != lengths.shape:
-            raise ValueError(f"n has shape {numbers.shape}; expected {lengths.shape}")
-        wrong = np.flatnonzero((numbers < 0) | (numbers > lengths))
-        if wrong.size:
-            b = wrong[0]
-            raise ValueError(
-                f"n[{b}] is {numbers[b]}; expected 0 to {lengths[b]}, the sequence's length"
-            )
-        self._set_lengths(numbers)
+        with self._lock:
+            lengths = self.lengths
+            if numbers.shape != lengths.shape:
+                raise ValueError(f"n has shape {numbers.shape}; expected {lengths.shape}")
+            wrong = np.flatnonzero((numbers < 0) | (numbers > lengths))
+            if wrong.size:
+                b = wrong[0]
+                raise ValueError(
+                    f"n[{b}] is {numbers[b]}; expected 0 to {lengths[b]}, the sequence's length"
+                )
+            self._set_lengths(numbers)
 
     def reset(self) -> None:
         """Forget all positions."""
-        self._length = 0
-        self._lengths = None
+        with self._lock:
+            self._filled = (0, None)
 
     def _set_lengths(self, lengths: np.ndarray) -> None:
-        self._length = int(lengths.max())
-        self._lengths = None if (lengths == self._length).all() else lengths
+        longest = int(lengths.max())
+        self._filled = (longest, None if (lengths == longest).all() else lengths)
 
     @property
     def length(self) -> int:
         """The length of the longest sequence."""
-        return self._length
+        return self._filled[0]
 
     @property
     def lengths(self) -> np.ndarray:
         """The length of each sequence: int64 of shape (B,), a new array."""
-        if self._lengths is None:
-            return np.full(self.batch, self._length, np.int64)
-        return self._lengths.copy()
+        length, lengths = self._filled
+        return np.full(self.batch, length, np.int64) if lengths is None else lengths.copy()
 
     @property
     def key(self) -> Tensor:
         """The keys: a view of shape (B, Hk, length, E), of the same memory."""
-        return self._key[:, :, : self._length]
+        return self._key[:, :, : self.length]
 
     @property
     def value(self) -> Tensor:
         """The values: a view of shape (B, Hk, length, Ev), of the same memory."""
-        return self._value[:, :, : self._length]
+        return self._value[:, :, : self.length]
 
     @property
     def batch(self) -> int:
@@ -272,7 +277,8 @@ class KVCache:
 
     def __repr__(self) -> str:
         """Sizes, how much is filled, dtype and device."""
-        filled = self._length if self._lengths is None else self._lengths.tolist()
+        length, lengths = self._filled
+        filled = length if lengths is None else lengths.tolist()
         return (
             f"clattn.KVCache(batch={self.batch}, num_kv_heads={self.num_kv_heads}, "
             f"capacity={self.capacity}, head_size={self.head_size}, "
@@ -305,12 +311,15 @@ def _check_dtype(dtype: DTypeLike) -> None:
 def _numbers(numbers: Any, name: str) -> np.ndarray:
     """Return int64 numbers of one dimension, an array of their own."""
     array = np.asarray(numbers)
-    if array.size == 0 and not isinstance(numbers, np.ndarray):
-        array = array.astype(np.int64)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be integers, got {array.dtype}")
     if array.ndim != 1:
         raise ValueError(f"{name} has shape {array.shape}; expected one dimension")
-    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-        raise ValueError(f"{name} has {array.max()}; expected numbers of 63 bits")
-    return array.astype(np.int64)
+    if array.size == 0 and not isinstance(numbers, np.ndarray):
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iuO":
+        raise TypeError(f"{name} must be integers, got {array.dtype}")
+    try:
+        return np.array([operator.index(number) for number in array], np.int64)
+    except TypeError:
+        raise TypeError(f"{name} must be integers, got {array.dtype}") from None
+    except OverflowError:
+        raise ValueError(f"{name} has {max(array, key=abs)}; expected 63 bits") from None

@@ -1,4 +1,4 @@
-"""DirectML's operators under their own names, on NumPy arrays."""
+"""DirectML's operators under their own names."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Literal
 
-    import numpy as np
     from numpy.typing import DTypeLike
 
     from clattn._core import Device
+    from clattn._typing import Array
 
 __all__ = [
     "MultiheadAttentionOutput",
@@ -26,21 +26,21 @@ __all__ = [
 class MultiheadAttentionOutput(NamedTuple):
     """What `multihead_attention` returns; present ones are None unless asked for."""
 
-    output: np.ndarray
-    present_key: np.ndarray | None
-    present_value: np.ndarray | None
+    output: Any
+    present_key: Any
+    present_value: Any
 
 
 def multihead_attention(
-    query: np.ndarray | None = None,
-    key: np.ndarray | None = None,
-    value: np.ndarray | None = None,
+    query: Array | None = None,
+    key: Array | None = None,
+    value: Array | None = None,
     *,
-    stacked_query_key: np.ndarray | None = None,
-    stacked_key_value: np.ndarray | None = None,
-    stacked_query_key_value: np.ndarray | None = None,
-    bias: np.ndarray | None = None,
-    mask: np.ndarray | None = None,
+    stacked_query_key: Array | None = None,
+    stacked_key_value: Array | None = None,
+    stacked_query_key_value: Array | None = None,
+    bias: Array | None = None,
+    mask: Array | None = None,
     mask_type: Literal[
         "none",
         "boolean",
@@ -48,9 +48,9 @@ def multihead_attention(
         "key_sequence_end_start",
         "key_query_sequence_length_start_end",
     ] = "none",
-    relative_position_bias: np.ndarray | None = None,
-    past_key: np.ndarray | None = None,
-    past_value: np.ndarray | None = None,
+    relative_position_bias: Array | None = None,
+    past_key: Array | None = None,
+    past_value: Array | None = None,
     scale: float,
     mask_filter_value: float = -10000.0,
     head_count: int,
@@ -59,32 +59,33 @@ def multihead_attention(
 ) -> MultiheadAttentionOutput:
     """Return multi-head attention as ``DML_MULTIHEAD_ATTENTION_OPERATOR_DESC`` defines it.
 
-    ``softmax(scale * (query + bias) @ (key + bias).T + relative_position_bias + mask)
-    @ (value + bias)`` for each head. H is `head_count`, B the batch, L the length of the
+    ``softmax(scale * (query + bias) @ (key + bias).T + relative_position_bias + mask) @
+    (value + bias)`` for each head. H is `head_count`, B the batch, L the length of the
     query, S that of the new keys, P that of the past ones, ``T = P + S``. Query, key and
-    value have exactly one source each: ``query, key, value``; ``stacked_query_key,
-    value``; ``query, stacked_key_value``; or ``stacked_query_key_value``. Any strides are
-    accepted, inputs are never modified. Scores, softmax and sums are in float32.
+    value have exactly one source each: ``query, key, value``; ``stacked_query_key, value``;
+    ``query, stacked_key_value``; or ``stacked_query_key_value``. Any strides are accepted,
+    inputs are never modified. Scores, softmax and sums are in float32. An array is NumPy's,
+    a `Tensor`, or another library's on the host; results are of the kind of the query.
 
     Parameters
     ----------
-    query : ndarray of shape (B, L, H * E), optional
+    query : array of shape (B, L, H * E), optional
         float32 or float16, which all other arrays but `mask` share; 3 to 5 dimensions,
         those before the last 3 of size 1.
-    key : ndarray of shape (B, S, H * E), optional
+    key : array of shape (B, S, H * E), optional
         3 to 5 dimensions, as query.
-    value : ndarray of shape (B, S, H * Ev), optional
+    value : array of shape (B, S, H * Ev), optional
         3 to 5 dimensions, as query.
-    stacked_query_key : ndarray of shape (B, L, H, 2, E), optional
+    stacked_query_key : array of shape (B, L, H, 2, E), optional
         Query and key of self-attention, S = L.
-    stacked_key_value : ndarray of shape (B, S, H, 2, E), optional
+    stacked_key_value : array of shape (B, S, H, 2, E), optional
         Key and value, Ev = E.
-    stacked_query_key_value : ndarray of shape (B, L, H, 3, E), optional
+    stacked_query_key_value : array of shape (B, L, H, 3, E), optional
         All three.
-    bias : ndarray of shape (H * E + H * E + H * Ev,), optional
+    bias : array of shape (H * E + H * E + H * Ev,), optional
         Added to query, key and value, not to the past; 1 to 5 dimensions, the leading ones
         of size 1.
-    mask : ndarray of int32, optional
+    mask : array of int32, optional
         Tells which positions are padding, as `mask_type` says; 1 to 5 dimensions.
     mask_type : str
         "boolean": 0 is padding; (B, T), (B, L, T), or four dimensions that broadcast to
@@ -95,12 +96,12 @@ def multihead_attention(
         padding, and the running totals of a packed batch, which are checked: B query
         starts and the last end, B key starts and the last end. Lengths and indices
         count past keys too.
-    relative_position_bias : ndarray, optional
+    relative_position_bias : array, optional
         Added to the scaled scores; four dimensions that broadcast to (B, H, L, T), or five
         with a leading 1. -inf excludes a key.
-    past_key : ndarray of shape (B, H, P, E), optional
+    past_key : array of shape (B, H, P, E), optional
         Keys before the new ones; a leading 1 is allowed. Together with `past_value`.
-    past_value : ndarray of shape (B, H, P, Ev), optional
+    past_value : array of shape (B, H, P, Ev), optional
         Values before the new ones; a leading 1 is allowed.
     scale : float
         Multiplies the scores, usually ``1 / sqrt(E)``.
@@ -116,11 +117,11 @@ def multihead_attention(
 
     Returns
     -------
-    output : ndarray of shape (B, L, H * Ev)
+    output : array of shape (B, L, H * Ev)
         With the leading 1s of query, of its dtype.
-    present_key : ndarray of shape (B, H, T, E) or None
+    present_key : array of shape (B, H, T, E) or None
         With `return_present`: past keys, then the new ones, with their bias.
-    present_value : ndarray of shape (B, H, T, Ev) or None
+    present_value : array of shape (B, H, T, Ev) or None
         With `return_present`: past values, then the new ones, with their bias.
 
     Raises
@@ -171,7 +172,7 @@ def multihead_attention(
 
 
 def diagonal_matrix1(
-    input: np.ndarray | None = None,
+    input: Array | None = None,
     *,
     sizes: Sequence[int] | None = None,
     dtype: DTypeLike | None = None,
@@ -188,7 +189,7 @@ def diagonal_matrix1(
 
     Parameters
     ----------
-    input : ndarray of shape (..., rows, columns), optional
+    input : array of shape (..., rows, columns), optional
         What is copied elsewhere; without it that is zero. Two to four dimensions; an integer
         type, float16, float32 or float64.
     sizes : tuple or list of int, optional
@@ -204,7 +205,7 @@ def diagonal_matrix1(
 
     Returns
     -------
-    output : ndarray of shape (..., rows, columns)
+    output : array of shape (..., rows, columns)
 
     Raises
     ------
@@ -231,7 +232,7 @@ def diagonal_matrix1(
 
 
 def diagonal_matrix(
-    input: np.ndarray | None = None,
+    input: Array | None = None,
     *,
     sizes: Sequence[int] | None = None,
     dtype: DTypeLike | None = None,
@@ -243,7 +244,7 @@ def diagonal_matrix(
 
     Parameters
     ----------
-    input : ndarray of shape (..., rows, columns), optional
+    input : array of shape (..., rows, columns), optional
         What is copied elsewhere; without it that is zero. Two to four dimensions; an integer
         type, float16, float32 or float64.
     sizes : tuple or list of int, optional
@@ -259,7 +260,7 @@ def diagonal_matrix(
 
     Returns
     -------
-    output : ndarray of shape (..., rows, columns)
+    output : array of shape (..., rows, columns)
 
     Raises
     ------

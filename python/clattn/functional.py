@@ -1,4 +1,4 @@
-"""Attention with the signature of ``torch.nn.functional``, on NumPy arrays."""
+"""Attention with the signature of ``torch.nn.functional``."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from clattn import _core
 if TYPE_CHECKING:
     from typing import Any, Literal
 
-    import numpy as np
-
     from clattn._core import Device
+    from clattn._typing import Array
 
 __all__ = ["scaled_dot_product_attention"]
 
 
 def scaled_dot_product_attention(
-    query: np.ndarray,
-    key: np.ndarray,
-    value: np.ndarray,
-    attn_mask: np.ndarray | None = None,
+    query: Array,
+    key: Array,
+    value: Array,
+    attn_mask: Array | None = None,
     dropout_p: float = 0.0,
     is_causal: bool | Literal["lower_right"] = False,
     scale: float | None = None,
@@ -30,27 +29,28 @@ def scaled_dot_product_attention(
     softcap: float = 0.0,
     seed: int | None = None,
     return_lse: bool = False,
-    out: np.ndarray | None = None,
+    out: Array | None = None,
     device: Device | str | None = None,
 ) -> Any:
     """Return ``softmax(scale * query @ key.T + attn_mask) @ value``.
 
     As ``torch.nn.functional.scaled_dot_product_attention``, with additions. Leading
-    dimensions broadcast, any strides are accepted, inputs are never modified. Scores and
-    softmax are computed in float32 at least (float64 for float64). A row with no key to
-    attend to gives zeros; a key that the mask, causality or the window excludes does not
-    matter, whatever it holds.
+    dimensions broadcast, any strides are accepted, inputs are never modified. An array is
+    NumPy's, a `Tensor`, or another library's on the host; results are of the kind of query.
+    Scores and softmax are computed in float32 at least (float64 for float64). A row with no
+    key to attend to gives zeros; a key that the mask, causality or the window excludes does
+    not matter, whatever it holds.
 
     Parameters
     ----------
-    query : ndarray of shape (..., Hq, L, E)
+    query : array of shape (..., Hq, L, E)
         float16, bfloat16 (``ml_dtypes.bfloat16``), float32 or float64; two dimensions or
         more.
-    key : ndarray of shape (..., Hk, S, E)
+    key : array of shape (..., Hk, S, E)
         Of query's dtype.
-    value : ndarray of shape (..., Hk, S, Ev)
+    value : array of shape (..., Hk, S, Ev)
         Of query's dtype.
-    attn_mask : ndarray, optional
+    attn_mask : array, optional
         Broadcasts to (..., Hq, L, S). bool (True attends) or any float dtype (added to the
         scaled scores; -inf excludes).
     dropout_p : float
@@ -75,7 +75,7 @@ def scaled_dot_product_attention(
         for each call, from the operating system.
     return_lse : bool
         Also return the log-sum-exp of the masked scores.
-    out : ndarray of shape (..., Hq, L, Ev), optional
+    out : array of shape (..., Hq, L, Ev), optional
         Written and returned; of query's dtype, with any strides. It may share memory with
         an input.
     device : Device or str, optional
@@ -83,9 +83,9 @@ def scaled_dot_product_attention(
 
     Returns
     -------
-    output : ndarray of shape (..., Hq, L, Ev)
+    output : array of shape (..., Hq, L, Ev)
         Of query's dtype.
-    lse : ndarray of shape (..., Hq, L)
+    lse : array of shape (..., Hq, L)
         With `return_lse`: natural logarithm, float32 (float64 for float64), -inf for a row
         with no key.
 

@@ -1,4 +1,4 @@
-"""Bands of matrices: fill one, keep one, on NumPy arrays."""
+"""Bands of matrices: fill one, keep one."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from clattn._core import Device
+    from clattn._typing import Array
 
 __all__ = ["diagonal_matrix", "eye", "tril", "triu"]
 
 
 def diagonal_matrix(
-    input_or_shape: np.ndarray | Sequence[int],
+    input_or_shape: Array | Sequence[int],
     value: float,
     begin: int,
     end: int,
     *,
     dtype: DTypeLike | None = None,
-    out: np.ndarray | None = None,
+    out: Array | None = None,
     device: Device | str | None = None,
 ) -> Any:
     """Fill a band of diagonals with a value.
 
     In the last two dimensions, at column x and row y, the band is ``begin <= x - y < end``;
-    where ``begin > end``, all but ``end <= x - y < begin`` is filled; nothing where they are
-    equal. Elsewhere the result is the input, or zero.
+    where ``begin > end``, all but ``end <= x - y < begin`` is filled; nothing where they
+    are equal. Elsewhere the result is the input, or zero. An array is NumPy's, a `Tensor`,
+    or another library's on the host; results are of the kind of the input.
 
     Parameters
     ----------
-    input_or_shape : ndarray of shape (..., rows, columns), or tuple or list of int
+    input_or_shape : array of shape (..., rows, columns), or tuple or list of int
         What is copied outside the band; or the shape of a result that is zero there. Two
         dimensions or more; all but the last two are a batch. Any strides are accepted. bool,
         an integer type, float16, bfloat16 (``ml_dtypes.bfloat16``), float32 or float64.
@@ -47,7 +49,7 @@ def diagonal_matrix(
         Any whole numbers; 0 is the main diagonal, 1 the one right of it.
     dtype : dtype, optional
         With a shape: of the result, default float32. With an input: the input's.
-    out : ndarray of the result's shape and dtype, optional
+    out : array of the result's shape and dtype, optional
         Written and returned; with any strides. It may be the input itself, which is then
         changed in place, but not share memory with it otherwise.
     device : Device or str, optional
@@ -55,7 +57,7 @@ def diagonal_matrix(
 
     Returns
     -------
-    output : ndarray of shape (..., rows, columns)
+    output : array of shape (..., rows, columns)
 
     Raises
     ------
@@ -99,7 +101,7 @@ def eye(
 
     Returns
     -------
-    output : ndarray of shape (n, m)
+    output : array of shape (n, m)
 
     Raises
     ------
@@ -121,19 +123,19 @@ def eye(
     return _core.eye(n, m, dtype, device)
 
 
-def tril(input: np.ndarray, diagonal: int = 0) -> Any:
+def tril(input: Array, diagonal: int = 0) -> Any:
     """Return the lower triangle of matrices: zero where ``x - y > diagonal``.
 
     Parameters
     ----------
-    input : ndarray of shape (..., rows, columns)
+    input : array of shape (..., rows, columns)
         As in `diagonal_matrix`.
     diagonal : int
         The last diagonal that is kept; 0 is the main one, 1 the one right of it.
 
     Returns
     -------
-    output : ndarray of shape (..., rows, columns)
+    output : array of shape (..., rows, columns)
         Of input's dtype.
 
     Raises
@@ -161,19 +163,19 @@ def tril(input: np.ndarray, diagonal: int = 0) -> Any:
     return _core.tril(input, diagonal)
 
 
-def triu(input: np.ndarray, diagonal: int = 0) -> Any:
+def triu(input: Array, diagonal: int = 0) -> Any:
     """Return the upper triangle of matrices: zero where ``x - y < diagonal``.
 
     Parameters
     ----------
-    input : ndarray of shape (..., rows, columns)
+    input : array of shape (..., rows, columns)
         As in `diagonal_matrix`.
     diagonal : int
         The first diagonal that is kept; 0 is the main one, 1 the one right of it.
 
     Returns
     -------
-    output : ndarray of shape (..., rows, columns)
+    output : array of shape (..., rows, columns)
         Of input's dtype.
 
     Raises

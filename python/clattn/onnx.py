@@ -1,15 +1,14 @@
-"""Operators of ONNX under their own names, on NumPy arrays."""
+"""Operators of ONNX under their own names."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clattn import _core
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from clattn._core import Device
+    from clattn._typing import Array
 
 __all__ = ["AttentionOutput", "attention"]
 
@@ -17,24 +16,24 @@ __all__ = ["AttentionOutput", "attention"]
 class AttentionOutput(NamedTuple):
     """The outputs of `attention`; one that was not asked for is None."""
 
-    Y: np.ndarray
+    Y: Any
     """(B, Hq, L, Ev), or (B, L, Hq * Ev) for inputs of three dimensions; Q's dtype."""
-    present_key: np.ndarray | None
+    present_key: Any
     """(B, Hk, T, E): past_key followed by K."""
-    present_value: np.ndarray | None
+    present_value: Any
     """(B, Hk, T, Ev): past_value followed by V."""
-    qk_matmul_output: np.ndarray | None
+    qk_matmul_output: Any
     """(B, Hq, L, T), Q's dtype: scores at the stage of qk_matmul_output_mode."""
 
 
 def attention(
-    Q: np.ndarray,
-    K: np.ndarray,
-    V: np.ndarray,
-    attn_mask: np.ndarray | None = None,
-    past_key: np.ndarray | None = None,
-    past_value: np.ndarray | None = None,
-    nonpad_kv_seqlen: np.ndarray | None = None,
+    Q: Array,
+    K: Array,
+    V: Array,
+    attn_mask: Array | None = None,
+    past_key: Array | None = None,
+    past_value: Array | None = None,
+    nonpad_kv_seqlen: Array | None = None,
     *,
     is_causal: int = 0,
     kv_num_heads: int | None = None,
@@ -61,24 +60,25 @@ def attention(
         score = score + attn_mask                          bool: False excludes
         Y     = softmax(score) @ V
 
-    A row with nothing to attend to is zero.
+    A row with nothing to attend to is zero. An array is NumPy's, a `Tensor`, or another
+    library's on the host; results are of the kind of Q, present_value of that of V.
 
     Parameters
     ----------
-    Q : ndarray of shape (B, Hq, L, E) or (B, L, Hq * E)
+    Q : array of shape (B, Hq, L, E) or (B, L, Hq * E)
         float16, bfloat16 (``ml_dtypes.bfloat16``), float32 or float64. With three
         dimensions, those of K and V are three, and `q_num_heads` and `kv_num_heads` are
         needed.
-    K : ndarray of shape (B, Hk, S, E) or (B, S, Hk * E)
+    K : array of shape (B, Hk, S, E) or (B, S, Hk * E)
         Of Q's dtype. Hq is a multiple of Hk; query head h reads head ``h // (Hq // Hk)``.
-    V : ndarray of shape (B, Hk, S, Ev) or (B, S, Hk * Ev)
+    V : array of shape (B, Hk, S, Ev) or (B, S, Hk * Ev)
         Of any of those dtypes.
-    attn_mask : ndarray, optional
+    attn_mask : array, optional
         Broadcasts to (B, Hq, L, T). bool (True attends); any other number is added. From
         opset 24 on, keys beyond a shorter last dimension (1 included) are excluded.
-    past_key, past_value : ndarray of shape (B, Hk, P, E) and (B, Hk, P, Ev), optional
+    past_key, past_value : array of shape (B, Hk, P, E) and (B, Hk, P, Ev), optional
         Both or neither; with them, present_key and present_value are returned.
-    nonpad_kv_seqlen : ndarray of shape (B,), optional
+    nonpad_kv_seqlen : array of shape (B,), optional
         int64, 0 to S: keys from there on are excluded. From opset 24 on, not with a past.
     is_causal : int
         1: row i attends key j where ``j <= p``. Composes with `attn_mask`.

@@ -1,4 +1,4 @@
-"""The operators of OpenVINO under their own names, on NumPy arrays."""
+"""The operators of OpenVINO under their own names."""
 
 from __future__ import annotations
 
@@ -7,29 +7,33 @@ from typing import TYPE_CHECKING
 from clattn import _core
 
 if TYPE_CHECKING:
+    from typing import Any
+
     import numpy as np
 
     from clattn._core import Device
+    from clattn._typing import Array
 
 __all__ = ["scaled_dot_product_attention"]
 
 
 def scaled_dot_product_attention(
-    query: np.ndarray,
-    key: np.ndarray,
-    value: np.ndarray,
-    attention_mask: np.ndarray | np.generic | None = None,
-    scale: float | np.ndarray | np.generic | None = None,
+    query: Array,
+    key: Array,
+    value: Array,
+    attention_mask: Array | np.generic | None = None,
+    scale: float | Array | np.generic | None = None,
     *,
     causal: bool = False,
     device: Device | str | None = None,
-) -> np.ndarray:
+) -> Any:
     """Return ``softmax(scale * query @ key.T + attention_mask) @ value``.
 
     OpenVINO's ScaledDotProductAttention-13. Any strides are accepted, inputs are never
     modified. Scores and softmax are computed in float32 at least (float64 for float64). A
     row with no key to attend to gives zeros; a key that is excluded does not matter,
-    whatever it holds.
+    whatever it holds. An array is NumPy's, a `Tensor`, or another library's on the host;
+    results are of the kind of query.
 
     Batch dimensions broadcast as in NumPy, and beyond: one whose size divides the largest
     among query, key and value is repeated as a whole, like `numpy.tile` does, without a
@@ -37,19 +41,19 @@ def scaled_dot_product_attention(
 
     Parameters
     ----------
-    query : ndarray of shape (N, ..., L, E)
+    query : array of shape (N, ..., L, E)
         float16, bfloat16 (``ml_dtypes.bfloat16``), float32 or float64; three dimensions or
         more.
-    key : ndarray of shape (N, ..., S, E)
+    key : array of shape (N, ..., S, E)
         Of query's dtype.
-    value : ndarray of shape (N, ..., S, Ev)
+    value : array of shape (N, ..., S, Ev)
         Of query's dtype.
-    attention_mask : ndarray of shape (..., L, S) or scalar, optional
+    attention_mask : array of shape (..., L, S) or scalar, optional
         bool (True attends) or of query's dtype (added to the scaled scores; -inf excludes);
         two dimensions or more, of which L and S broadcast, and the others broadcast or are
         repeated. A scalar 0 of query's dtype, in an array without dimensions or a NumPy
         scalar, is no mask. With `causal` it is not looked at.
-    scale : float, ndarray or scalar, optional
+    scale : float, array or scalar, optional
         A Python number, or a NumPy scalar or an array of shape () or (1,) of query's dtype.
         Default ``1 / sqrt(E)``.
     causal : bool
@@ -59,7 +63,7 @@ def scaled_dot_product_attention(
 
     Returns
     -------
-    ndarray of shape (N, ..., L, Ev)
+    array of shape (N, ..., L, Ev)
         Of query's dtype.
 
     Raises

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 from clattn import _core
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from clattn._core import Device, Tensor
+    from clattn._typing import Array
 
 __all__ = ["empty_cache", "memory_stats", "synchronize", "tensor"]
 
 
-def tensor(array: Any, device: Device | str | None = None) -> Tensor:
+def tensor(array: Array, device: Device | str | None = None) -> Tensor:
     """Copy an array to a device.
 
     Parameters

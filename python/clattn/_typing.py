@@ -1,0 +1,27 @@
+"""What the functions take as an array."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from clattn._core import Tensor
+
+__all__ = ["Array"]
+
+
+class _HasDLPack(Protocol):
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __dlpack_device__(self) -> tuple[Any, int]: ...
+
+
+class _HasArray(Protocol):
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray: ...
+
+
+Array: TypeAlias = (
+    "np.ndarray | Tensor | _HasDLPack | _HasArray | memoryview | bytearray | array[Any]"
+)
