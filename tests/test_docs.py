@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The Python examples of README.md and docs/operators/ run as they stand."""
+"""The Python examples of README.md and of pages in docs/ run as they stand."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,11 @@ import clattn
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "operators").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "docs" / "tensors.md",
+    *sorted((ROOT / "docs" / "operators").glob("*.md")),
+]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
