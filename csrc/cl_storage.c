@@ -5,6 +5,7 @@
  * only.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "cl_internal.h"
 #include "cl_pending.h"
@@ -82,6 +83,17 @@ make_storage(ca_device *device, size_t capacity, ca_storage **made)
 
 /* ---- the pool ---- */
 
+/* Take the one in slot `i` out; the others keep their order, by age. */
+static ca_storage *
+pool_remove(ca_pool *pool, size_t i)
+{
+    ca_storage *storage = pool->slots[i];
+    size_t left = --pool->stats.pooled_blocks;
+    pool->stats.pooled_bytes -= storage->block.bytes;
+    memmove(&pool->slots[i], &pool->slots[i + 1], (left - i) * sizeof(pool->slots[0]));
+    return storage;
+}
+
 /* One of that capacity, or NULL; where the host writes to it directly, one that no call
    uses any more. */
 static ca_storage *
@@ -92,9 +104,7 @@ pool_take(ca_device *device, size_t capacity)
         ca_storage *storage = pool->slots[i];
         if (storage->block.bytes == capacity &&
             (!device->storage_is_host || ca_pending_is_done(device, storage->ticket))) {
-            pool->stats.pooled_bytes -= capacity;
-            pool->slots[i] = pool->slots[--pool->stats.pooled_blocks];
-            return storage;
+            return pool_remove(pool, i);
         }
     }
     return NULL;
@@ -108,18 +118,26 @@ pool_limit(const ca_device *device)
     return (size_t)device->info.global_memory / (device->storage_is_host ? 16 : 4);
 }
 
-/* False where the pool has no slot left or would hold too much. */
+/* The oldest ones give way to it. False where it is too large itself, or an old one is
+   still in use. */
 static bool
 pool_give(ca_device *device, ca_storage *storage)
 {
-    ca_memory_stats *stats = &device->pool.stats;
+    ca_pool *pool = &device->pool;
+    ca_memory_stats *stats = &pool->stats;
     size_t limit = pool_limit(device);
     size_t capacity = storage->block.bytes;
-    if (stats->pooled_blocks == CA_POOL_SLOTS || capacity > limit ||
-        stats->pooled_bytes > limit - capacity) {
+    if (capacity > limit) {
         return false;
     }
-    device->pool.slots[stats->pooled_blocks++] = storage;
+    while (stats->pooled_blocks == CA_POOL_SLOTS ||
+           stats->pooled_bytes > limit - capacity) {
+        if (!ca_pending_is_done(device, pool->slots[0]->ticket)) {
+            return false;
+        }
+        free_storage(pool_remove(pool, 0));
+    }
+    pool->slots[stats->pooled_blocks++] = storage;
     stats->pooled_bytes += capacity;
     return true;
 }
@@ -131,9 +149,8 @@ ca_pool_empty(ca_device *device)
     ca_pending_drain(device);
     ca_mutex_lock(&device->lock);
     while (pool->stats.pooled_blocks > 0) {
-        free_storage(pool->slots[--pool->stats.pooled_blocks]);
+        free_storage(pool_remove(pool, pool->stats.pooled_blocks - 1));
     }
-    pool->stats.pooled_bytes = 0;
     ca_mutex_unlock(&device->lock);
 }
 
