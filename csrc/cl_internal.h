@@ -49,14 +49,16 @@ struct ca_storage {
     cl_mem buffer;
     atomic_int references;
     atomic_bool shared;
-    uint64_t ticket; /* of the last call that uses it; under the device's lock */
+    uint64_t ticket;  /* of the last call that uses it; under the device's lock */
+    ca_storage *next; /* see ca_pool */
 };
 
 #define CA_POOL_SLOTS 64
 
-/* Released memory, to be used again; under the device's lock. */
+/* Released memory, to be used again, oldest first; under the device's lock. */
 typedef struct {
     ca_storage *slots[CA_POOL_SLOTS];
+    ca_storage *leaving; /* a list of what is to be freed once no call uses it */
     ca_memory_stats stats;
 } ca_pool;
 

@@ -174,6 +174,9 @@ ca_launch_run(ca_device *device, ca_kernel *kernel, const ca_launch *launch,
     bool later = !here && runs_on(device, launch);
     nbound = launch->nspans;
     CA_TRY(ca_memory_bind(device, launch->spans, nbound, later, bindings, error));
+    if (later) {
+        ca_pending_make_room(device);
+    }
 
     ca_mutex_lock(&device->lock);
     status = here ? run_here(device, kernel, launch, bindings, error)

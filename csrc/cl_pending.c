@@ -72,6 +72,29 @@ retire(ca_device *device)
     }
 }
 
+/* So many threads may add a call after making room for one. */
+#define SPARE 16
+
+void
+ca_pending_make_room(ca_device *device)
+{
+    ca_pending *pending = &device->pending;
+    cl_event oldest = NULL;
+    ca_mutex_lock(&device->lock);
+    if (pending->next - pending->first >= CA_MAX_PENDING - SPARE) {
+        retire(device);
+    }
+    if (pending->next - pending->first >= CA_MAX_PENDING - SPARE) {
+        oldest = call_of(pending, pending->first)->event;
+        device->cl->clRetainEvent(oldest);
+    }
+    ca_mutex_unlock(&device->lock);
+    if (oldest != NULL) {
+        (void)device->cl->clWaitForEvents(1, &oldest);
+        device->cl->clReleaseEvent(oldest);
+    }
+}
+
 uint64_t
 ca_pending_add(ca_device *device, const ca_pending_call *call)
 {
@@ -79,7 +102,7 @@ ca_pending_add(ca_device *device, const ca_pending_call *call)
     if (pending->next == 0) { /* tickets start at 1 */
         pending->first = pending->next = 1;
     }
-    if (pending->next - pending->first == CA_MAX_PENDING) {
+    if (pending->next - pending->first == CA_MAX_PENDING) { /* of many threads */
         ca_pending_call *oldest = call_of(pending, pending->first);
         (void)device->cl->clWaitForEvents(1, &oldest->event);
         retire(device);

@@ -7,8 +7,11 @@
 
 #include "cl_internal.h"
 
-/* Under the device's lock: note a call, whose event and staging it takes over. Where
-   too many are noted, it waits for the oldest one. Returns its ticket, above 0. */
+/* Without the lock: wait until there is room for a call. */
+void ca_pending_make_room(ca_device *device);
+
+/* Under the device's lock: note a call, whose event and staging it takes over. Returns
+   its ticket, above 0. */
 uint64_t ca_pending_add(ca_device *device, const ca_pending_call *call);
 
 /* Under the device's lock: forget what is done. True where nothing is left. */

@@ -142,15 +142,35 @@ pool_give(ca_device *device, ca_storage *storage)
     return true;
 }
 
+/* Free what the pool did not take and no call uses any more. */
+static void
+free_leaving(ca_device *device)
+{
+    ca_storage **link = &device->pool.leaving;
+    while (*link != NULL) {
+        ca_storage *storage = *link;
+        if (ca_pending_is_done(device, storage->ticket)) {
+            *link = storage->next;
+            free_storage(storage);
+        } else {
+            link = &storage->next;
+        }
+    }
+}
+
+/* What other threads enqueue and release meanwhile may still be in use, and stays. */
 void
 ca_pool_empty(ca_device *device)
 {
     ca_pool *pool = &device->pool;
     ca_pending_drain(device);
     ca_mutex_lock(&device->lock);
-    while (pool->stats.pooled_blocks > 0) {
-        free_storage(pool_remove(pool, pool->stats.pooled_blocks - 1));
+    for (size_t i = pool->stats.pooled_blocks; i-- > 0;) {
+        if (ca_pending_is_done(device, pool->slots[i]->ticket)) {
+            free_storage(pool_remove(pool, i));
+        }
     }
+    free_leaving(device);
     ca_mutex_unlock(&device->lock);
 }
 
@@ -204,6 +224,7 @@ ca_storage_new(ca_device *device, size_t bytes, const char *what, ca_storage **s
     }
     size_t capacity = pool_class(device, bytes);
     ca_mutex_lock(&device->lock);
+    free_leaving(device);
     ca_storage *found = pool_take(device, capacity);
     ca_mutex_unlock(&device->lock);
     cl_int code = CL_SUCCESS;
@@ -251,12 +272,12 @@ ca_storage_release(ca_storage *storage)
     ca_mutex_lock(&device->lock);
     device->pool.stats.allocated_blocks--;
     device->pool.stats.allocated_bytes -= storage->block.bytes;
-    bool kept = pool_give(device, storage);
-    ca_mutex_unlock(&device->lock);
-    if (!kept) {
-        ca_pending_drain(device);
-        free_storage(storage);
+    if (!pool_give(device, storage)) {
+        storage->next = device->pool.leaving;
+        device->pool.leaving = storage;
     }
+    free_leaving(device);
+    ca_mutex_unlock(&device->lock);
 }
 
 ca_block *

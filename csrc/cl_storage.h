@@ -25,8 +25,8 @@ ca_status ca_storage_new(ca_device *device, size_t bytes, const char *what,
 
 void ca_storage_retain(ca_storage *storage);
 
-/* The last one gives the memory to the pool, at once: what is enqueued still may use
-   it, and what uses it next is enqueued behind that. NULL is fine; in a forked child
+/* The last one gives the memory to the pool, without a wait: what is enqueued still may
+   use it, and what uses it next is enqueued behind that. NULL is fine; in a forked child
    nothing happens. */
 void ca_storage_release(ca_storage *storage);
 

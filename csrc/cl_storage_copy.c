@@ -12,28 +12,32 @@
    ones are waited for rather than held twice. */
 #define STAGED_BYTES ((size_t)32 << 20)
 
-/* Under the device's lock. */
-static cl_int
-enqueue_write(ca_storage *storage, size_t offset, const void *source, size_t bytes)
+/* From memory of its own, not waited for; false where there is none. */
+static bool
+write_staged(ca_storage *storage, size_t offset, const void *source, size_t bytes,
+             cl_int *code)
 {
     ca_device *device = storage->device;
     const ca_cl *cl = device->cl;
     cl_event event = NULL;
     void *staging = bytes <= STAGED_BYTES ? malloc(bytes) : NULL;
     if (staging == NULL) {
-        return cl->clEnqueueWriteBuffer(device->queue, storage->buffer, CL_TRUE, offset,
-                                        bytes, source, 0, NULL, NULL);
+        return false;
     }
     memcpy(staging, source, bytes);
-    cl_int code = cl->clEnqueueWriteBuffer(device->queue, storage->buffer, CL_FALSE,
-                                           offset, bytes, staging, 0, NULL, &event);
-    if (code != CL_SUCCESS) {
+    ca_pending_make_room(device);
+    ca_mutex_lock(&device->lock);
+    *code = cl->clEnqueueWriteBuffer(device->queue, storage->buffer, CL_FALSE, offset,
+                                     bytes, staging, 0, NULL, &event);
+    if (*code == CL_SUCCESS) {
+        const ca_pending_call call = {event, "a copy from the host", NULL, staging};
+        storage->ticket = ca_pending_add(device, &call);
+        *code = cl->clFlush(device->queue);
+    } else {
         free(staging);
-        return code;
     }
-    const ca_pending_call call = {event, "a copy from the host", NULL, staging};
-    storage->ticket = ca_pending_add(device, &call);
-    return cl->clFlush(device->queue);
+    ca_mutex_unlock(&device->lock);
+    return true;
 }
 
 ca_status
@@ -51,9 +55,11 @@ ca_storage_write(ca_storage *storage, size_t offset, const void *source, size_t 
         memcpy((char *)storage->block.address + offset, source, bytes);
         goto done;
     }
-    ca_mutex_lock(&device->lock);
-    cl_int code = enqueue_write(storage, offset, source, bytes);
-    ca_mutex_unlock(&device->lock);
+    cl_int code = CL_SUCCESS;
+    if (!write_staged(storage, offset, source, bytes, &code)) {
+        code = device->cl->clEnqueueWriteBuffer(device->queue, storage->buffer, CL_TRUE,
+                                                offset, bytes, source, 0, NULL, NULL);
+    }
     if (code != CL_SUCCESS) {
         CA_TRY(ca_cl_error_set(error, code, "clEnqueueWriteBuffer", device->info.name));
     }

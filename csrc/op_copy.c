@@ -9,16 +9,6 @@
 /* Up to here the host has copied before a kernel would have started. */
 #define SMALL_BYTES (64 << 10)
 
-static int64_t
-count_of(const ca_tensor *tensor)
-{
-    int64_t count = 1;
-    for (int d = 0; d < tensor->ndim; d++) {
-        count *= tensor->shape[d];
-    }
-    return count;
-}
-
 /* Is it in memory that the host may read and write now? */
 static bool
 is_at_hand(const ca_tensor *tensor)
@@ -75,7 +65,7 @@ ca_status
 ca_copy_run(ca_device *device, const ca_tensor *from, const ca_tensor *to,
             const char *call, ca_error *error)
 {
-    int64_t bytes = count_of(to) * (int64_t)ca_dtype_size(to->dtype);
+    int64_t bytes = ca_tensor_count(to) * (int64_t)ca_dtype_size(to->dtype);
     if (bytes == 0) {
         return CA_OK;
     }

@@ -65,6 +65,26 @@ parse_cache(PyObject *const *args, ca_py_call *call, ca_cache *cache)
     return 0;
 }
 
+/* Positions that come from the cache itself may lie where they go to. */
+static int
+set_apart(ca_py_call *call, const ca_cache *cache, ca_tensor *tensor, PyObject *owner)
+{
+    const ca_extent from = ca_tensor_extent(tensor);
+    const ca_extent keys = ca_tensor_extent(&cache->key);
+    const ca_extent values = ca_tensor_extent(&cache->value);
+    if (!ca_extents_overlap(&from, &keys) && !ca_extents_overlap(&from, &values)) {
+        return 0;
+    }
+    PyObject *copy =
+        ca_py_tensor_copy(call->state, call->device, tensor, owner, call->name);
+    if (copy == NULL) {
+        return -1;
+    }
+    *tensor = ((ca_py_tensor *)copy)->view;
+    call->keep[call->kept++] = copy;
+    return 0;
+}
+
 static ca_status
 copy_parts(ca_device *device, const ca_cache *cache, const ca_cache_append *append,
            const char *name, ca_error *error)
@@ -103,7 +123,9 @@ cache_append(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         goto done;
     }
     status = ca_cache_append_check(&cache, &append, &error);
-    if (ca_py_error_check(call.state, status, &error) < 0) {
+    if (ca_py_error_check(call.state, status, &error) < 0 ||
+        set_apart(&call, &cache, &append.key, args[KEY]) < 0 ||
+        set_apart(&call, &cache, &append.value, args[VALUE]) < 0) {
         goto done;
     }
     Py_BEGIN_ALLOW_THREADS

@@ -233,7 +233,9 @@ ca_py_call_attention(const ca_py_call *call, ca_attention *attention)
     ca_error error = {0};
     ca_status status;
     if (ca_attention_is_trivial(attention)) {
-        status = ca_attention_fill(attention, &error);
+        Py_BEGIN_ALLOW_THREADS
+            status = ca_attention_fill(attention, &error);
+        Py_END_ALLOW_THREADS
         return ca_py_error_check(call->state, status, &error);
     }
     attention->variant = call->variant;

@@ -232,15 +232,18 @@ ca_py_dlpack_exchange(PyObject *object)
     return exchange != NULL && exchange->major == 1 ? exchange : NULL;
 }
 
-/* By the type's own functions. */
+/* By the type's own functions. 0 without an owner where they do not want to: then
+   __dlpack__ says why. */
 static int
-exchange_owner(const ca_dlpack_exchange *exchange, PyObject *object, const char *name,
-               PyObject **owner)
+exchange_owner(const ca_dlpack_exchange *exchange, PyObject *object, PyObject **owner)
 {
     ca_dlpack_versioned *taken = NULL;
     if (exchange->from_object(object, &taken) != 0) {
-        ca_py_raise_from(PyExc_ValueError, name, object, "__dlpack_c_exchange_api__");
-        return -1;
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+            return -1;
+        }
+        PyErr_Clear();
+        return 0;
     }
     *owner = owner_of(taken, true);
     if (*owner == NULL) {
@@ -273,8 +276,8 @@ ca_py_dlpack_import(PyObject *object, const char *name, ca_py_import *import)
     const ca_dlpack_exchange *exchange = ca_py_dlpack_exchange(object);
     import->owner = NULL;
     if (check_torch(object, name) < 0 ||
-        (exchange != NULL ? exchange_owner(exchange, object, name, &import->owner)
-                          : capsule_owner(object, name, &import->owner)) < 0) {
+        (exchange != NULL && exchange_owner(exchange, object, &import->owner) < 0) ||
+        (import->owner == NULL && capsule_owner(object, name, &import->owner) < 0)) {
         return -1;
     }
     const ca_dlpack_tensor *given;

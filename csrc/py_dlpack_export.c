@@ -2,6 +2,7 @@
  *
  * Handing memory to another library.
  */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,52 +11,65 @@
 
 /* ---- capsules ---- */
 
-/* What one export allocates; the consumer sees one of the two structs. */
+/* What one export allocates; the consumer sees one of the two structs. It belongs to
+   the capsule as well, if there is one: some consumers call the deleter, fail, and leave
+   the capsule as if they had never seen it. */
 typedef struct {
     union {
         ca_dlpack_managed managed;
         ca_dlpack_versioned versioned;
     } as;
     PyObject *owner;
+    atomic_int holders;
+    atomic_bool deleted;
     int64_t sizes[]; /* shape, then strides */
 } export;
 
+static void
+let_go(export *exported)
+{
+    if (atomic_fetch_sub(&exported->holders, 1) == 1) {
+        free(exported);
+    }
+}
+
 /* From any thread, with the interpreter's lock or without, and after its end. */
 static void
-free_export(export *exported)
+delete_export(export *exported)
 {
+    if (atomic_exchange(&exported->deleted, true)) {
+        return;
+    }
     if (Py_IsInitialized()) {
         PyGILState_STATE gil = PyGILState_Ensure();
         Py_DECREF(exported->owner);
         PyGILState_Release(gil);
     }
-    free(exported);
+    let_go(exported);
 }
 
 static void
 delete_managed(ca_dlpack_managed *self)
 {
-    free_export(self->context);
+    delete_export(self->context);
 }
 
 static void
 delete_versioned(ca_dlpack_versioned *self)
 {
-    free_export(self->context);
+    delete_export(self->context);
 }
 
-/* A capsule that nobody consumed still has its name. */
+/* What nobody consumed still has its name. */
 static void
 free_capsule(PyObject *capsule)
 {
-    void *managed = PyCapsule_IsValid(capsule, "dltensor")
-                        ? PyCapsule_GetPointer(capsule, "dltensor")
-                        : NULL;
-    if (managed != NULL) {
-        delete_managed(managed);
-    } else if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
-        delete_versioned(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
+    export *exported = PyCapsule_GetContext(capsule);
+    if (PyCapsule_IsValid(capsule, "dltensor") ||
+        PyCapsule_IsValid(capsule, "dltensor_versioned")) {
+        delete_export(exported);
     }
+    let_go(exported);
 }
 
 static void
@@ -102,6 +116,8 @@ new_export(const ca_tensor *tensor, PyObject *owner, ca_dlpack_device device,
         exported->as.managed.deleter = delete_managed;
     }
     exported->owner = Py_NewRef(owner);
+    atomic_init(&exported->holders, 1);
+    atomic_init(&exported->deleted, false);
     return exported;
 }
 
@@ -119,8 +135,11 @@ ca_py_dlpack_export(const ca_tensor *tensor, PyObject *owner, ca_dlpack_device d
     PyObject *capsule = PyCapsule_New(
         &exported->as, versioned ? "dltensor_versioned" : "dltensor", free_capsule);
     if (capsule == NULL) {
-        free_export(exported);
+        delete_export(exported);
+        return NULL;
     }
+    atomic_store(&exported->holders, 2);
+    (void)PyCapsule_SetContext(capsule, exported); /* fails for no capsule only */
     return capsule;
 }
 

@@ -41,10 +41,14 @@ check_dtype(const ca_dlpack_tensor *given, const char *name, ca_dtype *dtype)
     const char *kind = given->code < sizeof(kinds) / sizeof(kinds[0])
                            ? kinds[given->code]
                            : "unknown type of ";
+    char lanes[32] = "";
+    if (given->lanes != 1) {
+        snprintf(lanes, sizeof(lanes), " with %d lanes", (int)given->lanes);
+    }
     PyErr_Format(PyExc_TypeError,
-                 "%s has dtype %s%d with %d lanes; expected bool, an integer type, "
-                 "float16, bfloat16, float32 or float64",
-                 name, kind, (int)given->bits, (int)given->lanes);
+                 "%s has dtype %s%d%s; expected bool, an integer type, float16, "
+                 "bfloat16, float32 or float64",
+                 name, kind, (int)given->bits, lanes);
     return -1;
 }
 
@@ -72,7 +76,11 @@ check_shape(const ca_dlpack_tensor *given, const char *name, size_t size, bool *
     }
     for (int d = 0; d < given->ndim; d++) {
         if (given->shape[d] < 0) {
-            return fault(name, "a negative size");
+            PyErr_Format(PyExc_ValueError,
+                         "%s has a __dlpack__ whose tensor has size %lld in dimension "
+                         "%d; expected 0 or more",
+                         name, (long long)given->shape[d], d);
+            return -1;
         }
         *empty = *empty || given->shape[d] == 0;
     }

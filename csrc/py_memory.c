@@ -113,7 +113,10 @@ memory_stats(PyObject *module, PyObject *argument)
     }
     ca_memory_stats stats = {0};
     ca_error error = {0};
-    ca_status status = ca_device_memory_stats(device, &stats, &error);
+    ca_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_device_memory_stats(device, &stats, &error);
+    Py_END_ALLOW_THREADS
     if (ca_py_error_check(state, status, &error) < 0) {
         return NULL;
     }

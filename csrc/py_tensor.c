@@ -30,16 +30,6 @@ state_of(PyObject *self)
     return ca_state_get(((ca_py_tensor *)self)->module);
 }
 
-static int64_t
-count_of(const ca_tensor *tensor)
-{
-    int64_t count = 1;
-    for (int d = 0; d < tensor->ndim; d++) {
-        count *= tensor->shape[d];
-    }
-    return count;
-}
-
 static PyObject *
 view_as(PyObject *self, const ca_tensor *view)
 {
@@ -97,7 +87,7 @@ get_ndim(PyObject *self, void *Py_UNUSED(closure))
 static PyObject *
 get_size(PyObject *self, void *Py_UNUSED(closure))
 {
-    return PyLong_FromLongLong(count_of(view_of(self)));
+    return PyLong_FromLongLong(ca_tensor_count(view_of(self)));
 }
 
 static PyObject *
@@ -110,7 +100,8 @@ static PyObject *
 get_nbytes(PyObject *self, void *Py_UNUSED(closure))
 {
     const ca_tensor *view = view_of(self);
-    return PyLong_FromSize_t((size_t)count_of(view) * ca_dtype_size(view->dtype));
+    return PyLong_FromSize_t((size_t)ca_tensor_count(view) *
+                             ca_dtype_size(view->dtype));
 }
 
 static PyObject *
@@ -149,6 +140,23 @@ item(PyObject *self, Py_ssize_t index)
     PyObject *part = key != NULL ? subscript(self, key) : NULL;
     Py_XDECREF(key);
     return part;
+}
+
+/* Neither compares elements, as the host would have to wait and look. */
+static int
+contains(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(element))
+{
+    PyErr_SetString(PyExc_TypeError,
+                    "a Tensor's elements are not compared; use tensor.numpy()");
+    return -1;
+}
+
+static int
+truth(PyObject *Py_UNUSED(self))
+{
+    PyErr_SetString(PyExc_TypeError, "a Tensor is neither true nor false; use "
+                                     "tensor.numpy()");
+    return -1;
 }
 
 static PyObject *
@@ -220,7 +228,7 @@ represent(PyObject *self)
     char shape[160];
     const ca_tensor *view = view_of(self);
     const ca_device_info *info = ca_device_get_info(ca_py_tensor_device(self));
-    int64_t count = count_of(view);
+    int64_t count = ca_tensor_count(view);
     bool shown = count > 0 && count <= SUMMARISED;
     (void)ca_shape_format(view->ndim, view->shape, shape, sizeof(shape));
     PyObject *numpy = PyImport_ImportModule("numpy");
@@ -337,6 +345,9 @@ static PyType_Slot slots[] = {
     {Py_mp_subscript, subscript},
     {Py_mp_length, length},
     {Py_sq_item, item},
+    {Py_sq_length, length},
+    {Py_sq_contains, contains},
+    {Py_nb_bool, truth},
     {Py_tp_traverse, traverse},
     {Py_tp_dealloc, dealloc},
     {Py_tp_getset, getset},

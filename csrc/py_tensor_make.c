@@ -29,19 +29,15 @@ ca_py_tensor_empty(const ca_state *state, ca_device *device, ca_dtype dtype, int
     ca_storage *storage = NULL;
     ca_tensor view = {.dtype = dtype, .ndim = ndim};
     size_t bytes = ca_dtype_size(dtype);
-    int64_t stride = 1;
     for (int d = ndim - 1; d >= 0; d--) {
         view.shape[d] = shape[d];
-        view.strides[d] = stride;
-        stride *= shape[d] > 0 ? shape[d] : 1;
-    }
-    for (int d = 0; d < ndim; d++) {
+        view.strides[d] = (int64_t)(bytes / ca_dtype_size(dtype));
         if (shape[d] > 0 && bytes > PTRDIFF_MAX / (size_t)shape[d]) {
             return PyErr_Format(PyExc_MemoryError,
                                 "no memory for a Tensor of more bytes than 63 bits "
                                 "count");
         }
-        bytes *= (size_t)shape[d];
+        bytes *= shape[d] > 0 ? (size_t)shape[d] : 1;
     }
     ca_status status;
     Py_BEGIN_ALLOW_THREADS

@@ -222,17 +222,21 @@ ca_py_view_transpose(const ca_tensor *tensor, PyObject *args, ca_tensor *view)
 
 /* ---- reshaping ---- */
 
+/* INT64_MAX, more than any tensor has, where the sizes other than 0 have a product that
+   is too large. */
 static int64_t
 product(int ndim, const int64_t *shape)
 {
     int64_t count = 1;
+    bool empty = false;
     for (int d = 0; d < ndim; d++) {
-        if (shape[d] != 0 && count > INT64_MAX / shape[d]) {
-            return INT64_MAX; /* more than any tensor has */
+        empty = empty || shape[d] == 0;
+        if (shape[d] > 0 && count > INT64_MAX / shape[d]) {
+            return INT64_MAX;
         }
-        count *= shape[d];
+        count *= shape[d] > 0 ? shape[d] : 1;
     }
-    return count;
+    return empty ? 0 : count;
 }
 
 static int
@@ -266,7 +270,7 @@ parse_shape(const ca_tensor *tensor, PyObject *sizes, int *ndim, int64_t *shape)
         }
         unknown = shape[d] == -1 ? d : unknown;
     }
-    int64_t count = product(tensor->ndim, tensor->shape);
+    int64_t count = ca_tensor_count(tensor);
     if (unknown >= 0) {
         shape[unknown] = 1;
         int64_t known = product(*ndim, shape);

@@ -142,21 +142,31 @@ ca_cache_attend_check(const ca_cache *cache, ca_torch_sdpa *call, int64_t shape[
 {
     const ca_tensor *query = &call->query;
     const int64_t *sizes = cache->key.shape;
-    if (query->ndim != 4 || query->shape[0] != sizes[0]) {
-        char text[CA_SHAPE_TEXT];
-        return ca_error_set(
-            error, CA_ERROR_VALUE, "query has shape %s; expected (%lld, Hq, L, %lld)",
-            ca_spec_shape_text(query, text), (long long)sizes[0], (long long)sizes[3]);
-    }
     int ndim;
     int64_t found[CA_MAX_DIMS];
+    ca_status status = CA_OK;
+    if (query->dtype != cache->key.dtype) {
+        CA_TRY(ca_error_set(
+            error, CA_ERROR_TYPE, "query has dtype %s; expected %s, that of the cache",
+            ca_dtype_name(query->dtype), ca_dtype_name(cache->key.dtype)));
+    }
+    if (query->ndim != 4 || query->shape[0] != sizes[0] ||
+        query->shape[1] % sizes[1] != 0 || query->shape[3] != sizes[3]) {
+        char text[CA_SHAPE_TEXT];
+        CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
+                            "query has shape %s; expected (%lld, Hq, L, %lld), Hq a "
+                            "multiple of the cache's %lld heads",
+                            ca_spec_shape_text(query, text), (long long)sizes[0],
+                            (long long)sizes[3], (long long)sizes[1]));
+    }
     call->key = cache->key;
     call->value = cache->value;
     take(&call->key, 2, 0, cache->length);
     take(&call->value, 2, 0, cache->length);
     call->enable_gqa = true;
-    ca_status status = ca_torch_sdpa_check(call, &ndim, found, error);
+    CA_TRY(ca_torch_sdpa_check(call, &ndim, found, error));
     memcpy(shape, found, 4 * sizeof(*shape));
+done:
     return status;
 }
 

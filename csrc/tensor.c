@@ -50,6 +50,21 @@ ca_tensor_start_view(const ca_tensor *tensor, ca_tensor *view)
 }
 
 int64_t
+ca_tensor_count(const ca_tensor *tensor)
+{
+    int64_t count = 1;
+    for (int d = 0; d < tensor->ndim; d++) {
+        if (tensor->shape[d] == 0) {
+            return 0;
+        }
+    }
+    for (int d = 0; d < tensor->ndim; d++) {
+        count *= tensor->shape[d];
+    }
+    return count;
+}
+
+int64_t
 ca_tensor_size(const ca_tensor *tensor, int from_end)
 {
     return from_end <= tensor->ndim ? tensor->shape[tensor->ndim - from_end] : 1;

@@ -65,6 +65,9 @@ void ca_tensor_set_absent(ca_tensor *tensor);
 /* Make `view` start at the same element, without dimensions yet. */
 void ca_tensor_start_view(const ca_tensor *tensor, ca_tensor *view);
 
+/* The number of elements of a tensor that there is. */
+int64_t ca_tensor_count(const ca_tensor *tensor);
+
 /* Sizes and strides counted from the end: 1 is the last dimension. A missing dimension
    is of size 1, as in broadcasting; one of size 1 has stride 0. */
 int64_t ca_tensor_size(const ca_tensor *tensor, int from_end);

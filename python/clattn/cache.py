@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import operator
+import os
 import threading
+import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +14,6 @@ import numpy as np
 from clattn import _core
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
 
     from numpy.typing import DTypeLike
@@ -64,7 +66,7 @@ class KVCache:
     ((1, 4, 1, 8), 3)
     """
 
-    __slots__ = ("_filled", "_key", "_lock", "_value")
+    __slots__ = ("__weakref__", "_filled", "_key", "_lock", "_value")
 
     def __init__(
         self,
@@ -81,7 +83,7 @@ class KVCache:
         capacity = _size(capacity, "capacity", 0)
         head_size = _size(head_size, "head_size", 1)
         v_head_size = head_size if v_head_size is None else _size(v_head_size, "v_head_size", 1)
-        _check_dtype(dtype)
+        dtype = _float_dtype(dtype)
         lead = (batch, num_kv_heads, capacity)
         self._key: Tensor = _core.empty((*lead, head_size), dtype, device)
         self._value: Tensor = _core.empty((*lead, v_head_size), dtype, self._key.device)
@@ -90,6 +92,7 @@ class KVCache:
         # change to its end.
         self._filled: tuple[int, np.ndarray | None] = (0, None)
         self._lock = threading.RLock()
+        _caches.add(self)
 
     def append(self, key: Array, value: Array, counts: Sequence[int] | None = None) -> None:
         """Write keys and values behind those that are there.
@@ -287,39 +290,64 @@ class KVCache:
         )
 
 
+# A lock that another thread held at a fork is held for ever in the child.
+_caches: weakref.WeakSet[KVCache] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    for cache in _caches:
+        cache._lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
+
+
 def _size(number: Any, name: str, lowest: int) -> int:
-    """Return a whole number of `lowest` or more."""
+    """Return a whole number of `lowest` or more, of 63 bits."""
     try:
         size = operator.index(number)
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {type(number).__name__}") from None
-    if size < lowest:
-        raise ValueError(f"{name} is {size}; expected {lowest} or more")
+    if not lowest <= size < 2**63:
+        raise ValueError(f"{name} is {size}; expected {lowest} or more, below 2**63")
     return size
 
 
-def _check_dtype(dtype: DTypeLike) -> None:
-    """Refuse what is no float dtype."""
+def _float_dtype(dtype: DTypeLike) -> DTypeLike:
+    """Return a float dtype; "bfloat16" is a word that NumPy learns from ml_dtypes."""
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        import ml_dtypes
+
+        dtype = np.dtype(ml_dtypes.bfloat16)
     try:
         name = np.dtype(dtype).name
     except TypeError:
         name = repr(dtype)
     if name not in ("float16", "bfloat16", "float32", "float64"):
         raise TypeError(f"dtype is {name}; expected float16, bfloat16, float32 or float64")
+    return dtype
 
 
 def _numbers(numbers: Any, name: str) -> np.ndarray:
     """Return int64 numbers of one dimension, an array of their own."""
-    array = np.asarray(numbers)
+    kind = type(numbers)
+    if hasattr(kind, "__array__") or isinstance(numbers, memoryview):
+        array = np.asarray(numbers)
+    elif hasattr(kind, "__dlpack__"):
+        array = np.from_dlpack(numbers)
+    elif isinstance(numbers, Sequence) and not isinstance(numbers, str | bytes):
+        array = np.empty(len(numbers), object)
+        array[:] = numbers
+    else:
+        raise TypeError(f"{name} must be integers, got {kind.__name__}")
     if array.ndim != 1:
         raise ValueError(f"{name} has shape {array.shape}; expected one dimension")
-    if array.size == 0 and not isinstance(numbers, np.ndarray):
-        array = array.astype(np.int64)
     if array.dtype.kind not in "iuO":
         raise TypeError(f"{name} must be integers, got {array.dtype}")
     try:
         return np.array([operator.index(number) for number in array], np.int64)
     except TypeError:
-        raise TypeError(f"{name} must be integers, got {array.dtype}") from None
+        raise TypeError(f"{name} must be integers, got {numbers!r:.80}") from None
     except OverflowError:
-        raise ValueError(f"{name} has {max(array, key=abs)}; expected 63 bits") from None
+        raise ValueError(f"{name} is {numbers!r:.80}; expected numbers of 63 bits") from None
