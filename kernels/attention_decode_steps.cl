@@ -33,6 +33,9 @@
 #define PART     ((EV_CHUNKS + EV_PARTS - 1) / EV_PARTS)
 #define EV_SLOTS (EV_PARTS * PART) /* chunks after the last one repeat it */
 
+/* Keys whose values are taken together, where that is in parts. */
+#define VALUES_AT_ONCE (EV_PARTS > 1 ? 16 : BN)
+
 /* One row: where its mask and bias are, which keys it may see, its softmax so far. */
 typedef struct {
     ca_int64 batch[CA_BATCH_DIMS];
@@ -204,36 +207,51 @@ load_addends(realv *added, const attention_call *call, const decode_row *row,
 }
 #endif
 
-/* result[r] = result[r] * decay[r] + sum_j weights[r][j] * value[j] */
+/* result[r] = result[r] * decay[r] + sum_j weights[r][j] * value[j]. Where the columns
+   are taken in parts, a few keys' parts follow each other: memory is read at full speed
+   only in its order. */
 static inline void
 add_values(realv *result, const realv *decay, const realv *weights,
            __global const value_storage *value, ca_int64 stride, int keys)
 {
+    realv sums[RT * EV_SLOTS];
 #pragma unroll
-    for (int p = 0; p < EV_PARTS; p++) {
-        realv sums[RT * PART];
+    for (int n = 0; n < RT * EV_SLOTS; n++) {
+        sums[n] = (realv)REAL(0.0);
+    }
+    for (int j0 = 0; j0 < keys; j0 += VALUES_AT_ONCE) {
+        const int end = min(j0 + VALUES_AT_ONCE, keys);
 #pragma unroll
-        for (int n = 0; n < RT * PART; n++) {
-            sums[n] = (realv)REAL(0.0);
-        }
-        for (int j = 0; j < keys; j++) {
-            __global const value_storage *row = value + j * stride;
+        for (int p = 0; p < EV_PARTS; p++) {
+            realv part[RT * PART];
 #pragma unroll
-            for (int n = 0; n < PART; n++) {
-                const int chunk = min(p * PART + n, EV_CHUNKS - 1);
-                const realv x = load_value_lanes(row + COLUMN(chunk, HEAD_EV));
+            for (int n = 0; n < RT * PART; n++) {
+                part[n] = sums[p * RT * PART + n];
+            }
+            for (int j = j0; j < end; j++) {
+                __global const value_storage *row = value + j * stride;
 #pragma unroll
-                for (int r = 0; r < RT; r++) {
-                    const real weight = ((const real *)weights)[r * BN + j];
-                    sums[r * PART + n] = fma((realv)weight, x, sums[r * PART + n]);
+                for (int n = 0; n < PART; n++) {
+                    const int chunk = min(p * PART + n, EV_CHUNKS - 1);
+                    const realv x = load_value_lanes(row + COLUMN(chunk, HEAD_EV));
+#pragma unroll
+                    for (int r = 0; r < RT; r++) {
+                        const real weight = ((const real *)weights)[r * BN + j];
+                        part[r * PART + n] = fma((realv)weight, x, part[r * PART + n]);
+                    }
                 }
             }
-        }
 #pragma unroll
-        for (int n = 0; n < RT * PART; n++) {
-            realv *slot = &result[n / PART * EV_SLOTS + p * PART + n % PART];
-            *slot = fma(*slot, decay[n / PART], sums[n]);
+            for (int n = 0; n < RT * PART; n++) {
+                sums[p * RT * PART + n] = part[n];
+            }
         }
+    }
+#pragma unroll
+    for (int n = 0; n < RT * EV_SLOTS; n++) {
+        const int r = n / PART % RT;
+        realv *slot = &result[r * EV_SLOTS + n / (RT * PART) * PART + n % PART];
+        *slot = fma(*slot, decay[r], sums[n]);
     }
 }
 
