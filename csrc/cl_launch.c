@@ -158,14 +158,11 @@ wait_for(ca_device *device, const ca_kernel *kernel, const ca_launch *launch,
                : status;
 }
 
-ca_status
-ca_launch_run(ca_device *device, ca_kernel *kernel, const ca_launch *launch,
-              ca_error *error)
+static ca_status
+launch_once(ca_device *device, ca_kernel *kernel, const ca_launch *launch,
+            ca_error *error)
 {
-    ca_status status = ca_device_check_fork(device, error);
-    if (status != CA_OK) {
-        return status;
-    }
+    ca_status status = CA_OK;
     ca_binding bindings[CA_MAX_SPANS];
     int nbound = 0;
     cl_event event = NULL;
@@ -198,8 +195,21 @@ done:
         device->cl->clReleaseEvent(event);
     }
     ca_memory_release(device, bindings, nbound);
-    if (status == CA_ERROR_MEMORY) {
+    return status;
+}
+
+ca_status
+ca_launch_run(ca_device *device, ca_kernel *kernel, const ca_launch *launch,
+              ca_error *error)
+{
+    ca_status status = ca_device_check_fork(device, error);
+    if (status == CA_OK) {
+        status = launch_once(device, kernel, launch, error);
+    }
+    if (status == CA_ERROR_MEMORY) { /* some drivers allocate no sooner than here */
+        ca_error_clear(error);
         ca_pool_empty(device);
+        status = launch_once(device, kernel, launch, error);
     }
     return status;
 }

@@ -4,8 +4,8 @@
  * this header.
  *
  * One launch goes: bind; then, under the device's lock, set, send, the kernels, fetch;
- * then wait for the event; then release, which also follows an error at any point,
- * once nothing is in flight.
+ * then wait for the event, unless the launch is left to run; then release, which also
+ * follows an error at any point.
  */
 #ifndef CLATTN_CL_MEMORY_H
 #define CLATTN_CL_MEMORY_H

@@ -12,8 +12,8 @@
 
 /* ---- making and freeing ---- */
 
-/* Enough small storages share a size for the pool to find them again, and none is more
-   than a quarter too large. */
+/* Enough small storages share a size for the pool to find them again, and of those above
+   the smallest none is more than a quarter too large. */
 static size_t
 pool_class(const ca_device *device, size_t bytes)
 {
@@ -187,6 +187,7 @@ ca_device_empty_cache(ca_device *device, ca_error *error)
     ca_status status = ca_device_check_fork(device, error);
     if (status == CA_OK && is_open(device)) {
         ca_pool_empty(device);
+        ca_memory_trim();
     }
     return status;
 }

@@ -61,6 +61,8 @@ ca_storage_write(ca_storage *storage, size_t offset, const void *source, size_t 
                                                 offset, bytes, source, 0, NULL, NULL);
     }
     if (code != CL_SUCCESS) {
+        CA_TRY(
+            ca_pending_check(device, error)); /* what it waited for may have failed */
         CA_TRY(ca_cl_error_set(error, code, "clEnqueueWriteBuffer", device->info.name));
     }
 done:

@@ -16,6 +16,9 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <cpuid.h>
 #endif
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 void
 ca_mutex_init(ca_mutex *mutex)
@@ -142,6 +145,14 @@ ca_memory_allocate(size_t bytes)
     }
 #endif
     return memory;
+}
+
+void
+ca_memory_trim(void)
+{
+#ifdef __GLIBC__
+    (void)malloc_trim(0);
+#endif
 }
 
 static size_t

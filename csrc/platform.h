@@ -54,6 +54,9 @@ typedef enum {
    made of memory that was used before, which costs nothing to touch. */
 #define CA_LARGE_MEMORY ((int64_t)32 << 20) /* bytes */
 
+/* Give what was freed back to the system, where the allocator keeps it. */
+void ca_memory_trim(void);
+
 /* New pages of that kind, not CA_PAGES_ANY, to be given back by ca_pages_free. NULL
    where there is no memory. */
 void *ca_pages_allocate(size_t bytes, ca_pages pages);

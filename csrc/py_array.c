@@ -102,30 +102,43 @@ ca_py_array(const ca_state *state, PyObject *object, const char *name,
 
 /* ---- results ---- */
 
-/* The function that makes `like`'s library take memory, a new reference; NULL without an
-   exception where the result is to be NumPy's. */
+/* The library of an array that names none: the package of its type, if that is imported.
+   NULL without an exception where there is none such. */
+static PyObject *
+package_of(PyObject *like)
+{
+    PyObject *package = NULL;
+    PyObject *name = PyObject_GetAttrString((PyObject *)Py_TYPE(like), "__module__");
+    const char *text =
+        name != NULL && PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : NULL;
+    if (text != NULL) {
+        PyObject *root =
+            PyUnicode_FromStringAndSize(text, (Py_ssize_t)strcspn(text, "."));
+        package = root != NULL ? PyImport_GetModule(root) : NULL;
+        Py_XDECREF(root);
+    }
+    Py_XDECREF(name);
+    PyErr_Clear();
+    return package;
+}
+
+/* The function that makes `like`'s library take memory, a new reference; NULL where the
+   result is to be NumPy's, or with an exception that is nobody's business here. */
 static PyObject *
 taker_of(PyObject *like)
 {
     PyObject *library = PyObject_CallMethod(like, "__array_namespace__", NULL);
     if (library == NULL) {
-        PyErr_Clear();
-        PyObject *name =
-            PyObject_GetAttrString((PyObject *)Py_TYPE(like), "__module__");
-        const char *text =
-            name != NULL && PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : NULL;
-        if (text != NULL) {
-            PyObject *root =
-                PyUnicode_FromStringAndSize(text, (Py_ssize_t)strcspn(text, "."));
-            library = root != NULL ? PyImport_GetModule(root) : NULL;
-            Py_XDECREF(root);
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+            return NULL;
         }
-        Py_XDECREF(name);
+        PyErr_Clear();
+        library = package_of(like);
     }
     PyObject *taker =
         library != NULL ? PyObject_GetAttrString(library, "from_dlpack") : NULL;
     Py_XDECREF(library);
-    if (taker == NULL) {
+    if (taker == NULL && PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception)) {
         PyErr_Clear();
     }
     return taker;
@@ -174,7 +187,7 @@ ca_py_give(const ca_state *state, PyObject *like, ca_dtype dtype, PyObject *memo
     }
     PyObject *taker = taker_of(like);
     if (taker == NULL) {
-        return Py_NewRef(memory);
+        return PyErr_Occurred() ? NULL : Py_NewRef(memory);
     }
     PyObject *given = NULL;
     PyObject *producer = ca_py_dlpack_producer(state, &tensor, memory);

@@ -100,6 +100,9 @@ check_torch(PyObject *object, const char *name)
                      "%s is a view with turned signs; pass %s.resolve_neg()", name,
                      name);
     }
+    if (gradient < 0 || negative < 0) {
+        ca_py_raise_from(PyExc_ValueError, name, object, "flags");
+    }
     return gradient == 0 && negative == 0 ? 0 : -1;
 }
 

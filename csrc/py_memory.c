@@ -72,14 +72,17 @@ for_each_device(PyObject *module, PyObject *argument,
     int count = only != NULL      ? 1
                 : runtime != NULL ? ca_runtime_device_count(runtime)
                                   : 0;
-    for (int i = 0; i < count && result == 0; i++) {
+    for (int i = 0; i < count; i++) {
         ca_device *device = only != NULL ? only : ca_runtime_device(runtime, i);
         ca_error error = {0};
         ca_status status;
         Py_BEGIN_ALLOW_THREADS
             status = action(device, &error);
         Py_END_ALLOW_THREADS
-        result = ca_py_error_check(state, status, &error);
+        if (result == 0) { /* the first failure is told */
+            result = ca_py_error_check(state, status, &error);
+        }
+        ca_error_clear(&error);
     }
     return result;
 }

@@ -232,8 +232,7 @@ represent(PyObject *self)
     bool shown = count > 0 && count <= SUMMARISED;
     (void)ca_shape_format(view->ndim, view->shape, shape, sizeof(shape));
     PyObject *numpy = PyImport_ImportModule("numpy");
-    PyObject *array =
-        numpy != NULL ? ca_py_tensor_fetch(state_of(self), self, false) : NULL;
+    PyObject *array = numpy != NULL ? ca_py_tensor_look(state_of(self), self) : NULL;
     if (array != NULL) {
         values = PyObject_CallMethod(numpy, "array2string", "OOOOss", array, Py_None,
                                      Py_None, Py_None, ", ", "clattn.Tensor(");

@@ -53,7 +53,11 @@ int ca_py_tensor_assign(const ca_state *state, PyObject *object,
    `opaque` they are to be moved only, and bfloat16 needs no ml_dtypes. */
 PyObject *ca_py_tensor_fetch(const ca_state *state, PyObject *object, bool opaque);
 
-/* A NumPy array of its memory where the host has that too, else a copy. */
+/* The same, but of its memory where the host has that too: to be looked at now. */
+PyObject *ca_py_tensor_look(const ca_state *state, PyObject *object);
+
+/* A NumPy array of its memory where the host has that too, else a copy. From now on calls
+   that use the memory are waited for. */
 PyObject *ca_py_tensor_numpy(const ca_state *state, PyObject *object);
 
 /* The methods numpy, __array__, __dlpack__ and __dlpack_device__. */

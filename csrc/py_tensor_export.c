@@ -87,24 +87,35 @@ ca_py_tensor_fetch(const ca_state *state, PyObject *object, bool opaque)
     return array;
 }
 
+/* Its memory, which the host has too, as a NumPy array. */
+static PyObject *
+view_memory(const ca_state *state, ca_py_tensor *self)
+{
+    PyObject *descr = ca_py_descr(self->view.dtype);
+    PyObject *array = NULL;
+    if (descr != NULL && wait_for(state, self->storage) == 0) {
+        array = ca_py_array_over(&self->view, descr, true, (PyObject *)self);
+    }
+    Py_XDECREF(descr);
+    return array;
+}
+
+PyObject *
+ca_py_tensor_look(const ca_state *state, PyObject *object)
+{
+    ca_py_tensor *self = (ca_py_tensor *)object;
+    return ca_storage_is_host(self->storage) ? view_memory(state, self)
+                                             : ca_py_tensor_fetch(state, object, false);
+}
+
 PyObject *
 ca_py_tensor_numpy(const ca_state *state, PyObject *object)
 {
     ca_py_tensor *self = (ca_py_tensor *)object;
-    if (!ca_storage_is_host(self->storage)) {
-        return ca_py_tensor_fetch(state, object, false);
+    if (ca_storage_is_host(self->storage)) {
+        ca_storage_share(self->storage);
     }
-    PyObject *descr = ca_py_descr(self->view.dtype);
-    if (descr == NULL) {
-        return NULL;
-    }
-    PyObject *array = NULL;
-    ca_storage_share(self->storage);
-    if (wait_for(state, self->storage) == 0) {
-        array = ca_py_array_over(&self->view, descr, true, object);
-    }
-    Py_DECREF(descr);
-    return array;
+    return ca_py_tensor_look(state, object);
 }
 
 PyObject *

@@ -118,8 +118,11 @@ class KVCache:
         """
         numbers = None if counts is None else _numbers(counts, "counts")
         with self._lock:
-            length, lengths = self._filled
+            filled = self._filled
+            length, lengths = filled
             n = _core.cache_append(self._key, self._value, length, lengths, key, value, numbers)
+            if self._filled is not filled:
+                raise RuntimeError("the cache was changed by what gave key or value")
             if numbers is None and lengths is None:
                 self._filled = (length + n, None)
             else:

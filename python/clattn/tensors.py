@@ -86,8 +86,8 @@ def memory_stats(device: Device | str | None = None) -> dict[str, int]:
         ``allocated_bytes`` and ``allocated_blocks``: in use by Tensors, by what other
         libraries hold of them, and by running calls; views count once. ``pooled_bytes`` and
         ``pooled_blocks``: kept for later Tensors. ``peak_bytes``: the most that was allocated
-        so far. Bytes are those of the blocks, which are up to a quarter larger than what is
-        in them.
+        so far. Bytes are those of the blocks: some KiB at least, and up to a quarter larger
+        than what is in them.
     """
     return _core.memory_stats(device)
 
