@@ -59,6 +59,8 @@ struct ca_storage {
 typedef struct {
     ca_storage *slots[CA_POOL_SLOTS];
     ca_storage *leaving; /* a list of what is to be freed once no call uses it */
+    size_t leaving_bytes;
+    size_t leaving_blocks;
     ca_memory_stats stats;
 } ca_pool;
 

@@ -75,24 +75,37 @@ retire(ca_device *device)
 /* So many threads may add a call after making room for one. */
 #define SPARE 16
 
-void
-ca_pending_make_room(ca_device *device)
+/* Wait for the oldest call if there are `count` or more. */
+static bool
+wait_above(ca_device *device, uint64_t count)
 {
     ca_pending *pending = &device->pending;
     cl_event oldest = NULL;
     ca_mutex_lock(&device->lock);
-    if (pending->next - pending->first >= CA_MAX_PENDING - SPARE) {
-        retire(device);
-    }
-    if (pending->next - pending->first >= CA_MAX_PENDING - SPARE) {
+    retire(device);
+    if (pending->next - pending->first >= count) {
         oldest = call_of(pending, pending->first)->event;
         device->cl->clRetainEvent(oldest);
     }
     ca_mutex_unlock(&device->lock);
-    if (oldest != NULL) {
-        (void)device->cl->clWaitForEvents(1, &oldest);
-        device->cl->clReleaseEvent(oldest);
+    if (oldest == NULL) {
+        return false;
     }
+    (void)device->cl->clWaitForEvents(1, &oldest);
+    device->cl->clReleaseEvent(oldest);
+    return true;
+}
+
+void
+ca_pending_make_room(ca_device *device)
+{
+    (void)wait_above(device, CA_MAX_PENDING - SPARE);
+}
+
+bool
+ca_pending_wait_for_oldest(ca_device *device)
+{
+    return wait_above(device, 1);
 }
 
 uint64_t

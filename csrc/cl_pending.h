@@ -31,6 +31,9 @@ ca_status ca_pending_check(ca_device *device, ca_error *error);
 ca_status ca_pending_failure(const ca_device *device, const ca_pending_call *call,
                              cl_int code, ca_error *error);
 
+/* Without the lock: wait for the oldest call; false where there is none. */
+bool ca_pending_wait_for_oldest(ca_device *device);
+
 /* Without the lock: wait for all calls; failures are kept. */
 void ca_pending_drain(ca_device *device);
 

@@ -151,6 +151,8 @@ free_leaving(ca_device *device)
         ca_storage *storage = *link;
         if (ca_pending_is_done(device, storage->ticket)) {
             *link = storage->next;
+            device->pool.leaving_blocks--;
+            device->pool.leaving_bytes -= storage->block.bytes;
             free_storage(storage);
         } else {
             link = &storage->next;
@@ -198,13 +200,36 @@ ca_device_memory_stats(ca_device *device, ca_memory_stats *stats, ca_error *erro
     ca_status status = ca_device_check_fork(device, error);
     if (status == CA_OK) {
         ca_mutex_lock(&device->lock);
+        free_leaving(device);
         *stats = device->pool.stats;
+        stats->pooled_blocks += device->pool.leaving_blocks;
+        stats->pooled_bytes += device->pool.leaving_bytes;
         ca_mutex_unlock(&device->lock);
     }
     return status;
 }
 
 /* ---- storages ---- */
+
+/* One from the pool; NULL where a new one may be made. While calls under way hold more
+   released memory than the pool would, the next waits for them. */
+static ca_storage *
+take_or_wait(ca_device *device, size_t capacity)
+{
+    const ca_pool *pool = &device->pool;
+    size_t limit = pool_limit(device);
+    ca_storage *found = NULL;
+    bool waits = true;
+    while (found == NULL && waits) {
+        ca_mutex_lock(&device->lock);
+        free_leaving(device);
+        found = pool_take(device, capacity);
+        waits = pool->stats.pooled_bytes + pool->leaving_bytes + capacity > limit;
+        ca_mutex_unlock(&device->lock);
+        waits = waits && found == NULL && ca_pending_wait_for_oldest(device);
+    }
+    return found;
+}
 
 ca_status
 ca_storage_new(ca_device *device, size_t bytes, const char *what, ca_storage **storage,
@@ -224,10 +249,7 @@ ca_storage_new(ca_device *device, size_t bytes, const char *what, ca_storage **s
                             what, bytes, info->name, (long long)info->global_memory);
     }
     size_t capacity = pool_class(device, bytes);
-    ca_mutex_lock(&device->lock);
-    free_leaving(device);
-    ca_storage *found = pool_take(device, capacity);
-    ca_mutex_unlock(&device->lock);
+    ca_storage *found = take_or_wait(device, capacity);
     cl_int code = CL_SUCCESS;
     for (int attempt = 0; attempt < 2 && found == NULL; attempt++) {
         if (attempt > 0) {
@@ -276,6 +298,8 @@ ca_storage_release(ca_storage *storage)
     if (!pool_give(device, storage)) {
         storage->next = device->pool.leaving;
         device->pool.leaving = storage;
+        device->pool.leaving_blocks++;
+        device->pool.leaving_bytes += storage->block.bytes;
     }
     free_leaving(device);
     ca_mutex_unlock(&device->lock);
@@ -356,6 +380,9 @@ ca_device_synchronize(ca_device *device, ca_error *error)
     ca_status status = ca_device_check_fork(device, error);
     if (status == CA_OK && is_open(device)) {
         ca_pending_drain(device);
+        ca_mutex_lock(&device->lock);
+        free_leaving(device);
+        ca_mutex_unlock(&device->lock);
         status = ca_pending_check(device, error);
     }
     return status;
