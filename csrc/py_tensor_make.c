@@ -39,6 +39,7 @@ ca_py_tensor_empty(const ca_state *state, ca_device *device, ca_dtype dtype, int
         }
         bytes *= shape[d] > 0 ? (size_t)shape[d] : 1;
     }
+    bytes = ca_tensor_count(&view) > 0 ? bytes : ca_dtype_size(dtype);
     ca_status status;
     Py_BEGIN_ALLOW_THREADS
         status = ca_device_prepare(device, &error);
