@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: MIT
+"""Run a notebook and keep its new outputs in place, without times of day."""
+
+import argparse
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("notebook", type=Path)
+    path = parser.parse_args().notebook
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(
+        notebook, kernel_name="python3", record_timing=False, coalesce_streams=True
+    )
+    client.execute()
+    notebook.metadata["language_info"] = {"name": "python"}  # no version to change at each run
+    nbformat.write(notebook, path)
+
+
+if __name__ == "__main__":
+    main()
