@@ -332,16 +332,26 @@ def _float_dtype(dtype: DTypeLike) -> DTypeLike:
     return dtype
 
 
+def _has_buffer(numbers: Any) -> bool:
+    try:
+        memoryview(numbers).release()
+    except TypeError:
+        return False
+    return True
+
+
 def _numbers(numbers: Any, name: str) -> np.ndarray:
     """Return int64 numbers of one dimension, an array of their own."""
     kind = type(numbers)
-    if hasattr(kind, "__array__") or isinstance(numbers, memoryview):
+    if hasattr(kind, "__array__"):
         array = np.asarray(numbers)
     elif hasattr(kind, "__dlpack__"):
         array = np.from_dlpack(numbers)
     elif isinstance(numbers, Sequence) and not isinstance(numbers, str | bytes):
         array = np.empty(len(numbers), object)
         array[:] = numbers
+    elif not isinstance(numbers, str | bytes) and _has_buffer(numbers):
+        array = np.asarray(memoryview(numbers))
     else:
         raise TypeError(f"{name} must be integers, got {kind.__name__}")
     if array.ndim != 1:
