@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""Fixtures: `device` runs a test once per OpenCL device, `kernel` once per choice of kernel."""
+"""Fixtures: `device` runs a test once per OpenCL device, `kernel` once per choice of kernel.
+
+Tests marked `tensors` run once with arrays and once with Tensors, see `passed_as`. After every
+test the memory of every device is back at its start.
+"""
+
+import gc
 
 import clattn
 import pytest
+from passing import pass_tensors
 
 
 def list_devices():
@@ -36,6 +43,59 @@ def pytest_generate_tests(metafunc):
     if "device" in metafunc.fixturenames:
         ids = [device_id(i, d) for i, d in enumerate(DEVICES)] or ["none"]
         metafunc.parametrize("device", DEVICES or [None], ids=ids, indirect=True, scope="session")
+        marked = metafunc.definition.get_closest_marker
+        if marked("tensors") and not marked("arrays_only"):
+            metafunc.parametrize("passed_as", ["arrays", "tensors"], indirect=True)
+
+
+def pytest_collection_modifyitems(items):
+    """The reference kernel, which is another one's oracle, needs no second run with Tensors."""
+
+    def twice(item):
+        chosen = "reference_kernel" not in item.fixturenames or "kernel" in item.fixturenames
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        reference = not chosen or parameters.get("kernel") == "reference"
+        return reference and parameters.get("passed_as") == "tensors"
+
+    items[:] = [item for item in items if not twice(item)]
+
+
+def pytest_collection_finish():
+    """Collecting garbage, which many tests do, then looks at what they have made alone."""
+    gc.collect()
+    gc.freeze()
+
+
+def allocated():
+    """Bytes and blocks that are in use on each device."""
+    stats = [clattn.memory_stats(device) for device in DEVICES]
+    return [s[name] for s in stats for name in ("allocated_bytes", "allocated_blocks")]
+
+
+@pytest.fixture(autouse=True)
+def memory_comes_back(request):
+    """Fails a test that leaves memory of a device in use, unless it has failed already."""
+    start, failed = allocated(), request.session.testsfailed
+    yield
+    request.node.funcargs.clear()  # what fixtures gave, which pytest keeps for longer
+    if allocated() != start:
+        clattn.synchronize()  # calls that are running
+    if allocated() != start:
+        gc.collect()
+    if request.session.testsfailed == failed:
+        over = [now - before for now, before in zip(allocated(), start, strict=True)]
+        assert max(over, default=0) <= 0, f"bytes and blocks still in use: {over}"
+
+
+@pytest.fixture(autouse=True)
+def passed_as(request):
+    """How arrays are passed to the operators: as they are, or copied to the device before."""
+    if getattr(request, "param", "arrays") == "arrays":
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        pass_tensors(patch)
+        yield
 
 
 @pytest.fixture(scope="session")

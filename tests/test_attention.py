@@ -7,6 +7,8 @@ import pytest
 from helpers import assert_close, check, draw, qkv, sdpa
 from reference import DTYPES, attention, bfloat16, compute_dtype, eps, float16
 
+pytestmark = pytest.mark.tensors
+
 SHAPES = {  # leading dimensions, L, S, E, Ev
     "one of everything": ((1, 1), 1, 1, 8, 8),
     "one query": ((2, 3), 1, 193, 64, 64),

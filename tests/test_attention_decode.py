@@ -32,7 +32,7 @@ from test_attention_layouts import (
     transposed,
 )
 
-pytestmark = pytest.mark.usefixtures("decode")
+pytestmark = [pytest.mark.usefixtures("decode"), pytest.mark.tensors]
 
 
 def far_rows(a):

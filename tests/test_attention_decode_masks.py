@@ -14,7 +14,7 @@ from helpers import assert_close, check, draw, qkv, sdpa
 from reference import bfloat16, float16, float32, float64, tolerance
 from test_attention_layouts import columns_first, negative_everywhere, negative_rows, sliced
 
-pytestmark = pytest.mark.usefixtures("decode")
+pytestmark = [pytest.mark.usefixtures("decode"), pytest.mark.tensors]
 
 NAN, INF = np.nan, np.inf
 SHORT, SPLIT = ((2, 4), 3, 77, 64), ((1, 1), 3, 2500, 64)

@@ -7,6 +7,8 @@ import pytest
 from helpers import check, draw, index_of, qkv, run_python
 from reference import bfloat16, float32, float64
 
+pytestmark = pytest.mark.tensors
+
 LOWEST = np.finfo(np.float32).min
 
 

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from helpers import check, qkv, sdpa
 
+pytestmark = pytest.mark.tensors
+
 
 def test_a_large_value_with_a_late_high_score(device, kernel):
     """Weights above 1 on the way must not make a sum overflow that ends within range."""

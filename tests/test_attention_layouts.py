@@ -7,6 +7,8 @@ from helpers import assert_close, check, check_or_type_error, draw, qkv, sdpa
 from numpy.lib.stride_tricks import as_strided
 from reference import DTYPES, attention, bfloat16
 
+pytestmark = pytest.mark.tensors
+
 LEAD, L, S, E = (2, 3), 17, 33, 8
 
 

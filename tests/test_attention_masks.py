@@ -21,6 +21,8 @@ from reference import (
     tolerance,
 )
 
+pytestmark = pytest.mark.tensors
+
 LEAD, L, S = (2, 3), 17, 33
 MASK_SHAPES = [
     (33,), (1,), (17, 1), (1, 33), (1, 1), (17, 33), (3, 1, 33), (3, 17, 1), (3, 17, 33),

@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import bfloat16, float32, tolerance
 
+pytestmark = pytest.mark.tensors
+
 bounded = settings(
     max_examples=40,
     deadline=None,

@@ -8,6 +8,8 @@ import pytest
 from helpers import assert_close, check, draw, qkv
 from reference import bfloat16, float16, float32, float64
 
+pytestmark = pytest.mark.tensors
+
 LEAD, L, S = (3, 12), 41, 70
 MASKS = {
     "bool": lambda *shape: draw(shape, seed=9) > -0.3,

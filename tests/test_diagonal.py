@@ -36,6 +36,8 @@ from reference_diagonal import (
     stored,
 )
 
+pytestmark = pytest.mark.tensors
+
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 widths = pytest.mark.parametrize("dtype", WIDTHS, ids=str)  # one dtype of each element width
 layouts = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda f: f.__name__)

@@ -22,6 +22,8 @@ from reference_diagonal import (
     numbers,
 )
 
+pytestmark = pytest.mark.tensors
+
 dtypes = pytest.mark.parametrize("dtype", ELEVEN, ids=str)
 ENDS = (INT32_MIN, INT32_MIN + 1, -4, -3, -1, 0, 1, 3, 5, 6, INT32_MAX - 1, INT32_MAX)
 FEW = ((0, 1), (0, 3), (INT32_MIN, 1), (1, 0), (INT32_MAX, INT32_MIN), (2, 2))

@@ -26,6 +26,8 @@ from reference_diagonal import (
     owner_of,
 )
 
+pytestmark = pytest.mark.tensors
+
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 widths = pytest.mark.parametrize("dtype", WIDTHS, ids=str)
 layouts = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda f: f.__name__)
@@ -171,6 +173,7 @@ OVERLAPS = {  # a fresh buffer of 500 elements -> two matrices that have some of
 }  # fmt: skip
 
 
+@pytest.mark.arrays_only
 @pytest.mark.parametrize("overlap", OVERLAPS.values(), ids=OVERLAPS)
 @widths
 def test_overlaps_are_refused(device, overlap, dtype):

@@ -15,6 +15,8 @@ from reference import float16, float32, max_error
 from reference_directml import FLOATS, SOURCES, make
 from test_attention_layouts import LAYOUTS, ODD
 
+pytestmark = pytest.mark.tensors
+
 HALF_AND_SINGLE = pytest.mark.parametrize("dtype", [float32, float16], ids=str)
 each_source = pytest.mark.parametrize("source", SOURCES)
 

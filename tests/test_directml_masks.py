@@ -15,6 +15,8 @@ from reference_directml import SOURCES, make
 from test_attention_layouts import LAYOUTS, ODD
 from test_directml import HALF_AND_SINGLE, check, check_or_type_error, compare, run
 
+pytestmark = pytest.mark.tensors
+
 LENGTH, END_START = "key_sequence_length", "key_sequence_end_start"
 PACKED = "key_query_sequence_length_start_end"
 B, H, L, P, T = 2, 3, 5, 3, 10  # of most calls here; S = T - P

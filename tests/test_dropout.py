@@ -15,6 +15,8 @@ from helpers import assert_close, draw, qkv, sdpa
 from reference import DTYPES, compute_dtype, float16
 from test_attention_layouts import LAYOUTS, ODD
 
+pytestmark = pytest.mark.tensors
+
 P, SEED = 0.3, 0x0123_4567_89AB_CDEF
 NAN, INF = float("nan"), float("inf")
 

@@ -17,6 +17,8 @@ from reference import DTYPES, bfloat16, float16, float32, float64
 from reference_onnx import attention, check, joined_heads, tolerances
 from test_attention_layouts import LAYOUTS, ODD
 
+pytestmark = pytest.mark.tensors
+
 LENGTHS = list(itertools.product((1, 16, 17, 33, 40), (0, 1, 13, 200)))
 B, HQ, HK, L, S, E, P = 2, 4, 2, 17, 33, 8, 13
 INT_TYPES = [np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]

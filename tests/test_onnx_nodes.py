@@ -22,6 +22,8 @@ from helpers import no_opencl, run_python
 from reference import bfloat16
 from reference_onnx import attention, plain, rounded
 
+pytestmark = pytest.mark.tensors
+
 OLD_ROOT = Path(sys.prefix) / "onnx-1.19.1"
 OLD_CASES = OLD_ROOT / "onnx" / "backend" / "test" / "data" / "node"
 INSTALL_OLD = f"pip install --no-deps --target {OLD_ROOT} onnx==1.19.1"

@@ -14,6 +14,8 @@ from reference import DTYPES, bfloat16, eps, float16, float32, float64
 from reference_onnx import check, softmax, tolerances
 from test_onnx import HK, HQ, B, E, L, P, S, cache, flat, inputs, mask_of
 
+pytestmark = pytest.mark.tensors
+
 LENGTHS = np.array([20, 33])
 FLOAT_MASK, BOOL_MASK = mask_of(float32, (L, S)), mask_of(np.dtype(bool), (L, S))
 SEEN = BOOL_MASK.copy()

@@ -12,6 +12,8 @@ from reference_onnx import attention, check, joined_heads, tolerances
 from test_attention_properties import bounded, relay, shrink
 from test_onnx import HK, HQ, B, E, cache, flat, inputs, mask_of
 
+pytestmark = pytest.mark.tensors
+
 L, S, P = 17, 33, 13
 LENGTHS = np.array([20, 29])
 SEEN = mask_of(np.dtype(bool), (L, S + P), seed=3)

@@ -11,6 +11,8 @@ from helpers import assert_close, draw, qkv
 from reference import DTYPES, bfloat16, float16, float32
 from test_attention_layouts import LAYOUTS, ODD
 
+pytestmark = pytest.mark.tensors
+
 FULL = (2, 3, 17, 13)  # leading dimensions, L and S of most masks here
 
 
@@ -239,6 +241,7 @@ IGNORED = {
 }
 
 
+@pytest.mark.arrays_only
 @pytest.mark.parametrize("mask", IGNORED.values(), ids=IGNORED)
 def test_causal_ignores_the_mask(device, mask):
     """Whatever it is: the same bits as without one."""

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: MIT */
+/* An OpenCL loader whose commands fail when a test says so.
+ *
+ * It is linked against the real loader, passes every call on to it, and changes what is
+ * reported of a few. test_late_errors.py builds it and puts it in the loader's place.
+ */
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define EVENT_STATUS        0x11D3
+#define FAILED_IN_WAIT_LIST (-14)
+
+typedef void *handle;
+typedef void (*callback)(handle event, int32_t status, void *data);
+
+static atomic_int kernels;      /* enqueued so far */
+static atomic_int events_to_go; /* the event of this one of the next kernels fails */
+static atomic_int had_event;
+static atomic_int event_code;   /* and so reports this */
+static _Atomic(handle) failing; /* that event; kept, so that no other gets its handle */
+static _Atomic(handle) untold;  /* its queue, until something that waits has said so */
+static _Atomic(handle) follower; /* a later command there, which so fails as well */
+static atomic_int refused_to_go; /* enqueueing this one of the next kernels fails */
+static atomic_int refused_code;
+static atomic_int buffers_to_fail; /* so many of the next buffers cannot be allocated */
+static atomic_int buffer_code;
+
+static struct {
+    callback function;
+    void *data;
+} wrapped;
+
+#define REAL(name) ((name##_type *)dlsym(RTLD_NEXT, #name))
+
+/* The n-th of the next kernels fails with `code` when it has run. */
+void
+faults_fail(int n, int code)
+{
+    event_code = code;
+    events_to_go = n;
+}
+
+/* Enqueueing the n-th of the next kernels returns `code`. */
+void
+faults_refuse(int n, int code)
+{
+    refused_code = code;
+    refused_to_go = n;
+}
+
+/* Creating the next n buffers returns `code`. */
+void
+faults_fail_buffers(int n, int code)
+{
+    buffer_code = code;
+    buffers_to_fail = n;
+}
+
+/* Kernels that were enqueued. */
+int
+faults_kernels(void)
+{
+    return kernels;
+}
+
+/* Faults that were asked for and have not come about. */
+int
+faults_to_come(void)
+{
+    return (events_to_go > 0) + (refused_to_go > 0) + (buffers_to_fail > 0);
+}
+
+/* Whether the caller had asked for the event of the kernel that failed last. */
+int
+faults_had_event(void)
+{
+    return had_event;
+}
+
+typedef int32_t clRetainEvent_type(handle);
+typedef int32_t clEnqueueNDRangeKernel_type(handle, handle, uint32_t, const size_t *,
+                                            const size_t *, const size_t *, uint32_t,
+                                            const handle *, handle *);
+
+int32_t
+clEnqueueNDRangeKernel(handle queue, handle kernel, uint32_t dims, const size_t *offset,
+                       const size_t *global, const size_t *local, uint32_t waits,
+                       const handle *wait_list, handle *event)
+{
+    kernels++;
+    if (refused_to_go > 0 && --refused_to_go == 0) {
+        return refused_code;
+    }
+    handle own = NULL;
+    int is_lost = events_to_go > 0 && --events_to_go == 0;
+    if (is_lost) {
+        had_event = event != NULL;
+        event = had_event ? event : &own;
+    }
+    int32_t status = REAL(clEnqueueNDRangeKernel)(queue, kernel, dims, offset, global,
+                                                  local, waits, wait_list, event);
+    if (status == 0 && is_lost) {
+        REAL(clRetainEvent)(*event);
+        failing = *event;
+        untold = queue;
+        follower = NULL;
+    }
+    return status;
+}
+
+/* Commands of a queue are executed in order, so one that comes after the lost kernel, and
+ * before anybody has been told, is lost as well. */
+static void
+follow(handle queue, const handle *event)
+{
+    if (untold != NULL && queue == untold && event != NULL) {
+        REAL(clRetainEvent)(*event);
+        follower = *event;
+    }
+}
+
+typedef int32_t clWaitForEvents_type(uint32_t, const handle *);
+
+int32_t
+clWaitForEvents(uint32_t count, const handle *events)
+{
+    int32_t status = REAL(clWaitForEvents)(count, events);
+    for (uint32_t i = 0; status == 0 && i < count; i++) {
+        if (events[i] == failing || events[i] == follower) {
+            status = FAILED_IN_WAIT_LIST;
+            untold = NULL;
+        }
+    }
+    return status;
+}
+
+typedef int32_t clEnqueueUnmapMemObject_type(handle, handle, void *, uint32_t,
+                                             const handle *, handle *);
+
+int32_t
+clEnqueueUnmapMemObject(handle queue, handle buffer, void *mapped, uint32_t waits,
+                        const handle *wait_list, handle *event)
+{
+    int32_t status =
+        REAL(clEnqueueUnmapMemObject)(queue, buffer, mapped, waits, wait_list, event);
+    follow(queue, event);
+    return status;
+}
+
+typedef int32_t clEnqueueReadBuffer_type(handle, handle, uint32_t, size_t, size_t,
+                                         void *, uint32_t, const handle *, handle *);
+
+int32_t
+clEnqueueReadBuffer(handle queue, handle buffer, uint32_t blocking, size_t offset,
+                    size_t size, void *to, uint32_t waits, const handle *wait_list,
+                    handle *event)
+{
+    int32_t status = REAL(clEnqueueReadBuffer)(queue, buffer, blocking, offset, size,
+                                               to, waits, wait_list, event);
+    follow(queue, event);
+    if (blocking && untold != NULL && queue == untold) {
+        untold = NULL;
+        return FAILED_IN_WAIT_LIST;
+    }
+    return status;
+}
+
+typedef int32_t clGetEventInfo_type(handle, uint32_t, size_t, void *, size_t *);
+
+int32_t
+clGetEventInfo(handle event, uint32_t name, size_t size, void *value, size_t *needed)
+{
+    int32_t status = REAL(clGetEventInfo)(event, name, size, value, needed);
+    int is_complete =
+        status == 0 && name == EVENT_STATUS && value != NULL && *(int32_t *)value == 0;
+    if (is_complete && failing != NULL && event == failing) {
+        *(int32_t *)value = event_code;
+        untold = NULL;
+    }
+    return status;
+}
+
+static void
+call_wrapped(handle event, int32_t status, void *data)
+{
+    (void)data;
+    wrapped.function(event, status == 0 ? event_code : status, wrapped.data);
+}
+
+typedef int32_t clSetEventCallback_type(handle, int32_t, callback, void *);
+
+int32_t
+clSetEventCallback(handle event, int32_t type, callback function, void *data)
+{
+    if (failing != NULL && event == failing) {
+        wrapped.function = function;
+        wrapped.data = data;
+        return REAL(clSetEventCallback)(event, type, call_wrapped, NULL);
+    }
+    return REAL(clSetEventCallback)(event, type, function, data);
+}
+
+typedef handle clCreateBuffer_type(handle, uint64_t, size_t, void *, int32_t *);
+
+handle
+clCreateBuffer(handle context, uint64_t flags, size_t size, void *host, int32_t *status)
+{
+    if (buffers_to_fail > 0) {
+        buffers_to_fail--;
+        if (status != NULL) {
+            *status = buffer_code;
+        }
+        return NULL;
+    }
+    return REAL(clCreateBuffer)(context, flags, size, host, status);
+}

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: MIT
+"""What OpenCL reports after a call has returned, and what it refuses at once.
+
+Child processes put a loader before the real one that lets commands fail when it is told to:
+opencl_faults.c, built here by the system's C compiler.
+"""
+
+import shutil
+import subprocess
+import textwrap
+from pathlib import Path
+
+import clattn
+import pytest
+from helpers import TESTS, index_of, run_python
+
+COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+SETUP = """
+import ctypes, gc, sys
+import clattn, clattn._drivers as drivers, numpy as np
+from tensors import CALLS, in_host_memory, same_bits, settled
+
+library, index = sys.argv[1], int(sys.argv[2])
+discover = drivers.discover
+
+def instead():
+    preload, _, cache, memory = discover()
+    return preload, (library.encode(),), cache, memory
+
+drivers.discover = instead
+device = clattn.devices()[index]
+other = next((d for d in clattn.devices() if d != device), None)
+faults = ctypes.CDLL(library)
+LOST, OUT_OF_MEMORY = -5, -4
+rng = np.random.default_rng(0)
+q, k, v = (rng.standard_normal((2, 8, 256, 64)).astype("f4") for _ in range(3))
+attend = clattn.scaled_dot_product_attention
+right = attend(q, k, v, device=device)
+tq, tk, tv = (clattn.tensor(a, device) for a in (q, k, v))
+same_bits(attend(tq, tk, tv), right)
+assert faults.faults_kernels() >= 2, "the calls go past the faults"
+start = settled(device)
+
+def refusal(action, *words):
+    "DeviceError whose message has all these words."
+    try:
+        action()
+    except clattn.DeviceError as error:
+        for word in words:
+            assert word in str(error), (word, str(error))
+        return str(error)
+    raise SystemExit("no error")
+
+def afterwards():
+    "All is well again: nothing more is reported, calls work, memory comes back."
+    assert faults.faults_to_come() == 0
+    clattn.synchronize(device)
+    same_bits(attend(tq, tk, tv), right)
+    gc.collect()
+    assert settled(device) == start, (settled(device), start)
+
+WORDS = ("scaled_dot_product_attention", "CL_OUT_OF_RESOURCES", "attention_", device.name)
+"""
+
+
+def loader_in_use():
+    """The path of the OpenCL loader that this process has opened."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.split()[-1]
+        if "/libOpenCL.so" in path:
+            return path
+    raise AssertionError("no loader is open")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """The loader with faults."""
+    if COMPILER is None:
+        pytest.skip("there is no C compiler")
+    clattn.get_default_device()
+    loader, made = Path(loader_in_use()), tmp_path_factory.mktemp("faults") / "libfaults.so"
+    command = [COMPILER, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
+               "-o", made, TESTS / "opencl_faults.c", "-Wl,--no-as-needed", loader,
+               f"-Wl,-rpath,{loader.parent}", "-ldl"]  # fmt: skip
+    subprocess.run(command, check=True)
+    return made
+
+
+@pytest.fixture
+def run_with_faults(device, library):
+    def run(code, **env):
+        return run_python(SETUP + textwrap.dedent(code), library, index_of(device), env=env)
+
+    return run
+
+
+def test_the_next_thing_that_waits_says_it(run_with_faults):
+    """Once: with the function, the kernel, the device and OpenCL's name for it."""
+    run_with_faults("""
+        waits = {
+            "numpy": lambda t: t.numpy(), "a view": lambda t: t[0, 1:].numpy(),
+            "asarray": lambda t: np.asarray(t), "repr": repr,
+            "synchronize": lambda t: clattn.synchronize(device),
+            "all devices": lambda t: clattn.synchronize(),
+            "dlpack": lambda t: t.__dlpack__(dl_device=(1, 0)),
+            "an array comes out": lambda t: attend(q, t, tv),
+            "an array is written": lambda t: attend(tq, t, tv, out=np.empty_like(q)),
+            "arrays alone": lambda t: attend(q, k, v, device=device),
+        }
+        if other is not None:
+            waits["to"] = lambda t: t.to(other).numpy()
+        for name, wait in waits.items():
+            print(name, flush=True)
+            faults.faults_fail(1, LOST)
+            lost = attend(tq, tk, tv)
+            refusal(lambda: wait(lost), *WORDS)
+            del lost
+            afterwards()
+    """)
+
+
+def test_any_call_of_a_chain_may_fail(run_with_faults):
+    """None of them waits, so the last one tells of the first."""
+    run_with_faults("""
+        for n in range(1, 6):
+            faults.faults_fail(n, LOST)
+            t = tq
+            for _ in range(5):
+                t = attend(t, tk, tv)
+            refusal(t.numpy, *WORDS)
+            del t
+            afterwards()
+    """)
+
+
+def test_a_result_that_nobody_wants(run_with_faults):
+    """Its call is told of all the same, when the device is waited for."""
+    run_with_faults("""
+        faults.faults_fail(1, LOST)
+        attend(tq, tk, tv)
+        refusal(lambda: clattn.synchronize(device), *WORDS)
+        afterwards()
+        if other is not None:
+            elsewhere = clattn.tensor(q, other)
+            faults.faults_fail(1, LOST)
+            attend(tq, tk, tv)
+            elsewhere.numpy()
+            clattn.synchronize(other)
+            refusal(lambda: clattn.synchronize(device), *WORDS)
+            afterwards()
+    """)
+
+
+def test_the_function_is_named(run_with_faults):
+    """Of every operator, whatever waits later; the calls around it are not."""
+    run_with_faults("""
+        for title, call in CALLS.items():
+            tensors = {name: clattn.tensor(a, device) for name, a in call.arrays.items()}
+            clattn.synchronize(device)
+            faults.faults_fail(1, LOST)
+            results = call.run(lambda name, _: tensors[name])
+            if not faults.faults_had_event():  # a call of microseconds, which has been waited for
+                continue
+            print(title, flush=True)
+            text = refusal(lambda: clattn.synchronize(device), call.name.split(".")[-1],
+                           device.name, "CL_OUT_OF_RESOURCES")
+            assert title != "tril" or "attention" not in text
+            del results, tensors
+            afterwards()
+    """)
+
+
+def test_a_call_that_waits_says_it_itself(run_with_faults):
+    """Calls with arrays, and with memory that the host shares."""
+    run_with_faults("""
+        faults.faults_fail(1, LOST)
+        refusal(lambda: attend(q, k, v, device=device), *WORDS[2:], "CL_")
+        afterwards()
+        if in_host_memory(device):
+            out = clattn.tensor(q, device)
+            seen = out.numpy()
+            faults.faults_fail(1, LOST)
+            refusal(lambda: attend(tq, tk, tv, out=out), *WORDS[2:], "CL_")
+            del out, seen
+            afterwards()
+    """)
+
+
+def test_a_command_that_is_refused(run_with_faults):
+    """At once, by the call that made it; small calls and a device that is gone included."""
+    run_with_faults("""
+        little = [clattn.tensor(a[:1, :1, :4], device) for a in (q, k, v)]
+        start = settled(device)
+        for code, name in ((LOST, "CL_OUT_OF_RESOURCES"), (-2, "CL_DEVICE_NOT_AVAILABLE")):
+            for tensors in ((tq, tk, tv), little, (q, tk, tv), (tq, k, v)):
+                faults.faults_refuse(1, code)
+                refusal(lambda: attend(*tensors), name, "attention_", device.name)
+                afterwards()
+            faults.faults_refuse(1, code)
+            refusal(lambda: clattn.tril(tq), name, "diagonal", device.name)
+            afterwards()
+        faults.faults_refuse(1, OUT_OF_MEMORY)
+        try:
+            attend(tq, tk, tv)
+        except MemoryError as error:
+            print(error)
+        afterwards()
+    """)
+
+
+def test_a_buffer_that_does_not_fit(run_with_faults, device):
+    """The pool is emptied, and it is tried again; then MemoryError."""
+    run_with_faults(
+        """
+        if in_host_memory(device):
+            sys.exit(0)
+        pooled = clattn.tensor(q, device)
+        del pooled
+        clattn.synchronize(device)
+        assert clattn.memory_stats(device)["pooled_blocks"] > 0
+        faults.faults_fail_buffers(1, OUT_OF_MEMORY)
+        big = clattn.tensor(np.zeros(10**7), device)
+        assert clattn.memory_stats(device)["pooled_blocks"] == 0
+        same_bits(big, np.zeros(10**7))
+        del big
+        clattn.synchronize(device)
+        clattn.empty_cache(device)
+        calls = (lambda: clattn.tensor(q, device), lambda: attend(tq, tk, tv),
+                 lambda: attend(tq, k, v), lambda: tq.T.reshape(-1))
+        for action in calls:
+            faults.faults_fail_buffers(1000, OUT_OF_MEMORY)
+            try:
+                action()
+            except MemoryError as error:
+                assert device.name in str(error), error
+            else:
+                raise SystemExit("there was memory")
+            faults.faults_fail_buffers(0, 0)
+            afterwards()
+            clattn.empty_cache(device)
+        """,
+        CLATTN_MEMORY="copy",
+    )
+
+
+def test_the_end_of_a_process_that_nobody_told(run_with_faults):
+    """A failure that is never asked about neither crashes nor hangs the interpreter's exit."""
+    done = run_with_faults("""
+        faults.faults_fail(1, LOST)
+        lost = attend(attend(tq, tk, tv), tk, tv)
+        clattn.kept = lost
+    """)
+    assert not done.stderr
