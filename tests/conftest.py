@@ -7,6 +7,8 @@ test the memory of every device is back at its start.
 
 import gc
 
+import importlib
+
 import clattn
 import pytest
 from passing import pass_tensors
@@ -122,6 +124,31 @@ def decode(device, monkeypatch):
     if device.type != "cpu":
         pytest.skip("attention_decode is for CPUs")
     monkeypatch.setenv("CLATTN_KERNEL", "decode")
+
+
+@pytest.fixture
+def torch_calls(monkeypatch):
+    """The devices of the calls of torch's function that clattn answered.
+
+    After the test torch's function has to be back in its place.
+    """
+    clattn_torch = importlib.import_module("clattn.torch")
+    functions = importlib.import_module("torch.nn.functional")
+    theirs = functions.scaled_dot_product_attention
+    attend = clattn.functional.scaled_dot_product_attention
+    answered = []
+
+    def count(*args, **options):
+        result = attend(*args, **options)
+        answered.append(options["device"])
+        return result
+
+    monkeypatch.setattr(clattn.functional, "scaled_dot_product_attention", count)
+    yield answered
+    left = functions.scaled_dot_product_attention
+    clattn_torch.unpatch()
+    assert left is theirs
+    assert not clattn_torch._uses
 
 
 def pytest_terminal_summary(terminalreporter):

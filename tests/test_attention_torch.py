@@ -8,9 +8,11 @@ import clattn
 import numpy as np
 import pytest
 from helpers import draw, native, qkv, sdpa
-from reference import DTYPES, attention, bfloat16, eps, largest, max_error
+from reference import DTYPES, attention, eps, largest, max_error
 
 torch = pytest.importorskip("torch")
+
+from helpers_torch import from_torch, to_torch  # noqa: E402
 
 CASES = {
     "plain": {},
@@ -21,18 +23,6 @@ CASES = {
     "mask and causal": {"attn_mask": draw((2, 1, 193, 193)) > -1, "is_causal": True},
     "grouped": {"enable_gqa": True},
 }
-
-
-def to_torch(array):
-    if array.dtype == bfloat16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def from_torch(tensor):
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(bfloat16)
-    return tensor.numpy()
 
 
 def torch_sdpa(q, k, v, **options):

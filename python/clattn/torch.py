@@ -1,0 +1,345 @@
+"""clattn behind ``torch.nn.functional.scaled_dot_product_attention``.
+
+``clattn.torch.patch()``, or ``with clattn.torch.sdpa():`` for a block, puts clattn where the
+modules of a model call torch, so that the model runs on clattn as it is. Calls that clattn
+does not take, such as those that need gradients, go to torch as before.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from clattn import _core, functional
+
+try:
+    import torch
+except ImportError as error:
+    raise ImportError("clattn.torch needs torch 2.5 or later: pip install torch") from error
+
+from torch.autograd import forward_ad
+from torch.overrides import handle_torch_function, has_torch_function
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clattn._core import Device
+
+__all__ = ["patch", "scaled_dot_product_attention", "sdpa", "unpatch"]
+
+_FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+_torch_attention = torch.nn.functional.scaled_dot_product_attention
+
+# The uses in force, the newest last: the call of patch() and the blocks of sdpa(), with the
+# device of each. _replaced is what stood in torch.nn.functional before the first of them.
+_lock = threading.Lock()
+_uses: dict[object, Device | None] = {}
+_device: Device | None = None
+_replaced = _torch_attention
+
+
+def patch(device: Device | str | None = None) -> None:
+    """Put clattn behind ``torch.nn.functional.scaled_dot_product_attention``.
+
+    In this process and all its threads, until `unpatch`. Calling it again changes the
+    device.
+
+    Parameters
+    ----------
+    device : Device or str, optional
+        Where attention runs, see `clattn.devices`. Default: `clattn.get_default_device` at
+        each call.
+
+    Raises
+    ------
+    TypeError, ValueError, DeviceError
+        Not a device, or no device matches.
+
+    Notes
+    -----
+    What is called is the attribute of ``torch.nn.functional``: a name that was imported from
+    there earlier (``from torch.nn.functional import scaled_dot_product_attention``) stays
+    torch's function.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.ones(1, 2, 4, 8)
+    >>> patch()
+    >>> torch.nn.functional.scaled_dot_product_attention(x, x, x).shape
+    torch.Size([1, 2, 4, 8])
+    >>> unpatch()
+    """
+    chosen = _find_device(device)
+    with _lock:
+        _uses.pop(patch, None)
+        _uses[patch] = chosen
+        _put()
+
+
+def unpatch() -> None:
+    """Undo `patch`; without one, do nothing.
+
+    Blocks of `sdpa` stay in force to their ends.
+    """
+    with _lock:
+        _uses.pop(patch, None)
+        _put()
+
+
+@contextmanager
+def sdpa(device: Device | str | None = None) -> Iterator[None]:
+    """Do as `patch` does, for a ``with`` block.
+
+    Blocks nest; the newest one that has not ended names the device. As `patch`, they hold
+    for all threads: blocks of several threads may overlap, and torch's function is back
+    when the last of them has ended.
+
+    Parameters
+    ----------
+    device : Device or str, optional
+        As for `patch`.
+
+    Raises
+    ------
+    TypeError, ValueError, DeviceError
+        Not a device, or no device matches.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.ones(1, 2, 4, 8)
+    >>> with sdpa("cpu"):
+    ...     y = torch.nn.functional.scaled_dot_product_attention(x, x, x)
+    >>> y.dtype
+    torch.float32
+    """
+    chosen, use = _find_device(device), object()
+    with _lock:
+        _uses[use] = chosen
+        _put()
+    try:
+        yield
+    finally:
+        with _lock:
+            del _uses[use]
+            _put()
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Return what torch's function of this name does, by clattn where it can.
+
+    It is what `patch` puts into ``torch.nn.functional``, and may be called itself. clattn
+    computes for strided CPU tensors of one float dtype, while no gradients are needed and
+    torch is not recording what it is called with. The rest is torch's:
+
+    - a tensor that requires gradients while they are enabled, forward-mode ones included;
+    - `dropout_p` other than 0, since it is torch's random numbers that drop;
+    - tensors of other devices or dtypes, nested, sparse and quantized ones, subclasses;
+    - ``torch.compile``, ``torch.export``, ``torch.jit.trace``, the transforms of
+      ``torch.func``, and modes that watch operators, as counters of FLOP do;
+    - arguments that clattn refuses, so that errors are those of torch.
+
+    Parameters
+    ----------
+    query : Tensor of shape (..., Hq, L, E)
+        float16, bfloat16, float32 or float64, with any strides.
+    key : Tensor of shape (..., Hk, S, E)
+        Of query's dtype.
+    value : Tensor of shape (..., Hk, S, Ev)
+        Of query's dtype.
+    attn_mask : Tensor, optional
+        Broadcasts to (..., Hq, L, S); bool (True attends) or any float dtype (added to the
+        scaled scores).
+    dropout_p : float
+        Probability with which each weight is dropped.
+    is_causal : bool
+        Row i attends key j where ``j <= i``.
+    scale : float, optional
+        Default ``1 / sqrt(E)``.
+    enable_gqa : bool
+        Grouped heads: query head h reads key and value head ``h // (Hq // Hk)``.
+
+    Returns
+    -------
+    output : Tensor of shape (..., Hq, L, Ev)
+        Of query's dtype. Its heads are laid out as those of query, as torch's are: where
+        ``query.transpose(1, 2)`` is contiguous, so is ``output.transpose(1, 2)``.
+
+    Raises
+    ------
+    MemoryError
+        Host or device memory does not suffice.
+    DeviceError
+        No usable OpenCL device, or what it reports.
+
+    Notes
+    -----
+    Under ``torch.autocast`` query, key and value are cast as torch casts them.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.ones(1, 2, 4, 8)
+    >>> scaled_dot_product_attention(x, x, x, is_causal=True).shape
+    torch.Size([1, 2, 4, 8])
+    """
+    if not torch.compiler.is_compiling():
+        tensors = (query, key, value)
+        overridden = has_torch_function((query, key, value, attn_mask))
+        if overridden and all(type(tensor) in _PLAIN for tensor in tensors):
+            return _hand_over(*tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        # clattn has words for is_causal that torch refuses
+        if dropout_p == 0.0 and isinstance(is_causal, bool) and not _is_watched():
+            result = _attend(*tensors, attn_mask, is_causal, scale, enable_gqa)
+            if result is not None:
+                return result
+    return _torch_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def _find_device(device: Device | str | None) -> Device | None:
+    """Find the device that is named. None is left to each call, and touches no OpenCL."""
+    return None if device is None else _core.find_device(device)
+
+
+def _put() -> None:
+    """Put in place what `_uses` say. The caller holds the lock."""
+    global _device, _replaced
+    _device = next(reversed(_uses.values()), None)
+    functions = torch.nn.functional
+    stands = functions.scaled_dot_product_attention
+    if _uses and stands is not scaled_dot_product_attention:
+        _replaced = stands
+        functions.scaled_dot_product_attention = scaled_dot_product_attention
+    elif not _uses and stands is scaled_dot_product_attention:
+        functions.scaled_dot_product_attention = _replaced
+
+
+def _hand_over(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """Let a ``TorchFunctionMode`` or the mask's class decide, as torch's functions do.
+
+    A mode, such as that of ``torch.set_default_device``, then calls the function again. A
+    mask's class, such as ``CausalBias``, knows the function by the name that it has in torch.
+    """
+    function = scaled_dot_product_attention
+    if attn_mask is not None and type(attn_mask) not in _PLAIN:
+        function = torch.nn.functional.scaled_dot_product_attention
+    return handle_torch_function(
+        function,
+        (attn_mask,),
+        query,
+        key,
+        value,
+        attn_mask,
+        dropout_p,
+        is_causal,
+        scale=scale,
+        enable_gqa=enable_gqa,
+    )
+
+
+def _is_watched() -> bool:
+    """Whether torch records or transforms what it is called with, beyond gradients."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+    )
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor | None:
+    """Compute attention by clattn; None where it is torch's."""
+    given = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+    if not all(map(_is_plain, given)):
+        return None
+    if any([tensor.requires_grad for tensor in given]):
+        if torch.is_grad_enabled():
+            return None
+        query, key, value = query.detach(), key.detach(), value.detach()
+        attn_mask = None if attn_mask is None else attn_mask.detach()
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value = _autocast(query), _autocast(key), _autocast(value)
+    if query.dtype not in _FLOATS:
+        return None
+    try:
+        return functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask,
+            0.0,
+            is_causal,
+            scale,
+            enable_gqa,
+            out=_allocate(query, key, value),
+            device=_device,
+        )
+    except (TypeError, ValueError):  # torch takes a few things that clattn refuses
+        return None
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it is an array of the host and nothing else."""
+    return (
+        type(tensor) in _PLAIN
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.is_neg()
+    )
+
+
+def _autocast(tensor: torch.Tensor) -> torch.Tensor:
+    """Cast as torch does for its function under autocast, which leaves float64 alone."""
+    if tensor.dtype is torch.float64 or not tensor.is_floating_point():
+        return tensor
+    return tensor.to(torch.get_autocast_dtype("cpu"))
+
+
+def _allocate(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor | None:
+    """Allocate a result with query's order of dimensions, as torch does; None elsewhere.
+
+    Where the heads of a query are views of one row, (B, L, Hq, E) transposed, joining them
+    again then needs no copy. That is for four dimensions, of which key and value bring no
+    batch and no heads of their own, and Ev = E.
+    """
+    if query.is_contiguous():  # so is clattn's result
+        return None
+    shape, keys, values = query.shape, key.shape, value.shape
+    if not (len(shape) == len(keys) == len(values) == 4 and query.stride(3) == 1):
+        return None
+    if not (shape[0] == keys[0] == values[0] and shape[3] == values[3]):
+        return None
+    return torch.empty_like(query) if keys[1] <= shape[1] >= values[1] else None
