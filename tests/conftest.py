@@ -6,7 +6,6 @@ test the memory of every device is back at its start.
 """
 
 import gc
-
 import importlib
 
 import clattn
