@@ -49,16 +49,22 @@ def pytest_generate_tests(metafunc):
             metafunc.parametrize("passed_as", ["arrays", "tensors"], indirect=True)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """The reference kernel, which is another one's oracle, needs no second run with Tensors."""
+    """Runs with Tensors come last, when the kernels they share with arrays are built.
 
-    def twice(item):
+    The reference kernel, which is another one's oracle, needs no second run.
+    """
+
+    def with_tensors(item):
+        return hasattr(item, "callspec") and item.callspec.params.get("passed_as") == "tensors"
+
+    def with_reference(item):
         chosen = "reference_kernel" not in item.fixturenames or "kernel" in item.fixturenames
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        reference = not chosen or parameters.get("kernel") == "reference"
-        return reference and parameters.get("passed_as") == "tensors"
+        return not chosen or item.callspec.params.get("kernel") == "reference"
 
-    items[:] = [item for item in items if not twice(item)]
+    kept = [item for item in items if not (with_tensors(item) and with_reference(item))]
+    items[:] = sorted(kept, key=with_tensors)
 
 
 def pytest_collection_finish():
