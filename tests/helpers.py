@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What several test files share: data, the check against the reference, child processes."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -108,6 +109,20 @@ def check_band(source, value, begin, end, *, device, **options):
     same = native(got).view("u1") == right.view("u1") if got.size else np.array(True)
     assert same.all(), f"{got.shape} [{begin}, {end}): first at {np.argwhere(~same)[0]}"
     return got
+
+
+def assert_references_return(calls, things):
+    """Each of `things` has as many references after twenty rounds of `calls` as after one."""
+
+    def counted():
+        gc.collect()
+        return np.array([sys.getrefcount(thing) for thing in things])
+
+    calls()
+    before = counted()
+    for _ in range(20):
+        calls()
+    assert np.abs(counted() - before).max() < 5, counted() - before
 
 
 def check_or_type_error(*args, **options):

@@ -4,7 +4,6 @@
 Wrong ones are in test_dlpack_faults.py; the producers are those of fake_dlpack.py.
 """
 
-import gc
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,7 +22,7 @@ from fake_dlpack import (
     numbers,
 )
 from foreign import same
-from helpers import draw, sdpa
+from helpers import assert_references_return, draw, sdpa
 from reference_diagonal import DTYPES
 from test_attention_layouts import misaligned, negative_everywhere, sliced, transposed
 
@@ -227,12 +226,4 @@ def test_reference_counts(device):
         refusing.answer = None  # an error holds the frames that it went through
         producer.made.clear()
 
-    def counted():
-        gc.collect()
-        return np.array([sys.getrefcount(thing) for thing in things])
-
-    calls()
-    before = counted()
-    for _ in range(20):
-        calls()
-    assert np.abs(counted() - before).max() < 5, counted() - before
+    assert_references_return(calls, things)

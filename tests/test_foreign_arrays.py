@@ -7,7 +7,6 @@ torch and JAX alone have: test_foreign_torch.py.
 """
 
 import array
-import gc
 import mmap
 import sys
 import types
@@ -16,7 +15,7 @@ import clattn
 import numpy as np
 import pytest
 from foreign import LIBRARIES, TORCH, OnlyArray, OnlyDLPack, same
-from helpers import draw, qkv, sdpa
+from helpers import assert_references_return, draw, qkv, sdpa
 from reference import DTYPES as FLOATS
 from reference import attention, tolerance
 from reference_diagonal import DTYPES, numbers
@@ -366,12 +365,4 @@ def test_reference_counts(device):
                 with pytest.raises((TypeError, ValueError)):
                     sdpa(*bad, device=device)
 
-    def counted():
-        gc.collect()
-        return np.array([sys.getrefcount(thing) for thing in things])
-
-    calls()
-    before = counted()
-    for _ in range(20):
-        calls()
-    assert np.abs(counted() - before).max() < 5, counted() - before
+    assert_references_return(calls, things)
