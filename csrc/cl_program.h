@@ -5,6 +5,7 @@
 #ifndef CLATTN_CL_PROGRAM_H
 #define CLATTN_CL_PROGRAM_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "cl_device.h"
@@ -23,6 +24,7 @@ typedef struct {
    function in it. The order of the defines is part of the identity. */
 typedef struct {
     const char *name; /* a string literal */
+    bool in_c30;      /* written in OpenCL C 3.0, for sub-groups; else 1.2 */
     int ndefines;
     ca_define defines[CA_MAX_DEFINES];
 } ca_kernel_spec;

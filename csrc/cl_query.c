@@ -101,6 +101,41 @@ query_system_svm(const ca_device *device)
             CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) != 0;
 }
 
+/* The headers that have these want more headers. */
+#define CA_CL_SUB_GROUP_SIZES_INTEL 0x4108
+#define CA_CL_CAPABILITY_MAJOR_NV   0x4000
+#define CA_CL_CAPABILITY_MINOR_NV   0x4001
+
+/* The sum of the sizes: see ca_device_info. */
+static int64_t
+query_sub_groups(const ca_device *device)
+{
+    size_t sizes[16];
+    size_t bytes = 0;
+    int major = 0;
+    if (sscanf(device->info.version, "OpenCL %d.", &major) != 1 || major < 3 ||
+        !query_extension(device, "cl_intel_required_subgroup_size") ||
+        device->cl->clGetDeviceInfo(device->id, CA_CL_SUB_GROUP_SIZES_INTEL,
+                                    sizeof sizes, sizes, &bytes) != CL_SUCCESS) {
+        return 0;
+    }
+    size_t sum = 0;
+    for (size_t n = 0; n < bytes / sizeof sizes[0]; n++) {
+        sum += sizes[n];
+    }
+    return (int64_t)sum;
+}
+
+static int64_t
+query_nvidia_capability(const ca_device *device)
+{
+    if (!query_extension(device, "cl_nv_device_attribute_query")) {
+        return 0;
+    }
+    return 10 * query_number(device, CA_CL_CAPABILITY_MAJOR_NV) +
+           query_number(device, CA_CL_CAPABILITY_MINOR_NV);
+}
+
 /* Choose the memory mode; false with the reason where the device lacks it. */
 static bool
 choose_memory(ca_device *device, const char *override)
@@ -153,6 +188,8 @@ query_device(ca_device *device, const char *memory_override)
     info->max_work_group = query_number(device, CL_DEVICE_MAX_WORK_GROUP_SIZE);
     info->max_parameter_size = query_number(device, CL_DEVICE_MAX_PARAMETER_SIZE);
     info->float_width = query_number(device, CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT);
+    info->sub_groups = query_sub_groups(device);
+    info->nvidia_capability = query_nvidia_capability(device);
     info->float64 = query_extension(device, "cl_khr_fp64");
     info->float16 = query_extension(device, "cl_khr_fp16");
     device->system_svm = query_system_svm(device);

@@ -32,7 +32,8 @@ same_text(const char *a, const char *b)
 static bool
 spec_equal(const ca_kernel_spec *a, const ca_kernel_spec *b)
 {
-    if (a->ndefines != b->ndefines || !same_text(a->name, b->name)) {
+    if (a->ndefines != b->ndefines || a->in_c30 != b->in_c30 ||
+        !same_text(a->name, b->name)) {
         return false;
     }
     for (int i = 0; i < a->ndefines; i++) {

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The variant table, and what its rows share: facts of a problem, common macros.
+ * The variant table, and what its rows share of planning.
  */
 #include "op_attention_plan.h"
 
-#include <float.h>
 #include <math.h>
 
 #include "attention_params.h"
@@ -16,36 +15,6 @@ ca_attention_define(ca_kernel_spec *spec, const char *name, int64_t value)
     spec->defines[spec->ndefines++] = (ca_define){name, value};
 }
 
-bool
-ca_attention_in_float64(const ca_attention *attention)
-{
-    return attention->in_float64 ||
-           attention->tensors[CA_ATTENTION_QUERY].dtype == CA_FLOAT64 ||
-           attention->tensors[CA_ATTENTION_VALUE].dtype == CA_FLOAT64;
-}
-
-bool
-ca_attention_has(const ca_attention *attention, ca_attention_tensor t)
-{
-    return attention->tensors[t].data != NULL;
-}
-
-double
-ca_attention_softcap(const ca_attention *attention)
-{
-    double softcap = attention->softcap;
-    if (ca_attention_in_float64(attention) || softcap == 0) {
-        return softcap;
-    }
-    return softcap > FLT_MAX / 64 ? 0 : softcap < FLT_MIN ? FLT_MIN : softcap;
-}
-
-bool
-ca_attention_caps_last(const ca_attention *attention)
-{
-    return attention->mask_before_softcap && ca_attention_softcap(attention) > 0;
-}
-
 static ca_scores_stage
 stage_of(const ca_attention *attention)
 {
@@ -53,12 +22,6 @@ stage_of(const ca_attention *attention)
                   !ca_attention_caps_last(attention) &&
                   attention->stage == CA_SCORES_STEP_ONE;
     return masked ? CA_SCORES_STEP_TWO : attention->stage;
-}
-
-bool
-ca_attention_drops(const ca_attention *attention)
-{
-    return nearbyint(ldexp(attention->dropout, 32)) >= 1;
 }
 
 void
@@ -103,6 +66,15 @@ ca_attention_define_common(ca_kernel_spec *spec, const ca_attention *attention)
 }
 
 void
+ca_attention_define_sizes(ca_kernel_spec *spec, const ca_attention *attention)
+{
+    ca_attention_define_common(spec, attention);
+    ca_attention_define(spec, "HEAD_E", ca_attention_head_size(attention));
+    ca_attention_define(spec, "HEAD_EV", ca_attention_value_head_size(attention));
+    ca_attention_define(spec, "SOFTCAP", ca_attention_softcap(attention) > 0);
+}
+
+void
 ca_attention_cover(ca_attention_plan *plan, const ca_leading_dims *dims)
 {
     for (int n = 0; n < CA_ATTENTION_GRID_DIMS; n++) {
@@ -111,6 +83,16 @@ ca_attention_cover(ca_attention_plan *plan, const ca_leading_dims *dims)
     ca_fold_sizes(dims, plan->grid);
     plan->heads = 1;
     plan->splits = 1;
+}
+
+double
+ca_attention_items(const ca_attention_plan *plan)
+{
+    double items = 1;
+    for (int n = 0; n < CA_ATTENTION_GRID_DIMS; n++) {
+        items *= (double)plan->grid[n];
+    }
+    return items;
 }
 
 /* ---- attention_reference.cl: everything, everywhere ---- */
@@ -138,7 +120,7 @@ plan_reference(const ca_device_info *info, const ca_attention *attention,
     *plan =
         (ca_attention_plan){.spec = {.name = "attention_reference"}, .local_size = 1};
     ca_attention_cover(plan, dims);
-    plan->grid[3] = ca_tensor_size(&attention->tensors[CA_ATTENTION_QUERY], 2);
+    plan->grid[3] = ca_attention_rows(attention);
     /* A CPU takes a row a work-group; a GPU wants its lanes filled. */
     if (info->type != CA_DEVICE_CPU) {
         plan->local_size =

@@ -25,6 +25,8 @@ extern const ca_attention_variant ca_attention_on_cpu;   /* attention_cpu.cl */
 extern const ca_attention_variant ca_attention_on_pairs; /* with pairs of bfloat16 */
 extern const ca_attention_variant ca_attention_decoding; /* attention_decode.cl */
 
+/* ---- op_attention_facts.c ---- */
+
 bool ca_attention_has(const ca_attention *attention, ca_attention_tensor t);
 
 /* Is the arithmetic in double? */
@@ -33,12 +35,67 @@ bool ca_attention_in_float64(const ca_attention *attention);
 /* Does the softcap come after the mask? Without a softcap there is no such order. */
 bool ca_attention_caps_last(const ca_attention *attention);
 
+/* L, E and Ev. */
+int64_t ca_attention_rows(const ca_attention *attention);
+int64_t ca_attention_head_size(const ca_attention *attention);
+int64_t ca_attention_value_head_size(const ca_attention *attention);
+
+/* Lanes that fill a vector register. */
+int64_t ca_attention_lanes(const ca_device_info *info, const ca_attention *attention);
+
+/* An absent tensor has none, a past of no keys neither: its strides mean nothing. */
+bool ca_attention_has_rows(const ca_tensor *tensor);
+
+/* Do the elements of a row lie side by side? A row of one element does. */
+bool ca_attention_rows_contiguous(const ca_tensor *tensor);
+
+/* And each row behind the one before? A single row, of a new key, has none before. */
+bool ca_attention_rows_adjoin(const ca_tensor *tensor);
+
+/* Query heads with the same keys, which may become rows of one work-item: the last
+   leading dimension, where nothing of the keys moves along it. */
+int64_t ca_attention_heads_together(const ca_leading_dims *dims);
+
+/* Keys that a row may see at most. */
+int64_t ca_attention_visible_keys(const ca_attention *attention);
+
+/* ---- op_attention_plan.c ---- */
+
 /* A grid of all batches, and one work-item for each head and all keys. */
 void ca_attention_cover(ca_attention_plan *plan, const ca_leading_dims *dims);
+
+/* Work-items so far, as a number that does not overflow. */
+double ca_attention_items(const ca_attention_plan *plan);
 
 void ca_attention_define(ca_kernel_spec *spec, const char *name, int64_t value);
 
 /* The macros of common.cl, those that differ from their defaults. */
 void ca_attention_define_common(ca_kernel_spec *spec, const ca_attention *attention);
+
+/* These, and the head sizes and whether there is a softcap. */
+void ca_attention_define_sizes(ca_kernel_spec *spec, const ca_attention *attention);
+
+/* ---- op_attention_plan_cpu.c ---- */
+
+/* Work-items for each core of a CPU, so that all end at about the same time. */
+#define CA_ITEMS_FOR_EACH_CORE 4
+
+/* Larger heads would outgrow the private memory that CPU drivers give a work-item. */
+#define CA_CPU_MAX_HEAD 512
+
+bool ca_attention_cpu_can_run(const ca_device_info *info,
+                              const ca_attention *attention);
+
+static inline int64_t
+ca_divide_up(int64_t count, int64_t step)
+{
+    return (count + step - 1) / step;
+}
+
+static inline int64_t
+ca_smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
 
 #endif
