@@ -137,7 +137,8 @@ static const ca_attention_variant reference = {CA_VARIANT_REFERENCE, "everything
 
 /* The first that is fast and can run it is used, unless one is forced. */
 static const ca_attention_variant *const variants[] = {
-    &ca_attention_decoding, &ca_attention_on_pairs, &ca_attention_on_cpu, &reference};
+    &ca_attention_on_matrix_units, &ca_attention_decoding, &ca_attention_on_pairs,
+    &ca_attention_on_cpu, &reference};
 
 ca_status
 ca_attention_make_plan(const ca_device_info *info, const ca_attention *attention,
