@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: MIT
+"""tools/ptx_check.py: kernels with PTX assemble for NVIDIA GPUs, and keep all in registers."""
+
+import importlib.util
+import sys
+
+import pytest
+from helpers import ROOT
+
+SPEC = importlib.util.spec_from_file_location("ptx_check", ROOT / "tools" / "ptx_check.py")
+ptx_check = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(ptx_check)
+
+SPILLS = """
+__kernel __attribute__((reqd_work_group_size(1024, 1, 1))) void
+spills(__global float *x)
+{
+    float sums[300];
+#pragma unroll
+    for (int n = 0; n < 300; n++) {
+        sums[n] = x[n];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+#pragma unroll
+    for (int n = 0; n < 300; n++) {
+        x[300 - n] = sums[n] * x[n + 7];
+    }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def programs():
+    found, missing = ptx_check.find_programs()
+    if missing:
+        pytest.skip("not found: " + ", ".join(missing))
+    return found
+
+
+def test_kernels_do_not_spill(programs, capsys, monkeypatch):
+    """Some rows of the list; products, loads of matrices and copies are what they should be."""
+    monkeypatch.setattr(sys, "argv", ["ptx_check.py"])
+    monkeypatch.setattr(ptx_check, "KERNELS", ptx_check.KERNELS[::4])
+    assert ptx_check.main() == 0, capsys.readouterr()
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in n.strip("|").split("|")] for n in lines if "sm_" in n]
+    assert len(rows) == sum(len(architectures) for *_, architectures in ptx_check.KERNELS)
+    for _, macros, _, registers, spilled, _, local, hmma, ldsm, ldgsts in rows:
+        assert (int(registers) <= 255, int(spilled), int(local) <= 48 << 10) == (True, 0, True)
+        defines = dict(macro.split("=") for macro in macros.split())
+        size, tiles = int(defines["HEAD_E"]), int(defines["MT"])
+        # of 16 keys: two for each 16 elements, two for each 16 columns, one for the sum
+        assert int(hmma) == tiles * (4 * size // 16 + 1)
+        assert int(ldsm) == (2 + tiles) * size // 16
+        assert (int(ldgsts) > 0) == ("ALIGNED" in defines)
+
+
+@pytest.mark.parametrize(("text", "status"), [(SPILLS, 1), ("an error", 1), (None, 2)])
+def test_faults_are_told(programs, tmp_path, monkeypatch, capsys, text, status):
+    """A kernel that spills, one that does not compile, no compiler."""
+    kernel = tmp_path / "spills.cl"
+    kernel.write_text(text or SPILLS)
+    monkeypatch.setattr(sys, "argv", ["ptx_check.py", str(kernel)])
+    if text is None:
+        monkeypatch.setattr(ptx_check.shutil, "which", lambda name: None)
+        monkeypatch.setattr(ptx_check, "installed", lambda *places: None)
+    assert ptx_check.main() == status
+    if text is None:
+        assert "ptxas (pip install nvidia-cuda-nvcc-cu12)" in capsys.readouterr().err

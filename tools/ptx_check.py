@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: MIT
+"""Assemble kernels for NVIDIA GPUs without having one, and print what the machine code is like.
+
+    python tools/ptx_check.py                              # the kernels listed in KERNELS
+    python tools/ptx_check.py kernels/peak_fma.cl -DCHAINS=8   # any kernel, with clang's options
+
+clang makes PTX of a kernel, ptxas machine code of the PTX. For each kernel, its macros and each
+architecture the table says: registers of a work-item, bytes spilled (stores and loads), bytes of
+stack, bytes of local memory, instructions of matrix units (HMMA), loads of matrices (LDSM) and
+asynchronous copies (LDGSTS), counted in the machine code where nvdisasm is found, else in the
+PTX. Exit status 1 if a kernel does not assemble or spills, 2 if a program is missing.
+
+Needs clang, its library for OpenCL on NVPTX (Debian: clang-16 libclc-16) and ptxas of CUDA 12 or
+later (on the path, or `pip install nvidia-cuda-nvcc-cu12`). It shows the code of this clang; a
+driver's own compiler may take a few registers more or less.
+"""
+
+import argparse
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SHIM = Path(__file__).with_name("ptx_shim.h")
+LIBRARY = "nvptx64--nvidiacl.bc"
+
+# What is counted: the instruction, and what stands for it in PTX.
+COUNTED = {"HMMA": "mma.sync", "LDSM": "ldmatrix", "LDGSTS": "cp.async.cg"}
+
+
+ALIGNED = ("ALIGNED=1", "OUTPUT_ALIGNED=1")
+FLOAT_MASK = ("MASK=1", "MASK_ADDS=1")
+BOTH = ("sm_80", "sm_90")
+
+
+def mma(dtype, size, tiles, keys, *options, architectures=BOTH):
+    """A row of attention_mma, tiled as op_attention_plan_mma.c does."""
+    macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"MT={tiles}", f"BN={keys}", *options, "WARP=1")
+    return "attention_mma.cl", macros, architectures
+
+
+# File, macros, architectures. DTYPE 1 is float16, 2 bfloat16; MASK 0 is of bool, 1 of float16.
+KERNELS = [
+    mma(1, 64, 2, 64, *ALIGNED),
+    mma(1, 80, 2, 32, *ALIGNED),
+    mma(1, 96, 2, 32, *ALIGNED),
+    mma(1, 128, 1, 32, *ALIGNED),
+    mma(1, 128, 2, 32, *ALIGNED, architectures=("sm_90",)),
+    mma(1, 256, 1, 16, *ALIGNED),
+    mma(1, 64, 2, 64, *ALIGNED, *FLOAT_MASK, "SOFTCAP=1", "LSE=1"),
+    mma(1, 80, 2, 32, *ALIGNED, *FLOAT_MASK, "SOFTCAP=1", "LSE=1"),
+    mma(1, 96, 1, 32, *ALIGNED, "MASK=0", "SOFTCAP=1", "LSE=1"),
+    mma(1, 128, 1, 32, *ALIGNED, *FLOAT_MASK, "SOFTCAP=1", "LSE=1"),
+    mma(1, 256, 1, 16, *ALIGNED, "SOFTCAP=1"),
+    mma(1, 256, 1, 16, *ALIGNED, *FLOAT_MASK),
+    mma(1, 128, 1, 32),
+    mma(2, 64, 2, 64, *ALIGNED, "MASK=0"),
+    mma(2, 80, 2, 32, *ALIGNED, "LSE=1"),
+    mma(2, 96, 2, 32, *ALIGNED),
+    mma(2, 128, 2, 32, *ALIGNED, architectures=("sm_90",)),
+    mma(2, 256, 1, 16, *ALIGNED, "MASK=0"),
+]
+
+
+class CheckError(Exception):
+    """A kernel does not assemble."""
+
+
+def installed(package, *places):
+    """A file that a Python package brings, or None."""
+    spec = importlib.util.find_spec(package)
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for place in places:
+            if (Path(folder) / place).exists():
+                return str(Path(folder) / place)
+    return None
+
+
+def find_programs():
+    """clang, libclc, ptxas and, if there is one, nvdisasm; what is missing, in words."""
+    versions = [f"clang-{n}" for n in range(25, 13, -1)]
+    clang = next(filter(None, map(shutil.which, ["clang-16", *versions, "clang"])), None)
+    folders = (
+        Path("/usr/lib/clc"),
+        Path("/usr/share/clc"),
+        *Path("/usr/lib").glob("llvm-*/lib*/clc"),
+    )
+    library = next((f / LIBRARY for f in folders if (f / LIBRARY).exists()), None)
+    ptxas = (
+        shutil.which("ptxas")
+        or installed("nvidia", "cuda_nvcc/bin/ptxas", "cu13/bin/ptxas")
+        or installed("triton", "backends/nvidia/bin/ptxas")
+    )
+    nvdisasm = shutil.which("nvdisasm") or installed("triton", "backends/nvidia/bin/nvdisasm")
+    needed = {
+        "clang (apt-get install clang-16)": clang,
+        f"{LIBRARY} (apt-get install libclc-16)": library,
+        "ptxas (pip install nvidia-cuda-nvcc-cu12)": ptxas,
+    }
+    missing = [what for what, found in needed.items() if found is None]
+    return (clang, library, ptxas, nvdisasm), missing
+
+
+def run(*command):
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise CheckError(f"{Path(str(command[0])).name}:\n{(done.stderr or done.stdout)[:2000]}")
+    return done.stdout + done.stderr
+
+
+def to_ptx(programs, kernel, options, ptx):
+    clang, library = programs[:2]
+    run(clang, "-target", "nvptx64-nvidia-nvcl", "-x", "cl", "-cl-std=CL1.2", "-O3", "-S",
+        "-Xclang", "-target-cpu", "-Xclang", "sm_80",
+        "-Xclang", "-target-feature", "-Xclang", "+ptx70",
+        "-Xclang", "-finclude-default-header",
+        "-Xclang", "-mlink-builtin-bitcode", "-Xclang", library, "-Wno-linker-warnings",
+        "-include", SHIM, "-I", kernel.parent, *options, "-o", ptx, kernel)  # fmt: skip
+
+
+def count(programs, ptx, cubin):
+    nvdisasm = programs[3]
+    if nvdisasm is None:
+        text = ptx.read_text()
+        return [text.count(in_ptx) for in_ptx in COUNTED.values()]
+    code = run(nvdisasm, "-c", cubin)
+    return [len(re.findall(rf"\s{name}\b", code)) for name in COUNTED]
+
+
+def assemble(programs, ptx, architecture):
+    """One row of the table: registers, spilled, stack and local memory in bytes, counts."""
+    cubin = ptx.with_suffix(f".{architecture}.cubin")
+    said = run(programs[2], f"-arch={architecture}", "-v", ptx, "-o", cubin)
+    stack, stores, loads = map(
+        int, re.search(r"(\d+) bytes stack.*?(\d+) bytes spill stores, (\d+)", said).groups()
+    )
+    registers = int(re.search(r"Used (\d+) registers", said)[1])
+    local = re.search(r"(\d+) bytes smem", said)
+    return [registers, stores + loads, stack, int(local[1]) if local else 0,
+            *count(programs, ptx, cubin)]  # fmt: skip
+
+
+def check(programs, kernel, options, architectures):
+    """Rows of the table for one kernel and its macros."""
+    with tempfile.TemporaryDirectory() as folder:
+        ptx = Path(folder) / "kernel.ptx"
+        to_ptx(programs, kernel, options, ptx)
+        return [(a, assemble(programs, ptx, a)) for a in architectures]
+
+
+def check_all(programs, jobs):
+    """Prints the table; whether everything assembles without spilling."""
+    good = True
+    titles = ["registers", "spilled", "stack", "local", *COUNTED]
+    print("| kernel | macros | for | " + " | ".join(titles) + " |")
+    print("|---" * (3 + len(titles)) + "|")
+
+    def outcome(job):
+        try:
+            return check(programs, *job)
+        except CheckError as error:
+            return error
+
+    with ThreadPoolExecutor() as pool:
+        for (kernel, options, _), rows in zip(jobs, pool.map(outcome, jobs), strict=True):
+            macros = " ".join(option.removeprefix("-D") for option in options)
+            if isinstance(rows, CheckError):
+                good = False
+                print(f"{kernel.name} {macros}: {rows}", file=sys.stderr)
+                continue
+            for architecture, numbers in rows:
+                good = good and numbers[1] == 0
+                cells = " | ".join(map(str, numbers))
+                print(f"| {kernel.stem} | {macros} | {architecture} | {cells} |")
+    return good
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("kernel", nargs="?", type=Path, help="a file; by default those listed")
+    arguments, options = parser.parse_known_args()
+    programs, missing = find_programs()
+    if missing:
+        print("ptx_check: not found: " + ", ".join(missing), file=sys.stderr)
+        return 2
+    if arguments.kernel:
+        jobs = [(arguments.kernel.resolve(), options, BOTH)]
+    else:
+        jobs = [
+            (ROOT / "kernels" / name, [f"-D{macro}" for macro in macros], architectures)
+            for name, macros, architectures in KERNELS
+        ]
+    good = check_all(programs, jobs)
+    if programs[3] is None:
+        print("Instructions are counted in the PTX: nvdisasm was not found.")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
