@@ -189,6 +189,20 @@ def test_one_array_as_key_and_value(device):
     both.contents_agree()
 
 
+def test_a_key_that_changes_the_cache(device):
+    """What __array__ appends stands before what it gives."""
+    cache = clattn.KVCache(1, 2, 10, 8, device=device)
+    first, second = draw((1, 2, 3, 8)), draw((1, 2, 2, 8), seed=1)
+
+    class Key:
+        def __array__(self, dtype=None, copy=None):
+            cache.append(first, first)
+            return second
+
+    cache.append(Key(), second)
+    np.testing.assert_array_equal(cache.key, np.concatenate((first, second), axis=2))
+
+
 def test_a_cache_appended_to_itself(device):
     both = pair(device).append(7)
     both.cache.append(both.cache.key, both.cache.value)

@@ -357,3 +357,27 @@ def test_a_forked_child(device):
         """,
         index_of(device),
     )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_child_forked_during_an_append(device):
+    """The lock that the appending thread holds does not exist in the child."""
+    run_python(
+        """
+        import os, signal, sys, threading, time, clattn, numpy as np
+        cache = clattn.KVCache(1, 8, 32768, 128, device=clattn.devices()[int(sys.argv[1])])
+        key = np.zeros((1, 8, 32768, 128), np.float32)
+        thread = threading.Thread(target=cache.append, args=(key, key))
+        thread.start()
+        time.sleep(0.01)
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(10)
+            cache.reset()
+            os._exit(cache.length)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        thread.join()
+        assert cache.length == 32768
+        """,
+        index_of(device),
+    )
