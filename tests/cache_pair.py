@@ -6,8 +6,9 @@ import numpy as np
 from helpers import assert_close, draw
 from reference import float32
 from reference_cache import CacheModel
+from sizes import REST, WIDE
 
-B, HQ, HK, E, EV, CAPACITY = 2, 4, 2, 16, 24, 40
+B, HQ, HK, E, EV, CAPACITY = 2, 4, 2, WIDE, REST, 40
 
 
 def host(tensor):

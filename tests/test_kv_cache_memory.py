@@ -311,8 +311,8 @@ def test_a_cache_of_a_default_device_in_a_child(device):
         """
         import clattn, numpy as np
         from helpers import draw
-        cache = clattn.KVCache(1, 8, 500, 128)
-        key = clattn.tensor(draw((1, 8, 100, 128)))
+        cache = clattn.KVCache(1, 8, 500, 64)
+        key = clattn.tensor(draw((1, 8, 100, 64)))
         for _ in range(5):
             cache.append(key, key)
             result = cache.attend(key)

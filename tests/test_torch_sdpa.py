@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers import assert_close, draw, qkv
 from reference import DTYPES, attention, tolerance
+from sizes import REST, WIDE
 
 torch = pytest.importorskip("torch")
 
@@ -30,7 +31,7 @@ CASES = {
     "float mask": ({}, {"attn_mask": draw((2, 3, 17, 33))}),
     "mask and causal": ({}, {"attn_mask": draw((17, 33)) > -1, "is_causal": True}),
     "rows without a key": ({}, {"attn_mask": np.zeros((17, 33), bool)}),
-    "values wider than keys": ({"Ev": 21}, {}),
+    "values wider than keys": ({"E": REST, "Ev": WIDE}, {}),
     "two dimensions": ({"lead": ()}, {}),
     "three dimensions": ({"lead": (3,)}, {}),
     "five dimensions": ({"lead": (2, 1, 3)}, {}),
