@@ -8,6 +8,11 @@ test the memory of every device is back at its start.
 import gc
 import importlib
 import itertools
+import os
+
+# Of NumPy and torch, before they are imported: their products are small here, and threads of two
+# workers that share two cores mostly wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import clattn
 import pytest

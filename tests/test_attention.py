@@ -260,9 +260,7 @@ def test_the_fast_kernel_runs_what_it_must(device, monkeypatch, rows, options, d
     if device.type != "cpu":
         pytest.skip("attention_cpu is for CPUs")
     monkeypatch.setenv("CLATTN_KERNEL", "cpu")
-    q, k, v = qkv(
-        (8, 8), rows, 113, 64, dtype=dtype
-    )  # so many that heads share a mask, even 5 rows
+    q, k, v = qkv((8, 8), rows, 113, 64, dtype=dtype)  # heads share a mask, with 5 rows too
     if "attn_mask" in options:
         options = {"attn_mask": options["attn_mask"][:rows]}
     if "enable_gqa" in options:
