@@ -107,3 +107,8 @@ def pair(device, lengths=None, **sizes):
     """A Pair; `lengths` are those of its sequences."""
     made = Pair(device, **sizes)
     return made if lengths is None else made.append(max(lengths), lengths)
+
+
+def pair_of_one_size(device, lengths=None, **sizes):
+    """A Pair whose values are as wide as its keys: its programs are those of other files."""
+    return pair(device, lengths, **{"EV": E} | sizes)

@@ -21,7 +21,7 @@ def test_no_query_heads_for_heads_of_keys(device):
 
 def test_an_infinite_score_makes_its_row_nan(device, kernel):
     """exp(inf - inf) is NaN, whichever way a row is computed; other rows are as ever."""
-    query, key, value = np.ones((1, 1, 2, 1), np.float32), draw((1, 1, 3, 1)), draw((1, 1, 3, 4))
+    query, key, value = np.ones((1, 1, 2, 8), np.float32), draw((1, 1, 3, 8)), draw((1, 1, 3, 8))
     key[0, 0, 1] = 1
     query[0, 0, 0] = np.inf
     mask = np.array([[True, True, True], [True, False, True]])

@@ -47,13 +47,17 @@ def compare(call, result):
     assert not over.any(), f"errors {error[over][:5]}, allowed {allowed[over][:5]}"
 
 
-def check(call, *, device):
-    """Without and with the present outputs; inputs unchanged. Returns the output."""
-    arrays = [a for a in call.values() if isinstance(a, np.ndarray)]
-    before = [a.tobytes() for a in arrays]
+def check_alone(call, *, device):
+    """Without the present outputs: another program, so few tests run it beside `check`."""
     alone = run(call, device=device)
     assert alone.present_key is None and alone.present_value is None
     compare(call, alone.output)
+
+
+def check(call, *, device):
+    """With the present outputs; inputs unchanged. Returns the output."""
+    arrays = [a for a in call.values() if isinstance(a, np.ndarray)]
+    before = [a.tobytes() for a in arrays]
     answer = run(call, device=device, return_present=True)
     compare(call, answer.output)
     presents = (answer.present_key, answer.present_value)
@@ -118,18 +122,20 @@ def test_the_oracle_stacks_as_numpy_does():
 @pytest.mark.parametrize("past", [None, 3], ids=["no past", "past"])
 @pytest.mark.usefixtures("reference_kernel")
 def test_sources(device, source, dtype, bias, past):
-    check(make(source, dtype=dtype, bias=bias, P=past), device=device)
+    call = make(source, dtype=dtype, bias=bias, P=past)
+    check_alone(call, device=device)
+    check(call, device=device)
 
 
 @each_source
 def test_sources_with_the_chosen_kernel(device, source):
-    check(make(source, L=17, S=13), device=device)
-    check(make(source, L=17, S=13, bias=True, P=24), device=device)
+    for call in make(source, L=17, S=13), make(source, L=17, S=13, bias=True, P=24):
+        check_alone(call, device=device)
+        check(call, device=device)
 
 
 def test_half_precision_with_the_chosen_kernel(device):
-    call = make(L=17, S=13, dtype=float16)
-    compare(call, run(call, device=device).output)
+    check_alone(make(L=17, S=13, dtype=float16), device=device)
     check(make("stacked_query_key_value", L=33, dtype=float16, bias=True, P=7), device=device)
 
 
@@ -251,8 +257,7 @@ def test_relative_position_bias(device, dtype):
 
 def test_relative_position_bias_with_the_chosen_kernel(device):
     added = draw((1, 2, 33, 200), seed=7)
-    call = make(L=33, S=200, relative_position_bias=added)
-    compare(call, run(call, device=device).output)
+    check_alone(make(L=33, S=200, relative_position_bias=added), device=device)
     check(make(L=33, S=187, P=13, relative_position_bias=added, bias=True), device=device)
 
 

@@ -225,7 +225,7 @@ def test_conjugate_tensors(device):
 
 def test_the_negative_bit(device):
     """A lazily negated tensor, which torch exports without its sign: right, or refused by name."""
-    negated = torch.complex(of(draw((5, 16))), of(draw((5, 16), seed=1))).conj().imag
+    negated = torch.complex(of(draw((5, WIDE))), of(draw((5, WIDE), seed=1))).conj().imag
     assert negated.is_neg()
     plain = negated.resolve_neg()
     right = sdpa(plain, plain, plain, device=device)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 """clattn.KVCache.attend: values against the plain model, bits against plain attention."""
 
-import cache_pair
 import clattn
 import numpy as np
 import pytest
 from cache_pair import HK, HQ, B, E, host
+from cache_pair import pair_of_one_size as pair
 from helpers import draw
 from reference import DTYPES, float16, float32
 from test_attention_layouts import columns_first, misaligned, negative_everywhere, sliced
@@ -14,20 +14,21 @@ EV = E
 EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
-def pair(device, lengths=None, **sizes):
-    """Values as wide as keys, as in other files: each pair of sizes is a program to build."""
-    return cache_pair.pair(device, lengths, **{"EV": EV} | sizes)
-
-
-@EVERY_DTYPE
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 2), (8, 1), (1, 1)], ids=str)
-def test_heads_and_dtypes(device, dtype, heads):
+def test_heads(device, heads):
     """One query as in decoding, and several, of equal and of unequal lengths."""
     hq, hk = heads
     for lengths in ((17, 17), (17, 5)):
-        both = pair(device, lengths, HQ=hq, HK=hk, dtype=dtype)
+        both = pair(device, lengths, HQ=hq, HK=hk)
         both.attend(1)
         both.attend(4)
+
+
+@EVERY_DTYPE
+def test_dtypes(device, dtype):
+    """The number of query rows of a key is a macro: 3, as in other files."""
+    for lengths in ((17, 17), (17, 5)):
+        pair(device, lengths, dtype=dtype).attend(3)
 
 
 @pytest.mark.parametrize("lengths", [(9, 9), (9, 4), (0, 9), (1, 0), (0, 0)], ids=str)
@@ -205,7 +206,7 @@ def test_the_bits_are_those_of_attention(device, name, dtype):
     """With equal lengths attend is scaled_dot_product_attention of what the cache holds."""
     ours, theirs = OPTIONS[name]
     both = pair(device, (19, 19), dtype=dtype)
-    for rows in (1, 3, 19, 25):
+    for rows in (1, 3, 19, 25) if dtype == float32 else (3, 19):
         masks = (None, draw((rows, 19)) > -1, draw((HQ, rows, 19)))
         query = clattn.tensor(both.queries(rows), device=device)
         for mask in masks if dtype == float32 and ours == {} else masks[:1]:

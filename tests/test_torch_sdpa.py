@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from helpers import assert_close, draw, qkv
 from reference import DTYPES, attention, tolerance
-from sizes import REST, WIDE
 
 torch = pytest.importorskip("torch")
 
@@ -23,7 +22,7 @@ CASES = {
     "plain": ({}, {}),
     "causal": ({}, {"is_causal": True}),
     "causal, more keys": ({"L": 5, "S": 33}, {"is_causal": True}),
-    "causal, more queries": ({"L": 33, "S": 5}, {"is_causal": True}),
+    "causal, more queries": ({"L": 31, "S": 5}, {"is_causal": True}),
     "scale": ({}, {"scale": 0.25}),
     "scale of an integer": ({}, {"scale": 1}),
     "bool mask": ({}, {"attn_mask": draw((17, 33)) > -1}),
@@ -31,7 +30,7 @@ CASES = {
     "float mask": ({}, {"attn_mask": draw((2, 3, 17, 33))}),
     "mask and causal": ({}, {"attn_mask": draw((17, 33)) > -1, "is_causal": True}),
     "rows without a key": ({}, {"attn_mask": np.zeros((17, 33), bool)}),
-    "values wider than keys": ({"E": REST, "Ev": WIDE}, {}),
+    "values wider than keys": ({"E": 77, "Ev": 80}, {}),
     "two dimensions": ({"lead": ()}, {}),
     "three dimensions": ({"lead": (3,)}, {}),
     "five dimensions": ({"lead": (2, 1, 3)}, {}),
