@@ -7,6 +7,12 @@ test the memory of every device is back at its start.
 
 import gc
 import importlib
+import itertools
+import os
+
+# Of NumPy and torch, before they are imported: their products are small here, and threads of two
+# workers that share two cores mostly wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import clattn
 import pytest
@@ -71,6 +77,15 @@ def pytest_collection_finish():
     """Collecting garbage, which many tests do, then looks at what they have made alone."""
     gc.collect()
     gc.freeze()
+
+
+TESTS = itertools.count(1)
+
+
+def pytest_runtest_logfinish():
+    """Nor, after some thousand tests, at what pytest remembers of every one of them."""
+    if next(TESTS) % 100 == 0:
+        pytest_collection_finish()
 
 
 def allocated():
