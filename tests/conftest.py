@@ -7,8 +7,10 @@ test the memory of every device is back at its start.
 
 import gc
 import importlib
+from functools import partial
 
 import clattn
+import faults
 import pytest
 from passing import pass_tensors
 
@@ -129,6 +131,18 @@ def decode(device, monkeypatch):
     if device.type != "cpu":
         pytest.skip("attention_decode is for CPUs")
     monkeypatch.setenv("CLATTN_KERNEL", "decode")
+
+
+@pytest.fixture(scope="session")
+def faults_library(tmp_path_factory):
+    """The OpenCL loader of faults.py."""
+    return faults.build(tmp_path_factory.mktemp("faults"))
+
+
+@pytest.fixture
+def run_with_faults(device, faults_library):
+    """Runs code in a child process whose OpenCL commands fail when it says so."""
+    return partial(faults.run_with, faults_library, device)
 
 
 @pytest.fixture
