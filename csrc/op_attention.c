@@ -201,13 +201,14 @@ launch_whole(ca_device *device, const ca_attention *attention,
     CA_TRY(launch(device, call, &plan.spec, spans, &params, CA_ATTENTION_GRID_DIMS,
                   plan.grid, plan.local_size, small, error));
     if (plan.splits > 1) {
-        int64_t rows[] = {params.batch[0], params.batch[1], params.batch[2], params.L};
+        int64_t rows[] = {params.batch[0], params.batch[1], params.batch[2], params.L,
+                          (int64_t)plan.merge_local};
         spans[TENSORS].access = CA_ACCESS_READ;
         /* Written already; where memory is copied, they would come back empty. */
         spans[CA_ATTENTION_PRESENT_KEY] = (ca_span){.access = CA_ACCESS_READ};
         spans[CA_ATTENTION_PRESENT_VALUE] = (ca_span){.access = CA_ACCESS_READ};
-        CA_TRY(launch(device, call, &plan.merge, spans, &params, 4, rows, 1, small,
-                      error));
+        CA_TRY(launch(device, call, &plan.merge, spans, &params, 5, rows,
+                      plan.merge_local, small, error));
     }
 done:
     ca_storage_release(partial);
