@@ -71,7 +71,7 @@ typedef struct {
 typedef struct {
     const __local real_piece *queries; /* [RT][QUERY_PIECES] */
     const __local row_place *rows;     /* [RT] */
-    __local real *scores;              /* [2][BN][RT] */
+    __local row_scores *scores;        /* [2][BN] */
     __local real *scratch;
     int place;
 } block_memory;
@@ -133,9 +133,9 @@ attend_keys(slice_state *state, const attention_call *call, const ca_int64 *batc
         if (next > 0) {
             load_keys(key_chunks, keys, key_view, mine->key, mine->key_lane, next);
         }
-        __local real *block = memory->scores + memory->place * (BN * RT);
+        __local row_scores *block = memory->scores + memory->place * BN;
         sums_over_lanes(sums, terms, mine->key_lane, memory->scratch);
-        store_scores(block, call->params, sums, added, mine);
+        store_scores((__local real *)block, call->params, sums, added, mine);
 #if PRESENT
         copy_present_rows(call, batch, max(share.first, j0),
                           min(share.end, j0 + count));
@@ -212,7 +212,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) FORM_ATTRIBUTE void
 attention_decode_gpu(ATTENTION_ARGUMENTS)
 {
     __local real_piece queries[RT * QUERY_PIECES];
-    __local real blocks[2 * BN * RT] __attribute__((aligned(16)));
+    __local row_scores blocks[2 * BN];
     __local real scratch[SCRATCH_SIZE];
     __local real slice_highest[SLICES * RT];
     __local real slice_sum[SLICES * RT];
@@ -240,6 +240,7 @@ attention_decode_gpu(ATTENTION_ARGUMENTS)
     const ca_int64 row0 = tile * RT;
     const int rows = (int)min((ca_int64)RT, all_rows - row0);
     ca_int64 row_batch[CA_BATCH_DIMS];
+#pragma unroll 1
     for (int r = 0; r < RT; r++) {
         const ca_int64 i = row_of(&params, batch, row0 + min(r, rows - 1), row_batch);
         share_query(queries + r * QUERY_PIECES,
@@ -261,15 +262,17 @@ attention_decode_gpu(ATTENTION_ARGUMENTS)
         &mine, &memory);
 
     merge_slices(&state, &ends, slice, mine.lane);
-#pragma unroll
-    for (int r = 0; r < RT; r++) {
-        share_columns(&ends, state.columns + r * COLUMNS, slice, mine.lane);
-        const ca_int64 i = row_of(&params, batch, row0 + min(r, rows - 1), row_batch);
-        if (r < rows && params.splits > 1) {
+#pragma unroll 1
+    for (int r = 0; r < rows; r++) {
+        share_columns(&ends, &state, r, slice, mine.lane);
+        const ca_int64 i = row_of(&params, batch, row0 + r, row_batch);
+        const real highest = pick(state.highest, r, 1);
+        const real sum = pick(state.sum, r, 1);
+        if (params.splits > 1) {
             leave_row(partial_row(&call, row_batch, i, split, PARTIAL_SIZE), &ends,
-                      state.highest[r], state.sum[r]);
-        } else if (r < rows) {
-            write_row(&call, row_batch, i, &ends, r, state.highest[r], state.sum[r]);
+                      highest, sum);
+        } else {
+            write_row(&call, row_batch, i, &ends, r, highest, sum);
         }
     }
     /* What was written, before it is written again. */

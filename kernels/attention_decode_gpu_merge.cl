@@ -68,7 +68,7 @@ attention_decode_gpu_merge(ATTENTION_ARGUMENTS)
     }
 
     merge_slices(&state, &memory, slice, lane);
-    share_columns(&memory, state.columns, slice, lane);
+    share_columns(&memory, &state, 0, slice, lane);
     write_row(&call, batch, i, &memory, 0, state.highest[0], state.sum[0]);
     /* What was written, before it is written again. */
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);

@@ -107,7 +107,20 @@ merge_slices(slice_state *state, const slice_memory *memory, int slice, int lane
     }
 }
 
-/* Column c of row r, from all slices, after share_columns. */
+/* x[r * step], of an array that has to stay in registers. */
+static inline real
+pick(const real *x, int r, int step)
+{
+    real picked = x[0];
+#pragma unroll
+    for (int n = 1; n < RT; n++) {
+        const real next = x[n * step];
+        picked = r == n ? next : picked;
+    }
+    return picked;
+}
+
+/* Column c of a row, from all slices, after share_columns. */
 static inline real
 column_of_slices(const slice_memory *memory, int c)
 {
@@ -120,14 +133,16 @@ column_of_slices(const slice_memory *memory, int c)
 
 /* Put the columns of row r where all work-items can read them. */
 static inline void
-share_columns(const slice_memory *memory, const real *columns, int slice, int lane)
+share_columns(const slice_memory *memory, const slice_state *state, int r, int slice,
+              int lane)
 {
     barrier(CLK_LOCAL_MEM_FENCE); /* the row before is read, before this is written */
     if (slice < SLICES) {
 #pragma unroll
         for (int n = 0; n < COLUMNS; n++) {
             const int c = (n / CHUNK * ROW_LANES + lane) * CHUNK + n % CHUNK;
-            memory->columns[slice * ROW_SIZE + c] = columns[n];
+            memory->columns[slice * ROW_SIZE + c] =
+                pick(state->columns + n, r, COLUMNS);
         }
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* columns, before they are added */

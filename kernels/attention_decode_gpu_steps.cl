@@ -290,28 +290,61 @@ finish_score(const ca_attention_params *params, real score, real added)
 
 /* --- values ----------------------------------------------------------------------- */
 
+/* All rows' scores of one key lie side by side. */
+#if RT == 1
+typedef real row_scores;
+#elif REAL64
+typedef JOIN(double, RT) row_scores;
+#else
+typedef JOIN(float, RT) row_scores;
+#endif
+
+/* The scores of this slice's key k; none where the block has no such key. */
+static inline void
+load_scores(real *x, const __local row_scores *scores, int k, int slice)
+{
+    const int j = k * SLICES + slice;
+#if RT == 1
+    x[0] = scores[min(j, BN - 1)];
+#else
+    JOIN(vstore, RT)(scores[min(j, BN - 1)], 0, x);
+#endif
+#if BN % SLICES || WG % ROW_LANES
+#pragma unroll
+    for (int r = 0; r < RT; r++) {
+        x[r] = j < BN ? x[r] : -INFINITY;
+    }
+#endif
+}
+
 /* The softmax of each row goes on with this slice's keys of a block. A key without
    weight in all rows is passed over: its value, of a key that is masked, may be
    anything. */
 static inline void
-add_values(slice_state *state, const uint4 *values, const __local real *scores,
+add_values(slice_state *state, const uint4 *values, const __local row_scores *scores,
            int slice)
 {
+    real highest[RT];
     real decay[RT];
     bool rises = false;
 #pragma unroll
     for (int r = 0; r < RT; r++) {
-        const real old = state->highest[r];
-        real highest = old;
+        highest[r] = state->highest[r];
+    }
 #pragma unroll
-        for (int k = 0; k < VALUES_PER_LANE; k++) {
-            const int j = k * SLICES + slice;
-            const real score = j < BN ? scores[j * RT + r] : -INFINITY;
-            highest = score > highest ? score : highest;
+    for (int k = 0; k < VALUES_PER_LANE; k++) {
+        real x[RT];
+        load_scores(x, scores, k, slice);
+#pragma unroll
+        for (int r = 0; r < RT; r++) {
+            highest[r] = x[r] > highest[r] ? x[r] : highest[r];
         }
-        decay[r] = score_exp2(TO_LOG2(old - base_of(highest)));
-        rises = rises || highest > old;
-        state->highest[r] = highest;
+    }
+#pragma unroll
+    for (int r = 0; r < RT; r++) {
+        decay[r] = score_exp2(TO_LOG2(state->highest[r] - base_of(highest[r])));
+        rises = rises || highest[r] > state->highest[r];
+        state->highest[r] = highest[r];
         state->sum[r] *= decay[r];
     }
     if (rises) {
@@ -322,13 +355,12 @@ add_values(slice_state *state, const uint4 *values, const __local real *scores,
     }
 #pragma unroll
     for (int k = 0; k < VALUES_PER_LANE; k++) {
-        const int j = k * SLICES + slice;
         real weights[RT];
         bool weighs = false;
+        load_scores(weights, scores, k, slice);
 #pragma unroll
         for (int r = 0; r < RT; r++) {
-            const real score = j < BN ? scores[j * RT + r] : -INFINITY;
-            weights[r] = score_exp2(TO_LOG2(score - base_of(state->highest[r])));
+            weights[r] = score_exp2(TO_LOG2(weights[r] - base_of(highest[r])));
             weighs = weighs || weights[r] != REAL(0.0);
             state->sum[r] += weights[r];
         }
