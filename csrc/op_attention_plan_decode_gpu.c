@@ -108,13 +108,13 @@ form_of(const ca_device_info *info)
 }
 
 /* Work-items that share a key of so many chunks: 8, which read 128 bytes together, or
-   more, where a work-item had too many loads of one key, or fewer, where more than a
-   quarter of them had nothing to do. */
+   more, where a work-item had more than half its loads for one key, or fewer, where more
+   than a quarter of them had nothing to do. */
 static int64_t
 key_lanes(int64_t chunks, int64_t most)
 {
     int64_t lanes = ca_smaller(8, most);
-    while (lanes < most && ca_divide_up(chunks, lanes) > LOADS_AHEAD) {
+    while (lanes < most && ca_divide_up(chunks, lanes) > LOADS_AHEAD / 2) {
         lanes *= 2;
     }
     while (lanes > 1 && ca_divide_up(chunks, lanes) * lanes * 4 > chunks * 5) {
@@ -177,7 +177,7 @@ choose_tile(const ca_device_info *info, const ca_attention *attention, int form,
         int64_t tiles = ca_divide_up(rows, most);
         t.rows = power_of_two(ca_divide_up(rows, tiles));
         int64_t at_once = LOADS_AHEAD;
-        while (at_once > 1 && (at_once * ca_divide_up(chunks, t.lanes) > LOADS_AHEAD)) {
+        while (at_once > 1 && at_once * ca_divide_up(chunks, t.lanes) > LOADS_AHEAD) {
             at_once /= 2;
         }
         t.keys = t.group / t.lanes * at_once;

@@ -158,12 +158,17 @@ attend_keys(slice_state *state, const attention_call *call, const ca_int64 *batc
 static inline bool
 is_usable(const key_segment *segment)
 {
-    return (!WIDE_KEYS ||
-            is_aligned((size_t)segment->key,
-                       segment->key_view->row * (ca_int64)sizeof(storage))) &&
-           (!WIDE_VALUES ||
-            is_aligned((size_t)segment->value,
-                       segment->value_view->row * (ca_int64)sizeof(value_storage)));
+    bool usable = true;
+#if WIDE_KEYS
+    usable = usable && is_aligned((size_t)segment->key,
+                                  segment->key_view->row * (ca_int64)sizeof(storage));
+#endif
+#if WIDE_VALUES
+    usable = usable &&
+             is_aligned((size_t)segment->value,
+                        segment->value_view->row * (ca_int64)sizeof(value_storage));
+#endif
+    return usable;
 }
 
 /* Have all rows computed again. */
