@@ -21,7 +21,6 @@
 #endif
 
 #if FORM == FORM_SUB_GROUPS
-#pragma OPENCL EXTENSION cl_khr_subgroup_shuffle : enable
 #define FORM_ATTRIBUTE __attribute__((intel_reqd_sub_group_size(SUB_GROUP)))
 #else
 #define FORM_ATTRIBUTE
