@@ -197,8 +197,10 @@ launch_whole(ca_device *device, const ca_attention *attention,
     CA_TRY(add_step(device, &launch, &plan.spec, &params, CA_ATTENTION_GRID_DIMS,
                     plan.grid, plan.local_size, error));
     if (plan.splits > 1) {
-        int64_t rows[] = {params.batch[0], params.batch[1], params.batch[2], params.L};
-        CA_TRY(add_step(device, &launch, &plan.merge, &params, 4, rows, 1, error));
+        int64_t rows[] = {params.batch[0], params.batch[1], params.batch[2], params.L,
+                          (int64_t)plan.merge_local};
+        CA_TRY(add_step(device, &launch, &plan.merge, &params, 5, rows,
+                        plan.merge_local, error));
     }
     CA_TRY(ca_launch_run(device, &launch, error));
 done:

@@ -100,6 +100,17 @@ DECODE = {  # head sizes of a vector at least; with 512 columns, 128 keys are tw
     "device=device)",
 }
 
+DECODE_GPU = {  # with 512 columns, 40 keys of one head are two parts
+    "rows": "check(*qkv((1, 1), 3, 140, 8, 17), device=device, return_lse=True)",
+    "parts, no number": "q, k, v = qkv((1, 1), 1, 40, 512); v[..., 3, 5] = np.nan; "
+    "check(q, k, v, device=device, return_lse=True)",
+    "group, mask": "check(draw((2, 1, 8)), *qkv((1,), 1, 19, 8)[1:], device=device, "
+    "enable_gqa=True, attn_mask=draw((2, 1, 19)) > 0)",
+    "half, columns apart": "check(*(a[..., ::2] for a in qkv((1, 1), 1, 9, 16, "
+    "dtype=np.float16)), device=device)",
+    "past": "onnx(*qkv((1, 1), 1, 3, 8), None, *qkv((1, 1), 1, 9, 8)[1:], device=device)",
+}
+
 CODE = """
 import sys
 import clattn, ml_dtypes, numpy as np
@@ -143,6 +154,7 @@ RUNS = {
     "reference": CASES | DIAGONAL | REFERENCE_ONLY,
     "cpu": CASES | DIAGONAL,
     "decode": DECODE,
+    "decode-gpu": DECODE_GPU,
 }
 
 
