@@ -13,6 +13,7 @@ typedef enum {
     CA_VARIANT_CPU,
     CA_VARIANT_DECODE,
     CA_VARIANT_PAIRS,
+    CA_VARIANT_TILED,
     CA_VARIANTS,
 } ca_variant;
 
