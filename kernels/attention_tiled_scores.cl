@@ -92,15 +92,20 @@ find_attended(const tile_state *tile, const key_block *block)
         block->below <= 1 - BM) {
         return ALL_SCORES;
     }
+    /* Bounds of what is constant in the places of its rows and keys. */
+    const int above = block->above - tile->tx + tile->ty;
+    const int below = block->below - tile->tx + tile->ty;
+    const int limit = block->limit - tile->tx;
+    const int rows = tile->rows - tile->ty;
     uint attended = 0;
 #pragma unroll
     for (int n = 0; n < MI * NJ; n++) {
-        const int r = tile->ty + TY * (n / NJ);
-        const int k = tile->tx + TX * (n % NJ);
-        bool attends = k - r <= block->above && k - r >= block->below &&
-                       k < block->limit && r < tile->rows;
+        const int r = TY * (n / NJ);
+        const int k = TX * (n % NJ);
+        bool attends = k - r <= above && k - r >= below && k < limit && r < rows;
 #if HAS_ADDENDS
-        attends = attends && addend_at(tile, r, block->j0 + k) != -INFINITY;
+        attends = attends &&
+                  addend_at(tile, tile->ty + r, block->j0 + tile->tx + k) != -INFINITY;
 #endif
         attended |= attends ? 1u << n : 0u;
     }
