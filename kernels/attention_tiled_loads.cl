@@ -118,7 +118,7 @@ DEFINE_LOAD_PIECE(load_value_piece, VALUE_DTYPE)
     {                                                                                  \
         const size_t bytes = sizeof(JOIN(storage_, dtype));                            \
         const size_t places = (size_t)from | (size_t)view->row * bytes;                \
-        if (!INPUT_BIAS && view->column == 1 && first + 4 * pieces <= size &&          \
+        if (!INPUT_BIAS && view->column == 1 && size % 4 == 0 &&                       \
             (places & (4 * bytes - 1)) == 0) {                                         \
             _Pragma("unroll 4") for (int n = item; n < tile_rows * pieces;             \
                                      n += THREADS)                                     \
@@ -126,7 +126,7 @@ DEFINE_LOAD_PIECE(load_value_piece, VALUE_DTYPE)
                 const int r = n / pieces;                                              \
                 const int piece = n - r * pieces;                                      \
                 real4 x = (real4)REAL(0.0);                                            \
-                if (r < rows) {                                                        \
+                if (r < rows && first + 4 * piece < size) {                            \
                     x = JOIN(load_four_,                                               \
                              dtype)(from + r * view->row + first + 4 * piece);         \
                 }                                                                      \

@@ -147,6 +147,10 @@ load_queries(const tile_state *tile, int e0)
               tile->item);
 }
 
+/* Terms of a product above which its parts are summed apart: a long plain sum loses a
+   digit. */
+#define LONG_SUM 128
+
 /* Products of all rows and keys of the block. */
 static inline void
 score_block(const tile_state *tile, const key_segment *segment, const key_block *block,
@@ -167,8 +171,23 @@ score_block(const tile_state *tile, const key_segment *segment, const key_block 
                   segment->key + row * segment->key_view->row, segment->key_view,
                   block->keys, e0, HEAD_E, segment->key_bias, tile->item);
         barrier(CLK_LOCAL_MEM_FENCE); /* these writes: the reads */
+#if HEAD_E > LONG_SUM
+        real part[MI * NJ];
+#pragma unroll
+        for (int n = 0; n < MI * NJ; n++) {
+            part[n] = REAL(0.0);
+        }
+#else
+        real *part = scores;
+#endif
         multiply_keys(tile->memory.queries, tile->memory.shared, tile->tx, tile->ty,
-                      scores);
+                      part);
+#if HEAD_E > LONG_SUM
+#pragma unroll
+        for (int n = 0; n < MI * NJ; n++) {
+            scores[n] += part[n];
+        }
+#endif
     }
 }
 
