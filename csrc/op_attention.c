@@ -37,6 +37,7 @@ ca_attention_init(ca_attention *attention)
     attention->in_float64 = false;
     attention->stage = CA_SCORES_SCALED;
     attention->variant = CA_VARIANT_ANY;
+    attention->limits = (ca_limits){0};
     attention->call = "attention";
 }
 

@@ -111,6 +111,30 @@ DECODE_GPU = {  # with 512 columns, 40 keys of one head are two parts
     "past": "onnx(*qkv((1, 1), 1, 3, 8), None, *qkv((1, 1), 1, 9, 8)[1:], device=device)",
 }
 
+TILED = {  # with 7000 bytes of local memory: 16 rows and 32 keys
+    "rows and blocks": "check(*qkv((1, 2), 17, 33, 16), device=device)",
+    "sizes differ": "check(*qkv((1, 1), 3, 5, 3, 13), device=device)",
+    "parts of a head": "check(*qkv((1, 1), 2, 3, 72, 9), device=device)",
+    "causal": "check(*qkv((1, 1), 17, 40, 16), device=device, is_causal='lower_right')",
+    "window": "check(*qkv((1, 1), 20, 70, 16), device=device, window=(2, 1))",
+    "bool mask": "check(*qkv((1, 1), 3, 130, 16), device=device, "
+    "attn_mask=np.arange(130) % 96 > 64)",
+    "float mask": "check(*qkv((1, 2), 5, 7, 16), device=device, attn_mask=draw((2, 1, 7)))",
+    "empty rows": "check(*qkv((1, 1), 5, 7, 16), device=device, attn_mask=np.zeros(7, bool))",
+    "no number": "q, k, v = qkv((1, 1), 5, 40, 16); v[..., 3, 5] = np.nan; "
+    "check(q, k, v, device=device, is_causal=True)",
+    "half": "check(*qkv((1, 1), 5, 7, 16, dtype=np.float16), device=device)",
+    "bfloat16": "check(*qkv((1, 1), 5, 7, 16, dtype=ml_dtypes.bfloat16), device=device)",
+    "strides": "check(*(a[..., ::-1] for a in qkv((1, 1), 5, 7, 16)), device=device)",
+    "dropout": "check_dropout(*qkv((1, 2), 5, 7, 16), device=device)",
+    "past, weights": "onnx(*qkv((1, 1), 3, 5, 16), draw((3, 11)), "
+    "*qkv((1, 1), 3, 6, 16)[1:], device=device, return_qk=True, qk_matmul_output_mode=3)",
+    "scores": "onnx(*qkv((1, 1), 3, 14, 16), draw((3, 9)) > 0, device=device, return_qk=True, "
+    "qk_matmul_output_mode=2)",
+    "lengths": CASES["lengths"],
+    "biases": CASES["biases"],
+}
+
 CODE = """
 import sys
 import clattn, ml_dtypes, numpy as np
@@ -155,6 +179,7 @@ RUNS = {
     "cpu": CASES | DIAGONAL,
     "decode": DECODE,
     "decode-gpu": DECODE_GPU,
+    "tiled": TILED,
 }
 
 
@@ -162,7 +187,7 @@ RUNS = {
 def test_kernels_are_clean(oclgrind, kernel_name):
     """Right results, and not a line of complaint."""
     cases = RUNS[kernel_name]
-    env = oclgrind | {"CLATTN_KERNEL": kernel_name}
+    env = oclgrind | {"CLATTN_KERNEL": kernel_name, "CLATTN_LOCAL_MEMORY": "7000"}
     done = run_python(CODE, *cases.values(), env=env, timeout=300, check_exit=False)
     assert not done.stderr.strip(), done.stdout + done.stderr
     assert done.returncode == 0
