@@ -84,15 +84,13 @@ is_wide(const ca_tensor *tensor, const ca_leading_dims *dims, ca_attention_tenso
     return wide;
 }
 
-/* Lanes of a sub-group or warp, 0 where the form has none. Each multiplies the registers
-   of a work-item: 16 is a size that all with sub-groups have. */
+/* Neighbours that can exchange numbers: a warp, a sub-group, or as many in local memory.
+   A sub-group's size multiplies the registers of a work-item on some devices: 16 is a
+   size that most have. */
 static int64_t
 lanes_of(const ca_device_info *info, int form)
 {
-    if (form == FORM_PTX) {
-        return 32;
-    }
-    return form == FORM_LOCAL      ? 0
+    return form != FORM_SUB_GROUPS ? 32
            : info->sub_groups & 16 ? 16
            : info->sub_groups & 32 ? 32
                                    : 8;
@@ -161,6 +159,18 @@ local_reals(const ca_attention *attention, int form, const tile *t)
            (columns > exchanged ? columns : exchanged) + 2 * slices * t->rows;
 }
 
+/* Loads of values that a work-item has of a block: many where keys are short. */
+static int64_t
+loads_of_values(const ca_attention *attention, int64_t group, int64_t keys)
+{
+    ca_dtype dtype = attention->tensors[CA_ATTENTION_VALUE].dtype;
+    int64_t chunk = BYTES_OF_LOAD / (int64_t)ca_dtype_size(dtype);
+    int64_t chunks = ca_divide_up(ca_attention_value_head_size(attention), chunk);
+    int64_t for_each = ca_divide_up(chunks, group);
+    int64_t slices = group / ca_divide_up(chunks, for_each);
+    return ca_divide_up(keys, slices) * for_each;
+}
+
 static tile
 choose_tile(const ca_device_info *info, const ca_attention *attention, int form,
             int64_t rows)
@@ -168,19 +178,25 @@ choose_tile(const ca_device_info *info, const ca_attention *attention, int form,
     ca_dtype dtype = attention->tensors[CA_ATTENTION_QUERY].dtype;
     int64_t chunk = BYTES_OF_LOAD / (int64_t)ca_dtype_size(dtype);
     int64_t chunks = ca_divide_up(ca_attention_head_size(attention), chunk);
-    int64_t lanes = lanes_of(info, form);
+    int64_t most_lanes = lanes_of(info, form);
     int64_t reals = LOCAL_BYTES / real_bytes(attention);
     tile t = {.group = info->max_work_group < GROUP ? FEWEST_GROUP : GROUP};
-    t.lanes = key_lanes(chunks, lanes > 0 ? lanes : 32);
+    t.lanes = key_lanes(chunks, most_lanes);
+    int64_t keys = t.group / t.lanes * LOADS_AHEAD;
+    while (keys * t.lanes > t.group &&
+           keys * ca_divide_up(chunks, t.lanes) * t.lanes > t.group * LOADS_AHEAD) {
+        keys /= 2;
+    }
+    while (loads_of_values(attention, t.group, keys) > 2 * LOADS_AHEAD &&
+           (keys * t.lanes > t.group || t.lanes < most_lanes)) {
+        t.lanes *= keys * t.lanes > t.group ? 1 : 2;
+        keys /= 2;
+    }
     int64_t most = MOST_ROWS;
     do {
         int64_t tiles = ca_divide_up(rows, most);
         t.rows = power_of_two(ca_divide_up(rows, tiles));
-        int64_t at_once = LOADS_AHEAD;
-        while (at_once > 1 && at_once * ca_divide_up(chunks, t.lanes) > LOADS_AHEAD) {
-            at_once /= 2;
-        }
-        t.keys = t.group / t.lanes * at_once;
+        t.keys = keys;
         while (t.keys * t.lanes > t.group && local_reals(attention, form, &t) > reals) {
             t.keys /= 2;
         }
