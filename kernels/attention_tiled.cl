@@ -43,12 +43,16 @@ drop_weights(const tile_state *tile, const key_block *block, real *weights)
         row = row * params->batch[n] + tile->batch[n];
     }
     row = row * params->L + tile->i0 + params->first_row;
+    uint dropped = 0;
+#pragma unroll 1
+    for (int n = 0; n < MI * NJ; n++) {
+        const bool drops = ca_drops(params, row + tile->ty + TY * (n / NJ),
+                                    block->j0 + tile->tx + TX * (n % NJ));
+        dropped |= drops ? 1u << n : 0u;
+    }
 #pragma unroll
     for (int n = 0; n < MI * NJ; n++) {
-        if (ca_drops(params, row + tile->ty + TY * (n / NJ),
-                     block->j0 + tile->tx + TX * (n % NJ))) {
-            weights[n] = REAL(0.0);
-        }
+        weights[n] = dropped >> n & 1u ? REAL(0.0) : weights[n];
     }
 }
 #endif

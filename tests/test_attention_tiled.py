@@ -6,12 +6,14 @@ of 16 it has 16 rows and 32 keys, so a few dozen rows are several tiles. Each sh
 set of options is a program to build, so most tests share one.
 """
 
+import clattn
 import numpy as np
 import pytest
+import reference_directml as oracle
 from helpers import check, draw, qkv, sdpa
 from reference import attention, bfloat16, eps, float16, float32, float64
 from reference_onnx import check as check_onnx
-from test_directml import check as check_directml
+from test_directml import compare
 from test_dropout import check as check_dropout
 
 LOWEST = np.finfo(np.float32).min
@@ -40,9 +42,8 @@ def in_sub_groups(monkeypatch, device, size):
 TILES = {  # local memory, L, S, E, Ev, dtype
     "64 rows, 64 keys": ("", 70, 131, 64, 64, float32),
     "32 rows, 64 keys": ("16384", 35, 70, 36, 200, bfloat16),
-    "32 rows, 32 keys": ("8000", 40, 70, 9, 15, float16),
     "16 rows, 32 keys": ("7000", 33, 65, 16, 16, float32),
-    "8 rows, 32 keys": ("16384", 6, 70, 512, 300, float16),
+    "8 rows, 32 keys": ("16384", 6, 70, 511, 300, float16),
 }
 
 
@@ -183,7 +184,7 @@ def test_bool_masks(device):
     seen[:, :, 16:32, 32:96] = seen[:, :, 5] = seen[1, :, :, 70:] = False
     q, k, v = qkv((2, 3), 40, 140, 16)
     k[1, :, 100], v[1, :, 120] = np.nan, np.inf
-    for mask in (seen, seen[:, :, ::-1], seen[..., :1, :], seen[..., 8:9] | False,
+    for mask in (seen, seen[:, :, ::-1], seen[..., :1, :], seen[..., 8:9],
                  np.zeros((40, 140), bool)):  # fmt: skip
         check(q[0], k[0], v[0], device=device, attn_mask=mask[0] if mask.ndim == 4 else mask)
     check(q, k, v, device=device, attn_mask=seen, is_causal="lower_right")
@@ -201,9 +202,12 @@ def test_dropout(device):
     check_dropout(*qkv((1, 2), 40, 40, 16), device=device, is_causal=True)
 
 
-@pytest.mark.parametrize("mode", [0, 1, 2, 3])
+@pytest.mark.parametrize("mode", [1, 3])
 def test_scores_with_a_past(device, mode):
-    """All stages, present keys and values, a mask that ends before the keys, an empty row."""
+    """Two stages, present keys and values, a mask that ends before the keys, an empty row.
+
+    The other stages are in test_oclgrind.py.
+    """
     q, k, v = qkv((1, 2), 20, 30, 16)
     past = qkv((1, 2), 20, 37, 16, seed=1)[1:]
     v[..., 25, 3] = np.nan
@@ -235,7 +239,11 @@ def test_biases_and_a_filter(device):
         mask=np.array([35, 17], np.int32), mask_type="key_sequence_length",
         mask_filter_value=-1.5,
     )  # fmt: skip
-    check_directml(call, device=device)
+    answer = clattn.directml.multihead_attention(**call, device=device, return_present=True)
+    compare(call, answer.output)
+    presents = (answer.present_key, answer.present_value)
+    for got, right in zip(presents, oracle.present(call), strict=True):
+        assert got.tobytes() == right.tobytes()
 
 
 # --- the choice -----------------------------------------------------------------------

@@ -132,6 +132,8 @@ TILED = {  # with 7000 bytes of local memory: 16 rows and 32 keys
     "scores": "onnx(*qkv((1, 1), 3, 14, 16), draw((3, 9)) > 0, device=device, return_qk=True, "
     "qk_matmul_output_mode=2)",
     "lengths": CASES["lengths"],
+    "products": "onnx(*qkv((1, 1), 3, 14, 16), draw((3, 9)) > 0, device=device, return_qk=True, "
+    "qk_matmul_output_mode=0)",
     "biases": CASES["biases"],
 }
 
