@@ -49,8 +49,8 @@ struct ca_storage {
     cl_mem buffer;
     atomic_int references;
     atomic_bool shared;
-    uint64_t ticket;  /* of the last call that uses it; under the device's lock */
-    ca_storage *next; /* see ca_pool */
+    _Atomic(uint64_t) ticket; /* of the last call that uses it; set under the lock */
+    ca_storage *next;         /* see ca_pool */
 };
 
 #define CA_POOL_SLOTS 64
@@ -75,10 +75,10 @@ typedef struct {
 #define CA_MAX_PENDING 64
 
 /* Calls in the queue's order, the one of ticket t at t % CA_MAX_PENDING; those before
-   `first` are done. Under the device's lock. */
+   `first` are done. Changed under the device's lock. */
 typedef struct {
     ca_pending_call calls[CA_MAX_PENDING];
-    uint64_t first;
+    _Atomic(uint64_t) first;
     uint64_t next;
     bool failed; /* `failure` tells of the first one that failed since it was told */
     ca_error failure;

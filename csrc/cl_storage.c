@@ -343,10 +343,7 @@ ca_storage_wait(ca_storage *storage, ca_error *error)
     if (status != CA_OK) {
         return status;
     }
-    ca_mutex_lock(&device->lock);
-    uint64_t ticket = storage->ticket;
-    ca_mutex_unlock(&device->lock);
-    return ca_pending_wait(device, ticket, error);
+    return ca_pending_wait(device, storage->ticket, error);
 }
 
 bool
@@ -355,6 +352,9 @@ ca_storage_is_idle(ca_storage *storage)
     ca_device *device = storage->device;
     if (ca_fork_guard_is_child(&device->runtime->fork_guard)) {
         return false;
+    }
+    if (storage->ticket < device->pending.first) { /* most often */
+        return true;
     }
     ca_mutex_lock(&device->lock);
     bool idle = ca_pending_is_done(device, storage->ticket);

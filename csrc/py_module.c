@@ -6,7 +6,7 @@
  *         class Tensor                            py_tensor.c
  *         tensor(array, device) memory_stats(device) empty_cache(device)
  *         synchronize(device)                     py_memory.c
- *         cache_append(…) cache_attend(…)         py_cache.c
+ *         class Cache                             py_cache.c
  *         all_devices() find_device(device) set_default_device(device)
  *         device_override: ContextVar             py_runtime.c
  *         scaled_dot_product_attention(…)         py_ops.c
@@ -17,6 +17,7 @@
  *         directml_multihead_attention(…)         py_directml.c
  *         peak_fma(…) peak_read(…)                py_peak.c
  */
+#include "py_cache.h"
 #include "py_convert.h"
 #include "py_device.h"
 #include "py_dlpack.h"
@@ -37,11 +38,11 @@ module_exec(PyObject *module)
     atomic_init(&state->default_device, NULL);
     if (ca_py_convert_init() < 0 || ca_py_error_init(module) < 0 ||
         ca_py_device_init(module) < 0 || ca_py_tensor_init(module) < 0 ||
-        ca_py_dlpack_init(module) < 0 || ca_py_runtime_init(module) < 0 ||
+        ca_py_cache_init(module) < 0 || ca_py_dlpack_init(module) < 0 ||
+        ca_py_runtime_init(module) < 0 ||
         PyModule_AddStringConstant(module, "__version__", CLATTN_VERSION) < 0 ||
         PyModule_AddFunctions(module, ca_py_runtime_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_memory_methods) < 0 ||
-        PyModule_AddFunctions(module, ca_py_cache_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_ops_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_diagonal_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_onnx_methods) < 0 ||

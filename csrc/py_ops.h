@@ -14,6 +14,5 @@ extern PyMethodDef ca_py_openvino_methods[]; /* py_openvino.c */
 extern PyMethodDef ca_py_directml_methods[]; /* py_directml.c */
 extern PyMethodDef ca_py_peak_methods[];     /* py_peak.c */
 extern PyMethodDef ca_py_memory_methods[];   /* py_memory.c */
-extern PyMethodDef ca_py_cache_methods[];    /* py_cache.c */
 
 #endif

@@ -70,7 +70,7 @@ take_slice(const ca_tensor *tensor, int d, PyObject *key, ca_tensor *view)
     if (size > 0) {
         move_start(view, start * tensor->strides[d]);
     }
-    return append(view, size, size > 1 ? step * tensor->strides[d] : 0);
+    return append(view, size, tensor->strides[d] * (size > 1 ? step : 1));
 }
 
 static int

@@ -95,6 +95,31 @@ done:
     return status;
 }
 
+/* What `lengths` says is now so. */
+static void
+note_lengths(ca_cache *cache, const int64_t *lengths)
+{
+    cache->length = lengths[0];
+    cache->lengths = NULL;
+    for (int64_t b = 1; b < cache->key.shape[0]; b++) {
+        if (lengths[b] != cache->length) {
+            cache->lengths = lengths;
+        }
+        if (lengths[b] > cache->length) {
+            cache->length = lengths[b];
+        }
+    }
+}
+
+void
+ca_cache_append_done(ca_cache *cache, const ca_cache_append *append, int64_t *lengths)
+{
+    for (int64_t b = 0; b < cache->key.shape[0]; b++) {
+        lengths[b] = ca_cache_length(cache, b) + count_of(append, b);
+    }
+    note_lengths(cache, lengths);
+}
+
 /* One copy does where all sequences grow from one length by one count. */
 static bool
 is_even(const ca_cache *cache, const ca_cache_append *append)
@@ -132,6 +157,48 @@ ca_cache_append_part(const ca_cache *cache, const ca_cache_append *append, int64
     int64_t count = count_of(append, b);
     take(from, 2, n - count, count);
     take(to, 2, ca_cache_length(cache, b), count);
+}
+
+/* ---- truncate ---- */
+
+ca_status
+ca_cache_cut_check(const ca_cache *cache, const ca_cache_cut *cut, ca_error *error)
+{
+    int64_t B = cache->key.shape[0];
+    if (cut->numbers == NULL) {
+        return cut->number <= cache->length
+                   ? CA_OK
+                   : ca_error_set(error, CA_ERROR_VALUE,
+                                  "n is %lld; expected 0 to %lld, the length",
+                                  (long long)cut->number, (long long)cache->length);
+    }
+    if (cut->count != B) {
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "n has shape (%lld,); expected (%lld,)",
+                            (long long)cut->count, (long long)B);
+    }
+    for (int64_t b = 0; b < B; b++) {
+        int64_t number = cut->numbers[b];
+        int64_t length = ca_cache_length(cache, b);
+        if (number < 0 || number > length) {
+            return ca_error_set(error, CA_ERROR_VALUE,
+                                "n[%lld] is %lld; expected 0 to %lld, the sequence's "
+                                "length",
+                                (long long)b, (long long)number, (long long)length);
+        }
+    }
+    return CA_OK;
+}
+
+void
+ca_cache_cut_done(ca_cache *cache, const ca_cache_cut *cut, int64_t *lengths)
+{
+    for (int64_t b = 0; b < cache->key.shape[0]; b++) {
+        int64_t kept = cut->numbers != NULL ? cut->numbers[b] : cut->number;
+        int64_t length = ca_cache_length(cache, b);
+        lengths[b] = kept < length ? kept : length;
+    }
+    note_lengths(cache, lengths);
 }
 
 /* ---- attend ---- */

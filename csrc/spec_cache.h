@@ -32,11 +32,27 @@ typedef struct {
 ca_status ca_cache_append_check(const ca_cache *cache, const ca_cache_append *append,
                                 ca_error *error);
 
+/* All is copied: the sequences are longer now. `lengths`, B of them, is where the cache
+   keeps those that differ. */
+void ca_cache_append_done(ca_cache *cache, const ca_cache_append *append,
+                          int64_t *lengths);
+
 /* How many copies it takes, and the views that copy `part` is from and to: of keys, then
    of values. */
 int64_t ca_cache_append_parts(const ca_cache *cache, const ca_cache_append *append);
 void ca_cache_append_part(const ca_cache *cache, const ca_cache_append *append,
                           int64_t part, ca_tensor *from, ca_tensor *to);
+
+/* Forget the positions from some number on. */
+typedef struct {
+    const int64_t *numbers; /* for each sequence; NULL: `number`, for the longer ones */
+    int64_t count;
+    int64_t number;
+} ca_cache_cut;
+
+ca_status ca_cache_cut_check(const ca_cache *cache, const ca_cache_cut *cut,
+                             ca_error *error);
+void ca_cache_cut_done(ca_cache *cache, const ca_cache_cut *cut, int64_t *lengths);
 
 /* Queries at the end of the sequences: row i of sequence b stands at position
    i + length - L. `call` has query, mask, scale, softcap, window and whether it is

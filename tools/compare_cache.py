@@ -91,9 +91,9 @@ class Decoding:
         gc.disable()
         for turn in range(rounds):
             self.cache.reset()
-            for n in range(len(self.tokens)):
-                for row in np.roll(range(len(calls)), turn):
-                    best[row, n] = min(best[row, n], self.seconds(calls[row], n))
+            rows = np.roll(range(len(calls)), turn).tolist()
+            for n, row in itertools.product(range(len(self.tokens)), rows):
+                best[row, n] = min(best[row, n], self.seconds(calls[row], n))
         gc.enable()
         return best
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import os
-import threading
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -66,7 +65,7 @@ class KVCache:
     ((1, 4, 1, 8), 3)
     """
 
-    __slots__ = ("__weakref__", "_filled", "_key", "_lock", "_value")
+    __slots__ = ("__weakref__", "_state")
 
     def __init__(
         self,
@@ -85,13 +84,9 @@ class KVCache:
         v_head_size = head_size if v_head_size is None else _size(v_head_size, "v_head_size", 1)
         dtype = _float_dtype(dtype)
         lead = (batch, num_kv_heads, capacity)
-        self._key: Tensor = _core.empty((*lead, head_size), dtype, device)
-        self._value: Tensor = _core.empty((*lead, v_head_size), dtype, self._key.device)
-        # The longest length, and those of the sequences, None: all are as long. Replaced as
-        # a whole, so that a reader sees one moment; `_lock` is held from the check of a
-        # change to its end.
-        self._filled: tuple[int, np.ndarray | None] = (0, None)
-        self._lock = threading.RLock()
+        key = _core.empty((*lead, head_size), dtype, device)
+        value = _core.empty((*lead, v_head_size), dtype, key.device)
+        self._state = _core.Cache(key, value)
         _caches.add(self)
 
     def append(self, key: Array, value: Array, counts: Sequence[int] | None = None) -> None:
@@ -117,16 +112,7 @@ class KVCache:
             the capacity. The cache is as it was.
         """
         numbers = None if counts is None else _numbers(counts, "counts")
-        with self._lock:
-            filled = self._filled
-            length, lengths = filled
-            n = _core.cache_append(self._key, self._value, length, lengths, key, value, numbers)
-            if self._filled is not filled:
-                raise RuntimeError("the cache was changed by what gave key or value")
-            if numbers is None and lengths is None:
-                self._filled = (length + n, None)
-            else:
-                self._set_lengths(self.lengths + (n if numbers is None else numbers))
+        self._state.append(key, value, numbers)
 
     def attend(
         self,
@@ -169,17 +155,7 @@ class KVCache:
         TypeError, ValueError
             As `clattn.scaled_dot_product_attention`.
         """
-        return _core.cache_attend(
-            self._key,
-            self._value,
-            *self._filled,
-            query,
-            attn_mask,
-            is_causal,
-            scale,
-            window,
-            softcap,
-        )
+        return self._state.attend(query, attn_mask, is_causal, scale, window, softcap)
 
     def truncate(self, n: int | Sequence[int]) -> None:
         """Forget the positions from n on.
@@ -196,95 +172,71 @@ class KVCache:
         ValueError
             Below 0, or above what is there. The cache is as it was.
         """
-        if np.ndim(n) == 0:
-            kept = _size(n, "n", 0)
-            with self._lock:
-                if kept > self.length:
-                    raise ValueError(f"n is {kept}; expected 0 to {self.length}, the length")
-                self._set_lengths(np.minimum(self.lengths, kept))
-            return
-        numbers = _numbers(n, "n")
-        with self._lock:
-            lengths = self.lengths
-            if numbers.shape != lengths.shape:
-                raise ValueError(f"n has shape {numbers.shape}; expected {lengths.shape}")
-            wrong = np.flatnonzero((numbers < 0) | (numbers > lengths))
-            if wrong.size:
-                b = wrong[0]
-                raise ValueError(
-                    f"n[{b}] is {numbers[b]}; expected 0 to {lengths[b]}, the sequence's length"
-                )
-            self._set_lengths(numbers)
+        self._state.truncate(_size(n, "n", 0) if np.ndim(n) == 0 else _numbers(n, "n"))
 
     def reset(self) -> None:
         """Forget all positions."""
-        with self._lock:
-            self._filled = (0, None)
-
-    def _set_lengths(self, lengths: np.ndarray) -> None:
-        longest = int(lengths.max())
-        self._filled = (longest, None if (lengths == longest).all() else lengths)
+        self._state.truncate(0)
 
     @property
     def length(self) -> int:
         """The length of the longest sequence."""
-        return self._filled[0]
+        return self._state.length
 
     @property
     def lengths(self) -> np.ndarray:
         """The length of each sequence: int64 of shape (B,), a new array."""
-        length, lengths = self._filled
-        return np.full(self.batch, length, np.int64) if lengths is None else lengths.copy()
+        return np.array(self._state.lengths, np.int64)
 
     @property
     def key(self) -> Tensor:
         """The keys: a view of shape (B, Hk, length, E), of the same memory."""
-        return self._key[:, :, : self.length]
+        return self._state.key[:, :, : self.length]
 
     @property
     def value(self) -> Tensor:
         """The values: a view of shape (B, Hk, length, Ev), of the same memory."""
-        return self._value[:, :, : self.length]
+        return self._state.value[:, :, : self.length]
 
     @property
     def batch(self) -> int:
         """The number of sequences, B."""
-        return self._key.shape[0]
+        return self._state.key.shape[0]
 
     @property
     def num_kv_heads(self) -> int:
         """The number of key and value heads, Hk."""
-        return self._key.shape[1]
+        return self._state.key.shape[1]
 
     @property
     def capacity(self) -> int:
         """The number of positions that fit."""
-        return self._key.shape[2]
+        return self._state.key.shape[2]
 
     @property
     def head_size(self) -> int:
         """The size of a key, E."""
-        return self._key.shape[3]
+        return self._state.key.shape[3]
 
     @property
     def v_head_size(self) -> int:
         """The size of a value, Ev."""
-        return self._value.shape[3]
+        return self._state.value.shape[3]
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of keys and values."""
-        return self._key.dtype
+        return self._state.key.dtype
 
     @property
     def device(self) -> Device:
         """The device whose memory they are in."""
-        return self._key.device
+        return self._state.key.device
 
     def __repr__(self) -> str:
         """Sizes, how much is filled, dtype and device."""
-        length, lengths = self._filled
-        filled = length if lengths is None else lengths.tolist()
+        lengths = self._state.lengths
+        filled = lengths[0] if len(set(lengths)) == 1 else list(lengths)
         return (
             f"clattn.KVCache(batch={self.batch}, num_kv_heads={self.num_kv_heads}, "
             f"capacity={self.capacity}, head_size={self.head_size}, "
@@ -299,7 +251,7 @@ _caches: weakref.WeakSet[KVCache] = weakref.WeakSet()
 
 def _renew_locks() -> None:
     for cache in _caches:
-        cache._lock = threading.RLock()
+        cache._state.renew_lock()
 
 
 if hasattr(os, "register_at_fork"):
