@@ -44,7 +44,8 @@ def mma(dtype, size, tiles, keys, *options, architectures=BOTH):
     return "attention_mma.cl", macros, architectures
 
 
-# File, macros, architectures. DTYPE 1 is float16, 2 bfloat16; MASK 0 is of bool, 1 of float16.
+# File, macros, architectures. DTYPE 1 is float16, 2 bfloat16, 3 float32; MASK 0 is of bool, 1 of
+# float16. exp2 is named as the driver's compiler makes it, which is not how libclc does.
 KERNELS = [
     mma(1, 64, 2, 64, *ALIGNED),
     mma(1, 80, 2, 32, *ALIGNED),
@@ -64,6 +65,21 @@ KERNELS = [
     mma(2, 96, 2, 32, *ALIGNED),
     mma(2, 128, 2, 32, *ALIGNED, architectures=("sm_90",)),
     mma(2, 256, 1, 16, *ALIGNED, "MASK=0"),
+    ("attention_tiled.cl", ("DTYPE=3", "HEAD_E=64", "exp2=native_exp2"), BOTH),
+    (
+        "attention_decode_gpu.cl",
+        (
+            "DTYPE=1",
+            "HEAD_E=128",
+            "RT=4",
+            "KEY_LANES=8",
+            "BN=32",
+            "WIDE_KEYS=1",
+            "WIDE_VALUES=1",
+            "FORM=2",
+        ),
+        BOTH,
+    ),
 ]
 
 
