@@ -12,6 +12,7 @@ import pytest
 from clattn import _core
 from clattn.__main__ import main
 from clattn.bench import command, limits, measuring, scaling
+from clattn.bench.gpu_rows import GPU_ROWS
 from clattn.bench.peers import Call
 from clattn.bench.rows import ROWS, Row
 from helpers import run_cli
@@ -195,7 +196,7 @@ def test_a_wrong_result_is_noticed(device, capsys, monkeypatch, tmp_path, fake_p
 
 def test_patterns_choose_rows():
     assert [row.name for row in command._rows("*gqa")] == [
-        row.name for row in ROWS if row.name.endswith("gqa")
+        row.name for row in (*ROWS, *GPU_ROWS) if row.name.endswith("gqa")
     ]
 
 
