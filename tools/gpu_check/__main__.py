@@ -42,7 +42,7 @@ def parse(argv):
     add("--folder", type=Path, default=BUILD / "gpu_check", metavar="FOLDER",
         help="all that is written (default: %(default)s)")  # fmt: skip
     add("--report", type=Path, metavar="PATH", help="default: report.md in that folder")
-    add("--steps", type=_split(STEPS), default=list(STEPS), metavar="NAMES",
+    add("--steps", type=_split_steps, default=list(STEPS), metavar="NAMES",
         help="some of " + ",".join(STEPS))  # fmt: skip
     add("--device", default="gpu", metavar="WORDS",
         help='"gpu" or a part of a name; "cpu" to try this out (default: %(default)s)')  # fmt: skip
@@ -52,6 +52,11 @@ def parse(argv):
     add("--tests", default="", metavar="ARGUMENTS", help="for pytest: --tests='-k causal'")
     add("--bench", default="", metavar="ARGUMENTS", help="for bench: --bench='--rows decode*'")
     return parser.parse_args(argv)
+
+
+def _split_steps(text):
+    chosen = _split(STEPS)(text)
+    return [name for name in STEPS if name in chosen]
 
 
 def _split(known):

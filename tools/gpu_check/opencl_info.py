@@ -7,7 +7,7 @@ import sys
 
 LOADER = "libOpenCL.so.1"
 ALL_DEVICES = 0xFFFFFFFF
-TYPES = {2: "cpu", 4: "gpu", 8: "accelerator"}
+TYPES = {4: "gpu", 2: "cpu", 8: "accelerator"}  # of several the first, as clattn has it
 PLATFORM = {"platform": 0x0902, "platform version": 0x0901}
 TEXTS = {
     "name": 0x102B,

@@ -2,6 +2,7 @@
 """Commands with a time limit, and the environment in which nothing outside a folder changes."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -78,6 +79,8 @@ def make_environment(folder, variables):
         path.mkdir(parents=True, exist_ok=True)
     site = Path(folder, "site")
     old = os.environ.get("PYTHONPATH")
+    # A Python made elsewhere names the compiler of that machine.
+    compiler = next(filter(shutil.which, ("cc", "gcc", "clang")), "cc")
     return dict(
         os.environ,
         PYTHONPATH=os.pathsep.join([str(site), *([old] if old else [])]),
@@ -91,6 +94,7 @@ def make_environment(folder, variables):
         PIP_NO_CACHE_DIR="1",
         PIP_DISABLE_PIP_VERSION_CHECK="1",
         PIP_ROOT_USER_ACTION="ignore",
+        CC=os.environ.get("CC", compiler),
         TMPDIR=str(temporary),
         **variables,
     )

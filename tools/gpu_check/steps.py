@@ -18,6 +18,7 @@ import running
 import tables
 
 HERE = Path(__file__).resolve().parent
+SHARES = {"tests": 0.65, "bench": 0.95}  # of the time that is left, where steps follow
 
 
 @dataclass
@@ -39,6 +40,7 @@ class Check:
     def __init__(self, options):
         self.options = options
         self.folder = options.folder.resolve()
+        self.site = self.folder / "site"
         self.carried = options.carried.resolve()
         self.end = time.monotonic() + options.limit
         self.found = drivers.find(self.carried)
@@ -46,14 +48,10 @@ class Check:
         self.env = running.make_environment(self.folder, variables)
         self.python, self.python_version = needs.find_python(options.python)
 
-    def left(self, reserve=0.0):
-        """Return the seconds that a step may take."""
-        return max(self.end - time.monotonic() - reserve, 1.0)
-
-    def reserve(self, name):
-        """Return the seconds that the chosen steps after one have to be left."""
-        after = {step for step in self.options.steps if step != name}
-        return sum(s for step, s in RESERVES.get(name, {}).items() if step in after)
+    def left(self, name=""):
+        """Return the seconds that a step may take: a share, where steps after it want some."""
+        share = SHARES[name] if name in SHARES and self.options.steps[-1] != name else 1.0
+        return max(share * (self.end - time.monotonic()), 1.0)
 
     def run(self, name, command, seconds, **more):
         log = self.folder / "logs" / f"{name}.log"
@@ -73,13 +71,23 @@ class Check:
             if name not in have or not needs.is_new_enough(have[name], least)
         ]  # fmt: skip
 
-    def pip(self, name, arguments, seconds):
-        """Run the Python's pip, else the one that was carried."""
-        wheels = sorted((self.carried / "wheels").glob("pip-*.whl"))
-        has_own = self.run("pip", [self.python, "-m", "pip", "--version"], 60).is_fine
+    def install(self, name, arguments, seconds):
+        """Install packages without an index; run the Python's pip, else the carried one."""
+        wheels = self.carried / "wheels"
         own = [self.python, "-m", "pip"]
-        command = own if has_own or not wheels else [self.python, f"{wheels[-1]}/pip"]
-        return self.run(name, [*command, *arguments], seconds)
+        carried = sorted(wheels.glob("pip-*.whl"))
+        has_own = self.run("pip", [*own, "--version"], 60).is_fine
+        command = own if has_own or not carried else [self.python, f"{carried[-1]}/pip"]
+        target = self.folder / "tmp" / f"install-{name}"
+        shutil.rmtree(target, ignore_errors=True)
+        command += ["install", "--quiet", "--no-index", "--find-links", wheels]
+        done = self.run(f"install-{name}", [*command, "--target", target, *arguments], seconds)
+        if done.is_fine:  # pip would put one package's programs in the place of another's
+            for old in self.site.glob(f"{name}*"):
+                shutil.rmtree(old)
+            shutil.copytree(target, self.site, symlinks=True, dirs_exist_ok=True)
+        shutil.rmtree(target, ignore_errors=True)
+        return done
 
 
 def check_devices(check):
@@ -117,18 +125,18 @@ def check_build(check):
     programs = {name: v for name, v in needs.PROGRAMS.items() if not shutil.which(name)}
     lacking = check.lacks(needs.BUILD | programs | needs.TEST | needs.BENCH)
     for name in lacking:  # one after the other: what is not there keeps no other out
-        done = check.pip(f"install-{name}", _install(check, name), min(check.left(), 120))
+        done = check.install(name, [name], min(check.left(), 120))
         notes.append(f"{name}: " + ("from its wheel" if done.is_fine else "not there"))
     body += [f"Packages brought along: {', '.join(notes)}"] if notes else []
-    arguments = [*_install(check, "."), "--no-build-isolation", "--no-deps"]
+    arguments = [".", "--no-build-isolation", "--no-deps"]
     arguments += ["-C", f"build-dir={check.folder / 'build'}"]
     if check.found.headers is not None:
         arguments += ["-C", f"cmake.define.CLATTN_OPENCL_INCLUDE_DIR={check.found.headers}"]
-    built = check.pip("build", arguments, check.left())
+    built = check.install("clattn", arguments, check.left())
     if not built.is_fine:
         body += [f"Building: {built.ended()}", tables.as_code(built.tail(40))]
         if any((check.carried / "wheels").glob("clattn-*.whl")):
-            wheel = check.pip("wheel", [*_install(check, "clattn"), "--no-deps"], check.left())
+            wheel = check.install("clattn", ["clattn", "--no-deps"], check.left())
             body.append(f"clattn's wheel made beforehand, in its place: {wheel.ended()}")
     listing = check.run("listing", [check.python, "-m", "clattn"], min(check.left(), 120),
                         CLATTN_DEVICE=check.options.device)  # fmt: skip
@@ -138,12 +146,6 @@ def check_build(check):
     if not built.is_fine:
         summary = f"building failed: {built.ended()}"
     return Result("build", is_fine, summary, "\n\n".join(body))
-
-
-def _install(check, what):
-    wheels = check.carried / "wheels"
-    return ["install", "--quiet", "--no-index", "--find-links", wheels, "--upgrade",
-            "--target", check.folder / "site", what]  # fmt: skip
 
 
 def check_tests(check):
@@ -158,7 +160,7 @@ def check_tests(check):
     command += ["-n", str(workers), "--continue-on-collection-errors", *arguments]
     path = os.pathsep.join([check.env["PYTHONPATH"], str(HERE)])
     words = check.options.device
-    done = check.run("tests", command, check.left(check.reserve("tests")), PYTHONPATH=path,
+    done = check.run("tests", command, check.left("tests"), PYTHONPATH=path,
                      CLATTN_SUITE_LOG=str(log), CLATTN_DEVICE=words,
                      CLATTN_TEST_DEVICES=words.partition(":")[0])  # fmt: skip
     return summarise_suite(log, done)
@@ -206,7 +208,7 @@ def check_bench(check):
     command = [check.python, "-m", "clattn", "bench", "--gpu", "--rounds", "5"]
     command += ["--device", check.options.device, "--json", file]
     command += shlex.split(check.options.bench)
-    done = check.run("bench", command, check.left(check.reserve("bench")))
+    done = check.run("bench", command, check.left("bench"))
     if not file.exists() or not file.stat().st_size:
         body = tables.as_code(done.tail())
         return Result("bench", False, done.ended(), body, [f"speed: {done.ended()}"])
@@ -252,5 +254,3 @@ STEPS = {
     "bench": check_bench,
     "ptx": check_ptx,
 }
-# Seconds that the steps after one are left at least.
-RESERVES = {"tests": {"bench": 180, "ptx": 10}, "bench": {"ptx": 10}}
