@@ -254,6 +254,23 @@ def test_backends_compute_the_same(row):
     assert right.error(result) <= exact.PEER_FACTOR * right.allowed
 
 
+def test_no_other_backend_takes_its_place(monkeypatch):
+    """Neither where it is timed nor where its result is checked."""
+    torch = pytest.importorskip("torch")
+    attend, others = torch.nn.functional.scaled_dot_product_attention, []
+
+    def watch(*args, **options):
+        others.append(torch.backends.cuda.flash_sdp_enabled())
+        return attend(*args, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watch)
+    with ExitStack() as stack:
+        call = Here(stack).prepare(draw(SMALL["plain"]))
+        call.run()
+        call.result()
+    assert len(others) > call.count and not any(others)
+
+
 def test_a_backend_that_does_not_take_a_row_is_left_out_with_a_note(device, no_peers):
     pytest.importorskip("torch")
 

@@ -202,6 +202,18 @@ def test_a_program_that_there_is_not(tool, tmp_path):
     assert not done.is_fine and "/no/such" in done.said
 
 
+def test_packages_are_added_to_those_installed(tool, tmp_path):
+    """Programs stay beside those of others; of a package nothing old stays."""
+    check = SimpleNamespace(site=tmp_path / "site")
+    put(tmp_path, "a/bin/a", "a/a/__init__.py", "a/a/old.py", "b/bin/b", "b/b.py")
+    put(tmp_path, "new/bin/a", "new/a/__init__.py", text="new")
+    for name in ("a", "b", "new"):
+        tool.steps.Check._merge(check, tmp_path / name)
+    files = {str(f.relative_to(check.site)): f.read_text() for f in check.site.rglob("*.*")}
+    assert files == {"a/__init__.py": "new", "b.py": ""}
+    assert {f.name: f.read_text() for f in (check.site / "bin").iterdir()} == {"a": "new", "b": ""}
+
+
 # --- the suite's log -------------------------------------------------------------------------
 
 

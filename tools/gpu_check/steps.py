@@ -82,12 +82,16 @@ class Check:
         shutil.rmtree(target, ignore_errors=True)
         command += ["install", "--quiet", "--no-index", "--find-links", wheels]
         done = self.run(f"install-{name}", [*command, "--target", target, *arguments], seconds)
-        if done.is_fine:  # pip would put one package's programs in the place of another's
-            for old in self.site.glob(f"{name}*"):
-                shutil.rmtree(old)
-            shutil.copytree(target, self.site, symlinks=True, dirs_exist_ok=True)
+        if done.is_fine:
+            self._merge(target)
         shutil.rmtree(target, ignore_errors=True)
         return done
+
+    def _merge(self, target):
+        """Add a folder to what is installed: pip would put its programs in place of others'."""
+        for package in target.glob("*/__init__.py"):
+            shutil.rmtree(self.site / package.parent.name, ignore_errors=True)
+        shutil.copytree(target, self.site, symlinks=True, dirs_exist_ok=True)
 
 
 def check_devices(check):
