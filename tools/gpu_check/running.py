@@ -85,7 +85,7 @@ def make_environment(folder, variables):
         os.environ,
         PYTHONPATH=os.pathsep.join([str(site), *([old] if old else [])]),
         PATH=os.pathsep.join([str(site / "bin"), os.environ.get("PATH", "")]),
-        PYTHONPYCACHEPREFIX=str(cache / "python"),
+        PYTHONDONTWRITEBYTECODE="1",
         XDG_CACHE_HOME=str(cache),
         CUDA_CACHE_PATH=str(cache / "cuda"),
         POCL_CACHE_DIR=str(cache / "pocl"),
