@@ -144,12 +144,10 @@ def test_versions_are_compared_by_number(tool, version, least, expected):
 
 
 def test_a_python_that_is_too_old_is_passed_over(tool, tmp_path, monkeypatch):
-    old = tmp_path / "python3"
-    old.write_text("#!/bin/sh\necho 3.10.12\n")
-    old.chmod(0o755)
-    new = tmp_path / "python3.13"
-    new.write_text("#!/bin/sh\necho 3.13.1\n")
-    new.chmod(0o755)
+    old, new = tmp_path / "python3", tmp_path / "python3.13"
+    for path, version in ((old, "3.10.12"), (new, "3.13.1")):
+        path.write_text(f"#!/bin/sh\necho {version}\n")
+        path.chmod(0o755)
     monkeypatch.setattr(tool.needs.sys, "executable", str(old))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert tool.needs.find_python(None) == (str(new), "3.13.1")
@@ -158,8 +156,9 @@ def test_a_python_that_is_too_old_is_passed_over(tool, tmp_path, monkeypatch):
     assert "3.11" in tool.needs.find_python(str(old))[1]
 
 
-def test_preparing_without_packages(tool, tmp_path, capsys):
+def test_preparing_without_packages(tool, tmp_path, capsys, monkeypatch):
     """The headers and the loader of this machine; no network is asked."""
+    monkeypatch.setattr(tool.needs, "run_ptx_check", lambda: ("exit status 0\nfine", ""))
     arguments = ["--prepare", "--wheels", "", "--carried", str(tmp_path / "carried")]
     status = tool.main.main(arguments)
     carried, said = tmp_path / "carried", capsys.readouterr()
@@ -167,7 +166,7 @@ def test_preparing_without_packages(tool, tmp_path, capsys):
     assert (carried / "include/CL/cl_icd.h").exists() == (here.headers is not None)
     assert (carried / "lib/libOpenCL.so.1").exists() == (here.loader is not None)
     assert (status == 0) == (here.headers is not None and here.loader is not None)
-    assert (carried / "ptx_check.txt").read_text().strip()
+    assert (carried / "ptx_check.txt").read_text() == "exit status 0\nfine"
     assert list((carried / "wheels").iterdir()) == []
     assert str(carried) in said.out
 
@@ -293,13 +292,8 @@ def test_a_step_that_breaks_keeps_no_other_from_being_run(tool, places, tmp_path
     text = (tmp_path / "folder/report.md").read_text()
     assert re.search(r"^\| devices \| FAILED \| .*KeyError: 'on \\\| purpose' \|$", text, re.M)
     assert re.search(r"^\| tests \| passed \| .* all well \|$", text, re.M)
-    for line in (
-        "- a thing: no time",
-        "- bench: the step was not run",
-        "the body",
-        "## Tests: passed",
-    ):
-        assert line in text
+    for words in ("- a thing: no time", "- bench: the step was not run", "the body"):
+        assert words in text
 
 
 def test_a_later_call_joins_the_report(tool, places, tmp_path, monkeypatch):
@@ -343,6 +337,30 @@ def test_the_table_of_the_bench(tool):
     assert broken.count("|") == f.count("|")
     assert "fma float32 60 TFLOP/s, reading 4200 GB/s, torch's product float16 700 TFLOP/s" in text
     assert "- d: cuDNN: no \\| kernel" in text and "Beside: torch 2." in text
+
+
+PTX = "import sys; print('a table'); print('no clang', file=sys.stderr); sys.exit({})"
+
+
+@pytest.mark.parametrize(("status", "carried", "expected"), [
+    (0, "", (True, "on this machine: exit status 0", "a table")),
+    (1, "exit status 0\nold", (False, "on this machine: exit status 1", "a table")),
+    (2, "exit status 0\nold", (True, "beforehand", "old")),
+    (2, "no clang there", (None, "no clang", "")),
+    (None, "", (None, "there is no tools/ptx_check.py", "")),
+])  # fmt: skip
+def test_the_check_of_ptx(tool, tmp_path, monkeypatch, status, carried, expected):
+    """Made here, else what was brought along, else left out: a program is missing (2)."""
+    monkeypatch.setattr(tool.needs, "ROOT", tmp_path)
+    put(tmp_path, "carried/ptx_check.txt", text=carried)
+    if status is not None:
+        put(tmp_path, "tools/ptx_check.py", text=PTX.format(status))
+    check = SimpleNamespace(left=lambda: 60, carried=tmp_path / "carried")
+    result = tool.steps.check_ptx(check)
+    is_fine, summary, body = expected
+    assert result.is_fine is is_fine
+    assert summary in result.summary and body in result.body
+    assert bool(result.unmeasured) == (is_fine is None)
 
 
 # --- end to end ------------------------------------------------------------------------------
