@@ -46,7 +46,8 @@ typedef struct {
     int64_t max_parameter_size; /* bytes of kernel arguments */
     int64_t float_width;        /* native lanes of a float vector */
     int64_t sub_groups;         /* the sizes that a kernel may require, added up: each
-                                   is a power of 2. 0: there are none */
+                                   is a power of 2; they can shuffle. 0: there are
+                                   none */
     int64_t nvidia_capability;  /* 80 for sm_80; 0: not NVIDIA's */
     bool float64;               /* cl_khr_fp64 */
     bool float16;               /* cl_khr_fp16; storage needs no extension */

@@ -104,6 +104,7 @@ ca_probe_run(ca_device *device, ca_error *error)
     for (int i = 0; i < PROBE_COUNT; i++) {
         data.input[i] = probe_input(i);
     }
+    CA_TRY(ca_kernel_get_locked(device, &spec, &kernel, error));
     const ca_span spans[] = {
         {.data = data.input, .bytes = sizeof data.input, .access = CA_ACCESS_READ},
         {.data = data.rounded, .bytes = sizeof data.rounded, .access = CA_ACCESS_WRITE},
@@ -114,14 +115,11 @@ ca_probe_run(ca_device *device, ca_error *error)
     const ca_launch launch = {
         .spans = spans,
         .nspans = sizeof spans / sizeof spans[0],
-        .params = &probe_params,
-        .params_size = sizeof probe_params,
-        .global_size = PROBE_COUNT,
-        .local_size = 1,
+        .steps = {{kernel, &probe_params, sizeof probe_params, PROBE_COUNT, 1}},
+        .nsteps = 1,
         .call = "the probe",
     };
-    CA_TRY(ca_kernel_get_locked(device, &spec, &kernel, error));
-    CA_TRY(ca_launch_run(device, kernel, &launch, error));
+    CA_TRY(ca_launch_run(device, &launch, error));
     const char *wrong = probe_verify(&data);
     if (wrong != NULL) {
         CA_TRY(ca_error_set(error, CA_ERROR_DEVICE,

@@ -41,6 +41,8 @@ run_probe(ca_device *device, bool *right, ca_error *error)
         a[i] = bfloat16_bits(i - 5);
         b[i] = bfloat16_bits(3 * i + 1);
     }
+    *right = false;
+    CA_TRY(ca_kernel_get_locked(device, &probe, &kernel, error));
     const ca_span spans[] = {
         {.data = a, .bytes = sizeof a, .access = CA_ACCESS_READ},
         {.data = b, .bytes = sizeof b, .access = CA_ACCESS_READ},
@@ -49,15 +51,11 @@ run_probe(ca_device *device, bool *right, ca_error *error)
     const ca_launch launch = {
         .spans = spans,
         .nspans = sizeof spans / sizeof spans[0],
-        .params = &start,
-        .params_size = sizeof start,
-        .global_size = 1,
-        .local_size = 1,
+        .steps = {{kernel, &start, sizeof start, 1, 1}},
+        .nsteps = 1,
         .call = "the probe",
     };
-    *right = false;
-    CA_TRY(ca_kernel_get_locked(device, &probe, &kernel, error));
-    CA_TRY(ca_launch_run(device, kernel, &launch, error));
+    CA_TRY(ca_launch_run(device, &launch, error));
     *right = true;
     for (int i = 0; i < LANES; i++) {
         int first = (2 * i - 5) * (6 * i + 1);

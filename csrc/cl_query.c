@@ -115,6 +115,7 @@ query_sub_groups(const ca_device *device)
     int major = 0;
     if (sscanf(device->info.version, "OpenCL %d.", &major) != 1 || major < 3 ||
         !query_extension(device, "cl_intel_required_subgroup_size") ||
+        !query_extension(device, "cl_khr_subgroup_shuffle") ||
         device->cl->clGetDeviceInfo(device->id, CA_CL_SUB_GROUP_SIZES_INTEL,
                                     sizeof sizes, sizes, &bytes) != CL_SUCCESS) {
         return 0;

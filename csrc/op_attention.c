@@ -37,6 +37,7 @@ ca_attention_init(ca_attention *attention)
     attention->in_float64 = false;
     attention->stage = CA_SCORES_SCALED;
     attention->variant = CA_VARIANT_ANY;
+    attention->limits = (ca_limits){0};
     attention->call = "attention";
 }
 
@@ -135,28 +136,20 @@ allocate_partial(ca_device *device, const ca_attention_plan *plan,
                                             partial, error);
 }
 
-/* Build and run one kernel of a plan; its grid's product are the work-items. */
+/* Build one kernel of a plan, the next step; its grid's product are the work-items. */
 static ca_status
-launch(ca_device *device, const char *call, const ca_kernel_spec *spec,
-       const ca_span *spans, const ca_attention_params *params, int ngrid,
-       const int64_t *grid, size_t local_size, bool small, ca_error *error)
+add_step(ca_device *device, ca_launch *launch, const ca_kernel_spec *spec,
+         const ca_attention_params *params, int ngrid, const int64_t *grid,
+         size_t local_size, ca_error *error)
 {
     ca_status status = CA_OK;
     ca_kernel *kernel = NULL;
     int64_t items;
     CA_TRY(ca_kernel_get(device, spec, &kernel, error));
     CA_TRY(ca_shape_count(ngrid, grid, "query", &items, error));
-    ca_launch run = {
-        .spans = spans,
-        .nspans = SPANS,
-        .params = params,
-        .params_size = sizeof(*params),
-        .global_size = round_up((size_t)items, local_size),
-        .local_size = local_size,
-        .small = small,
-        .call = call,
-    };
-    CA_TRY(ca_launch_run(device, kernel, &run, error));
+    launch->steps[launch->nsteps++] =
+        (ca_step){kernel, params, sizeof(*params), round_up((size_t)items, local_size),
+                  local_size};
 done:
     return status;
 }
@@ -168,7 +161,6 @@ launch_whole(ca_device *device, const ca_attention *attention,
 {
     ca_status status = CA_OK;
     ca_storage *partial = NULL;
-    const char *call = attention->call;
     ca_attention_plan plan;
     if (attention->tensors[CA_ATTENTION_QUERY].dtype == CA_BFLOAT16) {
         CA_TRY(ca_device_find_pairs(device, error));
@@ -197,18 +189,21 @@ launch_whole(ca_device *device, const ca_attention *attention,
         spans[TENSORS] =
             (ca_span){block->address, block->bytes, CA_ACCESS_WRITE, block};
     }
-    bool small = is_small(attention, &params);
-    CA_TRY(launch(device, call, &plan.spec, spans, &params, CA_ATTENTION_GRID_DIMS,
-                  plan.grid, plan.local_size, small, error));
+    ca_launch launch = {
+        .spans = spans,
+        .nspans = SPANS,
+        .small = is_small(attention, &params),
+        .call = attention->call,
+    };
+    CA_TRY(add_step(device, &launch, &plan.spec, &params, CA_ATTENTION_GRID_DIMS,
+                    plan.grid, plan.local_size, error));
     if (plan.splits > 1) {
-        int64_t rows[] = {params.batch[0], params.batch[1], params.batch[2], params.L};
-        spans[TENSORS].access = CA_ACCESS_READ;
-        /* Written already; where memory is copied, they would come back empty. */
-        spans[CA_ATTENTION_PRESENT_KEY] = (ca_span){.access = CA_ACCESS_READ};
-        spans[CA_ATTENTION_PRESENT_VALUE] = (ca_span){.access = CA_ACCESS_READ};
-        CA_TRY(launch(device, call, &plan.merge, spans, &params, 4, rows, 1, small,
-                      error));
+        int64_t rows[] = {params.batch[0], params.batch[1], params.batch[2], params.L,
+                          (int64_t)plan.merge_local};
+        CA_TRY(add_step(device, &launch, &plan.merge, &params, 5, rows,
+                        plan.merge_local, error));
     }
+    CA_TRY(ca_launch_run(device, &launch, error));
 done:
     ca_storage_release(partial);
     return status;

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "cl_device.h"  /* ca_device */
+#include "op_limits.h"  /* ca_limits */
 #include "op_variant.h" /* ca_variant */
 #include "status.h"
 #include "tensor.h"
@@ -79,6 +80,7 @@ typedef struct {
     bool in_float64; /* compute in float64 whatever the dtypes are */
     ca_scores_stage stage;
     ca_variant variant;
+    ca_limits limits;
     const char *call; /* the function it is done for */
 } ca_attention;
 
@@ -92,7 +94,8 @@ bool ca_attention_is_trivial(const ca_attention *attention);
 ca_status ca_attention_fill(const ca_attention *attention, ca_error *error);
 
 /* Plan, launch and wait, but for results that a device holds (ca_launch_run).
-   CA_ERROR_VALUE where the variant asked for cannot run this problem on this device. */
+   CA_ERROR_VALUE where the variant asked for cannot run this problem on this device, or
+   it lacks what the limits ask for. */
 ca_status ca_attention_run(ca_device *device, const ca_attention *attention,
                            ca_error *error);
 

@@ -137,12 +137,22 @@ static const ca_attention_variant reference = {CA_VARIANT_REFERENCE, "everything
 
 /* The first that is fast and can run it is used, unless one is forced. */
 static const ca_attention_variant *const variants[] = {
-    &ca_attention_decoding, &ca_attention_on_pairs, &ca_attention_on_cpu, &reference};
+    &ca_attention_decoding_on_gpu, &ca_attention_tiled,  &ca_attention_decoding,
+    &ca_attention_on_pairs,        &ca_attention_on_cpu, &reference};
 
-ca_status
-ca_attention_make_plan(const ca_device_info *info, const ca_attention *attention,
-                       const ca_leading_dims *dims, ca_attention_plan *plan,
-                       ca_error *error)
+/* Is it what CLATTN_KERNEL forces? "decode" is a kernel for each type of device. */
+static bool
+is_forced(const ca_attention_variant *row, const ca_device_info *info,
+          ca_variant variant)
+{
+    bool on_gpu = info->type != CA_DEVICE_CPU;
+    return row->variant ==
+           (variant == CA_VARIANT_DECODE && on_gpu ? CA_VARIANT_DECODE_GPU : variant);
+}
+
+static ca_status
+choose(const ca_device_info *info, const ca_attention *attention,
+       const ca_leading_dims *dims, ca_attention_plan *plan, ca_error *error)
 {
     if (ca_attention_in_float64(attention) && !info->float64) {
         return ca_error_set(error, CA_ERROR_DEVICE,
@@ -152,7 +162,7 @@ ca_attention_make_plan(const ca_device_info *info, const ca_attention *attention
     }
     const ca_attention_variant *const *row = variants;
     bool forced = attention->variant != CA_VARIANT_ANY;
-    while (forced ? (*row)->variant != attention->variant
+    while (forced ? !is_forced(*row, info, attention->variant)
                   : !(*row)->is_fast(info, attention) ||
                         !(*row)->can_run(info, attention)) {
         row++;
@@ -160,8 +170,21 @@ ca_attention_make_plan(const ca_device_info *info, const ca_attention *attention
     if (!(*row)->can_run(info, attention)) {
         return ca_error_set(error, CA_ERROR_VALUE,
                             "CLATTN_KERNEL is \"%s\", whose kernel takes %s",
-                            ca_variant_name((*row)->variant), (*row)->limits);
+                            ca_variant_name(attention->variant), (*row)->limits);
     }
     (*row)->make(info, attention, dims, plan);
     return CA_OK;
+}
+
+ca_status
+ca_attention_make_plan(const ca_device_info *info, const ca_attention *attention,
+                       const ca_leading_dims *dims, ca_attention_plan *plan,
+                       ca_error *error)
+{
+    if (!ca_limits_are_set(&attention->limits)) {
+        return choose(info, attention, dims, plan, error);
+    }
+    ca_device_info limited = *info;
+    ca_status status = ca_limits_apply(&attention->limits, &limited, error);
+    return status != CA_OK ? status : choose(&limited, attention, dims, plan, error);
 }

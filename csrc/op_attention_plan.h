@@ -17,10 +17,12 @@ typedef struct {
     size_t local_size;                    /* those of a group */
     int64_t heads;                        /* query heads of one work-item */
     /* Parts of the keys. With more than one, each row of each part leaves so many bytes
-       in `partial`, of which the second kernel, run for each row, makes the result. */
+       in `partial`, of which the second kernel, run for each row, makes the result: a
+       group of merge_local work-items. */
     int64_t splits;
     int64_t partial_bytes;
     ca_kernel_spec merge;
+    size_t merge_local;
 } ca_attention_plan;
 
 /* The softcap within the range of the arithmetic, 0 for none: in float32 one above its

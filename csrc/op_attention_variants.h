@@ -24,6 +24,9 @@ typedef struct {
 extern const ca_attention_variant ca_attention_on_cpu;   /* attention_cpu.cl */
 extern const ca_attention_variant ca_attention_on_pairs; /* with pairs of bfloat16 */
 extern const ca_attention_variant ca_attention_decoding; /* attention_decode.cl */
+extern const ca_attention_variant
+    ca_attention_decoding_on_gpu;                     /* attention_decode_gpu.cl */
+extern const ca_attention_variant ca_attention_tiled; /* attention_tiled.cl */
 
 /* ---- op_attention_facts.c ---- */
 

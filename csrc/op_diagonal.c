@@ -200,14 +200,13 @@ launch_whole(ca_device *device, const ca_diagonal_runs *runs,
     ca_launch launch = {
         .spans = spans,
         .nspans = TENSORS,
-        .params = &plan.params,
-        .params_size = sizeof(plan.params),
-        .global_size = plan.groups * plan.local_size,
-        .local_size = plan.local_size,
+        .steps = {{kernel, &plan.params, sizeof(plan.params),
+                   plan.groups * plan.local_size, plan.local_size}},
+        .nsteps = 1,
         .small = is_small(runs),
         .call = runs->call,
     };
-    CA_TRY(ca_launch_run(device, kernel, &launch, error));
+    CA_TRY(ca_launch_run(device, &launch, error));
 done:
     return status;
 }

@@ -55,6 +55,7 @@ run(ca_device *device, const ca_kernel_spec *spec, const ca_span *input,
     if (output == NULL) {
         CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory for %zu sums", outputs));
     }
+    CA_TRY(ca_kernel_get(device, spec, &kernel, error));
     const ca_span spans[] = {
         *input,
         {.data = output, .bytes = outputs * sizeof *output, .access = CA_ACCESS_WRITE},
@@ -62,14 +63,11 @@ run(ca_device *device, const ca_kernel_spec *spec, const ca_span *input,
     const ca_launch launch = {
         .spans = spans,
         .nspans = sizeof spans / sizeof spans[0],
-        .params = params,
-        .params_size = sizeof *params,
-        .global_size = groups * local_size,
-        .local_size = local_size,
+        .steps = {{kernel, params, sizeof *params, groups * local_size, local_size}},
+        .nsteps = 1,
         .call = "a peak",
     };
-    CA_TRY(ca_kernel_get(device, spec, &kernel, error));
-    CA_TRY(ca_launch_run(device, kernel, &launch, error));
+    CA_TRY(ca_launch_run(device, &launch, error));
     *sum = 0;
     for (size_t i = 0; i < outputs; i++) {
         *sum += (double)output[i];

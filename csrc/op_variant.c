@@ -6,7 +6,8 @@
 static const char *const names[CA_VARIANTS] = {
     [CA_VARIANT_ANY] = "",        [CA_VARIANT_REFERENCE] = "reference",
     [CA_VARIANT_CPU] = "cpu",     [CA_VARIANT_DECODE] = "decode",
-    [CA_VARIANT_PAIRS] = "pairs",
+    [CA_VARIANT_PAIRS] = "pairs", [CA_VARIANT_DECODE_GPU] = "decode-gpu",
+    [CA_VARIANT_TILED] = "tiled",
 };
 
 const char *
@@ -23,10 +24,11 @@ ca_variant_parse(const char *name, ca_variant *variant, ca_error *error)
         v++;
     }
     if (v == CA_VARIANTS) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "CLATTN_KERNEL is \"%.100s\"; expected \"reference\", "
-                            "\"cpu\", \"decode\" or \"pairs\"",
-                            name);
+        return ca_error_set(
+            error, CA_ERROR_VALUE,
+            "CLATTN_KERNEL is \"%.100s\"; expected \"reference\", "
+            "\"cpu\", \"decode\", \"decode-gpu\", \"pairs\" or \"tiled\"",
+            name);
     }
     *variant = (ca_variant)v;
     return CA_OK;

@@ -11,8 +11,10 @@ typedef enum {
     CA_VARIANT_ANY,       /* the fastest that can run the problem on the device */
     CA_VARIANT_REFERENCE, /* the one for all devices */
     CA_VARIANT_CPU,
-    CA_VARIANT_DECODE,
+    CA_VARIANT_DECODE, /* that of the device's type */
+    CA_VARIANT_DECODE_GPU,
     CA_VARIANT_PAIRS,
+    CA_VARIANT_TILED,
     CA_VARIANTS,
 } ca_variant;
 

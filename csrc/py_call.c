@@ -134,6 +134,10 @@ ca_py_call_ready(ca_py_call *call, PyObject *device_argument)
     ca_error error = {0};
     ca_status status =
         ca_variant_parse(getenv("CLATTN_KERNEL"), &call->variant, &error);
+    if (status == CA_OK) {
+        status = ca_limits_parse(getenv("CLATTN_SUB_GROUPS"),
+                                 getenv("CLATTN_LOCAL_MEMORY"), &call->limits, &error);
+    }
     if (ca_py_error_check(call->state, status, &error) < 0 ||
         ca_py_check_device(call->state, device_argument) < 0) {
         return -1;
@@ -239,6 +243,7 @@ ca_py_call_attention(const ca_py_call *call, ca_attention *attention)
         return ca_py_error_check(call->state, status, &error);
     }
     attention->variant = call->variant;
+    attention->limits = call->limits;
     attention->call = call->name;
     ca_device *device;
     if (ca_py_call_device(call, &device) < 0) {

@@ -17,6 +17,7 @@ typedef struct {
     const char *name; /* of the function, for messages */
     PyObject *device_argument;
     ca_variant variant;
+    ca_limits limits;
     ca_device *device;  /* of the Tensors among the arrays; NULL: there are none */
     const char *holder; /* the first of them */
     PyObject *keep[CA_PY_CALL_ARRAYS]; /* own the arrays' memory */

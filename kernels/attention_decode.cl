@@ -204,7 +204,7 @@ attention_decode(ATTENTION_ARGUMENTS)
     for (int r = 0; r < count; r++) {
         const decode_row *row = &rows[r];
         if (params.splits > 1) {
-            store_partial(partial_row(&call, row->batch, row->i, split),
+            store_partial(partial_row(&call, row->batch, row->i, split, PARTIAL_SIZE),
                           result + r * EV_SLOTS, row->highest, row->sum);
         } else {
             finish_row(&call, row->batch, row->i, result + r * EV_SLOTS, row->highest,

@@ -8,8 +8,9 @@
 #ifndef CLATTN_ATTENTION_DECODE_ROWS_CL
 #define CLATTN_ATTENTION_DECODE_ROWS_CL
 
-#include "attention_keys.cl" /* TO_NATURAL */
-#include "attention_row.cl"  /* attention_row */
+#include "attention_keys.cl"  /* TO_NATURAL */
+#include "attention_parts.cl" /* base_of, partial_row */
+#include "attention_row.cl"   /* attention_row */
 #include "lanes.cl"
 
 #ifndef HEAD_E
@@ -23,14 +24,6 @@
    it, the last vector begins early and shares columns with the one before. */
 #define COLUMN(n, size) min((n) * LANES, (size) - LANES)
 #define EV_CHUNKS       ((HEAD_EV + LANES - 1) / LANES)
-
-/* What scores are taken relative to, given the highest: no -inf, as -inf - -inf is no
-   number. */
-static inline real
-base_of(real highest)
-{
-    return highest == -INFINITY ? REAL(0.0) : highest;
-}
 
 /* Write row i from the sum of its weights and that of weights times values. A row that
    is not finite is computed again: it may have met a NaN or infinity of an excluded
@@ -68,18 +61,7 @@ finish_row(const attention_call *call, const ca_int64 *batch, ca_int64 i,
 
 /* --- rows of a part of the keys: Ev sums, the highest score, the sum of weights ----- */
 
-static inline __global real *
-partial_row(const attention_call *call, const ca_int64 *batch, ca_int64 i,
-            ca_int64 split)
-{
-    const ca_attention_params *params = call->params;
-    ca_int64 row = 0;
-    for (int n = 0; n < CA_BATCH_DIMS; n++) {
-        row = row * params->batch[n] + batch[n];
-    }
-    row = row * params->L + i;
-    return call->partial + (row * params->splits + split) * (HEAD_EV + 2);
-}
+#define PARTIAL_SIZE (HEAD_EV + 2)
 
 static inline void
 store_partial(__global real *partial, const realv *result, real highest, real sum)

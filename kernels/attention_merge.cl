@@ -24,7 +24,8 @@ attention_merge(ATTENTION_ARGUMENTS)
 
     real highest = -INFINITY;
     for (ca_int64 split = 0; split < params.splits; split++) {
-        highest = max(highest, partial_row(&call, batch, i, split)[HEAD_EV]);
+        highest =
+            max(highest, partial_row(&call, batch, i, split, PARTIAL_SIZE)[HEAD_EV]);
     }
     const real base = base_of(highest);
     realv result[EV_CHUNKS];
@@ -33,7 +34,7 @@ attention_merge(ATTENTION_ARGUMENTS)
     }
     real sum = REAL(0.0);
     for (ca_int64 split = 0; split < params.splits; split++) {
-        __global const real *row = partial_row(&call, batch, i, split);
+        __global const real *row = partial_row(&call, batch, i, split, PARTIAL_SIZE);
         const real factor = exp2(TO_LOG2(row[HEAD_EV] - base));
         sum += row[HEAD_EV + 1] * factor;
         for (int n = 0; n < EV_CHUNKS; n++) {

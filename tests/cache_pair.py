@@ -6,8 +6,9 @@ import numpy as np
 from helpers import assert_close, draw
 from reference import float32
 from reference_cache import CacheModel
+from sizes import REST, WIDE
 
-B, HQ, HK, E, EV, CAPACITY = 2, 4, 2, 16, 24, 40
+B, HQ, HK, E, EV, CAPACITY = 2, 4, 2, WIDE, REST, 40
 
 
 def host(tensor):
@@ -106,3 +107,8 @@ def pair(device, lengths=None, **sizes):
     """A Pair; `lengths` are those of its sequences."""
     made = Pair(device, **sizes)
     return made if lengths is None else made.append(max(lengths), lengths)
+
+
+def pair_of_one_size(device, lengths=None, **sizes):
+    """A Pair whose values are as wide as its keys: its programs are those of other files."""
+    return pair(device, lengths, **{"EV": E} | sizes)

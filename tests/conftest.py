@@ -7,9 +7,16 @@ test the memory of every device is back at its start.
 
 import gc
 import importlib
+import itertools
 import os
+from functools import partial
+
+# Of NumPy and torch, before they are imported: their products are small here, and threads of two
+# workers that share two cores mostly wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import clattn
+import faults
 import pytest
 from passing import pass_tensors
 
@@ -88,6 +95,15 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+TESTS = itertools.count(1)
+
+
+def pytest_runtest_logfinish():
+    """Nor, after some thousand tests, at what pytest remembers of every one of them."""
+    if next(TESTS) % 100 == 0:
+        pytest_collection_finish()
+
+
 def allocated():
     """Bytes and blocks that are in use on each device."""
     stats = [clattn.memory_stats(device) for device in DEVICES]
@@ -144,6 +160,18 @@ def decode(device, monkeypatch):
     if device.type != "cpu":
         pytest.skip("attention_decode is for CPUs")
     monkeypatch.setenv("CLATTN_KERNEL", "decode")
+
+
+@pytest.fixture(scope="session")
+def faults_library(tmp_path_factory):
+    """The OpenCL loader of faults.py."""
+    return faults.build(tmp_path_factory.mktemp("faults"))
+
+
+@pytest.fixture
+def run_with_faults(device, faults_library):
+    """Runs code in a child process whose OpenCL commands fail when it says so."""
+    return partial(faults.run_with, faults_library, device)
 
 
 @pytest.fixture

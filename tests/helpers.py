@@ -102,7 +102,9 @@ def check_band(source, value, begin, end, *, device, **options):
     rows, columns = right.shape[-2:]
     t = np.arange(columns) - np.arange(rows)[:, None]
     filled = (begin <= t) & (t < end) if begin <= end else (t < end) | (t >= begin)
-    right[..., filled] = value
+    filling = np.empty((), right.dtype)
+    filling[...] = value
+    np.copyto(right, filling, where=filled)
     got = clattn.diagonal_matrix(source, value, begin, end, device=device, **options)
     assert got.dtype == right.dtype
     assert got.shape == right.shape

@@ -2,7 +2,8 @@
 /* An OpenCL loader whose commands fail when a test says so.
  *
  * It is linked against the real loader, passes every call on to it, and changes what is
- * reported of a few. test_late_errors.py builds it and puts it in the loader's place.
+ * reported of a few; transfers are counted. faults.py builds it and puts it in the
+ * loader's place.
  */
 
 #define _GNU_SOURCE
@@ -24,6 +25,10 @@ static atomic_int event_code;   /* and so reports this */
 static _Atomic(handle) failing; /* that event; kept, so that no other gets its handle */
 static _Atomic(handle) untold;  /* its queue, until something that waits has said so */
 static _Atomic(handle) follower; /* a later command there, which so fails as well */
+static atomic_int writes; /* enqueued so far, and their bytes */
+static atomic_int reads;
+static atomic_size_t written;
+static atomic_size_t fetched;
 static atomic_int refused_to_go; /* enqueueing this one of the next kernels fails */
 static atomic_int refused_code;
 static atomic_int buffers_to_fail; /* so many of the next buffers cannot be allocated */
@@ -67,6 +72,32 @@ faults_kernels(void)
     return kernels;
 }
 
+int
+faults_writes(void)
+{
+    return writes;
+}
+
+int
+faults_reads(void)
+{
+    return reads;
+}
+
+/* Bytes that were sent to devices. */
+size_t
+faults_written(void)
+{
+    return written;
+}
+
+/* Bytes that were fetched from devices. */
+size_t
+faults_fetched(void)
+{
+    return fetched;
+}
+
 /* Faults that were asked for and have not come about. */
 int
 faults_to_come(void)
@@ -82,6 +113,18 @@ faults_had_event(void)
 }
 
 typedef int32_t clRetainEvent_type(handle);
+
+/* Commands of a queue are executed in order, so one that comes after the lost kernel, and
+ * before anybody has been told, is lost as well. */
+static void
+follow(handle queue, const handle *event)
+{
+    if (untold != NULL && queue == untold && event != NULL) {
+        REAL(clRetainEvent)(*event);
+        follower = *event;
+    }
+}
+
 typedef int32_t clEnqueueNDRangeKernel_type(handle, handle, uint32_t, const size_t *,
                                             const size_t *, const size_t *, uint32_t,
                                             const handle *, handle *);
@@ -108,19 +151,10 @@ clEnqueueNDRangeKernel(handle queue, handle kernel, uint32_t dims, const size_t 
         failing = *event;
         untold = queue;
         follower = NULL;
+    } else if (status == 0 && !had_event) { /* else the kernel's own event tells */
+        follow(queue, event);
     }
     return status;
-}
-
-/* Commands of a queue are executed in order, so one that comes after the lost kernel, and
- * before anybody has been told, is lost as well. */
-static void
-follow(handle queue, const handle *event)
-{
-    if (untold != NULL && queue == untold && event != NULL) {
-        REAL(clRetainEvent)(*event);
-        follower = *event;
-    }
 }
 
 typedef int32_t clWaitForEvents_type(uint32_t, const handle *);
@@ -159,6 +193,8 @@ clEnqueueReadBuffer(handle queue, handle buffer, uint32_t blocking, size_t offse
                     size_t size, void *to, uint32_t waits, const handle *wait_list,
                     handle *event)
 {
+    reads++;
+    fetched += size;
     int32_t status = REAL(clEnqueueReadBuffer)(queue, buffer, blocking, offset, size,
                                                to, waits, wait_list, event);
     follow(queue, event);
@@ -169,6 +205,21 @@ clEnqueueReadBuffer(handle queue, handle buffer, uint32_t blocking, size_t offse
     return status;
 }
 
+typedef int32_t clEnqueueWriteBuffer_type(handle, handle, uint32_t, size_t, size_t,
+                                          const void *, uint32_t, const handle *,
+                                          handle *);
+
+int32_t
+clEnqueueWriteBuffer(handle queue, handle buffer, uint32_t blocking, size_t offset,
+                     size_t size, const void *from, uint32_t waits,
+                     const handle *wait_list, handle *event)
+{
+    writes++;
+    written += size;
+    return REAL(clEnqueueWriteBuffer)(queue, buffer, blocking, offset, size, from,
+                                      waits, wait_list, event);
+}
+
 typedef int32_t clGetEventInfo_type(handle, uint32_t, size_t, void *, size_t *);
 
 int32_t
@@ -177,7 +228,9 @@ clGetEventInfo(handle event, uint32_t name, size_t size, void *value, size_t *ne
     int32_t status = REAL(clGetEventInfo)(event, name, size, value, needed);
     int is_complete =
         status == 0 && name == EVENT_STATUS && value != NULL && *(int32_t *)value == 0;
-    if (is_complete && failing != NULL && event == failing) {
+    int is_first = failing != NULL && event == failing;
+    int is_next = !had_event && follower != NULL && event == follower;
+    if (is_complete && (is_first || is_next)) {
         *(int32_t *)value = event_code;
         untold = NULL;
     }

@@ -92,10 +92,17 @@ def attention_in(dtype, query, key, value, attn_mask=None, is_causal=False, scal
 
 def weighted_sum(weights, value, seen):
     """weights @ value, where an unseen key adds nothing even if its value is NaN or infinite."""
-    if np.isfinite(value).all():
+    finite = np.isfinite(value)
+    if finite.all():
         return np.matmul(weights, value)
-    terms = weights[..., None] * value[..., None, :, :]
-    return np.where(seen[..., None], terms, 0).sum(axis=-2)
+    result = np.matmul(weights, np.where(finite, value, 0))
+    spoilt = ~finite.reshape(-1, *value.shape[-2:]).all(axis=(0, 2))
+    spoilt &= np.broadcast_to(seen, weights.shape).reshape(-1, len(spoilt)).any(axis=0)
+    rest = np.where(finite, 0, value)
+    for key in np.flatnonzero(spoilt):
+        terms = weights[..., key, None] * rest[..., None, key, :]
+        result = result + np.where(seen[..., key, None], terms, 0)
+    return result
 
 
 def attention(query, key, value, **options):

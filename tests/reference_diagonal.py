@@ -89,7 +89,7 @@ def diagonal(source, value, begin, end, dtype=None):
     """The right answer, by whole arrays."""
     right = start(source, dtype)
     if right.size:  # an empty array may have any number of rows or columns
-        right[..., band(right.shape, begin, end)] = stored(value, right.dtype)
+        np.copyto(right, stored(value, right.dtype), where=band(right.shape, begin, end))
     return right
 
 

@@ -56,7 +56,8 @@ def test_every_broadcast_shape(device, shape, kind):
                          ids=lambda d: f"{d[0]}-mask-{d[1]}")  # fmt: skip
 def test_float_masks_of_any_type(device, dtypes):
     dtype, mask_dtype = dtypes
-    for lead, L, S, E in (((2, 2), 3, 77, 64), ((1, 1), 3, 5000, 64)):
+    shapes = ((2, 2), 3, 77, 64), ((1, 1), 3, 5000, 64)
+    for lead, L, S, E in shapes if dtype == float32 else shapes[:1]:
         mask = masked(draw((L, S)) > -0.5, "float").astype(mask_dtype)
         check(*qkv(lead, L, S, E, dtype=dtype), device=device, attn_mask=mask)
 

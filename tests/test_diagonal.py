@@ -147,6 +147,7 @@ def test_many_small_matrices(device, shape, dtype):
         check(shape, 5, begin, end, device=device, dtype=dtype)
 
 
+@pytest.mark.arrays_only  # the kernels are the same
 @pytest.mark.parametrize("shape", [(2049, 4097), (3, 1_000_003), (1_000_003, 3)], ids=str)
 @widths
 def test_large_matrices(device, shape, dtype):

@@ -19,6 +19,7 @@ from helpers import assert_references_return, draw, qkv, sdpa
 from reference import DTYPES as FLOATS
 from reference import attention, tolerance
 from reference_diagonal import DTYPES, numbers
+from sizes import REST, WIDE
 from test_attention_layouts import (
     columns_first,
     misaligned,
@@ -39,7 +40,7 @@ def combinations(dtypes):
 @combinations(FLOATS)
 def test_attention(device, library, dtype):
     """Result and lse are the query's library's; inputs are as before."""
-    arrays = qkv((2, 3), 5, 17, 16, 24, dtype=dtype)
+    arrays = qkv((2, 3), 2, 17, WIDE, REST, dtype=dtype)
     before = [a.tobytes() for a in arrays]
     right, right_lse = sdpa(*arrays, device=device, is_causal=True, return_lse=True)
     given = [library.of(a) for a in arrays]
@@ -86,7 +87,7 @@ def test_a_tensor_is_a_copy(device, library):
 @EACH
 def test_every_mix(device, library):
     """The query's library decides, whatever keys, values and mask are."""
-    arrays = qkv((2, 3), 5, 17, 16, 24)
+    arrays = qkv((2, 3), 5, 17, WIDE)
     mask = draw((5, 17)) > -1
     right = sdpa(*arrays, mask, device=device)
     for which in range(1, 16):
@@ -102,7 +103,7 @@ def test_every_mix(device, library):
 @EACH
 def test_with_tensors(device, library):
     """A Tensor among the arguments settles the device, a Tensor as query the result."""
-    q, k, v = qkv((2, 3), 5, 17, 16)
+    q, k, v = qkv((2, 3), 5, 17, WIDE)
     right = sdpa(q, k, v, device=device)
     key = clattn.tensor(k, device=device)
     library.check(clattn.scaled_dot_product_attention(library.of(q), key, library.of(v)), right)
@@ -114,7 +115,7 @@ def test_with_tensors(device, library):
 
 @EACH
 def test_masks(device, library):
-    arrays = qkv((2, 3), 5, 17, 16)
+    arrays = qkv((2, 3), 5, 17, WIDE)
     for mask in (draw((5, 17)), draw((2, 1, 5, 17)) > 0, draw((17,))):
         right = sdpa(*arrays, mask, device=device)
         same(sdpa(*arrays, library.of(mask), device=device), right)
@@ -122,7 +123,7 @@ def test_masks(device, library):
 
 def test_flat_buffers(device):
     """array.array, bytearray, mmap: what has one dimension."""
-    arrays = qkv((2, 3), 5, 17, 16)
+    arrays = qkv((2, 3), 5, 17, WIDE)
     bias = array.array("f", draw((17,)))
     same(sdpa(*arrays, bias, device=device), sdpa(*arrays, np.array(bias), device=device))
     for code in "bBhHiIlLqQfd":
@@ -143,9 +144,9 @@ def test_flat_buffers(device):
 
 def test_memoryviews_that_were_cast(device):
     """Shapes and formats that only the view has."""
-    flat = array.array("f", draw((24,)))
-    view = memoryview(flat).cast("B").cast("f", (2, 3, 4))
-    wanted = np.array(flat).reshape(2, 3, 4)
+    flat = array.array("f", draw((48,)))
+    view = memoryview(flat).cast("B").cast("f", (2, 3, 8))
+    wanted = np.array(flat).reshape(2, 3, 8)
     same(clattn.tensor(view, device=device), wanted)
     got = sdpa(view, view, view, device=device)
     assert type(got) is np.ndarray
@@ -174,7 +175,7 @@ ANY_STRIDES = [lib for lib in LIBRARIES if lib.name not in ("torch", "jax", "cty
 @pytest.mark.parametrize("library", ANY_STRIDES, ids=str)
 def test_strides(device, library, view):
     """As NumPy's arrays have them, in queries, keys, values and masks; broadcast ones read-only."""
-    arrays = [view(a) for a in (*qkv((2, 3), 5, 17, 16), draw((2, 3, 5, 17)))]
+    arrays = [view(a) for a in (*qkv((2, 3), 5, 17, WIDE), draw((2, 3, 5, 17)))]
     square = view(draw((2, 3, 8, 8)))
     if library.name == "old __dlpack__" and not square.flags.writeable:
         pytest.skip("has no word for read-only")
@@ -189,7 +190,7 @@ READ_ONLY = [lib for lib in LIBRARIES if lib.name not in ("torch", "ctypes", "ol
 
 @pytest.mark.parametrize("library", READ_ONLY, ids=str)
 def test_read_only(device, library):
-    arrays = qkv((2, 3), 5, 17, 16)
+    arrays = qkv((2, 3), 5, 17, WIDE)
     right = sdpa(*arrays, device=device)
     for a in arrays:
         a.flags.writeable = False
@@ -200,14 +201,14 @@ def test_read_only(device, library):
 def test_misaligned(device, library):
     if library.name in ("ctypes", "jax"):
         pytest.skip("copies")
-    q = misaligned(draw((3, 16)))
+    q = misaligned(draw((3, WIDE)))
     given = library.of(q)
     library.check(sdpa(given, given, given, device=device), sdpa(q, q, q, device=device))
 
 
 def test_byte_order(device):
     """Of buffers and __array__; DLPack has none."""
-    swapped = [a.astype(">f4") for a in qkv((2, 3), 5, 17, 16)]
+    swapped = [a.astype(">f4") for a in qkv((2, 3), 5, 17, WIDE)]
     right = sdpa(*(a.astype("f4") for a in swapped), device=device)
     for of in (memoryview, OnlyArray):
         same(sdpa(*(of(a) for a in swapped), device=device), right)
@@ -218,7 +219,7 @@ def test_nothing_in_it(device, library):
     if library.name == "ctypes":
         pytest.skip("has no empty arrays of more dimensions")
     for L, S in ((0, 17), (5, 0), (0, 0)):
-        arrays = qkv((2, 3), L, S, 16)
+        arrays = qkv((2, 3), L, S, WIDE)
         right = sdpa(*arrays, device=device)
         library.check(sdpa(*(library.of(a) for a in arrays), device=device), right)
 
@@ -230,7 +231,7 @@ WRONG = [[[1.0, 2.0]], ((1.0, 2.0),), 1.0, 3, "text", None, np.float32(1), np.ma
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda w: type(w).__name__)
 def test_what_is_no_array(device, wrong):
     """The classes themselves have the protocols' methods, but are no arrays."""
-    q, k, v = qkv((2, 3), 5, 17, 16)
+    q, k, v = qkv((2, 3), 5, 17, WIDE)
     for arguments, name in (((wrong, k, v), "query"), ((q, k, wrong), "value")):
         with pytest.raises(TypeError, match=rf"\b{name}\b"):
             sdpa(*arguments, device=device)
@@ -241,7 +242,7 @@ def test_what_is_no_array(device, wrong):
 @EACH
 def test_wrong_dtypes_and_shapes(device, library):
     """The messages are those of NumPy arrays."""
-    q, k, v = qkv((2, 3), 5, 17, 16)
+    q, k, v = qkv((2, 3), 5, 17, WIDE)
 
     def message(*arguments):
         with pytest.raises((TypeError, ValueError)) as caught:
@@ -293,7 +294,7 @@ def test_array_methods_that_give_no_array(device, answer):
 
 def test_array_methods_that_raise(device):
     """The reason is told."""
-    q, k, v = qkv((2, 3), 5, 17, 16)
+    q, k, v = qkv((2, 3), 5, 17, WIDE)
     for error in (
         ValueError("such a reason"),
         TypeError("such a reason"),
@@ -329,7 +330,7 @@ def test_a_library_with_a_namespace(device):
 
             return types.SimpleNamespace(from_dlpack=from_dlpack)
 
-    arrays = qkv((2, 3), 5, 17, 16)
+    arrays = qkv((2, 3), 5, 17, WIDE)
     right = sdpa(*arrays, device=device)
     got = sdpa(*map(Named, arrays), device=device)
     assert type(got) is Named and got.array is seen[-1]
@@ -343,7 +344,7 @@ def test_a_library_whose_module_takes_dlpack(device, monkeypatch):
     module.from_dlpack = taken
     monkeypatch.setitem(sys.modules, "an_array_library", module)
     monkeypatch.setattr(Theirs, "__module__", "an_array_library")
-    arrays = qkv((2, 3), 5, 17, 16)
+    arrays = qkv((2, 3), 5, 17, WIDE)
     got = sdpa(*map(Theirs, arrays), device=device)
     assert type(got) is Theirs
     same(got.array, sdpa(*arrays, device=device))
@@ -351,7 +352,7 @@ def test_a_library_whose_module_takes_dlpack(device, monkeypatch):
 
 def test_reference_counts(device):
     """Nothing keeps the arguments, after right calls and wrong ones."""
-    arrays, small = qkv((2, 3), 5, 17, 16), draw((2, 3, 17, 8))
+    arrays, small = qkv((2, 3), 5, 17, WIDE), draw((2, 3, 17, 8))
     libraries = [lib for lib in LIBRARIES if lib.name not in ("torch", "jax")]
     libraries += [lib for lib in LIBRARIES if lib.name in sys.modules]
     sets = [[lib.of(a) for a in (*arrays, small)] for lib in libraries]

@@ -7,9 +7,10 @@ import pytest
 import reference_directml
 from foreign import LIBRARIES, TORCH, same
 from helpers import draw, qkv, sdpa
+from sizes import SMALL
 
-q, k, v = qkv((2, 4), 5, 7, 16)
-PAST = {"past_key": draw((2, 4, 3, 16), seed=7), "past_value": draw((2, 4, 3, 16), seed=8)}
+q, k, v = qkv((2, 4), 5, 7, SMALL)
+PAST = {"past_key": draw((2, 4, 3, SMALL), seed=7), "past_value": draw((2, 4, 3, SMALL), seed=8)}
 ONNX = {"Q": q, "K": k, "V": v}
 OPENVINO = {"query": q, "key": k, "value": v}
 TORCH_LIKE = {"query": q, "key": k, "value": v, "attn_mask": draw((7,))}
@@ -33,7 +34,7 @@ def triangles(input, *, device):
 
 
 def attend(key, value, counts, query, attn_mask, *, device):
-    cache = clattn.KVCache(2, 4, 20, 16, device=device)
+    cache = clattn.KVCache(2, 4, 20, SMALL, device=device)
     cache.append(key, value, counts)
     return cache.attend(query, attn_mask)
 
@@ -42,7 +43,7 @@ DOORS = {  # function, its arrays (numbers among them), options
     "sdpa": (clattn.scaled_dot_product_attention, TORCH_LIKE, {"return_lse": True}),
     "dropout": (clattn.scaled_dot_product_attention, TORCH_LIKE, {"dropout_p": 0.5, "seed": 3}),
     "onnx": (clattn.onnx.attention, ONNX | PAST | {"attn_mask": draw((5, 10))},
-             {"is_causal": 1, "return_qk": True}),
+             {"is_causal": 1, "return_qk": True, "qk_matmul_output_mode": 2}),
     "onnx lengths": (clattn.onnx.attention, ONNX | {"nonpad_kv_seqlen": np.array([5, 7])}, {}),
     "openvino": (clattn.openvino.scaled_dot_product_attention,
                  OPENVINO | {"attention_mask": draw((5, 7)), "scale": np.array([0.3], "f4")}, {}),

@@ -12,6 +12,7 @@ from foreign import JAX, TORCH, OnlyArray, same, to_jax
 from helpers import check, draw, qkv, sdpa
 from reference import DTYPES, bfloat16
 from reference_diagonal import numbers
+from sizes import REST, WIDE
 from test_memory import run_measured
 
 torch = pytest.importorskip("torch")
@@ -41,21 +42,21 @@ VIEWS = {
 @pytest.mark.parametrize("dtype", [np.float32, bfloat16], ids=str)
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 def test_views(device, view, dtype):
-    given = [view(t) for t in tensors((2, 3), 5, 17, 16, dtype=dtype)]
+    given = [view(t) for t in tensors((2, 3), 5, 17, WIDE, dtype=dtype)]
     arrays = [back(t) for t in given]
     TORCH.check(sdpa(*given, device=device), sdpa(*arrays, device=device))
     same(clattn.tensor(given[1], device=device), np.array(arrays[1]))
 
 
 def test_channels_last(device):
-    given = tensors((2, 3), 8, 8, 16)
+    given = tensors((2, 3), 8, 8, WIDE)
     given = [t.to(memory_format=torch.channels_last) for t in given]
     TORCH.check(sdpa(*given, device=device), sdpa(*map(back, given), device=device))
 
 
 def test_parameters_and_inference_tensors(device):
     """A parameter that needs no gradient is a tensor; so is one of inference mode."""
-    arrays = qkv((2, 3), 5, 17, 16)
+    arrays = qkv((2, 3), 5, 17, WIDE)
     right = sdpa(*arrays, device=device)
     parameters = [torch.nn.Parameter(of(a), requires_grad=False) for a in arrays]
     TORCH.check(sdpa(*parameters, device=device), right)
@@ -72,7 +73,7 @@ def test_results_live_by_themselves(device):
     """After everything else is gone; they may be written to, without a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        arrays = qkv((2, 3), 5, 17, 16)
+        arrays = qkv((2, 3), 5, 17, WIDE)
         right = sdpa(*arrays, device=device)
         part = sdpa(*map(of, arrays), device=device)[1]
         gc.collect()
@@ -85,7 +86,7 @@ def test_results_live_by_themselves(device):
 
 
 def test_results_of_every_call_are_new(device):
-    given = tensors((2, 3), 5, 17, 16)
+    given = tensors((2, 3), 5, 17, WIDE)
     first = sdpa(*given, device=device)
     second = sdpa(*given, device=device)
     assert first.data_ptr() not in {second.data_ptr(), *(t.data_ptr() for t in given)}
@@ -96,9 +97,9 @@ def test_results_of_every_call_are_new(device):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_out(device, dtype):
-    given = tensors((2, 3), 5, 17, 16, 24, dtype=dtype)
+    given = tensors((2, 3), 2, 17, WIDE, REST, dtype=dtype)
     right = sdpa(*map(back, given), device=device)
-    out = of(np.zeros((2, 3, 5, 24), dtype))
+    out = of(np.zeros((2, 3, 2, REST), dtype))
     address = out.data_ptr()
     assert sdpa(*given, device=device, out=out) is out
     assert out.data_ptr() == address
@@ -109,10 +110,10 @@ def test_out(device, dtype):
 
 def test_strided_out(device):
     """Nothing between its entries is written."""
-    given = tensors((2, 3), 5, 17, 16)
+    given = tensors((2, 3), 5, 17, WIDE)
     right = sdpa(*map(back, given), device=device)
-    big = torch.full((2, 5, 3, 40), 7.0)
-    out = big.transpose(1, 2)[..., 4:36:2]
+    big = torch.full((2, 5, 3, 2 * WIDE + 8), 7.0)
+    out = big.transpose(1, 2)[..., 4:-4:2]
     assert sdpa(*given, device=device, out=out) is out
     same(np.ascontiguousarray(out.numpy()), right)
     assert (big == 7).sum() == big.numel() - out.numel()
@@ -120,18 +121,18 @@ def test_strided_out(device):
 
 def test_out_of_another_library(device):
     """out is returned, whatever the query is."""
-    arrays = qkv((2, 3), 5, 17, 16)
+    arrays = qkv((2, 3), 5, 17, WIDE)
     right = sdpa(*arrays, device=device)
-    out = torch.zeros(2, 3, 5, 16)
+    out = torch.zeros(2, 3, 5, WIDE)
     assert sdpa(*arrays, device=device, out=out) is out
     TORCH.check(out, right)
-    out = np.zeros((2, 3, 5, 16), np.float32)
+    out = np.zeros((2, 3, 5, WIDE), np.float32)
     assert sdpa(*map(of, arrays), device=device, out=out) is out
     same(out, right)
     out = clattn.tensor(np.zeros_like(out), device=device)
     assert clattn.scaled_dot_product_attention(*map(of, arrays), out=out) is out
     same(out, right)
-    out = torch.zeros(2, 3, 5, 16)
+    out = torch.zeros(2, 3, 5, WIDE)
     on_device = [clattn.tensor(a, device=device) for a in arrays]
     assert clattn.scaled_dot_product_attention(*on_device, out=out) is out
     TORCH.check(out, right)
@@ -139,7 +140,7 @@ def test_out_of_another_library(device):
 
 def test_out_that_is_an_input(device):
     """As with NumPy's arrays: the answer of the numbers that were there."""
-    q, k, v = tensors((2, 3), 17, 17, 16)
+    q, k, v = tensors((2, 3), 17, 17, WIDE)
     right = sdpa(*map(back, (q, k, v)), device=device)
     for n in range(3):
         given = [t.clone() for t in (q, k, v)]
@@ -158,22 +159,22 @@ def test_out_of_diagonals(device):
 
 
 def wrong_outs():
-    needs = torch.zeros(2, 3, 5, 16, requires_grad=True)
+    needs = torch.zeros(2, 3, 5, WIDE, requires_grad=True)
     return [
-        ("dtype", TypeError, torch.zeros(2, 3, 5, 16, dtype=torch.float64)),
+        ("dtype", TypeError, torch.zeros(2, 3, 5, WIDE, dtype=torch.float64)),
         ("shape", ValueError, torch.zeros(2, 3, 5, 17)),
-        ("rank", ValueError, torch.zeros(3, 5, 16)),
+        ("rank", ValueError, torch.zeros(3, 5, WIDE)),
         ("requires_grad", ValueError, needs),
-        ("sparse", ValueError, torch.zeros(2, 3, 5, 16).to_sparse()),
-        ("meta", ValueError, torch.zeros(2, 3, 5, 16, device="meta")),
-        ("__array__", TypeError, OnlyArray(np.zeros((2, 3, 5, 16), np.float32))),
+        ("sparse", ValueError, torch.zeros(2, 3, 5, WIDE).to_sparse()),
+        ("meta", ValueError, torch.zeros(2, 3, 5, WIDE, device="meta")),
+        ("__array__", TypeError, OnlyArray(np.zeros((2, 3, 5, WIDE), np.float32))),
     ]
 
 
 @pytest.mark.parametrize("row", wrong_outs(), ids=lambda row: row[0])
 def test_wrong_out(device, row):
     _, exception, out = row
-    for arrays in (qkv((2, 3), 5, 17, 16), tensors((2, 3), 5, 17, 16)):
+    for arrays in (qkv((2, 3), 5, 17, WIDE), tensors((2, 3), 5, 17, WIDE)):
         with pytest.raises(exception, match=r"\bout\b"):
             sdpa(*arrays, device=device, out=out)
 
@@ -224,7 +225,7 @@ def test_conjugate_tensors(device):
 
 def test_the_negative_bit(device):
     """A lazily negated tensor, which torch exports without its sign: right, or refused by name."""
-    negated = torch.complex(of(draw((5, 16))), of(draw((5, 16), seed=1))).conj().imag
+    negated = torch.complex(of(draw((5, WIDE))), of(draw((5, WIDE), seed=1))).conj().imag
     assert negated.is_neg()
     plain = negated.resolve_neg()
     right = sdpa(plain, plain, plain, device=device)
@@ -246,7 +247,7 @@ def test_dtypes_that_clattn_lacks(device):
 
 
 def test_dtypes_that_differ(device):
-    q, k, v = tensors((2, 3), 5, 17, 16)
+    q, k, v = tensors((2, 3), 5, 17, WIDE)
     for wrong in (k.double(), k.half(), k.bfloat16()):
         with pytest.raises(TypeError, match=r"\bkey\b"):
             sdpa(q, wrong, v, device=device)
@@ -326,8 +327,8 @@ def jax():
 @pytest.mark.usefixtures("jax")
 def test_jax_arrays_are_not_written(device):
     """As out they are refused, by name, and stay as they were."""
-    arrays = qkv((2, 3), 5, 17, 16)
-    out = to_jax(np.full((2, 3, 5, 16), 7, np.float32))
+    arrays = qkv((2, 3), 5, 17, WIDE)
+    out = to_jax(np.full((2, 3, 5, WIDE), 7, np.float32))
     for given in (arrays, [to_jax(a) for a in arrays]):
         with pytest.raises(ValueError, match=r"\bout\b"):
             sdpa(*given, device=device, out=out)
@@ -337,14 +338,14 @@ def test_jax_arrays_are_not_written(device):
 
 
 def test_jax_results_of_bfloat16(device, jax):
-    arrays = qkv((2, 3), 5, 17, 16, dtype=bfloat16)
+    arrays = qkv((2, 3), 5, 17, WIDE, dtype=bfloat16)
     got = sdpa(*map(to_jax, arrays), device=device)
     assert isinstance(got, jax.Array) and got.dtype == jax.numpy.bfloat16
     JAX.check(got, check(*arrays, device=device))
 
 
 def test_jax_and_torch(device, jax):
-    arrays = qkv((2, 3), 5, 17, 16)
+    arrays = qkv((2, 3), 5, 17, WIDE)
     right = sdpa(*arrays, device=device)
     q, k, v = arrays
     JAX.check(sdpa(to_jax(q), of(k), v, device=device), right)

@@ -8,7 +8,7 @@ sequences of calls in test_kv_cache_properties.py, memory and threads in test_kv
 import clattn
 import numpy as np
 import pytest
-from cache_pair import CAPACITY, EV, HK, B, E, host, pair
+from cache_pair import CAPACITY, EV, HK, HQ, B, E, host, pair
 from helpers import draw
 from reference import DTYPES, bfloat16, float16, float32
 from test_attention_layouts import (
@@ -54,13 +54,14 @@ def test_sizes_may_be_numpys(device):
 
 
 def test_a_cache_takes_keywords(device):
-    named = {"batch": 1, "num_kv_heads": 2, "capacity": 3, "head_size": 4, "v_head_size": 5}
+    named = {"batch": 1, "num_kv_heads": HK, "capacity": 3, "head_size": E, "v_head_size": EV}
     cache = clattn.KVCache(**named, dtype=float16, device=device)
     assert {name: getattr(cache, name) for name in named} == named
-    key, value = draw((1, 2, 1, 4), float16), draw((1, 2, 1, 5), float16)
+    query, key, value = (draw((1, heads, 1, size), float16)
+                         for heads, size in ((HQ, E), (HK, E), (HK, EV)))  # fmt: skip
     cache.append(key=key, value=value, counts=None)
-    right = cache.attend(key, None, True, None, None, 0.0)
-    same = cache.attend(query=key, attn_mask=None, is_causal=True, scale=None, window=None,
+    right = cache.attend(query, None, True, None, None, 0.0)
+    same = cache.attend(query=query, attn_mask=None, is_causal=True, scale=None, window=None,
                         softcap=0.0)  # fmt: skip
     assert same.tobytes() == right.tobytes()
     cache.truncate(n=0)
@@ -157,7 +158,7 @@ def test_tensors_are_appended(device, dtype):
 
     for of in (lambda a: clattn.tensor(a, device=device), padded, backwards):
         both.append(3, None, of).append(4, (1, 4), of).contents_agree()
-    both.attend(2)
+    both.attend(1)
 
 
 def test_a_mix_of_tensor_and_numpy(device):

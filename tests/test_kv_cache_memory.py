@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import clattn
 import numpy as np
 import pytest
-from cache_pair import EV, HK, HQ, B, E, host, pair
+from cache_pair import HK, HQ, B, E, host
+from cache_pair import pair_of_one_size as pair
 from helpers import draw, index_of, run_python
 from test_memory import run_measured
 
@@ -191,14 +192,14 @@ def test_two_caches_in_two_threads(device):
     """Each gives the bits that it gives alone."""
 
     def decode(number):
-        cache = clattn.KVCache(B, HK, 120, E, EV, device=device)
+        cache = clattn.KVCache(B, HK, 120, E, device=device)
         said = []
         for token in range(60):
             n = 1 + (token + number) % 3
             counts = [n, token % (n + 1)]
             if cache.length + n > 120:
                 cache.truncate(20)
-            cache.append(*(draw((B, HK, n, size), seed=token + 100 * number) for size in (E, EV)),
+            cache.append(*(draw((B, HK, n, size), seed=token + 100 * number) for size in (E, E)),
                          counts)  # fmt: skip
             query = draw((B, HQ, n, E), seed=token + 100 * number)
             if token % 2:
@@ -252,7 +253,7 @@ import sys, clattn, numpy as np
 from helpers import draw
 from reference import bfloat16, float64
 from test_attention_layouts import negative_everywhere, sliced
-from cache_pair import host, pair
+from cache_pair import host, pair_of_one_size as pair
 device = next((d for d in clattn.devices() if [d.platform, d.name] == sys.argv[1:3]), None)
 if device is None:  # it lacks this kind of memory
     print("refused", file=sys.stderr)
@@ -311,8 +312,8 @@ def test_a_cache_of_a_default_device_in_a_child(device):
         """
         import clattn, numpy as np
         from helpers import draw
-        cache = clattn.KVCache(1, 8, 500, 128)
-        key = clattn.tensor(draw((1, 8, 100, 128)))
+        cache = clattn.KVCache(1, 8, 500, 64)
+        key = clattn.tensor(draw((1, 8, 100, 64)))
         for _ in range(5):
             cache.append(key, key)
             result = cache.attend(key)
@@ -328,7 +329,7 @@ def test_a_forked_child(device):
         """
         import os, sys, clattn
         from helpers import draw
-        from cache_pair import pair
+        from cache_pair import pair_of_one_size as pair
         both = pair(clattn.devices()[int(sys.argv[1])], (5, 3))
         query = both.queries(1)
         tokens = both.tokens(1)

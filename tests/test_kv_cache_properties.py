@@ -7,7 +7,7 @@ rows are data.
 
 import numpy as np
 import pytest
-from cache_pair import HQ, B, Pair
+from cache_pair import HQ, B, E, Pair
 from helpers import draw
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,7 +79,7 @@ def options(draw_from):
 )
 def test_random_calls(device, calls, choices):
     """After each the lengths, at the end the contents and an answer."""
-    both = Pair(device, capacity=CAPACITY)
+    both = Pair(device, capacity=CAPACITY, EV=E)
     for name, *arguments in calls:
         if name == "append":
             append(both, *arguments)
@@ -99,8 +99,8 @@ def test_random_calls(device, calls, choices):
 @given(counts=st.lists(EVERY, min_size=1, max_size=6), rows=st.integers(1, 9))
 def test_a_batch_is_its_sequences(device, counts, rows):
     """Sequences of unequal progress answer as each in a cache of its own does."""
-    together = Pair(device, capacity=CAPACITY * 6)
-    alone = [Pair(device, B=1, capacity=CAPACITY * 6) for _ in range(B)]
+    together = Pair(device, capacity=CAPACITY * 6, EV=E)
+    alone = [Pair(device, B=1, capacity=CAPACITY * 6, EV=E) for _ in range(B)]
     for taken in counts:
         key, value = together.tokens(CAPACITY)
         together.cache.append(key, value, taken)

@@ -1,97 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What OpenCL reports after a call has returned, and what it refuses at once.
-
-Child processes put a loader before the real one that lets commands fail when it is told to:
-opencl_faults.c, built here by the system's C compiler.
-"""
-
-import shutil
-import subprocess
-import textwrap
-from pathlib import Path
-
-import clattn
-import pytest
-from helpers import TESTS, index_of, run_python
-
-COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-SETUP = """
-import ctypes, gc, sys
-import clattn, clattn._drivers as drivers, numpy as np
-from tensors import CALLS, in_host_memory, same_bits, settled
-
-library, index = sys.argv[1], int(sys.argv[2])
-discover = drivers.discover
-
-def instead():
-    preload, _, cache, memory = discover()
-    return preload, (library.encode(),), cache, memory
-
-drivers.discover = instead
-device = clattn.devices()[index]
-other = next((d for d in clattn.devices() if d != device), None)
-faults = ctypes.CDLL(library)
-LOST, OUT_OF_MEMORY = -5, -4
-rng = np.random.default_rng(0)
-q, k, v = (rng.standard_normal((2, 8, 256, 64)).astype("f4") for _ in range(3))
-attend = clattn.scaled_dot_product_attention
-right = attend(q, k, v, device=device)
-tq, tk, tv = (clattn.tensor(a, device) for a in (q, k, v))
-same_bits(attend(tq, tk, tv), right)
-assert faults.faults_kernels() >= 2, "the calls go past the faults"
-start = settled(device)
-
-def refusal(action, *words):
-    "DeviceError whose message has all these words."
-    try:
-        action()
-    except clattn.DeviceError as error:
-        for word in words:
-            assert word in str(error), (word, str(error))
-        return str(error)
-    raise SystemExit("no error")
-
-def afterwards():
-    "All is well again: nothing more is reported, calls work, memory comes back."
-    assert faults.faults_to_come() == 0
-    clattn.synchronize(device)
-    same_bits(attend(tq, tk, tv), right)
-    gc.collect()
-    assert settled(device) == start, (settled(device), start)
-
-WORDS = ("scaled_dot_product_attention", "CL_OUT_OF_RESOURCES", "attention_", device.name)
-"""
-
-
-def loader_in_use():
-    """The path of the OpenCL loader that this process has opened."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.split()[-1]
-        if "/libOpenCL.so" in path:
-            return path
-    raise AssertionError("no loader is open")
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    """The loader with faults."""
-    if COMPILER is None:
-        pytest.skip("there is no C compiler")
-    clattn.get_default_device()
-    loader, made = Path(loader_in_use()), tmp_path_factory.mktemp("faults") / "libfaults.so"
-    command = [COMPILER, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
-               "-o", made, TESTS / "opencl_faults.c", "-Wl,--no-as-needed", loader,
-               f"-Wl,-rpath,{loader.parent}", "-ldl"]  # fmt: skip
-    subprocess.run(command, check=True)
-    return made
-
-
-@pytest.fixture
-def run_with_faults(device, library):
-    def run(code, **env):
-        return run_python(SETUP + textwrap.dedent(code), library, index_of(device), env=env)
-
-    return run
+"""What OpenCL reports after a call has returned, and what it refuses at once."""
 
 
 def test_the_next_thing_that_waits_says_it(run_with_faults):
@@ -251,3 +159,31 @@ def test_the_end_of_a_process_that_nobody_told(run_with_faults):
         clattn.kept = lost
     """)
     assert not done.stderr
+
+
+def test_a_kernel_of_two(run_with_faults):
+    """The keys' parts and their merge are one call, whichever of them fails."""
+    run_with_faults(
+        """
+        row, keys = (rng.standard_normal((1, 1, n, 64)).astype("f4") for n in (1, 8192))
+        trow, tkeys = (clattn.tensor(a, device) for a in (row, keys))
+        expected = attend(row, keys, keys, device=device)
+        start = settled(device)
+        for n in (1, 2):
+            before = faults.faults_kernels()
+            faults.faults_fail(n, LOST)
+            refusal(lambda: attend(row, keys, keys, device=device), *WORDS[2:], "CL_")
+            assert faults.faults_kernels() == before + 2
+            afterwards()
+            faults.faults_fail(n, LOST)
+            lost = attend(trow, tkeys, tkeys)
+            refusal(lost.numpy, *WORDS)
+            del lost
+            afterwards()
+            faults.faults_refuse(n, LOST)
+            refusal(lambda: attend(trow, tkeys, tkeys), *WORDS[1:])
+            afterwards()
+            same_bits(attend(trow, tkeys, tkeys), expected)
+        """,
+        CLATTN_KERNEL="decode",
+    )

@@ -53,7 +53,7 @@ DIAGONAL = {
     "columns first": "check_band(draw((2, 70, 9)).swapaxes(1, 2), 7, -1, 60, device=device)",
     "backwards": "check_band(draw((33, 70), 'f8')[::-1, ::-2], 7, 5, 3, device=device)",
     "small matrices": "check_band(draw((40, 5, 3), 'f2'), 7, 0, 2, device=device)",
-    "in place": "a = draw((40, 5, 3)); check_band(a, 7, 0, 2, device=device, out=a)",
+    "in place": "a = draw((16, 5, 3)); check_band(a, 7, 0, 2, device=device, out=a)",
     "in place, gaps": "a = draw((9, 70))[:, 3:40]; check_band(a, 7, 0, 2, device=device, out=a)",
     "out": "check_band(draw((9, 40)), 7, 0, 2, device=device, out=draw((40, 9)).T)",
 }
@@ -70,7 +70,7 @@ DECODE = {  # head sizes of a vector at least; with 512 columns, 128 keys are tw
     "parts, float mask": "check(*qkv((1, 1), 2, 129, 512), device=device, "
     "attn_mask=np.where(np.arange(129) < 90, -np.inf, draw((129,))).astype('f4'))",
     "parts, no number": "q, k, v = qkv((1, 1), 1, 129, 512); v[..., 3, 5] = np.nan; "
-    "check(q, k, v, device=device)",
+    "check(q, k, v, device=device, attn_mask=np.arange(129) % 16 == 3)",  # few keys, as it is slow
     "group": "check(draw((6, 1, 16)), *qkv((2,), 1, 19, 16)[1:], device=device, enable_gqa=True)",
     "causal": "check(*qkv((1, 1), 7, 5, 16), device=device, is_causal='lower_right')",
     "window": "check(*qkv((1, 1), 3, 40, 16), device=device, window=(2, 1))",
@@ -98,6 +98,43 @@ DECODE = {  # head sizes of a vector at least; with 512 columns, 128 keys are tw
     "mask=np.array([6], np.int32), mask_type='key_sequence_length'), device=device)",
     "value type": "onnx(*qkv((1, 1), 3, 5, 16)[:2], draw((1, 1, 5, 17), np.float16), "
     "device=device)",
+}
+
+DECODE_GPU = {  # with 512 columns, 40 keys of one head are two parts
+    "rows": "check(*qkv((1, 1), 3, 140, 8, 17), device=device, return_lse=True)",
+    "parts, no number": "q, k, v = qkv((1, 1), 1, 40, 512); v[..., 3, 5] = np.nan; "
+    "check(q, k, v, device=device, return_lse=True)",
+    "group, mask": "check(draw((2, 1, 8)), *qkv((1,), 1, 19, 8)[1:], device=device, "
+    "enable_gqa=True, attn_mask=draw((2, 1, 19)) > 0)",
+    "half, columns apart": "check(*(a[..., ::2] for a in qkv((1, 1), 1, 9, 16, "
+    "dtype=np.float16)), device=device)",
+    "past": "onnx(*qkv((1, 1), 1, 3, 8), None, *qkv((1, 1), 1, 9, 8)[1:], device=device)",
+}
+
+TILED = {  # with 7000 bytes of local memory: 16 rows and 32 keys
+    "rows and blocks": "check(*qkv((1, 2), 17, 33, 16), device=device)",
+    "sizes differ": "check(*qkv((1, 1), 3, 5, 3, 13), device=device)",
+    "parts of a head": "check(*qkv((1, 1), 2, 3, 72, 9), device=device)",
+    "causal": "check(*qkv((1, 1), 17, 40, 16), device=device, is_causal='lower_right')",
+    "window": "check(*qkv((1, 1), 20, 70, 16), device=device, window=(2, 1))",
+    "bool mask": "check(*qkv((1, 1), 3, 130, 16), device=device, "
+    "attn_mask=np.arange(130) % 96 > 64)",
+    "float mask": "check(*qkv((1, 2), 5, 7, 16), device=device, attn_mask=draw((2, 1, 7)))",
+    "empty rows": "check(*qkv((1, 1), 5, 7, 16), device=device, attn_mask=np.zeros(7, bool))",
+    "no number": "q, k, v = qkv((1, 1), 5, 40, 16); v[..., 3, 5] = np.nan; "
+    "check(q, k, v, device=device, is_causal=True)",
+    "half": "check(*qkv((1, 1), 5, 7, 16, dtype=np.float16), device=device)",
+    "bfloat16": "check(*qkv((1, 1), 5, 7, 16, dtype=ml_dtypes.bfloat16), device=device)",
+    "strides": "check(*(a[..., ::-1] for a in qkv((1, 1), 5, 7, 16)), device=device)",
+    "dropout": "check_dropout(*qkv((1, 2), 5, 7, 16), device=device)",
+    "past, weights": "onnx(*qkv((1, 1), 3, 5, 16), draw((3, 11)), "
+    "*qkv((1, 1), 3, 6, 16)[1:], device=device, return_qk=True, qk_matmul_output_mode=3)",
+    "scores": "onnx(*qkv((1, 1), 3, 14, 16), draw((3, 9)) > 0, device=device, return_qk=True, "
+    "qk_matmul_output_mode=2)",
+    "lengths": CASES["lengths"],
+    "products": "onnx(*qkv((1, 1), 3, 14, 16), draw((3, 9)) > 0, device=device, return_qk=True, "
+    "qk_matmul_output_mode=0)",
+    "biases": CASES["biases"],
 }
 
 CODE = """
@@ -144,6 +181,8 @@ RUNS = {
     "reference": CASES | DIAGONAL | REFERENCE_ONLY,
     "cpu": CASES | DIAGONAL,
     "decode": DECODE,
+    "decode-gpu": DECODE_GPU,
+    "tiled": TILED,
 }
 
 
@@ -151,7 +190,7 @@ RUNS = {
 def test_kernels_are_clean(oclgrind, kernel_name):
     """Right results, and not a line of complaint."""
     cases = RUNS[kernel_name]
-    env = oclgrind | {"CLATTN_KERNEL": kernel_name}
+    env = oclgrind | {"CLATTN_KERNEL": kernel_name, "CLATTN_LOCAL_MEMORY": "7000"}
     done = run_python(CODE, *cases.values(), env=env, timeout=300, check_exit=False)
     assert not done.stderr.strip(), done.stdout + done.stderr
     assert done.returncode == 0

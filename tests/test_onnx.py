@@ -90,8 +90,9 @@ def test_lengths(device, kernel, lengths, is_causal):
 @pytest.mark.parametrize("v_dtype", DTYPES, ids=lambda d: f"V-{d}")
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: f"QK-{d}")
 def test_every_pair_of_types(device, reference_kernel, dtype, v_dtype):
-    """T1 for Q, K and Y, T2 for V: sixteen pairs."""
-    check(*inputs(dtype=dtype, v_dtype=v_dtype), device=device)
+    """T1 for Q, K and Y, T2 for V: sixteen pairs. With a past, so that another file shares them."""
+    types = {"dtype": dtype, "v_dtype": v_dtype}
+    check(*inputs(**types), None, *cache(**types), device=device)
 
 
 @pytest.mark.parametrize("types", [(float16, float16), (bfloat16, float32)], ids=str)

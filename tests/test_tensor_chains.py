@@ -203,7 +203,7 @@ def test_arrays_that_come_out_are_complete(device, large):
 
 def test_threads(device):
     """Chains of several threads on the same Tensors, and each on its own."""
-    arrays = qkv((1, 4), 128, 128, 32)
+    arrays = qkv((1, 4), 128, 128, 64)
     right = arrays[0]
     for _ in range(10):
         right = sdpa(right, *arrays[1:], device=device)
@@ -253,7 +253,7 @@ def test_threads_that_wait_for_one_tensor(device, large):
 
 def test_a_tensor_that_a_thread_frees_while_others_use_it(device):
     """Its memory is in use until the last call has ended."""
-    q, k, v = qkv((1, 4), 128, 128, 32)
+    q, k, v = qkv((1, 4), 128, 128, 64)
     right = sdpa(q, k, v, device=device)
     start = settled(device)
     box = {}

@@ -63,15 +63,15 @@ def test_arguments(device, call, kind):
 @pytest.mark.parametrize("kind", ["array", "Tensor"])
 def test_out(device, kind):
     """Returned once, kept by nobody; wrong ones too."""
-    t = clattn.tensor(draw((4, 5)), device)
-    outs = [np.zeros((4, 5), np.float32), np.zeros((4, 6), np.float32), np.zeros((4, 5))]
+    t = clattn.tensor(draw((4, 8)), device)
+    outs = [np.zeros((4, 8), np.float32), np.zeros((4, 9), np.float32), np.zeros((4, 8))]
     if kind == "Tensor":
         outs = [clattn.tensor(a, device) for a in outs]
     out, shape, dtype = outs
 
     def action():
         assert clattn.diagonal_matrix(t, 1, 0, 2, out=out) is out
-        assert clattn.diagonal_matrix((4, 5), 1, 0, 2, out=out) is out
+        assert clattn.diagonal_matrix((4, 8), 1, 0, 2, out=out) is out
         clattn.scaled_dot_product_attention(t, t, t, out=out, return_lse=True)
         for wrong in (shape, dtype):
             with pytest.raises(ERRORS):

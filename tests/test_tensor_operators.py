@@ -204,8 +204,8 @@ def test_out_of_the_other_kind(device):
 @pytest.mark.parametrize("which", ["query", "key", "value", "attn_mask"])
 def test_out_may_be_an_input(device, which):
     """The result is as if the inputs had been read first."""
-    arrays = dict(zip(("query", "key", "value"), qkv((2, 3), 9, 9, 9), strict=True))
-    arrays["attn_mask"] = draw((2, 3, 9, 9), seed=6)
+    arrays = dict(zip(("query", "key", "value"), qkv((2, 3), 8, 8, 8), strict=True))
+    arrays["attn_mask"] = draw((2, 3, 8, 8), seed=6)
     right = clattn.scaled_dot_product_attention(**arrays, device=device)
     for view in (lambda t: t, lambda t: t[:, :, ::-1][:, :, ::-1]):
         tensors = {name: clattn.tensor(a, device) for name, a in arrays.items()}
