@@ -11,7 +11,7 @@
 
 #include "cl_device.h" /* ca_device */
 #include "status.h"
-#include "tensor.h" /* ca_dtype */
+#include "tensor.h" /* ca_dtype, ca_tensor */
 
 /* Fused multiply-adds of CA_FLOAT32 or CA_FLOAT64, `steps` (0 or more) one after the
    other in each of many chains, on all of the device. *flop counts a multiply-add as
@@ -20,9 +20,10 @@
 ca_status ca_peak_fma(ca_device *device, ca_dtype dtype, int64_t steps, double *flop,
                       double *value, ca_error *error);
 
-/* Read data[0 … count - 1] `passes` times (0 or more) on all of the device. *sum is that
+/* Read an array of CA_FLOAT32, contiguous, of one dimension, `passes` times (0 or more) on
+   all of the device; one of the device's own is at the start of its memory. *sum is that
    of all that was read. */
-ca_status ca_peak_read(ca_device *device, const float *data, int64_t count,
-                       int64_t passes, double *sum, ca_error *error);
+ca_status ca_peak_read(ca_device *device, const ca_tensor *array, int64_t passes,
+                       double *sum, ca_error *error);
 
 #endif

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+#include "cl_storage.h"
 #include "op_peak.h"
 #include "py_array.h"
 #include "py_call.h" /* ca_py_check_count */
@@ -54,24 +55,28 @@ peak_read(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
                     &keep) < 0) {
         return NULL;
     }
-    ca_extent extent = ca_tensor_extent(&array);
-    bool contiguous = array.block == NULL && array.ndim == 1 &&
-                      (array.shape[0] < 2 || array.strides[0] == 1);
+    bool contiguous = array.ndim == 1 &&
+                      (array.shape[0] < 2 || array.strides[0] == 1) &&
+                      ca_tensor_memory(&array).offset == 0;
     if (array.dtype != CA_FLOAT32 || !contiguous) {
         PyErr_SetString(PyExc_ValueError, "array must be contiguous float32 of one "
-                                          "dimension on the host");
+                                          "dimension, and no part of a Tensor");
         goto done;
     }
     if (ca_py_int(args[PASSES], "passes", 0, MOST_PASSES, &passes) < 0 ||
         ca_py_find_device(state, args[DEVICE], &device) < 0) {
         goto done;
     }
+    if (array.block != NULL &&
+        ca_storage_device(ca_storage_of(array.block)) != device) {
+        PyErr_SetString(PyExc_ValueError, "array is a Tensor of another device");
+        goto done;
+    }
     double sum = 0;
     ca_error error = {0};
     ca_status status;
     Py_BEGIN_ALLOW_THREADS
-        status =
-            ca_peak_read(device, extent.data, array.shape[0], passes, &sum, &error);
+        status = ca_peak_read(device, &array, passes, &sum, &error);
     Py_END_ALLOW_THREADS
     if (ca_py_error_check(state, status, &error) == 0) {
         answer = PyFloat_FromDouble(sum);

@@ -14,7 +14,8 @@
 
 /* Kernel arguments of both, in this order:
  *     input   __global const float pointer; peak_fma: NULL
- *     output  __global float pointer, of as many elements as there are work-items
+ *     output  __global float pointer; peak_fma: an element for each work-item,
+ *             peak_read: one for each work-group
  *     params  ca_peak_params by value
  */
 typedef struct {

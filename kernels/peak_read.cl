@@ -2,7 +2,7 @@
  *
  * Read an array as fast as the device can; what is read is added up in registers.
  *
- *     output[item] = the sum of the item's elements
+ *     output[group] = the sum of the group's elements
  *
  *     global size  passes * tiles * LOCAL, all tiles of a pass before those of the next
  *     work-group   a tile of consecutive elements; its items read vectors side by side
@@ -63,5 +63,17 @@ peak_read(__global const float *input, __global float *output, ca_peak_params pa
     for (ca_int64 i = whole + item; i < last; i += LOCAL) {
         total += input[i];
     }
-    output[get_global_id(0)] = total;
+#if LOCAL > 1
+    __local float totals[LOCAL];
+    totals[item] = total;
+    barrier(CLK_LOCAL_MEM_FENCE); /* totals are written; the first item reads them */
+    if (item == 0) {
+        for (int n = 1; n < LOCAL; n++) {
+            total += totals[n];
+        }
+    }
+#endif
+    if (item == 0) {
+        output[group] = total;
+    }
 }

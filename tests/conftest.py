@@ -21,13 +21,27 @@ import pytest
 from passing import pass_tensors
 
 
+def is_named(device, words):
+    """Is it of a type, or has it a name or a platform, that stands among words with commas?"""
+    names = (device.name.lower(), device.platform.lower())
+    return any(
+        word == device.type or any(word in name for name in names)
+        for word in filter(None, (part.strip().lower() for part in words.split(",")))
+    )
+
+
 def list_devices():
-    """Every device, or the reason why there is none. Enumerated once, at collection."""
+    """The devices to test on, or the reason why there is none. Enumerated once, at collection.
+
+    Every device, or those that CLATTN_TEST_DEVICES names.
+    """
+    words = os.environ.get("CLATTN_TEST_DEVICES", "")
     try:
-        devices = clattn.devices()
+        devices = [d for d in clattn.devices() if not words or is_named(d, words)]
     except Exception as error:  # any failure: it is reported, and it fails every test
         return [], f"clattn.devices() raised {error!r}"
-    return devices, None if devices else "clattn.devices() is empty"
+    named = f" named by CLATTN_TEST_DEVICES={words!r}" if words else ""
+    return devices, None if devices else f"clattn.devices() has none{named}"
 
 
 DEVICES, NO_DEVICE = list_devices()

@@ -12,6 +12,7 @@ import pytest
 from clattn import _core
 from clattn.__main__ import main
 from clattn.bench import command, limits, measuring, scaling
+from clattn.bench.gpu_rows import GPU_ROWS
 from clattn.bench.peers import Call
 from clattn.bench.rows import ROWS, Row
 from helpers import run_cli
@@ -95,14 +96,19 @@ def test_peak_read(device, count):
     array = np.arange(count, dtype=np.float32) % 7 + 1
     for passes in (0, 1, 3):
         total = passes * array.sum(dtype=np.float64)
-        assert _core.peak_read(array, passes, device) == pytest.approx(total, rel=1e-6)
+        for given in (array, clattn.tensor(array, device)):
+            assert _core.peak_read(given, passes, device) == pytest.approx(total, rel=1e-6)
 
 
 def test_peaks_refuse(device):
     array = np.ones((4, 4), np.float32)
-    for wrong in (array, array[0, ::2], array[0].astype(np.float16)):
+    part = clattn.tensor(array[0], device)[1:]
+    for wrong in (array, array[0, ::2], array[0].astype(np.float16), part):
         with pytest.raises(ValueError, match="array"):
             _core.peak_read(wrong, 1, device)
+    for other in (d for d in clattn.devices() if d != device):
+        with pytest.raises(ValueError, match="another device"):
+            _core.peak_read(clattn.tensor(array[0], other), 1, device)
     with pytest.raises(ValueError, match="passes"):
         _core.peak_read(array[0], -1, device)
     with pytest.raises(ValueError, match="steps"):
@@ -190,7 +196,7 @@ def test_a_wrong_result_is_noticed(device, capsys, monkeypatch, tmp_path, fake_p
 
 def test_patterns_choose_rows():
     assert [row.name for row in command._rows("*gqa")] == [
-        row.name for row in ROWS if row.name.endswith("gqa")
+        row.name for row in (*ROWS, *GPU_ROWS) if row.name.endswith("gqa")
     ]
 
 

@@ -148,6 +148,7 @@ TILED = {  # with 7000 bytes of local memory: 16 rows and 32 keys
 CODE = """
 import sys
 import clattn, ml_dtypes, numpy as np
+from clattn import _core
 from helpers import check, check_band, draw, qkv
 from reference_onnx import check as onnx
 from test_directml import check as check_directml
@@ -215,6 +216,18 @@ def test_kernels_are_clean(oclgrind, kernel_name):
     assert not done.stderr.strip(), done.stdout + done.stderr
     assert done.returncode == 0
     assert done.stdout.endswith("all right\n")
+
+
+def test_limits_are_clean(oclgrind):
+    """The kernels that bench compares with. To clattn Oclgrind is a GPU, with work-groups."""
+    cases = (
+        "assert device.type != 'cpu'",
+        "assert _core.peak_fma(False, 3, device)[1] > 0",
+        "assert _core.peak_read(np.ones(5001, 'f4'), 2, device) == 10002",
+    )
+    done = run_python(CODE, *cases, env=oclgrind, timeout=300, check_exit=False)
+    assert not done.stderr.strip(), done.stdout + done.stderr
+    assert done.stdout.endswith("all right\n"), done.stdout
 
 
 @pytest.mark.parametrize("mode", [None, "copy"], ids=["chosen", "copy"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import clattn
 from clattn import Device, _core, _listing
+from clattn.bench.gpu_rows import GPU_ROWS, scaled
 from clattn.bench.rows import ROWS, Row, numpy_dtype
 from clattn.bench.scaling import LARGEST, SMALLEST
 
@@ -39,6 +40,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure time and memory of (1, 8, 8, S, S, 64) up to that S instead "
         "(default: %(const)s)",
     )
+    parser.add_argument(
+        "--gpu",
+        action="store_true",
+        help="measure rows for GPUs, on arrays of the device, beside torch on CUDA",
+    )
+    parser.add_argument(
+        "--scale",
+        metavar="N",
+        type=_whole,
+        default=1,
+        help="divide the lengths of rows for GPUs, to try them on a small device",
+    )
     parser.add_argument("--list", action="store_true", help="list the rows and leave")
     parser.add_argument(
         "--device",
@@ -49,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds",
         metavar="N",
-        type=_rounds,
+        type=_whole,
         default=10,
         help="turns of each implementation (default: %(default)s)",
     )
@@ -67,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         return error.status
 
 
-def _rounds(text: str) -> int:
+def _whole(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number of 1 or more")
     return int(text)
@@ -80,9 +93,10 @@ def _largest_size(text: str) -> int:
 
 
 def _rows(pattern: str) -> list[Row]:
-    found = [row for row in ROWS if fnmatch.fnmatchcase(row.name, pattern)]
+    everything = (*ROWS, *GPU_ROWS)
+    found = [row for row in everything if fnmatch.fnmatchcase(row.name, pattern)]
     if not found:
-        names = ", ".join(row.name for row in ROWS)
+        names = ", ".join(row.name for row in everything)
         raise argparse.ArgumentTypeError(f"{pattern!r} names no row; there are {names}")
     return found
 
@@ -121,22 +135,24 @@ def _check_output(path: Path | None) -> None:
         raise BenchError(f"cannot write {path}: {error.strerror}", 2) from error
 
 
-def _print_rows() -> None:
-    print(f"{'row':<16} {'B, Hq, Hk, L, S, E':<24} {'dtype':<9} more")
-    for row in ROWS:
+def _print_rows(rows: Sequence[Row]) -> None:
+    print(f"{'row':<18} {'B, Hq, Hk, L, S, E':<24} {'dtype':<9} more")
+    for row in rows:
         more = [f"{row.mask} mask"] if row.mask else []
         more += ["causal"] if row.is_causal else []
         more += [f"window {row.window}"] if row.window is not None else []
         sizes = ", ".join(map(str, row.shape))
-        print(f"{row.name:<16} {sizes:<24} {row.dtype:<9} {', '.join(more)}".rstrip())
+        print(f"{row.name:<18} {sizes:<24} {row.dtype:<9} {', '.join(more)}".rstrip())
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.list:
-        _print_rows()
+        _print_rows(GPU_ROWS if arguments.gpu else ROWS)
         return 0
-    if arguments.scaling is not None and arguments.rows is not None:
-        raise BenchError("--scaling measures sizes of its own: leave out --rows", 2)
+    if arguments.scaling is not None and (arguments.rows is not None or arguments.gpu):
+        raise BenchError("--scaling measures sizes of its own: leave out --rows and --gpu", 2)
+    if arguments.scale > 1 and not arguments.gpu:
+        raise BenchError("--scale is for rows for GPUs: add --gpu", 2)
     try:
         import rich  # noqa: F401
 
@@ -154,8 +170,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _chosen_rows(arguments: argparse.Namespace) -> list[Row]:
-    chosen = {row for rows in arguments.rows or [ROWS] for row in rows}
-    rows = [row for row in ROWS if row in chosen]
+    table = GPU_ROWS if arguments.gpu else ROWS
+    chosen = {row for rows in arguments.rows or [table] for row in rows}
+    rows = [scaled(row, arguments.scale) for row in table if row in chosen]
+    if not rows:
+        raise BenchError(f"--rows: none {'of' if arguments.gpu else 'without'} --gpu", 2)
     try:
         numpy_dtype("bfloat16")
     except ModuleNotFoundError:
@@ -167,36 +186,38 @@ def _chosen_rows(arguments: argparse.Namespace) -> list[Row]:
 def _run_rows(arguments: argparse.Namespace, devices: dict[str, Device]) -> int:
     from rich.progress import Progress
 
-    from clattn.bench import report
+    from clattn.bench import gpu_peers, report
     from clattn.bench.limits import Limits
-    from clattn.bench.measuring import Contestants, find_peers, measure
+    from clattn.bench.measuring import Contestants, Measured, find_peers, measure
 
     rows = _chosen_rows(arguments)
     console = report.open_console()
     with ExitStack() as stack:
-        peers, missing = find_peers(stack)
-        limits = {words: Limits(device) for words, device in devices.items()}
+        peers, missing = find_peers(stack, gpu_peers.peer_classes() if arguments.gpu else None)
+        product = gpu_peers.find_product() if arguments.gpu else None
+        limits = {words: Limits(device, product) for words, device in devices.items()}
         contestants = Contestants(devices, peers, limits, missing)
-        measured = []
+        measured: list[Measured] = []
         progress = stack.enter_context(Progress(console=console, transient=True))
         task = progress.add_task("", total=len(rows) * arguments.rounds)
         for row in rows:
             progress.update(task, description=row.name)
             one = measure(row, contestants, arguments.rounds, lambda: progress.advance(task))
             measured.append(one)
+            if arguments.json is not None:  # after each row: a long run may be stopped
+                content = report.as_json(measured, contestants, arguments.rounds)
+                report.write_json(arguments.json, content)
     for words in devices:
         console.print(report.make_table(words, measured, contestants))
     for line in report.notes(measured, contestants):
         console.print(line, markup=False)
-    if arguments.json is not None:
-        report.write_json(arguments.json, report.as_json(measured, contestants, arguments.rounds))
     if arguments.plot is not None and not any(one.best for one in measured):
         console.print("no chart: there is nothing to compare with")
     elif arguments.plot is not None:
         from clattn.bench import chart
 
         chart.save_ratios(arguments.plot, measured, contestants)
-    return 1 if any(one.wrong for one in measured) else 0
+    return 1 if any(one.wrong or one.failed for one in measured) else 0
 
 
 def _run_scaling(arguments: argparse.Namespace, devices: dict[str, Device]) -> int:

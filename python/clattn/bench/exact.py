@@ -10,6 +10,7 @@ from clattn.bench.rows import Array, Problem
 
 SAMPLE = 64  # query rows that are compared
 SAMPLE_LONG = 8  # the same of float64, for which NumPy has no fast product
+SAMPLE_LARGE = 16  # of rows for GPUs, whose problems are large
 
 # A peer may round to a half type on the way, where clattn does not.
 PEER_FACTOR = 10
@@ -40,7 +41,8 @@ def exact_rows(problem: Problem) -> Exact:
     """
     L = problem.query.shape[2]
     is_double = problem.query.dtype == np.float64
-    rows = np.linspace(0, L - 1, min(SAMPLE_LONG if is_double else SAMPLE, L)).astype(np.intp)
+    sample = SAMPLE_LONG if is_double else SAMPLE_LARGE if problem.row.on_device else SAMPLE
+    rows = np.linspace(0, L - 1, min(sample, L)).astype(np.intp)
     wide: np.dtype[Any] = np.dtype(np.longdouble if is_double else np.float64)
     narrow: np.dtype[Any] = np.dtype(np.float64 if is_double else np.float32)
     result, score = _attend(problem, rows, wide)
@@ -54,10 +56,20 @@ def exact_rows(problem: Problem) -> Exact:
 
 
 def _attend(problem: Problem, rows: NDArray[np.intp], dtype: np.dtype[Any]) -> tuple[Array, float]:
-    """Return result rows, computed in `dtype` from the definition, and the largest score."""
-    B, Hq, Hk, _, _, E = problem.row.shape
-    key, value = (a.astype(dtype)[:, :, None] for a in (problem.key, problem.value))
-    query = problem.query[:, :, rows].astype(dtype).reshape(B, Hk, Hq // Hk, len(rows), E)
+    """Return result rows, computed in `dtype` from the definition, and the largest score.
+
+    One element of the batch after the other: wider copies of all keys may be gigabytes.
+    """
+    parts = [_attend_one(problem, b, rows, dtype) for b in range(problem.row.shape[0])]
+    return np.stack([result for result, _ in parts]), max(score for _, score in parts)
+
+
+def _attend_one(
+    problem: Problem, b: int, rows: NDArray[np.intp], dtype: np.dtype[Any]
+) -> tuple[Array, float]:
+    _, Hq, Hk, _, _, E = problem.row.shape
+    key, value = (a[b].astype(dtype)[:, None] for a in (problem.key, problem.value))
+    query = problem.query[b][:, rows].astype(dtype).reshape(Hk, Hq // Hk, len(rows), E)
     scores = query @ key.swapaxes(-1, -2) / np.sqrt(dtype.type(E))
     largest = float(np.abs(scores).max())
     seen = problem.row.attended(rows)
@@ -68,7 +80,7 @@ def _attend(problem: Problem, rows: NDArray[np.intp], dtype: np.dtype[Any]) -> t
     scores = np.where(seen, scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     result = weights @ value / weights.sum(axis=-1, keepdims=True)
-    return result.reshape(B, Hq, len(rows), E), largest
+    return result.reshape(Hq, len(rows), E), largest
 
 
 def _step(dtype: np.dtype[Any]) -> float:

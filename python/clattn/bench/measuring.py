@@ -6,14 +6,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 import clattn
 from clattn import Device
 from clattn._measuring import take_turns
 from clattn.bench import onnx_peers, openvino_peer, peers
 from clattn.bench.exact import PEER_FACTOR, exact_rows
 from clattn.bench.limits import Limits
-from clattn.bench.peers import Call, Peer
-from clattn.bench.rows import Problem, Row, draw
+from clattn.bench.peers import Call, Peer, repeated
+from clattn.bench.rows import Array, Problem, Row, draw
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Measured:
     seconds: dict[str, float] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)  # whose error is too large
+    failed: dict[str, str] = field(default_factory=dict)  # devices that gave no result, and why
     notes: list[str] = field(default_factory=list)
     best: str | None = None  # the label of the fastest peer of those that count
     limits: dict[str, float] = field(default_factory=dict)  # FLOP/s or bytes/s, by device
@@ -43,10 +46,16 @@ class Measured:
         """Return a peer's time divided by clattn's on a device."""
         return self.seconds[peer] / self.seconds[words]
 
-    def limit_share(self, words: str) -> float:
-        """Return how near a device is to its limit: 1 is as fast as it can be."""
-        work = self.row.bytes_read if self.row.limit == "read" else self.row.flop
-        return work / self.seconds[words] / self.limits[words]
+    def rate(self, name: str) -> float:
+        """Return the work of a second, in bytes or FLOP."""
+        return self.row.work / self.seconds[name]
+
+    def limit_share(self, words: str) -> float | None:
+        """Return how near a device is to its limit: 1 is as fast as it can be.
+
+        None where the limit is not known.
+        """
+        return self.rate(words) / self.limits[words] if self.limits[words] else None
 
 
 def peer_classes() -> list[Any]:
@@ -61,14 +70,16 @@ def peer_classes() -> list[Any]:
     ]
 
 
-def find_peers(stack: ExitStack) -> tuple[list[Peer], dict[str, str]]:
-    """Return the peers that are installed, and why the others are not there.
+def find_peers(
+    stack: ExitStack, classes: Sequence[Any] | None = None
+) -> tuple[list[Peer], dict[str, str]]:
+    """Return the peers that are installed, of all or some, and why the others are not there.
 
     `stack` takes what has to last as long as peers are called.
     """
     found: list[Peer] = []
     missing = {}
-    for make in peer_classes():
+    for make in peer_classes() if classes is None else classes:
         try:
             found.append(make(stack))
         except ImportError as error:
@@ -87,7 +98,12 @@ def first_line(error: Exception) -> str:
 def clattn_call(problem: Problem, device: Device) -> Call:
     """Return clattn's call on a device, as a user writes it."""
     row = problem.row
-    query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
+
+    def place(array: Array) -> Any:
+        return clattn.tensor(array, device) if row.on_device else array
+
+    query, key, value = (place(a) for a in (problem.query, problem.key, problem.value))
+    mask = None if problem.mask is None else place(problem.mask)
     causal, grouped = row.is_causal, row.shape[1] != row.shape[2]
     window = None if row.window is None else (row.window, 0)
 
@@ -103,6 +119,13 @@ def clattn_call(problem: Problem, device: Device) -> Call:
             device=device,
         )
 
+    def run_some(count: int) -> None:
+        for _ in range(count):
+            run()
+        clattn.synchronize(device)
+
+    if row.on_device:
+        return repeated(run_some, lambda: np.asarray(run()))
     return Call(run, run)
 
 
@@ -119,6 +142,8 @@ def measure(
             measured.limits[words] = max(limit, contestants.limits[words].measure(row))
         take_turns(runs, measured.seconds)
         advance()
+    for name, call in calls.items():
+        measured.seconds[name] /= call.count
     labels = [peer.label for peer in contestants.peers if peer.counts and peer.label in runs]
     measured.best = min(labels, key=lambda label: measured.seconds[label], default=None)
     return measured
@@ -134,22 +159,28 @@ def _check(row: Row, contestants: Contestants) -> tuple[Measured, dict[str, Call
     measured = Measured(row, exact.allowed)
     calls: dict[str, Call] = {}
     for words, device in contestants.devices.items():
-        if row.dtype != "float64" or device.float64:
-            calls[words] = clattn_call(problem, device)
-            measured.errors[words] = exact.error(calls[words].result())
-            if not measured.errors[words] <= exact.allowed:
-                measured.wrong.append(words)
+        if row.dtype == "float64" and not device.float64:
+            continue
+        try:
+            call = clattn_call(problem, device)
+            error = exact.error(call.result())
+        except (clattn.DeviceError, MemoryError, ValueError) as failure:
+            measured.failed[words] = first_line(failure)
+            continue
+        calls[words], measured.errors[words] = call, error
+        if not error <= exact.allowed:
+            measured.wrong.append(words)
     for peer in contestants.peers:
         try:
-            call = peer.prepare(problem)
-            if call is None:
+            prepared = peer.prepare(problem)
+            if prepared is None:
                 continue
-            error = exact.error(call.result())
+            error = exact.error(prepared.result())
         except Exception as failure:
             measured.notes.append(f"{peer.label}: {first_line(failure)}")
             continue
         if error <= PEER_FACTOR * exact.allowed:
-            calls[peer.label], measured.errors[peer.label] = call, error
+            calls[peer.label], measured.errors[peer.label] = prepared, error
         else:
             measured.notes.append(f"{peer.label}: left out, its error is {error:.1e}")
     return measured, calls

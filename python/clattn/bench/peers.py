@@ -1,6 +1,8 @@
 """Other implementations that bench times where they are installed. None is needed."""
 
 import functools
+import math
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,6 +13,9 @@ import numpy as np
 from clattn._measuring import THREADS
 from clattn.bench.rows import Array, Problem
 
+BATCH_SECONDS = 0.01  # of calls that are waited for together
+MOST_CALLS = 100
+
 
 @dataclass(frozen=True)
 class Call:
@@ -18,6 +23,20 @@ class Call:
 
     run: Callable[[], object]
     result: Callable[[], Array]
+    count: int = 1  # how many calls `run` makes
+
+
+def repeated(run_some: Callable[[int], object], result: Callable[[], Array]) -> Call:
+    """Return a Call of several calls that are waited for together.
+
+    `run_some` makes so many of them. Waiting for each would time the wait as well.
+    """
+    run_some(1)
+    start = time.perf_counter()
+    run_some(1)
+    seconds = time.perf_counter() - start
+    count = min(MOST_CALLS, max(1, math.ceil(BATCH_SECONDS / seconds)))
+    return Call(lambda: run_some(count), result, count)
 
 
 class Peer(Protocol):

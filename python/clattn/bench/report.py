@@ -38,22 +38,29 @@ def make_table(words: str, measured: Sequence[Measured], contestants: Contestant
         padding=(0, 1, 0, 0),
     )
     table.add_column("row", no_wrap=True)
-    for header in ("ms", "limit", "best"):
+    on_devices = any(one.row.on_device for one in measured)
+    rates = ("TFLOP/s", "GB/s") if on_devices else ()
+    for header in ("ms", *rates, "limit", "best"):
         table.add_column(header, justify="right", no_wrap=True)
     for peer in contestants.peers:
         table.add_column(peer.label.replace(" ", "\n"), justify="right", min_width=5)
     table.add_column("error", justify="right", no_wrap=True)
     for one in measured:
         if words in one.seconds:
-            table.add_row(*_cells(words, one, contestants))
+            table.add_row(*_cells(words, one, contestants, on_devices))
     return table
 
 
-def _cells(words: str, one: Measured, contestants: Contestants) -> Iterator[str]:
+def _cells(words: str, one: Measured, contestants: Contestants, with_rates: bool) -> Iterator[str]:
     seconds = one.seconds[words]
     yield one.row.name
     yield f"{seconds * 1e3:.4g}" if seconds < 0.01 else f"{seconds * 1e3:.1f}"
-    yield f"{one.limit_share(words):.0%}"
+    if with_rates:
+        read = one.row.limit == "read"
+        yield "" if read else f"{one.rate(words) / 1e12:.3g}"
+        yield f"{one.rate(words) / 1e9:.4g}" if read else ""
+    share = one.limit_share(words)
+    yield "" if share is None else f"{share:.0%}"
     yield "" if one.best is None else _ratio(one.ratio(words, one.best), "bold ")
     for peer in contestants.peers:
         there = peer.label in one.seconds
@@ -72,13 +79,15 @@ def _limits_text(words: str, contestants: Contestants) -> str:
     parts = [f"fma {dtype} {rate / 1e9:.0f} GFLOP/s" for dtype, rate in limits.fma.items() if rate]
     if limits.read:
         parts.append(f"reading {limits.read / 1e9:.1f} GB/s")
-    return "limits: " + ", ".join(parts)
+    parts += [f"torch's product {t} {r / 1e12:.0f} TFLOP/s" for t, r in limits.product.items()]
+    return "limits: " + ", ".join(parts) if parts else ""
 
 
 def notes(measured: Sequence[Measured], contestants: Contestants) -> Iterator[str]:
     """Yield what has to be said below the tables."""
     versions = dict.fromkeys(peer.version for peer in contestants.peers)
-    yield f"{THREADS} threads each; " + (", ".join(versions) or "nothing to compare with")
+    threads = "" if any(one.row.on_device for one in measured) else f"{THREADS} threads each; "
+    yield threads + (", ".join(versions) or "nothing to compare with")
     for label, reason in contestants.missing.items():
         yield f"{label}: {reason}"
     for one in measured:
@@ -87,6 +96,8 @@ def notes(measured: Sequence[Measured], contestants: Contestants) -> Iterator[st
                 f"{one.row.name}: WRONG on {words}, error {one.errors[words]:.1e}, "
                 f"at most {one.allowed:.1e} is due to rounding"
             )
+        for words, reason in one.failed.items():
+            yield f"{one.row.name}: FAILED on {words}: {reason}"
         for note in one.notes:
             yield f"{one.row.name}: {note}"
 
@@ -117,6 +128,7 @@ def describe(contestants: Contestants) -> dict[str, Any]:
                     dtype: rate for dtype, rate in contestants.limits[words].fma.items() if rate
                 },
                 "read": contestants.limits[words].read or None,
+                "product": contestants.limits[words].product,
             }
             for words, device in contestants.devices.items()
         },
@@ -132,7 +144,11 @@ def _row_json(one: Measured, contestants: Contestants) -> dict[str, Any]:
     row = one.row
     results: dict[str, dict[str, float | None]] = {}
     for name, seconds in one.seconds.items():
-        results[name] = {"seconds": seconds, "error": _finite(one.errors[name])}
+        results[name] = {
+            "seconds": seconds,
+            "rate": one.rate(name),
+            "error": _finite(one.errors[name]),
+        }
         if name in contestants.devices:
             results[name]["limit"] = one.limits[name]
             results[name]["limit_share"] = one.limit_share(name)
@@ -144,12 +160,14 @@ def _row_json(one: Measured, contestants: Contestants) -> dict[str, Any]:
         "is_causal": row.is_causal,
         "window": row.window,
         "limit": row.limit,
+        "on_device": row.on_device,
         "flop": row.flop,
         "bytes_read": row.bytes_read,
         "allowed_error": one.allowed,
         "best_peer": one.best,
         "results": results,
         "wrong": one.wrong,
+        "failed": one.failed,
         "notes": one.notes,
     }
 

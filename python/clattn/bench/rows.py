@@ -15,7 +15,8 @@ class Row:
     """One attention problem by its sizes.
 
     `window`: so many keys before a query's own are attended to, none after it; a row with
-    a window is causal. `limit`: what bounds the time, arithmetic or reading keys and values.
+    a window is causal. `limit`: what bounds the time: arithmetic, reading keys and values, or
+    products of matrices by units of their own. `on_device`: its arrays lie on the device.
     """
 
     name: str
@@ -24,9 +25,15 @@ class Row:
     mask: Literal["float", "bool"] | None = None
     is_causal: bool = False
     window: int | None = None
-    limit: Literal["fma", "read"] = "fma"
+    limit: Literal["fma", "read", "product"] = "fma"
+    on_device: bool = False
 
     @property
+    def work(self) -> int:
+        """What the limit counts: bytes or FLOP."""
+        return self.bytes_read if self.limit == "read" else self.flop
+
+    @cached_property
     def flop(self) -> int:
         """2 · (E + Ev) for each pair of a query and a key that it attends to."""
         B, Hq, _, L, S, E = self.shape

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: MIT
+"""python -m clattn bench --gpu: its rows at small sizes on every device, and torch's backends."""
+
+import json
+import time
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import clattn
+import numpy as np
+import pytest
+from clattn.__main__ import main
+from clattn.bench import command, exact, gpu_peers, limits, measuring, peers
+from clattn.bench.gpu_rows import GPU_ROWS, scaled
+from clattn.bench.rows import ROWS, Row, draw
+
+MIB = 1 << 20
+HALVES = ("float16", "bfloat16")
+
+
+@pytest.fixture
+def no_peers(monkeypatch):
+    """Limits in no time, and nothing to compare with."""
+    monkeypatch.setattr(limits, "READ_BYTES", MIB)
+    monkeypatch.setattr(limits, "LEAST_SECONDS", 1e-4)
+    monkeypatch.setattr(gpu_peers, "peer_classes", list)
+    monkeypatch.setattr(gpu_peers, "find_product", lambda: None)
+
+
+def bench(*arguments):
+    return main(["bench", *map(str, arguments)])
+
+
+# --- rows ------------------------------------------------------------------------------------
+
+
+def test_the_rows_are_what_gpus_are_judged_by():
+    have = {(r.dtype, r.shape[3], r.shape[5], r.is_causal) for r in GPU_ROWS if r.mask is None}
+    for dtype in HALVES:
+        assert {(dtype, 8192, E, causal) for E in (64, 128) for causal in (False, True)} <= have
+    assert {("float16", 2048, 64, False), ("float16", 2048, 128, False)} <= have
+    assert any(dtype == "float32" and L > 1 for dtype, L, _, _ in have)
+    for row in GPU_ROWS:
+        _, Hq, Hk, L, _, _ = row.shape
+        assert row.on_device == (not row.name.endswith("-host"))
+        assert ("gqa" in row.name) == (Hq != Hk) or row.name == "decode-64M"
+        if row.limit == "read":
+            assert L <= 8
+            assert row.bytes_read >= 64 * MIB
+        else:
+            assert row.limit == ("product" if row.dtype in HALVES else "fma")
+    names = [row.name for row in (*ROWS, *GPU_ROWS)]
+    assert len({*names}) == len(names)
+
+
+def test_rows_scaled_down():
+    row = Row("a", (8, 32, 8, 4096, 8192, 128), "float16", is_causal=True, window=512)
+    assert scaled(row, 1) == row
+    small = scaled(row, 64)
+    assert small.shape == (2, 32, 8, 64, 128, 128)
+    assert (small.dtype, small.window, small.is_causal) == ("float16", 16, True)
+    assert scaled(row, 4096).shape[3:5] == (16, 16)
+    assert scaled(Row("b", (1, 8, 8, 1, 8192, 64)), 64).shape == (1, 8, 8, 1, 128, 64)
+
+
+# --- time ------------------------------------------------------------------------------------
+
+
+def test_calls_that_are_waited_for_together():
+    asked = []
+
+    def run_some(count):
+        asked.append(count)
+        time.sleep(0.002 * count)
+
+    call = peers.repeated(run_some, lambda: None)
+    call.run()
+    assert asked == [1, 1, call.count]
+    assert 1 < call.count <= 6
+    assert peers.repeated(lambda count: time.sleep(0.03), lambda: None).count == 1
+    assert peers.repeated(lambda count: None, lambda: None).count == peers.MOST_CALLS
+
+
+def test_the_time_of_a_call_is_its_share(device, monkeypatch, no_peers):
+    """Of ten calls that take 20 ms and a wait of 10 ms."""
+    call = peers.Call(lambda: time.sleep(0.03), lambda: None, 10)
+    monkeypatch.setattr(measuring, "clattn_call", lambda problem, device: call)
+    monkeypatch.setattr(exact.Exact, "error", lambda self, result: 0.0)
+    row = Row("a", (1, 1, 1, 8, 8, 16), on_device=True)
+    rivals = measuring.Contestants({"d": device}, [], {"d": limits.Limits(device)}, {})
+    measured = measuring.measure(row, rivals, 1, lambda: None)
+    assert 0.003 <= measured.seconds["d"] < 0.03
+    assert measured.rate("d") == row.flop / measured.seconds["d"]
+
+
+# --- the command -----------------------------------------------------------------------------
+
+
+def test_rows_on_a_device(device, tmp_path, capsys, monkeypatch, no_peers):
+    """Tensors go in, host arrays where the row says so; times, rates and errors come out."""
+    attend, kinds = clattn.scaled_dot_product_attention, set()
+
+    def watch(query, *args, **options):
+        kinds.add((type(query), query.shape))
+        return attend(query, *args, **options)
+
+    monkeypatch.setattr(clattn, "scaled_dot_product_attention", watch)
+    file = tmp_path / "bench.json"
+    rows = ("f16-E128-2k", "f16-E128-2k-host", "decode-64M", "f32-E64-causal")
+    status = bench("--gpu", "--scale", 64, "--rows", *rows, "--rounds", 1,
+                   "--device", device.platform, "--json", file)  # fmt: skip
+    said = capsys.readouterr().out
+    assert status == 0
+    assert "TFLOP/s" in said and "GB/s" in said
+    content = json.loads(file.read_text())
+    assert [row["name"] for row in content["rows"]] == [r.name for r in GPU_ROWS if r.name in rows]
+    [words] = content["devices"]
+    for row in content["rows"]:
+        result = row["results"][words]
+        work = row["bytes_read"] if row["limit"] == "read" else row["flop"]
+        assert result["rate"] == pytest.approx(work / result["seconds"])
+        assert 0 < result["error"] <= row["allowed_error"]
+        assert (result["limit_share"] is None) == (row["limit"] == "product")
+        assert row["wrong"] == row["notes"] == [] and row["failed"] == {}
+    prefill = (2, 16, 32, 128)
+    assert {(clattn.Tensor, prefill), (np.ndarray, prefill)} <= kinds
+    assert {kind for kind, shape in kinds if shape != prefill} == {clattn.Tensor}
+
+
+def test_a_row_that_fails_is_said_and_the_next_one_measured(
+    device, tmp_path, capsys, monkeypatch, no_peers
+):
+    attend = clattn.scaled_dot_product_attention
+
+    def break_halves(query, *args, **options):
+        if query.dtype == np.float16:
+            raise clattn.DeviceError("no such\nregister")
+        return attend(query, *args, **options)
+
+    monkeypatch.setattr(clattn, "scaled_dot_product_attention", break_halves)
+    file = tmp_path / "bench.json"
+    status = bench("--gpu", "--scale", 128, "--rows", "f16-E64", "f32-E64", "--rounds", 1,
+                   "--device", device.platform, "--json", file)  # fmt: skip
+    assert status == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "f16-E64: FAILED on " in said and "no such register" in said
+    broken, fine = json.loads(file.read_text())["rows"]
+    assert (broken["name"], fine["name"]) == ("f16-E64", "f32-E64")
+    [words] = broken["failed"]
+    assert broken["results"] == {} and words in fine["results"]
+
+
+def test_what_is_measured_is_written_after_each_row(device, tmp_path, monkeypatch, no_peers):
+    """So that a run that is stopped leaves what it has."""
+    file, measure = tmp_path / "bench.json", measuring.measure
+
+    def stop_at_the_second(row, *args):
+        if row.name == "f32-E64-causal":
+            raise KeyboardInterrupt
+        return measure(row, *args)
+
+    monkeypatch.setattr(measuring, "measure", stop_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        bench("--gpu", "--scale", 128, "--rows", "f32-E64*", "--rounds", 1,
+              "--device", device.platform, "--json", file)  # fmt: skip
+    assert [row["name"] for row in json.loads(file.read_text())["rows"]] == ["f32-E64"]
+
+
+def test_list(capsys):
+    assert bench("--list", "--gpu") == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in said[1:]] == [row.name for row in GPU_ROWS]
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["--gpu", "--scaling", "128"], "--gpu"),
+    (["--scale", "2"], "--gpu"),
+    (["--gpu", "--rows", "tiny"], "none of --gpu"),
+    (["--rows", "f16-E64"], "none without --gpu"),
+])  # fmt: skip
+def test_options_that_do_not_fit(arguments, words, capsys):
+    assert bench(*arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_patterns_find_rows_of_both_tables():
+    found = command._rows("decode-f*")
+    assert found == [row for row in GPU_ROWS if row.name.startswith("decode-f")]
+
+
+# --- limits ----------------------------------------------------------------------------------
+
+
+def test_a_device_that_copies_reads_its_own_memory(monkeypatch, no_peers):
+    """As often as a measurement takes; what a call takes that reads nothing is left out."""
+    asked = []
+
+    def read(array, passes, at):
+        assert type(array) is clattn.Tensor
+        asked.append(passes)
+        time.sleep(0.001 + passes * 0.001)
+
+    monkeypatch.setattr(limits, "LEAST_SECONDS", 0.015)
+    monkeypatch.setattr(limits._core, "peak_read", read)
+    monkeypatch.setattr(limits.clattn, "tensor", lambda array, at, of=clattn.tensor: of(array))
+    copies = SimpleNamespace(memory_mode="copy", memory=1 << 30, max_allocation=1 << 30)
+    limit = limits.Limits(copies)
+    rate = limit.measure(Row("a", (1, 1, 1, 1, 8, 8), limit="read"))
+    assert set(asked) == {0, 1, 4, 16}
+    assert 0.5 * MIB / 0.001 < rate < 1.5 * MIB / 0.001
+
+
+def test_products_of_matrices_are_a_limit_where_they_are_measured(device):
+    row = Row("a", (1, 1, 1, 8, 8, 16), "float16", limit="product")
+    rates = iter([3e12, 2e12])
+    limit = limits.Limits(device, lambda dtype: next(rates) if dtype == "float16" else 0.0)
+    assert (limit.measure(row), limit.measure(row)) == (3e12, 2e12)
+    assert limit.product == {"float16": 3e12}
+    measured = measuring.Measured(row, 0.0, seconds={"d": 1e-6}, limits={"d": 3e12})
+    assert measured.limit_share("d") == pytest.approx(row.flop / 3e6)
+    assert limits.Limits(device).measure(row) == 0
+    assert (
+        measuring.Measured(row, 0.0, limits={"d": 0.0}, seconds={"d": 1}).limit_share("d") is None
+    )
+
+
+# --- torch's backends ------------------------------------------------------------------------
+
+SMALL = {
+    "plain": Row("plain", (2, 4, 4, 40, 50, 16), "bfloat16", on_device=True),
+    "causal": Row("causal", (2, 4, 4, 50, 50, 16), is_causal=True, on_device=True),
+    "groups": Row("groups", (2, 4, 2, 3, 50, 16), "float16", on_device=True),
+    "window": Row("window", (1, 2, 2, 50, 50, 16), is_causal=True, window=7, on_device=True),
+    "bool mask": Row("bool mask", (1, 2, 2, 40, 50, 16), "float16", mask="bool", on_device=True),
+}  # fmt: skip
+
+
+class Here(gpu_peers._TorchCuda):
+    """In place of CUDA's backends, one that torch has on every processor."""
+
+    name, label, backend, place = "torch, math", "math", "MATH", "cpu"
+
+
+@pytest.mark.parametrize("row", SMALL.values(), ids=SMALL)
+def test_backends_compute_the_same(row):
+    pytest.importorskip("torch")
+    problem = draw(row)
+    right = exact.exact_rows(problem)
+    with ExitStack() as stack:
+        call = Here(stack).prepare(problem)
+        call.run()
+        result = call.result()
+    assert result.dtype == problem.query.dtype
+    assert right.error(result) <= exact.PEER_FACTOR * right.allowed
+
+
+def test_no_other_backend_takes_its_place(monkeypatch):
+    """Neither where it is timed nor where its result is checked."""
+    torch = pytest.importorskip("torch")
+    attend, others = torch.nn.functional.scaled_dot_product_attention, []
+
+    def watch(*args, **options):
+        others.append(torch.backends.cuda.flash_sdp_enabled())
+        return attend(*args, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watch)
+    with ExitStack() as stack:
+        call = Here(stack).prepare(draw(SMALL["plain"]))
+        call.run()
+        call.result()
+    assert len(others) > call.count and not any(others)
+
+
+def test_a_backend_that_does_not_take_a_row_is_left_out_with_a_note(device, no_peers):
+    pytest.importorskip("torch")
+
+    class Elsewhere(Here):
+        label, backend = "efficient", "EFFICIENT_ATTENTION"
+
+    with ExitStack() as stack:
+        rivals, missing = measuring.find_peers(stack, [Here, Elsewhere])
+        contestants = measuring.Contestants(
+            {"d": device}, rivals, {"d": limits.Limits(device)}, missing
+        )
+        measured = measuring.measure(SMALL["causal"], contestants, 1, lambda: None)
+    assert set(measured.seconds) == {"d", "math"}
+    assert measured.best == "math"
+    assert [note.partition(":")[0] for note in measured.notes] == ["efficient"]
+
+
+def test_rows_that_a_backend_is_not_asked_for():
+    pytest.importorskip("torch")
+    with ExitStack() as stack:
+        assert Here(stack).prepare(draw(Row("host", (1, 1, 1, 4, 4, 8)))) is None
+        half = type("Half", (Here,), {"half_only": True})(stack)
+        assert half.prepare(draw(SMALL["causal"])) is None
+        assert half.prepare(draw(SMALL["plain"])) is not None
+
+
+def test_without_cuda_the_backends_are_missing():
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("torch has CUDA")
+    with ExitStack() as stack:
+        found, missing = measuring.find_peers(stack, gpu_peers.peer_classes())
+    assert found == []
+    assert set(missing) == {"flash", "efficient", "cuDNN"}
+    assert {*missing.values()} == {"torch sees no CUDA device"}
+    assert gpu_peers.find_product() is None

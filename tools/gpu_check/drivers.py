@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: MIT
+"""Where a machine has OpenCL drivers and a loader, and the environment that makes them seen."""
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+LOADER = "libOpenCL.so.1"
+HEADER = "CL/cl_icd.h"
+SYSTEM_VENDORS = "etc/OpenCL/vendors"
+OTHER_VENDORS = ("usr/local/etc/OpenCL/vendors", "usr/local/nvidia/etc/OpenCL/vendors")
+# Drivers of NVIDIA, AMD and Intel, which a container may have without an .icd file.
+KNOWN = ("libnvidia-opencl.so.1", "libamdocl64.so", "libigdrcl.so")
+LIBRARIES = (
+    "usr/lib/*-linux-gnu",
+    "usr/lib64",
+    "usr/lib",
+    "usr/local/lib",
+    "usr/local/nvidia/lib64",
+    "usr/local/nvidia/lib",
+    "usr/lib/wsl/lib",
+    "usr/lib/*-linux-gnu/intel-opencl",
+    "usr/lib64/intel-opencl",
+    "opt/rocm*/lib",
+    "usr/local/cuda/lib64",
+    "usr/local/cuda/targets/*/lib",
+    "usr/local/cuda/compat",
+)
+HEADERS = ("usr/include", "usr/local/include", "usr/local/cuda/include", "opt/rocm*/include")
+
+
+@dataclass(frozen=True)
+class Driver:
+    """A driver's library, and the .icd file that names it; None: no file does."""
+
+    library: str
+    icd: Path | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a machine has of OpenCL."""
+
+    drivers: list[Driver]
+    loader: Path | None
+    headers: Path | None  # the folder that holds CL/cl.h
+    is_carried: frozenset[str] = frozenset()  # which of "loader", "headers" were brought along
+
+
+def find(carried: Path, root: Path = Path("/")) -> Found:
+    """Look for drivers, a loader and headers below `root`, then in what was carried."""
+    cached = _linker_cache() if root == Path("/") else {}
+    loader = cached.get(LOADER) or _first(root, LIBRARIES, LOADER)
+    headers = _first(root, HEADERS, HEADER)
+    brought = set()
+    if loader is None and (carried / "lib" / LOADER).exists():
+        loader = carried / "lib" / LOADER
+        brought.add("loader")
+    if headers is None and (carried / "include" / HEADER).exists():
+        headers = carried / "include" / HEADER
+        brought.add("headers")
+    folder = None if headers is None else headers.parents[1]
+    return Found(_find_drivers(root, cached), loader, folder, frozenset(brought))
+
+
+def _find_drivers(root: Path, cached: dict[str, Path]) -> list[Driver]:
+    drivers: list[Driver] = []
+    for folder in (SYSTEM_VENDORS, *OTHER_VENDORS):
+        for icd in sorted((root / folder).glob("*.icd")):
+            name = icd.read_text(errors="replace").strip()
+            if name and Path(name).name not in {Path(d.library).name for d in drivers}:
+                drivers.append(Driver(_locate(root, cached, name), icd))
+    named = {Path(driver.library).name for driver in drivers}
+    for name in KNOWN:
+        library = _locate(root, cached, name)
+        if name not in named and library != name:
+            drivers.append(Driver(library, None))
+    return drivers
+
+
+def _locate(root: Path, cached: dict[str, Path], name: str) -> str:
+    """Return the path of a library, or its name as it is where it is not found."""
+    if "/" in name:
+        return name
+    return str(cached.get(name) or _first(root, LIBRARIES, name) or name)
+
+
+def _first(root: Path, folders: tuple[str, ...], name: str) -> Path | None:
+    for pattern in folders:
+        for folder in sorted(root.glob(pattern)):
+            if (folder / name).exists():
+                return folder / name
+    return None
+
+
+def _linker_cache() -> dict[str, Path]:
+    """Return what the dynamic linker finds by itself."""
+    environment = dict(os.environ, PATH=os.environ.get("PATH", "") + ":/sbin:/usr/sbin")
+    try:
+        done = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, env=environment)
+    except OSError:
+        return {}
+    found: dict[str, Path] = {}
+    for name, path in re.findall(r"^\s*(\S+) \(.*\) => (\S+)$", done.stdout, re.MULTILINE):
+        found.setdefault(name, Path(path))
+    return found
+
+
+def environment(found: Found, folder: Path) -> dict[str, str]:
+    """Return the variables that make them seen; what these name is written into `folder`.
+
+    Where the system's own .icd files name every driver, the loader is left to find them.
+    """
+    variables = {}
+    paths = []
+    known_to_loader = Path("/") / SYSTEM_VENDORS
+    if any(d.icd is None or d.icd.parent != known_to_loader for d in found.drivers):
+        vendors = folder / "vendors"
+        vendors.mkdir(parents=True, exist_ok=True)
+        for old in vendors.glob("*.icd"):
+            old.unlink()
+        for index, driver in enumerate(found.drivers):
+            (vendors / f"{index:02}.icd").write_text(driver.library + "\n")
+        variables["OCL_ICD_VENDORS"] = str(vendors)
+    if found.loader is not None:
+        libraries = folder / "lib"
+        libraries.mkdir(parents=True, exist_ok=True)
+        link = libraries / LOADER
+        link.unlink(missing_ok=True)
+        link.symlink_to(found.loader.resolve())
+        paths.append(str(libraries))
+    # A driver opens its compiler by name, which lies beside it.
+    paths += [str(Path(d.library).parent) for d in found.drivers if d.icd is None]
+    if paths:
+        old_path = os.environ.get("LD_LIBRARY_PATH")
+        variables["LD_LIBRARY_PATH"] = ":".join([*paths, *([old_path] if old_path else [])])
+    return variables

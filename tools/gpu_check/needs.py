@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: MIT
+"""What a machine needs in order to build, test and time clattn, and how it is brought along.
+
+FOLDER/include/CL    headers of OpenCL
+FOLDER/lib           a loader of OpenCL
+FOLDER/wheels        packages, pip's own among them
+FOLDER/ptx_check.txt what tools/ptx_check.py said
+FOLDER/commit.txt    of the checkout
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import drivers
+
+ROOT = Path(__file__).resolve().parents[2]
+OLDEST_PYTHON = "3.11"
+# Least versions, as in pyproject.toml (tests/test_gpu_check.py compares).
+BUILD = {"scikit-build-core": "0.10", "numpy": "2.0"}
+PROGRAMS = {"cmake": "3.20", "ninja": "1.5"}  # packages too, where there is no such program
+TEST = {"pytest": "8.0", "pytest-xdist": "3.6", "hypothesis": "6.100", "ml_dtypes": "0.5"}
+BENCH = {"rich": "13"}
+EVERYTHING = BUILD | PROGRAMS | TEST | BENCH
+PLATFORMS = ("2_28", "2_27", "2_17", "2_5", "2_24", "2_26")
+
+VERSION_CODE = """
+import importlib.metadata, json, sys
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
+
+def is_new_enough(version, least):
+    """Compare versions by their leading numbers."""
+
+    def numbers(text):
+        return [int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3]]
+
+    return numbers(version) >= numbers(least)
+
+
+def find_python(words):
+    """Return a Python that clattn runs on and its version: this one, else one on the PATH."""
+    minors = range(19, int(OLDEST_PYTHON.partition(".")[2]) - 1, -1)
+    for word in [words] if words else [sys.executable, *(f"python3.{n}" for n in minors)]:
+        path = shutil.which(word)
+        if path is None:
+            continue
+        code = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
+        done = subprocess.run([path, "-c", code], capture_output=True, text=True)
+        version = done.stdout.strip()
+        if done.returncode == 0 and is_new_enough(version, OLDEST_PYTHON):
+            return path, version
+    return None, f"no Python {OLDEST_PYTHON} or later"
+
+
+def prepare(folder, python_version, packages):
+    """Fill a folder with what a bare machine may lack; return what could not be had."""
+    folder.mkdir(parents=True, exist_ok=True)
+    here = drivers.find(folder / "nothing")
+    missing = []
+    if here.headers is None:
+        missing.append("headers of OpenCL: apt-get install opencl-headers")
+    else:
+        shutil.copytree(here.headers / "CL", folder / "include" / "CL", dirs_exist_ok=True)
+    if here.loader is None:
+        missing.append("a loader of OpenCL: apt-get install ocl-icd-libopencl1")
+    else:
+        (folder / "lib").mkdir(exist_ok=True)
+        shutil.copy(here.loader.resolve(), folder / "lib" / drivers.LOADER)
+    missing += download(folder / "wheels", python_version, packages)
+    said, why = run_ptx_check()
+    (folder / "ptx_check.txt").write_text(said or why)
+    missing += [] if said else [f"a check of PTX: {why}"]
+    (folder / "commit.txt").write_text(find_commit())
+    return missing
+
+
+def download(folder, python_version, packages):
+    """Fetch wheels of packages and of what they need; return what could not be had."""
+    folder.mkdir(exist_ok=True)
+    if not packages:
+        return []
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:"]
+    command += ["--dest", str(folder), "--python-version", python_version]
+    command += [f"--platform=manylinux_{p}_x86_64" for p in PLATFORMS]
+    command += ["--platform=manylinux2014_x86_64", "--platform=linux_x86_64"]
+    command += [f"{name}>={EVERYTHING[name]}" for name in packages] + ["pip"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    last = (done.stderr.strip().splitlines() or ["pip download failed"])[-1]
+    return [] if done.returncode == 0 else [f"wheels: {last}"]
+
+
+def find_commit():
+    """Return the commit of the checkout, with a mark where files are changed."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError:
+        return ""
+    return done.stdout.strip()
+
+
+def run_ptx_check(seconds=300):
+    """Return what tools/ptx_check.py says of the kernels, else nothing and why."""
+    script = ROOT / "tools" / "ptx_check.py"
+    if not script.exists():
+        return "", "there is no tools/ptx_check.py"
+    try:
+        done = subprocess.run(
+            [sys.executable, str(script)], capture_output=True, text=True, timeout=seconds, cwd=ROOT
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", str(error)
+    if done.returncode == 2:  # a program is missing
+        return "", done.stderr.strip()
+    return f"exit status {done.returncode}\n{done.stdout}{done.stderr}", ""
