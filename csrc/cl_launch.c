@@ -1,129 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 #include "cl_launch.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-
 #include "cl_internal.h"
-#include "cl_memory.h"
 #include "cl_pending.h"
-
-/* Name the kernel beside the call in a failure's message. */
-static ca_status
-error_set_call(ca_error *error, cl_int code, const char *call, const ca_device *device,
-               const ca_kernel *kernel)
-{
-    char text[128];
-    snprintf(text, sizeof text, "%s for kernel '%s'", call, kernel->spec.name);
-    return ca_cl_error_set(error, code, text, device->info.name);
-}
-
-static ca_status
-check_limits(const ca_device *device, const ca_step *step, int nspans, ca_error *error)
-{
-    const ca_device_info *info = &device->info;
-    const char *name = step->kernel->spec.name;
-    size_t most = step->kernel->work_group;
-    if (nspans < 0 || nspans > CA_MAX_SPANS) {
-        return ca_error_set(error, CA_ERROR_DEVICE,
-                            "kernel '%s' is given %d arrays; at most %d can be bound",
-                            name, nspans, CA_MAX_SPANS);
-    }
-    size_t parameters = step->params_size + (size_t)nspans * sizeof(void *);
-    if (parameters > (uint64_t)info->max_parameter_size) {
-        return ca_error_set(error, CA_ERROR_DEVICE,
-                            "kernel '%s' is given %zu bytes of arguments; device '%s' "
-                            "takes at most %" PRId64,
-                            name, parameters, info->name, info->max_parameter_size);
-    }
-    if (step->local_size == 0 || step->local_size > most || step->global_size == 0 ||
-        step->global_size % step->local_size != 0) {
-        return ca_error_set(error, CA_ERROR_DEVICE,
-                            "kernel '%s' is given %zu work-items in groups of %zu; "
-                            "device '%s' takes whole groups of at most %zu",
-                            name, step->global_size, step->local_size, info->name,
-                            most);
-    }
-    return CA_OK;
-}
-
-/* *event is the kernel's, if wanted. */
-static ca_status
-enqueue_step(ca_device *device, cl_command_queue queue, const ca_step *step,
-             const ca_binding *bindings, int nspans, cl_event *event, ca_error *error)
-{
-    ca_status status = CA_OK;
-    const ca_cl *cl = device->cl;
-    ca_kernel *kernel = step->kernel;
-    CA_TRY(ca_memory_set(device, kernel, bindings, nspans, error));
-    cl_int code = cl->clSetKernelArg(kernel->handle, (cl_uint)nspans, step->params_size,
-                                     step->params);
-    if (code != CL_SUCCESS) {
-        CA_TRY(error_set_call(error, code, "clSetKernelArg", device, kernel));
-    }
-    code =
-        cl->clEnqueueNDRangeKernel(queue, kernel->handle, 1, NULL, &step->global_size,
-                                   &step->local_size, 0, NULL, event);
-    if (code != CL_SUCCESS) {
-        CA_TRY(error_set_call(error, code, "clEnqueueNDRangeKernel", device, kernel));
-    }
-done:
-    return status;
-}
-
-/* The queue is in order, so the last one's event is that of all. */
-static ca_status
-enqueue_steps(ca_device *device, cl_command_queue queue, const ca_launch *launch,
-              const ca_binding *bindings, cl_event *event, ca_error *error)
-{
-    ca_status status = CA_OK;
-    for (int i = 0; i < launch->nsteps && status == CA_OK; i++) {
-        bool last = i == launch->nsteps - 1;
-        status = enqueue_step(device, queue, &launch->steps[i], bindings,
-                              launch->nspans, last ? event : NULL, error);
-    }
-    return status;
-}
-
-static const ca_kernel *
-last_kernel(const ca_launch *launch)
-{
-    return launch->steps[launch->nsteps - 1].kernel;
-}
-
-/* All commands of one launch, under the device's lock. After a failure the queue may
-   still hold some of them. */
-static ca_status
-enqueue_all(ca_device *device, const ca_launch *launch, const ca_binding *bindings,
-            cl_event *event, ca_error *error)
-{
-    ca_status status = CA_OK;
-    int nspans = launch->nspans;
-    bool fetches = ca_memory_fetches(device, bindings, nspans);
-    CA_TRY(ca_memory_send(device, bindings, nspans, error));
-    CA_TRY(enqueue_steps(device, device->queue, launch, bindings,
-                         fetches ? NULL : event, error));
-    if (fetches) {
-        CA_TRY(ca_memory_fetch(device, bindings, nspans, event, error));
-    }
-    cl_int code = device->cl->clFlush(device->queue);
-    if (code != CL_SUCCESS) {
-        CA_TRY(error_set_call(error, code, "clFlush", device, last_kernel(launch)));
-    }
-done:
-    return status;
-}
-
-/* Run the kernels, under the device's lock, in this thread. The queue's events are
-   complete from the start, so there is nothing to wait for, and a failure is the
-   enqueueing's. Other launches wait for the lock meanwhile, but no longer than a wake-up
-   would take them. */
-static ca_status
-run_here(ca_device *device, const ca_launch *launch, const ca_binding *bindings,
-         ca_error *error)
-{
-    return enqueue_steps(device, device->local_queue, launch, bindings, NULL, error);
-}
+#include "cl_run.h"
 
 /* Of what the host has, so much is copied before a launch that is left to run, where the
    device could read it as it lies; for more it is sooner waited for. */
@@ -161,61 +41,64 @@ runs_here(ca_device *device, const ca_launch *launch)
     return empty;
 }
 
-/* Wait for the launch, and tell of those before it that failed. */
 static ca_status
-wait_for(ca_device *device, const ca_launch *launch, cl_event event, ca_error *error)
+launch_and_leave(ca_device *device, const ca_launch *launch, ca_error *error)
 {
-    const char *kernel = last_kernel(launch)->spec.name;
-    const ca_pending_call call = {event, launch->call, kernel, NULL};
-    cl_int code = device->cl->clWaitForEvents(1, &event);
-    if (code != CL_SUCCESS) {
+    ca_status status = CA_OK;
+    ca_run run;
+    ca_run_init(&run, device->queue, launch);
+    CA_TRY(
+        ca_memory_bind(device, launch->spans, run.nbound, true, run.bindings, error));
+    ca_pending_make_room(device);
+    ca_mutex_lock(&device->lock);
+    status = ca_run_enqueue(device, launch, &run, error);
+    if (status != CA_OK) {
         device->cl->clFinish(device->queue);
+    } else {
+        const ca_pending_call call = {run.event, run.call, run.kernel};
+        ca_memory_set_ticket(run.bindings, run.nbound, ca_pending_add(device, &call));
+        run.event = NULL;
     }
-    ca_status status = ca_pending_check(device, error);
-    return status == CA_OK && code != CL_SUCCESS
-               ? ca_pending_failure(device, &call, code, error)
-               : status;
+    ca_mutex_unlock(&device->lock);
+done:
+    ca_run_forget(device, &run);
+    return status;
+}
+
+/* Run the kernels, under the device's lock, in this thread. The queue's events are
+   complete from the start, so there is nothing to wait for, and a failure is the
+   enqueueing's. Other launches wait for the lock meanwhile, but no longer than a wake-up
+   would take them. */
+static ca_status
+launch_here(ca_device *device, const ca_launch *launch, ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_binding bindings[CA_MAX_SPANS];
+    CA_TRY(
+        ca_memory_bind(device, launch->spans, launch->nspans, false, bindings, error));
+    ca_mutex_lock(&device->lock);
+    status = ca_run_steps(device, device->local_queue, launch, bindings, NULL, error);
+    ca_mutex_unlock(&device->lock);
+done:
+    ca_memory_release(device, bindings, launch->nspans);
+    return status;
 }
 
 static ca_status
 launch_once(ca_device *device, const ca_launch *launch, ca_error *error)
 {
     ca_status status = CA_OK;
-    ca_binding bindings[CA_MAX_SPANS];
-    int nbound = 0;
-    cl_event event = NULL;
-    for (int i = 0; i < launch->nsteps; i++) {
-        CA_TRY(check_limits(device, &launch->steps[i], launch->nspans, error));
+    CA_TRY(ca_run_check(device, launch, error));
+    if (runs_here(device, launch)) {
+        return launch_here(device, launch, error);
     }
-    bool here = runs_here(device, launch);
-    bool later = !here && runs_on(device, launch);
-    nbound = launch->nspans;
-    CA_TRY(ca_memory_bind(device, launch->spans, nbound, later, bindings, error));
-    if (later) {
-        ca_pending_make_room(device);
+    if (runs_on(device, launch)) {
+        return launch_and_leave(device, launch, error);
     }
-
-    ca_mutex_lock(&device->lock);
-    status = here ? run_here(device, launch, bindings, error)
-                  : enqueue_all(device, launch, bindings, &event, error);
-    if (status != CA_OK) {
-        device->cl->clFinish(device->queue); /* some commands may be in flight */
-    } else if (later) {
-        const char *kernel = last_kernel(launch)->spec.name;
-        const ca_pending_call call = {event, launch->call, kernel, NULL};
-        ca_memory_set_ticket(bindings, nbound, ca_pending_add(device, &call));
-        event = NULL;
-    }
-    ca_mutex_unlock(&device->lock);
-    CA_TRY(status);
-    if (event != NULL) {
-        CA_TRY(wait_for(device, launch, event, error));
-    }
+    ca_run run;
+    CA_TRY(ca_run_begin(device, device->queue, true, launch, &run, error));
+    CA_TRY(ca_run_finish(device, &run, error));
 done:
-    if (event != NULL) {
-        device->cl->clReleaseEvent(event);
-    }
-    ca_memory_release(device, bindings, nbound);
     return status;
 }
 

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 #include "cl_memory.h"
 
+#include "cl_pending.h"
+#include "cl_staging.h"
+
 static cl_int
 bind_host(ca_device *device, ca_binding *binding)
 {
@@ -11,8 +14,8 @@ bind_host(ca_device *device, ca_binding *binding)
         [CA_ACCESS_UPDATE] = CL_MEM_READ_WRITE,
     };
     binding->buffer = device->cl->clCreateBuffer(
-        device->context, flags[binding->span->access] | CL_MEM_USE_HOST_PTR,
-        binding->span->bytes, binding->span->data, &code);
+        device->context, flags[binding->span.access] | CL_MEM_USE_HOST_PTR,
+        binding->span.bytes, binding->span.data, &code);
     return code;
 }
 
@@ -21,13 +24,12 @@ bind_host(ca_device *device, ca_binding *binding)
 static bool
 bind_again(ca_binding *bindings, int index)
 {
-    const ca_span *span = bindings[index].span;
+    const ca_span *span = &bindings[index].span;
     for (int i = 0; i < index; i++) {
-        const ca_span *earlier = bindings[i].span;
+        const ca_span *earlier = &bindings[i].span;
         if (earlier->data == span->data && earlier->bytes == span->bytes &&
             earlier->access == span->access) {
             bindings[index] = bindings[i];
-            bindings[index].span = span;
             bindings[index].owned = false;
             return true;
         }
@@ -47,7 +49,7 @@ set_storage(ca_binding *binding, ca_storage *storage)
 static ca_status
 bind_new_storage(ca_device *device, ca_binding *binding, bool copy, ca_error *error)
 {
-    const ca_span *span = binding->span;
+    const ca_span *span = &binding->span;
     ca_storage *storage = NULL;
     ca_status status = ca_storage_new(device, span->bytes, "an array", &storage, error);
     if (status != CA_OK) {
@@ -63,7 +65,7 @@ static ca_status
 bind_span(ca_device *device, ca_binding *binding, bool copy, ca_error *error)
 {
     const ca_device_info *info = &device->info;
-    const ca_span *span = binding->span;
+    const ca_span *span = &binding->span;
     if (span->block != NULL) {
         set_storage(binding, ca_storage_of(span->block));
         return CA_OK;
@@ -97,7 +99,7 @@ ca_memory_bind(ca_device *device, const ca_span *spans, int nspans, bool copy,
     ca_status status = CA_OK;
     bool in_place = device->info.memory == CA_MEMORY_SVM && !copy;
     for (int i = 0; i < nspans; i++) {
-        bindings[i] = (ca_binding){.span = &spans[i]};
+        bindings[i] = (ca_binding){.span = spans[i]};
     }
     for (int i = 0; i < nspans; i++) {
         if (spans[i].bytes != 0 && (in_place || !bind_again(bindings, i))) {
@@ -116,8 +118,8 @@ ca_memory_set(ca_device *device, ca_kernel *kernel, const ca_binding *bindings,
     bool svm = device->info.memory == CA_MEMORY_SVM;
     cl_int code = CL_SUCCESS;
     for (int i = 0; i < nspans && code == CL_SUCCESS; i++) {
-        const void *pointer = bindings[i].span->bytes > 0 ? bindings[i].data : NULL;
-        bool empty = bindings[i].span->bytes == 0;
+        const void *pointer = bindings[i].span.bytes > 0 ? bindings[i].data : NULL;
+        bool empty = bindings[i].span.bytes == 0;
         const uint32_t bit = UINT32_C(1) << i;
         /* A buffer is another one each time, even over the same memory. */
         bool stays = svm || empty;
@@ -141,41 +143,66 @@ ca_memory_set(ca_device *device, ca_kernel *kernel, const ca_binding *bindings,
     return CA_OK;
 }
 
-ca_status
-ca_memory_send(ca_device *device, const ca_binding *bindings, int nspans,
-               ca_error *error)
+/* A large copy goes by way of pinned memory, a small one is left to the driver, which
+   reads the span until the launch is done. */
+static ca_status
+send_span(ca_device *device, cl_command_queue queue, const ca_binding *binding,
+          const char *call, ca_error *error)
 {
-    if (device->info.memory != CA_MEMORY_COPY) {
-        return CA_OK;
+    const ca_span *span = &binding->span;
+    if (span->bytes >= CA_STAGED_BYTES) {
+        return ca_staging_write(binding->storage, queue, 0, span->data, span->bytes,
+                                call, error);
     }
-    for (int i = 0; i < nspans; i++) {
-        const ca_span *span = bindings[i].span;
-        if (!bindings[i].owned || bindings[i].copied ||
-            span->access == CA_ACCESS_WRITE) {
-            continue;
-        }
-        cl_int code = device->cl->clEnqueueWriteBuffer(
-            device->queue, bindings[i].buffer, CL_FALSE, 0, span->bytes, span->data, 0,
-            NULL, NULL);
-        if (code != CL_SUCCESS) {
-            return ca_cl_error_set(error, code, "clEnqueueWriteBuffer",
-                                   device->info.name);
+    cl_int code = device->cl->clEnqueueWriteBuffer(
+        queue, binding->buffer, CL_FALSE, 0, span->bytes, span->data, 0, NULL, NULL);
+    return code == CL_SUCCESS ? CA_OK
+                              : ca_cl_error_set(error, code, "clEnqueueWriteBuffer",
+                                                device->info.name);
+}
+
+ca_status
+ca_memory_send(ca_device *device, cl_command_queue queue, const ca_binding *bindings,
+               int nspans, const char *call, ca_error *error)
+{
+    ca_status status = CA_OK;
+    for (int i = 0; i < nspans && device->info.memory == CA_MEMORY_COPY; i++) {
+        bool here = !bindings[i].owned || bindings[i].copied;
+        if (!here && bindings[i].span.access != CA_ACCESS_WRITE) {
+            CA_TRY(send_span(device, queue, &bindings[i], call, error));
         }
     }
-    return CA_OK;
+done:
+    return status;
+}
+
+/* Is a result of it to come back? */
+static bool
+returns(const ca_binding *binding)
+{
+    return binding->owned && binding->span.access != CA_ACCESS_READ;
+}
+
+/* Does it come by way of pinned memory, after the launch? */
+static bool
+is_collected(const ca_device *device, const ca_binding *binding)
+{
+    return returns(binding) && device->info.memory == CA_MEMORY_COPY &&
+           binding->span.bytes >= CA_STAGED_BYTES;
 }
 
 static bool
-binding_fetches(const ca_binding *binding)
+is_fetched(const ca_device *device, const ca_binding *binding)
 {
-    return binding->owned && binding->span->access != CA_ACCESS_READ;
+    return returns(binding) && device->info.memory != CA_MEMORY_SVM &&
+           !is_collected(device, binding);
 }
 
 bool
 ca_memory_fetches(const ca_device *device, const ca_binding *bindings, int nspans)
 {
-    for (int i = 0; i < nspans && device->info.memory != CA_MEMORY_SVM; i++) {
-        if (binding_fetches(&bindings[i])) {
+    for (int i = 0; i < nspans; i++) {
+        if (is_fetched(device, &bindings[i])) {
             return true;
         }
     }
@@ -183,12 +210,12 @@ ca_memory_fetches(const ca_device *device, const ca_binding *bindings, int nspan
 }
 
 static ca_status
-fetch_copy(ca_device *device, const ca_binding *binding, cl_event *event,
-           ca_error *error)
+fetch_copy(ca_device *device, cl_command_queue queue, const ca_binding *binding,
+           cl_event *event, ca_error *error)
 {
-    cl_int code = device->cl->clEnqueueReadBuffer(device->queue, binding->buffer,
-                                                  CL_FALSE, 0, binding->span->bytes,
-                                                  binding->span->data, 0, NULL, event);
+    cl_int code = device->cl->clEnqueueReadBuffer(queue, binding->buffer, CL_FALSE, 0,
+                                                  binding->span.bytes,
+                                                  binding->span.data, 0, NULL, event);
     if (code != CL_SUCCESS) {
         return ca_cl_error_set(error, code, "clEnqueueReadBuffer", device->info.name);
     }
@@ -199,19 +226,17 @@ fetch_copy(ca_device *device, const ca_binding *binding, cl_event *event,
    unmapping, which changes nothing in memory mapped for reading. So neither is waited
    for here, and one event at the end serves them all. */
 static ca_status
-fetch_host(ca_device *device, const ca_binding *binding, cl_event *event,
-           ca_error *error)
+fetch_host(ca_device *device, cl_command_queue queue, const ca_binding *binding,
+           cl_event *event, ca_error *error)
 {
     const ca_cl *cl = device->cl;
     cl_int code = CL_SUCCESS;
-    void *mapped =
-        cl->clEnqueueMapBuffer(device->queue, binding->buffer, CL_FALSE, CL_MAP_READ, 0,
-                               binding->span->bytes, 0, NULL, NULL, &code);
+    void *mapped = cl->clEnqueueMapBuffer(queue, binding->buffer, CL_FALSE, CL_MAP_READ,
+                                          0, binding->span.bytes, 0, NULL, NULL, &code);
     if (code != CL_SUCCESS) {
         return ca_cl_error_set(error, code, "clEnqueueMapBuffer", device->info.name);
     }
-    code = cl->clEnqueueUnmapMemObject(device->queue, binding->buffer, mapped, 0, NULL,
-                                       event);
+    code = cl->clEnqueueUnmapMemObject(queue, binding->buffer, mapped, 0, NULL, event);
     if (code != CL_SUCCESS) {
         return ca_cl_error_set(error, code, "clEnqueueUnmapMemObject",
                                device->info.name);
@@ -220,25 +245,54 @@ fetch_host(ca_device *device, const ca_binding *binding, cl_event *event,
 }
 
 ca_status
-ca_memory_fetch(ca_device *device, const ca_binding *bindings, int nspans,
-                cl_event *event, ca_error *error)
+ca_memory_fetch(ca_device *device, cl_command_queue queue, const ca_binding *bindings,
+                int nspans, cl_event *event, ca_error *error)
 {
     ca_status status = CA_OK;
     int last = nspans - 1;
-    while (last >= 0 && !binding_fetches(&bindings[last])) {
+    while (last >= 0 && !is_fetched(device, &bindings[last])) {
         last--;
     }
     for (int i = 0; i <= last; i++) {
-        if (!binding_fetches(&bindings[i])) {
+        if (!is_fetched(device, &bindings[i])) {
             continue;
         }
         cl_event *reported = i == last ? event : NULL;
         CA_TRY(device->info.memory == CA_MEMORY_HOST_PTR
-                   ? fetch_host(device, &bindings[i], reported, error)
-                   : fetch_copy(device, &bindings[i], reported, error));
+                   ? fetch_host(device, queue, &bindings[i], reported, error)
+                   : fetch_copy(device, queue, &bindings[i], reported, error));
     }
 done:
     return status;
+}
+
+ca_status
+ca_memory_collect(ca_device *device, cl_command_queue queue, const ca_binding *bindings,
+                  int nspans, ca_error *error)
+{
+    ca_status status = CA_OK;
+    for (int i = 0; i < nspans; i++) {
+        const ca_span *span = &bindings[i].span;
+        if (is_collected(device, &bindings[i])) {
+            CA_TRY(ca_staging_read(bindings[i].storage, queue, 0, span->data,
+                                   span->bytes, error));
+        }
+    }
+done:
+    return status;
+}
+
+void
+ca_memory_hold(ca_device *device, ca_binding *bindings, int nspans)
+{
+    for (int i = 0; i < nspans; i++) {
+        ca_storage *storage = bindings[i].storage;
+        if (storage != NULL) {
+            ca_pending_await(device, storage->ticket);
+            bindings[i].held = true;
+            ca_storage_retain(storage);
+        }
+    }
 }
 
 void
@@ -255,6 +309,9 @@ void
 ca_memory_release(ca_device *device, ca_binding *bindings, int nspans)
 {
     for (int i = 0; i < nspans; i++) {
+        if (bindings[i].held) {
+            ca_storage_release(bindings[i].storage);
+        }
         if (bindings[i].owned && bindings[i].storage != NULL) {
             ca_storage_release(bindings[i].storage);
         } else if (bindings[i].owned) {

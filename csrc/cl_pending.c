@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "cl_pending.h"
 
-#include <stdlib.h>
-
 static ca_pending_call *
 call_of(ca_pending *pending, uint64_t ticket)
 {
@@ -67,7 +65,6 @@ retire(ca_device *device)
             note_failure(device, call, code);
         }
         device->cl->clReleaseEvent(call->event);
-        free(call->staging);
         pending->first++;
     }
 }
@@ -127,7 +124,6 @@ ca_pending_add(ca_device *device, const ca_pending_call *call)
             ca_pending_call *lost = call_of(pending, pending->first);
             note_failure(device, lost, CL_DEVICE_NOT_AVAILABLE);
             device->cl->clReleaseEvent(lost->event);
-            free(lost->staging);
         }
     }
     *call_of(pending, pending->next) = *call;
@@ -162,8 +158,8 @@ tell_failure(ca_device *device, ca_error *error)
     return ca_error_set(error, CA_ERROR_DEVICE, "%s", pending->failure.message);
 }
 
-static void
-wait_for(ca_device *device, uint64_t ticket)
+void
+ca_pending_await(ca_device *device, uint64_t ticket)
 {
     cl_event event = NULL;
     ca_mutex_lock(&device->lock);
@@ -182,7 +178,7 @@ wait_for(ca_device *device, uint64_t ticket)
 ca_status
 ca_pending_wait(ca_device *device, uint64_t ticket, ca_error *error)
 {
-    wait_for(device, ticket);
+    ca_pending_await(device, ticket);
     return ca_pending_check(device, error);
 }
 
@@ -202,10 +198,13 @@ ca_pending_drain(ca_device *device)
     ca_mutex_lock(&device->lock);
     uint64_t last = device->pending.next;
     ca_mutex_unlock(&device->lock);
-    if (last > 0) {
-        wait_for(device, last - 1);
-        ca_mutex_lock(&device->lock);
-        retire(device);
-        ca_mutex_unlock(&device->lock);
+    if (last == 0) {
+        return;
+    }
+    ca_pending_await(device, last - 1);
+    /* Calls of another queue may be left. */
+    bool left = true;
+    while (left && device->pending.first < last) {
+        left = wait_above(device, 1);
     }
 }

@@ -10,8 +10,8 @@
 /* Without the lock: wait until there is room for a call. */
 void ca_pending_make_room(ca_device *device);
 
-/* Under the device's lock: note a call, whose event and staging it takes over. Returns
-   its ticket, above 0. */
+/* Under the device's lock: note a call, whose event it takes over. Returns its ticket,
+   above 0. */
 uint64_t ca_pending_add(ca_device *device, const ca_pending_call *call);
 
 /* Under the device's lock: forget what is done. True where nothing is left. */
@@ -20,7 +20,10 @@ bool ca_pending_is_empty(ca_device *device);
 /* Under the device's lock: is the call of that ticket done? 0 is no call's. */
 bool ca_pending_is_done(ca_device *device, uint64_t ticket);
 
-/* Without the lock: wait for the call of that ticket and those before it. A failure
+/* Without the lock: wait for the call of that ticket; a failure is kept. */
+void ca_pending_await(ca_device *device, uint64_t ticket);
+
+/* Without the lock: the same. A failure
    since the last time, of any call, is told and forgotten. */
 ca_status ca_pending_wait(ca_device *device, uint64_t ticket, ca_error *error);
 

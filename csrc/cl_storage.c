@@ -9,6 +9,7 @@
 
 #include "cl_internal.h"
 #include "cl_pending.h"
+#include "cl_staging.h"
 
 /* ---- making and freeing ---- */
 
@@ -189,6 +190,7 @@ ca_device_empty_cache(ca_device *device, ca_error *error)
     ca_status status = ca_device_check_fork(device, error);
     if (status == CA_OK && is_open(device)) {
         ca_pool_empty(device);
+        ca_staging_free(device);
         ca_memory_trim();
     }
     return status;

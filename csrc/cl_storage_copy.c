@@ -2,43 +2,11 @@
  *
  * Copies between storages and the host's arrays.
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "cl_internal.h"
 #include "cl_pending.h"
-
-/* Up to here a copy is staged, so that the caller's array may change at once; larger
-   ones are waited for rather than held twice. */
-#define STAGED_BYTES ((size_t)32 << 20)
-
-/* From memory of its own, not waited for; false where there is none. */
-static bool
-write_staged(ca_storage *storage, size_t offset, const void *source, size_t bytes,
-             cl_int *code)
-{
-    ca_device *device = storage->device;
-    const ca_cl *cl = device->cl;
-    cl_event event = NULL;
-    void *staging = bytes <= STAGED_BYTES ? malloc(bytes) : NULL;
-    if (staging == NULL) {
-        return false;
-    }
-    memcpy(staging, source, bytes);
-    ca_pending_make_room(device);
-    ca_mutex_lock(&device->lock);
-    *code = cl->clEnqueueWriteBuffer(device->queue, storage->buffer, CL_FALSE, offset,
-                                     bytes, staging, 0, NULL, &event);
-    if (*code == CL_SUCCESS) {
-        const ca_pending_call call = {event, "a copy from the host", NULL, staging};
-        storage->ticket = ca_pending_add(device, &call);
-        *code = cl->clFlush(device->queue);
-    } else {
-        free(staging);
-    }
-    ca_mutex_unlock(&device->lock);
-    return true;
-}
+#include "cl_staging.h"
 
 ca_status
 ca_storage_write(ca_storage *storage, size_t offset, const void *source, size_t bytes,
@@ -55,15 +23,11 @@ ca_storage_write(ca_storage *storage, size_t offset, const void *source, size_t 
         memcpy((char *)storage->block.address + offset, source, bytes);
         goto done;
     }
-    cl_int code = CL_SUCCESS;
-    if (!write_staged(storage, offset, source, bytes, &code)) {
-        code = device->cl->clEnqueueWriteBuffer(device->queue, storage->buffer, CL_TRUE,
-                                                offset, bytes, source, 0, NULL, NULL);
-    }
-    if (code != CL_SUCCESS) {
-        CA_TRY(
-            ca_pending_check(device, error)); /* what it waited for may have failed */
-        CA_TRY(ca_cl_error_set(error, code, "clEnqueueWriteBuffer", device->info.name));
+    status = ca_staging_write(storage, device->queue, offset, source, bytes,
+                              "a copy from the host", error);
+    if (status != CA_OK) { /* what it waited for may have failed, which tells more */
+        ca_status earlier = ca_pending_check(device, error);
+        status = earlier != CA_OK ? earlier : status;
     }
 done:
     return status;
@@ -83,11 +47,7 @@ ca_storage_read(ca_storage *storage, size_t offset, void *target, size_t bytes,
         memcpy(target, (char *)storage->block.address + offset, bytes);
         goto done;
     }
-    cl_int code = device->cl->clEnqueueReadBuffer(
-        device->queue, storage->buffer, CL_TRUE, offset, bytes, target, 0, NULL, NULL);
-    if (code != CL_SUCCESS) {
-        CA_TRY(ca_cl_error_set(error, code, "clEnqueueReadBuffer", device->info.name));
-    }
+    CA_TRY(ca_staging_read(storage, device->queue, offset, target, bytes, error));
 done:
     return status;
 }

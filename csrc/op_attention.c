@@ -13,6 +13,7 @@
 #include "cl_program.h"
 #include "cl_storage.h"
 #include "op_attention_params.h"
+#include "op_attention_parts.h"
 #include "op_attention_plan.h"
 
 #define TENSORS CA_ATTENTION_TENSORS
@@ -155,7 +156,7 @@ done:
 }
 
 static ca_status
-launch_whole(ca_device *device, const ca_attention *attention,
+launch_whole(ca_device *device, ca_flight *flight, const ca_attention *attention,
              const ca_extent extents[TENSORS], const ca_leading_dims *dims,
              int64_t first_row, ca_error *error)
 {
@@ -203,65 +204,19 @@ launch_whole(ca_device *device, const ca_attention *attention,
         CA_TRY(add_step(device, &launch, &plan.merge, &params, 5, rows,
                         plan.merge_local, error));
     }
-    CA_TRY(ca_launch_run(device, &launch, error));
+    CA_TRY(flight != NULL ? ca_flight_run(flight, &launch, error)
+                          : ca_launch_run(device, &launch, error));
 done:
     ca_storage_release(partial);
     return status;
 }
 
-/* ---- halves, where one launch cannot hold it all ---- */
-
-/* Part of leading dimension `d`, or of the rows where d is the number of leading
-   dimensions: the band moves along with them. */
-static ca_attention
-part_of(const ca_attention *attention, int d, int64_t first, int64_t count)
-{
-    ca_attention part = *attention;
-    int leading = attention->tensors[CA_ATTENTION_OUTPUT].ndim - 2;
-    if (d < leading) {
-        for (int t = 0; t < TENSORS; t++) {
-            ca_take_part(&part.tensors[t], d, first, count);
-        }
-        return part;
-    }
-    ca_take_part(&part.tensors[CA_ATTENTION_QUERY], d, first, count);
-    ca_take_part(&part.tensors[CA_ATTENTION_MASK], d, first, count);
-    ca_take_part(&part.tensors[CA_ATTENTION_BIAS], d, first, count);
-    ca_take_part(&part.tensors[CA_ATTENTION_OUTPUT], d, first, count);
-    ca_take_part(&part.tensors[CA_ATTENTION_LSE], d, first, count);
-    ca_take_part(&part.tensors[CA_ATTENTION_SCORES], d, first, count);
-    if (part.below != CA_BAND_UNBOUNDED) {
-        part.below -= first;
-    }
-    if (part.above != CA_BAND_UNBOUNDED) {
-        part.above += first;
-    }
-    return part;
-}
-
-/* The outermost dimension above 1, the rows as a last resort; but where only the number
-   of dimensions is too large, the smallest one. Dropout numbers rows in order, which
-   halves of the outermost dimension keep. */
-static int
-dimension_to_halve(const ca_attention *attention, bool fits)
-{
-    const ca_tensor *output = &attention->tensors[CA_ATTENTION_OUTPUT];
-    int leading = output->ndim - 2;
-    if (fits && !ca_attention_drops(attention)) {
-        int smallest = ca_smallest_dimension(output->shape, leading);
-        return smallest < 0 ? leading : smallest;
-    }
-    int d = 0;
-    while (d < leading && output->shape[d] == 1) {
-        d++;
-    }
-    return d;
-}
+/* ---- halves, where one launch cannot hold it all, or is to overlap with others ---- */
 
 /* first_row is dropout's number of the problem's first row. */
 static ca_status
-run_part(ca_device *device, const ca_attention *attention, int64_t first_row,
-         ca_error *error)
+run_part(ca_device *device, ca_flight *flight, const ca_attention *attention,
+         int64_t first_row, ca_error *error)
 {
     const ca_tensor *output = &attention->tensors[CA_ATTENTION_OUTPUT];
     ca_extent extents[TENSORS];
@@ -273,28 +228,32 @@ run_part(ca_device *device, const ca_attention *attention, int64_t first_row,
 
     const ca_device_info *info = ca_device_get_info(device);
     bool fits = !ca_exceeds_device(info, extents, TENSORS);
-    int d = dimension_to_halve(attention, fits);
+    int d = flight != NULL ? ca_attention_dimension_to_send(attention) : -1;
+    bool apart = d >= 0;
+    d = apart ? d : ca_attention_dimension_to_halve(attention, fits);
     int64_t size = output->shape[d];
-    if ((fits && dims.count <= CA_BATCH_DIMS) || size <= 1) {
+    if ((!apart && fits && dims.count <= CA_BATCH_DIMS) || size <= 1) {
         if (info->memory == CA_MEMORY_SVM) {
-            return launch_whole(device, attention, extents, &dims, first_row, error);
+            return launch_whole(device, flight, attention, extents, &dims, first_row,
+                                error);
         }
         ca_extent joined[TENSORS];
         memcpy(joined, extents, sizeof(joined));
         join_overlaps(attention, joined);
-        return launch_whole(device, attention,
+        return launch_whole(device, flight, attention,
                             ca_exceeds_device(info, joined, TENSORS) ? extents : joined,
                             &dims, first_row, error);
     }
-    int64_t rows = 1; /* of one entry of dimension d */
+    flight = apart ? flight : NULL; /* the results of other halves may interleave */
+    int64_t rows = 1;               /* of one entry of dimension d */
     for (int inner = d + 1; inner <= output->ndim - 2; inner++) {
         rows *= output->shape[inner];
     }
-    ca_attention half = part_of(attention, d, 0, size / 2);
-    ca_status status = run_part(device, &half, first_row, error);
+    ca_attention half = ca_attention_part(attention, d, 0, size / 2);
+    ca_status status = run_part(device, flight, &half, first_row, error);
     if (status == CA_OK) {
-        half = part_of(attention, d, size / 2, size - size / 2);
-        status = run_part(device, &half, first_row + size / 2 * rows, error);
+        half = ca_attention_part(attention, d, size / 2, size - size / 2);
+        status = run_part(device, flight, &half, first_row + size / 2 * rows, error);
     }
     return status;
 }
@@ -337,7 +296,7 @@ run_without_rows(ca_device *device, const ca_attention *attention, ca_error *err
     ca_tensor_set_absent(&substitute.tensors[CA_ATTENTION_BIAS]);
     ca_tensor_set_absent(&substitute.tensors[CA_ATTENTION_LSE]);
     ca_tensor_set_absent(&substitute.tensors[CA_ATTENTION_SCORES]);
-    CA_TRY(run_part(device, &substitute, 0, error));
+    CA_TRY(run_part(device, NULL, &substitute, 0, error));
 done:
     free(unused);
     free(zeros);
@@ -351,5 +310,14 @@ ca_attention_run(ca_device *device, const ca_attention *attention, ca_error *err
     if (output->shape[output->ndim - 2] == 0) {
         return run_without_rows(device, attention, error);
     }
-    return run_part(device, attention, 0, error);
+    if (ca_device_get_info(device)->memory != CA_MEMORY_COPY ||
+        ca_attention_dimension_to_send(attention) < 0) {
+        return run_part(device, NULL, attention, 0, error);
+    }
+    ca_flight *flight = NULL;
+    ca_status status = ca_flight_begin(device, &flight, error);
+    if (status == CA_OK) {
+        status = run_part(device, flight, attention, 0, error);
+    }
+    return ca_flight_end(flight, status, error);
 }

@@ -12,8 +12,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define PINNED              (1 << 4)
 #define EVENT_STATUS        0x11D3
 #define FAILED_IN_WAIT_LIST (-14)
+#define OUT_OF_MEMORY       (-4)
 
 typedef void *handle;
 typedef void (*callback)(handle event, int32_t status, void *data);
@@ -27,6 +29,12 @@ static _Atomic(handle) untold;  /* its queue, until something that waits has sai
 static _Atomic(handle) follower; /* a later command there, which so fails as well */
 static atomic_int writes; /* enqueued so far, and their bytes */
 static atomic_int reads;
+static atomic_int writes_to_go; /* enqueueing this one of the next writes fails */
+static atomic_int reads_to_go;
+static atomic_int copy_code;
+static atomic_int pins_to_fail; /* no pinned memory can be allocated */
+static atomic_int pinned;       /* buffers of it that there are */
+static _Atomic(handle) pins[16];
 static atomic_size_t written;
 static atomic_size_t fetched;
 static atomic_int refused_to_go; /* enqueueing this one of the next kernels fails */
@@ -72,6 +80,36 @@ faults_kernels(void)
     return kernels;
 }
 
+/* Enqueueing the n-th of the next copies to devices returns `code`. */
+void
+faults_refuse_write(int n, int code)
+{
+    copy_code = code;
+    writes_to_go = n;
+}
+
+/* Enqueueing the n-th of the next copies from devices returns `code`. */
+void
+faults_refuse_read(int n, int code)
+{
+    copy_code = code;
+    reads_to_go = n;
+}
+
+/* The next n buffers of pinned memory cannot be had. */
+void
+faults_fail_pinned(int n)
+{
+    pins_to_fail = n;
+}
+
+/* Buffers of pinned memory that there are. */
+int
+faults_pinned(void)
+{
+    return pinned;
+}
+
 int
 faults_writes(void)
 {
@@ -102,7 +140,8 @@ faults_fetched(void)
 int
 faults_to_come(void)
 {
-    return (events_to_go > 0) + (refused_to_go > 0) + (buffers_to_fail > 0);
+    return (events_to_go > 0) + (refused_to_go > 0) + (buffers_to_fail > 0) +
+           (writes_to_go > 0) + (reads_to_go > 0);
 }
 
 /* Whether the caller had asked for the event of the kernel that failed last. */
@@ -194,6 +233,9 @@ clEnqueueReadBuffer(handle queue, handle buffer, uint32_t blocking, size_t offse
                     handle *event)
 {
     reads++;
+    if (reads_to_go > 0 && --reads_to_go == 0) {
+        return copy_code;
+    }
     fetched += size;
     int32_t status = REAL(clEnqueueReadBuffer)(queue, buffer, blocking, offset, size,
                                                to, waits, wait_list, event);
@@ -215,6 +257,9 @@ clEnqueueWriteBuffer(handle queue, handle buffer, uint32_t blocking, size_t offs
                      const handle *wait_list, handle *event)
 {
     writes++;
+    if (writes_to_go > 0 && --writes_to_go == 0) {
+        return copy_code;
+    }
     written += size;
     return REAL(clEnqueueWriteBuffer)(queue, buffer, blocking, offset, size, from,
                                       waits, wait_list, event);
@@ -269,5 +314,29 @@ clCreateBuffer(handle context, uint64_t flags, size_t size, void *host, int32_t 
         }
         return NULL;
     }
-    return REAL(clCreateBuffer)(context, flags, size, host, status);
+    if ((flags & PINNED) == 0) {
+        return REAL(clCreateBuffer)(context, flags, size, host, status);
+    }
+    if (pins_to_fail > 0) {
+        pins_to_fail--;
+        *status = OUT_OF_MEMORY;
+        return NULL;
+    }
+    handle buffer = REAL(clCreateBuffer)(context, flags, size, host, status);
+    pins[pinned++ % 16] = buffer;
+    return buffer;
+}
+
+typedef int32_t clReleaseMemObject_type(handle);
+
+int32_t
+clReleaseMemObject(handle buffer)
+{
+    for (int i = 0; i < 16; i++) {
+        if (pins[i] == buffer) {
+            pins[i] = NULL;
+            pinned--;
+        }
+    }
+    return REAL(clReleaseMemObject)(buffer);
 }
