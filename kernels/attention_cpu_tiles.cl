@@ -9,15 +9,6 @@
 
 #include "lanes.cl"
 
-#ifndef HEAD_E
-#define HEAD_E 64
-#endif
-#ifndef HEAD_EV
-#define HEAD_EV HEAD_E
-#endif
-#ifndef SOFTCAP
-#define SOFTCAP 0
-#endif
 #ifndef KEY_DIRECT
 #define KEY_DIRECT 0
 #endif

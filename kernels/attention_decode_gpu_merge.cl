@@ -8,9 +8,6 @@
  *
  * The macros are attention_decode_gpu's, but for WG.
  */
-#ifndef HEAD_EV
-#define HEAD_EV 64
-#endif
 #ifndef WG
 #define WG 64
 #endif

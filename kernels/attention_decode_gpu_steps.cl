@@ -1,22 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
  * The steps of attention_decode_gpu.cl on a block of keys: loads, scores, the product
- * with the values. Its macros, which it describes, have their defaults here.
+ * with the values. Its own macros, which it describes, have their defaults here.
  */
 #ifndef CLATTN_ATTENTION_DECODE_GPU_STEPS_CL
 #define CLATTN_ATTENTION_DECODE_GPU_STEPS_CL
 
 #include "common.cl"
 
-#ifndef HEAD_E
-#define HEAD_E 64
-#endif
-#ifndef HEAD_EV
-#define HEAD_EV HEAD_E
-#endif
-#ifndef SOFTCAP
-#define SOFTCAP 0
-#endif
 #ifndef WG
 #define WG 128
 #endif

@@ -13,13 +13,6 @@
 #include "attention_row.cl"   /* attention_row */
 #include "lanes.cl"
 
-#ifndef HEAD_E
-#define HEAD_E 64
-#endif
-#ifndef HEAD_EV
-#define HEAD_EV HEAD_E
-#endif
-
 /* The first column of vector n of a row of `size` columns; where LANES does not divide
    it, the last vector begins early and shares columns with the one before. */
 #define COLUMN(n, size) min((n) * LANES, (size) - LANES)

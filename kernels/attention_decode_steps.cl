@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The steps of attention_decode.cl on a block of keys: scores, what is added to them,
- * the product with the values. Its macros, which it describes, have their defaults here.
+ * the product with the values. Its own macros, which it describes, have their
+ * defaults here.
  */
 #ifndef CLATTN_ATTENTION_DECODE_STEPS_CL
 #define CLATTN_ATTENTION_DECODE_STEPS_CL
@@ -10,9 +11,6 @@
 #include "attention_keys.cl"        /* SCORE_UNIT */
 #include "lanes.cl"
 
-#ifndef SOFTCAP
-#define SOFTCAP 0
-#endif
 #ifndef KEYS_ADJOIN
 #define KEYS_ADJOIN 0
 #endif

@@ -9,9 +9,6 @@
 #include "attention_keys.cl"      /* TO_LOG2, TO_NATURAL, SCORE_UNIT */
 #include "attention_mma_tiles.cl" /* MT, HEAD_EV, WARP_UNROLL */
 
-#ifndef SOFTCAP
-#define SOFTCAP 0
-#endif
 #ifndef LSE
 #define LSE 0
 #endif

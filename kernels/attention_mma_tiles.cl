@@ -14,12 +14,6 @@
 #include "common.cl"
 #include "warp.cl"
 
-#ifndef HEAD_E
-#define HEAD_E 64
-#endif
-#ifndef HEAD_EV
-#define HEAD_EV HEAD_E
-#endif
 #ifndef ALIGNED
 #define ALIGNED 0
 #endif

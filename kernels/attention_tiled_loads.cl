@@ -9,15 +9,6 @@
 
 #include "common.cl"
 
-#ifndef HEAD_E
-#define HEAD_E 64
-#endif
-#ifndef HEAD_EV
-#define HEAD_EV HEAD_E
-#endif
-#ifndef SOFTCAP
-#define SOFTCAP 0
-#endif
 #ifndef SUB_GROUP
 #define SUB_GROUP 0
 #endif

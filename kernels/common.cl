@@ -65,6 +65,17 @@
 #define DROPOUT 0
 #endif
 
+/* Of kernels that are made for head sizes E and Ev, and with or without a softcap. */
+#ifndef HEAD_E
+#define HEAD_E 64
+#endif
+#ifndef HEAD_EV
+#define HEAD_EV HEAD_E
+#endif
+#ifndef SOFTCAP
+#define SOFTCAP 0
+#endif
+
 #pragma OPENCL FP_CONTRACT ON
 
 #define HAS_MASK    (MASK != CA_KERNEL_NO_MASK)
