@@ -149,9 +149,11 @@ static bool
 is_forced(const ca_attention_variant *row, const ca_device_info *info,
           ca_variant variant)
 {
-    bool on_gpu = info->type != CA_DEVICE_CPU;
-    return row->variant ==
-           (variant == CA_VARIANT_DECODE && on_gpu ? CA_VARIANT_DECODE_GPU : variant);
+    if (variant == CA_VARIANT_DECODE) {
+        variant =
+            info->type == CA_DEVICE_CPU ? CA_VARIANT_DECODE_CPU : CA_VARIANT_DECODE_GPU;
+    }
+    return row->variant == variant;
 }
 
 static ca_status

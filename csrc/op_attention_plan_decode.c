@@ -86,7 +86,7 @@ plan_decode(const ca_device_info *info, const ca_attention *attention,
 }
 
 const ca_attention_variant ca_attention_decoding = {
-    CA_VARIANT_DECODE,
+    CA_VARIANT_DECODE_CPU,
     "keys and values with contiguous rows of at least one vector and at most 512 "
     "elements only, and no input bias, dropout, scores or softcap after the mask",
     decode_can_run, decode_is_fast, plan_decode};

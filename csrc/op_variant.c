@@ -4,10 +4,15 @@
 #include <string.h>
 
 static const char *const names[CA_VARIANTS] = {
-    [CA_VARIANT_ANY] = "",        [CA_VARIANT_REFERENCE] = "reference",
-    [CA_VARIANT_CPU] = "cpu",     [CA_VARIANT_DECODE] = "decode",
-    [CA_VARIANT_PAIRS] = "pairs", [CA_VARIANT_DECODE_GPU] = "decode-gpu",
-    [CA_VARIANT_TILED] = "tiled", [CA_VARIANT_MMA] = "mma",
+    [CA_VARIANT_ANY] = "",
+    [CA_VARIANT_REFERENCE] = "reference",
+    [CA_VARIANT_CPU] = "cpu",
+    [CA_VARIANT_DECODE] = "decode",
+    [CA_VARIANT_PAIRS] = "pairs",
+    [CA_VARIANT_DECODE_CPU] = "decode-cpu",
+    [CA_VARIANT_DECODE_GPU] = "decode-gpu",
+    [CA_VARIANT_TILED] = "tiled",
+    [CA_VARIANT_MMA] = "mma",
 };
 
 const char *
@@ -26,8 +31,8 @@ ca_variant_parse(const char *name, ca_variant *variant, ca_error *error)
     if (v == CA_VARIANTS) {
         return ca_error_set(error, CA_ERROR_VALUE,
                             "CLATTN_KERNEL is \"%.100s\"; expected \"reference\", "
-                            "\"cpu\", \"decode\", \"decode-gpu\", \"pairs\", \"tiled\" "
-                            "or \"mma\"",
+                            "\"cpu\", \"decode\", \"decode-cpu\", \"decode-gpu\", "
+                            "\"pairs\", \"tiled\" or \"mma\"",
                             name);
     }
     *variant = (ca_variant)v;

@@ -12,6 +12,7 @@ typedef enum {
     CA_VARIANT_REFERENCE, /* the one for all devices */
     CA_VARIANT_CPU,
     CA_VARIANT_DECODE, /* that of the device's type */
+    CA_VARIANT_DECODE_CPU,
     CA_VARIANT_DECODE_GPU,
     CA_VARIANT_PAIRS,
     CA_VARIANT_TILED,
