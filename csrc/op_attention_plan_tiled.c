@@ -134,7 +134,7 @@ tiled_can_run(const ca_device_info *info, const ca_attention *attention)
     return E >= 1 && E <= MAX_HEAD && Ev >= 1 && Ev <= MAX_HEAD &&
            ca_attention_rows(attention) <= MAX_LENGTH &&
            ca_attention_keys(attention) <= MAX_LENGTH &&
-           !ca_attention_caps_last(attention) && choose_tiling(info, attention, &t);
+           choose_tiling(info, attention, &t);
 }
 
 static bool
@@ -172,6 +172,6 @@ plan_tiled(const ca_device_info *info, const ca_attention *attention,
 
 const ca_attention_variant ca_attention_tiled = {
     CA_VARIANT_TILED,
-    "head sizes of 1 to 512 only, no softcap after the mask, and devices with work-"
-    "groups of 64 and local memory for its tiles (16 KiB in float32)",
+    "head sizes of 1 to 512 only, and devices with work-groups of 64 and local memory "
+    "for its tiles (16 KiB in float32)",
     tiled_can_run, tiled_is_fast, plan_tiled};

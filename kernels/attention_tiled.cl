@@ -20,7 +20,7 @@
  *     -DEC                elements of queries and keys in local memory, a multiple of 8
  *     -DKC                keys whose values are in local memory, a divisor of BN
  *     -DSUB_GROUP         size of the sub-groups, a multiple of TX; 0: they are not used
- *     and those of common.cl but for SOFTCAP_LAST
+ *     and those of common.cl
  *
  * L and T are at most 2^28, so that an int holds the sum of a few of them.
  */
@@ -98,13 +98,14 @@ attend(const tile_state *tile, softmax_state *softmax, real *result)
         const key_segment segment = segment_at(tile->call, tile->batch, s);
         const int start = (int)segment.start;
         const int last = (int)segment.end;
-        const int end = KEEPS_SCORES ? last : min(tile->end, last);
+        const int end = ALL_BLOCKS ? last : min(tile->end, last);
 #pragma unroll 1
-        for (int j0 = KEEPS_SCORES ? start : max(tile->first, start); j0 < end;
+        for (int j0 = ALL_BLOCKS ? start : max(tile->first, start); j0 < end;
              j0 += BN) {
             const key_block block = block_at(tile, j0, end);
             const uint attended = find_attended(tile, &block);
-#if HAS_ADDENDS && !KEEPS_SCORES
+            const uint weighed = find_weighed(tile, &block, attended);
+#if HAS_ADDENDS && !ALL_BLOCKS
             turn = turn == 2 ? 0 : turn + 1;
             if (!group_attends(tile, attended, turn)) {
                 continue;
@@ -112,10 +113,10 @@ attend(const tile_state *tile, softmax_state *softmax, real *result)
 #endif
             real scores[MI * NJ];
             score_block(tile, &segment, &block, scores);
-            finish_scores(tile, &block, attended, scores);
+            finish_scores(tile, &block, attended, weighed, scores);
 #pragma unroll
             for (int m = 0; m < MI; m++) {
-                const uint of_row = attended >> (m * NJ) & ((1u << NJ) - 1u);
+                const uint of_row = weighed >> (m * NJ) & ((1u << NJ) - 1u);
                 softmax->seen |= of_row != 0 ? 1u << m : 0u;
             }
             raise_bases(softmax, scores, result, tile->memory.highest, tile->ty);
@@ -139,14 +140,15 @@ write_weights(const tile_state *tile, const softmax_state *softmax)
         for (int j0 = (int)segment.start; j0 < (int)segment.end; j0 += BN) {
             const key_block block = block_at(tile, j0, (int)segment.end);
             const uint attended = find_attended(tile, &block);
+            const uint weighed = find_weighed(tile, &block, attended);
             real scores[MI * NJ];
             score_block(tile, &segment, &block, scores);
-            finish_scores(tile, &block, attended, scores);
+            finish_scores(tile, &block, attended, weighed, scores);
 #pragma unroll
             for (int n = 0; n < MI * NJ; n++) {
                 const real weight = exp2(TO_LOG2(scores[n] - softmax->base[n / NJ])) /
                                     softmax->sum[n / NJ];
-                scores[n] = attended >> n & 1u ? weight : REAL(0.0);
+                scores[n] = weighed >> n & 1u ? weight : REAL(0.0);
             }
             write_scores(tile, &block, scores);
         }

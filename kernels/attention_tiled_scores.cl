@@ -9,11 +9,13 @@
 #include "attention_keys.cl"           /* key_segment, SCORE_UNIT */
 #include "attention_tiled_products.cl" /* multiply_keys */
 
-/* Scores of stages 0 … 2 are written when they are at hand, and those of all keys: then
-   no block is left out. */
+/* Scores of stages 0 … 2 are written when they are at hand, and those of all keys. */
 #define KEEPS_SCORES (SCORES >= 0 && SCORES <= 2)
-#define ADDS         (MASK_ADDS || FILTER || BIAS)
-#define ALL_SCORES   (MI * NJ == 32 ? 0xffffffffu : (1u << (MI * NJ % 32)) - 1u)
+
+/* Then, or where excluded keys have a score too, no block is left out. */
+#define ALL_BLOCKS (KEEPS_SCORES || SOFTCAP_LAST)
+#define ADDS       (MASK_ADDS || FILTER || BIAS)
+#define ALL_SCORES (MI * NJ == 32 ? 0xffffffffu : (1u << (MI * NJ % 32)) - 1u)
 
 /* What a work-group has in local memory. */
 typedef struct {
@@ -110,6 +112,25 @@ find_attended(const tile_state *tile, const key_block *block)
         attended |= attends ? 1u << n : 0u;
     }
     return attended;
+}
+
+/* Bit m * NJ + n: the key has a weight in the row. Those that are not attended to have
+   one, of a score of -softcap, where the softcap comes last. */
+static inline uint
+find_weighed(const tile_state *tile, const key_block *block, uint attended)
+{
+#if SOFTCAP_LAST
+    const int keys = block->keys - tile->tx;
+    const int rows = tile->rows - tile->ty;
+    uint weighed = 0;
+#pragma unroll
+    for (int n = 0; n < MI * NJ; n++) {
+        weighed |= TX * (n % NJ) < keys && TY * (n / NJ) < rows ? 1u << n : 0u;
+    }
+    return weighed;
+#else
+    return attended;
+#endif
 }
 
 #if HAS_ADDENDS
@@ -210,10 +231,36 @@ write_scores(const tile_state *tile, const key_block *block, const real *scores)
 }
 #endif
 
-/* Products become scores, -inf where a key is not attended to. */
+/* Add mask and bias to the scores of keys that are attended to. */
+static inline void
+add_addends_to(const tile_state *tile, const key_block *block, uint attended,
+               real *scores)
+{
+#if ADDS
+#pragma unroll
+    for (int n = 0; n < MI * NJ; n++) {
+        if (attended >> n & 1u) {
+            scores[n] += addend_at(tile, tile->ty + TY * (n / NJ),
+                                   block->j0 + tile->tx + TX * (n % NJ));
+        }
+    }
+#endif
+}
+
+/* Scores, and a number in their place where `bits` are 0. */
+static inline void
+choose_scores(real *scores, uint bits, real other)
+{
+#pragma unroll
+    for (int n = 0; n < MI * NJ; n++) {
+        scores[n] = bits >> n & 1u ? scores[n] : other;
+    }
+}
+
+/* Products become scores, -inf where a key has no weight. */
 static inline void
 finish_scores(const tile_state *tile, const key_block *block, uint attended,
-              real *scores)
+              uint weighed, real *scores)
 {
     const ca_attention_params *params = tile->call->params;
     const real scale = ca_scale(params) * (SOFTCAP ? REAL(1.0) : SCORE_UNIT);
@@ -224,6 +271,13 @@ finish_scores(const tile_state *tile, const key_block *block, uint attended,
 #if SCORES == 0
     write_scores(tile, block, scores);
 #endif
+#if SOFTCAP_LAST
+    add_addends_to(tile, block, attended, scores);
+#if SCORES == 1
+    choose_scores(scores, attended, -INFINITY);
+    write_scores(tile, block, scores);
+#endif
+#endif
 #if SOFTCAP
     const real softcap = ca_softcap(params);
 #pragma unroll
@@ -231,22 +285,15 @@ finish_scores(const tile_state *tile, const key_block *block, uint attended,
         scores[n] = tanh(scores[n] / softcap) * (softcap * SCORE_UNIT);
     }
 #endif
+#if SOFTCAP_LAST
+    choose_scores(scores, attended, ca_softcap(params) * -SCORE_UNIT);
+#else
 #if SCORES == 1
     write_scores(tile, block, scores);
 #endif
-#if ADDS
-#pragma unroll
-    for (int n = 0; n < MI * NJ; n++) {
-        if (attended >> n & 1u) {
-            scores[n] += addend_at(tile, tile->ty + TY * (n / NJ),
-                                   block->j0 + tile->tx + TX * (n % NJ));
-        }
-    }
+    add_addends_to(tile, block, attended, scores);
 #endif
-#pragma unroll
-    for (int n = 0; n < MI * NJ; n++) {
-        scores[n] = attended >> n & 1u ? scores[n] : -INFINITY;
-    }
+    choose_scores(scores, weighed, -INFINITY);
 #if SCORES == 2
     write_scores(tile, block, scores);
 #endif

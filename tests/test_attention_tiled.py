@@ -225,6 +225,19 @@ def test_key_counts(device):
         check_onnx(q, k, v, None, None, None, counts, device=device, **options)
 
 
+@pytest.mark.parametrize("numbers", [False, True])
+def test_a_softcap_after_the_mask(device, numbers):
+    """The order first published for ONNX: excluded keys have a score of -softcap and a weight."""
+    q, k, v = qkv((1, 2), 20, 70, 16)
+    mask = draw((20, 65)) + 1
+    mask[:, 40:], mask[3] = -np.inf, -np.inf
+    options = {"softcap": 0.9, "opset": 24, "pre_errata": True, "device": device}
+    if numbers:
+        check_onnx(q, k, v, mask, is_causal=1, return_qk=True, qk_matmul_output_mode=1, **options)
+    else:
+        check_onnx(q, k, v, mask > 0, **options)
+
+
 def test_another_dtype_of_values(device):
     q, k, _ = qkv((1, 2), 20, 40, 16)
     check_onnx(q, k, draw((1, 2, 40, 24), float16), device=device)
