@@ -305,16 +305,18 @@ file_write_all(int file, const unsigned char *data, size_t size)
 bool
 ca_file_write(const char *path, const void *data, size_t size)
 {
-    static const char suffix[] = ".XXXXXX";
+    enum { RANDOM = 6 }; /* letters that mkstemp puts in the place of as many X */
     size_t length = strlen(path);
     bool written = false;
     int file = -1;
-    char *temporary = malloc(length + sizeof suffix);
+    char *temporary = malloc(length + 1 + RANDOM + 1);
     if (temporary == NULL || length == 0) {
         goto done;
     }
     memcpy(temporary, path, length);
-    memcpy(temporary + length, suffix, sizeof suffix);
+    temporary[length] = '.';
+    memset(temporary + length + 1, 'X', RANDOM);
+    temporary[length + 1 + RANDOM] = '\0';
     file_make_parents(temporary);
     file = mkstemp(temporary);
     if (file < 0) {
