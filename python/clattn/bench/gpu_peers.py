@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from clattn.bench.peers import Call, repeated
+from clattn.bench.peers import Call, repeated, torch_arguments
 from clattn.bench.rows import Array, Problem
 
 PRODUCT_SIZE = 8192  # rows and columns of the matrices that torch multiplies
@@ -41,13 +41,7 @@ class _TorchCuda:
         row = problem.row
         if not row.on_device or (self.half_only and row.dtype == "float32"):
             return None
-        tensors = [self._tensor(a) for a in (problem.query, problem.key, problem.value)]
-        mask = problem.additive_mask
-        options: dict[str, Any] = {
-            "attn_mask": None if mask is None else self._tensor(mask),
-            "is_causal": row.is_causal and row.window is None,
-            "enable_gqa": row.shape[1] != row.shape[2],
-        }
+        tensors, options = torch_arguments(problem, self._tensor)
         attend: Any = self._torch.nn.functional.scaled_dot_product_attention
         bind, wait = self._only, self._wait
 

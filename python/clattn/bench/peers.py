@@ -54,6 +54,20 @@ class Peer(Protocol):
         """Return the call of a problem, with all conversion done; None: not supported."""
 
 
+def torch_arguments(
+    problem: Problem, tensor: Callable[[Array], Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return query, key and value, and the keywords, of torch's function."""
+    row = problem.row
+    mask = problem.additive_mask
+    options = {
+        "attn_mask": None if mask is None else tensor(mask),
+        "is_causal": row.is_causal and row.window is None,
+        "enable_gqa": row.shape[1] != row.shape[2],
+    }
+    return [tensor(a) for a in (problem.query, problem.key, problem.value)], options
+
+
 class Torch:
     """torch.nn.functional.scaled_dot_product_attention."""
 
@@ -71,14 +85,7 @@ class Torch:
 
     def prepare(self, problem: Problem) -> Call:
         """As for every Peer."""
-        row = problem.row
-        tensors = [self._tensor(a) for a in (problem.query, problem.key, problem.value)]
-        mask = problem.additive_mask
-        options: dict[str, Any] = {
-            "attn_mask": None if mask is None else self._tensor(mask),
-            "is_causal": row.is_causal and row.window is None,
-            "enable_gqa": row.shape[1] != row.shape[2],
-        }
+        tensors, options = torch_arguments(problem, self._tensor)
         attend = self._torch.nn.functional.scaled_dot_product_attention
 
         def run() -> Any:
@@ -86,7 +93,7 @@ class Torch:
 
         def result() -> Array:
             output = run()
-            is_bfloat16 = row.dtype == "bfloat16"
+            is_bfloat16 = problem.row.dtype == "bfloat16"
             array = (output.view(self._torch.int16) if is_bfloat16 else output).numpy()
             return np.asarray(array).view(problem.query.dtype)
 
