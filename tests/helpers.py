@@ -17,6 +17,13 @@ ROOT = TESTS.parent
 WHAT_TO_INSTALL = ("clattn[cpu]", "intel-opencl-rt", "pocl-opencl-icd")
 
 
+# Which keys of a block a row sees, at the start, the end and both sides.
+BANDS = [
+    {"is_causal": True}, {"is_causal": "lower_right"}, {"window": (5, 2)}, {"window": (0, None)},
+    {"window": (None, 0)}, {"window": (40, 0)}, {"is_causal": True, "window": (3, 9)},
+]  # fmt: skip
+
+
 def draw(shape, dtype=np.float32, seed=0):
     """Standard normal numbers; the shape is part of the seed, so no two arrays start alike."""
     rng = np.random.default_rng([seed, *shape])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import test_directml as directml
 import test_openvino as openvino
+from decode_cases import bits
 from helpers import draw, index_of, qkv, run_python, sdpa
 from reference import bfloat16, float16, float32, float64
 from reference_directml import make
@@ -214,14 +215,6 @@ def test_openvino(device):
 
 
 # ---- which kernel runs ----
-
-
-def bits(device, arrays, monkeypatch, name):
-    with monkeypatch.context() as patch:
-        patch.delenv("CLATTN_KERNEL", raising=False)
-        if name:
-            patch.setenv("CLATTN_KERNEL", name)
-        return sdpa(*arrays, device=device).tobytes()
 
 
 @decode_only

@@ -14,6 +14,7 @@ import clattn
 import numpy as np
 import pytest
 import test_directml as directml
+from decode_cases import bits
 from helpers import assert_close, check, draw, index_of, qkv, run_python, sdpa
 from reference import bfloat16, float16, float32, float64, tolerance
 from reference_directml import make
@@ -259,14 +260,6 @@ def test_directml(device):
 
 
 # ---- which kernel runs ----
-
-
-def bits(device, arrays, monkeypatch, name):
-    with monkeypatch.context() as patch:
-        patch.delenv("CLATTN_KERNEL", raising=False)
-        if name:
-            patch.setenv("CLATTN_KERNEL", name)
-        return sdpa(*arrays, device=device).tobytes()
 
 
 def test_the_kernel_for_the_device(device, monkeypatch):

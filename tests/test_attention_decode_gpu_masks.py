@@ -8,11 +8,18 @@ import itertools
 
 import numpy as np
 import pytest
-from helpers import assert_close, check, draw, qkv, sdpa
-from reference import float64, tolerance
+from decode_cases import (
+    INF,
+    NAN,
+    check_beside_the_reference_kernel,
+    check_scores_of_minus_infinity,
+    check_sums_that_overflow,
+    masked,
+    spoil,
+)
+from helpers import check, draw, qkv
 from reference_onnx import check as check_onnx
 from test_attention_decode_gpu import SHORT, SPLIT, E, decode_gpu  # noqa: F401
-from test_attention_decode_masks import INF, NAN, masked, reference_kernel, spoil
 from test_onnx import inputs, mask_of
 
 both_lengths = pytest.mark.parametrize("shape", [SHORT, SPLIT], ids=["short", "split"])
@@ -188,53 +195,14 @@ def test_numbers_in_queries_and_masks_stay_in_their_rows(device, shape):
 
 @pytest.mark.parametrize("count", [1, 600, 2499, 2500])
 def test_scores_that_are_minus_infinity_without_a_mask(device, monkeypatch, count):
-    """They weigh nothing beside others; where there are no others the row is no number."""
-    q, k, v = qkv(*SPLIT)
-    q = np.abs(q) + 1
-    k[..., :count, 7] = -INF
-    if count < 2500:
-        assert np.isfinite(check(q, k, v, device=device)).all()
-    else:
-        result, lse = sdpa(q, k, v, device=device, return_lse=True)
-        right, right_lse = reference_kernel(monkeypatch, q, k, v, device=device)
-        assert np.isnan(result).all() and np.isnan(right).all()
-        np.testing.assert_array_equal(lse, right_lse)
+    check_scores_of_minus_infinity(monkeypatch, SPLIT, slice(count), device)
 
 
 @both_lengths
 def test_sums_that_overflow(device, monkeypatch, shape):
-    """Values near the largest number, products beyond it: as the reference kernel has it."""
-    S = shape[2]
-    q, k, v = qkv(*shape)
-    high = np.float32(3e38)
-    one_weighs = np.where(np.arange(S) == S - 2, 0, -200).astype(np.float32)
-    two_weigh = np.where(np.arange(S) // 2 == S // 4, 0, -200).astype(np.float32)
-    cases = [
-        ((q, k, np.full_like(v, high)), {"attn_mask": one_weighs}),
-        ((q, k, np.full_like(v, high)), {"attn_mask": two_weigh}),
-        ((q * 0, k, np.full_like(v, -high)), {}),
-        ((np.full_like(q, 1e20), np.full_like(k, 1e20), v), {"scale": 1.0}),
-        ((np.full_like(q, 1e20), np.full_like(k, -1e20), v), {"scale": 1.0}),
-        ((np.full_like(q, 1e20), np.full_like(k, 1e20), v), {"softcap": 5.0}),
-    ]
-    for arrays, options in cases:
-        right, right_lse = reference_kernel(monkeypatch, *arrays, device=device, **options)
-        got, lse = sdpa(*arrays, device=device, return_lse=True, **options)
-        near = np.where(np.isfinite(right), np.abs(right), 0).max() * 1e-5
-        assert_close(got.astype(float64), right.astype(float64), near)
-        near_lse = np.where(np.isfinite(right_lse), np.abs(right_lse), 0).max() * 1e-5
-        assert_close(lse.astype(float64), right_lse.astype(float64), near_lse, "lse")
+    check_sums_that_overflow(monkeypatch, shape, device)
 
 
 @both_lengths
 def test_beside_the_reference_kernel(device, monkeypatch, shape):
-    """Another way to the same numbers."""
-    _, L, S, _ = shape
-    q, k, v = qkv(*shape)
-    mask = masked(draw((L, S)) > 0, "float")
-    for options in ({}, {"attn_mask": mask}, {"window": (20, 0), "is_causal": "lower_right"}):
-        right, right_lse = reference_kernel(monkeypatch, q, k, v, device=device, **options)
-        got, lse = sdpa(q, k, v, device=device, return_lse=True, **options)
-        allowed, allowed_lse = tolerance(q, k, v, **options)
-        assert_close(got, right, 2 * allowed)
-        assert_close(lse, right_lse, 2 * allowed_lse, "lse")
+    check_beside_the_reference_kernel(monkeypatch, shape, device)

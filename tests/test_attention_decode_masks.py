@@ -10,32 +10,24 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
-from helpers import assert_close, check, draw, qkv, sdpa
-from reference import bfloat16, float16, float32, float64, tolerance
+from decode_cases import (
+    INF,
+    NAN,
+    check_beside_the_reference_kernel,
+    check_scores_of_minus_infinity,
+    check_sums_that_overflow,
+    masked,
+    spoil,
+)
+from helpers import check, draw, qkv
+from reference import bfloat16, float16, float32, float64
 from test_attention_layouts import columns_first, negative_everywhere, negative_rows, sliced
 
 pytestmark = [pytest.mark.usefixtures("decode"), pytest.mark.tensors]
 
-NAN, INF = np.nan, np.inf
 SHORT, SPLIT = ((2, 4), 3, 77, 64), ((1, 1), 3, 2500, 64)
 both_lengths = pytest.mark.parametrize("shape", [SHORT, SPLIT], ids=["short", "split"])
 kinds = pytest.mark.parametrize("kind", ["bool", "float"])
-
-
-def masked(seen, kind, seed=9):
-    """A mask that says so: bool, or numbers with -inf."""
-    if kind == "bool":
-        return seen
-    return np.where(seen, draw(seen.shape, seed=seed), -np.inf).astype(np.float32)
-
-
-def spoil(arrays, seen):
-    """NaN and infinities in the keys and values that no row sees."""
-    q, k, v = (a.copy() for a in arrays)
-    unseen = ~seen.reshape(-1, seen.shape[-1]).any(axis=0)
-    k[..., unseen, :], v[..., unseen, 1:] = NAN, INF
-    v[..., unseen, 0] = NAN
-    return q, k, v
 
 
 @kinds
@@ -242,50 +234,13 @@ def test_a_mask_that_adds_it(device, shape, added):
 @pytest.mark.parametrize("count", [1, 40, 600, 2499, 2500])
 @pytest.mark.parametrize("end", ["first", "last"])
 def test_scores_that_are_minus_infinity_without_a_mask(device, monkeypatch, count, end):
-    """They weigh nothing beside others; where there are no others the row is no number."""
-    q, k, v = qkv(*SPLIT)
-    q = np.abs(q) + 1
     keys = slice(count) if end == "first" else slice(2500 - count, None)
-    k[..., keys, 7] = -INF
-    if count < 2500:
-        assert np.isfinite(check(q, k, v, device=device)).all()
-    else:
-        result, lse = sdpa(q, k, v, device=device, return_lse=True)
-        right, right_lse = reference_kernel(monkeypatch, q, k, v, device=device)
-        assert np.isnan(result).all() and np.isnan(right).all()
-        np.testing.assert_array_equal(lse, right_lse)
-
-
-def reference_kernel(monkeypatch, *arrays, device, **options):
-    with monkeypatch.context() as patch:
-        patch.setenv("CLATTN_KERNEL", "reference")
-        return sdpa(*arrays, device=device, return_lse=True, **options)
+    check_scores_of_minus_infinity(monkeypatch, SPLIT, keys, device)
 
 
 @both_lengths
 def test_sums_that_overflow(device, monkeypatch, shape):
-    """Values near the largest number, products beyond it: as the reference kernel has it."""
-    S = shape[2]
-    q, k, v = qkv(*shape)
-    high = np.float32(3e38)
-    one_weighs = np.where(np.arange(S) == S - 2, 0, -200).astype(np.float32)
-    two_weigh = np.where(np.arange(S) // 2 == S // 4, 0, -200).astype(np.float32)
-    cases = [
-        ((q, k, np.full_like(v, high)), {"attn_mask": one_weighs}),
-        ((q, k, np.full_like(v, high)), {"attn_mask": two_weigh}),
-        ((q * 0, k, np.full_like(v, -high)), {}),
-        ((np.full_like(q, 1e20), np.full_like(k, 1e20), v), {"scale": 1.0}),
-        ((np.full_like(q, 1e20), np.full_like(k, -1e20), v), {"scale": 1.0}),
-        ((np.full_like(q, 1e18), np.full_like(k, 1e18), v), {"scale": 1.0}),
-        ((np.full_like(q, 1e20), np.full_like(k, 1e20), v), {"softcap": 5.0}),
-    ]
-    for arrays, options in cases:
-        right, right_lse = reference_kernel(monkeypatch, *arrays, device=device, **options)
-        got, lse = sdpa(*arrays, device=device, return_lse=True, **options)
-        near = np.where(np.isfinite(right), np.abs(right), 0).max() * 1e-5
-        assert_close(got.astype(float64), right.astype(float64), near)
-        near_lse = np.where(np.isfinite(right_lse), np.abs(right_lse), 0).max() * 1e-5
-        assert_close(lse.astype(float64), right_lse.astype(float64), near_lse, "lse")
+    check_sums_that_overflow(monkeypatch, shape, device)
 
 
 @pytest.mark.parametrize("at", [0, 40, 2499])
@@ -299,13 +254,4 @@ def test_a_large_value_with_a_late_high_score(device, at):
 
 @both_lengths
 def test_beside_the_reference_kernel(device, monkeypatch, shape):
-    """Another way to the same numbers."""
-    _, L, S, _ = shape
-    q, k, v = qkv(*shape)
-    mask = masked(draw((L, S)) > 0, "float")
-    for options in ({}, {"attn_mask": mask}, {"window": (20, 0), "is_causal": "lower_right"}):
-        right, right_lse = reference_kernel(monkeypatch, q, k, v, device=device, **options)
-        got, lse = sdpa(q, k, v, device=device, return_lse=True, **options)
-        allowed, allowed_lse = tolerance(q, k, v, **options)
-        assert_close(got, right, 2 * allowed)
-        assert_close(lse, right_lse, 2 * allowed_lse, "lse")
+    check_beside_the_reference_kernel(monkeypatch, shape, device)

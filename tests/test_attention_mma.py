@@ -9,7 +9,7 @@ for each unit of the device; a block has 64 keys of head size 64, and 16 of 256.
 
 import numpy as np
 import pytest
-from helpers import check, draw, qkv, sdpa
+from helpers import BANDS, check, draw, qkv, sdpa
 from numpy.lib.stride_tricks import as_strided
 from reference import attention, bfloat16, eps, float16
 from reference_onnx import check as check_onnx
@@ -98,11 +98,6 @@ def test_widest_tiles_of_two(device, dtype):
 
 
 # --- which keys a row sees ------------------------------------------------------------
-
-BANDS = [
-    {"is_causal": True}, {"is_causal": "lower_right"}, {"window": (5, 2)}, {"window": (0, None)},
-    {"window": (None, 0)}, {"window": (40, 0)}, {"is_causal": True, "window": (3, 9)},
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("band", BANDS, ids=str)

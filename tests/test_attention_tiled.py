@@ -10,7 +10,7 @@ import clattn
 import numpy as np
 import pytest
 import reference_directml as oracle
-from helpers import check, draw, qkv, sdpa
+from helpers import BANDS, check, draw, qkv, sdpa
 from reference import attention, bfloat16, eps, float16, float32, float64
 from reference_onnx import check as check_onnx
 from test_directml import compare
@@ -100,12 +100,6 @@ def test_groups_of_heads(device):
     q, k, v = draw((2, 6, 19, 16)), draw((2, 2, 40, 16), seed=1), draw((2, 2, 40, 16), seed=2)
     check(q, k, v, device=device, enable_gqa=True, is_causal=True)
     check(draw((3, 2, 1, 2, 9, 16)), *qkv((2, 1, 1), 9, 33, 16)[1:], device=device)
-
-
-BANDS = [
-    {"is_causal": True}, {"is_causal": "lower_right"}, {"window": (5, 2)}, {"window": (0, None)},
-    {"window": (None, 0)}, {"window": (40, 0)}, {"is_causal": True, "window": (3, 9)},
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("band", BANDS, ids=str)
