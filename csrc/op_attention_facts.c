@@ -90,6 +90,24 @@ ca_attention_rows_adjoin(const ca_tensor *tensor)
             tensor->strides[tensor->ndim - 2] == ca_tensor_size(tensor, 1));
 }
 
+bool
+ca_attention_is_wide(const ca_tensor *tensor)
+{
+    if (!ca_attention_has_rows(tensor)) {
+        return true;
+    }
+    int64_t size = (int64_t)ca_dtype_size(tensor->dtype);
+    int rows = tensor->ndim - 2; /* that dimension's stride is used even for one row */
+    bool wide = ca_tensor_size(tensor, 1) * size % CA_WIDE_BYTES == 0 &&
+                ca_attention_rows_contiguous(tensor) &&
+                (uintptr_t)tensor->data % CA_WIDE_BYTES == 0;
+    for (int d = 0; d <= rows; d++) {
+        wide = wide && ((d < rows && tensor->shape[d] == 1) ||
+                        tensor->strides[d] * size % CA_WIDE_BYTES == 0);
+    }
+    return wide;
+}
+
 int64_t
 ca_attention_heads_together(const ca_leading_dims *dims)
 {

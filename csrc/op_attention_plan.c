@@ -106,8 +106,10 @@ reference_can_run(const ca_device_info *info, const ca_attention *attention)
 }
 
 static bool
-reference_is_fast(const ca_device_info *info, const ca_attention *attention)
+reference_is_fast(const ca_device_info *info, const ca_attention *attention,
+                  const ca_leading_dims *dims)
 {
+    (void)dims;
     (void)info;
     (void)attention;
     return true; /* nothing comes after it */
@@ -169,7 +171,7 @@ choose(const ca_device_info *info, const ca_attention *attention,
     const ca_attention_variant *const *row = variants;
     bool forced = attention->variant != CA_VARIANT_ANY;
     while (forced ? !is_forced(*row, info, attention->variant)
-                  : !(*row)->is_fast(info, attention) ||
+                  : !(*row)->is_fast(info, attention, dims) ||
                         !(*row)->can_run(info, attention)) {
         row++;
     }

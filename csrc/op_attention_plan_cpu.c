@@ -23,8 +23,10 @@ ca_attention_cpu_can_run(const ca_device_info *info, const ca_attention *attenti
 }
 
 static bool
-cpu_is_fast(const ca_device_info *info, const ca_attention *attention)
+cpu_is_fast(const ca_device_info *info, const ca_attention *attention,
+            const ca_leading_dims *dims)
 {
+    (void)dims;
     (void)attention;
     return info->type == CA_DEVICE_CPU;
 }

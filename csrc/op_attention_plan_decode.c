@@ -43,8 +43,10 @@ decode_can_run(const ca_device_info *info, const ca_attention *attention)
 }
 
 static bool
-decode_is_fast(const ca_device_info *info, const ca_attention *attention)
+decode_is_fast(const ca_device_info *info, const ca_attention *attention,
+               const ca_leading_dims *dims)
 {
+    (void)dims;
     return info->type == CA_DEVICE_CPU && ca_attention_rows(attention) <= FEW_ROWS;
 }
 

@@ -23,7 +23,7 @@
 #define FEWEST_GROUP 64
 #define MERGE_GROUP  256
 
-#define BYTES_OF_LOAD 16
+#define BYTES_OF_LOAD CA_WIDE_BYTES
 #define LOADS_AHEAD   4 /* of keys, in one work-item */
 
 /* A work-group has at most so much local memory, so that several share a unit. Any
@@ -55,8 +55,10 @@ decode_gpu_can_run(const ca_device_info *info, const ca_attention *attention)
 }
 
 static bool
-decode_gpu_is_fast(const ca_device_info *info, const ca_attention *attention)
+decode_gpu_is_fast(const ca_device_info *info, const ca_attention *attention,
+                   const ca_leading_dims *dims)
 {
+    (void)dims;
     return info->type != CA_DEVICE_CPU && ca_attention_rows(attention) <= FEW_ROWS;
 }
 
@@ -64,24 +66,6 @@ static int64_t
 real_bytes(const ca_attention *attention)
 {
     return ca_attention_in_float64(attention) ? 8 : 4;
-}
-
-/* Can the rows be read 16 bytes at a time? */
-static bool
-is_wide(const ca_tensor *tensor, const ca_leading_dims *dims, ca_attention_tensor t)
-{
-    if (!ca_attention_has_rows(tensor)) {
-        return true;
-    }
-    int64_t size = (int64_t)ca_dtype_size(tensor->dtype);
-    bool wide = ca_tensor_size(tensor, 1) * size % BYTES_OF_LOAD == 0 &&
-                ca_attention_rows_contiguous(tensor) &&
-                tensor->strides[tensor->ndim - 2] * size % BYTES_OF_LOAD == 0 &&
-                (uintptr_t)tensor->data % BYTES_OF_LOAD == 0;
-    for (int d = 0; d < dims->count; d++) {
-        wide = wide && dims->stride[d][t] * size % BYTES_OF_LOAD == 0;
-    }
-    return wide;
 }
 
 /* Neighbours that can exchange numbers: a warp, a sub-group, or as many in local memory.
@@ -251,14 +235,12 @@ plan_decode_gpu(const ca_device_info *info, const ca_attention *attention,
     ca_attention_define(spec, "KEY_LANES", t.lanes);
     ca_attention_define(spec, "BN", t.keys);
     ca_attention_define(spec, "RT", t.rows);
-    ca_attention_define(
-        spec, "WIDE_KEYS",
-        is_wide(&tensors[CA_ATTENTION_KEY], dims, CA_ATTENTION_KEY) &&
-            is_wide(&tensors[CA_ATTENTION_PAST_KEY], dims, CA_ATTENTION_PAST_KEY));
-    ca_attention_define(
-        spec, "WIDE_VALUES",
-        is_wide(&tensors[CA_ATTENTION_VALUE], dims, CA_ATTENTION_VALUE) &&
-            is_wide(&tensors[CA_ATTENTION_PAST_VALUE], dims, CA_ATTENTION_PAST_VALUE));
+    ca_attention_define(spec, "WIDE_KEYS",
+                        ca_attention_is_wide(&tensors[CA_ATTENTION_KEY]) &&
+                            ca_attention_is_wide(&tensors[CA_ATTENTION_PAST_KEY]));
+    ca_attention_define(spec, "WIDE_VALUES",
+                        ca_attention_is_wide(&tensors[CA_ATTENTION_VALUE]) &&
+                            ca_attention_is_wide(&tensors[CA_ATTENTION_PAST_VALUE]));
 }
 
 const ca_attention_variant ca_attention_decoding_on_gpu = {

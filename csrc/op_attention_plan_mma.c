@@ -55,8 +55,10 @@ mma_can_run(const ca_device_info *info, const ca_attention *attention)
 
 /* The emulation is for tests. */
 static bool
-mma_is_fast(const ca_device_info *info, const ca_attention *attention)
+mma_is_fast(const ca_device_info *info, const ca_attention *attention,
+            const ca_leading_dims *dims)
 {
+    (void)dims;
     (void)attention;
     return has_instructions(info);
 }
@@ -64,39 +66,32 @@ mma_is_fast(const ca_device_info *info, const ca_attention *attention)
 static bool
 is_aligned(const void *address)
 {
-    return (uintptr_t)address % 16 == 0;
+    return (uintptr_t)address % CA_WIDE_BYTES == 0;
 }
 
 /* Are rows whole 16 bytes, at multiples of 16 bytes in memory? A buffer begins at the
    extent's first byte. */
 static bool
-rows_are_aligned(const ca_attention *attention, const ca_leading_dims *dims,
-                 ca_attention_tensor t)
+rows_are_aligned(const ca_attention *attention, ca_attention_tensor t)
 {
     const ca_tensor *tensor = &attention->tensors[t];
     int64_t row = ca_tensor_stride(tensor, 2);
-    bool aligned =
-        ca_tensor_size(tensor, 1) % 8 == 0 && ca_tensor_stride(tensor, 1) == 1 &&
-        row % 8 == 0 && row <= MAX_STRIDE && row >= -MAX_STRIDE &&
-        is_aligned(tensor->data) && is_aligned(ca_tensor_memory(tensor).data);
-    for (int d = 0; d < dims->count; d++) {
-        aligned = aligned && dims->stride[d][t] % 8 == 0;
-    }
-    return aligned;
+    return ca_attention_is_wide(tensor) && row <= MAX_STRIDE && row >= -MAX_STRIDE &&
+           is_aligned(ca_tensor_memory(tensor).data);
 }
 
 /* Inputs that overlap share a buffer, which begins at the first byte of one of them. */
 static bool
-inputs_are_aligned(const ca_attention *attention, const ca_leading_dims *dims)
+inputs_are_aligned(const ca_attention *attention)
 {
     for (int t = 0; t < CA_ATTENTION_OUTPUT; t++) {
         if (!is_aligned(ca_tensor_memory(&attention->tensors[t]).data)) {
             return false;
         }
     }
-    return rows_are_aligned(attention, dims, CA_ATTENTION_QUERY) &&
-           rows_are_aligned(attention, dims, CA_ATTENTION_KEY) &&
-           rows_are_aligned(attention, dims, CA_ATTENTION_VALUE);
+    return rows_are_aligned(attention, CA_ATTENTION_QUERY) &&
+           rows_are_aligned(attention, CA_ATTENTION_KEY) &&
+           rows_are_aligned(attention, CA_ATTENTION_VALUE);
 }
 
 /* One of few sizes, so that few programs are built. */
@@ -155,9 +150,9 @@ plan_mma(const ca_device_info *info, const ca_attention *attention,
     ca_attention_define(spec, "HEAD_EV", Ev);
     ca_attention_define(spec, "SOFTCAP", ca_attention_softcap(attention) > 0);
     ca_attention_define(spec, "LSE", ca_attention_has(attention, CA_ATTENTION_LSE));
-    ca_attention_define(spec, "ALIGNED", inputs_are_aligned(attention, dims));
+    ca_attention_define(spec, "ALIGNED", inputs_are_aligned(attention));
     ca_attention_define(spec, "OUTPUT_ALIGNED",
-                        rows_are_aligned(attention, dims, CA_ATTENTION_OUTPUT));
+                        rows_are_aligned(attention, CA_ATTENTION_OUTPUT));
     ca_attention_define(spec, "WARP", has_instructions(info));
     ca_attention_define(spec, "MT", tiles);
     ca_attention_define(spec, "BN", keys);

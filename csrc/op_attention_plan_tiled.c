@@ -138,8 +138,10 @@ tiled_can_run(const ca_device_info *info, const ca_attention *attention)
 }
 
 static bool
-tiled_is_fast(const ca_device_info *info, const ca_attention *attention)
+tiled_is_fast(const ca_device_info *info, const ca_attention *attention,
+              const ca_leading_dims *dims)
 {
+    (void)dims;
     (void)attention;
     return info->type != CA_DEVICE_CPU;
 }

@@ -16,7 +16,8 @@ typedef struct {
     const char *limits; /* what it takes, for the refusal where it is forced */
     bool (*can_run)(const ca_device_info *info, const ca_attention *attention);
     /* Is it the one to use, on its own account, where it can run? */
-    bool (*is_fast)(const ca_device_info *info, const ca_attention *attention);
+    bool (*is_fast)(const ca_device_info *info, const ca_attention *attention,
+                    const ca_leading_dims *dims);
     void (*make)(const ca_device_info *info, const ca_attention *attention,
                  const ca_leading_dims *dims, ca_attention_plan *plan);
 } ca_attention_variant;
@@ -55,6 +56,10 @@ bool ca_attention_rows_contiguous(const ca_tensor *tensor);
 
 /* And each row behind the one before? A single row, of a new key, has none before. */
 bool ca_attention_rows_adjoin(const ca_tensor *tensor);
+
+/* Can the rows be read so many bytes at a time? */
+#define CA_WIDE_BYTES 16
+bool ca_attention_is_wide(const ca_tensor *tensor);
 
 /* Query heads with the same keys, which may become rows of one work-item: the last
    leading dimension, where nothing of the keys moves along it. */
