@@ -138,13 +138,15 @@ static const ca_attention_variant reference = {CA_VARIANT_REFERENCE, "everything
 /* ---- the choice ---- */
 
 /* The first that is fast and can run it is used, unless one is forced. */
-static const ca_attention_variant *const variants[] = {&ca_attention_decoding_on_gpu,
-                                                       &ca_attention_on_matrix_units,
-                                                       &ca_attention_tiled,
-                                                       &ca_attention_decoding,
-                                                       &ca_attention_on_pairs,
-                                                       &ca_attention_on_cpu,
-                                                       &reference};
+static const ca_attention_variant *const variants[] = {
+    &ca_attention_decoding_on_matrix_units,
+    &ca_attention_decoding_on_gpu,
+    &ca_attention_on_matrix_units,
+    &ca_attention_tiled,
+    &ca_attention_decoding,
+    &ca_attention_on_pairs,
+    &ca_attention_on_cpu,
+    &reference};
 
 /* Is it what CLATTN_KERNEL forces? "decode" is a kernel for each type of device. */
 static bool

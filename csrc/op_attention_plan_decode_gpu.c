@@ -189,15 +189,42 @@ choose_tile(const ca_device_info *info, const ca_attention *attention, int form,
     return t;
 }
 
-/* Parts of the keys: enough to keep the device busy, but not too small ones. */
-static int64_t
-parts_of_keys(const ca_device_info *info, const ca_attention *attention, double groups)
+int64_t
+ca_attention_parts_on_gpu(const ca_device_info *info, const ca_attention *attention,
+                          double groups)
 {
     double bytes = (double)ca_attention_visible_keys(attention) *
                    (double)ca_attention_key_bytes(attention);
     double wanted = (double)(info->compute_units * GROUPS_FOR_EACH_UNIT);
     double parts = fmin(ceil(wanted / groups), floor(bytes / BYTES_OF_PART));
     return (int64_t)fmax(fmax(parts, ceil(bytes / BYTES_OF_LONGEST)), 1);
+}
+
+/* What this kernel and its merge have in common. */
+static void
+define_form(ca_kernel_spec *spec, const ca_device_info *info,
+            const ca_attention *attention)
+{
+    int form = form_of(info);
+    spec->in_c30 = form == FORM_SUB_GROUPS;
+    ca_attention_define_sizes(spec, attention);
+    ca_attention_define(spec, "FORM", form);
+    if (form == FORM_SUB_GROUPS) {
+        ca_attention_define(spec, "SUB_GROUP", lanes_of(info, form));
+    }
+}
+
+void
+ca_attention_plan_merge_on_gpu(const ca_device_info *info,
+                               const ca_attention *attention, ca_attention_plan *plan)
+{
+    int64_t piece = BYTES_OF_LOAD / real_bytes(attention);
+    int64_t sums = ca_divide_up(ca_attention_value_head_size(attention), piece);
+    plan->partial_bytes = (sums + 1) * BYTES_OF_LOAD;
+    plan->merge.name = "attention_decode_gpu_merge";
+    plan->merge_local = (size_t)ca_smaller(MERGE_GROUP, info->max_work_group);
+    define_form(&plan->merge, info, attention);
+    ca_attention_define(&plan->merge, "WG", (int64_t)plan->merge_local);
 }
 
 static void
@@ -214,23 +241,12 @@ plan_decode_gpu(const ca_device_info *info, const ca_attention *attention,
     plan->local_size = (size_t)t.group;
     plan->grid[2] /= plan->heads;
     plan->grid[3] = ca_divide_up(rows, t.rows);
-    plan->splits = parts_of_keys(info, attention, ca_attention_items(plan));
+    plan->splits = ca_attention_parts_on_gpu(info, attention, ca_attention_items(plan));
     plan->grid[4] = plan->splits * t.group;
 
     ca_kernel_spec *spec = &plan->spec;
-    spec->in_c30 = form == FORM_SUB_GROUPS;
-    ca_attention_define_sizes(spec, attention);
-    ca_attention_define(spec, "FORM", form);
-    if (form == FORM_SUB_GROUPS) {
-        ca_attention_define(spec, "SUB_GROUP", lanes_of(info, form));
-    }
-    plan->merge = *spec;
-    plan->merge.name = "attention_decode_gpu_merge";
-    plan->merge_local = (size_t)ca_smaller(MERGE_GROUP, info->max_work_group);
-    ca_attention_define(&plan->merge, "WG", (int64_t)plan->merge_local);
-    int64_t piece = BYTES_OF_LOAD / real_bytes(attention);
-    int64_t sums = ca_divide_up(ca_attention_value_head_size(attention), piece);
-    plan->partial_bytes = (sums + 1) * BYTES_OF_LOAD;
+    define_form(spec, info, attention);
+    ca_attention_plan_merge_on_gpu(info, attention, plan);
     ca_attention_define(spec, "WG", t.group);
     ca_attention_define(spec, "KEY_LANES", t.lanes);
     ca_attention_define(spec, "BN", t.keys);

@@ -27,30 +27,37 @@
 #define MAX_ROWS   ((int64_t)1 << 28)
 #define MAX_STRIDE ((int64_t)1 << 22)
 
-static bool
-has_instructions(const ca_device_info *info)
+bool
+ca_attention_has_matrix_units(const ca_device_info *info)
 {
     return info->nvidia_capability >= CAPABILITY;
 }
 
-static bool
-mma_can_run(const ca_device_info *info, const ca_attention *attention)
+bool
+ca_attention_suits_matrix_units(const ca_attention *attention)
 {
     ca_dtype dtype = attention->tensors[CA_ATTENTION_QUERY].dtype;
-    int64_t E = ca_attention_head_size(attention);
-    int64_t Ev = ca_attention_value_head_size(attention);
-    int64_t bytes = LOCAL_BYTES + (has_instructions(info) ? 0 : SCRATCH_BYTES);
     return (dtype == CA_FLOAT16 || dtype == CA_BFLOAT16) &&
            attention->tensors[CA_ATTENTION_VALUE].dtype == dtype &&
-           !ca_attention_in_float64(attention) && E >= 1 && E <= MAX_HEAD && Ev >= 1 &&
-           Ev <= MAX_HEAD && ca_attention_rows(attention) <= MAX_ROWS &&
+           !ca_attention_in_float64(attention) &&
            ca_attention_keys(attention) <= MAX_ROWS &&
            !ca_attention_has(attention, CA_ATTENTION_PAST_KEY) &&
            !ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY) &&
            !ca_attention_has(attention, CA_ATTENTION_INPUT_BIAS) &&
            !ca_attention_has(attention, CA_ATTENTION_SCORES) &&
-           !ca_attention_drops(attention) && !ca_attention_caps_last(attention) &&
-           info->max_work_group >= THREADS && info->local_memory >= bytes;
+           !ca_attention_drops(attention) && !ca_attention_caps_last(attention);
+}
+
+static bool
+mma_can_run(const ca_device_info *info, const ca_attention *attention)
+{
+    int64_t E = ca_attention_head_size(attention);
+    int64_t Ev = ca_attention_value_head_size(attention);
+    int64_t scratch = ca_attention_has_matrix_units(info) ? 0 : SCRATCH_BYTES;
+    return ca_attention_suits_matrix_units(attention) && E >= 1 && E <= MAX_HEAD &&
+           Ev >= 1 && Ev <= MAX_HEAD && ca_attention_rows(attention) <= MAX_ROWS &&
+           info->max_work_group >= THREADS &&
+           info->local_memory >= LOCAL_BYTES + scratch;
 }
 
 /* The emulation is for tests. */
@@ -60,7 +67,7 @@ mma_is_fast(const ca_device_info *info, const ca_attention *attention,
 {
     (void)dims;
     (void)attention;
-    return has_instructions(info);
+    return ca_attention_has_matrix_units(info);
 }
 
 static bool
@@ -117,7 +124,7 @@ row_tiles(const ca_device_info *info, const ca_attention *attention, int64_t hea
                  !ca_attention_has(attention, CA_ATTENTION_BIAS) &&
                  !ca_attention_has(attention, CA_ATTENTION_LSE) &&
                  ca_attention_softcap(attention) == 0;
-    bool newer = !has_instructions(info) || info->nvidia_capability >= 90;
+    bool newer = !ca_attention_has_matrix_units(info) || info->nvidia_capability >= 90;
     bool fits = head <= 80 || (plain && (head <= 96 || (head <= 128 && newer)));
     int64_t L = ca_attention_rows(attention);
     double groups = heads * (double)ca_divide_up(L, 2 * TILE_ROWS);
@@ -153,7 +160,7 @@ plan_mma(const ca_device_info *info, const ca_attention *attention,
     ca_attention_define(spec, "ALIGNED", inputs_are_aligned(attention));
     ca_attention_define(spec, "OUTPUT_ALIGNED",
                         rows_are_aligned(attention, CA_ATTENTION_OUTPUT));
-    ca_attention_define(spec, "WARP", has_instructions(info));
+    ca_attention_define(spec, "WARP", ca_attention_has_matrix_units(info));
     ca_attention_define(spec, "MT", tiles);
     ca_attention_define(spec, "BN", keys);
 }

@@ -29,6 +29,8 @@ extern const ca_attention_variant
     ca_attention_decoding_on_gpu;                     /* attention_decode_gpu.cl */
 extern const ca_attention_variant ca_attention_tiled; /* attention_tiled.cl */
 extern const ca_attention_variant ca_attention_on_matrix_units; /* attention_mma.cl */
+extern const ca_attention_variant
+    ca_attention_decoding_on_matrix_units; /* attention_decode_mma.cl */
 
 /* ---- op_attention_facts.c ---- */
 
@@ -83,6 +85,27 @@ void ca_attention_define_common(ca_kernel_spec *spec, const ca_attention *attent
 
 /* These, and the head sizes and whether there is a softcap. */
 void ca_attention_define_sizes(ca_kernel_spec *spec, const ca_attention *attention);
+
+/* ---- op_attention_plan_decode_gpu.c: what both kernels for few rows share ---- */
+
+/* Parts of the keys: enough to keep a GPU busy, but not too small ones. `groups` are the
+   work-groups for one part. */
+int64_t ca_attention_parts_on_gpu(const ca_device_info *info,
+                                  const ca_attention *attention, double groups);
+
+/* The second kernel, attention_decode_gpu_merge.cl, and what it is left for a row. */
+void ca_attention_plan_merge_on_gpu(const ca_device_info *info,
+                                    const ca_attention *attention,
+                                    ca_attention_plan *plan);
+
+/* ---- op_attention_plan_mma.c: what both kernels for matrix units share ---- */
+
+/* Has the device the instructions of warp_ptx.cl? Others emulate them. */
+bool ca_attention_has_matrix_units(const ca_device_info *info);
+
+/* Are query and value of one half type, and the problem one that the kernels take but
+   for their head sizes? */
+bool ca_attention_suits_matrix_units(const ca_attention *attention);
 
 /* ---- op_attention_plan_cpu.c ---- */
 

@@ -11,6 +11,7 @@ static const char *const names[CA_VARIANTS] = {
     [CA_VARIANT_PAIRS] = "pairs",
     [CA_VARIANT_DECODE_CPU] = "decode-cpu",
     [CA_VARIANT_DECODE_GPU] = "decode-gpu",
+    [CA_VARIANT_DECODE_MMA] = "decode-mma",
     [CA_VARIANT_TILED] = "tiled",
     [CA_VARIANT_MMA] = "mma",
 };
@@ -32,7 +33,7 @@ ca_variant_parse(const char *name, ca_variant *variant, ca_error *error)
         return ca_error_set(error, CA_ERROR_VALUE,
                             "CLATTN_KERNEL is \"%.100s\"; expected \"reference\", "
                             "\"cpu\", \"decode\", \"decode-cpu\", \"decode-gpu\", "
-                            "\"pairs\", \"tiled\" or \"mma\"",
+                            "\"decode-mma\", \"pairs\", \"tiled\" or \"mma\"",
                             name);
     }
     *variant = (ca_variant)v;

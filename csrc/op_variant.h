@@ -14,6 +14,7 @@ typedef enum {
     CA_VARIANT_DECODE, /* that of the device's type */
     CA_VARIANT_DECODE_CPU,
     CA_VARIANT_DECODE_GPU,
+    CA_VARIANT_DECODE_MMA,
     CA_VARIANT_PAIRS,
     CA_VARIANT_TILED,
     CA_VARIANT_MMA,

@@ -34,30 +34,6 @@
 #define SCRATCH_SIZE                                                                   \
     (SLICES * ROW_SIZE > EXCHANGE_SIZE ? SLICES * ROW_SIZE : EXCHANGE_SIZE)
 
-/* The batch, and as the result the row in it, of row `index` of params.heads * L. */
-static inline ca_int64
-row_of(const ca_attention_params *params, const ca_int64 *batch, ca_int64 index,
-       ca_int64 *row_batch)
-{
-    const ca_int64 head = index / params->L;
-    for (int n = 0; n < CA_BATCH_DIMS; n++) {
-        row_batch[n] = batch[n];
-    }
-    row_batch[CA_BATCH_DIMS - 1] += head;
-    return index - head * params->L;
-}
-
-static inline row_place
-place_of(const attention_call *call, const ca_int64 *batch, ca_int64 i)
-{
-    const key_band band = ca_band(call, batch);
-    const row_place place = {max((ca_int64)0, i + band.lower),
-                             min(band.limit - 1, i + band.upper),
-                             ca_offset(&call->params->mask, batch, i, 0),
-                             ca_offset(&call->params->bias, batch, i, 0)};
-    return place;
-}
-
 /* What a work-item has of a block: chunks of keys `key`, `key` + KEYS_AT_ONCE, … and of
    values `slice`, `slice` + SLICES, … */
 typedef struct {
@@ -187,23 +163,15 @@ attend_part(slice_state *state, const attention_call *call, const ca_int64 *batc
             block_memory *memory)
 {
     const ca_attention_params *params = call->params;
-    ca_int64 first = params->T;
-    ca_int64 last = -1;
-    for (int r = 0; r < RT; r++) {
-        first = min(first, memory->rows[r].first);
-        last = max(last, memory->rows[r].last);
-    }
-    const ca_int64 span = max(last + 1 - first, (ca_int64)0);
-    const ca_int64 start = first + span * split / params->splits;
-    const ca_int64 end = first + span * (split + 1) / params->splits;
+    const key_part part = part_of_keys(params, memory->rows, RT, split);
 #if PRESENT
-    copy_present_rows(call, batch, share.first, min(share.end, start));
-    copy_present_rows(call, batch, max(share.first, end), share.end);
+    copy_present_rows(call, batch, share.first, min(share.end, part.start));
+    copy_present_rows(call, batch, max(share.first, part.end), share.end);
 #endif
     for (int s = 0; s < SEGMENTS; s++) {
         const key_segment segment = segment_at(call, batch, s);
-        const ca_int64 segment_start = max(start, segment.start);
-        const ca_int64 segment_end = min(end, segment.end);
+        const ca_int64 segment_start = max(part.start, segment.start);
+        const ca_int64 segment_end = min(part.end, segment.end);
         if (segment_start < segment_end && !is_usable(&segment)) {
             poison(state);
         } else if (segment_start < segment_end) {

@@ -42,8 +42,9 @@
 #define KEYS_PER_LANE (BN / KEYS_AT_ONCE)
 #define TERMS         (KEYS_PER_LANE * RT)
 
-#include "attention_decode_gpu_lanes.cl" /* sums_over_lanes */
-#include "attention_decode_gpu_rows.cl"  /* slice_state, SLICES, ROW_LANES, PIECE */
+#include "attention_decode_gpu_lanes.cl"  /* sums_over_lanes */
+#include "attention_decode_gpu_places.cl" /* row_place, addend_of, is_aligned */
+#include "attention_decode_gpu_rows.cl"   /* slice_state, SLICES, ROW_LANES, PIECE */
 
 #define VALUES_PER_LANE ((BN + SLICES - 1) / SLICES)
 
@@ -105,13 +106,6 @@ unpack_4(uint4 raw, real *x)
 
 #define unpack_key   JOIN(unpack_, DTYPE)
 #define unpack_value JOIN(unpack_, VALUE_DTYPE)
-
-/* Do rows that start at `row`, one every `row_bytes`, lie at multiples of 16 bytes? */
-static inline bool
-is_aligned(size_t row, ca_int64 row_bytes)
-{
-    return (((ulong)row | (ulong)row_bytes) & 15ul) == 0;
-}
 
 /* Chunk c of a row; zeros behind its end, where a lane has none. */
 static inline uint4
@@ -182,14 +176,6 @@ load_values(uint4 *x, __global const value_storage *values, const ca_view *view,
 
 /* --- scores ----------------------------------------------------------------------- */
 
-/* One row of the group: which keys it may see, where its mask and bias are. */
-typedef struct {
-    ca_int64 first; /* keys first … last */
-    ca_int64 last;
-    ca_int64 mask; /* offsets of key 0 */
-    ca_int64 bias;
-} row_place;
-
 /* Element e of a query is in `queries` at the place of its piece, times the scale. */
 static inline void
 share_query(__local real_piece *queries, __global const storage *query, ca_int64 column,
@@ -244,25 +230,6 @@ multiply_keys(real *terms, const uint4 *keys, const __local real_piece *queries,
             }
         }
     }
-}
-
-/* What mask and bias add to the score of a row and key j; -inf where it is excluded. */
-static inline real
-addend_of(const attention_call *call, const __local row_place *row, ca_int64 j)
-{
-    const ca_attention_params *params = call->params;
-    real added = REAL(0.0);
-    if (j < row->first || j > row->last) {
-        return -INFINITY;
-    }
-#if HAS_MASK
-    added =
-        load_mask(call->mask + row->mask + j * params->mask.column, ca_filter(params));
-#endif
-#if BIAS
-    added = add_addends(added, load(call->bias + row->bias + j * params->bias.column));
-#endif
-    return added;
 }
 
 static inline real

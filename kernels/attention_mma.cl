@@ -40,9 +40,6 @@
 #include "attention_row.cl"         /* attention_row */
 #include "warp.cl"
 
-#define WORD_OF_ONES (DTYPE == CA_KERNEL_BFLOAT16 ? 0x3f803f80u : 0x3c003c00u)
-#define SIGNS        0x80008000u
-
 /* BM rows of one batch, and the keys that they may see: first … end - 1. */
 typedef struct {
     const attention_call *call;
@@ -177,12 +174,7 @@ multiply_values(const warp_state *warp, const mma_lane *lane, uint values,
         uint4 a[MT];
         WARP_UNROLL
         for (int m = 0; m < MT; m++) {
-            const float4 low = weights[m][n];
-            const float4 high = weights[m][n + 1];
-            a[m] = (uint4)(warp_pack(low.x, low.y), warp_pack(low.z, low.w),
-                           warp_pack(high.x, high.y), warp_pack(high.z, high.w));
-            softmax->rounded[m] =
-                warp_multiply(warp, softmax->rounded[m], a[m], (uint2)WORD_OF_ONES);
+            a[m] = round_weights(warp, softmax, m, weights[m][n], weights[m][n + 1]);
         }
         WARP_UNROLL
         for (int c = 0; c < EV_TILES; c += 2) {
@@ -219,14 +211,6 @@ attend_block(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
                         place + (BN * E_CHUNKS + k * EV_CHUNKS) * CHUNK_BYTES, scores,
                         softmax, result);
     }
-}
-
-/* x of a lane's four, joined. */
-static inline float
-sum_of_four(const warp_state *warp, float x)
-{
-    x += warp_exchange(warp, x, 1u);
-    return x + warp_exchange(warp, x, 2u);
 }
 
 /* Divide a row by its sum and put it, rounded, in its place in local memory. Returns

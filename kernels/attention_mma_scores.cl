@@ -44,19 +44,6 @@ addend_of(const attention_call *call, const addends_row *row, int j)
     return addend;
 }
 
-static inline float
-scale_score(const ca_attention_params *params, float score)
-{
-#if SOFTCAP
-    const float softcap = ca_softcap(params);
-    return cap_score(score * ca_scale(params) / softcap) * (softcap * SCORE_UNIT);
-#elif SCALED_LATE
-    return score;
-#else
-    return score * ca_scale(params);
-#endif
-}
-
 /* A key's score, with what is added to it where the band lets it be seen: -inf where it
    is excluded. */
 static inline float
@@ -80,18 +67,7 @@ static inline void
 finish_scores(const mma_tile *tile, const mma_lane *lane, int i, int j,
               float4 (*scores)[KEY_TILES], softmax_state *softmax)
 {
-    const ca_attention_params *params = tile->call->params;
-#if !SCALED_LATE
-    WARP_UNROLL
-    for (int m = 0; m < MT; m++) {
-        WARP_UNROLL
-        for (int n = 0; n < KEY_TILES; n++) {
-            float4 *x = &scores[m][n];
-            *x = (float4)(scale_score(params, x->x), scale_score(params, x->y),
-                          scale_score(params, x->z), scale_score(params, x->w));
-        }
-    }
-#endif
+    scale_scores(tile->call->params, scores);
     if (!HAS_ADDENDS && j + CHUNK <= tile->end && j + CHUNK - 1 <= i + tile->upper &&
         j >= i + WARP_ROWS - 1 + tile->lower) {
         softmax->seen = ~0u;

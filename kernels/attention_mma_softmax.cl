@@ -7,7 +7,8 @@
 #define CLATTN_ATTENTION_MMA_SOFTMAX_CL
 
 #include "attention_keys.cl"      /* TO_LOG2, TO_NATURAL, SCORE_UNIT */
-#include "attention_mma_tiles.cl" /* MT, HEAD_EV, WARP_UNROLL */
+#include "attention_mma_tiles.cl" /* MT, HEAD_EV */
+#include "warp.cl"
 
 #ifndef LSE
 #define LSE 0
@@ -16,13 +17,21 @@
 #define CHUNK 16
 #endif
 
-#define ROWS      (2 * MT)      /* of a lane: g and g + 8 of each tile */
-#define KEY_TILES (CHUNK / 8)   /* of 8 keys, in a chunk */
-#define EV_TILES  (HEAD_EV / 8) /* of 8 columns */
+#define WORD_OF_ONES (DTYPE == CA_KERNEL_BFLOAT16 ? 0x3f803f80u : 0x3c003c00u)
+
+#define ROWS      (2 * MT)    /* of a lane: g and g + 8 of each tile */
+#define KEY_TILES (CHUNK / 8) /* of 8 keys, in a chunk */
+#ifndef EV_TILES
+#define EV_TILES (HEAD_EV / 8) /* of 8 columns */
+#endif
 
 /* Scores as they come from the product, which the exponent scales: where nothing is
    done to them before. */
 #define SCALED_LATE (!SOFTCAP && !MASK_ADDS && !FILTER && !BIAS)
+
+/* Where the sign of the scale would turn the order of such scores, it goes into the
+   queries: what a word of two numbers is joined with. */
+#define SIGNS 0x80008000u
 
 /* Weights are 2^(score - base): the base need not be the highest score so far, only not
    far below it, so it is raised, and all sums with it, when a score exceeds it by
@@ -66,6 +75,35 @@ cap_score(float x)
     p = fma(p, z, 0.133314422f);
     p = fma(p, z, -0.333332819f);
     return size < 0.625f ? fma(x * z, p, x) : copysign((1.0f - q) / (1.0f + q), x);
+}
+
+static inline float
+scale_score(const ca_attention_params *params, float score)
+{
+#if SOFTCAP
+    const float softcap = ca_softcap(params);
+    return cap_score(score * ca_scale(params) / softcap) * (softcap * SCORE_UNIT);
+#elif SCALED_LATE
+    return score;
+#else
+    return score * ca_scale(params);
+#endif
+}
+
+static inline void
+scale_scores(const ca_attention_params *params, float4 (*scores)[KEY_TILES])
+{
+#if !SCALED_LATE
+    WARP_UNROLL
+    for (int m = 0; m < MT; m++) {
+        WARP_UNROLL
+        for (int n = 0; n < KEY_TILES; n++) {
+            float4 *x = &scores[m][n];
+            *x = (float4)(scale_score(params, x->x), scale_score(params, x->y),
+                          scale_score(params, x->z), scale_score(params, x->w));
+        }
+    }
+#endif
 }
 
 /* What a score is in the unit of bases. */
@@ -162,6 +200,27 @@ weigh_scores(const warp_state *warp, softmax_state *softmax,
         softmax->sum[2 * m + 1] += sum.z + sum.w;
 #endif
     }
+}
+
+/* A tile's weights of 16 keys as a factor of the product with their values, and their
+   sums. */
+static inline uint4
+round_weights(const warp_state *warp, softmax_state *softmax, int tile, float4 low,
+              float4 high)
+{
+    const uint4 weights = (uint4)(warp_pack(low.x, low.y), warp_pack(low.z, low.w),
+                                  warp_pack(high.x, high.y), warp_pack(high.z, high.w));
+    softmax->rounded[tile] =
+        warp_multiply(warp, softmax->rounded[tile], weights, (uint2)WORD_OF_ONES);
+    return weights;
+}
+
+/* x of a lane's four, joined. */
+static inline float
+sum_of_four(const warp_state *warp, float x)
+{
+    x += warp_exchange(warp, x, 1u);
+    return x + warp_exchange(warp, x, 2u);
 }
 
 #endif

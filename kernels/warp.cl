@@ -32,6 +32,8 @@
  *     warp_any(warp, x)         true if x is in a lane; may be true if it is in a lane
  *                               of another warp of the group
  *     warp_pack(low, high)      two floats, rounded, in a word
+ *     warp_lower_halves(a, b), warp_upper_halves(a, b)
+ *                               of two words, in a word, a's in the lower half
  *     warp_exp2(x)              2^x, 0 where that is below the smallest normal float
  *     warp_copy(warp, place, from, bytes)
  *                               16 aligned bytes from global memory, later; where

@@ -84,6 +84,18 @@ warp_pack(float low, float high)
     return warp_bits(low) | warp_bits(high) << 16;
 }
 
+static inline uint
+warp_lower_halves(uint a, uint b)
+{
+    return (a & 0xffffu) | b << 16;
+}
+
+static inline uint
+warp_upper_halves(uint a, uint b)
+{
+    return a >> 16 | (b & 0xffff0000u);
+}
+
 static inline float
 warp_exp2(float x)
 {

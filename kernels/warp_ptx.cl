@@ -102,6 +102,22 @@ warp_pack(float low, float high)
     return packed;
 }
 
+static inline uint
+warp_lower_halves(uint a, uint b)
+{
+    uint halves;
+    __asm__("prmt.b32 %0, %1, %2, 0x5410;" : "=r"(halves) : "r"(a), "r"(b));
+    return halves;
+}
+
+static inline uint
+warp_upper_halves(uint a, uint b)
+{
+    uint halves;
+    __asm__("prmt.b32 %0, %1, %2, 0x7632;" : "=r"(halves) : "r"(a), "r"(b));
+    return halves;
+}
+
 static inline float
 warp_exp2(float x)
 {

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The variant for few rows on devices with matrix units, attention_decode_mma.cl: the
+ * rows of query heads that share their keys are a tile of 16.
+ */
+#include "op_attention_variants.h"
+
+/* Rows of a matrix tile. */
+#define TILE_ROWS 16
+
+/* More rows of a head fill tiles of attention_mma.cl well enough. */
+#define FEW_ROWS 8
+
+/* Fewer rows cost attention_decode_gpu.cl about as many instructions for each key as
+   this kernel, whatever their count: some 200 for each of them and 16 keys of E = 128,
+   beside 170. From here on it is limited by arithmetic, not by memory. */
+#define FEWEST_ROWS 5
+
+/* Of a group, each with its own share of the keys. */
+#define WARPS 4
+
+/* What the registers of a work-item hold beside each other. */
+#define MAX_HEAD       192
+#define MAX_VALUE_HEAD 128
+
+/* The warps' results, and the rest. */
+#define LOCAL_BYTES (36 << 10)
+
+/* What the emulation needs besides. */
+#define SCRATCH_BYTES (4 << 10)
+
+static bool
+decode_mma_can_run(const ca_device_info *info, const ca_attention *attention)
+{
+    int64_t E = ca_attention_head_size(attention);
+    int64_t Ev = ca_attention_value_head_size(attention);
+    int64_t scratch = ca_attention_has_matrix_units(info) ? 0 : SCRATCH_BYTES;
+    return ca_attention_suits_matrix_units(attention) && E >= 1 && E <= MAX_HEAD &&
+           Ev >= 1 && Ev <= MAX_VALUE_HEAD &&
+           ca_attention_is_wide(&attention->tensors[CA_ATTENTION_KEY]) &&
+           ca_attention_is_wide(&attention->tensors[CA_ATTENTION_VALUE]) &&
+           info->max_work_group >= WARPS * 32 &&
+           info->local_memory >= LOCAL_BYTES + scratch;
+}
+
+/* The emulation is for tests. */
+static bool
+decode_mma_is_fast(const ca_device_info *info, const ca_attention *attention,
+                   const ca_leading_dims *dims)
+{
+    int64_t L = ca_attention_rows(attention);
+    return ca_attention_has_matrix_units(info) && L <= FEW_ROWS &&
+           ca_attention_heads_together(dims) * L >= FEWEST_ROWS;
+}
+
+static void
+plan_decode_mma(const ca_device_info *info, const ca_attention *attention,
+                const ca_leading_dims *dims, ca_attention_plan *plan)
+{
+    *plan = (ca_attention_plan){.spec = {.name = "attention_decode_mma"},
+                                .local_size = WARPS * 32};
+    ca_attention_cover(plan, dims);
+    plan->heads = ca_attention_heads_together(dims);
+    plan->grid[2] /= plan->heads;
+    plan->grid[3] = ca_divide_up(plan->heads * ca_attention_rows(attention), TILE_ROWS);
+    plan->splits = ca_attention_parts_on_gpu(info, attention, ca_attention_items(plan));
+    plan->grid[4] = plan->splits * WARPS * 32;
+    ca_attention_define_sizes(&plan->spec, attention);
+    ca_attention_define(&plan->spec, "WARP", ca_attention_has_matrix_units(info));
+    ca_attention_plan_merge_on_gpu(info, attention, plan);
+}
+
+const ca_attention_variant ca_attention_decoding_on_matrix_units = {
+    CA_VARIANT_DECODE_MMA,
+    "query and value of one half type, head sizes of 1 to 192 and of value of 1 to "
+    "128, "
+    "rows of keys and values of whole aligned 16 bytes, and no past keys, input bias, "
+    "dropout, scores or softcap after the mask, on devices with 40 KiB of local memory",
+    decode_mma_can_run, decode_mma_is_fast, plan_decode_mma};
