@@ -11,10 +11,11 @@
 /* More rows of a head fill tiles of attention_mma.cl well enough. */
 #define FEW_ROWS 8
 
-/* Fewer rows cost attention_decode_gpu.cl about as many instructions for each key as
-   this kernel, whatever their count: some 200 for each of them and 16 keys of E = 128,
-   beside 170. From here on it is limited by arithmetic, not by memory. */
-#define FEWEST_ROWS 5
+/* While 16 keys of E = 128 come from memory, at 20 bytes a cycle for each compute unit, it
+   issues 1640 instructions. Some 300 of these are this kernel's, whatever the count of
+   rows; attention_decode_gpu.cl needs 730 with one row, 960 with two, 1370 with four and
+   2320 with eight. */
+#define FEWEST_ROWS 3
 
 /* Of a group, each with its own share of the keys. */
 #define WARPS 4

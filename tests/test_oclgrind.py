@@ -108,6 +108,13 @@ MMA = {  # head sizes are filled up to 64; four warps, of which one has rows
     "device=device, return_lse=True)",
 }
 
+DECODE_MMA = {  # a tile of 16 rows; four warps take 16 keys each
+    "group": "check(draw((3, 2, 64), np.float16), *qkv((1,), 1, 70, 64, dtype=np.float16)[1:], "
+    "device=device, enable_gqa=True, return_lse=True, is_causal='lower_right')",
+    "mask, no number": "q, k, v = qkv((1, 1), 2, 19, 64, dtype=np.float16); v[..., 3, 5] = np.nan; "
+    "check(q, k, v, device=device, return_lse=True, attn_mask=draw((2, 19)) > 0)",
+}
+
 DECODE_GPU = {  # with 512 columns, 40 keys of one head are two parts
     "rows": "check(*qkv((1, 1), 3, 140, 8, 17), device=device, return_lse=True)",
     "parts, no number": "q, k, v = qkv((1, 1), 1, 40, 512); v[..., 3, 5] = np.nan; "
@@ -190,19 +197,24 @@ RUNS = {
     "cpu": CASES | DIAGONAL,
     "decode-cpu": DECODE,
     "decode-gpu": DECODE_GPU,
+    "decode-mma": DECODE_MMA,
     "tiled": TILED,
     "mma": MMA,
 }
 
-# Tiles of 7000 bytes have 16 rows. Oclgrind 21.10 has less local memory than matrix units have, and
-# on their kernel its check for uninitialised values crashes, as does a second thread.
+# Oclgrind 21.10 has less local memory than matrix units have, and on their kernels its check for
+# uninitialised values crashes, as does a second thread.
+MATRIX_UNITS = {
+    "OCLGRIND_LOCAL_MEM_SIZE": 65536,
+    "OCLGRIND_NUM_THREADS": 1,
+    "OCLGRIND_UNINITIALIZED": None,
+}
+
+# Tiles of 7000 bytes have 16 rows.
 SETTINGS = {
     "tiled": {"CLATTN_LOCAL_MEMORY": 7000},
-    "mma": {
-        "OCLGRIND_LOCAL_MEM_SIZE": 65536,
-        "OCLGRIND_NUM_THREADS": 1,
-        "OCLGRIND_UNINITIALIZED": None,
-    },
+    "decode-mma": MATRIX_UNITS,
+    "mma": MATRIX_UNITS,
 }
 
 

@@ -39,8 +39,9 @@ def programs():
 
 def test_kernels_do_not_spill(programs, capsys, monkeypatch):
     """Some rows of the list; products, loads of matrices and copies are what they should be."""
+    rows = [row for row in ptx_check.KERNELS if row[0] == "attention_mma.cl"]
     monkeypatch.setattr(sys, "argv", ["ptx_check.py"])
-    monkeypatch.setattr(ptx_check, "KERNELS", ptx_check.KERNELS[::4])
+    monkeypatch.setattr(ptx_check, "KERNELS", rows[::4])
     assert ptx_check.main() == 0, capsys.readouterr()
     lines = capsys.readouterr().out.splitlines()
     rows = [[cell.strip() for cell in n.strip("|").split("|")] for n in lines if "sm_" in n]

@@ -44,6 +44,11 @@ def mma(dtype, size, tiles, keys, *options, architectures=BOTH):
     return "attention_mma.cl", macros, architectures
 
 
+def decode_mma(dtype, size, value_size, *options):
+    macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"HEAD_EV={value_size}", *options, "WARP=1")
+    return "attention_decode_mma.cl", macros, BOTH
+
+
 # File, macros, architectures. DTYPE 1 is float16, 2 bfloat16, 3 float32; MASK 0 is of bool, 1 of
 # float16. exp2 is named as the driver's compiler makes it, which is not how libclc does.
 KERNELS = [
@@ -80,6 +85,10 @@ KERNELS = [
         ),
         BOTH,
     ),
+    decode_mma(1, 64, 64),
+    decode_mma(1, 128, 128, "MASK=0"),
+    decode_mma(2, 128, 128, *FLOAT_MASK, "SOFTCAP=1", "BIAS=1"),
+    decode_mma(2, 192, 128),
 ]
 
 

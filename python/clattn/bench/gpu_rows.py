@@ -47,6 +47,7 @@ GPU_ROWS = (
     _prefill("f32-E128", (1, 16, 16, 4096, 4096, 128), "float32"),
     _decode("decode-f16", (2, 32, 32, 1, 8192, 128), "float16"),
     _decode("decode-f16-gqa", (8, 32, 8, 1, 8192, 128), "float16"),
+    _decode("decode-f16-gqa-8", (8, 64, 8, 1, 8192, 128), "float16"),
     _decode("decode-bf16-gqa", (8, 32, 8, 1, 8192, 128), "bfloat16"),
     _decode("decode-64M", (1, 32, 8, 1, 16384, 128), "float16"),
     _decode("decode-f16-gqa-4", (8, 32, 8, 4, 8192, 128), "float16"),
