@@ -5,11 +5,10 @@
  */
 #include "op_attention_variants.h"
 
-/* Rows of a matrix tile. */
+/* Rows of a matrix tile. With as many of one head at most, keys are not read more often
+   than by attention_mma.cl, which reads them once for each head and does not split them.
+ */
 #define TILE_ROWS 16
-
-/* More rows of a head fill tiles of attention_mma.cl well enough. */
-#define FEW_ROWS 8
 
 /* While 16 keys of E = 128 come from memory, at 20 bytes a cycle for each compute unit, it
    issues 1640 instructions. Some 300 of these are this kernel's, whatever the count of
@@ -50,7 +49,7 @@ decode_mma_is_fast(const ca_device_info *info, const ca_attention *attention,
                    const ca_leading_dims *dims)
 {
     int64_t L = ca_attention_rows(attention);
-    return ca_attention_has_matrix_units(info) && L <= FEW_ROWS &&
+    return ca_attention_has_matrix_units(info) && L <= TILE_ROWS &&
            ca_attention_heads_together(dims) * L >= FEWEST_ROWS;
 }
 

@@ -316,12 +316,26 @@ def test_scores_of_minus_infinity(device):
 
 
 def test_equal_values_come_back(device):
-    """The sum that weights are divided by is that of the rounded ones."""
-    for shape in (SHORT, (2, 1, 1000)):
-        q, k, v = group(*shape)
-        v[...] = v[..., :1, :]
-        result = sdpa(q, k, v, device=device, enable_gqa=True)
-        np.testing.assert_array_equal(result, np.broadcast_to(v[..., :1, :], result.shape))
+    """The sum that weights are divided by is that of the rounded ones. They are 1, of the first
+    key, and of the last, which the same warp has, some number below 2^8.
+    """
+    q, k, v = group(8, 2, 65)
+    q[...] = np.linspace(4, 5.5, 16).reshape(8, 2, 1)
+    k[...], k[..., 0, :], k[..., 64, :] = -1, 0, 0.125
+    v[...] = (2 - np.arange(64) / 512)[None]
+    result = sdpa(q, k, v, device=device, enable_gqa=True)
+    np.testing.assert_array_equal(result, np.broadcast_to(v[..., :1, :], result.shape))
+
+
+def test_warps_without_keys(device):
+    """What one warp finds in 16 keys, four find in as many each: rounded weights' results, not
+    those of a row that is computed again.
+    """
+    q, k, v = group(4, 4, 16)
+    one = sdpa(q, k, v, device=device, enable_gqa=True)
+    tile = (1, 1, 4, 1)
+    four = sdpa(q, np.tile(k, tile), np.tile(v, tile), device=device, enable_gqa=True)
+    assert (one != four).mean() < 0.01
 
 
 def test_large_values(device):
@@ -375,7 +389,7 @@ def test_keys_that_are_all_the_same(device):
 
 def test_where_memory_is_copied(device):
     """Inputs that overlap share a copy, where keys and values, aligned in the host's memory, no
-    longer are.
+    longer are: rows are computed again, by other arithmetic.
     """
     run_python(
         """
@@ -387,7 +401,9 @@ def test_where_memory_is_copied(device):
         for S in (77, 2500):
             packed = draw((S, 136 + 72), np.dtype(np.float16))
             assert packed.ctypes.data % 16 == 0
-            check(packed[:2, 1:65], packed[:, 72:136], packed[:, 144:], device=device)
+            arrays = packed[:2, 1:65], packed[:, 72:136], packed[:, 144:]
+            again = check(*arrays, device=device)
+            assert (again != check(*(a.copy() for a in arrays), device=device)).any()
         """,
         index_of(device),
         env={"CLATTN_MEMORY": "copy"},

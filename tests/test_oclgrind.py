@@ -108,10 +108,10 @@ MMA = {  # head sizes are filled up to 64; four warps, of which one has rows
     "device=device, return_lse=True)",
 }
 
-DECODE_MMA = {  # a tile of 16 rows; four warps take 16 keys each
+DECODE_MMA = {  # a tile of 16 rows; four warps take 16 keys each, lanes 16 bytes of each key
     "group": "check(draw((3, 2, 64), np.float16), *qkv((1,), 1, 70, 64, dtype=np.float16)[1:], "
     "device=device, enable_gqa=True, return_lse=True, is_causal='lower_right')",
-    "mask, no number": "q, k, v = qkv((1, 1), 2, 19, 64, dtype=np.float16); v[..., 3, 5] = np.nan; "
+    "mask, no number": "q, k, v = qkv((1, 1), 2, 19, 8, dtype=np.float16); v[..., 3, 5] = np.nan; "
     "check(q, k, v, device=device, return_lse=True, attn_mask=draw((2, 19)) > 0)",
 }
 
