@@ -72,7 +72,8 @@ class Device:
     def __init__(self, library):
         import clattn._drivers as drivers
 
-        drivers.discover = lambda: ((), (os.fsencode(library),), None, "host")
+        memory = os.environ.get("CLATTN_MEMORY") or "host"  # where buffers are as long as arrays
+        drivers.discover = lambda: ((), (os.fsencode(library),), None, memory)
         self.edit = None
         self.library = ctypes.CDLL(library)
         self.function = LAUNCH(self.launch)

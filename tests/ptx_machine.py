@@ -19,10 +19,11 @@ import numpy as np
 import ptx_arithmetic
 import ptx_warp
 from ptx_memory import FILLING, WARP, Buffer, Clock, Global, Memory, Private, Shared
-from ptx_program import Refused, parse
+from ptx_program import SHARED_START, Refused, parse
 
 WAITING = 1 << 29  # in place of the number of a work-item's block: at a barrier
 ENDED = 1 << 30
+MOST_SHARED = 48 << 10  # bytes that a kernel may declare
 MOST_BLOCKS = 1 << 21  # of a group, until it is taken to run for ever
 
 JUMPS = ("bra", "ret", "bar", "exit")
@@ -80,6 +81,8 @@ class Machine:
 
     def __init__(self, text, name, work_items):
         self.program = program = parse(text, name)
+        if program.sizes["shared"] - SHARED_START > MOST_SHARED:
+            raise Refused(f"more than {MOST_SHARED} bytes of local memory")
         self.work_items = work_items
         self.lanes = -(-work_items // WARP) * WARP
         self.all_lanes = np.arange(self.lanes)
@@ -93,6 +96,7 @@ class Machine:
         }
         self.memory = {"const": ReadOnly("constants", program.constants)}
         self.blocks = self.make_blocks()
+        self.bank_conflicts = 0  # matrices that are loaded, two rows of which share banks
 
     # --- operands ---------------------------------------------------------------------
 

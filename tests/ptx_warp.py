@@ -127,7 +127,10 @@ def load_matrices(machine, instruction):
     def run(active):
         warps_of(machine, active)
         lanes = lanes_of(machine, active)
-        rows = machine.memory["shared"].read(address()[lanes], lanes, 2, 8).reshape(-1, 4, 8, 8)
+        places = address()[lanes]
+        banks = np.sort((places // np.uint64(16) % np.uint64(8)).reshape(-1, 8), 1)
+        machine.bank_conflicts += int((banks[:, 1:] == banks[:, :-1]).any(1).sum())
+        rows = machine.memory["shared"].read(places, lanes, 2, 8).reshape(-1, 4, 8, 8)
         if transposed:
             rows = rows.swapaxes(2, 3)
         words = np.ascontiguousarray(rows).view(np.uint32)

@@ -69,6 +69,7 @@ launched = dict(machine.launched)
 for kernel in {kernels.split()}:
     macros = launched["attention_" + kernel]
 assert {dict(m.split("=") for m in macros.split())}.items() <= macros.items(), macros
+assert not any(m.bank_conflicts for m in machine.machines.values())
 """
     run_on_machine(library, code)
 

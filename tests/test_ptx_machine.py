@@ -119,9 +119,6 @@ with np.errstate(all="ignore"):
         "fma.rn.f32 %f2, %f1, %f1, %f1;": (
             FLOATS.astype("f8") * FLOATS + FLOATS.astype("f8")
         ).astype("f4"),
-        "ex2.approx.ftz.f32 %f2, %f1;": np.where(
-            FLOATS < -126, np.float32(0), np.exp2(FLOATS)
-        ),
         "cvt.rni.f32.f32 %f2, %f1;": np.rint(FLOATS),
         "cvt.rn.f16.f32 %h1, %f1; cvt.f32.f16 %f2, %h1;": FLOATS.astype("f2").astype("f4"),
         "cvt.rn.f16x2.f32 %r5, 0f3F800000, %f1; mov.b32 {%h1, %h2}, %r5; cvt.f32.f16 %f2, %h1;":
@@ -135,6 +132,16 @@ with np.errstate(all="ignore"):
 def test_floats(body):
     got = run(body + "mov.b32 %r0, %f2;", FLOATS).view("f4")
     np.testing.assert_array_equal(got, OF_FLOATS[body], body)
+
+
+def test_powers_of_two():
+    """To two units of the last place; numbers below the smallest normal one are 0."""
+    x = np.array([-200, -126.5, -125.9, -3.7, -1e-40, 0, 0.3, 1, 127, 128, np.inf, NAN], "f4")
+    got = run("ex2.approx.ftz.f32 %f2, %f1; mov.b32 %r0, %f2;", x).view("f4")
+    with np.errstate(over="ignore"):
+        right = np.where(x < -126, np.float32(0), np.exp2(x))
+    np.testing.assert_allclose(got, right, rtol=1.25 * 2.0**-22)
+    np.testing.assert_array_equal(got[4:6], 1)
 
 
 COMPARED = {
