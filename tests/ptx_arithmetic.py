@@ -105,10 +105,10 @@ PLAIN = {("add", "rn"), ("sub", "rn"), ("mul", "rn"), ("mul", "lo"), ("div", "rn
 
 # The comparison of ordered numbers, and whether it is true of NaN.
 COMPARISONS = {
-    **{name: (getattr(np, f"{function}"), False) for name, function in {
+    **{name: (getattr(np, function), False) for name, function in {
         "eq": "equal", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal",
     }.items()},
-    **{name: (getattr(np, f"{function}"), True) for name, function in {
+    **{name: (getattr(np, function), True) for name, function in {
         "equ": "equal", "neu": "not_equal", "ltu": "less", "leu": "less_equal",
         "gtu": "greater", "geu": "greater_equal",
     }.items()},
@@ -177,16 +177,13 @@ def by_value(machine, instruction):
     if not functions:
         raise unknown(instruction)
     function = functions[0]
-    to = machine.target(instruction.operands[0], kind)
-    inputs = [machine.source(x, kind) for x in instruction.operands[1:]]
+    to, *inputs = operands_of(machine, instruction, kind)
 
     def run(active):
-        to[active] = function(*(x[active] if x.ndim else x for x in inputs))
+        lanes = ... if active is True else active
+        to[lanes] = function(*(x[lanes] if x.ndim else x for x in inputs))
 
-    def run_all(active):
-        to[...] = function(*inputs)
-
-    return lambda active: (run_all if active is True else run)(active)
+    return run
 
 
 def multiply_wide(machine, instruction):
@@ -206,8 +203,7 @@ def multiply_add(machine, instruction):
     if instruction.parts[1:-1] != ["lo"]:
         raise unknown(instruction)
     kind = "u" + instruction.parts[-1][1:]
-    to, *inputs = operands_of(machine, instruction, kind)
-    a, b, c = inputs
+    to, a, b, c = operands_of(machine, instruction, kind)
     return lambda active: assign(to, a * b + c, active)
 
 
@@ -302,7 +298,7 @@ def convert(machine, instruction):
         to = machine.target(to_name, "b32")
         high, low = (machine.source(x, "f32") for x in names)
         return lambda active: assign(to, bits(high) << 16 | bits(low), active)
-    if to_kind not in TYPES or from_kind not in TYPES:
+    if to_kind not in TYPES:
         raise unknown(instruction)
     to, x = machine.target(to_name, to_kind), machine.source(names[0], from_kind)
     change = {

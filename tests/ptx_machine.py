@@ -17,8 +17,9 @@ import struct
 
 import numpy as np
 import ptx_arithmetic
+import ptx_memory
 import ptx_warp
-from ptx_memory import FILLING, WARP, Buffer, Clock, Global, Memory, Private, Shared
+from ptx_memory import WARP
 from ptx_program import SHARED_START, Refused, parse
 
 WAITING = 1 << 29  # in place of the number of a work-item's block: at a barrier
@@ -26,8 +27,7 @@ ENDED = 1 << 30
 MOST_SHARED = 48 << 10  # bytes that a kernel may declare
 MOST_BLOCKS = 1 << 21  # of a group, until it is taken to run for ever
 
-JUMPS = ("bra", "ret", "bar", "exit")
-WINDOWS = {"local": 1 << 56}
+JUMPS = ("bra", "ret", "bar")
 SPECIAL = {"%tid.y": 0, "%tid.z": 0, "%ctaid.y": 0, "%ctaid.z": 0, "%ntid.y": 1, "%ntid.z": 1,
            "%nctaid.y": 1, "%nctaid.z": 1}  # fmt: skip
 
@@ -70,7 +70,7 @@ def ordered(after, start):
     return [block for part in reversed(parts) for block in flat(part)]
 
 
-class ReadOnly(Memory):
+class ReadOnly(ptx_memory.Memory):
     def __init__(self, name, contents):
         super().__init__(name, len(contents))
         self.bytes[: self.size] = np.frombuffer(bytes(contents), np.uint8)
@@ -107,8 +107,7 @@ class Machine:
             if kind is None:
                 raise Refused(f"there is no register {name}")
             dtype = np.dtype(bool) if kind == "pred" else np.dtype(f"u{int(kind[1:]) // 8}")
-            bits = np.full(self.lanes * dtype.itemsize, FILLING, np.uint8)
-            self.registers[name] = bits.view(dtype) if kind != "pred" else bits > FILLING
+            self.registers[name] = np.zeros(self.lanes, dtype)
         return self.registers[name]
 
     def target(self, name, kind):
@@ -153,9 +152,9 @@ class Machine:
         return lambda: place.astype(np.uint64) + offset
 
     def window(self, space):
-        if space not in WINDOWS:
+        if space != "local":
             raise Refused(f"generic addresses of {space} memory")
-        return WINDOWS[space]
+        return ptx_memory.LOCAL_WINDOW
 
     # --- code -------------------------------------------------------------------------
 
@@ -191,11 +190,9 @@ class Machine:
         return start, steps, *jump
 
     def make_step(self, instruction):
-        step = (
-            self.make_memory(instruction)
-            or ptx_warp.compiled(self, instruction)
-            or ptx_arithmetic.compiled(self, instruction)
-        )
+        step = ptx_warp.compiled(self, instruction)
+        if step is None and instruction.parts[-1] in ptx_arithmetic.TYPES:
+            step = self.make_memory(instruction) or ptx_arithmetic.compiled(self, instruction)
         if step is None:
             raise ptx_arithmetic.unknown(instruction)
         if instruction.guard is None:
@@ -213,10 +210,9 @@ class Machine:
         name, *parts = instruction.parts
         if name not in ("ld", "st", "atom"):
             return None
-        *parts, kind = [p for p in parts if p != "volatile"]
-        space, *rest = parts or [""]
-        if space not in ("param", "const", "shared", "local", "global"):
-            raise ptx_arithmetic.unknown(instruction)
+        *rest, kind = parts
+        named = rest and rest[0] in ("param", "const", "shared", "local", "global")
+        space = rest.pop(0) if named else "generic"
         if name == "atom":
             return self.make_atomic(instruction, space, rest, kind)
         numbers, address = instruction.operands[:: 1 if name == "ld" else -1]
@@ -321,7 +317,7 @@ class Machine:
         address that it has: a buffer has the same alignment; or None, no buffer.
         """
         sizes = self.program.sizes
-        self.clock = Clock()
+        self.clock = ptx_memory.Clock()
         buffers, given = [], {}
         parameters = bytearray(sizes["param"])
         if len(arguments) != len(self.program.parameters):
@@ -330,7 +326,7 @@ class Machine:
             if isinstance(argument, tuple):
                 contents, address = argument
                 if address not in given:
-                    given[address] = Buffer(len(buffers), contents, address, self.clock)
+                    given[address] = ptx_memory.Buffer(len(buffers), contents, address, self.clock)
                     buffers.append(given[address])
                 argument = given[address].base.to_bytes(8, "little")
             argument = bytes(8) if argument is None else argument
@@ -338,8 +334,8 @@ class Machine:
                 raise Refused(f"an argument of {len(argument)} bytes for {size}")
             parameters[place : place + size] = argument
         self.memory["param"] = ReadOnly("the arguments", parameters)
-        self.memory["global"] = Global(buffers)
-        self.memory["shared"] = Shared(sizes["shared"], self.lanes, self.clock)
+        self.memory["global"] = ptx_memory.Global(buffers)
+        self.memory["shared"] = ptx_memory.Shared(sizes["shared"], self.lanes, self.clock)
         self.special["%nctaid.x"][...] = groups
         with np.errstate(all="ignore"):
             for group in range(groups):
@@ -351,8 +347,11 @@ class Machine:
     def run_group(self, group):
         self.clock.begin_group()
         self.memory["shared"].begin_group()
-        self.memory["local"] = Private(self.lanes, self.program.sizes["local"])
+        self.memory["local"] = ptx_memory.Private(self.lanes, self.program.sizes["local"])
+        self.memory["generic"] = ptx_memory.Generic(self.memory["global"], self.memory["local"])
         self.special["%ctaid.x"][...] = group
+        for bits in self.registers.values():
+            bits.view(np.uint8)[...] = 0 if bits.dtype.kind == "b" else ptx_memory.FILLING
         self.exist = self.all_lanes < self.work_items
         self.at = np.where(self.exist, 0, ENDED)
         self.waits_at = np.zeros(self.lanes, np.int64)

@@ -14,6 +14,7 @@ from ptx_program import SHARED_START, Refused
 GRANULE = 2  # bytes that are watched together: no kernel writes single bytes
 WARP = 32
 BUFFER_BITS = 40  # a buffer's number begins at this bit of an address
+LOCAL_WINDOW = 1 << 56  # where generic addresses of a work-item's own memory begin
 ATOMIC = -2  # in place of the warp that wrote
 FILLING = 0x64  # large numbers in all types
 
@@ -204,6 +205,30 @@ class Global:
         for buffer, where in self.parts(addresses):
             before[where] = buffer.update(addresses[where], lanes[where], function, values[where])
         return before
+
+
+class Generic:
+    """Global memory, and at its window a work-item's own."""
+
+    def __init__(self, buffers, own):
+        self.buffers = buffers
+        self.own = own
+
+    def parts(self, addresses):
+        own = addresses >= np.uint64(LOCAL_WINDOW)
+        for memory, where, base in ((self.buffers, ~own, 0), (self.own, own, LOCAL_WINDOW)):
+            if where.any():
+                yield memory, where, addresses[where] - np.uint64(base)
+
+    def read(self, addresses, lanes, size, count):
+        values = np.empty((len(lanes), count), f"u{size}")
+        for memory, where, places in self.parts(addresses):
+            values[where] = memory.read(places, lanes[where], size, count)
+        return values
+
+    def write(self, addresses, lanes, size, values):
+        for memory, where, places in self.parts(addresses):
+            memory.write(places, lanes[where], size, values[where])
 
 
 class Shared(Watched):

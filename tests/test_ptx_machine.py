@@ -90,7 +90,9 @@ OF_INTEGERS = {
     "mov.b32 {%h1, %h2}, %r1; mov.b32 %r0, {%h2, %h1};": WIDE >> 16 | WIDE << 16,
     "cvt.rn.f32.s32 %f2, %r1; mov.b32 %r0, %f2;": SIGNED.astype("f4").view("u4"),
     "mov.u64 %rd9, own; cvta.local.u64 %rd8, %rd9; cvta.to.local.u64 %rd9, %rd8;"
-    "st.local.u32 [%rd9+4], %r1; ld.local.u32 %r0, [%rd9+4];": WIDE,
+    "st.local.u32 [%rd9+4], %r1; ld.u32 %r0, [%rd8+4];": WIDE,
+    "st.u32 [%rd4], %r1; ld.u32 %r0, [%rd4];": WIDE,
+    "setp.gt.u32 %p1, %r1, 7; @%p1 mov.u32 %r0, 9;": np.where(WIDE > 7, 9, 7),
 }
 
 
