@@ -9,6 +9,7 @@ import gc
 import importlib
 import itertools
 import os
+import tempfile
 from functools import partial
 
 # Of NumPy and torch, before they are imported: their products are small here, and threads of two
@@ -43,6 +44,11 @@ def list_devices():
     named = f" named by CLATTN_TEST_DEVICES={words!r}" if words else ""
     return devices, None if devices else f"clattn.devices() has none{named}"
 
+
+if os.environ.get("CLATTN_TEST_DEVICES") == "ptx":
+    import ptx_device
+
+    MACHINE = ptx_device.Device(ptx_device.build(tempfile.mkdtemp()))
 
 DEVICES, NO_DEVICE = list_devices()
 

@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: MIT
 """tools/ptx_check.py: kernels with PTX assemble for NVIDIA GPUs, and keep all in registers."""
 
-import importlib.util
 import sys
 
 import pytest
-from helpers import ROOT
-
-SPEC = importlib.util.spec_from_file_location("ptx_check", ROOT / "tools" / "ptx_check.py")
-ptx_check = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(ptx_check)
+from ptx_device import ptx_check
 
 SPILLS = """
 __kernel __attribute__((reqd_work_group_size(1024, 1, 1))) void
