@@ -312,6 +312,23 @@ def convert(machine, instruction):
     return lambda active: assign(to, change(x), active)
 
 
+def permute(machine, instruction):
+    """Four bytes of eight, those of a first, each chosen by a digit of the last operand."""
+    if len(instruction.parts) != 2:
+        raise unknown(instruction)
+    to, a, b, selector = operands_of(machine, instruction, "b32")
+    digits = [int(selector) >> 4 * n & 15 for n in range(4)]
+    if max(digits) > 7:
+        raise Refused("a byte that is filled with a sign")
+
+    def run(active):
+        eight = a.astype(np.uint64) | b.astype(np.uint64) << np.uint64(32)
+        chosen = [eight >> np.uint64(8 * d) & np.uint64(255) for d in digits]
+        assign(to, sum(byte << np.uint64(8 * n) for n, byte in enumerate(chosen)), active)
+
+    return run
+
+
 def to_space(machine, instruction):
     """Between addresses of a space and generic ones, which are apart by a constant."""
     _, *modifiers, _ = instruction.parts
@@ -332,4 +349,5 @@ MAKERS = {
     "mov": move,
     "cvt": convert,
     "cvta": to_space,
+    "prmt": permute,
 }

@@ -22,7 +22,7 @@ CASES = {
     "bfloat16, 128": ("mma", "DTYPE=2 HEAD_E=128 MT=2",
         "*qkv((1, 2), 130, 100, 128, dtype=bfloat16), scale=-0.2"),
     "256": ("mma", "HEAD_E=256 BN=16", "*halves((1, 1), 20, 75, 256)"),
-    "parts of heads": ("mma", "HEAD_E=64 HEAD_EV=80", "*halves((1, 1), 9, 50, 40, 72)"),
+    "parts of heads": ("mma", "HEAD_E=64 HEAD_EV=80", "*halves((1, 1), 20, 50, 40, 72)"),
     "mask, softcap": ("mma", "MASK=1 MASK_ADDS=1 SOFTCAP=1 LSE=1",
         "*halves((1, 1), 20, 150, 64), attn_mask=mask, softcap=3.0, return_lse=True"),
     "bool mask, group of heads": ("mma", "MASK=0",
@@ -34,8 +34,16 @@ CASES = {
         "*(a[..., 3:43] for a in halves((1, 1), 20, 150, 64)), out=out"),
     "decode": ("decode_gpu decode_gpu_merge", "DTYPE=2 FORM=2",
         "*qkv((1, 1), 1, 1200, 128, dtype=bfloat16), return_lse=True"),
-    "decode, four rows": ("decode_gpu", "DTYPE=1 FORM=2 RT=4",
-        "*halves((1, 2), 3, 150, 72), softcap=5.0, attn_mask=mask[:3]"),
+    "decode, four rows": ("decode_gpu", "DTYPE=3 FORM=2 RT=4",
+        "*qkv((1, 2), 3, 150, 72), softcap=5.0, attn_mask=mask[:3]"),
+    "decode, group of heads": ("decode_mma decode_gpu_merge", "DTYPE=1 FORM=2",
+        "draw((1, 8, 1, 64), float16), *halves((1, 1), 1, 1100, 64)[1:], enable_gqa=True,"
+        "return_lse=True"),
+    "decode, rows of two tiles": ("decode_mma", "DTYPE=2 HEAD_E=80 HEAD_EV=72",
+        "draw((1, 7, 3, 80), bfloat16), *qkv((1, 1), 1, 100, 80, 72, bfloat16)[1:],"
+        "enable_gqa=True, is_causal='lower_right', scale=-0.2"),
+    "decode, mask": ("decode_mma", "MASK=1 MASK_ADDS=1 SOFTCAP=1",
+        "*halves((1, 2), 12, 150, 64), attn_mask=mask[:12], softcap=3.0"),
     "tiled": ("tiled", "DTYPE=3", "*qkv((1, 1), 40, 50, 64), is_causal=True, return_lse=True"),
 }  # fmt: skip
 
