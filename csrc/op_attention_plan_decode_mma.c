@@ -12,7 +12,7 @@
 
 /* While 16 keys of E = 128 come from memory, at 20 bytes a cycle for each compute unit, it
    issues 1640 instructions. Some 300 of these are this kernel's, whatever the count of
-   rows; attention_decode_gpu.cl needs 730 with one row, 960 with two, 1370 with four and
+   rows; attention_decode_gpu.cl needs 710 with one row, 910 with two, 1370 with four and
    2320 with eight. */
 #define FEWEST_ROWS 3
 

@@ -66,12 +66,16 @@ typedef ulong bits_4;
 #define raw_3(x) ((uint4)(x(0), x(1), x(2), x(3)))
 #define raw_4(x) as_uint4((ulong2)(x(0), x(1)))
 
+/* Word by word: of an array of four, clang keeps the whole in memory. */
 static inline void
 unpack_1(uint4 raw, real *x)
 {
+    const uint words[4] = {raw.s0, raw.s1, raw.s2, raw.s3};
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
-        x[n] = (real)vload_half(n, (const half *)&raw);
+    for (int n = 0; n < 4; n++) {
+        const uint word = words[n];
+        x[2 * n] = (real)vload_half(0, (const half *)&word);
+        x[2 * n + 1] = (real)vload_half(1, (const half *)&word);
     }
 }
 
