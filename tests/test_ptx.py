@@ -79,6 +79,13 @@ def test_results_stay_in_registers(programs, capsys, monkeypatch):
     assert capsys.readouterr().out.count("| attention_tiled |") == 2
 
 
+def test_the_limit_of_reading_reads_16_bytes_at_once(programs, tmp_path):
+    ptx = tmp_path / "peak_read.ptx"
+    kernel = ROOT / "kernels" / "peak_read.cl"
+    ptx_check.to_ptx(programs, kernel, ["-DLANES=4", "-DLOCAL=64"], ptx)
+    assert ptx.read_text().count("ld.global.v4.f32") == 8
+
+
 @pytest.mark.parametrize(("text", "status"), [(SPILLS, 1), (STACK, 1), ("an error", 1), (None, 2)])
 def test_faults_are_told(programs, tmp_path, monkeypatch, capsys, text, status):
     """A kernel that spills, one with an array on its stack, one that does not compile, no
