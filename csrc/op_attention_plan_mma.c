@@ -87,12 +87,27 @@ rows_are_aligned(const ca_attention *attention, ca_attention_tensor t)
            is_aligned(ca_tensor_memory(tensor).data);
 }
 
-/* Inputs that overlap share a buffer, which begins at the first byte of one of them. */
+static bool
+overlaps_another(const ca_attention *attention, int t)
+{
+    ca_extent own = ca_tensor_memory(&attention->tensors[t]);
+    for (int other = 0; other < CA_ATTENTION_OUTPUT; other++) {
+        ca_extent extent = ca_tensor_memory(&attention->tensors[other]);
+        if (other != t && ca_extents_overlap(&own, &extent)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Inputs that overlap share a buffer, which begins at the first byte of one of them.
+   Where a mask that lies alone begins matters to nobody. */
 static bool
 inputs_are_aligned(const ca_attention *attention)
 {
     for (int t = 0; t < CA_ATTENTION_OUTPUT; t++) {
-        if (!is_aligned(ca_tensor_memory(&attention->tensors[t]).data)) {
+        if (!is_aligned(ca_tensor_memory(&attention->tensors[t]).data) &&
+            overlaps_another(attention, t)) {
             return false;
         }
     }

@@ -148,9 +148,9 @@ share_columns(const slice_memory *memory, const slice_state *state, int r, int s
     barrier(CLK_LOCAL_MEM_FENCE); /* columns, before they are added */
 }
 
-/* Write row i from its shared columns. One that is not finite is marked to be computed
-   again: it may have met a NaN or infinity of an excluded key, as 0 * NaN, or has none.
- */
+/* Write row i from its shared columns; zeros where it has no keys, so that its columns
+   are of others' alone. One that is not finite is marked to be computed again: it may
+   have met a NaN or infinity of an excluded key, as 0 * NaN. */
 static inline void
 write_row(const attention_call *call, const ca_int64 *batch, ca_int64 i,
           const slice_memory *memory, int r, real highest, real sum)
@@ -158,10 +158,11 @@ write_row(const attention_call *call, const ca_int64 *batch, ca_int64 i,
     const ca_attention_params *params = call->params;
     __global storage *row = call->output + ca_offset(&params->output, batch, i, 0);
     const int item = (int)get_local_id(0);
+    const bool empty = highest == -INFINITY && sum == REAL(0.0);
     const real inverse = REAL(1.0) / sum;
     bool finite = true;
     for (int c = item; c < HEAD_EV; c += WG) {
-        const real x = column_of_slices(memory, c) * inverse;
+        const real x = empty ? REAL(0.0) : column_of_slices(memory, c) * inverse;
         finite = finite && x * REAL(0.0) == REAL(0.0);
         store(x, row + c * params->output.column);
     }

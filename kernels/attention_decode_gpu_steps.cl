@@ -236,6 +236,8 @@ multiply_keys(real *terms, const uint4 *keys, const __local real_piece *queries,
     }
 }
 
+/* One of -inf that is attended to becomes no number: write_row takes rows without any
+   score above it for rows without keys. */
 static inline real
 finish_score(const ca_attention_params *params, real score, real added)
 {
@@ -244,10 +246,9 @@ finish_score(const ca_attention_params *params, real score, real added)
     score = tanh(score / softcap) * (softcap * SCORE_UNIT);
 #endif
 #if HAS_ADDENDS
-    return added == -INFINITY ? added : score + added;
-#else
-    return added == -INFINITY ? added : score;
+    score += added;
 #endif
+    return added == -INFINITY ? added : score == -INFINITY ? NAN : score;
 }
 
 /* --- values ----------------------------------------------------------------------- */

@@ -170,6 +170,14 @@ is_usable(const part_source *part)
                       params->value.row * (ca_int64)sizeof(storage));
 }
 
+/* Have all rows computed again. */
+static inline void
+poison(softmax_state *softmax)
+{
+    softmax->seen = ~0u;
+    softmax->sum[0] = softmax->sum[1] = NAN;
+}
+
 __kernel
 WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
 {
@@ -222,7 +230,9 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
     for (int c = 0; c < EV_TILES; c++) {
         result[0][c] = (float4)0.0f;
     }
-    if (part.count > 0 && is_usable(&part)) {
+    if (part.count > 0 && !is_usable(&part)) {
+        poison(&softmax);
+    } else if (part.count > 0) {
         attend_part(&warp, &part, memory, &softmax, result);
     }
 

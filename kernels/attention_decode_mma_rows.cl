@@ -90,15 +90,14 @@ share_rows(const warp_state *warp, const part_source *part, const end_memory *me
 
 /* Write 16 columns of a row from `column` on. One that is not finite is marked to be
    computed again: it may have met a NaN or infinity of a key that another row attends
-   to, as 0 * NaN, or has no keys. */
+   to, as 0 * NaN. */
 static inline void
 write_columns(const attention_call *call, const ca_int64 *batch, ca_int64 i, int column,
-              const float *x, float sum, __local int *redo)
+              const float *x, float inverse, __local int *redo)
 {
     const ca_view *view = &call->params->output;
     __global storage *row = call->output + ca_offset(view, batch, i, 0);
     const int count = min(16, HEAD_EV - column);
-    const float inverse = 1.0f / sum;
     bool finite = true;
     for (int n = 0; n < count; n++) {
         const float quotient = x[n] * inverse;
@@ -155,7 +154,9 @@ write_rows(const warp_state *warp, const part_source *part, const end_memory *me
                 vstore4((float4)(highest, sum, 0.0f, 0.0f), 0, partial + HEAD_EV);
             }
         } else {
-            write_columns(call, row_batch, i, column, x, sum, memory->redo + row);
+            /* a row without keys, all of whose x are 0, has no highest score */
+            const float inverse = highest == -INFINITY ? 0.0f : 1.0f / sum;
+            write_columns(call, row_batch, i, column, x, inverse, memory->redo + row);
             if (column == 0 && (params->flags & CA_HAS_LSE)) {
                 call->lse[ca_offset(&params->lse, row_batch, i, 0)] =
                     TO_NATURAL(base_of(highest)) + log(sum);

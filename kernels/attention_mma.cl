@@ -320,7 +320,9 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
 
     barrier(CLK_LOCAL_MEM_FENCE); /* reading the last block, before results come */
     finish_rows(&warp, &tile, &lane, &softmax, result, memory);
-    barrier(CLK_LOCAL_MEM_FENCE); /* writing results and marks, before they are read */
+    /* writing results and marks, before they are read; an lse, before it is computed again
+       and written by another work-item */
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
     __local const uint *marks = (__local const uint *)(memory + RESULT_CHUNKS);
     store_tile(&call, batch, tile.i0, tile.rows, memory, marks);
     const int row = (int)get_local_id(0);

@@ -183,7 +183,8 @@ normalise(const tile_state *tile, const softmax_state *softmax, const real *seen
     }
 }
 
-static inline void
+/* Results are registers only as long as it is inlined. */
+static inline __attribute__((always_inline)) void
 store_result(const tile_state *tile, const softmax_state *softmax, const real *seen,
              const real *result)
 {

@@ -7,7 +7,7 @@
  *     global size  passes * tiles * LOCAL, all tiles of a pass before those of the next
  *     work-group   a tile of consecutive elements; its items read vectors side by side
  *
- *     -DLANES  4, 8 or 16: floats of a vector
+ *     -DLANES  4, 8 or 16: floats of a vector; 4 where a group has several items
  *     -DLOCAL  work-items of a group
  */
 #include "peak_params.h"
@@ -22,6 +22,14 @@
 #define JOIN_(a, b) a##b
 #define JOIN(a, b)  JOIN_(a, b)
 typedef JOIN(float, LANES) vector;
+
+/* Arrays of GPUs begin at a multiple of their 16 bytes, which vload does not tell the
+   compiler: it would read each float by itself. */
+#if LOCAL > 1
+#define LOAD(x) (*(__global const vector *)(x))
+#else
+#define LOAD(x) JOIN(vload, LANES)(0, x)
+#endif
 
 /* Sums that do not wait for each other. */
 #define SUMS 8
@@ -48,7 +56,7 @@ peak_read(__global const float *input, __global float *output, ca_peak_params pa
     for (ca_int64 i = first + item * LANES; i < whole; i += STEP) {
 #pragma unroll
         for (int n = 0; n < SUMS; n++) {
-            sums[n] += JOIN(vload, LANES)(0, input + i + n * LANES * LOCAL);
+            sums[n] += LOAD(input + i + n * LANES * LOCAL);
         }
     }
     vector sum = sums[0];

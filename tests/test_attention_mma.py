@@ -9,7 +9,7 @@ for each unit of the device; a block has 64 keys of head size 64, and 16 of 256.
 
 import numpy as np
 import pytest
-from helpers import BANDS, check, draw, qkv, sdpa
+from helpers import BANDS, check, draw, index_of, qkv, run_python, sdpa
 from numpy.lib.stride_tricks import as_strided
 from reference import attention, bfloat16, eps, float16
 from reference_onnx import check as check_onnx
@@ -277,6 +277,28 @@ def test_places_in_memory(device, place):
             fill(as_strided(memory[start + place :], (1, 1, rows, 64), (0, 0, 128, 2)), n)
         )
     run(*arrays, device=device)
+
+
+def test_masks_that_begin_anywhere(device, tmp_path):
+    """One does not keep keys from being copied by 16 bytes: there is no other program for it."""
+    if device.platform == "Portable Computing Language":
+        pytest.skip("PoCL keeps its programs itself")
+    code = """
+    import sys
+    from pathlib import Path
+    import clattn, numpy as np
+    from helpers import check, qkv
+    q, k, v = qkv((1, 1), 18, 70, 64, dtype=np.float16)
+    memory = np.ones(18 * 70 + 32, bool)
+    start = -memory.ctypes.data % 16
+    for place in 0, 3:
+        mask = memory[start + place :][: 18 * 70].reshape(18, 70)
+        mask[:, 5] = False
+        check(q, k, v, device=clattn.devices()[int(sys.argv[1])], attn_mask=mask, return_lse=True)
+    print(len([*Path(sys.argv[2]).rglob("attention_mma-*.bin")]))
+    """
+    done = run_python(code, index_of(device), tmp_path, env={"XDG_CACHE_HOME": tmp_path})
+    assert done.stdout.split() == ["1"], done.stdout
 
 
 # --- what it does not take ------------------------------------------------------------

@@ -23,6 +23,20 @@ spills(__global float *x)
 }
 """
 
+STACK = """
+__kernel void
+stack(__global float *x, int count)
+{
+    float sums[256];
+    for (int n = 0; n < 256; n++) {
+        sums[n] = x[n] * x[n + 256];
+    }
+    for (int n = 0; n < count; n++) {
+        x[n] += sums[n & 255];
+    }
+}
+"""
+
 
 @pytest.fixture(scope="module")
 def programs():
@@ -51,9 +65,26 @@ def test_kernels_do_not_spill(programs, capsys, monkeypatch):
         assert (int(ldgsts) > 0) == ("ALIGNED" in defines)
 
 
-@pytest.mark.parametrize(("text", "status"), [(SPILLS, 1), ("an error", 1), (None, 2)])
+def test_results_stay_in_registers(programs, capsys, monkeypatch):
+    """attention_tiled of half, which libclc converts by so much code that little is inlined."""
+    rows = [row for row in ptx_check.KERNELS if row[0] == "attention_tiled.cl"]
+    monkeypatch.setattr(sys, "argv", ["ptx_check.py"])
+    monkeypatch.setattr(ptx_check, "KERNELS", [row for row in rows if "DTYPE=1" in row[1]])
+    assert ptx_check.main() == 0, capsys.readouterr()
+    assert capsys.readouterr().out.count("| attention_tiled |") == 2
+
+
+def test_the_limit_of_reading_reads_16_bytes_at_once(programs, tmp_path):
+    ptx = tmp_path / "peak_read.ptx"
+    kernel = ROOT / "kernels" / "peak_read.cl"
+    ptx_check.to_ptx(programs, kernel, ["-DLANES=4", "-DLOCAL=64"], ptx)
+    assert ptx.read_text().count("ld.global.v4.f32") == 8
+
+
+@pytest.mark.parametrize(("text", "status"), [(SPILLS, 1), (STACK, 1), ("an error", 1), (None, 2)])
 def test_faults_are_told(programs, tmp_path, monkeypatch, capsys, text, status):
-    """A kernel that spills, one that does not compile, no compiler."""
+    """A kernel that spills, one with an array on its stack, one that does not compile, no
+    compiler."""
     kernel = tmp_path / "spills.cl"
     kernel.write_text(text or SPILLS)
     monkeypatch.setattr(sys, "argv", ["ptx_check.py", str(kernel)])
