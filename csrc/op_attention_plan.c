@@ -24,8 +24,9 @@ stage_of(const ca_attention *attention)
     return masked ? CA_SCORES_STEP_TWO : attention->stage;
 }
 
-void
-ca_attention_define_common(ca_kernel_spec *spec, const ca_attention *attention)
+/* The macros of attention_row.cl, those that differ from their defaults. */
+static void
+define_row(ca_kernel_spec *spec, const ca_attention *attention)
 {
     const ca_tensor *mask = &attention->tensors[CA_ATTENTION_MASK];
     ca_dtype dtype = attention->tensors[CA_ATTENTION_QUERY].dtype;
@@ -51,9 +52,6 @@ ca_attention_define_common(ca_kernel_spec *spec, const ca_attention *attention)
     if (ca_attention_has(attention, CA_ATTENTION_PAST_KEY)) {
         ca_attention_define(spec, "PAST", 1);
     }
-    if (ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY)) {
-        ca_attention_define(spec, "PRESENT", 1);
-    }
     if (ca_attention_has(attention, CA_ATTENTION_SCORES)) {
         ca_attention_define(spec, "SCORES", (int64_t)stage_of(attention));
     }
@@ -63,6 +61,22 @@ ca_attention_define_common(ca_kernel_spec *spec, const ca_attention *attention)
     if (ca_attention_drops(attention)) {
         ca_attention_define(spec, "DROPOUT", 1);
     }
+}
+
+void
+ca_attention_define_common(ca_kernel_spec *spec, const ca_attention *attention)
+{
+    define_row(spec, attention);
+    if (ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY)) {
+        ca_attention_define(spec, "PRESENT", 1);
+    }
+}
+
+void
+ca_attention_define_merge(ca_kernel_spec *spec, const ca_attention *attention)
+{
+    define_row(spec, attention);
+    ca_attention_define(spec, "HEAD_EV", ca_attention_value_head_size(attention));
 }
 
 void

@@ -240,8 +240,13 @@ plan_decode_gpu(const ca_device_info *info, const ca_attention *attention,
     if (form == FORM_SUB_GROUPS) {
         ca_attention_define(spec, "SUB_GROUP", lanes_of(info, form));
     }
-    plan->merge = *spec;
-    plan->merge.name = "attention_decode_gpu_merge";
+    plan->merge = (ca_kernel_spec){.name = "attention_decode_gpu_merge"};
+    plan->merge.in_c30 = spec->in_c30;
+    ca_attention_define_merge(&plan->merge, attention);
+    ca_attention_define(&plan->merge, "FORM", form);
+    if (form == FORM_SUB_GROUPS) {
+        ca_attention_define(&plan->merge, "SUB_GROUP", lanes_of(info, form));
+    }
     plan->merge_local = (size_t)ca_smaller(MERGE_GROUP, info->max_work_group);
     ca_attention_define(&plan->merge, "WG", (int64_t)plan->merge_local);
     int64_t piece = BYTES_OF_LOAD / real_bytes(attention);

@@ -79,6 +79,9 @@ void ca_attention_define_common(ca_kernel_spec *spec, const ca_attention *attent
 /* These, and the head sizes and whether there is a softcap. */
 void ca_attention_define_sizes(ca_kernel_spec *spec, const ca_attention *attention);
 
+/* Those of a kernel that merges rows: all that redoing one takes, and its head size. */
+void ca_attention_define_merge(ca_kernel_spec *spec, const ca_attention *attention);
+
 /* ---- op_attention_plan_cpu.c ---- */
 
 /* Work-items for each core of a CPU, so that all end at about the same time. */
