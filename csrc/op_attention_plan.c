@@ -196,15 +196,34 @@ choose(const ca_device_info *info, const ca_attention *attention,
     return CA_OK;
 }
 
+/* Does attention_row.cl, which redoes few rows if any, cost less as a call? Built it is
+   quicker. But where one instruction works for several items of a group, as on GPUs and
+   on CPUs with sub-groups, a call has to be made for all of them. */
+static bool
+calls_rows(const ca_device_info *info, size_t local_size)
+{
+    return local_size == 1 || (info->type == CA_DEVICE_CPU && info->sub_groups == 0);
+}
+
 ca_status
 ca_attention_make_plan(const ca_device_info *info, const ca_attention *attention,
                        const ca_leading_dims *dims, ca_attention_plan *plan,
                        ca_error *error)
 {
-    if (!ca_limits_are_set(&attention->limits)) {
-        return choose(info, attention, dims, plan, error);
+    ca_status status = CA_OK;
+    if (ca_limits_are_set(&attention->limits)) {
+        ca_device_info limited = *info;
+        CA_TRY(ca_limits_apply(&attention->limits, &limited, error));
+        CA_TRY(choose(&limited, attention, dims, plan, error));
+    } else {
+        CA_TRY(choose(info, attention, dims, plan, error));
     }
-    ca_device_info limited = *info;
-    ca_status status = ca_limits_apply(&attention->limits, &limited, error);
-    return status != CA_OK ? status : choose(&limited, attention, dims, plan, error);
+    if (calls_rows(info, plan->local_size)) {
+        ca_attention_define(&plan->spec, "ROW_IS_CALLED", 1);
+    }
+    if (plan->splits > 1 && calls_rows(info, plan->merge_local)) {
+        ca_attention_define(&plan->merge, "ROW_IS_CALLED", 1);
+    }
+done:
+    return status;
 }
