@@ -18,7 +18,7 @@ typedef struct {
     int64_t value;
 } ca_define;
 
-#define CA_MAX_DEFINES 24
+#define CA_MAX_DEFINES 25
 
 /* Which kernel, specialised how. `name` is the stem of the file in kernels/ and the
    function in it. The order of the defines is part of the identity. */

@@ -24,8 +24,9 @@ stage_of(const ca_attention *attention)
     return masked ? CA_SCORES_STEP_TWO : attention->stage;
 }
 
-void
-ca_attention_define_common(ca_kernel_spec *spec, const ca_attention *attention)
+/* The macros of attention_row.cl, those that differ from their defaults. */
+static void
+define_row(ca_kernel_spec *spec, const ca_attention *attention)
 {
     const ca_tensor *mask = &attention->tensors[CA_ATTENTION_MASK];
     ca_dtype dtype = attention->tensors[CA_ATTENTION_QUERY].dtype;
@@ -51,9 +52,6 @@ ca_attention_define_common(ca_kernel_spec *spec, const ca_attention *attention)
     if (ca_attention_has(attention, CA_ATTENTION_PAST_KEY)) {
         ca_attention_define(spec, "PAST", 1);
     }
-    if (ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY)) {
-        ca_attention_define(spec, "PRESENT", 1);
-    }
     if (ca_attention_has(attention, CA_ATTENTION_SCORES)) {
         ca_attention_define(spec, "SCORES", (int64_t)stage_of(attention));
     }
@@ -63,6 +61,22 @@ ca_attention_define_common(ca_kernel_spec *spec, const ca_attention *attention)
     if (ca_attention_drops(attention)) {
         ca_attention_define(spec, "DROPOUT", 1);
     }
+}
+
+void
+ca_attention_define_common(ca_kernel_spec *spec, const ca_attention *attention)
+{
+    define_row(spec, attention);
+    if (ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY)) {
+        ca_attention_define(spec, "PRESENT", 1);
+    }
+}
+
+void
+ca_attention_define_merge(ca_kernel_spec *spec, const ca_attention *attention)
+{
+    define_row(spec, attention);
+    ca_attention_define(spec, "HEAD_EV", ca_attention_value_head_size(attention));
 }
 
 void
@@ -186,15 +200,34 @@ choose(const ca_device_info *info, const ca_attention *attention,
     return CA_OK;
 }
 
+/* Does attention_row.cl, which redoes few rows if any, cost less as a call? Built it is
+   quicker. But where one instruction works for several items of a group, as on GPUs and
+   on CPUs with sub-groups, a call has to be made for all of them. */
+static bool
+calls_rows(const ca_device_info *info, size_t local_size)
+{
+    return local_size == 1 || (info->type == CA_DEVICE_CPU && info->sub_groups == 0);
+}
+
 ca_status
 ca_attention_make_plan(const ca_device_info *info, const ca_attention *attention,
                        const ca_leading_dims *dims, ca_attention_plan *plan,
                        ca_error *error)
 {
-    if (!ca_limits_are_set(&attention->limits)) {
-        return choose(info, attention, dims, plan, error);
+    ca_status status = CA_OK;
+    if (ca_limits_are_set(&attention->limits)) {
+        ca_device_info limited = *info;
+        CA_TRY(ca_limits_apply(&attention->limits, &limited, error));
+        CA_TRY(choose(&limited, attention, dims, plan, error));
+    } else {
+        CA_TRY(choose(info, attention, dims, plan, error));
     }
-    ca_device_info limited = *info;
-    ca_status status = ca_limits_apply(&attention->limits, &limited, error);
-    return status != CA_OK ? status : choose(&limited, attention, dims, plan, error);
+    if (calls_rows(info, plan->local_size)) {
+        ca_attention_define(&plan->spec, "ROW_IS_CALLED", 1);
+    }
+    if (plan->splits > 1 && calls_rows(info, plan->merge_local)) {
+        ca_attention_define(&plan->merge, "ROW_IS_CALLED", 1);
+    }
+done:
+    return status;
 }

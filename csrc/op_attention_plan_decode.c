@@ -76,8 +76,9 @@ plan_decode(const ca_device_info *info, const ca_attention *attention,
     ca_kernel_spec *spec = &plan->spec;
     ca_attention_define_sizes(spec, attention);
     ca_attention_define(spec, "LANES", ca_attention_lanes(info, attention));
-    plan->merge = *spec;
-    plan->merge.name = "attention_merge";
+    plan->merge = (ca_kernel_spec){.name = "attention_merge"};
+    ca_attention_define_merge(&plan->merge, attention);
+    ca_attention_define(&plan->merge, "LANES", ca_attention_lanes(info, attention));
     plan->merge_local = 1;
     size_t real = ca_attention_in_float64(attention) ? sizeof(double) : sizeof(float);
     plan->partial_bytes = (ca_attention_value_head_size(attention) + 2) * (int64_t)real;

@@ -202,12 +202,10 @@ ca_attention_parts_on_gpu(const ca_device_info *info, const ca_attention *attent
 
 /* What this kernel and its merge have in common. */
 static void
-define_form(ca_kernel_spec *spec, const ca_device_info *info,
-            const ca_attention *attention)
+define_form(ca_kernel_spec *spec, const ca_device_info *info)
 {
     int form = form_of(info);
     spec->in_c30 = form == FORM_SUB_GROUPS;
-    ca_attention_define_sizes(spec, attention);
     ca_attention_define(spec, "FORM", form);
     if (form == FORM_SUB_GROUPS) {
         ca_attention_define(spec, "SUB_GROUP", lanes_of(info, form));
@@ -223,7 +221,8 @@ ca_attention_plan_merge_on_gpu(const ca_device_info *info,
     plan->partial_bytes = (sums + 1) * BYTES_OF_LOAD;
     plan->merge.name = "attention_decode_gpu_merge";
     plan->merge_local = (size_t)ca_smaller(MERGE_GROUP, info->max_work_group);
-    define_form(&plan->merge, info, attention);
+    ca_attention_define_merge(&plan->merge, attention);
+    define_form(&plan->merge, info);
     ca_attention_define(&plan->merge, "WG", (int64_t)plan->merge_local);
 }
 
@@ -245,7 +244,8 @@ plan_decode_gpu(const ca_device_info *info, const ca_attention *attention,
     plan->grid[4] = plan->splits * t.group;
 
     ca_kernel_spec *spec = &plan->spec;
-    define_form(spec, info, attention);
+    ca_attention_define_sizes(spec, attention);
+    define_form(spec, info);
     ca_attention_plan_merge_on_gpu(info, attention, plan);
     ca_attention_define(spec, "WG", t.group);
     ca_attention_define(spec, "KEY_LANES", t.lanes);

@@ -86,6 +86,9 @@ void ca_attention_define_common(ca_kernel_spec *spec, const ca_attention *attent
 /* These, and the head sizes and whether there is a softcap. */
 void ca_attention_define_sizes(ca_kernel_spec *spec, const ca_attention *attention);
 
+/* Those of a kernel that merges rows: all that redoing one takes, and its head size. */
+void ca_attention_define_merge(ca_kernel_spec *spec, const ca_attention *attention);
+
 /* ---- op_attention_plan_decode_gpu.c: what both kernels for few rows share ---- */
 
 /* Parts of the keys: enough to keep a GPU busy, but not too small ones. `groups` are the

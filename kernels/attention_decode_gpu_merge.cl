@@ -6,7 +6,8 @@
  *     work-group   one row
  *     slice        every SLICES'th part, a lane PIECE columns of it at a time
  *
- * The macros are attention_decode_gpu's, but for WG.
+ *     -DWG -DHEAD_EV -DFORM -DSUB_GROUP  as attention_decode_gpu's, but for WG
+ *     and those of common.cl that attention_row.cl takes, the same
  */
 #ifndef WG
 #define WG 64

@@ -8,7 +8,8 @@
  *     highest = max_s highest[s]
  *     sum     = sum_s sum[s] * exp(highest[s] - highest), likewise each column
  *
- * The macros are attention_decode's.
+ *     -DHEAD_EV -DLANES  as attention_decode's, and so those of common.cl that
+ *     attention_row.cl takes
  */
 #include "attention_decode_rows.cl"
 

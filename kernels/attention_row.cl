@@ -8,12 +8,23 @@
  * and a third one where scores are asked for. It is all of attention_reference.cl, and
  * in the fast kernels it redoes the few rows in which a NaN or infinity of an excluded
  * key got through: this code never reads one.
+ *
+ *     -DROW_IS_CALLED  0 or 1: the fast kernels call it instead of inlining it
  */
 #ifndef CLATTN_ATTENTION_ROW_CL
 #define CLATTN_ATTENTION_ROW_CL
 
 #include "common.cl"
 #include "philox.cl"
+
+#ifndef ROW_IS_CALLED
+#define ROW_IS_CALLED 0
+#endif
+#if ROW_IS_CALLED
+#define ROW_FUNCTION static __attribute__((noinline))
+#else
+#define ROW_FUNCTION static inline
+#endif
 
 #define ROW_CHUNK 64  /* output columns summed at once */
 #define ROW_BLOCK 128 /* terms of a partial sum: a long plain sum loses a digit */
@@ -227,7 +238,7 @@ row_add_values(const attention_row_state *row, ca_int64 first, ca_int64 last, re
     }
 }
 
-static inline void
+ROW_FUNCTION void
 attention_row(const attention_call *call, const ca_int64 *batch, ca_int64 i)
 {
     const ca_attention_params *params = call->params;

@@ -13,6 +13,7 @@ import reference_directml as oracle
 from helpers import BANDS, check, draw, qkv, sdpa
 from reference import attention, bfloat16, eps, float16, float32, float64
 from reference_onnx import check as check_onnx
+from sizes import WIDE
 from test_directml import compare
 from test_dropout import check as check_dropout
 
@@ -196,11 +197,10 @@ def test_dropout(device):
     check_dropout(*qkv((1, 2), 40, 40, 16), device=device, is_causal=True)
 
 
-@pytest.mark.parametrize("mode", [1, 3])
-def test_scores_with_a_past(device, mode):
-    """Two stages, present keys and values, a mask that ends before the keys, an empty row.
+def test_scores_with_a_past(device):
+    """Weights, present keys and values, a mask that ends before the keys, an empty row.
 
-    The other stages are in test_oclgrind.py.
+    Scores are in test_a_softcap_after_the_mask, the other stages in test_oclgrind.py.
     """
     q, k, v = qkv((1, 2), 20, 30, 16)
     past = qkv((1, 2), 20, 37, 16, seed=1)[1:]
@@ -208,7 +208,7 @@ def test_scores_with_a_past(device, mode):
     mask = draw((20, 50)) > -1
     mask[7] = False
     check_onnx(q, k, v, mask, *past, device=device, is_causal=1,
-               return_qk=True, qk_matmul_output_mode=mode)  # fmt: skip
+               return_qk=True, qk_matmul_output_mode=3)  # fmt: skip
 
 
 def test_key_counts(device):
@@ -227,7 +227,10 @@ def test_a_softcap_after_the_mask(device, numbers):
     mask[:, 40:], mask[3] = -np.inf, -np.inf
     options = {"softcap": 0.9, "opset": 24, "pre_errata": True, "device": device}
     if numbers:
-        check_onnx(q, k, v, mask, is_causal=1, return_qk=True, qk_matmul_output_mode=1, **options)
+        past = qkv((1, 2), 20, 37, 16, seed=1)[1:]
+        k, v = k[:, :, :33], v[:, :, :33]
+        check_onnx(q, k, v, mask, *past, is_causal=1, return_qk=True, qk_matmul_output_mode=1,
+                   **options)  # fmt: skip
     else:
         check_onnx(q, k, v, mask > 0, **options)
 
@@ -283,7 +286,7 @@ def test_wrong_local_memory_is_refused(device, monkeypatch, words):
 def test_gpus_choose_it(device, monkeypatch):
     """On its own account it is for GPUs alone."""
     monkeypatch.delenv("CLATTN_KERNEL")
-    arrays = qkv((1, 2), 40, 70, 16)
+    arrays = qkv((1, 2), 40, 70, WIDE)
     chosen = sdpa(*arrays, device=device)
     monkeypatch.setenv("CLATTN_KERNEL", "cpu" if device.type == "cpu" else "tiled")
     np.testing.assert_array_equal(sdpa(*arrays, device=device), chosen)

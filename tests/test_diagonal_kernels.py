@@ -16,6 +16,14 @@ from helpers import check_band, index_of, run_python
 BANDS = ((0, 1), (-3, 5), (1, -1), (1, 10**6), (-(10**6), 0), (4, 4), (10**6, -(10**6)))
 DTYPES = ("u1", "f2", "f4", "f8")  # one of each width
 
+# Every width by work-items alone. Groups that share a tile have the same text for all widths but
+# for the lanes of a vector, so the extremes; test_oclgrind.py and others have those between.
+WAYS = pytest.mark.parametrize(
+    ("kernel", "dtype"),
+    [(None, dtype) for dtype in DTYPES] + [("reference", dtype) for dtype in ("u1", "f8")],
+    indirect=["kernel"],
+)
+
 
 def numbers(shape, dtype):
     return np.random.default_rng(shape).integers(0, 127, shape, "u1").astype(dtype)
@@ -26,7 +34,7 @@ def strided(array):
     return np.ascontiguousarray(array.swapaxes(-1, -2)).swapaxes(-1, -2)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@WAYS
 @pytest.mark.parametrize("shape", [(3, 150, 133), (1, 2, 70_001), (70_001, 2), (65, 64), (9, 129)])
 def test_rows_and_blocks(device, kernel, shape, dtype):
     """Tiles of many rows, and several tiles in one; blocks of 32 and 64, and one more."""
@@ -38,7 +46,7 @@ def test_rows_and_blocks(device, kernel, shape, dtype):
         check_band(shape, 3, begin, end, device=device, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@WAYS
 @pytest.mark.parametrize("matrix", [(1, 1), (2, 2), (3, 5), (8, 8), (1, 70), (61, 4), (16, 32)])
 def test_many_small_matrices(device, kernel, matrix, dtype):
     """Their size divides no vector, several fit into one, or they are as large as it goes."""

@@ -102,10 +102,8 @@ DECODE = {  # head sizes of a vector at least; with 512 columns, 128 keys are tw
 
 MMA = {  # head sizes are filled up to 64; four warps, of which one has rows
     "rows": "check(*qkv((1, 1), 3, 19, 64, dtype=np.float16), device=device, return_lse=True)",
-    "causal": "check(*qkv((1, 1), 5, 7, 64, dtype=np.float16), device=device, return_lse=True, "
-    "is_causal=True)",
-    "strides": "check(*(a[..., ::-2] for a in qkv((1, 1), 3, 9, 16, dtype=np.float16)), "
-    "device=device, return_lse=True)",
+    "strides, causal": "check(*(a[..., ::-2] for a in qkv((1, 1), 5, 7, 16, dtype=np.float16)), "
+    "device=device, return_lse=True, is_causal=True)",
 }
 
 DECODE_MMA = {  # a tile of 16 rows; four warps take 16 keys each, lanes 16 bytes of each key
@@ -115,9 +113,9 @@ DECODE_MMA = {  # a tile of 16 rows; four warps take 16 keys each, lanes 16 byte
     "check(q, k, v, device=device, return_lse=True, attn_mask=draw((2, 19)) > 0)",
 }
 
-DECODE_GPU = {  # with 512 columns, 40 keys of one head are two parts
+DECODE_GPU = {  # with 512 columns, 33 keys of one head are two parts
     "rows": "check(*qkv((1, 1), 3, 140, 8, 17), device=device, return_lse=True)",
-    "parts, no number": "q, k, v = qkv((1, 1), 1, 40, 512); v[..., 3, 5] = np.nan; "
+    "parts, no number": "q, k, v = qkv((1, 1), 1, 33, 512); v[..., 3, 5] = np.nan; "
     "check(q, k, v, device=device, return_lse=True)",
     "group, mask": "check(draw((2, 1, 8)), *qkv((1,), 1, 19, 8)[1:], device=device, "
     "enable_gqa=True, attn_mask=draw((2, 1, 19)) > 0)",
@@ -127,7 +125,7 @@ DECODE_GPU = {  # with 512 columns, 40 keys of one head are two parts
 }
 
 TILED = {  # with 7000 bytes of local memory: 16 rows and 32 keys
-    "rows and blocks": "check(*qkv((1, 2), 17, 33, 16), device=device)",
+    "rows and blocks": "check(*qkv((1, 1), 17, 33, 16), device=device)",
     "sizes differ": "check(*qkv((1, 1), 3, 5, 3, 13), device=device)",
     "parts of a head": "check(*qkv((1, 1), 2, 3, 72, 9), device=device)",
     "causal": "check(*qkv((1, 1), 17, 40, 16), device=device, is_causal='lower_right')",

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from helpers import draw, index_of, run_python, sdpa
 from reference_diagonal import DTYPES, bfloat16, numbers
+from sizes import WIDE
 from tensors import in_host_memory, same_bits, settled
 
 with contextlib.suppress(ImportError):  # before conftest.py says what garbage collection sees
@@ -305,7 +306,7 @@ def own_memory(device):
 @pytest.mark.parametrize("version", [None, (1, 0)], ids=str)
 def test_buffers_of_opencl(device, own_memory, version):
     """The buffer, the offset of a view, what calls have put there."""
-    a = draw((2, 5, 16))
+    a = draw((2, 5, WIDE))
     t = clattn.tensor(a, device)
     result, right = sdpa(t, t, t, device=None), sdpa(a, a, a, device=device)
     for view, values in ((t, a), (t[1:, ::2], a[1:, ::2]), (result.T[3:], right.T[3:])):
@@ -360,7 +361,7 @@ def test_exports_outlive_everything(device):
         """
         import sys, clattn, numpy as np, dlpack_structs as dlpack
         device = clattn.devices()[int(sys.argv[1])]
-        t = clattn.tensor(np.ones((40, 50), np.float32), device)
+        t = clattn.tensor(np.ones((40, 64), np.float32), device)
         kept = np.from_dlpack(t, device="cpu"), t.numpy(), t.__dlpack__(), t[0]
         struct, delete = dlpack.consume(t.__dlpack__(max_version=(1, 0)))
         running = clattn.scaled_dot_product_attention(t, t, t)
