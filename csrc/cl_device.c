@@ -204,6 +204,7 @@ device_try_open(ca_device *device, ca_error *error)
         status = ca_probe_run(device, &device->failure);
     }
     if (status == CA_OK) {
+        ca_probe_ptx(device);
         atomic_store(&device->state, CA_DEVICE_READY);
         return CA_OK;
     }

@@ -48,7 +48,8 @@ typedef struct {
     int64_t sub_groups;         /* the sizes that a kernel may require, added up: each
                                    is a power of 2; they can shuffle. 0: there are
                                    none */
-    int64_t nvidia_capability;  /* 80 for sm_80; 0: not NVIDIA's */
+    int64_t nvidia_capability;  /* 80 for sm_80; 0: not NVIDIA's, or its driver takes
+                                   no PTX: final when the device is prepared */
     bool float64;               /* cl_khr_fp64 */
     bool float16;               /* cl_khr_fp16; storage needs no extension */
     bool keeps_programs;        /* the driver caches built programs on disk itself */

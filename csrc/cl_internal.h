@@ -192,6 +192,10 @@ bool ca_kernel_identity(const ca_device *device, const ca_kernel_spec *spec,
 /* cl_probe.c: build the probe kernel and run it once, under the build_lock. */
 ca_status ca_probe_run(ca_device *device, ca_error *error);
 
+/* cl_probe.c: build kernels/probe_ptx.cl, under the build_lock, if the device is one
+   that has its instructions; where that is refused, the device has no capability. */
+void ca_probe_ptx(ca_device *device);
+
 /* cl_storage.c: give the pool back to the system, of a device in any state. */
 void ca_pool_empty(ca_device *device);
 

@@ -93,6 +93,29 @@ probe_verify(const probe_data *data)
     return NULL;
 }
 
+/* Capabilities from which on kernels have PTX: to shuffle, and for matrix units. */
+#define SHUFFLES     70
+#define MATRIX_UNITS 80
+
+void
+ca_probe_ptx(ca_device *device)
+{
+    ca_device_info *info = &device->info;
+    ca_kernel_spec spec = {
+        .name = "probe_ptx",
+        .ndefines = 3,
+        .defines = {{"DTYPE", CA_FLOAT16},
+                    {"FORM", 2},
+                    {"WARP", info->nvidia_capability >= MATRIX_UNITS}}};
+    ca_kernel *kernel = NULL;
+    ca_error refusal = {0};
+    if (info->nvidia_capability >= SHUFFLES &&
+        ca_kernel_get_locked(device, &spec, &kernel, &refusal) == CA_ERROR_DEVICE) {
+        info->nvidia_capability = 0;
+    }
+    ca_error_clear(&refusal);
+}
+
 ca_status
 ca_probe_run(ca_device *device, ca_error *error)
 {

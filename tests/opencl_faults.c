@@ -2,7 +2,8 @@
 /* An OpenCL loader whose commands fail when a test says so.
  *
  * It is linked against the real loader, passes every call on to it, and changes what is
- * reported of a few; transfers are counted. faults.py builds it and puts it in the
+ * reported of a few; transfers are counted. It can have devices say that they are
+ * others. faults.py builds it and puts it in the
  * loader's place.
  */
 
@@ -11,7 +12,14 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 
+#define TYPE                0x1000
+#define EXTENSIONS          0x1030
+#define CAPABILITY_MAJOR    0x4000
+#define CAPABILITY_MINOR    0x4001
+#define GPU                 4
 #define PINNED              (1 << 4)
 #define EVENT_STATUS        0x11D3
 #define FAILED_IN_WAIT_LIST (-14)
@@ -27,7 +35,7 @@ static atomic_int event_code;   /* and so reports this */
 static _Atomic(handle) failing; /* that event; kept, so that no other gets its handle */
 static _Atomic(handle) untold;  /* its queue, until something that waits has said so */
 static _Atomic(handle) follower; /* a later command there, which so fails as well */
-static atomic_int writes; /* enqueued so far, and their bytes */
+static atomic_int writes;        /* enqueued so far, and their bytes */
 static atomic_int reads;
 static atomic_int writes_to_go; /* enqueueing this one of the next writes fails */
 static atomic_int reads_to_go;
@@ -325,6 +333,41 @@ clCreateBuffer(handle context, uint64_t flags, size_t size, void *host, int32_t 
     handle buffer = REAL(clCreateBuffer)(context, flags, size, host, status);
     pins[pinned++ % 16] = buffer;
     return buffer;
+}
+
+typedef int32_t clGetDeviceInfo_type(handle, uint32_t, size_t, void *, size_t *);
+
+static int32_t
+answer(const void *data, size_t bytes, size_t size, void *value, size_t *wanted)
+{
+    if (wanted != NULL) {
+        *wanted = bytes;
+    }
+    if (value != NULL) {
+        memcpy(value, data, bytes < size ? bytes : size);
+    }
+    return 0;
+}
+
+/* With FAULTS_NVIDIA every device says that it is a GPU of NVIDIA's. */
+int32_t
+clGetDeviceInfo(handle device, uint32_t what, size_t size, void *value, size_t *wanted)
+{
+    static const char extensions[] = "cl_khr_fp64 cl_nv_device_attribute_query";
+    const uint64_t type = GPU;
+    const uint32_t number = what == CAPABILITY_MAJOR ? 9 : 0;
+    if (getenv("FAULTS_NVIDIA") != NULL) {
+        switch (what) {
+        case TYPE:
+            return answer(&type, sizeof type, size, value, wanted);
+        case EXTENSIONS:
+            return answer(extensions, sizeof extensions, size, value, wanted);
+        case CAPABILITY_MAJOR:
+        case CAPABILITY_MINOR:
+            return answer(&number, sizeof number, size, value, wanted);
+        }
+    }
+    return REAL(clGetDeviceInfo)(device, what, size, value, wanted);
 }
 
 typedef int32_t clReleaseMemObject_type(handle);

@@ -248,3 +248,16 @@ def test_the_lock_is_released_while_a_kernel_runs(device):
         stop.set()
         counter.join()
     assert during > 5
+
+
+def test_a_driver_that_refuses_ptx(run_with_faults):
+    """A GPU that says it has NVIDIA's instructions, and has not, runs what needs none."""
+    run_with_faults(
+        """
+        from helpers import check, qkv
+        assert device.type == "gpu"
+        for rows in 1, 40:
+            check(*qkv((1, 2), rows, 50, 64, dtype="f2"), device=device, return_lse=True)
+        """,
+        FAULTS_NVIDIA="1",
+    )

@@ -90,6 +90,7 @@ KERNELS = [
         ),
         BOTH,
     ),
+    ("probe_ptx.cl", ("DTYPE=1", "FORM=2", "WARP=1"), BOTH),
     decode_mma(1, 64, 64),
     decode_mma(1, 128, 128, "MASK=0"),
     decode_mma(2, 128, 128, *FLOAT_MASK, "SOFTCAP=1", "BIAS=1"),
