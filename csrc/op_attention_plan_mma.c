@@ -120,7 +120,7 @@ inputs_are_aligned(const ca_attention *attention)
 static int64_t
 padded(int64_t head)
 {
-    static const int64_t sizes[] = {64, 80, 96, 128};
+    static const int64_t sizes[] = {64, 80, 96, 128, 192};
     for (size_t n = 0; n < sizeof(sizes) / sizeof(sizes[0]); n++) {
         if (head <= sizes[n]) {
             return sizes[n];

@@ -6,6 +6,7 @@
  *         compute_units, memory, max_allocation, local_memory, float_width: int
  *         float64, float16: bool
  *         memory_mode: "svm", "host" or "copy"
+ *         nvidia_capability: int    10 times the version; 0: no NVIDIA instructions
  *         usable: bool
  *         reason: str | None        why it is not
  */
@@ -221,6 +222,10 @@ static PyGetSetDef device_getset[] = {
      "a\n"
      "buffer) or \"copy\".",
      NULL},
+    {"nvidia_capability", get_integer, NULL,
+     "80 for sm_80 where kernels have NVIDIA's instructions; 0: another GPU, or its\n"
+     "driver refuses them.",
+     INFO(nvidia_capability)},
     {"usable", get_usable, NULL, "Whether it builds and runs kernels.", NULL},
     {"reason", get_reason, NULL, "Why it is not usable, or None.", NULL},
     {NULL, NULL, NULL, NULL, NULL},

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """attention_mma, the kernel of matrix units, forced on every device: on CPUs it is emulated.
 
-Each head size (of 64, 80, 96, 128 and 256), dtype and set of options is a program, which takes
+Each head size (of 64 to 256), dtype and set of options is a program, which takes
 PoCL many seconds to build, so most tests share one: float16, head size 64, with the lse. `check`
 asks for the lse once for the same reason. A group has 64 rows, and 128 where there are two of them
 for each unit of the device; a block has 64 keys of head size 64, and 16 of 256.
@@ -76,6 +76,7 @@ SIZES = {  # dtype, E, Ev, with the lse
     "80, 64": (float16, 80, 64, True),
     "96": (float16, 96, 96, False),
     "128": (bfloat16, 128, 128, True),
+    "192, 128": (bfloat16, 192, 128, False),
     "64, 256": (float16, 64, 256, False),
     "256": (bfloat16, 256, 256, False),
 }

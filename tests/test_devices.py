@@ -256,6 +256,7 @@ def test_a_driver_that_refuses_ptx(run_with_faults):
         """
         from helpers import check, qkv
         assert device.type == "gpu"
+        assert device.usable and device.nvidia_capability == 0
         for rows in 1, 40:
             check(*qkv((1, 2), rows, 50, 64, dtype="f2"), device=device, return_lse=True)
         """,

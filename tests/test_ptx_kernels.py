@@ -82,6 +82,17 @@ assert not any(m.bank_conflicts for m in machine.machines.values())
     run_on_machine(library, code)
 
 
+def test_the_listing_tells_of_matrix_units(library):
+    code = """
+from argparse import Namespace
+from clattn import _listing
+_listing.run(Namespace())
+assert device.nvidia_capability == 90
+"""
+    said = run_on_machine(library, code).stdout
+    assert "matrix units   NVIDIA's, of capability 9.0" in said
+
+
 def without(pattern, n):
     """An edit that removes the n-th of what matches."""
     return rf"(?s)\A((?:.*?{pattern}){{{n}}}.*?){pattern}", r"\1"

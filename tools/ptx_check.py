@@ -61,6 +61,8 @@ KERNELS = [
     mma(1, 96, 2, 32, *ALIGNED),
     mma(1, 128, 1, 32, *ALIGNED),
     mma(1, 128, 2, 32, *ALIGNED, architectures=("sm_90",)),
+    mma(1, 192, 1, 16, "HEAD_EV=128", *ALIGNED),
+    mma(1, 192, 1, 16, *ALIGNED, *FLOAT_MASK, "SOFTCAP=1", "LSE=1"),
     mma(1, 256, 1, 16, *ALIGNED),
     mma(1, 64, 2, 64, *ALIGNED, *FLOAT_MASK, "SOFTCAP=1", "LSE=1"),
     mma(1, 80, 2, 32, *ALIGNED, *FLOAT_MASK, "SOFTCAP=1", "LSE=1"),

@@ -13,6 +13,7 @@ _HOST_MEMORY = {
     "host": "in place: buffers over the host's memory",
     "copy": "copied to the device and back",
 }
+_MATRIX_UNITS = 80  # the capability whose matrix units kernels use
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -81,5 +82,8 @@ def _facts(device: Device, word: str, chosen: bool) -> Iterator[tuple[str, str]]
         dtypes = ["float32", "float16", "bfloat16", *(["float64"] if device.float64 else [])]
         yield "dtypes", ", ".join(dtypes)
         yield "host memory", _HOST_MEMORY[device.memory_mode]
+        if device.nvidia_capability >= _MATRIX_UNITS:
+            major, minor = divmod(device.nvidia_capability, 10)
+            yield "matrix units", f"NVIDIA's, of capability {major}.{minor}"
     if chosen:
         yield "default", "yes"
