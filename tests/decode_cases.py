@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the tests of both kernels for few rows share: masks that say which keys are seen, and
+"""What the tests of the kernels for few rows share: masks that say which keys are seen, and
 comparisons with the reference kernel.
 """
 
@@ -8,6 +8,18 @@ from helpers import assert_close, check, draw, qkv, sdpa
 from reference import float64, tolerance
 
 NAN, INF = np.nan, np.inf
+
+PIECES = {  # which of 2500 keys are seen
+    "the first": [slice(0, 1)],
+    "the last": [slice(2499, 2500)],
+    "one within": [slice(1111, 1112)],
+    "a piece": [slice(1100, 1150)],
+    "not the first part": [slice(1000, 2500)],
+    "not the last part": [slice(0, 1000)],
+    "both ends": [slice(0, 3), slice(2490, 2500)],
+    "every 16th": [slice(15, 2500, 16)],
+    "none": [],
+}
 
 
 def masked(seen, kind, seed=9):

@@ -11,6 +11,7 @@ import pytest
 from decode_cases import (
     INF,
     NAN,
+    PIECES,
     check_beside_the_reference_kernel,
     check_scores_of_minus_infinity,
     check_sums_that_overflow,
@@ -54,17 +55,6 @@ def test_masks_of_other_types(device):
         for keys in (1, 17, S // 2, S):
             mask = mask_of(np.dtype(np.int16), (2, keys))
             check_onnx(*inputs(2, S, (1, 1), B=1, E=E, Ev=E), mask, device=device)
-
-
-PIECES = {  # which of 2500 keys are seen
-    "the first": [slice(0, 1)],
-    "the last": [slice(2499, 2500)],
-    "a piece": [slice(1100, 1150)],
-    "not the first part": [slice(1000, 2500)],
-    "both ends": [slice(0, 3), slice(2490, 2500)],
-    "every 16th": [slice(15, 2500, 16)],
-    "none": [],
-}
 
 
 @kinds

@@ -13,6 +13,7 @@ import pytest
 from decode_cases import (
     INF,
     NAN,
+    PIECES,
     check_beside_the_reference_kernel,
     check_scores_of_minus_infinity,
     check_sums_that_overflow,
@@ -69,19 +70,6 @@ def test_layouts_of_masks(device, shape, layout, kind):
     else:
         mask = layout(masked(seen, kind))
     check(*qkv(*shape), device=device, attn_mask=mask)
-
-
-PIECES = {  # which of 2500 keys are seen
-    "the first": [slice(0, 1)],
-    "the last": [slice(2499, 2500)],
-    "one within": [slice(1111, 1112)],
-    "a piece": [slice(1100, 1150)],
-    "not the first part": [slice(1000, 2500)],
-    "not the last part": [slice(0, 1000)],
-    "both ends": [slice(0, 3), slice(2490, 2500)],
-    "every 16th": [slice(15, 2500, 16)],
-    "none": [],
-}
 
 
 @kinds

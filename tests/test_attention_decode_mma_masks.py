@@ -8,14 +8,12 @@ import itertools
 
 import numpy as np
 import pytest
-from decode_cases import INF, NAN, masked, spoil
+from decode_cases import INF, NAN, PIECES, masked, spoil
 from helpers import BANDS, assert_close, draw, sdpa
 from reference import float16, tolerance
 from reference_onnx import check as check_onnx
 from test_attention_decode_mma import SHORT, SPLIT, decode_mma, group, run  # noqa: F401
-from test_attention_mma import builds_quickly  # noqa: F401
-from test_directml import compare as compare_directml
-from test_directml import run as run_directml
+from test_attention_mma import builds_quickly, check_bias_and_filter  # noqa: F401
 
 LOWEST = np.finfo(np.float16).min
 
@@ -56,16 +54,6 @@ def test_every_broadcast_shape(device, builds_quickly, shape, kind):  # noqa: F8
         run(*group(*shape), device=device, attn_mask=masked(mask, kind), is_causal="lower_right")
 
 
-PIECES = {  # which of 2500 keys are seen
-    "the first": [slice(0, 1)],
-    "the last": [slice(2499, 2500)],
-    "a piece": [slice(1100, 1150)],
-    "both ends": [slice(0, 3), slice(2490, 2500)],
-    "every 16th": [slice(15, 2500, 16)],
-    "none": [],
-}
-
-
 @kinds
 @pytest.mark.parametrize("pieces", PIECES.values(), ids=PIECES)
 def test_chunks_and_parts_that_are_excluded(device, pieces, kind):
@@ -102,18 +90,7 @@ def test_lengths(device):
 
 @pytest.mark.usefixtures("builds_quickly")
 def test_bias_and_numbers_for_what_a_mask_leaves_out(device):
-    call = {
-        "query": draw((2, 2, 256), float16),
-        "key": draw((2, 90, 256), float16),
-        "value": draw((2, 90, 256), float16),
-        "relative_position_bias": draw((2, 4, 2, 90), float16),
-        "mask": (draw((2, 4, 2, 90)) > 0).astype(np.int32),
-        "mask_type": "boolean",
-        "mask_filter_value": -3.0,
-        "head_count": 4,
-        "scale": 0.1,
-    }
-    compare_directml(call, run_directml(call, device=device).output)
+    check_bias_and_filter(2, 4, 2, device=device)
 
 
 # --- numbers --------------------------------------------------------------------------

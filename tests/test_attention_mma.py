@@ -164,20 +164,25 @@ def test_counts_of_keys(device):
         check_onnx(q, k, v, None, None, None, counts, device=device, **options)
 
 
-@pytest.mark.usefixtures("builds_quickly")
-def test_bias_and_numbers_for_what_a_mask_leaves_out(device):
+def check_bias_and_filter(B, heads, L, *, device):
+    """A bias, and a number that is added where the mask is false."""
     call = {
-        "query": draw((1, 20, 128), float16),
-        "key": draw((1, 90, 128), float16),
-        "value": draw((1, 90, 128), float16),
-        "relative_position_bias": draw((1, 2, 20, 90), float16),
-        "mask": (draw((1, 2, 20, 90)) > 0).astype(np.int32),
+        "query": draw((B, L, heads * 64), float16),
+        "key": draw((B, 90, heads * 64), float16),
+        "value": draw((B, 90, heads * 64), float16),
+        "relative_position_bias": draw((B, heads, L, 90), float16),
+        "mask": (draw((B, heads, L, 90)) > 0).astype(np.int32),
         "mask_type": "boolean",
         "mask_filter_value": -3.0,
-        "head_count": 2,
+        "head_count": heads,
         "scale": 0.1,
     }
     compare_directml(call, run_directml(call, device=device).output)
+
+
+@pytest.mark.usefixtures("builds_quickly")
+def test_bias_and_numbers_for_what_a_mask_leaves_out(device):
+    check_bias_and_filter(1, 2, 20, device=device)
 
 
 def test_no_keys(device):
