@@ -29,6 +29,10 @@ typedef enum {
     CA_MEMORY_COPY,     /* pooled device buffers, written and read */
 } ca_memory_mode;
 
+/* nvidia_capability from which on kernels have PTX: to shuffle, and for matrix units. */
+#define CA_NVIDIA_SHUFFLES     70
+#define CA_NVIDIA_MATRIX_UNITS 80
+
 typedef struct {
     char name[128];
     char vendor[128];

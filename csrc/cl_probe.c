@@ -93,10 +93,6 @@ probe_verify(const probe_data *data)
     return NULL;
 }
 
-/* Capabilities from which on kernels have PTX: to shuffle, and for matrix units. */
-#define SHUFFLES     70
-#define MATRIX_UNITS 80
-
 void
 ca_probe_ptx(ca_device *device)
 {
@@ -106,10 +102,10 @@ ca_probe_ptx(ca_device *device)
         .ndefines = 3,
         .defines = {{"DTYPE", CA_FLOAT16},
                     {"FORM", 2},
-                    {"WARP", info->nvidia_capability >= MATRIX_UNITS}}};
+                    {"WARP", info->nvidia_capability >= CA_NVIDIA_MATRIX_UNITS}}};
     ca_kernel *kernel = NULL;
     ca_error refusal = {0};
-    if (info->nvidia_capability >= SHUFFLES &&
+    if (info->nvidia_capability >= CA_NVIDIA_SHUFFLES &&
         ca_kernel_get_locked(device, &spec, &kernel, &refusal) == CA_ERROR_DEVICE) {
         info->nvidia_capability = 0;
     }

@@ -41,9 +41,6 @@
 /* forms of attention_decode_gpu_forms.cl */
 enum { FORM_LOCAL, FORM_SUB_GROUPS, FORM_PTX };
 
-/* The first capability whose warps shuffle as the kernel has it. */
-#define PTX_CAPABILITY 70
-
 static bool
 decode_gpu_can_run(const ca_device_info *info, const ca_attention *attention)
 {
@@ -83,7 +80,7 @@ lanes_of(const ca_device_info *info, int form)
 static int
 form_of(const ca_device_info *info)
 {
-    if (info->nvidia_capability >= PTX_CAPABILITY) {
+    if (info->nvidia_capability >= CA_NVIDIA_SHUFFLES) {
         return FORM_PTX;
     }
     return (info->sub_groups & (8 | 16 | 32)) != 0 ? FORM_SUB_GROUPS : FORM_LOCAL;

@@ -16,8 +16,9 @@
    2320 with eight. */
 #define FEWEST_ROWS 3
 
-/* Of a group, each with its own share of the keys. */
-#define WARPS 4
+/* Work-items of a group, in warps of 32, each with its own share of the keys: WARPS of
+   the kernel. */
+#define THREADS 128
 
 /* What the registers of a work-item hold beside each other. */
 #define MAX_HEAD       192
@@ -26,21 +27,16 @@
 /* The warps' results, and the rest. */
 #define LOCAL_BYTES (36 << 10)
 
-/* What the emulation needs besides. */
-#define SCRATCH_BYTES (4 << 10)
-
 static bool
 decode_mma_can_run(const ca_device_info *info, const ca_attention *attention)
 {
     int64_t E = ca_attention_head_size(attention);
     int64_t Ev = ca_attention_value_head_size(attention);
-    int64_t scratch = ca_attention_has_matrix_units(info) ? 0 : SCRATCH_BYTES;
     return ca_attention_suits_matrix_units(attention) && E >= 1 && E <= MAX_HEAD &&
            Ev >= 1 && Ev <= MAX_VALUE_HEAD &&
            ca_attention_is_wide(&attention->tensors[CA_ATTENTION_KEY]) &&
            ca_attention_is_wide(&attention->tensors[CA_ATTENTION_VALUE]) &&
-           info->max_work_group >= WARPS * 32 &&
-           info->local_memory >= LOCAL_BYTES + scratch;
+           ca_attention_holds_matrices(info, THREADS, LOCAL_BYTES);
 }
 
 /* The emulation is for tests. */
@@ -58,13 +54,13 @@ plan_decode_mma(const ca_device_info *info, const ca_attention *attention,
                 const ca_leading_dims *dims, ca_attention_plan *plan)
 {
     *plan = (ca_attention_plan){.spec = {.name = "attention_decode_mma"},
-                                .local_size = WARPS * 32};
+                                .local_size = THREADS};
     ca_attention_cover(plan, dims);
     plan->heads = ca_attention_heads_together(dims);
     plan->grid[2] /= plan->heads;
     plan->grid[3] = ca_divide_up(plan->heads * ca_attention_rows(attention), TILE_ROWS);
     plan->splits = ca_attention_parts_on_gpu(info, attention, ca_attention_items(plan));
-    plan->grid[4] = plan->splits * WARPS * 32;
+    plan->grid[4] = plan->splits * THREADS;
     ca_attention_define_sizes(&plan->spec, attention);
     ca_attention_define(&plan->spec, "WARP", ca_attention_has_matrix_units(info));
     ca_attention_plan_merge_on_gpu(info, attention, plan);

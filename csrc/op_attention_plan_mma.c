@@ -17,9 +17,6 @@
 /* What the emulation needs besides. */
 #define SCRATCH_BYTES (4 << 10)
 
-/* The capability that has the kernel's instructions. */
-#define CAPABILITY 80
-
 #define MAX_HEAD 256
 
 /* Rows and keys are counted in 32 bits, and so are offsets within a tile, where rows
@@ -30,7 +27,14 @@
 bool
 ca_attention_has_matrix_units(const ca_device_info *info)
 {
-    return info->nvidia_capability >= CAPABILITY;
+    return info->nvidia_capability >= CA_NVIDIA_MATRIX_UNITS;
+}
+
+bool
+ca_attention_holds_matrices(const ca_device_info *info, int64_t group, int64_t bytes)
+{
+    int64_t scratch = ca_attention_has_matrix_units(info) ? 0 : SCRATCH_BYTES;
+    return info->max_work_group >= group && info->local_memory >= bytes + scratch;
 }
 
 bool
@@ -53,11 +57,9 @@ mma_can_run(const ca_device_info *info, const ca_attention *attention)
 {
     int64_t E = ca_attention_head_size(attention);
     int64_t Ev = ca_attention_value_head_size(attention);
-    int64_t scratch = ca_attention_has_matrix_units(info) ? 0 : SCRATCH_BYTES;
     return ca_attention_suits_matrix_units(attention) && E >= 1 && E <= MAX_HEAD &&
            Ev >= 1 && Ev <= MAX_HEAD && ca_attention_rows(attention) <= MAX_ROWS &&
-           info->max_work_group >= THREADS &&
-           info->local_memory >= LOCAL_BYTES + scratch;
+           ca_attention_holds_matrices(info, THREADS, LOCAL_BYTES);
 }
 
 /* The emulation is for tests. */

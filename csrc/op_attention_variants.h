@@ -106,6 +106,11 @@ void ca_attention_plan_merge_on_gpu(const ca_device_info *info,
 /* Has the device the instructions of warp_ptx.cl? Others emulate them. */
 bool ca_attention_has_matrix_units(const ca_device_info *info);
 
+/* Has it work-groups of so many items, and so much local memory, with what the emulation
+   needs besides? */
+bool ca_attention_holds_matrices(const ca_device_info *info, int64_t group,
+                                 int64_t bytes);
+
 /* Are query and value of one half type, and the problem one that the kernels take but
    for their head sizes? */
 bool ca_attention_suits_matrix_units(const ca_attention *attention);
