@@ -17,9 +17,9 @@ from functools import partial
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import clattn
-import faults
 import pytest
-from passing import pass_tensors
+import support.faults as faults
+from support.passing import pass_tensors
 
 
 def is_named(device, words):
@@ -46,7 +46,7 @@ def list_devices():
 
 
 if os.environ.get("CLATTN_TEST_DEVICES") == "ptx":
-    import ptx_device
+    import ptx.device as ptx_device
 
     MACHINE = ptx_device.Device(ptx_device.build(tempfile.mkdtemp()))
 
@@ -162,9 +162,9 @@ def kernel(request, monkeypatch):
 
 @pytest.fixture
 def decode(device, monkeypatch):
-    """attention_decode, which is for CPUs, and no other kernel in its place."""
+    """attention_decode_cpu, which is for CPUs, and no other kernel in its place."""
     if device.type != "cpu":
-        pytest.skip("attention_decode is for CPUs")
+        pytest.skip("attention_decode_cpu is for CPUs")
     monkeypatch.setenv("CLATTN_KERNEL", "decode")
 
 

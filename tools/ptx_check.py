@@ -2,7 +2,7 @@
 """Assemble kernels for NVIDIA GPUs without having one, and print what the machine code is like.
 
     python tools/ptx_check.py                              # the kernels listed in KERNELS
-    python tools/ptx_check.py kernels/peak_fma.cl -DCHAINS=8   # any kernel, with clang's options
+    python tools/ptx_check.py kernels/peak/fma.cl -DCHAINS=8   # any kernel, with clang's options
 
 clang makes PTX of a kernel, ptxas machine code of the PTX. For each kernel, its macros and each
 architecture the table says: registers of a work-item, bytes spilled (stores and loads), bytes of
@@ -33,7 +33,7 @@ LIBRARY = "nvptx64--nvidiacl.bc"
 # What is counted: the instruction, and what stands for it in PTX.
 COUNTED = {"HMMA": "mma.sync", "LDSM": "ldmatrix", "LDGSTS": "cp.async.cg"}
 
-# Bytes of stack that attention_row.cl has, two arrays of 64 sums. More are an array that should
+# Bytes of stack that attention/row.clh has, two arrays of 64 sums. More are an array that should
 # be registers, such as one whose address is given to a function that is not inlined.
 STACK_OF_A_ROW = 512
 
@@ -43,14 +43,14 @@ BOTH = ("sm_80", "sm_90")
 
 
 def mma(dtype, size, tiles, keys, *options, architectures=BOTH):
-    """A row of attention_mma, tiled as op_attention_plan_mma.c does."""
+    """A row of attention_mma, tiled as attention/plan_mma.c does."""
     macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"MT={tiles}", f"BN={keys}", *options, "WARP=1")
-    return "attention_mma.cl", macros, architectures
+    return "attention/mma.cl", macros, architectures
 
 
 def decode_mma(dtype, size, value_size, *options):
     macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"HEAD_EV={value_size}", *options, "WARP=1")
-    return "attention_decode_mma.cl", macros, BOTH
+    return "attention/decode_mma.cl", macros, BOTH
 
 
 # File, macros, architectures. DTYPE 1 is float16, 2 bfloat16, 3 float32; MASK 0 is of bool, 1 of
@@ -76,10 +76,10 @@ KERNELS = [
     mma(2, 96, 2, 32, *ALIGNED),
     mma(2, 128, 2, 32, *ALIGNED, architectures=("sm_90",)),
     mma(2, 256, 1, 16, *ALIGNED, "MASK=0"),
-    ("attention_tiled.cl", ("DTYPE=3", "HEAD_E=64", "exp2=native_exp2"), BOTH),
-    ("attention_tiled.cl", ("DTYPE=1", "HEAD_E=128", "EC=32", "exp2=native_exp2"), BOTH),
+    ("attention/tiled.cl", ("DTYPE=3", "HEAD_E=64", "exp2=native_exp2"), BOTH),
+    ("attention/tiled.cl", ("DTYPE=1", "HEAD_E=128", "EC=32", "exp2=native_exp2"), BOTH),
     (
-        "attention_decode_gpu.cl",
+        "attention/decode_gpu.cl",
         (
             "DTYPE=1",
             "HEAD_E=128",
@@ -92,7 +92,7 @@ KERNELS = [
         ),
         BOTH,
     ),
-    ("probe_ptx.cl", ("DTYPE=1", "FORM=2", "WARP=1"), BOTH),
+    ("probe/ptx.cl", ("DTYPE=1", "FORM=2", "WARP=1"), BOTH),
     decode_mma(1, 64, 64),
     decode_mma(1, 128, 128, "MASK=0"),
     decode_mma(2, 128, 128, *FLOAT_MASK, "SOFTCAP=1", "BIAS=1"),
@@ -153,7 +153,7 @@ def to_ptx(programs, kernel, options, ptx):
         "-Xclang", "-target-feature", "-Xclang", "+ptx70",
         "-Xclang", "-finclude-default-header",
         "-Xclang", "-mlink-builtin-bitcode", "-Xclang", library, "-Wno-linker-warnings",
-        "-include", SHIM, "-I", kernel.parent, *options, "-o", ptx, kernel)  # fmt: skip
+        "-include", SHIM, "-I", ROOT, *options, "-o", ptx, kernel)  # fmt: skip
 
 
 def count(programs, ptx, cubin):
@@ -210,7 +210,8 @@ def check_all(programs, jobs):
                 _, spilled, stack, *_ = numbers
                 good = good and spilled == 0 and stack <= STACK_OF_A_ROW
                 cells = " | ".join(map(str, numbers))
-                print(f"| {kernel.stem} | {macros} | {architecture} | {cells} |")
+                kernel_name = f"{kernel.parent.stem}_{kernel.stem}"
+                print(f"| {kernel_name} | {macros} | {architecture} | {cells} |")
     return good
 
 

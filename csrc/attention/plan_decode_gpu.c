@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The variant for few rows on GPUs, attention/decode_gpu.cl: keys split over work-groups,
+ * 16 bytes for each work-item at a time.
+ */
+#include <math.h>
+
+#include "attention/params.h" /* ca_attention_key_bytes */
+#include "attention/variants.h"
+
+/* More rows of a head fill a tile of a kernel for many rows well enough. */
+#define FEW_ROWS 8
+
+/* Rows of a work-group at most: what a work-item adds up for each fills registers. With
+   more, as a group of query heads may have, several work-groups read the same keys, all
+   but the first from the cache. That costs arithmetic, but less than a kernel for many
+   rows, which pads each head's rows to a tile of its own. */
+#define MOST_ROWS 8
+
+/* Work-items of a group: four groups of these, with 64 to 128 bytes on the way for each
+   work-item, keep a compute unit's share of the memory busy. */
+#define GROUP        128
+#define FEWEST_GROUP 64
+#define MERGE_GROUP  256
+
+#define BYTES_OF_LOAD CA_WIDE_BYTES
+#define LOADS_AHEAD   4 /* of keys, in one work-item */
+
+/* A work-group has at most so much local memory, so that several share a unit. Any
+   device has as much. */
+#define LOCAL_BYTES (15 << 10)
+
+/* Work-groups for each compute unit: those that run at a time, about twice. */
+#define GROUPS_FOR_EACH_UNIT 8
+
+/* A part takes a few microseconds at least, as the merge does; and no sum in it is
+   longer than BYTES_OF_LONGEST / (2 * GROUP * BYTES_OF_LOAD) = 256 terms. */
+#define BYTES_OF_PART    (64 << 10)
+#define BYTES_OF_LONGEST (1 << 20)
+
+/* forms of attention/decode_gpu/forms.clh */
+enum { FORM_LOCAL, FORM_SUB_GROUPS, FORM_PTX };
+
+static bool
+decode_gpu_can_run(const ca_device_info *info, const ca_attention *attention)
+{
+    return ca_attention_cpu_can_run(info, attention) &&
+           info->max_work_group >= FEWEST_GROUP && info->local_memory > LOCAL_BYTES &&
+           !ca_attention_has(attention, CA_ATTENTION_INPUT_BIAS) &&
+           !ca_attention_has(attention, CA_ATTENTION_SCORES) &&
+           !ca_attention_drops(attention);
+}
+
+static bool
+decode_gpu_is_fast(const ca_device_info *info, const ca_attention *attention,
+                   const ca_leading_dims *dims)
+{
+    (void)dims;
+    return info->type != CA_DEVICE_CPU && ca_attention_rows(attention) <= FEW_ROWS;
+}
+
+static int64_t
+real_bytes(const ca_attention *attention)
+{
+    return ca_attention_in_float64(attention) ? 8 : 4;
+}
+
+/* Neighbours that can exchange numbers: a warp, a sub-group, or as many in local memory.
+   A sub-group's size multiplies the registers of a work-item on some devices: 16 is a
+   size that most have. */
+static int64_t
+lanes_of(const ca_device_info *info, int form)
+{
+    return form != FORM_SUB_GROUPS ? 32
+           : info->sub_groups & 16 ? 16
+           : info->sub_groups & 32 ? 32
+                                   : 8;
+}
+
+static int
+form_of(const ca_device_info *info)
+{
+    if (info->nvidia_capability >= CA_NVIDIA_SHUFFLES) {
+        return FORM_PTX;
+    }
+    return (info->sub_groups & (8 | 16 | 32)) != 0 ? FORM_SUB_GROUPS : FORM_LOCAL;
+}
+
+/* Work-items that share a key of so many chunks: 8, which read 128 bytes together, or
+   more, where a work-item had more than half its loads for one key, or fewer, where more
+   than a quarter of them had nothing to do. */
+static int64_t
+key_lanes(int64_t chunks, int64_t most)
+{
+    int64_t lanes = ca_smaller(8, most);
+    while (lanes < most && ca_divide_up(chunks, lanes) > LOADS_AHEAD / 2) {
+        lanes *= 2;
+    }
+    while (lanes > 1 && ca_divide_up(chunks, lanes) * lanes * 4 > chunks * 5) {
+        lanes /= 2;
+    }
+    return lanes;
+}
+
+static int64_t
+power_of_two(int64_t count)
+{
+    int64_t power = 1;
+    while (power < count) {
+        power *= 2;
+    }
+    return power;
+}
+
+/* How a work-group divides its work. */
+typedef struct {
+    int64_t group; /* work-items */
+    int64_t lanes; /* that share a key */
+    int64_t keys;  /* of a block */
+    int64_t rows;
+} tile;
+
+/* Reals of the kernel's local memory: queries, two blocks of scores, columns of slices
+   or what work-items exchange, and two numbers of each slice and row. */
+static int64_t
+local_reals(const ca_attention *attention, int form, const tile *t)
+{
+    int64_t Ev = ca_attention_value_head_size(attention);
+    ca_dtype value_dtype = attention->tensors[CA_ATTENTION_VALUE].dtype;
+    ca_dtype dtype = attention->tensors[CA_ATTENTION_QUERY].dtype;
+    int64_t chunk = BYTES_OF_LOAD / (int64_t)ca_dtype_size(dtype);
+    int64_t value_chunk = BYTES_OF_LOAD / (int64_t)ca_dtype_size(value_dtype);
+    int64_t E = ca_divide_up(ca_attention_head_size(attention), chunk * t->lanes) *
+                chunk * t->lanes;
+    int64_t value_chunks = ca_divide_up(Ev, value_chunk);
+    int64_t columns = ca_divide_up(value_chunks, t->group) * value_chunk * t->group;
+    int64_t exchanged = form == FORM_LOCAL ? t->rows * t->group : 0;
+    int64_t slices = ca_divide_up(t->group, value_chunks);
+    return t->rows * E + 2 * t->keys * t->rows +
+           (columns > exchanged ? columns : exchanged) + 2 * slices * t->rows;
+}
+
+/* Loads of values that a work-item has of a block: many where keys are short. */
+static int64_t
+loads_of_values(const ca_attention *attention, int64_t group, int64_t keys)
+{
+    ca_dtype dtype = attention->tensors[CA_ATTENTION_VALUE].dtype;
+    int64_t chunk = BYTES_OF_LOAD / (int64_t)ca_dtype_size(dtype);
+    int64_t chunks = ca_divide_up(ca_attention_value_head_size(attention), chunk);
+    int64_t for_each = ca_divide_up(chunks, group);
+    int64_t slices = group / ca_divide_up(chunks, for_each);
+    return ca_divide_up(keys, slices) * for_each;
+}
+
+static tile
+choose_tile(const ca_device_info *info, const ca_attention *attention, int form,
+            int64_t rows)
+{
+    ca_dtype dtype = attention->tensors[CA_ATTENTION_QUERY].dtype;
+    int64_t chunk = BYTES_OF_LOAD / (int64_t)ca_dtype_size(dtype);
+    int64_t chunks = ca_divide_up(ca_attention_head_size(attention), chunk);
+    int64_t most_lanes = lanes_of(info, form);
+    int64_t reals = LOCAL_BYTES / real_bytes(attention);
+    tile t = {.group = info->max_work_group < GROUP ? FEWEST_GROUP : GROUP};
+    t.lanes = key_lanes(chunks, most_lanes);
+    int64_t keys = t.group / t.lanes * LOADS_AHEAD;
+    while (keys * t.lanes > t.group &&
+           keys * ca_divide_up(chunks, t.lanes) * t.lanes > t.group * LOADS_AHEAD) {
+        keys /= 2;
+    }
+    while (loads_of_values(attention, t.group, keys) > 2 * LOADS_AHEAD &&
+           (keys * t.lanes > t.group || t.lanes < most_lanes)) {
+        t.lanes *= keys * t.lanes > t.group ? 1 : 2;
+        keys /= 2;
+    }
+    int64_t most = MOST_ROWS;
+    do {
+        int64_t tiles = ca_divide_up(rows, most);
+        t.rows = power_of_two(ca_divide_up(rows, tiles));
+        t.keys = keys;
+        while (t.keys * t.lanes > t.group && local_reals(attention, form, &t) > reals) {
+            t.keys /= 2;
+        }
+        most = t.rows / 2;
+    } while (t.rows > 1 && local_reals(attention, form, &t) > reals);
+    return t;
+}
+
+int64_t
+ca_attention_parts_on_gpu(const ca_device_info *info, const ca_attention *attention,
+                          double groups)
+{
+    double bytes = (double)ca_attention_visible_keys(attention) *
+                   (double)ca_attention_key_bytes(attention);
+    double wanted = (double)(info->compute_units * GROUPS_FOR_EACH_UNIT);
+    double parts = fmin(ceil(wanted / groups), floor(bytes / BYTES_OF_PART));
+    return (int64_t)fmax(fmax(parts, ceil(bytes / BYTES_OF_LONGEST)), 1);
+}
+
+/* What this kernel and its merge have in common. */
+static void
+define_form(ca_kernel_spec *spec, const ca_device_info *info)
+{
+    int form = form_of(info);
+    spec->in_c30 = form == FORM_SUB_GROUPS;
+    ca_attention_define(spec, "FORM", form);
+    if (form == FORM_SUB_GROUPS) {
+        ca_attention_define(spec, "SUB_GROUP", lanes_of(info, form));
+    }
+}
+
+void
+ca_attention_plan_merge_on_gpu(const ca_device_info *info,
+                               const ca_attention *attention, ca_attention_plan *plan)
+{
+    int64_t piece = BYTES_OF_LOAD / real_bytes(attention);
+    int64_t sums = ca_divide_up(ca_attention_value_head_size(attention), piece);
+    plan->partial_bytes = (sums + 1) * BYTES_OF_LOAD;
+    plan->merge.name = "attention_decode_gpu_merge";
+    plan->merge_local = (size_t)ca_smaller(MERGE_GROUP, info->max_work_group);
+    ca_attention_define_merge(&plan->merge, attention);
+    define_form(&plan->merge, info);
+    ca_attention_define(&plan->merge, "WG", (int64_t)plan->merge_local);
+}
+
+static void
+plan_decode_gpu(const ca_device_info *info, const ca_attention *attention,
+                const ca_leading_dims *dims, ca_attention_plan *plan)
+{
+    const ca_tensor *tensors = attention->tensors;
+    *plan = (ca_attention_plan){.spec = {.name = "attention_decode_gpu"}};
+    ca_attention_cover(plan, dims);
+    plan->heads = ca_attention_heads_together(dims);
+    int64_t rows = plan->heads * ca_attention_rows(attention);
+    int form = form_of(info);
+    tile t = choose_tile(info, attention, form, rows);
+    plan->local_size = (size_t)t.group;
+    plan->grid[2] /= plan->heads;
+    plan->grid[3] = ca_divide_up(rows, t.rows);
+    plan->splits = ca_attention_parts_on_gpu(info, attention, ca_attention_items(plan));
+    plan->grid[4] = plan->splits * t.group;
+
+    ca_kernel_spec *spec = &plan->spec;
+    ca_attention_define_sizes(spec, attention);
+    define_form(spec, info);
+    ca_attention_plan_merge_on_gpu(info, attention, plan);
+    ca_attention_define(spec, "WG", t.group);
+    ca_attention_define(spec, "KEY_LANES", t.lanes);
+    ca_attention_define(spec, "BN", t.keys);
+    ca_attention_define(spec, "RT", t.rows);
+    ca_attention_define(spec, "WIDE_KEYS",
+                        ca_attention_is_wide(&tensors[CA_ATTENTION_KEY]) &&
+                            ca_attention_is_wide(&tensors[CA_ATTENTION_PAST_KEY]));
+    ca_attention_define(spec, "WIDE_VALUES",
+                        ca_attention_is_wide(&tensors[CA_ATTENTION_VALUE]) &&
+                            ca_attention_is_wide(&tensors[CA_ATTENTION_PAST_VALUE]));
+}
+
+const ca_attention_variant ca_attention_decoding_on_gpu = {
+    CA_VARIANT_DECODE_GPU,
+    "head sizes of 1 to 512 only, and no input bias, dropout, scores or softcap after "
+    "the mask, on devices with groups of 64 work-items and 16 KiB of local memory",
+    decode_gpu_can_run, decode_gpu_is_fast, plan_decode_gpu};

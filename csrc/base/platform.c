@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: MIT */
+#define _DEFAULT_SOURCE /* POSIX, and madvise */
+
+#include "base/platform.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <cpuid.h>
+#endif
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+void
+ca_mutex_init(ca_mutex *mutex)
+{
+    pthread_mutex_init(&mutex->handle, NULL);
+}
+
+void
+ca_mutex_destroy(ca_mutex *mutex)
+{
+    pthread_mutex_destroy(&mutex->handle);
+}
+
+void
+ca_mutex_lock(ca_mutex *mutex)
+{
+    pthread_mutex_lock(&mutex->handle);
+}
+
+void
+ca_mutex_unlock(ca_mutex *mutex)
+{
+    pthread_mutex_unlock(&mutex->handle);
+}
+
+int64_t
+ca_process_id(void)
+{
+    return (int64_t)getpid();
+}
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+/* Register sets that the system saves: SSE, AVX, and the three parts of AVX-512. */
+#define WIDE_REGISTERS 0xe6u
+
+bool
+ca_processor_has_bfloat16_pairs(void)
+{
+    unsigned eax;
+    unsigned ebx;
+    unsigned ecx;
+    unsigned edx;
+    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & bit_OSXSAVE)) {
+        return false;
+    }
+    unsigned saved;
+    __asm__("xgetbv" : "=a"(saved), "=d"(edx) : "c"(0));
+    if ((saved & WIDE_REGISTERS) != WIDE_REGISTERS ||
+        !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || !(ebx & bit_AVX512F)) {
+        return false;
+    }
+    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1u << 5) != 0;
+}
+
+#else
+
+bool
+ca_processor_has_bfloat16_pairs(void)
+{
+    return false;
+}
+
+#endif
+
+void
+ca_fork_guard_init(ca_fork_guard *guard)
+{
+    *guard = (ca_fork_guard){.process_id = ca_process_id()};
+#ifdef MADV_WIPEONFORK
+    size_t size = (size_t)sysconf(_SC_PAGESIZE);
+    void *page =
+        mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) {
+        return;
+    }
+    if (madvise(page, size, MADV_WIPEONFORK) != 0) {
+        munmap(page, size);
+        return;
+    }
+    guard->page = page;
+    guard->page_size = size;
+    guard->page[0] = 1;
+#endif
+}
+
+void
+ca_fork_guard_destroy(ca_fork_guard *guard)
+{
+    if (guard->page != NULL) {
+        munmap((void *)guard->page, guard->page_size);
+    }
+    *guard = (ca_fork_guard){0};
+}
+
+bool
+ca_fork_guard_is_child(const ca_fork_guard *guard)
+{
+    if (guard->page != NULL) {
+        return guard->page[0] == 0;
+    }
+    return guard->process_id != ca_process_id();
+}
+
+#define RESULT_ALIGNMENT 128 /* what Intel's runtime wants of host pointers */
+
+/* Not aligned to large pages: the allocator would give such a block back to the system
+   each time, and its pages would be fresh again. */
+#define LARGE_RESULT ((size_t)4 << 20)
+
+void *
+ca_memory_allocate(size_t bytes)
+{
+    void *memory = NULL;
+    if (posix_memalign(&memory, RESULT_ALIGNMENT, bytes) != 0) {
+        return NULL;
+    }
+#ifdef MADV_HUGEPAGE
+    if (bytes >= LARGE_RESULT) {
+        const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+        const uintptr_t first = ((uintptr_t)memory + page - 1) / page * page;
+        const uintptr_t end = ((uintptr_t)memory + bytes) / page * page;
+        (void)madvise((void *)first, end - first, MADV_HUGEPAGE);
+    }
+#endif
+    return memory;
+}
+
+void
+ca_memory_trim(void)
+{
+#ifdef __GLIBC__
+    (void)malloc_trim(0);
+#endif
+}
+
+static size_t
+round_up(size_t bytes, size_t step)
+{
+    return (bytes + step - 1) / step * step;
+}
+
+#define LARGE_PAGE ((size_t)2 << 20)
+
+/* Large pages have to be aligned to their size: map one more, give back what is
+   over. */
+void *
+ca_pages_allocate(size_t bytes, ca_pages pages)
+{
+    size_t step = (size_t)sysconf(_SC_PAGESIZE);
+    size_t spare = pages == CA_PAGES_ZERO_LARGE ? LARGE_PAGE : 0;
+    if (bytes == 0 || bytes > SIZE_MAX - spare - step) {
+        return NULL;
+    }
+    size_t size = round_up(bytes, step);
+    char *map = mmap(NULL, size + spare, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (map == MAP_FAILED) {
+        return NULL;
+    }
+    size_t before = spare == 0 ? 0 : round_up((uintptr_t)map, spare) - (uintptr_t)map;
+    if (before > 0) {
+        munmap(map, before);
+    }
+    if (spare > before) {
+        munmap(map + before + size, spare - before);
+    }
+#ifdef MADV_HUGEPAGE
+    if (spare > 0) {
+        (void)madvise(map + before, size / LARGE_PAGE * LARGE_PAGE, MADV_HUGEPAGE);
+    } else { /* where the system's own choice would be large ones */
+        (void)madvise(map, size, MADV_NOHUGEPAGE);
+    }
+#endif
+    return map + before;
+}
+
+void
+ca_pages_free(void *memory, size_t bytes)
+{
+    munmap(memory, round_up(bytes, (size_t)sysconf(_SC_PAGESIZE)));
+}
+
+void *
+ca_addresses_reserve(size_t bytes)
+{
+    void *addresses = mmap(NULL, round_up(bytes, (size_t)sysconf(_SC_PAGESIZE)),
+                           PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return addresses != MAP_FAILED ? addresses : NULL;
+}
+
+void
+ca_addresses_release(void *addresses, size_t bytes)
+{
+    munmap(addresses, round_up(bytes, (size_t)sysconf(_SC_PAGESIZE)));
+}
+
+void *
+ca_library_open(const char *path, bool global, char *message, size_t size)
+{
+    void *library = dlopen(path, RTLD_NOW | (global ? RTLD_GLOBAL : RTLD_LOCAL));
+    if (library == NULL && size > 0) {
+        const char *words = dlerror();
+        snprintf(message, size, "%s", words != NULL ? words : "unknown error");
+    }
+    return library;
+}
+
+void *
+ca_library_symbol(void *library, const char *name)
+{
+    return dlsym(library, name);
+}
+
+bool
+ca_file_read(const char *path, unsigned char **data, size_t *size)
+{
+    bool done = false;
+    unsigned char *buffer = NULL;
+    size_t filled = 0;
+    struct stat facts;
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    *data = NULL;
+    *size = 0;
+    if (file < 0 || fstat(file, &facts) != 0 || !S_ISREG(facts.st_mode)) {
+        goto done;
+    }
+    size_t total = (size_t)facts.st_size;
+    buffer = malloc(total + 1);
+    if (buffer == NULL) {
+        goto done;
+    }
+    while (filled < total) {
+        ssize_t part = read(file, buffer + filled, total - filled);
+        if (part < 0 && errno == EINTR) {
+            continue;
+        }
+        if (part <= 0) {
+            goto done;
+        }
+        filled += (size_t)part;
+    }
+    *data = buffer;
+    *size = total;
+    buffer = NULL;
+    done = true;
+done:
+    free(buffer);
+    if (file >= 0) {
+        close(file);
+    }
+    return done;
+}
+
+/* Make the folders above `path`, which is changed meanwhile and put back. */
+static void
+file_make_parents(char *path)
+{
+    for (char *slash = strchr(path + 1, '/'); slash != NULL;
+         slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        mkdir(path, 0700); /* what fails here fails again at the file, and tells */
+        *slash = '/';
+    }
+}
+
+static bool
+file_write_all(int file, const unsigned char *data, size_t size)
+{
+    while (size > 0) {
+        ssize_t part = write(file, data, size);
+        if (part < 0 && errno == EINTR) {
+            continue;
+        }
+        if (part <= 0) {
+            return false;
+        }
+        data += part;
+        size -= (size_t)part;
+    }
+    return true;
+}
+
+bool
+ca_file_write(const char *path, const void *data, size_t size)
+{
+    enum { RANDOM = 6 }; /* letters that mkstemp puts in the place of as many X */
+    size_t length = strlen(path);
+    bool written = false;
+    int file = -1;
+    char *temporary = malloc(length + 1 + RANDOM + 1);
+    if (temporary == NULL || length == 0) {
+        goto done;
+    }
+    memcpy(temporary, path, length);
+    temporary[length] = '.';
+    memset(temporary + length + 1, 'X', RANDOM);
+    temporary[length + 1 + RANDOM] = '\0';
+    file_make_parents(temporary);
+    file = mkstemp(temporary);
+    if (file < 0) {
+        goto done;
+    }
+    written = file_write_all(file, data, size);
+    written = close(file) == 0 && written;
+    written = written && rename(temporary, path) == 0;
+    if (!written) {
+        unlink(temporary);
+    }
+done:
+    free(temporary);
+    return written;
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: MIT */
+#include "base/status.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+ca_status
+ca_error_set(ca_error *error, ca_status status, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(error->message, sizeof error->message, format, arguments);
+    va_end(arguments);
+    return status;
+}
+
+void
+ca_error_set_log(ca_error *error, const char *log)
+{
+    size_t size = strlen(log) + 1;
+    char *copy = malloc(size);
+    free(error->log);
+    error->log = copy;
+    if (copy != NULL) {
+        memcpy(copy, log, size);
+    }
+}
+
+void
+ca_error_clear(ca_error *error)
+{
+    free(error->log);
+    error->log = NULL;
+    error->message[0] = '\0';
+}

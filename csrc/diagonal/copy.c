@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: MIT */
+#include "diagonal/copy.h"
+
+#include <string.h>
+
+#include "diagonal/problem.h"
+#include "opencl/storage.h"
+
+/* Up to here the host has copied before a kernel would have started. */
+#define SMALL_BYTES (64 << 10)
+
+/* Is it in memory that the host may read and write now? */
+static bool
+is_at_hand(const ca_tensor *tensor)
+{
+    return tensor->block == NULL || (ca_storage_is_host(ca_storage_of(tensor->block)) &&
+                                     ca_storage_is_idle(ca_storage_of(tensor->block)));
+}
+
+static bool
+has_rows(const ca_tensor *tensor)
+{
+    return ca_tensor_size(tensor, 1) == 1 || ca_tensor_stride(tensor, 1) == 1;
+}
+
+/* Rows of the last dimension, one after the other. */
+static void
+copy_rows(const ca_tensor *from, const ca_tensor *to, int d, const char *source,
+          char *target)
+{
+    size_t size = ca_dtype_size(to->dtype);
+    if (d >= to->ndim - 1) {
+        memcpy(target, source, (size_t)ca_tensor_size(to, 1) * size);
+        return;
+    }
+    for (int64_t i = 0; i < to->shape[d]; i++) {
+        copy_rows(from, to, d + 1, source + i * from->strides[d] * (int64_t)size,
+                  target + i * to->strides[d] * (int64_t)size);
+    }
+}
+
+/* Two dimensions or more, as matrices have; `apart`: each element is one of its own, as
+   kernels write rows or columns of elements that lie side by side only. */
+static ca_tensor
+as_matrices(const ca_tensor *tensor, bool apart)
+{
+    ca_tensor view;
+    ca_tensor_start_view(tensor, &view);
+    for (int missing = 2 - tensor->ndim - apart; missing > 0; missing--) {
+        view.shape[view.ndim] = 1;
+        view.strides[view.ndim++] = 0;
+    }
+    for (int d = 0; d < tensor->ndim; d++) {
+        view.shape[view.ndim] = tensor->shape[d];
+        view.strides[view.ndim++] = tensor->strides[d];
+    }
+    if (apart) {
+        view.shape[view.ndim] = 1;
+        view.strides[view.ndim++] = 0;
+    }
+    return view;
+}
+
+ca_status
+ca_copy_run(ca_device *device, const ca_tensor *from, const ca_tensor *to,
+            const char *call, ca_error *error)
+{
+    int64_t bytes = ca_tensor_count(to) * (int64_t)ca_dtype_size(to->dtype);
+    if (bytes == 0) {
+        return CA_OK;
+    }
+    if (bytes <= SMALL_BYTES && is_at_hand(from) && is_at_hand(to) && has_rows(from) &&
+        has_rows(to)) {
+        copy_rows(from, to, 0, from->data, to->data);
+        return CA_OK;
+    }
+    ca_tensor matrices = as_matrices(to, false);
+    bool apart = !ca_diagonal_can_write(ca_device_get_info(device), &matrices);
+    /* Of a matrix with an empty band everything is copied. */
+    const ca_diagonal diagonal = {.input = as_matrices(from, apart),
+                                  .output = as_matrices(to, apart),
+                                  .memory = CA_OUTPUT_GIVEN,
+                                  .variant = CA_VARIANT_ANY,
+                                  .call = call};
+    return ca_diagonal_run(device, &diagonal, error);
+}

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: MIT */
+#include "doors/diagonal.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#include "doors/common.h" /* CA_SHAPE_TEXT */
+
+static const char *
+shape_text(const ca_diagonal_source *source, char text[CA_SHAPE_TEXT])
+{
+    return ca_shape_format(source->ndim, source->shape, text, CA_SHAPE_TEXT);
+}
+
+/* Where the shape comes from. */
+static const char *
+shape_origin(const ca_diagonal_source *source)
+{
+    return source->has_input ? source->input_name : source->shape_name;
+}
+
+/* Take shape and dtype of the input, with which those given have to agree. */
+static ca_status
+settle(ca_diagonal_source *source, ca_error *error)
+{
+    const ca_tensor *input = &source->input;
+    if (!source->has_input) {
+        return CA_OK;
+    }
+    if (source->has_dtype && source->dtype != input->dtype) {
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "dtype is %s; expected %s, that of %s",
+                            ca_dtype_name(source->dtype), ca_dtype_name(input->dtype),
+                            source->input_name);
+    }
+    size_t bytes = (size_t)input->ndim * sizeof(*input->shape);
+    if (source->has_shape && (source->ndim != input->ndim ||
+                              memcmp(source->shape, input->shape, bytes) != 0)) {
+        char given[CA_SHAPE_TEXT];
+        char expected[CA_SHAPE_TEXT];
+        return ca_error_set(error, CA_ERROR_VALUE, "%s is %s; expected %s, that of %s",
+                            source->shape_name, shape_text(source, given),
+                            ca_spec_shape_text(input, expected), source->input_name);
+    }
+    source->dtype = input->dtype;
+    source->ndim = input->ndim;
+    memcpy(source->shape, input->shape, bytes);
+    return CA_OK;
+}
+
+/* No result is larger than half of what addresses hold, so that sums of sizes and bounds
+   do not overflow further on. */
+static ca_status
+check_count(const ca_diagonal_source *source, ca_error *error)
+{
+    int64_t count;
+    ca_status status = ca_shape_count(source->ndim, source->shape, shape_origin(source),
+                                      &count, error);
+    int64_t size = (int64_t)ca_dtype_size(source->dtype);
+    if (status == CA_OK && count > PTRDIFF_MAX / 2 / size) {
+        char text[CA_SHAPE_TEXT];
+        return ca_error_set(error, CA_ERROR_MEMORY,
+                            "no memory for a result of shape %s and dtype %s",
+                            shape_text(source, text), ca_dtype_name(source->dtype));
+    }
+    return status;
+}
+
+ca_status
+ca_torch_diagonal_check(ca_diagonal_source *source, ca_error *error)
+{
+    ca_status status = CA_OK;
+    if (!source->has_input && !source->has_dtype) {
+        source->dtype = CA_FLOAT32;
+    }
+    CA_TRY(settle(source, error));
+    if (source->ndim < 2) {
+        char text[CA_SHAPE_TEXT];
+        CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
+                            "%s has shape %s; expected two dimensions or more",
+                            shape_origin(source), shape_text(source, text)));
+    }
+    CA_TRY(check_count(source, error));
+done:
+    return status;
+}
+
+ca_status
+ca_directml_diagonal_check(ca_diagonal_source *source, ca_error *error)
+{
+    ca_status status = CA_OK;
+    if (!source->has_input && !(source->has_shape && source->has_dtype)) {
+        CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
+                            "%s is None; expected it where there is no input",
+                            source->has_shape ? "dtype" : source->shape_name));
+    }
+    const ca_dtype dtype = source->has_input ? source->input.dtype : source->dtype;
+    if (dtype == CA_BOOL || dtype == CA_BFLOAT16) {
+        CA_TRY(ca_error_set(error, CA_ERROR_TYPE,
+                            "%s %s %s; expected an integer type, float16, float32 or "
+                            "float64",
+                            source->has_input ? source->input_name : "dtype",
+                            source->has_input ? "has dtype" : "is",
+                            ca_dtype_name(dtype)));
+    }
+    CA_TRY(settle(source, error));
+    if (source->ndim < 2 || source->ndim > 4) {
+        char text[CA_SHAPE_TEXT];
+        CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
+                            "%s has shape %s; expected two to four dimensions",
+                            shape_origin(source), shape_text(source, text)));
+    }
+    CA_TRY(check_count(source, error));
+done:
+    return status;
+}

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * DirectML's DML_MULTIHEAD_ATTENTION_OPERATOR_DESC: its rules, and its tensors as an
+ * attention problem.
+ */
+#ifndef CLATTN_SPEC_DIRECTML_H
+#define CLATTN_SPEC_DIRECTML_H
+
+#include <stdint.h>
+
+#include "attention/problem.h" /* ca_attention */
+#include "base/status.h"
+#include "base/tensor.h"
+#include "doors/directml_mask.h"
+
+/* H is the head count; leading dimensions beyond these are 1, up to five in all. */
+typedef enum {
+    CA_DIRECTML_QUERY,                   /* (B, L, H * E) */
+    CA_DIRECTML_KEY,                     /* (B, S, H * E) */
+    CA_DIRECTML_VALUE,                   /* (B, S, H * Ev) */
+    CA_DIRECTML_STACKED_QUERY_KEY,       /* (B, L, H, 2, E) */
+    CA_DIRECTML_STACKED_KEY_VALUE,       /* (B, S, H, 2, E) */
+    CA_DIRECTML_STACKED_QUERY_KEY_VALUE, /* (B, L, H, 3, E) */
+    CA_DIRECTML_BIAS,                    /* (H * E + H * E + H * Ev) */
+    CA_DIRECTML_MASK,                    /* int32, see ca_directml_mask_type */
+    CA_DIRECTML_RELATIVE_POSITION_BIAS,  /* broadcasts to (B, H, L, T) */
+    CA_DIRECTML_PAST_KEY,                /* (B, H, P, E) */
+    CA_DIRECTML_PAST_VALUE,              /* (B, H, P, Ev) */
+    CA_DIRECTML_TENSORS,
+} ca_directml_tensor;
+
+/* The argument's name. */
+const char *ca_directml_name(ca_directml_tensor t);
+
+typedef struct {
+    ca_tensor tensors[CA_DIRECTML_TENSORS]; /* absent: not given */
+    ca_directml_mask_type mask_type;
+    double scale;
+    double mask_filter_value;
+    int64_t head_count; /* 1 or more */
+} ca_directml_attention;
+
+#define CA_DIRECTML_MAX_DIMS 5
+
+/* Where the inputs are, and the shapes of what comes of them. */
+typedef struct {
+    ca_directml_tensor sources[3]; /* of query, key and value */
+    int output_ndim;
+    int64_t output[CA_DIRECTML_MAX_DIMS]; /* (…, B, L, H * Ev) */
+    int64_t present_key[4];               /* (B, H, T, E), T = P + S */
+    int64_t present_value[4];             /* (B, H, T, Ev) */
+    int64_t scores[4];                    /* (B, H, L, T) */
+} ca_directml_shapes;
+
+/* Check every rule. CA_ERROR_TYPE or CA_ERROR_VALUE naming the argument. */
+ca_status ca_directml_attention_check(const ca_directml_attention *call,
+                                      ca_directml_shapes *shapes, ca_error *error);
+
+/* The checked call as a problem, by views. The results have the shapes given; present
+   ones may be absent, both of them. *scratch is memory that the problem refers to, to
+   be freed after it; NULL after CA_ERROR_MEMORY. */
+ca_status ca_directml_attention_problem(const ca_directml_attention *call,
+                                        const ca_directml_shapes *shapes,
+                                        const ca_tensor *output,
+                                        const ca_tensor *present_key,
+                                        const ca_tensor *present_value,
+                                        ca_attention *attention, void **scratch,
+                                        ca_error *error);
+
+#endif

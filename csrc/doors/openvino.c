@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * OpenVINO's front door: masks, a scale that may be an array, batch dimensions that are
+ * repeated like numpy.tile does.
+ */
+#include "doors/openvino.h"
+
+#include <string.h>
+
+#include "doors/common.h"
+
+/* ---- rules ---- */
+
+static ca_status
+check_dtypes(const ca_openvino_sdpa *call, ca_error *error)
+{
+    ca_status status = CA_OK;
+    const char *dtype = ca_dtype_name(call->query.dtype);
+    const ca_tensor *mask = &call->attention_mask;
+    const ca_tensor *scale = &call->scale_array;
+    CA_TRY(ca_spec_check_dtypes(&call->query, &call->key, &call->value, error));
+    if (mask->data != NULL && mask->dtype != call->query.dtype) {
+        if (mask->ndim == 0) {
+            CA_TRY(ca_error_set(error, CA_ERROR_TYPE,
+                                "attention_mask is a scalar of dtype %s; expected %s, "
+                                "the dtype of query",
+                                ca_dtype_name(mask->dtype), dtype));
+        } else if (mask->dtype != CA_BOOL) {
+            CA_TRY(ca_error_set(error, CA_ERROR_TYPE,
+                                "attention_mask has dtype %s; expected bool, or %s, "
+                                "the dtype of query",
+                                ca_dtype_name(mask->dtype), dtype));
+        }
+    }
+    if (scale->data != NULL && scale->dtype != call->query.dtype) {
+        CA_TRY(ca_error_set(error, CA_ERROR_TYPE,
+                            "scale has dtype %s; expected %s, the dtype of query, or a "
+                            "Python number",
+                            ca_dtype_name(scale->dtype), dtype));
+    }
+done:
+    return status;
+}
+
+static ca_status
+check_scale(const ca_openvino_sdpa *call, ca_error *error)
+{
+    const ca_tensor *array = &call->scale_array;
+    if (array->ndim > 1 || ca_tensor_size(array, 1) != 1) {
+        char text[CA_SHAPE_TEXT];
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "scale has shape %s; expected a number, or an array of "
+                            "shape () or (1,)",
+                            ca_spec_shape_text(array, text));
+    }
+    return ca_spec_check_scale(call->has_scale, call->scale, call->query.dtype, error);
+}
+
+/* Can a dimension of that size be repeated to the common one? To 0, as in NumPy, only
+   one of size 1. */
+static bool
+repeats_to(int64_t size, int64_t common)
+{
+    return size == common || size == 1 ||
+           (size > 0 && common > 0 && common % size == 0);
+}
+
+/* The size that a dimension, counted from the end, has in common. */
+static ca_status
+find_common_size(const ca_openvino_sdpa *call, int from_end, int64_t *common,
+                 ca_error *error)
+{
+    const struct {
+        const char *name;
+        const ca_tensor *tensor;
+    } inputs[] = {
+        {"query", &call->query}, {"key", &call->key}, {"value", &call->value}};
+    *common = 1;
+    for (int t = 0; t < 3; t++) {
+        int64_t size = ca_tensor_size(inputs[t].tensor, from_end);
+        *common = *common == 0 || size == 0 ? 0 : size > *common ? size : *common;
+    }
+    for (int t = 0; t < 3; t++) {
+        int64_t size = ca_tensor_size(inputs[t].tensor, from_end);
+        if (!repeats_to(size, *common)) {
+            char given[CA_SHAPE_TEXT];
+            return ca_error_set(error, CA_ERROR_VALUE,
+                                "%s has shape %s, whose dimension %d of size %lld "
+                                "cannot be repeated to %lld, that of the others; "
+                                "expected 1 or a divisor",
+                                inputs[t].name,
+                                ca_spec_shape_text(inputs[t].tensor, given), -from_end,
+                                (long long)size, (long long)*common);
+        }
+    }
+    return CA_OK;
+}
+
+/* `shape` is the result's, of ndim sizes. */
+static ca_status
+check_mask(const ca_openvino_sdpa *call, int ndim, const int64_t *shape,
+           ca_error *error)
+{
+    const ca_tensor *mask = &call->attention_mask;
+    if (mask->ndim == 0) { /* a scalar; the value of an absent mask is 0 */
+        return call->mask_value == 0
+                   ? CA_OK
+                   : ca_error_set(error, CA_ERROR_VALUE,
+                                  "attention_mask is the scalar %g; expected 0 (no "
+                                  "mask), or two dimensions or more",
+                                  call->mask_value);
+    }
+    int64_t scores[CA_MAX_DIMS];
+    memcpy(scores, shape, (size_t)ndim * sizeof(*scores));
+    scores[ndim - 1] = ca_tensor_size(&call->key, 2);
+    bool fits = mask->ndim >= 2 && mask->ndim <= ndim;
+    for (int d = 1; fits && d <= mask->ndim; d++) {
+        int64_t size = ca_tensor_size(mask, d);
+        int64_t common = scores[ndim - d];
+        fits = d > 2 ? repeats_to(size, common) : size == 1 || size == common;
+    }
+    if (!fits) {
+        char given[CA_SHAPE_TEXT];
+        char expected[CA_SHAPE_TEXT];
+        return ca_error_set(
+            error, CA_ERROR_VALUE,
+            "attention_mask has shape %s; expected two dimensions or more that can be "
+            "broadcast or repeated to %s",
+            ca_spec_shape_text(mask, given),
+            ca_shape_format(ndim, scores, expected, sizeof(expected)));
+    }
+    return CA_OK;
+}
+
+ca_status
+ca_openvino_sdpa_check(const ca_openvino_sdpa *call, int *ndim,
+                       int64_t shape[CA_MAX_DIMS], ca_error *error)
+{
+    ca_status status = CA_OK;
+    CA_TRY(check_dtypes(call, error));
+    CA_TRY(ca_spec_check_matrices(&call->query, &call->key, &call->value, 3, error));
+    CA_TRY(check_scale(call, error));
+    int n = call->query.ndim;
+    n = call->key.ndim > n ? call->key.ndim : n;
+    n = call->value.ndim > n ? call->value.ndim : n;
+    for (int d = 3; d <= n; d++) {
+        CA_TRY(find_common_size(call, d, &shape[n - d], error));
+    }
+    shape[n - 2] = ca_tensor_size(&call->query, 2);
+    shape[n - 1] = ca_tensor_size(&call->value, 1);
+    *ndim = n;
+    CA_TRY(check_mask(call, n, shape, error));
+    int64_t count;
+    CA_TRY(ca_shape_count(n, shape, "the result", &count, error));
+done:
+    return status;
+}
+
+/* ---- repeated dimensions ---- */
+
+/* A leading dimension of the result is cut into factors, so that its index is the sum
+   of unit * index over them. Where every tensor either repeats along a factor or moves
+   through all of it, strides can say so; else its indices become problems. */
+typedef struct {
+    int from_end; /* the dimension, counted from the end */
+    int64_t unit;
+    int64_t size;
+    bool strided;
+} factor;
+
+/* In a result that is not empty there are at most 62, as none is of size 1. */
+typedef struct {
+    int count; /* the innermost comes first */
+    factor factors[CA_MAX_DIMS];
+} factorization;
+
+#define INPUTS 4
+
+/* Each either divides the other, or is divided by it? */
+static bool
+is_chained(int64_t size, const int64_t sizes[INPUTS])
+{
+    for (int t = 0; t < INPUTS; t++) {
+        if (size % sizes[t] != 0 && sizes[t] % size != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Cut dimension `from_end`, of `common` indices, at the sizes that are chained. */
+static void
+factorize_dim(const int64_t sizes[INPUTS], int from_end, int64_t common,
+              factorization *cut)
+{
+    int64_t unit = 1;
+    while (unit < common) {
+        int64_t next = common;
+        for (int t = 0; t < INPUTS; t++) {
+            if (sizes[t] > unit && sizes[t] < next && is_chained(sizes[t], sizes)) {
+                next = sizes[t];
+            }
+        }
+        bool strided = true;
+        for (int t = 0; t < INPUTS; t++) {
+            strided = strided && (sizes[t] % next == 0 || unit % sizes[t] == 0);
+        }
+        cut->factors[cut->count++] = (factor){from_end, unit, next / unit, strided};
+        unit = next;
+    }
+}
+
+static void
+factorize(const ca_openvino_sdpa *call, const ca_tensor *output, factorization *cut)
+{
+    cut->count = 0;
+    for (int d = 3; d <= output->ndim; d++) {
+        const int64_t sizes[INPUTS] = {
+            ca_tensor_size(&call->query, d), ca_tensor_size(&call->key, d),
+            ca_tensor_size(&call->value, d), ca_tensor_size(&call->attention_mask, d)};
+        factorize_dim(sizes, d, ca_tensor_size(output, d), cut);
+    }
+}
+
+/* The part of `tensor` that problem `index` has, as the factors cut it. */
+static void
+view_part(const ca_tensor *tensor, const factorization *cut, int64_t index,
+          ca_tensor *view)
+{
+    int64_t first = 0; /* in elements, from the tensor's first */
+    ca_tensor_start_view(tensor, view);
+    for (int f = cut->count - 1; f >= 0; f--) {
+        const factor *part = &cut->factors[f];
+        int64_t size = ca_tensor_size(tensor, part->from_end);
+        int64_t stride = ca_tensor_stride(tensor, part->from_end);
+        if (part->strided) {
+            bool repeats = part->unit % size == 0;
+            ca_spec_add_dim(view, part->size, repeats ? 0 : part->unit * stride);
+        } else {
+            first += index % part->size * part->unit % size * stride;
+            index /= part->size;
+        }
+    }
+    for (int from_end = 2; from_end > 0; from_end--) {
+        ca_spec_add_dim(view, ca_tensor_size(tensor, from_end),
+                        ca_tensor_stride(tensor, from_end));
+    }
+    view->data = (char *)tensor->data + first * (ptrdiff_t)ca_dtype_size(tensor->dtype);
+}
+
+int64_t
+ca_openvino_sdpa_count(const ca_openvino_sdpa *call, const ca_tensor *output)
+{
+    if (ca_tensor_extent(output).bytes == 0) {
+        return 0;
+    }
+    factorization cut;
+    int64_t count = 1;
+    factorize(call, output, &cut);
+    for (int f = 0; f < cut.count; f++) {
+        count *= cut.factors[f].strided ? 1 : cut.factors[f].size;
+    }
+    return count;
+}
+
+void
+ca_openvino_sdpa_problem(const ca_openvino_sdpa *call, const ca_tensor *output,
+                         int64_t index, ca_attention *attention)
+{
+    factorization cut;
+    factorize(call, output, &cut);
+    ca_attention_init(attention);
+    ca_tensor *views = attention->tensors;
+    view_part(&call->query, &cut, index, &views[CA_ATTENTION_QUERY]);
+    view_part(&call->key, &cut, index, &views[CA_ATTENTION_KEY]);
+    view_part(&call->value, &cut, index, &views[CA_ATTENTION_VALUE]);
+    view_part(output, &cut, index, &views[CA_ATTENTION_OUTPUT]);
+    if (call->attention_mask.ndim > 0) {
+        ca_tensor *mask = &views[CA_ATTENTION_MASK];
+        view_part(&call->attention_mask, &cut, index, mask);
+        ca_spec_broadcast_rows(mask, ca_tensor_size(&call->query, 2));
+        ca_spec_broadcast_columns(mask, ca_tensor_size(&call->key, 2));
+        attention->mask_is_added = mask->dtype != CA_BOOL;
+    }
+    attention->scale = call->has_scale
+                           ? call->scale
+                           : ca_spec_default_scale(ca_tensor_size(&call->query, 1));
+    if (call->causal) {
+        attention->above = 0;
+    }
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * OpenVINO's ScaledDotProductAttention-13: its rules, and its arguments as attention
+ * problems.
+ */
+#ifndef CLATTN_SPEC_OPENVINO_H
+#define CLATTN_SPEC_OPENVINO_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "attention/problem.h"
+#include "base/status.h"
+#include "base/tensor.h"
+
+typedef struct {
+    ca_tensor query;          /* (N, …, L, E) */
+    ca_tensor key;            /* (N, …, S, E) */
+    ca_tensor value;          /* (N, …, S, Ev) */
+    ca_tensor attention_mask; /* (…, L, S); without dimensions: a scalar, or absent */
+    double mask_value;        /* that of a scalar */
+    bool causal;              /* j <= i; attention_mask is absent then */
+    bool has_scale;           /* else 1/sqrt(E) */
+    ca_tensor scale_array;    /* that scale comes from; absent: from a Python number */
+    double scale;
+} ca_openvino_sdpa;
+
+/* Check every rule; the result's shape (N, …, L, Ev) is written to `shape`.
+   CA_ERROR_TYPE or CA_ERROR_VALUE naming the argument. */
+ca_status ca_openvino_sdpa_check(const ca_openvino_sdpa *call, int *ndim,
+                                 int64_t shape[CA_MAX_DIMS], ca_error *error);
+
+/* How many problems the checked call is: 1 where strides can say how batch dimensions
+   repeat, else one for each index of the dimensions in which they cannot; 0 for an
+   empty result. `output` has the result's shape. */
+int64_t ca_openvino_sdpa_count(const ca_openvino_sdpa *call, const ca_tensor *output);
+
+/* Problem `index` of so many, by views. */
+void ca_openvino_sdpa_problem(const ca_openvino_sdpa *call, const ca_tensor *output,
+                              int64_t index, ca_attention *attention);
+
+#endif

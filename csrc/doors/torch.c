@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The torch-like front door: shapes, broadcasting, grouped heads, causality, windows.
+ */
+#include "doors/torch.h"
+
+#include <string.h>
+
+#include "doors/common.h"
+
+static ca_status
+check_heads(const ca_torch_sdpa *call, ca_error *error)
+{
+    int64_t Hq = ca_tensor_size(&call->query, 3);
+    int64_t Hk = ca_tensor_size(&call->key, 3);
+    if (ca_tensor_size(&call->value, 3) != Hk) {
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "value has %lld heads; expected %lld, as many as key, with "
+                            "enable_gqa",
+                            (long long)ca_tensor_size(&call->value, 3), (long long)Hk);
+    }
+    if (Hk == 0 ? Hq != 0 : Hq % Hk != 0) {
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "query has %lld heads; expected a multiple of key's %lld, "
+                            "with enable_gqa",
+                            (long long)Hq, (long long)Hk);
+    }
+    return CA_OK;
+}
+
+/* Widen `common`, counted from the end from dimension `first` on, by `tensor`'s. */
+static ca_status
+broadcast_leading(const ca_tensor *tensor, const char *name, int first, int ndim,
+                  int64_t *shape, ca_error *error)
+{
+    for (int d = first; d <= tensor->ndim; d++) {
+        int64_t *common = &shape[ndim - d];
+        int64_t size = ca_tensor_size(tensor, d);
+        if (*common == 1) {
+            *common = size;
+        } else if (size != 1 && size != *common) {
+            char given[CA_SHAPE_TEXT];
+            return ca_error_set(error, CA_ERROR_VALUE,
+                                "%s has shape %s, whose dimension %d of size %lld does "
+                                "not broadcast with the others' %lld%s",
+                                name, ca_spec_shape_text(tensor, given), -d,
+                                (long long)size, (long long)*common,
+                                d == 3 ? " (for grouped heads: enable_gqa=True)" : "");
+        }
+    }
+    return CA_OK;
+}
+
+static ca_status
+check_mask(const ca_tensor *mask, int ndim, const int64_t *shape, int64_t S,
+           ca_error *error)
+{
+    int64_t scores[CA_MAX_DIMS];
+    memcpy(scores, shape, (size_t)ndim * sizeof(*scores));
+    scores[ndim - 1] = S;
+    bool fits = mask->ndim <= ndim;
+    for (int d = 1; fits && d <= mask->ndim; d++) {
+        int64_t size = ca_tensor_size(mask, d);
+        fits = size == 1 || size == scores[ndim - d];
+    }
+    if (!fits) {
+        char given[CA_SHAPE_TEXT];
+        char expected[CA_SHAPE_TEXT];
+        return ca_error_set(
+            error, CA_ERROR_VALUE,
+            "attn_mask has shape %s; expected one that broadcasts to %s",
+            ca_spec_shape_text(mask, given),
+            ca_shape_format(ndim, scores, expected, sizeof(expected)));
+    }
+    return CA_OK;
+}
+
+static ca_status
+check_scalars(const ca_torch_sdpa *call, ca_error *error)
+{
+    ca_status status = CA_OK;
+    CA_TRY(ca_spec_check_scale(call->has_scale, call->scale, call->query.dtype, error));
+    CA_TRY(ca_spec_check_softcap(call->softcap, error));
+    if (call->window_left < 0 || call->window_right < 0) {
+        CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
+                            "window has the bound %lld; expected 0 or more, or None",
+                            (long long)(call->window_left < 0 ? call->window_left
+                                                              : call->window_right)));
+    }
+done:
+    return status;
+}
+
+ca_status
+ca_torch_sdpa_check(const ca_torch_sdpa *call, int *ndim, int64_t shape[CA_MAX_DIMS],
+                    ca_error *error)
+{
+    ca_status status = CA_OK;
+    CA_TRY(ca_spec_check_dtypes(&call->query, &call->key, &call->value, error));
+    CA_TRY(ca_spec_check_matrices(&call->query, &call->key, &call->value, 2, error));
+    CA_TRY(check_scalars(call, error));
+
+    int n = call->query.ndim;
+    n = call->key.ndim > n ? call->key.ndim : n;
+    n = call->value.ndim > n ? call->value.ndim : n;
+    for (int d = 0; d < n; d++) {
+        shape[d] = 1;
+    }
+    int first = 3; /* from the end: the first dimension that broadcasts */
+    if (call->enable_gqa) {
+        CA_TRY(check_heads(call, error));
+        first = 4;
+        if (n >= 3) {
+            shape[n - 3] = ca_tensor_size(&call->query, 3);
+        }
+    }
+    CA_TRY(broadcast_leading(&call->query, "query", first, n, shape, error));
+    CA_TRY(broadcast_leading(&call->key, "key", first, n, shape, error));
+    CA_TRY(broadcast_leading(&call->value, "value", first, n, shape, error));
+    shape[n - 2] = ca_tensor_size(&call->query, 2);
+    shape[n - 1] = ca_tensor_size(&call->value, 1);
+    *ndim = n;
+    if (call->has_mask) {
+        CA_TRY(check_mask(&call->attn_mask, n, shape, ca_tensor_size(&call->key, 2),
+                          error));
+    }
+    int64_t count;
+    CA_TRY(ca_shape_count(n, shape, "the result", &count, error));
+done:
+    return status;
+}
+
+void
+ca_torch_sdpa_problem(const ca_torch_sdpa *call, const ca_tensor *output,
+                      const ca_tensor *lse, ca_attention *attention)
+{
+    int nleading = output->ndim - 2;
+    const int64_t *shape = output->shape;
+    int64_t Hq = ca_tensor_size(output, 3);
+    int64_t Hk = call->enable_gqa ? ca_tensor_size(&call->key, 3) : Hq;
+    int64_t L = ca_tensor_size(&call->query, 2);
+    int64_t S = ca_tensor_size(&call->key, 2);
+    int64_t E = ca_tensor_size(&call->query, 1);
+    const struct {
+        const ca_tensor *tensor;
+        int trailing;
+        ca_attention_tensor place;
+    } views[] = {
+        {&call->query, 2, CA_ATTENTION_QUERY}, {&call->key, 2, CA_ATTENTION_KEY},
+        {&call->value, 2, CA_ATTENTION_VALUE}, {&call->attn_mask, 2, CA_ATTENTION_MASK},
+        {output, 2, CA_ATTENTION_OUTPUT},      {lse, 1, CA_ATTENTION_LSE},
+    };
+
+    ca_attention_init(attention);
+    for (size_t i = 0; i < sizeof(views) / sizeof(views[0]); i++) {
+        ca_spec_view_grouped(views[i].tensor, views[i].trailing, nleading, shape, Hk,
+                             &attention->tensors[views[i].place]);
+    }
+    ca_tensor *mask = &attention->tensors[CA_ATTENTION_MASK];
+    ca_spec_broadcast_rows(mask, L);
+    ca_spec_broadcast_columns(mask, S);
+    attention->mask_is_added = mask->dtype != CA_BOOL;
+    attention->scale = call->has_scale ? call->scale : ca_spec_default_scale(E);
+    attention->softcap = call->softcap;
+    attention->dropout = call->dropout;
+    attention->seed = call->seed;
+
+    int64_t shift = call->causal == CA_CAUSAL_LOWER_RIGHT ? S - L : 0;
+    ca_spec_set_band(attention, call->window_left, call->window_right,
+                     call->causal != CA_CAUSAL_NONE, shift);
+}

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * torch.nn.functional.scaled_dot_product_attention and what clattn adds to it: its
+ * rules, and its arguments as an attention problem.
+ */
+#ifndef CLATTN_SPEC_TORCH_H
+#define CLATTN_SPEC_TORCH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "attention/problem.h" /* ca_attention, CA_BAND_UNBOUNDED */
+#include "base/status.h"
+#include "base/tensor.h"
+
+typedef enum {
+    CA_CAUSAL_NONE,
+    CA_CAUSAL_UPPER_LEFT,  /* j <= i */
+    CA_CAUSAL_LOWER_RIGHT, /* j <= i + S - L */
+} ca_causal;
+
+typedef struct {
+    ca_tensor query;     /* (…, Hq, L, E) */
+    ca_tensor key;       /* (…, Hk, S, E) */
+    ca_tensor value;     /* (…, Hk, S, Ev) */
+    ca_tensor attn_mask; /* broadcasts to (…, Hq, L, S); data NULL: none */
+    bool has_mask;       /* an empty mask has no data but is checked all the same */
+    ca_causal causal;
+    bool enable_gqa;
+    bool has_scale; /* else 1/sqrt(E) */
+    double scale;
+    double softcap;       /* 0: none */
+    int64_t window_left;  /* CA_BAND_UNBOUNDED: no bound */
+    int64_t window_right; /* likewise */
+    double dropout;       /* 0 … 1 */
+    uint64_t seed;
+} ca_torch_sdpa;
+
+/* Check every rule; the result's shape (…, Hq, L, Ev) is written to `shape`.
+   CA_ERROR_TYPE or CA_ERROR_VALUE naming the argument. */
+ca_status ca_torch_sdpa_check(const ca_torch_sdpa *call, int *ndim,
+                              int64_t shape[CA_MAX_DIMS], ca_error *error);
+
+/* The checked call as a problem, by views. `output` has the result's shape, `lse` that
+   without its last dimension (data NULL: not wanted). */
+void ca_torch_sdpa_problem(const ca_torch_sdpa *call, const ca_tensor *output,
+                           const ca_tensor *lse, ca_attention *attention);
+
+#endif

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Binaries of built programs on disk. A file is a header and the binary; whatever does
+ * not fit its header (another version, a cut, a flipped bit) counts as absent.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/strbuf.h"
+#include "opencl/internal.h"
+
+/* Change its last letter whenever the file's layout changes. */
+static const char cache_magic[8] = {'C', 'L', 'A', 'T', 'T', 'N', 'K', '1'};
+
+typedef struct {
+    char magic[8];
+    ca_hash identity; /* of what was built */
+    ca_hash checksum; /* of the binary */
+    uint64_t size;    /* of the binary */
+} cache_header;
+
+/* Two FNV-1a-like hashes over 64-bit states, with different primes and seeds, and a
+   final mix, since FNV leaves its high bits poorly stirred. Not for secrets. */
+ca_hash
+ca_cache_hash(const void *data, size_t size)
+{
+    const unsigned char *bytes = data;
+    uint64_t first = UINT64_C(0xcbf29ce484222325);
+    uint64_t second = UINT64_C(0x9e3779b97f4a7c15);
+    for (size_t i = 0; i < size; i++) {
+        first = (first ^ bytes[i]) * UINT64_C(0x100000001b3);
+        second = (second + bytes[i]) * UINT64_C(0xff51afd7ed558ccd);
+        second ^= second >> 29;
+    }
+    first = (first ^ (first >> 32)) * UINT64_C(0xc4ceb9fe1a85ec53);
+    return (ca_hash){.words = {first ^ (first >> 29), second ^ (second >> 32)}};
+}
+
+static void
+cache_path(ca_strbuf *path, const char *folder, const char *name, ca_hash identity)
+{
+    ca_strbuf_append(path, "%s/%s-%016" PRIx64 "%016" PRIx64 ".bin", folder, name,
+                     identity.words[0], identity.words[1]);
+}
+
+bool
+ca_cache_read(const char *folder, const char *name, ca_hash identity,
+              unsigned char **data, size_t *size)
+{
+    bool found = false;
+    unsigned char *file = NULL;
+    size_t total = 0;
+    cache_header header;
+    ca_strbuf path = {0};
+    *data = NULL;
+    *size = 0;
+    if (folder == NULL) {
+        goto done;
+    }
+    cache_path(&path, folder, name, identity);
+    if (!ca_strbuf_ok(&path) || !ca_file_read(path.data, &file, &total) ||
+        total < sizeof header) {
+        goto done;
+    }
+    memcpy(&header, file, sizeof header);
+    if (memcmp(header.magic, cache_magic, sizeof cache_magic) != 0 ||
+        memcmp(&header.identity, &identity, sizeof identity) != 0 ||
+        header.size != total - sizeof header || header.size == 0) {
+        goto done;
+    }
+    ca_hash checksum = ca_cache_hash(file + sizeof header, total - sizeof header);
+    if (memcmp(&header.checksum, &checksum, sizeof checksum) != 0) {
+        goto done;
+    }
+    memmove(file, file + sizeof header, total - sizeof header);
+    *data = file;
+    *size = total - sizeof header;
+    file = NULL;
+    found = true;
+done:
+    free(file);
+    ca_strbuf_free(&path);
+    return found;
+}
+
+void
+ca_cache_write(const char *folder, const char *name, ca_hash identity, const void *data,
+               size_t size)
+{
+    ca_strbuf path = {0};
+    unsigned char *file = NULL;
+    if (folder == NULL || size == 0 || size > SIZE_MAX - sizeof(cache_header)) {
+        goto done;
+    }
+    file = malloc(sizeof(cache_header) + size);
+    if (file == NULL) {
+        goto done;
+    }
+    cache_header header = {
+        .identity = identity,
+        .checksum = ca_cache_hash(data, size),
+        .size = size,
+    };
+    memcpy(header.magic, cache_magic, sizeof cache_magic);
+    memcpy(file, &header, sizeof header);
+    memcpy(file + sizeof header, data, size);
+    cache_path(&path, folder, name, identity);
+    if (ca_strbuf_ok(&path)) {
+        ca_file_write(path.data, file, sizeof header + size);
+    }
+done:
+    free(file);
+    ca_strbuf_free(&path);
+}

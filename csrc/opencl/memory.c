@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: MIT */
+#include "opencl/memory.h"
+
+#include "opencl/pending.h"
+#include "opencl/staging.h"
+
+static cl_int
+bind_host(ca_device *device, ca_binding *binding)
+{
+    cl_int code = CL_SUCCESS;
+    static const cl_mem_flags flags[] = {
+        [CA_ACCESS_READ] = CL_MEM_READ_ONLY,
+        [CA_ACCESS_WRITE] = CL_MEM_WRITE_ONLY,
+        [CA_ACCESS_UPDATE] = CL_MEM_READ_WRITE,
+    };
+    binding->buffer = device->cl->clCreateBuffer(
+        device->context, flags[binding->span.access] | CL_MEM_USE_HOST_PTR,
+        binding->span.bytes, binding->span.data, &code);
+    return code;
+}
+
+/* OpenCL leaves several buffers over the same host memory undefined, so a span that was
+   given before (a query that is also the key) gets what it has. */
+static bool
+bind_again(ca_binding *bindings, int index)
+{
+    const ca_span *span = &bindings[index].span;
+    for (int i = 0; i < index; i++) {
+        const ca_span *earlier = &bindings[i].span;
+        if (earlier->data == span->data && earlier->bytes == span->bytes &&
+            earlier->access == span->access) {
+            bindings[index] = bindings[i];
+            bindings[index].owned = false;
+            return true;
+        }
+    }
+    return false;
+}
+
+static void
+set_storage(ca_binding *binding, ca_storage *storage)
+{
+    binding->storage = storage;
+    binding->buffer = ca_storage_buffer(storage);
+    binding->data = ca_storage_block(storage)->address;
+}
+
+/* A storage for a span of the host, with what it holds if `copy`. */
+static ca_status
+bind_new_storage(ca_device *device, ca_binding *binding, bool copy, ca_error *error)
+{
+    const ca_span *span = &binding->span;
+    ca_storage *storage = NULL;
+    ca_status status = ca_storage_new(device, span->bytes, "an array", &storage, error);
+    if (status != CA_OK) {
+        return status;
+    }
+    set_storage(binding, storage);
+    binding->owned = true;
+    binding->copied = copy;
+    return copy ? ca_storage_write(storage, 0, span->data, span->bytes, error) : CA_OK;
+}
+
+static ca_status
+bind_span(ca_device *device, ca_binding *binding, bool copy, ca_error *error)
+{
+    const ca_device_info *info = &device->info;
+    const ca_span *span = &binding->span;
+    if (span->block != NULL) {
+        set_storage(binding, ca_storage_of(span->block));
+        return CA_OK;
+    }
+    if (copy || info->memory == CA_MEMORY_COPY) {
+        return bind_new_storage(device, binding, copy, error);
+    }
+    if (info->memory == CA_MEMORY_SVM) {
+        binding->data = span->data;
+        return CA_OK;
+    }
+    if ((uint64_t)span->bytes > (uint64_t)info->max_allocation) {
+        return ca_error_set(error, CA_ERROR_MEMORY,
+                            "an array of %zu bytes is more than device '%s' allocates "
+                            "at once (%lld bytes)",
+                            span->bytes, info->name, (long long)info->max_allocation);
+    }
+    cl_int code = bind_host(device, binding);
+    if (code != CL_SUCCESS) {
+        binding->buffer = NULL;
+        return ca_cl_error_set(error, code, "clCreateBuffer", info->name);
+    }
+    binding->owned = true;
+    return CA_OK;
+}
+
+ca_status
+ca_memory_bind(ca_device *device, const ca_span *spans, int nspans, bool copy,
+               ca_binding *bindings, ca_error *error)
+{
+    ca_status status = CA_OK;
+    bool in_place = device->info.memory == CA_MEMORY_SVM && !copy;
+    for (int i = 0; i < nspans; i++) {
+        bindings[i] = (ca_binding){.span = spans[i]};
+    }
+    for (int i = 0; i < nspans; i++) {
+        if (spans[i].bytes != 0 && (in_place || !bind_again(bindings, i))) {
+            CA_TRY(bind_span(device, &bindings[i], copy, error));
+        }
+    }
+done:
+    return status;
+}
+
+ca_status
+ca_memory_set(ca_device *device, ca_kernel *kernel, const ca_binding *bindings,
+              int nspans, ca_error *error)
+{
+    const ca_cl *cl = device->cl;
+    bool svm = device->info.memory == CA_MEMORY_SVM;
+    cl_int code = CL_SUCCESS;
+    for (int i = 0; i < nspans && code == CL_SUCCESS; i++) {
+        const void *pointer = bindings[i].span.bytes > 0 ? bindings[i].data : NULL;
+        bool empty = bindings[i].span.bytes == 0;
+        const uint32_t bit = UINT32_C(1) << i;
+        /* A buffer is another one each time, even over the same memory. */
+        bool stays = svm || empty;
+        if (stays && (kernel->given & bit) != 0 && kernel->pointers[i] == pointer) {
+            continue;
+        }
+        code = svm ? cl->clSetKernelArgSVMPointer(kernel->handle, (cl_uint)i, pointer)
+                   : cl->clSetKernelArg(kernel->handle, (cl_uint)i, sizeof(cl_mem),
+                                        empty ? NULL : &bindings[i].buffer);
+        kernel->pointers[i] = pointer;
+        kernel->given &= ~bit;
+        if (stays && code == CL_SUCCESS) {
+            kernel->given |= bit;
+        }
+    }
+    if (code != CL_SUCCESS) {
+        return ca_cl_error_set(error, code,
+                               svm ? "clSetKernelArgSVMPointer" : "clSetKernelArg",
+                               device->info.name);
+    }
+    return CA_OK;
+}
+
+/* A large copy goes by way of pinned memory, a small one is left to the driver, which
+   reads the span until the launch is done. */
+static ca_status
+send_span(ca_device *device, cl_command_queue queue, const ca_binding *binding,
+          const char *call, ca_error *error)
+{
+    const ca_span *span = &binding->span;
+    if (span->bytes >= CA_STAGED_BYTES) {
+        return ca_staging_write(binding->storage, queue, 0, span->data, span->bytes,
+                                call, error);
+    }
+    cl_int code = device->cl->clEnqueueWriteBuffer(
+        queue, binding->buffer, CL_FALSE, 0, span->bytes, span->data, 0, NULL, NULL);
+    return code == CL_SUCCESS ? CA_OK
+                              : ca_cl_error_set(error, code, "clEnqueueWriteBuffer",
+                                                device->info.name);
+}
+
+ca_status
+ca_memory_send(ca_device *device, cl_command_queue queue, const ca_binding *bindings,
+               int nspans, const char *call, ca_error *error)
+{
+    ca_status status = CA_OK;
+    for (int i = 0; i < nspans && device->info.memory == CA_MEMORY_COPY; i++) {
+        bool here = !bindings[i].owned || bindings[i].copied;
+        if (!here && bindings[i].span.access != CA_ACCESS_WRITE) {
+            CA_TRY(send_span(device, queue, &bindings[i], call, error));
+        }
+    }
+done:
+    return status;
+}
+
+/* Is a result of it to come back? */
+static bool
+returns(const ca_binding *binding)
+{
+    return binding->owned && binding->span.access != CA_ACCESS_READ;
+}
+
+/* Does it come by way of pinned memory, after the launch? */
+static bool
+is_collected(const ca_device *device, const ca_binding *binding)
+{
+    return returns(binding) && device->info.memory == CA_MEMORY_COPY &&
+           binding->span.bytes >= CA_STAGED_BYTES;
+}
+
+static bool
+is_fetched(const ca_device *device, const ca_binding *binding)
+{
+    return returns(binding) && device->info.memory != CA_MEMORY_SVM &&
+           !is_collected(device, binding);
+}
+
+bool
+ca_memory_fetches(const ca_device *device, const ca_binding *bindings, int nspans)
+{
+    for (int i = 0; i < nspans; i++) {
+        if (is_fetched(device, &bindings[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static ca_status
+fetch_copy(ca_device *device, cl_command_queue queue, const ca_binding *binding,
+           cl_event *event, ca_error *error)
+{
+    cl_int code = device->cl->clEnqueueReadBuffer(queue, binding->buffer, CL_FALSE, 0,
+                                                  binding->span.bytes,
+                                                  binding->span.data, 0, NULL, event);
+    if (code != CL_SUCCESS) {
+        return ca_cl_error_set(error, code, "clEnqueueReadBuffer", device->info.name);
+    }
+    return CA_OK;
+}
+
+/* Completing a map makes the host memory current; the host reads it only after the
+   unmapping, which changes nothing in memory mapped for reading. So neither is waited
+   for here, and one event at the end serves them all. */
+static ca_status
+fetch_host(ca_device *device, cl_command_queue queue, const ca_binding *binding,
+           cl_event *event, ca_error *error)
+{
+    const ca_cl *cl = device->cl;
+    cl_int code = CL_SUCCESS;
+    void *mapped = cl->clEnqueueMapBuffer(queue, binding->buffer, CL_FALSE, CL_MAP_READ,
+                                          0, binding->span.bytes, 0, NULL, NULL, &code);
+    if (code != CL_SUCCESS) {
+        return ca_cl_error_set(error, code, "clEnqueueMapBuffer", device->info.name);
+    }
+    code = cl->clEnqueueUnmapMemObject(queue, binding->buffer, mapped, 0, NULL, event);
+    if (code != CL_SUCCESS) {
+        return ca_cl_error_set(error, code, "clEnqueueUnmapMemObject",
+                               device->info.name);
+    }
+    return CA_OK;
+}
+
+ca_status
+ca_memory_fetch(ca_device *device, cl_command_queue queue, const ca_binding *bindings,
+                int nspans, cl_event *event, ca_error *error)
+{
+    ca_status status = CA_OK;
+    int last = nspans - 1;
+    while (last >= 0 && !is_fetched(device, &bindings[last])) {
+        last--;
+    }
+    for (int i = 0; i <= last; i++) {
+        if (!is_fetched(device, &bindings[i])) {
+            continue;
+        }
+        cl_event *reported = i == last ? event : NULL;
+        CA_TRY(device->info.memory == CA_MEMORY_HOST_PTR
+                   ? fetch_host(device, queue, &bindings[i], reported, error)
+                   : fetch_copy(device, queue, &bindings[i], reported, error));
+    }
+done:
+    return status;
+}
+
+ca_status
+ca_memory_collect(ca_device *device, cl_command_queue queue, const ca_binding *bindings,
+                  int nspans, ca_error *error)
+{
+    ca_status status = CA_OK;
+    for (int i = 0; i < nspans; i++) {
+        const ca_span *span = &bindings[i].span;
+        if (is_collected(device, &bindings[i])) {
+            CA_TRY(ca_staging_read(bindings[i].storage, queue, 0, span->data,
+                                   span->bytes, error));
+        }
+    }
+done:
+    return status;
+}
+
+void
+ca_memory_hold(ca_device *device, ca_binding *bindings, int nspans)
+{
+    for (int i = 0; i < nspans; i++) {
+        ca_storage *storage = bindings[i].storage;
+        if (storage != NULL) {
+            ca_pending_await(device, storage->ticket);
+            bindings[i].held = true;
+            ca_storage_retain(storage);
+        }
+    }
+}
+
+void
+ca_memory_set_ticket(const ca_binding *bindings, int nspans, uint64_t ticket)
+{
+    for (int i = 0; i < nspans; i++) {
+        if (bindings[i].storage != NULL) {
+            bindings[i].storage->ticket = ticket;
+        }
+    }
+}
+
+void
+ca_memory_release(ca_device *device, ca_binding *bindings, int nspans)
+{
+    for (int i = 0; i < nspans; i++) {
+        if (bindings[i].held) {
+            ca_storage_release(bindings[i].storage);
+        }
+        if (bindings[i].owned && bindings[i].storage != NULL) {
+            ca_storage_release(bindings[i].storage);
+        } else if (bindings[i].owned) {
+            device->cl->clReleaseMemObject(bindings[i].buffer);
+        }
+        bindings[i] = (ca_binding){0};
+    }
+}

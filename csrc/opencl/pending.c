@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: MIT */
+#include "opencl/pending.h"
+
+static ca_pending_call *
+call_of(ca_pending *pending, uint64_t ticket)
+{
+    return &pending->calls[ticket % CA_MAX_PENDING];
+}
+
+/* CL_COMPLETE, what is still to come (above it) or an error (below). */
+static cl_int
+status_of(const ca_device *device, const ca_pending_call *call)
+{
+    cl_int code = CL_COMPLETE;
+    cl_int asked = device->cl->clGetEventInfo(
+        call->event, CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof code, &code, NULL);
+    return asked == CL_SUCCESS ? code : asked;
+}
+
+static ca_status
+set_failure(const ca_device *device, const ca_pending_call *call, cl_int code,
+            ca_error *error)
+{
+    const char *name = device->info.name;
+    const char *word = ca_cl_error_name(code);
+    return call->kernel == NULL
+               ? ca_error_set(error, CA_ERROR_DEVICE,
+                              "%s: a copy to device '%s' failed with %s (%d)",
+                              call->call, name, word, (int)code)
+               : ca_error_set(error, CA_ERROR_DEVICE,
+                              "%s: kernel '%s' on device '%s' failed with %s (%d)",
+                              call->call, call->kernel, name, word, (int)code);
+}
+
+ca_status
+ca_pending_failure(const ca_device *device, const ca_pending_call *call, cl_int code,
+                   ca_error *error)
+{
+    cl_int own = status_of(device, call); /* `code` may say only that there is one */
+    return set_failure(device, call, own < CL_COMPLETE ? own : code, error);
+}
+
+static void
+note_failure(ca_device *device, const ca_pending_call *call, cl_int code)
+{
+    ca_pending *pending = &device->pending;
+    if (!pending->failed) {
+        pending->failed = true;
+        set_failure(device, call, code, &pending->failure);
+    }
+}
+
+/* Forget calls that are done, in order. */
+static void
+retire(ca_device *device)
+{
+    ca_pending *pending = &device->pending;
+    while (pending->first < pending->next) {
+        ca_pending_call *call = call_of(pending, pending->first);
+        cl_int code = status_of(device, call);
+        if (code > CL_COMPLETE) {
+            break;
+        }
+        if (code < CL_COMPLETE) {
+            note_failure(device, call, code);
+        }
+        device->cl->clReleaseEvent(call->event);
+        pending->first++;
+    }
+}
+
+/* So many threads may add a call after making room for one. */
+#define SPARE 16
+
+/* Wait for the oldest call if there are `count` or more. */
+static bool
+wait_above(ca_device *device, uint64_t count)
+{
+    ca_pending *pending = &device->pending;
+    cl_event oldest = NULL;
+    ca_mutex_lock(&device->lock);
+    retire(device);
+    if (pending->next - pending->first >= count) {
+        oldest = call_of(pending, pending->first)->event;
+        device->cl->clRetainEvent(oldest);
+    }
+    ca_mutex_unlock(&device->lock);
+    if (oldest == NULL) {
+        return false;
+    }
+    (void)device->cl->clWaitForEvents(1, &oldest);
+    device->cl->clReleaseEvent(oldest);
+    return true;
+}
+
+void
+ca_pending_make_room(ca_device *device)
+{
+    (void)wait_above(device, CA_MAX_PENDING - SPARE);
+}
+
+bool
+ca_pending_wait_for_oldest(ca_device *device)
+{
+    return wait_above(device, 1);
+}
+
+uint64_t
+ca_pending_add(ca_device *device, const ca_pending_call *call)
+{
+    ca_pending *pending = &device->pending;
+    if (pending->next == 0) { /* tickets start at 1 */
+        pending->first = pending->next = 1;
+    }
+    if (pending->next - pending->first == CA_MAX_PENDING) { /* of many threads */
+        ca_pending_call *oldest = call_of(pending, pending->first);
+        (void)device->cl->clWaitForEvents(1, &oldest->event);
+        retire(device);
+    }
+    if (pending->next - pending->first == CA_MAX_PENDING) {
+        /* It cannot be waited for: its device is lost, and with it the others. */
+        device->cl->clFinish(device->queue);
+        for (; pending->first < pending->next; pending->first++) {
+            ca_pending_call *lost = call_of(pending, pending->first);
+            note_failure(device, lost, CL_DEVICE_NOT_AVAILABLE);
+            device->cl->clReleaseEvent(lost->event);
+        }
+    }
+    *call_of(pending, pending->next) = *call;
+    return pending->next++;
+}
+
+bool
+ca_pending_is_empty(ca_device *device)
+{
+    retire(device);
+    return device->pending.first == device->pending.next;
+}
+
+bool
+ca_pending_is_done(ca_device *device, uint64_t ticket)
+{
+    if (ticket >= device->pending.first) {
+        retire(device);
+    }
+    return ticket < device->pending.first || ticket == 0;
+}
+
+/* Under the lock: tell the noted failure and forget it. */
+static ca_status
+tell_failure(ca_device *device, ca_error *error)
+{
+    ca_pending *pending = &device->pending;
+    if (!pending->failed) {
+        return CA_OK;
+    }
+    pending->failed = false;
+    return ca_error_set(error, CA_ERROR_DEVICE, "%s", pending->failure.message);
+}
+
+void
+ca_pending_await(ca_device *device, uint64_t ticket)
+{
+    cl_event event = NULL;
+    ca_mutex_lock(&device->lock);
+    if (!ca_pending_is_done(device, ticket)) {
+        event = call_of(&device->pending, ticket)->event;
+        device->cl->clRetainEvent(event);
+    }
+    ca_mutex_unlock(&device->lock);
+    if (event != NULL) {
+        /* A failure is read from each event's own status. */
+        (void)device->cl->clWaitForEvents(1, &event);
+        device->cl->clReleaseEvent(event);
+    }
+}
+
+ca_status
+ca_pending_wait(ca_device *device, uint64_t ticket, ca_error *error)
+{
+    ca_pending_await(device, ticket);
+    return ca_pending_check(device, error);
+}
+
+ca_status
+ca_pending_check(ca_device *device, ca_error *error)
+{
+    ca_mutex_lock(&device->lock);
+    retire(device);
+    ca_status status = tell_failure(device, error);
+    ca_mutex_unlock(&device->lock);
+    return status;
+}
+
+void
+ca_pending_drain(ca_device *device)
+{
+    ca_mutex_lock(&device->lock);
+    uint64_t last = device->pending.next;
+    ca_mutex_unlock(&device->lock);
+    if (last == 0) {
+        return;
+    }
+    ca_pending_await(device, last - 1);
+    /* Calls of another queue may be left. */
+    bool left = true;
+    while (left && device->pending.first < last) {
+        left = wait_above(device, 1);
+    }
+}

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The test that a device has to pass before it is used: kernels/probe/device.cl, built and run
+ * once on inputs whose results are known.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/probe/params.h"
+#include "opencl/internal.h"
+#include "opencl/launch.h"
+
+#define PROBE_COUNT 32
+
+_Static_assert(sizeof(ca_probe_params) == CA_PROBE_PARAMS_SIZE,
+               "as in probe/device.cl");
+
+typedef struct {
+    uint16_t input[PROBE_COUNT];
+    uint16_t rounded[PROBE_COUNT];
+    float powers[PROBE_COUNT];
+    int64_t sums[PROBE_COUNT];
+} probe_data;
+
+/* Strides that need more than 32 bits, all different, so that a member that is read
+   from a wrong place shows. */
+static const ca_probe_params probe_params = {
+    .count = PROBE_COUNT,
+    .views =
+        {
+            {.offset = INT64_C(1) << 40, .strides = {INT64_C(3) << 33, -7, 1000003}},
+            {.offset = -(INT64_C(5) << 35), .strides = {11, -(INT64_C(9) << 34), 13}},
+        },
+    .scale = 1.0f + 3.0f / 2048.0f, /* half-way between two halves: a tie to round */
+    .bias = 0.5f,
+};
+
+/* Half i is 2^(i - 15) in sign-alternating order; i = 0 is the largest subnormal power
+   of two. */
+static uint16_t
+probe_input(int i)
+{
+    int magnitude = i == 0 ? 0x0200 : (i < 31 ? i : 30) << 10;
+    return (uint16_t)(magnitude | (i % 2 == 0 ? 0 : 0x8000));
+}
+
+static float
+probe_value(int i)
+{
+    float magnitude = ldexpf(1.0f, (i < 31 ? i : 30) - 15);
+    return i % 2 == 0 ? magnitude : -magnitude;
+}
+
+/* The tie 1 + 3/2048 goes to the even neighbour 1 + 4/2048, two steps of a half above
+   1; in the subnormal every step is 2/1024 of it, so the product rounds to 513. */
+static uint16_t
+probe_rounded(int i)
+{
+    uint16_t input = probe_input(i);
+    return (uint16_t)(input + (i == 0 ? 1 : 2));
+}
+
+static int64_t
+probe_sum(int i)
+{
+    int64_t sum = 0;
+    for (int v = 0; v < 2; v++) {
+        sum += probe_params.views[v].offset;
+        for (int n = 0; n < 3; n++) {
+            sum += (int64_t)(i + v + n) * probe_params.views[v].strides[n];
+        }
+    }
+    return sum;
+}
+
+/* What is wrong with the results, or NULL. */
+static const char *
+probe_verify(const probe_data *data)
+{
+    for (int i = 0; i < PROBE_COUNT; i++) {
+        float power = exp2f(probe_value(i) + probe_params.bias);
+        if (data->sums[i] != probe_sum(i)) {
+            return "64-bit arithmetic on a struct argument";
+        }
+        if (data->rounded[i] != probe_rounded(i)) {
+            return "loading and storing float16";
+        }
+        /* The huge inputs give infinity or 0 on both sides. */
+        if (!(data->powers[i] == power ||
+              fabsf(data->powers[i] - power) <= 1e-5f * power)) {
+            return "exp2";
+        }
+    }
+    return NULL;
+}
+
+void
+ca_probe_ptx(ca_device *device)
+{
+    ca_device_info *info = &device->info;
+    ca_kernel_spec spec = {
+        .name = "probe_ptx",
+        .ndefines = 3,
+        .defines = {{"DTYPE", CA_FLOAT16},
+                    {"FORM", 2},
+                    {"WARP", info->nvidia_capability >= CA_NVIDIA_MATRIX_UNITS}}};
+    ca_kernel *kernel = NULL;
+    ca_error refusal = {0};
+    if (info->nvidia_capability >= CA_NVIDIA_SHUFFLES &&
+        ca_kernel_get_locked(device, &spec, &kernel, &refusal) == CA_ERROR_DEVICE) {
+        info->nvidia_capability = 0;
+    }
+    ca_error_clear(&refusal);
+}
+
+ca_status
+ca_probe_run(ca_device *device, ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_kernel *kernel = NULL;
+    const ca_kernel_spec spec = {.name = "probe_device"};
+    probe_data data;
+    memset(&data, 0xee, sizeof data);
+    for (int i = 0; i < PROBE_COUNT; i++) {
+        data.input[i] = probe_input(i);
+    }
+    CA_TRY(ca_kernel_get_locked(device, &spec, &kernel, error));
+    const ca_span spans[] = {
+        {.data = data.input, .bytes = sizeof data.input, .access = CA_ACCESS_READ},
+        {.data = data.rounded, .bytes = sizeof data.rounded, .access = CA_ACCESS_WRITE},
+        {.data = data.powers, .bytes = sizeof data.powers, .access = CA_ACCESS_WRITE},
+        {.data = data.sums, .bytes = sizeof data.sums, .access = CA_ACCESS_WRITE},
+        {.access = CA_ACCESS_READ},
+    };
+    const ca_launch launch = {
+        .spans = spans,
+        .nspans = sizeof spans / sizeof spans[0],
+        .steps = {{kernel, &probe_params, sizeof probe_params, PROBE_COUNT, 1}},
+        .nsteps = 1,
+        .call = "the probe",
+    };
+    CA_TRY(ca_launch_run(device, &launch, error));
+    const char *wrong = probe_verify(&data);
+    if (wrong != NULL) {
+        CA_TRY(ca_error_set(error, CA_ERROR_DEVICE,
+                            "device '%s' gives wrong results: %s", device->info.name,
+                            wrong));
+    }
+done:
+    return status;
+}

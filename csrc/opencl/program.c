@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: MIT */
+#include "opencl/program.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/strbuf.h"
+#include "opencl/internal.h"
+#include "opencl/sources.h"
+
+static const char *
+device_name(const ca_device *device)
+{
+    return device->info.name;
+}
+
+void
+ca_kernel_free(const ca_cl *cl, ca_kernel *kernel)
+{
+    if (kernel == NULL) {
+        return;
+    }
+    if (kernel->handle != NULL) {
+        cl->clReleaseKernel(kernel->handle);
+    }
+    if (kernel->program != NULL) {
+        cl->clReleaseProgram(kernel->program);
+    }
+    free(kernel);
+}
+
+static const ca_kernel_source *
+source_find(const char *name)
+{
+    for (size_t i = 0; i < ca_kernel_source_count; i++) {
+        if (strcmp(ca_kernel_sources[i].name, name) == 0) {
+            return &ca_kernel_sources[i];
+        }
+    }
+    return NULL;
+}
+
+/* No fast-math flag belongs here: kernels rely on infinities and NaN. */
+static void
+append_options(ca_strbuf *options, const ca_kernel_spec *spec)
+{
+    ca_strbuf_append(options, spec->in_c30 ? "-cl-std=CL3.0" : "-cl-std=CL1.2");
+    for (int i = 0; i < spec->ndefines; i++) {
+        ca_strbuf_append(options, " -D%s=%" PRId64, spec->defines[i].name,
+                         spec->defines[i].value);
+    }
+}
+
+/* The identity of a build: all that its binary depends on. */
+static bool
+build_identity(const ca_device *device, const char *options,
+               const ca_kernel_source *source, ca_hash *identity)
+{
+    const ca_device_info *info = &device->info;
+    ca_strbuf text = {0};
+    ca_strbuf_append(&text, "%s\n%s\n%s\n%s\n%s\n%.*s", info->platform, info->name,
+                     info->driver_version, info->version, options, (int)source->size,
+                     (const char *)source->bytes);
+    bool ok = ca_strbuf_ok(&text);
+    if (ok) {
+        *identity = ca_cache_hash(text.data, text.length);
+    }
+    ca_strbuf_free(&text);
+    return ok;
+}
+
+bool
+ca_kernel_identity(const ca_device *device, const ca_kernel_spec *spec,
+                   ca_hash *identity)
+{
+    ca_strbuf options = {0};
+    append_options(&options, spec);
+    bool ok = ca_strbuf_ok(&options) &&
+              build_identity(device, options.data, source_find(spec->name), identity);
+    ca_strbuf_free(&options);
+    return ok;
+}
+
+/* The compiler's log, then the source with the line numbers that the log refers to. */
+static void
+attach_log(const ca_device *device, cl_program program, const ca_kernel_source *source,
+           ca_error *error)
+{
+    const ca_cl *cl = device->cl;
+    ca_strbuf text = {0};
+    size_t size = 0;
+    char *log = NULL;
+    if (cl->clGetProgramBuildInfo(program, device->id, CL_PROGRAM_BUILD_LOG, 0, NULL,
+                                  &size) == CL_SUCCESS) {
+        log = calloc(size + 1, 1);
+    }
+    if (log != NULL &&
+        cl->clGetProgramBuildInfo(program, device->id, CL_PROGRAM_BUILD_LOG, size, log,
+                                  NULL) == CL_SUCCESS) {
+        ca_strbuf_append(&text, "%s\n", log);
+    }
+    const char *at = (const char *)source->bytes;
+    const char *end = at + source->size;
+    for (int line = 1; at < end; line++) {
+        const char *stop = memchr(at, '\n', (size_t)(end - at));
+        stop = stop != NULL ? stop : end;
+        ca_strbuf_append(&text, "%4d  %.*s\n", line, (int)(stop - at), at);
+        at = stop + 1;
+    }
+    if (ca_strbuf_ok(&text) && text.data != NULL) {
+        ca_error_set_log(error, text.data);
+    }
+    free(log);
+    ca_strbuf_free(&text);
+}
+
+/* Build from a binary of the cache. Any refusal means: build from the source. */
+static cl_program
+program_from_cache(ca_device *device, const char *name, const char *options,
+                   ca_hash identity)
+{
+    const ca_cl *cl = device->cl;
+    unsigned char *binary = NULL;
+    size_t size = 0;
+    cl_program program = NULL;
+    if (device->info.keeps_programs ||
+        !ca_cache_read(device->runtime->cache_folder, name, identity, &binary, &size)) {
+        return NULL;
+    }
+    const unsigned char *bytes = binary;
+    cl_int loaded = CL_SUCCESS;
+    cl_int code = CL_SUCCESS;
+    program = cl->clCreateProgramWithBinary(device->context, 1, &device->id, &size,
+                                            &bytes, &loaded, &code);
+    if (program != NULL && (code != CL_SUCCESS || loaded != CL_SUCCESS ||
+                            cl->clBuildProgram(program, 1, &device->id, options, NULL,
+                                               NULL) != CL_SUCCESS)) {
+        cl->clReleaseProgram(program);
+        program = NULL;
+    }
+    free(binary);
+    return program;
+}
+
+static void
+program_to_cache(const ca_device *device, const char *name, ca_hash identity,
+                 cl_program program)
+{
+    const ca_cl *cl = device->cl;
+    size_t size = 0; /* of the one binary: the context has one device */
+    unsigned char *binary = NULL;
+    if (device->info.keeps_programs || device->runtime->cache_folder == NULL ||
+        cl->clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, sizeof size, &size,
+                             NULL) != CL_SUCCESS ||
+        size == 0) {
+        return;
+    }
+    binary = malloc(size);
+    if (binary != NULL &&
+        cl->clGetProgramInfo(program, CL_PROGRAM_BINARIES, sizeof(unsigned char *),
+                             &binary, NULL) == CL_SUCCESS) {
+        ca_cache_write(device->runtime->cache_folder, name, identity, binary, size);
+    }
+    free(binary);
+}
+
+static ca_status
+program_from_source(ca_device *device, const ca_kernel_source *source,
+                    const char *options, cl_program *program, ca_error *error)
+{
+    ca_status status = CA_OK;
+    const ca_cl *cl = device->cl;
+    const char *text = (const char *)source->bytes;
+    cl_int code = CL_SUCCESS;
+    *program =
+        cl->clCreateProgramWithSource(device->context, 1, &text, &source->size, &code);
+    if (code != CL_SUCCESS) {
+        CA_TRY(ca_cl_error_set(error, code, "clCreateProgramWithSource",
+                               device_name(device)));
+    }
+    code = cl->clBuildProgram(*program, 1, &device->id, options, NULL, NULL);
+    if (code != CL_SUCCESS) {
+        attach_log(device, *program, source, error);
+        CA_TRY(ca_error_set(error, CA_ERROR_DEVICE,
+                            "kernel '%s' does not build on device '%s' with '%s': "
+                            "clBuildProgram gave %s (%d)",
+                            source->name, device_name(device), options,
+                            ca_cl_error_name(code), (int)code));
+    }
+done:
+    return status;
+}
+
+/* Make the kernel's handle and look at its limits. */
+static cl_int
+kernel_open(const ca_device *device, ca_kernel *kernel)
+{
+    const ca_cl *cl = device->cl;
+    cl_int code = CL_SUCCESS;
+    kernel->handle = cl->clCreateKernel(kernel->program, kernel->spec.name, &code);
+    if (code != CL_SUCCESS) {
+        kernel->handle = NULL;
+        return code;
+    }
+    return cl->clGetKernelWorkGroupInfo(
+        kernel->handle, device->id, CL_KERNEL_WORK_GROUP_SIZE,
+        sizeof kernel->work_group, &kernel->work_group, NULL);
+}
+
+/* From the cache on disk, else from the source. */
+static ca_status
+kernel_build(ca_device *device, const ca_kernel_source *source, ca_kernel *kernel,
+             ca_error *error)
+{
+    ca_status status = CA_OK;
+    const char *name = kernel->spec.name;
+    ca_hash identity = {0};
+    ca_strbuf options = {0};
+    append_options(&options, &kernel->spec);
+    if (!ca_strbuf_ok(&options) ||
+        !build_identity(device, options.data, source, &identity)) {
+        CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory to build kernel '%s'",
+                            name));
+    }
+    kernel->program = program_from_cache(device, name, options.data, identity);
+    if (kernel->program != NULL) {
+        if (kernel_open(device, kernel) == CL_SUCCESS) {
+            goto done;
+        }
+        if (kernel->handle != NULL) {
+            device->cl->clReleaseKernel(kernel->handle);
+            kernel->handle = NULL;
+        }
+        device->cl->clReleaseProgram(kernel->program);
+        kernel->program = NULL;
+    }
+    CA_TRY(program_from_source(device, source, options.data, &kernel->program, error));
+    cl_int code = kernel_open(device, kernel);
+    if (code != CL_SUCCESS) {
+        char call[128];
+        snprintf(call, sizeof call, "clCreateKernel of '%s'", name);
+        CA_TRY(ca_cl_error_set(error, code, call, device_name(device)));
+    }
+    program_to_cache(device, name, identity, kernel->program);
+done:
+    ca_strbuf_free(&options);
+    return status;
+}
+
+ca_status
+ca_kernel_get_locked(ca_device *device, const ca_kernel_spec *spec, ca_kernel **kernel,
+                     ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_kernel *built = NULL;
+    uint64_t hash = ca_kernel_spec_hash(spec);
+    const ca_kernel_source *source = source_find(spec->name);
+    ca_mutex_lock(&device->lock);
+    *kernel = ca_kernel_table_find(&device->kernels, spec, hash);
+    ca_mutex_unlock(&device->lock);
+    if (*kernel != NULL) {
+        goto done; /* another thread built it while this one waited */
+    }
+    if (source == NULL) {
+        CA_TRY(ca_error_set(error, CA_ERROR_DEVICE, "there is no kernel '%s'",
+                            spec->name));
+    }
+    built = calloc(1, sizeof *built);
+    if (built == NULL) {
+        CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory to build kernel '%s'",
+                            spec->name));
+    }
+    built->spec = *spec;
+    built->hash = hash;
+    CA_TRY(kernel_build(device, source, built, error));
+    ca_mutex_lock(&device->lock);
+    if (ca_kernel_table_insert(&device->kernels, built)) {
+        *kernel = built;
+        built = NULL;
+    } else {
+        status = ca_error_set(error, CA_ERROR_MEMORY, "no memory for kernel '%s'",
+                              spec->name);
+    }
+    ca_mutex_unlock(&device->lock);
+done:
+    ca_kernel_free(device->cl, built);
+    return status;
+}
+
+ca_status
+ca_kernel_get(ca_device *device, const ca_kernel_spec *spec, ca_kernel **kernel,
+              ca_error *error)
+{
+    *kernel = NULL;
+    ca_status status = ca_device_prepare(device, error);
+    if (status != CA_OK) {
+        return status;
+    }
+    uint64_t hash = ca_kernel_spec_hash(spec);
+    ca_mutex_lock(&device->lock);
+    *kernel = ca_kernel_table_find(&device->kernels, spec, hash);
+    ca_mutex_unlock(&device->lock);
+    if (*kernel == NULL) {
+        ca_mutex_lock(&device->build_lock);
+        status = ca_kernel_get_locked(device, spec, kernel, error);
+        ca_mutex_unlock(&device->build_lock);
+    }
+    return status;
+}

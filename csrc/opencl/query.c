@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Which devices there are and what each can do.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "opencl/internal.h"
+
+/* The devices found so far; device_add grows it. */
+typedef struct {
+    ca_device *devices;
+    int count;
+    int capacity;
+} device_list;
+
+static void
+query_text(const ca_device *device, cl_device_info what, char *text, size_t size)
+{
+    char full[1024] = "";
+    if (device->cl->clGetDeviceInfo(device->id, what, sizeof full, full, NULL) !=
+        CL_SUCCESS) {
+        full[0] = '\0';
+    }
+    full[sizeof full - 1] = '\0';
+    const char *start = full + strspn(full, " "); /* Intel pads CPU names */
+    size_t length = strlen(start);
+    while (length > 0 && start[length - 1] == ' ') {
+        length--;
+    }
+    snprintf(text, size, "%.*s", (int)length, start);
+}
+
+/* A cl_ulong, cl_uint, size_t or cl_bool as int64, 0 where it cannot be had. */
+static int64_t
+query_number(const ca_device *device, cl_device_info what)
+{
+    unsigned char raw[8] = {0};
+    size_t size = 0;
+    if (device->cl->clGetDeviceInfo(device->id, what, sizeof raw, raw, &size) !=
+        CL_SUCCESS) {
+        return 0;
+    }
+    if (size == sizeof(uint32_t)) {
+        uint32_t narrow;
+        memcpy(&narrow, raw, sizeof narrow);
+        return (int64_t)narrow;
+    }
+    uint64_t wide;
+    memcpy(&wide, raw, sizeof wide);
+    return wide > INT64_MAX ? INT64_MAX : (int64_t)wide;
+}
+
+/* CL_DEVICE_TYPE has the bit DEFAULT beside the type's own. */
+static ca_device_type
+query_type(const ca_device *device)
+{
+    int64_t bits = query_number(device, CL_DEVICE_TYPE);
+    if (bits & CL_DEVICE_TYPE_GPU) {
+        return CA_DEVICE_GPU;
+    }
+    return bits & CL_DEVICE_TYPE_CPU ? CA_DEVICE_CPU : CA_DEVICE_ACCELERATOR;
+}
+
+/* An extension's name as a whole word of the device's list. */
+static bool
+query_extension(const ca_device *device, const char *name)
+{
+    const ca_cl *cl = device->cl;
+    size_t size = 0;
+    bool found = false;
+    char *list = NULL;
+    if (cl->clGetDeviceInfo(device->id, CL_DEVICE_EXTENSIONS, 0, NULL, &size) !=
+            CL_SUCCESS ||
+        (list = calloc(size + 1, 1)) == NULL) {
+        return false;
+    }
+    if (cl->clGetDeviceInfo(device->id, CL_DEVICE_EXTENSIONS, size, list, NULL) ==
+        CL_SUCCESS) {
+        size_t length = strlen(name);
+        for (const char *at = strstr(list, name); at != NULL && !found;
+             at = strstr(at + length, name)) {
+            found = (at == list || at[-1] == ' ') &&
+                    (at[length] == ' ' || at[length] == '\0');
+        }
+    }
+    free(list);
+    return found;
+}
+
+/* A driver for OpenCL 1.2 may have nothing at all behind newer functions, so the
+   version is asked before the capability. */
+static bool
+query_system_svm(const ca_device *device)
+{
+    int major = 0;
+    return sscanf(device->info.version, "OpenCL %d.", &major) == 1 && major >= 2 &&
+           device->cl->clSetKernelArgSVMPointer != NULL &&
+           (query_number(device, CL_DEVICE_SVM_CAPABILITIES) &
+            CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) != 0;
+}
+
+/* The headers that have these want more headers. */
+#define CA_CL_SUB_GROUP_SIZES_INTEL 0x4108
+#define CA_CL_CAPABILITY_MAJOR_NV   0x4000
+#define CA_CL_CAPABILITY_MINOR_NV   0x4001
+
+/* The sum of the sizes: see ca_device_info. */
+static int64_t
+query_sub_groups(const ca_device *device)
+{
+    size_t sizes[16];
+    size_t bytes = 0;
+    int major = 0;
+    if (sscanf(device->info.version, "OpenCL %d.", &major) != 1 || major < 3 ||
+        !query_extension(device, "cl_intel_required_subgroup_size") ||
+        !query_extension(device, "cl_khr_subgroup_shuffle") ||
+        device->cl->clGetDeviceInfo(device->id, CA_CL_SUB_GROUP_SIZES_INTEL,
+                                    sizeof sizes, sizes, &bytes) != CL_SUCCESS) {
+        return 0;
+    }
+    size_t sum = 0;
+    for (size_t n = 0; n < bytes / sizeof sizes[0]; n++) {
+        sum += sizes[n];
+    }
+    return (int64_t)sum;
+}
+
+static int64_t
+query_nvidia_capability(const ca_device *device)
+{
+    if (!query_extension(device, "cl_nv_device_attribute_query")) {
+        return 0;
+    }
+    return 10 * query_number(device, CA_CL_CAPABILITY_MAJOR_NV) +
+           query_number(device, CA_CL_CAPABILITY_MINOR_NV);
+}
+
+/* Choose the memory mode; false with the reason where the device lacks it. */
+static bool
+choose_memory(ca_device *device, const char *override)
+{
+    bool unified = query_number(device, CL_DEVICE_HOST_UNIFIED_MEMORY) != 0;
+    ca_device_info *info = &device->info;
+    info->memory = device->system_svm ? CA_MEMORY_SVM
+                   : unified          ? CA_MEMORY_HOST_PTR
+                                      : CA_MEMORY_COPY;
+    if (override == NULL || override[0] == '\0') {
+        return true;
+    }
+    if (strcmp(override, "svm") == 0) {
+        info->memory = CA_MEMORY_SVM;
+        return device->system_svm;
+    }
+    if (strcmp(override, "host") == 0) {
+        info->memory = CA_MEMORY_HOST_PTR;
+        return unified;
+    }
+    info->memory = CA_MEMORY_COPY;
+    return true;
+}
+
+static void
+device_unusable(ca_device *device, const char *reason, const char *detail)
+{
+    ca_error_set(&device->failure, CA_ERROR_DEVICE, "device '%s' %s%s",
+                 device->info.name, reason, detail);
+    atomic_store(&device->state, CA_DEVICE_UNUSABLE);
+}
+
+static void
+query_device(ca_device *device, const char *memory_override)
+{
+    ca_device_info *info = &device->info;
+    query_text(device, CL_DEVICE_NAME, info->name, sizeof info->name);
+    query_text(device, CL_DEVICE_VENDOR, info->vendor, sizeof info->vendor);
+    query_text(device, CL_DEVICE_VERSION, info->version, sizeof info->version);
+    query_text(device, CL_DRIVER_VERSION, info->driver_version,
+               sizeof info->driver_version);
+    query_text(device, CL_DEVICE_OPENCL_C_VERSION, info->c_version,
+               sizeof info->c_version);
+    info->type = query_type(device);
+    info->compute_units = query_number(device, CL_DEVICE_MAX_COMPUTE_UNITS);
+    info->global_memory = query_number(device, CL_DEVICE_GLOBAL_MEM_SIZE);
+    info->max_allocation = query_number(device, CL_DEVICE_MAX_MEM_ALLOC_SIZE);
+    info->cache = query_number(device, CL_DEVICE_GLOBAL_MEM_CACHE_SIZE);
+    info->local_memory = query_number(device, CL_DEVICE_LOCAL_MEM_SIZE);
+    info->max_work_group = query_number(device, CL_DEVICE_MAX_WORK_GROUP_SIZE);
+    info->max_parameter_size = query_number(device, CL_DEVICE_MAX_PARAMETER_SIZE);
+    info->float_width = query_number(device, CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT);
+    info->sub_groups = query_sub_groups(device);
+    info->nvidia_capability = query_nvidia_capability(device);
+    info->float64 = query_extension(device, "cl_khr_fp64");
+    info->float16 = query_extension(device, "cl_khr_fp16");
+    device->system_svm = query_system_svm(device);
+    device->local_execution = query_extension(device, "cl_intel_exec_by_local_thread");
+    device->is_host = info->type == CA_DEVICE_CPU &&
+                      query_number(device, CL_DEVICE_HOST_UNIFIED_MEMORY) != 0;
+    if (!query_number(device, CL_DEVICE_AVAILABLE)) {
+        device_unusable(device, "is not available", "");
+    } else if (!query_number(device, CL_DEVICE_COMPILER_AVAILABLE)) {
+        device_unusable(device, "has no compiler", "");
+    } else if (!query_number(device, CL_DEVICE_ENDIAN_LITTLE)) {
+        device_unusable(device, "is big-endian", "");
+    }
+    if (!choose_memory(device, memory_override)) {
+        device_unusable(device, "lacks the memory mode asked for: ", memory_override);
+    }
+    device->storage_is_host =
+        info->memory == CA_MEMORY_SVM ||
+        (info->memory == CA_MEMORY_HOST_PTR && info->type == CA_DEVICE_CPU);
+}
+
+/* A new, empty device at the end of the list; NULL without memory. */
+static ca_device *
+device_add(device_list *list)
+{
+    if (list->count == list->capacity) {
+        int capacity = list->capacity == 0 ? 8 : 2 * list->capacity;
+        ca_device *devices =
+            realloc(list->devices, (size_t)capacity * sizeof *list->devices);
+        if (devices == NULL) {
+            return NULL;
+        }
+        list->devices = devices;
+        list->capacity = capacity;
+    }
+    ca_device *device = &list->devices[list->count];
+    memset(device, 0, sizeof *device);
+    return device;
+}
+
+static ca_status
+query_platform(const ca_cl *cl, cl_platform_id platform, const char *memory_override,
+               device_list *list, ca_error *error)
+{
+    ca_status status = CA_OK;
+    cl_device_id *ids = NULL;
+    cl_uint count = 0;
+    /* A platform without devices, or one that is broken, hides no other one. */
+    if (cl->clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 0, NULL, &count) !=
+            CL_SUCCESS ||
+        count == 0) {
+        goto done;
+    }
+    ids = calloc(count, sizeof *ids);
+    if (ids == NULL) {
+        CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory to list devices"));
+    }
+    if (cl->clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, count, ids, NULL) !=
+        CL_SUCCESS) {
+        goto done;
+    }
+    for (cl_uint i = 0; i < count; i++) {
+        ca_device *device = device_add(list);
+        if (device == NULL) {
+            CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory to list devices"));
+        }
+        device->cl = cl;
+        device->platform = platform;
+        device->id = ids[i];
+        cl->clGetPlatformInfo(platform, CL_PLATFORM_NAME, sizeof device->info.platform,
+                              device->info.platform, NULL);
+        device->info.platform[sizeof device->info.platform - 1] = '\0';
+        /* PoCL does, and compiles a kernel once more for who asks for its binary. */
+        device->info.keeps_programs =
+            strcmp(device->info.platform, "Portable Computing Language") == 0;
+        query_device(device, memory_override);
+        list->count++;
+    }
+done:
+    free(ids);
+    return status;
+}
+
+/* Whether `a` stands before `b`. A CPU's rank looks at what the device has, not at the
+   mode chosen, so that an override changes no device's place. */
+static bool
+device_precedes(const ca_device *a, const ca_device *b)
+{
+    if (a->info.type != b->info.type) {
+        return a->info.type < b->info.type;
+    }
+    return a->info.type == CA_DEVICE_CPU && a->system_svm && !b->system_svm;
+}
+
+/* By insertion: stable, and the list is short. */
+static void
+devices_sort(ca_device *devices, int count)
+{
+    for (int i = 1; i < count; i++) {
+        ca_device moving = devices[i];
+        int to = i;
+        while (to > 0 && device_precedes(&moving, &devices[to - 1])) {
+            devices[to] = devices[to - 1];
+            to--;
+        }
+        devices[to] = moving;
+    }
+}
+
+ca_status
+ca_query_devices(const ca_cl *cl, const char *memory_override, ca_device **devices,
+                 int *count, ca_error *error)
+{
+    ca_status status = CA_OK;
+    cl_platform_id *platforms = NULL;
+    cl_uint platform_count = 0;
+    device_list list = {0};
+    cl_int code = cl->clGetPlatformIDs(0, NULL, &platform_count);
+    *devices = NULL;
+    *count = 0;
+    if (code != CL_SUCCESS || platform_count == 0) {
+        CA_TRY(ca_error_set(error, CA_ERROR_DEVICE,
+                            "the OpenCL loader found no platform (%s): no driver is "
+                            "installed",
+                            ca_cl_error_name(code)));
+    }
+    platforms = calloc(platform_count, sizeof *platforms);
+    if (platforms == NULL) {
+        CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory to list platforms"));
+    }
+    code = cl->clGetPlatformIDs(platform_count, platforms, NULL);
+    if (code != CL_SUCCESS) {
+        CA_TRY(ca_error_set(error, CA_ERROR_DEVICE, "clGetPlatformIDs gave %s (%d)",
+                            ca_cl_error_name(code), (int)code));
+    }
+    for (cl_uint i = 0; i < platform_count; i++) {
+        CA_TRY(query_platform(cl, platforms[i], memory_override, &list, error));
+    }
+    if (list.count == 0) {
+        CA_TRY(ca_error_set(error, CA_ERROR_DEVICE,
+                            "none of %u OpenCL platforms has a device",
+                            (unsigned)platform_count));
+    }
+    devices_sort(list.devices, list.count);
+    *devices = list.devices;
+    *count = list.count;
+    list.devices = NULL;
+done:
+    free(platforms);
+    free(list.devices);
+    return status;
+}

@@ -1,0 +1,391 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Storages are made of host memory, with a buffer over it where kernels take no
+ * addresses, or of a buffer of the device with a range of addresses that is reserved
+ * only.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "opencl/internal.h"
+#include "opencl/pending.h"
+#include "opencl/staging.h"
+
+/* ---- making and freeing ---- */
+
+/* Enough small storages share a size for the pool to find them again, and of those above
+   the smallest none is more than a quarter too large. */
+static size_t
+pool_class(const ca_device *device, size_t bytes)
+{
+    size_t power = 4096;
+    while (power < bytes) {
+        if (power > SIZE_MAX / 2) {
+            return bytes;
+        }
+        power *= 2;
+    }
+    for (size_t quarters = 5; quarters < 8; quarters++) {
+        size_t smaller = power / 8 * quarters;
+        if (bytes <= smaller) {
+            power = smaller;
+            break;
+        }
+    }
+    return (uint64_t)power > (uint64_t)device->info.max_allocation ? bytes : power;
+}
+
+static void
+free_storage(ca_storage *storage)
+{
+    const ca_device *device = storage->device;
+    if (storage->buffer != NULL) {
+        device->cl->clReleaseMemObject(storage->buffer);
+    }
+    if (device->storage_is_host) {
+        free(storage->block.address);
+    } else {
+        ca_addresses_release(storage->block.address, storage->block.bytes);
+    }
+    free(storage);
+}
+
+/* CL_SUCCESS, or why the system has none. */
+static cl_int
+make_storage(ca_device *device, size_t capacity, ca_storage **made)
+{
+    cl_int code = CL_SUCCESS;
+    ca_storage *storage = calloc(1, sizeof *storage);
+    if (storage == NULL) {
+        return CL_OUT_OF_HOST_MEMORY;
+    }
+    void *address = device->storage_is_host ? ca_memory_allocate(capacity)
+                                            : ca_addresses_reserve(capacity);
+    if (address == NULL) {
+        free(storage);
+        return CL_OUT_OF_HOST_MEMORY;
+    }
+    storage->block = (ca_block){address, capacity};
+    storage->device = device;
+    if (device->info.memory != CA_MEMORY_SVM) {
+        bool host = device->storage_is_host;
+        storage->buffer = device->cl->clCreateBuffer(
+            device->context, CL_MEM_READ_WRITE | (host ? CL_MEM_USE_HOST_PTR : 0),
+            capacity, host ? address : NULL, &code);
+        if (code != CL_SUCCESS) {
+            storage->buffer = NULL;
+            free_storage(storage);
+            return code;
+        }
+    }
+    *made = storage;
+    return CL_SUCCESS;
+}
+
+/* ---- the pool ---- */
+
+/* Take the one in slot `i` out; the others keep their order, by age. */
+static ca_storage *
+pool_remove(ca_pool *pool, size_t i)
+{
+    ca_storage *storage = pool->slots[i];
+    size_t left = --pool->stats.pooled_blocks;
+    pool->stats.pooled_bytes -= storage->block.bytes;
+    memmove(&pool->slots[i], &pool->slots[i + 1], (left - i) * sizeof(pool->slots[0]));
+    return storage;
+}
+
+/* One of that capacity, or NULL; where the host writes to it directly, one that no call
+   uses any more. */
+static ca_storage *
+pool_take(ca_device *device, size_t capacity)
+{
+    ca_pool *pool = &device->pool;
+    for (size_t i = pool->stats.pooled_blocks; i-- > 0;) {
+        ca_storage *storage = pool->slots[i];
+        if (storage->block.bytes == capacity &&
+            (!device->storage_is_host || ca_pending_is_done(device, storage->ticket))) {
+            return pool_remove(pool, i);
+        }
+    }
+    return NULL;
+}
+
+/* The device's own memory is there for this; what it takes of the host's is missed
+   elsewhere. */
+static size_t
+pool_limit(const ca_device *device)
+{
+    return (size_t)device->info.global_memory / (device->storage_is_host ? 16 : 4);
+}
+
+/* The oldest ones give way to it. False where it is too large itself, or an old one is
+   still in use. */
+static bool
+pool_give(ca_device *device, ca_storage *storage)
+{
+    ca_pool *pool = &device->pool;
+    ca_memory_stats *stats = &pool->stats;
+    size_t limit = pool_limit(device);
+    size_t capacity = storage->block.bytes;
+    if (capacity > limit) {
+        return false;
+    }
+    while (stats->pooled_blocks == CA_POOL_SLOTS ||
+           stats->pooled_bytes > limit - capacity) {
+        if (!ca_pending_is_done(device, pool->slots[0]->ticket)) {
+            return false;
+        }
+        free_storage(pool_remove(pool, 0));
+    }
+    pool->slots[stats->pooled_blocks++] = storage;
+    stats->pooled_bytes += capacity;
+    return true;
+}
+
+/* Free what the pool did not take and no call uses any more. */
+static void
+free_leaving(ca_device *device)
+{
+    ca_storage **link = &device->pool.leaving;
+    while (*link != NULL) {
+        ca_storage *storage = *link;
+        if (ca_pending_is_done(device, storage->ticket)) {
+            *link = storage->next;
+            device->pool.leaving_blocks--;
+            device->pool.leaving_bytes -= storage->block.bytes;
+            free_storage(storage);
+        } else {
+            link = &storage->next;
+        }
+    }
+}
+
+/* What other threads enqueue and release meanwhile may still be in use, and stays. */
+void
+ca_pool_empty(ca_device *device)
+{
+    ca_pool *pool = &device->pool;
+    ca_pending_drain(device);
+    ca_mutex_lock(&device->lock);
+    for (size_t i = pool->stats.pooled_blocks; i-- > 0;) {
+        if (ca_pending_is_done(device, pool->slots[i]->ticket)) {
+            free_storage(pool_remove(pool, i));
+        }
+    }
+    free_leaving(device);
+    ca_mutex_unlock(&device->lock);
+}
+
+/* Was the device ever used, by this process? */
+static bool
+is_open(ca_device *device)
+{
+    return atomic_load(&device->state) == CA_DEVICE_READY;
+}
+
+ca_status
+ca_device_empty_cache(ca_device *device, ca_error *error)
+{
+    ca_status status = ca_device_check_fork(device, error);
+    if (status == CA_OK && is_open(device)) {
+        ca_pool_empty(device);
+        ca_staging_free(device);
+        ca_memory_trim();
+    }
+    return status;
+}
+
+ca_status
+ca_device_memory_stats(ca_device *device, ca_memory_stats *stats, ca_error *error)
+{
+    ca_status status = ca_device_check_fork(device, error);
+    if (status == CA_OK) {
+        ca_mutex_lock(&device->lock);
+        free_leaving(device);
+        *stats = device->pool.stats;
+        stats->pooled_blocks += device->pool.leaving_blocks;
+        stats->pooled_bytes += device->pool.leaving_bytes;
+        ca_mutex_unlock(&device->lock);
+    }
+    return status;
+}
+
+/* ---- storages ---- */
+
+/* One from the pool; NULL where a new one may be made. While calls under way hold more
+   released memory than the pool would, the next waits for them. */
+static ca_storage *
+take_or_wait(ca_device *device, size_t capacity)
+{
+    const ca_pool *pool = &device->pool;
+    size_t limit = pool_limit(device);
+    ca_storage *found = NULL;
+    bool waits = true;
+    while (found == NULL && waits) {
+        ca_mutex_lock(&device->lock);
+        free_leaving(device);
+        found = pool_take(device, capacity);
+        waits = pool->stats.pooled_bytes + pool->leaving_bytes + capacity > limit;
+        ca_mutex_unlock(&device->lock);
+        waits = waits && found == NULL && ca_pending_wait_for_oldest(device);
+    }
+    return found;
+}
+
+ca_status
+ca_storage_new(ca_device *device, size_t bytes, const char *what, ca_storage **storage,
+               ca_error *error)
+{
+    const ca_device_info *info = &device->info;
+    if (info->memory != CA_MEMORY_SVM &&
+        (uint64_t)bytes > (uint64_t)info->max_allocation) {
+        return ca_error_set(error, CA_ERROR_MEMORY,
+                            "%s of %zu bytes is more than device '%s' allocates at "
+                            "once (%lld bytes)",
+                            what, bytes, info->name, (long long)info->max_allocation);
+    }
+    if ((uint64_t)bytes > (uint64_t)info->global_memory) {
+        return ca_error_set(error, CA_ERROR_MEMORY,
+                            "%s of %zu bytes is more than device '%s' has (%lld bytes)",
+                            what, bytes, info->name, (long long)info->global_memory);
+    }
+    size_t capacity = pool_class(device, bytes);
+    ca_storage *found = take_or_wait(device, capacity);
+    cl_int code = CL_SUCCESS;
+    for (int attempt = 0; attempt < 2 && found == NULL; attempt++) {
+        if (attempt > 0) {
+            ca_pool_empty(device);
+        }
+        code = make_storage(device, capacity, &found);
+    }
+    if (found == NULL) {
+        return ca_error_set(error, CA_ERROR_MEMORY,
+                            "no memory for %s of %zu bytes on device '%s' (%s)", what,
+                            bytes, info->name, ca_cl_error_name(code));
+    }
+    atomic_store(&found->references, 1);
+    atomic_store(&found->shared, false);
+    ca_mutex_lock(&device->lock);
+    ca_memory_stats *stats = &device->pool.stats;
+    stats->allocated_blocks++;
+    stats->allocated_bytes += capacity;
+    if (stats->allocated_bytes > stats->peak_bytes) {
+        stats->peak_bytes = stats->allocated_bytes;
+    }
+    ca_mutex_unlock(&device->lock);
+    *storage = found;
+    return CA_OK;
+}
+
+void
+ca_storage_retain(ca_storage *storage)
+{
+    atomic_fetch_add(&storage->references, 1);
+}
+
+void
+ca_storage_release(ca_storage *storage)
+{
+    if (storage == NULL || atomic_fetch_sub(&storage->references, 1) != 1) {
+        return;
+    }
+    ca_device *device = storage->device;
+    if (ca_fork_guard_is_child(&device->runtime->fork_guard)) {
+        return; /* the parent's */
+    }
+    ca_mutex_lock(&device->lock);
+    device->pool.stats.allocated_blocks--;
+    device->pool.stats.allocated_bytes -= storage->block.bytes;
+    if (!pool_give(device, storage)) {
+        storage->next = device->pool.leaving;
+        device->pool.leaving = storage;
+        device->pool.leaving_blocks++;
+        device->pool.leaving_bytes += storage->block.bytes;
+    }
+    free_leaving(device);
+    ca_mutex_unlock(&device->lock);
+}
+
+ca_block *
+ca_storage_block(ca_storage *storage)
+{
+    return &storage->block;
+}
+
+ca_storage *
+ca_storage_of(const ca_block *block)
+{
+    return (ca_storage *)(void *)block;
+}
+
+ca_device *
+ca_storage_device(const ca_storage *storage)
+{
+    return storage->device;
+}
+
+bool
+ca_storage_is_host(const ca_storage *storage)
+{
+    return storage->device->storage_is_host;
+}
+
+void *
+ca_storage_buffer(const ca_storage *storage)
+{
+    return storage->buffer;
+}
+
+ca_status
+ca_storage_wait(ca_storage *storage, ca_error *error)
+{
+    ca_device *device = storage->device;
+    ca_status status = ca_device_check_fork(device, error);
+    if (status != CA_OK) {
+        return status;
+    }
+    return ca_pending_wait(device, storage->ticket, error);
+}
+
+bool
+ca_storage_is_idle(ca_storage *storage)
+{
+    ca_device *device = storage->device;
+    if (ca_fork_guard_is_child(&device->runtime->fork_guard)) {
+        return false;
+    }
+    if (storage->ticket < device->pending.first) { /* most often */
+        return true;
+    }
+    ca_mutex_lock(&device->lock);
+    bool idle = ca_pending_is_done(device, storage->ticket);
+    ca_mutex_unlock(&device->lock);
+    return idle;
+}
+
+void
+ca_storage_share(ca_storage *storage)
+{
+    atomic_store(&storage->shared, true);
+}
+
+bool
+ca_storage_is_shared(const ca_storage *storage)
+{
+    return atomic_load(&storage->shared);
+}
+
+ca_status
+ca_device_synchronize(ca_device *device, ca_error *error)
+{
+    ca_status status = ca_device_check_fork(device, error);
+    if (status == CA_OK && is_open(device)) {
+        ca_pending_drain(device);
+        ca_mutex_lock(&device->lock);
+        free_leaving(device);
+        ca_mutex_unlock(&device->lock);
+        status = ca_pending_check(device, error);
+    }
+    return status;
+}

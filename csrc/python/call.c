@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: MIT */
+#include "python/call.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "python/error.h"
+#include "python/runtime.h"
+#include "python/tensor.h"
+
+int
+ca_py_check_count(Py_ssize_t given, int expected)
+{
+    if (given != expected) {
+        PyErr_Format(PyExc_TypeError, "expected %d arguments, got %zd", expected,
+                     given);
+        return -1;
+    }
+    return 0;
+}
+
+int
+ca_py_call_begin(ca_py_call *call, PyObject *module, const char *name, Py_ssize_t given,
+                 int expected)
+{
+    call->state = ca_state_get(module);
+    call->name = name;
+    call->device_argument = Py_None;
+    call->device = NULL;
+    call->holder = NULL;
+    call->kept = 0;
+    return ca_py_check_count(given, expected);
+}
+
+void
+ca_py_call_end(ca_py_call *call)
+{
+    while (call->kept > 0) {
+        Py_DECREF(call->keep[--call->kept]);
+    }
+}
+
+static int
+refuse_devices(const char *name, const ca_device *device, const char *other_name,
+               const ca_device *other)
+{
+    const ca_device_info *info = ca_device_get_info(device);
+    const ca_device_info *other_info = ca_device_get_info(other);
+    PyErr_Format(PyExc_ValueError,
+                 "%s is on device '%s' (%s), %s is '%s' (%s); expected one device: "
+                 "move a Tensor with .to(device)",
+                 name, info->name, info->platform, other_name, other_info->name,
+                 other_info->platform);
+    return -1;
+}
+
+int
+ca_py_call_note(ca_py_call *call, PyObject *object, const char *name)
+{
+    if (!ca_py_is_tensor(call->state, object)) {
+        return 0;
+    }
+    ca_device *device = ca_py_tensor_device(object);
+    if (call->device != NULL && call->device != device) {
+        char other[64];
+        snprintf(other, sizeof(other), "that of %s", call->holder);
+        return refuse_devices(name, device, other, call->device);
+    }
+    if (call->device == NULL) {
+        call->device = device;
+        call->holder = name;
+    }
+    return 0;
+}
+
+int
+ca_py_call_array(ca_py_call *call, PyObject *object, const char *name,
+                 ca_py_dtypes dtypes, ca_tensor *tensor)
+{
+    PyObject *keep = NULL;
+    if (ca_py_array(call->state, object, name, dtypes, tensor, &keep) < 0) {
+        Py_XDECREF(keep);
+        return -1;
+    }
+    call->keep[call->kept++] = keep;
+    return ca_py_call_note(call, object, name);
+}
+
+int
+ca_py_call_optional(ca_py_call *call, PyObject *object, const char *name,
+                    ca_py_dtypes dtypes, ca_tensor *tensor)
+{
+    if (object == Py_None) {
+        ca_tensor_set_absent(tensor);
+        return 0;
+    }
+    return ca_py_call_array(call, object, name, dtypes, tensor);
+}
+
+int
+ca_py_call_host_array(ca_py_call *call, PyObject *object, const char *name,
+                      ca_py_dtypes dtypes, ca_tensor *tensor)
+{
+    PyObject *array;
+    if (ca_py_is_numpy_scalar(object)) {
+        array = ca_py_ndarray_from(object);
+    } else if (ca_py_is_tensor(call->state, object)) {
+        ca_dtype dtype = ((ca_py_tensor *)object)->view.dtype;
+        if (ca_py_check_dtype(dtype, dtypes, name) < 0 ||
+            ca_py_call_note(call, object, name) < 0) {
+            return -1;
+        }
+        array = ca_py_tensor_fetch(call->state, object, true);
+        if (array == NULL) {
+            return -1;
+        }
+        call->keep[call->kept++] = array;
+        (void)ca_py_array_describe(array, dtype, tensor);
+        return 0;
+    } else {
+        return ca_py_call_optional(call, object, name, dtypes, tensor);
+    }
+    if (array == NULL) {
+        return -1;
+    }
+    int result = ca_py_call_array(call, array, name, dtypes, tensor);
+    Py_DECREF(array);
+    return result;
+}
+
+int
+ca_py_call_ready(ca_py_call *call, PyObject *device_argument)
+{
+    ca_error error = {0};
+    ca_status status =
+        ca_variant_parse(getenv("CLATTN_KERNEL"), &call->variant, &error);
+    if (status == CA_OK) {
+        status = ca_limits_parse(getenv("CLATTN_SUB_GROUPS"),
+                                 getenv("CLATTN_LOCAL_MEMORY"), &call->limits, &error);
+    }
+    if (ca_py_error_check(call->state, status, &error) < 0 ||
+        ca_py_check_device(call->state, device_argument) < 0) {
+        return -1;
+    }
+    call->device_argument = device_argument;
+    if (call->device == NULL || device_argument == Py_None) {
+        return 0;
+    }
+    ca_device *wanted;
+    if (ca_py_find_device(call->state, device_argument, &wanted) < 0) {
+        return -1;
+    }
+    return wanted == call->device ? 0
+                                  : refuse_devices(call->holder, call->device,
+                                                   "the argument device", wanted);
+}
+
+int
+ca_py_call_device(const ca_py_call *call, ca_device **device)
+{
+    *device = call->device;
+    return *device != NULL
+               ? 0
+               : ca_py_find_device(call->state, call->device_argument, device);
+}
+
+PyObject *
+ca_py_call_result(const ca_py_call *call, PyObject *like, ca_dtype dtype, int ndim,
+                  const int64_t *shape, ca_tensor *tensor)
+{
+    if (like == NULL || !ca_py_is_tensor(call->state, like)) {
+        return ca_py_host_result(like, dtype, ndim, shape, tensor);
+    }
+    PyObject *result =
+        ca_py_tensor_empty(call->state, call->device, dtype, ndim, shape);
+    if (result != NULL) {
+        *tensor = ((ca_py_tensor *)result)->view;
+    }
+    return result;
+}
+
+PyObject *
+ca_py_call_give(const ca_py_call *call, PyObject *like, ca_dtype dtype,
+                PyObject *result)
+{
+    return ca_py_is_tensor(call->state, result) || result == Py_None
+               ? Py_NewRef(result)
+               : ca_py_give(call->state, like, dtype, result);
+}
+
+int
+ca_py_call_outputs(const ca_py_call *call, ca_py_output *outputs, int count)
+{
+    for (int i = 0; i < count; i++) {
+        ca_py_output *row = &outputs[i];
+        if (row->wanted) {
+            row->result = ca_py_call_result(call, row->like, row->dtype, row->ndim,
+                                            row->shape, row->tensor);
+        } else {
+            row->result = Py_NewRef(Py_None);
+            ca_tensor_set_absent(row->tensor);
+        }
+        if (row->result == NULL) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+PyObject *
+ca_py_call_give_all(const ca_py_call *call, const ca_py_output *outputs, int count)
+{
+    PyObject *answer = PyTuple_New(count);
+    for (int i = 0; answer != NULL && i < count; i++) {
+        const ca_py_output *row = &outputs[i];
+        PyObject *given = ca_py_call_give(call, row->like, row->dtype, row->result);
+        if (given == NULL) {
+            Py_CLEAR(answer);
+        } else {
+            PyTuple_SET_ITEM(answer, i, given);
+        }
+    }
+    return answer;
+}
+
+void
+ca_py_call_clear(ca_py_output *outputs, int count)
+{
+    for (int i = 0; i < count; i++) {
+        Py_CLEAR(outputs[i].result);
+    }
+}
+
+int
+ca_py_call_attention(const ca_py_call *call, ca_attention *attention)
+{
+    ca_error error = {0};
+    ca_status status;
+    if (ca_attention_is_trivial(attention)) {
+        Py_BEGIN_ALLOW_THREADS
+            status = ca_attention_fill(attention, &error);
+        Py_END_ALLOW_THREADS
+        return ca_py_error_check(call->state, status, &error);
+    }
+    attention->variant = call->variant;
+    attention->limits = call->limits;
+    attention->call = call->name;
+    ca_device *device;
+    if (ca_py_call_device(call, &device) < 0) {
+        return -1;
+    }
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_attention_run(device, attention, &error);
+    Py_END_ALLOW_THREADS
+    return ca_py_error_check(call->state, status, &error);
+}
+
+int
+ca_py_call_copy(const ca_py_call *call, PyObject *out, PyObject *result)
+{
+    if (!ca_py_is_tensor(call->state, out)) {
+        return ca_py_copy_into(out, result);
+    }
+    return ca_py_tensor_assign(call->state, out, &((ca_py_tensor *)result)->view,
+                               call->name);
+}

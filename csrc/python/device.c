@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: MIT
+ *
+ *     class Device:
+ *         name, vendor, platform, version, driver_version, c_version: str
+ *         type: "gpu", "accelerator" or "cpu"
+ *         compute_units, memory, max_allocation, local_memory, float_width: int
+ *         float64, float16: bool
+ *         memory_mode: "svm", "host" or "copy"
+ *         nvidia_capability: int    10 times the version; 0: no NVIDIA instructions
+ *         usable: bool
+ *         reason: str | None        why it is not
+ */
+#include "python/device.h"
+
+#include <stddef.h>
+
+#include "python/error.h"
+
+/* The module owns the runtime that owns the device; the handle keeps the module. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *module;
+    ca_device *device;
+    int index;
+} device_object;
+
+static const char *const type_names[] = {
+    [CA_DEVICE_GPU] = "gpu",
+    [CA_DEVICE_ACCELERATOR] = "accelerator",
+    [CA_DEVICE_CPU] = "cpu",
+};
+
+static const char *const memory_names[] = {
+    [CA_MEMORY_SVM] = "svm",
+    [CA_MEMORY_HOST_PTR] = "host",
+    [CA_MEMORY_COPY] = "copy",
+};
+
+PyObject *
+ca_py_device_new(PyObject *module, ca_device *device, int index)
+{
+    device_object *self =
+        PyObject_GC_New(device_object, ca_state_get(module)->device_type);
+    if (self != NULL) {
+        self->module = Py_NewRef(module);
+        self->device = device;
+        self->index = index;
+        PyObject_GC_Track(self);
+    }
+    return (PyObject *)self;
+}
+
+int
+ca_py_device_index(PyObject *module, const ca_device *device)
+{
+    const ca_runtime *runtime = atomic_load(&ca_state_get(module)->runtime);
+    int index = 0;
+    while (ca_runtime_device(runtime, index) != device) {
+        index++;
+    }
+    return index;
+}
+
+PyObject *
+ca_py_wrap_device(PyObject *module, ca_device *device)
+{
+    return ca_py_device_new(module, device, ca_py_device_index(module, device));
+}
+
+const char *
+ca_py_device_type_name(const ca_device_info *info)
+{
+    return type_names[info->type];
+}
+
+ca_device *
+ca_py_device_get(PyObject *self)
+{
+    return ((device_object *)self)->device;
+}
+
+static const ca_device_info *
+info_of(PyObject *self)
+{
+    return ca_device_get_info(ca_py_device_get(self));
+}
+
+/* The text member of ca_device_info at offset `closure`. */
+static PyObject *
+get_text(PyObject *self, void *closure)
+{
+    const char *text = (const char *)info_of(self) + (uintptr_t)closure;
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+}
+
+static PyObject *
+get_integer(PyObject *self, void *closure)
+{
+    const char *member = (const char *)info_of(self) + (uintptr_t)closure;
+    return PyLong_FromLongLong(*(const int64_t *)(const void *)member);
+}
+
+static PyObject *
+get_flag(PyObject *self, void *closure)
+{
+    const char *member = (const char *)info_of(self) + (uintptr_t)closure;
+    return PyBool_FromLong(*(const bool *)(const void *)member);
+}
+
+static PyObject *
+get_type(PyObject *self, void *Py_UNUSED(closure))
+{
+    return PyUnicode_FromString(ca_py_device_type_name(info_of(self)));
+}
+
+static PyObject *
+get_memory_mode(PyObject *self, void *Py_UNUSED(closure))
+{
+    return PyUnicode_FromString(memory_names[info_of(self)->memory]);
+}
+
+static ca_status
+prepare(PyObject *self, ca_error *error)
+{
+    ca_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_device_prepare(ca_py_device_get(self), error);
+    Py_END_ALLOW_THREADS
+    return status;
+}
+
+/* Device.usable: makes the device ready, once */
+static PyObject *
+get_usable(PyObject *self, void *Py_UNUSED(closure))
+{
+    ca_error error = {0};
+    ca_status status = prepare(self, &error);
+    ca_error_clear(&error);
+    return PyBool_FromLong(status == CA_OK);
+}
+
+static PyObject *
+get_reason(PyObject *self, void *Py_UNUSED(closure))
+{
+    ca_error error = {0};
+    if (prepare(self, &error) == CA_OK) {
+        Py_RETURN_NONE;
+    }
+    PyObject *reason = PyUnicode_DecodeUTF8(
+        error.message, (Py_ssize_t)strlen(error.message), "replace");
+    ca_error_clear(&error);
+    return reason;
+}
+
+static PyObject *
+device_repr(PyObject *self)
+{
+    const ca_device_info *info = info_of(self);
+    return PyUnicode_FromFormat("<clattn.Device %s: %s (%s)>", type_names[info->type],
+                                info->name, info->platform);
+}
+
+static PyObject *
+device_richcompare(PyObject *self, PyObject *other, int operation)
+{
+    if (!Py_IS_TYPE(other, Py_TYPE(self)) ||
+        (operation != Py_EQ && operation != Py_NE)) {
+        Py_RETURN_NOTIMPLEMENTED;
+    }
+    bool same = ca_py_device_get(self) == ca_py_device_get(other);
+    return PyBool_FromLong(same == (operation == Py_EQ));
+}
+
+static Py_hash_t
+device_hash(PyObject *self)
+{
+    return ((device_object *)self)->index;
+}
+
+static int
+device_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((device_object *)self)->module);
+    return 0;
+}
+
+static void
+device_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    Py_CLEAR(((device_object *)self)->module);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+#define INFO(member) (void *)(uintptr_t)offsetof(ca_device_info, member)
+
+static PyGetSetDef device_getset[] = {
+    {"name", get_text, NULL, "The device's own name.", INFO(name)},
+    {"vendor", get_text, NULL, "Its maker.", INFO(vendor)},
+    {"platform", get_text, NULL, "The OpenCL platform it belongs to.", INFO(platform)},
+    {"version", get_text, NULL, "The OpenCL version it speaks.", INFO(version)},
+    {"driver_version", get_text, NULL, "The driver's version.", INFO(driver_version)},
+    {"c_version", get_text, NULL, "The OpenCL C version it compiles.", INFO(c_version)},
+    {"type", get_type, NULL, "\"gpu\", \"accelerator\" or \"cpu\".", NULL},
+    {"compute_units", get_integer, NULL, "Cores, in OpenCL's count.",
+     INFO(compute_units)},
+    {"memory", get_integer, NULL, "Global memory in bytes.", INFO(global_memory)},
+    {"max_allocation", get_integer, NULL, "The largest buffer in bytes.",
+     INFO(max_allocation)},
+    {"local_memory", get_integer, NULL, "Local memory of a work-group in bytes.",
+     INFO(local_memory)},
+    {"float_width", get_integer, NULL, "float32 lanes of its vectors.",
+     INFO(float_width)},
+    {"float64", get_flag, NULL, "Whether it computes in float64.", INFO(float64)},
+    {"float16", get_flag, NULL,
+     "Whether it computes in float16; storing it needs no support.", INFO(float16)},
+    {"memory_mode", get_memory_mode, NULL,
+     "How kernels reach host memory: \"svm\" (as it is), \"host\" (in place, through "
+     "a\n"
+     "buffer) or \"copy\".",
+     NULL},
+    {"nvidia_capability", get_integer, NULL,
+     "80 for sm_80 where kernels have NVIDIA's instructions; 0: another GPU, or its\n"
+     "driver refuses them.",
+     INFO(nvidia_capability)},
+    {"usable", get_usable, NULL, "Whether it builds and runs kernels.", NULL},
+    {"reason", get_reason, NULL, "Why it is not usable, or None.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot device_slots[] = {
+    {Py_tp_doc,
+     "An OpenCL device, as `clattn.devices()` lists them.\n\n"
+     "Usable wherever a function takes ``device=``. Two are equal when they\n"
+     "name the same device."},
+    {Py_tp_repr, device_repr},
+    {Py_tp_richcompare, device_richcompare},
+    {Py_tp_hash, device_hash},
+    {Py_tp_traverse, device_traverse},
+    {Py_tp_dealloc, device_dealloc},
+    {Py_tp_getset, device_getset},
+    {0, NULL},
+};
+
+static PyType_Spec device_spec = {
+    .name = "clattn.Device",
+    .basicsize = sizeof(device_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
+             Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = device_slots,
+};
+
+int
+ca_py_device_init(PyObject *module)
+{
+    ca_state *state = ca_state_get(module);
+    PyObject *type = PyType_FromModuleAndSpec(module, &device_spec, NULL);
+    state->device_type = (PyTypeObject *)type;
+    return type != NULL ? PyModule_AddType(module, state->device_type) : -1;
+}

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: MIT */
+#include <stdlib.h>
+
+#include "attention/problem.h"
+#include "doors/directml.h"
+#include "doors/directml_mask.h"
+#include "python/call.h"
+#include "python/error.h"
+#include "python/methods.h"
+#include "python/scalars.h"
+
+/* The positional arguments, in directml.py's order: the tensors, then these. */
+enum {
+    MASK_TYPE = CA_DIRECTML_TENSORS,
+    SCALE,
+    MASK_FILTER_VALUE,
+    HEAD_COUNT,
+    RETURN_PRESENT,
+    DEVICE,
+    ARGUMENTS,
+};
+
+enum { OUTPUT, PRESENT_KEY, PRESENT_VALUE, RESULTS };
+
+/* The bias and the numbers of a mask are read here, masks of flags are not. */
+static int
+parse_tensors(PyObject *const *args, ca_directml_attention *dml, ca_py_call *call)
+{
+    for (int t = 0; t < CA_DIRECTML_TENSORS; t++) {
+        const char *name = ca_directml_name((ca_directml_tensor)t);
+        bool is_mask = t == CA_DIRECTML_MASK;
+        bool is_read = t == CA_DIRECTML_BIAS ||
+                       (is_mask && ca_directml_mask_is_counted(dml->mask_type));
+        ca_py_dtypes dtypes = is_mask ? CA_TAKES_INT32 : CA_TAKES_HALF_AND_SINGLE;
+        if ((is_read
+                 ? ca_py_call_host_array(call, args[t], name, dtypes, &dml->tensors[t])
+                 : ca_py_call_optional(call, args[t], name, dtypes, &dml->tensors[t])) <
+            0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* What says which tensors are read. */
+static int
+parse_mask_type(PyObject *const *args, ca_directml_attention *dml)
+{
+    int type;
+    if (ca_py_word(args[MASK_TYPE], "mask_type", ca_directml_mask_words,
+                   CA_DIRECTML_MASK_TYPES, &type) < 0) {
+        return -1;
+    }
+    dml->mask_type = (ca_directml_mask_type)type;
+    return 0;
+}
+
+static int
+parse_options(PyObject *const *args, ca_directml_attention *dml, bool *return_present)
+{
+    if (ca_py_double(args[SCALE], "scale", &dml->scale) < 0 ||
+        ca_py_double(args[MASK_FILTER_VALUE], "mask_filter_value",
+                     &dml->mask_filter_value) < 0 ||
+        ca_py_flag(args[RETURN_PRESENT], "return_present", return_present) < 0) {
+        return -1;
+    }
+    /* HeadCount is an unsigned number of 32 bits. */
+    return ca_py_int(args[HEAD_COUNT], "head_count", 1, UINT32_MAX, &dml->head_count);
+}
+
+/* directml_multihead_attention(query, key, …, device, /) ->
+   (output, present_key, present_value): see directml.py */
+static PyObject *
+multihead_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    PyObject *answer = NULL;
+    ca_py_output results[RESULTS] = {{.result = NULL}};
+    void *scratch = NULL;
+    ca_tensor tensors[RESULTS];
+    ca_py_call call;
+    ca_directml_attention dml;
+    ca_directml_shapes shapes;
+    ca_attention attention;
+    ca_error error = {0};
+    bool present;
+
+    if (ca_py_call_begin(&call, module, "directml.multihead_attention", nargs,
+                         ARGUMENTS) < 0 ||
+        parse_mask_type(args, &dml) < 0 || parse_tensors(args, &dml, &call) < 0 ||
+        parse_options(args, &dml, &present) < 0 ||
+        ca_py_call_ready(&call, args[DEVICE]) < 0) {
+        goto done;
+    }
+    ca_status status = ca_directml_attention_check(&dml, &shapes, &error);
+    if (ca_py_error_check(call.state, status, &error) < 0) {
+        goto done;
+    }
+    PyObject *query = args[shapes.sources[0]];
+    ca_dtype dtype = dml.tensors[shapes.sources[0]].dtype;
+    results[OUTPUT] = (ca_py_output){
+        true, query, dtype, shapes.output_ndim, shapes.output, &tensors[OUTPUT], NULL};
+    results[PRESENT_KEY] = (ca_py_output){
+        present, query, dtype, 4, shapes.present_key, &tensors[PRESENT_KEY], NULL};
+    results[PRESENT_VALUE] = (ca_py_output){
+        present, query, dtype, 4, shapes.present_value, &tensors[PRESENT_VALUE], NULL};
+    if (ca_py_call_outputs(&call, results, RESULTS) < 0) {
+        goto done;
+    }
+    status = ca_directml_attention_problem(
+        &dml, &shapes, &tensors[OUTPUT], &tensors[PRESENT_KEY], &tensors[PRESENT_VALUE],
+        &attention, &scratch, &error);
+    if (ca_py_error_check(call.state, status, &error) == 0 &&
+        ca_py_call_attention(&call, &attention) == 0) {
+        answer = ca_py_call_give_all(&call, results, RESULTS);
+    }
+done:
+    ca_py_call_end(&call);
+    ca_py_call_clear(results, RESULTS);
+    free(scratch);
+    return answer;
+}
+
+PyMethodDef ca_py_directml_methods[] = {
+    {"directml_multihead_attention", (PyCFunction)(void (*)(void))multihead_attention,
+     METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};

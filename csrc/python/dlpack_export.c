@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Handing memory to another library.
+ */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "python/dlpack.h"
+#include "python/scalars.h"
+
+/* ---- capsules ---- */
+
+/* What one export allocates; the consumer sees one of the two structs. It belongs to
+   the capsule as well, if there is one: some consumers call the deleter, fail, and leave
+   the capsule as if they had never seen it. */
+typedef struct {
+    union {
+        ca_dlpack_managed managed;
+        ca_dlpack_versioned versioned;
+    } as;
+    PyObject *owner;
+    atomic_int holders;
+    atomic_bool deleted;
+    int64_t sizes[]; /* shape, then strides */
+} export;
+
+static void
+let_go(export *exported)
+{
+    if (atomic_fetch_sub(&exported->holders, 1) == 1) {
+        free(exported);
+    }
+}
+
+/* From any thread, with the interpreter's lock or without, and after its end. */
+static void
+delete_export(export *exported)
+{
+    if (atomic_exchange(&exported->deleted, true)) {
+        return;
+    }
+    if (Py_IsInitialized()) {
+        PyGILState_STATE gil = PyGILState_Ensure();
+        Py_DECREF(exported->owner);
+        PyGILState_Release(gil);
+    }
+    let_go(exported);
+}
+
+static void
+delete_managed(ca_dlpack_managed *self)
+{
+    delete_export(self->context);
+}
+
+static void
+delete_versioned(ca_dlpack_versioned *self)
+{
+    delete_export(self->context);
+}
+
+/* What nobody consumed still has its name. */
+static void
+free_capsule(PyObject *capsule)
+{
+    export *exported = PyCapsule_GetContext(capsule);
+    if (PyCapsule_IsValid(capsule, "dltensor") ||
+        PyCapsule_IsValid(capsule, "dltensor_versioned")) {
+        delete_export(exported);
+    }
+    let_go(exported);
+}
+
+static void
+set_dtype(ca_dlpack_tensor *tensor, ca_dtype dtype)
+{
+    tensor->code = dtype == CA_BOOL           ? CA_DLPACK_BOOL
+                   : dtype == CA_BFLOAT16     ? CA_DLPACK_BFLOAT
+                   : ca_dtype_is_float(dtype) ? CA_DLPACK_FLOAT
+                   : dtype >= CA_UINT8        ? CA_DLPACK_UINT
+                                              : CA_DLPACK_INT;
+    tensor->bits = (uint8_t)(8 * ca_dtype_size(dtype));
+    tensor->lanes = 1;
+}
+
+/* It owns a new reference to `owner`. NULL with an exception. */
+static export *
+new_export(const ca_tensor *tensor, PyObject *owner, ca_dlpack_device device,
+           void *data, uint64_t offset, bool versioned)
+{
+    size_t ndim = (size_t)tensor->ndim;
+    export *exported = malloc(sizeof(*exported) + 2 * ndim * sizeof(int64_t) + 1);
+    if (exported == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    memset(exported, 0, sizeof(*exported));
+    memcpy(exported->sizes, tensor->shape, ndim * sizeof(int64_t));
+    memcpy(exported->sizes + ndim, tensor->strides, ndim * sizeof(int64_t));
+    ca_dlpack_tensor *handed =
+        versioned ? &exported->as.versioned.tensor : &exported->as.managed.tensor;
+    *handed = (ca_dlpack_tensor){.data = data,
+                                 .device = device,
+                                 .ndim = (int32_t)ndim,
+                                 .shape = exported->sizes,
+                                 .strides = exported->sizes + ndim,
+                                 .byte_offset = offset};
+    set_dtype(handed, tensor->dtype);
+    if (versioned) {
+        exported->as.versioned.major = 1;
+        exported->as.versioned.context = exported;
+        exported->as.versioned.deleter = delete_versioned;
+    } else {
+        exported->as.managed.context = exported;
+        exported->as.managed.deleter = delete_managed;
+    }
+    exported->owner = Py_NewRef(owner);
+    atomic_init(&exported->holders, 1);
+    atomic_init(&exported->deleted, false);
+    return exported;
+}
+
+PyObject *
+ca_py_dlpack_export(const ca_tensor *tensor, PyObject *owner, ca_dlpack_device device,
+                    void *data, uint64_t offset, bool versioned, bool copied)
+{
+    export *exported = new_export(tensor, owner, device, data, offset, versioned);
+    if (exported == NULL) {
+        return NULL;
+    }
+    if (versioned && copied) {
+        exported->as.versioned.flags = CA_DLPACK_COPIED;
+    }
+    PyObject *capsule = PyCapsule_New(
+        &exported->as, versioned ? "dltensor_versioned" : "dltensor", free_capsule);
+    if (capsule == NULL) {
+        delete_export(exported);
+        return NULL;
+    }
+    atomic_store(&exported->holders, 2);
+    (void)PyCapsule_SetContext(capsule, exported); /* fails for no capsule only */
+    return capsule;
+}
+
+ca_dlpack_versioned *
+ca_py_dlpack_hand_out(const ca_tensor *tensor, PyObject *owner)
+{
+    const ca_dlpack_device host = {CA_DLPACK_CPU, 0};
+    export *exported = new_export(tensor, owner, host, tensor->data, 0, true);
+    return exported != NULL ? &exported->as.versioned : NULL;
+}
+
+/* ---- the arguments of __dlpack__ ---- */
+
+/* Two whole numbers, of any size. */
+static int
+parse_pair(PyObject *object, const char *name, int64_t pair[2])
+{
+    if (!PyTuple_Check(object) || PyTuple_GET_SIZE(object) != 2) {
+        return ca_py_wrong_type(name, "a pair of integers or None", object);
+    }
+    return ca_py_any_int(PyTuple_GET_ITEM(object, 0), name, &pair[0]) < 0
+               ? -1
+               : ca_py_any_int(PyTuple_GET_ITEM(object, 1), name, &pair[1]);
+}
+
+static int
+parse_device(PyObject *object, ca_py_dlpack_request *request)
+{
+    int64_t pair[2];
+    if (object == Py_None) {
+        return 0;
+    }
+    if (parse_pair(object, "dl_device", pair) < 0) {
+        return -1;
+    }
+    request->type = pair[0];
+    request->id = pair[1];
+    request->wants_host = pair[0] == CA_DLPACK_CPU && pair[1] == 0;
+    request->wants_other = !request->wants_host;
+    return 0;
+}
+
+static int
+parse_version(PyObject *object, bool *versioned)
+{
+    int64_t pair[2];
+    *versioned = false;
+    if (object == Py_None) {
+        return 0;
+    }
+    if (parse_pair(object, "max_version", pair) < 0) {
+        return -1;
+    }
+    *versioned = pair[0] >= 1;
+    return 0;
+}
+
+int
+ca_py_dlpack_parse(PyObject *args, PyObject *kwargs, ca_py_dlpack_request *request)
+{
+    static char *names[] = {"stream", "max_version", "dl_device", "copy", NULL};
+    PyObject *stream = Py_None;
+    PyObject *version = Py_None;
+    PyObject *device = Py_None;
+    memset(request, 0, sizeof(*request));
+    request->copy = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &stream,
+                                     &version, &device, &request->copy)) {
+        return -1;
+    }
+    if (stream != Py_None) {
+        PyErr_Format(PyExc_BufferError,
+                     "stream is %R; expected None, for OpenCL and "
+                     "the host have none",
+                     stream);
+        return -1;
+    }
+    if (request->copy != Py_None && !PyBool_Check(request->copy)) {
+        return ca_py_wrong_type("copy", "True, False or None", request->copy);
+    }
+    return parse_version(version, &request->versioned) < 0
+               ? -1
+               : parse_device(device, request);
+}
+
+/* ---- memory of results ---- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *owner;
+    ca_tensor tensor;
+} producer_object;
+
+PyObject *
+ca_py_dlpack_producer(const ca_state *state, const ca_tensor *tensor, PyObject *owner)
+{
+    producer_object *self = PyObject_New(producer_object, state->producer_type);
+    if (self != NULL) {
+        self->owner = Py_NewRef(owner);
+        self->tensor = *tensor;
+    }
+    return (PyObject *)self;
+}
+
+static void
+producer_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    Py_DECREF(((producer_object *)self)->owner);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *
+producer_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    const producer_object *producer = (producer_object *)self;
+    const ca_dlpack_device host = {CA_DLPACK_CPU, 0};
+    ca_py_dlpack_request request;
+    if (ca_py_dlpack_parse(args, kwargs, &request) < 0) {
+        return NULL;
+    }
+    if (request.wants_other || request.copy == Py_True) {
+        return PyErr_Format(PyExc_BufferError, "a result lies in the host's memory");
+    }
+    return ca_py_dlpack_export(&producer->tensor, producer->owner, host,
+                               producer->tensor.data, 0, request.versioned, false);
+}
+
+static PyObject *
+producer_device(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(ignored))
+{
+    return Py_BuildValue("(ii)", CA_DLPACK_CPU, 0);
+}
+
+static PyMethodDef producer_methods[] = {
+    {"__dlpack__", (PyCFunction)(void (*)(void))producer_dlpack,
+     METH_VARARGS | METH_KEYWORDS, NULL},
+    {"__dlpack_device__", producer_device, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot producer_slots[] = {
+    {Py_tp_dealloc, producer_dealloc},
+    {Py_tp_methods, producer_methods},
+    {0, NULL},
+};
+
+static PyType_Spec producer_spec = {
+    .name = "clattn._core.Producer",
+    .basicsize = sizeof(producer_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
+             Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = producer_slots,
+};
+
+int
+ca_py_dlpack_init(PyObject *module)
+{
+    ca_state *state = ca_state_get(module);
+    state->producer_type =
+        (PyTypeObject *)PyType_FromModuleAndSpec(module, &producer_spec, NULL);
+    return state->producer_type != NULL ? 0 : -1;
+}

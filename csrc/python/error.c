@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: MIT */
+#include "python/error.h"
+
+int
+ca_py_error_init(PyObject *module)
+{
+    ca_state *state = ca_state_get(module);
+    state->device_error = PyErr_NewExceptionWithDoc(
+        "clattn.DeviceError",
+        "What OpenCL reports beyond wrong arguments and lack of memory: no loader, no\n"
+        "usable device, a kernel that does not build. The message carries OpenCL's\n"
+        "name for the error, the device, and the compiler's log where there is one.",
+        PyExc_RuntimeError, NULL);
+    if (state->device_error == NULL) {
+        return -1;
+    }
+    return PyModule_AddObjectRef(module, "DeviceError", state->device_error);
+}
+
+static PyObject *
+exception_type(const ca_state *state, ca_status status)
+{
+    switch (status) {
+    case CA_ERROR_TYPE:
+        return PyExc_TypeError;
+    case CA_ERROR_VALUE:
+        return PyExc_ValueError;
+    case CA_ERROR_MEMORY:
+        return PyExc_MemoryError;
+    case CA_ERROR_DEVICE:
+        return state->device_error;
+    case CA_OK:
+        break;
+    }
+    return PyExc_SystemError;
+}
+
+int
+ca_py_error_check(const ca_state *state, ca_status status, ca_error *error)
+{
+    if (status == CA_OK) {
+        return 0;
+    }
+    PyObject *type = exception_type(state, status);
+    if (error->log != NULL) {
+        PyErr_Format(type, "%s\n%s", error->message, error->log);
+    } else {
+        PyErr_Format(type, "%s", error->message); /* which takes any bytes */
+    }
+    ca_error_clear(error);
+    return -1;
+}

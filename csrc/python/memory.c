@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Tensors from arrays, and the memory of devices.
+ */
+#include "opencl/storage.h"
+#include "python/call.h"
+#include "python/error.h"
+#include "python/methods.h"
+#include "python/runtime.h"
+#include "python/scalars.h"
+#include "python/tensor.h"
+
+/* tensor(array, device, /) -> Tensor: see tensors.py */
+static PyObject *
+tensor(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    enum { ARRAY, DEVICE, ARGUMENTS };
+    ca_state *state = ca_state_get(module);
+    PyObject *keep = NULL;
+    PyObject *result = NULL;
+    ca_tensor array;
+    ca_device *device = NULL;
+    if (ca_py_check_count(nargs, ARGUMENTS) < 0 ||
+        ca_py_array(state, args[ARRAY], "array", CA_TAKES_NUMBERS, &array, &keep) < 0) {
+        goto done;
+    }
+    if (args[DEVICE] == Py_None && ca_py_is_tensor(state, args[ARRAY])) {
+        device = ca_py_tensor_device(args[ARRAY]);
+    } else if (ca_py_find_device(state, args[DEVICE], &device) < 0) {
+        goto done;
+    }
+    result = ca_py_tensor_copy(state, device, &array, keep, "tensor");
+done:
+    Py_XDECREF(keep);
+    return result;
+}
+
+/* empty(shape, dtype, device, /) -> Tensor, not initialised */
+static PyObject *
+empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    enum { SHAPE, DTYPE, DEVICE, ARGUMENTS };
+    ca_state *state = ca_state_get(module);
+    PyObject *native = NULL;
+    PyObject *result = NULL;
+    ca_device *device;
+    ca_dtype dtype;
+    int ndim;
+    int64_t shape[CA_MAX_DIMS];
+    if (ca_py_check_count(nargs, ARGUMENTS) == 0 &&
+        ca_py_shape(args[SHAPE], "shape", &ndim, shape) == 0 &&
+        ca_py_dtype(args[DTYPE], "dtype", &dtype, &native) == 0 &&
+        ca_py_find_device(state, args[DEVICE], &device) == 0) {
+        result = ca_py_tensor_empty(state, device, dtype, ndim, shape);
+    }
+    Py_XDECREF(native);
+    return result;
+}
+
+/* None: every device there is, without opening OpenCL for it. */
+static int
+for_each_device(PyObject *module, PyObject *argument,
+                ca_status (*action)(ca_device *device, ca_error *error))
+{
+    ca_state *state = ca_state_get(module);
+    ca_runtime *runtime = atomic_load(&state->runtime);
+    ca_device *only = NULL;
+    int result = 0;
+    if (argument != Py_None && ca_py_find_device(state, argument, &only) < 0) {
+        return -1;
+    }
+    int count = only != NULL      ? 1
+                : runtime != NULL ? ca_runtime_device_count(runtime)
+                                  : 0;
+    for (int i = 0; i < count; i++) {
+        ca_device *device = only != NULL ? only : ca_runtime_device(runtime, i);
+        ca_error error = {0};
+        ca_status status;
+        Py_BEGIN_ALLOW_THREADS
+            status = action(device, &error);
+        Py_END_ALLOW_THREADS
+        if (result == 0) { /* the first failure is told */
+            result = ca_py_error_check(state, status, &error);
+        }
+        ca_error_clear(&error);
+    }
+    return result;
+}
+
+/* empty_cache(device, /) */
+static PyObject *
+empty_cache(PyObject *module, PyObject *argument)
+{
+    return for_each_device(module, argument, ca_device_empty_cache) < 0
+               ? NULL
+               : Py_NewRef(Py_None);
+}
+
+/* synchronize(device, /) */
+static PyObject *
+synchronize(PyObject *module, PyObject *argument)
+{
+    return for_each_device(module, argument, ca_device_synchronize) < 0
+               ? NULL
+               : Py_NewRef(Py_None);
+}
+
+/* memory_stats(device, /) -> dict[str, int] */
+static PyObject *
+memory_stats(PyObject *module, PyObject *argument)
+{
+    ca_state *state = ca_state_get(module);
+    ca_device *device;
+    if (ca_py_find_device(state, argument, &device) < 0) {
+        return NULL;
+    }
+    ca_memory_stats stats = {0};
+    ca_error error = {0};
+    ca_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_device_memory_stats(device, &stats, &error);
+    Py_END_ALLOW_THREADS
+    if (ca_py_error_check(state, status, &error) < 0) {
+        return NULL;
+    }
+    return Py_BuildValue(
+        "{snsnsnsnsn}", "allocated_bytes", (Py_ssize_t)stats.allocated_bytes,
+        "allocated_blocks", (Py_ssize_t)stats.allocated_blocks, "pooled_bytes",
+        (Py_ssize_t)stats.pooled_bytes, "pooled_blocks",
+        (Py_ssize_t)stats.pooled_blocks, "peak_bytes", (Py_ssize_t)stats.peak_bytes);
+}
+
+PyMethodDef ca_py_memory_methods[] = {
+    {"tensor", (PyCFunction)(void (*)(void))tensor, METH_FASTCALL, NULL},
+    {"empty", (PyCFunction)(void (*)(void))empty, METH_FASTCALL, NULL},
+    {"empty_cache", empty_cache, METH_O, NULL},
+    {"synchronize", synchronize, METH_O, NULL},
+    {"memory_stats", memory_stats, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};

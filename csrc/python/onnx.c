@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: MIT */
+#include "doors/onnx.h"
+#include "attention/problem.h"
+#include "python/call.h"
+#include "python/error.h"
+#include "python/methods.h"
+#include "python/scalars.h"
+
+/* The positional arguments, in onnx.py's order. */
+enum {
+    Q,
+    K,
+    V,
+    ATTN_MASK,
+    PAST_KEY,
+    PAST_VALUE,
+    NONPAD_KV_SEQLEN,
+    IS_CAUSAL,
+    KV_NUM_HEADS,
+    Q_NUM_HEADS,
+    QK_MATMUL_OUTPUT_MODE,
+    SCALE,
+    SOFTCAP,
+    SOFTMAX_PRECISION,
+    LEFT_WINDOW_SIZE,
+    RIGHT_WINDOW_SIZE,
+    OPSET,
+    PRE_ERRATA,
+    RETURN_QK,
+    DEVICE,
+    ARGUMENTS,
+};
+
+enum { Y, PRESENT_KEY, PRESENT_VALUE, QK_MATMUL_OUTPUT, OUTPUTS };
+
+/* nonpad_kv_seqlen is read here. */
+static int
+parse_inputs(PyObject *const *args, ca_onnx_attention *onnx, ca_py_call *call)
+{
+    const ca_py_dtypes floats = CA_TAKES_FLOATS;
+    const ca_py_dtypes numbers = CA_TAKES_NUMBERS;
+    if (ca_py_call_array(call, args[Q], "Q", floats, &onnx->Q) < 0 ||
+        ca_py_call_array(call, args[K], "K", floats, &onnx->K) < 0 ||
+        ca_py_call_array(call, args[V], "V", floats, &onnx->V) < 0 ||
+        ca_py_call_optional(call, args[ATTN_MASK], "attn_mask", numbers,
+                            &onnx->attn_mask) < 0 ||
+        ca_py_call_optional(call, args[PAST_KEY], "past_key", floats, &onnx->past_key) <
+            0 ||
+        ca_py_call_optional(call, args[PAST_VALUE], "past_value", floats,
+                            &onnx->past_value) < 0) {
+        return -1;
+    }
+    return ca_py_call_host_array(call, args[NONPAD_KV_SEQLEN], "nonpad_kv_seqlen",
+                                 numbers, &onnx->nonpad_kv_seqlen);
+}
+
+/* None: 0, which no number of heads is. */
+static int
+parse_heads(PyObject *object, const char *name, int64_t *heads)
+{
+    *heads = 0;
+    return object == Py_None ? 0 : ca_py_int(object, name, 1, INT64_MAX, heads);
+}
+
+static int
+parse_softmax_precision(PyObject *object, int64_t *precision)
+{
+    *precision = 0;
+    if (object == Py_None) {
+        return 0;
+    }
+    if (ca_py_int(object, "softmax_precision", INT64_MIN, INT64_MAX, precision) < 0) {
+        return -1;
+    }
+    if (*precision != CA_ONNX_FLOAT && *precision != CA_ONNX_FLOAT16 &&
+        *precision != CA_ONNX_DOUBLE && *precision != CA_ONNX_BFLOAT16) {
+        PyErr_Format(PyExc_ValueError,
+                     "softmax_precision is %R; expected 1 (float32), 10 (float16), 11 "
+                     "(float64), 16 (bfloat16) or None",
+                     object);
+        return -1;
+    }
+    return 0;
+}
+
+static int
+parse_attributes(PyObject *const *args, ca_onnx_attention *onnx, bool *return_qk)
+{
+    int64_t is_causal;
+    onnx->has_scale = args[SCALE] != Py_None;
+    if (ca_py_int(args[IS_CAUSAL], "is_causal", 0, 1, &is_causal) < 0 ||
+        parse_heads(args[KV_NUM_HEADS], "kv_num_heads", &onnx->kv_num_heads) < 0 ||
+        parse_heads(args[Q_NUM_HEADS], "q_num_heads", &onnx->q_num_heads) < 0 ||
+        ca_py_int(args[QK_MATMUL_OUTPUT_MODE], "qk_matmul_output_mode", 0, 3,
+                  &onnx->qk_matmul_output_mode) < 0 ||
+        (onnx->has_scale && ca_py_double(args[SCALE], "scale", &onnx->scale) < 0) ||
+        ca_py_double(args[SOFTCAP], "softcap", &onnx->softcap) < 0 ||
+        parse_softmax_precision(args[SOFTMAX_PRECISION], &onnx->softmax_precision) <
+            0 ||
+        ca_py_int(args[LEFT_WINDOW_SIZE], "left_window_size", -1, INT64_MAX,
+                  &onnx->left_window_size) < 0 ||
+        ca_py_int(args[RIGHT_WINDOW_SIZE], "right_window_size", -1, INT64_MAX,
+                  &onnx->right_window_size) < 0 ||
+        ca_py_int(args[OPSET], "opset", 23, 25, &onnx->opset) < 0 ||
+        ca_py_flag(args[PRE_ERRATA], "pre_errata", &onnx->pre_errata) < 0 ||
+        ca_py_flag(args[RETURN_QK], "return_qk", return_qk) < 0) {
+        return -1;
+    }
+    onnx->is_causal = is_causal == 1;
+    return 0;
+}
+
+/* onnx_attention(Q, K, …, device, /) -> (Y, present_key, present_value, qk): see
+   onnx.py */
+static PyObject *
+onnx_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    PyObject *answer = NULL;
+    ca_py_output results[OUTPUTS] = {{.result = NULL}};
+    ca_py_call call;
+    ca_onnx_attention onnx;
+    ca_onnx_sizes sizes;
+    ca_onnx_outputs outputs;
+    ca_attention attention;
+    ca_error error = {0};
+    bool return_qk;
+
+    if (ca_py_call_begin(&call, module, "onnx.attention", nargs, ARGUMENTS) < 0 ||
+        parse_inputs(args, &onnx, &call) < 0 ||
+        parse_attributes(args, &onnx, &return_qk) < 0 ||
+        ca_py_call_ready(&call, args[DEVICE]) < 0) {
+        goto done;
+    }
+    ca_status status = ca_onnx_attention_check(&onnx, &sizes, &error);
+    if (ca_py_error_check(call.state, status, &error) < 0) {
+        goto done;
+    }
+    bool flat = onnx.Q.ndim == 3;
+    bool has_past = onnx.past_key.data != NULL;
+    ca_dtype dtype = onnx.Q.dtype;
+    const int64_t flat_shape[] = {sizes.B, sizes.L, sizes.Hq * sizes.Ev};
+    const int64_t shape[] = {sizes.B, sizes.Hq, sizes.L, sizes.Ev};
+    const int64_t key_shape[] = {sizes.B, sizes.Hk, sizes.T, sizes.E};
+    const int64_t value_shape[] = {sizes.B, sizes.Hk, sizes.T, sizes.Ev};
+    const int64_t qk_shape[] = {sizes.B, sizes.Hq, sizes.L, sizes.T};
+    results[Y] = (ca_py_output){
+        true,       args[Q], dtype, flat ? 3 : 4, flat ? flat_shape : shape,
+        &outputs.Y, NULL};
+    results[PRESENT_KEY] = (ca_py_output){
+        has_past, args[Q], dtype, 4, key_shape, &outputs.present_key, NULL};
+    results[PRESENT_VALUE] = (ca_py_output){
+        has_past, args[V], onnx.V.dtype, 4, value_shape, &outputs.present_value, NULL};
+    results[QK_MATMUL_OUTPUT] =
+        (ca_py_output){return_qk, args[Q], dtype, 4, qk_shape, &outputs.qk, NULL};
+    if (ca_py_call_outputs(&call, results, OUTPUTS) < 0) {
+        goto done;
+    }
+    ca_onnx_attention_problem(&onnx, &sizes, &outputs, &attention);
+    if (ca_py_call_attention(&call, &attention) == 0) {
+        answer = ca_py_call_give_all(&call, results, OUTPUTS);
+    }
+done:
+    ca_py_call_end(&call);
+    ca_py_call_clear(results, OUTPUTS);
+    return answer;
+}
+
+PyMethodDef ca_py_onnx_methods[] = {
+    {"onnx_attention", (PyCFunction)(void (*)(void))onnx_attention, METH_FASTCALL,
+     NULL},
+    {NULL, NULL, 0, NULL},
+};

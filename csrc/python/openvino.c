@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: MIT */
+#include "doors/openvino.h"
+#include "attention/problem.h"
+#include "python/call.h"
+#include "python/error.h"
+#include "python/methods.h"
+#include "python/scalars.h"
+
+/* The positional arguments, in openvino.py's order. */
+enum {
+    QUERY,
+    KEY,
+    VALUE,
+    ATTENTION_MASK,
+    SCALE,
+    CAUSAL,
+    DEVICE,
+    ARGUMENTS,
+};
+
+/* Is the mask a number, an array without dimensions? */
+static bool
+is_number(const ca_openvino_sdpa *sdpa)
+{
+    const ca_tensor *mask = &sdpa->attention_mask;
+    return mask->data != NULL && mask->ndim == 0;
+}
+
+/* attention_mask, which causal=True leaves without a look. A number is read here. */
+static int
+parse_mask(PyObject *const *args, ca_openvino_sdpa *sdpa, ca_py_call *call)
+{
+    const ca_py_dtypes dtypes = CA_TAKES_BOOL_AND_FLOATS;
+    PyObject *mask = sdpa->causal ? Py_None : args[ATTENTION_MASK];
+    ca_tensor *tensor = &sdpa->attention_mask;
+    bool scalar = ca_py_is_numpy_scalar(mask);
+    sdpa->mask_value = 0;
+    if ((scalar
+             ? ca_py_call_host_array(call, mask, "attention_mask", dtypes, tensor)
+             : ca_py_call_optional(call, mask, "attention_mask", dtypes, tensor)) < 0) {
+        return -1;
+    }
+    if (is_number(sdpa) && !scalar &&
+        ca_py_call_host_array(call, mask, "attention_mask", dtypes, tensor) < 0) {
+        return -1;
+    }
+    sdpa->mask_value = is_number(sdpa) ? ca_tensor_first_number(tensor) : 0;
+    return 0;
+}
+
+/* scale: None, a number, or an array or NumPy scalar. */
+static int
+parse_scale(PyObject *const *args, ca_openvino_sdpa *sdpa, ca_py_call *call)
+{
+    ca_tensor_set_absent(&sdpa->scale_array);
+    sdpa->has_scale = args[SCALE] != Py_None;
+    if (!sdpa->has_scale) {
+        return 0;
+    }
+    if (!ca_py_is_array(call->state, args[SCALE])) {
+        return ca_py_double(args[SCALE], "scale", &sdpa->scale);
+    }
+    if (ca_py_call_host_array(call, args[SCALE], "scale", CA_TAKES_FLOATS,
+                              &sdpa->scale_array) < 0) {
+        return -1;
+    }
+    sdpa->scale = ca_tensor_first_number(&sdpa->scale_array);
+    return 0;
+}
+
+static int
+parse(PyObject *const *args, ca_openvino_sdpa *sdpa, ca_py_call *call)
+{
+    const ca_py_dtypes floats = CA_TAKES_FLOATS;
+    if (ca_py_call_array(call, args[QUERY], "query", floats, &sdpa->query) < 0 ||
+        ca_py_call_array(call, args[KEY], "key", floats, &sdpa->key) < 0 ||
+        ca_py_call_array(call, args[VALUE], "value", floats, &sdpa->value) < 0 ||
+        ca_py_flag(args[CAUSAL], "causal", &sdpa->causal) < 0) {
+        return -1;
+    }
+    return parse_mask(args, sdpa, call) < 0 ? -1 : parse_scale(args, sdpa, call);
+}
+
+/* openvino_scaled_dot_product_attention(query, key, …, device, /): see openvino.py */
+static PyObject *
+scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    PyObject *answer = NULL;
+    PyObject *result = NULL;
+    ca_py_call call;
+    ca_openvino_sdpa sdpa;
+    ca_attention attention;
+    ca_tensor output;
+    ca_error error = {0};
+    int ndim;
+    int64_t shape[CA_MAX_DIMS];
+
+    if (ca_py_call_begin(&call, module, "openvino.scaled_dot_product_attention", nargs,
+                         ARGUMENTS) < 0 ||
+        parse(args, &sdpa, &call) < 0 || ca_py_call_ready(&call, args[DEVICE]) < 0) {
+        goto done;
+    }
+    ca_status status = ca_openvino_sdpa_check(&sdpa, &ndim, shape, &error);
+    if (ca_py_error_check(call.state, status, &error) < 0) {
+        goto done;
+    }
+    result =
+        ca_py_call_result(&call, args[QUERY], sdpa.query.dtype, ndim, shape, &output);
+    if (result == NULL) {
+        goto done;
+    }
+    int64_t count = ca_openvino_sdpa_count(&sdpa, &output);
+    for (int64_t i = 0; i < count; i++) {
+        ca_openvino_sdpa_problem(&sdpa, &output, i, &attention);
+        if (ca_py_call_attention(&call, &attention) < 0) {
+            goto done;
+        }
+    }
+    answer = ca_py_call_give(&call, args[QUERY], sdpa.query.dtype, result);
+done:
+    ca_py_call_end(&call);
+    Py_XDECREF(result);
+    return answer;
+}
+
+PyMethodDef ca_py_openvino_methods[] = {
+    {"openvino_scaled_dot_product_attention",
+     (PyCFunction)(void (*)(void))scaled_dot_product_attention, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};

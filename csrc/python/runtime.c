@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: MIT */
+#include "python/runtime.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "python/device.h"
+#include "python/error.h"
+
+#define HOW_TO_GET_OPENCL                                                              \
+    "; install a driver: pip install \"clattn[cpu]\" for any x86-64 CPU, or the "      \
+    "OpenCL "                                                                          \
+    "driver of your device's maker (Debian: apt-get install pocl-opencl-icd)"
+
+/* ---- the runtime ---- */
+
+/* A NULL-ended array that borrows from a tuple of bytes. */
+static const char **
+borrow_strings(PyObject *tuple)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(tuple);
+    const char **strings = PyMem_Calloc((size_t)n + 1, sizeof(*strings));
+    if (strings == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        strings[i] = PyBytes_AsString(PyTuple_GET_ITEM(tuple, i));
+        if (strings[i] == NULL) {
+            PyMem_Free(strings);
+            return NULL;
+        }
+    }
+    return strings;
+}
+
+/* clattn._drivers.discover() says where to look; the loader is opened without the
+   interpreter's lock, by the first thread that gets here. */
+static ca_status
+open_runtime(ca_state *state, const char *const *preload, const char *const *candidates,
+             const char *cache_folder, const char *memory, ca_error *error)
+{
+    ca_status status = CA_OK;
+    atomic_fetch_add(&state->opening, 1);
+    ca_mutex_lock(&state->lock);
+    if (atomic_load(&state->runtime) == NULL) {
+        ca_runtime *runtime = NULL;
+        status =
+            ca_runtime_open(preload, candidates, cache_folder, memory, &runtime, error);
+        atomic_store(&state->runtime, runtime);
+    }
+    ca_mutex_unlock(&state->lock);
+    atomic_fetch_sub(&state->opening, 1);
+    return status;
+}
+
+/* False in a child that was forked while a thread of its parent was opening OpenCL: the
+   lock is held for ever there, and a driver may be half loaded. */
+static bool
+may_open(ca_state *state)
+{
+    int64_t process_id = ca_process_id();
+    if (atomic_load(&state->process_id) != process_id) {
+        if (atomic_load(&state->opening) != 0) {
+            return false;
+        }
+        atomic_store(&state->process_id, process_id);
+    }
+    return true;
+}
+
+static ca_runtime *
+find_and_open(ca_state *state)
+{
+    ca_runtime *runtime = NULL;
+    PyObject *drivers = NULL;
+    PyObject *found = NULL;
+    const char **preload = NULL;
+    const char **candidates = NULL;
+    PyObject *preload_tuple;
+    PyObject *candidates_tuple;
+    PyObject *cache_object;
+    const char *cache_folder = NULL;
+    const char *memory;
+
+    if (!may_open(state)) {
+        PyErr_SetString(state->device_error,
+                        "this process was forked while its parent was opening OpenCL; "
+                        "use the 'spawn' start method");
+        goto done;
+    }
+    drivers = PyImport_ImportModule("clattn._drivers");
+    if (drivers == NULL) {
+        goto done;
+    }
+    found = PyObject_CallMethod(drivers, "discover", NULL);
+    if (found == NULL ||
+        !PyArg_ParseTuple(found, "O!O!Os", &PyTuple_Type, &preload_tuple, &PyTuple_Type,
+                          &candidates_tuple, &cache_object, &memory)) {
+        goto done;
+    }
+    if (cache_object != Py_None) {
+        cache_folder = PyBytes_AsString(cache_object);
+        if (cache_folder == NULL) {
+            goto done;
+        }
+    }
+    preload = borrow_strings(preload_tuple);
+    candidates = borrow_strings(candidates_tuple);
+    if (preload == NULL || candidates == NULL) {
+        goto done;
+    }
+    ca_error error = {0};
+    ca_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = open_runtime(state, preload, candidates, cache_folder, memory, &error);
+    Py_END_ALLOW_THREADS
+    if (status == CA_ERROR_DEVICE) {
+        size_t used = strlen(error.message);
+        (void)snprintf(error.message + used, sizeof(error.message) - used, "%s",
+                       HOW_TO_GET_OPENCL);
+    }
+    if (ca_py_error_check(state, status, &error) == 0) {
+        runtime = atomic_load(&state->runtime);
+    }
+done:
+    PyMem_Free((void *)preload);
+    PyMem_Free((void *)candidates);
+    Py_XDECREF(found);
+    Py_XDECREF(drivers);
+    return runtime;
+}
+
+static ca_runtime *
+check_fork(ca_state *state, ca_runtime *runtime)
+{
+    ca_error error = {0};
+    ca_status status = ca_runtime_check_fork(runtime, &error);
+    return ca_py_error_check(state, status, &error) == 0 ? runtime : NULL;
+}
+
+static ca_runtime *
+get_runtime(ca_state *state)
+{
+    ca_runtime *runtime = atomic_load(&state->runtime);
+    return runtime != NULL ? check_fork(state, runtime) : find_and_open(state);
+}
+
+/* ---- arguments ---- */
+
+int
+ca_py_check_device(ca_state *state, PyObject *argument)
+{
+    if (argument == Py_None || PyUnicode_Check(argument) ||
+        Py_IS_TYPE(argument, state->device_type)) {
+        return 0;
+    }
+    PyErr_Format(PyExc_TypeError,
+                 "device must be a clattn.Device, a string such as \"cpu\" or "
+                 "\"gpu:1\", or None, got %.200s",
+                 Py_TYPE(argument)->tp_name);
+    return -1;
+}
+
+static int
+find_by_words(ca_state *state, const char *words, const char *what, ca_device **device)
+{
+    ca_runtime *runtime = get_runtime(state);
+    if (runtime == NULL) {
+        return -1;
+    }
+    ca_error error = {0};
+    ca_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_runtime_find_device(runtime, words, what, device, &error);
+    Py_END_ALLOW_THREADS
+    return ca_py_error_check(state, status, &error);
+}
+
+/* CLATTN_DEVICE, else the runtime's choice; remembered. */
+static int
+choose_default(ca_state *state, ca_device **device)
+{
+    const char *words = getenv("CLATTN_DEVICE");
+    if (words != NULL && words[0] != '\0') {
+        if (find_by_words(state, words, "CLATTN_DEVICE", device) < 0) {
+            return -1;
+        }
+    } else {
+        ca_runtime *runtime = get_runtime(state);
+        if (runtime == NULL) {
+            return -1;
+        }
+        ca_error error = {0};
+        ca_status status;
+        Py_BEGIN_ALLOW_THREADS
+            status = ca_runtime_default_device(runtime, device, &error);
+        Py_END_ALLOW_THREADS
+        if (ca_py_error_check(state, status, &error) < 0) {
+            return -1;
+        }
+    }
+    ca_device *chosen = NULL; /* what another thread set meanwhile stays */
+    if (!atomic_compare_exchange_strong(&state->default_device, &chosen, *device)) {
+        *device = chosen;
+    }
+    return 0;
+}
+
+int
+ca_py_find_device(ca_state *state, PyObject *argument, ca_device **device)
+{
+    if (argument == Py_None) {
+        PyObject *override = NULL;
+        if (PyContextVar_Get(state->device_override, NULL, &override) < 0) {
+            return -1;
+        }
+        if (override != NULL) {
+            if (!Py_IS_TYPE(override, state->device_type)) {
+                Py_DECREF(override);
+                PyErr_SetString(PyExc_TypeError, "device_override holds no Device");
+                return -1;
+            }
+            *device = ca_py_device_get(override);
+            Py_DECREF(override); /* the context keeps it, the module its device */
+            return 0;
+        }
+        *device = atomic_load(&state->default_device);
+        return *device != NULL ? 0 : choose_default(state, device);
+    }
+    if (ca_py_check_device(state, argument) < 0) {
+        return -1;
+    }
+    if (PyUnicode_Check(argument)) {
+        Py_ssize_t length;
+        const char *words = PyUnicode_AsUTF8AndSize(argument, &length);
+        if (words != NULL && strlen(words) != (size_t)length) {
+            PyErr_Format(PyExc_ValueError, "device is %R, which names none", argument);
+            return -1;
+        }
+        return words != NULL ? find_by_words(state, words, "device", device) : -1;
+    }
+    *device = ca_py_device_get(argument);
+    return 0;
+}
+
+/* ---- module functions ---- */
+
+/* all_devices() -> list[Device] */
+static PyObject *
+all_devices(PyObject *module, PyObject *Py_UNUSED(ignored))
+{
+    ca_runtime *runtime = get_runtime(ca_state_get(module));
+    if (runtime == NULL) {
+        return NULL;
+    }
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && i < ca_runtime_device_count(runtime); i++) {
+        PyObject *device = ca_py_device_new(module, ca_runtime_device(runtime, i), i);
+        if (device == NULL || PyList_Append(list, device) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(device);
+    }
+    return list;
+}
+
+/* find_device(device) -> Device: what a device= argument stands for */
+static PyObject *
+find_device(PyObject *module, PyObject *argument)
+{
+    ca_device *device;
+    if (ca_py_find_device(ca_state_get(module), argument, &device) < 0) {
+        return NULL;
+    }
+    return ca_py_wrap_device(module, device);
+}
+
+/* set_default_device(device): None forgets the choice */
+static PyObject *
+set_default_device(PyObject *module, PyObject *argument)
+{
+    ca_device *device = NULL;
+    ca_state *state = ca_state_get(module);
+    if (argument != Py_None && ca_py_find_device(state, argument, &device) < 0) {
+        return NULL;
+    }
+    atomic_store(&state->default_device, device);
+    Py_RETURN_NONE;
+}
+
+int
+ca_py_runtime_init(PyObject *module)
+{
+    ca_state *state = ca_state_get(module);
+    state->device_override = PyContextVar_New("clattn.device", NULL);
+    if (state->device_override == NULL) {
+        return -1;
+    }
+    return PyModule_AddObjectRef(module, "device_override", state->device_override);
+}
+
+PyMethodDef ca_py_runtime_methods[] = {
+    {"all_devices", all_devices, METH_NOARGS, NULL},
+    {"find_device", find_device, METH_O, NULL},
+    {"set_default_device", set_default_device, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: MIT */
+#include "python/scalars.h"
+
+#include <stdio.h>
+#include <string.h>
+
+int
+ca_py_wrong_type(const char *name, const char *expected, PyObject *object)
+{
+    PyErr_Format(PyExc_TypeError, "%s must be %s, got %.200s", name, expected,
+                 Py_TYPE(object)->tp_name);
+    return -1;
+}
+
+#define REPR_LENGTH 80
+
+PyObject *
+ca_py_repr(PyObject *object)
+{
+    PyObject *text = PyObject_Repr(object);
+    if (text == NULL && PyErr_ExceptionMatches(PyExc_ValueError)) {
+        PyErr_Clear();
+        return PyUnicode_FromString("a number too long to print");
+    }
+    if (text == NULL || PyUnicode_GET_LENGTH(text) <= REPR_LENGTH) {
+        return text;
+    }
+    PyObject *start = PyUnicode_Substring(text, 0, REPR_LENGTH);
+    Py_DECREF(text);
+    text = start != NULL ? PyUnicode_FromFormat("%U...", start) : NULL;
+    Py_XDECREF(start);
+    return text;
+}
+
+int
+ca_py_double(PyObject *object, const char *name, double *value)
+{
+    if (PyFloat_CheckExact(object)) {
+        *value = PyFloat_AS_DOUBLE(object);
+        return 0;
+    }
+    /* An array of one element has __float__ too, but is not a number. */
+    if (!PyNumber_Check(object) || PyObject_HasAttrString(object, "__len__")) {
+        return ca_py_wrong_type(name, "a number", object);
+    }
+    *value = PyFloat_AsDouble(object);
+    if (*value != -1 || !PyErr_Occurred()) {
+        return 0;
+    }
+    if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+        return ca_py_wrong_type(name, "a real number", object);
+    }
+    if (PyErr_ExceptionMatches(PyExc_OverflowError) ||
+        PyErr_ExceptionMatches(PyExc_ValueError)) {
+        PyObject *text = ca_py_repr(object);
+        if (text != NULL) {
+            PyErr_Format(PyExc_ValueError,
+                         "%s is %U; expected a number that a double holds", name, text);
+            Py_DECREF(text);
+        }
+    }
+    return -1;
+}
+
+/* numpy.bool is no subclass of bool; it is known by name, as its type has no C symbol
+   outside NumPy's API. */
+static bool
+is_numpy_bool(PyObject *object)
+{
+    const char *name = Py_TYPE(object)->tp_name;
+    return strcmp(name, "numpy.bool") == 0 || strcmp(name, "numpy.bool_") == 0;
+}
+
+int
+ca_py_flag(PyObject *object, const char *name, bool *value)
+{
+    if (PyBool_Check(object)) {
+        *value = object == Py_True;
+        return 0;
+    }
+    if (!is_numpy_bool(object)) {
+        return ca_py_wrong_type(name, "True or False", object);
+    }
+    int truth = PyObject_IsTrue(object);
+    *value = truth == 1;
+    return truth < 0 ? -1 : 0;
+}
+
+int
+ca_py_causal(PyObject *object, ca_causal *causal)
+{
+    if (PyUnicode_Check(object)) {
+        if (PyUnicode_CompareWithASCIIString(object, "lower_right") != 0) {
+            PyErr_Format(PyExc_ValueError,
+                         "is_causal is %R; expected True, False or \"lower_right\"",
+                         object);
+            return -1;
+        }
+        *causal = CA_CAUSAL_LOWER_RIGHT;
+        return 0;
+    }
+    if (!PyBool_Check(object) && !is_numpy_bool(object)) {
+        return ca_py_wrong_type("is_causal", "True, False or \"lower_right\"", object);
+    }
+    bool value = false;
+    int result = ca_py_flag(object, "is_causal", &value);
+    *causal = value ? CA_CAUSAL_UPPER_LEFT : CA_CAUSAL_NONE;
+    return result;
+}
+
+/* object.__index__(), a new reference; NULL with a TypeError for what is no whole
+   number: an array has __index__ too, and may refuse. */
+static PyObject *
+whole_number(PyObject *object, const char *name, const char *expected)
+{
+    PyObject *whole = PyIndex_Check(object) ? PyNumber_Index(object) : NULL;
+    if (whole == NULL &&
+        (!PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_TypeError))) {
+        (void)ca_py_wrong_type(name, expected, object);
+    }
+    return whole;
+}
+
+/* One bound of the window; bounds beyond any tensor are no bounds. */
+static int
+window_bound(PyObject *object, int64_t *bound)
+{
+    if (object == Py_None) {
+        *bound = CA_BAND_UNBOUNDED;
+        return 0;
+    }
+    if (PyBool_Check(object)) {
+        return ca_py_wrong_type("window", "a pair of whole numbers or None", object);
+    }
+    PyObject *whole = whole_number(object, "window", "a pair of whole numbers or None");
+    if (whole == NULL) {
+        return -1;
+    }
+    int overflow;
+    long long value = PyLong_AsLongLongAndOverflow(whole, &overflow);
+    Py_DECREF(whole);
+    if (overflow < 0 || value < 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "window has the bound %R; expected 0 or more, or None", object);
+        return -1;
+    }
+    *bound = overflow > 0 || value > INT64_MAX / 2 ? CA_BAND_UNBOUNDED : value;
+    return 0;
+}
+
+int
+ca_py_window(PyObject *object, int64_t *left, int64_t *right)
+{
+    *left = CA_BAND_UNBOUNDED;
+    *right = CA_BAND_UNBOUNDED;
+    if (object == Py_None) {
+        return 0;
+    }
+    if (!PyTuple_Check(object) && !PyList_Check(object)) {
+        return ca_py_wrong_type("window", "a pair (left, right) or None", object);
+    }
+    /* A tuple of its own: __index__ may run code that changes the caller's list. */
+    PyObject *pair = PySequence_Tuple(object);
+    if (pair == NULL) {
+        return -1;
+    }
+    int result = -1;
+    if (PyTuple_GET_SIZE(pair) != 2) {
+        PyErr_Format(PyExc_ValueError,
+                     "window has %zd elements; expected a pair (left, right)",
+                     PyTuple_GET_SIZE(pair));
+    } else if (window_bound(PyTuple_GET_ITEM(pair, 0), left) == 0) {
+        result = window_bound(PyTuple_GET_ITEM(pair, 1), right);
+    }
+    Py_DECREF(pair);
+    return result;
+}
+
+int
+ca_py_int(PyObject *object, const char *name, int64_t lowest, int64_t highest,
+          int64_t *value)
+{
+    PyObject *whole = is_numpy_bool(object)
+                          ? PyNumber_Long(object)
+                          : whole_number(object, name, "a whole number");
+    if (whole == NULL) {
+        return -1;
+    }
+    int overflow;
+    long long number = PyLong_AsLongLongAndOverflow(whole, &overflow);
+    Py_DECREF(whole);
+    if (overflow != 0 || number < lowest || number > highest) {
+        PyObject *text = ca_py_repr(object);
+        if (text != NULL) {
+            PyErr_Format(PyExc_ValueError, "%s is %U; expected %lld %s %lld", name,
+                         text, (long long)lowest, highest == lowest + 1 ? "or" : "to",
+                         (long long)highest);
+            Py_DECREF(text);
+        }
+        return -1;
+    }
+    *value = number;
+    return 0;
+}
+
+/* The number itself, a new reference, and the nearest one of 64 bits. */
+static PyObject *
+any_int(PyObject *object, const char *name, int64_t *value)
+{
+    PyObject *whole = is_numpy_bool(object)
+                          ? PyNumber_Long(object)
+                          : whole_number(object, name, "a whole number");
+    if (whole != NULL) {
+        int overflow;
+        long long number = PyLong_AsLongLongAndOverflow(whole, &overflow);
+        *value = overflow > 0 ? INT64_MAX : overflow < 0 ? INT64_MIN : number;
+    }
+    return whole;
+}
+
+int
+ca_py_any_int(PyObject *object, const char *name, int64_t *value)
+{
+    PyObject *whole = any_int(object, name, value);
+    Py_XDECREF(whole);
+    return whole != NULL ? 0 : -1;
+}
+
+int
+ca_py_band(PyObject *begin, PyObject *end, int64_t *lower, int64_t *upper,
+           bool *inverted)
+{
+    int64_t from;
+    int64_t to;
+    PyObject *from_whole = any_int(begin, "begin", &from);
+    PyObject *to_whole = from_whole != NULL ? any_int(end, "end", &to) : NULL;
+    int result = -1;
+    if (to_whole != NULL) {
+        /* Beyond 64 bits only the numbers themselves tell which is larger. */
+        result = PyObject_RichCompareBool(from_whole, to_whole, Py_GT);
+        *inverted = result == 1;
+        *lower = *inverted ? to : from;
+        *upper = *inverted ? from : to;
+    }
+    Py_XDECREF(from_whole);
+    Py_XDECREF(to_whole);
+    return result < 0 ? -1 : 0;
+}
+
+int
+ca_py_shape(PyObject *object, const char *name, int *ndim, int64_t shape[CA_MAX_DIMS])
+{
+    if (!PyTuple_Check(object) && !PyList_Check(object)) {
+        return ca_py_wrong_type(name, "a tuple or list of whole numbers", object);
+    }
+    PyObject *sizes = PySequence_Tuple(object);
+    if (sizes == NULL) {
+        return -1;
+    }
+    int result = 0;
+    Py_ssize_t count = PyTuple_GET_SIZE(sizes);
+    if (count > CA_MAX_DIMS - 1) {
+        PyErr_Format(PyExc_ValueError, "%s has %zd dimensions; expected %d at most",
+                     name, count, CA_MAX_DIMS - 1);
+        result = -1;
+    }
+    for (Py_ssize_t d = 0; result == 0 && d < count; d++) {
+        result = ca_py_int(PyTuple_GET_ITEM(sizes, d), name, 0, INT64_MAX, &shape[d]);
+    }
+    Py_DECREF(sizes);
+    *ndim = (int)count;
+    return result;
+}
+
+int
+ca_py_word(PyObject *object, const char *name, const char *const *words, int count,
+           int *index)
+{
+    if (!PyUnicode_Check(object)) {
+        return ca_py_wrong_type(name, "a str", object);
+    }
+    for (int n = 0; n < count; n++) {
+        if (PyUnicode_CompareWithASCIIString(object, words[n]) == 0) {
+            *index = n;
+            return 0;
+        }
+    }
+    char expected[256];
+    size_t length = 0;
+    for (int n = 0; n < count && length < sizeof(expected); n++) {
+        length += (size_t)snprintf(expected + length, sizeof(expected) - length,
+                                   "%s\"%s\"", n == 0 ? "" : ", ", words[n]);
+    }
+    PyErr_Format(PyExc_ValueError, "%s is %R; expected one of %s", name, object,
+                 expected);
+    return -1;
+}
+
+static int
+random_seed(uint64_t *seed)
+{
+    PyObject *os = PyImport_ImportModule("os");
+    if (os == NULL) {
+        return -1;
+    }
+    PyObject *bytes = PyObject_CallMethod(os, "urandom", "i", (int)sizeof(*seed));
+    Py_DECREF(os);
+    if (bytes == NULL) {
+        return -1;
+    }
+    const char *data = PyBytes_AsString(bytes);
+    if (data != NULL) {
+        memcpy(seed, data, sizeof(*seed));
+    }
+    Py_DECREF(bytes);
+    return data != NULL ? 0 : -1;
+}
+
+int
+ca_py_seed(PyObject *object, bool needed, uint64_t *seed)
+{
+    *seed = 0;
+    if (object == Py_None) {
+        return needed ? random_seed(seed) : 0;
+    }
+    PyObject *whole = whole_number(object, "seed", "a whole number or None");
+    if (whole == NULL) {
+        return -1;
+    }
+    *seed = PyLong_AsUnsignedLongLong(whole);
+    Py_DECREF(whole);
+    if (PyErr_Occurred()) {
+        PyErr_Format(PyExc_ValueError, "seed is %R; expected 0 to 2**64 - 1", object);
+        return -1;
+    }
+    return 0;
+}

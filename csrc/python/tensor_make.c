@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Making Tensors, and copying to them.
+ */
+#include "diagonal/copy.h"
+#include "python/array.h"
+#include "python/error.h"
+#include "python/tensor.h"
+
+PyObject *
+ca_py_tensor_new(const ca_state *state, ca_storage *storage, const ca_tensor *view)
+{
+    ca_py_tensor *self = PyObject_GC_New(ca_py_tensor, state->tensor_type);
+    if (self != NULL) {
+        ca_storage_retain(storage);
+        self->module = Py_NewRef(PyType_GetModule(state->tensor_type));
+        self->storage = storage;
+        self->view = *view;
+        PyObject_GC_Track(self);
+    }
+    return (PyObject *)self;
+}
+
+PyObject *
+ca_py_tensor_empty(const ca_state *state, ca_device *device, ca_dtype dtype, int ndim,
+                   const int64_t *shape)
+{
+    ca_error error = {0};
+    ca_storage *storage = NULL;
+    ca_tensor view = {.dtype = dtype, .ndim = ndim};
+    size_t bytes = ca_dtype_size(dtype);
+    for (int d = ndim - 1; d >= 0; d--) {
+        view.shape[d] = shape[d];
+        view.strides[d] = (int64_t)(bytes / ca_dtype_size(dtype));
+        if (shape[d] > 0 && bytes > PTRDIFF_MAX / (size_t)shape[d]) {
+            return PyErr_Format(PyExc_MemoryError,
+                                "no memory for a Tensor of more bytes than 63 bits "
+                                "count");
+        }
+        bytes *= shape[d] > 0 ? (size_t)shape[d] : 1;
+    }
+    bytes = ca_tensor_count(&view) > 0 ? bytes : ca_dtype_size(dtype);
+    ca_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_device_prepare(device, &error);
+        if (status == CA_OK) {
+            status = ca_storage_new(device, bytes, "a Tensor", &storage, &error);
+        }
+    Py_END_ALLOW_THREADS
+    if (ca_py_error_check(state, status, &error) < 0) {
+        return NULL;
+    }
+    view.block = ca_storage_block(storage);
+    view.data = view.block->address;
+    PyObject *tensor = ca_py_tensor_new(state, storage, &view);
+    ca_storage_release(storage);
+    return tensor;
+}
+
+int
+ca_py_tensor_assign(const ca_state *state, PyObject *object, const ca_tensor *tensor,
+                    const char *call)
+{
+    ca_error error = {0};
+    ca_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_copy_run(ca_py_tensor_device(object), tensor,
+                             &((ca_py_tensor *)object)->view, call, &error);
+    Py_END_ALLOW_THREADS
+    return ca_py_error_check(state, status, &error);
+}
+
+/* The elements of a NumPy array, to a new Tensor: written to where they belong if the
+   host has that memory, else from a contiguous array. */
+static int
+write_array(const ca_state *state, ca_py_tensor *tensor, PyObject *array)
+{
+    const ca_tensor *view = &tensor->view;
+    int result = -1;
+    if (ca_storage_is_host(tensor->storage)) {
+        PyObject *target = ca_py_array_over(view, NULL, true, (PyObject *)tensor);
+        result = target != NULL ? ca_py_copy_into(target, array) : -1;
+        Py_XDECREF(target);
+        return result;
+    }
+    PyObject *contiguous = ca_py_contiguous(array);
+    if (contiguous == NULL) {
+        return -1;
+    }
+    ca_tensor source;
+    (void)ca_py_array_describe(contiguous, view->dtype, &source);
+    ca_error error = {0};
+    ca_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_storage_write(tensor->storage, 0, source.data,
+                                  ca_tensor_extent(&source).bytes, &error);
+    Py_END_ALLOW_THREADS
+    result = ca_py_error_check(state, status, &error);
+    Py_DECREF(contiguous);
+    return result;
+}
+
+PyObject *
+ca_py_tensor_copy(const ca_state *state, ca_device *device, const ca_tensor *tensor,
+                  PyObject *owner, const char *call)
+{
+    bool held = tensor->block != NULL;
+    bool here = held && ca_storage_device(ca_storage_of(tensor->block)) == device;
+    PyObject *copy =
+        ca_py_tensor_empty(state, device, tensor->dtype, tensor->ndim, tensor->shape);
+    if (copy == NULL) {
+        return NULL;
+    }
+    int copied = -1;
+    if (here) {
+        copied = ca_py_tensor_assign(state, copy, tensor, call);
+    } else {
+        PyObject *array = held ? ca_py_tensor_fetch(state, owner, true)
+                               : ca_py_array_over(tensor, NULL, false, owner);
+        copied = array != NULL ? write_array(state, (ca_py_tensor *)copy, array) : -1;
+        Py_XDECREF(array);
+    }
+    if (copied < 0) {
+        Py_CLEAR(copy);
+    }
+    return copy;
+}

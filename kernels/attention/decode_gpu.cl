@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Attention on GPUs, few rows and many keys: a work-group reads one part of the keys of
+ * a head once, for all query heads that share them, 16 bytes a work-item at a time.
+ *
+ *     global size  batches * params.splits * groups of RT rows * WG, local size WG
+ *     work-group   RT rows that attend to the same keys, one part of these
+ *
+ * A batch here is what is left of the leading dimensions without the query heads. Keys
+ * come in blocks of BN:
+ *
+ *     scores   KEY_LANES neighbours share a key; each multiplies its chunks of 16 bytes
+ *              with the queries, which are in local memory, and they add up. Block after
+ *              block is written to one of two places in local memory
+ *     values   ROW_LANES neighbours, a slice, share a value; each has some columns of
+ *              it, their sums for all rows in registers, and the softmax of its slice
+ *
+ * The next block's keys are on their way while values are added up, its values while
+ * scores are computed. There is one barrier for each block.
+ *
+ *     -DHEAD_E -DHEAD_EV  head sizes E and Ev, 1 … 512
+ *     -DSOFTCAP           0 or 1
+ *     -DWG                work-items of a group
+ *     -DRT                rows of a group, a power of 2
+ *     -DBN                keys of a block, WG / KEY_LANES times a power of 2
+ *     -DKEY_LANES         work-items that share a key, a power of 2
+ *     FORM, SUB_GROUP (attention/decode_gpu/forms.clh), and those of support/common.clh but
+ *     for INPUT_BIAS, SCORES, SOFTCAP_LAST and DROPOUT
+ */
+#include "kernels/attention/decode_gpu/present.clh" /* copy_present_rows */
+#include "kernels/attention/decode_gpu/steps.clh"
+
+/* The columns of the slices, or what lanes exchange. */
+#define SCRATCH_SIZE                                                                   \
+    (SLICES * ROW_SIZE > EXCHANGE_SIZE ? SLICES * ROW_SIZE : EXCHANGE_SIZE)
+
+/* What a work-item has of a block: chunks of keys `key`, `key` + KEYS_AT_ONCE, … and of
+   values `slice`, `slice` + SLICES, … */
+typedef struct {
+    int key;
+    int key_lane;
+    int slice;
+    int lane;
+} lane_place;
+
+/* Local memory of the blocks, and in which of two places the next one's scores go. */
+typedef struct {
+    const __local real_piece *queries; /* [RT][QUERY_PIECES] */
+    const __local row_place *rows;     /* [RT] */
+    __local row_scores *scores;        /* [2][BN] */
+    __local real *scratch;
+    int place;
+} block_memory;
+
+/* What mask and bias add to the scores that this work-item ends up with, of keys j0 …
+   j0 + count - 1; -inf where a row does not attend. */
+static inline void
+load_addends(real *added, const attention_call *call, const __local row_place *rows,
+             const lane_place *mine, ca_int64 j0, int count)
+{
+#pragma unroll
+    for (int n = 0; n < OWN_SUMS; n++) {
+        const int t = own_term(mine->key_lane, n);
+        const int k = t / RT * KEYS_AT_ONCE + mine->key;
+        added[n] = k < count ? addend_of(call, rows + t % RT, j0 + k) : -INFINITY;
+    }
+}
+
+static inline void
+store_scores(__local real *block, const ca_attention_params *params, const real *sums,
+             const real *added, const lane_place *mine)
+{
+#pragma unroll
+    for (int n = 0; n < OWN_SUMS; n++) {
+        const int t = own_term(mine->key_lane, n);
+        const int k = t / RT * KEYS_AT_ONCE + mine->key;
+        if (mine->key_lane % SAME_LANES == 0) {
+            block[k * RT + t % RT] = finish_score(params, sums[n], added[n]);
+        }
+    }
+}
+
+/* The group's rows attend to keys start … end - 1 of a segment. */
+static inline void
+attend_keys(slice_state *state, const attention_call *call, const ca_int64 *batch,
+            const key_segment *segment, ca_int64 start, ca_int64 end,
+            present_share share, const lane_place *mine, block_memory *memory)
+{
+    const ca_view *key_view = segment->key_view;
+    const ca_view *value_view = segment->value_view;
+    __global const storage *keys =
+        segment->key + (start - segment->start) * key_view->row;
+    __global const value_storage *values =
+        segment->value + (start - segment->start) * value_view->row;
+    uint4 key_chunks[KEYS_PER_LANE * KEY_PER_LANE];
+    uint4 value_chunks[VALUES_PER_LANE * PER_LANE];
+    int count = (int)min((ca_int64)BN, end - start);
+    load_keys(key_chunks, keys, key_view, mine->key, mine->key_lane, count);
+    load_values(value_chunks, values, value_view, mine->slice, mine->lane, count);
+    for (ca_int64 j0 = start; j0 < end; j0 += BN) {
+        real added[OWN_SUMS];
+        real terms[TERMS];
+        real sums[OWN_SUMS];
+        load_addends(added, call, memory->rows, mine, j0, count);
+        multiply_keys(terms, key_chunks, memory->queries, mine->key_lane);
+        const int next = (int)min((ca_int64)BN, end - j0 - BN);
+        keys += BN * key_view->row;
+        values += BN * value_view->row;
+        if (next > 0) {
+            load_keys(key_chunks, keys, key_view, mine->key, mine->key_lane, next);
+        }
+        __local row_scores *block = memory->scores + memory->place * BN;
+        sums_over_lanes(sums, terms, mine->key_lane, memory->scratch);
+        store_scores((__local real *)block, call->params, sums, added, mine);
+#if PRESENT
+        copy_present_rows(call, batch, max(share.first, j0),
+                          min(share.end, j0 + count));
+#endif
+        /* A block's scores, before they are used; those of two blocks ago, which are
+           overwritten, were used before the last barrier. */
+        barrier(CLK_LOCAL_MEM_FENCE);
+        add_values(state, value_chunks, block, mine->slice);
+        if (next > 0) {
+            load_values(value_chunks, values, value_view, mine->slice, mine->lane,
+                        next);
+        }
+        memory->place ^= 1;
+        count = next;
+    }
+}
+
+/* Is it as the host has promised? Two inputs that overlap may share a copy, which starts
+   where the first of them does. */
+static inline bool
+is_usable(const key_segment *segment)
+{
+    bool usable = true;
+#if WIDE_KEYS
+    usable = usable && is_aligned((size_t)segment->key,
+                                  segment->key_view->row * (ca_int64)sizeof(storage));
+#endif
+#if WIDE_VALUES
+    usable = usable &&
+             is_aligned((size_t)segment->value,
+                        segment->value_view->row * (ca_int64)sizeof(value_storage));
+#endif
+    return usable;
+}
+
+/* Have all rows computed again. */
+static inline void
+poison(slice_state *state)
+{
+    for (int r = 0; r < RT; r++) {
+        state->sum[r] = NAN;
+    }
+}
+
+/* The group's rows attend to their part of the keys. */
+static inline void
+attend_part(slice_state *state, const attention_call *call, const ca_int64 *batch,
+            ca_int64 split, present_share share, const lane_place *mine,
+            block_memory *memory)
+{
+    const ca_attention_params *params = call->params;
+    const key_part part = part_of_keys(params, memory->rows, RT, split);
+#if PRESENT
+    copy_present_rows(call, batch, share.first, min(share.end, part.start));
+    copy_present_rows(call, batch, max(share.first, part.end), share.end);
+#endif
+    for (int s = 0; s < SEGMENTS; s++) {
+        const key_segment segment = segment_at(call, batch, s);
+        const ca_int64 segment_start = max(part.start, segment.start);
+        const ca_int64 segment_end = min(part.end, segment.end);
+        if (segment_start < segment_end && !is_usable(&segment)) {
+            poison(state);
+        } else if (segment_start < segment_end) {
+            attend_keys(state, call, batch, &segment, segment_start, segment_end, share,
+                        mine, memory);
+        }
+    }
+}
+
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) FORM_ATTRIBUTE void
+attention_decode_gpu(ATTENTION_ARGUMENTS)
+{
+    __local real_piece queries[RT * QUERY_PIECES];
+    __local row_scores blocks[2 * BN];
+    __local real scratch[SCRATCH_SIZE];
+    __local real slice_highest[SLICES * RT];
+    __local real slice_sum[SLICES * RT];
+    __local row_place places[RT];
+    __local int redo[RT];
+    const slice_memory ends = {slice_highest, slice_sum, scratch, redo};
+    block_memory memory = {queries, places, blocks, scratch, 0};
+    const attention_call call = ATTENTION_CALL;
+    const int item = (int)get_local_id(0);
+    const int slice = item / ROW_LANES;
+    const lane_place mine = {item / KEY_LANES, item % KEY_LANES, slice,
+                             item - slice * ROW_LANES};
+
+    const ca_int64 all_rows = params.heads * params.L;
+    const ca_int64 tiles = (all_rows + RT - 1) / RT;
+    const ca_int64 index = (ca_int64)get_group_id(0);
+    const ca_int64 part = index / tiles; /* of the keys of a batch */
+    const ca_int64 tile = index - part * tiles;
+    const ca_int64 linear = part / params.splits;
+    const ca_int64 split = part - linear * params.splits;
+    ca_int64 batch[CA_BATCH_DIMS];
+    ca_unravel(linear * params.heads, params.batch, batch);
+
+    /* The last tile repeats the last row. */
+    const ca_int64 row0 = tile * RT;
+    const int rows = (int)min((ca_int64)RT, all_rows - row0);
+    ca_int64 row_batch[CA_BATCH_DIMS];
+#pragma unroll 1
+    for (int r = 0; r < RT; r++) {
+        const ca_int64 i = row_of(&params, batch, row0 + min(r, rows - 1), row_batch);
+        share_query(queries + r * QUERY_PIECES,
+                    query + ca_offset(&params.query, row_batch, i, 0),
+                    params.query.column,
+                    ca_scale(&params) * (SOFTCAP ? REAL(1.0) : SCORE_UNIT));
+        if (item == 0) {
+            places[r] = place_of(&call, row_batch, i);
+            redo[r] = 0;
+        }
+    }
+    barrier(CLK_LOCAL_MEM_FENCE); /* queries and places, before they are used */
+
+    slice_state state;
+    start_slice(&state);
+    attend_part(
+        &state, &call, batch, split,
+        present_share_of(&params, batch, split * tiles + tile, params.splits * tiles),
+        &mine, &memory);
+
+    merge_slices(&state, &ends, slice, mine.lane);
+#pragma unroll 1
+    for (int r = 0; r < rows; r++) {
+        share_columns(&ends, &state, r, slice, mine.lane);
+        const ca_int64 i = row_of(&params, batch, row0 + r, row_batch);
+        const real highest = pick(state.highest, r, 1);
+        const real sum = pick(state.sum, r, 1);
+        if (params.splits > 1) {
+            leave_row(partial_row(&call, row_batch, i, split, PARTIAL_SIZE), &ends,
+                      highest, sum);
+        } else {
+            write_row(&call, row_batch, i, &ends, r, highest, sum);
+        }
+    }
+    /* What was written, before it is written again. */
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+    if (item < rows && redo[item]) {
+        const ca_int64 i = row_of(&params, batch, row0 + item, row_batch);
+        attention_row(&call, row_batch, i);
+    }
+}

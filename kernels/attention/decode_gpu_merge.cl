@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Rows from their parts: what attention_decode_gpu leaves where it splits the keys.
+ *
+ *     global size  batch[0] * batch[1] * batch[2] * L * WG, local size WG
+ *     work-group   one row
+ *     slice        every SLICES'th part, a lane PIECE columns of it at a time
+ *
+ *     -DWG -DHEAD_EV -DFORM -DSUB_GROUP  as attention_decode_gpu's, but for WG
+ *     and those of support/common.clh that attention/row.clh takes, the same
+ */
+#ifndef WG
+#define WG 64
+#endif
+#define RT    1
+#define CHUNK PIECE
+
+#include "kernels/attention/decode_gpu/rows.clh"
+
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void
+attention_decode_gpu_merge(ATTENTION_ARGUMENTS)
+{
+    __local real highest[SLICES];
+    __local real sums[SLICES];
+    __local real columns[SLICES * ROW_SIZE];
+    __local int redo[1];
+    const slice_memory memory = {highest, sums, columns, redo};
+    const attention_call call = ATTENTION_CALL;
+    const int item = (int)get_local_id(0);
+    const int slice = item / ROW_LANES;
+    const int lane = item - slice * ROW_LANES;
+    const ca_int64 index = (ca_int64)get_group_id(0);
+    const ca_int64 linear = index / params.L;
+    const ca_int64 i = index - linear * params.L;
+    ca_int64 batch[CA_BATCH_DIMS];
+    ca_unravel(linear, params.batch, batch);
+    if (item == 0) {
+        redo[0] = 0;
+    }
+
+    slice_state state;
+    start_slice(&state);
+    const ca_int64 parts = slice < SLICES ? params.splits : 0;
+#pragma unroll 4
+    for (ca_int64 split = slice; split < parts; split += SLICES) {
+        __global const real *row = partial_row(&call, batch, i, split, PARTIAL_SIZE);
+        const real old = state.highest[0];
+        state.highest[0] = max(old, row[PARTIAL_SUMS]);
+        const real base = base_of(state.highest[0]);
+        const real decay = score_exp2(TO_LOG2(old - base));
+        const real factor = score_exp2(TO_LOG2(row[PARTIAL_SUMS] - base));
+        state.sum[0] = fma(row[PARTIAL_SUMS + 1], factor, state.sum[0] * decay);
+#pragma unroll
+        for (int n = 0; n < PER_LANE; n++) {
+            const int piece = n * ROW_LANES + lane;
+            if (piece < ROW_CHUNKS) {
+                real x[PIECE];
+                JOIN(vstore, PIECE)(*((__global const real_piece *)row + piece), 0, x);
+#pragma unroll
+                for (int k = 0; k < PIECE; k++) {
+                    real *sum = &state.columns[n * PIECE + k];
+                    *sum = fma(x[k], factor, *sum * decay);
+                }
+            }
+        }
+    }
+
+    merge_slices(&state, &memory, slice, lane);
+    share_columns(&memory, &state, 0, slice, lane);
+    write_row(&call, batch, i, &memory, 0, state.highest[0], state.sum[0]);
+    /* What was written, before it is written again. */
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+    if (item == 0 && redo[0]) {
+        attention_row(&call, batch, i);
+    }
+}

@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A band of a matrix is filled, the rest copied, or the other way round:
+ *
+ *     output[…, y, x] = lower <= x - y < upper ? INSIDE : OUTSIDE
+ *
+ * each of which is a constant, input[…, y, x], or what is there already. Elements are
+ * only moved, so their width stands for their dtype. In a row the inside is one
+ * interval: vectors are wholly inside, wholly outside, or one of the two on its ends.
+ *
+ *     global size  tiles * LOCAL
+ *     work-group   a tile of rows and columns; its items own vectors side by side
+ *
+ *     -DWIDTH    bytes of an element: 1, 2, 4, 8
+ *     -DLANES    elements of a vector: 2, 4, 8, 16
+ *     -DLOCAL    work-items of a group; 1: an item owns a tile alone
+ *     -DFORM     CA_DIAGONAL_ROWS, …
+ *     -DINSIDE, -DOUTSIDE  CA_DIAGONAL_FILL, …
+ *     -DSTREAM   1: stores that pass the caches by, where the compiler has them
+ */
+#include "kernels/diagonal/params.h"
+#include "kernels/support/view.clh" /* ca_offset, ca_unravel */
+
+#ifndef WIDTH
+#define WIDTH 4
+#endif
+#ifndef LANES
+#if WIDTH == 8
+#define LANES 8
+#else
+#define LANES 16
+#endif
+#endif
+#ifndef LOCAL
+#define LOCAL 1
+#endif
+#ifndef FORM
+#define FORM CA_DIAGONAL_ROWS
+#endif
+#ifndef INSIDE
+#define INSIDE CA_DIAGONAL_FILL
+#endif
+#ifndef OUTSIDE
+#define OUTSIDE CA_DIAGONAL_COPY
+#endif
+#ifndef STREAM
+#define STREAM 0
+#endif
+
+#include "kernels/diagonal/row.clh" /* write_row, vector */
+
+/* --- tiles of rows ---------------------------------------------------------------- */
+
+/* A tile's columns, and the row that is next. */
+typedef struct {
+    const ca_diagonal_params *params;
+    ca_int64 first; /* column */
+    ca_int64 last;
+    ca_int64 rows; /* left */
+    ca_int64 batch[CA_BATCH_DIMS];
+    ca_int64 y;
+} tile_walk;
+
+static inline tile_walk
+tile_start(const ca_diagonal_params *params)
+{
+    tile_walk walk;
+    const ca_int64 group = (ca_int64)get_group_id(0);
+    const ca_int64 row_of_tiles = group / params->tiles;
+    const ca_int64 row = row_of_tiles * params->tile_rows;
+    const ca_int64 matrix = row / params->rows;
+    const ca_int64 matrices = params->batch[0] * params->batch[1] * params->batch[2];
+    walk.params = params;
+    walk.first = (group - row_of_tiles * params->tiles) * params->tile_columns;
+    walk.last = min(walk.first + params->tile_columns, params->columns);
+    walk.rows = min(params->tile_rows, matrices * params->rows - row);
+    walk.y = row - matrix * params->rows;
+    ca_unravel(matrix, params->batch, walk.batch);
+    return walk;
+}
+
+/* Rows that can be taken at once. */
+static inline ca_int64
+tile_rows_of_matrix(const tile_walk *walk)
+{
+    return min(walk->rows, walk->params->rows - walk->y);
+}
+
+static inline void
+tile_advance(tile_walk *walk, ca_int64 count)
+{
+    walk->rows -= count;
+    walk->y += count;
+    if (walk->y == walk->params->rows) {
+        walk->y = 0;
+        for (int n = CA_BATCH_DIMS - 1; n >= 0; n--) {
+            if (++walk->batch[n] < walk->params->batch[n] || n == 0) {
+                break;
+            }
+            walk->batch[n] = 0;
+        }
+    }
+}
+
+/* Row y between columns first and last, counted from `origin`. */
+static inline row_parts
+parts_of_row(const ca_diagonal_params *params, ca_int64 y, ca_int64 first,
+             ca_int64 last, ca_int64 origin)
+{
+    row_parts parts;
+    parts.inside = (element)params->inside_bits;
+    parts.outside = (element)params->outside_bits;
+    parts.begin = clamp(y + params->lower, first, last) - origin;
+    parts.end = clamp(y + params->upper, first, last) - origin;
+    return parts;
+}
+
+#if FORM == CA_DIAGONAL_ROWS
+static inline void
+write_tile(__global element *output, __global const element *input,
+           const ca_diagonal_params *params)
+{
+    tile_walk walk = tile_start(params);
+    while (walk.rows > 0) {
+        const ca_int64 count = tile_rows_of_matrix(&walk);
+        __global element *to = output + ca_offset(&params->output, walk.batch, 0, 0);
+        __global const element *from =
+            input + ca_offset(&params->input, walk.batch, 0, 0);
+        for (ca_int64 y = walk.y; y < walk.y + count; y++) {
+            const row_parts parts = parts_of_row(params, y, walk.first, walk.last, 0);
+            write_row(to + y * params->output.row, from + y * params->input.row,
+                      walk.first, walk.last, &parts);
+        }
+        tile_advance(&walk, count);
+    }
+}
+#endif
+
+/* --- a strided input, by way of blocks -------------------------------------------- */
+
+#if FORM == CA_DIAGONAL_BLOCKS
+#define BLOCK CA_DIAGONAL_BLOCK(WIDTH)
+#define PITCH (BLOCK + 16 / WIDTH) /* rows at different banks of memory */
+
+/* Whether a block holds an element that is copied: the band moves right row by row. */
+static inline bool
+is_copied(const ca_diagonal_params *params, ca_int64 y, ca_int64 rows, ca_int64 x,
+          ca_int64 columns)
+{
+    const ca_int64 from_end = y + params->upper; /* of its first row */
+    const ca_int64 to_begin = y + rows - 1 + params->lower;
+    const bool whole = to_begin <= x && from_end >= x + columns;
+    const bool none = params->lower >= params->upper ||
+                      y + params->lower >= x + columns ||
+                      y + rows - 1 + params->upper <= x;
+#if INSIDE == OUTSIDE
+    return true;
+#elif OUTSIDE == CA_DIAGONAL_COPY
+    return !whole;
+#else
+    return !none;
+#endif
+}
+
+/* block[i * i_pitch + j * j_pitch] = from[i * i_stride + j * j_stride]; j runs faster,
+   with as many items side by side as there are. */
+static inline void
+load_block(__local element *block, int i_pitch, int j_pitch,
+           __global const element *from, ca_int64 i_stride, ca_int64 j_stride, int I,
+           int J)
+{
+    const int across = LOCAL < BLOCK ? LOCAL : BLOCK;
+    for (int i = ITEM / across; i < I; i += LOCAL / across) {
+        for (int j = ITEM & (across - 1); j < J; j += across) {
+            block[i * i_pitch + j * j_pitch] = from[i * i_stride + j * j_stride];
+        }
+    }
+}
+
+static inline void
+write_block(__global element *to, __global const element *from, __local element *block,
+            const ca_diagonal_params *params, ca_int64 y, int rows, ca_int64 x,
+            int columns)
+{
+    const ca_view *input = &params->input;
+    if (is_copied(params, y, rows, x, columns)) {
+        if (abs(input->row) < abs(input->column)) {
+            load_block(block, 1, PITCH, from, input->column, input->row, columns, rows);
+        } else {
+            load_block(block, PITCH, 1, from, input->row, input->column, rows, columns);
+        }
+    }
+    barrier(CLK_LOCAL_MEM_FENCE); /* loaded by all items, then read by others */
+    for (int n = 0; n < rows; n++) {
+        const row_parts parts = parts_of_row(params, y + n, x, x + columns, x);
+        write_row(to + n * params->output.row, block + n * PITCH, 0, columns, &parts);
+    }
+    barrier(CLK_LOCAL_MEM_FENCE); /* read by all items, then loaded anew */
+}
+
+static inline void
+write_tile(__global element *output, __global const element *input,
+           __local element *block, const ca_diagonal_params *params)
+{
+    tile_walk walk = tile_start(params);
+    while (walk.rows > 0) {
+        const int rows = (int)min(tile_rows_of_matrix(&walk), (ca_int64)BLOCK);
+        for (ca_int64 x = walk.first; x < walk.last; x += BLOCK) {
+            const int columns = (int)min(walk.last - x, (ca_int64)BLOCK);
+            write_block(output + ca_offset(&params->output, walk.batch, walk.y, x),
+                        input + ca_offset(&params->input, walk.batch, walk.y, x), block,
+                        params, walk.y, rows, x, columns);
+        }
+        tile_advance(&walk, rows);
+    }
+}
+#endif
+
+/* --- many small matrices, by way of a pattern ------------------------------------- */
+
+#if FORM == CA_DIAGONAL_SHORT
+/* Elements that an item writes at once: several vectors, on its own. */
+#define STRETCH      (LOCAL == 1 ? 4 * LANES : LANES)
+#define PATTERN_SIZE (CA_DIAGONAL_SHORT_BYTES / WIDTH + STRETCH)
+
+/* For each element of a matrix, all bits or none: is it inside? A stretch more, for
+   those that begin in one matrix and end in a later one. */
+static inline void
+load_pattern(__local element *pattern, const ca_diagonal_params *params)
+{
+    const int rows = (int)params->rows;
+    const int columns = (int)params->columns;
+    const int size = rows * columns + STRETCH;
+    for (int n = ITEM; n * columns < size; n += LOCAL) {
+        const int y = n - n / rows * rows;
+        const row_parts parts = parts_of_row(params, y, 0, columns, 0);
+        for (int x = 0; x < columns && n * columns + x < size; x++) {
+            pattern[n * columns + x] =
+                (element)(x >= parts.begin && x < parts.end ? -1 : 0);
+        }
+    }
+    barrier(CLK_LOCAL_MEM_FENCE); /* loaded by all items, then read by others */
+}
+
+/* Elements as they lie in memory, whatever their matrix. */
+static inline void
+write_tile(__global element *output, __global const element *input,
+           __local element *pattern, const ca_diagonal_params *params)
+{
+    const ca_int64 matrices = params->batch[0] * params->batch[1] * params->batch[2];
+    const ca_int64 period = params->rows * params->columns;
+    const ca_int64 first = (ca_int64)get_group_id(0) * params->tile_columns;
+    const ca_int64 last = min(first + params->tile_columns, matrices * period);
+    const row_parts parts = parts_of_row(params, 0, 0, 0, 0);
+    __global element *to = output + params->output.offset;
+    __global const element *from = input + params->input.offset;
+    load_pattern(pattern, params);
+
+    const ca_int64 head = first + unaligned_elements(to + first, last - first);
+    const ca_int64 tail = head + (last - head) / STRETCH * STRETCH;
+    const ca_int64 start = head + ITEM * STRETCH;
+    const int step = (int)(LOCAL * STRETCH - LOCAL * STRETCH / period * period);
+    int at = (int)(start - start / period * period);
+    for (ca_int64 x = start; x < tail; x += LOCAL * STRETCH) {
+#pragma unroll
+        for (int n = 0; n < STRETCH; n += LANES) {
+            store_vector(bitselect(OUTSIDE_MANY(from + x + n, &parts),
+                                   INSIDE_MANY(from + x + n, &parts),
+                                   WIDE(vload)(0, pattern + at + n)),
+                         to + x + n);
+        }
+        at += step;
+        at -= at >= period ? (int)period : 0;
+    }
+    /* before the first stretch and after the last */
+    for (ca_int64 n = ITEM; n < head - first + last - tail; n += LOCAL) {
+        const ca_int64 x = n < head - first ? first + n : tail + n - (head - first);
+        to[x] = pattern[x - x / period * period] != 0 ? INSIDE_ONE(from + x, &parts)
+                                                      : OUTSIDE_ONE(from + x, &parts);
+    }
+}
+#endif
+
+/* The vector hint keeps compilers from vectorising over work-items as well. */
+__kernel __attribute__((reqd_work_group_size(LOCAL, 1, 1), vec_type_hint(vector))) void
+diagonal_band(__global const element *input, __global element *output,
+              ca_diagonal_params params)
+{
+#if FORM == CA_DIAGONAL_ROWS
+    write_tile(output, input, &params);
+#elif FORM == CA_DIAGONAL_BLOCKS
+    __local element block[BLOCK * PITCH];
+    write_tile(output, input, block, &params);
+#else
+    __local element pattern[PATTERN_SIZE];
+    write_tile(output, input, pattern, &params);
+#endif
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Each instruction that kernels have as PTX, once. It is built, to see whether the
+ * driver's compiler takes them; it is never run.
+ *
+ *     -DFORM  FORM_PTX (attention/decode_gpu/forms.clh)
+ *     -DWARP  1: those of support/warp.clh too
+ */
+#include "kernels/attention/decode_gpu/forms.clh"
+
+#if WARP
+#include "kernels/support/warp.clh"
+#endif
+
+__kernel __attribute__((reqd_work_group_size(32, 1, 1))) void
+probe_ptx(__global const uint4 *input, __global float4 *output)
+{
+    const uint item = (uint)get_local_id(0);
+    float4 x = as_float4(input[item]);
+#if WARP
+    WARP_DECLARE(warp, 1, memory, 32);
+    const uint place = warp.start + item * 16u;
+    warp_copy(&warp, place, input + item, 16u);
+    warp_copies_end(&warp);
+    WARP_COPIES_WAIT(&warp, 0);
+    barrier(CLK_LOCAL_MEM_FENCE); /* what was copied, before it is read */
+    const uint4 rows = warp_load(&warp, place);
+    const uint4 columns = warp_load_columns(&warp, place);
+    int again = (int)item;
+    WARP_COMPUTE_AGAIN(again);
+    x = warp_multiply(&warp, x, rows, columns.xy);
+    x.y = warp_any(&warp, x.x > 1.0f) ? warp_exchange(&warp, x.x, 1u) : (float)again;
+    const uint pair = warp_pack(x.x, x.y);
+    x.z = as_float(warp_lower_halves(pair, rows.x) ^ warp_upper_halves(pair, rows.y));
+    x.w = warp_exp2(x.w);
+#endif
+    x.x = exchange(score_exp2(x.x), 1);
+    output[item] = x;
+}

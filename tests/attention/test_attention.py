@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: MIT
+"""scaled_dot_product_attention: values, on every device, against the float64 reference."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from references.attention import DTYPES, attention, bfloat16, compute_dtype, eps, float16
+from support.helpers import assert_close, check, draw, qkv, sdpa
+
+pytestmark = pytest.mark.tensors
+
+SHAPES = {  # leading dimensions, L, S, E, Ev
+    "one of everything": ((1, 1), 1, 1, 8, 8),
+    "one query": ((2, 3), 1, 193, 64, 64),
+    "one key": ((2, 3), 33, 1, 8, 8),
+    "few queries": ((1, 2), 3, 100, 64, 64),
+    "one lane short of a tile": ((1, 2), 31, 31, 64, 64),
+    "odd": ((2, 3), 97, 113, 64, 64),
+    "more queries than keys": ((1, 1), 193, 17, 64, 64),
+    "many small heads": ((9, 33), 3, 3, 8, 8),
+}
+HEAD_SIZES = [(1, 8), (8, 1), (77, 80), (512, 512)]
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_shapes(device, kernel, shape):
+    check(*qkv(*shape), device=device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dtypes(device, kernel, dtype):
+    check(*qkv((2, 3), 33, 77, 64, dtype=dtype), device=device)
+    check(*qkv((2, 3), 3, 17, 64, dtype=dtype), device=device)
+
+
+@pytest.mark.parametrize("sizes", HEAD_SIZES, ids=lambda s: f"E{s[0]}-Ev{s[1]}")
+def test_head_sizes(device, kernel, sizes):
+    """Key and value head sizes from 1 to 512, equal or not, multiples of nothing included."""
+    check(*qkv((1, 2), 33, 31, *sizes), device=device)
+
+
+@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
+def test_half_types_with_an_odd_head_size(device, kernel, dtype):
+    check(*qkv((1, 2), 17, 33, 77, 80, dtype=dtype), device=device)
+
+
+LEADS = {  # of query, key, value
+    "2-D": ((), (), ()),
+    "3-D": ((3,), (3,), (3,)),
+    "5-D": ((2, 1, 2), (2, 1, 2), (2, 1, 2)),
+    "6-D": ((2, 1, 3, 2), (2, 1, 3, 2), (2, 1, 3, 2)),
+    "one key for every batch": ((3, 2), (1, 2), (1, 2)),
+    "one query for every batch": ((1, 2), (3, 2), (3, 2)),
+    "one key head": ((2, 4), (2, 1), (2, 1)),
+    "one query head": ((2, 1), (2, 4), (2, 4)),
+    "value alone has batches": ((2,), (2,), (3, 2)),
+    "key without batches": ((2, 3), (3,), (2, 1)),
+    "all three differ": ((2, 1, 1), (1, 3, 1), (1, 1, 4)),
+    "6-D against 2-D": ((2, 1, 2, 1), (), (3, 1, 2)),
+}
+
+
+@pytest.mark.parametrize("lead", LEADS.values(), ids=LEADS)
+def test_ranks_and_broadcasting(device, kernel, lead):
+    """Leading dimensions broadcast as NumPy's do, missing ones included."""
+    q = draw((*lead[0], 17, 8))
+    k = draw((*lead[1], 33, 8), seed=1)
+    v = draw((*lead[2], 33, 8), seed=2)
+    check(q, k, v, device=device)
+
+
+@pytest.mark.parametrize("heads", [(8, 2), (6, 1), (4, 4), (12, 3)], ids=str)
+def test_grouped_heads(device, kernel, heads):
+    """enable_gqa: query head h reads key head h // (Hq // Hk)."""
+    hq, hk = heads
+    q, k, v = draw((2, hq, 17, 8)), draw((2, hk, 33, 8), seed=1), draw((2, hk, 33, 8), seed=2)
+    result = check(q, k, v, device=device, enable_gqa=True)
+    check(q, k, v, device=device, enable_gqa=True, is_causal=True)
+    repeated = (np.repeat(a, hq // hk, axis=1) for a in (k, v))
+    np.testing.assert_allclose(result, sdpa(q, *repeated, device=device), atol=1e-6)
+
+
+def test_grouped_heads_with_broadcast_batches(device, kernel):
+    q, k, v = draw((2, 3, 4, 17, 8)), draw((3, 2, 33, 8)), draw((2, 1, 2, 33, 8))
+    check(q, k, v, device=device, enable_gqa=True)
+    check(draw((4, 3, 8)), draw((2, 5, 8)), draw((2, 5, 8), seed=1), device=device, enable_gqa=True)
+
+
+SCALES = [None, 0.3, 0.0, -0.7, 2, np.float32(0.5), np.int64(1), 5.0]
+
+
+@pytest.mark.parametrize("scale", SCALES, ids=repr)
+def test_scale(device, kernel, scale):
+    """Any finite number; 1 / sqrt(E) when there is none."""
+    check(*qkv((1, 2), 17, 33, 8), device=device, scale=scale)
+
+
+@pytest.mark.parametrize("softcap", [0.5, 5.0, 50.0, 3], ids=str)
+def test_softcap(device, kernel, softcap):
+    """c tanh(s / c) of the scaled score, with scores well beyond the cap too."""
+    q, k, v = qkv((1, 2), 17, 33, 8)
+    check(q, k, v, device=device, softcap=softcap)
+    check(q, k, v, device=device, softcap=softcap, scale=4.0, is_causal=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_return_lse(device, kernel, dtype):
+    """Tuple (result, lse); lse has the compute type and belongs to the masked, capped scores."""
+    q, k, v = qkv((2, 2), 17, 33, 8, dtype=dtype)
+    answer = sdpa(q, k, v, device=device, is_causal=True, scale=0.5, return_lse=True)
+    assert isinstance(answer, tuple) and len(answer) == 2
+    result, lse = answer
+    assert lse.shape == (2, 2, 17) and lse.dtype == compute_dtype(dtype)
+    alone = sdpa(q, k, v, device=device, is_causal=True, scale=0.5)
+    np.testing.assert_array_equal(result, alone)
+    check(q, k, v, device=device, is_causal=True, scale=0.5)
+
+
+def test_result_is_contiguous_and_new(device):
+    q, k, v = qkv()
+    first, second = sdpa(q, k, v, device=device), sdpa(q, k, v, device=device)
+    assert first.flags.c_contiguous and first.flags.writeable
+    assert not np.shares_memory(first, second)
+
+
+EMPTIES = {  # leading dimensions, L, S, E, Ev
+    "B": ((0, 3), 5, 7, 8, 8),
+    "heads": ((2, 0), 5, 7, 8, 8),
+    "L": ((2, 3), 0, 7, 8, 8),
+    "Ev": ((2, 3), 5, 7, 8, 0),
+    "L and S": ((2, 3), 0, 0, 8, 8),
+    "everything": ((0, 0), 0, 0, 0, 0),
+}
+
+
+@pytest.mark.parametrize("shape", EMPTIES.values(), ids=EMPTIES)
+def test_empty_dimensions(device, kernel, shape):
+    """An empty dimension of the result gives an empty result."""
+    result = check(*qkv(*shape), device=device)
+    assert result.size == 0
+
+
+def test_no_keys_give_zeros(device, kernel):
+    result = check(*qkv((2, 3), 5, 0, 8), device=device)
+    assert result.size and not result.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_no_head_size_gives_the_mean(device, kernel, dtype):
+    """E = 0: every score is 0, so the mean of the values that are attended."""
+    q, k, v = qkv((2, 3), 5, 7, 0, 8, dtype=dtype)
+    check(q, k, v, device=device)
+    check(q, k, v, device=device, is_causal=True)
+
+
+def test_lse_without_value_columns(device, kernel):
+    """Ev = 0 leaves the lse, which does not need values."""
+    _, lse = sdpa(*qkv((2, 3), 5, 7, 8, 0), device=device, return_lse=True)
+    assert np.isfinite(lse).all()
+
+
+def test_large_scores(device, kernel):
+    """Scores of 1e4 and 1e30: the maximum is subtracted before exp, nothing overflows."""
+    for scale in (1e4, -1e4, 1e30):
+        q, k, v = np.ones((1, 3, 8), np.float32), np.zeros((1, 5, 8), np.float32), draw((1, 5, 8))
+        k[0, 2] = 1
+        check(q, k, v, device=device, scale=scale)
+
+
+@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
+def test_half_types_are_storage_only(device, kernel, dtype):
+    """A dot product of 64 * 100 * 100 exceeds float16, sums of 4,000 ones exceed its precision."""
+    q = np.full((1, 1, 64), 100, dtype)
+    k = np.full((1, 2, 64), 100, dtype)
+    k[0, 1] = -100
+    # No lse: it is 640,000, exact in the plain computation because every product is an integer.
+    check(q, k, draw((1, 2, 64), dtype), device=device, scale=1.0, return_lse=False)
+    q, k, v = (np.zeros((1, n, 64), dtype) for n in (1, 4001, 4001))
+    v[:] = 1
+    result = check(q, k, v, device=device)
+    np.testing.assert_array_equal(result.astype(np.float32), 1)
+
+
+@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
+def test_one_key_gives_every_half_back(device, kernel, dtype):
+    """S = 1: the result is the value, bit for bit, for every finite number of the type.
+
+    bfloat16's subnormals are float32's, which a device may flush to zero.
+    """
+    every = np.arange(65536, dtype=np.uint16).view(dtype)
+    finite = every[np.isfinite(every.astype(np.float32))]
+    value = np.resize(finite, (1024, 1, 64))
+    zeros = np.zeros((1024, 1, 64), dtype)
+    result = sdpa(zeros, zeros, value, device=device).astype(np.float32)
+    value = value.astype(np.float32)
+    tiny = np.finfo(np.float32).tiny
+    flushed = (np.abs(value) < tiny) & (result == 0)
+    np.testing.assert_array_equal(result[~flushed], value[~flushed])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_nan_in_a_query_stays_in_its_row(device, kernel, dtype):
+    q, k, v = qkv((1, 2), 17, 33, 8, dtype=dtype)
+    q[0, 1, 5, 3] = np.nan
+    result = check(q, k, v, device=device)
+    assert np.isnan(result[0, 1, 5].astype(np.float32)).all()
+    assert np.isnan(result.astype(np.float32)).sum() == 8
+
+
+@pytest.mark.parametrize("place", ["key", "value"])
+def test_nan_that_is_attended_stays_visible(device, kernel, place):
+    """In the rows that see it, and (for a value) in its column only; seen by causality's rows."""
+    q, k, v = qkv((1, 2), 33, 33, 8)
+    (k if place == "key" else v)[0, 0, 20, 3] = np.nan
+    result = check(q, k, v, device=device, is_causal=True)
+    seen = np.isnan(result[0, 0])
+    assert seen[20:, 3].all() and not seen[:20].any()
+    assert not np.isnan(result[0, 1]).any()
+
+
+def test_infinite_value_stays_visible(device, kernel):
+    q, k, v = qkv((1, 1), 5, 7, 8)
+    v[0, 0, 3, 2], v[0, 0, 4, 5] = np.inf, -np.inf
+    check(q, k, v, device=device)
+
+
+def test_same_call_same_bits(device, kernel):
+    """Whatever the threads do: large enough for several work-groups."""
+    q, k, v = qkv((2, 4), 193, 193, 64)
+    options = {"device": device, "is_causal": True, "return_lse": True}
+    first, first_lse = sdpa(q, k, v, **options)
+    for _ in range(5):
+        again, again_lse = sdpa(q, k, v, **options)
+        assert first.tobytes() == again.tobytes()
+        assert first_lse.tobytes() == again_lse.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, bfloat16], ids=["float32", "bfloat16"])
+def test_long_rows(device, kernel, dtype):
+    """Thousands of keys: the error of a long sum stays that of the plain computation."""
+    check(*qkv((1, 2), 33, 4099, 64, dtype=dtype), device=device)
+
+
+FAST_CASES = {  # what the issue names for attention_cpu
+    "plain": {},
+    "causal": {"is_causal": True},
+    "lower right": {"is_causal": "lower_right"},
+    "window": {"window": (5, 3)},
+    "bool mask": {"attn_mask": draw((97, 113)) > 0},
+    "float mask": {"attn_mask": draw((97, 113))},
+    "grouped": {"enable_gqa": True},
+}
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), float16, bfloat16], ids=str)
+@pytest.mark.parametrize("options", FAST_CASES.values(), ids=FAST_CASES)
+def test_the_fast_kernel_runs_what_it_must(device, monkeypatch, options, dtype):
+    """CLATTN_KERNEL=cpu: no other kernel in its place, for few rows neither.
+
+    With so many heads that eight of them share a mask, as in other tests.
+    """
+    if device.type != "cpu":
+        pytest.skip("attention_cpu is for CPUs")
+    monkeypatch.setenv("CLATTN_KERNEL", "cpu")
+    q, k, v = qkv((2, 8), 97, 113, 64, dtype=dtype)
+    if "attn_mask" not in options:
+        check(q[..., :5, :], k, v, device=device, **options)
+    elif options["attn_mask"].dtype != bool:
+        options = {"attn_mask": options["attn_mask"].astype(dtype)}
+    if "enable_gqa" in options:
+        k, v = k[:, :2], v[:, :2]
+    check(q, k, v, device=device, **options)
+
+
+@pytest.mark.parametrize("mask", [draw((5, 113)) > 0, draw((5, 113))], ids=["bool", "float"])
+def test_the_fast_kernel_with_few_rows_and_a_mask(device, monkeypatch, mask):
+    if device.type != "cpu":
+        pytest.skip("attention_cpu is for CPUs")
+    monkeypatch.setenv("CLATTN_KERNEL", "cpu")
+    check(*qkv((1, 4), 5, 113, 64), device=device, attn_mask=mask)
+
+
+def test_an_unknown_kernel_is_refused(device, monkeypatch):
+    monkeypatch.setenv("CLATTN_KERNEL", "no-such-kernel")
+    with pytest.raises((ValueError, RuntimeError), match="CLATTN_KERNEL"):
+        sdpa(*qkv(), device=device)
+    monkeypatch.delenv("CLATTN_KERNEL")
+    check(*qkv(), device=device)
+
+
+def test_arguments_by_position_as_torch_has_them(device):
+    """attn_mask, dropout_p, is_causal, scale and enable_gqa may be positional."""
+    q, k, v = qkv((1, 4), 5, 7, 8)
+    mask = draw((5, 7)) > 0
+    right, _ = attention(q, k[:, :2], v[:, :2], attn_mask=mask, is_causal=True, scale=0.5,
+                         enable_gqa=True)  # fmt: skip
+    got = sdpa(q, k[:, :2], v[:, :2], mask, 0.0, True, 0.5, True, device=device)
+    assert_close(got, right, 1e-6)
+
+
+def test_a_seed_changes_nothing_without_dropout(device):
+    q, k, v = qkv()
+    plain = sdpa(q, k, v, device=device)
+    np.testing.assert_array_equal(sdpa(q, k, v, device=device, seed=7), plain)
+
+
+def test_ml_dtypes_bfloat16_comes_back(device):
+    """The result has ml_dtypes' own dtype, and about its precision."""
+    q, k, v = qkv(dtype=bfloat16)
+    result = sdpa(q, k, v, device=device)
+    assert result.dtype == ml_dtypes.bfloat16
+    right, _ = attention(q, k, v)
+    assert_close(result, right, 2 * eps(bfloat16))

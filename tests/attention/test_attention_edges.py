@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: MIT
+"""Corners that no table of options holds: infinities that meet, input that changes meanwhile."""
+
+import clattn
+import numpy as np
+import pytest
+from references.attention import bfloat16, float32, float64
+from support.helpers import check, draw, index_of, qkv, run_python
+
+pytestmark = pytest.mark.tensors
+
+LOWEST = np.finfo(np.float32).min
+
+
+def test_no_query_heads_for_heads_of_keys(device):
+    """There is no group for them, though 0 is a multiple of every number."""
+    key = draw((1, 2, 5, 4))
+    with pytest.raises(ValueError, match="Q has 0 heads"):
+        clattn.onnx.attention(np.ones((1, 0, 3, 4), np.float32), key, key, device=device)
+
+
+def test_an_infinite_score_makes_its_row_nan(device, kernel):
+    """exp(inf - inf) is NaN, whichever way a row is computed; other rows are as ever."""
+    query, key, value = np.ones((1, 1, 2, 8), np.float32), draw((1, 1, 3, 8)), draw((1, 1, 3, 8))
+    key[0, 0, 1] = 1
+    query[0, 0, 0] = np.inf
+    mask = np.array([[True, True, True], [True, False, True]])
+    for added in (None, mask):
+        got = clattn.onnx.attention(
+            query, np.abs(key), value, added, return_qk=True, qk_matmul_output_mode=3, device=device
+        )
+        assert np.isnan(got.Y[0, 0, 0]).all()
+        assert np.isnan(got.qk_matmul_output[0, 0, 0]).all()
+        assert np.isfinite(got.Y[0, 0, 1]).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_two_lowest_numbers_do_not_exclude(device, kernel, dtype):
+    """finfo.min is a number, and so is the sum of two of them: the mean of the values."""
+    value = draw((1, 4, 8), dtype)
+    got = clattn.directml.multihead_attention(
+        draw((1, 2, 8), dtype), draw((1, 4, 8), dtype), value, scale=1.0, head_count=1,
+        mask=np.zeros((1, 4), np.int32), mask_type="boolean", mask_filter_value=float(LOWEST),
+        relative_position_bias=np.full((1, 1, 2, 4), np.finfo(dtype).min, dtype), device=device,
+    )  # fmt: skip
+    right = value.astype(np.float64).mean(axis=1)
+    np.testing.assert_allclose(got.output[0], np.repeat(right, 2, axis=0), atol=2e-3)
+
+
+def test_an_excluded_key_stays_so_beside_an_infinite_bias(device, kernel):
+    """-inf excludes in either of two addends, whatever the other one is."""
+    bias = np.zeros((1, 1, 2, 4), np.float32)
+    bias[..., 1] = -np.inf
+    value = draw((1, 4, 8))
+    spoilt = value.copy()
+    spoilt[0, 1] = np.nan
+    options = dict(scale=1.0, head_count=1, relative_position_bias=bias, device=device,
+                   mask=np.array([[1, 0, 1, 1]], np.int32), mask_type="boolean",
+                   mask_filter_value=5.0)  # fmt: skip
+    query, key = draw((1, 2, 8)), draw((1, 4, 8))
+    got = clattn.directml.multihead_attention(query, key, spoilt, **options).output
+    right = clattn.directml.multihead_attention(query, key, value, **options).output
+    np.testing.assert_allclose(got, right, rtol=1e-6)
+
+
+@pytest.mark.arrays_only  # its own process has no Tensors
+@pytest.mark.parametrize("name", ["reference", "cpu", "decode"])
+def test_lengths_that_change_after_the_check(device, name):
+    """Another thread writes a wild length while the kernel runs: no crash, no hang."""
+    run_python(
+        """
+        import sys, threading, time, clattn, numpy as np
+        device = clattn.devices()[int(sys.argv[1])]
+        heads = 1 if sys.argv[2] == "reference" else 8  # some ten milliseconds
+        query = np.ones((1, heads, 600, 64), np.float32)
+        key = np.ones((1, heads, 4000, 64), np.float32)
+        lengths = np.array([4000])
+        def attend():
+            clattn.onnx.attention(query, key, key, None, None, None, lengths, is_causal=1,
+                                  device=device)
+        def disturb():
+            time.sleep(0.005)
+            lengths[0] = -(2**63)
+        attend()
+        thread = threading.Thread(target=disturb)
+        thread.start()
+        attend()
+        thread.join()
+        """,
+        index_of(device),
+        name,
+        env={"CLATTN_KERNEL": name},
+        timeout=60,
+    )
+
+
+@pytest.mark.arrays_only  # large, and the kernels are the same
+@pytest.mark.parametrize("dtype", [float32, float64, bfloat16])
+def test_keys_that_no_cache_holds(device, dtype):
+    """Kernels ask for such keys ahead, the last time beyond the end of the array."""
+    S = 20011 if dtype == bfloat16 else 9001
+    heads = 8 if dtype == float32 else 1  # enough for tiles of four vectors, or quick
+    q, k, v = qkv((heads,), 61, S, 64, dtype=dtype)
+    check(q, k, v, device=device)
+    check(q, k, v, device=device, window=(50, S - 40))

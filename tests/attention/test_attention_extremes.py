@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: MIT
+"""Numbers at the ends of their range, and arguments that misbehave while they are read."""
+
+import clattn
+import numpy as np
+import pytest
+from support.helpers import check, qkv, sdpa
+
+pytestmark = pytest.mark.tensors
+
+
+def test_a_large_value_with_a_late_high_score(device, kernel):
+    """Weights above 1 on the way must not make a sum overflow that ends within range."""
+    key = np.zeros((41, 1), np.float32)
+    value = np.zeros((41, 1), np.float32)
+    key[40], value[40] = 2.7, 1e38
+    check(np.ones((1, 1), np.float32), key, value, device=device, scale=1.0)
+
+
+@pytest.mark.parametrize("softcap", [1e-50, 1e-38, 3e38, 1e39, 1e300])
+def test_softcaps_at_the_ends_of_float32(device, kernel, softcap):
+    """One below every score makes all weights equal; one far above changes nothing."""
+    q, k, v = qkv((1, 2), 5, 9, 8)
+    right = sdpa(q * 0, k, v, device=device) if softcap < 1 else sdpa(q, k, v, device=device)
+    got = sdpa(q, k, v, device=device, softcap=softcap)
+    np.testing.assert_allclose(got, right, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["scale", "softcap", "dropout_p"])
+def test_a_whole_number_too_large_for_a_float(device, name):
+    with pytest.raises(ValueError, match=name):
+        sdpa(*qkv(), device=device, **{name: 10**400})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_scale_that_float32_does_not_hold(device, dtype):
+    with pytest.raises(ValueError, match="scale"):
+        sdpa(*qkv(dtype=dtype), device=device, scale=1e39)
+    check(*qkv(dtype="float64"), device=device, scale=1e-3)
+
+
+def test_a_window_that_changes_while_it_is_read(device):
+    q, k, v = qkv()
+
+    class Bound(int):
+        def __index__(self):
+            window.clear()
+            return 2
+
+    class Plain:
+        def __index__(self):
+            window.clear()
+            return 2
+
+    for bound in (Plain(), Bound(2)):
+        window = [bound, Plain()]
+        got = sdpa(q, k, v, device=device, window=window)
+        np.testing.assert_array_equal(got, sdpa(q, k, v, device=device, window=(2, 2)))
+
+
+@pytest.mark.parametrize("argument", ["query", "key", "value", "attn_mask"])
+def test_an_empty_array_with_odd_strides(device, argument):
+    """A field of a packed record, cut to nothing: its strides are no multiple of its size."""
+    record = np.zeros((3, 2), [("a", "<f4"), ("b", "u1")])["a"]
+    arrays = dict.fromkeys(("query", "key", "value"), np.ones((3, 2), np.float32))
+    if argument in ("query", "key"):  # no columns: every score is 0
+        arrays["query"] = arrays["key"] = record[:, :0]
+        np.testing.assert_array_equal(
+            clattn.scaled_dot_product_attention(**arrays, device=device), 1
+        )
+    elif argument == "value":
+        arrays["value"] = record[:, :0]
+        assert clattn.scaled_dot_product_attention(**arrays, device=device).shape == (3, 0)
+    else:
+        with pytest.raises(ValueError, match=r"attn_mask has shape \(3, 0\)"):
+            clattn.scaled_dot_product_attention(**arrays, attn_mask=record[:, :0], device=device)
+
+
+@pytest.mark.parametrize("words", ["cpu\0", "€" * 600, "\udc80"])
+def test_words_for_a_device_that_are_no_text(device, words):
+    with pytest.raises((ValueError, UnicodeEncodeError)):
+        clattn.scaled_dot_product_attention(*qkv(), device=words)
+
+
+def test_the_private_context_variable_with_something_else_in_it(device):
+    token = clattn._core.device_override.set("cpu")
+    try:
+        with pytest.raises(TypeError):
+            clattn.scaled_dot_product_attention(*qkv())
+    finally:
+        clattn._core.device_override.reset(token)
+    check(*qkv(), device=device)

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: MIT
+"""Where the numbers lie: any strides in, any strides out, nothing else read into or written."""
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided
+from references.attention import DTYPES, attention, bfloat16
+from support.helpers import assert_close, check, check_or_type_error, draw, qkv, sdpa
+
+pytestmark = pytest.mark.tensors
+
+LEAD, L, S, E = (2, 3), 17, 33, 8
+
+
+def negative_rows(a):
+    return a[..., ::-1, :].copy()[..., ::-1, :]
+
+
+def negative_everywhere(a):
+    flip = (slice(None, None, -1),) * a.ndim
+    return a[flip].copy()[flip]
+
+
+def transposed(a):
+    """(B, H, S, E) lying as (B, S, H, E), as projections leave it."""
+    return a.swapaxes(-2, -3).copy().swapaxes(-2, -3)
+
+
+def columns_first(a):
+    return a.swapaxes(-1, -2).copy().swapaxes(-1, -2)
+
+
+def fortran(a):
+    return np.asfortranarray(a)
+
+
+def sliced(a, fill=np.nan):
+    """Every dimension strided: each third entry of a larger array full of NaN."""
+    big = np.full([3 * n + 2 for n in a.shape], fill, a.dtype)
+    view = big[tuple(slice(1, 1 + 3 * n, 3) for n in a.shape)]
+    view[...] = a
+    return view
+
+
+def part_of_a_projection(a):
+    """One of query, key and value cut out of the last dimension, which is still dense."""
+    big = np.full((*a.shape[:-1], 3 * a.shape[-1]), np.nan, a.dtype)
+    view = big[..., a.shape[-1] : 2 * a.shape[-1]]
+    view[...] = a
+    return view
+
+
+def one_element_in(a):
+    """Aligned to its own size, to nothing more."""
+    flat = np.full(a.size + 1, np.nan, a.dtype)
+    flat[1:] = a.ravel()
+    return flat[1:].reshape(a.shape)
+
+
+def read_only(a):
+    a = a.copy()
+    a.flags.writeable = False
+    return a
+
+
+LAYOUTS = [negative_rows, negative_everywhere, transposed, columns_first, fortran, sliced,
+           part_of_a_projection, one_element_in, read_only]  # fmt: skip
+layouts = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda f: f.__name__)
+
+
+@layouts
+def test_inputs(device, kernel, layout):
+    check(*(layout(a) for a in qkv(LEAD, L, S, E)), device=device)
+
+
+@layouts
+@pytest.mark.parametrize("which", ["query", "key", "value"])
+def test_one_input_differs_from_the_others(device, which, layout):
+    arrays = dict(zip(("query", "key", "value"), qkv(LEAD, L, S, E), strict=True))
+    arrays[which] = layout(arrays[which])
+    check(*arrays.values(), device=device, is_causal=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_strides_in_every_dtype(device, dtype):
+    q, k, v = qkv(LEAD, L, S, E, dtype=dtype)
+    check(sliced(q), negative_everywhere(k), transposed(v), device=device)
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize("layout", [negative_rows, negative_everywhere, transposed, columns_first,
+                                    fortran], ids=lambda f: f.__name__)  # fmt: skip
+def test_masks(device, kernel, layout, kind):
+    mask = draw((*LEAD, L, S), seed=5)
+    mask = layout(mask > 0 if kind == "bool" else mask)
+    check(*qkv(LEAD, L, S, E), device=device, attn_mask=mask)
+
+
+def test_cut_and_broadcast_masks(device, kernel):
+    big = draw((2 * L, 3 * S), seed=5)
+    q, k, v = qkv(LEAD, L, S, E)
+    for mask in (big[1::2, 2::3], np.broadcast_to(big[0, :S], (*LEAD, L, S))):
+        check(q, k, v, device=device, attn_mask=mask)
+        check(q, k, v, device=device, attn_mask=mask > 0)
+
+
+def test_zero_strides(device, kernel):
+    """broadcast_to in every dimension, one at a time, then in all of them."""
+    arrays = qkv(LEAD, L, S, E)
+    for axis in range(4):
+        first = tuple(slice(0, 1) if n == axis else slice(None) for n in range(4))
+        q, k, v = (np.broadcast_to(a[first], a.shape) for a in arrays)
+        # Values that are all alike come back. Adding S equal terms rounds the same way S times,
+        # so the bound is that of the worst case: S eps / 2.
+        slack = S * np.finfo(np.float32).eps / 2 * np.abs(v).max()
+        right, _ = attention(q, k, v)
+        assert_close(sdpa(q, k, v, device=device), right, slack)
+        if axis != 2:
+            check(q, k, v, device=device)
+    half = (np.broadcast_to(np.float32(0.5), a.shape) for a in arrays)
+    np.testing.assert_allclose(sdpa(*half, device=device), 0.5, rtol=0, atol=slack)
+
+
+def test_overlapping_windows(device, kernel):
+    """Rows that share memory: a sliding view of a signal."""
+    rows = np.lib.stride_tricks.sliding_window_view(draw((60,)), E)
+    check(rows[:L], rows[:S], rows[5 : 5 + S], device=device)
+
+
+def test_one_array_three_times(device, kernel):
+    a = draw((*LEAD, S, E))
+    check(a, a, a, device=device)
+    check(a, a[..., ::-1, :], a[..., ::-1], device=device)
+
+
+def test_a_memory_mapped_file(device, tmp_path):
+    """numpy.memmap is an array like any other; opened for reading it stays as it is."""
+    k = draw((*LEAD, S, E))
+    k.tofile(tmp_path / "key")
+    mapped = np.memmap(tmp_path / "key", np.float32, "r", shape=k.shape)
+    check(draw((*LEAD, L, E)), mapped, mapped, device=device)
+    assert np.fromfile(tmp_path / "key", np.float32).tobytes() == k.tobytes()
+
+
+def misaligned(a):
+    octets = np.empty(a.nbytes + 1, np.uint8)
+    view = octets[1:].view(a.dtype).reshape(a.shape)
+    view[...] = a
+    return view
+
+
+def byte_swapped(a):
+    return a.astype(a.dtype.newbyteorder())
+
+
+def record_field(a):
+    """A field of packed records: rows 1 + E * itemsize bytes apart, a multiple of nothing."""
+    records = np.zeros(a.shape[:-1], [("tag", "u1"), ("row", a.dtype, a.shape[-1:])])
+    records["row"] = a
+    return records["row"]
+
+
+ODD = [misaligned, byte_swapped, record_field]
+
+
+@pytest.mark.parametrize("layout", ODD, ids=lambda f: f.__name__)
+def test_odd_layouts_are_right_or_a_type_error(device, kernel, layout):
+    q, k, v = qkv(LEAD, L, S, E)
+    check_or_type_error(layout(q), layout(k), layout(v), device=device)
+    check_or_type_error(q, k, layout(v), device=device)
+    check_or_type_error(q, k, v, device=device, attn_mask=layout(draw((L, S))))
+    check(q, k, v, device=device)
+
+
+@pytest.mark.parametrize("layout", [misaligned, record_field], ids=lambda f: f.__name__)
+def test_odd_layouts_of_bfloat16(device, layout):
+    q, k, v = qkv(LEAD, L, S, E, dtype=bfloat16)
+    check_or_type_error(q, layout(k), layout(v), device=device)
+
+
+def result_shape(v):
+    return (*LEAD, L, v.shape[-1])
+
+
+@layouts
+def test_out(device, kernel, layout):
+    """Written and returned, whatever its strides; nothing between its entries is touched."""
+    if layout is read_only:
+        pytest.skip("refused: see test_attention_errors")
+    q, k, v = qkv(LEAD, L, S, E)
+    out = layout(np.full(result_shape(v), -1, np.float32))
+    owner = out if out.base is None else out.base
+    while owner.base is not None:
+        owner = owner.base
+    guards = np.isnan(owner).sum()
+    result = check(q, k, v, device=device, out=out, return_lse=False)
+    assert result is out
+    assert np.isnan(owner).sum() == guards, "written outside of out"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_out_in_every_dtype(device, dtype):
+    q, k, v = qkv(LEAD, L, S, E, dtype=dtype)
+    for layout in (np.array, sliced):
+        out = layout(np.zeros(result_shape(v), dtype))
+        assert check(q, k, v, device=device, out=out) is out
+
+
+@pytest.mark.parametrize("layout", ODD, ids=lambda f: f.__name__)
+def test_odd_out_is_right_or_a_type_error(device, layout):
+    q, k, v = qkv(LEAD, L, S, E)
+    out = layout(np.zeros(result_shape(v), np.float32))
+    try:
+        got = sdpa(q, k, v, device=device, out=out)
+    except TypeError as error:
+        refusal = str(error)
+    else:
+        refusal = None
+        assert got is out
+        np.testing.assert_array_equal(out, sdpa(q, k, v, device=device))
+    assert refusal is None or "out" in refusal
+
+
+def test_out_has_guards_on_both_sides(device, kernel):
+    """Odd sizes into the middle of a buffer: not one element before or after changes."""
+    for shape in ((1, 1), (17, 33), (33, 1), (97, 100)):
+        q, k, v = qkv((1,), *shape, E)
+        buffer = np.full(v[0, 0].size * shape[0] + 256, 7.5, np.float32)
+        out = buffer[128:-128].reshape(1, shape[0], E)
+        check(q, k, v, device=device, out=out)
+        assert (buffer[:128] == 7.5).all() and (buffer[-128:] == 7.5).all()
+
+
+def test_out_is_written_where_no_key_is_attended(device, kernel):
+    """Zeros replace what lay there, with no keys at all and with a row that is masked out."""
+    for keys, mask in ((0, None), (5, np.zeros(5, bool))):
+        out = np.full((*LEAD, L, E), 7.5, np.float32)
+        check(*qkv(LEAD, L, keys, E), device=device, attn_mask=mask, out=out)
+        assert not out.any()
+
+
+@pytest.mark.parametrize("which", ["query", "key", "value", "mask"])
+def test_out_may_be_an_input(device, kernel, which):
+    """The result is as if the inputs had been read first."""
+    arrays = dict(zip(("query", "key", "value"), qkv(LEAD, 64, 64, 64), strict=True))
+    options = {"attn_mask": draw((*LEAD, 64, 64), seed=6), "is_causal": True}
+    q, k, v = (a.copy() for a in arrays.values())
+    right = check(q, k, v, device=device, **options)
+    out = options["attn_mask"] if which == "mask" else arrays[which]
+    assert sdpa(*arrays.values(), device=device, out=out, **options) is out
+    np.testing.assert_allclose(out, right, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("shift", [1, E, -E, 5 * E + 3], ids=str)
+def test_out_may_overlap_an_input_in_part(device, kernel, shift):
+    q, k, _ = qkv((1,), S, S, E)
+    buffer = draw((1, 4 * S, E), seed=7)
+    start = S * E
+    v = buffer.reshape(-1)[start : start + S * E].reshape(1, S, E)
+    out = buffer.reshape(-1)[start + shift : start + shift + S * E].reshape(1, S, E)
+    right = check(q, k, v.copy(), device=device)
+    sdpa(q, k, v, device=device, out=out)
+    np.testing.assert_allclose(out, right, rtol=0, atol=1e-6)
+
+
+def test_out_backwards_over_an_input(device, kernel):
+    a = draw((1, S, E))
+    right = check(a.copy(), a.copy(), a.copy(), device=device)
+    sdpa(a, a, a, device=device, out=a[:, ::-1])
+    np.testing.assert_allclose(a[:, ::-1], right, rtol=0, atol=1e-6)
+
+
+def test_out_with_lse(device):
+    q, k, v = qkv(LEAD, L, S, E)
+    out = np.empty(result_shape(v), np.float32)
+    got, lse = sdpa(q, k, v, device=device, out=out, return_lse=True)
+    assert got is out
+    np.testing.assert_array_equal(lse, sdpa(q, k, v, device=device, return_lse=True)[1])
+
+
+def test_a_single_row_with_a_wild_stride(device, kernel):
+    """The stride of a dimension of one, or of an empty one, means nothing."""
+    q, k, v = qkv((1, 1), 1, S, E)
+    wild = as_strided(q, q.shape, (1 << 40, -(1 << 40), 1 << 50, 4))
+    check(wild, k, v, device=device)
+    check(q[:, :0], k[:, :0], v[:, :0], device=device)

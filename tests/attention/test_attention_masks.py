@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: MIT
+"""Which keys a row sees: masks, causality, windows, and all of them together."""
+
+import contextlib
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+from references.attention import (
+    DTYPES,
+    attended,
+    attention,
+    bfloat16,
+    compute_dtype,
+    eps,
+    float16,
+    float32,
+    float64,
+    tolerance,
+)
+from support.helpers import assert_close, check, draw, qkv, sdpa
+
+pytestmark = pytest.mark.tensors
+
+LEAD, L, S = (2, 3), 17, 33
+MASK_SHAPES = [
+    (33,), (1,), (17, 1), (1, 33), (1, 1), (17, 33), (3, 1, 33), (3, 17, 1), (3, 17, 33),
+    (2, 1, 1, 33), (2, 1, 17, 33), (1, 1, 17, 33), (2, 3, 1, 1), (2, 3, 17, 33),
+]  # fmt: skip
+LENGTHS = [(33, 33), (17, 33), (33, 17), (1, 33), (33, 1), (97, 113), (113, 97)]
+CAUSAL = [True, "lower_right"]
+
+
+def bool_mask(shape, seed=9):
+    return draw(shape, seed=seed) > 0
+
+
+def float_mask(shape, dtype=np.float32, seed=9):
+    """Numbers, with -inf in a quarter of the places."""
+    mask = draw(shape, dtype, seed)
+    mask[draw(shape, seed=seed + 1) > 0.7] = -np.inf
+    return mask
+
+
+def lowest(dtype):
+    """The type's most negative finite number."""
+    return float(ml_dtypes.finfo(dtype).min)
+
+
+@pytest.mark.parametrize("shape", MASK_SHAPES, ids=str)
+def test_every_broadcast_shape(device, kernel, shape):
+    q, k, v = qkv(LEAD, L, S)
+    check(q, k, v, device=device, attn_mask=bool_mask(shape))
+    check(q, k, v, device=device, attn_mask=float_mask(shape))
+
+
+# A mask is converted to the type that sums run in, whatever the query's is: every type of a mask
+# with both, and beside half types one of their own and another.
+MASK_DTYPES = [(float32, d) for d in DTYPES] + [
+    (float64, float64), (float64, float16), (float16, float32), (bfloat16, bfloat16),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtypes", MASK_DTYPES, ids=lambda d: f"{d[0]}-mask-{d[1]}")
+def test_a_float_mask_of_any_float_type(device, kernel, dtypes):
+    dtype, mask_dtype = dtypes
+    check(*qkv(LEAD, L, S, dtype=dtype), device=device, attn_mask=float_mask((L, S), mask_dtype))
+
+
+def test_a_mask_with_2d_and_6d_arrays(device, kernel):
+    check(*qkv((), L, S), device=device, attn_mask=bool_mask((L, S)))
+    check(*qkv((2, 1, 3, 2), 5, 7), device=device, attn_mask=float_mask((3, 1, 5, 7)))
+    check(*qkv((2, 1, 3, 2), 5, 7), device=device, attn_mask=bool_mask((2, 1, 3, 1, 1, 7)))
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_rows_without_a_key(device, kernel, kind):
+    """Zero rows and an lse of -inf, beside rows that see something, even if the query is NaN."""
+    seen = bool_mask((L, S))
+    seen[::3] = False
+    q, k, v = qkv(LEAD, L, S)
+    q[0, 0, 3] = np.nan
+    mask = seen if kind == "bool" else np.where(seen, 0, -np.inf).astype(np.float32)
+    result = check(q, k, v, device=device, attn_mask=mask)
+    assert not result[..., ::3, :].any()
+    check(q, k, v, device=device, attn_mask=mask[:1])  # no row sees anything
+
+
+def test_any_nonzero_byte_of_a_bool_is_true(device, kernel):
+    """Views of other bytes as bool: 2 and 255 attend, as they do in NumPy."""
+    octets = np.array([0, 1, 2, 255, 0, 128, 64], np.uint8)
+    q, k, v = qkv(LEAD, 5, 7)
+    got = sdpa(q, k, v, octets.view(bool), device=device)
+    np.testing.assert_array_equal(got, sdpa(q, k, v, octets != 0, device=device))
+    check(q, k, v, device=device, attn_mask=octets != 0)
+
+
+@pytest.mark.parametrize("dtypes", [(float32, float32), (float64, float64), (bfloat16, bfloat16),
+                                    (float16, float32), (float32, bfloat16), (float32, float64)],
+                         ids=lambda d: f"{d[0]}-mask-{d[1]}")  # fmt: skip
+def test_a_row_of_finfo_min_is_the_mean(device, kernel, dtypes):
+    """finfo.min is not -inf: it absorbs every score, so all weights are equal.
+
+    Beside an ordinary number it counts for nothing. (A log2 e folded into it would overflow.)
+    """
+    dtype, mask_dtype = dtypes
+    low = lowest(mask_dtype)
+    q, k, v = qkv(LEAD, L, S, dtype=dtype)
+    mask = np.zeros((L, S), mask_dtype)
+    mask[3], mask[5, 10:], mask[7, :-1] = low, low, low
+    mask[9], mask[9, 5:20] = -np.inf, low
+    result = check(q, k, v, device=device, attn_mask=mask)
+    right = v.astype(np.float64).mean(axis=-2)
+    assert np.abs(result[..., 3, :].astype(np.float64) - right).max() < 2 * eps(dtype)
+
+
+def test_finfo_min_of_float16_is_an_ordinary_number(device, kernel):
+    """-65504 is far inside float32, in which sums run: the row's own scores still decide."""
+    mask = np.full((L, S), np.finfo(np.float16).min, np.float16)
+    q, k, v = qkv(LEAD, L, S)
+    result = sdpa(q, k, v, mask, device=device)
+    right, _ = attention(q, k, v)
+    assert np.abs(result - right).max() < 65504 * np.finfo(np.float32).eps * np.abs(v).max()
+
+
+@pytest.mark.parametrize("value", [1e30, -1e30, 1e4], ids=str)
+def test_large_finite_masks(device, kernel, value):
+    """A large bias decides, without overflow; one that all keys share changes nothing."""
+    q, k, v = qkv(LEAD, L, S)
+    mask = np.zeros((L, S), np.float32)
+    mask[:, 5] = value
+    check(q, k, v, device=device, attn_mask=mask)
+
+
+def test_the_cap_comes_before_the_mask(device, kernel):
+    """softcap bounds the score alone: a bias beyond the cap keeps its full effect."""
+    q, k, v = qkv(LEAD, L, S)
+    mask = float_mask((L, S)) * 5
+    check(q, k, v, device=device, attn_mask=mask, softcap=0.5)
+    check(q, k, v, device=device, attn_mask=bool_mask((L, S)), softcap=0.5)
+
+
+@pytest.mark.parametrize("causal", CAUSAL, ids=["top left", "lower right"])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_causal(device, kernel, lengths, causal):
+    """j <= i, or j <= i + S - L, whichever of L and S is larger."""
+    check(*qkv((1, 2), *lengths), device=device, is_causal=causal)
+
+
+def test_causal_flags(device):
+    """numpy's bool too; both alignments agree where L equals S."""
+    q, k, v = qkv((1, 2), 17, 17)
+    right = sdpa(q, k, v, device=device, is_causal=True)
+    for flag in (np.True_, "lower_right"):
+        np.testing.assert_array_equal(sdpa(q, k, v, device=device, is_causal=flag), right)
+    check(q, k, v, device=device, is_causal=np.False_)
+
+
+WINDOWS = [(0, 0), (3, 0), (0, 3), (5, 7), (None, 2), (2, None), (None, None), (200, 200), (40, 0)]
+
+
+@pytest.mark.parametrize("causal", [False, *CAUSAL], ids=["both ways", "top left", "lower right"])
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_window(device, kernel, window, causal):
+    """Keys p - left ... p + right, with p shifted where the alignment is lower right."""
+    for lengths in ((33, 33), (17, 113), (113, 17)):
+        check(*qkv((1, 2), *lengths), device=device, window=window, is_causal=causal)
+
+
+def test_window_bounds_near_the_end_of_64_bits(device, kernel):
+    """p + right must not wrap around: a huge bound is no bound. Numpy integers are integers."""
+    q, k, v = qkv((1, 2), 17, 33)
+    right = sdpa(q, k, v, device=device)
+    for huge in (2**31 - 1, 2**31, 2**32, 2**62, 2**63 - 1):
+        for causal in (False, "lower_right"):
+            options = {"device": device, "window": (huge, huge), "is_causal": causal}
+            wanted = right if not causal else sdpa(q, k, v, device=device, is_causal=causal)
+            np.testing.assert_array_equal(sdpa(q, k, v, **options), wanted)
+    check(q, k, v, device=device, window=(np.int32(3), np.uint8(2)))
+    with contextlib.suppress(ValueError):  # beyond 64 bits it may be refused
+        np.testing.assert_array_equal(sdpa(q, k, v, device=device, window=(2**70, None)), right)
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize("causal", CAUSAL, ids=["top left", "lower right"])
+def test_everything_together(device, kernel, kind, causal):
+    """Mask, causality, window, softcap, scale and groups compose: a key has to pass them all."""
+    q = draw((2, 6, 33, 8))
+    k, v = draw((2, 3, 77, 8)), draw((2, 3, 77, 8), seed=1)
+    mask = {"bool": bool_mask, "float": float_mask}[kind]((6, 33, 77))
+    check(q, k, v, device=device, attn_mask=mask, is_causal=causal, window=(20, 4), softcap=2.0,
+          scale=0.7, enable_gqa=True)  # fmt: skip
+
+
+EXCLUSIONS = {
+    "bool mask": {"attn_mask": bool_mask((33, 77))},
+    "bool mask of keys": {"attn_mask": bool_mask((77,))},
+    "minus infinity": {"attn_mask": np.where(bool_mask((33, 77)), 0, -np.inf).astype(np.float32)},
+    "causal": {"is_causal": True},
+    "lower right": {"is_causal": "lower_right"},
+    "window": {"window": (4, 6)},
+    "window from the lower right": {"window": (4, 6), "is_causal": "lower_right"},
+    "mask and causal": {"attn_mask": bool_mask((33, 77)), "is_causal": True},
+}
+
+
+@pytest.mark.parametrize("garbage", [np.nan, np.inf, -np.inf, 3e38], ids=str)
+@pytest.mark.parametrize("options", EXCLUSIONS.values(), ids=EXCLUSIONS)
+def test_an_excluded_key_does_not_matter(device, kernel, options, garbage):
+    """Row by row: what row i does not see may hold anything, and row i comes out the same.
+
+    Every key that row 16 does not see is poisoned, so the rows that see one show it.
+    """
+    q, k, v = qkv((1, 2), 33, 77)
+    seen = np.broadcast_to(attended(33, 77, **options), (33, 77))[16]
+    right, allowed = attention(q, k, v, **options)[0], tolerance(q, k, v, **options)[0]
+    k[..., ~seen, :] = garbage
+    v[..., ~seen, :] = garbage
+    got = sdpa(q, k, v, device=device, **options)
+    assert_close(got[..., 16, :], right[..., 16, :], allowed)
+    k[..., ~seen, :] = 0  # values alone: the reference knows what every other row shows
+    if not np.isfinite(garbage):
+        check(q, k, v, device=device, **options)
+
+
+@pytest.mark.parametrize("dtype", [float16, bfloat16, float64], ids=str)
+def test_an_excluded_key_does_not_matter_in_any_dtype(device, kernel, dtype):
+    q, k, v = qkv((1, 2), 17, 77, dtype=dtype)
+    mask = bool_mask((77,))
+    k[..., ~mask, :], v[..., ~mask, :] = np.nan, np.inf
+    result = check(q, k, v, device=device, attn_mask=mask)
+    assert np.isfinite(result.astype(np.float32)).all()
+
+
+def test_a_nan_in_a_mask_shows_unless_its_key_is_excluded(device, kernel):
+    q, k, v = qkv((1, 2), 17, 17)
+    mask = draw((17, 17))
+    mask[np.triu_indices(17, 1)] = np.nan
+    assert np.isfinite(check(q, k, v, device=device, attn_mask=mask, is_causal=True)).all()
+    mask[5, 3] = np.nan
+    check(q, k, v, device=device, attn_mask=mask, is_causal=True)
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize("where", ["start", "middle", "end", "both ends", "every other row"])
+def test_whole_blocks_without_a_key(device, kernel, kind, where):
+    """Blocks of keys that no row of a tile sees, before, between and after those it sees."""
+    seen = np.ones((97, 513), bool)
+    if where in ("start", "both ends"):
+        seen[:, :205] = False
+    if where in ("end", "both ends"):
+        seen[:, 300:] = False
+    if where == "middle":
+        seen[:, 90:400] = False
+    if where == "every other row":
+        seen[::2, :400] = False
+        seen[1::2, 400:] = False
+    mask = seen if kind == "bool" else np.where(seen, 0, -np.inf).astype(np.float32)
+    check(*qkv((1, 2), 97, 513), device=device, attn_mask=mask)
+
+
+def test_lse_of_every_combination(device, kernel):
+    """lse has mask, cap and scale in it, and is -inf where causality leaves nothing."""
+    q, k, v = qkv((1, 2), 33, 17)
+    masks = (None, bool_mask((17,)), float_mask((33, 17)))
+    for mask, cap in itertools.product(masks, (0.0, 2.0)):
+        options = {"attn_mask": mask, "softcap": cap, "is_causal": "lower_right"}
+        _, lse = sdpa(q, k, v, device=device, return_lse=True, **options)
+        assert lse.dtype == compute_dtype(q.dtype) and np.isneginf(lse[..., :15]).all()
+        check(q, k, v, device=device, **options)
+
+
+def test_a_mask_with_no_keys_or_no_rows(device, kernel):
+    check(*qkv(LEAD, 5, 0), device=device, attn_mask=np.ones((5, 0), bool))
+    check(*qkv(LEAD, 0, 5), device=device, attn_mask=np.ones((0, 5), np.float32))
+    check(*qkv((0, 3), 5, 7), device=device, attn_mask=np.ones((5, 7), bool), is_causal=True)

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: MIT
+"""attention/cpu.cl with products of pairs of bfloat16, on devices that multiply those.
+
+Results are compared with float64, and where operators have no oracle here, with the reference
+kernel in float64. Other devices convert bfloat16, as all other tests see.
+"""
+
+from pathlib import Path
+
+import clattn
+import ml_dtypes
+import numpy as np
+import pytest
+from references.attention import attention, bfloat16, eps, largest, max_error
+from support.helpers import assert_close, check, draw, qkv, sdpa
+from support.sizes import REST, WIDE
+
+HALF_AN_EPS = eps(bfloat16) / 2
+
+
+@pytest.fixture(autouse=True)
+def pairs(device, monkeypatch):
+    """CLATTN_KERNEL=pairs, which is refused where the device does not multiply pairs."""
+    monkeypatch.setenv("CLATTN_KERNEL", "pairs")
+    try:
+        sdpa(*qkv(L=1, S=1, E=1, dtype=bfloat16), device=device)
+    except ValueError as refusal:
+        pytest.skip(str(refusal))
+
+
+def test_pairs_are_chosen(device, monkeypatch):
+    """Not float32, whose results are others; other dtypes are refused where pairs are forced."""
+    arrays = qkv((2, 3), 90, 200, 64, dtype=bfloat16)
+    forced = sdpa(*arrays, device=device)
+    results = {}
+    for name in ("", "cpu"):
+        monkeypatch.setenv("CLATTN_KERNEL", name)
+        results[name] = sdpa(*arrays, device=device).tobytes()
+    assert results[""] == forced.tobytes() != results["cpu"]
+    monkeypatch.setenv("CLATTN_KERNEL", "pairs")
+    with pytest.raises(ValueError, match='CLATTN_KERNEL is "pairs", whose kernel takes bfloat16'):
+        sdpa(*qkv(), device=device)
+
+
+SIZES = {  # L, S, E, Ev: one vector of rows, two, four; odd everything; several blocks of keys
+    (1, 1, 1, 1),
+    (7, 5, 3, 2),
+    (16, 31, 64, 64),
+    (17, 200, 65, 33),
+    (64, 97, 96, 15),
+    (130, 131, 2, 65),
+    (256, 399, 128, 128),
+    (40, 50, 512, 512),
+}  # fmt: skip
+OPTIONS = {
+    "plain": {},
+    "scale": {"scale": -0.7},
+    "causal": {"is_causal": True},
+    "lower right": {"is_causal": "lower_right"},
+    "window": {"window": (9, 3)},
+    "causal window": {"is_causal": True, "window": (20, 0)},
+}
+
+
+@pytest.mark.parametrize("size", sorted(SIZES), ids=str)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_sizes(device, size, options):
+    L, S, E, Ev = size
+    check(*qkv((2, 4), L, S, E, Ev, bfloat16), device=device, **options)
+
+
+@pytest.mark.parametrize("L", [16, 33, 128])
+def test_softcap(device, L):
+    """One vector of rows, two, four."""
+    check(*qkv((2, 4), L, 135, WIDE, dtype=bfloat16), device=device, softcap=0.9)
+
+
+def masks(L, S):
+    seen = draw((2, 1, L, S)) > -0.5
+    seen[:, :, ::5] = False
+    return {
+        "bool": seen,
+        "bool row": seen[:, :, 1:2],
+        "float": draw((1, 4, L, S)),
+        "float with -inf": np.where(seen, draw((2, 1, L, S)), -np.inf).astype(np.float32),
+        "bfloat16": draw((L, S), bfloat16),
+    }
+
+
+@pytest.mark.parametrize("name", masks(1, 1))
+@pytest.mark.parametrize("L", [9, 128])
+def test_masks(device, L, name):
+    arrays = qkv((2, 4), L, 135, WIDE, dtype=bfloat16)
+    check(*arrays, device=device, attn_mask=masks(L, 135)[name])
+
+
+def test_grouped_heads(device):
+    q, k, v = draw((2, 6, 40, 64), bfloat16), *(draw((2, 2, 99, 64), bfloat16, n) for n in (1, 2))
+    check(q, k, v, device=device, enable_gqa=True, is_causal=True)
+
+
+def strided(array, how):
+    """The same values in another layout; `odd` starts at an odd multiple of two bytes."""
+    if how == "columns":
+        wide = np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)
+        wide[..., ::2] = array
+        return wide[..., ::2]
+    if how == "heads inside":
+        return np.swapaxes(np.ascontiguousarray(np.swapaxes(array, 1, 2)), 1, 2)
+    if how == "reversed":
+        return np.ascontiguousarray(array[..., ::-1, :])[..., ::-1, :]
+    buffer = np.empty(array.size + 1, array.dtype)
+    start = 1 - buffer.ctypes.data // 2 % 2
+    odd = buffer[start : start + array.size].reshape(array.shape)
+    odd[...] = array
+    assert odd.ctypes.data % 4 == 2
+    return odd
+
+
+@pytest.mark.parametrize("how", ["columns", "heads inside", "reversed", "odd"])
+@pytest.mark.parametrize("E", [64, 33])
+def test_layouts(device, how, E):
+    arrays = qkv((2, 3), 50, 130, E, dtype=bfloat16)
+    check(*(strided(a, how) for a in arrays), device=device, is_causal=True)
+
+
+def test_excluded_keys_do_not_matter(device):
+    """Nor the one that shares a pair with a key that is attended to."""
+    q, k, v = qkv((1, 2), 40, 101, 64, dtype=bfloat16)
+    seen = np.ones((40, 101), bool)
+    seen[:, 7::2] = False
+    for bad in (np.nan, np.inf, -np.inf):
+        spoilt_k, spoilt_v = k.copy(), v.copy()
+        spoilt_k[:, :, 7::2] = bad
+        spoilt_v[:, :, 7::2] = bad
+        check(q, spoilt_k, spoilt_v, device=device, attn_mask=seen)
+    check(q, k[:, :, ::-1], np.full_like(v, np.inf), device=device, attn_mask=np.zeros_like(seen))
+
+
+def test_what_is_not_finite(device):
+    """NaN in its row or column, an infinite value in its column."""
+    q, k, v = qkv((1, 2), 40, 101, 64, dtype=bfloat16)
+    q[0, 0, 3, 5] = np.nan
+    v[0, 0, 20, 9] = np.inf
+    v[0, 1, 21, 8] = np.nan
+    check(q, k, v, device=device)
+    k[0, 1, 50] = np.nan
+    check(q, k, v, device=device, is_causal=True)
+
+
+def test_ranges(device):
+    """Large numbers do not overflow, as 60 weights of more than 1 would make them."""
+    limits = ml_dtypes.finfo(bfloat16)
+    q, k, _ = qkv((1, 2), 40, 60, WIDE, dtype=bfloat16)
+    for value in (2.0**121, 2.0**-100):
+        got = sdpa(q, k, np.full((1, 2, 60, WIDE), value, bfloat16), device=device)
+        np.testing.assert_allclose(got.astype(np.float64), value, rtol=float(limits.eps))
+    far = (draw((1, 2, 40, WIDE)) * 1e15).astype(bfloat16)
+    check(far, k, draw((1, 2, 60, WIDE), bfloat16), device=device)
+
+
+def test_error_is_that_of_rounding_the_weights(device):
+    """Beside the plain computation of the same dtype, which rounds scores and weights too."""
+    q, k, v = qkv((1, 4), 128, 512, 64, dtype=bfloat16)
+    right, _ = attention(q, k, v)
+    scores = np.matmul(q.astype(np.float32), np.swapaxes(k, -1, -2).astype(np.float32)) / 8
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True)).astype(bfloat16)
+    weights = weights.astype(np.float32)
+    plain = np.matmul(weights, v.astype(np.float32)) / weights.sum(axis=-1, keepdims=True)
+    rms = [np.sqrt(((x - right) ** 2).mean()) for x in
+           (sdpa(q, k, v, device=device).astype(np.float64),
+            plain.astype(bfloat16).astype(np.float64))]  # fmt: skip
+    assert rms[0] <= 1.1 * rms[1]
+
+
+def compare_with_reference(call, arrays, device, monkeypatch):
+    """`call(arrays)` -> results, by pairs, beside the reference kernel in float64 and float32."""
+    results = call(arrays)
+    monkeypatch.setenv("CLATTN_KERNEL", "reference")
+    right = call([a.astype(np.float64) for a in arrays])
+    plain = call([a.astype(np.float32) for a in arrays])
+    for got, exact, near in zip(results, right, plain, strict=True):
+        rounded = near.astype(got.dtype).astype(np.float64)
+        floor = largest(exact) * eps(got.dtype) / 2 + largest(exact) * HALF_AN_EPS / 16
+        assert_close(got, exact, 2 * max_error(rounded, exact) + floor)
+
+
+@pytest.mark.parametrize("size", [(20, 75, 33), (128, 300, 64)], ids=str)
+def test_dropout(device, size, monkeypatch):
+    """The same weights are dropped as by the reference kernel."""
+    L, S, E = size
+
+    def call(arrays):
+        return [sdpa(*arrays, device=device, dropout_p=0.3, seed=11, is_causal=True)]
+
+    compare_with_reference(call, qkv((2, 3), L, S, E, dtype=bfloat16), device, monkeypatch)
+
+
+@pytest.mark.parametrize("mode", [1, 3])  # scores, and weights, which another pass writes
+def test_past_present_and_scores(device, mode, monkeypatch):
+    """Past and new keys meet within a pair: an odd number of each."""
+    shapes = [(2, 4, 37, WIDE), (2, 2, 45, WIDE), (2, 2, 45, REST), (2, 2, 51, WIDE),
+              (2, 2, 51, REST)]  # fmt: skip
+    arrays = [draw(shape, bfloat16, n) for n, shape in enumerate(shapes)]
+
+    def call(arrays):
+        q, k, v, past_k, past_v = arrays
+        return clattn.onnx.attention(
+            q, k, v, None, past_k, past_v, is_causal=1, softcap=2.0, return_qk=True,
+            qk_matmul_output_mode=mode, device=device)  # fmt: skip
+
+    compare_with_reference(call, arrays, device, monkeypatch)
+    monkeypatch.setenv("CLATTN_KERNEL", "pairs")
+    got = call(arrays)
+    past_k, key = arrays[3], arrays[1]
+    assert got.present_key.tobytes() == np.concatenate([past_k, key], axis=2).tobytes()
+
+
+def test_the_processor_says_so(device):
+    """The instruction is there: where Linux lists a processor's features."""
+    listed = Path("/proc/cpuinfo")
+    if not listed.exists():
+        pytest.skip("no /proc/cpuinfo")
+    assert "avx512_bf16" in listed.read_text().split()

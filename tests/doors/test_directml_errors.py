@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: MIT
+"""clattn.directml: what is refused, naming the argument, before any OpenCL call.
+
+One row a rule. Every row is one change to a call that is right: arguments to replace, None to
+leave out.
+"""
+
+import itertools
+import re
+
+import clattn
+import ml_dtypes
+import numpy as np
+import pytest
+import references.directml as oracle
+from references.directml import make
+from support.helpers import WHAT_TO_INSTALL, draw, no_opencl, run_python
+
+NAN, INF = float("nan"), float("inf")
+f16, f32, f64 = np.float16, np.float32, np.float64
+B, L, S, H, E, EV, P = 2, 5, 7, 2, 8, 6, 3
+T = P + S
+LENGTH, END_START = "key_sequence_length", "key_sequence_end_start"
+PACKED = "key_query_sequence_length_start_end"
+TENSORS = {
+    "query": (B, L, H * E),
+    "key": (B, S, H * E),
+    "value": (B, S, H * EV),
+    "stacked_query_key": (B, L, H, 2, E),
+    "stacked_key_value": (B, S, H, 2, E),
+    "stacked_query_key_value": (B, L, H, 3, E),
+    "bias": (2 * H * E + H * EV,),
+    "relative_position_bias": (B, H, L, T),
+    "past_key": (B, H, P, E),
+    "past_value": (B, H, P, EV),
+}
+ROLES = {
+    "query": ("query", "stacked_query_key", "stacked_query_key_value"),
+    "key": ("key", "stacked_query_key", "stacked_key_value", "stacked_query_key_value"),
+    "value": ("value", "stacked_key_value", "stacked_query_key_value"),
+}
+
+
+def correct():
+    """Separate sources, a bias, a past of 3 and a relative position bias."""
+    return make(B=B, L=L, S=S, H=H, E=E, Ev=EV, P=P, bias=True,
+                relative_position_bias=draw((B, H, L, T), seed=6))  # fmt: skip
+
+
+def of(dtype, *shape):
+    return np.zeros(shape, dtype)
+
+
+def f(name, *shape):
+    return {name: of(f32, *shape)}
+
+
+def only(**tensors):
+    """Other sources without the extras whose shapes would have to follow."""
+    nothing = dict.fromkeys(TENSORS)
+    return nothing | {name: of(f32, *shape) for name, shape in tensors.items()}
+
+
+def masked(mask_type, *numbers, shape=None):
+    mask = np.array(numbers, np.int32)
+    return {"mask": mask if shape is None else mask.reshape(shape), "mask_type": mask_type}
+
+
+def zeros(mask_type, *shape):
+    return {"mask": of(np.int32, *shape), "mask_type": mask_type}
+
+
+QK, KV, QKV = "stacked_query_key", "stacked_key_value", "stacked_query_key_value"
+RPB, FILTER, HEADS = "relative_position_bias", "mask_filter_value", "head_count"
+# Good key lengths; what follows them in PACKED is wrong.
+GOOD = (4, 10)
+V16 = (B, L, 16)  # a value beside a stacked query and key
+
+ROWS = [  # (what is wrong, exception, pattern in the message, changed arguments)
+    # Shapes of the sources.
+    ("query has rank 2", ValueError, "query", f("query", L, H * E)),
+    ("query has rank 6", ValueError, "query", f("query", 1, 1, 1, B, L, H * E)),
+    ("query's leading dimension is 2", ValueError, "query", f("query", 2, B, L, H * E)),
+    ("query's first of two is 2", ValueError, "query", f("query", 2, 1, B, L, H * E)),
+    ("query's leading dimension is 0", ValueError, "query", f("query", 0, B, L, H * E)),
+    ("query is split into heads", ValueError, "query", f("query", B, L, H, E)),
+    ("query does not divide", ValueError, "query|head_count", f("query", B, L, H * E + 1)),
+    ("key has rank 2", ValueError, "key", f("key", S, H * E)),
+    ("key has rank 6", ValueError, "key", f("key", 1, 1, 1, B, S, H * E)),
+    ("key's leading dimension is 3", ValueError, "key", f("key", 1, 3, B, S, H * E)),
+    ("key has another batch", ValueError, "key", f("key", 3, S, H * E)),
+    ("key's batch would broadcast", ValueError, "key", f("key", 1, S, H * E)),
+    ("key is wider", ValueError, "key", f("key", B, S, H * E + H)),
+    ("value has rank 2", ValueError, "value", f("value", S, H * EV)),
+    ("value's leading dimension is 2", ValueError, "value", f("value", 2, B, S, H * EV)),
+    ("value has another batch", ValueError, "value", f("value", 1, S, H * EV)),
+    ("value has other keys", ValueError, "value", f("value", B, S + 1, H * EV)),
+    ("value does not divide", ValueError, "value|head_count", f("value", B, S, H * EV + 1)),
+    ("query and key has rank 4", ValueError, QK, only(**{QK: (B, L, H * 2, E), "value": V16})),
+    ("query and key has rank 6", ValueError, QK,
+     only(**{QK: (1, B, L, H, 2, E), "value": V16})),
+    ("query and key stacks three", ValueError, QK, only(**{QK: (B, L, H, 3, E), "value": V16})),
+    ("query and key stacks outside", ValueError, f"{QK}|{HEADS}",
+     only(**{QK: (B, L, 3, 2, E), "value": V16})),
+    ("stacked, value has other keys", ValueError, "value",
+     only(**{QK: (B, L, H, 2, E), "value": (B, S, 16)})),
+    ("stacked, value has another batch", ValueError, "value",
+     only(**{QK: (B, L, H, 2, E), "value": (1, L, 16)})),
+    ("key and value has rank 3", ValueError, KV, only(**{"query": (B, L, 16), KV: (B, S, 32)})),
+    ("key and value stacks one", ValueError, KV, only(**{"query": V16, KV: (B, S, H, 1, E)})),
+    ("key and value has other heads", ValueError, f"{KV}|{HEADS}",
+     only(**{"query": (B, L, 24), KV: (B, S, 3, 2, E)})),
+    ("key and value has another E", ValueError, f"{KV}|query",
+     only(**{"query": (B, L, 16), KV: (B, S, H, 2, E + 1)})),
+    ("key and value has another batch", ValueError, f"{KV}|query",
+     only(**{"query": (B, L, 16), KV: (3, S, H, 2, E)})),
+    ("all three has rank 4", ValueError, QKV, only(**{QKV: (B, L, H * 3, E)})),
+    ("all three stacks two", ValueError, QKV, only(**{QKV: (B, L, H, 2, E)})),
+    ("all three has other heads", ValueError, f"{QKV}|{HEADS}", only(**{QKV: (B, L, 4, 3, E)})),
+    ("all three stacks before heads", ValueError, QKV, only(**{QKV: (B, L, 3, H, E)})),
+    # Bias, relative position bias, past.
+    ("bias has rank 0", ValueError, "bias", {"bias": of(f32)}),
+    ("bias has rank 6", ValueError, "bias", f("bias", 1, 1, 1, 1, 1, 44)),
+    ("bias has leading 2", ValueError, "bias", f("bias", 2, 44)),
+    ("bias is short", ValueError, "bias", f("bias", 43)),
+    ("bias is long", ValueError, "bias", f("bias", 48)),
+    ("bias would broadcast", ValueError, "bias", f("bias", 1)),
+    ("bias is transposed", ValueError, "bias", f("bias", 44, 1)),
+    ("relative has rank 3", ValueError, RPB, f(RPB, H, L, T)),
+    ("relative has rank 6", ValueError, RPB, f(RPB, 1, 1, B, H, L, T)),
+    ("relative has leading 2", ValueError, RPB, f(RPB, 2, B, H, L, T)),
+    ("relative lacks the past", ValueError, RPB, f(RPB, B, H, L, S)),
+    ("relative is transposed", ValueError, RPB, f(RPB, B, H, T, L)),
+    ("relative has other heads", ValueError, RPB, f(RPB, B, 3, L, T)),
+    ("relative has another batch", ValueError, RPB, f(RPB, 3, 1, L, T)),
+    ("relative is empty", ValueError, RPB, f(RPB, B, H, 0, T)),
+    ("past_key alone", ValueError, "past_value", {"past_value": None, RPB: None}),
+    ("past_value alone", ValueError, "past_key", {"past_key": None, RPB: None}),
+    ("past_key has rank 3", ValueError, "past_key", f("past_key", B, P, H * E)),
+    ("past_key has rank 6", ValueError, "past_key", f("past_key", 1, 1, B, H, P, E)),
+    ("past_key has leading 2", ValueError, "past_key", f("past_key", 2, B, H, P, E)),
+    ("past_key has another batch", ValueError, "past_key", f("past_key", 1, H, P, E)),
+    ("past_key has other heads", ValueError, "past_key", f("past_key", B, 1, P, E)),
+    ("past_key has another E", ValueError, "past_key", f("past_key", B, H, P, E + 1)),
+    ("past_key is transposed", ValueError, "past_key", f("past_key", B, P, H, E)),
+    ("past_value has rank 3", ValueError, "past_value", f("past_value", B, P, H * EV)),
+    ("past_value has leading 3", ValueError, "past_value", f("past_value", 3, B, H, P, EV)),
+    ("past_value has another length", ValueError, "past_value|past_key",
+     f("past_value", B, H, P + 1, EV)),
+    ("past_value has E for Ev", ValueError, "past_value", f("past_value", B, H, P, E)),
+    ("past_value has another batch", ValueError, "past_value", f("past_value", 3, H, P, EV)),
+    # Masks: type and tensor.
+    ("a mask without a type", ValueError, "mask", {"mask": of(np.int32, B, T)}),
+    ("a mask with 'none'", ValueError, "mask", zeros("none", B, T)),
+    *((f"no mask with {kind}", ValueError, "mask", {"mask_type": kind})
+      for kind in ("boolean", LENGTH, END_START, PACKED)),
+    ("an unknown type", ValueError, "mask_type", zeros("bool", B, T)),
+    ("an empty type", ValueError, "mask_type", zeros("", B, T)),
+    ("a type in capitals", ValueError, "mask_type", zeros("BOOLEAN", B, T)),
+    ("mask_type is None", TypeError, "mask_type", zeros(None, B, T)),
+    ("mask_type is a number", TypeError, "mask_type", zeros(1, B, T)),
+    ("mask is a list", TypeError, "mask", {"mask": [[1] * T] * B, "mask_type": "boolean"}),
+    ("mask is masked", TypeError, "mask",
+     {"mask": np.ma.masked_array(of(np.int32, B, T)), "mask_type": "boolean"}),
+    *((f"mask is {np.dtype(t)}", TypeError, "mask", {"mask": of(t, B, T), "mask_type": "boolean"})
+      for t in (bool, np.int64, np.uint32, np.int16, f32)),
+    ("lengths are int64", TypeError, "mask", {"mask": of(np.int64, B), "mask_type": LENGTH}),
+    # Masks: shapes.
+    ("boolean of rank 0", ValueError, "mask", zeros("boolean")),
+    ("boolean of rank 1", ValueError, "mask", zeros("boolean", T)),
+    ("boolean of rank 6", ValueError, "mask", zeros("boolean", 1, 1, B, H, L, T)),
+    ("boolean without the past", ValueError, "mask", zeros("boolean", B, S)),
+    ("boolean of (L, T)", ValueError, "mask", zeros("boolean", L, T)),
+    ("boolean of another batch", ValueError, "mask", zeros("boolean", 3, L, T)),
+    ("boolean of another L", ValueError, "mask", zeros("boolean", B, L + 1, T)),
+    ("boolean, transposed", ValueError, "mask", zeros("boolean", B, T, L)),
+    ("boolean of other heads", ValueError, "mask", zeros("boolean", B, 3, L, T)),
+    ("boolean of 4-D, another batch", ValueError, "mask", zeros("boolean", 3, 1, 1, T)),
+    ("boolean of 4-D, another T", ValueError, "mask", zeros("boolean", B, H, L, T - 1)),
+    ("boolean of 5-D, leading 2", ValueError, "mask", zeros("boolean", 2, B, H, L, T)),
+    ("lengths of rank 0", ValueError, "mask", zeros(LENGTH)),
+    ("lengths of rank 6", ValueError, "mask", zeros(LENGTH, 1, 1, 1, 1, 1, B)),
+    ("one length for two", ValueError, "mask", zeros(LENGTH, 1)),
+    ("three lengths for two", ValueError, "mask", zeros(LENGTH, 3)),
+    ("lengths in a column", ValueError, "mask", zeros(LENGTH, B, 1)),
+    ("lengths twice", ValueError, "mask", zeros(LENGTH, 3, B)),
+    ("a boolean for lengths", ValueError, "mask", zeros(LENGTH, B, T)),
+    ("ends without starts", ValueError, "mask", zeros(END_START, B)),
+    ("ends and starts in three rows", ValueError, "mask", zeros(END_START, 3, B)),
+    ("ends and starts, leading 2", ValueError, "mask", zeros(END_START, 2, 2, B)),
+    ("ends and starts for three", ValueError, "mask", zeros(END_START, 6)),
+    ("packed, short", ValueError, "mask", zeros(PACKED, 3 * B + 1)),
+    ("packed, long", ValueError, "mask", zeros(PACKED, 3 * B + 3)),
+    ("packed, leading 2", ValueError, "mask", zeros(PACKED, 2, 3 * B + 2)),
+    ("packed, 3 by B", ValueError, "mask", zeros(PACKED, 3, B)),
+    # Masks: numbers.
+    ("negative length", ValueError, "mask", masked(LENGTH, -1, 4)),
+    ("length beyond T", ValueError, "mask", masked(LENGTH, 4, T + 1)),
+    ("length of INT_MIN", ValueError, "mask", masked(LENGTH, 4, -(2**31))),
+    ("length of INT_MAX", ValueError, "mask", masked(LENGTH, 2**31 - 1, 4)),
+    ("negative end", ValueError, "mask", masked(END_START, 4, -1, 0, 0)),
+    ("end beyond T", ValueError, "mask", masked(END_START, T + 1, 4, 0, 0)),
+    ("negative start", ValueError, "mask", masked(END_START, 4, 4, -1, 0)),
+    ("start beyond T", ValueError, "mask", masked(END_START, 4, 4, 0, T + 1, shape=(2, 2))),
+    ("packed, negative length", ValueError, "mask", masked(PACKED, 4, -1, 0, 5, 10, 0, 10, 20)),
+    ("packed, length beyond T", ValueError, "mask", masked(PACKED, T + 1, 1, 0, 5, 10, 0, 10, 20)),
+    ("packed, negative query start", ValueError, "mask",
+     masked(PACKED, *GOOD, -1, 5, 10, 0, 10, 20)),
+    ("packed, query starts decrease", ValueError, "mask",
+     masked(PACKED, *GOOD, 5, 4, 10, 0, 10, 20)),
+    ("packed, query end decreases", ValueError, "mask", masked(PACKED, *GOOD, 0, 5, 4, 0, 10, 20)),
+    ("packed, too many queries", ValueError, "mask", masked(PACKED, *GOOD, 0, 5, 11, 0, 10, 20)),
+    ("packed, negative key start", ValueError, "mask", masked(PACKED, *GOOD, 0, 5, 10, -2, 10, 20)),
+    ("packed, key starts decrease", ValueError, "mask", masked(PACKED, *GOOD, 0, 5, 10, 3, 2, 20)),
+    ("packed, key end decreases", ValueError, "mask", masked(PACKED, *GOOD, 0, 5, 10, 0, 10, 9)),
+    ("packed, too many keys", ValueError, "mask", masked(PACKED, *GOOD, 0, 5, 10, 0, 10, 21)),
+    ("packed, INT_MAX keys", ValueError, "mask", masked(PACKED, *GOOD, 0, 5, 10, 0, 0, 2**31 - 1)),
+    # Numbers.
+    *((f"{name} is {value!r}", TypeError, name, {name: value})
+      for name in ("scale", FILTER) for value in ("1", [1.0], 1j, None)),
+    *((f"{name} is {value!r}", ValueError, name, {name: value})
+      for name in ("scale", FILTER) for value in (NAN, INF, -INF, 1e39, 10**400)),
+    *((f"head_count is {value!r}", TypeError, HEADS, {HEADS: value})
+      for value in (2.0, "2", None, [2])),
+    *((f"head_count is {value!r}", ValueError, HEADS, {HEADS: value})
+      for value in (0, -2, 3, 2**31, 2**32 + 2, 2**64 + 2)),
+    ("device is a number", TypeError, "device", {"device": 7}),
+    ("an unknown argument", TypeError, "attn_mask", {"attn_mask": None}),
+]  # fmt: skip
+WRONG_KINDS = {
+    "a list": [[[1.0, 2.0]]],
+    "a number": 3.0,
+    "text": "tensor",
+    "int32": np.int32,
+    "bool": bool,
+    "float64": f64,
+    "bfloat16": ml_dtypes.bfloat16,
+    "another float type": f16,
+}
+
+
+def kinds(name):
+    """Rows in which the tensor is no tensor of the call's type."""
+    base = {} if name in correct() else {
+        QK: only(**{"value": V16}), KV: only(query=(B, L, 16)), QKV: only(),
+    }[name]  # fmt: skip
+    for said, kind in WRONG_KINDS.items():
+        if name == QKV and kind is f16:
+            continue  # the only tensor has no other beside it
+        wrong = of(kind, *TENSORS[name]) if isinstance(kind, type) else kind
+        # Of two sources of different float types either may be called the odd one.
+        source = any(name in names for names in ROLES.values())
+        pattern = "query|key|value" if kind is f16 and source else name
+        yield (f"{name} is {said}", TypeError, pattern, base | {name: wrong})
+
+
+ROWS += [row for name in TENSORS for row in kinds(name)]
+
+
+def refuse(row):
+    """The row's call raises exactly its exception, with the argument in the message."""
+    _, exception, pattern, changed = row
+    arguments = correct() | changed
+    with pytest.raises(exception, match=pattern) as caught:
+        clattn.directml.multihead_attention(**arguments)
+    assert caught.type is exception
+
+
+@pytest.fixture(autouse=True)
+def reference_kernel(monkeypatch):
+    """The correct calls need no kernel of their own."""
+    monkeypatch.setenv("CLATTN_KERNEL", "reference")
+
+
+def assert_it_still_works(device):
+    call = correct()
+    got = clattn.directml.multihead_attention(**call, device=device).output
+    assert (np.abs(got - oracle.attention(call)) <= oracle.tolerance(call)).all()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
+def test_wrong_arguments(device, row):
+    """The exception of the row; afterwards the correct call works."""
+    refuse(row)
+    assert_it_still_works(device)
+
+
+def wrong_sources():
+    """Every set of source tensors but the four right ones: (names, who takes which role)."""
+    names = [n for n in TENSORS if n in {n for role in ROLES.values() for n in role}]
+    for count in range(len(names) + 1):
+        for given in itertools.combinations(names, count):
+            takers = {role: [n for n in ROLES[role] if n in given] for role in ROLES}
+            if any(len(found) != 1 for found in takers.values()):
+                yield given, takers
+
+
+def refuse_sources(given, takers):
+    """ValueError that names all tensors that collide in some role, or a role that is missing."""
+    call = make() | only(**{name: TENSORS[name] for name in given})
+    with pytest.raises(ValueError, match=r"query|key|value") as caught:
+        clattn.directml.multihead_attention(**call)
+    assert caught.type is ValueError
+    said = set(re.findall(r"\w+", str(caught.value)))
+    collide = [set(found) for found in takers.values() if len(found) > 1]
+    missing = [{role} for role, found in takers.items() if not found]
+    assert any(names <= said for names in collide + missing), (given, str(caught.value))
+
+
+def test_wrong_sources(device):
+    """60 of the 64 sets; {} and all six among them."""
+    cases = list(wrong_sources())
+    assert len(cases) == 60
+    for given, takers in cases:
+        refuse_sources(given, takers)
+    assert_it_still_works(device)
+
+
+def refuse_missing_arguments():
+    """scale and head_count have no defaults; all but the first three go by name."""
+    for name in ("scale", "head_count"):
+        call = correct()
+        del call[name]
+        with pytest.raises(TypeError, match=name):
+            clattn.directml.multihead_attention(**call)
+    call = correct()
+    query, key, value = (call.pop(name) for name in ("query", "key", "value"))
+    with pytest.raises(TypeError):
+        clattn.directml.multihead_attention(query, key, value, None, **call)
+    with pytest.raises(TypeError, match="query"):
+        clattn.directml.multihead_attention(query, key, value, query=query, **call)
+
+
+def test_missing_arguments(device):
+    refuse_missing_arguments()
+    assert_it_still_works(device)
+
+
+def refuse_all_without_opencl():
+    """Run by test_arguments_are_checked_before_opencl in a process that has no driver."""
+    with pytest.raises(clattn.DeviceError) as caught:
+        clattn.directml.multihead_attention(**correct())
+    for row in ROWS:
+        refuse(row)
+    for given, takers in wrong_sources():
+        refuse_sources(given, takers)
+    refuse_missing_arguments()
+    with pytest.raises(clattn.DeviceError):
+        clattn.directml.multihead_attention(**correct())
+    print(caught.value)
+
+
+def test_arguments_are_checked_before_opencl(tmp_path):
+    """Without a driver wrong calls raise as ever, a right one DeviceError with what to install."""
+    code = "import test_directml_errors as t; t.refuse_all_without_opencl()"
+    said = run_python(code, env=no_opencl(tmp_path)).stdout
+    assert any(word in said for word in WHAT_TO_INSTALL), said

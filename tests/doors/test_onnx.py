@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: MIT
+"""clattn.onnx.attention: Y, for every kind of input, against the oracle of reference_onnx.py.
+
+What else comes out, and the operator as first published: test_onnx_outputs.py; special numbers
+and random calls: test_onnx_properties.py. Cross products of types and options run with the
+reference kernel alone, whose head sizes are data: each combination is a program to build.
+"""
+
+import contextlib
+import itertools
+
+import clattn
+import numpy as np
+import pytest
+from references.attention import DTYPES, bfloat16, float16, float32, float64
+from references.onnx import attention, check, joined_heads, tolerances
+from support.helpers import assert_close, draw
+from test_attention_layouts import LAYOUTS, ODD
+
+pytestmark = pytest.mark.tensors
+
+LENGTHS = list(itertools.product((1, 16, 17, 33, 40), (0, 1, 13, 200)))
+B, HQ, HK, L, S, E, P = 2, 4, 2, 17, 33, 8, 13
+INT_TYPES = [np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
+MASK_TYPES = [np.dtype(bool), *DTYPES, *INT_TYPES]
+
+
+def inputs(L=L, S=S, heads=(HQ, HK), Ev=E, E=E, B=B, dtype=float32, v_dtype=None, seed=0):
+    """Q, K, V with four dimensions."""
+    hq, hk = heads
+    K, V = draw((B, hk, S, E), dtype, seed + 1), draw((B, hk, S, Ev), v_dtype or dtype, seed + 2)
+    return draw((B, hq, L, E), dtype, seed), K, V
+
+
+def cache(P=P, heads=HK, Ev=E, E=E, B=B, dtype=float32, v_dtype=None):
+    """past_key and past_value that belong to `inputs`."""
+    return draw((B, heads, P, E), dtype, 5), draw((B, heads, P, Ev), v_dtype or dtype, 6)
+
+
+def flat(arrays, heads=(HQ, HK)):
+    """The same call with three dimensions: (arguments, options)."""
+    Q, K, V, *rest = arrays
+    options = {"q_num_heads": heads[0], "kv_num_heads": heads[1]}
+    return [*(joined_heads(a) for a in (Q, K, V)), *rest], options
+
+
+def mask_of(dtype, shape, seed=9):
+    """True or False, small integers, or floats with -inf in a quarter of the places."""
+    numbers = draw(shape, seed=seed)
+    if dtype.kind == "b":
+        return numbers > 0
+    if dtype.kind in "iu":
+        return np.abs(np.rint(2 * numbers)).astype(dtype) * (1 if dtype.kind == "u" else -1)
+    return np.where(draw(shape, seed=seed + 1) > 0.7, -np.inf, numbers).astype(dtype)
+
+
+@pytest.fixture
+def reference_kernel(monkeypatch):
+    monkeypatch.setenv("CLATTN_KERNEL", "reference")
+
+
+@pytest.mark.parametrize("rank", [3, 4])
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (5, 1), (1, 1)], ids=str)
+def test_head_counts_and_ranks(device, kernel, heads, rank):
+    """MHA, GQA and MQA: query head h reads head h // g. With four dimensions counts may be told."""
+    arrays, options = inputs(heads=heads), {}
+    if rank == 3:
+        arrays, options = flat(arrays, heads)
+    got = check(*arrays, device=device, **options)
+    if rank == 4:
+        again = check(*arrays, device=device, q_num_heads=heads[0], kv_num_heads=heads[1])
+        assert again.Y.tobytes() == got.Y.tobytes()
+        assert check(*arrays, device=device, q_num_heads=heads[0]).Y.tobytes() == got.Y.tobytes()
+
+
+@pytest.mark.parametrize("rank", [3, 4])
+def test_values_of_another_size(device, kernel, rank):
+    arrays, options = flat(inputs(Ev=5)) if rank == 3 else (inputs(Ev=5), {})
+    got = check(*arrays, device=device, **options)
+    assert got.Y.shape == ((B, L, HQ * 5) if rank == 3 else (B, HQ, L, 5))
+
+
+@pytest.mark.parametrize("is_causal", [0, 1], ids=["all", "causal"])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_lengths(device, kernel, lengths, is_causal):
+    """Tiles and rests; causality without a past starts at the top left, whatever the lengths."""
+    check(*inputs(*lengths), device=device, is_causal=is_causal)
+
+
+@pytest.mark.parametrize("v_dtype", DTYPES, ids=lambda d: f"V-{d}")
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: f"QK-{d}")
+def test_every_pair_of_types(device, reference_kernel, dtype, v_dtype):
+    """T1 for Q, K and Y, T2 for V: sixteen pairs. With a past, so that another file shares them."""
+    types = {"dtype": dtype, "v_dtype": v_dtype}
+    check(*inputs(**types), None, *cache(**types), device=device)
+
+
+@pytest.mark.parametrize("types", [(float16, float16), (bfloat16, float32)], ids=str)
+def test_pairs_of_types_with_the_kernel_that_clattn_chooses(device, types):
+    dtype, v_dtype = types
+    check(*inputs(dtype=dtype, v_dtype=v_dtype), device=device)
+    check(*inputs(dtype=dtype, v_dtype=v_dtype, L=1, S=200), device=device)
+
+
+@pytest.mark.parametrize("dtype", MASK_TYPES, ids=str)
+def test_masks_of_every_type(device, reference_kernel, dtype):
+    """Thirteen: bool says who attends, everything else is converted and added."""
+    check(*inputs(), mask_of(dtype, (HQ, L, S)), device=device)
+    check(*inputs(), mask_of(dtype, (B, 1, 1, S - 3)), device=device)  # short
+
+
+@pytest.mark.parametrize(
+    "types",
+    [(float16, np.dtype(np.int8)), (float16, float64), (bfloat16, float16), (bfloat16, bool),
+     (float64, np.dtype(np.int64)), (float64, float64)],
+    ids=lambda t: f"{t[0]}-mask-{np.dtype(t[1])}",
+)  # fmt: skip
+def test_masks_beside_other_types(device, reference_kernel, types):
+    dtype, mask_dtype = types
+    check(*inputs(dtype=dtype), mask_of(np.dtype(mask_dtype), (L, S)), device=device)
+
+
+def test_masks_of_64_bits_are_not_cut_to_32(device, reference_kernel):
+    """What -2**40 or 2**40 + 3 turns into in 32 bits would be next to nothing.
+
+    The query is zero, so nothing is lost by adding it to a large number.
+    """
+    values = [(-(2**40), "i8"), (2**40 + 3, "i8"), (-(2**63), "i8"), (2**63, "u8"), (2**31, "u4")]
+    Q, K, V = inputs()
+    for value, dtype in values:
+        mask = np.zeros((L, S), dtype)
+        mask[:, ::2] = value
+        check(0 * Q, K, V, mask, device=device)
+
+
+BROADCASTS = [  # with T for the last; it may be 1 in opset 23 alone
+    shape[dropped:]
+    for dropped in range(4)
+    for shape in itertools.product((B, 1), (HQ, 1), (L, 1), (S, 1))
+    if all(n == (B, HQ, L, S)[i] for i, n in enumerate(shape) if i < dropped)
+]
+
+
+@pytest.mark.parametrize("dtype", [bool, np.float32], ids=["bool", "float"])
+def test_every_broadcast_shape_of_every_rank(device, kernel, dtype):
+    """Opset 23: as NumPy broadcasts. Aligned to the right, so three dimensions start at heads."""
+    assert len(BROADCASTS) == 16 + 8 + 4 + 2
+    for shape in BROADCASTS:
+        check(*inputs(), mask_of(np.dtype(dtype), shape), device=device, opset=23)
+
+
+@pytest.mark.parametrize("opset", [24, 25])
+@pytest.mark.parametrize("dtype", [bool, np.float32], ids=["bool", "float"])
+def test_short_masks(device, kernel, dtype, opset):
+    """From 24 on missing columns are -inf: a last dimension of 1 is the first key, 0 is none."""
+    for lead, last in itertools.product([(), (1,), (L,), (HQ, 1), (B, 1, L)], (0, 1, 16, S - 1)):
+        mask = mask_of(np.dtype(dtype), (*lead, last))
+        got = check(*inputs(), mask, device=device, opset=opset)
+        assert last or not got.Y.any()
+        past = cache()
+        check(*inputs(), mask_of(np.dtype(dtype), (*lead, last + P)), *past, device=device)
+
+
+def test_short_masks_of_small_integers(device, reference_kernel):
+    """They have no -inf of their own to be padded with."""
+    for dtype in (np.dtype(np.uint8), np.dtype(np.int64)):
+        mask = mask_of(dtype, (L, 5))
+        got = check(*inputs(), mask, device=device)
+        Q, K, V = inputs()
+        cut = attention(Q, K[:, :, :5], V[:, :, :5], mask).Y
+        assert_close(got.Y, cut, tolerances(Q, K, V, mask).Y)
+
+
+@pytest.mark.parametrize("opset", [23, 24, 25])
+def test_every_opset_is_the_corrected_one(device, reference_kernel, opset):
+    """Softcap before the mask, causality and mask together, offset by the past, in 23 as well."""
+    mask = mask_of(float32, (HQ, L, S + P))
+    options = {"is_causal": 1, "softcap": 0.7, "opset": opset}
+    got = check(*inputs(), mask, *cache(), device=device, **options)
+    del options["opset"]
+    default = check(*inputs(), mask, *cache(), device=device, **options)
+    assert default.Y.tobytes() == got.Y.tobytes()
+
+
+@pytest.mark.parametrize("is_causal", [0, 1], ids=["all", "causal"])
+@pytest.mark.parametrize("P", [0, 1, P])
+def test_past(device, kernel, P, is_causal):
+    """Offset P; with no new keys at all too. Three dimensions have a past of four."""
+    for L, S in ((1, 1), (17, 33), (5, 0), (3, 200)):
+        arrays = (*inputs(L, S), None, *cache(P))
+        got = check(*arrays, device=device, is_causal=is_causal)
+        assert got.present_key.shape == (B, HK, P + S, E)
+        arrays, counts = flat(arrays)
+        check(*arrays, device=device, is_causal=is_causal, **counts)
+
+
+@pytest.mark.parametrize("types", [(float64, float32), (float16, bfloat16), (bfloat16, bfloat16)],
+                         ids=str)  # fmt: skip
+def test_past_of_other_types_and_sizes(device, reference_kernel, types):
+    dtype, v_dtype = types
+    sizes = {"Ev": 5, "dtype": dtype, "v_dtype": v_dtype}
+    check(*inputs(**sizes), None, *cache(**sizes), device=device)
+
+
+NONPAD = [(33, 20), (17, 33), (5, 16), (0, 33), (1, 0), (0, 0)]
+
+
+@pytest.mark.parametrize("is_causal", [0, 1], ids=["all", "causal"])
+@pytest.mark.parametrize("lengths", NONPAD, ids=str)
+def test_nonpad_kv_seqlen(device, kernel, lengths, is_causal):
+    """Offset n - L, one for each batch; a negative one leaves the first rows empty, n = 0 all."""
+    for rows, opset in ((17, 24), (1, 25), (40, 25)):
+        arrays = (*inputs(rows), None, None, None, np.array(lengths))
+        got = check(*arrays, device=device, is_causal=is_causal, opset=opset)
+        for b, length in enumerate(lengths):
+            empty = max(0, rows - length) if is_causal else rows * (length == 0)
+            assert not got.Y[b, :, :empty].any() and got.Y[b, :, empty:].all()
+
+
+def test_long_caches(device, kernel):
+    """Many blocks of keys, of which each batch and each row needs another number."""
+    for rows in (1, 33):
+        args = (*inputs(rows, 1000), None, None, None, np.array([700, 97]))
+        check(*args, device=device)
+        check(*args, device=device, is_causal=1)
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_nonpad_kv_seqlen_and_masks(device, reference_kernel, kind):
+    """Short masks that reach the longest length; a row that both together leave empty."""
+    lengths = np.array([20, 7])
+    for shape in ((20,), (L, 21), (B, HQ, L, S), (HQ, 1, 30)):
+        mask = mask_of(np.dtype(bool if kind == "bool" else np.float32), shape)
+        for is_causal in (0, 1):
+            check(*inputs(), mask, None, None, lengths, device=device, is_causal=is_causal)
+    late = np.arange(S) >= 7
+    late = late if kind == "bool" else np.where(late, 0, -np.inf).astype(np.float32)
+    assert not check(*inputs(), late, None, None, lengths, device=device).Y[1].any()
+
+
+WINDOWS = [(0, 0), (3, 0), (0, 3), (5, 7), (-1, 2), (2, -1), (-1, -1), (200, 200), (40, 0)]
+
+
+@pytest.mark.parametrize("is_causal", [0, 1], ids=["both ways", "causal"])
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_windows(device, reference_kernel, window, is_causal):
+    """p - left ... p + right, p = i + offset, beside a past, lengths, and neither."""
+    options = {"left_window_size": window[0], "right_window_size": window[1]}
+    options |= {"is_causal": is_causal, "device": device}
+    for lengths in ((33, 33), (17, 50), (50, 17)):
+        check(*inputs(*lengths), **options)
+    check(*inputs(), None, *cache(), **options)
+    check(*inputs(), None, None, None, np.array([33, 9]), **options)
+
+
+@pytest.mark.parametrize("window", [(3, 0), (5, 7), (2, -1)], ids=str)
+def test_windows_with_the_kernel_that_clattn_chooses(device, window):
+    options = {"left_window_size": window[0], "right_window_size": window[1]}
+    for lengths in ((40, 40), (17, 200), (40, 13)):
+        check(*inputs(*lengths), device=device, **options)
+    check(*inputs(), None, *cache(), device=device, **options)
+
+
+def test_window_bounds_near_the_end_of_64_bits(device, reference_kernel):
+    """p + right must not wrap around, from a past or a negative offset either."""
+    for args in ((), (None, *cache()), (None, None, None, np.array([3, 33]))):
+        right, allowed = attention(*inputs(), *args), tolerances(*inputs(), *args)
+        for huge in (2**31 - 1, 2**31, 2**32, 2**62, 2**63 - 1):
+            options = {"left_window_size": huge, "right_window_size": huge, "device": device}
+            got = clattn.onnx.attention(*inputs(), *args, **options)
+            assert_close(got.Y, right.Y, allowed.Y)
+
+
+@pytest.mark.parametrize("scale", [None, 0.3, 0.0, 2, 5.0, 1e-30, np.float32(0.5)], ids=repr)
+def test_scale(device, kernel, scale):
+    """Any finite number that has a square root."""
+    check(*inputs(), device=device, scale=scale)
+
+
+@pytest.mark.parametrize("softcap", [0, 0.5, 5.0, 50.0, np.float32(3)], ids=repr)
+def test_softcap(device, kernel, softcap):
+    """Of the scaled score, with scores well beyond the cap too."""
+    check(*inputs(), device=device, softcap=softcap)
+    check(*inputs(), device=device, softcap=softcap, scale=4.0)
+
+
+@pytest.mark.parametrize("precision", [1, 10, 11, 16])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_softmax_precision(device, reference_kernel, dtype, precision):
+    """More precision than asked for is allowed: float32 at least, float64 for float64."""
+    check(*inputs(dtype=dtype), device=device, softmax_precision=precision)
+    check(*inputs(1, 200, dtype=dtype), device=device, softmax_precision=precision)
+
+
+def test_half_types_do_not_overflow_on_the_way(device, reference_kernel):
+    """A product of 8 * 300 * 300 exceeds float16; after the scale it is small again."""
+    Q, K, V = inputs(dtype=float16)
+    check(Q * 300, K * 300, V, device=device, scale=1e-5)
+
+
+EMPTIES = {  # L, S, heads, Ev, E, B
+    "B": (5, 7, (4, 2), 8, 8, 0),
+    "L": (0, 7, (4, 2), 8, 8, 2),
+    "S": (5, 0, (4, 2), 8, 8, 2),
+    "L and S": (0, 0, (4, 2), 8, 8, 2),
+    "Ev": (5, 7, (4, 2), 0, 8, 2),
+    "E": (5, 7, (4, 2), 8, 0, 2),
+    "E and S": (5, 0, (4, 2), 8, 0, 2),
+}
+
+
+@pytest.mark.parametrize("rank", [3, 4])
+@pytest.mark.parametrize("sizes", EMPTIES.values(), ids=EMPTIES)
+def test_empty_dimensions(device, reference_kernel, sizes, rank):
+    """Empty results; zeros without keys; without E every score is 0, so the mean of the values."""
+    L, S, _, Ev, E, B = sizes
+    for past in ((), (None, *cache(0, B=B, E=E, Ev=Ev)), (None, *cache(3, B=B, E=E, Ev=Ev))):
+        arrays, options = (*inputs(*sizes), *past), {}
+        if rank == 3:
+            arrays, options = flat(arrays)
+        check(*arrays, device=device, **options)
+    lengths = np.full(B, S)
+    check(*inputs(*sizes), np.ones((L, S), bool), None, None, lengths, device=device)
+
+
+def test_no_query_heads(device, reference_kernel):
+    """0 / Hk is whole: an empty result, or a refusal."""
+    Q, K, V = inputs()
+    with contextlib.suppress(ValueError):
+        assert clattn.onnx.attention(Q[:, :0], K, V, device=device).Y.shape == (B, 0, L, E)
+    check(Q, K, V, device=device)
+
+
+layouts = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda f: f.__name__)
+
+
+@layouts
+def test_strides(device, kernel, layout):
+    """Transposed, reversed, cut out of something larger: inputs and past, in either rank."""
+    check(*(layout(a) for a in inputs()), device=device)
+    check(*(layout(a) for a in inputs()), None, *(layout(a) for a in cache()), device=device)
+    flat_inputs, counts = flat(inputs())
+    check(*(layout(a) for a in flat_inputs), device=device, **counts)
+
+
+@layouts
+def test_strides_of_masks(device, kernel, layout):
+    check(*inputs(), layout(mask_of(float32, (B, HQ, L, S))), device=device)
+    check(*inputs(), layout(mask_of(np.dtype(bool), (B, HQ, L, S))), device=device)
+
+
+def test_zero_strides(device, kernel):
+    """broadcast_to: one head for all, one row for all."""
+    Q, K, V = inputs()
+    check(Q, np.broadcast_to(K[:, :1], K.shape), np.broadcast_to(V[:1], V.shape), device=device)
+    check(np.broadcast_to(Q[:, :, :1], Q.shape), K, V, device=device)
+    mask = np.broadcast_to(mask_of(float32, (S,)), (B, HQ, L, S))
+    check(Q, K, V, mask, device=device)
+    for lengths in (np.broadcast_to(np.int64(9), B), np.array([33, 0, 9])[::-2]):
+        check(Q, K, V, None, None, None, lengths, device=device)
+
+
+@pytest.mark.parametrize("layout", ODD, ids=lambda f: f.__name__)
+def test_odd_layouts_are_right_or_a_type_error(device, reference_kernel, layout):
+    """Misaligned and byte-swapped: right, or refused, one argument at a time."""
+    arguments = [*inputs(), mask_of(float32, (L, S + P)), *cache()]
+    for n, argument in enumerate(arguments):
+        changed = [layout(argument) if n == m else a for m, a in enumerate(arguments)]
+        with contextlib.suppress(TypeError):
+            check(*changed, device=device)
+    check(*arguments, device=device)
+
+
+def test_same_call_same_bits(device, kernel):
+    arrays = (*inputs(40, 200), None, *cache())
+    first = clattn.onnx.attention(*arrays, is_causal=1, device=device)
+    for _ in range(3):
+        again = clattn.onnx.attention(*arrays, is_causal=1, device=device)
+        assert all(a is b or a.tobytes() == b.tobytes() for a, b in zip(first, again, strict=True))
+
+
+def test_arguments_by_position_and_by_name(device, reference_kernel):
+    """The seven inputs in ONNX's order; attributes have names only."""
+    Q, K, V = inputs()
+    lengths = np.array([33, 9])
+    mask = mask_of(float32, (L, S))
+    by_name = {"V": V, "nonpad_kv_seqlen": lengths, "K": K, "attn_mask": mask, "Q": Q}
+    got = clattn.onnx.attention(**by_name, device=device)
+    assert_close(got.Y, attention(Q, K, V, mask, None, None, lengths).Y,
+                 tolerances(Q, K, V, mask, None, None, lengths).Y)  # fmt: skip
+    again = clattn.onnx.attention(Q, K, V, mask, None, None, lengths, device=device)
+    assert got.Y.tobytes() == again.Y.tobytes()
+    with pytest.raises(TypeError):
+        clattn.onnx.attention(Q, K, V, mask, None, None, lengths, 1, device=device)

@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: MIT
+"""clattn.onnx.attention: wrong arguments are refused, by name, before any OpenCL call.
+
+One row a rule, of the specification or of api.md. Every row is one change to a call that is
+right: keyword arguments to replace.
+"""
+
+import clattn
+import ml_dtypes
+import numpy as np
+import pytest
+from references.onnx import check
+from support.helpers import WHAT_TO_INSTALL, draw, no_opencl, run_python
+
+NAN, INF = float("nan"), float("inf")
+f32 = np.float32
+BF16 = ml_dtypes.bfloat16
+HEADS = r"\b(Q|K|q_num_heads|kv_num_heads)\b"
+Q, K, V = r"\bQ\b", r"\bK\b", r"\bV\b"
+
+
+def arrays():
+    """A correct call: B = 2, 4 heads on 2, L = 5, S = 7, E = 8, Ev = 6."""
+    return {"Q": draw((2, 4, 5, 8)), "K": draw((2, 2, 7, 8)), "V": draw((2, 2, 7, 6))}
+
+
+def of(dtype, *shape):
+    return np.zeros(shape, dtype)
+
+
+def masked(dtype, *shape):
+    return np.ma.masked_array(of(dtype, *shape), mask=True)
+
+
+def lengths(*numbers):
+    return {"nonpad_kv_seqlen": np.array(numbers, np.int64)}
+
+
+def mask(*shape, dtype=f32):
+    return {"attn_mask": of(dtype, *shape)}
+
+
+PAST = {"past_key": of(f32, 2, 2, 3, 8), "past_value": of(f32, 2, 2, 3, 6)}
+FLAT = {"Q": of(f32, 2, 5, 32), "K": of(f32, 2, 7, 16), "V": of(f32, 2, 7, 12)}
+FLAT |= {"q_num_heads": 4, "kv_num_heads": 2}
+FIRST = {"pre_errata": True, "opset": 24}
+
+ARRAYS = [
+    ("Q is None", TypeError, Q, {"Q": None}),
+    ("Q is a list", TypeError, Q, {"Q": [[[[1.0]]]]}),
+    ("Q is a number", TypeError, Q, {"Q": 3.0}),
+    ("Q is text", TypeError, Q, {"Q": "Q"}),
+    ("Q is masked", TypeError, Q, {"Q": masked(f32, 2, 4, 5, 8)}),
+    ("Q is int", TypeError, Q, {"Q": of(np.int32, 2, 4, 5, 8)}),
+    ("Q is complex", TypeError, Q, {"Q": of(np.complex64, 2, 4, 5, 8)}),
+    ("Q is bool", TypeError, Q, {"Q": of(bool, 2, 4, 5, 8)}),
+    ("Q is object", TypeError, Q, {"Q": of(object, 2, 4, 5, 8)}),
+    ("Q is long double", TypeError, Q, {"Q": of(np.longdouble, 2, 4, 5, 8)}),
+    ("Q is float8", TypeError, Q, {"Q": of(ml_dtypes.float8_e4m3fn, 2, 4, 5, 8)}),
+    ("Q is datetime", TypeError, Q, {"Q": of("M8[s]", 2, 4, 5, 8)}),
+    ("Q has rank 0", ValueError, Q, {"Q": of(f32)}),
+    ("Q has rank 2", ValueError, Q, {"Q": of(f32, 5, 8)}),
+    ("Q has rank 5", ValueError, Q, {"Q": of(f32, 1, 2, 4, 5, 8)}),
+    ("all have rank 2", ValueError, Q,
+     {"Q": of(f32, 5, 8), "K": of(f32, 7, 8), "V": of(f32, 7, 6)}),
+    ("Q alone is 3-D", ValueError, r"\b[QKV]\b", {"Q": of(f32, 2, 5, 32), "q_num_heads": 4,
+                                                "kv_num_heads": 2}),
+    ("K is None", TypeError, K, {"K": None}),
+    ("K is a list", TypeError, K, {"K": [[[[1.0]]]]}),
+    ("K is uint8", TypeError, K, {"K": of(np.uint8, 2, 2, 7, 8)}),
+    ("K is float8", TypeError, K, {"K": of(ml_dtypes.float8_e5m2, 2, 2, 7, 8)}),
+    ("K is narrower than Q", TypeError, K, {"K": of(np.float16, 2, 2, 7, 8)}),
+    ("K is wider than Q", TypeError, K, {"K": of(np.float64, 2, 2, 7, 8)}),
+    ("K is 3-D", ValueError, r"\b[QKV]\b", {"K": of(f32, 2, 7, 16)}),
+    ("K has another batch", ValueError, K, {"K": of(f32, 3, 2, 7, 8)}),
+    ("a batch of 1 is not broadcast", ValueError, K,
+     {"K": of(f32, 1, 2, 7, 8), "V": of(f32, 1, 2, 7, 6)}),
+    ("Q has a batch of 1", ValueError, r"\b[QK]\b", {"Q": of(f32, 1, 4, 5, 8)}),
+    ("K has another E", ValueError, K, {"K": of(f32, 2, 2, 7, 9)}),
+    ("heads do not divide", ValueError, HEADS,
+     {"K": of(f32, 2, 3, 7, 8), "V": of(f32, 2, 3, 7, 6)}),
+    ("more key heads than query heads", ValueError, HEADS,
+     {"K": of(f32, 2, 8, 7, 8), "V": of(f32, 2, 8, 7, 6)}),
+    ("no key heads", ValueError, HEADS, {"K": of(f32, 2, 0, 7, 8), "V": of(f32, 2, 0, 7, 6)}),
+    ("V is None", TypeError, V, {"V": None}),
+    ("V is int", TypeError, V, {"V": of(np.int64, 2, 2, 7, 6)}),
+    ("V is complex", TypeError, V, {"V": of(np.complex128, 2, 2, 7, 6)}),
+    ("V is 3-D", ValueError, r"\b[QKV]\b", {"V": of(f32, 2, 7, 12)}),
+    ("V has another S", ValueError, V, {"V": of(f32, 2, 2, 8, 6)}),
+    ("V has another batch", ValueError, V, {"V": of(f32, 3, 2, 7, 6)}),
+    ("V has a batch of 1", ValueError, V, {"V": of(f32, 1, 2, 7, 6)}),
+    ("V has other heads", ValueError, V, {"V": of(f32, 2, 4, 7, 6)}),
+    ("V has one head", ValueError, V, {"V": of(f32, 2, 1, 7, 6)}),
+]  # fmt: skip
+THREE = [
+    ("3-D without counts", ValueError, "num_heads", FLAT | {"q_num_heads": None,
+                                                           "kv_num_heads": None}),
+    ("3-D without q_num_heads", ValueError, "q_num_heads", FLAT | {"q_num_heads": None}),
+    ("3-D without kv_num_heads", ValueError, "kv_num_heads", FLAT | {"kv_num_heads": None}),
+    ("no query heads", ValueError, "q_num_heads", FLAT | {"q_num_heads": 0}),
+    ("fewer than no heads", ValueError, "q_num_heads", FLAT | {"q_num_heads": -4}),
+    ("no kv heads", ValueError, "kv_num_heads", FLAT | {"kv_num_heads": 0}),
+    ("fewer than no kv heads", ValueError, "kv_num_heads", FLAT | {"kv_num_heads": -2}),
+    ("Q does not divide by its heads", ValueError, "q_num_heads|Q", FLAT | {"q_num_heads": 3}),
+    ("K does not divide by its heads", ValueError, "kv_num_heads|K",
+     FLAT | {"K": of(f32, 2, 7, 17)}),
+    ("V does not divide by its heads", ValueError, "kv_num_heads|V",
+     FLAT | {"V": of(f32, 2, 7, 13)}),
+    ("3-D heads do not divide", ValueError, HEADS,
+     FLAT | {"Q": of(f32, 2, 5, 24), "q_num_heads": 3}),
+    ("3-D with another E", ValueError, HEADS, FLAT | {"q_num_heads": 2}),
+    ("3-D with another batch", ValueError, K, FLAT | {"K": of(f32, 3, 7, 16)}),
+    ("3-D with another S", ValueError, V, FLAT | {"V": of(f32, 2, 8, 12)}),
+    ("3-D past", ValueError, "past_key",
+     FLAT | {"past_key": of(f32, 2, 3, 16), "past_value": of(f32, 2, 3, 12)}),
+    ("4-D with another q_num_heads", ValueError, "q_num_heads", {"q_num_heads": 2}),
+    ("4-D with another kv_num_heads", ValueError, "kv_num_heads", {"kv_num_heads": 4}),
+    ("4-D with one count wrong", ValueError, "kv_num_heads",
+     {"q_num_heads": 4, "kv_num_heads": 1}),
+    ("q_num_heads is huge", ValueError, "q_num_heads", FLAT | {"q_num_heads": 2**62}),
+    ("kv_num_heads is beyond 64 bits", ValueError, "kv_num_heads", FLAT | {"kv_num_heads": 10**30}),
+    ("q_num_heads is a float", TypeError, "q_num_heads", FLAT | {"q_num_heads": 4.0}),
+    ("q_num_heads is text", TypeError, "q_num_heads", FLAT | {"q_num_heads": "4"}),
+    ("kv_num_heads is a list", TypeError, "kv_num_heads", FLAT | {"kv_num_heads": [2]}),
+]  # fmt: skip
+MASKS = [
+    ("mask is a list", TypeError, "attn_mask", {"attn_mask": [[True] * 7] * 5}),
+    ("mask is True", TypeError, "attn_mask", {"attn_mask": True}),
+    ("mask is masked", TypeError, "attn_mask", {"attn_mask": masked(bool, 5, 7)}),
+    ("mask is complex", TypeError, "attn_mask", mask(5, 7, dtype=np.complex64)),
+    ("mask is datetime", TypeError, "attn_mask", mask(5, 7, dtype="M8[s]")),
+    ("mask is timedelta", TypeError, "attn_mask", mask(5, 7, dtype="m8[s]")),
+    ("mask is float8", TypeError, "attn_mask", mask(5, 7, dtype=ml_dtypes.float8_e4m3fn)),
+    ("mask is int4", TypeError, "attn_mask", mask(5, 7, dtype=ml_dtypes.int4)),
+    ("mask is long double", TypeError, "attn_mask", mask(5, 7, dtype=np.longdouble)),
+    ("mask is object", TypeError, "attn_mask", mask(5, 7, dtype=object)),
+    ("mask is strings", TypeError, "attn_mask", mask(5, 7, dtype="U4")),
+    ("mask has another L", ValueError, "attn_mask", mask(4, 7)),
+    ("mask has no rows", ValueError, "attn_mask", mask(0, 7)),
+    ("mask is transposed", ValueError, "attn_mask", mask(7, 5)),
+    ("mask has key heads", ValueError, "attn_mask", mask(2, 5, 7)),
+    ("mask has batches for heads", ValueError, "attn_mask", mask(3, 5, 7, dtype=bool)),
+    ("mask has another batch", ValueError, "attn_mask", mask(3, 1, 5, 7)),
+    ("mask has rank 5", ValueError, "attn_mask", mask(1, 2, 4, 5, 7, dtype=bool)),
+    ("mask is longer than T", ValueError, "attn_mask", mask(5, 8)),
+    ("mask is longer than T, with a past", ValueError, "attn_mask", PAST | mask(5, 11)),
+    ("mask of one row is longer", ValueError, "attn_mask", mask(8, dtype=bool)),
+    ("mask is short in opset 23", ValueError, "attn_mask", mask(5, 4) | {"opset": 23}),
+    ("mask is empty in opset 23", ValueError, "attn_mask", mask(5, 0) | {"opset": 23}),
+    ("mask covers no past in opset 23", ValueError, "attn_mask",
+     PAST | mask(5, 7, dtype=bool) | {"opset": 23}),
+    ("mask is short in 23 as first published", ValueError, "attn_mask",
+     mask(5, 6) | {"opset": 23, "pre_errata": True}),
+]  # fmt: skip
+PASTS = [
+    ("past_key alone", ValueError, "past_value|past_key", {"past_key": PAST["past_key"]}),
+    ("past_value alone", ValueError, "past_value|past_key", {"past_value": PAST["past_value"]}),
+    ("past_key is a list", TypeError, "past_key", PAST | {"past_key": [1.0]}),
+    ("past_value is text", TypeError, "past_value", PAST | {"past_value": "past"}),
+    ("past_key has another type", TypeError, "past_key",
+     PAST | {"past_key": of(np.float16, 2, 2, 3, 8)}),
+    ("past_key has V's type", TypeError, "past_key",
+     PAST | {"V": of(BF16, 2, 2, 7, 6), "past_value": of(BF16, 2, 2, 3, 6),
+             "past_key": of(BF16, 2, 2, 3, 8)}),
+    ("past_value has another type", TypeError, "past_value",
+     PAST | {"past_value": of(np.float64, 2, 2, 3, 6)}),
+    ("past_value has Q's type, not V's", TypeError, "past_value",
+     PAST | {"V": of(np.float16, 2, 2, 7, 6)}),
+    ("past_key is int", TypeError, "past_key", PAST | {"past_key": of(np.int8, 2, 2, 3, 8)}),
+    ("past_key is 3-D", ValueError, "past_key", PAST | {"past_key": of(f32, 2, 3, 16)}),
+    ("past_key has another batch", ValueError, "past_key",
+     PAST | {"past_key": of(f32, 1, 2, 3, 8)}),
+    ("past_key has the query's heads", ValueError, "past_key",
+     PAST | {"past_key": of(f32, 2, 4, 3, 8)}),
+    ("past_key has another E", ValueError, "past_key", PAST | {"past_key": of(f32, 2, 2, 3, 6)}),
+    ("past_value has another batch", ValueError, "past_value",
+     PAST | {"past_value": of(f32, 3, 2, 3, 6)}),
+    ("past_value has other heads", ValueError, "past_value",
+     PAST | {"past_value": of(f32, 2, 1, 3, 6)}),
+    ("past_value has E for Ev", ValueError, "past_value",
+     PAST | {"past_value": of(f32, 2, 2, 3, 8)}),
+    ("past_value has another P", ValueError, "past_value|past_key",
+     PAST | {"past_value": of(f32, 2, 2, 4, 6)}),
+]  # fmt: skip
+NONPADS = [
+    ("lengths are a list", TypeError, "nonpad_kv_seqlen", {"nonpad_kv_seqlen": [7, 4]}),
+    ("lengths are a number", TypeError, "nonpad_kv_seqlen", {"nonpad_kv_seqlen": 7}),
+    ("lengths are int32", TypeError, "nonpad_kv_seqlen", {"nonpad_kv_seqlen": of(np.int32, 2)}),
+    ("lengths are uint64", TypeError, "nonpad_kv_seqlen", {"nonpad_kv_seqlen": of(np.uint64, 2)}),
+    ("lengths are floats", TypeError, "nonpad_kv_seqlen", {"nonpad_kv_seqlen": of(f32, 2)}),
+    ("lengths are bool", TypeError, "nonpad_kv_seqlen", {"nonpad_kv_seqlen": of(bool, 2)}),
+    ("one length for all", ValueError, "nonpad_kv_seqlen", lengths(7)),
+    ("a length too many", ValueError, "nonpad_kv_seqlen", lengths(7, 4, 1)),
+    ("lengths in rows", ValueError, "nonpad_kv_seqlen",
+     {"nonpad_kv_seqlen": of(np.int64, 2, 1)}),
+    ("lengths without a dimension", ValueError, "nonpad_kv_seqlen",
+     {"nonpad_kv_seqlen": np.array(7)}),
+    ("length above S", ValueError, "nonpad_kv_seqlen", lengths(7, 8)),
+    ("length below 0", ValueError, "nonpad_kv_seqlen", lengths(-1, 7)),
+    ("length of 2**40", ValueError, "nonpad_kv_seqlen", lengths(2**40, 7)),
+    ("least length", ValueError, "nonpad_kv_seqlen", lengths(-(2**63), 7)),
+    ("lengths with a past", ValueError, "nonpad_kv_seqlen", PAST | lengths(7, 4)),
+    ("lengths in opset 23", ValueError, "nonpad_kv_seqlen", lengths(7, 4) | {"opset": 23}),
+    ("lengths in 23 as first published", ValueError, "nonpad_kv_seqlen",
+     lengths(7, 4) | {"opset": 23, "pre_errata": True}),
+    ("mask shorter than the longest length", ValueError, "attn_mask|nonpad_kv_seqlen",
+     lengths(4, 6) | mask(5, 5)),
+    ("mask of one key", ValueError, "attn_mask|nonpad_kv_seqlen",
+     lengths(1, 2) | mask(4, 5, 1, dtype=bool)),
+    ("mask of no key", ValueError, "attn_mask|nonpad_kv_seqlen",
+     lengths(0, 1) | mask(0, dtype=np.int8) | FIRST),
+]  # fmt: skip
+ATTRIBUTES = [
+    ("causal is None", TypeError, "is_causal", {"is_causal": None}),
+    ("causal is text", TypeError, "is_causal", {"is_causal": "lower_right"}),
+    ("causal is a float", TypeError, "is_causal", {"is_causal": 0.5}),
+    ("causal is an array", TypeError, "is_causal", {"is_causal": of(bool, 5, 7)}),
+    ("mode 4", ValueError, "qk_matmul_output_mode", {"qk_matmul_output_mode": 4}),
+    ("mode -1", ValueError, "qk_matmul_output_mode",
+     {"qk_matmul_output_mode": -1, "return_qk": True}),
+    ("mode is a float", TypeError, "qk_matmul_output_mode", {"qk_matmul_output_mode": 1.0}),
+    ("mode is None", TypeError, "qk_matmul_output_mode", {"qk_matmul_output_mode": None}),
+    ("mode is text", TypeError, "qk_matmul_output_mode", {"qk_matmul_output_mode": "0"}),
+    ("scale is negative", ValueError, "scale", {"scale": -0.5}),
+    ("scale is NaN", ValueError, "scale", {"scale": NAN}),
+    ("scale is infinite", ValueError, "scale", {"scale": INF}),
+    ("scale is minus infinity", ValueError, "scale", {"scale": -INF}),
+    ("scale is too large", ValueError, "scale", {"scale": 10**400}),
+    ("scale is text", TypeError, "scale", {"scale": "1"}),
+    ("scale is complex", TypeError, "scale", {"scale": 1j}),
+    ("scale is a list", TypeError, "scale", {"scale": [1.0]}),
+    ("scale is an array", TypeError, "scale", {"scale": of(f32, 2)}),
+    ("softcap is negative", ValueError, "softcap", {"softcap": -1.0}),
+    ("softcap is NaN", ValueError, "softcap", {"softcap": NAN}),
+    ("softcap is infinite", ValueError, "softcap", {"softcap": INF}),
+    ("softcap is text", TypeError, "softcap", {"softcap": "x"}),
+    ("softcap is None", TypeError, "softcap", {"softcap": None}),
+    ("precision of no type", ValueError, "softmax_precision", {"softmax_precision": 0}),
+    ("precision of integers", ValueError, "softmax_precision", {"softmax_precision": 7}),
+    ("precision of float8", ValueError, "softmax_precision", {"softmax_precision": 17}),
+    ("precision below 0", ValueError, "softmax_precision", {"softmax_precision": -1}),
+    ("precision in bits", ValueError, "softmax_precision", {"softmax_precision": 32}),
+    ("precision is a float", TypeError, "softmax_precision", {"softmax_precision": 1.0}),
+    ("precision is text", TypeError, "softmax_precision", {"softmax_precision": "float32"}),
+    ("precision is a dtype", TypeError, "softmax_precision", {"softmax_precision": np.float32}),
+    ("left window below -1", ValueError, "left_window_size", {"left_window_size": -2}),
+    ("right window below -1", ValueError, "right_window_size", {"right_window_size": -(2**63)}),
+    ("left window is a float", TypeError, "left_window_size", {"left_window_size": 1.5}),
+    ("right window is text", TypeError, "right_window_size", {"right_window_size": "1"}),
+    ("left window is a pair", TypeError, "left_window_size", {"left_window_size": (1, 1)}),
+    ("left window in 24", ValueError, "left_window_size", {"left_window_size": 0, "opset": 24}),
+    ("right window in 24", ValueError, "right_window_size", {"right_window_size": 3, "opset": 24}),
+    ("left window in 23", ValueError, "left_window_size", {"left_window_size": 3, "opset": 23}),
+    ("window as first published", ValueError, "right_window_size",
+     FIRST | {"right_window_size": 0}),
+    ("opset 22", ValueError, "opset", {"opset": 22}),
+    ("opset 26", ValueError, "opset", {"opset": 26}),
+    ("opset 0", ValueError, "opset", {"opset": 0}),
+    ("opset is huge", ValueError, "opset", {"opset": 10**30}),
+    ("opset is a float", TypeError, "opset", {"opset": 24.0}),
+    ("opset is text", TypeError, "opset", {"opset": "24"}),
+    ("opset is None", TypeError, "opset", {"opset": None}),
+    ("first published in 25", ValueError, "pre_errata|opset", {"pre_errata": True, "opset": 25}),
+    ("25 is the default", ValueError, "pre_errata|opset", {"pre_errata": True}),
+    ("mask and causality in 23, first published", ValueError, "is_causal|attn_mask",
+     mask(5, 7) | {"is_causal": 1, "pre_errata": True, "opset": 23}),
+    ("device is a number", TypeError, "device", {"device": 7}),
+    ("device is a list", TypeError, "device", {"device": ["cpu"]}),
+    ("unknown keyword", TypeError, "attention_mask", {"attention_mask": None}),
+    ("is_causal misspelt", TypeError, "is_casual", {"is_casual": 1}),
+]  # fmt: skip
+ROWS = ARRAYS + THREE + MASKS + PASTS + NONPADS + ATTRIBUTES
+
+
+def refuse(row):
+    """The row's call raises its exception, with the name in the message."""
+    _, exception, name, changed = row
+    with pytest.raises(exception, match=name) as caught:
+        clattn.onnx.attention(**arrays() | changed)
+    assert type(caught.value) is exception
+    return caught.value
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
+def test_wrong_arguments(device, monkeypatch, row):
+    """The exception of the row; afterwards the correct call works."""
+    monkeypatch.setenv("CLATTN_KERNEL", "reference")
+    refuse(row)
+    check(*arrays().values(), device=device)
+
+
+def test_rows_have_names_of_their_own():
+    assert len({row[0] for row in ROWS}) == len(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("row", "given"),
+    [
+        ("Q is int", "int32"),
+        ("K is narrower than Q", "float16"),
+        ("mask is complex", "complex64"),
+        ("lengths are int32", "int32"),
+        ("Q is a list", "list"),
+        ("K has another E", "9"),
+        ("V has another S", "8"),
+        ("mask is longer than T", "8"),
+        ("past_value has another P", "4"),
+        ("length above S", "8"),
+        ("scale is negative", "-0.5"),
+        ("mode 4", "4"),
+        ("precision of integers", "7"),
+        ("left window below -1", "-2"),
+        ("opset 22", "22"),
+    ],
+)
+def test_messages_say_what_was_given(row, given):
+    """And not only which argument is wrong."""
+    assert given in str(refuse(next(r for r in ROWS if r[0] == row)))
+
+
+ALLOWED = {  # beside a row each: the nearest call that is right
+    "windows of -1 in 24": {"opset": 24, "left_window_size": -1, "right_window_size": -1},
+    "counts that match": {"q_num_heads": 4, "kv_num_heads": 2},
+    "a scale of 0": {"scale": 0},
+    "numpy's integers": {"opset": np.int64(24), "qk_matmul_output_mode": np.uint8(3)},
+    "causal is True": {"is_causal": True},
+    "a mask of one column in 23": mask(5, 1) | {"opset": 23},
+    "mask and causality in 23, corrected": mask(5, 7) | {"opset": 23, "is_causal": 1},
+    "mask and causality in 24, first published": mask(5, 7) | FIRST | {"is_causal": 1},
+    "mask as long as the longest length": mask(5, 4) | lengths(4, 0),
+    "a past without heads to spare": PAST | mask(5, 10),
+    "a precision of bfloat16": {"softmax_precision": 16},
+}
+
+
+@pytest.mark.parametrize("changed", ALLOWED.values(), ids=ALLOWED)
+def test_the_nearest_right_call(device, monkeypatch, changed):
+    monkeypatch.setenv("CLATTN_KERNEL", "reference")
+    names = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
+    call = dict.fromkeys(names) | arrays() | changed
+    args = [call.pop(name) for name in names]
+    check(*args, device=device, **call)
+
+
+def test_too_many_or_too_few_arguments(device, monkeypatch):
+    monkeypatch.setenv("CLATTN_KERNEL", "reference")
+    q, k, v = arrays().values()
+    with pytest.raises(TypeError, match=V):
+        clattn.onnx.attention(q, k)
+    with pytest.raises(TypeError, match=Q):
+        clattn.onnx.attention(q, k, v, Q=q)
+    with pytest.raises(TypeError):
+        clattn.onnx.attention(q, k, v, None, None, None, None, 0)  # attributes have names only
+    check(q, k, v, device=device)
+
+
+@pytest.mark.parametrize("name", ["no such device", "cpu:99", "\0", "x" * 5000],
+                         ids=["word", "number", "zero", "long"])  # fmt: skip
+def test_unknown_devices(name):
+    with pytest.raises(ValueError, match="device"):
+        clattn.onnx.attention(**arrays(), device=name)
+
+
+HUGE = 1 << 23
+TOO_LARGE = {  # asked for through broadcasts, so the inputs take next to nothing
+    "Y": {"Q": (HUGE, HUGE, 1, 1), "K": (HUGE, 1, 1, 1), "V": (HUGE, 1, 1, 1)},
+    "qk_matmul_output": {"Q": (1, 1, HUGE, 1), "K": (1, 1, HUGE, 1), "V": (1, 1, HUGE, 1)},
+    "present": {"Q": (1, 1, 1, 1), "K": (1, 1, 1, 1), "V": (1, 1, 1, 1),
+                "past_key": (1, 1, HUGE * HUGE, 1), "past_value": (1, 1, HUGE * HUGE, 1)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shapes", TOO_LARGE.values(), ids=TOO_LARGE)
+def test_results_too_large_for_memory(device, monkeypatch, shapes):
+    """256 TiB, beyond any address: MemoryError instead of a long wait; the next call works."""
+    monkeypatch.setenv("CLATTN_KERNEL", "reference")
+    call = {name: np.broadcast_to(f32(1), shape) for name, shape in shapes.items()}
+    with pytest.raises(MemoryError):
+        clattn.onnx.attention(**call, return_qk=True, device=device)
+    check(*arrays().values(), device=device)
+
+
+def refuse_all_without_opencl():
+    """Run by test_arguments_are_checked_before_opencl in a process that has no driver."""
+    with pytest.raises(clattn.DeviceError) as caught:
+        clattn.onnx.attention(**arrays())
+    for row in ROWS:
+        refuse(row)
+    for changed in ALLOWED.values():
+        with pytest.raises(clattn.DeviceError):
+            clattn.onnx.attention(**arrays() | changed)
+    print(caught.value)
+
+
+def test_arguments_are_checked_before_opencl(tmp_path):
+    """Without a driver wrong calls raise as ever, right ones DeviceError with what to install."""
+    code = "import test_onnx_errors as t; t.refuse_all_without_opencl()"
+    said = run_python(code, env=no_opencl(tmp_path)).stdout
+    assert any(word in said for word in WHAT_TO_INSTALL), said

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: MIT
+"""clattn.openvino: what the specification refuses, naming the argument, before any OpenCL call.
+
+One row a rule. Every row is one change to a call that is right: arguments to replace.
+"""
+
+import clattn
+import ml_dtypes
+import numpy as np
+import pytest
+import references.openvino as oracle
+from support.helpers import WHAT_TO_INSTALL, assert_close, draw, no_opencl, run_python
+
+NAN, INF = float("nan"), float("inf")
+f16, f32, f64 = np.float16, np.float32, np.float64
+BF16 = ml_dtypes.bfloat16
+Q, K, V = (2, 4, 5, 8), (2, 4, 7, 8), (2, 4, 7, 6)
+
+
+def arrays():
+    """A correct call: batches (2, 4), 5 queries, 7 keys, head sizes 8 and 6."""
+    return {"query": draw(Q), "key": draw(K), "value": draw(V)}
+
+
+def of(dtype, *shape):
+    return np.zeros(shape, dtype)
+
+
+def batches(query, key, value, **others):
+    """The correct call with other batch dimensions."""
+    tensors = {"query": of(f32, *query, 5, 8), "key": of(f32, *key, 7, 8)}
+    return tensors | {"value": of(f32, *value, 7, 6)} | others
+
+
+def mask(array):
+    return {"attention_mask": array}
+
+
+EITHER = (TypeError, ValueError)  # where the contract does not say which
+TENSORS = r"query|key|value"
+
+ROWS = [  # (what is wrong, exception, pattern in the message, changed arguments)
+    ("query is None", TypeError, "query", {"query": None}),
+    ("query is a list", TypeError, "query", {"query": [[[1.0, 2.0]]]}),
+    ("query is a number", TypeError, "query", {"query": 3.0}),
+    ("query is text", TypeError, "query", {"query": "query"}),
+    ("query is masked", TypeError, "query", {"query": np.ma.masked_array(of(f32, *Q), mask=True)}),
+    ("query is int", TypeError, "query", {"query": of(np.int32, *Q)}),
+    ("query is bool", TypeError, "query", {"query": of(bool, *Q)}),
+    ("query is complex", TypeError, "query", {"query": of(np.complex64, *Q)}),
+    ("query is long double", TypeError, "query", {"query": of(np.longdouble, *Q)}),
+    ("query is float8", TypeError, "query", {"query": of(ml_dtypes.float8_e4m3fn, *Q)}),
+    ("query has rank 0", ValueError, "query", {"query": of(f32)}),
+    ("query has rank 1", ValueError, "query", {"query": of(f32, 8)}),
+    ("query has rank 2", ValueError, "query", {"query": of(f32, 5, 8)}),
+    ("key is a list", TypeError, "key", {"key": [[[1.0] * 8]]}),
+    ("key is int", TypeError, "key", {"key": of(np.int64, *K)}),
+    ("key is narrower", TypeError, "key", {"key": of(f16, *K)}),
+    ("key is wider", TypeError, "key", {"key": of(f64, *K)}),
+    ("key has rank 1", ValueError, "key", {"key": of(f32, 8)}),
+    ("key has rank 2", ValueError, "key", {"key": of(f32, 7, 8)}),
+    ("key has another E", ValueError, "key", {"key": of(f32, 2, 4, 7, 9)}),
+    ("key has a divisor of E", ValueError, "key", {"key": of(f32, 2, 4, 7, 4)}),
+    ("key has an E of 1", ValueError, "key", {"key": of(f32, 2, 4, 7, 1)}),
+    ("value is None", TypeError, "value", {"value": None}),
+    ("value is uint8", TypeError, "value", {"value": of(np.uint8, *V)}),
+    ("value is bfloat16", TypeError, "value", {"value": of(BF16, *V)}),
+    ("value has rank 0", ValueError, "value", {"value": of(f32)}),
+    ("value has rank 2", ValueError, "value", {"value": of(f32, 7, 6)}),
+    ("value has another S", ValueError, "value", {"value": of(f32, 2, 4, 8, 6)}),
+    ("value has an S of 1", ValueError, "value", {"value": of(f32, 2, 4, 1, 6)}),
+    ("value has a multiple of S", ValueError, "value", {"value": of(f32, 2, 4, 14, 6)}),
+    ("value has no keys", ValueError, "value", {"value": of(f32, 2, 4, 0, 6)}),
+    ("batches of 2 and 3", ValueError, TENSORS, batches((2,), (3,), (3,))),
+    ("batches of 4 and 6", ValueError, TENSORS, batches((4,), (6,), (6,))),
+    ("batches of 4 and 6 and 1", ValueError, TENSORS, batches((4, 1), (6, 1), (1, 12))),
+    ("batches of 4, 6 and 8", ValueError, TENSORS, batches((4,), (6,), (8,))),
+    ("a batch of 5 in 12", ValueError, TENSORS, batches((12,), (12,), (5,))),
+    ("the second batch differs", ValueError, TENSORS, batches((2, 4), (2, 3), (2, 4))),
+    ("no batch in one of two", ValueError, TENSORS, batches((2,), (0,), (2,))),
+    ("mask is a list", TypeError, "attention_mask", mask([[True] * 7] * 5)),
+    ("mask is text", TypeError, "attention_mask", mask("mask")),
+    ("mask is int", TypeError, "attention_mask", mask(of(np.int64, 5, 7))),
+    ("mask is uint8", TypeError, "attention_mask", mask(of(np.uint8, 5, 7))),
+    ("mask is complex", TypeError, "attention_mask", mask(of(complex, 5, 7))),
+    ("mask is of a wider type", TypeError, "attention_mask", mask(of(f64, 5, 7))),
+    ("mask is of a narrower type", TypeError, "attention_mask", mask(of(f16, 5, 7))),
+    ("mask is masked", TypeError, "attention_mask", mask(np.ma.masked_array(of(bool, 5, 7)))),
+    ("mask has rank 1", ValueError, "attention_mask", mask(of(f32, 7))),
+    ("bool mask has rank 1", ValueError, "attention_mask", mask(of(bool, 7))),
+    ("mask has another S", ValueError, "attention_mask", mask(of(f32, 5, 8))),
+    ("mask has another L", ValueError, "attention_mask", mask(of(bool, 4, 7))),
+    ("mask is transposed", ValueError, "attention_mask", mask(of(f32, 7, 5))),
+    ("mask is empty", ValueError, "attention_mask", mask(of(bool, 5, 0))),
+    ("mask has another batch", ValueError, "attention_mask", mask(of(f32, 3, 1, 5, 7))),
+    ("mask has a second batch of 3", ValueError, "attention_mask", mask(of(bool, 3, 5, 7))),
+    ("mask's batch is no divisor", ValueError, "attention_mask",
+     batches((6,), (6,), (6,), attention_mask=of(f32, 4, 5, 7))),
+    ("mask's L is a divisor", ValueError, "attention_mask",
+     {"query": of(f32, 2, 4, 6, 8), "attention_mask": of(f32, 3, 7)}),
+    ("mask's S is a divisor", ValueError, "attention_mask",
+     {"key": of(f32, 2, 4, 6, 8), "value": of(f32, 2, 4, 6, 6),
+      "attention_mask": of(bool, 5, 3)}),
+    ("scalar mask is 1", ValueError, "attention_mask", mask(np.ones((), f32))),
+    ("NumPy scalar mask is 1", ValueError, "attention_mask", mask(f32(1))),
+    ("scalar mask is tiny", ValueError, "attention_mask", mask(np.array(1e-45, f32))),
+    ("scalar mask is -inf", ValueError, "attention_mask", mask(f32(-INF))),
+    ("scalar mask is NaN", ValueError, "attention_mask", mask(f32(NAN))),
+    ("scalar mask is a wider 0", TypeError, "attention_mask", mask(np.zeros((), f64))),
+    ("scalar mask is an int 0", TypeError, "attention_mask", mask(np.zeros((), np.int32))),
+    ("scalar mask is False", EITHER, "attention_mask", mask(np.zeros((), bool))),
+    ("scalar mask is True", EITHER, "attention_mask", mask(np.bool_(True))),
+    ("scale is text", TypeError, "scale", {"scale": "1"}),
+    ("scale is a list", TypeError, "scale", {"scale": [1.0]}),
+    ("scale is complex", TypeError, "scale", {"scale": 1j}),
+    ("scale has two elements", ValueError, "scale", {"scale": of(f32, 2)}),
+    ("scale has none", ValueError, "scale", {"scale": of(f32, 0)}),
+    ("scale has rank 2", ValueError, "scale", {"scale": of(f32, 1, 1)}),
+    ("scale is of a wider type", TypeError, "scale", {"scale": np.ones((), f64)}),
+    ("scale is of a narrower type", TypeError, "scale", {"scale": np.ones(1, f16)}),
+    ("scale is an int array", TypeError, "scale", {"scale": np.ones(1, np.int32)}),
+    ("scale is a bool array", TypeError, "scale", {"scale": np.ones((), bool)}),
+    ("scale is NaN", ValueError, "scale", {"scale": NAN}),
+    ("scale is infinite", ValueError, "scale", {"scale": -INF}),
+    ("scale is NaN in an array", ValueError, "scale", {"scale": np.array(NAN, f32)}),
+    ("scale is infinite in an array", ValueError, "scale", {"scale": np.array([INF], f32)}),
+    ("causal is text", TypeError, "causal", {"causal": "lower_right"}),
+    ("causal is a float", TypeError, "causal", {"causal": 0.5}),
+    ("causal is None", TypeError, "causal", {"causal": None}),
+    ("another dtype under causal", TypeError, "key", {"key": of(f16, *K), "causal": True}),
+    ("another S under causal", ValueError, "value",
+     {"value": of(f32, 2, 4, 8, 6), "causal": True}),
+    ("device is a number", TypeError, "device", {"device": 7}),
+    ("torch's name for the mask", TypeError, "attn_mask", {"attn_mask": None}),
+    ("torch's name for causal", TypeError, "is_causal", {"is_causal": True}),
+]  # fmt: skip
+
+
+def refuse(row):
+    """The row's call raises its exception, with the argument in the message."""
+    _, exception, pattern, changed = row
+    arguments = arrays() | changed
+    with pytest.raises(exception, match=pattern) as caught:
+        clattn.openvino.scaled_dot_product_attention(**arguments)
+    assert caught.type in (exception if isinstance(exception, tuple) else (exception,))
+
+
+def assert_it_still_works(device):
+    given = arrays()
+    got = clattn.openvino.scaled_dot_product_attention(**given, device=device)
+    tensors = tuple(given.values())
+    assert_close(got, oracle.attention(*tensors), oracle.tolerance(*tensors))
+
+
+@pytest.fixture(autouse=True)
+def reference_kernel(monkeypatch):
+    """The correct calls need no kernel of their own."""
+    monkeypatch.setenv("CLATTN_KERNEL", "reference")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
+def test_wrong_arguments(device, row):
+    """The exception of the row; afterwards the correct call works."""
+    refuse(row)
+    assert_it_still_works(device)
+
+
+def test_too_many_or_too_few_arguments(device):
+    q, k, v = arrays().values()
+    call = clattn.openvino.scaled_dot_product_attention
+    with pytest.raises(TypeError, match="value"):
+        call(q, k)
+    with pytest.raises(TypeError, match="query"):
+        call(q, k, v, query=q)
+    with pytest.raises(TypeError):
+        call(q, k, v, None, None, True)  # causal is keyword-only
+    assert_it_still_works(device)
+
+
+def refuse_all_without_opencl():
+    """Run by test_arguments_are_checked_before_opencl in a process that has no driver."""
+    with pytest.raises(clattn.DeviceError) as caught:
+        clattn.openvino.scaled_dot_product_attention(**arrays())
+    for row in ROWS:
+        refuse(row)
+    with pytest.raises(clattn.DeviceError):
+        clattn.openvino.scaled_dot_product_attention(**arrays())
+    print(caught.value)
+
+
+def test_arguments_are_checked_before_opencl(tmp_path):
+    """Without a driver wrong calls raise as ever, a right one DeviceError with what to install."""
+    code = "import test_openvino_errors as t; t.refuse_all_without_opencl()"
+    said = run_python(code, env=no_opencl(tmp_path)).stdout
+    assert any(word in said for word in WHAT_TO_INSTALL), said

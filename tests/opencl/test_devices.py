@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: MIT
+"""Devices in this process: what they tell, how they are named, which one a call runs on."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import clattn
+import numpy as np
+import pytest
+from references.attention import attention, tolerance
+from support.helpers import assert_close, check, draw, index_of, qkv, sdpa
+
+
+@pytest.fixture(autouse=True)
+def restore_default_device():
+    yield
+    clattn.set_default_device(None)
+
+
+def unique_part(device):
+    """A part of the platform's name, or of the device's, that fits no other device."""
+    others = [d for d in clattn.devices() if d != device]
+    for text in (device.platform, device.name):
+        if not any(text in d.platform or text in d.name for d in others):
+            return text
+    pytest.skip("no name tells this device from the others")
+    return None
+
+
+def others(device):
+    return [d for d in clattn.devices() if d != device]
+
+
+def test_attributes(device):
+    for name in ("name", "vendor", "platform", "version", "driver_version"):
+        text = getattr(device, name)
+        assert isinstance(text, str) and text == text.strip() and text, name
+    assert device.type in ("cpu", "gpu", "accelerator")
+    assert "OpenCL" in device.version
+    assert isinstance(device.compute_units, int) and device.compute_units > 0
+    assert isinstance(device.memory, int) and device.memory > 64 << 20
+
+
+def test_attributes_cannot_be_set(device):
+    with pytest.raises(AttributeError):
+        device.name = "another"
+
+
+def test_devices_cannot_be_made_up():
+    """They come from clattn.devices() only."""
+    with pytest.raises(TypeError):
+        clattn.Device()
+
+
+def test_listing_is_stable():
+    """A new list each time, of equal devices in the same order."""
+    first, second = clattn.devices(), clattn.devices()
+    assert isinstance(first, list) and first == second
+    first.clear()
+    assert clattn.devices() == second
+
+
+def test_equality_hash_and_repr(device):
+    same = clattn.devices()[index_of(device)]
+    assert same == device and hash(same) == hash(device) and isinstance(device, clattn.Device)
+    assert (same != device) is False
+    assert device != device.name and device is not None and device != 0
+    assert len({*clattn.devices(), *clattn.devices()}) == len(clattn.devices())
+    assert device.name in repr(device)
+
+
+def test_device_error_is_a_runtime_error():
+    assert issubclass(clattn.DeviceError, RuntimeError)
+
+
+def test_naming_by_type(device):
+    """'cpu' is the first CPU, 'cpu:1' the second: numbers count from 0 within the type."""
+    peers = [d for d in clattn.devices() if d.type == device.type]
+    number = peers.index(device)
+    clattn.set_default_device(f"{device.type}:{number}")
+    assert clattn.get_default_device() == device
+    clattn.set_default_device(device.type)
+    assert clattn.get_default_device() == peers[0]
+
+
+def test_naming_by_part_of_a_name(device):
+    """Of the platform or of the device itself; a leading part of it as well."""
+    text = unique_part(device)
+    clattn.set_default_device(text)
+    assert clattn.get_default_device() == device
+    check(*qkv((1, 2)), device=text)
+
+
+def test_device_argument(device):
+    """Device objects and names do as `device`, and leave the default as it is."""
+    default = clattn.get_default_device()
+    number = [d for d in clattn.devices() if d.type == device.type].index(device)
+    check(*qkv((1, 2)), device=device)
+    check(*qkv((1, 2)), device=f"{device.type}:{number}")
+    check(*qkv((1, 2)), device=None)
+    assert clattn.get_default_device() == default
+
+
+def test_set_default_device(device):
+    clattn.set_default_device(device)
+    assert clattn.get_default_device() == device
+    check(*qkv((1, 2)), device=None)
+
+
+def test_none_resets_the_default(device):
+    clattn.set_default_device(None)
+    natural = clattn.get_default_device()
+    clattn.set_default_device(device)
+    clattn.set_default_device(None)
+    assert clattn.get_default_device() == natural
+
+
+@pytest.mark.parametrize("wrong", ["no such device", "cpu:77"])
+def test_an_unknown_default_changes_nothing(device, wrong):
+    clattn.set_default_device(device)
+    with pytest.raises(ValueError, match="device"):
+        clattn.set_default_device(wrong)
+    with pytest.raises(ValueError, match="device"), clattn.use_device(wrong):
+        pass
+    for kind in (7, b"cpu", ["cpu"]):
+        with pytest.raises(TypeError, match="device"):
+            clattn.set_default_device(kind)
+        with pytest.raises(TypeError, match="device"), clattn.use_device(kind):
+            pass
+    assert clattn.get_default_device() == device
+
+
+def test_use_device(device):
+    """Within the block, by object and by name; afterwards the old default again."""
+    before = clattn.get_default_device()
+    for word in (device, unique_part(device)):
+        with clattn.use_device(word):
+            assert clattn.get_default_device() == device
+            check(*qkv((1, 2)), device=None)
+        assert clattn.get_default_device() == before
+
+
+def test_use_device_nests(device):
+    before = clattn.get_default_device()
+    with clattn.use_device(device):
+        for other in others(device):
+            with clattn.use_device(other):
+                assert clattn.get_default_device() == other
+                with clattn.use_device(device):
+                    assert clattn.get_default_device() == device
+                assert clattn.get_default_device() == other
+        assert clattn.get_default_device() == device
+    assert clattn.get_default_device() == before
+
+
+def leave_by_error(device):
+    with clattn.use_device(device):
+        raise KeyError("on purpose")
+
+
+def test_use_device_ends_with_an_exception(device):
+    before = clattn.get_default_device()
+    with pytest.raises(KeyError, match="on purpose"):
+        leave_by_error(device)
+    assert clattn.get_default_device() == before
+
+
+def test_use_device_beats_the_default_and_the_argument_beats_both(device):
+    for other in others(device):
+        clattn.set_default_device(other)
+        with clattn.use_device(device):
+            assert clattn.get_default_device() == device
+        assert clattn.get_default_device() == other
+    with pytest.raises(ValueError, match="device"), clattn.use_device(device):
+        sdpa(*qkv(), device="no such device")
+
+
+def test_use_device_in_one_thread_is_not_seen_in_another():
+    """Two threads inside their own blocks at the same time each see their own device."""
+    both_inside = threading.Barrier(2, timeout=30)
+    before = clattn.get_default_device()
+
+    def inside(device):
+        with clattn.use_device(device):
+            both_inside.wait()
+            seen = clattn.get_default_device()
+            both_inside.wait()
+        return seen, clattn.get_default_device()
+
+    first, last = clattn.devices()[0], clattn.devices()[-1]
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(inside, d) for d in (first, last)]
+        assert [a.result(timeout=60) for a in answers] == [(first, before), (last, before)]
+    assert clattn.get_default_device() == before
+
+
+def test_eight_threads_at_once(device, kernel):
+    """Kernel arguments are not mixed up between calls: shapes, flags and data differ."""
+    start = threading.Barrier(8, timeout=60)
+
+    def work(number):
+        q, k, v = qkv((1 + number % 3, 2), 5 + 7 * number, 9 + 5 * number, 8, seed=number)
+        options = {"is_causal": bool(number % 2), "scale": 0.2 + 0.1 * number}
+        right, allowed = attention(q, k, v, **options)[0], tolerance(q, k, v, **options)[0]
+        start.wait()
+        results = [sdpa(q, k, v, device=device, **options) for _ in range(25)]
+        for result in results:
+            assert_close(result, right, allowed)
+        assert len({r.tobytes() for r in results}) == 1
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(work, n) for n in range(8)]:
+            done.result(timeout=120)
+
+
+def test_threads_that_build_the_same_program_first(device):
+    """Eight first calls of one kernel variant at once: one build or eight, all right."""
+    q, k, v = draw((1, 3, 13)), draw((1, 5, 13)), draw((1, 5, 13), seed=1)
+    right, allowed = attention(q, k, v)[0], tolerance(q, k, v)[0]
+    start = threading.Barrier(8, timeout=60)
+
+    def work():
+        start.wait()
+        return sdpa(q, k, v, device=device)
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(work) for _ in range(8)]:
+            assert_close(done.result(timeout=120), right, allowed)
+
+
+def test_the_lock_is_released_while_a_kernel_runs(device):
+    """Another Python thread gets on during one long call."""
+    q, k, v = (np.ones((1, 4, 4096, 64), np.float32) for _ in range(3))
+    sdpa(q, k, v, device=device)
+    ticks, stop = [0], threading.Event()
+
+    def tick():
+        while not stop.wait(0.0005):
+            ticks[0] += 1
+
+    counter = threading.Thread(target=tick)
+    counter.start()
+    try:
+        before = ticks[0]
+        sdpa(q, k, v, device=device)
+        during = ticks[0] - before
+    finally:
+        stop.set()
+        counter.join()
+    assert during > 5
+
+
+def test_a_driver_that_refuses_ptx(run_with_faults):
+    """A GPU that says it has NVIDIA's instructions, and has not, runs what needs none."""
+    run_with_faults(
+        """
+        from support.helpers import check, qkv
+        assert device.type == "gpu"
+        assert device.usable and device.nvidia_capability == 0
+        for rows in 1, 40:
+            check(*qkv((1, 2), rows, 50, 64, dtype="f2"), device=device, return_lse=True)
+        """,
+        FAULTS_NVIDIA="1",
+    )

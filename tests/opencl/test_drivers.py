@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: MIT
+"""Where OpenCL is looked for: loaders, drivers that pip installed, the folder of .icd files."""
+
+import os
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+import clattn._drivers as drivers
+import pytest
+from support.helpers import run_python
+
+
+@pytest.fixture
+def environment(monkeypatch, tmp_path):
+    """No OCL_ICD_ variable, folders for the cache and temporary files; all set is undone."""
+    for name in list(os.environ):
+        if name.startswith("OCL_ICD_"):
+            monkeypatch.delenv(name)
+    monkeypatch.delenv("CLATTN_MEMORY", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(drivers, "_loader_is_in_use", lambda: False)
+    yield tmp_path
+    os.environ.pop("OCL_ICD_VENDORS", None)
+    os.environ.pop("OCL_ICD_FILENAMES", None)
+
+
+@pytest.fixture
+def wheel(environment, monkeypatch):
+    """A package intel-opencl-rt, as far as looking for it goes, and no driver of the system."""
+    monkeypatch.setattr(drivers, "_wheel_libraries", lambda: environment / "wheel")
+    monkeypatch.setattr(drivers, "_SYSTEM_VENDORS", environment / "system")
+    return environment / "wheel"
+
+
+def discover_folder():
+    """The folder that discover() points the loader to."""
+    os.environ.pop("OCL_ICD_VENDORS", None)
+    drivers.discover()
+    return Path(os.environ["OCL_ICD_VENDORS"])
+
+
+def named_in(folder):
+    """What the loader finds in a folder."""
+    return [os.fsdecode(icd.read_bytes()).strip() for icd in sorted(folder.glob("*.icd"))]
+
+
+needs_wheel = pytest.mark.skipif(
+    not any(d.metadata["Name"] == "intel-opencl-rt" for d in metadata.distributions()),
+    reason="intel-opencl-rt is not installed",
+)
+
+
+@needs_wheel
+def test_the_drivers_of_pip_and_of_the_system_share_a_folder(environment, monkeypatch):
+    system = environment / "system"
+    system.mkdir()
+    (system / "b.icd").write_text("libb.so\n")
+    (system / "a.icd").write_text("/opt/liba.so\n")
+    (system / "empty.icd").write_text("\n")
+    monkeypatch.setattr(drivers, "_SYSTEM_VENDORS", system)
+    drivers.discover()
+    folder = Path(os.environ["OCL_ICD_VENDORS"])
+    named = named_in(folder)
+    assert Path(named[0]).name == "libintelocl.so"
+    assert Path(named[0]).is_file()
+    assert named[1:] == ["/opt/liba.so", "libb.so"]
+    del os.environ["OCL_ICD_VENDORS"]
+    drivers.discover()
+    assert Path(os.environ["OCL_ICD_VENDORS"]) == folder, "one folder for one content"
+    assert [p for p in folder.parent.iterdir() if p.name.startswith("vendors-")] == [folder]
+
+
+@pytest.mark.parametrize("name", ["OCL_ICD_VENDORS", "OCL_ICD_FILENAMES"])
+def test_a_user_who_points_the_loader_somewhere_is_left_alone(environment, monkeypatch, name):
+    monkeypatch.setenv(name, "/somewhere")
+    drivers.discover()
+    assert {k: v for k, v in os.environ.items() if k.startswith("OCL_ICD_")} == {name: "/somewhere"}
+
+
+def test_other_variables_of_the_loader_do_not_hide_the_driver_of_pip(wheel, monkeypatch):
+    monkeypatch.setenv("OCL_ICD_DEBUG", "7")
+    monkeypatch.setenv("OCL_ICD_ENABLE_TRACE", "True")
+    assert named_in(discover_folder()) == [str(wheel / "libintelocl.so")]
+
+
+@pytest.mark.parametrize("damage", ["deleted", "emptied", "directed elsewhere", "added to"])
+def test_a_damaged_folder_is_mended(wheel, damage):
+    folder = discover_folder()
+    (icd,) = folder.glob("*.icd")
+    if damage == "deleted":
+        icd.unlink()
+    elif damage == "added to":
+        (folder / "zz.icd").write_text("libstrange.so\n")
+    else:
+        icd.write_text("" if damage == "emptied" else "libstrange.so\n")
+    assert discover_folder() == folder
+    assert named_in(folder) == [str(wheel / "libintelocl.so")]
+    assert len(list(folder.iterdir())) == 1, "nothing temporary is left"
+
+
+def test_a_folder_that_another_process_makes_first_is_used(wheel, environment, monkeypatch):
+    """Losing the race leaves nothing behind."""
+    folder = discover_folder()
+    (icd,) = folder.glob("*.icd")
+    content = icd.read_bytes()
+    icd.unlink()
+    mkstemp = tempfile.mkstemp
+
+    def lose_the_race(*args, **kwargs):
+        icd.write_bytes(content)
+        return mkstemp(*args, **kwargs)
+
+    monkeypatch.setattr(tempfile, "mkstemp", lose_the_race)
+    assert discover_folder() == folder
+    assert list(folder.iterdir()) == [icd] and icd.read_bytes() == content
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_processes_without_a_cache_folder_share_a_temporary_one(wheel, environment, monkeypatch):
+    blocked = environment / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    folder = discover_folder()
+    assert folder.parent == environment / "tmp"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert discover_folder() == folder
+    assert named_in(folder) == [str(wheel / "libintelocl.so")]
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("squat", ["link", "writable by others"])
+def test_a_temporary_folder_that_others_control_is_not_used(wheel, environment, monkeypatch, squat):
+    blocked = environment / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    shared = discover_folder()
+    if squat == "link":
+        shared.rename(environment / "elsewhere")
+        shared.symlink_to(environment / "elsewhere")
+    else:
+        shared.chmod(0o777)
+    folder = discover_folder()
+    assert folder != shared
+    assert named_in(folder) == [str(wheel / "libintelocl.so")]
+
+
+def refuse(*args, **kwargs):
+    raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_leaves_the_driver_of_pip_and_no_litter(wheel, environment, monkeypatch):
+    monkeypatch.setattr(os, "replace", refuse)
+    drivers.discover()
+    assert "OCL_ICD_VENDORS" not in os.environ
+    assert os.environ["OCL_ICD_FILENAMES"] == str(wheel / "libintelocl.so")
+    assert not [p for p in environment.rglob("*") if p.is_file()]
+    folders = set(environment.rglob("*"))
+    del os.environ["OCL_ICD_FILENAMES"]
+    drivers.discover()
+    assert set(environment.rglob("*")) == folders
+
+
+def test_no_folder_for_temporary_files(wheel, environment, monkeypatch):
+    blocked = environment / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    monkeypatch.setattr(tempfile, "gettempdir", refuse)
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    drivers.discover()
+    assert os.environ["OCL_ICD_FILENAMES"] == str(wheel / "libintelocl.so")
+
+
+def test_icd_files_that_the_loader_skips_are_skipped(wheel, environment):
+    system = environment / "system"
+    system.mkdir()
+    (system / "a.icd").symlink_to("/nowhere/a.icd")
+    (system / "b.icd").mkdir()
+    os.mkfifo(system / "c.icd")
+    (system / "d.icd").write_bytes(b"/opt/\xff/libd.so\n")
+    (system / "e.icd").write_text("libe.so\n")
+    (system / "f.icd.old").write_text("libf.so\n")
+    folder = discover_folder()
+    assert named_in(folder) == [str(wheel / "libintelocl.so"), "/opt/\udcff/libd.so", "libe.so"]
+
+
+def test_an_icd_file_that_cannot_be_read_is_skipped(wheel, environment, monkeypatch):
+    """By a stand-in: to root, every file is readable."""
+    system = environment / "system"
+    system.mkdir()
+    (system / "a.icd").write_text("liba.so\n")
+    (system / "b.icd").write_text("libb.so\n")
+    read_bytes, read_text = Path.read_bytes, Path.read_text
+
+    def reader(read):
+        return lambda path: refuse() if path == system / "a.icd" else read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", reader(read_bytes))
+    monkeypatch.setattr(Path, "read_text", reader(read_text))
+    assert named_in(discover_folder()) == [str(wheel / "libintelocl.so"), "libb.so"]
+
+
+def test_paths_are_bytes_and_need_not_be_text(wheel, environment, monkeypatch):
+    strange = environment / "\udcff"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(strange))
+    monkeypatch.setattr(drivers, "_wheel_libraries", lambda: strange / "wheel")
+    preload, candidates, cache, memory = drivers.discover()
+    root = os.fsencode(environment) + b"/\xff/"
+    assert preload[0] == root + b"wheel/libintlc.so.5"
+    assert candidates == (b"libOpenCL.so.1", root + b"wheel/libOpenCL.so.1")
+    assert cache == root + b"clattn"
+    assert memory == ""
+    (icd,) = Path(os.environ["OCL_ICD_VENDORS"]).glob("*.icd")
+    assert icd.read_bytes() == root + b"wheel/libintelocl.so\n"
+
+
+def test_devices_are_found_where_the_cache_folder_is_not_text(environment):
+    code = "import clattn; print(len(clattn.devices()))"
+    strange = run_python(code, env={"XDG_CACHE_HOME": environment / "\udcff"}).stdout
+    assert strange == run_python(code).stdout
+
+
+def test_a_user_without_a_home_has_no_cache_folder(wheel, environment, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 2)
+    assert drivers.cache_folder() is None
+    assert drivers.discover()[2] is None
+    folder = Path(os.environ["OCL_ICD_VENDORS"])
+    assert folder.parent == environment / "tmp"
+    assert named_in(folder) == [str(wheel / "libintelocl.so")]
+
+
+@pytest.mark.parametrize("base", [None, "", "relative"])
+def test_the_cache_folder_without_a_usable_xdg_variable(environment, monkeypatch, base):
+    monkeypatch.setenv("HOME", str(environment))
+    if base is None:
+        monkeypatch.delenv("XDG_CACHE_HOME")
+    else:
+        monkeypatch.setenv("XDG_CACHE_HOME", base)
+    assert drivers.cache_folder() == environment / ".cache" / "clattn"
+
+
+def test_an_unknown_memory_mode_is_refused(environment, monkeypatch):
+    monkeypatch.setenv("CLATTN_MEMORY", "shared")
+    with pytest.raises(ValueError, match="CLATTN_MEMORY"):
+        drivers.discover()
+
+
+@needs_wheel
+def test_the_loader_of_pip_serves_where_the_system_has_none():
+    said = run_python(
+        """
+        import clattn, clattn._drivers as drivers
+        from support.helpers import check, qkv
+        wheel = drivers._wheel_libraries()
+        discover = drivers.discover
+        drivers.discover = lambda: (discover()[0], (b"libno-such-loader.so.1",
+                                    bytes(wheel / "libOpenCL.so.1")), *discover()[2:])
+        check(*qkv(), device=clattn.devices()[0])
+        print(clattn.devices()[0].platform)
+        """,
+        env={"OCL_ICD_VENDORS": None, "OCL_ICD_FILENAMES": None},
+    ).stdout
+    assert "Intel" in said
+
+
+@needs_wheel
+@pytest.mark.parametrize("used", [False, True])
+def test_a_loader_that_was_used_before_is_not_relied_on(used):
+    """Another package may have listed the platforms before the wheel's driver was named."""
+    said = run_python(
+        """
+        import ctypes, sys
+        if sys.argv[1] == "True":
+            loader = ctypes.CDLL("libOpenCL.so.1")
+            loader.clGetPlatformIDs(0, None, ctypes.byref(ctypes.c_uint()))
+        import clattn
+        print(clattn.devices()[0].platform)
+        """,
+        used,
+        env={"OCL_ICD_VENDORS": None, "OCL_ICD_FILENAMES": None},
+    ).stdout
+    assert "Intel" in said

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: MIT
+"""Memory: none is kept, scratch does not grow with L * S, every transfer mode gives the numbers.
+
+Child processes measure, so that what other tests left behind does not count.
+"""
+
+import gc
+import sys
+import textwrap
+
+import clattn
+import numpy as np
+import pytest
+from support.helpers import check, draw, index_of, qkv, run_python, sdpa
+
+MIB = 1 << 20
+SETUP = """
+import gc, os, sys
+import clattn, numpy as np
+from support.helpers import check, draw, peak_of, qkv, sdpa, status_field
+device = clattn.devices()[int(sys.argv[1])]
+MIB = 1 << 20
+"""
+
+
+def run_measured(device, code, *args, **options):
+    return run_python(SETUP + textwrap.dedent(code), index_of(device), *args, **options)
+
+
+def test_long_causal_sequences_need_no_square_matrix(device):
+    """S = 16384 causal: less than 64 MiB beyond inputs and output (scores alone were 1 GiB)."""
+    run_measured(
+        device,
+        """
+        sdpa(*qkv((1, 1), 2048, 16384, 64), device=device, is_causal=True)
+        q, k, v = qkv((1, 1), 16384, 16384, 64)
+        out, rise = peak_of(lambda: sdpa(q, k, v, device=device, is_causal=True))
+        grown = rise - out.nbytes
+        assert grown < 64 * MIB, f"{grown / MIB:.0f} MiB"
+        rows = np.r_[0:3, 8190:8193, 16380:16384]
+        from references.attention import attention, max_error
+        mask = np.arange(16384)[None, :] <= rows[:, None]
+        right = attention(q[..., rows, :], k, v, attn_mask=mask)[0]
+        assert max_error(out[..., rows, :], right) < 2e-6
+        """,
+    )
+
+
+def test_a_broadcast_batch_is_not_copied_out(device):
+    """Keys of zero stride stand for 64 times their bytes: scratch stays small."""
+    run_measured(
+        device,
+        """
+        sdpa(*qkv((1, 1), 16, 2048, 64), device=device)
+        q, (k, v) = draw((64, 1, 16, 64)), (draw((1, 1, 8192, 64)) for _ in range(2))
+        out, rise = peak_of(lambda: sdpa(q, k, v, device=device))
+        assert rise - out.nbytes < 64 * MIB, f"{rise / MIB:.0f} MiB"
+        """,
+    )
+
+
+@pytest.mark.parametrize("kind", ["right", "wrong"])
+def test_repeated_calls_keep_nothing(device, kind):
+    """Thousands of calls, right or refused, strided or not: no growth of memory or open files."""
+    run_measured(
+        device,
+        """
+        q, k, v = qkv((1, 4), 64, 64, 64)
+        mask = draw((64, 64)) > 0
+        wrong = [{"scale": "x"}, {"attn_mask": mask[:5]}, {"out": q[:1, :1]}, {"window": (1, -1)},
+                 {"device": "no such device"}, {"dropout_p": 1.5}, {"is_causal": "x"}]
+
+        def refused(options):
+            try:
+                sdpa(q, k, v, **{"device": device} | options)
+            except (TypeError, ValueError, NotImplementedError):
+                return
+            raise SystemExit(f"accepted {options}")
+
+        def several():
+            if sys.argv[2] == "wrong":
+                for options in wrong * 20:
+                    refused(options)
+                return
+            for _ in range(20):
+                sdpa(q, k, v, device=device)
+                sdpa(q[:, ::-1], k[..., ::-1], v, mask, device=device, return_lse=True)
+                sdpa(q, k, v, mask[:, ::-1], device=device, out=np.empty_like(q), is_causal=True)
+
+        def measure():
+            gc.collect()
+            return status_field("VmRSS"), len(os.listdir("/proc/self/fd"))
+
+        for _ in range(10):
+            several()
+        start, files = measure()
+        for _ in range(50):
+            several()
+        end, files_after = measure()
+        assert end - start < 4 * MIB, f"{(end - start) / MIB:.1f} MiB"
+        assert files_after <= files
+        """,
+        kind,
+    )
+
+
+def test_distinct_shapes_keep_nothing(device):
+    """A growing sequence neither recompiles nor collects one buffer for each length."""
+    run_measured(
+        device,
+        """
+        def grow(first, last):
+            for length in range(first, last):
+                sdpa(*(np.ones((1, 2, n, 64), np.float32) for n in (1, length, length)),
+                     device=device)
+        grow(1, 200)
+        start = status_field("VmRSS")
+        grow(200, 1000)
+        end = status_field("VmRSS")
+        assert end - start < 16 * MIB, f"{(end - start) / MIB:.1f} MiB"
+        """,
+    )
+
+
+def test_reference_counts(device):
+    """Arguments and singletons have as many references after a call as before, error or not."""
+    q, k, v = qkv((1, 2), 5, 7, 8)
+    mask, out, window, big = draw((5, 7)), np.empty_like(q), (3, 1), 12345678901
+    things = [q, k, v, mask, out, window, device, big, q.dtype, None, True, np.float32]
+
+    def calls():
+        options = {"attn_mask": mask, "device": device, "window": window, "out": out}
+        sdpa(q, k, v, is_causal=True, seed=big, return_lse=True, **options)
+        for wrong in ({"scale": "x"}, {"out": mask}, {"seed": 1.5}, {"softcap": -1.0}):
+            with pytest.raises((TypeError, ValueError)):
+                sdpa(q, k, v, **options | wrong)
+
+    def counts():
+        gc.collect()  # what other tests left, which refers to singletons too
+        return np.array([sys.getrefcount(thing) for thing in things])
+
+    calls()
+    before = counts()
+    for _ in range(100):
+        calls()
+    assert (counts() - before < 50).all(), counts() - before
+    assert (before - counts() < 50).all(), counts() - before
+
+
+def test_the_result_owns_its_memory(device):
+    """It outlives its inputs, is not shared with the next result, and is freed."""
+    first = sdpa(*qkv((1, 2), 64, 64, 64), device=device)
+    copy = first.copy()
+    for _ in range(20):
+        sdpa(*qkv((1, 2), 64, 64, 64, seed=5), device=device)
+    np.testing.assert_array_equal(first, copy)
+    first[...] = 0
+
+
+@pytest.mark.parametrize("mode", ["svm", "host", "copy"])
+def test_memory_modes(device, mode):
+    """CLATTN_MEMORY forces a way of transfer: same numbers; 'svm' only where there is such memory.
+
+    Layouts and alignments differ in what each mode has to do.
+    """
+    said = run_python(
+        """
+        import sys, clattn, numpy as np
+        import test_attention_layouts as layouts
+        from support.helpers import check, draw, qkv, sdpa
+        q, k, v = qkv((2, 3), 17, 33, 8)
+        try:
+            devices = [d for d in clattn.devices() if [d.platform, d.name] == sys.argv[1:]]
+            device = devices[0] if devices else sys.exit("refused")
+            check(q, k, v, device=device)
+        except (ValueError, clattn.DeviceError) as error:
+            assert "svm" in str(error).lower(), error
+            sys.exit("refused")
+        for dtype in ("float32", "float16", "float64"):
+            arrays = qkv((2, 3), 17, 33, 8, dtype=dtype)
+            check(*arrays, device=device, is_causal=True)
+            check(*arrays, device=device, attn_mask=draw((17, 33)) > 0, window=(5, 5))
+        for layout in layouts.LAYOUTS:
+            arrays = [layout(a) for a in (q, k, v)]
+            check(*arrays, device=device, attn_mask=draw((3, 1, 33)))
+            if layout is not layouts.read_only:
+                check(*arrays, device=device, out=layout(np.empty((2, 3, 17, 8), np.float32)))
+        check(*(np.broadcast_to(a[:1], a.shape) for a in (q, k, v)), device=device)
+        check(*qkv((2, 3), 5, 0, 8), device=device)
+        check(*qkv((1, 2), 97, 1000, 64), device=device)
+        sdpa(q, k, v, device=device, out=q)
+        for _ in range(100):
+            check(k, k, v, device=device)
+        """,
+        device.platform,
+        device.name,
+        env={"CLATTN_MEMORY": mode},
+        check_exit=False,
+    )
+    if mode != "svm" or said.stderr != "refused\n":
+        assert said.returncode == 0, said.stderr
+
+
+def test_an_unknown_memory_mode():
+    run_python(
+        """
+        import clattn
+        from support.helpers import qkv, sdpa
+        try:
+            sdpa(*qkv(), device=None)
+        except (ValueError, clattn.DeviceError) as error:
+            assert "CLATTN_MEMORY" in str(error), error
+        else:
+            raise SystemExit("accepted")
+        """,
+        env={"CLATTN_MEMORY": "no-such-mode", "CLATTN_DEVICE": None},
+    )
+
+
+SPREAD = """
+    far = 1 << 30
+
+    def spread(array):
+        "Same values, entry i of the first dimension at element i * 2**30 (4 GiB in all)."
+        buffer = np.empty(far * (len(array) - 1) + 64, array.dtype)
+        strides = (2 * far, *array.strides[1:])
+        view = np.lib.stride_tricks.as_strided(buffer, array.shape, strides)
+        view[...] = array
+        return view
+"""
+
+
+@pytest.mark.parametrize("kernel_name", [None, "reference"], ids=["chosen", "reference"])
+@pytest.mark.parametrize("shape", [(3, 4, 8), (3, 8)], ids=["heads", "rows"])
+def test_offsets_beyond_32_bits(device, kernel_name, shape):
+    """Heads or rows 2**30 elements apart, forwards and backwards, in inputs and result.
+
+    A few pages are touched; a call that copied what lies between, or cut an offset to 32 bits,
+    would not pass. A single matrix may be too far spread for one buffer of the device: then that
+    is said.
+    """
+    run_measured(
+        device,
+        SPREAD
+        + f"""
+    q, k, v = (draw({shape}, "float16", n) for n in range(3))
+    sdpa(q, k, v, device=device)
+
+    def calls():
+        check(q, spread(k), spread(v), device=device)
+        check(spread(q), spread(k[::-1])[::-1], v, device=device, out=spread(np.zeros_like(q)))
+
+    in_place = device.memory_mode == "svm" or device.max_allocation > 4 * far
+    if len(q.shape) == 3 or in_place:
+        _, rise = peak_of(calls)
+        assert rise < 200 * MIB, f"{{rise / MIB:.0f}} MiB"
+    else:
+        try:
+            calls()
+        except MemoryError as error:
+            assert str(device.max_allocation) in str(error), error
+        else:
+            raise SystemExit("a buffer larger than the device allows")
+    """,
+        env={"CLATTN_KERNEL": kernel_name},
+    )
+
+
+def test_queries_too_far_apart_for_one_buffer(device):
+    """Such a call is made in parts, along with which causality and window move."""
+    run_measured(
+        device,
+        SPREAD
+        + """
+    q, k, v = (draw((3, 8), "float16", n) for n in range(3))
+    check(spread(q), k, v, device=device, is_causal=True)
+    check(spread(q), k, v, device=device, is_causal="lower_right", window=(1, None))
+    mask = spread(draw((3, 3), "float16"))
+    check(q, k, v, device=device, attn_mask=mask, window=(1, 0))
+    """,
+    )
+
+
+def test_devices_report_their_memory(device):
+    assert device.memory >= 1 << 28
+    check(*qkv(), device=device)
+    assert clattn.devices()[index_of(device)].memory == device.memory

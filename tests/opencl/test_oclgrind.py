@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: MIT
+"""The kernels under Oclgrind, which checks each memory access, race, and use of OpenCL.
+
+Oclgrind is loaded as a driver, and only it: OCL_ICD_VENDORS names a folder with its .icd file.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from support.helpers import run_python
+
+DRIVER = Path("/usr/lib/oclgrind/liboclgrind-rt-icd.so")
+CHECKS = ("OCLGRIND_CHECK_API", "OCLGRIND_DATA_RACES", "OCLGRIND_UNINITIALIZED")
+
+CASES = {
+    "plain": "check(*qkv((1, 2), 5, 7, 8), device=device)",
+    "one": "check(*qkv((1, 1), 1, 1, 1), device=device)",
+    "tile and a rest": "check(*qkv((1, 1), 33, 35, 8), device=device)",
+    "sizes differ": "check(*qkv((1, 1), 3, 5, 3, 5), device=device)",
+    "causal": "check(*qkv((1, 1), 7, 5, 8), device=device, is_causal='lower_right')",
+    "window": "check(*qkv((1, 1), 7, 9, 8), device=device, window=(2, 1))",
+    "bool mask": "check(*qkv((1, 2), 5, 7, 8), device=device, attn_mask=draw((5, 7)) > 0)",
+    "float mask": "check(*qkv((1, 2), 5, 7, 8), device=device, attn_mask=draw((2, 1, 7)))",
+    "empty rows": "check(*qkv((1, 1), 5, 7, 8), device=device, attn_mask=np.zeros(7, bool))",
+    "groups": "check(draw((4, 5, 8)), *qkv((2,), 5, 7, 8)[1:], device=device, enable_gqa=True)",
+    "half": "check(*qkv((1, 1), 5, 7, 8, dtype=np.float16), device=device)",
+    "bfloat16": "check(*qkv((1, 1), 5, 7, 8, dtype=ml_dtypes.bfloat16), device=device)",
+    "strides": "check(*(a[..., ::-1] for a in qkv((1, 1), 5, 7, 8)), device=device)",
+    "no keys": "check(*qkv((1, 1), 5, 0, 8), device=device)",
+    "dropout": "check_dropout(*qkv((1, 2), 5, 7, 8), device=device)",
+    "past": "onnx(*qkv((1, 2), 3, 5, 8), None, *qkv((1, 2), 3, 6, 8)[1:], device=device)",
+    "past, group": "onnx(draw((1, 4, 3, 8)), *(2 * [draw((1, 2, 5, 8))]), draw((3, 9)) > 0, "
+    "*(2 * [draw((1, 2, 4, 8))]), device=device, is_causal=1)",
+    "no rows, past": "onnx(*qkv((1, 2), 0, 5, 8), None, *qkv((1, 2), 3, 6, 8)[1:], device=device)",
+    "lengths": "onnx(*qkv((2, 1), 3, 20, 8), None, None, None, np.array([4, 20]), device=device, "
+    "is_causal=1)",
+    "weights": "onnx(*qkv((1, 1), 3, 14, 8), draw((3, 9)), device=device, return_qk=True, "
+    "qk_matmul_output_mode=3)",
+    "scores": "onnx(*qkv((1, 1), 3, 14, 8), draw((3, 9)) > 0, device=device, return_qk=True, "
+    "qk_matmul_output_mode=2)",
+    "biases": "check_directml(dict(query=draw((1, 3, 16)), key=draw((1, 3, 16)), "
+    "value=draw((1, 3, 16)), bias=draw((48,)), relative_position_bias=draw((1, 2, 3, 8)), "
+    "past_key=draw((1, 2, 5, 8)), past_value=draw((1, 2, 5, 8)), head_count=2, scale=0.3, "
+    "mask=np.array([6], np.int32), mask_type='key_sequence_length'), device=device)",
+    "integers": "onnx(*qkv((1, 1), 3, 14, 8), draw((3, 14)).astype(np.int16), device=device)",
+    "value type": "onnx(*qkv((1, 1), 3, 5, 8)[:2], draw((1, 1, 5, 8), np.float16), device=device)",
+}
+DIAGONAL = {
+    "rows": "check_band(draw((3, 9, 133)), 7, -1, 60, device=device)",
+    "inverted": "check_band(draw((3, 9, 133)), 7, 40, -1, device=device)",
+    "a shape": "check_band((2, 9, 133), 7, -1, 60, device=device, dtype='u1')",
+    "columns first": "check_band(draw((2, 70, 9)).swapaxes(1, 2), 7, -1, 60, device=device)",
+    "backwards": "check_band(draw((33, 70), 'f8')[::-1, ::-2], 7, 5, 3, device=device)",
+    "small matrices": "check_band(draw((40, 5, 3), 'f2'), 7, 0, 2, device=device)",
+    "in place": "a = draw((16, 5, 3)); check_band(a, 7, 0, 2, device=device, out=a)",
+    "in place, gaps": "a = draw((9, 70))[:, 3:40]; check_band(a, 7, 0, 2, device=device, out=a)",
+    "out": "check_band(draw((9, 40)), 7, 0, 2, device=device, out=draw((40, 9)).T)",
+}
+REFERENCE_ONLY = {
+    "softcap last": "onnx(*qkv((1, 1), 3, 5, 8), draw((3, 5)) > 0, device=device, softcap=2.0, "
+    "opset=24, pre_errata=True, return_qk=True, qk_matmul_output_mode=1)",
+    "softcap": "check(*qkv((1, 1), 5, 7, 8), device=device, softcap=2.0)",
+    "double": "check(*qkv((1, 1), 5, 7, 8, dtype=np.float64), device=device)",
+}
+
+DECODE = {  # head sizes of a vector at least; with 512 columns, 128 keys are two parts
+    "rows": "check(*qkv((1, 2), 5, 19, 17), device=device)",
+    "sizes differ": "check(*qkv((1, 1), 1, 33, 16, 33), device=device)",
+    "parts, float mask": "check(*qkv((1, 1), 2, 129, 512), device=device, "
+    "attn_mask=np.where(np.arange(129) < 90, -np.inf, draw((129,))).astype('f4'))",
+    "parts, no number": "q, k, v = qkv((1, 1), 1, 129, 512); v[..., 3, 5] = np.nan; "
+    "check(q, k, v, device=device, attn_mask=np.arange(129) % 16 == 3)",  # few keys, as it is slow
+    "group": "check(draw((6, 1, 16)), *qkv((2,), 1, 19, 16)[1:], device=device, enable_gqa=True)",
+    "causal": "check(*qkv((1, 1), 7, 5, 16), device=device, is_causal='lower_right')",
+    "window": "check(*qkv((1, 1), 3, 40, 16), device=device, window=(2, 1))",
+    "bool mask": "check(*qkv((1, 2), 3, 19, 16), device=device, attn_mask=draw((2, 3, 19)) > 0)",
+    "columns apart": "check(*qkv((1, 2), 3, 19, 16), device=device, "
+    "attn_mask=draw((3, 38))[:, ::2])",
+    "empty rows": "check(*qkv((1, 1), 3, 19, 16), device=device, attn_mask=np.zeros(19, bool))",
+    "half": "check(*qkv((1, 1), 1, 19, 17, dtype=np.float16), device=device)",
+    "bfloat16": "check(*qkv((1, 1), 1, 19, 17, dtype=ml_dtypes.bfloat16), device=device)",
+    "rows apart": "check(*(a[..., ::-2, :] for a in qkv((1, 1), 5, 21, 16)), device=device)",
+    "out": "check(*qkv((1, 1), 3, 19, 16), device=device, out=draw((1, 1, 16, 3)).swapaxes(2, 3))",
+    "no keys": "check(*qkv((1, 1), 3, 0, 16), device=device)",
+    "past": "onnx(*qkv((1, 2), 3, 5, 17), None, *qkv((1, 2), 3, 19, 17)[1:], device=device)",
+    "past, group": "onnx(draw((1, 4, 1, 16)), *(2 * [draw((1, 2, 5, 16))]), draw((1, 9)) > 0, "
+    "*(2 * [draw((1, 2, 18, 16))]), device=device, is_causal=1)",
+    "past, parts": "onnx(*qkv((1, 1), 1, 1, 512), None, *qkv((1, 1), 1, 131, 512)[1:], "
+    "device=device, left_window_size=128)",
+    "no rows, past": "onnx(*qkv((1, 2), 0, 5, 16), None, *qkv((1, 2), 3, 6, 16)[1:], "
+    "device=device)",
+    "lengths": "onnx(*qkv((2, 1), 3, 20, 16), None, None, None, np.array([4, 20]), device=device, "
+    "is_causal=1)",
+    "bias and mask": "check_directml(dict(query=draw((1, 3, 32)), key=draw((1, 3, 32)), "
+    "value=draw((1, 3, 32)), relative_position_bias=draw((1, 2, 3, 8)), "
+    "past_key=draw((1, 2, 5, 16)), past_value=draw((1, 2, 5, 16)), head_count=2, scale=0.3, "
+    "mask=np.array([6], np.int32), mask_type='key_sequence_length'), device=device)",
+    "value type": "onnx(*qkv((1, 1), 3, 5, 16)[:2], draw((1, 1, 5, 17), np.float16), "
+    "device=device)",
+}
+
+MMA = {  # head sizes are filled up to 64; four warps, of which one has rows
+    "rows": "check(*qkv((1, 1), 3, 19, 64, dtype=np.float16), device=device, return_lse=True)",
+    "strides, causal": "check(*(a[..., ::-2] for a in qkv((1, 1), 5, 7, 16, dtype=np.float16)), "
+    "device=device, return_lse=True, is_causal=True)",
+}
+
+DECODE_MMA = {  # a tile of 16 rows; four warps take 16 keys each, lanes 16 bytes of each key
+    "group": "check(draw((3, 2, 64), np.float16), *qkv((1,), 1, 70, 64, dtype=np.float16)[1:], "
+    "device=device, enable_gqa=True, return_lse=True, is_causal='lower_right')",
+    "mask, no number": "q, k, v = qkv((1, 1), 2, 19, 8, dtype=np.float16); v[..., 3, 5] = np.nan; "
+    "check(q, k, v, device=device, return_lse=True, attn_mask=draw((2, 19)) > 0)",
+}
+
+DECODE_GPU = {  # with 512 columns, 33 keys of one head are two parts
+    "rows": "check(*qkv((1, 1), 3, 140, 8, 17), device=device, return_lse=True)",
+    "parts, no number": "q, k, v = qkv((1, 1), 1, 33, 512); v[..., 3, 5] = np.nan; "
+    "check(q, k, v, device=device, return_lse=True)",
+    "group, mask": "check(draw((2, 1, 8)), *qkv((1,), 1, 19, 8)[1:], device=device, "
+    "enable_gqa=True, attn_mask=draw((2, 1, 19)) > 0)",
+    "half, columns apart": "check(*(a[..., ::2] for a in qkv((1, 1), 1, 9, 16, "
+    "dtype=np.float16)), device=device)",
+    "past": "onnx(*qkv((1, 1), 1, 3, 8), None, *qkv((1, 1), 1, 9, 8)[1:], device=device)",
+}
+
+TILED = {  # with 7000 bytes of local memory: 16 rows and 32 keys
+    "rows and blocks": "check(*qkv((1, 1), 17, 33, 16), device=device)",
+    "sizes differ": "check(*qkv((1, 1), 3, 5, 3, 13), device=device)",
+    "parts of a head": "check(*qkv((1, 1), 2, 3, 72, 9), device=device)",
+    "causal": "check(*qkv((1, 1), 17, 40, 16), device=device, is_causal='lower_right')",
+    "window": "check(*qkv((1, 1), 20, 70, 16), device=device, window=(2, 1))",
+    "bool mask": "check(*qkv((1, 1), 3, 130, 16), device=device, "
+    "attn_mask=np.arange(130) % 96 > 64)",
+    "float mask": "check(*qkv((1, 2), 5, 7, 16), device=device, attn_mask=draw((2, 1, 7)))",
+    "empty rows": "check(*qkv((1, 1), 5, 7, 16), device=device, attn_mask=np.zeros(7, bool))",
+    "no number": "q, k, v = qkv((1, 1), 5, 40, 16); v[..., 3, 5] = np.nan; "
+    "check(q, k, v, device=device, is_causal=True)",
+    "half": "check(*qkv((1, 1), 5, 7, 16, dtype=np.float16), device=device)",
+    "bfloat16": "check(*qkv((1, 1), 5, 7, 16, dtype=ml_dtypes.bfloat16), device=device)",
+    "strides": "check(*(a[..., ::-1] for a in qkv((1, 1), 5, 7, 16)), device=device)",
+    "dropout": "check_dropout(*qkv((1, 2), 5, 7, 16), device=device)",
+    "past, weights": "onnx(*qkv((1, 1), 3, 5, 16), draw((3, 11)), "
+    "*qkv((1, 1), 3, 6, 16)[1:], device=device, return_qk=True, qk_matmul_output_mode=3)",
+    "scores": "onnx(*qkv((1, 1), 3, 14, 16), draw((3, 9)) > 0, device=device, return_qk=True, "
+    "qk_matmul_output_mode=2)",
+    "lengths": CASES["lengths"],
+    "products": "onnx(*qkv((1, 1), 3, 14, 16), draw((3, 9)) > 0, device=device, return_qk=True, "
+    "qk_matmul_output_mode=0)",
+    "biases": CASES["biases"],
+}
+
+CODE = """
+import sys
+import clattn, ml_dtypes, numpy as np
+from clattn import _core
+from support.helpers import check, check_band, draw, qkv
+from references.onnx import check as onnx
+from test_directml import check as check_directml
+from test_dropout import check as check_dropout
+devices = clattn.devices()
+assert [d.platform for d in devices] == ["Oclgrind"], devices
+device = devices[0]
+for line in sys.argv[1:]:
+    print(line, flush=True)
+    exec(line)
+print("all right")
+"""
+
+
+@pytest.fixture
+def oclgrind(tmp_path):
+    """Environment of a process whose only driver is Oclgrind, with every check on.
+
+    Without optimisation: its compiler makes `freeze` instructions that its checks do not know.
+    """
+    if not DRIVER.exists():
+        if os.environ.get("CI"):
+            pytest.fail(f"{DRIVER} is not installed: apt-get install oclgrind")
+        pytest.skip(f"{DRIVER} is not installed")
+    vendors = tmp_path / "vendors"
+    vendors.mkdir()
+    (vendors / "oclgrind.icd").write_text(f"{DRIVER}\n")
+    return dict.fromkeys(CHECKS, "1") | {
+        # it has clang's builtin for prefetching, but cannot run what becomes of it
+        "OCLGRIND_BUILD_OPTIONS": "-cl-opt-disable -DPREFETCH(x)=0",
+        "OCL_ICD_VENDORS": vendors,
+        "XDG_CACHE_HOME": tmp_path,
+        "CLATTN_DEVICE": None,
+    }
+
+
+RUNS = {
+    "reference": CASES | DIAGONAL | REFERENCE_ONLY,
+    "cpu": CASES | DIAGONAL,
+    "decode-cpu": DECODE,
+    "decode-gpu": DECODE_GPU,
+    "decode-mma": DECODE_MMA,
+    "tiled": TILED,
+    "mma": MMA,
+}
+
+# Oclgrind 21.10 has less local memory than matrix units have, and on their kernels its check for
+# uninitialised values crashes, as does a second thread.
+MATRIX_UNITS = {
+    "OCLGRIND_LOCAL_MEM_SIZE": 65536,
+    "OCLGRIND_NUM_THREADS": 1,
+    "OCLGRIND_UNINITIALIZED": None,
+}
+
+# Tiles of 7000 bytes have 16 rows.
+SETTINGS = {
+    "tiled": {"CLATTN_LOCAL_MEMORY": 7000},
+    "decode-mma": MATRIX_UNITS,
+    "mma": MATRIX_UNITS,
+}
+
+
+@pytest.mark.parametrize("kernel_name", RUNS)
+def test_kernels_are_clean(oclgrind, kernel_name):
+    """Right results, and not a line of complaint."""
+    cases = RUNS[kernel_name]
+    env = oclgrind | {"CLATTN_KERNEL": kernel_name} | SETTINGS.get(kernel_name, {})
+    done = run_python(CODE, *cases.values(), env=env, timeout=300, check_exit=False)
+    assert not done.stderr.strip(), done.stdout + done.stderr
+    assert done.returncode == 0
+    assert done.stdout.endswith("all right\n")
+
+
+def test_limits_are_clean(oclgrind):
+    """The kernels that bench compares with. To clattn Oclgrind is a GPU, with work-groups."""
+    cases = (
+        "assert device.type != 'cpu'",
+        "assert _core.peak_fma(False, 3, device)[1] > 0",
+        "assert _core.peak_read(np.ones(5001, 'f4'), 2, device) == 10002",
+    )
+    done = run_python(CODE, *cases, env=oclgrind, timeout=300, check_exit=False)
+    assert not done.stderr.strip(), done.stdout + done.stderr
+    assert done.stdout.endswith("all right\n"), done.stdout
+
+
+@pytest.mark.parametrize("mode", [None, "copy"], ids=["chosen", "copy"])
+def test_transfers_are_clean(oclgrind, mode):
+    """The ways of moving memory that Oclgrind can do; it has no system SVM."""
+    env = oclgrind | {"CLATTN_MEMORY": mode, "CLATTN_KERNEL": "reference"}
+    cases = (CASES["plain"], CASES["strides"], CASES["float mask"], DIAGONAL["in place"])
+    done = run_python(CODE, *cases, env=env, timeout=300, check_exit=False)
+    assert not done.stderr.strip(), done.stdout + done.stderr
+    assert done.stdout.endswith("all right\n")

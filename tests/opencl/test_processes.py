@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: MIT
+"""What needs a process of its own: import, environment variables, fork, the kernel cache."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import clattn
+import pytest
+from support.helpers import IMPORTED_FROM, WHAT_TO_INSTALL, index_of, no_opencl, run_python
+
+CALL = """
+import sys, clattn, numpy as np
+from support.helpers import check, qkv
+device = clattn.devices()[int(sys.argv[1])]
+check(*qkv((1, 2), 17, 33, 8), device=device, is_causal=True)
+"""
+
+
+def test_import_touches_no_opencl():
+    """Neither the loader nor a driver is mapped before the first call that needs a device."""
+    run_python("""
+        from pathlib import Path
+        import clattn
+
+        def mapped():
+            text = Path("/proc/self/maps").read_text().lower()
+            return [name for name in ("libopencl", "libpocl", "libintelocl") if name in text]
+
+        assert not mapped(), mapped()
+        clattn.devices()
+        assert mapped(), "the check itself does not see OpenCL"
+    """)
+
+
+def test_import_works_without_opencl(tmp_path):
+    """Everything that needs a device then says what to install, every time it is asked."""
+    said = run_python(
+        """
+        import clattn
+        import numpy as np
+        q = np.zeros((1, 2, 3), np.float32)
+        for call in (clattn.devices, clattn.get_default_device,
+                     lambda: clattn.scaled_dot_product_attention(q, q, q),
+                     lambda: clattn.set_default_device("cpu"), clattn.devices):
+            try:
+                call()
+            except clattn.DeviceError as error:
+                print(error)
+            else:
+                raise SystemExit(f"{call} found a device")
+        """,
+        env=no_opencl(tmp_path),
+    ).stdout
+    assert any(word in said for word in WHAT_TO_INSTALL), said
+
+
+def default_device(**env):
+    """Index of the default device in a fresh process."""
+    code = "import clattn; print(clattn.devices().index(clattn.get_default_device()))"
+    return int(run_python(code, env=env).stdout)
+
+
+def test_the_natural_default():
+    """The first GPU, else the first accelerator, else the first CPU."""
+    order = ["gpu", "accelerator", "cpu"]
+    best = min(clattn.devices(), key=lambda d: order.index(d.type))
+    assert default_device(CLATTN_DEVICE=None) == index_of(best)
+
+
+def test_clattn_device_names_the_default(device):
+    """The same words as everywhere: type and number, or part of a name."""
+    peers = [d for d in clattn.devices() if d.type == device.type]
+    words = [f"{device.type}:{peers.index(device)}"]
+    if not any(device.platform in d.platform + d.name for d in clattn.devices() if d != device):
+        words.append(device.platform)
+    for word in words:
+        assert default_device(CLATTN_DEVICE=word) == index_of(device)
+
+
+def test_an_empty_clattn_device_is_none_at_all():
+    assert default_device(CLATTN_DEVICE="") == default_device(CLATTN_DEVICE=None)
+
+
+def test_an_unknown_clattn_device():
+    """ValueError that names the variable; a device given in the call is not affected."""
+    run_python(
+        """
+        import clattn, numpy as np
+        q = np.ones((1, 2, 3), np.float32)
+        for call in (clattn.get_default_device,
+                     lambda: clattn.scaled_dot_product_attention(q, q, q)):
+            try:
+                call()
+            except ValueError as error:
+                assert "CLATTN_DEVICE" in str(error) and "no such device" in str(error), error
+            else:
+                raise SystemExit("accepted")
+        device = clattn.devices()[0]
+        assert (clattn.scaled_dot_product_attention(q, q, q, device=device) == 1).all()
+        with clattn.use_device(device):
+            assert (clattn.scaled_dot_product_attention(q, q, q) == 1).all()
+        """,
+        env={"CLATTN_DEVICE": "no such device"},
+    )
+
+
+def test_set_default_device_beats_clattn_device(device):
+    other = clattn.devices()[0]
+    run_python(
+        """
+        import sys, clattn
+        device = clattn.devices()[int(sys.argv[1])]
+        natural = clattn.get_default_device()
+        clattn.set_default_device(device)
+        assert clattn.get_default_device() == device
+        clattn.set_default_device(None)
+        assert clattn.get_default_device() == natural
+        """,
+        index_of(device),
+        env={"CLATTN_DEVICE": other.platform},
+    )
+
+
+def test_a_child_process_finds_the_same_devices():
+    """What clattn puts into the environment of the process (drivers' folder) serves children."""
+    code = """
+        import subprocess, sys, clattn
+        names = [(d.platform, d.name) for d in clattn.devices()]
+        child = "import clattn; print([(d.platform, d.name) for d in clattn.devices()])"
+        said = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True,
+                              timeout=60)  # inherits the C environment
+        assert said.stdout.strip() == repr(names), (said.stdout, said.stderr, names)
+    """
+    run_python(code)
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["before use", "after use"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_fork(device, used):
+    """A forked child gets a right result or a DeviceError, and never hangs."""
+    run_python(
+        """
+        import os, signal, sys, time, clattn
+        from support.helpers import check, qkv
+        arrays = qkv((1, 2), 17, 33, 8)
+        index, used = int(sys.argv[1]), sys.argv[2] == "True"
+        device = clattn.devices()[index] if used else None
+        if used:
+            check(*arrays, device=device)
+
+        def child():
+            for call in (lambda: check(*arrays, device=device or clattn.devices()[index]),
+                         lambda: check(*arrays, device=None),  # its own default
+                         lambda: clattn.devices()[index]):
+                try:
+                    call()
+                except clattn.DeviceError as error:
+                    assert used and str(error)
+
+        pid = os.fork()
+        if pid == 0:
+            try:
+                child()
+            except BaseException as error:
+                print(repr(error), file=sys.stderr, flush=True)
+                os._exit(1)
+            os._exit(0)
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                break
+            time.sleep(0.02)
+        else:
+            os.kill(pid, signal.SIGKILL)
+            raise SystemExit("the child hangs")
+        assert os.waitstatus_to_exitcode(status) == 0, status
+        check(*arrays, device=clattn.devices()[index])  # the parent goes on
+        """,
+        index_of(device),
+        used,
+    )
+
+
+SLOW_FIRST_CALL = """
+import os, signal, sys, threading, time
+import clattn, clattn._drivers as drivers
+discover, begun = drivers.discover, threading.Event()
+
+def slowly():
+    found = discover()
+    begun.set()
+    return found
+
+drivers.discover = slowly
+first = threading.Thread(target=clattn.get_default_device)
+first.start()
+begun.wait()
+time.sleep(0.01)
+"""
+
+
+def test_fork_during_the_first_call():
+    """While a thread of the parent opens the drivers: a result or a DeviceError, and no hang."""
+    run_python(
+        SLOW_FIRST_CALL
+        + """
+pid = os.fork()
+if pid == 0:
+    signal.alarm(60)
+    try:
+        clattn.get_default_device()
+    except clattn.DeviceError as error:
+        os._exit(0 if "fork" in str(error) else 1)
+    os._exit(0)
+first.join()
+assert os.waitpid(pid, 0)[1] == 0
+assert clattn.get_default_device()
+"""
+    )
+
+
+def test_a_default_that_is_set_during_the_first_call_stays(device):
+    run_python(
+        SLOW_FIRST_CALL
+        + """
+chosen = clattn.devices()[int(sys.argv[1])]
+clattn.set_default_device(chosen)
+first.join()
+assert clattn.get_default_device() == chosen
+""",
+        index_of(device),
+    )
+
+
+def test_exit_in_the_middle_of_a_call(device):
+    """A daemon thread inside a kernel does not crash or hang the interpreter's exit."""
+    run_python(
+        """
+        import sys, threading, clattn, numpy as np
+        device = clattn.devices()[int(sys.argv[1])]
+        q = np.ones((1, 4, 2048, 64), np.float32)
+        clattn.scaled_dot_product_attention(q, q, q, device=device)
+        def work():
+            while True:
+                clattn.scaled_dot_product_attention(q, q, q, device=device)
+        threading.Thread(target=work, daemon=True).start()
+        """,
+        index_of(device),
+    )
+
+
+def entries(folder):
+    """Built programs below a folder (the drivers' .icd files may lie there too)."""
+    return sorted(p for p in Path(folder).rglob("*") if p.is_file() and p.suffix != ".icd")
+
+
+def needs_a_cache(device):
+    if device.platform == "Portable Computing Language":
+        pytest.skip("PoCL keeps programs itself, in a cache of its own")
+
+
+def cached_call(device, folder, **env):
+    return run_python(CALL, index_of(device), env={"XDG_CACHE_HOME": folder, **env})
+
+
+def test_the_kernel_cache_is_used(device, tmp_path):
+    """Built programs go below XDG_CACHE_HOME/clattn and are not written again."""
+    needs_a_cache(device)
+    cached_call(device, tmp_path)
+    written = {p: p.stat().st_mtime_ns for p in entries(tmp_path / "clattn")}
+    assert written, "nothing was cached"
+    cached_call(device, tmp_path)
+    assert {p: p.stat().st_mtime_ns for p in entries(tmp_path / "clattn")} == written
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "flip"])
+def test_a_damaged_cache_entry_is_rebuilt(device, tmp_path, damage):
+    needs_a_cache(device)
+    cached_call(device, tmp_path)
+    good = {p: p.read_bytes() for p in entries(tmp_path / "clattn")}
+    assert good, "nothing was cached"
+    for path, data in good.items():
+        middle = len(data) // 2
+        bad = {
+            "empty": b"",
+            "cut": data[:middle],
+            "flip": data[:middle] + b"\xff\0\xff" + data[middle + 3 :],
+        }
+        path.write_bytes(bad[damage])
+    damaged = {p: p.read_bytes() for p in good}
+    cached_call(device, tmp_path)
+    assert all(path.read_bytes() != damaged[path] for path in good)
+
+
+def test_a_cache_that_cannot_be_written(device, tmp_path):
+    """No cache is no error: a file where the folder should be, and no home at all.
+
+    PoCL alone cannot do without a folder of its own, so it gets one.
+    """
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    cached_call(device, blocked, POCL_CACHE_DIR=tmp_path / "pocl")
+    cached_call(device, None, HOME="/proc/nonexistent", POCL_CACHE_DIR=tmp_path / "pocl")
+    assert blocked.read_text() == "in the way"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="process handling as on Linux")
+def test_processes_that_fill_the_cache_at_once(device, tmp_path):
+    """Four of them with one empty cache: all right, and no temporary file is left."""
+    env = dict(os.environ, XDG_CACHE_HOME=str(tmp_path))
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [*IMPORTED_FROM, env.get("PYTHONPATH")]))
+    command = [sys.executable, "-c", CALL, str(index_of(device))]
+    running = [subprocess.Popen(command, env=env) for _ in range(4)]
+    assert [p.wait(timeout=120) for p in running] == [0] * 4
+    names = {p.name for p in entries(tmp_path / "clattn")}
+    cached_call(device, tmp_path)
+    assert {p.name for p in entries(tmp_path / "clattn")} == names

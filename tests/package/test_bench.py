@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: MIT
+"""python -m clattn bench: what it measures, writes and refuses."""
+
+import json
+import re
+import sys
+from types import SimpleNamespace
+
+import clattn
+import numpy as np
+import pytest
+from clattn import _core
+from clattn.__main__ import main
+from clattn.bench import command, limits, measuring, scaling
+from clattn.bench.gpu_rows import GPU_ROWS
+from clattn.bench.peers import Call
+from clattn.bench.rows import ROWS, Row
+from references.attention import attention
+from support.helpers import run_cli
+from test_cli import png_size
+
+
+class Fake:
+    """A peer that computes in NumPy, and may be wrong, fail, or not support anything."""
+
+    name, counts, version = "fake", True, "fake 1"
+
+    def __init__(self, label, add=0.0, failure=None, supports=True):
+        self.label, self.add, self.failure, self.supports = label, add, failure, supports
+
+    def prepare(self, problem):
+        if self.failure:
+            raise RuntimeError(self.failure)
+        if not self.supports:
+            return None
+        arrays = (problem.query, problem.key, problem.value)
+        result = attention(*arrays)[0] + self.add
+        return Call(lambda: None, lambda: result)
+
+
+@pytest.fixture
+def few_limits(monkeypatch):
+    """Limits that are measured in no time, and so not what the device can do."""
+    monkeypatch.setattr(limits, "READ_BYTES", 1 << 20)
+    monkeypatch.setattr(limits, "LEAST_SECONDS", 1e-4)
+
+
+@pytest.fixture
+def fake_peer(monkeypatch, few_limits):
+    """One in place of all that are installed."""
+    monkeypatch.setattr(measuring, "peer_classes", lambda: [lambda stack: Fake("fake")])
+
+
+def contestants(device, *peers):
+    return measuring.Contestants({"d": device}, peers, {"d": limits.Limits(device)}, {})
+
+
+# --- a row in turn ---------------------------------------------------------------------------
+
+PLAIN = Row("plain", (2, 3, 3, 40, 50, 16))
+
+
+def test_a_peer_that_fails_or_is_wrong_is_left_out(device, few_limits):
+    fakes = [
+        Fake("good"),
+        Fake("wrong", add=0.1),
+        Fake("broken", failure="no such\nkernel"),
+        Fake("absent", supports=False),
+    ]
+    rivals = contestants(device, *fakes)
+    measured = measuring.measure(PLAIN, rivals, 1, lambda: None)
+    assert set(measured.seconds) == {"d", "good"}
+    assert measured.best == "good"
+    assert [note.partition(":")[0] for note in measured.notes] == ["wrong", "broken"]
+    assert measured.notes[1] == "broken: no such kernel"
+    assert measured.wrong == []
+
+
+# --- limits ----------------------------------------------------------------------------------
+
+
+def test_peak_fma(device):
+    """x = x / 2 + 1 in every chain, from 0 … 11; twice the steps are twice the work."""
+    for float64 in (False, True) if device.float64 else (False,):
+        flop, value = _core.peak_fma(float64, 100, device)
+        assert flop > 0
+        assert value == pytest.approx(2, rel=1e-6)
+        twice, _ = _core.peak_fma(float64, 200, device)
+        assert twice == 2 * flop
+        assert _core.peak_fma(float64, 1, device)[1] == pytest.approx(5.5 / 2 + 1)
+        assert _core.peak_fma(float64, 0, device) == (0, pytest.approx(5.5))
+
+
+@pytest.mark.parametrize("count", [0, 1, 127, 1 << 18, (1 << 18) + 77, 3 << 18])
+def test_peak_read(device, count):
+    array = np.arange(count, dtype=np.float32) % 7 + 1
+    for passes in (0, 1, 3):
+        total = passes * array.sum(dtype=np.float64)
+        for given in (array, clattn.tensor(array, device)):
+            assert _core.peak_read(given, passes, device) == pytest.approx(total, rel=1e-6)
+
+
+def test_peaks_refuse(device):
+    array = np.ones((4, 4), np.float32)
+    part = clattn.tensor(array[0], device)[1:]
+    for wrong in (array, array[0, ::2], array[0].astype(np.float16), part):
+        with pytest.raises(ValueError, match="array"):
+            _core.peak_read(wrong, 1, device)
+    for other in (d for d in clattn.devices() if d != device):
+        with pytest.raises(ValueError, match="another device"):
+            _core.peak_read(clattn.tensor(array[0], other), 1, device)
+    with pytest.raises(ValueError, match="passes"):
+        _core.peak_read(array[0], -1, device)
+    with pytest.raises(ValueError, match="steps"):
+        _core.peak_fma(False, -1, device)
+    with pytest.raises(TypeError, match="arguments"):
+        _core.peak_fma(False, 1)
+
+
+# --- the command -----------------------------------------------------------------------------
+
+
+def bench(*arguments):
+    return main(["bench", *map(str, arguments)])
+
+
+def test_rows_on_a_device(device, tmp_path, capsys, fake_peer):
+    """The table, the JSON and the chart; no line is wider than the table may be."""
+    file = tmp_path / "bench.json"
+    status = bench("--rows", "tiny", "odd", "--rounds", 2, "--device", device.platform,
+                   "--json", file, "--plot", tmp_path / "bench.png")  # fmt: skip
+    said = capsys.readouterr().out
+    assert status == 0
+    assert device.name in said
+    assert re.search(r"^ *odd .*%", said, re.MULTILINE)
+    assert said.index("odd") < said.index("tiny"), "in the table's order"
+    assert max(map(len, said.splitlines())) <= 100
+    content = json.loads(file.read_text())
+    [(words, facts)] = content["devices"].items()
+    assert facts["name"] == device.name
+    assert facts["fma"]["float32"] > 0
+    assert content["rounds"] == 2
+    assert [row["name"] for row in content["rows"]] == ["odd", "tiny"]
+    for row in content["rows"]:
+        assert row["best_peer"] == "fake"
+        result = row["results"][words]
+        assert result["seconds"] > 0
+        assert 0 < result["error"] <= row["allowed_error"]
+        assert result["limit_share"] > 0
+        assert row["wrong"] == row["notes"] == []
+    png_size(tmp_path / "bench.png")
+
+
+def test_all_devices_beside_every_peer(tmp_path):
+    """As a user runs it; what is installed takes part."""
+    file, picture = tmp_path / "bench.json", tmp_path / "bench.png"
+    said = run_cli("bench", "--rows", "tiny", "--rounds", 1, "--device", "all", "--json", file,
+                   "--plot", picture).stdout  # fmt: skip
+    content = json.loads(file.read_text())
+    assert len(content["devices"]) == len(clattn.devices())
+    [row] = content["rows"]
+    assert set(row["results"]) == {*content["devices"], *content["peers"]} - {"ORT GQA"}
+    assert row["shape"] == {"B": 1, "Hq": 8, "Hk": 8, "L": 16, "S": 16, "E": 64}
+    assert set(content["peers"]) | set(content["missing"]) == {
+        p.label for p in measuring.peer_classes()
+    }
+    for peer in content["peers"].values():
+        assert peer["version"] in said
+    if content["peers"]:
+        assert row["best_peer"] in content["peers"]
+        png_size(picture)
+
+
+def test_without_peers_there_is_no_chart(tmp_path, capsys, monkeypatch, fake_peer):
+    monkeypatch.setattr(measuring, "peer_classes", list)
+    picture = tmp_path / "bench.png"
+    assert bench("--rows", "tiny", "--rounds", 1, "--plot", picture) == 0
+    assert "no chart" in capsys.readouterr().out
+    assert not picture.exists()
+
+
+def test_a_wrong_result_is_noticed(device, capsys, monkeypatch, tmp_path, fake_peer):
+    right = clattn.scaled_dot_product_attention
+
+    def wrong(*args, **options):
+        return right(*args, **options) + np.float32(1e-4)
+
+    monkeypatch.setattr(clattn, "scaled_dot_product_attention", wrong)
+    file = tmp_path / "bench.json"
+    arguments = ("--rows", "tiny", "--rounds", 1, "--device", device.platform, "--json", file)
+    assert bench(*arguments) == 1
+    said = capsys.readouterr().out
+    assert "WRONG" in said
+    assert json.loads(file.read_text())["rows"][0]["wrong"] != []
+
+
+def test_patterns_choose_rows():
+    assert [row.name for row in command._rows("*gqa")] == [
+        row.name for row in (*ROWS, *GPU_ROWS) if row.name.endswith("gqa")
+    ]
+
+
+def test_list(capsys):
+    assert bench("--list") == 0
+    said = capsys.readouterr().out
+    assert [line.split()[0] for line in said.splitlines()[1:]] == [row.name for row in ROWS]
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["--rows", "no-such-row"], "names no row"),
+    (["--rounds", "0"], "1 or more"),
+    (["--rounds", "many"], "1 or more"),
+    (["--scaling", "7"], "128 or more"),
+    (["--no-such-option"], "usage"),
+])  # fmt: skip
+def test_wrong_arguments(arguments, words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        bench(*arguments)
+    assert stopped.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_rows_or_scaling(capsys):
+    assert bench("--rows", "tiny", "--scaling", 128) == 2
+    assert "--rows" in capsys.readouterr().err
+
+
+def test_a_device_that_there_is_not(capsys):
+    assert bench("--rows", "tiny", "--device", "no such device") == 2
+    assert "no such device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_a_file_that_cannot_be_written(option, tmp_path, capsys, monkeypatch):
+    """It is refused before anything is measured."""
+    monkeypatch.setattr(measuring, "measure", None)
+    for path in (tmp_path, tmp_path / "no" / "such"):
+        assert bench("--rows", "tiny", option, path) == 2
+        assert str(path) in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("package", "options"), [("rich", []), ("matplotlib", ["--plot"])])
+def test_a_missing_library(package, options, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert bench("--rows", "tiny", *[a for o in options for a in (o, tmp_path / "a.png")]) == 1
+    assert f'{package} is missing; install it with: pip install "clattn[bench]"' in (
+        capsys.readouterr().err
+    )
+
+
+# --- scaling ---------------------------------------------------------------------------------
+
+
+def test_scaling(device, capsys, monkeypatch, tmp_path):
+    """On one device, in processes of its own."""
+    monkeypatch.setattr(scaling, "peer_classes", list)
+    file = tmp_path / "scaling.json"
+    status = bench("--scaling", 256, "--device", device.platform, "--json", file,
+                   "--plot", tmp_path / "scaling.png")  # fmt: skip
+    assert status == 0
+    [curve] = json.loads(file.read_text())["scaling"]
+    assert curve["ended"] == ""
+    assert [cost["S"] for cost in curve["costs"]] == [128, 256]
+    for cost in curve["costs"]:
+        assert cost["seconds"] > 0
+        assert cost["error"] <= cost["allowed"]
+        assert cost["memory"] >= 0
+    assert curve["label"] in capsys.readouterr().out
+    png_size(tmp_path / "scaling.png")
+
+
+@pytest.mark.parametrize(
+    ("limit", "word"), [("MOST_SECONDS", "more than 0 s"), ("MOST_MEMORY", "memory")]
+)
+def test_scaling_ends_where_a_call_would_take_too_much(monkeypatch, limit, word):
+    cost = json.dumps({"seconds": 1.0, "memory": 1 << 20, "error": 0.0, "allowed": 1.0})
+    done = SimpleNamespace(returncode=0, stdout=cost + "\n", stderr="")
+    monkeypatch.setattr(scaling.subprocess, "run", lambda *args, **options: done)
+    whole, limited = scaling.Growth("peer", "fake"), scaling.Growth("peer", "fake")
+    for size in (128, 256, 512):
+        scaling.measure_next(whole, size)
+    monkeypatch.setattr(scaling, limit, 1e-9)
+    for size in (128, 256, 512):
+        scaling.measure_next(limited, size)
+    assert list(whole.costs) == [128, 256, 512]
+    assert whole.ended == ""
+    assert list(limited.costs) == [128]
+    assert "S = 256" in limited.ended
+    assert word in limited.ended
+
+
+def test_scaling_says_why_a_process_failed():
+    growth = scaling.Growth("device", "no such device")
+    scaling.measure_next(growth, 128)
+    assert growth.costs == {}
+    assert "no such device" in growth.ended
+
+
+def test_scaling_says_what_is_wrong():
+    fine, wrong = scaling.Cost(1.0, None, 0.5, 1.0), scaling.Cost(1.0, None, float("nan"), 1.0)
+    assert scaling.Growth("device", "cpu", {128: fine, 256: wrong}).wrong() == [256]
+    assert scaling.Growth("peer", "torch", {128: wrong}).wrong() == []

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: MIT
+"""What bench measures and with what: rows, the check against float64, other implementations."""
+
+import sys
+from contextlib import ExitStack
+
+import clattn
+import numpy as np
+import pytest
+from clattn.bench import exact, measuring
+from clattn.bench.rows import ROWS, Row, draw
+from references.attention import attention, max_error, tolerance
+
+PREFILL, DECODE, GQA = (
+    (1, 8, 8, 2048, 2048, 64),
+    (1, 32, 32, 1, 4096, 128),
+    (1, 32, 8, 1, 4096, 128),
+)
+SMALL = {
+    "plain": Row("plain", (2, 3, 3, 40, 50, 16)),
+    "float mask": Row("float mask", (2, 3, 3, 40, 50, 16), mask="float"),
+    "bool mask": Row("bool mask", (2, 3, 3, 40, 50, 16), mask="bool"),
+    "causal": Row("causal", (2, 3, 3, 50, 50, 16), is_causal=True),
+    "window": Row("window", (1, 2, 2, 50, 50, 16), is_causal=True, window=7),
+    "decode": Row("decode", (2, 4, 4, 1, 50, 16), limit="read"),
+    "groups": Row("groups", (2, 4, 2, 1, 50, 16), limit="read"),
+    "groups, rows": Row("groups, rows", (2, 4, 2, 3, 50, 16), limit="read"),
+    "float16": Row("float16", (1, 2, 2, 40, 50, 16), "float16"),
+    "bfloat16": Row("bfloat16", (1, 2, 2, 40, 40, 16), "bfloat16", is_causal=True),
+    "float64": Row("float64", (1, 2, 2, 40, 50, 16), "float64"),
+}  # fmt: skip
+small_rows = pytest.mark.parametrize("row", SMALL.values(), ids=SMALL)
+
+
+def options_of(problem):
+    """A problem's options, for clattn and for the reference."""
+    row = problem.row
+    return {
+        "attn_mask": problem.mask,
+        "is_causal": row.is_causal,
+        "window": None if row.window is None else (row.window, 0),
+        "enable_gqa": row.shape[1] != row.shape[2],
+    }
+
+
+# --- rows ------------------------------------------------------------------------------------
+
+
+def test_the_rows_are_those_that_were_promised():
+    def fields(row):
+        return row.shape, row.dtype, row.mask, row.is_causal, row.window
+
+    wanted = [
+        (PREFILL, "float32", None, False, None),
+        ((1, 8, 8, 2048, 2048, 128), "float32", None, False, None),
+        (PREFILL, "float32", "float", False, None),
+        (PREFILL, "float32", "bool", False, None),
+        ((4, 12, 12, 512, 512, 64), "float32", None, False, None),
+        ((1, 8, 8, 256, 2048, 64), "float32", None, False, None),
+        (PREFILL, "float32", None, True, None),
+        ((1, 8, 8, 4096, 4096, 64), "float32", None, True, 256),
+        ((1, 12, 12, 128, 128, 64), "float32", None, False, None),
+        ((8, 12, 12, 64, 64, 64), "float32", None, False, None),
+        ((3, 5, 5, 77, 77, 80), "float32", None, False, None),
+        ((1, 8, 8, 16, 16, 64), "float32", None, False, None),
+        (DECODE, "float32", None, False, None),
+        (GQA, "float32", None, False, None),
+        ((8, 32, 8, 1, 2048, 128), "float32", None, False, None),
+        ((1, 32, 8, 4, 4096, 128), "float32", None, False, None),
+        ((1, 32, 8, 8, 4096, 128), "float32", None, False, None),
+        (PREFILL, "float16", None, False, None),
+        (DECODE, "float16", None, False, None),
+        (GQA, "float16", None, False, None),
+        (PREFILL, "bfloat16", None, False, None),
+        (PREFILL, "bfloat16", None, True, None),
+        (DECODE, "bfloat16", None, False, None),
+        (GQA, "bfloat16", None, False, None),
+        (PREFILL, "float64", None, False, None),
+    ]
+    assert sorted(map(str, map(fields, ROWS))) == sorted(map(str, wanted))
+    assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+def test_what_is_counted():
+    plain, causal = SMALL["plain"], SMALL["causal"]
+    assert plain.flop == 2 * 3 * 40 * 50 * 4 * 16
+    assert causal.flop == 2 * 3 * (50 * 51 // 2) * 4 * 16
+    assert SMALL["window"].flop == 1 * 2 * (50 * 8 - 7 * 8 // 2) * 4 * 16
+    assert SMALL["groups"].bytes_read == 2 * (2 * 2 * 50 * 16) * 4
+    assert SMALL["float16"].bytes_read == 2 * (1 * 2 * 50 * 16) * 2
+
+
+@small_rows
+def test_shapes_and_dtypes_of_the_data(row):
+    problem = draw(row)
+    B, Hq, Hk, L, S, E = row.shape
+    assert problem.query.shape == (B, Hq, L, E)
+    assert problem.key.shape == problem.value.shape == (B, Hk, S, E)
+    assert {a.dtype.name for a in (problem.query, problem.key, problem.value)} == {row.dtype}
+    if row.mask is None:
+        assert problem.mask is None
+    else:
+        assert problem.mask.shape == (L, S)
+        assert problem.mask.dtype == (bool if row.mask == "bool" else row.dtype)
+
+
+# --- the check in the same run ---------------------------------------------------------------
+
+
+@small_rows
+def test_exact_rows_are_those_of_the_reference(row):
+    problem = draw(row)
+    arrays = (problem.query, problem.key, problem.value)
+    right = exact.exact_rows(problem)
+    whole, _ = attention(*arrays, **options_of(problem))
+    assert {0, row.shape[3] - 1} <= set(right.rows)
+    assert max_error(right.result, whole[:, :, right.rows]) < 1e-13
+    allowed, _ = tolerance(*arrays, **options_of(problem))
+    assert 0 < right.allowed <= 2 * allowed
+
+
+def test_errors_are_noticed():
+    problem = draw(SMALL["plain"])
+    right = exact.exact_rows(problem)
+    result = attention(problem.query, problem.key, problem.value)[0]
+    assert right.error(result) < 1e-13
+    for wrong in (1e-3, np.nan, np.inf):
+        spoilt = result.copy()
+        spoilt[1, 2, -1, 3] += wrong
+        assert right.error(spoilt) > right.allowed
+    assert right.error(result[:, :1]) > right.allowed
+    assert right.error(result[..., :-1]) > right.allowed
+
+
+# --- peers -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def peers():
+    """Every peer that is installed, by its label; a device's driver is loaded before them."""
+    clattn.devices()
+    with ExitStack() as stack:
+        yield {peer.label: peer for peer in measuring.find_peers(stack)[0]}
+
+
+UNSUPPORTED = {
+    "ORT Attn": {"bfloat16", "float64"},
+    "ORT MHA": {"bool mask", "groups", "groups, rows", "bfloat16", "float64"},
+    "ORT GQA": SMALL.keys() - {"causal", "window", "decode", "groups"},
+    "OpenVINO": {"float64"},
+    "JAX": {"float16", "float64"},
+    "torch": set(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("label", UNSUPPORTED)
+@small_rows
+def test_peers_compute_the_same(peers, label, row):
+    """Each what is asked for, or nothing: support may grow, but not wrong results."""
+    if label not in peers:
+        pytest.skip(f"{label} is not installed")
+    problem = draw(row)
+    if row.name in UNSUPPORTED[label]:
+        if label != "JAX":
+            assert peers[label].prepare(problem) is None
+        return
+    right = exact.exact_rows(problem)
+    call = peers[label].prepare(problem)
+    result = call.result()
+    assert result.shape == problem.query.shape
+    assert result.dtype == problem.query.dtype
+    assert right.error(result) <= exact.PEER_FACTOR * right.allowed
+    call.run()
+    assert right.error(call.result()) <= exact.PEER_FACTOR * right.allowed
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch):
+    for name in ("torch", "onnx", "openvino", "jax"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with ExitStack() as stack:
+        found, missing = measuring.find_peers(stack)
+    assert found == []
+    assert "torch is not installed" in missing["torch"]
+    assert set(missing) == set(UNSUPPORTED)

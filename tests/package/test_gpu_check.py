@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: MIT
+"""tools/gpu_check: what it finds, does and reports, with a CPU in the place of a GPU."""
+
+import importlib
+import json
+import os
+import re
+import sys
+import time
+import tomllib
+import zipfile
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from conftest import is_named
+from support.helpers import ROOT, run, run_cli
+from test_oclgrind import DRIVER as OCLGRIND
+
+TOOL = ROOT / "tools" / "gpu_check"
+POCL = Path("/etc/OpenCL/vendors/pocl.icd")
+NAMES = ("drivers", "machine", "needs", "running", "steps", "tables", "__main__")
+
+
+@pytest.fixture(scope="module")
+def tool():
+    """The tool's modules, by their names; `main` is the command."""
+    sys.path.insert(0, str(TOOL))
+    try:
+        found = {name: importlib.import_module(name) for name in NAMES[:-1]}
+        spec = importlib.util.spec_from_file_location("gpu_check_main", TOOL / "__main__.py")
+        found["main"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found["main"])
+    finally:
+        sys.path.remove(str(TOOL))
+    return SimpleNamespace(**found)
+
+
+@pytest.fixture
+def places(tmp_path):
+    """Arguments that keep the tool's folders here."""
+    return ["--folder", str(tmp_path / "folder"), "--carried", str(tmp_path / "carried")]
+
+
+def put(root, *paths, text=""):
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+
+
+# --- drivers ---------------------------------------------------------------------------------
+
+NVIDIA = "usr/local/nvidia/lib64/libnvidia-opencl.so.1"
+
+
+def test_a_driver_without_an_icd_file(tool, tmp_path):
+    """NVIDIA's in a container; its compiler lies beside it, the loader is brought along."""
+    root, carried, folder = (tmp_path / name for name in ("root", "carried", "folder"))
+    put(root, NVIDIA)
+    put(carried, "lib/libOpenCL.so.1", "include/CL/cl_icd.h")
+    found = tool.drivers.find(carried, root)
+    assert found.drivers == [tool.drivers.Driver(str(root / NVIDIA), None)]
+    assert found.headers == carried / "include"
+    assert found.is_carried == {"loader", "headers"}
+    variables = tool.drivers.environment(found, folder)
+    [icd] = Path(variables["OCL_ICD_VENDORS"]).iterdir()
+    assert icd.suffix == ".icd" and icd.read_text() == f"{root / NVIDIA}\n"
+    paths = variables["LD_LIBRARY_PATH"].split(":")
+    assert paths[:2] == [str(folder / "lib"), str((root / NVIDIA).parent)]
+    assert (folder / "lib/libOpenCL.so.1").resolve() == carried / "lib/libOpenCL.so.1"
+
+
+def test_drivers_that_icd_files_name(tool, tmp_path):
+    """AMD's by its path, Intel's by its name; neither is found a second time."""
+    put(tmp_path, "etc/OpenCL/vendors/amdocl64.icd", text="/opt/rocm-6/lib/libamdocl64.so\n")
+    put(tmp_path, "etc/OpenCL/vendors/intel.icd", text="libigdrcl.so\n")
+    put(tmp_path, "etc/OpenCL/vendors/empty.icd")
+    intel = "usr/lib/x86_64-linux-gnu/intel-opencl/libigdrcl.so"
+    put(tmp_path, intel, "opt/rocm-6/lib/libamdocl64.so", "usr/lib/x86_64-linux-gnu/libOpenCL.so.1")
+    put(tmp_path, "usr/include/CL/cl_icd.h")
+    found = tool.drivers.find(tmp_path / "carried", tmp_path)
+    assert [(d.library, d.icd.name) for d in found.drivers] == [
+        ("/opt/rocm-6/lib/libamdocl64.so", "amdocl64.icd"),
+        (str(tmp_path / intel), "intel.icd"),
+    ]
+    assert found.loader == tmp_path / "usr/lib/x86_64-linux-gnu/libOpenCL.so.1"
+    assert found.headers == tmp_path / "usr/include"
+    assert not found.is_carried
+
+
+def test_what_the_loader_finds_by_itself_is_left_to_it(tool, tmp_path):
+    driver = tool.drivers.Driver("/x/lib.so", Path("/etc/OpenCL/vendors/x.icd"))
+    variables = tool.drivers.environment(tool.drivers.Found([driver], None, None), tmp_path)
+    assert variables == {}
+
+
+def test_nothing_is_found_where_there_is_nothing(tool, tmp_path):
+    found = tool.drivers.find(tmp_path / "carried", tmp_path)
+    assert (found.drivers, found.loader, found.headers) == ([], None, None)
+
+
+@pytest.mark.skipif(not OCLGRIND.exists(), reason="Oclgrind is not installed")
+def test_a_driver_is_seen_without_the_system_naming_it(tool, tmp_path):
+    """Oclgrind under the name of NVIDIA's library; to OpenCL it is a GPU."""
+    (tmp_path / NVIDIA).parent.mkdir(parents=True)
+    (tmp_path / NVIDIA).symlink_to(OCLGRIND)
+    found = tool.drivers.find(tmp_path / "carried", tmp_path)
+    env = tool.drivers.environment(found, tmp_path / "folder")
+    command = [sys.executable, str(TOOL / "opencl_info.py")]
+    said = run(command, timeout=60, check_exit=True, env=env, cwd=None).stdout
+    [device] = json.loads(said)
+    assert (device["platform"], device["type"]) == ("Oclgrind", "gpu")
+    listed = run_cli(env=env | {"CLATTN_DEVICE": "gpu"}).stdout
+    assert "1 OpenCL device\n" in listed and device["name"] in listed
+    assert f"version        {device['version']}, driver {device['driver']}" in listed
+    assert f"compute units  {device['compute units']}\n" in listed
+    assert f"memory         {tool.tables.format_bytes(device['memory'])[:3]}" in listed
+    assert "cl_khr_fp64" in device["extensions"]
+
+
+# --- what is needed --------------------------------------------------------------------------
+
+
+def test_versions_are_those_of_the_project(tool):
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = content["project"]["optional-dependencies"]
+    asked = [*content["build-system"]["requires"], *extras["test"], *extras["bench"]]
+    least = dict(re.fullmatch(r"([\w-]+)>=([\d.]+)", r).groups() for r in asked)
+    needs = tool.needs
+    assert {
+        name: least[name] for name in needs.BUILD | needs.TEST | needs.BENCH
+    } == needs.BUILD | needs.TEST | needs.BENCH
+    assert content["project"]["requires-python"] == f">={needs.OLDEST_PYTHON}"
+    assert f"VERSION {needs.PROGRAMS['cmake']}" in (ROOT / "CMakeLists.txt").read_text()
+
+
+@pytest.mark.parametrize(("version", "least", "expected"), [
+    ("2.0", "2.0", True), ("2.10.1", "2.9", True), ("1.26.4", "2.0", False),
+    ("3.10.12", "3.11", False), ("2.13.0+cu130", "2.13", True), ("13", "13", True),
+])  # fmt: skip
+def test_versions_are_compared_by_number(tool, version, least, expected):
+    assert tool.needs.is_new_enough(version, least) == expected
+
+
+def test_a_python_that_is_too_old_is_passed_over(tool, tmp_path, monkeypatch):
+    old, new = tmp_path / "python3", tmp_path / "python3.13"
+    for path, version in ((old, "3.10.12"), (new, "3.13.1")):
+        path.write_text(f"#!/bin/sh\necho {version}\n")
+        path.chmod(0o755)
+    monkeypatch.setattr(tool.needs.sys, "executable", str(old))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert tool.needs.find_python(None) == (str(new), "3.13.1")
+    new.unlink()
+    assert tool.needs.find_python(None)[0] is None
+    assert "3.11" in tool.needs.find_python(str(old))[1]
+
+
+def test_preparing_without_packages(tool, tmp_path, capsys, monkeypatch):
+    """The headers and the loader of this machine; no network is asked."""
+    monkeypatch.setattr(tool.needs, "run_ptx_check", lambda: ("exit status 0\nfine", ""))
+    arguments = ["--prepare", "--wheels", "", "--carried", str(tmp_path / "carried")]
+    status = tool.main.main(arguments)
+    carried, said = tmp_path / "carried", capsys.readouterr()
+    here = tool.drivers.find(tmp_path)
+    assert (carried / "include/CL/cl_icd.h").exists() == (here.headers is not None)
+    assert (carried / "lib/libOpenCL.so.1").exists() == (here.loader is not None)
+    assert (status == 0) == (here.headers is not None and here.loader is not None)
+    assert (carried / "ptx_check.txt").read_text() == "exit status 0\nfine"
+    assert list((carried / "wheels").iterdir()) == []
+    assert str(carried) in said.out
+
+
+# --- commands --------------------------------------------------------------------------------
+
+
+def test_a_command_that_does_not_end_is_stopped(tool, tmp_path, monkeypatch):
+    """With what it has started, and though it ignores the interrupt; what it said is kept."""
+    monkeypatch.setattr(tool.running, "PATIENCE", 0.2)
+    marker = tmp_path / "alive"
+    child = f"import time; time.sleep(4); open({str(marker)!r}, 'w')"
+    code = f"""if True:
+        import signal, subprocess, sys, time
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        print("started", flush=True)
+        subprocess.Popen([sys.executable, "-c", {child!r}])
+        time.sleep(60)"""
+    start = time.monotonic()
+    command = [sys.executable, "-c", code]
+    done = tool.running.run(command, 1.5, env=dict(os.environ), log=tmp_path / "log")
+    assert time.monotonic() - start < 20
+    assert done.is_late and not done.is_fine
+    assert done.said == "started\n"
+    assert "stopped after" in done.ended()
+    time.sleep(max(0, start + 6 - time.monotonic()))
+    assert not marker.exists()
+
+
+def test_a_program_that_there_is_not(tool, tmp_path):
+    done = tool.running.run(["/no/such"], 5, env={}, log=tmp_path / "log")
+    assert not done.is_fine and "/no/such" in done.said
+
+
+def test_packages_are_added_to_those_installed(tool, tmp_path):
+    """Programs stay beside those of others; of a package nothing old stays."""
+    check = SimpleNamespace(site=tmp_path / "site")
+    put(tmp_path, "a/bin/a", "a/a/__init__.py", "a/a/old.py", "b/bin/b", "b/b.py")
+    put(tmp_path, "new/bin/a", "new/a/__init__.py", text="new")
+    for name in ("a", "b", "new"):
+        tool.steps.Check._merge(check, tmp_path / name)
+    files = {str(f.relative_to(check.site)): f.read_text() for f in check.site.rglob("*.*")}
+    assert files == {"a/__init__.py": "new", "b.py": ""}
+    assert {f.name: f.read_text() for f in (check.site / "bin").iterdir()} == {"a": "new", "b": ""}
+
+
+# --- the suite's log -------------------------------------------------------------------------
+
+
+def suite(tool, tmp_path, *events, late=False):
+    log = tmp_path / "suite.jsonl"
+    lines = [json.dumps(event) for event in events]
+    log.write_text("\n".join([*lines, '{"kind": "don']) if late else "\n".join([*lines, ""]))
+    return tool.steps.summarise_suite(log, tool.running.Done(0, "", 9.0, late))
+
+
+def happened(kind, test, says="", **more):
+    return {"kind": kind, "test": test, "says": says, **more}
+
+
+def test_a_suite_that_passes(tool, tmp_path):
+    result = suite(tool, tmp_path, happened("start", "a"), happened("done", "a"),
+                   happened("start", "b"), happened("skipped", "b", "no | torch"),
+                   happened("done", "b"), {"kind": "end", "status": 0})  # fmt: skip
+    assert result.is_fine
+    assert result.summary == "1 passed, 0 failed, 1 skipped"
+    assert "| 1 | no \\| torch |" in result.body
+
+
+def test_failures_are_listed(tool, tmp_path):
+    result = suite(tool, tmp_path, happened("start", "a"), happened("failed", "a", "E  1 == 2"),
+                   happened("done", "a"), happened("start", "b"), happened("done", "b"),
+                   {"kind": "end", "status": 1})  # fmt: skip
+    assert result.is_fine is False
+    assert "1 passed, 1 failed" in result.summary
+    assert "### a\n" in result.body and "1 == 2" in result.body
+
+
+def test_files_that_cannot_be_read(tool, tmp_path):
+    """For want of a package: not measured. For another reason: a failure."""
+    end = {"kind": "end", "status": 1}
+    one = [happened("start", "a"), happened("done", "a")]
+    lacking = happened("unread", "t.py", "E   ModuleNotFoundError: No module named 'x'")
+    result = suite(tool, tmp_path, lacking, *one, end)
+    assert result.is_fine
+    assert result.unmeasured == ["t.py: ModuleNotFoundError: No module named 'x'"]
+    assert suite(tool, tmp_path, happened("unread", "t.py", "E  Wrong"), *one, end).is_fine is False
+
+
+def test_a_suite_that_is_stopped(tool, tmp_path):
+    """What ran last is said."""
+    result = suite(tool, tmp_path, happened("start", "a"), happened("done", "a"),
+                   happened("start", "hangs"), late=True)  # fmt: skip
+    assert result.is_fine is False
+    assert "1 passed" in result.summary and "not all were run" in result.summary
+    assert "Running at the end: hangs" in result.body
+    assert any("part of the suite" in reason for reason in result.unmeasured)
+    nothing = tool.steps.summarise_suite(tmp_path / "no", tool.running.Done(3, "no!", 1.0, False))
+    assert nothing.is_fine is False and "no!" in nothing.body
+
+
+@pytest.mark.parametrize(("words", "expected"), [
+    ("gpu", True), ("cpu", False), ("cpu, GPU", True), ("nvid", True), ("h9", True), (" ,", False),
+])  # fmt: skip
+def test_the_devices_that_tests_run_on(words, expected):
+    device = SimpleNamespace(type="gpu", name="NVIDIA H9", platform="NVIDIA CUDA")
+    assert is_named(device, words) == expected
+
+
+# --- steps and the report --------------------------------------------------------------------
+
+
+def test_a_step_that_breaks_keeps_no_other_from_being_run(tool, places, tmp_path, monkeypatch):
+    def breaks(check):
+        raise KeyError("on | purpose")
+
+    def works(check):
+        return tool.steps.Result("tests", True, "all well", "the body", ["a thing: no time"])
+
+    steps = {"devices": breaks, "tests": works, "bench": breaks}
+    monkeypatch.setattr(tool.main, "STEPS", steps)
+    assert tool.main.main([*places, "--steps", "tests,devices"]) == 1
+    text = (tmp_path / "folder/report.md").read_text()
+    assert re.search(r"^\| devices \| FAILED \| .*KeyError: 'on \\\| purpose' \|$", text, re.M)
+    assert re.search(r"^\| tests \| passed \| .* all well \|$", text, re.M)
+    for words in ("- a thing: no time", "- bench: the step was not run", "the body"):
+        assert words in text
+
+
+def test_a_later_call_joins_the_report(tool, places, tmp_path, monkeypatch):
+    for name, is_fine in (("tests", True), ("ptx", None)):
+        step = {name: lambda check, n=name, f=is_fine: tool.steps.Result(n, f, f"said by {n}")}
+        monkeypatch.setattr(tool.main, "STEPS", dict.fromkeys(("tests", "ptx")) | step)
+        assert tool.main.main([*places, "--steps", name]) == 0
+    text = (tmp_path / "folder/report.md").read_text()
+    assert "said by tests" in text and "said by ptx" in text and "left out" in text
+
+
+def test_unknown_steps_are_refused(tool, places, capsys):
+    with pytest.raises(SystemExit):
+        tool.main.main([*places, "--steps", "devices,dance"])
+    assert "dance" in capsys.readouterr().err
+
+
+def bench_row(name, **more):
+    row = {"name": name, "shape": dict.fromkeys("ab", 8), "dtype": "float16", "limit": "product",
+           "best_peer": None, "allowed_error": 1e-3, "wrong": [], "failed": {}, "notes": [],
+           "results": {}}  # fmt: skip
+    return row | more
+
+
+def test_the_table_of_the_bench(tool):
+    own = {"seconds": 0.002, "rate": 3.5e14, "error": 5e-4, "limit_share": 0.5}
+    rows = [
+        bench_row("f", best_peer="flash", results={"gpu": own, "flash": {"seconds": 0.001}}),
+        bench_row("d", limit="read", results={"gpu": own | {"rate": 4e12, "error": None}},
+                  wrong=["gpu"], notes=["cuDNN: no | kernel"]),
+        bench_row("broken", failed={"gpu": "no register"}),
+    ]  # fmt: skip
+    device = {"name": "H9", "platform": "CUDA", "driver_version": "1", "fma": {"float32": 6e13},
+              "read": 4.2e12, "product": {"float16": 7e14}}  # fmt: skip
+    peers = {"flash": {"version": "torch 2"}, "cuDNN": {"version": "torch 2"}}
+    text = tool.tables.describe_bench({"rows": rows, "devices": {"gpu": device}, "peers": peers})
+    f, d, broken = text.splitlines()[4:7]
+    assert f == "| f | 8, 8 | float16 | 2 | 350 |  | 50% | 0.50 | 0.50 |  | 5.0e-04 | 1.0e-03 |"
+    assert d == "| d | 8, 8 | float16 | 2 |  | 4000 | 50% |  |  |  | **NaN wrong** | 1.0e-03 |"
+    assert broken.startswith("| broken | 8, 8 | float16 | FAILED: no register |")
+    assert broken.count("|") == f.count("|")
+    assert "fma float32 60 TFLOP/s, reading 4200 GB/s, torch's product float16 700 TFLOP/s" in text
+    assert "- d: cuDNN: no \\| kernel" in text and "Beside: torch 2." in text
+
+
+PTX = "import sys; print('a table'); print('no clang', file=sys.stderr); sys.exit({})"
+
+
+@pytest.mark.parametrize(("status", "carried", "expected"), [
+    (0, "", (True, "on this machine: exit status 0", "a table")),
+    (1, "exit status 0\nold", (False, "on this machine: exit status 1", "a table")),
+    (2, "exit status 0\nold", (True, "beforehand", "old")),
+    (2, "no clang there", (None, "no clang", "")),
+    (None, "", (None, "there is no tools/ptx_check.py", "")),
+])  # fmt: skip
+def test_the_check_of_ptx(tool, tmp_path, monkeypatch, status, carried, expected):
+    """Made here, else what was brought along, else left out: a program is missing (2)."""
+    monkeypatch.setattr(tool.needs, "ROOT", tmp_path)
+    put(tmp_path, "carried/ptx_check.txt", text=carried)
+    if status is not None:
+        put(tmp_path, "tools/ptx_check.py", text=PTX.format(status))
+    check = SimpleNamespace(left=lambda: 60, carried=tmp_path / "carried")
+    result = tool.steps.check_ptx(check)
+    is_fine, summary, body = expected
+    assert result.is_fine is is_fine
+    assert summary in result.summary and body in result.body
+    assert bool(result.unmeasured) == (is_fine is None)
+
+
+# --- end to end ------------------------------------------------------------------------------
+
+
+def put_wheel(folder):
+    """A wheel of the clattn that is installed."""
+    installed = metadata.distribution("clattn")
+    tag = re.search(r"^Tag: (\S+)$", installed.read_text("WHEEL"), re.MULTILINE)[1]
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(folder / f"clattn-{installed.version}-{tag}.whl", "w") as wheel:
+        for file in installed.files:
+            if file.name not in ("INSTALLER", "REQUESTED", "direct_url.json"):
+                wheel.write(file.locate(), str(file))
+
+
+@pytest.mark.skipif(not POCL.exists(), reason="a driver of the system's is needed: PoCL")
+def test_from_end_to_end(tmp_path):
+    """Building is broken here, so that a wheel is installed; the other steps find it."""
+    put_wheel(tmp_path / "carried/wheels")
+    command = [sys.executable, TOOL, "--device", "Portable", "--limit", 200, "--carried",
+               tmp_path / "carried", "--folder", tmp_path / "folder",
+               "--steps", "devices,build,tests,bench",
+               "--tests=tests/test_devices.py -k 'attributes and not set'",
+               "--bench=--rows f16-E80-2k --scale 128 --rounds 1"]  # fmt: skip
+    env = {"CC": "/no/compiler", "CLATTN_DEVICE": None, "OCL_ICD_VENDORS": None}
+    done = run(list(map(str, command)), timeout=240, check_exit=False, env=env, cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    text = (tmp_path / "folder/report.md").read_text()
+    steps = dict(re.findall(r"^\| (\w+) \| (passed|FAILED|left out) \|", text, re.MULTILINE))
+    expected = {"devices": "passed", "build": "FAILED", "tests": "passed", "bench": "passed"}
+    assert steps == expected, text
+    for words in ("clattn's wheel made beforehand, in its place: exit status 0",
+                  "1 passed, 0 failed, 0 skipped", "| f16-E80-2k |", "| OpenCL driver |",
+                  "cl_khr_fp64", "- ptx: the step was not run"):  # fmt: skip
+        assert words in text
+    assert {path.name for path in tmp_path.iterdir()} == {"carried", "folder"}

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: MIT
+"""The rules of design.md that can be read off the sources as text.
+
+A folder of csrc/ is a room. Includes go one way between rooms, and form no circle inside one.
+"""
+
+import re
+
+import pytest
+from support.helpers import ROOT
+
+# The rooms whose headers a room may include, besides its own.
+BELOW = {
+    "base": set(),
+    "opencl": {"base"},
+    "attention": {"base", "opencl"},
+    "diagonal": {"base", "opencl"},
+    "doors": {"base", "opencl", "attention", "diagonal"},
+    "python": {"base", "opencl", "attention", "diagonal", "doors"},
+}
+C_SOURCES = sorted([*ROOT.glob("csrc/**/*.[ch]"), *ROOT.glob("kernels/**/*.h")])
+KERNELS = sorted(ROOT.glob("kernels/**/*.cl"))
+KERNEL_TEXTS = sorted([*KERNELS, *ROOT.glob("kernels/**/*.clh")])
+TEXTS = sorted(
+    path
+    for folder in ("csrc", "kernels", "python", "tests", "tools", "cmake")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".c", ".h", ".cl", ".clh", ".py", ".pyi", ".cmake", ".txt")
+)
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+STRING = re.compile(r'"(?:\\.|[^"\\\n])*"')
+
+
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+def each(paths):
+    return pytest.mark.parametrize("path", paths, ids=name)
+
+
+def room(path):
+    """The folder of csrc/; None for headers that kernels share with the host."""
+    inside = path.relative_to(ROOT)
+    return inside.parts[1] if inside.parts[0] == "csrc" else None
+
+
+def code_of(path):
+    """The file without comments and the inside of strings (an include keeps its name)."""
+    text = COMMENT.sub("", path.read_text())
+    lines = text.splitlines()
+    return "\n".join(n if n.lstrip().startswith("#") else STRING.sub('""', n) for n in lines)
+
+
+def includes(path):
+    """[(is it a system header, name)]"""
+    found = INCLUDE.findall(COMMENT.sub("", path.read_text()))
+    return [(mark == "<", file) for mark, file in found]
+
+
+def own_includes(path):
+    """The project's headers that a file includes, as they are written: opencl/launch.h."""
+    return [file for system, file in includes(path) if not system]
+
+
+def test_there_is_something_to_look_at():
+    assert {room(p) for p in C_SOURCES} == {None, *BELOW}
+    assert ROOT / "kernels" / "attention" / "reference.cl" in KERNELS
+
+
+@each(C_SOURCES)
+def test_an_include_names_a_file_from_the_root(path):
+    for included in own_includes(path):
+        assert (ROOT / "csrc" / included).exists() or (ROOT / included).exists(), included
+
+
+@each([p for p in C_SOURCES if room(p)])
+def test_includes_go_one_way_between_rooms(path):
+    for included in own_includes(path):
+        other = included.partition("/")[0]
+        allowed = {room(path), *BELOW[room(path)], "kernels"}
+        assert other in allowed, f"{name(path)} includes {included}"
+
+
+@pytest.mark.parametrize("inside", BELOW)
+def test_includes_form_no_circle_inside_a_room(inside):
+    """A file and its header are one: device.c and device.h."""
+    graph = {}
+    for path in C_SOURCES:
+        if room(path) == inside:
+            below = {i.rpartition(".")[0] for i in own_includes(path)}
+            own = f"{inside}/{path.stem}"
+            graph.setdefault(own, set()).update(below - {own})
+    done = set()
+
+    def visit(node, above):
+        assert node not in above, " -> ".join([*above, node])
+        if node not in done:
+            for below in sorted(graph.get(node, ())):
+                visit(below, [*above, node])
+            done.add(node)
+
+    for node in sorted(graph):
+        visit(node, [])
+
+
+# Tables of the functions of several files.
+TABLES = {"csrc/python/methods.h"}
+
+
+@each([p for p in C_SOURCES if p.suffix == ".c"])
+def test_what_a_file_offers_is_in_its_own_header(path):
+    """Else a circle of calls would show in no include."""
+    offered = [
+        m[2]
+        for m in re.finditer(r"^(static )?[^\n]*\n(ca_\w+)\(", code_of(path), re.MULTILINE)
+        if not m[1]
+    ]
+    header = path.with_suffix(".h")
+    declared = code_of(header) if header.exists() else ""
+    declared += "".join(code_of(ROOT / table) for table in TABLES)
+    missing = [function for function in offered if not re.search(rf"\b{function}\(", declared)]
+    assert not missing, f"{name(path)}: {missing}"
+
+
+@each(C_SOURCES)
+def test_who_may_include_which_system_header(path):
+    for system, header in includes(path):
+        if header == "Python.h" or header.startswith("numpy/"):
+            assert room(path) == "python", f"{path.name} includes {header}"
+        if header.startswith(("CL/", "OpenCL/")):
+            assert system and room(path) == "opencl", f"{path.name} includes {header}"
+
+
+@each(C_SOURCES)
+def test_only_convert_calls_numpy(path):
+    calls = re.findall(r"\bPyArray_\w+\s*\(", code_of(path))
+    assert not calls or name(path).startswith("csrc/python/convert"), calls
+
+
+@each(C_SOURCES)
+def test_no_python_below_the_python_layer(path):
+    if room(path) != "python":
+        assert not re.findall(r"\bPy[A-Z_]\w*\s*\(|\bPyObject\b", code_of(path))
+
+
+@each(C_SOURCES)
+def test_no_opencl_above_the_opencl_layer(path):
+    """clEnqueue... and the like; the loader's table of functions is the one way in."""
+    if room(path) != "opencl":
+        assert not re.findall(r"\bcl[A-Z]\w+\s*\(|\bcl_(?:int|mem|kernel|event)\b", code_of(path))
+
+
+@each(C_SOURCES)
+def test_nothing_exits_aborts_or_prints(path):
+    names = "exit|_exit|abort|printf|fprintf|puts|perror|assert"
+    calls = re.findall(rf"\b(?:{names})\s*\(", code_of(path))
+    assert not calls, calls
+
+
+@each(TEXTS)
+def test_no_file_is_longer_than_600_lines(path):
+    assert len(path.read_text().splitlines()) <= 600
+
+
+@each([*C_SOURCES, *KERNEL_TEXTS])
+def test_files_open_with_their_licence(path):
+    assert "SPDX-License-Identifier: MIT" in path.read_text().splitlines()[0]
+
+
+@each([*C_SOURCES, *KERNEL_TEXTS, ROOT / "CMakeLists.txt"])
+def test_strict_mathematics(path):
+    """No fast-math or finite-math flag: masks are infinities, and NaN has to show."""
+    flags = "cl-fast-relaxed-math|cl-finite-math-only|cl-unsafe-math|ffast-math|ffinite-math"
+    assert not re.findall(rf"-(?:{flags})", path.read_text())
+
+
+@each(KERNEL_TEXTS)
+def test_a_program_has_one_kernel_that_is_named_after_it(path):
+    """kernels/attention/cpu.cl holds attention_cpu; a *.clh is a part of programs."""
+    code = re.sub(r"__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)", "", code_of(path))
+    kernels = re.findall(r"\b(?:__)?kernel\s+(?:\w+(?:\([^()]*\))?\s+)*?void\s+(\w+)", code)
+    named = "_".join(path.relative_to(ROOT / "kernels").with_suffix("").parts)
+    assert kernels == ([named] if path.suffix == ".cl" else [])

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: MIT
+"""A device for clattn whose kernels ptx_machine.py executes: opencl_machine.c.
+
+clattn takes it for an NVIDIA GPU, plans and launches as it does there, and what comes back is
+what the PTX computed that clang made of the kernel. A process has it instead of its devices:
+
+    run_on_machine(library, "check(*qkv((1, 1), 20, 90, 64, dtype=float16), device=device)")
+"""
+
+import ctypes
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import textwrap
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ptx.machine import Machine, Refused
+from support.helpers import ROOT, TESTS, run_python
+
+SPEC = importlib.util.spec_from_file_location("ptx_check", ROOT / "tools" / "ptx_check.py")
+ptx_check = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(ptx_check)
+
+OUT_OF_RESOURCES = -5
+
+SETUP = """
+import sys
+import numpy as np
+import clattn
+from support.helpers import check, draw, qkv, sdpa
+from references.attention import bfloat16, float16
+from ptx.device import Device
+
+machine = Device(sys.argv[1])
+device = clattn.devices()[0]
+"""
+
+
+class Argument(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_void_p), ("size", ctypes.c_size_t),
+                ("is_buffer", ctypes.c_int32))  # fmt: skip
+
+    def value(self):
+        """As Machine.launch wants it."""
+        if not self.is_buffer:
+            return ctypes.string_at(self.bytes, self.size)
+        if not self.bytes:
+            return None
+        contents = (ctypes.c_ubyte * self.size).from_address(self.bytes)
+        return np.frombuffer(contents, np.uint8), self.bytes
+
+
+LAUNCH = ctypes.CFUNCTYPE(
+    ctypes.c_int32, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint32,
+    ctypes.POINTER(Argument), ctypes.c_size_t, ctypes.c_size_t,
+)  # fmt: skip
+
+
+class Device:
+    """The device, in this process and before clattn opens any other.
+
+    `library` is opencl_machine.c, built. `edit`, to see faults, is a regular expression and what
+    to put in its place in the PTX of all kernels but the probe.
+    """
+
+    def __init__(self, library):
+        import clattn._drivers as drivers
+
+        memory = os.environ.get("CLATTN_MEMORY") or "host"  # where buffers are as long as arrays
+        drivers.discover = lambda: ((), (os.fsencode(library),), None, memory)
+        self.edit = None
+        self.library = ctypes.CDLL(library)
+        self.function = LAUNCH(self.launch)
+        ctypes.c_void_p.in_dll(self.library, "machine_launch").value = ctypes.cast(
+            self.function, ctypes.c_void_p
+        ).value
+        self.programs, _ = ptx_check.find_programs()
+        self.texts = {}
+        self.machines = {}
+        self.launched = []  # kernels and their macros
+        self.refusal = None  # what the last launch was refused for
+
+    def launch(self, source, options, name, count, arguments, size, local):
+        self.refusal = None
+        try:
+            name, options = name.decode(), options.decode()
+            macros = tuple(o for o in options.split() if o.startswith("-D"))
+            machine = self.machine(source, macros, name, local)
+            self.launched.append((name, dict(m[2:].split("=") for m in macros)))
+            machine.launch(size // local, [arguments[n].value() for n in range(count)])
+        except Exception as error:
+            self.refusal = f"{name}: {error}"
+            print(self.refusal)
+            if not isinstance(error, Refused):
+                traceback.print_exc()
+            return OUT_OF_RESOURCES
+        return 0
+
+    def machine(self, source, macros, name, local):
+        key = (name, macros, local, self.edit)
+        if key not in self.machines:
+            self.machines[key] = Machine(self.edited(source, macros, name), name, local)
+        return self.machines[key]
+
+    def ptx(self, source, macros, name):
+        key = (name, macros)
+        if key not in self.texts:
+            with tempfile.TemporaryDirectory() as folder:
+                kernel, ptx = Path(folder) / "kernel.cl", Path(folder) / "kernel.ptx"
+                kernel.write_bytes(source)
+                ptx_check.to_ptx(self.programs, kernel, macros, ptx)
+                self.texts[key] = ptx.read_text()
+        return self.texts[key]
+
+    def edited(self, source, macros, name):
+        text = self.ptx(source, macros, name)
+        if self.edit is None or name == "probe":
+            return text
+        pattern, new = self.edit
+        changed = re.sub(pattern, new, text)
+        assert changed != text, f"{pattern} is not in the PTX"
+        return changed
+
+
+def build(folder):
+    """opencl_machine.c, made in that folder."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    programs, _ = ptx_check.find_programs()
+    if compiler is None or None in programs[:2]:
+        pytest.skip("there is no C compiler, or no clang and libclc for PTX")
+    made = Path(folder) / "libmachine.so"
+    subprocess.run([compiler, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
+                    "-o", made, TESTS / "support" / "opencl_machine.c"], check=True)  # fmt: skip
+    return made
+
+
+def run_on_machine(library, code):
+    """Run code after SETUP in a child process; returns the process."""
+    env = {"CLATTN_KERNEL": None}
+    return run_python(SETUP + textwrap.dedent(code), library, env=env)

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: MIT
+"""Memory of ptx_machine.py, which watches what is done to it.
+
+Refused are accesses out of bounds or misaligned, reading local memory that nobody has written
+or that an asynchronous copy is still on its way to, and races: two warps that touch the same two
+bytes, one of them writing, without a barrier between; in global memory also a group that touches
+what another one has written. Reading global memory before another warp of the group writes it is
+not noticed.
+"""
+
+import numpy as np
+from ptx.program import SHARED_START, Refused
+
+GRANULE = 2  # bytes that are watched together: no kernel writes single bytes
+WARP = 32
+BUFFER_BITS = 40  # a buffer's number begins at this bit of an address
+LOCAL_WINDOW = 1 << 56  # where generic addresses of a work-item's own memory begin
+ATOMIC = -2  # in place of the warp that wrote
+FILLING = 0x64  # large numbers in all types
+
+
+def padded(size):
+    return np.full(-(-size // 16) * 16 + 16, FILLING, np.uint8)
+
+
+class Memory:
+    """Bytes from address `base` on. A subclass says what may be done to them."""
+
+    def __init__(self, name, size, base=0):
+        self.name = name
+        self.size = size
+        self.base = base
+        self.start = base % 16  # in `bytes`, so that they are aligned as addresses are
+        self.bytes = padded(size + self.start)
+        self.views = {}
+
+    def rows(self, size, count):
+        """All of it, as rows of `count` numbers of `size` bytes."""
+        key = (size, count)
+        if key not in self.views:
+            self.views[key] = self.bytes[: len(self.bytes) // (size * count) * size * count].view(
+                f"u{size}").reshape(-1, count)  # fmt: skip
+        return self.views[key]
+
+    def offsets(self, addresses, width):
+        """From the first byte of `bytes`; what is addressed has to be there and aligned."""
+        misaligned = addresses & np.uint64(width - 1) != 0
+        if misaligned.any():
+            raise Refused(f"misaligned: {bad(addresses, misaligned)}, {width} bytes")
+        offsets = addresses - np.uint64(self.base)
+        outside = offsets > self.size - width if self.size >= width else offsets >= 0
+        if outside.any():
+            raise Refused(
+                f"out of bounds: {width} bytes at {bad(offsets.view(np.int64), outside)} of "
+                f"{self.size} of {self.name}"
+            )
+        return offsets.view(np.int64) + self.start
+
+    def read(self, addresses, lanes, size, count):
+        offsets = self.offsets(addresses, size * count)
+        self.will_read(offsets, lanes, size * count)
+        return self.rows(size, count)[offsets // (size * count)]
+
+    def write(self, addresses, lanes, size, values):
+        """`values` are rows of numbers of `size` bytes."""
+        width = size * values.shape[1]
+        offsets = self.offsets(addresses, width)
+        self.will_write(offsets, lanes, width)
+        self.rows(size, values.shape[1])[offsets // width] = values
+
+    def will_read(self, offsets, lanes, width):
+        pass
+
+    def will_write(self, offsets, lanes, width):
+        raise Refused(f"writing to {self.name}")
+
+
+def bad(values, where):
+    return hex(int(values[where][0]))
+
+
+class Private(Memory):
+    """Memory of each work-item."""
+
+    def __init__(self, lanes, size):
+        self.stride = -(-size // 16) * 16
+        super().__init__("a work-item's own memory", size)
+        self.bytes = padded(self.stride * lanes)
+
+    def read(self, addresses, lanes, size, count):
+        offsets = self.offsets(addresses, size * count) + lanes * self.stride
+        return self.rows(size, count)[offsets // (size * count)]
+
+    def write(self, addresses, lanes, size, values):
+        width = size * values.shape[1]
+        offsets = self.offsets(addresses, width) + lanes * self.stride
+        self.rows(size, values.shape[1])[offsets // width] = values
+
+
+class Clock:
+    """Counts barriers, over all groups of a launch."""
+
+    def __init__(self):
+        self.now = 1
+        self.group_start = 1
+
+    def begin_group(self):
+        self.now += 1
+        self.group_start = self.now
+
+
+class Watched(Memory):
+    """When it was written, and by which warp."""
+
+    def __init__(self, name, size, clock, base=0):
+        super().__init__(name, size, base)
+        self.clock = clock
+        self.written = np.zeros(len(self.bytes) // GRANULE, np.int32)
+        self.writer = np.zeros(len(self.bytes) // GRANULE, np.int32)
+
+    def granules(self, offsets, width):
+        return offsets[:, None] // GRANULE + np.arange(max(width // GRANULE, 1))
+
+    def race(self, granules, where, what):
+        at = int(granules[where][0]) * GRANULE - self.start
+        raise Refused(f"a race: {what} byte {at} of {self.name}")
+
+    def check_writers(self, granules, warps, doing):
+        written = self.written[granules]
+        now = written == self.clock.now
+        others = now & (self.writer[granules] != warps)
+        others |= (written < self.clock.group_start) & (written > 0)
+        if others.any():
+            self.race(granules, others, f"another warp or group has written before this {doing}s")
+
+    def mark(self, granules, warps):
+        self.written[granules] = self.clock.now
+        self.writer[granules] = warps
+        if (self.writer[granules] != warps).any():
+            self.race(granules, self.writer[granules] != warps, "two warps write at once")
+
+    def update(self, addresses, lanes, function, values):
+        """Atomic, of 4 bytes, one work-item after the other; what was there before."""
+        offsets = self.offsets(addresses, 4)
+        self.will_write(offsets, lanes, 4, ATOMIC)
+        numbers = self.rows(4, 1)[:, 0].view(values.dtype)
+        before = np.empty_like(values)
+        for n, place in enumerate(offsets // 4):
+            before[n] = numbers[place]
+            numbers[place] = function(numbers[place], values[n])
+        return before
+
+
+class Buffer(Watched):
+    """Global memory. It is watched from the first write on."""
+
+    def __init__(self, number, contents, address, clock):
+        base = (number + 1 << BUFFER_BITS) + address % 256
+        super().__init__(f"buffer {number}", len(contents), clock, base)
+        self.bytes[self.start : self.start + self.size] = contents
+        self.changed = False
+
+    def contents(self):
+        return self.bytes[self.start : self.start + self.size]
+
+    def will_read(self, offsets, lanes, width):
+        if self.changed:
+            warps = (lanes // WARP)[:, None]
+            self.check_writers(self.granules(offsets, width), warps, "read")
+
+    def will_write(self, offsets, lanes, width, by=None):
+        self.changed = True
+        granules = self.granules(offsets, width)
+        warps = (lanes // WARP)[:, None] if by is None else by
+        self.check_writers(granules, warps, "write")
+        self.mark(granules, warps)
+
+
+class Global:
+    """All buffers."""
+
+    def __init__(self, buffers):
+        self.buffers = buffers
+
+    def parts(self, addresses):
+        numbers = addresses >> np.uint64(BUFFER_BITS)
+        first = numbers[0]
+        for number in [first] if (numbers == first).all() else np.unique(numbers):
+            if not 0 < number <= len(self.buffers):
+                raise Refused(f"no buffer is at {bad(addresses, numbers == number)}")
+            yield self.buffers[int(number) - 1], numbers == number
+
+    def read(self, addresses, lanes, size, count):
+        values = np.empty((len(lanes), count), f"u{size}")
+        for buffer, where in self.parts(addresses):
+            values[where] = buffer.read(addresses[where], lanes[where], size, count)
+        return values
+
+    def write(self, addresses, lanes, size, values):
+        for buffer, where in self.parts(addresses):
+            buffer.write(addresses[where], lanes[where], size, values[where])
+
+    def update(self, addresses, lanes, function, values):
+        before = np.empty_like(values)
+        for buffer, where in self.parts(addresses):
+            before[where] = buffer.update(addresses[where], lanes[where], function, values[where])
+        return before
+
+
+class Generic:
+    """Global memory, and at its window a work-item's own."""
+
+    def __init__(self, buffers, own):
+        self.buffers = buffers
+        self.own = own
+
+    def parts(self, addresses):
+        own = addresses >= np.uint64(LOCAL_WINDOW)
+        for memory, where, base in ((self.buffers, ~own, 0), (self.own, own, LOCAL_WINDOW)):
+            if where.any():
+                yield memory, where, addresses[where] - np.uint64(base)
+
+    def read(self, addresses, lanes, size, count):
+        values = np.empty((len(lanes), count), f"u{size}")
+        for memory, where, places in self.parts(addresses):
+            values[where] = memory.read(places, lanes[where], size, count)
+        return values
+
+    def write(self, addresses, lanes, size, values):
+        for memory, where, places in self.parts(addresses):
+            memory.write(places, lanes[where], size, values[where])
+
+
+class Shared(Watched):
+    """Local memory of a group, and the asynchronous copies to it."""
+
+    def __init__(self, end, lanes, clock):
+        super().__init__("local memory", end - SHARED_START, clock, SHARED_START)
+        self.lanes = lanes
+        self.flying = np.zeros(len(self.written), bool)
+        self.read_at = np.zeros((-(-lanes // WARP), len(self.written)), np.int32)  # by each warp
+
+    def begin_group(self):
+        self.bytes[...] = FILLING
+        self.written[...] = 0
+        self.flying[...] = False
+        self.copies = []  # (lanes, numbers of their sets, offsets, bytes)
+        self.sets = np.zeros(self.lanes, np.int64)  # that each lane has ended
+
+    def check_flying(self, granules, doing):
+        if self.flying[granules].any():
+            self.race(granules, self.flying[granules], f"a copy is on its way when this {doing}s")
+
+    def will_read(self, offsets, lanes, width):
+        granules = self.granules(offsets, width)
+        warps = lanes // WARP
+        self.check_flying(granules, "read")
+        never = self.written[granules] == 0
+        if never.any():
+            at = int(granules[never][0]) * GRANULE
+            raise Refused(f"byte {at} of local memory is read and was never written")
+        self.check_writers(granules, warps[:, None], "read")
+        self.read_at[warps[:, None], granules] = self.clock.now
+
+    def will_write(self, offsets, lanes, width, by=None):
+        granules = self.granules(offsets, width)
+        warps = lanes // WARP
+        self.check_flying(granules, "write")
+        self.check_writers(granules, warps[:, None] if by is None else by, "write")
+        read = self.read_at[:, granules] == self.clock.now
+        read[warps, np.arange(len(warps))] = False
+        if read.any():
+            self.race(granules, read.any(0), "another warp has read before this writes")
+        self.mark(granules, warps[:, None] if by is None else by)
+
+    def copy(self, addresses, lanes, contents):
+        """Begin to copy 16 bytes for each lane."""
+        offsets = self.offsets(addresses, 16)
+        self.will_write(offsets, lanes, 16)
+        self.flying[self.granules(offsets, 16)] = True
+        self.copies.append((lanes, self.sets[lanes], offsets, contents))
+
+    def end_set(self, lanes):
+        self.sets[lanes] += 1
+
+    def wait(self, lanes, left):
+        """All but the last `left` sets of each lane arrive."""
+        waits = np.zeros(self.lanes, bool)
+        waits[lanes] = True
+        staying = []
+        for of, sets, offsets, contents in self.copies:
+            arrives = waits[of] & (sets < self.sets[of] - left)
+            granules = self.granules(offsets[arrives], 16)
+            self.flying[granules] = False
+            self.mark(granules, (of[arrives] // WARP)[:, None])
+            self.rows(2, 8)[offsets[arrives] // 16] = contents[arrives]
+            stays = ~arrives
+            if stays.any():
+                staying.append((of[stays], sets[stays], offsets[stays], contents[stays]))
+        self.copies = staying

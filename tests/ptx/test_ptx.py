@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: MIT
+"""tools/ptx_check.py: kernels with PTX assemble for NVIDIA GPUs, and keep all in registers."""
+
+import sys
+
+import pytest
+from ptx.device import ptx_check
+
+SPILLS = """
+__kernel __attribute__((reqd_work_group_size(1024, 1, 1))) void
+spills(__global float *x)
+{
+    float sums[300];
+#pragma unroll
+    for (int n = 0; n < 300; n++) {
+        sums[n] = x[n];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+#pragma unroll
+    for (int n = 0; n < 300; n++) {
+        x[300 - n] = sums[n] * x[n + 7];
+    }
+}
+"""
+
+STACK = """
+__kernel void
+stack(__global float *x, int count)
+{
+    float sums[256];
+    for (int n = 0; n < 256; n++) {
+        sums[n] = x[n] * x[n + 256];
+    }
+    for (int n = 0; n < count; n++) {
+        x[n] += sums[n & 255];
+    }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def programs():
+    found, missing = ptx_check.find_programs()
+    if missing:
+        pytest.skip("not found: " + ", ".join(missing))
+    return found
+
+
+def test_kernels_do_not_spill(programs, capsys, monkeypatch):
+    """Some rows of the list; products, loads of matrices and copies are what they should be."""
+    rows = [row for row in ptx_check.KERNELS if row[0] == "attention/mma.cl"]
+    monkeypatch.setattr(sys, "argv", ["ptx_check.py"])
+    monkeypatch.setattr(ptx_check, "KERNELS", rows[::4])
+    assert ptx_check.main() == 0, capsys.readouterr()
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in n.strip("|").split("|")] for n in lines if "sm_" in n]
+    assert len(rows) == sum(len(architectures) for *_, architectures in ptx_check.KERNELS)
+    for _, macros, _, registers, spilled, _, local, hmma, ldsm, ldgsts in rows:
+        assert (int(registers) <= 255, int(spilled), int(local) <= 48 << 10) == (True, 0, True)
+        defines = dict(macro.split("=") for macro in macros.split())
+        size, tiles = int(defines["HEAD_E"]), int(defines["MT"])
+        # of 16 keys: two for each 16 elements, two for each 16 columns, one for the sum
+        assert int(hmma) == tiles * (4 * size // 16 + 1)
+        assert int(ldsm) == (2 + tiles) * size // 16
+        assert (int(ldgsts) > 0) == ("ALIGNED" in defines)
+
+
+def test_results_stay_in_registers(programs, capsys, monkeypatch):
+    """attention_tiled of half, which libclc converts by so much code that little is inlined."""
+    rows = [row for row in ptx_check.KERNELS if row[0] == "attention/tiled.cl"]
+    monkeypatch.setattr(sys, "argv", ["ptx_check.py"])
+    monkeypatch.setattr(ptx_check, "KERNELS", [row for row in rows if "DTYPE=1" in row[1]])
+    assert ptx_check.main() == 0, capsys.readouterr()
+    assert capsys.readouterr().out.count("| attention_tiled |") == 2
+
+
+def test_the_limit_of_reading_reads_16_bytes_at_once(programs, tmp_path):
+    ptx = tmp_path / "peak_read.ptx"
+    kernel = ptx_check.ROOT / "kernels" / "peak/read.cl"
+    ptx_check.to_ptx(programs, kernel, ["-DLANES=4", "-DLOCAL=64"], ptx)
+    assert ptx.read_text().count("ld.global.v4.f32") == 8
+
+
+@pytest.mark.parametrize(("text", "status"), [(SPILLS, 1), (STACK, 1), ("an error", 1), (None, 2)])
+def test_faults_are_told(programs, tmp_path, monkeypatch, capsys, text, status):
+    """A kernel that spills, one with an array on its stack, one that does not compile, no
+    compiler."""
+    kernel = tmp_path / "spills.cl"
+    kernel.write_text(text or SPILLS)
+    monkeypatch.setattr(sys, "argv", ["ptx_check.py", str(kernel)])
+    if text is None:
+        monkeypatch.setattr(ptx_check.shutil, "which", lambda name: None)
+        monkeypatch.setattr(ptx_check, "installed", lambda *places: None)
+    assert ptx_check.main() == status
+    if text is None:
+        assert "ptxas (pip install nvidia-cuda-nvcc-cu12)" in capsys.readouterr().err

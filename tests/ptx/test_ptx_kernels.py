@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: MIT
+"""What the PTX of kernels for NVIDIA GPUs computes, without such a GPU: ptx_device.py.
+
+clattn plans and launches as on a GPU of capability 9.0; results are compared with the reference,
+within its tolerances. A case is the kernels that are to be used, some macros of the last one,
+and what is passed to `check`.
+"""
+
+import json
+
+import pytest
+from ptx.device import build, run_on_machine
+
+CASES = {
+    # Four blocks of 64 keys in three stages, the last one of 7 keys.
+    "ring": ("mma", "DTYPE=1 HEAD_E=64 MT=1 BN=64 LSE=1",
+        "*halves((1, 1), 20, 199, 64), return_lse=True"),
+    "two tiles of rows": ("mma", "DTYPE=1 HEAD_E=64 MT=2",
+        "*halves((1, 2), 130, 200, 64), is_causal='lower_right'"),
+    "bfloat16, 80": ("mma", "DTYPE=2 HEAD_E=80 BN=32",
+        "*qkv((1, 1), 70, 130, 80, dtype=bfloat16), is_causal=True"),
+    "bfloat16, 128": ("mma", "DTYPE=2 HEAD_E=128 MT=2",
+        "*qkv((1, 2), 130, 100, 128, dtype=bfloat16), scale=-0.2"),
+    "256": ("mma", "HEAD_E=256 BN=16", "*halves((1, 1), 20, 75, 256)"),
+    "parts of heads": ("mma", "HEAD_E=64 HEAD_EV=80", "*halves((1, 1), 20, 50, 40, 72)"),
+    "mask, softcap": ("mma", "MASK=1 MASK_ADDS=1 SOFTCAP=1 LSE=1",
+        "*halves((1, 1), 20, 150, 64), attn_mask=mask, softcap=3.0, return_lse=True"),
+    "bool mask, group of heads": ("mma", "MASK=0",
+        "draw((1, 2, 40, 64), float16), *halves((1, 1), 1, 90, 64)[1:], attn_mask=mask_of_bool,"
+        "enable_gqa=True"),
+    # Keys that are not numbers, and rows that do not see them and are computed again.
+    "rows again": ("mma", "HEAD_E=64", "q, k, v, is_causal=True"),
+    "not aligned": ("mma", "ALIGNED=0 OUTPUT_ALIGNED=0",
+        "*(a[..., 3:43] for a in halves((1, 1), 20, 150, 64)), out=out"),
+    "decode": ("decode_gpu decode_gpu_merge", "DTYPE=2 FORM=2",
+        "*qkv((1, 1), 1, 1200, 128, dtype=bfloat16), return_lse=True"),
+    "decode, four rows": ("decode_gpu", "DTYPE=3 FORM=2 RT=4",
+        "*qkv((1, 2), 3, 150, 72), softcap=5.0, attn_mask=mask[:3]"),
+    "decode, group of heads": ("decode_mma decode_gpu_merge", "DTYPE=1 FORM=2",
+        "draw((1, 8, 1, 64), float16), *halves((1, 1), 1, 1100, 64)[1:], enable_gqa=True,"
+        "return_lse=True"),
+    "decode, rows of two tiles": ("decode_mma", "DTYPE=2 HEAD_E=80 HEAD_EV=72",
+        "draw((1, 7, 3, 80), bfloat16), *qkv((1, 1), 1, 100, 80, 72, bfloat16)[1:],"
+        "enable_gqa=True, is_causal='lower_right', scale=-0.2"),
+    "decode, mask": ("decode_mma", "MASK=1 MASK_ADDS=1 SOFTCAP=1",
+        "*halves((1, 2), 12, 150, 64), attn_mask=mask[:12], softcap=3.0"),
+    "tiled": ("tiled", "DTYPE=3", "*qkv((1, 1), 40, 50, 64), is_causal=True, return_lse=True"),
+}  # fmt: skip
+
+ARRAYS = """
+from functools import partial
+halves = partial(qkv, dtype=float16)
+
+mask = draw((20, 150), float16)
+mask[draw((20, 150)) > 1] = -np.inf
+mask[2], mask[3] = -np.inf, np.finfo(np.float16).min
+mask_of_bool = draw((40, 90)) > 0
+mask_of_bool[7:12] = False
+q, k, v = halves((1, 1), 20, 40, 8)
+k[..., 10, 3], v[..., 15, 5], v[..., 16, 2] = np.nan, np.inf, np.nan
+out = np.empty((1, 1, 40, 20), float16).swapaxes(2, 3)
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("machine"))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_kernels(library, case):
+    kernels, macros, arguments = case
+    lse = "" if "return_lse" in arguments else ", return_lse=False"
+    code = f"""{ARRAYS}
+check({arguments}{lse}, device=device)
+launched = dict(machine.launched)
+for kernel in {kernels.split()}:
+    macros = launched["attention_" + kernel]
+assert {dict(m.split("=") for m in macros.split())}.items() <= macros.items(), macros
+assert not any(m.bank_conflicts for m in machine.machines.values())
+"""
+    run_on_machine(library, code)
+
+
+def test_the_listing_tells_of_matrix_units(library):
+    code = """
+from argparse import Namespace
+from clattn import _listing
+_listing.run(Namespace())
+assert device.nvidia_capability == 90
+"""
+    said = run_on_machine(library, code).stdout
+    assert "matrix units   NVIDIA's, of capability 9.0" in said
+
+
+def without(pattern, n):
+    """An edit that removes the n-th of what matches."""
+    return rf"(?s)\A((?:.*?{pattern}){{{n}}}.*?){pattern}", r"\1"
+
+
+MMA = r"(mma\.sync\S+ \{[^}]*\}, "
+
+# What is broken in the PTX of the case "ring", and the words of the refusal; "error": numbers are
+# wrong.
+FAULTS = {
+    "rows of A": ((MMA + r"\{%\w+), (%\w+), (%\w+)", r"\1, \3, \2"), "error"),
+    "rows of B": ((MMA + r"\{[^}]*\}, )\{(%\w+), (%\w+)\}", r"\1{\3, \2}"), "error"),
+    "columns": ((r"\.trans", ""), "error"),
+    "order of halves": ((r"(cvt\.rn\.f16x2\.f32 %\w+), (%\w+), (%\w+)", r"\1, \3, \2"), "error"),
+    "neighbours": ((r"(shfl\S+ %\w+, %\w+), %\w+", r"\1, 4"), "error"),
+    "lanes": ((r"(shfl.*)0xffffffff", r"\g<1>0x0000ffff"), "execute it, not"),
+    "vote": ((r"(vote.*)0xffffffff", r"\g<1>0xfffffff0"), "execute it, not"),
+    "zeros": ((r"(cp\.async\.cg.*, 16), %\w+", r"\1, 0"), "error"),
+    "beyond the last key": ((r"(cp\.async\.cg.*, 16), %\w+", r"\1, 16"), "out of bounds"),
+    "wait": ((r"wait_group 1", "wait_group 2"), "a copy is on its way"),
+    "set": (without(r"cp\.async\.commit_group;", 2), "a copy is on its way"),
+    "place of a matrix": ((r"(ldmatrix.*\[%\w+)\]", r"\1+2]"), "misaligned"),
+    **{f"barrier {n}": (without(r"bar\.sync\s+0;", n), "a race") for n in range(5)},
+}
+
+
+def test_faults_are_found(library):
+    code = f"""
+import json
+outcomes = {{}}
+for name, edit in { ({name: edit for name, (edit, _) in FAULTS.items()}) }.items():
+    machine.edit = edit
+    try:
+        check(*qkv((1, 1), 20, 199, 64, dtype=float16), device=device, return_lse=True)
+    except Exception as error:
+        outcomes[name] = machine.refusal or str(error)
+print(json.dumps(outcomes))
+"""
+    outcomes = json.loads(run_on_machine(library, code).stdout.splitlines()[-1])
+    for name, (_, words) in FAULTS.items():
+        assert words in outcomes.get(name, "nothing was found"), name

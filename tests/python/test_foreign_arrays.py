@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: MIT
+"""Arrays of torch, JAX, the buffer protocol, __array__ and DLPack, in and out.
+
+What a call of NumPy arrays gives is tested elsewhere; here the same call with other arrays gives
+the same bits, in the query's library. Producers that break the rules: test_dlpack_faults.py; what
+torch and JAX alone have: test_foreign_torch.py.
+"""
+
+import array
+import mmap
+import sys
+import types
+
+import clattn
+import numpy as np
+import pytest
+from references.attention import DTYPES as FLOATS
+from references.attention import attention, tolerance
+from references.diagonal import DTYPES, numbers
+from support.foreign import LIBRARIES, TORCH, OnlyArray, OnlyDLPack, same
+from support.helpers import assert_references_return, draw, qkv, sdpa
+from support.sizes import REST, WIDE
+from test_attention_layouts import (
+    columns_first,
+    misaligned,
+    negative_everywhere,
+    sliced,
+    transposed,
+)
+
+EACH = pytest.mark.parametrize("library", LIBRARIES, ids=str)
+
+
+def combinations(dtypes):
+    """Each library with those of the dtypes that it has."""
+    found = [(lib, t) for lib in LIBRARIES for t in dtypes if t in lib.dtypes]
+    return pytest.mark.parametrize(("library", "dtype"), found, ids=str)
+
+
+@combinations(FLOATS)
+def test_attention(device, library, dtype):
+    """Result and lse are the query's library's; inputs are as before."""
+    arrays = qkv((2, 3), 2, 17, WIDE, REST, dtype=dtype)
+    before = [a.tobytes() for a in arrays]
+    right, right_lse = sdpa(*arrays, device=device, is_causal=True, return_lse=True)
+    given = [library.of(a) for a in arrays]
+    got, lse = sdpa(*given, device=device, is_causal=True, return_lse=True)
+    library.check(got, right)
+    library.check(lse, right_lse)
+    library.check(sdpa(*given, device=device, is_causal=True), right)
+    assert before == [a.tobytes() for a in arrays]
+    error = np.abs(right.astype(np.float64) - attention(*arrays, is_causal=True)[0]).max()
+    assert error <= tolerance(*arrays, is_causal=True)[0]
+
+
+@combinations(DTYPES)
+def test_diagonals(device, library, dtype):
+    a = numbers((3, 7, 9), dtype)
+    right = clattn.diagonal_matrix(a, 1, -2, 2, device=device)
+    got = clattn.diagonal_matrix(library.of(a), 1, -2, 2, device=device)
+    library.check(got, right)
+
+
+@combinations(DTYPES)
+def test_tensors(device, library, dtype):
+    """clattn.tensor copies any of them, of any number of dimensions."""
+    for shape in ((3, 7), (5,), (), (2, 0, 3), (1, 2, 1, 2, 1, 2)):
+        if not shape and library.name in ("ctypes", "memoryview"):
+            continue  # a ctypes number is no array; NumPy's own memoryview of one is format alone
+        if 0 in shape and library.name == "ctypes":
+            continue
+        a = numbers(shape, dtype)
+        tensor = clattn.tensor(library.of(a), device=device)
+        assert type(tensor) is clattn.Tensor and tensor.device == device
+        same(tensor, a)
+
+
+@EACH
+def test_a_tensor_is_a_copy(device, library):
+    a = draw((3, 7))
+    tensor = clattn.tensor(library.of(a), device=device)
+    right = a.copy()
+    a[:] = np.nan
+    same(tensor, right)
+
+
+@EACH
+def test_every_mix(device, library):
+    """The query's library decides, whatever keys, values and mask are."""
+    arrays = qkv((2, 3), 5, 17, WIDE)
+    mask = draw((5, 17)) > -1
+    right = sdpa(*arrays, mask, device=device)
+    for which in range(1, 16):
+        given = [library.of(a) if which >> n & 1 else a for n, a in enumerate((*arrays, mask))]
+        got = sdpa(*given, device=device)
+        if which & 1:
+            library.check(got, right)
+        else:
+            assert type(got) is np.ndarray
+            same(got, right)
+
+
+@EACH
+def test_with_tensors(device, library):
+    """A Tensor among the arguments settles the device, a Tensor as query the result."""
+    q, k, v = qkv((2, 3), 5, 17, WIDE)
+    right = sdpa(q, k, v, device=device)
+    key = clattn.tensor(k, device=device)
+    library.check(clattn.scaled_dot_product_attention(library.of(q), key, library.of(v)), right)
+    query = clattn.tensor(q, device=device)
+    got = clattn.scaled_dot_product_attention(query, library.of(k), library.of(v))
+    assert type(got) is clattn.Tensor
+    same(got, right)
+
+
+@EACH
+def test_masks(device, library):
+    arrays = qkv((2, 3), 5, 17, WIDE)
+    for mask in (draw((5, 17)), draw((2, 1, 5, 17)) > 0, draw((17,))):
+        right = sdpa(*arrays, mask, device=device)
+        same(sdpa(*arrays, library.of(mask), device=device), right)
+
+
+def test_flat_buffers(device):
+    """array.array, bytearray, mmap: what has one dimension."""
+    arrays = qkv((2, 3), 5, 17, WIDE)
+    bias = array.array("f", draw((17,)))
+    same(sdpa(*arrays, bias, device=device), sdpa(*arrays, np.array(bias), device=device))
+    for code in "bBhHiIlLqQfd":
+        numbers_of = array.array(code, [1, 2, 3])
+        same(clattn.tensor(numbers_of, device=device), np.array(numbers_of))
+    for buffer in (bytearray(b"\x01\x02\xff"), memoryview(b"\x01\x02\xff")):
+        same(clattn.tensor(buffer, device=device), np.array([1, 2, 255], np.uint8))
+    with mmap.mmap(-1, 4096) as memory:
+        memory[:3] = b"\x01\x02\xff"
+        same(clattn.tensor(memory, device=device)[:4], np.array([1, 2, 255, 0], np.uint8))
+    # Every export is given back: an exported bytearray cannot grow, an exported mmap not close.
+    buffer = bytearray(12)
+    clattn.tensor(buffer, device=device)
+    with pytest.raises(TypeError):
+        sdpa(memoryview(buffer).cast("B", (3, 4)), *arrays[1:], device=device)
+    buffer.append(0)
+
+
+def test_memoryviews_that_were_cast(device):
+    """Shapes and formats that only the view has."""
+    flat = array.array("f", draw((48,)))
+    view = memoryview(flat).cast("B").cast("f", (2, 3, 8))
+    wanted = np.array(flat).reshape(2, 3, 8)
+    same(clattn.tensor(view, device=device), wanted)
+    got = sdpa(view, view, view, device=device)
+    assert type(got) is np.ndarray
+    same(got, sdpa(wanted, wanted, wanted, device=device))
+    for format_ in ("@f", "=f", "<f"):
+        typed = np.dtype(format_.lstrip("@"))
+        assert clattn.tensor(memoryview(np.ones(3, typed)), device=device).dtype == np.float32
+    same(
+        clattn.tensor(memoryview(np.arange(3, dtype=">i4")), device=device),
+        np.arange(3, dtype="i4"),
+    )
+
+
+VIEWS = {
+    "negative": negative_everywhere,
+    "sliced": sliced,
+    "transposed": transposed,
+    "columns first": columns_first,
+    "broadcast": lambda a: np.broadcast_to(a[:, :1], a.shape),
+    "one number": lambda a: np.broadcast_to(a[:1, :1, :1, :1], a.shape),
+}
+ANY_STRIDES = [lib for lib in LIBRARIES if lib.name not in ("torch", "jax", "ctypes")]
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+@pytest.mark.parametrize("library", ANY_STRIDES, ids=str)
+def test_strides(device, library, view):
+    """As NumPy's arrays have them, in queries, keys, values and masks; broadcast ones read-only."""
+    arrays = [view(a) for a in (*qkv((2, 3), 5, 17, WIDE), draw((2, 3, 5, 17)))]
+    square = view(draw((2, 3, 8, 8)))
+    if library.name == "old __dlpack__" and not square.flags.writeable:
+        pytest.skip("has no word for read-only")
+    library.check(sdpa(*map(library.of, arrays), device=device), sdpa(*arrays, device=device))
+    with clattn.use_device(device):
+        library.check(clattn.tril(library.of(square)), clattn.tril(square))
+    same(clattn.tensor(library.of(square), device=device), square.copy())
+
+
+READ_ONLY = [lib for lib in LIBRARIES if lib.name not in ("torch", "ctypes", "old __dlpack__")]
+
+
+@pytest.mark.parametrize("library", READ_ONLY, ids=str)
+def test_read_only(device, library):
+    arrays = qkv((2, 3), 5, 17, WIDE)
+    right = sdpa(*arrays, device=device)
+    for a in arrays:
+        a.flags.writeable = False
+    library.check(sdpa(*(library.of(a) for a in arrays), device=device), right)
+
+
+@EACH
+def test_misaligned(device, library):
+    if library.name in ("ctypes", "jax"):
+        pytest.skip("copies")
+    q = misaligned(draw((3, WIDE)))
+    given = library.of(q)
+    library.check(sdpa(given, given, given, device=device), sdpa(q, q, q, device=device))
+
+
+def test_byte_order(device):
+    """Of buffers and __array__; DLPack has none."""
+    swapped = [a.astype(">f4") for a in qkv((2, 3), 5, 17, WIDE)]
+    right = sdpa(*(a.astype("f4") for a in swapped), device=device)
+    for of in (memoryview, OnlyArray):
+        same(sdpa(*(of(a) for a in swapped), device=device), right)
+
+
+@EACH
+def test_nothing_in_it(device, library):
+    if library.name == "ctypes":
+        pytest.skip("has no empty arrays of more dimensions")
+    for L, S in ((0, 17), (5, 0), (0, 0)):
+        arrays = qkv((2, 3), L, S, WIDE)
+        right = sdpa(*arrays, device=device)
+        library.check(sdpa(*(library.of(a) for a in arrays), device=device), right)
+
+
+WRONG = [[[1.0, 2.0]], ((1.0, 2.0),), 1.0, 3, "text", None, np.float32(1), np.ma.ones((2, 3)),
+         range(3), {1: 2}, object(), np.ndarray, OnlyArray, OnlyDLPack, iter([])]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda w: type(w).__name__)
+def test_what_is_no_array(device, wrong):
+    """The classes themselves have the protocols' methods, but are no arrays."""
+    q, k, v = qkv((2, 3), 5, 17, WIDE)
+    for arguments, name in (((wrong, k, v), "query"), ((q, k, wrong), "value")):
+        with pytest.raises(TypeError, match=rf"\b{name}\b"):
+            sdpa(*arguments, device=device)
+    with pytest.raises(TypeError, match=r"\barray\b"):
+        clattn.tensor(wrong, device=device)
+
+
+@EACH
+def test_wrong_dtypes_and_shapes(device, library):
+    """The messages are those of NumPy arrays."""
+    q, k, v = qkv((2, 3), 5, 17, WIDE)
+
+    def message(*arguments):
+        with pytest.raises((TypeError, ValueError)) as caught:
+            sdpa(*arguments, device=device)
+        return type(caught.value), str(caught.value)
+
+    for wrong in (k.astype(np.int32), k[:, :, :, :8], k[0, 0, 0]):
+        assert message(q, library.of(wrong), v) == message(q, wrong, v)
+
+
+def complex_array():
+    return np.zeros((2, 3), np.complex64)
+
+
+@pytest.mark.parametrize("of", [memoryview, OnlyArray, OnlyDLPack, TORCH.of],
+                         ids=["memoryview", "__array__", "__dlpack__", "torch"])  # fmt: skip
+def test_complex_numbers(device, of):
+    with pytest.raises(TypeError, match=r"array.*complex64|complex64.*array"):
+        clattn.tensor(of(complex_array()), device=device)
+
+
+def test_buffers_of_other_formats(device):
+    """Records, characters, pointers: TypeErrors that name the argument."""
+    records = np.zeros(3, [("x", "f4"), ("y", "i2")])
+    for wrong in (memoryview(records), memoryview(np.zeros(3, "S4")),
+                  memoryview(bytearray(8)).cast("P"),
+                  memoryview(np.zeros(3, np.longdouble))):  # fmt: skip
+        with pytest.raises(TypeError, match=r"\barray\b"):
+            clattn.tensor(wrong, device=device)
+
+
+class Raises:
+    """__array__ raises, or gives what is no array."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def __array__(self, dtype=None, copy=None):
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", [None, [1.0, 2.0], 3.0, "x"], ids=str)
+def test_array_methods_that_give_no_array(device, answer):
+    with pytest.raises((TypeError, ValueError)):
+        clattn.tensor(Raises(answer), device=device)
+
+
+def test_array_methods_that_raise(device):
+    """The reason is told."""
+    q, k, v = qkv((2, 3), 5, 17, WIDE)
+    for error in (
+        ValueError("such a reason"),
+        TypeError("such a reason"),
+        RuntimeError("such a reason"),
+    ):
+        with pytest.raises((TypeError, ValueError), match="such a reason"):
+            sdpa(q, Raises(error), v, device=device)
+    with pytest.raises(KeyboardInterrupt):
+        sdpa(q, Raises(KeyboardInterrupt()), v, device=device)
+    same(sdpa(q, k, v, device=device), sdpa(q, k, v, device=device))
+
+
+# ---- libraries that say so themselves ----
+
+
+class Theirs(OnlyDLPack):
+    """An array of a library that `clattn` has never heard of."""
+
+
+def taken(source):
+    return Theirs(np.from_dlpack(source))
+
+
+def test_a_library_with_a_namespace(device):
+    """Results go through the from_dlpack of __array_namespace__, without a copy."""
+    seen = []
+
+    class Named(Theirs):
+        def __array_namespace__(self, api_version=None):
+            def from_dlpack(source, /, *, device=None, copy=None):
+                seen.append(np.from_dlpack(source))
+                return Named(seen[-1])
+
+            return types.SimpleNamespace(from_dlpack=from_dlpack)
+
+    arrays = qkv((2, 3), 5, 17, WIDE)
+    right = sdpa(*arrays, device=device)
+    got = sdpa(*map(Named, arrays), device=device)
+    assert type(got) is Named and got.array is seen[-1]
+    same(got.array, right)
+    assert got.array.flags.writeable
+    got.array[:] = 0
+
+
+def test_a_library_whose_module_takes_dlpack(device, monkeypatch):
+    module = types.ModuleType("an_array_library")
+    module.from_dlpack = taken
+    monkeypatch.setitem(sys.modules, "an_array_library", module)
+    monkeypatch.setattr(Theirs, "__module__", "an_array_library")
+    arrays = qkv((2, 3), 5, 17, WIDE)
+    got = sdpa(*map(Theirs, arrays), device=device)
+    assert type(got) is Theirs
+    same(got.array, sdpa(*arrays, device=device))
+
+
+def test_reference_counts(device):
+    """Nothing keeps the arguments, after right calls and wrong ones."""
+    arrays, small = qkv((2, 3), 5, 17, WIDE), draw((2, 3, 17, 8))
+    libraries = [lib for lib in LIBRARIES if lib.name not in ("torch", "jax")]
+    libraries += [lib for lib in LIBRARIES if lib.name in sys.modules]
+    sets = [[lib.of(a) for a in (*arrays, small)] for lib in libraries]
+    things = [thing for given in ([*arrays, small], *sets) for thing in given]
+
+    def calls():
+        for q, k, v, wrong in sets:
+            sdpa(q, k, v, device=device, return_lse=True)
+            clattn.tensor(q, device=device)
+            for bad in ((q, wrong, v), (q, k, v, q)):
+                with pytest.raises((TypeError, ValueError)):
+                    sdpa(*bad, device=device)
+
+    assert_references_return(calls, things)

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: MIT
+"""clattn.KVCache: what it is and what it holds, against the plain model of reference_cache.py.
+
+What it answers is in test_kv_cache_attend.py, wrong arguments in test_kv_cache_errors.py, random
+sequences of calls in test_kv_cache_properties.py, memory and threads in test_kv_cache_memory.py.
+"""
+
+import clattn
+import numpy as np
+import pytest
+from references.attention import DTYPES, bfloat16, float16, float32
+from support.cache_pair import CAPACITY, EV, HK, HQ, B, E, host, pair
+from support.helpers import draw
+from test_attention_layouts import (
+    columns_first,
+    misaligned,
+    negative_everywhere,
+    one_element_in,
+    read_only,
+    sliced,
+    transposed,
+)
+
+EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+# ---- what a cache is ----
+
+
+def test_a_new_cache(device):
+    cache = clattn.KVCache(3, 2, 50, 8, device=device)
+    assert (cache.batch, cache.num_kv_heads, cache.capacity) == (3, 2, 50)
+    assert (cache.head_size, cache.v_head_size) == (8, 8)
+    assert cache.dtype == float32 and isinstance(cache.dtype, np.dtype)
+    assert cache.device == device
+    assert cache.length == 0 and cache.lengths.tolist() == [0, 0, 0]
+    assert cache.key.shape == cache.value.shape == (3, 2, 0, 8)
+    assert clattn.KVCache(1, 1, 1, 8, 5, device=device).v_head_size == 5
+
+
+@EVERY_DTYPE
+def test_the_dtype_of_a_cache(device, dtype):
+    for given in (dtype, dtype.type, dtype.name if dtype != bfloat16 else dtype):
+        cache = clattn.KVCache(1, 1, 4, 8, dtype=given, device=device)
+        assert cache.dtype == cache.key.dtype == cache.value.dtype == dtype
+
+
+def test_sizes_may_be_numpys(device):
+    sizes = [kind(n) for kind, n in zip((np.int8, np.uint64, np.int32, np.int64), (2, 2, 9, 8),
+                                        strict=True)]  # fmt: skip
+    cache = clattn.KVCache(*sizes, device=device)
+    assert (cache.batch, cache.num_kv_heads, cache.capacity, cache.head_size) == (2, 2, 9, 8)
+    assert type(cache.capacity) is int
+
+
+def test_a_cache_takes_keywords(device):
+    named = {"batch": 1, "num_kv_heads": HK, "capacity": 3, "head_size": E, "v_head_size": EV}
+    cache = clattn.KVCache(**named, dtype=float16, device=device)
+    assert {name: getattr(cache, name) for name in named} == named
+    query, key, value = (draw((1, heads, 1, size), float16)
+                         for heads, size in ((HQ, E), (HK, E), (HK, EV)))  # fmt: skip
+    cache.append(key=key, value=value, counts=None)
+    right = cache.attend(query, None, True, None, None, 0.0)
+    same = cache.attend(query=query, attn_mask=None, is_causal=True, scale=None, window=None,
+                        softcap=0.0)  # fmt: skip
+    assert same.tobytes() == right.tobytes()
+    cache.truncate(n=0)
+    assert cache.length == 0
+
+
+def test_the_default_device(device):
+    with clattn.use_device(device):
+        assert clattn.KVCache(1, 1, 1, 1).device == device
+    assert clattn.KVCache(1, 1, 1, 1, device=device).device == device
+
+
+def test_attributes_are_read_only(device):
+    cache = clattn.KVCache(1, 1, 4, 8, device=device)
+    for name in ("length", "lengths", "key", "value", "capacity", "batch", "num_kv_heads",
+                 "head_size", "v_head_size", "dtype", "device"):  # fmt: skip
+        with pytest.raises(AttributeError):
+            setattr(cache, name, getattr(cache, name))
+
+
+def test_lengths_are_a_copy(device):
+    both = pair(device, lengths=(3, 5))
+    both.cache.lengths[:] = 0
+    both.contents_agree()
+
+
+def test_repr(device):
+    """Sizes, how much is in it, dtype and device; of an empty and of an uneven one."""
+    both = pair(device, B=2, capacity=437, E=31, EV=53, dtype=float16)
+    for counts, filled in ((None, "219"), ((3, 0), "222")):
+        both.append(219 if counts is None else 3, counts)
+        said = repr(both.cache)
+        for part in ("KVCache", "437", "31", "53", filled, "float16", device.name):
+            assert part in said, said
+    assert "KVCache" in repr(pair(device).cache)
+
+
+# ---- append ----
+
+
+@EVERY_DTYPE
+def test_tokens_one_by_one_and_in_chunks(device, dtype):
+    """Every length, every chunk lands behind the one before and leaves it alone."""
+    both = pair(device, dtype=dtype)
+    for n in (1, 1, 1, 5, 1, 0, 16, 2, 1, 11, 1):
+        both.append(n).contents_agree()
+    assert both.cache.length == both.cache.capacity
+    both.attend(1)
+
+
+def test_sequences_of_unequal_progress(device):
+    """counts: so many of the last positions, padding on the left is left out."""
+    both = pair(device, B=4)
+    for n, counts in [(5, (5, 0, 3, 1)), (1, (0, 1, 1, 0)), (7, [7, 7, 0, 2]), (3, (0, 0, 0, 0)),
+                      (2, (2, 2, 2, 2)), (20, (0, 20, 1, 19)), (0, (0, 0, 0, 0))]:  # fmt: skip
+        both.append(n, counts).contents_agree()
+        both.attend(1)
+
+
+def test_counts_of_every_kind(device):
+    for counts in ([2, 1], (2, 1), range(2, 0, -1), np.array([2, 1]), np.array([2, 1], np.uint8),
+                   np.array([2, 9, 1])[::2], np.array([2, 1], ">i4"), [np.int16(2), 1],
+                   clattn.tensor(np.array([2, 1]), device=device),
+                   memoryview(np.array([2, 1]))):  # fmt: skip
+        both = pair(device)
+        both.cache.append(*both.tokens(3), counts)
+        assert both.cache.lengths.tolist() == [2, 1]
+
+
+LAYOUTS = [sliced, negative_everywhere, transposed, columns_first, one_element_in, read_only,
+           misaligned, lambda a: a.astype(a.dtype.newbyteorder()),
+           lambda a: np.asfortranarray(a)]  # fmt: skip
+KINDS = {f"layout {n}": layout for n, layout in enumerate(LAYOUTS)}
+
+
+@pytest.mark.parametrize("of", KINDS.values(), ids=KINDS)
+def test_any_strides_are_appended(device, of):
+    for n, counts in ((5, None), (1, None), (6, (0, 4))):
+        pair(device).append(3).append(n, counts, of).contents_agree()
+
+
+@EVERY_DTYPE
+def test_tensors_are_appended(device, dtype):
+    """And views of Tensors; what is done to them later does not show."""
+    both = pair(device, dtype=dtype)
+
+    def padded(array):
+        big = np.zeros((*array.shape[:2], array.shape[2] + 4, array.shape[3] + 3), array.dtype)
+        big[:, :, 3:-1, 2:-1] = array
+        return clattn.tensor(big, device=device)[:, :, 3:-1, 2:-1]
+
+    def backwards(array):
+        return clattn.tensor(array[:, :, ::-1], device=device)[:, :, ::-1]
+
+    for of in (lambda a: clattn.tensor(a, device=device), padded, backwards):
+        both.append(3, None, of).append(4, (1, 4), of).contents_agree()
+    both.attend(1)
+
+
+def test_a_mix_of_tensor_and_numpy(device):
+    both = pair(device)
+    key, value = both.tokens(3)
+    both.cache.append(clattn.tensor(key, device=device), value)
+    both.model.append(key, value)
+    key, value = both.tokens(2)
+    both.cache.append(key, clattn.tensor(value, device=device))
+    both.model.append(key, value)
+    both.contents_agree().attend(2)
+
+
+def test_a_host_array_may_change_at_once(device):
+    """append has read it when it returns."""
+    both = pair(device, capacity=2000, E=64, EV=64)
+    key, value = both.tokens(1900)
+    both.model.append(key, value)
+    both.cache.append(key, value)
+    key[:] = value[:] = np.nan
+    both.contents_agree()
+
+
+def test_one_array_as_key_and_value(device):
+    both = pair(device, EV=E)
+    key, _ = both.tokens(4)
+    both.cache.append(key, key)
+    both.model.append(key, key)
+    both.contents_agree()
+
+
+def test_a_key_that_changes_the_cache(device):
+    """What __array__ appends stands before what it gives."""
+    cache = clattn.KVCache(1, 2, 10, 8, device=device)
+    first, second = draw((1, 2, 3, 8)), draw((1, 2, 2, 8), seed=1)
+
+    class Key:
+        def __array__(self, dtype=None, copy=None):
+            cache.append(first, first)
+            return second
+
+    cache.append(Key(), second)
+    np.testing.assert_array_equal(cache.key, np.concatenate((first, second), axis=2))
+
+
+def test_a_cache_appended_to_itself(device):
+    both = pair(device).append(7)
+    both.cache.append(both.cache.key, both.cache.value)
+    both.model.append(np.stack(both.model.keys), np.stack(both.model.values))
+    both.contents_agree().attend(3)
+
+
+def test_a_view_stays_what_it_was(device):
+    """key and value of before still have their length when the cache has grown."""
+    both = pair(device).append(5)
+    key, value = both.cache.key, both.cache.value
+    right = host(key), host(value)
+    both.append(4)
+    assert key.shape[2] == value.shape[2] == 5
+    assert host(key).tobytes() == right[0].tobytes()
+    assert host(value).tobytes() == right[1].tobytes()
+    assert both.cache.key.shape[2] == 9
+
+
+def test_a_view_keeps_the_memory(device):
+    both = pair(device).append(5)
+    key = both.cache.key
+    del both.cache
+    others = [clattn.KVCache(B, HK, CAPACITY, E, EV, device=device) for _ in range(3)]
+    for other in others:
+        other.append(np.full((B, HK, 5, E), 7, "f4"), np.full((B, HK, 5, EV), 7, "f4"))
+    assert host(key).tobytes() == np.stack(both.model.keys).tobytes()
+
+
+# ---- truncate, reset ----
+
+
+def test_truncate(device):
+    both = pair(device, (20, 20))
+    for n in (20, 15, 15, 1, 0, 0):
+        both.truncate(n).contents_agree()
+        both.attend(2)
+    both.append(3).contents_agree()
+
+
+def test_truncate_cuts_to_at_most(device):
+    """An int leaves shorter sequences as they are; one for each may cut them apart."""
+    both = pair(device, (20, 6), capacity=25)
+    both.truncate(10).contents_agree()
+    assert both.cache.lengths.tolist() == [10, 6]
+    both.truncate(7).truncate(np.int8(7)).attend(3)
+    for n in ((7, 2), [7, 0], np.array([3, 0], np.uint16)):
+        both.truncate(n).contents_agree()
+        both.attend(3)
+    both.append(22, (22, 20)).contents_agree()
+
+
+def test_truncate_then_append_again(device):
+    """As speculative decoding does: what was cut off is written over."""
+    both = pair(device, (5, 5))
+    for n in range(10):
+        both.append(4).truncate(both.cache.length - 3 + n % 2).contents_agree()
+        both.attend(1)
+
+
+def test_reset(device):
+    both = pair(device, (20, 6))
+    both.reset().contents_agree()
+    assert not both.attend(3).any()
+    both.reset().append(CAPACITY).contents_agree()
+    both.attend(2)
+
+
+# ---- empty everything ----
+
+
+def test_a_cache_of_no_capacity(device):
+    both = pair(device, capacity=0)
+    both.append(0).append(0, (0, 0)).truncate(0).truncate([0, 0]).reset().contents_agree()
+    assert both.cache.capacity == 0
+    for rows in (0, 1, 5):
+        assert not both.attend(rows).any()
+
+
+def test_nothing_is_appended(device):
+    both = pair(device, (4, 2))
+    both.append(0).append(0, (0, 0)).append(5, (0, 0)).contents_agree()
+    both.attend(0)
+    both.attend(2)
+
+
+# ---- two devices ----
+
+
+def test_caches_on_two_devices(device):
+    """Each works on its own; host queries go to the cache's device whatever the default is."""
+    pairs = [pair(each, (5, 3)) for each in clattn.devices()]
+    with clattn.use_device(device):
+        for _ in range(3):
+            for both in pairs:
+                both.append(1)
+                both.attend(2)
+                assert both.cache.device == both.device

@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: MIT
+"""clattn.KVCache: wrong arguments are refused by name, and leave the cache as it was.
+
+One row a rule. Every row is one change to a call that is right: keyword arguments to replace.
+"""
+
+import pickle
+
+import clattn
+import ml_dtypes
+import numpy as np
+import pytest
+from support.cache_pair import EV, HK, HQ, B, E, host, pair
+from support.helpers import draw
+
+NAN, INF = float("nan"), float("inf")
+f32 = np.float32
+BF16 = ml_dtypes.bfloat16
+HUGE = 1 << 45
+
+
+def of(dtype, *shape):
+    return np.zeros(shape, dtype)
+
+
+def masked(*shape):
+    return np.ma.masked_array(of(f32, *shape), mask=True)
+
+
+def ids(rows):
+    return [row[0] for row in rows]
+
+
+# ---- KVCache() ----
+
+SIZES = {"batch": 2, "num_kv_heads": 2, "capacity": 9, "head_size": 8, "v_head_size": 6}
+MADE = [  # (what is wrong, exception, name the message has to contain, changed arguments)
+    *[(f"{name} is {text}", TypeError, name, {name: wrong})
+      for name in SIZES
+      for text, wrong in (("a float", 2.0), ("text", "2"), ("a list", [2]), ("NaN", NAN))],
+    *[(f"{name} is None", TypeError, name, {name: None}) for name in list(SIZES)[:-1]],
+    *[(f"{name} is negative", ValueError, name, {name: -1}) for name in SIZES],
+    *[(f"{name} is 0", ValueError, name, {name: 0}) for name in SIZES if name != "capacity"],
+    *[(f"{name} is hugely negative", ValueError, name, {name: -(2**80)}) for name in SIZES],
+    ("dtype is int", TypeError, "dtype", {"dtype": np.int32}),
+    ("dtype is bool", TypeError, "dtype", {"dtype": bool}),
+    ("dtype is complex", TypeError, "dtype", {"dtype": np.complex64}),
+    ("dtype is float8", TypeError, "dtype", {"dtype": ml_dtypes.float8_e4m3fn}),
+    ("dtype is long double", TypeError, "dtype", {"dtype": np.longdouble}),
+    ("dtype is a number", TypeError, "dtype", {"dtype": 4}),
+    ("device is a number", TypeError, "device", {"device": 7}),
+    ("device is a list", TypeError, "device", {"device": ["cpu"]}),
+    ("device is unknown", ValueError, "device", {"device": "no such device"}),
+    ("unknown keyword", TypeError, "max_length", {"max_length": 5}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", MADE, ids=ids(MADE))
+def test_wrong_sizes(device, row):
+    _, exception, name, changed = row
+    with pytest.raises(exception, match=name) as caught:
+        clattn.KVCache(**SIZES | {"device": device} | changed)
+    assert type(caught.value) is exception
+    assert clattn.KVCache(**SIZES, device=device).length == 0
+
+
+def test_messages_say_what_was_given(device):
+    for changed, given in (({"batch": -3}, "-3"), ({"head_size": 0}, "0"),
+                           ({"dtype": np.int16}, "int16"), ({"capacity": "x"}, "str")):  # fmt: skip
+        with pytest.raises((TypeError, ValueError), match=given):
+            clattn.KVCache(**SIZES | {"device": device} | changed)
+
+
+TOO_LARGE = [
+    {"capacity": HUGE}, {"capacity": 2**63 - 1}, {"capacity": 2**62, "head_size": 1},
+    {"batch": HUGE}, {"batch": 2**40, "capacity": 2**40, "num_kv_heads": 2**40},
+    {"v_head_size": HUGE}, {"capacity": 2**64}, {"capacity": 2**200},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changed", TOO_LARGE, ids=str)
+def test_sizes_that_no_device_has(device, changed):
+    """More than there is, more than 64 bits count: an error, and nothing is kept."""
+    before = clattn.memory_stats(device)["allocated_bytes"]
+    with pytest.raises((MemoryError, ValueError)) as caught:
+        clattn.KVCache(**SIZES | {"device": device} | changed)
+    assert str(caught.value)
+    del caught
+    assert clattn.memory_stats(device)["allocated_bytes"] <= before
+    pair(device, (3, 5)).attend(1)
+
+
+def test_the_second_allocation_fails(device):
+    """Keys fit, values do not: the keys' memory is given back."""
+    with pytest.raises(MemoryError):
+        clattn.KVCache(1, 1, 1 << 20, 1, HUGE >> 20, device=device)
+    before = clattn.memory_stats(device)["allocated_bytes"]
+    for _ in range(20):
+        with pytest.raises(MemoryError):
+            clattn.KVCache(1, 1, 1 << 20, 1, HUGE >> 20, device=device)
+    assert clattn.memory_stats(device)["allocated_bytes"] <= before
+
+
+def test_missing_sizes():
+    for sizes in ((), (1,), (1, 1, 1)):
+        with pytest.raises(TypeError):
+            clattn.KVCache(*sizes)
+    with pytest.raises(TypeError):
+        clattn.KVCache(1, 1, 1, 1, 1, f32, None, 1)
+
+
+# ---- the calls of a cache with 5 and 3 positions, 6 of 11 free ----
+
+LENGTHS, SPACE = (5, 3), 11
+KEY, VALUE = (B, HK, 4, E), (B, HK, 4, EV)
+
+
+def filled(device, **sizes):
+    return pair(device, LENGTHS, capacity=SPACE, **sizes)
+
+
+def state(cache):
+    """Everything there is to see of a cache."""
+    return (cache.length, cache.lengths.tolist(), host(cache.key).tobytes(),
+            host(cache.value).tobytes())  # fmt: skip
+
+
+def refuse(device, method, arguments, exception, name):
+    """The call raises, the cache is as before, and the next right calls work."""
+    both = filled(device)
+    before = state(both.cache)
+    with pytest.raises(exception, match=name) as caught:
+        getattr(both.cache, method)(**arguments)
+    assert type(caught.value) in (TypeError, ValueError)
+    assert state(both.cache) == before
+    both.append(1).attend(1)
+    return str(caught.value)
+
+
+def good_append():
+    return {"key": draw(KEY), "value": draw(VALUE)}
+
+
+APPENDED = [
+    ("key is None", TypeError, "key", {"key": None}),
+    ("key is a list", TypeError, "key", {"key": [[[[1.0]]]]}),
+    ("key is a number", TypeError, "key", {"key": 1.0}),
+    ("key is masked", TypeError, "key", {"key": masked(*KEY)}),
+    ("key is int", TypeError, "key", {"key": of(np.int32, *KEY)}),
+    ("key is wider", TypeError, "key", {"key": of(np.float64, *KEY)}),
+    ("key is narrower", TypeError, "key", {"key": of(BF16, *KEY)}),
+    ("key has rank 3", ValueError, "key", {"key": of(f32, HK, 4, E)}),
+    ("key has rank 5", ValueError, "key", {"key": of(f32, 1, *KEY)}),
+    ("key has rank 0", ValueError, "key", {"key": of(f32)}),
+    ("key has another batch", ValueError, "key", {"key": of(f32, B + 1, HK, 4, E)}),
+    ("key would broadcast over the batch", ValueError, "key", {"key": of(f32, 1, HK, 4, E)}),
+    ("key has query heads", ValueError, "key", {"key": of(f32, B, HQ, 4, E)}),
+    ("key has another E", ValueError, "key", {"key": of(f32, B, HK, 4, E + 1)}),
+    ("key is transposed", ValueError, "key", {"key": of(f32, B, 4, HK, E)}),
+    ("value is None", TypeError, "value", {"value": None}),
+    ("value is text", TypeError, "value", {"value": "value"}),
+    ("value has another dtype", TypeError, "value", {"value": of(np.float16, *VALUE)}),
+    ("value has rank 3", ValueError, "value", {"value": of(f32, HK, 4, EV)}),
+    ("value is longer", ValueError, "value", {"value": of(f32, B, HK, 5, EV)}),
+    ("value is shorter", ValueError, "value", {"value": of(f32, B, HK, 1, EV)}),
+    ("value has E for Ev", ValueError, "value", {"value": of(f32, *KEY)}),
+    ("value has another batch", ValueError, "value", {"value": of(f32, 1, HK, 4, EV)}),
+    ("value has other heads", ValueError, "value", {"value": of(f32, B, 1, 4, EV)}),
+    ("counts is a number", (TypeError, ValueError), "counts", {"counts": 2}),
+    ("counts is text", TypeError, "counts", {"counts": "12"}),
+    ("counts are floats", TypeError, "counts", {"counts": [1.0, 2.0]}),
+    ("counts are float arrays", TypeError, "counts", {"counts": np.array([1.0, 2.0])}),
+    ("counts are a set", TypeError, "counts", {"counts": {1, 2}}),
+    ("a count is None", TypeError, "counts", {"counts": [1, None]}),
+    ("counts are too few", ValueError, "counts", {"counts": [1]}),
+    ("counts are too many", ValueError, "counts", {"counts": (1, 2, 3)}),
+    ("counts are none", ValueError, "counts", {"counts": of(np.int64, 0)}),
+    ("counts are a matrix", ValueError, "counts", {"counts": of(np.int64, B, 1)}),
+    ("counts have no dimension", ValueError, "counts", {"counts": of(np.int64)}),
+    ("a count is negative", ValueError, "counts", {"counts": [1, -1]}),
+    ("a count is larger than n", ValueError, "counts", {"counts": [5, 0]}),
+    ("a count is larger than 32 bits", ValueError, "counts", {"counts": [1, 2**32]}),
+    ("a count is larger than 64 bits", ValueError, "counts", {"counts": [2**64, 1]}),
+    ("a count is the largest of its type", ValueError, "counts",
+     {"counts": np.array([1, 2**64 - 1], np.uint64)}),
+    ("unknown keyword", TypeError, "count", {"count": [1, 1]}),
+    ("too long", ValueError, "capacity|key", {"key": of(f32, B, HK, 7, E),
+                                              "value": of(f32, B, HK, 7, EV)}),
+    ("far too long", ValueError, "capacity|key", {
+        "key": np.broadcast_to(f32(1), (B, HK, 2**40, E)),
+        "value": np.broadcast_to(f32(1), (B, HK, 2**40, EV))}),
+    ("too long for the longest alone", ValueError, "capacity|key|counts",
+     {"key": of(f32, B, HK, 8, E), "value": of(f32, B, HK, 8, EV), "counts": [7, 8]}),
+    ("too long for the shortest alone", ValueError, "capacity|key|counts",
+     {"key": of(f32, B, HK, 9, E), "value": of(f32, B, HK, 9, EV), "counts": [6, 9]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", APPENDED, ids=ids(APPENDED))
+def test_wrong_tokens(device, row):
+    _, exception, name, changed = row
+    refuse(device, "append", good_append() | changed, exception, name)
+
+
+def test_missing_tokens(device):
+    cache = filled(device).cache
+    for arguments in ((), (draw(KEY),), (*good_append().values(), None, 1)):
+        with pytest.raises(TypeError):
+            cache.append(*arguments)
+
+
+def test_overflow_is_told(device):
+    """How much room there is, how much was given; exactly as much as there is goes in."""
+    both = filled(device)
+    before = state(both.cache)
+    for n in (7, 8, 100):
+        with pytest.raises(ValueError, match=str(SPACE)) as caught:
+            both.append(n)
+        assert str(n) in str(caught.value)
+        assert state(both.cache) == before
+    both.append(6).contents_agree().attend(2)
+    with pytest.raises(ValueError, match=str(SPACE)):
+        both.append(1)
+    both.append(1, (0, 1)).append(1, (0, 1)).append(0).contents_agree().attend(2)
+    with pytest.raises(ValueError, match=str(SPACE)):
+        both.append(1, (0, 1))
+    both.contents_agree()
+
+
+def test_overflow_by_tensors_and_strided_arrays(device):
+    """They are copied in other ways: none of it has begun."""
+    both = filled(device)
+    before = state(both.cache)
+    key, value = draw((B, HK, 7, E)), draw((B, HK, 7, EV))
+    for given in ([clattn.tensor(a, device=device) for a in (key, value)],
+                  [a[:, ::-1, ::-1] for a in (key, value)]):  # fmt: skip
+        with pytest.raises(ValueError, match=str(SPACE)):
+            both.cache.append(*given)
+        assert state(both.cache) == before
+
+
+def good_attend():
+    return {"query": draw((B, HQ, 2, E))}
+
+
+ATTENDED = [
+    ("query is None", TypeError, "query", {"query": None}),
+    ("query is a list", TypeError, "query", {"query": [[[[1.0]]]]}),
+    ("query is masked", TypeError, "query", {"query": masked(B, HQ, 2, E)}),
+    ("query is int", TypeError, "query", {"query": of(np.int32, B, HQ, 2, E)}),
+    ("query has another dtype", TypeError, "query", {"query": of(np.float16, B, HQ, 2, E)}),
+    ("query is wider", TypeError, "query", {"query": of(np.float64, B, HQ, 2, E)}),
+    ("query has rank 3", ValueError, "query", {"query": of(f32, HQ, 2, E)}),
+    ("query has rank 5", ValueError, "query", {"query": of(f32, 1, B, HQ, 2, E)}),
+    ("query has another batch", ValueError, "query", {"query": of(f32, B + 1, HQ, 2, E)}),
+    ("query would broadcast over the batch", ValueError, "query", {"query": of(f32, 1, HQ, 2, E)}),
+    ("query has another E", ValueError, "query", {"query": of(f32, B, HQ, 2, EV)}),
+    ("query heads are no multiple", ValueError, "query", {"query": of(f32, B, HQ + 1, 2, E)}),
+    ("query heads are fewer", ValueError, "query", {"query": of(f32, B, 1, 2, E)}),
+    ("mask is a list", TypeError, "attn_mask", {"attn_mask": [[True] * 5]}),
+    ("mask is a bool", TypeError, "attn_mask", {"attn_mask": True}),
+    ("mask is int", TypeError, "attn_mask", {"attn_mask": of(np.int64, 2, 5)}),
+    ("mask has the shortest length", ValueError, "attn_mask", {"attn_mask": of(bool, 2, 3)}),
+    ("mask has the capacity", ValueError, "attn_mask", {"attn_mask": of(bool, 2, SPACE)}),
+    ("mask has another L", ValueError, "attn_mask", {"attn_mask": of(f32, 3, 5)}),
+    ("mask has key heads", ValueError, "attn_mask", {"attn_mask": of(f32, HK, 2, 5)}),
+    ("mask has another batch", ValueError, "attn_mask", {"attn_mask": of(f32, 3, 1, 2, 5)}),
+    ("mask has more dimensions", ValueError, "attn_mask", {"attn_mask": of(bool, 1, 2, 4, 2, 5)}),
+    ("mask is empty", ValueError, "attn_mask", {"attn_mask": of(bool, 2, 0)}),
+    ("causal is None", TypeError, "is_causal", {"is_causal": None}),
+    ("causal is a float", TypeError, "is_causal", {"is_causal": 3.5}),
+    ("causal is another word", (TypeError, ValueError), "is_causal", {"is_causal": "upper"}),
+    ("scale is text", TypeError, "scale", {"scale": "1"}),
+    ("scale is NaN", ValueError, "scale", {"scale": NAN}),
+    ("scale is infinite", ValueError, "scale", {"scale": -INF}),
+    ("window is a number", TypeError, "window", {"window": 3}),
+    ("window has one bound", ValueError, "window", {"window": (1,)}),
+    ("window bound is a float", TypeError, "window", {"window": (1.5, None)}),
+    ("left bound is negative", ValueError, "window", {"window": (-1, None)}),
+    ("right bound is negative", ValueError, "window", {"window": (None, -1)}),
+    ("softcap is negative", ValueError, "softcap", {"softcap": -1.0}),
+    ("softcap is NaN", ValueError, "softcap", {"softcap": NAN}),
+    ("softcap is None", TypeError, "softcap", {"softcap": None}),
+    ("unknown keyword", TypeError, "enable_gqa", {"enable_gqa": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ATTENDED, ids=ids(ATTENDED))
+def test_wrong_questions(device, row):
+    _, exception, name, changed = row
+    both = filled(device)
+    before = state(both.cache)
+    with pytest.raises(exception, match=name):
+        both.cache.attend(**good_attend() | changed)
+    assert state(both.cache) == before
+    both.append(1).attend(1)
+
+
+CUT = [
+    ("n is None", TypeError, None),
+    ("n is a float", TypeError, 2.0),
+    ("n is text", TypeError, "2"),
+    ("n is negative", ValueError, -1),
+    ("n is above the length", ValueError, 6),
+    ("n is the capacity", ValueError, SPACE),
+    ("n is beyond 64 bits", ValueError, 2**70),
+    ("n is far below 0", ValueError, -(2**70)),
+    ("n are too few", ValueError, [3]),
+    ("n are too many", ValueError, [3, 3, 3]),
+    ("n are floats", TypeError, [3.0, 3.0]),
+    ("n are a float array", TypeError, np.array([3.0, 3.0])),
+    ("one of n is above its length", ValueError, [4, 4]),
+    ("one of n is negative", ValueError, [-1, 3]),
+    ("one of n is None", TypeError, [1, None]),
+    ("n are a matrix", ValueError, np.zeros((2, 1), np.int64)),
+    ("n is an empty list", ValueError, []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", CUT, ids=ids(CUT))
+def test_wrong_cuts(device, row):
+    _, exception, n = row
+    refuse(device, "truncate", {"n": n}, exception, r"\bn\b")
+
+
+def test_cuts_are_told(device):
+    said = refuse(device, "truncate", {"n": 6}, ValueError, r"\bn\b")
+    assert "6" in said and "5" in said
+    said = refuse(device, "truncate", {"n": [2, 4]}, ValueError, r"\bn\b")
+    assert "4" in said and "3" in said
+
+
+def test_reset_takes_nothing(device):
+    with pytest.raises(TypeError):
+        filled(device).cache.reset(1)
+
+
+def test_arrays_of_another_device(device):
+    """Named: both devices, both arguments; the cache stays."""
+    others = [d for d in clattn.devices() if d != device]
+    if not others:
+        pytest.skip("one device alone")
+    other = others[0]
+    both = filled(device)
+    before = state(both.cache)
+    key, value = (clattn.tensor(a, device=other) for a in good_append().values())
+    query = clattn.tensor(draw((B, HQ, 2, E)), device=other)
+    mask = clattn.tensor(np.ones((2, 5), bool), device=other)
+    calls = [("append", "key", (key, value)), ("append", "value", (draw(KEY), value)),
+             ("attend", "query", (query,)),
+             ("attend", "attn_mask", (draw((B, HQ, 2, E)), mask))]  # fmt: skip
+    for method, name, arguments in calls:
+        with pytest.raises(ValueError, match=name) as caught:
+            getattr(both.cache, method)(*arguments)
+        said = str(caught.value)
+        assert device.platform in said and other.platform in said, said
+        assert state(both.cache) == before
+    both.append(1).attend(1)
+
+
+def test_a_cache_is_not_pickled(device):
+    with pytest.raises(TypeError):
+        pickle.dumps(pair(device).cache)
+
+
+def test_many_errors_keep_nothing(device):
+    """Neither memory nor references."""
+    both = filled(device)
+    wrong = [("append", good_append() | row[3], row[1]) for row in APPENDED]
+    wrong += [("attend", good_attend() | row[3], row[1]) for row in ATTENDED]
+    wrong += [("truncate", {"n": row[2]}, row[1]) for row in CUT]
+    start = None
+    for _ in range(3):
+        for method, arguments, exception in wrong:
+            with pytest.raises(exception):
+                getattr(both.cache, method)(**arguments)
+        now = {n: b for n, b in clattn.memory_stats(device).items() if "allocated" in n}
+        start = start or now
+        assert now == start
+    both.contents_agree()

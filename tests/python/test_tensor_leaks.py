@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: MIT
+"""References: what is passed to an operator, or made of a Tensor, is let go, error or not.
+
+That the memory goes back is seen after every test, see conftest.py.
+"""
+
+import gc
+import sys
+
+import clattn
+import numpy as np
+import pytest
+from support.helpers import draw
+from support.tensors import CALLS, settled
+
+each_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+TIMES = 80
+ERRORS = (TypeError, ValueError, IndexError, BufferError, AttributeError, MemoryError)
+
+
+def assert_let_go(things, action):
+    """`action` many times over: no thing has many more or fewer references than before."""
+
+    def counts():
+        gc.collect()
+        return np.array([sys.getrefcount(thing) for thing in things])
+
+    for _ in range(3):
+        action()
+    before = counts()
+    for _ in range(TIMES):
+        action()
+    changed = counts() - before
+    assert (abs(changed) < TIMES * 3 // 4).all(), changed
+
+
+def constants(device):
+    return [device, None, True, (), np.dtype("f4"), np.dtype("f8"), np.dtype(bool), clattn.Tensor,
+            np.ndarray, 0, 1, clattn]  # fmt: skip
+
+
+@each_call
+@pytest.mark.parametrize("kind", ["arrays", "Tensors", "mixed"])
+def test_arguments(device, call, kind):
+    """Of right calls, and of wrong ones in which the last thing that is read is wrong."""
+    passed = {}
+    for n, (name, a) in enumerate(call.arrays.items()):
+        on_device = kind == "Tensors" or (kind == "mixed" and n % 2 == 0)
+        passed[name] = clattn.tensor(a, device) if on_device else a
+    last = list(passed)[-1]
+
+    def action():
+        call.run(lambda name, _: passed[name], device=device)
+        for wrong in (np.zeros((1, 2, 3), "c8"), "text", object()):
+            with pytest.raises(ERRORS):
+                call.run(lambda n, _: wrong if n == last else passed[n], device=device)  # noqa: B023
+        with pytest.raises(ValueError, match="device"):
+            call.run(lambda name, _: passed[name], device="no such device")
+
+    assert_let_go([*passed.values(), *constants(device)], action)
+
+
+@pytest.mark.parametrize("kind", ["array", "Tensor"])
+def test_out(device, kind):
+    """Returned once, kept by nobody; wrong ones too."""
+    t = clattn.tensor(draw((4, 8)), device)
+    outs = [np.zeros((4, 8), np.float32), np.zeros((4, 9), np.float32), np.zeros((4, 8))]
+    if kind == "Tensor":
+        outs = [clattn.tensor(a, device) for a in outs]
+    out, shape, dtype = outs
+
+    def action():
+        assert clattn.diagonal_matrix(t, 1, 0, 2, out=out) is out
+        assert clattn.diagonal_matrix((4, 8), 1, 0, 2, out=out) is out
+        clattn.scaled_dot_product_attention(t, t, t, out=out, return_lse=True)
+        for wrong in (shape, dtype):
+            with pytest.raises(ERRORS):
+                clattn.diagonal_matrix(t, 1, 0, 2, out=wrong)
+            with pytest.raises(ERRORS):
+                clattn.scaled_dot_product_attention(t, t, t, out=wrong)
+
+    assert_let_go([t, *outs, *constants(device)], action)
+
+
+def test_methods(device):
+    """Views, arrays, exports, attributes, and their errors."""
+    a = draw((4, 5))
+    t = clattn.tensor(a, device)
+    index, axes, shape = (slice(1, None), ..., None), (1, 0), (2, -1)
+    wrong = [[0, 5], "text", (0, 0, 0), 99, np.ones(4, bool)]
+
+    def refused(method, argument):
+        with pytest.raises(ERRORS):
+            method(argument)
+
+    def action():
+        clattn.tensor(a, device)
+        clattn.tensor(t, device)
+        t[index], t.transpose(*axes), t.transpose(axes), t.reshape(shape), t.T, t.T.reshape(20)
+        t.numpy(), t.__array__(), np.asarray(t, "f8"), repr(t), len(t), list(t), hash(t), t == t
+        for name in ("shape", "strides", "dtype", "device", "ndim", "size", "itemsize", "nbytes"):
+            getattr(t, name)
+        t.to(device), t.__dlpack_device__(), t.__dlpack__(), t.__dlpack__(max_version=(1, 0))
+        np.from_dlpack(t, device="cpu"), clattn.memory_stats(device), clattn.synchronize(device)
+        for bad in wrong:
+            refused(t.__getitem__, bad)
+            refused(t.reshape, bad)
+            refused(t.transpose, bad)
+            refused(t.to, bad)
+            refused(lambda version: t.__dlpack__(max_version=version), bad)
+            refused(lambda place: t.__dlpack__(dl_device=place), bad)
+        for bad in ([1.0], "text", np.zeros(3, "c8"), object()):
+            refused(lambda source: clattn.tensor(source, device), bad)
+        refused(lambda word: clattn.tensor(a, word), "no such device")
+
+    assert_let_go([a, t, index, axes, shape, *wrong, *constants(device)], action)
+
+
+def test_views_and_arrays_let_their_memory_go(device):
+    """In any order, also where an array of NumPy is the last to have it."""
+    start = settled(device)
+    t = clattn.tensor(draw((40, 50)), device)
+    views = [t[1:], t.T, t[::-1].reshape(2000), t.reshape(-1)[5:]]
+    arrays = [view.numpy() for view in views] + [np.asarray(views[0])[3:]]
+    del t
+    views.clear()
+    gc.collect()
+    last = arrays.pop()
+    arrays.clear()
+    gc.collect()
+    np.testing.assert_array_equal(last, draw((40, 50))[4:])
+    del last
+    gc.collect()
+    assert settled(device) == start
+
+
+def test_cycles(device):
+    """A Tensor in a cycle of objects goes with it."""
+    start = settled(device)
+
+    class Node:
+        pass
+
+    node = Node()
+    node.itself, node.tensor = node, clattn.tensor(draw((40, 50)), device)
+    node.array = node.tensor.numpy()
+    del node
+    gc.collect()
+    assert settled(device) == start
+
+
+def test_errors_that_are_kept_do_not_keep_arguments(device):
+    """An exception without its traceback has no Tensor."""
+    start = settled(device)
+    wrong = (lambda t: t.reshape(7), lambda t: t[9], lambda t: clattn.tril(t, diagonal="x"),
+             lambda t: clattn.scaled_dot_product_attention(t, t[:, :3], t))  # fmt: skip
+    kept = []
+    for action in wrong:
+        try:
+            action(clattn.tensor(draw((4, 5)), device))
+        except ERRORS as error:
+            kept.append(error.with_traceback(None))
+    gc.collect()
+    assert len(kept) == 4
+    assert settled(device) == start

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: MIT
+"""Putting clattn behind torch's function, and taking it away again."""
+
+import threading
+
+import clattn
+import pytest
+from clattn import functional
+from support.helpers import no_opencl, run_python
+
+torch = pytest.importorskip("torch")
+
+import clattn.torch  # noqa: E402
+from support.helpers_torch import TORCH, tensors  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("torch_calls")
+
+q, k, v = tensors()
+
+
+def test_patch_and_unpatch(device, torch_calls):
+    clattn.torch.patch(device)
+    assert F.scaled_dot_product_attention is clattn.torch.scaled_dot_product_attention
+    clattn.torch.patch(device)
+    F.scaled_dot_product_attention(q, k, v)
+    assert torch_calls == [device]
+    clattn.torch.unpatch()
+    assert F.scaled_dot_product_attention is TORCH
+    clattn.torch.unpatch()
+
+
+def test_patch_again_changes_the_device(torch_calls):
+    for device in clattn.devices():
+        clattn.torch.patch(device)
+        F.scaled_dot_product_attention(q, k, v)
+    clattn.torch.patch()
+    F.scaled_dot_product_attention(q, k, v)
+    clattn.torch.unpatch()
+    assert torch_calls == [*clattn.devices(), None]
+
+
+def test_a_device_is_named_by_words(device, torch_calls):
+    with clattn.torch.sdpa(device.platform):
+        F.scaled_dot_product_attention(q, k, v)
+    assert torch_calls == [clattn._core.find_device(device.platform)]
+
+
+def test_the_default_device_is_that_of_the_call(device, torch_calls, monkeypatch):
+    used = []
+    attend = functional.scaled_dot_product_attention
+
+    def watch(*args, **options):
+        used.append(clattn.get_default_device())
+        return attend(*args, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", watch)
+    clattn.torch.patch()
+    with clattn.use_device(device):
+        F.scaled_dot_product_attention(q, k, v)
+    clattn.torch.unpatch()
+    assert used == [device]
+    assert torch_calls == [None]
+
+
+def test_blocks_nest(torch_calls):
+    devices = clattn.devices()
+    outer, inner = devices[0], devices[-1]
+    with clattn.torch.sdpa(outer):
+        with clattn.torch.sdpa(inner):
+            F.scaled_dot_product_attention(q, k, v)
+        F.scaled_dot_product_attention(q, k, v)
+    F.scaled_dot_product_attention(q, k, v)
+    assert torch_calls == [inner, outer]
+
+
+def test_a_block_inside_a_patch(device, torch_calls):
+    clattn.torch.patch()
+    with clattn.torch.sdpa(device):
+        F.scaled_dot_product_attention(q, k, v)
+    F.scaled_dot_product_attention(q, k, v)
+    clattn.torch.unpatch()
+    assert torch_calls == [device, None]
+
+
+def test_a_patch_inside_a_block_stays(device, torch_calls):
+    with clattn.torch.sdpa():
+        clattn.torch.patch(device)
+        F.scaled_dot_product_attention(q, k, v)
+    F.scaled_dot_product_attention(q, k, v)
+    clattn.torch.unpatch()
+    assert torch_calls == [device, device]
+
+
+def test_unpatch_inside_a_block_leaves_the_block(device, torch_calls):
+    clattn.torch.patch()
+    with clattn.torch.sdpa(device):
+        clattn.torch.unpatch()
+        F.scaled_dot_product_attention(q, k, v)
+    assert F.scaled_dot_product_attention is TORCH
+    assert torch_calls == [device]
+
+
+def test_an_exception_ends_a_block(device):
+    with pytest.raises(KeyError), clattn.torch.sdpa(device):
+        raise KeyError
+    assert F.scaled_dot_product_attention is TORCH
+
+
+def test_a_block_is_a_decorator(device, torch_calls):
+    @clattn.torch.sdpa(device)
+    def attend():
+        return F.scaled_dot_product_attention(q, k, v)
+
+    attend()
+    attend()
+    assert F.scaled_dot_product_attention is TORCH
+    assert torch_calls == [device, device]
+
+
+def test_blocks_of_threads_overlap(device):
+    """The one that began first ends first; torch's function is back after both."""
+    began, may_end = threading.Event(), threading.Event()
+
+    def work():
+        with clattn.torch.sdpa(device):
+            began.set()
+            may_end.wait(60)
+
+    with clattn.torch.sdpa(device):
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert began.wait(60)
+    assert F.scaled_dot_product_attention is clattn.torch.scaled_dot_product_attention
+    may_end.set()
+    thread.join()
+    assert F.scaled_dot_product_attention is TORCH
+
+
+@pytest.mark.parametrize("wrong", ["no such device", 3], ids=str)
+def test_a_device_that_is_none(wrong):
+    error = ValueError if isinstance(wrong, str) else TypeError
+    with pytest.raises(error):
+        clattn.torch.patch(wrong)
+    with pytest.raises(error), clattn.torch.sdpa(wrong):
+        pass
+    assert F.scaled_dot_product_attention is TORCH
+
+
+def test_anothers_replacement_is_kept(device):
+    """One that was there before comes back; one that came later is not touched."""
+
+    def before(*args, **options):
+        return TORCH(*args, **options)
+
+    def later(*args, **options):
+        return TORCH(*args, **options)
+
+    try:
+        F.scaled_dot_product_attention = before
+        with clattn.torch.sdpa(device):
+            assert F.scaled_dot_product_attention is clattn.torch.scaled_dot_product_attention
+        assert F.scaled_dot_product_attention is before
+        with clattn.torch.sdpa(device):
+            F.scaled_dot_product_attention = later
+        assert F.scaled_dot_product_attention is later
+    finally:
+        F.scaled_dot_product_attention = TORCH
+
+
+def test_clattn_does_not_import_torch():
+    run_python("import clattn, sys; assert 'torch' not in sys.modules")
+
+
+def test_patching_touches_no_opencl(tmp_path):
+    """Only the first call does, and says what to install."""
+    code = """
+        import clattn, clattn.torch, torch
+        from torch.nn import functional as F
+        clattn.torch.patch()
+        x = torch.ones(1, 1, 2, 4, requires_grad=True)
+        F.scaled_dot_product_attention(x, x, x)
+        try:
+            F.scaled_dot_product_attention(x.detach(), x.detach(), x.detach())
+        except clattn.DeviceError as error:
+            assert "clattn[cpu]" in str(error), error
+        else:
+            raise SystemExit("no error")
+    """
+    run_python(code, env=no_opencl(tmp_path))
+
+
+def test_without_torch():
+    code = """
+        import sys
+        sys.modules["torch"] = None
+        import clattn
+        try:
+            import clattn.torch
+        except ImportError as error:
+            assert "pip install torch" in str(error), error
+        else:
+            raise SystemExit("no error")
+    """
+    run_python(code)

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: MIT
+"""The oracle: ONNX Attention, opsets 23 to 25, in plain NumPy, written from its specification.
+
+`attention` takes the arguments of clattn.onnx.attention and computes one step wider than a kernel
+does, as in reference.py: float64, NumPy's long double for float64. `plain` is the same text in
+the precision that kernels use. `tolerances` says how far Y and qk_matmul_output may be off, and
+`check` calls clattn and compares. The oracle refuses nothing: see test_onnx_errors.py for that.
+"""
+
+from typing import NamedTuple
+
+import clattn
+import numpy as np
+from references.attention import cast, compute_dtype, eps, float64, largest, max_error, weighted_sum
+from support.helpers import assert_close, native
+
+FLOAT64_SOFTMAX = 11  # ONNX's number for the type, as softmax_precision takes it
+
+
+class Answer(NamedTuple):
+    """As clattn's AttentionOutput, with nothing left out."""
+
+    Y: np.ndarray
+    present_key: np.ndarray
+    present_value: np.ndarray
+    qk_matmul_output: np.ndarray
+
+
+def split_heads(array, heads):
+    """(B, L, heads * n) to (B, heads, L, n)."""
+    batch, length, hidden = array.shape
+    return array.reshape(batch, length, heads, hidden // heads).swapaxes(1, 2)
+
+
+def joined_heads(array):
+    """(B, heads, L, n) to (B, L, heads * n)."""
+    batch, heads, length, width = array.shape
+    return array.swapaxes(1, 2).reshape(batch, length, heads * width)
+
+
+def padded(mask, keys, opset):
+    """From 24 on a last dimension below T, 1 included, is filled up with -inf (False)."""
+    missing = keys - mask.shape[-1]
+    if opset == 23 or missing <= 0:
+        return mask
+    if mask.dtype.kind in "iu":  # integers have no -inf
+        mask = mask.astype(np.longdouble)
+    fill = np.full((*mask.shape[:-1], missing), mask.dtype != bool and -np.inf, mask.dtype)
+    return np.concatenate((mask, fill), axis=-1)
+
+
+def converted(mask, dtype):
+    """Any number as `dtype`. A finite one stays finite (float64's finfo.min), see api.md."""
+    if mask.dtype.kind in "iu" or mask.dtype == np.longdouble:
+        return mask.astype(dtype)
+    return cast(mask, dtype)
+
+
+def softcapped(scores, softcap):
+    if not softcap:
+        return scores
+    cap = scores.dtype.type(softcap)
+    return cap * np.tanh(scores / cap)
+
+
+def seen_by_position(length, keys, past, nonpad, is_causal, left, right, pre_errata):
+    """Causality, windows and lengths, no masks: bool, broadcasts to (B, 1, L, T)."""
+    if pre_errata:
+        offset = 0
+    elif nonpad is not None:
+        offset = (nonpad - length).reshape(-1, 1, 1, 1)
+    else:
+        offset = past
+    p = np.arange(length).reshape(1, 1, length, 1) + offset
+    j = np.arange(keys).reshape(1, 1, 1, keys)
+    seen = np.ones((1, 1, length, keys), bool)
+    if is_causal:
+        seen = seen & (j <= p)
+    if left != -1:
+        seen = seen & (p - j <= left)
+    if right != -1:
+        seen = seen & (j - p <= right)
+    if nonpad is not None:
+        seen = seen & (j < nonpad.reshape(-1, 1, 1, 1))
+    return seen
+
+
+def attention_in(dtype, Q, K, V, attn_mask=None, past_key=None, past_value=None,
+                 nonpad_kv_seqlen=None, *, is_causal=0, kv_num_heads=None, q_num_heads=None,
+                 qk_matmul_output_mode=0, scale=None, softcap=0.0, softmax_precision=None,
+                 left_window_size=-1, right_window_size=-1, opset=25,
+                 pre_errata=False):  # fmt: skip
+    """The answer computed in `dtype`; the present keys and values are copies, in their types."""
+    three = Q.ndim == 3
+    if three:
+        Q = split_heads(Q, q_num_heads)
+        K, V = split_heads(K, kv_num_heads), split_heads(V, kv_num_heads)
+    past = 0
+    if past_key is not None:
+        past = past_key.shape[2]
+        K, V = np.concatenate((past_key, K), axis=2), np.concatenate((past_value, V), axis=2)
+    batch, heads, length, width = Q.shape
+    keys = K.shape[2]
+    group = heads // K.shape[1]
+    q, k, v = (cast(a, dtype) for a in (Q, np.repeat(K, group, 1), np.repeat(V, group, 1)))
+    if scale is None:
+        scale = 1 / np.sqrt(np.longdouble(max(width, 1)))
+
+    seen = seen_by_position(length, keys, past, nonpad_kv_seqlen, is_causal, left_window_size,
+                            right_window_size, pre_errata)  # fmt: skip
+    bias = dtype.type(0)
+    if attn_mask is not None:
+        attn_mask = padded(attn_mask, keys, opset)
+        seen = seen & (attn_mask if attn_mask.dtype == bool else attn_mask != -np.inf)
+        if attn_mask.dtype != bool:
+            bias = converted(attn_mask, dtype)
+    seen = np.broadcast_to(seen, (batch, heads, length, keys))
+
+    with np.errstate(all="ignore"):
+        scaled = np.matmul(q, np.swapaxes(k, -1, -2)) * dtype.type(scale)
+        if pre_errata:
+            masked = np.where(seen, scaled + bias, -np.inf).astype(dtype)
+            capped = softcapped(masked, softcap)
+            stages = [scaled, masked, capped]
+            if softcap:  # -inf has become -softcap: every key keeps some weight
+                seen = np.ones_like(seen)
+        else:
+            capped = softcapped(scaled, softcap)
+            masked = np.where(seen, capped + bias, -np.inf).astype(dtype)
+            stages = [scaled, capped, masked]
+        precision = float64 if softmax_precision == FLOAT64_SOFTMAX else dtype
+        weights = softmax(stages[-1].astype(np.promote_types(dtype, precision)), seen)
+        Y = weighted_sum(weights.astype(dtype), v, seen)
+    stages.append(weights)
+    return Answer(joined_heads(Y) if three else Y, K, V, stages[qk_matmul_output_mode])
+
+
+def softmax(scores, seen):
+    """Zero where a row does not look, and so everywhere in a row that sees nothing."""
+    empty = ~seen.any(axis=-1, keepdims=True)
+    peak = np.where(empty, 0, scores.max(axis=-1, keepdims=True, initial=-np.inf))
+    weights = np.where(seen, np.exp(scores - peak), 0)
+    return weights / np.where(empty, 1, weights.sum(axis=-1, keepdims=True))
+
+
+def attention(Q, K, V, *args, **options):
+    """The right answer, wider than any kernel's arithmetic."""
+    wide = np.dtype(np.longdouble) if Q.dtype == float64 else float64
+    return attention_in(wide, Q, K, V, *args, **options)
+
+
+def plain(Q, K, V, *args, compute=None, **options):
+    """The naive computation in the kernels' own precision, rounded to Q's type."""
+    near = attention_in(compute or compute_dtype(Q.dtype), Q, K, V, *args, **options)
+    Y, qk = rounded(near.Y, Q.dtype), rounded(near.qk_matmul_output, Q.dtype)
+    return near._replace(Y=Y, qk_matmul_output=qk)
+
+
+def rounded(array, dtype):
+    """To the type that is stored, in which a score may be infinite."""
+    with np.errstate(over="ignore"):
+        return array.astype(dtype)
+
+
+def overflowed(array, dtype):
+    """`array`, with infinities where `dtype` has them."""
+    stored = rounded(array, dtype)
+    return np.where(np.isinf(stored), stored, array).astype(array.dtype)
+
+
+class Tolerances(NamedTuple):
+    """The largest error that an entry of Y, or of qk_matmul_output, may have."""
+
+    Y: float
+    qk: float
+
+
+def tolerances(Q, K, V, *args, compute=None, **options):
+    """Twice the error of `plain`, and reference.py's floors for what is exact there by luck.
+
+    - Y: half an eps of the stored type, relative to the largest entry; one eps of the compute
+      type, relative to the largest value, times 1 + s / 2 for scores of magnitude s.
+    - Modes 0 to 2 are sums of products, scaled, capped and shifted: 4 eps of the compute type,
+      relative to the largest of 1, score and entry, as for an lse.
+    - Mode 3 is a Y whose values are 1.
+    """
+    compute = compute or compute_dtype(Q.dtype)
+    right = attention(Q, K, V, *args, **options)
+    near = plain(Q, K, V, *args, compute=compute, **options)
+    score = largest(attention(Q, K, V, *args, **options | {"qk_matmul_output_mode": 0})[3])
+    score = min(score, options.get("softcap") or score)
+    right_qk = overflowed(right.qk_matmul_output, Q.dtype)
+
+    def allowed(got, wanted, floor):
+        return max(2 * max_error(got, wanted), eps(Q.dtype) / 2 * largest(wanted)) + floor
+
+    Y_floor = largest(right.present_value) * eps(compute) * (1 + score / 2)
+    qk_floor = 4 * eps(compute) * max(1.0, score, largest(right_qk))
+    if options.get("qk_matmul_output_mode") == 3:
+        qk_floor = eps(compute) * (1 + score / 2)
+    return Tolerances(
+        allowed(near.Y, right.Y, Y_floor),
+        allowed(near.qk_matmul_output, right_qk, qk_floor),
+    )
+
+
+def rows_without_keys(arrays, options):
+    """Rows of (B, Hq, L) whose weights are all zero; a NaN is not."""
+    weights = attention(*arrays, **options | {"qk_matmul_output_mode": 3}).qk_matmul_output
+    return ~weights.any(axis=-1)
+
+
+def check(*args, device, **options):
+    """Call clattn, compare every output with the oracle; inputs stay as they were.
+
+    Returns clattn's answer.
+    """
+    known = {n: o for n, o in options.items() if n != "return_qk"}
+    arrays = tuple(native(a) for a in args)
+    right, allowed = attention(*arrays, **known), tolerances(*arrays, **known)
+    before = [None if a is None else a.tobytes() for a in args]
+
+    got = clattn.onnx.attention(*args, device=device, **options)
+
+    assert before == [None if a is None else a.tobytes() for a in args], "an input was modified"
+    assert type(got.Y) is np.ndarray
+    assert got.Y.dtype == arrays[0].dtype
+    assert_close(got.Y, right.Y, allowed.Y, "Y")
+    Y = got.Y if got.Y.ndim == 4 else split_heads(got.Y, options["q_num_heads"])
+    empty = rows_without_keys(arrays, known)
+    assert not Y[empty].any(), "rows without a key have to be zero"
+    check_present(got, right, with_past=len(args) > 4 and args[4] is not None)
+
+    assert (got.qk_matmul_output is not None) == bool(options.get("return_qk"))
+    if got.qk_matmul_output is not None:
+        assert got.qk_matmul_output.dtype == arrays[0].dtype
+        right_qk = overflowed(right.qk_matmul_output, arrays[0].dtype)
+        assert_close(got.qk_matmul_output, right_qk, allowed.qk, "qk_matmul_output")
+        if options.get("qk_matmul_output_mode") == 3:
+            assert not got.qk_matmul_output[empty].any(), "mode 3: empty rows have to be zero"
+    return got
+
+
+def check_present(got, right, with_past):
+    """Bit for bit the concatenation; nothing without a past."""
+    for name in ("present_key", "present_value"):
+        present, wanted = getattr(got, name), getattr(right, name)
+        if not with_past:
+            assert present is None, f"{name} without a past"
+            continue
+        assert type(present) is np.ndarray
+        assert present.dtype == wanted.dtype, f"{name}: {present.dtype}"
+        assert present.shape == wanted.shape, f"{name}: {present.shape}"
+        assert present.tobytes() == wanted.tobytes(), f"{name} is not past followed by new"

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: MIT
+"""A loader before the real one that counts commands and lets some fail: opencl_faults.c.
+
+It is built by the system's C compiler, and child processes of tests are given it.
+"""
+
+import shutil
+import subprocess
+import textwrap
+from pathlib import Path
+
+import clattn
+import pytest
+from support.helpers import TESTS, index_of, run_python
+
+COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+SETUP = """
+import ctypes, gc, sys
+import clattn, clattn._drivers as drivers, numpy as np
+from support.tensors import CALLS, in_host_memory, same_bits, settled
+
+library, index = sys.argv[1], int(sys.argv[2])
+discover = drivers.discover
+
+def instead():
+    preload, _, cache, memory = discover()
+    return preload, (library.encode(),), cache, memory
+
+drivers.discover = instead
+device = clattn.devices()[index]
+other = next((d for d in clattn.devices() if d != device), None)
+faults = ctypes.CDLL(library)
+LOST, OUT_OF_MEMORY = -5, -4
+rng = np.random.default_rng(0)
+q, k, v = (rng.standard_normal((2, 8, 256, 64)).astype("f4") for _ in range(3))
+attend = clattn.scaled_dot_product_attention
+right = attend(q, k, v, device=device)
+tq, tk, tv = (clattn.tensor(a, device) for a in (q, k, v))
+same_bits(attend(tq, tk, tv), right)
+assert faults.faults_kernels() >= 2, "the calls go past the faults"
+start = settled(device)
+
+def refusal(action, *words):
+    "DeviceError whose message has all these words."
+    try:
+        action()
+    except clattn.DeviceError as error:
+        for word in words:
+            assert word in str(error), (word, str(error))
+        return str(error)
+    raise SystemExit("no error")
+
+def afterwards():
+    "All is well again: nothing more is reported, calls work, memory comes back."
+    assert faults.faults_to_come() == 0
+    clattn.synchronize(device)
+    same_bits(attend(tq, tk, tv), right)
+    gc.collect()
+    assert settled(device) == start, (settled(device), start)
+
+WORDS = ("scaled_dot_product_attention", "CL_OUT_OF_RESOURCES", "attention_", device.name)
+"""
+
+
+def loader_in_use():
+    """The path of the OpenCL loader that this process has opened."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.split()[-1]
+        if "/libOpenCL.so" in path:
+            return path
+    raise AssertionError("no loader is open")
+
+
+def build(folder):
+    """The loader with faults, made in that folder."""
+    if COMPILER is None:
+        pytest.skip("there is no C compiler")
+    clattn.get_default_device()
+    loader, made = Path(loader_in_use()), Path(folder) / "libfaults.so"
+    command = [COMPILER, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
+               "-o", made, TESTS / "support" / "opencl_faults.c", "-Wl,--no-as-needed", loader,
+               f"-Wl,-rpath,{loader.parent}", "-ldl"]  # fmt: skip
+    subprocess.run(command, check=True)
+    return made
+
+
+def run_with(library, device, code, *, timeout=120, **env):
+    """Run code after SETUP in a child process whose loader is `library`."""
+    text = SETUP + textwrap.dedent(code)
+    return run_python(text, library, index_of(device), env=env, timeout=timeout)

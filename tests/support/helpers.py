@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: MIT
+"""What several test files share: data, the check against the reference, child processes."""
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import clattn
+import numpy as np
+from references.attention import attention, compute_dtype, max_error, tolerance
+
+TESTS = Path(__file__).resolve().parents[1]
+ROOT = TESTS.parent
+# The test modules that code in child processes imports.
+IMPORTED_FROM = [
+    str(TESTS),
+    *(str(TESTS / room) for room in ("attention", "diagonal", "doors", "opencl")),
+]
+WHAT_TO_INSTALL = ("clattn[cpu]", "intel-opencl-rt", "pocl-opencl-icd")
+
+
+# Which keys of a block a row sees, at the start, the end and both sides.
+BANDS = [
+    {"is_causal": True}, {"is_causal": "lower_right"}, {"window": (5, 2)}, {"window": (0, None)},
+    {"window": (None, 0)}, {"window": (40, 0)}, {"is_causal": True, "window": (3, 9)},
+]  # fmt: skip
+
+
+def draw(shape, dtype=np.float32, seed=0):
+    """Standard normal numbers; the shape is part of the seed, so no two arrays start alike."""
+    rng = np.random.default_rng([seed, *shape])
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def qkv(lead=(2, 3), L=17, S=33, E=8, Ev=None, dtype=np.float32, seed=0):
+    """Query, key and value with the same leading dimensions."""
+    Ev = E if Ev is None else Ev
+    shapes = ((*lead, L, E), (*lead, S, E), (*lead, S, Ev))
+    return tuple(draw(shape, dtype, seed * 3 + n) for n, shape in enumerate(shapes))
+
+
+def sdpa(*args, device, **options):
+    return clattn.scaled_dot_product_attention(*args, device=device, **options)
+
+
+def native(array):
+    """The same values, contiguous, aligned, in the machine's byte order; None stays None."""
+    if array is None:
+        return None
+    return np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+
+
+def expected(query, key, value, options):
+    """Options of the reference: those of the call, less the ones that only say where it goes."""
+    known = {k: v for k, v in options.items() if k not in ("out", "return_lse", "seed")}
+    known["attn_mask"] = native(known.get("attn_mask"))
+    arrays = tuple(native(a) for a in (query, key, value))
+    return arrays, known
+
+
+def assert_close(got, right, allowed, what="result"):
+    """NaN where `right` is NaN, the same infinities, everything else within `allowed`."""
+    assert got.shape == right.shape, f"{what}: shape {got.shape}, expected {right.shape}"
+    wide = got.astype(right.dtype)
+    np.testing.assert_array_equal(np.isnan(wide), np.isnan(right), err_msg=f"{what}: NaN")
+    infinite = np.isinf(right)
+    np.testing.assert_array_equal(wide[infinite], right[infinite], err_msg=f"{what}: inf")
+    error = max_error(wide, right)
+    assert error <= allowed, f"{what}: error {error:.3g}, allowed {allowed:.3g}"
+
+
+def check(query, key, value, *, device, **options):
+    """Call clattn, compare result and lse with the reference, see that inputs are unchanged.
+
+    Without `return_lse` or `out` it calls twice, with and without the lse: kernels may take
+    another path. Returns the result.
+    """
+    both_ways = "return_lse" not in options and options.get("out") is None
+    options.setdefault("return_lse", True)
+    arrays, known = expected(query, key, value, options)
+    right, right_lse = attention(*arrays, **known)
+    allowed, allowed_lse = tolerance(*arrays, **known)
+    inputs = [a for a in (query, key, value, options.get("attn_mask")) if a is not None]
+    before = [a.tobytes() for a in inputs]
+
+    answer = sdpa(query, key, value, device=device, **options)
+
+    if options.get("out") is None:
+        assert before == [a.tobytes() for a in inputs], "an input was modified"
+    result, lse = answer if options["return_lse"] else (answer, None)
+    assert type(result) is np.ndarray
+    assert result.dtype == query.dtype.newbyteorder("=")
+    assert_close(result, right, allowed)
+    empty = np.isneginf(right_lse)
+    assert not result[empty].any(), "rows without a key have to be zero"
+    if lse is not None:
+        assert lse.dtype == compute_dtype(arrays[0].dtype)
+        assert_close(lse, right_lse, allowed_lse, "lse")
+    if both_ways:
+        alone = sdpa(query, key, value, device=device, **options | {"return_lse": False})
+        assert_close(alone, right, allowed, "result without lse")
+    return result
+
+
+def check_band(source, value, begin, end, *, device, **options):
+    """Call diagonal_matrix on an array or a shape, compare with NumPy bit by bit."""
+    if isinstance(source, np.ndarray):
+        right = native(source).copy()
+    else:
+        right = np.zeros(source, options.get("dtype", np.float32))
+    rows, columns = right.shape[-2:]
+    t = np.arange(columns) - np.arange(rows)[:, None]
+    filled = (begin <= t) & (t < end) if begin <= end else (t < end) | (t >= begin)
+    filling = np.empty((), right.dtype)
+    filling[...] = value
+    np.copyto(right, filling, where=filled)
+    got = clattn.diagonal_matrix(source, value, begin, end, device=device, **options)
+    assert got.dtype == right.dtype
+    assert got.shape == right.shape
+    same = native(got).view("u1") == right.view("u1") if got.size else np.array(True)
+    assert same.all(), f"{got.shape} [{begin}, {end}): first at {np.argwhere(~same)[0]}"
+    return got
+
+
+def assert_references_return(calls, things):
+    """Each of `things` has as many references after twenty rounds of `calls` as after one."""
+
+    def counted():
+        gc.collect()
+        return np.array([sys.getrefcount(thing) for thing in things])
+
+    calls()
+    before = counted()
+    for _ in range(20):
+        calls()
+    assert np.abs(counted() - before).max() < 5, counted() - before
+
+
+def check_or_type_error(*args, **options):
+    """For memory layouts that may be refused, but only so: right, or a TypeError."""
+    try:
+        return check(*args, **options)
+    except TypeError:
+        return None
+
+
+def run_python(code, *args, timeout=120, check_exit=True, env=None, cwd=None):
+    """Run code in a fresh interpreter that can import the helpers; returns the process.
+
+    `env` is added to this process's environment; a value of None removes the variable.
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, args)]
+    return run(command, timeout=timeout, check_exit=check_exit, env=env, cwd=cwd)
+
+
+def run_cli(*args, timeout=300, check_exit=True, env=None, cwd=None):
+    """python -m clattn ..."""
+    command = [sys.executable, "-m", "clattn", *map(str, args)]
+    return run(command, timeout=timeout, check_exit=check_exit, env=env, cwd=cwd)
+
+
+def run(command, *, timeout, check_exit, env, cwd):
+    full = dict(os.environ)
+    full["PYTHONPATH"] = os.pathsep.join(filter(None, [*IMPORTED_FROM, full.get("PYTHONPATH")]))
+    for name, text in (env or {}).items():
+        full.pop(name, None)
+        if text is not None:
+            full[name] = str(text)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=full,
+                          cwd=cwd)  # fmt: skip
+    if check_exit:
+        assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def index_of(device):
+    """A device's place in clattn.devices(), the same in every process."""
+    return clattn.devices().index(device)
+
+
+def no_opencl(folder):
+    """Environment in which the ICD loader finds no driver: its folder of drivers is empty."""
+    empty = Path(folder) / "no-vendors"
+    empty.mkdir(exist_ok=True)
+    return {"OCL_ICD_VENDORS": str(empty), "OCL_ICD_FILENAMES": None}
+
+
+def status_field(name):
+    """A field of /proc/self/status in bytes, such as VmRSS or VmHWM."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(name)
+
+
+def peak_of(action):
+    """Run `action`; returns its result and how far resident memory rose above the start."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    start = status_field("VmRSS")
+    result = action()
+    return result, status_field("VmHWM") - start
