@@ -254,7 +254,7 @@ def test_a_consumer_that_fails_half_way(device):
     """It has called the deleter, and left the capsule as it was: memory comes back once."""
     run_python(
         """
-        import sys, clattn, numpy as np, dlpack_structs as dlpack
+        import sys, clattn, numpy as np, support.dlpack_structs as dlpack
         device = clattn.devices()[int(sys.argv[1])]
         for version in (None, (1, 0)) * 10:
             t = clattn.tensor(np.ones(100), device)
@@ -359,7 +359,7 @@ def test_exports_outlive_everything(device):
     """Arrays of others and capsules that are alive when the interpreter ends: no crash."""
     run_python(
         """
-        import sys, clattn, numpy as np, dlpack_structs as dlpack
+        import sys, clattn, numpy as np, support.dlpack_structs as dlpack
         device = clattn.devices()[int(sys.argv[1])]
         t = clattn.tensor(np.ones((40, 64), np.float32), device)
         kept = np.from_dlpack(t, device="cpu"), t.numpy(), t.__dlpack__(), t[0]
