@@ -5,7 +5,7 @@
 
 #include "attention/params.h" /* ca_attention_is_result */
 #include "attention/plan.h"   /* ca_attention_drops */
-#include "opencl/fold.h"
+#include "base/fold.h"        /* ca_take_part */
 
 #define TENSORS CA_ATTENTION_TENSORS
 

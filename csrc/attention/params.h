@@ -7,8 +7,8 @@
 #define CLATTN_OP_ATTENTION_PARAMS_H
 
 #include "attention/problem.h"
+#include "base/fold.h" /* ca_leading_dims */
 #include "kernels/attention/params.h"
-#include "opencl/fold.h" /* ca_leading_dims */
 
 /* The leading dimensions, folded, and each tensor's strides along them. */
 void ca_attention_fold(const ca_attention *attention, ca_leading_dims *dims);

@@ -6,7 +6,7 @@
 #define CLATTN_OP_ATTENTION_PLAN_H
 
 #include "attention/problem.h"
-#include "opencl/fold.h"    /* ca_leading_dims */
+#include "base/fold.h"      /* ca_leading_dims */
 #include "opencl/program.h" /* ca_kernel_spec */
 
 #define CA_ATTENTION_GRID_DIMS 5

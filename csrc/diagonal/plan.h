@@ -5,9 +5,9 @@
 #ifndef CLATTN_OP_DIAGONAL_PLAN_H
 #define CLATTN_OP_DIAGONAL_PLAN_H
 
+#include "base/fold.h"
 #include "diagonal/problem.h"
 #include "kernels/diagonal/params.h"
-#include "opencl/fold.h"
 #include "opencl/program.h" /* ca_kernel_spec */
 
 enum { CA_DIAGONAL_INPUT, CA_DIAGONAL_OUTPUT, CA_DIAGONAL_TENSORS };

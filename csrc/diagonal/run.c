@@ -7,8 +7,8 @@
 
 #include <stdlib.h>
 
+#include "base/fold.h"
 #include "diagonal/plan.h"
-#include "opencl/fold.h"
 #include "opencl/launch.h"
 #include "opencl/program.h"
 

@@ -133,6 +133,18 @@ ca_device_get_info(const ca_device *device)
     return &device->info;
 }
 
+bool
+ca_exceeds_device(const ca_device_info *info, const ca_extent *extents, int count)
+{
+    for (int t = 0; t < count; t++) {
+        if (info->memory != CA_MEMORY_SVM &&
+            extents[t].bytes > (uint64_t)info->max_allocation) {
+            return true;
+        }
+    }
+    return false;
+}
+
 ca_status
 ca_runtime_check_fork(const ca_runtime *runtime, ca_error *error)
 {

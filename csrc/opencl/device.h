@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "base/tensor.h" /* ca_extent */
 
 typedef struct ca_runtime ca_runtime;
 typedef struct ca_device ca_device;
@@ -95,6 +96,9 @@ ca_status ca_runtime_find_device(ca_runtime *runtime, const char *words,
                                  const char *what, ca_device **device, ca_error *error);
 
 const ca_device_info *ca_device_get_info(const ca_device *device);
+
+/* True if one of the extents is larger than a buffer of the device may be. */
+bool ca_exceeds_device(const ca_device_info *info, const ca_extent *extents, int count);
 
 /* Make the context and the queue and run the probe kernel, once. What the probe says is
    final; a context or memory that could not be had is tried again at the next call.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "opencl/fold.h"
+#include "base/fold.h"
 
 #include <string.h>
 
@@ -76,16 +76,4 @@ ca_smallest_dimension(const int64_t *shape, int ndim)
         }
     }
     return best;
-}
-
-bool
-ca_exceeds_device(const ca_device_info *info, const ca_extent *extents, int count)
-{
-    for (int t = 0; t < count; t++) {
-        if (info->memory != CA_MEMORY_SVM &&
-            extents[t].bytes > (uint64_t)info->max_allocation) {
-            return true;
-        }
-    }
-    return false;
 }
