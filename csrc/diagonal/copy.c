@@ -80,7 +80,6 @@ ca_copy_run(ca_device *device, const ca_tensor *from, const ca_tensor *to,
     const ca_diagonal diagonal = {.input = as_matrices(from, apart),
                                   .output = as_matrices(to, apart),
                                   .memory = CA_OUTPUT_GIVEN,
-                                  .variant = CA_VARIANT_ANY,
                                   .call = call};
     return ca_diagonal_run(device, &diagonal, error);
 }

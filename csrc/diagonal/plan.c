@@ -2,6 +2,7 @@
 #include "diagonal/plan.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- how much is written ---- */
 
@@ -169,8 +170,8 @@ streams(const ca_device_info *info, const ca_diagonal_runs *runs, int64_t bytes)
 static bool
 items_are_alone(const ca_device_info *info, const ca_diagonal_runs *runs)
 {
-    return runs->variant == CA_VARIANT_ANY ? info->type == CA_DEVICE_CPU
-                                           : runs->variant == CA_VARIANT_CPU;
+    return runs->kernel == NULL ? info->type == CA_DEVICE_CPU
+                                : strcmp(runs->kernel, "cpu") == 0;
 }
 
 static size_t

@@ -17,7 +17,7 @@ enum { CA_DIAGONAL_INPUT, CA_DIAGONAL_OUTPUT, CA_DIAGONAL_TENSORS };
 typedef struct {
     ca_tensor tensors[CA_DIAGONAL_TENSORS];
     ca_output_memory memory;
-    ca_variant variant;
+    const char *kernel;
     const char *call;
     bool in_place;
     int64_t lower;

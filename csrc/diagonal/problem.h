@@ -12,7 +12,6 @@
 #include "base/platform.h" /* ca_pages */
 #include "base/status.h"
 #include "base/tensor.h"
-#include "base/variant.h"  /* ca_variant */
 #include "opencl/device.h" /* ca_device */
 
 /* What is known of the memory of the output. */
@@ -37,9 +36,9 @@ typedef struct {
     int64_t lower; /* any numbers; lower >= upper: nothing is inside */
     int64_t upper;
     bool inverted;
-    uint64_t value; /* bits of an element */
-    ca_variant variant;
-    const char *call; /* the function it is done for */
+    uint64_t value;     /* bits of an element */
+    const char *kernel; /* the variant that tests force; NULL: none */
+    const char *call;   /* the function it is done for */
 } ca_diagonal;
 
 /* Can kernels write to `output` (any tensor) on this device? Not to columns and rows

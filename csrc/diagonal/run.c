@@ -70,7 +70,7 @@ runs_of(const ca_diagonal *diagonal)
     ca_diagonal_runs runs = {
         .tensors = {[INPUT] = diagonal->input, [OUTPUT] = diagonal->output},
         .memory = diagonal->memory,
-        .variant = diagonal->variant,
+        .kernel = diagonal->kernel,
         .call = diagonal->call,
         .in_place = diagonal->input.data != NULL &&
                     diagonal->input.data == diagonal->output.data,

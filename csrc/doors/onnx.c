@@ -54,26 +54,27 @@ set_band(const ca_onnx_attention *call, const ca_onnx_sizes *sizes,
                      window_side(call->right_window_size), call->is_causal, offset);
 }
 
-void
+int64_t
 ca_onnx_attention_problem(const ca_onnx_attention *call, const ca_onnx_sizes *sizes,
-                          const ca_onnx_outputs *outputs, ca_attention *attention)
+                          const ca_onnx_outputs *outputs, int64_t index,
+                          ca_attention *attention)
 {
-    ca_tensor *tensors = attention->tensors;
-    ca_attention_init(attention);
-    view_heads(&call->Q, sizes->Hq, sizes, &tensors[CA_ATTENTION_QUERY]);
-    view_heads(&call->K, sizes->Hk, sizes, &tensors[CA_ATTENTION_KEY]);
-    view_heads(&call->V, sizes->Hk, sizes, &tensors[CA_ATTENTION_VALUE]);
-    view_heads(&call->past_key, sizes->Hk, sizes, &tensors[CA_ATTENTION_PAST_KEY]);
-    view_heads(&call->past_value, sizes->Hk, sizes, &tensors[CA_ATTENTION_PAST_VALUE]);
-    view_heads(&outputs->Y, sizes->Hq, sizes, &tensors[CA_ATTENTION_OUTPUT]);
+    ca_tensor views[CA_ATTENTION_OPERANDS];
+    ca_attention_init(attention, views);
+    view_heads(&call->Q, sizes->Hq, sizes, &views[CA_ATTENTION_QUERY]);
+    view_heads(&call->K, sizes->Hk, sizes, &views[CA_ATTENTION_KEY]);
+    view_heads(&call->V, sizes->Hk, sizes, &views[CA_ATTENTION_VALUE]);
+    view_heads(&call->past_key, sizes->Hk, sizes, &views[CA_ATTENTION_PAST_KEY]);
+    view_heads(&call->past_value, sizes->Hk, sizes, &views[CA_ATTENTION_PAST_VALUE]);
+    view_heads(&outputs->Y, sizes->Hq, sizes, &views[CA_ATTENTION_OUTPUT]);
     view_heads(&outputs->present_key, sizes->Hk, sizes,
-               &tensors[CA_ATTENTION_PRESENT_KEY]);
+               &views[CA_ATTENTION_PRESENT_KEY]);
     view_heads(&outputs->present_value, sizes->Hk, sizes,
-               &tensors[CA_ATTENTION_PRESENT_VALUE]);
-    view_heads(&outputs->qk, sizes->Hq, sizes, &tensors[CA_ATTENTION_SCORES]);
-    view_mask(call, sizes, &tensors[CA_ATTENTION_MASK]);
+               &views[CA_ATTENTION_PRESENT_VALUE]);
+    view_heads(&outputs->qk, sizes->Hq, sizes, &views[CA_ATTENTION_SCORES]);
+    view_mask(call, sizes, &views[CA_ATTENTION_MASK]);
     if (call->nonpad_kv_seqlen.data != NULL) {
-        ca_tensor *counts = &tensors[CA_ATTENTION_KEY_COUNTS];
+        ca_tensor *counts = &views[CA_ATTENTION_KEY_COUNTS];
         int64_t leading[] = {sizes->B, sizes->Hq};
         ca_tensor row = call->nonpad_kv_seqlen; /* (B, 1) */
         row.ndim = 2;
@@ -87,4 +88,5 @@ ca_onnx_attention_problem(const ca_onnx_attention *call, const ca_onnx_sizes *si
     attention->mask_before_softcap = call->pre_errata;
     attention->in_float64 = call->softmax_precision == CA_ONNX_DOUBLE;
     attention->stage = (ca_scores_stage)call->qk_matmul_output_mode;
+    return ca_attention_fold(attention, views, index);
 }

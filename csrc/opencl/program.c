@@ -294,6 +294,11 @@ ca_kernel_get(ca_device *device, const ca_kernel_spec *spec, ca_kernel **kernel,
               ca_error *error)
 {
     *kernel = NULL;
+    if (spec->ndefines > CA_MAX_DEFINES) {
+        return ca_error_set(error, CA_ERROR_DEVICE,
+                            "kernel '%s' has %d macros; expected at most %d",
+                            spec->name, spec->ndefines, CA_MAX_DEFINES);
+    }
     ca_status status = ca_device_prepare(device, error);
     if (status != CA_OK) {
         return status;

@@ -115,7 +115,7 @@ ca_py_diagonal_run(ca_py_diagonal *call)
         (!empty && ca_py_call_device(kept, &device) < 0)) {
         return NULL;
     }
-    call->problem.variant = kept->variant;
+    call->problem.kernel = kept->state->forced.kernel;
     call->problem.call = kept->name;
     call->problem.input = call->source.input;
     if (call->source.has_input && empty) {

@@ -22,6 +22,7 @@
 #include "python/device.h"
 #include "python/dlpack.h"
 #include "python/error.h"
+#include "python/forced.h"
 #include "python/methods.h"
 #include "python/runtime.h"
 #include "python/state.h"
@@ -43,6 +44,7 @@ module_exec(PyObject *module)
         PyModule_AddStringConstant(module, "__version__", CLATTN_VERSION) < 0 ||
         PyModule_AddFunctions(module, ca_py_runtime_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_memory_methods) < 0 ||
+        PyModule_AddFunctions(module, ca_py_forced_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_ops_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_diagonal_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_onnx_methods) < 0 ||

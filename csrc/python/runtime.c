@@ -6,6 +6,7 @@
 
 #include "python/device.h"
 #include "python/error.h"
+#include "python/forced.h"
 
 #define HOW_TO_GET_OPENCL                                                              \
     "; install a driver: pip install \"clattn[cpu]\" for any x86-64 CPU, or the "      \
@@ -90,7 +91,7 @@ find_and_open(ca_state *state)
         goto done;
     }
     drivers = PyImport_ImportModule("clattn._drivers");
-    if (drivers == NULL) {
+    if (drivers == NULL || ca_py_force_as_environment_says(state) < 0) {
         goto done;
     }
     found = PyObject_CallMethod(drivers, "discover", NULL);

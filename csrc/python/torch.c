@@ -131,9 +131,13 @@ run(const ca_py_call *call, const ca_torch_sdpa *sdpa, PyObject *const *args, in
             goto done;
         }
     }
-    ca_torch_sdpa_problem(sdpa, &output_tensor, &lse_tensor, &attention);
-    if (ca_py_call_attention(call, &attention) < 0) {
-        goto done;
+    int64_t count = 1;
+    for (int64_t index = 0; index < count; index++) {
+        count =
+            ca_torch_sdpa_problem(sdpa, &output_tensor, &lse_tensor, index, &attention);
+        if (ca_py_call_attention(call, &attention) < 0) {
+            goto done;
+        }
     }
     if (out != NULL && !direct &&
         ca_py_call_copy(call, ca_py_is_tensor(call->state, out) ? out : opened.shell,
