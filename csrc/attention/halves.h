@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Parts of an attention problem: where one launch cannot hold it all, or to send one
- * while another runs.
+ * Parts of an attention problem, where one launch cannot hold it all.
  */
 #ifndef CLATTN_OP_ATTENTION_PARTS_H
 #define CLATTN_OP_ATTENTION_PARTS_H
@@ -17,9 +16,5 @@ ca_attention ca_attention_part(const ca_attention *attention, int d, int64_t fir
    of dimensions is too large (`fits`), the smallest one. Dropout numbers rows in order,
    which halves of the outermost dimension keep. */
 int ca_attention_dimension_to_halve(const ca_attention *attention, bool fits);
-
-/* The outermost dimension above 1, where it takes the device longer to get the problem's
-   memory than to start twice, and no large tensor would be sent twice; else -1. */
-int ca_attention_dimension_to_send(const ca_attention *attention);
 
 #endif

@@ -156,7 +156,7 @@ done:
 }
 
 static ca_status
-launch_whole(ca_device *device, ca_flight *flight, const ca_attention *attention,
+launch_whole(ca_device *device, const ca_attention *attention,
              const ca_extent extents[TENSORS], const ca_leading_dims *dims,
              int64_t first_row, ca_error *error)
 {
@@ -204,19 +204,18 @@ launch_whole(ca_device *device, ca_flight *flight, const ca_attention *attention
         CA_TRY(add_step(device, &launch, &plan.merge, &params, 5, rows,
                         plan.merge_local, error));
     }
-    CA_TRY(flight != NULL ? ca_flight_run(flight, &launch, error)
-                          : ca_launch_run(device, &launch, error));
+    CA_TRY(ca_launch_run(device, &launch, error));
 done:
     ca_storage_release(partial);
     return status;
 }
 
-/* ---- halves, where one launch cannot hold it all, or is to overlap with others ---- */
+/* ---- halves, where one launch cannot hold it all ---- */
 
 /* first_row is dropout's number of the problem's first row. */
 static ca_status
-run_part(ca_device *device, ca_flight *flight, const ca_attention *attention,
-         int64_t first_row, ca_error *error)
+run_part(ca_device *device, const ca_attention *attention, int64_t first_row,
+         ca_error *error)
 {
     const ca_tensor *output = &attention->tensors[CA_ATTENTION_OUTPUT];
     ca_extent extents[TENSORS];
@@ -228,32 +227,28 @@ run_part(ca_device *device, ca_flight *flight, const ca_attention *attention,
 
     const ca_device_info *info = ca_device_get_info(device);
     bool fits = !ca_exceeds_device(info, extents, TENSORS);
-    int d = flight != NULL ? ca_attention_dimension_to_send(attention) : -1;
-    bool apart = d >= 0;
-    d = apart ? d : ca_attention_dimension_to_halve(attention, fits);
+    int d = ca_attention_dimension_to_halve(attention, fits);
     int64_t size = output->shape[d];
-    if ((!apart && fits && dims.count <= CA_BATCH_DIMS) || size <= 1) {
+    if ((fits && dims.count <= CA_BATCH_DIMS) || size <= 1) {
         if (info->memory == CA_MEMORY_SVM) {
-            return launch_whole(device, flight, attention, extents, &dims, first_row,
-                                error);
+            return launch_whole(device, attention, extents, &dims, first_row, error);
         }
         ca_extent joined[TENSORS];
         memcpy(joined, extents, sizeof(joined));
         join_overlaps(attention, joined);
-        return launch_whole(device, flight, attention,
+        return launch_whole(device, attention,
                             ca_exceeds_device(info, joined, TENSORS) ? extents : joined,
                             &dims, first_row, error);
     }
-    flight = apart ? flight : NULL; /* the results of other halves may interleave */
-    int64_t rows = 1;               /* of one entry of dimension d */
+    int64_t rows = 1; /* of one entry of dimension d */
     for (int inner = d + 1; inner <= output->ndim - 2; inner++) {
         rows *= output->shape[inner];
     }
     ca_attention half = ca_attention_part(attention, d, 0, size / 2);
-    ca_status status = run_part(device, flight, &half, first_row, error);
+    ca_status status = run_part(device, &half, first_row, error);
     if (status == CA_OK) {
         half = ca_attention_part(attention, d, size / 2, size - size / 2);
-        status = run_part(device, flight, &half, first_row + size / 2 * rows, error);
+        status = run_part(device, &half, first_row + size / 2 * rows, error);
     }
     return status;
 }
@@ -296,7 +291,7 @@ run_without_rows(ca_device *device, const ca_attention *attention, ca_error *err
     ca_tensor_set_absent(&substitute.tensors[CA_ATTENTION_BIAS]);
     ca_tensor_set_absent(&substitute.tensors[CA_ATTENTION_LSE]);
     ca_tensor_set_absent(&substitute.tensors[CA_ATTENTION_SCORES]);
-    CA_TRY(run_part(device, NULL, &substitute, 0, error));
+    CA_TRY(run_part(device, &substitute, 0, error));
 done:
     free(unused);
     free(zeros);
@@ -310,14 +305,5 @@ ca_attention_run(ca_device *device, const ca_attention *attention, ca_error *err
     if (output->shape[output->ndim - 2] == 0) {
         return run_without_rows(device, attention, error);
     }
-    if (ca_device_get_info(device)->memory != CA_MEMORY_COPY ||
-        ca_attention_dimension_to_send(attention) < 0) {
-        return run_part(device, NULL, attention, 0, error);
-    }
-    ca_flight *flight = NULL;
-    ca_status status = ca_flight_begin(device, &flight, error);
-    if (status == CA_OK) {
-        status = run_part(device, flight, attention, 0, error);
-    }
-    return ca_flight_end(flight, status, error);
+    return run_part(device, attention, 0, error);
 }

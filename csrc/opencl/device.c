@@ -7,7 +7,6 @@
 
 #include "base/strbuf.h"
 #include "opencl/internal.h"
-#include "opencl/staging.h"
 
 static const char *const type_words[] = {
     [CA_DEVICE_GPU] = "gpu",
@@ -56,8 +55,6 @@ ca_runtime_open(const char *const *preload, const char *const *candidates,
         device->runtime = opened;
         ca_mutex_init(&device->build_lock);
         ca_mutex_init(&device->lock);
-        ca_mutex_init(&device->staging.sending.lock);
-        ca_mutex_init(&device->staging.fetching.lock);
     }
     *runtime = opened;
     opened = NULL;
@@ -80,11 +77,9 @@ static void
 device_close(ca_device *device)
 {
     ca_pool_empty(device);
-    ca_staging_free(device);
     ca_kernel_table_free(&device->kernels, device->cl);
     queue_close(device, &device->queue);
     queue_close(device, &device->local_queue);
-    queue_close(device, &device->second_queue);
     if (device->context != NULL) {
         device->cl->clReleaseContext(device->context);
         device->context = NULL;
@@ -105,8 +100,6 @@ ca_runtime_close(ca_runtime *runtime)
         device_close(device);
         ca_error_clear(&device->failure);
         ca_mutex_destroy(&device->lock);
-        ca_mutex_destroy(&device->staging.sending.lock);
-        ca_mutex_destroy(&device->staging.fetching.lock);
         ca_mutex_destroy(&device->build_lock);
     }
     ca_fork_guard_destroy(&runtime->fork_guard);
@@ -154,16 +147,6 @@ ca_device_check_fork(const ca_device *device, ca_error *error)
 /* cl_ext.h, which has this one, wants more headers. */
 #define CA_CL_QUEUE_THREAD_LOCAL_EXEC ((cl_command_queue_properties)1 << 31)
 
-/* One that can be done without: NULL where it cannot be had. */
-static cl_command_queue
-open_another_queue(const ca_device *device, cl_command_queue_properties properties)
-{
-    cl_int code = CL_SUCCESS;
-    cl_command_queue queue = device->cl->clCreateCommandQueue(
-        device->context, device->id, properties, &code);
-    return code == CL_SUCCESS ? queue : NULL;
-}
-
 static ca_status
 device_open(ca_device *device, ca_error *error)
 {
@@ -185,9 +168,11 @@ device_open(ca_device *device, ca_error *error)
         CA_TRY(ca_cl_error_set(error, code, "clCreateCommandQueue", device->info.name));
     }
     if (device->info.memory == CA_MEMORY_SVM && device->local_execution) {
-        device->local_queue = open_another_queue(device, CA_CL_QUEUE_THREAD_LOCAL_EXEC);
-    } else if (device->info.memory == CA_MEMORY_COPY) {
-        device->second_queue = open_another_queue(device, 0);
+        device->local_queue = device->cl->clCreateCommandQueue(
+            device->context, device->id, CA_CL_QUEUE_THREAD_LOCAL_EXEC, &code);
+        if (code != CL_SUCCESS) { /* small calls take the other queue */
+            device->local_queue = NULL;
+        }
     }
 done:
     return status;

@@ -3,9 +3,8 @@
  * The structs that cl_* files share. Nothing else includes this header.
  *
  * Locks of a device: `build_lock` is held while the device is prepared or a program is
- * built, those of pinned memory while it is in use, `lock` while anything below is
- * changed or enqueued. `lock` may be taken under the others and those of pinned memory
- * under `build_lock`, never the other way round. No lock is taken in a forked child.
+ * built, `lock` while anything below is changed or enqueued. `lock` may be taken under
+ * `build_lock`, never the other way round. No lock is taken in a forked child.
  */
 #ifndef CLATTN_CL_INTERNAL_H
 #define CLATTN_CL_INTERNAL_H
@@ -68,8 +67,8 @@ typedef struct {
 /* A call that nobody has waited for yet. */
 typedef struct {
     cl_event event;
-    const char *call;   /* the function that made it */
-    const char *kernel; /* NULL: a copy to the device */
+    const char *call; /* the function that made it */
+    const char *kernel;
 } ca_pending_call;
 
 #define CA_MAX_PENDING 64
@@ -83,34 +82,6 @@ typedef struct {
     bool failed; /* `failure` tells of the first one that failed since it was told */
     ca_error failure;
 } ca_pending;
-
-/* Pinned memory of the host, mapped for good. */
-typedef struct {
-    ca_mutex lock;
-    cl_mem buffer;
-    char *address; /* NULL: it was not made yet, or is refused */
-    bool refused;  /* there is none to be had */
-} ca_pinned;
-
-/* Up to where a part of the ring reaches, and the pending call that reads it. */
-typedef struct {
-    uint64_t end;
-    uint64_t ticket;
-} ca_staged_part;
-
-#define CA_STAGED_PARTS 64
-
-/* See opencl/staging.h. Places in the ring of what is sent are counted on and on; those from
-   `from` to `to` are in use, by the parts `first` to `next`, under sending.lock. */
-typedef struct {
-    ca_pinned sending;
-    ca_pinned fetching;
-    ca_staged_part parts[CA_STAGED_PARTS];
-    uint64_t first;
-    uint64_t next;
-    uint64_t from;
-    uint64_t to;
-} ca_staging;
 
 struct ca_device {
     ca_runtime *runtime;
@@ -134,13 +105,9 @@ struct ca_device {
     /* Runs a kernel in the thread that enqueues it, which returns when it is done. NULL:
        there is none, or memory has to be brought to the device. */
     cl_command_queue local_queue;
-    /* For a call whose parts overlap. NULL: there is none, or the device reads the host's
-       memory. */
-    cl_command_queue second_queue;
     ca_kernel_table kernels;
     ca_pool pool;
     ca_pending pending;
-    ca_staging staging; /* has locks of its own */
 };
 
 struct ca_runtime {

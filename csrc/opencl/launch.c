@@ -46,7 +46,7 @@ launch_and_leave(ca_device *device, const ca_launch *launch, ca_error *error)
 {
     ca_status status = CA_OK;
     ca_run run;
-    ca_run_init(&run, device->queue, launch);
+    ca_run_init(&run, launch);
     CA_TRY(
         ca_memory_bind(device, launch->spans, run.nbound, true, run.bindings, error));
     ca_pending_make_room(device);
@@ -96,7 +96,7 @@ launch_once(ca_device *device, const ca_launch *launch, ca_error *error)
         return launch_and_leave(device, launch, error);
     }
     ca_run run;
-    CA_TRY(ca_run_begin(device, device->queue, true, launch, &run, error));
+    CA_TRY(ca_run_begin(device, launch, &run, error));
     CA_TRY(ca_run_finish(device, &run, error));
 done:
     return status;

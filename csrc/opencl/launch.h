@@ -60,18 +60,4 @@ typedef struct {
    an error nothing is left bound, and in flight only what was before. */
 ca_status ca_launch_run(ca_device *device, const ca_launch *launch, ca_error *error);
 
-/* Launches of one call, each on memory of its own: one is sent and the one before is
-   fetched while the other runs. */
-typedef struct ca_flight ca_flight;
-
-/* NULL where there is no second queue, as nothing is sent or fetched. */
-ca_status ca_flight_begin(ca_device *device, ca_flight **flight, ca_error *error);
-
-/* As ca_launch_run, but the results are there after the next launch, or at the end. */
-ca_status ca_flight_run(ca_flight *flight, const ca_launch *launch, ca_error *error);
-
-/* Wait for the last one, unless `status` says that the call failed already. Returns what
-   became of the call. NULL is fine. */
-ca_status ca_flight_end(ca_flight *flight, ca_status status, ca_error *error);
-
 #endif

@@ -4,8 +4,8 @@
  * this header.
  *
  * One launch goes: bind; send; then, under the device's lock, set, the kernels, fetch;
- * then, unless the launch is left to run, wait for the event, and collect; then release,
- * which also follows an error at any point, when what was enqueued is through.
+ * then, unless the launch is left to run, wait for the event; then release, which also
+ * follows an error at any point, when what was enqueued is through.
  */
 #ifndef CLATTN_CL_MEMORY_H
 #define CLATTN_CL_MEMORY_H
@@ -27,7 +27,6 @@ typedef struct {
         *storage; /* that is the span, or holds it meanwhile; NULL: there is none */
     bool owned;   /* false: an earlier binding of this launch, or a tensor, owns it */
     bool copied;  /* the span, to `storage`, before the launch */
-    bool held;    /* `storage` has a reference for it */
 } ca_binding;
 
 /* Give each span what stands for it. `bindings` has CA_MAX_SPANS entries. With `copy`
@@ -39,27 +38,17 @@ ca_status ca_memory_bind(ca_device *device, const ca_span *spans, int nspans, bo
 ca_status ca_memory_set(ca_device *device, ca_kernel *kernel,
                         const ca_binding *bindings, int nspans, ca_error *error);
 
-/* Enqueue what brings inputs to the device, in the name of the function `call`. Not
-   under the device's lock. */
-ca_status ca_memory_send(ca_device *device, cl_command_queue queue,
-                         const ca_binding *bindings, int nspans, const char *call,
+/* Enqueue what brings inputs to the device. The host's memory is read until the launch
+   is done. */
+ca_status ca_memory_send(ca_device *device, const ca_binding *bindings, int nspans,
                          ca_error *error);
 
 /* Whether ca_memory_fetch will enqueue anything. */
 bool ca_memory_fetches(const ca_device *device, const ca_binding *bindings, int nspans);
 
 /* Enqueue what brings results to the host. *event is that of the last command. */
-ca_status ca_memory_fetch(ca_device *device, cl_command_queue queue,
-                          const ca_binding *bindings, int nspans, cl_event *event,
-                          ca_error *error);
-
-/* Bring the large results, when the kernels are done. Not under the device's lock. */
-ca_status ca_memory_collect(ca_device *device, cl_command_queue queue,
-                            const ca_binding *bindings, int nspans, ca_error *error);
-
-/* Make the storages ready for a queue that is not in order with the calls before: none
-   uses them any more, and they are kept until they are released here. */
-void ca_memory_hold(ca_device *device, ca_binding *bindings, int nspans);
+ca_status ca_memory_fetch(ca_device *device, const ca_binding *bindings, int nspans,
+                          cl_event *event, ca_error *error);
 
 /* Under the device's lock: the launch will not be waited for. */
 void ca_memory_set_ticket(const ca_binding *bindings, int nspans, uint64_t ticket);

@@ -23,13 +23,9 @@ set_failure(const ca_device *device, const ca_pending_call *call, cl_int code,
 {
     const char *name = device->info.name;
     const char *word = ca_cl_error_name(code);
-    return call->kernel == NULL
-               ? ca_error_set(error, CA_ERROR_DEVICE,
-                              "%s: a copy to device '%s' failed with %s (%d)",
-                              call->call, name, word, (int)code)
-               : ca_error_set(error, CA_ERROR_DEVICE,
-                              "%s: kernel '%s' on device '%s' failed with %s (%d)",
-                              call->call, call->kernel, name, word, (int)code);
+    return ca_error_set(error, CA_ERROR_DEVICE,
+                        "%s: kernel '%s' on device '%s' failed with %s (%d)",
+                        call->call, call->kernel, name, word, (int)code);
 }
 
 ca_status
@@ -202,9 +198,4 @@ ca_pending_drain(ca_device *device)
         return;
     }
     ca_pending_await(device, last - 1);
-    /* Calls of another queue may be left. */
-    bool left = true;
-    while (left && device->pending.first < last) {
-        left = wait_above(device, 1);
-    }
 }

@@ -103,13 +103,12 @@ ca_run_enqueue(ca_device *device, const ca_launch *launch, ca_run *run, ca_error
 {
     ca_status status = CA_OK;
     bool fetches = ca_memory_fetches(device, run->bindings, run->nbound);
-    CA_TRY(ca_run_steps(device, run->queue, launch, run->bindings,
+    CA_TRY(ca_run_steps(device, device->queue, launch, run->bindings,
                         fetches ? NULL : &run->event, error));
     if (fetches) {
-        CA_TRY(ca_memory_fetch(device, run->queue, run->bindings, run->nbound,
-                               &run->event, error));
+        CA_TRY(ca_memory_fetch(device, run->bindings, run->nbound, &run->event, error));
     }
-    cl_int code = device->cl->clFlush(run->queue);
+    cl_int code = device->cl->clFlush(device->queue);
     if (code != CL_SUCCESS) {
         CA_TRY(error_set_call(error, code, "clFlush", device, last_kernel(launch)));
     }
@@ -118,9 +117,8 @@ done:
 }
 
 void
-ca_run_init(ca_run *run, cl_command_queue queue, const ca_launch *launch)
+ca_run_init(ca_run *run, const ca_launch *launch)
 {
-    run->queue = queue;
     run->nbound = launch->nspans;
     run->event = NULL;
     run->call = launch->call;
@@ -134,7 +132,7 @@ wait_for(ca_device *device, const ca_run *run, ca_error *error)
     const ca_pending_call call = {run->event, run->call, run->kernel};
     cl_int code = device->cl->clWaitForEvents(1, &run->event);
     if (code != CL_SUCCESS) {
-        device->cl->clFinish(run->queue);
+        device->cl->clFinish(device->queue);
     }
     ca_status status = ca_pending_check(device, error);
     return status == CA_OK && code != CL_SUCCESS
@@ -154,25 +152,20 @@ ca_run_forget(ca_device *device, ca_run *run)
 }
 
 ca_status
-ca_run_begin(ca_device *device, cl_command_queue queue, bool alone,
-             const ca_launch *launch, ca_run *run, ca_error *error)
+ca_run_begin(ca_device *device, const ca_launch *launch, ca_run *run, ca_error *error)
 {
     ca_status status = CA_OK;
-    ca_run_init(run, queue, launch);
+    ca_run_init(run, launch);
     CA_TRY(ca_memory_bind(device, launch->spans, run->nbound, false, run->bindings,
                           error));
-    if (!alone) {
-        ca_memory_hold(device, run->bindings, run->nbound);
-    }
-    status =
-        ca_memory_send(device, queue, run->bindings, run->nbound, launch->call, error);
+    status = ca_memory_send(device, run->bindings, run->nbound, error);
     if (status == CA_OK) {
         ca_mutex_lock(&device->lock);
         status = ca_run_enqueue(device, launch, run, error);
         ca_mutex_unlock(&device->lock);
     }
     if (status != CA_OK) {
-        device->cl->clFinish(queue); /* some commands may be in flight */
+        device->cl->clFinish(device->queue); /* some commands may be in flight */
     }
 done:
     if (status != CA_OK) {
@@ -185,10 +178,6 @@ ca_status
 ca_run_finish(ca_device *device, ca_run *run, ca_error *error)
 {
     ca_status status = wait_for(device, run, error);
-    if (status == CA_OK) {
-        status =
-            ca_memory_collect(device, run->queue, run->bindings, run->nbound, error);
-    }
     ca_run_forget(device, run);
     return status;
 }

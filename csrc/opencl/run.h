@@ -11,7 +11,6 @@
 #include "opencl/memory.h"
 
 typedef struct {
-    cl_command_queue queue;
     ca_binding bindings[CA_MAX_SPANS];
     int nbound;
     cl_event event; /* of all its commands; NULL: nothing is under way */
@@ -24,7 +23,7 @@ ca_status ca_run_check(const ca_device *device, const ca_launch *launch,
                        ca_error *error);
 
 /* A launch that is to be bound. */
-void ca_run_init(ca_run *run, cl_command_queue queue, const ca_launch *launch);
+void ca_run_init(ca_run *run, const ca_launch *launch);
 
 /* Under the device's lock: set the arguments of the kernels and enqueue them. The queue
    is in order, so *event, if wanted, is the last one's. */
@@ -37,10 +36,9 @@ ca_status ca_run_steps(ca_device *device, cl_command_queue queue,
 ca_status ca_run_enqueue(ca_device *device, const ca_launch *launch, ca_run *run,
                          ca_error *error);
 
-/* Bind, send and enqueue, to be finished. `alone`: its queue is the one that all calls
-   are in. After an error nothing is left of it. */
-ca_status ca_run_begin(ca_device *device, cl_command_queue queue, bool alone,
-                       const ca_launch *launch, ca_run *run, ca_error *error);
+/* Bind, send and enqueue, to be finished. After an error nothing is left of it. */
+ca_status ca_run_begin(ca_device *device, const ca_launch *launch, ca_run *run,
+                       ca_error *error);
 
 /* Wait, bring the results, let go of it; tell of calls before it that failed, too. */
 ca_status ca_run_finish(ca_device *device, ca_run *run, ca_error *error);

@@ -9,7 +9,6 @@
 
 #include "opencl/internal.h"
 #include "opencl/pending.h"
-#include "opencl/staging.h"
 
 /* ---- making and freeing ---- */
 
@@ -190,7 +189,6 @@ ca_device_empty_cache(ca_device *device, ca_error *error)
     ca_status status = ca_device_check_fork(device, error);
     if (status == CA_OK && is_open(device)) {
         ca_pool_empty(device);
-        ca_staging_free(device);
         ca_memory_trim();
     }
     return status;

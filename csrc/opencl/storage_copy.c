@@ -6,7 +6,6 @@
 
 #include "opencl/internal.h"
 #include "opencl/pending.h"
-#include "opencl/staging.h"
 
 ca_status
 ca_storage_write(ca_storage *storage, size_t offset, const void *source, size_t bytes,
@@ -23,9 +22,12 @@ ca_storage_write(ca_storage *storage, size_t offset, const void *source, size_t 
         memcpy((char *)storage->block.address + offset, source, bytes);
         goto done;
     }
-    status = ca_staging_write(storage, device->queue, offset, source, bytes,
-                              "a copy from the host", error);
-    if (status != CA_OK) { /* what it waited for may have failed, which tells more */
+    cl_int code = device->cl->clEnqueueWriteBuffer(
+        device->queue, storage->buffer, CL_TRUE, offset, bytes, source, 0, NULL, NULL);
+    if (code != CL_SUCCESS) {
+        status =
+            ca_cl_error_set(error, code, "clEnqueueWriteBuffer", device->info.name);
+        /* A call that the copy waited for may have failed, which tells more. */
         ca_status earlier = ca_pending_check(device, error);
         status = earlier != CA_OK ? earlier : status;
     }
@@ -47,7 +49,11 @@ ca_storage_read(ca_storage *storage, size_t offset, void *target, size_t bytes,
         memcpy(target, (char *)storage->block.address + offset, bytes);
         goto done;
     }
-    CA_TRY(ca_staging_read(storage, device->queue, offset, target, bytes, error));
+    cl_int code = device->cl->clEnqueueReadBuffer(
+        device->queue, storage->buffer, CL_TRUE, offset, bytes, target, 0, NULL, NULL);
+    if (code != CL_SUCCESS) {
+        status = ca_cl_error_set(error, code, "clEnqueueReadBuffer", device->info.name);
+    }
 done:
     return status;
 }
