@@ -11,7 +11,7 @@
 #include "base/status.h"
 #include "base/tensor.h"
 #include "base/variant.h"  /* ca_variant */
-#include "opencl/device.h" /* ca_device */
+#include "opencl/info.h"   /* ca_device */
 #include "opencl/limits.h" /* ca_limits */
 
 /* An unbounded side of the band of keys. */

@@ -14,6 +14,7 @@
 #include "attention/plan.h"
 #include "opencl/launch.h"
 #include "opencl/program.h"
+#include "opencl/runtime.h"
 #include "opencl/storage.h"
 
 #define TENSORS CA_ATTENTION_TENSORS

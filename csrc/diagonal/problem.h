@@ -12,8 +12,8 @@
 #include "base/platform.h" /* ca_pages */
 #include "base/status.h"
 #include "base/tensor.h"
-#include "base/variant.h"  /* ca_variant */
-#include "opencl/device.h" /* ca_device */
+#include "base/variant.h" /* ca_variant */
+#include "opencl/info.h"  /* ca_device */
 
 /* What is known of the memory of the output. */
 typedef enum {

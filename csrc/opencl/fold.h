@@ -11,7 +11,7 @@
 
 #include "base/tensor.h"
 #include "kernels/support/view_params.h" /* CA_BATCH_DIMS */
-#include "opencl/device.h"               /* ca_device_info */
+#include "opencl/info.h"                 /* ca_device_info */
 
 #define CA_FOLD_TENSORS 16
 

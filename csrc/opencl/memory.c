@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "opencl/memory.h"
 
-#include "opencl/pending.h"
-
 static cl_int
 bind_host(ca_device *device, ca_binding *binding)
 {
@@ -246,7 +244,7 @@ ca_memory_set_ticket(const ca_binding *bindings, int nspans, uint64_t ticket)
 {
     for (int i = 0; i < nspans; i++) {
         if (bindings[i].storage != NULL) {
-            bindings[i].storage->ticket = ticket;
+            ca_storage_set_ticket(bindings[i].storage, ticket);
         }
     }
 }

@@ -12,7 +12,7 @@
 #include <stdatomic.h>
 
 #include "base/platform.h"
-#include "opencl/device.h"
+#include "opencl/runtime.h"
 
 typedef struct {
     PyObject *device_error;      /* clattn.DeviceError */
