@@ -6,7 +6,7 @@
 #define CLATTN_ATTENTION_PLAN_DECODE_GPU_H
 
 #include "attention/plan.h"
-#include "opencl/device.h" /* ca_device_info */
+#include "opencl/info.h" /* ca_device_info */
 
 /* How many splits of the keys keep a GPU busy without being too small. `groups` are the
    work-groups of one split. */

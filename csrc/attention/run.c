@@ -9,6 +9,7 @@
 #include "attention/variants.h"
 #include "opencl/launch.h"
 #include "opencl/program.h"
+#include "opencl/runtime.h"
 #include "opencl/storage.h"
 
 #define OPERANDS CA_ATTENTION_OPERANDS

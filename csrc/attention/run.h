@@ -7,8 +7,8 @@
 
 #include "attention/problem.h"
 #include "base/status.h"
-#include "opencl/device.h" /* ca_device */
 #include "opencl/forced.h" /* ca_forced */
+#include "opencl/info.h"   /* ca_device */
 
 /* Plan the problem, launch it and wait, except for results that a device holds
    (ca_launch_run). The problem must not be trivial; it is changed on the way.

@@ -13,8 +13,8 @@
 #include "attention/plan.h"
 #include "attention/problem.h"
 #include "base/status.h"
-#include "opencl/device.h" /* ca_device_info */
 #include "opencl/forced.h" /* ca_forced */
+#include "opencl/info.h"   /* ca_device_info */
 
 typedef enum {
     CA_FLOATS,        /* any floats */

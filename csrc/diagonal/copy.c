@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "diagonal/problem.h"
+#include "opencl/runtime.h"
 #include "opencl/storage.h"
 
 /* Up to here the host has copied before a kernel would have started. */

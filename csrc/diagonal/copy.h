@@ -7,7 +7,7 @@
 
 #include "base/status.h"
 #include "base/tensor.h"
-#include "opencl/device.h"
+#include "opencl/info.h"
 
 /* Copy `from`, of the same dtype and shape, to `to`, which the device holds and no two
    elements of which share a place; for the function `call`. They share no memory. It is

@@ -12,7 +12,7 @@
 #include "base/platform.h" /* ca_pages */
 #include "base/status.h"
 #include "base/tensor.h"
-#include "opencl/device.h" /* ca_device */
+#include "opencl/info.h" /* ca_device */
 
 /* What is known of the memory of the output. */
 typedef enum {

@@ -11,6 +11,7 @@
 #include "diagonal/plan.h"
 #include "opencl/launch.h"
 #include "opencl/program.h"
+#include "opencl/runtime.h"
 
 _Static_assert(sizeof(ca_diagonal_params) == CA_DIAGONAL_PARAMS_SIZE,
                "host and device must agree on the parameters' layout");
@@ -178,6 +179,7 @@ launch_whole(ca_device *device, const ca_diagonal_runs *runs,
     ca_diagonal_plan plan =
         ca_diagonal_make_plan(ca_device_get_info(device), runs, dims);
     ca_kernel *kernel = NULL;
+    CA_TRY(ca_device_prepare(device, error));
     CA_TRY(ca_kernel_get(device, &plan.spec, &kernel, error));
 
     const ca_tensor *output = &runs->tensors[OUTPUT];

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
-#include "opencl/device.h" /* ca_device_info */
+#include "opencl/info.h" /* ca_device_info */
 
 /* All zero: nothing is forced. */
 typedef struct {

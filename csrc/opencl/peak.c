@@ -6,6 +6,7 @@
 #include "kernels/peak/params.h"
 #include "opencl/launch.h"
 #include "opencl/program.h"
+#include "opencl/runtime.h"
 
 _Static_assert(sizeof(ca_peak_params) == CA_PEAK_PARAMS_SIZE,
                "host and device must agree on the parameters' layout");
@@ -55,6 +56,7 @@ run(ca_device *device, const ca_kernel_spec *spec, const ca_span *input,
     if (output == NULL) {
         CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory for %zu sums", outputs));
     }
+    CA_TRY(ca_device_prepare(device, error));
     CA_TRY(ca_kernel_get(device, spec, &kernel, error));
     const ca_span spans[] = {
         *input,

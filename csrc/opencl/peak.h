@@ -10,8 +10,8 @@
 #include <stdint.h>
 
 #include "base/status.h"
-#include "base/tensor.h"   /* ca_dtype, ca_tensor */
-#include "opencl/device.h" /* ca_device */
+#include "base/tensor.h" /* ca_dtype, ca_tensor */
+#include "opencl/info.h" /* ca_device */
 
 /* Fused multiply-adds of CA_FLOAT32 or CA_FLOAT64, `steps` (0 or more) one after the
    other in each of many chains, on all of the device. *flop counts a multiply-add as

@@ -12,8 +12,8 @@
 #include <stdatomic.h>
 
 #include "base/platform.h"
-#include "opencl/device.h"
 #include "opencl/forced.h"
+#include "opencl/runtime.h"
 
 typedef struct {
     PyObject *device_error;      /* clattn.DeviceError */
