@@ -30,7 +30,7 @@ from references.onnx import (
     tolerances,
 )
 from support.helpers import assert_close
-from test_onnx import HQ, B, cache, flat, inputs, mask_of
+from support.onnx_calls import HQ, B, cache, flat, inputs, mask_of
 
 onnxruntime = pytest.importorskip("onnxruntime")
 helper = pytest.importorskip("onnx.helper")

@@ -16,8 +16,7 @@ from clattn.bench.gpu_rows import GPU_ROWS
 from clattn.bench.peers import Call
 from clattn.bench.rows import ROWS, Row
 from references.attention import attention
-from support.helpers import run_cli
-from test_cli import png_size
+from support.helpers import png_size, run_cli
 
 
 class Fake:
