@@ -21,12 +21,6 @@ HALF_AND_SINGLE = pytest.mark.parametrize("dtype", [float32, float16], ids=str)
 each_source = pytest.mark.parametrize("source", SOURCES)
 
 
-@pytest.fixture
-def reference_kernel(monkeypatch):
-    """For cross products of options: there each combination is quickly built."""
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
-
-
 def run(call, *, device, **more):
     return clattn.directml.multihead_attention(**call, **more, device=device)
 

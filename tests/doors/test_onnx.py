@@ -54,11 +54,6 @@ def mask_of(dtype, shape, seed=9):
     return np.where(draw(shape, seed=seed + 1) > 0.7, -np.inf, numbers).astype(dtype)
 
 
-@pytest.fixture
-def reference_kernel(monkeypatch):
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
-
-
 @pytest.mark.parametrize("rank", [3, 4])
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (5, 1), (1, 1)], ids=str)
 def test_head_counts_and_ranks(device, kernel, heads, rank):
