@@ -28,12 +28,6 @@ pytestmark = pytest.mark.tensors
 each_source = pytest.mark.parametrize("source", SOURCES)
 
 
-@pytest.fixture
-def reference_kernel(monkeypatch):
-    """For cross products of options: there each combination is quickly built."""
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
-
-
 def test_the_oracle_by_hand():
     """One query of 1, keys 0 and log 3 (weights 1/4 and 3/4), values 4 and 8."""
     key, value = np.array([[[0], [np.log(3)]]], "f4"), np.array([[[4], [8]]], "f4")

@@ -16,6 +16,8 @@ import references.directml as oracle
 from references.directml import make
 from support.helpers import WHAT_TO_INSTALL, draw, no_opencl, run_python
 
+pytestmark = pytest.mark.usefixtures("reference_kernel")
+
 NAN, INF = float("nan"), float("inf")
 f16, f32, f64 = np.float16, np.float32, np.float64
 B, L, S, H, E, EV, P = 2, 5, 7, 2, 8, 6, 3
@@ -264,12 +266,6 @@ def refuse(row):
     with pytest.raises(exception, match=pattern) as caught:
         clattn.directml.multihead_attention(**arguments)
     assert caught.type is exception
-
-
-@pytest.fixture(autouse=True)
-def reference_kernel(monkeypatch):
-    """The correct calls need no kernel of their own."""
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
 
 
 def assert_it_still_works(device):

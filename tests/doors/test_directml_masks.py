@@ -32,12 +32,6 @@ INT_MIN, INT_MAX = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 quick = pytest.mark.usefixtures("reference_kernel")
 
 
-@pytest.fixture
-def reference_kernel(monkeypatch):
-    """For cross products of options: there each combination is quickly built."""
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
-
-
 def int32(*numbers, shape=None):
     array = np.array(numbers, np.int32)
     return array if shape is None else array.reshape(shape)

@@ -25,11 +25,6 @@ INT_TYPES = [np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 
 MASK_TYPES = [np.dtype(bool), *DTYPES, *INT_TYPES]
 
 
-@pytest.fixture
-def reference_kernel(monkeypatch):
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
-
-
 @pytest.mark.parametrize("rank", [3, 4])
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (5, 1), (1, 1)], ids=str)
 def test_head_counts_and_ranks(device, kernel, heads, rank):

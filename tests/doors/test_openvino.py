@@ -16,12 +16,6 @@ pytestmark = pytest.mark.tensors
 FULL = (2, 3, 17, 13)  # leading dimensions, L and S of most masks here
 
 
-@pytest.fixture
-def reference_kernel(monkeypatch):
-    """For cross products of options: there each combination is quickly built."""
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
-
-
 def bool_mask(shape, seed=0):
     return draw(shape, seed=seed) > -0.3
 

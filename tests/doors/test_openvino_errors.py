@@ -11,6 +11,8 @@ import pytest
 import references.openvino as oracle
 from support.helpers import WHAT_TO_INSTALL, assert_close, draw, no_opencl, run_python
 
+pytestmark = pytest.mark.usefixtures("reference_kernel")
+
 NAN, INF = float("nan"), float("inf")
 f16, f32, f64 = np.float16, np.float32, np.float64
 BF16 = ml_dtypes.bfloat16
@@ -150,12 +152,6 @@ def assert_it_still_works(device):
     got = clattn.openvino.scaled_dot_product_attention(**given, device=device)
     tensors = tuple(given.values())
     assert_close(got, oracle.attention(*tensors), oracle.tolerance(*tensors))
-
-
-@pytest.fixture(autouse=True)
-def reference_kernel(monkeypatch):
-    """The correct calls need no kernel of their own."""
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
