@@ -196,6 +196,7 @@ def _run_rows(arguments: argparse.Namespace, devices: dict[str, Device]) -> int:
         peers, missing = find_peers(stack, gpu_peers.peer_classes() if arguments.gpu else None)
         product = gpu_peers.find_product() if arguments.gpu else None
         limits = {words: Limits(device, product) for words, device in devices.items()}
+        missing |= {f"limits of {w}": limit.missing for w, limit in limits.items() if limit.missing}
         contestants = Contestants(devices, peers, limits, missing)
         measured: list[Measured] = []
         progress = stack.enter_context(Progress(console=console, transient=True))

@@ -14,7 +14,7 @@ from clattn._measuring import take_turns
 from clattn.bench import onnx_peers, openvino_peer, peers
 from clattn.bench.exact import PEER_FACTOR, exact_rows
 from clattn.bench.limits import Limits
-from clattn.bench.peers import Call, Peer, repeated
+from clattn.bench.peers import Call, Peer, first_line, repeated
 from clattn.bench.rows import Array, Problem, Row, draw
 
 
@@ -87,12 +87,6 @@ def find_peers(
         except Exception as error:  # a package that is there and broken
             missing[make.label] = first_line(error)
     return found, missing
-
-
-def first_line(error: Exception) -> str:
-    """Return the beginning of what an exception says, on one line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else text[:157] + "..."
 
 
 def clattn_call(problem: Problem, device: Device) -> Call:

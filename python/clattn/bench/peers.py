@@ -39,6 +39,12 @@ def repeated(run_some: Callable[[int], object], result: Callable[[], Array]) -> 
     return Call(lambda: run_some(count), result, count)
 
 
+def first_line(error: Exception) -> str:
+    """Return the beginning of what an exception says, on one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else text[:157] + "..."
+
+
 class Peer(Protocol):
     """One implementation. Making it raises ImportError where its package is missing."""
 
