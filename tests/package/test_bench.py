@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from clattn.__main__ import main
 from clattn.bench import command, limits, measuring, scaling
-from clattn.bench.gpu_rows import GPU_ROWS
 from clattn.bench.peers import Call
-from clattn.bench.rows import ROWS, Row
+from clattn.bench.rows import GPU_ROWS, ROWS, Row
 from references.attention import attention
 from support.helpers import run_cli
 from test_cli import png_size
@@ -47,7 +46,7 @@ def few_limits(monkeypatch):
 @pytest.fixture
 def fake_peer(monkeypatch, few_limits):
     """One in place of all that are installed."""
-    monkeypatch.setattr(measuring, "peer_classes", lambda: [lambda stack: Fake("fake")])
+    monkeypatch.setattr(measuring, "peer_classes", lambda on_gpu: [lambda stack: Fake("fake")])
 
 
 def contestants(device, *peers):
@@ -180,7 +179,7 @@ def test_all_devices_beside_every_peer(tmp_path):
 
 
 def test_without_peers_there_is_no_chart(tmp_path, capsys, monkeypatch, fake_peer):
-    monkeypatch.setattr(measuring, "peer_classes", list)
+    monkeypatch.setattr(measuring, "peer_classes", lambda on_gpu: [])
     picture = tmp_path / "bench.png"
     assert bench("--rows", "tiny", "--rounds", 1, "--plot", picture) == 0
     assert "no chart" in capsys.readouterr().out

@@ -9,9 +9,8 @@ import clattn
 import numpy as np
 import pytest
 from clattn.__main__ import main
-from clattn.bench import command, exact, gpu_peers, limits, measuring, peers
-from clattn.bench.gpu_rows import GPU_ROWS, scaled
-from clattn.bench.rows import ROWS, Row, draw
+from clattn.bench import command, exact, limits, measuring, peers, torch_peers
+from clattn.bench.rows import GPU_ROWS, ROWS, Row, draw, scaled
 
 MIB = 1 << 20
 HALVES = ("float16", "bfloat16")
@@ -22,8 +21,8 @@ def no_peers(monkeypatch):
     """Limits in no time, and nothing to compare with."""
     monkeypatch.setattr(limits, "READ_BYTES", MIB)
     monkeypatch.setattr(limits, "LEAST_SECONDS", 1e-4)
-    monkeypatch.setattr(gpu_peers, "peer_classes", list)
-    monkeypatch.setattr(gpu_peers, "find_product", lambda: None)
+    monkeypatch.setattr(measuring, "peer_classes", lambda on_gpu: [])
+    monkeypatch.setattr(torch_peers, "find_product", lambda: None)
 
 
 def bench(*arguments):
@@ -237,7 +236,7 @@ SMALL = {
 }  # fmt: skip
 
 
-class Here(gpu_peers._TorchCuda):
+class Here(torch_peers.Torch):
     """In place of CUDA's backends, one that torch has on every processor."""
 
     name, label, backend, place = "torch, math", "math", "MATH", "cpu"
@@ -304,8 +303,8 @@ def test_without_cuda_the_backends_are_missing():
     if torch.cuda.is_available():
         pytest.skip("torch has CUDA")
     with ExitStack() as stack:
-        found, missing = measuring.find_peers(stack, gpu_peers.peer_classes())
+        found, missing = measuring.find_peers(stack, measuring.peer_classes(on_gpu=True))
     assert found == []
     assert set(missing) == {"flash", "efficient", "cuDNN"}
     assert {*missing.values()} == {"torch sees no CUDA device"}
-    assert gpu_peers.find_product() is None
+    assert torch_peers.find_product() is None
