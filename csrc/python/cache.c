@@ -97,6 +97,7 @@ cache_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     const ca_tensor *keys = &((ca_py_tensor *)key)->view;
     const ca_tensor *values = &((ca_py_tensor *)value)->view;
     if (keys->ndim != 4 || values->ndim != 4 || keys->shape[0] < 1 ||
+        keys->shape[1] < 1 ||
         memcmp(keys->shape, values->shape, 3 * sizeof(*keys->shape)) != 0 ||
         ca_py_tensor_device(key) != ca_py_tensor_device(value)) {
         PyErr_SetString(PyExc_ValueError, "key and value are no cache's");

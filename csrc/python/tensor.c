@@ -133,10 +133,14 @@ length(PyObject *self)
     return (Py_ssize_t)view->shape[0];
 }
 
+/* Whoever calls this slot has added the length to a negative index. A sum that is still
+   negative is refused in the caller's words. */
 static PyObject *
 item(PyObject *self, Py_ssize_t index)
 {
-    PyObject *key = PyLong_FromSsize_t(index);
+    const ca_tensor *view = view_of(self);
+    bool before = index < 0 && view->ndim > 0;
+    PyObject *key = PyLong_FromSsize_t(before ? index - view->shape[0] : index);
     PyObject *part = key != NULL ? subscript(self, key) : NULL;
     Py_XDECREF(key);
     return part;
