@@ -75,7 +75,15 @@ typedef struct {
     const int64_t *shape;
     ca_tensor *tensor; /* describes its memory; absent where it is not wanted */
     PyObject *result;  /* NULL at first; owned, see ca_py_call_clear */
+    PyObject *out;     /* borrowed: given in the result's stead; NULL: none */
 } ca_py_output;
+
+static inline ca_py_output
+ca_py_output_of(bool wanted, PyObject *like, ca_dtype dtype, int ndim,
+                const int64_t *shape, ca_tensor *tensor)
+{
+    return (ca_py_output){wanted, like, dtype, ndim, shape, tensor, NULL, NULL};
+}
 
 /* Make their memory; -1 with an exception. Give them as a tuple. Release what was
    made. */

@@ -5,6 +5,7 @@
 
 #include "attention/variants.h"
 #include "python/error.h"
+#include "python/methods.h"
 
 /* NULL or "": nothing is forced. */
 static int

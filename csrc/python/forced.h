@@ -11,6 +11,4 @@
 /* Read the variables. -1 with a ValueError for words that are not known. */
 int ca_py_force_as_environment_says(ca_state *state);
 
-extern PyMethodDef ca_py_forced_methods[];
-
 #endif
