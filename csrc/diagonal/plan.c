@@ -3,41 +3,12 @@
 
 #include <stdlib.h>
 
-/* ---- how much is written ---- */
-
-#define SAMPLED_ROWS 64
+/* ---- runs ---- */
 
 static int64_t
 clamp(int64_t value, int64_t lowest, int64_t highest)
 {
     return value < lowest ? lowest : value > highest ? highest : value;
-}
-
-double
-ca_diagonal_share(const ca_diagonal_runs *runs, int64_t granule)
-{
-    const ca_tensor *output = &runs->tensors[CA_DIAGONAL_OUTPUT];
-    int64_t size = (int64_t)ca_dtype_size(output->dtype);
-    int64_t rows = ca_tensor_size(output, 2);
-    int64_t columns = ca_tensor_size(output, 1);
-    int64_t samples = rows < SAMPLED_ROWS ? rows : SAMPLED_ROWS;
-    double sum = 0;
-    for (int64_t n = 0; n < samples; n++) {
-        int64_t y = (int64_t)((double)rows / (double)samples * (double)n);
-        int64_t begin = clamp(y + runs->lower, 0, columns);
-        int64_t end = clamp(y + runs->upper, 0, columns);
-        const int64_t lengths[] = {begin, end - begin, columns - end};
-        const int kinds[] = {runs->outside, runs->inside, runs->outside};
-        int64_t written = 0;
-        for (int part = 0; part < 3; part++) {
-            if (lengths[part] > 0 && kinds[part] != CA_DIAGONAL_SKIP) {
-                written += lengths[part] * size + granule - 1;
-            }
-        }
-        double row = (double)(columns * size);
-        sum += (double)written < row ? (double)written / row : 1;
-    }
-    return sum / (double)samples;
 }
 
 bool

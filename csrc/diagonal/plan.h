@@ -35,10 +35,6 @@ typedef struct {
     size_t local_size;
 } ca_diagonal_plan;
 
-/* The share of the output's memory that is written, if whole pieces of `granule` bytes
-   are: 0 … 1. */
-double ca_diagonal_share(const ca_diagonal_runs *runs, int64_t granule);
-
 /* Do elements of the tensor lie side by side along its last dimension? */
 bool ca_diagonal_has_rows(const ca_tensor *tensor);
 

@@ -47,10 +47,10 @@ typedef struct {
    have to be copied with them. */
 bool ca_diagonal_can_write(const ca_device_info *info, const ca_tensor *output);
 
-/* What memory the new output of a problem should be made of: `output` has all but data.
-   Zero pages where much of them need not be touched. */
+/* Returns the kind of memory for a new output of `bytes` bytes: zero pages where zeros
+   are written, which kernels can then skip. `diagonal` needs no output yet. */
 ca_pages ca_diagonal_choose_pages(const ca_device_info *info,
-                                  const ca_diagonal *diagonal);
+                                  const ca_diagonal *diagonal, int64_t bytes);
 
 /* Plan, launch and wait, but for an output that a device holds (ca_launch_run); without
    work, nothing. */

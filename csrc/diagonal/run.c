@@ -117,30 +117,17 @@ ca_diagonal_can_write(const ca_device_info *info, const ca_tensor *output)
             ca_tensor_fills_extent(output));
 }
 
-#define SMALL_PAGE 4096
-/* A small page takes about five times as long to make as the same part of a large one,
-   but only those that are touched are made. */
-#define LARGE_PAGES_SHARE 0.2
-
 ca_pages
-ca_diagonal_choose_pages(const ca_device_info *info, const ca_diagonal *diagonal)
+ca_diagonal_choose_pages(const ca_device_info *info, const ca_diagonal *diagonal,
+                         int64_t bytes)
 {
-    ca_diagonal zeroed = *diagonal;
-    zeroed.memory = CA_OUTPUT_ZERO;
-    ca_diagonal_runs runs = runs_of(&zeroed);
-    double bytes = (double)ca_dtype_size(diagonal->output.dtype);
-    for (int d = 0; d < diagonal->output.ndim; d++) {
-        bytes *= (double)diagonal->output.shape[d];
-    }
-    /* What is no CPU sends or pins every page. */
-    if (info->type != CA_DEVICE_CPU || info->memory == CA_MEMORY_COPY ||
-        bytes < (double)CA_LARGE_MEMORY ||
-        !ca_diagonal_has_run(&runs, CA_DIAGONAL_SKIP)) {
-        return CA_PAGES_ANY;
-    }
-    return ca_diagonal_share(&runs, SMALL_PAGE) < LARGE_PAGES_SHARE
+    bool writes_zeros = diagonal->input.data == NULL || diagonal->value == 0;
+    /* Other devices send or pin every page, and in smaller memory a zero costs less to
+       write than a new page to make. */
+    return writes_zeros && info->type == CA_DEVICE_CPU &&
+                   info->memory != CA_MEMORY_COPY && bytes >= CA_LARGE_MEMORY
                ? CA_PAGES_ZERO
-               : CA_PAGES_ZERO_LARGE;
+               : CA_PAGES_ANY;
 }
 
 /* ---- one launch ---- */

@@ -24,6 +24,7 @@ typedef struct {
     int64_t shape[CA_MAX_DIMS];
     bool has_dtype;
     ca_dtype dtype;
+    int64_t count; /* of elements, once the source is checked */
 } ca_diagonal_source;
 
 /* Two dimensions or more; float32 where nothing says another dtype. Afterwards the

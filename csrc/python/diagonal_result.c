@@ -6,17 +6,6 @@
 #include "python/error.h"
 #include "python/tensor.h"
 
-static bool
-is_empty(const ca_diagonal_source *source)
-{
-    for (int d = 0; d < source->ndim; d++) {
-        if (source->shape[d] == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* NumPy's dtype of a new array, a new reference. */
 static PyObject *
 descr_of(const ca_py_diagonal *call)
@@ -33,26 +22,18 @@ static PyObject *
 new_array(ca_py_diagonal *call, ca_device *device)
 {
     const ca_diagonal_source *source = &call->source;
-    ca_tensor *output = &call->problem.output;
     ca_pages pages = CA_PAGES_ANY;
     if (device != NULL) {
-        output->dtype = source->dtype;
-        output->ndim = source->ndim;
-        output->data = NULL;
-        output->block = NULL;
-        for (int64_t d = source->ndim - 1, stride = 1; d >= 0; d--) {
-            output->shape[d] = source->shape[d];
-            output->strides[d] = stride;
-            stride *= source->shape[d];
-        }
-        pages = ca_diagonal_choose_pages(ca_device_get_info(device), &call->problem);
+        int64_t bytes = source->count * (int64_t)ca_dtype_size(source->dtype);
+        pages =
+            ca_diagonal_choose_pages(ca_device_get_info(device), &call->problem, bytes);
     }
     call->problem.memory = pages == CA_PAGES_ANY ? CA_OUTPUT_NEW : CA_OUTPUT_ZERO;
     PyObject *descr = descr_of(call);
     PyObject *array = descr == NULL
                           ? NULL
                           : ca_py_array_new(pages, descr, source->dtype, source->ndim,
-                                            source->shape, output);
+                                            source->shape, &call->problem.output);
     Py_XDECREF(descr);
     return array;
 }
@@ -110,7 +91,7 @@ ca_py_diagonal_run(ca_py_diagonal *call)
     PyObject *answer = NULL;
     PyObject *result = NULL;
     ca_device *device = NULL;
-    bool empty = is_empty(&call->source);
+    bool empty = call->source.count == 0;
     if (ca_py_call_ready(&call->call, call->device) < 0 ||
         (!empty && ca_py_call_device(kept, &device) < 0)) {
         return NULL;
