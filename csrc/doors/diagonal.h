@@ -10,7 +10,6 @@
 
 #include "base/status.h"
 #include "base/tensor.h"
-#include "diagonal/problem.h"
 
 /* What a matrix is made from: an input, a shape and a dtype, or both where they
    agree. */
