@@ -104,9 +104,9 @@ multihead_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     if (ca_py_call_outputs(&call, results, RESULTS) < 0) {
         goto done;
     }
-    ca_status status = ca_directml_attention_views(&dml, &shapes, &tensors[OUTPUT],
-                                         &tensors[PRESENT_KEY], &tensors[PRESENT_VALUE],
-                                         &attention, views, &scratch, &error);
+    ca_status status = ca_directml_attention_views(
+        &dml, &shapes, &tensors[OUTPUT], &tensors[PRESENT_KEY], &tensors[PRESENT_VALUE],
+        &attention, views, &scratch, &error);
     if (ca_py_error_check(call.state, status, &error) < 0) {
         goto done;
     }
