@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The variant for devices with matrix units, attention/mma.cl: tiles of half types.
+ * The variant mma, for many rows on devices with matrix units: attention/mma.cl, with
+ * tiles of half types.
  */
 #include "attention/variants.h"
 
@@ -15,7 +16,7 @@
 
 #define MAX_HEAD 256
 
-/* Offsets within a tile are counted in 32 bits, where rows are copied by 16 bytes. */
+/* Where rows are copied by 16 bytes, the kernel counts offsets in a tile in 32 bits. */
 #define MAX_STRIDE ((int64_t)1 << 22)
 
 static bool
@@ -41,7 +42,7 @@ rows_are_aligned(const ca_attention *attention, ca_attention_role role)
            operand->row_stride >= -MAX_STRIDE;
 }
 
-/* One of few sizes, so that few programs are built. */
+/* Returns the next of a few head sizes, so that few programs are built. */
 static int64_t
 padded(int64_t head)
 {
@@ -54,8 +55,8 @@ padded(int64_t head)
     return MAX_HEAD;
 }
 
-/* Tiles of rows of a warp: two halve what is read of keys and values, if there are
-   registers for them, rows to fill them and enough groups left for all units. */
+/* Returns how many tiles of rows a warp has. Two tiles halve the reads of keys and values.
+   Two need enough registers, rows that fill them, and enough groups for all units. */
 static int64_t
 row_tiles(const ca_device_info *info, const ca_attention *attention, int64_t head,
           double heads)
