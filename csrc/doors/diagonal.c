@@ -12,7 +12,7 @@ shape_text(const ca_diagonal_source *source, char text[CA_SHAPE_TEXT])
     return ca_shape_format(source->ndim, source->shape, text, CA_SHAPE_TEXT);
 }
 
-/* Where the shape comes from. */
+/* Returns the argument that the shape comes from. */
 static const char *
 shape_origin(const ca_diagonal_source *source)
 {
@@ -40,7 +40,7 @@ settle(ca_diagonal_source *source, ca_error *error)
         char expected[CA_SHAPE_TEXT];
         return ca_error_set(error, CA_ERROR_VALUE, "%s is %s; expected %s, that of %s",
                             source->shape_name, shape_text(source, given),
-                            ca_spec_shape_text(input, expected), source->input_name);
+                            ca_door_shape_text(input, expected), source->input_name);
     }
     source->dtype = input->dtype;
     source->ndim = input->ndim;

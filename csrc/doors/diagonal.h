@@ -2,8 +2,8 @@
  *
  * Diagonal matrices: the rules of the torch-like functions and of DirectML's operators.
  */
-#ifndef CLATTN_SPEC_DIAGONAL_H
-#define CLATTN_SPEC_DIAGONAL_H
+#ifndef CLATTN_DOORS_DIAGONAL_H
+#define CLATTN_DOORS_DIAGONAL_H
 
 #include <stdbool.h>
 #include <stdint.h>

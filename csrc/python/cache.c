@@ -131,11 +131,11 @@ copy_positions(ca_device *device, const ca_cache *cache, const ca_cache_append *
                const char *name, ca_error *error)
 {
     ca_status status = CA_OK;
-    int64_t parts = ca_cache_append_parts(cache, append);
+    int64_t parts = ca_cache_append_copies(cache, append);
     for (int64_t part = 0; part < parts; part++) {
         ca_tensor from;
         ca_tensor to;
-        ca_cache_append_part(cache, append, part, &from, &to);
+        ca_cache_append_copy(cache, append, part, &from, &to);
         CA_TRY(ca_copy_run(device, &from, &to, name, error));
     }
 done:
