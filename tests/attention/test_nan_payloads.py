@@ -5,13 +5,14 @@ Every kernel that a device runs is forced in turn. A NaN whose payload is full i
 which rounding to a half type, by an addition to its bits, begins again at 0.
 """
 
+import clattn
 import numpy as np
 import pytest
 from references.attention import bfloat16, float16, float32
 from support.helpers import check, qkv, sdpa
 from support.sizes import WIDE
 
-KERNELS = ["reference", "cpu", "pairs", "tiled", "mma", "decode-cpu", "decode-gpu", "decode-mma"]
+KERNELS = ["reference", "cpu", "pairs", "tiled", "mma", "decode_cpu", "decode_gpu", "decode_mma"]
 PAYLOADS = {
     float16: [0x7FFF, 0xFFFF, 0x7C01, 0xFC01],
     bfloat16: [0x7FFF, 0xFFFF, 0x7F81, 0xFF81],
@@ -21,13 +22,16 @@ L, S = 8, 40
 
 
 @pytest.fixture(params=KERNELS, autouse=True)
-def forced(request, device, monkeypatch):
+def forced(request, device):
     """Every kernel, where the device runs it; few rows, as the kernels for few rows take them."""
-    monkeypatch.setenv("CLATTN_KERNEL", request.param)
+    clattn._core.force(request.param)
     try:
         sdpa(*arrays(), device=device, attn_mask=np.zeros((L, S), np.float32), return_lse=True)
     except ValueError as refusal:
+        clattn._core.force()
         pytest.skip(str(refusal))
+    yield request.param
+    clattn._core.force()
 
 
 def arrays():
