@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What the PTX of kernels for NVIDIA GPUs computes, without such a GPU: ptx_device.py.
+"""What the PTX of kernels for NVIDIA GPUs computes, without such a GPU: see device.py.
 
-clattn plans and launches as on a GPU of capability 9.0; results are compared with the reference,
-within its tolerances. A case is the kernels that are to be used, some macros of the last one,
-and what is passed to `check`.
+clattn plans and launches as on a GPU of capability 9.0. Results are compared with the reference,
+within its tolerances. A case is the kernels that have to be used, some macros of the last kernel,
+and the arguments of `check`.
 """
 
 import json
@@ -94,7 +94,7 @@ assert device.nvidia_capability == 90
 
 
 def without(pattern, n):
-    """An edit that removes the n-th of what matches."""
+    """Returns an edit that removes the n-th match."""
     return rf"(?s)\A((?:.*?{pattern}){{{n}}}.*?){pattern}", r"\1"
 
 
