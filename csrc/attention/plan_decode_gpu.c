@@ -38,7 +38,7 @@
 #define SMALLEST_SPLIT (64 << 10) /* bytes */
 #define LARGEST_SPLIT  (1 << 20)
 
-/* forms of attention/decode_gpu/forms.clh */
+/* EXCHANGE of attention/decode_gpu/exchange.clh */
 enum { FORM_LOCAL, FORM_SUB_GROUPS, FORM_PTX };
 
 static bool
@@ -185,7 +185,7 @@ define_form(ca_kernel_spec *spec, const ca_device_info *info)
 {
     int form = form_of(info);
     spec->in_c30 = form == FORM_SUB_GROUPS;
-    ca_kernel_define(spec, "FORM", form);
+    ca_kernel_define(spec, "EXCHANGE", form);
     if (form == FORM_SUB_GROUPS) {
         ca_kernel_define(spec, "SUB_GROUP", lanes_of(info, form));
     }

@@ -143,7 +143,7 @@ ca_probe_ptx(ca_device *device)
         .name = "probe_ptx",
         .ndefines = 3,
         .defines = {{"DTYPE", CA_FLOAT16},
-                    {"FORM", 2},
+                    {"EXCHANGE", 2},
                     {"WARP", info->nvidia_capability >= CA_NVIDIA_MATRIX_UNITS}}};
     ca_kernel *kernel = NULL;
     ca_error refusal = {0};

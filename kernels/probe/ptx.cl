@@ -3,10 +3,10 @@
  * Each instruction that kernels have as PTX, once. It is built, to see whether the
  * driver's compiler takes them; it is never run.
  *
- *     -DFORM  FORM_PTX (attention/decode_gpu/forms.clh)
- *     -DWARP  1: those of support/warp.clh too
+ *     -DEXCHANGE  EXCHANGE_PTX (attention/decode_gpu/exchange.clh)
+ *     -DWARP      1: those of support/warp.clh too
  */
-#include "kernels/attention/decode_gpu/forms.clh"
+#include "kernels/attention/decode_gpu/exchange.clh"
 
 #if WARP
 #include "kernels/support/warp.clh"
