@@ -142,13 +142,14 @@ ca_probe_ptx(ca_device *device)
     ca_kernel_spec spec = {
         .name = "probe_ptx",
         .ndefines = 3,
-        .defines = {{"DTYPE", CA_FLOAT16},
-                    {"FORM", 2},
-                    {"WARP", info->nvidia_capability >= CA_NVIDIA_MATRIX_UNITS}}};
+        .defines = {{"DTYPE", CA_FLOAT16}, {"FORM", 2}, {"WARP", info->matrix_units}}};
     ca_kernel *kernel = NULL;
     ca_error refusal = {0};
-    if (info->nvidia_capability >= CA_NVIDIA_SHUFFLES &&
+    if (info->warp_shuffles &&
         ca_kernel_get_locked(device, &spec, &kernel, &refusal) == CA_ERROR_DEVICE) {
+        info->warp_shuffles = false;
+        info->matrix_units = false;
+        info->ample_registers = false;
         info->nvidia_capability = 0;
     }
     ca_error_clear(&refusal);

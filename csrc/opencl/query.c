@@ -126,14 +126,18 @@ query_sub_groups(const ca_device *device)
     return (int64_t)sum;
 }
 
-static int64_t
-query_nvidia_capability(const ca_device *device)
+/* PTX has shuffles from capability 7.0 on, matrix units and asynchronous copies from 8.0
+   on. The compiler for 8.0 spills registers where the one for 9.0 does not. */
+static void
+query_nvidia(const ca_device *device, ca_device_info *info)
 {
-    if (!query_extension(device, "cl_nv_device_attribute_query")) {
-        return 0;
+    if (query_extension(device, "cl_nv_device_attribute_query")) {
+        info->nvidia_capability = 10 * query_number(device, CA_CL_CAPABILITY_MAJOR_NV) +
+                                  query_number(device, CA_CL_CAPABILITY_MINOR_NV);
+        info->warp_shuffles = info->nvidia_capability >= 70;
+        info->matrix_units = info->nvidia_capability >= 80;
+        info->ample_registers = info->nvidia_capability >= 90;
     }
-    return 10 * query_number(device, CA_CL_CAPABILITY_MAJOR_NV) +
-           query_number(device, CA_CL_CAPABILITY_MINOR_NV);
 }
 
 /* Choose the memory mode; false with the reason where the device lacks it. */
@@ -189,7 +193,7 @@ query_device(ca_device *device, const char *memory_override)
     info->max_parameter_size = query_number(device, CL_DEVICE_MAX_PARAMETER_SIZE);
     info->float_width = query_number(device, CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT);
     info->sub_groups = query_sub_groups(device);
-    info->nvidia_capability = query_nvidia_capability(device);
+    query_nvidia(device, info);
     info->float64 = query_extension(device, "cl_khr_fp64");
     info->float16 = query_extension(device, "cl_khr_fp16");
     device->system_svm = query_system_svm(device);
