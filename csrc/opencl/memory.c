@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "opencl/memory.h"
 
+/* Make a buffer over the span. */
 static cl_int
 bind_host(ca_device *device, ca_binding *binding)
 {
@@ -16,8 +17,8 @@ bind_host(ca_device *device, ca_binding *binding)
     return code;
 }
 
-/* OpenCL leaves several buffers over the same host memory undefined, so a span that was
-   given before (a query that is also the key) gets what it has. */
+/* If an earlier span is the same (a query that is also the key), use its binding: OpenCL
+   leaves several buffers over the same host memory undefined. */
 static bool
 bind_again(ca_binding *bindings, int index)
 {
@@ -42,7 +43,7 @@ set_storage(ca_binding *binding, ca_storage *storage)
     binding->data = ca_storage_block(storage)->address;
 }
 
-/* A storage for a span of the host, with what it holds if `copy`. */
+/* Bind a span of the host to a new storage; with `copy` copy its bytes now. */
 static ca_status
 bind_new_storage(ca_device *device, ca_binding *binding, bool copy, ca_error *error)
 {
@@ -118,8 +119,7 @@ ca_memory_set(ca_device *device, ca_kernel *kernel, const ca_binding *bindings,
         const void *pointer = bindings[i].span.bytes > 0 ? bindings[i].data : NULL;
         bool empty = bindings[i].span.bytes == 0;
         const uint32_t bit = UINT32_C(1) << i;
-        /* A buffer is another one each time, even over the same memory. */
-        bool stays = svm || empty;
+        bool stays = svm || empty; /* a buffer is a new one each time */
         if (stays && (kernel->given & bit) != 0 && kernel->pointers[i] == pointer) {
             continue;
         }
@@ -161,7 +161,7 @@ ca_memory_send(ca_device *device, const ca_binding *bindings, int nspans,
     return CA_OK;
 }
 
-/* Does the launch bring a result back from it? */
+/* True if the span is a result of the host that the kernel wrote elsewhere. */
 static bool
 is_fetched(const ca_device *device, const ca_binding *binding)
 {
@@ -193,9 +193,9 @@ fetch_copy(ca_device *device, const ca_binding *binding, cl_event *event,
     return CA_OK;
 }
 
-/* Completing a map makes the host memory current; the host reads it only after the
-   unmapping, which changes nothing in memory mapped for reading. So neither is waited
-   for here, and one event at the end serves them all. */
+/* Mapping makes the host memory current; unmapping memory that was mapped for reading
+   changes nothing. The host reads after both, so neither is waited for here, and one event
+   at the end is enough for all results. */
 static ca_status
 fetch_host(ca_device *device, const ca_binding *binding, cl_event *event,
            ca_error *error)
