@@ -59,6 +59,7 @@ bind_new_storage(ca_device *device, ca_binding *binding, bool copy, ca_error *er
     return copy ? ca_storage_write(storage, 0, span->data, span->bytes, error) : CA_OK;
 }
 
+/* Give one span that is not empty its stand-in. */
 static ca_status
 bind_span(ca_device *device, ca_binding *binding, bool copy, ca_error *error)
 {

@@ -46,6 +46,7 @@ probe_input(int i)
     return (uint16_t)(magnitude | (i % 2 == 0 ? 0 : 0x8000));
 }
 
+/* The value of input i. */
 static float
 probe_value(int i)
 {
@@ -62,6 +63,7 @@ probe_rounded(int i)
     return (uint16_t)(input + (i == 0 ? 1 : 2));
 }
 
+/* What the kernel should compute for sums[i]. */
 static int64_t
 probe_sum(int i)
 {
@@ -160,7 +162,7 @@ ca_probe_ptx(ca_device *device)
 #define LANES 16
 #define START 0.5f
 
-static const ca_kernel_spec probe = {.name = "probe_pairs"};
+static const ca_kernel_spec pairs_probe = {.name = "probe_pairs"};
 
 /* Bits of a small integer as bfloat16, which holds it exactly. */
 static uint16_t
@@ -175,7 +177,7 @@ bfloat16_bits(int x)
 /* Build and run the probe. *right: the device passed. After an error the answer is
    unknown. */
 static ca_status
-run_probe(ca_device *device, bool *right, ca_error *error)
+run_pairs_probe(ca_device *device, bool *right, ca_error *error)
 {
     ca_status status = CA_OK;
     ca_kernel *kernel = NULL;
@@ -188,7 +190,7 @@ run_probe(ca_device *device, bool *right, ca_error *error)
         b[i] = bfloat16_bits(3 * i + 1);
     }
     *right = false;
-    CA_TRY(ca_kernel_get_locked(device, &probe, &kernel, error));
+    CA_TRY(ca_kernel_get_locked(device, &pairs_probe, &kernel, error));
     const ca_span spans[] = {
         {.data = a, .bytes = sizeof a, .access = CA_ACCESS_READ},
         {.data = b, .bytes = sizeof b, .access = CA_ACCESS_READ},
@@ -222,7 +224,7 @@ driver_takes_pairs(ca_device *device)
     unsigned char *found = NULL;
     size_t size;
     ca_hash identity;
-    if (!ca_kernel_identity(device, &probe, &identity)) {
+    if (!ca_kernel_identity(device, &pairs_probe, &identity)) {
         return false;
     }
     bool right;
@@ -230,7 +232,7 @@ driver_takes_pairs(ca_device *device)
         right = found[0] != 0;
     } else {
         ca_error refusal = {0};
-        ca_status status = run_probe(device, &right, &refusal);
+        ca_status status = run_pairs_probe(device, &right, &refusal);
         ca_error_clear(&refusal);
         if (status == CA_OK || status == CA_ERROR_DEVICE) {
             ca_cache_write(folder, "pairs", identity, &right, sizeof right);

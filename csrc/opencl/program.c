@@ -10,6 +10,7 @@
 #include "opencl/device.h"
 #include "opencl/sources.h"
 
+/* The embedded source of that name, or NULL. */
 static const ca_kernel_source *
 source_find(const char *name)
 {
@@ -140,6 +141,7 @@ program_from_cache(ca_device *device, const char *name, const char *options,
     return program;
 }
 
+/* Keep the program's binary on disk, unless the driver keeps it itself. */
 static void
 program_to_cache(const ca_device *device, const char *name, ca_hash identity,
                  cl_program program)

@@ -14,6 +14,7 @@ typedef struct {
     int capacity;
 } device_list;
 
+/* Copy a text without spaces at its ends; "" if the driver does not say. */
 static void
 query_text(const ca_device *device, cl_device_info what, char *text, size_t size)
 {
@@ -162,6 +163,7 @@ choose_memory(ca_device *device, const char *override)
     return true;
 }
 
+/* Mark the device as unusable; the reason is `reason` and `detail`. */
 static void
 device_unusable(ca_device *device, const char *reason, const char *detail)
 {
@@ -170,6 +172,7 @@ device_unusable(ca_device *device, const char *reason, const char *detail)
     atomic_store(&device->state, CA_DEVICE_UNUSABLE);
 }
 
+/* Fill in everything about a device whose `cl`, `platform` and `id` are set. */
 static void
 query_device(ca_device *device, const char *memory_override)
 {
@@ -232,6 +235,7 @@ device_add(device_list *list)
     return device;
 }
 
+/* Append the devices of a platform to the list. */
 static ca_status
 query_platform(const ca_cl *cl, cl_platform_id platform, const char *memory_override,
                device_list *list, ca_error *error)

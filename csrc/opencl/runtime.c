@@ -262,11 +262,12 @@ text_contains(const char *whole, const char *part)
 
 /* A type, perhaps with a number, or a part of a name. */
 typedef struct {
-    const char *part; /* NULL: by type */
+    const char *name; /* a part of a name; NULL: by type */
     ca_device_type type;
     long number; /* -1: the first usable one */
 } device_request;
 
+/* What the words ask for; any words that name no type are a part of a name. */
 static device_request
 request_parse(const char *words)
 {
@@ -290,19 +291,20 @@ request_parse(const char *words)
             return request;
         }
     }
-    return (device_request){.part = words, .number = -1};
+    return (device_request){.name = words, .number = -1};
 }
 
 static bool
 request_matches(const device_request *request, const ca_device_info *info)
 {
-    if (request->part == NULL) {
+    if (request->name == NULL) {
         return info->type == request->type;
     }
-    return request->part[0] != '\0' && (text_contains(info->platform, request->part) ||
-                                        text_contains(info->name, request->part));
+    return request->name[0] != '\0' && (text_contains(info->platform, request->name) ||
+                                        text_contains(info->name, request->name));
 }
 
+/* The error for words that name no device, with a list of all devices. */
 static ca_status
 error_no_match(const ca_runtime *runtime, const char *words, const char *what,
                ca_error *error)

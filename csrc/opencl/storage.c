@@ -187,6 +187,7 @@ ca_pool_empty(ca_device *device)
     ca_mutex_unlock(&device->lock);
 }
 
+/* True if this process has used the device. */
 static bool
 is_open(ca_device *device)
 {

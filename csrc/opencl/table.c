@@ -59,6 +59,7 @@ ca_kernel_table_find(const ca_kernel_table *table, const ca_kernel_spec *spec,
     return NULL;
 }
 
+/* Put the kernel into a free slot. */
 static void
 put(ca_kernel_table *table, ca_kernel *kernel)
 {
