@@ -292,6 +292,11 @@ ca_kernel_get(ca_device *device, const ca_kernel_spec *spec, ca_kernel **kernel,
               ca_error *error)
 {
     ca_status status = CA_OK;
+    if (spec->ndefines > CA_MAX_DEFINES) {
+        return ca_error_set(error, CA_ERROR_DEVICE,
+                            "kernel '%s' has %d macros; expected at most %d",
+                            spec->name, spec->ndefines, CA_MAX_DEFINES);
+    }
     uint64_t hash = ca_kernel_spec_hash(spec);
     ca_mutex_lock(&device->lock);
     *kernel = ca_kernel_table_find(&device->kernels, spec, hash);

@@ -118,6 +118,18 @@ ca_runtime_device(const ca_runtime *runtime, int index)
     return &runtime->devices[index];
 }
 
+bool
+ca_exceeds_device(const ca_device_info *info, const ca_extent *extents, int count)
+{
+    for (int t = 0; t < count; t++) {
+        if (info->memory != CA_MEMORY_SVM &&
+            extents[t].bytes > (uint64_t)info->max_allocation) {
+            return true;
+        }
+    }
+    return false;
+}
+
 const ca_device_info *
 ca_device_get_info(const ca_device *device)
 {

@@ -7,6 +7,7 @@
 #define CLATTN_OPENCL_RUNTIME_H
 
 #include "base/status.h"
+#include "base/tensor.h" /* ca_extent */
 #include "opencl/info.h"
 
 typedef struct ca_runtime ca_runtime;
@@ -44,6 +45,9 @@ ca_status ca_runtime_find_device(ca_runtime *runtime, const char *words,
                                  const char *what, ca_device **device, ca_error *error);
 
 const ca_device_info *ca_device_get_info(const ca_device *device);
+
+/* True if one of the extents is larger than a buffer of the device may be. */
+bool ca_exceeds_device(const ca_device_info *info, const ca_extent *extents, int count);
 
 /* Make the context and the queues and run the probe kernel, once. Every call that uses a
    device begins with this. The probe's answer is final; a context or memory that was not

@@ -1,5 +1,6 @@
-"""torch on CUDA as peers of ``bench --gpu``, a peer for each of its ways to do attention."""
+"""torch as a peer of bench: on the host, and on CUDA a peer for each of its backends."""
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable
@@ -8,22 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from clattn.bench.peers import Call, repeated, torch_arguments
+from clattn._measuring import THREADS
+from clattn.bench.peers import Call, Peer, repeated
 from clattn.bench.rows import Array, Problem
 
 PRODUCT_SIZE = 8192  # rows and columns of the matrices that torch multiplies
 PRODUCT_CALLS = 10
 
 
-class _TorchCuda:
-    """scaled_dot_product_attention with one backend and no other in its place."""
+class Torch(Peer):
+    """torch.nn.functional.scaled_dot_product_attention."""
 
-    name: str
-    label: str
-    backend: str  # of torch.nn.attention.SDPBackend
+    name = label = "torch"
+    place = "cpu"
+    backend = ""  # of torch.nn.attention.SDPBackend: it alone, and only on arrays of the device
     half_only = False
-    counts = True
-    place = "cuda"
 
     def __init__(self, stack: ExitStack) -> None:
         import torch
@@ -31,42 +31,47 @@ class _TorchCuda:
 
         if self.place == "cuda" and not torch.cuda.is_available():
             raise RuntimeError("torch sees no CUDA device")
+        torch.set_num_threads(THREADS)
         stack.enter_context(torch.inference_mode())
         self._torch = torch
-        self._only: Any = functools.partial(sdpa_kernel, getattr(SDPBackend, self.backend))
+        self._only: Callable[[], Any] = contextlib.nullcontext
+        if self.backend:
+            self._only = functools.partial(sdpa_kernel, getattr(SDPBackend, self.backend))
         self.version = f"torch {torch.__version__}"
 
     def prepare(self, problem: Problem) -> Call | None:
-        """As for every Peer. Rows on the host's arrays are for clattn alone."""
-        row = problem.row
-        if not row.on_device or (self.half_only and row.dtype == "float32"):
+        """Return calls that torch computes with the backend and no other in its place."""
+        row, mask = problem.row, problem.additive_mask
+        is_left_out = not row.on_device or (self.half_only and row.dtype == "float32")
+        if self.backend and is_left_out:
             return None
-        tensors, options = torch_arguments(problem, self._tensor)
-        attend: Any = self._torch.nn.functional.scaled_dot_product_attention
-        bind, wait = self._only, self._wait
-
-        def start() -> Any:
-            return attend(*tensors, **options)
+        tensors = [self._tensor(a) for a in (problem.query, problem.key, problem.value)]
+        attend = functools.partial(
+            self._torch.nn.functional.scaled_dot_product_attention,
+            *tensors,
+            attn_mask=None if mask is None else self._tensor(mask),
+            is_causal=row.is_causal and row.window is None,
+            enable_gqa=row.shape[1] != row.shape[2],
+        )
 
         def run_some(count: int) -> None:
-            with bind():
+            with self._only():
                 for _ in range(count):
-                    start()
-            wait()
+                    attend()
+            if self.place == "cuda":
+                self._torch.cuda.synchronize()
 
         def result() -> Array:
-            with bind():
-                output = start().cpu()
+            with self._only():
+                output = attend().cpu()
             is_bfloat16 = row.dtype == "bfloat16"
             array = (output.view(self._torch.int16) if is_bfloat16 else output).numpy()
             return np.asarray(array).view(problem.query.dtype)
 
+        if not self.backend:
+            return Call(attend, result)
         result()  # raises where the backend does not take the problem
         return repeated(run_some, result)
-
-    def _wait(self) -> None:
-        if self.place == "cuda":
-            self._torch.cuda.synchronize()
 
     def _tensor(self, array: Array) -> Any:
         torch = self._torch
@@ -75,39 +80,32 @@ class _TorchCuda:
         return torch.from_numpy(array).to(self.place)
 
 
-class Flash(_TorchCuda):
-    """FlashAttention, as torch has it."""
+class Flash(Torch):
+    """torch's own FlashAttention."""
 
-    name = "torch, flash attention"
-    label = "flash"
-    backend = "FLASH_ATTENTION"
-    half_only = True
+    name, label = "torch, flash attention", "flash"
+    place, backend, half_only = "cuda", "FLASH_ATTENTION", True
 
 
-class Efficient(_TorchCuda):
+class Efficient(Torch):
     """The memory-efficient backend."""
 
-    name = "torch, memory-efficient attention"
-    label = "efficient"
-    backend = "EFFICIENT_ATTENTION"
+    name, label = "torch, memory-efficient attention", "efficient"
+    place, backend = "cuda", "EFFICIENT_ATTENTION"
 
 
-class Cudnn(_TorchCuda):
+class Cudnn(Torch):
     """The backend that calls cuDNN."""
 
-    name = "torch, cuDNN"
-    label = "cuDNN"
-    backend = "CUDNN_ATTENTION"
-    half_only = True
-
-
-def peer_classes() -> list[Any]:
-    """Return the classes of all peers on GPUs, in the order of the table."""
-    return [Flash, Efficient, Cudnn]
+    name, label = "torch, cuDNN", "cuDNN"
+    place, backend, half_only = "cuda", "CUDNN_ATTENTION", True
 
 
 def find_product() -> Callable[[str], float] | None:
-    """Return what measures torch's matrix product of a dtype in FLOP/s; None: no CUDA."""
+    """Return a function that measures torch's matrix product of a dtype in FLOP/s.
+
+    None where torch has no CUDA.
+    """
     try:
         import torch
     except ImportError:

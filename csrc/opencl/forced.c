@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "opencl/limits.h"
+#include "opencl/forced.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -20,10 +20,11 @@ is_given(const char *words)
 }
 
 ca_status
-ca_limits_parse(const char *sub_groups, const char *local_memory, ca_limits *limits,
-                ca_error *error)
+ca_forced_parse_limits(const char *sub_groups, const char *local_memory,
+                       ca_forced *forced, ca_error *error)
 {
-    *limits = (ca_limits){0};
+    forced->chooses_sub_group = false;
+    forced->local_memory = 0;
     if (is_given(sub_groups)) {
         int64_t size = parse_number(sub_groups);
         if (size != 0 && size != 8 && size != 16 && size != 32) {
@@ -31,12 +32,12 @@ ca_limits_parse(const char *sub_groups, const char *local_memory, ca_limits *lim
                 error, CA_ERROR_VALUE,
                 "CLATTN_SUB_GROUPS is \"%.100s\"; expected 0, 8, 16 or 32", sub_groups);
         }
-        limits->chooses_sub_group = true;
-        limits->sub_group = size;
+        forced->chooses_sub_group = true;
+        forced->sub_group = size;
     }
     if (is_given(local_memory)) {
-        limits->local_memory = parse_number(local_memory);
-        if (limits->local_memory < 1) {
+        forced->local_memory = parse_number(local_memory);
+        if (forced->local_memory < 1) {
             return ca_error_set(error, CA_ERROR_VALUE,
                                 "CLATTN_LOCAL_MEMORY is \"%.100s\"; expected a number "
                                 "of bytes",
@@ -47,25 +48,27 @@ ca_limits_parse(const char *sub_groups, const char *local_memory, ca_limits *lim
 }
 
 bool
-ca_limits_are_set(const ca_limits *limits)
+ca_forced_limits(const ca_forced *forced)
 {
-    return limits->chooses_sub_group || limits->local_memory > 0;
+    return forced->chooses_sub_group || forced->local_memory > 0;
 }
 
 ca_status
-ca_limits_apply(const ca_limits *limits, ca_device_info *info, ca_error *error)
+ca_forced_limit(const ca_forced *forced, const ca_device_info *info,
+                ca_device_info *limited, ca_error *error)
 {
-    if (limits->chooses_sub_group) {
-        if ((info->sub_groups & limits->sub_group) != limits->sub_group) {
+    *limited = *info;
+    if (forced->chooses_sub_group) {
+        if ((info->sub_groups & forced->sub_group) != forced->sub_group) {
             return ca_error_set(error, CA_ERROR_VALUE,
                                 "CLATTN_SUB_GROUPS is %d, but %s has no sub-groups of "
                                 "that size",
-                                (int)limits->sub_group, info->name);
+                                (int)forced->sub_group, info->name);
         }
-        info->sub_groups = limits->sub_group;
+        limited->sub_groups = forced->sub_group;
     }
-    if (limits->local_memory > 0 && limits->local_memory < info->local_memory) {
-        info->local_memory = limits->local_memory;
+    if (forced->local_memory > 0 && forced->local_memory < info->local_memory) {
+        limited->local_memory = forced->local_memory;
     }
     return CA_OK;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "opencl/fold.h"
+#include "base/fold.h"
 
 #include <string.h>
 
@@ -41,6 +41,16 @@ ca_fold_leading(const ca_tensor *tensors, int ntensors, int nleading,
 }
 
 void
+ca_fold_remove(ca_leading_dims *dims, int d)
+{
+    dims->count--;
+    for (int next = d; next < dims->count; next++) {
+        dims->size[next] = dims->size[next + 1];
+        memcpy(dims->stride[next], dims->stride[next + 1], sizeof(dims->stride[next]));
+    }
+}
+
+void
 ca_fold_sizes(const ca_leading_dims *dims, ca_int64 batch[CA_BATCH_DIMS])
 {
     for (int d = 0; d < dims->count; d++) {
@@ -76,16 +86,4 @@ ca_smallest_dimension(const int64_t *shape, int ndim)
         }
     }
     return best;
-}
-
-bool
-ca_exceeds_device(const ca_device_info *info, const ca_extent *extents, int count)
-{
-    for (int t = 0; t < count; t++) {
-        if (info->memory != CA_MEMORY_SVM &&
-            extents[t].bytes > (uint64_t)info->max_allocation) {
-            return true;
-        }
-    }
-    return false;
 }
