@@ -170,15 +170,21 @@ is_fetched(const ca_device *device, const ca_binding *binding)
            device->info.memory != CA_MEMORY_SVM;
 }
 
+/* The index of the last such span, or -1. */
+static int
+last_fetched(const ca_device *device, const ca_binding *bindings, int nspans)
+{
+    int last = nspans - 1;
+    while (last >= 0 && !is_fetched(device, &bindings[last])) {
+        last--;
+    }
+    return last;
+}
+
 bool
 ca_memory_fetches(const ca_device *device, const ca_binding *bindings, int nspans)
 {
-    for (int i = 0; i < nspans; i++) {
-        if (is_fetched(device, &bindings[i])) {
-            return true;
-        }
-    }
-    return false;
+    return last_fetched(device, bindings, nspans) >= 0;
 }
 
 static ca_status
@@ -188,10 +194,9 @@ fetch_copy(ca_device *device, const ca_binding *binding, cl_event *event,
     cl_int code = device->cl->clEnqueueReadBuffer(device->queue, binding->buffer,
                                                   CL_FALSE, 0, binding->span.bytes,
                                                   binding->span.data, 0, NULL, event);
-    if (code != CL_SUCCESS) {
-        return ca_cl_error_set(error, code, "clEnqueueReadBuffer", device->info.name);
-    }
-    return CA_OK;
+    return code == CL_SUCCESS
+               ? CA_OK
+               : ca_cl_error_set(error, code, "clEnqueueReadBuffer", device->info.name);
 }
 
 /* Mapping makes the host memory current; unmapping memory that was mapped for reading
@@ -211,11 +216,9 @@ fetch_host(ca_device *device, const ca_binding *binding, cl_event *event,
     }
     code = cl->clEnqueueUnmapMemObject(device->queue, binding->buffer, mapped, 0, NULL,
                                        event);
-    if (code != CL_SUCCESS) {
-        return ca_cl_error_set(error, code, "clEnqueueUnmapMemObject",
-                               device->info.name);
-    }
-    return CA_OK;
+    return code == CL_SUCCESS ? CA_OK
+                              : ca_cl_error_set(error, code, "clEnqueueUnmapMemObject",
+                                                device->info.name);
 }
 
 ca_status
@@ -223,20 +226,15 @@ ca_memory_fetch(ca_device *device, const ca_binding *bindings, int nspans,
                 cl_event *event, ca_error *error)
 {
     ca_status status = CA_OK;
-    int last = nspans - 1;
-    while (last >= 0 && !is_fetched(device, &bindings[last])) {
-        last--;
-    }
-    for (int i = 0; i <= last; i++) {
-        if (!is_fetched(device, &bindings[i])) {
-            continue;
+    bool maps = device->info.memory == CA_MEMORY_HOST_PTR;
+    int last = last_fetched(device, bindings, nspans);
+    for (int i = 0; i <= last && status == CA_OK; i++) {
+        cl_event *wanted = i == last ? event : NULL;
+        if (is_fetched(device, &bindings[i])) {
+            status = maps ? fetch_host(device, &bindings[i], wanted, error)
+                          : fetch_copy(device, &bindings[i], wanted, error);
         }
-        cl_event *reported = i == last ? event : NULL;
-        CA_TRY(device->info.memory == CA_MEMORY_HOST_PTR
-                   ? fetch_host(device, &bindings[i], reported, error)
-                   : fetch_copy(device, &bindings[i], reported, error));
     }
-done:
     return status;
 }
 

@@ -76,14 +76,6 @@ done:
     return status;
 }
 
-/* Return the device's memory and release what ca_device_open made. */
-static void
-close_device(ca_device *device)
-{
-    ca_pool_empty(device);
-    ca_device_close(device);
-}
-
 /* In a forked child the parent owns OpenCL's objects, and a thread that does not exist in
    the child may hold a lock. Leave both alone and free only the runtime itself. */
 void
@@ -95,7 +87,8 @@ ca_runtime_close(ca_runtime *runtime)
     bool stale = ca_fork_guard_is_child(&runtime->fork_guard);
     for (int i = 0; i < runtime->device_count && !stale; i++) {
         ca_device *device = &runtime->devices[i];
-        close_device(device);
+        ca_pool_empty(device);
+        ca_device_close(device);
         ca_error_clear(&device->failure);
         ca_mutex_destroy(&device->lock);
         ca_mutex_destroy(&device->build_lock);
@@ -157,7 +150,8 @@ try_open(ca_device *device, ca_error *error)
         atomic_store(&device->state, CA_DEVICE_READY);
         return CA_OK;
     }
-    close_device(device);
+    ca_pool_empty(device);
+    ca_device_close(device);
     if (opened && status == CA_ERROR_DEVICE) {
         atomic_store(&device->state, CA_DEVICE_UNUSABLE);
     } else if (opened) {

@@ -351,10 +351,7 @@ ca_storage_wait(ca_storage *storage, ca_error *error)
 {
     ca_device *device = storage->device;
     ca_status status = ca_device_check_fork(device, error);
-    if (status != CA_OK) {
-        return status;
-    }
-    return ca_pending_wait(device, storage->ticket, error);
+    return status != CA_OK ? status : ca_pending_wait(device, storage->ticket, error);
 }
 
 bool
@@ -398,51 +395,48 @@ ca_status
 ca_storage_write(ca_storage *storage, size_t offset, const void *source, size_t bytes,
                  ca_error *error)
 {
-    ca_status status = CA_OK;
     ca_device *device = storage->device;
-    CA_TRY(ca_device_check_fork(device, error));
-    if (bytes == 0) {
-        goto done;
+    ca_status status = ca_device_check_fork(device, error);
+    if (status != CA_OK || bytes == 0) {
+        return status;
     }
     if (device->storage_is_host) {
-        CA_TRY(ca_storage_wait(storage, error));
-        memcpy((char *)storage->block.address + offset, source, bytes);
-        goto done;
+        status = ca_storage_wait(storage, error);
+        if (status == CA_OK) {
+            memcpy((char *)storage->block.address + offset, source, bytes);
+        }
+        return status;
     }
     cl_int code = device->cl->clEnqueueWriteBuffer(
         device->queue, storage->buffer, CL_TRUE, offset, bytes, source, 0, NULL, NULL);
     if (code != CL_SUCCESS) {
-        status =
-            ca_cl_error_set(error, code, "clEnqueueWriteBuffer", device->info.name);
         /* The failure of a call that the copy waited for says more. */
-        ca_status earlier = ca_pending_check(device, error);
-        status = earlier != CA_OK ? earlier : status;
+        status = ca_pending_check(device, error);
+        return status != CA_OK ? status
+                               : ca_cl_error_set(error, code, "clEnqueueWriteBuffer",
+                                                 device->info.name);
     }
-done:
-    return status;
+    return CA_OK;
 }
 
 ca_status
 ca_storage_read(ca_storage *storage, size_t offset, void *target, size_t bytes,
                 ca_error *error)
 {
-    ca_status status = CA_OK;
     ca_device *device = storage->device;
-    CA_TRY(ca_storage_wait(storage, error));
-    if (bytes == 0) {
-        goto done;
+    ca_status status = ca_storage_wait(storage, error);
+    if (status != CA_OK || bytes == 0) {
+        return status;
     }
     if (device->storage_is_host) {
         memcpy(target, (char *)storage->block.address + offset, bytes);
-        goto done;
+        return CA_OK;
     }
     cl_int code = device->cl->clEnqueueReadBuffer(
         device->queue, storage->buffer, CL_TRUE, offset, bytes, target, 0, NULL, NULL);
-    if (code != CL_SUCCESS) {
-        status = ca_cl_error_set(error, code, "clEnqueueReadBuffer", device->info.name);
-    }
-done:
-    return status;
+    return code == CL_SUCCESS
+               ? CA_OK
+               : ca_cl_error_set(error, code, "clEnqueueReadBuffer", device->info.name);
 }
 
 /* ---- the device ---- */

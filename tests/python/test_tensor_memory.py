@@ -25,14 +25,6 @@ def empty_pool(device):
     return stats
 
 
-def pooled_twice(device):
-    """A power of two of bytes, at most 256 MiB, of which the pool keeps two blocks.
-
-    A pool keeps at least a sixteenth of the device's memory.
-    """
-    return min(256 * MIB, 1 << (device.memory // 32).bit_length() - 1)
-
-
 def rise(device, start):
     """How much every count is above that of `start`."""
     now = clattn.memory_stats(device)
@@ -144,10 +136,11 @@ def test_memory_goes_back_to_the_system(device):
         """
         import sys, clattn, numpy as np
         from support.helpers import status_field
+        from support.tensors import pooled_twice
         device = clattn.devices()[int(sys.argv[1])]
         MIB = 1 << 20
         clattn.tensor(np.zeros(10), device).numpy()
-        size = int(sys.argv[2])
+        size = pooled_twice(device, 64 * MIB)
         start = status_field("VmRSS")
         ones = np.ones(size, np.uint8)
         tensors = [clattn.tensor(ones, device) for _ in range(2)]
@@ -159,7 +152,6 @@ def test_memory_goes_back_to_the_system(device):
         assert status_field("VmRSS") - start < 32 * MIB
         """,
         index_of(device),
-        min(64 * MIB, pooled_twice(device)),
     )
 
 
@@ -238,8 +230,9 @@ def test_pressure(device):
         """
         import resource, sys, clattn, numpy as np
         from support.helpers import sdpa, status_field
+        from support.tensors import pooled_twice
         device = clattn.devices()[int(sys.argv[1])]
-        size = int(sys.argv[2])
+        size = pooled_twice(device, 256 << 20)
         small = clattn.tensor(np.ones((4, 64, 64), np.float32), device)
         right = sdpa(small, small, small, device=None).numpy().copy()
         source = np.ones(size + size // 2, np.uint8)
@@ -264,7 +257,6 @@ def test_pressure(device):
         assert (again == right).all()
         """,
         index_of(device),
-        pooled_twice(device),
     )
 
 
