@@ -62,7 +62,7 @@ lanes_of(const ca_device_info *info, int form)
 static int
 form_of(const ca_device_info *info)
 {
-    if (info->nvidia_capability >= CA_NVIDIA_SHUFFLES) {
+    if (info->warp_shuffles) {
         return FORM_PTX;
     }
     return (info->sub_groups & (8 | 16 | 32)) != 0 ? FORM_SUB_GROUPS : FORM_LOCAL;

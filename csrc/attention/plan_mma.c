@@ -65,8 +65,8 @@ row_tiles(const ca_device_info *info, const ca_attention *attention, int64_t hea
                  !ca_attention_has(attention, CA_ATTENTION_BIAS) &&
                  !ca_attention_has(attention, CA_ATTENTION_LSE) &&
                  ca_attention_softcap(attention) == 0;
-    bool newer = !ca_has_matrix_units(info) || info->nvidia_capability >= 90;
-    bool fits = head <= 80 || (plain && (head <= 96 || (head <= 128 && newer)));
+    bool ample = !ca_has_matrix_units(info) || info->ample_registers;
+    bool fits = head <= 80 || (plain && (head <= 96 || (head <= 128 && ample)));
     int64_t L = attention->L;
     double groups = heads * (double)ca_divide_up(L, 2 * TILE_ROWS);
     return fits && L > TILE_ROWS && groups >= (double)info->compute_units ? 2 : 1;

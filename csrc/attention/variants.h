@@ -60,7 +60,7 @@ typedef struct {
 static inline bool
 ca_has_matrix_units(const ca_device_info *info)
 {
-    return info->nvidia_capability >= CA_NVIDIA_MATRIX_UNITS;
+    return info->matrix_units;
 }
 
 /* In the order in which they are tried. */

@@ -39,6 +39,7 @@ ca_cache_hash(const void *data, size_t size)
     return (ca_hash){.words = {first ^ (first >> 29), second ^ (second >> 32)}};
 }
 
+/* Append the path of the file: folder/name-identity.bin. */
 static void
 cache_path(ca_strbuf *path, const char *folder, const char *name, ca_hash identity)
 {

@@ -30,10 +30,6 @@ typedef enum {
     CA_MEMORY_COPY,
 } ca_memory_mode;
 
-/* nvidia_capability from which on kernels have PTX: to shuffle, and for matrix units. */
-#define CA_NVIDIA_SHUFFLES     70
-#define CA_NVIDIA_MATRIX_UNITS 80
-
 typedef struct {
     char name[128];
     char vendor[128];
@@ -53,12 +49,19 @@ typedef struct {
     /* The sum of the sizes of sub-groups that a kernel may require; each size is a power
        of 2, and sub-groups can shuffle. 0: the device has none. */
     int64_t sub_groups;
-    int64_t nvidia_capability; /* 80 for sm_80; 0: not NVIDIA's, or its driver takes
-                                  no PTX: final when the device is prepared */
-    bool float64;              /* cl_khr_fp64 */
-    bool float16;              /* cl_khr_fp16; storing halves needs no extension */
-    bool keeps_programs;       /* the driver caches built programs on disk itself */
-    bool bfloat16_pairs;       /* see ca_device_find_pairs */
+    /* What kernels have as NVIDIA's PTX. Final when the device is prepared. */
+    bool warp_shuffles; /* work-items of a warp exchange numbers */
+    bool matrix_units;  /* a warp multiplies matrices of half types, and copies to local
+                             memory asynchronously */
+    bool ample_registers; /* matrix code for two tiles of rows of head size 128 fits the
+                             registers without spills */
+    int64_t
+        nvidia_capability; /* 80 for sm_80; 0: none of these. For Device alone: kernels
+                                  are chosen by the flags above */
+    bool float64;          /* cl_khr_fp64 */
+    bool float16;          /* cl_khr_fp16; storing halves needs no extension */
+    bool keeps_programs;   /* the driver caches built programs on disk itself */
+    bool bfloat16_pairs;   /* see ca_device_find_pairs */
     ca_memory_mode memory;
 } ca_device_info;
 

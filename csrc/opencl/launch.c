@@ -25,6 +25,7 @@ set_error(ca_error *error, cl_int code, const char *call, const ca_device *devic
 
 /* ---- checks ---- */
 
+/* Refuse a step that exceeds the device's limits. */
 static ca_status
 check_step(const ca_device *device, const ca_step *step, int nspans, ca_error *error)
 {
@@ -187,6 +188,8 @@ wait_for(ca_device *device, const ca_launch *launch, cl_event event, ca_error *e
                : status;
 }
 
+/* Send what the device needs, enqueue, wait; results of the host are there on return.
+   */
 static ca_status
 launch_and_wait(ca_device *device, const ca_launch *launch, ca_error *error)
 {
@@ -214,6 +217,7 @@ done:
     return status;
 }
 
+/* Copy what the host may change, enqueue, and add the launch to the pending calls. */
 static ca_status
 launch_and_leave(ca_device *device, const ca_launch *launch, ca_error *error)
 {
@@ -259,6 +263,7 @@ done:
     return status;
 }
 
+/* Run the launch in the way that suits it. */
 static ca_status
 launch_once(ca_device *device, const ca_launch *launch, ca_error *error)
 {

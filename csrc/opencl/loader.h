@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The OpenCL ICD loader, opened at first use, as a table of the functions clattn calls.
+ * The OpenCL ICD loader, opened at first use, as a table of the functions that clattn calls.
  * Only this room includes this header.
  */
 #ifndef CLATTN_OPENCL_LOADER_H
@@ -13,8 +13,7 @@
 
 #include "base/status.h"
 
-/* One line per function. Those of OpenCL 2.0 and later may be missing in an old loader
-   and are NULL then. */
+/* Required functions, then those of OpenCL 2.0, which are NULL if the loader is older. */
 #define CA_CL_FUNCTIONS(X)                                                             \
     X(clGetPlatformIDs)                                                                \
     X(clGetPlatformInfo)                                                               \
@@ -58,9 +57,9 @@ typedef struct {
 #undef CA_CL_MEMBER
 } ca_cl;
 
-/* Open `preload` libraries (NULL-ended, visible to what follows; those that fail are
-   skipped), then the first of `candidates` (NULL-ended) that opens and has every
-   required function. CA_ERROR_DEVICE with what was tried otherwise. */
+/* Open the `preload` libraries, whose symbols later ones see; skip those that fail. Then
+   open the first of `candidates` that has every required function. Both lists end with
+   NULL. CA_ERROR_DEVICE with all that was tried if there is none. */
 ca_status ca_cl_open(ca_cl *cl, const char *const *preload,
                      const char *const *candidates, ca_error *error);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "opencl/memory.h"
 
+/* Make a buffer over the span. */
 static cl_int
 bind_host(ca_device *device, ca_binding *binding)
 {
@@ -16,8 +17,8 @@ bind_host(ca_device *device, ca_binding *binding)
     return code;
 }
 
-/* OpenCL leaves several buffers over the same host memory undefined, so a span that was
-   given before (a query that is also the key) gets what it has. */
+/* If an earlier span is the same (a query that is also the key), use its binding: OpenCL
+   leaves several buffers over the same host memory undefined. */
 static bool
 bind_again(ca_binding *bindings, int index)
 {
@@ -42,7 +43,7 @@ set_storage(ca_binding *binding, ca_storage *storage)
     binding->data = ca_storage_block(storage)->address;
 }
 
-/* A storage for a span of the host, with what it holds if `copy`. */
+/* Bind a span of the host to a new storage; with `copy` copy its bytes now. */
 static ca_status
 bind_new_storage(ca_device *device, ca_binding *binding, bool copy, ca_error *error)
 {
@@ -58,6 +59,7 @@ bind_new_storage(ca_device *device, ca_binding *binding, bool copy, ca_error *er
     return copy ? ca_storage_write(storage, 0, span->data, span->bytes, error) : CA_OK;
 }
 
+/* Give one span that is not empty its stand-in. */
 static ca_status
 bind_span(ca_device *device, ca_binding *binding, bool copy, ca_error *error)
 {
@@ -118,8 +120,7 @@ ca_memory_set(ca_device *device, ca_kernel *kernel, const ca_binding *bindings,
         const void *pointer = bindings[i].span.bytes > 0 ? bindings[i].data : NULL;
         bool empty = bindings[i].span.bytes == 0;
         const uint32_t bit = UINT32_C(1) << i;
-        /* A buffer is another one each time, even over the same memory. */
-        bool stays = svm || empty;
+        bool stays = svm || empty; /* a buffer is a new one each time */
         if (stays && (kernel->given & bit) != 0 && kernel->pointers[i] == pointer) {
             continue;
         }
@@ -161,7 +162,7 @@ ca_memory_send(ca_device *device, const ca_binding *bindings, int nspans,
     return CA_OK;
 }
 
-/* Does the launch bring a result back from it? */
+/* True if the span is a result of the host that the kernel wrote elsewhere. */
 static bool
 is_fetched(const ca_device *device, const ca_binding *binding)
 {
@@ -169,15 +170,21 @@ is_fetched(const ca_device *device, const ca_binding *binding)
            device->info.memory != CA_MEMORY_SVM;
 }
 
+/* The index of the last such span, or -1. */
+static int
+last_fetched(const ca_device *device, const ca_binding *bindings, int nspans)
+{
+    int last = nspans - 1;
+    while (last >= 0 && !is_fetched(device, &bindings[last])) {
+        last--;
+    }
+    return last;
+}
+
 bool
 ca_memory_fetches(const ca_device *device, const ca_binding *bindings, int nspans)
 {
-    for (int i = 0; i < nspans; i++) {
-        if (is_fetched(device, &bindings[i])) {
-            return true;
-        }
-    }
-    return false;
+    return last_fetched(device, bindings, nspans) >= 0;
 }
 
 static ca_status
@@ -187,15 +194,14 @@ fetch_copy(ca_device *device, const ca_binding *binding, cl_event *event,
     cl_int code = device->cl->clEnqueueReadBuffer(device->queue, binding->buffer,
                                                   CL_FALSE, 0, binding->span.bytes,
                                                   binding->span.data, 0, NULL, event);
-    if (code != CL_SUCCESS) {
-        return ca_cl_error_set(error, code, "clEnqueueReadBuffer", device->info.name);
-    }
-    return CA_OK;
+    return code == CL_SUCCESS
+               ? CA_OK
+               : ca_cl_error_set(error, code, "clEnqueueReadBuffer", device->info.name);
 }
 
-/* Completing a map makes the host memory current; the host reads it only after the
-   unmapping, which changes nothing in memory mapped for reading. So neither is waited
-   for here, and one event at the end serves them all. */
+/* Mapping makes the host memory current; unmapping memory that was mapped for reading
+   changes nothing. The host reads after both, so neither is waited for here, and one event
+   at the end is enough for all results. */
 static ca_status
 fetch_host(ca_device *device, const ca_binding *binding, cl_event *event,
            ca_error *error)
@@ -210,11 +216,9 @@ fetch_host(ca_device *device, const ca_binding *binding, cl_event *event,
     }
     code = cl->clEnqueueUnmapMemObject(device->queue, binding->buffer, mapped, 0, NULL,
                                        event);
-    if (code != CL_SUCCESS) {
-        return ca_cl_error_set(error, code, "clEnqueueUnmapMemObject",
-                               device->info.name);
-    }
-    return CA_OK;
+    return code == CL_SUCCESS ? CA_OK
+                              : ca_cl_error_set(error, code, "clEnqueueUnmapMemObject",
+                                                device->info.name);
 }
 
 ca_status
@@ -222,20 +226,15 @@ ca_memory_fetch(ca_device *device, const ca_binding *bindings, int nspans,
                 cl_event *event, ca_error *error)
 {
     ca_status status = CA_OK;
-    int last = nspans - 1;
-    while (last >= 0 && !is_fetched(device, &bindings[last])) {
-        last--;
-    }
-    for (int i = 0; i <= last; i++) {
-        if (!is_fetched(device, &bindings[i])) {
-            continue;
+    bool maps = device->info.memory == CA_MEMORY_HOST_PTR;
+    int last = last_fetched(device, bindings, nspans);
+    for (int i = 0; i <= last && status == CA_OK; i++) {
+        cl_event *wanted = i == last ? event : NULL;
+        if (is_fetched(device, &bindings[i])) {
+            status = maps ? fetch_host(device, &bindings[i], wanted, error)
+                          : fetch_copy(device, &bindings[i], wanted, error);
         }
-        cl_event *reported = i == last ? event : NULL;
-        CA_TRY(device->info.memory == CA_MEMORY_HOST_PTR
-                   ? fetch_host(device, &bindings[i], reported, error)
-                   : fetch_copy(device, &bindings[i], reported, error));
     }
-done:
     return status;
 }
 

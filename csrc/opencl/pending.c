@@ -17,6 +17,7 @@ status_of(const ca_device *device, const ca_pending_call *call)
     return asked == CL_SUCCESS ? code : asked;
 }
 
+/* Describe the failure of a call with that code. */
 static ca_status
 set_failure(const ca_device *device, const ca_pending_call *call, cl_int code,
             ca_error *error)
@@ -36,6 +37,7 @@ ca_pending_failure(const ca_device *device, const ca_pending_call *call, cl_int 
     return set_failure(device, call, own < CL_COMPLETE ? own : code, error);
 }
 
+/* Keep the failure, unless an earlier one is kept. */
 static void
 note_failure(ca_device *device, const ca_pending_call *call, cl_int code)
 {

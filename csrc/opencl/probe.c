@@ -24,8 +24,8 @@ typedef struct {
     int64_t sums[PROBE_COUNT];
 } probe_data;
 
-/* Strides that need more than 32 bits, all different, so that a member that is read
-   from a wrong place shows. */
+/* All strides differ and need more than 32 bits, so that a member read from a wrong place
+   shows. */
 static const ca_probe_params probe_params = {
     .count = PROBE_COUNT,
     .views =
@@ -33,12 +33,12 @@ static const ca_probe_params probe_params = {
             {.offset = INT64_C(1) << 40, .strides = {INT64_C(3) << 33, -7, 1000003}},
             {.offset = -(INT64_C(5) << 35), .strides = {11, -(INT64_C(9) << 34), 13}},
         },
-    .scale = 1.0f + 3.0f / 2048.0f, /* half-way between two halves: a tie to round */
+    .scale = 1.0f + 3.0f / 2048.0f, /* half-way between two halves */
     .bias = 0.5f,
 };
 
-/* Half i is 2^(i - 15) in sign-alternating order; i = 0 is the largest subnormal power
-   of two. */
+/* Half i is 2^(i - 15), with alternating signs; half 0 is the largest subnormal power of
+   two. */
 static uint16_t
 probe_input(int i)
 {
@@ -46,6 +46,7 @@ probe_input(int i)
     return (uint16_t)(magnitude | (i % 2 == 0 ? 0 : 0x8000));
 }
 
+/* The value of input i. */
 static float
 probe_value(int i)
 {
@@ -53,8 +54,8 @@ probe_value(int i)
     return i % 2 == 0 ? magnitude : -magnitude;
 }
 
-/* The tie 1 + 3/2048 goes to the even neighbour 1 + 4/2048, two steps of a half above
-   1; in the subnormal every step is 2/1024 of it, so the product rounds to 513. */
+/* The tie 1 + 3/2048 goes to the even neighbour 1 + 4/2048, two steps of a half above 1.
+   A step of the subnormal is 2/1024 of its value, so the product is one step above. */
 static uint16_t
 probe_rounded(int i)
 {
@@ -62,6 +63,7 @@ probe_rounded(int i)
     return (uint16_t)(input + (i == 0 ? 1 : 2));
 }
 
+/* What the kernel should compute for sums[i]. */
 static int64_t
 probe_sum(int i)
 {
@@ -75,7 +77,7 @@ probe_sum(int i)
     return sum;
 }
 
-/* What is wrong with the results, or NULL. */
+/* The name of the first test that fails, or NULL. */
 static const char *
 probe_verify(const probe_data *data)
 {
@@ -87,7 +89,7 @@ probe_verify(const probe_data *data)
         if (data->rounded[i] != probe_rounded(i)) {
             return "loading and storing float16";
         }
-        /* The huge inputs give infinity or 0 on both sides. */
+        /* Huge inputs give infinity or 0 on both sides. */
         if (!(data->powers[i] == power ||
               fabsf(data->powers[i] - power) <= 1e-5f * power)) {
             return "exp2";
@@ -144,11 +146,14 @@ ca_probe_ptx(ca_device *device)
         .ndefines = 3,
         .defines = {{"DTYPE", CA_FLOAT16},
                     {"EXCHANGE", 2},
-                    {"WARP", info->nvidia_capability >= CA_NVIDIA_MATRIX_UNITS}}};
+                    {"WARP", info->matrix_units}}};
     ca_kernel *kernel = NULL;
     ca_error refusal = {0};
-    if (info->nvidia_capability >= CA_NVIDIA_SHUFFLES &&
+    if (info->warp_shuffles &&
         ca_kernel_get_locked(device, &spec, &kernel, &refusal) == CA_ERROR_DEVICE) {
+        info->warp_shuffles = false;
+        info->matrix_units = false;
+        info->ample_registers = false;
         info->nvidia_capability = 0;
     }
     ca_error_clear(&refusal);
@@ -159,7 +164,7 @@ ca_probe_ptx(ca_device *device)
 #define LANES 16
 #define START 0.5f
 
-static const ca_kernel_spec probe = {.name = "probe_pairs"};
+static const ca_kernel_spec pairs_probe = {.name = "probe_pairs"};
 
 /* Bits of a small integer as bfloat16, which holds it exactly. */
 static uint16_t
@@ -171,10 +176,10 @@ bfloat16_bits(int x)
     return (uint16_t)(bits >> 16);
 }
 
-/* Build and run the probe, under the build_lock. *right is whether the device passed;
-   an error says that it could not be told. */
+/* Build and run the probe. *right: the device passed. After an error the answer is
+   unknown. */
 static ca_status
-run_probe(ca_device *device, bool *right, ca_error *error)
+run_pairs_probe(ca_device *device, bool *right, ca_error *error)
 {
     ca_status status = CA_OK;
     ca_kernel *kernel = NULL;
@@ -187,7 +192,7 @@ run_probe(ca_device *device, bool *right, ca_error *error)
         b[i] = bfloat16_bits(3 * i + 1);
     }
     *right = false;
-    CA_TRY(ca_kernel_get_locked(device, &probe, &kernel, error));
+    CA_TRY(ca_kernel_get_locked(device, &pairs_probe, &kernel, error));
     const ca_span spans[] = {
         {.data = a, .bytes = sizeof a, .access = CA_ACCESS_READ},
         {.data = b, .bytes = sizeof b, .access = CA_ACCESS_READ},
@@ -211,8 +216,9 @@ done:
     return status;
 }
 
-/* What the probe says, or said in another process. A compiler's refusal is an answer,
-   a lack of memory is none. */
+/* True if the probe passes, in this process or in an earlier one: the answer is kept on
+   disk, because the driver takes as long to refuse the program as to build it. A lack of
+   memory is no answer. */
 static bool
 driver_takes_pairs(ca_device *device)
 {
@@ -220,7 +226,7 @@ driver_takes_pairs(ca_device *device)
     unsigned char *found = NULL;
     size_t size;
     ca_hash identity;
-    if (!ca_kernel_identity(device, &probe, &identity)) {
+    if (!ca_kernel_identity(device, &pairs_probe, &identity)) {
         return false;
     }
     bool right;
@@ -228,7 +234,7 @@ driver_takes_pairs(ca_device *device)
         right = found[0] != 0;
     } else {
         ca_error refusal = {0};
-        ca_status status = run_probe(device, &right, &refusal);
+        ca_status status = run_pairs_probe(device, &right, &refusal);
         ca_error_clear(&refusal);
         if (status == CA_OK || status == CA_ERROR_DEVICE) {
             ca_cache_write(folder, "pairs", identity, &right, sizeof right);

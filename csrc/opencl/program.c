@@ -10,6 +10,7 @@
 #include "opencl/device.h"
 #include "opencl/sources.h"
 
+/* The embedded source of that name, or NULL. */
 static const ca_kernel_source *
 source_find(const char *name)
 {
@@ -21,7 +22,7 @@ source_find(const char *name)
     return NULL;
 }
 
-/* No fast-math flag belongs here: kernels rely on infinities and NaN. */
+/* No fast-math flags: kernels rely on infinities and NaN. */
 static void
 append_options(ca_strbuf *options, const ca_kernel_spec *spec)
 {
@@ -32,7 +33,7 @@ append_options(ca_strbuf *options, const ca_kernel_spec *spec)
     }
 }
 
-/* The identity of a build: all that its binary depends on. */
+/* A hash of everything that the binary depends on. */
 static bool
 build_identity(const ca_device *device, const char *options,
                const ca_kernel_source *source, ca_hash *identity)
@@ -62,7 +63,31 @@ ca_kernel_identity(const ca_device *device, const ca_kernel_spec *spec,
     return ok;
 }
 
-/* The compiler's log, then the source with the line numbers that the log refers to. */
+/* Append the source with the names and numbers that the compiler's log has for its lines:
+   after `#line 7 "file"` comes line 7 of that file. */
+static void
+append_numbered(ca_strbuf *text, const ca_kernel_source *source)
+{
+    const char *at = (const char *)source->bytes;
+    const char *end = at + source->size;
+    int number = 1;
+    while (at < end) {
+        const char *stop = memchr(at, '\n', (size_t)(end - at));
+        stop = stop != NULL ? stop : end;
+        int length = (int)(stop - at);
+        char line[128];
+        char file[sizeof line];
+        snprintf(line, sizeof line, "%.*s", length, at);
+        if (sscanf(line, "#line %d \"%127[^\"]\"", &number, file) == 2) {
+            ca_strbuf_append(text, "%s:\n", file);
+        } else {
+            ca_strbuf_append(text, "%4d  %.*s\n", number++, length, at);
+        }
+        at = stop + 1;
+    }
+}
+
+/* Attach the compiler's log and the numbered source to the error. */
 static void
 attach_log(const ca_device *device, cl_program program, const ca_kernel_source *source,
            ca_error *error)
@@ -80,14 +105,7 @@ attach_log(const ca_device *device, cl_program program, const ca_kernel_source *
                                   NULL) == CL_SUCCESS) {
         ca_strbuf_append(&text, "%s\n", log);
     }
-    const char *at = (const char *)source->bytes;
-    const char *end = at + source->size;
-    for (int line = 1; at < end; line++) {
-        const char *stop = memchr(at, '\n', (size_t)(end - at));
-        stop = stop != NULL ? stop : end;
-        ca_strbuf_append(&text, "%4d  %.*s\n", line, (int)(stop - at), at);
-        at = stop + 1;
-    }
+    append_numbered(&text, source);
     if (ca_strbuf_ok(&text) && text.data != NULL) {
         ca_error_set_log(error, text.data);
     }
@@ -95,7 +113,7 @@ attach_log(const ca_device *device, cl_program program, const ca_kernel_source *
     ca_strbuf_free(&text);
 }
 
-/* Build from a binary of the cache. Any refusal means: build from the source. */
+/* The program from a binary of the cache; NULL where it has to be built from source. */
 static cl_program
 program_from_cache(ca_device *device, const char *name, const char *options,
                    ca_hash identity)
@@ -123,6 +141,7 @@ program_from_cache(ca_device *device, const char *name, const char *options,
     return program;
 }
 
+/* Keep the program's binary on disk, unless the driver keeps it itself. */
 static void
 program_to_cache(const ca_device *device, const char *name, ca_hash identity,
                  cl_program program)
@@ -172,7 +191,7 @@ done:
     return status;
 }
 
-/* Make the kernel's handle and look at its limits. */
+/* Make the kernel's handle and read its limits. */
 static cl_int
 kernel_open(const ca_device *device, ca_kernel *kernel)
 {
@@ -188,7 +207,7 @@ kernel_open(const ca_device *device, ca_kernel *kernel)
         sizeof kernel->work_group, &kernel->work_group, NULL);
 }
 
-/* From the cache on disk, else from the source. */
+/* Build the kernel, from the cache on disk or from source. */
 static ca_status
 kernel_build(ca_device *device, const ca_kernel_source *source, ca_kernel *kernel,
              ca_error *error)

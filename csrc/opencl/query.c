@@ -7,13 +7,14 @@
 
 #include "opencl/device.h"
 
-/* The devices found so far; device_add grows it. */
+/* Devices found so far; see device_add. */
 typedef struct {
     ca_device *devices;
     int count;
     int capacity;
 } device_list;
 
+/* Copy a text without spaces at its ends; "" if the driver does not say. */
 static void
 query_text(const ca_device *device, cl_device_info what, char *text, size_t size)
 {
@@ -31,7 +32,7 @@ query_text(const ca_device *device, cl_device_info what, char *text, size_t size
     snprintf(text, size, "%.*s", (int)length, start);
 }
 
-/* A cl_ulong, cl_uint, size_t or cl_bool as int64, 0 where it cannot be had. */
+/* A cl_ulong, cl_uint, size_t or cl_bool as int64; 0 if the driver does not say. */
 static int64_t
 query_number(const ca_device *device, cl_device_info what)
 {
@@ -51,7 +52,6 @@ query_number(const ca_device *device, cl_device_info what)
     return wide > INT64_MAX ? INT64_MAX : (int64_t)wide;
 }
 
-/* CL_DEVICE_TYPE has the bit DEFAULT beside the type's own. */
 static ca_device_type
 query_type(const ca_device *device)
 {
@@ -62,7 +62,7 @@ query_type(const ca_device *device)
     return bits & CL_DEVICE_TYPE_CPU ? CA_DEVICE_CPU : CA_DEVICE_ACCELERATOR;
 }
 
-/* An extension's name as a whole word of the device's list. */
+/* True if the device's list of extensions has this name as a whole word. */
 static bool
 query_extension(const ca_device *device, const char *name)
 {
@@ -88,8 +88,7 @@ query_extension(const ca_device *device, const char *name)
     return found;
 }
 
-/* A driver for OpenCL 1.2 may have nothing at all behind newer functions, so the
-   version is asked before the capability. */
+/* A driver for OpenCL 1.2 may crash in newer functions, so the version comes first. */
 static bool
 query_system_svm(const ca_device *device)
 {
@@ -100,12 +99,12 @@ query_system_svm(const ca_device *device)
             CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) != 0;
 }
 
-/* The headers that have these want more headers. */
+/* The headers that have these include headers that some packages lack. */
 #define CA_CL_SUB_GROUP_SIZES_INTEL 0x4108
 #define CA_CL_CAPABILITY_MAJOR_NV   0x4000
 #define CA_CL_CAPABILITY_MINOR_NV   0x4001
 
-/* The sum of the sizes: see ca_device_info. */
+/* The sum of the sizes, see ca_device_info. */
 static int64_t
 query_sub_groups(const ca_device *device)
 {
@@ -126,17 +125,21 @@ query_sub_groups(const ca_device *device)
     return (int64_t)sum;
 }
 
-static int64_t
-query_nvidia_capability(const ca_device *device)
+/* PTX has shuffles from capability 7.0 on, matrix units and asynchronous copies from 8.0
+   on. The compiler for 8.0 spills registers where the one for 9.0 does not. */
+static void
+query_nvidia(const ca_device *device, ca_device_info *info)
 {
-    if (!query_extension(device, "cl_nv_device_attribute_query")) {
-        return 0;
+    if (query_extension(device, "cl_nv_device_attribute_query")) {
+        info->nvidia_capability = 10 * query_number(device, CA_CL_CAPABILITY_MAJOR_NV) +
+                                  query_number(device, CA_CL_CAPABILITY_MINOR_NV);
+        info->warp_shuffles = info->nvidia_capability >= 70;
+        info->matrix_units = info->nvidia_capability >= 80;
+        info->ample_registers = info->nvidia_capability >= 90;
     }
-    return 10 * query_number(device, CA_CL_CAPABILITY_MAJOR_NV) +
-           query_number(device, CA_CL_CAPABILITY_MINOR_NV);
 }
 
-/* Choose the memory mode; false with the reason where the device lacks it. */
+/* Choose the memory mode: the best, or the override. False if the device lacks it. */
 static bool
 choose_memory(ca_device *device, const char *override)
 {
@@ -160,6 +163,7 @@ choose_memory(ca_device *device, const char *override)
     return true;
 }
 
+/* Mark the device as unusable; the reason is `reason` and `detail`. */
 static void
 device_unusable(ca_device *device, const char *reason, const char *detail)
 {
@@ -168,6 +172,7 @@ device_unusable(ca_device *device, const char *reason, const char *detail)
     atomic_store(&device->state, CA_DEVICE_UNUSABLE);
 }
 
+/* Fill in everything about a device whose `cl`, `platform` and `id` are set. */
 static void
 query_device(ca_device *device, const char *memory_override)
 {
@@ -189,7 +194,7 @@ query_device(ca_device *device, const char *memory_override)
     info->max_parameter_size = query_number(device, CL_DEVICE_MAX_PARAMETER_SIZE);
     info->float_width = query_number(device, CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT);
     info->sub_groups = query_sub_groups(device);
-    info->nvidia_capability = query_nvidia_capability(device);
+    query_nvidia(device, info);
     info->float64 = query_extension(device, "cl_khr_fp64");
     info->float16 = query_extension(device, "cl_khr_fp16");
     device->system_svm = query_system_svm(device);
@@ -230,6 +235,7 @@ device_add(device_list *list)
     return device;
 }
 
+/* Append the devices of a platform to the list. */
 static ca_status
 query_platform(const ca_cl *cl, cl_platform_id platform, const char *memory_override,
                device_list *list, ca_error *error)
@@ -237,7 +243,7 @@ query_platform(const ca_cl *cl, cl_platform_id platform, const char *memory_over
     ca_status status = CA_OK;
     cl_device_id *ids = NULL;
     cl_uint count = 0;
-    /* A platform without devices, or one that is broken, hides no other one. */
+    /* Pass over a platform that is broken or has no devices. */
     if (cl->clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 0, NULL, &count) !=
             CL_SUCCESS ||
         count == 0) {
@@ -262,7 +268,7 @@ query_platform(const ca_cl *cl, cl_platform_id platform, const char *memory_over
         cl->clGetPlatformInfo(platform, CL_PLATFORM_NAME, sizeof device->info.platform,
                               device->info.platform, NULL);
         device->info.platform[sizeof device->info.platform - 1] = '\0';
-        /* PoCL does, and compiles a kernel once more for who asks for its binary. */
+        /* PoCL does, and would compile a kernel again for its binary. */
         device->info.keeps_programs =
             strcmp(device->info.platform, "Portable Computing Language") == 0;
         query_device(device, memory_override);
@@ -273,8 +279,8 @@ done:
     return status;
 }
 
-/* Whether `a` stands before `b`. A CPU's rank looks at what the device has, not at the
-   mode chosen, so that an override changes no device's place. */
+/* True if `a` is listed before `b`. CPUs are ranked by the best mode they have, not by the
+   chosen one, so that an override changes no device's place. */
 static bool
 device_precedes(const ca_device *a, const ca_device *b)
 {
@@ -284,7 +290,7 @@ device_precedes(const ca_device *a, const ca_device *b)
     return a->info.type == CA_DEVICE_CPU && a->system_svm && !b->system_svm;
 }
 
-/* By insertion: stable, and the list is short. */
+/* Insertion sort: stable, and the list is short. */
 static void
 devices_sort(ca_device *devices, int count)
 {

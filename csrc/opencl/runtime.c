@@ -76,14 +76,6 @@ done:
     return status;
 }
 
-/* Return the device's memory and release what ca_device_open made. */
-static void
-close_device(ca_device *device)
-{
-    ca_pool_empty(device);
-    ca_device_close(device);
-}
-
 /* In a forked child the parent owns OpenCL's objects, and a thread that does not exist in
    the child may hold a lock. Leave both alone and free only the runtime itself. */
 void
@@ -95,7 +87,8 @@ ca_runtime_close(ca_runtime *runtime)
     bool stale = ca_fork_guard_is_child(&runtime->fork_guard);
     for (int i = 0; i < runtime->device_count && !stale; i++) {
         ca_device *device = &runtime->devices[i];
-        close_device(device);
+        ca_pool_empty(device);
+        ca_device_close(device);
         ca_error_clear(&device->failure);
         ca_mutex_destroy(&device->lock);
         ca_mutex_destroy(&device->build_lock);
@@ -157,7 +150,8 @@ try_open(ca_device *device, ca_error *error)
         atomic_store(&device->state, CA_DEVICE_READY);
         return CA_OK;
     }
-    close_device(device);
+    ca_pool_empty(device);
+    ca_device_close(device);
     if (opened && status == CA_ERROR_DEVICE) {
         atomic_store(&device->state, CA_DEVICE_UNUSABLE);
     } else if (opened) {
@@ -274,11 +268,12 @@ text_contains(const char *whole, const char *part)
 
 /* A type, perhaps with a number, or a part of a name. */
 typedef struct {
-    const char *part; /* NULL: by type */
+    const char *name; /* a part of a name; NULL: by type */
     ca_device_type type;
     long number; /* -1: the first usable one */
 } device_request;
 
+/* What the words ask for; any words that name no type are a part of a name. */
 static device_request
 request_parse(const char *words)
 {
@@ -302,19 +297,20 @@ request_parse(const char *words)
             return request;
         }
     }
-    return (device_request){.part = words, .number = -1};
+    return (device_request){.name = words, .number = -1};
 }
 
 static bool
 request_matches(const device_request *request, const ca_device_info *info)
 {
-    if (request->part == NULL) {
+    if (request->name == NULL) {
         return info->type == request->type;
     }
-    return request->part[0] != '\0' && (text_contains(info->platform, request->part) ||
-                                        text_contains(info->name, request->part));
+    return request->name[0] != '\0' && (text_contains(info->platform, request->name) ||
+                                        text_contains(info->name, request->name));
 }
 
+/* The error for words that name no device, with a list of all devices. */
 static ca_status
 error_no_match(const ca_runtime *runtime, const char *words, const char *what,
                ca_error *error)

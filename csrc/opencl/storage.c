@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Storages are made of host memory, with a buffer over it where kernels take no
- * addresses, or of a buffer of the device with a range of addresses that is reserved
- * only.
+ * A storage of a CPU is host memory, with a buffer over it if kernels take no addresses.
+ * A storage of another device is a buffer, beside addresses without memory behind them.
  */
 #include "opencl/storage.h"
 
@@ -18,16 +17,14 @@ struct ca_storage {
     cl_mem buffer;
     atomic_int references;
     atomic_bool shared;
-    _Atomic(uint64_t)
-        ticket;       /* of the last pending call that uses the memory; set under
-                                 the device's lock */
-    ca_storage *next; /* see ca_pool */
+    _Atomic(uint64_t) ticket; /* the last pending call that uses the memory */
+    ca_storage *next;         /* in ca_pool's list `leaving` */
 };
 
 /* ---- making and freeing ---- */
 
-/* Enough small storages share a size for the pool to find them again, and of those above
-   the smallest none is more than a quarter too large. */
+/* Round the size up, so that the pool finds a storage for a similar size again: to 4 KiB,
+   above that to 5, 6, 7 or 8 eighths of a power of two, a quarter more at most. */
 static size_t
 pool_class(const ca_device *device, size_t bytes)
 {
@@ -63,7 +60,7 @@ free_storage(ca_storage *storage)
     free(storage);
 }
 
-/* CL_SUCCESS, or why the system has none. */
+/* Make a new storage. Returns OpenCL's code. */
 static cl_int
 make_storage(ca_device *device, size_t capacity, ca_storage **made)
 {
@@ -97,7 +94,7 @@ make_storage(ca_device *device, size_t capacity, ca_storage **made)
 
 /* ---- the pool ---- */
 
-/* Take the one in slot `i` out; the others keep their order, by age. */
+/* Take the storage out of slot `i`. The others keep their order. */
 static ca_storage *
 pool_remove(ca_pool *pool, size_t i)
 {
@@ -108,8 +105,8 @@ pool_remove(ca_pool *pool, size_t i)
     return storage;
 }
 
-/* One of that capacity, or NULL; where the host writes to it directly, one that no call
-   uses any more. */
+/* The youngest storage of that capacity, or NULL. The host may write to its own memory at
+   once, so there no call may use the storage any more. */
 static ca_storage *
 pool_take(ca_device *device, size_t capacity)
 {
@@ -124,16 +121,16 @@ pool_take(ca_device *device, size_t capacity)
     return NULL;
 }
 
-/* The device's own memory is there for this; what it takes of the host's is missed
-   elsewhere. */
+/* Most bytes in the pool. The rest of the process needs the host's memory, so a CPU's pool
+   is smaller. */
 static size_t
 pool_limit(const ca_device *device)
 {
     return (size_t)device->info.global_memory / (device->storage_is_host ? 16 : 4);
 }
 
-/* The oldest ones give way to it. False where it is too large itself, or an old one is
-   still in use. */
+/* Put the storage into the pool, freeing the oldest ones to make room. False if it is too
+   large, or a call still uses the oldest. */
 static bool
 pool_give(ca_device *device, ca_storage *storage)
 {
@@ -156,7 +153,7 @@ pool_give(ca_device *device, ca_storage *storage)
     return true;
 }
 
-/* Free what the pool did not take and no call uses any more. */
+/* Free the storages that the pool did not take, once no call uses them. */
 static void
 free_leaving(ca_device *device)
 {
@@ -174,7 +171,7 @@ free_leaving(ca_device *device)
     }
 }
 
-/* What other threads enqueue and release meanwhile may still be in use, and stays. */
+/* Storages that other threads release meanwhile may still be in use; these stay. */
 void
 ca_pool_empty(ca_device *device)
 {
@@ -190,7 +187,7 @@ ca_pool_empty(ca_device *device)
     ca_mutex_unlock(&device->lock);
 }
 
-/* Was the device ever used, by this process? */
+/* True if this process has used the device. */
 static bool
 is_open(ca_device *device)
 {
@@ -225,8 +222,8 @@ ca_device_memory_stats(ca_device *device, ca_memory_stats *stats, ca_error *erro
 
 /* ---- storages ---- */
 
-/* One from the pool; NULL where a new one may be made. While calls under way hold more
-   released memory than the pool would, the next waits for them. */
+/* A storage from the pool, or NULL if a new one may be made. If released memory, with this
+   storage, exceeds the pool's limit, wait for the calls that use it. */
 static ca_storage *
 take_or_wait(ca_device *device, size_t capacity)
 {
@@ -304,7 +301,7 @@ ca_storage_release(ca_storage *storage)
     }
     ca_device *device = storage->device;
     if (ca_fork_guard_is_child(device->fork_guard)) {
-        return; /* the parent's */
+        return; /* the parent owns it */
     }
     ca_mutex_lock(&device->lock);
     device->pool.stats.allocated_blocks--;
@@ -354,10 +351,7 @@ ca_storage_wait(ca_storage *storage, ca_error *error)
 {
     ca_device *device = storage->device;
     ca_status status = ca_device_check_fork(device, error);
-    if (status != CA_OK) {
-        return status;
-    }
-    return ca_pending_wait(device, storage->ticket, error);
+    return status != CA_OK ? status : ca_pending_wait(device, storage->ticket, error);
 }
 
 bool
@@ -367,7 +361,8 @@ ca_storage_is_idle(ca_storage *storage)
     if (ca_fork_guard_is_child(device->fork_guard)) {
         return false;
     }
-    if (storage->ticket < device->pending.first) { /* most often */
+    if (storage->ticket <
+        device->pending.first) { /* the usual case, without the lock */
         return true;
     }
     ca_mutex_lock(&device->lock);
@@ -400,51 +395,48 @@ ca_status
 ca_storage_write(ca_storage *storage, size_t offset, const void *source, size_t bytes,
                  ca_error *error)
 {
-    ca_status status = CA_OK;
     ca_device *device = storage->device;
-    CA_TRY(ca_device_check_fork(device, error));
-    if (bytes == 0) {
-        goto done;
+    ca_status status = ca_device_check_fork(device, error);
+    if (status != CA_OK || bytes == 0) {
+        return status;
     }
     if (device->storage_is_host) {
-        CA_TRY(ca_storage_wait(storage, error));
-        memcpy((char *)storage->block.address + offset, source, bytes);
-        goto done;
+        status = ca_storage_wait(storage, error);
+        if (status == CA_OK) {
+            memcpy((char *)storage->block.address + offset, source, bytes);
+        }
+        return status;
     }
     cl_int code = device->cl->clEnqueueWriteBuffer(
         device->queue, storage->buffer, CL_TRUE, offset, bytes, source, 0, NULL, NULL);
     if (code != CL_SUCCESS) {
-        status =
-            ca_cl_error_set(error, code, "clEnqueueWriteBuffer", device->info.name);
-        /* A call that the copy waited for may have failed, which tells more. */
-        ca_status earlier = ca_pending_check(device, error);
-        status = earlier != CA_OK ? earlier : status;
+        /* The failure of a call that the copy waited for says more. */
+        status = ca_pending_check(device, error);
+        return status != CA_OK ? status
+                               : ca_cl_error_set(error, code, "clEnqueueWriteBuffer",
+                                                 device->info.name);
     }
-done:
-    return status;
+    return CA_OK;
 }
 
 ca_status
 ca_storage_read(ca_storage *storage, size_t offset, void *target, size_t bytes,
                 ca_error *error)
 {
-    ca_status status = CA_OK;
     ca_device *device = storage->device;
-    CA_TRY(ca_storage_wait(storage, error));
-    if (bytes == 0) {
-        goto done;
+    ca_status status = ca_storage_wait(storage, error);
+    if (status != CA_OK || bytes == 0) {
+        return status;
     }
     if (device->storage_is_host) {
         memcpy(target, (char *)storage->block.address + offset, bytes);
-        goto done;
+        return CA_OK;
     }
     cl_int code = device->cl->clEnqueueReadBuffer(
         device->queue, storage->buffer, CL_TRUE, offset, bytes, target, 0, NULL, NULL);
-    if (code != CL_SUCCESS) {
-        status = ca_cl_error_set(error, code, "clEnqueueReadBuffer", device->info.name);
-    }
-done:
-    return status;
+    return code == CL_SUCCESS
+               ? CA_OK
+               : ca_cl_error_set(error, code, "clEnqueueReadBuffer", device->info.name);
 }
 
 /* ---- the device ---- */

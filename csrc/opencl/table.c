@@ -29,17 +29,13 @@ same_text(const char *a, const char *b)
 static bool
 spec_equal(const ca_kernel_spec *a, const ca_kernel_spec *b)
 {
-    if (a->ndefines != b->ndefines || a->in_c30 != b->in_c30 ||
-        !same_text(a->name, b->name)) {
-        return false;
+    bool same = a->ndefines == b->ndefines && a->in_c30 == b->in_c30 &&
+                same_text(a->name, b->name);
+    for (int i = 0; i < a->ndefines && same; i++) {
+        same = a->defines[i].value == b->defines[i].value &&
+               same_text(a->defines[i].name, b->defines[i].name);
     }
-    for (int i = 0; i < a->ndefines; i++) {
-        if (a->defines[i].value != b->defines[i].value ||
-            !same_text(a->defines[i].name, b->defines[i].name)) {
-            return false;
-        }
-    }
-    return true;
+    return same;
 }
 
 ca_kernel *
@@ -59,6 +55,7 @@ ca_kernel_table_find(const ca_kernel_table *table, const ca_kernel_spec *spec,
     return NULL;
 }
 
+/* Put the kernel into a free slot. */
 static void
 put(ca_kernel_table *table, ca_kernel *kernel)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The kernel that a device must build and run correctly before it is used. It does once
- * what every attention kernel relies on: a struct by value, 64-bit integers, halves
- * loaded and stored with rounding to nearest even, exp2, a null pointer.
+ * A device must build this kernel and run it correctly before it is used. The kernel tests
+ * what attention kernels rely on: a struct by value, 64-bit integers, halves loaded and
+ * stored with rounding to nearest even, exp2, a null pointer.
  *
  *     rounded[i] = half(input[i] * scale)
  *     powers[i]  = exp2(input[i] + bias)                    float

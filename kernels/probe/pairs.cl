@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Whether a device's compiler takes the instruction for pairs of bfloat16, and whether
- * it does what kernels rely on: built and run once, where the processor has it.
+ * Tests the instruction for pairs of bfloat16. The host builds and runs this kernel once,
+ * if the processor has the instruction.
  *
  *     sums[i] = start + a[2i] * b[2i] + a[2i + 1] * b[2i + 1]
  *

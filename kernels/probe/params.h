@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the probe kernel is told, one text for host C and OpenCL C: a struct with every
- * kind of member that a real kernel's struct has.
+ * The params struct of probe_device, shared by the host's C and OpenCL C. It has every
+ * kind of member that other kernels' structs have.
  */
 #ifndef CLATTN_PROBE_PARAMS_H
 #define CLATTN_PROBE_PARAMS_H

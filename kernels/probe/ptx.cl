@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Each instruction that kernels have as PTX, once. It is built, to see whether the
- * driver's compiler takes them; it is never run.
+ * Uses each instruction that kernels have as PTX. The host builds this program to see
+ * whether the driver's compiler takes them, and never runs it.
  *
  *     -DEXCHANGE  EXCHANGE_PTX (attention/decode_gpu/exchange.clh)
  *     -DWARP      1: those of support/warp.clh too
@@ -19,13 +19,13 @@ probe_ptx(__global const uint4 *input, __global float4 *output)
     float4 x = as_float4(input[item]);
 #if WARP
     WARP_DECLARE(warp, 1, memory, 32);
-    const uint place = warp.start + item * 16u;
-    warp_copy(&warp, place, input + item, 16u);
+    const uint address = warp.start + item * 16u;
+    warp_copy(&warp, address, input + item, 16u);
     warp_copies_end(&warp);
     WARP_COPIES_WAIT(&warp, 0);
     barrier(CLK_LOCAL_MEM_FENCE); /* what was copied, before it is read */
-    const uint4 rows = warp_load(&warp, place);
-    const uint4 columns = warp_load_columns(&warp, place);
+    const uint4 rows = warp_load(&warp, address);
+    const uint4 columns = warp_load_columns(&warp, address);
     int again = (int)item;
     WARP_COMPUTE_AGAIN(again);
     x = warp_multiply(&warp, x, rows, columns.xy);

@@ -262,3 +262,31 @@ def test_a_driver_that_refuses_ptx(run_with_faults):
         """,
         FAULTS_NVIDIA="1",
     )
+
+
+def test_a_program_that_does_not_build(run_with_faults, tmp_path):
+    """DeviceError with the compiler's log and the source, by the same files and numbers."""
+    run_with_faults(
+        """
+        import re
+        from support.helpers import ROOT
+        faults.faults_define(b"store_vector=goto")
+        text = refusal(lambda: clattn.tril(tq), "'diagonal_band' does not build",
+                       device.name, "clBuildProgram gave CL_BUILD_PROGRAM_FAILURE")
+        numbered = {}
+        for line in text.splitlines():
+            if heading := re.fullmatch(r"(kernels/.+):", line):
+                lines = (ROOT / heading[1]).read_text().splitlines()
+                file = heading[1]
+            elif number := re.match(r" *(\\d+)  ", line):
+                original = lines[int(number[1]) - 1]
+                assert line[number.end():] == original or "#include" in original, line
+                numbered[file, number[1]] = original
+        wrong = re.findall(r"(kernels/[\\w/.]+)[:(](\\d+)", text)
+        assert wrong, text[:2000]
+        assert numbered[wrong[0]].startswith("store_vector("), wrong
+        faults.faults_define(b"")
+        same_bits(clattn.tril(tq), np.tril(q))
+        """,
+        XDG_CACHE_HOME=tmp_path,
+    )

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* An OpenCL loader whose commands fail when a test says so.
  *
- * It is linked against the real loader, passes every call on to it, and changes what is
- * reported of a few; transfers are counted. It can have devices say that they are
- * others. faults.py builds it and puts it in the
- * loader's place.
+ * It is linked against the real loader, passes every call on to it, and changes the
+ * answers to a few. It counts copies, lets devices say that they are others, and defines a
+ * macro for programs. faults.py builds it and puts it in the loader's place.
  */
 
 #define _GNU_SOURCE
@@ -12,6 +11,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,6 +44,7 @@ static atomic_int refused_to_go; /* enqueueing this one of the next kernels fail
 static atomic_int refused_code;
 static atomic_int buffers_to_fail; /* so many of the next buffers cannot be allocated */
 static atomic_int buffer_code;
+static char definition[128]; /* of a macro, for programs; "": none */
 
 static struct {
     callback function;
@@ -74,6 +75,13 @@ faults_fail_buffers(int n, int code)
 {
     buffer_code = code;
     buffers_to_fail = n;
+}
+
+/* Programs that are built from now on have this macro besides: "NAME=VALUE"; "": none. */
+void
+faults_define(const char *macro)
+{
+    snprintf(definition, sizeof definition, macro[0] != '\0' ? " -D%s" : "%s", macro);
 }
 
 /* Kernels that were enqueued. */
@@ -289,6 +297,18 @@ clSetEventCallback(handle event, int32_t type, callback function, void *data)
         return REAL(clSetEventCallback)(event, type, call_wrapped, NULL);
     }
     return REAL(clSetEventCallback)(event, type, function, data);
+}
+
+typedef int32_t clBuildProgram_type(handle, uint32_t, const handle *, const char *,
+                                    void (*)(handle, void *), void *);
+
+int32_t
+clBuildProgram(handle program, uint32_t count, const handle *devices,
+               const char *options, void (*notify)(handle, void *), void *data)
+{
+    char all[4096];
+    snprintf(all, sizeof all, "%s%s", options, definition);
+    return REAL(clBuildProgram)(program, count, devices, all, notify, data);
 }
 
 typedef handle clCreateBuffer_type(handle, uint64_t, size_t, void *, int32_t *);

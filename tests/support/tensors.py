@@ -120,6 +120,14 @@ def settled(device):
     return stats["allocated_bytes"], stats["allocated_blocks"]
 
 
+def pooled_twice(device, most):
+    """A power of two of bytes, at most `most`, of which the device's pool keeps two blocks.
+
+    A pool keeps at least a sixteenth of the device's memory.
+    """
+    return min(most, 1 << (device.memory // 32).bit_length() - 1)
+
+
 def same_bits(got, right, what="result"):
     """Arrays, or Tensors, of one dtype, shape and bits, whatever their strides."""
     got, right = (a.numpy() if isinstance(a, clattn.Tensor) else a for a in (got, right))
