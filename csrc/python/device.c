@@ -21,7 +21,6 @@ typedef struct {
     PyObject_HEAD
     PyObject *module;
     ca_device *device;
-    int index;
 } device_object;
 
 static const char *const type_names[] = {
@@ -35,20 +34,6 @@ static const char *const memory_names[] = {
     [CA_MEMORY_HOST_PTR] = "host",
     [CA_MEMORY_COPY] = "copy",
 };
-
-PyObject *
-ca_py_device_new(PyObject *module, ca_device *device, int index)
-{
-    device_object *self =
-        PyObject_GC_New(device_object, ca_state_get(module)->device_type);
-    if (self != NULL) {
-        self->module = Py_NewRef(module);
-        self->device = device;
-        self->index = index;
-        PyObject_GC_Track(self);
-    }
-    return (PyObject *)self;
-}
 
 int
 ca_py_device_index(PyObject *module, const ca_device *device)
@@ -64,7 +49,14 @@ ca_py_device_index(PyObject *module, const ca_device *device)
 PyObject *
 ca_py_wrap_device(PyObject *module, ca_device *device)
 {
-    return ca_py_device_new(module, device, ca_py_device_index(module, device));
+    device_object *self =
+        PyObject_GC_New(device_object, ca_state_get(module)->device_type);
+    if (self != NULL) {
+        self->module = Py_NewRef(module);
+        self->device = device;
+        PyObject_GC_Track(self);
+    }
+    return (PyObject *)self;
 }
 
 const char *
@@ -174,7 +166,7 @@ device_richcompare(PyObject *self, PyObject *other, int operation)
 static Py_hash_t
 device_hash(PyObject *self)
 {
-    return ((device_object *)self)->index;
+    return ca_py_device_index(((device_object *)self)->module, ca_py_device_get(self));
 }
 
 static int

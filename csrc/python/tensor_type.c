@@ -17,6 +17,7 @@
 #include "python/error.h"
 #include "python/methods.h" /* CA_PY_KEYWORDS */
 #include "python/runtime.h"
+#include "python/scalars.h"
 #include "python/tensor.h"
 #include "python/tensor_view.h"
 
@@ -148,8 +149,8 @@ to(PyObject *self, PyObject *argument)
 
 /* ---- the elements on the host ---- */
 
-/* The elements, to be looked at now: a NumPy array of the Tensor's memory if the host has
-   the memory, else of a copy. */
+/* The elements, to be looked at now: a NumPy array of the Tensor's memory if the host
+   has the memory, else of a copy. */
 static PyObject *
 look(PyObject *self)
 {
@@ -294,31 +295,16 @@ dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
 /* ---- attributes ---- */
 
 static PyObject *
-tuple_of(int count, const int64_t *numbers, int64_t unit)
-{
-    PyObject *tuple = PyTuple_New(count);
-    for (int i = 0; tuple != NULL && i < count; i++) {
-        PyObject *number = PyLong_FromLongLong(numbers[i] * unit);
-        if (number == NULL) {
-            Py_CLEAR(tuple);
-        } else {
-            PyTuple_SET_ITEM(tuple, i, number);
-        }
-    }
-    return tuple;
-}
-
-static PyObject *
 get_shape(PyObject *self, void *Py_UNUSED(closure))
 {
-    return tuple_of(view_of(self)->ndim, view_of(self)->shape, 1);
+    return ca_py_tuple(view_of(self)->ndim, view_of(self)->shape, 1);
 }
 
 static PyObject *
 get_strides(PyObject *self, void *Py_UNUSED(closure))
 {
     const ca_tensor *view = view_of(self);
-    return tuple_of(view->ndim, view->strides, (int64_t)ca_dtype_size(view->dtype));
+    return ca_py_tuple(view->ndim, view->strides, (int64_t)ca_dtype_size(view->dtype));
 }
 
 static PyObject *
@@ -370,8 +356,8 @@ get_T(PyObject *self, void *Py_UNUSED(closure))
 /* Above this number NumPy leaves elements out. */
 #define SUMMARISED 1000
 
-/* clattn.Tensor([…], dtype=…, device='…'), with the shape where the elements do not
-   show it */
+/* clattn.Tensor([…], dtype=…, device='…'), with the shape if the elements do not show
+   it */
 static PyObject *
 represent(PyObject *self)
 {

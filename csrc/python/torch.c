@@ -89,8 +89,8 @@ is_direct(const ca_torch_sdpa *sdpa, const ca_py_out *out)
            !(sdpa->has_mask && overlaps(tensor, &sdpa->attn_mask));
 }
 
-/* Runs the checked call, whose result has that shape. Returns the output, or the pair of
-   output and log-sum-exp; NULL with an exception. */
+/* Runs the checked call, whose result has that shape. Returns the output, or the pair
+   of output and log-sum-exp; NULL with an exception. */
 static PyObject *
 run(const ca_py_call *call, const ca_torch_sdpa *sdpa, PyObject *const *args, int ndim,
     const int64_t *shape, bool return_lse)
