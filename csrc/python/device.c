@@ -111,37 +111,31 @@ get_memory_mode(PyObject *self, void *Py_UNUSED(closure))
     return PyUnicode_FromString(memory_names[info_of(self)->memory]);
 }
 
-static ca_status
-prepare(PyObject *self, ca_error *error)
-{
-    ca_status status;
-    Py_BEGIN_ALLOW_THREADS
-        status = ca_device_prepare(ca_py_device_get(self), error);
-    Py_END_ALLOW_THREADS
-    return status;
-}
-
-/* Device.usable: makes the device ready, once */
-static PyObject *
-get_usable(PyObject *self, void *Py_UNUSED(closure))
-{
-    ca_error error = {0};
-    ca_status status = prepare(self, &error);
-    ca_error_clear(&error);
-    return PyBool_FromLong(status == CA_OK);
-}
-
+/* Makes the device ready, once. */
 static PyObject *
 get_reason(PyObject *self, void *Py_UNUSED(closure))
 {
     ca_error error = {0};
-    if (prepare(self, &error) == CA_OK) {
-        Py_RETURN_NONE;
-    }
-    PyObject *reason = PyUnicode_DecodeUTF8(
-        error.message, (Py_ssize_t)strlen(error.message), "replace");
+    ca_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_device_prepare(ca_py_device_get(self), &error);
+    Py_END_ALLOW_THREADS
+    PyObject *reason =
+        status == CA_OK
+            ? Py_NewRef(Py_None)
+            : PyUnicode_DecodeUTF8(error.message, (Py_ssize_t)strlen(error.message),
+                                   "replace");
     ca_error_clear(&error);
     return reason;
+}
+
+static PyObject *
+get_usable(PyObject *self, void *closure)
+{
+    PyObject *reason = get_reason(self, closure);
+    PyObject *usable = reason != NULL ? PyBool_FromLong(reason == Py_None) : NULL;
+    Py_XDECREF(reason);
+    return usable;
 }
 
 static PyObject *

@@ -319,30 +319,20 @@ get_device(PyObject *self, void *Py_UNUSED(closure))
     return ca_py_wrap_device(((ca_py_tensor *)self)->module, ca_py_tensor_device(self));
 }
 
-static PyObject *
-get_ndim(PyObject *self, void *Py_UNUSED(closure))
-{
-    return PyLong_FromLong(view_of(self)->ndim);
-}
+enum { NDIM, SIZE, ITEMSIZE, NBYTES };
 
+/* `closure` is one of the above. */
 static PyObject *
-get_size(PyObject *self, void *Py_UNUSED(closure))
-{
-    return PyLong_FromLongLong(ca_tensor_count(view_of(self)));
-}
-
-static PyObject *
-get_itemsize(PyObject *self, void *Py_UNUSED(closure))
-{
-    return PyLong_FromSize_t(ca_dtype_size(view_of(self)->dtype));
-}
-
-static PyObject *
-get_nbytes(PyObject *self, void *Py_UNUSED(closure))
+get_number(PyObject *self, void *closure)
 {
     const ca_tensor *view = view_of(self);
-    return PyLong_FromSize_t((size_t)ca_tensor_count(view) *
-                             ca_dtype_size(view->dtype));
+    int64_t count = ca_tensor_count(view);
+    int64_t itemsize = (int64_t)ca_dtype_size(view->dtype);
+    const int64_t numbers[] = {[NDIM] = view->ndim,
+                               [SIZE] = count,
+                               [ITEMSIZE] = itemsize,
+                               [NBYTES] = count * itemsize};
+    return PyLong_FromLongLong(numbers[(uintptr_t)closure]);
 }
 
 static PyObject *
@@ -428,10 +418,10 @@ static PyGetSetDef getset[] = {
      NULL},
     {"dtype", get_dtype, NULL, "NumPy's dtype; of bfloat16 that of ml_dtypes.", NULL},
     {"device", get_device, NULL, "The device it is on.", NULL},
-    {"ndim", get_ndim, NULL, "The number of dimensions.", NULL},
-    {"size", get_size, NULL, "The number of elements.", NULL},
-    {"itemsize", get_itemsize, NULL, "Bytes of an element.", NULL},
-    {"nbytes", get_nbytes, NULL, "Bytes of all elements.", NULL},
+    {"ndim", get_number, NULL, "The number of dimensions.", (void *)(uintptr_t)NDIM},
+    {"size", get_number, NULL, "The number of elements.", (void *)(uintptr_t)SIZE},
+    {"itemsize", get_number, NULL, "Bytes of an element.", (void *)(uintptr_t)ITEMSIZE},
+    {"nbytes", get_number, NULL, "Bytes of all elements.", (void *)(uintptr_t)NBYTES},
     {"T", get_T, NULL, "A view with the dimensions in reverse.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

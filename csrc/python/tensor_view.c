@@ -69,16 +69,6 @@ take_slice(const ca_tensor *tensor, int d, PyObject *key, ca_tensor *view)
     return append(view, size, tensor->strides[d] * (size > 1 ? step : 1));
 }
 
-static int
-refuse_key(PyObject *key)
-{
-    return ca_py_raise(
-        PyExc_TypeError,
-        "a Tensor is indexed with integers, slices, ... and None, got %.200s; "
-        "advanced indexing is NumPy's: tensor.numpy()[...]",
-        Py_TYPE(key)->tp_name);
-}
-
 /* Counts the dimensions that the keys take. Refuses a second `...`. */
 static int
 count_keys(PyObject *keys, int *taken)
@@ -96,7 +86,11 @@ count_keys(PyObject *keys, int *taken)
         } else if (PySlice_Check(key) || is_integer(key)) {
             (*taken)++;
         } else if (key != Py_None) {
-            return refuse_key(key);
+            return ca_py_raise(
+                PyExc_TypeError,
+                "a Tensor is indexed with integers, slices, ... and None, got %.200s; "
+                "advanced indexing is NumPy's: tensor.numpy()[...]",
+                Py_TYPE(key)->tp_name);
         }
     }
     return 0;
