@@ -235,10 +235,14 @@ cache_attend(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     if (result == NULL) {
         goto done;
     }
-    ca_cache_attend_problem(&cache, &sdpa, &output, &attention);
-    if (ca_py_call_attention(&call, &attention) == 0) {
-        answer = ca_py_call_give(&call, args[QUERY], sdpa.query.dtype, result);
+    int64_t count = 1;
+    for (int64_t index = 0; index < count; index++) {
+        count = ca_cache_attend_problem(&cache, &sdpa, &output, index, &attention);
+        if (ca_py_call_attention(&call, &attention) < 0) {
+            goto done;
+        }
     }
+    answer = ca_py_call_give(&call, args[QUERY], sdpa.query.dtype, result);
 done:
     ca_py_call_end(&call);
     PyMem_RawFree(lengths);

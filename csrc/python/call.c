@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attention/run.h"
+#include "attention/trivial.h"
 #include "python/error.h"
 #include "python/runtime.h"
 #include "python/tensor.h"
@@ -127,15 +129,7 @@ ca_py_call_host_array(ca_py_call *call, PyObject *object, const char *name,
 int
 ca_py_call_ready(ca_py_call *call, PyObject *device_argument)
 {
-    ca_error error = {0};
-    ca_status status =
-        ca_variant_parse(getenv("CLATTN_KERNEL"), &call->variant, &error);
-    if (status == CA_OK) {
-        status = ca_limits_parse(getenv("CLATTN_SUB_GROUPS"),
-                                 getenv("CLATTN_LOCAL_MEMORY"), &call->limits, &error);
-    }
-    if (ca_py_error_check(call->state, status, &error) < 0 ||
-        ca_py_check_device(call->state, device_argument) < 0) {
+    if (ca_py_check_device(call->state, device_argument) < 0) {
         return -1;
     }
     call->device_argument = device_argument;
@@ -247,15 +241,13 @@ ca_py_call_attention(const ca_py_call *call, ca_attention *attention)
         Py_END_ALLOW_THREADS
         return ca_py_error_check(call->state, status, &error);
     }
-    attention->variant = call->variant;
-    attention->limits = call->limits;
     attention->call = call->name;
     ca_device *device;
     if (ca_py_call_device(call, &device) < 0) {
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
-        status = ca_attention_run(device, attention, &error);
+        status = ca_attention_run(device, &call->state->forced, attention, &error);
     Py_END_ALLOW_THREADS
     return ca_py_error_check(call->state, status, &error);
 }

@@ -16,8 +16,6 @@ typedef struct {
     ca_state *state;
     const char *name; /* of the function, for messages */
     PyObject *device_argument;
-    ca_variant variant;
-    ca_limits limits;
     ca_device *device;  /* that the Tensors among the arrays are on; NULL: no Tensors */
     const char *holder; /* the name of the first one */
     PyObject *keep[CA_PY_CALL_ARRAYS]; /* own the arrays' memory */
@@ -52,8 +50,8 @@ int ca_py_call_host_array(ca_py_call *call, PyObject *object, const char *name,
    ValueError if earlier Tensors are on another device. */
 int ca_py_call_note(ca_py_call *call, PyObject *object, const char *name);
 
-/* Once the arrays are known: check what can be checked of the device argument and of
-   CLATTN_KERNEL, by which tests force a kernel. -1 with an exception. */
+/* Takes the device argument, after all arrays. Returns -1 with an exception if it is of a
+   wrong type, or names another device than that of the Tensors. */
 int ca_py_call_ready(ca_py_call *call, PyObject *device_argument);
 
 /* Finds the device that the call runs on. Returns -1 with an exception. */

@@ -282,8 +282,8 @@ static PyObject *
 allocate(size_t bytes, ca_pages pages, void **memory)
 {
     size_t context = pages != CA_PAGES_ANY ? bytes : 0;
-    *memory = pages != CA_PAGES_ANY ? ca_pages_allocate(bytes, pages)
-                                    : ca_memory_allocate(bytes);
+    *memory =
+        pages != CA_PAGES_ANY ? ca_pages_allocate(bytes) : ca_memory_allocate(bytes);
     if (*memory == NULL) {
         return PyErr_Format(PyExc_MemoryError, "no memory for a result of %zu bytes",
                             bytes);

@@ -80,6 +80,7 @@ multihead_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     ca_directml_attention dml;
     ca_directml_shapes shapes;
     ca_attention attention;
+    ca_tensor views[CA_ATTENTION_OPERANDS];
     ca_error error = {0};
     bool present;
 
@@ -104,13 +105,20 @@ multihead_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     if (ca_py_call_outputs(&call, results, RESULTS) < 0) {
         goto done;
     }
-    ca_status status = ca_directml_attention_problem(
+    ca_status status = ca_directml_attention_views(
         &dml, &shapes, &tensors[OUTPUT], &tensors[PRESENT_KEY], &tensors[PRESENT_VALUE],
-        &attention, &scratch, &error);
-    if (ca_py_error_check(call.state, status, &error) == 0 &&
-        ca_py_call_attention(&call, &attention) == 0) {
-        answer = ca_py_call_give_all(&call, results, RESULTS);
+        &attention, views, &scratch, &error);
+    if (ca_py_error_check(call.state, status, &error) < 0) {
+        goto done;
     }
+    int64_t count = 1;
+    for (int64_t index = 0; index < count; index++) {
+        count = ca_attention_fold(&attention, views, index);
+        if (ca_py_call_attention(&call, &attention) < 0) {
+            goto done;
+        }
+    }
+    answer = ca_py_call_give_all(&call, results, RESULTS);
 done:
     ca_py_call_end(&call);
     ca_py_call_clear(results, RESULTS);

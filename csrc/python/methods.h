@@ -16,7 +16,7 @@ extern PyMethodDef ca_py_diagonal_methods[]; /* python/diagonal.c */
 extern PyMethodDef ca_py_onnx_methods[];     /* python/onnx.c */
 extern PyMethodDef ca_py_openvino_methods[]; /* python/openvino.c */
 extern PyMethodDef ca_py_directml_methods[]; /* python/directml.c */
-extern PyMethodDef ca_py_peak_methods[];     /* python/peak.c */
+extern PyMethodDef ca_py_forced_methods[];   /* python/forced.c */
 
 /* Function and flags of a row. FASTCALL: (self, args, nargs). KEYWORDS: (self, args,
    kwargs). */

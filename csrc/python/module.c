@@ -15,7 +15,6 @@
  *         onnx_attention(…)                       python/onnx.c
  *         openvino_scaled_dot_product_attention(…) python/openvino.c
  *         directml_multihead_attention(…)         python/directml.c
- *         peak_fma(…) peak_read(…)                python/peak.c
  */
 #include "python/cache.h"
 #include "python/convert.h"
@@ -43,12 +42,12 @@ module_exec(PyObject *module)
         PyModule_AddStringConstant(module, "__version__", CLATTN_VERSION) < 0 ||
         PyModule_AddFunctions(module, ca_py_runtime_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_memory_methods) < 0 ||
+        PyModule_AddFunctions(module, ca_py_forced_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_torch_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_diagonal_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_onnx_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_openvino_methods) < 0 ||
-        PyModule_AddFunctions(module, ca_py_directml_methods) < 0 ||
-        PyModule_AddFunctions(module, ca_py_peak_methods) < 0) {
+        PyModule_AddFunctions(module, ca_py_directml_methods) < 0) {
         return -1;
     }
     return 0;

@@ -151,10 +151,14 @@ onnx_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     if (ca_py_call_outputs(&call, results, OUTPUTS) < 0) {
         goto done;
     }
-    ca_onnx_attention_problem(&onnx, &sizes, &outputs, &attention);
-    if (ca_py_call_attention(&call, &attention) == 0) {
-        answer = ca_py_call_give_all(&call, results, OUTPUTS);
+    int64_t count = 1;
+    for (int64_t index = 0; index < count; index++) {
+        count = ca_onnx_attention_problem(&onnx, &sizes, &outputs, index, &attention);
+        if (ca_py_call_attention(&call, &attention) < 0) {
+            goto done;
+        }
     }
+    answer = ca_py_call_give_all(&call, results, OUTPUTS);
 done:
     ca_py_call_end(&call);
     ca_py_call_clear(results, OUTPUTS);

@@ -94,9 +94,9 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
     if (result == NULL) {
         goto done;
     }
-    int64_t count = ca_openvino_sdpa_count(&sdpa, &output);
-    for (int64_t i = 0; i < count; i++) {
-        ca_openvino_sdpa_problem(&sdpa, &output, i, &attention);
+    int64_t count = ca_tensor_extent(&output).bytes != 0;
+    for (int64_t index = 0; index < count; index++) {
+        count = ca_openvino_sdpa_problem(&sdpa, &output, index, &attention);
         if (ca_py_call_attention(&call, &attention) < 0) {
             goto done;
         }

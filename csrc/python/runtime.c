@@ -6,6 +6,7 @@
 
 #include "python/device.h"
 #include "python/error.h"
+#include "python/forced.h"
 #include "python/methods.h"
 #include "python/scalars.h"
 
@@ -91,7 +92,9 @@ find_and_open(ca_state *state)
         goto done;
     }
     drivers = PyImport_ImportModule("clattn._drivers");
-    found = drivers != NULL ? PyObject_CallMethod(drivers, "discover", NULL) : NULL;
+    found = drivers != NULL && ca_py_force_as_environment_says(state) == 0
+                ? PyObject_CallMethod(drivers, "discover", NULL)
+                : NULL;
     if (found == NULL ||
         !PyArg_ParseTuple(found, "O!O!z#s", &PyTuple_Type, &preload_tuple,
                           &PyTuple_Type, &candidates_tuple, &cache_folder,

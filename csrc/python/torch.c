@@ -118,11 +118,17 @@ run(const ca_py_call *call, const ca_torch_sdpa *sdpa, PyObject *const *args, in
     if (ca_py_call_outputs(call, results, RESULTS) < 0) {
         goto done;
     }
-    ca_torch_sdpa_problem(sdpa, direct ? &opened.tensor : &output, &lse, &attention);
-    if (ca_py_call_attention(call, &attention) == 0 &&
-        (out == NULL || direct ||
-         ca_py_call_copy(call, ca_py_is_tensor(call->state, out) ? out : opened.shell,
-                         results[OUTPUT].result) == 0)) {
+    int64_t count = 1;
+    for (int64_t index = 0; index < count; index++) {
+        count = ca_torch_sdpa_problem(sdpa, direct ? &opened.tensor : &output, &lse,
+                                      index, &attention);
+        if (ca_py_call_attention(call, &attention) < 0) {
+            goto done;
+        }
+    }
+    if (out == NULL || direct ||
+        ca_py_call_copy(call, ca_py_is_tensor(call->state, out) ? out : opened.shell,
+                        results[OUTPUT].result) == 0) {
         answer = ca_py_call_give_all(call, results, return_lse ? RESULTS : 1);
     }
 done:
