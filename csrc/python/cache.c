@@ -106,8 +106,7 @@ parse_numbers(ca_py_call *call, PyObject *object, const char *name,
     return 0;
 }
 
-/* Copies positions that come from the cache itself, as they may overlap their target.
-   */
+/* Copies positions that come from the cache itself: they may overlap their target. */
 static int
 set_apart(ca_py_call *call, const ca_cache *cache, ca_tensor *tensor, PyObject *owner)
 {

@@ -95,7 +95,8 @@ void ca_py_call_clear(ca_py_output *outputs, int count);
    */
 int ca_py_call_copy(const ca_py_call *call, PyObject *out, PyObject *result);
 
-/* Run on the call's device; problems without work need none. -1 with an exception. */
+/* Runs the problem on the call's device. A problem without work needs no device. Returns
+   -1 with an exception. */
 int ca_py_call_attention(const ca_py_call *call, ca_attention *attention);
 
 #endif

@@ -275,7 +275,7 @@ capsule_owner(PyObject *object, const char *name, PyObject **owner)
     return result;
 }
 
-/* ---- what the struct says ---- */
+/* ---- reading the struct ---- */
 
 static bool
 dtype_of(const ca_dlpack_tensor *tensor, ca_dtype *dtype)

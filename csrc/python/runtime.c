@@ -182,7 +182,7 @@ choose_default(ca_state *state, ca_device **device)
     if (find_by_words(state, given ? words : NULL, "CLATTN_DEVICE", device) < 0) {
         return -1;
     }
-    ca_device *chosen = NULL; /* what another thread set meanwhile stays */
+    ca_device *chosen = NULL; /* another thread's choice meanwhile stays */
     if (!atomic_compare_exchange_strong(&state->default_device, &chosen, *device)) {
         *device = chosen;
     }
@@ -251,7 +251,7 @@ all_devices(PyObject *module, PyObject *Py_UNUSED(ignored))
     return list;
 }
 
-/* find_device(device) -> Device: what a device= argument stands for */
+/* find_device(device) -> Device: the one that a device= argument names */
 static PyObject *
 find_device(PyObject *module, PyObject *argument)
 {

@@ -41,7 +41,7 @@ state_of(PyObject *self)
 
 /* ---- views ---- */
 
-/* `made` is what the function that made the view returned. */
+/* Returns the view as a Tensor; NULL if `made`, the result of making the view, is -1. */
 static PyObject *
 view_as(PyObject *self, int made, const ca_tensor *view)
 {
