@@ -41,7 +41,7 @@ static bool
 decode_mma_is_fast(const ca_device_info *info, const ca_attention *attention)
 {
     int64_t L = attention->L;
-    return ca_has_matrix_units(info) && L <= TILE_ROWS &&
+    return info->matrix_units && L <= TILE_ROWS &&
            ca_attention_heads_together(attention) * L >= FEWEST_ROWS;
 }
 
@@ -56,7 +56,7 @@ plan_decode_mma(const ca_device_info *info, const ca_attention *attention,
     plan->splits = ca_plan_splits_on_gpu(info, attention, ca_plan_items(plan));
     plan->grid[4] = plan->splits * THREADS;
     ca_plan_define_sizes(&plan->spec, attention);
-    ca_kernel_define(&plan->spec, "WARP", ca_has_matrix_units(info));
+    ca_kernel_define(&plan->spec, "WARP", info->matrix_units);
     ca_plan_merge_on_gpu(info, attention, plan);
 }
 
