@@ -71,8 +71,8 @@ class Kernels:
         """Whole tiles of ones: pages of zeros might all be one page."""
         most = min(READ_BYTES, self.device.max_mem_alloc_size, self.device.global_mem_size // 4)
         ones = np.ones(max(most // 4 // TILE, 1) * TILE, np.float32)
-        flags = self._cl.mem_flags
-        return self._cl.Buffer(self._context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=ones)
+        flags = self._cl.mem_flags.READ_ONLY | self._cl.mem_flags.COPY_HOST_PTR
+        return self._cl.Buffer(self._context, flags, hostbuf=ones)
 
     def _build(self, name: str, is_double: bool, lanes: int) -> Any:
         if (name, is_double) not in self._built:
@@ -96,19 +96,11 @@ class Kernels:
 
 
 def _find(cl: Any, device: Device) -> Any:
-    """Return pyopencl's device of the same platform and name, in the same place among equals."""
-
-    def title(platform: str, name: str) -> tuple[str, str]:
-        return platform.strip(), name.strip()
-
-    wanted = title(device.platform, device.name)
-    equals = [d for d in _core.all_devices() if title(d.platform, d.name) == wanted]
-    found = [
-        listed
-        for platform in cl.get_platforms()
-        for listed in platform.get_devices()
-        if title(platform.name, listed.name) == wanted
-    ]
+    """Return pyopencl's device: of several equal devices, the one with the same number."""
+    wanted = (device.platform.strip(), device.name.strip())
+    equals = [d for d in _core.all_devices() if (d.platform.strip(), d.name.strip()) == wanted]
+    listed = [(p.name.strip(), d) for p in cl.get_platforms() for d in p.get_devices()]
+    found = [d for platform, d in listed if (platform, d.name.strip()) == wanted]
     if len(found) != len(equals):
         raise LookupError(f"pyopencl lists {len(found)} of these devices, clattn {len(equals)}")
     return found[equals.index(device)]
