@@ -15,8 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import is_named
-from support.helpers import ROOT, run, run_cli
-from test_oclgrind import DRIVER as OCLGRIND
+from support.helpers import OCLGRIND, ROOT, run, run_cli
 
 TOOL = ROOT / "tools" / "gpu_check"
 POCL = Path("/etc/OpenCL/vendors/pocl.icd")
