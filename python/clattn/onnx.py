@@ -67,7 +67,7 @@ def attention(
     ----------
     Q : array of shape (B, Hq, L, E) or (B, L, Hq * E)
         float16, bfloat16 (``ml_dtypes.bfloat16``), float32 or float64. With three
-        dimensions, those of K and V are three, and `q_num_heads` and `kv_num_heads` are
+        dimensions, K and V have three too, and `q_num_heads` and `kv_num_heads` are
         needed.
     K : array of shape (B, Hk, S, E) or (B, S, Hk * E)
         Of Q's dtype. Hq is a multiple of Hk; query head h reads head ``h // (Hq // Hk)``.
@@ -101,7 +101,7 @@ def attention(
         23, 24 or 25. Arguments that this opset lacks are refused.
     pre_errata : bool
         The operator of opsets 23 and 24 as first published: mask before softcap, causality
-        ``j <= i`` whatever the past, mode 1 after the mask, mode 2 after mask and softcap.
+        ``j <= i`` with any past, mode 1 after the mask, mode 2 after mask and softcap.
     return_qk : bool
         Also return the scores; without it they are never in memory.
     device : Device or str, optional

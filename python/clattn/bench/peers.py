@@ -57,7 +57,7 @@ class Peer:
     version: str  # the package and its version
 
     def __init__(self, stack: ExitStack) -> None:
-        """Import the package; `stack` takes what has to last as long as the peer is called."""
+        """Import the package; `stack` closes the contexts of the peer after its last call."""
 
     def prepare(self, problem: Problem) -> Call | None:
         """Return the call of a problem, with all conversion done; None: not supported."""
