@@ -96,7 +96,7 @@ def clattn_call(problem: Problem, device: Device) -> Call:
     mask = None if problem.mask is None else place(problem.mask)
     options: dict[str, Any] = {
         "is_causal": row.is_causal,
-        "enable_gqa": row.shape[1] != row.shape[2],
+        "enable_gqa": row.is_grouped,
         "window": None if row.window is None else (row.window, 0),
         "device": device,
     }

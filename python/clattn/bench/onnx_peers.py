@@ -95,8 +95,8 @@ class OnnxAttention(_OnnxRuntime):
         if row.dtype not in ("float32", "float16"):
             return None
         inputs: Arrays = {"Q": query, "K": problem.key, "V": problem.value, "mask": mask}
-        causal = int(row.is_causal and row.window is None)
-        return self._call(inputs, {"Y": np.zeros_like(query)}, is_causal=causal)
+        outputs = {"Y": np.zeros_like(query)}
+        return self._call(inputs, outputs, is_causal=int(row.is_causal_only))
 
 
 class OnnxMultiHeadAttention(_OnnxRuntime):
@@ -108,15 +108,13 @@ class OnnxMultiHeadAttention(_OnnxRuntime):
     def prepare(self, problem: Problem) -> Call | None:
         """Half and single precision without grouped heads; masks are added."""
         row, mask = problem.row, problem.additive_mask
-        heads = row.shape[1]
-        grouped = heads != row.shape[2]
-        if row.dtype not in ("float32", "float16") or grouped or row.mask == "bool":
+        if row.dtype not in ("float32", "float16") or row.is_grouped or row.mask == "bool":
             return None
         query, key, value = (_join_heads(a) for a in (problem.query, problem.key, problem.value))
         inputs: Arrays = {"query": query, "key": key, "value": value}
         if mask is not None:
             inputs |= {"bias": None, "padding": None, "attention_bias": mask[None, None]}
-        causal = int(row.is_causal and row.window is None)
+        heads, causal = row.shape[1], int(row.is_causal_only)
         outputs = {"Y": np.zeros_like(query)}
         return self._call(inputs, outputs, heads, num_heads=heads, unidirectional=causal)
 
