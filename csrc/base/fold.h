@@ -14,7 +14,7 @@
 
 #define CA_FOLD_TENSORS 16
 
-/* The leading dimensions after folding, and each tensor's strides along them. */
+/* Leading dimensions after folding, and each tensor's strides along them. */
 typedef struct {
     int count;
     int64_t size[CA_MAX_DIMS];
