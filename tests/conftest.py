@@ -161,6 +161,12 @@ def kernel(request, monkeypatch):
 
 
 @pytest.fixture
+def reference_kernel(monkeypatch):
+    """The reference kernel, which builds fastest: head sizes and most options are data there."""
+    monkeypatch.setenv("CLATTN_KERNEL", "reference")
+
+
+@pytest.fixture
 def decode(device, monkeypatch):
     """attention_decode_cpu, which is for CPUs, and no other kernel in its place."""
     if device.type != "cpu":

@@ -41,6 +41,16 @@ ca_fold_leading(const ca_tensor *tensors, int ntensors, int nleading,
 }
 
 void
+ca_fold_remove(ca_leading_dims *dims, int d)
+{
+    dims->count--;
+    for (int next = d; next < dims->count; next++) {
+        dims->size[next] = dims->size[next + 1];
+        memcpy(dims->stride[next], dims->stride[next + 1], sizeof(dims->stride[next]));
+    }
+}
+
+void
 ca_fold_sizes(const ca_leading_dims *dims, ca_int64 batch[CA_BATCH_DIMS])
 {
     for (int d = 0; d < dims->count; d++) {

@@ -27,6 +27,9 @@ typedef struct {
 void ca_fold_leading(const ca_tensor *tensors, int ntensors, int nleading,
                      const int64_t *shape, ca_leading_dims *dims);
 
+/* Remove dimension `d`. */
+void ca_fold_remove(ca_leading_dims *dims, int d);
+
 /* Write the sizes, or the strides of tensor `t`, of at most CA_BATCH_DIMS folded
    dimensions for a kernel. The last dimension comes last; entries before the first one
    keep their values. */

@@ -5,6 +5,7 @@
 
 #include "diagonal/plan.h" /* ca_diagonal_has_rows */
 #include "diagonal/run.h"
+#include "opencl/runtime.h"
 #include "opencl/storage.h"
 
 /* The host has copied this much before a kernel would have started. */
@@ -79,7 +80,7 @@ ca_copy_run(ca_device *device, const ca_tensor *from, const ca_tensor *to,
     const ca_diagonal diagonal = {.input = as_matrices(from, apart),
                                   .output = as_matrices(to, apart),
                                   .memory = CA_OUTPUT_GIVEN,
-                                  .variant = CA_VARIANT_ANY,
                                   .call = call};
-    return ca_diagonal_run(device, &diagonal, error);
+    static const ca_forced nothing = {.kernel = NULL};
+    return ca_diagonal_run(device, &nothing, &diagonal, error);
 }

@@ -7,7 +7,7 @@
 
 #include "base/status.h"
 #include "base/tensor.h"
-#include "opencl/device.h"
+#include "opencl/info.h"
 
 /* Copies `from` to `to` for the function `call`. Both have the same dtype and shape and
    share no memory. The device holds `to`, no two elements of which share memory. Waits

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "diagonal/plan.h"
 
+#include <string.h>
+
 static int64_t
 clamp(int64_t value, int64_t lowest, int64_t highest)
 {
@@ -101,12 +103,12 @@ action_of(const ca_diagonal_regions *regions, const ca_diagonal_region *region,
 #define GROUP            256 /* work-items */
 #define BLOCK            CA_DIAGONAL_LARGEST_BLOCK
 
-/* True if each tile has one work-item, as on CPUs; else a group shares it. */
+/* True if each tile has one work-item, as on CPUs, else a group shares the tile. Tests
+   force the variant "cpu", or another one for groups. */
 static bool
-items_are_alone(const ca_device_info *info, const ca_diagonal *problem)
+items_are_alone(const ca_device_info *info, const char *kernel)
 {
-    return problem->variant == CA_VARIANT_ANY ? info->type == CA_DEVICE_CPU
-                                              : problem->variant == CA_VARIANT_CPU;
+    return kernel == NULL ? info->type == CA_DEVICE_CPU : strcmp(kernel, "cpu") == 0;
 }
 
 static size_t
@@ -165,12 +167,6 @@ streams(const ca_device_info *info, const ca_diagonal *problem, int64_t bytes)
     return problem->memory == CA_OUTPUT_GIVEN && bytes > cache;
 }
 
-static void
-define(ca_kernel_spec *spec, const char *name, int64_t value)
-{
-    spec->defines[spec->ndefines++] = (ca_define){name, value};
-}
-
 ca_diagonal_plan
 ca_diagonal_make_plan(const ca_device_info *info, const ca_diagonal_regions *regions,
                       const ca_leading_dims *dims)
@@ -180,7 +176,7 @@ ca_diagonal_make_plan(const ca_device_info *info, const ca_diagonal_regions *reg
     int64_t rows = ca_tensor_size(output, 2);
     int64_t columns = ca_tensor_size(output, 1);
     int64_t count = ca_tensor_count(output);
-    bool alone = items_are_alone(info, regions->problem);
+    bool alone = items_are_alone(info, regions->forced->kernel);
     int64_t lanes = (alone ? 64 : 16) / width;
     int layout = choose_layout(regions, dims);
     ca_diagonal_plan plan = {
@@ -196,13 +192,15 @@ ca_diagonal_make_plan(const ca_device_info *info, const ca_diagonal_regions *reg
     };
     set_tiles(layout, divide_up(tile_bytes(info, alone, count * width), width),
               count / (rows * columns), &plan);
-    define(&plan.spec, "WIDTH", width);
-    define(&plan.spec, "LANES", lanes < 16 ? lanes : 16);
-    define(&plan.spec, "LOCAL", (int64_t)plan.local_size);
-    define(&plan.spec, "LAYOUT", layout);
-    define(&plan.spec, "INSIDE", action_of(regions, &regions->inside, layout));
-    define(&plan.spec, "OUTSIDE", action_of(regions, &regions->outside, layout));
-    define(&plan.spec, "STREAM",
-           alone && streams(info, regions->problem, count * width));
+    ca_kernel_define(&plan.spec, "WIDTH", width);
+    ca_kernel_define(&plan.spec, "LANES", lanes < 16 ? lanes : 16);
+    ca_kernel_define(&plan.spec, "LOCAL", (int64_t)plan.local_size);
+    ca_kernel_define(&plan.spec, "LAYOUT", layout);
+    ca_kernel_define(&plan.spec, "INSIDE",
+                     action_of(regions, &regions->inside, layout));
+    ca_kernel_define(&plan.spec, "OUTSIDE",
+                     action_of(regions, &regions->outside, layout));
+    ca_kernel_define(&plan.spec, "STREAM",
+                     alone && streams(info, regions->problem, count * width));
     return plan;
 }

@@ -8,7 +8,9 @@
 #include "base/fold.h"
 #include "diagonal/problem.h"
 #include "kernels/diagonal/params.h"
-#include "opencl/program.h" /* ca_kernel_spec */
+#include "opencl/forced.h" /* ca_forced */
+#include "opencl/info.h"   /* ca_device_info */
+#include "opencl/spec.h"   /* ca_kernel_spec */
 
 enum { CA_DIAGONAL_INPUT, CA_DIAGONAL_OUTPUT, CA_DIAGONAL_TENSORS };
 
@@ -20,7 +22,8 @@ typedef struct {
 
 /* A problem, or a half of one, as its two regions. */
 typedef struct {
-    const ca_diagonal *problem; /* its memory, variant and call hold for the half too */
+    const ca_diagonal *problem; /* its memory and call hold for the half too */
+    const ca_forced *forced;
     ca_tensor tensors[CA_DIAGONAL_TENSORS];
     bool in_place;
     int64_t lower; /* inside: lower <= x - y < upper */

@@ -10,7 +10,6 @@
 #include <stdint.h>
 
 #include "base/tensor.h"
-#include "base/variant.h" /* ca_variant */
 
 /* What the output's memory holds before the call. */
 typedef enum {
@@ -34,8 +33,7 @@ typedef struct {
     int64_t lower; /* any numbers; lower >= upper: nothing is inside */
     int64_t upper;
     bool inverted;
-    uint64_t value; /* bits of an element */
-    ca_variant variant;
+    uint64_t value;   /* bits of an element */
     const char *call; /* the function it is done for, for messages */
 } ca_diagonal;
 

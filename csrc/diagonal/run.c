@@ -10,6 +10,7 @@
 #include "diagonal/plan.h"
 #include "opencl/launch.h"
 #include "opencl/program.h"
+#include "opencl/runtime.h"
 
 _Static_assert(sizeof(ca_diagonal_params) == CA_DIAGONAL_PARAMS_SIZE,
                "host and device must agree on the parameters' layout");
@@ -61,7 +62,7 @@ lies_in_columns(const ca_tensor *tensor)
 }
 
 static ca_diagonal_regions
-regions_of(const ca_diagonal *problem)
+regions_of(const ca_forced *forced, const ca_diagonal *problem)
 {
     int64_t rows = ca_tensor_size(&problem->output, 2);
     int64_t columns = ca_tensor_size(&problem->output, 1);
@@ -78,6 +79,7 @@ regions_of(const ca_diagonal *problem)
     }
     ca_diagonal_regions regions = {
         .problem = problem,
+        .forced = forced,
         .tensors = {[INPUT] = problem->input, [OUTPUT] = problem->output},
         .in_place = in_place,
         .lower = clamp_bound(problem->lower, rows, columns),
@@ -287,7 +289,8 @@ run_regions(ca_device *device, ca_diagonal_regions regions, ca_error *error)
 }
 
 ca_status
-ca_diagonal_run(ca_device *device, const ca_diagonal *diagonal, ca_error *error)
+ca_diagonal_run(ca_device *device, const ca_forced *forced, const ca_diagonal *diagonal,
+                ca_error *error)
 {
-    return run_regions(device, regions_of(diagonal), error);
+    return run_regions(device, regions_of(forced, diagonal), error);
 }

@@ -8,7 +8,8 @@
 #include "base/platform.h" /* ca_pages */
 #include "base/status.h"
 #include "diagonal/problem.h"
-#include "opencl/device.h" /* ca_device */
+#include "opencl/forced.h" /* ca_forced */
+#include "opencl/info.h"   /* ca_device */
 
 /* True if kernels can write to `output`, any tensor, on this device. False if rows and
    columns are both strided, if elements share memory, or if the device would have to
@@ -22,7 +23,7 @@ ca_pages ca_diagonal_choose_pages(const ca_device_info *info,
 
 /* Plans, launches, and waits as ca_launch_run does. A problem that writes nothing
    launches nothing. */
-ca_status ca_diagonal_run(ca_device *device, const ca_diagonal *diagonal,
-                          ca_error *error);
+ca_status ca_diagonal_run(ca_device *device, const ca_forced *forced,
+                          const ca_diagonal *diagonal, ca_error *error);
 
 #endif

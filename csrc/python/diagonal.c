@@ -176,7 +176,8 @@ fill(const diagonal_call *call, ca_device *device, PyObject *result)
     ca_status status = CA_OK;
     if (device != NULL) {
         Py_BEGIN_ALLOW_THREADS
-            status = ca_diagonal_run(device, &call->problem, &error);
+            status = ca_diagonal_run(device, &call->call.state->forced, &call->problem,
+                                     &error);
         Py_END_ALLOW_THREADS
     }
     if (ca_py_error_check(kept->state, status, &error) < 0) {
@@ -200,7 +201,6 @@ run(diagonal_call *call)
         (!empty && ca_py_call_device(&call->call, &device) < 0)) {
         return NULL;
     }
-    call->problem.variant = call->call.variant;
     call->problem.call = call->call.name;
     call->problem.input = call->source.input;
     if (is_direct(call, device)) {

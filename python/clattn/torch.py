@@ -150,7 +150,7 @@ def scaled_dot_product_attention(
     - tensors of other devices or dtypes, nested, sparse and quantized ones, subclasses;
     - ``torch.compile``, ``torch.export``, ``torch.jit.trace``, the transforms of
       ``torch.func``, and modes that watch operators, as counters of FLOP do;
-    - arguments that clattn refuses, so that errors are those of torch.
+    - arguments that clattn does not take, so that errors about them are those of torch.
 
     Parameters
     ----------
@@ -184,6 +184,8 @@ def scaled_dot_product_attention(
         Host or device memory does not suffice.
     DeviceError
         No usable OpenCL device, or what it reports.
+    ValueError
+        ``CLATTN_DEVICE`` names no device.
 
     Notes
     -----
@@ -306,8 +308,45 @@ def _attend(
             out=_allocate(query, key, value),
             device=_device,
         )
-    except (TypeError, ValueError):  # torch takes a few things that clattn refuses
+    except TypeError:  # a dtype or a class that clattn does not take
         return None
+    except ValueError:
+        if _are_taken(query, key, value, attn_mask, scale, enable_gqa):
+            raise  # about the device or the environment, such as CLATTN_KERNEL
+        return None
+
+
+def _are_taken(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    scale: float | None,
+    enable_gqa: bool,
+) -> bool:
+    """Whether shapes and scale keep the rules of `functional.scaled_dot_product_attention`."""
+    tensors = (query, key, value)
+    if min(tensor.dim() for tensor in tensors) < 2:
+        return False
+    (L, E), (S, Ek), (Sv, _) = (tensor.shape[-2:] for tensor in tensors)
+    if Ek != E or Sv != S:
+        return False
+    wide = query.dtype is torch.float64
+    largest = torch.finfo(torch.float64).max if wide else torch.finfo(torch.float32).max / 2
+    if scale is not None and not abs(scale) <= largest:
+        return False
+    leading = [tensor.shape[:-2] for tensor in tensors]
+    if enable_gqa:
+        Hq, Hk, Hv = (shape[-1] if shape else 1 for shape in leading)
+        if Hv != Hk or (Hq % Hk if Hk else Hq):
+            return False
+        # Heads are grouped in place of broadcast: give all three the heads of query.
+        leading = [torch.Size((*shape[:-1], Hq)) if shape else shape for shape in leading]
+    try:
+        scores = (*torch.broadcast_shapes(*leading), L, S)
+        return attn_mask is None or torch.broadcast_shapes(attn_mask.shape, scores) == scores
+    except RuntimeError:  # dimensions that do not broadcast
+        return False
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -135,32 +135,6 @@ def test_every_run_length(device):
         check((1, 67), 170, begin, end, device=device, dtype=np.uint8)
 
 
-BATCHES = ((10_000, 8, 8), (100, 100, 8, 8), (70_000, 1, 1), (66_000, 2, 3), (9, 1, 7001, 3))
-
-
-@pytest.mark.parametrize("shape", BATCHES, ids=str)
-@widths
-def test_many_small_matrices(device, shape, dtype):
-    a = numbers(shape, dtype)
-    for begin, end in ((0, 1), (1, INT32_MAX), (1, 0)):
-        check(a, 5, begin, end, device=device)
-        check(shape, 5, begin, end, device=device, dtype=dtype)
-
-
-@pytest.mark.arrays_only  # the kernels are the same
-@pytest.mark.parametrize("shape", [(2049, 4097), (3, 1_000_003), (1_000_003, 3)], ids=str)
-@widths
-def test_large_matrices(device, shape, dtype):
-    """Larger than caches; rows that begin at every alignment; in place as well."""
-    a = numbers(shape, dtype)
-    for begin, end in ((0, 1), (1, INT32_MAX), (1000, -1000), (4, 4)):
-        check(a, 5, begin, end, device=device)
-        check(shape, 5, begin, end, device=device, dtype=dtype)
-    place = one_element_in(a)
-    check(a, 5, INT32_MIN, 1, device=device, out=place)
-    check(place, 6, 1, 30, device=device, out=place)
-
-
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_elements_are_copied_bit_by_bit(device, dtype):
     """NaN with its payload, quiet or signalling, -0.0, infinities, subnormals: all 16-bit ones."""

@@ -227,7 +227,7 @@ def test_memory_modes(device, mode):
     run_python(
         """
         import sys, clattn, numpy as np
-        import test_diagonal_kernels as kernels
+        from diagonal import test_diagonal_kernels as kernels
         from support.helpers import check_band
         device, = [d for d in clattn.devices() if [d.platform, d.name] == sys.argv[1:3]]
         for shape in ((3, 150, 133), (300, 8, 8)):

@@ -16,6 +16,8 @@ import references.directml as oracle
 from references.directml import make
 from support.helpers import WHAT_TO_INSTALL, draw, no_opencl, run_python
 
+pytestmark = pytest.mark.usefixtures("reference_kernel")
+
 NAN, INF = float("nan"), float("inf")
 f16, f32, f64 = np.float16, np.float32, np.float64
 B, L, S, H, E, EV, P = 2, 5, 7, 2, 8, 6, 3
@@ -266,12 +268,6 @@ def refuse(row):
     assert caught.type is exception
 
 
-@pytest.fixture(autouse=True)
-def reference_kernel(monkeypatch):
-    """The correct calls need no kernel of their own."""
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
-
-
 def assert_it_still_works(device):
     call = correct()
     got = clattn.directml.multihead_attention(**call, device=device).output
@@ -352,6 +348,6 @@ def refuse_all_without_opencl():
 
 def test_arguments_are_checked_before_opencl(tmp_path):
     """Without a driver wrong calls raise as ever, a right one DeviceError with what to install."""
-    code = "import test_directml_errors as t; t.refuse_all_without_opencl()"
+    code = "import doors.test_directml_errors as t; t.refuse_all_without_opencl()"
     said = run_python(code, env=no_opencl(tmp_path)).stdout
     assert any(word in said for word in WHAT_TO_INSTALL), said

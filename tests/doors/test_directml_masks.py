@@ -11,9 +11,16 @@ import pytest
 import references.directml as oracle
 from references.attention import float16
 from references.directml import SOURCES, make
+from support.directml_calls import (
+    HALF_AND_SINGLE,
+    check,
+    check_alone,
+    check_or_type_error,
+    compare,
+    run,
+)
 from support.helpers import draw
-from test_attention_layouts import LAYOUTS, ODD
-from test_directml import HALF_AND_SINGLE, check, check_alone, check_or_type_error, compare, run
+from support.layouts import LAYOUTS, ODD
 
 pytestmark = pytest.mark.tensors
 
@@ -23,12 +30,6 @@ B, H, L, P, T = 2, 3, 5, 3, 10  # of most calls here; S = T - P
 INT_MIN, INT_MAX = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 
 quick = pytest.mark.usefixtures("reference_kernel")
-
-
-@pytest.fixture
-def reference_kernel(monkeypatch):
-    """For cross products of options: there each combination is quickly built."""
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
 
 
 def int32(*numbers, shape=None):

@@ -14,15 +14,10 @@ import pytest
 import references.directml as oracle
 from references.directml import make
 from support.helpers import draw
+from support.onnx_model import run_model
 
 pytestmark = pytest.mark.usefixtures("reference_kernel")
 LENGTH, PACKED = "key_sequence_length", "key_query_sequence_length_start_end"
-
-
-@pytest.fixture
-def reference_kernel(monkeypatch):
-    """Meaning is compared here, not kernels: each combination is quickly built."""
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
 
 
 def int32(*numbers):
@@ -81,45 +76,16 @@ def joined(array):
 
 
 def runtime(call):
-    """The operator as the only node of a model: output, and present key and value with a past."""
-    onnx = pytest.importorskip("onnx")
-    onnxruntime = pytest.importorskip("onnxruntime")
-    given = dict(zip(INPUTS, (joined(a) for a in oracle.sources(call)), strict=False))
+    """Output of the operator, and present key and value if there is a past."""
+    given = dict.fromkeys(INPUTS)
+    given |= dict(zip(INPUTS, (joined(a) for a in oracle.sources(call)), strict=False))
     given |= {name: call[name] for name in ("bias", "past_key", "past_value") if name in call}
-    if "mask" in call:
-        given["key_padding_mask"] = call["mask"]
-    if "relative_position_bias" in call:
-        given["attention_bias"] = call["relative_position_bias"]
+    given |= {"key_padding_mask": call.get("mask"),
+              "attention_bias": call.get("relative_position_bias")}  # fmt: skip
     outputs = ["output", "present_key", "present_value"][: 3 if "past_key" in call else 1]
-
-    def declare(name, array=None):
-        kind = onnx.TensorProto.FLOAT
-        if array is not None and array.dtype == np.int32:
-            kind = onnx.TensorProto.INT32
-        return onnx.helper.make_tensor_value_info(
-            name, kind, array.shape if array is not None else None
-        )
-
-    node = onnx.helper.make_node(
-        "MultiHeadAttention",
-        [name if name in given else "" for name in INPUTS],
-        outputs,
-        domain="com.microsoft",
-        num_heads=call["head_count"],
-        scale=float(call["scale"]),
-        mask_filter_value=float(call.get("mask_filter_value", -10000.0)),
-    )
-    graph = onnx.helper.make_graph(
-        [node], "one", [declare(*item) for item in given.items()], [declare(n) for n in outputs]
-    )
-    domains = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.microsoft", 1)]
-    model = onnx.helper.make_model(graph, opset_imports=domains, ir_version=9)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return session.run(None, given)
+    return run_model("MultiHeadAttention", given, outputs, domain="com.microsoft",
+                     num_heads=call["head_count"], scale=float(call["scale"]),
+                     mask_filter_value=float(call.get("mask_filter_value", -10000.0)))  # fmt: skip
 
 
 @functools.cache

@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: MIT
 """clattn.onnx.attention beside ONNX Runtime, an implementation that others wrote.
 
-Its Attention of opsets 23 and 24, and com.microsoft's MultiHeadAttention, where they take the
-case and follow the corrected text. What release 1.31 leaves out, and so these tests:
+Cases that the runtime takes, where it follows the corrected text. Release 1.31 differs in this:
 
-- Attention refuses bfloat16, a V of another type than Q, masks of rank 1, short ones and ones
-  that broadcast over rows or keys, empty dimensions, and the windows of opset 25 (which it
-  otherwise takes for 24).
-- It computes float64 in float32: nothing to compare with. Mode 2 shows finfo.min where the text
-  has -inf: that place is compared as -inf.
-- A NaN in a key that is masked makes its whole row NaN: not what api.md promises.
-- It knows no operator as first published: softcap before the mask, causality offset by the past.
-- MultiHeadAttention has neither groups nor softcap, aligns causality to the lower right where L
-  and S differ, and answers rows that see nothing with NaN.
+- Attention refuses bfloat16, a V of another type than Q, masks of rank 1, short masks, masks that
+  broadcast over rows or keys, and empty dimensions. It takes opset 25 for 24, without windows.
+- It computes float64 in float32, so float64 is not compared. Mode 2 shows finfo.min where the
+  text has -inf: such entries are compared as -inf.
+- A NaN in a masked key makes its whole row NaN, against docs/operators/onnx.md.
+- It does not know the operator as first published: softcap before the mask, causality offset by
+  the past.
 """
 
 from functools import cache as once
@@ -24,51 +21,17 @@ from references.attention import float16, float32, max_error
 from references.onnx import (
     attention,
     check_present,
-    joined_heads,
     overflowed,
-    split_heads,
     tolerances,
 )
 from support.helpers import assert_close
-from test_onnx import HQ, B, cache, flat, inputs, mask_of
+from support.onnx_calls import HQ, B, cache, flat, inputs, mask_of
+from support.onnx_model import run_model
 
-onnxruntime = pytest.importorskip("onnxruntime")
-helper = pytest.importorskip("onnx.helper")
+pytestmark = pytest.mark.usefixtures("reference_kernel")
 
 L, S, P = 17, 33, 13
 NAMES = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
-MICROSOFT = {  # NAMES as MultiHeadAttention calls them, in its order
-    "Q": "query", "K": "key", "V": "value", "": "bias", "nonpad_kv_seqlen": "key_padding_mask",
-    "attn_mask": "attention_bias", "past_key": "past_key", "past_value": "past_value",
-}  # fmt: skip
-
-
-def run_model(operator, arrays, outputs, domain="", opset=24, **attributes):
-    """A model of one node, on one thread; `arrays` by the node's input names, None left out."""
-    names = [name if array is not None else "" for name, array in arrays.items()]
-    while not names[-1]:
-        names.pop()
-    given = {name: np.ascontiguousarray(a) for name, a in arrays.items() if a is not None}
-    node = helper.make_node(operator, names, outputs, domain=domain, **attributes)
-    told = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-        for name, a in given.items()
-    ]
-    dtype = told[0].type.tensor_type.elem_type
-    asked = [helper.make_tensor_value_info(name, dtype, None) for name in outputs if name]
-    model = helper.make_model(
-        helper.make_graph([node], "one", told, asked),
-        opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)],
-        ir_version=10,
-    )
-    settings = onnxruntime.SessionOptions()
-    settings.intra_op_num_threads = 1
-    settings.log_severity_level = 4
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), settings, providers=["CPUExecutionProvider"]
-    )
-    answers = iter(session.run(None, given))
-    return [next(answers) if name else None for name in outputs]
 
 
 def runtime_attention(args, options, return_qk):
@@ -149,12 +112,6 @@ OUTPUTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def reference_kernel(monkeypatch):
-    """Whose combinations cost least; the other kernels are held to the same oracle elsewhere."""
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
-
-
 @once
 def theirs(name, rank):
     """The runtime's answers: computed once, not once for every device."""
@@ -183,40 +140,3 @@ def test_qk_matmul_output(device, case, mode):
     options = options | {"opset": 24, "qk_matmul_output_mode": mode}
     answer = runtime_attention(args, options, return_qk=True)
     agree(device, args, options, answer, {"return_qk": True})
-
-
-MHA = {"heads": (HQ, HQ)}
-OTHER_CASES = {  # arguments, options of clattn.onnx.attention, attributes of MultiHeadAttention
-    "plain": (inputs(**MHA), {}, {}),
-    "Ev": (inputs(**MHA, Ev=5), {}, {}),
-    "scale": (inputs(**MHA), {"scale": 0.3}, {"scale": 0.3}),
-    "one query": (inputs(1, 200, **MHA), {}, {}),
-    "float16": (inputs(**MHA, dtype=float16), {}, {}),
-    "mask": ((*inputs(**MHA), mask_of(float32, (B, HQ, L, S))), {}, {}),
-    "mask of heads": ((*inputs(**MHA), mask_of(float32, (1, HQ, L, S))), {}, {}),
-    "mask of batches": ((*inputs(**MHA), mask_of(float32, (B, 1, L, S))), {}, {}),
-    "causal": (inputs(33, 33, **MHA), {"is_causal": 1}, {"unidirectional": 1}),
-    "past": ((*inputs(**MHA), None, *cache(heads=HQ)), {}, {}),
-    "past, mask": ((*inputs(**MHA), mask_of(float32, (B, HQ, L, S + P)), *cache(heads=HQ)), {}, {}),
-    "past, causal": ((*inputs(33, 33, **MHA), None, *cache(heads=HQ)), {"is_causal": 1},
-                     {"unidirectional": 1}),
-    "lengths": ((*inputs(**MHA), *LENGTHS), {}, {}),
-    "lengths and mask": ((*inputs(**MHA), mask_of(float32, (B, 1, L, S)), *LENGTHS[1:]), {}, {}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", OTHER_CASES.values(), ids=OTHER_CASES)
-def test_multi_head_attention(device, case):
-    """Com.microsoft's operator: three dimensions, the lengths in int32."""
-    args, options, attributes = case
-    given = dict(zip(NAMES, [*args, *[None] * (7 - len(args))], strict=True))
-    given |= {name: joined_heads(given[name]) for name in "QKV"}
-    if given["nonpad_kv_seqlen"] is not None:
-        given["nonpad_kv_seqlen"] = given["nonpad_kv_seqlen"].astype(np.int32)
-    arrays = {theirs: given.get(ours) for ours, theirs in MICROSOFT.items()}
-    with_past = given["past_key"] is not None
-    outputs = ["Y", "present_key", "present_value"] if with_past else ["Y"]
-    answer = run_model("MultiHeadAttention", arrays, outputs, domain="com.microsoft",
-                       num_heads=HQ, **attributes)  # fmt: skip
-    answer[0] = split_heads(answer[0], HQ)
-    agree(device, args, options | {"opset": 24}, answer, {})

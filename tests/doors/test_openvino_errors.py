@@ -11,6 +11,8 @@ import pytest
 import references.openvino as oracle
 from support.helpers import WHAT_TO_INSTALL, assert_close, draw, no_opencl, run_python
 
+pytestmark = pytest.mark.usefixtures("reference_kernel")
+
 NAN, INF = float("nan"), float("inf")
 f16, f32, f64 = np.float16, np.float32, np.float64
 BF16 = ml_dtypes.bfloat16
@@ -152,12 +154,6 @@ def assert_it_still_works(device):
     assert_close(got, oracle.attention(*tensors), oracle.tolerance(*tensors))
 
 
-@pytest.fixture(autouse=True)
-def reference_kernel(monkeypatch):
-    """The correct calls need no kernel of their own."""
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
-
-
 @pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
 def test_wrong_arguments(device, row):
     """The exception of the row; afterwards the correct call works."""
@@ -190,6 +186,6 @@ def refuse_all_without_opencl():
 
 def test_arguments_are_checked_before_opencl(tmp_path):
     """Without a driver wrong calls raise as ever, a right one DeviceError with what to install."""
-    code = "import test_openvino_errors as t; t.refuse_all_without_opencl()"
+    code = "import doors.test_openvino_errors as t; t.refuse_all_without_opencl()"
     said = run_python(code, env=no_opencl(tmp_path)).stdout
     assert any(word in said for word in WHAT_TO_INSTALL), said

@@ -20,12 +20,6 @@ FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32"}  # by default it may compute in bf
 pytestmark = pytest.mark.usefixtures("reference_kernel")
 
 
-@pytest.fixture
-def reference_kernel(monkeypatch):
-    """Meaning is compared here, not kernels: each combination is quickly built."""
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
-
-
 def given(query, key, value, attention_mask=None, scale=None, causal=False):
     return {"arrays": (query, key, value), "attention_mask": attention_mask, "scale": scale,
             "causal": causal}  # fmt: skip

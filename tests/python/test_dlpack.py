@@ -11,20 +11,11 @@ import clattn
 import numpy as np
 import pytest
 from references.diagonal import DTYPES
-from support.fake_dlpack import (
-    CPU,
-    IS_COPIED,
-    PADDED,
-    READ_ONLY,
-    OldestProducer,
-    OldProducer,
-    Producer,
-    name_of,
-    numbers,
-)
+from support.dlpack_structs import HOST, IS_COPIED, PADDED, READ_ONLY
+from support.fake_dlpack import OldestProducer, OldProducer, Producer, name_of, numbers
 from support.foreign import same
 from support.helpers import assert_references_return, draw, sdpa
-from test_attention_layouts import misaligned, negative_everywhere, sliced, transposed
+from support.layouts import misaligned, negative_everywhere, sliced, transposed
 
 BOTH = pytest.mark.parametrize("versioned", [True, False], ids=["versioned", "unversioned"])
 PLAIN = draw((2, 3))
@@ -80,7 +71,7 @@ RIGHT = {  # fields that are changed, and what the array then is
                                    np.zeros((0, 3), "f4")),
     "nothing in it, an odd offset": ({"shape": (0, 3), "byte_offset": 2**64 - 1},
                                      np.zeros((0, 3), "f4")),
-    "another device number": ({"capsule_device": (CPU, 7)}, PLAIN),
+    "another device number": ({"capsule_device": (HOST, 7)}, PLAIN),
 }  # fmt: skip
 
 

@@ -122,13 +122,6 @@ def test_every_argument_alone(device, door):
                 same(ours, theirs)
 
 
-def test_without_an_array_it_is_numpy(device):
-    assert type(clattn.eye(3, device=device)) is np.ndarray
-    assert type(clattn.diagonal_matrix((3, 4), 1, 0, 1, device=device)) is np.ndarray
-    shape = {"sizes": (3, 4), "dtype": np.float32, "value": 1, "offset": 0}
-    assert type(clattn.directml.diagonal_matrix(**shape, device=device)) is np.ndarray
-
-
 # ---- tensors that need gradients ----
 
 

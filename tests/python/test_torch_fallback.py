@@ -193,13 +193,27 @@ def uneven_groups(function, q, k, v):
     return function(torch.cat([q, q], 1), k[:, :2], v, enable_gqa=True)
 
 
+def shorter_values(function, q, k, v):
+    """torch leaves the last keys out where values are fewer."""
+    return function(q, k, v[:, :, :20])
+
+
+def infinite_scale(function, q, k, v):
+    return function(q, k, v, scale=float("inf")).nan_to_num(nan=1)
+
+
+def scale_beyond_float32(function, q, k, v):
+    return function(q, k, v, scale=1e39).nan_to_num(nan=1)
+
+
 def scale_of_a_tensor(function, q, k, v):
     return function(q, k, v, scale=torch.tensor(0.5))
 
 
 TORCHS = [batched, gradient, tangent, functional_form, dual, compiled, exported, traced, symbolic,
           fake_traced, watched, nested, jagged, subclass, mask_of_a_subclass, meta, fake,
-          negated, uneven_groups, scale_of_a_tensor]  # fmt: skip
+          negated, uneven_groups, shorter_values, infinite_scale, scale_beyond_float32,
+          scale_of_a_tensor]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")  # about nested tensors and torch.jit being prototypes or old
@@ -225,6 +239,9 @@ REFUSED = {
     "head sizes that differ": ((q, k[..., :5], v), {}),
     "one dimension": ((q[0, 0, 0], k[0, 0, 0], v[0, 0, 0]), {}),
     "heads that do not divide": ((q, k[:, :2], v[:, :2]), {"enable_gqa": True}),
+    "heads without groups": ((q, k[:, :2], v[:, :2]), {}),
+    "batches that differ": ((q, torch.cat([k, k]), v), {}),
+    "a mask wider than the scores": ((q, k, v), {"attn_mask": torch.ones(2, 1, 1, 17, 33)}),
     "mask of another shape": ((q, k, v), {"attn_mask": torch.ones(16, 33)}),
     "mask of integers": ((q, k, v), {"attn_mask": torch.ones(17, 33, dtype=torch.int32)}),
     "mask of NumPy": ((q, k, v), {"attn_mask": np.ones((17, 33), np.float32)}),
@@ -249,15 +266,48 @@ def test_errors_are_torchs(device, torch_calls, case):
     assert not torch_calls
 
 
-def test_what_opencl_reports_is_raised(monkeypatch):
-    """It is not torch's to answer: nobody would see that the device is gone."""
+@pytest.mark.parametrize("error", [clattn.DeviceError, ValueError])
+def test_other_errors_are_raised(monkeypatch, error):
+    """If torch answered instead, nobody would see that the device is gone."""
 
     def fail(*args, **options):
-        raise clattn.DeviceError("gone")
+        raise error("gone")
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", fail)
-    with clattn.torch.sdpa(), pytest.raises(clattn.DeviceError, match="gone"):
+    with clattn.torch.sdpa(), pytest.raises(error, match="gone"):
         F.scaled_dot_product_attention(q, k, v)
+
+
+# Calls that clattn takes: the reason why a forced kernel refuses them is not in the arguments.
+TAKEN = {
+    "plain": ((q, k, v), {}),
+    "scale": ((q, k, v), {"scale": 0.5}),
+    "wide scale": ((q.double(), k.double(), v.double()), {"scale": 1e39}),
+    "mask": ((q, k, v), {"attn_mask": torch.ones(2, 1, 1, 33)}),
+    "broadcast": ((q, k[:1], v[:, :1]), {}),
+    "groups": ((q, k[:, :1], v[:, :1]), {"enable_gqa": True}),
+    "groups, broadcast batches": ((q, k[:1, :1], v[:, :1]), {"enable_gqa": True}),
+    "groups, two dimensions": ((q[0, 0], k[0, 0], v[0, 0]), {"enable_gqa": True}),
+}
+
+
+@pytest.mark.parametrize("name", ["CLATTN_KERNEL", "CLATTN_SUB_GROUPS"])
+@pytest.mark.parametrize("case", TAKEN.values(), ids=TAKEN)
+def test_a_wrong_environment_is_raised(monkeypatch, torch_calls, case, name):
+    """If torch answered instead, a measurement of a forced kernel would measure torch."""
+    arguments, options = case
+    monkeypatch.setenv(name, "7")
+    with clattn.torch.sdpa(), pytest.raises(ValueError, match=name):
+        F.scaled_dot_product_attention(*arguments, **options)
+    assert not torch_calls
+
+
+def test_a_forced_kernel_that_refuses_is_raised(device, monkeypatch, torch_calls):
+    """attention_mma does not take float64."""
+    monkeypatch.setenv("CLATTN_KERNEL", "mma")
+    with clattn.torch.sdpa(device), pytest.raises(ValueError, match="CLATTN_KERNEL"):
+        F.scaled_dot_product_attention(q.double(), k.double(), v.double())
+    assert not torch_calls
 
 
 def test_default_device_of_torch(device, torch_calls):

@@ -4,9 +4,9 @@
 import ctypes as c
 from pathlib import Path
 
-HOST, OPENCL = 1, 4  # kDLCPU, kDLOpenCL
-INT, UINT, FLOAT, BFLOAT, BOOL = 0, 1, 2, 4, 6
-READ_ONLY, IS_COPIED = 1, 2
+HOST, CUDA, OPENCL = 1, 2, 4  # kDLCPU, kDLCUDA, kDLOpenCL
+INT, UINT, FLOAT, OPAQUE, BFLOAT, COMPLEX, BOOL = range(7)
+READ_ONLY, IS_COPIED, PADDED = 1, 2, 4  # flags
 
 
 class Tensor(c.Structure):

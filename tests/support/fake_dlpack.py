@@ -10,66 +10,17 @@ the producer's deleter was called in all.
 
 import ctypes
 import threading
-from ctypes import (
-    CFUNCTYPE,
-    POINTER,
-    Structure,
-    c_int32,
-    c_int64,
-    c_uint8,
-    c_uint16,
-    c_uint32,
-    c_uint64,
-    c_void_p,
-    pointer,
-    py_object,
-)
+from ctypes import CFUNCTYPE, POINTER, c_int64, c_void_p, pointer, py_object
 
 import numpy as np
 from references.attention import bfloat16
+from support.dlpack_structs import BFLOAT, BOOL, COMPLEX, FLOAT, HOST, INT, UINT, Plain, Versioned
+from support.dlpack_structs import get_name as name_of
 
-CPU, CUDA, CUDA_HOST, OPENCL, VULKAN, METAL, ROCM, ONE_API = 1, 2, 3, 4, 7, 8, 10, 14
-INT, UINT, FLOAT, OPAQUE, BFLOAT, COMPLEX, BOOL = range(7)
-READ_ONLY, IS_COPIED, PADDED = 1, 2, 4  # flags
 DELETER = CFUNCTYPE(None, c_void_p)
-
-
-class Tensor(Structure):
-    _fields_ = (
-        ("data", c_void_p),
-        ("device_type", c_int32),
-        ("device_id", c_int32),
-        ("ndim", c_int32),
-        ("code", c_uint8),
-        ("bits", c_uint8),
-        ("lanes", c_uint16),
-        ("shape", POINTER(c_int64)),
-        ("strides", POINTER(c_int64)),
-        ("byte_offset", c_uint64),
-    )
-
-
-class Managed(Structure):
-    """Before version 1."""
-
-    _fields_ = (("tensor", Tensor), ("context", c_void_p), ("deleter", DELETER))
-
-
-class ManagedVersioned(Structure):
-    _fields_ = (
-        ("major", c_uint32),
-        ("minor", c_uint32),
-        ("context", c_void_p),
-        ("deleter", DELETER),
-        ("flags", c_uint64),
-        ("tensor", Tensor),
-    )
-
 
 new_capsule = ctypes.pythonapi.PyCapsule_New
 new_capsule.restype, new_capsule.argtypes = py_object, (c_void_p, c_void_p, c_void_p)
-name_of = ctypes.pythonapi.PyCapsule_GetName
-name_of.restype, name_of.argtypes = ctypes.c_char_p, (py_object,)
 
 
 def dtype_fields(dtype):
@@ -91,7 +42,7 @@ class Producer:
     strides (None: NULL).
     """
 
-    def __init__(self, array, *, versioned=True, device=(CPU, 0), answer=NOTHING, **fields):
+    def __init__(self, array, *, versioned=True, device=(HOST, 0), answer=NOTHING, **fields):
         self.array, self.versioned, self.device = array, versioned, device
         self.answer, self.fields = answer, fields
         self.deletions, self.threads = 0, []
@@ -110,16 +61,16 @@ class Producer:
     def capsule(self):
         fields = {"name": "dltensor_versioned" if self.versioned else "dltensor"} | self.fields
         name = fields["name"]
-        struct = ManagedVersioned() if self.versioned else Managed()
+        struct = Versioned() if self.versioned else Plain()
         if self.versioned:
             struct.major, struct.minor = fields.get("major", 1), fields.get("minor", 0)
             struct.flags = fields.get("flags", 0)
         called = DELETER(self.delete)
         if fields.get("deleter", called) is not None:
-            struct.deleter = called
+            struct.deleter = ctypes.cast(called, c_void_p)
         words = None if name is None else ctypes.create_string_buffer(name.encode())
         held = [struct, called, words, self.array]
-        held += self.fill(struct.tensor, fields)
+        held += self.fill(struct.dl_tensor, fields)
         self.managed = struct
         capsule = new_capsule(ctypes.addressof(struct), words and ctypes.addressof(words), None)
         self.made.append((capsule, held))
@@ -129,7 +80,7 @@ class Producer:
         """Returns what has to live on."""
         a = self.array
         tensor.data = fields.get("data", a.ctypes.data)
-        device = fields.get("capsule_device", (CPU, 0))
+        device = fields.get("capsule_device", (HOST, 0))
         tensor.device_type, tensor.device_id = device
         tensor.code, tensor.bits, tensor.lanes = fields.get("dtype") or dtype_fields(a.dtype)
         tensor.byte_offset = fields.get("byte_offset", 0)

@@ -1,26 +1,13 @@
 # SPDX-License-Identifier: MIT
 """What tests of clattn.torch share: torch's own function, arrays as tensors and back."""
 
-import numpy as np
 import torch
-from references.attention import bfloat16
+from support.foreign import from_torch, to_torch
 from support.helpers import qkv
 
+__all__ = ["TORCH", "close", "from_torch", "tensors", "to_torch"]
+
 TORCH = torch.nn.functional.scaled_dot_product_attention
-
-
-def to_torch(array):
-    """The same memory as a tensor, bfloat16 included."""
-    if array.dtype == bfloat16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def from_torch(tensor):
-    """The same memory as an array, bfloat16 included."""
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(bfloat16)
-    return tensor.numpy()
 
 
 def tensors(*args, **options):
