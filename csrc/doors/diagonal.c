@@ -12,14 +12,15 @@ shape_text(const ca_diagonal_source *source, char text[CA_SHAPE_TEXT])
     return ca_shape_format(source->ndim, source->shape, text, CA_SHAPE_TEXT);
 }
 
-/* Returns the argument that the shape comes from. */
+/* Returns the name of the argument that the shape comes from. */
 static const char *
 shape_origin(const ca_diagonal_source *source)
 {
     return source->has_input ? source->input_name : source->shape_name;
 }
 
-/* Take shape and dtype of the input, with which those given have to agree. */
+/* Takes shape and dtype from the input, if there is one. The caller's shape and dtype
+   have to agree with it. */
 static ca_status
 settle(ca_diagonal_source *source, ca_error *error)
 {
@@ -48,8 +49,8 @@ settle(ca_diagonal_source *source, ca_error *error)
     return CA_OK;
 }
 
-/* No result is larger than half of what addresses hold, so that sums of sizes and bounds
-   do not overflow further on. */
+/* Counts the elements. No result is larger than half of the address space, so that later
+   sums of sizes and bounds do not overflow. */
 static ca_status
 check_count(ca_diagonal_source *source, ca_error *error)
 {

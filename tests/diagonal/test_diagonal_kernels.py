@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The diagonal kernel's forms, tiles and stores; the memory it touches.
+"""The diagonal kernel's layouts, tiles and stores; the memory it touches.
 
 Both ways of running it: a work-item alone with a tile, and a group that shares one.
 """
@@ -223,7 +223,7 @@ def test_reference_counts(device):
 
 @pytest.mark.parametrize("mode", ["host", "copy"])
 def test_memory_modes(device, mode):
-    """Every form, in place and not, with gaps; the memory that is known to be zero is not."""
+    """Every layout, in place and not, with gaps; memory that would be zero elsewhere is not."""
     run_python(
         """
         import sys, clattn, numpy as np
