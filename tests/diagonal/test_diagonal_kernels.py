@@ -4,14 +4,13 @@
 Both ways of running it: a work-item alone with a tile, and a group that shares one.
 """
 
-import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
 import clattn
 import numpy as np
 import pytest
-from support.helpers import check_band, index_of, run_python
+from support.helpers import assert_references_return, check_band, index_of, run_python
 
 BANDS = ((0, 1), (-3, 5), (1, -1), (1, 10**6), (-(10**6), 0), (4, 4), (10**6, -(10**6)))
 DTYPES = ("u1", "f2", "f4", "f8")  # one of each width
@@ -193,13 +192,8 @@ def test_repeated_calls_keep_nothing(device):
 
 
 def test_reference_counts(device):
-    a, out, dtype, value, begin = (
-        np.ones((3, 4), "f4"),
-        np.ones((3, 4), "f4"),
-        np.dtype("f4"),
-        7,
-        -1,
-    )
+    a, out = np.ones((3, 4), "f4"), np.ones((3, 4), "f4")
+    dtype, value, begin = np.dtype("f4"), 7, -1
     things = [a, out, dtype, value, begin, device, None, np.float32]
 
     def calls():
@@ -211,14 +205,7 @@ def test_reference_counts(device):
             with pytest.raises((TypeError, ValueError)):
                 clattn.diagonal_matrix(a, value, begin, 2, device=device, **wrong)
 
-    def counts():
-        return np.array([sys.getrefcount(thing) for thing in things])
-
-    calls()
-    before = counts()
-    for _ in range(100):
-        calls()
-    assert (abs(counts() - before) < 50).all(), counts() - before
+    assert_references_return(calls, things)
 
 
 @pytest.mark.parametrize("mode", ["host", "copy"])

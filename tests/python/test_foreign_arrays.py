@@ -224,8 +224,7 @@ def test_nothing_in_it(device, library):
         library.check(sdpa(*(library.of(a) for a in arrays), device=device), right)
 
 
-WRONG = [[[1.0, 2.0]], ((1.0, 2.0),), 1.0, 3, "text", None, np.float32(1), np.ma.ones((2, 3)),
-         range(3), {1: 2}, object(), np.ndarray, OnlyArray, OnlyDLPack, iter([])]  # fmt: skip
+WRONG = [((1.0, 2.0),), range(3), {1: 2}, OnlyArray, OnlyDLPack, iter([])]
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda w: type(w).__name__)

@@ -12,12 +12,12 @@ import pickle
 import re
 
 import clattn
-import ml_dtypes
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 from references.diagonal import DTYPES, LAYOUTS, ODD, WIDTHS, bfloat16, numbers, read_only
 from support.helpers import sdpa
+from support.refusals import NUMBERS, cases, refuse, wrong_arrays
 from support.tensors import in_host_memory, same_bits
 
 with contextlib.suppress(ImportError):  # before conftest.py says what garbage collection sees
@@ -95,33 +95,12 @@ def test_a_tensor_of_a_tensor_is_a_copy(device):
     assert of_view.strides == (12, 4), "contiguous"
 
 
-NO_ARRAYS = {
-    "list": [1.0, 2.0],
-    "tuple": (1.0, 2.0),
-    "int": 1,
-    "float": 1.5,
-    "None": None,
-    "text": "array",
-    "NumPy scalar": np.float32(1),
-    "bool": True,
-    "masked": np.ma.masked_array([1.0, 2.0]),
-    "type": np.ndarray,
-    "object": object(),
-    "complex": np.zeros(3, np.complex64),
-    "objects": np.zeros(3, object),
-    "long double": np.zeros(3, np.longdouble),
-    "dates": np.zeros(3, "M8[s]"),
-    "texts": np.zeros(3, "U4"),
-    "structured": np.zeros(3, [("x", "f4")]),
-    "float8": np.zeros(3, ml_dtypes.float8_e4m3fn),
-    "int4": np.zeros(3, ml_dtypes.int4),
-}
+WRONG = wrong_arrays("array", (3,), NUMBERS, none=None, true=True, scalar=np.float32(1))
 
 
-@pytest.mark.parametrize("wrong", NO_ARRAYS.values(), ids=NO_ARRAYS)
-def test_what_is_no_array(device, wrong):
-    with pytest.raises(TypeError, match="array"):
-        clattn.tensor(wrong, device)
+@cases(WRONG)
+def test_what_is_no_array(device, row):
+    refuse(clattn.tensor, row, {"device": device})
 
 
 def test_wrong_arguments(device):

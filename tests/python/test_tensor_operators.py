@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from references.diagonal import numbers
 from support.helpers import draw, native, qkv, sdpa
-from support.tensors import CALLS, same_bits, strided
+from support.tensors import CALLS, DECIDES, same_bits, strided
 
 each_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-DECIDES = {"present_value": "V"}  # ONNX: results that are not of the query's kind, but of V's
 
 
 def kinds(call, results):
