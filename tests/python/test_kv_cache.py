@@ -236,14 +236,6 @@ def test_a_view_keeps_the_memory(device):
 # ---- truncate, reset ----
 
 
-def test_truncate(device):
-    both = pair(device, (20, 20))
-    for n in (20, 15, 15, 1, 0, 0):
-        both.truncate(n).contents_agree()
-        both.attend(2)
-    both.append(3).contents_agree()
-
-
 def test_truncate_cuts_to_at_most(device):
     """An int leaves shorter sequences as they are; one for each may cut them apart."""
     both = pair(device, (20, 6), capacity=25)
@@ -254,14 +246,6 @@ def test_truncate_cuts_to_at_most(device):
         both.truncate(n).contents_agree()
         both.attend(3)
     both.append(22, (22, 20)).contents_agree()
-
-
-def test_truncate_then_append_again(device):
-    """As speculative decoding does: what was cut off is written over."""
-    both = pair(device, (5, 5))
-    for n in range(10):
-        both.append(4).truncate(both.cache.length - 3 + n % 2).contents_agree()
-        both.attend(1)
 
 
 def test_reset(device):
