@@ -254,15 +254,6 @@ def test_a_filter_value_at_the_end_of_float32(device, dtype):
         compare(call | {"mask_filter_value": -10000.0}, got)
 
 
-@quick
-def test_no_filter_is_no_mask(device):
-    call = masked(flags((B, T)), "boolean", mask_filter_value=0)
-    got = check(call, device=device)
-    plain = {n: a for n, a in call.items() if n not in ("mask", "mask_type")}
-    compare(plain, got)
-    compare(plain, run(plain | {"mask_filter_value": 5.0}, device=device).output)
-
-
 def test_the_default_filter_value(device):
     call = make(L=17, S=13, mask=flags((2, 13)), mask_type="boolean")
     right = run(call | {"mask_filter_value": -10000.0}, device=device).output
@@ -353,16 +344,3 @@ def test_empty_dimensions(device, name):
     sizes, *masks = EMPTIES[name]
     for kind, mask in zip(("boolean", LENGTH, END_START, PACKED), masks, strict=True):
         check(make(**sizes, mask=mask, mask_type=kind), device=device)
-
-
-@quick
-def test_one_mask_said_in_four_ways(device):
-    """The same keys padded: the same numbers."""
-    lengths = int32(6, 3)
-    keep = (np.arange(T) < lengths[:, None]).astype(np.int32)
-    ways = {"boolean": keep, LENGTH: lengths, END_START: int32(6, 3, 0, 0),
-            PACKED: packed(lengths, B, L, T)}  # fmt: skip
-    results = [check(masked(mask, kind), device=device) for kind, mask in ways.items()]
-    allowed = 2 * oracle.tolerance(masked(keep, "boolean"))
-    for other in results[1:]:
-        assert (np.abs(other - results[0]) <= allowed).all()

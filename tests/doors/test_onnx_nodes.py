@@ -148,11 +148,6 @@ def compare(case, answer):
         np.testing.assert_allclose(got, wanted, rtol=rtol, atol=case.atol)
 
 
-@pytest.fixture
-def reference_kernel(monkeypatch):
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
-
-
 @pytest.mark.parametrize("name", NODES or ["onnx is missing"])
 def test_node(device, reference_kernel, name):
     need_new()

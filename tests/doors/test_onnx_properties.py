@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from references.attention import bfloat16, compute_dtype, eps, float16, float32, float64
-from references.onnx import attention, check, joined_heads, tolerances
+from references.onnx import attention, check, tolerances
 from support.helpers import assert_close, draw
 from test_attention_properties import bounded, relay, shrink
 from test_onnx import HK, HQ, B, E, cache, flat, inputs, mask_of
@@ -86,8 +86,7 @@ def check_poison(device, case, garbage, dtype=float32):
 
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, 3e38], ids=str)
 @pytest.mark.parametrize("name", EXCLUSIONS)
-def test_an_excluded_key_does_not_matter(device, monkeypatch, name, garbage):
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
+def test_an_excluded_key_does_not_matter(device, reference_kernel, name, garbage):
     check_poison(device, EXCLUSIONS[name], garbage)
 
 
@@ -98,8 +97,7 @@ def test_nor_in_the_kernel_that_clattn_chooses(device, name, garbage):
 
 
 @pytest.mark.parametrize("dtype", [float16, bfloat16, float64], ids=str)
-def test_nor_in_any_other_type(device, monkeypatch, dtype):
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
+def test_nor_in_any_other_type(device, reference_kernel, dtype):
     check_poison(device, EXCLUSIONS["lengths"], np.nan, dtype)
 
 
@@ -137,8 +135,7 @@ def test_nan_stays_where_it_is_attended(device, kernel):
         assert np.isnan(got).sum() == expected
 
 
-def test_nan_in_a_mask_stays_unless_its_key_is_excluded(device, monkeypatch):
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
+def test_nan_in_a_mask_stays_unless_its_key_is_excluded(device, reference_kernel):
     mask = draw((L, L))
     mask[np.triu_indices(L, 1)] = np.nan
     assert np.isfinite(check(*inputs(L, L), mask, device=device, is_causal=1).Y).all()
@@ -236,21 +233,9 @@ def test_a_cache_inside_is_a_cache_outside(device, seed, past):
     assert_close(inside, outside, 2 * tolerances(*args, is_causal=1).Y)
 
 
-@few
-@given(seed=st.integers(0, 1000), is_causal=st.integers(0, 1))
-def test_three_dimensions_are_four_rearranged(device, seed, is_causal):
-    arrays = inputs(seed=seed)
-    right = clattn.onnx.attention(*arrays, is_causal=is_causal, device=device).Y
-    allowed = 2 * tolerances(*arrays, is_causal=is_causal).Y
-    arrays, counts = flat(arrays)
-    got = clattn.onnx.attention(*arrays, is_causal=is_causal, **counts, device=device).Y
-    assert_close(got, joined_heads(right), allowed)
-
-
 @pytest.mark.parametrize("dtype", [float32, float16, float64], ids=str)
-def test_a_row_of_finfo_min_is_the_mean(device, monkeypatch, dtype):
+def test_a_row_of_finfo_min_is_the_mean(device, reference_kernel, dtype):
     """It is not -inf: it absorbs every score of its row, so all weights are equal."""
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
     lowest = np.finfo(compute_dtype(dtype)).min
     mask = np.zeros((L, S), compute_dtype(dtype))
     mask[3], mask[5, 10:], mask[7, :-1] = lowest, lowest, lowest

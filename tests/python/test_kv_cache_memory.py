@@ -307,44 +307,6 @@ def test_a_cache_of_a_default_device_in_a_child(device):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_child(device):
-    """Every call that needs the device is a DeviceError there; the parent's cache goes on."""
-    run_python(
-        """
-        import os, sys, clattn
-        from support.helpers import draw
-        from support.cache_pair import pair_of_one_size as pair
-        both = pair(clattn.devices()[int(sys.argv[1])], (5, 3))
-        query = both.queries(1)
-        tokens = both.tokens(1)
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                cache = both.cache
-                calls = [lambda: cache.append(*tokens), lambda: cache.attend(query),
-                         lambda: cache.key.numpy(), lambda: clattn.KVCache(1, 1, 1, 1)]
-                for number, call in enumerate(calls):
-                    try:
-                        call()
-                    except clattn.DeviceError as error:
-                        assert "fork" in str(error), error
-                    else:
-                        raise SystemExit(f"call {number} worked")
-                del cache, both
-                code = 0
-            except BaseException as error:
-                print(repr(error), file=sys.stderr, flush=True)
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        both.append(1).contents_agree().attend(1)
-        """,
-        index_of(device),
-    )
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_child_forked_during_an_append(device):
     """The lock that the appending thread holds does not exist in the child."""
     run_python(
