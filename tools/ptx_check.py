@@ -2,7 +2,7 @@
 """Assemble kernels for NVIDIA GPUs without having one, and print what the machine code is like.
 
     python tools/ptx_check.py                              # the kernels listed in KERNELS
-    python tools/ptx_check.py kernels/peak/fma.cl -DCHAINS=8   # any kernel, with clang's options
+    python tools/ptx_check.py kernels/attention/tiled.cl -DDTYPE=1   # any kernel, clang's options
 
 clang makes PTX of a kernel, ptxas machine code of the PTX. For each kernel, its macros and each
 architecture the table says: registers of a work-item, bytes spilled (stores and loads), bytes of

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Which kernel runs an attention problem on a device, and how it covers it.
+ * What the host decides for one launch of an attention problem: a kernel, its macros and
+ * its work-items.
  */
-#ifndef CLATTN_OP_ATTENTION_PLAN_H
-#define CLATTN_OP_ATTENTION_PLAN_H
+#ifndef CLATTN_ATTENTION_PLAN_H
+#define CLATTN_ATTENTION_PLAN_H
+
+#include <stdint.h>
 
 #include "attention/problem.h"
-#include "opencl/fold.h"    /* ca_leading_dims */
 #include "opencl/program.h" /* ca_kernel_spec */
 
 #define CA_ATTENTION_GRID_DIMS 5
@@ -14,29 +16,54 @@
 typedef struct {
     ca_kernel_spec spec;
     int64_t grid[CA_ATTENTION_GRID_DIMS]; /* work-items: the product */
-    size_t local_size;                    /* those of a group */
+    size_t local_size;                    /* work-items of a group */
     int64_t heads;                        /* query heads of one work-item */
-    /* Parts of the keys. With more than one, each row of each part leaves so many bytes
-       in `partial`, of which the second kernel, run for each row, makes the result: a
-       group of merge_local work-items. */
+    /* With more than one split of the keys, each split leaves partial_bytes for each row.
+       The second kernel, `merge`, makes results of them: a group of merge_local
+       work-items for each row. */
     int64_t splits;
     int64_t partial_bytes;
     ca_kernel_spec merge;
     size_t merge_local;
 } ca_attention_plan;
 
-/* The softcap within the range of the arithmetic, 0 for none: in float32 one above its
-   range is as good as none, one below as good as the lowest there is. */
-double ca_attention_softcap(const ca_attention *attention);
+/* Start a plan: the kernel's name, one work-item for each entry of the leading
+   dimensions, which has one head and all keys. */
+void ca_plan_begin(ca_attention_plan *plan, const ca_attention *attention,
+                   const char *name, size_t local_size);
 
-/* False where the probability of dropping is less than a random word resolves. */
-bool ca_attention_drops(const ca_attention *attention);
+/* Work-items so far, as a number that does not overflow. */
+double ca_plan_items(const ca_attention_plan *plan);
 
-/* CA_ERROR_DEVICE where the device lacks the dtype; CA_ERROR_VALUE where the variant
-   asked for cannot run the problem. */
-ca_status ca_attention_make_plan(const ca_device_info *info,
-                                 const ca_attention *attention,
-                                 const ca_leading_dims *dims, ca_attention_plan *plan,
-                                 ca_error *error);
+/* The macros of support/common.clh that differ from their defaults. */
+void ca_plan_define_common(ca_kernel_spec *spec, const ca_attention *attention);
+
+/* These, the head sizes, and whether there is a softcap. */
+void ca_plan_define_sizes(ca_kernel_spec *spec, const ca_attention *attention);
+
+/* The macros of a kernel that merges splits. The kernel may compute a row again, which
+   takes the same macros, and has the value head size. */
+void ca_plan_define_merge(ca_kernel_spec *spec, const ca_attention *attention);
+
+/* Work-items for each core of a CPU, so that all cores end at about the same time. */
+#define CA_ITEMS_FOR_EACH_CORE 4
+
+/* Numbers of the arithmetic that fill a vector register of a CPU. */
+int64_t ca_plan_lanes(const ca_device_info *info, const ca_attention *attention);
+
+/* Bytes of a number of the arithmetic. */
+int64_t ca_plan_real_bytes(const ca_attention *attention);
+
+static inline int64_t
+ca_divide_up(int64_t count, int64_t step)
+{
+    return (count + step - 1) / step;
+}
+
+static inline int64_t
+ca_smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
 
 #endif

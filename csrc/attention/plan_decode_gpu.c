@@ -5,7 +5,7 @@
  */
 #include <math.h>
 
-#include "attention/params.h" /* ca_attention_key_bytes */
+#include "attention/plan_decode_gpu.h"
 #include "attention/variants.h"
 
 /* More rows of a head fill a tile of a kernel for many rows well enough. */
@@ -42,27 +42,9 @@
 enum { FORM_LOCAL, FORM_SUB_GROUPS, FORM_PTX };
 
 static bool
-decode_gpu_can_run(const ca_device_info *info, const ca_attention *attention)
+decode_gpu_is_fast(const ca_device_info *info, const ca_attention *attention)
 {
-    return ca_attention_cpu_can_run(info, attention) &&
-           info->max_work_group >= FEWEST_GROUP && info->local_memory > LOCAL_BYTES &&
-           !ca_attention_has(attention, CA_ATTENTION_INPUT_BIAS) &&
-           !ca_attention_has(attention, CA_ATTENTION_SCORES) &&
-           !ca_attention_drops(attention);
-}
-
-static bool
-decode_gpu_is_fast(const ca_device_info *info, const ca_attention *attention,
-                   const ca_leading_dims *dims)
-{
-    (void)dims;
-    return info->type != CA_DEVICE_CPU && ca_attention_rows(attention) <= FEW_ROWS;
-}
-
-static int64_t
-real_bytes(const ca_attention *attention)
-{
-    return ca_attention_in_float64(attention) ? 8 : 4;
+    return info->type != CA_DEVICE_CPU && attention->L <= FEW_ROWS;
 }
 
 /* Neighbours that can exchange numbers: a warp, a sub-group, or as many in local memory.
@@ -125,13 +107,12 @@ typedef struct {
 static int64_t
 local_reals(const ca_attention *attention, int form, const tile *t)
 {
-    int64_t Ev = ca_attention_value_head_size(attention);
-    ca_dtype value_dtype = attention->tensors[CA_ATTENTION_VALUE].dtype;
-    ca_dtype dtype = attention->tensors[CA_ATTENTION_QUERY].dtype;
+    int64_t Ev = attention->Ev;
+    ca_dtype value_dtype = attention->operands[CA_ATTENTION_VALUE].dtype;
+    ca_dtype dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
     int64_t chunk = BYTES_OF_LOAD / (int64_t)ca_dtype_size(dtype);
     int64_t value_chunk = BYTES_OF_LOAD / (int64_t)ca_dtype_size(value_dtype);
-    int64_t E = ca_divide_up(ca_attention_head_size(attention), chunk * t->lanes) *
-                chunk * t->lanes;
+    int64_t E = ca_divide_up(attention->E, chunk * t->lanes) * chunk * t->lanes;
     int64_t value_chunks = ca_divide_up(Ev, value_chunk);
     int64_t columns = ca_divide_up(value_chunks, t->group) * value_chunk * t->group;
     int64_t exchanged = form == FORM_LOCAL ? t->rows * t->group : 0;
@@ -144,9 +125,9 @@ local_reals(const ca_attention *attention, int form, const tile *t)
 static int64_t
 loads_of_values(const ca_attention *attention, int64_t group, int64_t keys)
 {
-    ca_dtype dtype = attention->tensors[CA_ATTENTION_VALUE].dtype;
+    ca_dtype dtype = attention->operands[CA_ATTENTION_VALUE].dtype;
     int64_t chunk = BYTES_OF_LOAD / (int64_t)ca_dtype_size(dtype);
-    int64_t chunks = ca_divide_up(ca_attention_value_head_size(attention), chunk);
+    int64_t chunks = ca_divide_up(attention->Ev, chunk);
     int64_t for_each = ca_divide_up(chunks, group);
     int64_t slices = group / ca_divide_up(chunks, for_each);
     return ca_divide_up(keys, slices) * for_each;
@@ -156,11 +137,11 @@ static tile
 choose_tile(const ca_device_info *info, const ca_attention *attention, int form,
             int64_t rows)
 {
-    ca_dtype dtype = attention->tensors[CA_ATTENTION_QUERY].dtype;
+    ca_dtype dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
     int64_t chunk = BYTES_OF_LOAD / (int64_t)ca_dtype_size(dtype);
-    int64_t chunks = ca_divide_up(ca_attention_head_size(attention), chunk);
+    int64_t chunks = ca_divide_up(attention->E, chunk);
     int64_t most_lanes = lanes_of(info, form);
-    int64_t reals = LOCAL_BYTES / real_bytes(attention);
+    int64_t reals = LOCAL_BYTES / ca_plan_real_bytes(attention);
     tile t = {.group = info->max_work_group < GROUP ? FEWEST_GROUP : GROUP};
     t.lanes = key_lanes(chunks, most_lanes);
     int64_t keys = t.group / t.lanes * LOADS_AHEAD;
@@ -187,8 +168,8 @@ choose_tile(const ca_device_info *info, const ca_attention *attention, int form,
 }
 
 int64_t
-ca_attention_parts_on_gpu(const ca_device_info *info, const ca_attention *attention,
-                          double groups)
+ca_plan_splits_on_gpu(const ca_device_info *info, const ca_attention *attention,
+                      double groups)
 {
     double bytes = (double)ca_attention_visible_keys(attention) *
                    (double)ca_attention_key_bytes(attention);
@@ -203,61 +184,65 @@ define_form(ca_kernel_spec *spec, const ca_device_info *info)
 {
     int form = form_of(info);
     spec->in_c30 = form == FORM_SUB_GROUPS;
-    ca_attention_define(spec, "FORM", form);
+    ca_kernel_define(spec, "FORM", form);
     if (form == FORM_SUB_GROUPS) {
-        ca_attention_define(spec, "SUB_GROUP", lanes_of(info, form));
+        ca_kernel_define(spec, "SUB_GROUP", lanes_of(info, form));
     }
 }
 
 void
-ca_attention_plan_merge_on_gpu(const ca_device_info *info,
-                               const ca_attention *attention, ca_attention_plan *plan)
+ca_plan_merge_on_gpu(const ca_device_info *info, const ca_attention *attention,
+                     ca_attention_plan *plan)
 {
-    int64_t piece = BYTES_OF_LOAD / real_bytes(attention);
-    int64_t sums = ca_divide_up(ca_attention_value_head_size(attention), piece);
+    int64_t piece = BYTES_OF_LOAD / ca_plan_real_bytes(attention);
+    int64_t sums = ca_divide_up(attention->Ev, piece);
     plan->partial_bytes = (sums + 1) * BYTES_OF_LOAD;
     plan->merge.name = "attention_decode_gpu_merge";
     plan->merge_local = (size_t)ca_smaller(MERGE_GROUP, info->max_work_group);
-    ca_attention_define_merge(&plan->merge, attention);
+    ca_plan_define_merge(&plan->merge, attention);
     define_form(&plan->merge, info);
-    ca_attention_define(&plan->merge, "WG", (int64_t)plan->merge_local);
+    ca_kernel_define(&plan->merge, "WG", (int64_t)plan->merge_local);
 }
 
 static void
 plan_decode_gpu(const ca_device_info *info, const ca_attention *attention,
-                const ca_leading_dims *dims, ca_attention_plan *plan)
+                ca_attention_plan *plan)
 {
-    const ca_tensor *tensors = attention->tensors;
-    *plan = (ca_attention_plan){.spec = {.name = "attention_decode_gpu"}};
-    ca_attention_cover(plan, dims);
-    plan->heads = ca_attention_heads_together(dims);
-    int64_t rows = plan->heads * ca_attention_rows(attention);
+    const ca_operand *operands = attention->operands;
+    ca_plan_begin(plan, attention, "attention_decode_gpu", 0);
+    plan->heads = ca_attention_heads_together(attention);
+    int64_t rows = plan->heads * attention->L;
     int form = form_of(info);
     tile t = choose_tile(info, attention, form, rows);
     plan->local_size = (size_t)t.group;
     plan->grid[2] /= plan->heads;
     plan->grid[3] = ca_divide_up(rows, t.rows);
-    plan->splits = ca_attention_parts_on_gpu(info, attention, ca_attention_items(plan));
+    plan->splits = ca_plan_splits_on_gpu(info, attention, ca_plan_items(plan));
     plan->grid[4] = plan->splits * t.group;
 
     ca_kernel_spec *spec = &plan->spec;
-    ca_attention_define_sizes(spec, attention);
+    ca_plan_define_sizes(spec, attention);
     define_form(spec, info);
-    ca_attention_plan_merge_on_gpu(info, attention, plan);
-    ca_attention_define(spec, "WG", t.group);
-    ca_attention_define(spec, "KEY_LANES", t.lanes);
-    ca_attention_define(spec, "BN", t.keys);
-    ca_attention_define(spec, "RT", t.rows);
-    ca_attention_define(spec, "WIDE_KEYS",
-                        ca_attention_is_wide(&tensors[CA_ATTENTION_KEY]) &&
-                            ca_attention_is_wide(&tensors[CA_ATTENTION_PAST_KEY]));
-    ca_attention_define(spec, "WIDE_VALUES",
-                        ca_attention_is_wide(&tensors[CA_ATTENTION_VALUE]) &&
-                            ca_attention_is_wide(&tensors[CA_ATTENTION_PAST_VALUE]));
+    ca_plan_merge_on_gpu(info, attention, plan);
+    ca_kernel_define(spec, "WG", t.group);
+    ca_kernel_define(spec, "KEY_LANES", t.lanes);
+    ca_kernel_define(spec, "BN", t.keys);
+    ca_kernel_define(spec, "RT", t.rows);
+    ca_kernel_define(spec, "WIDE_KEYS",
+                     ca_operand_is_wide(&operands[CA_ATTENTION_KEY]) &&
+                         ca_operand_is_wide(&operands[CA_ATTENTION_PAST_KEY]));
+    ca_kernel_define(spec, "WIDE_VALUES",
+                     ca_operand_is_wide(&operands[CA_ATTENTION_VALUE]) &&
+                         ca_operand_is_wide(&operands[CA_ATTENTION_PAST_VALUE]));
 }
 
-const ca_attention_variant ca_attention_decoding_on_gpu = {
-    CA_VARIANT_DECODE_GPU,
-    "head sizes of 1 to 512 only, and no input bias, dropout, scores or softcap after "
-    "the mask, on devices with groups of 64 work-items and 16 KiB of local memory",
-    decode_gpu_can_run, decode_gpu_is_fast, plan_decode_gpu};
+const ca_variant ca_variant_decode_gpu = {
+    .word = "decode_gpu",
+    .max_head = 512,
+    .max_value_head = 512,
+    .refuses = CA_NO_INPUT_BIAS | CA_NO_DROPOUT | CA_NO_SCORES | CA_NO_LATE_SOFTCAP,
+    .group = FEWEST_GROUP,
+    .local_memory = LOCAL_BYTES + (1 << 10),
+    .is_fast = decode_gpu_is_fast,
+    .make_plan = plan_decode_gpu,
+};

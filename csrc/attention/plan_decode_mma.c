@@ -3,6 +3,7 @@
  * The variant for few rows on devices with matrix units, attention/decode_mma.cl: the
  * rows of query heads that share their keys are a tile of 16.
  */
+#include "attention/plan_decode_gpu.h"
 #include "attention/variants.h"
 
 /* Rows of a matrix tile. With as many of one head at most, keys are not read more often
@@ -30,46 +31,48 @@
 static bool
 decode_mma_can_run(const ca_device_info *info, const ca_attention *attention)
 {
-    int64_t E = ca_attention_head_size(attention);
-    int64_t Ev = ca_attention_value_head_size(attention);
-    return ca_attention_suits_matrix_units(attention) && E >= 1 && E <= MAX_HEAD &&
-           Ev >= 1 && Ev <= MAX_VALUE_HEAD &&
-           ca_attention_is_wide(&attention->tensors[CA_ATTENTION_KEY]) &&
-           ca_attention_is_wide(&attention->tensors[CA_ATTENTION_VALUE]) &&
-           ca_attention_holds_matrices(info, THREADS, LOCAL_BYTES);
+    (void)info;
+    return attention->T <= CA_MATRIX_MAX_ROWS &&
+           ca_operand_is_wide(&attention->operands[CA_ATTENTION_KEY]) &&
+           ca_operand_is_wide(&attention->operands[CA_ATTENTION_VALUE]);
 }
 
 /* The emulation is for tests. */
 static bool
-decode_mma_is_fast(const ca_device_info *info, const ca_attention *attention,
-                   const ca_leading_dims *dims)
+decode_mma_is_fast(const ca_device_info *info, const ca_attention *attention)
 {
-    int64_t L = ca_attention_rows(attention);
-    return ca_attention_has_matrix_units(info) && L <= TILE_ROWS &&
-           ca_attention_heads_together(dims) * L >= FEWEST_ROWS;
+    int64_t L = attention->L;
+    return ca_has_matrix_units(info) && L <= TILE_ROWS &&
+           ca_attention_heads_together(attention) * L >= FEWEST_ROWS;
 }
 
 static void
 plan_decode_mma(const ca_device_info *info, const ca_attention *attention,
-                const ca_leading_dims *dims, ca_attention_plan *plan)
+                ca_attention_plan *plan)
 {
-    *plan = (ca_attention_plan){.spec = {.name = "attention_decode_mma"},
-                                .local_size = THREADS};
-    ca_attention_cover(plan, dims);
-    plan->heads = ca_attention_heads_together(dims);
+    ca_plan_begin(plan, attention, "attention_decode_mma", THREADS);
+    plan->heads = ca_attention_heads_together(attention);
     plan->grid[2] /= plan->heads;
-    plan->grid[3] = ca_divide_up(plan->heads * ca_attention_rows(attention), TILE_ROWS);
-    plan->splits = ca_attention_parts_on_gpu(info, attention, ca_attention_items(plan));
+    plan->grid[3] = ca_divide_up(plan->heads * attention->L, TILE_ROWS);
+    plan->splits = ca_plan_splits_on_gpu(info, attention, ca_plan_items(plan));
     plan->grid[4] = plan->splits * THREADS;
-    ca_attention_define_sizes(&plan->spec, attention);
-    ca_attention_define(&plan->spec, "WARP", ca_attention_has_matrix_units(info));
-    ca_attention_plan_merge_on_gpu(info, attention, plan);
+    ca_plan_define_sizes(&plan->spec, attention);
+    ca_kernel_define(&plan->spec, "WARP", ca_has_matrix_units(info));
+    ca_plan_merge_on_gpu(info, attention, plan);
 }
 
-const ca_attention_variant ca_attention_decoding_on_matrix_units = {
-    CA_VARIANT_DECODE_MMA,
-    "query and value of one half type, head sizes of 1 to 192 and of value of 1 to "
-    "128, "
-    "rows of keys and values of whole aligned 16 bytes, and no past keys, input bias, "
-    "dropout, scores or softcap after the mask, on devices with 40 KiB of local memory",
-    decode_mma_can_run, decode_mma_is_fast, plan_decode_mma};
+const ca_variant ca_variant_decode_mma = {
+    .word = "decode_mma",
+    .dtypes = CA_ONE_HALF_TYPE,
+    .max_head = MAX_HEAD,
+    .max_value_head = MAX_VALUE_HEAD,
+    .refuses = CA_NO_PAST | CA_NO_INPUT_BIAS | CA_NO_DROPOUT | CA_NO_SCORES |
+               CA_NO_LATE_SOFTCAP,
+    .group = THREADS,
+    .local_memory = LOCAL_BYTES,
+    .multiplies_matrices = true,
+    .can_run = decode_mma_can_run,
+    .of_problem = "rows of keys and values of whole aligned 16 bytes",
+    .is_fast = decode_mma_is_fast,
+    .make_plan = plan_decode_mma,
+};

@@ -2,7 +2,6 @@
  *
  * The variant for GPUs without matrix units, attention/tiled.cl: tiles in local memory.
  */
-#include "attention/params.h" /* ca_attention_keys */
 #include "attention/variants.h"
 
 #define MAX_HEAD 512
@@ -101,10 +100,10 @@ sub_group_of(const ca_device_info *info)
 static bool
 choose_tiling(const ca_device_info *info, const ca_attention *attention, tiling *chosen)
 {
-    int64_t E = ca_attention_head_size(attention);
-    int64_t Ev = ca_attention_value_head_size(attention);
-    int64_t L = ca_attention_rows(attention);
-    int64_t real = ca_attention_in_float64(attention) ? 8 : 4;
+    int64_t E = attention->E;
+    int64_t Ev = attention->Ev;
+    int64_t L = attention->L;
+    int64_t real = ca_plan_real_bytes(attention);
     int64_t sub_group = sub_group_of(info);
     int64_t available = ca_smaller(info->local_memory, MAX_LOCAL_MEMORY);
     bool found = false;
@@ -128,52 +127,49 @@ choose_tiling(const ca_device_info *info, const ca_attention *attention, tiling 
 static bool
 tiled_can_run(const ca_device_info *info, const ca_attention *attention)
 {
-    int64_t E = ca_attention_head_size(attention);
-    int64_t Ev = ca_attention_value_head_size(attention);
     tiling t;
-    return E >= 1 && E <= MAX_HEAD && Ev >= 1 && Ev <= MAX_HEAD &&
-           ca_attention_rows(attention) <= MAX_LENGTH &&
-           ca_attention_keys(attention) <= MAX_LENGTH &&
+    return attention->L <= MAX_LENGTH && attention->T <= MAX_LENGTH &&
            choose_tiling(info, attention, &t);
 }
 
 static bool
-tiled_is_fast(const ca_device_info *info, const ca_attention *attention,
-              const ca_leading_dims *dims)
+tiled_is_fast(const ca_device_info *info, const ca_attention *attention)
 {
-    (void)dims;
     (void)attention;
     return info->type != CA_DEVICE_CPU;
 }
 
 static void
 plan_tiled(const ca_device_info *info, const ca_attention *attention,
-           const ca_leading_dims *dims, ca_attention_plan *plan)
+           ca_attention_plan *plan)
 {
     tiling t;
     (void)choose_tiling(info, attention, &t);
     int64_t threads = t.TX * t.TY;
     int64_t sub_group = sub_group_of(info);
-    *plan = (ca_attention_plan){
-        .spec = {.name = "attention_tiled", .in_c30 = sub_group != 0},
-        .local_size = (size_t)threads};
-    ca_attention_cover(plan, dims);
-    plan->grid[3] = ca_divide_up(ca_attention_rows(attention), t.TY * t.MI);
+    ca_plan_begin(plan, attention, "attention_tiled", (size_t)threads);
+    plan->spec.in_c30 = sub_group != 0;
+    plan->grid[3] = ca_divide_up(attention->L, t.TY * t.MI);
     plan->grid[4] = threads;
     ca_kernel_spec *spec = &plan->spec;
-    ca_attention_define_sizes(spec, attention);
-    ca_attention_define(spec, "SUB_GROUP", sub_group);
-    ca_attention_define(spec, "TX", t.TX);
-    ca_attention_define(spec, "TY", t.TY);
-    ca_attention_define(spec, "MI", t.MI);
-    ca_attention_define(spec, "NJ", t.NJ);
-    ca_attention_define(spec, "NC", t.NC);
-    ca_attention_define(spec, "EC", t.EC);
-    ca_attention_define(spec, "KC", t.KC);
+    ca_plan_define_sizes(spec, attention);
+    ca_kernel_define(spec, "SUB_GROUP", sub_group);
+    ca_kernel_define(spec, "TX", t.TX);
+    ca_kernel_define(spec, "TY", t.TY);
+    ca_kernel_define(spec, "MI", t.MI);
+    ca_kernel_define(spec, "NJ", t.NJ);
+    ca_kernel_define(spec, "NC", t.NC);
+    ca_kernel_define(spec, "EC", t.EC);
+    ca_kernel_define(spec, "KC", t.KC);
 }
 
-const ca_attention_variant ca_attention_tiled = {
-    CA_VARIANT_TILED,
-    "head sizes of 1 to 512 only, and devices with work-groups of 64 and local memory "
-    "for its tiles (16 KiB in float32)",
-    tiled_can_run, tiled_is_fast, plan_tiled};
+const ca_variant ca_variant_tiled = {
+    .word = "tiled",
+    .max_head = MAX_HEAD,
+    .max_value_head = MAX_HEAD,
+    .can_run = tiled_can_run,
+    .of_device = "with work-groups of 64 and local memory for its tiles (16 KiB in "
+                 "float32)",
+    .is_fast = tiled_is_fast,
+    .make_plan = plan_tiled,
+};

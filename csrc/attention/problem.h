@@ -1,39 +1,51 @@
 /* SPDX-License-Identifier: MIT
  *
- * The attention problem that every front door fills in, and the one place that plans
- * and launches it. Nothing here knows a specification's name.
+ * The attention problem that every door fills in. Nothing here knows a specification's
+ * name.
  */
-#ifndef CLATTN_OP_ATTENTION_H
-#define CLATTN_OP_ATTENTION_H
+#ifndef CLATTN_ATTENTION_PROBLEM_H
+#define CLATTN_ATTENTION_PROBLEM_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
-#include "base/status.h"
 #include "base/tensor.h"
-#include "base/variant.h"  /* ca_variant */
-#include "opencl/device.h" /* ca_device */
-#include "opencl/limits.h" /* ca_limits */
+#include "kernels/support/view_params.h" /* CA_BATCH_DIMS */
 
 /* An unbounded side of the band of keys. */
 #define CA_BAND_UNBOUNDED INT64_MAX
 
+/* The operands of a problem, with their last two dimensions. */
 typedef enum {
-    CA_ATTENTION_QUERY,         /* (…, L, E) */
-    CA_ATTENTION_KEY,           /* (…, S, E) */
-    CA_ATTENTION_VALUE,         /* (…, S, Ev), of any float dtype */
-    CA_ATTENTION_PAST_KEY,      /* (…, P, E), of key's dtype */
-    CA_ATTENTION_PAST_VALUE,    /* (…, P, Ev), of value's dtype */
-    CA_ATTENTION_INPUT_BIAS,    /* (…, E + E + Ev), contiguous in the last dimension */
-    CA_ATTENTION_MASK,          /* (…, L, M), M <= T, of any dtype */
-    CA_ATTENTION_BIAS,          /* (…, L, T) */
-    CA_ATTENTION_KEY_COUNTS,    /* (…) int64, 0 … T */
-    CA_ATTENTION_OUTPUT,        /* (…, L, Ev); without keys all its extent is filled */
-    CA_ATTENTION_LSE,           /* (…, L), likewise; of the type of the arithmetic */
-    CA_ATTENTION_PRESENT_KEY,   /* (…, T, E), of key's dtype */
-    CA_ATTENTION_PRESENT_VALUE, /* (…, T, Ev), of value's dtype */
-    CA_ATTENTION_SCORES,        /* (…, L, T) */
-    CA_ATTENTION_TENSORS,
-} ca_attention_tensor;
+    CA_ATTENTION_QUERY,         /* (L, E) */
+    CA_ATTENTION_KEY,           /* (S, E) */
+    CA_ATTENTION_VALUE,         /* (S, Ev), of any float dtype */
+    CA_ATTENTION_PAST_KEY,      /* (P, E), of key's dtype */
+    CA_ATTENTION_PAST_VALUE,    /* (P, Ev), of value's dtype */
+    CA_ATTENTION_INPUT_BIAS,    /* (E + E + Ev), contiguous */
+    CA_ATTENTION_MASK,          /* (L, M), M <= T, of any dtype */
+    CA_ATTENTION_BIAS,          /* (L, T) */
+    CA_ATTENTION_KEY_COUNTS,    /* () int64, 0 … T */
+    CA_ATTENTION_OUTPUT,        /* (L, Ev) */
+    CA_ATTENTION_LSE,           /* (L), of the type of the arithmetic */
+    CA_ATTENTION_PRESENT_KEY,   /* (T, E), of key's dtype */
+    CA_ATTENTION_PRESENT_VALUE, /* (T, Ev), of value's dtype */
+    CA_ATTENTION_SCORES,        /* (L, T) */
+    CA_ATTENTION_OPERANDS,
+} ca_attention_role;
+
+/* One array of a problem. Strides count elements. */
+typedef struct {
+    ca_dtype dtype;
+    void *data;      /* element [0, 0, 0, 0, 0]; NULL: the operand is absent */
+    ca_block *block; /* the storage that holds it; NULL: host memory */
+    int64_t batch[CA_BATCH_DIMS]; /* strides of the leading dimensions */
+    int64_t rows;                 /* sizes and strides of the last two dimensions */
+    int64_t columns;
+    int64_t row_stride;
+    int64_t column_stride;
+    ca_extent memory; /* what a launch binds: all bytes of the elements, or more */
+} ca_operand;
 
 /* What to write to CA_ATTENTION_SCORES. */
 typedef enum {
@@ -43,13 +55,11 @@ typedef enum {
     CA_SCORES_WEIGHTS,  /* after the softmax; zeros in an empty row */
 } ca_scores_stage;
 
-/* The keys are the past ones followed by the new ones: T = P + S. Tensors have one
-   leading shape of n sizes, output's, which they may broadcast with stride 0 (the
-   present ones only in its last dimension: query heads that share them). Rows and keys
-   that a mask or bias broadcasts have stride 0 too, and their full size. The absent
-   ones (data NULL) have dtype float32 and are not used. query, key, input_bias, bias,
-   output and scores share one float dtype. Kernels trust this: the front door checks
-   it.
+/* The keys are the past ones followed by the new ones: T = P + S. All operands have the
+   leading dimensions `batch`, and broadcast to them by strides of 0; the present ones
+   only in the last one, where query heads share them. Masks and biases of one row or
+   column have stride 0 too, and their full size. query, key, input_bias, bias, output
+   and scores share one float dtype. Kernels trust all this: the door checks it.
 
        score[i, j] = scale * (query[i] + input_bias) . (key[j] + input_bias)
        score       = softcap * tanh(score / softcap)
@@ -58,14 +68,23 @@ typedef enum {
 
    The input bias is not added to past keys and values. */
 typedef struct {
-    ca_tensor tensors[CA_ATTENTION_TENSORS];
-    /* False: mask tells which keys are attended to (not 0), and the others get `filter`
-       added; -inf excludes. True: its values are added. Keys from M on are excluded. */
+    int64_t
+        batch[CA_BATCH_DIMS]; /* sizes; those of dimensions that are not there are 1 */
+    int64_t L;                /* query rows */
+    int64_t S;                /* new keys */
+    int64_t P;                /* past keys */
+    int64_t T;                /* all keys */
+    int64_t E;                /* head size of query and key */
+    int64_t Ev;               /* head size of value and output */
+    ca_operand operands[CA_ATTENTION_OPERANDS];
+    /* False: the mask tells which keys are attended to (not 0), and the others get
+       `filter` added; -inf excludes them. True: the mask's values are added. Keys from M
+       on are excluded. */
     bool mask_is_added;
     double filter;
     /* Row i attends key j only where -below <= j - i <= above; a bound may be negative,
-       an unbounded side is CA_BAND_UNBOUNDED. Keys from key_counts on are excluded;
-       where the band follows them, they are added to j's bounds. */
+       an unbounded side is CA_BAND_UNBOUNDED. Keys from key_counts on are excluded.
+       band_follows_counts: the count is added to j's bounds. */
     int64_t below;
     int64_t above;
     bool band_follows_counts;
@@ -73,30 +92,80 @@ typedef struct {
     double softcap; /* 0: none */
     /* The softcap comes after the mask: an excluded key has the score -softcap. */
     bool mask_before_softcap;
-    /* Weights are dropped with this probability, by Philox 4x32-10 of seed, row (its
-       index in the leading shape and L) and key; the others are scaled up. */
+    /* Weights are dropped with this probability, by Philox 4x32-10 of seed, row and key;
+       the others are scaled up. Rows are numbered over the leading dimensions and L;
+       first_row is the number of row [0, 0, 0, 0]. */
     double dropout;
     uint64_t seed;
+    int64_t first_row;
     bool in_float64; /* compute in float64 whatever the dtypes are */
     ca_scores_stage stage;
-    ca_variant variant;
-    ca_limits limits;
-    const char *call; /* the function it is done for */
+    const char *call; /* the function that the user called, for messages */
 } ca_attention;
 
-/* A problem with no tensors and no options: full band, scale 1. */
-void ca_attention_init(ca_attention *attention);
+/* Make a problem without options: full band, scale 1. All `views` become absent. */
+void ca_attention_init(ca_attention *attention, ca_tensor views[CA_ATTENTION_OPERANDS]);
 
-/* True where the answer needs no kernel: nothing to write, or no keys at all. */
-bool ca_attention_is_trivial(const ca_attention *attention);
+/* Take the views as operands, once the options are set. A view has output's leading
+   dimensions, with strides of 0 where it broadcasts, then those of its role. Leading
+   dimensions that one stride can walk in all views become one. If more than
+   CA_BATCH_DIMS are left, the call is several problems, and this one becomes problem
+   `index`. Returns how many there are: 1 or more. */
+int64_t ca_attention_fold(ca_attention *attention,
+                          const ca_tensor views[CA_ATTENTION_OPERANDS], int64_t index);
 
-/* Write a trivial answer: zeros, and -inf for the log-sum-exp. */
-ca_status ca_attention_fill(const ca_attention *attention, ca_error *error);
+/* Take entries first … first + count - 1 of leading dimension `d`, or of the rows for
+   d == CA_BATCH_DIMS. */
+void ca_attention_take(ca_attention *attention, int d, int64_t first, int64_t count);
 
-/* Plan, launch and wait, but for results that a device holds (ca_launch_run).
-   CA_ERROR_VALUE where the variant asked for cannot run this problem on this device, or
-   it lacks what the limits ask for. */
-ca_status ca_attention_run(ca_device *device, const ca_attention *attention,
-                           ca_error *error);
+/* The bytes that an operand's elements touch. */
+ca_extent ca_attention_extent(const ca_attention *attention, ca_attention_role role);
+
+/* ---- questions that plans ask ---- */
+
+bool ca_attention_has(const ca_attention *attention, ca_attention_role role);
+
+/* True for what a kernel writes. */
+bool ca_attention_is_result(ca_attention_role role);
+
+/* Is the arithmetic in double? */
+bool ca_attention_in_float64(const ca_attention *attention);
+
+/* The softcap within the range of the arithmetic, 0 for none: in float32 one above the
+   range is as good as none, one below as good as the smallest normal number. */
+double ca_attention_softcap(const ca_attention *attention);
+
+/* Does the softcap come after the mask? Without a softcap there is no such order. */
+bool ca_attention_caps_last(const ca_attention *attention);
+
+/* False where the probability of dropping is less than a random word resolves. */
+bool ca_attention_drops(const ca_attention *attention);
+
+/* Bytes of a key and its value. */
+int64_t ca_attention_key_bytes(const ca_attention *attention);
+
+/* Are a head's keys and values too large to stay in a cache from one tile of rows to
+   the next? */
+bool ca_attention_keys_are_far(const ca_attention *attention);
+
+/* Keys that a row may see at most. */
+int64_t ca_attention_visible_keys(const ca_attention *attention);
+
+/* How many query heads have the same keys: the size of the last leading dimension, where
+   no operand of keys or values moves along it, else 1. */
+int64_t ca_attention_heads_together(const ca_attention *attention);
+
+/* An absent operand has no rows, and a past of no keys neither. */
+bool ca_operand_has_rows(const ca_operand *operand);
+
+/* Do the elements of a row lie side by side? */
+bool ca_operand_rows_contiguous(const ca_operand *operand);
+
+/* Does each row also begin where the row before ends? */
+bool ca_operand_rows_adjoin(const ca_operand *operand);
+
+/* Is each row whole 16 bytes, at a multiple of 16 bytes on the device? */
+#define CA_WIDE_BYTES 16
+bool ca_operand_is_wide(const ca_operand *operand);
 
 #endif

@@ -1,109 +1,99 @@
-/* SPDX-License-Identifier: MIT
- *
- * Run an attention problem: at once where it is trivial, else in one launch, or in
- * halves where one launch cannot hold it.
- */
-#include "attention/problem.h"
+/* SPDX-License-Identifier: MIT */
+#include "attention/run.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "attention/halves.h"
-#include "attention/params.h"
+#include "attention/describe.h"
 #include "attention/plan.h"
+#include "attention/variants.h"
 #include "opencl/launch.h"
 #include "opencl/program.h"
+#include "opencl/runtime.h"
 #include "opencl/storage.h"
 
-#define TENSORS CA_ATTENTION_TENSORS
-#define SPANS   (TENSORS + 1) /* arguments of kernels: the tensors, partial rows */
+#define OPERANDS CA_ATTENTION_OPERANDS
+#define SPANS    (OPERANDS + 1) /* arguments of kernels: the operands, partial rows */
 
-void
-ca_attention_init(ca_attention *attention)
-{
-    for (int t = 0; t < TENSORS; t++) {
-        ca_tensor_set_absent(&attention->tensors[t]);
-    }
-    attention->mask_is_added = false;
-    attention->filter = -INFINITY;
-    attention->below = CA_BAND_UNBOUNDED;
-    attention->above = CA_BAND_UNBOUNDED;
-    attention->band_follows_counts = false;
-    attention->scale = 1;
-    attention->softcap = 0;
-    attention->mask_before_softcap = false;
-    attention->dropout = 0;
-    attention->seed = 0;
-    attention->in_float64 = false;
-    attention->stage = CA_SCORES_SCALED;
-    attention->variant = CA_VARIANT_ANY;
-    attention->limits = (ca_limits){0};
-    attention->call = "attention";
-}
+/* ---- memory ---- */
 
-/* ---- one launch ---- */
-
-/* A result that fills its extent is written as a whole. */
-static ca_access
-access_of(ca_attention_tensor t, const ca_tensor *tensor)
-{
-    if (!ca_attention_is_result(t)) {
-        return CA_ACCESS_READ;
-    }
-    return ca_tensor_fills_extent(tensor) ? CA_ACCESS_WRITE : CA_ACCESS_UPDATE;
-}
-
-/* Give two inputs that overlap in memory the range of both. False where they do not, or
-   have it already, or their elements do not lie in step. */
+/* If two inputs of the host overlap in memory, and their elements lie in step, give both
+   the range of both. False where nothing changed. */
 static bool
-join(const ca_attention *attention, int a, int b, ca_extent *extents)
+join(const ca_operand *a, const ca_operand *b, ca_extent *a_memory, ca_extent *b_memory)
 {
-    char *a_start = extents[a].data;
-    char *b_start = extents[b].data;
-    char *a_end = a_start + extents[a].bytes;
-    char *b_end = b_start + extents[b].bytes;
-    bool held = attention->tensors[a].block != NULL ||
-                attention->tensors[b].block != NULL; /* in memory of their own */
-    if (held || !ca_extents_overlap(&extents[a], &extents[b]) ||
+    char *a_start = a_memory->data;
+    char *b_start = b_memory->data;
+    char *a_end = a_start + a_memory->bytes;
+    char *b_end = b_start + b_memory->bytes;
+    if (a->block != NULL || b->block != NULL ||
+        !ca_extents_overlap(a_memory, b_memory) ||
         (a_start == b_start && a_end == b_end)) {
         return false;
     }
     char *start = a_start < b_start ? a_start : b_start;
     size_t bytes = (size_t)((a_end > b_end ? a_end : b_end) - start);
-    ptrdiff_t a_size = (ptrdiff_t)ca_dtype_size(attention->tensors[a].dtype);
-    ptrdiff_t b_size = (ptrdiff_t)ca_dtype_size(attention->tensors[b].dtype);
+    ptrdiff_t a_size = (ptrdiff_t)ca_dtype_size(a->dtype);
+    ptrdiff_t b_size = (ptrdiff_t)ca_dtype_size(b->dtype);
     if ((a_start - start) % a_size != 0 || (b_start - start) % b_size != 0) {
         return false;
     }
-    extents[a].offset += (a_start - start) / a_size;
-    extents[b].offset += (b_start - start) / b_size;
-    extents[a].data = extents[b].data = start;
-    extents[a].bytes = extents[b].bytes = bytes;
+    a_memory->offset += (a_start - start) / a_size;
+    b_memory->offset += (b_start - start) / b_size;
+    a_memory->data = b_memory->data = start;
+    a_memory->bytes = b_memory->bytes = bytes;
     return true;
 }
 
-/* Inputs that overlap, as the parts of a packed array do, share one buffer: OpenCL
-   leaves overlapping ones undefined, and copies them twice. */
+/* Inputs that overlap, such as slices of a packed array, share one buffer: OpenCL leaves
+   overlapping buffers undefined, and they would be copied twice. A shared buffer that is
+   too large for the device is given up. */
 static void
-join_overlaps(const ca_attention *attention, ca_extent extents[TENSORS])
+join_inputs(const ca_device_info *info, ca_attention *attention)
 {
+    ca_operand *operands = attention->operands;
+    ca_extent memory[OPERANDS];
     bool joined = true;
+    for (int role = 0; role < OPERANDS; role++) {
+        memory[role] = operands[role].memory;
+    }
     while (joined) {
         joined = false;
         for (int a = 0; a < CA_ATTENTION_OUTPUT; a++) {
             for (int b = 0; b < a; b++) {
-                joined = join(attention, a, b, extents) || joined;
+                joined =
+                    join(&operands[a], &operands[b], &memory[a], &memory[b]) || joined;
             }
+        }
+    }
+    if (!ca_exceeds_device(info, memory, OPERANDS)) {
+        for (int role = 0; role < OPERANDS; role++) {
+            operands[role].memory = memory[role];
         }
     }
 }
 
-static size_t
-round_up(size_t count, size_t step)
+/* A result that fills its extent is written as a whole. */
+static ca_access
+access_of(const ca_attention *attention, ca_attention_role role)
 {
-    return (count + step - 1) / step * step;
+    const ca_operand *operand = &attention->operands[role];
+    const int64_t sizes[] = {attention->batch[0], attention->batch[1],
+                             attention->batch[2], operand->rows, operand->columns};
+    const int64_t strides[] = {operand->batch[0], operand->batch[1], operand->batch[2],
+                               operand->row_stride, operand->column_stride};
+    if (!ca_attention_is_result(role)) {
+        return CA_ACCESS_READ;
+    }
+    size_t bytes = ca_dtype_size(operand->dtype);
+    for (int d = 0; d < CA_BATCH_DIMS + 2; d++) {
+        bytes *= strides[d] != 0 || sizes[d] == 0 ? (size_t)sizes[d] : 1;
+    }
+    return bytes == ca_attention_extent(attention, role).bytes ? CA_ACCESS_WRITE
+                                                               : CA_ACCESS_UPDATE;
 }
+
+/* ---- one launch ---- */
 
 /* Below this a thread alone is done before a second one would have been of use. Counted
    in multiplications and additions of float32; those of float64 take twice as long. */
@@ -112,7 +102,7 @@ round_up(size_t count, size_t step)
 static bool
 is_small(const ca_attention *attention, const ca_attention_params *params)
 {
-    bool wide = attention->tensors[CA_ATTENTION_QUERY].dtype == CA_FLOAT64;
+    bool wide = attention->operands[CA_ATTENTION_QUERY].dtype == CA_FLOAT64;
     double keys = (double)(params->upper - params->lower + 1); /* of the band */
     keys = keys < (double)params->T ? keys : (double)params->T;
     double work = (wide ? 4 : 2) * keys * (double)(params->E + params->Ev);
@@ -122,14 +112,13 @@ is_small(const ca_attention *attention, const ca_attention_params *params)
     return work * (double)params->L < SMALL_WORK;
 }
 
-/* Where the rows of each part of the keys go. */
+/* Memory for what each split of the keys leaves for each row. */
 static ca_status
 allocate_partial(ca_device *device, const ca_attention_plan *plan,
-                 const ca_attention_params *params, ca_storage **partial,
-                 ca_error *error)
+                 const ca_attention *attention, ca_storage **partial, ca_error *error)
 {
-    int64_t sizes[] = {params->batch[0], params->batch[1], params->batch[2],
-                       params->L,        params->splits,   plan->partial_bytes};
+    int64_t sizes[] = {attention->batch[0], attention->batch[1], attention->batch[2],
+                       attention->L,        plan->splits,        plan->partial_bytes};
     int64_t bytes;
     ca_status status = ca_shape_count(6, sizes, "query", &bytes, error);
     return status != CA_OK ? status
@@ -137,57 +126,53 @@ allocate_partial(ca_device *device, const ca_attention_plan *plan,
                                             partial, error);
 }
 
-/* Build one kernel of a plan, the next step; its grid's product are the work-items. */
+/* Build one kernel of a plan as the next step. The product of its grid are its
+   work-items. */
 static ca_status
 add_step(ca_device *device, ca_launch *launch, const ca_kernel_spec *spec,
-         const ca_attention_params *params, int ngrid, const int64_t *grid,
+         const ca_attention_params *params, const int64_t grid[CA_ATTENTION_GRID_DIMS],
          size_t local_size, ca_error *error)
 {
     ca_status status = CA_OK;
     ca_kernel *kernel = NULL;
     int64_t items;
     CA_TRY(ca_kernel_get(device, spec, &kernel, error));
-    CA_TRY(ca_shape_count(ngrid, grid, "query", &items, error));
+    CA_TRY(ca_shape_count(CA_ATTENTION_GRID_DIMS, grid, "query", &items, error));
+    size_t groups = ((size_t)items + local_size - 1) / local_size;
     launch->steps[launch->nsteps++] =
-        (ca_step){kernel, params, sizeof(*params), round_up((size_t)items, local_size),
-                  local_size};
+        (ca_step){kernel, params, sizeof(*params), groups * local_size, local_size};
 done:
     return status;
 }
 
 static ca_status
-launch_whole(ca_device *device, ca_flight *flight, const ca_attention *attention,
-             const ca_extent extents[TENSORS], const ca_leading_dims *dims,
-             int64_t first_row, ca_error *error)
+launch_whole(ca_device *device, const ca_forced *forced, const ca_attention *attention,
+             ca_error *error)
 {
     ca_status status = CA_OK;
     ca_storage *partial = NULL;
     ca_attention_plan plan;
-    if (attention->tensors[CA_ATTENTION_QUERY].dtype == CA_BFLOAT16) {
+    if (attention->operands[CA_ATTENTION_QUERY].dtype == CA_BFLOAT16) {
         CA_TRY(ca_device_find_pairs(device, error));
     }
     CA_TRY(ca_device_prepare(device, error));
-    CA_TRY(ca_attention_make_plan(ca_device_get_info(device), attention, dims, &plan,
+    CA_TRY(ca_attention_make_plan(ca_device_get_info(device), forced, attention, &plan,
                                   error));
-    ca_attention_params params =
-        ca_attention_describe(attention, extents, dims, first_row);
-    params.heads = plan.heads;
-    params.splits = plan.splits;
-    if (plan.splits > 1) {
-        CA_TRY(allocate_partial(device, &plan, &params, &partial, error));
-    }
+    const ca_attention_params params = ca_attention_describe(attention, &plan);
+
     ca_span spans[SPANS];
-    for (int t = 0; t < TENSORS; t++) {
-        spans[t] = (ca_span){
-            .data = extents[t].data,
-            .bytes = extents[t].bytes,
-            .access = access_of((ca_attention_tensor)t, &attention->tensors[t]),
-            .block = attention->tensors[t].block};
+    for (int role = 0; role < OPERANDS; role++) {
+        const ca_operand *operand = &attention->operands[role];
+        spans[role] = (ca_span){.data = operand->memory.data,
+                                .bytes = operand->memory.bytes,
+                                .access = access_of(attention, (ca_attention_role)role),
+                                .block = operand->block};
     }
-    spans[TENSORS] = (ca_span){.access = CA_ACCESS_WRITE};
-    if (partial != NULL) {
+    spans[OPERANDS] = (ca_span){.access = CA_ACCESS_WRITE};
+    if (plan.splits > 1) {
+        CA_TRY(allocate_partial(device, &plan, attention, &partial, error));
         ca_block *block = ca_storage_block(partial);
-        spans[TENSORS] =
+        spans[OPERANDS] =
             (ca_span){block->address, block->bytes, CA_ACCESS_WRITE, block};
     }
     ca_launch launch = {
@@ -196,107 +181,105 @@ launch_whole(ca_device *device, ca_flight *flight, const ca_attention *attention
         .small = is_small(attention, &params),
         .call = attention->call,
     };
-    CA_TRY(add_step(device, &launch, &plan.spec, &params, CA_ATTENTION_GRID_DIMS,
-                    plan.grid, plan.local_size, error));
+    CA_TRY(add_step(device, &launch, &plan.spec, &params, plan.grid, plan.local_size,
+                    error));
     if (plan.splits > 1) {
-        int64_t rows[] = {params.batch[0], params.batch[1], params.batch[2], params.L,
-                          (int64_t)plan.merge_local};
-        CA_TRY(add_step(device, &launch, &plan.merge, &params, 5, rows,
-                        plan.merge_local, error));
+        const int64_t rows[] = {params.batch[0], params.batch[1], params.batch[2],
+                                params.L, (int64_t)plan.merge_local};
+        CA_TRY(add_step(device, &launch, &plan.merge, &params, rows, plan.merge_local,
+                        error));
     }
-    CA_TRY(flight != NULL ? ca_flight_run(flight, &launch, error)
-                          : ca_launch_run(device, &launch, error));
+    CA_TRY(ca_launch_run(device, &launch, error));
 done:
     ca_storage_release(partial);
     return status;
 }
 
-/* ---- halves, where one launch cannot hold it all, or is to overlap with others ---- */
+/* ---- halves, where a device cannot hold the memory of one launch ---- */
 
-/* first_row is dropout's number of the problem's first row. */
-static ca_status
-run_part(ca_device *device, ca_flight *flight, const ca_attention *attention,
-         int64_t first_row, ca_error *error)
+/* The outermost leading dimension above 1, else the rows. Halves keep the order of rows,
+   by which dropout numbers them. */
+static int
+dimension_to_halve(const ca_attention *attention)
 {
-    const ca_tensor *output = &attention->tensors[CA_ATTENTION_OUTPUT];
-    ca_extent extents[TENSORS];
-    for (int t = 0; t < TENSORS; t++) {
-        extents[t] = ca_tensor_memory(&attention->tensors[t]);
+    int d = 0;
+    while (d < CA_BATCH_DIMS && attention->batch[d] == 1) {
+        d++;
     }
-    ca_leading_dims dims;
-    ca_attention_fold(attention, &dims);
+    return d;
+}
 
+static ca_status
+launch_or_halve(ca_device *device, const ca_forced *forced, ca_attention *attention,
+                ca_error *error)
+{
     const ca_device_info *info = ca_device_get_info(device);
-    bool fits = !ca_exceeds_device(info, extents, TENSORS);
-    int d = flight != NULL ? ca_attention_dimension_to_send(attention) : -1;
-    bool apart = d >= 0;
-    d = apart ? d : ca_attention_dimension_to_halve(attention, fits);
-    int64_t size = output->shape[d];
-    if ((!apart && fits && dims.count <= CA_BATCH_DIMS) || size <= 1) {
-        if (info->memory == CA_MEMORY_SVM) {
-            return launch_whole(device, flight, attention, extents, &dims, first_row,
-                                error);
+    int d = dimension_to_halve(attention);
+    int64_t size = d < CA_BATCH_DIMS ? attention->batch[d] : attention->L;
+    bool held = true;
+    for (int role = 0; role < OPERANDS; role++) {
+        held = held && !ca_exceeds_device(info, &attention->operands[role].memory, 1);
+    }
+    if (held || size <= 1) {
+        if (info->memory != CA_MEMORY_SVM) {
+            join_inputs(info, attention);
         }
-        ca_extent joined[TENSORS];
-        memcpy(joined, extents, sizeof(joined));
-        join_overlaps(attention, joined);
-        return launch_whole(device, flight, attention,
-                            ca_exceeds_device(info, joined, TENSORS) ? extents : joined,
-                            &dims, first_row, error);
+        return launch_whole(device, forced, attention, error);
     }
-    flight = apart ? flight : NULL; /* the results of other halves may interleave */
-    int64_t rows = 1;               /* of one entry of dimension d */
-    for (int inner = d + 1; inner <= output->ndim - 2; inner++) {
-        rows *= output->shape[inner];
-    }
-    ca_attention half = ca_attention_part(attention, d, 0, size / 2);
-    ca_status status = run_part(device, flight, &half, first_row, error);
+    ca_attention half = *attention;
+    ca_attention_take(&half, d, 0, size / 2);
+    ca_status status = launch_or_halve(device, forced, &half, error);
     if (status == CA_OK) {
-        half = ca_attention_part(attention, d, size / 2, size - size / 2);
-        status = run_part(device, flight, &half, first_row + size / 2 * rows, error);
+        half = *attention;
+        ca_attention_take(&half, d, size / 2, size - size / 2);
+        status = launch_or_halve(device, forced, &half, error);
     }
     return status;
 }
 
 /* ---- no queries, but present keys and values ---- */
 
-/* Let one row of zeros for each batch do the writing. */
+/* Give the problem one row of zeros for each batch, which does the writing. */
 static ca_status
-run_without_rows(ca_device *device, const ca_attention *attention, ca_error *error)
+run_without_rows(ca_device *device, const ca_forced *forced, ca_attention *attention,
+                 ca_error *error)
 {
     ca_status status = CA_OK;
-    ca_attention substitute = *attention;
-    ca_tensor *query = &substitute.tensors[CA_ATTENTION_QUERY];
-    ca_tensor *output = &substitute.tensors[CA_ATTENTION_OUTPUT];
-    int rows = output->ndim - 2;
+    ca_operand *query = &attention->operands[CA_ATTENTION_QUERY];
+    ca_operand *output = &attention->operands[CA_ATTENTION_OUTPUT];
     void *zeros = NULL;
     void *unused = NULL;
+    const int64_t *batch = attention->batch;
+    const int64_t shape[] = {batch[0], batch[1], batch[2], attention->Ev};
     int64_t count;
-    query->shape[rows] = 1;
-    output->shape[rows] = 1;
-    CA_TRY(ca_shape_count(output->ndim, output->shape, "the result", &count, error));
+    CA_TRY(ca_shape_count(4, shape, "the result", &count, error));
     size_t size = ca_dtype_size(query->dtype);
-    zeros = calloc((size_t)query->shape[rows + 1] + 1, size);
+    zeros = calloc((size_t)attention->E + 1, size);
     unused = calloc((size_t)count + 1, size);
     if (zeros == NULL || unused == NULL) {
         CA_TRY(
             ca_error_set(error, CA_ERROR_MEMORY, "no memory for a row of the query"));
     }
-    query->data = zeros;
-    query->block = NULL;
-    output->data = unused;
-    output->block = NULL;
-    int64_t stride = 1;
-    for (int d = output->ndim - 1; d >= 0; d--) {
-        query->strides[d] = 0;
-        output->strides[d] = stride;
-        stride *= output->shape[d];
+    *query = (ca_operand){.dtype = query->dtype,
+                          .data = zeros,
+                          .columns = attention->E,
+                          .column_stride = 1};
+    *output = (ca_operand){.dtype = query->dtype,
+                           .data = unused,
+                           .columns = attention->Ev,
+                           .column_stride = 1};
+    int64_t stride = attention->Ev;
+    for (int d = CA_BATCH_DIMS - 1; d >= 0; d--) {
+        output->batch[d] = stride;
+        stride *= batch[d];
     }
-    ca_tensor_set_absent(&substitute.tensors[CA_ATTENTION_MASK]);
-    ca_tensor_set_absent(&substitute.tensors[CA_ATTENTION_BIAS]);
-    ca_tensor_set_absent(&substitute.tensors[CA_ATTENTION_LSE]);
-    ca_tensor_set_absent(&substitute.tensors[CA_ATTENTION_SCORES]);
-    CA_TRY(run_part(device, NULL, &substitute, 0, error));
+    static const ca_attention_role absent[] = {CA_ATTENTION_MASK, CA_ATTENTION_BIAS,
+                                               CA_ATTENTION_LSE, CA_ATTENTION_SCORES};
+    for (size_t n = 0; n < sizeof(absent) / sizeof(absent[0]); n++) {
+        attention->operands[absent[n]] = (ca_operand){.dtype = CA_FLOAT32};
+    }
+    ca_attention_take(attention, CA_BATCH_DIMS, 0, 1);
+    CA_TRY(launch_or_halve(device, forced, attention, error));
 done:
     free(unused);
     free(zeros);
@@ -304,20 +287,9 @@ done:
 }
 
 ca_status
-ca_attention_run(ca_device *device, const ca_attention *attention, ca_error *error)
+ca_attention_run(ca_device *device, const ca_forced *forced, ca_attention *attention,
+                 ca_error *error)
 {
-    const ca_tensor *output = &attention->tensors[CA_ATTENTION_OUTPUT];
-    if (output->shape[output->ndim - 2] == 0) {
-        return run_without_rows(device, attention, error);
-    }
-    if (ca_device_get_info(device)->memory != CA_MEMORY_COPY ||
-        ca_attention_dimension_to_send(attention) < 0) {
-        return run_part(device, NULL, attention, 0, error);
-    }
-    ca_flight *flight = NULL;
-    ca_status status = ca_flight_begin(device, &flight, error);
-    if (status == CA_OK) {
-        status = run_part(device, flight, attention, 0, error);
-    }
-    return ca_flight_end(flight, status, error);
+    return attention->L == 0 ? run_without_rows(device, forced, attention, error)
+                             : launch_or_halve(device, forced, attention, error);
 }

@@ -1,24 +1,20 @@
-/* SPDX-License-Identifier: MIT
- *
- * Attention problems that need no kernel.
- */
+/* SPDX-License-Identifier: MIT */
+#include "attention/trivial.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "attention/params.h" /* ca_attention_keys */
-#include "attention/problem.h"
 #include "opencl/storage.h"
 
 bool
 ca_attention_is_trivial(const ca_attention *attention)
 {
-    const ca_tensor *tensors = attention->tensors;
     bool writes = false;
-    for (int t = CA_ATTENTION_OUTPUT; t < CA_ATTENTION_TENSORS; t++) {
-        writes = writes || ca_tensor_extent(&tensors[t]).bytes != 0;
+    for (int role = CA_ATTENTION_OUTPUT; role < CA_ATTENTION_OPERANDS; role++) {
+        writes = writes || attention->operands[role].memory.bytes != 0;
     }
-    return !writes || ca_attention_keys(attention) == 0;
+    return !writes || attention->T == 0;
 }
 
 static void
@@ -37,16 +33,18 @@ fill_memory(void *data, size_t bytes, ca_dtype dtype, double value)
     }
 }
 
-/* All of a result's extent: zeros, or another value of float32 or float64. */
+/* Fill a result's extent with zeros, or with another value of float32 or float64. */
 static ca_status
-fill(const ca_tensor *tensor, double value, ca_error *error)
+fill(const ca_attention *attention, ca_attention_role role, double value,
+     ca_error *error)
 {
-    ca_extent extent = ca_tensor_extent(tensor);
+    const ca_operand *operand = &attention->operands[role];
+    ca_extent extent = ca_attention_extent(attention, role);
     if (extent.bytes == 0) {
         return CA_OK;
     }
-    if (tensor->block == NULL) {
-        fill_memory(extent.data, extent.bytes, tensor->dtype, value);
+    if (operand->block == NULL) {
+        fill_memory(extent.data, extent.bytes, operand->dtype, value);
         return CA_OK;
     }
     void *values = malloc(extent.bytes);
@@ -54,9 +52,9 @@ fill(const ca_tensor *tensor, double value, ca_error *error)
         return ca_error_set(error, CA_ERROR_MEMORY, "no memory for %zu bytes",
                             extent.bytes);
     }
-    fill_memory(values, extent.bytes, tensor->dtype, value);
-    size_t offset = (size_t)((char *)extent.data - (char *)tensor->block->address);
-    ca_status status = ca_storage_write(ca_storage_of(tensor->block), offset, values,
+    fill_memory(values, extent.bytes, operand->dtype, value);
+    size_t offset = (size_t)((char *)extent.data - (char *)operand->block->address);
+    ca_status status = ca_storage_write(ca_storage_of(operand->block), offset, values,
                                         extent.bytes, error);
     free(values);
     return status;
@@ -66,8 +64,8 @@ ca_status
 ca_attention_fill(const ca_attention *attention, ca_error *error)
 {
     ca_status status = CA_OK;
-    CA_TRY(fill(&attention->tensors[CA_ATTENTION_OUTPUT], 0, error));
-    CA_TRY(fill(&attention->tensors[CA_ATTENTION_LSE], -INFINITY, error));
+    CA_TRY(fill(attention, CA_ATTENTION_OUTPUT, 0, error));
+    CA_TRY(fill(attention, CA_ATTENTION_LSE, -INFINITY, error));
 done:
     return status;
 }

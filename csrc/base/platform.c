@@ -129,6 +129,21 @@ ca_fork_guard_is_child(const ca_fork_guard *guard)
    each time, and its pages would be fresh again. */
 #define LARGE_RESULT ((size_t)4 << 20)
 
+/* Asks for large pages. Only whole pages take advice. */
+static void
+advise_large_pages(void *memory, size_t bytes)
+{
+#ifdef MADV_HUGEPAGE
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    const uintptr_t first = ((uintptr_t)memory + page - 1) / page * page;
+    const uintptr_t end = ((uintptr_t)memory + bytes) / page * page;
+    (void)madvise((void *)first, end - first, MADV_HUGEPAGE);
+#else
+    (void)memory;
+    (void)bytes;
+#endif
+}
+
 void *
 ca_memory_allocate(size_t bytes)
 {
@@ -136,14 +151,9 @@ ca_memory_allocate(size_t bytes)
     if (posix_memalign(&memory, RESULT_ALIGNMENT, bytes) != 0) {
         return NULL;
     }
-#ifdef MADV_HUGEPAGE
     if (bytes >= LARGE_RESULT) {
-        const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-        const uintptr_t first = ((uintptr_t)memory + page - 1) / page * page;
-        const uintptr_t end = ((uintptr_t)memory + bytes) / page * page;
-        (void)madvise((void *)first, end - first, MADV_HUGEPAGE);
+        advise_large_pages(memory, bytes);
     }
-#endif
     return memory;
 }
 
@@ -155,65 +165,44 @@ ca_memory_trim(void)
 #endif
 }
 
+/* Linux aligns a mapping to large pages if its size is a multiple of them. */
 static size_t
-round_up(size_t bytes, size_t step)
+whole_large_pages(size_t bytes)
 {
-    return (bytes + step - 1) / step * step;
+    const size_t page = (size_t)2 << 20;
+    return (bytes + page - 1) / page * page;
 }
 
-#define LARGE_PAGE ((size_t)2 << 20)
-
-/* Large pages have to be aligned to their size: map one more, give back what is
-   over. */
 void *
-ca_pages_allocate(size_t bytes, ca_pages pages)
+ca_pages_allocate(size_t bytes)
 {
-    size_t step = (size_t)sysconf(_SC_PAGESIZE);
-    size_t spare = pages == CA_PAGES_ZERO_LARGE ? LARGE_PAGE : 0;
-    if (bytes == 0 || bytes > SIZE_MAX - spare - step) {
+    size_t size = whole_large_pages(bytes);
+    void *pages =
+        mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED) {
         return NULL;
     }
-    size_t size = round_up(bytes, step);
-    char *map = mmap(NULL, size + spare, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (map == MAP_FAILED) {
-        return NULL;
-    }
-    size_t before = spare == 0 ? 0 : round_up((uintptr_t)map, spare) - (uintptr_t)map;
-    if (before > 0) {
-        munmap(map, before);
-    }
-    if (spare > before) {
-        munmap(map + before + size, spare - before);
-    }
-#ifdef MADV_HUGEPAGE
-    if (spare > 0) {
-        (void)madvise(map + before, size / LARGE_PAGE * LARGE_PAGE, MADV_HUGEPAGE);
-    } else { /* where the system's own choice would be large ones */
-        (void)madvise(map, size, MADV_NOHUGEPAGE);
-    }
-#endif
-    return map + before;
+    advise_large_pages(pages, size);
+    return pages;
 }
 
 void
-ca_pages_free(void *memory, size_t bytes)
+ca_pages_free(void *pages, size_t bytes)
 {
-    munmap(memory, round_up(bytes, (size_t)sysconf(_SC_PAGESIZE)));
+    munmap(pages, whole_large_pages(bytes));
 }
 
 void *
 ca_addresses_reserve(size_t bytes)
 {
-    void *addresses = mmap(NULL, round_up(bytes, (size_t)sysconf(_SC_PAGESIZE)),
-                           PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *addresses = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return addresses != MAP_FAILED ? addresses : NULL;
 }
 
 void
 ca_addresses_release(void *addresses, size_t bytes)
 {
-    munmap(addresses, round_up(bytes, (size_t)sysconf(_SC_PAGESIZE)));
+    munmap(addresses, bytes);
 }
 
 void *

@@ -43,11 +43,10 @@ bool ca_fork_guard_is_child(const ca_fork_guard *guard);
    as long as copying them. NULL where there is none. */
 void *ca_memory_allocate(size_t bytes);
 
-/* What memory is made of. */
+/* What the memory of a result is. */
 typedef enum {
-    CA_PAGES_ANY,        /* as ca_memory_allocate has it */
-    CA_PAGES_ZERO,       /* new pages, which are zero and made when they are touched */
-    CA_PAGES_ZERO_LARGE, /* the same of large pages */
+    CA_PAGES_ANY,  /* ca_memory_allocate's */
+    CA_PAGES_ZERO, /* ca_pages_allocate's */
 } ca_pages;
 
 /* From here on the system's allocators return new pages; smaller results are mostly
@@ -57,10 +56,11 @@ typedef enum {
 /* Give what was freed back to the system, where the allocator keeps it. */
 void ca_memory_trim(void);
 
-/* New pages of that kind, not CA_PAGES_ANY, to be given back by ca_pages_free. NULL
-   where there is no memory. */
-void *ca_pages_allocate(size_t bytes, ca_pages pages);
-void ca_pages_free(void *memory, size_t bytes);
+/* Returns new pages, large ones where the system has them. They are zero, and each is
+   made when it is touched. ca_pages_free gives them back. NULL where there is no
+   memory. */
+void *ca_pages_allocate(size_t bytes);
+void ca_pages_free(void *pages, size_t bytes);
 
 /* Addresses that nothing else has, and no memory behind them. NULL where there are
    none. */

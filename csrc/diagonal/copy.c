@@ -3,13 +3,15 @@
 
 #include <string.h>
 
-#include "diagonal/problem.h"
+#include "diagonal/plan.h" /* ca_diagonal_has_rows */
+#include "diagonal/run.h"
+#include "opencl/runtime.h"
 #include "opencl/storage.h"
 
-/* Up to here the host has copied before a kernel would have started. */
+/* The host has copied this much before a kernel would have started. */
 #define SMALL_BYTES (64 << 10)
 
-/* Is it in memory that the host may read and write now? */
+/* True if the host may read and write the tensor's memory now. */
 static bool
 is_at_hand(const ca_tensor *tensor)
 {
@@ -17,13 +19,7 @@ is_at_hand(const ca_tensor *tensor)
                                      ca_storage_is_idle(ca_storage_of(tensor->block)));
 }
 
-static bool
-has_rows(const ca_tensor *tensor)
-{
-    return ca_tensor_size(tensor, 1) == 1 || ca_tensor_stride(tensor, 1) == 1;
-}
-
-/* Rows of the last dimension, one after the other. */
+/* Copies row by row, from dimension `d` on. */
 static void
 copy_rows(const ca_tensor *from, const ca_tensor *to, int d, const char *source,
           char *target)
@@ -39,24 +35,28 @@ copy_rows(const ca_tensor *from, const ca_tensor *to, int d, const char *source,
     }
 }
 
-/* Two dimensions or more, as matrices have; `apart`: each element is one of its own, as
-   kernels write rows or columns of elements that lie side by side only. */
+static void
+add_dimension(ca_tensor *view, int64_t size, int64_t stride)
+{
+    view->shape[view->ndim] = size;
+    view->strides[view->ndim++] = stride;
+}
+
+/* Returns a view of two dimensions or more. With `apart` each element is a matrix of its
+   own: kernels can write only rows or columns whose elements lie side by side. */
 static ca_tensor
 as_matrices(const ca_tensor *tensor, bool apart)
 {
     ca_tensor view;
     ca_tensor_start_view(tensor, &view);
     for (int missing = 2 - tensor->ndim - apart; missing > 0; missing--) {
-        view.shape[view.ndim] = 1;
-        view.strides[view.ndim++] = 0;
+        add_dimension(&view, 1, 0);
     }
     for (int d = 0; d < tensor->ndim; d++) {
-        view.shape[view.ndim] = tensor->shape[d];
-        view.strides[view.ndim++] = tensor->strides[d];
+        add_dimension(&view, tensor->shape[d], tensor->strides[d]);
     }
     if (apart) {
-        view.shape[view.ndim] = 1;
-        view.strides[view.ndim++] = 0;
+        add_dimension(&view, 1, 0);
     }
     return view;
 }
@@ -69,18 +69,18 @@ ca_copy_run(ca_device *device, const ca_tensor *from, const ca_tensor *to,
     if (bytes == 0) {
         return CA_OK;
     }
-    if (bytes <= SMALL_BYTES && is_at_hand(from) && is_at_hand(to) && has_rows(from) &&
-        has_rows(to)) {
+    if (bytes <= SMALL_BYTES && is_at_hand(from) && is_at_hand(to) &&
+        ca_diagonal_has_rows(from) && ca_diagonal_has_rows(to)) {
         copy_rows(from, to, 0, from->data, to->data);
         return CA_OK;
     }
     ca_tensor matrices = as_matrices(to, false);
     bool apart = !ca_diagonal_can_write(ca_device_get_info(device), &matrices);
-    /* Of a matrix with an empty band everything is copied. */
+    /* The band is empty, so everything is copied. */
     const ca_diagonal diagonal = {.input = as_matrices(from, apart),
                                   .output = as_matrices(to, apart),
                                   .memory = CA_OUTPUT_GIVEN,
-                                  .variant = CA_VARIANT_ANY,
                                   .call = call};
-    return ca_diagonal_run(device, &diagonal, error);
+    static const ca_forced nothing = {.kernel = NULL};
+    return ca_diagonal_run(device, &nothing, &diagonal, error);
 }

@@ -2,16 +2,16 @@
  *
  * Copies within a device's memory.
  */
-#ifndef CLATTN_OP_COPY_H
-#define CLATTN_OP_COPY_H
+#ifndef CLATTN_DIAGONAL_COPY_H
+#define CLATTN_DIAGONAL_COPY_H
 
 #include "base/status.h"
 #include "base/tensor.h"
-#include "opencl/device.h"
+#include "opencl/info.h"
 
-/* Copy `from`, of the same dtype and shape, to `to`, which the device holds and no two
-   elements of which share a place; for the function `call`. They share no memory. It is
-   not waited for where a launch would not be (ca_launch_run). */
+/* Copies `from` to `to` for the function `call`. Both have the same dtype and shape and
+   share no memory. The device holds `to`, no two elements of which share memory. Waits
+   only where ca_launch_run would. */
 ca_status ca_copy_run(ca_device *device, const ca_tensor *from, const ca_tensor *to,
                       const char *call, ca_error *error);
 

@@ -2,53 +2,55 @@
  *
  * How the diagonal kernel runs a problem on a device.
  */
-#ifndef CLATTN_OP_DIAGONAL_PLAN_H
-#define CLATTN_OP_DIAGONAL_PLAN_H
+#ifndef CLATTN_DIAGONAL_PLAN_H
+#define CLATTN_DIAGONAL_PLAN_H
 
+#include "base/fold.h"
 #include "diagonal/problem.h"
 #include "kernels/diagonal/params.h"
-#include "opencl/fold.h"
-#include "opencl/program.h" /* ca_kernel_spec */
+#include "opencl/forced.h" /* ca_forced */
+#include "opencl/info.h"   /* ca_device_info */
+#include "opencl/spec.h"   /* ca_kernel_spec */
 
 enum { CA_DIAGONAL_INPUT, CA_DIAGONAL_OUTPUT, CA_DIAGONAL_TENSORS };
 
-/* A problem as runs: each row of a matrix has one that is inside the band,
-   lower <= x - y < upper, and what is outside before and after it. */
+/* What becomes of the elements inside the band, or of those outside. */
 typedef struct {
+    int action;    /* CA_DIAGONAL_FILL, _COPY or _SKIP */
+    uint64_t bits; /* of the element to fill with */
+} ca_diagonal_region;
+
+/* A problem, or a half of one, as its two regions. */
+typedef struct {
+    const ca_diagonal *problem; /* its memory and call hold for the half too */
+    const ca_forced *forced;
     ca_tensor tensors[CA_DIAGONAL_TENSORS];
-    ca_output_memory memory;
-    ca_variant variant;
-    const char *call;
     bool in_place;
-    int64_t lower;
+    int64_t lower; /* inside: lower <= x - y < upper */
     int64_t upper;
-    int inside; /* CA_DIAGONAL_FILL, _COPY or _SKIP */
-    int outside;
-    uint64_t inside_bits;
-    uint64_t outside_bits;
-} ca_diagonal_runs;
+    ca_diagonal_region inside;
+    ca_diagonal_region outside;
+} ca_diagonal_regions;
 
 typedef struct {
     ca_kernel_spec spec;
-    ca_diagonal_params params; /* all but views and leading dimensions' sizes */
-    size_t groups;             /* of work-items */
+    ca_diagonal_params
+        params;    /* all but the views and the sizes of leading dimensions */
+    size_t groups; /* of work-items */
     size_t local_size;
 } ca_diagonal_plan;
 
-/* The share of the output's memory that is written, if whole pieces of `granule` bytes
-   are: 0 … 1. */
-double ca_diagonal_share(const ca_diagonal_runs *runs, int64_t granule);
-
-/* Do elements of the tensor lie side by side along its last dimension? */
+/* True if elements lie side by side along the tensor's last dimension. */
 bool ca_diagonal_has_rows(const ca_tensor *tensor);
 
-/* Whether any element is inside, outside, in a run of that kind. */
-bool ca_diagonal_has_inside(const ca_diagonal_runs *runs);
-bool ca_diagonal_has_outside(const ca_diagonal_runs *runs);
-bool ca_diagonal_has_run(const ca_diagonal_runs *runs, int kind);
+/* True if the region, or any region of that action, contains an element. */
+bool ca_diagonal_has_inside(const ca_diagonal_regions *regions);
+bool ca_diagonal_has_outside(const ca_diagonal_regions *regions);
+bool ca_diagonal_has(const ca_diagonal_regions *regions, int action);
 
+/* `dims` are the folded leading dimensions, CA_BATCH_DIMS at most. */
 ca_diagonal_plan ca_diagonal_make_plan(const ca_device_info *info,
-                                       const ca_diagonal_runs *runs,
+                                       const ca_diagonal_regions *regions,
                                        const ca_leading_dims *dims);
 
 #endif

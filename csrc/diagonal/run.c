@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * Run a diagonal-matrix problem: in one launch, or in halves where one launch cannot
- * hold it.
+ * Run a diagonal-matrix problem in one launch, or in halves if one launch cannot hold it.
  */
-#include "diagonal/problem.h"
+#include "diagonal/run.h"
 
 #include <stdlib.h>
 
+#include "base/fold.h"
 #include "diagonal/plan.h"
-#include "opencl/fold.h"
 #include "opencl/launch.h"
 #include "opencl/program.h"
+#include "opencl/runtime.h"
 
 _Static_assert(sizeof(ca_diagonal_params) == CA_DIAGONAL_PARAMS_SIZE,
                "host and device must agree on the parameters' layout");
@@ -19,9 +19,9 @@ _Static_assert(sizeof(ca_diagonal_params) == CA_DIAGONAL_PARAMS_SIZE,
 #define OUTPUT  CA_DIAGONAL_OUTPUT
 #define TENSORS CA_DIAGONAL_TENSORS
 
-/* ---- a problem as runs ---- */
+/* ---- a problem as regions ---- */
 
-/* A bound within what any element of the matrix has as x - y. */
+/* Bounds of -rows … columns can be added to rows and columns without overflow. */
 static int64_t
 clamp_bound(int64_t bound, int64_t rows, int64_t columns)
 {
@@ -42,18 +42,18 @@ swap_last_dims(ca_tensor *tensor)
     }
 }
 
-/* The transposed matrices, whose band is that of -(x - y). */
+/* Exchanges rows and columns. The band then bounds -(x - y). */
 static void
-transpose(ca_diagonal_runs *runs)
+transpose(ca_diagonal_regions *regions)
 {
-    int64_t lower = runs->lower;
-    runs->lower = 1 - runs->upper;
-    runs->upper = 1 - lower;
-    swap_last_dims(&runs->tensors[INPUT]);
-    swap_last_dims(&runs->tensors[OUTPUT]);
+    int64_t lower = regions->lower;
+    regions->lower = 1 - regions->upper;
+    regions->upper = 1 - lower;
+    swap_last_dims(&regions->tensors[INPUT]);
+    swap_last_dims(&regions->tensors[OUTPUT]);
 }
 
-/* Do elements lie side by side along the rows' dimension rather? */
+/* True if elements lie side by side along the columns rather than along the rows. */
 static bool
 lies_in_columns(const ca_tensor *tensor)
 {
@@ -61,48 +61,45 @@ lies_in_columns(const ca_tensor *tensor)
            (ca_tensor_size(tensor, 1) == 1 && ca_tensor_stride(tensor, 2) == 1);
 }
 
-static ca_diagonal_runs
-runs_of(const ca_diagonal *diagonal)
+static ca_diagonal_regions
+regions_of(const ca_forced *forced, const ca_diagonal *problem)
 {
-    int64_t rows = ca_tensor_size(&diagonal->output, 2);
-    int64_t columns = ca_tensor_size(&diagonal->output, 1);
-    bool inverted = diagonal->inverted;
-    ca_diagonal_runs runs = {
-        .tensors = {[INPUT] = diagonal->input, [OUTPUT] = diagonal->output},
-        .memory = diagonal->memory,
-        .variant = diagonal->variant,
-        .call = diagonal->call,
-        .in_place = diagonal->input.data != NULL &&
-                    diagonal->input.data == diagonal->output.data,
-        .lower = clamp_bound(diagonal->lower, rows, columns),
-        .upper = clamp_bound(diagonal->upper, rows, columns),
+    int64_t rows = ca_tensor_size(&problem->output, 2);
+    int64_t columns = ca_tensor_size(&problem->output, 1);
+    bool has_input = problem->input.data != NULL;
+    bool in_place = has_input && problem->input.data == problem->output.data;
+    ca_diagonal_region filled = {CA_DIAGONAL_FILL, problem->value};
+    ca_diagonal_region rest = {in_place    ? CA_DIAGONAL_SKIP
+                               : has_input ? CA_DIAGONAL_COPY
+                                           : CA_DIAGONAL_FILL,
+                               0};
+    if (problem->memory == CA_OUTPUT_ZERO) {
+        filled.action = filled.bits == 0 ? CA_DIAGONAL_SKIP : CA_DIAGONAL_FILL;
+        rest.action = has_input ? rest.action : CA_DIAGONAL_SKIP;
+    }
+    ca_diagonal_regions regions = {
+        .problem = problem,
+        .forced = forced,
+        .tensors = {[INPUT] = problem->input, [OUTPUT] = problem->output},
+        .in_place = in_place,
+        .lower = clamp_bound(problem->lower, rows, columns),
+        .upper = clamp_bound(problem->upper, rows, columns),
+        .inside = problem->inverted ? rest : filled,
+        .outside = problem->inverted ? filled : rest,
     };
-    runs.upper = runs.upper > runs.lower ? runs.upper : runs.lower;
-    int rest = runs.in_place                  ? CA_DIAGONAL_SKIP
-               : diagonal->input.data != NULL ? CA_DIAGONAL_COPY
-                                              : CA_DIAGONAL_FILL;
-    runs.inside = inverted ? rest : CA_DIAGONAL_FILL;
-    runs.outside = inverted ? CA_DIAGONAL_FILL : rest;
-    runs.inside_bits = inverted ? 0 : diagonal->value;
-    runs.outside_bits = inverted ? diagonal->value : 0;
-    if (runs.memory == CA_OUTPUT_ZERO) {
-        bool zero_inside = runs.inside == CA_DIAGONAL_FILL && runs.inside_bits == 0;
-        bool zero_outside = runs.outside == CA_DIAGONAL_FILL && runs.outside_bits == 0;
-        runs.inside = zero_inside ? CA_DIAGONAL_SKIP : runs.inside;
-        runs.outside = zero_outside ? CA_DIAGONAL_SKIP : runs.outside;
+    if (regions.upper < regions.lower) {
+        regions.upper = regions.lower;
     }
-    if (lies_in_columns(&runs.tensors[OUTPUT])) {
-        transpose(&runs);
+    if (lies_in_columns(&regions.tensors[OUTPUT])) {
+        transpose(&regions);
     }
-    /* A kind that no element is of is none. */
-    if (!ca_diagonal_has_inside(&runs)) {
-        runs.inside = runs.outside;
-        runs.inside_bits = runs.outside_bits;
-    } else if (!ca_diagonal_has_outside(&runs)) {
-        runs.outside = runs.inside;
-        runs.outside_bits = runs.inside_bits;
+    /* A region without elements becomes like the other: fewer programs are built. */
+    if (!ca_diagonal_has_inside(&regions)) {
+        regions.inside = regions.outside;
+    } else if (!ca_diagonal_has_outside(&regions)) {
+        regions.outside = regions.inside;
     }
-    return runs;
+    return regions;
 }
 
 /* ---- the memory of the output ---- */
@@ -117,33 +114,30 @@ ca_diagonal_can_write(const ca_device_info *info, const ca_tensor *output)
             ca_tensor_fills_extent(output));
 }
 
-#define SMALL_PAGE 4096
-/* A small page takes about five times as long to make as the same part of a large one,
-   but only those that are touched are made. */
-#define LARGE_PAGES_SHARE 0.2
-
 ca_pages
-ca_diagonal_choose_pages(const ca_device_info *info, const ca_diagonal *diagonal)
+ca_diagonal_choose_pages(const ca_device_info *info, const ca_diagonal *diagonal,
+                         int64_t bytes)
 {
-    ca_diagonal zeroed = *diagonal;
-    zeroed.memory = CA_OUTPUT_ZERO;
-    ca_diagonal_runs runs = runs_of(&zeroed);
-    double bytes = (double)ca_dtype_size(diagonal->output.dtype);
-    for (int d = 0; d < diagonal->output.ndim; d++) {
-        bytes *= (double)diagonal->output.shape[d];
-    }
-    /* What is no CPU sends or pins every page. */
-    if (info->type != CA_DEVICE_CPU || info->memory == CA_MEMORY_COPY ||
-        bytes < (double)CA_LARGE_MEMORY ||
-        !ca_diagonal_has_run(&runs, CA_DIAGONAL_SKIP)) {
-        return CA_PAGES_ANY;
-    }
-    return ca_diagonal_share(&runs, SMALL_PAGE) < LARGE_PAGES_SHARE
+    bool has_zeros = diagonal->input.data == NULL || diagonal->value == 0;
+    /* A device that is not a CPU sends or pins every page. In smaller memory, writing a
+       zero costs less than making a page. */
+    return has_zeros && info->type == CA_DEVICE_CPU && info->memory != CA_MEMORY_COPY &&
+                   bytes >= CA_LARGE_MEMORY
                ? CA_PAGES_ZERO
-               : CA_PAGES_ZERO_LARGE;
+               : CA_PAGES_ANY;
 }
 
 /* ---- one launch ---- */
+
+/* One thread has finished this much before a second one would have helped. */
+#define SMALL_BYTES (128 << 10)
+
+static bool
+is_small(const ca_tensor *output)
+{
+    return ca_tensor_count(output) <=
+           SMALL_BYTES / (int64_t)ca_dtype_size(output->dtype);
+}
 
 static ca_view
 view_of(const ca_tensor *tensor, const ca_extent *extent, const ca_leading_dims *dims,
@@ -156,45 +150,32 @@ view_of(const ca_tensor *tensor, const ca_extent *extent, const ca_leading_dims 
     return view;
 }
 
-/* Up to here a thread alone is done before a second one would have been of use. */
-#define SMALL_BYTES ((double)(128 << 10))
-
-static bool
-is_small(const ca_diagonal_runs *runs)
-{
-    const ca_tensor *output = &runs->tensors[OUTPUT];
-    double bytes = (double)ca_dtype_size(output->dtype);
-    for (int d = 0; d < output->ndim; d++) {
-        bytes *= (double)output->shape[d];
-    }
-    return bytes <= SMALL_BYTES;
-}
-
 static ca_status
-launch_whole(ca_device *device, const ca_diagonal_runs *runs,
+launch_whole(ca_device *device, const ca_diagonal_regions *regions,
              const ca_leading_dims *dims, ca_error *error)
 {
     ca_status status = CA_OK;
     ca_diagonal_plan plan =
-        ca_diagonal_make_plan(ca_device_get_info(device), runs, dims);
+        ca_diagonal_make_plan(ca_device_get_info(device), regions, dims);
     ca_kernel *kernel = NULL;
     CA_TRY(ca_kernel_get(device, &plan.spec, &kernel, error));
 
-    const ca_tensor *output = &runs->tensors[OUTPUT];
-    bool whole = ca_tensor_fills_extent(output) && !runs->in_place &&
-                 !ca_diagonal_has_run(runs, CA_DIAGONAL_SKIP);
+    const ca_tensor *output = &regions->tensors[OUTPUT];
+    bool whole = ca_tensor_fills_extent(output) && !regions->in_place &&
+                 !ca_diagonal_has(regions, CA_DIAGONAL_SKIP);
     ca_access access = whole ? CA_ACCESS_WRITE : CA_ACCESS_UPDATE;
     ca_span spans[TENSORS];
     for (int t = 0; t < TENSORS; t++) {
-        ca_extent extent = ca_tensor_memory(&runs->tensors[t]);
-        ca_view view = view_of(&runs->tensors[t], &extent, dims, t);
-        *(t == INPUT ? &plan.params.input : &plan.params.output) = view;
-        /* In place both are one buffer, with one access. */
-        spans[t] =
-            (ca_span){.data = extent.data,
-                      .bytes = extent.bytes,
-                      .access = t == OUTPUT || runs->in_place ? access : CA_ACCESS_READ,
-                      .block = runs->tensors[t].block};
+        const ca_tensor *tensor = &regions->tensors[t];
+        ca_extent extent = ca_tensor_memory(tensor);
+        *(t == INPUT ? &plan.params.input : &plan.params.output) =
+            view_of(tensor, &extent, dims, t);
+        /* In place, both are one buffer with one access. */
+        spans[t] = (ca_span){
+            .data = extent.data,
+            .bytes = extent.bytes,
+            .access = t == OUTPUT || regions->in_place ? access : CA_ACCESS_READ,
+            .block = tensor->block};
     }
     ca_fold_sizes(dims, plan.params.batch);
     ca_launch launch = {
@@ -203,33 +184,33 @@ launch_whole(ca_device *device, const ca_diagonal_runs *runs,
         .steps = {{kernel, &plan.params, sizeof(plan.params),
                    plan.groups * plan.local_size, plan.local_size}},
         .nsteps = 1,
-        .small = is_small(runs),
-        .call = runs->call,
+        .small = is_small(output),
+        .call = regions->problem->call,
     };
     CA_TRY(ca_launch_run(device, &launch, error));
 done:
     return status;
 }
 
-/* ---- halves, where one launch cannot hold it all ---- */
+/* ---- halves, where one launch cannot hold the problem ---- */
 
-/* Entries first … first + count - 1 of dimension `d`: with rows and columns the band
-   moves along. */
-static ca_diagonal_runs
-part_of(const ca_diagonal_runs *runs, int d, int64_t first, int64_t count)
+/* Returns the regions of the entries first … first + count - 1 of dimension `d`. Fewer
+   rows or columns shift the band. */
+static ca_diagonal_regions
+entries_of(const ca_diagonal_regions *regions, int d, int64_t first, int64_t count)
 {
-    ca_diagonal_runs part = *runs;
-    int ndim = part.tensors[OUTPUT].ndim;
+    ca_diagonal_regions entries = *regions;
+    int ndim = entries.tensors[OUTPUT].ndim;
     for (int t = 0; t < TENSORS; t++) {
-        ca_take_part(&part.tensors[t], d, first, count);
+        ca_take_part(&entries.tensors[t], d, first, count);
     }
     int64_t shift = d == ndim - 2 ? first : d == ndim - 1 ? -first : 0;
-    part.lower += shift;
-    part.upper += shift;
-    return part;
+    entries.lower += shift;
+    entries.upper += shift;
+    return entries;
 }
 
-/* The dimension along which a tensor reaches farthest, -1 for none. */
+/* Returns the dimension along which a tensor reaches farthest, -1 for none. */
 static int
 farthest_dimension(const ca_tensor *tensor)
 {
@@ -245,18 +226,18 @@ farthest_dimension(const ca_tensor *tensor)
     return best;
 }
 
-/* The dimension to halve, -1 where one launch will do: where a tensor is too large, that
-   which makes it smallest; where there are more leading dimensions than a kernel walks,
-   the smallest of them. */
+/* Returns the dimension to halve, -1 if one launch can hold the problem. If a tensor is
+   too large for the device, half of this dimension is its smallest half. If there are
+   more leading dimensions than a kernel walks, this is the smallest of them. */
 static int
-dimension_to_halve(const ca_device_info *info, const ca_diagonal_runs *runs,
+dimension_to_halve(const ca_device_info *info, const ca_diagonal_regions *regions,
                    const ca_leading_dims *dims)
 {
-    const ca_tensor *output = &runs->tensors[OUTPUT];
+    const ca_tensor *output = &regions->tensors[OUTPUT];
     for (int t = 0; t < TENSORS; t++) {
-        ca_extent extent = ca_tensor_extent(&runs->tensors[t]);
+        ca_extent extent = ca_tensor_extent(&regions->tensors[t]);
         if (ca_exceeds_device(info, &extent, 1)) {
-            return farthest_dimension(&runs->tensors[t]);
+            return farthest_dimension(&regions->tensors[t]);
         }
     }
     return dims->count > CA_BATCH_DIMS
@@ -264,55 +245,52 @@ dimension_to_halve(const ca_device_info *info, const ca_diagonal_runs *runs,
                : -1;
 }
 
-/* What is not copied is not read, and rows that nothing is written to are not walked. */
+/* Leaves out an input of which nothing is copied, and the first and last rows if
+   nothing is written to them. */
 static void
-leave_out(ca_diagonal_runs *runs)
+leave_out(ca_diagonal_regions *regions)
 {
-    const ca_tensor *output = &runs->tensors[OUTPUT];
-    if (!ca_diagonal_has_run(runs, CA_DIAGONAL_COPY) && !runs->in_place) {
-        ca_tensor_set_absent(&runs->tensors[INPUT]);
+    const ca_tensor *output = &regions->tensors[OUTPUT];
+    if (!ca_diagonal_has(regions, CA_DIAGONAL_COPY) && !regions->in_place) {
+        ca_tensor_set_absent(&regions->tensors[INPUT]);
     }
-    if (runs->outside == CA_DIAGONAL_SKIP) {
+    if (regions->outside.action == CA_DIAGONAL_SKIP) {
         int64_t rows = ca_tensor_size(output, 2);
-        int64_t last = ca_tensor_size(output, 1) - runs->lower; /* exclusive */
-        int64_t first = runs->upper < 1 ? 1 - runs->upper : 0;
+        int64_t first = regions->upper < 1 ? 1 - regions->upper : 0;
+        int64_t last = ca_tensor_size(output, 1) - regions->lower; /* exclusive */
         last = last < rows ? last : rows;
         if (last - first < rows && last > first) {
-            *runs = part_of(runs, output->ndim - 2, first, last - first);
+            *regions = entries_of(regions, output->ndim - 2, first, last - first);
         }
     }
 }
 
 static ca_status
-run_part(ca_device *device, const ca_diagonal_runs *whole, ca_error *error)
+run_regions(ca_device *device, ca_diagonal_regions regions, ca_error *error)
 {
-    const ca_device_info *info = ca_device_get_info(device);
-    if (!ca_diagonal_has_run(whole, CA_DIAGONAL_FILL) &&
-        !ca_diagonal_has_run(whole, CA_DIAGONAL_COPY)) {
+    if (!ca_diagonal_has(&regions, CA_DIAGONAL_FILL) &&
+        !ca_diagonal_has(&regions, CA_DIAGONAL_COPY)) {
         return CA_OK;
     }
-    ca_diagonal_runs runs = *whole;
-    leave_out(&runs);
-    const ca_tensor *output = &runs.tensors[OUTPUT];
+    leave_out(&regions);
+    const ca_tensor *output = &regions.tensors[OUTPUT];
     ca_leading_dims dims;
-    ca_fold_leading(runs.tensors, TENSORS, output->ndim - 2, output->shape, &dims);
-    int d = dimension_to_halve(info, &runs, &dims);
+    ca_fold_leading(regions.tensors, TENSORS, output->ndim - 2, output->shape, &dims);
+    int d = dimension_to_halve(ca_device_get_info(device), &regions, &dims);
     if (d < 0) {
-        return launch_whole(device, &runs, &dims, error);
+        return launch_whole(device, &regions, &dims, error);
     }
-    int64_t size = output->shape[d];
-    ca_diagonal_runs half = part_of(&runs, d, 0, size / 2);
-    ca_status status = run_part(device, &half, error);
-    if (status == CA_OK) {
-        half = part_of(&runs, d, size / 2, size - size / 2);
-        status = run_part(device, &half, error);
-    }
-    return status;
+    int64_t half = output->shape[d] / 2;
+    int64_t rest = output->shape[d] - half;
+    ca_status status = run_regions(device, entries_of(&regions, d, 0, half), error);
+    return status == CA_OK
+               ? run_regions(device, entries_of(&regions, d, half, rest), error)
+               : status;
 }
 
 ca_status
-ca_diagonal_run(ca_device *device, const ca_diagonal *diagonal, ca_error *error)
+ca_diagonal_run(ca_device *device, const ca_forced *forced, const ca_diagonal *diagonal,
+                ca_error *error)
 {
-    ca_diagonal_runs runs = runs_of(diagonal);
-    return run_part(device, &runs, error);
+    return run_regions(device, regions_of(forced, diagonal), error);
 }

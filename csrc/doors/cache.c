@@ -237,15 +237,16 @@ done:
     return status;
 }
 
-void
+int64_t
 ca_cache_attend_problem(const ca_cache *cache, const ca_torch_sdpa *call,
-                        const ca_tensor *output, ca_attention *attention)
+                        const ca_tensor *output, int64_t index, ca_attention *attention)
 {
+    ca_tensor views[CA_ATTENTION_OPERANDS];
     int64_t L = call->query.shape[2];
     int64_t B = cache->key.shape[0];
     ca_tensor absent;
     ca_tensor_set_absent(&absent);
-    ca_torch_sdpa_problem(call, output, &absent, attention);
+    ca_torch_sdpa_views(call, output, &absent, attention, views);
     bool uneven = cache->lengths != NULL;
     if (uneven) {
         const ca_tensor counts = {.dtype = CA_INT64,
@@ -254,9 +255,10 @@ ca_cache_attend_problem(const ca_cache *cache, const ca_torch_sdpa *call,
                                   .shape = {B, 1},
                                   .strides = {1, 0}};
         ca_spec_view_grouped(&counts, 0, 2, output->shape, cache->key.shape[1],
-                             &attention->tensors[CA_ATTENTION_KEY_COUNTS]);
+                             &views[CA_ATTENTION_KEY_COUNTS]);
         attention->band_follows_counts = true;
     }
     ca_spec_set_band(attention, call->window_left, call->window_right,
                      call->causal != CA_CAUSAL_NONE, uneven ? -L : cache->length - L);
+    return ca_attention_fold(attention, views, index);
 }

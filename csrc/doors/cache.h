@@ -59,7 +59,8 @@ void ca_cache_cut_done(ca_cache *cache, const ca_cache_cut *cut, int64_t *length
    causal; its key and value are set here. */
 ca_status ca_cache_attend_check(const ca_cache *cache, ca_torch_sdpa *call,
                                 int64_t shape[4], ca_error *error);
-void ca_cache_attend_problem(const ca_cache *cache, const ca_torch_sdpa *call,
-                             const ca_tensor *output, ca_attention *attention);
+int64_t ca_cache_attend_problem(const ca_cache *cache, const ca_torch_sdpa *call,
+                                const ca_tensor *output, int64_t index,
+                                ca_attention *attention);
 
 #endif

@@ -51,13 +51,12 @@ settle(ca_diagonal_source *source, ca_error *error)
 /* No result is larger than half of what addresses hold, so that sums of sizes and bounds
    do not overflow further on. */
 static ca_status
-check_count(const ca_diagonal_source *source, ca_error *error)
+check_count(ca_diagonal_source *source, ca_error *error)
 {
-    int64_t count;
     ca_status status = ca_shape_count(source->ndim, source->shape, shape_origin(source),
-                                      &count, error);
+                                      &source->count, error);
     int64_t size = (int64_t)ca_dtype_size(source->dtype);
-    if (status == CA_OK && count > PTRDIFF_MAX / 2 / size) {
+    if (status == CA_OK && source->count > PTRDIFF_MAX / 2 / size) {
         char text[CA_SHAPE_TEXT];
         return ca_error_set(error, CA_ERROR_MEMORY,
                             "no memory for a result of shape %s and dtype %s",

@@ -10,7 +10,6 @@
 
 #include "base/status.h"
 #include "base/tensor.h"
-#include "diagonal/problem.h"
 
 /* What a matrix is made from: an input, a shape and a dtype, or both where they
    agree. */
@@ -24,6 +23,7 @@ typedef struct {
     int64_t shape[CA_MAX_DIMS];
     bool has_dtype;
     ca_dtype dtype;
+    int64_t count; /* of elements, once the source is checked */
 } ca_diagonal_source;
 
 /* Two dimensions or more; float32 where nothing says another dtype. Afterwards the

@@ -241,14 +241,14 @@ done:
 }
 
 ca_status
-ca_directml_attention_problem(const ca_directml_attention *call,
-                              const ca_directml_shapes *shapes, const ca_tensor *output,
-                              const ca_tensor *present_key,
-                              const ca_tensor *present_value, ca_attention *attention,
-                              void **scratch, ca_error *error)
+ca_directml_attention_views(const ca_directml_attention *call,
+                            const ca_directml_shapes *shapes, const ca_tensor *output,
+                            const ca_tensor *present_key,
+                            const ca_tensor *present_value, ca_attention *attention,
+                            ca_tensor views[CA_ATTENTION_OPERANDS], void **scratch,
+                            ca_error *error)
 {
-    ca_tensor *views = attention->tensors;
-    ca_attention_init(attention);
+    ca_attention_init(attention, views);
     attention->scale = call->scale;
     attention->filter = call->mask_filter_value;
     for (int part = 0; part < CA_DIRECTML_PARTS; part++) {
@@ -260,7 +260,7 @@ ca_directml_attention_problem(const ca_directml_attention *call,
     const ca_tensor *tensors = call->tensors;
     const struct {
         const ca_tensor *tensor;
-        ca_attention_tensor place;
+        ca_attention_role role;
     } four_dims[] = {{&tensors[CA_DIRECTML_PAST_KEY], CA_ATTENTION_PAST_KEY},
                      {&tensors[CA_DIRECTML_PAST_VALUE], CA_ATTENTION_PAST_VALUE},
                      {present_key, CA_ATTENTION_PRESENT_KEY},
@@ -269,7 +269,7 @@ ca_directml_attention_problem(const ca_directml_attention *call,
         const ca_tensor *tensor = four_dims[n].tensor;
         if (tensor->data != NULL) {
             ca_spec_broadcast(tensor, 4, tensor->shape + tensor->ndim - 4,
-                              &views[four_dims[n].place]);
+                              &views[four_dims[n].role]);
         }
     }
     const ca_tensor *added = &tensors[CA_DIRECTML_RELATIVE_POSITION_BIAS];

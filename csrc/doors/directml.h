@@ -11,36 +11,7 @@
 #include "attention/problem.h" /* ca_attention */
 #include "base/status.h"
 #include "base/tensor.h"
-#include "doors/directml_mask.h"
-
-/* H is the head count; leading dimensions beyond these are 1, up to five in all. */
-typedef enum {
-    CA_DIRECTML_QUERY,                   /* (B, L, H * E) */
-    CA_DIRECTML_KEY,                     /* (B, S, H * E) */
-    CA_DIRECTML_VALUE,                   /* (B, S, H * Ev) */
-    CA_DIRECTML_STACKED_QUERY_KEY,       /* (B, L, H, 2, E) */
-    CA_DIRECTML_STACKED_KEY_VALUE,       /* (B, S, H, 2, E) */
-    CA_DIRECTML_STACKED_QUERY_KEY_VALUE, /* (B, L, H, 3, E) */
-    CA_DIRECTML_BIAS,                    /* (H * E + H * E + H * Ev) */
-    CA_DIRECTML_MASK,                    /* int32, see ca_directml_mask_type */
-    CA_DIRECTML_RELATIVE_POSITION_BIAS,  /* broadcasts to (B, H, L, T) */
-    CA_DIRECTML_PAST_KEY,                /* (B, H, P, E) */
-    CA_DIRECTML_PAST_VALUE,              /* (B, H, P, Ev) */
-    CA_DIRECTML_TENSORS,
-} ca_directml_tensor;
-
-/* The argument's name. */
-const char *ca_directml_name(ca_directml_tensor t);
-
-typedef struct {
-    ca_tensor tensors[CA_DIRECTML_TENSORS]; /* absent: not given */
-    ca_directml_mask_type mask_type;
-    double scale;
-    double mask_filter_value;
-    int64_t head_count; /* 1 or more */
-} ca_directml_attention;
-
-#define CA_DIRECTML_MAX_DIMS 5
+#include "doors/directml_tensors.h" /* ca_directml_attention */
 
 /* Where the inputs are, and the shapes of what comes of them. */
 typedef struct {
@@ -56,15 +27,13 @@ typedef struct {
 ca_status ca_directml_attention_check(const ca_directml_attention *call,
                                       ca_directml_shapes *shapes, ca_error *error);
 
-/* The checked call as a problem, by views. The results have the shapes given; present
-   ones may be absent, both of them. *scratch is memory that the problem refers to, to
-   be freed after it; NULL after CA_ERROR_MEMORY. */
-ca_status ca_directml_attention_problem(const ca_directml_attention *call,
-                                        const ca_directml_shapes *shapes,
-                                        const ca_tensor *output,
-                                        const ca_tensor *present_key,
-                                        const ca_tensor *present_value,
-                                        ca_attention *attention, void **scratch,
-                                        ca_error *error);
+/* The options and views of the checked call, to be folded. The results have the shapes
+   given; present ones may be absent, both of them. *scratch is memory that the views
+   refer to, to be freed after the call; NULL after CA_ERROR_MEMORY. */
+ca_status ca_directml_attention_views(
+    const ca_directml_attention *call, const ca_directml_shapes *shapes,
+    const ca_tensor *output, const ca_tensor *present_key,
+    const ca_tensor *present_value, ca_attention *attention,
+    ca_tensor views[CA_ATTENTION_OPERANDS], void **scratch, ca_error *error);
 
 #endif

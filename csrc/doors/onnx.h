@@ -62,8 +62,10 @@ typedef struct {
     ca_tensor qk;
 } ca_onnx_outputs;
 
-void ca_onnx_attention_problem(const ca_onnx_attention *call,
-                               const ca_onnx_sizes *sizes,
-                               const ca_onnx_outputs *outputs, ca_attention *attention);
+/* The checked call as problem `index`. Returns how many problems the call is. */
+int64_t ca_onnx_attention_problem(const ca_onnx_attention *call,
+                                  const ca_onnx_sizes *sizes,
+                                  const ca_onnx_outputs *outputs, int64_t index,
+                                  ca_attention *attention);
 
 #endif

@@ -222,23 +222,23 @@ factorize(const ca_openvino_sdpa *call, const ca_tensor *output, factorization *
     }
 }
 
-/* The part of `tensor` that problem `index` has, as the factors cut it. */
+/* The entries of `tensor` that problem `index` has, as the factors cut them. */
 static void
-view_part(const ca_tensor *tensor, const factorization *cut, int64_t index,
-          ca_tensor *view)
+view_entries(const ca_tensor *tensor, const factorization *cut, int64_t index,
+             ca_tensor *view)
 {
     int64_t first = 0; /* in elements, from the tensor's first */
     ca_tensor_start_view(tensor, view);
     for (int f = cut->count - 1; f >= 0; f--) {
-        const factor *part = &cut->factors[f];
-        int64_t size = ca_tensor_size(tensor, part->from_end);
-        int64_t stride = ca_tensor_stride(tensor, part->from_end);
-        if (part->strided) {
-            bool repeats = part->unit % size == 0;
-            ca_spec_add_dim(view, part->size, repeats ? 0 : part->unit * stride);
+        const factor *by = &cut->factors[f];
+        int64_t size = ca_tensor_size(tensor, by->from_end);
+        int64_t stride = ca_tensor_stride(tensor, by->from_end);
+        if (by->strided) {
+            bool repeats = by->unit % size == 0;
+            ca_spec_add_dim(view, by->size, repeats ? 0 : by->unit * stride);
         } else {
-            first += index % part->size * part->unit % size * stride;
-            index /= part->size;
+            first += index % by->size * by->unit % size * stride;
+            index /= by->size;
         }
     }
     for (int from_end = 2; from_end > 0; from_end--) {
@@ -248,36 +248,32 @@ view_part(const ca_tensor *tensor, const factorization *cut, int64_t index,
     view->data = (char *)tensor->data + first * (ptrdiff_t)ca_dtype_size(tensor->dtype);
 }
 
-int64_t
-ca_openvino_sdpa_count(const ca_openvino_sdpa *call, const ca_tensor *output)
+/* How many problems the factors that strides cannot express make. */
+static int64_t
+count_of(const factorization *cut)
 {
-    if (ca_tensor_extent(output).bytes == 0) {
-        return 0;
-    }
-    factorization cut;
     int64_t count = 1;
-    factorize(call, output, &cut);
-    for (int f = 0; f < cut.count; f++) {
-        count *= cut.factors[f].strided ? 1 : cut.factors[f].size;
+    for (int f = 0; f < cut->count; f++) {
+        count *= cut->factors[f].strided ? 1 : cut->factors[f].size;
     }
     return count;
 }
 
-void
+int64_t
 ca_openvino_sdpa_problem(const ca_openvino_sdpa *call, const ca_tensor *output,
                          int64_t index, ca_attention *attention)
 {
+    ca_tensor views[CA_ATTENTION_OPERANDS];
     factorization cut;
     factorize(call, output, &cut);
-    ca_attention_init(attention);
-    ca_tensor *views = attention->tensors;
-    view_part(&call->query, &cut, index, &views[CA_ATTENTION_QUERY]);
-    view_part(&call->key, &cut, index, &views[CA_ATTENTION_KEY]);
-    view_part(&call->value, &cut, index, &views[CA_ATTENTION_VALUE]);
-    view_part(output, &cut, index, &views[CA_ATTENTION_OUTPUT]);
+    ca_attention_init(attention, views);
+    view_entries(&call->query, &cut, index, &views[CA_ATTENTION_QUERY]);
+    view_entries(&call->key, &cut, index, &views[CA_ATTENTION_KEY]);
+    view_entries(&call->value, &cut, index, &views[CA_ATTENTION_VALUE]);
+    view_entries(output, &cut, index, &views[CA_ATTENTION_OUTPUT]);
     if (call->attention_mask.ndim > 0) {
         ca_tensor *mask = &views[CA_ATTENTION_MASK];
-        view_part(&call->attention_mask, &cut, index, mask);
+        view_entries(&call->attention_mask, &cut, index, mask);
         ca_spec_broadcast_rows(mask, ca_tensor_size(&call->query, 2));
         ca_spec_broadcast_columns(mask, ca_tensor_size(&call->key, 2));
         attention->mask_is_added = mask->dtype != CA_BOOL;
@@ -288,4 +284,6 @@ ca_openvino_sdpa_problem(const ca_openvino_sdpa *call, const ca_tensor *output,
     if (call->causal) {
         attention->above = 0;
     }
+    int64_t count = count_of(&cut);
+    return count * ca_attention_fold(attention, views, index / count);
 }

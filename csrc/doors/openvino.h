@@ -30,13 +30,10 @@ typedef struct {
 ca_status ca_openvino_sdpa_check(const ca_openvino_sdpa *call, int *ndim,
                                  int64_t shape[CA_MAX_DIMS], ca_error *error);
 
-/* How many problems the checked call is: 1 where strides can say how batch dimensions
-   repeat, else one for each index of the dimensions in which they cannot; 0 for an
-   empty result. `output` has the result's shape. */
-int64_t ca_openvino_sdpa_count(const ca_openvino_sdpa *call, const ca_tensor *output);
-
-/* Problem `index` of so many, by views. */
-void ca_openvino_sdpa_problem(const ca_openvino_sdpa *call, const ca_tensor *output,
-                              int64_t index, ca_attention *attention);
+/* The checked call as problem `index`. `output` has the result's shape and is not empty.
+   Returns how many problems the call is: where strides cannot say how batch dimensions
+   repeat, each of their indices is one. */
+int64_t ca_openvino_sdpa_problem(const ca_openvino_sdpa *call, const ca_tensor *output,
+                                 int64_t index, ca_attention *attention);
 
 #endif

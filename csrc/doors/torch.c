@@ -131,8 +131,9 @@ done:
 }
 
 void
-ca_torch_sdpa_problem(const ca_torch_sdpa *call, const ca_tensor *output,
-                      const ca_tensor *lse, ca_attention *attention)
+ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output,
+                    const ca_tensor *lse, ca_attention *attention,
+                    ca_tensor views[CA_ATTENTION_OPERANDS])
 {
     int nleading = output->ndim - 2;
     const int64_t *shape = output->shape;
@@ -144,19 +145,19 @@ ca_torch_sdpa_problem(const ca_torch_sdpa *call, const ca_tensor *output,
     const struct {
         const ca_tensor *tensor;
         int trailing;
-        ca_attention_tensor place;
-    } views[] = {
+        ca_attention_role role;
+    } operands[] = {
         {&call->query, 2, CA_ATTENTION_QUERY}, {&call->key, 2, CA_ATTENTION_KEY},
         {&call->value, 2, CA_ATTENTION_VALUE}, {&call->attn_mask, 2, CA_ATTENTION_MASK},
         {output, 2, CA_ATTENTION_OUTPUT},      {lse, 1, CA_ATTENTION_LSE},
     };
 
-    ca_attention_init(attention);
-    for (size_t i = 0; i < sizeof(views) / sizeof(views[0]); i++) {
-        ca_spec_view_grouped(views[i].tensor, views[i].trailing, nleading, shape, Hk,
-                             &attention->tensors[views[i].place]);
+    ca_attention_init(attention, views);
+    for (size_t i = 0; i < sizeof(operands) / sizeof(operands[0]); i++) {
+        ca_spec_view_grouped(operands[i].tensor, operands[i].trailing, nleading, shape,
+                             Hk, &views[operands[i].role]);
     }
-    ca_tensor *mask = &attention->tensors[CA_ATTENTION_MASK];
+    ca_tensor *mask = &views[CA_ATTENTION_MASK];
     ca_spec_broadcast_rows(mask, L);
     ca_spec_broadcast_columns(mask, S);
     attention->mask_is_added = mask->dtype != CA_BOOL;
@@ -168,4 +169,13 @@ ca_torch_sdpa_problem(const ca_torch_sdpa *call, const ca_tensor *output,
     int64_t shift = call->causal == CA_CAUSAL_LOWER_RIGHT ? S - L : 0;
     ca_spec_set_band(attention, call->window_left, call->window_right,
                      call->causal != CA_CAUSAL_NONE, shift);
+}
+
+int64_t
+ca_torch_sdpa_problem(const ca_torch_sdpa *call, const ca_tensor *output,
+                      const ca_tensor *lse, int64_t index, ca_attention *attention)
+{
+    ca_tensor views[CA_ATTENTION_OPERANDS];
+    ca_torch_sdpa_views(call, output, lse, attention, views);
+    return ca_attention_fold(attention, views, index);
 }

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * Binaries of built programs on disk. A file is a header and the binary; whatever does
- * not fit its header (another version, a cut, a flipped bit) counts as absent.
+ * A file is a header and the binary. A file that does not fit its header (another version,
+ * a cut, a flipped bit) counts as absent.
  */
+#include "opencl/cache.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/platform.h"
 #include "base/strbuf.h"
-#include "opencl/internal.h"
 
 /* Change its last letter whenever the file's layout changes. */
 static const char cache_magic[8] = {'C', 'L', 'A', 'T', 'T', 'N', 'K', '1'};
@@ -20,8 +22,8 @@ typedef struct {
     uint64_t size;    /* of the binary */
 } cache_header;
 
-/* Two FNV-1a-like hashes over 64-bit states, with different primes and seeds, and a
-   final mix, since FNV leaves its high bits poorly stirred. Not for secrets. */
+/* Two hashes like FNV-1a, of 64 bits, with different primes and seeds. The final mix stirs
+   the high bits, which FNV does poorly. Not for secrets. */
 ca_hash
 ca_cache_hash(const void *data, size_t size)
 {

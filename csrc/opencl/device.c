@@ -1,142 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 #include "opencl/device.h"
 
-#include <ctype.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/strbuf.h"
-#include "opencl/internal.h"
-#include "opencl/staging.h"
-
-static const char *const type_words[] = {
-    [CA_DEVICE_GPU] = "gpu",
-    [CA_DEVICE_ACCELERATOR] = "accelerator",
-    [CA_DEVICE_CPU] = "cpu",
-};
-
-static ca_status
-check_memory_override(const char *words, ca_error *error)
-{
-    if (words == NULL || words[0] == '\0' || strcmp(words, "svm") == 0 ||
-        strcmp(words, "host") == 0 || strcmp(words, "copy") == 0) {
-        return CA_OK;
-    }
-    return ca_error_set(error, CA_ERROR_VALUE,
-                        "memory mode '%s': expected 'svm', 'host' or 'copy'", words);
-}
-
 ca_status
-ca_runtime_open(const char *const *preload, const char *const *candidates,
-                const char *cache_folder, const char *memory_override,
-                ca_runtime **runtime, ca_error *error)
+ca_check_fork(const ca_fork_guard *guard, ca_error *error)
 {
-    ca_status status = CA_OK;
-    ca_runtime *opened = NULL;
-    *runtime = NULL;
-    CA_TRY(check_memory_override(memory_override, error));
-    opened = calloc(1, sizeof *opened);
-    if (opened == NULL) {
-        CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory for the runtime"));
-    }
-    ca_fork_guard_init(&opened->fork_guard);
-    if (cache_folder != NULL) {
-        size_t size = strlen(cache_folder) + 1;
-        opened->cache_folder = malloc(size);
-        if (opened->cache_folder == NULL) {
-            CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory for the runtime"));
-        }
-        memcpy(opened->cache_folder, cache_folder, size);
-    }
-    CA_TRY(ca_cl_open(&opened->cl, preload, candidates, error));
-    CA_TRY(ca_query_devices(&opened->cl, memory_override, &opened->devices,
-                            &opened->device_count, error));
-    for (int i = 0; i < opened->device_count; i++) {
-        ca_device *device = &opened->devices[i];
-        device->runtime = opened;
-        ca_mutex_init(&device->build_lock);
-        ca_mutex_init(&device->lock);
-        ca_mutex_init(&device->staging.sending.lock);
-        ca_mutex_init(&device->staging.fetching.lock);
-    }
-    *runtime = opened;
-    opened = NULL;
-done:
-    ca_runtime_close(opened);
-    return status;
-}
-
-static void
-queue_close(const ca_device *device, cl_command_queue *queue)
-{
-    if (*queue != NULL) {
-        device->cl->clReleaseCommandQueue(*queue);
-        *queue = NULL;
-    }
-}
-
-/* Release what device_open made; also after it failed half-way. */
-static void
-device_close(ca_device *device)
-{
-    ca_pool_empty(device);
-    ca_staging_free(device);
-    ca_kernel_table_free(&device->kernels, device->cl);
-    queue_close(device, &device->queue);
-    queue_close(device, &device->local_queue);
-    queue_close(device, &device->second_queue);
-    if (device->context != NULL) {
-        device->cl->clReleaseContext(device->context);
-        device->context = NULL;
-    }
-}
-
-/* In a forked child OpenCL's objects are the parent's, and a lock may be held by a
-   thread that does not exist here: leave both, free only the runtime itself. */
-void
-ca_runtime_close(ca_runtime *runtime)
-{
-    if (runtime == NULL) {
-        return;
-    }
-    bool stale = ca_fork_guard_is_child(&runtime->fork_guard);
-    for (int i = 0; i < runtime->device_count && !stale; i++) {
-        ca_device *device = &runtime->devices[i];
-        device_close(device);
-        ca_error_clear(&device->failure);
-        ca_mutex_destroy(&device->lock);
-        ca_mutex_destroy(&device->staging.sending.lock);
-        ca_mutex_destroy(&device->staging.fetching.lock);
-        ca_mutex_destroy(&device->build_lock);
-    }
-    ca_fork_guard_destroy(&runtime->fork_guard);
-    free(runtime->devices);
-    free(runtime->cache_folder);
-    free(runtime);
-}
-
-int
-ca_runtime_device_count(const ca_runtime *runtime)
-{
-    return runtime->device_count;
-}
-
-ca_device *
-ca_runtime_device(const ca_runtime *runtime, int index)
-{
-    return &runtime->devices[index];
-}
-
-const ca_device_info *
-ca_device_get_info(const ca_device *device)
-{
-    return &device->info;
-}
-
-ca_status
-ca_runtime_check_fork(const ca_runtime *runtime, ca_error *error)
-{
-    if (!ca_fork_guard_is_child(&runtime->fork_guard)) {
+    if (!ca_fork_guard_is_child(guard)) {
         return CA_OK;
     }
     return ca_error_set(error, CA_ERROR_DEVICE,
@@ -148,26 +16,16 @@ ca_runtime_check_fork(const ca_runtime *runtime, ca_error *error)
 ca_status
 ca_device_check_fork(const ca_device *device, ca_error *error)
 {
-    return ca_runtime_check_fork(device->runtime, error);
+    return ca_check_fork(device->fork_guard, error);
 }
 
-/* cl_ext.h, which has this one, wants more headers. */
+/* cl_ext.h has this one, and includes headers that some packages lack. */
 #define CA_CL_QUEUE_THREAD_LOCAL_EXEC ((cl_command_queue_properties)1 << 31)
 
-/* One that can be done without: NULL where it cannot be had. */
-static cl_command_queue
-open_another_queue(const ca_device *device, cl_command_queue_properties properties)
+ca_status
+ca_device_open(ca_device *device, ca_error *error)
 {
-    cl_int code = CL_SUCCESS;
-    cl_command_queue queue = device->cl->clCreateCommandQueue(
-        device->context, device->id, properties, &code);
-    return code == CL_SUCCESS ? queue : NULL;
-}
-
-static ca_status
-device_open(ca_device *device, ca_error *error)
-{
-    ca_status status = CA_OK;
+    const ca_cl *cl = device->cl;
     cl_int code = CL_SUCCESS;
     const cl_context_properties properties[] = {
         CL_CONTEXT_PLATFORM,
@@ -175,224 +33,41 @@ device_open(ca_device *device, ca_error *error)
         0,
     };
     device->context =
-        device->cl->clCreateContext(properties, 1, &device->id, NULL, NULL, &code);
+        cl->clCreateContext(properties, 1, &device->id, NULL, NULL, &code);
     if (code != CL_SUCCESS) {
-        CA_TRY(ca_cl_error_set(error, code, "clCreateContext", device->info.name));
+        return ca_cl_error_set(error, code, "clCreateContext", device->info.name);
     }
-    device->queue =
-        device->cl->clCreateCommandQueue(device->context, device->id, 0, &code);
+    device->queue = cl->clCreateCommandQueue(device->context, device->id, 0, &code);
     if (code != CL_SUCCESS) {
-        CA_TRY(ca_cl_error_set(error, code, "clCreateCommandQueue", device->info.name));
+        return ca_cl_error_set(error, code, "clCreateCommandQueue", device->info.name);
     }
     if (device->info.memory == CA_MEMORY_SVM && device->local_execution) {
-        device->local_queue = open_another_queue(device, CA_CL_QUEUE_THREAD_LOCAL_EXEC);
-    } else if (device->info.memory == CA_MEMORY_COPY) {
-        device->second_queue = open_another_queue(device, 0);
-    }
-done:
-    return status;
-}
-
-/* Under the build lock. What the probe says of a device is final; a context or memory
-   that could not be had may be there at the next call. */
-static ca_status
-device_try_open(ca_device *device, ca_error *error)
-{
-    ca_status status = device_open(device, error);
-    bool opened = status == CA_OK;
-    if (opened) {
-        status = ca_probe_run(device, &device->failure);
-    }
-    if (status == CA_OK) {
-        ca_probe_ptx(device);
-        atomic_store(&device->state, CA_DEVICE_READY);
-        return CA_OK;
-    }
-    device_close(device);
-    if (opened && status == CA_ERROR_DEVICE) {
-        atomic_store(&device->state, CA_DEVICE_UNUSABLE);
-    } else if (opened) {
-        ca_error_set(error, status, "%s", device->failure.message);
-        ca_error_clear(&device->failure);
-    }
-    return status;
-}
-
-ca_status
-ca_device_prepare(ca_device *device, ca_error *error)
-{
-    ca_status status = ca_device_check_fork(device, error);
-    if (status != CA_OK) {
-        return status;
-    }
-    if (atomic_load_explicit(&device->state, memory_order_acquire) == CA_DEVICE_READY) {
-        return CA_OK;
-    }
-    ca_mutex_lock(&device->build_lock);
-    if (atomic_load(&device->state) == CA_DEVICE_UNTRIED) {
-        status = device_try_open(device, error);
-    }
-    if (atomic_load(&device->state) == CA_DEVICE_UNUSABLE) {
-        status = ca_error_set(error, CA_ERROR_DEVICE, "%s", device->failure.message);
-        if (device->failure.log != NULL) {
-            ca_error_set_log(error, device->failure.log);
+        device->local_queue = cl->clCreateCommandQueue(
+            device->context, device->id, CA_CL_QUEUE_THREAD_LOCAL_EXEC, &code);
+        if (code != CL_SUCCESS) { /* small launches take the other queue */
+            device->local_queue = NULL;
         }
     }
-    ca_mutex_unlock(&device->build_lock);
-    return status;
+    return CA_OK;
 }
 
-/* `device` if it can be used, else its reason at the end of `reasons`. */
-static bool
-device_try(ca_device *device, ca_strbuf *reasons)
+static void
+close_queue(const ca_device *device, cl_command_queue *queue)
 {
-    ca_error error = {0};
-    bool usable = ca_device_prepare(device, &error) == CA_OK;
-    if (!usable) {
-        ca_strbuf_append(reasons, "%s%s", reasons->length > 0 ? "; " : "",
-                         error.message);
+    if (*queue != NULL) {
+        device->cl->clReleaseCommandQueue(*queue);
+        *queue = NULL;
     }
-    ca_error_clear(&error);
-    return usable;
 }
 
-static const char *
-strbuf_text(const ca_strbuf *text)
+void
+ca_device_close(ca_device *device)
 {
-    return text->data != NULL ? text->data : "";
-}
-
-ca_status
-ca_runtime_default_device(ca_runtime *runtime, ca_device **device, ca_error *error)
-{
-    ca_status status = CA_OK;
-    ca_strbuf reasons = {0};
-    *device = NULL;
-    CA_TRY(ca_runtime_check_fork(runtime, error));
-    for (int i = 0; i < runtime->device_count; i++) {
-        if (device_try(&runtime->devices[i], &reasons)) {
-            *device = &runtime->devices[i];
-            goto done;
-        }
+    ca_kernel_table_free(&device->kernels, device->cl);
+    close_queue(device, &device->queue);
+    close_queue(device, &device->local_queue);
+    if (device->context != NULL) {
+        device->cl->clReleaseContext(device->context);
+        device->context = NULL;
     }
-    status = ca_error_set(error, CA_ERROR_DEVICE, "no OpenCL device is usable: %s",
-                          strbuf_text(&reasons));
-done:
-    ca_strbuf_free(&reasons);
-    return status;
-}
-
-static bool
-same_letter(char a, char b)
-{
-    return tolower((unsigned char)a) == tolower((unsigned char)b);
-}
-
-/* Whether `part` occurs in `whole` in any case. */
-static bool
-text_contains(const char *whole, const char *part)
-{
-    for (; *whole != '\0'; whole++) {
-        size_t i = 0;
-        while (part[i] != '\0' && same_letter(whole[i], part[i])) {
-            i++;
-        }
-        if (part[i] == '\0') {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* What words ask for: a type, perhaps with a number, or a part of a name. */
-typedef struct {
-    const char *part; /* NULL: by type */
-    ca_device_type type;
-    long number; /* -1: the first usable one */
-} device_request;
-
-static device_request
-request_parse(const char *words)
-{
-    for (int type = 0; type <= CA_DEVICE_CPU; type++) {
-        const char *rest = words;
-        const char *word = type_words[type];
-        while (*word != '\0' && same_letter(*rest, *word)) {
-            rest++;
-            word++;
-        }
-        if (*word != '\0') {
-            continue;
-        }
-        device_request request = {.type = (ca_device_type)type, .number = -1};
-        if (*rest == '\0') {
-            return request;
-        }
-        if (*rest == ':' && rest[1] != '\0' && strlen(rest) <= 5 &&
-            strspn(rest + 1, "0123456789") == strlen(rest + 1)) {
-            request.number = strtol(rest + 1, NULL, 10);
-            return request;
-        }
-    }
-    return (device_request){.part = words, .number = -1};
-}
-
-static bool
-request_matches(const device_request *request, const ca_device_info *info)
-{
-    if (request->part == NULL) {
-        return info->type == request->type;
-    }
-    return request->part[0] != '\0' && (text_contains(info->platform, request->part) ||
-                                        text_contains(info->name, request->part));
-}
-
-static ca_status
-error_no_match(const ca_runtime *runtime, const char *words, const char *what,
-               ca_error *error)
-{
-    ca_strbuf list = {0};
-    for (int i = 0; i < runtime->device_count; i++) {
-        const ca_device_info *info = &runtime->devices[i].info;
-        ca_strbuf_append(&list, "%s%s '%s' (%s)", i > 0 ? ", " : "",
-                         type_words[info->type], info->name, info->platform);
-    }
-    ca_status status = ca_error_set(error, CA_ERROR_VALUE,
-                                    "%s '%s' names no OpenCL device; there are: %s",
-                                    what, words, strbuf_text(&list));
-    ca_strbuf_free(&list);
-    return status;
-}
-
-ca_status
-ca_runtime_find_device(ca_runtime *runtime, const char *words, const char *what,
-                       ca_device **device, ca_error *error)
-{
-    ca_status status = CA_OK;
-    ca_strbuf reasons = {0};
-    device_request request = request_parse(words);
-    long matches = 0;
-    *device = NULL;
-    CA_TRY(ca_runtime_check_fork(runtime, error));
-    for (int i = 0; i < runtime->device_count; i++) {
-        ca_device *candidate = &runtime->devices[i];
-        if (!request_matches(&request, &candidate->info)) {
-            continue;
-        }
-        bool wanted = request.number < 0 || request.number == matches;
-        matches++;
-        if (wanted && device_try(candidate, &reasons)) {
-            *device = candidate;
-            goto done;
-        }
-    }
-    if (reasons.length == 0 && !reasons.failed) {
-        status = error_no_match(runtime, words, what, error);
-    } else {
-        status = ca_error_set(error, CA_ERROR_DEVICE, "%s '%s' cannot be used: %s",
-                              what, words, strbuf_text(&reasons));
-    }
-done:
-    ca_strbuf_free(&reasons);
-    return status;
 }

@@ -1,108 +1,103 @@
 /* SPDX-License-Identifier: MIT
  *
- * The devices of this machine and what each can do. A ca_runtime is made at the first
- * call that needs a device and lives until the module goes; its devices live as long.
- * No OpenCL type crosses this header, so that op_* and py_* can include it.
+ * A device inside this room: its OpenCL objects, its locks, and what the files named below
+ * keep for it. Rooms above know ca_device_info (info.h) and the calls of runtime.h.
+ *
+ * Locks: `build_lock` is held while the device is prepared or a program is built. `lock` is
+ * held while commands are enqueued and while the members that say so are read or changed.
+ * A thread that holds `build_lock` may take `lock`, never the other way round. A forked
+ * child takes no lock.
  */
-#ifndef CLATTN_CL_DEVICE_H
-#define CLATTN_CL_DEVICE_H
+#ifndef CLATTN_OPENCL_DEVICE_H
+#define CLATTN_OPENCL_DEVICE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/platform.h"
 #include "base/status.h"
+#include "opencl/info.h"
+#include "opencl/loader.h"
+#include "opencl/table.h"
 
-typedef struct ca_runtime ca_runtime;
-typedef struct ca_device ca_device;
-
-typedef enum {
-    CA_DEVICE_GPU,
-    CA_DEVICE_ACCELERATOR,
-    CA_DEVICE_CPU,
-} ca_device_type; /* in the order of preference */
-
-/* How kernels reach host memory, best first. */
-typedef enum {
-    CA_MEMORY_SVM,      /* fine-grained system SVM: any host pointer, as it is */
-    CA_MEMORY_HOST_PTR, /* CL_MEM_USE_HOST_PTR on a device that shares the memory */
-    CA_MEMORY_COPY,     /* pooled device buffers, written and read */
-} ca_memory_mode;
-
-/* nvidia_capability from which on kernels have PTX: to shuffle, and for matrix units. */
-#define CA_NVIDIA_SHUFFLES     70
-#define CA_NVIDIA_MATRIX_UNITS 80
-
+/* A launch that nobody has waited for. */
 typedef struct {
-    char name[128];
-    char vendor[128];
-    char platform[128];
-    char version[128];        /* CL_DEVICE_VERSION */
-    char driver_version[128]; /* CL_DRIVER_VERSION */
-    char c_version[128];      /* CL_DEVICE_OPENCL_C_VERSION */
-    ca_device_type type;
-    int64_t compute_units;
-    int64_t global_memory;      /* bytes */
-    int64_t max_allocation;     /* bytes, of one buffer */
-    int64_t local_memory;       /* bytes */
-    int64_t cache;              /* bytes, of the last one, or of one before it */
-    int64_t max_work_group;     /* work-items */
-    int64_t max_parameter_size; /* bytes of kernel arguments */
-    int64_t float_width;        /* native lanes of a float vector */
-    int64_t sub_groups;         /* the sizes that a kernel may require, added up: each
-                                   is a power of 2; they can shuffle. 0: there are
-                                   none */
-    int64_t nvidia_capability;  /* 80 for sm_80; 0: not NVIDIA's, or its driver takes
-                                   no PTX: final when the device is prepared */
-    bool float64;               /* cl_khr_fp64 */
-    bool float16;               /* cl_khr_fp16; storage needs no extension */
-    bool keeps_programs;        /* the driver caches built programs on disk itself */
-    bool bfloat16_pairs;        /* see ca_device_find_pairs */
-    ca_memory_mode memory;
-} ca_device_info;
+    cl_event event;
+    const char *call;   /* the function that made the launch */
+    const char *kernel; /* the last one of the launch */
+} ca_pending_call;
 
-/* Open the loader (ca_cl_open's arguments), enumerate every platform's devices and
-   sort them: by type as above, on CPUs those with CA_MEMORY_SVM first, else in the
-   loader's order. No context is made yet.
-   `cache_folder` (copied; NULL: no disk cache) is where built programs are kept.
-   `memory_override` "svm", "host" or "copy" (NULL or "": the best the device has);
-   a device that lacks the mode is passed over with that reason.
-   CA_ERROR_DEVICE when there is no loader, no platform or no device. */
-ca_status ca_runtime_open(const char *const *preload, const char *const *candidates,
-                          const char *cache_folder, const char *memory_override,
-                          ca_runtime **runtime, ca_error *error);
+#define CA_MAX_PENDING 64
 
-void ca_runtime_close(ca_runtime *runtime); /* NULL is fine */
+/* Kept by pending.c, changed under `lock`. Calls have tickets in the queue's order; the
+   call of ticket t is calls[t % CA_MAX_PENDING]. Calls before `first` are done. */
+typedef struct {
+    ca_pending_call calls[CA_MAX_PENDING];
+    _Atomic(uint64_t) first;
+    uint64_t next;
+    bool
+        failed; /* `failure` describes the first call that failed and was not reported */
+    ca_error failure;
+} ca_pending;
 
-/* CA_ERROR_DEVICE in a child forked after the runtime was opened: its drivers' threads
-   are gone, so nothing may be called on it but the accessors below. */
-ca_status ca_runtime_check_fork(const ca_runtime *runtime, ca_error *error);
+struct ca_storage; /* storage.c */
 
-int ca_runtime_device_count(const ca_runtime *runtime);
-ca_device *ca_runtime_device(const ca_runtime *runtime, int index);
+#define CA_POOL_SLOTS 64
 
-/* The first usable device; one that cannot build the probe kernel is passed over.
-   CA_ERROR_DEVICE with each one's reason when none is usable. */
-ca_status ca_runtime_default_device(ca_runtime *runtime, ca_device **device,
-                                    ca_error *error);
+/* Kept by storage.c, changed under `lock`: released memory, oldest first. */
+typedef struct {
+    struct ca_storage *slots[CA_POOL_SLOTS];
+    struct ca_storage *leaving; /* a list, to be freed once no call uses them */
+    size_t leaving_bytes;
+    size_t leaving_blocks;
+    ca_memory_stats stats;
+} ca_pool;
 
-/* The device that `words` name: "cpu", "gpu", "accelerator", one of these with ":1"
-   for the second of its type, or a part of the platform's or device's name in any
-   case. The first usable match. CA_ERROR_VALUE naming `what`, the words and the
-   devices there are when nothing matches; CA_ERROR_DEVICE with the reason when the
-   only matches are unusable. */
-ca_status ca_runtime_find_device(ca_runtime *runtime, const char *words,
-                                 const char *what, ca_device **device, ca_error *error);
+typedef enum {
+    CA_DEVICE_UNTRIED,
+    CA_DEVICE_READY,
+    CA_DEVICE_UNUSABLE, /* for good; `failure` says why */
+} ca_device_state;
 
-const ca_device_info *ca_device_get_info(const ca_device *device);
+struct ca_device {
+    const ca_cl *cl; /* the runtime's, like the next two */
+    const ca_fork_guard *fork_guard;
+    const char *cache_folder; /* NULL: built programs are not kept on disk */
+    cl_platform_id platform;
+    cl_device_id id;
+    ca_device_info info;
+    bool system_svm;      /* supports CA_MEMORY_SVM, whatever mode is chosen */
+    bool local_execution; /* has cl_intel_exec_by_local_thread */
+    bool is_host;         /* runs on the processor that this process runs on */
+    bool storage_is_host; /* the host reads and writes storages where they lie */
 
-/* Make the context and the queue and run the probe kernel, once. What the probe says is
-   final; a context or memory that could not be had is tried again at the next call.
-   Thread-safe. CA_ERROR_DEVICE where the device is unusable, or in a forked child. */
-ca_status ca_device_prepare(ca_device *device, ca_error *error);
+    atomic_int state;        /* a ca_device_state */
+    ca_error failure;        /* written before `state` */
+    atomic_bool pairs_known; /* info.bfloat16_pairs is final, and was written before */
 
-/* Prepare the device and find out, once, whether kernels/support/bfloat16_pairs.clh runs on it;
-   only then may info->bfloat16_pairs be read. Fails as ca_device_prepare does. */
-ca_status ca_device_find_pairs(ca_device *device, ca_error *error);
+    ca_mutex build_lock;
+    ca_mutex lock;
+    cl_context context; /* NULL until the device is prepared, like the queues */
+    cl_command_queue queue;
+    /* Runs a kernel in the thread that enqueues it; enqueueing returns when the kernel is
+       done. NULL: the device cannot do so, or has to copy memory. */
+    cl_command_queue local_queue;
+    ca_kernel_table kernels; /* under `lock` */
+    ca_pool pool;
+    ca_pending pending;
+};
+
+/* CA_ERROR_DEVICE in a child forked after the guard was made. */
+ca_status ca_check_fork(const ca_fork_guard *guard, ca_error *error);
+ca_status ca_device_check_fork(const ca_device *device, ca_error *error);
+
+/* Make the context and the queues, under the build_lock. After a failure some of them may
+   be there, for ca_device_close. */
+ca_status ca_device_open(ca_device *device, ca_error *error);
+
+/* Release the kernels, the queues and the context. No storage may be left. */
+void ca_device_close(ca_device *device);
 
 #endif

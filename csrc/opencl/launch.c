@@ -1,36 +1,92 @@
 /* SPDX-License-Identifier: MIT */
 #include "opencl/launch.h"
 
-#include "opencl/internal.h"
-#include "opencl/pending.h"
-#include "opencl/run.h"
+#include <inttypes.h>
+#include <stdio.h>
 
-/* Of what the host has, so much is copied before a launch that is left to run, where the
-   device could read it as it lies; for more it is sooner waited for. */
+#include "opencl/device.h"
+#include "opencl/memory.h"
+#include "opencl/pending.h"
+#include "opencl/storage.h"
+
+/* A launch that is not waited for copies host arrays up to this size first. For larger
+   ones waiting costs less, where the device can read them where they lie. */
 #define COPIED_BYTES ((size_t)1 << 20)
 
-/* May it be left to run? Nothing is written to the host's memory, or to what somebody
-   else may be looking at. */
+/* Describe a failed call, with the kernel's name. */
+static ca_status
+set_error(ca_error *error, cl_int code, const char *call, const ca_device *device,
+          const ca_kernel *kernel)
+{
+    char text[128];
+    snprintf(text, sizeof text, "%s for kernel '%s'", call, kernel->spec.name);
+    return ca_cl_error_set(error, code, text, device->info.name);
+}
+
+/* ---- checks ---- */
+
+static ca_status
+check_step(const ca_device *device, const ca_step *step, int nspans, ca_error *error)
+{
+    const ca_device_info *info = &device->info;
+    const char *name = step->kernel->spec.name;
+    size_t most = step->kernel->work_group;
+    if (nspans < 0 || nspans > CA_MAX_SPANS) {
+        return ca_error_set(error, CA_ERROR_DEVICE,
+                            "kernel '%s' is given %d arrays; at most %d can be bound",
+                            name, nspans, CA_MAX_SPANS);
+    }
+    size_t parameters = step->params_size + (size_t)nspans * sizeof(void *);
+    if (parameters > (uint64_t)info->max_parameter_size) {
+        return ca_error_set(error, CA_ERROR_DEVICE,
+                            "kernel '%s' is given %zu bytes of arguments; device '%s' "
+                            "takes at most %" PRId64,
+                            name, parameters, info->name, info->max_parameter_size);
+    }
+    if (step->local_size == 0 || step->local_size > most || step->global_size == 0 ||
+        step->global_size % step->local_size != 0) {
+        return ca_error_set(error, CA_ERROR_DEVICE,
+                            "kernel '%s' is given %zu work-items in groups of %zu; "
+                            "device '%s' takes whole groups of at most %zu",
+                            name, step->global_size, step->local_size, info->name,
+                            most);
+    }
+    return CA_OK;
+}
+
+static ca_status
+check_steps(const ca_device *device, const ca_launch *launch, ca_error *error)
+{
+    ca_status status = CA_OK;
+    for (int i = 0; i < launch->nsteps && status == CA_OK; i++) {
+        status = check_step(device, &launch->steps[i], launch->nspans, error);
+    }
+    return status;
+}
+
+/* True if the launch may be left pending: it writes no host memory, and uses no storage
+   whose address the host was given. */
 static bool
-runs_on(const ca_device *device, const ca_launch *launch)
+can_be_left(const ca_device *device, const ca_launch *launch)
 {
     size_t copied = 0;
     for (int i = 0; i < launch->nspans; i++) {
         const ca_span *span = &launch->spans[i];
-        bool ours = span->block != NULL;
-        if (span->bytes != 0 && (ours ? ca_storage_is_shared(ca_storage_of(span->block))
-                                      : span->access != CA_ACCESS_READ)) {
+        bool stored = span->block != NULL;
+        if (span->bytes != 0 &&
+            (stored ? ca_storage_is_shared(ca_storage_of(span->block))
+                    : span->access != CA_ACCESS_READ)) {
             return false;
         }
-        copied += ours ? 0 : span->bytes;
+        copied += stored ? 0 : span->bytes;
     }
     return copied <= COPIED_BYTES || !device->storage_is_host;
 }
 
-/* The queue whose commands run in this thread is not in order with the other one, so
-   that has to be empty. */
+/* True if the calling thread can run the launch. The local queue is not in order with the
+   other one, so no call may be pending. */
 static bool
-runs_here(ca_device *device, const ca_launch *launch)
+can_run_here(ca_device *device, const ca_launch *launch)
 {
     if (!launch->small || device->local_queue == NULL) {
         return false;
@@ -41,34 +97,153 @@ runs_here(ca_device *device, const ca_launch *launch)
     return empty;
 }
 
+/* ---- enqueueing, under the device's lock ---- */
+
+/* *event, if wanted, is the kernel's. */
+static ca_status
+enqueue_step(ca_device *device, cl_command_queue queue, const ca_step *step,
+             const ca_binding *bindings, int nspans, cl_event *event, ca_error *error)
+{
+    const ca_cl *cl = device->cl;
+    ca_kernel *kernel = step->kernel;
+    ca_status status = ca_memory_set(device, kernel, bindings, nspans, error);
+    if (status != CA_OK) {
+        return status;
+    }
+    cl_int code = cl->clSetKernelArg(kernel->handle, (cl_uint)nspans, step->params_size,
+                                     step->params);
+    if (code != CL_SUCCESS) {
+        return set_error(error, code, "clSetKernelArg", device, kernel);
+    }
+    code =
+        cl->clEnqueueNDRangeKernel(queue, kernel->handle, 1, NULL, &step->global_size,
+                                   &step->local_size, 0, NULL, event);
+    return code == CL_SUCCESS
+               ? CA_OK
+               : set_error(error, code, "clEnqueueNDRangeKernel", device, kernel);
+}
+
+/* The queues are in order, so *event, if wanted, is the last step's. */
+static ca_status
+enqueue_steps(ca_device *device, cl_command_queue queue, const ca_launch *launch,
+              const ca_binding *bindings, cl_event *event, ca_error *error)
+{
+    ca_status status = CA_OK;
+    for (int i = 0; i < launch->nsteps && status == CA_OK; i++) {
+        bool last = i == launch->nsteps - 1;
+        status = enqueue_step(device, queue, &launch->steps[i], bindings,
+                              launch->nspans, last ? event : NULL, error);
+    }
+    return status;
+}
+
+static const ca_kernel *
+last_kernel(const ca_launch *launch)
+{
+    return launch->steps[launch->nsteps - 1].kernel;
+}
+
+/* The steps, then the copies of results. *event is the last command's. After a failure
+   some commands may be under way. */
+static ca_status
+enqueue(ca_device *device, const ca_launch *launch, const ca_binding *bindings,
+        cl_event *event, ca_error *error)
+{
+    ca_status status = CA_OK;
+    bool fetches = ca_memory_fetches(device, bindings, launch->nspans);
+    CA_TRY(enqueue_steps(device, device->queue, launch, bindings,
+                         fetches ? NULL : event, error));
+    if (fetches) {
+        CA_TRY(ca_memory_fetch(device, bindings, launch->nspans, event, error));
+    }
+    cl_int code = device->cl->clFlush(device->queue);
+    if (code != CL_SUCCESS) {
+        CA_TRY(set_error(error, code, "clFlush", device, last_kernel(launch)));
+    }
+done:
+    return status;
+}
+
+/* ---- three ways to run a launch ---- */
+
+static ca_pending_call
+as_pending(const ca_launch *launch, cl_event event)
+{
+    return (ca_pending_call){event, launch->call, last_kernel(launch)->spec.name};
+}
+
+/* Wait for the launch. Reports failures of calls before it, too. */
+static ca_status
+wait_for(ca_device *device, const ca_launch *launch, cl_event event, ca_error *error)
+{
+    const ca_pending_call call = as_pending(launch, event);
+    cl_int code = device->cl->clWaitForEvents(1, &event);
+    if (code != CL_SUCCESS) {
+        device->cl->clFinish(device->queue);
+    }
+    ca_status status = ca_pending_check(device, error);
+    return status == CA_OK && code != CL_SUCCESS
+               ? ca_pending_failure(device, &call, code, error)
+               : status;
+}
+
+static ca_status
+launch_and_wait(ca_device *device, const ca_launch *launch, ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_binding bindings[CA_MAX_SPANS];
+    cl_event event = NULL;
+    CA_TRY(
+        ca_memory_bind(device, launch->spans, launch->nspans, false, bindings, error));
+    status = ca_memory_send(device, bindings, launch->nspans, error);
+    if (status == CA_OK) {
+        ca_mutex_lock(&device->lock);
+        status = enqueue(device, launch, bindings, &event, error);
+        ca_mutex_unlock(&device->lock);
+    }
+    if (status == CA_OK) {
+        status = wait_for(device, launch, event, error);
+    } else {
+        device->cl->clFinish(device->queue);
+    }
+done:
+    if (event != NULL) {
+        device->cl->clReleaseEvent(event);
+    }
+    ca_memory_release(device, bindings, launch->nspans);
+    return status;
+}
+
 static ca_status
 launch_and_leave(ca_device *device, const ca_launch *launch, ca_error *error)
 {
     ca_status status = CA_OK;
-    ca_run run;
-    ca_run_init(&run, device->queue, launch);
+    ca_binding bindings[CA_MAX_SPANS];
+    cl_event event = NULL;
     CA_TRY(
-        ca_memory_bind(device, launch->spans, run.nbound, true, run.bindings, error));
+        ca_memory_bind(device, launch->spans, launch->nspans, true, bindings, error));
     ca_pending_make_room(device);
     ca_mutex_lock(&device->lock);
-    status = ca_run_enqueue(device, launch, &run, error);
-    if (status != CA_OK) {
-        device->cl->clFinish(device->queue);
+    status = enqueue(device, launch, bindings, &event, error);
+    if (status == CA_OK) {
+        const ca_pending_call call = as_pending(launch, event);
+        ca_memory_set_ticket(bindings, launch->nspans, ca_pending_add(device, &call));
+        event = NULL;
     } else {
-        const ca_pending_call call = {run.event, run.call, run.kernel};
-        ca_memory_set_ticket(run.bindings, run.nbound, ca_pending_add(device, &call));
-        run.event = NULL;
+        device->cl->clFinish(device->queue);
     }
     ca_mutex_unlock(&device->lock);
 done:
-    ca_run_forget(device, &run);
+    if (event != NULL) {
+        device->cl->clReleaseEvent(event);
+    }
+    ca_memory_release(device, bindings, launch->nspans);
     return status;
 }
 
-/* Run the kernels, under the device's lock, in this thread. The queue's events are
-   complete from the start, so there is nothing to wait for, and a failure is the
-   enqueueing's. Other launches wait for the lock meanwhile, but no longer than a wake-up
-   would take them. */
+/* Run the kernels in this thread, under the device's lock. Events of the local queue are
+   complete from the start, so there is nothing to wait for, and enqueueing returns the
+   failure. Other launches wait for the lock no longer than a wake-up would take. */
 static ca_status
 launch_here(ca_device *device, const ca_launch *launch, ca_error *error)
 {
@@ -77,7 +252,7 @@ launch_here(ca_device *device, const ca_launch *launch, ca_error *error)
     CA_TRY(
         ca_memory_bind(device, launch->spans, launch->nspans, false, bindings, error));
     ca_mutex_lock(&device->lock);
-    status = ca_run_steps(device, device->local_queue, launch, bindings, NULL, error);
+    status = enqueue_steps(device, device->local_queue, launch, bindings, NULL, error);
     ca_mutex_unlock(&device->lock);
 done:
     ca_memory_release(device, bindings, launch->nspans);
@@ -87,19 +262,11 @@ done:
 static ca_status
 launch_once(ca_device *device, const ca_launch *launch, ca_error *error)
 {
-    ca_status status = CA_OK;
-    CA_TRY(ca_run_check(device, launch, error));
-    if (runs_here(device, launch)) {
-        return launch_here(device, launch, error);
-    }
-    if (runs_on(device, launch)) {
-        return launch_and_leave(device, launch, error);
-    }
-    ca_run run;
-    CA_TRY(ca_run_begin(device, device->queue, true, launch, &run, error));
-    CA_TRY(ca_run_finish(device, &run, error));
-done:
-    return status;
+    ca_status status = check_steps(device, launch, error);
+    return status != CA_OK                ? status
+           : can_run_here(device, launch) ? launch_here(device, launch, error)
+           : can_be_left(device, launch)  ? launch_and_leave(device, launch, error)
+                                          : launch_and_wait(device, launch, error);
 }
 
 ca_status
@@ -109,7 +276,7 @@ ca_launch_run(ca_device *device, const ca_launch *launch, ca_error *error)
     if (status == CA_OK) {
         status = launch_once(device, launch, error);
     }
-    if (status == CA_ERROR_MEMORY) { /* some drivers allocate no sooner than here */
+    if (status == CA_ERROR_MEMORY) { /* some drivers allocate as late as here */
         ca_error_clear(error);
         ca_pool_empty(device);
         status = launch_once(device, launch, error);

@@ -1,38 +1,21 @@
 /* SPDX-License-Identifier: MIT
  *
- * Run kernels on memory of the host and of the device.
+ * Launches: kernels enqueued together, on memory of the host and of the device.
  */
-#ifndef CLATTN_CL_LAUNCH_H
-#define CLATTN_CL_LAUNCH_H
+#ifndef CLATTN_OPENCL_LAUNCH_H
+#define CLATTN_OPENCL_LAUNCH_H
 
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 
 #include "base/status.h"
-#include "base/tensor.h" /* ca_block */
-#include "opencl/device.h"
-#include "opencl/program.h"
-
-typedef enum {
-    CA_ACCESS_READ,
-    CA_ACCESS_WRITE,  /* the kernel writes every byte of it */
-    CA_ACCESS_UPDATE, /* it writes some and leaves the others as they are */
-} ca_access;
-
-/* Memory behind one __global argument of every kernel. bytes == 0: the argument is NULL. */
-typedef struct {
-    void *data;
-    size_t bytes;
-    ca_access access;
-    ca_block *block; /* of a storage, all of which it is; NULL: host memory */
-} ca_span;
-
-#define CA_MAX_SPANS 16
+#include "opencl/info.h"
+#include "opencl/span.h"
+#include "opencl/spec.h" /* ca_kernel */
 
 #define CA_MAX_STEPS 3
 
-/* One kernel. Arguments 0 … nspans-1 are the launch's spans; argument nspans is a params
+/* One kernel. Arguments 0 to nspans - 1 are the launch's spans; argument nspans is a params
    struct by value. The range has one dimension. */
 typedef struct {
     ca_kernel *kernel;
@@ -49,29 +32,19 @@ typedef struct {
     ca_step steps[CA_MAX_STEPS];
     int nsteps;
     bool small; /* microseconds of work: waking other threads would take as long */
-    const char *call; /* the function it is done for, should it fail later */
+    const char *call; /* the function that asks for it, for messages */
 } ca_launch;
 
-/* Check the device's limits, bind the memory, enqueue, wait, make results visible to
-   the host: all once, whatever the number of steps. Thread-safe: arguments and
-   enqueueing happen under the device's lock, waiting is outside it. A small launch is run by the calling thread where the
-   device lets it. A launch that writes only to storages, of which none is shared, is
-   not waited for; what it reads of the host's is copied first, if it is not much. After
-   an error nothing is left bound, and in flight only what was before. */
+/* Check the device's limits, bind the memory, enqueue the steps, and wait until the host
+   can read the results. The memory is bound, sent and fetched once, whatever the number of
+   steps.
+
+   The calling thread runs a small launch itself, where the device allows it. A launch that
+   writes only to storages that are not shared is left pending; host arrays that it reads
+   are copied first, unless they are large.
+
+   Thread-safe: only arguments and enqueueing are under the device's lock. After an error
+   nothing of the launch is bound or under way. */
 ca_status ca_launch_run(ca_device *device, const ca_launch *launch, ca_error *error);
-
-/* Launches of one call, each on memory of its own: one is sent and the one before is
-   fetched while the other runs. */
-typedef struct ca_flight ca_flight;
-
-/* NULL where there is no second queue, as nothing is sent or fetched. */
-ca_status ca_flight_begin(ca_device *device, ca_flight **flight, ca_error *error);
-
-/* As ca_launch_run, but the results are there after the next launch, or at the end. */
-ca_status ca_flight_run(ca_flight *flight, const ca_launch *launch, ca_error *error);
-
-/* Wait for the last one, unless `status` says that the call failed already. Returns what
-   became of the call. NULL is fine. */
-ca_status ca_flight_end(ca_flight *flight, ca_status status, ca_error *error);
 
 #endif

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
  * The OpenCL ICD loader, opened at first use, as a table of the functions clattn calls.
- * Only cl_* files include this header.
+ * Only this room includes this header.
  */
-#ifndef CLATTN_CL_LOADER_H
-#define CLATTN_CL_LOADER_H
+#ifndef CLATTN_OPENCL_LOADER_H
+#define CLATTN_OPENCL_LOADER_H
 
 #define CL_TARGET_OPENCL_VERSION 300
 #define CL_USE_DEPRECATED_OPENCL_1_2_APIS

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "opencl/memory.h"
 
-#include "opencl/pending.h"
-#include "opencl/staging.h"
-
 static cl_int
 bind_host(ca_device *device, ca_binding *binding)
 {
@@ -143,59 +140,33 @@ ca_memory_set(ca_device *device, ca_kernel *kernel, const ca_binding *bindings,
     return CA_OK;
 }
 
-/* A large copy goes by way of pinned memory, a small one is left to the driver, which
-   reads the span until the launch is done. */
-static ca_status
-send_span(ca_device *device, cl_command_queue queue, const ca_binding *binding,
-          const char *call, ca_error *error)
-{
-    const ca_span *span = &binding->span;
-    if (span->bytes >= CA_STAGED_BYTES) {
-        return ca_staging_write(binding->storage, queue, 0, span->data, span->bytes,
-                                call, error);
-    }
-    cl_int code = device->cl->clEnqueueWriteBuffer(
-        queue, binding->buffer, CL_FALSE, 0, span->bytes, span->data, 0, NULL, NULL);
-    return code == CL_SUCCESS ? CA_OK
-                              : ca_cl_error_set(error, code, "clEnqueueWriteBuffer",
-                                                device->info.name);
-}
-
 ca_status
-ca_memory_send(ca_device *device, cl_command_queue queue, const ca_binding *bindings,
-               int nspans, const char *call, ca_error *error)
+ca_memory_send(ca_device *device, const ca_binding *bindings, int nspans,
+               ca_error *error)
 {
-    ca_status status = CA_OK;
     for (int i = 0; i < nspans && device->info.memory == CA_MEMORY_COPY; i++) {
         bool here = !bindings[i].owned || bindings[i].copied;
-        if (!here && bindings[i].span.access != CA_ACCESS_WRITE) {
-            CA_TRY(send_span(device, queue, &bindings[i], call, error));
+        const ca_span *span = &bindings[i].span;
+        if (here || span->access == CA_ACCESS_WRITE) {
+            continue;
+        }
+        cl_int code = device->cl->clEnqueueWriteBuffer(
+            device->queue, bindings[i].buffer, CL_FALSE, 0, span->bytes, span->data, 0,
+            NULL, NULL);
+        if (code != CL_SUCCESS) {
+            return ca_cl_error_set(error, code, "clEnqueueWriteBuffer",
+                                   device->info.name);
         }
     }
-done:
-    return status;
+    return CA_OK;
 }
 
-/* Is a result of it to come back? */
-static bool
-returns(const ca_binding *binding)
-{
-    return binding->owned && binding->span.access != CA_ACCESS_READ;
-}
-
-/* Does it come by way of pinned memory, after the launch? */
-static bool
-is_collected(const ca_device *device, const ca_binding *binding)
-{
-    return returns(binding) && device->info.memory == CA_MEMORY_COPY &&
-           binding->span.bytes >= CA_STAGED_BYTES;
-}
-
+/* Does the launch bring a result back from it? */
 static bool
 is_fetched(const ca_device *device, const ca_binding *binding)
 {
-    return returns(binding) && device->info.memory != CA_MEMORY_SVM &&
-           !is_collected(device, binding);
+    return binding->owned && binding->span.access != CA_ACCESS_READ &&
+           device->info.memory != CA_MEMORY_SVM;
 }
 
 bool
@@ -210,11 +181,11 @@ ca_memory_fetches(const ca_device *device, const ca_binding *bindings, int nspan
 }
 
 static ca_status
-fetch_copy(ca_device *device, cl_command_queue queue, const ca_binding *binding,
-           cl_event *event, ca_error *error)
+fetch_copy(ca_device *device, const ca_binding *binding, cl_event *event,
+           ca_error *error)
 {
-    cl_int code = device->cl->clEnqueueReadBuffer(queue, binding->buffer, CL_FALSE, 0,
-                                                  binding->span.bytes,
+    cl_int code = device->cl->clEnqueueReadBuffer(device->queue, binding->buffer,
+                                                  CL_FALSE, 0, binding->span.bytes,
                                                   binding->span.data, 0, NULL, event);
     if (code != CL_SUCCESS) {
         return ca_cl_error_set(error, code, "clEnqueueReadBuffer", device->info.name);
@@ -226,17 +197,19 @@ fetch_copy(ca_device *device, cl_command_queue queue, const ca_binding *binding,
    unmapping, which changes nothing in memory mapped for reading. So neither is waited
    for here, and one event at the end serves them all. */
 static ca_status
-fetch_host(ca_device *device, cl_command_queue queue, const ca_binding *binding,
-           cl_event *event, ca_error *error)
+fetch_host(ca_device *device, const ca_binding *binding, cl_event *event,
+           ca_error *error)
 {
     const ca_cl *cl = device->cl;
     cl_int code = CL_SUCCESS;
-    void *mapped = cl->clEnqueueMapBuffer(queue, binding->buffer, CL_FALSE, CL_MAP_READ,
-                                          0, binding->span.bytes, 0, NULL, NULL, &code);
+    void *mapped =
+        cl->clEnqueueMapBuffer(device->queue, binding->buffer, CL_FALSE, CL_MAP_READ, 0,
+                               binding->span.bytes, 0, NULL, NULL, &code);
     if (code != CL_SUCCESS) {
         return ca_cl_error_set(error, code, "clEnqueueMapBuffer", device->info.name);
     }
-    code = cl->clEnqueueUnmapMemObject(queue, binding->buffer, mapped, 0, NULL, event);
+    code = cl->clEnqueueUnmapMemObject(device->queue, binding->buffer, mapped, 0, NULL,
+                                       event);
     if (code != CL_SUCCESS) {
         return ca_cl_error_set(error, code, "clEnqueueUnmapMemObject",
                                device->info.name);
@@ -245,8 +218,8 @@ fetch_host(ca_device *device, cl_command_queue queue, const ca_binding *binding,
 }
 
 ca_status
-ca_memory_fetch(ca_device *device, cl_command_queue queue, const ca_binding *bindings,
-                int nspans, cl_event *event, ca_error *error)
+ca_memory_fetch(ca_device *device, const ca_binding *bindings, int nspans,
+                cl_event *event, ca_error *error)
 {
     ca_status status = CA_OK;
     int last = nspans - 1;
@@ -259,40 +232,11 @@ ca_memory_fetch(ca_device *device, cl_command_queue queue, const ca_binding *bin
         }
         cl_event *reported = i == last ? event : NULL;
         CA_TRY(device->info.memory == CA_MEMORY_HOST_PTR
-                   ? fetch_host(device, queue, &bindings[i], reported, error)
-                   : fetch_copy(device, queue, &bindings[i], reported, error));
+                   ? fetch_host(device, &bindings[i], reported, error)
+                   : fetch_copy(device, &bindings[i], reported, error));
     }
 done:
     return status;
-}
-
-ca_status
-ca_memory_collect(ca_device *device, cl_command_queue queue, const ca_binding *bindings,
-                  int nspans, ca_error *error)
-{
-    ca_status status = CA_OK;
-    for (int i = 0; i < nspans; i++) {
-        const ca_span *span = &bindings[i].span;
-        if (is_collected(device, &bindings[i])) {
-            CA_TRY(ca_staging_read(bindings[i].storage, queue, 0, span->data,
-                                   span->bytes, error));
-        }
-    }
-done:
-    return status;
-}
-
-void
-ca_memory_hold(ca_device *device, ca_binding *bindings, int nspans)
-{
-    for (int i = 0; i < nspans; i++) {
-        ca_storage *storage = bindings[i].storage;
-        if (storage != NULL) {
-            ca_pending_await(device, storage->ticket);
-            bindings[i].held = true;
-            ca_storage_retain(storage);
-        }
-    }
 }
 
 void
@@ -300,7 +244,7 @@ ca_memory_set_ticket(const ca_binding *bindings, int nspans, uint64_t ticket)
 {
     for (int i = 0; i < nspans; i++) {
         if (bindings[i].storage != NULL) {
-            bindings[i].storage->ticket = ticket;
+            ca_storage_set_ticket(bindings[i].storage, ticket);
         }
     }
 }
@@ -309,9 +253,6 @@ void
 ca_memory_release(ca_device *device, ca_binding *bindings, int nspans)
 {
     for (int i = 0; i < nspans; i++) {
-        if (bindings[i].held) {
-            ca_storage_release(bindings[i].storage);
-        }
         if (bindings[i].owned && bindings[i].storage != NULL) {
             ca_storage_release(bindings[i].storage);
         } else if (bindings[i].owned) {

@@ -1,67 +1,57 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory as a kernel's arguments, in the device's memory mode. Only cl_* files include
+ * Memory as a kernel's arguments, in the device's memory mode. Only this room includes
  * this header.
  *
- * One launch goes: bind; send; then, under the device's lock, set, the kernels, fetch;
- * then, unless the launch is left to run, wait for the event, and collect; then release,
- * which also follows an error at any point, when what was enqueued is through.
+ * One launch goes: bind; send; under the device's lock, set the arguments, enqueue the
+ * kernels, fetch; wait for the event, unless the launch is left pending; release. After an
+ * error at any point, wait for what was enqueued, then release.
  */
-#ifndef CLATTN_CL_MEMORY_H
-#define CLATTN_CL_MEMORY_H
+#ifndef CLATTN_OPENCL_MEMORY_H
+#define CLATTN_OPENCL_MEMORY_H
 
 #include <stdbool.h>
-#include <stddef.h>
+#include <stdint.h>
 
 #include "base/status.h"
-#include "opencl/internal.h"
-#include "opencl/launch.h"
+#include "opencl/device.h"
+#include "opencl/span.h"
+#include "opencl/storage.h"
 
-/* A span and what stands for it on the device: an address in the mode CA_MEMORY_SVM, a
-   buffer in the others, neither where the span is empty. */
+/* A span and its stand-in on the device: an address in the mode CA_MEMORY_SVM, a buffer in
+   the others. An empty span has neither. */
 typedef struct {
     ca_span span;
     const void *data;
     cl_mem buffer;
-    ca_storage
-        *storage; /* that is the span, or holds it meanwhile; NULL: there is none */
-    bool owned;   /* false: an earlier binding of this launch, or a tensor, owns it */
-    bool copied;  /* the span, to `storage`, before the launch */
-    bool held;    /* `storage` has a reference for it */
+    ca_storage *storage; /* the span's own, or a copy of the span; NULL: none */
+    bool
+        owned; /* released with this binding; else an earlier one, or a Tensor, owns it */
+    bool copied; /* `storage` has the span's bytes already */
 } ca_binding;
 
-/* Give each span what stands for it. `bindings` has CA_MAX_SPANS entries. With `copy`
-   host memory is copied, to be read after this returns. */
+/* Fill bindings[0] to bindings[nspans - 1]. With `copy` host memory is copied at once, so
+   that it may change when this returns. */
 ca_status ca_memory_bind(ca_device *device, const ca_span *spans, int nspans, bool copy,
                          ca_binding *bindings, ca_error *error);
 
-/* Set arguments 0 … nspans-1, but for pointers that are what they were set to last. */
+/* Enqueue the copies of inputs to the device. They read the host's memory until the launch
+   is done. */
+ca_status ca_memory_send(ca_device *device, const ca_binding *bindings, int nspans,
+                         ca_error *error);
+
+/* Set the kernel's arguments 0 to nspans - 1, except pointers that are set already. */
 ca_status ca_memory_set(ca_device *device, ca_kernel *kernel,
                         const ca_binding *bindings, int nspans, ca_error *error);
 
-/* Enqueue what brings inputs to the device, in the name of the function `call`. Not
-   under the device's lock. */
-ca_status ca_memory_send(ca_device *device, cl_command_queue queue,
-                         const ca_binding *bindings, int nspans, const char *call,
-                         ca_error *error);
-
-/* Whether ca_memory_fetch will enqueue anything. */
+/* True if ca_memory_fetch enqueues a command. */
 bool ca_memory_fetches(const ca_device *device, const ca_binding *bindings, int nspans);
 
-/* Enqueue what brings results to the host. *event is that of the last command. */
-ca_status ca_memory_fetch(ca_device *device, cl_command_queue queue,
-                          const ca_binding *bindings, int nspans, cl_event *event,
-                          ca_error *error);
+/* Enqueue the commands that bring results to the host. *event is the last one's. */
+ca_status ca_memory_fetch(ca_device *device, const ca_binding *bindings, int nspans,
+                          cl_event *event, ca_error *error);
 
-/* Bring the large results, when the kernels are done. Not under the device's lock. */
-ca_status ca_memory_collect(ca_device *device, cl_command_queue queue,
-                            const ca_binding *bindings, int nspans, ca_error *error);
-
-/* Make the storages ready for a queue that is not in order with the calls before: none
-   uses them any more, and they are kept until they are released here. */
-void ca_memory_hold(ca_device *device, ca_binding *bindings, int nspans);
-
-/* Under the device's lock: the launch will not be waited for. */
+/* Under the device's lock: the pending call of that ticket uses these storages. */
 void ca_memory_set_ticket(const ca_binding *bindings, int nspans, uint64_t ticket);
 
 void ca_memory_release(ca_device *device, ca_binding *bindings, int nspans);

@@ -7,7 +7,7 @@ call_of(ca_pending *pending, uint64_t ticket)
     return &pending->calls[ticket % CA_MAX_PENDING];
 }
 
-/* CL_COMPLETE, what is still to come (above it) or an error (below). */
+/* CL_COMPLETE; a larger number while the call is under way; a smaller one, an error. */
 static cl_int
 status_of(const ca_device *device, const ca_pending_call *call)
 {
@@ -23,20 +23,16 @@ set_failure(const ca_device *device, const ca_pending_call *call, cl_int code,
 {
     const char *name = device->info.name;
     const char *word = ca_cl_error_name(code);
-    return call->kernel == NULL
-               ? ca_error_set(error, CA_ERROR_DEVICE,
-                              "%s: a copy to device '%s' failed with %s (%d)",
-                              call->call, name, word, (int)code)
-               : ca_error_set(error, CA_ERROR_DEVICE,
-                              "%s: kernel '%s' on device '%s' failed with %s (%d)",
-                              call->call, call->kernel, name, word, (int)code);
+    return ca_error_set(error, CA_ERROR_DEVICE,
+                        "%s: kernel '%s' on device '%s' failed with %s (%d)",
+                        call->call, call->kernel, name, word, (int)code);
 }
 
 ca_status
 ca_pending_failure(const ca_device *device, const ca_pending_call *call, cl_int code,
                    ca_error *error)
 {
-    cl_int own = status_of(device, call); /* `code` may say only that there is one */
+    cl_int own = status_of(device, call); /* `code` may be a general one */
     return set_failure(device, call, own < CL_COMPLETE ? own : code, error);
 }
 
@@ -50,7 +46,7 @@ note_failure(ca_device *device, const ca_pending_call *call, cl_int code)
     }
 }
 
-/* Forget calls that are done, in order. */
+/* Remove calls that are done, oldest first, and keep the first failure. */
 static void
 retire(ca_device *device)
 {
@@ -69,10 +65,10 @@ retire(ca_device *device)
     }
 }
 
-/* So many threads may add a call after making room for one. */
+/* Places for threads that add a call at once, each after making room for one. */
 #define SPARE 16
 
-/* Wait for the oldest call if there are `count` or more. */
+/* If there are `count` calls or more, wait for the oldest and return true. */
 static bool
 wait_above(ca_device *device, uint64_t count)
 {
@@ -112,13 +108,14 @@ ca_pending_add(ca_device *device, const ca_pending_call *call)
     if (pending->next == 0) { /* tickets start at 1 */
         pending->first = pending->next = 1;
     }
-    if (pending->next - pending->first == CA_MAX_PENDING) { /* of many threads */
+    if (pending->next - pending->first == CA_MAX_PENDING) { /* added by many threads */
         ca_pending_call *oldest = call_of(pending, pending->first);
         (void)device->cl->clWaitForEvents(1, &oldest->event);
         retire(device);
     }
     if (pending->next - pending->first == CA_MAX_PENDING) {
-        /* It cannot be waited for: its device is lost, and with it the others. */
+        /* The oldest call cannot be waited for: the device is lost, and all calls with
+           it. */
         device->cl->clFinish(device->queue);
         for (; pending->first < pending->next; pending->first++) {
             ca_pending_call *lost = call_of(pending, pending->first);
@@ -146,7 +143,7 @@ ca_pending_is_done(ca_device *device, uint64_t ticket)
     return ticket < device->pending.first || ticket == 0;
 }
 
-/* Under the lock: tell the noted failure and forget it. */
+/* Report the kept failure and forget it, under the lock. */
 static ca_status
 tell_failure(ca_device *device, ca_error *error)
 {
@@ -158,8 +155,9 @@ tell_failure(ca_device *device, ca_error *error)
     return ca_error_set(error, CA_ERROR_DEVICE, "%s", pending->failure.message);
 }
 
-void
-ca_pending_await(ca_device *device, uint64_t ticket)
+/* Wait for the call of that ticket. A failure is kept. */
+static void
+wait_for(ca_device *device, uint64_t ticket)
 {
     cl_event event = NULL;
     ca_mutex_lock(&device->lock);
@@ -178,7 +176,7 @@ ca_pending_await(ca_device *device, uint64_t ticket)
 ca_status
 ca_pending_wait(ca_device *device, uint64_t ticket, ca_error *error)
 {
-    ca_pending_await(device, ticket);
+    wait_for(device, ticket);
     return ca_pending_check(device, error);
 }
 
@@ -201,10 +199,5 @@ ca_pending_drain(ca_device *device)
     if (last == 0) {
         return;
     }
-    ca_pending_await(device, last - 1);
-    /* Calls of another queue may be left. */
-    bool left = true;
-    while (left && device->pending.first < last) {
-        left = wait_above(device, 1);
-    }
+    wait_for(device, last - 1);
 }

@@ -1,14 +1,16 @@
-/* SPDX-License-Identifier: MIT
- *
- * The test that a device has to pass before it is used: kernels/probe/device.cl, built and run
- * once on inputs whose results are known.
- */
+/* SPDX-License-Identifier: MIT */
+#include "opencl/probe.h"
+
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/probe/params.h"
-#include "opencl/internal.h"
+#include "opencl/device.h"
 #include "opencl/launch.h"
+#include "opencl/program.h"
+
+/* ---- the test that every device has to pass ---- */
 
 #define PROBE_COUNT 32
 
@@ -94,27 +96,8 @@ probe_verify(const probe_data *data)
     return NULL;
 }
 
-void
-ca_probe_ptx(ca_device *device)
-{
-    ca_device_info *info = &device->info;
-    ca_kernel_spec spec = {
-        .name = "probe_ptx",
-        .ndefines = 3,
-        .defines = {{"DTYPE", CA_FLOAT16},
-                    {"FORM", 2},
-                    {"WARP", info->nvidia_capability >= CA_NVIDIA_MATRIX_UNITS}}};
-    ca_kernel *kernel = NULL;
-    ca_error refusal = {0};
-    if (info->nvidia_capability >= CA_NVIDIA_SHUFFLES &&
-        ca_kernel_get_locked(device, &spec, &kernel, &refusal) == CA_ERROR_DEVICE) {
-        info->nvidia_capability = 0;
-    }
-    ca_error_clear(&refusal);
-}
-
 ca_status
-ca_probe_run(ca_device *device, ca_error *error)
+ca_probe_device(ca_device *device, ca_error *error)
 {
     ca_status status = CA_OK;
     ca_kernel *kernel = NULL;
@@ -148,4 +131,116 @@ ca_probe_run(ca_device *device, ca_error *error)
     }
 done:
     return status;
+}
+
+/* ---- NVIDIA's instructions ---- */
+
+void
+ca_probe_ptx(ca_device *device)
+{
+    ca_device_info *info = &device->info;
+    ca_kernel_spec spec = {
+        .name = "probe_ptx",
+        .ndefines = 3,
+        .defines = {{"DTYPE", CA_FLOAT16},
+                    {"FORM", 2},
+                    {"WARP", info->nvidia_capability >= CA_NVIDIA_MATRIX_UNITS}}};
+    ca_kernel *kernel = NULL;
+    ca_error refusal = {0};
+    if (info->nvidia_capability >= CA_NVIDIA_SHUFFLES &&
+        ca_kernel_get_locked(device, &spec, &kernel, &refusal) == CA_ERROR_DEVICE) {
+        info->nvidia_capability = 0;
+    }
+    ca_error_clear(&refusal);
+}
+
+/* ---- pairs of bfloat16 ---- */
+
+#define LANES 16
+#define START 0.5f
+
+static const ca_kernel_spec probe = {.name = "probe_pairs"};
+
+/* Bits of a small integer as bfloat16, which holds it exactly. */
+static uint16_t
+bfloat16_bits(int x)
+{
+    float value = (float)x;
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return (uint16_t)(bits >> 16);
+}
+
+/* Build and run the probe, under the build_lock. *right is whether the device passed;
+   an error says that it could not be told. */
+static ca_status
+run_probe(ca_device *device, bool *right, ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_kernel *kernel = NULL;
+    uint16_t a[2 * LANES];
+    uint16_t b[2 * LANES];
+    float sums[LANES] = {0};
+    const float start = START;
+    for (int i = 0; i < 2 * LANES; i++) {
+        a[i] = bfloat16_bits(i - 5);
+        b[i] = bfloat16_bits(3 * i + 1);
+    }
+    *right = false;
+    CA_TRY(ca_kernel_get_locked(device, &probe, &kernel, error));
+    const ca_span spans[] = {
+        {.data = a, .bytes = sizeof a, .access = CA_ACCESS_READ},
+        {.data = b, .bytes = sizeof b, .access = CA_ACCESS_READ},
+        {.data = sums, .bytes = sizeof sums, .access = CA_ACCESS_WRITE},
+    };
+    const ca_launch launch = {
+        .spans = spans,
+        .nspans = sizeof spans / sizeof spans[0],
+        .steps = {{kernel, &start, sizeof start, 1, 1}},
+        .nsteps = 1,
+        .call = "the probe",
+    };
+    CA_TRY(ca_launch_run(device, &launch, error));
+    *right = true;
+    for (int i = 0; i < LANES; i++) {
+        int first = (2 * i - 5) * (6 * i + 1);
+        int second = (2 * i - 4) * (6 * i + 4);
+        *right = *right && sums[i] == START + (float)(first + second);
+    }
+done:
+    return status;
+}
+
+/* What the probe says, or said in another process. A compiler's refusal is an answer,
+   a lack of memory is none. */
+static bool
+driver_takes_pairs(ca_device *device)
+{
+    const char *folder = device->cache_folder;
+    unsigned char *found = NULL;
+    size_t size;
+    ca_hash identity;
+    if (!ca_kernel_identity(device, &probe, &identity)) {
+        return false;
+    }
+    bool right;
+    if (ca_cache_read(folder, "pairs", identity, &found, &size)) {
+        right = found[0] != 0;
+    } else {
+        ca_error refusal = {0};
+        ca_status status = run_probe(device, &right, &refusal);
+        ca_error_clear(&refusal);
+        if (status == CA_OK || status == CA_ERROR_DEVICE) {
+            ca_cache_write(folder, "pairs", identity, &right, sizeof right);
+        }
+    }
+    free(found);
+    return right;
+}
+
+bool
+ca_probe_pairs(ca_device *device)
+{
+    return device->is_host && device->info.float_width >= LANES &&
+           ca_processor_has_bfloat16_pairs() && driver_takes_pairs(device);
 }

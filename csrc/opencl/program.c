@@ -7,29 +7,8 @@
 #include <string.h>
 
 #include "base/strbuf.h"
-#include "opencl/internal.h"
+#include "opencl/device.h"
 #include "opencl/sources.h"
-
-static const char *
-device_name(const ca_device *device)
-{
-    return device->info.name;
-}
-
-void
-ca_kernel_free(const ca_cl *cl, ca_kernel *kernel)
-{
-    if (kernel == NULL) {
-        return;
-    }
-    if (kernel->handle != NULL) {
-        cl->clReleaseKernel(kernel->handle);
-    }
-    if (kernel->program != NULL) {
-        cl->clReleaseProgram(kernel->program);
-    }
-    free(kernel);
-}
 
 static const ca_kernel_source *
 source_find(const char *name)
@@ -126,7 +105,7 @@ program_from_cache(ca_device *device, const char *name, const char *options,
     size_t size = 0;
     cl_program program = NULL;
     if (device->info.keeps_programs ||
-        !ca_cache_read(device->runtime->cache_folder, name, identity, &binary, &size)) {
+        !ca_cache_read(device->cache_folder, name, identity, &binary, &size)) {
         return NULL;
     }
     const unsigned char *bytes = binary;
@@ -151,7 +130,7 @@ program_to_cache(const ca_device *device, const char *name, ca_hash identity,
     const ca_cl *cl = device->cl;
     size_t size = 0; /* of the one binary: the context has one device */
     unsigned char *binary = NULL;
-    if (device->info.keeps_programs || device->runtime->cache_folder == NULL ||
+    if (device->info.keeps_programs || device->cache_folder == NULL ||
         cl->clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, sizeof size, &size,
                              NULL) != CL_SUCCESS ||
         size == 0) {
@@ -161,7 +140,7 @@ program_to_cache(const ca_device *device, const char *name, ca_hash identity,
     if (binary != NULL &&
         cl->clGetProgramInfo(program, CL_PROGRAM_BINARIES, sizeof(unsigned char *),
                              &binary, NULL) == CL_SUCCESS) {
-        ca_cache_write(device->runtime->cache_folder, name, identity, binary, size);
+        ca_cache_write(device->cache_folder, name, identity, binary, size);
     }
     free(binary);
 }
@@ -178,7 +157,7 @@ program_from_source(ca_device *device, const ca_kernel_source *source,
         cl->clCreateProgramWithSource(device->context, 1, &text, &source->size, &code);
     if (code != CL_SUCCESS) {
         CA_TRY(ca_cl_error_set(error, code, "clCreateProgramWithSource",
-                               device_name(device)));
+                               device->info.name));
     }
     code = cl->clBuildProgram(*program, 1, &device->id, options, NULL, NULL);
     if (code != CL_SUCCESS) {
@@ -186,7 +165,7 @@ program_from_source(ca_device *device, const ca_kernel_source *source,
         CA_TRY(ca_error_set(error, CA_ERROR_DEVICE,
                             "kernel '%s' does not build on device '%s' with '%s': "
                             "clBuildProgram gave %s (%d)",
-                            source->name, device_name(device), options,
+                            source->name, device->info.name, options,
                             ca_cl_error_name(code), (int)code));
     }
 done:
@@ -241,7 +220,7 @@ kernel_build(ca_device *device, const ca_kernel_source *source, ca_kernel *kerne
     if (code != CL_SUCCESS) {
         char call[128];
         snprintf(call, sizeof call, "clCreateKernel of '%s'", name);
-        CA_TRY(ca_cl_error_set(error, code, call, device_name(device)));
+        CA_TRY(ca_cl_error_set(error, code, call, device->info.name));
     }
     program_to_cache(device, name, identity, kernel->program);
 done:
@@ -293,10 +272,11 @@ ca_status
 ca_kernel_get(ca_device *device, const ca_kernel_spec *spec, ca_kernel **kernel,
               ca_error *error)
 {
-    *kernel = NULL;
-    ca_status status = ca_device_prepare(device, error);
-    if (status != CA_OK) {
-        return status;
+    ca_status status = CA_OK;
+    if (spec->ndefines > CA_MAX_DEFINES) {
+        return ca_error_set(error, CA_ERROR_DEVICE,
+                            "kernel '%s' has %d macros; expected at most %d",
+                            spec->name, spec->ndefines, CA_MAX_DEFINES);
     }
     uint64_t hash = ca_kernel_spec_hash(spec);
     ca_mutex_lock(&device->lock);

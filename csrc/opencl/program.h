@@ -1,38 +1,31 @@
 /* SPDX-License-Identifier: MIT
  *
- * Built kernels, cached in memory for each device and as binaries on disk.
+ * Built kernels, kept in memory for each device and as binaries on disk.
  */
-#ifndef CLATTN_CL_PROGRAM_H
-#define CLATTN_CL_PROGRAM_H
+#ifndef CLATTN_OPENCL_PROGRAM_H
+#define CLATTN_OPENCL_PROGRAM_H
 
 #include <stdbool.h>
-#include <stdint.h>
 
 #include "base/status.h"
-#include "opencl/device.h"
+#include "opencl/cache.h" /* ca_hash */
+#include "opencl/info.h"
+#include "opencl/spec.h"
 
-typedef struct ca_kernel ca_kernel; /* lives as long as its device */
-
-typedef struct {
-    const char *name; /* a string literal: "E" */
-    int64_t value;
-} ca_define;
-
-#define CA_MAX_DEFINES 25
-
-/* Which kernel, specialised how. `name` is the stem of the file in kernels/ and the
-   function in it. The order of the defines is part of the identity. */
-typedef struct {
-    const char *name; /* a string literal */
-    bool in_c30;      /* written in OpenCL C 3.0, for sub-groups; else 1.2 */
-    int ndefines;
-    ca_define defines[CA_MAX_DEFINES];
-} ca_kernel_spec;
-
-/* Look the kernel up, else load it from disk, else build it. Thread-safe; one build at
-   a time and device; a hit costs a hash and a comparison. CA_ERROR_DEVICE with the
-   compiler's log and numbered source lines where it does not build. */
+/* Look the kernel up in memory, else load it from disk, else build it, on a prepared
+   device. Thread-safe; a device builds one program at a time; a hit costs a hash and a
+   comparison. CA_ERROR_DEVICE with the compiler's log and the numbered source where the
+   program does not build. */
 ca_status ca_kernel_get(ca_device *device, const ca_kernel_spec *spec,
                         ca_kernel **kernel, ca_error *error);
+
+/* The same for a caller that holds the device's build_lock; the device needs a context
+   only. */
+ca_status ca_kernel_get_locked(ca_device *device, const ca_kernel_spec *spec,
+                               ca_kernel **kernel, ca_error *error);
+
+/* A hash of everything that a build of this kernel depends on. False without memory. */
+bool ca_kernel_identity(const ca_device *device, const ca_kernel_spec *spec,
+                        ca_hash *identity);
 
 #endif

@@ -1,12 +1,11 @@
-/* SPDX-License-Identifier: MIT
- *
- * Which devices there are and what each can do.
- */
+/* SPDX-License-Identifier: MIT */
+#include "opencl/query.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "opencl/internal.h"
+#include "opencl/device.h"
 
 /* The devices found so far; device_add grows it. */
 typedef struct {

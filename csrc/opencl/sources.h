@@ -2,8 +2,8 @@
  *
  * The kernels' texts, embedded at build time by cmake/embed_kernels.py.
  */
-#ifndef CLATTN_CL_SOURCES_H
-#define CLATTN_CL_SOURCES_H
+#ifndef CLATTN_OPENCL_SOURCES_H
+#define CLATTN_OPENCL_SOURCES_H
 
 #include <stddef.h>
 

@@ -4,12 +4,25 @@
  * addresses, or of a buffer of the device with a range of addresses that is reserved
  * only.
  */
+#include "opencl/storage.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "opencl/internal.h"
+#include "opencl/device.h"
 #include "opencl/pending.h"
-#include "opencl/staging.h"
+
+struct ca_storage {
+    ca_block block; /* first, see ca_storage_of */
+    ca_device *device;
+    cl_mem buffer;
+    atomic_int references;
+    atomic_bool shared;
+    _Atomic(uint64_t)
+        ticket;       /* of the last pending call that uses the memory; set under
+                                 the device's lock */
+    ca_storage *next; /* see ca_pool */
+};
 
 /* ---- making and freeing ---- */
 
@@ -190,7 +203,6 @@ ca_device_empty_cache(ca_device *device, ca_error *error)
     ca_status status = ca_device_check_fork(device, error);
     if (status == CA_OK && is_open(device)) {
         ca_pool_empty(device);
-        ca_staging_free(device);
         ca_memory_trim();
     }
     return status;
@@ -291,7 +303,7 @@ ca_storage_release(ca_storage *storage)
         return;
     }
     ca_device *device = storage->device;
-    if (ca_fork_guard_is_child(&device->runtime->fork_guard)) {
+    if (ca_fork_guard_is_child(device->fork_guard)) {
         return; /* the parent's */
     }
     ca_mutex_lock(&device->lock);
@@ -352,7 +364,7 @@ bool
 ca_storage_is_idle(ca_storage *storage)
 {
     ca_device *device = storage->device;
-    if (ca_fork_guard_is_child(&device->runtime->fork_guard)) {
+    if (ca_fork_guard_is_child(device->fork_guard)) {
         return false;
     }
     if (storage->ticket < device->pending.first) { /* most often */
@@ -375,6 +387,67 @@ ca_storage_is_shared(const ca_storage *storage)
 {
     return atomic_load(&storage->shared);
 }
+
+void
+ca_storage_set_ticket(ca_storage *storage, uint64_t ticket)
+{
+    storage->ticket = ticket;
+}
+
+/* ---- copies ---- */
+
+ca_status
+ca_storage_write(ca_storage *storage, size_t offset, const void *source, size_t bytes,
+                 ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_device *device = storage->device;
+    CA_TRY(ca_device_check_fork(device, error));
+    if (bytes == 0) {
+        goto done;
+    }
+    if (device->storage_is_host) {
+        CA_TRY(ca_storage_wait(storage, error));
+        memcpy((char *)storage->block.address + offset, source, bytes);
+        goto done;
+    }
+    cl_int code = device->cl->clEnqueueWriteBuffer(
+        device->queue, storage->buffer, CL_TRUE, offset, bytes, source, 0, NULL, NULL);
+    if (code != CL_SUCCESS) {
+        status =
+            ca_cl_error_set(error, code, "clEnqueueWriteBuffer", device->info.name);
+        /* A call that the copy waited for may have failed, which tells more. */
+        ca_status earlier = ca_pending_check(device, error);
+        status = earlier != CA_OK ? earlier : status;
+    }
+done:
+    return status;
+}
+
+ca_status
+ca_storage_read(ca_storage *storage, size_t offset, void *target, size_t bytes,
+                ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_device *device = storage->device;
+    CA_TRY(ca_storage_wait(storage, error));
+    if (bytes == 0) {
+        goto done;
+    }
+    if (device->storage_is_host) {
+        memcpy(target, (char *)storage->block.address + offset, bytes);
+        goto done;
+    }
+    cl_int code = device->cl->clEnqueueReadBuffer(
+        device->queue, storage->buffer, CL_TRUE, offset, bytes, target, 0, NULL, NULL);
+    if (code != CL_SUCCESS) {
+        status = ca_cl_error_set(error, code, "clEnqueueReadBuffer", device->info.name);
+    }
+done:
+    return status;
+}
+
+/* ---- the device ---- */
 
 ca_status
 ca_device_synchronize(ca_device *device, ca_error *error)

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory that a device keeps from one call to the next, and the pool that it comes from
- * and goes back to.
+ * Memory that a device keeps from one call to the next, and the pool of released memory.
  */
-#ifndef CLATTN_CL_STORAGE_H
-#define CLATTN_CL_STORAGE_H
+#ifndef CLATTN_OPENCL_STORAGE_H
+#define CLATTN_OPENCL_STORAGE_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -12,67 +11,66 @@
 
 #include "base/status.h"
 #include "base/tensor.h" /* ca_block */
-#include "opencl/device.h"
+#include "opencl/info.h"
 
-/* Counted references; any thread may hold one. */
+/* Memory with counted references. Any thread may hold one. */
 typedef struct ca_storage ca_storage;
 
-/* So many bytes or more on a prepared device, not initialised, with one reference. The
-   pool's are used first; where the system has none left, the pool's
-   are given back to it. CA_ERROR_MEMORY naming `what` otherwise. */
+/* Memory of a prepared device for at least that many bytes, not initialised, with one
+   reference. The pool's memory is used first; if the system has none left, the pool is
+   emptied. CA_ERROR_MEMORY naming `what` if there is still none. */
 ca_status ca_storage_new(ca_device *device, size_t bytes, const char *what,
                          ca_storage **storage, ca_error *error);
 
 void ca_storage_retain(ca_storage *storage);
 
-/* The last one gives the memory to the pool, without a wait: what is enqueued still may
-   use it, and what uses it next is enqueued behind that. NULL is fine; in a forked child
-   nothing happens. */
+/* The last release gives the memory to the pool, without waiting for calls that use it:
+   the pool's next user is enqueued behind them. NULL is fine. Does nothing in a forked
+   child. */
 void ca_storage_release(ca_storage *storage);
 
 ca_block *ca_storage_block(ca_storage *storage);
 ca_storage *ca_storage_of(const ca_block *block);
 ca_device *ca_storage_device(const ca_storage *storage);
 
-/* May the host read and write it where it lies, while no call uses it? */
+/* True if the host may read and write the memory where it lies, while no call uses it. */
 bool ca_storage_is_host(const ca_storage *storage);
 
-/* The cl_mem; NULL where kernels take addresses. */
+/* The cl_mem. NULL where kernels take addresses. */
 void *ca_storage_buffer(const ca_storage *storage);
 
-/* Wait for the calls that use it. What failed meanwhile is told, once. */
+/* Wait for the calls that use the memory. Reports the first failure since the last
+   report, of any call. */
 ca_status ca_storage_wait(ca_storage *storage, ca_error *error);
 
-/* Does no call use it any more? False in a forked child. */
+/* True if no call uses the memory any more. False in a forked child. */
 bool ca_storage_is_idle(ca_storage *storage);
 
-/* From now on somebody else holds its address: calls that use it return when they are
-   done. */
+/* Note that the host was given the address. From now on, launches that use the memory are
+   waited for. */
 void ca_storage_share(ca_storage *storage);
 bool ca_storage_is_shared(const ca_storage *storage);
 
-/* Copy from or to the host, from `offset` on. Reading waits; writing takes the bytes at
-   once and may be done later, in the order of calls. */
+/* Under the device's lock: the pending call of that ticket uses the memory. */
+void ca_storage_set_ticket(ca_storage *storage, uint64_t ticket);
+
+/* Copy from or to the host, from `offset` on, in the order of calls. The source may
+   change and the target is complete when these return. */
 ca_status ca_storage_write(ca_storage *storage, size_t offset, const void *source,
                            size_t bytes, ca_error *error);
 ca_status ca_storage_read(ca_storage *storage, size_t offset, void *target,
                           size_t bytes, ca_error *error);
 
-typedef struct {
-    size_t allocated_bytes; /* in use */
-    size_t allocated_blocks;
-    size_t pooled_bytes; /* kept for later */
-    size_t pooled_blocks;
-    size_t peak_bytes; /* the most that was in use */
-} ca_memory_stats;
-
 ca_status ca_device_memory_stats(ca_device *device, ca_memory_stats *stats,
                                  ca_error *error);
 
-/* Give the pool's memory back to the system. Waits for the calls that use it. */
+/* Give the pool's memory back to the system, after waiting for the calls that use it. */
 ca_status ca_device_empty_cache(ca_device *device, ca_error *error);
 
-/* Wait for all calls. What failed is told, once. */
+/* The same within this room, for a device in any state. */
+void ca_pool_empty(ca_device *device);
+
+/* Wait for all calls. Reports the first failure since the last report. */
 ca_status ca_device_synchronize(ca_device *device, ca_error *error);
 
 #endif

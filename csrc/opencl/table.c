@@ -1,14 +1,11 @@
-/* SPDX-License-Identifier: MIT
- *
- * The kernels of a device in memory, found by their specs.
- */
+/* SPDX-License-Identifier: MIT */
+#include "opencl/table.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "opencl/internal.h"
-
-/* By values and the kernel's name; the defines' names hardly ever tell two specs of one
-   kernel apart and are left to the comparison. */
+/* Hashes the kernel's name and the values. Two specs of one kernel hardly ever differ in
+   the defines' names alone, so these are left to the comparison. */
 uint64_t
 ca_kernel_spec_hash(const ca_kernel_spec *spec)
 {
@@ -63,7 +60,7 @@ ca_kernel_table_find(const ca_kernel_table *table, const ca_kernel_spec *spec,
 }
 
 static void
-table_place(ca_kernel_table *table, ca_kernel *kernel)
+put(ca_kernel_table *table, ca_kernel *kernel)
 {
     size_t mask = table->capacity - 1;
     size_t at = kernel->hash & mask;
@@ -87,14 +84,29 @@ ca_kernel_table_insert(ca_kernel_table *table, ca_kernel *kernel)
         }
         for (size_t i = 0; i < table->capacity; i++) {
             if (table->slots[i] != NULL) {
-                table_place(&larger, table->slots[i]);
+                put(&larger, table->slots[i]);
             }
         }
         free(table->slots);
         *table = larger;
     }
-    table_place(table, kernel);
+    put(table, kernel);
     return true;
+}
+
+void
+ca_kernel_free(const ca_cl *cl, ca_kernel *kernel)
+{
+    if (kernel == NULL) {
+        return;
+    }
+    if (kernel->handle != NULL) {
+        cl->clReleaseKernel(kernel->handle);
+    }
+    if (kernel->program != NULL) {
+        cl->clReleaseProgram(kernel->program);
+    }
+    free(kernel);
 }
 
 void

@@ -3,7 +3,9 @@
 
 #include <string.h>
 
-#include "python/dlpack.h"
+#include "python/dlpack_export.h"
+#include "python/dlpack_import.h"
+#include "python/error.h"
 #include "python/tensor.h"
 
 /* Does NumPy make an array of it? */
@@ -26,11 +28,11 @@ ca_py_is_array(const ca_state *state, PyObject *object)
 static int
 refuse(PyObject *object, const char *name)
 {
-    PyErr_Format(PyExc_TypeError,
-                 "%s must be an array: NumPy's, a clattn.Tensor, or another library's "
-                 "on the host; got %.200s",
-                 name, Py_TYPE(object)->tp_name);
-    return -1;
+    return ca_py_raise(
+        PyExc_TypeError,
+        "%s must be an array: NumPy's, a clattn.Tensor, or another library's "
+        "on the host; got %.200s",
+        name, Py_TYPE(object)->tp_name);
 }
 
 static bool
@@ -261,9 +263,9 @@ ca_py_out_open(const ca_state *state, PyObject *object, ca_dtype dtype,
         return -1;
     }
     if (out->tensor.dtype != dtype) {
-        PyErr_Format(PyExc_TypeError, "out has dtype %s; expected %s, %s",
-                     ca_dtype_name(out->tensor.dtype), ca_dtype_name(dtype), origin);
-        return -1;
+        return ca_py_raise(PyExc_TypeError, "out has dtype %s; expected %s, %s",
+                           ca_dtype_name(out->tensor.dtype), ca_dtype_name(dtype),
+                           origin);
     }
     int given_ndim;
     int64_t given[CA_MAX_DIMS];
@@ -271,15 +273,13 @@ ca_py_out_open(const ca_state *state, PyObject *object, ca_dtype dtype,
     if (given_ndim != ndim ||
         memcmp(given, shape, (size_t)ndim * sizeof(*shape)) != 0) {
         char text[2][160];
-        PyErr_Format(PyExc_ValueError, "out has shape %s; expected %s",
-                     ca_shape_format(given_ndim, given, text[0], sizeof(text[0])),
-                     ca_shape_format(ndim, shape, text[1], sizeof(text[1])));
-        return -1;
+        return ca_py_raise(PyExc_ValueError, "out has shape %s; expected %s",
+                           ca_shape_format(given_ndim, given, text[0], sizeof(text[0])),
+                           ca_shape_format(ndim, shape, text[1], sizeof(text[1])));
     }
     if (!out->writeable) {
-        PyErr_SetString(PyExc_ValueError,
-                        "out is read-only; expected a writeable array");
-        return -1;
+        return ca_py_raise(PyExc_ValueError,
+                           "out is read-only; expected a writeable array");
     }
     return 0;
 }

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attention/run.h"
+#include "attention/trivial.h"
 #include "python/error.h"
 #include "python/runtime.h"
 #include "python/tensor.h"
@@ -12,9 +14,8 @@ int
 ca_py_check_count(Py_ssize_t given, int expected)
 {
     if (given != expected) {
-        PyErr_Format(PyExc_TypeError, "expected %d arguments, got %zd", expected,
-                     given);
-        return -1;
+        return ca_py_raise(PyExc_TypeError, "expected %d arguments, got %zd", expected,
+                           given);
     }
     return 0;
 }
@@ -46,12 +47,12 @@ refuse_devices(const char *name, const ca_device *device, const char *other_name
 {
     const ca_device_info *info = ca_device_get_info(device);
     const ca_device_info *other_info = ca_device_get_info(other);
-    PyErr_Format(PyExc_ValueError,
-                 "%s is on device '%s' (%s), %s is '%s' (%s); expected one device: "
-                 "move a Tensor with .to(device)",
-                 name, info->name, info->platform, other_name, other_info->name,
-                 other_info->platform);
-    return -1;
+    return ca_py_raise(
+        PyExc_ValueError,
+        "%s is on device '%s' (%s), %s is '%s' (%s); expected one device: "
+        "move a Tensor with .to(device)",
+        name, info->name, info->platform, other_name, other_info->name,
+        other_info->platform);
 }
 
 int
@@ -101,45 +102,34 @@ int
 ca_py_call_host_array(ca_py_call *call, PyObject *object, const char *name,
                       ca_py_dtypes dtypes, ca_tensor *tensor)
 {
-    PyObject *array;
-    if (ca_py_is_numpy_scalar(object)) {
-        array = ca_py_ndarray_from(object);
-    } else if (ca_py_is_tensor(call->state, object)) {
+    if (ca_py_is_tensor(call->state, object)) {
         ca_dtype dtype = ((ca_py_tensor *)object)->view.dtype;
         if (ca_py_check_dtype(dtype, dtypes, name) < 0 ||
             ca_py_call_note(call, object, name) < 0) {
             return -1;
         }
-        array = ca_py_tensor_fetch(call->state, object, true);
-        if (array == NULL) {
+        PyObject *elements = ca_py_tensor_fetch(call->state, object, true);
+        if (elements == NULL) {
             return -1;
         }
-        call->keep[call->kept++] = array;
-        (void)ca_py_array_describe(array, dtype, tensor);
+        call->keep[call->kept++] = elements;
+        (void)ca_py_array_describe(elements, dtype, tensor);
         return 0;
-    } else {
+    }
+    if (!ca_py_is_numpy_scalar(object)) {
         return ca_py_call_optional(call, object, name, dtypes, tensor);
     }
-    if (array == NULL) {
-        return -1;
-    }
-    int result = ca_py_call_array(call, array, name, dtypes, tensor);
-    Py_DECREF(array);
+    PyObject *array = ca_py_ndarray_from(object);
+    int result =
+        array != NULL ? ca_py_call_array(call, array, name, dtypes, tensor) : -1;
+    Py_XDECREF(array);
     return result;
 }
 
 int
 ca_py_call_ready(ca_py_call *call, PyObject *device_argument)
 {
-    ca_error error = {0};
-    ca_status status =
-        ca_variant_parse(getenv("CLATTN_KERNEL"), &call->variant, &error);
-    if (status == CA_OK) {
-        status = ca_limits_parse(getenv("CLATTN_SUB_GROUPS"),
-                                 getenv("CLATTN_LOCAL_MEMORY"), &call->limits, &error);
-    }
-    if (ca_py_error_check(call->state, status, &error) < 0 ||
-        ca_py_check_device(call->state, device_argument) < 0) {
+    if (ca_py_check_device(call->state, device_argument) < 0) {
         return -1;
     }
     call->device_argument = device_argument;
@@ -207,13 +197,22 @@ ca_py_call_outputs(const ca_py_call *call, ca_py_output *outputs, int count)
     return 0;
 }
 
+static PyObject *
+give_row(const ca_py_call *call, const ca_py_output *row)
+{
+    return row->out != NULL ? Py_NewRef(row->out)
+                            : ca_py_call_give(call, row->like, row->dtype, row->result);
+}
+
 PyObject *
 ca_py_call_give_all(const ca_py_call *call, const ca_py_output *outputs, int count)
 {
+    if (count == 1) {
+        return give_row(call, outputs);
+    }
     PyObject *answer = PyTuple_New(count);
     for (int i = 0; answer != NULL && i < count; i++) {
-        const ca_py_output *row = &outputs[i];
-        PyObject *given = ca_py_call_give(call, row->like, row->dtype, row->result);
+        PyObject *given = give_row(call, &outputs[i]);
         if (given == NULL) {
             Py_CLEAR(answer);
         } else {
@@ -242,15 +241,13 @@ ca_py_call_attention(const ca_py_call *call, ca_attention *attention)
         Py_END_ALLOW_THREADS
         return ca_py_error_check(call->state, status, &error);
     }
-    attention->variant = call->variant;
-    attention->limits = call->limits;
     attention->call = call->name;
     ca_device *device;
     if (ca_py_call_device(call, &device) < 0) {
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
-        status = ca_attention_run(device, attention, &error);
+        status = ca_attention_run(device, &call->state->forced, attention, &error);
     Py_END_ALLOW_THREADS
     return ca_py_error_check(call->state, status, &error);
 }

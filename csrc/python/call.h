@@ -16,8 +16,6 @@ typedef struct {
     ca_state *state;
     const char *name; /* of the function, for messages */
     PyObject *device_argument;
-    ca_variant variant;
-    ca_limits limits;
     ca_device *device;  /* of the Tensors among the arrays; NULL: there are none */
     const char *holder; /* the first of them */
     PyObject *keep[CA_PY_CALL_ARRAYS]; /* own the arrays' memory */
@@ -53,8 +51,8 @@ int ca_py_call_host_array(ca_py_call *call, PyObject *object, const char *name,
    where that is on another device than those before. */
 int ca_py_call_note(ca_py_call *call, PyObject *object, const char *name);
 
-/* Once the arrays are known: check what can be checked of the device argument and of
-   CLATTN_KERNEL, by which tests force a kernel. -1 with an exception. */
+/* Once the arrays are known: check the kind of the device argument. -1 with an
+   exception. */
 int ca_py_call_ready(ca_py_call *call, PyObject *device_argument);
 
 /* The device that the call runs on. -1 with an exception. */
@@ -77,7 +75,15 @@ typedef struct {
     const int64_t *shape;
     ca_tensor *tensor; /* describes its memory; absent where it is not wanted */
     PyObject *result;  /* NULL at first; owned, see ca_py_call_clear */
+    PyObject *out;     /* borrowed: given in the result's stead; NULL: none */
 } ca_py_output;
+
+static inline ca_py_output
+ca_py_output_of(bool wanted, PyObject *like, ca_dtype dtype, int ndim,
+                const int64_t *shape, ca_tensor *tensor)
+{
+    return (ca_py_output){wanted, like, dtype, ndim, shape, tensor, NULL, NULL};
+}
 
 /* Make their memory; -1 with an exception. Give them as a tuple. Release what was
    made. */

@@ -1,34 +1,34 @@
-/* SPDX-License-Identifier: MIT */
-#include "python/diagonal.h"
-
+/* SPDX-License-Identifier: MIT
+ *
+ * The functions that fill diagonals: their arguments, where they write to, their call.
+ */
 #include <string.h>
 
+#include "diagonal/run.h"
+#include "doors/diagonal.h"
+#include "python/call.h"
 #include "python/error.h"
 #include "python/methods.h"
 #include "python/scalars.h"
+#include "python/tensor.h"
 #include "python/value.h"
 
-static int
-call_begin(ca_py_diagonal *call, PyObject *module, const char *name, Py_ssize_t given,
-           int expected)
-{
-    memset(call, 0, sizeof(*call));
-    call->out = Py_None;
-    call->device = Py_None;
-    ca_tensor_set_absent(&call->source.input);
-    return ca_py_call_begin(&call->call, module, name, given, expected);
-}
+typedef struct {
+    ca_py_call call;
+    ca_diagonal_source source;
+    PyObject *input; /* borrowed; NULL: there is none */
+    PyObject *dtype; /* NumPy's; NULL: not given */
+    PyObject *out;   /* borrowed; NULL: there is none */
+    ca_py_out opened;
+    ca_py_sharing sharing; /* of out with the input */
+    PyObject *device;      /* borrowed, or None */
+    ca_diagonal problem;
+} diagonal_call;
 
-static void
-call_end(ca_py_diagonal *call)
-{
-    ca_py_call_end(&call->call);
-    Py_CLEAR(call->dtype);
-    Py_CLEAR(call->opened.shell);
-}
+/* ---- arguments ---- */
 
 static int
-parse_input(ca_py_diagonal *call, PyObject *input, const char *name)
+parse_input(diagonal_call *call, PyObject *input, const char *name)
 {
     call->input = input;
     call->source.input_name = name;
@@ -38,7 +38,7 @@ parse_input(ca_py_diagonal *call, PyObject *input, const char *name)
 }
 
 static int
-parse_shape(ca_py_diagonal *call, PyObject *shape, const char *name)
+parse_shape(diagonal_call *call, PyObject *shape, const char *name)
 {
     call->source.shape_name = name;
     call->source.has_shape = true;
@@ -46,7 +46,7 @@ parse_shape(ca_py_diagonal *call, PyObject *shape, const char *name)
 }
 
 static int
-parse_dtype(ca_py_diagonal *call, PyObject *dtype)
+parse_dtype(diagonal_call *call, PyObject *dtype)
 {
     call->source.has_dtype = dtype != Py_None;
     return dtype == Py_None
@@ -54,9 +54,9 @@ parse_dtype(ca_py_diagonal *call, PyObject *dtype)
                : ca_py_dtype(dtype, "dtype", &call->source.dtype, &call->dtype);
 }
 
-/* The rules of one of the specifications; afterwards shape and dtype are known. */
+/* Applies the rules of a specification, which settle shape and dtype. */
 static int
-check_source(ca_py_diagonal *call,
+check_source(diagonal_call *call,
              ca_status (*check)(ca_diagonal_source *source, ca_error *error))
 {
     ca_error error = {0};
@@ -65,22 +65,19 @@ check_source(ca_py_diagonal *call,
 }
 
 static int
-parse_value(ca_py_diagonal *call, PyObject *value)
+parse_value(diagonal_call *call, PyObject *value)
 {
     return ca_py_value(value, "value", call->source.dtype, &call->problem.value);
 }
 
-/* How the checked out shares memory with the input. */
+/* Finds how the checked out shares memory with the input. */
 static int
-find_sharing(ca_py_diagonal *call)
+find_sharing(diagonal_call *call)
 {
-    const ca_py_call *kept = &call->call;
-    PyObject *input = call->input;
-    if (!ca_py_is_ndarray(input)) {
-        input = ca_py_array_over(&call->source.input, NULL, false, kept->keep[0]);
-    } else {
-        Py_INCREF(input);
-    }
+    PyObject *input =
+        ca_py_is_ndarray(call->input)
+            ? Py_NewRef(call->input)
+            : ca_py_array_over(&call->source.input, NULL, false, call->call.keep[0]);
     int result = input == NULL
                      ? -1
                      : ca_py_sharing_of(call->opened.shell, input, &call->sharing);
@@ -89,16 +86,16 @@ find_sharing(ca_py_diagonal *call)
 }
 
 static int
-parse_out(ca_py_diagonal *call, PyObject *out)
+parse_out(diagonal_call *call, PyObject *out)
 {
     const ca_diagonal_source *source = &call->source;
-    call->out = out;
     const char *origin = source->has_input   ? "that of input_or_shape"
                          : source->has_dtype ? "which dtype says"
                                              : "the default of dtype";
     if (out == Py_None) {
         return 0;
     }
+    call->out = out;
     if (ca_py_call_note(&call->call, out, "out") < 0 ||
         ca_py_out_open(call->call.state, out, source->dtype, origin, source->ndim,
                        source->shape, &call->opened) < 0 ||
@@ -114,6 +111,131 @@ parse_out(ca_py_diagonal *call, PyObject *out)
     return 0;
 }
 
+/* ---- the output ---- */
+
+/* Returns a new NumPy array, of memory that suits the problem. `device` NULL: it is
+   empty. */
+static PyObject *
+new_array(diagonal_call *call, ca_device *device)
+{
+    const ca_diagonal_source *source = &call->source;
+    ca_pages pages = CA_PAGES_ANY;
+    if (device != NULL) {
+        int64_t bytes = source->count * (int64_t)ca_dtype_size(source->dtype);
+        pages =
+            ca_diagonal_choose_pages(ca_device_get_info(device), &call->problem, bytes);
+    }
+    if (pages == CA_PAGES_ZERO) {
+        call->problem.memory = CA_OUTPUT_ZERO;
+    }
+    PyObject *descr = call->input != NULL && ca_py_is_ndarray(call->input)
+                          ? ca_py_native_descr(call->input)
+                      : call->dtype != NULL ? Py_NewRef(call->dtype)
+                                            : ca_py_descr(source->dtype);
+    PyObject *array = descr == NULL
+                          ? NULL
+                          : ca_py_array_new(pages, descr, source->dtype, source->ndim,
+                                            source->shape, &call->problem.output);
+    Py_XDECREF(descr);
+    return array;
+}
+
+/* Returns a new result of the kind of the array that it is copied to, or of the
+   input. */
+static PyObject *
+new_result(diagonal_call *call, ca_device *device)
+{
+    const ca_diagonal_source *source = &call->source;
+    PyObject *like = call->out != NULL ? call->out : call->input;
+    call->problem.memory = CA_OUTPUT_NEW;
+    return like == NULL || ca_py_is_ndarray(like)
+               ? new_array(call, device)
+               : ca_py_call_result(&call->call, like, source->dtype, source->ndim,
+                                   source->shape, &call->problem.output);
+}
+
+/* True if the kernel can write to `out` itself, in place where it is the input. Else the
+   result is copied there. */
+static bool
+is_direct(const diagonal_call *call, const ca_device *device)
+{
+    return call->out != NULL && call->sharing != CA_PY_INTERLEAVED && device != NULL &&
+           call->opened.usable &&
+           ca_diagonal_can_write(ca_device_get_info(device), &call->opened.tensor);
+}
+
+/* ---- the call ---- */
+
+/* Fills the output and gives it, or `out`. `result` NULL: the output is `out`. */
+static PyObject *
+fill(const diagonal_call *call, ca_device *device, PyObject *result)
+{
+    const ca_py_call *kept = &call->call;
+    PyObject *out = call->out;
+    ca_error error = {0};
+    ca_status status = CA_OK;
+    if (device != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+            status = ca_diagonal_run(device, &call->call.state->forced, &call->problem,
+                                     &error);
+        Py_END_ALLOW_THREADS
+    }
+    if (ca_py_error_check(kept->state, status, &error) < 0) {
+        return NULL;
+    }
+    if (out == NULL) {
+        return ca_py_call_give(kept, call->input, call->source.dtype, result);
+    }
+    PyObject *target = ca_py_is_tensor(kept->state, out) ? out : call->opened.shell;
+    bool copies = result != NULL && device != NULL;
+    return copies && ca_py_call_copy(kept, target, result) < 0 ? NULL : Py_NewRef(out);
+}
+
+/* Returns the result of a call whose arguments are checked. */
+static PyObject *
+run(diagonal_call *call)
+{
+    ca_device *device = NULL; /* an empty result needs none */
+    bool empty = call->source.count == 0;
+    if (ca_py_call_ready(&call->call, call->device) < 0 ||
+        (!empty && ca_py_call_device(&call->call, &device) < 0)) {
+        return NULL;
+    }
+    call->problem.call = call->call.name;
+    call->problem.input = call->source.input;
+    if (is_direct(call, device)) {
+        call->problem.output = call->opened.tensor;
+        call->problem.memory = CA_OUTPUT_GIVEN;
+        return fill(call, device, NULL);
+    }
+    PyObject *result = new_result(call, device);
+    PyObject *answer = result != NULL ? fill(call, device, result) : NULL;
+    Py_XDECREF(result);
+    return answer;
+}
+
+static int
+begin(diagonal_call *call, PyObject *module, const char *name, Py_ssize_t given,
+      int expected)
+{
+    memset(call, 0, sizeof(*call));
+    call->device = Py_None;
+    ca_tensor_set_absent(&call->source.input);
+    return ca_py_call_begin(&call->call, module, name, given, expected);
+}
+
+/* Ends the call: runs it if its arguments were `parsed`, 0, and releases what it
+   keeps. */
+static PyObject *
+finish(diagonal_call *call, int parsed)
+{
+    PyObject *result = parsed == 0 ? run(call) : NULL;
+    ca_py_call_end(&call->call);
+    Py_CLEAR(call->dtype);
+    Py_CLEAR(call->opened.shell);
+    return result;
+}
+
 /* ---- module functions ---- */
 
 /* diagonal_matrix(input_or_shape, value, begin, end, dtype, out, device, /): see
@@ -122,27 +244,24 @@ static PyObject *
 diagonal_matrix(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     enum { INPUT_OR_SHAPE, VALUE, BEGIN, END, DTYPE, OUT, DEVICE, ARGUMENTS };
-    ca_py_diagonal call;
-    if (call_begin(&call, module, "diagonal_matrix", nargs, ARGUMENTS) < 0) {
+    diagonal_call call;
+    if (begin(&call, module, "diagonal_matrix", nargs, ARGUMENTS) < 0) {
         return NULL;
     }
     call.device = args[DEVICE];
     ca_diagonal *problem = &call.problem;
-    PyObject *result = NULL;
-    bool is_shape =
-        PyTuple_Check(args[INPUT_OR_SHAPE]) || PyList_Check(args[INPUT_OR_SHAPE]);
-    int parsed = is_shape ? parse_shape(&call, args[INPUT_OR_SHAPE], "input_or_shape")
-                          : parse_input(&call, args[INPUT_OR_SHAPE], "input_or_shape");
-    if (parsed == 0 && parse_dtype(&call, args[DTYPE]) == 0 &&
-        check_source(&call, ca_torch_diagonal_check) == 0 &&
-        parse_value(&call, args[VALUE]) == 0 &&
+    PyObject *first = args[INPUT_OR_SHAPE];
+    int parsed = PyTuple_Check(first) || PyList_Check(first)
+                     ? parse_shape(&call, first, "input_or_shape")
+                     : parse_input(&call, first, "input_or_shape");
+    if (parsed < 0 || parse_dtype(&call, args[DTYPE]) < 0 ||
+        check_source(&call, ca_torch_diagonal_check) < 0 ||
+        parse_value(&call, args[VALUE]) < 0 ||
         ca_py_band(args[BEGIN], args[END], &problem->lower, &problem->upper,
-                   &problem->inverted) == 0 &&
-        parse_out(&call, args[OUT]) == 0) {
-        result = ca_py_diagonal_run(&call);
+                   &problem->inverted) < 0) {
+        return finish(&call, -1);
     }
-    call_end(&call);
-    return result;
+    return finish(&call, parse_out(&call, args[OUT]));
 }
 
 /* eye(n, m, dtype, device, /) */
@@ -150,53 +269,45 @@ static PyObject *
 eye(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     enum { N, M, DTYPE, DEVICE, ARGUMENTS };
-    ca_py_diagonal call;
-    if (call_begin(&call, module, "eye", nargs, ARGUMENTS) < 0) {
+    diagonal_call call;
+    if (begin(&call, module, "eye", nargs, ARGUMENTS) < 0) {
         return NULL;
     }
     call.device = args[DEVICE];
+    call.problem.upper = 1;
     ca_diagonal_source *source = &call.source;
-    PyObject *m = args[M] != Py_None ? args[M] : args[N];
-    PyObject *one = PyLong_FromLong(1);
-    PyObject *result = NULL;
     source->shape_name = "the result";
     source->has_shape = true;
     source->ndim = 2;
-    call.problem.upper = 1;
-    if (one != NULL && ca_py_int(args[N], "n", 0, INT64_MAX, &source->shape[0]) == 0 &&
-        ca_py_int(m, "m", 0, INT64_MAX, &source->shape[1]) == 0 &&
-        parse_dtype(&call, args[DTYPE]) == 0 &&
-        check_source(&call, ca_torch_diagonal_check) == 0 &&
-        parse_value(&call, one) == 0) {
-        result = ca_py_diagonal_run(&call);
+    PyObject *m = args[M] != Py_None ? args[M] : args[N];
+    if (ca_py_int(args[N], "n", 0, INT64_MAX, &source->shape[0]) < 0 ||
+        ca_py_int(m, "m", 0, INT64_MAX, &source->shape[1]) < 0 ||
+        parse_dtype(&call, args[DTYPE]) < 0 ||
+        check_source(&call, ca_torch_diagonal_check) < 0) {
+        return finish(&call, -1);
     }
-    Py_XDECREF(one);
-    call_end(&call);
-    return result;
+    return finish(&call, parse_value(&call, Py_True));
 }
 
-/* Zero on one side of a diagonal: value 0, and one bound. */
+/* Zeros on one side of a diagonal: value 0, and one bound. */
 static PyObject *
 triangle(PyObject *module, PyObject *const *args, Py_ssize_t nargs, bool lower)
 {
     enum { INPUT, DIAGONAL, ARGUMENTS };
-    ca_py_diagonal call;
-    if (call_begin(&call, module, lower ? "tril" : "triu", nargs, ARGUMENTS) < 0) {
+    diagonal_call call;
+    int64_t diagonal;
+    if (begin(&call, module, lower ? "tril" : "triu", nargs, ARGUMENTS) < 0) {
         return NULL;
     }
-    int64_t diagonal;
-    PyObject *result = NULL;
-    if (parse_input(&call, args[INPUT], "input") == 0 &&
-        check_source(&call, ca_torch_diagonal_check) == 0 &&
-        ca_py_any_int(args[DIAGONAL], "diagonal", &diagonal) == 0) {
-        call.problem.lower = !lower                  ? INT64_MIN
-                             : diagonal == INT64_MAX ? diagonal
-                                                     : diagonal + 1;
-        call.problem.upper = lower ? INT64_MAX : diagonal;
-        result = ca_py_diagonal_run(&call);
+    if (parse_input(&call, args[INPUT], "input") < 0 ||
+        check_source(&call, ca_torch_diagonal_check) < 0 ||
+        ca_py_any_int(args[DIAGONAL], "diagonal", &diagonal) < 0) {
+        return finish(&call, -1);
     }
-    call_end(&call);
-    return result;
+    int64_t next = diagonal == INT64_MAX ? diagonal : diagonal + 1;
+    call.problem.lower = lower ? next : INT64_MIN;
+    call.problem.upper = lower ? INT64_MAX : diagonal;
+    return finish(&call, 0);
 }
 
 /* tril(input, diagonal, /) */
@@ -217,7 +328,7 @@ triu(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 enum { DML_INPUT, DML_SIZES, DML_DTYPE, DML_VALUE, DML_BAND };
 
 static int
-parse_directml(ca_py_diagonal *call, PyObject *const *args)
+parse_directml(diagonal_call *call, PyObject *const *args)
 {
     call->source.shape_name = "sizes";
     if ((args[DML_INPUT] != Py_None &&
@@ -243,24 +354,22 @@ static PyObject *
 directml_diagonal_matrix1(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     enum { BEGIN = DML_BAND, END, DEVICE, ARGUMENTS };
-    ca_py_diagonal call;
-    if (call_begin(&call, module, "directml.diagonal_matrix1", nargs, ARGUMENTS) < 0) {
+    diagonal_call call;
+    int64_t first;
+    int64_t last;
+    if (begin(&call, module, "directml.diagonal_matrix1", nargs, ARGUMENTS) < 0) {
         return NULL;
     }
     call.device = args[DEVICE];
-    int64_t begin;
-    int64_t end;
-    PyObject *result = NULL;
-    if (parse_directml(&call, args) == 0 &&
-        parse_int32(args[BEGIN], "diagonal_fill_begin", &begin) == 0 &&
-        parse_int32(args[END], "diagonal_fill_end", &end) == 0) {
-        call.problem.inverted = begin > end;
-        call.problem.lower = begin < end ? begin : end;
-        call.problem.upper = begin < end ? end : begin;
-        result = ca_py_diagonal_run(&call);
+    if (parse_directml(&call, args) < 0 ||
+        parse_int32(args[BEGIN], "diagonal_fill_begin", &first) < 0 ||
+        parse_int32(args[END], "diagonal_fill_end", &last) < 0) {
+        return finish(&call, -1);
     }
-    call_end(&call);
-    return result;
+    call.problem.inverted = first > last;
+    call.problem.lower = first < last ? first : last;
+    call.problem.upper = first < last ? last : first;
+    return finish(&call, 0);
 }
 
 /* directml_diagonal_matrix(input, sizes, dtype, value, offset, device, /) */
@@ -268,19 +377,17 @@ static PyObject *
 directml_diagonal_matrix(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     enum { OFFSET = DML_BAND, DEVICE, ARGUMENTS };
-    ca_py_diagonal call;
-    if (call_begin(&call, module, "directml.diagonal_matrix", nargs, ARGUMENTS) < 0) {
+    diagonal_call call;
+    if (begin(&call, module, "directml.diagonal_matrix", nargs, ARGUMENTS) < 0) {
         return NULL;
     }
     call.device = args[DEVICE];
-    PyObject *result = NULL;
-    if (parse_directml(&call, args) == 0 &&
-        parse_int32(args[OFFSET], "offset", &call.problem.lower) == 0) {
-        call.problem.upper = call.problem.lower + 1;
-        result = ca_py_diagonal_run(&call);
+    if (parse_directml(&call, args) < 0 ||
+        parse_int32(args[OFFSET], "offset", &call.problem.lower) < 0) {
+        return finish(&call, -1);
     }
-    call_end(&call);
-    return result;
+    call.problem.upper = call.problem.lower + 1;
+    return finish(&call, 0);
 }
 
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}

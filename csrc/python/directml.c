@@ -22,7 +22,7 @@ enum {
 
 enum { OUTPUT, PRESENT_KEY, PRESENT_VALUE, RESULTS };
 
-/* The bias and the numbers of a mask are read here, masks of flags are not. */
+/* The bias, and a mask that holds numbers, are read on the host; a mask of flags is not. */
 static int
 parse_tensors(PyObject *const *args, ca_directml_attention *dml, ca_py_call *call)
 {
@@ -32,17 +32,15 @@ parse_tensors(PyObject *const *args, ca_directml_attention *dml, ca_py_call *cal
         bool is_read = t == CA_DIRECTML_BIAS ||
                        (is_mask && ca_directml_mask_is_counted(dml->mask_type));
         ca_py_dtypes dtypes = is_mask ? CA_TAKES_INT32 : CA_TAKES_HALF_AND_SINGLE;
-        if ((is_read
-                 ? ca_py_call_host_array(call, args[t], name, dtypes, &dml->tensors[t])
-                 : ca_py_call_optional(call, args[t], name, dtypes, &dml->tensors[t])) <
-            0) {
+        if ((is_read ? ca_py_call_host_array : ca_py_call_optional)(
+                call, args[t], name, dtypes, &dml->tensors[t]) < 0) {
             return -1;
         }
     }
     return 0;
 }
 
-/* What says which tensors are read. */
+/* Comes before the tensors: mask_type says which of them are read. */
 static int
 parse_mask_type(PyObject *const *args, ca_directml_attention *dml)
 {
@@ -81,6 +79,7 @@ multihead_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     ca_directml_attention dml;
     ca_directml_shapes shapes;
     ca_attention attention;
+    ca_tensor views[CA_ATTENTION_OPERANDS];
     ca_error error = {0};
     bool present;
 
@@ -88,31 +87,37 @@ multihead_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
                          ARGUMENTS) < 0 ||
         parse_mask_type(args, &dml) < 0 || parse_tensors(args, &dml, &call) < 0 ||
         parse_options(args, &dml, &present) < 0 ||
-        ca_py_call_ready(&call, args[DEVICE]) < 0) {
-        goto done;
-    }
-    ca_status status = ca_directml_attention_check(&dml, &shapes, &error);
-    if (ca_py_error_check(call.state, status, &error) < 0) {
+        ca_py_call_ready(&call, args[DEVICE]) < 0 ||
+        ca_py_error_check(call.state,
+                          ca_directml_attention_check(&dml, &shapes, &error),
+                          &error) < 0) {
         goto done;
     }
     PyObject *query = args[shapes.sources[0]];
     ca_dtype dtype = dml.tensors[shapes.sources[0]].dtype;
-    results[OUTPUT] = (ca_py_output){
-        true, query, dtype, shapes.output_ndim, shapes.output, &tensors[OUTPUT], NULL};
-    results[PRESENT_KEY] = (ca_py_output){
-        present, query, dtype, 4, shapes.present_key, &tensors[PRESENT_KEY], NULL};
-    results[PRESENT_VALUE] = (ca_py_output){
-        present, query, dtype, 4, shapes.present_value, &tensors[PRESENT_VALUE], NULL};
+    results[OUTPUT] = ca_py_output_of(true, query, dtype, shapes.output_ndim,
+                                      shapes.output, &tensors[OUTPUT]);
+    results[PRESENT_KEY] = ca_py_output_of(present, query, dtype, 4, shapes.present_key,
+                                           &tensors[PRESENT_KEY]);
+    results[PRESENT_VALUE] = ca_py_output_of(
+        present, query, dtype, 4, shapes.present_value, &tensors[PRESENT_VALUE]);
     if (ca_py_call_outputs(&call, results, RESULTS) < 0) {
         goto done;
     }
-    status = ca_directml_attention_problem(
+    ca_status status = ca_directml_attention_views(
         &dml, &shapes, &tensors[OUTPUT], &tensors[PRESENT_KEY], &tensors[PRESENT_VALUE],
-        &attention, &scratch, &error);
-    if (ca_py_error_check(call.state, status, &error) == 0 &&
-        ca_py_call_attention(&call, &attention) == 0) {
-        answer = ca_py_call_give_all(&call, results, RESULTS);
+        &attention, views, &scratch, &error);
+    if (ca_py_error_check(call.state, status, &error) < 0) {
+        goto done;
     }
+    int64_t count = 1;
+    for (int64_t index = 0; index < count; index++) {
+        count = ca_attention_fold(&attention, views, index);
+        if (ca_py_call_attention(&call, &attention) < 0) {
+            goto done;
+        }
+    }
+    answer = ca_py_call_give_all(&call, results, RESULTS);
 done:
     ca_py_call_end(&call);
     ca_py_call_clear(results, RESULTS);
@@ -121,7 +126,6 @@ done:
 }
 
 PyMethodDef ca_py_directml_methods[] = {
-    {"directml_multihead_attention", (PyCFunction)(void (*)(void))multihead_attention,
-     METH_FASTCALL, NULL},
+    {"directml_multihead_attention", CA_PY_FASTCALL(multihead_attention), NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -1,19 +1,19 @@
-/* SPDX-License-Identifier: MIT
- *
- * Handing memory to another library.
- */
+/* SPDX-License-Identifier: MIT */
+#include "python/dlpack_export.h"
+
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "python/dlpack.h"
+#include "python/error.h"
+#include "python/methods.h" /* CA_PY_KEYWORDS */
 #include "python/scalars.h"
 
 /* ---- capsules ---- */
 
-/* What one export allocates; the consumer sees one of the two structs. It belongs to
-   the capsule as well, if there is one: some consumers call the deleter, fail, and leave
-   the capsule as if they had never seen it. */
+/* What one export allocates; the consumer sees one of the two structs. Both the consumer
+   and the capsule, if there is one, hold it: some consumers call the deleter, fail, and
+   leave the capsule as if they had never seen it. */
 typedef struct {
     union {
         ca_dlpack_managed managed;
@@ -33,7 +33,8 @@ let_go(export *exported)
     }
 }
 
-/* From any thread, with the interpreter's lock or without, and after its end. */
+/* Runs in any thread, with or without the interpreter's lock, and after the
+   interpreter's end. */
 static void
 delete_export(export *exported)
 {
@@ -60,7 +61,7 @@ delete_versioned(ca_dlpack_versioned *self)
     delete_export(self->context);
 }
 
-/* What nobody consumed still has its name. */
+/* A capsule that nobody consumed still has its name. */
 static void
 free_capsule(PyObject *capsule)
 {
@@ -84,10 +85,10 @@ set_dtype(ca_dlpack_tensor *tensor, ca_dtype dtype)
     tensor->lanes = 1;
 }
 
-/* It owns a new reference to `owner`. NULL with an exception. */
+/* Returns an export that owns a new reference to `owner`. NULL with an exception. */
 static export *
-new_export(const ca_tensor *tensor, PyObject *owner, ca_dlpack_device device,
-           void *data, uint64_t offset, bool versioned)
+new_export(const ca_tensor *tensor, PyObject *owner, const ca_dlpack_tensor *start,
+           bool versioned)
 {
     size_t ndim = (size_t)tensor->ndim;
     export *exported = malloc(sizeof(*exported) + 2 * ndim * sizeof(int64_t) + 1);
@@ -100,12 +101,12 @@ new_export(const ca_tensor *tensor, PyObject *owner, ca_dlpack_device device,
     memcpy(exported->sizes + ndim, tensor->strides, ndim * sizeof(int64_t));
     ca_dlpack_tensor *handed =
         versioned ? &exported->as.versioned.tensor : &exported->as.managed.tensor;
-    *handed = (ca_dlpack_tensor){.data = data,
-                                 .device = device,
-                                 .ndim = (int32_t)ndim,
-                                 .shape = exported->sizes,
-                                 .strides = exported->sizes + ndim,
-                                 .byte_offset = offset};
+    *handed = start != NULL ? *start
+                            : (ca_dlpack_tensor){.data = tensor->data,
+                                                 .device = {CA_DLPACK_CPU, 0}};
+    handed->ndim = (int32_t)ndim;
+    handed->shape = exported->sizes;
+    handed->strides = exported->sizes + ndim;
     set_dtype(handed, tensor->dtype);
     if (versioned) {
         exported->as.versioned.major = 1;
@@ -122,10 +123,10 @@ new_export(const ca_tensor *tensor, PyObject *owner, ca_dlpack_device device,
 }
 
 PyObject *
-ca_py_dlpack_export(const ca_tensor *tensor, PyObject *owner, ca_dlpack_device device,
-                    void *data, uint64_t offset, bool versioned, bool copied)
+ca_py_dlpack_export(const ca_tensor *tensor, PyObject *owner,
+                    const ca_dlpack_tensor *start, bool versioned, bool copied)
 {
-    export *exported = new_export(tensor, owner, device, data, offset, versioned);
+    export *exported = new_export(tensor, owner, start, versioned);
     if (exported == NULL) {
         return NULL;
     }
@@ -139,62 +140,32 @@ ca_py_dlpack_export(const ca_tensor *tensor, PyObject *owner, ca_dlpack_device d
         return NULL;
     }
     atomic_store(&exported->holders, 2);
-    (void)PyCapsule_SetContext(capsule, exported); /* fails for no capsule only */
+    (void)PyCapsule_SetContext(capsule, exported); /* cannot fail for a capsule */
     return capsule;
 }
 
 ca_dlpack_versioned *
 ca_py_dlpack_hand_out(const ca_tensor *tensor, PyObject *owner)
 {
-    const ca_dlpack_device host = {CA_DLPACK_CPU, 0};
-    export *exported = new_export(tensor, owner, host, tensor->data, 0, true);
+    export *exported = new_export(tensor, owner, NULL, true);
     return exported != NULL ? &exported->as.versioned : NULL;
 }
 
 /* ---- the arguments of __dlpack__ ---- */
 
-/* Two whole numbers, of any size. */
+/* Reads two whole numbers of any size; None leaves *pair. */
 static int
 parse_pair(PyObject *object, const char *name, int64_t pair[2])
 {
+    if (object == Py_None) {
+        return 0;
+    }
     if (!PyTuple_Check(object) || PyTuple_GET_SIZE(object) != 2) {
         return ca_py_wrong_type(name, "a pair of integers or None", object);
     }
     return ca_py_any_int(PyTuple_GET_ITEM(object, 0), name, &pair[0]) < 0
                ? -1
                : ca_py_any_int(PyTuple_GET_ITEM(object, 1), name, &pair[1]);
-}
-
-static int
-parse_device(PyObject *object, ca_py_dlpack_request *request)
-{
-    int64_t pair[2];
-    if (object == Py_None) {
-        return 0;
-    }
-    if (parse_pair(object, "dl_device", pair) < 0) {
-        return -1;
-    }
-    request->type = pair[0];
-    request->id = pair[1];
-    request->wants_host = pair[0] == CA_DLPACK_CPU && pair[1] == 0;
-    request->wants_other = !request->wants_host;
-    return 0;
-}
-
-static int
-parse_version(PyObject *object, bool *versioned)
-{
-    int64_t pair[2];
-    *versioned = false;
-    if (object == Py_None) {
-        return 0;
-    }
-    if (parse_pair(object, "max_version", pair) < 0) {
-        return -1;
-    }
-    *versioned = pair[0] >= 1;
-    return 0;
 }
 
 int
@@ -204,25 +175,31 @@ ca_py_dlpack_parse(PyObject *args, PyObject *kwargs, ca_py_dlpack_request *reque
     PyObject *stream = Py_None;
     PyObject *version = Py_None;
     PyObject *device = Py_None;
-    memset(request, 0, sizeof(*request));
+    int64_t highest[2] = {0};
+    int64_t wanted[2] = {0};
     request->copy = Py_None;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &stream,
                                      &version, &device, &request->copy)) {
         return -1;
     }
     if (stream != Py_None) {
-        PyErr_Format(PyExc_BufferError,
-                     "stream is %R; expected None, for OpenCL and "
-                     "the host have none",
-                     stream);
-        return -1;
+        return ca_py_raise(
+            PyExc_BufferError,
+            "stream is %R; expected None, for OpenCL and the host have none", stream);
     }
     if (request->copy != Py_None && !PyBool_Check(request->copy)) {
         return ca_py_wrong_type("copy", "True, False or None", request->copy);
     }
-    return parse_version(version, &request->versioned) < 0
-               ? -1
-               : parse_device(device, request);
+    if (parse_pair(version, "max_version", highest) < 0 ||
+        parse_pair(device, "dl_device", wanted) < 0) {
+        return -1;
+    }
+    request->versioned = highest[0] >= 1;
+    request->type = wanted[0];
+    request->id = wanted[1];
+    request->wants_host = wanted[0] == CA_DLPACK_CPU && wanted[1] == 0;
+    request->wants_other = device != Py_None && !request->wants_host;
+    return 0;
 }
 
 /* ---- memory of results ---- */
@@ -257,7 +234,6 @@ static PyObject *
 producer_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     const producer_object *producer = (producer_object *)self;
-    const ca_dlpack_device host = {CA_DLPACK_CPU, 0};
     ca_py_dlpack_request request;
     if (ca_py_dlpack_parse(args, kwargs, &request) < 0) {
         return NULL;
@@ -265,8 +241,8 @@ producer_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
     if (request.wants_other || request.copy == Py_True) {
         return PyErr_Format(PyExc_BufferError, "a result lies in the host's memory");
     }
-    return ca_py_dlpack_export(&producer->tensor, producer->owner, host,
-                               producer->tensor.data, 0, request.versioned, false);
+    return ca_py_dlpack_export(&producer->tensor, producer->owner, NULL,
+                               request.versioned, false);
 }
 
 static PyObject *
@@ -276,8 +252,7 @@ producer_device(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(ignored))
 }
 
 static PyMethodDef producer_methods[] = {
-    {"__dlpack__", (PyCFunction)(void (*)(void))producer_dlpack,
-     METH_VARARGS | METH_KEYWORDS, NULL},
+    {"__dlpack__", CA_PY_KEYWORDS(producer_dlpack), NULL},
     {"__dlpack_device__", producer_device, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

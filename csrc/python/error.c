@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "python/error.h"
 
+#include <stdarg.h>
+
 int
 ca_py_error_init(PyObject *module)
 {
@@ -45,8 +47,18 @@ ca_py_error_check(const ca_state *state, ca_status status, ca_error *error)
     if (error->log != NULL) {
         PyErr_Format(type, "%s\n%s", error->message, error->log);
     } else {
-        PyErr_Format(type, "%s", error->message); /* which takes any bytes */
+        PyErr_Format(type, "%s", error->message); /* takes any bytes */
     }
     ca_error_clear(error);
+    return -1;
+}
+
+int
+ca_py_raise(PyObject *type, const char *format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    (void)PyErr_FormatV(type, format, values);
+    va_end(values);
     return -1;
 }

@@ -1,18 +1,21 @@
 /* SPDX-License-Identifier: MIT
  *
- * The one place that turns a ca_error into a Python exception.
+ * Exceptions: the one place that turns a ca_error into one.
  */
-#ifndef CLATTN_PY_ERROR_H
-#define CLATTN_PY_ERROR_H
+#ifndef CLATTN_PYTHON_ERROR_H
+#define CLATTN_PYTHON_ERROR_H
 
 #include "base/status.h"
 #include "python/state.h"
 
-/* Create clattn.DeviceError and add it to the module. -1 with an exception set. */
+/* Creates clattn.DeviceError and adds it to the module. Returns -1 with an exception. */
 int ca_py_error_init(PyObject *module);
 
-/* 0 for CA_OK; else raise what `status` stands for with the error's words, clear the
-   error and return -1. */
+/* Returns 0 for CA_OK. For another status: raises its exception with the error's words,
+   clears the error and returns -1. */
 int ca_py_error_check(const ca_state *state, ca_status status, ca_error *error);
+
+/* Raises an exception with a message that PyErr_Format makes. Returns -1. */
+int ca_py_raise(PyObject *type, const char *format, ...);
 
 #endif

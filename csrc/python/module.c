@@ -3,7 +3,7 @@
  *     module clattn._core:
  *         class Device                            python/device.c
  *         class DeviceError(RuntimeError)         python/error.c
- *         class Tensor                            python/tensor.c
+ *         class Tensor                            python/tensor_type.c
  *         tensor(array, device) memory_stats(device) empty_cache(device)
  *         synchronize(device)                     python/memory.c
  *         class Cache                             python/cache.c
@@ -15,17 +15,16 @@
  *         onnx_attention(…)                       python/onnx.c
  *         openvino_scaled_dot_product_attention(…) python/openvino.c
  *         directml_multihead_attention(…)         python/directml.c
- *         peak_fma(…) peak_read(…)                python/peak.c
  */
 #include "python/cache.h"
 #include "python/convert.h"
 #include "python/device.h"
-#include "python/dlpack.h"
+#include "python/dlpack_export.h"
 #include "python/error.h"
 #include "python/methods.h"
 #include "python/runtime.h"
 #include "python/state.h"
-#include "python/tensor.h"
+#include "python/tensor_type.h"
 
 static int
 module_exec(PyObject *module)
@@ -43,12 +42,12 @@ module_exec(PyObject *module)
         PyModule_AddStringConstant(module, "__version__", CLATTN_VERSION) < 0 ||
         PyModule_AddFunctions(module, ca_py_runtime_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_memory_methods) < 0 ||
-        PyModule_AddFunctions(module, ca_py_ops_methods) < 0 ||
+        PyModule_AddFunctions(module, ca_py_forced_methods) < 0 ||
+        PyModule_AddFunctions(module, ca_py_torch_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_diagonal_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_onnx_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_openvino_methods) < 0 ||
-        PyModule_AddFunctions(module, ca_py_directml_methods) < 0 ||
-        PyModule_AddFunctions(module, ca_py_peak_methods) < 0) {
+        PyModule_AddFunctions(module, ca_py_directml_methods) < 0) {
         return -1;
     }
     return 0;

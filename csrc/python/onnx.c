@@ -33,7 +33,7 @@ enum {
 
 enum { Y, PRESENT_KEY, PRESENT_VALUE, QK_MATMUL_OUTPUT, OUTPUTS };
 
-/* nonpad_kv_seqlen is read here. */
+/* nonpad_kv_seqlen is read on the host. */
 static int
 parse_inputs(PyObject *const *args, ca_onnx_attention *onnx, ca_py_call *call)
 {
@@ -54,7 +54,7 @@ parse_inputs(PyObject *const *args, ca_onnx_attention *onnx, ca_py_call *call)
                                  numbers, &onnx->nonpad_kv_seqlen);
 }
 
-/* None: 0, which no number of heads is. */
+/* None gives 0, which is no number of heads. */
 static int
 parse_heads(PyObject *object, const char *name, int64_t *heads)
 {
@@ -74,11 +74,11 @@ parse_softmax_precision(PyObject *object, int64_t *precision)
     }
     if (*precision != CA_ONNX_FLOAT && *precision != CA_ONNX_FLOAT16 &&
         *precision != CA_ONNX_DOUBLE && *precision != CA_ONNX_BFLOAT16) {
-        PyErr_Format(PyExc_ValueError,
-                     "softmax_precision is %R; expected 1 (float32), 10 (float16), 11 "
-                     "(float64), 16 (bfloat16) or None",
-                     object);
-        return -1;
+        return ca_py_raise(
+            PyExc_ValueError,
+            "softmax_precision is %R; expected 1 (float32), 10 (float16), 11 "
+            "(float64), 16 (bfloat16) or None",
+            object);
     }
     return 0;
 }
@@ -87,13 +87,12 @@ static int
 parse_attributes(PyObject *const *args, ca_onnx_attention *onnx, bool *return_qk)
 {
     int64_t is_causal;
-    onnx->has_scale = args[SCALE] != Py_None;
     if (ca_py_int(args[IS_CAUSAL], "is_causal", 0, 1, &is_causal) < 0 ||
         parse_heads(args[KV_NUM_HEADS], "kv_num_heads", &onnx->kv_num_heads) < 0 ||
         parse_heads(args[Q_NUM_HEADS], "q_num_heads", &onnx->q_num_heads) < 0 ||
         ca_py_int(args[QK_MATMUL_OUTPUT_MODE], "qk_matmul_output_mode", 0, 3,
                   &onnx->qk_matmul_output_mode) < 0 ||
-        (onnx->has_scale && ca_py_double(args[SCALE], "scale", &onnx->scale) < 0) ||
+        ca_py_scale(args[SCALE], &onnx->has_scale, &onnx->scale) < 0 ||
         ca_py_double(args[SOFTCAP], "softcap", &onnx->softcap) < 0 ||
         parse_softmax_precision(args[SOFTMAX_PRECISION], &onnx->softmax_precision) <
             0 ||
@@ -128,11 +127,9 @@ onnx_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     if (ca_py_call_begin(&call, module, "onnx.attention", nargs, ARGUMENTS) < 0 ||
         parse_inputs(args, &onnx, &call) < 0 ||
         parse_attributes(args, &onnx, &return_qk) < 0 ||
-        ca_py_call_ready(&call, args[DEVICE]) < 0) {
-        goto done;
-    }
-    ca_status status = ca_onnx_attention_check(&onnx, &sizes, &error);
-    if (ca_py_error_check(call.state, status, &error) < 0) {
+        ca_py_call_ready(&call, args[DEVICE]) < 0 ||
+        ca_py_error_check(call.state, ca_onnx_attention_check(&onnx, &sizes, &error),
+                          &error) < 0) {
         goto done;
     }
     bool flat = onnx.Q.ndim == 3;
@@ -143,22 +140,25 @@ onnx_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     const int64_t key_shape[] = {sizes.B, sizes.Hk, sizes.T, sizes.E};
     const int64_t value_shape[] = {sizes.B, sizes.Hk, sizes.T, sizes.Ev};
     const int64_t qk_shape[] = {sizes.B, sizes.Hq, sizes.L, sizes.T};
-    results[Y] = (ca_py_output){
-        true,       args[Q], dtype, flat ? 3 : 4, flat ? flat_shape : shape,
-        &outputs.Y, NULL};
-    results[PRESENT_KEY] = (ca_py_output){
-        has_past, args[Q], dtype, 4, key_shape, &outputs.present_key, NULL};
-    results[PRESENT_VALUE] = (ca_py_output){
-        has_past, args[V], onnx.V.dtype, 4, value_shape, &outputs.present_value, NULL};
+    results[Y] = ca_py_output_of(true, args[Q], dtype, flat ? 3 : 4,
+                                 flat ? flat_shape : shape, &outputs.Y);
+    results[PRESENT_KEY] =
+        ca_py_output_of(has_past, args[Q], dtype, 4, key_shape, &outputs.present_key);
+    results[PRESENT_VALUE] = ca_py_output_of(has_past, args[V], onnx.V.dtype, 4,
+                                             value_shape, &outputs.present_value);
     results[QK_MATMUL_OUTPUT] =
-        (ca_py_output){return_qk, args[Q], dtype, 4, qk_shape, &outputs.qk, NULL};
+        ca_py_output_of(return_qk, args[Q], dtype, 4, qk_shape, &outputs.qk);
     if (ca_py_call_outputs(&call, results, OUTPUTS) < 0) {
         goto done;
     }
-    ca_onnx_attention_problem(&onnx, &sizes, &outputs, &attention);
-    if (ca_py_call_attention(&call, &attention) == 0) {
-        answer = ca_py_call_give_all(&call, results, OUTPUTS);
+    int64_t count = 1;
+    for (int64_t index = 0; index < count; index++) {
+        count = ca_onnx_attention_problem(&onnx, &sizes, &outputs, index, &attention);
+        if (ca_py_call_attention(&call, &attention) < 0) {
+            goto done;
+        }
     }
+    answer = ca_py_call_give_all(&call, results, OUTPUTS);
 done:
     ca_py_call_end(&call);
     ca_py_call_clear(results, OUTPUTS);
@@ -166,7 +166,6 @@ done:
 }
 
 PyMethodDef ca_py_onnx_methods[] = {
-    {"onnx_attention", (PyCFunction)(void (*)(void))onnx_attention, METH_FASTCALL,
-     NULL},
+    {"onnx_attention", CA_PY_FASTCALL(onnx_attention), NULL},
     {NULL, NULL, 0, NULL},
 };

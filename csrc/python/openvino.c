@@ -7,48 +7,34 @@
 #include "python/scalars.h"
 
 /* The positional arguments, in openvino.py's order. */
-enum {
-    QUERY,
-    KEY,
-    VALUE,
-    ATTENTION_MASK,
-    SCALE,
-    CAUSAL,
-    DEVICE,
-    ARGUMENTS,
-};
+enum { QUERY, KEY, VALUE, ATTENTION_MASK, SCALE, CAUSAL, DEVICE, ARGUMENTS };
 
-/* Is the mask a number, an array without dimensions? */
-static bool
-is_number(const ca_openvino_sdpa *sdpa)
-{
-    const ca_tensor *mask = &sdpa->attention_mask;
-    return mask->data != NULL && mask->ndim == 0;
-}
-
-/* attention_mask, which causal=True leaves without a look. A number is read here. */
+/* Reads attention_mask, which causal=True ignores. A mask without dimensions is a number
+   and is read on the host. */
 static int
 parse_mask(PyObject *const *args, ca_openvino_sdpa *sdpa, ca_py_call *call)
 {
     const ca_py_dtypes dtypes = CA_TAKES_BOOL_AND_FLOATS;
     PyObject *mask = sdpa->causal ? Py_None : args[ATTENTION_MASK];
     ca_tensor *tensor = &sdpa->attention_mask;
-    bool scalar = ca_py_is_numpy_scalar(mask);
+    bool number = ca_py_is_numpy_scalar(mask);
     sdpa->mask_value = 0;
-    if ((scalar
-             ? ca_py_call_host_array(call, mask, "attention_mask", dtypes, tensor)
-             : ca_py_call_optional(call, mask, "attention_mask", dtypes, tensor)) < 0) {
-        return -1;
+    if (!number) {
+        if (ca_py_call_optional(call, mask, "attention_mask", dtypes, tensor) < 0) {
+            return -1;
+        }
+        number = tensor->data != NULL && tensor->ndim == 0;
     }
-    if (is_number(sdpa) && !scalar &&
-        ca_py_call_host_array(call, mask, "attention_mask", dtypes, tensor) < 0) {
-        return -1;
+    if (number) {
+        if (ca_py_call_host_array(call, mask, "attention_mask", dtypes, tensor) < 0) {
+            return -1;
+        }
+        sdpa->mask_value = ca_tensor_first_number(tensor);
     }
-    sdpa->mask_value = is_number(sdpa) ? ca_tensor_first_number(tensor) : 0;
     return 0;
 }
 
-/* scale: None, a number, or an array or NumPy scalar. */
+/* Reads scale: None, a number, or an array or NumPy scalar. */
 static int
 parse_scale(PyObject *const *args, ca_openvino_sdpa *sdpa, ca_py_call *call)
 {
@@ -97,11 +83,10 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
 
     if (ca_py_call_begin(&call, module, "openvino.scaled_dot_product_attention", nargs,
                          ARGUMENTS) < 0 ||
-        parse(args, &sdpa, &call) < 0 || ca_py_call_ready(&call, args[DEVICE]) < 0) {
-        goto done;
-    }
-    ca_status status = ca_openvino_sdpa_check(&sdpa, &ndim, shape, &error);
-    if (ca_py_error_check(call.state, status, &error) < 0) {
+        parse(args, &sdpa, &call) < 0 || ca_py_call_ready(&call, args[DEVICE]) < 0 ||
+        ca_py_error_check(call.state,
+                          ca_openvino_sdpa_check(&sdpa, &ndim, shape, &error),
+                          &error) < 0) {
         goto done;
     }
     result =
@@ -109,9 +94,9 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
     if (result == NULL) {
         goto done;
     }
-    int64_t count = ca_openvino_sdpa_count(&sdpa, &output);
-    for (int64_t i = 0; i < count; i++) {
-        ca_openvino_sdpa_problem(&sdpa, &output, i, &attention);
+    int64_t count = ca_tensor_extent(&output).bytes != 0;
+    for (int64_t index = 0; index < count; index++) {
+        count = ca_openvino_sdpa_problem(&sdpa, &output, index, &attention);
         if (ca_py_call_attention(&call, &attention) < 0) {
             goto done;
         }
@@ -125,6 +110,6 @@ done:
 
 PyMethodDef ca_py_openvino_methods[] = {
     {"openvino_scaled_dot_product_attention",
-     (PyCFunction)(void (*)(void))scaled_dot_product_attention, METH_FASTCALL, NULL},
+     CA_PY_FASTCALL(scaled_dot_product_attention), NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -6,6 +6,9 @@
 
 #include "python/device.h"
 #include "python/error.h"
+#include "python/forced.h"
+#include "python/methods.h"
+#include "python/scalars.h"
 
 #define HOW_TO_GET_OPENCL                                                              \
     "; install a driver: pip install \"clattn[cpu]\" for any x86-64 CPU, or the "      \
@@ -90,7 +93,7 @@ find_and_open(ca_state *state)
         goto done;
     }
     drivers = PyImport_ImportModule("clattn._drivers");
-    if (drivers == NULL) {
+    if (drivers == NULL || ca_py_force_as_environment_says(state) < 0) {
         goto done;
     }
     found = PyObject_CallMethod(drivers, "discover", NULL);
@@ -155,11 +158,10 @@ ca_py_check_device(ca_state *state, PyObject *argument)
         Py_IS_TYPE(argument, state->device_type)) {
         return 0;
     }
-    PyErr_Format(PyExc_TypeError,
-                 "device must be a clattn.Device, a string such as \"cpu\" or "
-                 "\"gpu:1\", or None, got %.200s",
-                 Py_TYPE(argument)->tp_name);
-    return -1;
+    return ca_py_raise(PyExc_TypeError,
+                       "device must be a clattn.Device, a string such as \"cpu\" or "
+                       "\"gpu:1\", or None, got %.200s",
+                       Py_TYPE(argument)->tp_name);
 }
 
 static int
@@ -218,8 +220,7 @@ ca_py_find_device(ca_state *state, PyObject *argument, ca_device **device)
         if (override != NULL) {
             if (!Py_IS_TYPE(override, state->device_type)) {
                 Py_DECREF(override);
-                PyErr_SetString(PyExc_TypeError, "device_override holds no Device");
-                return -1;
+                return ca_py_raise(PyExc_TypeError, "device_override holds no Device");
             }
             *device = ca_py_device_get(override);
             Py_DECREF(override); /* the context keeps it, the module its device */
@@ -235,8 +236,8 @@ ca_py_find_device(ca_state *state, PyObject *argument, ca_device **device)
         Py_ssize_t length;
         const char *words = PyUnicode_AsUTF8AndSize(argument, &length);
         if (words != NULL && strlen(words) != (size_t)length) {
-            PyErr_Format(PyExc_ValueError, "device is %R, which names none", argument);
-            return -1;
+            return ca_py_raise(PyExc_ValueError, "device is %R, which names none",
+                               argument);
         }
         return words != NULL ? find_by_words(state, words, "device", device) : -1;
     }

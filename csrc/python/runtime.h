@@ -18,6 +18,4 @@ int ca_py_check_device(ca_state *state, PyObject *argument);
    default. Opens OpenCL at the first call. -1 with an exception set. */
 int ca_py_find_device(ca_state *state, PyObject *argument, ca_device **device);
 
-extern PyMethodDef ca_py_runtime_methods[];
-
 #endif

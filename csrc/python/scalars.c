@@ -4,12 +4,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "python/error.h"
+
 int
 ca_py_wrong_type(const char *name, const char *expected, PyObject *object)
 {
-    PyErr_Format(PyExc_TypeError, "%s must be %s, got %.200s", name, expected,
-                 Py_TYPE(object)->tp_name);
-    return -1;
+    return ca_py_raise(PyExc_TypeError, "%s must be %s, got %.200s", name, expected,
+                       Py_TYPE(object)->tp_name);
 }
 
 #define REPR_LENGTH 80
@@ -62,13 +63,18 @@ ca_py_double(PyObject *object, const char *name, double *value)
     return -1;
 }
 
-/* numpy.bool is no subclass of bool; it is known by name, as its type has no C symbol
-   outside NumPy's API. */
-static bool
-is_numpy_bool(PyObject *object)
+int
+ca_py_scale(PyObject *object, bool *given, double *scale)
 {
-    const char *name = Py_TYPE(object)->tp_name;
-    return strcmp(name, "numpy.bool") == 0 || strcmp(name, "numpy.bool_") == 0;
+    *given = object != Py_None;
+    return *given ? ca_py_double(object, "scale", scale) : 0;
+}
+
+/* The type is known by its name, as it has no C symbol outside NumPy's API. */
+bool
+ca_py_is_numpy_bool(PyObject *object)
+{
+    return strcmp(Py_TYPE(object)->tp_name, "numpy.bool") == 0;
 }
 
 int
@@ -78,7 +84,7 @@ ca_py_flag(PyObject *object, const char *name, bool *value)
         *value = object == Py_True;
         return 0;
     }
-    if (!is_numpy_bool(object)) {
+    if (!ca_py_is_numpy_bool(object)) {
         return ca_py_wrong_type(name, "True or False", object);
     }
     int truth = PyObject_IsTrue(object);
@@ -90,16 +96,15 @@ int
 ca_py_causal(PyObject *object, ca_causal *causal)
 {
     if (PyUnicode_Check(object)) {
-        if (PyUnicode_CompareWithASCIIString(object, "lower_right") != 0) {
-            PyErr_Format(PyExc_ValueError,
-                         "is_causal is %R; expected True, False or \"lower_right\"",
-                         object);
-            return -1;
-        }
         *causal = CA_CAUSAL_LOWER_RIGHT;
-        return 0;
+        return PyUnicode_CompareWithASCIIString(object, "lower_right") == 0
+                   ? 0
+                   : ca_py_raise(PyExc_ValueError,
+                                 "is_causal is %R; expected True, False or "
+                                 "\"lower_right\"",
+                                 object);
     }
-    if (!PyBool_Check(object) && !is_numpy_bool(object)) {
+    if (!PyBool_Check(object) && !ca_py_is_numpy_bool(object)) {
         return ca_py_wrong_type("is_causal", "True, False or \"lower_right\"", object);
     }
     bool value = false;
@@ -108,8 +113,8 @@ ca_py_causal(PyObject *object, ca_causal *causal)
     return result;
 }
 
-/* object.__index__(), a new reference; NULL with a TypeError for what is no whole
-   number: an array has __index__ too, and may refuse. */
+/* Returns object.__index__(), a new reference; NULL with a TypeError for an object that
+   is not a whole number. An array has __index__ too, and may refuse. */
 static PyObject *
 whole_number(PyObject *object, const char *name, const char *expected)
 {
@@ -121,7 +126,54 @@ whole_number(PyObject *object, const char *name, const char *expected)
     return whole;
 }
 
-/* One bound of the window; bounds beyond any tensor are no bounds. */
+/* Returns a whole number, bool included, as a new reference. *nearest is the nearest
+   number of 64 bits, and *overflow says on which side of 64 bits the number is. */
+static PyObject *
+read_int(PyObject *object, const char *name, int64_t *nearest, int *overflow)
+{
+    PyObject *whole = ca_py_is_numpy_bool(object)
+                          ? PyNumber_Long(object)
+                          : whole_number(object, name, "a whole number");
+    if (whole != NULL) {
+        long long number = PyLong_AsLongLongAndOverflow(whole, overflow);
+        *nearest = *overflow > 0 ? INT64_MAX : *overflow < 0 ? INT64_MIN : number;
+    }
+    return whole;
+}
+
+int
+ca_py_int(PyObject *object, const char *name, int64_t lowest, int64_t highest,
+          int64_t *value)
+{
+    int overflow;
+    PyObject *whole = read_int(object, name, value, &overflow);
+    if (whole == NULL) {
+        return -1;
+    }
+    Py_DECREF(whole);
+    if (overflow == 0 && *value >= lowest && *value <= highest) {
+        return 0;
+    }
+    PyObject *text = ca_py_repr(object);
+    if (text != NULL) {
+        PyErr_Format(PyExc_ValueError, "%s is %U; expected %lld %s %lld", name, text,
+                     (long long)lowest, highest == lowest + 1 ? "or" : "to",
+                     (long long)highest);
+        Py_DECREF(text);
+    }
+    return -1;
+}
+
+int
+ca_py_any_int(PyObject *object, const char *name, int64_t *value)
+{
+    int overflow;
+    PyObject *whole = read_int(object, name, value, &overflow);
+    Py_XDECREF(whole);
+    return whole != NULL ? 0 : -1;
+}
+
+/* Reads one bound of the window. A bound beyond any tensor is no bound. */
 static int
 window_bound(PyObject *object, int64_t *bound)
 {
@@ -140,9 +192,9 @@ window_bound(PyObject *object, int64_t *bound)
     long long value = PyLong_AsLongLongAndOverflow(whole, &overflow);
     Py_DECREF(whole);
     if (overflow < 0 || value < 0) {
-        PyErr_Format(PyExc_ValueError,
-                     "window has the bound %R; expected 0 or more, or None", object);
-        return -1;
+        return ca_py_raise(PyExc_ValueError,
+                           "window has the bound %R; expected 0 or more, or None",
+                           object);
     }
     *bound = overflow > 0 || value > INT64_MAX / 2 ? CA_BAND_UNBOUNDED : value;
     return 0;
@@ -177,63 +229,15 @@ ca_py_window(PyObject *object, int64_t *left, int64_t *right)
 }
 
 int
-ca_py_int(PyObject *object, const char *name, int64_t lowest, int64_t highest,
-          int64_t *value)
-{
-    PyObject *whole = is_numpy_bool(object)
-                          ? PyNumber_Long(object)
-                          : whole_number(object, name, "a whole number");
-    if (whole == NULL) {
-        return -1;
-    }
-    int overflow;
-    long long number = PyLong_AsLongLongAndOverflow(whole, &overflow);
-    Py_DECREF(whole);
-    if (overflow != 0 || number < lowest || number > highest) {
-        PyObject *text = ca_py_repr(object);
-        if (text != NULL) {
-            PyErr_Format(PyExc_ValueError, "%s is %U; expected %lld %s %lld", name,
-                         text, (long long)lowest, highest == lowest + 1 ? "or" : "to",
-                         (long long)highest);
-            Py_DECREF(text);
-        }
-        return -1;
-    }
-    *value = number;
-    return 0;
-}
-
-/* The number itself, a new reference, and the nearest one of 64 bits. */
-static PyObject *
-any_int(PyObject *object, const char *name, int64_t *value)
-{
-    PyObject *whole = is_numpy_bool(object)
-                          ? PyNumber_Long(object)
-                          : whole_number(object, name, "a whole number");
-    if (whole != NULL) {
-        int overflow;
-        long long number = PyLong_AsLongLongAndOverflow(whole, &overflow);
-        *value = overflow > 0 ? INT64_MAX : overflow < 0 ? INT64_MIN : number;
-    }
-    return whole;
-}
-
-int
-ca_py_any_int(PyObject *object, const char *name, int64_t *value)
-{
-    PyObject *whole = any_int(object, name, value);
-    Py_XDECREF(whole);
-    return whole != NULL ? 0 : -1;
-}
-
-int
 ca_py_band(PyObject *begin, PyObject *end, int64_t *lower, int64_t *upper,
            bool *inverted)
 {
     int64_t from;
     int64_t to;
-    PyObject *from_whole = any_int(begin, "begin", &from);
-    PyObject *to_whole = from_whole != NULL ? any_int(end, "end", &to) : NULL;
+    int overflow;
+    PyObject *from_whole = read_int(begin, "begin", &from, &overflow);
+    PyObject *to_whole =
+        from_whole != NULL ? read_int(end, "end", &to, &overflow) : NULL;
     int result = -1;
     if (to_whole != NULL) {
         /* Beyond 64 bits only the numbers themselves tell which is larger. */
@@ -291,9 +295,8 @@ ca_py_word(PyObject *object, const char *name, const char *const *words, int cou
         length += (size_t)snprintf(expected + length, sizeof(expected) - length,
                                    "%s\"%s\"", n == 0 ? "" : ", ", words[n]);
     }
-    PyErr_Format(PyExc_ValueError, "%s is %R; expected one of %s", name, object,
-                 expected);
-    return -1;
+    return ca_py_raise(PyExc_ValueError, "%s is %R; expected one of %s", name, object,
+                       expected);
 }
 
 static int
@@ -304,15 +307,12 @@ random_seed(uint64_t *seed)
         return -1;
     }
     PyObject *bytes = PyObject_CallMethod(os, "urandom", "i", (int)sizeof(*seed));
-    Py_DECREF(os);
-    if (bytes == NULL) {
-        return -1;
-    }
-    const char *data = PyBytes_AsString(bytes);
+    const char *data = bytes != NULL ? PyBytes_AsString(bytes) : NULL;
     if (data != NULL) {
         memcpy(seed, data, sizeof(*seed));
     }
-    Py_DECREF(bytes);
+    Py_XDECREF(bytes);
+    Py_DECREF(os);
     return data != NULL ? 0 : -1;
 }
 
@@ -330,8 +330,8 @@ ca_py_seed(PyObject *object, bool needed, uint64_t *seed)
     *seed = PyLong_AsUnsignedLongLong(whole);
     Py_DECREF(whole);
     if (PyErr_Occurred()) {
-        PyErr_Format(PyExc_ValueError, "seed is %R; expected 0 to 2**64 - 1", object);
-        return -1;
+        return ca_py_raise(PyExc_ValueError, "seed is %R; expected 0 to 2**64 - 1",
+                           object);
     }
     return 0;
 }

@@ -12,7 +12,8 @@
 #include <stdatomic.h>
 
 #include "base/platform.h"
-#include "opencl/device.h"
+#include "opencl/forced.h"
+#include "opencl/runtime.h"
 
 typedef struct {
     PyObject *device_error;      /* clattn.DeviceError */
@@ -26,6 +27,7 @@ typedef struct {
     _Atomic(int64_t) process_id; /* that may open; another one is a forked child */
     _Atomic(ca_runtime *) runtime;
     _Atomic(ca_device *) default_device; /* NULL: not chosen yet */
+    ca_forced forced;                    /* see python/forced.h */
 } ca_state;
 
 static inline ca_state *

@@ -1,371 +1,196 @@
-/* SPDX-License-Identifier: MIT
- *
- *     class Tensor:
- *         shape, strides: tuple[int, …]       strides in bytes
- *         dtype: numpy.dtype, device: Device
- *         ndim, size, itemsize, nbytes: int
- *         T: Tensor
- *         tensor[key] len(tensor) reshape(…) transpose(…)
- *         numpy() to(device)
- *         __array__(dtype, copy) __dlpack__(…) __dlpack_device__()
- */
+/* SPDX-License-Identifier: MIT */
 #include "python/tensor.h"
 
-#include "python/array.h"
+#include "diagonal/copy.h"
 #include "python/convert.h"
-#include "python/device.h"
-#include "python/dlpack.h"
 #include "python/error.h"
-#include "python/runtime.h"
 
-static const ca_tensor *
-view_of(PyObject *self)
+/* ---- new ones ---- */
+
+PyObject *
+ca_py_tensor_new(const ca_state *state, ca_storage *storage, const ca_tensor *view)
 {
-    return &((ca_py_tensor *)self)->view;
-}
-
-static ca_state *
-state_of(PyObject *self)
-{
-    return ca_state_get(((ca_py_tensor *)self)->module);
-}
-
-static PyObject *
-view_as(PyObject *self, const ca_tensor *view)
-{
-    return ca_py_tensor_new(state_of(self), ((ca_py_tensor *)self)->storage, view);
-}
-
-/* ---- attributes ---- */
-
-static PyObject *
-tuple_of(int count, const int64_t *numbers, int64_t unit)
-{
-    PyObject *tuple = PyTuple_New(count);
-    for (int i = 0; tuple != NULL && i < count; i++) {
-        PyObject *number = PyLong_FromLongLong(numbers[i] * unit);
-        if (number == NULL) {
-            Py_CLEAR(tuple);
-        } else {
-            PyTuple_SET_ITEM(tuple, i, number);
-        }
+    ca_py_tensor *self = PyObject_GC_New(ca_py_tensor, state->tensor_type);
+    if (self != NULL) {
+        ca_storage_retain(storage);
+        self->module = Py_NewRef(PyType_GetModule(state->tensor_type));
+        self->storage = storage;
+        self->view = *view;
+        PyObject_GC_Track(self);
     }
-    return tuple;
+    return (PyObject *)self;
 }
 
+PyObject *
+ca_py_tensor_empty(const ca_state *state, ca_device *device, ca_dtype dtype, int ndim,
+                   const int64_t *shape)
+{
+    ca_error error = {0};
+    ca_storage *storage = NULL;
+    ca_tensor view = {.dtype = dtype, .ndim = ndim};
+    size_t bytes = ca_dtype_size(dtype);
+    for (int d = ndim - 1; d >= 0; d--) {
+        view.shape[d] = shape[d];
+        view.strides[d] = (int64_t)(bytes / ca_dtype_size(dtype));
+        if (shape[d] > 0 && bytes > PTRDIFF_MAX / (size_t)shape[d]) {
+            return PyErr_Format(
+                PyExc_MemoryError,
+                "no memory for a Tensor of more bytes than 63 bits count");
+        }
+        bytes *= shape[d] > 0 ? (size_t)shape[d] : 1;
+    }
+    bytes = ca_tensor_count(&view) > 0 ? bytes : ca_dtype_size(dtype);
+    ca_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_device_prepare(device, &error);
+        if (status == CA_OK) {
+            status = ca_storage_new(device, bytes, "a Tensor", &storage, &error);
+        }
+    Py_END_ALLOW_THREADS
+    if (ca_py_error_check(state, status, &error) < 0) {
+        return NULL;
+    }
+    view.block = ca_storage_block(storage);
+    view.data = view.block->address;
+    PyObject *tensor = ca_py_tensor_new(state, storage, &view);
+    ca_storage_release(storage);
+    return tensor;
+}
+
+/* ---- to the host ---- */
+
+int
+ca_py_tensor_wait(const ca_state *state, PyObject *object)
+{
+    ca_error error = {0};
+    ca_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_storage_wait(((ca_py_tensor *)object)->storage, &error);
+    Py_END_ALLOW_THREADS
+    return ca_py_error_check(state, status, &error);
+}
+
+/* Reads the memory from the first element to the last into a new array of one dimension,
+   and makes `view` show the elements there. */
 static PyObject *
-get_shape(PyObject *self, void *Py_UNUSED(closure))
+read_extent(const ca_state *state, ca_storage *storage, PyObject *descr,
+            ca_tensor *view)
 {
-    return tuple_of(view_of(self)->ndim, view_of(self)->shape, 1);
+    ca_extent extent = ca_tensor_extent(view);
+    size_t size = ca_dtype_size(view->dtype);
+    int64_t count = (int64_t)(extent.bytes / size);
+    ca_tensor flat;
+    PyObject *array =
+        ca_py_array_new(CA_PAGES_ANY, descr, view->dtype, 1, &count, &flat);
+    if (array == NULL) {
+        return NULL;
+    }
+    size_t offset = (size_t)((char *)extent.data - (char *)view->block->address);
+    ca_error error = {0};
+    ca_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_storage_read(storage, offset, flat.data, extent.bytes, &error);
+    Py_END_ALLOW_THREADS
+    if (ca_py_error_check(state, status, &error) < 0) {
+        Py_CLEAR(array);
+    }
+    view->data = (char *)flat.data + (size_t)extent.offset * size;
+    return array;
 }
 
-static PyObject *
-get_strides(PyObject *self, void *Py_UNUSED(closure))
+PyObject *
+ca_py_tensor_fetch(const ca_state *state, PyObject *object, bool opaque)
 {
-    const ca_tensor *view = view_of(self);
-    return tuple_of(view->ndim, view->strides, (int64_t)ca_dtype_size(view->dtype));
+    ca_py_tensor *self = (ca_py_tensor *)object;
+    ca_tensor view = self->view;
+    PyObject *descr = opaque ? ca_py_moving_descr(view.dtype) : ca_py_descr(view.dtype);
+    PyObject *memory = NULL;
+    PyObject *seen = NULL;
+    if (descr == NULL) {
+        return NULL;
+    }
+    if (!ca_storage_is_host(self->storage)) {
+        memory = read_extent(state, self->storage, descr, &view);
+    } else if (ca_py_tensor_wait(state, object) == 0) {
+        memory = Py_NewRef(object);
+    }
+    if (memory != NULL) {
+        seen = ca_py_array_over(&view, descr, false, memory);
+    }
+    PyObject *array = seen != NULL ? ca_py_array_copy(seen) : NULL;
+    Py_XDECREF(seen);
+    Py_XDECREF(memory);
+    Py_DECREF(descr);
+    return array;
 }
 
-static PyObject *
-get_dtype(PyObject *self, void *Py_UNUSED(closure))
+/* ---- to a device ---- */
+
+int
+ca_py_tensor_assign(const ca_state *state, PyObject *object, const ca_tensor *tensor,
+                    const char *call)
 {
-    return ca_py_descr(view_of(self)->dtype);
+    ca_error error = {0};
+    ca_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_copy_run(ca_py_tensor_device(object), tensor,
+                             &((ca_py_tensor *)object)->view, call, &error);
+    Py_END_ALLOW_THREADS
+    return ca_py_error_check(state, status, &error);
 }
 
-static PyObject *
-get_device(PyObject *self, void *Py_UNUSED(closure))
+/* Copies the elements of a NumPy array to a new Tensor: straight to their place if the
+   host has the memory, else by way of a contiguous array. */
+static int
+write_array(const ca_state *state, ca_py_tensor *tensor, PyObject *array)
 {
-    return ca_py_wrap_device(((ca_py_tensor *)self)->module, ca_py_tensor_device(self));
-}
-
-static PyObject *
-get_ndim(PyObject *self, void *Py_UNUSED(closure))
-{
-    return PyLong_FromLong(view_of(self)->ndim);
-}
-
-static PyObject *
-get_size(PyObject *self, void *Py_UNUSED(closure))
-{
-    return PyLong_FromLongLong(ca_tensor_count(view_of(self)));
-}
-
-static PyObject *
-get_itemsize(PyObject *self, void *Py_UNUSED(closure))
-{
-    return PyLong_FromSize_t(ca_dtype_size(view_of(self)->dtype));
-}
-
-static PyObject *
-get_nbytes(PyObject *self, void *Py_UNUSED(closure))
-{
-    const ca_tensor *view = view_of(self);
-    return PyLong_FromSize_t((size_t)ca_tensor_count(view) *
-                             ca_dtype_size(view->dtype));
-}
-
-static PyObject *
-get_T(PyObject *self, void *Py_UNUSED(closure))
-{
-    ca_tensor view;
-    return ca_py_view_transpose(view_of(self), NULL, &view) < 0 ? NULL
-                                                                : view_as(self, &view);
-}
-
-/* ---- views ---- */
-
-static PyObject *
-subscript(PyObject *self, PyObject *key)
-{
-    ca_tensor view;
-    return ca_py_view_index(view_of(self), key, &view) < 0 ? NULL
-                                                           : view_as(self, &view);
-}
-
-static Py_ssize_t
-length(PyObject *self)
-{
-    const ca_tensor *view = view_of(self);
-    if (view->ndim == 0) {
-        PyErr_SetString(PyExc_TypeError, "a Tensor without dimensions has no length");
+    const ca_tensor *view = &tensor->view;
+    int result = -1;
+    if (ca_storage_is_host(tensor->storage)) {
+        PyObject *target = ca_py_array_over(view, NULL, true, (PyObject *)tensor);
+        result = target != NULL ? ca_py_copy_into(target, array) : -1;
+        Py_XDECREF(target);
+        return result;
+    }
+    PyObject *contiguous = ca_py_contiguous(array);
+    if (contiguous == NULL) {
         return -1;
     }
-    return (Py_ssize_t)view->shape[0];
-}
-
-static PyObject *
-item(PyObject *self, Py_ssize_t index)
-{
-    PyObject *key = PyLong_FromSsize_t(index);
-    PyObject *part = key != NULL ? subscript(self, key) : NULL;
-    Py_XDECREF(key);
-    return part;
-}
-
-/* Neither compares elements, as the host would have to wait and look. */
-static int
-contains(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(element))
-{
-    PyErr_SetString(PyExc_TypeError,
-                    "a Tensor's elements are not compared; use tensor.numpy()");
-    return -1;
-}
-
-static int
-truth(PyObject *Py_UNUSED(self))
-{
-    PyErr_SetString(PyExc_TypeError, "a Tensor is neither true nor false; use "
-                                     "tensor.numpy()");
-    return -1;
-}
-
-static PyObject *
-iterate(PyObject *self)
-{
-    return length(self) < 0 ? NULL : PySeqIter_New(self);
-}
-
-/* tensor.transpose(*axes) */
-static PyObject *
-transpose(PyObject *self, PyObject *args)
-{
-    ca_tensor view;
-    return ca_py_view_transpose(view_of(self), args, &view) < 0 ? NULL
-                                                                : view_as(self, &view);
-}
-
-/* tensor.reshape(*shape) */
-static PyObject *
-reshape(PyObject *self, PyObject *args)
-{
-    const ca_tensor *view = view_of(self);
-    ca_tensor reshaped;
-    int ndim;
-    int64_t shape[CA_MAX_DIMS];
-    if (ca_py_shape_argument(view, args, &ndim, shape) < 0) {
-        return NULL;
-    }
-    if (ca_py_view_reshape(view, ndim, shape, &reshaped)) {
-        return view_as(self, &reshaped);
-    }
-    PyObject *copy = ca_py_tensor_copy(state_of(self), ca_py_tensor_device(self), view,
-                                       self, "Tensor.reshape");
-    if (copy == NULL) {
-        return NULL;
-    }
-    (void)ca_py_view_reshape(view_of(copy), ndim, shape, &reshaped);
-    PyObject *result = view_as(copy, &reshaped);
-    Py_DECREF(copy);
+    ca_tensor source;
+    (void)ca_py_array_describe(contiguous, view->dtype, &source);
+    ca_error error = {0};
+    ca_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_storage_write(tensor->storage, 0, source.data,
+                                  ca_tensor_extent(&source).bytes, &error);
+    Py_END_ALLOW_THREADS
+    result = ca_py_error_check(state, status, &error);
+    Py_DECREF(contiguous);
     return result;
 }
 
-/* tensor.to(device) */
-static PyObject *
-to(PyObject *self, PyObject *argument)
+PyObject *
+ca_py_tensor_copy(const ca_state *state, ca_device *device, const ca_tensor *tensor,
+                  PyObject *owner, const char *call)
 {
-    ca_device *device;
-    if (ca_py_find_device(state_of(self), argument, &device) < 0) {
+    bool held = tensor->block != NULL;
+    bool here = held && ca_storage_device(ca_storage_of(tensor->block)) == device;
+    PyObject *copy =
+        ca_py_tensor_empty(state, device, tensor->dtype, tensor->ndim, tensor->shape);
+    if (copy == NULL) {
         return NULL;
     }
-    if (device == ca_py_tensor_device(self)) {
-        return Py_NewRef(self);
+    int copied = -1;
+    if (here) {
+        copied = ca_py_tensor_assign(state, copy, tensor, call);
+    } else {
+        PyObject *array = held ? ca_py_tensor_fetch(state, owner, true)
+                               : ca_py_array_over(tensor, NULL, false, owner);
+        copied = array != NULL ? write_array(state, (ca_py_tensor *)copy, array) : -1;
+        Py_XDECREF(array);
     }
-    return ca_py_tensor_copy(state_of(self), device, view_of(self), self, "Tensor.to");
-}
-
-/* ---- the type ---- */
-
-/* Above this NumPy leaves elements out. */
-#define SUMMARISED 1000
-
-/* clattn.Tensor([…], dtype=…, device='…'), with the shape where the elements do not
-   show it */
-static PyObject *
-represent(PyObject *self)
-{
-    PyObject *text = NULL;
-    PyObject *values = NULL;
-    char shape[160];
-    const ca_tensor *view = view_of(self);
-    const ca_device_info *info = ca_device_get_info(ca_py_tensor_device(self));
-    int64_t count = ca_tensor_count(view);
-    bool shown = count > 0 && count <= SUMMARISED;
-    (void)ca_shape_format(view->ndim, view->shape, shape, sizeof(shape));
-    PyObject *numpy = PyImport_ImportModule("numpy");
-    PyObject *array = numpy != NULL ? ca_py_tensor_look(state_of(self), self) : NULL;
-    if (array != NULL) {
-        values = PyObject_CallMethod(numpy, "array2string", "OOOOss", array, Py_None,
-                                     Py_None, Py_None, ", ", "clattn.Tensor(");
+    if (copied < 0) {
+        Py_CLEAR(copy);
     }
-    if (values != NULL) {
-        text = PyUnicode_FromFormat(
-            "clattn.Tensor(%U, %s%s%sdtype=%s, device='%s: %s')", values,
-            shown ? "" : "shape=", shown ? "" : shape, shown ? "" : ", ",
-            ca_dtype_name(view->dtype), ca_py_device_type_name(info), info->name);
-    }
-    Py_XDECREF(values);
-    Py_XDECREF(array);
-    Py_XDECREF(numpy);
-    return text;
-}
-
-static PyObject *
-refuse_pickling(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(ignored))
-{
-    PyErr_SetString(PyExc_TypeError, "a clattn.Tensor cannot be pickled; pickle "
-                                     "tensor.numpy()");
-    return NULL;
-}
-
-static PyObject *
-refuse_making(PyTypeObject *Py_UNUSED(type), PyObject *Py_UNUSED(args),
-              PyObject *Py_UNUSED(kwargs))
-{
-    PyErr_SetString(PyExc_TypeError, "clattn.Tensor cannot be called; use "
-                                     "clattn.tensor(array)");
-    return NULL;
-}
-
-static int
-traverse(PyObject *self, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(((ca_py_tensor *)self)->module);
-    return 0;
-}
-
-static void
-dealloc(PyObject *object)
-{
-    ca_py_tensor *self = (ca_py_tensor *)object;
-    PyTypeObject *type = Py_TYPE(object);
-    PyObject_GC_UnTrack(object);
-    ca_storage_release(self->storage);
-    Py_CLEAR(self->module);
-    type->tp_free(object);
-    Py_DECREF(type);
-}
-
-static PyGetSetDef getset[] = {
-    {"shape", get_shape, NULL, "Sizes of the dimensions.", NULL},
-    {"strides", get_strides, NULL, "Bytes from one element to the next, by dimension.",
-     NULL},
-    {"dtype", get_dtype, NULL, "NumPy's dtype; of bfloat16 that of ml_dtypes.", NULL},
-    {"device", get_device, NULL, "The device it is on.", NULL},
-    {"ndim", get_ndim, NULL, "The number of dimensions.", NULL},
-    {"size", get_size, NULL, "The number of elements.", NULL},
-    {"itemsize", get_itemsize, NULL, "Bytes of an element.", NULL},
-    {"nbytes", get_nbytes, NULL, "Bytes of all elements.", NULL},
-    {"T", get_T, NULL, "A view with the dimensions in reverse.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
-static PyMethodDef methods[] = {
-    {"reshape", reshape, METH_VARARGS,
-     "reshape(*shape)\n--\n\n"
-     "The same elements in another shape, one size of which may be -1. A view where\n"
-     "the strides allow one, else a copy."},
-    {"transpose", transpose, METH_VARARGS,
-     "transpose(*axes)\n--\n\n"
-     "A view with the dimensions in that order; without axes in reverse."},
-    {"to", to, METH_O,
-     "to(device, /)\n--\n\n"
-     "The Tensor itself if it is on that device, else a copy there."},
-    {"__reduce__", refuse_pickling, METH_NOARGS, NULL},
-    {"__reduce_ex__", refuse_pickling, METH_O, NULL},
-    /* python/tensor_export.c */
-    {"numpy", ca_py_tensor_method_numpy, METH_NOARGS,
-     "numpy()\n--\n\n"
-     "The elements as a NumPy array: of the same memory where the host has that too,\n"
-     "else a copy. Waits for the calls that use the memory; once the host shares it,\n"
-     "later calls that use it are waited for too."},
-    {"__array__", (PyCFunction)(void (*)(void))ca_py_tensor_method_array,
-     METH_VARARGS | METH_KEYWORDS,
-     "__array__(dtype=None, copy=None)\n--\n\nNumPy's protocol, as `numpy`."},
-    {"__dlpack__", (PyCFunction)(void (*)(void))ca_py_tensor_method_dlpack,
-     METH_VARARGS | METH_KEYWORDS,
-     "__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
-     "A DLPack capsule of the memory, or of a copy on the host."},
-    {"__dlpack_device__", ca_py_tensor_method_dlpack_device, METH_NOARGS,
-     "__dlpack_device__()\n--\n\n"
-     "(1, 0), the host, where that has the memory too; else (4, index), OpenCL."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyType_Slot slots[] = {
-    {Py_tp_doc,
-     "An array in a device's memory, as `clattn.tensor()` and the operators make "
-     "it.\n\n"
-     "Usable wherever a function takes an array; the call then runs on the Tensor's\n"
-     "device. Indexing with integers, slices, ... and None gives views."},
-    {Py_tp_new, refuse_making},
-    {Py_tp_repr, represent},
-    {Py_tp_iter, iterate},
-    {Py_mp_subscript, subscript},
-    {Py_mp_length, length},
-    {Py_sq_item, item},
-    {Py_sq_length, length},
-    {Py_sq_contains, contains},
-    {Py_nb_bool, truth},
-    {Py_tp_traverse, traverse},
-    {Py_tp_dealloc, dealloc},
-    {Py_tp_getset, getset},
-    {Py_tp_methods, methods},
-    {0, NULL},
-};
-
-static PyType_Spec spec = {
-    .name = "clattn.Tensor",
-    .basicsize = sizeof(ca_py_tensor),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = slots,
-};
-
-int
-ca_py_tensor_init(PyObject *module)
-{
-    ca_state *state = ca_state_get(module);
-    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
-    state->tensor_type = (PyTypeObject *)type;
-    return type != NULL ? PyModule_AddType(module, state->tensor_type) : -1;
+    return copy;
 }

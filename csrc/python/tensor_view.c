@@ -1,11 +1,10 @@
-/* SPDX-License-Identifier: MIT
- *
- * Views of a Tensor, as NumPy has them.
- */
+/* SPDX-License-Identifier: MIT */
+#include "python/tensor_view.h"
+
 #include <string.h>
 
+#include "python/error.h"
 #include "python/scalars.h"
-#include "python/tensor.h"
 
 #define MOST_DIMS (CA_MAX_DIMS - 1)
 
@@ -15,9 +14,8 @@ static int
 append(ca_tensor *view, int64_t size, int64_t stride)
 {
     if (view->ndim == MOST_DIMS) {
-        PyErr_Format(PyExc_IndexError, "the index makes more than %d dimensions",
-                     MOST_DIMS);
-        return -1;
+        return ca_py_raise(PyExc_IndexError, "the index makes more than %d dimensions",
+                           MOST_DIMS);
     }
     view->shape[view->ndim] = size;
     view->strides[view->ndim++] = stride;
@@ -34,8 +32,7 @@ static bool
 is_integer(PyObject *key)
 {
     return PyIndex_Check(key) && !PyBool_Check(key) &&
-           !PyObject_HasAttrString(key, "__len__") &&
-           strcmp(Py_TYPE(key)->tp_name, "numpy.bool") != 0;
+           !PyObject_HasAttrString(key, "__len__") && !ca_py_is_numpy_bool(key);
 }
 
 static int
@@ -47,10 +44,9 @@ take_integer(const ca_tensor *tensor, int d, PyObject *key, ca_tensor *view)
     }
     int64_t size = tensor->shape[d];
     if (index < -size || index >= size) {
-        PyErr_Format(PyExc_IndexError,
-                     "index %zd is out of bounds for dimension %d of size %lld", index,
-                     d, (long long)size);
-        return -1;
+        return ca_py_raise(PyExc_IndexError,
+                           "index %zd is out of bounds for dimension %d of size %lld",
+                           index, d, (long long)size);
     }
     move_start(view, (index < 0 ? index + size : index) * tensor->strides[d]);
     return 0;
@@ -76,11 +72,11 @@ take_slice(const ca_tensor *tensor, int d, PyObject *key, ca_tensor *view)
 static int
 refuse_key(PyObject *key)
 {
-    PyErr_Format(PyExc_TypeError,
-                 "a Tensor is indexed with integers, slices, ... and None, got %.200s; "
-                 "advanced indexing is NumPy's: tensor.numpy()[...]",
-                 Py_TYPE(key)->tp_name);
-    return -1;
+    return ca_py_raise(
+        PyExc_TypeError,
+        "a Tensor is indexed with integers, slices, ... and None, got %.200s; "
+        "advanced indexing is NumPy's: tensor.numpy()[...]",
+        Py_TYPE(key)->tp_name);
 }
 
 /* How many dimensions the keys take, and that there is one `...` at most. */
@@ -93,9 +89,8 @@ count_keys(PyObject *keys, int *taken)
         PyObject *key = PyTuple_GET_ITEM(keys, i);
         if (key == Py_Ellipsis) {
             if (ellipsis) {
-                PyErr_SetString(PyExc_IndexError,
-                                "an index can only have a single ellipsis ('...')");
-                return -1;
+                return ca_py_raise(PyExc_IndexError,
+                                   "an index can only have a single ellipsis ('...')");
             }
             ellipsis = true;
         } else if (PySlice_Check(key) || is_integer(key)) {
@@ -116,11 +111,11 @@ index_with(const ca_tensor *tensor, PyObject *keys, ca_tensor *view)
         return -1;
     }
     if (taken > tensor->ndim) {
-        PyErr_Format(PyExc_IndexError,
-                     "too many indices for a Tensor: it has %d dimensions, but %d were "
-                     "indexed",
-                     tensor->ndim, taken);
-        return -1;
+        return ca_py_raise(
+            PyExc_IndexError,
+            "too many indices for a Tensor: it has %d dimensions, but %d were "
+            "indexed",
+            tensor->ndim, taken);
     }
     ca_tensor_start_view(tensor, view);
     for (Py_ssize_t i = 0; i <= PyTuple_GET_SIZE(keys); i++) {
@@ -175,11 +170,10 @@ transpose_with(const ca_tensor *tensor, PyObject *axes, ca_tensor *view)
 {
     bool taken[CA_MAX_DIMS] = {false};
     if (PyTuple_GET_SIZE(axes) != tensor->ndim) {
-        PyErr_Format(PyExc_ValueError,
-                     "axes are %zd numbers; expected %d, one for "
-                     "each dimension",
-                     PyTuple_GET_SIZE(axes), tensor->ndim);
-        return -1;
+        return ca_py_raise(PyExc_ValueError,
+                           "axes are %zd numbers; expected %d, one for "
+                           "each dimension",
+                           PyTuple_GET_SIZE(axes), tensor->ndim);
     }
     ca_tensor_start_view(tensor, view);
     for (int i = 0; i < tensor->ndim; i++) {
@@ -190,8 +184,8 @@ transpose_with(const ca_tensor *tensor, PyObject *axes, ca_tensor *view)
         }
         axis = axis < 0 ? axis + tensor->ndim : axis;
         if (taken[axis]) {
-            PyErr_Format(PyExc_ValueError, "axis %lld is given twice", (long long)axis);
-            return -1;
+            return ca_py_raise(PyExc_ValueError, "axis %lld is given twice",
+                               (long long)axis);
         }
         taken[axis] = true;
         (void)append(view, tensor->shape[axis], tensor->strides[axis]);
@@ -243,10 +237,10 @@ static int
 refuse_shape(const ca_tensor *tensor, int ndim, const int64_t *shape)
 {
     char text[2][160];
-    PyErr_Format(PyExc_ValueError, "cannot reshape a Tensor of shape %s into %s",
-                 ca_shape_format(tensor->ndim, tensor->shape, text[0], sizeof(text[0])),
-                 ca_shape_format(ndim, shape, text[1], sizeof(text[1])));
-    return -1;
+    return ca_py_raise(
+        PyExc_ValueError, "cannot reshape a Tensor of shape %s into %s",
+        ca_shape_format(tensor->ndim, tensor->shape, text[0], sizeof(text[0])),
+        ca_shape_format(ndim, shape, text[1], sizeof(text[1])));
 }
 
 static int
@@ -254,9 +248,9 @@ parse_shape(const ca_tensor *tensor, PyObject *sizes, int *ndim, int64_t *shape)
 {
     int unknown = -1;
     if (PyTuple_GET_SIZE(sizes) > MOST_DIMS) {
-        PyErr_Format(PyExc_ValueError, "shape has %zd dimensions; expected at most %d",
-                     PyTuple_GET_SIZE(sizes), MOST_DIMS);
-        return -1;
+        return ca_py_raise(PyExc_ValueError,
+                           "shape has %zd dimensions; expected at most %d",
+                           PyTuple_GET_SIZE(sizes), MOST_DIMS);
     }
     *ndim = (int)PyTuple_GET_SIZE(sizes);
     for (int d = 0; d < *ndim; d++) {
@@ -265,8 +259,7 @@ parse_shape(const ca_tensor *tensor, PyObject *sizes, int *ndim, int64_t *shape)
             return -1;
         }
         if (shape[d] == -1 && unknown >= 0) {
-            PyErr_SetString(PyExc_ValueError, "shape has more than one -1");
-            return -1;
+            return ca_py_raise(PyExc_ValueError, "shape has more than one -1");
         }
         unknown = shape[d] == -1 ? d : unknown;
     }

@@ -14,7 +14,7 @@
  *     -DWIDTH    bytes of an element: 1, 2, 4, 8
  *     -DLANES    elements of a vector: 2, 4, 8, 16
  *     -DLOCAL    work-items of a group; 1: an item owns a tile alone
- *     -DFORM     CA_DIAGONAL_ROWS, …
+ *     -DLAYOUT  CA_DIAGONAL_ROWS, …
  *     -DINSIDE, -DOUTSIDE  CA_DIAGONAL_FILL, …
  *     -DSTREAM   1: stores that pass the caches by, where the compiler has them
  */
@@ -34,8 +34,8 @@
 #ifndef LOCAL
 #define LOCAL 1
 #endif
-#ifndef FORM
-#define FORM CA_DIAGONAL_ROWS
+#ifndef LAYOUT
+#define LAYOUT CA_DIAGONAL_ROWS
 #endif
 #ifndef INSIDE
 #define INSIDE CA_DIAGONAL_FILL
@@ -115,7 +115,7 @@ parts_of_row(const ca_diagonal_params *params, ca_int64 y, ca_int64 first,
     return parts;
 }
 
-#if FORM == CA_DIAGONAL_ROWS
+#if LAYOUT == CA_DIAGONAL_ROWS
 static inline void
 write_tile(__global element *output, __global const element *input,
            const ca_diagonal_params *params)
@@ -138,7 +138,7 @@ write_tile(__global element *output, __global const element *input,
 
 /* --- a strided input, by way of blocks -------------------------------------------- */
 
-#if FORM == CA_DIAGONAL_BLOCKS
+#if LAYOUT == CA_DIAGONAL_BLOCKS
 #define BLOCK CA_DIAGONAL_BLOCK(WIDTH)
 #define PITCH (BLOCK + 16 / WIDTH) /* rows at different banks of memory */
 
@@ -218,7 +218,7 @@ write_tile(__global element *output, __global const element *input,
 
 /* --- many small matrices, by way of a pattern ------------------------------------- */
 
-#if FORM == CA_DIAGONAL_SHORT
+#if LAYOUT == CA_DIAGONAL_SHORT
 /* Elements that an item writes at once: several vectors, on its own. */
 #define STRETCH      (LOCAL == 1 ? 4 * LANES : LANES)
 #define PATTERN_SIZE (CA_DIAGONAL_SHORT_BYTES / WIDTH + STRETCH)
@@ -286,9 +286,9 @@ __kernel __attribute__((reqd_work_group_size(LOCAL, 1, 1), vec_type_hint(vector)
 diagonal_band(__global const element *input, __global element *output,
               ca_diagonal_params params)
 {
-#if FORM == CA_DIAGONAL_ROWS
+#if LAYOUT == CA_DIAGONAL_ROWS
     write_tile(output, input, &params);
-#elif FORM == CA_DIAGONAL_BLOCKS
+#elif LAYOUT == CA_DIAGONAL_BLOCKS
     __local element block[BLOCK * PITCH];
     write_tile(output, input, block, &params);
 #else

@@ -38,7 +38,7 @@ typedef struct {
 #define CA_DIAGONAL_COPY 1 /* the input's element */
 #define CA_DIAGONAL_SKIP 2 /* it stays as it is */
 
-/* -DFORM: how elements lie in memory, and how they are walked. */
+/* -DLAYOUT: how elements lie in memory, and how they are walked. */
 #define CA_DIAGONAL_ROWS   0 /* rows of contiguous elements, one after the other */
 #define CA_DIAGONAL_BLOCKS 1 /* the input's columns are strided: by way of blocks */
 #define CA_DIAGONAL_SHORT  2 /* small matrices without gaps: by way of a pattern */

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 from references.attention import DTYPES, bfloat16, float16, float64, tolerance
 from support.helpers import assert_close, check, draw, qkv, sdpa
-from test_attention_layouts import (
+from support.layouts import (
     columns_first,
+    far_rows,
     fortran,
     negative_everywhere,
     negative_rows,
@@ -33,13 +34,6 @@ from test_attention_layouts import (
 )
 
 pytestmark = [pytest.mark.usefixtures("decode"), pytest.mark.tensors]
-
-
-def far_rows(a):
-    """Rows with other numbers between them."""
-    big = np.full((*a.shape[:-1], 3, a.shape[-1]), np.nan, a.dtype)
-    big[..., 1, :] = a
-    return big[..., 1, :]
 
 
 KEYS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 257, 1000)

@@ -4,15 +4,15 @@
 import clattn
 import numpy as np
 import pytest
-import test_directml as directml
-import test_openvino as openvino
+import support.directml_calls as directml
+import support.openvino_calls as openvino
 from references.attention import bfloat16, float16, float32, float64
 from references.directml import make
 from references.onnx import check
 from support.decode_cases import bits
 from support.helpers import draw, index_of, qkv, run_python, sdpa
-from test_attention_layouts import columns_first, negative_rows, sliced, transposed
-from test_onnx import cache, flat, inputs, mask_of
+from support.layouts import columns_first, negative_rows, sliced, transposed
+from support.onnx_calls import cache, flat, inputs, mask_of
 
 decode_only = pytest.mark.usefixtures("decode")
 ROWS = pytest.mark.parametrize("L", [1, 8])
@@ -58,7 +58,7 @@ def test_parts_where_memory_is_copied(device):
         import clattn, numpy as np
         from support.helpers import check, qkv
         from references.onnx import check as onnx
-        from test_attention_decode_doors import with_past
+        from attention.test_attention_decode_doors import with_past
         device = clattn.devices()[int(sys.argv[1])]
         assert device.memory_mode == "copy"
         onnx(*with_past(1, 3000, heads=(1, 1), B=1), device=device)

@@ -13,23 +13,23 @@ sees and special numbers are in test_attention_decode_gpu_masks.py.
 import clattn
 import numpy as np
 import pytest
-import test_directml as directml
+import support.directml_calls as directml
 from references.attention import bfloat16, float16, float32, float64, tolerance
 from references.directml import make
 from references.onnx import check as check_onnx
 from support.decode_cases import bits
 from support.helpers import assert_close, check, draw, index_of, qkv, run_python, sdpa
-from support.sizes import WIDE
-from test_attention_decode import far_rows
-from test_attention_layouts import (
+from support.layouts import (
     columns_first,
+    far_rows,
     fortran,
     negative_everywhere,
     negative_rows,
     sliced,
     transposed,
 )
-from test_onnx import cache, inputs
+from support.onnx_calls import cache, inputs
+from support.sizes import WIDE
 
 E = 32
 SHORT, SPLIT = ((2, 4), 2, 77, E), ((1, 1), 2, 2500, E)
@@ -199,7 +199,7 @@ def test_where_memory_is_copied(device):
         import clattn, numpy as np
         from support.helpers import check, draw, qkv
         from references.onnx import check as check_onnx
-        from test_onnx import cache, inputs
+        from support.onnx_calls import cache, inputs
         device = clattn.devices()[int(sys.argv[1])]
         assert device.memory_mode == "copy"
         out = np.full((1, 1, 2, 66), 7, np.float32)

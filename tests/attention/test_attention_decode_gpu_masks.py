@@ -20,8 +20,8 @@ from support.decode_cases import (
     spoil,
 )
 from support.helpers import check, draw, qkv
+from support.onnx_calls import inputs, mask_of
 from test_attention_decode_gpu import SHORT, SPLIT, E, decode_gpu  # noqa: F401
-from test_onnx import inputs, mask_of
 
 both_lengths = pytest.mark.parametrize("shape", [SHORT, SPLIT], ids=["short", "split"])
 kinds = pytest.mark.parametrize("kind", ["bool", "float"])

@@ -22,7 +22,7 @@ from support.decode_cases import (
     spoil,
 )
 from support.helpers import check, draw, qkv
-from test_attention_layouts import columns_first, negative_everywhere, negative_rows, sliced
+from support.layouts import columns_first, negative_everywhere, negative_rows, sliced
 
 pytestmark = [pytest.mark.usefixtures("decode"), pytest.mark.tensors]
 

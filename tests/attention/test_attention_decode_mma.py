@@ -16,9 +16,9 @@ import pytest
 from references.attention import bfloat16, float16
 from support.decode_cases import bits
 from support.helpers import check, draw, index_of, run_python, sdpa
-from test_attention_decode import far_rows
-from test_attention_layouts import (
+from support.layouts import (
     columns_first,
+    far_rows,
     negative_everywhere,
     negative_rows,
     sliced,

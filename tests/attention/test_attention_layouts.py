@@ -6,65 +6,25 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 from references.attention import DTYPES, attention, bfloat16
 from support.helpers import assert_close, check, check_or_type_error, draw, qkv, sdpa
+from support.layouts import (
+    LAYOUTS,
+    ODD,
+    columns_first,
+    fortran,
+    misaligned,
+    negative_everywhere,
+    negative_rows,
+    read_only,
+    record_field,
+    sliced,
+    transposed,
+)
 
 pytestmark = pytest.mark.tensors
 
 LEAD, L, S, E = (2, 3), 17, 33, 8
 
 
-def negative_rows(a):
-    return a[..., ::-1, :].copy()[..., ::-1, :]
-
-
-def negative_everywhere(a):
-    flip = (slice(None, None, -1),) * a.ndim
-    return a[flip].copy()[flip]
-
-
-def transposed(a):
-    """(B, H, S, E) lying as (B, S, H, E), as projections leave it."""
-    return a.swapaxes(-2, -3).copy().swapaxes(-2, -3)
-
-
-def columns_first(a):
-    return a.swapaxes(-1, -2).copy().swapaxes(-1, -2)
-
-
-def fortran(a):
-    return np.asfortranarray(a)
-
-
-def sliced(a, fill=np.nan):
-    """Every dimension strided: each third entry of a larger array full of NaN."""
-    big = np.full([3 * n + 2 for n in a.shape], fill, a.dtype)
-    view = big[tuple(slice(1, 1 + 3 * n, 3) for n in a.shape)]
-    view[...] = a
-    return view
-
-
-def part_of_a_projection(a):
-    """One of query, key and value cut out of the last dimension, which is still dense."""
-    big = np.full((*a.shape[:-1], 3 * a.shape[-1]), np.nan, a.dtype)
-    view = big[..., a.shape[-1] : 2 * a.shape[-1]]
-    view[...] = a
-    return view
-
-
-def one_element_in(a):
-    """Aligned to its own size, to nothing more."""
-    flat = np.full(a.size + 1, np.nan, a.dtype)
-    flat[1:] = a.ravel()
-    return flat[1:].reshape(a.shape)
-
-
-def read_only(a):
-    a = a.copy()
-    a.flags.writeable = False
-    return a
-
-
-LAYOUTS = [negative_rows, negative_everywhere, transposed, columns_first, fortran, sliced,
-           part_of_a_projection, one_element_in, read_only]  # fmt: skip
 layouts = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda f: f.__name__)
 
 
@@ -140,27 +100,6 @@ def test_a_memory_mapped_file(device, tmp_path):
     mapped = np.memmap(tmp_path / "key", np.float32, "r", shape=k.shape)
     check(draw((*LEAD, L, E)), mapped, mapped, device=device)
     assert np.fromfile(tmp_path / "key", np.float32).tobytes() == k.tobytes()
-
-
-def misaligned(a):
-    octets = np.empty(a.nbytes + 1, np.uint8)
-    view = octets[1:].view(a.dtype).reshape(a.shape)
-    view[...] = a
-    return view
-
-
-def byte_swapped(a):
-    return a.astype(a.dtype.newbyteorder())
-
-
-def record_field(a):
-    """A field of packed records: rows 1 + E * itemsize bytes apart, a multiple of nothing."""
-    records = np.zeros(a.shape[:-1], [("tag", "u1"), ("row", a.dtype, a.shape[-1:])])
-    records["row"] = a
-    return records["row"]
-
-
-ODD = [misaligned, byte_swapped, record_field]
 
 
 @pytest.mark.parametrize("layout", ODD, ids=lambda f: f.__name__)

@@ -12,9 +12,9 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 from references.attention import attention, bfloat16, eps, float16
 from references.onnx import check as check_onnx
+from support.directml_calls import compare as compare_directml
+from support.directml_calls import run as run_directml
 from support.helpers import BANDS, check, draw, index_of, qkv, run_python, sdpa
-from test_directml import compare as compare_directml
-from test_directml import run as run_directml
 
 LOWEST = np.finfo(np.float16).min
 

@@ -6,51 +6,17 @@ Head sizes and kinds of mask come from a short list: each combination is a progr
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from references.attention import bfloat16, float32, tolerance
 from support.helpers import assert_close, check, draw, qkv, sdpa
+from support.random_calls import BOUNDS, bounded, relay, shrink
 from support.sizes import SMALL, WIDE
 
 pytestmark = pytest.mark.tensors
 
-bounded = settings(
-    max_examples=40,
-    deadline=None,
-    derandomize=True,  # the same cases in every run: red stays red
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
 
 LENGTHS = st.sampled_from([0, 1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 63, 65, 77, 96, 97, 113, 193])
-BOUNDS = st.one_of(st.none(), st.integers(0, 40), st.sampled_from([96, 2**31, 2**40]))
-
-
-def shrink(draw_from, shape):
-    """A shape that broadcasts to `shape`: some dimensions 1, some leading ones left out."""
-    kept = [1 if draw_from(st.booleans()) else n for n in shape]
-    return tuple(kept[draw_from(st.integers(0, len(kept))) :])
-
-
-def relay(draw_from, array):
-    """The same values, lying some other way."""
-    kind = draw_from(st.sampled_from(["as is", "reversed", "transposed", "cut", "one off"]))
-    if kind == "reversed":
-        axis = draw_from(st.integers(0, array.ndim - 1))
-        return np.flip(np.flip(array, axis).copy(), axis)
-    if kind == "transposed":
-        axes = draw_from(st.permutations(range(array.ndim)))
-        return array.transpose(axes).copy().transpose(np.argsort(axes))
-    if kind == "cut":
-        big = np.zeros([n + 3 for n in array.shape], array.dtype)
-        view = big[tuple(slice(2, 2 + n) for n in array.shape)]
-        view[...] = array
-        return view
-    if kind == "one off":
-        flat = np.zeros(array.size + 1, array.dtype)
-        flat[1:] = array.ravel()
-        return flat[1:].reshape(array.shape)
-    return array
 
 
 @st.composite

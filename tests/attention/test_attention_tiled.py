@@ -12,10 +12,10 @@ import pytest
 import references.directml as oracle
 from references.attention import attention, bfloat16, eps, float16, float32, float64
 from references.onnx import check as check_onnx
+from support.directml_calls import compare
+from support.dropout_calls import check as check_dropout
 from support.helpers import BANDS, check, draw, qkv, sdpa
 from support.sizes import WIDE
-from test_directml import compare
-from test_dropout import check as check_dropout
 
 LOWEST = np.finfo(np.float32).min
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import references.attention as reference
 import references.dropout as oracle
-from references.attention import DTYPES, compute_dtype, float16
+from references.attention import DTYPES, float16
+from support.dropout_calls import SEED, P, check
 from support.helpers import assert_close, draw, qkv, sdpa
-from test_attention_layouts import LAYOUTS, ODD
+from support.layouts import LAYOUTS, ODD
 
 pytestmark = pytest.mark.tensors
 
-P, SEED = 0.3, 0x0123_4567_89AB_CDEF
 NAN, INF = float("nan"), float("inf")
 
 quick = pytest.mark.usefixtures("reference_kernel")
@@ -27,30 +27,6 @@ quick = pytest.mark.usefixtures("reference_kernel")
 def reference_kernel(monkeypatch):
     """For cross products of options: there each combination is quickly built."""
     monkeypatch.setenv("CLATTN_KERNEL", "reference")
-
-
-def check(query, key, value, *, device, **options):
-    """With and without the lse, against the oracle; inputs unchanged. Returns the result."""
-    options = {"dropout_p": P, "seed": SEED} | options
-    arrays, known = oracle.translated(query, key, value, options)
-    right, allowed = oracle.attention(*arrays, **known), oracle.tolerance(*arrays, **known)
-    inputs = [a for a in (query, key, value, options.get("attn_mask")) if a is not None]
-    before = [a.tobytes() for a in inputs]
-    result = sdpa(query, key, value, device=device, **options)
-    both = sdpa(query, key, value, device=device, **options, return_lse=True)
-    if options.get("out") is None:
-        assert before == [a.tobytes() for a in inputs], "an input was modified"
-    for got in (result, both[0]):
-        assert type(got) is np.ndarray
-        assert got.dtype == query.dtype.newbyteorder("=")
-        assert_close(got, right, allowed)
-    without = {n: a for n, a in known.items() if n not in ("dropout_p", "seed")}
-    right_lse = reference.attention(*arrays, **without)[1]
-    allowed_lse = reference.tolerance(*arrays, **without)[1]
-    assert both[1].dtype == compute_dtype(arrays[0].dtype)
-    assert_close(both[1], right_lse, allowed_lse, "lse")
-    assert not result[np.isneginf(both[1])].any(), "rows without a key have to be zero"
-    return result
 
 
 KNOWN_ANSWERS = [  # Random123's kat_vectors, philox4x32 10: counter, key, result

@@ -123,6 +123,6 @@ def refuse_all_without_opencl():
 
 def test_arguments_are_checked_before_opencl(tmp_path):
     """Without a driver wrong calls raise as ever, a right one DeviceError with what to install."""
-    code = "import test_dropout_errors as t; t.refuse_all_without_opencl()"
+    code = "import attention.test_dropout_errors as t; t.refuse_all_without_opencl()"
     said = run_python(code, env=no_opencl(tmp_path)).stdout
     assert any(word in said for word in WHAT_TO_INSTALL), said

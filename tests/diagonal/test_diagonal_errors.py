@@ -376,4 +376,4 @@ def refuse_all():
 
 
 def test_arguments_are_checked_before_opencl(tmp_path):
-    check_without_opencl("test_diagonal_errors", tmp_path)
+    check_without_opencl("diagonal.test_diagonal_errors", tmp_path)

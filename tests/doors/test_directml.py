@@ -12,66 +12,20 @@ import pytest
 import references.directml as oracle
 from references.attention import float16, float32, max_error
 from references.directml import FLOATS, SOURCES, make
+from support.directml_calls import (
+    HALF_AND_SINGLE,
+    check,
+    check_alone,
+    check_or_type_error,
+    compare,
+    run,
+)
 from support.helpers import draw
-from test_attention_layouts import LAYOUTS, ODD
+from support.layouts import LAYOUTS, ODD
 
 pytestmark = pytest.mark.tensors
 
-HALF_AND_SINGLE = pytest.mark.parametrize("dtype", [float32, float16], ids=str)
 each_source = pytest.mark.parametrize("source", SOURCES)
-
-
-def run(call, *, device, **more):
-    return clattn.directml.multihead_attention(**call, **more, device=device)
-
-
-def compare(call, result):
-    """The output against the oracle, element by element of its tolerance."""
-    right, allowed = oracle.attention(call), oracle.tolerance(call)
-    assert type(result) is np.ndarray
-    assert result.dtype == oracle.sources(call)[0].dtype
-    assert result.shape == right.shape
-    wide = result.astype(np.float64)
-    np.testing.assert_array_equal(np.isnan(wide), np.isnan(right))
-    infinite = np.isinf(right)
-    np.testing.assert_array_equal(wide[infinite], right[infinite])
-    finite = np.isfinite(right)
-    error = np.abs(wide - np.where(finite, right, 0))
-    over = finite & ~(error <= allowed)
-    assert not over.any(), f"errors {error[over][:5]}, allowed {allowed[over][:5]}"
-
-
-def check_alone(call, *, device):
-    """Without the present outputs: another program, so few tests run it beside `check`."""
-    alone = run(call, device=device)
-    assert alone.present_key is None and alone.present_value is None
-    compare(call, alone.output)
-
-
-def check(call, *, device):
-    """With the present outputs; inputs unchanged. Returns the output."""
-    arrays = [a for a in call.values() if isinstance(a, np.ndarray)]
-    before = [a.tobytes() for a in arrays]
-    answer = run(call, device=device, return_present=True)
-    compare(call, answer.output)
-    presents = (answer.present_key, answer.present_value)
-    for got, right in zip(presents, oracle.present(call), strict=True):
-        assert type(got) is np.ndarray
-        assert got.dtype == right.dtype and got.shape == right.shape
-        assert got.tobytes() == right.tobytes(), "present"
-    assert before == [a.tobytes() for a in arrays], "an input was modified"
-    return answer.output
-
-
-def check_or_type_error(call, name, *, device):
-    """For memory layouts that may be refused, but only so: right, or a TypeError that names it."""
-    try:
-        check(call, device=device)
-    except TypeError as error:
-        refusal = str(error)
-    else:
-        refusal = name
-    assert name in refusal
 
 
 def test_the_oracle_by_hand():

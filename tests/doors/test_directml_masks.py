@@ -11,9 +11,16 @@ import pytest
 import references.directml as oracle
 from references.attention import float16
 from references.directml import SOURCES, make
+from support.directml_calls import (
+    HALF_AND_SINGLE,
+    check,
+    check_alone,
+    check_or_type_error,
+    compare,
+    run,
+)
 from support.helpers import draw
-from test_attention_layouts import LAYOUTS, ODD
-from test_directml import HALF_AND_SINGLE, check, check_alone, check_or_type_error, compare, run
+from support.layouts import LAYOUTS, ODD
 
 pytestmark = pytest.mark.tensors
 

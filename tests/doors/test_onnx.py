@@ -13,45 +13,16 @@ import clattn
 import numpy as np
 import pytest
 from references.attention import DTYPES, bfloat16, float16, float32, float64
-from references.onnx import attention, check, joined_heads, tolerances
-from support.helpers import assert_close, draw
-from test_attention_layouts import LAYOUTS, ODD
+from references.onnx import attention, check, tolerances
+from support.helpers import assert_close
+from support.layouts import LAYOUTS, ODD
+from support.onnx_calls import HK, HQ, B, E, L, P, S, cache, flat, inputs, mask_of
 
 pytestmark = pytest.mark.tensors
 
 LENGTHS = list(itertools.product((1, 16, 17, 33, 40), (0, 1, 13, 200)))
-B, HQ, HK, L, S, E, P = 2, 4, 2, 17, 33, 8, 13
 INT_TYPES = [np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
 MASK_TYPES = [np.dtype(bool), *DTYPES, *INT_TYPES]
-
-
-def inputs(L=L, S=S, heads=(HQ, HK), Ev=E, E=E, B=B, dtype=float32, v_dtype=None, seed=0):
-    """Q, K, V with four dimensions."""
-    hq, hk = heads
-    K, V = draw((B, hk, S, E), dtype, seed + 1), draw((B, hk, S, Ev), v_dtype or dtype, seed + 2)
-    return draw((B, hq, L, E), dtype, seed), K, V
-
-
-def cache(P=P, heads=HK, Ev=E, E=E, B=B, dtype=float32, v_dtype=None):
-    """past_key and past_value that belong to `inputs`."""
-    return draw((B, heads, P, E), dtype, 5), draw((B, heads, P, Ev), v_dtype or dtype, 6)
-
-
-def flat(arrays, heads=(HQ, HK)):
-    """The same call with three dimensions: (arguments, options)."""
-    Q, K, V, *rest = arrays
-    options = {"q_num_heads": heads[0], "kv_num_heads": heads[1]}
-    return [*(joined_heads(a) for a in (Q, K, V)), *rest], options
-
-
-def mask_of(dtype, shape, seed=9):
-    """True or False, small integers, or floats with -inf in a quarter of the places."""
-    numbers = draw(shape, seed=seed)
-    if dtype.kind == "b":
-        return numbers > 0
-    if dtype.kind in "iu":
-        return np.abs(np.rint(2 * numbers)).astype(dtype) * (1 if dtype.kind == "u" else -1)
-    return np.where(draw(shape, seed=seed + 1) > 0.7, -np.inf, numbers).astype(dtype)
 
 
 @pytest.mark.parametrize("rank", [3, 4])
@@ -172,10 +143,10 @@ def test_every_opset_is_the_corrected_one(device, reference_kernel, opset):
 @pytest.mark.parametrize("P", [0, 1, P])
 def test_past(device, kernel, P, is_causal):
     """Offset P; with no new keys at all too. Three dimensions have a past of four."""
-    for L, S in ((1, 1), (17, 33), (5, 0), (3, 200)):
-        arrays = (*inputs(L, S), None, *cache(P))
+    for lengths in ((1, 1), (17, 33), (5, 0), (3, 200)):
+        arrays = (*inputs(*lengths), None, *cache(P))
         got = check(*arrays, device=device, is_causal=is_causal)
-        assert got.present_key.shape == (B, HK, P + S, E)
+        assert got.present_key.shape == (B, HK, P + lengths[1], E)
         arrays, counts = flat(arrays)
         check(*arrays, device=device, is_causal=is_causal, **counts)
 

@@ -12,7 +12,7 @@ import pytest
 from references.attention import DTYPES, bfloat16, eps, float16, float32, float64
 from references.onnx import check, softmax, tolerances
 from support.helpers import assert_close, draw
-from test_onnx import HK, HQ, B, E, L, P, S, cache, flat, inputs, mask_of
+from support.onnx_calls import HK, HQ, B, E, L, P, S, cache, flat, inputs, mask_of
 
 pytestmark = pytest.mark.tensors
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from references.attention import bfloat16, compute_dtype, eps, float16, float32, float64
 from references.onnx import attention, check, tolerances
 from support.helpers import assert_close, draw
-from test_attention_properties import bounded, relay, shrink
-from test_onnx import HK, HQ, B, E, cache, flat, inputs, mask_of
+from support.onnx_calls import HK, HQ, B, E, cache, flat, inputs, mask_of
+from support.random_calls import bounded, relay, shrink
 
 pytestmark = pytest.mark.tensors
 

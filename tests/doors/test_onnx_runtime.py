@@ -25,8 +25,8 @@ from references.onnx import (
     tolerances,
 )
 from support.helpers import assert_close
+from support.onnx_calls import HQ, B, cache, flat, inputs, mask_of
 from support.onnx_model import run_model
-from test_onnx import HQ, B, cache, flat, inputs, mask_of
 
 pytestmark = pytest.mark.usefixtures("reference_kernel")
 

@@ -157,4 +157,4 @@ def refuse_all():
 
 
 def test_arguments_are_checked_before_opencl(tmp_path):
-    check_without_opencl("test_openvino_errors", tmp_path)
+    check_without_opencl("doors.test_openvino_errors", tmp_path)

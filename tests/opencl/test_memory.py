@@ -6,25 +6,13 @@ Child processes measure, so that what other tests left behind does not count.
 
 import gc
 import sys
-import textwrap
 
 import clattn
 import numpy as np
 import pytest
-from support.helpers import check, draw, index_of, qkv, run_python, sdpa
+from support.helpers import check, draw, index_of, qkv, run_measured, run_python, sdpa
 
 MIB = 1 << 20
-SETUP = """
-import gc, os, sys
-import clattn, numpy as np
-from support.helpers import check, draw, peak_of, qkv, sdpa, status_field
-device = clattn.devices()[int(sys.argv[1])]
-MIB = 1 << 20
-"""
-
-
-def run_measured(device, code, *args, **options):
-    return run_python(SETUP + textwrap.dedent(code), index_of(device), *args, **options)
 
 
 def test_long_causal_sequences_need_no_square_matrix(device):
@@ -166,7 +154,7 @@ def test_memory_modes(device, mode):
     said = run_python(
         """
         import sys, clattn, numpy as np
-        import test_attention_layouts as layouts
+        import support.layouts as layouts
         from support.helpers import check, draw, qkv, sdpa
         q, k, v = qkv((2, 3), 17, 33, 8)
         try:

@@ -9,15 +9,12 @@ from types import SimpleNamespace
 import clattn
 import numpy as np
 import pytest
-from clattn import _core
 from clattn.__main__ import main
 from clattn.bench import command, limits, measuring, scaling
-from clattn.bench.gpu_rows import GPU_ROWS
 from clattn.bench.peers import Call
-from clattn.bench.rows import ROWS, Row
+from clattn.bench.rows import GPU_ROWS, ROWS, Row
 from references.attention import attention
-from support.helpers import run_cli
-from test_cli import png_size
+from support.helpers import png_size, run_cli
 
 
 class Fake:
@@ -48,7 +45,7 @@ def few_limits(monkeypatch):
 @pytest.fixture
 def fake_peer(monkeypatch, few_limits):
     """One in place of all that are installed."""
-    monkeypatch.setattr(measuring, "peer_classes", lambda: [lambda stack: Fake("fake")])
+    monkeypatch.setattr(measuring, "peer_classes", lambda on_gpu: [lambda stack: Fake("fake")])
 
 
 def contestants(device, *peers):
@@ -79,42 +76,50 @@ def test_a_peer_that_fails_or_is_wrong_is_left_out(device, few_limits):
 # --- limits ----------------------------------------------------------------------------------
 
 
-def test_peak_fma(device):
+@pytest.fixture
+def kernels(device):
+    pytest.importorskip("pyopencl")
+    return limits.Kernels(device)
+
+
+def test_multiply_adds(device, kernels):
     """x = x / 2 + 1 in every chain, from 0 … 11; twice the steps are twice the work."""
-    for float64 in (False, True) if device.float64 else (False,):
-        flop, value = _core.peak_fma(float64, 100, device)
-        assert flop > 0
-        assert value == pytest.approx(2, rel=1e-6)
-        twice, _ = _core.peak_fma(float64, 200, device)
-        assert twice == 2 * flop
-        assert _core.peak_fma(float64, 1, device)[1] == pytest.approx(5.5 / 2 + 1)
-        assert _core.peak_fma(float64, 0, device) == (0, pytest.approx(5.5))
+    for dtype in ("float32", "float64") if device.float64 else ("float32",):
+        seconds, flop, means = kernels.fma(dtype, 100)
+        assert seconds > 0 and flop > 0
+        np.testing.assert_allclose(means, 2, rtol=1e-6)
+        assert kernels.fma(dtype, 200)[1] == 2 * flop
+        for steps, mean in ((0, 5.5), (1, 5.5 / 2 + 1)):
+            np.testing.assert_allclose(kernels.fma(dtype, steps)[2], mean, rtol=1e-6)
 
 
-@pytest.mark.parametrize("count", [0, 1, 127, 1 << 18, (1 << 18) + 77, 3 << 18])
-def test_peak_read(device, count):
-    array = np.arange(count, dtype=np.float32) % 7 + 1
-    for passes in (0, 1, 3):
-        total = passes * array.sum(dtype=np.float64)
-        for given in (array, clattn.tensor(array, device)):
-            assert _core.peak_read(given, passes, device) == pytest.approx(total, rel=1e-6)
+@pytest.mark.parametrize("size", [1, 1 << 20, 5 << 20])
+def test_reading(kernels, size, monkeypatch):
+    """Whole tiles of ones, one tile at least."""
+    monkeypatch.setattr(limits, "READ_BYTES", size)
+    for passes in (1, 3):
+        seconds, count, sums = kernels.read(passes)
+        assert seconds > 0
+        assert count == 4 * sums.sum(dtype=np.float64) == max(size, 1 << 20) * passes
 
 
-def test_peaks_refuse(device):
-    array = np.ones((4, 4), np.float32)
-    part = clattn.tensor(array[0], device)[1:]
-    for wrong in (array, array[0, ::2], array[0].astype(np.float16), part):
-        with pytest.raises(ValueError, match="array"):
-            _core.peak_read(wrong, 1, device)
-    for other in (d for d in clattn.devices() if d != device):
-        with pytest.raises(ValueError, match="another device"):
-            _core.peak_read(clattn.tensor(array[0], other), 1, device)
-    with pytest.raises(ValueError, match="passes"):
-        _core.peak_read(array[0], -1, device)
-    with pytest.raises(ValueError, match="steps"):
-        _core.peak_fma(False, -1, device)
-    with pytest.raises(TypeError, match="arguments"):
-        _core.peak_fma(False, 1)
+@pytest.mark.parametrize("problem", ["pyopencl is not installed", "pyopencl lists 0 of"])
+def test_without_limits(device, tmp_path, capsys, monkeypatch, fake_peer, problem):
+    """The rows are measured, and a line says why their limits are not."""
+    if "lists" in problem:
+        pyopencl = pytest.importorskip("pyopencl")
+        monkeypatch.setattr(pyopencl, "get_platforms", list)
+    else:
+        monkeypatch.setitem(sys.modules, "pyopencl", None)
+    file = tmp_path / "bench.json"
+    arguments = ("--rows", "tiny", "--rounds", 1, "--device", device.platform, "--json", file)
+    assert bench(*arguments) == 0
+    content = json.loads(file.read_text())
+    [(words, about)] = content["devices"].items()
+    assert about["fma"] == {}
+    assert content["rows"][0]["results"][words]["limit_share"] is None
+    assert content["missing"][f"limits of {words}"].startswith(problem)
+    assert f"limits of {words}: {problem}" in " ".join(capsys.readouterr().out.split())
 
 
 # --- the command -----------------------------------------------------------------------------
@@ -129,6 +134,7 @@ def test_rows_on_a_device(device, tmp_path, capsys, fake_peer):
 
     A long device name is wrapped above the table, so it is compared without white space.
     """
+    pytest.importorskip("pyopencl")
     file = tmp_path / "bench.json"
     status = bench("--rows", "tiny", "odd", "--rounds", 2, "--device", device.platform,
                    "--json", file, "--plot", tmp_path / "bench.png")  # fmt: skip
@@ -175,7 +181,7 @@ def test_all_devices_beside_every_peer(tmp_path):
 
 
 def test_without_peers_there_is_no_chart(tmp_path, capsys, monkeypatch, fake_peer):
-    monkeypatch.setattr(measuring, "peer_classes", list)
+    monkeypatch.setattr(measuring, "peer_classes", lambda on_gpu: [])
     picture = tmp_path / "bench.png"
     assert bench("--rows", "tiny", "--rounds", 1, "--plot", picture) == 0
     assert "no chart" in capsys.readouterr().out

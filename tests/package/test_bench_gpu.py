@@ -4,15 +4,13 @@
 import json
 import time
 from contextlib import ExitStack
-from types import SimpleNamespace
 
 import clattn
 import numpy as np
 import pytest
 from clattn.__main__ import main
-from clattn.bench import command, exact, gpu_peers, limits, measuring, peers
-from clattn.bench.gpu_rows import GPU_ROWS, scaled
-from clattn.bench.rows import ROWS, Row, draw
+from clattn.bench import command, exact, limits, measuring, peers, torch_peers
+from clattn.bench.rows import GPU_ROWS, ROWS, Row, draw, scaled
 
 MIB = 1 << 20
 HALVES = ("float16", "bfloat16")
@@ -23,8 +21,8 @@ def no_peers(monkeypatch):
     """Limits in no time, and nothing to compare with."""
     monkeypatch.setattr(limits, "READ_BYTES", MIB)
     monkeypatch.setattr(limits, "LEAST_SECONDS", 1e-4)
-    monkeypatch.setattr(gpu_peers, "peer_classes", list)
-    monkeypatch.setattr(gpu_peers, "find_product", lambda: None)
+    monkeypatch.setattr(measuring, "peer_classes", lambda on_gpu: [])
+    monkeypatch.setattr(torch_peers, "find_product", lambda: None)
 
 
 def bench(*arguments):
@@ -191,23 +189,26 @@ def test_patterns_find_rows_of_both_tables():
 # --- limits ----------------------------------------------------------------------------------
 
 
-def test_a_device_that_copies_reads_its_own_memory(monkeypatch, no_peers):
-    """As often as a measurement takes; what a call takes that reads nothing is left out."""
+def test_a_measurement_takes_long_enough(device, monkeypatch, no_peers):
+    """The work of a launch grows until its time can be measured; the shortest time counts."""
     asked = []
 
-    def read(array, passes, at):
-        assert type(array) is clattn.Tensor
-        asked.append(passes)
-        time.sleep(0.001 + passes * 0.001)
+    class Kernels:
+        def __init__(self, device):
+            pass
+
+        def read(self, passes):
+            asked.append(passes)
+            return 0.001 * passes + 0.1 * (len(asked) % 2), passes * 1e6, None
 
     monkeypatch.setattr(limits, "LEAST_SECONDS", 0.015)
-    monkeypatch.setattr(limits._core, "peak_read", read)
-    monkeypatch.setattr(limits.clattn, "tensor", lambda array, at, of=clattn.tensor: of(array))
-    copies = SimpleNamespace(memory_mode="copy", memory=1 << 30, max_allocation=1 << 30)
-    limit = limits.Limits(copies)
-    rate = limit.measure(Row("a", (1, 1, 1, 1, 8, 8), limit="read"))
-    assert set(asked) == {0, 1, 4, 16}
-    assert 0.5 * MIB / 0.001 < rate < 1.5 * MIB / 0.001
+    monkeypatch.setattr(limits, "Kernels", Kernels)
+    limit = limits.Limits(device)
+    row = Row("a", (1, 1, 1, 1, 8, 8), limit="read")
+    assert limit.measure(row) == pytest.approx(1e9)
+    assert asked == [1, 1, 4, 4, 16, 16]
+    assert limit.measure(row) == limit.read == pytest.approx(1e9)
+    assert asked[6:] == [16, 16]
 
 
 def test_products_of_matrices_are_a_limit_where_they_are_measured(device):
@@ -235,7 +236,7 @@ SMALL = {
 }  # fmt: skip
 
 
-class Here(gpu_peers._TorchCuda):
+class Here(torch_peers.Torch):
     """In place of CUDA's backends, one that torch has on every processor."""
 
     name, label, backend, place = "torch, math", "math", "MATH", "cpu"
@@ -302,8 +303,8 @@ def test_without_cuda_the_backends_are_missing():
     if torch.cuda.is_available():
         pytest.skip("torch has CUDA")
     with ExitStack() as stack:
-        found, missing = measuring.find_peers(stack, gpu_peers.peer_classes())
+        found, missing = measuring.find_peers(stack, measuring.peer_classes(on_gpu=True))
     assert found == []
     assert set(missing) == {"flash", "efficient", "cuDNN"}
     assert {*missing.values()} == {"torch sees no CUDA device"}
-    assert gpu_peers.find_product() is None
+    assert torch_peers.find_product() is None

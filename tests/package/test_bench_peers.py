@@ -140,7 +140,9 @@ def peers():
     """Every peer that is installed, by its label; a device's driver is loaded before them."""
     clattn.devices()
     with ExitStack() as stack:
-        yield {peer.label: peer for peer in measuring.find_peers(stack)[0]}
+        yield {
+            peer.label: peer for peer in measuring.find_peers(stack, measuring.peer_classes())[0]
+        }
 
 
 UNSUPPORTED = {
@@ -178,7 +180,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch):
     for name in ("torch", "onnx", "openvino", "jax"):
         monkeypatch.setitem(sys.modules, name, None)
     with ExitStack() as stack:
-        found, missing = measuring.find_peers(stack)
+        found, missing = measuring.find_peers(stack, measuring.peer_classes())
     assert found == []
     assert "torch is not installed" in missing["torch"]
     assert set(missing) == set(UNSUPPORTED)

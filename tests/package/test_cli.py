@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: MIT
 """python -m clattn: the listing, and the demonstration on a small crop."""
 
-import struct
-
 import clattn
 import numpy as np
 import pytest
-from support.helpers import WHAT_TO_INSTALL, no_opencl, run_cli
+from support.helpers import WHAT_TO_INSTALL, no_opencl, png_size, run_cli
 
 
 def test_the_listing_names_every_device():
@@ -56,13 +54,6 @@ def test_help():
 def small():
     """Options for a small crop, where the command has them: NumPy need not do 16,384 pixels."""
     return ["--size", "32"] if "--size" in run_cli("demo", "--help").stdout else []
-
-
-def png_size(path):
-    """(width, height) from a PNG file's header."""
-    data = path.read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    return struct.unpack(">II", data[16:24])
 
 
 def test_demo(device, tmp_path):

@@ -15,8 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import is_named
-from support.helpers import ROOT, run, run_cli
-from test_oclgrind import DRIVER as OCLGRIND
+from support.helpers import OCLGRIND, ROOT, run, run_cli
 
 TOOL = ROOT / "tools" / "gpu_check"
 POCL = Path("/etc/OpenCL/vendors/pocl.icd")
@@ -128,9 +127,8 @@ def test_versions_are_those_of_the_project(tool):
     asked = [*content["build-system"]["requires"], *extras["test"], *extras["bench"]]
     least = dict(re.fullmatch(r"([\w-]+)>=([\d.]+)", r).groups() for r in asked)
     needs = tool.needs
-    assert {
-        name: least[name] for name in needs.BUILD | needs.TEST | needs.BENCH
-    } == needs.BUILD | needs.TEST | needs.BENCH
+    wanted = needs.BUILD | needs.TEST | needs.BENCH | needs.LIMITS
+    assert {name: least[name] for name in wanted} == wanted
     assert content["project"]["requires-python"] == f">={needs.OLDEST_PYTHON}"
     assert f"VERSION {needs.PROGRAMS['cmake']}" in (ROOT / "CMakeLists.txt").read_text()
 
@@ -384,7 +382,7 @@ def test_from_end_to_end(tmp_path):
     command = [sys.executable, TOOL, "--device", "Portable", "--limit", 200, "--carried",
                tmp_path / "carried", "--folder", tmp_path / "folder",
                "--steps", "devices,build,tests,bench",
-               "--tests=tests/test_devices.py -k 'attributes and not set'",
+               "--tests=tests/opencl/test_devices.py -k 'attributes and not set'",
                "--bench=--rows f16-E80-2k --scale 128 --rounds 1"]  # fmt: skip
     env = {"CC": "/no/compiler", "CLATTN_DEVICE": None, "OCL_ICD_VENDORS": None}
     done = run(list(map(str, command)), timeout=240, check_exit=False, env=env, cwd=tmp_path)

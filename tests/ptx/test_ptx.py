@@ -75,8 +75,8 @@ def test_results_stay_in_registers(programs, capsys, monkeypatch):
 
 
 def test_the_limit_of_reading_reads_16_bytes_at_once(programs, tmp_path):
-    ptx = tmp_path / "peak_read.ptx"
-    kernel = ptx_check.ROOT / "kernels" / "peak/read.cl"
+    ptx = tmp_path / "limits.ptx"
+    kernel = ptx_check.ROOT / "python/clattn/bench/limits.cl"
     ptx_check.to_ptx(programs, kernel, ["-DLANES=4", "-DLOCAL=64"], ptx)
     assert ptx.read_text().count("ld.global.v4.f32") == 8
 

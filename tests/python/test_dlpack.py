@@ -30,7 +30,7 @@ from support.dlpack_structs import (
 from support.fake_dlpack import OldestProducer, OldProducer, Producer, name_of, numbers
 from support.foreign import same
 from support.helpers import assert_references_return, draw, sdpa
-from test_attention_layouts import misaligned, negative_everywhere, sliced, transposed
+from support.layouts import misaligned, negative_everywhere, sliced, transposed
 
 BOTH = pytest.mark.parametrize("versioned", [True, False], ids=["versioned", "unversioned"])
 PLAIN = draw((2, 3))

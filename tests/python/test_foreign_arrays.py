@@ -19,14 +19,14 @@ from references.attention import attention, tolerance
 from references.diagonal import DTYPES, numbers
 from support.foreign import LIBRARIES, TORCH, OnlyArray, OnlyDLPack, same
 from support.helpers import assert_references_return, draw, qkv, sdpa
-from support.sizes import REST, WIDE
-from test_attention_layouts import (
+from support.layouts import (
     columns_first,
     misaligned,
     negative_everywhere,
     sliced,
     transposed,
 )
+from support.sizes import REST, WIDE
 
 EACH = pytest.mark.parametrize("library", LIBRARIES, ids=str)
 

@@ -11,9 +11,8 @@ import pytest
 from references.attention import DTYPES, bfloat16
 from references.diagonal import numbers
 from support.foreign import JAX, TORCH, OnlyArray, same, to_jax
-from support.helpers import draw, qkv, sdpa
+from support.helpers import draw, qkv, run_measured, sdpa
 from support.sizes import REST, SMALL, WIDE
-from test_memory import run_measured
 
 torch = pytest.importorskip("torch")
 

@@ -11,7 +11,7 @@ import pytest
 from references.attention import DTYPES, bfloat16, float16, float32
 from support.cache_pair import CAPACITY, EV, HK, HQ, E, host, pair
 from support.helpers import draw
-from test_attention_layouts import (
+from support.layouts import (
     columns_first,
     misaligned,
     negative_everywhere,

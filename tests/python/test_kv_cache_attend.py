@@ -8,7 +8,7 @@ from references.attention import DTYPES, float16, float32
 from support.cache_pair import HK, HQ, B, E, host
 from support.cache_pair import pair_of_one_size as pair
 from support.helpers import draw
-from test_attention_layouts import columns_first, misaligned, negative_everywhere, sliced
+from support.layouts import columns_first, misaligned, negative_everywhere, sliced
 
 EV = E
 EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=str)

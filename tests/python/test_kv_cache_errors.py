@@ -10,6 +10,7 @@ import clattn
 import ml_dtypes
 import numpy as np
 import pytest
+from clattn import _core
 from support.cache_pair import EV, HK, HQ, B, E, host, pair
 from support.helpers import draw
 from support.refusals import FLOATS, cases, of, refuse, wrong_arrays
@@ -93,6 +94,14 @@ def test_missing_sizes():
             clattn.KVCache(*sizes)
     with pytest.raises(TypeError):
         clattn.KVCache(1, 1, 1, 1, 1, f32, None, 1)
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 4, 8), (2, 0, 4, 8)], ids=str)
+def test_the_core_refuses_tensors_without_batches_or_heads(device, shape):
+    """KVCache refuses the sizes before it makes Tensors; the C type divides by them."""
+    key, value = (_core.empty(shape, f32, device) for _ in range(2))
+    with pytest.raises(ValueError, match=r"^key and value are no cache's$"):
+        _core.Cache(key, value)
 
 
 # ---- the calls of a cache with 5 and 3 positions, 6 of 11 free ----

@@ -11,9 +11,14 @@ import numpy as np
 import pytest
 from support.cache_pair import HK, HQ, B, E, host
 from support.cache_pair import pair_of_one_size as pair
-from support.helpers import assert_references_return, draw, index_of, run_python
+from support.helpers import (
+    assert_references_return,
+    draw,
+    index_of,
+    run_measured,
+    run_python,
+)
 from support.tensors import settled
-from test_memory import run_measured
 
 
 def test_a_cache_is_allocated_once(device):
@@ -236,7 +241,7 @@ STORY = """
 import sys, clattn, numpy as np
 from support.helpers import draw
 from references.attention import bfloat16, float64
-from test_attention_layouts import negative_everywhere, sliced
+from support.layouts import negative_everywhere, sliced
 from support.cache_pair import host, pair_of_one_size as pair
 device = next((d for d in clattn.devices() if [d.platform, d.name] == sys.argv[1:3]), None)
 if device is None:  # it lacks this kind of memory

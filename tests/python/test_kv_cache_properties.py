@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cache_pair import HQ, B, E, Pair
 from support.helpers import draw
-from test_attention_properties import bounded
+from support.random_calls import bounded
 
 CAPACITY = 24
 BOUNDS = st.one_of(st.none(), st.integers(0, CAPACITY), st.just(2**40))

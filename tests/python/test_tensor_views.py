@@ -4,6 +4,8 @@
 Strides, values and what is shared are compared with those of the same steps on an array.
 """
 
+import ctypes
+
 import clattn
 import numpy as np
 import pytest
@@ -123,6 +125,22 @@ def test_elements_cannot_be_assigned_or_deleted(device):
     with pytest.raises(TypeError):
         del t[0]
     same_bits(t, a)
+
+
+@pytest.mark.parametrize("length", [0, 1, 3])
+def test_items_by_the_sequence_protocol(device, length):
+    """C code's way: CPython adds the length to a negative index before the type sees it."""
+    item = ctypes.pythonapi.PySequence_GetItem
+    item.argtypes, item.restype = [ctypes.py_object, ctypes.c_ssize_t], ctypes.py_object
+    a, t = pair((length, 2), device)
+    for index in range(-3 * length - 2, length + 2):
+        if -length <= index < length:
+            assert_alike(item(t, index), a[index])
+        else:
+            with pytest.raises(IndexError, match=f"^index {index} is out of bounds"):
+                item(t, index)
+    with pytest.raises(TypeError, match="no length"):
+        item(clattn.tensor(np.float32(1)[...], device), -1)
 
 
 def test_indexing_without_dimensions(device):

@@ -3,6 +3,7 @@
 
 import gc
 import os
+import struct
 import subprocess
 import sys
 import textwrap
@@ -14,11 +15,10 @@ from references.attention import attention, compute_dtype, max_error, tolerance
 
 TESTS = Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent
-# The test modules that code in child processes imports.
-IMPORTED_FROM = [
-    str(TESTS),
-    *(str(TESTS / room) for room in ("attention", "diagonal", "doors", "opencl")),
-]
+# What a child process imports from.
+IMPORTED_FROM = [str(TESTS)]
+# Oclgrind as an OpenCL driver, where Debian puts it.
+OCLGRIND = Path("/usr/lib/oclgrind/liboclgrind-rt-icd.so")
 WHAT_TO_INSTALL = ("clattn[cpu]", "intel-opencl-rt", "pocl-opencl-icd")
 
 
@@ -202,3 +202,24 @@ def peak_of(action):
     start = status_field("VmRSS")
     result = action()
     return result, status_field("VmHWM") - start
+
+
+SETUP = """
+import gc, os, sys
+import clattn, numpy as np
+from support.helpers import check, draw, peak_of, qkv, sdpa, status_field
+device = clattn.devices()[int(sys.argv[1])]
+MIB = 1 << 20
+"""
+
+
+def run_measured(device, code, *args, **options):
+    """Run code in a child process, where what other tests left behind does not count."""
+    return run_python(SETUP + textwrap.dedent(code), index_of(device), *args, **options)
+
+
+def png_size(path):
+    """(width, height) from a PNG file's header."""
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", data[16:24])

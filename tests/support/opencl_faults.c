@@ -20,10 +20,8 @@
 #define CAPABILITY_MAJOR    0x4000
 #define CAPABILITY_MINOR    0x4001
 #define GPU                 4
-#define PINNED              (1 << 4)
 #define EVENT_STATUS        0x11D3
 #define FAILED_IN_WAIT_LIST (-14)
-#define OUT_OF_MEMORY       (-4)
 
 typedef void *handle;
 typedef void (*callback)(handle event, int32_t status, void *data);
@@ -40,9 +38,6 @@ static atomic_int reads;
 static atomic_int writes_to_go; /* enqueueing this one of the next writes fails */
 static atomic_int reads_to_go;
 static atomic_int copy_code;
-static atomic_int pins_to_fail; /* no pinned memory can be allocated */
-static atomic_int pinned;       /* buffers of it that there are */
-static _Atomic(handle) pins[16];
 static atomic_size_t written;
 static atomic_size_t fetched;
 static atomic_int refused_to_go; /* enqueueing this one of the next kernels fails */
@@ -102,20 +97,6 @@ faults_refuse_read(int n, int code)
 {
     copy_code = code;
     reads_to_go = n;
-}
-
-/* The next n buffers of pinned memory cannot be had. */
-void
-faults_fail_pinned(int n)
-{
-    pins_to_fail = n;
-}
-
-/* Buffers of pinned memory that there are. */
-int
-faults_pinned(void)
-{
-    return pinned;
 }
 
 int
@@ -322,17 +303,7 @@ clCreateBuffer(handle context, uint64_t flags, size_t size, void *host, int32_t 
         }
         return NULL;
     }
-    if ((flags & PINNED) == 0) {
-        return REAL(clCreateBuffer)(context, flags, size, host, status);
-    }
-    if (pins_to_fail > 0) {
-        pins_to_fail--;
-        *status = OUT_OF_MEMORY;
-        return NULL;
-    }
-    handle buffer = REAL(clCreateBuffer)(context, flags, size, host, status);
-    pins[pinned++ % 16] = buffer;
-    return buffer;
+    return REAL(clCreateBuffer)(context, flags, size, host, status);
 }
 
 typedef int32_t clGetDeviceInfo_type(handle, uint32_t, size_t, void *, size_t *);
@@ -368,18 +339,4 @@ clGetDeviceInfo(handle device, uint32_t what, size_t size, void *value, size_t *
         }
     }
     return REAL(clGetDeviceInfo)(device, what, size, value, wanted);
-}
-
-typedef int32_t clReleaseMemObject_type(handle);
-
-int32_t
-clReleaseMemObject(handle buffer)
-{
-    for (int i = 0; i < 16; i++) {
-        if (pins[i] == buffer) {
-            pins[i] = NULL;
-            pinned--;
-        }
-    }
-    return REAL(clReleaseMemObject)(buffer);
 }

@@ -18,12 +18,13 @@ import drivers
 
 ROOT = Path(__file__).resolve().parents[2]
 OLDEST_PYTHON = "3.11"
-# Least versions, as in pyproject.toml (tests/test_gpu_check.py compares).
+# Least versions, as in pyproject.toml (tests/package/test_gpu_check.py compares).
 BUILD = {"scikit-build-core": "0.10", "numpy": "2.0"}
 PROGRAMS = {"cmake": "3.20", "ninja": "1.5"}  # packages too, where there is no such program
 TEST = {"pytest": "8.0", "pytest-xdist": "3.6", "hypothesis": "6.100", "ml_dtypes": "0.5"}
 BENCH = {"rich": "13"}
-EVERYTHING = BUILD | PROGRAMS | TEST | BENCH
+LIMITS = {"pyopencl": "2024.1"}  # with which bench measures the limits of a device
+EVERYTHING = BUILD | PROGRAMS | TEST | BENCH | LIMITS
 PLATFORMS = ("2_28", "2_27", "2_17", "2_5", "2_24", "2_26")
 
 VERSION_CODE = """

@@ -127,7 +127,7 @@ def check_build(check):
         return Result("build", False, check.python_version)
     body, notes = [f"Python {check.python_version} ({check.python})"], []
     programs = {name: v for name, v in needs.PROGRAMS.items() if not shutil.which(name)}
-    lacking = check.lacks(needs.BUILD | programs | needs.TEST | needs.BENCH)
+    lacking = check.lacks(needs.BUILD | programs | needs.TEST | needs.BENCH | needs.LIMITS)
     for name in lacking:  # one after the other: what is not there keeps no other out
         done = check.install(name, [name], min(check.left(), 120))
         notes.append(f"{name}: " + ("from its wheel" if done.is_fine else "not there"))

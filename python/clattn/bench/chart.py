@@ -22,11 +22,11 @@ def save_ratios(path: Path, measured: Sequence[Measured], contestants: Contestan
     inches = 1.2 + 0.25 * len(devices) + len(rows) * (0.14 + 0.17 * len(devices))
     figure = Figure(figsize=(9, inches), dpi=130, layout="constrained")
     axis = figure.subplots()
-    lowest, largest = 1.0, 1.0
+    everything = [1.0]
     for index, (words, device) in enumerate(devices.items()):
         ratios = {
-            place + (index - (len(devices) - 1) / 2) * thickness: one.ratio(words, one.best)
-            for place, one in enumerate(rows)
+            row + (index - (len(devices) - 1) / 2) * thickness: one.ratio(words, one.best)
+            for row, one in enumerate(rows)
             if words in one.seconds and one.best is not None
         }
         axis.barh(
@@ -37,28 +37,23 @@ def save_ratios(path: Path, measured: Sequence[Measured], contestants: Contestan
             color=COLOURS[index % len(COLOURS)],
             label=f"{device.name} ({device.platform})",
         )
-        for place, ratio in ratios.items():
-            _write_beside(axis, f"{ratio:.2f}", max(ratio, 1), place)
-        lowest, largest = min([lowest, *ratios.values()]), max([largest, *ratios.values()])
+        for y, ratio in ratios.items():
+            axis.annotate(f"{ratio:.2f}", (max(ratio, 1), y), xytext=(3, 0), va="center",
+                          textcoords="offset points", fontsize=7)  # fmt: skip
+        everything += ratios.values()
+    lowest, largest = min(everything) / 1.1, max(everything) * 1.3
     axis.axvline(1, color="black", linewidth=1)
     axis.set_xscale("log")
-    axis.set_xlim(lowest / 1.1, largest * 1.3)
-    ticks = [tick for tick in TICKS if lowest / 1.1 <= tick <= largest * 1.3]
+    axis.set_xlim(lowest, largest)
+    ticks = [tick for tick in TICKS if lowest <= tick <= largest]
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axis.xaxis.set_minor_locator(NullLocator())
     labels = [f"{one.row.name}  ({one.best})" for one in rows]
     axis.set_yticks(range(len(rows)), labels, fontsize=8)
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.grid(axis="x", alpha=0.3)
     axis.set_axisbelow(True)
     axis.set_xlabel("time of the fastest other implementation, named at the left, / clattn's")
-    axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside upper center", frameon=False)
-    figure.savefig(path, format="png")
-
-
-def _write_beside(axis: Any, text: str, x: float, y: float) -> None:
-    axis.annotate(text, (x, y), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7)
+    _save(figure, path)
 
 
 def save_scaling(path: Path, sizes: Sequence[int], growths: Sequence[Growth]) -> None:
@@ -66,11 +61,8 @@ def save_scaling(path: Path, sizes: Sequence[int], growths: Sequence[Growth]) ->
     figure = Figure(figsize=(11, 5), dpi=130, layout="constrained")
     left, right = figure.subplots(1, 2)
     for index, growth in enumerate(growths):
-        style: dict[str, Any] = {
-            "color": COLOURS[index % len(COLOURS)],
-            "marker": "o",
-            "markersize": 3,
-        }
+        style: dict[str, Any] = {"marker": "o", "markersize": 3}
+        style["color"] = COLOURS[index % len(COLOURS)]
         style["linewidth"] = 1 if growth.kind == "peer" else 2
         times = {S: cost.seconds * 1e3 for S, cost in growth.costs.items()}
         left.plot(list(times), list(times.values()), label=growth.label, **style)
@@ -87,12 +79,9 @@ def save_scaling(path: Path, sizes: Sequence[int], growths: Sequence[Growth]) ->
         axis.set_xticks(sizes, [str(S) for S in sizes], rotation=45)
         axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
         axis.yaxis.set_minor_formatter(NullFormatter())
-        axis.xaxis.set_minor_locator(NullLocator())
         axis.set_xlabel("S = L")
         axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside upper center", ncols=len(growths), frameon=False)
-    figure.savefig(path, format="png")
+    _save(figure, path, ncols=len(growths))
 
 
 def _draw_slope(axis: Any, sizes: Sequence[int], power: int, name: str) -> None:
@@ -105,3 +94,11 @@ def _draw_slope(axis: Any, sizes: Sequence[int], power: int, name: str) -> None:
     height = [0.6 * y[-1] * (S / x[-1]) ** power for S in line]
     axis.plot(line, height, "--", color="gray", linewidth=0.8, zorder=0)
     axis.annotate(name, (line[0], height[0]), ha="right", va="center", fontsize=8, color="gray")
+
+
+def _save(figure: Figure, path: Path, **legend: Any) -> None:
+    for axis in figure.axes:
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", frameon=False, **legend)
+    figure.savefig(path, format="png")

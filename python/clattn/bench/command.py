@@ -2,15 +2,15 @@
 
 import argparse
 import fnmatch
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import clattn
 from clattn import Device, _core, _listing
-from clattn.bench.gpu_rows import GPU_ROWS, scaled
-from clattn.bench.rows import ROWS, Row, numpy_dtype
+from clattn.bench.rows import GPU_ROWS, ROWS, Row, numpy_dtype, scaled
 from clattn.bench.scaling import LARGEST, SMALLEST
 
 
@@ -24,50 +24,24 @@ class BenchError(Exception):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments to `parser`."""
-    parser.add_argument(
-        "--rows",
-        metavar="NAME",
-        nargs="+",
-        type=_rows,
-        help="names of rows, or patterns such as '*decode*' (default: all)",
-    )
-    parser.add_argument(
-        "--scaling",
-        metavar="S",
-        nargs="?",
-        type=_largest_size,
-        const=LARGEST,
+    add = parser.add_argument
+    add("--rows", metavar="NAME", nargs="+", type=_rows,
+        help="names of rows, or patterns such as '*decode*' (default: all)")  # fmt: skip
+    add("--scaling", metavar="S", nargs="?", type=_whole(SMALLEST), const=LARGEST,
         help="measure time and memory of (1, 8, 8, S, S, 64) up to that S instead "
-        "(default: %(const)s)",
-    )
-    parser.add_argument(
-        "--gpu",
-        action="store_true",
-        help="measure rows for GPUs, on arrays of the device, beside torch on CUDA",
-    )
-    parser.add_argument(
-        "--scale",
-        metavar="N",
-        type=_whole,
-        default=1,
-        help="divide the lengths of rows for GPUs, to try them on a small device",
-    )
-    parser.add_argument("--list", action="store_true", help="list the rows and leave")
-    parser.add_argument(
-        "--device",
-        metavar="WORDS",
-        action="append",
-        help='where to run, may be given again: "cpu", "gpu:1", part of a name, or "all"',
-    )
-    parser.add_argument(
-        "--rounds",
-        metavar="N",
-        type=_whole,
-        default=10,
-        help="turns of each implementation (default: %(default)s)",
-    )
-    parser.add_argument("--json", metavar="PATH", type=Path, help="write everything as JSON")
-    parser.add_argument("--plot", metavar="PATH", type=Path, help="write a chart as PNG")
+        "(default: %(const)s)")  # fmt: skip
+    add("--gpu", action="store_true",
+        help="measure rows for GPUs, on arrays of the device, beside torch on CUDA")  # fmt: skip
+    add("--scale", metavar="N", type=_whole(1), default=1,
+        help="divide the lengths of rows for GPUs, to try them on a small device")  # fmt: skip
+    add("--list", action="store_true", help="list the rows and leave")
+    add("--device", metavar="WORDS", action="append",
+        help='where to run, may be given again: "cpu", "gpu:1", part of a name, or "all"'
+        )  # fmt: skip
+    add("--rounds", metavar="N", type=_whole(1), default=10,
+        help="turns of each implementation (default: %(default)s)")  # fmt: skip
+    add("--json", metavar="PATH", type=Path, help="write everything as JSON")
+    add("--plot", metavar="PATH", type=Path, help="write a chart as PNG")
     parser.set_defaults(run=run)
 
 
@@ -80,16 +54,14 @@ def run(arguments: argparse.Namespace) -> int:
         return error.status
 
 
-def _whole(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number of 1 or more")
-    return int(text)
+def _whole(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            message = f"{text!r}; expected a whole number of {least} or more"
+            raise argparse.ArgumentTypeError(message)
+        return int(text)
 
-
-def _largest_size(text: str) -> int:
-    if not text.isdecimal() or int(text) < SMALLEST:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected a number of {SMALLEST} or more")
-    return int(text)
+    return read
 
 
 def _rows(pattern: str) -> list[Row]:
@@ -105,20 +77,19 @@ def _choose_devices(words: Sequence[str] | None) -> dict[str, Device]:
     """Return the devices by the word that names each."""
     everything = _core.all_devices()
     names = dict(zip(everything, _listing.words_of(everything), strict=True))
-    chosen: dict[str, Device] = {}
+    chosen: list[Device] = []
     try:
         if not words:
-            device = clattn.get_default_device()
-            chosen[names[device]] = device
+            chosen.append(clattn.get_default_device())
         for word in words or []:
             if word == "all":
-                chosen.update((names[device], device) for device in clattn.devices())
+                chosen += clattn.devices()
             else:
                 with clattn.use_device(word) as device:
-                    chosen[names[device]] = device
+                    chosen.append(device)
     except ValueError as error:  # words, or CLATTN_DEVICE, that name no device
         raise BenchError(str(error), 2) from error
-    return chosen
+    return {names[device]: device for device in chosen}
 
 
 def _check_output(path: Path | None) -> None:
@@ -186,24 +157,24 @@ def _chosen_rows(arguments: argparse.Namespace) -> list[Row]:
 def _run_rows(arguments: argparse.Namespace, devices: dict[str, Device]) -> int:
     from rich.progress import Progress
 
-    from clattn.bench import gpu_peers, report
+    from clattn.bench import measuring, report, torch_peers
     from clattn.bench.limits import Limits
-    from clattn.bench.measuring import Contestants, Measured, find_peers, measure
 
     rows = _chosen_rows(arguments)
     console = report.open_console()
     with ExitStack() as stack:
-        peers, missing = find_peers(stack, gpu_peers.peer_classes() if arguments.gpu else None)
-        product = gpu_peers.find_product() if arguments.gpu else None
+        peers, missing = measuring.find_peers(stack, measuring.peer_classes(arguments.gpu))
+        product = torch_peers.find_product() if arguments.gpu else None
         limits = {words: Limits(device, product) for words, device in devices.items()}
-        contestants = Contestants(devices, peers, limits, missing)
-        measured: list[Measured] = []
+        missing |= {f"limits of {w}": limit.missing for w, limit in limits.items() if limit.missing}
+        contestants = measuring.Contestants(devices, peers, limits, missing)
+        measured: list[measuring.Measured] = []
         progress = stack.enter_context(Progress(console=console, transient=True))
         task = progress.add_task("", total=len(rows) * arguments.rounds)
+        advance = functools.partial(progress.advance, task)
         for row in rows:
             progress.update(task, description=row.name)
-            one = measure(row, contestants, arguments.rounds, lambda: progress.advance(task))
-            measured.append(one)
+            measured.append(measuring.measure(row, contestants, arguments.rounds, advance))
             if arguments.json is not None:  # after each row: a long run may be stopped
                 content = report.as_json(measured, contestants, arguments.rounds)
                 report.write_json(arguments.json, content)

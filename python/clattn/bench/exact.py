@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from clattn.bench.rows import Array, Problem
 
 SAMPLE = 64  # query rows that are compared
-SAMPLE_LONG = 8  # the same of float64, for which NumPy has no fast product
+SAMPLE_LONG = 8  # of float64 results: NumPy has no fast product of long doubles
 SAMPLE_LARGE = 16  # of rows for GPUs, whose problems are large
 
 # A peer may round to a half type on the way, where clattn does not.
@@ -18,7 +18,7 @@ PEER_FACTOR = 10
 
 @dataclass(frozen=True)
 class Exact:
-    """Some query rows of a problem, one step wider than they are computed."""
+    """Some query rows of a problem, computed in a wider type."""
 
     rows: NDArray[np.intp]
     result: Array  # (B, Hq, len(rows), E)
@@ -33,11 +33,11 @@ class Exact:
 
 
 def exact_rows(problem: Problem) -> Exact:
-    """Compute rows spread over the problem, the first and the last included.
+    """Compute rows spread over the problem, the first and the last among them.
 
-    Allowed is twice the error of the plain computation in float32 (float64 for float64),
-    rounded to the dtype, and a floor for what no computation avoids: half a step of the
-    result, and of the largest value what exp, sum and division cost.
+    The allowed error is twice that of the plain computation in float32 (in float64 for
+    float64), rounded to the dtype, plus a floor for errors that no computation avoids: half
+    a step of the result, and what exp, sum and division cost of the largest value.
     """
     L = problem.query.shape[2]
     is_double = problem.query.dtype == np.float64
@@ -56,31 +56,23 @@ def exact_rows(problem: Problem) -> Exact:
 
 
 def _attend(problem: Problem, rows: NDArray[np.intp], dtype: np.dtype[Any]) -> tuple[Array, float]:
-    """Return result rows, computed in `dtype` from the definition, and the largest score.
-
-    One element of the batch after the other: wider copies of all keys may be gigabytes.
-    """
-    parts = [_attend_one(problem, b, rows, dtype) for b in range(problem.row.shape[0])]
-    return np.stack([result for result, _ in parts]), max(score for _, score in parts)
-
-
-def _attend_one(
-    problem: Problem, b: int, rows: NDArray[np.intp], dtype: np.dtype[Any]
-) -> tuple[Array, float]:
-    _, Hq, Hk, _, _, E = problem.row.shape
-    key, value = (a[b].astype(dtype)[:, None] for a in (problem.key, problem.value))
-    query = problem.query[b][:, rows].astype(dtype).reshape(Hk, Hq // Hk, len(rows), E)
-    scores = query @ key.swapaxes(-1, -2) / np.sqrt(dtype.type(E))
-    largest = float(np.abs(scores).max())
+    """Return result rows, computed in `dtype` from the definition, and the largest score."""
+    B, Hq, Hk, _, _, E = problem.row.shape
+    result, largest = np.empty((B, Hq, len(rows), E), dtype), 0.0
     seen = problem.row.attended(rows)
     if problem.mask is not None and problem.mask.dtype == bool:
-        seen = seen & problem.mask[rows]
-    elif problem.mask is not None:
-        scores += problem.mask[rows].astype(dtype)
-    scores = np.where(seen, scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    result = weights @ value / weights.sum(axis=-1, keepdims=True)
-    return result.reshape(Hq, len(rows), E), largest
+        seen &= problem.mask[rows]
+    for b in range(B):  # wider copies of the keys of a whole batch may be gigabytes
+        key, value = (a[b].astype(dtype)[:, None] for a in (problem.key, problem.value))
+        query = problem.query[b][:, rows].astype(dtype).reshape(Hk, Hq // Hk, len(rows), E)
+        scores = query @ key.swapaxes(-1, -2) / np.sqrt(dtype.type(E))
+        largest = max(largest, float(np.abs(scores).max()))
+        if problem.mask is not None and problem.mask.dtype != bool:
+            scores += problem.mask[rows].astype(dtype)
+        scores = np.where(seen, scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        result[b] = (weights @ value / weights.sum(axis=-1, keepdims=True)).reshape(result[b].shape)
+    return result, largest
 
 
 def _step(dtype: np.dtype[Any]) -> float:

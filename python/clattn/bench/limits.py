@@ -1,87 +1,166 @@
 """What a device can do at most, measured by kernels that do nothing else."""
 
-import math
+import functools
+import warnings
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-import clattn
-from clattn import Device, Tensor, _core
-from clattn._measuring import shortest
-from clattn.bench.rows import Array, Row
+from clattn import Device, _core
+from clattn.bench.peers import first_line
+from clattn.bench.rows import Row
 
 READ_BYTES = 512 << 20  # far more than caches hold
 LEAST_SECONDS = 0.02  # of a measurement
-MOST_PASSES = 1024
-CALLS = 2
+CALLS = 2  # per measurement; the shorter one counts
+MOST_STEPS, MOST_PASSES = 1 << 30, 1024
+TILE = 1 << 18  # elements that a work-group reads
+GROUP = 64  # work-items of a work-group on a GPU
+CHAINS = 12  # of limit_fma, as in limits.cl
+SOURCE = Path(__file__).with_name("limits.cl")
+
+_Sums = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class Kernels:
+    """The kernels of limits.cl on one device, launched by pyopencl.
+
+    clattn has opened the device before: so drivers that pip installed are known to
+    pyopencl's loader too.
+    """
+
+    def __init__(self, device: Device) -> None:
+        import pyopencl
+
+        self._cl: Any = pyopencl
+        self.device = _find(pyopencl, device)
+        self._context = self._cl.Context([self.device])
+        timed = self._cl.command_queue_properties.PROFILING_ENABLE
+        self._queue = self._cl.CommandQueue(self._context, properties=timed)
+        self._built: dict[tuple[str, bool], Any] = {}
+        is_cpu = device.type == "cpu"
+        width = self.device.native_vector_width_float
+        self._vector = 16 if not is_cpu else 64 if width >= 16 else 32 if width >= 8 else 16
+        self._local = 1 if is_cpu else min(GROUP, self.device.max_work_group_size)
+        # A GPU gets as many work-groups as its registers hold, so that every unit is busy.
+        self._groups = (4 if is_cpu else 16) * self.device.max_compute_units
+
+    def fma(self, dtype: str, steps: int) -> tuple[float, float, _Sums]:
+        """Return the seconds and the FLOP of `steps` multiply-adds a chain, and each chain's end.
+
+        A multiply-add counts as two. A chain x = x / 2 + 1 ends near 2.
+        """
+        lanes = self._vector // np.dtype(dtype).itemsize
+        kernel = self._build("limit_fma", dtype == "float64", lanes)
+        scalars = (np.int64(steps), np.float32(0.5), np.float32(1))
+        seconds, sums = self._launch(kernel, self._groups, scalars)
+        return seconds, 2.0 * len(sums) * CHAINS * lanes * steps, sums
+
+    def read(self, passes: int) -> tuple[float, float, _Sums]:
+        """Return the seconds and the bytes of reading an array `passes` times, and its sums."""
+        kernel = self._build("limit_read", False, self._vector // 4)
+        count = self._input.size // 4
+        arguments = (self._input, np.int64(count), np.int64(TILE))
+        seconds, sums = self._launch(kernel, count // TILE * passes, arguments)
+        return seconds, float(4 * count * passes), sums
+
+    @functools.cached_property
+    def _input(self) -> Any:
+        """Whole tiles of ones: pages of zeros might all be one page."""
+        most = min(READ_BYTES, self.device.max_mem_alloc_size, self.device.global_mem_size // 4)
+        ones = np.ones(max(most // 4 // TILE, 1) * TILE, np.float32)
+        flags = self._cl.mem_flags
+        return self._cl.Buffer(self._context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=ones)
+
+    def _build(self, name: str, is_double: bool, lanes: int) -> Any:
+        if (name, is_double) not in self._built:
+            options = [f"-DREAL64={int(is_double)}", f"-DLANES={lanes}", f"-DLOCAL={self._local}"]
+            program = self._cl.Program(self._context, SOURCE.read_text(encoding="utf-8"))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # pyopencl warns of each line of a compiler
+                program.build(["-cl-std=CL1.2", *options], cache_dir=False)
+            self._built[name, is_double] = getattr(program, name)
+        return self._built[name, is_double]
+
+    def _launch(self, kernel: Any, groups: int, arguments: tuple[Any, ...]) -> tuple[float, _Sums]:
+        """Return the seconds that the device takes, and what each work-item writes."""
+        cl = self._cl
+        sums = np.empty(groups * self._local, np.float32)
+        output = cl.Buffer(self._context, cl.mem_flags.WRITE_ONLY, sums.nbytes)
+        event = kernel(self._queue, sums.shape, (self._local,), output, *arguments)
+        event.wait()
+        cl.enqueue_copy(self._queue, sums, output)
+        return max(event.profile.end - event.profile.start, 1) * 1e-9, sums
+
+
+def _find(cl: Any, device: Device) -> Any:
+    """Return pyopencl's device of the same platform and name, in the same place among equals."""
+
+    def title(platform: str, name: str) -> tuple[str, str]:
+        return platform.strip(), name.strip()
+
+    wanted = title(device.platform, device.name)
+    equals = [d for d in _core.all_devices() if title(d.platform, d.name) == wanted]
+    found = [
+        listed
+        for platform in cl.get_platforms()
+        for listed in platform.get_devices()
+        if title(platform.name, listed.name) == wanted
+    ]
+    if len(found) != len(equals):
+        raise LookupError(f"pyopencl lists {len(found)} of these devices, clattn {len(equals)}")
+    return found[equals.index(device)]
 
 
 class Limits:
     """The best that was seen of one device so far; 0: not measured."""
 
-    def __init__(
-        self, device: Device, measure_product: Callable[[str], float] | None = None
-    ) -> None:
-        self._device = device
-        self._measure_product = measure_product
-        self._steps = {False: 1 << 12, True: 1 << 12}
-        self._array: Array | Tensor | None = None
-        self._passes = 1
+    def __init__(self, device: Device, product: Callable[[str], float] | None = None) -> None:
+        self._product = product
+        self._kernels: Kernels | None = None
+        self._counts: dict[str, int] = {}
+        self.missing = ""  # why the kernels are not there
         self.fma = {"float32": 0.0, "float64": 0.0}  # FLOP/s
         self.read = 0.0  # bytes/s
         self.product: dict[str, float] = {}  # FLOP/s of another library's product, by dtype
+        try:
+            self._kernels = Kernels(device)
+        except ImportError as error:
+            self.missing = f"{error.name or error} is not installed"
+        except Exception as error:  # what a loader or a driver says
+            self.missing = first_line(error)
 
     def measure(self, row: Row) -> float:
         """Return how much the device can do a second of what limits a row, at present.
 
-        0 where nothing can tell: products of matrices are measured by another library.
+        0 where nothing can tell: another library measures products of matrices.
         """
-        if row.limit == "read":
-            rate = self._measure_read()
-            self.read = max(self.read, rate)
-        elif row.limit == "product":
-            rate = self._measure_product(row.dtype) if self._measure_product else 0.0
+        if row.limit == "product":
+            rate = self._product(row.dtype) if self._product else 0.0
             if rate:
                 self.product[row.dtype] = max(self.product.get(row.dtype, 0.0), rate)
+            return rate
+        if self._kernels is None:
+            return 0.0
+        if row.limit == "read":
+            rate = self._measure("read", self._kernels.read, 1, MOST_PASSES)
+            self.read = max(self.read, rate)
         else:
             dtype = "float64" if row.dtype == "float64" else "float32"
-            rate = self._measure_fma(dtype == "float64")
+            launch = functools.partial(self._kernels.fma, dtype)
+            rate = self._measure(dtype, launch, 1 << 12, MOST_STEPS)
             self.fma[dtype] = max(self.fma[dtype], rate)
         return rate
 
-    def _measure_fma(self, float64: bool) -> float:
-        device = self._device
-
-        def run(steps: int) -> float:
-            return shortest(lambda: _core.peak_fma(float64, steps, device), 0, CALLS)
-
-        seconds = run(self._steps[float64])
-        while seconds < LEAST_SECONDS and self._steps[float64] < 1 << 30:
-            self._steps[float64] *= 4
-            seconds = run(self._steps[float64])
-        flop = _core.peak_fma(float64, 1, device)[0] * self._steps[float64]
-        return _rate(flop, seconds, lambda: run(0))
-
-    def _measure_read(self) -> float:
-        device = self._device
-        if self._array is None:
-            most = min(READ_BYTES, device.max_allocation, device.memory // 4)
-            # Not zeros, whose pages would all be one and the same.
-            ones = np.ones(most // 4, np.float32)
-            # A device that does not read the host's memory reads its own.
-            self._array = clattn.tensor(ones, device) if device.memory_mode == "copy" else ones
-        array = self._array
-
-        def run(passes: int) -> float:
-            return shortest(lambda: _core.peak_read(array, passes, device), 0, CALLS)
-
-        seconds = run(self._passes)
-        while seconds < LEAST_SECONDS and self._passes < MOST_PASSES:
-            self._passes *= 4
-            seconds = run(self._passes)
-        return _rate(array.nbytes * self._passes, seconds, lambda: run(0))
-
-
-def _rate(work: float, seconds: float, time_empty: Callable[[], float]) -> float:
-    """Work per second, without what a call takes that does none of it."""
-    return work / max(seconds - time_empty(), math.ulp(1.0))
+    def _measure(
+        self, key: str, launch: Callable[[int], tuple[float, float, _Sums]], first: int, most: int
+    ) -> float:
+        """Return the work of a second in a launch that takes long enough to be timed."""
+        while True:
+            count = self._counts.setdefault(key, first)
+            seconds, work, _ = min((launch(count) for _ in range(CALLS)), key=lambda run: run[0])
+            if seconds >= LEAST_SECONDS or count >= most:
+                return work / seconds
+            self._counts[key] = count * 4

@@ -11,10 +11,10 @@ import numpy as np
 import clattn
 from clattn import Device
 from clattn._measuring import take_turns
-from clattn.bench import onnx_peers, openvino_peer, peers
+from clattn.bench import onnx_peers, peers, torch_peers
 from clattn.bench.exact import PEER_FACTOR, exact_rows
 from clattn.bench.limits import Limits
-from clattn.bench.peers import Call, Peer, repeated
+from clattn.bench.peers import Call, Peer, first_line, repeated
 from clattn.bench.rows import Array, Problem, Row, draw
 
 
@@ -25,7 +25,7 @@ class Contestants:
     devices: dict[str, Device]
     peers: Sequence[Peer]
     limits: dict[str, Limits]
-    missing: dict[str, str]  # why a peer is not there, by its label
+    missing: dict[str, str]  # why a peer, or a device's limits, are not there
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Measured:
     wrong: list[str] = field(default_factory=list)  # whose error is too large
     failed: dict[str, str] = field(default_factory=dict)  # devices that gave no result, and why
     notes: list[str] = field(default_factory=list)
-    best: str | None = None  # the label of the fastest peer of those that count
+    best: str | None = None  # the label of the fastest peer that counts
     limits: dict[str, float] = field(default_factory=dict)  # FLOP/s or bytes/s, by device
 
     def ratio(self, words: str, peer: str) -> float:
@@ -51,35 +51,31 @@ class Measured:
         return self.row.work / self.seconds[name]
 
     def limit_share(self, words: str) -> float | None:
-        """Return how near a device is to its limit: 1 is as fast as it can be.
-
-        None where the limit is not known.
-        """
+        """Return how near a device is to its limit, 1 at most; None: the limit is not known."""
         return self.rate(words) / self.limits[words] if self.limits[words] else None
 
 
-def peer_classes() -> list[Any]:
+def peer_classes(on_gpu: bool = False) -> list[type[Peer]]:
     """Return the classes of all peers, in the order of the table."""
+    if on_gpu:
+        return [torch_peers.Flash, torch_peers.Efficient, torch_peers.Cudnn]
     return [
-        peers.Torch,
+        torch_peers.Torch,
         onnx_peers.OnnxAttention,
         onnx_peers.OnnxMultiHeadAttention,
-        openvino_peer.OpenVino,
+        peers.OpenVino,
         peers.Jax,
         onnx_peers.OnnxGroupQueryAttention,
     ]
 
 
 def find_peers(
-    stack: ExitStack, classes: Sequence[Any] | None = None
+    stack: ExitStack, classes: Sequence[type[Peer]]
 ) -> tuple[list[Peer], dict[str, str]]:
-    """Return the peers that are installed, of all or some, and why the others are not there.
-
-    `stack` takes what has to last as long as peers are called.
-    """
+    """Return the peers that are installed, and why the others are not there."""
     found: list[Peer] = []
     missing = {}
-    for make in peer_classes() if classes is None else classes:
+    for make in classes:
         try:
             found.append(make(stack))
         except ImportError as error:
@@ -87,12 +83,6 @@ def find_peers(
         except Exception as error:  # a package that is there and broken
             missing[make.label] = first_line(error)
     return found, missing
-
-
-def first_line(error: Exception) -> str:
-    """Return the beginning of what an exception says, on one line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else text[:157] + "..."
 
 
 def clattn_call(problem: Problem, device: Device) -> Call:
@@ -104,20 +94,15 @@ def clattn_call(problem: Problem, device: Device) -> Call:
 
     query, key, value = (place(a) for a in (problem.query, problem.key, problem.value))
     mask = None if problem.mask is None else place(problem.mask)
-    causal, grouped = row.is_causal, row.shape[1] != row.shape[2]
-    window = None if row.window is None else (row.window, 0)
+    options: dict[str, Any] = {
+        "is_causal": row.is_causal,
+        "enable_gqa": row.shape[1] != row.shape[2],
+        "window": None if row.window is None else (row.window, 0),
+        "device": device,
+    }
 
     def run() -> Any:
-        return clattn.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            mask,
-            is_causal=causal,
-            enable_gqa=grouped,
-            window=window,
-            device=device,
-        )
+        return clattn.scaled_dot_product_attention(query, key, value, mask, **options)
 
     def run_some(count: int) -> None:
         for _ in range(count):

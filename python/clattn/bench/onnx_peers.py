@@ -6,34 +6,33 @@ from typing import Any
 import numpy as np
 
 from clattn._measuring import THREADS
-from clattn.bench.peers import Call
+from clattn.bench.peers import Call, Peer
 from clattn.bench.rows import Array, Problem
 
+Arrays = dict[str, Array | None]  # None: an input that is left out
 
-class _OnnxRuntime:
+
+class _OnnxRuntime(Peer):
     """One node, in a session whose inputs and outputs are bound beforehand."""
 
     operator: str
     domain = "com.microsoft"
 
     def __init__(self, stack: ExitStack) -> None:
-        del stack
         import onnx
         import onnxruntime
 
         self._onnx, self._ort = onnx, onnxruntime
         self.version = f"onnxruntime {onnxruntime.__version__}"
 
-    def _session(self, inputs: dict[str, Any], outputs: dict[str, Any], **attributes: Any) -> Any:
-        """Return an onnxruntime session of one node; an empty name is an input left out."""
+    def _session(self, inputs: Arrays, outputs: Arrays, attributes: dict[str, Any]) -> Any:
+        """Return an onnxruntime session of one node."""
         helper = self._onnx.helper
 
-        def infos(arrays: dict[str, Array]) -> list[Any]:
+        def infos(arrays: Arrays) -> list[Any]:
             return [
-                helper.make_tensor_value_info(
-                    name, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape
-                )
-                for name, a in arrays.items()
+                helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+                for n, a in arrays.items()
                 if a is not None
             ]
 
@@ -54,36 +53,33 @@ class _OnnxRuntime:
         )
 
     def _call(
-        self,
-        inputs: dict[str, Array | None],
-        outputs: dict[str, Array],
-        shared: dict[str, str] | None = None,
-        **attributes: Any,
+        self, inputs: Arrays, outputs: dict[str, Array], heads: int = 0, **attributes: Any
     ) -> Call:
         """Return the call, whose result is the first output.
 
-        `shared`: outputs that are written in the memory of an input.
+        An output present_* is written in the memory of the input past_*, if there is one.
+        `heads`: that many heads of the result lie side by side and are taken apart.
         """
-        session = self._session(inputs, outputs, **attributes)
+        session = self._session(inputs, dict(outputs), attributes)
         binding = session.io_binding()
         make = self._ort.OrtValue.ortvalue_from_numpy
         values = {name: make(a) for name, a in inputs.items() if a is not None}
         for name, value in values.items():
             binding.bind_ortvalue_input(name, value)
-        written = {
-            name: values[shared[name]] if shared and name in shared else make(array)
+        written = [
+            values.get(name.replace("present", "past")) or make(array)
             for name, array in outputs.items()
-        }
-        for name, value in written.items():
+        ]
+        for name, value in zip(outputs, written, strict=True):
             binding.bind_ortvalue_output(name, value)
-        output = written[next(iter(outputs))]
 
         def run() -> None:
             session.run_with_iobinding(binding)
 
         def result() -> Array:
             run()
-            return np.asarray(output.numpy())
+            array = np.asarray(written[0].numpy())
+            return array.reshape(*array.shape[:2], heads, -1).swapaxes(1, 2) if heads else array
 
         return Call(run, result)
 
@@ -94,81 +90,57 @@ def _join_heads(array: Array) -> Array:
     return np.ascontiguousarray(array.swapaxes(1, 2)).reshape(B, L, H * E)
 
 
-def _split_heads(call: Call, heads: int) -> Call:
-    """Return the call with its result (B, L, H · E) as (B, H, L, E)."""
-
-    def result() -> Array:
-        joined = call.result()
-        B, L, width = joined.shape
-        return joined.reshape(B, L, heads, width // heads).swapaxes(1, 2)
-
-    return Call(call.run, result)
-
-
 class OnnxAttention(_OnnxRuntime):
     """ONNX Attention, opset 23."""
 
-    name = "ONNX Runtime Attention"
-    label = "ORT Attn"
-    counts = True
+    name, label = "ONNX Runtime Attention", "ORT Attn"
     operator = "Attention"
     domain = ""
 
     def prepare(self, problem: Problem) -> Call | None:
-        """As for every Peer."""
-        row = problem.row
+        """Half and single precision."""
+        row, query, mask = problem.row, problem.query, problem.additive_mask
         if row.dtype not in ("float32", "float16"):
             return None
-        inputs = {
-            "Q": problem.query,
-            "K": problem.key,
-            "V": problem.value,
-            "mask": problem.additive_mask,
-        }
+        inputs: Arrays = {"Q": query, "K": problem.key, "V": problem.value, "mask": mask}
         causal = int(row.is_causal and row.window is None)
-        return self._call(inputs, {"Y": np.zeros_like(problem.query)}, is_causal=causal)
+        return self._call(inputs, {"Y": np.zeros_like(query)}, is_causal=causal)
 
 
 class OnnxMultiHeadAttention(_OnnxRuntime):
     """com.microsoft MultiHeadAttention."""
 
-    name = "ONNX Runtime MultiHeadAttention"
-    label = "ORT MHA"
-    counts = True
+    name, label = "ONNX Runtime MultiHeadAttention", "ORT MHA"
     operator = "MultiHeadAttention"
 
     def prepare(self, problem: Problem) -> Call | None:
-        """As for every Peer. Heads are not grouped; masks are added."""
-        row = problem.row
+        """Half and single precision without grouped heads; masks are added."""
+        row, mask = problem.row, problem.additive_mask
         heads = row.shape[1]
         grouped = heads != row.shape[2]
         if row.dtype not in ("float32", "float16") or grouped or row.mask == "bool":
             return None
-        mask = problem.additive_mask
         query, key, value = (_join_heads(a) for a in (problem.query, problem.key, problem.value))
-        inputs: dict[str, Array | None] = {"query": query, "key": key, "value": value}
+        inputs: Arrays = {"query": query, "key": key, "value": value}
         if mask is not None:
             inputs |= {"bias": None, "padding": None, "attention_bias": mask[None, None]}
         causal = int(row.is_causal and row.window is None)
-        call = self._call(
-            inputs, {"Y": np.zeros_like(query)}, num_heads=heads, unidirectional=causal
-        )
-        return _split_heads(call, heads)
+        outputs = {"Y": np.zeros_like(query)}
+        return self._call(inputs, outputs, heads, num_heads=heads, unidirectional=causal)
 
 
 class OnnxGroupQueryAttention(_OnnxRuntime):
     """com.microsoft GroupQueryAttention, always causal, aligned to the bottom right.
 
-    With one query row, whose keys are all but one in the cache, that is plain attention.
+    With one query row, and all keys but one in the cache, it is plain attention.
     """
 
-    name = "ONNX Runtime GroupQueryAttention"
-    label = "ORT GQA"
+    name, label = "ONNX Runtime GroupQueryAttention", "ORT GQA"
     counts = False
     operator = "GroupQueryAttention"
 
     def prepare(self, problem: Problem) -> Call | None:
-        """As for every Peer."""
+        """Half and single precision without masks: causal and square, or one query row."""
         row = problem.row
         B, Hq, Hk, L, S, _ = row.shape
         if row.dtype not in ("float32", "float16") or row.mask is not None:
@@ -176,12 +148,12 @@ class OnnxGroupQueryAttention(_OnnxRuntime):
         if not (row.is_causal and L == S) and L != 1:
             return None
         past = S - L
-        query, key, value = (
-            _join_heads(a)
-            for a in (problem.query, problem.key[:, :, past:], problem.value[:, :, past:])
-        )
-        inputs: dict[str, Array | None] = {"query": query, "key": key, "value": value}
-        inputs |= {
+        new = (problem.query, problem.key[:, :, past:], problem.value[:, :, past:])
+        query, key, value = map(_join_heads, new)
+        inputs: Arrays = {
+            "query": query,
+            "key": key,
+            "value": value,
             "past_key": problem.key if past else None,
             "past_value": problem.value if past else None,
             "seqlens_k": np.full(B, S - 1, np.int32),
@@ -195,6 +167,4 @@ class OnnxGroupQueryAttention(_OnnxRuntime):
         attributes = {"num_heads": Hq, "kv_num_heads": Hk}
         if row.window is not None:
             attributes["local_window_size"] = row.window + 1
-        shared = {"present_key": "past_key", "present_value": "past_value"} if past else None
-        call = self._call(inputs, outputs, shared, **attributes)
-        return _split_heads(call, Hq)
+        return self._call(inputs, outputs, Hq, **attributes)

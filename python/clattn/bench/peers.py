@@ -1,4 +1,7 @@
-"""Other implementations that bench times where they are installed. None is needed."""
+"""Other implementations that bench times where they are installed. None is needed.
+
+Each is a Peer: OpenVINO and JAX here, torch in torch_peers.py, ONNX Runtime in onnx_peers.py.
+"""
 
 import functools
 import math
@@ -6,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,7 +22,7 @@ MOST_CALLS = 100
 
 @dataclass(frozen=True)
 class Call:
-    """A problem, prepared: `run` is timed, `result` gives its array (B, Hq, L, E)."""
+    """A prepared problem: `run` is timed, `result` returns its array (B, Hq, L, E)."""
 
     run: Callable[[], object]
     result: Callable[[], Array]
@@ -29,7 +32,7 @@ class Call:
 def repeated(run_some: Callable[[int], object], result: Callable[[], Array]) -> Call:
     """Return a Call of several calls that are waited for together.
 
-    `run_some` makes so many of them. Waiting for each would time the wait as well.
+    `run_some(n)` makes n calls. A wait after each call would be timed too.
     """
     run_some(1)
     start = time.perf_counter()
@@ -39,81 +42,34 @@ def repeated(run_some: Callable[[int], object], result: Callable[[], Array]) -> 
     return Call(lambda: run_some(count), result, count)
 
 
-class Peer(Protocol):
-    """One implementation. Making it raises ImportError where its package is missing."""
+def first_line(error: Exception) -> str:
+    """Return the beginning of an exception's message, on one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else text[:157] + "..."
 
-    name: str
-    label: str  # a table's column
-    counts: bool  # is it one of those that the best peer is chosen from?
 
-    @property
-    def version(self) -> str:
-        """The package and its version."""
+class Peer:
+    """One implementation. Its constructor raises ImportError where its package is missing."""
+
+    name: ClassVar[str]
+    label: ClassVar[str]  # a table's column
+    counts: ClassVar[bool] = True  # may it be the best peer?
+    version: str  # the package and its version
+
+    def __init__(self, stack: ExitStack) -> None:
+        """Import the package; `stack` takes what has to last as long as the peer is called."""
 
     def prepare(self, problem: Problem) -> Call | None:
         """Return the call of a problem, with all conversion done; None: not supported."""
+        raise NotImplementedError
 
 
-def torch_arguments(
-    problem: Problem, tensor: Callable[[Array], Any]
-) -> tuple[list[Any], dict[str, Any]]:
-    """Return query, key and value, and the keywords, of torch's function."""
-    row = problem.row
-    mask = problem.additive_mask
-    options = {
-        "attn_mask": None if mask is None else tensor(mask),
-        "is_causal": row.is_causal and row.window is None,
-        "enable_gqa": row.shape[1] != row.shape[2],
-    }
-    return [tensor(a) for a in (problem.query, problem.key, problem.value)], options
-
-
-class Torch:
-    """torch.nn.functional.scaled_dot_product_attention."""
-
-    name = "torch"
-    label = "torch"
-    counts = True
-
-    def __init__(self, stack: ExitStack) -> None:
-        import torch
-
-        torch.set_num_threads(THREADS)
-        stack.enter_context(torch.inference_mode())
-        self._torch = torch
-        self.version = f"torch {torch.__version__}"
-
-    def prepare(self, problem: Problem) -> Call:
-        """As for every Peer."""
-        tensors, options = torch_arguments(problem, self._tensor)
-        attend = self._torch.nn.functional.scaled_dot_product_attention
-
-        def run() -> Any:
-            return attend(*tensors, **options)
-
-        def result() -> Array:
-            output = run()
-            is_bfloat16 = problem.row.dtype == "bfloat16"
-            array = (output.view(self._torch.int16) if is_bfloat16 else output).numpy()
-            return np.asarray(array).view(problem.query.dtype)
-
-        return Call(run, result)
-
-    def _tensor(self, array: Array) -> Any:
-        if array.dtype.name == "bfloat16":
-            return self._torch.from_numpy(array.view("int16")).view(self._torch.bfloat16)
-        return self._torch.from_numpy(array)
-
-
-class Jax:
+class Jax(Peer):
     """jax.nn.dot_product_attention, compiled."""
 
-    name = "JAX"
-    label = "JAX"
-    counts = True
+    name = label = "JAX"
 
     def __init__(self, stack: ExitStack) -> None:
-        del stack
         import jax
 
         jax.config.update("jax_platforms", "cpu")
@@ -122,23 +78,94 @@ class Jax:
         self.version = f"jax {jax.__version__}"
 
     def prepare(self, problem: Problem) -> Call:
-        """As for every Peer. JAX wants (B, L, H, E)."""
+        """JAX wants (B, L, H, E)."""
         row, jax = problem.row, self._jax
         arrays = [
             jax.numpy.asarray(a.swapaxes(1, 2)) for a in (problem.query, problem.key, problem.value)
         ]
-        options: dict[str, Any] = {"is_causal": row.is_causal}
+        fixed: dict[str, Any] = {"is_causal": row.is_causal}
         if row.window is not None:
-            options["local_window_size"] = (row.window, 0)
+            fixed["local_window_size"] = (row.window, 0)
+        masks: dict[str, Any] = {}
         if row.mask is not None:
             word = "bias" if row.mask == "float" else "mask"
-            options[word] = jax.numpy.asarray(problem.mask)[None, None]
-        named = {name: value for name, value in options.items() if name in ("bias", "mask")}
-        fixed = {name: value for name, value in options.items() if name not in named}
-
+            masks[word] = jax.numpy.asarray(problem.mask)[None, None]
         attend = jax.jit(functools.partial(jax.nn.dot_product_attention, **fixed))
 
         def run() -> Any:
-            return attend(*arrays, **named).block_until_ready()
+            return attend(*arrays, **masks).block_until_ready()
 
         return Call(run, lambda: np.asarray(run().swapaxes(1, 2)))
+
+
+class OpenVino(Peer):
+    """A compiled model of one ScaledDotProductAttention node on OpenVINO's CPU device."""
+
+    name = label = "OpenVINO"
+
+    def __init__(self, stack: ExitStack) -> None:
+        import openvino
+
+        self._ov = openvino
+        self._core = openvino.Core()
+        self.version = f"openvino {openvino.__version__.partition('-')[0]}"
+
+    def prepare(self, problem: Problem) -> Call | None:
+        """Return None for float64, which the node computes in float32.
+
+        The node has no grouped heads: they need rows that are all alike.
+        """
+        row, mask = problem.row, problem.additive_mask
+        grouped = row.shape[1] != row.shape[2]
+        if row.dtype == "float64" or (grouped and (mask is not None or row.is_causal)):
+            return None
+        arrays = [problem.query, problem.key, problem.value]
+        if mask is not None:
+            arrays.append(mask)
+        request = self._compile(arrays, problem, grouped).create_infer_request()
+        tensors = [self._tensor(array) for array in arrays]
+        for index, tensor in enumerate(tensors):
+            request.set_input_tensor(index, tensor)
+        output = np.zeros_like(problem.query)
+        request.set_output_tensor(0, self._tensor(output))
+
+        def run() -> None:
+            request.infer(share_inputs=True, share_outputs=True)
+
+        def result() -> Array:
+            run()
+            return output
+
+        return Call(run, result)
+
+    def _compile(self, arrays: list[Array], problem: Problem, grouped: bool) -> Any:
+        opset, row = self._ov.opset13, problem.row
+
+        def reshape(node: Any, shape: tuple[int, ...]) -> Any:
+            return opset.reshape(node, np.array(shape, np.int64), special_zero=False)
+
+        inputs = [opset.parameter(array.shape, self._type(array)) for array in arrays]
+        query = inputs[0]
+        if grouped:  # without a mask, the rows of a group's heads are rows of one head
+            B, Hq, Hk, L, _, E = row.shape
+            query = reshape(query, (B, Hk, Hq // Hk * L, E))
+        causal = row.is_causal and row.window is None
+        node = opset.scaled_dot_product_attention(query, *inputs[1:], causal=causal)
+        if grouped:
+            node = reshape(node, problem.query.shape)
+        settings = {
+            "INFERENCE_NUM_THREADS": THREADS,
+            "PERFORMANCE_HINT": "LATENCY",
+            # By default float32 is computed in bfloat16 where the processor has it.
+            "INFERENCE_PRECISION_HINT": "bf16" if row.dtype == "bfloat16" else "f32",
+        }
+        return self._core.compile_model(self._ov.Model([node], inputs, "bench"), "CPU", settings)
+
+    def _type(self, array: Array) -> Any:
+        return self._ov.Type.bf16 if array.dtype.name == "bfloat16" else self._ov.Type(array.dtype)
+
+    def _tensor(self, array: Array) -> Any:
+        if array.dtype.name == "bfloat16":
+            shape = self._ov.Shape(array.shape)
+            return self._ov.Tensor(array.view(np.uint16), shape, self._ov.Type.bf16)
+        return self._ov.Tensor(array, shared_memory=True)

@@ -1,4 +1,4 @@
-"""The table and the JSON file of what was measured."""
+"""The tables and the JSON file of what was measured."""
 
 import json
 import math
@@ -16,13 +16,15 @@ from rich.table import Table
 import clattn
 from clattn._measuring import THREADS
 from clattn.bench.measuring import Contestants, Measured
-from clattn.bench.scaling import Cost, Growth
+from clattn.bench.scaling import Growth
 
 WIDTH = 100  # columns that a table may take
+ROW_FIELDS = ("name", "shape", "dtype", "mask", "is_causal", "window", "limit", "on_device",
+              "flop", "bytes_read")  # fmt: skip
 
 
 def open_console() -> Console:
-    """Return a console of the terminal's width, where there is one, and wide enough."""
+    """Return a console as wide as a table: the terminal, if it is wide enough."""
     console = Console(highlight=False)
     wide = console.is_terminal and console.width >= WIDTH
     return console if wide else Console(highlight=False, width=WIDTH)
@@ -30,17 +32,19 @@ def open_console() -> Console:
 
 def make_table(words: str, measured: Sequence[Measured], contestants: Contestants) -> Table:
     """Return the table of one device."""
-    device = contestants.devices[words]
+    device, limits = contestants.devices[words], contestants.limits[words]
+    rates = [f"fma {dtype} {rate / 1e9:.0f} GFLOP/s" for dtype, rate in limits.fma.items() if rate]
+    rates += [f"reading {limits.read / 1e9:.1f} GB/s"] if limits.read else []
+    rates += [f"torch's product {t} {r / 1e12:.0f} TFLOP/s" for t, r in limits.product.items()]
     table = Table(
         title=f"{device.name} ({device.platform})",
-        caption=_limits_text(words, contestants),
+        caption="limits: " + ", ".join(rates) if rates else "",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    table.add_column("row", no_wrap=True)
     on_devices = any(one.row.on_device for one in measured)
-    rates = ("TFLOP/s", "GB/s") if on_devices else ()
-    for header in ("ms", *rates, "limit", "best"):
+    table.add_column("row", no_wrap=True)
+    for header in ("ms", *(("TFLOP/s", "GB/s") if on_devices else ()), "limit", "best"):
         table.add_column(header, justify="right", no_wrap=True)
     for peer in contestants.peers:
         table.add_column(peer.label.replace(" ", "\n"), justify="right", min_width=5)
@@ -52,6 +56,13 @@ def make_table(words: str, measured: Sequence[Measured], contestants: Contestant
 
 
 def _cells(words: str, one: Measured, contestants: Contestants, with_rates: bool) -> Iterator[str]:
+    def ratio(peer: str | None, style: str = "") -> str:
+        if peer not in one.seconds:
+            return ""
+        factor = one.ratio(words, peer)
+        colour = "green" if factor >= 1 else "red"
+        return f"[{style}{colour}]{factor:.{2 if factor < 100 else 0}f}[/]"
+
     seconds = one.seconds[words]
     yield one.row.name
     yield f"{seconds * 1e3:.4g}" if seconds < 0.01 else f"{seconds * 1e3:.1f}"
@@ -61,26 +72,10 @@ def _cells(words: str, one: Measured, contestants: Contestants, with_rates: bool
         yield f"{one.rate(words) / 1e9:.4g}" if read else ""
     share = one.limit_share(words)
     yield "" if share is None else f"{share:.0%}"
-    yield "" if one.best is None else _ratio(one.ratio(words, one.best), "bold ")
-    for peer in contestants.peers:
-        there = peer.label in one.seconds
-        yield _ratio(one.ratio(words, peer.label)) if there else ""
+    yield ratio(one.best, "bold ")
+    yield from (ratio(peer.label) for peer in contestants.peers)
     error = f"{one.errors[words]:.0e}"
     yield f"[bold red]{error} wrong[/]" if words in one.wrong else error
-
-
-def _ratio(ratio: float, style: str = "") -> str:
-    colour = "green" if ratio >= 1 else "red"
-    return f"[{style}{colour}]{ratio:.2f}[/]" if ratio < 100 else f"[{style}{colour}]{ratio:.0f}[/]"
-
-
-def _limits_text(words: str, contestants: Contestants) -> str:
-    limits = contestants.limits[words]
-    parts = [f"fma {dtype} {rate / 1e9:.0f} GFLOP/s" for dtype, rate in limits.fma.items() if rate]
-    if limits.read:
-        parts.append(f"reading {limits.read / 1e9:.1f} GB/s")
-    parts += [f"torch's product {t} {r / 1e12:.0f} TFLOP/s" for t, r in limits.product.items()]
-    return "limits: " + ", ".join(parts) if parts else ""
 
 
 def notes(measured: Sequence[Measured], contestants: Contestants) -> Iterator[str]:
@@ -103,66 +98,45 @@ def notes(measured: Sequence[Measured], contestants: Contestants) -> Iterator[st
 
 
 def as_json(measured: Sequence[Measured], contestants: Contestants, rounds: int) -> dict[str, Any]:
-    """Return everything that was measured; times in seconds."""
-    return {
-        **describe(contestants),
-        "rounds": rounds,
-        "rows": [_row_json(one, contestants) for one in measured],
-    }
-
-
-def describe(contestants: Contestants) -> dict[str, Any]:
-    """Return versions, devices and peers."""
+    """Return everything that was measured, with times in seconds."""
+    devices = {}
+    for words, device in contestants.devices.items():
+        limits = contestants.limits[words]
+        devices[words] = {
+            "name": device.name,
+            "platform": device.platform,
+            "driver_version": device.driver_version,
+            "fma": {dtype: rate for dtype, rate in limits.fma.items() if rate},
+            "read": limits.read or None,
+            "product": limits.product,
+        }
     return {
         "clattn": clattn.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
         "system": platform.platform(),
         "threads": THREADS,
-        "devices": {
-            words: {
-                "name": device.name,
-                "platform": device.platform,
-                "driver_version": device.driver_version,
-                "fma": {
-                    dtype: rate for dtype, rate in contestants.limits[words].fma.items() if rate
-                },
-                "read": contestants.limits[words].read or None,
-                "product": contestants.limits[words].product,
-            }
-            for words, device in contestants.devices.items()
-        },
+        "devices": devices,
         "peers": {
             peer.label: {"name": peer.name, "version": peer.version, "counts": peer.counts}
             for peer in contestants.peers
         },
         "missing": contestants.missing,
+        "rounds": rounds,
+        "rows": [_row_json(one, contestants) for one in measured],
     }
 
 
 def _row_json(one: Measured, contestants: Contestants) -> dict[str, Any]:
-    row = one.row
     results: dict[str, dict[str, float | None]] = {}
     for name, seconds in one.seconds.items():
-        results[name] = {
-            "seconds": seconds,
-            "rate": one.rate(name),
-            "error": _finite(one.errors[name]),
-        }
+        error = one.errors[name] if math.isfinite(one.errors[name]) else None  # JSON has no NaN
+        results[name] = {"seconds": seconds, "rate": one.rate(name), "error": error}
         if name in contestants.devices:
-            results[name]["limit"] = one.limits[name]
-            results[name]["limit_share"] = one.limit_share(name)
+            results[name] |= {"limit": one.limits[name], "limit_share": one.limit_share(name)}
     return {
-        "name": row.name,
-        "shape": dict(zip(("B", "Hq", "Hk", "L", "S", "E"), row.shape, strict=True)),
-        "dtype": row.dtype,
-        "mask": row.mask,
-        "is_causal": row.is_causal,
-        "window": row.window,
-        "limit": row.limit,
-        "on_device": row.on_device,
-        "flop": row.flop,
-        "bytes_read": row.bytes_read,
+        **{field: getattr(one.row, field) for field in ROW_FIELDS},
+        "shape": dict(zip(("B", "Hq", "Hk", "L", "S", "E"), one.row.shape, strict=True)),
         "allowed_error": one.allowed,
         "best_peer": one.best,
         "results": results,
@@ -172,11 +146,6 @@ def _row_json(one: Measured, contestants: Contestants) -> dict[str, Any]:
     }
 
 
-def _finite(number: float) -> float | None:
-    """Return what JSON can hold."""
-    return number if math.isfinite(number) else None
-
-
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file."""
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -184,35 +153,32 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def make_scaling_table(sizes: Sequence[int], growths: Sequence[Growth]) -> Table:
     """Return milliseconds and, below them, MiB beyond the inputs, by S."""
-    table = Table(
-        title="(1, 8, 8, S, S, 64) float32: ms, and MiB beyond the inputs", box=box.SIMPLE_HEAD
-    )
-    table.add_column("S = L", justify="right")
+
+    def text(growth: Growth, size: int) -> str:
+        if size not in growth.costs:
+            return ""
+        cost = growth.costs[size]
+        memory = "?" if cost.memory is None else f"{cost.memory / 2**20:.1f}"
+        return f"{cost.seconds * 1e3:.4g}\n[dim]{memory}[/]"
+
+    title = "(1, 8, 8, S, S, 64) float32: ms, and MiB beyond the inputs"
+    table = Table("S = L", title=title, box=box.SIMPLE_HEAD)
+    table.columns[0].justify = "right"
     for growth in growths:
         table.add_column(growth.label, justify="right")
     for size in sizes:
-        table.add_row(str(size), *(_cost_text(growth.costs.get(size)) for growth in growths))
+        table.add_row(str(size), *(text(growth, size) for growth in growths))
     return table
 
 
-def _cost_text(cost: Cost | None) -> str:
-    if cost is None:
-        return ""
-    memory = "?" if cost.memory is None else f"{cost.memory / 2**20:.1f}"
-    return f"{cost.seconds * 1e3:.4g}\n[dim]{memory}[/]"
-
-
 def scaling_as_json(growths: Sequence[Growth]) -> dict[str, Any]:
-    """Return everything that `--scaling` measured; seconds and bytes."""
-    return {
-        "clattn": clattn.__version__,
-        "threads": THREADS,
-        "scaling": [
-            {
-                "label": growth.label,
-                "costs": [{"S": size, **asdict(cost)} for size, cost in growth.costs.items()],
-                "ended": growth.ended,
-            }
-            for growth in growths
-        ],
-    }
+    """Return everything that `--scaling` measured, in seconds and bytes."""
+    curves = [
+        {
+            "label": growth.label,
+            "costs": [{"S": size, **asdict(cost)} for size, cost in growth.costs.items()],
+            "ended": growth.ended,
+        }
+        for growth in growths
+    ]
+    return {"clattn": clattn.__version__, "threads": THREADS, "scaling": curves}

@@ -1,6 +1,6 @@
-"""What ``python -m clattn bench`` measures: shapes, dtypes and masks, and their data."""
+"""The problems that ``python -m clattn bench`` measures, and their data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -8,19 +8,22 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 Array = NDArray[Any]
+Shape = tuple[int, int, int, int, int, int]  # B, Hq, Hk, L, S, E
+
+LEAST_LENGTH = 16  # of a row that is scaled down
 
 
 @dataclass(frozen=True)
 class Row:
     """One attention problem by its sizes.
 
-    `window`: so many keys before a query's own are attended to, none after it; a row with
-    a window is causal. `limit`: what bounds the time: arithmetic, reading keys and values, or
-    products of matrices by units of their own. `on_device`: its arrays lie on the device.
+    `window`: a query attends to so many keys before its own and to none after it; a row with
+    a window is causal. `limit`: what bounds the time: arithmetic ("fma"), reading keys and
+    values, or matrix units ("product"). `on_device`: the arrays lie on the device.
     """
 
     name: str
-    shape: tuple[int, int, int, int, int, int]  # B, Hq, Hk, L, S, E
+    shape: Shape
     dtype: str = "float32"
     mask: Literal["float", "bool"] | None = None
     is_causal: bool = False
@@ -47,9 +50,9 @@ class Row:
         return 2 * B * Hk * S * E * numpy_dtype(self.dtype).itemsize
 
     def attended(self, rows: NDArray[np.intp] | None = None) -> NDArray[np.bool_]:
-        """Return which keys query rows attend to by causality and window: (rows, S).
+        """Return which keys some query rows see by causality and window; by default all rows.
 
-        All rows, unless some are given.
+        The shape is (rows, S).
         """
         L, S = self.shape[3:5]
         i = (np.arange(L) if rows is None else rows)[:, None]
@@ -105,6 +108,69 @@ ROWS = (
 )
 
 
+def _prefill(name: str, shape: Shape, dtype: str = "float16") -> Row:
+    # Matrix units multiply half types.
+    return Row(name, shape, dtype, limit="fma" if dtype == "float32" else "product", on_device=True)
+
+
+def _decode(name: str, shape: Shape, dtype: str = "float16") -> Row:
+    return Row(name, shape, dtype, limit="read", on_device=True)
+
+
+_LONG_128 = _prefill("f16-E128", (1, 16, 16, 8192, 8192, 128))
+_LONG_64 = _prefill("f16-E64", (1, 32, 32, 8192, 8192, 64))
+_BRAIN_128 = _prefill("bf16-E128", (1, 16, 16, 8192, 8192, 128), "bfloat16")
+_BRAIN_64 = _prefill("bf16-E64", (1, 32, 32, 8192, 8192, 64), "bfloat16")
+_SINGLE_64 = _prefill("f32-E64", (2, 16, 16, 4096, 4096, 64), "float32")
+_SHORT = _prefill("f16-E128-2k", (4, 16, 16, 2048, 2048, 128))
+
+# The rows of `--gpu`: large problems on arrays of the device. Keys and values of a decode row
+# are 256 MiB; those of decode-64M are 64 MiB.
+GPU_ROWS = (
+    _LONG_128,
+    replace(_LONG_128, name="f16-E128-causal", is_causal=True),
+    _SHORT,
+    replace(_SHORT, name="f16-E128-2k-causal", is_causal=True),
+    _LONG_64,
+    replace(_LONG_64, name="f16-E64-causal", is_causal=True),
+    _prefill("f16-E64-2k", (4, 32, 32, 2048, 2048, 64)),
+    _BRAIN_128,
+    replace(_BRAIN_128, name="bf16-E128-causal", is_causal=True),
+    _BRAIN_64,
+    replace(_BRAIN_64, name="bf16-E64-causal", is_causal=True),
+    _prefill("f16-E80-2k", (4, 16, 16, 2048, 2048, 80)),
+    _prefill("f16-E256-2k", (4, 8, 8, 2048, 2048, 256)),
+    _prefill("f16-gqa", (1, 32, 8, 4096, 4096, 128)),
+    replace(_LONG_128, name="f16-window", is_causal=True, window=1024),
+    replace(_SHORT, name="f16-bool-mask", mask="bool"),
+    _SINGLE_64,
+    replace(_SINGLE_64, name="f32-E64-causal", is_causal=True),
+    _prefill("f32-E128", (1, 16, 16, 4096, 4096, 128), "float32"),
+    _decode("decode-f16", (2, 32, 32, 1, 8192, 128)),
+    _decode("decode-f16-gqa", (8, 32, 8, 1, 8192, 128)),
+    _decode("decode-f16-gqa-8", (8, 64, 8, 1, 8192, 128)),
+    _decode("decode-bf16-gqa", (8, 32, 8, 1, 8192, 128), "bfloat16"),
+    _decode("decode-64M", (1, 32, 8, 1, 16384, 128)),
+    _decode("decode-f16-gqa-4", (8, 32, 8, 4, 8192, 128)),
+    _decode("decode-f32", (2, 32, 32, 1, 4096, 128), "float32"),
+    # The same problem again with arrays of the host shows what transfers cost.
+    replace(_SHORT, name="f16-E128-2k-host", on_device=False),
+)
+
+
+def scaled(row: Row, divisor: int) -> Row:
+    """Return the row with its lengths divided and at most two elements in the batch."""
+    B, Hq, Hk, L, S, E = row.shape
+    if divisor == 1:
+        return row
+
+    def shorter(length: int) -> int:
+        return min(length, max(length // divisor, LEAST_LENGTH))
+
+    window = None if row.window is None else shorter(row.window)
+    return replace(row, shape=(min(B, 2), Hq, Hk, shorter(L), shorter(S), E), window=window)
+
+
 @dataclass(frozen=True)
 class Problem:
     """A row with its data: query (B, Hq, L, E), key and value (B, Hk, S, E), mask (L, S)."""
@@ -117,7 +183,7 @@ class Problem:
 
     @cached_property
     def additive_mask(self) -> Array | None:
-        """The mask and the window as numbers to add, for a peer without windows; (L, S)."""
+        """The mask for a peer without windows: a window becomes numbers to add; (L, S)."""
         if self.row.window is None:
             return self.mask
         return np.where(self.row.attended(), 0, -np.inf).astype(self.query.dtype)

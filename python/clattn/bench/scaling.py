@@ -1,7 +1,7 @@
 """How time and memory of one call grow with S, for ``bench --scaling``.
 
-Each figure comes from a process of its own: what an allocator kept of an earlier call
-would hide how much memory this one takes.
+Each figure comes from a process of its own: memory that an allocator kept from an earlier
+call would hide how much this call takes.
 """
 
 import functools
@@ -39,19 +39,6 @@ class Cost:
     allowed: float
 
 
-def sizes_up_to(largest: int) -> list[int]:
-    """Return the powers of two that are measured."""
-    sizes = [SMALLEST]
-    while sizes[-1] * 2 <= largest:
-        sizes.append(sizes[-1] * 2)
-    return sizes
-
-
-def row_of(size: int) -> Row:
-    """Return the row (1, 8, 8, S, S, 64)."""
-    return Row(f"S={size}", (1, 8, 8, size, size, 64))
-
-
 @dataclass
 class Growth:
     """The costs of one implementation by S, as far as time and memory allow."""
@@ -70,6 +57,11 @@ class Growth:
         """Return each S where a result of clattn's is wrong."""
         costs = self.costs.items() if self.kind == "device" else ()
         return [size for size, cost in costs if not cost.error <= cost.allowed]
+
+
+def sizes_up_to(largest: int) -> list[int]:
+    """Return the powers of two that are measured."""
+    return [1 << n for n in range(SMALLEST.bit_length() - 1, largest.bit_length())]
 
 
 def find_growths(devices: Sequence[str]) -> list[Growth]:
@@ -93,7 +85,7 @@ def measure_next(growth: Growth, size: int) -> None:
 
 
 def _too_much(costs: Sequence[Cost]) -> str:
-    """Say what a call of twice the S would need too much of, taking four times as much."""
+    """Say whether twice the S would take too much time or memory: four times as much."""
     if not costs:
         return ""
     if 4 * costs[-1].seconds > MOST_SECONDS:
@@ -113,43 +105,34 @@ def _free_memory() -> int | None:
     return int(fields["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in fields else None
 
 
-def _measure_here(kind: str, name: str, size: int, stack: ExitStack) -> Cost | None:
-    """Measure in this process; None: a peer that does not support the problem."""
-    prepare: Callable[[Problem], Call | None]
-    if kind == "peer":
-        peer = next(make(stack) for make in peer_classes() if make.label == name)
-        prepare = peer.prepare
-    else:
-        device = stack.enter_context(clattn.use_device(name))
-        prepare = functools.partial(clattn_call, device=device)
-    # Threads, kernels and libraries are there before memory is measured. A kernel of clattn
-    # depends on whether there are few queries, and whether a cache holds the keys.
-    rows = min(size, WARM_ROWS)
-    small = row_of(SMALLEST) if kind == "peer" else Row("warm", (1, 8, 8, rows, size, 64))
-    warm = prepare(draw(small))
-    if warm is None:
-        return None
-    warm.run()
-    problem = draw(row_of(size))
-    call = prepare(problem)
-    assert call is not None
-    _, memory = measure_memory(call.run)
-    seconds = shortest(call.run, SECONDS, 1, math.inf)
-    exact = exact_rows(problem)
-    return Cost(seconds, memory, exact.error(call.result()), exact.allowed)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Print the cost of one call as JSON: kind ("device" or "peer"), name and S."""
-    kind, name, size = arguments
+def main(kind: str, name: str, size: int) -> int:
+    """Print the cost of one call of a "device" or "peer" as JSON."""
     with ExitStack() as stack:
-        cost = _measure_here(kind, name, int(size), stack)
-    if cost is None:
-        print("not supported", file=sys.stderr)
-        return 1
+        prepare: Callable[[Problem], Call | None]
+        if kind == "peer":
+            prepare = next(make(stack) for make in peer_classes() if make.label == name).prepare
+        else:
+            device = stack.enter_context(clattn.use_device(name))
+            prepare = functools.partial(clattn_call, device=device)
+        # A first call loads threads, kernels and libraries before memory is measured. clattn's
+        # kernel depends on whether there are few queries, and whether a cache holds the keys.
+        rows = SMALLEST if kind == "peer" else min(size, WARM_ROWS)
+        keys = SMALLEST if kind == "peer" else size
+        warm = prepare(draw(Row("warm", (1, 8, 8, rows, keys, 64))))
+        if warm is None:
+            print("not supported", file=sys.stderr)
+            return 1
+        warm.run()
+        problem = draw(Row("scaling", (1, 8, 8, size, size, 64)))
+        call = prepare(problem)
+        assert call is not None
+        _, memory = measure_memory(call.run)
+        seconds = shortest(call.run, SECONDS, 1, math.inf)
+        exact = exact_rows(problem)
+        cost = Cost(seconds, memory, exact.error(call.result()), exact.allowed)
     print(json.dumps(asdict(cost)))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

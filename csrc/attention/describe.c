@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: MIT */
+#include "attention/describe.h"
+
+#include <math.h>
+#include <string.h>
+
+_Static_assert(sizeof(ca_attention_params) == CA_ATTENTION_PARAMS_SIZE,
+               "host and device must agree on the parameters' layout");
+_Static_assert(CA_BOOL == CA_KERNEL_BOOL && CA_FLOAT16 == CA_KERNEL_FLOAT16 &&
+                   CA_BFLOAT16 == CA_KERNEL_BFLOAT16 &&
+                   CA_FLOAT32 == CA_KERNEL_FLOAT32 && CA_FLOAT64 == CA_KERNEL_FLOAT64 &&
+                   CA_INT8 == CA_KERNEL_INT8 && CA_UINT64 == CA_KERNEL_UINT64,
+               "dtypes are passed to kernels by value");
+
+static int64_t
+clamp_bound(int64_t bound, int64_t limit)
+{
+    return bound > limit ? limit : bound < -limit ? -limit : bound;
+}
+
+static int64_t
+double_bits(double value)
+{
+    int64_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    return bits;
+}
+
+static ca_view
+view_of(const ca_attention *attention, ca_attention_role role)
+{
+    const ca_operand *operand = &attention->operands[role];
+    ca_view view = {.offset = operand->memory.offset,
+                    .row = operand->row_stride,
+                    .column = operand->column_stride};
+    memcpy(view.batch, operand->batch, sizeof(view.batch));
+    return view;
+}
+
+/* The highest random word whose weight is dropped. */
+static uint32_t
+last_dropped(double dropout)
+{
+    double dropped = nearbyint(ldexp(dropout, 32));
+    return dropped >= 1 ? (uint32_t)(dropped - 1) : 0;
+}
+
+ca_attention_params
+ca_attention_describe(const ca_attention *attention, const ca_attention_plan *plan)
+{
+    int64_t L = attention->L;
+    int64_t T = attention->T;
+    bool masked = ca_attention_has(attention, CA_ATTENTION_MASK);
+    bool counted = ca_attention_has(attention, CA_ATTENTION_KEY_COUNTS);
+    bool shifted = counted && attention->band_follows_counts;
+    int64_t farthest = shifted ? L + 2 * T : L + T;
+    double softcap = ca_attention_softcap(attention);
+    double kept_scale = attention->dropout < 1 ? 1 / (1 - attention->dropout) : 0;
+    ca_attention_params params = {
+        .L = L,
+        .P = attention->P,
+        .T = T,
+        .E = attention->E,
+        .Ev = attention->Ev,
+        .lower = -clamp_bound(attention->below, farthest),
+        .upper = clamp_bound(attention->above, farthest),
+        .limit = masked ? attention->operands[CA_ATTENTION_MASK].columns : T,
+        .query = view_of(attention, CA_ATTENTION_QUERY),
+        .key = view_of(attention, CA_ATTENTION_KEY),
+        .value = view_of(attention, CA_ATTENTION_VALUE),
+        .past_key = view_of(attention, CA_ATTENTION_PAST_KEY),
+        .past_value = view_of(attention, CA_ATTENTION_PAST_VALUE),
+        .input_bias = view_of(attention, CA_ATTENTION_INPUT_BIAS),
+        .mask = view_of(attention, CA_ATTENTION_MASK),
+        .bias = view_of(attention, CA_ATTENTION_BIAS),
+        .key_counts = view_of(attention, CA_ATTENTION_KEY_COUNTS),
+        .output = view_of(attention, CA_ATTENTION_OUTPUT),
+        .lse = view_of(attention, CA_ATTENTION_LSE),
+        .present_key = view_of(attention, CA_ATTENTION_PRESENT_KEY),
+        .present_value = view_of(attention, CA_ATTENTION_PRESENT_VALUE),
+        .scores = view_of(attention, CA_ATTENTION_SCORES),
+        .heads = plan->heads,
+        .splits = plan->splits,
+        .first_row = attention->first_row,
+        .seed = (int64_t)attention->seed,
+        .scale_bits = double_bits(attention->scale),
+        .softcap_bits = double_bits(softcap),
+        .kept_scale_bits = double_bits(kept_scale),
+        .scale = (float)attention->scale,
+        .softcap = (float)softcap,
+        .filter = (float)attention->filter,
+        .kept_scale = (float)kept_scale,
+        .last_dropped = last_dropped(attention->dropout),
+        .flags = (ca_attention_has(attention, CA_ATTENTION_LSE) ? CA_HAS_LSE : 0) |
+                 (counted ? CA_HAS_KEY_COUNTS : 0) |
+                 (shifted ? CA_COUNTS_SHIFT_BAND : 0) |
+                 (ca_attention_keys_are_far(attention) ? CA_KEYS_ARE_FAR : 0),
+    };
+    memcpy(params.batch, attention->batch, sizeof(params.batch));
+    return params;
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What both variants for few rows on GPUs share: splits of the keys and their merge.
+ */
+#ifndef CLATTN_ATTENTION_PLAN_DECODE_GPU_H
+#define CLATTN_ATTENTION_PLAN_DECODE_GPU_H
+
+#include "attention/plan.h"
+#include "opencl/info.h" /* ca_device_info */
+
+/* How many splits of the keys keep a GPU busy without being too small. `groups` are the
+   work-groups of one split. */
+int64_t ca_plan_splits_on_gpu(const ca_device_info *info, const ca_attention *attention,
+                              double groups);
+
+/* Add the second kernel, attention/decode_gpu_merge.cl, and what a split leaves for
+   each row. */
+void ca_plan_merge_on_gpu(const ca_device_info *info, const ca_attention *attention,
+                          ca_attention_plan *plan);
+
+#endif

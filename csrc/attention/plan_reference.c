@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The reference, attention/reference.cl: every problem, on every device.
+ */
+#include "attention/variants.h"
+
+static bool
+reference_is_fast(const ca_device_info *info, const ca_attention *attention)
+{
+    (void)info;
+    (void)attention;
+    return true; /* no variant comes after it */
+}
+
+static void
+plan_reference(const ca_device_info *info, const ca_attention *attention,
+               ca_attention_plan *plan)
+{
+    ca_plan_begin(plan, attention, "attention_reference", 1);
+    plan->grid[3] = attention->L;
+    /* A CPU takes a row a work-group; a GPU wants its lanes filled. */
+    if (info->type != CA_DEVICE_CPU) {
+        plan->local_size = (size_t)ca_smaller(info->max_work_group, 64);
+    }
+    ca_plan_define_common(&plan->spec, attention);
+}
+
+const ca_variant ca_variant_reference = {
+    .word = "reference",
+    .is_fast = reference_is_fast,
+    .make_plan = plan_reference,
+};

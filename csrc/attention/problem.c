@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: MIT */
+#include "attention/problem.h"
+
+#include <float.h>
+#include <math.h>
+
+#include "base/fold.h"
+
+#define OPERANDS CA_ATTENTION_OPERANDS
+
+void
+ca_attention_init(ca_attention *attention, ca_tensor views[OPERANDS])
+{
+    for (int role = 0; role < OPERANDS; role++) {
+        ca_tensor_set_absent(&views[role]);
+    }
+    attention->mask_is_added = false;
+    attention->filter = -INFINITY;
+    attention->below = CA_BAND_UNBOUNDED;
+    attention->above = CA_BAND_UNBOUNDED;
+    attention->band_follows_counts = false;
+    attention->scale = 1;
+    attention->softcap = 0;
+    attention->mask_before_softcap = false;
+    attention->dropout = 0;
+    attention->seed = 0;
+    attention->in_float64 = false;
+    attention->stage = CA_SCORES_SCALED;
+    attention->call = "attention";
+}
+
+/* ---- folding ---- */
+
+/* How many dimensions follow the leading ones. */
+static int
+trailing_of(ca_attention_role role)
+{
+    switch (role) {
+    case CA_ATTENTION_KEY_COUNTS:
+        return 0;
+    case CA_ATTENTION_INPUT_BIAS:
+    case CA_ATTENTION_LSE:
+        return 1;
+    default:
+        return 2;
+    }
+}
+
+static ca_extent
+extent_of(const ca_operand *operand, const int64_t batch[CA_BATCH_DIMS])
+{
+    const int64_t sizes[] = {batch[0], batch[1], batch[2], operand->rows,
+                             operand->columns};
+    const int64_t strides[] = {operand->batch[0], operand->batch[1], operand->batch[2],
+                               operand->row_stride, operand->column_stride};
+    int64_t below = 0; /* elements before and after element [0, 0, …] */
+    int64_t above = 0;
+    if (operand->data == NULL) {
+        return (ca_extent){0};
+    }
+    for (int d = 0; d < CA_BATCH_DIMS + 2; d++) {
+        if (sizes[d] == 0) {
+            return (ca_extent){.data = operand->data};
+        }
+        int64_t reach = (sizes[d] - 1) * strides[d];
+        *(reach < 0 ? &below : &above) += reach;
+    }
+    int64_t size = (int64_t)ca_dtype_size(operand->dtype);
+    return (ca_extent){.data = (char *)operand->data + below * size,
+                       .bytes = (size_t)((above - below + 1) * size),
+                       .offset = -below};
+}
+
+/* A launch binds the whole storage of an operand that a device holds. */
+static void
+find_memory(ca_operand *operand, const int64_t batch[CA_BATCH_DIMS])
+{
+    operand->memory = extent_of(operand, batch);
+    if (operand->block != NULL && operand->memory.bytes != 0) {
+        ptrdiff_t before = (char *)operand->data - (char *)operand->block->address;
+        operand->memory = (ca_extent){
+            .data = operand->block->address,
+            .bytes = operand->block->bytes,
+            .offset = before / (ptrdiff_t)ca_dtype_size(operand->dtype),
+        };
+    }
+}
+
+/* A view without its leading dimensions, which start at the problem's first entry. */
+static ca_operand
+operand_of(const ca_tensor *view, ca_attention_role role, int64_t offset)
+{
+    if (view->data == NULL) {
+        return (ca_operand){.dtype = CA_FLOAT32};
+    }
+    ptrdiff_t size = (ptrdiff_t)ca_dtype_size(view->dtype);
+    ca_operand operand = {.dtype = view->dtype,
+                          .data = (char *)view->data + offset * size,
+                          .block = view->block,
+                          .rows = 1,
+                          .columns = 1};
+    int trailing = trailing_of(role);
+    if (trailing >= 1) {
+        operand.rows = view->shape[view->ndim - trailing];
+        operand.row_stride = view->strides[view->ndim - trailing];
+    }
+    if (trailing == 2) {
+        operand.columns = view->shape[view->ndim - 1];
+        operand.column_stride = view->strides[view->ndim - 1];
+    }
+    return operand;
+}
+
+/* Remove folded dimensions until CA_BATCH_DIMS are left: the smallest ones, or with
+   dropout, which numbers rows in order, the outermost ones. `offsets` become where
+   problem `index` begins in each view. Returns the number of problems. */
+static int64_t
+separate(ca_leading_dims *dims, bool in_order, int64_t index, int64_t offsets[OPERANDS])
+{
+    int64_t count = 1;
+    while (dims->count > CA_BATCH_DIMS) {
+        int d = in_order ? dims->count - CA_BATCH_DIMS - 1
+                         : ca_smallest_dimension(dims->size, dims->count);
+        int64_t size = dims->size[d];
+        if (size == 0) { /* nothing is computed */
+            return 1;
+        }
+        for (int role = 0; role < OPERANDS; role++) {
+            offsets[role] += index % size * dims->stride[d][role];
+        }
+        index /= size;
+        count *= size;
+        ca_fold_remove(dims, d);
+    }
+    return count;
+}
+
+int64_t
+ca_attention_fold(ca_attention *attention, const ca_tensor views[OPERANDS],
+                  int64_t index)
+{
+    const ca_tensor *output = &views[CA_ATTENTION_OUTPUT];
+    ca_operand *operands = attention->operands;
+    int64_t offsets[OPERANDS] = {0};
+    ca_leading_dims dims;
+    ca_fold_leading(views, OPERANDS, output->ndim - 2, output->shape, &dims);
+    int64_t count = separate(&dims, ca_attention_drops(attention), index, offsets);
+    for (int d = 0; d < CA_BATCH_DIMS; d++) {
+        attention->batch[d] = 1;
+    }
+    ca_fold_sizes(&dims, attention->batch);
+    for (int role = 0; role < OPERANDS; role++) {
+        operands[role] =
+            operand_of(&views[role], (ca_attention_role)role, offsets[role]);
+        ca_fold_strides(&dims, role, operands[role].batch);
+        find_memory(&operands[role], attention->batch);
+    }
+    attention->L = operands[CA_ATTENTION_QUERY].rows;
+    attention->E = operands[CA_ATTENTION_QUERY].columns;
+    attention->S = operands[CA_ATTENTION_KEY].rows;
+    attention->Ev = operands[CA_ATTENTION_VALUE].columns;
+    attention->P = operands[CA_ATTENTION_PAST_KEY].rows;
+    attention->T = attention->P + attention->S;
+    attention->first_row = index * attention->batch[0] * attention->batch[1] *
+                           attention->batch[2] * attention->L;
+    return count;
+}
+
+void
+ca_attention_take(ca_attention *attention, int d, int64_t first, int64_t count)
+{
+    static const bool has_query_rows[OPERANDS] = {
+        [CA_ATTENTION_QUERY] = true, [CA_ATTENTION_MASK] = true,
+        [CA_ATTENTION_BIAS] = true,  [CA_ATTENTION_OUTPUT] = true,
+        [CA_ATTENTION_LSE] = true,   [CA_ATTENTION_SCORES] = true,
+    };
+    bool rows = d == CA_BATCH_DIMS;
+    int64_t rows_before = first; /* and those of a whole entry of dimension d */
+    for (int inner = d + 1; inner <= CA_BATCH_DIMS; inner++) {
+        rows_before *= inner < CA_BATCH_DIMS ? attention->batch[inner] : attention->L;
+    }
+    attention->first_row += rows_before;
+    *(rows ? &attention->L : &attention->batch[d]) = count;
+    for (int role = 0; role < OPERANDS; role++) {
+        ca_operand *operand = &attention->operands[role];
+        if (operand->data == NULL) {
+            continue;
+        }
+        if (!rows || has_query_rows[role]) {
+            int64_t stride = rows ? operand->row_stride : operand->batch[d];
+            operand->data = (char *)operand->data +
+                            first * stride * (int64_t)ca_dtype_size(operand->dtype);
+            operand->rows = rows ? count : operand->rows;
+        }
+        find_memory(operand, attention->batch);
+    }
+    if (rows && attention->below != CA_BAND_UNBOUNDED) {
+        attention->below -= first;
+    }
+    if (rows && attention->above != CA_BAND_UNBOUNDED) {
+        attention->above += first;
+    }
+}
+
+ca_extent
+ca_attention_extent(const ca_attention *attention, ca_attention_role role)
+{
+    return extent_of(&attention->operands[role], attention->batch);
+}
+
+/* ---- questions that plans ask ---- */
+
+bool
+ca_attention_has(const ca_attention *attention, ca_attention_role role)
+{
+    return attention->operands[role].data != NULL;
+}
+
+bool
+ca_attention_is_result(ca_attention_role role)
+{
+    return role >= CA_ATTENTION_OUTPUT;
+}
+
+bool
+ca_attention_in_float64(const ca_attention *attention)
+{
+    return attention->in_float64 ||
+           attention->operands[CA_ATTENTION_QUERY].dtype == CA_FLOAT64 ||
+           attention->operands[CA_ATTENTION_VALUE].dtype == CA_FLOAT64;
+}
+
+double
+ca_attention_softcap(const ca_attention *attention)
+{
+    double softcap = attention->softcap;
+    if (ca_attention_in_float64(attention) || softcap == 0) {
+        return softcap;
+    }
+    return softcap > FLT_MAX / 64 ? 0 : softcap < FLT_MIN ? FLT_MIN : softcap;
+}
+
+bool
+ca_attention_caps_last(const ca_attention *attention)
+{
+    return attention->mask_before_softcap && ca_attention_softcap(attention) > 0;
+}
+
+bool
+ca_attention_drops(const ca_attention *attention)
+{
+    return nearbyint(ldexp(attention->dropout, 32)) >= 1;
+}
+
+int64_t
+ca_attention_key_bytes(const ca_attention *attention)
+{
+    const ca_operand *operands = attention->operands;
+    return attention->E * (int64_t)ca_dtype_size(operands[CA_ATTENTION_QUERY].dtype) +
+           attention->Ev * (int64_t)ca_dtype_size(operands[CA_ATTENTION_VALUE].dtype);
+}
+
+/* Drivers do not tell how much of the last cache a core has to itself; 4 MiB still
+   stayed. */
+bool
+ca_attention_keys_are_far(const ca_attention *attention)
+{
+    double bytes = (double)attention->T * (double)ca_attention_key_bytes(attention);
+    return bytes > 4 << 20;
+}
+
+int64_t
+ca_attention_visible_keys(const ca_attention *attention)
+{
+    int64_t T = attention->T;
+    if (attention->below >= T || attention->above >= T) {
+        return T;
+    }
+    int64_t band = attention->below + attention->above + attention->L;
+    return band < 0 ? 0 : band < T ? band : T;
+}
+
+int64_t
+ca_attention_heads_together(const ca_attention *attention)
+{
+    static const ca_attention_role shared[] = {
+        CA_ATTENTION_KEY,          CA_ATTENTION_VALUE,      CA_ATTENTION_PAST_KEY,
+        CA_ATTENTION_PAST_VALUE,   CA_ATTENTION_KEY_COUNTS, CA_ATTENTION_PRESENT_KEY,
+        CA_ATTENTION_PRESENT_VALUE};
+    const int last = CA_BATCH_DIMS - 1;
+    for (size_t n = 0; n < sizeof(shared) / sizeof(shared[0]); n++) {
+        if (attention->operands[shared[n]].batch[last] != 0) {
+            return 1;
+        }
+    }
+    return attention->batch[last];
+}
+
+bool
+ca_operand_has_rows(const ca_operand *operand)
+{
+    return operand->data != NULL && operand->rows > 0;
+}
+
+bool
+ca_operand_rows_contiguous(const ca_operand *operand)
+{
+    return !ca_operand_has_rows(operand) || operand->columns == 1 ||
+           operand->column_stride == 1;
+}
+
+bool
+ca_operand_rows_adjoin(const ca_operand *operand)
+{
+    return ca_operand_rows_contiguous(operand) &&
+           (!ca_operand_has_rows(operand) || operand->rows == 1 ||
+            operand->row_stride == operand->columns);
+}
+
+bool
+ca_operand_is_wide(const ca_operand *operand)
+{
+    int64_t size = (int64_t)ca_dtype_size(operand->dtype);
+    if (!ca_operand_has_rows(operand)) {
+        return true;
+    }
+    /* A device's buffer begins at the first byte of the memory that is bound. */
+    bool wide = ca_operand_rows_contiguous(operand) &&
+                (uintptr_t)operand->memory.data % CA_WIDE_BYTES == 0 &&
+                operand->memory.offset * size % CA_WIDE_BYTES == 0 &&
+                operand->columns * size % CA_WIDE_BYTES == 0 &&
+                operand->row_stride * size % CA_WIDE_BYTES == 0;
+    for (int d = 0; d < CA_BATCH_DIMS; d++) {
+        wide = wide && operand->batch[d] * size % CA_WIDE_BYTES == 0;
+    }
+    return wide;
+}

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Run an attention problem on a device.
+ */
+#ifndef CLATTN_ATTENTION_RUN_H
+#define CLATTN_ATTENTION_RUN_H
+
+#include "attention/problem.h"
+#include "base/status.h"
+#include "opencl/forced.h" /* ca_forced */
+#include "opencl/info.h"   /* ca_device */
+
+/* Plan the problem, launch it and wait, except for results that a device holds
+   (ca_launch_run). The problem must not be trivial; it is changed on the way.
+   CA_ERROR_VALUE where the variant that is forced does not take the problem, or the
+   device lacks the limits that are forced. */
+ca_status ca_attention_run(ca_device *device, const ca_forced *forced,
+                           ca_attention *attention, ca_error *error);
+
+#endif

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: MIT */
+#include "attention/variants.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#include "base/strbuf.h"
+
+#define ROW(word) &ca_variant_##word,
+static const ca_variant *const variants[] = {CA_VARIANTS(ROW)};
+#undef ROW
+
+#define COUNT (sizeof(variants) / sizeof(variants[0]))
+
+/* Local memory that the emulation of matrix units needs besides. */
+#define EMULATION_BYTES (4 << 10)
+
+/* ---- what a variant takes ---- */
+
+static bool
+takes_dtypes(const ca_variant *variant, const ca_attention *attention)
+{
+    ca_dtype dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
+    bool equal = attention->operands[CA_ATTENTION_VALUE].dtype == dtype &&
+                 !ca_attention_in_float64(attention);
+    return variant->dtypes == CA_FLOATS ||
+           (equal && (dtype == CA_BFLOAT16 ||
+                      (variant->dtypes == CA_ONE_HALF_TYPE && dtype == CA_FLOAT16)));
+}
+
+/* Of the things that variants refuse, those that the problem has. */
+static unsigned
+options_of(const ca_attention *attention)
+{
+    bool cached = ca_attention_has(attention, CA_ATTENTION_PAST_KEY) ||
+                  ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY);
+    return (cached ? CA_NO_PAST : 0) |
+           (ca_attention_has(attention, CA_ATTENTION_INPUT_BIAS) ? CA_NO_INPUT_BIAS
+                                                                 : 0) |
+           (ca_attention_drops(attention) ? CA_NO_DROPOUT : 0) |
+           (ca_attention_has(attention, CA_ATTENTION_SCORES) ? CA_NO_SCORES : 0) |
+           (ca_attention_caps_last(attention) ? CA_NO_LATE_SOFTCAP : 0);
+}
+
+static bool
+takes_heads(const ca_variant *variant, const ca_attention *attention)
+{
+    return variant->max_head == 0 ||
+           (attention->E >= 1 && attention->E <= variant->max_head &&
+            attention->Ev >= 1 && attention->Ev <= variant->max_value_head);
+}
+
+static bool
+fits_device(const ca_variant *variant, const ca_device_info *info)
+{
+    bool emulated = variant->multiplies_matrices && !ca_has_matrix_units(info);
+    return info->max_work_group >= variant->group &&
+           info->local_memory >=
+               variant->local_memory + (emulated ? EMULATION_BYTES : 0);
+}
+
+static bool
+takes(const ca_variant *variant, const ca_device_info *info,
+      const ca_attention *attention)
+{
+    return takes_dtypes(variant, attention) && takes_heads(variant, attention) &&
+           (variant->refuses & options_of(attention)) == 0 &&
+           fits_device(variant, info) &&
+           (variant->can_run == NULL || variant->can_run(info, attention));
+}
+
+/* ---- the same in words ---- */
+
+static void
+append_refused(ca_strbuf *text, unsigned refuses)
+{
+    static const struct {
+        unsigned option;
+        const char *name;
+    } options[] = {
+        {CA_NO_PAST, "past keys"},
+        {CA_NO_INPUT_BIAS, "input bias"},
+        {CA_NO_DROPOUT, "dropout"},
+        {CA_NO_SCORES, "scores"},
+        {CA_NO_LATE_SOFTCAP, "softcap after the mask"},
+    };
+    const char *before = ", and no ";
+    for (size_t n = 0; n < sizeof(options) / sizeof(options[0]); n++) {
+        unsigned later = refuses & ~(2 * options[n].option - 1);
+        if ((refuses & options[n].option) != 0) {
+            ca_strbuf_append(text, "%s%s", before, options[n].name);
+            before = (later & (later - 1)) != 0 ? ", " : " or ";
+        }
+    }
+}
+
+static ca_status
+refuse(const ca_variant *variant, ca_error *error)
+{
+    static const char *const dtypes[] = {
+        [CA_FLOATS] = "",
+        [CA_ONE_HALF_TYPE] = "query and value of one half type, ",
+        [CA_BFLOAT16_ONLY] = "bfloat16, ",
+    };
+    ca_strbuf text = {0};
+    ca_strbuf_append(&text, "%shead sizes of 1 to %lld", dtypes[variant->dtypes],
+                     (long long)variant->max_head);
+    if (variant->max_value_head != variant->max_head) {
+        ca_strbuf_append(&text, " and of value of 1 to %lld",
+                         (long long)variant->max_value_head);
+    }
+    if (variant->of_problem != NULL) {
+        ca_strbuf_append(&text, ", %s", variant->of_problem);
+    }
+    append_refused(&text, variant->refuses);
+    if (variant->of_device != NULL) {
+        ca_strbuf_append(&text, ", on devices %s", variant->of_device);
+    } else if (variant->local_memory > 0) {
+        int64_t bytes = variant->local_memory +
+                        (variant->multiplies_matrices ? EMULATION_BYTES : 0);
+        ca_strbuf_append(&text,
+                         ", on devices with groups of %lld work-items and %lld KiB of "
+                         "local memory",
+                         (long long)variant->group, (long long)bytes >> 10);
+    }
+    ca_status status = ca_error_set(
+        error, CA_ERROR_VALUE, "CLATTN_KERNEL is \"%s\", whose kernel takes %s",
+        variant->word, ca_strbuf_ok(&text) ? text.data : "something else");
+    ca_strbuf_free(&text);
+    return status;
+}
+
+ca_status
+ca_variant_find(const char *word, const char **found, ca_error *error)
+{
+    ca_strbuf words = {0};
+    for (size_t n = 0; n < COUNT; n++) {
+        if (strcmp(word, variants[n]->word) == 0) {
+            *found = variants[n]->word;
+            ca_strbuf_free(&words);
+            return CA_OK;
+        }
+        ca_strbuf_append(&words, "%s\"%s\"",
+                         n == 0          ? ""
+                         : n + 1 < COUNT ? ", "
+                                         : " or ",
+                         variants[n]->word);
+    }
+    ca_status status =
+        ca_error_set(error, CA_ERROR_VALUE, "CLATTN_KERNEL is \"%.100s\"; expected %s",
+                     word, ca_strbuf_ok(&words) ? words.data : "a variant");
+    ca_strbuf_free(&words);
+    return status;
+}
+
+/* ---- the choice ---- */
+
+static ca_status
+choose(const ca_device_info *info, const ca_forced *forced,
+       const ca_attention *attention, const ca_variant **chosen, ca_error *error)
+{
+    size_t n = 0;
+    if (ca_attention_in_float64(attention) && !info->float64) {
+        return ca_error_set(error, CA_ERROR_DEVICE,
+                            "this call computes in float64, which %s cannot; use "
+                            "float32 or choose another device",
+                            info->name);
+    }
+    /* The last row, the reference, is always fast and takes everything. */
+    while (forced->kernel != NULL ? strcmp(forced->kernel, variants[n]->word) != 0
+                                  : !variants[n]->is_fast(info, attention) ||
+                                        !takes(variants[n], info, attention)) {
+        n++;
+    }
+    *chosen = variants[n];
+    return takes(*chosen, info, attention) ? CA_OK : refuse(*chosen, error);
+}
+
+/* Does a call of attention/row.clh cost less than its text inlined? It builds faster. But
+   where one instruction works for several items of a group, as on GPUs and on CPUs with
+   sub-groups, all of them would have to make the call. */
+static bool
+calls_rows(const ca_device_info *info, size_t local_size)
+{
+    return local_size == 1 || (info->type == CA_DEVICE_CPU && info->sub_groups == 0);
+}
+
+ca_status
+ca_attention_make_plan(const ca_device_info *info, const ca_forced *forced,
+                       const ca_attention *attention, ca_attention_plan *plan,
+                       ca_error *error)
+{
+    ca_status status = CA_OK;
+    const ca_variant *variant = NULL;
+    const ca_device_info *seen = info;
+    ca_device_info limited;
+    if (ca_forced_limits(forced)) {
+        CA_TRY(ca_forced_limit(forced, info, &limited, error));
+        seen = &limited;
+    }
+    CA_TRY(choose(seen, forced, attention, &variant, error));
+    variant->make_plan(seen, attention, plan);
+    if (calls_rows(info, plan->local_size)) {
+        ca_kernel_define(&plan->spec, "ROW_IS_CALLED", 1);
+    }
+    if (plan->splits > 1 && calls_rows(info, plan->merge_local)) {
+        ca_kernel_define(&plan->merge, "ROW_IS_CALLED", 1);
+    }
+done:
+    return status;
+}

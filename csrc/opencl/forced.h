@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What tests force: one variant, and less of a device than there is.
+ */
+#ifndef CLATTN_OPENCL_FORCED_H
+#define CLATTN_OPENCL_FORCED_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "opencl/info.h" /* ca_device_info */
+
+/* All zero: nothing is forced. */
+typedef struct {
+    const char *kernel; /* CLATTN_KERNEL, a variant's word; NULL: the fastest */
+    bool chooses_sub_group;
+    int64_t sub_group;    /* CLATTN_SUB_GROUPS, the only size; 0: there are none */
+    int64_t local_memory; /* CLATTN_LOCAL_MEMORY, bytes at most; 0: all there are */
+} ca_forced;
+
+/* Read the two limits; NULL or "": not limited. CA_ERROR_VALUE for other words. */
+ca_status ca_forced_parse_limits(const char *sub_groups, const char *local_memory,
+                                 ca_forced *forced, ca_error *error);
+
+/* Is the device limited? */
+bool ca_forced_limits(const ca_forced *forced);
+
+/* Copy `info` with the limits applied. CA_ERROR_VALUE where the device lacks the
+   sub-groups. */
+ca_status ca_forced_limit(const ca_forced *forced, const ca_device_info *info,
+                          ca_device_info *limited, ca_error *error);
+
+#endif

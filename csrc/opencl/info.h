@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What a device can do, in plain numbers. No OpenCL type crosses this header, so that the
+ * rooms above can include it.
+ */
+#ifndef CLATTN_OPENCL_INFO_H
+#define CLATTN_OPENCL_INFO_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct ca_device ca_device;
+
+typedef enum {
+    CA_DEVICE_GPU,
+    CA_DEVICE_ACCELERATOR,
+    CA_DEVICE_CPU,
+} ca_device_type; /* in the order of preference */
+
+/* How kernels reach host memory, best first. */
+typedef enum {
+    /* Fine-grained system SVM: a kernel takes any host pointer. CPUs, and GPUs that share
+       the processor's page tables. */
+    CA_MEMORY_SVM,
+    /* A buffer over the array (CL_MEM_USE_HOST_PTR), on a device that shares the host's
+       memory but takes no pointers. Other CPUs, and GPUs inside a processor. */
+    CA_MEMORY_HOST_PTR,
+    /* Copies to the device and back, for a device with memory of its own. */
+    CA_MEMORY_COPY,
+} ca_memory_mode;
+
+/* nvidia_capability from which on kernels have PTX: to shuffle, and for matrix units. */
+#define CA_NVIDIA_SHUFFLES     70
+#define CA_NVIDIA_MATRIX_UNITS 80
+
+typedef struct {
+    char name[128];
+    char vendor[128];
+    char platform[128];
+    char version[128];        /* CL_DEVICE_VERSION */
+    char driver_version[128]; /* CL_DRIVER_VERSION */
+    char c_version[128];      /* CL_DEVICE_OPENCL_C_VERSION */
+    ca_device_type type;
+    int64_t compute_units;
+    int64_t global_memory;  /* bytes */
+    int64_t max_allocation; /* bytes, of one buffer */
+    int64_t local_memory;   /* bytes */
+    int64_t cache; /* bytes of the last cache; some drivers report an earlier one */
+    int64_t max_work_group;     /* work-items */
+    int64_t max_parameter_size; /* bytes of kernel arguments */
+    int64_t float_width;        /* native lanes of a float vector */
+    /* The sum of the sizes of sub-groups that a kernel may require; each size is a power
+       of 2, and sub-groups can shuffle. 0: the device has none. */
+    int64_t sub_groups;
+    int64_t nvidia_capability; /* 80 for sm_80; 0: not NVIDIA's, or its driver takes
+                                  no PTX: final when the device is prepared */
+    bool float64;              /* cl_khr_fp64 */
+    bool float16;              /* cl_khr_fp16; storing halves needs no extension */
+    bool keeps_programs;       /* the driver caches built programs on disk itself */
+    bool bfloat16_pairs;       /* see ca_device_find_pairs */
+    ca_memory_mode memory;
+} ca_device_info;
+
+typedef struct {
+    size_t allocated_bytes; /* in use */
+    size_t allocated_blocks;
+    size_t pooled_bytes; /* kept for later */
+    size_t pooled_blocks;
+    size_t peak_bytes; /* the most that was in use at once */
+} ca_memory_stats;
+
+#endif

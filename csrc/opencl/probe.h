@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Tests that a device runs: before it is used, and for what it may have besides. Each is
+ * called under the device's build_lock. Only this room includes this header.
+ */
+#ifndef CLATTN_OPENCL_PROBE_H
+#define CLATTN_OPENCL_PROBE_H
+
+#include <stdbool.h>
+
+#include "base/status.h"
+#include "opencl/info.h"
+
+/* Build kernels/probe/device.cl and run it once. CA_ERROR_DEVICE where it does not build
+   or gives wrong results. */
+ca_status ca_probe_device(ca_device *device, ca_error *error);
+
+/* Build kernels/probe/ptx.cl on a device that has its instructions. If the driver refuses
+   the program, take those capabilities from the device's info. */
+void ca_probe_ptx(ca_device *device);
+
+/* True if the device multiplies pairs of bfloat16: the processor has the instruction, the
+   driver's compiler takes it (kernels/probe/pairs.cl), and the sums are right. */
+bool ca_probe_pairs(ca_device *device);
+
+#endif

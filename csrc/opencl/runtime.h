@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The devices of this machine, for the rooms above. A ca_runtime is made at the first call
+ * that needs a device and lives until the module goes; its devices live as long.
+ */
+#ifndef CLATTN_OPENCL_RUNTIME_H
+#define CLATTN_OPENCL_RUNTIME_H
+
+#include "base/status.h"
+#include "base/tensor.h" /* ca_extent */
+#include "opencl/info.h"
+
+typedef struct ca_runtime ca_runtime;
+
+/* Open the loader (ca_cl_open's arguments), list the devices of all platforms, and sort
+   them: by type as in ca_device_type, on CPUs those with CA_MEMORY_SVM first, else in the
+   loader's order. No context is made yet.
+   `cache_folder` (copied; NULL: no disk cache) is where built programs are kept.
+   `memory_override` is "svm", "host" or "copy" (NULL or "": the best the device has); a
+   device that lacks the mode cannot be used.
+   CA_ERROR_DEVICE when there is no loader, no platform or no device. */
+ca_status ca_runtime_open(const char *const *preload, const char *const *candidates,
+                          const char *cache_folder, const char *memory_override,
+                          ca_runtime **runtime, ca_error *error);
+
+void ca_runtime_close(ca_runtime *runtime); /* NULL is fine */
+
+/* CA_ERROR_DEVICE in a child forked after the runtime was opened. The threads of its
+   drivers are gone, so only the accessors below may be called there. */
+ca_status ca_runtime_check_fork(const ca_runtime *runtime, ca_error *error);
+
+int ca_runtime_device_count(const ca_runtime *runtime);
+ca_device *ca_runtime_device(const ca_runtime *runtime, int index);
+
+/* The first usable device, prepared. CA_ERROR_DEVICE with each device's reason when none
+   is usable. */
+ca_status ca_runtime_default_device(ca_runtime *runtime, ca_device **device,
+                                    ca_error *error);
+
+/* The first usable device that `words` name, prepared: "cpu", "gpu", "accelerator", one of
+   these with ":1" for the second of its type, or a part of the platform's or device's name
+   in any case. CA_ERROR_VALUE naming `what`, the words and all devices when nothing
+   matches; CA_ERROR_DEVICE with the reasons when no match is usable. */
+ca_status ca_runtime_find_device(ca_runtime *runtime, const char *words,
+                                 const char *what, ca_device **device, ca_error *error);
+
+const ca_device_info *ca_device_get_info(const ca_device *device);
+
+/* True if one of the extents is larger than a buffer of the device may be. */
+bool ca_exceeds_device(const ca_device_info *info, const ca_extent *extents, int count);
+
+/* Make the context and the queues and run the probe kernel, once. Every call that uses a
+   device begins with this. The probe's answer is final; a context or memory that was not
+   there is asked for again at the next call. Thread-safe. CA_ERROR_DEVICE where the device
+   is unusable, or in a forked child. */
+ca_status ca_device_prepare(ca_device *device, ca_error *error);
+
+/* Prepare the device and find out, once, whether kernels/support/bfloat16_pairs.clh runs on
+   it. Only then may info->bfloat16_pairs be read. Fails as ca_device_prepare does. */
+ca_status ca_device_find_pairs(ca_device *device, ca_error *error);
+
+#endif

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Which kernel, built with which macros.
+ */
+#ifndef CLATTN_OPENCL_SPEC_H
+#define CLATTN_OPENCL_SPEC_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct {
+    const char *name; /* a string literal: "E" */
+    int64_t value;
+} ca_define;
+
+#define CA_MAX_DEFINES 32
+
+/* attention_cpu is the kernel in kernels/attention/cpu.cl. Two specs are the same if their
+   defines are, in the same order. */
+typedef struct {
+    const char *name; /* a string literal */
+    bool in_c30;      /* written in OpenCL C 3.0, for sub-groups; else in 1.2 */
+    int ndefines;     /* more than CA_MAX_DEFINES: the kernel is refused */
+    ca_define defines[CA_MAX_DEFINES];
+} ca_kernel_spec;
+
+/* Add a macro. */
+static inline void
+ca_kernel_define(ca_kernel_spec *spec, const char *name, int64_t value)
+{
+    if (spec->ndefines < CA_MAX_DEFINES) {
+        spec->defines[spec->ndefines] = (ca_define){name, value};
+    }
+    spec->ndefines++;
+}
+
+typedef struct ca_kernel ca_kernel; /* a built kernel; lives as long as its device */
+
+#endif

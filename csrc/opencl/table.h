@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Built kernels in memory, found by their specs. Only this room includes this header.
+ */
+#ifndef CLATTN_OPENCL_TABLE_H
+#define CLATTN_OPENCL_TABLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "opencl/loader.h"
+#include "opencl/span.h" /* CA_MAX_SPANS */
+#include "opencl/spec.h"
+
+struct ca_kernel {
+    cl_program program;
+    cl_kernel handle;
+    ca_kernel_spec spec;
+    uint64_t hash;     /* of the spec */
+    size_t work_group; /* most work-items of a work-group */
+    /* Bit i: argument i is set to pointers[i]. Under the device's lock. */
+    uint32_t given;
+    const void *pointers[CA_MAX_SPANS];
+};
+
+/* Open addressing: a power of two of slots, at most half of them full. Kernels stay where
+   they are when the table grows. */
+typedef struct {
+    ca_kernel **slots;
+    size_t capacity;
+    size_t count;
+} ca_kernel_table;
+
+uint64_t ca_kernel_spec_hash(const ca_kernel_spec *spec);
+
+/* Under the device's lock. NULL: the table has no such kernel. */
+ca_kernel *ca_kernel_table_find(const ca_kernel_table *table,
+                                const ca_kernel_spec *spec, uint64_t hash);
+
+/* Under the device's lock: take the kernel over. False: there is no memory. */
+bool ca_kernel_table_insert(ca_kernel_table *table, ca_kernel *kernel);
+
+/* Free the table and its kernels. */
+void ca_kernel_table_free(ca_kernel_table *table, const ca_cl *cl);
+
+void ca_kernel_free(const ca_cl *cl, ca_kernel *kernel); /* NULL is fine */
+
+#endif

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Arrays of other libraries, taken by way of DLPack.
+ */
+#ifndef CLATTN_PYTHON_DLPACK_IMPORT_H
+#define CLATTN_PYTHON_DLPACK_IMPORT_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdbool.h>
+
+#include "base/dlpack.h"
+#include "base/tensor.h"
+
+typedef struct {
+    ca_tensor tensor; /* its data may be misaligned */
+    PyObject *owner;  /* a new reference that gives the memory back */
+    bool read_only;
+} ca_py_import;
+
+/* True if the object's type has __dlpack__ and __dlpack_device__. */
+bool ca_py_has_dlpack(PyObject *object);
+
+/* Replaces the exception that `source` of argument `name` raised by one of `type`, which
+   says that the argument cannot be read and has the first one as its cause. */
+void ca_py_raise_from(PyObject *type, const char *name, PyObject *object,
+                      const char *source);
+
+/* Returns the exchange functions of the object's type; NULL, without an exception, if
+   the type has none. */
+const ca_dlpack_exchange *ca_py_dlpack_exchange(PyObject *object);
+
+/* Takes the host memory of `object`, argument `name`. Returns -1 with a TypeError or a
+   ValueError that names the argument. */
+int ca_py_dlpack_import(PyObject *object, const char *name, ca_py_import *import);
+
+#endif

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What tests force: the environment variables CLATTN_KERNEL, CLATTN_SUB_GROUPS and
+ * CLATTN_LOCAL_MEMORY, and the function that sets the same in a running process.
+ */
+#ifndef CLATTN_PYTHON_FORCED_H
+#define CLATTN_PYTHON_FORCED_H
+
+#include "python/state.h"
+
+/* Read the variables. -1 with a ValueError for words that are not known. */
+int ca_py_force_as_environment_says(ca_state *state);
+
+#endif

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Two kernels that run as fast as a device can: limit_fma computes, limit_read reads memory.
+ * Each writes a sum, so that no compiler removes the work.
+ *
+ *     -DREAL64  1: limit_fma computes in double
+ *     -DLANES   2, 4, 8 or 16: reals of a vector
+ *     -DLOCAL   work-items of a work-group
+ */
+#ifndef REAL64
+#define REAL64 0
+#endif
+#ifndef LANES
+#define LANES 8
+#endif
+#ifndef LOCAL
+#define LOCAL 1
+#endif
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b)  JOIN_(a, b)
+
+#if REAL64
+#pragma OPENCL EXTENSION cl_khr_fp64 : enable
+typedef double real;
+typedef JOIN(double, LANES) realv;
+#else
+typedef float real;
+typedef JOIN(float, LANES) realv;
+#endif
+
+/* The vector hint keeps compilers from vectorising over work-items as well. */
+#define KERNEL                                                                         \
+    __kernel __attribute__((reqd_work_group_size(LOCAL, 1, 1), vec_type_hint(realv)))
+
+static real
+sum_lanes(realv sum)
+{
+    real total = 0;
+    for (int n = 0; n < LANES; n++) {
+        total += ((const real *)&sum)[n];
+    }
+    return total;
+}
+
+/* As many chains as registers hold beside two operands. No chain depends on another. */
+#define CHAINS 12
+
+/* Fused multiply-adds: chain[n] = chain[n] * factor + addend, `steps` times. Each work-item
+ * writes the mean of its chains. The factor is data: no compiler can foresee the result. */
+KERNEL void
+limit_fma(__global float *output, long steps, float factor, float addend)
+{
+    const realv factors = (realv)((real)factor);
+    const realv addends = (realv)((real)addend);
+    realv chain[CHAINS];
+#pragma unroll
+    for (int n = 0; n < CHAINS; n++) {
+        chain[n] = (realv)((real)n);
+    }
+    for (long step = 0; step < steps; step++) {
+#pragma unroll
+        for (int n = 0; n < CHAINS; n++) {
+            chain[n] = fma(chain[n], factors, addends);
+        }
+    }
+    realv sum = chain[0];
+#pragma unroll
+    for (int n = 1; n < CHAINS; n++) {
+        sum += chain[n];
+    }
+    output[get_global_id(0)] = (float)(sum_lanes(sum) / (real)(LANES * CHAINS));
+}
+
+/* Sums that do not wait for each other. */
+#define SUMS 8
+#define STEP (SUMS * LANES * LOCAL) /* elements that a work-group reads at once */
+
+/* The sum of a tile of `tile` elements for each work-group. The groups of one pass read the
+ * whole input, then those of the next pass read it again. `tile` is a multiple of STEP, and
+ * `count`, the elements of the input, is a multiple of `tile`. */
+KERNEL void
+limit_read(__global float *output, __global const realv *input, long count, long tile)
+{
+    const long group = (long)get_group_id(0);
+    const long first = group % (count / tile) * tile;
+    const long item = (long)get_local_id(0);
+
+    realv sums[SUMS];
+#pragma unroll
+    for (int n = 0; n < SUMS; n++) {
+        sums[n] = (realv)((real)0);
+    }
+    for (long i = first / LANES + item; i < (first + tile) / LANES; i += STEP / LANES) {
+#pragma unroll
+        for (int n = 0; n < SUMS; n++) {
+            sums[n] += input[i + n * LOCAL];
+        }
+    }
+    realv sum = sums[0];
+#pragma unroll
+    for (int n = 1; n < SUMS; n++) {
+        sum += sums[n];
+    }
+    output[get_global_id(0)] = (float)sum_lanes(sum);
+}
