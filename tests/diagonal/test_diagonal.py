@@ -28,13 +28,11 @@ from references.diagonal import (
     cut,
     diagonal,
     numbers,
-    one_element_in,
     overlapping_rows,
-    read_only,
     rounded,
-    sliced,
     stored,
 )
+from support.layouts import one_element_in, read_only, sliced
 
 pytestmark = pytest.mark.tensors
 

@@ -4,13 +4,13 @@
 Both ways of running it: a work-item alone with a tile, and a group that shares one.
 """
 
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
 import clattn
 import numpy as np
 import pytest
-from support.helpers import assert_references_return, check_band, index_of, run_python
+from support.helpers import assert_references_return, check_band, run_measured, run_python
+from support.layouts import columns_first
 
 BANDS = ((0, 1), (-3, 5), (1, -1), (1, 10**6), (-(10**6), 0), (4, 4), (10**6, -(10**6)))
 DTYPES = ("u1", "f2", "f4", "f8")  # one of each width
@@ -28,11 +28,6 @@ def numbers(shape, dtype):
     return np.random.default_rng(shape).integers(0, 127, shape, "u1").astype(dtype)
 
 
-def strided(array):
-    """The same values, columns first in memory."""
-    return np.ascontiguousarray(array.swapaxes(-1, -2)).swapaxes(-1, -2)
-
-
 @WAYS
 @pytest.mark.parametrize("shape", [(3, 150, 133), (1, 2, 70_001), (70_001, 2), (65, 64), (9, 129)])
 def test_rows_and_blocks(device, kernel, shape, dtype):
@@ -40,7 +35,7 @@ def test_rows_and_blocks(device, kernel, shape, dtype):
     a = numbers(shape, dtype)
     for begin, end in BANDS:
         check_band(a, 3, begin, end, device=device)
-        check_band(strided(a), 3, begin, end, device=device)
+        check_band(columns_first(a), 3, begin, end, device=device)
         check_band(a[..., ::-1], 3, begin, end, device=device)
         check_band(shape, 3, begin, end, device=device, dtype=dtype)
 
@@ -104,17 +99,6 @@ def test_what_lies_between_rows_stays(device):
     assert (b[:, 40:] == 9).all()
 
 
-def run_measured(device, code, **options):
-    setup = """
-        import gc, sys, clattn, numpy as np
-        from support.helpers import check_band, peak_of, status_field
-        device = clattn.devices()[int(sys.argv[1])]
-        MIB = 1 << 20
-        """
-    code = textwrap.dedent(setup) + textwrap.dedent(code)
-    return run_python(code, index_of(device), **options)
-
-
 def test_zeros_are_never_touched(device):
     """5 GiB, of which the diagonal touches one large page a row; offsets beyond 32 bits."""
     if device.memory_mode == "copy":
@@ -140,6 +124,7 @@ def test_matrices_far_apart(device):
     run_measured(
         device,
         """
+        from support.helpers import check_band
         far = 1 << 30
         def spread(a):
             memory = np.empty(2 * far + 64, a.dtype)
@@ -216,6 +201,7 @@ def test_memory_modes(device, mode):
         import sys, clattn, numpy as np
         from diagonal import test_diagonal_kernels as kernels
         from support.helpers import check_band
+        from support.layouts import columns_first
         device, = [d for d in clattn.devices() if [d.platform, d.name] == sys.argv[1:3]]
         for shape in ((3, 150, 133), (300, 8, 8)):
             a = kernels.numbers(shape, "f4")
@@ -223,7 +209,7 @@ def test_memory_modes(device, mode):
             for begin, end in kernels.BANDS:
                 check_band(a, 3, begin, end, device=device)
                 check_band(a[..., ::-1], 3, begin, end, device=device)
-                check_band(kernels.strided(a), 3, begin, end, device=device)
+                check_band(columns_first(a), 3, begin, end, device=device)
                 check_band(a, 3, begin, end, device=device, out=gaps)
                 gaps[...] = a
                 check_band(gaps, 3, begin, end, device=device, out=gaps)

@@ -22,9 +22,9 @@ from references.diagonal import (
     bfloat16,
     check,
     numbers,
-    one_element_in,
     owner_of,
 )
+from support.layouts import one_element_in
 
 pytestmark = pytest.mark.tensors
 

@@ -15,8 +15,9 @@ import clattn
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
-from references.diagonal import DTYPES, LAYOUTS, ODD, WIDTHS, bfloat16, numbers, read_only
+from references.diagonal import DTYPES, LAYOUTS, ODD, WIDTHS, bfloat16, numbers
 from support.helpers import sdpa
+from support.layouts import read_only
 from support.refusals import NUMBERS, cases, refuse, wrong_arrays
 from support.tensors import in_host_memory, same_bits
 
