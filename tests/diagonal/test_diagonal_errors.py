@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Wrong arguments of the six diagonal functions: refused, by name, before any OpenCL call.
 
-One row a rule, of the specification or of api.md; every row is one change to a call that is right:
-arguments to replace, or to leave out where the value is MISSING. Overlaps of out with the input
-are in test_diagonal_out.py.
+Each row breaks one rule of the specification or of the documentation. It changes a call that is
+right: arguments are replaced, or left out where the value is MISSING. test_diagonal_out.py has
+the overlaps of out with the input.
 """
 
 from functools import partial
@@ -103,7 +103,7 @@ def short(value):
 
 
 def inexact(argument, shapes, kinds):
-    """Rows for values that are not exact, on inputs of these shapes in turn, an empty one too."""
+    """Rows for values that the dtype cannot hold, on inputs of these shapes in turn."""
     return [
         (f"{dtype} cannot hold {short(value)}", ValueError, VALUE,
          {argument: of(dtype, *shapes[n % len(shapes)]), "value": value})
@@ -113,7 +113,7 @@ def inexact(argument, shapes, kinds):
 
 
 def bad_integers(argument, name, missing=True):
-    """What is no whole number."""
+    """Rows in which an argument is no whole number."""
     given = {"a float": 1.0, "NaN": NAN, "infinite": -INF, "text": "1", "complex": 1j, "None": None,
              "a list": [1], "an array": np.array([1, 2]), "a NumPy float": f32(1)}  # fmt: skip
     given |= {"missing": MISSING} if missing else {}
@@ -121,7 +121,7 @@ def bad_integers(argument, name, missing=True):
 
 
 def bad_shapes(argument, name, alone):
-    """Shapes, or sizes with what else a call without an input needs, that are none."""
+    """Rows in which a shape is wrong; `alone` are other arguments of a call without an input."""
     wrong = {"is a float": 4.0, "is text": "45", "has a float": (4, 5.0), "has text": (4, "5"),
              "has None": (4, None), "is nested": ((4, 5), (1, 2)), "has NaN": (NAN, 4)}  # fmt: skip
     out_of_range = {"is empty": (), "has rank 1": (5,), "has a negative row": (-4, 5),
@@ -299,7 +299,7 @@ SAID = {  # function -> row -> what of the call the message repeats
 
 @pytest.mark.parametrize("name", SAID)
 def test_messages_say_what_was_given(name):
-    """And not only which argument is wrong."""
+    """The message says more than which argument is wrong."""
     rows = {row[0]: row for row in ROWS[name]}
     for what, given in SAID[name].items():
         message = refuse_row(name, rows[what])

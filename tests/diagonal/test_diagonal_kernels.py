@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The diagonal kernel's forms, tiles and stores; the memory it touches.
+"""The diagonal kernel: its variants, tiles and stores, and the memory that it touches.
 
 Both ways of running it: a work-item alone with a tile, and a group that shares one.
 """
@@ -31,7 +31,7 @@ def numbers(shape, dtype):
 @WAYS
 @pytest.mark.parametrize("shape", [(3, 150, 133), (1, 2, 70_001), (70_001, 2), (65, 64), (9, 129)])
 def test_rows_and_blocks(device, kernel, shape, dtype):
-    """Tiles of many rows, and several tiles in one; blocks of 32 and 64, and one more."""
+    """Tiles of many rows, rows of many tiles; sizes of 32, 64 and one more."""
     a = numbers(shape, dtype)
     for begin, end in BANDS:
         check_band(a, 3, begin, end, device=device)
@@ -43,7 +43,7 @@ def test_rows_and_blocks(device, kernel, shape, dtype):
 @WAYS
 @pytest.mark.parametrize("matrix", [(1, 1), (2, 2), (3, 5), (8, 8), (1, 70), (61, 4), (16, 32)])
 def test_many_small_matrices(device, kernel, matrix, dtype):
-    """Their size divides no vector, several fit into one, or they are as large as it goes."""
+    """Matrices smaller than a vector, of sizes that divide none, and as large as a tile."""
     a = numbers((1501, *matrix), dtype)
     for begin, end in BANDS:
         check_band(a, 3, begin, end, device=device)
@@ -55,7 +55,7 @@ def test_many_small_matrices(device, kernel, matrix, dtype):
 
 @pytest.mark.parametrize("dtype", ["u1", "f4", "f8"])
 def test_results_larger_than_caches(device, dtype):
-    """Stores that pass the caches by need aligned addresses, which rows do not begin at."""
+    """Stores that bypass the caches need aligned addresses; most rows begin at others."""
     width = np.dtype(dtype).itemsize
     rows, columns = 1031, (36 << 20) // width // 1031 | 1
     a = numbers((rows, columns), dtype)
@@ -73,7 +73,7 @@ def test_results_larger_than_caches(device, dtype):
 
 
 def test_more_dimensions_than_a_kernel_walks(device, kernel):
-    """Leading dimensions in any order: the call is made in parts."""
+    """The kernel walks few leading dimensions, so the host makes several launches."""
     a = numbers((2, 3, 2, 3, 2, 4, 5), "f4").transpose(4, 2, 0, 3, 1, 6, 5)
     check_band(a, 3, -1, 2, device=device)
     out = np.empty(a.shape[::-1], "f4").transpose(6, 4, 5, 2, 3, 1, 0).copy()
@@ -195,7 +195,7 @@ def test_reference_counts(device):
 
 @pytest.mark.parametrize("mode", ["host", "copy"])
 def test_memory_modes(device, mode):
-    """Every form, in place and not, with gaps; the memory that is known to be zero is not."""
+    """New results, in place, and with gaps, in every mode of memory."""
     run_python(
         """
         import sys, clattn, numpy as np

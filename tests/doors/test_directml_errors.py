@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""clattn.directml: what is refused, naming the argument, before any OpenCL call.
+"""clattn.directml: wrong arguments are refused by name, before any OpenCL call.
 
-One row a rule. Every row is one change to a call that is right: arguments to replace, None to
-leave out.
+Each row breaks one rule. It replaces arguments of a call that is right; None leaves one out.
 """
 
 import itertools
@@ -61,7 +60,7 @@ def f(name, *shape):
 
 
 def only(**tensors):
-    """Other sources without the extras whose shapes would have to follow."""
+    """Other sources, without the optional tensors whose shapes would have to follow."""
     nothing = dict.fromkeys(TENSORS)
     return nothing | {name: of(f32, *shape) for name, shape in tensors.items()}
 
@@ -261,7 +260,7 @@ def test_wrong_arguments(device, row):
 
 
 def wrong_sources():
-    """Every set of source tensors but the four right ones: (names, who takes which role)."""
+    """Yields every wrong set of source tensors: (names, the tensors that take each role)."""
     names = [n for n in TENSORS if n in {n for role in ROLES.values() for n in role}]
     for count in range(len(names) + 1):
         for given in itertools.combinations(names, count):
@@ -271,7 +270,7 @@ def wrong_sources():
 
 
 def refuse_sources(given, takers):
-    """ValueError that names all tensors that collide in some role, or a role that is missing."""
+    """The ValueError names all tensors that collide in a role, or a role that is missing."""
     call = make() | only(**{name: TENSORS[name] for name in given})
     with pytest.raises(ValueError, match=r"query|key|value") as caught:
         clattn.directml.multihead_attention(**call)
@@ -283,7 +282,7 @@ def refuse_sources(given, takers):
 
 
 def test_wrong_sources(device):
-    """60 of the 64 sets; {} and all six among them."""
+    """Of 64 sets, 60 are wrong, the empty one and the full one among them."""
     cases = list(wrong_sources())
     assert len(cases) == 60
     for given, takers in cases:
@@ -292,7 +291,7 @@ def test_wrong_sources(device):
 
 
 def refuse_missing_arguments():
-    """scale and head_count have no defaults; all but the first three go by name."""
+    """scale and head_count have no defaults; only the first three arguments are positional."""
     for name in ("scale", "head_count"):
         call = correct()
         del call[name]

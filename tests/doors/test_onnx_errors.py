@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """clattn.onnx.attention: wrong arguments are refused, by name, before any OpenCL call.
 
-One row a rule, of the specification or of api.md. Every row is one change to a call that is
-right: keyword arguments to replace.
+Each row breaks one rule of the specification or of the documentation. It replaces keyword
+arguments of a call that is right.
 """
 
 import clattn
@@ -264,7 +264,7 @@ def test_wrong_arguments(device, reference_kernel, row):
     ],
 )
 def test_messages_say_what_was_given(row, given):
-    """And not only which argument is wrong."""
+    """The message says more than which argument is wrong."""
     [row] = [r for r in ROWS if r[0] == row]
     assert given in str(refuse(clattn.onnx.attention, row, arrays()))
 

@@ -60,13 +60,13 @@ def poisoned(args, unseen, garbage):
 
 
 def unseen_by(row, args, options):
-    """Keys that no head of a group looks at in that row, (B, Hk, T): their weights are 0."""
+    """The keys (B, Hk, T) whose weights in that row are 0 for all heads of a group."""
     weights = attention(*args, **options, qk_matmul_output_mode=3).qk_matmul_output[:, :, row]
     return (weights.reshape(B, HK, HQ // HK, -1) == 0).all(axis=2)
 
 
 def check_poison(device, case, garbage, dtype=float32):
-    """Row 9 comes out the same whatever lies in the keys that it does not see.
+    """The values of keys that row 9 does not see leave row 9 unchanged.
 
     The rows that see one show it: those are compared with values alone poisoned, since garbage in
     a key may make a score that is no number where the order of sums decides.
@@ -102,7 +102,7 @@ def test_nor_in_any_other_type(device, reference_kernel, dtype):
 
 
 def test_the_rest_of_a_cache_may_be_anything(device, kernel):
-    """An external cache: beyond its length it holds whatever was there, NaN in every place."""
+    """An external cache holds NaN everywhere beyond its length."""
     Q, K, V = inputs(5, 40)
     lengths = np.array([7, 33])
     beyond = np.broadcast_to(np.arange(40) >= lengths[:, None, None], (B, HK, 40))
@@ -113,7 +113,7 @@ def test_the_rest_of_a_cache_may_be_anything(device, kernel):
 
 
 def test_rows_without_a_key_are_zero(device, kernel):
-    """Beside rows that see something, even where the query is NaN and values are infinite."""
+    """Such rows are zero even if their query is NaN and the values of excluded keys infinite."""
     Q, K, V = inputs()
     Q[0, 0, 3] = np.nan
     V[:, :, 5] = np.inf
@@ -211,7 +211,7 @@ few = settings(bounded, max_examples=15)
 @few
 @given(seed=st.integers(0, 1000), split=st.integers(0, 40))
 def test_a_past_is_keys_that_came_before(device, seed, split):
-    """Split anywhere into past and new, the keys give the same answer as in one piece."""
+    """Keys split into past and new keys give the same answer as all keys at once."""
     Q, K, V = inputs(7, 40, seed=seed)
     parts = (Q, K[:, :, split:], V[:, :, split:], None, K[:, :, :split], V[:, :, :split])
     got = clattn.onnx.attention(*parts, device=device)
@@ -235,7 +235,7 @@ def test_a_cache_inside_is_a_cache_outside(device, seed, past):
 
 @pytest.mark.parametrize("dtype", [float32, float16, float64], ids=str)
 def test_a_row_of_finfo_min_is_the_mean(device, reference_kernel, dtype):
-    """It is not -inf: it absorbs every score of its row, so all weights are equal."""
+    """finfo.min is not -inf: it absorbs every score of its row, so all weights are equal."""
     lowest = np.finfo(compute_dtype(dtype)).min
     mask = np.zeros((L, S), compute_dtype(dtype))
     mask[3], mask[5, 10:], mask[7, :-1] = lowest, lowest, lowest

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""clattn.openvino: what the specification refuses, naming the argument, before any OpenCL call.
+"""clattn.openvino: wrong arguments are refused by name, before any OpenCL call.
 
-One row a rule. Every row is one change to a call that is right: arguments to replace.
+Each row breaks one rule. It replaces arguments of a call that is right.
 """
 
 import clattn

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Beside OpenVINO's own runtime on its CPU device, where it is installed, and told float32.
+"""clattn.openvino beside OpenVINO's runtime on the CPU in float32, where it is installed.
 
 Both have to be within the tolerance of the oracle, which is so checked by an independent witness.
 What the runtime does not do (repeated batches, zeros in empty rows) is told apart here.
@@ -84,7 +84,7 @@ def runtime(arrays, attention_mask=None, scale=None, causal=False):
 
 @functools.cache
 def answer_of_the_runtime(name):
-    """Once for all devices."""
+    """The runtime computes each case once, not once for every device."""
     return runtime(**CASES[name])
 
 

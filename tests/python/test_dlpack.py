@@ -112,7 +112,7 @@ def test_producers_of_every_age(device, kind):
 
 @BOTH
 def test_every_argument_is_released_once(device, versioned):
-    """After the call that reads it; results do not depend on it."""
+    """Each capsule is released after the call that reads it; results do not depend on it."""
     arrays = {"query": draw((5, 8)), "key": draw((7, 8)), "value": draw((7, 8), seed=1),
               "attn_mask": draw((7,))}  # fmt: skip
     producers = {name: Producer(a, versioned=versioned) for name, a in arrays.items()}
@@ -122,7 +122,7 @@ def test_every_argument_is_released_once(device, versioned):
 
 
 def test_one_producer_three_times(device):
-    """Three capsules, three releases."""
+    """The producer makes three capsules; each is released."""
     producer = Producer(draw((5, 8)))
     sdpa(producer, producer, producer, device=device)
     assert len(producer.made) == 3
@@ -131,7 +131,7 @@ def test_one_producer_three_times(device):
 
 
 def test_out(device):
-    """Written through the capsule; what is, or may be, read-only is refused and not written."""
+    """out is written through the capsule; one that is or may be read-only is refused."""
     q = draw((5, 8))
     out = np.zeros((5, 8), np.float32)
     producer = Producer(out)
@@ -202,7 +202,7 @@ def test_threads(device):
 
 
 def test_producers_that_call_clattn(device):
-    """While it is asked for its array, one makes calls of its own."""
+    """A producer may call clattn while clattn asks it for its array."""
 
     class Busy(Producer):
         def __dlpack__(self, **options):
@@ -218,7 +218,7 @@ def test_producers_that_call_clattn(device):
 
 
 def test_reference_counts(device):
-    """Producers, and what they raise or give, are kept by nobody."""
+    """Nothing keeps a reference to producers, their errors or their answers."""
     producer, refusing, empty = Producer(PLAIN), Producer(PLAIN), Producer(PLAIN, answer=(1, 2))
     things = [producer, refusing, empty, empty.answer, PLAIN]
 
@@ -316,7 +316,7 @@ def test_a_consumed_capsule_without_a_version(device):
 
 
 def test_a_capsule_that_is_given_twice(device):
-    """The second time it is consumed: refused, and not released again."""
+    """The second time the capsule is consumed already: it is refused and not released again."""
     producer = Producer(PLAIN)
     producer.answer = producer.capsule()
     same(clattn.tensor(producer, device=device), PLAIN)
@@ -327,7 +327,7 @@ def test_a_capsule_that_is_given_twice(device):
 
 
 def test_a_capsule_of_null(device):
-    """Python makes none, but its memory can be written to."""
+    """Python makes no such capsule; the test writes into its memory."""
     producer = Producer(PLAIN)
     producer.answer = producer.capsule()
     slot = c_void_p.from_address(id(producer.answer) + 2 * ctypes.sizeof(c_void_p))
@@ -360,7 +360,7 @@ DEVICES = {2: "CUDA", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROC", 14: "oneA
 
 @pytest.mark.parametrize("number", DEVICES)
 def test_foreign_devices(device, number):
-    """Told by its name; the array is not even asked for. The same of a capsule that says so."""
+    """The message names the device, and the array is not asked for; a capsule may say so too."""
     q, match = draw((2, 3)), rf"(?i)\bkey\b.*{DEVICES[number]}"
     producer = Producer(PLAIN, device=(number, 0))
     with pytest.raises(ValueError, match=match):
@@ -398,7 +398,7 @@ ERRORS = [RuntimeError, BufferError, ValueError, TypeError, AttributeError, Reas
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda e: e.__name__)
 def test_producers_that_raise(device, kind):
-    """A ValueError from theirs, which names the argument and tells the reason."""
+    """A ValueError names the argument and repeats the producer's reason."""
     error = kind("the moon is in the wrong phase")
     with pytest.raises(ValueError, match=r"\bkey\b.*the moon is in the wrong phase") as caught:
         sdpa(PLAIN, Producer(PLAIN, answer=error), PLAIN, device=device)

@@ -44,7 +44,7 @@ def test_more_and_fewer_queries_than_keys(device, lengths, is_causal):
                                     (2**63 - 1, 2**63 - 1), [4, 1]], ids=str)  # fmt: skip
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_windows(device, window, is_causal):
-    """They stand at the last positions, of each sequence, causal or not."""
+    """The window of a row stands at the row's position in each sequence, causal or not."""
     for lengths in ((13, 13), (13, 6)):
         both = pair(device, lengths)
         for rows in (1, 5, 20):
@@ -117,7 +117,7 @@ def test_head_sizes(device, sizes):
 
 
 def test_many_keys(device):
-    """Enough for keys in parts, and for more than one block of queries."""
+    """Enough keys for splits, and enough queries for more than one block."""
     both = pair(device, (2900,), B=1, capacity=3001)
     both.attend(1)
     both.attend(40)
@@ -203,7 +203,7 @@ def test_the_bits_are_those_of_attention(device, name, dtype):
 
 
 def test_the_bits_of_decoding(device):
-    """At every length, where the sizes are those of a model."""
+    """Caches of several lengths, of a model's sizes."""
     both = pair(device, B=1, HQ=32, HK=8, capacity=300)
     query = clattn.tensor(both.queries(1), device=device)
     key, value = both.tokens(300)

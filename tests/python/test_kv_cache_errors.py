@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """clattn.KVCache: wrong arguments are refused by name, and leave the cache as it was.
 
-One row a rule. Every row is one change to a call that is right: keyword arguments to replace.
+Each row breaks one rule. It replaces keyword arguments of a call that is right.
 """
 
 import pickle
@@ -194,7 +194,7 @@ def test_missing_tokens(device):
 
 
 def test_overflow_is_told(device):
-    """How much room there is, how much was given; exactly as much as there is goes in."""
+    """The message says how much room there is and how much was given."""
     both = filled(device)
     before = state(both.cache)
     for n in (7, 8, 100):
@@ -212,7 +212,7 @@ def test_overflow_is_told(device):
 
 
 def test_overflow_by_tensors_and_strided_arrays(device):
-    """They are copied in other ways: none of it has begun."""
+    """Tensors and strided arrays are copied in other ways; nothing is copied before the refusal."""
     both = filled(device)
     before = state(both.cache)
     key, value = draw((B, HK, 7, E)), draw((B, HK, 7, EV))
@@ -307,7 +307,7 @@ def test_reset_takes_nothing(device):
 
 
 def test_arrays_of_another_device(device):
-    """Named: both devices, both arguments; the cache stays."""
+    """The message names both devices and the argument; the cache is unchanged."""
     others = [d for d in clattn.devices() if d != device]
     if not others:
         pytest.skip("one device alone")
@@ -335,7 +335,7 @@ def test_a_cache_is_not_pickled(device):
 
 
 def test_many_errors_keep_nothing(device):
-    """Neither memory nor references."""
+    """Refused calls keep no memory."""
     both = filled(device)
     calls = (("append", APPENDED, good_append()), ("attend", ATTENDED, good_attend()),
              ("truncate", CUT, {}))  # fmt: skip

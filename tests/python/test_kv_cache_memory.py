@@ -49,7 +49,7 @@ def test_a_cache_is_allocated_once(device):
 
 
 def test_attending_keeps_nothing(device):
-    """Beside the result, while that lives."""
+    """Only the result takes memory, as long as it lives."""
     both = pair(device, (20, 13))
     query = clattn.tensor(both.queries(1), device=device)
     for given in (query, host(query)):

@@ -67,7 +67,7 @@ SHAPES = ((), (1,), (0,), (3, 0, 5), (0, 2**40), (2**40, 0, 3), (1,) * 64, (2, *
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{len(s)}d-{'x'.join(map(str, s[:3]))}")
 def test_every_shape(device, shape):
-    """No dimension, NumPy's 64, none of them large or one of them empty."""
+    """Shapes of 0 to 64 dimensions, empty ones among them."""
     a = numbers(shape, np.dtype("i4"))
     t = clattn.tensor(a, device)
     assert (t.shape, t.ndim, t.size, t.nbytes) == (a.shape, a.ndim, a.size, a.nbytes)
@@ -148,7 +148,7 @@ def test_attributes_are_read_only(device, name):
 
 
 def test_numpy_shares_where_it_can(device):
-    """Both ways, as often as asked; a copy where the device has memory of its own."""
+    """numpy() shares memory in both directions, or copies where the device has its own memory."""
     t = clattn.tensor(np.zeros((4, 6), np.float32), device)
     first, second = t.numpy(), t.numpy()
     assert first is not second
@@ -161,7 +161,7 @@ def test_numpy_shares_where_it_can(device):
 
 
 def test_numpy_keeps_the_memory(device):
-    """After the Tensor is gone, and through views; others get memory of their own."""
+    """Arrays stay valid when the Tensor is gone; new Tensors get other memory."""
     a = numbers((50, 60), np.dtype("i4"))
     t = clattn.tensor(a, device)
     whole, part = t.numpy(), t[3:, ::-2].numpy()
@@ -193,7 +193,7 @@ def test_the_host_sees_whole_results(device):
 
 
 def test_the_device_sees_what_the_host_wrote(device):
-    """Into shared memory, between calls and without another word."""
+    """The host may write to shared memory between calls."""
     q, k, v = (numbers((2, 9, 8), np.dtype("i1"), n).astype("f4") / 128 for n in range(3))
     tensors = [clattn.tensor(a, device) for a in (q, k, v)]
     views = [t.numpy() for t in tensors]
@@ -273,7 +273,7 @@ def test_repr_of_large_ones_is_short(device):
 
 
 def test_identity(device):
-    """As torch has it: the same values do not make Tensors equal, and they can be keys."""
+    """Tensors compare by identity, as torch's, and can be keys of a dict."""
     a = np.ones(3)
     t, other = clattn.tensor(a, device), clattn.tensor(a, device)
     assert t == t and (t == other) is False and (t != other) is True and (t == a.tolist()) is False

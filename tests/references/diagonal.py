@@ -120,7 +120,7 @@ def numbers(shape, dtype, seed=0):
 
 
 def assert_same(got, right, what="result"):
-    """A NumPy array of the same dtype, shape and bits."""
+    """`got` is a NumPy array with the dtype, the shape and the bits of `right`."""
     assert type(got) is np.ndarray, f"{what}: {type(got)}"
     assert got.dtype == right.dtype, f"{what}: {got.dtype}, expected {right.dtype}"
     assert got.shape == right.shape, f"{what}: {got.shape}, expected {right.shape}"
