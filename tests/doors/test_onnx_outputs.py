@@ -14,7 +14,7 @@ from references.onnx import check, softmax, tolerances
 from support.helpers import assert_close, draw
 from support.onnx_calls import HK, HQ, B, E, L, P, S, cache, flat, inputs, mask_of
 
-pytestmark = pytest.mark.tensors
+pytestmark = [pytest.mark.tensors, pytest.mark.usefixtures("reference_kernel")]
 
 LENGTHS = np.array([20, 33])
 FLOAT_MASK, BOOL_MASK = mask_of(float32, (L, S)), mask_of(np.dtype(bool), (L, S))
@@ -22,13 +22,6 @@ SEEN = BOOL_MASK.copy()
 SEEN[::4] = False  # rows that see nothing
 WINDOW = {"left_window_size": 9, "right_window_size": 3}
 MODES = pytest.mark.parametrize("mode", range(4), ids="mode{}".format)
-
-
-@pytest.fixture(autouse=True)
-def reference_kernel(request, monkeypatch):
-    """Every test runs with the reference kernel, unless it takes the fixture `kernel`."""
-    if "kernel" not in request.fixturenames:
-        monkeypatch.setenv("CLATTN_KERNEL", "reference")
 
 
 def qk(*args, mode, **options):
