@@ -234,10 +234,9 @@ ca_shape_count(int ndim, const int64_t *shape, const char *what, int64_t *count,
         product *= overflow ? 0 : shape[i];
     }
     if (overflow && !empty) {
-        char text[256];
         return ca_error_set(error, CA_ERROR_VALUE,
                             "%s of shape %s has more elements than 64 bits count", what,
-                            ca_shape_format(ndim, shape, text, sizeof text));
+                            CA_SHAPE_WORDS(ndim, shape));
     }
     *count = product;
     return CA_OK;

@@ -103,6 +103,12 @@ double ca_tensor_first_number(const ca_tensor *tensor);
 /* Writes "(2, 8, 77, 64)" into `text`, cut to fit. Returns `text`. */
 const char *ca_shape_format(int ndim, const int64_t *shape, char *text, size_t size);
 
+/* The same in memory of the block that says it, for an argument of ca_error_set. */
+#define CA_SHAPE_TEXT 160
+#define CA_SHAPE_WORDS(ndim, shape)                                                    \
+    ca_shape_format(ndim, shape, (char[CA_SHAPE_TEXT]){0}, CA_SHAPE_TEXT)
+#define CA_SHAPE_OF(tensor) CA_SHAPE_WORDS((tensor)->ndim, (tensor)->shape)
+
 /* Computes the number of elements. CA_ERROR_VALUE naming `what` if 64 bits do not hold
    it. */
 ca_status ca_shape_count(int ndim, const int64_t *shape, const char *what,

@@ -32,10 +32,9 @@ check_positions(const ca_tensor *given, const char *name, const ca_tensor *held,
     }
     if (given->ndim != 4 || given->shape[0] != held->shape[0] ||
         given->shape[1] != held->shape[1] || given->shape[3] != held->shape[3]) {
-        char text[CA_SHAPE_TEXT];
         return ca_error_set(error, CA_ERROR_VALUE,
                             "%s has shape %s; expected (%lld, %lld, n, %lld)", name,
-                            ca_door_shape_text(given, text), (long long)held->shape[0],
+                            CA_SHAPE_OF(given), (long long)held->shape[0],
                             (long long)held->shape[1], (long long)held->shape[3]);
     }
     return CA_OK;
@@ -219,11 +218,10 @@ ca_cache_attend_check(const ca_cache *cache, ca_torch_sdpa *call, int64_t shape[
     }
     if (query->ndim != 4 || query->shape[0] != sizes[0] ||
         query->shape[1] % sizes[1] != 0 || query->shape[3] != sizes[3]) {
-        char text[CA_SHAPE_TEXT];
         CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
                             "query has shape %s; expected (%lld, Hq, L, %lld), Hq a "
                             "multiple of the cache's %lld heads",
-                            ca_door_shape_text(query, text), (long long)sizes[0],
+                            CA_SHAPE_OF(query), (long long)sizes[0],
                             (long long)sizes[3], (long long)sizes[1]));
     }
     call->key = cache->key;

@@ -4,12 +4,6 @@
 #include <float.h>
 #include <math.h>
 
-const char *
-ca_door_shape_text(const ca_tensor *tensor, char text[CA_SHAPE_TEXT])
-{
-    return ca_shape_format(tensor->ndim, tensor->shape, text, CA_SHAPE_TEXT);
-}
-
 void
 ca_door_add_dim(ca_tensor *view, int64_t size, int64_t stride)
 {
@@ -121,10 +115,9 @@ static ca_status
 check_rank(const ca_tensor *tensor, const char *name, int lowest, ca_error *error)
 {
     if (tensor->ndim < lowest) {
-        char text[CA_SHAPE_TEXT];
         return ca_error_set(error, CA_ERROR_VALUE,
                             "%s has shape %s; expected %d dimensions or more", name,
-                            ca_door_shape_text(tensor, text), lowest);
+                            CA_SHAPE_OF(tensor), lowest);
     }
     return CA_OK;
 }
@@ -133,14 +126,11 @@ ca_status
 ca_door_check_equal(const ca_door_equal *rule, ca_error *error)
 {
     if (rule->size != rule->expected) {
-        char given[CA_SHAPE_TEXT];
-        char other[CA_SHAPE_TEXT];
         return ca_error_set(
             error, CA_ERROR_VALUE,
             "%s has %s %lld (shape %s); expected %lld, that of %s (shape %s)",
-            rule->name, rule->what, (long long)rule->size,
-            ca_door_shape_text(rule->tensor, given), (long long)rule->expected,
-            rule->other_name, ca_door_shape_text(rule->other, other));
+            rule->name, rule->what, (long long)rule->size, CA_SHAPE_OF(rule->tensor),
+            (long long)rule->expected, rule->other_name, CA_SHAPE_OF(rule->other));
     }
     return CA_OK;
 }

@@ -11,11 +11,6 @@
 #include "base/status.h"
 #include "base/tensor.h"
 
-#define CA_SHAPE_TEXT 160
-
-/* Write the shape for a message, cut to fit. Returns `text`. */
-const char *ca_door_shape_text(const ca_tensor *tensor, char text[CA_SHAPE_TEXT]);
-
 /* Append a dimension to a view. */
 void ca_door_add_dim(ca_tensor *view, int64_t size, int64_t stride);
 

@@ -19,11 +19,9 @@ check_past(const ca_directml_attention *call, ca_directml_tensor t,
     const ca_tensor *tensor = &call->tensors[t];
     for (int d = 0; d < 4; d++) {
         if (ca_tensor_size(tensor, 4 - d) != shape[d]) {
-            char given[CA_SHAPE_TEXT];
-            char expected[CA_SHAPE_TEXT];
             return ca_error_set(error, CA_ERROR_VALUE, "%s has shape %s; expected %s",
-                                ca_directml_name(t), ca_door_shape_text(tensor, given),
-                                ca_shape_format(4, shape, expected, sizeof(expected)));
+                                ca_directml_name(t), CA_SHAPE_OF(tensor),
+                                CA_SHAPE_WORDS(4, shape));
         }
     }
     return CA_OK;
@@ -74,12 +72,11 @@ check_bias(const ca_tensor *bias, int64_t hidden, int64_t value_hidden, ca_error
 {
     int64_t rest = ca_tensor_size(bias, 1) - hidden; /* a sum might overflow */
     if (bias->data != NULL && (rest < hidden || rest - hidden != value_hidden)) {
-        char given[CA_SHAPE_TEXT];
         return ca_error_set(error, CA_ERROR_VALUE,
                             "bias has shape %s; expected %lld + %lld + %lld elements, "
                             "the hidden sizes of query, key and value",
-                            ca_door_shape_text(bias, given), (long long)hidden,
-                            (long long)hidden, (long long)value_hidden);
+                            CA_SHAPE_OF(bias), (long long)hidden, (long long)hidden,
+                            (long long)value_hidden);
     }
     return CA_OK;
 }
@@ -90,13 +87,10 @@ check_relative_position_bias(const ca_tensor *bias, const int64_t scores[4],
 {
     ca_tensor view;
     if (bias->data != NULL && !ca_door_broadcast(bias, 4, scores, &view)) {
-        char given[CA_SHAPE_TEXT];
-        char expected[CA_SHAPE_TEXT];
         return ca_error_set(error, CA_ERROR_VALUE,
                             "relative_position_bias has shape %s; expected one that "
                             "broadcasts to %s",
-                            ca_door_shape_text(bias, given),
-                            ca_shape_format(4, scores, expected, sizeof(expected)));
+                            CA_SHAPE_OF(bias), CA_SHAPE_WORDS(4, scores));
     }
     return CA_OK;
 }

@@ -53,16 +53,13 @@ check_boolean(const ca_tensor *mask, const int64_t scores[4], ca_error *error)
     if (view_boolean(mask, scores, &view)) {
         return CA_OK;
     }
-    char given[CA_SHAPE_TEXT];
-    char expected[CA_SHAPE_TEXT];
     return ca_error_set(error, CA_ERROR_VALUE,
                         "mask has shape %s; expected (%lld, %lld), (%lld, %lld, %lld) "
                         "or four dimensions that broadcast to %s, for a mask_type of "
                         "\"boolean\"",
-                        ca_door_shape_text(mask, given), (long long)scores[0],
-                        (long long)scores[3], (long long)scores[0],
-                        (long long)scores[2], (long long)scores[3],
-                        ca_shape_format(4, scores, expected, sizeof(expected)));
+                        CA_SHAPE_OF(mask), (long long)scores[0], (long long)scores[3],
+                        (long long)scores[0], (long long)scores[2],
+                        (long long)scores[3], CA_SHAPE_WORDS(4, scores));
 }
 
 /* ---- numbers ---- */
@@ -107,12 +104,11 @@ check_shape(ca_directml_mask_type type, const ca_tensor *mask, int64_t B,
     if (has_numbers(mask, B, shapes[type].each, shapes[type].more)) {
         return CA_OK;
     }
-    char given[CA_SHAPE_TEXT];
     return ca_error_set(error, CA_ERROR_VALUE,
                         "mask has shape %s; expected %s with a batch B of %lld, for a "
                         "mask_type of \"%s\"",
-                        ca_door_shape_text(mask, given), shapes[type].expected,
-                        (long long)B, ca_directml_mask_words[type]);
+                        CA_SHAPE_OF(mask), shapes[type].expected, (long long)B,
+                        ca_directml_mask_words[type]);
 }
 
 /* Check that numbers first … first + count - 1 are 0 to `highest`. */
@@ -215,10 +211,9 @@ ca_directml_mask_check(ca_directml_mask_type type, const ca_tensor *mask,
                             ca_directml_mask_words[type]);
     }
     if (mask->ndim > 5) {
-        char given[CA_SHAPE_TEXT];
         return ca_error_set(error, CA_ERROR_VALUE,
                             "mask has shape %s; expected 1 to 5 dimensions",
-                            ca_door_shape_text(mask, given));
+                            CA_SHAPE_OF(mask));
     }
     return ca_directml_mask_is_counted(type) ? check_numbers(type, mask, scores, error)
                                              : check_boolean(mask, scores, error);

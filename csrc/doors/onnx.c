@@ -98,7 +98,6 @@ static ca_status
 split_heads(const ca_tensor *tensor, const char *name, const char *attribute,
             int64_t heads, int64_t *count, int64_t *size, ca_error *error)
 {
-    char text[CA_SHAPE_TEXT];
     int64_t last = ca_tensor_size(tensor, 1);
     if (tensor->ndim == 4) {
         *count = tensor->shape[1];
@@ -107,7 +106,7 @@ split_heads(const ca_tensor *tensor, const char *name, const char *attribute,
             return ca_error_set(error, CA_ERROR_VALUE,
                                 "%s is %lld; expected %lld, the heads of %s (shape %s)",
                                 attribute, (long long)heads, (long long)*count, name,
-                                ca_door_shape_text(tensor, text));
+                                CA_SHAPE_OF(tensor));
         }
         return CA_OK;
     }
@@ -116,15 +115,14 @@ split_heads(const ca_tensor *tensor, const char *name, const char *attribute,
             error, CA_ERROR_VALUE,
             "%s is not given; expected the number of heads of %s, which "
             "has three dimensions (shape %s)",
-            attribute, name, ca_door_shape_text(tensor, text));
+            attribute, name, CA_SHAPE_OF(tensor));
     }
     if (last % heads != 0) {
         return ca_error_set(
             error, CA_ERROR_VALUE,
             "%s has last dimension %lld (shape %s); expected a multiple "
             "of %s, %lld",
-            name, (long long)last, ca_door_shape_text(tensor, text), attribute,
-            (long long)heads);
+            name, (long long)last, CA_SHAPE_OF(tensor), attribute, (long long)heads);
     }
     *count = heads;
     *size = last / heads;
@@ -140,15 +138,14 @@ check_inputs(const ca_onnx_attention *call, ca_onnx_sizes *sizes, ca_error *erro
         const char *name;
         const ca_tensor *tensor;
     } inputs[] = {{"Q", &call->Q}, {"K", &call->K}, {"V", &call->V}};
-    char text[CA_SHAPE_TEXT];
     for (int i = 0; i < 3; i++) {
         int ndim = inputs[i].tensor->ndim;
         if ((ndim != 3 && ndim != 4) || ndim != call->Q.ndim) {
-            CA_TRY(ca_error_set(
-                error, CA_ERROR_VALUE,
-                "%s has shape %s; expected three or four dimensions, as "
-                "many as Q's",
-                inputs[i].name, ca_door_shape_text(inputs[i].tensor, text)));
+            CA_TRY(
+                ca_error_set(error, CA_ERROR_VALUE,
+                             "%s has shape %s; expected three or four dimensions, as "
+                             "many as Q's",
+                             inputs[i].name, CA_SHAPE_OF(inputs[i].tensor)));
         }
     }
     int64_t key_size;
@@ -219,12 +216,9 @@ check_past(const ca_onnx_attention *call, ca_onnx_sizes *sizes, ca_error *error)
             fits = inputs[i].tensor->shape[d] == expected[d];
         }
         if (!fits) {
-            char given[CA_SHAPE_TEXT];
-            char text[CA_SHAPE_TEXT];
             return ca_error_set(error, CA_ERROR_VALUE, "%s has shape %s; expected %s",
-                                inputs[i].name,
-                                ca_door_shape_text(inputs[i].tensor, given),
-                                ca_shape_format(4, expected, text, sizeof(text)));
+                                inputs[i].name, CA_SHAPE_OF(inputs[i].tensor),
+                                CA_SHAPE_WORDS(4, expected));
         }
     }
     sizes->T = sizes->P + sizes->S;
@@ -242,12 +236,11 @@ check_nonpad(const ca_onnx_attention *call, const ca_onnx_sizes *sizes,
         return CA_OK;
     }
     if (nonpad->ndim != 1 || nonpad->shape[0] != sizes->B) {
-        char given[CA_SHAPE_TEXT];
         return ca_error_set(
             error, CA_ERROR_VALUE,
             "nonpad_kv_seqlen has shape %s; expected (%lld,), one number "
             "for each batch",
-            ca_door_shape_text(nonpad, given), (long long)sizes->B);
+            CA_SHAPE_OF(nonpad), (long long)sizes->B);
     }
     const int64_t *counts = nonpad->data;
     for (int64_t b = 0; b < sizes->B; b++) {
@@ -282,21 +275,18 @@ check_mask(const ca_onnx_attention *call, const ca_onnx_sizes *sizes, int64_t lo
         int64_t size = ca_tensor_size(mask, from_end);
         fits = size == 1 || size == scores[4 - from_end];
     }
-    char given[CA_SHAPE_TEXT];
     if (!fits) {
-        char expected[CA_SHAPE_TEXT];
         return ca_error_set(error, CA_ERROR_VALUE,
                             "attn_mask has shape %s; expected one that broadcasts to "
                             "%s%s",
-                            ca_door_shape_text(mask, given),
-                            ca_shape_format(4, scores, expected, sizeof(expected)),
+                            CA_SHAPE_OF(mask), CA_SHAPE_WORDS(4, scores),
                             short_allowed ? ", or a shorter last dimension" : "");
     }
     if (short_allowed && columns < longest) {
         return ca_error_set(error, CA_ERROR_VALUE,
                             "attn_mask has shape %s; expected a last dimension of %lld "
                             "or more, the largest nonpad_kv_seqlen",
-                            ca_door_shape_text(mask, given), (long long)longest);
+                            CA_SHAPE_OF(mask), (long long)longest);
     }
     return CA_OK;
 }

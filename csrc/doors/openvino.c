@@ -47,11 +47,10 @@ check_scale(const ca_openvino_sdpa *call, ca_error *error)
 {
     const ca_tensor *array = &call->scale_array;
     if (array->ndim > 1 || ca_tensor_size(array, 1) != 1) {
-        char text[CA_SHAPE_TEXT];
         return ca_error_set(error, CA_ERROR_VALUE,
                             "scale has shape %s; expected a number, or an array of "
                             "shape () or (1,)",
-                            ca_door_shape_text(array, text));
+                            CA_SHAPE_OF(array));
     }
     return ca_door_check_scale(call->has_scale, call->scale, call->query.dtype, error);
 }
@@ -83,14 +82,12 @@ find_common_size(const ca_openvino_sdpa *call, int from_end, int64_t *common,
     for (int t = 0; t < 3; t++) {
         int64_t size = ca_tensor_size(inputs[t].tensor, from_end);
         if (!repeats_to(size, *common)) {
-            char given[CA_SHAPE_TEXT];
             return ca_error_set(error, CA_ERROR_VALUE,
                                 "%s has shape %s, whose dimension %d of size %lld "
                                 "cannot be repeated to %lld, that of the others; "
                                 "expected 1 or a divisor",
-                                inputs[t].name,
-                                ca_door_shape_text(inputs[t].tensor, given), -from_end,
-                                (long long)size, (long long)*common);
+                                inputs[t].name, CA_SHAPE_OF(inputs[t].tensor),
+                                -from_end, (long long)size, (long long)*common);
         }
     }
     return CA_OK;
@@ -120,14 +117,11 @@ check_mask(const ca_openvino_sdpa *call, int ndim, const int64_t *shape,
         fits = d > 2 ? repeats_to(size, common) : size == 1 || size == common;
     }
     if (!fits) {
-        char given[CA_SHAPE_TEXT];
-        char expected[CA_SHAPE_TEXT];
         return ca_error_set(
             error, CA_ERROR_VALUE,
             "attention_mask has shape %s; expected two dimensions or more that can be "
             "broadcast or repeated to %s",
-            ca_door_shape_text(mask, given),
-            ca_shape_format(ndim, scores, expected, sizeof(expected)));
+            CA_SHAPE_OF(mask), CA_SHAPE_WORDS(ndim, scores));
     }
     return CA_OK;
 }

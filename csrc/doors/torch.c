@@ -39,12 +39,11 @@ broadcast_leading(const ca_tensor *tensor, const char *name, int first, int ndim
         if (*common == 1) {
             *common = size;
         } else if (size != 1 && size != *common) {
-            char given[CA_SHAPE_TEXT];
             return ca_error_set(error, CA_ERROR_VALUE,
                                 "%s has shape %s, whose dimension %d of size %lld does "
                                 "not broadcast with the others' %lld%s",
-                                name, ca_door_shape_text(tensor, given), -d,
-                                (long long)size, (long long)*common,
+                                name, CA_SHAPE_OF(tensor), -d, (long long)size,
+                                (long long)*common,
                                 d == 3 ? " (for grouped heads: enable_gqa=True)" : "");
         }
     }
@@ -64,13 +63,10 @@ check_mask(const ca_tensor *mask, int ndim, const int64_t *shape, int64_t S,
         fits = size == 1 || size == scores[ndim - d];
     }
     if (!fits) {
-        char given[CA_SHAPE_TEXT];
-        char expected[CA_SHAPE_TEXT];
         return ca_error_set(
             error, CA_ERROR_VALUE,
             "attn_mask has shape %s; expected one that broadcasts to %s",
-            ca_door_shape_text(mask, given),
-            ca_shape_format(ndim, scores, expected, sizeof(expected)));
+            CA_SHAPE_OF(mask), CA_SHAPE_WORDS(ndim, scores));
     }
     return CA_OK;
 }

@@ -274,13 +274,9 @@ ca_kernel_get_locked(ca_device *device, const ca_kernel_spec *spec, ca_kernel **
     built->hash = hash;
     CA_TRY(kernel_build(device, source, built, error));
     ca_mutex_lock(&device->lock);
-    if (ca_kernel_table_insert(&device->kernels, built)) {
-        *kernel = built;
-        built = NULL;
-    } else {
-        status = ca_error_set(error, CA_ERROR_MEMORY, "no memory for kernel '%s'",
-                              spec->name);
-    }
+    ca_kernel_table_insert(&device->kernels, built);
+    *kernel = built;
+    built = NULL;
     ca_mutex_unlock(&device->lock);
 done:
     ca_kernel_free(device->cl, built);
