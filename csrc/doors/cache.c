@@ -235,11 +235,11 @@ done:
     return status;
 }
 
-int64_t
-ca_cache_attend_problem(const ca_cache *cache, const ca_torch_sdpa *call,
-                        const ca_tensor *output, int64_t index, ca_attention *attention)
+void
+ca_cache_attend_views(const ca_cache *cache, const ca_torch_sdpa *call,
+                      const ca_tensor *output, ca_attention *attention,
+                      ca_tensor views[CA_ATTENTION_OPERANDS])
 {
-    ca_tensor views[CA_ATTENTION_OPERANDS];
     int64_t L = call->query.shape[2];
     int64_t B = cache->key.shape[0];
     ca_tensor absent;
@@ -258,5 +258,4 @@ ca_cache_attend_problem(const ca_cache *cache, const ca_torch_sdpa *call,
     }
     ca_door_set_band(attention, call->window_left, call->window_right,
                      call->causal != CA_CAUSAL_NONE, uneven ? -L : cache->length - L);
-    return ca_attention_fold(attention, views, index);
 }

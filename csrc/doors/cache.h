@@ -56,12 +56,11 @@ ca_status ca_cache_cut_check(const ca_cache *cache, const ca_cache_cut *cut,
 void ca_cache_cut_done(ca_cache *cache, const ca_cache_cut *cut, int64_t *lengths);
 
 /* The queries are the last positions: row i of sequence b stands at position
-   i + length - L. `call` comes without key and value, which the check sets. The problem
-   is problem `index` of as many as are returned. */
+   i + length - L. `call` comes without key and value, which the check sets. */
 ca_status ca_cache_attend_check(const ca_cache *cache, ca_torch_sdpa *call,
                                 int64_t shape[4], ca_error *error);
-int64_t ca_cache_attend_problem(const ca_cache *cache, const ca_torch_sdpa *call,
-                                const ca_tensor *output, int64_t index,
-                                ca_attention *attention);
+void ca_cache_attend_views(const ca_cache *cache, const ca_torch_sdpa *call,
+                           const ca_tensor *output, ca_attention *attention,
+                           ca_tensor views[CA_ATTENTION_OPERANDS]);
 
 #endif

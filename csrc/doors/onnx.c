@@ -367,12 +367,11 @@ set_band(const ca_onnx_attention *call, const ca_onnx_sizes *sizes,
                      window_side(call->right_window_size), call->is_causal, offset);
 }
 
-int64_t
-ca_onnx_attention_problem(const ca_onnx_attention *call, const ca_onnx_sizes *sizes,
-                          const ca_onnx_outputs *outputs, int64_t index,
-                          ca_attention *attention)
+void
+ca_onnx_attention_views(const ca_onnx_attention *call, const ca_onnx_sizes *sizes,
+                        const ca_onnx_outputs *outputs, ca_attention *attention,
+                        ca_tensor views[CA_ATTENTION_OPERANDS])
 {
-    ca_tensor views[CA_ATTENTION_OPERANDS];
     ca_attention_init(attention, views);
     view_heads(&call->Q, sizes->Hq, sizes, &views[CA_ATTENTION_QUERY]);
     view_heads(&call->K, sizes->Hk, sizes, &views[CA_ATTENTION_KEY]);
@@ -401,5 +400,4 @@ ca_onnx_attention_problem(const ca_onnx_attention *call, const ca_onnx_sizes *si
     attention->mask_before_softcap = call->pre_errata;
     attention->in_float64 = call->softmax_precision == CA_ONNX_DOUBLE;
     attention->stage = (ca_scores_stage)call->qk_matmul_output_mode;
-    return ca_attention_fold(attention, views, index);
 }

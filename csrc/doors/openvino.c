@@ -217,7 +217,7 @@ factorize(const ca_openvino_sdpa *call, const ca_tensor *output, factorization *
     }
 }
 
-/* The entries of `tensor` that problem `index` has, as the factors cut them. */
+/* The entries of `tensor` that call `index` has, as the factors cut them. */
 static void
 view_entries(const ca_tensor *tensor, const factorization *cut, int64_t index,
              ca_tensor *view)
@@ -243,7 +243,7 @@ view_entries(const ca_tensor *tensor, const factorization *cut, int64_t index,
     view->data = (char *)tensor->data + first * (ptrdiff_t)ca_dtype_size(tensor->dtype);
 }
 
-/* How many problems the factors that strides cannot express make. */
+/* How many indices the factors have that strides cannot express. */
 static int64_t
 count_of(const factorization *cut)
 {
@@ -255,10 +255,10 @@ count_of(const factorization *cut)
 }
 
 int64_t
-ca_openvino_sdpa_problem(const ca_openvino_sdpa *call, const ca_tensor *output,
-                         int64_t index, ca_attention *attention)
+ca_openvino_sdpa_views(const ca_openvino_sdpa *call, const ca_tensor *output,
+                       int64_t index, ca_attention *attention,
+                       ca_tensor views[CA_ATTENTION_OPERANDS])
 {
-    ca_tensor views[CA_ATTENTION_OPERANDS];
     factorization cut;
     factorize(call, output, &cut);
     ca_attention_init(attention, views);
@@ -279,6 +279,5 @@ ca_openvino_sdpa_problem(const ca_openvino_sdpa *call, const ca_tensor *output,
     if (call->causal) {
         attention->above = 0;
     }
-    int64_t count = count_of(&cut);
-    return count * ca_attention_fold(attention, views, index / count);
+    return count_of(&cut);
 }

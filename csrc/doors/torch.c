@@ -166,12 +166,3 @@ ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output,
     ca_door_set_band(attention, call->window_left, call->window_right,
                      call->causal != CA_CAUSAL_NONE, shift);
 }
-
-int64_t
-ca_torch_sdpa_problem(const ca_torch_sdpa *call, const ca_tensor *output,
-                      const ca_tensor *lse, int64_t index, ca_attention *attention)
-{
-    ca_tensor views[CA_ATTENTION_OPERANDS];
-    ca_torch_sdpa_views(call, output, lse, attention, views);
-    return ca_attention_fold(attention, views, index);
-}

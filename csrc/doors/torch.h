@@ -47,9 +47,4 @@ void ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output,
                          const ca_tensor *lse, ca_attention *attention,
                          ca_tensor views[CA_ATTENTION_OPERANDS]);
 
-/* The checked call as problem `index`. Returns how many problems the call is. */
-int64_t ca_torch_sdpa_problem(const ca_torch_sdpa *call, const ca_tensor *output,
-                              const ca_tensor *lse, int64_t index,
-                              ca_attention *attention);
-
 #endif

@@ -204,6 +204,7 @@ cache_attend(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     ca_cache cache;
     ca_torch_sdpa sdpa;
     ca_attention attention;
+    ca_tensor views[CA_ATTENTION_OPERANDS];
     ca_tensor output;
     ca_error error = {0};
     bool causal;
@@ -234,12 +235,9 @@ cache_attend(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     if (result == NULL) {
         goto done;
     }
-    int64_t count = 1;
-    for (int64_t index = 0; index < count; index++) {
-        count = ca_cache_attend_problem(&cache, &sdpa, &output, index, &attention);
-        if (ca_py_call_attention(&call, &attention) < 0) {
-            goto done;
-        }
+    ca_cache_attend_views(&cache, &sdpa, &output, &attention, views);
+    if (ca_py_call_attention(&call, &attention, views) < 0) {
+        goto done;
     }
     answer = ca_py_call_give(&call, args[QUERY], sdpa.query.dtype, result);
 done:

@@ -229,26 +229,37 @@ ca_py_call_clear(ca_py_output *outputs, int count)
     }
 }
 
-int
-ca_py_call_attention(const ca_py_call *call, ca_attention *attention)
+/* One problem: on the call's device, or without one if it is trivial. */
+static int
+run_problem(const ca_py_call *call, ca_attention *attention)
 {
     ca_error error = {0};
     ca_status status;
-    if (ca_attention_is_trivial(attention)) {
-        Py_BEGIN_ALLOW_THREADS
-            status = ca_attention_fill(attention, &error);
-        Py_END_ALLOW_THREADS
-        return ca_py_error_check(call->state, status, &error);
-    }
-    attention->call = call->name;
-    ca_device *device;
-    if (ca_py_call_device(call, &device) < 0) {
+    bool trivial = ca_attention_is_trivial(attention);
+    ca_device *device = NULL;
+    if (!trivial && ca_py_call_device(call, &device) < 0) {
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
-        status = ca_attention_run(device, &call->state->forced, attention, &error);
+        status =
+            trivial ? ca_attention_fill(attention, &error)
+                    : ca_attention_run(device, &call->state->forced, attention, &error);
     Py_END_ALLOW_THREADS
     return ca_py_error_check(call->state, status, &error);
+}
+
+int
+ca_py_call_attention(const ca_py_call *call, ca_attention *attention,
+                     const ca_tensor views[CA_ATTENTION_OPERANDS])
+{
+    int64_t count = 1;
+    int result = 0;
+    attention->call = call->name;
+    for (int64_t index = 0; index < count && result == 0; index++) {
+        count = ca_attention_fold(attention, views, index);
+        result = run_problem(call, attention);
+    }
+    return result;
 }
 
 int

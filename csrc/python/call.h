@@ -95,8 +95,9 @@ void ca_py_call_clear(ca_py_output *outputs, int count);
    */
 int ca_py_call_copy(const ca_py_call *call, PyObject *out, PyObject *result);
 
-/* Runs the problem on the call's device. A problem without work needs no device. Returns
-   -1 with an exception. */
-int ca_py_call_attention(const ca_py_call *call, ca_attention *attention);
+/* Fold the views and run the problem, or problems, on the call's device. A problem without
+   work needs no device. -1 with an exception. */
+int ca_py_call_attention(const ca_py_call *call, ca_attention *attention,
+                         const ca_tensor views[CA_ATTENTION_OPERANDS]);
 
 #endif

@@ -111,12 +111,8 @@ multihead_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     if (ca_py_error_check(call.state, status, &error) < 0) {
         goto done;
     }
-    int64_t count = 1;
-    for (int64_t index = 0; index < count; index++) {
-        count = ca_attention_fold(&attention, views, index);
-        if (ca_py_call_attention(&call, &attention) < 0) {
-            goto done;
-        }
+    if (ca_py_call_attention(&call, &attention, views) < 0) {
+        goto done;
     }
     answer = ca_py_call_give_all(&call, results, RESULTS);
 done:

@@ -121,6 +121,7 @@ onnx_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     ca_onnx_sizes sizes;
     ca_onnx_outputs outputs;
     ca_attention attention;
+    ca_tensor views[CA_ATTENTION_OPERANDS];
     ca_error error = {0};
     bool return_qk;
 
@@ -151,12 +152,9 @@ onnx_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     if (ca_py_call_outputs(&call, results, OUTPUTS) < 0) {
         goto done;
     }
-    int64_t count = 1;
-    for (int64_t index = 0; index < count; index++) {
-        count = ca_onnx_attention_problem(&onnx, &sizes, &outputs, index, &attention);
-        if (ca_py_call_attention(&call, &attention) < 0) {
-            goto done;
-        }
+    ca_onnx_attention_views(&onnx, &sizes, &outputs, &attention, views);
+    if (ca_py_call_attention(&call, &attention, views) < 0) {
+        goto done;
     }
     answer = ca_py_call_give_all(&call, results, OUTPUTS);
 done:

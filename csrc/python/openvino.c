@@ -76,6 +76,7 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
     ca_py_call call;
     ca_openvino_sdpa sdpa;
     ca_attention attention;
+    ca_tensor views[CA_ATTENTION_OPERANDS];
     ca_tensor output;
     ca_error error = {0};
     int ndim;
@@ -96,8 +97,8 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
     }
     int64_t count = ca_tensor_extent(&output).bytes != 0;
     for (int64_t index = 0; index < count; index++) {
-        count = ca_openvino_sdpa_problem(&sdpa, &output, index, &attention);
-        if (ca_py_call_attention(&call, &attention) < 0) {
+        count = ca_openvino_sdpa_views(&sdpa, &output, index, &attention, views);
+        if (ca_py_call_attention(&call, &attention, views) < 0) {
             goto done;
         }
     }

@@ -104,6 +104,7 @@ run(const ca_py_call *call, const ca_torch_sdpa *sdpa, PyObject *const *args, in
     ca_tensor output;
     ca_tensor lse;
     ca_attention attention;
+    ca_tensor views[CA_ATTENTION_OPERANDS];
     ca_py_output results[RESULTS] = {{.result = NULL}};
     if (out != NULL && ca_py_out_open(call->state, out, dtype, "that of query", ndim,
                                       shape, &opened) < 0) {
@@ -118,13 +119,10 @@ run(const ca_py_call *call, const ca_torch_sdpa *sdpa, PyObject *const *args, in
     if (ca_py_call_outputs(call, results, RESULTS) < 0) {
         goto done;
     }
-    int64_t count = 1;
-    for (int64_t index = 0; index < count; index++) {
-        count = ca_torch_sdpa_problem(sdpa, direct ? &opened.tensor : &output, &lse,
-                                      index, &attention);
-        if (ca_py_call_attention(call, &attention) < 0) {
-            goto done;
-        }
+    ca_torch_sdpa_views(sdpa, direct ? &opened.tensor : &output, &lse, &attention,
+                        views);
+    if (ca_py_call_attention(call, &attention, views) < 0) {
+        goto done;
     }
     if (out == NULL || direct ||
         ca_py_call_copy(call, ca_py_is_tensor(call->state, out) ? out : opened.shell,

@@ -28,6 +28,7 @@
  *     -DKEY_LANES         work-items that share a key, a power of 2; default 1
  *     -DWIDE_KEYS         1: rows of keys are whole aligned 16 bytes; default 0
  *     -DWIDE_VALUES       1: so are rows of values; default 0
+ *     -DWIDE_PRESENT      1: so are both, past and present ones too; default 0
  *     EXCHANGE and SUB_GROUP of decode_gpu/exchange.clh, ROW_IS_CALLED of
  *     attention/row.clh, and the macros of support/common.clh without INPUT_BIAS,
  *     SCORES, SOFTCAP_LAST and DROPOUT
@@ -136,33 +137,6 @@ attend_keys(slice_state *state, const attention_call *call, const ca_int64 *batc
     }
 }
 
-/* True if rows are aligned as the host has planned. Inputs that overlap may share a
-   copy, whose alignment is that of the first of them. */
-static inline bool
-is_usable(const key_segment *segment)
-{
-    bool usable = true;
-#if WIDE_KEYS
-    usable = usable && is_aligned((size_t)segment->key,
-                                  segment->key_view->row * (ca_int64)sizeof(storage));
-#endif
-#if WIDE_VALUES
-    usable = usable &&
-             is_aligned((size_t)segment->value,
-                        segment->value_view->row * (ca_int64)sizeof(value_storage));
-#endif
-    return usable;
-}
-
-/* Makes the kernel compute all rows again. */
-static inline void
-poison(slice_state *state)
-{
-    for (int r = 0; r < RT; r++) {
-        state->sum[r] = NAN;
-    }
-}
-
 /* The group's rows attend to their split of the keys. */
 static inline void
 attend_split(slice_state *state, const attention_call *call, const ca_int64 *batch,
@@ -179,9 +153,7 @@ attend_split(slice_state *state, const attention_call *call, const ca_int64 *bat
         const key_segment segment = segment_at(call, batch, s);
         const ca_int64 segment_start = max(range.start, segment.start);
         const ca_int64 segment_end = min(range.end, segment.end);
-        if (segment_start < segment_end && !is_usable(&segment)) {
-            poison(state);
-        } else if (segment_start < segment_end) {
+        if (segment_start < segment_end) {
             attend_keys(state, call, batch, &segment, segment_start, segment_end, share,
                         mine, memory);
         }

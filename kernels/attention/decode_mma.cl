@@ -160,26 +160,6 @@ attend_split(const warp_state *warp, const split_source *source,
     }
 }
 
-/* True if rows are aligned as the host has planned. Inputs that overlap may share a
-   copy, whose alignment is that of the first of them. */
-static inline bool
-is_usable(const split_source *source)
-{
-    const ca_attention_params *params = source->call->params;
-    return is_aligned((size_t)source->keys,
-                      params->key.row * (ca_int64)sizeof(storage)) &&
-           is_aligned((size_t)source->values,
-                      params->value.row * (ca_int64)sizeof(storage));
-}
-
-/* Makes the kernel compute all rows again. */
-static inline void
-poison(softmax_state *softmax)
-{
-    softmax->seen = ~0u;
-    softmax->sum[0] = softmax->sum[1] = NAN;
-}
-
 __kernel
 WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
 {
@@ -232,9 +212,7 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
     for (int c = 0; c < EV_TILES; c++) {
         result[0][c] = (float4)0.0f;
     }
-    if (source.count > 0 && !is_usable(&source)) {
-        poison(&softmax);
-    } else if (source.count > 0) {
+    if (source.count > 0) {
         attend_split(&warp, &source, memory, &softmax, result);
     }
 
