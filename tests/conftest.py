@@ -161,9 +161,13 @@ def kernel(request, monkeypatch):
 
 
 @pytest.fixture
-def reference_kernel(monkeypatch):
-    """The reference kernel, which builds fastest: head sizes and most options are data there."""
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
+def reference_kernel(request, monkeypatch):
+    """The reference kernel, unless a test takes the fixture `kernel`.
+
+    It builds fastest: head sizes and most options are data there.
+    """
+    if "kernel" not in request.fixturenames:
+        monkeypatch.setenv("CLATTN_KERNEL", "reference")
 
 
 @pytest.fixture

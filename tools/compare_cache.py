@@ -3,13 +3,13 @@
 
 python tools/compare_cache.py [--tokens N] [--rounds N] [--dtype NAME] [--batch B] [--host]
 
-A step is append and attend of one token for Hq 32, Hk 8, E 128; the bare call is
-scaled_dot_product_attention of the same query Tensor on views of as many keys. Both end
-with clattn.synchronize. At each length they take turns, and each round goes through all lengths
-anew, so that what disturbs one disturbs the other; of each length the shortest time of all rounds
-counts. A row of the table stands for a range of lengths: medians, the worst ratio of ten neighbours
-(their medians), and, as a measure of noise, the worst such ratio between the bare call and the
-same call once more. Where that is far from 1, the machine was busy: run it again.
+A step is append and attend of one token for Hq 32, Hk 8, E 128. The bare call is
+scaled_dot_product_attention of the same query Tensor on views of as many keys. Both end with
+clattn.synchronize. They take turns at each length, and each round goes through all lengths again,
+so a disturbance affects both. The shortest time of all rounds counts. A row of the table stands for
+a range of lengths. It has medians, the worst ratio of ten neighbouring lengths (of their medians),
+and, as a measure of noise, the worst such ratio between the bare call and the same call again. If
+the noise is far from 1, the machine was busy: run the tool again.
 """
 
 import argparse
@@ -29,7 +29,7 @@ DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in
 
 
 class Decoding:
-    """A cache, the tokens that go into it, and views of it at all lengths."""
+    """A cache, its tokens, and views of the cache at all lengths."""
 
     def __init__(self, device, tokens, batch, dtype, host):
         rng = np.random.default_rng(0)
@@ -49,12 +49,12 @@ class Decoding:
         ]
         self.cache = clattn.KVCache(batch, HK, tokens, E, dtype=dtype, device=device)
         self.check([clattn.tensor(a, device=device) for a in (keys, values)])
-        # Full now. Both read the same memory, so that it is as warm for one as for the other.
+        # The cache is full. Step and bare call read the same memory, so it is equally warm.
         whole = self.cache.key, self.cache.value
         self.lengths = [tuple(a[:, :, : n + 1] for a in whole) for n in range(tokens)]
 
     def check(self, whole):
-        """The bits of attention on other Tensors, at every length."""
+        """Compares step and bare call on other Tensors bit by bit, at every length."""
         self.lengths = [tuple(a[:, :, : n + 1] for a in whole) for n in range(len(self.tokens))]
         for n in range(len(self.tokens)):
             step, bare = np.array(self.step(n)), np.array(self.bare(n))
@@ -70,9 +70,9 @@ class Decoding:
         )
 
     def seconds(self, call, n):
-        """Of one call; what is left of the one before is done first, results are freed after.
+        """Returns the seconds of one call, without earlier work and without freeing the result.
 
-        The token is read before: a model has just computed it, so it is in the processor's cache.
+        The token is read first: a model has just computed it, so the processor's cache has it.
         """
         for array in self.tokens[n]:
             np.array(array)
@@ -85,7 +85,7 @@ class Decoding:
         return taken
 
     def measure(self, rounds):
-        """Shortest seconds of step, bare call and bare call again, for each length."""
+        """Returns the shortest seconds of step, bare call and bare call again by length."""
         calls = (self.step, self.bare, self.bare)
         best = np.full((len(calls), len(self.tokens)), np.inf)
         gc.disable()
@@ -99,7 +99,7 @@ class Decoding:
 
 
 def worst(times, others):
-    """Largest ratio of a few neighbouring lengths, by their medians."""
+    """Returns the largest ratio of a few neighbouring lengths, by their medians."""
     starts = range(0, len(times), NEIGHBOURS)
     return max(
         np.median(times[n : n + NEIGHBOURS]) / np.median(others[n : n + NEIGHBOURS]) for n in starts

@@ -31,7 +31,7 @@ def identities_torch():
     return torch.eye(BATCH[-1]).expand(BATCH).contiguous()
 
 
-# name: what clattn, NumPy and torch do; None: there is no such call
+# name: the calls of clattn, NumPy and torch; None: the library has no such call
 ROWS = {
     "eye 4096": (
         lambda: clattn.eye(N),

@@ -31,7 +31,7 @@ TEXT = (
 
 
 class Attention:
-    """Torch's function, or what stands in its place, with a clock around it."""
+    """A clock around torch's function, or around clattn's in its place."""
 
     def __init__(self):
         self.seconds = 0.0
@@ -39,7 +39,7 @@ class Attention:
 
     @contextlib.contextmanager
     def clocked(self):
-        """Seconds of a run of the model; the least of all runs is kept."""
+        """Adds up the seconds of attention in one run of the model; keeps the least of all runs."""
         function = functional.scaled_dot_product_attention
 
         def clocked(*args, **options):
@@ -58,9 +58,9 @@ class Attention:
 
 
 def sentences(batch, length, padded):
-    """Sentences of `length` tokens, the first and the last token included.
+    """Returns sentences of `length` tokens, the first and the last token included.
 
-    With padding the shortest has a quarter of that, the others lie between.
+    With padding, the shortest sentence has a quarter of the length.
     """
     words = TEXT.split()
     texts = []
@@ -72,7 +72,7 @@ def sentences(batch, length, padded):
 
 
 def runner(model, features, attention, device=None):
-    """Embeddings by torch, or with clattn on a device."""
+    """Returns a function that computes embeddings by torch, or with clattn on a device."""
 
     def run():
         block = contextlib.nullcontext() if device is None else clattn.torch.sdpa(device)
@@ -83,14 +83,14 @@ def runner(model, features, attention, device=None):
 
 
 def devices():
-    """A word for each device: that its platform's name begins with."""
+    """Returns the devices by the first word of the name of their platform."""
     return {d.platform.split("(")[0].split()[0]: d for d in clattn.devices()}
 
 
 def compare(models, features, rounds):
-    """For each implementation: seconds, seconds of attention, error, difference from torch.
+    """Returns by implementation: seconds, seconds of attention, error, difference from torch.
 
-    The error is that of the embeddings beside those of the model in float64.
+    The error is the difference from the embeddings of the model in float64.
     """
     single, double = models
     clocks = {name: Attention() for name in ("torch", *devices())}

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * For ptx_check.py: functions of OpenCL C that libclc lacks on NVPTX, as the
- * instructions that drivers make of them. Not for use on a device.
+ * For ptx_check.py: functions of OpenCL C that libclc lacks on NVPTX, by the instructions that
+ * drivers use for them. Not for use on a device.
  */
 #define SHIM static inline __attribute__((overloadable))
 

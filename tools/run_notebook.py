@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Run a notebook and keep its new outputs in place, without times of day."""
+"""Run a notebook and write its new outputs into it, without times of day."""
 
 import argparse
 from pathlib import Path
@@ -17,7 +17,7 @@ def main():
         notebook, kernel_name="python3", record_timing=False, coalesce_streams=True
     )
     client.execute()
-    notebook.metadata["language_info"] = {"name": "python"}  # no version to change at each run
+    notebook.metadata["language_info"] = {"name": "python"}  # no version, which would change
     nbformat.write(notebook, path)
 
 

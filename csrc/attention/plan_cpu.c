@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * The variants for many rows on CPUs, both of attention/cpu.cl: queries in vector lanes.
+ * The variants cpu and pairs, for many rows on CPUs: attention/cpu.cl, with queries in
+ * vector lanes.
  */
 #include "attention/variants.h"
 
-/* Up to so many vectors of rows a tile has one of them. */
+/* With at most this many vectors of rows, a tile has one. */
 #define FEW_TILES 8
 
-/* Bytes of queries and results of the heads of a work-item: more would leave the
-   cache, and outgrow the private memory too. */
+/* A work-item's heads have at most this many bytes of queries and results. More would
+   not stay in the cache, nor fit the private memory. */
 #define BYTES_OF_HEADS (128 << 10)
 
-/* Larger heads would outgrow the private memory that CPU drivers give a work-item. */
+/* CPU drivers do not give a work-item enough private memory for larger heads. */
 #define MAX_HEAD 512
 
 static bool
@@ -21,19 +22,19 @@ cpu_is_fast(const ca_device_info *info, const ca_attention *attention)
     return info->type == CA_DEVICE_CPU;
 }
 
-/* Rows of the tiles of so many vectors that cover L rows. */
+/* How many rows the tiles have that cover L rows, `rows` each. */
 static int64_t
 covered(int64_t L, int64_t rows)
 {
     return ca_divide_up(L, rows) * rows;
 }
 
-/* Vectors of rows that a work-item owns. Two share a load of a key, and half as often
-   what has to be packed; one leaves less of the last tile empty, which matters to few
-   rows, but with 16 registers it has too few sums at a time. Four share the conversion
-   of half types and keys that come from memory; but not where many rows would be
-   padding or cores idle, nor with a window, which excludes more keys of a smaller tile.
- */
+/* Returns how many vectors of rows a work-item owns. Two vectors share each load of a
+   key, and halve the packing. One vector leaves less of the last tile empty, which
+   matters where rows are few; with 16 registers it has too few sums at a time. Four
+   vectors share the conversion of half types, and loads of keys from memory. Four do not
+   pay if many rows would be padding, if cores would be idle, or with a window, since a
+   window excludes more keys of a smaller tile. */
 static int64_t
 vectors_of_rows(const ca_device_info *info, const ca_attention *attention, bool direct,
                 bool pairs, const ca_attention_plan *plan)
@@ -56,8 +57,8 @@ vectors_of_rows(const ca_device_info *info, const ca_attention *attention, bool 
     return four ? 4 : 2;
 }
 
-/* Heads of a work-item: where they share mask and bias, these are loaded once for all.
-   Not where nothing of the kind is loaded, or where cores would be idle. */
+/* Returns how many heads a work-item has. Heads that share mask and bias load both once.
+   One head, if there is neither mask nor bias, or if cores would be idle. */
 static int64_t
 heads_of_item(const ca_device_info *info, const ca_attention *attention, int64_t rows,
               const ca_attention_plan *plan)
@@ -83,8 +84,8 @@ heads_of_item(const ca_device_info *info, const ca_attention *attention, int64_t
     return heads > 1 ? heads : 1;
 }
 
-/* The two variants of attention/cpu.cl: terms of its products are reals, or pairs of
-   bfloat16, which are whole where a row has an even size. */
+/* The plan of both variants. The terms of the products are reals, or pairs of bfloat16.
+   Pairs can be read in place where a row has an even size. */
 static void
 plan_tiles(const ca_device_info *info, const ca_attention *attention, bool pairs,
            ca_attention_plan *plan)
@@ -156,7 +157,7 @@ plan_pairs(const ca_device_info *info, const ca_attention *attention,
     plan_tiles(info, attention, true, plan);
 }
 
-/* An input bias would have to be rounded together with the element that it is added to. */
+/* An input bias is refused: its sum with an element would have to be rounded. */
 const ca_variant ca_variant_pairs = {
     .word = "pairs",
     .dtypes = CA_BFLOAT16_ONLY,

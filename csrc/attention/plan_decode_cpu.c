@@ -1,25 +1,26 @@
 /* SPDX-License-Identifier: MIT
  *
- * The variant for few rows on CPUs, attention/decode_cpu.cl: keys in vector lanes.
+ * The variant decode_cpu, for few rows on CPUs: attention/decode_cpu.cl, with keys in
+ * vector lanes.
  */
 #include <math.h>
 
 #include "attention/variants.h"
 
-/* Larger heads would outgrow the private memory that CPU drivers give a work-item. */
+/* CPU drivers do not give a work-item enough private memory for larger heads. */
 #define MAX_HEAD 512
 
-/* More rows of a head fill enough lanes of attention_cpu's vectors. */
+/* With more rows of a head, attention_cpu fills enough lanes of its vectors. */
 #define FEW_ROWS 8
 
-/* Rows that share a load, and how many times as many a work-item has at most. */
+/* Rows that share a load; and how many such sets a work-item has at most. */
 #define SHARED_ROWS 4
 #define SHARES      8
 
-/* No work-item reads so little that handing it out costs as much. */
+/* A work-item reads at least this much. Handing out less would cost as much as reading. */
 #define BYTES_OF_AN_ITEM (256 << 10)
 
-/* Is a row of at least one vector, side by side? */
+/* True if a row is contiguous and has at least one vector. */
 static bool
 holds_vectors(const ca_operand *operand, int64_t lanes)
 {

@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: MIT
  *
- * The variant for few rows on GPUs, attention/decode_gpu.cl: keys split over work-groups,
- * 16 bytes for each work-item at a time.
+ * The variant decode_gpu, for few rows on GPUs: attention/decode_gpu.cl. Work-groups share
+ * the keys; a work-item loads 16 bytes at a time.
  */
 #include <math.h>
 
 #include "attention/plan_decode_gpu.h"
 #include "attention/variants.h"
 
-/* More rows of a head fill a tile of a kernel for many rows well enough. */
+/* With more rows of a head, a kernel for many rows fills its tiles well enough. */
 #define FEW_ROWS 8
 
-/* Rows of a work-group at most: what a work-item adds up for each fills registers. With
-   more, as a group of query heads may have, several work-groups read the same keys, all
-   but the first from the cache. That costs arithmetic, but less than a kernel for many
-   rows, which pads each head's rows to a tile of its own. */
+/* A work-group has at most this many rows, since a work-item keeps sums for each row in
+   registers. If a group of query heads has more rows, several work-groups read the same
+   keys, all but the first from the cache. This costs arithmetic, but less than a kernel
+   for many rows, which pads each head's rows to a tile. */
 #define MOST_ROWS 8
 
-/* Work-items of a group: four groups of these, with 64 to 128 bytes on the way for each
-   work-item, keep a compute unit's share of the memory busy. */
+/* Work-items of a group. Four groups, with 64 to 128 bytes under way for each work-item,
+   keep a compute unit's share of the memory busy. */
 #define GROUP        128
 #define FEWEST_GROUP 64
 #define MERGE_GROUP  256
@@ -26,19 +26,19 @@
 #define BYTES_OF_LOAD CA_WIDE_BYTES
 #define LOADS_AHEAD   4 /* of keys, in one work-item */
 
-/* A work-group has at most so much local memory, so that several share a unit. Any
-   device has as much. */
+/* A work-group uses at most this much local memory, so that several groups share a unit.
+   Every device has as much. */
 #define LOCAL_BYTES (15 << 10)
 
-/* Work-groups for each compute unit: those that run at a time, about twice. */
+/* Work-groups for each compute unit: about twice as many as run at a time. */
 #define GROUPS_FOR_EACH_UNIT 8
 
-/* A part takes a few microseconds at least, as the merge does; and no sum in it is
-   longer than BYTES_OF_LONGEST / (2 * GROUP * BYTES_OF_LOAD) = 256 terms. */
-#define BYTES_OF_PART    (64 << 10)
-#define BYTES_OF_LONGEST (1 << 20)
+/* A split takes at least a few microseconds, as its merge does. No sum in a split has
+   more than LARGEST_SPLIT / (2 * GROUP * BYTES_OF_LOAD) = 256 terms. */
+#define SMALLEST_SPLIT (64 << 10) /* bytes */
+#define LARGEST_SPLIT  (1 << 20)
 
-/* forms of attention/decode_gpu/forms.clh */
+/* EXCHANGE of attention/decode_gpu/exchange.clh */
 enum { FORM_LOCAL, FORM_SUB_GROUPS, FORM_PTX };
 
 static bool
@@ -68,9 +68,9 @@ form_of(const ca_device_info *info)
     return (info->sub_groups & (8 | 16 | 32)) != 0 ? FORM_SUB_GROUPS : FORM_LOCAL;
 }
 
-/* Work-items that share a key of so many chunks: 8, which read 128 bytes together, or
-   more, where a work-item had more than half its loads for one key, or fewer, where more
-   than a quarter of them had nothing to do. */
+/* Returns how many work-items share a key of `chunks` loads. Eight, which read 128 bytes
+   together. More, if one key would take more than half of a work-item's loads. Fewer, if
+   more than a quarter of the work-items had nothing to do. */
 static int64_t
 key_lanes(int64_t chunks, int64_t most)
 {
@@ -94,16 +94,17 @@ power_of_two(int64_t count)
     return power;
 }
 
-/* How a work-group divides its work. */
+/* The tile of a work-group. */
 typedef struct {
     int64_t group; /* work-items */
-    int64_t lanes; /* that share a key */
-    int64_t keys;  /* of a block */
+    int64_t lanes; /* work-items that share a key */
+    int64_t keys;  /* keys of a block */
     int64_t rows;
 } tile;
 
-/* Reals of the kernel's local memory: queries, two blocks of scores, columns of slices
-   or what work-items exchange, and two numbers of each slice and row. */
+/* Returns the reals that the kernel keeps in local memory: queries, two blocks of scores,
+   columns of slices or numbers that work-items exchange, two numbers of each slice and
+   row. */
 static int64_t
 local_reals(const ca_attention *attention, int form, const tile *t)
 {
@@ -121,7 +122,7 @@ local_reals(const ca_attention *attention, int form, const tile *t)
            (columns > exchanged ? columns : exchanged) + 2 * slices * t->rows;
 }
 
-/* Loads of values that a work-item has of a block: many where keys are short. */
+/* Returns how many loads of values a work-item has for a block. Short keys need many. */
 static int64_t
 loads_of_values(const ca_attention *attention, int64_t group, int64_t keys)
 {
@@ -174,17 +175,17 @@ ca_plan_splits_on_gpu(const ca_device_info *info, const ca_attention *attention,
     double bytes = (double)ca_attention_visible_keys(attention) *
                    (double)ca_attention_key_bytes(attention);
     double wanted = (double)(info->compute_units * GROUPS_FOR_EACH_UNIT);
-    double parts = fmin(ceil(wanted / groups), floor(bytes / BYTES_OF_PART));
-    return (int64_t)fmax(fmax(parts, ceil(bytes / BYTES_OF_LONGEST)), 1);
+    double splits = fmin(ceil(wanted / groups), floor(bytes / SMALLEST_SPLIT));
+    return (int64_t)fmax(fmax(splits, ceil(bytes / LARGEST_SPLIT)), 1);
 }
 
-/* What this kernel and its merge have in common. */
+/* Define the macros that the kernel and its merge share. */
 static void
 define_form(ca_kernel_spec *spec, const ca_device_info *info)
 {
     int form = form_of(info);
     spec->in_c30 = form == FORM_SUB_GROUPS;
-    ca_kernel_define(spec, "FORM", form);
+    ca_kernel_define(spec, "EXCHANGE", form);
     if (form == FORM_SUB_GROUPS) {
         ca_kernel_define(spec, "SUB_GROUP", lanes_of(info, form));
     }

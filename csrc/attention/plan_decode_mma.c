@@ -1,31 +1,30 @@
 /* SPDX-License-Identifier: MIT
  *
- * The variant for few rows on devices with matrix units, attention/decode_mma.cl: the
- * rows of query heads that share their keys are a tile of 16.
+ * The variant decode_mma, for few rows on devices with matrix units:
+ * attention/decode_mma.cl. Rows of query heads that share their keys make a tile of 16.
  */
 #include "attention/plan_decode_gpu.h"
 #include "attention/variants.h"
 
-/* Rows of a matrix tile. With as many of one head at most, keys are not read more often
-   than by attention/mma.cl, which reads them once for each head and does not split them.
- */
+/* Rows of a matrix tile. With at most as many rows of one head, attention/mma.cl would
+   not read keys less often: it reads them once for each head, and does not split them. */
 #define TILE_ROWS 16
 
-/* While 16 keys of E = 128 come from memory, at 20 bytes a cycle for each compute unit, it
-   issues 1640 instructions. Some 300 of these are this kernel's, whatever the count of
-   rows; attention/decode_gpu.cl needs 710 with one row, 910 with two, 1370 with four and
-   2320 with eight. */
+/* While 16 keys of E = 128 come from memory, at 20 bytes a cycle, a compute unit can issue
+   1640 instructions. This kernel needs some 300, for any number of rows.
+   attention/decode_gpu.cl needs 710 for one row, 910 for two, 1370 for four, 2320 for
+   eight. */
 #define FEWEST_ROWS 3
 
-/* Work-items of a group, in warps of 32, each with its own share of the keys: WARPS of
-   the kernel. */
+/* Work-items of a group, in warps of 32: WARPS of the kernel. Each warp has a share of
+   the keys. */
 #define THREADS 128
 
-/* What the registers of a work-item hold beside each other. */
+/* The registers of a work-item hold a key and a value of these sizes at once. */
 #define MAX_HEAD       192
 #define MAX_VALUE_HEAD 128
 
-/* The warps' results, and the rest. */
+/* Local memory for the warps' results and the rest. */
 #define LOCAL_BYTES (36 << 10)
 
 static bool
@@ -42,7 +41,7 @@ static bool
 decode_mma_is_fast(const ca_device_info *info, const ca_attention *attention)
 {
     int64_t L = attention->L;
-    return ca_has_matrix_units(info) && L <= TILE_ROWS &&
+    return info->matrix_units && L <= TILE_ROWS &&
            ca_attention_heads_together(attention) * L >= FEWEST_ROWS;
 }
 
@@ -57,7 +56,7 @@ plan_decode_mma(const ca_device_info *info, const ca_attention *attention,
     plan->splits = ca_plan_splits_on_gpu(info, attention, ca_plan_items(plan));
     plan->grid[4] = plan->splits * THREADS;
     ca_plan_define_sizes(&plan->spec, attention);
-    ca_kernel_define(&plan->spec, "WARP", ca_has_matrix_units(info));
+    ca_kernel_define(&plan->spec, "WARP", info->matrix_units);
     ca_plan_merge_on_gpu(info, attention, plan);
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The variant for devices with matrix units, attention/mma.cl: tiles of half types.
+ * The variant mma, for many rows on devices with matrix units: attention/mma.cl, with
+ * tiles of half types.
  */
 #include "attention/variants.h"
 
@@ -15,7 +16,7 @@
 
 #define MAX_HEAD 256
 
-/* Offsets within a tile are counted in 32 bits, where rows are copied by 16 bytes. */
+/* Where rows are copied by 16 bytes, the kernel counts offsets in a tile in 32 bits. */
 #define MAX_STRIDE ((int64_t)1 << 22)
 
 static bool
@@ -30,7 +31,7 @@ static bool
 mma_is_fast(const ca_device_info *info, const ca_attention *attention)
 {
     (void)attention;
-    return ca_has_matrix_units(info);
+    return info->matrix_units;
 }
 
 static bool
@@ -41,7 +42,7 @@ rows_are_aligned(const ca_attention *attention, ca_attention_role role)
            operand->row_stride >= -MAX_STRIDE;
 }
 
-/* One of few sizes, so that few programs are built. */
+/* Returns the next of a few head sizes, so that few programs are built. */
 static int64_t
 padded(int64_t head)
 {
@@ -54,8 +55,8 @@ padded(int64_t head)
     return MAX_HEAD;
 }
 
-/* Tiles of rows of a warp: two halve what is read of keys and values, if there are
-   registers for them, rows to fill them and enough groups left for all units. */
+/* Returns how many tiles of rows a warp has. Two tiles halve the reads of keys and values.
+   Two need enough registers, rows that fill them, and enough groups for all units. */
 static int64_t
 row_tiles(const ca_device_info *info, const ca_attention *attention, int64_t head,
           double heads)
@@ -64,7 +65,7 @@ row_tiles(const ca_device_info *info, const ca_attention *attention, int64_t hea
                  !ca_attention_has(attention, CA_ATTENTION_BIAS) &&
                  !ca_attention_has(attention, CA_ATTENTION_LSE) &&
                  ca_attention_softcap(attention) == 0;
-    bool ample = !ca_has_matrix_units(info) || info->ample_registers;
+    bool ample = !info->matrix_units || info->ample_registers;
     bool fits = head <= 80 || (plain && (head <= 96 || (head <= 128 && ample)));
     int64_t L = attention->L;
     double groups = heads * (double)ca_divide_up(L, 2 * TILE_ROWS);
@@ -100,7 +101,7 @@ plan_mma(const ca_device_info *info, const ca_attention *attention,
                          rows_are_aligned(attention, CA_ATTENTION_VALUE));
     ca_kernel_define(spec, "OUTPUT_ALIGNED",
                      rows_are_aligned(attention, CA_ATTENTION_OUTPUT));
-    ca_kernel_define(spec, "WARP", ca_has_matrix_units(info));
+    ca_kernel_define(spec, "WARP", info->matrix_units);
     ca_kernel_define(spec, "MT", tiles);
     ca_kernel_define(spec, "BN", keys);
 }

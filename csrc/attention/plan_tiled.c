@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: MIT
  *
- * The variant for GPUs without matrix units, attention/tiled.cl: tiles in local memory.
+ * The variant tiled, for many rows on GPUs without matrix units: attention/tiled.cl, with
+ * tiles in local memory.
  */
 #include "attention/variants.h"
 
 #define MAX_HEAD 512
 
-/* Rows and keys: the kernel counts them in an int. */
+/* The kernel counts rows and keys in an int. */
 #define MAX_LENGTH (INT64_C(1) << 28)
 
-/* More leaves some GPUs room for one work-group at a time, and a static array may not
-   be larger on others. */
+/* With more, some GPUs have room for only one work-group at a time; on others a static
+   array may not be larger. */
 #define MAX_LOCAL_MEMORY (48 << 10)
 
-/* Columns of the result times rows that a work-item has in registers. */
+/* A work-item keeps at most this many elements of the result in registers. */
 #define MAX_RESULT 64
 
-/* Elements of queries and keys that are in local memory at a time. */
+/* Elements of a query or key that are in local memory at a time. */
 #define MAX_CHUNK 64
 
 /* How a work-group is arranged; see the kernel. */
@@ -30,7 +31,7 @@ typedef struct {
     int64_t KC;
 } tiling;
 
-/* The larger the tile, the fewer loads for each fma; best first. */
+/* Best first: a larger tile needs fewer loads for each fma. */
 static const tiling tilings[] = {
     {8, 16, 4, 8, 0, 0, 0}, {16, 8, 4, 4, 0, 0, 0}, {32, 8, 4, 2, 0, 0, 0},
     {8, 8, 4, 4, 0, 0, 0},  {8, 8, 2, 4, 0, 0, 0},  {8, 8, 1, 4, 0, 0, 0},
@@ -42,7 +43,8 @@ round_up(int64_t count, int64_t step)
     return ca_divide_up(count, step) * step;
 }
 
-/* Columns that are loaded by twos and fours where there are some. */
+/* Returns the columns of a work-item, rounded up so that they are loaded by twos or
+   fours. */
 static int64_t
 columns_of_item(int64_t Ev, int64_t TX)
 {
@@ -50,7 +52,8 @@ columns_of_item(int64_t Ev, int64_t TX)
     return round_up(columns, columns > 12 ? 4 : columns > 2 ? 2 : 1);
 }
 
-/* As attention/tiled/loads.clh has it: a row of a tile is followed by one vector more. */
+/* Returns bytes. As in attention/tiled/loads.clh, each row of a tile is padded by one
+   vector. */
 static int64_t
 local_memory(const tiling *t, int64_t real)
 {
@@ -63,16 +66,16 @@ local_memory(const tiling *t, int64_t real)
     return (queries_size + shared) * real + rows * 4 + 64;
 }
 
-/* The most values, and then the largest part of a head, that fit. Parts of a head that
-   leave much of the last one empty do not count. */
+/* Choose the most values, then the largest chunk of a head, that fit. A chunk that leaves
+   much of the last chunk empty does not count. */
 static bool
 fit_chunks(tiling *t, int64_t E, int64_t real, int64_t available)
 {
     int64_t whole = round_up(E, 8);
     for (t->KC = 32; t->KC >= 4; t->KC /= 2) {
-        for (int64_t parts = ca_divide_up(whole, MAX_CHUNK);; parts++) {
-            t->EC = round_up(ca_divide_up(E, parts), 8);
-            bool wastes = 8 * (t->EC * parts - whole) >= whole;
+        for (int64_t chunks = ca_divide_up(whole, MAX_CHUNK);; chunks++) {
+            t->EC = round_up(ca_divide_up(E, chunks), 8);
+            bool wastes = 8 * (t->EC * chunks - whole) >= whole;
             if (!wastes && local_memory(t, real) <= available) {
                 return true;
             }
@@ -84,8 +87,8 @@ fit_chunks(tiling *t, int64_t E, int64_t real, int64_t available)
     return false;
 }
 
-/* The largest sub-groups that a kernel may require, up to those that hold the
-   work-items of several rows. */
+/* Returns the largest size of sub-groups that a kernel may require, up to 32; 0 for
+   none. */
 static int64_t
 sub_group_of(const ca_device_info *info)
 {

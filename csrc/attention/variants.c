@@ -53,7 +53,7 @@ takes_heads(const ca_variant *variant, const ca_attention *attention)
 static bool
 fits_device(const ca_variant *variant, const ca_device_info *info)
 {
-    bool emulated = variant->multiplies_matrices && !ca_has_matrix_units(info);
+    bool emulated = variant->multiplies_matrices && !info->matrix_units;
     return info->max_work_group >= variant->group &&
            info->local_memory >=
                variant->local_memory + (emulated ? EMULATION_BYTES : 0);

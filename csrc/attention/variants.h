@@ -57,12 +57,6 @@ typedef struct {
 /* Kernels for matrix units count rows and keys in 32 bits. */
 #define CA_MATRIX_MAX_ROWS ((int64_t)1 << 28)
 
-static inline bool
-ca_has_matrix_units(const ca_device_info *info)
-{
-    return info->matrix_units;
-}
-
 /* In the order in which they are tried. */
 #define CA_VARIANTS(row)                                                               \
     row(decode_mma) row(decode_gpu) row(mma) row(tiled) row(decode_cpu) row(pairs)     \

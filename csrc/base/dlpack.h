@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The structs of DLPack 1, by which array libraries hand each other memory
+ * The structs of DLPack 1. With them array libraries hand each other memory
  * (https://dmlc.github.io/dlpack/latest/c_api.html).
  */
 #ifndef CLATTN_DLPACK_H
@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-/* Devices: whose memory it is. */
+/* Types of devices, which say whose the memory is. */
 enum {
     CA_DLPACK_CPU = 1,
     CA_DLPACK_CUDA_HOST = 3, /* the host's, pinned for CUDA */
@@ -63,16 +63,16 @@ typedef struct ca_dlpack_versioned {
     ca_dlpack_tensor tensor;
 } ca_dlpack_versioned;
 
-/* What the type of an array may have as __dlpack_c_exchange_api__, a capsule
-   "dlpack_exchange_api": the same without Python's calls. Functions return 0, or -1 with
-   an exception. */
+/* The same exchange without Python calls. The type of an array may have it as
+   __dlpack_c_exchange_api__, a capsule "dlpack_exchange_api". Functions return 0, or -1
+   with an exception. */
 typedef struct {
     uint32_t major;
     uint32_t minor;
     void *earlier_version;
     void *allocate;
     int (*from_object)(void *object, ca_dlpack_versioned **taken);
-    int (*to_object)(ca_dlpack_versioned *handed, void **object); /* takes it over */
+    int (*to_object)(ca_dlpack_versioned *handed, void **object); /* owns `handed` */
     void *describe;
     void *current_stream;
 } ca_dlpack_exchange;

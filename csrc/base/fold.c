@@ -66,16 +66,6 @@ ca_fold_strides(const ca_leading_dims *dims, int t, ca_int64 batch[CA_BATCH_DIMS
     }
 }
 
-void
-ca_take_part(ca_tensor *tensor, int d, int64_t first, int64_t count)
-{
-    if (tensor->data != NULL) {
-        ptrdiff_t size = (ptrdiff_t)ca_dtype_size(tensor->dtype);
-        tensor->data = (char *)tensor->data + first * tensor->strides[d] * size;
-        tensor->shape[d] = count;
-    }
-}
-
 int
 ca_smallest_dimension(const int64_t *shape, int ndim)
 {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Leading dimensions of several tensors, walked together, and halves of tensors along one
- * dimension.
+ * Leading dimensions of several tensors, walked together.
  */
 #ifndef CLATTN_FOLD_H
 #define CLATTN_FOLD_H
@@ -14,7 +13,7 @@
 
 #define CA_FOLD_TENSORS 16
 
-/* The leading dimensions after folding, and each tensor's strides along them. */
+/* Leading dimensions after folding, and each tensor's strides along them. */
 typedef struct {
     int count;
     int64_t size[CA_MAX_DIMS];
@@ -27,7 +26,7 @@ typedef struct {
 void ca_fold_leading(const ca_tensor *tensors, int ntensors, int nleading,
                      const int64_t *shape, ca_leading_dims *dims);
 
-/* Remove dimension `d`. */
+/* Removes folded dimension `d`. */
 void ca_fold_remove(ca_leading_dims *dims, int d);
 
 /* Write the sizes, or the strides of tensor `t`, of at most CA_BATCH_DIMS folded
@@ -35,10 +34,6 @@ void ca_fold_remove(ca_leading_dims *dims, int d);
    keep their values. */
 void ca_fold_sizes(const ca_leading_dims *dims, ca_int64 batch[CA_BATCH_DIMS]);
 void ca_fold_strides(const ca_leading_dims *dims, int t, ca_int64 batch[CA_BATCH_DIMS]);
-
-/* Narrows the tensor to the entries first … first + count - 1 of dimension `d`. An absent
-   tensor stays absent. */
-void ca_take_part(ca_tensor *tensor, int d, int64_t first, int64_t count);
 
 /* Returns the dimension of the smallest size above 1, -1 if there is none. Halving this
    dimension until its size is 1 takes the fewest halves. */

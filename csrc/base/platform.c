@@ -52,7 +52,7 @@ ca_process_id(void)
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-/* Register sets that the system saves: SSE, AVX, and the three parts of AVX-512. */
+/* The registers of SSE, AVX and AVX-512 that the system has to save. */
 #define WIDE_REGISTERS 0xe6u
 
 bool
@@ -123,10 +123,10 @@ ca_fork_guard_is_child(const ca_fork_guard *guard)
     return guard->process_id != ca_process_id();
 }
 
-#define RESULT_ALIGNMENT 128 /* what Intel's runtime wants of host pointers */
+#define RESULT_ALIGNMENT 128 /* of host pointers, for Intel's runtime */
 
-/* Not aligned to large pages: the allocator would give such a block back to the system
-   each time, and its pages would be fresh again. */
+/* Results are not aligned to large pages: the allocator would give such a block back to
+   the system each time, and the next result would get new pages. */
 #define LARGE_RESULT ((size_t)4 << 20)
 
 /* Asks for large pages. Only whole pages take advice. */
@@ -222,54 +222,52 @@ ca_library_symbol(void *library, const char *name)
     return dlsym(library, name);
 }
 
+/* Reads `size` bytes. False if the file ends before. */
+static bool
+file_read_all(int file, unsigned char *data, size_t size)
+{
+    while (size > 0) {
+        ssize_t count = read(file, data, size);
+        if (count > 0) {
+            data += count;
+            size -= (size_t)count;
+        } else if (count == 0 || errno != EINTR) {
+            return false;
+        }
+    }
+    return true;
+}
+
 bool
 ca_file_read(const char *path, unsigned char **data, size_t *size)
 {
-    bool done = false;
-    unsigned char *buffer = NULL;
-    size_t filled = 0;
-    struct stat facts;
+    struct stat info;
     int file = open(path, O_RDONLY | O_CLOEXEC);
     *data = NULL;
     *size = 0;
-    if (file < 0 || fstat(file, &facts) != 0 || !S_ISREG(facts.st_mode)) {
-        goto done;
+    if (file < 0) {
+        return false;
     }
-    size_t total = (size_t)facts.st_size;
-    buffer = malloc(total + 1);
-    if (buffer == NULL) {
-        goto done;
+    if (fstat(file, &info) == 0 && S_ISREG(info.st_mode)) {
+        *size = (size_t)info.st_size;
+        *data = malloc(*size + 1);
     }
-    while (filled < total) {
-        ssize_t part = read(file, buffer + filled, total - filled);
-        if (part < 0 && errno == EINTR) {
-            continue;
-        }
-        if (part <= 0) {
-            goto done;
-        }
-        filled += (size_t)part;
+    if (*data != NULL && !file_read_all(file, *data, *size)) {
+        free(*data);
+        *data = NULL;
     }
-    *data = buffer;
-    *size = total;
-    buffer = NULL;
-    done = true;
-done:
-    free(buffer);
-    if (file >= 0) {
-        close(file);
-    }
-    return done;
+    close(file);
+    return *data != NULL;
 }
 
-/* Make the folders above `path`, which is changed meanwhile and put back. */
+/* Makes the folders above `path`. Changes `path` meanwhile and restores it. */
 static void
 file_make_parents(char *path)
 {
     for (char *slash = strchr(path + 1, '/'); slash != NULL;
          slash = strchr(slash + 1, '/')) {
         *slash = '\0';
-        mkdir(path, 0700); /* what fails here fails again at the file, and tells */
+        mkdir(path, 0700); /* after a failure mkstemp fails too */
         *slash = '/';
     }
 }
@@ -278,15 +276,13 @@ static bool
 file_write_all(int file, const unsigned char *data, size_t size)
 {
     while (size > 0) {
-        ssize_t part = write(file, data, size);
-        if (part < 0 && errno == EINTR) {
-            continue;
-        }
-        if (part <= 0) {
+        ssize_t count = write(file, data, size);
+        if (count > 0) {
+            data += count;
+            size -= (size_t)count;
+        } else if (count == 0 || errno != EINTR) {
             return false;
         }
-        data += part;
-        size -= (size_t)part;
     }
     return true;
 }
@@ -294,30 +290,24 @@ file_write_all(int file, const unsigned char *data, size_t size)
 bool
 ca_file_write(const char *path, const void *data, size_t size)
 {
-    enum { RANDOM = 6 }; /* letters that mkstemp puts in the place of as many X */
-    size_t length = strlen(path);
+    static const char random[] = ".XXXXXX"; /* mkstemp puts letters there */
+    size_t length = strlen(path) + sizeof(random);
     bool written = false;
-    int file = -1;
-    char *temporary = malloc(length + 1 + RANDOM + 1);
-    if (temporary == NULL || length == 0) {
-        goto done;
+    char *temporary = malloc(length);
+    if (temporary == NULL) {
+        return false;
     }
-    memcpy(temporary, path, length);
-    temporary[length] = '.';
-    memset(temporary + length + 1, 'X', RANDOM);
-    temporary[length + 1 + RANDOM] = '\0';
+    snprintf(temporary, length, "%s%s", path, random);
     file_make_parents(temporary);
-    file = mkstemp(temporary);
-    if (file < 0) {
-        goto done;
+    int file = mkstemp(temporary);
+    if (file >= 0) {
+        written = file_write_all(file, data, size);
+        written = close(file) == 0 && written;
+        written = written && rename(temporary, path) == 0;
+        if (!written) {
+            unlink(temporary);
+        }
     }
-    written = file_write_all(file, data, size);
-    written = close(file) == 0 && written;
-    written = written && rename(temporary, path) == 0;
-    if (!written) {
-        unlink(temporary);
-    }
-done:
     free(temporary);
     return written;
 }

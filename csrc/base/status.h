@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Errors as values. A fallible function returns a ca_status, gives its results by
- * out-pointers, and puts the words into the caller's ca_error. Nothing here prints,
+ * Errors as values. A function that can fail returns a ca_status, writes its results
+ * through pointers, and writes the message into the caller's ca_error. Nothing prints,
  * exits or keeps a global.
  */
 #ifndef CLATTN_STATUS_H
@@ -27,18 +27,18 @@ typedef struct {
 #define CA_PRINTF(string, first)
 #endif
 
-/* Write the message (truncated to fit) and return `status`. */
+/* Writes the message, cut to fit. Returns `status`. */
 ca_status ca_error_set(ca_error *error, ca_status status, const char *format, ...)
     CA_PRINTF(3, 4);
 
-/* Attach a copy of `log`, which ends at its NUL; without memory for it, it is dropped.
- */
+/* Attaches a copy of `log`, or none if there is no memory for it. */
 void ca_error_set_log(ca_error *error, const char *log);
 
-/* Free the log and empty the message. */
+/* Frees the log and empties the message. */
 void ca_error_clear(ca_error *error);
 
-/* Needs `ca_status status` and a label `done:` in the calling function. */
+/* Jumps to `done:` if the expression fails. The calling function needs that label and
+   a `ca_status status`. */
 #define CA_TRY(expression)                                                             \
     do {                                                                               \
         status = (expression);                                                         \

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Room for `extra` more characters and the NUL. */
+/* Makes room for `extra` more characters and the NUL. */
 static bool
 strbuf_reserve(ca_strbuf *text, size_t extra)
 {

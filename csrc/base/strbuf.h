@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * A growing string with a sticky failure: append freely, check once with
- * ca_strbuf_ok. Used for build options, cache keys and paths.
+ * A string that grows. Append to it freely, then check once with ca_strbuf_ok.
  */
 #ifndef CLATTN_STRBUF_H
 #define CLATTN_STRBUF_H
@@ -21,7 +20,7 @@ typedef struct {
 
 void ca_strbuf_append(ca_strbuf *text, const char *format, ...) CA_PRINTF(2, 3);
 
-/* False when any append ran out of memory. */
+/* False if any append ran out of memory. */
 bool ca_strbuf_ok(const ca_strbuf *text);
 
 void ca_strbuf_free(ca_strbuf *text);

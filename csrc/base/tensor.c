@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const struct {
@@ -52,16 +53,11 @@ ca_tensor_start_view(const ca_tensor *tensor, ca_tensor *view)
 int64_t
 ca_tensor_count(const ca_tensor *tensor)
 {
-    int64_t count = 1;
+    uint64_t count = 1; /* may wrap around before a size of 0 */
     for (int d = 0; d < tensor->ndim; d++) {
-        if (tensor->shape[d] == 0) {
-            return 0;
-        }
+        count *= (uint64_t)tensor->shape[d];
     }
-    for (int d = 0; d < tensor->ndim; d++) {
-        count *= tensor->shape[d];
-    }
-    return count;
+    return (int64_t)count;
 }
 
 int64_t
@@ -130,18 +126,17 @@ ca_tensor_fills_extent(const ca_tensor *tensor)
     return bytes == ca_tensor_extent(tensor).bytes;
 }
 
-/* A stride without its sign. */
 static int64_t
 step_of(const ca_tensor *tensor, int d)
 {
-    return tensor->strides[d] < 0 ? -tensor->strides[d] : tensor->strides[d];
+    return llabs(tensor->strides[d]);
 }
 
 bool
 ca_tensor_is_nested(const ca_tensor *tensor)
 {
     bool taken[CA_MAX_DIMS] = {false};
-    int64_t reach = 0; /* of what the dimensions taken so far hold */
+    int64_t reach = 0; /* of the dimensions taken so far */
     if (ca_tensor_extent(tensor).bytes == 0) {
         return true;
     }
@@ -186,9 +181,8 @@ half_to_double(uint16_t bits)
 double
 ca_tensor_first_number(const ca_tensor *tensor)
 {
-    uint16_t half;
     uint32_t bits;
-    float number = 0;
+    float number;
     if (ca_tensor_extent(tensor).bytes == 0) {
         return 0;
     }
@@ -198,8 +192,7 @@ ca_tensor_first_number(const ca_tensor *tensor)
     case CA_FLOAT16:
         return half_to_double(*(const uint16_t *)tensor->data);
     case CA_BFLOAT16:
-        half = *(const uint16_t *)tensor->data;
-        bits = (uint32_t)half << 16;
+        bits = (uint32_t)*(const uint16_t *)tensor->data << 16;
         memcpy(&number, &bits, sizeof(number));
         return number;
     case CA_FLOAT64:
@@ -216,7 +209,7 @@ ca_shape_format(int ndim, const int64_t *shape, char *text, size_t size)
     if (size == 0) {
         return text;
     }
-    /* snprintf reports what it would have written: never step beyond the end. */
+    /* snprintf returns the full length, even if the text was cut. */
     for (int i = 0; i < ndim && length < size; i++) {
         length += (size_t)snprintf(text + length, size - length, "%s%" PRId64,
                                    i == 0 ? "(" : ", ", shape[i]);
@@ -234,18 +227,13 @@ ca_shape_count(int ndim, const int64_t *shape, const char *what, int64_t *count,
 {
     int64_t product = 1;
     bool overflow = false;
-    for (int i = 0; i < ndim; i++) {
-        if (shape[i] == 0) {
-            *count = 0;
-            return CA_OK; /* whatever the other sizes are */
-        }
-        if (product > INT64_MAX / shape[i]) {
-            overflow = true;
-        } else {
-            product *= shape[i];
-        }
+    bool empty = false; /* whatever the other sizes are */
+    for (int i = 0; i < ndim && !empty; i++) {
+        empty = shape[i] == 0;
+        overflow = overflow || (!empty && product > INT64_MAX / shape[i]);
+        product *= overflow ? 0 : shape[i];
     }
-    if (overflow) {
+    if (overflow && !empty) {
         char text[256];
         return ca_error_set(error, CA_ERROR_VALUE,
                             "%s of shape %s has more elements than 64 bits count", what,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tensor descriptors: strided views of memory that somebody else owns, the host's or a
- * device's.
+ * Tensor descriptors: strided views of memory of the host or of a device. A descriptor
+ * does not own the memory.
  */
 #ifndef CLATTN_TENSOR_H
 #define CLATTN_TENSOR_H
@@ -38,11 +38,11 @@ ca_dtype_is_float(ca_dtype dtype)
     return dtype >= CA_FLOAT16 && dtype <= CA_FLOAT64;
 }
 
-/* NumPy's own limit, and one more for heads split into groups. */
+/* NumPy's limit is 64. One more is for heads that are split into groups. */
 #define CA_MAX_DIMS 65
 
-/* Memory of a device, as a range of addresses. Where the host does not share it, they
-   are only there to tell one element's place from another's. */
+/* Memory of a device, as a range of addresses. If the host does not share the memory,
+   nobody may read the addresses; they only tell elements apart. */
 typedef struct {
     void *address;
     size_t bytes;
@@ -52,59 +52,59 @@ typedef struct {
 typedef struct {
     ca_dtype dtype;
     int ndim;
-    void
-        *data; /* element [0, 0, …], aligned to its dtype; NULL: the tensor is absent */
-    ca_block *block; /* of a device that holds it; NULL: host memory */
+    void *data; /* element [0, 0, …], aligned to its dtype; NULL: an absent tensor */
+    ca_block *block; /* the device's memory that holds it; NULL: host memory */
     int64_t shape[CA_MAX_DIMS];
     int64_t strides[CA_MAX_DIMS]; /* in elements; zero and negative are fine */
 } ca_tensor;
 
-/* Make it an absent tensor, without clearing what is not looked at then. */
+/* Makes the tensor absent. Its shape and strides stay uninitialised. */
 void ca_tensor_set_absent(ca_tensor *tensor);
 
-/* Make `view` start at the same element, without dimensions yet. */
+/* Makes `view` start at the same element. It has no dimensions yet. */
 void ca_tensor_start_view(const ca_tensor *tensor, ca_tensor *view);
 
-/* The number of elements of a tensor that there is. */
+/* Returns the number of elements of a tensor that is not absent. */
 int64_t ca_tensor_count(const ca_tensor *tensor);
 
-/* Sizes and strides counted from the end: 1 is the last dimension. A missing dimension
-   is of size 1, as in broadcasting; one of size 1 has stride 0. */
+/* Return a size or stride, counted from the end: 1 is the last dimension. As in
+   broadcasting, a missing dimension has size 1. A dimension of size 1 has stride 0. */
 int64_t ca_tensor_size(const ca_tensor *tensor, int from_end);
 int64_t ca_tensor_stride(const ca_tensor *tensor, int from_end);
 
-/* The bytes a tensor touches: [data, data + bytes), and how many elements lie between
-   the start and element [0, 0, …] (not 0 with negative strides). bytes is 0 for an
-   empty or absent tensor. */
+/* The range of memory [data, data + bytes) in which a tensor's elements lie. */
 typedef struct {
     void *data;
-    size_t bytes;
-    int64_t offset;
+    size_t bytes; /* 0 for an empty or absent tensor */
+    int64_t
+        offset; /* elements from `data` to element [0, 0, …]: with negative strides */
 } ca_extent;
 
 ca_extent ca_tensor_extent(const ca_tensor *tensor);
 
-/* The same, or all of the block of a tensor that a device holds. */
+/* Returns the whole block of a tensor that a device holds, else the extent. */
 ca_extent ca_tensor_memory(const ca_tensor *tensor);
 
-/* Does every byte of the extent belong to an element? Broadcast ones count once. */
+/* True if every byte of the extent belongs to an element. Dimensions of stride 0 count
+   once. */
 bool ca_tensor_fills_extent(const ca_tensor *tensor);
 
-/* Does each dimension step over all that lies within those of smaller steps, so that no
-   two elements share a place? */
+/* True if each stride steps over everything that the dimensions of smaller strides
+   reach. Then no two elements share memory. */
 bool ca_tensor_is_nested(const ca_tensor *tensor);
 
-/* Do they share a byte? */
+/* True if the extents share a byte. */
 bool ca_extents_overlap(const ca_extent *a, const ca_extent *b);
 
-/* The first element of a float or bool tensor in the host's memory, 0 of an empty
-   one. */
+/* Returns the first element of a float or bool tensor in the host's memory, 0 if it is
+   empty. */
 double ca_tensor_first_number(const ca_tensor *tensor);
 
-/* "(2, 8, 77, 64)" into `text`, cut to fit. Returns `text`. */
+/* Writes "(2, 8, 77, 64)" into `text`, cut to fit. Returns `text`. */
 const char *ca_shape_format(int ndim, const int64_t *shape, char *text, size_t size);
 
-/* Product of sizes; CA_ERROR_VALUE naming `what` where it does not fit in int64. */
+/* Computes the number of elements. CA_ERROR_VALUE naming `what` if 64 bits do not hold
+   it. */
 ca_status ca_shape_count(int ndim, const int64_t *shape, const char *what,
                          int64_t *count, ca_error *error);
 

@@ -34,9 +34,8 @@ typedef struct {
 
 typedef struct {
     ca_kernel_spec spec;
-    ca_diagonal_params
-        params;    /* all but the views and the sizes of leading dimensions */
-    size_t groups; /* of work-items */
+    ca_diagonal_params params; /* all but views and sizes of leading dimensions */
+    size_t groups;             /* of work-items */
     size_t local_size;
 } ca_diagonal_plan;
 

@@ -19,7 +19,7 @@ count_of(const ca_cache_append *append, int64_t b)
     return append->counts != NULL ? append->counts[b] : append->key.shape[2];
 }
 
-/* `given` is (B, Hk, n, size) of the dtype of `held`, which is (B, Hk, capacity,
+/* `given` has to be (B, Hk, n, size), with the dtype of `held`, which is (B, Hk, capacity,
    size). */
 static ca_status
 check_positions(const ca_tensor *given, const char *name, const ca_tensor *held,
@@ -35,7 +35,7 @@ check_positions(const ca_tensor *given, const char *name, const ca_tensor *held,
         char text[CA_SHAPE_TEXT];
         return ca_error_set(error, CA_ERROR_VALUE,
                             "%s has shape %s; expected (%lld, %lld, n, %lld)", name,
-                            ca_spec_shape_text(given, text), (long long)held->shape[0],
+                            ca_door_shape_text(given, text), (long long)held->shape[0],
                             (long long)held->shape[1], (long long)held->shape[3]);
     }
     return CA_OK;
@@ -95,7 +95,7 @@ done:
     return status;
 }
 
-/* What `lengths` says is now so. */
+/* Take the new lengths over. */
 static void
 note_lengths(ca_cache *cache, const int64_t *lengths)
 {
@@ -120,7 +120,7 @@ ca_cache_append_done(ca_cache *cache, const ca_cache_append *append, int64_t *le
     note_lengths(cache, lengths);
 }
 
-/* One copy does where all sequences grow from one length by one count. */
+/* True if one copy moves all sequences: they have one length and grow by one count. */
 static bool
 is_even(const ca_cache *cache, const ca_cache_append *append)
 {
@@ -128,12 +128,12 @@ is_even(const ca_cache *cache, const ca_cache_append *append)
 }
 
 int64_t
-ca_cache_append_parts(const ca_cache *cache, const ca_cache_append *append)
+ca_cache_append_copies(const ca_cache *cache, const ca_cache_append *append)
 {
     return is_even(cache, append) ? 2 : 2 * cache->key.shape[0];
 }
 
-/* Entries first … first + count - 1 of dimension d. */
+/* Take entries first … first + count - 1 of dimension d. */
 static void
 take(ca_tensor *tensor, int d, int64_t first, int64_t count)
 {
@@ -143,13 +143,13 @@ take(ca_tensor *tensor, int d, int64_t first, int64_t count)
 }
 
 void
-ca_cache_append_part(const ca_cache *cache, const ca_cache_append *append, int64_t part,
-                     ca_tensor *from, ca_tensor *to)
+ca_cache_append_copy(const ca_cache *cache, const ca_cache_append *append,
+                     int64_t index, ca_tensor *from, ca_tensor *to)
 {
     int64_t n = append->key.shape[2];
-    int64_t b = part / 2;
-    *from = part % 2 == 0 ? append->key : append->value;
-    *to = part % 2 == 0 ? cache->key : cache->value;
+    int64_t b = index / 2;
+    *from = index % 2 == 0 ? append->key : append->value;
+    *to = index % 2 == 0 ? cache->key : cache->value;
     if (!is_even(cache, append)) {
         take(from, 0, b, 1);
         take(to, 0, b, 1);
@@ -223,7 +223,7 @@ ca_cache_attend_check(const ca_cache *cache, ca_torch_sdpa *call, int64_t shape[
         CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
                             "query has shape %s; expected (%lld, Hq, L, %lld), Hq a "
                             "multiple of the cache's %lld heads",
-                            ca_spec_shape_text(query, text), (long long)sizes[0],
+                            ca_door_shape_text(query, text), (long long)sizes[0],
                             (long long)sizes[3], (long long)sizes[1]));
     }
     call->key = cache->key;
@@ -254,11 +254,11 @@ ca_cache_attend_problem(const ca_cache *cache, const ca_torch_sdpa *call,
                                   .data = (void *)cache->lengths,
                                   .shape = {B, 1},
                                   .strides = {1, 0}};
-        ca_spec_view_grouped(&counts, 0, 2, output->shape, cache->key.shape[1],
+        ca_door_view_grouped(&counts, 0, 2, output->shape, cache->key.shape[1],
                              &views[CA_ATTENTION_KEY_COUNTS]);
         attention->band_follows_counts = true;
     }
-    ca_spec_set_band(attention, call->window_left, call->window_right,
+    ca_door_set_band(attention, call->window_left, call->window_right,
                      call->causal != CA_CAUSAL_NONE, uneven ? -L : cache->length - L);
     return ca_attention_fold(attention, views, index);
 }

@@ -5,20 +5,20 @@
 #include <math.h>
 
 const char *
-ca_spec_shape_text(const ca_tensor *tensor, char text[CA_SHAPE_TEXT])
+ca_door_shape_text(const ca_tensor *tensor, char text[CA_SHAPE_TEXT])
 {
     return ca_shape_format(tensor->ndim, tensor->shape, text, CA_SHAPE_TEXT);
 }
 
 void
-ca_spec_add_dim(ca_tensor *view, int64_t size, int64_t stride)
+ca_door_add_dim(ca_tensor *view, int64_t size, int64_t stride)
 {
     view->shape[view->ndim] = size;
     view->strides[view->ndim++] = stride;
 }
 
 void
-ca_spec_view_grouped(const ca_tensor *tensor, int trailing, int nleading,
+ca_door_view_grouped(const ca_tensor *tensor, int trailing, int nleading,
                      const int64_t *shape, int64_t Hk, ca_tensor *view)
 {
     ca_tensor_start_view(tensor, view);
@@ -26,7 +26,7 @@ ca_spec_view_grouped(const ca_tensor *tensor, int trailing, int nleading,
         return;
     }
     for (int d = 0; d < nleading - 1; d++) {
-        ca_spec_add_dim(view, shape[d],
+        ca_door_add_dim(view, shape[d],
                         ca_tensor_stride(tensor, nleading - d + trailing));
     }
     if (nleading > 0) {
@@ -34,25 +34,25 @@ ca_spec_view_grouped(const ca_tensor *tensor, int trailing, int nleading,
         int64_t group = Hk > 0 ? Hq / Hk : 1;
         int64_t stride = ca_tensor_stride(tensor, 1 + trailing);
         bool shared = ca_tensor_size(tensor, 1 + trailing) != Hq;
-        ca_spec_add_dim(view, Hk, shared ? stride : stride * group);
-        ca_spec_add_dim(view, group, shared ? 0 : stride);
+        ca_door_add_dim(view, Hk, shared ? stride : stride * group);
+        ca_door_add_dim(view, group, shared ? 0 : stride);
     }
     for (int from_end = trailing; from_end > 0; from_end--) {
-        ca_spec_add_dim(view, ca_tensor_size(tensor, from_end),
+        ca_door_add_dim(view, ca_tensor_size(tensor, from_end),
                         ca_tensor_stride(tensor, from_end));
     }
 }
 
 void
-ca_spec_split_heads(const ca_tensor *tensor, int64_t H, ca_tensor *view)
+ca_door_split_heads(const ca_tensor *tensor, int64_t H, ca_tensor *view)
 {
     int64_t X = ca_tensor_size(tensor, 1) / H;
     int64_t column = ca_tensor_stride(tensor, 1);
     ca_tensor_start_view(tensor, view);
-    ca_spec_add_dim(view, ca_tensor_size(tensor, 3), ca_tensor_stride(tensor, 3));
-    ca_spec_add_dim(view, H, X * column);
-    ca_spec_add_dim(view, ca_tensor_size(tensor, 2), ca_tensor_stride(tensor, 2));
-    ca_spec_add_dim(view, X, column);
+    ca_door_add_dim(view, ca_tensor_size(tensor, 3), ca_tensor_stride(tensor, 3));
+    ca_door_add_dim(view, H, X * column);
+    ca_door_add_dim(view, ca_tensor_size(tensor, 2), ca_tensor_stride(tensor, 2));
+    ca_door_add_dim(view, X, column);
 }
 
 static void
@@ -65,19 +65,19 @@ broadcast(ca_tensor *view, int from_end, int64_t size)
 }
 
 void
-ca_spec_broadcast_rows(ca_tensor *view, int64_t rows)
+ca_door_broadcast_rows(ca_tensor *view, int64_t rows)
 {
     broadcast(view, 2, rows);
 }
 
 void
-ca_spec_broadcast_columns(ca_tensor *view, int64_t columns)
+ca_door_broadcast_columns(ca_tensor *view, int64_t columns)
 {
     broadcast(view, 1, columns);
 }
 
 bool
-ca_spec_broadcast(const ca_tensor *tensor, int ndim, const int64_t *shape,
+ca_door_broadcast(const ca_tensor *tensor, int ndim, const int64_t *shape,
                   ca_tensor *view)
 {
     ca_tensor_start_view(tensor, view);
@@ -86,13 +86,13 @@ ca_spec_broadcast(const ca_tensor *tensor, int ndim, const int64_t *shape,
         if (size != 1 && size != shape[d]) {
             return false;
         }
-        ca_spec_add_dim(view, shape[d], ca_tensor_stride(tensor, ndim - d));
+        ca_door_add_dim(view, shape[d], ca_tensor_stride(tensor, ndim - d));
     }
-    return ca_spec_has_leading_ones(tensor, ndim);
+    return ca_door_has_leading_ones(tensor, ndim);
 }
 
 bool
-ca_spec_has_leading_ones(const ca_tensor *tensor, int trailing)
+ca_door_has_leading_ones(const ca_tensor *tensor, int trailing)
 {
     for (int from_end = tensor->ndim; from_end > trailing; from_end--) {
         if (ca_tensor_size(tensor, from_end) != 1) {
@@ -103,7 +103,7 @@ ca_spec_has_leading_ones(const ca_tensor *tensor, int trailing)
 }
 
 ca_status
-ca_spec_check_dtypes(const ca_tensor *query, const ca_tensor *key,
+ca_door_check_dtypes(const ca_tensor *query, const ca_tensor *key,
                      const ca_tensor *value, ca_error *error)
 {
     bool is_key = key->dtype != query->dtype;
@@ -124,13 +124,13 @@ check_rank(const ca_tensor *tensor, const char *name, int lowest, ca_error *erro
         char text[CA_SHAPE_TEXT];
         return ca_error_set(error, CA_ERROR_VALUE,
                             "%s has shape %s; expected %d dimensions or more", name,
-                            ca_spec_shape_text(tensor, text), lowest);
+                            ca_door_shape_text(tensor, text), lowest);
     }
     return CA_OK;
 }
 
 ca_status
-ca_spec_check_equal(const ca_spec_equal *rule, ca_error *error)
+ca_door_check_equal(const ca_door_equal *rule, ca_error *error)
 {
     if (rule->size != rule->expected) {
         char given[CA_SHAPE_TEXT];
@@ -139,18 +139,18 @@ ca_spec_check_equal(const ca_spec_equal *rule, ca_error *error)
             error, CA_ERROR_VALUE,
             "%s has %s %lld (shape %s); expected %lld, that of %s (shape %s)",
             rule->name, rule->what, (long long)rule->size,
-            ca_spec_shape_text(rule->tensor, given), (long long)rule->expected,
-            rule->other_name, ca_spec_shape_text(rule->other, other));
+            ca_door_shape_text(rule->tensor, given), (long long)rule->expected,
+            rule->other_name, ca_door_shape_text(rule->other, other));
     }
     return CA_OK;
 }
 
 ca_status
-ca_spec_check_matrices(const ca_tensor *query, const ca_tensor *key,
+ca_door_check_matrices(const ca_tensor *query, const ca_tensor *key,
                        const ca_tensor *value, int lowest_rank, ca_error *error)
 {
     ca_status status = CA_OK;
-    const ca_spec_equal equal[] = {
+    const ca_door_equal equal[] = {
         {"key", key, "head size", ca_tensor_size(key, 1), "query", query,
          ca_tensor_size(query, 1)},
         {"value", value, "length", ca_tensor_size(value, 2), "key", key,
@@ -159,14 +159,14 @@ ca_spec_check_matrices(const ca_tensor *query, const ca_tensor *key,
     CA_TRY(check_rank(query, "query", lowest_rank, error));
     CA_TRY(check_rank(key, "key", lowest_rank, error));
     CA_TRY(check_rank(value, "value", lowest_rank, error));
-    CA_TRY(ca_spec_check_equal(&equal[0], error));
-    CA_TRY(ca_spec_check_equal(&equal[1], error));
+    CA_TRY(ca_door_check_equal(&equal[0], error));
+    CA_TRY(ca_door_check_equal(&equal[1], error));
 done:
     return status;
 }
 
 ca_status
-ca_spec_check_scale(bool given, double scale, ca_dtype dtype, ca_error *error)
+ca_door_check_scale(bool given, double scale, ca_dtype dtype, ca_error *error)
 {
     if (given && !isfinite(scale)) {
         return ca_error_set(error, CA_ERROR_VALUE,
@@ -182,7 +182,7 @@ ca_spec_check_scale(bool given, double scale, ca_dtype dtype, ca_error *error)
 }
 
 ca_status
-ca_spec_check_softcap(double softcap, ca_error *error)
+ca_door_check_softcap(double softcap, ca_error *error)
 {
     if (!(softcap >= 0) || isinf(softcap)) {
         return ca_error_set(error, CA_ERROR_VALUE,
@@ -194,13 +194,13 @@ ca_spec_check_softcap(double softcap, ca_error *error)
 }
 
 double
-ca_spec_default_scale(int64_t E)
+ca_door_default_scale(int64_t E)
 {
     return E > 0 ? 1 / sqrt((double)E) : 1;
 }
 
 void
-ca_spec_set_band(ca_attention *attention, int64_t left, int64_t right, bool causal,
+ca_door_set_band(ca_attention *attention, int64_t left, int64_t right, bool causal,
                  int64_t shift)
 {
     attention->below = left != CA_BAND_UNBOUNDED ? left - shift : CA_BAND_UNBOUNDED;

@@ -12,14 +12,15 @@ shape_text(const ca_diagonal_source *source, char text[CA_SHAPE_TEXT])
     return ca_shape_format(source->ndim, source->shape, text, CA_SHAPE_TEXT);
 }
 
-/* Where the shape comes from. */
+/* Returns the name of the argument that the shape comes from. */
 static const char *
 shape_origin(const ca_diagonal_source *source)
 {
     return source->has_input ? source->input_name : source->shape_name;
 }
 
-/* Take shape and dtype of the input, with which those given have to agree. */
+/* Takes shape and dtype from the input, if there is one. The caller's shape and dtype
+   have to agree with it. */
 static ca_status
 settle(ca_diagonal_source *source, ca_error *error)
 {
@@ -40,7 +41,7 @@ settle(ca_diagonal_source *source, ca_error *error)
         char expected[CA_SHAPE_TEXT];
         return ca_error_set(error, CA_ERROR_VALUE, "%s is %s; expected %s, that of %s",
                             source->shape_name, shape_text(source, given),
-                            ca_spec_shape_text(input, expected), source->input_name);
+                            ca_door_shape_text(input, expected), source->input_name);
     }
     source->dtype = input->dtype;
     source->ndim = input->ndim;
@@ -48,8 +49,8 @@ settle(ca_diagonal_source *source, ca_error *error)
     return CA_OK;
 }
 
-/* No result is larger than half of what addresses hold, so that sums of sizes and bounds
-   do not overflow further on. */
+/* Counts the elements. No result is larger than half of the address space, so that later
+   sums of sizes and bounds do not overflow. */
 static ca_status
 check_count(ca_diagonal_source *source, ca_error *error)
 {

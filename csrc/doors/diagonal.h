@@ -2,8 +2,8 @@
  *
  * Diagonal matrices: the rules of the torch-like functions and of DirectML's operators.
  */
-#ifndef CLATTN_SPEC_DIAGONAL_H
-#define CLATTN_SPEC_DIAGONAL_H
+#ifndef CLATTN_DOORS_DIAGONAL_H
+#define CLATTN_DOORS_DIAGONAL_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -11,13 +11,13 @@
 #include "base/status.h"
 #include "base/tensor.h"
 
-/* What a matrix is made from: an input, a shape and a dtype, or both where they
+/* What a matrix is made from: an input, or a shape and a dtype, or all of them if they
    agree. */
 typedef struct {
     const char *input_name; /* of the argument, for messages */
     const char *shape_name;
     ca_tensor input;
-    bool has_input; /* an empty one has no elements, but counts */
+    bool has_input; /* true for an empty input too */
     bool has_shape;
     int ndim;
     int64_t shape[CA_MAX_DIMS];
@@ -26,12 +26,12 @@ typedef struct {
     int64_t count; /* of elements, once the source is checked */
 } ca_diagonal_source;
 
-/* Two dimensions or more; float32 where nothing says another dtype. Afterwards the
-   source has shape and dtype. CA_ERROR_VALUE naming the argument. */
+/* Checks a source and completes its shape, dtype and count. It needs two dimensions or
+   more. The default dtype is float32. CA_ERROR_VALUE naming the argument. */
 ca_status ca_torch_diagonal_check(ca_diagonal_source *source, ca_error *error);
 
-/* Two to four dimensions; neither bool nor bfloat16; sizes and dtype are needed without
-   an input. The same. */
+/* The same, for two to four dimensions, and without the dtypes bool and bfloat16. A
+   source without an input needs sizes and dtype. CA_ERROR_TYPE for a wrong dtype. */
 ca_status ca_directml_diagonal_check(ca_diagonal_source *source, ca_error *error);
 
 #endif

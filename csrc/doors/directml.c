@@ -11,7 +11,7 @@
 
 /* ---- checks ---- */
 
-/* Without leading dimensions of 1, a past tensor has this shape. */
+/* A past tensor has this shape, after leading dimensions of 1. */
 static ca_status
 check_past(const ca_directml_attention *call, ca_directml_tensor t,
            const int64_t shape[4], ca_error *error)
@@ -22,14 +22,14 @@ check_past(const ca_directml_attention *call, ca_directml_tensor t,
             char given[CA_SHAPE_TEXT];
             char expected[CA_SHAPE_TEXT];
             return ca_error_set(error, CA_ERROR_VALUE, "%s has shape %s; expected %s",
-                                ca_directml_name(t), ca_spec_shape_text(tensor, given),
+                                ca_directml_name(t), ca_door_shape_text(tensor, given),
                                 ca_shape_format(4, shape, expected, sizeof(expected)));
         }
     }
     return CA_OK;
 }
 
-/* Past tensors, and the shapes of the present ones. */
+/* Check the past tensors, and find the shapes of the present ones. */
 static ca_status
 check_cache(const ca_directml_attention *call, const ca_tensor *key,
             const ca_tensor *value, ca_directml_shapes *shapes, ca_error *error)
@@ -72,13 +72,13 @@ done:
 static ca_status
 check_bias(const ca_tensor *bias, int64_t hidden, int64_t value_hidden, ca_error *error)
 {
-    int64_t rest = ca_tensor_size(bias, 1) - hidden; /* sums may overflow, this not */
+    int64_t rest = ca_tensor_size(bias, 1) - hidden; /* a sum might overflow */
     if (bias->data != NULL && (rest < hidden || rest - hidden != value_hidden)) {
         char given[CA_SHAPE_TEXT];
         return ca_error_set(error, CA_ERROR_VALUE,
                             "bias has shape %s; expected %lld + %lld + %lld elements, "
                             "the hidden sizes of query, key and value",
-                            ca_spec_shape_text(bias, given), (long long)hidden,
+                            ca_door_shape_text(bias, given), (long long)hidden,
                             (long long)hidden, (long long)value_hidden);
     }
     return CA_OK;
@@ -89,13 +89,13 @@ check_relative_position_bias(const ca_tensor *bias, const int64_t scores[4],
                              ca_error *error)
 {
     ca_tensor view;
-    if (bias->data != NULL && !ca_spec_broadcast(bias, 4, scores, &view)) {
+    if (bias->data != NULL && !ca_door_broadcast(bias, 4, scores, &view)) {
         char given[CA_SHAPE_TEXT];
         char expected[CA_SHAPE_TEXT];
         return ca_error_set(error, CA_ERROR_VALUE,
                             "relative_position_bias has shape %s; expected one that "
                             "broadcasts to %s",
-                            ca_spec_shape_text(bias, given),
+                            ca_door_shape_text(bias, given),
                             ca_shape_format(4, scores, expected, sizeof(expected)));
     }
     return CA_OK;
@@ -105,7 +105,7 @@ static ca_status
 check_scalars(const ca_directml_attention *call, ca_error *error)
 {
     ca_status status = CA_OK;
-    CA_TRY(ca_spec_check_scale(true, call->scale, CA_FLOAT32, error));
+    CA_TRY(ca_door_check_scale(true, call->scale, CA_FLOAT32, error));
     if (!(fabs(call->mask_filter_value) <= FLT_MAX)) {
         CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
                             "mask_filter_value is %g; expected a finite number that "
@@ -122,11 +122,11 @@ ca_directml_attention_check(const ca_directml_attention *call,
 {
     ca_status status = CA_OK;
     const ca_tensor *tensors = call->tensors;
-    ca_tensor parts[CA_DIRECTML_PARTS];
-    CA_TRY(ca_directml_tensors_check(call, shapes->sources, parts, error));
-    const ca_tensor *query = &parts[CA_DIRECTML_PART_QUERY];
-    const ca_tensor *key = &parts[CA_DIRECTML_PART_KEY];
-    const ca_tensor *value = &parts[CA_DIRECTML_PART_VALUE];
+    ca_tensor matrices[CA_DIRECTML_MATRICES];
+    CA_TRY(ca_directml_tensors_check(call, shapes->sources, matrices, error));
+    const ca_tensor *query = &matrices[CA_DIRECTML_MATRIX_QUERY];
+    const ca_tensor *key = &matrices[CA_DIRECTML_MATRIX_KEY];
+    const ca_tensor *value = &matrices[CA_DIRECTML_MATRIX_VALUE];
     CA_TRY(check_cache(call, key, value, shapes, error));
 
     int64_t hidden;
@@ -137,7 +137,7 @@ ca_directml_attention_check(const ca_directml_attention *call,
     CA_TRY(ca_shape_count(2, value_heads, "value", &value_hidden, error));
     CA_TRY(check_bias(&tensors[CA_DIRECTML_BIAS], hidden, value_hidden, error));
 
-    bool separate = shapes->sources[CA_DIRECTML_PART_QUERY] == CA_DIRECTML_QUERY;
+    bool separate = shapes->sources[CA_DIRECTML_MATRIX_QUERY] == CA_DIRECTML_QUERY;
     int n = separate ? tensors[CA_DIRECTML_QUERY].ndim : 3;
     const int64_t output[] = {1, 1, query->shape[0], query->shape[2], value_hidden};
     int64_t count;
@@ -161,7 +161,7 @@ done:
 
 /* ---- the problem ---- */
 
-/* `count` elements, `step` bytes apart, side by side. Returns the end. */
+/* Copy `count` elements, `step` bytes apart, next to each other. Returns the end. */
 static char *
 gather(char *to, const char *from, int64_t count, ptrdiff_t step, size_t size)
 {
@@ -176,7 +176,7 @@ gather(char *to, const char *from, int64_t count, ptrdiff_t step, size_t size)
     return to;
 }
 
-/* to[h] = the parts of query, key and value for head h, which lie apart in `bias`. */
+/* Write for each head its elements for query, key and value, which lie apart in `bias`. */
 static void
 sort_bias(const ca_tensor *bias, int64_t H, int64_t E, int64_t Ev, char *to)
 {
@@ -192,7 +192,7 @@ sort_bias(const ca_tensor *bias, int64_t H, int64_t E, int64_t Ev, char *to)
     }
 }
 
-/* Scratch memory holds the sorted bias, then the flags of a mask of numbers. */
+/* Make the scratch memory: the bias sorted by heads, then the flags of a mask of numbers. */
 static ca_status
 view_scratch(const ca_directml_attention *call, const ca_directml_shapes *shapes,
              ca_tensor *input_bias, ca_tensor *mask_view, void **scratch,
@@ -201,7 +201,7 @@ view_scratch(const ca_directml_attention *call, const ca_directml_shapes *shapes
     ca_status status = CA_OK;
     const ca_tensor *bias = &call->tensors[CA_DIRECTML_BIAS];
     const ca_tensor *mask = &call->tensors[CA_DIRECTML_MASK];
-    bool has_rows = shapes->scores[2] > 0; /* else no mask matters */
+    bool has_rows = shapes->scores[2] > 0; /* without rows no mask matters */
     bool counted = has_rows && ca_directml_mask_is_counted(call->mask_type);
     int64_t B = shapes->scores[0];
     int64_t H = shapes->scores[1];
@@ -251,11 +251,12 @@ ca_directml_attention_views(const ca_directml_attention *call,
     ca_attention_init(attention, views);
     attention->scale = call->scale;
     attention->filter = call->mask_filter_value;
-    for (int part = 0; part < CA_DIRECTML_PARTS; part++) {
-        ca_directml_view_part(call, shapes->sources[part], (ca_directml_part)part,
-                              &views[CA_ATTENTION_QUERY + part]);
+    for (int matrix = 0; matrix < CA_DIRECTML_MATRICES; matrix++) {
+        ca_directml_view_matrix(call, shapes->sources[matrix],
+                                (ca_directml_matrix)matrix,
+                                &views[CA_ATTENTION_QUERY + matrix]);
     }
-    ca_spec_split_heads(output, call->head_count, &views[CA_ATTENTION_OUTPUT]);
+    ca_door_split_heads(output, call->head_count, &views[CA_ATTENTION_OUTPUT]);
 
     const ca_tensor *tensors = call->tensors;
     const struct {
@@ -268,13 +269,13 @@ ca_directml_attention_views(const ca_directml_attention *call,
     for (size_t n = 0; n < sizeof(four_dims) / sizeof(four_dims[0]); n++) {
         const ca_tensor *tensor = four_dims[n].tensor;
         if (tensor->data != NULL) {
-            ca_spec_broadcast(tensor, 4, tensor->shape + tensor->ndim - 4,
+            ca_door_broadcast(tensor, 4, tensor->shape + tensor->ndim - 4,
                               &views[four_dims[n].role]);
         }
     }
     const ca_tensor *added = &tensors[CA_DIRECTML_RELATIVE_POSITION_BIAS];
     if (added->data != NULL) {
-        ca_spec_broadcast(added, 4, shapes->scores, &views[CA_ATTENTION_BIAS]);
+        ca_door_broadcast(added, 4, shapes->scores, &views[CA_ATTENTION_BIAS]);
     }
     *scratch = NULL;
     return view_scratch(call, shapes, &views[CA_ATTENTION_INPUT_BIAS],

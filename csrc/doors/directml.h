@@ -3,8 +3,8 @@
  * DirectML's DML_MULTIHEAD_ATTENTION_OPERATOR_DESC: its rules, and its tensors as an
  * attention problem.
  */
-#ifndef CLATTN_SPEC_DIRECTML_H
-#define CLATTN_SPEC_DIRECTML_H
+#ifndef CLATTN_DOORS_DIRECTML_H
+#define CLATTN_DOORS_DIRECTML_H
 
 #include <stdint.h>
 
@@ -13,7 +13,7 @@
 #include "base/tensor.h"
 #include "doors/directml_tensors.h" /* ca_directml_attention */
 
-/* Where the inputs are, and the shapes of what comes of them. */
+/* Which tensors hold the inputs, and the shapes of results and scores. */
 typedef struct {
     ca_directml_tensor sources[3]; /* of query, key and value */
     int output_ndim;
@@ -27,7 +27,7 @@ typedef struct {
 ca_status ca_directml_attention_check(const ca_directml_attention *call,
                                       ca_directml_shapes *shapes, ca_error *error);
 
-/* The options and views of the checked call, to be folded. The results have the shapes
+/* Set the options and views of the checked call, which are to be folded. The results have the shapes
    given; present ones may be absent, both of them. *scratch is memory that the views
    refer to, to be freed after the call; NULL after CA_ERROR_MEMORY. */
 ca_status ca_directml_attention_views(

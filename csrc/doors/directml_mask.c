@@ -20,7 +20,7 @@ ca_directml_mask_is_counted(ca_directml_mask_type type)
 
 /* ---- boolean ---- */
 
-/* False where the mask has none of the shapes allowed. */
+/* False if the mask has none of the shapes allowed. */
 static bool
 view_boolean(const ca_tensor *mask, const int64_t scores[4], ca_tensor *view)
 {
@@ -28,7 +28,7 @@ view_boolean(const ca_tensor *mask, const int64_t scores[4], ca_tensor *view)
     int64_t L = scores[2];
     int64_t T = scores[3];
     if (mask->ndim >= 4) {
-        return ca_spec_broadcast(mask, 4, scores, view);
+        return ca_door_broadcast(mask, 4, scores, view);
     }
     bool by_row = mask->ndim == 3 && mask->shape[0] == B && mask->shape[1] == L;
     bool by_batch = mask->ndim == 2 || (mask->ndim == 3 && mask->shape[0] == 1);
@@ -41,7 +41,7 @@ view_boolean(const ca_tensor *mask, const int64_t scores[4], ca_tensor *view)
                                ca_tensor_stride(mask, 1)};
     ca_tensor_start_view(mask, view);
     for (int d = 0; d < 4; d++) {
-        ca_spec_add_dim(view, scores[d], strides[d]);
+        ca_door_add_dim(view, scores[d], strides[d]);
     }
     return true;
 }
@@ -59,7 +59,7 @@ check_boolean(const ca_tensor *mask, const int64_t scores[4], ca_error *error)
                         "mask has shape %s; expected (%lld, %lld), (%lld, %lld, %lld) "
                         "or four dimensions that broadcast to %s, for a mask_type of "
                         "\"boolean\"",
-                        ca_spec_shape_text(mask, given), (long long)scores[0],
+                        ca_door_shape_text(mask, given), (long long)scores[0],
                         (long long)scores[3], (long long)scores[0],
                         (long long)scores[2], (long long)scores[3],
                         ca_shape_format(4, scores, expected, sizeof(expected)));
@@ -77,7 +77,7 @@ number_at(const ca_tensor *mask, int64_t n)
                 n % columns * ca_tensor_stride(mask, 1)];
 }
 
-/* Are there each * B + more numbers in the last dimension, or `each` rows of B? */
+/* True if the last dimension has each * B + more numbers, or there are `each` rows of B. */
 static bool
 has_numbers(const ca_tensor *mask, int64_t B, int64_t each, int64_t more)
 {
@@ -85,9 +85,9 @@ has_numbers(const ca_tensor *mask, int64_t B, int64_t each, int64_t more)
     if (mask->ndim < 1) {
         return false;
     }
-    return ca_spec_has_leading_ones(mask, 1)
+    return ca_door_has_leading_ones(mask, 1)
                ? columns % each == 0 && columns / each == B
-               : more == 0 && ca_spec_has_leading_ones(mask, 2) &&
+               : more == 0 && ca_door_has_leading_ones(mask, 2) &&
                      ca_tensor_size(mask, 2) == each && columns == B;
 }
 
@@ -111,11 +111,11 @@ check_shape(ca_directml_mask_type type, const ca_tensor *mask, int64_t B,
     return ca_error_set(error, CA_ERROR_VALUE,
                         "mask has shape %s; expected %s with a batch B of %lld, for a "
                         "mask_type of \"%s\"",
-                        ca_spec_shape_text(mask, given), shapes[type].expected,
+                        ca_door_shape_text(mask, given), shapes[type].expected,
                         (long long)B, ca_directml_mask_words[type]);
 }
 
-/* Numbers first … first + count - 1 are 0 to `highest`. */
+/* Check that numbers first … first + count - 1 are 0 to `highest`. */
 static ca_status
 check_range(const ca_tensor *mask, int64_t first, int64_t count, const char *what,
             int64_t highest, ca_error *error)
@@ -131,7 +131,7 @@ check_range(const ca_tensor *mask, int64_t first, int64_t count, const char *wha
     return CA_OK;
 }
 
-/* The same, and none is below the one before. */
+/* Check the same, and that no number is below the one before. */
 static ca_status
 check_totals(const ca_tensor *mask, int64_t first, int64_t count, const char *what,
              int64_t highest, ca_error *error)
@@ -218,7 +218,7 @@ ca_directml_mask_check(ca_directml_mask_type type, const ca_tensor *mask,
         char given[CA_SHAPE_TEXT];
         return ca_error_set(error, CA_ERROR_VALUE,
                             "mask has shape %s; expected 1 to 5 dimensions",
-                            ca_spec_shape_text(mask, given));
+                            ca_door_shape_text(mask, given));
     }
     return ca_directml_mask_is_counted(type) ? check_numbers(type, mask, scores, error)
                                              : check_boolean(mask, scores, error);

@@ -38,7 +38,7 @@ check_dtypes(const ca_onnx_attention *call, ca_error *error)
     return CA_OK;
 }
 
-/* What a set of operators or the first edition does not have. */
+/* Refuse what the opset, or the operator as first published, does not have. */
 static ca_status
 check_edition(const ca_onnx_attention *call, ca_error *error)
 {
@@ -80,20 +80,20 @@ check_scalars(const ca_onnx_attention *call, ca_error *error)
     ca_dtype dtype = call->softmax_precision == CA_ONNX_DOUBLE ? CA_FLOAT64
                      : call->V.dtype == CA_FLOAT64             ? CA_FLOAT64
                                                                : call->Q.dtype;
-    CA_TRY(ca_spec_check_scale(call->has_scale, call->scale, dtype, error));
+    CA_TRY(ca_door_check_scale(call->has_scale, call->scale, dtype, error));
     if (call->has_scale && call->scale < 0) {
         CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
                             "scale is %g; expected 0 or more, as Q and K are scaled by "
                             "its square root",
                             call->scale));
     }
-    CA_TRY(ca_spec_check_softcap(call->softcap, error));
+    CA_TRY(ca_door_check_softcap(call->softcap, error));
 done:
     return status;
 }
 
-/* Heads of one input, which has `heads` of them by its attribute (0: not given); *size
-   is what its last dimension leaves for a head. */
+/* Find the heads of one input and their size. `heads` is the attribute's number of heads;
+   0: not given. */
 static ca_status
 split_heads(const ca_tensor *tensor, const char *name, const char *attribute,
             int64_t heads, int64_t *count, int64_t *size, ca_error *error)
@@ -107,7 +107,7 @@ split_heads(const ca_tensor *tensor, const char *name, const char *attribute,
             return ca_error_set(error, CA_ERROR_VALUE,
                                 "%s is %lld; expected %lld, the heads of %s (shape %s)",
                                 attribute, (long long)heads, (long long)*count, name,
-                                ca_spec_shape_text(tensor, text));
+                                ca_door_shape_text(tensor, text));
         }
         return CA_OK;
     }
@@ -116,14 +116,14 @@ split_heads(const ca_tensor *tensor, const char *name, const char *attribute,
             error, CA_ERROR_VALUE,
             "%s is not given; expected the number of heads of %s, which "
             "has three dimensions (shape %s)",
-            attribute, name, ca_spec_shape_text(tensor, text));
+            attribute, name, ca_door_shape_text(tensor, text));
     }
     if (last % heads != 0) {
         return ca_error_set(
             error, CA_ERROR_VALUE,
             "%s has last dimension %lld (shape %s); expected a multiple "
             "of %s, %lld",
-            name, (long long)last, ca_spec_shape_text(tensor, text), attribute,
+            name, (long long)last, ca_door_shape_text(tensor, text), attribute,
             (long long)heads);
     }
     *count = heads;
@@ -131,7 +131,7 @@ split_heads(const ca_tensor *tensor, const char *name, const char *attribute,
     return CA_OK;
 }
 
-/* Q, K and V agree; the sizes but P and T. */
+/* Check that Q, K and V agree, and find all sizes but P and T. */
 static ca_status
 check_inputs(const ca_onnx_attention *call, ca_onnx_sizes *sizes, ca_error *error)
 {
@@ -148,7 +148,7 @@ check_inputs(const ca_onnx_attention *call, ca_onnx_sizes *sizes, ca_error *erro
                 error, CA_ERROR_VALUE,
                 "%s has shape %s; expected three or four dimensions, as "
                 "many as Q's",
-                inputs[i].name, ca_spec_shape_text(inputs[i].tensor, text)));
+                inputs[i].name, ca_door_shape_text(inputs[i].tensor, text)));
         }
     }
     int64_t key_size;
@@ -166,7 +166,7 @@ check_inputs(const ca_onnx_attention *call, ca_onnx_sizes *sizes, ca_error *erro
         sizes->L = call->Q.shape[1];
         sizes->S = call->K.shape[1];
     }
-    const ca_spec_equal equal[] = {
+    const ca_door_equal equal[] = {
         {"K", &call->K, "batch size", call->K.shape[0], "Q", &call->Q, sizes->B},
         {"V", &call->V, "batch size", call->V.shape[0], "Q", &call->Q, sizes->B},
         {"K", &call->K, "head size", key_size, "Q", &call->Q, sizes->E},
@@ -174,7 +174,7 @@ check_inputs(const ca_onnx_attention *call, ca_onnx_sizes *sizes, ca_error *erro
         {"V", &call->V, "length", ca_tensor_size(&call->V, 2), "K", &call->K, sizes->S},
     };
     for (size_t i = 0; i < sizeof(equal) / sizeof(equal[0]); i++) {
-        CA_TRY(ca_spec_check_equal(&equal[i], error));
+        CA_TRY(ca_door_check_equal(&equal[i], error));
     }
     if (sizes->Hk == 0 ? sizes->Hq != 0
                        : sizes->Hq == 0 || sizes->Hq % sizes->Hk != 0) {
@@ -223,7 +223,7 @@ check_past(const ca_onnx_attention *call, ca_onnx_sizes *sizes, ca_error *error)
             char text[CA_SHAPE_TEXT];
             return ca_error_set(error, CA_ERROR_VALUE, "%s has shape %s; expected %s",
                                 inputs[i].name,
-                                ca_spec_shape_text(inputs[i].tensor, given),
+                                ca_door_shape_text(inputs[i].tensor, given),
                                 ca_shape_format(4, expected, text, sizeof(text)));
         }
     }
@@ -231,7 +231,7 @@ check_past(const ca_onnx_attention *call, ca_onnx_sizes *sizes, ca_error *error)
     return CA_OK;
 }
 
-/* Range-checked here, on the host; *longest is the largest. */
+/* Check the numbers, on the host; *longest is the largest. */
 static ca_status
 check_nonpad(const ca_onnx_attention *call, const ca_onnx_sizes *sizes,
              int64_t *longest, ca_error *error)
@@ -247,7 +247,7 @@ check_nonpad(const ca_onnx_attention *call, const ca_onnx_sizes *sizes,
             error, CA_ERROR_VALUE,
             "nonpad_kv_seqlen has shape %s; expected (%lld,), one number "
             "for each batch",
-            ca_spec_shape_text(nonpad, given), (long long)sizes->B);
+            ca_door_shape_text(nonpad, given), (long long)sizes->B);
     }
     const int64_t *counts = nonpad->data;
     for (int64_t b = 0; b < sizes->B; b++) {
@@ -288,7 +288,7 @@ check_mask(const ca_onnx_attention *call, const ca_onnx_sizes *sizes, int64_t lo
         return ca_error_set(error, CA_ERROR_VALUE,
                             "attn_mask has shape %s; expected one that broadcasts to "
                             "%s%s",
-                            ca_spec_shape_text(mask, given),
+                            ca_door_shape_text(mask, given),
                             ca_shape_format(4, scores, expected, sizeof(expected)),
                             short_allowed ? ", or a shorter last dimension" : "");
     }
@@ -296,7 +296,7 @@ check_mask(const ca_onnx_attention *call, const ca_onnx_sizes *sizes, int64_t lo
         return ca_error_set(error, CA_ERROR_VALUE,
                             "attn_mask has shape %s; expected a last dimension of %lld "
                             "or more, the largest nonpad_kv_seqlen",
-                            ca_spec_shape_text(mask, given), (long long)longest);
+                            ca_door_shape_text(mask, given), (long long)longest);
     }
     return CA_OK;
 }
@@ -333,22 +333,23 @@ view_heads(const ca_tensor *tensor, int64_t heads, const ca_onnx_sizes *sizes,
     int64_t leading[] = {sizes->B, sizes->Hq};
     ca_tensor split;
     if (tensor->ndim != 3 || tensor->data == NULL) {
-        ca_spec_view_grouped(tensor, 2, 2, leading, sizes->Hk, view);
+        ca_door_view_grouped(tensor, 2, 2, leading, sizes->Hk, view);
         return;
     }
-    ca_spec_split_heads(tensor, heads, &split);
-    ca_spec_view_grouped(&split, 2, 2, leading, sizes->Hk, view);
+    ca_door_split_heads(tensor, heads, &split);
+    ca_door_view_grouped(&split, 2, 2, leading, sizes->Hk, view);
 }
 
-/* Rows of a mask broadcast, columns do where a shorter mask is not padded. */
+/* A mask of one row broadcasts. One of one column does where the opset does not allow
+   masks that are shorter than the keys. */
 static void
 view_mask(const ca_onnx_attention *call, const ca_onnx_sizes *sizes, ca_tensor *view)
 {
     int64_t leading[] = {sizes->B, sizes->Hq};
-    ca_spec_view_grouped(&call->attn_mask, 2, 2, leading, sizes->Hk, view);
-    ca_spec_broadcast_rows(view, sizes->L);
+    ca_door_view_grouped(&call->attn_mask, 2, 2, leading, sizes->Hk, view);
+    ca_door_broadcast_rows(view, sizes->L);
     if (call->opset < 24 || call->attn_mask.ndim == 0) {
-        ca_spec_broadcast_columns(view, sizes->T);
+        ca_door_broadcast_columns(view, sizes->T);
     }
 }
 
@@ -361,7 +362,7 @@ window_side(int64_t size)
     return size >= 0 && size < WIDEST_WINDOW ? size : CA_BAND_UNBOUNDED;
 }
 
-/* Row i stands at key i + offset; the core adds nonpad_kv_seqlen. */
+/* Row i stands at key i + offset; kernels add nonpad_kv_seqlen. */
 static void
 set_band(const ca_onnx_attention *call, const ca_onnx_sizes *sizes,
          ca_attention *attention)
@@ -372,7 +373,7 @@ set_band(const ca_onnx_attention *call, const ca_onnx_sizes *sizes,
         offset = has_nonpad ? -sizes->L : sizes->P;
         attention->band_follows_counts = has_nonpad;
     }
-    ca_spec_set_band(attention, window_side(call->left_window_size),
+    ca_door_set_band(attention, window_side(call->left_window_size),
                      window_side(call->right_window_size), call->is_causal, offset);
 }
 
@@ -401,11 +402,11 @@ ca_onnx_attention_problem(const ca_onnx_attention *call, const ca_onnx_sizes *si
         ca_tensor row = call->nonpad_kv_seqlen; /* (B, 1) */
         row.ndim = 2;
         row.shape[1] = 1;
-        ca_spec_view_grouped(&row, 0, 2, leading, sizes->Hk, counts);
+        ca_door_view_grouped(&row, 0, 2, leading, sizes->Hk, counts);
     }
     attention->mask_is_added = call->attn_mask.dtype != CA_BOOL;
     set_band(call, sizes, attention);
-    attention->scale = call->has_scale ? call->scale : ca_spec_default_scale(sizes->E);
+    attention->scale = call->has_scale ? call->scale : ca_door_default_scale(sizes->E);
     attention->softcap = call->softcap;
     attention->mask_before_softcap = call->pre_errata;
     attention->in_float64 = call->softmax_precision == CA_ONNX_DOUBLE;

@@ -3,8 +3,8 @@
  * ONNX Attention, opsets 23, 24 and 25: its rules, and its inputs and attributes as an
  * attention problem.
  */
-#ifndef CLATTN_SPEC_ONNX_H
-#define CLATTN_SPEC_ONNX_H
+#ifndef CLATTN_DOORS_ONNX_H
+#define CLATTN_DOORS_ONNX_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -13,7 +13,7 @@
 #include "base/status.h"
 #include "base/tensor.h"
 
-/* Inputs that are not given are absent tensors; attributes are within their ranges. */
+/* Inputs that are not given are absent. Attributes are within their ranges. */
 typedef struct {
     ca_tensor Q;                /* (B, Hq, L, E) or (B, L, Hq E) */
     ca_tensor K;                /* (B, Hk, S, E) or (B, S, Hk E) */
@@ -27,7 +27,7 @@ typedef struct {
     bool pre_errata;
     int64_t q_num_heads; /* 0: not given */
     int64_t kv_num_heads;
-    int64_t qk_matmul_output_mode; /* 0 … 3, the core's stages */
+    int64_t qk_matmul_output_mode; /* 0 … 3, as ca_scores_stage */
     int64_t softmax_precision;     /* a TensorProto data type; 0: not given */
     int64_t left_window_size;      /* -1: no bound */
     int64_t right_window_size;
@@ -52,9 +52,9 @@ typedef struct {
 ca_status ca_onnx_attention_check(const ca_onnx_attention *call, ca_onnx_sizes *sizes,
                                   ca_error *error);
 
-/* Outputs of a checked call: Y (B, Hq, L, Ev), or (B, L, Hq Ev) for inputs of three
+/* The outputs of a checked call: Y (B, Hq, L, Ev), or (B, L, Hq Ev) for inputs of three
    dimensions; present_key (B, Hk, T, E); present_value (B, Hk, T, Ev); qk (B, Hq, L,
-   T). Those that are not wanted are absent. */
+   T). An output that is not wanted is absent. */
 typedef struct {
     ca_tensor Y;
     ca_tensor present_key;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * OpenVINO's front door: masks, a scale that may be an array, batch dimensions that are
- * repeated like numpy.tile does.
+ * OpenVINO's door: masks, a scale that may be an array, batch dimensions that are repeated
+ * as numpy.tile does.
  */
 #include "doors/openvino.h"
 
@@ -18,7 +18,7 @@ check_dtypes(const ca_openvino_sdpa *call, ca_error *error)
     const char *dtype = ca_dtype_name(call->query.dtype);
     const ca_tensor *mask = &call->attention_mask;
     const ca_tensor *scale = &call->scale_array;
-    CA_TRY(ca_spec_check_dtypes(&call->query, &call->key, &call->value, error));
+    CA_TRY(ca_door_check_dtypes(&call->query, &call->key, &call->value, error));
     if (mask->data != NULL && mask->dtype != call->query.dtype) {
         if (mask->ndim == 0) {
             CA_TRY(ca_error_set(error, CA_ERROR_TYPE,
@@ -51,13 +51,13 @@ check_scale(const ca_openvino_sdpa *call, ca_error *error)
         return ca_error_set(error, CA_ERROR_VALUE,
                             "scale has shape %s; expected a number, or an array of "
                             "shape () or (1,)",
-                            ca_spec_shape_text(array, text));
+                            ca_door_shape_text(array, text));
     }
-    return ca_spec_check_scale(call->has_scale, call->scale, call->query.dtype, error);
+    return ca_door_check_scale(call->has_scale, call->scale, call->query.dtype, error);
 }
 
-/* Can a dimension of that size be repeated to the common one? To 0, as in NumPy, only
-   one of size 1. */
+/* True if a dimension of `size` can be repeated to the common size. As in NumPy, only a
+   size of 1 can be repeated to 0. */
 static bool
 repeats_to(int64_t size, int64_t common)
 {
@@ -65,7 +65,7 @@ repeats_to(int64_t size, int64_t common)
            (size > 0 && common > 0 && common % size == 0);
 }
 
-/* The size that a dimension, counted from the end, has in common. */
+/* Find the common size of a dimension, counted from the end. */
 static ca_status
 find_common_size(const ca_openvino_sdpa *call, int from_end, int64_t *common,
                  ca_error *error)
@@ -89,7 +89,7 @@ find_common_size(const ca_openvino_sdpa *call, int from_end, int64_t *common,
                                 "cannot be repeated to %lld, that of the others; "
                                 "expected 1 or a divisor",
                                 inputs[t].name,
-                                ca_spec_shape_text(inputs[t].tensor, given), -from_end,
+                                ca_door_shape_text(inputs[t].tensor, given), -from_end,
                                 (long long)size, (long long)*common);
         }
     }
@@ -126,7 +126,7 @@ check_mask(const ca_openvino_sdpa *call, int ndim, const int64_t *shape,
             error, CA_ERROR_VALUE,
             "attention_mask has shape %s; expected two dimensions or more that can be "
             "broadcast or repeated to %s",
-            ca_spec_shape_text(mask, given),
+            ca_door_shape_text(mask, given),
             ca_shape_format(ndim, scores, expected, sizeof(expected)));
     }
     return CA_OK;
@@ -138,7 +138,7 @@ ca_openvino_sdpa_check(const ca_openvino_sdpa *call, int *ndim,
 {
     ca_status status = CA_OK;
     CA_TRY(check_dtypes(call, error));
-    CA_TRY(ca_spec_check_matrices(&call->query, &call->key, &call->value, 3, error));
+    CA_TRY(ca_door_check_matrices(&call->query, &call->key, &call->value, 3, error));
     CA_TRY(check_scale(call, error));
     int n = call->query.ndim;
     n = call->key.ndim > n ? call->key.ndim : n;
@@ -158,9 +158,10 @@ done:
 
 /* ---- repeated dimensions ---- */
 
-/* A leading dimension of the result is cut into factors, so that its index is the sum
-   of unit * index over them. Where every tensor either repeats along a factor or moves
-   through all of it, strides can say so; else its indices become problems. */
+/* A leading dimension of the result is cut into factors: its index is the sum of
+   unit * index over the factors. If every tensor either repeats along a factor or moves
+   through all of it, a stride describes the factor. Else each of its indices becomes a
+   problem. */
 typedef struct {
     int from_end; /* the dimension, counted from the end */
     int64_t unit;
@@ -168,7 +169,7 @@ typedef struct {
     bool strided;
 } factor;
 
-/* In a result that is not empty there are at most 62, as none is of size 1. */
+/* A result that is not empty has at most 62 factors, as each doubles it or more. */
 typedef struct {
     int count; /* the innermost comes first */
     factor factors[CA_MAX_DIMS];
@@ -176,7 +177,7 @@ typedef struct {
 
 #define INPUTS 4
 
-/* Each either divides the other, or is divided by it? */
+/* True if `size` divides, or is divided by, each of the sizes. */
 static bool
 is_chained(int64_t size, const int64_t sizes[INPUTS])
 {
@@ -188,7 +189,7 @@ is_chained(int64_t size, const int64_t sizes[INPUTS])
     return true;
 }
 
-/* Cut dimension `from_end`, of `common` indices, at the sizes that are chained. */
+/* Cut dimension `from_end`, of `common` indices, at the chained sizes. */
 static void
 factorize_dim(const int64_t sizes[INPUTS], int from_end, int64_t common,
               factorization *cut)
@@ -235,14 +236,14 @@ view_entries(const ca_tensor *tensor, const factorization *cut, int64_t index,
         int64_t stride = ca_tensor_stride(tensor, by->from_end);
         if (by->strided) {
             bool repeats = by->unit % size == 0;
-            ca_spec_add_dim(view, by->size, repeats ? 0 : by->unit * stride);
+            ca_door_add_dim(view, by->size, repeats ? 0 : by->unit * stride);
         } else {
             first += index % by->size * by->unit % size * stride;
             index /= by->size;
         }
     }
     for (int from_end = 2; from_end > 0; from_end--) {
-        ca_spec_add_dim(view, ca_tensor_size(tensor, from_end),
+        ca_door_add_dim(view, ca_tensor_size(tensor, from_end),
                         ca_tensor_stride(tensor, from_end));
     }
     view->data = (char *)tensor->data + first * (ptrdiff_t)ca_dtype_size(tensor->dtype);
@@ -274,13 +275,13 @@ ca_openvino_sdpa_problem(const ca_openvino_sdpa *call, const ca_tensor *output,
     if (call->attention_mask.ndim > 0) {
         ca_tensor *mask = &views[CA_ATTENTION_MASK];
         view_entries(&call->attention_mask, &cut, index, mask);
-        ca_spec_broadcast_rows(mask, ca_tensor_size(&call->query, 2));
-        ca_spec_broadcast_columns(mask, ca_tensor_size(&call->key, 2));
+        ca_door_broadcast_rows(mask, ca_tensor_size(&call->query, 2));
+        ca_door_broadcast_columns(mask, ca_tensor_size(&call->key, 2));
         attention->mask_is_added = mask->dtype != CA_BOOL;
     }
     attention->scale = call->has_scale
                            ? call->scale
-                           : ca_spec_default_scale(ca_tensor_size(&call->query, 1));
+                           : ca_door_default_scale(ca_tensor_size(&call->query, 1));
     if (call->causal) {
         attention->above = 0;
     }

@@ -3,8 +3,8 @@
  * OpenVINO's ScaledDotProductAttention-13: its rules, and its arguments as attention
  * problems.
  */
-#ifndef CLATTN_SPEC_OPENVINO_H
-#define CLATTN_SPEC_OPENVINO_H
+#ifndef CLATTN_DOORS_OPENVINO_H
+#define CLATTN_DOORS_OPENVINO_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The torch-like front door: shapes, broadcasting, grouped heads, causality, windows.
+ * Torch's door: shapes, broadcasting, grouped heads, causality, windows.
  */
 #include "doors/torch.h"
 
@@ -28,7 +28,7 @@ check_heads(const ca_torch_sdpa *call, ca_error *error)
     return CA_OK;
 }
 
-/* Widen `common`, counted from the end from dimension `first` on, by `tensor`'s. */
+/* Broadcast `shape` by the tensor's dimensions, counted from the end, from `first` on. */
 static ca_status
 broadcast_leading(const ca_tensor *tensor, const char *name, int first, int ndim,
                   int64_t *shape, ca_error *error)
@@ -43,7 +43,7 @@ broadcast_leading(const ca_tensor *tensor, const char *name, int first, int ndim
             return ca_error_set(error, CA_ERROR_VALUE,
                                 "%s has shape %s, whose dimension %d of size %lld does "
                                 "not broadcast with the others' %lld%s",
-                                name, ca_spec_shape_text(tensor, given), -d,
+                                name, ca_door_shape_text(tensor, given), -d,
                                 (long long)size, (long long)*common,
                                 d == 3 ? " (for grouped heads: enable_gqa=True)" : "");
         }
@@ -69,7 +69,7 @@ check_mask(const ca_tensor *mask, int ndim, const int64_t *shape, int64_t S,
         return ca_error_set(
             error, CA_ERROR_VALUE,
             "attn_mask has shape %s; expected one that broadcasts to %s",
-            ca_spec_shape_text(mask, given),
+            ca_door_shape_text(mask, given),
             ca_shape_format(ndim, scores, expected, sizeof(expected)));
     }
     return CA_OK;
@@ -79,8 +79,8 @@ static ca_status
 check_scalars(const ca_torch_sdpa *call, ca_error *error)
 {
     ca_status status = CA_OK;
-    CA_TRY(ca_spec_check_scale(call->has_scale, call->scale, call->query.dtype, error));
-    CA_TRY(ca_spec_check_softcap(call->softcap, error));
+    CA_TRY(ca_door_check_scale(call->has_scale, call->scale, call->query.dtype, error));
+    CA_TRY(ca_door_check_softcap(call->softcap, error));
     if (call->window_left < 0 || call->window_right < 0) {
         CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
                             "window has the bound %lld; expected 0 or more, or None",
@@ -96,8 +96,8 @@ ca_torch_sdpa_check(const ca_torch_sdpa *call, int *ndim, int64_t shape[CA_MAX_D
                     ca_error *error)
 {
     ca_status status = CA_OK;
-    CA_TRY(ca_spec_check_dtypes(&call->query, &call->key, &call->value, error));
-    CA_TRY(ca_spec_check_matrices(&call->query, &call->key, &call->value, 2, error));
+    CA_TRY(ca_door_check_dtypes(&call->query, &call->key, &call->value, error));
+    CA_TRY(ca_door_check_matrices(&call->query, &call->key, &call->value, 2, error));
     CA_TRY(check_scalars(call, error));
 
     int n = call->query.ndim;
@@ -154,20 +154,20 @@ ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output,
 
     ca_attention_init(attention, views);
     for (size_t i = 0; i < sizeof(operands) / sizeof(operands[0]); i++) {
-        ca_spec_view_grouped(operands[i].tensor, operands[i].trailing, nleading, shape,
+        ca_door_view_grouped(operands[i].tensor, operands[i].trailing, nleading, shape,
                              Hk, &views[operands[i].role]);
     }
     ca_tensor *mask = &views[CA_ATTENTION_MASK];
-    ca_spec_broadcast_rows(mask, L);
-    ca_spec_broadcast_columns(mask, S);
+    ca_door_broadcast_rows(mask, L);
+    ca_door_broadcast_columns(mask, S);
     attention->mask_is_added = mask->dtype != CA_BOOL;
-    attention->scale = call->has_scale ? call->scale : ca_spec_default_scale(E);
+    attention->scale = call->has_scale ? call->scale : ca_door_default_scale(E);
     attention->softcap = call->softcap;
     attention->dropout = call->dropout;
     attention->seed = call->seed;
 
     int64_t shift = call->causal == CA_CAUSAL_LOWER_RIGHT ? S - L : 0;
-    ca_spec_set_band(attention, call->window_left, call->window_right,
+    ca_door_set_band(attention, call->window_left, call->window_right,
                      call->causal != CA_CAUSAL_NONE, shift);
 }
 

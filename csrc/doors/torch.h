@@ -3,8 +3,8 @@
  * torch.nn.functional.scaled_dot_product_attention and what clattn adds to it: its
  * rules, and its arguments as an attention problem.
  */
-#ifndef CLATTN_SPEC_TORCH_H
-#define CLATTN_SPEC_TORCH_H
+#ifndef CLATTN_DOORS_TORCH_H
+#define CLATTN_DOORS_TORCH_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -41,7 +41,7 @@ typedef struct {
 ca_status ca_torch_sdpa_check(const ca_torch_sdpa *call, int *ndim,
                               int64_t shape[CA_MAX_DIMS], ca_error *error);
 
-/* The options and views of the checked call, to be folded. `output` has the result's
+/* Set the options and views of the checked call, which are to be folded. `output` has the result's
    shape, `lse` that without its last dimension (data NULL: not wanted). */
 void ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output,
                          const ca_tensor *lse, ca_attention *attention,

@@ -141,10 +141,11 @@ void
 ca_probe_ptx(ca_device *device)
 {
     ca_device_info *info = &device->info;
-    ca_kernel_spec spec = {
-        .name = "probe_ptx",
-        .ndefines = 3,
-        .defines = {{"DTYPE", CA_FLOAT16}, {"FORM", 2}, {"WARP", info->matrix_units}}};
+    ca_kernel_spec spec = {.name = "probe_ptx",
+                           .ndefines = 3,
+                           .defines = {{"DTYPE", CA_FLOAT16},
+                                       {"EXCHANGE", 2},
+                                       {"WARP", info->matrix_units}}};
     ca_kernel *kernel = NULL;
     ca_error refusal = {0};
     if (info->warp_shuffles &&

@@ -8,7 +8,7 @@
 #include "python/error.h"
 #include "python/tensor.h"
 
-/* Does NumPy make an array of it? */
+/* True if NumPy makes an array of the object. */
 static bool
 numpy_takes(PyObject *object)
 {
@@ -92,10 +92,9 @@ ca_py_array(const ca_state *state, PyObject *object, const char *name,
     }
     PyObject *array = ca_py_ndarray_from(object);
     if (array == NULL) {
-        ca_py_raise_from(PyObject_CheckBuffer(object) ? PyExc_TypeError
-                                                      : PyExc_ValueError,
-                         name, object, "buffer or __array__");
-        return -1;
+        return ca_py_raise_from(PyObject_CheckBuffer(object) ? PyExc_TypeError
+                                                             : PyExc_ValueError,
+                                name, object, "buffer or __array__");
     }
     int result = ca_py_tensor_from_ndarray(array, name, dtypes, tensor, keep);
     Py_DECREF(array);
@@ -104,8 +103,8 @@ ca_py_array(const ca_state *state, PyObject *object, const char *name,
 
 /* ---- results ---- */
 
-/* The library of an array that names none: the package of its type, if that is imported.
-   NULL without an exception where there is none such. */
+/* Returns the package of an array's type, for libraries without __array_namespace__.
+   NULL, without an exception, if there is none that is imported. */
 static PyObject *
 package_of(PyObject *like)
 {
@@ -124,8 +123,9 @@ package_of(PyObject *like)
     return package;
 }
 
-/* The function that makes `like`'s library take memory, a new reference; NULL where the
-   result is to be NumPy's, or with an exception that is nobody's business here. */
+/* Returns the library's function that takes memory, a new reference. NULL without an
+   exception: the result is to be NumPy's. NULL with one: it is no Exception, and
+   passes. */
 static PyObject *
 taker_of(PyObject *like)
 {
@@ -166,7 +166,7 @@ ca_py_host_result(PyObject *like, ca_dtype dtype, int ndim, const int64_t *shape
     return memory;
 }
 
-/* By the functions of `like`'s type. */
+/* Gives memory to the library by the exchange functions of its type. */
 static PyObject *
 exchange(const ca_dlpack_exchange *functions, const ca_tensor *tensor, PyObject *memory)
 {
@@ -267,15 +267,14 @@ ca_py_out_open(const ca_state *state, PyObject *object, ca_dtype dtype,
                            ca_dtype_name(out->tensor.dtype), ca_dtype_name(dtype),
                            origin);
     }
-    int given_ndim;
-    int64_t given[CA_MAX_DIMS];
-    ca_py_array_shape(out->shell, &given_ndim, given);
-    if (given_ndim != ndim ||
-        memcmp(given, shape, (size_t)ndim * sizeof(*shape)) != 0) {
+    const ca_tensor *given = &out->tensor;
+    if (given->ndim != ndim ||
+        memcmp(given->shape, shape, (size_t)ndim * sizeof(*shape)) != 0) {
         char text[2][160];
-        return ca_py_raise(PyExc_ValueError, "out has shape %s; expected %s",
-                           ca_shape_format(given_ndim, given, text[0], sizeof(text[0])),
-                           ca_shape_format(ndim, shape, text[1], sizeof(text[1])));
+        return ca_py_raise(
+            PyExc_ValueError, "out has shape %s; expected %s",
+            ca_shape_format(given->ndim, given->shape, text[0], sizeof(text[0])),
+            ca_shape_format(ndim, shape, text[1], sizeof(text[1])));
     }
     if (!out->writeable) {
         return ca_py_raise(PyExc_ValueError,

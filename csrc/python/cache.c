@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- *     class Cache(key, value):                       two Tensors (B, Hk, capacity, size)
+ *     class Cache(key, value):                      two Tensors (B, Hk, capacity, size)
  *         append(key, value, counts)
  *         attend(query, attn_mask, is_causal, scale, window, softcap)
  *         truncate(n)
@@ -23,7 +23,8 @@
 #include "python/scalars.h"
 #include "python/tensor.h"
 
-/* Changes of `cache` wait for each other. Each one shows at once, when it is complete. */
+/* Changes of `cache` wait for each other. Each one shows at once, when it is complete.
+   */
 typedef struct {
     PyObject_HEAD
     PyObject *module;
@@ -35,24 +36,24 @@ typedef struct {
     int64_t *lengths; /* B of them; cache.lengths is this or NULL */
 } ca_py_cache;
 
-/* Reads the cache as it is now. Unequal lengths are copied, for PyMem_RawFree. Returns
-   -1 with an exception. */
+/* Reads the cache as it is now. *lengths is a copy, for PyMem_RawFree; cache->lengths
+   is the copy, or NULL as before. Returns -1 with an exception. */
 static int
 look(ca_py_cache *self, ca_cache *cache, int64_t **lengths)
 {
-    size_t size = (size_t)self->cache.key.shape[0] * sizeof(**lengths);
-    *lengths = NULL;
-    ca_mutex_lock(&self->guard);
-    *cache = self->cache;
-    if (cache->lengths != NULL && (*lengths = PyMem_RawMalloc(size)) != NULL) {
-        memcpy(*lengths, cache->lengths, size);
-    }
-    ca_mutex_unlock(&self->guard);
-    if (cache->lengths != NULL && *lengths == NULL) {
+    int64_t B = self->cache.key.shape[0];
+    *lengths = PyMem_RawMalloc((size_t)B * sizeof(**lengths));
+    if (*lengths == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    cache->lengths = *lengths;
+    ca_mutex_lock(&self->guard);
+    *cache = self->cache;
+    for (int64_t b = 0; b < B; b++) {
+        (*lengths)[b] = ca_cache_length(cache, b);
+    }
+    ca_mutex_unlock(&self->guard);
+    cache->lengths = cache->lengths != NULL ? *lengths : NULL;
     return 0;
 }
 
@@ -105,7 +106,7 @@ parse_numbers(ca_py_call *call, PyObject *object, const char *name,
     return 0;
 }
 
-/* Copies positions that come from the cache itself, as they may overlap their target. */
+/* Copies positions that come from the cache itself: they may overlap their target. */
 static int
 set_apart(ca_py_call *call, const ca_cache *cache, ca_tensor *tensor, PyObject *owner)
 {
@@ -131,11 +132,11 @@ copy_positions(ca_device *device, const ca_cache *cache, const ca_cache_append *
                const char *name, ca_error *error)
 {
     ca_status status = CA_OK;
-    int64_t parts = ca_cache_append_parts(cache, append);
+    int64_t parts = ca_cache_append_copies(cache, append);
     for (int64_t part = 0; part < parts; part++) {
         ca_tensor from;
         ca_tensor to;
-        ca_cache_append_part(cache, append, part, &from, &to);
+        ca_cache_append_copy(cache, append, part, &from, &to);
         CA_TRY(ca_copy_run(device, &from, &to, name, error));
     }
 done:
@@ -308,16 +309,7 @@ get_lengths(PyObject *object, void *Py_UNUSED(closure))
     if (look((ca_py_cache *)object, &cache, &lengths) < 0) {
         return NULL;
     }
-    int64_t B = cache.key.shape[0];
-    PyObject *tuple = PyTuple_New((Py_ssize_t)B);
-    for (int64_t b = 0; tuple != NULL && b < B; b++) {
-        PyObject *number = PyLong_FromLongLong(ca_cache_length(&cache, b));
-        if (number == NULL) {
-            Py_CLEAR(tuple);
-        } else {
-            PyTuple_SET_ITEM(tuple, (Py_ssize_t)b, number);
-        }
-    }
+    PyObject *tuple = ca_py_tuple(cache.key.shape[0], lengths, 1);
     PyMem_RawFree(lengths);
     return tuple;
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "python/call.h"
 
-#include <stdlib.h>
-#include <string.h>
+#include <stdio.h>
 
 #include "attention/run.h"
 #include "attention/trivial.h"

@@ -16,7 +16,7 @@ ca_py_convert_init(void)
     return PyArray_ImportNumPyAPI();
 }
 
-/* ml_dtypes registers bfloat16 with NumPy at import, under a number of its own. */
+/* ml_dtypes registers bfloat16 with NumPy at import; its type number varies. */
 static bool
 is_bfloat16(PyArray_Descr *descr)
 {
@@ -26,7 +26,7 @@ is_bfloat16(PyArray_Descr *descr)
            strcmp(dot != NULL ? dot + 1 : name, "bfloat16") == 0;
 }
 
-/* An integer type by its size: int64 is long here, and long long there. */
+/* Finds an integer type by its size: int64 is long or long long. */
 static bool
 integer_dtype(PyArray_Descr *descr, ca_dtype *dtype)
 {
@@ -46,59 +46,47 @@ integer_dtype(PyArray_Descr *descr, ca_dtype *dtype)
 static bool
 dtype_from_descr(PyArray_Descr *descr, ca_dtype *dtype)
 {
-    switch (descr->type_num) {
-    case NPY_BOOL:
-        *dtype = CA_BOOL;
-        return true;
-    case NPY_HALF:
-        *dtype = CA_FLOAT16;
-        return true;
-    case NPY_FLOAT:
-        *dtype = CA_FLOAT32;
-        return true;
-    case NPY_DOUBLE:
-        *dtype = CA_FLOAT64;
-        return true;
-    default:
-        *dtype = CA_BFLOAT16;
-        return is_bfloat16(descr) || integer_dtype(descr, dtype);
-    }
+    int number = descr->type_num;
+    *dtype = number == NPY_BOOL     ? CA_BOOL
+             : number == NPY_HALF   ? CA_FLOAT16
+             : number == NPY_FLOAT  ? CA_FLOAT32
+             : number == NPY_DOUBLE ? CA_FLOAT64
+                                    : CA_BFLOAT16;
+    return *dtype != CA_BFLOAT16 || is_bfloat16(descr) || integer_dtype(descr, dtype);
 }
+
+#define BIT(dtype) (1u << (dtype))
+#define FLOATS (BIT(CA_FLOAT16) | BIT(CA_BFLOAT16) | BIT(CA_FLOAT32) | BIT(CA_FLOAT64))
+
+static const struct {
+    unsigned taken;
+    const char *text;
+} rules[] = {
+    [CA_TAKES_FLOATS] = {FLOATS, "float16, bfloat16, float32 or float64"},
+    [CA_TAKES_BOOL_AND_FLOATS] = {FLOATS | BIT(CA_BOOL),
+                                  "bool, float16, bfloat16, float32 or float64"},
+    [CA_TAKES_NUMBERS] = {~0u, "bool, an integer type, float16, bfloat16, float32 or "
+                               "float64"},
+    [CA_TAKES_HALF_AND_SINGLE] = {BIT(CA_FLOAT16) | BIT(CA_FLOAT32),
+                                  "float16 or float32"},
+    [CA_TAKES_INT32] = {BIT(CA_INT32), "int32"},
+};
 
 static bool
 takes(ca_py_dtypes dtypes, ca_dtype dtype)
 {
-    switch (dtypes) {
-    case CA_TAKES_FLOATS:
-        return ca_dtype_is_float(dtype);
-    case CA_TAKES_BOOL_AND_FLOATS:
-        return dtype == CA_BOOL || ca_dtype_is_float(dtype);
-    case CA_TAKES_HALF_AND_SINGLE:
-        return dtype == CA_FLOAT16 || dtype == CA_FLOAT32;
-    case CA_TAKES_INT32:
-        return dtype == CA_INT32;
-    case CA_TAKES_NUMBERS:
-        break;
-    }
-    return true;
+    return (rules[dtypes].taken & BIT(dtype)) != 0;
 }
 
-/* isinstance(object, numpy.ma.MaskedArray) */
-static int
-is_masked_array(PyObject *object)
+/* Returns module.name, a new reference; NULL with an exception. */
+static PyObject *
+import_from(const char *module, const char *name)
 {
-    PyObject *module = PyImport_ImportModule("numpy.ma");
-    if (module == NULL) {
-        return -1;
-    }
-    PyObject *type = PyObject_GetAttrString(module, "MaskedArray");
-    Py_DECREF(module);
-    if (type == NULL) {
-        return -1;
-    }
-    int result = PyObject_IsInstance(object, type);
-    Py_DECREF(type);
-    return result;
+    PyObject *imported = PyImport_ImportModule(module);
+    PyObject *attribute =
+        imported != NULL ? PyObject_GetAttrString(imported, name) : NULL;
+    Py_XDECREF(imported);
+    return attribute;
 }
 
 bool
@@ -116,17 +104,21 @@ ca_py_is_numpy_scalar(PyObject *object)
 static int
 refuse_masked(PyObject *object, const char *name)
 {
-    int masked = PyArray_CheckExact(object) ? 0 : is_masked_array(object);
-    if (masked > 0) {
-        PyErr_Format(PyExc_TypeError,
-                     "%s must be an array, got %.200s, whose mask would be ignored",
-                     name, Py_TYPE(object)->tp_name);
+    if (PyArray_CheckExact(object)) {
+        return 0;
     }
-    return masked != 0 ? -1 : 0;
+    PyObject *type = import_from("numpy.ma", "MaskedArray");
+    int masked = type != NULL ? PyObject_IsInstance(object, type) : -1;
+    Py_XDECREF(type);
+    return masked <= 0
+               ? masked
+               : ca_py_raise(PyExc_TypeError,
+                             "%s must be an array, got %.200s, whose mask would "
+                             "be ignored",
+                             name, Py_TYPE(object)->tp_name);
 }
 
-/* Strides of dimensions of size 1, and of empty arrays, mean nothing and may be
-   anything. */
+/* The strides of dimensions of size 1, and of empty arrays, may be anything. */
 bool
 ca_py_array_describe(PyObject *object, ca_dtype dtype, ca_tensor *tensor)
 {
@@ -156,21 +148,7 @@ ca_py_check_dtype(ca_dtype dtype, ca_py_dtypes dtypes, const char *name)
         return 0;
     }
     return ca_py_raise(PyExc_TypeError, "%s has dtype %s; expected %s", name,
-                       ca_dtype_name(dtype), ca_py_dtypes_text(dtypes));
-}
-
-const char *
-ca_py_dtypes_text(ca_py_dtypes dtypes)
-{
-    static const char *const expected[] = {
-        [CA_TAKES_FLOATS] = "float16, bfloat16, float32 or float64",
-        [CA_TAKES_BOOL_AND_FLOATS] = "bool, float16, bfloat16, float32 or float64",
-        [CA_TAKES_NUMBERS] =
-            "bool, an integer type, float16, bfloat16, float32 or float64",
-        [CA_TAKES_HALF_AND_SINGLE] = "float16 or float32",
-        [CA_TAKES_INT32] = "int32",
-    };
-    return expected[dtypes];
+                       ca_dtype_name(dtype), rules[dtypes].text);
 }
 
 int
@@ -184,7 +162,7 @@ ca_py_tensor_from_ndarray(PyObject *object, const char *name, ca_py_dtypes dtype
     }
     if (!dtype_from_descr(PyArray_DESCR(array), &dtype) || !takes(dtypes, dtype)) {
         return ca_py_raise(PyExc_TypeError, "%s has dtype %S; expected %s", name,
-                           (PyObject *)PyArray_DESCR(array), ca_py_dtypes_text(dtypes));
+                           (PyObject *)PyArray_DESCR(array), rules[dtypes].text);
     }
     if (ca_py_array_describe(object, dtype, tensor)) {
         *keep = Py_NewRef(object);
@@ -201,10 +179,10 @@ ca_py_tensor_from_ndarray(PyObject *object, const char *name, ca_py_dtypes dtype
 PyObject *
 ca_py_contiguous(PyObject *object)
 {
-    PyArrayObject *array = (PyArrayObject *)object;
-    PyArray_Descr *native = PyArray_DescrNewByteorder(PyArray_DESCR(array), NPY_NATIVE);
+    PyArray_Descr *native = (PyArray_Descr *)ca_py_native_descr(object);
     return native == NULL ? NULL
-                          : PyArray_FromArray(array, native, NPY_ARRAY_CARRAY_RO);
+                          : PyArray_FromArray((PyArrayObject *)object, native,
+                                              NPY_ARRAY_CARRAY_RO);
 }
 
 PyObject *
@@ -225,13 +203,9 @@ ca_py_descr(ca_dtype dtype)
     if (dtype != CA_BFLOAT16) {
         return (PyObject *)PyArray_DescrFromType(numbers[dtype]);
     }
-    PyObject *module = PyImport_ImportModule("ml_dtypes");
-    if (module == NULL) {
-        return NULL; /* an ImportError that names it */
-    }
     PyArray_Descr *descr = NULL;
-    PyObject *type = PyObject_GetAttrString(module, "bfloat16");
-    Py_DECREF(module);
+    PyObject *type =
+        import_from("ml_dtypes", "bfloat16"); /* the ImportError names it */
     if (type != NULL && !PyArray_DescrConverter(type, &descr)) {
         descr = NULL;
     }
@@ -286,7 +260,7 @@ ca_py_is_other_scalar(PyObject *object)
 
 /* ---- arrays that results are written to ---- */
 
-/* `pages`: how many bytes of pages it is; 0: allocated memory. */
+/* Frees `pages` bytes of pages; 0: memory of ca_memory_allocate. */
 static void
 free_of(void *memory, size_t pages)
 {
@@ -303,7 +277,7 @@ free_memory(PyObject *capsule)
     free_of(PyCapsule_GetPointer(capsule, NULL), (size_t)PyCapsule_GetContext(capsule));
 }
 
-/* New memory and what owns it; NULL with an exception. */
+/* Allocates memory. Returns its owner; NULL with an exception. */
 static PyObject *
 allocate(size_t bytes, ca_pages pages, void **memory)
 {
@@ -319,7 +293,7 @@ allocate(size_t bytes, ca_pages pages, void **memory)
         free_of(*memory, context);
         return NULL;
     }
-    (void)PyCapsule_SetContext(owner, (void *)context); /* fails for no capsule only */
+    (void)PyCapsule_SetContext(owner, (void *)context); /* cannot fail for a capsule */
     return owner;
 }
 
@@ -343,7 +317,7 @@ ca_py_array_new(ca_pages pages, PyObject *descr, ca_dtype dtype, int ndim,
         dims[d] = (npy_intp)shape[d];
         empty = empty || shape[d] == 0;
     }
-    size_t bytes = ca_dtype_size(dtype); /* of an empty array too, which has memory */
+    size_t bytes = ca_dtype_size(dtype); /* an empty array has memory, too */
     for (int d = 0; d < ndim && !empty; d++) {
         if (bytes > PTRDIFF_MAX / (size_t)shape[d]) {
             return PyErr_Format(PyExc_MemoryError,
@@ -357,7 +331,7 @@ ca_py_array_new(ca_pages pages, PyObject *descr, ca_dtype dtype, int ndim,
     if (owner == NULL) {
         return NULL;
     }
-    Py_INCREF(descr); /* the array takes one */
+    Py_INCREF(descr); /* the array takes a reference */
     PyObject *array = PyArray_NewFromDescr(&PyArray_Type, (PyArray_Descr *)descr, ndim,
                                            dims, NULL, memory, NPY_ARRAY_CARRAY, NULL);
     if (array == NULL) {
@@ -397,15 +371,6 @@ ca_py_array_over(const ca_tensor *tensor, PyObject *descr, bool writeable,
         Py_CLEAR(array);
     }
     return array;
-}
-
-void
-ca_py_array_shape(PyObject *array, int *ndim, int64_t shape[CA_MAX_DIMS])
-{
-    *ndim = PyArray_NDIM((PyArrayObject *)array);
-    for (int d = 0; d < *ndim; d++) {
-        shape[d] = PyArray_DIM((PyArrayObject *)array, d);
-    }
 }
 
 bool
@@ -449,7 +414,8 @@ ca_py_copy_into(PyObject *out, PyObject *result)
     return PyArray_CopyInto((PyArrayObject *)out, (PyArrayObject *)result);
 }
 
-/* Arrays of one dtype and shape: the same elements in the same places? */
+/* True if two arrays of one dtype and shape show the same elements in the same order.
+   */
 static bool
 is_same_view(PyArrayObject *a, PyArrayObject *b)
 {
@@ -463,7 +429,7 @@ is_same_view(PyArrayObject *a, PyArrayObject *b)
     return same;
 }
 
-/* Of numpy.shares_memory, whose worst case is exponential. */
+/* The limit of numpy.shares_memory, whose worst case is exponential. */
 #define SHARING_WORK 100000
 
 int

@@ -21,7 +21,6 @@ typedef struct {
     PyObject_HEAD
     PyObject *module;
     ca_device *device;
-    int index;
 } device_object;
 
 static const char *const type_names[] = {
@@ -35,20 +34,6 @@ static const char *const memory_names[] = {
     [CA_MEMORY_HOST_PTR] = "host",
     [CA_MEMORY_COPY] = "copy",
 };
-
-PyObject *
-ca_py_device_new(PyObject *module, ca_device *device, int index)
-{
-    device_object *self =
-        PyObject_GC_New(device_object, ca_state_get(module)->device_type);
-    if (self != NULL) {
-        self->module = Py_NewRef(module);
-        self->device = device;
-        self->index = index;
-        PyObject_GC_Track(self);
-    }
-    return (PyObject *)self;
-}
 
 int
 ca_py_device_index(PyObject *module, const ca_device *device)
@@ -64,7 +49,14 @@ ca_py_device_index(PyObject *module, const ca_device *device)
 PyObject *
 ca_py_wrap_device(PyObject *module, ca_device *device)
 {
-    return ca_py_device_new(module, device, ca_py_device_index(module, device));
+    device_object *self =
+        PyObject_GC_New(device_object, ca_state_get(module)->device_type);
+    if (self != NULL) {
+        self->module = Py_NewRef(module);
+        self->device = device;
+        PyObject_GC_Track(self);
+    }
+    return (PyObject *)self;
 }
 
 const char *
@@ -119,37 +111,31 @@ get_memory_mode(PyObject *self, void *Py_UNUSED(closure))
     return PyUnicode_FromString(memory_names[info_of(self)->memory]);
 }
 
-static ca_status
-prepare(PyObject *self, ca_error *error)
-{
-    ca_status status;
-    Py_BEGIN_ALLOW_THREADS
-        status = ca_device_prepare(ca_py_device_get(self), error);
-    Py_END_ALLOW_THREADS
-    return status;
-}
-
-/* Device.usable: makes the device ready, once */
-static PyObject *
-get_usable(PyObject *self, void *Py_UNUSED(closure))
-{
-    ca_error error = {0};
-    ca_status status = prepare(self, &error);
-    ca_error_clear(&error);
-    return PyBool_FromLong(status == CA_OK);
-}
-
+/* Makes the device ready, once. */
 static PyObject *
 get_reason(PyObject *self, void *Py_UNUSED(closure))
 {
     ca_error error = {0};
-    if (prepare(self, &error) == CA_OK) {
-        Py_RETURN_NONE;
-    }
-    PyObject *reason = PyUnicode_DecodeUTF8(
-        error.message, (Py_ssize_t)strlen(error.message), "replace");
+    ca_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_device_prepare(ca_py_device_get(self), &error);
+    Py_END_ALLOW_THREADS
+    PyObject *reason =
+        status == CA_OK
+            ? Py_NewRef(Py_None)
+            : PyUnicode_DecodeUTF8(error.message, (Py_ssize_t)strlen(error.message),
+                                   "replace");
     ca_error_clear(&error);
     return reason;
+}
+
+static PyObject *
+get_usable(PyObject *self, void *closure)
+{
+    PyObject *reason = get_reason(self, closure);
+    PyObject *usable = reason != NULL ? PyBool_FromLong(reason == Py_None) : NULL;
+    Py_XDECREF(reason);
+    return usable;
 }
 
 static PyObject *
@@ -174,7 +160,7 @@ device_richcompare(PyObject *self, PyObject *other, int operation)
 static Py_hash_t
 device_hash(PyObject *self)
 {
-    return ((device_object *)self)->index;
+    return ca_py_device_index(((device_object *)self)->module, ca_py_device_get(self));
 }
 
 static int

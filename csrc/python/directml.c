@@ -22,7 +22,8 @@ enum {
 
 enum { OUTPUT, PRESENT_KEY, PRESENT_VALUE, RESULTS };
 
-/* The bias, and a mask that holds numbers, are read on the host; a mask of flags is not. */
+/* The bias, and a mask that holds numbers, are read on the host; a mask of flags is
+   not. */
 static int
 parse_tensors(PyObject *const *args, ca_directml_attention *dml, ca_py_call *call)
 {

@@ -11,9 +11,9 @@
 
 /* ---- capsules ---- */
 
-/* What one export allocates; the consumer sees one of the two structs. Both the consumer
-   and the capsule, if there is one, hold it: some consumers call the deleter, fail, and
-   leave the capsule as if they had never seen it. */
+/* What one export allocates; the consumer sees one of the two structs. Both the
+   consumer and the capsule, if there is one, hold it: some consumers call the deleter,
+   fail, and leave the capsule as if they had never seen it. */
 typedef struct {
     union {
         ca_dlpack_managed managed;
@@ -73,8 +73,8 @@ free_capsule(PyObject *capsule)
     let_go(exported);
 }
 
-static void
-set_dtype(ca_dlpack_tensor *tensor, ca_dtype dtype)
+void
+ca_py_dlpack_set_dtype(ca_dlpack_tensor *tensor, ca_dtype dtype)
 {
     tensor->code = dtype == CA_BOOL           ? CA_DLPACK_BOOL
                    : dtype == CA_BFLOAT16     ? CA_DLPACK_BFLOAT
@@ -107,7 +107,7 @@ new_export(const ca_tensor *tensor, PyObject *owner, const ca_dlpack_tensor *sta
     handed->ndim = (int32_t)ndim;
     handed->shape = exported->sizes;
     handed->strides = exported->sizes + ndim;
-    set_dtype(handed, tensor->dtype);
+    ca_py_dlpack_set_dtype(handed, tensor->dtype);
     if (versioned) {
         exported->as.versioned.major = 1;
         exported->as.versioned.context = exported;
@@ -202,7 +202,7 @@ ca_py_dlpack_parse(PyObject *args, PyObject *kwargs, ca_py_dlpack_request *reque
     return 0;
 }
 
-/* ---- memory of results ---- */
+/* ---- the type of ca_py_dlpack_producer ---- */
 
 typedef struct {
     PyObject_HEAD

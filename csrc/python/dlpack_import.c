@@ -3,10 +3,11 @@
 
 #include <string.h>
 
+#include "python/dlpack_export.h" /* ca_py_dlpack_set_dtype */
 #include "python/error.h"
 
-/* The deleter of what `owner` holds, of either struct. It may run Python's code, and an
-   exception may be on its way. */
+/* Calls the deleter of the struct that `owner` holds. The deleter may run Python code,
+   and an exception may be set already. */
 static void
 give_back(PyObject *owner)
 {
@@ -36,16 +37,16 @@ ca_py_has_dlpack(PyObject *object)
            PyObject_HasAttrString(type, "__dlpack_device__");
 }
 
-void
+int
 ca_py_raise_from(PyObject *exception, const char *name, PyObject *object,
-                 const char *part)
+                 const char *source)
 {
     PyObject *type;
     PyObject *cause;
     PyObject *traceback;
     if (!PyErr_ExceptionMatches(PyExc_Exception) ||
         PyErr_ExceptionMatches(PyExc_MemoryError)) {
-        return;
+        return -1;
     }
     PyErr_Fetch(&type, &cause, &traceback);
     PyErr_NormalizeException(&type, &cause, &traceback);
@@ -53,7 +54,8 @@ ca_py_raise_from(PyObject *exception, const char *name, PyObject *object,
         PyException_SetTraceback(cause, traceback);
     }
     PyErr_Format(exception, "%s (%.200s) cannot be read: its %s raised %.100s: %S",
-                 name, Py_TYPE(object)->tp_name, part, Py_TYPE(cause)->tp_name, cause);
+                 name, Py_TYPE(object)->tp_name, source, Py_TYPE(cause)->tp_name,
+                 cause);
     Py_XDECREF(type);
     Py_XDECREF(traceback);
     PyObject *raised;
@@ -62,9 +64,11 @@ ca_py_raise_from(PyObject *exception, const char *name, PyObject *object,
     PyException_SetCause(raised, Py_NewRef(cause));
     PyException_SetContext(raised, cause);
     PyErr_Restore(type, raised, traceback);
+    return -1;
 }
 
-/* Is object.name, or object.name() where `calls`, True? -1 with an exception. */
+/* Returns 1 if object.name, or object.name() if `calls`, is True, else 0; -1 with an
+   exception. */
 static int
 is_true(PyObject *object, const char *name, bool calls)
 {
@@ -79,8 +83,8 @@ is_true(PyObject *object, const char *name, bool calls)
     return result;
 }
 
-/* What a capsule would not tell of a torch tensor: that its gradients are wanted, and
-   that its signs are still to be turned. */
+/* Refuses a torch tensor that requires gradients, or whose signs are turned lazily. A
+   capsule would not tell either. */
 static int
 check_torch(PyObject *object, const char *name)
 {
@@ -100,7 +104,7 @@ check_torch(PyObject *object, const char *name)
                      name);
     }
     if (gradient < 0 || negative < 0) {
-        ca_py_raise_from(PyExc_ValueError, name, object, "flags");
+        return ca_py_raise_from(PyExc_ValueError, name, object, "flags");
     }
     return gradient == 0 && negative == 0 ? 0 : -1;
 }
@@ -136,8 +140,7 @@ check_device(PyObject *object, const char *name)
     int id;
     PyObject *device = PyObject_CallMethod(object, "__dlpack_device__", NULL);
     if (device == NULL) {
-        ca_py_raise_from(PyExc_ValueError, name, object, "__dlpack_device__");
-        return -1;
+        return ca_py_raise_from(PyExc_ValueError, name, object, "__dlpack_device__");
     }
     bool parsed = PyTuple_Check(device) && PyArg_ParseTuple(device, "ii", &type, &id);
     if (!parsed) {
@@ -150,7 +153,7 @@ check_device(PyObject *object, const char *name)
     return parsed ? check_host((ca_dlpack_device){type, id}, object, name) : -1;
 }
 
-/* The capsule of object.__dlpack__(), which older libraries know no version for. */
+/* Returns the capsule of object.__dlpack__(). Older libraries know no max_version. */
 static PyObject *
 call_dlpack(PyObject *object, const char *name)
 {
@@ -166,7 +169,7 @@ call_dlpack(PyObject *object, const char *name)
         }
     }
     if (capsule == NULL) {
-        ca_py_raise_from(PyExc_ValueError, name, object, "__dlpack__");
+        (void)ca_py_raise_from(PyExc_ValueError, name, object, "__dlpack__");
     }
     Py_XDECREF(version);
     Py_XDECREF(nothing);
@@ -174,8 +177,8 @@ call_dlpack(PyObject *object, const char *name)
     return capsule;
 }
 
-/* What gives `managed`, of either struct, back when it goes; NULL with an exception, and
-   then it is still the other's. */
+/* Returns a new owner of `managed`, without give_back yet. NULL with an exception: then
+   `managed` still belongs to the other library. */
 static PyObject *
 owner_of(void *managed, bool versioned)
 {
@@ -186,7 +189,7 @@ owner_of(void *managed, bool versioned)
     return owner;
 }
 
-/* What a capsule holds, taken over: *owner calls the deleter when it goes. */
+/* Takes over the struct of a capsule. *owner calls the deleter at its end. */
 static int
 consume(PyObject *capsule, const char *name, PyObject **owner)
 {
@@ -215,7 +218,7 @@ consume(PyObject *capsule, const char *name, PyObject **owner)
         Py_CLEAR(*owner);
         return -1;
     }
-    /* From here on it is ours. */
+    /* The struct is ours now. */
     return PyCapsule_SetDestructor(*owner, give_back);
 }
 
@@ -234,8 +237,8 @@ ca_py_dlpack_exchange(PyObject *object)
     return exchange != NULL && exchange->major == 1 ? exchange : NULL;
 }
 
-/* By the type's own functions. 0 without an owner where they do not want to: then
-   __dlpack__ says why. */
+/* Takes the object by the exchange functions of its type. Returns 0 without an owner if
+   the functions refuse: __dlpack__ will say why. */
 static int
 exchange_owner(const ca_dlpack_exchange *exchange, PyObject *object, PyObject **owner)
 {
@@ -263,7 +266,7 @@ capsule_owner(PyObject *object, const char *name, PyObject **owner)
     PyObject *capsule =
         check_device(object, name) == 0 ? call_dlpack(object, name) : NULL;
     int result = capsule != NULL ? consume(capsule, name, owner) : -1;
-    PyObject *type; /* what goes here may run Python's code, too */
+    PyObject *type; /* the end of the capsule may run Python code */
     PyObject *value;
     PyObject *traceback;
     PyErr_Fetch(&type, &value, &traceback);
@@ -272,28 +275,17 @@ capsule_owner(PyObject *object, const char *name, PyObject **owner)
     return result;
 }
 
-/* ---- what the struct says ---- */
+/* ---- reading the struct ---- */
 
 static bool
 dtype_of(const ca_dlpack_tensor *tensor, ca_dtype *dtype)
 {
-    static const struct {
-        uint8_t code;
-        uint8_t bits;
-        ca_dtype dtype;
-    } rows[] = {
-        {CA_DLPACK_BOOL, 8, CA_BOOL},        {CA_DLPACK_FLOAT, 16, CA_FLOAT16},
-        {CA_DLPACK_BFLOAT, 16, CA_BFLOAT16}, {CA_DLPACK_FLOAT, 32, CA_FLOAT32},
-        {CA_DLPACK_FLOAT, 64, CA_FLOAT64},   {CA_DLPACK_INT, 8, CA_INT8},
-        {CA_DLPACK_INT, 16, CA_INT16},       {CA_DLPACK_INT, 32, CA_INT32},
-        {CA_DLPACK_INT, 64, CA_INT64},       {CA_DLPACK_UINT, 8, CA_UINT8},
-        {CA_DLPACK_UINT, 16, CA_UINT16},     {CA_DLPACK_UINT, 32, CA_UINT32},
-        {CA_DLPACK_UINT, 64, CA_UINT64},
-    };
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        if (tensor->code == rows[i].code && tensor->bits == rows[i].bits &&
-            tensor->lanes == 1) {
-            *dtype = rows[i].dtype;
+    for (int d = 0; d < CA_DTYPE_COUNT; d++) {
+        ca_dlpack_tensor known;
+        ca_py_dlpack_set_dtype(&known, (ca_dtype)d);
+        if (tensor->code == known.code && tensor->bits == known.bits &&
+            tensor->lanes == known.lanes) {
+            *dtype = (ca_dtype)d;
             return true;
         }
     }
@@ -328,7 +320,7 @@ fault(const char *name, const char *what)
                        name, what);
 }
 
-/* Sizes that are none, or whose bytes 63 bits do not count. */
+/* Refuses negative sizes, and more bytes than 63 bits count. */
 static int
 check_shape(const ca_dlpack_tensor *given, const char *name, size_t size, bool *empty)
 {
@@ -360,7 +352,7 @@ check_shape(const ca_dlpack_tensor *given, const char *name, size_t size, bool *
     return 0;
 }
 
-/* The elements lie within the addresses there are. */
+/* Reads the strides, and refuses those that leave the address space. */
 static int
 set_strides(const ca_dlpack_tensor *given, const char *name, bool empty,
             ca_tensor *tensor)
@@ -386,11 +378,11 @@ set_strides(const ca_dlpack_tensor *given, const char *name, bool empty,
     return 0;
 }
 
-/* Makes `tensor` describe what another library says of its memory. */
+/* Makes `tensor` describe the memory of another library. */
 static int
 read_tensor(const ca_dlpack_tensor *given, const char *name, ca_tensor *tensor)
 {
-    static const char nowhere[sizeof(double)] = {0}; /* where an empty array lies */
+    static const char nowhere[sizeof(double)] = {0}; /* the address of empty arrays */
     bool empty;
     if (check_dtype(given, name, &tensor->dtype) < 0 ||
         check_shape(given, name, ca_dtype_size(tensor->dtype), &empty) < 0 ||
@@ -425,7 +417,7 @@ ca_py_dlpack_import(PyObject *object, const char *name, ca_py_import *import)
     } else {
         const ca_dlpack_managed *managed = PyCapsule_GetPointer(import->owner, NULL);
         given = &managed->tensor;
-        import->read_only = true; /* it cannot say that it is not */
+        import->read_only = true; /* the struct cannot say */
     }
     bool wrong = versioned != NULL && versioned->major != 1;
     if (wrong) {

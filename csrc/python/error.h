@@ -8,7 +8,8 @@
 #include "base/status.h"
 #include "python/state.h"
 
-/* Creates clattn.DeviceError and adds it to the module. Returns -1 with an exception. */
+/* Creates clattn.DeviceError and adds it to the module. Returns -1 with an exception.
+   */
 int ca_py_error_init(PyObject *module);
 
 /* Returns 0 for CA_OK. For another status: raises its exception with the error's words,

@@ -7,7 +7,7 @@
 #include "python/error.h"
 #include "python/methods.h"
 
-/* NULL or "": nothing is forced. */
+/* Forces what the words say; NULL or "" forces nothing. */
 static int
 force(ca_state *state, const char *kernel, const char *sub_groups,
       const char *local_memory)

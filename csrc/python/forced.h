@@ -8,7 +8,7 @@
 
 #include "python/state.h"
 
-/* Read the variables. -1 with a ValueError for words that are not known. */
+/* Reads the variables. Returns -1 with a ValueError for unknown words. */
 int ca_py_force_as_environment_says(ca_state *state);
 
 #endif

@@ -57,7 +57,8 @@ empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     return result;
 }
 
-/* None: every device there is, without opening OpenCL for it. */
+/* Calls `action` for the device of `argument`; for None, for every device of a runtime
+   that is open already. The first failure is raised. */
 static int
 for_each_device(PyObject *module, PyObject *argument,
                 ca_status (*action)(ca_device *device, ca_error *error))
@@ -79,7 +80,7 @@ for_each_device(PyObject *module, PyObject *argument,
         Py_BEGIN_ALLOW_THREADS
             status = action(device, &error);
         Py_END_ALLOW_THREADS
-        if (result == 0) { /* the first failure is told */
+        if (result == 0) {
             result = ca_py_error_check(state, status, &error);
         }
         ca_error_clear(&error);
@@ -131,8 +132,8 @@ memory_stats(PyObject *module, PyObject *argument)
 }
 
 PyMethodDef ca_py_memory_methods[] = {
-    {"tensor", (PyCFunction)(void (*)(void))tensor, METH_FASTCALL, NULL},
-    {"empty", (PyCFunction)(void (*)(void))empty, METH_FASTCALL, NULL},
+    {"tensor", CA_PY_FASTCALL(tensor), NULL},
+    {"empty", CA_PY_FASTCALL(empty), NULL},
     {"empty_cache", empty_cache, METH_O, NULL},
     {"synchronize", synchronize, METH_O, NULL},
     {"memory_stats", memory_stats, METH_O, NULL},

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tables of Python methods: those that python/module.c adds to the module, each with the
- * file that has it, and macros for their rows. Signatures and docstrings of module
- * functions are Python's.
+ * Tables of Python methods: those that python/module.c adds to the module, and macros for
+ * the rows of any table. Signatures and docstrings of module functions are Python's.
  */
 #ifndef CLATTN_PYTHON_METHODS_H
 #define CLATTN_PYTHON_METHODS_H

@@ -15,6 +15,7 @@
  *         onnx_attention(…)                       python/onnx.c
  *         openvino_scaled_dot_product_attention(…) python/openvino.c
  *         directml_multihead_attention(…)         python/directml.c
+ *         force(…)                                python/forced.c
  */
 #include "python/cache.h"
 #include "python/convert.h"

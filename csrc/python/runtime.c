@@ -12,8 +12,7 @@
 
 #define HOW_TO_GET_OPENCL                                                              \
     "; install a driver: pip install \"clattn[cpu]\" for any x86-64 CPU, or the "      \
-    "OpenCL "                                                                          \
-    "driver of your device's maker (Debian: apt-get install pocl-opencl-icd)"
+    "OpenCL driver of your device's maker (Debian: apt-get install pocl-opencl-icd)"
 
 /* ---- the runtime ---- */
 
@@ -37,8 +36,8 @@ borrow_strings(PyObject *tuple)
     return strings;
 }
 
-/* clattn._drivers.discover() says where to look; the loader is opened without the
-   interpreter's lock, by the first thread that gets here. */
+/* Opens the loader, without the interpreter's lock, in the first thread that gets here.
+   clattn._drivers.discover() has said where to look. */
 static ca_status
 open_runtime(ca_state *state, const char *const *preload, const char *const *candidates,
              const char *cache_folder, const char *memory, ca_error *error)
@@ -57,8 +56,8 @@ open_runtime(ca_state *state, const char *const *preload, const char *const *can
     return status;
 }
 
-/* False in a child that was forked while a thread of its parent was opening OpenCL: the
-   lock is held for ever there, and a driver may be half loaded. */
+/* False in a child that was forked while a thread of its parent was opening OpenCL:
+   nobody releases the lock there, and a driver may be half loaded. */
 static bool
 may_open(ca_state *state)
 {
@@ -82,8 +81,8 @@ find_and_open(ca_state *state)
     const char **candidates = NULL;
     PyObject *preload_tuple;
     PyObject *candidates_tuple;
-    PyObject *cache_object;
-    const char *cache_folder = NULL;
+    const char *cache_folder;
+    Py_ssize_t cache_length;
     const char *memory;
 
     if (!may_open(state)) {
@@ -93,20 +92,14 @@ find_and_open(ca_state *state)
         goto done;
     }
     drivers = PyImport_ImportModule("clattn._drivers");
-    if (drivers == NULL || ca_py_force_as_environment_says(state) < 0) {
-        goto done;
-    }
-    found = PyObject_CallMethod(drivers, "discover", NULL);
+    found = drivers != NULL && ca_py_force_as_environment_says(state) == 0
+                ? PyObject_CallMethod(drivers, "discover", NULL)
+                : NULL;
     if (found == NULL ||
-        !PyArg_ParseTuple(found, "O!O!Os", &PyTuple_Type, &preload_tuple, &PyTuple_Type,
-                          &candidates_tuple, &cache_object, &memory)) {
+        !PyArg_ParseTuple(found, "O!O!z#s", &PyTuple_Type, &preload_tuple,
+                          &PyTuple_Type, &candidates_tuple, &cache_folder,
+                          &cache_length, &memory)) {
         goto done;
-    }
-    if (cache_object != Py_None) {
-        cache_folder = PyBytes_AsString(cache_object);
-        if (cache_folder == NULL) {
-            goto done;
-        }
     }
     preload = borrow_strings(preload_tuple);
     candidates = borrow_strings(candidates_tuple);
@@ -135,18 +128,15 @@ done:
 }
 
 static ca_runtime *
-check_fork(ca_state *state, ca_runtime *runtime)
-{
-    ca_error error = {0};
-    ca_status status = ca_runtime_check_fork(runtime, &error);
-    return ca_py_error_check(state, status, &error) == 0 ? runtime : NULL;
-}
-
-static ca_runtime *
 get_runtime(ca_state *state)
 {
     ca_runtime *runtime = atomic_load(&state->runtime);
-    return runtime != NULL ? check_fork(state, runtime) : find_and_open(state);
+    ca_error error = {0};
+    if (runtime == NULL) {
+        return find_and_open(state);
+    }
+    ca_status status = ca_runtime_check_fork(runtime, &error);
+    return ca_py_error_check(state, status, &error) == 0 ? runtime : NULL;
 }
 
 /* ---- arguments ---- */
@@ -158,12 +148,14 @@ ca_py_check_device(ca_state *state, PyObject *argument)
         Py_IS_TYPE(argument, state->device_type)) {
         return 0;
     }
-    return ca_py_raise(PyExc_TypeError,
-                       "device must be a clattn.Device, a string such as \"cpu\" or "
-                       "\"gpu:1\", or None, got %.200s",
-                       Py_TYPE(argument)->tp_name);
+    return ca_py_wrong_type("device",
+                            "a clattn.Device, a string such as \"cpu\" or \"gpu:1\", "
+                            "or None",
+                            argument);
 }
 
+/* Finds the device that `words` name; NULL: the runtime's choice. `what` says in
+   messages where the words come from. */
 static int
 find_by_words(ca_state *state, const char *words, const char *what, ca_device **device)
 {
@@ -174,60 +166,53 @@ find_by_words(ca_state *state, const char *words, const char *what, ca_device **
     ca_error error = {0};
     ca_status status;
     Py_BEGIN_ALLOW_THREADS
-        status = ca_runtime_find_device(runtime, words, what, device, &error);
+        status = words != NULL
+                     ? ca_runtime_find_device(runtime, words, what, device, &error)
+                     : ca_runtime_default_device(runtime, device, &error);
     Py_END_ALLOW_THREADS
     return ca_py_error_check(state, status, &error);
 }
 
-/* CLATTN_DEVICE, else the runtime's choice; remembered. */
+/* Finds the device of CLATTN_DEVICE, else the runtime's choice, and remembers it. */
 static int
 choose_default(ca_state *state, ca_device **device)
 {
     const char *words = getenv("CLATTN_DEVICE");
-    if (words != NULL && words[0] != '\0') {
-        if (find_by_words(state, words, "CLATTN_DEVICE", device) < 0) {
-            return -1;
-        }
-    } else {
-        ca_runtime *runtime = get_runtime(state);
-        if (runtime == NULL) {
-            return -1;
-        }
-        ca_error error = {0};
-        ca_status status;
-        Py_BEGIN_ALLOW_THREADS
-            status = ca_runtime_default_device(runtime, device, &error);
-        Py_END_ALLOW_THREADS
-        if (ca_py_error_check(state, status, &error) < 0) {
-            return -1;
-        }
+    bool given = words != NULL && words[0] != '\0';
+    if (find_by_words(state, given ? words : NULL, "CLATTN_DEVICE", device) < 0) {
+        return -1;
     }
-    ca_device *chosen = NULL; /* what another thread set meanwhile stays */
+    ca_device *chosen = NULL; /* another thread's choice meanwhile stays */
     if (!atomic_compare_exchange_strong(&state->default_device, &chosen, *device)) {
         *device = chosen;
     }
     return 0;
 }
 
+/* Finds the device of use_device, else the default. */
+static int
+find_without_argument(ca_state *state, ca_device **device)
+{
+    PyObject *override = NULL;
+    if (PyContextVar_Get(state->device_override, NULL, &override) < 0) {
+        return -1;
+    }
+    if (override == NULL) {
+        *device = atomic_load(&state->default_device);
+        return *device != NULL ? 0 : choose_default(state, device);
+    }
+    bool is_device = Py_IS_TYPE(override, state->device_type);
+    *device = is_device ? ca_py_device_get(override) : NULL;
+    Py_DECREF(override); /* the context keeps it, the module its device */
+    return is_device ? 0
+                     : ca_py_raise(PyExc_TypeError, "device_override holds no Device");
+}
+
 int
 ca_py_find_device(ca_state *state, PyObject *argument, ca_device **device)
 {
     if (argument == Py_None) {
-        PyObject *override = NULL;
-        if (PyContextVar_Get(state->device_override, NULL, &override) < 0) {
-            return -1;
-        }
-        if (override != NULL) {
-            if (!Py_IS_TYPE(override, state->device_type)) {
-                Py_DECREF(override);
-                return ca_py_raise(PyExc_TypeError, "device_override holds no Device");
-            }
-            *device = ca_py_device_get(override);
-            Py_DECREF(override); /* the context keeps it, the module its device */
-            return 0;
-        }
-        *device = atomic_load(&state->default_device);
-        return *device != NULL ? 0 : choose_default(state, device);
+        return find_without_argument(state, device);
     }
     if (ca_py_check_device(state, argument) < 0) {
         return -1;
@@ -257,7 +242,7 @@ all_devices(PyObject *module, PyObject *Py_UNUSED(ignored))
     }
     PyObject *list = PyList_New(0);
     for (int i = 0; list != NULL && i < ca_runtime_device_count(runtime); i++) {
-        PyObject *device = ca_py_device_new(module, ca_runtime_device(runtime, i), i);
+        PyObject *device = ca_py_wrap_device(module, ca_runtime_device(runtime, i));
         if (device == NULL || PyList_Append(list, device) < 0) {
             Py_CLEAR(list);
         }
@@ -266,7 +251,7 @@ all_devices(PyObject *module, PyObject *Py_UNUSED(ignored))
     return list;
 }
 
-/* find_device(device) -> Device: what a device= argument stands for */
+/* find_device(device) -> Device: the one that a device= argument names */
 static PyObject *
 find_device(PyObject *module, PyObject *argument)
 {

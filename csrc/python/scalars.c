@@ -33,6 +33,21 @@ ca_py_repr(PyObject *object)
     return text;
 }
 
+PyObject *
+ca_py_tuple(int64_t count, const int64_t *numbers, int64_t unit)
+{
+    PyObject *tuple = PyTuple_New((Py_ssize_t)count);
+    for (int64_t i = 0; tuple != NULL && i < count; i++) {
+        PyObject *number = PyLong_FromLongLong(numbers[i] * unit);
+        if (number == NULL) {
+            Py_CLEAR(tuple);
+        } else {
+            PyTuple_SET_ITEM(tuple, (Py_ssize_t)i, number);
+        }
+    }
+    return tuple;
+}
+
 int
 ca_py_double(PyObject *object, const char *name, double *value)
 {

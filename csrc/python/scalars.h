@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Arguments that are not arrays. Each function that returns an int returns -1 with a
- * TypeError or ValueError that names the argument.
+ * Python objects that are not arrays: arguments, and tuples of numbers. A function that
+ * returns an int returns -1 with a TypeError or ValueError that names the argument.
  */
 #ifndef CLATTN_PYTHON_SCALARS_H
 #define CLATTN_PYTHON_SCALARS_H
@@ -20,6 +20,9 @@ int ca_py_wrong_type(const char *name, const char *expected, PyObject *object);
 /* Returns repr(object) for a message, cut to fit, a new reference. Works for numbers of
    more digits than Python prints, too. NULL with an exception. */
 PyObject *ca_py_repr(PyObject *object);
+
+/* Returns a tuple of numbers[i] * unit. NULL with an exception. */
+PyObject *ca_py_tuple(int64_t count, const int64_t *numbers, int64_t unit);
 
 /* True for NumPy's bool, which is no subclass of Python's. */
 bool ca_py_is_numpy_bool(PyObject *object);

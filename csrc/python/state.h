@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * What one instance of the extension module keeps: no static holds a Python object or
+ * The state of one instance of the extension module. No static holds a Python object or
  * a device.
  */
-#ifndef CLATTN_PY_STATE_H
-#define CLATTN_PY_STATE_H
+#ifndef CLATTN_PYTHON_STATE_H
+#define CLATTN_PYTHON_STATE_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -19,12 +19,12 @@ typedef struct {
     PyObject *device_error;      /* clattn.DeviceError */
     PyTypeObject *device_type;   /* clattn.Device */
     PyTypeObject *tensor_type;   /* clattn.Tensor */
-    PyTypeObject *producer_type; /* of python/dlpack.h */
+    PyTypeObject *producer_type; /* python/dlpack_export.c's */
     PyObject *device_override;   /* the ContextVar that use_device sets */
 
     ca_mutex lock;               /* guards the opening of `runtime` */
-    atomic_int opening;          /* threads that are at it */
-    _Atomic(int64_t) process_id; /* that may open; another one is a forked child */
+    atomic_int opening;          /* threads that open it now */
+    _Atomic(int64_t) process_id; /* may open it; a forked child has another */
     _Atomic(ca_runtime *) runtime;
     _Atomic(ca_device *) default_device; /* NULL: not chosen yet */
     ca_forced forced;                    /* see python/forced.h */

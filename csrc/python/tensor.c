@@ -70,8 +70,8 @@ ca_py_tensor_wait(const ca_state *state, PyObject *object)
     return ca_py_error_check(state, status, &error);
 }
 
-/* Reads the memory from the first element to the last into a new array of one dimension,
-   and makes `view` show the elements there. */
+/* Reads the memory from the first element to the last into a new array of one
+   dimension, and makes `view` show the elements there. */
 static PyObject *
 read_extent(const ca_state *state, ca_storage *storage, PyObject *descr,
             ca_tensor *view)

@@ -17,6 +17,7 @@
 #include "python/error.h"
 #include "python/methods.h" /* CA_PY_KEYWORDS */
 #include "python/runtime.h"
+#include "python/scalars.h"
 #include "python/tensor.h"
 #include "python/tensor_view.h"
 
@@ -40,7 +41,7 @@ state_of(PyObject *self)
 
 /* ---- views ---- */
 
-/* `made` is what the function that made the view returned. */
+/* Returns the view as a Tensor; NULL if `made`, the result of making the view, is -1. */
 static PyObject *
 view_as(PyObject *self, int made, const ca_tensor *view)
 {
@@ -148,8 +149,8 @@ to(PyObject *self, PyObject *argument)
 
 /* ---- the elements on the host ---- */
 
-/* The elements, to be looked at now: a NumPy array of the Tensor's memory if the host has
-   the memory, else of a copy. */
+/* The elements, to be looked at now: a NumPy array of the Tensor's memory if the host
+   has the memory, else of a copy. */
 static PyObject *
 look(PyObject *self)
 {
@@ -294,31 +295,16 @@ dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
 /* ---- attributes ---- */
 
 static PyObject *
-tuple_of(int count, const int64_t *numbers, int64_t unit)
-{
-    PyObject *tuple = PyTuple_New(count);
-    for (int i = 0; tuple != NULL && i < count; i++) {
-        PyObject *number = PyLong_FromLongLong(numbers[i] * unit);
-        if (number == NULL) {
-            Py_CLEAR(tuple);
-        } else {
-            PyTuple_SET_ITEM(tuple, i, number);
-        }
-    }
-    return tuple;
-}
-
-static PyObject *
 get_shape(PyObject *self, void *Py_UNUSED(closure))
 {
-    return tuple_of(view_of(self)->ndim, view_of(self)->shape, 1);
+    return ca_py_tuple(view_of(self)->ndim, view_of(self)->shape, 1);
 }
 
 static PyObject *
 get_strides(PyObject *self, void *Py_UNUSED(closure))
 {
     const ca_tensor *view = view_of(self);
-    return tuple_of(view->ndim, view->strides, (int64_t)ca_dtype_size(view->dtype));
+    return ca_py_tuple(view->ndim, view->strides, (int64_t)ca_dtype_size(view->dtype));
 }
 
 static PyObject *
@@ -333,30 +319,20 @@ get_device(PyObject *self, void *Py_UNUSED(closure))
     return ca_py_wrap_device(((ca_py_tensor *)self)->module, ca_py_tensor_device(self));
 }
 
-static PyObject *
-get_ndim(PyObject *self, void *Py_UNUSED(closure))
-{
-    return PyLong_FromLong(view_of(self)->ndim);
-}
+enum { NDIM, SIZE, ITEMSIZE, NBYTES };
 
+/* `closure` is one of the above. */
 static PyObject *
-get_size(PyObject *self, void *Py_UNUSED(closure))
-{
-    return PyLong_FromLongLong(ca_tensor_count(view_of(self)));
-}
-
-static PyObject *
-get_itemsize(PyObject *self, void *Py_UNUSED(closure))
-{
-    return PyLong_FromSize_t(ca_dtype_size(view_of(self)->dtype));
-}
-
-static PyObject *
-get_nbytes(PyObject *self, void *Py_UNUSED(closure))
+get_number(PyObject *self, void *closure)
 {
     const ca_tensor *view = view_of(self);
-    return PyLong_FromSize_t((size_t)ca_tensor_count(view) *
-                             ca_dtype_size(view->dtype));
+    int64_t count = ca_tensor_count(view);
+    int64_t itemsize = (int64_t)ca_dtype_size(view->dtype);
+    const int64_t numbers[] = {[NDIM] = view->ndim,
+                               [SIZE] = count,
+                               [ITEMSIZE] = itemsize,
+                               [NBYTES] = count * itemsize};
+    return PyLong_FromLongLong(numbers[(uintptr_t)closure]);
 }
 
 static PyObject *
@@ -370,8 +346,8 @@ get_T(PyObject *self, void *Py_UNUSED(closure))
 /* Above this number NumPy leaves elements out. */
 #define SUMMARISED 1000
 
-/* clattn.Tensor([…], dtype=…, device='…'), with the shape where the elements do not
-   show it */
+/* clattn.Tensor([…], dtype=…, device='…'), with the shape if the elements do not show
+   it */
 static PyObject *
 represent(PyObject *self)
 {
@@ -442,10 +418,10 @@ static PyGetSetDef getset[] = {
      NULL},
     {"dtype", get_dtype, NULL, "NumPy's dtype; of bfloat16 that of ml_dtypes.", NULL},
     {"device", get_device, NULL, "The device it is on.", NULL},
-    {"ndim", get_ndim, NULL, "The number of dimensions.", NULL},
-    {"size", get_size, NULL, "The number of elements.", NULL},
-    {"itemsize", get_itemsize, NULL, "Bytes of an element.", NULL},
-    {"nbytes", get_nbytes, NULL, "Bytes of all elements.", NULL},
+    {"ndim", get_number, NULL, "The number of dimensions.", (void *)(uintptr_t)NDIM},
+    {"size", get_number, NULL, "The number of elements.", (void *)(uintptr_t)SIZE},
+    {"itemsize", get_number, NULL, "Bytes of an element.", (void *)(uintptr_t)ITEMSIZE},
+    {"nbytes", get_number, NULL, "Bytes of all elements.", (void *)(uintptr_t)NBYTES},
     {"T", get_T, NULL, "A view with the dimensions in reverse.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

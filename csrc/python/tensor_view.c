@@ -69,17 +69,7 @@ take_slice(const ca_tensor *tensor, int d, PyObject *key, ca_tensor *view)
     return append(view, size, tensor->strides[d] * (size > 1 ? step : 1));
 }
 
-static int
-refuse_key(PyObject *key)
-{
-    return ca_py_raise(
-        PyExc_TypeError,
-        "a Tensor is indexed with integers, slices, ... and None, got %.200s; "
-        "advanced indexing is NumPy's: tensor.numpy()[...]",
-        Py_TYPE(key)->tp_name);
-}
-
-/* How many dimensions the keys take, and that there is one `...` at most. */
+/* Counts the dimensions that the keys take. Refuses a second `...`. */
 static int
 count_keys(PyObject *keys, int *taken)
 {
@@ -96,7 +86,11 @@ count_keys(PyObject *keys, int *taken)
         } else if (PySlice_Check(key) || is_integer(key)) {
             (*taken)++;
         } else if (key != Py_None) {
-            return refuse_key(key);
+            return ca_py_raise(
+                PyExc_TypeError,
+                "a Tensor is indexed with integers, slices, ... and None, got %.200s; "
+                "advanced indexing is NumPy's: tensor.numpy()[...]",
+                Py_TYPE(key)->tp_name);
         }
     }
     return 0;
@@ -155,7 +149,7 @@ ca_py_view_index(const ca_tensor *tensor, PyObject *key, ca_tensor *view)
 
 /* ---- transposing ---- */
 
-/* The arguments of a method that takes numbers or one sequence of them. */
+/* Returns the numbers of a method that takes numbers or one sequence of them. */
 static PyObject *
 numbers_of(PyObject *args)
 {
@@ -216,8 +210,8 @@ ca_py_view_transpose(const ca_tensor *tensor, PyObject *args, ca_tensor *view)
 
 /* ---- reshaping ---- */
 
-/* INT64_MAX, more than any tensor has, where the sizes other than 0 have a product that
-   is too large. */
+/* Returns the product of the sizes. INT64_MAX, more than any tensor has, if the product
+   without zeros is too large. */
 static int64_t
 product(int ndim, const int64_t *shape)
 {
@@ -289,7 +283,7 @@ ca_py_shape_argument(const ca_tensor *tensor, PyObject *args, int *ndim,
     return result;
 }
 
-/* The dimensions that step through memory, without those of size 1. */
+/* Returns the tensor without its dimensions of size 1. */
 static ca_tensor
 squeeze(const ca_tensor *tensor)
 {
@@ -303,8 +297,8 @@ squeeze(const ca_tensor *tensor)
     return view;
 }
 
-/* The old and the new dimensions fall into groups, the smallest ones of as many elements
-   on both sides; in each the old ones have to lie in step. */
+/* Old and new dimensions are grouped: a group is the fewest dimensions with as many
+   elements on both sides. The old dimensions of a group must lie in one step. */
 bool
 ca_py_view_reshape(const ca_tensor *tensor, int ndim, const int64_t *shape,
                    ca_tensor *view)

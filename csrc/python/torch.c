@@ -89,40 +89,32 @@ is_direct(const ca_torch_sdpa *sdpa, const ca_py_out *out)
            !(sdpa->has_mask && overlaps(tensor, &sdpa->attn_mask));
 }
 
-/* Runs the checked call, whose result has that shape. Returns the output, or the pair of
-   output and log-sum-exp; NULL with an exception. */
+/* Runs the checked call, whose result has that shape. Returns the output, or the pair
+   of output and log-sum-exp; NULL with an exception. */
 static PyObject *
 run(const ca_py_call *call, const ca_torch_sdpa *sdpa, PyObject *const *args, int ndim,
     const int64_t *shape, bool return_lse)
 {
     enum { OUTPUT, LSE, RESULTS };
     ca_dtype dtype = sdpa->query.dtype;
+    ca_dtype lse_dtype = dtype == CA_FLOAT64 ? CA_FLOAT64 : CA_FLOAT32;
     PyObject *out = args[OUT] != Py_None ? args[OUT] : NULL;
     PyObject *answer = NULL;
     ca_py_out opened = {.shell = NULL};
     ca_tensor output;
     ca_tensor lse;
     ca_attention attention;
-    ca_py_output results[RESULTS] = {
-        [OUTPUT] = {.like = out != NULL ? out : args[QUERY],
-                    .dtype = dtype,
-                    .ndim = ndim,
-                    .shape = shape,
-                    .tensor = &output,
-                    .out = out},
-        [LSE] = {.wanted = return_lse,
-                 .like = args[QUERY],
-                 .dtype = dtype == CA_FLOAT64 ? CA_FLOAT64 : CA_FLOAT32,
-                 .ndim = ndim - 1,
-                 .shape = shape,
-                 .tensor = &lse},
-    };
+    ca_py_output results[RESULTS] = {{.result = NULL}};
     if (out != NULL && ca_py_out_open(call->state, out, dtype, "that of query", ndim,
                                       shape, &opened) < 0) {
         goto done;
     }
     bool direct = out != NULL && is_direct(sdpa, &opened);
-    results[OUTPUT].wanted = !direct;
+    results[OUTPUT] = ca_py_output_of(!direct, out != NULL ? out : args[QUERY], dtype,
+                                      ndim, shape, &output);
+    results[OUTPUT].out = out;
+    results[LSE] =
+        ca_py_output_of(return_lse, args[QUERY], lse_dtype, ndim - 1, shape, &lse);
     if (ca_py_call_outputs(call, results, RESULTS) < 0) {
         goto done;
     }
@@ -134,9 +126,9 @@ run(const ca_py_call *call, const ca_torch_sdpa *sdpa, PyObject *const *args, in
             goto done;
         }
     }
-    if ((out == NULL || direct ||
-         ca_py_call_copy(call, ca_py_is_tensor(call->state, out) ? out : opened.shell,
-                         results[OUTPUT].result) == 0)) {
+    if (out == NULL || direct ||
+        ca_py_call_copy(call, ca_py_is_tensor(call->state, out) ? out : opened.shell,
+                        results[OUTPUT].result) == 0) {
         answer = ca_py_call_give_all(call, results, return_lse ? RESULTS : 1);
     }
 done:

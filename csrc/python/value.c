@@ -10,9 +10,9 @@
 
 /* ---- float types ---- */
 
-/* `value` is the double nearest to a whole number: if it is not the number itself,
-   make it the one of both neighbours whose last bit is 1. Rounded once more, to fewer
-   bits, that gives the nearest. */
+/* `value` is the double nearest to a whole number. If it differs from the number, it
+   becomes the neighbour, below or above the number, whose last bit is 1. Rounding this
+   neighbour to fewer bits gives the same as rounding the number. */
 static int
 round_to_odd(PyObject *whole, double *value)
 {
@@ -25,16 +25,14 @@ round_to_odd(PyObject *whole, double *value)
     int below = PyObject_RichCompareBool(nearest, whole, Py_LT);
     int above = PyObject_RichCompareBool(nearest, whole, Py_GT);
     Py_DECREF(nearest);
-    if ((bits & 1) == 0 && below > 0) {
-        *value = nextafter(*value, INFINITY);
-    } else if ((bits & 1) == 0 && above > 0) {
-        *value = nextafter(*value, -INFINITY);
+    if ((bits & 1) == 0 && below + above > 0) {
+        *value = nextafter(*value, below > 0 ? INFINITY : -INFINITY);
     }
     return below < 0 || above < 0 ? -1 : 0;
 }
 
-/* Beyond the range of double: an infinity. `narrow`: it will be rounded to fewer
-   bits. */
+/* Converts a whole number to a double, an infinity beyond the range. `narrow`: the
+   caller rounds it to fewer bits. */
 static int
 whole_to_double(PyObject *object, bool narrow, double *value)
 {
@@ -81,8 +79,8 @@ float_bits(float value)
     return bits;
 }
 
-/* By way of a float that is not rounded to nearest, but whose last bit is 1 where it is
-   not exact. */
+/* Rounds first to a float whose last bit is 1 if it is not exact, as round_to_odd
+   does. */
 static uint64_t
 bfloat16_bits(double value)
 {
@@ -125,8 +123,8 @@ float_value(PyObject *object, const char *name, ca_dtype dtype, uint64_t *bits)
 
 /* ---- bool and integers ---- */
 
-/* int(object), a new reference; NULL without an exception where there is no such
-   number. */
+/* Returns int(object), a new reference. NULL without an exception if `object` is NaN or
+   an infinity. */
 static PyObject *
 to_whole(PyObject *object, const char *name)
 {
@@ -136,12 +134,13 @@ to_whole(PyObject *object, const char *name)
         (void)ca_py_wrong_type(name, "a real number", object);
     } else if (whole == NULL && (PyErr_ExceptionMatches(PyExc_ValueError) ||
                                  PyErr_ExceptionMatches(PyExc_OverflowError))) {
-        PyErr_Clear(); /* NaN, an infinity */
+        PyErr_Clear();
     }
     return whole;
 }
 
-/* -1 where it is not among them, -2 with an exception. */
+/* Writes the bits of a number from `lowest` to `highest`. -1 if it is another number, -2
+   with an exception. */
 static int
 whole_bits(PyObject *whole, int64_t lowest, uint64_t highest, uint64_t *bits)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * A number as an element of an array.
+ * Turns a number into an element of an array.
  */
-#ifndef CLATTN_PY_VALUE_H
-#define CLATTN_PY_VALUE_H
+#ifndef CLATTN_PYTHON_VALUE_H
+#define CLATTN_PYTHON_VALUE_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -12,10 +12,10 @@
 
 #include "base/tensor.h" /* ca_dtype */
 
-/* The bits of `object`, argument `name`, as an element of dtype: rounded to a float
-   type as NumPy does (to nearest even, beyond the range to infinity), but exact in
-   bool and integer types. -1 with a TypeError for what is no real number, a ValueError
-   for one that the dtype does not hold. */
+/* Writes the bits of `object`, argument `name`, as an element of dtype. Rounds to a float
+   type as NumPy does: to nearest even, beyond the range to infinity. Bool and integer
+   types have to hold the number exactly. -1 with a TypeError if `object` is no real
+   number, with a ValueError if the dtype does not hold it. */
 int ca_py_value(PyObject *object, const char *name, ca_dtype dtype, uint64_t *bits);
 
 #endif

@@ -1,159 +1,43 @@
 /* SPDX-License-Identifier: MIT
  *
- * Attention on CPUs, many rows: queries in vector lanes.
+ * Attention on CPUs, many rows: the lanes of a vector are rows of queries.
  *
  *     global size  batch[0] * batch[1] * batch[2] / HEADS * ceil(L / BM), local size 1
  *     work-item    BM = NV * LANES rows of one batch, or of HEADS heads that share mask
- *                  and bias, all their keys, online softmax
+ *                  and bias; all their keys, with an online softmax
  *
  * One vector holds one number of LANES rows, so the softmax needs no step across lanes:
  *
- *     queries  [E][NV]   scaled; a score is a sum of key[j][e] * queries[e]
+ *     queries  [E][NV]   scaled; a score is the sum of key[j][e] * queries[e]
  *     weights  [BN][NV]  exp2 of the scores of one block of keys
- *     result   [Ev][NV]  unnormalised, a sum of value[j][c] * weights[j]; by rows,
- *                        [LANES][Ev / LANES], where NV is 1
+ *     result   [Ev][NV]  the sum of value[j][c] * weights[j], which the sum of weights
+ *                        divides at the end; by rows, [LANES][Ev / LANES], where NV is 1
  *
  * Both products keep about 2 * 12 vectors of sums in registers over their inner loop.
  *
  *     -DHEAD_E -DHEAD_EV  head sizes E and Ev, 1 … 512
- *     -DSOFTCAP           0 or 1
- *     -DKEY_DIRECT        1: keys are `real` and contiguous (key.column 1, key.row E)
- *     -DVALUE_DIRECT      1: values are `real` with value.column 1
- *     -DNV                vectors of queries: 2, or 1 where there are few rows, or 4 where
- *                         each tile converts its keys
- *     -DHEADS             heads of a work-item, a divisor of batch[2]; 1 with PRESENT
- *     -DMR                keys scored together: 12, or 16 of one vector of queries
- *                         each, or 6 or 4 of four, or 6 where there are 16 registers
- *     -DBN                keys in a block, a multiple of MR
- *     LANES (support/lanes.clh), and those of support/common.clh but for SOFTCAP_LAST
+ *     -DKEY_DIRECT        1: keys are `real` and contiguous (key.column 1, key.row E);
+ *                         default 0
+ *     -DVALUE_DIRECT      1: values are `real` with value.column 1; default 0
+ *     -DBFLOAT16_PAIRS    1: products of pairs of bfloat16, cpu/pairs.clh; default 0
+ *     -DNV                vectors of queries: 2, the default; 1 where there are few
+ *                         rows; 4 where each tile converts its keys
+ *     -DHEADS             heads of a work-item, a divisor of batch[2]; 1, the default,
+ *                         with PRESENT
+ *     -DMR                keys that are scored together, an even number; cpu/tiles.clh
+ *                         has the default, which fills the registers
+ *     -DBN                keys of a block, a multiple of MR; default in cpu/tiles.clh
+ *     LANES of support/lanes.clh, ROW_IS_CALLED of attention/row.clh, and the macros of
+ *     support/common.clh without SOFTCAP_LAST
  */
-#include "kernels/attention/cpu/products.clh" /* dot_keys, add_values */
+#include "kernels/attention/cpu/extras.clh"   /* drop_weights, write_weights */
+#include "kernels/attention/cpu/products.clh" /* add_values */
+#include "kernels/attention/cpu/scores.clh"   /* tile_state, score_keys */
 #include "kernels/attention/cpu/softmax.clh"  /* softmax_state */
-#include "kernels/attention/cpu/tiles.clh" /* the macros' defaults, load_… and store_… */
-#include "kernels/attention/keys.clh"      /* key_segment, SCORE_UNIT */
-#include "kernels/attention/present.clh"   /* copy_present */
-#include "kernels/attention/row.clh"       /* attention_row */
-
-/* BM rows of one head, and the keys they may see: first … last. */
-typedef struct {
-    const attention_call *call;
-    ca_int64 batch[CA_BATCH_DIMS];
-    ca_int64 i0;
-    int rows;
-    ca_int64 first;
-    ca_int64 last;
-    key_band band;
-    real scale; /* from products to scores */
-} tile_state;
-
-/* Are scores written while they are at hand? Weights are known only at the end. */
-#define KEEPS_SCORES (SCORES >= 0 && SCORES <= 2)
-
-static inline void
-keep_scores(const realv *scores, realv *kept)
-{
-#pragma unroll
-    for (int n = 0; n < MR * NV; n++) {
-        kept[n] = scores[n];
-    }
-}
-
-#if KEY_DIRECT
-/* The keys after a chunk at `row`, and its values, which a product reads in columns. */
-static inline void
-prefetch_chunk(const key_segment *segment, ca_int64 row)
-{
-    const ca_int64 stride = segment->value_view->row;
-    prefetch_bytes((__global const char *)(segment->key + (row + MR) * HEAD_E),
-                   MR * HEAD_E * (int)sizeof(storage));
-    for (int k = 0; k < MR; k++) {
-        prefetch_bytes((__global const char *)(segment->value + (row + k) * stride),
-                       HEAD_EV * (int)sizeof(value_storage));
-    }
-}
-#endif
-
-/* scores[k][v] of keys j … j + MR - 1, -inf where excluded; `added` is mask and bias.
-   `kept` gets those of the stage that is written; if none of the keys is attended to,
-   it is all that is wanted. */
-static inline void
-score_keys(const tile_state *tile, const key_segment *segment, const termv *queries,
-           const realv *added, ca_int64 j, bool attended, realv *kept, realv *scores)
-{
-    const ca_int64 row = j - segment->start;
-#if KEY_DIRECT
-    if (j + MR <= segment->end) {
-        if (tile->call->params->flags & CA_KEYS_ARE_FAR) {
-            prefetch_chunk(segment, row);
-        }
-        dot_keys(scores, queries, (term_rows)(segment->key + row * HEAD_E));
-    } else
-#endif
-    {
-        term packed[MR * TERMS_E];
-        const int present = (int)min((ca_int64)MR, segment->end - j);
-        pack_keys(packed, segment->key, segment->key_view, row, present, HEAD_E,
-                  segment->key_bias);
-        for (int n = present * TERMS_E; n < MR * TERMS_E; n++) {
-            packed[n] = (term)0;
-        }
-        dot_packed_keys(scores, queries, packed);
-    }
-#if BFLOAT16_PAIRS
-#pragma unroll
-    for (int n = 0; n < MR * NV; n++) {
-        scores[n] *= tile->scale;
-    }
-#endif
-#if SCORES == 0
-    keep_scores(scores, kept);
-#endif
-#if SOFTCAP
-    const real softcap = ca_softcap(tile->call->params);
-#pragma unroll
-    for (int n = 0; n < MR * NV; n++) {
-        scores[n] = tanh_lanes(scores[n] / softcap) * (softcap * SCORE_UNIT);
-    }
-#endif
-#if SCORES == 1
-    keep_scores(scores, kept);
-#endif
-    if (KEEPS_SCORES && !attended) {
-        return;
-    }
-#if HAS_ADDENDS
-#pragma unroll
-    for (int n = 0; n < MR * NV; n++) {
-        scores[n] = added[n] == (realv)(-INFINITY) ? added[n] : scores[n] + added[n];
-    }
-#endif
-    /* Key j + k is in the band of lanes k - above … k - below. */
-    const ca_int64 above = tile->i0 + tile->band.upper - j;
-    const ca_int64 below = tile->i0 + tile->band.lower - j;
-    if (above < MR - 1 || below > 1 - BM) {
-        const realv lanes = lane_indices();
-        const realv low = (realv)(-(real)clamp(above, (ca_int64)-BM, (ca_int64)MR));
-        const realv high = (realv)(-(real)clamp(below, (ca_int64)-BM, (ca_int64)MR));
-#pragma unroll
-        for (int n = 0; n < MR * NV; n++) {
-            const realv lane = lanes + (realv)(n % NV * LANES - n / NV);
-            const intv attends = (lane >= low) & (lane <= high);
-            scores[n] = attends ? scores[n] : (realv)(-INFINITY);
-        }
-    }
-    const ca_int64 end = min(segment->end, tile->band.limit);
-    if (j + MR > end) {
-#pragma unroll
-        for (int n = 0; n < MR * NV; n++) {
-            if (j + n / NV >= end) {
-                scores[n] = (realv)(-INFINITY);
-            }
-        }
-    }
-#if SCORES == 2
-    keep_scores(scores, kept);
-#endif
-}
+#include "kernels/attention/cpu/tiles.clh"    /* load_added, store_columns */
+#include "kernels/attention/keys.clh"         /* key_segment, SCORE_UNIT */
+#include "kernels/attention/present.clh"      /* copy_present */
+#include "kernels/attention/row.clh"          /* attention_row */
 
 /* result[c][v] += weights * values of a block of keys from j0. */
 static inline void
@@ -184,9 +68,7 @@ add_block(const key_segment *segment, ca_int64 j0, int keys, const termv *weight
 #endif
 }
 
-#include "kernels/attention/cpu/extras.clh" /* drop_weights, keep_unattended, write_weights */
-
-/* What a tile keeps of one head. */
+/* One head of a tile. */
 typedef struct {
     tile_state tile;
     softmax_state softmax;
@@ -194,7 +76,7 @@ typedef struct {
     realv result[HEAD_EV * NV];
 } head_state;
 
-/* One head attends to `attended` of the `keys` keys from j0. */
+/* One head attends to the first `attended` of the `keys` keys from j0. */
 static inline void
 attend_block(head_state *head, int segment_index, ca_int64 j0, int keys, int attended,
              const realv *added, termv *weights)
@@ -226,8 +108,8 @@ attend_block(head_state *head, int segment_index, ca_int64 j0, int keys, int att
     add_block(&segment, j0, attended, weights, head->result);
 }
 
-/* The online softmax over the tile's keys. The share of present keys and values that
-   this work-item writes is copied block by block, before the blocks are read. */
+/* All heads attend to the tile's keys. Before each block is read, this work-item copies
+   the present keys and values of its share that lie in the block. */
 static inline void
 attend(head_state *heads, const present_share *share, realv *added, termv *weights)
 {
@@ -259,7 +141,7 @@ attend(head_state *heads, const present_share *share, realv *added, termv *weigh
     }
 }
 
-/* Tile `row_of_tiles` of the head with a linear batch index. */
+/* Starts tile `row_of_tiles` of the head with a linear batch index. */
 static inline void
 start_head(head_state *head, const attention_call *call, ca_int64 linear,
            ca_int64 row_of_tiles)
@@ -293,6 +175,7 @@ start_head(head_state *head, const attention_call *call, ca_int64 linear,
     }
 }
 
+/* Writes the rows of a head, and redoes those that attention_row has to redo. */
 static inline void
 finish_head(head_state *head)
 {
@@ -327,21 +210,21 @@ finish_head(head_state *head)
     }
 }
 
-/* The vector hint keeps compilers from vectorising over work-items as well: there is
-   one a group, and building took up to ten times as long. */
+/* The vector hint keeps compilers from vectorising over work-items as well. There is
+   only one a group, and building would take up to ten times as long. */
 __kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(realv))) void
 attention_cpu(ATTENTION_ARGUMENTS)
 {
     const attention_call call = ATTENTION_CALL;
-    /* The last rows first: below a causal diagonal they have the most keys. Heads that
-       share a mask run side by side, while its rows are in the cache. */
+    /* The last rows come first: below a causal diagonal they have the most keys. Heads
+       that share a mask run side by side, while the mask's rows are in the cache. */
     ca_int64 neighbours = 1;
 #if HAS_MASK
     neighbours = params.mask.batch[2] == 0 ? params.batch[2] / HEADS : 1;
 #endif
     const ca_int64 tiles = (params.L + BM - 1) / BM;
     const ca_int64 item = (ca_int64)get_global_id(0);
-    const ca_int64 column = item / neighbours; /* of tiles, one head beside the other */
+    const ca_int64 column = item / neighbours; /* the same tile of all neighbours */
     const ca_int64 group = column / tiles;
     const ca_int64 row_of_tiles = tiles - 1 - (column - group * tiles);
     const ca_int64 linear = (group * neighbours + item - column * neighbours) * HEADS;
@@ -354,7 +237,7 @@ attention_cpu(ATTENTION_ARGUMENTS)
 #if BFLOAT16_PAIRS || HEADS > 1
     realv added[BN * NV];
 #else
-    realv *added = weights; /* weights take the place of what their scores needed */
+    realv *added = weights; /* a chunk's weights overwrite its addends, used by then */
 #endif
     present_share share = {0, 0};
 #if PRESENT

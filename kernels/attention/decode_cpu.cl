@@ -1,36 +1,35 @@
 /* SPDX-License-Identifier: MIT
  *
- * Attention on CPUs, few rows and many keys: keys in vector lanes.
+ * Attention on CPUs, few rows and many keys: the lanes of a vector are keys.
  *
  *     global size  batches * params.splits * groups of ROWS rows, local size 1
- *     work-item    ROWS rows that attend to the same keys, one part of these
+ *     work-item    ROWS rows that attend to the same keys, and one split of these keys
  *
- * The rows are those of params.heads query heads, which share keys and values, so that
- * each of these is read from memory once for all of them. A batch here is what is left
- * of the leading dimensions.
+ * The rows are those of params.heads query heads, which share keys and values: each key
+ * and value is read from memory once for all of them. A batch here is an index of the
+ * leading dimensions without these heads.
  *
  *     scores   [RT][BN]  of one block of keys, LANES keys in a vector
  *     weights  [RT][BN]  exp2(scores - highest score so far)
- *     result   [RT][Ev]  unnormalised, LANES columns in a vector
+ *     result   [RT][Ev]  the sum of weights times values, LANES columns in a vector
  *
- * Where there are several parts, each leaves its rows in `partial`, and attention_decode_cpu_merge
- * makes the result of them.
+ * Where there are several splits, each leaves its rows in `partial`, and
+ * attention/decode_cpu_merge.cl computes the result from them.
  *
  *     -DHEAD_E -DHEAD_EV  head sizes E and Ev, LANES … 512
- *     -DSOFTCAP           0 or 1
- *     -DKEYS_ADJOIN       1: all keys have the row stride E
- *     -DRT                rows that share a load of keys or values, 1 … 4
- *     -DBN                keys in a block, a multiple of LANES
- *     LANES (support/lanes.clh), and those of support/common.clh but for INPUT_BIAS, SCORES, SOFTCAP_LAST
- *     and DROPOUT
+ *     -DKEYS_ADJOIN       1: all keys have the row stride E; default 0
+ *     -DRT                rows that share a load of keys or values, 1 … 4; default 1
+ *     -DBN                keys of a block, a multiple of LANES; default 128
+ *     LANES of support/lanes.clh, ROW_IS_CALLED of attention/row.clh, and the macros of
+ *     support/common.clh without INPUT_BIAS, SCORES, SOFTCAP_LAST and DROPOUT
  */
-#include "kernels/attention/decode_cpu/rows.clh" /* finish_row, store_partial */
-#include "kernels/attention/decode_cpu/steps.clh" /* decode_row, score_lanes, add_values */
+#include "kernels/attention/decode_cpu/rows.clh"  /* finish_row, store_partial */
+#include "kernels/attention/decode_cpu/steps.clh" /* score_lanes, add_values */
 #include "kernels/attention/keys.clh"             /* key_segment, SCORE_UNIT */
 #include "kernels/attention/present.clh"          /* copy_present */
 
-/* Scores of keys j … j + LANES - 1, -inf where the row does not attend to them and from
-   `end` on; `added` is mask and bias. */
+/* Turns products with keys j … j + LANES - 1 into scores. They are -inf for keys that
+   the row does not attend to and from key `end` on. `added` holds mask and bias. */
 static inline realv
 finish_scores(realv score, const attention_call *call, const decode_row *row,
               realv added, ca_int64 j, ca_int64 end)
@@ -53,8 +52,8 @@ finish_scores(realv score, const attention_call *call, const decode_row *row,
     return score;
 }
 
-/* weights = exp2(scores - the highest so far), in place; the row's sum so far and, as
-   the result of the function, what its values so far are to be multiplied by. */
+/* Replaces a row's scores by weights, exp2(score - the highest score so far), and
+   updates the row's sum. Returns the factor for the row's result so far. */
 static inline realv
 weigh_row(decode_row *row, realv *scores, realv highest, int keys)
 {
@@ -79,7 +78,7 @@ static inline void
 attend_block(const attention_call *call, const key_segment *segment, ca_int64 j0,
              int keys, decode_row *rows, const realv *queries, realv *result)
 {
-    realv scores[RT * (BN / LANES)]; /* first what is added to them, at last weights */
+    realv scores[RT * (BN / LANES)]; /* at first addends, then scores, then weights */
     realv highest[RT];
     realv decay[RT];
 #if HAS_ADDENDS
@@ -119,7 +118,7 @@ attend_block(const attention_call *call, const key_segment *segment, ca_int64 j0
                segment->value_view->row, keys);
 }
 
-/* Row `index` of params.heads * L rows of a batch. */
+/* Starts row `index` of the params.heads * L rows of a batch. */
 static inline decode_row
 row_of(const attention_call *call, const ca_int64 *batch, ca_int64 index)
 {
@@ -148,10 +147,10 @@ attention_decode_cpu(ATTENTION_ARGUMENTS)
     const ca_int64 all_rows = params.heads * params.L;
     const ca_int64 groups = (all_rows + ROWS - 1) / ROWS;
     const ca_int64 item = (ca_int64)get_global_id(0);
-    const ca_int64 part = item / groups; /* of the keys of a batch */
-    const ca_int64 group = item - part * groups;
-    const ca_int64 linear = part / params.splits;
-    const ca_int64 split = part - linear * params.splits;
+    const ca_int64 batch_split = item / groups; /* over all batches */
+    const ca_int64 group = item - batch_split * groups;
+    const ca_int64 linear = batch_split / params.splits;
+    const ca_int64 split = batch_split - linear * params.splits;
     ca_int64 batch[CA_BATCH_DIMS];
     ca_unravel(linear * params.heads, params.batch, batch);
 

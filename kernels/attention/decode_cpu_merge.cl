@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * Rows from their parts: what attention_decode_cpu leaves where it splits the keys.
+ * Merges the partial rows that attention/decode_cpu.cl leaves where it splits the keys.
  *
  *     global size  batch[0] * batch[1] * batch[2] * L, local size 1
  *     work-item    one row
  *
  *     highest = max_s highest[s]
- *     sum     = sum_s sum[s] * exp(highest[s] - highest), likewise each column
+ *     sum     = sum_s sum[s] * exp(highest[s] - highest), and likewise each column
  *
- *     -DHEAD_EV -DLANES  as attention_decode_cpu's, and so those of support/common.clh that
- *     attention/row.clh takes
+ *     -DHEAD_EV -DLANES and the macros of attention/row.clh: those of
+ *     attention_decode_cpu
  */
 #include "kernels/attention/decode_cpu/rows.clh"
 

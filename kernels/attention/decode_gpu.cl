@@ -1,62 +1,67 @@
 /* SPDX-License-Identifier: MIT
  *
- * Attention on GPUs, few rows and many keys: a work-group reads one part of the keys of
- * a head once, for all query heads that share them, 16 bytes a work-item at a time.
+ * Attention on GPUs, few rows and many keys: a work-group reads one split of a head's
+ * keys once, for all query heads that share them. A load is 16 bytes.
  *
  *     global size  batches * params.splits * groups of RT rows * WG, local size WG
- *     work-group   RT rows that attend to the same keys, one part of these
+ *     work-group   RT rows that attend to the same keys, and one split of these keys
  *
- * A batch here is what is left of the leading dimensions without the query heads. Keys
- * come in blocks of BN:
+ * A batch here is an index of the leading dimensions without the query heads. Keys come
+ * in blocks of BN:
  *
- *     scores   KEY_LANES neighbours share a key; each multiplies its chunks of 16 bytes
- *              with the queries, which are in local memory, and they add up. Block after
- *              block is written to one of two places in local memory
- *     values   ROW_LANES neighbours, a slice, share a value; each has some columns of
- *              it, their sums for all rows in registers, and the softmax of its slice
+ *     scores   KEY_LANES neighbours share a key. Each multiplies its chunks of 16 bytes
+ *              with the queries, which are in local memory, and they add up the
+ *              products. Blocks of scores alternate between two buffers in local memory
+ *     values   ROW_LANES neighbours, a slice, share a value. Each has some columns,
+ *              their sums for all rows in registers, and the softmax of the slice's
+ *              keys
  *
  * The next block's keys are on their way while values are added up, its values while
- * scores are computed. There is one barrier for each block.
+ * scores are computed. There is one barrier a block. Where there are several splits,
+ * each leaves its rows in `partial`, for attention/decode_gpu_merge.cl.
  *
  *     -DHEAD_E -DHEAD_EV  head sizes E and Ev, 1 … 512
- *     -DSOFTCAP           0 or 1
- *     -DWG                work-items of a group
- *     -DRT                rows of a group, a power of 2
- *     -DBN                keys of a block, WG / KEY_LANES times a power of 2
- *     -DKEY_LANES         work-items that share a key, a power of 2
- *     FORM, SUB_GROUP (attention/decode_gpu/forms.clh), and those of support/common.clh but
- *     for INPUT_BIAS, SCORES, SOFTCAP_LAST and DROPOUT
+ *     -DWG                work-items of a group; default 128
+ *     -DRT                rows of a group, a power of 2; default 1
+ *     -DBN                keys of a block, WG / KEY_LANES times a power of 2; default
+ *                         WG / KEY_LANES
+ *     -DKEY_LANES         work-items that share a key, a power of 2; default 1
+ *     -DWIDE_KEYS         1: rows of keys are whole aligned 16 bytes; default 0
+ *     -DWIDE_VALUES       1: so are rows of values; default 0
+ *     EXCHANGE and SUB_GROUP of decode_gpu/exchange.clh, ROW_IS_CALLED of
+ *     attention/row.clh, and the macros of support/common.clh without INPUT_BIAS,
+ *     SCORES, SOFTCAP_LAST and DROPOUT
  */
 #include "kernels/attention/decode_gpu/present.clh" /* copy_present_rows */
 #include "kernels/attention/decode_gpu/steps.clh"
 
-/* The columns of the slices, or what lanes exchange. */
+/* Local memory for the columns of the slices, and before the end for exchanges. */
 #define SCRATCH_SIZE                                                                   \
     (SLICES * ROW_SIZE > EXCHANGE_SIZE ? SLICES * ROW_SIZE : EXCHANGE_SIZE)
 
-/* What a work-item has of a block: chunks of keys `key`, `key` + KEYS_AT_ONCE, … and of
+/* A work-item's share of a block: chunks of keys `key`, `key` + KEYS_AT_ONCE, … and of
    values `slice`, `slice` + SLICES, … */
 typedef struct {
     int key;
     int key_lane;
     int slice;
     int lane;
-} lane_place;
+} lane_share;
 
-/* Local memory of the blocks, and in which of two places the next one's scores go. */
+/* Local memory while the group goes over the blocks. */
 typedef struct {
-    const __local real_piece *queries; /* [RT][QUERY_PIECES] */
-    const __local row_place *rows;     /* [RT] */
-    __local row_scores *scores;        /* [2][BN] */
+    const __local real_vector *queries; /* [RT][QUERY_VECTORS] */
+    const __local group_row *rows;      /* [RT] */
+    __local row_scores *scores;         /* [2][BN] */
     __local real *scratch;
-    int place;
+    int buffer; /* for the next block's scores: 0 or 1 */
 } block_memory;
 
-/* What mask and bias add to the scores that this work-item ends up with, of keys j0 …
-   j0 + count - 1; -inf where a row does not attend. */
+/* Sets what mask and bias add to this work-item's scores of keys j0 … j0 + count - 1,
+   -inf where a row does not attend. */
 static inline void
-load_addends(real *added, const attention_call *call, const __local row_place *rows,
-             const lane_place *mine, ca_int64 j0, int count)
+load_addends(real *added, const attention_call *call, const __local group_row *rows,
+             const lane_share *mine, ca_int64 j0, int count)
 {
 #pragma unroll
     for (int n = 0; n < OWN_SUMS; n++) {
@@ -66,9 +71,10 @@ load_addends(real *added, const attention_call *call, const __local row_place *r
     }
 }
 
+/* Writes this work-item's scores of a block to local memory. */
 static inline void
 store_scores(__local real *block, const ca_attention_params *params, const real *sums,
-             const real *added, const lane_place *mine)
+             const real *added, const lane_share *mine)
 {
 #pragma unroll
     for (int n = 0; n < OWN_SUMS; n++) {
@@ -84,7 +90,7 @@ store_scores(__local real *block, const ca_attention_params *params, const real 
 static inline void
 attend_keys(slice_state *state, const attention_call *call, const ca_int64 *batch,
             const key_segment *segment, ca_int64 start, ca_int64 end,
-            present_share share, const lane_place *mine, block_memory *memory)
+            present_share share, const lane_share *mine, block_memory *memory)
 {
     const ca_view *key_view = segment->key_view;
     const ca_view *value_view = segment->value_view;
@@ -109,28 +115,29 @@ attend_keys(slice_state *state, const attention_call *call, const ca_int64 *batc
         if (next > 0) {
             load_keys(key_chunks, keys, key_view, mine->key, mine->key_lane, next);
         }
-        __local row_scores *block = memory->scores + memory->place * BN;
+        __local row_scores *block = memory->scores + memory->buffer * BN;
         sums_over_lanes(sums, terms, mine->key_lane, memory->scratch);
         store_scores((__local real *)block, call->params, sums, added, mine);
 #if PRESENT
         copy_present_rows(call, batch, max(share.first, j0),
                           min(share.end, j0 + count));
 #endif
-        /* A block's scores, before they are used; those of two blocks ago, which are
-           overwritten, were used before the last barrier. */
+        /* Orders the writes of this block's scores before their reads. The scores of
+           two blocks ago, which the writes replace, were read before the last
+           barrier. */
         barrier(CLK_LOCAL_MEM_FENCE);
         add_values(state, value_chunks, block, mine->slice);
         if (next > 0) {
             load_values(value_chunks, values, value_view, mine->slice, mine->lane,
                         next);
         }
-        memory->place ^= 1;
+        memory->buffer ^= 1;
         count = next;
     }
 }
 
-/* Is it as the host has promised? Two inputs that overlap may share a copy, which starts
-   where the first of them does. */
+/* True if rows are aligned as the host has planned. Inputs that overlap may share a
+   copy, whose alignment is that of the first of them. */
 static inline bool
 is_usable(const key_segment *segment)
 {
@@ -147,7 +154,7 @@ is_usable(const key_segment *segment)
     return usable;
 }
 
-/* Have all rows computed again. */
+/* Makes the kernel compute all rows again. */
 static inline void
 poison(slice_state *state)
 {
@@ -156,22 +163,22 @@ poison(slice_state *state)
     }
 }
 
-/* The group's rows attend to their part of the keys. */
+/* The group's rows attend to their split of the keys. */
 static inline void
-attend_part(slice_state *state, const attention_call *call, const ca_int64 *batch,
-            ca_int64 split, present_share share, const lane_place *mine,
-            block_memory *memory)
+attend_split(slice_state *state, const attention_call *call, const ca_int64 *batch,
+             ca_int64 split, present_share share, const lane_share *mine,
+             block_memory *memory)
 {
     const ca_attention_params *params = call->params;
-    const key_part part = part_of_keys(params, memory->rows, RT, split);
+    const key_range range = keys_of_split(params, memory->rows, RT, split);
 #if PRESENT
-    copy_present_rows(call, batch, share.first, min(share.end, part.start));
-    copy_present_rows(call, batch, max(share.first, part.end), share.end);
+    copy_present_rows(call, batch, share.first, min(share.end, range.start));
+    copy_present_rows(call, batch, max(share.first, range.end), share.end);
 #endif
     for (int s = 0; s < SEGMENTS; s++) {
         const key_segment segment = segment_at(call, batch, s);
-        const ca_int64 segment_start = max(part.start, segment.start);
-        const ca_int64 segment_end = min(part.end, segment.end);
+        const ca_int64 segment_start = max(range.start, segment.start);
+        const ca_int64 segment_end = min(range.end, segment.end);
         if (segment_start < segment_end && !is_usable(&segment)) {
             poison(state);
         } else if (segment_start < segment_end) {
@@ -181,31 +188,31 @@ attend_part(slice_state *state, const attention_call *call, const ca_int64 *batc
     }
 }
 
-__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) FORM_ATTRIBUTE void
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) EXCHANGE_ATTRIBUTE void
 attention_decode_gpu(ATTENTION_ARGUMENTS)
 {
-    __local real_piece queries[RT * QUERY_PIECES];
+    __local real_vector queries[RT * QUERY_VECTORS];
     __local row_scores blocks[2 * BN];
     __local real scratch[SCRATCH_SIZE];
     __local real slice_highest[SLICES * RT];
     __local real slice_sum[SLICES * RT];
-    __local row_place places[RT];
+    __local group_row group_rows[RT];
     __local int redo[RT];
     const slice_memory ends = {slice_highest, slice_sum, scratch, redo};
-    block_memory memory = {queries, places, blocks, scratch, 0};
+    block_memory memory = {queries, group_rows, blocks, scratch, 0};
     const attention_call call = ATTENTION_CALL;
     const int item = (int)get_local_id(0);
     const int slice = item / ROW_LANES;
-    const lane_place mine = {item / KEY_LANES, item % KEY_LANES, slice,
+    const lane_share mine = {item / KEY_LANES, item % KEY_LANES, slice,
                              item - slice * ROW_LANES};
 
     const ca_int64 all_rows = params.heads * params.L;
     const ca_int64 tiles = (all_rows + RT - 1) / RT;
     const ca_int64 index = (ca_int64)get_group_id(0);
-    const ca_int64 part = index / tiles; /* of the keys of a batch */
-    const ca_int64 tile = index - part * tiles;
-    const ca_int64 linear = part / params.splits;
-    const ca_int64 split = part - linear * params.splits;
+    const ca_int64 batch_split = index / tiles; /* over all batches */
+    const ca_int64 tile = index - batch_split * tiles;
+    const ca_int64 linear = batch_split / params.splits;
+    const ca_int64 split = batch_split - linear * params.splits;
     ca_int64 batch[CA_BATCH_DIMS];
     ca_unravel(linear * params.heads, params.batch, batch);
 
@@ -216,20 +223,20 @@ attention_decode_gpu(ATTENTION_ARGUMENTS)
 #pragma unroll 1
     for (int r = 0; r < RT; r++) {
         const ca_int64 i = row_of(&params, batch, row0 + min(r, rows - 1), row_batch);
-        share_query(queries + r * QUERY_PIECES,
+        share_query(queries + r * QUERY_VECTORS,
                     query + ca_offset(&params.query, row_batch, i, 0),
                     params.query.column,
                     ca_scale(&params) * (SOFTCAP ? REAL(1.0) : SCORE_UNIT));
         if (item == 0) {
-            places[r] = place_of(&call, row_batch, i);
+            group_rows[r] = group_row_of(&call, row_batch, i);
             redo[r] = 0;
         }
     }
-    barrier(CLK_LOCAL_MEM_FENCE); /* queries and places, before they are used */
+    barrier(CLK_LOCAL_MEM_FENCE); /* writes of queries and rows: their reads */
 
     slice_state state;
     start_slice(&state);
-    attend_part(
+    attend_split(
         &state, &call, batch, split,
         present_share_of(&params, batch, split * tiles + tile, params.splits * tiles),
         &mine, &memory);
@@ -248,7 +255,7 @@ attention_decode_gpu(ATTENTION_ARGUMENTS)
             write_row(&call, row_batch, i, &ends, r, highest, sum);
         }
     }
-    /* What was written, before it is written again. */
+    /* Writes of the rows: attention_row writes them again. */
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
     if (item < rows && redo[item]) {
         const ca_int64 i = row_of(&params, batch, row0 + item, row_batch);

@@ -1,20 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * Rows from their parts: what attention_decode_gpu leaves where it splits the keys.
+ * Merges the partial rows that attention/decode_gpu.cl and attention/decode_mma.cl
+ * leave where they split the keys, by log-sum-exp.
  *
  *     global size  batch[0] * batch[1] * batch[2] * L * WG, local size WG
  *     work-group   one row
- *     slice        every SLICES'th part, a lane PIECE columns of it at a time
+ *     slice        ROW_LANES neighbours, which take every SLICES'th split; a lane takes
+ *                  VECTOR columns at a time
  *
- *     -DWG -DHEAD_EV -DFORM -DSUB_GROUP  as attention_decode_gpu's, but for WG
- *     and those of support/common.clh that attention/row.clh takes, the same
+ *     -DWG  work-items of a group; default 64
+ *     -DHEAD_EV -DEXCHANGE -DSUB_GROUP and the macros of attention/row.clh: those of the
+ *     kernel that leaves the rows
  */
-#ifndef WG
-#define WG 64
-#endif
-#define RT    1
-#define CHUNK PIECE
-
 #include "kernels/attention/decode_gpu/rows.clh"
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void
@@ -40,9 +37,9 @@ attention_decode_gpu_merge(ATTENTION_ARGUMENTS)
 
     slice_state state;
     start_slice(&state);
-    const ca_int64 parts = slice < SLICES ? params.splits : 0;
+    const ca_int64 splits = slice < SLICES ? params.splits : 0;
 #pragma unroll 4
-    for (ca_int64 split = slice; split < parts; split += SLICES) {
+    for (ca_int64 split = slice; split < splits; split += SLICES) {
         __global const real *row = partial_row(&call, batch, i, split, PARTIAL_SIZE);
         const real old = state.highest[0];
         state.highest[0] = max(old, row[PARTIAL_SUMS]);
@@ -52,13 +49,14 @@ attention_decode_gpu_merge(ATTENTION_ARGUMENTS)
         state.sum[0] = fma(row[PARTIAL_SUMS + 1], factor, state.sum[0] * decay);
 #pragma unroll
         for (int n = 0; n < PER_LANE; n++) {
-            const int piece = n * ROW_LANES + lane;
-            if (piece < ROW_CHUNKS) {
-                real x[PIECE];
-                JOIN(vstore, PIECE)(*((__global const real_piece *)row + piece), 0, x);
+            const int vector = n * ROW_LANES + lane;
+            if (vector < ROW_CHUNKS) {
+                real x[VECTOR];
+                JOIN(vstore, VECTOR)(*((__global const real_vector *)row + vector), 0,
+                                     x);
 #pragma unroll
-                for (int k = 0; k < PIECE; k++) {
-                    real *sum = &state.columns[n * PIECE + k];
+                for (int k = 0; k < VECTOR; k++) {
+                    real *sum = &state.columns[n * VECTOR + k];
                     *sum = fma(x[k], factor, *sum * decay);
                 }
             }
@@ -68,7 +66,7 @@ attention_decode_gpu_merge(ATTENTION_ARGUMENTS)
     merge_slices(&state, &memory, slice, lane);
     share_columns(&memory, &state, 0, slice, lane);
     write_row(&call, batch, i, &memory, 0, state.highest[0], state.sum[0]);
-    /* What was written, before it is written again. */
+    /* Writes of the row: attention_row writes it again. */
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
     if (item == 0 && redo[0]) {
         attention_row(&call, batch, i);

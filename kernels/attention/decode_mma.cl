@@ -1,50 +1,50 @@
 /* SPDX-License-Identifier: MIT
  *
- * Attention with matrix units, few rows and many keys: the rows of a group of query
- * heads, filled up to a tile of 16, and one part of the keys that they share.
+ * Attention with matrix units, few rows and many keys: the rows of the query heads that
+ * share their keys, filled up to tiles of 16.
  *
  *     global size  batches * params.splits * ceil(rows / 16) * THREADS, local size
  *                  THREADS
- *     group        WARPS warps, with the same 16 rows and one part of the keys
- *     warp         every WARPS'th 16 keys of these, with a softmax of its own
+ *     work-group   WARPS warps, with the same 16 rows and one split of the keys
+ *     warp         every WARPS'th 16 keys of the split, with a softmax of its own
  *
- * A batch here is what is left of the leading dimensions without the query heads, rows
- * are those of all heads, params.heads * L. Keys and values go from global memory to the
- * registers that are multiplied, 16 bytes a load, without changing lanes: lane 4 g + t
- * loads
+ * A batch here is an index of the leading dimensions without the query heads; its rows
+ * are params.heads * L. Keys and values go from global memory straight to the registers
+ * that are multiplied, 16 bytes a load. Lane 4 g + t loads
  *
  *     keys g and g + 8             chunks t, t + 4, t + 8, … of 8 numbers
  *     values 2 t, 2 t + 1, and     chunks g, g + 8, …
  *            2 t + 8, 2 t + 9
  *
- * Which columns a product sums over at a time does not matter as long as queries and
- * keys agree, nor which columns of the result a tile has: chunks are taken as they come.
- * The next keys are on their way while scores are weighed and values multiplied, the
- * next values while keys are multiplied; nothing waits for another warp before the end.
+ * and its chunks are multiplied as they come: a product may sum over columns in any
+ * order if queries and keys have the same order, and a tile of the result may have any
+ * columns. The next keys are on their way while scores are weighed and values
+ * multiplied, the next values while keys are multiplied. No warp waits for another one
+ * before the end.
  *
  *     -DHEAD_E -DHEAD_EV   head sizes E and Ev, multiples of 8, filled up with zeros to
  *                          multiples of 32 and 64
- *     -DSOFTCAP            0 or 1
- *     -DWARPS              warps of a group, 4
- *     -DWARP (support/warp.clh), and those of support/common.clh but for VALUE_DTYPE, REAL64, INPUT_BIAS,
- *     PAST, PRESENT, SCORES, SOFTCAP_LAST and DROPOUT; DTYPE is one of the half types,
- *     and rows of key and value are whole aligned 16 bytes
+ *     -DWARPS              warps of a group; default 4
+ *     WARP of support/warp.clh, ROW_IS_CALLED of attention/row.clh, and the macros of
+ *     support/common.clh without VALUE_DTYPE, REAL64, INPUT_BIAS, PAST, PRESENT,
+ *     SCORES, SOFTCAP_LAST and DROPOUT; DTYPE is one of the half types
+ *
+ * Rows of key and value are whole aligned 16 bytes.
  */
-#define LSE 1 /* the exact sum of weights is always wanted */
-#include "kernels/support/common.clh"
+#include "kernels/attention/decode_mma/sizes.clh"
 
 #include "kernels/attention/decode_mma/rows.clh"  /* share_rows, write_rows */
 #include "kernels/attention/decode_mma/tiles.clh" /* load_keys, multiply_keys, … */
 #include "kernels/attention/row.clh"              /* attention_row */
 
-/* In local memory, in chunks of 16 bytes: queries, as the lanes have them, and in their
-   place the results of all warps. */
+/* Sizes in local memory, in chunks of 16 bytes: the queries, in the order of the lanes'
+   loads, are replaced by the results of all warps. */
 #define QUERY_SIZE (2 * KEY_LOADS * WARP_LANES)
 #define LOCAL_SIZE LARGER(QUERY_SIZE, RESULT_SIZE)
 
-/* Put rows of query, of which there are `rows`, where lanes find their chunks: for each
-   load of a key those of rows g, then those of rows g + 8. Where the sign of the scale
-   would turn the order of scores, it goes into them. */
+/* Puts `rows` rows of query into local memory: for each load of a key the chunks of
+   rows g, then those of rows g + 8. A negative scale would turn the order of scores, so
+   its sign goes into the queries. */
 static inline void
 share_queries(__local uint4 *queries, const attention_call *call, const ca_int64 *batch,
               ca_int64 row0, int rows)
@@ -64,15 +64,16 @@ share_queries(__local uint4 *queries, const attention_call *call, const ca_int64
             const int column = chunk * 8 + e;
             x[e] = column < HEAD_E ? from[column * params->query.column] : 0;
         }
-        const int place = (chunk / 4 * 2 + row / 8) * WARP_LANES + row % 8 * 4;
-        queries[place + chunk % 4] = as_uint4(vload8(0, x)) ^ signs;
+        const int at = (chunk / 4 * 2 + row / 8) * WARP_LANES + row % 8 * 4;
+        queries[at + chunk % 4] = as_uint4(vload8(0, x)) ^ signs;
     }
 }
 
-/* From products to scores of the 16 keys from j on, -inf where a row does not attend.
-   Returns a bit for each of the lane's four values that a row attends to. */
+/* Turns products with the 16 keys from j on into scores, -inf where a row does not
+   attend. Returns a bit for each of the lane's four values that at least one row
+   attends to. */
 static inline uint
-finish_scores(const warp_state *warp, const part_source *part, int j, float4 *scores,
+finish_scores(const warp_state *warp, const split_source *source, int j, float4 *scores,
               softmax_state *softmax)
 {
     uint used = 0u;
@@ -85,11 +86,11 @@ finish_scores(const warp_state *warp, const part_source *part, int j, float4 *sc
             float pair[2] = {r == 0 ? x.x : x.z, r == 0 ? x.y : x.w};
             WARP_UNROLL
             for (int k = 0; k < 2; k++) {
-                const int key = j + key_of(part, 2 * n + k);
+                const int key = j + key_of(source, 2 * n + k);
                 float added = -INFINITY;
-                if (key < part->count) {
-                    added = addend_of(part->call, part->places + part->g + 8 * r,
-                                      part->start + key);
+                if (key < source->count) {
+                    added = addend_of(source->call, source->rows + source->g + 8 * r,
+                                      source->start + key);
                 }
                 const bool attends = added != -INFINITY;
                 pair[k] = !attends ? added : HAS_ADDENDS ? pair[k] + added : pair[k];
@@ -108,69 +109,70 @@ finish_scores(const warp_state *warp, const part_source *part, int j, float4 *sc
     return used;
 }
 
-/* The keys that all rows may see, from first to last, relative to the part's first. */
+/* Returns the first and the last key that all rows may see, counted from the split's
+   first. */
 static inline int2
-seen_by_all(const part_source *part)
+seen_by_all(const split_source *source)
 {
-    int2 keys = (int2)(0, part->count - 1);
+    int2 keys = (int2)(0, source->count - 1);
     for (int r = 0; r < TILE_ROWS; r++) {
-        keys.x = max(keys.x, (int)(part->places[r].first - part->start));
-        keys.y = min(keys.y, (int)(part->places[r].last - part->start));
+        keys.x = max(keys.x, (int)(source->rows[r].first - source->start));
+        keys.y = min(keys.y, (int)(source->rows[r].last - source->start));
     }
     return keys;
 }
 
-/* The warp attends to its share of the part. */
+/* The warp attends to its share of the split. */
 static inline void
-attend_part(const warp_state *warp, const part_source *part,
-            __local const uint4 *queries, softmax_state *softmax,
-            float4 (*result)[EV_TILES])
+attend_split(const warp_state *warp, const split_source *source,
+             __local const uint4 *queries, softmax_state *softmax,
+             float4 (*result)[EV_TILES])
 {
-    const float factor = fabs(part->call->params->scale) * SCORE_UNIT;
+    const float factor = fabs(source->call->params->scale) * SCORE_UNIT;
     const int step = WARPS * CHUNK;
-    const int2 all = seen_by_all(part);
+    const int2 all = seen_by_all(source);
     int j = (int)warp->index * CHUNK;
     uint4 keys[2][KEY_LOADS];
     uint4 values[4][VALUE_LOADS];
-    load_keys(keys, part, j);
-    load_values(values, part, j);
-    for (int j0 = 0; j0 < part->count; j0 += step, j += step) {
-        if (WARP_SKIPS && j >= part->count) {
+    load_keys(keys, source, j);
+    load_values(values, source, j);
+    for (int j0 = 0; j0 < source->count; j0 += step, j += step) {
+        if (WARP_SKIPS && j >= source->count) {
             break;
         }
         float4 scores[1][KEY_TILES];
         multiply_keys(warp, queries, keys, scores[0]);
-        if (j + step < part->count) {
-            load_keys(keys, part, j + step);
+        if (j + step < source->count) {
+            load_keys(keys, source, j + step);
         }
-        scale_scores(part->call->params, scores);
+        scale_scores(source->call->params, scores);
         uint used = 15u;
         if (!HAS_ADDENDS && WARP_SKIPS && j >= all.x && j + CHUNK - 1 <= all.y) {
             softmax->seen = ~0u;
         } else {
-            used = finish_scores(warp, part, j, scores[0], softmax);
+            used = finish_scores(warp, source, j, scores[0], softmax);
         }
         weigh_scores(warp, softmax, scores, factor, result);
         multiply_values(warp, values, used, scores[0], softmax, result[0]);
-        if (j + step < part->count) {
-            load_values(values, part, j + step);
+        if (j + step < source->count) {
+            load_values(values, source, j + step);
         }
     }
 }
 
-/* Are rows where the host has promised? Two inputs that overlap may share a copy, which
-   starts where the first of them does. */
+/* True if rows are aligned as the host has planned. Inputs that overlap may share a
+   copy, whose alignment is that of the first of them. */
 static inline bool
-is_usable(const part_source *part)
+is_usable(const split_source *source)
 {
-    const ca_attention_params *params = part->call->params;
-    return is_aligned((size_t)part->keys,
+    const ca_attention_params *params = source->call->params;
+    return is_aligned((size_t)source->keys,
                       params->key.row * (ca_int64)sizeof(storage)) &&
-           is_aligned((size_t)part->values,
+           is_aligned((size_t)source->values,
                       params->value.row * (ca_int64)sizeof(storage));
 }
 
-/* Have all rows computed again. */
+/* Makes the kernel compute all rows again. */
 static inline void
 poison(softmax_state *softmax)
 {
@@ -182,7 +184,7 @@ __kernel
 WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
 {
     WARP_DECLARE(warp, WARPS, memory, LOCAL_SIZE);
-    __local row_place places[TILE_ROWS];
+    __local group_row group_rows[TILE_ROWS];
     __local float highest[WARPS * TILE_ROWS];
     __local float sums[WARPS * TILE_ROWS];
     __local int redo[TILE_ROWS];
@@ -193,10 +195,10 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
     const ca_int64 all_rows = params.heads * params.L;
     const ca_int64 tiles = (all_rows + TILE_ROWS - 1) / TILE_ROWS;
     const ca_int64 group = (ca_int64)get_group_id(0);
-    const ca_int64 share = group / tiles; /* of the keys of a batch */
-    const ca_int64 row0 = (group - share * tiles) * TILE_ROWS;
-    const ca_int64 linear = share / params.splits;
-    const ca_int64 split = share - linear * params.splits;
+    const ca_int64 batch_split = group / tiles; /* over all batches */
+    const ca_int64 row0 = (group - batch_split * tiles) * TILE_ROWS;
+    const ca_int64 linear = batch_split / params.splits;
+    const ca_int64 split = batch_split - linear * params.splits;
     ca_int64 batch[CA_BATCH_DIMS];
     ca_unravel(linear * params.heads, params.batch, batch);
 
@@ -207,15 +209,15 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
         ca_int64 row_batch[CA_BATCH_DIMS];
         const ca_int64 i =
             row_of(&params, batch, row0 + min(item, rows - 1), row_batch);
-        places[item] = place_of(&call, row_batch, i);
+        group_rows[item] = group_row_of(&call, row_batch, i);
         redo[item] = 0;
     }
-    barrier(CLK_LOCAL_MEM_FENCE); /* queries and places, before they are used */
+    barrier(CLK_LOCAL_MEM_FENCE); /* writes of queries and rows: their reads */
 
-    const key_part keys = part_of_keys(&params, places, TILE_ROWS, split);
-    const part_source part = {
+    const key_range keys = keys_of_split(&params, group_rows, TILE_ROWS, split);
+    const split_source source = {
         &call,
-        places,
+        group_rows,
         key + ca_offset(&params.key, batch, keys.start, 0),
         value + ca_offset(&params.value, batch, keys.start, 0),
         keys.start,
@@ -230,16 +232,16 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
     for (int c = 0; c < EV_TILES; c++) {
         result[0][c] = (float4)0.0f;
     }
-    if (part.count > 0 && !is_usable(&part)) {
+    if (source.count > 0 && !is_usable(&source)) {
         poison(&softmax);
-    } else if (part.count > 0) {
-        attend_part(&warp, &part, memory, &softmax, result);
+    } else if (source.count > 0) {
+        attend_split(&warp, &source, memory, &softmax, result);
     }
 
-    share_rows(&warp, &part, &ends, &softmax, result[0]);
-    barrier(CLK_LOCAL_MEM_FENCE); /* the warps' rows, before they are added up */
-    write_rows(&warp, &part, &ends, batch, row0, rows, split);
-    /* What was written, before it is written again. */
+    share_rows(&warp, &source, &ends, &softmax, result[0]);
+    barrier(CLK_LOCAL_MEM_FENCE); /* writes of the warps' rows: their reads */
+    write_rows(&warp, &source, &ends, batch, row0, rows, split);
+    /* Writes of the rows: attention_row writes them again. */
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
     if (item < rows && redo[item]) {
         ca_int64 row_batch[CA_BATCH_DIMS];

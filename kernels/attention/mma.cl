@@ -1,99 +1,48 @@
 /* SPDX-License-Identifier: MIT
  *
- * Attention with matrix units: tiles of 16 x 16, held by warps of 32 work-items.
+ * Attention with matrix units, many rows: tiles of 16 x 16, held by warps of 32
+ * work-items.
  *
- *     global size  batch[0] * batch[1] * batch[2] * ceil(L / BM) groups
- *     group        WARPS warps, which own BM = WARPS * MT * 16 rows of one batch
- *     warp         MT * 16 rows, all keys that one of the group's rows may see, online
- *                  softmax
+ *     global size  batch[0] * batch[1] * batch[2] * ceil(L / BM) * THREADS, local size
+ *                  THREADS
+ *     work-group   WARPS warps, which own BM = WARPS * MT * 16 rows of one batch
+ *     warp         MT * 16 rows; all keys that one of the group's rows may see, with an
+ *                  online softmax
  *
- * A warp keeps its queries and its result in registers, spread over its lanes as support/warp.clh
- * says. Keys and values pass through local memory in blocks of BN keys, STAGES of them
- * in a ring: while one is multiplied, the next ones are on their way. Of a block the
- * warp takes CHUNK keys at a time:
+ * A warp keeps its queries and its result in registers, as the fragments of
+ * support/warp.clh. Keys and values pass through local memory in blocks of BN keys,
+ * STAGES blocks in a ring: while one block is multiplied, the next ones are on their
+ * way. The warp takes CHUNK keys of a block at a time:
  *
  *     scores   = queries (16 MT x E) * keys (CHUNK x E) transposed
  *     weights  = exp2(scores - base), rounded to the half type
  *     result  += weights * values (CHUNK x Ev)
  *
- * The product's fragments of scores are, rounded, the other product's of weights, so
- * nothing but sums moves between lanes.
+ * The fragments of scores that the first product gives are, rounded, the fragments of
+ * weights that the second product takes, so only maxima and sums move between lanes.
  *
  *     -DHEAD_E -DHEAD_EV  head sizes E and Ev, filled up with zeros to a multiple of 16
- *     -DSOFTCAP           0 or 1
- *     -DLSE               1: lse is written
- *     -DALIGNED           1: rows of query, key and value are whole aligned 16 bytes
- *     -DOUTPUT_ALIGNED    1: those of output
- *     -DWARPS             4; BM is at most THREADS
- *     -DMT                tiles of rows of a warp: 1 or 2, which halve what is loaded of
- *                         keys and values
- *     -DBN                keys of a block, a multiple of CHUNK
- *     -DSTAGES            2 or more
- *     -DCHUNK             keys that are scored together, a multiple of 16
- *     -DWARP (support/warp.clh), and those of support/common.clh but for VALUE_DTYPE, REAL64, INPUT_BIAS,
- *     PAST, PRESENT, SCORES, SOFTCAP_LAST and DROPOUT; DTYPE is one of the half types
+ *     -DLSE               1: lse is written; default 0
+ *     -DALIGNED           1: rows of query, key and value are whole aligned 16 bytes;
+ *                         default 0
+ *     -DOUTPUT_ALIGNED    1: so are rows of output; default 0
+ *     -DWARPS             warps of a group; default 4; BM is at most THREADS
+ *     -DMT                tiles of rows of a warp: 1, the default, or 2, which halve
+ *                         the loads of keys and values
+ *     -DBN                keys of a block, a multiple of CHUNK; default 32
+ *     -DSTAGES            blocks of the ring, 2 or more; default 3
+ *     -DCHUNK             keys that are scored together, a multiple of 16; default 16
+ *     WARP of support/warp.clh, ROW_IS_CALLED of attention/row.clh, and the macros of
+ *     support/common.clh without VALUE_DTYPE, REAL64, INPUT_BIAS, PAST, PRESENT,
+ *     SCORES, SOFTCAP_LAST and DROPOUT; DTYPE is one of the half types
  */
-#include "kernels/support/common.clh"
-
+#include "kernels/attention/mma/scores.clh"  /* mma_tile, mma_lane, finish_scores */
 #include "kernels/attention/mma/softmax.clh" /* softmax_state, weigh_scores */
-#include "kernels/attention/mma/tiles.clh"   /* load_tile, store_tile, PLACE */
+#include "kernels/attention/mma/tiles.clh"   /* load_tile, store_tile, CHUNK_OFFSET */
 #include "kernels/attention/row.clh"         /* attention_row */
 #include "kernels/support/warp.clh"
 
-/* BM rows of one batch, and the keys that they may see: first … end - 1. */
-typedef struct {
-    const attention_call *call;
-    const ca_int64 *batch;
-    int i0;
-    int rows;
-    int first;
-    int end;
-    int lower; /* row i sees keys i + lower … i + upper */
-    int upper;
-} mma_tile;
-
-/* What a lane knows of itself. */
-typedef struct {
-    int row;    /* of the tile: that of its first fragment row */
-    int column; /* 2 t */
-    /* Where, in a tile, its row of the four matrices lies that are loaded together. */
-    uint query_place;
-    uint value_place;
-    uint key_place; /* both chunks of a key follow each other in a fragment */
-} mma_lane;
-
-static inline mma_lane
-lane_of(const warp_state *warp)
-{
-    const int n = (int)warp->lane;
-    mma_lane lane;
-    lane.row = (int)warp->index * WARP_ROWS + n / 4;
-    lane.column = 2 * (n & 3);
-    lane.query_place = (uint)PLACE(n & 15, n >> 4, E_CHUNKS);
-    lane.value_place = (uint)PLACE(n & 15, n >> 4, EV_CHUNKS);
-    lane.key_place = (uint)PLACE((n & 7) + (n >> 4) * 8, n >> 3 & 1, E_CHUNKS);
-    return lane;
-}
-
-static inline mma_tile
-tile_at(const attention_call *call, const ca_int64 *batch, ca_int64 row_of_tiles)
-{
-    const ca_attention_params *params = call->params;
-    const key_band band = ca_band(call, batch);
-    const ca_int64 i0 = row_of_tiles * BM;
-    mma_tile tile;
-    tile.call = call;
-    tile.batch = batch;
-    tile.i0 = (int)i0;
-    tile.rows = (int)min((ca_int64)BM, params->L - i0);
-    tile.first = (int)max((ca_int64)0, i0 + band.lower);
-    tile.end = (int)min(band.limit, i0 + tile.rows + band.upper);
-    tile.lower = (int)band.lower;
-    tile.upper = (int)band.upper;
-    return tile;
-}
-
-/* Have the next keys and values brought to a stage, `left` of them at most. */
+/* Starts to load the next keys and values, at most `left` of them, into a stage. */
 static inline void
 load_block(warp_state *warp, __local uint4 *memory, int stage, tile_source *key,
            tile_source *value, int left)
@@ -106,8 +55,8 @@ load_block(warp_state *warp, __local uint4 *memory, int stage, tile_source *key,
     warp_copies_end(warp);
 }
 
-/* The warp's rows of query, by way of local memory. Where the sign of the scale would
-   turn the order of scores, it goes into the queries. */
+/* Loads the warp's rows of query, by way of local memory. A negative scale would turn
+   the order of scores, so its sign goes into the queries. */
 static inline void
 load_queries(warp_state *warp, __local uint4 *memory, const mma_tile *tile,
              const mma_lane *lane, uint4 (*queries)[HEAD_E / 16])
@@ -120,21 +69,22 @@ load_queries(warp_state *warp, __local uint4 *memory, const mma_tile *tile,
     load_tile(warp, memory, 0, &source, tile->rows, BM, E_CHUNKS);
     warp_copies_end(warp);
     WARP_COPIES_WAIT(warp, 0);
-    barrier(CLK_LOCAL_MEM_FENCE); /* all that was copied, before it is read */
-    const uint rows = warp->start + lane->query_place +
+    barrier(CLK_LOCAL_MEM_FENCE); /* the copies: their reads */
+    const uint rows = warp->start + lane->query_offset +
                       warp->index * (WARP_ROWS * E_CHUNKS * CHUNK_BYTES);
     WARP_UNROLL
     for (int m = 0; m < MT; m++) {
-        const uint place = rows + m * 16 * E_CHUNKS * CHUNK_BYTES;
+        const uint address = rows + m * 16 * E_CHUNKS * CHUNK_BYTES;
         WARP_UNROLL
         for (int e = 0; e < HEAD_E / 16; e++) {
-            queries[m][e] = warp_load(warp, PLACE_FROM(place, 2 * e, E_CHUNKS)) ^ signs;
+            queries[m][e] =
+                warp_load(warp, CHUNK_OFFSET_FROM(address, 2 * e, E_CHUNKS)) ^ signs;
         }
     }
-    barrier(CLK_LOCAL_MEM_FENCE); /* reading it, before keys take its place */
+    barrier(CLK_LOCAL_MEM_FENCE); /* these reads: the copies of keys over them */
 }
 
-/* Products of the warp's queries and the CHUNK keys from a place on. */
+/* Multiplies the warp's queries with the CHUNK keys from an address on. */
 static inline void
 multiply_keys(const warp_state *warp, const mma_lane *lane, uint keys,
               uint4 (*queries)[HEAD_E / 16], float4 (*scores)[KEY_TILES])
@@ -150,8 +100,10 @@ multiply_keys(const warp_state *warp, const mma_lane *lane, uint keys,
     for (int e = 0; e < HEAD_E / 16; e++) {
         WARP_UNROLL
         for (int n = 0; n < KEY_TILES; n += 2) {
-            const uint place = keys + lane->key_place + n * 8 * E_CHUNKS * CHUNK_BYTES;
-            const uint4 b = warp_load(warp, PLACE_FROM(place, 2 * e, E_CHUNKS));
+            const uint address =
+                keys + lane->key_offset + n * 8 * E_CHUNKS * CHUNK_BYTES;
+            const uint4 b =
+                warp_load(warp, CHUNK_OFFSET_FROM(address, 2 * e, E_CHUNKS));
             WARP_UNROLL
             for (int m = 0; m < MT; m++) {
                 scores[m][n] = warp_multiply(warp, scores[m][n], queries[m][e], b.xy);
@@ -162,7 +114,7 @@ multiply_keys(const warp_state *warp, const mma_lane *lane, uint keys,
     }
 }
 
-/* result += weights * values of CHUNK keys from a place on. */
+/* result += weights * values of the CHUNK keys from an address on. */
 static inline void
 multiply_values(const warp_state *warp, const mma_lane *lane, uint values,
                 float4 (*weights)[KEY_TILES], softmax_state *softmax,
@@ -170,7 +122,8 @@ multiply_values(const warp_state *warp, const mma_lane *lane, uint values,
 {
     WARP_UNROLL
     for (int n = 0; n < KEY_TILES; n += 2) {
-        const uint place = values + lane->value_place + n * 8 * EV_CHUNKS * CHUNK_BYTES;
+        const uint address =
+            values + lane->value_offset + n * 8 * EV_CHUNKS * CHUNK_BYTES;
         uint4 a[MT];
         WARP_UNROLL
         for (int m = 0; m < MT; m++) {
@@ -178,7 +131,8 @@ multiply_values(const warp_state *warp, const mma_lane *lane, uint values,
         }
         WARP_UNROLL
         for (int c = 0; c < EV_TILES; c += 2) {
-            const uint4 b = warp_load_columns(warp, PLACE_FROM(place, c, EV_CHUNKS));
+            const uint4 b =
+                warp_load_columns(warp, CHUNK_OFFSET_FROM(address, c, EV_CHUNKS));
             WARP_UNROLL
             for (int m = 0; m < MT; m++) {
                 result[m][c] = warp_multiply(warp, result[m][c], a[m], b.xy);
@@ -188,12 +142,10 @@ multiply_values(const warp_state *warp, const mma_lane *lane, uint values,
     }
 }
 
-#include "kernels/attention/mma/scores.clh" /* finish_scores */
-
-/* The warp attends to the block at a place, whose first key is j0. */
+/* The warp attends to the block at an address, whose first key is j0. */
 static inline void
 attend_block(const warp_state *warp, const mma_tile *tile, const mma_lane *lane, int j0,
-             uint place, uint4 (*queries)[HEAD_E / 16], float factor,
+             uint address, uint4 (*queries)[HEAD_E / 16], float factor,
              softmax_state *softmax, float4 (*result)[EV_TILES])
 {
     const int i = tile->i0 + (int)warp->index * WARP_ROWS;
@@ -204,18 +156,19 @@ attend_block(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
             continue;
         }
         float4 scores[MT][KEY_TILES];
-        multiply_keys(warp, lane, place + k * E_CHUNKS * CHUNK_BYTES, queries, scores);
+        multiply_keys(warp, lane, address + k * E_CHUNKS * CHUNK_BYTES, queries,
+                      scores);
         finish_scores(tile, lane, i, j, scores, softmax);
         weigh_scores(warp, softmax, scores, factor, result);
         multiply_values(warp, lane,
-                        place + (BN * E_CHUNKS + k * EV_CHUNKS) * CHUNK_BYTES, scores,
+                        address + (BN * E_CHUNKS + k * EV_CHUNKS) * CHUNK_BYTES, scores,
                         softmax, result);
     }
 }
 
-/* Divide a row by its sum and put it, rounded, in its place in local memory. Returns
-   whether it has to be done again: where it is not finite it may have met a NaN or
-   infinity of an excluded key, as 0 * NaN, or overflowed under an early base. */
+/* Divides a row by its sum and puts it, rounded, into local memory. True if the row is
+   not finite and has to be computed again: a NaN or infinity of an excluded key may
+   have spoilt it as 0 * NaN, or sums may have overflowed under an early base. */
 static inline bool
 finish_row(const warp_state *warp, const mma_lane *lane, int r, bool seen, float sum,
            const float4 *result, __local uint4 *memory)
@@ -226,8 +179,8 @@ finish_row(const warp_state *warp, const mma_lane *lane, int r, bool seen, float
     WARP_UNROLL
     for (int c = 0; c < EV_TILES; c++) {
         const float2 x = (r % 2 == 0 ? result[c].xy : result[c].zw) * inverse;
-        __local uint *word =
-            (__local uint *)memory + PLACE(row, c, EV_CHUNKS) / 4 + lane->column / 2;
+        __local uint *word = (__local uint *)memory +
+                             CHUNK_OFFSET(row, c, EV_CHUNKS) / 4 + lane->column / 2;
         *word = seen ? warp_pack(x.x, x.y) : 0u;
         bad += x.x * 0.0f + x.y * 0.0f;
     }
@@ -235,7 +188,8 @@ finish_row(const warp_state *warp, const mma_lane *lane, int r, bool seen, float
     return seen && bad_row != 0.0f;
 }
 
-/* Write the rows of a warp to local memory, and marks of those to be done again. */
+/* Puts the rows of a warp into local memory, with a mark for each row to compute
+   again. */
 static inline void
 finish_rows(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
             const softmax_state *softmax, float4 (*result)[EV_TILES],
@@ -270,7 +224,7 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
 {
     WARP_DECLARE(warp, WARPS, memory, LOCAL_CHUNKS);
     const attention_call call = ATTENTION_CALL;
-    /* The last rows first: below a causal diagonal they have the most keys. */
+    /* The last rows come first: below a causal diagonal they have the most keys. */
     const ca_int64 tiles = (params.L + BM - 1) / BM;
     const ca_int64 group = (ca_int64)get_group_id(0);
     const ca_int64 linear = group / tiles;
@@ -278,7 +232,7 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
     ca_unravel(linear, params.batch, batch);
     const mma_tile tile = tile_at(&call, batch, tiles - 1 - (group - linear * tiles));
     const mma_lane lane = lane_of(&warp);
-    const float factor = fabs(params.scale) * SCORE_UNIT; /* of SCALED_LATE */
+    const float factor = fabs(params.scale) * SCORE_UNIT; /* for SCALED_LATE */
 
     uint4 queries[MT][HEAD_E / 16];
     float4 result[MT][EV_TILES];
@@ -298,7 +252,7 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
     tile_source values =
         source_at(value, ca_offset(&params.value, batch, tile.first, 0), &params.value,
                   params.Ev, EV_CHUNKS);
-    int left = tile.end - tile.first; /* to be loaded */
+    int left = tile.end - tile.first; /* keys that are not loaded yet */
 #pragma unroll 1
     for (int n = 0; n < STAGES - 1; n++, left -= BN) {
         load_block(&warp, memory, n, &keys, &values, left);
@@ -307,8 +261,7 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
     int next = STAGES - 1;
     for (int j = tile.first; j < tile.end; j += BN, left -= BN) {
         WARP_COPIES_WAIT(&warp, STAGES - 2);
-        /* what was copied, before it is read; reading the last block, before the next
-           copies take its place */
+        /* the copies: their reads; reads of the last block: the next copies over it */
         barrier(CLK_LOCAL_MEM_FENCE);
         load_block(&warp, memory, next, &keys, &values, left);
         attend_block(&warp, &tile, &lane, j,
@@ -318,10 +271,10 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
         next = next + 1 == STAGES ? 0 : next + 1;
     }
 
-    barrier(CLK_LOCAL_MEM_FENCE); /* reading the last block, before results come */
+    barrier(CLK_LOCAL_MEM_FENCE); /* reads of the last block: results over it */
     finish_rows(&warp, &tile, &lane, &softmax, result, memory);
-    /* writing results and marks, before they are read; an lse, before it is computed again
-       and written by another work-item */
+    /* writes of results and marks: their reads; writes of lse: those of attention_row,
+       by other work-items */
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
     __local const uint *marks = (__local const uint *)(memory + RESULT_CHUNKS);
     store_tile(&call, batch, tile.i0, tile.rows, memory, marks);

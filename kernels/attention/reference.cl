@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * The shortest correct attention: every case, any OpenCL 1.2 device, O(1) memory. Kept
- * as the oracle on the device and as the fallback where a faster kernel does not apply.
+ * The shortest correct attention, in every case, on any OpenCL 1.2 device, in O(1)
+ * memory. It is the fallback where no faster kernel can run, and the oracle on the
+ * device.
  *
- *     global size  batch[0] * batch[1] * batch[2] * L, rounded up as the host likes
- *     work-item    one row [b0, b1, b2, i]; groups share nothing
- *     macros       those of support/common.clh; E, Ev and the softcap are data
+ *     global size  at least batch[0] * batch[1] * batch[2] * L
+ *     work-item    one row [b0, b1, b2, i], and a share of present keys and values
+ *
+ * attention/row.clh has the formula. Macros: those of support/common.clh, without
+ * HEAD_E, HEAD_EV and SOFTCAP, which are data here.
  */
 #include "kernels/attention/present.clh"
 #include "kernels/attention/row.clh"

@@ -1,26 +1,29 @@
 /* SPDX-License-Identifier: MIT
  *
- * Attention on GPUs without matrix units: tiles in local memory, sums in registers.
+ * Attention on GPUs without matrix units, many rows: tiles in local memory, sums in
+ * registers.
  *
- *     global size  batch[0] * batch[1] * batch[2] * ceil(L / BM) * THREADS
- *     work-group   BM = TY * MI rows of one batch, all their keys, online softmax, by
- *                  THREADS = TX * TY work-items
- *     work-item    MI of the rows: of each NJ scores of a block of BN = TX * NJ keys,
- *                  and NC columns of the result
- *
- *     local memory     queries [BM][EC]
- *                      keys [BN][EC]; then, in their place, weights [BN][BM] and values
- *                      [KC][TX * NC]
+ *     global size   batch[0] * batch[1] * batch[2] * ceil(L / BM) * THREADS, local size
+ *                   THREADS
+ *     work-group    BM = TY * MI rows of one batch; all their keys, with an online
+ *                   softmax; THREADS = TX * TY work-items
+ *     work-item     MI of the rows: in each row NJ scores of a block of BN = TX * NJ
+ *                   keys, and NC columns of the result
+ *     local memory  queries [BM][EC], keys [BN][EC]; weights [BN][BM] and values
+ *                   [KC][TX * NC] replace the keys
  *
  *     -DHEAD_E -DHEAD_EV  head sizes E and Ev, 1 … 512
- *     -DSOFTCAP           0 or 1
- *     -DTX -DTY           work-items along keys and columns, and along rows; TX is a
- *                         power of 2
- *     -DMI -DNJ -DNC      what each owns: rows, 1, 2 or 4; keys; columns
- *     -DEC                elements of queries and keys in local memory, a multiple of 8
- *     -DKC                keys whose values are in local memory, a divisor of BN
- *     -DSUB_GROUP         size of the sub-groups, a multiple of TX; 0: they are not used
- *     and those of support/common.clh
+ *     -DTX -DTY           work-items along keys and columns, a power of 2, default 8;
+ *                         and along rows, default 16
+ *     -DMI -DNJ -DNC      what a work-item owns: rows, 1, 2 or 4, default 4; keys,
+ *                         default 8; columns, default Ev / TX rounded up
+ *     -DEC                elements of queries and keys in local memory, a multiple of
+ *                         8; default E
+ *     -DKC                keys whose values are in local memory, a divisor of BN;
+ *                         default 32
+ *     -DSUB_GROUP         size of the sub-groups, a multiple of TX; 0, the default: the
+ *                         kernel uses none
+ *     ROW_IS_CALLED of attention/row.clh, and the macros of support/common.clh
  *
  * L and T are at most 2^28, so that an int holds the sum of a few of them.
  */
@@ -33,7 +36,7 @@
 /* --- weights and values ----------------------------------------------------------- */
 
 #if DROPOUT
-/* After their sums have been taken. */
+/* Sets dropped weights of a block to 0, after they have been summed. */
 static inline void
 drop_weights(const tile_state *tile, const key_block *block, real *weights)
 {
@@ -57,7 +60,7 @@ drop_weights(const tile_state *tile, const key_block *block, real *weights)
 }
 #endif
 
-/* result += weights * values of a block, which replace its keys in local memory. */
+/* result += weights * values of a block. Both replace the keys in local memory. */
 static inline void
 add_block(const tile_state *tile, const key_segment *segment, const key_block *block,
           const real *weights, real *result)
@@ -79,8 +82,8 @@ add_block(const tile_state *tile, const key_segment *segment, const key_block *b
 #pragma unroll 1
     for (int k0 = 0; k0 < block->keys; k0 += KC) {
         if (k0 > 0) {
-            barrier(
-                CLK_LOCAL_MEM_FENCE); /* readers of the chunk before: these writes */
+            /* reads of the chunk before: these writes */
+            barrier(CLK_LOCAL_MEM_FENCE);
         }
         load_value_tile(values, STRIDE_C, KC, STRIDE_C,
                         segment->value + (row + k0) * stride, segment->value_view,
@@ -90,6 +93,7 @@ add_block(const tile_state *tile, const key_segment *segment, const key_block *b
     }
 }
 
+/* The tile attends to its keys. */
 static inline __attribute__((always_inline)) void
 attend(const tile_state *tile, softmax_state *softmax, real *result)
 {
@@ -130,7 +134,8 @@ attend(const tile_state *tile, softmax_state *softmax, real *result)
 }
 
 #if SCORES == 3
-/* All weights of the tile. Their sums are known only now: scores are computed again. */
+/* Writes all weights of the tile. Weights need the sums, so the scores are computed a
+   second time. */
 static inline void
 write_weights(const tile_state *tile, const softmax_state *softmax)
 {
@@ -158,10 +163,11 @@ write_weights(const tile_state *tile, const softmax_state *softmax)
 
 /* --- results ---------------------------------------------------------------------- */
 
-/* Divides by the sums and marks the rows that attention_row has to redo: where keys are
-   excluded, those that are not finite, since they may have met a NaN or infinity of an
-   excluded key, as 0 * NaN; elsewhere those with an infinity, as a base that lags makes
-   sums overflow too early; and always those whose weights all underflowed. */
+/* Divides the result by the sums, and marks the rows that attention_row has to redo.
+   Where keys are excluded, these are rows that are not finite: a NaN or infinity of an
+   excluded key may have spoilt them, as 0 * NaN. Elsewhere these are rows with an
+   infinity: sums overflow early under a base that lags. Rows whose weights are all 0
+   are always marked. */
 static inline void
 normalise(const tile_state *tile, const softmax_state *softmax, const real *seen,
           real *result, real *marks)
@@ -183,7 +189,7 @@ normalise(const tile_state *tile, const softmax_state *softmax, const real *seen
     }
 }
 
-/* Results are registers only as long as it is inlined. */
+/* Writes the rows. It is inlined so that the result stays in registers. */
 static inline __attribute__((always_inline)) void
 store_result(const tile_state *tile, const softmax_state *softmax, const real *seen,
              const real *result)
@@ -241,7 +247,7 @@ attention_tiled(ATTENTION_ARGUMENTS)
     tile.ty = tile.item / TX;
     tile.tx = tile.item - tile.ty * TX;
 
-    /* The last rows first: below a causal diagonal they have the most keys. */
+    /* The last rows come first: below a causal diagonal they have the most keys. */
     const int tiles = ((int)params.L + BM - 1) / BM;
     const ca_int64 group = (ca_int64)get_group_id(0);
     const ca_int64 linear = group / tiles;
@@ -252,12 +258,12 @@ attention_tiled(ATTENTION_ARGUMENTS)
 
     clear_highest(highest, tile.item);
     if (tile.item == 0) {
-        /* Read once: another thread of the host may write key counts meanwhile, and
-           the group has to agree on its blocks. */
+        /* One work-item reads the key counts: another thread of the host may write them
+           meanwhile, and the group has to agree on its blocks. */
         band = ca_band(&call, tile.batch);
         attended[0] = attended[1] = attended[2] = 0;
     }
-#if PARTS_E == 1
+#if E_PASSES == 1
     load_queries(&tile, 0);
 #endif
 #if PRESENT
@@ -265,7 +271,7 @@ attention_tiled(ATTENTION_ARGUMENTS)
         &params, tile.batch, row_of_tiles * THREADS + tile.item, tiles * THREADS);
     copy_present(&call, tile.batch, share.first, share.end);
 #endif
-    barrier(CLK_LOCAL_MEM_FENCE); /* these writes: all reads */
+    barrier(CLK_LOCAL_MEM_FENCE); /* these writes: their reads */
     tile.limit = (int)band.limit;
     tile.lower = tile.i0 + (int)band.lower;
     tile.upper = tile.i0 + (int)band.upper;
@@ -281,8 +287,8 @@ attention_tiled(ATTENTION_ARGUMENTS)
     }
     attend(&tile, &softmax, result);
 
-    /* Not a cast of the array's name: compilers are known that give all work-groups one
-       and the same array then. */
+    /* Not a cast of the array's name: some compilers then give all work-groups the same
+       array. */
     __local real *scratch = (__local real *)tile.memory.shared;
     real seen[MI];
     real marks[MI];
@@ -303,7 +309,7 @@ attention_tiled(ATTENTION_ARGUMENTS)
     for (int m = 0; m < MI; m++) {
         redo |= marks[m] > REAL(0.0) ? 1u << m : 0u;
     }
-    barrier(CLK_GLOBAL_MEM_FENCE); /* all that was written of a row: the row again */
+    barrier(CLK_GLOBAL_MEM_FENCE); /* writes of the rows: those of attention_row */
 #pragma unroll 1
     for (int m = 0; m < MI; m++) {
         const int r = tile.ty + TY * m;

@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: MIT
  *
- * A band of a matrix is filled, the rest copied, or the other way round:
+ * Fills a band of each matrix and copies the rest, or the other way round:
  *
  *     output[…, y, x] = lower <= x - y < upper ? INSIDE : OUTSIDE
  *
- * each of which is a constant, input[…, y, x], or what is there already. Elements are
- * only moved, so their width stands for their dtype. In a row the inside is one
- * interval: vectors are wholly inside, wholly outside, or one of the two on its ends.
+ * INSIDE and OUTSIDE are each a constant, input[…, y, x], or the output's own element.
+ * Elements are only moved, so their width stands for their dtype. In a row the inside is
+ * one interval. A vector is wholly inside, wholly outside, or contains an end of the
+ * interval.
  *
  *     global size  tiles * LOCAL
- *     work-group   a tile of rows and columns; its items own vectors side by side
+ *     work-group   owns a tile of rows and columns; its items own vectors side by side
  *
  *     -DWIDTH    bytes of an element: 1, 2, 4, 8
  *     -DLANES    elements of a vector: 2, 4, 8, 16
  *     -DLOCAL    work-items of a group; 1: an item owns a tile alone
  *     -DLAYOUT  CA_DIAGONAL_ROWS, …
  *     -DINSIDE, -DOUTSIDE  CA_DIAGONAL_FILL, …
- *     -DSTREAM   1: stores that pass the caches by, where the compiler has them
+ *     -DSTREAM   1: stores that bypass the caches, if the compiler has them
  */
 #include "kernels/diagonal/params.h"
 #include "kernels/support/view.clh" /* ca_offset, ca_unravel */
@@ -47,16 +48,16 @@
 #define STREAM 0
 #endif
 
-#include "kernels/diagonal/row.clh" /* write_row, vector */
+#include "kernels/diagonal/row.clh" /* write_row, row_band, vector */
 
 /* --- tiles of rows ---------------------------------------------------------------- */
 
-/* A tile's columns, and the row that is next. */
+/* A tile's columns and its next row. */
 typedef struct {
     const ca_diagonal_params *params;
     ca_int64 first; /* column */
     ca_int64 last;
-    ca_int64 rows; /* left */
+    ca_int64 rows; /* that are left */
     ca_int64 batch[CA_BATCH_DIMS];
     ca_int64 y;
 } tile_walk;
@@ -79,7 +80,7 @@ tile_start(const ca_diagonal_params *params)
     return walk;
 }
 
-/* Rows that can be taken at once. */
+/* Returns how many of the rows that are left belong to the same matrix. */
 static inline ca_int64
 tile_rows_of_matrix(const tile_walk *walk)
 {
@@ -102,17 +103,17 @@ tile_advance(tile_walk *walk, ca_int64 count)
     }
 }
 
-/* Row y between columns first and last, counted from `origin`. */
-static inline row_parts
-parts_of_row(const ca_diagonal_params *params, ca_int64 y, ca_int64 first,
-             ca_int64 last, ca_int64 origin)
+/* Returns the band of row y between columns first and last, counted from `origin`. */
+static inline row_band
+band_of_row(const ca_diagonal_params *params, ca_int64 y, ca_int64 first, ca_int64 last,
+            ca_int64 origin)
 {
-    row_parts parts;
-    parts.inside = (element)params->inside_bits;
-    parts.outside = (element)params->outside_bits;
-    parts.begin = clamp(y + params->lower, first, last) - origin;
-    parts.end = clamp(y + params->upper, first, last) - origin;
-    return parts;
+    row_band band;
+    band.inside = (element)params->inside_bits;
+    band.outside = (element)params->outside_bits;
+    band.begin = clamp(y + params->lower, first, last) - origin;
+    band.end = clamp(y + params->upper, first, last) - origin;
+    return band;
 }
 
 #if LAYOUT == CA_DIAGONAL_ROWS
@@ -127,27 +128,28 @@ write_tile(__global element *output, __global const element *input,
         __global const element *from =
             input + ca_offset(&params->input, walk.batch, 0, 0);
         for (ca_int64 y = walk.y; y < walk.y + count; y++) {
-            const row_parts parts = parts_of_row(params, y, walk.first, walk.last, 0);
+            const row_band band = band_of_row(params, y, walk.first, walk.last, 0);
             write_row(to + y * params->output.row, from + y * params->input.row,
-                      walk.first, walk.last, &parts);
+                      walk.first, walk.last, &band);
         }
         tile_advance(&walk, count);
     }
 }
 #endif
 
-/* --- a strided input, by way of blocks -------------------------------------------- */
+/* --- blocks, for a strided input -------------------------------------------------- */
 
 #if LAYOUT == CA_DIAGONAL_BLOCKS
 #define BLOCK CA_DIAGONAL_BLOCK(WIDTH)
-#define PITCH (BLOCK + 16 / WIDTH) /* rows at different banks of memory */
+#define PITCH (BLOCK + 16 / WIDTH) /* puts rows into different banks of memory */
 
-/* Whether a block holds an element that is copied: the band moves right row by row. */
+/* True if a block contains an element that is copied. The band moves right from row to
+   row. */
 static inline bool
 is_copied(const ca_diagonal_params *params, ca_int64 y, ca_int64 rows, ca_int64 x,
           ca_int64 columns)
 {
-    const ca_int64 from_end = y + params->upper; /* of its first row */
+    const ca_int64 from_end = y + params->upper; /* in the first row */
     const ca_int64 to_begin = y + rows - 1 + params->lower;
     const bool whole = to_begin <= x && from_end >= x + columns;
     const bool none = params->lower >= params->upper ||
@@ -162,8 +164,8 @@ is_copied(const ca_diagonal_params *params, ca_int64 y, ca_int64 rows, ca_int64 
 #endif
 }
 
-/* block[i * i_pitch + j * j_pitch] = from[i * i_stride + j * j_stride]; j runs faster,
-   with as many items side by side as there are. */
+/* block[i * i_pitch + j * j_pitch] = from[i * i_stride + j * j_stride]
+   Neighbouring items have neighbouring j. */
 static inline void
 load_block(__local element *block, int i_pitch, int j_pitch,
            __global const element *from, ca_int64 i_stride, ca_int64 j_stride, int I,
@@ -190,12 +192,12 @@ write_block(__global element *to, __global const element *from, __local element 
             load_block(block, PITCH, 1, from, input->row, input->column, rows, columns);
         }
     }
-    barrier(CLK_LOCAL_MEM_FENCE); /* loaded by all items, then read by others */
+    barrier(CLK_LOCAL_MEM_FENCE); /* each item loads, then reads what others loaded */
     for (int n = 0; n < rows; n++) {
-        const row_parts parts = parts_of_row(params, y + n, x, x + columns, x);
-        write_row(to + n * params->output.row, block + n * PITCH, 0, columns, &parts);
+        const row_band band = band_of_row(params, y + n, x, x + columns, x);
+        write_row(to + n * params->output.row, block + n * PITCH, 0, columns, &band);
     }
-    barrier(CLK_LOCAL_MEM_FENCE); /* read by all items, then loaded anew */
+    barrier(CLK_LOCAL_MEM_FENCE); /* all items have read, then they load again */
 }
 
 static inline void
@@ -216,15 +218,16 @@ write_tile(__global element *output, __global const element *input,
 }
 #endif
 
-/* --- many small matrices, by way of a pattern ------------------------------------- */
+/* --- a pattern, for many small matrices ------------------------------------------- */
 
 #if LAYOUT == CA_DIAGONAL_SHORT
-/* Elements that an item writes at once: several vectors, on its own. */
+/* Elements that an item writes at once: several vectors if it is alone. */
 #define STRETCH      (LOCAL == 1 ? 4 * LANES : LANES)
 #define PATTERN_SIZE (CA_DIAGONAL_SHORT_BYTES / WIDTH + STRETCH)
 
-/* For each element of a matrix, all bits or none: is it inside? A stretch more, for
-   those that begin in one matrix and end in a later one. */
+/* For each element of a matrix: all bits if it is inside, else none. The pattern is a
+   stretch longer than a matrix, for stretches that begin in one matrix and end in a
+   later one. */
 static inline void
 load_pattern(__local element *pattern, const ca_diagonal_params *params)
 {
@@ -233,16 +236,16 @@ load_pattern(__local element *pattern, const ca_diagonal_params *params)
     const int size = rows * columns + STRETCH;
     for (int n = ITEM; n * columns < size; n += LOCAL) {
         const int y = n - n / rows * rows;
-        const row_parts parts = parts_of_row(params, y, 0, columns, 0);
+        const row_band band = band_of_row(params, y, 0, columns, 0);
         for (int x = 0; x < columns && n * columns + x < size; x++) {
             pattern[n * columns + x] =
-                (element)(x >= parts.begin && x < parts.end ? -1 : 0);
+                (element)(x >= band.begin && x < band.end ? -1 : 0);
         }
     }
-    barrier(CLK_LOCAL_MEM_FENCE); /* loaded by all items, then read by others */
+    barrier(CLK_LOCAL_MEM_FENCE); /* each item loads, then reads what others loaded */
 }
 
-/* Elements as they lie in memory, whatever their matrix. */
+/* Writes elements in the order of memory, across matrices. */
 static inline void
 write_tile(__global element *output, __global const element *input,
            __local element *pattern, const ca_diagonal_params *params)
@@ -251,7 +254,7 @@ write_tile(__global element *output, __global const element *input,
     const ca_int64 period = params->rows * params->columns;
     const ca_int64 first = (ca_int64)get_group_id(0) * params->tile_columns;
     const ca_int64 last = min(first + params->tile_columns, matrices * period);
-    const row_parts parts = parts_of_row(params, 0, 0, 0, 0);
+    const row_band band = band_of_row(params, 0, 0, 0, 0);
     __global element *to = output + params->output.offset;
     __global const element *from = input + params->input.offset;
     load_pattern(pattern, params);
@@ -264,24 +267,24 @@ write_tile(__global element *output, __global const element *input,
     for (ca_int64 x = start; x < tail; x += LOCAL * STRETCH) {
 #pragma unroll
         for (int n = 0; n < STRETCH; n += LANES) {
-            store_vector(bitselect(OUTSIDE_MANY(from + x + n, &parts),
-                                   INSIDE_MANY(from + x + n, &parts),
+            store_vector(bitselect(OUTSIDE_MANY(from + x + n, &band),
+                                   INSIDE_MANY(from + x + n, &band),
                                    WIDE(vload)(0, pattern + at + n)),
                          to + x + n);
         }
         at += step;
         at -= at >= period ? (int)period : 0;
     }
-    /* before the first stretch and after the last */
+    /* elements before the first stretch and after the last */
     for (ca_int64 n = ITEM; n < head - first + last - tail; n += LOCAL) {
         const ca_int64 x = n < head - first ? first + n : tail + n - (head - first);
-        to[x] = pattern[x - x / period * period] != 0 ? INSIDE_ONE(from + x, &parts)
-                                                      : OUTSIDE_ONE(from + x, &parts);
+        to[x] = pattern[x - x / period * period] != 0 ? INSIDE_ONE(from + x, &band)
+                                                      : OUTSIDE_ONE(from + x, &band);
     }
 }
 #endif
 
-/* The vector hint keeps compilers from vectorising over work-items as well. */
+/* The vector hint keeps compilers from vectorising over work-items too. */
 __kernel __attribute__((reqd_work_group_size(LOCAL, 1, 1), vec_type_hint(vector))) void
 diagonal_band(__global const element *input, __global element *output,
               ca_diagonal_params params)

@@ -3,10 +3,10 @@
  * Uses each instruction that kernels have as PTX. The host builds this program to see
  * whether the driver's compiler takes them, and never runs it.
  *
- *     -DFORM  FORM_PTX (attention/decode_gpu/forms.clh)
- *     -DWARP  1: those of support/warp.clh too
+ *     -DEXCHANGE  EXCHANGE_PTX (attention/decode_gpu/exchange.clh)
+ *     -DWARP      1: those of support/warp.clh too
  */
-#include "kernels/attention/decode_gpu/forms.clh"
+#include "kernels/attention/decode_gpu/exchange.clh"
 
 #if WARP
 #include "kernels/support/warp.clh"

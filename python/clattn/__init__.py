@@ -1,10 +1,10 @@
 """Attention and diagonal matrices on OpenCL devices, for NumPy.
 
-``clattn.scaled_dot_product_attention`` is attention; ``clattn.onnx``, ``clattn.openvino`` and
-``clattn.directml`` have it under the names and by the rules of these specifications.
+``clattn.scaled_dot_product_attention`` computes attention. ``clattn.onnx``, ``clattn.openvino`` and
+``clattn.directml`` offer attention under the names and by the rules of these specifications.
 ``clattn.diagonal_matrix``, ``eye``, ``tril`` and ``triu`` fill or keep bands of diagonals.
-``clattn.devices()`` is what they can run on. Importing touches no OpenCL; the first call that
-needs a device does.
+``clattn.devices()`` lists the devices. Importing clattn touches no OpenCL; the first call that
+needs a device opens it.
 """
 
 from clattn import directml, onnx, openvino

@@ -1,8 +1,8 @@
 """Non-local means as attention, the work of ``python -m clattn demo``.
 
-Each pixel becomes a mean of all pixels, weighted by how alike their 7x7 surroundings are.
-That is attention: queries and keys are the patches, values the pixels, and the softmax of
-the negative squared distances gives the weights.
+Each pixel becomes a mean of all pixels. The weights grow with the likeness of the 7x7 patches
+around two pixels. This is attention: the patches are queries and keys, the pixels are values, and
+the softmax of the negative squared distances gives the weights.
 """
 
 import math
@@ -17,7 +17,7 @@ from clattn import Device, scaled_dot_product_attention
 FloatArray: TypeAlias = NDArray[np.floating[Any]]
 
 PATCH = 7  # edge of a patch in pixels
-PATCH_SIGMA = 1.2  # of the Gaussian that weighs a patch's pixels, the centre most
+PATCH_SIGMA = 1.2  # of the Gaussian over the pixels of a patch; the centre weighs most
 CHUNK_SCORES = 2**24  # scores that the NumPy version holds at once
 
 
@@ -32,23 +32,22 @@ class Problem:
 
 
 def non_local_means(noisy: FloatArray, sigma: float) -> Problem:
-    """Put non-local means of `noisy`, (height, width, 3), in attention's form.
+    """Return non-local means of `noisy`, (height, width, 3), as an attention problem.
 
-    The weight of pixel j for pixel i is exp(-|p_i - p_j|^2 / h^2), where a patch p holds
-    the 49 grey values around a pixel times the square root of a Gaussian window, and
+    The weight of pixel j for pixel i is exp(-|p_i - p_j|^2 / h^2), where a patch p has the 49
+    grey values around a pixel times the square root of a Gaussian window, and
 
         -|p_i - p_j|^2 / h^2 = -|p_i|^2 / h^2 + (2 / h^2) p_i . p_j - |p_j|^2 / h^2
 
-    The first term is the same for all keys, so the softmax cancels it; 2 / h^2 is the
-    scale. The last differs from key to key but not from query to query, which makes it a
-    mask of shape (1, N). It could also be a 50th column of the keys, against a column of
-    ones in the queries; but then it would be rounded to the dtype of the patches, scaled
-    again, and summed with terms of the other sign inside the dot product. As a mask it is
-    computed in float64 and rounded once. Centring the patches leaves distances alone and
-    makes both large terms, whose difference counts, as small as they get.
+    The first term is the same for all keys, so the softmax cancels it. 2 / h^2 is the scale. The
+    last term depends on the key only, so it is a mask of shape (1, N). It could also be a 50th
+    column of the keys, with a column of ones in the queries. But then it would be rounded to the
+    dtype of the patches, scaled again, and added to terms of the other sign inside the dot
+    product. As a mask it is computed in float64 and rounded once. Centring the patches does not
+    change distances and keeps the two large terms as small as possible.
     """
-    # The mean of three channels has a third of their variance. A distance between patches
-    # that differ by noise only is twice that on average, so h is in its order.
+    # The mean of three channels has a third of their variance. Patches that differ by noise only
+    # have twice this variance as their mean distance, so h is of this order.
     h_squared = sigma**2 / 3
     axis = np.arange(PATCH) - PATCH // 2
     window = np.exp(-(axis[:, None] ** 2 + axis**2) / (2 * PATCH_SIGMA**2))
@@ -69,7 +68,7 @@ def non_local_means(noisy: FloatArray, sigma: float) -> Problem:
 
 
 def attention(problem: Problem, device: Device, rows: int | None = None) -> FloatArray:
-    """Return the denoised pixels, (N, 3), or the first `rows` of them: one call."""
+    """Return the denoised pixels, (N, 3), or the first `rows` of them, by one call."""
     result: FloatArray = scaled_dot_product_attention(
         problem.query[:rows],
         problem.query,
@@ -98,7 +97,7 @@ def numpy_attention(
 
 
 def psnr(image: FloatArray, clean: FloatArray) -> float:
-    """Peak signal-to-noise ratio in dB of `image` as it is shown, in the range 0 to 1."""
+    """Peak signal-to-noise ratio in dB of `image`, clipped to the range 0 to 1."""
     difference = np.clip(image, 0, 1).astype(np.float64) - clean
     mean_square = float(np.mean(np.square(difference)))
     return 10 * math.log10(1 / mean_square) if mean_square > 0 else math.inf

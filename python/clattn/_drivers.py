@@ -1,7 +1,7 @@
-"""Where OpenCL is on this machine: the loader, and drivers that pip has installed.
+"""Finds OpenCL on this machine: the loader, and drivers that pip has installed.
 
-The core calls `discover` once, before its first OpenCL call. What only writing needs is
-imported where it is needed: a process that finds its folder as it left it starts faster.
+The core calls `discover` once, before its first OpenCL call. Modules that only writing a folder
+needs are imported there: a process that finds its folder in order starts faster.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pathlib import Path
 _SYSTEM_VENDORS = Path("/etc/OpenCL/vendors")
 _SYSTEM_LOADER = "libOpenCL.so.1"
 
-# Intel's runtime finds these only beside itself, or not at all when another package has
-# loaded an older libtbb; opened first and by path, the right ones are there.
+# Opened first and by path. Intel's runtime looks for these libraries beside itself only, and
+# does not find them if another package has loaded an older libtbb.
 _PRELOAD = ("libintlc.so.5", "libimf.so", "libirng.so", "libsvml.so", "libtbb.so.12")
 
 
 def cache_folder() -> Path | None:
     """Return the folder for built kernels, ``clattn`` in the user's XDG cache folder.
 
-    None where there is none: the user has no home.
+    None: the user has no home folder.
     """
     # The XDG specification: a relative path is invalid and ignored. Without a home, "~" stays.
     for base in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
@@ -36,7 +36,7 @@ def cache_folder() -> Path | None:
 def _wheel_libraries() -> Path | None:
     """Return the folder of libraries of the package intel-opencl-rt, if installed.
 
-    Its list of files is read here: importing importlib.metadata takes 20 ms.
+    Reads the package's list of files itself: importing importlib.metadata takes 20 ms.
     """
     for entry in sys.path:
         for record in Path(entry).glob("intel_opencl_rt-*.dist-info/RECORD"):
@@ -48,7 +48,7 @@ def _wheel_libraries() -> Path | None:
 
 
 def _read(file: Path) -> bytes:
-    """Return what a file holds: nothing, if it is no file or cannot be read."""
+    """Return the content of a file; empty if it is no file or cannot be read."""
     try:
         return file.read_bytes() if file.is_file() else b""
     except OSError:
@@ -56,7 +56,7 @@ def _read(file: Path) -> bytes:
 
 
 def _loader_is_in_use() -> bool:
-    """Return whether this process has a loader open, which has read the environment then."""
+    """Return whether this process has opened a loader, which has read the environment already."""
     try:
         return b"/libOpenCL.so" in Path("/proc/self/maps").read_bytes()
     except OSError:
@@ -64,7 +64,7 @@ def _loader_is_in_use() -> bool:
 
 
 def _installed_drivers() -> list[bytes]:
-    """Return what the system's .icd files name, in the order of the files' names."""
+    """Return the drivers that the system's .icd files name, in the order of the files' names."""
     try:
         names = sorted(os.listdir(_SYSTEM_VENDORS))
     except OSError:
@@ -74,12 +74,14 @@ def _installed_drivers() -> list[bytes]:
 
 
 def _fill(folder: Path, contents: dict[str, bytes]) -> None:
-    """Make a folder hold these .icd files and no others; others may be doing the same.
+    """Write these .icd files into a folder and delete all others.
+
+    Other processes may do the same at the same time.
 
     Raises
     ------
     OSError
-        It cannot be done, or another user may write to the folder.
+        The folder cannot be written, or another user may write to it.
     """
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -107,8 +109,9 @@ def _fill(folder: Path, contents: dict[str, bytes]) -> None:
 def _write_vendors_folder(drivers: list[bytes]) -> Path | None:
     """Return a folder with an .icd file for each driver, None where nothing can be written.
 
-    Its name tells its content, so that processes may share it: in the cache, else in the
-    folder for temporary files. A process has its own only where neither will do.
+    The name of the folder depends on its content, so processes may share it: in the cache, else
+    in the folder for temporary files. If neither can be written, the process gets a folder of
+    its own.
     """
     contents = {f"{index:02}.icd": driver + b"\n" for index, driver in enumerate(drivers)}
     name = f"vendors-{zlib.crc32(b''.join(contents.values())):08x}"
@@ -135,26 +138,26 @@ def _write_vendors_folder(drivers: list[bytes]) -> Path | None:
 
 
 def discover() -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes | None, str]:
-    """Prepare the environment for the loader and say what to open.
+    """Prepare the environment for the loader and return what to open.
 
-    Paths are bytes, as the system has them: they need not be text.
+    Paths are bytes, as in the system: they need not be text.
 
     Returns
     -------
     preload : tuple of bytes
         Libraries to open before the loader, globally.
     candidates : tuple of bytes
-        Loaders, the first that opens is used: the system's, else the one that comes with
-        intel-opencl-rt; the other way round where the process has used one before.
+        Loaders; the core uses the first that opens. The system's loader comes first, then that
+        of intel-opencl-rt; the other way round if the process has used a loader before.
     cache : bytes or None
-        The folder for built kernels, if there is one.
+        The folder for built kernels; None: there is none.
     memory : str
-        ``CLATTN_MEMORY``, which forces a way to reach host memory, for tests; else empty.
+        ``CLATTN_MEMORY``, which forces a way to reach host memory, for tests; or empty.
 
     Raises
     ------
     ValueError
-        ``CLATTN_MEMORY`` is no such way.
+        ``CLATTN_MEMORY`` is another word.
     """
     memory = os.environ.get("CLATTN_MEMORY", "")
     if memory not in ("", "svm", "host", "copy"):
@@ -165,16 +168,16 @@ def discover() -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes | None, str]
     if wheel is not None:
         preload = tuple(os.fsencode(wheel / name) for name in _PRELOAD)
         own = os.fsencode(wheel / _SYSTEM_LOADER)
-        # A loader that another package has used does not see the folder written below.
+        # A loader that another package has used ignores the folder that is written below.
         candidates.insert(0 if _loader_is_in_use() else 1, own)
-        # A user who points the loader somewhere has said what is wanted.
+        # These variables are the user's choice of drivers.
         if not {"OCL_ICD_VENDORS", "OCL_ICD_FILENAMES"} & os.environ.keys():
             driver = os.fsencode(wheel / "libintelocl.so")
             drivers = [driver, *(d for d in _installed_drivers() if d != driver)]
             folder = _write_vendors_folder(drivers)
             if folder is not None:
                 os.environ["OCL_ICD_VENDORS"] = str(folder)
-            else:  # not every loader knows this variable, but it needs no folder
+            else:  # some loaders ignore this variable, but it needs no folder
                 os.environ["OCL_ICD_FILENAMES"] = os.fsdecode(driver)
     cache = cache_folder()
     return preload, tuple(candidates), None if cache is None else os.fsencode(cache), memory

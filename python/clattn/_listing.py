@@ -13,7 +13,7 @@ _HOST_MEMORY = {
     "host": "in place: buffers over the host's memory",
     "copy": "copied to the device and back",
 }
-_MATRIX_UNITS = 80  # the capability whose matrix units kernels use
+_MATRIX_UNITS = 80  # the least capability whose matrix units the kernels use
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     problem = ""
     try:
         default = clattn.get_default_device()
-    except (clattn.DeviceError, ValueError) as error:  # none usable; CLATTN_DEVICE is wrong
+    except (clattn.DeviceError, ValueError) as error:  # no usable device, or a wrong CLATTN_DEVICE
         problem = str(error)
 
     plural = "" if len(devices) == 1 else "s"
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """Return `count` bytes in the largest binary unit that leaves at least 1."""
+    """Return `count` bytes as text, in the largest binary unit that gives at least 1."""
     units = ["KiB", "MiB", "GiB", "TiB"]
     unit = "bytes"
     while count >= 1024 and units:
@@ -53,7 +53,8 @@ def format_bytes(count: float) -> str:
 def words_of(devices: Sequence[Device]) -> list[str]:
     """Return the shortest word that names each device: "cpu", "cpu:1", "gpu" ….
 
-    A bare type means the first usable device of it; numbers count all of them.
+    A type without a number means the first usable device of this type; numbers count all
+    devices of the type.
     """
     seen: Counter[str] = Counter()
     usable: set[str] = set()
@@ -78,7 +79,7 @@ def _facts(device: Device, word: str, chosen: bool) -> Iterator[tuple[str, str]]
     yield "compute units", str(device.compute_units)
     yield "memory", format_bytes(device.memory)
     if device.usable:
-        # Half types are storage, so that no device lacks them; double is an extension.
+        # Half types are only stored, so every device has them; double is an extension.
         dtypes = ["float32", "float16", "bfloat16", *(["float64"] if device.float64 else [])]
         yield "dtypes", ", ".join(dtypes)
         yield "host memory", _HOST_MEMORY[device.memory_mode]

@@ -17,7 +17,7 @@ from clattn import Device
 from clattn._denoising import FloatArray, Problem, attention, numpy_attention
 
 ERROR_ROWS = 256  # query rows that are compared with float64
-NUMPY_ROWS = 16384  # NumPy does at most so many query rows; its time is scaled up
+NUMPY_ROWS = 16384  # query rows that NumPy computes at most; its time is scaled up
 TURN_SECONDS = 0.02
 THREADS = os.cpu_count() or 1  # of torch and other implementations
 
@@ -57,10 +57,10 @@ def exact_rows(problem: Problem) -> Exact:
 
 
 def time_first_call(problem: Problem, device: Device) -> float:
-    """Return the seconds of a call that has the kernel to build.
+    """Return the seconds of a call that builds the kernel.
 
-    A few rows are enough for it, and its compiler's memory stays out of the memory that
-    is measured afterwards.
+    A few rows are enough, and keep the memory of the compiler out of the figure that is measured
+    afterwards.
     """
     start = time.perf_counter()
     attention(problem, device, rows=ERROR_ROWS)
@@ -74,7 +74,7 @@ def time_clattn(problem: Problem, device: Device, exact: Exact) -> Timing:
 
 
 def time_torch(problem: Problem, exact: Exact) -> Timing | None:
-    """Time torch with as many threads as there are cores; None where it is missing."""
+    """Time torch with as many threads as there are cores; None if torch is missing."""
     try:
         import torch
     except ImportError:
@@ -101,7 +101,7 @@ def time_torch(problem: Problem, exact: Exact) -> Timing | None:
 
 
 def time_numpy(problem: Problem, exact: Exact) -> Timing:
-    """Time NumPy in float32, once; of a large problem a part."""
+    """Time NumPy in float32, once; for a large problem only the first rows."""
     count = len(problem.query)
     timed = min(count, NUMPY_ROWS)
     key, value, mask, scale = problem.query, problem.value, problem.mask, problem.scale
@@ -115,10 +115,10 @@ def time_numpy(problem: Problem, exact: Exact) -> Timing:
 
 
 def measure_memory(call: Callable[[], T]) -> tuple[T, int | None]:
-    """Return what `call` does, and by how many bytes the process grew at its peak.
+    """Return the result of `call`, and by how many bytes the process grew at its peak.
 
-    The figure is an upper bound where the system does not let a process lower its recorded
-    peak beforehand, and None where it does not tell.
+    The figure is an upper bound if the system does not let a process reset its recorded peak,
+    and None if the system does not tell.
     """
     before = _memory_field("VmRSS")
     with contextlib.suppress(OSError):
@@ -143,7 +143,7 @@ def shortest(
 ) -> float:
     """Return the seconds of the shortest of several calls.
 
-    At least `least` of them; more until so many `seconds` or `most` calls are spent.
+    Makes at least `least` calls, and more until `seconds` have passed or `most` calls are made.
     """
     best, calls = math.inf, 0
     start = begin = time.perf_counter()
@@ -157,7 +157,7 @@ def shortest(
 def take_turns(calls: Mapping[str, Callable[[], object]], best: dict[str, float]) -> None:
     """Time each call once more; `best` keeps the shortest seconds of each.
 
-    A turn is several calls. The first does not count: threads of the implementation before
+    A turn is several calls. The first does not count: threads of the previous implementation
     may still be spinning.
     """
     for name, call in calls.items():

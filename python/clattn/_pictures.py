@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib import cbook
 from matplotlib.figure import Figure
-from PIL import Image, ImageOps  # what matplotlib reads pictures with
+from PIL import Image, ImageOps  # a dependency of matplotlib
 
 from clattn._denoising import PATCH, FloatArray
 
@@ -19,8 +19,8 @@ class PictureError(Exception):
 def load_image(path: Path | None, size: int) -> FloatArray:
     """Return a crop of at most `size` by `size` as RGB in the range 0 to 1.
 
-    It is the centre of the picture in the file `path`; None: the face in the photograph
-    that matplotlib ships.
+    The crop is the centre of the picture in the file `path`. None: the face in the photograph
+    that comes with matplotlib.
     """
     if path is None:
         path = Path(str(cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)))
@@ -42,7 +42,7 @@ def _read_rgb(path: Path) -> FloatArray:
             picture = ImageOps.exif_transpose(opened)
         if picture.mode.startswith(("I", "F")):
             return _single_channel(picture)
-        # Transparent parts show a white page.
+        # Transparent pixels become white.
         layer = picture.convert("RGBA")
         page = Image.new("RGBA", layer.size, "white")
         merged = Image.alpha_composite(page, layer).convert("RGB")
@@ -52,7 +52,7 @@ def _read_rgb(path: Path) -> FloatArray:
 
 
 def _single_channel(picture: Image.Image) -> FloatArray:
-    """Return a picture of 16-bit, 32-bit or float grey values as RGB, 0 to 1."""
+    """Return a picture of 16-bit, 32-bit or float grey values as RGB in the range 0 to 1."""
     white = np.float32(1 if picture.mode == "F" else 65535)
     grey = np.nan_to_num(np.asarray(picture, np.float32)) / white
     return np.repeat(np.clip(grey, 0, 1)[..., None], 3, axis=2)

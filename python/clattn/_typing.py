@@ -1,4 +1,4 @@
-"""What the functions take as an array."""
+"""The types of arrays that the functions take."""
 
 from __future__ import annotations
 

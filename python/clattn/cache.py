@@ -1,4 +1,4 @@
-"""Keys and values of the positions so far, for decoding token by token."""
+"""Keys and values of all positions so far, for decoding token by token."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ __all__ = ["KVCache"]
 class KVCache:
     """Keys and values of a batch of sequences, in a device's memory.
 
-    Memory for `capacity` positions is allocated once. `append` writes behind the positions
-    there are, `attend` reads them where they lie: nothing is copied or compiled anew as the
-    sequences grow.
+    The cache allocates memory for `capacity` positions once. `append` writes behind the filled
+    positions, and `attend` reads them in place: a growing sequence causes no copy and no
+    compilation.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class KVCache:
     num_kv_heads : int
         Heads of keys and values, Hk. Query heads share them in groups.
     capacity : int
-        Positions that fit.
+        The number of positions that fit.
     head_size : int
         Of queries and keys, E.
     v_head_size : int, optional
@@ -54,7 +54,7 @@ class KVCache:
     MemoryError
         The device's memory does not suffice.
     DeviceError
-        No usable OpenCL device, or what it reports.
+        There is no usable OpenCL device, or OpenCL reports an error.
 
     Examples
     --------
@@ -90,26 +90,26 @@ class KVCache:
         _caches.add(self)
 
     def append(self, key: Array, value: Array, counts: Sequence[int] | None = None) -> None:
-        """Write keys and values behind those that are there.
+        """Write keys and values behind the filled positions.
 
         Parameters
         ----------
         key : array of shape (B, Hk, n, E)
-            Of the cache's dtype: NumPy's, a Tensor on the cache's device, or another
-            library's on the host.
+            Of the cache's dtype: a NumPy array, a Tensor on the cache's device, or an array of
+            another library on the host.
         value : array of shape (B, Hk, n, Ev)
             Likewise.
         counts : integers of shape (B,), optional
-            Of sequence b only the last ``counts[b]`` of the n positions are taken, as in a
-            batch that is padded on the left. Default: all.
+            Sequence b takes only the last ``counts[b]`` of the n positions, because a batch of
+            prompts is padded on the left. Default: all n.
 
         Raises
         ------
         TypeError
             An argument of the wrong kind or dtype.
         ValueError
-            Shapes that do not fit, counts outside 0 to n, or a sequence that would exceed
-            the capacity. The cache is as it was.
+            Shapes do not fit, counts are outside 0 to n, or a sequence would exceed the
+            capacity. The cache stays as it was.
         """
         numbers = None if counts is None else _numbers(counts, "counts")
         self._state.append(key, value, numbers)
@@ -123,7 +123,7 @@ class KVCache:
         window: tuple[int | None, int | None] | None = None,
         softcap: float = 0.0,
     ) -> Any:
-        """Return the attention of queries to the keys that are there.
+        """Return the attention of queries to the keys in the cache.
 
         The queries are the last L positions of each sequence: row i of sequence b is at
         position ``p = lengths[b] - L + i``.
@@ -163,14 +163,14 @@ class KVCache:
         Parameters
         ----------
         n : int, or integers of shape (B,)
-            One number cuts every sequence that is longer; several are the new lengths.
+            One number shortens every longer sequence to n; several are the new lengths.
 
         Raises
         ------
         TypeError
-            Anything but integers.
+            `n` is not made of integers.
         ValueError
-            Below 0, or above what is there. The cache is as it was.
+            A number is below 0 or above the length. The cache stays as it was.
         """
         self._state.truncate(_size(n, "n", 0) if np.ndim(n) == 0 else _numbers(n, "n"))
 
@@ -230,7 +230,7 @@ class KVCache:
 
     @property
     def device(self) -> Device:
-        """The device whose memory they are in."""
+        """The device that holds keys and values."""
         return self._state.key.device
 
     def __repr__(self) -> str:
@@ -245,7 +245,7 @@ class KVCache:
         )
 
 
-# A lock that another thread held at a fork is held for ever in the child.
+# A lock that another thread holds during a fork stays locked in the child for ever.
 _caches: weakref.WeakSet[KVCache] = weakref.WeakSet()
 
 
@@ -270,7 +270,7 @@ def _size(number: Any, name: str, lowest: int) -> int:
 
 
 def _float_dtype(dtype: DTypeLike) -> DTypeLike:
-    """Return a float dtype; "bfloat16" is a word that NumPy learns from ml_dtypes."""
+    """Return a float dtype; NumPy knows the word "bfloat16" only after ml_dtypes is imported."""
     if isinstance(dtype, str) and dtype == "bfloat16":
         import ml_dtypes
 
@@ -293,7 +293,7 @@ def _has_buffer(numbers: Any) -> bool:
 
 
 def _numbers(numbers: Any, name: str) -> np.ndarray:
-    """Return int64 numbers of one dimension, an array of their own."""
+    """Return a new int64 array of one dimension."""
     kind = type(numbers)
     if hasattr(kind, "__array__"):
         array = np.asarray(numbers)

@@ -1,4 +1,4 @@
-"""Which OpenCL devices there are, and which one a call uses."""
+"""Lists the OpenCL devices and chooses the device of a call."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["devices", "get_default_device", "set_default_device", "use_device"]
 def devices() -> list[Device]:
     """Return the usable devices: GPUs, then accelerators, then CPUs.
 
-    Among CPUs, those that read host memory as it is come first. A device that cannot
-    build kernels is left out; ``python -m clattn`` says why.
+    CPUs that use host memory in place come before other CPUs. A device that cannot build kernels
+    is left out; ``python -m clattn`` says why.
 
     Raises
     ------
@@ -30,30 +30,30 @@ def devices() -> list[Device]:
 
 
 def get_default_device() -> Device:
-    """Return the device that a call without ``device=`` uses here.
+    """Return the device that a call without ``device=`` uses in this thread.
 
-    That of the innermost `use_device`, else that of `set_default_device`, else the one
-    that the environment variable ``CLATTN_DEVICE`` names, else the first GPU, else the
-    first accelerator, else the CPU.
+    It is the device of the innermost `use_device`, else of `set_default_device`, else the device
+    that the environment variable ``CLATTN_DEVICE`` names, else the first GPU, else the first
+    accelerator, else the CPU.
 
     Raises
     ------
     DeviceError
         No device is usable.
     ValueError
-        ``CLATTN_DEVICE`` names none.
+        ``CLATTN_DEVICE`` names no device.
     """
     return _core.find_device(None)
 
 
 def set_default_device(device: Device | str | None) -> None:
-    """Set the device of later calls in this process; None goes back to the first choice.
+    """Set the device of later calls in this process; None restores the first choice.
 
     Parameters
     ----------
     device : Device, str or None
-        A device, "cpu", "gpu", "accelerator", "gpu:1" for the second one, or a part of its
-        platform's or its own name in any case.
+        A device; "cpu", "gpu" or "accelerator"; "gpu:1" for the second GPU; or a part of the name
+        of the device or its platform, in upper or lower case.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def set_default_device(device: Device | str | None) -> None:
 
 @contextmanager
 def use_device(device: Device | str) -> Iterator[Device]:
-    """Use a device for the calls inside a ``with`` block, in this thread or task alone.
+    """Use a device for the calls inside a ``with`` block, in this thread or task only.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ __all__ = [
 
 
 class MultiheadAttentionOutput(NamedTuple):
-    """What `multihead_attention` returns; present ones are None unless asked for."""
+    """The results of `multihead_attention`; present ones are None without `return_present`."""
 
     output: Any
     present_key: Any
@@ -61,17 +61,18 @@ def multihead_attention(
 
     ``softmax(scale * (query + bias) @ (key + bias).T + relative_position_bias + mask) @
     (value + bias)`` for each head. H is `head_count`, B the batch, L the length of the
-    query, S that of the new keys, P that of the past ones, ``T = P + S``. Query, key and
-    value have exactly one source each: ``query, key, value``; ``stacked_query_key, value``;
+    query, S the number of new keys, P of past keys, ``T = P + S``. Query, key and value have
+    exactly one source each: ``query, key, value``; ``stacked_query_key, value``;
     ``query, stacked_key_value``; or ``stacked_query_key_value``. Any strides are accepted,
-    inputs are never modified. Scores, softmax and sums are in float32. An array is NumPy's,
-    a `Tensor`, or another library's on the host; results are of the kind of the query.
+    inputs are never modified. Scores, softmax and sums are in float32. An array is a NumPy
+    array, a `Tensor`, or an array of another library on the host; results are of the library of
+    the query.
 
     Parameters
     ----------
     query : array of shape (B, L, H * E), optional
-        float32 or float16, which all other arrays but `mask` share; 3 to 5 dimensions,
-        those before the last 3 of size 1.
+        float32 or float16; all arrays but `mask` have one dtype. 3 to 5 dimensions; dimensions
+        before the last 3 are of size 1.
     key : array of shape (B, S, H * E), optional
         3 to 5 dimensions, as query.
     value : array of shape (B, S, H * Ev), optional
@@ -86,7 +87,7 @@ def multihead_attention(
         Added to query, key and value, not to the past; 1 to 5 dimensions, the leading ones
         of size 1.
     mask : array of int32, optional
-        Tells which positions are padding, as `mask_type` says; 1 to 5 dimensions.
+        The positions that are padding, as `mask_type` says; 1 to 5 dimensions.
     mask_type : str
         "boolean": 0 is padding; (B, T), (B, L, T), or four dimensions that broadcast to
         (B, H, L, T), with leading 1s. "key_sequence_length": (B,) or (1, B); keys from
@@ -106,8 +107,8 @@ def multihead_attention(
     scale : float
         Multiplies the scores, usually ``1 / sqrt(E)``.
     mask_filter_value : float
-        Added to the scores of padding, which is a finite number: a row of padding alone
-        attends as if nothing of it were padding.
+        A finite number that is added to the scores of padding: a row of nothing but padding
+        attends to all its keys as if none were padding.
     head_count : int
         H.
     return_present : bool
@@ -118,7 +119,7 @@ def multihead_attention(
     Returns
     -------
     output : array of shape (B, L, H * Ev)
-        With the leading 1s of query, of its dtype.
+        With the leading 1s of the query, and of its dtype.
     present_key : array of shape (B, H, T, E) or None
         With `return_present`: past keys, then the new ones, with their bias.
     present_value : array of shape (B, H, T, Ev) or None
@@ -129,12 +130,12 @@ def multihead_attention(
     TypeError
         An argument of the wrong kind or dtype.
     ValueError
-        Tensors that collide or are missing; shapes, ranges or combinations that the
+        Query, key or value are missing or given twice; shapes, ranges or combinations that the
         operator does not allow; the message names the argument.
     MemoryError
         Host or device memory does not suffice.
     DeviceError
-        No usable OpenCL device, or what it reports.
+        There is no usable OpenCL device, or OpenCL reports an error.
 
     Notes
     -----
@@ -184,13 +185,14 @@ def diagonal_matrix1(
     """Compute ``DML_DIAGONAL_MATRIX1_OPERATOR_DESC``.
 
     In the last two dimensions, at column x and row y, `value` fills the band
-    ``diagonal_fill_begin <= x - y < diagonal_fill_end``, or where begin is above end all but
-    ``diagonal_fill_end <= x - y < diagonal_fill_begin``.
+    ``diagonal_fill_begin <= x - y < diagonal_fill_end``. If begin is above end, it fills all
+    elements but ``diagonal_fill_end <= x - y < diagonal_fill_begin``.
 
     Parameters
     ----------
     input : array of shape (..., rows, columns), optional
-        What is copied elsewhere; without it that is zero. Two to four dimensions; an integer
+        Copied outside the band; without an input these elements are zero. Two to four
+        dimensions; an integer
         type, float16, float32 or float64.
     sizes : tuple or list of int, optional
         The shape; needed without an input, else the input's.
@@ -212,11 +214,11 @@ def diagonal_matrix1(
     TypeError
         An argument of the wrong kind or dtype.
     ValueError
-        What the specification refuses; the message names the argument.
+        The specification refuses the call; the message names the argument.
     MemoryError
         Host or device memory does not suffice.
     DeviceError
-        No usable OpenCL device, or what it reports.
+        There is no usable OpenCL device, or OpenCL reports an error.
 
     Examples
     --------
@@ -245,7 +247,8 @@ def diagonal_matrix(
     Parameters
     ----------
     input : array of shape (..., rows, columns), optional
-        What is copied elsewhere; without it that is zero. Two to four dimensions; an integer
+        Copied outside the band; without an input these elements are zero. Two to four
+        dimensions; an integer
         type, float16, float32 or float64.
     sizes : tuple or list of int, optional
         The shape; needed without an input, else the input's.
@@ -267,11 +270,11 @@ def diagonal_matrix(
     TypeError
         An argument of the wrong kind or dtype.
     ValueError
-        What the specification refuses; the message names the argument.
+        The specification refuses the call; the message names the argument.
     MemoryError
         Host or device memory does not suffice.
     DeviceError
-        No usable OpenCL device, or what it reports.
+        There is no usable OpenCL device, or OpenCL reports an error.
 
     Examples
     --------

@@ -35,11 +35,11 @@ def scaled_dot_product_attention(
     """Return ``softmax(scale * query @ key.T + attn_mask) @ value``.
 
     As ``torch.nn.functional.scaled_dot_product_attention``, with additions. Leading
-    dimensions broadcast, any strides are accepted, inputs are never modified. An array is
-    NumPy's, a `Tensor`, or another library's on the host; results are of the kind of query.
-    Scores and softmax are computed in float32 at least (float64 for float64). A row with no
-    key to attend to gives zeros; a key that the mask, causality or the window excludes does
-    not matter, whatever it holds.
+    dimensions broadcast, any strides are accepted, inputs are never modified. An array is a
+    NumPy array, a `Tensor`, or an array of another library on the host; results are of the
+    library of `query`. Scores and softmax are computed in float32 at least (float64 for
+    float64). A row with no key to attend to gives zeros. A key that the mask, causality or the
+    window excludes does not matter, even if it is NaN.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def scaled_dot_product_attention(
         Broadcasts to (..., Hq, L, S). bool (True attends) or any float dtype (added to the
         scaled scores; -inf excludes).
     dropout_p : float
-        Probability with which each weight is dropped, 0 to 1; those kept are scaled up by
+        Probability with which each weight is dropped, 0 to 1; the others are multiplied by
         ``1 / (1 - dropout_p)``.
     is_causal : bool or "lower_right"
         True: row i attends key j where ``j <= i``; "lower_right": where
@@ -70,14 +70,14 @@ def scaled_dot_product_attention(
     softcap : float
         Above 0, a scaled score s becomes ``softcap * tanh(s / softcap)`` before the mask.
     seed : int, optional
-        Fixes which weights are dropped, 0 to 2**64 - 1: they depend on the seed and on the
-        position (batch, head, row, key) alone, not on device or kernel. Default: a new one
+        Fixes which weights are dropped, 0 to 2**64 - 1: the choice depends on the seed and the
+        position (batch, head, row, key) alone, not on device or kernel. Default: a new seed
         for each call, from the operating system.
     return_lse : bool
         Also return the log-sum-exp of the masked scores.
     out : array of shape (..., Hq, L, Ev), optional
-        Written and returned; of query's dtype, with any strides. It may share memory with
-        an input.
+        The result is written here and `out` is returned; of query's dtype, with any strides.
+        It may share memory with an input.
     device : Device or str, optional
         Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
 
@@ -94,17 +94,17 @@ def scaled_dot_product_attention(
     TypeError
         An argument of the wrong kind or dtype.
     ValueError
-        Shapes, ranges or combinations that do not fit; the message names the argument.
+        Shapes, ranges or combinations do not fit; the message names the argument.
     MemoryError
         Host or device memory does not suffice.
     DeviceError
-        No usable OpenCL device, or what it reports.
+        There is no usable OpenCL device, or OpenCL reports an error.
 
     Notes
     -----
-    FlashAttention-2 (Dao, 2023, arXiv:2307.08691) without the scores ever in memory:
-    scratch space does not grow with S. Dropout: Philox 4x32-10 (Salmon et al., 2011,
-    "Parallel random numbers: as easy as 1, 2, 3").
+    The algorithm is FlashAttention-2 (Dao, 2023, arXiv:2307.08691): the scores are never in
+    memory, and scratch space does not grow with S. Dropout uses Philox 4x32-10 (Salmon et al.,
+    2011, "Parallel random numbers: as easy as 1, 2, 3").
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Bands of matrices: fill one, keep one."""
+"""Fill or keep a band of diagonals of matrices."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ def diagonal_matrix(
 ) -> Any:
     """Fill a band of diagonals with a value.
 
-    In the last two dimensions, at column x and row y, the band is ``begin <= x - y < end``;
-    where ``begin > end``, all but ``end <= x - y < begin`` is filled; nothing where they
-    are equal. Elsewhere the result is the input, or zero. An array is NumPy's, a `Tensor`,
-    or another library's on the host; results are of the kind of the input.
+    In the last two dimensions, at column x and row y, the band is ``begin <= x - y < end``. If
+    ``begin > end``, all elements but ``end <= x - y < begin`` are filled; if they are equal, none.
+    The other elements are the input's, or zero. An array is a NumPy array, a `Tensor`, or an
+    array of another library on the host; results are of the library of the input.
 
     Parameters
     ----------
     input_or_shape : array of shape (..., rows, columns), or tuple or list of int
-        What is copied outside the band; or the shape of a result that is zero there. Two
+        The array that is copied outside the band, or the shape of a result that is zero there. Two
         dimensions or more; all but the last two are a batch. Any strides are accepted. bool,
         an integer type, float16, bfloat16 (``ml_dtypes.bfloat16``), float32 or float64.
     value : number
         Exact for bool and integer types; rounded for float types, as NumPy does.
     begin, end : int
-        Any whole numbers; 0 is the main diagonal, 1 the one right of it.
+        Any whole numbers; 0 is the main diagonal, 1 the diagonal right of it.
     dtype : dtype, optional
         With a shape: of the result, default float32. With an input: the input's.
     out : array of the result's shape and dtype, optional
-        Written and returned; with any strides. It may be the input itself, which is then
-        changed in place, but not share memory with it otherwise.
+        The result is written here and `out` is returned; with any strides. It may be the input
+        itself, which is then changed in place. It may not share memory with the input otherwise.
     device : Device or str, optional
         Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
 
@@ -64,11 +64,11 @@ def diagonal_matrix(
     TypeError
         An argument of the wrong kind or dtype.
     ValueError
-        A shape, value or combination that does not fit; the message names the argument.
+        A shape, value or combination does not fit; the message names the argument.
     MemoryError
         Host or device memory does not suffice.
     DeviceError
-        No usable OpenCL device, or what it reports.
+        There is no usable OpenCL device, or OpenCL reports an error.
 
     Examples
     --------
@@ -86,7 +86,7 @@ def eye(
     dtype: DTypeLike | None = np.float32,
     device: Device | str | None = None,
 ) -> Any:
-    """Return a matrix with ones on the main diagonal, else zero.
+    """Return a matrix with ones on the main diagonal and zeros elsewhere.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def eye(
     MemoryError
         Host or device memory does not suffice.
     DeviceError
-        No usable OpenCL device, or what it reports.
+        There is no usable OpenCL device, or OpenCL reports an error.
 
     Examples
     --------
@@ -131,7 +131,7 @@ def tril(input: Array, diagonal: int = 0) -> Any:
     input : array of shape (..., rows, columns)
         As in `diagonal_matrix`.
     diagonal : int
-        The last diagonal that is kept; 0 is the main one, 1 the one right of it.
+        The last diagonal that is kept; 0 is the main diagonal, 1 the diagonal right of it.
 
     Returns
     -------
@@ -147,11 +147,11 @@ def tril(input: Array, diagonal: int = 0) -> Any:
     MemoryError
         Host or device memory does not suffice.
     DeviceError
-        No usable OpenCL device, or what it reports.
+        There is no usable OpenCL device, or OpenCL reports an error.
 
     Notes
     -----
-    It runs on `clattn.get_default_device`, or that of `clattn.use_device`. In place:
+    The call runs on `clattn.get_default_device`. In place:
     ``diagonal_matrix(a, 0, diagonal + 1, a.shape[-1], out=a)``.
 
     Examples
@@ -171,7 +171,7 @@ def triu(input: Array, diagonal: int = 0) -> Any:
     input : array of shape (..., rows, columns)
         As in `diagonal_matrix`.
     diagonal : int
-        The first diagonal that is kept; 0 is the main one, 1 the one right of it.
+        The first diagonal that is kept; 0 is the main diagonal, 1 the diagonal right of it.
 
     Returns
     -------
@@ -187,11 +187,11 @@ def triu(input: Array, diagonal: int = 0) -> Any:
     MemoryError
         Host or device memory does not suffice.
     DeviceError
-        No usable OpenCL device, or what it reports.
+        There is no usable OpenCL device, or OpenCL reports an error.
 
     Notes
     -----
-    It runs on `clattn.get_default_device`, or that of `clattn.use_device`. In place:
+    The call runs on `clattn.get_default_device`. In place:
     ``diagonal_matrix(a, 0, -a.shape[-2], diagonal, out=a)``.
 
     Examples

@@ -14,7 +14,7 @@ __all__ = ["AttentionOutput", "attention"]
 
 
 class AttentionOutput(NamedTuple):
-    """The outputs of `attention`; one that was not asked for is None."""
+    """The outputs of `attention`; None: the call did not ask for this output."""
 
     Y: Any
     """(B, Hq, L, Ev), or (B, L, Hq * Ev) for inputs of three dimensions; Q's dtype."""
@@ -51,59 +51,59 @@ def attention(
 ) -> AttentionOutput:
     """Compute ONNX ``Attention`` of opset 23, 24 or 25.
 
-    With T = P + S keys, the past ones followed by the new ones, and query row i standing at
-    key ``p = i + offset`` (offset: P with a past, ``nonpad_kv_seqlen[b] - L`` with that, else
-    0)::
+    There are T = P + S keys, the past ones followed by the new ones. Query row i is at position
+    ``p = i + offset`` among them (offset: P with a past, ``nonpad_kv_seqlen[b] - L`` with
+    `nonpad_kv_seqlen`, else 0)::
 
         score = scale * Q @ K.T
         score = softcap * tanh(score / softcap)            where softcap > 0
         score = score + attn_mask                          bool: False excludes
         Y     = softmax(score) @ V
 
-    A row with nothing to attend to is zero. An array is NumPy's, a `Tensor`, or another
-    library's on the host; results are of the kind of Q, present_value of that of V.
+    A row with no key to attend to is zero. An array is a NumPy array, a `Tensor`, or an array of
+    another library on the host; results are of the library of `Q`, present_value of that of `V`.
 
     Parameters
     ----------
     Q : array of shape (B, Hq, L, E) or (B, L, Hq * E)
         float16, bfloat16 (``ml_dtypes.bfloat16``), float32 or float64. With three
-        dimensions, those of K and V are three, and `q_num_heads` and `kv_num_heads` are
+        dimensions, K and V have three too, and `q_num_heads` and `kv_num_heads` are
         needed.
     K : array of shape (B, Hk, S, E) or (B, S, Hk * E)
         Of Q's dtype. Hq is a multiple of Hk; query head h reads head ``h // (Hq // Hk)``.
     V : array of shape (B, Hk, S, Ev) or (B, S, Hk * Ev)
-        Of any of those dtypes.
+        Of any of these dtypes.
     attn_mask : array, optional
         Broadcasts to (B, Hq, L, T). bool (True attends); any other number is added. From
         opset 24 on, keys beyond a shorter last dimension (1 included) are excluded.
     past_key, past_value : array of shape (B, Hk, P, E) and (B, Hk, P, Ev), optional
         Both or neither; with them, present_key and present_value are returned.
     nonpad_kv_seqlen : array of shape (B,), optional
-        int64, 0 to S: keys from there on are excluded. From opset 24 on, not with a past.
+        int64, 0 to S: keys from this number on are excluded. From opset 24 on, without a past.
     is_causal : int
         1: row i attends key j where ``j <= p``. Composes with `attn_mask`.
     kv_num_heads, q_num_heads : int, optional
-        Numbers of heads; with four dimensions they have to agree with the shapes.
+        Numbers of heads; for four dimensions they have to agree with the shapes.
     qk_matmul_output_mode : int
-        What `return_qk` gives: 0 the scaled products, 1 after the softcap, 2 after softcap
-        and mask, 3 after the softmax.
+        The stage of the scores that `return_qk` returns: 0 the scaled products, 1 after the
+        softcap, 2 after softcap and mask, 3 after the softmax.
     scale : float, optional
         0 or more (the specification scales Q and K by its square root). Default
         ``1 / sqrt(E)``.
     softcap : float
         0: none.
     softmax_precision : int, optional
-        1 float32, 10 float16, 11 float64, 16 bfloat16, at least: everything is computed in
-        float32, or in float64 where it or an input asks for that.
+        1 float32, 10 float16, 11 float64, 16 bfloat16. This is the least: everything is computed
+        in float32, or in float64 if this argument or an input asks for it.
     left_window_size, right_window_size : int
         Keep keys ``p - left ... p + right``; -1: no bound. From opset 25 on.
     opset : int
-        23, 24 or 25. What it lacks is refused.
+        23, 24 or 25. Arguments that this opset lacks are refused.
     pre_errata : bool
         The operator of opsets 23 and 24 as first published: mask before softcap, causality
-        ``j <= i`` whatever the past, modes 1 after the mask and 2 after the softcap of that.
+        ``j <= i`` with any past, mode 1 after the mask, mode 2 after mask and softcap.
     return_qk : bool
-        Also return the scores; else they are never in memory.
+        Also return the scores; without it they are never in memory.
     device : Device or str, optional
         Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
 
@@ -117,11 +117,11 @@ def attention(
     TypeError
         An argument of the wrong kind or dtype.
     ValueError
-        What the specification refuses; the message names the argument.
+        The specification refuses the call; the message names the argument.
     MemoryError
         Host or device memory does not suffice.
     DeviceError
-        No usable OpenCL device, or what it reports.
+        There is no usable OpenCL device, or OpenCL reports an error.
 
     Notes
     -----

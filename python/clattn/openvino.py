@@ -29,15 +29,15 @@ def scaled_dot_product_attention(
 ) -> Any:
     """Return ``softmax(scale * query @ key.T + attention_mask) @ value``.
 
-    OpenVINO's ScaledDotProductAttention-13. Any strides are accepted, inputs are never
-    modified. Scores and softmax are computed in float32 at least (float64 for float64). A
-    row with no key to attend to gives zeros; a key that is excluded does not matter,
-    whatever it holds. An array is NumPy's, a `Tensor`, or another library's on the host;
-    results are of the kind of query.
+    OpenVINO's ScaledDotProductAttention-13. Any strides are accepted, inputs are never modified.
+    Scores and softmax are computed in float32 at least (float64 for float64). A row with no key
+    to attend to gives zeros. An excluded key does not matter, even if it is NaN. An array is a
+    NumPy array, a `Tensor`, or an array of another library on the host; results are of the
+    library of `query`.
 
-    Batch dimensions broadcast as in NumPy, and beyond: one whose size divides the largest
-    among query, key and value is repeated as a whole, like `numpy.tile` does, without a
-    copy.
+    Batch dimensions broadcast as in NumPy. In addition, a dimension whose size divides the
+    largest size among query, key and value is repeated as a whole, as `numpy.tile` does, without
+    a copy.
 
     Parameters
     ----------
@@ -50,9 +50,9 @@ def scaled_dot_product_attention(
         Of query's dtype.
     attention_mask : array of shape (..., L, S) or scalar, optional
         bool (True attends) or of query's dtype (added to the scaled scores; -inf excludes);
-        two dimensions or more, of which L and S broadcast, and the others broadcast or are
-        repeated. A scalar 0 of query's dtype, in an array without dimensions or a NumPy
-        scalar, is no mask. With `causal` it is not looked at.
+        two dimensions or more. L and S broadcast; the others broadcast or are repeated. A
+        scalar 0 of query's dtype, in an array without dimensions or a NumPy scalar, is no
+        mask. With `causal` the mask is not even checked.
     scale : float, array or scalar, optional
         A Python number, or a NumPy scalar or an array of shape () or (1,) of query's dtype.
         Default ``1 / sqrt(E)``.
@@ -71,11 +71,11 @@ def scaled_dot_product_attention(
     TypeError
         An argument of the wrong kind or dtype.
     ValueError
-        Shapes, ranges or combinations that do not fit; the message names the argument.
+        Shapes, ranges or combinations do not fit; the message names the argument.
     MemoryError
         Host or device memory does not suffice.
     DeviceError
-        No usable OpenCL device, or what it reports.
+        There is no usable OpenCL device, or OpenCL reports an error.
 
     Notes
     -----

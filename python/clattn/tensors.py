@@ -19,35 +19,34 @@ def tensor(array: Array, device: Device | str | None = None) -> Tensor:
     Parameters
     ----------
     array : array
-        NumPy's, a Tensor, another library's on the host (anything with ``__dlpack__``, the
-        buffer protocol or ``__array__``): bool, an integer type, float16, bfloat16, float32
+        A NumPy array, a Tensor, or an array of another library on the host (with ``__dlpack__``,
+        the buffer protocol or ``__array__``): bool, an integer type, float16, bfloat16, float32
         or float64, of any shape, strides and byte order.
     device : Device or str, optional
-        See `clattn.devices`. Default: that of a Tensor, else `clattn.get_default_device`.
+        See `clattn.devices`. Default: the device of a Tensor, else `clattn.get_default_device`.
 
     Returns
     -------
     Tensor
-        C-contiguous. It shares no memory with `array`, which may be changed at once.
+        C-contiguous. It shares no memory with `array`: you may change `array` at once.
 
     Raises
     ------
     TypeError
-        No array, or one of another dtype.
+        `array` is no array, or has another dtype.
     ValueError
-        Another library's array that cannot be read: one that requires gradients, or lies on
-        a device of its own.
+        `array` is of another library and cannot be read: it requires gradients, or lies on a
+        device of its own.
     MemoryError
         The device's memory does not suffice.
     DeviceError
-        No usable OpenCL device, or what it reports.
+        There is no usable OpenCL device, or OpenCL reports an error.
 
     Notes
     -----
-    A call whose results are Tensors is not waited for: it returns once it is enqueued, and
-    what uses the results is enqueued behind it. `Tensor.numpy`, `synchronize` and whatever
-    else looks at elements wait. What OpenCL reports of a call later is raised there, with
-    the call's name.
+    A call that returns Tensors enqueues its work and returns; later calls on the results are
+    enqueued behind it. `Tensor.numpy`, `synchronize` and everything else that reads elements
+    wait. If the call fails later, they raise the error, with the name of the call.
 
     Examples
     --------
@@ -62,12 +61,12 @@ def tensor(array: Array, device: Device | str | None = None) -> Tensor:
 
 
 def synchronize(device: Device | str | None = None) -> None:
-    """Wait for all calls of a device; None: of every device in use.
+    """Wait for all calls on a device; None: on every device in use.
 
     Raises
     ------
     DeviceError
-        One of them failed; the message has its name.
+        A call failed; the message names the call.
     """
     _core.synchronize(device)
 
@@ -83,20 +82,20 @@ def memory_stats(device: Device | str | None = None) -> dict[str, int]:
     Returns
     -------
     dict of str to int
-        ``allocated_bytes`` and ``allocated_blocks``: in use by Tensors, by what other
-        libraries hold of them, and by running calls; views count once. ``pooled_bytes`` and
-        ``pooled_blocks``: kept for later Tensors. ``peak_bytes``: the most that was allocated
-        so far. Bytes are those of the blocks: some KiB at least, and up to a quarter larger
-        than what is in them.
+        ``allocated_bytes`` and ``allocated_blocks``: in use by Tensors, by arrays of other
+        libraries that share their memory, and by pending calls; views count once.
+        ``pooled_bytes`` and ``pooled_blocks``: kept for later Tensors. ``peak_bytes``: the
+        largest ``allocated_bytes`` so far. Bytes are the sizes of blocks of memory: a block has
+        some KiB at least, and may be a quarter larger than its Tensor.
     """
     return _core.memory_stats(device)
 
 
 def empty_cache(device: Device | str | None = None) -> None:
-    """Give the memory that is kept for later Tensors back to the system.
+    """Return the memory that is kept for later Tensors to the system.
 
-    Tensors that are in use stay. Nothing has to call this: where memory runs out, it is
-    done before a call fails.
+    Tensors in use keep their memory. You need not call this function: clattn calls it before a
+    call fails for lack of memory.
 
     Parameters
     ----------

@@ -28,13 +28,11 @@ from references.diagonal import (
     cut,
     diagonal,
     numbers,
-    one_element_in,
     overlapping_rows,
-    read_only,
     rounded,
-    sliced,
     stored,
 )
+from support.layouts import one_element_in, read_only, sliced
 
 pytestmark = pytest.mark.tensors
 
@@ -55,7 +53,7 @@ FEW = ((0, 1), (0, 3), (-2, 2), (INT32_MIN, 1), (0, INT32_MAX), (1, 0), (3, -2),
 
 
 def test_the_oracle_by_hand():
-    """Drawn on paper; then the vectorised form against the loops."""
+    """Matrices drawn by hand; then the vectorised form against the loops."""
     rows = [[7, 7, 0, 0], [7, 7, 7, 0], [0, 7, 7, 7]]
     assert brute((3, 4), 7, -1, 2, np.dtype("i4")).tolist() == rows
     others = [[0, 0, 7, 7], [0, 0, 0, 7], [7, 0, 0, 0]]
@@ -70,7 +68,7 @@ def test_the_oracle_by_hand():
 
 
 def test_the_oracle_beside_numpy():
-    """NumPy rounds float64 right, and has the triangles; bfloat16 is float32 with one half cut."""
+    """`rounded` against NumPy's conversions, `diagonal` against NumPy's triangles."""
     random = np.frombuffer(np.random.default_rng(0).bytes(1600)).tolist()
     powers = [2.0**e for e in (-151, -149, -126, -25, -24, -14, 0, 15, 127)]
     ties = (1, 1.5, 1 + 2**-11, 1 + 3 * 2**-11, 1.5 + 2**-11 + 2**-40, 2 - 2**-12, 2 - 2**-24)
@@ -118,7 +116,7 @@ def test_shapes(device, shape, dtype):
 
 @widths
 def test_widths(device, dtype):
-    """Rows that are multiples of no vector; bands that begin and end anywhere in one."""
+    """Rows of every length; bands that begin and end inside a vector."""
     for columns in range(1, 71):
         rows = 1 + columns % 5
         a = numbers((2, rows, columns), dtype)
@@ -128,7 +126,7 @@ def test_widths(device, dtype):
 
 
 def test_every_run_length(device):
-    """Before, in and after the band, each of every length, in both directions."""
+    """The stretches before, in and after the band have every length."""
     a = numbers((1, 67), np.uint8)
     for begin, end in itertools.product(range(0, 69, 2), range(-1, 69, 3)):
         check(a, 170, begin, end, device=device)
@@ -167,7 +165,7 @@ def test_odd_layouts(device, layout, dtype):
 
 @dtypes
 def test_zero_strides(device, dtype):
-    """broadcast_to in every dimension, alone and in all; rows that share memory."""
+    """Strides of zero in each dimension and in all; rows that overlap."""
     a = numbers((2, 5, 9), dtype)
     pieces = [a[:1], a[:, :1], a[..., :1], a[:1, :1, :1], overlapping_rows(a)]
     for piece, (begin, end) in itertools.product(pieces, FEW):
@@ -188,7 +186,7 @@ TWICE = (1 + 2**-8 + 2**-40, 1 + 2**-11 + 2**-40, 2**54 + 2**30 + 1, -(2**60) - 
 
 @pytest.mark.parametrize("value", FINITE + TWICE, ids=lambda v: f"{type(v).__name__} {v!r:.30}")
 def test_values_are_rounded(device, value):
-    """To the nearest, ties to even, infinite beyond the largest. TWICE: not in two steps."""
+    """Values are rounded to nearest, ties to even. TWICE: two roundings would differ from one."""
     for dtype in FLOATS:
         a = numbers((3, 5), dtype)
         check(a, value, 0, 2, device=device)
@@ -208,7 +206,7 @@ def test_values_that_are_not_finite(device, value):
 
 @pytest.mark.parametrize("dtype", DTYPES[4:12], ids=str)
 def test_integer_values(device, dtype):
-    """What is exact, in whatever type: the limits, floats without a fraction, NumPy's scalars."""
+    """Every number that the dtype holds is taken, whatever its own type is."""
     low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
     values = [low, high, high - 1, dtype.type(low), dtype.type(high), float(low), 7.0, -0.0, True,
               np.True_, np.float16(7), bfloat16.type(7), np.float32(100), np.int8(7), np.uint64(7),
@@ -232,7 +230,7 @@ def test_bool_values(device, value):
 
 
 def test_dtype_and_shape(device):
-    """float32 where nothing else is said; a dtype in any spelling; NumPy's integers."""
+    """The default is float32; dtypes and sizes may be given in any spelling."""
     assert clattn.diagonal_matrix((2, 3), 7, 0, 1, device=device).dtype == np.float32
     assert clattn.diagonal_matrix((2, 3), 7, 0, 1, dtype=None, device=device).dtype == np.float32
     for spelling in ("float64", np.float64, np.dtype("f8"), float):
@@ -259,7 +257,7 @@ SIZES = ((0, None), (1, None), (2, None), (17, None), (100, None), (0, 5), (5, 0
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_eye(device, size):
-    """NumPy's, but for the default dtype, which is float32."""
+    """The result is NumPy's, except that the default dtype is float32."""
     assert_same(clattn.eye(*size, device=device), np.eye(*size, dtype=np.float32))
     assert_same(clattn.eye(n=size[0], m=size[1], device=device), np.eye(*size, dtype=np.float32))
     for dtype in DTYPES:
@@ -297,7 +295,7 @@ def test_tril_and_triu(device, dtype, shape):
 
 
 def test_results_are_independent(device):
-    """Memory that was written to and given back is zeroed again; two results share nothing."""
+    """Memory that a caller wrote to is zero in a later result; two results share no memory."""
     for shape in ((3, 5), (100, 100), (1000, 1000), (2000, 3000), (10_000, 8, 8)):
         for _ in range(3):
             first, second = (check(shape, 7, 0, 1, device=device) for _ in range(2))
@@ -343,7 +341,7 @@ def problems(pick):
 @given(problem=problems())
 @example(problem=(numbers((5, 9), np.uint8), 900, 800, "in place"))
 def test_random_problems(device, problem):
-    """Any strides, any bounds; a new result, one into strided memory, or in place."""
+    """Any strides and bounds; the result is new, in strided memory, or in place."""
     a, begin, end, where = problem
     out = None
     if where == "out":
@@ -357,7 +355,7 @@ def test_random_problems(device, problem):
 @bounded
 @given(problem=problems(), other=ANY_BOUND)
 def test_laws(device, problem, other):
-    """A band and its complement, filled one after the other, fill all; twice is as good as once."""
+    """Filling twice changes nothing; a band and its complement together fill everything."""
     a, begin, end, _ = problem
     fill, options = stored(1, a.dtype), {"device": device}
     once = clattn.diagonal_matrix(a, 1, begin, end, **options)

@@ -76,7 +76,7 @@ def test_the_pages_examples(device, example):
 
 @dtypes
 def test_bounds(device, dtype):
-    """All pairs; no sum or difference overflows."""
+    """All pairs of bounds, also those whose sum or difference overflows 32 bits."""
     a = numbers((4, 6), dtype)
     for begin, end in itertools.product(ENDS, repeat=2):
         check1(a, 7, begin, end, device=device)
@@ -98,7 +98,7 @@ def test_offsets(device, dtype):
 
 
 def test_sizes_and_dtype_beside_an_input(device):
-    """They may say again what the input says, in any spelling."""
+    """Both may repeat what the input says, in any spelling."""
     a = numbers((3, 4, 5), np.int16)
     right = diagonal(a, 7, 0, 1)
     sizes = [None, (3, 4, 5), [3, 4, 5], (np.int64(3), 4, np.uint8(5))]
@@ -124,7 +124,7 @@ def test_sizes_and_dtype_in_any_spelling(device):
 @pytest.mark.parametrize("value", [7.0, np.float64(7), np.int8(7), np.uint64(7), np.float16(7)],
                          ids=lambda v: type(v).__name__)  # fmt: skip
 def test_values(device, value):
-    """Python's and NumPy's numbers, where they are exact; rounded in float dtypes."""
+    """Integer dtypes take exact numbers of any type; float dtypes round."""
     for dtype in ELEVEN:
         check1((4, 5), value, 0, 2, device=device, dtype=dtype)
         check1(numbers((4, 5), dtype), value, 0, 2, device=device)

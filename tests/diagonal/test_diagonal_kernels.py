@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""The diagonal kernel's forms, tiles and stores; the memory it touches.
+"""The diagonal kernel's layouts, tiles and stores; the memory it touches.
 
 Both ways of running it: a work-item alone with a tile, and a group that shares one.
 """
 
-import sys
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
 import clattn
 import numpy as np
 import pytest
-from support.helpers import check_band, index_of, run_python
+from support.helpers import assert_references_return, check_band, run_measured, run_python
+from support.layouts import columns_first
 
 BANDS = ((0, 1), (-3, 5), (1, -1), (1, 10**6), (-(10**6), 0), (4, 4), (10**6, -(10**6)))
 DTYPES = ("u1", "f2", "f4", "f8")  # one of each width
@@ -29,19 +28,14 @@ def numbers(shape, dtype):
     return np.random.default_rng(shape).integers(0, 127, shape, "u1").astype(dtype)
 
 
-def strided(array):
-    """The same values, columns first in memory."""
-    return np.ascontiguousarray(array.swapaxes(-1, -2)).swapaxes(-1, -2)
-
-
 @WAYS
 @pytest.mark.parametrize("shape", [(3, 150, 133), (1, 2, 70_001), (70_001, 2), (65, 64), (9, 129)])
 def test_rows_and_blocks(device, kernel, shape, dtype):
-    """Tiles of many rows, and several tiles in one; blocks of 32 and 64, and one more."""
+    """Tiles of many rows, rows of many tiles; sizes of 32, 64 and one more."""
     a = numbers(shape, dtype)
     for begin, end in BANDS:
         check_band(a, 3, begin, end, device=device)
-        check_band(strided(a), 3, begin, end, device=device)
+        check_band(columns_first(a), 3, begin, end, device=device)
         check_band(a[..., ::-1], 3, begin, end, device=device)
         check_band(shape, 3, begin, end, device=device, dtype=dtype)
 
@@ -49,7 +43,7 @@ def test_rows_and_blocks(device, kernel, shape, dtype):
 @WAYS
 @pytest.mark.parametrize("matrix", [(1, 1), (2, 2), (3, 5), (8, 8), (1, 70), (61, 4), (16, 32)])
 def test_many_small_matrices(device, kernel, matrix, dtype):
-    """Their size divides no vector, several fit into one, or they are as large as it goes."""
+    """Matrices smaller than a vector, of sizes that divide none, and as large as a tile."""
     a = numbers((1501, *matrix), dtype)
     for begin, end in BANDS:
         check_band(a, 3, begin, end, device=device)
@@ -61,7 +55,7 @@ def test_many_small_matrices(device, kernel, matrix, dtype):
 
 @pytest.mark.parametrize("dtype", ["u1", "f4", "f8"])
 def test_results_larger_than_caches(device, dtype):
-    """Stores that pass the caches by need aligned addresses, which rows do not begin at."""
+    """Stores that bypass the caches need aligned addresses; most rows begin at others."""
     width = np.dtype(dtype).itemsize
     rows, columns = 1031, (36 << 20) // width // 1031 | 1
     a = numbers((rows, columns), dtype)
@@ -79,7 +73,7 @@ def test_results_larger_than_caches(device, dtype):
 
 
 def test_more_dimensions_than_a_kernel_walks(device, kernel):
-    """Leading dimensions in any order: the call is made in parts."""
+    """The kernel walks few leading dimensions, so the host makes several launches."""
     a = numbers((2, 3, 2, 3, 2, 4, 5), "f4").transpose(4, 2, 0, 3, 1, 6, 5)
     check_band(a, 3, -1, 2, device=device)
     out = np.empty(a.shape[::-1], "f4").transpose(6, 4, 5, 2, 3, 1, 0).copy()
@@ -103,17 +97,6 @@ def test_what_lies_between_rows_stays(device):
     assert (b[1::2] == 9).all()
     assert (b[:, 0] == 9).all()
     assert (b[:, 40:] == 9).all()
-
-
-def run_measured(device, code, **options):
-    setup = """
-        import gc, sys, clattn, numpy as np
-        from support.helpers import check_band, peak_of, status_field
-        device = clattn.devices()[int(sys.argv[1])]
-        MIB = 1 << 20
-        """
-    code = textwrap.dedent(setup) + textwrap.dedent(code)
-    return run_python(code, index_of(device), **options)
 
 
 def test_zeros_are_never_touched(device):
@@ -141,6 +124,7 @@ def test_matrices_far_apart(device):
     run_measured(
         device,
         """
+        from support.helpers import check_band
         far = 1 << 30
         def spread(a):
             memory = np.empty(2 * far + 64, a.dtype)
@@ -193,13 +177,8 @@ def test_repeated_calls_keep_nothing(device):
 
 
 def test_reference_counts(device):
-    a, out, dtype, value, begin = (
-        np.ones((3, 4), "f4"),
-        np.ones((3, 4), "f4"),
-        np.dtype("f4"),
-        7,
-        -1,
-    )
+    a, out = np.ones((3, 4), "f4"), np.ones((3, 4), "f4")
+    dtype, value, begin = np.dtype("f4"), 7, -1
     things = [a, out, dtype, value, begin, device, None, np.float32]
 
     def calls():
@@ -211,24 +190,18 @@ def test_reference_counts(device):
             with pytest.raises((TypeError, ValueError)):
                 clattn.diagonal_matrix(a, value, begin, 2, device=device, **wrong)
 
-    def counts():
-        return np.array([sys.getrefcount(thing) for thing in things])
-
-    calls()
-    before = counts()
-    for _ in range(100):
-        calls()
-    assert (abs(counts() - before) < 50).all(), counts() - before
+    assert_references_return(calls, things)
 
 
 @pytest.mark.parametrize("mode", ["host", "copy"])
 def test_memory_modes(device, mode):
-    """Every form, in place and not, with gaps; the memory that is known to be zero is not."""
+    """Every layout, in place and not, with gaps; memory that would be zero elsewhere is not."""
     run_python(
         """
         import sys, clattn, numpy as np
         from diagonal import test_diagonal_kernels as kernels
         from support.helpers import check_band
+        from support.layouts import columns_first
         device, = [d for d in clattn.devices() if [d.platform, d.name] == sys.argv[1:3]]
         for shape in ((3, 150, 133), (300, 8, 8)):
             a = kernels.numbers(shape, "f4")
@@ -236,7 +209,7 @@ def test_memory_modes(device, mode):
             for begin, end in kernels.BANDS:
                 check_band(a, 3, begin, end, device=device)
                 check_band(a[..., ::-1], 3, begin, end, device=device)
-                check_band(kernels.strided(a), 3, begin, end, device=device)
+                check_band(columns_first(a), 3, begin, end, device=device)
                 check_band(a, 3, begin, end, device=device, out=gaps)
                 gaps[...] = a
                 check_band(gaps, 3, begin, end, device=device, out=gaps)

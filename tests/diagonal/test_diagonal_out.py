@@ -22,9 +22,9 @@ from references.diagonal import (
     bfloat16,
     check,
     numbers,
-    one_element_in,
     owner_of,
 )
+from support.layouts import one_element_in
 
 pytestmark = pytest.mark.tensors
 
@@ -38,7 +38,7 @@ SHAPE = (2, 3, 17, 21)
 @layouts
 @dtypes
 def test_out(device, layout, dtype):
-    """From an input, and over what lay there where there is none."""
+    """The result is written into `out`, from an input and from a shape."""
     a = numbers(SHAPE, dtype)
     for begin, end in FEW:
         out = layout(numbers(SHAPE, dtype, 5))
@@ -49,7 +49,7 @@ def test_out(device, layout, dtype):
 @layouts
 @widths
 def test_both_strided(device, layout, dtype):
-    """Input and out with strides of their own."""
+    """Input and out have different strides."""
     for other in LAYOUTS:
         out = other(np.zeros(SHAPE, dtype))
         check(layout(numbers(SHAPE, dtype)), 1, 3, -2, device=device, out=out)
@@ -66,7 +66,7 @@ def test_in_place(device, layout, dtype):
 
 @widths
 def test_in_place_through_other_objects(device, dtype):
-    """What counts is where the elements lie; the stride of a dimension of one means nothing."""
+    """Arrays of the same elements are in place; the stride of a dimension of size 1 is ignored."""
     a = numbers((1, 5, 1, 9), dtype)
     step = a.itemsize
     again = as_strided(a, a.shape, (-(2**40), 9 * step, 12345 * step, step))
@@ -83,7 +83,7 @@ def test_in_place_through_other_objects(device, dtype):
 
 @widths
 def test_every_width_in_place(device, dtype):
-    """Rows without padding: what is written must end where the band ends."""
+    """Rows lie without padding, so a store beyond the band would hit the next row."""
     for columns in range(1, 71):
         a = one_element_in(numbers((5, columns), dtype))
         check(a, 1, -1, columns // 2, device=device, out=a)
@@ -121,7 +121,7 @@ def test_out_in_a_file(device, tmp_path):
 
 @widths
 def test_out_whose_elements_coincide(device, dtype):
-    """Nothing sensible can come of it: refused, or written nowhere else."""
+    """Such an out is refused, or nothing outside it is written."""
     before = numbers((99,), dtype)
     for strides, touched in (((0, 0), 1), ((0, 1), 5), ((1, 0), 4), ((1, 1), 8)):
         buffer = before.copy()
@@ -221,7 +221,7 @@ def test_neighbours_are_no_overlap(device, disjoint, dtype):
 
 
 def test_nothing_is_touched_after_an_error(device):
-    """Neither out nor the input, which may be the same."""
+    """A refused call writes neither out nor the input."""
     a = numbers((4, 5), np.int32)
     before = a.tobytes()
     right = {"value": 7, "begin": 0, "end": 3, "out": a, "device": device}

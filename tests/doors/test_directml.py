@@ -109,7 +109,7 @@ def test_head_sizes(device, heads, sizes):
 
 
 def test_heads_and_stacks_lie_as_said(device):
-    """One stacked tensor, its parts as views, and its parts as copies: the same numbers."""
+    """A stacked tensor, views of it and copies of the views give the same numbers."""
     call = make("stacked_query_key_value", L=17, H=3, P=24, bias=True)
     stacked = call.pop("stacked_query_key_value")
     right = check(call | {"stacked_query_key_value": stacked}, device=device)
@@ -127,7 +127,7 @@ def test_heads_and_stacks_lie_as_said(device):
 
 @pytest.mark.usefixtures("reference_kernel")
 def test_bias_goes_to_what_is_new_alone(device):
-    """Each part by itself, then a past that a bias would change beyond any tolerance."""
+    """The bias of query, key and value alone; then a large bias, which must not reach the past."""
     size = 2 * 8
     for part in range(3):
         call = make(P=3)
@@ -145,7 +145,7 @@ def test_bias_goes_to_what_is_new_alone(device):
 @HALF_AND_SINGLE
 @pytest.mark.usefixtures("reference_kernel")
 def test_present_is_rounded_once(device, dtype):
-    """Sums that fall between two numbers of the type, ties included, to the nearest even one."""
+    """A sum between two numbers of the type is rounded to the nearer one, a tie to the even one."""
     call = make(L=40, S=200, dtype=dtype, bias=True)
     few = np.arange(-8, 8, dtype=dtype)
     call["key"] = np.resize(few * 0.5, call["key"].shape).astype(dtype)
@@ -156,7 +156,7 @@ def test_present_is_rounded_once(device, dtype):
 
 
 def test_present_is_what_the_next_call_takes(device):
-    """Three steps with the cache handed on give the rows of one call with all keys."""
+    """Three calls that hand the cache on give the result of one call with all keys."""
     whole = make(L=1, S=29, B=2)
     cuts, past = (0, 13, 14, 29), {}
     for start, end in itertools.pairwise(cuts):
@@ -170,7 +170,7 @@ def test_present_is_what_the_next_call_takes(device):
 @pytest.mark.parametrize("extra", [1, 2])
 @pytest.mark.usefixtures("reference_kernel")
 def test_leading_ones(device, extra):
-    """Ranks 3 to 5 of each tensor by itself; the output has the rank of the query."""
+    """Each tensor alone has rank 3 to 5; the output has the rank of the query."""
     ones = (1,) * extra
     call = make(bias=True, P=3, relative_position_bias=draw((2, 2, 5, 10), seed=8))
     names = [n for n in FLOATS if n in call and n != "bias"]
@@ -212,7 +212,7 @@ def test_relative_position_bias_with_the_chosen_kernel(device):
 @pytest.mark.parametrize("garbage", [np.nan, np.inf], ids=str)
 @pytest.mark.usefixtures("reference_kernel")
 def test_minus_infinity_in_the_relative_position_bias_excludes(device, garbage):
-    """As a float -inf does everywhere in clattn: the key may hold anything, and no key is zeros."""
+    """A key at -inf may hold anything; a row without any key is zero."""
     added = draw((1, 1, 5, 10), seed=7)
     added[..., [2, 7]] = -np.inf
     added[..., 4, :] = -np.inf
@@ -227,7 +227,7 @@ def test_minus_infinity_in_the_relative_position_bias_excludes(device, garbage):
 
 @pytest.mark.usefixtures("reference_kernel")
 def test_nan_stays_visible(device):
-    """In a query in its row and head, in a value in its column, in a key in its head."""
+    """A NaN in a query shows in its row, in a value in its column, in a key in its whole head."""
     call = make(H=2, P=3)
     call["query"][0, 3, 2] = np.nan
     result = check(call, device=device)
@@ -246,7 +246,7 @@ SCALES = [0.3, 0, 1, -0.7, 5.0, np.float32(0.5), np.float64(0.25), np.int64(2)]
 
 @pytest.mark.parametrize("scale", SCALES, ids=repr)
 def test_scale(device, scale):
-    """Multiplies the scores, whatever the head size; it has no default."""
+    """The scale multiplies the scores for every head size; it has no default."""
     check(make(L=17, S=13, scale=scale), device=device)
 
 
@@ -261,7 +261,7 @@ EMPTIES = {
 @pytest.mark.parametrize("sizes", EMPTIES.values(), ids=EMPTIES)
 @pytest.mark.usefixtures("reference_kernel")
 def test_empty_dimensions(device, sizes):
-    """Nothing in the result; zeros without keys; the mean of the values without a head size."""
+    """Results are empty, zeros without keys, or the mean of the values without a head size."""
     result = check(make(**sizes), device=device)
     if sizes.get("S") == 0 and not sizes.get("P"):
         assert not result.any()
@@ -275,7 +275,7 @@ def test_empty_dimensions(device, sizes):
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda f: f.__name__)
 @pytest.mark.usefixtures("reference_kernel")
 def test_layouts(device, layout):
-    """Any strides, of each tensor at once."""
+    """All tensors lie in the same unusual layout."""
     added = draw((1, 2, 5, 10), seed=7)
     for source in SOURCES:
         S = 5 if source in ("stacked_query_key", "stacked_query_key_value") else 7
@@ -289,7 +289,7 @@ def test_layouts(device, layout):
 
 @pytest.mark.usefixtures("reference_kernel")
 def test_zero_strides(device):
-    """One batch, one head, one number for all of them; the mean of equal values is left out."""
+    """Each tensor repeats one batch, one head or one number; then all of them do."""
     call = make(P=3, bias=True)
     one = {
         "query": np.broadcast_to(call["query"][:1, :1], call["query"].shape),

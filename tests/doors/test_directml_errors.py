@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: MIT
-"""clattn.directml: what is refused, naming the argument, before any OpenCL call.
+"""clattn.directml: wrong arguments are refused by name, before any OpenCL call.
 
-One row a rule. Every row is one change to a call that is right: arguments to replace, None to
-leave out.
+Each row breaks one rule. It replaces arguments of a call that is right; None leaves one out.
 """
 
 import itertools
 import re
 
 import clattn
-import ml_dtypes
 import numpy as np
 import pytest
 import references.directml as oracle
 from references.directml import make
-from support.helpers import WHAT_TO_INSTALL, draw, no_opencl, run_python
+from support.helpers import draw
+from support.refusals import (
+    cases,
+    check_without_opencl,
+    of,
+    refuse,
+    refuse_without_opencl,
+    wrong_arrays,
+)
 
 pytestmark = pytest.mark.usefixtures("reference_kernel")
 
@@ -49,16 +55,12 @@ def correct():
                 relative_position_bias=draw((B, H, L, T), seed=6))  # fmt: skip
 
 
-def of(dtype, *shape):
-    return np.zeros(shape, dtype)
-
-
 def f(name, *shape):
     return {name: of(f32, *shape)}
 
 
 def only(**tensors):
-    """Other sources without the extras whose shapes would have to follow."""
+    """Other sources, without the optional tensors whose shapes would have to follow."""
     nothing = dict.fromkeys(TENSORS)
     return nothing | {name: of(f32, *shape) for name, shape in tensors.items()}
 
@@ -161,11 +163,7 @@ ROWS = [  # (what is wrong, exception, pattern in the message, changed arguments
     ("a type in capitals", ValueError, "mask_type", zeros("BOOLEAN", B, T)),
     ("mask_type is None", TypeError, "mask_type", zeros(None, B, T)),
     ("mask_type is a number", TypeError, "mask_type", zeros(1, B, T)),
-    ("mask is a list", TypeError, "mask", {"mask": [[1] * T] * B, "mask_type": "boolean"}),
-    ("mask is masked", TypeError, "mask",
-     {"mask": np.ma.masked_array(of(np.int32, B, T)), "mask_type": "boolean"}),
-    *((f"mask is {np.dtype(t)}", TypeError, "mask", {"mask": of(t, B, T), "mask_type": "boolean"})
-      for t in (bool, np.int64, np.uint32, np.int16, f32)),
+    *wrong_arrays("mask", (B, T), ["int32"], None, {"mask_type": "boolean"}),
     ("lengths are int64", TypeError, "mask", {"mask": of(np.int64, B), "mask_type": LENGTH}),
     # Masks: shapes.
     ("boolean of rank 0", ValueError, "mask", zeros("boolean")),
@@ -229,43 +227,23 @@ ROWS = [  # (what is wrong, exception, pattern in the message, changed arguments
     ("device is a number", TypeError, "device", {"device": 7}),
     ("an unknown argument", TypeError, "attn_mask", {"attn_mask": None}),
 ]  # fmt: skip
-WRONG_KINDS = {
-    "a list": [[[1.0, 2.0]]],
-    "a number": 3.0,
-    "text": "tensor",
-    "int32": np.int32,
-    "bool": bool,
-    "float64": f64,
-    "bfloat16": ml_dtypes.bfloat16,
-    "another float type": f16,
-}
 
 
-def kinds(name):
+def wrong_tensors(name):
     """Rows in which the tensor is no tensor of the call's type."""
     base = {} if name in correct() else {
         QK: only(**{"value": V16}), KV: only(query=(B, L, 16)), QKV: only(),
     }[name]  # fmt: skip
-    for said, kind in WRONG_KINDS.items():
-        if name == QKV and kind is f16:
-            continue  # the only tensor has no other beside it
-        wrong = of(kind, *TENSORS[name]) if isinstance(kind, type) else kind
-        # Of two sources of different float types either may be called the odd one.
+    yield from wrong_arrays(name, TENSORS[name], ["float32", "float16"], None, base)
+    if name != QKV:  # without another tensor beside it any float type is right
+        # Of two sources of different float types the message may name either.
         source = any(name in names for names in ROLES.values())
-        pattern = "query|key|value" if kind is f16 and source else name
-        yield (f"{name} is {said}", TypeError, pattern, base | {name: wrong})
+        pattern = "query|key|value" if source else name
+        other = base | {name: of(np.float16, *TENSORS[name])}
+        yield (f"{name} is of another float type", TypeError, pattern, other)
 
 
-ROWS += [row for name in TENSORS for row in kinds(name)]
-
-
-def refuse(row):
-    """The row's call raises exactly its exception, with the argument in the message."""
-    _, exception, pattern, changed = row
-    arguments = correct() | changed
-    with pytest.raises(exception, match=pattern) as caught:
-        clattn.directml.multihead_attention(**arguments)
-    assert caught.type is exception
+ROWS += [row for name in TENSORS for row in wrong_tensors(name)]
 
 
 def assert_it_still_works(device):
@@ -274,15 +252,15 @@ def assert_it_still_works(device):
     assert (np.abs(got - oracle.attention(call)) <= oracle.tolerance(call)).all()
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
+@cases(ROWS)
 def test_wrong_arguments(device, row):
     """The exception of the row; afterwards the correct call works."""
-    refuse(row)
+    refuse(clattn.directml.multihead_attention, row, correct())
     assert_it_still_works(device)
 
 
 def wrong_sources():
-    """Every set of source tensors but the four right ones: (names, who takes which role)."""
+    """Yields every wrong set of source tensors: (names, the tensors that take each role)."""
     names = [n for n in TENSORS if n in {n for role in ROLES.values() for n in role}]
     for count in range(len(names) + 1):
         for given in itertools.combinations(names, count):
@@ -292,7 +270,7 @@ def wrong_sources():
 
 
 def refuse_sources(given, takers):
-    """ValueError that names all tensors that collide in some role, or a role that is missing."""
+    """The ValueError names all tensors that collide in a role, or a role that is missing."""
     call = make() | only(**{name: TENSORS[name] for name in given})
     with pytest.raises(ValueError, match=r"query|key|value") as caught:
         clattn.directml.multihead_attention(**call)
@@ -304,7 +282,7 @@ def refuse_sources(given, takers):
 
 
 def test_wrong_sources(device):
-    """60 of the 64 sets; {} and all six among them."""
+    """Of 64 sets, 60 are wrong, the empty one and the full one among them."""
     cases = list(wrong_sources())
     assert len(cases) == 60
     for given, takers in cases:
@@ -313,7 +291,7 @@ def test_wrong_sources(device):
 
 
 def refuse_missing_arguments():
-    """scale and head_count have no defaults; all but the first three go by name."""
+    """scale and head_count have no defaults; only the first three arguments are positional."""
     for name in ("scale", "head_count"):
         call = correct()
         del call[name]
@@ -332,22 +310,18 @@ def test_missing_arguments(device):
     assert_it_still_works(device)
 
 
-def refuse_all_without_opencl():
+def refuse_all():
     """Run by test_arguments_are_checked_before_opencl in a process that has no driver."""
-    with pytest.raises(clattn.DeviceError) as caught:
-        clattn.directml.multihead_attention(**correct())
-    for row in ROWS:
-        refuse(row)
-    for given, takers in wrong_sources():
-        refuse_sources(given, takers)
-    refuse_missing_arguments()
-    with pytest.raises(clattn.DeviceError):
-        clattn.directml.multihead_attention(**correct())
-    print(caught.value)
+
+    def wrong():
+        for row in ROWS:
+            refuse(clattn.directml.multihead_attention, row, correct())
+        for given, takers in wrong_sources():
+            refuse_sources(given, takers)
+        refuse_missing_arguments()
+
+    refuse_without_opencl(lambda: clattn.directml.multihead_attention(**correct()), wrong)
 
 
 def test_arguments_are_checked_before_opencl(tmp_path):
-    """Without a driver wrong calls raise as ever, a right one DeviceError with what to install."""
-    code = "import doors.test_directml_errors as t; t.refuse_all_without_opencl()"
-    said = run_python(code, env=no_opencl(tmp_path)).stdout
-    assert any(word in said for word in WHAT_TO_INSTALL), said
+    check_without_opencl("doors.test_directml_errors", tmp_path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Beside ONNX Runtime's com.microsoft MultiHeadAttention on its CPU, where it is installed.
+"""clattn.directml beside ONNX Runtime's com.microsoft MultiHeadAttention, where it is installed.
 
 That operator is DirectML's own, less, on the CPU, the stacked tensors (the runtime is given their
 parts) and a past with Ev != E. Both have to be within the tolerance of the oracle, which is so
@@ -90,7 +90,7 @@ def runtime(call):
 
 @functools.cache
 def answer_of_the_runtime(name):
-    """Once for all devices."""
+    """The runtime computes each case once, not once for every device."""
     return runtime(CASES[name])
 
 

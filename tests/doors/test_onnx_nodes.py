@@ -148,11 +148,6 @@ def compare(case, answer):
         np.testing.assert_allclose(got, wanted, rtol=rtol, atol=case.atol)
 
 
-@pytest.fixture
-def reference_kernel(monkeypatch):
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
-
-
 @pytest.mark.parametrize("name", NODES or ["onnx is missing"])
 def test_node(device, reference_kernel, name):
     need_new()
@@ -199,7 +194,7 @@ def test_all_62_node_tests_as_first_published():
 
 
 def test_the_oracle_passes_every_node_test():
-    """reference_onnx.py, so the other tests, agree with the ONNX project wherever it has a test.
+    """The oracle gives what the ONNX project's node tests expect, so other tests may rely on it.
 
     Exactly, and rounded as a kernel would: so no node test asks for more than float32 can give.
     """

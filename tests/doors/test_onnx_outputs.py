@@ -2,7 +2,7 @@
 """clattn.onnx.attention: what comes out beside Y, and the operator as first published.
 
 qk_matmul_output in its four modes, the present keys and values, and `pre_errata=True`, all
-against the oracle of reference_onnx.py. The fourth output runs with the reference kernel mostly:
+against the oracle in references/onnx.py. The fourth output runs with the reference kernel mostly:
 each combination of mode and option is a program to build.
 """
 
@@ -14,7 +14,7 @@ from references.onnx import check, softmax, tolerances
 from support.helpers import assert_close, draw
 from support.onnx_calls import HK, HQ, B, E, L, P, S, cache, flat, inputs, mask_of
 
-pytestmark = pytest.mark.tensors
+pytestmark = [pytest.mark.tensors, pytest.mark.usefixtures("reference_kernel")]
 
 LENGTHS = np.array([20, 33])
 FLOAT_MASK, BOOL_MASK = mask_of(float32, (L, S)), mask_of(np.dtype(bool), (L, S))
@@ -22,13 +22,6 @@ SEEN = BOOL_MASK.copy()
 SEEN[::4] = False  # rows that see nothing
 WINDOW = {"left_window_size": 9, "right_window_size": 3}
 MODES = pytest.mark.parametrize("mode", range(4), ids="mode{}".format)
-
-
-@pytest.fixture(autouse=True)
-def reference_kernel(request, monkeypatch):
-    """Unless a test takes the fixture `kernel`, which says."""
-    if "kernel" not in request.fixturenames:
-        monkeypatch.setenv("CLATTN_KERNEL", "reference")
 
 
 def qk(*args, mode, **options):
@@ -113,7 +106,7 @@ def test_qk_matmul_output_has_four_dimensions(device, rank, mode):
 
 @MODES
 def test_qk_matmul_output_of_every_length(device, mode):
-    """Tiles and rests, no keys and no rows."""
+    """Lengths that fill tiles and that do not; no keys and no rows."""
     for rows, keys in ((1, 200), (40, 13), (33, 1), (17, 0), (0, 17), (16, 16)):
         got = qk(*inputs(rows, keys), device=device, mode=mode)
         assert got.shape == (B, HQ, rows, keys)
@@ -128,7 +121,7 @@ def test_scores_of_keys_beyond_the_length_are_there(device):
 
 
 def test_without_return_qk_there_is_none(device, kernel):
-    """Whatever the mode; and Y is the same, with and without, plain and causal."""
+    """In no mode; and Y has the same bits with and without, plain and causal."""
     for options in ({}, {"is_causal": 1}):
         options |= {"device": device}
         alone = check(*inputs(), **options)
@@ -141,7 +134,7 @@ def test_without_return_qk_there_is_none(device, kernel):
 
 @pytest.mark.parametrize("place", ["K", "V"])
 def test_excluded_keys_do_not_matter_to_modes_2_and_3(device, place):
-    """-inf and 0 there, even where the score is NaN."""
+    """Excluded keys are -inf in mode 2 and 0 in mode 3, even if their score is NaN."""
     Q, K, V = inputs()
     seen = np.arange(S) % 5 != 2
     (K if place == "K" else V)[:, :, ~seen] = np.nan
@@ -153,7 +146,7 @@ def test_excluded_keys_do_not_matter_to_modes_2_and_3(device, place):
 
 
 def test_weights_add_up_to_1_or_0(device):
-    """Mode 3, with rows that see nothing."""
+    """The weights of mode 3 add up to 1, or to 0 in rows that see no key."""
     got = qk(*inputs(), SEEN, device=device, mode=3)
     sums = got.astype(np.float64).sum(axis=-1)
     assert np.abs(sums[:, :, SEEN.any(axis=1)] - 1).max() < S * eps(float32)
@@ -209,7 +202,7 @@ def test_present_is_past_and_new_bit_for_bit(device, dtype, v_dtype):
 
 
 def test_present_is_new_and_the_callers_own(device):
-    """Results to write into: no views of the inputs, not even where one of them is empty."""
+    """The caller may write to the results: they never share memory with an input."""
     for past, new in ((0, S), (P, 0), (P, S)):
         args = [*inputs(S=new), None, *cache(past)]
         before = [a.tobytes() for a in args if a is not None]
@@ -221,7 +214,7 @@ def test_present_is_new_and_the_callers_own(device):
 
 
 def test_first_published_masks_then_caps(device):
-    """So a bias beyond the cap is cut, and what is masked keeps a weight of exp(-softcap)."""
+    """A bias beyond the cap is cut, and a masked key keeps a weight of exp(-softcap)."""
     common = {"device": device, "softcap": 0.7, "opset": 24, "pre_errata": True}
     check(*inputs(), FLOAT_MASK * 3, **common)
     check(*inputs(), BOOL_MASK[:, :20], **common)  # padded with -inf, which becomes -0.7 as well
@@ -244,7 +237,7 @@ def test_first_published_caps_what_lengths_mask(device):
 
 @pytest.mark.parametrize("opset", [23, 24])
 def test_first_published_causality_starts_at_the_top_left(device, kernel, opset):
-    """Whatever the past: the first query sees the first key of the past and no other."""
+    """With a past of any length the first query sees only the first key of the past."""
     common = {"device": device, "is_causal": 1, "opset": opset, "pre_errata": True}
     args = (*inputs(), None, *cache())
     got = check(*args, **common)
@@ -263,7 +256,7 @@ def test_first_published_composes_mask_and_causality_in_24(device):
 
 
 def test_first_published_is_the_corrected_one_where_they_do_not_differ(device):
-    """No softcap with a mask, no causality with an offset: the same numbers."""
+    """The two differ only for a softcap with a mask and for causality with an offset."""
     for args, options in (
         ((*inputs(), FLOAT_MASK), {}),
         (inputs(), {"softcap": 0.7}),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from references.attention import bfloat16, compute_dtype, eps, float16, float32, float64
-from references.onnx import attention, check, joined_heads, tolerances
+from references.onnx import attention, check, tolerances
 from support.helpers import assert_close, draw
 from support.onnx_calls import HK, HQ, B, E, cache, flat, inputs, mask_of
 from support.random_calls import bounded, relay, shrink
@@ -60,13 +60,13 @@ def poisoned(args, unseen, garbage):
 
 
 def unseen_by(row, args, options):
-    """Keys that no head of a group looks at in that row, (B, Hk, T): their weights are 0."""
+    """The keys (B, Hk, T) whose weights in that row are 0 for all heads of a group."""
     weights = attention(*args, **options, qk_matmul_output_mode=3).qk_matmul_output[:, :, row]
     return (weights.reshape(B, HK, HQ // HK, -1) == 0).all(axis=2)
 
 
 def check_poison(device, case, garbage, dtype=float32):
-    """Row 9 comes out the same whatever lies in the keys that it does not see.
+    """The values of keys that row 9 does not see leave row 9 unchanged.
 
     The rows that see one show it: those are compared with values alone poisoned, since garbage in
     a key may make a score that is no number where the order of sums decides.
@@ -86,8 +86,7 @@ def check_poison(device, case, garbage, dtype=float32):
 
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, 3e38], ids=str)
 @pytest.mark.parametrize("name", EXCLUSIONS)
-def test_an_excluded_key_does_not_matter(device, monkeypatch, name, garbage):
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
+def test_an_excluded_key_does_not_matter(device, reference_kernel, name, garbage):
     check_poison(device, EXCLUSIONS[name], garbage)
 
 
@@ -98,13 +97,12 @@ def test_nor_in_the_kernel_that_clattn_chooses(device, name, garbage):
 
 
 @pytest.mark.parametrize("dtype", [float16, bfloat16, float64], ids=str)
-def test_nor_in_any_other_type(device, monkeypatch, dtype):
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
+def test_nor_in_any_other_type(device, reference_kernel, dtype):
     check_poison(device, EXCLUSIONS["lengths"], np.nan, dtype)
 
 
 def test_the_rest_of_a_cache_may_be_anything(device, kernel):
-    """An external cache: beyond its length it holds whatever was there, NaN in every place."""
+    """An external cache holds NaN everywhere beyond its length."""
     Q, K, V = inputs(5, 40)
     lengths = np.array([7, 33])
     beyond = np.broadcast_to(np.arange(40) >= lengths[:, None, None], (B, HK, 40))
@@ -115,7 +113,7 @@ def test_the_rest_of_a_cache_may_be_anything(device, kernel):
 
 
 def test_rows_without_a_key_are_zero(device, kernel):
-    """Beside rows that see something, even where the query is NaN and values are infinite."""
+    """Such rows are zero even if their query is NaN and the values of excluded keys infinite."""
     Q, K, V = inputs()
     Q[0, 0, 3] = np.nan
     V[:, :, 5] = np.inf
@@ -137,8 +135,7 @@ def test_nan_stays_where_it_is_attended(device, kernel):
         assert np.isnan(got).sum() == expected
 
 
-def test_nan_in_a_mask_stays_unless_its_key_is_excluded(device, monkeypatch):
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
+def test_nan_in_a_mask_stays_unless_its_key_is_excluded(device, reference_kernel):
     mask = draw((L, L))
     mask[np.triu_indices(L, 1)] = np.nan
     assert np.isfinite(check(*inputs(L, L), mask, device=device, is_causal=1).Y).all()
@@ -214,7 +211,7 @@ few = settings(bounded, max_examples=15)
 @few
 @given(seed=st.integers(0, 1000), split=st.integers(0, 40))
 def test_a_past_is_keys_that_came_before(device, seed, split):
-    """Split anywhere into past and new, the keys give the same answer as in one piece."""
+    """Keys split into past and new keys give the same answer as all keys at once."""
     Q, K, V = inputs(7, 40, seed=seed)
     parts = (Q, K[:, :, split:], V[:, :, split:], None, K[:, :, :split], V[:, :, :split])
     got = clattn.onnx.attention(*parts, device=device)
@@ -236,21 +233,9 @@ def test_a_cache_inside_is_a_cache_outside(device, seed, past):
     assert_close(inside, outside, 2 * tolerances(*args, is_causal=1).Y)
 
 
-@few
-@given(seed=st.integers(0, 1000), is_causal=st.integers(0, 1))
-def test_three_dimensions_are_four_rearranged(device, seed, is_causal):
-    arrays = inputs(seed=seed)
-    right = clattn.onnx.attention(*arrays, is_causal=is_causal, device=device).Y
-    allowed = 2 * tolerances(*arrays, is_causal=is_causal).Y
-    arrays, counts = flat(arrays)
-    got = clattn.onnx.attention(*arrays, is_causal=is_causal, **counts, device=device).Y
-    assert_close(got, joined_heads(right), allowed)
-
-
 @pytest.mark.parametrize("dtype", [float32, float16, float64], ids=str)
-def test_a_row_of_finfo_min_is_the_mean(device, monkeypatch, dtype):
-    """It is not -inf: it absorbs every score of its row, so all weights are equal."""
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
+def test_a_row_of_finfo_min_is_the_mean(device, reference_kernel, dtype):
+    """finfo.min is not -inf: it absorbs every score of its row, so all weights are equal."""
     lowest = np.finfo(compute_dtype(dtype)).min
     mask = np.zeros((L, S), compute_dtype(dtype))
     mask[3], mask[5, 10:], mask[7, :-1] = lowest, lowest, lowest

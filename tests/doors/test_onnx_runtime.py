@@ -114,7 +114,7 @@ OUTPUTS = {
 
 @once
 def theirs(name, rank):
-    """The runtime's answers: computed once, not once for every device."""
+    """The runtime's answers, which it computes once and not for every device."""
     opset, args, options = CASES[name]
     if rank == 3:
         args, counts = flat(args, (args[0].shape[1], args[1].shape[1]))

@@ -27,7 +27,7 @@ def float_mask(shape, dtype=np.float32, seed=0):
 
 
 def test_the_oracle_by_hand():
-    """Two rows of the specification, computed on paper: repeating, and the weights themselves."""
+    """Examples computed by hand: how batches repeat, and the weights."""
     assert oracle.common_lead((1, 6, 5), (2, 2, 2), (4, 3, 10)) == (4, 6, 10)
     assert oracle.common_lead((4,), (6,), (12,)) == (12,)
     assert oracle.common_lead((3,), (2, 1)) == (2, 3)
@@ -127,7 +127,7 @@ def test_batch_dimensions_with_the_chosen_kernel(device, name):
 
 
 def test_repeating_is_that_of_tile(device):
-    """Said without the oracle's function: entry i of the result reads entry i modulo the size."""
+    """Entry i of the result reads entry i modulo the size; the oracle's function is not used."""
     q, k, v = arrays(((4,), (6,), (12,)), Ev=8)
     whole = check(q, k, v, device=device)
     allowed = 2 * oracle.tolerance(q, k, v)
@@ -213,7 +213,7 @@ IGNORED = {
 @pytest.mark.arrays_only
 @pytest.mark.parametrize("mask", IGNORED.values(), ids=IGNORED)
 def test_causal_ignores_the_mask(device, mask):
-    """Whatever it is: the same bits as without one."""
+    """With any mask the result has the bits of a call without one."""
     q, k, v = qkv((2, 3), 17, 13, 8)
     right = check(q, k, v, device=device, causal=True)
     got = call(q, k, v, mask, device=device, causal=True)
@@ -264,7 +264,7 @@ def test_a_scale_read_through_strides(device):
 @pytest.mark.usefixtures("reference_kernel")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_empty_rows_are_zero(device, dtype):
-    """The runtime gives NaN there."""
+    """clattn gives zeros where OpenVINO's runtime gives NaN."""
     q, k, v = qkv((2, 3), 17, 13, 8, dtype=dtype)
     for mask in (np.zeros((17, 13), bool), np.full((1, 13), -np.inf, dtype)):
         assert not check(q, k, v, mask, device=device).any()
@@ -290,7 +290,7 @@ EMPTIES = {  # leading dimensions of query, key and value; L, S, E, Ev
 @pytest.mark.usefixtures("reference_kernel")
 @pytest.mark.parametrize("shape", EMPTIES.values(), ids=EMPTIES)
 def test_empty_dimensions(device, shape):
-    """Nothing in the result, zeros without keys, the mean without a head size."""
+    """Results are empty, zeros without keys, or the mean of the values without a head size."""
     leads, L, S, E, Ev = shape
     q, k, v = arrays(leads, L, S, E, Ev)
     check(q, k, v, device=device)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What instructions of ptx_machine.py do that concern one work-item each and no memory.
+"""Instructions of PTX that concern one work-item each, and no memory.
 
-`compiled` gives a function of `active`, which is True, or an array of the lanes that execute it:
-numbers of all lanes are computed at once, and written where they are active.
+`compiled` returns a function of `active`: True, or an array that is true for the lanes that execute
+the instruction. It computes the numbers of all lanes at once, and writes those of active lanes.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ SMALLEST_NORMAL = np.finfo(np.float32).tiny
 
 
 def divide(a, b):
-    """Of integers, towards zero."""
+    """Divides integers, rounding towards zero."""
     return (a - remainder(a, b)) // b
 
 
@@ -38,7 +38,7 @@ def high_half(a, b):
 
 
 def bit_field(a, at, length):
-    """With its sign, if it has one."""
+    """Extracts bits, with their sign if the type has one."""
     bits, at, length = 8 * a.dtype.itemsize, int(at), int(length)
     if not (length > 0 and at + length <= bits):
         raise Refused("a field that is not inside the number")
@@ -50,14 +50,14 @@ def flushed(x):
 
 
 def power_of_two(x):
-    """As inexact as it may be, up or down by the last bit of x; of 0 it is exact."""
+    """Returns 2**x, as inexact as the ISA allows: x moves by its last bit. 2**0 is exact."""
     sign = (x.view(np.int32) & 1) * 2 - 1
     x = flushed(x)
     return flushed(np.exp2(x) * np.where(x == 0, 1, 1 + sign * EXP2_ERROR).astype(np.float32))
 
 
 def to_bfloat16(x):
-    """Bits, rounded to nearest even."""
+    """Returns the bits of the nearest bfloat16, ties to even."""
     bits = x.view(np.uint32)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
     return np.where(np.isnan(x), np.uint32(0x7FFF), rounded)
@@ -68,7 +68,7 @@ def to_float16(x):
 
 
 def to_integer(x, dtype):
-    """Towards zero; to the nearest there is, and 0 of NaN."""
+    """Rounds towards zero, and saturates. NaN becomes 0."""
     limits = np.iinfo(dtype)
     exact = np.trunc(np.nan_to_num(x.astype(np.float64), nan=0.0))
     inside = np.clip(exact, limits.min, limits.max)
@@ -124,13 +124,13 @@ def assign(to, values, active):
 
 
 def compiled(machine, instruction):
-    """The function of an instruction, or None if it is none of these."""
+    """Returns the function of an instruction, or None if the instruction is not one of these."""
     make = MAKERS.get(instruction.parts[0])
     return make(machine, instruction) if make else None
 
 
 def elementwise(machine, instruction):
-    """Those of UFUNCS, which may write to what they read."""
+    """Compiles an instruction of UFUNCS, which may write to its operands."""
     name, *modifiers, kind = instruction.parts
     dtype = TYPES[kind]
     operands = instruction.operands
@@ -170,7 +170,7 @@ VALUES = {  # name with its modifiers, kinds of types: function
 
 
 def by_value(machine, instruction):
-    """Those that compute new arrays, of the active lanes alone."""
+    """Compiles an instruction that computes new arrays, for active lanes alone."""
     name, _, kind = instruction.name.rpartition(".")
     dtype = TYPES[kind]
     functions = [f for (n, kinds), f in VALUES.items() if n == name and dtype.kind in kinds]
@@ -213,7 +213,7 @@ def operands_of(machine, instruction, kind):
 
 
 def fused(machine, instruction):
-    """In a wider type, then rounded; the product of two floats is exact in it."""
+    """Multiplies and adds in a wider type, in which a product of floats is exact, then rounds."""
     kind = instruction.parts[-1]
     wider = {"f32": np.float64, "f64": np.longdouble}.get(kind)
     if instruction.parts[1:-1] != ["rn"] or wider is None:
@@ -269,7 +269,7 @@ def move(machine, instruction):
 
 
 def move_parts(machine, to, x, kind):
-    """Between a register and its halves or quarters, the lowest first."""
+    """Moves between a register and its halves or quarters, the lowest first."""
     whole, pieces = (x, to) if "{" in to else (to, x)
     names = pieces.strip("{}").replace(",", " ").split()
     piece = f"b{int(kind[1:]) // len(names)}"
@@ -313,7 +313,7 @@ def convert(machine, instruction):
 
 
 def permute(machine, instruction):
-    """Four bytes of eight, those of a first, each chosen by a digit of the last operand."""
+    """Picks four bytes of eight, first those of a. A digit of the last operand picks each byte."""
     if len(instruction.parts) != 2:
         raise unknown(instruction)
     to, a, b, selector = operands_of(machine, instruction, "b32")
@@ -330,7 +330,7 @@ def permute(machine, instruction):
 
 
 def to_space(machine, instruction):
-    """Between addresses of a space and generic ones, which are apart by a constant."""
+    """Converts between addresses of a space and generic ones. They differ by a constant."""
     _, *modifiers, _ = instruction.parts
     to, x = operands_of(machine, instruction, "u64")
     base = machine.window(modifiers[-1])

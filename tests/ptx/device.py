@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""A device for clattn whose kernels ptx_machine.py executes: opencl_machine.c.
+"""A device for clattn whose kernels machine.py executes, by way of support/opencl_machine.c.
 
-clattn takes it for an NVIDIA GPU, plans and launches as it does there, and what comes back is
-what the PTX computed that clang made of the kernel. A process has it instead of its devices:
+clattn takes it for an NVIDIA GPU, and plans and launches as on one. Results are what the PTX
+computes that clang makes of the kernel. A process has this device instead of its own:
 
     run_on_machine(library, "check(*qkv((1, 1), 20, 90, 64, dtype=float16), device=device)")
 """
@@ -47,7 +47,7 @@ class Argument(ctypes.Structure):
                 ("is_buffer", ctypes.c_int32))  # fmt: skip
 
     def value(self):
-        """As Machine.launch wants it."""
+        """Returns an argument as Machine.launch takes it."""
         if not self.is_buffer:
             return ctypes.string_at(self.bytes, self.size)
         if not self.bytes:
@@ -129,7 +129,7 @@ class Device:
 
 
 def build(folder):
-    """opencl_machine.c, made in that folder."""
+    """Compiles opencl_machine.c into a folder."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     programs, _ = ptx_check.find_programs()
     if compiler is None or None in programs[:2]:
@@ -141,6 +141,6 @@ def build(folder):
 
 
 def run_on_machine(library, code):
-    """Run code after SETUP in a child process; returns the process."""
+    """Runs code after SETUP in a child process. Returns the process."""
     env = {"CLATTN_KERNEL": None}
     return run_python(SETUP + textwrap.dedent(code), library, env=env)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""Executes a kernel's PTX, as the PTX ISA defines it, and refuses what that leaves undefined.
+"""Executes a kernel's PTX as the PTX ISA defines it, and refuses what the ISA leaves undefined.
 
-All work-items of a group are executed at once, as vectors; where they part at a branch, those go
-first that have longer to go, so that they meet again. Groups come one after the other. What memory
-refuses is told in ptx_memory.py; here it is a barrier that not all work-items come to, or that
-a part of a warp comes to, and any instruction that is not known. It is part of these files:
+All work-items of a group execute at once, as vectors. Where they part at a branch, those that have
+longer to go continue first, so that they meet again. Groups come one after the other. The machine
+refuses a barrier that only some work-items come to, and any instruction that it does not know.
+memory.py says what memory refuses. The files:
 
-    ptx_program.py      reads the text
-    ptx_arithmetic.py   instructions of one work-item
-    ptx_warp.py         those of a warp together: matrices, shuffles, copies
-    ptx_memory.py       memory
+    program.py      reads the text
+    arithmetic.py   instructions of one work-item
+    warp.py         instructions of a warp: matrices, shuffles, copies
+    memory.py       memory
 """
 
 import math
@@ -101,7 +101,7 @@ class Machine:
     # --- operands ---------------------------------------------------------------------
 
     def register(self, name):
-        """Bits of a register in all lanes."""
+        """Returns the bits of a register in all lanes."""
         if name not in self.registers:
             kind = self.program.register(name)
             if kind is None:
@@ -111,7 +111,7 @@ class Machine:
         return self.registers[name]
 
     def target(self, name, kind):
-        """The numbers of a register, to be written."""
+        """Returns the numbers of a register, for writing."""
         bits, dtype = self.register(name), ptx_arithmetic.TYPES[kind]
         same_size = bits.dtype.itemsize == dtype.itemsize
         if not same_size or (bits.dtype.kind == "b") != (dtype.kind == "b"):
@@ -119,7 +119,7 @@ class Machine:
         return bits.view(dtype)
 
     def source(self, text, kind):
-        """Numbers in all lanes, or a number."""
+        """Returns numbers in all lanes, or one number."""
         dtype = ptx_arithmetic.TYPES[kind]
         if text in self.special:
             return self.special[text].view(dtype)
@@ -142,7 +142,7 @@ class Machine:
         return bits.view(dtype)[0]
 
     def address(self, text):
-        """A function that gives the addresses of an operand in brackets, in 64 bits."""
+        """Returns a function that computes the addresses of an operand in brackets, in 64 bits."""
         base, _, offset = text.strip("[]").replace(" ", "").partition("+")
         kind = self.program.register(base)
         offset = np.uint64(int(offset or "0") % 2**64)
@@ -159,7 +159,7 @@ class Machine:
     # --- code -------------------------------------------------------------------------
 
     def make_blocks(self):
-        """In the order in which they execute: first instruction, functions, and the end."""
+        """Makes the blocks in the order of execution: first instruction, functions, end."""
         code = self.program.code
         starts = {0, *self.program.labels.values()}
         starts |= {n + 1 for n, i in enumerate(code) if i.parts[0] in JUMPS}
@@ -170,7 +170,7 @@ class Machine:
         return [self.make_block(start, ends[start]) for start in self.rank]
 
     def after(self, n):
-        """Where execution may go on after an instruction."""
+        """Returns the blocks that may execute after an instruction."""
         instruction = self.program.code[n]
         name = instruction.parts[0]
         target = [self.program.labels[instruction.operands[0]]] if name == "bra" else []
@@ -269,7 +269,7 @@ class Machine:
         return run
 
     def make_jump(self, instruction, n):
-        """A function of the active lanes and its argument, which moves them."""
+        """Returns a function of the active lanes and its argument, which moves these lanes."""
         name = instruction.parts[0]
         if name == "bar" and instruction.name == "bar.sync" and instruction.operands == ["0"]:
             return self.to_barrier, n
@@ -296,7 +296,7 @@ class Machine:
         self.waits_at[active] = n
 
     def pass_barrier(self):
-        """Everybody waits or has ended."""
+        """Lets all work-items pass a barrier, if each of them waits or has ended."""
         code = self.program.code
         if (self.at[self.exist] == ENDED).any():
             line = code[int(self.waits_at[self.at == WAITING][0])].line

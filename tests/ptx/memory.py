@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Memory of ptx_machine.py, which watches what is done to it.
+"""The machine's memory, which watches all accesses.
 
-Refused are accesses out of bounds or misaligned, reading local memory that nobody has written
-or that an asynchronous copy is still on its way to, and races: two warps that touch the same two
-bytes, one of them writing, without a barrier between; in global memory also a group that touches
-what another one has written. Reading global memory before another warp of the group writes it is
-not noticed.
+It refuses accesses out of bounds or misaligned, reads of local memory that nobody has written or
+that an asynchronous copy has not reached yet, and races. A race is two warps at the same two bytes,
+one of them writing, without a barrier between; in global memory also a group at bytes that another
+group has written. A read of global memory before another warp of the group writes it is not
+noticed.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ def padded(size):
 
 
 class Memory:
-    """Bytes from address `base` on. A subclass says what may be done to them."""
+    """Bytes from address `base` on. A subclass says what programs may do with them."""
 
     def __init__(self, name, size, base=0):
         self.name = name
@@ -35,7 +35,7 @@ class Memory:
         self.views = {}
 
     def rows(self, size, count):
-        """All of it, as rows of `count` numbers of `size` bytes."""
+        """Returns all bytes as rows of `count` numbers of `size` bytes."""
         key = (size, count)
         if key not in self.views:
             self.views[key] = self.bytes[: len(self.bytes) // (size * count) * size * count].view(
@@ -43,7 +43,7 @@ class Memory:
         return self.views[key]
 
     def offsets(self, addresses, width):
-        """From the first byte of `bytes`; what is addressed has to be there and aligned."""
+        """Returns offsets from the first byte of `bytes`. Addresses must exist and be aligned."""
         misaligned = addresses & np.uint64(width - 1) != 0
         if misaligned.any():
             raise Refused(f"misaligned: {bad(addresses, misaligned)}, {width} bytes")
@@ -62,7 +62,7 @@ class Memory:
         return self.rows(size, count)[offsets // (size * count)]
 
     def write(self, addresses, lanes, size, values):
-        """`values` are rows of numbers of `size` bytes."""
+        """Writes `values`, rows of numbers of `size` bytes."""
         width = size * values.shape[1]
         offsets = self.offsets(addresses, width)
         self.will_write(offsets, lanes, width)
@@ -110,7 +110,7 @@ class Clock:
 
 
 class Watched(Memory):
-    """When it was written, and by which warp."""
+    """Bytes that remember when they were written, and by which warp."""
 
     def __init__(self, name, size, clock, base=0):
         super().__init__(name, size, base)
@@ -140,7 +140,7 @@ class Watched(Memory):
             self.race(granules, self.writer[granules] != warps, "two warps write at once")
 
     def update(self, addresses, lanes, function, values):
-        """Atomic, of 4 bytes, one work-item after the other; what was there before."""
+        """Updates 4 bytes atomically, one work-item after the other. Returns the old ones."""
         offsets = self.offsets(addresses, 4)
         self.will_write(offsets, lanes, 4, ATOMIC)
         numbers = self.rows(4, 1)[:, 0].view(values.dtype)
@@ -274,7 +274,7 @@ class Shared(Watched):
         self.mark(granules, warps[:, None] if by is None else by)
 
     def copy(self, addresses, lanes, contents):
-        """Begin to copy 16 bytes for each lane."""
+        """Begins to copy 16 bytes for each lane."""
         offsets = self.offsets(addresses, 16)
         self.will_write(offsets, lanes, 16)
         self.flying[self.granules(offsets, 16)] = True
@@ -284,7 +284,7 @@ class Shared(Watched):
         self.sets[lanes] += 1
 
     def wait(self, lanes, left):
-        """All but the last `left` sets of each lane arrive."""
+        """Completes all but the last `left` sets of copies of each lane."""
         waits = np.zeros(self.lanes, bool)
         waits[lanes] = True
         staying = []

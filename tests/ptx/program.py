@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """One kernel of a PTX text: its memory, its registers and its instructions.
 
-Read for ptx_machine.py, by the grammar of the PTX ISA as far as clang's output uses it.
+Follows the grammar of the PTX ISA as far as clang's output uses it.
 """
 
 import re
@@ -29,7 +29,7 @@ SIZES = {"const": 0, "param": 0, "local": 0, "shared": SHARED_START}
 
 
 class Refused(Exception):
-    """A program does what it must not, or what the machine does not know."""
+    """Raised where a program does what it must not, or what the machine does not know."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Program:
     labels: dict = field(default_factory=dict)  # name: index in code
 
     def register(self, name):
-        """The type of a register, or None if there is no such one."""
+        """Returns the type of a register, or None if there is no such register."""
         return self.families.get(name) or self.families.get(name.rstrip("0123456789"))
 
     def place(self, space, name, size, align):
@@ -69,7 +69,7 @@ class Program:
 
 
 def parse(text, name):
-    """The kernel of that name."""
+    """Reads the kernel of that name."""
     text = re.sub(r"//[^\n]*", "", text)
     entry = re.search(rf"\.entry\s+{name}\s*\((.*?)\)[^{{]*\{{", text, re.S)
     if entry is None:

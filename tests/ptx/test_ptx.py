@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""tools/ptx_check.py: kernels with PTX assemble for NVIDIA GPUs, and keep all in registers."""
+"""tools/ptx_check.py: kernels with PTX assemble for NVIDIA GPUs, and spill no registers."""
 
 import sys
 
@@ -47,7 +47,7 @@ def programs():
 
 
 def test_kernels_do_not_spill(programs, capsys, monkeypatch):
-    """Some rows of the list; products, loads of matrices and copies are what they should be."""
+    """Some rows of the list. Products, loads of matrices and copies are counted too."""
     rows = [row for row in ptx_check.KERNELS if row[0] == "attention/mma.cl"]
     monkeypatch.setattr(sys, "argv", ["ptx_check.py"])
     monkeypatch.setattr(ptx_check, "KERNELS", rows[::4])
@@ -66,7 +66,7 @@ def test_kernels_do_not_spill(programs, capsys, monkeypatch):
 
 
 def test_results_stay_in_registers(programs, capsys, monkeypatch):
-    """attention_tiled of half, which libclc converts by so much code that little is inlined."""
+    """Of attention_tiled with halves: libclc converts by so much code that little is inlined."""
     rows = [row for row in ptx_check.KERNELS if row[0] == "attention/tiled.cl"]
     monkeypatch.setattr(sys, "argv", ["ptx_check.py"])
     monkeypatch.setattr(ptx_check, "KERNELS", [row for row in rows if "DTYPE=1" in row[1]])
@@ -83,8 +83,7 @@ def test_the_limit_of_reading_reads_16_bytes_at_once(programs, tmp_path):
 
 @pytest.mark.parametrize(("text", "status"), [(SPILLS, 1), (STACK, 1), ("an error", 1), (None, 2)])
 def test_faults_are_told(programs, tmp_path, monkeypatch, capsys, text, status):
-    """A kernel that spills, one with an array on its stack, one that does not compile, no
-    compiler."""
+    """A kernel spills, has an array on its stack or does not compile, or there is no compiler."""
     kernel = tmp_path / "spills.cl"
     kernel.write_text(text or SPILLS)
     monkeypatch.setattr(sys, "argv", ["ptx_check.py", str(kernel)])

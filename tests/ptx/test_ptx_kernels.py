@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What the PTX of kernels for NVIDIA GPUs computes, without such a GPU: ptx_device.py.
+"""What the PTX of kernels for NVIDIA GPUs computes, without such a GPU: see device.py.
 
-clattn plans and launches as on a GPU of capability 9.0; results are compared with the reference,
-within its tolerances. A case is the kernels that are to be used, some macros of the last one,
-and what is passed to `check`.
+clattn plans and launches as on a GPU of capability 9.0. Results are compared with the reference,
+within its tolerances. A case is the kernels that have to be used, some macros of the last kernel,
+and the arguments of `check`.
 """
 
 import json
@@ -32,11 +32,11 @@ CASES = {
     "rows again": ("mma", "HEAD_E=64", "q, k, v, is_causal=True"),
     "not aligned": ("mma", "ALIGNED=0 OUTPUT_ALIGNED=0",
         "*(a[..., 3:43] for a in halves((1, 1), 20, 150, 64)), out=out"),
-    "decode": ("decode_gpu decode_gpu_merge", "DTYPE=2 FORM=2",
+    "decode": ("decode_gpu decode_gpu_merge", "DTYPE=2 EXCHANGE=2",
         "*qkv((1, 1), 1, 1200, 128, dtype=bfloat16), return_lse=True"),
-    "decode, four rows": ("decode_gpu", "DTYPE=3 FORM=2 RT=4",
+    "decode, four rows": ("decode_gpu", "DTYPE=3 EXCHANGE=2 RT=4",
         "*qkv((1, 2), 3, 150, 72), softcap=5.0, attn_mask=mask[:3]"),
-    "decode, group of heads": ("decode_mma decode_gpu_merge", "DTYPE=1 FORM=2",
+    "decode, group of heads": ("decode_mma decode_gpu_merge", "DTYPE=1 EXCHANGE=2",
         "draw((1, 8, 1, 64), float16), *halves((1, 1), 1, 1100, 64)[1:], enable_gqa=True,"
         "return_lse=True"),
     "decode, rows of two tiles": ("decode_mma", "DTYPE=2 HEAD_E=80 HEAD_EV=72",
@@ -94,7 +94,7 @@ assert device.nvidia_capability == 90
 
 
 def without(pattern, n):
-    """An edit that removes the n-th of what matches."""
+    """Returns an edit that removes the n-th match."""
     return rf"(?s)\A((?:.*?{pattern}){{{n}}}.*?){pattern}", r"\1"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""ptx_machine.py: what instructions compute, by the PTX ISA, and what is refused."""
+"""machine.py: what instructions compute, by the PTX ISA, and what the machine refuses."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ TEXT = """
 
 
 def run(body, x, groups=1):
-    """What the body leaves in %r0 of each work-item, of which there are as many as numbers."""
+    """Returns what the body leaves in %r0 of each work-item. There are as many as numbers."""
     machine = Machine(TEXT.format(body=body), "k", len(x))
     y = np.zeros(4 * len(x), np.uint8)
     x = np.ascontiguousarray(x)
@@ -137,7 +137,7 @@ def test_floats(body):
 
 
 def test_powers_of_two():
-    """To two units of the last place; numbers below the smallest normal one are 0."""
+    """To two units of the last place. Results below the smallest normal number are 0."""
     x = np.array([-200, -126.5, -125.9, -3.7, -1e-40, 0, 0.3, 1, 127, 128, np.inf, NAN], "f4")
     got = run("ex2.approx.ftz.f32 %f2, %f1; mov.b32 %r0, %f2;", x).view("f4")
     with np.errstate(over="ignore"):
@@ -155,7 +155,7 @@ COMPARED = {
 
 @pytest.mark.parametrize("name", COMPARED)
 def test_comparisons(name):
-    """Of a smaller number, an equal one, a larger one, and none."""
+    """With a smaller number, an equal one, a larger one, and NaN."""
     x = np.array([1, 2, 3, np.nan], "f4")
     body = f"setp.{name}.f32 %p1, %f1, 0f40000000; selp.u32 %r0, 1, 0, %p1;"
     np.testing.assert_array_equal(run(body, x), COMPARED[name])
@@ -169,7 +169,7 @@ def test_to_integers():
 
 
 def test_branches_meet_again():
-    """Loops of different lengths; after them the warp is whole, as the shuffle wants it."""
+    """After loops of different lengths the warp is whole, as the shuffle requires."""
     body = """
     mov.u32 %r5, 0;
     mov.u32 %r6, 0;
@@ -270,7 +270,7 @@ WAIT = "cp.async.wait_group 0;"
 
 
 def test_copies():
-    """Zeros where nothing is to be read."""
+    """A copy of 0 bytes writes zeros."""
     got = run(COPY + WAIT + "ld.shared.u32 %r0, [%r3+8];", NUMBERS)
     np.testing.assert_array_equal(got, np.where(NUMBERS < 16, 4 * NUMBERS + 2, 0))
 
@@ -325,7 +325,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("body", "words"), REFUSED.values(), ids=REFUSED)
 def test_what_is_refused(body, words, monkeypatch):
-    monkeypatch.setattr("ptx_machine.MOST_BLOCKS", 100)
+    monkeypatch.setattr("ptx.machine.MOST_BLOCKS", 100)
     with pytest.raises(Refused, match=words):
         run(body, NUMBERS)
 
@@ -341,7 +341,7 @@ def test_barriers_make_it_right():
 
 
 def test_atomics():
-    """Of all warps at once; one after the other within them."""
+    """By all warps at once, and by work-items of a warp one after the other."""
     body = """
     mov.u32 %r5, 0;
     setp.eq.s32 %p1, %r2, 0;

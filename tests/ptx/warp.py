@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What instructions of ptx_machine.py do that lanes of a warp execute together, and copies.
+"""Instructions of PTX that the lanes of a warp execute together, and copies.
 
-Fragments are laid out as the PTX ISA has it. A lane's registers of two halves each, and for lane
-4 g + t the place in the matrix of the element that half `h` of register `r` is:
+Fragments are laid out as in the PTX ISA. A register of a lane has two halves. With lane 4 g + t,
+half `h` of register `r` is the element
 
     A (16 x 16)  row g + 8 (r % 2), column 2 t + h + 8 (r / 2)
     B (16 x 8)   row 2 t + h + 8 r, column g
@@ -18,7 +18,7 @@ G, T = LANE // 4, LANE % 4
 
 
 def places(rows, columns, numbers, place):
-    """For each element of a matrix where it is among [register][lane][half]."""
+    """Returns the index in [register][lane][half] of each element of a matrix."""
     result = np.full((rows, columns), -1)
     for n in range(numbers):
         row, column, index = place(n)
@@ -48,7 +48,7 @@ FROM_C = np.argsort(C.ravel())  # for each register and lane where its number is
 
 
 def compiled(machine, instruction):
-    """The function of an instruction, or None if it is none of these."""
+    """Returns the function of an instruction, or None if the instruction is not one of these."""
     for start, make in MAKERS.items():
         if instruction.name.startswith(start):
             return make(machine, instruction)
@@ -56,7 +56,7 @@ def compiled(machine, instruction):
 
 
 def warps_of(machine, active, named=None):
-    """Which warps execute a .sync instruction: all lanes that its mask names, and no others."""
+    """Returns the warps that execute a .sync instruction, in all lanes that its mask names."""
     lanes = np.ones(machine.lanes, bool) if active is True else active
     executing = lanes.reshape(-1, WARP)
     warps = executing.any(1)
@@ -83,7 +83,7 @@ def vector(machine, text, kind, get):
 
 
 def shuffle(machine, instruction):
-    """Numbers of lanes whose number differs in some bits; all lanes are one segment."""
+    """Exchanges registers between lanes whose numbers differ in some bits, in one segment."""
     to, x, by, clamp, mask = instruction.operands
     if int(clamp, 0) != WARP - 1 or "|" in to:
         raise Refused("a shuffle of parts of a warp")
@@ -118,7 +118,7 @@ def vote_any(machine, instruction):
 
 
 def load_matrices(machine, instruction):
-    """Four of 8 x 8 numbers: lanes 8 n … 8 n + 7 pass the rows of matrix n."""
+    """Loads four matrices of 8 x 8. Lanes 8 n … 8 n + 7 pass the rows of matrix n."""
     to, address = instruction.operands
     to = vector(machine, to, "b32", machine.target)
     address = machine.address(address)
@@ -141,7 +141,7 @@ def load_matrices(machine, instruction):
 
 
 def numbers_of(fragments, kind):
-    """Of [registers][lanes] words, by [warps][register, lane, half], in double precision."""
+    """Turns words in [registers][lanes] into doubles in [warps][register, lane, half]."""
     bits = fragments.reshape(len(fragments), -1, WARP).swapaxes(0, 1)
     halves = np.ascontiguousarray(bits).view(np.uint16).reshape(len(bits), -1)
     if kind == "f16":
@@ -170,7 +170,7 @@ def multiply_matrices(machine, instruction):
 
 
 def copy(machine, instruction):
-    """16 bytes, or zeros where the size to be read is 0."""
+    """Copies 16 bytes, or writes zeros where the size is 0."""
     to, source, width, *size = instruction.operands
     if width != "16":
         raise Refused(f"a copy of {width} bytes")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """clattn.KVCache: wrong arguments are refused by name, and leave the cache as it was.
 
-One row a rule. Every row is one change to a call that is right: keyword arguments to replace.
+Each row breaks one rule. It replaces keyword arguments of a call that is right.
 """
 
 import pickle
@@ -13,23 +13,12 @@ import pytest
 from clattn import _core
 from support.cache_pair import EV, HK, HQ, B, E, host, pair
 from support.helpers import draw
+from support.refusals import FLOATS, cases, of, refuse, wrong_arrays
 
 NAN, INF = float("nan"), float("inf")
 f32 = np.float32
 BF16 = ml_dtypes.bfloat16
 HUGE = 1 << 45
-
-
-def of(dtype, *shape):
-    return np.zeros(shape, dtype)
-
-
-def masked(*shape):
-    return np.ma.masked_array(of(f32, *shape), mask=True)
-
-
-def ids(rows):
-    return [row[0] for row in rows]
 
 
 # ---- KVCache() ----
@@ -56,12 +45,9 @@ MADE = [  # (what is wrong, exception, name the message has to contain, changed 
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("row", MADE, ids=ids(MADE))
+@cases(MADE)
 def test_wrong_sizes(device, row):
-    _, exception, name, changed = row
-    with pytest.raises(exception, match=name) as caught:
-        clattn.KVCache(**SIZES | {"device": device} | changed)
-    assert type(caught.value) is exception
+    refuse(clattn.KVCache, row, SIZES | {"device": device})
     assert clattn.KVCache(**SIZES, device=device).length == 0
 
 
@@ -134,16 +120,14 @@ def state(cache):
             host(cache.value).tobytes())  # fmt: skip
 
 
-def refuse(device, method, arguments, exception, name):
+def refuse_and_go_on(device, method, row, arguments):
     """The call raises, the cache is as before, and the next right calls work."""
     both = filled(device)
     before = state(both.cache)
-    with pytest.raises(exception, match=name) as caught:
-        getattr(both.cache, method)(**arguments)
-    assert type(caught.value) in (TypeError, ValueError)
+    error = refuse(getattr(both.cache, method), row, arguments)
     assert state(both.cache) == before
     both.append(1).attend(1)
-    return str(caught.value)
+    return str(error)
 
 
 def good_append():
@@ -151,13 +135,7 @@ def good_append():
 
 
 APPENDED = [
-    ("key is None", TypeError, "key", {"key": None}),
-    ("key is a list", TypeError, "key", {"key": [[[[1.0]]]]}),
-    ("key is a number", TypeError, "key", {"key": 1.0}),
-    ("key is masked", TypeError, "key", {"key": masked(*KEY)}),
-    ("key is int", TypeError, "key", {"key": of(np.int32, *KEY)}),
-    ("key is wider", TypeError, "key", {"key": of(np.float64, *KEY)}),
-    ("key is narrower", TypeError, "key", {"key": of(BF16, *KEY)}),
+    *wrong_arrays("key", KEY, ["float32"], none=None),
     ("key has rank 3", ValueError, "key", {"key": of(f32, HK, 4, E)}),
     ("key has rank 5", ValueError, "key", {"key": of(f32, 1, *KEY)}),
     ("key has rank 0", ValueError, "key", {"key": of(f32)}),
@@ -166,9 +144,7 @@ APPENDED = [
     ("key has query heads", ValueError, "key", {"key": of(f32, B, HQ, 4, E)}),
     ("key has another E", ValueError, "key", {"key": of(f32, B, HK, 4, E + 1)}),
     ("key is transposed", ValueError, "key", {"key": of(f32, B, 4, HK, E)}),
-    ("value is None", TypeError, "value", {"value": None}),
-    ("value is text", TypeError, "value", {"value": "value"}),
-    ("value has another dtype", TypeError, "value", {"value": of(np.float16, *VALUE)}),
+    *wrong_arrays("value", VALUE, ["float32"], none=None),
     ("value has rank 3", ValueError, "value", {"value": of(f32, HK, 4, EV)}),
     ("value is longer", ValueError, "value", {"value": of(f32, B, HK, 5, EV)}),
     ("value is shorter", ValueError, "value", {"value": of(f32, B, HK, 1, EV)}),
@@ -205,10 +181,9 @@ APPENDED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("row", APPENDED, ids=ids(APPENDED))
+@cases(APPENDED)
 def test_wrong_tokens(device, row):
-    _, exception, name, changed = row
-    refuse(device, "append", good_append() | changed, exception, name)
+    refuse_and_go_on(device, "append", row, good_append())
 
 
 def test_missing_tokens(device):
@@ -219,7 +194,7 @@ def test_missing_tokens(device):
 
 
 def test_overflow_is_told(device):
-    """How much room there is, how much was given; exactly as much as there is goes in."""
+    """The message says how much room there is and how much was given."""
     both = filled(device)
     before = state(both.cache)
     for n in (7, 8, 100):
@@ -237,7 +212,7 @@ def test_overflow_is_told(device):
 
 
 def test_overflow_by_tensors_and_strided_arrays(device):
-    """They are copied in other ways: none of it has begun."""
+    """Tensors and strided arrays are copied in other ways; nothing is copied before the refusal."""
     both = filled(device)
     before = state(both.cache)
     key, value = draw((B, HK, 7, E)), draw((B, HK, 7, EV))
@@ -253,12 +228,7 @@ def good_attend():
 
 
 ATTENDED = [
-    ("query is None", TypeError, "query", {"query": None}),
-    ("query is a list", TypeError, "query", {"query": [[[[1.0]]]]}),
-    ("query is masked", TypeError, "query", {"query": masked(B, HQ, 2, E)}),
-    ("query is int", TypeError, "query", {"query": of(np.int32, B, HQ, 2, E)}),
-    ("query has another dtype", TypeError, "query", {"query": of(np.float16, B, HQ, 2, E)}),
-    ("query is wider", TypeError, "query", {"query": of(np.float64, B, HQ, 2, E)}),
+    *wrong_arrays("query", (B, HQ, 2, E), ["float32"], none=None),
     ("query has rank 3", ValueError, "query", {"query": of(f32, HQ, 2, E)}),
     ("query has rank 5", ValueError, "query", {"query": of(f32, 1, B, HQ, 2, E)}),
     ("query has another batch", ValueError, "query", {"query": of(f32, B + 1, HQ, 2, E)}),
@@ -266,9 +236,7 @@ ATTENDED = [
     ("query has another E", ValueError, "query", {"query": of(f32, B, HQ, 2, EV)}),
     ("query heads are no multiple", ValueError, "query", {"query": of(f32, B, HQ + 1, 2, E)}),
     ("query heads are fewer", ValueError, "query", {"query": of(f32, B, 1, 2, E)}),
-    ("mask is a list", TypeError, "attn_mask", {"attn_mask": [[True] * 5]}),
-    ("mask is a bool", TypeError, "attn_mask", {"attn_mask": True}),
-    ("mask is int", TypeError, "attn_mask", {"attn_mask": of(np.int64, 2, 5)}),
+    *wrong_arrays("attn_mask", (2, 5), [*FLOATS, "bool"], true=True),
     ("mask has the shortest length", ValueError, "attn_mask", {"attn_mask": of(bool, 2, 3)}),
     ("mask has the capacity", ValueError, "attn_mask", {"attn_mask": of(bool, 2, SPACE)}),
     ("mask has another L", ValueError, "attn_mask", {"attn_mask": of(f32, 3, 5)}),
@@ -294,49 +262,43 @@ ATTENDED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("row", ATTENDED, ids=ids(ATTENDED))
+@cases(ATTENDED)
 def test_wrong_questions(device, row):
-    _, exception, name, changed = row
-    both = filled(device)
-    before = state(both.cache)
-    with pytest.raises(exception, match=name):
-        both.cache.attend(**good_attend() | changed)
-    assert state(both.cache) == before
-    both.append(1).attend(1)
+    refuse_and_go_on(device, "attend", row, good_attend())
 
 
 CUT = [
-    ("n is None", TypeError, None),
-    ("n is a float", TypeError, 2.0),
-    ("n is text", TypeError, "2"),
-    ("n is negative", ValueError, -1),
-    ("n is above the length", ValueError, 6),
-    ("n is the capacity", ValueError, SPACE),
-    ("n is beyond 64 bits", ValueError, 2**70),
-    ("n is far below 0", ValueError, -(2**70)),
-    ("n are too few", ValueError, [3]),
-    ("n are too many", ValueError, [3, 3, 3]),
-    ("n are floats", TypeError, [3.0, 3.0]),
-    ("n are a float array", TypeError, np.array([3.0, 3.0])),
-    ("one of n is above its length", ValueError, [4, 4]),
-    ("one of n is negative", ValueError, [-1, 3]),
-    ("one of n is None", TypeError, [1, None]),
-    ("n are a matrix", ValueError, np.zeros((2, 1), np.int64)),
-    ("n is an empty list", ValueError, []),
+    ("n is None", TypeError, r"\bn\b", {"n": None}),
+    ("n is a float", TypeError, r"\bn\b", {"n": 2.0}),
+    ("n is text", TypeError, r"\bn\b", {"n": "2"}),
+    ("n is negative", ValueError, r"\bn\b", {"n": -1}),
+    ("n is above the length", ValueError, r"\bn\b", {"n": 6}),
+    ("n is the capacity", ValueError, r"\bn\b", {"n": SPACE}),
+    ("n is beyond 64 bits", ValueError, r"\bn\b", {"n": 2**70}),
+    ("n is far below 0", ValueError, r"\bn\b", {"n": -(2**70)}),
+    ("n are too few", ValueError, r"\bn\b", {"n": [3]}),
+    ("n are too many", ValueError, r"\bn\b", {"n": [3, 3, 3]}),
+    ("n are floats", TypeError, r"\bn\b", {"n": [3.0, 3.0]}),
+    ("n are a float array", TypeError, r"\bn\b", {"n": np.array([3.0, 3.0])}),
+    ("one of n is above its length", ValueError, r"\bn\b", {"n": [4, 4]}),
+    ("one of n is negative", ValueError, r"\bn\b", {"n": [-1, 3]}),
+    ("one of n is None", TypeError, r"\bn\b", {"n": [1, None]}),
+    ("n are a matrix", ValueError, r"\bn\b", {"n": np.zeros((2, 1), np.int64)}),
+    ("n is an empty list", ValueError, r"\bn\b", {"n": []}),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("row", CUT, ids=ids(CUT))
+@cases(CUT)
 def test_wrong_cuts(device, row):
-    _, exception, n = row
-    refuse(device, "truncate", {"n": n}, exception, r"\bn\b")
+    refuse_and_go_on(device, "truncate", row, {})
 
 
 def test_cuts_are_told(device):
-    said = refuse(device, "truncate", {"n": 6}, ValueError, r"\bn\b")
-    assert "6" in said and "5" in said
-    said = refuse(device, "truncate", {"n": [2, 4]}, ValueError, r"\bn\b")
-    assert "4" in said and "3" in said
+    for what, given, length in (("n is above the length", "6", "5"),
+                                ("one of n is above its length", "4", "3")):  # fmt: skip
+        [row] = [row for row in CUT if row[0] == what]
+        said = refuse_and_go_on(device, "truncate", row, {})
+        assert given in said and length in said
 
 
 def test_reset_takes_nothing(device):
@@ -345,7 +307,7 @@ def test_reset_takes_nothing(device):
 
 
 def test_arrays_of_another_device(device):
-    """Named: both devices, both arguments; the cache stays."""
+    """The message names both devices and the argument; the cache is unchanged."""
     others = [d for d in clattn.devices() if d != device]
     if not others:
         pytest.skip("one device alone")
@@ -373,16 +335,15 @@ def test_a_cache_is_not_pickled(device):
 
 
 def test_many_errors_keep_nothing(device):
-    """Neither memory nor references."""
+    """Refused calls keep no memory."""
     both = filled(device)
-    wrong = [("append", good_append() | row[3], row[1]) for row in APPENDED]
-    wrong += [("attend", good_attend() | row[3], row[1]) for row in ATTENDED]
-    wrong += [("truncate", {"n": row[2]}, row[1]) for row in CUT]
+    calls = (("append", APPENDED, good_append()), ("attend", ATTENDED, good_attend()),
+             ("truncate", CUT, {}))  # fmt: skip
     start = None
     for _ in range(3):
-        for method, arguments, exception in wrong:
-            with pytest.raises(exception):
-                getattr(both.cache, method)(**arguments)
+        for method, rows, arguments in calls:
+            for row in rows:
+                refuse(getattr(both.cache, method), row, arguments)
         now = {n: b for n, b in clattn.memory_stats(device).items() if "allocated" in n}
         start = start or now
         assert now == start

@@ -4,8 +4,6 @@
 Child processes measure, so that what other tests left behind does not count.
 """
 
-import gc
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import clattn
@@ -13,53 +11,53 @@ import numpy as np
 import pytest
 from support.cache_pair import HK, HQ, B, E, host
 from support.cache_pair import pair_of_one_size as pair
-from support.helpers import draw, index_of, run_measured, run_python
-
-
-def in_use(device):
-    """Bytes and blocks of what lives."""
-    stats = clattn.memory_stats(device)
-    return stats["allocated_bytes"], stats["allocated_blocks"]
+from support.helpers import (
+    assert_references_return,
+    draw,
+    index_of,
+    run_measured,
+    run_python,
+)
+from support.tensors import settled
 
 
 def test_a_cache_is_allocated_once(device):
     """All of it when it is made; append, truncate, reset and the views take nothing."""
-    start = in_use(device)
+    start = settled(device)
     cache = clattn.KVCache(2, 3, 500, 64, 32, device=device)
-    made = in_use(device)
+    made = settled(device)
     assert made[0] - start[0] >= 2 * 3 * 500 * (64 + 32) * 4
     assert made[0] - start[0] < 1.5 * 2 * 3 * 500 * (64 + 32) * 4 + 8192
     key, value = draw((2, 3, 50, 64)), draw((2, 3, 50, 32))
     tensors = [clattn.tensor(a, device=device) for a in (key, value)]
-    with_tensors = in_use(device)
+    with_tensors = settled(device)
     for given in ((key, value), tensors, (key[:, :, ::-1], value), (key, value, [3, 50])):
         cache.append(*given)
-        assert in_use(device) == with_tensors
+        assert settled(device) == with_tensors
     views = [cache.key, cache.value]
-    assert in_use(device) == with_tensors
+    assert settled(device) == with_tensors
     cache.truncate(60)
     cache.truncate([1, 2])
     cache.reset()
-    assert in_use(device) == with_tensors
+    assert settled(device) == with_tensors
     del tensors, given
-    assert in_use(device) == made
+    assert settled(device) == made
     del cache
-    assert in_use(device)[0] > start[0], "a view keeps the memory"
+    assert settled(device)[0] > start[0], "a view keeps the memory"
     del views
-    assert in_use(device) == start
+    assert settled(device) == start
 
 
 def test_attending_keeps_nothing(device):
-    """Beside the result, while that lives."""
+    """Only the result takes memory, as long as it lives."""
     both = pair(device, (20, 13))
     query = clattn.tensor(both.queries(1), device=device)
     for given in (query, host(query)):
-        start = in_use(device)
+        start = settled(device)
         for options in ({}, {"attn_mask": draw((20,))}, {"is_causal": False}, {"window": (3, 0)}):
             result = both.cache.attend(given, **options)
-            clattn.synchronize(device)
             del result
-            assert in_use(device) == start
+            assert settled(device) == start
 
 
 def test_growth_allocates_nothing_and_builds_nothing(device, tmp_path):
@@ -176,15 +174,7 @@ def test_reference_counts(device):
         assert repr(cache) and cache.key.shape and cache.value.dtype and cache.device == device
         assert cache.lengths.tolist() == cut
 
-    def counted():
-        gc.collect()
-        return np.array([sys.getrefcount(thing) for thing in things])
-
-    calls()
-    before = counted()
-    for _ in range(50):
-        calls()
-    assert np.abs(counted() - before).max() < 10, counted() - before
+    assert_references_return(calls, things)
 
 
 def test_two_caches_in_two_threads(device):
@@ -318,44 +308,6 @@ def test_a_cache_of_a_default_device_in_a_child(device):
             result = cache.attend(key)
         """,
         env={"CLATTN_DEVICE": f"{device.type}:{peers.index(device)}"},
-    )
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_child(device):
-    """Every call that needs the device is a DeviceError there; the parent's cache goes on."""
-    run_python(
-        """
-        import os, sys, clattn
-        from support.helpers import draw
-        from support.cache_pair import pair_of_one_size as pair
-        both = pair(clattn.devices()[int(sys.argv[1])], (5, 3))
-        query = both.queries(1)
-        tokens = both.tokens(1)
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                cache = both.cache
-                calls = [lambda: cache.append(*tokens), lambda: cache.attend(query),
-                         lambda: cache.key.numpy(), lambda: clattn.KVCache(1, 1, 1, 1)]
-                for number, call in enumerate(calls):
-                    try:
-                        call()
-                    except clattn.DeviceError as error:
-                        assert "fork" in str(error), error
-                    else:
-                        raise SystemExit(f"call {number} worked")
-                del cache, both
-                code = 0
-            except BaseException as error:
-                print(repr(error), file=sys.stderr, flush=True)
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        both.append(1).contents_agree().attend(1)
-        """,
-        index_of(device),
     )
 
 

@@ -12,12 +12,13 @@ import pickle
 import re
 
 import clattn
-import ml_dtypes
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
-from references.diagonal import DTYPES, LAYOUTS, ODD, WIDTHS, bfloat16, numbers, read_only
+from references.diagonal import DTYPES, LAYOUTS, ODD, WIDTHS, bfloat16, numbers
 from support.helpers import sdpa
+from support.layouts import read_only
+from support.refusals import NUMBERS, cases, refuse, wrong_arrays
 from support.tensors import in_host_memory, same_bits
 
 with contextlib.suppress(ImportError):  # before conftest.py says what garbage collection sees
@@ -66,7 +67,7 @@ SHAPES = ((), (1,), (0,), (3, 0, 5), (0, 2**40), (2**40, 0, 3), (1,) * 64, (2, *
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{len(s)}d-{'x'.join(map(str, s[:3]))}")
 def test_every_shape(device, shape):
-    """No dimension, NumPy's 64, none of them large or one of them empty."""
+    """Shapes of 0 to 64 dimensions, empty ones among them."""
     a = numbers(shape, np.dtype("i4"))
     t = clattn.tensor(a, device)
     assert (t.shape, t.ndim, t.size, t.nbytes) == (a.shape, a.ndim, a.size, a.nbytes)
@@ -95,33 +96,12 @@ def test_a_tensor_of_a_tensor_is_a_copy(device):
     assert of_view.strides == (12, 4), "contiguous"
 
 
-NO_ARRAYS = {
-    "list": [1.0, 2.0],
-    "tuple": (1.0, 2.0),
-    "int": 1,
-    "float": 1.5,
-    "None": None,
-    "text": "array",
-    "NumPy scalar": np.float32(1),
-    "bool": True,
-    "masked": np.ma.masked_array([1.0, 2.0]),
-    "type": np.ndarray,
-    "object": object(),
-    "complex": np.zeros(3, np.complex64),
-    "objects": np.zeros(3, object),
-    "long double": np.zeros(3, np.longdouble),
-    "dates": np.zeros(3, "M8[s]"),
-    "texts": np.zeros(3, "U4"),
-    "structured": np.zeros(3, [("x", "f4")]),
-    "float8": np.zeros(3, ml_dtypes.float8_e4m3fn),
-    "int4": np.zeros(3, ml_dtypes.int4),
-}
+WRONG = wrong_arrays("array", (3,), NUMBERS, none=None, true=True, scalar=np.float32(1))
 
 
-@pytest.mark.parametrize("wrong", NO_ARRAYS.values(), ids=NO_ARRAYS)
-def test_what_is_no_array(device, wrong):
-    with pytest.raises(TypeError, match="array"):
-        clattn.tensor(wrong, device)
+@cases(WRONG)
+def test_what_is_no_array(device, row):
+    refuse(clattn.tensor, row, {"device": device})
 
 
 def test_wrong_arguments(device):
@@ -168,7 +148,7 @@ def test_attributes_are_read_only(device, name):
 
 
 def test_numpy_shares_where_it_can(device):
-    """Both ways, as often as asked; a copy where the device has memory of its own."""
+    """numpy() shares memory in both directions, or copies where the device has its own memory."""
     t = clattn.tensor(np.zeros((4, 6), np.float32), device)
     first, second = t.numpy(), t.numpy()
     assert first is not second
@@ -181,7 +161,7 @@ def test_numpy_shares_where_it_can(device):
 
 
 def test_numpy_keeps_the_memory(device):
-    """After the Tensor is gone, and through views; others get memory of their own."""
+    """Arrays stay valid when the Tensor is gone; new Tensors get other memory."""
     a = numbers((50, 60), np.dtype("i4"))
     t = clattn.tensor(a, device)
     whole, part = t.numpy(), t[3:, ::-2].numpy()
@@ -199,21 +179,21 @@ def test_numpy_keeps_the_memory(device):
 def test_the_host_sees_whole_results(device):
     """Once memory is shared, calls that write it are complete when they return."""
     if not in_host_memory(device):
-        pytest.skip("numpy() copies")
+        pytest.skip("the host has a copy")
     q, k = (numbers((1, 8, 512, 64), np.dtype("i1"), n).astype("f4") / 128 for n in range(2))
     right = sdpa(q, k, k, device=device)
     tq, tk = (clattn.tensor(a, device) for a in (q, k))
     out = clattn.tensor(np.zeros_like(q), device)
-    seen = out.numpy()
-    for _ in range(5):
-        seen[...] = np.nan
-        sdpa(tq, tk, tk, out=out, device=None)
-        got = seen.copy()
-        np.testing.assert_array_equal(got, right)
+    for seen in (out.numpy(), np.from_dlpack(out)):
+        for _ in range(5):
+            seen[...] = np.nan
+            sdpa(tq, tk, tk, out=out, device=None)
+            got = seen.copy()
+            np.testing.assert_array_equal(got, right)
 
 
 def test_the_device_sees_what_the_host_wrote(device):
-    """Into shared memory, between calls and without another word."""
+    """The host may write to shared memory between calls."""
     q, k, v = (numbers((2, 9, 8), np.dtype("i1"), n).astype("f4") / 128 for n in range(3))
     tensors = [clattn.tensor(a, device) for a in (q, k, v)]
     views = [t.numpy() for t in tensors]
@@ -293,7 +273,7 @@ def test_repr_of_large_ones_is_short(device):
 
 
 def test_identity(device):
-    """As torch has it: the same values do not make Tensors equal, and they can be keys."""
+    """Tensors compare by identity, as torch's, and can be keys of a dict."""
     a = np.ones(3)
     t, other = clattn.tensor(a, device), clattn.tensor(a, device)
     assert t == t and (t == other) is False and (t != other) is True and (t == a.tolist()) is False

@@ -8,12 +8,14 @@ The same steps on arrays, which wait, say what is right.
 import gc
 import threading
 import time
+from functools import partial
 
 import clattn
 import numpy as np
 import pytest
 from support.helpers import draw, qkv, sdpa
 from support.tensors import CALLS, same_bits, settled
+from support.threads import run_together
 
 LARGE = (1, 8, 1024, 64)  # milliseconds; a call of LITTLE rows takes microseconds
 LITTLE = np.s_[:, :1, 100:103]
@@ -208,47 +210,32 @@ def test_threads(device):
     for _ in range(10):
         right = sdpa(right, *arrays[1:], device=device)
     shared = [clattn.tensor(a, device) for a in arrays]
-    failures = []
 
     def work(own):
         for _ in range(5):
             q, k, v = [clattn.tensor(a, device) for a in arrays] if own else shared
             for _ in range(10):
                 q = attend(q, k, v)
-            if not np.array_equal(q.numpy(), right):
-                failures.append(own)
+            same_bits(q, right)
 
-    threads = [threading.Thread(target=work, args=(own,)) for own in (True, False) * 2]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    run_together(*(partial(work, own) for own in (True, False) * 2))
 
 
 def test_threads_that_wait_for_one_tensor(device, large):
     """All of them see the whole of it; others hand calls over meanwhile."""
     _, (q, k, v), right = large
     results = [attend(q, k, v) for _ in range(3)]
-    failures = []
 
     def wait():
         for result in results:
-            if not np.array_equal(result.numpy(), right):
-                failures.append("wait")
+            same_bits(result, right)
             clattn.synchronize(device)
 
     def call():
         for _ in range(5):
-            if not np.array_equal(attend(q, k, v).numpy(), right):
-                failures.append("call")
+            same_bits(attend(q, k, v), right)
 
-    threads = [threading.Thread(target=target) for target in (wait, call, wait, call)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    run_together(wait, call, wait, call)
 
 
 def test_a_tensor_that_a_thread_frees_while_others_use_it(device):
@@ -257,7 +244,6 @@ def test_a_tensor_that_a_thread_frees_while_others_use_it(device):
     right = sdpa(q, k, v, device=device)
     start = settled(device)
     box = {}
-    failures = []
     stop = threading.Event()
 
     def replace():
@@ -267,16 +253,15 @@ def test_a_tensor_that_a_thread_frees_while_others_use_it(device):
 
     box["k"] = clattn.tensor(k, device)
     tq, tv = clattn.tensor(q, device), clattn.tensor(v, device)
-    thread = threading.Thread(target=replace)
-    thread.start()
-    try:
-        for _ in range(100):
-            if not np.array_equal(attend(tq, box["k"], tv).numpy(), right):
-                failures.append("wrong")
-    finally:
-        stop.set()
-        thread.join()
-    assert not failures
+
+    def use(tq, tv):
+        try:
+            for _ in range(100):
+                same_bits(attend(tq, box["k"], tv), right)
+        finally:
+            stop.set()
+
+    run_together(replace, partial(use, tq, tv))
     del tq, tv
     box.clear()
     gc.collect()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tensors of several devices, in every mode of memory, and in a forked child."""
+"""Tensors of several devices, in every mode of memory, and in a forked child; caches there too."""
 
 import sys
 
@@ -207,6 +207,9 @@ def test_a_forked_child(device):
         running = clattn.scaled_dot_product_attention(t, t, t)
         array, capsule = small.numpy(), small.__dlpack__(dl_device=(1, 0))
         lost = clattn.scaled_dot_product_attention(t, t, t)
+        cache = clattn.KVCache(1, 1, 9, 4, device=device)
+        tokens = clattn.tensor(a.reshape(1, 1, 3, 4), device)
+        cache.append(tokens, tokens)
 
         refused = {
             "numpy": lambda: t.numpy(), "array": lambda: np.asarray(t), "repr": lambda: repr(t),
@@ -218,10 +221,13 @@ def test_a_forked_child(device):
             "reshape": lambda: t.T.reshape(-1), "synchronize": lambda: clattn.synchronize(device),
             "to": lambda: t.to(clattn.devices()[0] if clattn.devices()[0] != device else device),
             "host": lambda: t.__dlpack__(dl_device=(1, 0)),
+            "append": lambda: cache.append(tokens, tokens),
+            "attend": lambda: cache.attend(tokens), "key": lambda: cache.key.numpy(),
+            "cache": lambda: clattn.KVCache(1, 1, 1, 1, device=device),
         }
 
         def child():
-            global running, lost, array, capsule, small
+            global running, lost, array, capsule, small, cache, tokens
             assert t.shape == (3, 4) and t.strides == (16, 4) and t.dtype == np.float32
             assert (t.ndim, t.size, t.nbytes, len(t), t.itemsize) == (2, 12, 48, 3, 4)
             assert t.device.name == device.name
@@ -233,7 +239,7 @@ def test_a_forked_child(device):
                 else:
                     raise AssertionError(f"{name} went through")
             assert (array == a).all()
-            del running, lost, array, capsule, small
+            del running, lost, array, capsule, small, cache, tokens
             gc.collect()
 
         pid = os.fork()
@@ -248,6 +254,8 @@ def test_a_forked_child(device):
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         same = clattn.scaled_dot_product_attention(t, t, t).numpy()
         assert (same == running.numpy()).all() and (lost.numpy() == same).all()  # goes on
+        cache.append(tokens, tokens)
+        assert cache.length == 6 and (cache.attend(tokens).numpy() != 0).any()
         """,
         index_of(device),
         check_exit=False,

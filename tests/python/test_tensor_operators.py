@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from references.diagonal import numbers
 from support.helpers import draw, native, qkv, sdpa
-from support.tensors import CALLS, same_bits, strided
+from support.tensors import CALLS, DECIDES, same_bits, strided
 
 each_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-DECIDES = {"present_value": "V"}  # ONNX: results that are not of the query's kind, but of V's
 
 
 def kinds(call, results):
@@ -29,7 +28,7 @@ def expected_kinds(call, results, tensors):
 
 @each_call
 def test_tensors_in_tensors_out(device, call):
-    """On the same device, of NumPy's dtype, shape and bits, contiguous; inputs unchanged."""
+    """Results are contiguous Tensors of the device with NumPy's bits; inputs are unchanged."""
     right = call.run(device=device)
     tensors = {name: clattn.tensor(a, device) for name, a in call.arrays.items()}
     for options in ({}, {"device": device}):
@@ -46,7 +45,7 @@ def test_tensors_in_tensors_out(device, call):
 
 @each_call
 def test_mixtures(device, call):
-    """One Tensor among arrays, one array among Tensors: the query says what comes out."""
+    """One Tensor among arrays, one array among Tensors: results are of the query's kind."""
     right = call.run(device=device)
     names = set(call.arrays)
     for tensors in [{n} for n in names] + [names - {n} for n in names if len(names) > 1]:
@@ -100,7 +99,7 @@ def outs(shape, device):
 
 
 def test_out(device):
-    """Any strides; returned; nothing around it is written. With the lse, too."""
+    """out may have any strides; nothing around it is written; the lse may come too."""
     arrays = qkv((2, 3), 17, 33, 8)
     tensors = [clattn.tensor(a, device) for a in arrays]
     right, lse = sdpa(*arrays, device=device, return_lse=True)
@@ -134,7 +133,7 @@ def test_out_of_diagonal_matrices(device):
 
 
 def test_out_of_the_other_kind(device):
-    """It is returned as it is; the log-sum-exp is of the query's kind."""
+    """out is returned as it is; the log-sum-exp is of the query's kind."""
     q, k, v = qkv((2, 3), 17, 33, 8)
     right, lse = sdpa(q, k, v, device=device, return_lse=True)
     tensors = [clattn.tensor(a, device) for a in (q, k, v)]
@@ -185,7 +184,7 @@ def test_out_may_overlap_an_input_in_part(device, shift):
 
 
 def test_diagonal_matrices_refuse_an_overlap_in_part(device):
-    """As for arrays: out may be the input, no other part of its memory."""
+    """out may be the input itself, but no other part of the input's memory."""
     t = clattn.tensor(numbers((9, 9), np.dtype("f4")), device)
     before = t.numpy().copy()
     for out in (t[::-1], t.T, t[:, ::-1]):

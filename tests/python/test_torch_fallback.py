@@ -291,22 +291,16 @@ TAKEN = {
 }
 
 
-@pytest.mark.parametrize("name", ["CLATTN_KERNEL", "CLATTN_SUB_GROUPS"])
 @pytest.mark.parametrize("case", TAKEN.values(), ids=TAKEN)
-def test_a_wrong_environment_is_raised(monkeypatch, torch_calls, case, name):
-    """If torch answered instead, a measurement of a forced kernel would measure torch."""
+def test_a_forced_kernel_that_refuses_is_raised(device, torch_calls, case):
+    """attention_mma refuses float64. If torch answered, a measurement would measure torch."""
     arguments, options = case
-    monkeypatch.setenv(name, "7")
-    with clattn.torch.sdpa(), pytest.raises(ValueError, match=name):
-        F.scaled_dot_product_attention(*arguments, **options)
-    assert not torch_calls
-
-
-def test_a_forced_kernel_that_refuses_is_raised(device, monkeypatch, torch_calls):
-    """attention_mma does not take float64."""
-    monkeypatch.setenv("CLATTN_KERNEL", "mma")
-    with clattn.torch.sdpa(device), pytest.raises(ValueError, match="CLATTN_KERNEL"):
-        F.scaled_dot_product_attention(q.double(), k.double(), v.double())
+    clattn._core.force("mma")
+    try:
+        with clattn.torch.sdpa(device), pytest.raises(ValueError, match="CLATTN_KERNEL"):
+            F.scaled_dot_product_attention(*(x.double() for x in arguments), **options)
+    finally:
+        clattn._core.force()
     assert not torch_calls
 
 

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: MIT
 """What clattn computes in the place of torch's function: numbers, dtypes, layouts, modes."""
 
-import threading
 import weakref
+from functools import partial
 
 import clattn
 import numpy as np
 import pytest
 from references.attention import DTYPES, attention, tolerance
 from support.helpers import assert_close, draw, qkv
+from support.threads import run_together
 
 torch = pytest.importorskip("torch")
 
@@ -200,11 +201,7 @@ def test_calls_in_threads(device, torch_calls):
             results[n].append(F.scaled_dot_product_attention(*data[n]))
 
     with clattn.torch.sdpa(device):
-        threads = [threading.Thread(target=work, args=(n,)) for n in range(len(data))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_together(*(partial(work, n) for n in range(len(data))))
     for given, got in zip(data, results, strict=True):
         assert len(got) == 20
         close(got[0], TORCH(*given))

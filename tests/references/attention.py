@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The oracle: scaled_dot_product_attention in plain NumPy, written from the contract (api.md).
+"""The oracle: scaled_dot_product_attention in plain NumPy, written from its documentation.
 
 `attention` computes one step wider than the kernels do: in float64 for float32 and the half
 types, in NumPy's long double for float64. `plain` is the same text in the precision the kernels

@@ -15,6 +15,17 @@ import ml_dtypes
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from support.helpers import native
+from support.layouts import (
+    byte_swapped,
+    columns_first,
+    fortran,
+    misaligned,
+    negative_everywhere,
+    negative_rows,
+    one_element_in,
+    record_field,
+    sliced,
+)
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 FLOATS = (*(np.dtype(t) for t in ("f8", "f4", "f2")), bfloat16)
@@ -109,7 +120,7 @@ def numbers(shape, dtype, seed=0):
 
 
 def assert_same(got, right, what="result"):
-    """A NumPy array of the same dtype, shape and bits."""
+    """`got` is a NumPy array with the dtype, the shape and the bits of `right`."""
     assert type(got) is np.ndarray, f"{what}: {type(got)}"
     assert got.dtype == right.dtype, f"{what}: {got.dtype}, expected {right.dtype}"
     assert got.shape == right.shape, f"{what}: {got.shape}, expected {right.shape}"
@@ -167,28 +178,11 @@ def check(source, value, begin, end, *, device, dtype=None, out=None):
     return got
 
 
-# Ways to lie in memory: the same values, in a view of an array that holds other bits elsewhere.
-
-
-def negative_rows(a):
-    return a[..., ::-1, :].copy()[..., ::-1, :]
+# Ways to lie in memory, beside those of every operator.
 
 
 def negative_columns(a):
     return a[..., ::-1].copy()[..., ::-1]
-
-
-def negative_everywhere(a):
-    flip = (slice(None, None, -1),) * a.ndim
-    return a[flip].copy()[flip]
-
-
-def columns_first(a):
-    return a.swapaxes(-1, -2).copy().swapaxes(-1, -2)
-
-
-def fortran(a):
-    return a.copy(order="F")
 
 
 def batches_last(a):
@@ -196,60 +190,19 @@ def batches_last(a):
     return np.moveaxis(np.moveaxis(a, 0, -1).copy(), -1, 0)
 
 
-def inside(a, before, step, after):
-    """Every dimension of a larger array cut to one element in `step`."""
-    big = numbers([before + step * n + after for n in a.shape], a.dtype, 99)
-    view = big[tuple(slice(before, before + step * n, step) for n in a.shape)]
-    view[...] = a
-    return view
-
-
-def sliced(a):
-    return inside(a, 1, 3, 2)
-
-
 def cut(a):
     """Columns dense, rows further apart, starting at an odd element."""
-    return inside(a, 1, 1, 2)
-
-
-def one_element_in(a):
-    """Aligned to its own size, to nothing more."""
-    flat = numbers((a.size + 2,), a.dtype, 98)
-    flat[1:-1] = a.ravel()
-    return flat[1:-1].reshape(a.shape)
-
-
-def misaligned(a):
-    octets = numbers((a.nbytes + 2,), np.uint8, 97)
-    view = octets[1:-1].view(a.dtype).reshape(a.shape)
+    big = numbers([n + 3 for n in a.shape], a.dtype, 99)
+    view = big[tuple(slice(1, 1 + n) for n in a.shape)]
     view[...] = a
     return view
-
-
-def record_field(a):
-    """A field of packed records: rows 1 + width * itemsize bytes apart, a multiple of nothing."""
-    records = np.zeros(a.shape[:-1], [("tag", "u1"), ("row", a.dtype, a.shape[-1:])])
-    records["tag"] = 0xA5
-    records["row"] = a
-    return records["row"]
-
-
-def byte_swapped(a):
-    return a.astype(a.dtype.newbyteorder())
 
 
 def overlapping_rows(a):
-    """Not the same values: each row starts one element after the one before."""
+    """Other values than those of `a`: each row starts one element after the one before."""
     rows, columns = a.shape[-2:]
     flat = numbers((rows + columns,), a.dtype, 96)
     return as_strided(flat, (rows, columns), flat.strides * 2, writeable=False)
-
-
-def read_only(a):
-    a = a.copy()
-    a.flags.writeable = False
-    return a
 
 
 LAYOUTS = (negative_rows, negative_columns, negative_everywhere, columns_first, fortran,

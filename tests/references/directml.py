@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The oracle of DML_MULTIHEAD_ATTENTION_OPERATOR_DESC, from specs/directml-multihead-attention.md.
+"""The oracle of DML_MULTIHEAD_ATTENTION_OPERATOR_DESC, written from its specification.
 
 A call is a dict of clattn.directml.multihead_attention's arguments. As in `reference`, the answer
 is computed in float64 and the plain computation in float32, whose error gives the tolerance.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The oracle: ONNX Attention, opsets 23 to 25, in plain NumPy, written from its specification.
 
-`attention` takes the arguments of clattn.onnx.attention and computes one step wider than a kernel
-does, as in reference.py: float64, NumPy's long double for float64. `plain` is the same text in
-the precision that kernels use. `tolerances` says how far Y and qk_matmul_output may be off, and
+`attention` takes the arguments of clattn.onnx.attention and computes in a wider type than a kernel
+does: in float64, or for float64 in NumPy's long double. `plain` computes the same in the precision
+that kernels use. `tolerances` says how far Y and qk_matmul_output may be off, and
 `check` calls clattn and compares. The oracle refuses nothing: see test_onnx_errors.py for that.
 """
 
@@ -50,7 +50,7 @@ def padded(mask, keys, opset):
 
 
 def converted(mask, dtype):
-    """Any number as `dtype`. A finite one stays finite (float64's finfo.min), see api.md."""
+    """Any number as `dtype`. Finite numbers stay finite (float64's finfo.min too)."""
     if mask.dtype.kind in "iu" or mask.dtype == np.longdouble:
         return mask.astype(dtype)
     return cast(mask, dtype)
@@ -176,7 +176,9 @@ class Tolerances(NamedTuple):
 
 
 def tolerances(Q, K, V, *args, compute=None, **options):
-    """Twice the error of `plain`, and reference.py's floors for what is exact there by luck.
+    """Twice the error of `plain`, plus a floor for results that are exact there by luck.
+
+    The floors are those of references/attention.py:
 
     - Y: half an eps of the stored type, relative to the largest entry; one eps of the compute
       type, relative to the largest value, times 1 + s / 2 for scores of magnitude s.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The oracle of OpenVINO's ScaledDotProductAttention-13, from specs/openvino-sdpa.md.
+"""The oracle of OpenVINO's ScaledDotProductAttention-13, written from its specification.
 
 Batch dimensions are repeated to their common size first, as `numpy.tile` does. What remains is
 the attention of `reference`, whose tolerances hold here too.

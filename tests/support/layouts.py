@@ -4,6 +4,11 @@
 import numpy as np
 
 
+def filled(shape, dtype):
+    """An array of what must not be read: NaN, or another number where the dtype has none."""
+    return np.full(shape, 85 if dtype.kind in "iub" else np.nan, dtype)
+
+
 def negative_rows(a):
     return a[..., ::-1, :].copy()[..., ::-1, :]
 
@@ -26,9 +31,9 @@ def fortran(a):
     return np.asfortranarray(a)
 
 
-def sliced(a, fill=np.nan):
+def sliced(a):
     """Every dimension strided: each third entry of a larger array full of NaN."""
-    big = np.full([3 * n + 2 for n in a.shape], fill, a.dtype)
+    big = filled([3 * n + 2 for n in a.shape], a.dtype)
     view = big[tuple(slice(1, 1 + 3 * n, 3) for n in a.shape)]
     view[...] = a
     return view
@@ -36,7 +41,7 @@ def sliced(a, fill=np.nan):
 
 def part_of_a_projection(a):
     """One of query, key and value cut out of the last dimension, which is still dense."""
-    big = np.full((*a.shape[:-1], 3 * a.shape[-1]), np.nan, a.dtype)
+    big = filled((*a.shape[:-1], 3 * a.shape[-1]), a.dtype)
     view = big[..., a.shape[-1] : 2 * a.shape[-1]]
     view[...] = a
     return view
@@ -44,9 +49,9 @@ def part_of_a_projection(a):
 
 def one_element_in(a):
     """Aligned to its own size, to nothing more."""
-    flat = np.full(a.size + 1, np.nan, a.dtype)
-    flat[1:] = a.ravel()
-    return flat[1:].reshape(a.shape)
+    flat = filled(a.size + 2, a.dtype)
+    flat[1:-1] = a.ravel()
+    return flat[1:-1].reshape(a.shape)
 
 
 def read_only(a):
@@ -60,8 +65,8 @@ LAYOUTS = [negative_rows, negative_everywhere, transposed, columns_first, fortra
 
 
 def misaligned(a):
-    octets = np.empty(a.nbytes + 1, np.uint8)
-    view = octets[1:].view(a.dtype).reshape(a.shape)
+    octets = np.empty(a.nbytes + 2, np.uint8)
+    view = octets[1:-1].view(a.dtype).reshape(a.shape)
     view[...] = a
     return view
 
@@ -73,6 +78,7 @@ def byte_swapped(a):
 def record_field(a):
     """A field of packed records: rows 1 + E * itemsize bytes apart, a multiple of nothing."""
     records = np.zeros(a.shape[:-1], [("tag", "u1"), ("row", a.dtype, a.shape[-1:])])
+    records["tag"] = 0xA5
     records["row"] = a
     return records["row"]
 

@@ -87,6 +87,7 @@ def matrices(name, argument="input", **options):
     return Call(name, argument, {argument: numbers((2, 17, 21), np.dtype("f4"))}, options)
 
 
+DECIDES = {"present_value": "V"}  # results of ONNX that are not of the query's kind, but of V's
 CALLS = {
     "torch-like": torch_like(),
     "torch-like, causal, bool mask": torch_like(mask="bool", is_causal=True),

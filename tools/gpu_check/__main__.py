@@ -5,9 +5,9 @@
     python3 tools/gpu_check                  # on the other machine, with that folder
 
 Finds the OpenCL driver and a loader, builds and installs clattn, runs the tests on the GPU alone
-and the rows of `python -m clattn bench --gpu`, and writes build/gpu_check/report.md. A step that
-fails is reported and the next one is run. Nothing outside build/gpu_check is changed. What a
-call with --steps finds out joins the report of the calls before.
+and the rows of `python -m clattn bench --gpu`, and writes build/gpu_check/report.md. A failed step
+is reported, and the next step runs. Nothing outside build/gpu_check is changed. The results of a
+call with --steps join the report of earlier calls.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def _split(known):
 
 
 def run_steps(check):
-    """Run the chosen steps in their order; yields the result of each as it is there."""
+    """Run the chosen steps in their order; yields each result when its step ends."""
     for name, step in STEPS.items():
         if name not in check.options.steps:
             continue
@@ -79,7 +79,7 @@ def run_steps(check):
         start = time.monotonic()
         try:
             result = step(check)
-        except Exception:  # the steps after it have things to say still
+        except Exception:  # the steps after it still run
             text = traceback.format_exc()
             summary = "gpu_check itself failed: " + text.strip().splitlines()[-1]
             result = Result(name, False, summary, tables.as_code(text), [f"{name}: {summary}"])
@@ -94,7 +94,7 @@ def _word(result):
 
 
 def write_report(check):
-    """Write what all calls so far have found out."""
+    """Write the report of all calls so far."""
     results = {}
     for name in STEPS:
         file = check.folder / "results" / f"{name}.json"

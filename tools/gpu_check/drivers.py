@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where a machine has OpenCL drivers and a loader, and the environment that makes them seen."""
+"""Finds OpenCL drivers and a loader, and makes the environment in which OpenCL finds them."""
 
 import os
 import re
@@ -33,7 +33,7 @@ HEADERS = ("usr/include", "usr/local/include", "usr/local/cuda/include", "opt/ro
 
 @dataclass(frozen=True)
 class Driver:
-    """A driver's library, and the .icd file that names it; None: no file does."""
+    """A driver's library, and the .icd file that names it; None: no file names it."""
 
     library: str
     icd: Path | None
@@ -41,16 +41,16 @@ class Driver:
 
 @dataclass(frozen=True)
 class Found:
-    """What a machine has of OpenCL."""
+    """The drivers, loader and headers of OpenCL on a machine."""
 
     drivers: list[Driver]
     loader: Path | None
     headers: Path | None  # the folder that holds CL/cl.h
-    is_carried: frozenset[str] = frozenset()  # which of "loader", "headers" were brought along
+    is_carried: frozenset[str] = frozenset()  # those of "loader", "headers" that were brought along
 
 
 def find(carried: Path, root: Path = Path("/")) -> Found:
-    """Look for drivers, a loader and headers below `root`, then in what was carried."""
+    """Look for drivers, a loader and headers below `root`, then in the folder `carried`."""
     cached = _linker_cache() if root == Path("/") else {}
     loader = cached.get(LOADER) or _first(root, LIBRARIES, LOADER)
     headers = _first(root, HEADERS, HEADER)
@@ -81,7 +81,7 @@ def _find_drivers(root: Path, cached: dict[str, Path]) -> list[Driver]:
 
 
 def _locate(root: Path, cached: dict[str, Path], name: str) -> str:
-    """Return the path of a library, or its name as it is where it is not found."""
+    """Return the path of a library, or its name if it is not found."""
     if "/" in name:
         return name
     return str(cached.get(name) or _first(root, LIBRARIES, name) or name)
@@ -96,7 +96,7 @@ def _first(root: Path, folders: tuple[str, ...], name: str) -> Path | None:
 
 
 def _linker_cache() -> dict[str, Path]:
-    """Return what the dynamic linker finds by itself."""
+    """Return the libraries that the dynamic linker finds, by name."""
     environment = dict(os.environ, PATH=os.environ.get("PATH", "") + ":/sbin:/usr/sbin")
     try:
         done = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, env=environment)
@@ -109,9 +109,9 @@ def _linker_cache() -> dict[str, Path]:
 
 
 def environment(found: Found, folder: Path) -> dict[str, str]:
-    """Return the variables that make them seen; what these name is written into `folder`.
+    """Return variables by which OpenCL finds the drivers; their files are written into `folder`.
 
-    Where the system's own .icd files name every driver, the loader is left to find them.
+    If the system's own .icd files name every driver, the loader finds them without variables.
     """
     variables = {}
     paths = []
@@ -131,7 +131,7 @@ def environment(found: Found, folder: Path) -> dict[str, str]:
         link.unlink(missing_ok=True)
         link.symlink_to(found.loader.resolve())
         paths.append(str(libraries))
-    # A driver opens its compiler by name, which lies beside it.
+    # A driver opens its compiler by name; the compiler lies beside the driver.
     paths += [str(Path(d.library).parent) for d in found.drivers if d.icd is None]
     if paths:
         old_path = os.environ.get("LD_LIBRARY_PATH")

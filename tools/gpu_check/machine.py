@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What kind of machine this is, in rows of a table."""
+"""Describes the machine in rows of a table."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ PROGRAMS = ("cc", "cmake", "ninja", "nvcc", "ptxas")
 
 
 def describe(check):
-    """Return (label, text) for each thing that is known."""
+    """Return (label, text) for each known fact."""
     rows = [("system", f"{_read_name()}, {platform.platform()}"), ("processor", _read_processor())]
     memory = _first_match("/proc/meminfo", r"MemTotal:\s+(\d+) kB")
     rows.append(("memory", f"{int(memory) / 2**20:.0f} GiB" if memory else "not known"))
@@ -53,7 +53,7 @@ def _first_match(file, pattern):
 
 
 def _ask_nvidia():
-    """Return a line for each GPU that nvidia-smi lists, with the names of its fields."""
+    """Return a line for each GPU that nvidia-smi lists: its fields with their names."""
     said = _say("nvidia-smi", f"--query-gpu={GPU_FIELDS}", "--format=csv,noheader")
     fields = GPU_FIELDS.split(",")
     return [

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""What a machine needs in order to build, test and time clattn, and how it is brought along.
+"""Collects the packages and files that a bare machine needs to build, test and time clattn.
 
 FOLDER/include/CL    headers of OpenCL
 FOLDER/lib           a loader of OpenCL
 FOLDER/wheels        packages, pip's own among them
-FOLDER/ptx_check.txt what tools/ptx_check.py said
+FOLDER/ptx_check.txt the output of tools/ptx_check.py
 FOLDER/commit.txt    of the checkout
 """
 
@@ -20,10 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 OLDEST_PYTHON = "3.11"
 # Least versions, as in pyproject.toml (tests/package/test_gpu_check.py compares).
 BUILD = {"scikit-build-core": "0.10", "numpy": "2.0"}
-PROGRAMS = {"cmake": "3.20", "ninja": "1.5"}  # packages too, where there is no such program
+PROGRAMS = {"cmake": "3.20", "ninja": "1.5"}  # packages, for a machine without these programs
 TEST = {"pytest": "8.0", "pytest-xdist": "3.6", "hypothesis": "6.100", "ml_dtypes": "0.5"}
 BENCH = {"rich": "13"}
-LIMITS = {"pyopencl": "2024.1"}  # with which bench measures the limits of a device
+LIMITS = {"pyopencl": "2024.1"}  # bench measures the limits of a device with it
 EVERYTHING = BUILD | PROGRAMS | TEST | BENCH | LIMITS
 PLATFORMS = ("2_28", "2_27", "2_17", "2_5", "2_24", "2_26")
 
@@ -64,7 +64,7 @@ def find_python(words):
 
 
 def prepare(folder, python_version, packages):
-    """Fill a folder with what a bare machine may lack; return what could not be had."""
+    """Fill the folder for a bare machine; return what is missing from it, and why."""
     folder.mkdir(parents=True, exist_ok=True)
     here = drivers.find(folder / "nothing")
     missing = []
@@ -86,7 +86,7 @@ def prepare(folder, python_version, packages):
 
 
 def download(folder, python_version, packages):
-    """Fetch wheels of packages and of what they need; return what could not be had."""
+    """Fetch wheels of packages and of their dependencies; return what is missing."""
     folder.mkdir(exist_ok=True)
     if not packages:
         return []
@@ -111,7 +111,7 @@ def find_commit():
 
 
 def run_ptx_check(seconds=300):
-    """Return what tools/ptx_check.py says of the kernels, else nothing and why."""
+    """Return the output of tools/ptx_check.py and "", or "" and why there is none."""
     script = ROOT / "tools" / "ptx_check.py"
     if not script.exists():
         return "", "there is no tools/ptx_check.py"

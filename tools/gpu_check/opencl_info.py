@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Print what OpenCL says of each device as JSON. A process of its own: a driver may end it."""
+"""Print what OpenCL says of each device as JSON. Runs as a process: a driver may crash it."""
 
 import ctypes as c
 import json
@@ -7,7 +7,7 @@ import sys
 
 LOADER = "libOpenCL.so.1"
 ALL_DEVICES = 0xFFFFFFFF
-TYPES = {4: "gpu", 2: "cpu", 8: "accelerator"}  # of several the first, as clattn has it
+TYPES = {4: "gpu", 2: "cpu", 8: "accelerator"}  # of several types the first, as in clattn
 PLATFORM = {"platform": 0x0902, "platform version": 0x0901}
 TEXTS = {
     "name": 0x102B,
@@ -34,7 +34,7 @@ OF_EXTENSIONS = {
 
 
 def _ask(function, handle, parameter):
-    """Return the bytes of an answer, none where it is refused."""
+    """Return the bytes of an answer; empty if the driver refuses the question."""
     size = c.c_size_t()
     if function(handle, parameter, c.c_size_t(0), None, c.byref(size)) or not size.value:
         return b""
@@ -51,7 +51,7 @@ def _number(function, handle, parameter):
 
 
 def _handles(function, *arguments):
-    """Return the handles that a function of OpenCL lists."""
+    """Return the handles that an OpenCL function lists."""
     count = c.c_uint()
     if function(*arguments, 0, None, c.byref(count)) or not count.value:
         return []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Commands with a time limit, and the environment in which nothing outside a folder changes."""
+"""Runs commands with a time limit, in an environment that keeps all changes in one folder."""
 
 import os
 import shutil
@@ -10,17 +10,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-PATIENCE = 15  # seconds that a command has to end when it is asked to
+PATIENCE = 15  # seconds between the request to end and the kill
 
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended and what it said."""
+    """The end and the output of a command."""
 
     status: int
     said: str
     seconds: float
-    is_late: bool  # it was stopped at its limit
+    is_late: bool  # the command was stopped at its limit
 
     @property
     def is_fine(self):
@@ -30,7 +30,7 @@ class Done:
         return "\n".join(self.said.strip().splitlines()[-lines:])
 
     def ended(self):
-        """Say how it ended."""
+        """Return how the command ended, in words."""
         if self.is_late:
             return f"stopped after {self.seconds:.0f} s"
         if self.status < 0:
@@ -39,7 +39,7 @@ class Done:
 
 
 def run(command, seconds, *, env, log, cwd=None):
-    """Run a command with its output in a file; at the limit it is interrupted, then killed."""
+    """Run a command, its output in a file; at the limit interrupt it, then kill it."""
     log.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     is_late = False
@@ -65,21 +65,21 @@ def run(command, seconds, *, env, log, cwd=None):
 
 
 def _kill_group(process):
-    """End whatever a command has left, itself included."""
+    """Kill a command and all processes that it has left."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def make_environment(folder, variables):
-    """Return the environment of all commands: caches and temporary files go into the folder."""
+    """Return the environment of all commands; caches and temporary files are in the folder."""
     cache = Path(folder, "cache")
     temporary = Path(folder, "tmp")
     for path in (cache, temporary):
         path.mkdir(parents=True, exist_ok=True)
     site = Path(folder, "site")
     old = os.environ.get("PYTHONPATH")
-    # A Python made elsewhere names the compiler of that machine.
+    # A Python that was built elsewhere names the compiler of its build machine.
     compiler = next(filter(shutil.which, ("cc", "gcc", "clang")), "cc")
     return dict(
         os.environ,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The steps of a check. Each returns a Result, whatever happens in it."""
+"""The steps of a check. Each step returns a Result, also when it fails."""
 
 import json
 import os
@@ -18,24 +18,24 @@ import running
 import tables
 
 HERE = Path(__file__).resolve().parent
-SHARES = {"tests": 0.65, "bench": 0.95}  # of the time that is left, where steps follow
+SHARES = {"tests": 0.65, "bench": 0.95}  # of the remaining time, if other steps follow
 
 
 @dataclass
 class Result:
-    """What a step found out. `is_fine` is None where it did not apply."""
+    """The result of a step. `is_fine` is None if the step did not apply."""
 
     name: str
     is_fine: bool | None
     summary: str
     body: str = ""
-    unmeasured: list[str] = field(default_factory=list)  # and why
+    unmeasured: list[str] = field(default_factory=list)  # what was not measured, and why
     seconds: float = 0.0
     when: str = ""
 
 
 class Check:
-    """What all steps share: options, folders, the time that is left."""
+    """The common state of all steps: options, folders, the remaining time."""
 
     def __init__(self, options):
         self.options = options
@@ -49,7 +49,7 @@ class Check:
         self.python, self.python_version = needs.find_python(options.python)
 
     def left(self, name=""):
-        """Return the seconds that a step may take: a share, where steps after it want some."""
+        """Return the seconds that a step may take: a share of the rest, if other steps follow."""
         share = SHARES[name] if name in SHARES and self.options.steps[-1] != name else 1.0
         return max(share * (self.end - time.monotonic()), 1.0)
 
@@ -59,12 +59,12 @@ class Check:
         return running.run(command, seconds, env=env, log=log, cwd=needs.ROOT)
 
     def versions(self, names):
-        """Return the versions of those packages that the Python finds."""
+        """Return the versions of the packages that Python finds."""
         done = self.run("versions", [self.python, "-c", needs.VERSION_CODE, *names], 60)
         return json.loads(done.said.splitlines()[-1]) if done.is_fine else {}
 
     def lacks(self, wanted):
-        """Return those packages of a dict that are not there, or too old."""
+        """Return the packages of a dict that are missing or too old."""
         have = self.versions(wanted)
         return [
             name for name, least in wanted.items()
@@ -72,7 +72,7 @@ class Check:
         ]  # fmt: skip
 
     def install(self, name, arguments, seconds):
-        """Install packages without an index; run the Python's pip, else the carried one."""
+        """Install packages without an index, by Python's own pip or by the carried one."""
         wheels = self.carried / "wheels"
         own = [self.python, "-m", "pip"]
         carried = sorted(wheels.glob("pip-*.whl"))
@@ -88,14 +88,14 @@ class Check:
         return done
 
     def _merge(self, target):
-        """Add a folder to what is installed: pip would put its programs in place of others'."""
+        """Add a folder to the installed packages; pip itself would overwrite other programs."""
         for package in target.glob("*/__init__.py"):
             shutil.rmtree(self.site / package.parent.name, ignore_errors=True)
         shutil.copytree(target, self.site, symlinks=True, dirs_exist_ok=True)
 
 
 def check_devices(check):
-    """What the machine is, and what OpenCL says of its devices."""
+    """Describe the machine, and what OpenCL says of its devices."""
     done = check.run("opencl", [sys.executable, HERE / "opencl_info.py"], min(check.left(), 90))
     devices, problem = [], done.ended()
     if done.is_fine:
@@ -122,13 +122,13 @@ def _is_named(device, words):
 
 
 def check_build(check):
-    """Install what lacks from the wheels, then build clattn and install it."""
+    """Install missing packages from the wheels, then build and install clattn."""
     if check.python is None:
         return Result("build", False, check.python_version)
     body, notes = [f"Python {check.python_version} ({check.python})"], []
     programs = {name: v for name, v in needs.PROGRAMS.items() if not shutil.which(name)}
     lacking = check.lacks(needs.BUILD | programs | needs.TEST | needs.BENCH | needs.LIMITS)
-    for name in lacking:  # one after the other: what is not there keeps no other out
+    for name in lacking:  # one after the other: a missing wheel stops no other package
         done = check.install(name, [name], min(check.left(), 120))
         notes.append(f"{name}: " + ("from its wheel" if done.is_fine else "not there"))
     body += [f"Packages brought along: {', '.join(notes)}"] if notes else []
@@ -153,7 +153,7 @@ def check_build(check):
 
 
 def check_tests(check):
-    """The suite on the device alone, as far as time allows."""
+    """Run the suite on the device alone, as far as time allows."""
     if lacking := _lacking(check, needs.TEST):
         return Result("tests", False, lacking, unmeasured=[f"the suite: {lacking}"])
     log = check.folder / "logs" / "suite.jsonl"
@@ -171,7 +171,7 @@ def check_tests(check):
 
 
 def summarise_suite(log, done):
-    """Return the result that a suite's log and the end of its process make up."""
+    """Return the result from the log of a suite and the end of its process."""
     lines = log.read_text().splitlines() if log.exists() else []
     events = [json.loads(line) for line in lines if line.endswith("}")]
     by_kind = {kind: {} for kind in ("start", "done", "failed", "skipped", "unread", "end")}
@@ -204,7 +204,7 @@ def summarise_suite(log, done):
 
 
 def check_bench(check):
-    """The rows for GPUs, as far as time allows."""
+    """Measure the rows for GPUs, as far as time allows."""
     if lacking := _lacking(check, needs.BENCH | {"numpy": needs.BUILD["numpy"]}):
         return Result("bench", False, lacking, unmeasured=[f"speed: {lacking}"])
     file = check.folder / "bench.json"
@@ -231,7 +231,7 @@ def check_bench(check):
 
 
 def _lacking(check, wanted):
-    """Say what keeps a step from being run; nothing where it can be."""
+    """Return why a step cannot run; empty if it can."""
     if check.python is None:
         return check.python_version
     lacking = check.lacks(wanted | {"clattn": "0"})
@@ -239,7 +239,7 @@ def _lacking(check, wanted):
 
 
 def check_ptx(check):
-    """What tools/ptx_check.py says: here, or where the folder was prepared."""
+    """Return the output of tools/ptx_check.py, from here or from the machine that prepared."""
     said, why = needs.run_ptx_check(check.left())  # in the Python that runs this
     place = "on this machine"
     carried = check.carried / "ptx_check.txt"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""A plugin of pytest: a line of JSON for each thing that happens, written as it happens.
+"""A plugin of pytest: writes a line of JSON for each event, at once.
 
-A driver may end the process or never return; what was written before says how far it got.
+A driver may crash the process or never return; the lines show how far the suite came.
 """
 
 import json
@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 LOG = "CLATTN_SUITE_LOG"
-LINES = 12  # of what a failure says
+LINES = 12  # of a failure's text
 
 
 def pytest_configure(config):
@@ -27,7 +27,7 @@ def _says(report):
 
 
 class Log:
-    """The hooks of the process that knows of all tests."""
+    """The hooks of the process that sees all tests."""
 
     def pytest_collectreport(self, report):
         if report.failed:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Parts of the report in Markdown."""
+"""Tables and text of the report, in Markdown."""
 
 UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 SIZES = ("memory", "largest buffer", "local memory", "cache")
 
 
 def make_table(titles, rows):
-    """Return a table; what stands in a cell cannot end it."""
+    """Return a table; a bar in a cell is escaped."""
     lines = [titles, ["---"] * len(titles), *rows]
     return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
 
@@ -16,7 +16,7 @@ def _cell(text):
 
 
 def as_code(text):
-    """Return a block of text as it stands, with a fence longer than any in it."""
+    """Return a block of text unchanged, with a fence longer than any fence in the text."""
     fence = "```"
     while fence in text:
         fence += "`"
@@ -31,7 +31,7 @@ def format_bytes(count):
 
 
 def describe_devices(devices):
-    """Return a table of each device that OpenCL lists, with all that was asked."""
+    """Return a table for each device that OpenCL lists."""
     parts = []
     for device in devices:
         rows = [
@@ -44,7 +44,7 @@ def describe_devices(devices):
 
 
 def describe_bench(content):
-    """Return a table for each device of what bench has written as JSON."""
+    """Return a table for each device from the JSON content of bench."""
     peers = list(content["peers"])
     parts = []
     for words, device in content["devices"].items():

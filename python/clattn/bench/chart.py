@@ -1,4 +1,4 @@
-"""Charts of what was measured. Needs matplotlib."""
+"""Charts of the results. Needs matplotlib."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,7 +57,7 @@ def save_ratios(path: Path, measured: Sequence[Measured], contestants: Contestan
 
 
 def save_scaling(path: Path, sizes: Sequence[int], growths: Sequence[Growth]) -> None:
-    """Write time and memory against S side by side, with lines of the slopes they may have."""
+    """Write time and memory against S side by side, with lines of the expected slopes."""
     figure = Figure(figsize=(11, 5), dpi=130, layout="constrained")
     left, right = figure.subplots(1, 2)
     for index, growth in enumerate(growths):

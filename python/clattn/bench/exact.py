@@ -1,4 +1,4 @@
-"""What a result should be, in float64, and how far off it may be."""
+"""The right result in float64, and the allowed error."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -35,9 +35,9 @@ class Exact:
 def exact_rows(problem: Problem) -> Exact:
     """Compute rows spread over the problem, the first and the last among them.
 
-    The allowed error is twice that of the plain computation in float32 (in float64 for
-    float64), rounded to the dtype, plus a floor for errors that no computation avoids: half
-    a step of the result, and what exp, sum and division cost of the largest value.
+    The allowed error is twice the error of the plain computation in float32 (in float64 for
+    float64), rounded to the dtype, plus a floor for errors that no computation avoids: half a
+    step of the result, and the errors of exp, sum and division for the largest value.
     """
     L = problem.query.shape[2]
     is_double = problem.query.dtype == np.float64

@@ -1,4 +1,4 @@
-"""What a device can do at most, measured by kernels that do nothing else."""
+"""The limits of a device, measured by kernels that only compute or only read."""
 
 import functools
 import warnings
@@ -27,8 +27,8 @@ _Sums = np.ndarray[Any, np.dtype[np.float32]]
 class Kernels:
     """The kernels of limits.cl on one device, launched by pyopencl.
 
-    clattn has opened the device before: so drivers that pip installed are known to
-    pyopencl's loader too.
+    clattn has opened the device before, so pyopencl's loader finds the same drivers, also those
+    from pip.
     """
 
     def __init__(self, device: Device) -> None:
@@ -48,7 +48,7 @@ class Kernels:
         self._groups = (4 if is_cpu else 16) * self.device.max_compute_units
 
     def fma(self, dtype: str, steps: int) -> tuple[float, float, _Sums]:
-        """Return the seconds and the FLOP of `steps` multiply-adds a chain, and each chain's end.
+        """Return the seconds and FLOP of `steps` multiply-adds a chain, and the final means.
 
         A multiply-add counts as two. A chain x = x / 2 + 1 ends near 2.
         """
@@ -59,7 +59,7 @@ class Kernels:
         return seconds, 2.0 * len(sums) * CHAINS * lanes * steps, sums
 
     def read(self, passes: int) -> tuple[float, float, _Sums]:
-        """Return the seconds and the bytes of reading an array `passes` times, and its sums."""
+        """Return the seconds and bytes of reading an array `passes` times, and partial sums."""
         kernel = self._build("limit_read", False, self._vector // 4)
         count = self._input.size // 4
         arguments = (self._input, np.int64(count), np.int64(TILE))
@@ -71,8 +71,8 @@ class Kernels:
         """Whole tiles of ones: pages of zeros might all be one page."""
         most = min(READ_BYTES, self.device.max_mem_alloc_size, self.device.global_mem_size // 4)
         ones = np.ones(max(most // 4 // TILE, 1) * TILE, np.float32)
-        flags = self._cl.mem_flags
-        return self._cl.Buffer(self._context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=ones)
+        flags = self._cl.mem_flags.READ_ONLY | self._cl.mem_flags.COPY_HOST_PTR
+        return self._cl.Buffer(self._context, flags, hostbuf=ones)
 
     def _build(self, name: str, is_double: bool, lanes: int) -> Any:
         if (name, is_double) not in self._built:
@@ -85,7 +85,7 @@ class Kernels:
         return self._built[name, is_double]
 
     def _launch(self, kernel: Any, groups: int, arguments: tuple[Any, ...]) -> tuple[float, _Sums]:
-        """Return the seconds that the device takes, and what each work-item writes."""
+        """Return the seconds on the device, and the result of each work-item."""
         cl = self._cl
         sums = np.empty(groups * self._local, np.float32)
         output = cl.Buffer(self._context, cl.mem_flags.WRITE_ONLY, sums.nbytes)
@@ -96,32 +96,24 @@ class Kernels:
 
 
 def _find(cl: Any, device: Device) -> Any:
-    """Return pyopencl's device of the same platform and name, in the same place among equals."""
-
-    def title(platform: str, name: str) -> tuple[str, str]:
-        return platform.strip(), name.strip()
-
-    wanted = title(device.platform, device.name)
-    equals = [d for d in _core.all_devices() if title(d.platform, d.name) == wanted]
-    found = [
-        listed
-        for platform in cl.get_platforms()
-        for listed in platform.get_devices()
-        if title(platform.name, listed.name) == wanted
-    ]
+    """Return pyopencl's device: of several equal devices, the one with the same number."""
+    wanted = (device.platform.strip(), device.name.strip())
+    equals = [d for d in _core.all_devices() if (d.platform.strip(), d.name.strip()) == wanted]
+    listed = [(p.name.strip(), d) for p in cl.get_platforms() for d in p.get_devices()]
+    found = [d for platform, d in listed if (platform, d.name.strip()) == wanted]
     if len(found) != len(equals):
         raise LookupError(f"pyopencl lists {len(found)} of these devices, clattn {len(equals)}")
     return found[equals.index(device)]
 
 
 class Limits:
-    """The best that was seen of one device so far; 0: not measured."""
+    """The highest rates of one device so far; 0: not measured."""
 
     def __init__(self, device: Device, product: Callable[[str], float] | None = None) -> None:
         self._product = product
         self._kernels: Kernels | None = None
         self._counts: dict[str, int] = {}
-        self.missing = ""  # why the kernels are not there
+        self.missing = ""  # why there are no kernels
         self.fma = {"float32": 0.0, "float64": 0.0}  # FLOP/s
         self.read = 0.0  # bytes/s
         self.product: dict[str, float] = {}  # FLOP/s of another library's product, by dtype
@@ -129,13 +121,13 @@ class Limits:
             self._kernels = Kernels(device)
         except ImportError as error:
             self.missing = f"{error.name or error} is not installed"
-        except Exception as error:  # what a loader or a driver says
+        except Exception as error:  # of a loader or a driver
             self.missing = first_line(error)
 
     def measure(self, row: Row) -> float:
-        """Return how much the device can do a second of what limits a row, at present.
+        """Measure the limit of a row; return it in FLOP/s or bytes/s.
 
-        0 where nothing can tell: another library measures products of matrices.
+        0: not known. Another library measures products of matrices.
         """
         if row.limit == "product":
             rate = self._product(row.dtype) if self._product else 0.0
@@ -157,7 +149,7 @@ class Limits:
     def _measure(
         self, key: str, launch: Callable[[int], tuple[float, float, _Sums]], first: int, most: int
     ) -> float:
-        """Return the work of a second in a launch that takes long enough to be timed."""
+        """Return the work per second of a launch that takes at least LEAST_SECONDS."""
         while True:
             count = self._counts.setdefault(key, first)
             seconds, work, _ = min((launch(count) for _ in range(CALLS)), key=lambda run: run[0])

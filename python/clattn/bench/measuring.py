@@ -30,7 +30,7 @@ class Contestants:
 
 @dataclass
 class Measured:
-    """What was measured of a row, by device words and peers' labels."""
+    """The results of a row, by device words and peers' labels."""
 
     row: Row
     allowed: float
@@ -96,7 +96,7 @@ def clattn_call(problem: Problem, device: Device) -> Call:
     mask = None if problem.mask is None else place(problem.mask)
     options: dict[str, Any] = {
         "is_causal": row.is_causal,
-        "enable_gqa": row.shape[1] != row.shape[2],
+        "enable_gqa": row.is_grouped,
         "window": None if row.window is None else (row.window, 0),
         "device": device,
     }
@@ -117,7 +117,7 @@ def clattn_call(problem: Problem, device: Device) -> Call:
 def measure(
     row: Row, contestants: Contestants, rounds: int, advance: Callable[[], None]
 ) -> Measured:
-    """Check and time a row: so many rounds of all in turn; `advance` is called after each."""
+    """Check a row, then time it in rounds, all in turn; call `advance` after each round."""
     measured, calls = _check(row, contestants)
     runs = {name: call.run for name, call in calls.items()}
     measured.seconds = dict.fromkeys(runs, math.inf)

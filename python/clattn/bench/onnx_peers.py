@@ -16,51 +16,44 @@ class _OnnxRuntime(Peer):
     """One node, in a session whose inputs and outputs are bound beforehand."""
 
     operator: str
-    domain = "com.microsoft"
 
     def __init__(self, stack: ExitStack) -> None:
-        import onnx
+        import onnx.parser
         import onnxruntime
 
-        self._onnx, self._ort = onnx, onnxruntime
+        self._parse, self._ort = onnx.parser.parse_model, onnxruntime
         self.version = f"onnxruntime {onnxruntime.__version__}"
 
-    def _session(self, inputs: Arrays, outputs: Arrays, attributes: dict[str, Any]) -> Any:
-        """Return an onnxruntime session of one node."""
-        helper = self._onnx.helper
-
-        def infos(arrays: Arrays) -> list[Any]:
-            return [
-                helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-                for n, a in arrays.items()
+    def _session(self, inputs: Arrays, outputs: dict[str, Array], attributes: str) -> Any:
+        def declare(arrays: Arrays) -> str:
+            return ", ".join(
+                f"{a.dtype.name.replace('float32', 'float')}{list(a.shape)} {name}"
+                for name, a in arrays.items()
                 if a is not None
-            ]
+            )
 
-        names = [name if array is not None else "" for name, array in inputs.items()]
-        node = helper.make_node(
-            self.operator, names, list(outputs), domain=self.domain, **attributes
-        )
-        model = helper.make_model(
-            helper.make_graph([node], "bench", infos(inputs), infos(outputs)),
-            opset_imports=[helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)],
-            ir_version=11,
+        names = ", ".join(name if array is not None else "" for name, array in inputs.items())
+        model = self._parse(
+            '<ir_version: 11, opset_import: ["" : 23, "com.microsoft" : 1]>'
+            f"bench ({declare(inputs)}) => ({declare(dict(outputs))})"
+            f"{{ {', '.join(outputs)} = {self.operator}<{attributes}>({names}) }}"
         )
         options = self._ort.SessionOptions()
         options.intra_op_num_threads = THREADS
         options.log_severity_level = 4
-        return self._ort.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        providers = ["CPUExecutionProvider"]
+        return self._ort.InferenceSession(model.SerializeToString(), options, providers)
 
     def _call(
-        self, inputs: Arrays, outputs: dict[str, Array], heads: int = 0, **attributes: Any
+        self, inputs: Arrays, outputs: dict[str, Array], heads: int = 0, **attributes: int
     ) -> Call:
         """Return the call, whose result is the first output.
 
         An output present_* is written in the memory of the input past_*, if there is one.
-        `heads`: that many heads of the result lie side by side and are taken apart.
+        `heads`: the result has that many heads side by side, which are taken apart.
         """
-        session = self._session(inputs, dict(outputs), attributes)
+        text = ", ".join(f"{name} = {value}" for name, value in attributes.items())
+        session = self._session(inputs, outputs, text)
         binding = session.io_binding()
         make = self._ort.OrtValue.ortvalue_from_numpy
         values = {name: make(a) for name, a in inputs.items() if a is not None}
@@ -95,7 +88,6 @@ class OnnxAttention(_OnnxRuntime):
 
     name, label = "ONNX Runtime Attention", "ORT Attn"
     operator = "Attention"
-    domain = ""
 
     def prepare(self, problem: Problem) -> Call | None:
         """Half and single precision."""
@@ -103,28 +95,26 @@ class OnnxAttention(_OnnxRuntime):
         if row.dtype not in ("float32", "float16"):
             return None
         inputs: Arrays = {"Q": query, "K": problem.key, "V": problem.value, "mask": mask}
-        causal = int(row.is_causal and row.window is None)
-        return self._call(inputs, {"Y": np.zeros_like(query)}, is_causal=causal)
+        outputs = {"Y": np.zeros_like(query)}
+        return self._call(inputs, outputs, is_causal=int(row.is_causal_only))
 
 
 class OnnxMultiHeadAttention(_OnnxRuntime):
     """com.microsoft MultiHeadAttention."""
 
     name, label = "ONNX Runtime MultiHeadAttention", "ORT MHA"
-    operator = "MultiHeadAttention"
+    operator = "com.microsoft.MultiHeadAttention"
 
     def prepare(self, problem: Problem) -> Call | None:
         """Half and single precision without grouped heads; masks are added."""
         row, mask = problem.row, problem.additive_mask
-        heads = row.shape[1]
-        grouped = heads != row.shape[2]
-        if row.dtype not in ("float32", "float16") or grouped or row.mask == "bool":
+        if row.dtype not in ("float32", "float16") or row.is_grouped or row.mask == "bool":
             return None
         query, key, value = (_join_heads(a) for a in (problem.query, problem.key, problem.value))
         inputs: Arrays = {"query": query, "key": key, "value": value}
         if mask is not None:
             inputs |= {"bias": None, "padding": None, "attention_bias": mask[None, None]}
-        causal = int(row.is_causal and row.window is None)
+        heads, causal = row.shape[1], int(row.is_causal_only)
         outputs = {"Y": np.zeros_like(query)}
         return self._call(inputs, outputs, heads, num_heads=heads, unidirectional=causal)
 
@@ -137,7 +127,7 @@ class OnnxGroupQueryAttention(_OnnxRuntime):
 
     name, label = "ONNX Runtime GroupQueryAttention", "ORT GQA"
     counts = False
-    operator = "GroupQueryAttention"
+    operator = "com.microsoft.GroupQueryAttention"
 
     def prepare(self, problem: Problem) -> Call | None:
         """Half and single precision without masks: causal and square, or one query row."""

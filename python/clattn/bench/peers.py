@@ -57,7 +57,7 @@ class Peer:
     version: str  # the package and its version
 
     def __init__(self, stack: ExitStack) -> None:
-        """Import the package; `stack` takes what has to last as long as the peer is called."""
+        """Import the package; `stack` closes the contexts of the peer after its last call."""
 
     def prepare(self, problem: Problem) -> Call | None:
         """Return the call of a problem, with all conversion done; None: not supported."""
@@ -116,13 +116,12 @@ class OpenVino(Peer):
         The node has no grouped heads: they need rows that are all alike.
         """
         row, mask = problem.row, problem.additive_mask
-        grouped = row.shape[1] != row.shape[2]
-        if row.dtype == "float64" or (grouped and (mask is not None or row.is_causal)):
+        if row.dtype == "float64" or (row.is_grouped and (mask is not None or row.is_causal)):
             return None
         arrays = [problem.query, problem.key, problem.value]
         if mask is not None:
             arrays.append(mask)
-        request = self._compile(arrays, problem, grouped).create_infer_request()
+        request = self._compile(arrays, problem).create_infer_request()
         tensors = [self._tensor(array) for array in arrays]
         for index, tensor in enumerate(tensors):
             request.set_input_tensor(index, tensor)
@@ -138,7 +137,7 @@ class OpenVino(Peer):
 
         return Call(run, result)
 
-    def _compile(self, arrays: list[Array], problem: Problem, grouped: bool) -> Any:
+    def _compile(self, arrays: list[Array], problem: Problem) -> Any:
         opset, row = self._ov.opset13, problem.row
 
         def reshape(node: Any, shape: tuple[int, ...]) -> Any:
@@ -146,12 +145,11 @@ class OpenVino(Peer):
 
         inputs = [opset.parameter(array.shape, self._type(array)) for array in arrays]
         query = inputs[0]
-        if grouped:  # without a mask, the rows of a group's heads are rows of one head
+        if row.is_grouped:  # without a mask, the rows of a group's heads are rows of one head
             B, Hq, Hk, L, _, E = row.shape
             query = reshape(query, (B, Hk, Hq // Hk * L, E))
-        causal = row.is_causal and row.window is None
-        node = opset.scaled_dot_product_attention(query, *inputs[1:], causal=causal)
-        if grouped:
+        node = opset.scaled_dot_product_attention(query, *inputs[1:], causal=row.is_causal_only)
+        if row.is_grouped:
             node = reshape(node, problem.query.shape)
         settings = {
             "INFERENCE_NUM_THREADS": THREADS,

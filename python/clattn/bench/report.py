@@ -1,4 +1,4 @@
-"""The tables and the JSON file of what was measured."""
+"""The tables and the JSON file of the results."""
 
 import json
 import math
@@ -79,7 +79,7 @@ def _cells(words: str, one: Measured, contestants: Contestants, with_rates: bool
 
 
 def notes(measured: Sequence[Measured], contestants: Contestants) -> Iterator[str]:
-    """Yield what has to be said below the tables."""
+    """Yield the lines below the tables."""
     versions = dict.fromkeys(peer.version for peer in contestants.peers)
     threads = "" if any(one.row.on_device for one in measured) else f"{THREADS} threads each; "
     yield threads + (", ".join(versions) or "nothing to compare with")

@@ -32,6 +32,16 @@ class Row:
     on_device: bool = False
 
     @property
+    def is_grouped(self) -> bool:
+        """True if several query heads share a key head."""
+        return self.shape[1] != self.shape[2]
+
+    @property
+    def is_causal_only(self) -> bool:
+        """Causal without a window; else `Problem.additive_mask` excludes the keys."""
+        return self.is_causal and self.window is None
+
+    @property
     def work(self) -> int:
         """What the limit counts: bytes or FLOP."""
         return self.bytes_read if self.limit == "read" else self.flop
@@ -117,34 +127,28 @@ def _decode(name: str, shape: Shape, dtype: str = "float16") -> Row:
     return Row(name, shape, dtype, limit="read", on_device=True)
 
 
-_LONG_128 = _prefill("f16-E128", (1, 16, 16, 8192, 8192, 128))
-_LONG_64 = _prefill("f16-E64", (1, 32, 32, 8192, 8192, 64))
-_BRAIN_128 = _prefill("bf16-E128", (1, 16, 16, 8192, 8192, 128), "bfloat16")
-_BRAIN_64 = _prefill("bf16-E64", (1, 32, 32, 8192, 8192, 64), "bfloat16")
-_SINGLE_64 = _prefill("f32-E64", (2, 16, 16, 4096, 4096, 64), "float32")
+def _and_causal(row: Row) -> tuple[Row, Row]:
+    return row, replace(row, name=f"{row.name}-causal", is_causal=True)
+
+
+_LONG = _prefill("f16-E128", (1, 16, 16, 8192, 8192, 128))
 _SHORT = _prefill("f16-E128-2k", (4, 16, 16, 2048, 2048, 128))
 
 # The rows of `--gpu`: large problems on arrays of the device. Keys and values of a decode row
 # are 256 MiB; those of decode-64M are 64 MiB.
 GPU_ROWS = (
-    _LONG_128,
-    replace(_LONG_128, name="f16-E128-causal", is_causal=True),
-    _SHORT,
-    replace(_SHORT, name="f16-E128-2k-causal", is_causal=True),
-    _LONG_64,
-    replace(_LONG_64, name="f16-E64-causal", is_causal=True),
+    *_and_causal(_LONG),
+    *_and_causal(_SHORT),
+    *_and_causal(_prefill("f16-E64", (1, 32, 32, 8192, 8192, 64))),
     _prefill("f16-E64-2k", (4, 32, 32, 2048, 2048, 64)),
-    _BRAIN_128,
-    replace(_BRAIN_128, name="bf16-E128-causal", is_causal=True),
-    _BRAIN_64,
-    replace(_BRAIN_64, name="bf16-E64-causal", is_causal=True),
+    *_and_causal(_prefill("bf16-E128", (1, 16, 16, 8192, 8192, 128), "bfloat16")),
+    *_and_causal(_prefill("bf16-E64", (1, 32, 32, 8192, 8192, 64), "bfloat16")),
     _prefill("f16-E80-2k", (4, 16, 16, 2048, 2048, 80)),
     _prefill("f16-E256-2k", (4, 8, 8, 2048, 2048, 256)),
     _prefill("f16-gqa", (1, 32, 8, 4096, 4096, 128)),
-    replace(_LONG_128, name="f16-window", is_causal=True, window=1024),
+    replace(_LONG, name="f16-window", is_causal=True, window=1024),
     replace(_SHORT, name="f16-bool-mask", mask="bool"),
-    _SINGLE_64,
-    replace(_SINGLE_64, name="f32-E64-causal", is_causal=True),
+    *_and_causal(_prefill("f32-E64", (2, 16, 16, 4096, 4096, 64), "float32")),
     _prefill("f32-E128", (1, 16, 16, 4096, 4096, 128), "float32"),
     _decode("decode-f16", (2, 32, 32, 1, 8192, 128)),
     _decode("decode-f16-gqa", (8, 32, 8, 1, 8192, 128)),

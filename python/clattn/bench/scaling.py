@@ -24,14 +24,14 @@ from clattn.bench.rows import Problem, Row, draw
 
 SMALLEST, LARGEST = 128, 32768
 MOST_SECONDS = 60.0  # of a call
-MOST_MEMORY = 0.6  # of what is free
+MOST_MEMORY = 0.6  # of the free memory
 WARM_ROWS = 512  # of a call that loads everything
 SECONDS = 1.0  # of calls whose shortest counts
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call takes; memory in bytes beyond the inputs, None: not known."""
+    """The cost of one call; memory in bytes beyond the inputs, None: not known."""
 
     seconds: float
     memory: int | None
@@ -65,7 +65,7 @@ def sizes_up_to(largest: int) -> list[int]:
 
 
 def find_growths(devices: Sequence[str]) -> list[Growth]:
-    """Return everything that can be measured, nothing of it measured yet."""
+    """Return the implementations that can be measured, without costs so far."""
     labels = [make.label for make in peer_classes() if make.counts]
     return [Growth("device", words) for words in devices] + [Growth("peer", n) for n in labels]
 

@@ -50,8 +50,8 @@ class Torch(Peer):
             self._torch.nn.functional.scaled_dot_product_attention,
             *tensors,
             attn_mask=None if mask is None else self._tensor(mask),
-            is_causal=row.is_causal and row.window is None,
-            enable_gqa=row.shape[1] != row.shape[2],
+            is_causal=row.is_causal_only,
+            enable_gqa=row.is_grouped,
         )
 
         def run_some(count: int) -> None:

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: MIT
+"""csrc/opencl/spec.h: a kernel's list of macros has a bound, and says when it is exceeded."""
+
+import shutil
+import subprocess
+
+import pytest
+from support.helpers import ROOT
+
+PROGRAM = """
+#include "opencl/spec.h"
+#include <string.h>
+
+int
+main(void)
+{
+    struct {
+        ca_kernel_spec spec;
+        char behind[1024];
+    } guarded;
+    memset(&guarded, 0, sizeof guarded);
+    for (int n = 0; n < CA_MAX_DEFINES + 8; n++) {
+        ca_kernel_define(&guarded.spec, "MACRO", n);
+    }
+    for (size_t n = 0; n < sizeof guarded.behind; n++) {
+        if (guarded.behind[n] != 0) {
+            return 1;
+        }
+    }
+    return guarded.spec.ndefines == CA_MAX_DEFINES + 8 ? 0 : 2;
+}
+"""
+
+
+def test_one_macro_too_many_is_counted_and_not_written(tmp_path):
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source, made = tmp_path / "macros.c", tmp_path / "macros"
+    source.write_text(PROGRAM)
+    subprocess.run([compiler, "-std=c11", "-I", ROOT / "csrc", "-o", made, source], check=True)
+    assert subprocess.run([made]).returncode == 0
+
+
+def test_the_longest_plan_leaves_room():
+    """A plan's own macros, those that all plans share, and the one that the choice adds."""
+    header = (ROOT / "csrc" / "opencl" / "spec.h").read_text()
+    bound = int(header.partition("CA_MAX_DEFINES ")[2].split()[0])
+    counts = {
+        path.name: path.read_text().count("ca_kernel_define(")
+        for path in (ROOT / "csrc" / "attention").glob("plan*.c")
+    }
+    assert counts.pop("plan.c") + max(counts.values()) + 1 < bound
