@@ -89,7 +89,7 @@ with clattn.use_device(device):
     assert counts(call) == (inputs, results, 2), (counts(call), inputs, results)
 """,
         CLATTN_MEMORY="copy",
-        CLATTN_KERNEL="decode",
+        CLATTN_KERNEL="decode_cpu",
     )
 
 

@@ -185,5 +185,5 @@ def test_a_kernel_of_two(run_with_faults):
             afterwards()
             same_bits(attend(trow, tkeys, tkeys), expected)
         """,
-        CLATTN_KERNEL="decode",
+        CLATTN_KERNEL="decode_cpu",
     )
