@@ -21,17 +21,15 @@ settle(ca_diagonal_source *source, ca_error *error)
         return CA_OK;
     }
     if (source->has_dtype && source->dtype != input->dtype) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "dtype is %s; expected %s, that of %s",
+        return ca_error_set(error, CA_ERROR_VALUE, "dtype is %s; expected %s, that of %s",
                             ca_dtype_name(source->dtype), ca_dtype_name(input->dtype),
                             source->input_name);
     }
     size_t bytes = (size_t)input->ndim * sizeof(*input->shape);
-    if (source->has_shape && (source->ndim != input->ndim ||
-                              memcmp(source->shape, input->shape, bytes) != 0)) {
+    if (source->has_shape &&
+        (source->ndim != input->ndim || memcmp(source->shape, input->shape, bytes) != 0)) {
         return ca_error_set(error, CA_ERROR_VALUE, "%s is %s; expected %s, that of %s",
-                            source->shape_name,
-                            CA_SHAPE_WORDS(source->ndim, source->shape),
+                            source->shape_name, CA_SHAPE_WORDS(source->ndim, source->shape),
                             CA_SHAPE_OF(input), source->input_name);
     }
     source->dtype = input->dtype;
@@ -45,8 +43,8 @@ settle(ca_diagonal_source *source, ca_error *error)
 static ca_status
 check_count(ca_diagonal_source *source, ca_error *error)
 {
-    ca_status status = ca_shape_count(source->ndim, source->shape, shape_origin(source),
-                                      &source->count, error);
+    ca_status status =
+        ca_shape_count(source->ndim, source->shape, shape_origin(source), &source->count, error);
     int64_t size = (int64_t)ca_dtype_size(source->dtype);
     if (status == CA_OK && source->count > PTRDIFF_MAX / 2 / size) {
         return ca_error_set(
@@ -65,9 +63,9 @@ ca_torch_diagonal_check(ca_diagonal_source *source, ca_error *error)
     }
     CA_TRY(settle(source, error));
     if (source->ndim < 2) {
-        CA_TRY(ca_error_set(
-            error, CA_ERROR_VALUE, "%s has shape %s; expected two dimensions or more",
-            shape_origin(source), CA_SHAPE_WORDS(source->ndim, source->shape)));
+        CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
+                            "%s has shape %s; expected two dimensions or more",
+                            shape_origin(source), CA_SHAPE_WORDS(source->ndim, source->shape)));
     }
     CA_TRY(check_count(source, error));
 done:
@@ -89,14 +87,13 @@ ca_directml_diagonal_check(ca_diagonal_source *source, ca_error *error)
                             "%s %s %s; expected an integer type, float16, float32 or "
                             "float64",
                             source->has_input ? source->input_name : "dtype",
-                            source->has_input ? "has dtype" : "is",
-                            ca_dtype_name(dtype)));
+                            source->has_input ? "has dtype" : "is", ca_dtype_name(dtype)));
     }
     CA_TRY(settle(source, error));
     if (source->ndim < 2 || source->ndim > 4) {
-        CA_TRY(ca_error_set(
-            error, CA_ERROR_VALUE, "%s has shape %s; expected two to four dimensions",
-            shape_origin(source), CA_SHAPE_WORDS(source->ndim, source->shape)));
+        CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
+                            "%s has shape %s; expected two to four dimensions",
+                            shape_origin(source), CA_SHAPE_WORDS(source->ndim, source->shape)));
     }
     CA_TRY(check_count(source, error));
 done:

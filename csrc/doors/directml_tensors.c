@@ -19,12 +19,10 @@ static const struct {
     [CA_DIRECTML_QUERY] = {"query", 3, CA_DIRECTML_MATRIX_QUERY, 1},
     [CA_DIRECTML_KEY] = {"key", 3, CA_DIRECTML_MATRIX_KEY, 1},
     [CA_DIRECTML_VALUE] = {"value", 3, CA_DIRECTML_MATRIX_VALUE, 1},
-    [CA_DIRECTML_STACKED_QUERY_KEY] = {"stacked_query_key", 5, CA_DIRECTML_MATRIX_QUERY,
-                                       2},
-    [CA_DIRECTML_STACKED_KEY_VALUE] = {"stacked_key_value", 5, CA_DIRECTML_MATRIX_KEY,
-                                       2},
-    [CA_DIRECTML_STACKED_QUERY_KEY_VALUE] = {"stacked_query_key_value", 5,
-                                             CA_DIRECTML_MATRIX_QUERY, 3},
+    [CA_DIRECTML_STACKED_QUERY_KEY] = {"stacked_query_key", 5, CA_DIRECTML_MATRIX_QUERY, 2},
+    [CA_DIRECTML_STACKED_KEY_VALUE] = {"stacked_key_value", 5, CA_DIRECTML_MATRIX_KEY, 2},
+    [CA_DIRECTML_STACKED_QUERY_KEY_VALUE] = {"stacked_query_key_value", 5, CA_DIRECTML_MATRIX_QUERY,
+                                             3},
     [CA_DIRECTML_BIAS] = {"bias", 1, 0, 0},
     [CA_DIRECTML_MASK] = {"mask", 1, 0, 0},
     [CA_DIRECTML_RELATIVE_POSITION_BIAS] = {"relative_position_bias", 4, 0, 0},
@@ -52,8 +50,8 @@ check_dtypes(const ca_directml_attention *call, ca_error *error)
         first = first < 0 ? t : first;
         if (tensors[t].dtype != tensors[first].dtype) {
             return ca_error_set(error, CA_ERROR_TYPE,
-                                "%s has dtype %s; expected %s, the dtype of %s",
-                                table[t].name, ca_dtype_name(tensors[t].dtype),
+                                "%s has dtype %s; expected %s, the dtype of %s", table[t].name,
+                                ca_dtype_name(tensors[t].dtype),
                                 ca_dtype_name(tensors[first].dtype), table[first].name);
         }
     }
@@ -71,8 +69,7 @@ check_ranks(const ca_directml_attention *call, ca_error *error)
             continue;
         }
         return table[t].rank == CA_DIRECTML_MAX_DIMS
-                   ? ca_error_set(error, CA_ERROR_VALUE,
-                                  "%s has shape %s; expected %d dimensions",
+                   ? ca_error_set(error, CA_ERROR_VALUE, "%s has shape %s; expected %d dimensions",
                                   table[t].name, CA_SHAPE_OF(tensor), table[t].rank)
                    : ca_error_set(error, CA_ERROR_VALUE,
                                   "%s has shape %s; expected %d to %d dimensions, all "
@@ -100,8 +97,7 @@ holds(int source, int matrix)
 
 /* Write the names of the tensors that may hold a matrix, or of those given, as "a, b". */
 static const char *
-holders_text(const ca_directml_attention *call, int matrix, bool all,
-             char text[NAMES_TEXT])
+holders_text(const ca_directml_attention *call, int matrix, bool all, char text[NAMES_TEXT])
 {
     int length = 0;
     for (int t = 0; t < SOURCES; t++) {
@@ -131,13 +127,12 @@ find_source(const ca_directml_attention *call, int matrix, ca_directml_tensor *s
     char all[NAMES_TEXT];
     holders_text(call, matrix, true, all);
     return found == 0
-               ? ca_error_set(error, CA_ERROR_VALUE,
-                              "%s is missing; expected exactly one of %s",
+               ? ca_error_set(error, CA_ERROR_VALUE, "%s is missing; expected exactly one of %s",
                               table[matrix].name, all)
                : ca_error_set(error, CA_ERROR_VALUE,
                               "%s is given %d times, in %s; expected exactly one of %s",
-                              table[matrix].name, found,
-                              holders_text(call, matrix, false, given), all);
+                              table[matrix].name, found, holders_text(call, matrix, false, given),
+                              all);
 }
 
 /* Matrix `index` of (B, N, H, matrices, X) as (B, H, N, X). */
@@ -167,8 +162,7 @@ ca_directml_view_matrix(const ca_directml_attention *call, ca_directml_tensor so
 }
 
 static ca_status
-check_heads(const ca_directml_attention *call, ca_directml_tensor source,
-            ca_error *error)
+check_heads(const ca_directml_attention *call, ca_directml_tensor source, ca_error *error)
 {
     const ca_tensor *tensor = &call->tensors[source];
     int64_t H = call->head_count;
@@ -178,8 +172,7 @@ check_heads(const ca_directml_attention *call, ca_directml_tensor source,
         return ca_error_set(error, CA_ERROR_VALUE,
                             "%s has shape %s; expected head_count, %lld, in dimension "
                             "2 and %d in dimension 3",
-                            table[source].name, CA_SHAPE_OF(tensor), (long long)H,
-                            matrices);
+                            table[source].name, CA_SHAPE_OF(tensor), (long long)H, matrices);
     }
     if (!is_stacked(source) && ca_tensor_size(tensor, 1) % H != 0) {
         return ca_error_set(error, CA_ERROR_VALUE,

@@ -34,8 +34,7 @@ ca_status ca_openvino_sdpa_check(const ca_openvino_sdpa *call, int *ndim,
    result's shape and is not empty. Strides cannot always say how batch dimensions repeat.
    Then the call is run in several turns: these are the views of turn `index`. Returns the
    number of turns. */
-int64_t ca_openvino_sdpa_views(const ca_openvino_sdpa *call, const ca_tensor *output,
-                               int64_t index, ca_attention *attention,
-                               ca_tensor views[CA_ATTENTION_OPERANDS]);
+int64_t ca_openvino_sdpa_views(const ca_openvino_sdpa *call, const ca_tensor *output, int64_t index,
+                               ca_attention *attention, ca_tensor views[CA_ATTENTION_OPERANDS]);
 
 #endif

@@ -29,8 +29,7 @@ same_text(const char *a, const char *b)
 static bool
 spec_equal(const ca_kernel_spec *a, const ca_kernel_spec *b)
 {
-    bool same = a->ndefines == b->ndefines && a->in_c30 == b->in_c30 &&
-                same_text(a->name, b->name);
+    bool same = a->ndefines == b->ndefines && a->in_c30 == b->in_c30 && same_text(a->name, b->name);
     for (int i = 0; i < a->ndefines && same; i++) {
         same = a->defines[i].value == b->defines[i].value &&
                same_text(a->defines[i].name, b->defines[i].name);

@@ -34,8 +34,7 @@ typedef struct {
 uint64_t ca_kernel_spec_hash(const ca_kernel_spec *spec);
 
 /* Under the device's lock. NULL: the table has no such kernel. */
-ca_kernel *ca_kernel_table_find(ca_kernel_table *table, const ca_kernel_spec *spec,
-                                uint64_t hash);
+ca_kernel *ca_kernel_table_find(ca_kernel_table *table, const ca_kernel_spec *spec, uint64_t hash);
 
 /* Under the device's lock: take the kernel over. */
 void ca_kernel_table_insert(ca_kernel_table *table, ca_kernel *kernel);
