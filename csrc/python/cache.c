@@ -23,8 +23,7 @@
 #include "python/scalars.h"
 #include "python/tensor.h"
 
-/* Changes of `cache` wait for each other. Each one shows at once, when it is complete.
-   */
+/* Changes of `cache` wait for each other. Each one shows at once, when it is complete. */
 typedef struct {
     PyObject_HEAD
     PyObject *module;
@@ -36,8 +35,8 @@ typedef struct {
     int64_t *lengths; /* B of them; cache.lengths is this or NULL */
 } ca_py_cache;
 
-/* Reads the cache as it is now. *lengths is a copy, for PyMem_RawFree; cache->lengths
-   is the copy, or NULL as before. Returns -1 with an exception. */
+/* Reads the cache as it is now. *lengths is a copy, for PyMem_RawFree; cache->lengths is the copy,
+   or NULL as before. Returns -1 with an exception. */
 static int
 look(ca_py_cache *self, ca_cache *cache, int64_t **lengths)
 {
@@ -69,8 +68,7 @@ take_lock(ca_py_cache *self)
     }
 }
 
-/* Starts a call of the method `name` on the cache's device. ca_py_call_end follows in
-   any case. */
+/* Starts a call of the method `name` on the cache's device. ca_py_call_end follows in any case. */
 static int
 begin(ca_py_cache *self, ca_py_call *call, const char *name, Py_ssize_t given, int expected)
 {

@@ -198,8 +198,7 @@ static PyGetSetDef device_getset[] = {
     {"float16", get_flag, NULL, "Whether it computes in float16; storing it needs no support.",
      INFO(float16)},
     {"memory_mode", get_memory_mode, NULL,
-     "How kernels reach host memory: \"svm\" (as it is), \"host\" (in place, through "
-     "a\n"
+     "How kernels reach host memory: \"svm\" (as it is), \"host\" (in place, through a\n"
      "buffer) or \"copy\".",
      NULL},
     {"nvidia_capability", get_integer, NULL,

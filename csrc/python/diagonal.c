@@ -96,9 +96,8 @@ parse_out(diagonal_call *call, PyObject *out)
         return -1;
     }
     if (call->sharing == CA_PY_OVERLAPPING) {
-        PyErr_SetString(PyExc_ValueError,
-                        "out shares memory with input_or_shape; expected one that does "
-                        "not, or the same view of it");
+        PyErr_SetString(PyExc_ValueError, "out shares memory with input_or_shape; expected one "
+                                          "that does not, or the same view of it");
         return -1;
     }
     return 0;
@@ -106,8 +105,7 @@ parse_out(diagonal_call *call, PyObject *out)
 
 /* ---- the output ---- */
 
-/* Returns a new NumPy array, of memory that suits the problem. `device` NULL: it is
-   empty. */
+/* Returns a new NumPy array, of memory that suits the problem. `device` NULL: it is empty. */
 static PyObject *
 new_array(diagonal_call *call, ca_device *device)
 {
@@ -131,8 +129,7 @@ new_array(diagonal_call *call, ca_device *device)
     return array;
 }
 
-/* Returns a new result of the kind of the array that it is copied to, or of the
-   input. */
+/* Returns a new result of the kind of the array that it is copied to, or of the input. */
 static PyObject *
 new_result(diagonal_call *call, ca_device *device)
 {
@@ -145,8 +142,8 @@ new_result(diagonal_call *call, ca_device *device)
                                    &call->problem.output);
 }
 
-/* True if the kernel can write to `out` itself, in place where it is the input. Else the
-   result is copied there. */
+/* True if the kernel can write to `out` itself, in place where it is the input. Else the result is
+   copied there. */
 static bool
 is_direct(const diagonal_call *call, const ca_device *device)
 {
@@ -213,8 +210,7 @@ begin(diagonal_call *call, PyObject *module, const char *name, Py_ssize_t given,
     return ca_py_call_begin(&call->call, module, name, given, expected);
 }
 
-/* Ends the call: runs it if its arguments were `parsed`, 0, and releases what it
-   keeps. */
+/* Ends the call: runs it if its arguments were `parsed`, 0, and releases what it keeps. */
 static PyObject *
 finish(diagonal_call *call, int parsed)
 {
@@ -227,8 +223,7 @@ finish(diagonal_call *call, int parsed)
 
 /* ---- module functions ---- */
 
-/* diagonal_matrix(input_or_shape, value, begin, end, dtype, out, device, /): see
-   matrices.py */
+/* diagonal_matrix(input_or_shape, value, begin, end, dtype, out, device, /): see matrices.py */
 static PyObject *
 diagonal_matrix(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -333,8 +328,8 @@ parse_int32(PyObject *object, const char *name, int64_t *value)
     return ca_py_int(object, name, INT32_MIN, INT32_MAX, value);
 }
 
-/* directml_diagonal_matrix1(input, sizes, dtype, value, diagonal_fill_begin,
-   diagonal_fill_end, device, /): see directml.py */
+/* directml_diagonal_matrix1(input, sizes, dtype, value, diagonal_fill_begin, diagonal_fill_end,
+   device, /): see directml.py */
 static PyObject *
 directml_diagonal_matrix1(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {

@@ -11,9 +11,9 @@
 
 /* ---- capsules ---- */
 
-/* What one export allocates; the consumer sees one of the two structs. Both the
-   consumer and the capsule, if there is one, hold it: some consumers call the deleter,
-   fail, and leave the capsule as if they had never seen it. */
+/* What one export allocates; the consumer sees one of the two structs. Both the consumer and the
+   capsule, if there is one, hold it: some consumers call the deleter, fail, and leave the capsule
+   as if they had never seen it. */
 typedef struct {
     union {
         ca_dlpack_managed managed;
@@ -33,8 +33,7 @@ let_go(export *exported)
     }
 }
 
-/* Runs in any thread, with or without the interpreter's lock, and after the
-   interpreter's end. */
+/* Runs in any thread, with or without the interpreter's lock, and after the interpreter's end. */
 static void
 delete_export(export *exported)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tables of Python methods: those that python/module.c adds to the module, and macros for
- * the rows of any table. Signatures and docstrings of module functions are Python's.
+ * Tables of Python methods: those that python/module.c adds to the module, and macros for the rows
+ * of any table. Signatures and docstrings of module functions are Python's.
  */
 #ifndef CLATTN_PYTHON_METHODS_H
 #define CLATTN_PYTHON_METHODS_H
@@ -18,8 +18,7 @@ extern PyMethodDef ca_py_openvino_methods[]; /* python/openvino.c */
 extern PyMethodDef ca_py_directml_methods[]; /* python/directml.c */
 extern PyMethodDef ca_py_forced_methods[];   /* python/forced.c */
 
-/* Function and flags of a row. FASTCALL: (self, args, nargs). KEYWORDS: (self, args,
-   kwargs). */
+/* Function and flags of a row. FASTCALL: (self, args, nargs). KEYWORDS: (self, args, kwargs). */
 #define CA_PY_FASTCALL(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL
 #define CA_PY_KEYWORDS(function)                                                                   \
     (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS

@@ -55,8 +55,8 @@ open_runtime(ca_state *state, const char *const *preload, const char *const *can
     return status;
 }
 
-/* False in a child that was forked while a thread of its parent was opening OpenCL:
-   nobody releases the lock there, and a driver may be half loaded. */
+/* False in a child that was forked while a thread of its parent was opening OpenCL: nobody releases
+   the lock there, and a driver may be half loaded. */
 static bool
 may_open(ca_state *state)
 {
@@ -85,9 +85,8 @@ find_and_open(ca_state *state)
     const char *memory;
 
     if (!may_open(state)) {
-        PyErr_SetString(state->device_error,
-                        "this process was forked while its parent was opening OpenCL; "
-                        "use the 'spawn' start method");
+        PyErr_SetString(state->device_error, "this process was forked while its parent was opening "
+                                             "OpenCL; use the 'spawn' start method");
         goto done;
     }
     drivers = PyImport_ImportModule("clattn._drivers");
@@ -145,14 +144,12 @@ ca_py_check_device(ca_state *state, PyObject *argument)
         Py_IS_TYPE(argument, state->device_type)) {
         return 0;
     }
-    return ca_py_wrong_type("device",
-                            "a clattn.Device, a string such as \"cpu\" or \"gpu:1\", "
-                            "or None",
-                            argument);
+    return ca_py_wrong_type(
+        "device", "a clattn.Device, a string such as \"cpu\" or \"gpu:1\", or None", argument);
 }
 
-/* Finds the device that `words` name; NULL: the runtime's choice. `what` says in
-   messages where the words come from. */
+/* Finds the device that `words` name; NULL: the runtime's choice. `what` says in messages where the
+   words come from. */
 static int
 find_by_words(ca_state *state, const char *words, const char *what, ca_device **device)
 {

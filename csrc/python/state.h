@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The state of one instance of the extension module. No static holds a Python object or
- * a device.
+ * The state of one instance of the extension module. No static holds a Python object or a device.
  */
 #ifndef CLATTN_PYTHON_STATE_H
 #define CLATTN_PYTHON_STATE_H
