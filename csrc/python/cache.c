@@ -1,14 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- *     class Cache(key, value):                      two Tensors (B, Hk, capacity, size)
- *         append(key, value, counts)
- *         attend(query, attn_mask, is_causal, scale, window, softcap)
- *         truncate(n)
- *         renew_lock()
- *         key, value: Tensor
- *         length: int, lengths: tuple[int, …]
+ * The type clattn._core.Cache, of which clattn.KVCache is made. It is made of two Tensors
+ * (B, Hk, capacity, size), for keys and for values.
  */
-#include "python/cache.h"
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
 
 #include <stddef.h>
 #include <string.h>
@@ -19,7 +15,7 @@
 #include "doors/cache.h"
 #include "python/call.h"
 #include "python/error.h"
-#include "python/methods.h" /* CA_PY_FASTCALL */
+#include "python/methods.h"
 #include "python/scalars.h"
 #include "python/tensor.h"
 
@@ -399,18 +395,9 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec spec = {
+PyType_Spec ca_py_cache_spec = {
     .name = "clattn._core.Cache",
     .basicsize = sizeof(ca_py_cache),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = slots,
 };
-
-int
-ca_py_cache_init(PyObject *module)
-{
-    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
-    int result = type != NULL ? PyModule_AddType(module, (PyTypeObject *)type) : -1;
-    Py_XDECREF(type);
-    return result;
-}

@@ -9,9 +9,6 @@
 #include "base/tensor.h"
 #include "python/state.h"
 
-/* Creates the type of ca_py_dlpack_producer. Returns -1 with an exception. */
-int ca_py_dlpack_init(PyObject *module);
-
 /* Sets the members of a struct that say the dtype of its elements. */
 void ca_py_dlpack_set_dtype(ca_dlpack_tensor *tensor, ca_dtype dtype);
 

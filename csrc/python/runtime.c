@@ -269,12 +269,9 @@ set_default_device(PyObject *module, PyObject *argument)
 int
 ca_py_runtime_init(PyObject *module)
 {
-    ca_state *state = ca_state_get(module);
-    state->device_override = PyContextVar_New("clattn.device", NULL);
-    if (state->device_override == NULL) {
-        return -1;
-    }
-    return PyModule_AddObjectRef(module, "device_override", state->device_override);
+    PyObject *variable = PyContextVar_New("clattn.device", NULL);
+    ca_state_get(module)->device_override = variable;
+    return PyModule_AddObjectRef(module, "device_override", variable);
 }
 
 PyMethodDef ca_py_runtime_methods[] = {

@@ -18,6 +18,7 @@ typedef struct {
     PyObject *device_error;      /* clattn.DeviceError */
     PyTypeObject *device_type;   /* clattn.Device */
     PyTypeObject *tensor_type;   /* clattn.Tensor */
+    PyTypeObject *cache_type;    /* clattn._core.Cache */
     PyTypeObject *producer_type; /* python/dlpack_export.c's */
     PyObject *device_override;   /* the ContextVar that use_device sets */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * An array in a device's memory, clattn.Tensor: its struct, new ones, and copies to and from other
- * memory. python/tensor_type.h has the type and its methods.
+ * memory. python/tensor_type.c has the type and its methods.
  */
 #ifndef CLATTN_PYTHON_TENSOR_H
 #define CLATTN_PYTHON_TENSOR_H

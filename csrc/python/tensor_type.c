@@ -1,21 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- *     class Tensor:
- *         shape, strides: tuple[int, …]       strides in bytes
- *         dtype: numpy.dtype, device: Device
- *         ndim, size, itemsize, nbytes: int
- *         T: Tensor
- *         tensor[key] len(tensor) reshape(…) transpose(…)
- *         numpy() to(device)
- *         __array__(dtype, copy) __dlpack__(…) __dlpack_device__()
+ * The type clattn.Tensor; python/clattn/_core.pyi lists attributes and methods.
  */
-#include "python/tensor_type.h"
-
 #include "python/convert.h"
 #include "python/device.h"
 #include "python/dlpack_export.h"
 #include "python/error.h"
-#include "python/methods.h" /* CA_PY_KEYWORDS */
+#include "python/methods.h"
 #include "python/runtime.h"
 #include "python/scalars.h"
 #include "python/tensor.h"
@@ -461,18 +452,9 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec spec = {
+PyType_Spec ca_py_tensor_spec = {
     .name = "clattn.Tensor",
     .basicsize = sizeof(ca_py_tensor),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = slots,
 };
-
-int
-ca_py_tensor_init(PyObject *module)
-{
-    ca_state *state = ca_state_get(module);
-    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
-    state->tensor_type = (PyTypeObject *)type;
-    return type != NULL ? PyModule_AddType(module, state->tensor_type) : -1;
-}
