@@ -259,10 +259,8 @@ ca_py_out_open(const ca_state *state, PyObject *object, ca_dtype dtype, const ch
     }
     const ca_tensor *given = &out->tensor;
     if (given->ndim != ndim || memcmp(given->shape, shape, (size_t)ndim * sizeof(*shape)) != 0) {
-        char text[2][160];
-        return ca_py_raise(PyExc_ValueError, "out has shape %s; expected %s",
-                           ca_shape_format(given->ndim, given->shape, text[0], sizeof(text[0])),
-                           ca_shape_format(ndim, shape, text[1], sizeof(text[1])));
+        return ca_py_raise(PyExc_ValueError, "out has shape %s; expected %s", CA_SHAPE_OF(given),
+                           CA_SHAPE_WORDS(ndim, shape));
     }
     if (!out->writeable) {
         return ca_py_raise(PyExc_ValueError, "out is read-only; expected a writeable array");

@@ -412,32 +412,26 @@ is_same_view(PyArrayObject *a, PyArrayObject *b)
 int
 ca_py_sharing_of(PyObject *out, PyObject *input, ca_py_sharing *sharing)
 {
-    *sharing = CA_PY_APART;
     PyObject *numpy = PyImport_ImportModule("numpy");
-    if (numpy == NULL) {
-        return -1;
-    }
-    int result = -1;
-    PyObject *answer = PyObject_CallMethod(numpy, "may_share_memory", "OO", out, input);
-    if (answer == NULL || answer == Py_False) {
-        result = answer != NULL ? 0 : -1;
-        goto done;
-    }
-    if (is_same_view((PyArrayObject *)out, (PyArrayObject *)input)) {
+    PyObject *near =
+        numpy != NULL ? PyObject_CallMethod(numpy, "may_share_memory", "OO", out, input) : NULL;
+    PyObject *shared = NULL;
+    int result = near != NULL ? 0 : -1;
+    *sharing = CA_PY_APART;
+    if (near == Py_True && is_same_view((PyArrayObject *)out, (PyArrayObject *)input)) {
         *sharing = CA_PY_SAME;
-        result = 0;
-        goto done;
+    } else if (near == Py_True) {
+        shared = PyObject_CallMethod(numpy, "shares_memory", "OOi", out, input, SHARING_WORK);
+        *sharing = shared == Py_False ? CA_PY_INTERLEAVED : CA_PY_OVERLAPPING;
+        /* numpy.exceptions.TooHardError is a RuntimeError */
+        if (shared == NULL && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
+            PyErr_Clear();
+        } else if (shared == NULL) {
+            result = -1;
+        }
     }
-    Py_SETREF(answer, PyObject_CallMethod(numpy, "shares_memory", "OOi", out, input, SHARING_WORK));
-    /* numpy.exceptions.TooHardError is a RuntimeError */
-    if (answer == NULL && !PyErr_ExceptionMatches(PyExc_RuntimeError)) {
-        goto done;
-    }
-    PyErr_Clear();
-    *sharing = answer == Py_False ? CA_PY_INTERLEAVED : CA_PY_OVERLAPPING;
-    result = 0;
-done:
-    Py_XDECREF(answer);
-    Py_DECREF(numpy);
+    Py_XDECREF(shared);
+    Py_XDECREF(near);
+    Py_XDECREF(numpy);
     return result;
 }

@@ -61,12 +61,11 @@ static bool
 may_open(ca_state *state)
 {
     int64_t process_id = ca_process_id();
-    if (atomic_load(&state->process_id) != process_id) {
-        if (atomic_load(&state->opening) != 0) {
-            return false;
-        }
-        atomic_store(&state->process_id, process_id);
+    bool forked = atomic_load(&state->process_id) != process_id;
+    if (forked && atomic_load(&state->opening) != 0) {
+        return false;
     }
+    atomic_store(&state->process_id, process_id);
     return true;
 }
 

@@ -223,10 +223,8 @@ product(int ndim, const int64_t *shape)
 static int
 refuse_shape(const ca_tensor *tensor, int ndim, const int64_t *shape)
 {
-    char text[2][160];
     return ca_py_raise(PyExc_ValueError, "cannot reshape a Tensor of shape %s into %s",
-                       ca_shape_format(tensor->ndim, tensor->shape, text[0], sizeof(text[0])),
-                       ca_shape_format(ndim, shape, text[1], sizeof(text[1])));
+                       CA_SHAPE_OF(tensor), CA_SHAPE_WORDS(ndim, shape));
 }
 
 static int
