@@ -8,7 +8,7 @@
 #include "python/error.h"
 #include "python/tensor.h"
 
-/* True if NumPy makes an array of the object. */
+/* True if NumPy can make an array of the object. */
 static bool
 numpy_takes(PyObject *object)
 {
@@ -101,8 +101,8 @@ ca_py_array(const ca_state *state, PyObject *object, const char *name, ca_py_dty
 
 /* ---- results ---- */
 
-/* Returns the package of an array's type, for libraries without __array_namespace__. NULL, without
-   an exception, if there is none that is imported. */
+/* Returns the imported package of an array's type, for libraries without __array_namespace__. NULL,
+   without an exception, if there is none. */
 static PyObject *
 package_of(PyObject *like)
 {
@@ -119,8 +119,8 @@ package_of(PyObject *like)
     return package;
 }
 
-/* Returns the library's function that takes memory, a new reference. NULL without an exception: the
-   result is to be NumPy's. NULL with one: it is no Exception, and passes. */
+/* Returns the library's from_dlpack, a new reference. NULL without an exception: NumPy's array is
+   the result. NULL with an exception that is no Exception, such as KeyboardInterrupt. */
 static PyObject *
 taker_of(PyObject *like)
 {
@@ -159,7 +159,7 @@ ca_py_host_result(PyObject *like, ca_dtype dtype, int ndim, const int64_t *shape
     return memory;
 }
 
-/* Gives memory to the library by the exchange functions of its type. */
+/* Makes the library's array of the memory, by the exchange functions of its type. */
 static PyObject *
 exchange(const ca_dlpack_exchange *functions, const ca_tensor *tensor, PyObject *memory)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Arrays of any kind: NumPy's, Tensors, and those of other libraries. They become tensors, and
- * results are of their kind.
+ * Arrays of any kind, NumPy's, Tensors and those of other libraries: as tensors, as the kind of a
+ * result, and as `out`.
  */
 #ifndef CLATTN_PYTHON_ARRAY_H
 #define CLATTN_PYTHON_ARRAY_H
@@ -16,8 +16,8 @@
 int ca_py_array(const ca_state *state, PyObject *object, const char *name, ca_py_dtypes dtypes,
                 ca_tensor *tensor, PyObject **keep);
 
-/* True for an array of any kind, and for a NumPy scalar. NumPy's float64 is the exception: it is
-   Python's float, too. */
+/* True for an array of any kind, and for a NumPy scalar that is no Python float (float64 is
+   one). */
 bool ca_py_is_array(const ca_state *state, PyObject *object);
 
 /* Returns host memory for a result: a NumPy array, which ca_py_give turns into an array of the

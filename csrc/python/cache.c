@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The type clattn._core.Cache, of which clattn.KVCache is made. It is made of two Tensors
- * (B, Hk, capacity, size), for keys and for values.
+ * The type clattn._core.Cache, of which clattn.KVCache is made. It is made of two Tensors (B, Hk,
+ * capacity, size), for keys and for values.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -19,7 +19,7 @@
 #include "python/scalars.h"
 #include "python/tensor.h"
 
-/* Changes of `cache` wait for each other. Each one shows at once, when it is complete. */
+/* Changes of `cache` wait for each other. Readers see a change only when it is complete. */
 typedef struct {
     PyObject_HEAD
     PyObject *module;
@@ -31,8 +31,8 @@ typedef struct {
     int64_t *lengths; /* B of them; cache.lengths is this or NULL */
 } ca_py_cache;
 
-/* Reads the cache as it is now. *lengths is a copy, for PyMem_RawFree; cache->lengths is the copy,
-   or NULL as before. Returns -1 with an exception. */
+/* Copies the state of the cache. The caller frees *lengths with PyMem_RawFree; cache->lengths is
+   the same memory, or NULL if all lengths are equal. Returns -1 with an exception. */
 static int
 look(ca_py_cache *self, ca_cache *cache, int64_t **lengths)
 {
@@ -98,7 +98,7 @@ parse_numbers(ca_py_call *call, PyObject *object, const char *name, const int64_
     return 0;
 }
 
-/* Copies positions that come from the cache itself: they may overlap their target. */
+/* Copies a tensor that lies in the cache itself: it may overlap the new positions. */
 static int
 set_apart(ca_py_call *call, const ca_cache *cache, ca_tensor *tensor, PyObject *owner)
 {
@@ -117,24 +117,24 @@ set_apart(ca_py_call *call, const ca_cache *cache, ca_tensor *tensor, PyObject *
     return 0;
 }
 
-/* Copies the new positions of keys and values, a rectangle at a time. */
+/* Copies the new positions of keys and values, one rectangle at a time. */
 static ca_status
 copy_positions(ca_device *device, const ca_cache *cache, const ca_cache_append *append,
                const char *name, ca_error *error)
 {
     ca_status status = CA_OK;
-    int64_t parts = ca_cache_append_copies(cache, append);
-    for (int64_t part = 0; part < parts; part++) {
+    int64_t copies = ca_cache_append_copies(cache, append);
+    for (int64_t copy = 0; copy < copies; copy++) {
         ca_tensor from;
         ca_tensor to;
-        ca_cache_append_copy(cache, append, part, &from, &to);
+        ca_cache_append_copy(cache, append, copy, &from, &to);
         CA_TRY(ca_copy_run(device, &from, &to, name, error));
     }
 done:
     return status;
 }
 
-/* Checks and copies, then lets the new positions show. The caller holds `changing`. */
+/* Checks and copies, then counts the new positions. The caller holds `changing`. */
 static int
 append_positions(ca_py_cache *self, ca_py_call *call, const ca_cache_append *append)
 {
@@ -170,7 +170,7 @@ cache_append(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
         set_apart(&call, &self->cache, &append.value, args[VALUE]) < 0) {
         goto done;
     }
-    /* Python code might want the lock too: none runs while it is held. */
+    /* No Python code runs while the lock is held: the code might wait for the same lock. */
     take_lock(self);
     result = append_positions(self, &call, &append);
     PyThread_release_lock(self->changing);
@@ -234,7 +234,7 @@ done:
     return answer;
 }
 
-/* truncate(n, /): an int for all, or int64 numbers */
+/* truncate(n, /): n is an int for all, or int64 numbers */
 static PyObject *
 cache_truncate(PyObject *object, PyObject *n)
 {
@@ -270,7 +270,7 @@ cache_renew_lock(PyObject *object, PyObject *Py_UNUSED(ignored))
     if (lock == NULL) {
         return PyErr_NoMemory();
     }
-    self->changing = lock; /* the thread that held the old one does not exist here */
+    self->changing = lock; /* a thread that held the old one is not in this process */
     ca_mutex_init(&self->guard);
     Py_RETURN_NONE;
 }

@@ -221,7 +221,7 @@ ca_py_call_clear(ca_py_output *outputs, int count)
     }
 }
 
-/* One problem: on the call's device, or without one if it is trivial. */
+/* Runs one problem, on the call's device or, if it is trivial, without one. */
 static int
 run_problem(const ca_py_call *call, ca_attention *attention)
 {

@@ -14,7 +14,7 @@
 
 typedef struct {
     ca_state *state;
-    const char *name; /* of the function, for messages */
+    const char *name; /* the function's, for messages */
     PyObject *device_argument;
     ca_device *device;  /* that the Tensors among the arrays are on; NULL: no Tensors */
     const char *holder; /* the name of the first one */
@@ -25,15 +25,14 @@ typedef struct {
 /* Returns -1 with a TypeError if the number of arguments is wrong. */
 int ca_py_check_count(Py_ssize_t given, int expected);
 
-/* Starts a call of the function `name`, with the check above. ca_py_call_end follows in any
-   case. */
+/* Starts a call of the function `name`, with the check above. ca_py_call_end always follows. */
 int ca_py_call_begin(ca_py_call *call, PyObject *module, const char *name, Py_ssize_t given,
                      int expected);
 void ca_py_call_end(ca_py_call *call);
 
 /* Reads `object`, argument `name`, as a tensor whose memory the call keeps. Returns -1 with a
    TypeError if it is no array of one of the dtypes; with a ValueError if it is a Tensor on another
-   device than earlier ones, or another library cannot hand it out. */
+   device than earlier ones, or if its library does not hand it out. */
 int ca_py_call_array(ca_py_call *call, PyObject *object, const char *name, ca_py_dtypes dtypes,
                      ca_tensor *tensor);
 
@@ -41,8 +40,7 @@ int ca_py_call_array(ca_py_call *call, PyObject *object, const char *name, ca_py
 int ca_py_call_optional(ca_py_call *call, PyObject *object, const char *name, ca_py_dtypes dtypes,
                         ca_tensor *tensor);
 
-/* The same, in the host's memory, for arrays that the host reads. A NumPy scalar is taken as an
-   array without dimensions. */
+/* The same, in host memory. A NumPy scalar counts as an array without dimensions. */
 int ca_py_call_host_array(ca_py_call *call, PyObject *object, const char *name, ca_py_dtypes dtypes,
                           ca_tensor *tensor);
 
@@ -51,7 +49,7 @@ int ca_py_call_host_array(ca_py_call *call, PyObject *object, const char *name, 
 int ca_py_call_note(ca_py_call *call, PyObject *object, const char *name);
 
 /* Takes the device argument, after all arrays. Returns -1 with an exception if it is of a wrong
-   type, or names another device than that of the Tensors. */
+   type, or if it names another device than that of the Tensors. */
 int ca_py_call_ready(ca_py_call *call, PyObject *device_argument);
 
 /* Finds the device that the call runs on. Returns -1 with an exception. */
@@ -83,8 +81,8 @@ ca_py_output_of(bool wanted, PyObject *like, ca_dtype dtype, int ndim, const int
     return (ca_py_output){wanted, like, dtype, ndim, shape, tensor, NULL, NULL};
 }
 
-/* Make the memory of the results, returning -1 with an exception; give them, as a tuple unless
-   `count` is 1; release the memory. */
+/* Make the memory of the results, or return -1 with an exception; give the results, as a tuple
+   unless `count` is 1; release their memory. */
 int ca_py_call_outputs(const ca_py_call *call, ca_py_output *outputs, int count);
 PyObject *ca_py_call_give_all(const ca_py_call *call, const ca_py_output *outputs, int count);
 void ca_py_call_clear(ca_py_output *outputs, int count);
@@ -92,8 +90,7 @@ void ca_py_call_clear(ca_py_output *outputs, int count);
 /* out[...] = result, both Tensors or both NumPy arrays. Returns -1 with an exception. */
 int ca_py_call_copy(const ca_py_call *call, PyObject *out, PyObject *result);
 
-/* Fold the views and run the problem, or problems, on the call's device. A problem without work
-   needs no device. -1 with an exception. */
+/* Folds the views and runs each problem; a trivial one needs no device. -1 with an exception. */
 int ca_py_call_attention(const ca_py_call *call, ca_attention *attention,
                          const ca_tensor views[CA_ATTENTION_OPERANDS]);
 

@@ -26,7 +26,7 @@ is_bfloat16(PyArray_Descr *descr)
            strcmp(dot != NULL ? dot + 1 : name, "bfloat16") == 0;
 }
 
-/* Finds an integer type by its size: int64 is long or long long. */
+/* Finds an integer type by its size: NumPy has two types of 64 bits, long and long long. */
 static bool
 integer_dtype(PyArray_Descr *descr, ca_dtype *dtype)
 {
@@ -112,7 +112,7 @@ refuse_masked(PyObject *object, const char *name)
                                      name, Py_TYPE(object)->tp_name);
 }
 
-/* The strides of dimensions of size 1, and of empty arrays, may be anything. */
+/* NumPy may give any stride to a dimension of size 1 and to an empty array. */
 bool
 ca_py_array_describe(PyObject *object, ca_dtype dtype, ca_tensor *tensor)
 {
@@ -197,7 +197,7 @@ ca_py_descr(ca_dtype dtype)
         return (PyObject *)PyArray_DescrFromType(numbers[dtype]);
     }
     PyArray_Descr *descr = NULL;
-    PyObject *type = import_from("ml_dtypes", "bfloat16"); /* the ImportError names it */
+    PyObject *type = import_from("ml_dtypes", "bfloat16"); /* an ImportError names ml_dtypes */
     if (type != NULL && !PyArray_DescrConverter(type, &descr)) {
         descr = NULL;
     }
@@ -394,7 +394,7 @@ ca_py_copy_into(PyObject *out, PyObject *result)
     return PyArray_CopyInto((PyArrayObject *)out, (PyArrayObject *)result);
 }
 
-/* True if two arrays of one dtype and shape show the same elements in the same order. */
+/* True if two arrays of one dtype and shape have the same elements in the same order. */
 static bool
 is_same_view(PyArrayObject *a, PyArrayObject *b)
 {

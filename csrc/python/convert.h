@@ -31,7 +31,7 @@ int ca_py_check_dtype(ca_dtype dtype, ca_py_dtypes dtypes, const char *name);
 
 bool ca_py_is_ndarray(PyObject *object);
 
-/* True for a NumPy scalar. NumPy's float64 is Python's float, too. */
+/* True for a NumPy scalar. NumPy's float64 is one, and a Python float, too. */
 bool ca_py_is_numpy_scalar(PyObject *object);
 
 /* Reads a NumPy array, argument `name`, as a tensor. *keep is a new reference that owns the memory:
@@ -53,8 +53,7 @@ bool ca_py_array_describe(PyObject *array, ca_dtype dtype, ca_tensor *tensor);
 /* Returns NumPy's dtype, a new reference; ml_dtypes' for bfloat16. NULL with an exception. */
 PyObject *ca_py_descr(ca_dtype dtype);
 
-/* The same for arrays whose elements are moved without reading them: bfloat16 has the dtype uint16,
-   so that ml_dtypes is not needed. */
+/* The same for arrays that are only copied: uint16 stands for bfloat16, without ml_dtypes. */
 PyObject *ca_py_moving_descr(ca_dtype dtype);
 
 /* True if the array has that dtype, in any byte order. */
@@ -64,8 +63,8 @@ bool ca_py_array_has_dtype(PyObject *array, ca_dtype dtype);
    reference to NumPy's dtype in native byte order. Returns -1 with a TypeError. */
 int ca_py_dtype(PyObject *object, const char *name, ca_dtype *dtype, PyObject **native);
 
-/* True for a complex number and for NumPy's dates and durations, which have __float__ or __int__,
-   too. */
+/* True for a complex number, and for NumPy's dates and durations. Some have __float__ or
+   __int__. */
 bool ca_py_is_other_scalar(PyObject *object);
 
 /* Returns a new C-contiguous array in pages of that kind, 128-byte aligned and not initialised.
@@ -76,8 +75,8 @@ PyObject *ca_py_array_new(ca_pages pages, PyObject *descr, ca_dtype dtype, int n
 /* Returns an array's dtype in native byte order, a new reference. */
 PyObject *ca_py_native_descr(PyObject *array);
 
-/* Returns an array that shows a tensor's memory, which `owner` keeps. `descr` NULL: the dtype of
-   ca_py_moving_descr. */
+/* Returns an array of a tensor's memory, which `owner` keeps. `descr` NULL:
+   ca_py_moving_descr's. */
 PyObject *ca_py_array_over(const ca_tensor *tensor, PyObject *descr, bool writeable,
                            PyObject *owner);
 

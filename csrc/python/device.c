@@ -8,7 +8,7 @@
 
 #include "python/methods.h"
 
-/* The module owns the runtime that owns the device; the handle keeps the module. */
+/* The module owns the runtime, which owns the device. So each Device keeps the module. */
 typedef struct {
     PyObject_HEAD
     PyObject *module;
@@ -68,7 +68,7 @@ info_of(PyObject *self)
     return ca_device_get_info(ca_py_device_get(self));
 }
 
-/* The text member of ca_device_info at offset `closure`. */
+/* Returns the text member of ca_device_info at offset `closure`. */
 static PyObject *
 get_text(PyObject *self, void *closure)
 {
@@ -102,7 +102,7 @@ get_memory_mode(PyObject *self, void *Py_UNUSED(closure))
     return PyUnicode_FromString(memory_names[info_of(self)->memory]);
 }
 
-/* Makes the device ready, once. */
+/* Returns why the device is not usable, or None. The first call makes the device ready. */
 static PyObject *
 get_reason(PyObject *self, void *Py_UNUSED(closure))
 {

@@ -7,10 +7,10 @@
 
 #include "python/state.h"
 
-/* Returns the Device of a device of the module's runtime. */
+/* Returns the Device of one of the runtime's devices. */
 PyObject *ca_py_wrap_device(PyObject *module, ca_device *device);
 
-/* Returns the place of a device in the runtime's list. */
+/* Returns the index of a device in the runtime's list. */
 int ca_py_device_index(PyObject *module, const ca_device *device);
 
 /* Returns "gpu", "accelerator" or "cpu". */

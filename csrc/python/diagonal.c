@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The functions that fill diagonals: their arguments, where they write to, their call.
+ * The functions that fill diagonals: their arguments, their output and their call.
  */
 #include <string.h>
 
@@ -65,7 +65,7 @@ parse_dtype(diagonal_call *call, PyObject *dtype)
     return dtype == Py_None ? 0 : ca_py_dtype(dtype, "dtype", &call->source.dtype, &call->dtype);
 }
 
-/* Applies the rules of a specification, which settle shape and dtype. */
+/* Applies the rules of a specification, which decide shape and dtype. */
 static int
 check_source(diagonal_call *call, ca_status (*check)(ca_diagonal_source *source, ca_error *error))
 {
@@ -80,7 +80,7 @@ parse_value(diagonal_call *call, PyObject *value)
     return ca_py_value(value, "value", call->source.dtype, &call->problem.value);
 }
 
-/* Finds how the checked out shares memory with the input. */
+/* Finds how `out`, which is checked, shares memory with the input. */
 static int
 find_sharing(diagonal_call *call)
 {
@@ -142,7 +142,7 @@ new_array(diagonal_call *call, ca_device *device)
     return array;
 }
 
-/* Returns a new result of the kind of the array that it is copied to, or of the input. */
+/* Returns a new result of the kind of `out` or, without one, of the input. */
 static PyObject *
 new_result(diagonal_call *call, ca_device *device)
 {
@@ -155,8 +155,7 @@ new_result(diagonal_call *call, ca_device *device)
                                    &call->problem.output);
 }
 
-/* True if the kernel can write to `out` itself, in place where it is the input. Else the result is
-   copied there. */
+/* True if the kernel can write to `out` itself, which may be the input. Else `out` gets a copy. */
 static bool
 is_direct(const diagonal_call *call, const ca_device *device)
 {
@@ -167,7 +166,7 @@ is_direct(const diagonal_call *call, const ca_device *device)
 
 /* ---- the call ---- */
 
-/* Fills the output and gives it, or `out`. `result` NULL: the output is `out`. */
+/* Fills the output and gives it, or `out`. `result` NULL: `out` is the output. */
 static PyObject *
 fill(const diagonal_call *call, ca_device *device, PyObject *result)
 {
@@ -274,7 +273,7 @@ eye(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     return finish(&call, parsed);
 }
 
-/* Zeros on one side of a diagonal: value 0, and one bound. */
+/* Fills one side of a diagonal with zeros. */
 static PyObject *
 triangle(PyObject *module, PyObject *const *args, Py_ssize_t nargs, bool lower)
 {

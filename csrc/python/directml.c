@@ -22,7 +22,7 @@ enum {
 
 enum { OUTPUT, PRESENT_KEY, PRESENT_VALUE, RESULTS };
 
-/* The bias, and a mask that holds numbers, are read on the host; a mask of flags is not. */
+/* The host reads the bias, and a mask that holds numbers; a kernel reads a mask of flags. */
 static int
 parse_tensors(PyObject *const *args, ca_directml_attention *dml, ca_py_call *call)
 {
@@ -40,7 +40,7 @@ parse_tensors(PyObject *const *args, ca_directml_attention *dml, ca_py_call *cal
     return 0;
 }
 
-/* Comes before the tensors: mask_type says which of them are read. */
+/* Is called before parse_tensors: mask_type decides where the mask is read. */
 static int
 parse_mask_type(PyObject *const *args, ca_directml_attention *dml)
 {

@@ -11,9 +11,9 @@
 
 /* ---- capsules ---- */
 
-/* What one export allocates; the consumer sees one of the two structs. Both the consumer and the
-   capsule, if there is one, hold it: some consumers call the deleter, fail, and leave the capsule
-   as if they had never seen it. */
+/* The memory of one export; the consumer gets one of the two structs. The consumer and the capsule,
+   if there is one, both hold the export: some consumers call the deleter, then fail and leave the
+   capsule as it was. */
 typedef struct {
     union {
         ca_dlpack_managed managed;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory for other libraries to take by way of DLPack.
+ * Memory that other libraries take through DLPack.
  */
 #ifndef CLATTN_PYTHON_DLPACK_EXPORT_H
 #define CLATTN_PYTHON_DLPACK_EXPORT_H
@@ -9,7 +9,7 @@
 #include "base/tensor.h"
 #include "python/state.h"
 
-/* Sets the members of a struct that say the dtype of its elements. */
+/* Sets the members that describe the dtype of the elements. */
 void ca_py_dlpack_set_dtype(ca_dlpack_tensor *tensor, ca_dtype dtype);
 
 /* The arguments of __dlpack__, which are all keywords. */
@@ -26,13 +26,11 @@ typedef struct {
 int ca_py_dlpack_parse(PyObject *args, PyObject *kwargs, ca_py_dlpack_request *request);
 
 /* Returns a capsule with `tensor`, whose memory `owner` keeps. The device, data and byte_offset of
-   `start` say where the tensor starts; NULL: in the host's memory. `copied`: nobody else has the
-   memory. */
+   `start` say where the tensor starts; NULL: in host memory. `copied`: the memory is a new copy. */
 PyObject *ca_py_dlpack_export(const ca_tensor *tensor, PyObject *owner,
                               const ca_dlpack_tensor *start, bool versioned, bool copied);
 
-/* Returns host memory as a struct for the functions of a ca_dlpack_exchange. NULL with an
-   exception. */
+/* Returns host memory as a struct for a ca_dlpack_exchange. NULL with an exception. */
 ca_dlpack_versioned *ca_py_dlpack_hand_out(const ca_tensor *tensor, PyObject *owner);
 
 /* Returns an object with __dlpack__ that hands out host memory. */

@@ -6,8 +6,7 @@
 #include "python/dlpack_export.h" /* ca_py_dlpack_set_dtype */
 #include "python/error.h"
 
-/* Calls the deleter of the struct that `owner` holds. The deleter may run Python code, and an
-   exception may be set already. */
+/* Calls the deleter of the struct of `owner`, which may run Python code. Keeps a set exception. */
 static void
 give_back(PyObject *owner)
 {
@@ -79,8 +78,8 @@ is_true(PyObject *object, const char *name, bool calls)
     return result;
 }
 
-/* Refuses a torch tensor that requires gradients, or whose signs are turned lazily. A capsule would
-   not tell either. */
+/* Refuses a torch tensor that requires gradients, or whose signs are not turned yet. A capsule does
+   not say either. */
 static int
 check_torch(PyObject *object, const char *name)
 {
@@ -168,8 +167,8 @@ call_dlpack(PyObject *object, const char *name)
     return capsule;
 }
 
-/* Returns a new owner of `managed`, without give_back yet. NULL with an exception: then `managed`
-   still belongs to the other library. */
+/* Returns a new capsule of `managed`, which does not call give_back yet. NULL with an exception:
+   then `managed` still belongs to the other library. */
 static PyObject *
 owner_of(void *managed, bool versioned)
 {
@@ -180,7 +179,7 @@ owner_of(void *managed, bool versioned)
     return owner;
 }
 
-/* Takes over the struct of a capsule. *owner calls the deleter at its end. */
+/* Takes over the struct of a capsule. At its end *owner calls the deleter. */
 static int
 consume(PyObject *capsule, const char *name, PyObject **owner)
 {
@@ -206,7 +205,7 @@ consume(PyObject *capsule, const char *name, PyObject **owner)
         Py_CLEAR(*owner);
         return -1;
     }
-    /* The struct is ours now. */
+    /* From here on *owner has the struct. */
     return PyCapsule_SetDestructor(*owner, give_back);
 }
 
@@ -226,7 +225,7 @@ ca_py_dlpack_exchange(PyObject *object)
 }
 
 /* Takes the object by the exchange functions of its type. Returns 0 without an owner if the
-   functions refuse: __dlpack__ will say why. */
+   functions refuse: then __dlpack__ says why. */
 static int
 exchange_owner(const ca_dlpack_exchange *exchange, PyObject *object, PyObject **owner)
 {

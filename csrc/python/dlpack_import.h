@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Arrays of other libraries, taken by way of DLPack.
+ * Arrays of other libraries, taken through DLPack.
  */
 #ifndef CLATTN_PYTHON_DLPACK_IMPORT_H
 #define CLATTN_PYTHON_DLPACK_IMPORT_H
@@ -22,13 +22,12 @@ typedef struct {
 /* True if the object's type has __dlpack__ and __dlpack_device__. */
 bool ca_py_has_dlpack(PyObject *object);
 
-/* Replaces the exception that `source` of argument `name` raised by one of `type`, which says that
-   the argument cannot be read and has the first one as its cause. An exception that is no
-   Exception, and a MemoryError, stay. Returns -1. */
+/* Replaces the exception that `source` of argument `name` raised by one of `type`. The new
+   exception says that the argument cannot be read, and has the old one as its cause. A MemoryError
+   and an exception that is no Exception stay. Returns -1. */
 int ca_py_raise_from(PyObject *type, const char *name, PyObject *object, const char *source);
 
-/* Returns the exchange functions of the object's type; NULL, without an exception, if the type has
-   none. */
+/* Returns the exchange functions of the object's type, or NULL without an exception. */
 const ca_dlpack_exchange *ca_py_dlpack_exchange(PyObject *object);
 
 /* Takes the host memory of `object`, argument `name`. Returns -1 with a TypeError or a ValueError

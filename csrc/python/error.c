@@ -44,7 +44,7 @@ ca_py_error_check(const ca_state *state, ca_status status, ca_error *error)
     if (error->log != NULL) {
         PyErr_Format(type, "%s\n%s", error->message, error->log);
     } else {
-        PyErr_Format(type, "%s", error->message); /* takes any bytes */
+        PyErr_Format(type, "%s", error->message); /* the format takes any bytes */
     }
     ca_error_clear(error);
     return -1;

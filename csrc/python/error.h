@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Exceptions: the one place that turns a ca_error into one.
+ * Exceptions. Only this file turns a ca_error into an exception.
  */
 #ifndef CLATTN_PYTHON_ERROR_H
 #define CLATTN_PYTHON_ERROR_H
@@ -11,8 +11,7 @@
 /* Creates clattn.DeviceError and adds it to the module. Returns -1 with an exception. */
 int ca_py_error_init(PyObject *module);
 
-/* Returns 0 for CA_OK. For another status: raises its exception with the error's words, clears the
-   error and returns -1. */
+/* Returns 0 for CA_OK. Else raises the exception of the status, clears the error and returns -1. */
 int ca_py_error_check(const ca_state *state, ca_status status, ca_error *error);
 
 /* Raises an exception with a message that PyErr_Format makes. Returns -1. */

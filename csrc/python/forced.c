@@ -7,7 +7,7 @@
 #include "python/error.h"
 #include "python/methods.h"
 
-/* Forces what the words say; NULL or "" forces nothing. */
+/* Forces a variant and limits; NULL or "" forces nothing. */
 static int
 force(ca_state *state, const char *kernel, const char *sub_groups, const char *local_memory)
 {
@@ -30,8 +30,8 @@ ca_py_force_as_environment_says(ca_state *state)
                  getenv("CLATTN_LOCAL_MEMORY"));
 }
 
-/* force(kernel="", sub_groups="", local_memory="", /): the words of the variables, for tests. Calls
-   that other threads have begun may see either state. */
+/* force(kernel="", sub_groups="", local_memory="", /), for tests: takes the words of the variables.
+   A call that another thread has begun may see the old words or the new ones. */
 static PyObject *
 force_words(PyObject *module, PyObject *args)
 {

@@ -33,7 +33,7 @@ enum {
 
 enum { Y, PRESENT_KEY, PRESENT_VALUE, QK_MATMUL_OUTPUT, OUTPUTS };
 
-/* nonpad_kv_seqlen is read on the host. */
+/* Reads the arrays. The host reads the elements of nonpad_kv_seqlen. */
 static int
 parse_inputs(PyObject *const *args, ca_onnx_attention *onnx, ca_py_call *call)
 {
@@ -51,7 +51,7 @@ parse_inputs(PyObject *const *args, ca_onnx_attention *onnx, ca_py_call *call)
                                  &onnx->nonpad_kv_seqlen);
 }
 
-/* None gives 0, which is no number of heads. */
+/* Reads a number of heads; 0 for None. */
 static int
 parse_heads(PyObject *object, const char *name, int64_t *heads)
 {

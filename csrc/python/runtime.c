@@ -16,7 +16,7 @@
 
 /* ---- the runtime ---- */
 
-/* A NULL-ended array that borrows from a tuple of bytes. */
+/* Returns a NULL-ended array of the strings in a tuple of bytes, which keeps them. */
 static const char **
 borrow_strings(PyObject *tuple)
 {
@@ -36,7 +36,7 @@ borrow_strings(PyObject *tuple)
     return strings;
 }
 
-/* Opens the loader, without the interpreter's lock, in the first thread that gets here.
+/* Opens OpenCL in the first thread that gets here, without the interpreter's lock.
    clattn._drivers.discover() has said where to look. */
 static ca_status
 open_runtime(ca_state *state, const char *const *preload, const char *const *candidates,
@@ -55,8 +55,8 @@ open_runtime(ca_state *state, const char *const *preload, const char *const *can
     return status;
 }
 
-/* False in a child that was forked while a thread of its parent was opening OpenCL: nobody releases
-   the lock there, and a driver may be half loaded. */
+/* False in a child that was forked while a thread of its parent was opening OpenCL. No thread of
+   the child releases the lock, and a driver may be half loaded. */
 static bool
 may_open(ca_state *state)
 {
@@ -147,8 +147,8 @@ ca_py_check_device(ca_state *state, PyObject *argument)
         "device", "a clattn.Device, a string such as \"cpu\" or \"gpu:1\", or None", argument);
 }
 
-/* Finds the device that `words` name; NULL: the runtime's choice. `what` says in messages where the
-   words come from. */
+/* Finds the device that `words` name; NULL: the runtime's choice. `what` names the words in
+   messages. */
 static int
 find_by_words(ca_state *state, const char *words, const char *what, ca_device **device)
 {
@@ -174,7 +174,7 @@ choose_default(ca_state *state, ca_device **device)
     if (find_by_words(state, given ? words : NULL, "CLATTN_DEVICE", device) < 0) {
         return -1;
     }
-    ca_device *chosen = NULL; /* another thread's choice meanwhile stays */
+    ca_device *chosen = NULL; /* the choice of another thread stays */
     if (!atomic_compare_exchange_strong(&state->default_device, &chosen, *device)) {
         *device = chosen;
     }
@@ -195,7 +195,7 @@ find_without_argument(ca_state *state, ca_device **device)
     }
     bool is_device = Py_IS_TYPE(override, state->device_type);
     *device = is_device ? ca_py_device_get(override) : NULL;
-    Py_DECREF(override); /* the context keeps it, the module its device */
+    Py_DECREF(override); /* the context keeps the Device, the module the device */
     return is_device ? 0 : ca_py_raise(PyExc_TypeError, "device_override holds no Device");
 }
 

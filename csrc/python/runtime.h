@@ -7,8 +7,7 @@
 
 #include "python/state.h"
 
-/* Creates the context variable of use_device and adds it to the module. Returns -1 with an
-   exception. */
+/* Adds the context variable of use_device to the module. Returns -1 with an exception. */
 int ca_py_runtime_init(PyObject *module);
 
 /* Checks that `argument` may name a device, without opening OpenCL. Returns -1 with a TypeError. */

@@ -84,7 +84,7 @@ ca_py_scale(PyObject *object, bool *given, double *scale)
     return *given ? ca_py_double(object, "scale", scale) : 0;
 }
 
-/* The type is known by its name, as it has no C symbol outside NumPy's API. */
+/* NumPy's bool has no C symbol outside NumPy's API. Its name tells the type. */
 bool
 ca_py_is_numpy_bool(PyObject *object)
 {
@@ -126,8 +126,8 @@ ca_py_causal(PyObject *object, ca_causal *causal)
     return result;
 }
 
-/* Returns object.__index__(), a new reference; NULL with a TypeError for an object that is not a
-   whole number. An array has __index__ too, and may refuse. */
+/* Returns object.__index__(), a new reference; NULL with a TypeError if the object is no whole
+   number. An array has __index__, too, which may raise. */
 static PyObject *
 whole_number(PyObject *object, const char *name, const char *expected)
 {
@@ -182,7 +182,7 @@ ca_py_any_int(PyObject *object, const char *name, int64_t *value)
     return whole != NULL ? 0 : -1;
 }
 
-/* Reads one bound of the window. A bound beyond any tensor is no bound. */
+/* Reads one bound of the window. A bound larger than any tensor is no bound. */
 static int
 window_bound(PyObject *object, int64_t *bound)
 {
@@ -219,7 +219,7 @@ ca_py_window(PyObject *object, int64_t *left, int64_t *right)
     if (!PyTuple_Check(object) && !PyList_Check(object)) {
         return ca_py_wrong_type("window", "a pair (left, right) or None", object);
     }
-    /* A tuple of its own: __index__ may run code that changes the caller's list. */
+    /* A copy: __index__ may run code that changes the caller's list. */
     PyObject *pair = PySequence_Tuple(object);
     if (pair == NULL) {
         return -1;
@@ -245,7 +245,7 @@ ca_py_band(PyObject *begin, PyObject *end, int64_t *lower, int64_t *upper, bool 
     PyObject *to_whole = from_whole != NULL ? read_int(end, "end", &to, &overflow) : NULL;
     int result = -1;
     if (to_whole != NULL) {
-        /* Beyond 64 bits only the numbers themselves tell which is larger. */
+        /* For numbers beyond 64 bits, only the objects tell which is larger. */
         result = PyObject_RichCompareBool(from_whole, to_whole, Py_GT);
         *inverted = result == 1;
         *lower = *inverted ? to : from;

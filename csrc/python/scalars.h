@@ -17,8 +17,8 @@
 /* Raises the TypeError "<name> must be <expected>, got <its type>". Returns -1. */
 int ca_py_wrong_type(const char *name, const char *expected, PyObject *object);
 
-/* Returns repr(object) for a message, cut to fit, a new reference. Works for numbers of more digits
-   than Python prints, too. NULL with an exception. */
+/* Returns repr(object) for a message, cut to fit, a new reference; NULL with an exception. Python
+   refuses to print very long numbers: a text stands for them. */
 PyObject *ca_py_repr(PyObject *object);
 
 /* Returns a tuple of numbers[i] * unit. NULL with an exception. */
@@ -49,8 +49,8 @@ int ca_py_int(PyObject *object, const char *name, int64_t lowest, int64_t highes
 /* Reads a whole number of any size; *value is the nearest number of 64 bits. */
 int ca_py_any_int(PyObject *object, const char *name, int64_t *value);
 
-/* Reads any whole numbers `begin` and `end`, as the band lower <= x - y < upper. With begin > end,
-   `inverted` is set and the numbers mean all but the band. */
+/* Reads whole numbers `begin` and `end` of any size as the band lower <= x - y < upper. If begin >
+   end, `inverted` is set, and the result is all but the band. */
 int ca_py_band(PyObject *begin, PyObject *end, int64_t *lower, int64_t *upper, bool *inverted);
 
 /* Reads a tuple or list of whole numbers of 0 or more, CA_MAX_DIMS - 1 at most. */
@@ -59,8 +59,7 @@ int ca_py_shape(PyObject *object, const char *name, int *ndim, int64_t shape[CA_
 /* Reads one of `count` words; *index says which. */
 int ca_py_word(PyObject *object, const char *name, const char *const *words, int count, int *index);
 
-/* Reads seed: a whole number of 64 bits. For None, gets a new seed from the operating system if one
-   is `needed`. */
+/* Reads seed: a whole number of 64 bits, or None: then a new seed is made if one is `needed`. */
 int ca_py_seed(PyObject *object, bool needed, uint64_t *seed);
 
 #endif

@@ -36,14 +36,12 @@ PyObject *ca_py_tensor_new(const ca_state *state, ca_storage *storage, const ca_
 PyObject *ca_py_tensor_empty(const ca_state *state, ca_device *device, ca_dtype dtype, int ndim,
                              const int64_t *shape);
 
-/* Returns a new C-contiguous Tensor on `device` with the elements of `tensor`, which may be the
-   host's or any device's. `owner` keeps the memory of `tensor`. `call` is the function's name for
-   messages. */
+/* Returns a new C-contiguous Tensor on `device` with the elements of `tensor`, which is on the host
+   or on any device. `owner` keeps the memory of `tensor`. Messages name the function `call`. */
 PyObject *ca_py_tensor_copy(const ca_state *state, ca_device *device, const ca_tensor *tensor,
                             PyObject *owner, const char *call);
 
-/* object[...] = tensor, both on one device, for the function `call`. Returns -1 with an
-   exception. */
+/* object[...] = tensor, on one device, for the function `call`. Returns -1 with an exception. */
 int ca_py_tensor_assign(const ca_state *state, PyObject *object, const ca_tensor *tensor,
                         const char *call);
 
@@ -51,8 +49,7 @@ int ca_py_tensor_assign(const ca_state *state, PyObject *object, const ca_tensor
 int ca_py_tensor_wait(const ca_state *state, PyObject *object);
 
 /* Waits for the calls that use the Tensor, and returns its elements in a new NumPy array. With
-   `opaque`, bfloat16 elements have the dtype uint16, so that ml_dtypes is not needed: the caller
-   moves elements without reading them. */
+   `opaque`, bfloat16 elements have the dtype uint16, as in ca_py_moving_descr. */
 PyObject *ca_py_tensor_fetch(const ca_state *state, PyObject *object, bool opaque);
 
 #endif

@@ -32,7 +32,7 @@ state_of(PyObject *self)
 
 /* ---- views ---- */
 
-/* Returns the view as a Tensor; NULL if `made`, the result of making the view, is -1. */
+/* Returns the view as a Tensor; NULL if `made` is -1, which says that there is no view. */
 static PyObject *
 view_as(PyObject *self, int made, const ca_tensor *view)
 {
@@ -56,8 +56,8 @@ length(PyObject *self)
     return (Py_ssize_t)view->shape[0];
 }
 
-/* Whoever calls this slot has added the length to a negative index. A sum that is still negative is
-   refused in the caller's words. */
+/* Returns tensor[index]. Python adds the length to a negative index before it calls this slot; this
+   function undoes the sum if it is still negative, so that the message has the caller's index. */
 static PyObject *
 item(PyObject *self, Py_ssize_t index)
 {
@@ -69,7 +69,7 @@ item(PyObject *self, Py_ssize_t index)
     return element;
 }
 
-/* Elements are not compared: the host would have to wait and look. */
+/* Comparing elements would make the host wait and read them. */
 static int
 contains(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(element))
 {
@@ -137,8 +137,7 @@ to(PyObject *self, PyObject *argument)
 
 /* ---- the elements on the host ---- */
 
-/* The elements, to be looked at now: a NumPy array of the Tensor's memory if the host has the
-   memory, else of a copy. */
+/* Returns a NumPy array to read now: of the Tensor's memory if the host has it, else a copy. */
 static PyObject *
 look(PyObject *self)
 {
@@ -154,8 +153,8 @@ look(PyObject *self)
     return array;
 }
 
-/* numpy(): the same, to be kept. Later calls that use memory shared with the host are waited
-   for. */
+/* numpy(): the same array, for the caller to keep. From now on, calls that use the shared memory
+   are waited for. */
 static PyObject *
 numpy(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
@@ -208,7 +207,7 @@ dlpack_device(PyObject *self, PyObject *Py_UNUSED(ignored))
     return Py_BuildValue("(ii)", device.type, device.id);
 }
 
-/* A capsule of a copy in new memory of the host. */
+/* Returns a capsule of a copy in new host memory. */
 static PyObject *
 export_copy(PyObject *self, bool versioned)
 {
@@ -223,7 +222,7 @@ export_copy(PyObject *self, bool versioned)
     return capsule;
 }
 
-/* A capsule of the Tensor's own memory. */
+/* Returns a capsule of the Tensor's own memory. */
 static PyObject *
 export_memory(PyObject *self, bool versioned, bool copied)
 {
@@ -323,7 +322,7 @@ get_T(PyObject *self, void *Py_UNUSED(closure))
 
 /* ---- the type ---- */
 
-/* Above this number NumPy leaves elements out. */
+/* NumPy prints at most so many elements. */
 #define SUMMARISED 1000
 
 /* clattn.Tensor([…], dtype=…, device='…'), with the shape if the elements do not show it */

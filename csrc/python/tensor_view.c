@@ -67,7 +67,7 @@ take_slice(const ca_tensor *tensor, int d, PyObject *key, ca_tensor *view)
     return append(view, size, tensor->strides[d] * (size > 1 ? step : 1));
 }
 
-/* Counts the dimensions that the keys take. Refuses a second `...`. */
+/* Counts the dimensions that the keys index. Refuses a second `...`. */
 static int
 count_keys(PyObject *keys, int *taken)
 {
@@ -203,8 +203,7 @@ ca_py_view_transpose(const ca_tensor *tensor, PyObject *args, ca_tensor *view)
 
 /* ---- reshaping ---- */
 
-/* Returns the product of the sizes. INT64_MAX, more than any tensor has, if the product without
-   zeros is too large. */
+/* Returns the product of the sizes; INT64_MAX if the product without zeros overflows. */
 static int64_t
 product(int ndim, const int64_t *shape)
 {

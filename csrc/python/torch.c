@@ -38,7 +38,7 @@ parse_dropout(PyObject *const *args, ca_torch_sdpa *sdpa)
     return ca_py_seed(args[SEED], sdpa->dropout > 0, &sdpa->seed);
 }
 
-/* Reads everything but the arrays. */
+/* Reads all arguments that are not arrays. */
 static int
 parse_options(PyObject *const *args, ca_torch_sdpa *sdpa, bool *return_lse)
 {
@@ -75,8 +75,8 @@ overlaps(const ca_tensor *output, const ca_tensor *input)
     return ca_extents_overlap(&a, &b);
 }
 
-/* True if the kernel can write to `out` itself. The result is copied there if `out` is spread out,
-   swapped, misaligned or shares memory with an input. */
+/* True if the kernel can write to `out` itself. Otherwise the result is copied to `out`: because it
+   is spread out, swapped, misaligned or shares memory with an input. */
 static bool
 is_direct(const ca_torch_sdpa *sdpa, const ca_py_out *out)
 {
@@ -87,7 +87,7 @@ is_direct(const ca_torch_sdpa *sdpa, const ca_py_out *out)
            !(sdpa->has_mask && overlaps(tensor, &sdpa->attn_mask));
 }
 
-/* Runs the checked call, whose result has that shape. Returns the output, or the pair of output and
+/* Runs the checked call, whose result has this shape. Returns the output, or the pair of output and
    log-sum-exp; NULL with an exception. */
 static PyObject *
 run(const ca_py_call *call, const ca_torch_sdpa *sdpa, PyObject *const *args, int ndim,

@@ -31,8 +31,8 @@ round_to_odd(PyObject *whole, double *value)
     return below < 0 || above < 0 ? -1 : 0;
 }
 
-/* Converts a whole number to a double, an infinity beyond the range. `narrow`: the caller rounds it
-   to fewer bits. */
+/* Converts a whole number to a double; beyond the range to an infinity. `narrow`: the caller rounds
+   the double to fewer bits. */
 static int
 whole_to_double(PyObject *object, bool narrow, double *value)
 {
@@ -79,7 +79,7 @@ float_bits(float value)
     return bits;
 }
 
-/* Rounds first to a float whose last bit is 1 if it is not exact, as round_to_odd does. */
+/* Rounds to a float first, as round_to_odd does: the last bit is 1 if the float is not exact. */
 static uint64_t
 bfloat16_bits(double value)
 {
@@ -122,8 +122,7 @@ float_value(PyObject *object, const char *name, ca_dtype dtype, uint64_t *bits)
 
 /* ---- bool and integers ---- */
 
-/* Returns int(object), a new reference. NULL without an exception if `object` is NaN or an
-   infinity. */
+/* Returns int(object), a new reference. NULL without an exception for NaN and infinities. */
 static PyObject *
 to_whole(PyObject *object, const char *name)
 {
@@ -137,8 +136,7 @@ to_whole(PyObject *object, const char *name)
     return whole;
 }
 
-/* Writes the bits of a number from `lowest` to `highest`. -1 if it is another number, -2 with an
-   exception. */
+/* Writes the bits of a number from `lowest` to `highest`. -1: another number, -2: an exception. */
 static int
 whole_bits(PyObject *whole, int64_t lowest, uint64_t highest, uint64_t *bits)
 {
