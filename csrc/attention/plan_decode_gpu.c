@@ -41,12 +41,6 @@
 /* How work-items exchange numbers: EXCHANGE of attention/decode_gpu/exchange.clh. */
 typedef enum { EXCHANGE_LOCAL, EXCHANGE_SUB_GROUPS, EXCHANGE_PTX } exchange;
 
-static bool
-decode_gpu_is_fast(const ca_device_info *info, const ca_attention *attention)
-{
-    return info->type != CA_DEVICE_CPU && attention->L <= FEW_ROWS;
-}
-
 /* Returns how many neighbours can exchange numbers: a warp, a sub-group, or any number in
    local memory. Most devices have sub-groups of 16; larger ones take more registers for
    each work-item on some. */
@@ -247,6 +241,7 @@ const ca_variant ca_variant_decode_gpu = {
     .refuses = CA_NO_INPUT_BIAS | CA_NO_DROPOUT | CA_NO_SCORES | CA_NO_LATE_SOFTCAP,
     .group = FEWEST_GROUP,
     .local_memory = LOCAL_BYTES + (1 << 10),
-    .is_fast = decode_gpu_is_fast,
+    .fast = CA_FAST_ON_GPUS,
+    .fast_rows = FEW_ROWS,
     .make_plan = plan_decode_gpu,
 };
