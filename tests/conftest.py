@@ -20,6 +20,7 @@ import clattn
 import pytest
 import support.faults as faults
 from support.passing import pass_tensors
+from support.variants import WITH_ARRAYS, force, row_id
 
 
 def is_named(device, words):
@@ -65,7 +66,7 @@ def pytest_report_header():
         f"clattn device {device_id(i, d)}: {d.name} ({d.platform}, {d.version}, "
         f"driver {d.driver_version}, {d.compute_units} units)"
         for i, d in enumerate(DEVICES)
-    ] + ["clattn kernels: chosen by clattn, and those that CLATTN_KERNEL forces"]
+    ] + ["clattn kernels: chosen by clattn, and those that tests force"]
 
 
 def pytest_generate_tests(metafunc):
@@ -85,7 +86,8 @@ def pytest_collection_modifyitems(items):
     """
 
     def with_tensors(item):
-        return hasattr(item, "callspec") and item.callspec.params.get("passed_as") == "tensors"
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        return params.get("passed_as") == "tensors" or "tensors" in params.get("variant", ())
 
     def with_reference(item):
         chosen = "reference_kernel" not in item.fixturenames or "kernel" in item.fixturenames
@@ -153,10 +155,7 @@ def device(request):
 @pytest.fixture(params=[None, "reference"], ids=["chosen", "reference"])
 def kernel(request, monkeypatch):
     """The kernel that clattn chooses, then the reference kernel."""
-    if request.param is None:
-        monkeypatch.delenv("CLATTN_KERNEL", raising=False)
-    else:
-        monkeypatch.setenv("CLATTN_KERNEL", request.param)
+    force(monkeypatch, request.param)
     return request.param
 
 
@@ -167,15 +166,25 @@ def reference_kernel(request, monkeypatch):
     It builds fastest: head sizes and most options are data there.
     """
     if "kernel" not in request.fixturenames:
-        monkeypatch.setenv("CLATTN_KERNEL", "reference")
+        force(monkeypatch, "reference")
 
 
-@pytest.fixture
-def decode(device, monkeypatch):
-    """attention_decode_cpu, which is for CPUs, and no other kernel in its place."""
-    if device.type != "cpu":
-        pytest.skip("attention_decode_cpu is for CPUs")
-    monkeypatch.setenv("CLATTN_KERNEL", "decode")
+@pytest.fixture(params=WITH_ARRAYS, ids=row_id)
+def variant(request, device, monkeypatch):
+    """A variant of support/variants.py that is forced, where the device can run it."""
+    row, passed = request.param
+    if row.cpu_only and device.type != "cpu":
+        pytest.skip(f"{row.kernel} is for CPUs")
+    row.force(monkeypatch)
+    if row.kernel == "pairs":
+        try:
+            row.call(*row.arrays((1, 1, 1, 1, 1)), device=device)
+        except ValueError as refusal:
+            pytest.skip(str(refusal))
+    with pytest.MonkeyPatch.context() as patch:
+        if passed == "tensors":
+            pass_tensors(patch)
+        yield row
 
 
 @pytest.fixture(scope="session")

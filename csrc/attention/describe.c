@@ -7,9 +7,9 @@
 _Static_assert(sizeof(ca_attention_params) == CA_ATTENTION_PARAMS_SIZE,
                "host and device must agree on the parameters' layout");
 _Static_assert(CA_BOOL == CA_KERNEL_BOOL && CA_FLOAT16 == CA_KERNEL_FLOAT16 &&
-                   CA_BFLOAT16 == CA_KERNEL_BFLOAT16 &&
-                   CA_FLOAT32 == CA_KERNEL_FLOAT32 && CA_FLOAT64 == CA_KERNEL_FLOAT64 &&
-                   CA_INT8 == CA_KERNEL_INT8 && CA_UINT64 == CA_KERNEL_UINT64,
+                   CA_BFLOAT16 == CA_KERNEL_BFLOAT16 && CA_FLOAT32 == CA_KERNEL_FLOAT32 &&
+                   CA_FLOAT64 == CA_KERNEL_FLOAT64 && CA_INT8 == CA_KERNEL_INT8 &&
+                   CA_UINT64 == CA_KERNEL_UINT64,
                "dtypes are passed to kernels by value");
 
 static int64_t
@@ -92,8 +92,7 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
         .kept_scale = (float)kept_scale,
         .last_dropped = last_dropped(attention->dropout),
         .flags = (ca_attention_has(attention, CA_ATTENTION_LSE) ? CA_HAS_LSE : 0) |
-                 (counted ? CA_HAS_KEY_COUNTS : 0) |
-                 (shifted ? CA_COUNTS_SHIFT_BAND : 0) |
+                 (counted ? CA_HAS_KEY_COUNTS : 0) | (shifted ? CA_COUNTS_SHIFT_BAND : 0) |
                  (ca_attention_keys_are_far(attention) ? CA_KEYS_ARE_FAR : 0),
     };
     memcpy(params.batch, attention->batch, sizeof(params.batch));

@@ -42,8 +42,7 @@ ca_plan_real_bytes(const ca_attention *attention)
 static ca_scores_stage
 stage_of(const ca_attention *attention)
 {
-    bool masked = attention->mask_before_softcap &&
-                  !ca_attention_caps_last(attention) &&
+    bool masked = attention->mask_before_softcap && !ca_attention_caps_last(attention) &&
                   attention->stage == CA_SCORES_STEP_ONE;
     return masked ? CA_SCORES_STEP_TWO : attention->stage;
 }

@@ -29,8 +29,8 @@ typedef struct {
 
 /* Start a plan: the kernel's name, one work-item for each entry of the leading
    dimensions, which has one head and all keys. */
-void ca_plan_begin(ca_attention_plan *plan, const ca_attention *attention,
-                   const char *name, size_t local_size);
+void ca_plan_begin(ca_attention_plan *plan, const ca_attention *attention, const char *name,
+                   size_t local_size);
 
 /* Work-items so far, as a number that does not overflow. */
 double ca_plan_items(const ca_attention_plan *plan);

@@ -36,8 +36,8 @@ covered(int64_t L, int64_t rows)
    pay if many rows would be padding, if cores would be idle, or with a window, since a
    window excludes more keys of a smaller tile. */
 static int64_t
-vectors_of_rows(const ca_device_info *info, const ca_attention *attention, bool direct,
-                bool pairs, const ca_attention_plan *plan)
+vectors_of_rows(const ca_device_info *info, const ca_attention *attention, bool direct, bool pairs,
+                const ca_attention_plan *plan)
 {
     int64_t lanes = ca_plan_lanes(info, attention);
     int64_t L = attention->L;
@@ -77,8 +77,7 @@ heads_of_item(const ca_device_info *info, const ca_attention *attention, int64_t
     double fewest = (double)(info->compute_units * CA_ITEMS_FOR_EACH_CORE);
     int64_t columns = attention->E + attention->Ev;
     int64_t heads = BYTES_OF_HEADS / (columns * rows * ca_plan_real_bytes(attention));
-    while (heads > 1 &&
-           (attention->batch[last] % heads != 0 || items < fewest * (double)heads)) {
+    while (heads > 1 && (attention->batch[last] % heads != 0 || items < fewest * (double)heads)) {
         heads--;
     }
     return heads > 1 ? heads : 1;
@@ -96,20 +95,15 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, bool pairs
     ca_dtype real = ca_attention_in_float64(attention) ? CA_FLOAT64 : CA_FLOAT32;
     bool biased = ca_attention_has(attention, CA_ATTENTION_INPUT_BIAS);
     bool are_terms = pairs ? attention->E % 2 == 0 : query->dtype == real;
-    bool key_direct = are_terms && !biased &&
-                      ca_operand_rows_adjoin(&operands[CA_ATTENTION_KEY]) &&
+    bool key_direct = are_terms && !biased && ca_operand_rows_adjoin(&operands[CA_ATTENTION_KEY]) &&
                       ca_operand_rows_adjoin(&operands[CA_ATTENTION_PAST_KEY]);
-    bool value_direct = value->dtype == real && !biased &&
-                        ca_operand_rows_contiguous(value) &&
+    bool value_direct = value->dtype == real && !biased && ca_operand_rows_contiguous(value) &&
                         ca_operand_rows_contiguous(&operands[CA_ATTENTION_PAST_VALUE]);
 
     ca_plan_begin(plan, attention, "attention_cpu", 1);
-    int64_t vectors =
-        vectors_of_rows(info, attention, key_direct && value_direct, pairs, plan);
-    plan->grid[3] =
-        ca_divide_up(attention->L, vectors * ca_plan_lanes(info, attention));
-    int64_t heads =
-        heads_of_item(info, attention, vectors * ca_plan_lanes(info, attention), plan);
+    int64_t vectors = vectors_of_rows(info, attention, key_direct && value_direct, pairs, plan);
+    plan->grid[3] = ca_divide_up(attention->L, vectors * ca_plan_lanes(info, attention));
+    int64_t heads = heads_of_item(info, attention, vectors * ca_plan_lanes(info, attention), plan);
     plan->grid[2] /= heads;
     ca_kernel_spec *spec = &plan->spec;
     ca_plan_define_sizes(spec, attention);
@@ -126,8 +120,7 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, bool pairs
 }
 
 static void
-plan_cpu(const ca_device_info *info, const ca_attention *attention,
-         ca_attention_plan *plan)
+plan_cpu(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
     plan_tiles(info, attention, false, plan);
 }
@@ -151,8 +144,7 @@ pairs_can_run(const ca_device_info *info, const ca_attention *attention)
 }
 
 static void
-plan_pairs(const ca_device_info *info, const ca_attention *attention,
-           ca_attention_plan *plan)
+plan_pairs(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
     plan_tiles(info, attention, true, plan);
 }

@@ -47,8 +47,7 @@ decode_is_fast(const ca_device_info *info, const ca_attention *attention)
 }
 
 static void
-plan_decode(const ca_device_info *info, const ca_attention *attention,
-            ca_attention_plan *plan)
+plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
     const ca_operand *operands = attention->operands;
     ca_plan_begin(plan, attention, "attention_decode_cpu", 1);
@@ -60,9 +59,8 @@ plan_decode(const ca_device_info *info, const ca_attention *attention,
 
     double items = ca_plan_items(plan);
     double wanted = (double)(info->compute_units * CA_ITEMS_FOR_EACH_CORE);
-    int64_t worthwhile =
-        ca_attention_visible_keys(attention) /
-        ca_divide_up(BYTES_OF_AN_ITEM, ca_attention_key_bytes(attention));
+    int64_t worthwhile = ca_attention_visible_keys(attention) /
+                         ca_divide_up(BYTES_OF_AN_ITEM, ca_attention_key_bytes(attention));
     if (items < wanted && worthwhile > 1) {
         plan->splits = ca_smaller((int64_t)ceil(wanted / items), worthwhile);
         plan->grid[4] = plan->splits;

@@ -118,8 +118,8 @@ local_reals(const ca_attention *attention, int form, const tile *t)
     int64_t columns = ca_divide_up(value_chunks, t->group) * value_chunk * t->group;
     int64_t exchanged = form == FORM_LOCAL ? t->rows * t->group : 0;
     int64_t slices = ca_divide_up(t->group, value_chunks);
-    return t->rows * E + 2 * t->keys * t->rows +
-           (columns > exchanged ? columns : exchanged) + 2 * slices * t->rows;
+    return t->rows * E + 2 * t->keys * t->rows + (columns > exchanged ? columns : exchanged) +
+           2 * slices * t->rows;
 }
 
 /* Returns how many loads of values a work-item has for a block. Short keys need many. */
@@ -135,8 +135,7 @@ loads_of_values(const ca_attention *attention, int64_t group, int64_t keys)
 }
 
 static tile
-choose_tile(const ca_device_info *info, const ca_attention *attention, int form,
-            int64_t rows)
+choose_tile(const ca_device_info *info, const ca_attention *attention, int form, int64_t rows)
 {
     ca_dtype dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
     int64_t chunk = BYTES_OF_LOAD / (int64_t)ca_dtype_size(dtype);
@@ -169,11 +168,10 @@ choose_tile(const ca_device_info *info, const ca_attention *attention, int form,
 }
 
 int64_t
-ca_plan_splits_on_gpu(const ca_device_info *info, const ca_attention *attention,
-                      double groups)
+ca_plan_splits_on_gpu(const ca_device_info *info, const ca_attention *attention, double groups)
 {
-    double bytes = (double)ca_attention_visible_keys(attention) *
-                   (double)ca_attention_key_bytes(attention);
+    double bytes =
+        (double)ca_attention_visible_keys(attention) * (double)ca_attention_key_bytes(attention);
     double wanted = (double)(info->compute_units * GROUPS_FOR_EACH_UNIT);
     double splits = fmin(ceil(wanted / groups), floor(bytes / SMALLEST_SPLIT));
     return (int64_t)fmax(fmax(splits, ceil(bytes / LARGEST_SPLIT)), 1);
@@ -206,8 +204,7 @@ ca_plan_merge_on_gpu(const ca_device_info *info, const ca_attention *attention,
 }
 
 static void
-plan_decode_gpu(const ca_device_info *info, const ca_attention *attention,
-                ca_attention_plan *plan)
+plan_decode_gpu(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
     const ca_operand *operands = attention->operands;
     ca_plan_begin(plan, attention, "attention_decode_gpu", 0);
@@ -229,12 +226,18 @@ plan_decode_gpu(const ca_device_info *info, const ca_attention *attention,
     ca_kernel_define(spec, "KEY_LANES", t.lanes);
     ca_kernel_define(spec, "BN", t.keys);
     ca_kernel_define(spec, "RT", t.rows);
-    ca_kernel_define(spec, "WIDE_KEYS",
-                     ca_operand_is_wide(&operands[CA_ATTENTION_KEY]) &&
-                         ca_operand_is_wide(&operands[CA_ATTENTION_PAST_KEY]));
-    ca_kernel_define(spec, "WIDE_VALUES",
-                     ca_operand_is_wide(&operands[CA_ATTENTION_VALUE]) &&
-                         ca_operand_is_wide(&operands[CA_ATTENTION_PAST_VALUE]));
+    bool wide_keys = ca_operand_is_wide(&operands[CA_ATTENTION_KEY]) &&
+                     ca_operand_is_wide(&operands[CA_ATTENTION_PAST_KEY]);
+    bool wide_values = ca_operand_is_wide(&operands[CA_ATTENTION_VALUE]) &&
+                       ca_operand_is_wide(&operands[CA_ATTENTION_PAST_VALUE]);
+    ca_kernel_define(spec, "WIDE_KEYS", wide_keys);
+    ca_kernel_define(spec, "WIDE_VALUES", wide_values);
+    if (ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY)) {
+        ca_kernel_define(spec, "WIDE_PRESENT",
+                         wide_keys && wide_values &&
+                             ca_operand_is_wide(&operands[CA_ATTENTION_PRESENT_KEY]) &&
+                             ca_operand_is_wide(&operands[CA_ATTENTION_PRESENT_VALUE]));
+    }
 }
 
 const ca_variant ca_variant_decode_gpu = {

@@ -46,8 +46,7 @@ decode_mma_is_fast(const ca_device_info *info, const ca_attention *attention)
 }
 
 static void
-plan_decode_mma(const ca_device_info *info, const ca_attention *attention,
-                ca_attention_plan *plan)
+plan_decode_mma(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
     ca_plan_begin(plan, attention, "attention_decode_mma", THREADS);
     plan->heads = ca_attention_heads_together(attention);
@@ -65,8 +64,7 @@ const ca_variant ca_variant_decode_mma = {
     .dtypes = CA_ONE_HALF_TYPE,
     .max_head = MAX_HEAD,
     .max_value_head = MAX_VALUE_HEAD,
-    .refuses = CA_NO_PAST | CA_NO_INPUT_BIAS | CA_NO_DROPOUT | CA_NO_SCORES |
-               CA_NO_LATE_SOFTCAP,
+    .refuses = CA_NO_PAST | CA_NO_INPUT_BIAS | CA_NO_DROPOUT | CA_NO_SCORES | CA_NO_LATE_SOFTCAP,
     .group = THREADS,
     .local_memory = LOCAL_BYTES,
     .multiplies_matrices = true,

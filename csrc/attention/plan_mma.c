@@ -58,8 +58,7 @@ padded(int64_t head)
 /* Returns how many tiles of rows a warp has. Two tiles halve the reads of keys and values.
    Two need enough registers, rows that fill them, and enough groups for all units. */
 static int64_t
-row_tiles(const ca_device_info *info, const ca_attention *attention, int64_t head,
-          double heads)
+row_tiles(const ca_device_info *info, const ca_attention *attention, int64_t head, double heads)
 {
     bool plain = !ca_attention_has(attention, CA_ATTENTION_MASK) &&
                  !ca_attention_has(attention, CA_ATTENTION_BIAS) &&
@@ -73,8 +72,7 @@ row_tiles(const ca_device_info *info, const ca_attention *attention, int64_t hea
 }
 
 static void
-plan_mma(const ca_device_info *info, const ca_attention *attention,
-         ca_attention_plan *plan)
+plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
     int64_t E = padded(attention->E);
     int64_t Ev = padded(attention->Ev);
@@ -99,8 +97,7 @@ plan_mma(const ca_device_info *info, const ca_attention *attention,
                      rows_are_aligned(attention, CA_ATTENTION_QUERY) &&
                          rows_are_aligned(attention, CA_ATTENTION_KEY) &&
                          rows_are_aligned(attention, CA_ATTENTION_VALUE));
-    ca_kernel_define(spec, "OUTPUT_ALIGNED",
-                     rows_are_aligned(attention, CA_ATTENTION_OUTPUT));
+    ca_kernel_define(spec, "OUTPUT_ALIGNED", rows_are_aligned(attention, CA_ATTENTION_OUTPUT));
     ca_kernel_define(spec, "WARP", info->matrix_units);
     ca_kernel_define(spec, "MT", tiles);
     ca_kernel_define(spec, "BN", keys);
@@ -111,8 +108,7 @@ const ca_variant ca_variant_mma = {
     .dtypes = CA_ONE_HALF_TYPE,
     .max_head = MAX_HEAD,
     .max_value_head = MAX_HEAD,
-    .refuses = CA_NO_PAST | CA_NO_INPUT_BIAS | CA_NO_DROPOUT | CA_NO_SCORES |
-               CA_NO_LATE_SOFTCAP,
+    .refuses = CA_NO_PAST | CA_NO_INPUT_BIAS | CA_NO_DROPOUT | CA_NO_SCORES | CA_NO_LATE_SOFTCAP,
     .group = THREADS,
     .local_memory = LOCAL_BYTES,
     .multiplies_matrices = true,

@@ -13,8 +13,7 @@ reference_is_fast(const ca_device_info *info, const ca_attention *attention)
 }
 
 static void
-plan_reference(const ca_device_info *info, const ca_attention *attention,
-               ca_attention_plan *plan)
+plan_reference(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
     ca_plan_begin(plan, attention, "attention_reference", 1);
     plan->grid[3] = attention->L;

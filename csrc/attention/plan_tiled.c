@@ -115,8 +115,7 @@ choose_tiling(const ca_device_info *info, const ca_attention *attention, tiling 
         int64_t rows = t.TY * t.MI;
         t.NC = columns_of_item(Ev, t.TX);
         if (t.MI * t.NC <= MAX_RESULT && t.TX * t.TY <= info->max_work_group &&
-            (sub_group == 0 || t.TX <= sub_group) &&
-            fit_chunks(&t, E, real, available)) {
+            (sub_group == 0 || t.TX <= sub_group) && fit_chunks(&t, E, real, available)) {
             *chosen = t;
             found = true;
             if (rows / 2 < L) {
@@ -143,8 +142,7 @@ tiled_is_fast(const ca_device_info *info, const ca_attention *attention)
 }
 
 static void
-plan_tiled(const ca_device_info *info, const ca_attention *attention,
-           ca_attention_plan *plan)
+plan_tiled(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
     tiling t;
     (void)choose_tiling(info, attention, &t);

@@ -49,8 +49,7 @@ trailing_of(ca_attention_role role)
 static ca_extent
 extent_of(const ca_operand *operand, const int64_t batch[CA_BATCH_DIMS])
 {
-    const int64_t sizes[] = {batch[0], batch[1], batch[2], operand->rows,
-                             operand->columns};
+    const int64_t sizes[] = {batch[0], batch[1], batch[2], operand->rows, operand->columns};
     const int64_t strides[] = {operand->batch[0], operand->batch[1], operand->batch[2],
                                operand->row_stride, operand->column_stride};
     int64_t below = 0; /* elements before and after element [0, 0, …] */
@@ -136,8 +135,7 @@ separate(ca_leading_dims *dims, bool in_order, int64_t index, int64_t offsets[OP
 }
 
 int64_t
-ca_attention_fold(ca_attention *attention, const ca_tensor views[OPERANDS],
-                  int64_t index)
+ca_attention_fold(ca_attention *attention, const ca_tensor views[OPERANDS], int64_t index)
 {
     const ca_tensor *output = &views[CA_ATTENTION_OUTPUT];
     ca_operand *operands = attention->operands;
@@ -150,8 +148,7 @@ ca_attention_fold(ca_attention *attention, const ca_tensor views[OPERANDS],
     }
     ca_fold_sizes(&dims, attention->batch);
     for (int role = 0; role < OPERANDS; role++) {
-        operands[role] =
-            operand_of(&views[role], (ca_attention_role)role, offsets[role]);
+        operands[role] = operand_of(&views[role], (ca_attention_role)role, offsets[role]);
         ca_fold_strides(&dims, role, operands[role].batch);
         find_memory(&operands[role], attention->batch);
     }
@@ -161,8 +158,8 @@ ca_attention_fold(ca_attention *attention, const ca_tensor views[OPERANDS],
     attention->Ev = operands[CA_ATTENTION_VALUE].columns;
     attention->P = operands[CA_ATTENTION_PAST_KEY].rows;
     attention->T = attention->P + attention->S;
-    attention->first_row = index * attention->batch[0] * attention->batch[1] *
-                           attention->batch[2] * attention->L;
+    attention->first_row =
+        index * attention->batch[0] * attention->batch[1] * attention->batch[2] * attention->L;
     return count;
 }
 
@@ -170,9 +167,8 @@ void
 ca_attention_take(ca_attention *attention, int d, int64_t first, int64_t count)
 {
     static const bool has_query_rows[OPERANDS] = {
-        [CA_ATTENTION_QUERY] = true, [CA_ATTENTION_MASK] = true,
-        [CA_ATTENTION_BIAS] = true,  [CA_ATTENTION_OUTPUT] = true,
-        [CA_ATTENTION_LSE] = true,   [CA_ATTENTION_SCORES] = true,
+        [CA_ATTENTION_QUERY] = true,  [CA_ATTENTION_MASK] = true, [CA_ATTENTION_BIAS] = true,
+        [CA_ATTENTION_OUTPUT] = true, [CA_ATTENTION_LSE] = true,  [CA_ATTENTION_SCORES] = true,
     };
     bool rows = d == CA_BATCH_DIMS;
     int64_t rows_before = first; /* and those of a whole entry of dimension d */
@@ -188,8 +184,8 @@ ca_attention_take(ca_attention *attention, int d, int64_t first, int64_t count)
         }
         if (!rows || has_query_rows[role]) {
             int64_t stride = rows ? operand->row_stride : operand->batch[d];
-            operand->data = (char *)operand->data +
-                            first * stride * (int64_t)ca_dtype_size(operand->dtype);
+            operand->data =
+                (char *)operand->data + first * stride * (int64_t)ca_dtype_size(operand->dtype);
             operand->rows = rows ? count : operand->rows;
         }
         find_memory(operand, attention->batch);
@@ -225,8 +221,7 @@ ca_attention_is_result(ca_attention_role role)
 bool
 ca_attention_in_float64(const ca_attention *attention)
 {
-    return attention->in_float64 ||
-           attention->operands[CA_ATTENTION_QUERY].dtype == CA_FLOAT64 ||
+    return attention->in_float64 || attention->operands[CA_ATTENTION_QUERY].dtype == CA_FLOAT64 ||
            attention->operands[CA_ATTENTION_VALUE].dtype == CA_FLOAT64;
 }
 
@@ -283,10 +278,10 @@ ca_attention_visible_keys(const ca_attention *attention)
 int64_t
 ca_attention_heads_together(const ca_attention *attention)
 {
-    static const ca_attention_role shared[] = {
-        CA_ATTENTION_KEY,          CA_ATTENTION_VALUE,      CA_ATTENTION_PAST_KEY,
-        CA_ATTENTION_PAST_VALUE,   CA_ATTENTION_KEY_COUNTS, CA_ATTENTION_PRESENT_KEY,
-        CA_ATTENTION_PRESENT_VALUE};
+    static const ca_attention_role shared[] = {CA_ATTENTION_KEY,          CA_ATTENTION_VALUE,
+                                               CA_ATTENTION_PAST_KEY,     CA_ATTENTION_PAST_VALUE,
+                                               CA_ATTENTION_KEY_COUNTS,   CA_ATTENTION_PRESENT_KEY,
+                                               CA_ATTENTION_PRESENT_VALUE};
     const int last = CA_BATCH_DIMS - 1;
     for (size_t n = 0; n < sizeof(shared) / sizeof(shared[0]); n++) {
         if (attention->operands[shared[n]].batch[last] != 0) {
@@ -305,8 +300,7 @@ ca_operand_has_rows(const ca_operand *operand)
 bool
 ca_operand_rows_contiguous(const ca_operand *operand)
 {
-    return !ca_operand_has_rows(operand) || operand->columns == 1 ||
-           operand->column_stride == 1;
+    return !ca_operand_has_rows(operand) || operand->columns == 1 || operand->column_stride == 1;
 }
 
 bool

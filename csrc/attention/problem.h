@@ -37,8 +37,8 @@ typedef enum {
 /* One array of a problem. Strides count elements. */
 typedef struct {
     ca_dtype dtype;
-    void *data;      /* element [0, 0, 0, 0, 0]; NULL: the operand is absent */
-    ca_block *block; /* the storage that holds it; NULL: host memory */
+    void *data;                   /* element [0, 0, 0, 0, 0]; NULL: the operand is absent */
+    ca_block *block;              /* the storage that holds it; NULL: host memory */
     int64_t batch[CA_BATCH_DIMS]; /* strides of the leading dimensions */
     int64_t rows;                 /* sizes and strides of the last two dimensions */
     int64_t columns;
@@ -68,14 +68,13 @@ typedef enum {
 
    The input bias is not added to past keys and values. */
 typedef struct {
-    int64_t
-        batch[CA_BATCH_DIMS]; /* sizes; those of dimensions that are not there are 1 */
-    int64_t L;                /* query rows */
-    int64_t S;                /* new keys */
-    int64_t P;                /* past keys */
-    int64_t T;                /* all keys */
-    int64_t E;                /* head size of query and key */
-    int64_t Ev;               /* head size of value and output */
+    int64_t batch[CA_BATCH_DIMS]; /* sizes; those of dimensions that are not there are 1 */
+    int64_t L;                    /* query rows */
+    int64_t S;                    /* new keys */
+    int64_t P;                    /* past keys */
+    int64_t T;                    /* all keys */
+    int64_t E;                    /* head size of query and key */
+    int64_t Ev;                   /* head size of value and output */
     ca_operand operands[CA_ATTENTION_OPERANDS];
     /* False: the mask tells which keys are attended to (not 0), and the others get
        `filter` added; -inf excludes them. True: the mask's values are added. Keys from M
@@ -111,8 +110,8 @@ void ca_attention_init(ca_attention *attention, ca_tensor views[CA_ATTENTION_OPE
    dimensions that one stride can walk in all views become one. If more than
    CA_BATCH_DIMS are left, the call is several problems, and this one becomes problem
    `index`. Returns how many there are: 1 or more. */
-int64_t ca_attention_fold(ca_attention *attention,
-                          const ca_tensor views[CA_ATTENTION_OPERANDS], int64_t index);
+int64_t ca_attention_fold(ca_attention *attention, const ca_tensor views[CA_ATTENTION_OPERANDS],
+                          int64_t index);
 
 /* Take entries first … first + count - 1 of leading dimension `d`, or of the rows for
    d == CA_BATCH_DIMS. */

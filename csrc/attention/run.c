@@ -26,8 +26,7 @@ join(const ca_operand *a, const ca_operand *b, ca_extent *a_memory, ca_extent *b
     char *b_start = b_memory->data;
     char *a_end = a_start + a_memory->bytes;
     char *b_end = b_start + b_memory->bytes;
-    if (a->block != NULL || b->block != NULL ||
-        !ca_extents_overlap(a_memory, b_memory) ||
+    if (a->block != NULL || b->block != NULL || !ca_extents_overlap(a_memory, b_memory) ||
         (a_start == b_start && a_end == b_end)) {
         return false;
     }
@@ -61,8 +60,7 @@ join_inputs(const ca_device_info *info, ca_attention *attention)
         joined = false;
         for (int a = 0; a < CA_ATTENTION_OUTPUT; a++) {
             for (int b = 0; b < a; b++) {
-                joined =
-                    join(&operands[a], &operands[b], &memory[a], &memory[b]) || joined;
+                joined = join(&operands[a], &operands[b], &memory[a], &memory[b]) || joined;
             }
         }
     }
@@ -78,8 +76,8 @@ static ca_access
 access_of(const ca_attention *attention, ca_attention_role role)
 {
     const ca_operand *operand = &attention->operands[role];
-    const int64_t sizes[] = {attention->batch[0], attention->batch[1],
-                             attention->batch[2], operand->rows, operand->columns};
+    const int64_t sizes[] = {attention->batch[0], attention->batch[1], attention->batch[2],
+                             operand->rows, operand->columns};
     const int64_t strides[] = {operand->batch[0], operand->batch[1], operand->batch[2],
                                operand->row_stride, operand->column_stride};
     if (!ca_attention_is_result(role)) {
@@ -89,8 +87,7 @@ access_of(const ca_attention *attention, ca_attention_role role)
     for (int d = 0; d < CA_BATCH_DIMS + 2; d++) {
         bytes *= strides[d] != 0 || sizes[d] == 0 ? (size_t)sizes[d] : 1;
     }
-    return bytes == ca_attention_extent(attention, role).bytes ? CA_ACCESS_WRITE
-                                                               : CA_ACCESS_UPDATE;
+    return bytes == ca_attention_extent(attention, role).bytes ? CA_ACCESS_WRITE : CA_ACCESS_UPDATE;
 }
 
 /* ---- one launch ---- */
@@ -114,16 +111,16 @@ is_small(const ca_attention *attention, const ca_attention_params *params)
 
 /* Memory for what each split of the keys leaves for each row. */
 static ca_status
-allocate_partial(ca_device *device, const ca_attention_plan *plan,
-                 const ca_attention *attention, ca_storage **partial, ca_error *error)
+allocate_partial(ca_device *device, const ca_attention_plan *plan, const ca_attention *attention,
+                 ca_storage **partial, ca_error *error)
 {
     int64_t sizes[] = {attention->batch[0], attention->batch[1], attention->batch[2],
                        attention->L,        plan->splits,        plan->partial_bytes};
     int64_t bytes;
     ca_status status = ca_shape_count(6, sizes, "query", &bytes, error);
-    return status != CA_OK ? status
-                           : ca_storage_new(device, (size_t)bytes, "partial results",
-                                            partial, error);
+    return status != CA_OK
+               ? status
+               : ca_storage_new(device, (size_t)bytes, "partial results", partial, error);
 }
 
 /* Build one kernel of a plan as the next step. The product of its grid are its
@@ -156,8 +153,7 @@ launch_whole(ca_device *device, const ca_forced *forced, const ca_attention *att
         CA_TRY(ca_device_find_pairs(device, error));
     }
     CA_TRY(ca_device_prepare(device, error));
-    CA_TRY(ca_attention_make_plan(ca_device_get_info(device), forced, attention, &plan,
-                                  error));
+    CA_TRY(ca_attention_make_plan(ca_device_get_info(device), forced, attention, &plan, error));
     const ca_attention_params params = ca_attention_describe(attention, &plan);
 
     ca_span spans[SPANS];
@@ -172,8 +168,7 @@ launch_whole(ca_device *device, const ca_forced *forced, const ca_attention *att
     if (plan.splits > 1) {
         CA_TRY(allocate_partial(device, &plan, attention, &partial, error));
         ca_block *block = ca_storage_block(partial);
-        spans[OPERANDS] =
-            (ca_span){block->address, block->bytes, CA_ACCESS_WRITE, block};
+        spans[OPERANDS] = (ca_span){block->address, block->bytes, CA_ACCESS_WRITE, block};
     }
     ca_launch launch = {
         .spans = spans,
@@ -181,13 +176,11 @@ launch_whole(ca_device *device, const ca_forced *forced, const ca_attention *att
         .small = is_small(attention, &params),
         .call = attention->call,
     };
-    CA_TRY(add_step(device, &launch, &plan.spec, &params, plan.grid, plan.local_size,
-                    error));
+    CA_TRY(add_step(device, &launch, &plan.spec, &params, plan.grid, plan.local_size, error));
     if (plan.splits > 1) {
-        const int64_t rows[] = {params.batch[0], params.batch[1], params.batch[2],
-                                params.L, (int64_t)plan.merge_local};
-        CA_TRY(add_step(device, &launch, &plan.merge, &params, rows, plan.merge_local,
-                        error));
+        const int64_t rows[] = {params.batch[0], params.batch[1], params.batch[2], params.L,
+                                (int64_t)plan.merge_local};
+        CA_TRY(add_step(device, &launch, &plan.merge, &params, rows, plan.merge_local, error));
     }
     CA_TRY(ca_launch_run(device, &launch, error));
 done:
@@ -257,17 +250,12 @@ run_without_rows(ca_device *device, const ca_forced *forced, ca_attention *atten
     zeros = calloc((size_t)attention->E + 1, size);
     unused = calloc((size_t)count + 1, size);
     if (zeros == NULL || unused == NULL) {
-        CA_TRY(
-            ca_error_set(error, CA_ERROR_MEMORY, "no memory for a row of the query"));
+        CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory for a row of the query"));
     }
-    *query = (ca_operand){.dtype = query->dtype,
-                          .data = zeros,
-                          .columns = attention->E,
-                          .column_stride = 1};
-    *output = (ca_operand){.dtype = query->dtype,
-                           .data = unused,
-                           .columns = attention->Ev,
-                           .column_stride = 1};
+    *query = (ca_operand){
+        .dtype = query->dtype, .data = zeros, .columns = attention->E, .column_stride = 1};
+    *output = (ca_operand){
+        .dtype = query->dtype, .data = unused, .columns = attention->Ev, .column_stride = 1};
     int64_t stride = attention->Ev;
     for (int d = CA_BATCH_DIMS - 1; d >= 0; d--) {
         output->batch[d] = stride;

@@ -35,8 +35,7 @@ fill_memory(void *data, size_t bytes, ca_dtype dtype, double value)
 
 /* Fill a result's extent with zeros, or with another value of float32 or float64. */
 static ca_status
-fill(const ca_attention *attention, ca_attention_role role, double value,
-     ca_error *error)
+fill(const ca_attention *attention, ca_attention_role role, double value, ca_error *error)
 {
     const ca_operand *operand = &attention->operands[role];
     ca_extent extent = ca_attention_extent(attention, role);
@@ -49,13 +48,12 @@ fill(const ca_attention *attention, ca_attention_role role, double value,
     }
     void *values = malloc(extent.bytes);
     if (values == NULL) {
-        return ca_error_set(error, CA_ERROR_MEMORY, "no memory for %zu bytes",
-                            extent.bytes);
+        return ca_error_set(error, CA_ERROR_MEMORY, "no memory for %zu bytes", extent.bytes);
     }
     fill_memory(values, extent.bytes, operand->dtype, value);
     size_t offset = (size_t)((char *)extent.data - (char *)operand->block->address);
-    ca_status status = ca_storage_write(ca_storage_of(operand->block), offset, values,
-                                        extent.bytes, error);
+    ca_status status =
+        ca_storage_write(ca_storage_of(operand->block), offset, values, extent.bytes, error);
     free(values);
     return status;
 }

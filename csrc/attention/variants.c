@@ -24,8 +24,8 @@ takes_dtypes(const ca_variant *variant, const ca_attention *attention)
     bool equal = attention->operands[CA_ATTENTION_VALUE].dtype == dtype &&
                  !ca_attention_in_float64(attention);
     return variant->dtypes == CA_FLOATS ||
-           (equal && (dtype == CA_BFLOAT16 ||
-                      (variant->dtypes == CA_ONE_HALF_TYPE && dtype == CA_FLOAT16)));
+           (equal &&
+            (dtype == CA_BFLOAT16 || (variant->dtypes == CA_ONE_HALF_TYPE && dtype == CA_FLOAT16)));
 }
 
 /* Of the things that variants refuse, those that the problem has. */
@@ -35,8 +35,7 @@ options_of(const ca_attention *attention)
     bool cached = ca_attention_has(attention, CA_ATTENTION_PAST_KEY) ||
                   ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY);
     return (cached ? CA_NO_PAST : 0) |
-           (ca_attention_has(attention, CA_ATTENTION_INPUT_BIAS) ? CA_NO_INPUT_BIAS
-                                                                 : 0) |
+           (ca_attention_has(attention, CA_ATTENTION_INPUT_BIAS) ? CA_NO_INPUT_BIAS : 0) |
            (ca_attention_drops(attention) ? CA_NO_DROPOUT : 0) |
            (ca_attention_has(attention, CA_ATTENTION_SCORES) ? CA_NO_SCORES : 0) |
            (ca_attention_caps_last(attention) ? CA_NO_LATE_SOFTCAP : 0);
@@ -46,8 +45,8 @@ static bool
 takes_heads(const ca_variant *variant, const ca_attention *attention)
 {
     return variant->max_head == 0 ||
-           (attention->E >= 1 && attention->E <= variant->max_head &&
-            attention->Ev >= 1 && attention->Ev <= variant->max_value_head);
+           (attention->E >= 1 && attention->E <= variant->max_head && attention->Ev >= 1 &&
+            attention->Ev <= variant->max_value_head);
 }
 
 static bool
@@ -55,17 +54,14 @@ fits_device(const ca_variant *variant, const ca_device_info *info)
 {
     bool emulated = variant->multiplies_matrices && !info->matrix_units;
     return info->max_work_group >= variant->group &&
-           info->local_memory >=
-               variant->local_memory + (emulated ? EMULATION_BYTES : 0);
+           info->local_memory >= variant->local_memory + (emulated ? EMULATION_BYTES : 0);
 }
 
 static bool
-takes(const ca_variant *variant, const ca_device_info *info,
-      const ca_attention *attention)
+takes(const ca_variant *variant, const ca_device_info *info, const ca_attention *attention)
 {
     return takes_dtypes(variant, attention) && takes_heads(variant, attention) &&
-           (variant->refuses & options_of(attention)) == 0 &&
-           fits_device(variant, info) &&
+           (variant->refuses & options_of(attention)) == 0 && fits_device(variant, info) &&
            (variant->can_run == NULL || variant->can_run(info, attention));
 }
 
@@ -106,8 +102,7 @@ refuse(const ca_variant *variant, ca_error *error)
     ca_strbuf_append(&text, "%shead sizes of 1 to %lld", dtypes[variant->dtypes],
                      (long long)variant->max_head);
     if (variant->max_value_head != variant->max_head) {
-        ca_strbuf_append(&text, " and of value of 1 to %lld",
-                         (long long)variant->max_value_head);
+        ca_strbuf_append(&text, " and of value of 1 to %lld", (long long)variant->max_value_head);
     }
     if (variant->of_problem != NULL) {
         ca_strbuf_append(&text, ", %s", variant->of_problem);
@@ -116,16 +111,16 @@ refuse(const ca_variant *variant, ca_error *error)
     if (variant->of_device != NULL) {
         ca_strbuf_append(&text, ", on devices %s", variant->of_device);
     } else if (variant->local_memory > 0) {
-        int64_t bytes = variant->local_memory +
-                        (variant->multiplies_matrices ? EMULATION_BYTES : 0);
+        int64_t bytes =
+            variant->local_memory + (variant->multiplies_matrices ? EMULATION_BYTES : 0);
         ca_strbuf_append(&text,
                          ", on devices with groups of %lld work-items and %lld KiB of "
                          "local memory",
                          (long long)variant->group, (long long)bytes >> 10);
     }
-    ca_status status = ca_error_set(
-        error, CA_ERROR_VALUE, "CLATTN_KERNEL is \"%s\", whose kernel takes %s",
-        variant->word, ca_strbuf_ok(&text) ? text.data : "something else");
+    ca_status status =
+        ca_error_set(error, CA_ERROR_VALUE, "CLATTN_KERNEL is \"%s\", whose kernel takes %s",
+                     variant->word, ca_strbuf_ok(&text) ? text.data : "something else");
     ca_strbuf_free(&text);
     return status;
 }
@@ -147,8 +142,8 @@ ca_variant_find(const char *word, const char **found, ca_error *error)
                          variants[n]->word);
     }
     ca_status status =
-        ca_error_set(error, CA_ERROR_VALUE, "CLATTN_KERNEL is \"%.100s\"; expected %s",
-                     word, ca_strbuf_ok(&words) ? words.data : "a variant");
+        ca_error_set(error, CA_ERROR_VALUE, "CLATTN_KERNEL is \"%.100s\"; expected %s", word,
+                     ca_strbuf_ok(&words) ? words.data : "a variant");
     ca_strbuf_free(&words);
     return status;
 }
@@ -156,8 +151,8 @@ ca_variant_find(const char *word, const char **found, ca_error *error)
 /* ---- the choice ---- */
 
 static ca_status
-choose(const ca_device_info *info, const ca_forced *forced,
-       const ca_attention *attention, const ca_variant **chosen, ca_error *error)
+choose(const ca_device_info *info, const ca_forced *forced, const ca_attention *attention,
+       const ca_variant **chosen, ca_error *error)
 {
     size_t n = 0;
     if (ca_attention_in_float64(attention) && !info->float64) {
@@ -167,9 +162,9 @@ choose(const ca_device_info *info, const ca_forced *forced,
                             info->name);
     }
     /* The last row, the reference, is always fast and takes everything. */
-    while (forced->kernel != NULL ? strcmp(forced->kernel, variants[n]->word) != 0
-                                  : !variants[n]->is_fast(info, attention) ||
-                                        !takes(variants[n], info, attention)) {
+    while (forced->kernel != NULL
+               ? strcmp(forced->kernel, variants[n]->word) != 0
+               : !variants[n]->is_fast(info, attention) || !takes(variants[n], info, attention)) {
         n++;
     }
     *chosen = variants[n];
@@ -187,8 +182,7 @@ calls_rows(const ca_device_info *info, size_t local_size)
 
 ca_status
 ca_attention_make_plan(const ca_device_info *info, const ca_forced *forced,
-                       const ca_attention *attention, ca_attention_plan *plan,
-                       ca_error *error)
+                       const ca_attention *attention, ca_attention_plan *plan, ca_error *error)
 {
     ca_status status = CA_OK;
     const ca_variant *variant = NULL;

@@ -58,9 +58,9 @@ typedef struct {
 #define CA_MATRIX_MAX_ROWS ((int64_t)1 << 28)
 
 /* In the order in which they are tried. */
-#define CA_VARIANTS(row)                                                               \
-    row(decode_mma) row(decode_gpu) row(mma) row(tiled) row(decode_cpu) row(pairs)     \
-        row(cpu) row(reference)
+#define CA_VARIANTS(row)                                                                           \
+    row(decode_mma) row(decode_gpu) row(mma) row(tiled) row(decode_cpu) row(pairs) row(cpu)        \
+        row(reference)
 
 #define CA_DECLARE_VARIANT(word) extern const ca_variant ca_variant_##word;
 CA_VARIANTS(CA_DECLARE_VARIANT)

@@ -4,8 +4,7 @@
 #include <string.h>
 
 static bool
-can_fold(const ca_leading_dims *dims, int outer, int64_t size, const int64_t *stride,
-         int ntensors)
+can_fold(const ca_leading_dims *dims, int outer, int64_t size, const int64_t *stride, int ntensors)
 {
     for (int t = 0; t < ntensors; t++) {
         if (dims->stride[outer][t] != stride[t] * size) {
@@ -16,8 +15,8 @@ can_fold(const ca_leading_dims *dims, int outer, int64_t size, const int64_t *st
 }
 
 void
-ca_fold_leading(const ca_tensor *tensors, int ntensors, int nleading,
-                const int64_t *shape, ca_leading_dims *dims)
+ca_fold_leading(const ca_tensor *tensors, int ntensors, int nleading, const int64_t *shape,
+                ca_leading_dims *dims)
 {
     dims->count = 0;
     for (int d = 0; d < nleading; d++) {

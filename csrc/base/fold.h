@@ -23,8 +23,8 @@ typedef struct {
 /* Joins neighbouring dimensions that every tensor can walk as a single one. Their linear
    order stays. `tensors`, at most CA_FOLD_TENSORS, have nleading leading dimensions of
    the sizes `shape`; an absent tensor counts as one whose strides are 0. */
-void ca_fold_leading(const ca_tensor *tensors, int ntensors, int nleading,
-                     const int64_t *shape, ca_leading_dims *dims);
+void ca_fold_leading(const ca_tensor *tensors, int ntensors, int nleading, const int64_t *shape,
+                     ca_leading_dims *dims);
 
 /* Removes folded dimension `d`. */
 void ca_fold_remove(ca_leading_dims *dims, int d);

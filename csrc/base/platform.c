@@ -90,8 +90,7 @@ ca_fork_guard_init(ca_fork_guard *guard)
     *guard = (ca_fork_guard){.process_id = ca_process_id()};
 #ifdef MADV_WIPEONFORK
     size_t size = (size_t)sysconf(_SC_PAGESIZE);
-    void *page =
-        mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *page = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED) {
         return;
     }
@@ -177,8 +176,7 @@ void *
 ca_pages_allocate(size_t bytes)
 {
     size_t size = whole_large_pages(bytes);
-    void *pages =
-        mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *pages = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (pages == MAP_FAILED) {
         return NULL;
     }
@@ -264,8 +262,7 @@ ca_file_read(const char *path, unsigned char **data, size_t *size)
 static void
 file_make_parents(char *path)
 {
-    for (char *slash = strchr(path + 1, '/'); slash != NULL;
-         slash = strchr(slash + 1, '/')) {
+    for (char *slash = strchr(path + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
         mkdir(path, 0700); /* after a failure mkstemp fails too */
         *slash = '/';

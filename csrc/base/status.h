@@ -28,8 +28,7 @@ typedef struct {
 #endif
 
 /* Writes the message, cut to fit. Returns `status`. */
-ca_status ca_error_set(ca_error *error, ca_status status, const char *format, ...)
-    CA_PRINTF(3, 4);
+ca_status ca_error_set(ca_error *error, ca_status status, const char *format, ...) CA_PRINTF(3, 4);
 
 /* Attaches a copy of `log`, or none if there is no memory for it. */
 void ca_error_set_log(ca_error *error, const char *log);
@@ -39,12 +38,12 @@ void ca_error_clear(ca_error *error);
 
 /* Jumps to `done:` if the expression fails. The calling function needs that label and
    a `ca_status status`. */
-#define CA_TRY(expression)                                                             \
-    do {                                                                               \
-        status = (expression);                                                         \
-        if (status != CA_OK) {                                                         \
-            goto done;                                                                 \
-        }                                                                              \
+#define CA_TRY(expression)                                                                         \
+    do {                                                                                           \
+        status = (expression);                                                                     \
+        if (status != CA_OK) {                                                                     \
+            goto done;                                                                             \
+        }                                                                                          \
     } while (0)
 
 #endif

@@ -11,12 +11,10 @@ static const struct {
     const char *name;
     size_t size;
 } dtypes[CA_DTYPE_COUNT] = {
-    [CA_BOOL] = {"bool", 1},         [CA_FLOAT16] = {"float16", 2},
-    [CA_BFLOAT16] = {"bfloat16", 2}, [CA_FLOAT32] = {"float32", 4},
-    [CA_FLOAT64] = {"float64", 8},   [CA_INT8] = {"int8", 1},
-    [CA_INT16] = {"int16", 2},       [CA_INT32] = {"int32", 4},
-    [CA_INT64] = {"int64", 8},       [CA_UINT8] = {"uint8", 1},
-    [CA_UINT16] = {"uint16", 2},     [CA_UINT32] = {"uint32", 4},
+    [CA_BOOL] = {"bool", 1},       [CA_FLOAT16] = {"float16", 2}, [CA_BFLOAT16] = {"bfloat16", 2},
+    [CA_FLOAT32] = {"float32", 4}, [CA_FLOAT64] = {"float64", 8}, [CA_INT8] = {"int8", 1},
+    [CA_INT16] = {"int16", 2},     [CA_INT32] = {"int32", 4},     [CA_INT64] = {"int64", 8},
+    [CA_UINT8] = {"uint8", 1},     [CA_UINT16] = {"uint16", 2},   [CA_UINT32] = {"uint32", 4},
     [CA_UINT64] = {"uint64", 8},
 };
 
@@ -211,8 +209,8 @@ ca_shape_format(int ndim, const int64_t *shape, char *text, size_t size)
     }
     /* snprintf returns the full length, even if the text was cut. */
     for (int i = 0; i < ndim && length < size; i++) {
-        length += (size_t)snprintf(text + length, size - length, "%s%" PRId64,
-                                   i == 0 ? "(" : ", ", shape[i]);
+        length += (size_t)snprintf(text + length, size - length, "%s%" PRId64, i == 0 ? "(" : ", ",
+                                   shape[i]);
     }
     if (length < size) {
         const char *end = ndim == 0 ? "()" : ndim == 1 ? ",)" : ")";
@@ -222,8 +220,7 @@ ca_shape_format(int ndim, const int64_t *shape, char *text, size_t size)
 }
 
 ca_status
-ca_shape_count(int ndim, const int64_t *shape, const char *what, int64_t *count,
-               ca_error *error)
+ca_shape_count(int ndim, const int64_t *shape, const char *what, int64_t *count, ca_error *error)
 {
     int64_t product = 1;
     bool overflow = false;
@@ -234,10 +231,9 @@ ca_shape_count(int ndim, const int64_t *shape, const char *what, int64_t *count,
         product *= overflow ? 0 : shape[i];
     }
     if (overflow && !empty) {
-        char text[256];
         return ca_error_set(error, CA_ERROR_VALUE,
                             "%s of shape %s has more elements than 64 bits count", what,
-                            ca_shape_format(ndim, shape, text, sizeof text));
+                            CA_SHAPE_WORDS(ndim, shape));
     }
     *count = product;
     return CA_OK;

@@ -52,7 +52,7 @@ typedef struct {
 typedef struct {
     ca_dtype dtype;
     int ndim;
-    void *data; /* element [0, 0, …], aligned to its dtype; NULL: an absent tensor */
+    void *data;      /* element [0, 0, …], aligned to its dtype; NULL: an absent tensor */
     ca_block *block; /* the device's memory that holds it; NULL: host memory */
     int64_t shape[CA_MAX_DIMS];
     int64_t strides[CA_MAX_DIMS]; /* in elements; zero and negative are fine */
@@ -75,9 +75,8 @@ int64_t ca_tensor_stride(const ca_tensor *tensor, int from_end);
 /* The range of memory [data, data + bytes) in which a tensor's elements lie. */
 typedef struct {
     void *data;
-    size_t bytes; /* 0 for an empty or absent tensor */
-    int64_t
-        offset; /* elements from `data` to element [0, 0, …]: with negative strides */
+    size_t bytes;   /* 0 for an empty or absent tensor */
+    int64_t offset; /* elements from `data` to element [0, 0, …]: with negative strides */
 } ca_extent;
 
 ca_extent ca_tensor_extent(const ca_tensor *tensor);
@@ -103,9 +102,15 @@ double ca_tensor_first_number(const ca_tensor *tensor);
 /* Writes "(2, 8, 77, 64)" into `text`, cut to fit. Returns `text`. */
 const char *ca_shape_format(int ndim, const int64_t *shape, char *text, size_t size);
 
+/* The same in memory of the block that says it, for an argument of ca_error_set. */
+#define CA_SHAPE_TEXT 160
+#define CA_SHAPE_WORDS(ndim, shape)                                                                \
+    ca_shape_format(ndim, shape, (char[CA_SHAPE_TEXT]){0}, CA_SHAPE_TEXT)
+#define CA_SHAPE_OF(tensor) CA_SHAPE_WORDS((tensor)->ndim, (tensor)->shape)
+
 /* Computes the number of elements. CA_ERROR_VALUE naming `what` if 64 bits do not hold
    it. */
-ca_status ca_shape_count(int ndim, const int64_t *shape, const char *what,
-                         int64_t *count, ca_error *error);
+ca_status ca_shape_count(int ndim, const int64_t *shape, const char *what, int64_t *count,
+                         ca_error *error);
 
 #endif

@@ -21,8 +21,7 @@ is_at_hand(const ca_tensor *tensor)
 
 /* Copies row by row, from dimension `d` on. */
 static void
-copy_rows(const ca_tensor *from, const ca_tensor *to, int d, const char *source,
-          char *target)
+copy_rows(const ca_tensor *from, const ca_tensor *to, int d, const char *source, char *target)
 {
     size_t size = ca_dtype_size(to->dtype);
     if (d >= to->ndim - 1) {
@@ -62,15 +61,15 @@ as_matrices(const ca_tensor *tensor, bool apart)
 }
 
 ca_status
-ca_copy_run(ca_device *device, const ca_tensor *from, const ca_tensor *to,
-            const char *call, ca_error *error)
+ca_copy_run(ca_device *device, const ca_tensor *from, const ca_tensor *to, const char *call,
+            ca_error *error)
 {
     int64_t bytes = ca_tensor_count(to) * (int64_t)ca_dtype_size(to->dtype);
     if (bytes == 0) {
         return CA_OK;
     }
-    if (bytes <= SMALL_BYTES && is_at_hand(from) && is_at_hand(to) &&
-        ca_diagonal_has_rows(from) && ca_diagonal_has_rows(to)) {
+    if (bytes <= SMALL_BYTES && is_at_hand(from) && is_at_hand(to) && ca_diagonal_has_rows(from) &&
+        ca_diagonal_has_rows(to)) {
         copy_rows(from, to, 0, from->data, to->data);
         return CA_OK;
     }

@@ -27,8 +27,7 @@ bool
 ca_diagonal_has_inside(const ca_diagonal_regions *regions)
 {
     const ca_tensor *output = &regions->tensors[CA_DIAGONAL_OUTPUT];
-    return regions->lower < regions->upper &&
-           regions->lower < ca_tensor_size(output, 1) &&
+    return regions->lower < regions->upper && regions->lower < ca_tensor_size(output, 1) &&
            regions->upper > 1 - ca_tensor_size(output, 2);
 }
 
@@ -61,9 +60,8 @@ has_no_gaps(const ca_tensor *tensor, const ca_leading_dims *dims, int t)
 {
     int64_t rows = ca_tensor_size(tensor, 2);
     int64_t columns = ca_tensor_size(tensor, 1);
-    return ca_diagonal_has_rows(tensor) &&
-           (rows == 1 || ca_tensor_stride(tensor, 2) == columns) && dims->count == 1 &&
-           dims->stride[0][t] == rows * columns;
+    return ca_diagonal_has_rows(tensor) && (rows == 1 || ca_tensor_stride(tensor, 2) == columns) &&
+           dims->count == 1 && dims->stride[0][t] == rows * columns;
 }
 
 static int
@@ -85,13 +83,11 @@ choose_layout(const ca_diagonal_regions *regions, const ca_leading_dims *dims)
 
 /* CA_DIAGONAL_SHORT cannot skip. Instead it writes what the memory holds already. */
 static int
-action_of(const ca_diagonal_regions *regions, const ca_diagonal_region *region,
-          int layout)
+action_of(const ca_diagonal_regions *regions, const ca_diagonal_region *region, int layout)
 {
-    return layout != CA_DIAGONAL_SHORT || region->action != CA_DIAGONAL_SKIP
-               ? region->action
-           : regions->in_place ? CA_DIAGONAL_COPY
-                               : CA_DIAGONAL_FILL;
+    return layout != CA_DIAGONAL_SHORT || region->action != CA_DIAGONAL_SKIP ? region->action
+           : regions->in_place                                               ? CA_DIAGONAL_COPY
+                                                                             : CA_DIAGONAL_FILL;
 }
 
 /* ---- tiles ---- */
@@ -196,11 +192,8 @@ ca_diagonal_make_plan(const ca_device_info *info, const ca_diagonal_regions *reg
     ca_kernel_define(&plan.spec, "LANES", lanes < 16 ? lanes : 16);
     ca_kernel_define(&plan.spec, "LOCAL", (int64_t)plan.local_size);
     ca_kernel_define(&plan.spec, "LAYOUT", layout);
-    ca_kernel_define(&plan.spec, "INSIDE",
-                     action_of(regions, &regions->inside, layout));
-    ca_kernel_define(&plan.spec, "OUTSIDE",
-                     action_of(regions, &regions->outside, layout));
-    ca_kernel_define(&plan.spec, "STREAM",
-                     alone && streams(info, regions->problem, count * width));
+    ca_kernel_define(&plan.spec, "INSIDE", action_of(regions, &regions->inside, layout));
+    ca_kernel_define(&plan.spec, "OUTSIDE", action_of(regions, &regions->outside, layout));
+    ca_kernel_define(&plan.spec, "STREAM", alone && streams(info, regions->problem, count * width));
     return plan;
 }

@@ -115,8 +115,7 @@ ca_diagonal_can_write(const ca_device_info *info, const ca_tensor *output)
 }
 
 ca_pages
-ca_diagonal_choose_pages(const ca_device_info *info, const ca_diagonal *diagonal,
-                         int64_t bytes)
+ca_diagonal_choose_pages(const ca_device_info *info, const ca_diagonal *diagonal, int64_t bytes)
 {
     bool has_zeros = diagonal->input.data == NULL || diagonal->value == 0;
     /* A device that is not a CPU sends or pins every page. In smaller memory, writing a
@@ -135,13 +134,11 @@ ca_diagonal_choose_pages(const ca_device_info *info, const ca_diagonal *diagonal
 static bool
 is_small(const ca_tensor *output)
 {
-    return ca_tensor_count(output) <=
-           SMALL_BYTES / (int64_t)ca_dtype_size(output->dtype);
+    return ca_tensor_count(output) <= SMALL_BYTES / (int64_t)ca_dtype_size(output->dtype);
 }
 
 static ca_view
-view_of(const ca_tensor *tensor, const ca_extent *extent, const ca_leading_dims *dims,
-        int t)
+view_of(const ca_tensor *tensor, const ca_extent *extent, const ca_leading_dims *dims, int t)
 {
     ca_view view = {.offset = extent->offset,
                     .row = ca_tensor_stride(tensor, 2),
@@ -151,12 +148,11 @@ view_of(const ca_tensor *tensor, const ca_extent *extent, const ca_leading_dims 
 }
 
 static ca_status
-launch_whole(ca_device *device, const ca_diagonal_regions *regions,
-             const ca_leading_dims *dims, ca_error *error)
+launch_whole(ca_device *device, const ca_diagonal_regions *regions, const ca_leading_dims *dims,
+             ca_error *error)
 {
     ca_status status = CA_OK;
-    ca_diagonal_plan plan =
-        ca_diagonal_make_plan(ca_device_get_info(device), regions, dims);
+    ca_diagonal_plan plan = ca_diagonal_make_plan(ca_device_get_info(device), regions, dims);
     ca_kernel *kernel = NULL;
     CA_TRY(ca_kernel_get(device, &plan.spec, &kernel, error));
 
@@ -171,18 +167,17 @@ launch_whole(ca_device *device, const ca_diagonal_regions *regions,
         *(t == INPUT ? &plan.params.input : &plan.params.output) =
             view_of(tensor, &extent, dims, t);
         /* In place, both are one buffer with one access. */
-        spans[t] = (ca_span){
-            .data = extent.data,
-            .bytes = extent.bytes,
-            .access = t == OUTPUT || regions->in_place ? access : CA_ACCESS_READ,
-            .block = tensor->block};
+        spans[t] = (ca_span){.data = extent.data,
+                             .bytes = extent.bytes,
+                             .access = t == OUTPUT || regions->in_place ? access : CA_ACCESS_READ,
+                             .block = tensor->block};
     }
     ca_fold_sizes(dims, plan.params.batch);
     ca_launch launch = {
         .spans = spans,
         .nspans = TENSORS,
-        .steps = {{kernel, &plan.params, sizeof(plan.params),
-                   plan.groups * plan.local_size, plan.local_size}},
+        .steps = {{kernel, &plan.params, sizeof(plan.params), plan.groups * plan.local_size,
+                   plan.local_size}},
         .nsteps = 1,
         .small = is_small(output),
         .call = regions->problem->call,
@@ -245,9 +240,8 @@ dimension_to_halve(const ca_device_info *info, const ca_diagonal_regions *region
             return farthest_dimension(&regions->tensors[t]);
         }
     }
-    return dims->count > CA_BATCH_DIMS
-               ? ca_smallest_dimension(output->shape, output->ndim - 2)
-               : -1;
+    return dims->count > CA_BATCH_DIMS ? ca_smallest_dimension(output->shape, output->ndim - 2)
+                                       : -1;
 }
 
 /* Leaves out an input of which nothing is copied, and the first and last rows if
@@ -288,9 +282,8 @@ run_regions(ca_device *device, ca_diagonal_regions regions, ca_error *error)
     int64_t half = output->shape[d] / 2;
     int64_t rest = output->shape[d] - half;
     ca_status status = run_regions(device, entries_of(&regions, d, 0, half), error);
-    return status == CA_OK
-               ? run_regions(device, entries_of(&regions, d, half, rest), error)
-               : status;
+    return status == CA_OK ? run_regions(device, entries_of(&regions, d, half, rest), error)
+                           : status;
 }
 
 ca_status

@@ -22,20 +22,17 @@ count_of(const ca_cache_append *append, int64_t b)
 /* `given` has to be (B, Hk, n, size), with the dtype of `held`, which is (B, Hk, capacity,
    size). */
 static ca_status
-check_positions(const ca_tensor *given, const char *name, const ca_tensor *held,
-                ca_error *error)
+check_positions(const ca_tensor *given, const char *name, const ca_tensor *held, ca_error *error)
 {
     if (given->dtype != held->dtype) {
-        return ca_error_set(error, CA_ERROR_TYPE,
-                            "%s has dtype %s; expected %s, that of the cache", name,
-                            ca_dtype_name(given->dtype), ca_dtype_name(held->dtype));
+        return ca_error_set(error, CA_ERROR_TYPE, "%s has dtype %s; expected %s, that of the cache",
+                            name, ca_dtype_name(given->dtype), ca_dtype_name(held->dtype));
     }
     if (given->ndim != 4 || given->shape[0] != held->shape[0] ||
         given->shape[1] != held->shape[1] || given->shape[3] != held->shape[3]) {
-        char text[CA_SHAPE_TEXT];
         return ca_error_set(error, CA_ERROR_VALUE,
                             "%s has shape %s; expected (%lld, %lld, n, %lld)", name,
-                            ca_door_shape_text(given, text), (long long)held->shape[0],
+                            CA_SHAPE_OF(given), (long long)held->shape[0],
                             (long long)held->shape[1], (long long)held->shape[3]);
     }
     return CA_OK;
@@ -65,8 +62,7 @@ check_counts(const ca_cache *cache, const ca_cache_append *append, ca_error *err
 }
 
 ca_status
-ca_cache_append_check(const ca_cache *cache, const ca_cache_append *append,
-                      ca_error *error)
+ca_cache_append_check(const ca_cache *cache, const ca_cache_append *append, ca_error *error)
 {
     ca_status status = CA_OK;
     int64_t capacity = cache->key.shape[2];
@@ -75,8 +71,7 @@ ca_cache_append_check(const ca_cache *cache, const ca_cache_append *append,
     if (append->key.shape[2] != append->value.shape[2]) {
         CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
                             "value has %lld positions; expected %lld, as many as key",
-                            (long long)append->value.shape[2],
-                            (long long)append->key.shape[2]));
+                            (long long)append->value.shape[2], (long long)append->key.shape[2]));
     }
     CA_TRY(check_counts(cache, append, error));
     for (int64_t b = 0; b < cache->key.shape[0]; b++) {
@@ -86,9 +81,8 @@ ca_cache_append_check(const ca_cache *cache, const ca_cache_append *append,
                                 "key has %lld positions for sequence %lld, whose "
                                 "length is %lld; expected at most %lld, as the "
                                 "cache's capacity is %lld",
-                                (long long)count_of(append, b), (long long)b,
-                                (long long)length, (long long)(capacity - length),
-                                (long long)capacity));
+                                (long long)count_of(append, b), (long long)b, (long long)length,
+                                (long long)(capacity - length), (long long)capacity));
         }
     }
 done:
@@ -143,8 +137,8 @@ take(ca_tensor *tensor, int d, int64_t first, int64_t count)
 }
 
 void
-ca_cache_append_copy(const ca_cache *cache, const ca_cache_append *append,
-                     int64_t index, ca_tensor *from, ca_tensor *to)
+ca_cache_append_copy(const ca_cache *cache, const ca_cache_append *append, int64_t index,
+                     ca_tensor *from, ca_tensor *to)
 {
     int64_t n = append->key.shape[2];
     int64_t b = index / 2;
@@ -173,8 +167,7 @@ ca_cache_cut_check(const ca_cache *cache, const ca_cache_cut *cut, ca_error *err
                                   (long long)cut->number, (long long)cache->length);
     }
     if (cut->count != B) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "n has shape (%lld,); expected (%lld,)",
+        return ca_error_set(error, CA_ERROR_VALUE, "n has shape (%lld,); expected (%lld,)",
                             (long long)cut->count, (long long)B);
     }
     for (int64_t b = 0; b < B; b++) {
@@ -204,8 +197,7 @@ ca_cache_cut_done(ca_cache *cache, const ca_cache_cut *cut, int64_t *lengths)
 /* ---- attend ---- */
 
 ca_status
-ca_cache_attend_check(const ca_cache *cache, ca_torch_sdpa *call, int64_t shape[4],
-                      ca_error *error)
+ca_cache_attend_check(const ca_cache *cache, ca_torch_sdpa *call, int64_t shape[4], ca_error *error)
 {
     const ca_tensor *query = &call->query;
     const int64_t *sizes = cache->key.shape;
@@ -213,18 +205,17 @@ ca_cache_attend_check(const ca_cache *cache, ca_torch_sdpa *call, int64_t shape[
     int64_t found[CA_MAX_DIMS];
     ca_status status = CA_OK;
     if (query->dtype != cache->key.dtype) {
-        CA_TRY(ca_error_set(
-            error, CA_ERROR_TYPE, "query has dtype %s; expected %s, that of the cache",
-            ca_dtype_name(query->dtype), ca_dtype_name(cache->key.dtype)));
+        CA_TRY(ca_error_set(error, CA_ERROR_TYPE,
+                            "query has dtype %s; expected %s, that of the cache",
+                            ca_dtype_name(query->dtype), ca_dtype_name(cache->key.dtype)));
     }
-    if (query->ndim != 4 || query->shape[0] != sizes[0] ||
-        query->shape[1] % sizes[1] != 0 || query->shape[3] != sizes[3]) {
-        char text[CA_SHAPE_TEXT];
+    if (query->ndim != 4 || query->shape[0] != sizes[0] || query->shape[1] % sizes[1] != 0 ||
+        query->shape[3] != sizes[3]) {
         CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
                             "query has shape %s; expected (%lld, Hq, L, %lld), Hq a "
                             "multiple of the cache's %lld heads",
-                            ca_door_shape_text(query, text), (long long)sizes[0],
-                            (long long)sizes[3], (long long)sizes[1]));
+                            CA_SHAPE_OF(query), (long long)sizes[0], (long long)sizes[3],
+                            (long long)sizes[1]));
     }
     call->key = cache->key;
     call->value = cache->value;
@@ -237,11 +228,10 @@ done:
     return status;
 }
 
-int64_t
-ca_cache_attend_problem(const ca_cache *cache, const ca_torch_sdpa *call,
-                        const ca_tensor *output, int64_t index, ca_attention *attention)
+void
+ca_cache_attend_views(const ca_cache *cache, const ca_torch_sdpa *call, const ca_tensor *output,
+                      ca_attention *attention, ca_tensor views[CA_ATTENTION_OPERANDS])
 {
-    ca_tensor views[CA_ATTENTION_OPERANDS];
     int64_t L = call->query.shape[2];
     int64_t B = cache->key.shape[0];
     ca_tensor absent;
@@ -260,5 +250,4 @@ ca_cache_attend_problem(const ca_cache *cache, const ca_torch_sdpa *call,
     }
     ca_door_set_band(attention, call->window_left, call->window_right,
                      call->causal != CA_CAUSAL_NONE, uneven ? -L : cache->length - L);
-    return ca_attention_fold(attention, views, index);
 }

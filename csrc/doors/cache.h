@@ -34,34 +34,30 @@ ca_status ca_cache_append_check(const ca_cache *cache, const ca_cache_append *ap
 
 /* Make the sequences longer, once everything is copied. The cache keeps lengths that
    differ in `lengths`, which has B numbers. */
-void ca_cache_append_done(ca_cache *cache, const ca_cache_append *append,
-                          int64_t *lengths);
+void ca_cache_append_done(ca_cache *cache, const ca_cache_append *append, int64_t *lengths);
 
 /* How many copies the new positions take; and what copy `index` copies, keys and values
    by turns. */
 int64_t ca_cache_append_copies(const ca_cache *cache, const ca_cache_append *append);
-void ca_cache_append_copy(const ca_cache *cache, const ca_cache_append *append,
-                          int64_t index, ca_tensor *from, ca_tensor *to);
+void ca_cache_append_copy(const ca_cache *cache, const ca_cache_append *append, int64_t index,
+                          ca_tensor *from, ca_tensor *to);
 
 /* Forget the positions from a number on. */
 typedef struct {
-    const int64_t *
-        numbers; /* for each sequence; NULL: `number`, for sequences longer than that */
+    const int64_t *numbers; /* for each sequence; NULL: `number`, for sequences longer than that */
     int64_t count;
     int64_t number;
 } ca_cache_cut;
 
-ca_status ca_cache_cut_check(const ca_cache *cache, const ca_cache_cut *cut,
-                             ca_error *error);
+ca_status ca_cache_cut_check(const ca_cache *cache, const ca_cache_cut *cut, ca_error *error);
 void ca_cache_cut_done(ca_cache *cache, const ca_cache_cut *cut, int64_t *lengths);
 
 /* The queries are the last positions: row i of sequence b stands at position
-   i + length - L. `call` comes without key and value, which the check sets. The problem
-   is problem `index` of as many as are returned. */
-ca_status ca_cache_attend_check(const ca_cache *cache, ca_torch_sdpa *call,
-                                int64_t shape[4], ca_error *error);
-int64_t ca_cache_attend_problem(const ca_cache *cache, const ca_torch_sdpa *call,
-                                const ca_tensor *output, int64_t index,
-                                ca_attention *attention);
+   i + length - L. `call` comes without key and value, which the check sets. */
+ca_status ca_cache_attend_check(const ca_cache *cache, ca_torch_sdpa *call, int64_t shape[4],
+                                ca_error *error);
+void ca_cache_attend_views(const ca_cache *cache, const ca_torch_sdpa *call,
+                           const ca_tensor *output, ca_attention *attention,
+                           ca_tensor views[CA_ATTENTION_OPERANDS]);
 
 #endif

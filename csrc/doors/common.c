@@ -4,12 +4,6 @@
 #include <float.h>
 #include <math.h>
 
-const char *
-ca_door_shape_text(const ca_tensor *tensor, char text[CA_SHAPE_TEXT])
-{
-    return ca_shape_format(tensor->ndim, tensor->shape, text, CA_SHAPE_TEXT);
-}
-
 void
 ca_door_add_dim(ca_tensor *view, int64_t size, int64_t stride)
 {
@@ -18,16 +12,15 @@ ca_door_add_dim(ca_tensor *view, int64_t size, int64_t stride)
 }
 
 void
-ca_door_view_grouped(const ca_tensor *tensor, int trailing, int nleading,
-                     const int64_t *shape, int64_t Hk, ca_tensor *view)
+ca_door_view_grouped(const ca_tensor *tensor, int trailing, int nleading, const int64_t *shape,
+                     int64_t Hk, ca_tensor *view)
 {
     ca_tensor_start_view(tensor, view);
     if (tensor->data == NULL) {
         return;
     }
     for (int d = 0; d < nleading - 1; d++) {
-        ca_door_add_dim(view, shape[d],
-                        ca_tensor_stride(tensor, nleading - d + trailing));
+        ca_door_add_dim(view, shape[d], ca_tensor_stride(tensor, nleading - d + trailing));
     }
     if (nleading > 0) {
         int64_t Hq = shape[nleading - 1];
@@ -38,8 +31,7 @@ ca_door_view_grouped(const ca_tensor *tensor, int trailing, int nleading,
         ca_door_add_dim(view, group, shared ? 0 : stride);
     }
     for (int from_end = trailing; from_end > 0; from_end--) {
-        ca_door_add_dim(view, ca_tensor_size(tensor, from_end),
-                        ca_tensor_stride(tensor, from_end));
+        ca_door_add_dim(view, ca_tensor_size(tensor, from_end), ca_tensor_stride(tensor, from_end));
     }
 }
 
@@ -77,8 +69,7 @@ ca_door_broadcast_columns(ca_tensor *view, int64_t columns)
 }
 
 bool
-ca_door_broadcast(const ca_tensor *tensor, int ndim, const int64_t *shape,
-                  ca_tensor *view)
+ca_door_broadcast(const ca_tensor *tensor, int ndim, const int64_t *shape, ca_tensor *view)
 {
     ca_tensor_start_view(tensor, view);
     for (int d = 0; d < ndim; d++) {
@@ -103,16 +94,15 @@ ca_door_has_leading_ones(const ca_tensor *tensor, int trailing)
 }
 
 ca_status
-ca_door_check_dtypes(const ca_tensor *query, const ca_tensor *key,
-                     const ca_tensor *value, ca_error *error)
+ca_door_check_dtypes(const ca_tensor *query, const ca_tensor *key, const ca_tensor *value,
+                     ca_error *error)
 {
     bool is_key = key->dtype != query->dtype;
     const ca_tensor *other = is_key ? key : value;
     if (other->dtype != query->dtype) {
-        return ca_error_set(error, CA_ERROR_TYPE,
-                            "%s has dtype %s; expected %s, the dtype of query",
-                            is_key ? "key" : "value", ca_dtype_name(other->dtype),
-                            ca_dtype_name(query->dtype));
+        return ca_error_set(
+            error, CA_ERROR_TYPE, "%s has dtype %s; expected %s, the dtype of query",
+            is_key ? "key" : "value", ca_dtype_name(other->dtype), ca_dtype_name(query->dtype));
     }
     return CA_OK;
 }
@@ -121,10 +111,9 @@ static ca_status
 check_rank(const ca_tensor *tensor, const char *name, int lowest, ca_error *error)
 {
     if (tensor->ndim < lowest) {
-        char text[CA_SHAPE_TEXT];
         return ca_error_set(error, CA_ERROR_VALUE,
                             "%s has shape %s; expected %d dimensions or more", name,
-                            ca_door_shape_text(tensor, text), lowest);
+                            CA_SHAPE_OF(tensor), lowest);
     }
     return CA_OK;
 }
@@ -133,28 +122,23 @@ ca_status
 ca_door_check_equal(const ca_door_equal *rule, ca_error *error)
 {
     if (rule->size != rule->expected) {
-        char given[CA_SHAPE_TEXT];
-        char other[CA_SHAPE_TEXT];
-        return ca_error_set(
-            error, CA_ERROR_VALUE,
-            "%s has %s %lld (shape %s); expected %lld, that of %s (shape %s)",
-            rule->name, rule->what, (long long)rule->size,
-            ca_door_shape_text(rule->tensor, given), (long long)rule->expected,
-            rule->other_name, ca_door_shape_text(rule->other, other));
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "%s has %s %lld (shape %s); expected %lld, that of %s (shape %s)",
+                            rule->name, rule->what, (long long)rule->size,
+                            CA_SHAPE_OF(rule->tensor), (long long)rule->expected, rule->other_name,
+                            CA_SHAPE_OF(rule->other));
     }
     return CA_OK;
 }
 
 ca_status
-ca_door_check_matrices(const ca_tensor *query, const ca_tensor *key,
-                       const ca_tensor *value, int lowest_rank, ca_error *error)
+ca_door_check_matrices(const ca_tensor *query, const ca_tensor *key, const ca_tensor *value,
+                       int lowest_rank, ca_error *error)
 {
     ca_status status = CA_OK;
     const ca_door_equal equal[] = {
-        {"key", key, "head size", ca_tensor_size(key, 1), "query", query,
-         ca_tensor_size(query, 1)},
-        {"value", value, "length", ca_tensor_size(value, 2), "key", key,
-         ca_tensor_size(key, 2)},
+        {"key", key, "head size", ca_tensor_size(key, 1), "query", query, ca_tensor_size(query, 1)},
+        {"value", value, "length", ca_tensor_size(value, 2), "key", key, ca_tensor_size(key, 2)},
     };
     CA_TRY(check_rank(query, "query", lowest_rank, error));
     CA_TRY(check_rank(key, "key", lowest_rank, error));
@@ -169,8 +153,7 @@ ca_status
 ca_door_check_scale(bool given, double scale, ca_dtype dtype, ca_error *error)
 {
     if (given && !isfinite(scale)) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "scale is %g; expected a finite number", scale);
+        return ca_error_set(error, CA_ERROR_VALUE, "scale is %g; expected a finite number", scale);
     }
     if (given && dtype != CA_FLOAT64 && fabs(scale) > FLT_MAX / 2) {
         return ca_error_set(error, CA_ERROR_VALUE,
@@ -200,8 +183,7 @@ ca_door_default_scale(int64_t E)
 }
 
 void
-ca_door_set_band(ca_attention *attention, int64_t left, int64_t right, bool causal,
-                 int64_t shift)
+ca_door_set_band(ca_attention *attention, int64_t left, int64_t right, bool causal, int64_t shift)
 {
     attention->below = left != CA_BAND_UNBOUNDED ? left - shift : CA_BAND_UNBOUNDED;
     attention->above = right != CA_BAND_UNBOUNDED ? right + shift : CA_BAND_UNBOUNDED;

@@ -11,11 +11,6 @@
 #include "base/status.h"
 #include "base/tensor.h"
 
-#define CA_SHAPE_TEXT 160
-
-/* Write the shape for a message, cut to fit. Returns `text`. */
-const char *ca_door_shape_text(const ca_tensor *tensor, char text[CA_SHAPE_TEXT]);
-
 /* Append a dimension to a view. */
 void ca_door_add_dim(ca_tensor *view, int64_t size, int64_t stride);
 
@@ -23,8 +18,8 @@ void ca_door_add_dim(ca_tensor *view, int64_t size, int64_t stride);
    trailing). The dimensions up to the heads broadcast to `shape`, which has nleading
    sizes, the last of them Hq. Each of Hk heads is repeated for its group. The view of an
    absent tensor is absent. */
-void ca_door_view_grouped(const ca_tensor *tensor, int trailing, int nleading,
-                          const int64_t *shape, int64_t Hk, ca_tensor *view);
+void ca_door_view_grouped(const ca_tensor *tensor, int trailing, int nleading, const int64_t *shape,
+                          int64_t Hk, ca_tensor *view);
 
 /* View (…, B, N, H * X) as (B, H, N, X). */
 void ca_door_split_heads(const ca_tensor *tensor, int64_t H, ca_tensor *view);
@@ -35,8 +30,7 @@ void ca_door_broadcast_columns(ca_tensor *view, int64_t columns);
 
 /* View `tensor` broadcast to `shape`, of ndim sizes. More leading dimensions, of size 1,
    are dropped. False if the tensor does not broadcast. */
-bool ca_door_broadcast(const ca_tensor *tensor, int ndim, const int64_t *shape,
-                       ca_tensor *view);
+bool ca_door_broadcast(const ca_tensor *tensor, int ndim, const int64_t *shape, ca_tensor *view);
 
 /* True if all dimensions but the last `trailing` have size 1. */
 bool ca_door_has_leading_ones(const ca_tensor *tensor, int trailing);
@@ -55,15 +49,14 @@ typedef struct {
 ca_status ca_door_check_equal(const ca_door_equal *rule, ca_error *error);
 
 /* Key and value have query's dtype. */
-ca_status ca_door_check_dtypes(const ca_tensor *query, const ca_tensor *key,
-                               const ca_tensor *value, ca_error *error);
+ca_status ca_door_check_dtypes(const ca_tensor *query, const ca_tensor *key, const ca_tensor *value,
+                               ca_error *error);
 
 /* Each has lowest_rank dimensions or more; query and key have one E, key and value one
    S. */
 
 ca_status ca_door_check_matrices(const ca_tensor *query, const ca_tensor *key,
-                                 const ca_tensor *value, int lowest_rank,
-                                 ca_error *error);
+                                 const ca_tensor *value, int lowest_rank, ca_error *error);
 /* Set the band: row i stands at key i + shift, and attends `left` keys before and `right`
    keys after that key, CA_BAND_UNBOUNDED for all. With `causal`, none after. */
 void ca_door_set_band(ca_attention *attention, int64_t left, int64_t right, bool causal,
@@ -71,8 +64,7 @@ void ca_door_set_band(ca_attention *attention, int64_t left, int64_t right, bool
 
 /* A scale that is given is finite, and within the range of the type in which `dtype` is
    computed. */
-ca_status ca_door_check_scale(bool given, double scale, ca_dtype dtype,
-                              ca_error *error);
+ca_status ca_door_check_scale(bool given, double scale, ca_dtype dtype, ca_error *error);
 
 /* A softcap is finite, and 0 or more. */
 ca_status ca_door_check_softcap(double softcap, ca_error *error);

@@ -4,14 +4,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "doors/common.h" /* CA_SHAPE_TEXT */
-
-static const char *
-shape_text(const ca_diagonal_source *source, char text[CA_SHAPE_TEXT])
-{
-    return ca_shape_format(source->ndim, source->shape, text, CA_SHAPE_TEXT);
-}
-
 /* Returns the name of the argument that the shape comes from. */
 static const char *
 shape_origin(const ca_diagonal_source *source)
@@ -29,19 +21,16 @@ settle(ca_diagonal_source *source, ca_error *error)
         return CA_OK;
     }
     if (source->has_dtype && source->dtype != input->dtype) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "dtype is %s; expected %s, that of %s",
+        return ca_error_set(error, CA_ERROR_VALUE, "dtype is %s; expected %s, that of %s",
                             ca_dtype_name(source->dtype), ca_dtype_name(input->dtype),
                             source->input_name);
     }
     size_t bytes = (size_t)input->ndim * sizeof(*input->shape);
-    if (source->has_shape && (source->ndim != input->ndim ||
-                              memcmp(source->shape, input->shape, bytes) != 0)) {
-        char given[CA_SHAPE_TEXT];
-        char expected[CA_SHAPE_TEXT];
+    if (source->has_shape &&
+        (source->ndim != input->ndim || memcmp(source->shape, input->shape, bytes) != 0)) {
         return ca_error_set(error, CA_ERROR_VALUE, "%s is %s; expected %s, that of %s",
-                            source->shape_name, shape_text(source, given),
-                            ca_door_shape_text(input, expected), source->input_name);
+                            source->shape_name, CA_SHAPE_WORDS(source->ndim, source->shape),
+                            CA_SHAPE_OF(input), source->input_name);
     }
     source->dtype = input->dtype;
     source->ndim = input->ndim;
@@ -54,14 +43,13 @@ settle(ca_diagonal_source *source, ca_error *error)
 static ca_status
 check_count(ca_diagonal_source *source, ca_error *error)
 {
-    ca_status status = ca_shape_count(source->ndim, source->shape, shape_origin(source),
-                                      &source->count, error);
+    ca_status status =
+        ca_shape_count(source->ndim, source->shape, shape_origin(source), &source->count, error);
     int64_t size = (int64_t)ca_dtype_size(source->dtype);
     if (status == CA_OK && source->count > PTRDIFF_MAX / 2 / size) {
-        char text[CA_SHAPE_TEXT];
-        return ca_error_set(error, CA_ERROR_MEMORY,
-                            "no memory for a result of shape %s and dtype %s",
-                            shape_text(source, text), ca_dtype_name(source->dtype));
+        return ca_error_set(
+            error, CA_ERROR_MEMORY, "no memory for a result of shape %s and dtype %s",
+            CA_SHAPE_WORDS(source->ndim, source->shape), ca_dtype_name(source->dtype));
     }
     return status;
 }
@@ -75,10 +63,9 @@ ca_torch_diagonal_check(ca_diagonal_source *source, ca_error *error)
     }
     CA_TRY(settle(source, error));
     if (source->ndim < 2) {
-        char text[CA_SHAPE_TEXT];
         CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
                             "%s has shape %s; expected two dimensions or more",
-                            shape_origin(source), shape_text(source, text)));
+                            shape_origin(source), CA_SHAPE_WORDS(source->ndim, source->shape)));
     }
     CA_TRY(check_count(source, error));
 done:
@@ -100,15 +87,13 @@ ca_directml_diagonal_check(ca_diagonal_source *source, ca_error *error)
                             "%s %s %s; expected an integer type, float16, float32 or "
                             "float64",
                             source->has_input ? source->input_name : "dtype",
-                            source->has_input ? "has dtype" : "is",
-                            ca_dtype_name(dtype)));
+                            source->has_input ? "has dtype" : "is", ca_dtype_name(dtype)));
     }
     CA_TRY(settle(source, error));
     if (source->ndim < 2 || source->ndim > 4) {
-        char text[CA_SHAPE_TEXT];
         CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
                             "%s has shape %s; expected two to four dimensions",
-                            shape_origin(source), shape_text(source, text)));
+                            shape_origin(source), CA_SHAPE_WORDS(source->ndim, source->shape)));
     }
     CA_TRY(check_count(source, error));
 done:

@@ -13,17 +13,14 @@
 
 /* A past tensor has this shape, after leading dimensions of 1. */
 static ca_status
-check_past(const ca_directml_attention *call, ca_directml_tensor t,
-           const int64_t shape[4], ca_error *error)
+check_past(const ca_directml_attention *call, ca_directml_tensor t, const int64_t shape[4],
+           ca_error *error)
 {
     const ca_tensor *tensor = &call->tensors[t];
     for (int d = 0; d < 4; d++) {
         if (ca_tensor_size(tensor, 4 - d) != shape[d]) {
-            char given[CA_SHAPE_TEXT];
-            char expected[CA_SHAPE_TEXT];
             return ca_error_set(error, CA_ERROR_VALUE, "%s has shape %s; expected %s",
-                                ca_directml_name(t), ca_door_shape_text(tensor, given),
-                                ca_shape_format(4, shape, expected, sizeof(expected)));
+                                ca_directml_name(t), CA_SHAPE_OF(tensor), CA_SHAPE_WORDS(4, shape));
         }
     }
     return CA_OK;
@@ -31,8 +28,8 @@ check_past(const ca_directml_attention *call, ca_directml_tensor t,
 
 /* Check the past tensors, and find the shapes of the present ones. */
 static ca_status
-check_cache(const ca_directml_attention *call, const ca_tensor *key,
-            const ca_tensor *value, ca_directml_shapes *shapes, ca_error *error)
+check_cache(const ca_directml_attention *call, const ca_tensor *key, const ca_tensor *value,
+            ca_directml_shapes *shapes, ca_error *error)
 {
     ca_status status = CA_OK;
     const ca_tensor *past = &call->tensors[CA_DIRECTML_PAST_KEY];
@@ -74,29 +71,24 @@ check_bias(const ca_tensor *bias, int64_t hidden, int64_t value_hidden, ca_error
 {
     int64_t rest = ca_tensor_size(bias, 1) - hidden; /* a sum might overflow */
     if (bias->data != NULL && (rest < hidden || rest - hidden != value_hidden)) {
-        char given[CA_SHAPE_TEXT];
         return ca_error_set(error, CA_ERROR_VALUE,
                             "bias has shape %s; expected %lld + %lld + %lld elements, "
                             "the hidden sizes of query, key and value",
-                            ca_door_shape_text(bias, given), (long long)hidden,
-                            (long long)hidden, (long long)value_hidden);
+                            CA_SHAPE_OF(bias), (long long)hidden, (long long)hidden,
+                            (long long)value_hidden);
     }
     return CA_OK;
 }
 
 static ca_status
-check_relative_position_bias(const ca_tensor *bias, const int64_t scores[4],
-                             ca_error *error)
+check_relative_position_bias(const ca_tensor *bias, const int64_t scores[4], ca_error *error)
 {
     ca_tensor view;
     if (bias->data != NULL && !ca_door_broadcast(bias, 4, scores, &view)) {
-        char given[CA_SHAPE_TEXT];
-        char expected[CA_SHAPE_TEXT];
         return ca_error_set(error, CA_ERROR_VALUE,
                             "relative_position_bias has shape %s; expected one that "
                             "broadcasts to %s",
-                            ca_door_shape_text(bias, given),
-                            ca_shape_format(4, scores, expected, sizeof(expected)));
+                            CA_SHAPE_OF(bias), CA_SHAPE_WORDS(4, scores));
     }
     return CA_OK;
 }
@@ -117,8 +109,8 @@ done:
 }
 
 ca_status
-ca_directml_attention_check(const ca_directml_attention *call,
-                            ca_directml_shapes *shapes, ca_error *error)
+ca_directml_attention_check(const ca_directml_attention *call, ca_directml_shapes *shapes,
+                            ca_error *error)
 {
     ca_status status = CA_OK;
     const ca_tensor *tensors = call->tensors;
@@ -142,8 +134,7 @@ ca_directml_attention_check(const ca_directml_attention *call,
     const int64_t output[] = {1, 1, query->shape[0], query->shape[2], value_hidden};
     int64_t count;
     shapes->output_ndim = n;
-    memcpy(shapes->output, output + CA_DIRECTML_MAX_DIMS - n,
-           (size_t)n * sizeof(*output));
+    memcpy(shapes->output, output + CA_DIRECTML_MAX_DIMS - n, (size_t)n * sizeof(*output));
     CA_TRY(ca_shape_count(n, shapes->output, "the result", &count, error));
 
     shapes->scores[0] = query->shape[0];
@@ -152,8 +143,8 @@ ca_directml_attention_check(const ca_directml_attention *call,
     shapes->scores[3] = shapes->present_key[2];
     CA_TRY(check_relative_position_bias(&tensors[CA_DIRECTML_RELATIVE_POSITION_BIAS],
                                         shapes->scores, error));
-    CA_TRY(ca_directml_mask_check(call->mask_type, &tensors[CA_DIRECTML_MASK],
-                                  shapes->scores, error));
+    CA_TRY(
+        ca_directml_mask_check(call->mask_type, &tensors[CA_DIRECTML_MASK], shapes->scores, error));
     CA_TRY(check_scalars(call, error));
 done:
     return status;
@@ -195,8 +186,7 @@ sort_bias(const ca_tensor *bias, int64_t H, int64_t E, int64_t Ev, char *to)
 /* Make the scratch memory: the bias sorted by heads, then the flags of a mask of numbers. */
 static ca_status
 view_scratch(const ca_directml_attention *call, const ca_directml_shapes *shapes,
-             ca_tensor *input_bias, ca_tensor *mask_view, void **scratch,
-             ca_error *error)
+             ca_tensor *input_bias, ca_tensor *mask_view, void **scratch, ca_error *error)
 {
     ca_status status = CA_OK;
     const ca_tensor *bias = &call->tensors[CA_DIRECTML_BIAS];
@@ -208,15 +198,14 @@ view_scratch(const ca_directml_attention *call, const ca_directml_shapes *shapes
     const int64_t flags_shape[] = {B, counted ? shapes->scores[3] : 0};
     int64_t flags;
     CA_TRY(ca_shape_count(2, flags_shape, "mask", &flags, error));
-    size_t bias_bytes = bias->data == NULL ? 0
-                                           : (size_t)ca_tensor_size(bias, 1) *
-                                                 ca_dtype_size(bias->dtype);
+    size_t bias_bytes =
+        bias->data == NULL ? 0 : (size_t)ca_tensor_size(bias, 1) * ca_dtype_size(bias->dtype);
     if (bias->data != NULL || counted) {
         *scratch = malloc(bias_bytes + (size_t)flags + 1);
         if (*scratch == NULL) {
             CA_TRY(ca_error_set(error, CA_ERROR_MEMORY,
-                                "no memory for a bias of %zu and a mask of %lld bytes",
-                                bias_bytes, (long long)flags));
+                                "no memory for a bias of %zu and a mask of %lld bytes", bias_bytes,
+                                (long long)flags));
         }
     }
     if (bias->data != NULL) {
@@ -233,27 +222,23 @@ view_scratch(const ca_directml_attention *call, const ca_directml_shapes *shapes
     }
     if (has_rows && mask->data != NULL) {
         ca_directml_mask_view(call->mask_type, mask, shapes->scores,
-                              counted ? (char *)*scratch + bias_bytes : NULL,
-                              mask_view);
+                              counted ? (char *)*scratch + bias_bytes : NULL, mask_view);
     }
 done:
     return status;
 }
 
 ca_status
-ca_directml_attention_views(const ca_directml_attention *call,
-                            const ca_directml_shapes *shapes, const ca_tensor *output,
-                            const ca_tensor *present_key,
+ca_directml_attention_views(const ca_directml_attention *call, const ca_directml_shapes *shapes,
+                            const ca_tensor *output, const ca_tensor *present_key,
                             const ca_tensor *present_value, ca_attention *attention,
-                            ca_tensor views[CA_ATTENTION_OPERANDS], void **scratch,
-                            ca_error *error)
+                            ca_tensor views[CA_ATTENTION_OPERANDS], void **scratch, ca_error *error)
 {
     ca_attention_init(attention, views);
     attention->scale = call->scale;
     attention->filter = call->mask_filter_value;
     for (int matrix = 0; matrix < CA_DIRECTML_MATRICES; matrix++) {
-        ca_directml_view_matrix(call, shapes->sources[matrix],
-                                (ca_directml_matrix)matrix,
+        ca_directml_view_matrix(call, shapes->sources[matrix], (ca_directml_matrix)matrix,
                                 &views[CA_ATTENTION_QUERY + matrix]);
     }
     ca_door_split_heads(output, call->head_count, &views[CA_ATTENTION_OUTPUT]);
@@ -278,6 +263,6 @@ ca_directml_attention_views(const ca_directml_attention *call,
         ca_door_broadcast(added, 4, shapes->scores, &views[CA_ATTENTION_BIAS]);
     }
     *scratch = NULL;
-    return view_scratch(call, shapes, &views[CA_ATTENTION_INPUT_BIAS],
-                        &views[CA_ATTENTION_MASK], scratch, error);
+    return view_scratch(call, shapes, &views[CA_ATTENTION_INPUT_BIAS], &views[CA_ATTENTION_MASK],
+                        scratch, error);
 }

@@ -24,16 +24,17 @@ typedef struct {
 } ca_directml_shapes;
 
 /* Check every rule. CA_ERROR_TYPE or CA_ERROR_VALUE naming the argument. */
-ca_status ca_directml_attention_check(const ca_directml_attention *call,
-                                      ca_directml_shapes *shapes, ca_error *error);
+ca_status ca_directml_attention_check(const ca_directml_attention *call, ca_directml_shapes *shapes,
+                                      ca_error *error);
 
 /* Set the options and views of the checked call, which are to be folded. The results have the shapes
    given; present ones may be absent, both of them. *scratch is memory that the views
    refer to, to be freed after the call; NULL after CA_ERROR_MEMORY. */
-ca_status ca_directml_attention_views(
-    const ca_directml_attention *call, const ca_directml_shapes *shapes,
-    const ca_tensor *output, const ca_tensor *present_key,
-    const ca_tensor *present_value, ca_attention *attention,
-    ca_tensor views[CA_ATTENTION_OPERANDS], void **scratch, ca_error *error);
+ca_status ca_directml_attention_views(const ca_directml_attention *call,
+                                      const ca_directml_shapes *shapes, const ca_tensor *output,
+                                      const ca_tensor *present_key, const ca_tensor *present_value,
+                                      ca_attention *attention,
+                                      ca_tensor views[CA_ATTENTION_OPERANDS], void **scratch,
+                                      ca_error *error);
 
 #endif

@@ -8,8 +8,7 @@ const char *const ca_directml_mask_words[CA_DIRECTML_MASK_TYPES] = {
     [CA_DIRECTML_MASK_BOOLEAN] = "boolean",
     [CA_DIRECTML_MASK_KEY_SEQUENCE_LENGTH] = "key_sequence_length",
     [CA_DIRECTML_MASK_KEY_SEQUENCE_END_START] = "key_sequence_end_start",
-    [CA_DIRECTML_MASK_KEY_QUERY_SEQUENCE_LENGTH_START_END] =
-        "key_query_sequence_length_start_end",
+    [CA_DIRECTML_MASK_KEY_QUERY_SEQUENCE_LENGTH_START_END] = "key_query_sequence_length_start_end",
 };
 
 bool
@@ -32,13 +31,11 @@ view_boolean(const ca_tensor *mask, const int64_t scores[4], ca_tensor *view)
     }
     bool by_row = mask->ndim == 3 && mask->shape[0] == B && mask->shape[1] == L;
     bool by_batch = mask->ndim == 2 || (mask->ndim == 3 && mask->shape[0] == 1);
-    if (ca_tensor_size(mask, 1) != T ||
-        !(by_row || (by_batch && ca_tensor_size(mask, 2) == B))) {
+    if (ca_tensor_size(mask, 1) != T || !(by_row || (by_batch && ca_tensor_size(mask, 2) == B))) {
         return false;
     }
     const int64_t strides[] = {ca_tensor_stride(mask, by_row ? 3 : 2), 0,
-                               by_row ? ca_tensor_stride(mask, 2) : 0,
-                               ca_tensor_stride(mask, 1)};
+                               by_row ? ca_tensor_stride(mask, 2) : 0, ca_tensor_stride(mask, 1)};
     ca_tensor_start_view(mask, view);
     for (int d = 0; d < 4; d++) {
         ca_door_add_dim(view, scores[d], strides[d]);
@@ -53,16 +50,13 @@ check_boolean(const ca_tensor *mask, const int64_t scores[4], ca_error *error)
     if (view_boolean(mask, scores, &view)) {
         return CA_OK;
     }
-    char given[CA_SHAPE_TEXT];
-    char expected[CA_SHAPE_TEXT];
     return ca_error_set(error, CA_ERROR_VALUE,
                         "mask has shape %s; expected (%lld, %lld), (%lld, %lld, %lld) "
                         "or four dimensions that broadcast to %s, for a mask_type of "
                         "\"boolean\"",
-                        ca_door_shape_text(mask, given), (long long)scores[0],
-                        (long long)scores[3], (long long)scores[0],
-                        (long long)scores[2], (long long)scores[3],
-                        ca_shape_format(4, scores, expected, sizeof(expected)));
+                        CA_SHAPE_OF(mask), (long long)scores[0], (long long)scores[3],
+                        (long long)scores[0], (long long)scores[2], (long long)scores[3],
+                        CA_SHAPE_WORDS(4, scores));
 }
 
 /* ---- numbers ---- */
@@ -73,8 +67,7 @@ number_at(const ca_tensor *mask, int64_t n)
 {
     int64_t columns = ca_tensor_size(mask, 1);
     const int32_t *data = mask->data;
-    return data[n / columns * ca_tensor_stride(mask, 2) +
-                n % columns * ca_tensor_stride(mask, 1)];
+    return data[n / columns * ca_tensor_stride(mask, 2) + n % columns * ca_tensor_stride(mask, 1)];
 }
 
 /* True if the last dimension has each * B + more numbers, or there are `each` rows of B. */
@@ -85,15 +78,13 @@ has_numbers(const ca_tensor *mask, int64_t B, int64_t each, int64_t more)
     if (mask->ndim < 1) {
         return false;
     }
-    return ca_door_has_leading_ones(mask, 1)
-               ? columns % each == 0 && columns / each == B
-               : more == 0 && ca_door_has_leading_ones(mask, 2) &&
-                     ca_tensor_size(mask, 2) == each && columns == B;
+    return ca_door_has_leading_ones(mask, 1) ? columns % each == 0 && columns / each == B
+                                             : more == 0 && ca_door_has_leading_ones(mask, 2) &&
+                                                   ca_tensor_size(mask, 2) == each && columns == B;
 }
 
 static ca_status
-check_shape(ca_directml_mask_type type, const ca_tensor *mask, int64_t B,
-            ca_error *error)
+check_shape(ca_directml_mask_type type, const ca_tensor *mask, int64_t B, ca_error *error)
 {
     static const struct {
         int64_t each;
@@ -107,25 +98,24 @@ check_shape(ca_directml_mask_type type, const ca_tensor *mask, int64_t B,
     if (has_numbers(mask, B, shapes[type].each, shapes[type].more)) {
         return CA_OK;
     }
-    char given[CA_SHAPE_TEXT];
     return ca_error_set(error, CA_ERROR_VALUE,
                         "mask has shape %s; expected %s with a batch B of %lld, for a "
                         "mask_type of \"%s\"",
-                        ca_door_shape_text(mask, given), shapes[type].expected,
-                        (long long)B, ca_directml_mask_words[type]);
+                        CA_SHAPE_OF(mask), shapes[type].expected, (long long)B,
+                        ca_directml_mask_words[type]);
 }
 
 /* Check that numbers first … first + count - 1 are 0 to `highest`. */
 static ca_status
-check_range(const ca_tensor *mask, int64_t first, int64_t count, const char *what,
-            int64_t highest, ca_error *error)
+check_range(const ca_tensor *mask, int64_t first, int64_t count, const char *what, int64_t highest,
+            ca_error *error)
 {
     for (int64_t n = first; n < first + count; n++) {
         int32_t number = number_at(mask, n);
         if (number < 0 || number > highest) {
             return ca_error_set(error, CA_ERROR_VALUE,
-                                "mask has %d at index %lld, %s; expected 0 to %lld",
-                                (int)number, (long long)n, what, (long long)highest);
+                                "mask has %d at index %lld, %s; expected 0 to %lld", (int)number,
+                                (long long)n, what, (long long)highest);
         }
     }
     return CA_OK;
@@ -133,8 +123,8 @@ check_range(const ca_tensor *mask, int64_t first, int64_t count, const char *wha
 
 /* Check the same, and that no number is below the one before. */
 static ca_status
-check_totals(const ca_tensor *mask, int64_t first, int64_t count, const char *what,
-             int64_t highest, ca_error *error)
+check_totals(const ca_tensor *mask, int64_t first, int64_t count, const char *what, int64_t highest,
+             ca_error *error)
 {
     ca_status status = CA_OK;
     CA_TRY(check_range(mask, first, count, what, highest, error));
@@ -152,8 +142,8 @@ done:
 }
 
 static ca_status
-check_numbers(ca_directml_mask_type type, const ca_tensor *mask,
-              const int64_t scores[4], ca_error *error)
+check_numbers(ca_directml_mask_type type, const ca_tensor *mask, const int64_t scores[4],
+              ca_error *error)
 {
     ca_status status = CA_OK;
     int64_t B = scores[0];
@@ -172,10 +162,8 @@ check_numbers(ca_directml_mask_type type, const ca_tensor *mask,
         int64_t keys;
         CA_TRY(ca_shape_count(2, packed_queries, "the queries", &queries, error));
         CA_TRY(ca_shape_count(2, packed_keys, "the keys", &keys, error));
-        CA_TRY(
-            check_totals(mask, B, B + 1, "a running total of queries", queries, error));
-        CA_TRY(check_totals(mask, 2 * B + 1, B + 1, "a running total of keys", keys,
-                            error));
+        CA_TRY(check_totals(mask, B, B + 1, "a running total of queries", queries, error));
+        CA_TRY(check_totals(mask, 2 * B + 1, B + 1, "a running total of keys", keys, error));
     }
 done:
     return status;
@@ -183,8 +171,7 @@ done:
 
 /* flags[b, j] = start[b] <= j < end[b] */
 static void
-write_flags(ca_directml_mask_type type, const ca_tensor *mask, int64_t B, int64_t T,
-            uint8_t *flags)
+write_flags(ca_directml_mask_type type, const ca_tensor *mask, int64_t B, int64_t T, uint8_t *flags)
 {
     bool has_starts = type == CA_DIRECTML_MASK_KEY_SEQUENCE_END_START;
     for (int64_t b = 0; b < B; b++) {
@@ -199,15 +186,14 @@ write_flags(ca_directml_mask_type type, const ca_tensor *mask, int64_t B, int64_
 /* ---- either ---- */
 
 ca_status
-ca_directml_mask_check(ca_directml_mask_type type, const ca_tensor *mask,
-                       const int64_t scores[4], ca_error *error)
+ca_directml_mask_check(ca_directml_mask_type type, const ca_tensor *mask, const int64_t scores[4],
+                       ca_error *error)
 {
     if (type == CA_DIRECTML_MASK_NONE) {
-        return mask->data == NULL
-                   ? CA_OK
-                   : ca_error_set(error, CA_ERROR_VALUE,
-                                  "mask is given with a mask_type of \"none\"; "
-                                  "expected None, or another mask_type");
+        return mask->data == NULL ? CA_OK
+                                  : ca_error_set(error, CA_ERROR_VALUE,
+                                                 "mask is given with a mask_type of \"none\"; "
+                                                 "expected None, or another mask_type");
     }
     if (mask->data == NULL) {
         return ca_error_set(error, CA_ERROR_VALUE,
@@ -215,18 +201,16 @@ ca_directml_mask_check(ca_directml_mask_type type, const ca_tensor *mask,
                             ca_directml_mask_words[type]);
     }
     if (mask->ndim > 5) {
-        char given[CA_SHAPE_TEXT];
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "mask has shape %s; expected 1 to 5 dimensions",
-                            ca_door_shape_text(mask, given));
+        return ca_error_set(error, CA_ERROR_VALUE, "mask has shape %s; expected 1 to 5 dimensions",
+                            CA_SHAPE_OF(mask));
     }
     return ca_directml_mask_is_counted(type) ? check_numbers(type, mask, scores, error)
                                              : check_boolean(mask, scores, error);
 }
 
 void
-ca_directml_mask_view(ca_directml_mask_type type, const ca_tensor *mask,
-                      const int64_t scores[4], void *flags, ca_tensor *view)
+ca_directml_mask_view(ca_directml_mask_type type, const ca_tensor *mask, const int64_t scores[4],
+                      void *flags, ca_tensor *view)
 {
     if (!ca_directml_mask_is_counted(type)) {
         view_boolean(mask, scores, view);

@@ -6,6 +6,8 @@
 
 #include "doors/common.h"
 
+#define NAMES_TEXT 160
+
 #define SOURCES (CA_DIRECTML_STACKED_QUERY_KEY_VALUE + 1)
 
 static const struct {
@@ -17,12 +19,10 @@ static const struct {
     [CA_DIRECTML_QUERY] = {"query", 3, CA_DIRECTML_MATRIX_QUERY, 1},
     [CA_DIRECTML_KEY] = {"key", 3, CA_DIRECTML_MATRIX_KEY, 1},
     [CA_DIRECTML_VALUE] = {"value", 3, CA_DIRECTML_MATRIX_VALUE, 1},
-    [CA_DIRECTML_STACKED_QUERY_KEY] = {"stacked_query_key", 5, CA_DIRECTML_MATRIX_QUERY,
-                                       2},
-    [CA_DIRECTML_STACKED_KEY_VALUE] = {"stacked_key_value", 5, CA_DIRECTML_MATRIX_KEY,
-                                       2},
-    [CA_DIRECTML_STACKED_QUERY_KEY_VALUE] = {"stacked_query_key_value", 5,
-                                             CA_DIRECTML_MATRIX_QUERY, 3},
+    [CA_DIRECTML_STACKED_QUERY_KEY] = {"stacked_query_key", 5, CA_DIRECTML_MATRIX_QUERY, 2},
+    [CA_DIRECTML_STACKED_KEY_VALUE] = {"stacked_key_value", 5, CA_DIRECTML_MATRIX_KEY, 2},
+    [CA_DIRECTML_STACKED_QUERY_KEY_VALUE] = {"stacked_query_key_value", 5, CA_DIRECTML_MATRIX_QUERY,
+                                             3},
     [CA_DIRECTML_BIAS] = {"bias", 1, 0, 0},
     [CA_DIRECTML_MASK] = {"mask", 1, 0, 0},
     [CA_DIRECTML_RELATIVE_POSITION_BIAS] = {"relative_position_bias", 4, 0, 0},
@@ -50,8 +50,8 @@ check_dtypes(const ca_directml_attention *call, ca_error *error)
         first = first < 0 ? t : first;
         if (tensors[t].dtype != tensors[first].dtype) {
             return ca_error_set(error, CA_ERROR_TYPE,
-                                "%s has dtype %s; expected %s, the dtype of %s",
-                                table[t].name, ca_dtype_name(tensors[t].dtype),
+                                "%s has dtype %s; expected %s, the dtype of %s", table[t].name,
+                                ca_dtype_name(tensors[t].dtype),
                                 ca_dtype_name(tensors[first].dtype), table[first].name);
         }
     }
@@ -68,16 +68,13 @@ check_ranks(const ca_directml_attention *call, ca_error *error)
              ca_door_has_leading_ones(tensor, table[t].rank))) {
             continue;
         }
-        char given[CA_SHAPE_TEXT];
-        ca_door_shape_text(tensor, given);
         return table[t].rank == CA_DIRECTML_MAX_DIMS
-                   ? ca_error_set(error, CA_ERROR_VALUE,
-                                  "%s has shape %s; expected %d dimensions",
-                                  table[t].name, given, table[t].rank)
+                   ? ca_error_set(error, CA_ERROR_VALUE, "%s has shape %s; expected %d dimensions",
+                                  table[t].name, CA_SHAPE_OF(tensor), table[t].rank)
                    : ca_error_set(error, CA_ERROR_VALUE,
                                   "%s has shape %s; expected %d to %d dimensions, all "
                                   "but the last %d of size 1",
-                                  table[t].name, given, table[t].rank,
+                                  table[t].name, CA_SHAPE_OF(tensor), table[t].rank,
                                   CA_DIRECTML_MAX_DIMS, table[t].rank);
     }
     return CA_OK;
@@ -100,13 +97,12 @@ holds(int source, int matrix)
 
 /* Write the names of the tensors that may hold a matrix, or of those given, as "a, b". */
 static const char *
-holders_text(const ca_directml_attention *call, int matrix, bool all,
-             char text[CA_SHAPE_TEXT])
+holders_text(const ca_directml_attention *call, int matrix, bool all, char text[NAMES_TEXT])
 {
     int length = 0;
     for (int t = 0; t < SOURCES; t++) {
         if (holds(t, matrix) && (all || call->tensors[t].data != NULL)) {
-            length += snprintf(text + length, (size_t)(CA_SHAPE_TEXT - length), "%s%s",
+            length += snprintf(text + length, (size_t)(NAMES_TEXT - length), "%s%s",
                                length > 0 ? ", " : "", table[t].name);
         }
     }
@@ -127,17 +123,16 @@ find_source(const ca_directml_attention *call, int matrix, ca_directml_tensor *s
     if (found == 1) {
         return CA_OK;
     }
-    char given[CA_SHAPE_TEXT];
-    char all[CA_SHAPE_TEXT];
+    char given[NAMES_TEXT];
+    char all[NAMES_TEXT];
     holders_text(call, matrix, true, all);
     return found == 0
-               ? ca_error_set(error, CA_ERROR_VALUE,
-                              "%s is missing; expected exactly one of %s",
+               ? ca_error_set(error, CA_ERROR_VALUE, "%s is missing; expected exactly one of %s",
                               table[matrix].name, all)
                : ca_error_set(error, CA_ERROR_VALUE,
                               "%s is given %d times, in %s; expected exactly one of %s",
-                              table[matrix].name, found,
-                              holders_text(call, matrix, false, given), all);
+                              table[matrix].name, found, holders_text(call, matrix, false, given),
+                              all);
 }
 
 /* Matrix `index` of (B, N, H, matrices, X) as (B, H, N, X). */
@@ -167,27 +162,24 @@ ca_directml_view_matrix(const ca_directml_attention *call, ca_directml_tensor so
 }
 
 static ca_status
-check_heads(const ca_directml_attention *call, ca_directml_tensor source,
-            ca_error *error)
+check_heads(const ca_directml_attention *call, ca_directml_tensor source, ca_error *error)
 {
     const ca_tensor *tensor = &call->tensors[source];
     int64_t H = call->head_count;
     int matrices = table[source].matrices;
-    char given[CA_SHAPE_TEXT];
     if (is_stacked(source) &&
         (ca_tensor_size(tensor, 3) != H || ca_tensor_size(tensor, 2) != matrices)) {
         return ca_error_set(error, CA_ERROR_VALUE,
                             "%s has shape %s; expected head_count, %lld, in dimension "
                             "2 and %d in dimension 3",
-                            table[source].name, ca_door_shape_text(tensor, given),
-                            (long long)H, matrices);
+                            table[source].name, CA_SHAPE_OF(tensor), (long long)H, matrices);
     }
     if (!is_stacked(source) && ca_tensor_size(tensor, 1) % H != 0) {
         return ca_error_set(error, CA_ERROR_VALUE,
                             "%s has hidden size %lld (shape %s); expected a multiple "
                             "of head_count, %lld",
                             table[source].name, (long long)ca_tensor_size(tensor, 1),
-                            ca_door_shape_text(tensor, given), (long long)H);
+                            CA_SHAPE_OF(tensor), (long long)H);
     }
     return CA_OK;
 }

@@ -50,16 +50,14 @@ typedef enum {
 
 /* View query (B, H, L, E), key (B, H, S, E) or value (B, H, S, Ev) inside `source`,
    without bias. */
-void ca_directml_view_matrix(const ca_directml_attention *call,
-                             ca_directml_tensor source, ca_directml_matrix matrix,
-                             ca_tensor *view);
+void ca_directml_view_matrix(const ca_directml_attention *call, ca_directml_tensor source,
+                             ca_directml_matrix matrix, ca_tensor *view);
 
 /* Check dtypes and ranks of all tensors but the mask, that query, key and value have one
    source each, and that their sizes agree. Writes the sources and the views. CA_ERROR_TYPE
    or CA_ERROR_VALUE naming the argument. */
 ca_status ca_directml_tensors_check(const ca_directml_attention *call,
                                     ca_directml_tensor sources[CA_DIRECTML_MATRICES],
-                                    ca_tensor matrices[CA_DIRECTML_MATRICES],
-                                    ca_error *error);
+                                    ca_tensor matrices[CA_DIRECTML_MATRICES], ca_error *error);
 
 #endif

@@ -29,9 +29,8 @@ check_dtypes(const ca_onnx_attention *call, ca_error *error)
     };
     for (size_t i = 0; i < sizeof(rules) / sizeof(rules[0]); i++) {
         if (rules[i].tensor->data != NULL && rules[i].tensor->dtype != rules[i].dtype) {
-            return ca_error_set(error, CA_ERROR_TYPE,
-                                "%s has dtype %s; expected %s, %s", rules[i].name,
-                                ca_dtype_name(rules[i].tensor->dtype),
+            return ca_error_set(error, CA_ERROR_TYPE, "%s has dtype %s; expected %s, %s",
+                                rules[i].name, ca_dtype_name(rules[i].tensor->dtype),
                                 ca_dtype_name(rules[i].dtype), rules[i].like);
         }
     }
@@ -48,12 +47,10 @@ check_edition(const ca_onnx_attention *call, ca_error *error)
                             "pre_errata is True with opset 25, which was published "
                             "corrected; expected opset 23 or 24");
     }
-    if (call->pre_errata && call->opset == 23 && call->is_causal &&
-        given(&call->attn_mask)) {
-        return ca_error_set(
-            error, CA_ERROR_VALUE,
-            "attn_mask is given with is_causal, which opset 23 as first "
-            "published excludes; expected one of them");
+    if (call->pre_errata && call->opset == 23 && call->is_causal && given(&call->attn_mask)) {
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "attn_mask is given with is_causal, which opset 23 as first "
+                            "published excludes; expected one of them");
     }
     if (given(&call->nonpad_kv_seqlen) && call->opset < 24) {
         return ca_error_set(error, CA_ERROR_VALUE,
@@ -61,14 +58,12 @@ check_edition(const ca_onnx_attention *call, ca_error *error)
                             "later",
                             opset);
     }
-    if (call->opset < 25 &&
-        (call->left_window_size != -1 || call->right_window_size != -1)) {
+    if (call->opset < 25 && (call->left_window_size != -1 || call->right_window_size != -1)) {
         bool left = call->left_window_size != -1;
         return ca_error_set(
             error, CA_ERROR_VALUE, "%s is %lld with opset %lld; expected -1 before 25",
             left ? "left_window_size" : "right_window_size",
-            (long long)(left ? call->left_window_size : call->right_window_size),
-            opset);
+            (long long)(left ? call->left_window_size : call->right_window_size), opset);
     }
     return CA_OK;
 }
@@ -95,36 +90,32 @@ done:
 /* Find the heads of one input and their size. `heads` is the attribute's number of heads;
    0: not given. */
 static ca_status
-split_heads(const ca_tensor *tensor, const char *name, const char *attribute,
-            int64_t heads, int64_t *count, int64_t *size, ca_error *error)
+split_heads(const ca_tensor *tensor, const char *name, const char *attribute, int64_t heads,
+            int64_t *count, int64_t *size, ca_error *error)
 {
-    char text[CA_SHAPE_TEXT];
     int64_t last = ca_tensor_size(tensor, 1);
     if (tensor->ndim == 4) {
         *count = tensor->shape[1];
         *size = last;
         if (heads != 0 && heads != *count) {
             return ca_error_set(error, CA_ERROR_VALUE,
-                                "%s is %lld; expected %lld, the heads of %s (shape %s)",
-                                attribute, (long long)heads, (long long)*count, name,
-                                ca_door_shape_text(tensor, text));
+                                "%s is %lld; expected %lld, the heads of %s (shape %s)", attribute,
+                                (long long)heads, (long long)*count, name, CA_SHAPE_OF(tensor));
         }
         return CA_OK;
     }
     if (heads == 0) {
-        return ca_error_set(
-            error, CA_ERROR_VALUE,
-            "%s is not given; expected the number of heads of %s, which "
-            "has three dimensions (shape %s)",
-            attribute, name, ca_door_shape_text(tensor, text));
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "%s is not given; expected the number of heads of %s, which "
+                            "has three dimensions (shape %s)",
+                            attribute, name, CA_SHAPE_OF(tensor));
     }
     if (last % heads != 0) {
-        return ca_error_set(
-            error, CA_ERROR_VALUE,
-            "%s has last dimension %lld (shape %s); expected a multiple "
-            "of %s, %lld",
-            name, (long long)last, ca_door_shape_text(tensor, text), attribute,
-            (long long)heads);
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "%s has last dimension %lld (shape %s); expected a multiple "
+                            "of %s, %lld",
+                            name, (long long)last, CA_SHAPE_OF(tensor), attribute,
+                            (long long)heads);
     }
     *count = heads;
     *size = last / heads;
@@ -140,25 +131,23 @@ check_inputs(const ca_onnx_attention *call, ca_onnx_sizes *sizes, ca_error *erro
         const char *name;
         const ca_tensor *tensor;
     } inputs[] = {{"Q", &call->Q}, {"K", &call->K}, {"V", &call->V}};
-    char text[CA_SHAPE_TEXT];
     for (int i = 0; i < 3; i++) {
         int ndim = inputs[i].tensor->ndim;
         if ((ndim != 3 && ndim != 4) || ndim != call->Q.ndim) {
-            CA_TRY(ca_error_set(
-                error, CA_ERROR_VALUE,
-                "%s has shape %s; expected three or four dimensions, as "
-                "many as Q's",
-                inputs[i].name, ca_door_shape_text(inputs[i].tensor, text)));
+            CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
+                                "%s has shape %s; expected three or four dimensions, as "
+                                "many as Q's",
+                                inputs[i].name, CA_SHAPE_OF(inputs[i].tensor)));
         }
     }
     int64_t key_size;
     int64_t value_heads;
-    CA_TRY(split_heads(&call->Q, "Q", "q_num_heads", call->q_num_heads, &sizes->Hq,
-                       &sizes->E, error));
-    CA_TRY(split_heads(&call->K, "K", "kv_num_heads", call->kv_num_heads, &sizes->Hk,
-                       &key_size, error));
-    CA_TRY(split_heads(&call->V, "V", "kv_num_heads", call->kv_num_heads, &value_heads,
-                       &sizes->Ev, error));
+    CA_TRY(
+        split_heads(&call->Q, "Q", "q_num_heads", call->q_num_heads, &sizes->Hq, &sizes->E, error));
+    CA_TRY(split_heads(&call->K, "K", "kv_num_heads", call->kv_num_heads, &sizes->Hk, &key_size,
+                       error));
+    CA_TRY(split_heads(&call->V, "V", "kv_num_heads", call->kv_num_heads, &value_heads, &sizes->Ev,
+                       error));
     sizes->B = call->Q.shape[0];
     sizes->L = ca_tensor_size(&call->Q, 2);
     sizes->S = ca_tensor_size(&call->K, 2);
@@ -176,8 +165,7 @@ check_inputs(const ca_onnx_attention *call, ca_onnx_sizes *sizes, ca_error *erro
     for (size_t i = 0; i < sizeof(equal) / sizeof(equal[0]); i++) {
         CA_TRY(ca_door_check_equal(&equal[i], error));
     }
-    if (sizes->Hk == 0 ? sizes->Hq != 0
-                       : sizes->Hq == 0 || sizes->Hq % sizes->Hk != 0) {
+    if (sizes->Hk == 0 ? sizes->Hq != 0 : sizes->Hq == 0 || sizes->Hq % sizes->Hk != 0) {
         CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
                             "Q has %lld heads; expected K's %lld or a multiple",
                             (long long)sizes->Hq, (long long)sizes->Hk));
@@ -219,12 +207,9 @@ check_past(const ca_onnx_attention *call, ca_onnx_sizes *sizes, ca_error *error)
             fits = inputs[i].tensor->shape[d] == expected[d];
         }
         if (!fits) {
-            char given[CA_SHAPE_TEXT];
-            char text[CA_SHAPE_TEXT];
             return ca_error_set(error, CA_ERROR_VALUE, "%s has shape %s; expected %s",
-                                inputs[i].name,
-                                ca_door_shape_text(inputs[i].tensor, given),
-                                ca_shape_format(4, expected, text, sizeof(text)));
+                                inputs[i].name, CA_SHAPE_OF(inputs[i].tensor),
+                                CA_SHAPE_WORDS(4, expected));
         }
     }
     sizes->T = sizes->P + sizes->S;
@@ -233,8 +218,8 @@ check_past(const ca_onnx_attention *call, ca_onnx_sizes *sizes, ca_error *error)
 
 /* Check the numbers, on the host; *longest is the largest. */
 static ca_status
-check_nonpad(const ca_onnx_attention *call, const ca_onnx_sizes *sizes,
-             int64_t *longest, ca_error *error)
+check_nonpad(const ca_onnx_attention *call, const ca_onnx_sizes *sizes, int64_t *longest,
+             ca_error *error)
 {
     const ca_tensor *nonpad = &call->nonpad_kv_seqlen;
     *longest = 0;
@@ -242,22 +227,19 @@ check_nonpad(const ca_onnx_attention *call, const ca_onnx_sizes *sizes,
         return CA_OK;
     }
     if (nonpad->ndim != 1 || nonpad->shape[0] != sizes->B) {
-        char given[CA_SHAPE_TEXT];
-        return ca_error_set(
-            error, CA_ERROR_VALUE,
-            "nonpad_kv_seqlen has shape %s; expected (%lld,), one number "
-            "for each batch",
-            ca_door_shape_text(nonpad, given), (long long)sizes->B);
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "nonpad_kv_seqlen has shape %s; expected (%lld,), one number "
+                            "for each batch",
+                            CA_SHAPE_OF(nonpad), (long long)sizes->B);
     }
     const int64_t *counts = nonpad->data;
     for (int64_t b = 0; b < sizes->B; b++) {
         int64_t count = counts[b * nonpad->strides[0]];
         if (count < 0 || count > sizes->S) {
-            return ca_error_set(
-                error, CA_ERROR_VALUE,
-                "nonpad_kv_seqlen[%lld] is %lld; expected 0 to %lld, the "
-                "length of K",
-                (long long)b, (long long)count, (long long)sizes->S);
+            return ca_error_set(error, CA_ERROR_VALUE,
+                                "nonpad_kv_seqlen[%lld] is %lld; expected 0 to %lld, the "
+                                "length of K",
+                                (long long)b, (long long)count, (long long)sizes->S);
         }
         *longest = count > *longest ? count : *longest;
     }
@@ -275,35 +257,30 @@ check_mask(const ca_onnx_attention *call, const ca_onnx_sizes *sizes, int64_t lo
     int64_t scores[] = {sizes->B, sizes->Hq, sizes->L, sizes->T};
     int64_t columns = ca_tensor_size(mask, 1);
     bool short_allowed = call->opset >= 24 && mask->ndim > 0;
-    bool fits =
-        mask->ndim <= 4 &&
-        (columns == sizes->T || (short_allowed ? columns < sizes->T : columns == 1));
+    bool fits = mask->ndim <= 4 &&
+                (columns == sizes->T || (short_allowed ? columns < sizes->T : columns == 1));
     for (int from_end = 2; fits && from_end <= mask->ndim; from_end++) {
         int64_t size = ca_tensor_size(mask, from_end);
         fits = size == 1 || size == scores[4 - from_end];
     }
-    char given[CA_SHAPE_TEXT];
     if (!fits) {
-        char expected[CA_SHAPE_TEXT];
         return ca_error_set(error, CA_ERROR_VALUE,
                             "attn_mask has shape %s; expected one that broadcasts to "
                             "%s%s",
-                            ca_door_shape_text(mask, given),
-                            ca_shape_format(4, scores, expected, sizeof(expected)),
+                            CA_SHAPE_OF(mask), CA_SHAPE_WORDS(4, scores),
                             short_allowed ? ", or a shorter last dimension" : "");
     }
     if (short_allowed && columns < longest) {
         return ca_error_set(error, CA_ERROR_VALUE,
                             "attn_mask has shape %s; expected a last dimension of %lld "
                             "or more, the largest nonpad_kv_seqlen",
-                            ca_door_shape_text(mask, given), (long long)longest);
+                            CA_SHAPE_OF(mask), (long long)longest);
     }
     return CA_OK;
 }
 
 ca_status
-ca_onnx_attention_check(const ca_onnx_attention *call, ca_onnx_sizes *sizes,
-                        ca_error *error)
+ca_onnx_attention_check(const ca_onnx_attention *call, ca_onnx_sizes *sizes, ca_error *error)
 {
     ca_status status = CA_OK;
     int64_t longest;
@@ -327,8 +304,7 @@ done:
 
 /* View (B, H, rows, size), or (B, rows, H size), as (B, Hk, H / Hk, rows, size). */
 static void
-view_heads(const ca_tensor *tensor, int64_t heads, const ca_onnx_sizes *sizes,
-           ca_tensor *view)
+view_heads(const ca_tensor *tensor, int64_t heads, const ca_onnx_sizes *sizes, ca_tensor *view)
 {
     int64_t leading[] = {sizes->B, sizes->Hq};
     ca_tensor split;
@@ -364,8 +340,7 @@ window_side(int64_t size)
 
 /* Row i stands at key i + offset; kernels add nonpad_kv_seqlen. */
 static void
-set_band(const ca_onnx_attention *call, const ca_onnx_sizes *sizes,
-         ca_attention *attention)
+set_band(const ca_onnx_attention *call, const ca_onnx_sizes *sizes, ca_attention *attention)
 {
     bool has_nonpad = call->nonpad_kv_seqlen.data != NULL;
     int64_t offset = 0;
@@ -377,12 +352,11 @@ set_band(const ca_onnx_attention *call, const ca_onnx_sizes *sizes,
                      window_side(call->right_window_size), call->is_causal, offset);
 }
 
-int64_t
-ca_onnx_attention_problem(const ca_onnx_attention *call, const ca_onnx_sizes *sizes,
-                          const ca_onnx_outputs *outputs, int64_t index,
-                          ca_attention *attention)
+void
+ca_onnx_attention_views(const ca_onnx_attention *call, const ca_onnx_sizes *sizes,
+                        const ca_onnx_outputs *outputs, ca_attention *attention,
+                        ca_tensor views[CA_ATTENTION_OPERANDS])
 {
-    ca_tensor views[CA_ATTENTION_OPERANDS];
     ca_attention_init(attention, views);
     view_heads(&call->Q, sizes->Hq, sizes, &views[CA_ATTENTION_QUERY]);
     view_heads(&call->K, sizes->Hk, sizes, &views[CA_ATTENTION_KEY]);
@@ -390,10 +364,8 @@ ca_onnx_attention_problem(const ca_onnx_attention *call, const ca_onnx_sizes *si
     view_heads(&call->past_key, sizes->Hk, sizes, &views[CA_ATTENTION_PAST_KEY]);
     view_heads(&call->past_value, sizes->Hk, sizes, &views[CA_ATTENTION_PAST_VALUE]);
     view_heads(&outputs->Y, sizes->Hq, sizes, &views[CA_ATTENTION_OUTPUT]);
-    view_heads(&outputs->present_key, sizes->Hk, sizes,
-               &views[CA_ATTENTION_PRESENT_KEY]);
-    view_heads(&outputs->present_value, sizes->Hk, sizes,
-               &views[CA_ATTENTION_PRESENT_VALUE]);
+    view_heads(&outputs->present_key, sizes->Hk, sizes, &views[CA_ATTENTION_PRESENT_KEY]);
+    view_heads(&outputs->present_value, sizes->Hk, sizes, &views[CA_ATTENTION_PRESENT_VALUE]);
     view_heads(&outputs->qk, sizes->Hq, sizes, &views[CA_ATTENTION_SCORES]);
     view_mask(call, sizes, &views[CA_ATTENTION_MASK]);
     if (call->nonpad_kv_seqlen.data != NULL) {
@@ -411,5 +383,4 @@ ca_onnx_attention_problem(const ca_onnx_attention *call, const ca_onnx_sizes *si
     attention->mask_before_softcap = call->pre_errata;
     attention->in_float64 = call->softmax_precision == CA_ONNX_DOUBLE;
     attention->stage = (ca_scores_stage)call->qk_matmul_output_mode;
-    return ca_attention_fold(attention, views, index);
 }

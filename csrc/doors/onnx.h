@@ -62,10 +62,9 @@ typedef struct {
     ca_tensor qk;
 } ca_onnx_outputs;
 
-/* The checked call as problem `index`. Returns how many problems the call is. */
-int64_t ca_onnx_attention_problem(const ca_onnx_attention *call,
-                                  const ca_onnx_sizes *sizes,
-                                  const ca_onnx_outputs *outputs, int64_t index,
-                                  ca_attention *attention);
+/* Set the options and views of the checked call, which are to be folded. */
+void ca_onnx_attention_views(const ca_onnx_attention *call, const ca_onnx_sizes *sizes,
+                             const ca_onnx_outputs *outputs, ca_attention *attention,
+                             ca_tensor views[CA_ATTENTION_OPERANDS]);
 
 #endif

@@ -47,11 +47,10 @@ check_scale(const ca_openvino_sdpa *call, ca_error *error)
 {
     const ca_tensor *array = &call->scale_array;
     if (array->ndim > 1 || ca_tensor_size(array, 1) != 1) {
-        char text[CA_SHAPE_TEXT];
         return ca_error_set(error, CA_ERROR_VALUE,
                             "scale has shape %s; expected a number, or an array of "
                             "shape () or (1,)",
-                            ca_door_shape_text(array, text));
+                            CA_SHAPE_OF(array));
     }
     return ca_door_check_scale(call->has_scale, call->scale, call->query.dtype, error);
 }
@@ -61,20 +60,17 @@ check_scale(const ca_openvino_sdpa *call, ca_error *error)
 static bool
 repeats_to(int64_t size, int64_t common)
 {
-    return size == common || size == 1 ||
-           (size > 0 && common > 0 && common % size == 0);
+    return size == common || size == 1 || (size > 0 && common > 0 && common % size == 0);
 }
 
 /* Find the common size of a dimension, counted from the end. */
 static ca_status
-find_common_size(const ca_openvino_sdpa *call, int from_end, int64_t *common,
-                 ca_error *error)
+find_common_size(const ca_openvino_sdpa *call, int from_end, int64_t *common, ca_error *error)
 {
     const struct {
         const char *name;
         const ca_tensor *tensor;
-    } inputs[] = {
-        {"query", &call->query}, {"key", &call->key}, {"value", &call->value}};
+    } inputs[] = {{"query", &call->query}, {"key", &call->key}, {"value", &call->value}};
     *common = 1;
     for (int t = 0; t < 3; t++) {
         int64_t size = ca_tensor_size(inputs[t].tensor, from_end);
@@ -83,13 +79,11 @@ find_common_size(const ca_openvino_sdpa *call, int from_end, int64_t *common,
     for (int t = 0; t < 3; t++) {
         int64_t size = ca_tensor_size(inputs[t].tensor, from_end);
         if (!repeats_to(size, *common)) {
-            char given[CA_SHAPE_TEXT];
             return ca_error_set(error, CA_ERROR_VALUE,
                                 "%s has shape %s, whose dimension %d of size %lld "
                                 "cannot be repeated to %lld, that of the others; "
                                 "expected 1 or a divisor",
-                                inputs[t].name,
-                                ca_door_shape_text(inputs[t].tensor, given), -from_end,
+                                inputs[t].name, CA_SHAPE_OF(inputs[t].tensor), -from_end,
                                 (long long)size, (long long)*common);
         }
     }
@@ -98,8 +92,7 @@ find_common_size(const ca_openvino_sdpa *call, int from_end, int64_t *common,
 
 /* `shape` is the result's, of ndim sizes. */
 static ca_status
-check_mask(const ca_openvino_sdpa *call, int ndim, const int64_t *shape,
-           ca_error *error)
+check_mask(const ca_openvino_sdpa *call, int ndim, const int64_t *shape, ca_error *error)
 {
     const ca_tensor *mask = &call->attention_mask;
     if (mask->ndim == 0) { /* a scalar; the value of an absent mask is 0 */
@@ -120,21 +113,18 @@ check_mask(const ca_openvino_sdpa *call, int ndim, const int64_t *shape,
         fits = d > 2 ? repeats_to(size, common) : size == 1 || size == common;
     }
     if (!fits) {
-        char given[CA_SHAPE_TEXT];
-        char expected[CA_SHAPE_TEXT];
         return ca_error_set(
             error, CA_ERROR_VALUE,
             "attention_mask has shape %s; expected two dimensions or more that can be "
             "broadcast or repeated to %s",
-            ca_door_shape_text(mask, given),
-            ca_shape_format(ndim, scores, expected, sizeof(expected)));
+            CA_SHAPE_OF(mask), CA_SHAPE_WORDS(ndim, scores));
     }
     return CA_OK;
 }
 
 ca_status
-ca_openvino_sdpa_check(const ca_openvino_sdpa *call, int *ndim,
-                       int64_t shape[CA_MAX_DIMS], ca_error *error)
+ca_openvino_sdpa_check(const ca_openvino_sdpa *call, int *ndim, int64_t shape[CA_MAX_DIMS],
+                       ca_error *error)
 {
     ca_status status = CA_OK;
     CA_TRY(check_dtypes(call, error));
@@ -191,8 +181,7 @@ is_chained(int64_t size, const int64_t sizes[INPUTS])
 
 /* Cut dimension `from_end`, of `common` indices, at the chained sizes. */
 static void
-factorize_dim(const int64_t sizes[INPUTS], int from_end, int64_t common,
-              factorization *cut)
+factorize_dim(const int64_t sizes[INPUTS], int from_end, int64_t common, factorization *cut)
 {
     int64_t unit = 1;
     while (unit < common) {
@@ -223,10 +212,9 @@ factorize(const ca_openvino_sdpa *call, const ca_tensor *output, factorization *
     }
 }
 
-/* The entries of `tensor` that problem `index` has, as the factors cut them. */
+/* The entries of `tensor` that call `index` has, as the factors cut them. */
 static void
-view_entries(const ca_tensor *tensor, const factorization *cut, int64_t index,
-             ca_tensor *view)
+view_entries(const ca_tensor *tensor, const factorization *cut, int64_t index, ca_tensor *view)
 {
     int64_t first = 0; /* in elements, from the tensor's first */
     ca_tensor_start_view(tensor, view);
@@ -243,13 +231,12 @@ view_entries(const ca_tensor *tensor, const factorization *cut, int64_t index,
         }
     }
     for (int from_end = 2; from_end > 0; from_end--) {
-        ca_door_add_dim(view, ca_tensor_size(tensor, from_end),
-                        ca_tensor_stride(tensor, from_end));
+        ca_door_add_dim(view, ca_tensor_size(tensor, from_end), ca_tensor_stride(tensor, from_end));
     }
     view->data = (char *)tensor->data + first * (ptrdiff_t)ca_dtype_size(tensor->dtype);
 }
 
-/* How many problems the factors that strides cannot express make. */
+/* How many indices the factors have that strides cannot express. */
 static int64_t
 count_of(const factorization *cut)
 {
@@ -261,10 +248,9 @@ count_of(const factorization *cut)
 }
 
 int64_t
-ca_openvino_sdpa_problem(const ca_openvino_sdpa *call, const ca_tensor *output,
-                         int64_t index, ca_attention *attention)
+ca_openvino_sdpa_views(const ca_openvino_sdpa *call, const ca_tensor *output, int64_t index,
+                       ca_attention *attention, ca_tensor views[CA_ATTENTION_OPERANDS])
 {
-    ca_tensor views[CA_ATTENTION_OPERANDS];
     factorization cut;
     factorize(call, output, &cut);
     ca_attention_init(attention, views);
@@ -279,12 +265,10 @@ ca_openvino_sdpa_problem(const ca_openvino_sdpa *call, const ca_tensor *output,
         ca_door_broadcast_columns(mask, ca_tensor_size(&call->key, 2));
         attention->mask_is_added = mask->dtype != CA_BOOL;
     }
-    attention->scale = call->has_scale
-                           ? call->scale
-                           : ca_door_default_scale(ca_tensor_size(&call->query, 1));
+    attention->scale =
+        call->has_scale ? call->scale : ca_door_default_scale(ca_tensor_size(&call->query, 1));
     if (call->causal) {
         attention->above = 0;
     }
-    int64_t count = count_of(&cut);
-    return count * ca_attention_fold(attention, views, index / count);
+    return count_of(&cut);
 }

@@ -30,8 +30,8 @@ check_heads(const ca_torch_sdpa *call, ca_error *error)
 
 /* Broadcast `shape` by the tensor's dimensions, counted from the end, from `first` on. */
 static ca_status
-broadcast_leading(const ca_tensor *tensor, const char *name, int first, int ndim,
-                  int64_t *shape, ca_error *error)
+broadcast_leading(const ca_tensor *tensor, const char *name, int first, int ndim, int64_t *shape,
+                  ca_error *error)
 {
     for (int d = first; d <= tensor->ndim; d++) {
         int64_t *common = &shape[ndim - d];
@@ -39,12 +39,10 @@ broadcast_leading(const ca_tensor *tensor, const char *name, int first, int ndim
         if (*common == 1) {
             *common = size;
         } else if (size != 1 && size != *common) {
-            char given[CA_SHAPE_TEXT];
             return ca_error_set(error, CA_ERROR_VALUE,
                                 "%s has shape %s, whose dimension %d of size %lld does "
                                 "not broadcast with the others' %lld%s",
-                                name, ca_door_shape_text(tensor, given), -d,
-                                (long long)size, (long long)*common,
+                                name, CA_SHAPE_OF(tensor), -d, (long long)size, (long long)*common,
                                 d == 3 ? " (for grouped heads: enable_gqa=True)" : "");
         }
     }
@@ -52,8 +50,7 @@ broadcast_leading(const ca_tensor *tensor, const char *name, int first, int ndim
 }
 
 static ca_status
-check_mask(const ca_tensor *mask, int ndim, const int64_t *shape, int64_t S,
-           ca_error *error)
+check_mask(const ca_tensor *mask, int ndim, const int64_t *shape, int64_t S, ca_error *error)
 {
     int64_t scores[CA_MAX_DIMS];
     memcpy(scores, shape, (size_t)ndim * sizeof(*scores));
@@ -64,13 +61,9 @@ check_mask(const ca_tensor *mask, int ndim, const int64_t *shape, int64_t S,
         fits = size == 1 || size == scores[ndim - d];
     }
     if (!fits) {
-        char given[CA_SHAPE_TEXT];
-        char expected[CA_SHAPE_TEXT];
-        return ca_error_set(
-            error, CA_ERROR_VALUE,
-            "attn_mask has shape %s; expected one that broadcasts to %s",
-            ca_door_shape_text(mask, given),
-            ca_shape_format(ndim, scores, expected, sizeof(expected)));
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "attn_mask has shape %s; expected one that broadcasts to %s",
+                            CA_SHAPE_OF(mask), CA_SHAPE_WORDS(ndim, scores));
     }
     return CA_OK;
 }
@@ -82,10 +75,9 @@ check_scalars(const ca_torch_sdpa *call, ca_error *error)
     CA_TRY(ca_door_check_scale(call->has_scale, call->scale, call->query.dtype, error));
     CA_TRY(ca_door_check_softcap(call->softcap, error));
     if (call->window_left < 0 || call->window_right < 0) {
-        CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
-                            "window has the bound %lld; expected 0 or more, or None",
-                            (long long)(call->window_left < 0 ? call->window_left
-                                                              : call->window_right)));
+        CA_TRY(ca_error_set(
+            error, CA_ERROR_VALUE, "window has the bound %lld; expected 0 or more, or None",
+            (long long)(call->window_left < 0 ? call->window_left : call->window_right)));
     }
 done:
     return status;
@@ -121,8 +113,7 @@ ca_torch_sdpa_check(const ca_torch_sdpa *call, int *ndim, int64_t shape[CA_MAX_D
     shape[n - 1] = ca_tensor_size(&call->value, 1);
     *ndim = n;
     if (call->has_mask) {
-        CA_TRY(check_mask(&call->attn_mask, n, shape, ca_tensor_size(&call->key, 2),
-                          error));
+        CA_TRY(check_mask(&call->attn_mask, n, shape, ca_tensor_size(&call->key, 2), error));
     }
     int64_t count;
     CA_TRY(ca_shape_count(n, shape, "the result", &count, error));
@@ -131,9 +122,8 @@ done:
 }
 
 void
-ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output,
-                    const ca_tensor *lse, ca_attention *attention,
-                    ca_tensor views[CA_ATTENTION_OPERANDS])
+ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output, const ca_tensor *lse,
+                    ca_attention *attention, ca_tensor views[CA_ATTENTION_OPERANDS])
 {
     int nleading = output->ndim - 2;
     const int64_t *shape = output->shape;
@@ -154,8 +144,8 @@ ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output,
 
     ca_attention_init(attention, views);
     for (size_t i = 0; i < sizeof(operands) / sizeof(operands[0]); i++) {
-        ca_door_view_grouped(operands[i].tensor, operands[i].trailing, nleading, shape,
-                             Hk, &views[operands[i].role]);
+        ca_door_view_grouped(operands[i].tensor, operands[i].trailing, nleading, shape, Hk,
+                             &views[operands[i].role]);
     }
     ca_tensor *mask = &views[CA_ATTENTION_MASK];
     ca_door_broadcast_rows(mask, L);
@@ -169,13 +159,4 @@ ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output,
     int64_t shift = call->causal == CA_CAUSAL_LOWER_RIGHT ? S - L : 0;
     ca_door_set_band(attention, call->window_left, call->window_right,
                      call->causal != CA_CAUSAL_NONE, shift);
-}
-
-int64_t
-ca_torch_sdpa_problem(const ca_torch_sdpa *call, const ca_tensor *output,
-                      const ca_tensor *lse, int64_t index, ca_attention *attention)
-{
-    ca_tensor views[CA_ATTENTION_OPERANDS];
-    ca_torch_sdpa_views(call, output, lse, attention, views);
-    return ca_attention_fold(attention, views, index);
 }

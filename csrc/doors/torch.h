@@ -38,18 +38,12 @@ typedef struct {
 
 /* Check every rule; the result's shape (…, Hq, L, Ev) is written to `shape`.
    CA_ERROR_TYPE or CA_ERROR_VALUE naming the argument. */
-ca_status ca_torch_sdpa_check(const ca_torch_sdpa *call, int *ndim,
-                              int64_t shape[CA_MAX_DIMS], ca_error *error);
+ca_status ca_torch_sdpa_check(const ca_torch_sdpa *call, int *ndim, int64_t shape[CA_MAX_DIMS],
+                              ca_error *error);
 
 /* Set the options and views of the checked call, which are to be folded. `output` has the result's
    shape, `lse` that without its last dimension (data NULL: not wanted). */
-void ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output,
-                         const ca_tensor *lse, ca_attention *attention,
-                         ca_tensor views[CA_ATTENTION_OPERANDS]);
-
-/* The checked call as problem `index`. Returns how many problems the call is. */
-int64_t ca_torch_sdpa_problem(const ca_torch_sdpa *call, const ca_tensor *output,
-                              const ca_tensor *lse, int64_t index,
-                              ca_attention *attention);
+void ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output, const ca_tensor *lse,
+                         ca_attention *attention, ca_tensor views[CA_ATTENTION_OPERANDS]);
 
 #endif

@@ -48,8 +48,8 @@ cache_path(ca_strbuf *path, const char *folder, const char *name, ca_hash identi
 }
 
 bool
-ca_cache_read(const char *folder, const char *name, ca_hash identity,
-              unsigned char **data, size_t *size)
+ca_cache_read(const char *folder, const char *name, ca_hash identity, unsigned char **data,
+              size_t *size)
 {
     bool found = false;
     unsigned char *file = NULL;
@@ -62,8 +62,7 @@ ca_cache_read(const char *folder, const char *name, ca_hash identity,
         goto done;
     }
     cache_path(&path, folder, name, identity);
-    if (!ca_strbuf_ok(&path) || !ca_file_read(path.data, &file, &total) ||
-        total < sizeof header) {
+    if (!ca_strbuf_ok(&path) || !ca_file_read(path.data, &file, &total) || total < sizeof header) {
         goto done;
     }
     memcpy(&header, file, sizeof header);

@@ -18,11 +18,11 @@ ca_hash ca_cache_hash(const void *data, size_t size);
 
 /* Read the binary of that name and identity; the caller frees *data. False, and NULL, if
    the folder is NULL, the file is absent, or the file is damaged. */
-bool ca_cache_read(const char *folder, const char *name, ca_hash identity,
-                   unsigned char **data, size_t *size);
+bool ca_cache_read(const char *folder, const char *name, ca_hash identity, unsigned char **data,
+                   size_t *size);
 
 /* Fails silently: the cache only saves time. */
-void ca_cache_write(const char *folder, const char *name, ca_hash identity,
-                    const void *data, size_t size);
+void ca_cache_write(const char *folder, const char *name, ca_hash identity, const void *data,
+                    size_t size);
 
 #endif

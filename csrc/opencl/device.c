@@ -32,8 +32,7 @@ ca_device_open(ca_device *device, ca_error *error)
         (cl_context_properties)device->platform,
         0,
     };
-    device->context =
-        cl->clCreateContext(properties, 1, &device->id, NULL, NULL, &code);
+    device->context = cl->clCreateContext(properties, 1, &device->id, NULL, NULL, &code);
     if (code != CL_SUCCESS) {
         return ca_cl_error_set(error, code, "clCreateContext", device->info.name);
     }
@@ -42,8 +41,8 @@ ca_device_open(ca_device *device, ca_error *error)
         return ca_cl_error_set(error, code, "clCreateCommandQueue", device->info.name);
     }
     if (device->info.memory == CA_MEMORY_SVM && device->local_execution) {
-        device->local_queue = cl->clCreateCommandQueue(
-            device->context, device->id, CA_CL_QUEUE_THREAD_LOCAL_EXEC, &code);
+        device->local_queue = cl->clCreateCommandQueue(device->context, device->id,
+                                                       CA_CL_QUEUE_THREAD_LOCAL_EXEC, &code);
         if (code != CL_SUCCESS) { /* small launches take the other queue */
             device->local_queue = NULL;
         }

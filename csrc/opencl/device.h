@@ -37,8 +37,7 @@ typedef struct {
     ca_pending_call calls[CA_MAX_PENDING];
     _Atomic(uint64_t) first;
     uint64_t next;
-    bool
-        failed; /* `failure` describes the first call that failed and was not reported */
+    bool failed; /* `failure` describes the first call that failed and was not reported */
     ca_error failure;
 } ca_pending;
 

@@ -20,17 +20,17 @@ is_given(const char *words)
 }
 
 ca_status
-ca_forced_parse_limits(const char *sub_groups, const char *local_memory,
-                       ca_forced *forced, ca_error *error)
+ca_forced_parse_limits(const char *sub_groups, const char *local_memory, ca_forced *forced,
+                       ca_error *error)
 {
     forced->chooses_sub_group = false;
     forced->local_memory = 0;
     if (is_given(sub_groups)) {
         int64_t size = parse_number(sub_groups);
         if (size != 0 && size != 8 && size != 16 && size != 32) {
-            return ca_error_set(
-                error, CA_ERROR_VALUE,
-                "CLATTN_SUB_GROUPS is \"%.100s\"; expected 0, 8, 16 or 32", sub_groups);
+            return ca_error_set(error, CA_ERROR_VALUE,
+                                "CLATTN_SUB_GROUPS is \"%.100s\"; expected 0, 8, 16 or 32",
+                                sub_groups);
         }
         forced->chooses_sub_group = true;
         forced->sub_group = size;
@@ -54,8 +54,8 @@ ca_forced_limits(const ca_forced *forced)
 }
 
 ca_status
-ca_forced_limit(const ca_forced *forced, const ca_device_info *info,
-                ca_device_info *limited, ca_error *error)
+ca_forced_limit(const ca_forced *forced, const ca_device_info *info, ca_device_info *limited,
+                ca_error *error)
 {
     *limited = *info;
     if (forced->chooses_sub_group) {

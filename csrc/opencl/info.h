@@ -39,10 +39,10 @@ typedef struct {
     char c_version[128];      /* CL_DEVICE_OPENCL_C_VERSION */
     ca_device_type type;
     int64_t compute_units;
-    int64_t global_memory;  /* bytes */
-    int64_t max_allocation; /* bytes, of one buffer */
-    int64_t local_memory;   /* bytes */
-    int64_t cache; /* bytes of the last cache; some drivers report an earlier one */
+    int64_t global_memory;      /* bytes */
+    int64_t max_allocation;     /* bytes, of one buffer */
+    int64_t local_memory;       /* bytes */
+    int64_t cache;              /* bytes of the last cache; some drivers report an earlier one */
     int64_t max_work_group;     /* work-items */
     int64_t max_parameter_size; /* bytes of kernel arguments */
     int64_t float_width;        /* native lanes of a float vector */
@@ -50,18 +50,17 @@ typedef struct {
        of 2, and sub-groups can shuffle. 0: the device has none. */
     int64_t sub_groups;
     /* What kernels have as NVIDIA's PTX. Final when the device is prepared. */
-    bool warp_shuffles; /* work-items of a warp exchange numbers */
-    bool matrix_units;  /* a warp multiplies matrices of half types, and copies to local
+    bool warp_shuffles;        /* work-items of a warp exchange numbers */
+    bool matrix_units;         /* a warp multiplies matrices of half types, and copies to local
                              memory asynchronously */
-    bool ample_registers; /* matrix code for two tiles of rows of head size 128 fits the
+    bool ample_registers;      /* matrix code for two tiles of rows of head size 128 fits the
                              registers without spills */
-    int64_t
-        nvidia_capability; /* 80 for sm_80; 0: none of these. For Device alone: kernels
+    int64_t nvidia_capability; /* 80 for sm_80; 0: none of these. For Device alone: kernels
                                   are chosen by the flags above */
-    bool float64;          /* cl_khr_fp64 */
-    bool float16;          /* cl_khr_fp16; storing halves needs no extension */
-    bool keeps_programs;   /* the driver caches built programs on disk itself */
-    bool bfloat16_pairs;   /* see ca_device_find_pairs */
+    bool float64;              /* cl_khr_fp64 */
+    bool float16;              /* cl_khr_fp16; storing halves needs no extension */
+    bool keeps_programs;       /* the driver caches built programs on disk itself */
+    bool bfloat16_pairs;       /* see ca_device_find_pairs */
     ca_memory_mode memory;
 } ca_device_info;
 

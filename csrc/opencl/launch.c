@@ -34,8 +34,8 @@ check_step(const ca_device *device, const ca_step *step, int nspans, ca_error *e
     size_t most = step->kernel->work_group;
     if (nspans < 0 || nspans > CA_MAX_SPANS) {
         return ca_error_set(error, CA_ERROR_DEVICE,
-                            "kernel '%s' is given %d arrays; at most %d can be bound",
-                            name, nspans, CA_MAX_SPANS);
+                            "kernel '%s' is given %d arrays; at most %d can be bound", name, nspans,
+                            CA_MAX_SPANS);
     }
     size_t parameters = step->params_size + (size_t)nspans * sizeof(void *);
     if (parameters > (uint64_t)info->max_parameter_size) {
@@ -49,8 +49,7 @@ check_step(const ca_device *device, const ca_step *step, int nspans, ca_error *e
         return ca_error_set(error, CA_ERROR_DEVICE,
                             "kernel '%s' is given %zu work-items in groups of %zu; "
                             "device '%s' takes whole groups of at most %zu",
-                            name, step->global_size, step->local_size, info->name,
-                            most);
+                            name, step->global_size, step->local_size, info->name, most);
     }
     return CA_OK;
 }
@@ -74,9 +73,8 @@ can_be_left(const ca_device *device, const ca_launch *launch)
     for (int i = 0; i < launch->nspans; i++) {
         const ca_span *span = &launch->spans[i];
         bool stored = span->block != NULL;
-        if (span->bytes != 0 &&
-            (stored ? ca_storage_is_shared(ca_storage_of(span->block))
-                    : span->access != CA_ACCESS_READ)) {
+        if (span->bytes != 0 && (stored ? ca_storage_is_shared(ca_storage_of(span->block))
+                                        : span->access != CA_ACCESS_READ)) {
             return false;
         }
         copied += stored ? 0 : span->bytes;
@@ -111,17 +109,15 @@ enqueue_step(ca_device *device, cl_command_queue queue, const ca_step *step,
     if (status != CA_OK) {
         return status;
     }
-    cl_int code = cl->clSetKernelArg(kernel->handle, (cl_uint)nspans, step->params_size,
-                                     step->params);
+    cl_int code =
+        cl->clSetKernelArg(kernel->handle, (cl_uint)nspans, step->params_size, step->params);
     if (code != CL_SUCCESS) {
         return set_error(error, code, "clSetKernelArg", device, kernel);
     }
-    code =
-        cl->clEnqueueNDRangeKernel(queue, kernel->handle, 1, NULL, &step->global_size,
-                                   &step->local_size, 0, NULL, event);
-    return code == CL_SUCCESS
-               ? CA_OK
-               : set_error(error, code, "clEnqueueNDRangeKernel", device, kernel);
+    code = cl->clEnqueueNDRangeKernel(queue, kernel->handle, 1, NULL, &step->global_size,
+                                      &step->local_size, 0, NULL, event);
+    return code == CL_SUCCESS ? CA_OK
+                              : set_error(error, code, "clEnqueueNDRangeKernel", device, kernel);
 }
 
 /* The queues are in order, so *event, if wanted, is the last step's. */
@@ -132,8 +128,8 @@ enqueue_steps(ca_device *device, cl_command_queue queue, const ca_launch *launch
     ca_status status = CA_OK;
     for (int i = 0; i < launch->nsteps && status == CA_OK; i++) {
         bool last = i == launch->nsteps - 1;
-        status = enqueue_step(device, queue, &launch->steps[i], bindings,
-                              launch->nspans, last ? event : NULL, error);
+        status = enqueue_step(device, queue, &launch->steps[i], bindings, launch->nspans,
+                              last ? event : NULL, error);
     }
     return status;
 }
@@ -147,13 +143,12 @@ last_kernel(const ca_launch *launch)
 /* The steps, then the copies of results. *event is the last command's. After a failure
    some commands may be under way. */
 static ca_status
-enqueue(ca_device *device, const ca_launch *launch, const ca_binding *bindings,
-        cl_event *event, ca_error *error)
+enqueue(ca_device *device, const ca_launch *launch, const ca_binding *bindings, cl_event *event,
+        ca_error *error)
 {
     ca_status status = CA_OK;
     bool fetches = ca_memory_fetches(device, bindings, launch->nspans);
-    CA_TRY(enqueue_steps(device, device->queue, launch, bindings,
-                         fetches ? NULL : event, error));
+    CA_TRY(enqueue_steps(device, device->queue, launch, bindings, fetches ? NULL : event, error));
     if (fetches) {
         CA_TRY(ca_memory_fetch(device, bindings, launch->nspans, event, error));
     }
@@ -183,9 +178,8 @@ wait_for(ca_device *device, const ca_launch *launch, cl_event event, ca_error *e
         device->cl->clFinish(device->queue);
     }
     ca_status status = ca_pending_check(device, error);
-    return status == CA_OK && code != CL_SUCCESS
-               ? ca_pending_failure(device, &call, code, error)
-               : status;
+    return status == CA_OK && code != CL_SUCCESS ? ca_pending_failure(device, &call, code, error)
+                                                 : status;
 }
 
 /* Send what the device needs, enqueue, wait; results of the host are there on return.
@@ -196,8 +190,7 @@ launch_and_wait(ca_device *device, const ca_launch *launch, ca_error *error)
     ca_status status = CA_OK;
     ca_binding bindings[CA_MAX_SPANS];
     cl_event event = NULL;
-    CA_TRY(
-        ca_memory_bind(device, launch->spans, launch->nspans, false, bindings, error));
+    CA_TRY(ca_memory_bind(device, launch->spans, launch->nspans, false, bindings, error));
     status = ca_memory_send(device, bindings, launch->nspans, error);
     if (status == CA_OK) {
         ca_mutex_lock(&device->lock);
@@ -224,8 +217,7 @@ launch_and_leave(ca_device *device, const ca_launch *launch, ca_error *error)
     ca_status status = CA_OK;
     ca_binding bindings[CA_MAX_SPANS];
     cl_event event = NULL;
-    CA_TRY(
-        ca_memory_bind(device, launch->spans, launch->nspans, true, bindings, error));
+    CA_TRY(ca_memory_bind(device, launch->spans, launch->nspans, true, bindings, error));
     ca_pending_make_room(device);
     ca_mutex_lock(&device->lock);
     status = enqueue(device, launch, bindings, &event, error);
@@ -253,8 +245,7 @@ launch_here(ca_device *device, const ca_launch *launch, ca_error *error)
 {
     ca_status status = CA_OK;
     ca_binding bindings[CA_MAX_SPANS];
-    CA_TRY(
-        ca_memory_bind(device, launch->spans, launch->nspans, false, bindings, error));
+    CA_TRY(ca_memory_bind(device, launch->spans, launch->nspans, false, bindings, error));
     ca_mutex_lock(&device->lock);
     status = enqueue_steps(device, device->local_queue, launch, bindings, NULL, error);
     ca_mutex_unlock(&device->lock);

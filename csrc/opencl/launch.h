@@ -31,7 +31,7 @@ typedef struct {
     int nspans;
     ca_step steps[CA_MAX_STEPS];
     int nsteps;
-    bool small; /* microseconds of work: waking other threads would take as long */
+    bool small;       /* microseconds of work: waking other threads would take as long */
     const char *call; /* the function that asks for it, for messages */
 } ca_launch;
 

@@ -21,13 +21,11 @@ static const char *
 loader_fill(ca_cl *cl)
 {
     const char *missing = NULL;
-#define CA_CL_LOAD(name)                                                               \
-    if (!loader_symbol(cl->library, #name, &cl->name, sizeof cl->name) &&              \
-        missing == NULL) {                                                             \
-        missing = #name;                                                               \
+#define CA_CL_LOAD(name)                                                                           \
+    if (!loader_symbol(cl->library, #name, &cl->name, sizeof cl->name) && missing == NULL) {       \
+        missing = #name;                                                                           \
     }
-#define CA_CL_LOAD_OPTIONAL(name)                                                      \
-    loader_symbol(cl->library, #name, &cl->name, sizeof cl->name);
+#define CA_CL_LOAD_OPTIONAL(name) loader_symbol(cl->library, #name, &cl->name, sizeof cl->name);
     CA_CL_FUNCTIONS(CA_CL_LOAD)
     CA_CL_OPTIONAL_FUNCTIONS(CA_CL_LOAD_OPTIONAL)
 #undef CA_CL_LOAD
@@ -38,8 +36,7 @@ loader_fill(ca_cl *cl)
 /* No library opened here is ever closed: drivers keep threads and exit handlers that
    run code in them until the process ends. */
 ca_status
-ca_cl_open(ca_cl *cl, const char *const *preload, const char *const *candidates,
-           ca_error *error)
+ca_cl_open(ca_cl *cl, const char *const *preload, const char *const *candidates, ca_error *error)
 {
     ca_status status = CA_OK;
     ca_strbuf tried = {0};

@@ -14,37 +14,37 @@
 #include "base/status.h"
 
 /* Required functions, then those of OpenCL 2.0, which are NULL if the loader is older. */
-#define CA_CL_FUNCTIONS(X)                                                             \
-    X(clGetPlatformIDs)                                                                \
-    X(clGetPlatformInfo)                                                               \
-    X(clGetDeviceIDs)                                                                  \
-    X(clGetDeviceInfo)                                                                 \
-    X(clCreateContext)                                                                 \
-    X(clReleaseContext)                                                                \
-    X(clCreateCommandQueue)                                                            \
-    X(clReleaseCommandQueue)                                                           \
-    X(clCreateProgramWithSource)                                                       \
-    X(clCreateProgramWithBinary)                                                       \
-    X(clBuildProgram)                                                                  \
-    X(clGetProgramInfo)                                                                \
-    X(clGetProgramBuildInfo)                                                           \
-    X(clReleaseProgram)                                                                \
-    X(clCreateKernel)                                                                  \
-    X(clReleaseKernel)                                                                 \
-    X(clSetKernelArg)                                                                  \
-    X(clGetKernelWorkGroupInfo)                                                        \
-    X(clCreateBuffer)                                                                  \
-    X(clReleaseMemObject)                                                              \
-    X(clEnqueueReadBuffer)                                                             \
-    X(clEnqueueWriteBuffer)                                                            \
-    X(clEnqueueMapBuffer)                                                              \
-    X(clEnqueueUnmapMemObject)                                                         \
-    X(clEnqueueNDRangeKernel)                                                          \
-    X(clWaitForEvents)                                                                 \
-    X(clGetEventInfo)                                                                  \
-    X(clRetainEvent)                                                                   \
-    X(clReleaseEvent)                                                                  \
-    X(clFlush)                                                                         \
+#define CA_CL_FUNCTIONS(X)                                                                         \
+    X(clGetPlatformIDs)                                                                            \
+    X(clGetPlatformInfo)                                                                           \
+    X(clGetDeviceIDs)                                                                              \
+    X(clGetDeviceInfo)                                                                             \
+    X(clCreateContext)                                                                             \
+    X(clReleaseContext)                                                                            \
+    X(clCreateCommandQueue)                                                                        \
+    X(clReleaseCommandQueue)                                                                       \
+    X(clCreateProgramWithSource)                                                                   \
+    X(clCreateProgramWithBinary)                                                                   \
+    X(clBuildProgram)                                                                              \
+    X(clGetProgramInfo)                                                                            \
+    X(clGetProgramBuildInfo)                                                                       \
+    X(clReleaseProgram)                                                                            \
+    X(clCreateKernel)                                                                              \
+    X(clReleaseKernel)                                                                             \
+    X(clSetKernelArg)                                                                              \
+    X(clGetKernelWorkGroupInfo)                                                                    \
+    X(clCreateBuffer)                                                                              \
+    X(clReleaseMemObject)                                                                          \
+    X(clEnqueueReadBuffer)                                                                         \
+    X(clEnqueueWriteBuffer)                                                                        \
+    X(clEnqueueMapBuffer)                                                                          \
+    X(clEnqueueUnmapMemObject)                                                                     \
+    X(clEnqueueNDRangeKernel)                                                                      \
+    X(clWaitForEvents)                                                                             \
+    X(clGetEventInfo)                                                                              \
+    X(clRetainEvent)                                                                               \
+    X(clReleaseEvent)                                                                              \
+    X(clFlush)                                                                                     \
     X(clFinish)
 
 #define CA_CL_OPTIONAL_FUNCTIONS(X) X(clSetKernelArgSVMPointer)
@@ -60,15 +60,14 @@ typedef struct {
 /* Open the `preload` libraries, whose symbols later ones see; skip those that fail. Then
    open the first of `candidates` that has every required function. Both lists end with
    NULL. CA_ERROR_DEVICE with all that was tried if there is none. */
-ca_status ca_cl_open(ca_cl *cl, const char *const *preload,
-                     const char *const *candidates, ca_error *error);
+ca_status ca_cl_open(ca_cl *cl, const char *const *preload, const char *const *candidates,
+                     ca_error *error);
 
 /* "CL_OUT_OF_RESOURCES" */
 const char *ca_cl_error_name(cl_int code);
 
 /* Turn a failed call into a status: CA_ERROR_MEMORY for the codes that mean memory,
    CA_ERROR_DEVICE otherwise; the message names call, code and device. */
-ca_status ca_cl_error_set(ca_error *error, cl_int code, const char *call,
-                          const char *device_name);
+ca_status ca_cl_error_set(ca_error *error, cl_int code, const char *call, const char *device_name);
 
 #endif

@@ -11,9 +11,9 @@ bind_host(ca_device *device, ca_binding *binding)
         [CA_ACCESS_WRITE] = CL_MEM_WRITE_ONLY,
         [CA_ACCESS_UPDATE] = CL_MEM_READ_WRITE,
     };
-    binding->buffer = device->cl->clCreateBuffer(
-        device->context, flags[binding->span.access] | CL_MEM_USE_HOST_PTR,
-        binding->span.bytes, binding->span.data, &code);
+    binding->buffer = device->cl->clCreateBuffer(device->context,
+                                                 flags[binding->span.access] | CL_MEM_USE_HOST_PTR,
+                                                 binding->span.bytes, binding->span.data, &code);
     return code;
 }
 
@@ -92,8 +92,8 @@ bind_span(ca_device *device, ca_binding *binding, bool copy, ca_error *error)
 }
 
 ca_status
-ca_memory_bind(ca_device *device, const ca_span *spans, int nspans, bool copy,
-               ca_binding *bindings, ca_error *error)
+ca_memory_bind(ca_device *device, const ca_span *spans, int nspans, bool copy, ca_binding *bindings,
+               ca_error *error)
 {
     ca_status status = CA_OK;
     bool in_place = device->info.memory == CA_MEMORY_SVM && !copy;
@@ -110,8 +110,8 @@ done:
 }
 
 ca_status
-ca_memory_set(ca_device *device, ca_kernel *kernel, const ca_binding *bindings,
-              int nspans, ca_error *error)
+ca_memory_set(ca_device *device, ca_kernel *kernel, const ca_binding *bindings, int nspans,
+              ca_error *error)
 {
     const ca_cl *cl = device->cl;
     bool svm = device->info.memory == CA_MEMORY_SVM;
@@ -134,16 +134,14 @@ ca_memory_set(ca_device *device, ca_kernel *kernel, const ca_binding *bindings,
         }
     }
     if (code != CL_SUCCESS) {
-        return ca_cl_error_set(error, code,
-                               svm ? "clSetKernelArgSVMPointer" : "clSetKernelArg",
+        return ca_cl_error_set(error, code, svm ? "clSetKernelArgSVMPointer" : "clSetKernelArg",
                                device->info.name);
     }
     return CA_OK;
 }
 
 ca_status
-ca_memory_send(ca_device *device, const ca_binding *bindings, int nspans,
-               ca_error *error)
+ca_memory_send(ca_device *device, const ca_binding *bindings, int nspans, ca_error *error)
 {
     for (int i = 0; i < nspans && device->info.memory == CA_MEMORY_COPY; i++) {
         bool here = !bindings[i].owned || bindings[i].copied;
@@ -151,12 +149,10 @@ ca_memory_send(ca_device *device, const ca_binding *bindings, int nspans,
         if (here || span->access == CA_ACCESS_WRITE) {
             continue;
         }
-        cl_int code = device->cl->clEnqueueWriteBuffer(
-            device->queue, bindings[i].buffer, CL_FALSE, 0, span->bytes, span->data, 0,
-            NULL, NULL);
+        cl_int code = device->cl->clEnqueueWriteBuffer(device->queue, bindings[i].buffer, CL_FALSE,
+                                                       0, span->bytes, span->data, 0, NULL, NULL);
         if (code != CL_SUCCESS) {
-            return ca_cl_error_set(error, code, "clEnqueueWriteBuffer",
-                                   device->info.name);
+            return ca_cl_error_set(error, code, "clEnqueueWriteBuffer", device->info.name);
         }
     }
     return CA_OK;
@@ -188,12 +184,11 @@ ca_memory_fetches(const ca_device *device, const ca_binding *bindings, int nspan
 }
 
 static ca_status
-fetch_copy(ca_device *device, const ca_binding *binding, cl_event *event,
-           ca_error *error)
+fetch_copy(ca_device *device, const ca_binding *binding, cl_event *event, ca_error *error)
 {
-    cl_int code = device->cl->clEnqueueReadBuffer(device->queue, binding->buffer,
-                                                  CL_FALSE, 0, binding->span.bytes,
-                                                  binding->span.data, 0, NULL, event);
+    cl_int code =
+        device->cl->clEnqueueReadBuffer(device->queue, binding->buffer, CL_FALSE, 0,
+                                        binding->span.bytes, binding->span.data, 0, NULL, event);
     return code == CL_SUCCESS
                ? CA_OK
                : ca_cl_error_set(error, code, "clEnqueueReadBuffer", device->info.name);
@@ -203,27 +198,24 @@ fetch_copy(ca_device *device, const ca_binding *binding, cl_event *event,
    changes nothing. The host reads after both, so neither is waited for here, and one event
    at the end is enough for all results. */
 static ca_status
-fetch_host(ca_device *device, const ca_binding *binding, cl_event *event,
-           ca_error *error)
+fetch_host(ca_device *device, const ca_binding *binding, cl_event *event, ca_error *error)
 {
     const ca_cl *cl = device->cl;
     cl_int code = CL_SUCCESS;
-    void *mapped =
-        cl->clEnqueueMapBuffer(device->queue, binding->buffer, CL_FALSE, CL_MAP_READ, 0,
-                               binding->span.bytes, 0, NULL, NULL, &code);
+    void *mapped = cl->clEnqueueMapBuffer(device->queue, binding->buffer, CL_FALSE, CL_MAP_READ, 0,
+                                          binding->span.bytes, 0, NULL, NULL, &code);
     if (code != CL_SUCCESS) {
         return ca_cl_error_set(error, code, "clEnqueueMapBuffer", device->info.name);
     }
-    code = cl->clEnqueueUnmapMemObject(device->queue, binding->buffer, mapped, 0, NULL,
-                                       event);
-    return code == CL_SUCCESS ? CA_OK
-                              : ca_cl_error_set(error, code, "clEnqueueUnmapMemObject",
-                                                device->info.name);
+    code = cl->clEnqueueUnmapMemObject(device->queue, binding->buffer, mapped, 0, NULL, event);
+    return code == CL_SUCCESS
+               ? CA_OK
+               : ca_cl_error_set(error, code, "clEnqueueUnmapMemObject", device->info.name);
 }
 
 ca_status
-ca_memory_fetch(ca_device *device, const ca_binding *bindings, int nspans,
-                cl_event *event, ca_error *error)
+ca_memory_fetch(ca_device *device, const ca_binding *bindings, int nspans, cl_event *event,
+                ca_error *error)
 {
     ca_status status = CA_OK;
     bool maps = device->info.memory == CA_MEMORY_HOST_PTR;

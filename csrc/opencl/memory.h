@@ -25,9 +25,8 @@ typedef struct {
     const void *data;
     cl_mem buffer;
     ca_storage *storage; /* the span's own, or a copy of the span; NULL: none */
-    bool
-        owned; /* released with this binding; else an earlier one, or a Tensor, owns it */
-    bool copied; /* `storage` has the span's bytes already */
+    bool owned;          /* released with this binding; else an earlier one, or a Tensor, owns it */
+    bool copied;         /* `storage` has the span's bytes already */
 } ca_binding;
 
 /* Fill bindings[0] to bindings[nspans - 1]. With `copy` host memory is copied at once, so
@@ -41,8 +40,8 @@ ca_status ca_memory_send(ca_device *device, const ca_binding *bindings, int nspa
                          ca_error *error);
 
 /* Set the kernel's arguments 0 to nspans - 1, except pointers that are set already. */
-ca_status ca_memory_set(ca_device *device, ca_kernel *kernel,
-                        const ca_binding *bindings, int nspans, ca_error *error);
+ca_status ca_memory_set(ca_device *device, ca_kernel *kernel, const ca_binding *bindings,
+                        int nspans, ca_error *error);
 
 /* True if ca_memory_fetch enqueues a command. */
 bool ca_memory_fetches(const ca_device *device, const ca_binding *bindings, int nspans);

@@ -12,21 +12,20 @@ static cl_int
 status_of(const ca_device *device, const ca_pending_call *call)
 {
     cl_int code = CL_COMPLETE;
-    cl_int asked = device->cl->clGetEventInfo(
-        call->event, CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof code, &code, NULL);
+    cl_int asked = device->cl->clGetEventInfo(call->event, CL_EVENT_COMMAND_EXECUTION_STATUS,
+                                              sizeof code, &code, NULL);
     return asked == CL_SUCCESS ? code : asked;
 }
 
 /* Describe the failure of a call with that code. */
 static ca_status
-set_failure(const ca_device *device, const ca_pending_call *call, cl_int code,
-            ca_error *error)
+set_failure(const ca_device *device, const ca_pending_call *call, cl_int code, ca_error *error)
 {
     const char *name = device->info.name;
     const char *word = ca_cl_error_name(code);
     return ca_error_set(error, CA_ERROR_DEVICE,
-                        "%s: kernel '%s' on device '%s' failed with %s (%d)",
-                        call->call, call->kernel, name, word, (int)code);
+                        "%s: kernel '%s' on device '%s' failed with %s (%d)", call->call,
+                        call->kernel, name, word, (int)code);
 }
 
 ca_status

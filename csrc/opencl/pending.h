@@ -28,8 +28,8 @@ ca_status ca_pending_wait(ca_device *device, uint64_t ticket, ca_error *error);
 ca_status ca_pending_check(ca_device *device, ca_error *error);
 
 /* Describe the failure of a call that was waited for with that code. */
-ca_status ca_pending_failure(const ca_device *device, const ca_pending_call *call,
-                             cl_int code, ca_error *error);
+ca_status ca_pending_failure(const ca_device *device, const ca_pending_call *call, cl_int code,
+                             ca_error *error);
 
 /* ---- under the device's lock ---- */
 

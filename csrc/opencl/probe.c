@@ -14,8 +14,7 @@
 
 #define PROBE_COUNT 32
 
-_Static_assert(sizeof(ca_probe_params) == CA_PROBE_PARAMS_SIZE,
-               "as in probe/device.cl");
+_Static_assert(sizeof(ca_probe_params) == CA_PROBE_PARAMS_SIZE, "as in probe/device.cl");
 
 typedef struct {
     uint16_t input[PROBE_COUNT];
@@ -90,8 +89,7 @@ probe_verify(const probe_data *data)
             return "loading and storing float16";
         }
         /* Huge inputs give infinity or 0 on both sides. */
-        if (!(data->powers[i] == power ||
-              fabsf(data->powers[i] - power) <= 1e-5f * power)) {
+        if (!(data->powers[i] == power || fabsf(data->powers[i] - power) <= 1e-5f * power)) {
             return "exp2";
         }
     }
@@ -127,9 +125,8 @@ ca_probe_device(ca_device *device, ca_error *error)
     CA_TRY(ca_launch_run(device, &launch, error));
     const char *wrong = probe_verify(&data);
     if (wrong != NULL) {
-        CA_TRY(ca_error_set(error, CA_ERROR_DEVICE,
-                            "device '%s' gives wrong results: %s", device->info.name,
-                            wrong));
+        CA_TRY(ca_error_set(error, CA_ERROR_DEVICE, "device '%s' gives wrong results: %s",
+                            device->info.name, wrong));
     }
 done:
     return status;
@@ -141,11 +138,10 @@ void
 ca_probe_ptx(ca_device *device)
 {
     ca_device_info *info = &device->info;
-    ca_kernel_spec spec = {.name = "probe_ptx",
-                           .ndefines = 3,
-                           .defines = {{"DTYPE", CA_FLOAT16},
-                                       {"EXCHANGE", 2},
-                                       {"WARP", info->matrix_units}}};
+    ca_kernel_spec spec = {
+        .name = "probe_ptx",
+        .ndefines = 3,
+        .defines = {{"DTYPE", CA_FLOAT16}, {"EXCHANGE", 2}, {"WARP", info->matrix_units}}};
     ca_kernel *kernel = NULL;
     ca_error refusal = {0};
     if (info->warp_shuffles &&

@@ -28,15 +28,14 @@ append_options(ca_strbuf *options, const ca_kernel_spec *spec)
 {
     ca_strbuf_append(options, spec->in_c30 ? "-cl-std=CL3.0" : "-cl-std=CL1.2");
     for (int i = 0; i < spec->ndefines; i++) {
-        ca_strbuf_append(options, " -D%s=%" PRId64, spec->defines[i].name,
-                         spec->defines[i].value);
+        ca_strbuf_append(options, " -D%s=%" PRId64, spec->defines[i].name, spec->defines[i].value);
     }
 }
 
 /* A hash of everything that the binary depends on. */
 static bool
-build_identity(const ca_device *device, const char *options,
-               const ca_kernel_source *source, ca_hash *identity)
+build_identity(const ca_device *device, const char *options, const ca_kernel_source *source,
+               ca_hash *identity)
 {
     const ca_device_info *info = &device->info;
     ca_strbuf text = {0};
@@ -52,8 +51,7 @@ build_identity(const ca_device *device, const char *options,
 }
 
 bool
-ca_kernel_identity(const ca_device *device, const ca_kernel_spec *spec,
-                   ca_hash *identity)
+ca_kernel_identity(const ca_device *device, const ca_kernel_spec *spec, ca_hash *identity)
 {
     ca_strbuf options = {0};
     append_options(&options, spec);
@@ -96,13 +94,12 @@ attach_log(const ca_device *device, cl_program program, const ca_kernel_source *
     ca_strbuf text = {0};
     size_t size = 0;
     char *log = NULL;
-    if (cl->clGetProgramBuildInfo(program, device->id, CL_PROGRAM_BUILD_LOG, 0, NULL,
-                                  &size) == CL_SUCCESS) {
+    if (cl->clGetProgramBuildInfo(program, device->id, CL_PROGRAM_BUILD_LOG, 0, NULL, &size) ==
+        CL_SUCCESS) {
         log = calloc(size + 1, 1);
     }
-    if (log != NULL &&
-        cl->clGetProgramBuildInfo(program, device->id, CL_PROGRAM_BUILD_LOG, size, log,
-                                  NULL) == CL_SUCCESS) {
+    if (log != NULL && cl->clGetProgramBuildInfo(program, device->id, CL_PROGRAM_BUILD_LOG, size,
+                                                 log, NULL) == CL_SUCCESS) {
         ca_strbuf_append(&text, "%s\n", log);
     }
     append_numbered(&text, source);
@@ -115,8 +112,7 @@ attach_log(const ca_device *device, cl_program program, const ca_kernel_source *
 
 /* The program from a binary of the cache; NULL where it has to be built from source. */
 static cl_program
-program_from_cache(ca_device *device, const char *name, const char *options,
-                   ca_hash identity)
+program_from_cache(ca_device *device, const char *name, const char *options, ca_hash identity)
 {
     const ca_cl *cl = device->cl;
     unsigned char *binary = NULL;
@@ -129,11 +125,11 @@ program_from_cache(ca_device *device, const char *name, const char *options,
     const unsigned char *bytes = binary;
     cl_int loaded = CL_SUCCESS;
     cl_int code = CL_SUCCESS;
-    program = cl->clCreateProgramWithBinary(device->context, 1, &device->id, &size,
-                                            &bytes, &loaded, &code);
-    if (program != NULL && (code != CL_SUCCESS || loaded != CL_SUCCESS ||
-                            cl->clBuildProgram(program, 1, &device->id, options, NULL,
-                                               NULL) != CL_SUCCESS)) {
+    program = cl->clCreateProgramWithBinary(device->context, 1, &device->id, &size, &bytes, &loaded,
+                                            &code);
+    if (program != NULL &&
+        (code != CL_SUCCESS || loaded != CL_SUCCESS ||
+         cl->clBuildProgram(program, 1, &device->id, options, NULL, NULL) != CL_SUCCESS)) {
         cl->clReleaseProgram(program);
         program = NULL;
     }
@@ -143,40 +139,37 @@ program_from_cache(ca_device *device, const char *name, const char *options,
 
 /* Keep the program's binary on disk, unless the driver keeps it itself. */
 static void
-program_to_cache(const ca_device *device, const char *name, ca_hash identity,
-                 cl_program program)
+program_to_cache(const ca_device *device, const char *name, ca_hash identity, cl_program program)
 {
     const ca_cl *cl = device->cl;
     size_t size = 0; /* of the one binary: the context has one device */
     unsigned char *binary = NULL;
     if (device->info.keeps_programs || device->cache_folder == NULL ||
-        cl->clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, sizeof size, &size,
-                             NULL) != CL_SUCCESS ||
+        cl->clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, sizeof size, &size, NULL) !=
+            CL_SUCCESS ||
         size == 0) {
         return;
     }
     binary = malloc(size);
     if (binary != NULL &&
-        cl->clGetProgramInfo(program, CL_PROGRAM_BINARIES, sizeof(unsigned char *),
-                             &binary, NULL) == CL_SUCCESS) {
+        cl->clGetProgramInfo(program, CL_PROGRAM_BINARIES, sizeof(unsigned char *), &binary,
+                             NULL) == CL_SUCCESS) {
         ca_cache_write(device->cache_folder, name, identity, binary, size);
     }
     free(binary);
 }
 
 static ca_status
-program_from_source(ca_device *device, const ca_kernel_source *source,
-                    const char *options, cl_program *program, ca_error *error)
+program_from_source(ca_device *device, const ca_kernel_source *source, const char *options,
+                    cl_program *program, ca_error *error)
 {
     ca_status status = CA_OK;
     const ca_cl *cl = device->cl;
     const char *text = (const char *)source->bytes;
     cl_int code = CL_SUCCESS;
-    *program =
-        cl->clCreateProgramWithSource(device->context, 1, &text, &source->size, &code);
+    *program = cl->clCreateProgramWithSource(device->context, 1, &text, &source->size, &code);
     if (code != CL_SUCCESS) {
-        CA_TRY(ca_cl_error_set(error, code, "clCreateProgramWithSource",
-                               device->info.name));
+        CA_TRY(ca_cl_error_set(error, code, "clCreateProgramWithSource", device->info.name));
     }
     code = cl->clBuildProgram(*program, 1, &device->id, options, NULL, NULL);
     if (code != CL_SUCCESS) {
@@ -184,8 +177,8 @@ program_from_source(ca_device *device, const ca_kernel_source *source,
         CA_TRY(ca_error_set(error, CA_ERROR_DEVICE,
                             "kernel '%s' does not build on device '%s' with '%s': "
                             "clBuildProgram gave %s (%d)",
-                            source->name, device->info.name, options,
-                            ca_cl_error_name(code), (int)code));
+                            source->name, device->info.name, options, ca_cl_error_name(code),
+                            (int)code));
     }
 done:
     return status;
@@ -202,25 +195,21 @@ kernel_open(const ca_device *device, ca_kernel *kernel)
         kernel->handle = NULL;
         return code;
     }
-    return cl->clGetKernelWorkGroupInfo(
-        kernel->handle, device->id, CL_KERNEL_WORK_GROUP_SIZE,
-        sizeof kernel->work_group, &kernel->work_group, NULL);
+    return cl->clGetKernelWorkGroupInfo(kernel->handle, device->id, CL_KERNEL_WORK_GROUP_SIZE,
+                                        sizeof kernel->work_group, &kernel->work_group, NULL);
 }
 
 /* Build the kernel, from the cache on disk or from source. */
 static ca_status
-kernel_build(ca_device *device, const ca_kernel_source *source, ca_kernel *kernel,
-             ca_error *error)
+kernel_build(ca_device *device, const ca_kernel_source *source, ca_kernel *kernel, ca_error *error)
 {
     ca_status status = CA_OK;
     const char *name = kernel->spec.name;
     ca_hash identity = {0};
     ca_strbuf options = {0};
     append_options(&options, &kernel->spec);
-    if (!ca_strbuf_ok(&options) ||
-        !build_identity(device, options.data, source, &identity)) {
-        CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory to build kernel '%s'",
-                            name));
+    if (!ca_strbuf_ok(&options) || !build_identity(device, options.data, source, &identity)) {
+        CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory to build kernel '%s'", name));
     }
     kernel->program = program_from_cache(device, name, options.data, identity);
     if (kernel->program != NULL) {
@@ -262,25 +251,19 @@ ca_kernel_get_locked(ca_device *device, const ca_kernel_spec *spec, ca_kernel **
         goto done; /* another thread built it while this one waited */
     }
     if (source == NULL) {
-        CA_TRY(ca_error_set(error, CA_ERROR_DEVICE, "there is no kernel '%s'",
-                            spec->name));
+        CA_TRY(ca_error_set(error, CA_ERROR_DEVICE, "there is no kernel '%s'", spec->name));
     }
     built = calloc(1, sizeof *built);
     if (built == NULL) {
-        CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory to build kernel '%s'",
-                            spec->name));
+        CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory to build kernel '%s'", spec->name));
     }
     built->spec = *spec;
     built->hash = hash;
     CA_TRY(kernel_build(device, source, built, error));
     ca_mutex_lock(&device->lock);
-    if (ca_kernel_table_insert(&device->kernels, built)) {
-        *kernel = built;
-        built = NULL;
-    } else {
-        status = ca_error_set(error, CA_ERROR_MEMORY, "no memory for kernel '%s'",
-                              spec->name);
-    }
+    ca_kernel_table_insert(&device->kernels, built);
+    *kernel = built;
+    built = NULL;
     ca_mutex_unlock(&device->lock);
 done:
     ca_kernel_free(device->cl, built);
@@ -288,14 +271,13 @@ done:
 }
 
 ca_status
-ca_kernel_get(ca_device *device, const ca_kernel_spec *spec, ca_kernel **kernel,
-              ca_error *error)
+ca_kernel_get(ca_device *device, const ca_kernel_spec *spec, ca_kernel **kernel, ca_error *error)
 {
     ca_status status = CA_OK;
     if (spec->ndefines > CA_MAX_DEFINES) {
         return ca_error_set(error, CA_ERROR_DEVICE,
-                            "kernel '%s' has %d macros; expected at most %d",
-                            spec->name, spec->ndefines, CA_MAX_DEFINES);
+                            "kernel '%s' has %d macros; expected at most %d", spec->name,
+                            spec->ndefines, CA_MAX_DEFINES);
     }
     uint64_t hash = ca_kernel_spec_hash(spec);
     ca_mutex_lock(&device->lock);

@@ -19,8 +19,7 @@ static void
 query_text(const ca_device *device, cl_device_info what, char *text, size_t size)
 {
     char full[1024] = "";
-    if (device->cl->clGetDeviceInfo(device->id, what, sizeof full, full, NULL) !=
-        CL_SUCCESS) {
+    if (device->cl->clGetDeviceInfo(device->id, what, sizeof full, full, NULL) != CL_SUCCESS) {
         full[0] = '\0';
     }
     full[sizeof full - 1] = '\0';
@@ -38,8 +37,7 @@ query_number(const ca_device *device, cl_device_info what)
 {
     unsigned char raw[8] = {0};
     size_t size = 0;
-    if (device->cl->clGetDeviceInfo(device->id, what, sizeof raw, raw, &size) !=
-        CL_SUCCESS) {
+    if (device->cl->clGetDeviceInfo(device->id, what, sizeof raw, raw, &size) != CL_SUCCESS) {
         return 0;
     }
     if (size == sizeof(uint32_t)) {
@@ -70,18 +68,15 @@ query_extension(const ca_device *device, const char *name)
     size_t size = 0;
     bool found = false;
     char *list = NULL;
-    if (cl->clGetDeviceInfo(device->id, CL_DEVICE_EXTENSIONS, 0, NULL, &size) !=
-            CL_SUCCESS ||
+    if (cl->clGetDeviceInfo(device->id, CL_DEVICE_EXTENSIONS, 0, NULL, &size) != CL_SUCCESS ||
         (list = calloc(size + 1, 1)) == NULL) {
         return false;
     }
-    if (cl->clGetDeviceInfo(device->id, CL_DEVICE_EXTENSIONS, size, list, NULL) ==
-        CL_SUCCESS) {
+    if (cl->clGetDeviceInfo(device->id, CL_DEVICE_EXTENSIONS, size, list, NULL) == CL_SUCCESS) {
         size_t length = strlen(name);
         for (const char *at = strstr(list, name); at != NULL && !found;
              at = strstr(at + length, name)) {
-            found = (at == list || at[-1] == ' ') &&
-                    (at[length] == ' ' || at[length] == '\0');
+            found = (at == list || at[-1] == ' ') && (at[length] == ' ' || at[length] == '\0');
         }
     }
     free(list);
@@ -95,8 +90,8 @@ query_system_svm(const ca_device *device)
     int major = 0;
     return sscanf(device->info.version, "OpenCL %d.", &major) == 1 && major >= 2 &&
            device->cl->clSetKernelArgSVMPointer != NULL &&
-           (query_number(device, CL_DEVICE_SVM_CAPABILITIES) &
-            CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) != 0;
+           (query_number(device, CL_DEVICE_SVM_CAPABILITIES) & CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) !=
+               0;
 }
 
 /* The headers that have these include headers that some packages lack. */
@@ -114,8 +109,8 @@ query_sub_groups(const ca_device *device)
     if (sscanf(device->info.version, "OpenCL %d.", &major) != 1 || major < 3 ||
         !query_extension(device, "cl_intel_required_subgroup_size") ||
         !query_extension(device, "cl_khr_subgroup_shuffle") ||
-        device->cl->clGetDeviceInfo(device->id, CA_CL_SUB_GROUP_SIZES_INTEL,
-                                    sizeof sizes, sizes, &bytes) != CL_SUCCESS) {
+        device->cl->clGetDeviceInfo(device->id, CA_CL_SUB_GROUP_SIZES_INTEL, sizeof sizes, sizes,
+                                    &bytes) != CL_SUCCESS) {
         return 0;
     }
     size_t sum = 0;
@@ -167,8 +162,8 @@ choose_memory(ca_device *device, const char *override)
 static void
 device_unusable(ca_device *device, const char *reason, const char *detail)
 {
-    ca_error_set(&device->failure, CA_ERROR_DEVICE, "device '%s' %s%s",
-                 device->info.name, reason, detail);
+    ca_error_set(&device->failure, CA_ERROR_DEVICE, "device '%s' %s%s", device->info.name, reason,
+                 detail);
     atomic_store(&device->state, CA_DEVICE_UNUSABLE);
 }
 
@@ -180,10 +175,8 @@ query_device(ca_device *device, const char *memory_override)
     query_text(device, CL_DEVICE_NAME, info->name, sizeof info->name);
     query_text(device, CL_DEVICE_VENDOR, info->vendor, sizeof info->vendor);
     query_text(device, CL_DEVICE_VERSION, info->version, sizeof info->version);
-    query_text(device, CL_DRIVER_VERSION, info->driver_version,
-               sizeof info->driver_version);
-    query_text(device, CL_DEVICE_OPENCL_C_VERSION, info->c_version,
-               sizeof info->c_version);
+    query_text(device, CL_DRIVER_VERSION, info->driver_version, sizeof info->driver_version);
+    query_text(device, CL_DEVICE_OPENCL_C_VERSION, info->c_version, sizeof info->c_version);
     info->type = query_type(device);
     info->compute_units = query_number(device, CL_DEVICE_MAX_COMPUTE_UNITS);
     info->global_memory = query_number(device, CL_DEVICE_GLOBAL_MEM_SIZE);
@@ -199,8 +192,8 @@ query_device(ca_device *device, const char *memory_override)
     info->float16 = query_extension(device, "cl_khr_fp16");
     device->system_svm = query_system_svm(device);
     device->local_execution = query_extension(device, "cl_intel_exec_by_local_thread");
-    device->is_host = info->type == CA_DEVICE_CPU &&
-                      query_number(device, CL_DEVICE_HOST_UNIFIED_MEMORY) != 0;
+    device->is_host =
+        info->type == CA_DEVICE_CPU && query_number(device, CL_DEVICE_HOST_UNIFIED_MEMORY) != 0;
     if (!query_number(device, CL_DEVICE_AVAILABLE)) {
         device_unusable(device, "is not available", "");
     } else if (!query_number(device, CL_DEVICE_COMPILER_AVAILABLE)) {
@@ -211,9 +204,8 @@ query_device(ca_device *device, const char *memory_override)
     if (!choose_memory(device, memory_override)) {
         device_unusable(device, "lacks the memory mode asked for: ", memory_override);
     }
-    device->storage_is_host =
-        info->memory == CA_MEMORY_SVM ||
-        (info->memory == CA_MEMORY_HOST_PTR && info->type == CA_DEVICE_CPU);
+    device->storage_is_host = info->memory == CA_MEMORY_SVM ||
+                              (info->memory == CA_MEMORY_HOST_PTR && info->type == CA_DEVICE_CPU);
 }
 
 /* A new, empty device at the end of the list; NULL without memory. */
@@ -222,8 +214,7 @@ device_add(device_list *list)
 {
     if (list->count == list->capacity) {
         int capacity = list->capacity == 0 ? 8 : 2 * list->capacity;
-        ca_device *devices =
-            realloc(list->devices, (size_t)capacity * sizeof *list->devices);
+        ca_device *devices = realloc(list->devices, (size_t)capacity * sizeof *list->devices);
         if (devices == NULL) {
             return NULL;
         }
@@ -244,8 +235,7 @@ query_platform(const ca_cl *cl, cl_platform_id platform, const char *memory_over
     cl_device_id *ids = NULL;
     cl_uint count = 0;
     /* Pass over a platform that is broken or has no devices. */
-    if (cl->clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 0, NULL, &count) !=
-            CL_SUCCESS ||
+    if (cl->clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 0, NULL, &count) != CL_SUCCESS ||
         count == 0) {
         goto done;
     }
@@ -253,8 +243,7 @@ query_platform(const ca_cl *cl, cl_platform_id platform, const char *memory_over
     if (ids == NULL) {
         CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory to list devices"));
     }
-    if (cl->clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, count, ids, NULL) !=
-        CL_SUCCESS) {
+    if (cl->clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, count, ids, NULL) != CL_SUCCESS) {
         goto done;
     }
     for (cl_uint i = 0; i < count; i++) {
@@ -306,8 +295,8 @@ devices_sort(ca_device *devices, int count)
 }
 
 ca_status
-ca_query_devices(const ca_cl *cl, const char *memory_override, ca_device **devices,
-                 int *count, ca_error *error)
+ca_query_devices(const ca_cl *cl, const char *memory_override, ca_device **devices, int *count,
+                 ca_error *error)
 {
     ca_status status = CA_OK;
     cl_platform_id *platforms = NULL;
@@ -335,8 +324,7 @@ ca_query_devices(const ca_cl *cl, const char *memory_override, ca_device **devic
         CA_TRY(query_platform(cl, platforms[i], memory_override, &list, error));
     }
     if (list.count == 0) {
-        CA_TRY(ca_error_set(error, CA_ERROR_DEVICE,
-                            "none of %u OpenCL platforms has a device",
+        CA_TRY(ca_error_set(error, CA_ERROR_DEVICE, "none of %u OpenCL platforms has a device",
                             (unsigned)platform_count));
     }
     devices_sort(list.devices, list.count);

@@ -12,7 +12,7 @@
 /* List the devices of all platforms in the order of preference, without making a context.
    A device that cannot be used is marked so, with the reason. The caller frees *devices,
    which is NULL after a failure. `memory_override` as in ca_runtime_open. */
-ca_status ca_query_devices(const ca_cl *cl, const char *memory_override,
-                           ca_device **devices, int *count, ca_error *error);
+ca_status ca_query_devices(const ca_cl *cl, const char *memory_override, ca_device **devices,
+                           int *count, ca_error *error);
 
 #endif

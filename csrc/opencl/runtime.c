@@ -33,14 +33,13 @@ check_memory_override(const char *words, ca_error *error)
         strcmp(words, "host") == 0 || strcmp(words, "copy") == 0) {
         return CA_OK;
     }
-    return ca_error_set(error, CA_ERROR_VALUE,
-                        "memory mode '%s': expected 'svm', 'host' or 'copy'", words);
+    return ca_error_set(error, CA_ERROR_VALUE, "memory mode '%s': expected 'svm', 'host' or 'copy'",
+                        words);
 }
 
 ca_status
-ca_runtime_open(const char *const *preload, const char *const *candidates,
-                const char *cache_folder, const char *memory_override,
-                ca_runtime **runtime, ca_error *error)
+ca_runtime_open(const char *const *preload, const char *const *candidates, const char *cache_folder,
+                const char *memory_override, ca_runtime **runtime, ca_error *error)
 {
     ca_status status = CA_OK;
     ca_runtime *opened = NULL;
@@ -60,8 +59,8 @@ ca_runtime_open(const char *const *preload, const char *const *candidates,
         memcpy(opened->cache_folder, cache_folder, size);
     }
     CA_TRY(ca_cl_open(&opened->cl, preload, candidates, error));
-    CA_TRY(ca_query_devices(&opened->cl, memory_override, &opened->devices,
-                            &opened->device_count, error));
+    CA_TRY(ca_query_devices(&opened->cl, memory_override, &opened->devices, &opened->device_count,
+                            error));
     for (int i = 0; i < opened->device_count; i++) {
         ca_device *device = &opened->devices[i];
         device->fork_guard = &opened->fork_guard;
@@ -115,8 +114,7 @@ bool
 ca_exceeds_device(const ca_device_info *info, const ca_extent *extents, int count)
 {
     for (int t = 0; t < count; t++) {
-        if (info->memory != CA_MEMORY_SVM &&
-            extents[t].bytes > (uint64_t)info->max_allocation) {
+        if (info->memory != CA_MEMORY_SVM && extents[t].bytes > (uint64_t)info->max_allocation) {
             return true;
         }
     }
@@ -189,8 +187,7 @@ ca_status
 ca_device_find_pairs(ca_device *device, ca_error *error)
 {
     ca_status status = ca_device_prepare(device, error);
-    if (status != CA_OK ||
-        atomic_load_explicit(&device->pairs_known, memory_order_acquire)) {
+    if (status != CA_OK || atomic_load_explicit(&device->pairs_known, memory_order_acquire)) {
         return status;
     }
     ca_mutex_lock(&device->build_lock);
@@ -211,8 +208,7 @@ is_usable(ca_device *device, ca_strbuf *reasons)
     ca_error error = {0};
     bool usable = ca_device_prepare(device, &error) == CA_OK;
     if (!usable) {
-        ca_strbuf_append(reasons, "%s%s", reasons->length > 0 ? "; " : "",
-                         error.message);
+        ca_strbuf_append(reasons, "%s%s", reasons->length > 0 ? "; " : "", error.message);
     }
     ca_error_clear(&error);
     return usable;
@@ -312,25 +308,24 @@ request_matches(const device_request *request, const ca_device_info *info)
 
 /* The error for words that name no device, with a list of all devices. */
 static ca_status
-error_no_match(const ca_runtime *runtime, const char *words, const char *what,
-               ca_error *error)
+error_no_match(const ca_runtime *runtime, const char *words, const char *what, ca_error *error)
 {
     ca_strbuf list = {0};
     for (int i = 0; i < runtime->device_count; i++) {
         const ca_device_info *info = &runtime->devices[i].info;
-        ca_strbuf_append(&list, "%s%s '%s' (%s)", i > 0 ? ", " : "",
-                         type_words[info->type], info->name, info->platform);
+        ca_strbuf_append(&list, "%s%s '%s' (%s)", i > 0 ? ", " : "", type_words[info->type],
+                         info->name, info->platform);
     }
-    ca_status status = ca_error_set(error, CA_ERROR_VALUE,
-                                    "%s '%s' names no OpenCL device; there are: %s",
-                                    what, words, strbuf_text(&list));
+    ca_status status =
+        ca_error_set(error, CA_ERROR_VALUE, "%s '%s' names no OpenCL device; there are: %s", what,
+                     words, strbuf_text(&list));
     ca_strbuf_free(&list);
     return status;
 }
 
 ca_status
-ca_runtime_find_device(ca_runtime *runtime, const char *words, const char *what,
-                       ca_device **device, ca_error *error)
+ca_runtime_find_device(ca_runtime *runtime, const char *words, const char *what, ca_device **device,
+                       ca_error *error)
 {
     ca_status status = CA_OK;
     ca_strbuf reasons = {0};
@@ -353,8 +348,8 @@ ca_runtime_find_device(ca_runtime *runtime, const char *words, const char *what,
     if (reasons.length == 0 && !reasons.failed) {
         status = error_no_match(runtime, words, what, error);
     } else {
-        status = ca_error_set(error, CA_ERROR_DEVICE, "%s '%s' cannot be used: %s",
-                              what, words, strbuf_text(&reasons));
+        status = ca_error_set(error, CA_ERROR_DEVICE, "%s '%s' cannot be used: %s", what, words,
+                              strbuf_text(&reasons));
     }
 done:
     ca_strbuf_free(&reasons);

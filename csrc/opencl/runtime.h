@@ -34,15 +34,14 @@ ca_device *ca_runtime_device(const ca_runtime *runtime, int index);
 
 /* The first usable device, prepared. CA_ERROR_DEVICE with each device's reason when none
    is usable. */
-ca_status ca_runtime_default_device(ca_runtime *runtime, ca_device **device,
-                                    ca_error *error);
+ca_status ca_runtime_default_device(ca_runtime *runtime, ca_device **device, ca_error *error);
 
 /* The first usable device that `words` name, prepared: "cpu", "gpu", "accelerator", one of
    these with ":1" for the second of its type, or a part of the platform's or device's name
    in any case. CA_ERROR_VALUE naming `what`, the words and all devices when nothing
    matches; CA_ERROR_DEVICE with the reasons when no match is usable. */
-ca_status ca_runtime_find_device(ca_runtime *runtime, const char *words,
-                                 const char *what, ca_device **device, ca_error *error);
+ca_status ca_runtime_find_device(ca_runtime *runtime, const char *words, const char *what,
+                                 ca_device **device, ca_error *error);
 
 const ca_device_info *ca_device_get_info(const ca_device *device);
 

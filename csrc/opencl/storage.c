@@ -69,8 +69,8 @@ make_storage(ca_device *device, size_t capacity, ca_storage **made)
     if (storage == NULL) {
         return CL_OUT_OF_HOST_MEMORY;
     }
-    void *address = device->storage_is_host ? ca_memory_allocate(capacity)
-                                            : ca_addresses_reserve(capacity);
+    void *address =
+        device->storage_is_host ? ca_memory_allocate(capacity) : ca_addresses_reserve(capacity);
     if (address == NULL) {
         free(storage);
         return CL_OUT_OF_HOST_MEMORY;
@@ -80,8 +80,8 @@ make_storage(ca_device *device, size_t capacity, ca_storage **made)
     if (device->info.memory != CA_MEMORY_SVM) {
         bool host = device->storage_is_host;
         storage->buffer = device->cl->clCreateBuffer(
-            device->context, CL_MEM_READ_WRITE | (host ? CL_MEM_USE_HOST_PTR : 0),
-            capacity, host ? address : NULL, &code);
+            device->context, CL_MEM_READ_WRITE | (host ? CL_MEM_USE_HOST_PTR : 0), capacity,
+            host ? address : NULL, &code);
         if (code != CL_SUCCESS) {
             storage->buffer = NULL;
             free_storage(storage);
@@ -141,8 +141,7 @@ pool_give(ca_device *device, ca_storage *storage)
     if (capacity > limit) {
         return false;
     }
-    while (stats->pooled_blocks == CA_POOL_SLOTS ||
-           stats->pooled_bytes > limit - capacity) {
+    while (stats->pooled_blocks == CA_POOL_SLOTS || stats->pooled_bytes > limit - capacity) {
         if (!ca_pending_is_done(device, pool->slots[0]->ticket)) {
             return false;
         }
@@ -247,8 +246,7 @@ ca_storage_new(ca_device *device, size_t bytes, const char *what, ca_storage **s
                ca_error *error)
 {
     const ca_device_info *info = &device->info;
-    if (info->memory != CA_MEMORY_SVM &&
-        (uint64_t)bytes > (uint64_t)info->max_allocation) {
+    if (info->memory != CA_MEMORY_SVM && (uint64_t)bytes > (uint64_t)info->max_allocation) {
         return ca_error_set(error, CA_ERROR_MEMORY,
                             "%s of %zu bytes is more than device '%s' allocates at "
                             "once (%lld bytes)",
@@ -256,8 +254,8 @@ ca_storage_new(ca_device *device, size_t bytes, const char *what, ca_storage **s
     }
     if ((uint64_t)bytes > (uint64_t)info->global_memory) {
         return ca_error_set(error, CA_ERROR_MEMORY,
-                            "%s of %zu bytes is more than device '%s' has (%lld bytes)",
-                            what, bytes, info->name, (long long)info->global_memory);
+                            "%s of %zu bytes is more than device '%s' has (%lld bytes)", what,
+                            bytes, info->name, (long long)info->global_memory);
     }
     size_t capacity = pool_class(device, bytes);
     ca_storage *found = take_or_wait(device, capacity);
@@ -270,8 +268,8 @@ ca_storage_new(ca_device *device, size_t bytes, const char *what, ca_storage **s
     }
     if (found == NULL) {
         return ca_error_set(error, CA_ERROR_MEMORY,
-                            "no memory for %s of %zu bytes on device '%s' (%s)", what,
-                            bytes, info->name, ca_cl_error_name(code));
+                            "no memory for %s of %zu bytes on device '%s' (%s)", what, bytes,
+                            info->name, ca_cl_error_name(code));
     }
     atomic_store(&found->references, 1);
     atomic_store(&found->shared, false);
@@ -361,8 +359,7 @@ ca_storage_is_idle(ca_storage *storage)
     if (ca_fork_guard_is_child(device->fork_guard)) {
         return false;
     }
-    if (storage->ticket <
-        device->pending.first) { /* the usual case, without the lock */
+    if (storage->ticket < device->pending.first) { /* the usual case, without the lock */
         return true;
     }
     ca_mutex_lock(&device->lock);
@@ -407,21 +404,20 @@ ca_storage_write(ca_storage *storage, size_t offset, const void *source, size_t 
         }
         return status;
     }
-    cl_int code = device->cl->clEnqueueWriteBuffer(
-        device->queue, storage->buffer, CL_TRUE, offset, bytes, source, 0, NULL, NULL);
+    cl_int code = device->cl->clEnqueueWriteBuffer(device->queue, storage->buffer, CL_TRUE, offset,
+                                                   bytes, source, 0, NULL, NULL);
     if (code != CL_SUCCESS) {
         /* The failure of a call that the copy waited for says more. */
         status = ca_pending_check(device, error);
-        return status != CA_OK ? status
-                               : ca_cl_error_set(error, code, "clEnqueueWriteBuffer",
-                                                 device->info.name);
+        return status != CA_OK
+                   ? status
+                   : ca_cl_error_set(error, code, "clEnqueueWriteBuffer", device->info.name);
     }
     return CA_OK;
 }
 
 ca_status
-ca_storage_read(ca_storage *storage, size_t offset, void *target, size_t bytes,
-                ca_error *error)
+ca_storage_read(ca_storage *storage, size_t offset, void *target, size_t bytes, ca_error *error)
 {
     ca_device *device = storage->device;
     ca_status status = ca_storage_wait(storage, error);
@@ -432,8 +428,8 @@ ca_storage_read(ca_storage *storage, size_t offset, void *target, size_t bytes,
         memcpy(target, (char *)storage->block.address + offset, bytes);
         return CA_OK;
     }
-    cl_int code = device->cl->clEnqueueReadBuffer(
-        device->queue, storage->buffer, CL_TRUE, offset, bytes, target, 0, NULL, NULL);
+    cl_int code = device->cl->clEnqueueReadBuffer(device->queue, storage->buffer, CL_TRUE, offset,
+                                                  bytes, target, 0, NULL, NULL);
     return code == CL_SUCCESS
                ? CA_OK
                : ca_cl_error_set(error, code, "clEnqueueReadBuffer", device->info.name);

@@ -19,8 +19,8 @@ typedef struct ca_storage ca_storage;
 /* Memory of a prepared device for at least that many bytes, not initialised, with one
    reference. The pool's memory is used first; if the system has none left, the pool is
    emptied. CA_ERROR_MEMORY naming `what` if there is still none. */
-ca_status ca_storage_new(ca_device *device, size_t bytes, const char *what,
-                         ca_storage **storage, ca_error *error);
+ca_status ca_storage_new(ca_device *device, size_t bytes, const char *what, ca_storage **storage,
+                         ca_error *error);
 
 void ca_storage_retain(ca_storage *storage);
 
@@ -56,13 +56,12 @@ void ca_storage_set_ticket(ca_storage *storage, uint64_t ticket);
 
 /* Copy from or to the host, from `offset` on, in the order of calls. The source may
    change and the target is complete when these return. */
-ca_status ca_storage_write(ca_storage *storage, size_t offset, const void *source,
-                           size_t bytes, ca_error *error);
-ca_status ca_storage_read(ca_storage *storage, size_t offset, void *target,
-                          size_t bytes, ca_error *error);
+ca_status ca_storage_write(ca_storage *storage, size_t offset, const void *source, size_t bytes,
+                           ca_error *error);
+ca_status ca_storage_read(ca_storage *storage, size_t offset, void *target, size_t bytes,
+                          ca_error *error);
 
-ca_status ca_device_memory_stats(ca_device *device, ca_memory_stats *stats,
-                                 ca_error *error);
+ca_status ca_device_memory_stats(ca_device *device, ca_memory_stats *stats, ca_error *error);
 
 /* Give the pool's memory back to the system, after waiting for the calls that use it. */
 ca_status ca_device_empty_cache(ca_device *device, ca_error *error);

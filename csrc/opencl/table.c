@@ -29,8 +29,7 @@ same_text(const char *a, const char *b)
 static bool
 spec_equal(const ca_kernel_spec *a, const ca_kernel_spec *b)
 {
-    bool same = a->ndefines == b->ndefines && a->in_c30 == b->in_c30 &&
-                same_text(a->name, b->name);
+    bool same = a->ndefines == b->ndefines && a->in_c30 == b->in_c30 && same_text(a->name, b->name);
     for (int i = 0; i < a->ndefines && same; i++) {
         same = a->defines[i].value == b->defines[i].value &&
                same_text(a->defines[i].name, b->defines[i].name);
@@ -39,56 +38,24 @@ spec_equal(const ca_kernel_spec *a, const ca_kernel_spec *b)
 }
 
 ca_kernel *
-ca_kernel_table_find(const ca_kernel_table *table, const ca_kernel_spec *spec,
-                     uint64_t hash)
+ca_kernel_table_find(ca_kernel_table *table, const ca_kernel_spec *spec, uint64_t hash)
 {
-    if (table->capacity == 0) {
-        return NULL;
-    }
-    size_t mask = table->capacity - 1;
-    for (size_t at = hash & mask; table->slots[at] != NULL; at = (at + 1) & mask) {
-        ca_kernel *kernel = table->slots[at];
+    for (ca_kernel **at = &table->first; *at != NULL; at = &(*at)->next) {
+        ca_kernel *kernel = *at;
         if (kernel->hash == hash && spec_equal(&kernel->spec, spec)) {
+            *at = kernel->next;
+            ca_kernel_table_insert(table, kernel);
             return kernel;
         }
     }
     return NULL;
 }
 
-/* Put the kernel into a free slot. */
-static void
-put(ca_kernel_table *table, ca_kernel *kernel)
-{
-    size_t mask = table->capacity - 1;
-    size_t at = kernel->hash & mask;
-    while (table->slots[at] != NULL) {
-        at = (at + 1) & mask;
-    }
-    table->slots[at] = kernel;
-    table->count++;
-}
-
-bool
+void
 ca_kernel_table_insert(ca_kernel_table *table, ca_kernel *kernel)
 {
-    if (2 * (table->count + 1) > table->capacity) {
-        ca_kernel_table larger = {
-            .capacity = table->capacity == 0 ? 64 : 2 * table->capacity,
-        };
-        larger.slots = calloc(larger.capacity, sizeof(ca_kernel *));
-        if (larger.slots == NULL) {
-            return false;
-        }
-        for (size_t i = 0; i < table->capacity; i++) {
-            if (table->slots[i] != NULL) {
-                put(&larger, table->slots[i]);
-            }
-        }
-        free(table->slots);
-        *table = larger;
-    }
-    put(table, kernel);
-    return true;
+    kernel->next = table->first;
+    table->first = kernel;
 }
 
 void
@@ -109,9 +76,9 @@ ca_kernel_free(const ca_cl *cl, ca_kernel *kernel)
 void
 ca_kernel_table_free(ca_kernel_table *table, const ca_cl *cl)
 {
-    for (size_t i = 0; i < table->capacity; i++) {
-        ca_kernel_free(cl, table->slots[i]);
+    while (table->first != NULL) {
+        ca_kernel *kernel = table->first;
+        table->first = kernel->next;
+        ca_kernel_free(cl, kernel);
     }
-    free(table->slots);
-    *table = (ca_kernel_table){0};
 }

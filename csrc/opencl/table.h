@@ -17,6 +17,7 @@ struct ca_kernel {
     cl_program program;
     cl_kernel handle;
     ca_kernel_spec spec;
+    ca_kernel *next;   /* in the table */
     uint64_t hash;     /* of the spec */
     size_t work_group; /* most work-items of a work-group */
     /* Bit i: argument i is set to pointers[i]. Under the device's lock. */
@@ -24,22 +25,19 @@ struct ca_kernel {
     const void *pointers[CA_MAX_SPANS];
 };
 
-/* Open addressing: a power of two of slots, at most half of them full. Kernels stay where
-   they are when the table grows. */
+/* A list, the kernel that was used last first. A process has few kernels, and uses one of
+   them many times in a row. */
 typedef struct {
-    ca_kernel **slots;
-    size_t capacity;
-    size_t count;
+    ca_kernel *first;
 } ca_kernel_table;
 
 uint64_t ca_kernel_spec_hash(const ca_kernel_spec *spec);
 
 /* Under the device's lock. NULL: the table has no such kernel. */
-ca_kernel *ca_kernel_table_find(const ca_kernel_table *table,
-                                const ca_kernel_spec *spec, uint64_t hash);
+ca_kernel *ca_kernel_table_find(ca_kernel_table *table, const ca_kernel_spec *spec, uint64_t hash);
 
-/* Under the device's lock: take the kernel over. False: there is no memory. */
-bool ca_kernel_table_insert(ca_kernel_table *table, ca_kernel *kernel);
+/* Under the device's lock: take the kernel over. */
+void ca_kernel_table_insert(ca_kernel_table *table, ca_kernel *kernel);
 
 /* Free the table and its kernels. */
 void ca_kernel_table_free(ca_kernel_table *table, const ca_cl *cl);

@@ -21,18 +21,17 @@ bool
 ca_py_is_array(const ca_state *state, PyObject *object)
 {
     return ca_py_is_ndarray(object) || ca_py_is_tensor(state, object) ||
-           (ca_py_is_numpy_scalar(object) && !PyFloat_Check(object)) ||
-           ca_py_has_dlpack(object) || numpy_takes(object);
+           (ca_py_is_numpy_scalar(object) && !PyFloat_Check(object)) || ca_py_has_dlpack(object) ||
+           numpy_takes(object);
 }
 
 static int
 refuse(PyObject *object, const char *name)
 {
-    return ca_py_raise(
-        PyExc_TypeError,
-        "%s must be an array: NumPy's, a clattn.Tensor, or another library's "
-        "on the host; got %.200s",
-        name, Py_TYPE(object)->tp_name);
+    return ca_py_raise(PyExc_TypeError,
+                       "%s must be an array: NumPy's, a clattn.Tensor, or another library's "
+                       "on the host; got %.200s",
+                       name, Py_TYPE(object)->tp_name);
 }
 
 static bool
@@ -42,8 +41,8 @@ is_aligned(const ca_tensor *tensor)
 }
 
 static int
-array_from_dlpack(PyObject *object, const char *name, ca_py_dtypes dtypes,
-                  ca_tensor *tensor, PyObject **keep)
+array_from_dlpack(PyObject *object, const char *name, ca_py_dtypes dtypes, ca_tensor *tensor,
+                  PyObject **keep)
 {
     ca_py_import import;
     if (ca_py_dlpack_import(object, name, &import) < 0) {
@@ -70,8 +69,8 @@ array_from_dlpack(PyObject *object, const char *name, ca_py_dtypes dtypes,
 }
 
 int
-ca_py_array(const ca_state *state, PyObject *object, const char *name,
-            ca_py_dtypes dtypes, ca_tensor *tensor, PyObject **keep)
+ca_py_array(const ca_state *state, PyObject *object, const char *name, ca_py_dtypes dtypes,
+            ca_tensor *tensor, PyObject **keep)
 {
     if (ca_py_is_ndarray(object)) {
         return ca_py_tensor_from_ndarray(object, name, dtypes, tensor, keep);
@@ -92,8 +91,7 @@ ca_py_array(const ca_state *state, PyObject *object, const char *name,
     }
     PyObject *array = ca_py_ndarray_from(object);
     if (array == NULL) {
-        return ca_py_raise_from(PyObject_CheckBuffer(object) ? PyExc_TypeError
-                                                             : PyExc_ValueError,
+        return ca_py_raise_from(PyObject_CheckBuffer(object) ? PyExc_TypeError : PyExc_ValueError,
                                 name, object, "buffer or __array__");
     }
     int result = ca_py_tensor_from_ndarray(array, name, dtypes, tensor, keep);
@@ -110,11 +108,9 @@ package_of(PyObject *like)
 {
     PyObject *package = NULL;
     PyObject *name = PyObject_GetAttrString((PyObject *)Py_TYPE(like), "__module__");
-    const char *text =
-        name != NULL && PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : NULL;
+    const char *text = name != NULL && PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : NULL;
     if (text != NULL) {
-        PyObject *root =
-            PyUnicode_FromStringAndSize(text, (Py_ssize_t)strcspn(text, "."));
+        PyObject *root = PyUnicode_FromStringAndSize(text, (Py_ssize_t)strcspn(text, "."));
         package = root != NULL ? PyImport_GetModule(root) : NULL;
         Py_XDECREF(root);
     }
@@ -137,8 +133,7 @@ taker_of(PyObject *like)
         PyErr_Clear();
         library = package_of(like);
     }
-    PyObject *taker =
-        library != NULL ? PyObject_GetAttrString(library, "from_dlpack") : NULL;
+    PyObject *taker = library != NULL ? PyObject_GetAttrString(library, "from_dlpack") : NULL;
     Py_XDECREF(library);
     if (taker == NULL && PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception)) {
         PyErr_Clear();
@@ -147,8 +142,7 @@ taker_of(PyObject *like)
 }
 
 PyObject *
-ca_py_host_result(PyObject *like, ca_dtype dtype, int ndim, const int64_t *shape,
-                  ca_tensor *tensor)
+ca_py_host_result(PyObject *like, ca_dtype dtype, int ndim, const int64_t *shape, ca_tensor *tensor)
 {
     PyObject *descr = NULL;
     if (like != NULL && ca_py_is_ndarray(like) && ca_py_array_has_dtype(like, dtype)) {
@@ -217,8 +211,7 @@ open_ndarray(PyObject *object, ca_dtype dtype, const char *origin, ca_py_out *ou
         Py_XDECREF(descr);
         return -1;
     }
-    if (ca_py_tensor_from_ndarray(object, "out", CA_TAKES_NUMBERS, &out->tensor,
-                                  &keep) < 0) {
+    if (ca_py_tensor_from_ndarray(object, "out", CA_TAKES_NUMBERS, &out->tensor, &keep) < 0) {
         return -1;
     }
     out->usable = keep == object;
@@ -254,31 +247,26 @@ open_other(const ca_state *state, PyObject *object, ca_py_out *out)
 }
 
 int
-ca_py_out_open(const ca_state *state, PyObject *object, ca_dtype dtype,
-               const char *origin, int ndim, const int64_t *shape, ca_py_out *out)
+ca_py_out_open(const ca_state *state, PyObject *object, ca_dtype dtype, const char *origin,
+               int ndim, const int64_t *shape, ca_py_out *out)
 {
     bool numpy = ca_py_is_ndarray(object);
-    if ((numpy ? open_ndarray(object, dtype, origin, out)
-               : open_other(state, object, out)) < 0) {
+    if ((numpy ? open_ndarray(object, dtype, origin, out) : open_other(state, object, out)) < 0) {
         return -1;
     }
     if (out->tensor.dtype != dtype) {
         return ca_py_raise(PyExc_TypeError, "out has dtype %s; expected %s, %s",
-                           ca_dtype_name(out->tensor.dtype), ca_dtype_name(dtype),
-                           origin);
+                           ca_dtype_name(out->tensor.dtype), ca_dtype_name(dtype), origin);
     }
     const ca_tensor *given = &out->tensor;
-    if (given->ndim != ndim ||
-        memcmp(given->shape, shape, (size_t)ndim * sizeof(*shape)) != 0) {
+    if (given->ndim != ndim || memcmp(given->shape, shape, (size_t)ndim * sizeof(*shape)) != 0) {
         char text[2][160];
-        return ca_py_raise(
-            PyExc_ValueError, "out has shape %s; expected %s",
-            ca_shape_format(given->ndim, given->shape, text[0], sizeof(text[0])),
-            ca_shape_format(ndim, shape, text[1], sizeof(text[1])));
+        return ca_py_raise(PyExc_ValueError, "out has shape %s; expected %s",
+                           ca_shape_format(given->ndim, given->shape, text[0], sizeof(text[0])),
+                           ca_shape_format(ndim, shape, text[1], sizeof(text[1])));
     }
     if (!out->writeable) {
-        return ca_py_raise(PyExc_ValueError,
-                           "out is read-only; expected a writeable array");
+        return ca_py_raise(PyExc_ValueError, "out is read-only; expected a writeable array");
     }
     return 0;
 }

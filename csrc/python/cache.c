@@ -72,8 +72,7 @@ take_lock(ca_py_cache *self)
 /* Starts a call of the method `name` on the cache's device. ca_py_call_end follows in
    any case. */
 static int
-begin(ca_py_cache *self, ca_py_call *call, const char *name, Py_ssize_t given,
-      int expected)
+begin(ca_py_cache *self, ca_py_call *call, const char *name, Py_ssize_t given, int expected)
 {
     if (ca_py_call_begin(call, self->module, name, given, expected) < 0) {
         return -1;
@@ -83,8 +82,8 @@ begin(ca_py_cache *self, ca_py_call *call, const char *name, Py_ssize_t given,
 
 /* Reads int64 numbers of one dimension; NULL for None. */
 static int
-parse_numbers(ca_py_call *call, PyObject *object, const char *name,
-              const int64_t **numbers, int64_t *count)
+parse_numbers(ca_py_call *call, PyObject *object, const char *name, const int64_t **numbers,
+              int64_t *count)
 {
     ca_tensor tensor;
     *numbers = NULL;
@@ -98,8 +97,7 @@ parse_numbers(ca_py_call *call, PyObject *object, const char *name,
     bool fits = tensor.dtype == CA_INT64 && tensor.block == NULL && tensor.ndim == 1 &&
                 (tensor.shape[0] < 2 || tensor.strides[0] == 1);
     if (!fits) {
-        return ca_py_raise(PyExc_TypeError,
-                           "%s must be contiguous int64 of one dimension", name);
+        return ca_py_raise(PyExc_TypeError, "%s must be contiguous int64 of one dimension", name);
     }
     *numbers = tensor.data;
     *count = tensor.shape[0];
@@ -116,8 +114,7 @@ set_apart(ca_py_call *call, const ca_cache *cache, ca_tensor *tensor, PyObject *
     if (!ca_extents_overlap(&from, &keys) && !ca_extents_overlap(&from, &values)) {
         return 0;
     }
-    PyObject *copy =
-        ca_py_tensor_copy(call->state, call->device, tensor, owner, call->name);
+    PyObject *copy = ca_py_tensor_copy(call->state, call->device, tensor, owner, call->name);
     if (copy == NULL) {
         return -1;
     }
@@ -151,8 +148,7 @@ append_positions(ca_py_cache *self, ca_py_call *call, const ca_cache_append *app
     ca_status status = ca_cache_append_check(&self->cache, append, &error);
     if (status == CA_OK) {
         Py_BEGIN_ALLOW_THREADS
-            status =
-                copy_positions(call->device, &self->cache, append, call->name, &error);
+            status = copy_positions(call->device, &self->cache, append, call->name, &error);
         Py_END_ALLOW_THREADS
     }
     if (status == CA_OK) {
@@ -174,10 +170,8 @@ cache_append(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     ca_cache_append append;
     if (begin(self, &call, "KVCache.append", nargs, ARGUMENTS) < 0 ||
         ca_py_call_array(&call, args[KEY], "key", CA_TAKES_FLOATS, &append.key) < 0 ||
-        ca_py_call_array(&call, args[VALUE], "value", CA_TAKES_FLOATS, &append.value) <
-            0 ||
-        parse_numbers(&call, args[COUNTS], "counts", &append.counts, &append.ncounts) <
-            0 ||
+        ca_py_call_array(&call, args[VALUE], "value", CA_TAKES_FLOATS, &append.value) < 0 ||
+        parse_numbers(&call, args[COUNTS], "counts", &append.counts, &append.ncounts) < 0 ||
         set_apart(&call, &self->cache, &append.key, args[KEY]) < 0 ||
         set_apart(&call, &self->cache, &append.value, args[VALUE]) < 0) {
         goto done;
@@ -204,15 +198,15 @@ cache_attend(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     ca_cache cache;
     ca_torch_sdpa sdpa;
     ca_attention attention;
+    ca_tensor views[CA_ATTENTION_OPERANDS];
     ca_tensor output;
     ca_error error = {0};
     bool causal;
     int64_t shape[4];
     if (begin(self, &call, "KVCache.attend", nargs, ARGUMENTS) < 0 ||
-        ca_py_call_array(&call, args[QUERY], "query", CA_TAKES_FLOATS, &sdpa.query) <
-            0 ||
-        ca_py_call_optional(&call, args[ATTN_MASK], "attn_mask",
-                            CA_TAKES_BOOL_AND_FLOATS, &sdpa.attn_mask) < 0) {
+        ca_py_call_array(&call, args[QUERY], "query", CA_TAKES_FLOATS, &sdpa.query) < 0 ||
+        ca_py_call_optional(&call, args[ATTN_MASK], "attn_mask", CA_TAKES_BOOL_AND_FLOATS,
+                            &sdpa.attn_mask) < 0) {
         goto done;
     }
     sdpa.dropout = 0;
@@ -234,12 +228,9 @@ cache_attend(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     if (result == NULL) {
         goto done;
     }
-    int64_t count = 1;
-    for (int64_t index = 0; index < count; index++) {
-        count = ca_cache_attend_problem(&cache, &sdpa, &output, index, &attention);
-        if (ca_py_call_attention(&call, &attention) < 0) {
-            goto done;
-        }
+    ca_cache_attend_views(&cache, &sdpa, &output, &attention, views);
+    if (ca_py_call_attention(&call, &attention, views) < 0) {
+        goto done;
     }
     answer = ca_py_call_give(&call, args[QUERY], sdpa.query.dtype, result);
 done:
@@ -259,9 +250,8 @@ cache_truncate(PyObject *object, PyObject *n)
     ca_cache_cut cut = {.numbers = NULL};
     ca_error error = {0};
     if (begin(self, &call, "KVCache.truncate", 1, 1) < 0 ||
-        (PyLong_Check(n)
-             ? ca_py_int(n, "n", 0, INT64_MAX, &cut.number)
-             : parse_numbers(&call, n, "n", &cut.numbers, &cut.count)) < 0) {
+        (PyLong_Check(n) ? ca_py_int(n, "n", 0, INT64_MAX, &cut.number)
+                         : parse_numbers(&call, n, "n", &cut.numbers, &cut.count)) < 0) {
         goto done;
     }
     take_lock(self);
@@ -329,8 +319,7 @@ cache_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     }
     const ca_tensor *keys = &((ca_py_tensor *)key)->view;
     const ca_tensor *values = &((ca_py_tensor *)value)->view;
-    if (keys->ndim != 4 || values->ndim != 4 || keys->shape[0] < 1 ||
-        keys->shape[1] < 1 ||
+    if (keys->ndim != 4 || values->ndim != 4 || keys->shape[0] < 1 || keys->shape[1] < 1 ||
         memcmp(keys->shape, values->shape, 3 * sizeof(*keys->shape)) != 0 ||
         ca_py_tensor_device(key) != ca_py_tensor_device(value)) {
         return PyErr_Format(PyExc_ValueError, "key and value are no cache's");

@@ -13,8 +13,7 @@ int
 ca_py_check_count(Py_ssize_t given, int expected)
 {
     if (given != expected) {
-        return ca_py_raise(PyExc_TypeError, "expected %d arguments, got %zd", expected,
-                           given);
+        return ca_py_raise(PyExc_TypeError, "expected %d arguments, got %zd", expected, given);
     }
     return 0;
 }
@@ -46,12 +45,11 @@ refuse_devices(const char *name, const ca_device *device, const char *other_name
 {
     const ca_device_info *info = ca_device_get_info(device);
     const ca_device_info *other_info = ca_device_get_info(other);
-    return ca_py_raise(
-        PyExc_ValueError,
-        "%s is on device '%s' (%s), %s is '%s' (%s); expected one device: "
-        "move a Tensor with .to(device)",
-        name, info->name, info->platform, other_name, other_info->name,
-        other_info->platform);
+    return ca_py_raise(PyExc_ValueError,
+                       "%s is on device '%s' (%s), %s is '%s' (%s); expected one device: "
+                       "move a Tensor with .to(device)",
+                       name, info->name, info->platform, other_name, other_info->name,
+                       other_info->platform);
 }
 
 int
@@ -74,8 +72,8 @@ ca_py_call_note(ca_py_call *call, PyObject *object, const char *name)
 }
 
 int
-ca_py_call_array(ca_py_call *call, PyObject *object, const char *name,
-                 ca_py_dtypes dtypes, ca_tensor *tensor)
+ca_py_call_array(ca_py_call *call, PyObject *object, const char *name, ca_py_dtypes dtypes,
+                 ca_tensor *tensor)
 {
     PyObject *keep = NULL;
     if (ca_py_array(call->state, object, name, dtypes, tensor, &keep) < 0) {
@@ -87,8 +85,8 @@ ca_py_call_array(ca_py_call *call, PyObject *object, const char *name,
 }
 
 int
-ca_py_call_optional(ca_py_call *call, PyObject *object, const char *name,
-                    ca_py_dtypes dtypes, ca_tensor *tensor)
+ca_py_call_optional(ca_py_call *call, PyObject *object, const char *name, ca_py_dtypes dtypes,
+                    ca_tensor *tensor)
 {
     if (object == Py_None) {
         ca_tensor_set_absent(tensor);
@@ -98,13 +96,12 @@ ca_py_call_optional(ca_py_call *call, PyObject *object, const char *name,
 }
 
 int
-ca_py_call_host_array(ca_py_call *call, PyObject *object, const char *name,
-                      ca_py_dtypes dtypes, ca_tensor *tensor)
+ca_py_call_host_array(ca_py_call *call, PyObject *object, const char *name, ca_py_dtypes dtypes,
+                      ca_tensor *tensor)
 {
     if (ca_py_is_tensor(call->state, object)) {
         ca_dtype dtype = ((ca_py_tensor *)object)->view.dtype;
-        if (ca_py_check_dtype(dtype, dtypes, name) < 0 ||
-            ca_py_call_note(call, object, name) < 0) {
+        if (ca_py_check_dtype(dtype, dtypes, name) < 0 || ca_py_call_note(call, object, name) < 0) {
             return -1;
         }
         PyObject *elements = ca_py_tensor_fetch(call->state, object, true);
@@ -119,8 +116,7 @@ ca_py_call_host_array(ca_py_call *call, PyObject *object, const char *name,
         return ca_py_call_optional(call, object, name, dtypes, tensor);
     }
     PyObject *array = ca_py_ndarray_from(object);
-    int result =
-        array != NULL ? ca_py_call_array(call, array, name, dtypes, tensor) : -1;
+    int result = array != NULL ? ca_py_call_array(call, array, name, dtypes, tensor) : -1;
     Py_XDECREF(array);
     return result;
 }
@@ -139,18 +135,16 @@ ca_py_call_ready(ca_py_call *call, PyObject *device_argument)
     if (ca_py_find_device(call->state, device_argument, &wanted) < 0) {
         return -1;
     }
-    return wanted == call->device ? 0
-                                  : refuse_devices(call->holder, call->device,
-                                                   "the argument device", wanted);
+    return wanted == call->device
+               ? 0
+               : refuse_devices(call->holder, call->device, "the argument device", wanted);
 }
 
 int
 ca_py_call_device(const ca_py_call *call, ca_device **device)
 {
     *device = call->device;
-    return *device != NULL
-               ? 0
-               : ca_py_find_device(call->state, call->device_argument, device);
+    return *device != NULL ? 0 : ca_py_find_device(call->state, call->device_argument, device);
 }
 
 PyObject *
@@ -160,8 +154,7 @@ ca_py_call_result(const ca_py_call *call, PyObject *like, ca_dtype dtype, int nd
     if (like == NULL || !ca_py_is_tensor(call->state, like)) {
         return ca_py_host_result(like, dtype, ndim, shape, tensor);
     }
-    PyObject *result =
-        ca_py_tensor_empty(call->state, call->device, dtype, ndim, shape);
+    PyObject *result = ca_py_tensor_empty(call->state, call->device, dtype, ndim, shape);
     if (result != NULL) {
         *tensor = ((ca_py_tensor *)result)->view;
     }
@@ -169,8 +162,7 @@ ca_py_call_result(const ca_py_call *call, PyObject *like, ca_dtype dtype, int nd
 }
 
 PyObject *
-ca_py_call_give(const ca_py_call *call, PyObject *like, ca_dtype dtype,
-                PyObject *result)
+ca_py_call_give(const ca_py_call *call, PyObject *like, ca_dtype dtype, PyObject *result)
 {
     return ca_py_is_tensor(call->state, result) || result == Py_None
                ? Py_NewRef(result)
@@ -183,8 +175,8 @@ ca_py_call_outputs(const ca_py_call *call, ca_py_output *outputs, int count)
     for (int i = 0; i < count; i++) {
         ca_py_output *row = &outputs[i];
         if (row->wanted) {
-            row->result = ca_py_call_result(call, row->like, row->dtype, row->ndim,
-                                            row->shape, row->tensor);
+            row->result =
+                ca_py_call_result(call, row->like, row->dtype, row->ndim, row->shape, row->tensor);
         } else {
             row->result = Py_NewRef(Py_None);
             ca_tensor_set_absent(row->tensor);
@@ -229,26 +221,36 @@ ca_py_call_clear(ca_py_output *outputs, int count)
     }
 }
 
-int
-ca_py_call_attention(const ca_py_call *call, ca_attention *attention)
+/* One problem: on the call's device, or without one if it is trivial. */
+static int
+run_problem(const ca_py_call *call, ca_attention *attention)
 {
     ca_error error = {0};
     ca_status status;
-    if (ca_attention_is_trivial(attention)) {
-        Py_BEGIN_ALLOW_THREADS
-            status = ca_attention_fill(attention, &error);
-        Py_END_ALLOW_THREADS
-        return ca_py_error_check(call->state, status, &error);
-    }
-    attention->call = call->name;
-    ca_device *device;
-    if (ca_py_call_device(call, &device) < 0) {
+    bool trivial = ca_attention_is_trivial(attention);
+    ca_device *device = NULL;
+    if (!trivial && ca_py_call_device(call, &device) < 0) {
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
-        status = ca_attention_run(device, &call->state->forced, attention, &error);
+        status = trivial ? ca_attention_fill(attention, &error)
+                         : ca_attention_run(device, &call->state->forced, attention, &error);
     Py_END_ALLOW_THREADS
     return ca_py_error_check(call->state, status, &error);
+}
+
+int
+ca_py_call_attention(const ca_py_call *call, ca_attention *attention,
+                     const ca_tensor views[CA_ATTENTION_OPERANDS])
+{
+    int64_t count = 1;
+    int result = 0;
+    attention->call = call->name;
+    for (int64_t index = 0; index < count && result == 0; index++) {
+        count = ca_attention_fold(attention, views, index);
+        result = run_problem(call, attention);
+    }
+    return result;
 }
 
 int
@@ -257,6 +259,5 @@ ca_py_call_copy(const ca_py_call *call, PyObject *out, PyObject *result)
     if (!ca_py_is_tensor(call->state, out)) {
         return ca_py_copy_into(out, result);
     }
-    return ca_py_tensor_assign(call->state, out, &((ca_py_tensor *)result)->view,
-                               call->name);
+    return ca_py_tensor_assign(call->state, out, &((ca_py_tensor *)result)->view, call->name);
 }

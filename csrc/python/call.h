@@ -27,24 +27,24 @@ int ca_py_check_count(Py_ssize_t given, int expected);
 
 /* Starts a call of the function `name`, with the check above. ca_py_call_end follows in
    any case. */
-int ca_py_call_begin(ca_py_call *call, PyObject *module, const char *name,
-                     Py_ssize_t given, int expected);
+int ca_py_call_begin(ca_py_call *call, PyObject *module, const char *name, Py_ssize_t given,
+                     int expected);
 void ca_py_call_end(ca_py_call *call);
 
 /* Reads `object`, argument `name`, as a tensor whose memory the call keeps. Returns -1
    with a TypeError if it is no array of one of the dtypes; with a ValueError if it is a
    Tensor on another device than earlier ones, or another library cannot hand it out. */
-int ca_py_call_array(ca_py_call *call, PyObject *object, const char *name,
-                     ca_py_dtypes dtypes, ca_tensor *tensor);
+int ca_py_call_array(ca_py_call *call, PyObject *object, const char *name, ca_py_dtypes dtypes,
+                     ca_tensor *tensor);
 
 /* The same; None gives an absent tensor. */
-int ca_py_call_optional(ca_py_call *call, PyObject *object, const char *name,
-                        ca_py_dtypes dtypes, ca_tensor *tensor);
+int ca_py_call_optional(ca_py_call *call, PyObject *object, const char *name, ca_py_dtypes dtypes,
+                        ca_tensor *tensor);
 
 /* The same, in the host's memory, for arrays that the host reads. A NumPy scalar is
    taken as an array without dimensions. */
-int ca_py_call_host_array(ca_py_call *call, PyObject *object, const char *name,
-                          ca_py_dtypes dtypes, ca_tensor *tensor);
+int ca_py_call_host_array(ca_py_call *call, PyObject *object, const char *name, ca_py_dtypes dtypes,
+                          ca_tensor *tensor);
 
 /* Notes the device of `object`, argument `name`, if it is a Tensor. Returns -1 with a
    ValueError if earlier Tensors are on another device. */
@@ -60,10 +60,9 @@ int ca_py_call_device(const ca_py_call *call, ca_device **device);
 /* Makes a new result of the kind of `like`, described by *tensor: a Tensor on the
    call's device if `like` is a Tensor, else memory of the host, which ca_py_call_give
    turns into an array of the library of `like`. `like` NULL: NumPy's. */
-PyObject *ca_py_call_result(const ca_py_call *call, PyObject *like, ca_dtype dtype,
-                            int ndim, const int64_t *shape, ca_tensor *tensor);
-PyObject *ca_py_call_give(const ca_py_call *call, PyObject *like, ca_dtype dtype,
-                          PyObject *result);
+PyObject *ca_py_call_result(const ca_py_call *call, PyObject *like, ca_dtype dtype, int ndim,
+                            const int64_t *shape, ca_tensor *tensor);
+PyObject *ca_py_call_give(const ca_py_call *call, PyObject *like, ca_dtype dtype, PyObject *result);
 
 /* One of several results of a call. */
 typedef struct {
@@ -78,8 +77,8 @@ typedef struct {
 } ca_py_output;
 
 static inline ca_py_output
-ca_py_output_of(bool wanted, PyObject *like, ca_dtype dtype, int ndim,
-                const int64_t *shape, ca_tensor *tensor)
+ca_py_output_of(bool wanted, PyObject *like, ca_dtype dtype, int ndim, const int64_t *shape,
+                ca_tensor *tensor)
 {
     return (ca_py_output){wanted, like, dtype, ndim, shape, tensor, NULL, NULL};
 }
@@ -87,16 +86,16 @@ ca_py_output_of(bool wanted, PyObject *like, ca_dtype dtype, int ndim,
 /* Make the memory of the results, returning -1 with an exception; give them, as a tuple
    unless `count` is 1; release the memory. */
 int ca_py_call_outputs(const ca_py_call *call, ca_py_output *outputs, int count);
-PyObject *ca_py_call_give_all(const ca_py_call *call, const ca_py_output *outputs,
-                              int count);
+PyObject *ca_py_call_give_all(const ca_py_call *call, const ca_py_output *outputs, int count);
 void ca_py_call_clear(ca_py_output *outputs, int count);
 
 /* out[...] = result, both Tensors or both NumPy arrays. Returns -1 with an exception.
    */
 int ca_py_call_copy(const ca_py_call *call, PyObject *out, PyObject *result);
 
-/* Runs the problem on the call's device. A problem without work needs no device. Returns
-   -1 with an exception. */
-int ca_py_call_attention(const ca_py_call *call, ca_attention *attention);
+/* Fold the views and run the problem, or problems, on the call's device. A problem without
+   work needs no device. -1 with an exception. */
+int ca_py_call_attention(const ca_py_call *call, ca_attention *attention,
+                         const ca_tensor views[CA_ATTENTION_OPERANDS]);
 
 #endif

@@ -38,8 +38,7 @@ integer_dtype(PyArray_Descr *descr, ca_dtype *dtype)
     if (!PyTypeNum_ISINTEGER(descr->type_num) || size > 8) {
         return false;
     }
-    *dtype = PyTypeNum_ISUNSIGNED(descr->type_num) ? unsigned_dtypes[size]
-                                                   : signed_dtypes[size];
+    *dtype = PyTypeNum_ISUNSIGNED(descr->type_num) ? unsigned_dtypes[size] : signed_dtypes[size];
     return true;
 }
 
@@ -56,7 +55,7 @@ dtype_from_descr(PyArray_Descr *descr, ca_dtype *dtype)
 }
 
 #define BIT(dtype) (1u << (dtype))
-#define FLOATS (BIT(CA_FLOAT16) | BIT(CA_BFLOAT16) | BIT(CA_FLOAT32) | BIT(CA_FLOAT64))
+#define FLOATS     (BIT(CA_FLOAT16) | BIT(CA_BFLOAT16) | BIT(CA_FLOAT32) | BIT(CA_FLOAT64))
 
 static const struct {
     unsigned taken;
@@ -67,8 +66,7 @@ static const struct {
                                   "bool, float16, bfloat16, float32 or float64"},
     [CA_TAKES_NUMBERS] = {~0u, "bool, an integer type, float16, bfloat16, float32 or "
                                "float64"},
-    [CA_TAKES_HALF_AND_SINGLE] = {BIT(CA_FLOAT16) | BIT(CA_FLOAT32),
-                                  "float16 or float32"},
+    [CA_TAKES_HALF_AND_SINGLE] = {BIT(CA_FLOAT16) | BIT(CA_FLOAT32), "float16 or float32"},
     [CA_TAKES_INT32] = {BIT(CA_INT32), "int32"},
 };
 
@@ -83,8 +81,7 @@ static PyObject *
 import_from(const char *module, const char *name)
 {
     PyObject *imported = PyImport_ImportModule(module);
-    PyObject *attribute =
-        imported != NULL ? PyObject_GetAttrString(imported, name) : NULL;
+    PyObject *attribute = imported != NULL ? PyObject_GetAttrString(imported, name) : NULL;
     Py_XDECREF(imported);
     return attribute;
 }
@@ -110,12 +107,11 @@ refuse_masked(PyObject *object, const char *name)
     PyObject *type = import_from("numpy.ma", "MaskedArray");
     int masked = type != NULL ? PyObject_IsInstance(object, type) : -1;
     Py_XDECREF(type);
-    return masked <= 0
-               ? masked
-               : ca_py_raise(PyExc_TypeError,
-                             "%s must be an array, got %.200s, whose mask would "
-                             "be ignored",
-                             name, Py_TYPE(object)->tp_name);
+    return masked <= 0 ? masked
+                       : ca_py_raise(PyExc_TypeError,
+                                     "%s must be an array, got %.200s, whose mask would "
+                                     "be ignored",
+                                     name, Py_TYPE(object)->tp_name);
 }
 
 /* The strides of dimensions of size 1, and of empty arrays, may be anything. */
@@ -147,8 +143,8 @@ ca_py_check_dtype(ca_dtype dtype, ca_py_dtypes dtypes, const char *name)
     if (takes(dtypes, dtype)) {
         return 0;
     }
-    return ca_py_raise(PyExc_TypeError, "%s has dtype %s; expected %s", name,
-                       ca_dtype_name(dtype), rules[dtypes].text);
+    return ca_py_raise(PyExc_TypeError, "%s has dtype %s; expected %s", name, ca_dtype_name(dtype),
+                       rules[dtypes].text);
 }
 
 int
@@ -181,8 +177,7 @@ ca_py_contiguous(PyObject *object)
 {
     PyArray_Descr *native = (PyArray_Descr *)ca_py_native_descr(object);
     return native == NULL ? NULL
-                          : PyArray_FromArray((PyArrayObject *)object, native,
-                                              NPY_ARRAY_CARRAY_RO);
+                          : PyArray_FromArray((PyArrayObject *)object, native, NPY_ARRAY_CARRAY_RO);
 }
 
 PyObject *
@@ -204,8 +199,7 @@ ca_py_descr(ca_dtype dtype)
         return (PyObject *)PyArray_DescrFromType(numbers[dtype]);
     }
     PyArray_Descr *descr = NULL;
-    PyObject *type =
-        import_from("ml_dtypes", "bfloat16"); /* the ImportError names it */
+    PyObject *type = import_from("ml_dtypes", "bfloat16"); /* the ImportError names it */
     if (type != NULL && !PyArray_DescrConverter(type, &descr)) {
         descr = NULL;
     }
@@ -223,8 +217,7 @@ bool
 ca_py_array_has_dtype(PyObject *array, ca_dtype dtype)
 {
     ca_dtype given;
-    return dtype_from_descr(PyArray_DESCR((PyArrayObject *)array), &given) &&
-           given == dtype;
+    return dtype_from_descr(PyArray_DESCR((PyArrayObject *)array), &given) && given == dtype;
 }
 
 int
@@ -232,8 +225,7 @@ ca_py_dtype(PyObject *object, const char *name, ca_dtype *dtype, PyObject **nati
 {
     PyArray_Descr *descr = NULL;
     if (!PyArray_DescrConverter(object, &descr)) {
-        if (PyErr_ExceptionMatches(PyExc_MemoryError) ||
-            !PyErr_ExceptionMatches(PyExc_Exception)) {
+        if (PyErr_ExceptionMatches(PyExc_MemoryError) || !PyErr_ExceptionMatches(PyExc_Exception)) {
             return -1;
         }
         PyErr_Clear();
@@ -282,11 +274,9 @@ static PyObject *
 allocate(size_t bytes, ca_pages pages, void **memory)
 {
     size_t context = pages != CA_PAGES_ANY ? bytes : 0;
-    *memory =
-        pages != CA_PAGES_ANY ? ca_pages_allocate(bytes) : ca_memory_allocate(bytes);
+    *memory = pages != CA_PAGES_ANY ? ca_pages_allocate(bytes) : ca_memory_allocate(bytes);
     if (*memory == NULL) {
-        return PyErr_Format(PyExc_MemoryError, "no memory for a result of %zu bytes",
-                            bytes);
+        return PyErr_Format(PyExc_MemoryError, "no memory for a result of %zu bytes", bytes);
     }
     PyObject *owner = PyCapsule_New(*memory, NULL, free_memory);
     if (owner == NULL) {
@@ -308,8 +298,8 @@ ca_py_native_descr(PyObject *array)
 }
 
 PyObject *
-ca_py_array_new(ca_pages pages, PyObject *descr, ca_dtype dtype, int ndim,
-                const int64_t *shape, ca_tensor *tensor)
+ca_py_array_new(ca_pages pages, PyObject *descr, ca_dtype dtype, int ndim, const int64_t *shape,
+                ca_tensor *tensor)
 {
     npy_intp dims[CA_MAX_DIMS];
     bool empty = false;
@@ -332,8 +322,8 @@ ca_py_array_new(ca_pages pages, PyObject *descr, ca_dtype dtype, int ndim,
         return NULL;
     }
     Py_INCREF(descr); /* the array takes a reference */
-    PyObject *array = PyArray_NewFromDescr(&PyArray_Type, (PyArray_Descr *)descr, ndim,
-                                           dims, NULL, memory, NPY_ARRAY_CARRAY, NULL);
+    PyObject *array = PyArray_NewFromDescr(&PyArray_Type, (PyArray_Descr *)descr, ndim, dims, NULL,
+                                           memory, NPY_ARRAY_CARRAY, NULL);
     if (array == NULL) {
         Py_DECREF(owner);
         return NULL;
@@ -347,8 +337,7 @@ ca_py_array_new(ca_pages pages, PyObject *descr, ca_dtype dtype, int ndim,
 }
 
 PyObject *
-ca_py_array_over(const ca_tensor *tensor, PyObject *descr, bool writeable,
-                 PyObject *owner)
+ca_py_array_over(const ca_tensor *tensor, PyObject *descr, bool writeable, PyObject *owner)
 {
     size_t size = ca_dtype_size(tensor->dtype);
     npy_intp dims[CA_MAX_DIMS];
@@ -358,16 +347,13 @@ ca_py_array_over(const ca_tensor *tensor, PyObject *descr, bool writeable,
         strides[d] = (npy_intp)tensor->strides[d] * (npy_intp)size;
     }
     PyArray_Descr *taken =
-        (PyArray_Descr *)(descr != NULL ? Py_NewRef(descr)
-                                        : ca_py_moving_descr(tensor->dtype));
+        (PyArray_Descr *)(descr != NULL ? Py_NewRef(descr) : ca_py_moving_descr(tensor->dtype));
     if (taken == NULL) {
         return NULL;
     }
-    PyObject *array =
-        PyArray_NewFromDescr(&PyArray_Type, taken, tensor->ndim, dims, strides,
-                             tensor->data, writeable ? NPY_ARRAY_WRITEABLE : 0, NULL);
-    if (array != NULL &&
-        PyArray_SetBaseObject((PyArrayObject *)array, Py_NewRef(owner)) < 0) {
+    PyObject *array = PyArray_NewFromDescr(&PyArray_Type, taken, tensor->ndim, dims, strides,
+                                           tensor->data, writeable ? NPY_ARRAY_WRITEABLE : 0, NULL);
+    if (array != NULL && PyArray_SetBaseObject((PyArrayObject *)array, Py_NewRef(owner)) < 0) {
         Py_CLEAR(array);
     }
     return array;
@@ -400,8 +386,7 @@ ca_py_array_cast(PyObject *array, PyObject *dtype, bool as_is)
         PyErr_Format(PyExc_ValueError,
                      "copy is False, but dtype is %S and the array's "
                      "%S",
-                     (PyObject *)descr,
-                     (PyObject *)PyArray_DESCR((PyArrayObject *)array));
+                     (PyObject *)descr, (PyObject *)PyArray_DESCR((PyArrayObject *)array));
         Py_DECREF(descr);
         return NULL;
     }
@@ -419,12 +404,10 @@ ca_py_copy_into(PyObject *out, PyObject *result)
 static bool
 is_same_view(PyArrayObject *a, PyArrayObject *b)
 {
-    bool same = PyArray_DATA(a) == PyArray_DATA(b) &&
-                PyArray_NDIM(a) == PyArray_NDIM(b) &&
+    bool same = PyArray_DATA(a) == PyArray_DATA(b) && PyArray_NDIM(a) == PyArray_NDIM(b) &&
                 PyArray_ISNOTSWAPPED(a) == PyArray_ISNOTSWAPPED(b);
     for (int d = 0; same && d < PyArray_NDIM(a); d++) {
-        same = same &&
-               (PyArray_DIM(a, d) == 1 || PyArray_STRIDE(a, d) == PyArray_STRIDE(b, d));
+        same = same && (PyArray_DIM(a, d) == 1 || PyArray_STRIDE(a, d) == PyArray_STRIDE(b, d));
     }
     return same;
 }
@@ -451,8 +434,7 @@ ca_py_sharing_of(PyObject *out, PyObject *input, ca_py_sharing *sharing)
         result = 0;
         goto done;
     }
-    Py_SETREF(answer, PyObject_CallMethod(numpy, "shares_memory", "OOi", out, input,
-                                          SHARING_WORK));
+    Py_SETREF(answer, PyObject_CallMethod(numpy, "shares_memory", "OOi", out, input, SHARING_WORK));
     /* numpy.exceptions.TooHardError is a RuntimeError */
     if (answer == NULL && !PyErr_ExceptionMatches(PyExc_RuntimeError)) {
         goto done;

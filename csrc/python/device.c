@@ -49,8 +49,7 @@ ca_py_device_index(PyObject *module, const ca_device *device)
 PyObject *
 ca_py_wrap_device(PyObject *module, ca_device *device)
 {
-    device_object *self =
-        PyObject_GC_New(device_object, ca_state_get(module)->device_type);
+    device_object *self = PyObject_GC_New(device_object, ca_state_get(module)->device_type);
     if (self != NULL) {
         self->module = Py_NewRef(module);
         self->device = device;
@@ -123,8 +122,7 @@ get_reason(PyObject *self, void *Py_UNUSED(closure))
     PyObject *reason =
         status == CA_OK
             ? Py_NewRef(Py_None)
-            : PyUnicode_DecodeUTF8(error.message, (Py_ssize_t)strlen(error.message),
-                                   "replace");
+            : PyUnicode_DecodeUTF8(error.message, (Py_ssize_t)strlen(error.message), "replace");
     ca_error_clear(&error);
     return reason;
 }
@@ -142,15 +140,14 @@ static PyObject *
 device_repr(PyObject *self)
 {
     const ca_device_info *info = info_of(self);
-    return PyUnicode_FromFormat("<clattn.Device %s: %s (%s)>", type_names[info->type],
-                                info->name, info->platform);
+    return PyUnicode_FromFormat("<clattn.Device %s: %s (%s)>", type_names[info->type], info->name,
+                                info->platform);
 }
 
 static PyObject *
 device_richcompare(PyObject *self, PyObject *other, int operation)
 {
-    if (!Py_IS_TYPE(other, Py_TYPE(self)) ||
-        (operation != Py_EQ && operation != Py_NE)) {
+    if (!Py_IS_TYPE(other, Py_TYPE(self)) || (operation != Py_EQ && operation != Py_NE)) {
         Py_RETURN_NOTIMPLEMENTED;
     }
     bool same = ca_py_device_get(self) == ca_py_device_get(other);
@@ -191,18 +188,15 @@ static PyGetSetDef device_getset[] = {
     {"driver_version", get_text, NULL, "The driver's version.", INFO(driver_version)},
     {"c_version", get_text, NULL, "The OpenCL C version it compiles.", INFO(c_version)},
     {"type", get_type, NULL, "\"gpu\", \"accelerator\" or \"cpu\".", NULL},
-    {"compute_units", get_integer, NULL, "Cores, in OpenCL's count.",
-     INFO(compute_units)},
+    {"compute_units", get_integer, NULL, "Cores, in OpenCL's count.", INFO(compute_units)},
     {"memory", get_integer, NULL, "Global memory in bytes.", INFO(global_memory)},
-    {"max_allocation", get_integer, NULL, "The largest buffer in bytes.",
-     INFO(max_allocation)},
+    {"max_allocation", get_integer, NULL, "The largest buffer in bytes.", INFO(max_allocation)},
     {"local_memory", get_integer, NULL, "Local memory of a work-group in bytes.",
      INFO(local_memory)},
-    {"float_width", get_integer, NULL, "float32 lanes of its vectors.",
-     INFO(float_width)},
+    {"float_width", get_integer, NULL, "float32 lanes of its vectors.", INFO(float_width)},
     {"float64", get_flag, NULL, "Whether it computes in float64.", INFO(float64)},
-    {"float16", get_flag, NULL,
-     "Whether it computes in float16; storing it needs no support.", INFO(float16)},
+    {"float16", get_flag, NULL, "Whether it computes in float16; storing it needs no support.",
+     INFO(float16)},
     {"memory_mode", get_memory_mode, NULL,
      "How kernels reach host memory: \"svm\" (as it is), \"host\" (in place, through "
      "a\n"
@@ -218,10 +212,9 @@ static PyGetSetDef device_getset[] = {
 };
 
 static PyType_Slot device_slots[] = {
-    {Py_tp_doc,
-     "An OpenCL device, as `clattn.devices()` lists them.\n\n"
-     "Usable wherever a function takes ``device=``. Two are equal when they\n"
-     "name the same device."},
+    {Py_tp_doc, "An OpenCL device, as `clattn.devices()` lists them.\n\n"
+                "Usable wherever a function takes ``device=``. Two are equal when they\n"
+                "name the same device."},
     {Py_tp_repr, device_repr},
     {Py_tp_richcompare, device_richcompare},
     {Py_tp_hash, device_hash},

@@ -33,8 +33,7 @@ parse_input(diagonal_call *call, PyObject *input, const char *name)
     call->input = input;
     call->source.input_name = name;
     call->source.has_input = true;
-    return ca_py_call_array(&call->call, input, name, CA_TAKES_NUMBERS,
-                            &call->source.input);
+    return ca_py_call_array(&call->call, input, name, CA_TAKES_NUMBERS, &call->source.input);
 }
 
 static int
@@ -49,15 +48,12 @@ static int
 parse_dtype(diagonal_call *call, PyObject *dtype)
 {
     call->source.has_dtype = dtype != Py_None;
-    return dtype == Py_None
-               ? 0
-               : ca_py_dtype(dtype, "dtype", &call->source.dtype, &call->dtype);
+    return dtype == Py_None ? 0 : ca_py_dtype(dtype, "dtype", &call->source.dtype, &call->dtype);
 }
 
 /* Applies the rules of a specification, which settle shape and dtype. */
 static int
-check_source(diagonal_call *call,
-             ca_status (*check)(ca_diagonal_source *source, ca_error *error))
+check_source(diagonal_call *call, ca_status (*check)(ca_diagonal_source *source, ca_error *error))
 {
     ca_error error = {0};
     ca_status status = check(&call->source, &error);
@@ -74,13 +70,10 @@ parse_value(diagonal_call *call, PyObject *value)
 static int
 find_sharing(diagonal_call *call)
 {
-    PyObject *input =
-        ca_py_is_ndarray(call->input)
-            ? Py_NewRef(call->input)
-            : ca_py_array_over(&call->source.input, NULL, false, call->call.keep[0]);
-    int result = input == NULL
-                     ? -1
-                     : ca_py_sharing_of(call->opened.shell, input, &call->sharing);
+    PyObject *input = ca_py_is_ndarray(call->input)
+                          ? Py_NewRef(call->input)
+                          : ca_py_array_over(&call->source.input, NULL, false, call->call.keep[0]);
+    int result = input == NULL ? -1 : ca_py_sharing_of(call->opened.shell, input, &call->sharing);
     Py_XDECREF(input);
     return result;
 }
@@ -97,8 +90,8 @@ parse_out(diagonal_call *call, PyObject *out)
     }
     call->out = out;
     if (ca_py_call_note(&call->call, out, "out") < 0 ||
-        ca_py_out_open(call->call.state, out, source->dtype, origin, source->ndim,
-                       source->shape, &call->opened) < 0 ||
+        ca_py_out_open(call->call.state, out, source->dtype, origin, source->ndim, source->shape,
+                       &call->opened) < 0 ||
         (source->has_input && find_sharing(call) < 0)) {
         return -1;
     }
@@ -122,8 +115,7 @@ new_array(diagonal_call *call, ca_device *device)
     ca_pages pages = CA_PAGES_ANY;
     if (device != NULL) {
         int64_t bytes = source->count * (int64_t)ca_dtype_size(source->dtype);
-        pages =
-            ca_diagonal_choose_pages(ca_device_get_info(device), &call->problem, bytes);
+        pages = ca_diagonal_choose_pages(ca_device_get_info(device), &call->problem, bytes);
     }
     if (pages == CA_PAGES_ZERO) {
         call->problem.memory = CA_OUTPUT_ZERO;
@@ -132,10 +124,9 @@ new_array(diagonal_call *call, ca_device *device)
                           ? ca_py_native_descr(call->input)
                       : call->dtype != NULL ? Py_NewRef(call->dtype)
                                             : ca_py_descr(source->dtype);
-    PyObject *array = descr == NULL
-                          ? NULL
-                          : ca_py_array_new(pages, descr, source->dtype, source->ndim,
-                                            source->shape, &call->problem.output);
+    PyObject *array = descr == NULL ? NULL
+                                    : ca_py_array_new(pages, descr, source->dtype, source->ndim,
+                                                      source->shape, &call->problem.output);
     Py_XDECREF(descr);
     return array;
 }
@@ -150,8 +141,8 @@ new_result(diagonal_call *call, ca_device *device)
     call->problem.memory = CA_OUTPUT_NEW;
     return like == NULL || ca_py_is_ndarray(like)
                ? new_array(call, device)
-               : ca_py_call_result(&call->call, like, source->dtype, source->ndim,
-                                   source->shape, &call->problem.output);
+               : ca_py_call_result(&call->call, like, source->dtype, source->ndim, source->shape,
+                                   &call->problem.output);
 }
 
 /* True if the kernel can write to `out` itself, in place where it is the input. Else the
@@ -176,8 +167,7 @@ fill(const diagonal_call *call, ca_device *device, PyObject *result)
     ca_status status = CA_OK;
     if (device != NULL) {
         Py_BEGIN_ALLOW_THREADS
-            status = ca_diagonal_run(device, &call->call.state->forced, &call->problem,
-                                     &error);
+            status = ca_diagonal_run(device, &call->call.state->forced, &call->problem, &error);
         Py_END_ALLOW_THREADS
     }
     if (ca_py_error_check(kept->state, status, &error) < 0) {
@@ -215,8 +205,7 @@ run(diagonal_call *call)
 }
 
 static int
-begin(diagonal_call *call, PyObject *module, const char *name, Py_ssize_t given,
-      int expected)
+begin(diagonal_call *call, PyObject *module, const char *name, Py_ssize_t given, int expected)
 {
     memset(call, 0, sizeof(*call));
     call->device = Py_None;
@@ -255,10 +244,9 @@ diagonal_matrix(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
                      ? parse_shape(&call, first, "input_or_shape")
                      : parse_input(&call, first, "input_or_shape");
     if (parsed < 0 || parse_dtype(&call, args[DTYPE]) < 0 ||
-        check_source(&call, ca_torch_diagonal_check) < 0 ||
-        parse_value(&call, args[VALUE]) < 0 ||
-        ca_py_band(args[BEGIN], args[END], &problem->lower, &problem->upper,
-                   &problem->inverted) < 0) {
+        check_source(&call, ca_torch_diagonal_check) < 0 || parse_value(&call, args[VALUE]) < 0 ||
+        ca_py_band(args[BEGIN], args[END], &problem->lower, &problem->upper, &problem->inverted) <
+            0) {
         return finish(&call, -1);
     }
     return finish(&call, parse_out(&call, args[OUT]));
@@ -282,8 +270,7 @@ eye(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     PyObject *m = args[M] != Py_None ? args[M] : args[N];
     if (ca_py_int(args[N], "n", 0, INT64_MAX, &source->shape[0]) < 0 ||
         ca_py_int(m, "m", 0, INT64_MAX, &source->shape[1]) < 0 ||
-        parse_dtype(&call, args[DTYPE]) < 0 ||
-        check_source(&call, ca_torch_diagonal_check) < 0) {
+        parse_dtype(&call, args[DTYPE]) < 0 || check_source(&call, ca_torch_diagonal_check) < 0) {
         return finish(&call, -1);
     }
     return finish(&call, parse_value(&call, Py_True));
@@ -331,10 +318,8 @@ static int
 parse_directml(diagonal_call *call, PyObject *const *args)
 {
     call->source.shape_name = "sizes";
-    if ((args[DML_INPUT] != Py_None &&
-         parse_input(call, args[DML_INPUT], "input") < 0) ||
-        (args[DML_SIZES] != Py_None &&
-         parse_shape(call, args[DML_SIZES], "sizes") < 0) ||
+    if ((args[DML_INPUT] != Py_None && parse_input(call, args[DML_INPUT], "input") < 0) ||
+        (args[DML_SIZES] != Py_None && parse_shape(call, args[DML_SIZES], "sizes") < 0) ||
         parse_dtype(call, args[DML_DTYPE]) < 0 ||
         check_source(call, ca_directml_diagonal_check) < 0) {
         return -1;

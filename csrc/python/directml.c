@@ -30,11 +30,11 @@ parse_tensors(PyObject *const *args, ca_directml_attention *dml, ca_py_call *cal
     for (int t = 0; t < CA_DIRECTML_TENSORS; t++) {
         const char *name = ca_directml_name((ca_directml_tensor)t);
         bool is_mask = t == CA_DIRECTML_MASK;
-        bool is_read = t == CA_DIRECTML_BIAS ||
-                       (is_mask && ca_directml_mask_is_counted(dml->mask_type));
+        bool is_read =
+            t == CA_DIRECTML_BIAS || (is_mask && ca_directml_mask_is_counted(dml->mask_type));
         ca_py_dtypes dtypes = is_mask ? CA_TAKES_INT32 : CA_TAKES_HALF_AND_SINGLE;
-        if ((is_read ? ca_py_call_host_array : ca_py_call_optional)(
-                call, args[t], name, dtypes, &dml->tensors[t]) < 0) {
+        if ((is_read ? ca_py_call_host_array : ca_py_call_optional)(call, args[t], name, dtypes,
+                                                                    &dml->tensors[t]) < 0) {
             return -1;
         }
     }
@@ -46,8 +46,8 @@ static int
 parse_mask_type(PyObject *const *args, ca_directml_attention *dml)
 {
     int type;
-    if (ca_py_word(args[MASK_TYPE], "mask_type", ca_directml_mask_words,
-                   CA_DIRECTML_MASK_TYPES, &type) < 0) {
+    if (ca_py_word(args[MASK_TYPE], "mask_type", ca_directml_mask_words, CA_DIRECTML_MASK_TYPES,
+                   &type) < 0) {
         return -1;
     }
     dml->mask_type = (ca_directml_mask_type)type;
@@ -58,8 +58,7 @@ static int
 parse_options(PyObject *const *args, ca_directml_attention *dml, bool *return_present)
 {
     if (ca_py_double(args[SCALE], "scale", &dml->scale) < 0 ||
-        ca_py_double(args[MASK_FILTER_VALUE], "mask_filter_value",
-                     &dml->mask_filter_value) < 0 ||
+        ca_py_double(args[MASK_FILTER_VALUE], "mask_filter_value", &dml->mask_filter_value) < 0 ||
         ca_py_flag(args[RETURN_PRESENT], "return_present", return_present) < 0) {
         return -1;
     }
@@ -84,39 +83,32 @@ multihead_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     ca_error error = {0};
     bool present;
 
-    if (ca_py_call_begin(&call, module, "directml.multihead_attention", nargs,
-                         ARGUMENTS) < 0 ||
+    if (ca_py_call_begin(&call, module, "directml.multihead_attention", nargs, ARGUMENTS) < 0 ||
         parse_mask_type(args, &dml) < 0 || parse_tensors(args, &dml, &call) < 0 ||
-        parse_options(args, &dml, &present) < 0 ||
-        ca_py_call_ready(&call, args[DEVICE]) < 0 ||
-        ca_py_error_check(call.state,
-                          ca_directml_attention_check(&dml, &shapes, &error),
-                          &error) < 0) {
+        parse_options(args, &dml, &present) < 0 || ca_py_call_ready(&call, args[DEVICE]) < 0 ||
+        ca_py_error_check(call.state, ca_directml_attention_check(&dml, &shapes, &error), &error) <
+            0) {
         goto done;
     }
     PyObject *query = args[shapes.sources[0]];
     ca_dtype dtype = dml.tensors[shapes.sources[0]].dtype;
-    results[OUTPUT] = ca_py_output_of(true, query, dtype, shapes.output_ndim,
-                                      shapes.output, &tensors[OUTPUT]);
-    results[PRESENT_KEY] = ca_py_output_of(present, query, dtype, 4, shapes.present_key,
-                                           &tensors[PRESENT_KEY]);
-    results[PRESENT_VALUE] = ca_py_output_of(
-        present, query, dtype, 4, shapes.present_value, &tensors[PRESENT_VALUE]);
+    results[OUTPUT] =
+        ca_py_output_of(true, query, dtype, shapes.output_ndim, shapes.output, &tensors[OUTPUT]);
+    results[PRESENT_KEY] =
+        ca_py_output_of(present, query, dtype, 4, shapes.present_key, &tensors[PRESENT_KEY]);
+    results[PRESENT_VALUE] =
+        ca_py_output_of(present, query, dtype, 4, shapes.present_value, &tensors[PRESENT_VALUE]);
     if (ca_py_call_outputs(&call, results, RESULTS) < 0) {
         goto done;
     }
-    ca_status status = ca_directml_attention_views(
-        &dml, &shapes, &tensors[OUTPUT], &tensors[PRESENT_KEY], &tensors[PRESENT_VALUE],
-        &attention, views, &scratch, &error);
+    ca_status status =
+        ca_directml_attention_views(&dml, &shapes, &tensors[OUTPUT], &tensors[PRESENT_KEY],
+                                    &tensors[PRESENT_VALUE], &attention, views, &scratch, &error);
     if (ca_py_error_check(call.state, status, &error) < 0) {
         goto done;
     }
-    int64_t count = 1;
-    for (int64_t index = 0; index < count; index++) {
-        count = ca_attention_fold(&attention, views, index);
-        if (ca_py_call_attention(&call, &attention) < 0) {
-            goto done;
-        }
+    if (ca_py_call_attention(&call, &attention, views) < 0) {
+        goto done;
     }
     answer = ca_py_call_give_all(&call, results, RESULTS);
 done:

@@ -87,8 +87,7 @@ ca_py_dlpack_set_dtype(ca_dlpack_tensor *tensor, ca_dtype dtype)
 
 /* Returns an export that owns a new reference to `owner`. NULL with an exception. */
 static export *
-new_export(const ca_tensor *tensor, PyObject *owner, const ca_dlpack_tensor *start,
-           bool versioned)
+new_export(const ca_tensor *tensor, PyObject *owner, const ca_dlpack_tensor *start, bool versioned)
 {
     size_t ndim = (size_t)tensor->ndim;
     export *exported = malloc(sizeof(*exported) + 2 * ndim * sizeof(int64_t) + 1);
@@ -101,9 +100,9 @@ new_export(const ca_tensor *tensor, PyObject *owner, const ca_dlpack_tensor *sta
     memcpy(exported->sizes + ndim, tensor->strides, ndim * sizeof(int64_t));
     ca_dlpack_tensor *handed =
         versioned ? &exported->as.versioned.tensor : &exported->as.managed.tensor;
-    *handed = start != NULL ? *start
-                            : (ca_dlpack_tensor){.data = tensor->data,
-                                                 .device = {CA_DLPACK_CPU, 0}};
+    *handed = start != NULL
+                  ? *start
+                  : (ca_dlpack_tensor){.data = tensor->data, .device = {CA_DLPACK_CPU, 0}};
     handed->ndim = (int32_t)ndim;
     handed->shape = exported->sizes;
     handed->strides = exported->sizes + ndim;
@@ -123,8 +122,8 @@ new_export(const ca_tensor *tensor, PyObject *owner, const ca_dlpack_tensor *sta
 }
 
 PyObject *
-ca_py_dlpack_export(const ca_tensor *tensor, PyObject *owner,
-                    const ca_dlpack_tensor *start, bool versioned, bool copied)
+ca_py_dlpack_export(const ca_tensor *tensor, PyObject *owner, const ca_dlpack_tensor *start,
+                    bool versioned, bool copied)
 {
     export *exported = new_export(tensor, owner, start, versioned);
     if (exported == NULL) {
@@ -133,8 +132,8 @@ ca_py_dlpack_export(const ca_tensor *tensor, PyObject *owner,
     if (versioned && copied) {
         exported->as.versioned.flags = CA_DLPACK_COPIED;
     }
-    PyObject *capsule = PyCapsule_New(
-        &exported->as, versioned ? "dltensor_versioned" : "dltensor", free_capsule);
+    PyObject *capsule =
+        PyCapsule_New(&exported->as, versioned ? "dltensor_versioned" : "dltensor", free_capsule);
     if (capsule == NULL) {
         delete_export(exported);
         return NULL;
@@ -178,14 +177,14 @@ ca_py_dlpack_parse(PyObject *args, PyObject *kwargs, ca_py_dlpack_request *reque
     int64_t highest[2] = {0};
     int64_t wanted[2] = {0};
     request->copy = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &stream,
-                                     &version, &device, &request->copy)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &stream, &version,
+                                     &device, &request->copy)) {
         return -1;
     }
     if (stream != Py_None) {
-        return ca_py_raise(
-            PyExc_BufferError,
-            "stream is %R; expected None, for OpenCL and the host have none", stream);
+        return ca_py_raise(PyExc_BufferError,
+                           "stream is %R; expected None, for OpenCL and the host have none",
+                           stream);
     }
     if (request->copy != Py_None && !PyBool_Check(request->copy)) {
         return ca_py_wrong_type("copy", "True, False or None", request->copy);
@@ -241,8 +240,7 @@ producer_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
     if (request.wants_other || request.copy == Py_True) {
         return PyErr_Format(PyExc_BufferError, "a result lies in the host's memory");
     }
-    return ca_py_dlpack_export(&producer->tensor, producer->owner, NULL,
-                               request.versioned, false);
+    return ca_py_dlpack_export(&producer->tensor, producer->owner, NULL, request.versioned, false);
 }
 
 static PyObject *
@@ -266,8 +264,7 @@ static PyType_Slot producer_slots[] = {
 static PyType_Spec producer_spec = {
     .name = "clattn._core.Producer",
     .basicsize = sizeof(producer_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
-             Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = producer_slots,
 };
 
@@ -275,7 +272,6 @@ int
 ca_py_dlpack_init(PyObject *module)
 {
     ca_state *state = ca_state_get(module);
-    state->producer_type =
-        (PyTypeObject *)PyType_FromModuleAndSpec(module, &producer_spec, NULL);
+    state->producer_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &producer_spec, NULL);
     return state->producer_type != NULL ? 0 : -1;
 }

@@ -32,15 +32,13 @@ int ca_py_dlpack_parse(PyObject *args, PyObject *kwargs, ca_py_dlpack_request *r
    byte_offset of `start` say where the tensor starts; NULL: in the host's memory.
    `copied`: nobody else has the memory. */
 PyObject *ca_py_dlpack_export(const ca_tensor *tensor, PyObject *owner,
-                              const ca_dlpack_tensor *start, bool versioned,
-                              bool copied);
+                              const ca_dlpack_tensor *start, bool versioned, bool copied);
 
 /* Returns host memory as a struct for the functions of a ca_dlpack_exchange. NULL with
    an exception. */
 ca_dlpack_versioned *ca_py_dlpack_hand_out(const ca_tensor *tensor, PyObject *owner);
 
 /* Returns an object with __dlpack__ that hands out host memory. */
-PyObject *ca_py_dlpack_producer(const ca_state *state, const ca_tensor *tensor,
-                                PyObject *owner);
+PyObject *ca_py_dlpack_producer(const ca_state *state, const ca_tensor *tensor, PyObject *owner);
 
 #endif

@@ -38,14 +38,12 @@ ca_py_has_dlpack(PyObject *object)
 }
 
 int
-ca_py_raise_from(PyObject *exception, const char *name, PyObject *object,
-                 const char *source)
+ca_py_raise_from(PyObject *exception, const char *name, PyObject *object, const char *source)
 {
     PyObject *type;
     PyObject *cause;
     PyObject *traceback;
-    if (!PyErr_ExceptionMatches(PyExc_Exception) ||
-        PyErr_ExceptionMatches(PyExc_MemoryError)) {
+    if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)) {
         return -1;
     }
     PyErr_Fetch(&type, &cause, &traceback);
@@ -53,9 +51,8 @@ ca_py_raise_from(PyObject *exception, const char *name, PyObject *object,
     if (traceback != NULL) {
         PyException_SetTraceback(cause, traceback);
     }
-    PyErr_Format(exception, "%s (%.200s) cannot be read: its %s raised %.100s: %S",
-                 name, Py_TYPE(object)->tp_name, source, Py_TYPE(cause)->tp_name,
-                 cause);
+    PyErr_Format(exception, "%s (%.200s) cannot be read: its %s raised %.100s: %S", name,
+                 Py_TYPE(object)->tp_name, source, Py_TYPE(cause)->tp_name, cause);
     Py_XDECREF(type);
     Py_XDECREF(traceback);
     PyObject *raised;
@@ -72,8 +69,8 @@ ca_py_raise_from(PyObject *exception, const char *name, PyObject *object,
 static int
 is_true(PyObject *object, const char *name, bool calls)
 {
-    PyObject *flag = calls ? PyObject_CallMethod(object, name, NULL)
-                           : PyObject_GetAttrString(object, name);
+    PyObject *flag =
+        calls ? PyObject_CallMethod(object, name, NULL) : PyObject_GetAttrString(object, name);
     if (flag == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
         PyErr_Clear();
         return 0;
@@ -99,9 +96,8 @@ check_torch(PyObject *object, const char *name)
                      "%s.detach()",
                      name, name);
     } else if (negative > 0) {
-        PyErr_Format(PyExc_ValueError,
-                     "%s is a view with turned signs; pass %s.resolve_neg()", name,
-                     name);
+        PyErr_Format(PyExc_ValueError, "%s is a view with turned signs; pass %s.resolve_neg()",
+                     name, name);
     }
     if (gradient < 0 || negative < 0) {
         return ca_py_raise_from(PyExc_ValueError, name, object, "flags");
@@ -122,15 +118,13 @@ check_host(ca_dlpack_device device, PyObject *object, const char *name)
         device.type == CA_DLPACK_ROCM_HOST) {
         return 0;
     }
-    bool known = device.type > 0 &&
-                 (size_t)device.type < sizeof(names) / sizeof(names[0]) &&
+    bool known = device.type > 0 && (size_t)device.type < sizeof(names) / sizeof(names[0]) &&
                  names[device.type] != NULL;
-    return ca_py_raise(
-        PyExc_ValueError,
-        "%s (%.200s) lies on device %d of type %d%s%s%s; expected the host's "
-        "memory",
-        name, Py_TYPE(object)->tp_name, (int)device.id, (int)device.type,
-        known ? " (" : "", known ? names[device.type] : "", known ? ")" : "");
+    return ca_py_raise(PyExc_ValueError,
+                       "%s (%.200s) lies on device %d of type %d%s%s%s; expected the host's "
+                       "memory",
+                       name, Py_TYPE(object)->tp_name, (int)device.id, (int)device.type,
+                       known ? " (" : "", known ? names[device.type] : "", known ? ")" : "");
 }
 
 static int
@@ -194,27 +188,24 @@ static int
 consume(PyObject *capsule, const char *name, PyObject **owner)
 {
     if (!PyCapsule_CheckExact(capsule)) {
-        return ca_py_raise(
-            PyExc_TypeError,
-            "%s has a __dlpack__ that returns %.200s; expected a capsule", name,
-            Py_TYPE(capsule)->tp_name);
+        return ca_py_raise(PyExc_TypeError,
+                           "%s has a __dlpack__ that returns %.200s; expected a capsule", name,
+                           Py_TYPE(capsule)->tp_name);
     }
     const char *given = PyCapsule_GetName(capsule);
     bool versioned = given != NULL && strcmp(given, "dltensor_versioned") == 0;
     if (!versioned && (given == NULL || strcmp(given, "dltensor") != 0)) {
         bool used = given != NULL && strncmp(given, "used_dltensor", 13) == 0;
-        return ca_py_raise(
-            PyExc_ValueError,
-            "%s has a __dlpack__ that returns a capsule '%.100s'%s; expected "
-            "'dltensor_versioned' or 'dltensor'",
-            name, given != NULL ? given : "",
-            used ? ", which was consumed before" : "");
+        return ca_py_raise(PyExc_ValueError,
+                           "%s has a __dlpack__ that returns a capsule '%.100s'%s; expected "
+                           "'dltensor_versioned' or 'dltensor'",
+                           name, given != NULL ? given : "",
+                           used ? ", which was consumed before" : "");
     }
     void *managed = PyCapsule_GetPointer(capsule, given);
     *owner = managed != NULL ? owner_of(managed, versioned) : NULL;
     if (*owner == NULL ||
-        PyCapsule_SetName(capsule, versioned ? "used_dltensor_versioned"
-                                             : "used_dltensor") < 0) {
+        PyCapsule_SetName(capsule, versioned ? "used_dltensor_versioned" : "used_dltensor") < 0) {
         Py_CLEAR(*owner);
         return -1;
     }
@@ -227,8 +218,8 @@ ca_py_dlpack_exchange(PyObject *object)
 {
     static const char name[] = "dlpack_exchange_api";
     const ca_dlpack_exchange *exchange = NULL;
-    PyObject *capsule = PyObject_GetAttrString((PyObject *)Py_TYPE(object),
-                                               "__dlpack_c_exchange_api__");
+    PyObject *capsule =
+        PyObject_GetAttrString((PyObject *)Py_TYPE(object), "__dlpack_c_exchange_api__");
     if (capsule != NULL && PyCapsule_IsValid(capsule, name)) {
         exchange = PyCapsule_GetPointer(capsule, name);
     }
@@ -263,8 +254,7 @@ exchange_owner(const ca_dlpack_exchange *exchange, PyObject *object, PyObject **
 static int
 capsule_owner(PyObject *object, const char *name, PyObject **owner)
 {
-    PyObject *capsule =
-        check_device(object, name) == 0 ? call_dlpack(object, name) : NULL;
+    PyObject *capsule = check_device(object, name) == 0 ? call_dlpack(object, name) : NULL;
     int result = capsule != NULL ? consume(capsule, name, owner) : -1;
     PyObject *type; /* the end of the capsule may run Python code */
     PyObject *value;
@@ -300,9 +290,8 @@ check_dtype(const ca_dlpack_tensor *given, const char *name, ca_dtype *dtype)
     if (dtype_of(given, dtype)) {
         return 0;
     }
-    const char *kind = given->code < sizeof(kinds) / sizeof(kinds[0])
-                           ? kinds[given->code]
-                           : "unknown type of ";
+    const char *kind =
+        given->code < sizeof(kinds) / sizeof(kinds[0]) ? kinds[given->code] : "unknown type of ";
     char lanes[32] = "";
     if (given->lanes != 1) {
         snprintf(lanes, sizeof(lanes), " with %d lanes", (int)given->lanes);
@@ -316,8 +305,7 @@ check_dtype(const ca_dlpack_tensor *given, const char *name, ca_dtype *dtype)
 static int
 fault(const char *name, const char *what)
 {
-    return ca_py_raise(PyExc_ValueError, "%s has a __dlpack__ whose tensor has %s",
-                       name, what);
+    return ca_py_raise(PyExc_ValueError, "%s has a __dlpack__ whose tensor has %s", name, what);
 }
 
 /* Refuses negative sizes, and more bytes than 63 bits count. */
@@ -327,19 +315,18 @@ check_shape(const ca_dlpack_tensor *given, const char *name, size_t size, bool *
     int64_t bytes = (int64_t)size;
     *empty = false;
     if (given->ndim < 0 || given->ndim > CA_MAX_DIMS - 1) {
-        return ca_py_raise(PyExc_ValueError, "%s has %d dimensions; expected 0 to %d",
-                           name, (int)given->ndim, CA_MAX_DIMS - 1);
+        return ca_py_raise(PyExc_ValueError, "%s has %d dimensions; expected 0 to %d", name,
+                           (int)given->ndim, CA_MAX_DIMS - 1);
     }
     if (given->ndim > 0 && given->shape == NULL) {
         return fault(name, "no shape");
     }
     for (int d = 0; d < given->ndim; d++) {
         if (given->shape[d] < 0) {
-            return ca_py_raise(
-                PyExc_ValueError,
-                "%s has a __dlpack__ whose tensor has size %lld in dimension "
-                "%d; expected 0 or more",
-                name, (long long)given->shape[d], d);
+            return ca_py_raise(PyExc_ValueError,
+                               "%s has a __dlpack__ whose tensor has size %lld in dimension "
+                               "%d; expected 0 or more",
+                               name, (long long)given->shape[d], d);
         }
         *empty = *empty || given->shape[d] == 0;
     }
@@ -354,8 +341,7 @@ check_shape(const ca_dlpack_tensor *given, const char *name, size_t size, bool *
 
 /* Reads the strides, and refuses those that leave the address space. */
 static int
-set_strides(const ca_dlpack_tensor *given, const char *name, bool empty,
-            ca_tensor *tensor)
+set_strides(const ca_dlpack_tensor *given, const char *name, bool empty, ca_tensor *tensor)
 {
     int64_t stride = 1;
     int64_t reach = 0;
@@ -394,8 +380,7 @@ read_tensor(const ca_dlpack_tensor *given, const char *name, ca_tensor *tensor)
     }
     tensor->ndim = given->ndim;
     tensor->block = NULL;
-    tensor->data =
-        empty ? (void *)nowhere : (void *)((char *)given->data + given->byte_offset);
+    tensor->data = empty ? (void *)nowhere : (void *)((char *)given->data + given->byte_offset);
     return 0;
 }
 
@@ -421,8 +406,7 @@ ca_py_dlpack_import(PyObject *object, const char *name, ca_py_import *import)
     }
     bool wrong = versioned != NULL && versioned->major != 1;
     if (wrong) {
-        PyErr_Format(PyExc_ValueError,
-                     "%s has a __dlpack__ of version %u.%u; expected 1", name,
+        PyErr_Format(PyExc_ValueError, "%s has a __dlpack__ of version %u.%u; expected 1", name,
                      (unsigned)versioned->major, (unsigned)versioned->minor);
     }
     if (wrong || check_host(given->device, object, name) < 0 ||

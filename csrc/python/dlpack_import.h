@@ -25,8 +25,7 @@ bool ca_py_has_dlpack(PyObject *object);
 /* Replaces the exception that `source` of argument `name` raised by one of `type`, which
    says that the argument cannot be read and has the first one as its cause. An exception
    that is no Exception, and a MemoryError, stay. Returns -1. */
-int ca_py_raise_from(PyObject *type, const char *name, PyObject *object,
-                     const char *source);
+int ca_py_raise_from(PyObject *type, const char *name, PyObject *object, const char *source);
 
 /* Returns the exchange functions of the object's type; NULL, without an exception, if
    the type has none. */

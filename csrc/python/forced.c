@@ -9,13 +9,11 @@
 
 /* Forces what the words say; NULL or "" forces nothing. */
 static int
-force(ca_state *state, const char *kernel, const char *sub_groups,
-      const char *local_memory)
+force(ca_state *state, const char *kernel, const char *sub_groups, const char *local_memory)
 {
     ca_error error = {0};
     ca_forced forced = {.kernel = NULL};
-    ca_status status =
-        ca_forced_parse_limits(sub_groups, local_memory, &forced, &error);
+    ca_status status = ca_forced_parse_limits(sub_groups, local_memory, &forced, &error);
     if (status == CA_OK && kernel != NULL && kernel[0] != '\0') {
         status = ca_variant_find(kernel, &forced.kernel, &error);
     }

@@ -70,9 +70,7 @@ for_each_device(PyObject *module, PyObject *argument,
     if (argument != Py_None && ca_py_find_device(state, argument, &only) < 0) {
         return -1;
     }
-    int count = only != NULL      ? 1
-                : runtime != NULL ? ca_runtime_device_count(runtime)
-                                  : 0;
+    int count = only != NULL ? 1 : runtime != NULL ? ca_runtime_device_count(runtime) : 0;
     for (int i = 0; i < count; i++) {
         ca_device *device = only != NULL ? only : ca_runtime_device(runtime, i);
         ca_error error = {0};
@@ -92,18 +90,14 @@ for_each_device(PyObject *module, PyObject *argument,
 static PyObject *
 empty_cache(PyObject *module, PyObject *argument)
 {
-    return for_each_device(module, argument, ca_device_empty_cache) < 0
-               ? NULL
-               : Py_NewRef(Py_None);
+    return for_each_device(module, argument, ca_device_empty_cache) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 /* synchronize(device, /) */
 static PyObject *
 synchronize(PyObject *module, PyObject *argument)
 {
-    return for_each_device(module, argument, ca_device_synchronize) < 0
-               ? NULL
-               : Py_NewRef(Py_None);
+    return for_each_device(module, argument, ca_device_synchronize) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 /* memory_stats(device, /) -> dict[str, int] */
@@ -124,18 +118,15 @@ memory_stats(PyObject *module, PyObject *argument)
     if (ca_py_error_check(state, status, &error) < 0) {
         return NULL;
     }
-    return Py_BuildValue(
-        "{snsnsnsnsn}", "allocated_bytes", (Py_ssize_t)stats.allocated_bytes,
-        "allocated_blocks", (Py_ssize_t)stats.allocated_blocks, "pooled_bytes",
-        (Py_ssize_t)stats.pooled_bytes, "pooled_blocks",
-        (Py_ssize_t)stats.pooled_blocks, "peak_bytes", (Py_ssize_t)stats.peak_bytes);
+    return Py_BuildValue("{snsnsnsnsn}", "allocated_bytes", (Py_ssize_t)stats.allocated_bytes,
+                         "allocated_blocks", (Py_ssize_t)stats.allocated_blocks, "pooled_bytes",
+                         (Py_ssize_t)stats.pooled_bytes, "pooled_blocks",
+                         (Py_ssize_t)stats.pooled_blocks, "peak_bytes",
+                         (Py_ssize_t)stats.peak_bytes);
 }
 
 PyMethodDef ca_py_memory_methods[] = {
-    {"tensor", CA_PY_FASTCALL(tensor), NULL},
-    {"empty", CA_PY_FASTCALL(empty), NULL},
-    {"empty_cache", empty_cache, METH_O, NULL},
-    {"synchronize", synchronize, METH_O, NULL},
-    {"memory_stats", memory_stats, METH_O, NULL},
-    {NULL, NULL, 0, NULL},
+    {"tensor", CA_PY_FASTCALL(tensor), NULL},     {"empty", CA_PY_FASTCALL(empty), NULL},
+    {"empty_cache", empty_cache, METH_O, NULL},   {"synchronize", synchronize, METH_O, NULL},
+    {"memory_stats", memory_stats, METH_O, NULL}, {NULL, NULL, 0, NULL},
 };

@@ -21,7 +21,7 @@ extern PyMethodDef ca_py_forced_methods[];   /* python/forced.c */
 /* Function and flags of a row. FASTCALL: (self, args, nargs). KEYWORDS: (self, args,
    kwargs). */
 #define CA_PY_FASTCALL(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL
-#define CA_PY_KEYWORDS(function)                                                       \
+#define CA_PY_KEYWORDS(function)                                                                   \
     (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
 
 #endif

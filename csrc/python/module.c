@@ -36,10 +36,9 @@ module_exec(PyObject *module)
     atomic_init(&state->process_id, ca_process_id());
     atomic_init(&state->runtime, NULL);
     atomic_init(&state->default_device, NULL);
-    if (ca_py_convert_init() < 0 || ca_py_error_init(module) < 0 ||
-        ca_py_device_init(module) < 0 || ca_py_tensor_init(module) < 0 ||
-        ca_py_cache_init(module) < 0 || ca_py_dlpack_init(module) < 0 ||
-        ca_py_runtime_init(module) < 0 ||
+    if (ca_py_convert_init() < 0 || ca_py_error_init(module) < 0 || ca_py_device_init(module) < 0 ||
+        ca_py_tensor_init(module) < 0 || ca_py_cache_init(module) < 0 ||
+        ca_py_dlpack_init(module) < 0 || ca_py_runtime_init(module) < 0 ||
         PyModule_AddStringConstant(module, "__version__", CLATTN_VERSION) < 0 ||
         PyModule_AddFunctions(module, ca_py_runtime_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_memory_methods) < 0 ||

@@ -42,16 +42,13 @@ parse_inputs(PyObject *const *args, ca_onnx_attention *onnx, ca_py_call *call)
     if (ca_py_call_array(call, args[Q], "Q", floats, &onnx->Q) < 0 ||
         ca_py_call_array(call, args[K], "K", floats, &onnx->K) < 0 ||
         ca_py_call_array(call, args[V], "V", floats, &onnx->V) < 0 ||
-        ca_py_call_optional(call, args[ATTN_MASK], "attn_mask", numbers,
-                            &onnx->attn_mask) < 0 ||
-        ca_py_call_optional(call, args[PAST_KEY], "past_key", floats, &onnx->past_key) <
-            0 ||
-        ca_py_call_optional(call, args[PAST_VALUE], "past_value", floats,
-                            &onnx->past_value) < 0) {
+        ca_py_call_optional(call, args[ATTN_MASK], "attn_mask", numbers, &onnx->attn_mask) < 0 ||
+        ca_py_call_optional(call, args[PAST_KEY], "past_key", floats, &onnx->past_key) < 0 ||
+        ca_py_call_optional(call, args[PAST_VALUE], "past_value", floats, &onnx->past_value) < 0) {
         return -1;
     }
-    return ca_py_call_host_array(call, args[NONPAD_KV_SEQLEN], "nonpad_kv_seqlen",
-                                 numbers, &onnx->nonpad_kv_seqlen);
+    return ca_py_call_host_array(call, args[NONPAD_KV_SEQLEN], "nonpad_kv_seqlen", numbers,
+                                 &onnx->nonpad_kv_seqlen);
 }
 
 /* None gives 0, which is no number of heads. */
@@ -74,11 +71,10 @@ parse_softmax_precision(PyObject *object, int64_t *precision)
     }
     if (*precision != CA_ONNX_FLOAT && *precision != CA_ONNX_FLOAT16 &&
         *precision != CA_ONNX_DOUBLE && *precision != CA_ONNX_BFLOAT16) {
-        return ca_py_raise(
-            PyExc_ValueError,
-            "softmax_precision is %R; expected 1 (float32), 10 (float16), 11 "
-            "(float64), 16 (bfloat16) or None",
-            object);
+        return ca_py_raise(PyExc_ValueError,
+                           "softmax_precision is %R; expected 1 (float32), 10 (float16), 11 "
+                           "(float64), 16 (bfloat16) or None",
+                           object);
     }
     return 0;
 }
@@ -94,8 +90,7 @@ parse_attributes(PyObject *const *args, ca_onnx_attention *onnx, bool *return_qk
                   &onnx->qk_matmul_output_mode) < 0 ||
         ca_py_scale(args[SCALE], &onnx->has_scale, &onnx->scale) < 0 ||
         ca_py_double(args[SOFTCAP], "softcap", &onnx->softcap) < 0 ||
-        parse_softmax_precision(args[SOFTMAX_PRECISION], &onnx->softmax_precision) <
-            0 ||
+        parse_softmax_precision(args[SOFTMAX_PRECISION], &onnx->softmax_precision) < 0 ||
         ca_py_int(args[LEFT_WINDOW_SIZE], "left_window_size", -1, INT64_MAX,
                   &onnx->left_window_size) < 0 ||
         ca_py_int(args[RIGHT_WINDOW_SIZE], "right_window_size", -1, INT64_MAX,
@@ -121,15 +116,14 @@ onnx_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     ca_onnx_sizes sizes;
     ca_onnx_outputs outputs;
     ca_attention attention;
+    ca_tensor views[CA_ATTENTION_OPERANDS];
     ca_error error = {0};
     bool return_qk;
 
     if (ca_py_call_begin(&call, module, "onnx.attention", nargs, ARGUMENTS) < 0 ||
-        parse_inputs(args, &onnx, &call) < 0 ||
-        parse_attributes(args, &onnx, &return_qk) < 0 ||
+        parse_inputs(args, &onnx, &call) < 0 || parse_attributes(args, &onnx, &return_qk) < 0 ||
         ca_py_call_ready(&call, args[DEVICE]) < 0 ||
-        ca_py_error_check(call.state, ca_onnx_attention_check(&onnx, &sizes, &error),
-                          &error) < 0) {
+        ca_py_error_check(call.state, ca_onnx_attention_check(&onnx, &sizes, &error), &error) < 0) {
         goto done;
     }
     bool flat = onnx.Q.ndim == 3;
@@ -140,23 +134,20 @@ onnx_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     const int64_t key_shape[] = {sizes.B, sizes.Hk, sizes.T, sizes.E};
     const int64_t value_shape[] = {sizes.B, sizes.Hk, sizes.T, sizes.Ev};
     const int64_t qk_shape[] = {sizes.B, sizes.Hq, sizes.L, sizes.T};
-    results[Y] = ca_py_output_of(true, args[Q], dtype, flat ? 3 : 4,
-                                 flat ? flat_shape : shape, &outputs.Y);
+    results[Y] =
+        ca_py_output_of(true, args[Q], dtype, flat ? 3 : 4, flat ? flat_shape : shape, &outputs.Y);
     results[PRESENT_KEY] =
         ca_py_output_of(has_past, args[Q], dtype, 4, key_shape, &outputs.present_key);
-    results[PRESENT_VALUE] = ca_py_output_of(has_past, args[V], onnx.V.dtype, 4,
-                                             value_shape, &outputs.present_value);
+    results[PRESENT_VALUE] =
+        ca_py_output_of(has_past, args[V], onnx.V.dtype, 4, value_shape, &outputs.present_value);
     results[QK_MATMUL_OUTPUT] =
         ca_py_output_of(return_qk, args[Q], dtype, 4, qk_shape, &outputs.qk);
     if (ca_py_call_outputs(&call, results, OUTPUTS) < 0) {
         goto done;
     }
-    int64_t count = 1;
-    for (int64_t index = 0; index < count; index++) {
-        count = ca_onnx_attention_problem(&onnx, &sizes, &outputs, index, &attention);
-        if (ca_py_call_attention(&call, &attention) < 0) {
-            goto done;
-        }
+    ca_onnx_attention_views(&onnx, &sizes, &outputs, &attention, views);
+    if (ca_py_call_attention(&call, &attention, views) < 0) {
+        goto done;
     }
     answer = ca_py_call_give_all(&call, results, OUTPUTS);
 done:

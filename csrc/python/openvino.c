@@ -46,8 +46,8 @@ parse_scale(PyObject *const *args, ca_openvino_sdpa *sdpa, ca_py_call *call)
     if (!ca_py_is_array(call->state, args[SCALE])) {
         return ca_py_double(args[SCALE], "scale", &sdpa->scale);
     }
-    if (ca_py_call_host_array(call, args[SCALE], "scale", CA_TAKES_FLOATS,
-                              &sdpa->scale_array) < 0) {
+    if (ca_py_call_host_array(call, args[SCALE], "scale", CA_TAKES_FLOATS, &sdpa->scale_array) <
+        0) {
         return -1;
     }
     sdpa->scale = ca_tensor_first_number(&sdpa->scale_array);
@@ -76,28 +76,27 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
     ca_py_call call;
     ca_openvino_sdpa sdpa;
     ca_attention attention;
+    ca_tensor views[CA_ATTENTION_OPERANDS];
     ca_tensor output;
     ca_error error = {0};
     int ndim;
     int64_t shape[CA_MAX_DIMS];
 
-    if (ca_py_call_begin(&call, module, "openvino.scaled_dot_product_attention", nargs,
-                         ARGUMENTS) < 0 ||
+    if (ca_py_call_begin(&call, module, "openvino.scaled_dot_product_attention", nargs, ARGUMENTS) <
+            0 ||
         parse(args, &sdpa, &call) < 0 || ca_py_call_ready(&call, args[DEVICE]) < 0 ||
-        ca_py_error_check(call.state,
-                          ca_openvino_sdpa_check(&sdpa, &ndim, shape, &error),
-                          &error) < 0) {
+        ca_py_error_check(call.state, ca_openvino_sdpa_check(&sdpa, &ndim, shape, &error), &error) <
+            0) {
         goto done;
     }
-    result =
-        ca_py_call_result(&call, args[QUERY], sdpa.query.dtype, ndim, shape, &output);
+    result = ca_py_call_result(&call, args[QUERY], sdpa.query.dtype, ndim, shape, &output);
     if (result == NULL) {
         goto done;
     }
     int64_t count = ca_tensor_extent(&output).bytes != 0;
     for (int64_t index = 0; index < count; index++) {
-        count = ca_openvino_sdpa_problem(&sdpa, &output, index, &attention);
-        if (ca_py_call_attention(&call, &attention) < 0) {
+        count = ca_openvino_sdpa_views(&sdpa, &output, index, &attention, views);
+        if (ca_py_call_attention(&call, &attention, views) < 0) {
             goto done;
         }
     }
@@ -109,7 +108,6 @@ done:
 }
 
 PyMethodDef ca_py_openvino_methods[] = {
-    {"openvino_scaled_dot_product_attention",
-     CA_PY_FASTCALL(scaled_dot_product_attention), NULL},
+    {"openvino_scaled_dot_product_attention", CA_PY_FASTCALL(scaled_dot_product_attention), NULL},
     {NULL, NULL, 0, NULL},
 };

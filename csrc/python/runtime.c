@@ -10,8 +10,8 @@
 #include "python/methods.h"
 #include "python/scalars.h"
 
-#define HOW_TO_GET_OPENCL                                                              \
-    "; install a driver: pip install \"clattn[cpu]\" for any x86-64 CPU, or the "      \
+#define HOW_TO_GET_OPENCL                                                                          \
+    "; install a driver: pip install \"clattn[cpu]\" for any x86-64 CPU, or the "                  \
     "OpenCL driver of your device's maker (Debian: apt-get install pocl-opencl-icd)"
 
 /* ---- the runtime ---- */
@@ -47,8 +47,7 @@ open_runtime(ca_state *state, const char *const *preload, const char *const *can
     ca_mutex_lock(&state->lock);
     if (atomic_load(&state->runtime) == NULL) {
         ca_runtime *runtime = NULL;
-        status =
-            ca_runtime_open(preload, candidates, cache_folder, memory, &runtime, error);
+        status = ca_runtime_open(preload, candidates, cache_folder, memory, &runtime, error);
         atomic_store(&state->runtime, runtime);
     }
     ca_mutex_unlock(&state->lock);
@@ -96,9 +95,8 @@ find_and_open(ca_state *state)
                 ? PyObject_CallMethod(drivers, "discover", NULL)
                 : NULL;
     if (found == NULL ||
-        !PyArg_ParseTuple(found, "O!O!z#s", &PyTuple_Type, &preload_tuple,
-                          &PyTuple_Type, &candidates_tuple, &cache_folder,
-                          &cache_length, &memory)) {
+        !PyArg_ParseTuple(found, "O!O!z#s", &PyTuple_Type, &preload_tuple, &PyTuple_Type,
+                          &candidates_tuple, &cache_folder, &cache_length, &memory)) {
         goto done;
     }
     preload = borrow_strings(preload_tuple);
@@ -113,8 +111,7 @@ find_and_open(ca_state *state)
     Py_END_ALLOW_THREADS
     if (status == CA_ERROR_DEVICE) {
         size_t used = strlen(error.message);
-        (void)snprintf(error.message + used, sizeof(error.message) - used, "%s",
-                       HOW_TO_GET_OPENCL);
+        (void)snprintf(error.message + used, sizeof(error.message) - used, "%s", HOW_TO_GET_OPENCL);
     }
     if (ca_py_error_check(state, status, &error) == 0) {
         runtime = atomic_load(&state->runtime);
@@ -166,9 +163,8 @@ find_by_words(ca_state *state, const char *words, const char *what, ca_device **
     ca_error error = {0};
     ca_status status;
     Py_BEGIN_ALLOW_THREADS
-        status = words != NULL
-                     ? ca_runtime_find_device(runtime, words, what, device, &error)
-                     : ca_runtime_default_device(runtime, device, &error);
+        status = words != NULL ? ca_runtime_find_device(runtime, words, what, device, &error)
+                               : ca_runtime_default_device(runtime, device, &error);
     Py_END_ALLOW_THREADS
     return ca_py_error_check(state, status, &error);
 }
@@ -204,8 +200,7 @@ find_without_argument(ca_state *state, ca_device **device)
     bool is_device = Py_IS_TYPE(override, state->device_type);
     *device = is_device ? ca_py_device_get(override) : NULL;
     Py_DECREF(override); /* the context keeps it, the module its device */
-    return is_device ? 0
-                     : ca_py_raise(PyExc_TypeError, "device_override holds no Device");
+    return is_device ? 0 : ca_py_raise(PyExc_TypeError, "device_override holds no Device");
 }
 
 int
@@ -221,8 +216,7 @@ ca_py_find_device(ca_state *state, PyObject *argument, ca_device **device)
         Py_ssize_t length;
         const char *words = PyUnicode_AsUTF8AndSize(argument, &length);
         if (words != NULL && strlen(words) != (size_t)length) {
-            return ca_py_raise(PyExc_ValueError, "device is %R, which names none",
-                               argument);
+            return ca_py_raise(PyExc_ValueError, "device is %R, which names none", argument);
         }
         return words != NULL ? find_by_words(state, words, "device", device) : -1;
     }

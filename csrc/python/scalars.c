@@ -66,12 +66,11 @@ ca_py_double(PyObject *object, const char *name, double *value)
     if (PyErr_ExceptionMatches(PyExc_TypeError)) {
         return ca_py_wrong_type(name, "a real number", object);
     }
-    if (PyErr_ExceptionMatches(PyExc_OverflowError) ||
-        PyErr_ExceptionMatches(PyExc_ValueError)) {
+    if (PyErr_ExceptionMatches(PyExc_OverflowError) || PyErr_ExceptionMatches(PyExc_ValueError)) {
         PyObject *text = ca_py_repr(object);
         if (text != NULL) {
-            PyErr_Format(PyExc_ValueError,
-                         "%s is %U; expected a number that a double holds", name, text);
+            PyErr_Format(PyExc_ValueError, "%s is %U; expected a number that a double holds", name,
+                         text);
             Py_DECREF(text);
         }
     }
@@ -134,8 +133,7 @@ static PyObject *
 whole_number(PyObject *object, const char *name, const char *expected)
 {
     PyObject *whole = PyIndex_Check(object) ? PyNumber_Index(object) : NULL;
-    if (whole == NULL &&
-        (!PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_TypeError))) {
+    if (whole == NULL && (!PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_TypeError))) {
         (void)ca_py_wrong_type(name, expected, object);
     }
     return whole;
@@ -146,9 +144,8 @@ whole_number(PyObject *object, const char *name, const char *expected)
 static PyObject *
 read_int(PyObject *object, const char *name, int64_t *nearest, int *overflow)
 {
-    PyObject *whole = ca_py_is_numpy_bool(object)
-                          ? PyNumber_Long(object)
-                          : whole_number(object, name, "a whole number");
+    PyObject *whole = ca_py_is_numpy_bool(object) ? PyNumber_Long(object)
+                                                  : whole_number(object, name, "a whole number");
     if (whole != NULL) {
         long long number = PyLong_AsLongLongAndOverflow(whole, overflow);
         *nearest = *overflow > 0 ? INT64_MAX : *overflow < 0 ? INT64_MIN : number;
@@ -157,8 +154,7 @@ read_int(PyObject *object, const char *name, int64_t *nearest, int *overflow)
 }
 
 int
-ca_py_int(PyObject *object, const char *name, int64_t lowest, int64_t highest,
-          int64_t *value)
+ca_py_int(PyObject *object, const char *name, int64_t lowest, int64_t highest, int64_t *value)
 {
     int overflow;
     PyObject *whole = read_int(object, name, value, &overflow);
@@ -172,8 +168,7 @@ ca_py_int(PyObject *object, const char *name, int64_t lowest, int64_t highest,
     PyObject *text = ca_py_repr(object);
     if (text != NULL) {
         PyErr_Format(PyExc_ValueError, "%s is %U; expected %lld %s %lld", name, text,
-                     (long long)lowest, highest == lowest + 1 ? "or" : "to",
-                     (long long)highest);
+                     (long long)lowest, highest == lowest + 1 ? "or" : "to", (long long)highest);
         Py_DECREF(text);
     }
     return -1;
@@ -207,8 +202,7 @@ window_bound(PyObject *object, int64_t *bound)
     long long value = PyLong_AsLongLongAndOverflow(whole, &overflow);
     Py_DECREF(whole);
     if (overflow < 0 || value < 0) {
-        return ca_py_raise(PyExc_ValueError,
-                           "window has the bound %R; expected 0 or more, or None",
+        return ca_py_raise(PyExc_ValueError, "window has the bound %R; expected 0 or more, or None",
                            object);
     }
     *bound = overflow > 0 || value > INT64_MAX / 2 ? CA_BAND_UNBOUNDED : value;
@@ -233,8 +227,7 @@ ca_py_window(PyObject *object, int64_t *left, int64_t *right)
     }
     int result = -1;
     if (PyTuple_GET_SIZE(pair) != 2) {
-        PyErr_Format(PyExc_ValueError,
-                     "window has %zd elements; expected a pair (left, right)",
+        PyErr_Format(PyExc_ValueError, "window has %zd elements; expected a pair (left, right)",
                      PyTuple_GET_SIZE(pair));
     } else if (window_bound(PyTuple_GET_ITEM(pair, 0), left) == 0) {
         result = window_bound(PyTuple_GET_ITEM(pair, 1), right);
@@ -244,15 +237,13 @@ ca_py_window(PyObject *object, int64_t *left, int64_t *right)
 }
 
 int
-ca_py_band(PyObject *begin, PyObject *end, int64_t *lower, int64_t *upper,
-           bool *inverted)
+ca_py_band(PyObject *begin, PyObject *end, int64_t *lower, int64_t *upper, bool *inverted)
 {
     int64_t from;
     int64_t to;
     int overflow;
     PyObject *from_whole = read_int(begin, "begin", &from, &overflow);
-    PyObject *to_whole =
-        from_whole != NULL ? read_int(end, "end", &to, &overflow) : NULL;
+    PyObject *to_whole = from_whole != NULL ? read_int(end, "end", &to, &overflow) : NULL;
     int result = -1;
     if (to_whole != NULL) {
         /* Beyond 64 bits only the numbers themselves tell which is larger. */
@@ -279,8 +270,8 @@ ca_py_shape(PyObject *object, const char *name, int *ndim, int64_t shape[CA_MAX_
     int result = 0;
     Py_ssize_t count = PyTuple_GET_SIZE(sizes);
     if (count > CA_MAX_DIMS - 1) {
-        PyErr_Format(PyExc_ValueError, "%s has %zd dimensions; expected %d at most",
-                     name, count, CA_MAX_DIMS - 1);
+        PyErr_Format(PyExc_ValueError, "%s has %zd dimensions; expected %d at most", name, count,
+                     CA_MAX_DIMS - 1);
         result = -1;
     }
     for (Py_ssize_t d = 0; result == 0 && d < count; d++) {
@@ -292,8 +283,7 @@ ca_py_shape(PyObject *object, const char *name, int *ndim, int64_t shape[CA_MAX_
 }
 
 int
-ca_py_word(PyObject *object, const char *name, const char *const *words, int count,
-           int *index)
+ca_py_word(PyObject *object, const char *name, const char *const *words, int count, int *index)
 {
     if (!PyUnicode_Check(object)) {
         return ca_py_wrong_type(name, "a str", object);
@@ -307,11 +297,10 @@ ca_py_word(PyObject *object, const char *name, const char *const *words, int cou
     char expected[256];
     size_t length = 0;
     for (int n = 0; n < count && length < sizeof(expected); n++) {
-        length += (size_t)snprintf(expected + length, sizeof(expected) - length,
-                                   "%s\"%s\"", n == 0 ? "" : ", ", words[n]);
+        length += (size_t)snprintf(expected + length, sizeof(expected) - length, "%s\"%s\"",
+                                   n == 0 ? "" : ", ", words[n]);
     }
-    return ca_py_raise(PyExc_ValueError, "%s is %R; expected one of %s", name, object,
-                       expected);
+    return ca_py_raise(PyExc_ValueError, "%s is %R; expected one of %s", name, object, expected);
 }
 
 static int
@@ -345,8 +334,7 @@ ca_py_seed(PyObject *object, bool needed, uint64_t *seed)
     *seed = PyLong_AsUnsignedLongLong(whole);
     Py_DECREF(whole);
     if (PyErr_Occurred()) {
-        return ca_py_raise(PyExc_ValueError, "seed is %R; expected 0 to 2**64 - 1",
-                           object);
+        return ca_py_raise(PyExc_ValueError, "seed is %R; expected 0 to 2**64 - 1", object);
     }
     return 0;
 }

@@ -45,24 +45,20 @@ int ca_py_window(PyObject *object, int64_t *left, int64_t *right);
 
 /* Reads a whole number from `lowest` to `highest`: Python's, NumPy's, or anything else
    with __index__. A bool counts as 0 or 1. */
-int ca_py_int(PyObject *object, const char *name, int64_t lowest, int64_t highest,
-              int64_t *value);
+int ca_py_int(PyObject *object, const char *name, int64_t lowest, int64_t highest, int64_t *value);
 
 /* Reads a whole number of any size; *value is the nearest number of 64 bits. */
 int ca_py_any_int(PyObject *object, const char *name, int64_t *value);
 
 /* Reads any whole numbers `begin` and `end`, as the band lower <= x - y < upper. With
    begin > end, `inverted` is set and the numbers mean all but the band. */
-int ca_py_band(PyObject *begin, PyObject *end, int64_t *lower, int64_t *upper,
-               bool *inverted);
+int ca_py_band(PyObject *begin, PyObject *end, int64_t *lower, int64_t *upper, bool *inverted);
 
 /* Reads a tuple or list of whole numbers of 0 or more, CA_MAX_DIMS - 1 at most. */
-int ca_py_shape(PyObject *object, const char *name, int *ndim,
-                int64_t shape[CA_MAX_DIMS]);
+int ca_py_shape(PyObject *object, const char *name, int *ndim, int64_t shape[CA_MAX_DIMS]);
 
 /* Reads one of `count` words; *index says which. */
-int ca_py_word(PyObject *object, const char *name, const char *const *words, int count,
-               int *index);
+int ca_py_word(PyObject *object, const char *name, const char *const *words, int count, int *index);
 
 /* Reads seed: a whole number of 64 bits. For None, gets a new seed from the operating
    system if one is `needed`. */

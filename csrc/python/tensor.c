@@ -33,9 +33,8 @@ ca_py_tensor_empty(const ca_state *state, ca_device *device, ca_dtype dtype, int
         view.shape[d] = shape[d];
         view.strides[d] = (int64_t)(bytes / ca_dtype_size(dtype));
         if (shape[d] > 0 && bytes > PTRDIFF_MAX / (size_t)shape[d]) {
-            return PyErr_Format(
-                PyExc_MemoryError,
-                "no memory for a Tensor of more bytes than 63 bits count");
+            return PyErr_Format(PyExc_MemoryError,
+                                "no memory for a Tensor of more bytes than 63 bits count");
         }
         bytes *= shape[d] > 0 ? (size_t)shape[d] : 1;
     }
@@ -73,15 +72,13 @@ ca_py_tensor_wait(const ca_state *state, PyObject *object)
 /* Reads the memory from the first element to the last into a new array of one
    dimension, and makes `view` show the elements there. */
 static PyObject *
-read_extent(const ca_state *state, ca_storage *storage, PyObject *descr,
-            ca_tensor *view)
+read_extent(const ca_state *state, ca_storage *storage, PyObject *descr, ca_tensor *view)
 {
     ca_extent extent = ca_tensor_extent(view);
     size_t size = ca_dtype_size(view->dtype);
     int64_t count = (int64_t)(extent.bytes / size);
     ca_tensor flat;
-    PyObject *array =
-        ca_py_array_new(CA_PAGES_ANY, descr, view->dtype, 1, &count, &flat);
+    PyObject *array = ca_py_array_new(CA_PAGES_ANY, descr, view->dtype, 1, &count, &flat);
     if (array == NULL) {
         return NULL;
     }
@@ -133,8 +130,8 @@ ca_py_tensor_assign(const ca_state *state, PyObject *object, const ca_tensor *te
     ca_error error = {0};
     ca_status status;
     Py_BEGIN_ALLOW_THREADS
-        status = ca_copy_run(ca_py_tensor_device(object), tensor,
-                             &((ca_py_tensor *)object)->view, call, &error);
+        status = ca_copy_run(ca_py_tensor_device(object), tensor, &((ca_py_tensor *)object)->view,
+                             call, &error);
     Py_END_ALLOW_THREADS
     return ca_py_error_check(state, status, &error);
 }
@@ -161,8 +158,8 @@ write_array(const ca_state *state, ca_py_tensor *tensor, PyObject *array)
     ca_error error = {0};
     ca_status status;
     Py_BEGIN_ALLOW_THREADS
-        status = ca_storage_write(tensor->storage, 0, source.data,
-                                  ca_tensor_extent(&source).bytes, &error);
+        status = ca_storage_write(tensor->storage, 0, source.data, ca_tensor_extent(&source).bytes,
+                                  &error);
     Py_END_ALLOW_THREADS
     result = ca_py_error_check(state, status, &error);
     Py_DECREF(contiguous);
@@ -175,8 +172,7 @@ ca_py_tensor_copy(const ca_state *state, ca_device *device, const ca_tensor *ten
 {
     bool held = tensor->block != NULL;
     bool here = held && ca_storage_device(ca_storage_of(tensor->block)) == device;
-    PyObject *copy =
-        ca_py_tensor_empty(state, device, tensor->dtype, tensor->ndim, tensor->shape);
+    PyObject *copy = ca_py_tensor_empty(state, device, tensor->dtype, tensor->ndim, tensor->shape);
     if (copy == NULL) {
         return NULL;
     }

@@ -30,23 +30,22 @@ ca_py_tensor_device(PyObject *object)
 }
 
 /* Returns a Tensor that shows `view` of `storage` and holds a reference to it. */
-PyObject *ca_py_tensor_new(const ca_state *state, ca_storage *storage,
-                           const ca_tensor *view);
+PyObject *ca_py_tensor_new(const ca_state *state, ca_storage *storage, const ca_tensor *view);
 
 /* Returns a new C-contiguous Tensor. Its elements are not initialised. */
-PyObject *ca_py_tensor_empty(const ca_state *state, ca_device *device, ca_dtype dtype,
-                             int ndim, const int64_t *shape);
+PyObject *ca_py_tensor_empty(const ca_state *state, ca_device *device, ca_dtype dtype, int ndim,
+                             const int64_t *shape);
 
 /* Returns a new C-contiguous Tensor on `device` with the elements of `tensor`, which
    may be the host's or any device's. `owner` keeps the memory of `tensor`. `call` is
    the function's name for messages. */
-PyObject *ca_py_tensor_copy(const ca_state *state, ca_device *device,
-                            const ca_tensor *tensor, PyObject *owner, const char *call);
+PyObject *ca_py_tensor_copy(const ca_state *state, ca_device *device, const ca_tensor *tensor,
+                            PyObject *owner, const char *call);
 
 /* object[...] = tensor, both on one device, for the function `call`. Returns -1 with an
    exception. */
-int ca_py_tensor_assign(const ca_state *state, PyObject *object,
-                        const ca_tensor *tensor, const char *call);
+int ca_py_tensor_assign(const ca_state *state, PyObject *object, const ca_tensor *tensor,
+                        const char *call);
 
 /* Waits for the calls that use the Tensor's memory. Returns -1 with an exception. */
 int ca_py_tensor_wait(const ca_state *state, PyObject *object);

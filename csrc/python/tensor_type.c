@@ -60,8 +60,7 @@ length(PyObject *self)
 {
     const ca_tensor *view = view_of(self);
     if (view->ndim == 0) {
-        return ca_py_raise(PyExc_TypeError,
-                           "a Tensor without dimensions has no length");
+        return ca_py_raise(PyExc_TypeError, "a Tensor without dimensions has no length");
     }
     return (Py_ssize_t)view->shape[0];
 }
@@ -83,8 +82,7 @@ item(PyObject *self, Py_ssize_t index)
 static int
 contains(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(element))
 {
-    return ca_py_raise(PyExc_TypeError,
-                       "a Tensor's elements are not compared; use tensor.numpy()");
+    return ca_py_raise(PyExc_TypeError, "a Tensor's elements are not compared; use tensor.numpy()");
 }
 
 static int
@@ -122,8 +120,8 @@ reshape(PyObject *self, PyObject *args)
     if (ca_py_view_reshape(view, ndim, shape, &reshaped)) {
         return view_as(self, 0, &reshaped);
     }
-    PyObject *copy = ca_py_tensor_copy(state_of(self), ca_py_tensor_device(self), view,
-                                       self, "Tensor.reshape");
+    PyObject *copy =
+        ca_py_tensor_copy(state_of(self), ca_py_tensor_device(self), view, self, "Tensor.reshape");
     PyObject *result = NULL;
     if (copy != NULL) {
         (void)ca_py_view_reshape(view_of(copy), ndim, shape, &reshaped);
@@ -184,8 +182,7 @@ array(PyObject *self, PyObject *args, PyObject *kwargs)
     static char *names[] = {"dtype", "copy", NULL};
     PyObject *dtype = Py_None;
     PyObject *copy = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO:__array__", names, &dtype,
-                                     &copy)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO:__array__", names, &dtype, &copy)) {
         return NULL;
     }
     if (copy == Py_False && !ca_storage_is_host(storage_of(self))) {
@@ -193,9 +190,8 @@ array(PyObject *self, PyObject *args, PyObject *kwargs)
                             "copy is False, but the Tensor is in memory that only its "
                             "device has");
     }
-    PyObject *elements = copy == Py_True
-                             ? ca_py_tensor_fetch(state_of(self), self, false)
-                             : numpy(self, NULL);
+    PyObject *elements =
+        copy == Py_True ? ca_py_tensor_fetch(state_of(self), self, false) : numpy(self, NULL);
     if (elements == NULL || dtype == Py_None) {
         return elements;
     }
@@ -211,9 +207,9 @@ device_of(PyObject *self)
 {
     return ca_storage_is_host(storage_of(self))
                ? (ca_dlpack_device){CA_DLPACK_CPU, 0}
-               : (ca_dlpack_device){CA_DLPACK_OPENCL,
-                                    ca_py_device_index(((ca_py_tensor *)self)->module,
-                                                       ca_py_tensor_device(self))};
+               : (ca_dlpack_device){
+                     CA_DLPACK_OPENCL,
+                     ca_py_device_index(((ca_py_tensor *)self)->module, ca_py_tensor_device(self))};
 }
 
 static PyObject *
@@ -251,8 +247,7 @@ export_memory(PyObject *self, bool versioned, bool copied)
     ca_dlpack_tensor start = {.data = view->data, .device = device_of(self)};
     if (!ca_storage_is_host(storage)) {
         start.data = ca_storage_buffer(storage);
-        start.byte_offset =
-            (uint64_t)((char *)view->data - (char *)view->block->address);
+        start.byte_offset = (uint64_t)((char *)view->data - (char *)view->block->address);
     }
     return ca_py_dlpack_export(view, self, &start, versioned, copied);
 }
@@ -271,8 +266,7 @@ dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
         return PyErr_Format(PyExc_BufferError,
                             "dl_device is (%lld, %lld); expected None, the host (1, 0) "
                             "or the Tensor's own (%d, %d)",
-                            (long long)request.type, (long long)request.id, here.type,
-                            here.id);
+                            (long long)request.type, (long long)request.id, here.type, here.id);
     }
     if (moves && request.copy == Py_False) {
         return PyErr_Format(PyExc_BufferError, "copy is False, but the host does not "
@@ -284,10 +278,9 @@ dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
     if (request.copy != Py_True) {
         return export_memory(self, request.versioned, false);
     }
-    PyObject *copy = ca_py_tensor_copy(state_of(self), ca_py_tensor_device(self),
-                                       view_of(self), self, "Tensor.__dlpack__");
-    PyObject *capsule =
-        copy != NULL ? export_memory(copy, request.versioned, true) : NULL;
+    PyObject *copy = ca_py_tensor_copy(state_of(self), ca_py_tensor_device(self), view_of(self),
+                                       self, "Tensor.__dlpack__");
+    PyObject *capsule = copy != NULL ? export_memory(copy, request.versioned, true) : NULL;
     Py_XDECREF(copy);
     return capsule;
 }
@@ -328,10 +321,8 @@ get_number(PyObject *self, void *closure)
     const ca_tensor *view = view_of(self);
     int64_t count = ca_tensor_count(view);
     int64_t itemsize = (int64_t)ca_dtype_size(view->dtype);
-    const int64_t numbers[] = {[NDIM] = view->ndim,
-                               [SIZE] = count,
-                               [ITEMSIZE] = itemsize,
-                               [NBYTES] = count * itemsize};
+    const int64_t numbers[] = {
+        [NDIM] = view->ndim, [SIZE] = count, [ITEMSIZE] = itemsize, [NBYTES] = count * itemsize};
     return PyLong_FromLongLong(numbers[(uintptr_t)closure]);
 }
 
@@ -362,14 +353,14 @@ represent(PyObject *self)
     PyObject *library = PyImport_ImportModule("numpy");
     PyObject *elements = library != NULL ? look(self) : NULL;
     if (elements != NULL) {
-        values = PyObject_CallMethod(library, "array2string", "OOOOss", elements,
-                                     Py_None, Py_None, Py_None, ", ", "clattn.Tensor(");
+        values = PyObject_CallMethod(library, "array2string", "OOOOss", elements, Py_None, Py_None,
+                                     Py_None, ", ", "clattn.Tensor(");
     }
     if (values != NULL) {
-        text = PyUnicode_FromFormat(
-            "clattn.Tensor(%U, %s%s%sdtype=%s, device='%s: %s')", values,
-            shown ? "" : "shape=", shown ? "" : shape, shown ? "" : ", ",
-            ca_dtype_name(view->dtype), ca_py_device_type_name(info), info->name);
+        text = PyUnicode_FromFormat("clattn.Tensor(%U, %s%s%sdtype=%s, device='%s: %s')", values,
+                                    shown ? "" : "shape=", shown ? "" : shape, shown ? "" : ", ",
+                                    ca_dtype_name(view->dtype), ca_py_device_type_name(info),
+                                    info->name);
     }
     Py_XDECREF(values);
     Py_XDECREF(elements);
@@ -385,8 +376,7 @@ refuse_pickling(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(ignored))
 }
 
 static PyObject *
-refuse_making(PyTypeObject *Py_UNUSED(type), PyObject *Py_UNUSED(args),
-              PyObject *Py_UNUSED(kwargs))
+refuse_making(PyTypeObject *Py_UNUSED(type), PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
     return PyErr_Format(PyExc_TypeError, "clattn.Tensor cannot be called; use "
                                          "clattn.tensor(array)");
@@ -414,8 +404,7 @@ dealloc(PyObject *object)
 
 static PyGetSetDef getset[] = {
     {"shape", get_shape, NULL, "Sizes of the dimensions.", NULL},
-    {"strides", get_strides, NULL, "Bytes from one element to the next, by dimension.",
-     NULL},
+    {"strides", get_strides, NULL, "Bytes from one element to the next, by dimension.", NULL},
     {"dtype", get_dtype, NULL, "NumPy's dtype; of bfloat16 that of ml_dtypes.", NULL},
     {"device", get_device, NULL, "The device it is on.", NULL},
     {"ndim", get_number, NULL, "The number of dimensions.", (void *)(uintptr_t)NDIM},
@@ -456,11 +445,10 @@ static PyMethodDef methods[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc,
-     "An array in a device's memory, as `clattn.tensor()` and the operators make "
-     "it.\n\n"
-     "Usable wherever a function takes an array; the call then runs on the Tensor's\n"
-     "device. Indexing with integers, slices, ... and None gives views."},
+    {Py_tp_doc, "An array in a device's memory, as `clattn.tensor()` and the operators make "
+                "it.\n\n"
+                "Usable wherever a function takes an array; the call then runs on the Tensor's\n"
+                "device. Indexing with integers, slices, ... and None gives views."},
     {Py_tp_new, refuse_making},
     {Py_tp_repr, represent},
     {Py_tp_iter, iterate},

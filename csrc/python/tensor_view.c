@@ -14,8 +14,7 @@ static int
 append(ca_tensor *view, int64_t size, int64_t stride)
 {
     if (view->ndim == MOST_DIMS) {
-        return ca_py_raise(PyExc_IndexError, "the index makes more than %d dimensions",
-                           MOST_DIMS);
+        return ca_py_raise(PyExc_IndexError, "the index makes more than %d dimensions", MOST_DIMS);
     }
     view->shape[view->ndim] = size;
     view->strides[view->ndim++] = stride;
@@ -31,8 +30,8 @@ move_start(ca_tensor *view, int64_t elements)
 static bool
 is_integer(PyObject *key)
 {
-    return PyIndex_Check(key) && !PyBool_Check(key) &&
-           !PyObject_HasAttrString(key, "__len__") && !ca_py_is_numpy_bool(key);
+    return PyIndex_Check(key) && !PyBool_Check(key) && !PyObject_HasAttrString(key, "__len__") &&
+           !ca_py_is_numpy_bool(key);
 }
 
 static int
@@ -45,8 +44,8 @@ take_integer(const ca_tensor *tensor, int d, PyObject *key, ca_tensor *view)
     int64_t size = tensor->shape[d];
     if (index < -size || index >= size) {
         return ca_py_raise(PyExc_IndexError,
-                           "index %zd is out of bounds for dimension %d of size %lld",
-                           index, d, (long long)size);
+                           "index %zd is out of bounds for dimension %d of size %lld", index, d,
+                           (long long)size);
     }
     move_start(view, (index < 0 ? index + size : index) * tensor->strides[d]);
     return 0;
@@ -61,8 +60,7 @@ take_slice(const ca_tensor *tensor, int d, PyObject *key, ca_tensor *view)
     if (PySlice_Unpack(key, &start, &stop, &step) < 0) {
         return -1;
     }
-    Py_ssize_t size =
-        PySlice_AdjustIndices((Py_ssize_t)tensor->shape[d], &start, &stop, step);
+    Py_ssize_t size = PySlice_AdjustIndices((Py_ssize_t)tensor->shape[d], &start, &stop, step);
     if (size > 0) {
         move_start(view, start * tensor->strides[d]);
     }
@@ -105,11 +103,10 @@ index_with(const ca_tensor *tensor, PyObject *keys, ca_tensor *view)
         return -1;
     }
     if (taken > tensor->ndim) {
-        return ca_py_raise(
-            PyExc_IndexError,
-            "too many indices for a Tensor: it has %d dimensions, but %d were "
-            "indexed",
-            tensor->ndim, taken);
+        return ca_py_raise(PyExc_IndexError,
+                           "too many indices for a Tensor: it has %d dimensions, but %d were "
+                           "indexed",
+                           tensor->ndim, taken);
     }
     ca_tensor_start_view(tensor, view);
     for (Py_ssize_t i = 0; i <= PyTuple_GET_SIZE(keys); i++) {
@@ -153,9 +150,8 @@ ca_py_view_index(const ca_tensor *tensor, PyObject *key, ca_tensor *view)
 static PyObject *
 numbers_of(PyObject *args)
 {
-    bool sequence =
-        PyTuple_GET_SIZE(args) == 1 && (PyTuple_Check(PyTuple_GET_ITEM(args, 0)) ||
-                                        PyList_Check(PyTuple_GET_ITEM(args, 0)));
+    bool sequence = PyTuple_GET_SIZE(args) == 1 && (PyTuple_Check(PyTuple_GET_ITEM(args, 0)) ||
+                                                    PyList_Check(PyTuple_GET_ITEM(args, 0)));
     return PySequence_Tuple(sequence ? PyTuple_GET_ITEM(args, 0) : args);
 }
 
@@ -172,14 +168,13 @@ transpose_with(const ca_tensor *tensor, PyObject *axes, ca_tensor *view)
     ca_tensor_start_view(tensor, view);
     for (int i = 0; i < tensor->ndim; i++) {
         int64_t axis;
-        if (ca_py_int(PyTuple_GET_ITEM(axes, i), "an axis", -tensor->ndim,
-                      tensor->ndim - 1, &axis) < 0) {
+        if (ca_py_int(PyTuple_GET_ITEM(axes, i), "an axis", -tensor->ndim, tensor->ndim - 1,
+                      &axis) < 0) {
             return -1;
         }
         axis = axis < 0 ? axis + tensor->ndim : axis;
         if (taken[axis]) {
-            return ca_py_raise(PyExc_ValueError, "axis %lld is given twice",
-                               (long long)axis);
+            return ca_py_raise(PyExc_ValueError, "axis %lld is given twice", (long long)axis);
         }
         taken[axis] = true;
         (void)append(view, tensor->shape[axis], tensor->strides[axis]);
@@ -231,10 +226,9 @@ static int
 refuse_shape(const ca_tensor *tensor, int ndim, const int64_t *shape)
 {
     char text[2][160];
-    return ca_py_raise(
-        PyExc_ValueError, "cannot reshape a Tensor of shape %s into %s",
-        ca_shape_format(tensor->ndim, tensor->shape, text[0], sizeof(text[0])),
-        ca_shape_format(ndim, shape, text[1], sizeof(text[1])));
+    return ca_py_raise(PyExc_ValueError, "cannot reshape a Tensor of shape %s into %s",
+                       ca_shape_format(tensor->ndim, tensor->shape, text[0], sizeof(text[0])),
+                       ca_shape_format(ndim, shape, text[1], sizeof(text[1])));
 }
 
 static int
@@ -242,14 +236,13 @@ parse_shape(const ca_tensor *tensor, PyObject *sizes, int *ndim, int64_t *shape)
 {
     int unknown = -1;
     if (PyTuple_GET_SIZE(sizes) > MOST_DIMS) {
-        return ca_py_raise(PyExc_ValueError,
-                           "shape has %zd dimensions; expected at most %d",
+        return ca_py_raise(PyExc_ValueError, "shape has %zd dimensions; expected at most %d",
                            PyTuple_GET_SIZE(sizes), MOST_DIMS);
     }
     *ndim = (int)PyTuple_GET_SIZE(sizes);
     for (int d = 0; d < *ndim; d++) {
-        if (ca_py_int(PyTuple_GET_ITEM(sizes, d), "a size of shape", -1, INT64_MAX,
-                      &shape[d]) < 0) {
+        if (ca_py_int(PyTuple_GET_ITEM(sizes, d), "a size of shape", -1, INT64_MAX, &shape[d]) <
+            0) {
             return -1;
         }
         if (shape[d] == -1 && unknown >= 0) {
@@ -271,8 +264,7 @@ parse_shape(const ca_tensor *tensor, PyObject *sizes, int *ndim, int64_t *shape)
 }
 
 int
-ca_py_shape_argument(const ca_tensor *tensor, PyObject *args, int *ndim,
-                     int64_t shape[CA_MAX_DIMS])
+ca_py_shape_argument(const ca_tensor *tensor, PyObject *args, int *ndim, int64_t shape[CA_MAX_DIMS])
 {
     PyObject *sizes = numbers_of(args);
     if (sizes == NULL) {
@@ -300,8 +292,7 @@ squeeze(const ca_tensor *tensor)
 /* Old and new dimensions are grouped: a group is the fewest dimensions with as many
    elements on both sides. The old dimensions of a group must lie in one step. */
 bool
-ca_py_view_reshape(const ca_tensor *tensor, int ndim, const int64_t *shape,
-                   ca_tensor *view)
+ca_py_view_reshape(const ca_tensor *tensor, int ndim, const int64_t *shape, ca_tensor *view)
 {
     ca_tensor from = squeeze(tensor);
     ca_tensor_start_view(tensor, view);

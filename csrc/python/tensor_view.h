@@ -24,7 +24,6 @@ int ca_py_shape_argument(const ca_tensor *tensor, PyObject *args, int *ndim,
 
 /* Makes a view of that shape, which has as many elements as the tensor. Returns false,
    without an exception, if the strides allow no such view. */
-bool ca_py_view_reshape(const ca_tensor *tensor, int ndim, const int64_t *shape,
-                        ca_tensor *view);
+bool ca_py_view_reshape(const ca_tensor *tensor, int ndim, const int64_t *shape, ca_tensor *view);
 
 #endif

@@ -33,8 +33,7 @@ parse_dropout(PyObject *const *args, ca_torch_sdpa *sdpa)
         return -1;
     }
     if (!(sdpa->dropout >= 0 && sdpa->dropout <= 1)) {
-        return ca_py_raise(PyExc_ValueError, "dropout_p is %R; expected 0 to 1",
-                           args[DROPOUT_P]);
+        return ca_py_raise(PyExc_ValueError, "dropout_p is %R; expected 0 to 1", args[DROPOUT_P]);
     }
     return ca_py_seed(args[SEED], sdpa->dropout > 0, &sdpa->seed);
 }
@@ -43,8 +42,7 @@ parse_dropout(PyObject *const *args, ca_torch_sdpa *sdpa)
 static int
 parse_options(PyObject *const *args, ca_torch_sdpa *sdpa, bool *return_lse)
 {
-    if (parse_dropout(args, sdpa) < 0 ||
-        ca_py_causal(args[IS_CAUSAL], &sdpa->causal) < 0 ||
+    if (parse_dropout(args, sdpa) < 0 || ca_py_causal(args[IS_CAUSAL], &sdpa->causal) < 0 ||
         ca_py_scale(args[SCALE], &sdpa->has_scale, &sdpa->scale) < 0 ||
         ca_py_flag(args[ENABLE_GQA], "enable_gqa", &sdpa->enable_gqa) < 0 ||
         ca_py_window(args[WINDOW], &sdpa->window_left, &sdpa->window_right) < 0 ||
@@ -65,8 +63,8 @@ parse_arrays(PyObject *const *args, ca_torch_sdpa *sdpa, ca_py_call *call)
         ca_py_call_note(call, args[OUT], "out") < 0) {
         return -1;
     }
-    return ca_py_call_optional(call, args[ATTN_MASK], "attn_mask",
-                               CA_TAKES_BOOL_AND_FLOATS, &sdpa->attn_mask);
+    return ca_py_call_optional(call, args[ATTN_MASK], "attn_mask", CA_TAKES_BOOL_AND_FLOATS,
+                               &sdpa->attn_mask);
 }
 
 static bool
@@ -83,9 +81,9 @@ static bool
 is_direct(const ca_torch_sdpa *sdpa, const ca_py_out *out)
 {
     const ca_tensor *tensor = &out->tensor;
-    return out->usable && ca_tensor_is_nested(tensor) &&
-           ca_tensor_fills_extent(tensor) && !overlaps(tensor, &sdpa->query) &&
-           !overlaps(tensor, &sdpa->key) && !overlaps(tensor, &sdpa->value) &&
+    return out->usable && ca_tensor_is_nested(tensor) && ca_tensor_fills_extent(tensor) &&
+           !overlaps(tensor, &sdpa->query) && !overlaps(tensor, &sdpa->key) &&
+           !overlaps(tensor, &sdpa->value) &&
            !(sdpa->has_mask && overlaps(tensor, &sdpa->attn_mask));
 }
 
@@ -104,27 +102,23 @@ run(const ca_py_call *call, const ca_torch_sdpa *sdpa, PyObject *const *args, in
     ca_tensor output;
     ca_tensor lse;
     ca_attention attention;
+    ca_tensor views[CA_ATTENTION_OPERANDS];
     ca_py_output results[RESULTS] = {{.result = NULL}};
-    if (out != NULL && ca_py_out_open(call->state, out, dtype, "that of query", ndim,
-                                      shape, &opened) < 0) {
+    if (out != NULL &&
+        ca_py_out_open(call->state, out, dtype, "that of query", ndim, shape, &opened) < 0) {
         goto done;
     }
     bool direct = out != NULL && is_direct(sdpa, &opened);
-    results[OUTPUT] = ca_py_output_of(!direct, out != NULL ? out : args[QUERY], dtype,
-                                      ndim, shape, &output);
+    results[OUTPUT] =
+        ca_py_output_of(!direct, out != NULL ? out : args[QUERY], dtype, ndim, shape, &output);
     results[OUTPUT].out = out;
-    results[LSE] =
-        ca_py_output_of(return_lse, args[QUERY], lse_dtype, ndim - 1, shape, &lse);
+    results[LSE] = ca_py_output_of(return_lse, args[QUERY], lse_dtype, ndim - 1, shape, &lse);
     if (ca_py_call_outputs(call, results, RESULTS) < 0) {
         goto done;
     }
-    int64_t count = 1;
-    for (int64_t index = 0; index < count; index++) {
-        count = ca_torch_sdpa_problem(sdpa, direct ? &opened.tensor : &output, &lse,
-                                      index, &attention);
-        if (ca_py_call_attention(call, &attention) < 0) {
-            goto done;
-        }
+    ca_torch_sdpa_views(sdpa, direct ? &opened.tensor : &output, &lse, &attention, views);
+    if (ca_py_call_attention(call, &attention, views) < 0) {
+        goto done;
     }
     if (out == NULL || direct ||
         ca_py_call_copy(call, ca_py_is_tensor(call->state, out) ? out : opened.shell,
@@ -148,13 +142,11 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
     bool return_lse;
     int ndim;
     int64_t shape[CA_MAX_DIMS];
-    if (ca_py_call_begin(&call, module, "scaled_dot_product_attention", nargs,
-                         ARGUMENTS) == 0 &&
-        parse_arrays(args, &sdpa, &call) == 0 &&
-        parse_options(args, &sdpa, &return_lse) == 0 &&
+    if (ca_py_call_begin(&call, module, "scaled_dot_product_attention", nargs, ARGUMENTS) == 0 &&
+        parse_arrays(args, &sdpa, &call) == 0 && parse_options(args, &sdpa, &return_lse) == 0 &&
         ca_py_call_ready(&call, args[DEVICE]) == 0 &&
-        ca_py_error_check(call.state, ca_torch_sdpa_check(&sdpa, &ndim, shape, &error),
-                          &error) == 0) {
+        ca_py_error_check(call.state, ca_torch_sdpa_check(&sdpa, &ndim, shape, &error), &error) ==
+            0) {
         answer = run(&call, &sdpa, args, ndim, shape, return_lse);
     }
     ca_py_call_end(&call);
@@ -162,7 +154,6 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
 }
 
 PyMethodDef ca_py_torch_methods[] = {
-    {"scaled_dot_product_attention", CA_PY_FASTCALL(scaled_dot_product_attention),
-     NULL},
+    {"scaled_dot_product_attention", CA_PY_FASTCALL(scaled_dot_product_attention), NULL},
     {NULL, NULL, 0, NULL},
 };

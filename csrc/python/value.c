@@ -128,8 +128,7 @@ float_value(PyObject *object, const char *name, ca_dtype dtype, uint64_t *bits)
 static PyObject *
 to_whole(PyObject *object, const char *name)
 {
-    PyObject *whole =
-        PyIndex_Check(object) ? PyNumber_Index(object) : PyNumber_Long(object);
+    PyObject *whole = PyIndex_Check(object) ? PyNumber_Index(object) : PyNumber_Long(object);
     if (whole == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
         (void)ca_py_wrong_type(name, "a real number", object);
     } else if (whole == NULL && (PyErr_ExceptionMatches(PyExc_ValueError) ||
@@ -158,8 +157,7 @@ whole_bits(PyObject *whole, int64_t lowest, uint64_t highest, uint64_t *bits)
         return *bits <= highest ? 0 : -1;
     }
     *bits = (uint64_t)number;
-    bool fits = overflow == 0 && number >= lowest &&
-                (number < 0 || (uint64_t)number <= highest);
+    bool fits = overflow == 0 && number >= lowest && (number < 0 || (uint64_t)number <= highest);
     return fits ? 0 : -1;
 }
 
@@ -177,9 +175,7 @@ integer_value(PyObject *object, const char *name, ca_dtype dtype, uint64_t *bits
         return -1;
     }
     int exact = whole != NULL ? PyObject_RichCompareBool(whole, object, Py_EQ) : 0;
-    int result = exact < 0    ? -2
-                 : exact == 0 ? -1
-                              : whole_bits(whole, lowest, highest, bits);
+    int result = exact < 0 ? -2 : exact == 0 ? -1 : whole_bits(whole, lowest, highest, bits);
     Py_XDECREF(whole);
     if (result == -1) {
         PyObject *text = ca_py_repr(object);

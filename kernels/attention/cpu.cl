@@ -41,8 +41,7 @@
 
 /* result[c][v] += weights * values of a block of keys from j0. */
 static inline void
-add_block(const key_segment *segment, ca_int64 j0, int keys, const termv *weights,
-          realv *result)
+add_block(const key_segment *segment, ca_int64 j0, int keys, const termv *weights, realv *result)
 {
     const ca_int64 row = j0 - segment->start;
     const int terms = TERMS(keys);
@@ -91,8 +90,8 @@ attend_block(head_state *head, int segment_index, ca_int64 j0, int keys, int att
 #endif
     for (int k0 = 0; k0 < attended; k0 += MR) {
         realv scores[MR * NV];
-        score_keys(tile, &segment, head->queries, added + k0 * NV, j0 + k0, true,
-                   kept + k0 * NV, scores);
+        score_keys(tile, &segment, head->queries, added + k0 * NV, j0 + k0, true, kept + k0 * NV,
+                   scores);
         weigh_scores(&head->softmax, scores, weights, k0, head->result);
     }
 #if KEEPS_SCORES
@@ -128,8 +127,8 @@ attend(head_state *heads, const present_share *share, realv *added, termv *weigh
                          min(share->end, min(j0 + keys, last + 1)));
 #endif
 #if HAS_ADDENDS
-            if (attended > 0 && !load_added(added, tile->call, tile->batch, tile->i0,
-                                            j0, tile->rows, attended)) {
+            if (attended > 0 &&
+                !load_added(added, tile->call, tile->batch, tile->i0, j0, tile->rows, attended)) {
                 attended = 0;
             }
 #endif
@@ -143,8 +142,7 @@ attend(head_state *heads, const present_share *share, realv *added, termv *weigh
 
 /* Starts tile `row_of_tiles` of the head with a linear batch index. */
 static inline void
-start_head(head_state *head, const attention_call *call, ca_int64 linear,
-           ca_int64 row_of_tiles)
+start_head(head_state *head, const attention_call *call, ca_int64 linear, ca_int64 row_of_tiles)
 {
     const ca_attention_params *params = call->params;
     tile_state *tile = &head->tile;
@@ -156,11 +154,9 @@ start_head(head_state *head, const attention_call *call, ca_int64 linear,
     tile->first = max((ca_int64)0, tile->i0 + tile->band.lower);
     tile->last = min(tile->band.limit, tile->i0 + tile->rows + tile->band.upper) - 1;
     tile->scale = ca_scale(params) * (SOFTCAP ? REAL(1.0) : SCORE_UNIT);
-    load_queries(head->queries,
-                 call->query + ca_offset(&params->query, tile->batch, tile->i0, 0),
+    load_queries(head->queries, call->query + ca_offset(&params->query, tile->batch, tile->i0, 0),
                  &params->query, tile->rows,
-                 call->input_bias + ca_offset(&params->input_bias, tile->batch, 0, 0),
-                 tile->scale);
+                 call->input_bias + ca_offset(&params->input_bias, tile->batch, 0, 0), tile->scale);
     for (int n = 0; n < HEAD_EV * NV; n++) {
         head->result[n] = (realv)REAL(0.0);
     }
@@ -183,13 +179,11 @@ finish_head(head_state *head)
     const attention_call *call = tile->call;
     const ca_attention_params *params = call->params;
     const bool excluding = HAS_ADDENDS || DROPOUT || tile->band.limit < params->T ||
-                           tile->band.lower > 1 - params->L ||
-                           tile->band.upper < params->T - 1;
+                           tile->band.lower > 1 - params->L || tile->band.upper < params->T - 1;
     real redo[BM];
     const bool marked =
         normalise(&head->softmax, ca_kept_scale(params), excluding, head->result, redo);
-    __global storage *to =
-        call->output + ca_offset(&params->output, tile->batch, tile->i0, 0);
+    __global storage *to = call->output + ca_offset(&params->output, tile->batch, tile->i0, 0);
 #if BY_ROWS
     store_rows(head->result, to, &params->output, tile->rows);
 #else

@@ -31,8 +31,8 @@
 /* Turns products with keys j … j + LANES - 1 into scores. They are -inf for keys that
    the row does not attend to and from key `end` on. `added` holds mask and bias. */
 static inline realv
-finish_scores(realv score, const attention_call *call, const decode_row *row,
-              realv added, ca_int64 j, ca_int64 end)
+finish_scores(realv score, const attention_call *call, const decode_row *row, realv added,
+              ca_int64 j, ca_int64 end)
 {
     const ca_int64 last = min(row->last, end - 1);
 #if SOFTCAP
@@ -75,8 +75,8 @@ weigh_row(decode_row *row, realv *scores, realv highest, int keys)
 
 /* RT rows attend to keys j0 … j0 + keys - 1 of a segment. */
 static inline void
-attend_block(const attention_call *call, const key_segment *segment, ca_int64 j0,
-             int keys, decode_row *rows, const realv *queries, realv *result)
+attend_block(const attention_call *call, const key_segment *segment, ca_int64 j0, int keys,
+             decode_row *rows, const realv *queries, realv *result)
 {
     realv scores[RT * (BN / LANES)]; /* at first addends, then scores, then weights */
     realv highest[RT];
@@ -93,8 +93,7 @@ attend_block(const attention_call *call, const key_segment *segment, ca_int64 j0
     for (int r = 0; r < RT; r++) {
         highest[r] = (realv)(-INFINITY);
     }
-    __global const storage *key =
-        segment->key + (j0 - segment->start) * segment->key_view->row;
+    __global const storage *key = segment->key + (j0 - segment->start) * segment->key_view->row;
     for (int k = 0; k < keys; k += LANES) {
         realv products[RT];
         __global const storage *keys_k = key + k * segment->key_view->row;
@@ -105,8 +104,7 @@ attend_block(const attention_call *call, const key_segment *segment, ca_int64 j0
         }
         for (int r = 0; r < RT; r++) {
             realv *score = &scores[r * (BN / LANES) + k / LANES];
-            *score =
-                finish_scores(products[r], call, rows + r, *score, j0 + k, j0 + keys);
+            *score = finish_scores(products[r], call, rows + r, *score, j0 + k, j0 + keys);
             highest[r] = larger(*score, highest[r]);
         }
     }
@@ -168,8 +166,7 @@ attention_decode_cpu(ATTENTION_ARGUMENTS)
         first = min(first, rows[r].first);
         last = max(last, rows[r].last);
         load_query(queries + r / RT * RT * E_CHUNKS + r % RT,
-                   query + ca_offset(&params.query, rows[r].batch, rows[r].i, 0),
-                   &params.query,
+                   query + ca_offset(&params.query, rows[r].batch, rows[r].i, 0), &params.query,
                    ca_scale(&params) * (SOFTCAP ? REAL(1.0) : SCORE_UNIT));
         for (int n = 0; n < EV_SLOTS; n++) {
             result[r * EV_SLOTS + n] = (realv)REAL(0.0);
@@ -180,8 +177,8 @@ attention_decode_cpu(ATTENTION_ARGUMENTS)
     const ca_int64 end = first + span * (split + 1) / params.splits;
 
 #if PRESENT
-    const present_share share = present_share_of(&params, batch, split * groups + group,
-                                                 params.splits * groups);
+    const present_share share =
+        present_share_of(&params, batch, split * groups + group, params.splits * groups);
     copy_present(&call, batch, share.first, min(share.end, start));
     copy_present(&call, batch, max(share.first, end), share.end);
 #endif
@@ -194,8 +191,8 @@ attention_decode_cpu(ATTENTION_ARGUMENTS)
             copy_present(&call, batch, max(share.first, j0), min(share.end, j0 + keys));
 #endif
             for (int t = 0; t < tiles; t++) {
-                attend_block(&call, &segment, j0, keys, rows + t * RT,
-                             queries + t * RT * E_CHUNKS, result + t * RT * EV_SLOTS);
+                attend_block(&call, &segment, j0, keys, rows + t * RT, queries + t * RT * E_CHUNKS,
+                             result + t * RT * EV_SLOTS);
             }
         }
     }
@@ -206,8 +203,7 @@ attention_decode_cpu(ATTENTION_ARGUMENTS)
             store_partial(partial_row(&call, row->batch, row->i, split, PARTIAL_SIZE),
                           result + r * EV_SLOTS, row->highest, row->sum);
         } else {
-            finish_row(&call, row->batch, row->i, result + r * EV_SLOTS, row->highest,
-                       row->sum);
+            finish_row(&call, row->batch, row->i, result + r * EV_SLOTS, row->highest, row->sum);
         }
     }
 }

@@ -25,8 +25,7 @@ attention_decode_cpu_merge(ATTENTION_ARGUMENTS)
 
     real highest = -INFINITY;
     for (ca_int64 split = 0; split < params.splits; split++) {
-        highest =
-            max(highest, partial_row(&call, batch, i, split, PARTIAL_SIZE)[HEAD_EV]);
+        highest = max(highest, partial_row(&call, batch, i, split, PARTIAL_SIZE)[HEAD_EV]);
     }
     const real base = base_of(highest);
     realv result[EV_CHUNKS];
@@ -39,8 +38,7 @@ attention_decode_cpu_merge(ATTENTION_ARGUMENTS)
         const real factor = exp2(TO_LOG2(row[HEAD_EV] - base));
         sum += row[HEAD_EV + 1] * factor;
         for (int n = 0; n < EV_CHUNKS; n++) {
-            result[n] =
-                fma(WIDE(vload)(0, row + COLUMN(n, HEAD_EV)), (realv)factor, result[n]);
+            result[n] = fma(WIDE(vload)(0, row + COLUMN(n, HEAD_EV)), (realv)factor, result[n]);
         }
     }
     finish_row(&call, batch, i, result, highest, sum);

@@ -28,6 +28,7 @@
  *     -DKEY_LANES         work-items that share a key, a power of 2; default 1
  *     -DWIDE_KEYS         1: rows of keys are whole aligned 16 bytes; default 0
  *     -DWIDE_VALUES       1: so are rows of values; default 0
+ *     -DWIDE_PRESENT      1: so are both, past and present ones too; default 0
  *     EXCHANGE and SUB_GROUP of decode_gpu/exchange.clh, ROW_IS_CALLED of
  *     attention/row.clh, and the macros of support/common.clh without INPUT_BIAS,
  *     SCORES, SOFTCAP_LAST and DROPOUT
@@ -36,8 +37,7 @@
 #include "kernels/attention/decode_gpu/steps.clh"
 
 /* Local memory for the columns of the slices, and before the end for exchanges. */
-#define SCRATCH_SIZE                                                                   \
-    (SLICES * ROW_SIZE > EXCHANGE_SIZE ? SLICES * ROW_SIZE : EXCHANGE_SIZE)
+#define SCRATCH_SIZE (SLICES * ROW_SIZE > EXCHANGE_SIZE ? SLICES * ROW_SIZE : EXCHANGE_SIZE)
 
 /* A work-item's share of a block: chunks of keys `key`, `key` + KEYS_AT_ONCE, … and of
    values `slice`, `slice` + SLICES, … */
@@ -89,13 +89,12 @@ store_scores(__local real *block, const ca_attention_params *params, const real 
 /* The group's rows attend to keys start … end - 1 of a segment. */
 static inline void
 attend_keys(slice_state *state, const attention_call *call, const ca_int64 *batch,
-            const key_segment *segment, ca_int64 start, ca_int64 end,
-            present_share share, const lane_share *mine, block_memory *memory)
+            const key_segment *segment, ca_int64 start, ca_int64 end, present_share share,
+            const lane_share *mine, block_memory *memory)
 {
     const ca_view *key_view = segment->key_view;
     const ca_view *value_view = segment->value_view;
-    __global const storage *keys =
-        segment->key + (start - segment->start) * key_view->row;
+    __global const storage *keys = segment->key + (start - segment->start) * key_view->row;
     __global const value_storage *values =
         segment->value + (start - segment->start) * value_view->row;
     uint4 key_chunks[KEYS_PER_LANE * KEY_PER_LANE];
@@ -119,8 +118,7 @@ attend_keys(slice_state *state, const attention_call *call, const ca_int64 *batc
         sums_over_lanes(sums, terms, mine->key_lane, memory->scratch);
         store_scores((__local real *)block, call->params, sums, added, mine);
 #if PRESENT
-        copy_present_rows(call, batch, max(share.first, j0),
-                          min(share.end, j0 + count));
+        copy_present_rows(call, batch, max(share.first, j0), min(share.end, j0 + count));
 #endif
         /* Orders the writes of this block's scores before their reads. The scores of
            two blocks ago, which the writes replace, were read before the last
@@ -128,46 +126,17 @@ attend_keys(slice_state *state, const attention_call *call, const ca_int64 *batc
         barrier(CLK_LOCAL_MEM_FENCE);
         add_values(state, value_chunks, block, mine->slice);
         if (next > 0) {
-            load_values(value_chunks, values, value_view, mine->slice, mine->lane,
-                        next);
+            load_values(value_chunks, values, value_view, mine->slice, mine->lane, next);
         }
         memory->buffer ^= 1;
         count = next;
     }
 }
 
-/* True if rows are aligned as the host has planned. Inputs that overlap may share a
-   copy, whose alignment is that of the first of them. */
-static inline bool
-is_usable(const key_segment *segment)
-{
-    bool usable = true;
-#if WIDE_KEYS
-    usable = usable && is_aligned((size_t)segment->key,
-                                  segment->key_view->row * (ca_int64)sizeof(storage));
-#endif
-#if WIDE_VALUES
-    usable = usable &&
-             is_aligned((size_t)segment->value,
-                        segment->value_view->row * (ca_int64)sizeof(value_storage));
-#endif
-    return usable;
-}
-
-/* Makes the kernel compute all rows again. */
-static inline void
-poison(slice_state *state)
-{
-    for (int r = 0; r < RT; r++) {
-        state->sum[r] = NAN;
-    }
-}
-
 /* The group's rows attend to their split of the keys. */
 static inline void
-attend_split(slice_state *state, const attention_call *call, const ca_int64 *batch,
-             ca_int64 split, present_share share, const lane_share *mine,
-             block_memory *memory)
+attend_split(slice_state *state, const attention_call *call, const ca_int64 *batch, ca_int64 split,
+             present_share share, const lane_share *mine, block_memory *memory)
 {
     const ca_attention_params *params = call->params;
     const key_range range = keys_of_split(params, memory->rows, RT, split);
@@ -179,11 +148,9 @@ attend_split(slice_state *state, const attention_call *call, const ca_int64 *bat
         const key_segment segment = segment_at(call, batch, s);
         const ca_int64 segment_start = max(range.start, segment.start);
         const ca_int64 segment_end = min(range.end, segment.end);
-        if (segment_start < segment_end && !is_usable(&segment)) {
-            poison(state);
-        } else if (segment_start < segment_end) {
-            attend_keys(state, call, batch, &segment, segment_start, segment_end, share,
-                        mine, memory);
+        if (segment_start < segment_end) {
+            attend_keys(state, call, batch, &segment, segment_start, segment_end, share, mine,
+                        memory);
         }
     }
 }
@@ -203,8 +170,7 @@ attention_decode_gpu(ATTENTION_ARGUMENTS)
     const attention_call call = ATTENTION_CALL;
     const int item = (int)get_local_id(0);
     const int slice = item / ROW_LANES;
-    const lane_share mine = {item / KEY_LANES, item % KEY_LANES, slice,
-                             item - slice * ROW_LANES};
+    const lane_share mine = {item / KEY_LANES, item % KEY_LANES, slice, item - slice * ROW_LANES};
 
     const ca_int64 all_rows = params.heads * params.L;
     const ca_int64 tiles = (all_rows + RT - 1) / RT;
@@ -223,10 +189,8 @@ attention_decode_gpu(ATTENTION_ARGUMENTS)
 #pragma unroll 1
     for (int r = 0; r < RT; r++) {
         const ca_int64 i = row_of(&params, batch, row0 + min(r, rows - 1), row_batch);
-        share_query(queries + r * QUERY_VECTORS,
-                    query + ca_offset(&params.query, row_batch, i, 0),
-                    params.query.column,
-                    ca_scale(&params) * (SOFTCAP ? REAL(1.0) : SCORE_UNIT));
+        share_query(queries + r * QUERY_VECTORS, query + ca_offset(&params.query, row_batch, i, 0),
+                    params.query.column, ca_scale(&params) * (SOFTCAP ? REAL(1.0) : SCORE_UNIT));
         if (item == 0) {
             group_rows[r] = group_row_of(&call, row_batch, i);
             redo[r] = 0;
@@ -236,10 +200,9 @@ attention_decode_gpu(ATTENTION_ARGUMENTS)
 
     slice_state state;
     start_slice(&state);
-    attend_split(
-        &state, &call, batch, split,
-        present_share_of(&params, batch, split * tiles + tile, params.splits * tiles),
-        &mine, &memory);
+    attend_split(&state, &call, batch, split,
+                 present_share_of(&params, batch, split * tiles + tile, params.splits * tiles),
+                 &mine, &memory);
 
     merge_slices(&state, &ends, slice, mine.lane);
 #pragma unroll 1
@@ -249,8 +212,7 @@ attention_decode_gpu(ATTENTION_ARGUMENTS)
         const real highest = pick(state.highest, r, 1);
         const real sum = pick(state.sum, r, 1);
         if (params.splits > 1) {
-            leave_row(partial_row(&call, row_batch, i, split, PARTIAL_SIZE), &ends,
-                      highest, sum);
+            leave_row(partial_row(&call, row_batch, i, split, PARTIAL_SIZE), &ends, highest, sum);
         } else {
             write_row(&call, row_batch, i, &ends, r, highest, sum);
         }

@@ -52,8 +52,7 @@ attention_decode_gpu_merge(ATTENTION_ARGUMENTS)
             const int vector = n * ROW_LANES + lane;
             if (vector < ROW_CHUNKS) {
                 real x[VECTOR];
-                JOIN(vstore, VECTOR)(*((__global const real_vector *)row + vector), 0,
-                                     x);
+                JOIN(vstore, VECTOR)(*((__global const real_vector *)row + vector), 0, x);
 #pragma unroll
                 for (int k = 0; k < VECTOR; k++) {
                     real *sum = &state.columns[n * VECTOR + k];

@@ -57,8 +57,7 @@ share_queries(__local uint4 *queries, const attention_call *call, const ca_int64
         ca_int64 row_batch[CA_BATCH_DIMS];
         const ca_int64 i = row_of(params, batch, row0 + min(row, rows - 1), row_batch);
         __global const ushort *from =
-            (__global const ushort *)(call->query +
-                                      ca_offset(&params->query, row_batch, i, 0));
+            (__global const ushort *)(call->query + ca_offset(&params->query, row_batch, i, 0));
         ushort x[8];
         for (int e = 0; e < 8; e++) {
             const int column = chunk * 8 + e;
@@ -97,8 +96,8 @@ finish_scores(const warp_state *warp, const split_source *source, int j, float4 
                 seen = seen || attends;
                 used |= attends ? 1u << (2 * n + k) : 0u;
             }
-            scores[n] = r == 0 ? (float4)(pair[0], pair[1], x.zw)
-                               : (float4)(x.xy, pair[0], pair[1]);
+            scores[n] =
+                r == 0 ? (float4)(pair[0], pair[1], x.zw) : (float4)(x.xy, pair[0], pair[1]);
         }
         softmax->seen |= seen ? 1u << r : 0u;
     }
@@ -124,9 +123,8 @@ seen_by_all(const split_source *source)
 
 /* The warp attends to its share of the split. */
 static inline void
-attend_split(const warp_state *warp, const split_source *source,
-             __local const uint4 *queries, softmax_state *softmax,
-             float4 (*result)[EV_TILES])
+attend_split(const warp_state *warp, const split_source *source, __local const uint4 *queries,
+             softmax_state *softmax, float4 (*result)[EV_TILES])
 {
     const float factor = fabs(source->call->params->scale) * SCORE_UNIT;
     const int step = WARPS * CHUNK;
@@ -160,26 +158,6 @@ attend_split(const warp_state *warp, const split_source *source,
     }
 }
 
-/* True if rows are aligned as the host has planned. Inputs that overlap may share a
-   copy, whose alignment is that of the first of them. */
-static inline bool
-is_usable(const split_source *source)
-{
-    const ca_attention_params *params = source->call->params;
-    return is_aligned((size_t)source->keys,
-                      params->key.row * (ca_int64)sizeof(storage)) &&
-           is_aligned((size_t)source->values,
-                      params->value.row * (ca_int64)sizeof(storage));
-}
-
-/* Makes the kernel compute all rows again. */
-static inline void
-poison(softmax_state *softmax)
-{
-    softmax->seen = ~0u;
-    softmax->sum[0] = softmax->sum[1] = NAN;
-}
-
 __kernel
 WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
 {
@@ -207,8 +185,7 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
     share_queries(memory, &call, batch, row0, rows);
     if (item < TILE_ROWS) {
         ca_int64 row_batch[CA_BATCH_DIMS];
-        const ca_int64 i =
-            row_of(&params, batch, row0 + min(item, rows - 1), row_batch);
+        const ca_int64 i = row_of(&params, batch, row0 + min(item, rows - 1), row_batch);
         group_rows[item] = group_row_of(&call, row_batch, i);
         redo[item] = 0;
     }
@@ -232,9 +209,7 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
     for (int c = 0; c < EV_TILES; c++) {
         result[0][c] = (float4)0.0f;
     }
-    if (source.count > 0 && !is_usable(&source)) {
-        poison(&softmax);
-    } else if (source.count > 0) {
+    if (source.count > 0) {
         attend_split(&warp, &source, memory, &softmax, result);
     }
 

@@ -44,8 +44,8 @@
 
 /* Starts to load the next keys and values, at most `left` of them, into a stage. */
 static inline void
-load_block(warp_state *warp, __local uint4 *memory, int stage, tile_source *key,
-           tile_source *value, int left)
+load_block(warp_state *warp, __local uint4 *memory, int stage, tile_source *key, tile_source *value,
+           int left)
 {
     const int tile = stage * STAGE_CHUNKS;
     if (left > 0) {
@@ -58,27 +58,26 @@ load_block(warp_state *warp, __local uint4 *memory, int stage, tile_source *key,
 /* Loads the warp's rows of query, by way of local memory. A negative scale would turn
    the order of scores, so its sign goes into the queries. */
 static inline void
-load_queries(warp_state *warp, __local uint4 *memory, const mma_tile *tile,
-             const mma_lane *lane, uint4 (*queries)[HEAD_E / 16])
+load_queries(warp_state *warp, __local uint4 *memory, const mma_tile *tile, const mma_lane *lane,
+             uint4 (*queries)[HEAD_E / 16])
 {
     const ca_attention_params *params = tile->call->params;
-    tile_source source = source_at(tile->call->query,
-                                   ca_offset(&params->query, tile->batch, tile->i0, 0),
-                                   &params->query, params->E, E_CHUNKS);
+    tile_source source =
+        source_at(tile->call->query, ca_offset(&params->query, tile->batch, tile->i0, 0),
+                  &params->query, params->E, E_CHUNKS);
     const uint signs = SCALED_LATE && params->scale < 0.0f ? SIGNS : 0u;
     load_tile(warp, memory, 0, &source, tile->rows, BM, E_CHUNKS);
     warp_copies_end(warp);
     WARP_COPIES_WAIT(warp, 0);
     barrier(CLK_LOCAL_MEM_FENCE); /* the copies: their reads */
-    const uint rows = warp->start + lane->query_offset +
-                      warp->index * (WARP_ROWS * E_CHUNKS * CHUNK_BYTES);
+    const uint rows =
+        warp->start + lane->query_offset + warp->index * (WARP_ROWS * E_CHUNKS * CHUNK_BYTES);
     WARP_UNROLL
     for (int m = 0; m < MT; m++) {
         const uint address = rows + m * 16 * E_CHUNKS * CHUNK_BYTES;
         WARP_UNROLL
         for (int e = 0; e < HEAD_E / 16; e++) {
-            queries[m][e] =
-                warp_load(warp, CHUNK_OFFSET_FROM(address, 2 * e, E_CHUNKS)) ^ signs;
+            queries[m][e] = warp_load(warp, CHUNK_OFFSET_FROM(address, 2 * e, E_CHUNKS)) ^ signs;
         }
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* these reads: the copies of keys over them */
@@ -100,15 +99,12 @@ multiply_keys(const warp_state *warp, const mma_lane *lane, uint keys,
     for (int e = 0; e < HEAD_E / 16; e++) {
         WARP_UNROLL
         for (int n = 0; n < KEY_TILES; n += 2) {
-            const uint address =
-                keys + lane->key_offset + n * 8 * E_CHUNKS * CHUNK_BYTES;
-            const uint4 b =
-                warp_load(warp, CHUNK_OFFSET_FROM(address, 2 * e, E_CHUNKS));
+            const uint address = keys + lane->key_offset + n * 8 * E_CHUNKS * CHUNK_BYTES;
+            const uint4 b = warp_load(warp, CHUNK_OFFSET_FROM(address, 2 * e, E_CHUNKS));
             WARP_UNROLL
             for (int m = 0; m < MT; m++) {
                 scores[m][n] = warp_multiply(warp, scores[m][n], queries[m][e], b.xy);
-                scores[m][n + 1] =
-                    warp_multiply(warp, scores[m][n + 1], queries[m][e], b.zw);
+                scores[m][n + 1] = warp_multiply(warp, scores[m][n + 1], queries[m][e], b.zw);
             }
         }
     }
@@ -117,13 +113,11 @@ multiply_keys(const warp_state *warp, const mma_lane *lane, uint keys,
 /* result += weights * values of the CHUNK keys from an address on. */
 static inline void
 multiply_values(const warp_state *warp, const mma_lane *lane, uint values,
-                float4 (*weights)[KEY_TILES], softmax_state *softmax,
-                float4 (*result)[EV_TILES])
+                float4 (*weights)[KEY_TILES], softmax_state *softmax, float4 (*result)[EV_TILES])
 {
     WARP_UNROLL
     for (int n = 0; n < KEY_TILES; n += 2) {
-        const uint address =
-            values + lane->value_offset + n * 8 * EV_CHUNKS * CHUNK_BYTES;
+        const uint address = values + lane->value_offset + n * 8 * EV_CHUNKS * CHUNK_BYTES;
         uint4 a[MT];
         WARP_UNROLL
         for (int m = 0; m < MT; m++) {
@@ -131,8 +125,7 @@ multiply_values(const warp_state *warp, const mma_lane *lane, uint values,
         }
         WARP_UNROLL
         for (int c = 0; c < EV_TILES; c += 2) {
-            const uint4 b =
-                warp_load_columns(warp, CHUNK_OFFSET_FROM(address, c, EV_CHUNKS));
+            const uint4 b = warp_load_columns(warp, CHUNK_OFFSET_FROM(address, c, EV_CHUNKS));
             WARP_UNROLL
             for (int m = 0; m < MT; m++) {
                 result[m][c] = warp_multiply(warp, result[m][c], a[m], b.xy);
@@ -145,8 +138,8 @@ multiply_values(const warp_state *warp, const mma_lane *lane, uint values,
 /* The warp attends to the block at an address, whose first key is j0. */
 static inline void
 attend_block(const warp_state *warp, const mma_tile *tile, const mma_lane *lane, int j0,
-             uint address, uint4 (*queries)[HEAD_E / 16], float factor,
-             softmax_state *softmax, float4 (*result)[EV_TILES])
+             uint address, uint4 (*queries)[HEAD_E / 16], float factor, softmax_state *softmax,
+             float4 (*result)[EV_TILES])
 {
     const int i = tile->i0 + (int)warp->index * WARP_ROWS;
     for (int k = 0; k < BN; k += CHUNK) {
@@ -156,12 +149,10 @@ attend_block(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
             continue;
         }
         float4 scores[MT][KEY_TILES];
-        multiply_keys(warp, lane, address + k * E_CHUNKS * CHUNK_BYTES, queries,
-                      scores);
+        multiply_keys(warp, lane, address + k * E_CHUNKS * CHUNK_BYTES, queries, scores);
         finish_scores(tile, lane, i, j, scores, softmax);
         weigh_scores(warp, softmax, scores, factor, result);
-        multiply_values(warp, lane,
-                        address + (BN * E_CHUNKS + k * EV_CHUNKS) * CHUNK_BYTES, scores,
+        multiply_values(warp, lane, address + (BN * E_CHUNKS + k * EV_CHUNKS) * CHUNK_BYTES, scores,
                         softmax, result);
     }
 }
@@ -179,8 +170,8 @@ finish_row(const warp_state *warp, const mma_lane *lane, int r, bool seen, float
     WARP_UNROLL
     for (int c = 0; c < EV_TILES; c++) {
         const float2 x = (r % 2 == 0 ? result[c].xy : result[c].zw) * inverse;
-        __local uint *word = (__local uint *)memory +
-                             CHUNK_OFFSET(row, c, EV_CHUNKS) / 4 + lane->column / 2;
+        __local uint *word =
+            (__local uint *)memory + CHUNK_OFFSET(row, c, EV_CHUNKS) / 4 + lane->column / 2;
         *word = seen ? warp_pack(x.x, x.y) : 0u;
         bad += x.x * 0.0f + x.y * 0.0f;
     }
@@ -192,8 +183,7 @@ finish_row(const warp_state *warp, const mma_lane *lane, int r, bool seen, float
    again. */
 static inline void
 finish_rows(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
-            const softmax_state *softmax, float4 (*result)[EV_TILES],
-            __local uint4 *memory)
+            const softmax_state *softmax, float4 (*result)[EV_TILES], __local uint4 *memory)
 {
     const attention_call *call = tile->call;
     __local uint *marks = (__local uint *)(memory + RESULT_CHUNKS);
@@ -201,11 +191,9 @@ finish_rows(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
     for (int r = 0; r < ROWS; r++) {
         const int row = lane->row + 8 * r;
         const float4 rounded = softmax->rounded[r / 2];
-        const float seen =
-            sum_of_four(warp, (softmax->seen >> r & 1u) != 0u ? 1.0f : 0.0f);
-        const bool again =
-            finish_row(warp, lane, r, seen != 0.0f, r % 2 == 0 ? rounded.x : rounded.z,
-                       result[r / 2], memory);
+        const float seen = sum_of_four(warp, (softmax->seen >> r & 1u) != 0u ? 1.0f : 0.0f);
+        const bool again = finish_row(warp, lane, r, seen != 0.0f,
+                                      r % 2 == 0 ? rounded.x : rounded.z, result[r / 2], memory);
 #if LSE
         const float sum = sum_of_four(warp, softmax->sum[r]);
         if (lane->column == 0 && row < tile->rows) {
@@ -247,11 +235,10 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
     }
     load_queries(&warp, memory, &tile, &lane, queries);
 
-    tile_source keys = source_at(key, ca_offset(&params.key, batch, tile.first, 0),
-                                 &params.key, params.E, E_CHUNKS);
-    tile_source values =
-        source_at(value, ca_offset(&params.value, batch, tile.first, 0), &params.value,
-                  params.Ev, EV_CHUNKS);
+    tile_source keys = source_at(key, ca_offset(&params.key, batch, tile.first, 0), &params.key,
+                                 params.E, E_CHUNKS);
+    tile_source values = source_at(value, ca_offset(&params.value, batch, tile.first, 0),
+                                   &params.value, params.Ev, EV_CHUNKS);
     int left = tile.end - tile.first; /* keys that are not loaded yet */
 #pragma unroll 1
     for (int n = 0; n < STAGES - 1; n++, left -= BN) {
@@ -264,9 +251,8 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
         /* the copies: their reads; reads of the last block: the next copies over it */
         barrier(CLK_LOCAL_MEM_FENCE);
         load_block(&warp, memory, next, &keys, &values, left);
-        attend_block(&warp, &tile, &lane, j,
-                     warp.start + stage * (STAGE_CHUNKS * CHUNK_BYTES), queries, factor,
-                     &softmax, result);
+        attend_block(&warp, &tile, &lane, j, warp.start + stage * (STAGE_CHUNKS * CHUNK_BYTES),
+                     queries, factor, &softmax, result);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
         next = next + 1 == STAGES ? 0 : next + 1;
     }

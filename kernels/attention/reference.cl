@@ -17,8 +17,7 @@ __kernel void
 attention_reference(ATTENTION_ARGUMENTS)
 {
     const attention_call call = ATTENTION_CALL;
-    const ca_int64 rows =
-        params.batch[0] * params.batch[1] * params.batch[2] * params.L;
+    const ca_int64 rows = params.batch[0] * params.batch[1] * params.batch[2] * params.L;
     const ca_int64 item = (ca_int64)get_global_id(0);
     if (item >= rows) {
         return;

@@ -49,8 +49,8 @@ drop_weights(const tile_state *tile, const key_block *block, real *weights)
     uint dropped = 0;
 #pragma unroll 1
     for (int n = 0; n < MI * NJ; n++) {
-        const bool drops = ca_drops(params, row + tile->ty + TY * (n / NJ),
-                                    block->j0 + tile->tx + TX * (n % NJ));
+        const bool drops =
+            ca_drops(params, row + tile->ty + TY * (n / NJ), block->j0 + tile->tx + TX * (n % NJ));
         dropped |= drops ? 1u << n : 0u;
     }
 #pragma unroll
@@ -85,9 +85,9 @@ add_block(const tile_state *tile, const key_segment *segment, const key_block *b
             /* reads of the chunk before: these writes */
             barrier(CLK_LOCAL_MEM_FENCE);
         }
-        load_value_tile(values, STRIDE_C, KC, STRIDE_C,
-                        segment->value + (row + k0) * stride, segment->value_view,
-                        block->keys - k0, 0, HEAD_EV, segment->value_bias, tile->item);
+        load_value_tile(values, STRIDE_C, KC, STRIDE_C, segment->value + (row + k0) * stride,
+                        segment->value_view, block->keys - k0, 0, HEAD_EV, segment->value_bias,
+                        tile->item);
         barrier(CLK_LOCAL_MEM_FENCE); /* these writes: the reads */
         multiply_values(shared + k0 * STRIDE_M, values, KC, tile->tx, tile->ty, result);
     }
@@ -104,8 +104,7 @@ attend(const tile_state *tile, softmax_state *softmax, real *result)
         const int last = (int)segment.end;
         const int end = ALL_BLOCKS ? last : min(tile->end, last);
 #pragma unroll 1
-        for (int j0 = ALL_BLOCKS ? start : max(tile->first, start); j0 < end;
-             j0 += BN) {
+        for (int j0 = ALL_BLOCKS ? start : max(tile->first, start); j0 < end; j0 += BN) {
             const key_block block = block_at(tile, j0, end);
             const uint attended = find_attended(tile, &block);
             const uint weighed = find_weighed(tile, &block, attended);
@@ -151,8 +150,8 @@ write_weights(const tile_state *tile, const softmax_state *softmax)
             finish_scores(tile, &block, attended, weighed, scores);
 #pragma unroll
             for (int n = 0; n < MI * NJ; n++) {
-                const real weight = exp2(TO_LOG2(scores[n] - softmax->base[n / NJ])) /
-                                    softmax->sum[n / NJ];
+                const real weight =
+                    exp2(TO_LOG2(scores[n] - softmax->base[n / NJ])) / softmax->sum[n / NJ];
                 scores[n] = weighed >> n & 1u ? weight : REAL(0.0);
             }
             write_scores(tile, &block, scores);
@@ -169,8 +168,8 @@ write_weights(const tile_state *tile, const softmax_state *softmax)
    infinity: sums overflow early under a base that lags. Rows whose weights are all 0
    are always marked. */
 static inline void
-normalise(const tile_state *tile, const softmax_state *softmax, const real *seen,
-          real *result, real *marks)
+normalise(const tile_state *tile, const softmax_state *softmax, const real *seen, real *result,
+          real *marks)
 {
     const ca_attention_params *params = tile->call->params;
     const bool excluding = HAS_ADDENDS || DROPOUT || tile->limit < params->T ||
@@ -267,8 +266,8 @@ attention_tiled(ATTENTION_ARGUMENTS)
     load_queries(&tile, 0);
 #endif
 #if PRESENT
-    const present_share share = present_share_of(
-        &params, tile.batch, row_of_tiles * THREADS + tile.item, tiles * THREADS);
+    const present_share share =
+        present_share_of(&params, tile.batch, row_of_tiles * THREADS + tile.item, tiles * THREADS);
     copy_present(&call, tile.batch, share.first, share.end);
 #endif
     barrier(CLK_LOCAL_MEM_FENCE); /* these writes: their reads */

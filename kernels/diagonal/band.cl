@@ -125,12 +125,11 @@ write_tile(__global element *output, __global const element *input,
     while (walk.rows > 0) {
         const ca_int64 count = tile_rows_of_matrix(&walk);
         __global element *to = output + ca_offset(&params->output, walk.batch, 0, 0);
-        __global const element *from =
-            input + ca_offset(&params->input, walk.batch, 0, 0);
+        __global const element *from = input + ca_offset(&params->input, walk.batch, 0, 0);
         for (ca_int64 y = walk.y; y < walk.y + count; y++) {
             const row_band band = band_of_row(params, y, walk.first, walk.last, 0);
-            write_row(to + y * params->output.row, from + y * params->input.row,
-                      walk.first, walk.last, &band);
+            write_row(to + y * params->output.row, from + y * params->input.row, walk.first,
+                      walk.last, &band);
         }
         tile_advance(&walk, count);
     }
@@ -146,14 +145,12 @@ write_tile(__global element *output, __global const element *input,
 /* True if a block contains an element that is copied. The band moves right from row to
    row. */
 static inline bool
-is_copied(const ca_diagonal_params *params, ca_int64 y, ca_int64 rows, ca_int64 x,
-          ca_int64 columns)
+is_copied(const ca_diagonal_params *params, ca_int64 y, ca_int64 rows, ca_int64 x, ca_int64 columns)
 {
     const ca_int64 from_end = y + params->upper; /* in the first row */
     const ca_int64 to_begin = y + rows - 1 + params->lower;
     const bool whole = to_begin <= x && from_end >= x + columns;
-    const bool none = params->lower >= params->upper ||
-                      y + params->lower >= x + columns ||
+    const bool none = params->lower >= params->upper || y + params->lower >= x + columns ||
                       y + rows - 1 + params->upper <= x;
 #if INSIDE == OUTSIDE
     return true;
@@ -167,9 +164,8 @@ is_copied(const ca_diagonal_params *params, ca_int64 y, ca_int64 rows, ca_int64 
 /* block[i * i_pitch + j * j_pitch] = from[i * i_stride + j * j_stride]
    Neighbouring items have neighbouring j. */
 static inline void
-load_block(__local element *block, int i_pitch, int j_pitch,
-           __global const element *from, ca_int64 i_stride, ca_int64 j_stride, int I,
-           int J)
+load_block(__local element *block, int i_pitch, int j_pitch, __global const element *from,
+           ca_int64 i_stride, ca_int64 j_stride, int I, int J)
 {
     const int across = LOCAL < BLOCK ? LOCAL : BLOCK;
     for (int i = ITEM / across; i < I; i += LOCAL / across) {
@@ -181,8 +177,7 @@ load_block(__local element *block, int i_pitch, int j_pitch,
 
 static inline void
 write_block(__global element *to, __global const element *from, __local element *block,
-            const ca_diagonal_params *params, ca_int64 y, int rows, ca_int64 x,
-            int columns)
+            const ca_diagonal_params *params, ca_int64 y, int rows, ca_int64 x, int columns)
 {
     const ca_view *input = &params->input;
     if (is_copied(params, y, rows, x, columns)) {
@@ -201,8 +196,8 @@ write_block(__global element *to, __global const element *from, __local element 
 }
 
 static inline void
-write_tile(__global element *output, __global const element *input,
-           __local element *block, const ca_diagonal_params *params)
+write_tile(__global element *output, __global const element *input, __local element *block,
+           const ca_diagonal_params *params)
 {
     tile_walk walk = tile_start(params);
     while (walk.rows > 0) {
@@ -210,8 +205,8 @@ write_tile(__global element *output, __global const element *input,
         for (ca_int64 x = walk.first; x < walk.last; x += BLOCK) {
             const int columns = (int)min(walk.last - x, (ca_int64)BLOCK);
             write_block(output + ca_offset(&params->output, walk.batch, walk.y, x),
-                        input + ca_offset(&params->input, walk.batch, walk.y, x), block,
-                        params, walk.y, rows, x, columns);
+                        input + ca_offset(&params->input, walk.batch, walk.y, x), block, params,
+                        walk.y, rows, x, columns);
         }
         tile_advance(&walk, rows);
     }
@@ -238,8 +233,7 @@ load_pattern(__local element *pattern, const ca_diagonal_params *params)
         const int y = n - n / rows * rows;
         const row_band band = band_of_row(params, y, 0, columns, 0);
         for (int x = 0; x < columns && n * columns + x < size; x++) {
-            pattern[n * columns + x] =
-                (element)(x >= band.begin && x < band.end ? -1 : 0);
+            pattern[n * columns + x] = (element)(x >= band.begin && x < band.end ? -1 : 0);
         }
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* each item loads, then reads what others loaded */
@@ -247,8 +241,8 @@ load_pattern(__local element *pattern, const ca_diagonal_params *params)
 
 /* Writes elements in the order of memory, across matrices. */
 static inline void
-write_tile(__global element *output, __global const element *input,
-           __local element *pattern, const ca_diagonal_params *params)
+write_tile(__global element *output, __global const element *input, __local element *pattern,
+           const ca_diagonal_params *params)
 {
     const ca_int64 matrices = params->batch[0] * params->batch[1] * params->batch[2];
     const ca_int64 period = params->rows * params->columns;
@@ -286,8 +280,7 @@ write_tile(__global element *output, __global const element *input,
 
 /* The vector hint keeps compilers from vectorising over work-items too. */
 __kernel __attribute__((reqd_work_group_size(LOCAL, 1, 1), vec_type_hint(vector))) void
-diagonal_band(__global const element *input, __global element *output,
-              ca_diagonal_params params)
+diagonal_band(__global const element *input, __global element *output, ca_diagonal_params params)
 {
 #if LAYOUT == CA_DIAGONAL_ROWS
     write_tile(output, input, &params);

@@ -13,8 +13,7 @@
 #include "kernels/probe/params.h"
 
 /* A negative size where host and device would lay the struct out differently. */
-typedef char
-    probe_params_size[sizeof(ca_probe_params) == CA_PROBE_PARAMS_SIZE ? 1 : -1];
+typedef char probe_params_size[sizeof(ca_probe_params) == CA_PROBE_PARAMS_SIZE ? 1 : -1];
 
 __kernel void
 probe_device(__global const half *input, __global half *rounded, __global float *powers,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from references.attention import DTYPES, attention, bfloat16, compute_dtype, eps, float16
 from support.helpers import assert_close, check, draw, qkv, sdpa
+from support.variants import force
 
 pytestmark = pytest.mark.tensors
 
@@ -255,13 +256,13 @@ FAST_CASES = {  # what the issue names for attention_cpu
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), float16, bfloat16], ids=str)
 @pytest.mark.parametrize("options", FAST_CASES.values(), ids=FAST_CASES)
 def test_the_fast_kernel_runs_what_it_must(device, monkeypatch, options, dtype):
-    """CLATTN_KERNEL=cpu: no other kernel in its place, for few rows neither.
+    """Forced: no other kernel in its place, for few rows neither.
 
     With so many heads that eight of them share a mask, as in other tests.
     """
     if device.type != "cpu":
         pytest.skip("attention_cpu is for CPUs")
-    monkeypatch.setenv("CLATTN_KERNEL", "cpu")
+    force(monkeypatch, "cpu")
     q, k, v = qkv((2, 8), 97, 113, 64, dtype=dtype)
     if "attn_mask" not in options:
         check(q[..., :5, :], k, v, device=device, **options)
@@ -276,15 +277,14 @@ def test_the_fast_kernel_runs_what_it_must(device, monkeypatch, options, dtype):
 def test_the_fast_kernel_with_few_rows_and_a_mask(device, monkeypatch, mask):
     if device.type != "cpu":
         pytest.skip("attention_cpu is for CPUs")
-    monkeypatch.setenv("CLATTN_KERNEL", "cpu")
+    force(monkeypatch, "cpu")
     check(*qkv((1, 4), 5, 113, 64), device=device, attn_mask=mask)
 
 
 def test_an_unknown_kernel_is_refused(device, monkeypatch):
-    monkeypatch.setenv("CLATTN_KERNEL", "no-such-kernel")
-    with pytest.raises((ValueError, RuntimeError), match="CLATTN_KERNEL"):
-        sdpa(*qkv(), device=device)
-    monkeypatch.delenv("CLATTN_KERNEL")
+    with pytest.raises(ValueError, match='CLATTN_KERNEL is "no-such-kernel"; expected'):
+        force(monkeypatch, "no-such-kernel")
+    force(monkeypatch)
     check(*qkv(), device=device)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from references.attention import bfloat16, float32, float64
 from support.helpers import check, draw, index_of, qkv, run_python
+from support.variants import decode_for, forced
 
 pytestmark = pytest.mark.tensors
 
@@ -89,7 +90,7 @@ def test_lengths_that_change_after_the_check(device, name):
         """,
         index_of(device),
         name,
-        env={"CLATTN_KERNEL": name},
+        env=forced(decode_for(device) if name == "decode" else name),
         timeout=60,
     )
 

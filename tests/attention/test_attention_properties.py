@@ -12,6 +12,7 @@ from references.attention import bfloat16, float32, tolerance
 from support.helpers import assert_close, check, draw, qkv, sdpa
 from support.random_calls import BOUNDS, bounded, relay, shrink
 from support.sizes import SMALL, WIDE
+from support.variants import force
 
 pytestmark = pytest.mark.tensors
 
@@ -56,10 +57,9 @@ def test_random_problems(device, problem):
 @bounded
 @given(problem=problems())
 def test_random_problems_of_the_reference_kernel(device, problem):
-    """CLATTN_KERNEL is read at every call."""
     arrays, options = problem
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CLATTN_KERNEL", "reference")
+        force(patch, "reference")
         check(*arrays, device=device, **options)
 
 

@@ -23,6 +23,7 @@ from support.helpers import draw, native, qkv, sdpa
 torch = pytest.importorskip("torch")
 
 from support.helpers_torch import from_torch, to_torch  # noqa: E402
+from support.variants import force  # noqa: E402
 
 CASES = {
     "plain": {},
@@ -77,7 +78,7 @@ def compare_errors(device, monkeypatch, shape, options):
 
     Of the kernel that clattn chooses and of the reference kernel, against the same numbers.
     """
-    ours, theirs = {"": [], "reference": []}, []
+    ours, theirs = {None: [], "reference": []}, []
     for seed in range(4):
         q, k, v = qkv(*shape, seed=seed)
         if "enable_gqa" in options:
@@ -85,7 +86,7 @@ def compare_errors(device, monkeypatch, shape, options):
         right, _ = attention(q, k, v, **options)
         theirs.append(max_error(torch_sdpa(q, k, v, **options), right))
         for kernel, errors in ours.items():
-            monkeypatch.setenv("CLATTN_KERNEL", kernel)
+            force(monkeypatch, kernel)
             errors.append(max_error(sdpa(q, k, v, device=device, **options), right))
     for kernel, errors in ours.items():
         assert max(errors) <= 2 * max(theirs), f"{kernel} {errors} against torch's {theirs}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""attention/cpu.cl with products of pairs of bfloat16, on devices that multiply those.
+"""attention/cpu.cl with products of pairs of bfloat16, besides the kernel contract.
 
 Results are compared with float64, and where operators have no oracle here, with the reference
 kernel in float64. Other devices convert bfloat16, as all other tests see.
@@ -14,14 +14,15 @@ import pytest
 from references.attention import attention, bfloat16, eps, largest, max_error
 from support.helpers import assert_close, check, draw, qkv, sdpa
 from support.sizes import REST, WIDE
+from support.variants import force
 
 HALF_AN_EPS = eps(bfloat16) / 2
 
 
 @pytest.fixture(autouse=True)
 def pairs(device, monkeypatch):
-    """CLATTN_KERNEL=pairs, which is refused where the device does not multiply pairs."""
-    monkeypatch.setenv("CLATTN_KERNEL", "pairs")
+    """The variant, which is refused where the device does not multiply pairs."""
+    force(monkeypatch, "pairs")
     try:
         sdpa(*qkv(L=1, S=1, E=1, dtype=bfloat16), device=device)
     except ValueError as refusal:
@@ -33,11 +34,11 @@ def test_pairs_are_chosen(device, monkeypatch):
     arrays = qkv((2, 3), 90, 200, 64, dtype=bfloat16)
     forced = sdpa(*arrays, device=device)
     results = {}
-    for name in ("", "cpu"):
-        monkeypatch.setenv("CLATTN_KERNEL", name)
+    for name in (None, "cpu"):
+        force(monkeypatch, name)
         results[name] = sdpa(*arrays, device=device).tobytes()
-    assert results[""] == forced.tobytes() != results["cpu"]
-    monkeypatch.setenv("CLATTN_KERNEL", "pairs")
+    assert results[None] == forced.tobytes() != results["cpu"]
+    force(monkeypatch, "pairs")
     with pytest.raises(ValueError, match='CLATTN_KERNEL is "pairs", whose kernel takes bfloat16'):
         sdpa(*qkv(), device=device)
 
@@ -69,61 +70,6 @@ def test_sizes(device, size, options):
     check(*qkv((2, 4), L, S, E, Ev, bfloat16), device=device, **options)
 
 
-@pytest.mark.parametrize("L", [16, 33, 128])
-def test_softcap(device, L):
-    """One vector of rows, two, four."""
-    check(*qkv((2, 4), L, 135, WIDE, dtype=bfloat16), device=device, softcap=0.9)
-
-
-def masks(L, S):
-    seen = draw((2, 1, L, S)) > -0.5
-    seen[:, :, ::5] = False
-    return {
-        "bool": seen,
-        "bool row": seen[:, :, 1:2],
-        "float": draw((1, 4, L, S)),
-        "float with -inf": np.where(seen, draw((2, 1, L, S)), -np.inf).astype(np.float32),
-        "bfloat16": draw((L, S), bfloat16),
-    }
-
-
-@pytest.mark.parametrize("name", masks(1, 1))
-@pytest.mark.parametrize("L", [9, 128])
-def test_masks(device, L, name):
-    arrays = qkv((2, 4), L, 135, WIDE, dtype=bfloat16)
-    check(*arrays, device=device, attn_mask=masks(L, 135)[name])
-
-
-def test_grouped_heads(device):
-    q, k, v = draw((2, 6, 40, 64), bfloat16), *(draw((2, 2, 99, 64), bfloat16, n) for n in (1, 2))
-    check(q, k, v, device=device, enable_gqa=True, is_causal=True)
-
-
-def strided(array, how):
-    """The same values in another layout; `odd` starts at an odd multiple of two bytes."""
-    if how == "columns":
-        wide = np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)
-        wide[..., ::2] = array
-        return wide[..., ::2]
-    if how == "heads inside":
-        return np.swapaxes(np.ascontiguousarray(np.swapaxes(array, 1, 2)), 1, 2)
-    if how == "reversed":
-        return np.ascontiguousarray(array[..., ::-1, :])[..., ::-1, :]
-    buffer = np.empty(array.size + 1, array.dtype)
-    start = 1 - buffer.ctypes.data // 2 % 2
-    odd = buffer[start : start + array.size].reshape(array.shape)
-    odd[...] = array
-    assert odd.ctypes.data % 4 == 2
-    return odd
-
-
-@pytest.mark.parametrize("how", ["columns", "heads inside", "reversed", "odd"])
-@pytest.mark.parametrize("E", [64, 33])
-def test_layouts(device, how, E):
-    arrays = qkv((2, 3), 50, 130, E, dtype=bfloat16)
-    check(*(strided(a, how) for a in arrays), device=device, is_causal=True)
-
-
 def test_excluded_keys_do_not_matter(device):
     """Nor the one that shares a pair with a key that is attended to."""
     q, k, v = qkv((1, 2), 40, 101, 64, dtype=bfloat16)
@@ -135,17 +81,6 @@ def test_excluded_keys_do_not_matter(device):
         spoilt_v[:, :, 7::2] = bad
         check(q, spoilt_k, spoilt_v, device=device, attn_mask=seen)
     check(q, k[:, :, ::-1], np.full_like(v, np.inf), device=device, attn_mask=np.zeros_like(seen))
-
-
-def test_what_is_not_finite(device):
-    """NaN in its row or column, an infinite value in its column."""
-    q, k, v = qkv((1, 2), 40, 101, 64, dtype=bfloat16)
-    q[0, 0, 3, 5] = np.nan
-    v[0, 0, 20, 9] = np.inf
-    v[0, 1, 21, 8] = np.nan
-    check(q, k, v, device=device)
-    k[0, 1, 50] = np.nan
-    check(q, k, v, device=device, is_causal=True)
 
 
 def test_ranges(device):
@@ -176,7 +111,7 @@ def test_error_is_that_of_rounding_the_weights(device):
 def compare_with_reference(call, arrays, device, monkeypatch):
     """`call(arrays)` -> results, by pairs, beside the reference kernel in float64 and float32."""
     results = call(arrays)
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
+    force(monkeypatch, "reference")
     right = call([a.astype(np.float64) for a in arrays])
     plain = call([a.astype(np.float32) for a in arrays])
     for got, exact, near in zip(results, right, plain, strict=True):
@@ -210,7 +145,7 @@ def test_past_present_and_scores(device, mode, monkeypatch):
             qk_matmul_output_mode=mode, device=device)  # fmt: skip
 
     compare_with_reference(call, arrays, device, monkeypatch)
-    monkeypatch.setenv("CLATTN_KERNEL", "pairs")
+    force(monkeypatch, "pairs")
     got = call(arrays)
     past_k, key = arrays[3], arrays[1]
     assert got.present_key.tobytes() == np.concatenate([past_k, key], axis=2).tobytes()

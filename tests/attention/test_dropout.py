@@ -15,18 +15,13 @@ from references.attention import DTYPES, float16
 from support.dropout_calls import SEED, P, check
 from support.helpers import assert_close, draw, qkv, sdpa
 from support.layouts import LAYOUTS, ODD
+from support.variants import force
 
 pytestmark = pytest.mark.tensors
 
 NAN, INF = float("nan"), float("inf")
 
 quick = pytest.mark.usefixtures("reference_kernel")
-
-
-@pytest.fixture
-def reference_kernel(monkeypatch):
-    """For cross products of options: there each combination is quickly built."""
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
 
 
 KNOWN_ANSWERS = [  # Random123's kat_vectors, philox4x32 10: counter, key, result
@@ -353,10 +348,7 @@ def test_every_device_and_kernel_agree(monkeypatch):
     right, allowed = (f(*arrays, P, SEED) for f in (oracle.attention, oracle.tolerance))
     for device in clattn.devices():
         for name in (None, "reference"):
-            if name:
-                monkeypatch.setenv("CLATTN_KERNEL", name)
-            else:
-                monkeypatch.delenv("CLATTN_KERNEL", raising=False)
+            force(monkeypatch, name)
             assert_close(sdpa(*arrays, device=device, dropout_p=P, seed=SEED), right, allowed)
 
 

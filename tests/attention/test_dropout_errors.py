@@ -10,6 +10,8 @@ import pytest
 import references.dropout as oracle
 from support.helpers import WHAT_TO_INSTALL, assert_close, no_opencl, qkv, run_python
 
+pytestmark = pytest.mark.usefixtures("reference_kernel")
+
 NAN, INF = float("nan"), float("inf")
 P, SEED = 0.3, 11
 
@@ -78,12 +80,6 @@ def refuse(row):
     with pytest.raises(exception, match=name) as caught:
         clattn.scaled_dot_product_attention(**arrays() | changed)
     assert caught.type is exception
-
-
-@pytest.fixture(autouse=True)
-def reference_kernel(monkeypatch):
-    """The correct calls need no kernel of their own."""
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
 
 
 def assert_it_still_works(device):

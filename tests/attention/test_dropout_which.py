@@ -12,6 +12,7 @@ import pytest
 import references.dropout as oracle
 from references.attention import DTYPES, attended, float32
 from support.helpers import draw, sdpa
+from support.variants import force
 
 P, SEED = 0.3, 0xFEDC_BA98_7654_3210
 COLUMNS = 8
@@ -50,12 +51,6 @@ SHAPES = [  # leading shape, keys
 def test_exactly_those_of_the_definition(device, kernel, shape):
     got = dropped(*shape, device=device)
     np.testing.assert_array_equal(got, oracle.dropped(*shape, P, SEED))
-
-
-@pytest.fixture
-def reference_kernel(monkeypatch):
-    """For cross products of options: there each combination is quickly built."""
-    monkeypatch.setenv("CLATTN_KERNEL", "reference")
 
 
 quick = pytest.mark.usefixtures("reference_kernel")
@@ -125,10 +120,7 @@ def test_every_device_and_kernel_drop_the_same(monkeypatch):
     right = oracle.dropped((2, 33), 200, P, SEED)
     for device in clattn.devices():
         for name in (None, "reference"):
-            if name:
-                monkeypatch.setenv("CLATTN_KERNEL", name)
-            else:
-                monkeypatch.delenv("CLATTN_KERNEL", raising=False)
+            force(monkeypatch, name)
             np.testing.assert_array_equal(dropped((2, 33), 200, device=device), right)
 
 

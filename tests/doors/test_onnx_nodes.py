@@ -21,6 +21,7 @@ import pytest
 from references.attention import bfloat16
 from references.onnx import attention, plain, rounded
 from support.helpers import no_opencl, run_python
+from support.variants import force
 
 pytestmark = pytest.mark.tensors
 
@@ -157,7 +158,7 @@ def test_node(device, reference_kernel, name):
 @pytest.mark.parametrize("name", CHOSEN)
 def test_node_with_the_kernel_that_clattn_chooses(device, monkeypatch, name):
     need_new()
-    monkeypatch.delenv("CLATTN_KERNEL", raising=False)
+    force(monkeypatch)
     compare(NODES[name], call(NODES[name], device=device))
 
 

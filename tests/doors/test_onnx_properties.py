@@ -11,6 +11,7 @@ from references.onnx import attention, check, tolerances
 from support.helpers import assert_close, draw
 from support.onnx_calls import HK, HQ, B, E, cache, flat, inputs, mask_of
 from support.random_calls import bounded, relay, shrink
+from support.variants import force
 
 pytestmark = pytest.mark.tensors
 
@@ -201,7 +202,7 @@ def test_random_calls(device, call):
 def test_random_calls_of_the_reference_kernel(device, call):
     args, options = call
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CLATTN_KERNEL", "reference")
+        force(patch, "reference")
         check(*args, device=device, **options)
 
 

@@ -6,6 +6,7 @@ The child processes run in the mode "copy". Most have the loader of faults.py, w
 
 import pytest
 from support.helpers import index_of, run_python
+from support.variants import decode_for, forced
 
 COUNTED = """
 def counts(action):
@@ -73,7 +74,7 @@ def test_results_are_those_of_other_modes(device):
         assert got == right
 
 
-def test_everything_is_sent_and_fetched_once(run_with_faults):
+def test_everything_is_sent_and_fetched_once(device, run_with_faults):
     """Also where two kernels use it: parts of the keys and their merge, with present keys."""
     run_with_faults(
         COUNTED
@@ -89,7 +90,7 @@ with clattn.use_device(device):
     assert counts(call) == (inputs, results, 2), (counts(call), inputs, results)
 """,
         CLATTN_MEMORY="copy",
-        CLATTN_KERNEL="decode",
+        **forced(decode_for(device)),
     )
 
 

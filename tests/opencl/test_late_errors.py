@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What OpenCL reports after a call has returned, and what it refuses at once."""
 
+from support.variants import decode_for, forced
+
 
 def test_the_next_thing_that_waits_says_it(run_with_faults):
     """Once: with the function, the kernel, the device and OpenCL's name for it."""
@@ -161,7 +163,7 @@ def test_the_end_of_a_process_that_nobody_told(run_with_faults):
     assert not done.stderr
 
 
-def test_a_kernel_of_two(run_with_faults):
+def test_a_kernel_of_two(device, run_with_faults):
     """The keys' parts and their merge are one call, whichever of them fails."""
     run_with_faults(
         """
@@ -185,5 +187,5 @@ def test_a_kernel_of_two(run_with_faults):
             afterwards()
             same_bits(attend(trow, tkeys, tkeys), expected)
         """,
-        CLATTN_KERNEL="decode",
+        **forced(decode_for(device)),
     )

@@ -11,6 +11,7 @@ import clattn
 import numpy as np
 import pytest
 from support.helpers import check, draw, index_of, qkv, run_measured, run_python, sdpa
+from support.variants import forced
 
 MIB = 1 << 20
 
@@ -250,7 +251,7 @@ def test_offsets_beyond_32_bits(device, kernel_name, shape):
         else:
             raise SystemExit("a buffer larger than the device allows")
     """,
-        env={"CLATTN_KERNEL": kernel_name},
+        env=forced(kernel_name),
     )
 
 

@@ -8,6 +8,7 @@ import os
 
 import pytest
 from support.helpers import OCLGRIND, run_python
+from support.variants import SMALL_TILE, forced
 
 CHECKS = ("OCLGRIND_CHECK_API", "OCLGRIND_DATA_RACES", "OCLGRIND_UNINITIALIZED")
 
@@ -191,9 +192,9 @@ def oclgrind(tmp_path):
 RUNS = {
     "reference": CASES | DIAGONAL | REFERENCE_ONLY,
     "cpu": CASES | DIAGONAL,
-    "decode-cpu": DECODE,
-    "decode-gpu": DECODE_GPU,
-    "decode-mma": DECODE_MMA,
+    "decode_cpu": DECODE,
+    "decode_gpu": DECODE_GPU,
+    "decode_mma": DECODE_MMA,
     "tiled": TILED,
     "mma": MMA,
 }
@@ -206,19 +207,13 @@ MATRIX_UNITS = {
     "OCLGRIND_UNINITIALIZED": None,
 }
 
-# Tiles of 7000 bytes have 16 rows.
-SETTINGS = {
-    "tiled": {"CLATTN_LOCAL_MEMORY": 7000},
-    "decode-mma": MATRIX_UNITS,
-    "mma": MATRIX_UNITS,
-}
-
 
 @pytest.mark.parametrize("kernel_name", RUNS)
 def test_kernels_are_clean(oclgrind, kernel_name):
     """Right results, and not a line of complaint."""
     cases = RUNS[kernel_name]
-    env = oclgrind | {"CLATTN_KERNEL": kernel_name} | SETTINGS.get(kernel_name, {})
+    env = oclgrind | (MATRIX_UNITS if kernel_name in ("decode_mma", "mma") else {})
+    env |= forced(kernel_name, local_memory=SMALL_TILE if kernel_name == "tiled" else None)
     done = run_python(CODE, *cases.values(), env=env, timeout=300, check_exit=False)
     assert not done.stderr.strip(), done.stdout + done.stderr
     assert done.returncode == 0
@@ -248,7 +243,7 @@ def test_limits_are_clean(oclgrind):
 @pytest.mark.parametrize("mode", [None, "copy"], ids=["chosen", "copy"])
 def test_transfers_are_clean(oclgrind, mode):
     """The ways of moving memory that Oclgrind can do; it has no system SVM."""
-    env = oclgrind | {"CLATTN_MEMORY": mode, "CLATTN_KERNEL": "reference"}
+    env = oclgrind | forced("reference") | {"CLATTN_MEMORY": mode}
     cases = (CASES["plain"], CASES["strides"], CASES["float mask"], DIAGONAL["in place"])
     done = run_python(CODE, *cases, env=env, timeout=300, check_exit=False)
     assert not done.stderr.strip(), done.stdout + done.stderr

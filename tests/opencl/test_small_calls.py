@@ -9,6 +9,7 @@ import pytest
 from references.attention import attention, tolerance
 from support.helpers import assert_close, check, check_band, draw, index_of, qkv, run_python, sdpa
 from support.sizes import REST, WIDE
+from support.variants import forced
 
 # Attention is small below 0.6 million operations, 2 * rows * keys * (E + Ev) of them; diagonal
 # matrices are up to 128 KiB.
@@ -77,7 +78,7 @@ def test_a_small_call_runs_in_the_calling_thread(device):
         assert all_threads < 1.2 * own, (all_threads, own)
         """,
         index_of(device),
-        env={"CLATTN_MEMORY": None, "CLATTN_KERNEL": None},
+        env=forced() | {"CLATTN_MEMORY": None},
     )
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from ptx.machine import Machine, Refused
 from support.helpers import ROOT, TESTS, run_python
+from support.variants import forced
 
 SPEC = importlib.util.spec_from_file_location("ptx_check", ROOT / "tools" / "ptx_check.py")
 ptx_check = importlib.util.module_from_spec(SPEC)
@@ -142,5 +143,4 @@ def build(folder):
 
 def run_on_machine(library, code):
     """Runs code after SETUP in a child process. Returns the process."""
-    env = {"CLATTN_KERNEL": None}
-    return run_python(SETUP + textwrap.dedent(code), library, env=env)
+    return run_python(SETUP + textwrap.dedent(code), library, env=forced())

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 import clattn.torch  # noqa: E402
 from support.helpers_torch import TORCH, close, tensors, to_torch  # noqa: E402
+from support.variants import force  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.nn.attention import SDPBackend, bias, sdpa_kernel  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -292,15 +293,12 @@ TAKEN = {
 
 
 @pytest.mark.parametrize("case", TAKEN.values(), ids=TAKEN)
-def test_a_forced_kernel_that_refuses_is_raised(device, torch_calls, case):
+def test_a_forced_kernel_that_refuses_is_raised(device, monkeypatch, torch_calls, case):
     """attention_mma refuses float64. If torch answered, a measurement would measure torch."""
     arguments, options = case
-    clattn._core.force("mma")
-    try:
-        with clattn.torch.sdpa(device), pytest.raises(ValueError, match="CLATTN_KERNEL"):
-            F.scaled_dot_product_attention(*(x.double() for x in arguments), **options)
-    finally:
-        clattn._core.force()
+    force(monkeypatch, "mma")
+    with clattn.torch.sdpa(device), pytest.raises(ValueError, match="CLATTN_KERNEL"):
+        F.scaled_dot_product_attention(*(x.double() for x in arguments), **options)
     assert not torch_calls
 
 

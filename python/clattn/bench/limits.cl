@@ -30,8 +30,7 @@ typedef JOIN(float, LANES) realv;
 #endif
 
 /* The vector hint keeps compilers from vectorising over work-items as well. */
-#define KERNEL                                                                         \
-    __kernel __attribute__((reqd_work_group_size(LOCAL, 1, 1), vec_type_hint(realv)))
+#define KERNEL __kernel __attribute__((reqd_work_group_size(LOCAL, 1, 1), vec_type_hint(realv)))
 
 static real
 sum_lanes(realv sum)

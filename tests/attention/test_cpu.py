@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: MIT
+"""What attention_cpu does besides the kernel contract: heads that share a mask or a bias.
+
+Each of these is loaded once for several heads, where there are enough heads and rows.
+"""
+
+import clattn
+import numpy as np
+import pytest
+from support.helpers import assert_close, draw
+from support.masks import masked
+from support.variants import force, with_kernels
+
+with_cpu = with_kernels("cpu", tensors=True)
+
+SHAPE = B, H, _, L, S = (3, 8, 8, 41, 70)
+
+
+def by_reference(call):
+    with pytest.MonkeyPatch.context() as patch:
+        force(patch, "reference")
+        return call()
+
+
+@pytest.mark.parametrize("lead", [(4, 5), (4, 8), (1, 16)], ids=str)
+@with_cpu
+def test_numbers_of_heads(device, variant, lead):
+    """Some are divided into items of several heads; an odd number may be one item."""
+    arrays = variant.arrays((lead[0], lead[1], lead[1], L, S))
+    mask = masked(draw((L, S)) > -1, "float")
+    for options in ({}, {"scale": -0.3}, {"window": (9, 3)}):
+        variant.check(*arrays, device=device, attn_mask=mask, **options)
+
+
+@with_cpu
+def test_blocks_that_all_heads_exclude(device, variant):
+    """For all rows at once, with NaN where nobody looks, and rows without a key."""
+    q, k, v = variant.arrays((B, H, H, L, 300))
+    mask = draw((L, 300)) > -0.3
+    mask[:, 96:250] = mask[5] = False
+    k[..., 100:240, :], v[..., 100:240, :] = np.nan, np.inf
+    variant.check(q, k, v, device=device, attn_mask=mask)
+
+
+@with_cpu
+def test_a_nan_of_one_head_stays_there(device, variant):
+    q, k, v = variant.arrays(SHAPE)
+    k[1, 4, 3] = np.nan
+    result = variant.check(q, k, v, device=device, attn_mask=np.ones((L, S), bool))
+    assert np.isnan(result[1, 4]).all()
+    assert not np.isnan(np.delete(result, 4, axis=1)).any()
+
+
+@with_cpu
+def test_dropout_is_the_reference_kernels(device, variant):
+    """Which weights are dropped depends on head and row, not on who computes them."""
+    options = {"attn_mask": draw((L, S)) > -0.3, "dropout_p": 0.4, "seed": 7}
+
+    def call():
+        return variant.call(*variant.arrays(SHAPE), device=device, **options)[0]
+
+    assert_close(call(), by_reference(call), 2e-6)
+
+
+@pytest.mark.parametrize("mode", [1, 3])
+@with_cpu
+def test_scores_and_past_of_each_head(device, variant, mode):
+    """ONNX: scores with a shared mask, and past and present keys, which no head shares."""
+    past = variant.arrays((B, H, H, L, 20), seed=1)[1:]
+    mask = masked(draw((L, S + 20)) > -1, "float")
+    options = {"return_qk": True, "qk_matmul_output_mode": mode, "device": device}
+
+    def call():
+        return clattn.onnx.attention(*variant.arrays(SHAPE), mask, *past, **options)
+
+    for got, right in zip(call(), by_reference(call), strict=True):
+        assert_close(got, right, 1e-5)
+
+
+@with_cpu
+def test_a_bias_without_a_mask(device, variant):
+    """DirectML's relative position bias, the same for all heads, is a mask that is added."""
+    heads = variant.arrays(SHAPE)
+    q, k, v = (np.ascontiguousarray(a.swapaxes(1, 2)).reshape(B, a.shape[2], -1) for a in heads)
+    bias = draw((L, S))
+    options = {"scale": 0.25, "device": device}
+    answer = clattn.directml.multihead_attention(
+        q, k, v, head_count=H, relative_position_bias=np.broadcast_to(bias, (B, H, L, S)), **options
+    )
+    right = clattn.scaled_dot_product_attention(*heads, attn_mask=bias, **options)
+    assert_close(answer.output.reshape(B, L, H, -1).swapaxes(1, 2), right, 2e-6)

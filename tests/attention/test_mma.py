@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: MIT
+"""What variants on matrix units do besides the kernel contract. On CPUs the units are emulated.
+
+A program takes PoCL many seconds to build, so most tests share one: float16, head size 64, with
+the lse.
+"""
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided
+from references.attention import attention, bfloat16, eps, float16
+from support.helpers import draw, index_of, qkv, run_python, sdpa
+from support.variants import forced, with_kernels
+
+mma = with_kernels("mma")
+decode_mma = with_kernels("decode_mma")
+
+
+def halves(*shape):
+    return qkv(*shape, dtype=float16)
+
+
+@pytest.mark.parametrize("dtype", [float16, bfloat16])
+@mma
+def test_widest_tiles_of_two(device, variant, dtype):
+    """Head size 128, and what fills the local memory, queries first."""
+    variant.need(device, "head size")
+    arrays = qkv((2, 4), 130, 140, 128, dtype=dtype)
+    variant.check(*arrays, device=device, return_lse=False)
+
+
+@mma
+def test_scores_that_grow(device, variant):
+    """The base of exponents rises: weights are beyond half's range under the first base."""
+    q, k, v = halves((1, 1), 40, 200, 64)
+    k *= np.linspace(0, 16, 200, dtype=float16)[:, None]
+    variant.check(q, k, v, device=device)
+    variant.check(q, k[..., ::-1, :].copy(), v, device=device)
+
+
+@mma
+def test_error_is_that_of_rounded_weights(device, variant):
+    """Root mean square: that of plain arithmetic, rounded once, and as much again."""
+    q, k, v = halves((1, 1), 64, 257, 64)
+    result = variant.call(q, k, v, device=device)[0].astype("f8")
+    right = attention(q, k, v)[0]
+    plain = right.astype(float16).astype("f8")
+    error, once = (np.sqrt(np.mean((x - right) ** 2)) for x in (result, plain))
+    assert error < 2 * once
+    assert np.abs(result - right).max() < 2 * eps(float16) * np.abs(v.astype("f8")).max()
+
+
+@mma
+def test_elements_at_odd_places(device, variant):
+    """Rows that begin anywhere and columns apart are read element by element."""
+    variant.need(device, "layouts")
+    q, k, v = halves((1, 2), 18, 70, 64)
+    out = np.full((1, 2, 64, 18), np.nan, float16).swapaxes(2, 3)
+    wide = draw((1, 2, 70, 200), float16)
+    variant.check(q, wide[..., 3:67], wide[..., 81:145], device=device, out=out)
+    variant.check(q[..., ::-1, :], k[..., ::-2, ::-1], v[..., ::2, :], device=device)
+
+
+@pytest.mark.parametrize("place", range(5))
+@mma
+def test_places_in_memory(device, variant, place):
+    """Rows of whole 16 bytes that begin anywhere."""
+    arrays = []
+    for n, rows in enumerate((18, 70, 70)):
+        memory = np.zeros(rows * 64 + 32, float16)
+        start = -memory.ctypes.data % 16 // 2
+        array = as_strided(memory[start + place :], (1, 1, rows, 64), (0, 0, 128, 2))
+        array[...] = draw(array.shape, float16, n)
+        arrays.append(array)
+    variant.check(*arrays, device=device)
+
+
+@mma
+def test_masks_that_begin_anywhere(device, variant, tmp_path):
+    """A mask does not keep keys from being copied by 16 bytes: there is no program for it."""
+    if device.platform == "Portable Computing Language":
+        pytest.skip("PoCL keeps its programs itself")
+    code = """
+    import sys
+    from pathlib import Path
+    import clattn, numpy as np
+    from support.helpers import check, qkv
+    q, k, v = qkv((1, 1), 18, 70, 64, dtype=np.float16)
+    memory = np.ones(18 * 70 + 32, bool)
+    start = -memory.ctypes.data % 16
+    for place in 0, 3:
+        mask = memory[start + place :][: 18 * 70].reshape(18, 70)
+        mask[:, 5] = False
+        check(q, k, v, device=clattn.devices()[int(sys.argv[1])], attn_mask=mask, return_lse=True)
+    print(len([*Path(sys.argv[2]).rglob("attention_mma-*.bin")]))
+    """
+    env = forced(variant.kernel) | {"XDG_CACHE_HOME": tmp_path}
+    done = run_python(code, index_of(device), tmp_path, env=env)
+    assert done.stdout.split() == ["1"], done.stdout
+
+
+# ---- the warps of attention_decode_mma, which take 16 keys each in turn ----
+
+
+@decode_mma
+def test_weights_are_rounded_before_they_are_summed(device, variant):
+    """Equal values come back. Weights are 1, of the first key, and of the last, which the same
+    warp has, some number below 2^8.
+    """
+    q, k, v = variant.arrays((1, 8, 1, 2, 65))
+    q[...] = np.linspace(4, 5.5, 16).reshape(8, 2, 1)
+    k[...], k[..., 0, :], k[..., 64, :] = -1, 0, 0.125
+    v[...] = (2 - np.arange(64) / 512)[None]
+    result = sdpa(q, k, v, device=device, enable_gqa=True)
+    np.testing.assert_array_equal(result, np.broadcast_to(v[..., :1, :], result.shape))
+
+
+@decode_mma
+def test_warps_without_keys(device, variant):
+    """What one warp finds in 16 keys, four find in as many each.
+
+    The results are those of rounded weights, not those of a row that is computed again.
+    """
+    q, k, v = variant.arrays((1, 4, 1, 4, 16))
+    one = sdpa(q, k, v, device=device, enable_gqa=True)
+    tile = (1, 1, 4, 1)
+    four = sdpa(q, np.tile(k, tile), np.tile(v, tile), device=device, enable_gqa=True)
+    assert (one != four).mean() < 0.01

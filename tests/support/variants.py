@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: MIT
+"""The variants of attention: what each takes, the sizes that matter to it, and how to force it."""
+
+import os
+from dataclasses import dataclass, field
+
+import clattn
+import pytest
+from references.attention import DTYPES, bfloat16, float16, float32, float64
+from support.helpers import check, draw, sdpa
+from support.layouts import (
+    columns_first,
+    far_rows,
+    fortran,
+    negative_everywhere,
+    negative_rows,
+    one_element_in,
+    part_of_a_projection,
+    read_only,
+    sliced,
+    transposed,
+)
+from support.masks import masked
+from support.sizes import WIDE
+
+POCL = "Portable Computing Language"
+# Local memory with which tiles of attention_tiled have 16 rows and 32 keys of head size 16.
+SMALL_TILE = 7000
+
+
+class Forced:
+    """What is forced in this process, as an attribute that a patch can set back."""
+
+    def __init__(self):
+        self._words = tuple(os.environ.get(name, "") for name in forced())
+
+    @property
+    def words(self):
+        return self._words
+
+    @words.setter
+    def words(self, words):
+        clattn._core.force(*words)
+        self._words = words
+
+
+def forced(kernel=None, *, sub_groups=None, local_memory=None):
+    """Environment of a child process whose problems run as this variant; None forces nothing."""
+    return {
+        "CLATTN_KERNEL": kernel,
+        "CLATTN_SUB_GROUPS": sub_groups,
+        "CLATTN_LOCAL_MEMORY": local_memory,
+    }
+
+
+FORCED = Forced()
+
+
+def force(monkeypatch, kernel=None, *, sub_groups=None, local_memory=None):
+    """Force a variant in this process until the patch is undone; None forces nothing."""
+    texts = forced(kernel, sub_groups=sub_groups, local_memory=local_memory).values()
+    words = tuple("" if text is None else str(text) for text in texts)
+    monkeypatch.setattr(FORCED, "words", words)
+
+
+def decode_for(device):
+    """The variant for few rows that is meant for the device's type."""
+    return "decode_cpu" if device.type == "cpu" else "decode_gpu"
+
+
+ROWS_IN_ONE_PIECE = [negative_rows, transposed, part_of_a_projection, one_element_in, read_only,
+                     far_rows]  # fmt: skip
+ANYHOW = [negative_everywhere, columns_first, fortran, sliced]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row of the table. A shape is (B, Hq, Hk, L, S)."""
+
+    kernel: str
+    shapes: dict  # the two that most tests run: one block or split of the keys, and several
+    rows: list  # (Hq, Hk, L): tiles of rows, whole and not
+    keys: list  # S: blocks of keys, whole and not
+    groups: list  # (Hq, Hk)
+    takes: str  # what a refusal says
+    dtype: object = float32
+    E: int = WIDE  # of most tests: each head size is a program
+    head_sizes: list = field(default_factory=list)  # (E, Ev, dtype, L)
+    head_size_keys: tuple = (1, 16, 31, 129, 333)  # S beside `head_sizes`
+    dtypes: list = field(default_factory=list)  # besides `dtype`, with head size E
+    mask_dtype: object = float32  # of most float masks
+    mask_dtypes: list = field(default_factory=list)  # (dtype, dtype of the mask) besides
+    key_layouts: list = field(default_factory=lambda: [*ROWS_IN_ONE_PIECE, *ANYHOW])
+    doors: frozenset = frozenset()  # of the options that only other doors have
+    limits: dict = field(default_factory=dict)  # what else is forced
+    cpu_only: bool = False
+    tensors: bool = False  # run once more with Tensors in the place of arrays
+    lse_is_built_in: bool = False  # programs with the lse and without it differ
+    not_on_pocl: frozenset = frozenset()  # programs that PoCL takes 10 s to build
+
+    def force(self, monkeypatch):
+        force(monkeypatch, self.kernel, **self.limits)
+
+    def arrays(self, shape, dtype=None, E=None, Ev=None, seed=0):
+        """Query, key and value of a shape, or of the table's shape of that name."""
+        B, Hq, Hk, L, S = self.shapes[shape] if isinstance(shape, str) else shape
+        E = E or self.E
+        sizes = (B, Hq, L, E), (B, Hk, S, E), (B, Hk, S, Ev or E)
+        return tuple(draw(s, dtype or self.dtype, 3 * seed + n) for n, s in enumerate(sizes))
+
+    def mask_kinds(self, device):
+        """Those whose programs are built quickly."""
+        slow = device.platform == POCL and "bool" in self.not_on_pocl
+        return ["float"] if slow else ["bool", "float"]
+
+    def mask(self, seen, kind):
+        return masked(seen, kind, dtype=self.mask_dtype)
+
+    def check(self, *arrays, device, **options):
+        """Compare with the oracle, with the lse and without it if that costs no program."""
+        if self.lse_is_built_in:
+            options = {"return_lse": True} | options
+        return check(*arrays, device=device, **{"enable_gqa": arrays[0].ndim > 2} | options)
+
+    def call(self, *arrays, device, **options):
+        """(result, lse)"""
+        options = {"enable_gqa": arrays[0].ndim > 2, "return_lse": True} | options
+        return sdpa(*arrays, device=device, **options)
+
+    def need(self, device, program):
+        """Skip a test for which PoCL would build a program for many seconds."""
+        if device.platform == POCL and program in self.not_on_pocl:
+            pytest.skip("PoCL takes 10 s to build a program; other devices run this test")
+
+
+EVERY_DOOR = frozenset({"past", "counts", "filter", "input bias", "dropout", "scores"})
+ON_MATRIX_UNITS = frozenset({"counts", "filter"})
+
+VARIANTS = [
+    Variant(
+        "cpu",
+        {"shared masks": (3, 8, 8, 41, 70), "several blocks": (1, 8, 8, 41, 300)},
+        rows=[(2, 2, n) for n in (1, 16, 17, 100)],
+        keys=[1, 33, 70],
+        groups=[(8, 2), (6, 3)],
+        takes="head sizes of 1 to 512",
+        dtypes=[float16, bfloat16, float64],
+        mask_dtypes=[(float16, float16), (bfloat16, bfloat16), (float64, float64)],
+        doors=EVERY_DOOR,
+        cpu_only=True,
+        tensors=True,
+    ),
+    Variant(
+        "pairs",
+        {"one vector of rows": (2, 4, 4, 9, 135), "four": (2, 4, 4, 128, 135)},
+        rows=[(2, 2, n) for n in (1, 16, 17, 33)],
+        keys=[1, 31, 97, 200],
+        groups=[(6, 2)],
+        takes="bfloat16",
+        dtype=bfloat16,
+        mask_dtypes=[(bfloat16, bfloat16)],
+        doors=EVERY_DOOR,
+        cpu_only=True,
+    ),
+    Variant(
+        "tiled",
+        {"one block": (2, 3, 3, 20, 30), "several": (1, 3, 3, 40, 140)},
+        rows=[(2, 2, n) for n in (1, 15, 16, 17, 31, 48, 65)],
+        keys=[1, 4, 31, 32, 33, 64, 65, 200],
+        groups=[(6, 2)],
+        takes="head sizes of 1 to 512",
+        E=16,
+        doors=EVERY_DOOR | {"softcap last"},
+        limits={"sub_groups": 0, "local_memory": SMALL_TILE},
+    ),
+    Variant(
+        "mma",
+        {"one tile": (1, 2, 2, 40, 100), "several": (2, 4, 4, 150, 170)},
+        rows=[*((1, 1, n) for n in (1, 15, 16, 17, 63, 64, 200)),
+              *((8, 8, n) for n in (65, 128, 129, 300))],
+        keys=[1, 15, 16, 17, 63, 64, 65, 128, 200, 257],
+        groups=[(6, 2)],
+        takes="query.*no past keys, input bias, dropout",
+        dtype=float16,
+        head_sizes=[(1, 1, float16, 5), (40, 8, float16, 50), (72, 72, bfloat16, 50),
+                    (80, 64, float16, 50), (96, 96, float16, 50), (128, 128, bfloat16, 50),
+                    (192, 128, bfloat16, 50), (64, 256, float16, 50), (256, 256, bfloat16, 50)],
+        head_size_keys=(9, 100),
+        mask_dtype=float16,
+        key_layouts=[negative_rows, transposed, far_rows, sliced, columns_first],
+        doors=ON_MATRIX_UNITS,
+        lse_is_built_in=True,
+        not_on_pocl=frozenset({"head size", "bool", "softcap", "counts", "filter", "layouts"}),
+    ),
+    Variant(
+        "decode_cpu",
+        {"short": (2, 4, 4, 3, 77), "split": (1, 1, 1, 3, 2500)},
+        rows=[(2, 2, n) for n in (*range(1, 14), 16, 17, 31, 32, 33, 40)],
+        keys=[1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 257, 1000],
+        groups=[(2, 1), (3, 1), (6, 3), (4, 2), (5, 1), (14, 2), (8, 1), (16, 2), (32, 1),
+                (33, 1)],
+        takes="contiguous rows of at least one vector",
+        head_sizes=[(16, 16, float32, 1), (17, 31, float32, 1), (31, 17, float32, 4),
+                    (128, 96, float32, 4), (257, 16, float32, 3), (16, 257, float32, 1),
+                    (512, 512, float32, 1), (9, 8, float64, 3),
+                    *((33, 48, dtype, 4) for dtype in DTYPES)],
+        dtypes=[float16, bfloat16, float64],
+        mask_dtypes=[(float16, float16), (bfloat16, float32), (float64, float64),
+                     (float32, float64)],
+        key_layouts=ROWS_IN_ONE_PIECE,
+        doors=frozenset({"past", "counts", "filter"}),
+        cpu_only=True,
+        tensors=True,
+    ),
+    Variant(
+        "decode_gpu",
+        {"short": (2, 4, 4, 2, 77), "split": (1, 1, 1, 2, 2500)},
+        rows=[*((2, 2, n) for n in (1, 2, 3, 5, 8, 9, 17))],
+        keys=[1, 64, 65, 131],
+        groups=[(2, 1), (3, 1), (8, 2), (12, 1)],
+        takes="head sizes of 1 to 512",
+        E=32,
+        head_sizes=[(1, 1, float32, 1), (7, 129, float32, 1), (80, 96, float16, 1),
+                    (512, 300, float64, 1)],
+        dtypes=[float16, bfloat16],
+        doors=frozenset({"past", "counts", "filter"}),
+    ),
+    Variant(
+        "decode_mma",
+        {"short": (1, 5, 1, 2, 77), "split": (1, 4, 1, 2, 2500)},
+        rows=[(1, 1, 1), (3, 1, 5), (8, 1, 1), (8, 1, 2), (17, 1, 1), (11, 1, 3)],
+        keys=[1, 15, 16, 17, 64, 65, 130],
+        groups=[(2, 1), (6, 2), (24, 3)],
+        takes="one half type, head sizes of 1 to 192.*no past keys, input bias, dropout",
+        dtype=float16,
+        head_sizes=[(8, 8, bfloat16, 1), (80, 40, float16, 2), (128, 128, bfloat16, 1),
+                    (192, 128, float16, 1)],
+        head_size_keys=(9, 100, 2500),
+        dtypes=[bfloat16],
+        key_layouts=[negative_rows, transposed, far_rows],
+        doors=ON_MATRIX_UNITS,
+        not_on_pocl=frozenset({"head size", "softcap", "filter"}),
+    ),
+]  # fmt: skip
+
+# Each variant with how arrays are passed to it.
+ROWS = [(v, passed) for v in VARIANTS for passed in ("arrays", "tensors")[: 1 + v.tensors]]
+WITH_ARRAYS = [row for row in ROWS if row[1] == "arrays"]
+
+
+def row_id(row):
+    return row[0].kernel + ("" if row[1] == "arrays" else "-tensors")
+
+
+def each(choose, name="case", *, tensors=False):
+    """Run a test for each variant and each of its cases; with Tensors too, where a row has them.
+
+    `choose` is a function of the variant, or a dict by its word; it gives the cases.
+    """
+    found = choose if callable(choose) else lambda v: choose.get(v.kernel, ())
+    cases = [(row, case) for row in (ROWS if tensors else WITH_ARRAYS) for case in found(row[0])]
+    ids = [f"{row_id(row)}-{getattr(case, '__name__', case)}" for row, case in cases]
+    return pytest.mark.parametrize(("variant", name), cases, ids=ids, indirect=["variant"])
+
+
+def with_door(option, kernels=None):
+    """Run a test, with arrays alone, for each variant that takes an option of other doors."""
+    rows = [row for row in WITH_ARRAYS if option in row[0].doors
+            and (kernels is None or row[0].kernel in kernels)]  # fmt: skip
+    return pytest.mark.parametrize("variant", rows, ids=row_id, indirect=True)
+
+
+def with_kernels(*kernels, tensors=False):
+    """Run a test for these variants."""
+    rows = [row for row in (ROWS if tensors else WITH_ARRAYS) if row[0].kernel in kernels]
+    return pytest.mark.parametrize("variant", rows, ids=row_id, indirect=True)
+
+
+with_tensors_too = pytest.mark.parametrize("variant", ROWS, ids=row_id, indirect=True)
