@@ -45,17 +45,16 @@ check_counts(const ca_cache *cache, const ca_cache_append *append, ca_error *err
     int64_t n = append->key.shape[2];
     if (append->counts != NULL && append->ncounts != B) {
         return ca_error_set(error, CA_ERROR_VALUE,
-                            "counts has %lld numbers; expected %lld, one for each "
-                            "sequence",
+                            "counts has %lld numbers; expected %lld, one for each sequence",
                             (long long)append->ncounts, (long long)B);
     }
     for (int64_t b = 0; b < B; b++) {
         int64_t count = count_of(append, b);
         if (count < 0 || count > n) {
-            return ca_error_set(error, CA_ERROR_VALUE,
-                                "counts[%lld] is %lld; expected 0 to %lld, the "
-                                "positions that key has",
-                                (long long)b, (long long)count, (long long)n);
+            return ca_error_set(
+                error, CA_ERROR_VALUE,
+                "counts[%lld] is %lld; expected 0 to %lld, the positions that key has",
+                (long long)b, (long long)count, (long long)n);
         }
     }
     return CA_OK;
@@ -78,9 +77,8 @@ ca_cache_append_check(const ca_cache *cache, const ca_cache_append *append, ca_e
         int64_t length = ca_cache_length(cache, b);
         if (count_of(append, b) > capacity - length) {
             CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
-                                "key has %lld positions for sequence %lld, whose "
-                                "length is %lld; expected at most %lld, as the "
-                                "cache's capacity is %lld",
+                                "key has %lld positions for sequence %lld, whose length is %lld; "
+                                "expected at most %lld, as the cache's capacity is %lld",
                                 (long long)count_of(append, b), (long long)b, (long long)length,
                                 (long long)(capacity - length), (long long)capacity));
         }
@@ -175,8 +173,7 @@ ca_cache_cut_check(const ca_cache *cache, const ca_cache_cut *cut, ca_error *err
         int64_t length = ca_cache_length(cache, b);
         if (number < 0 || number > length) {
             return ca_error_set(error, CA_ERROR_VALUE,
-                                "n[%lld] is %lld; expected 0 to %lld, the sequence's "
-                                "length",
+                                "n[%lld] is %lld; expected 0 to %lld, the sequence's length",
                                 (long long)b, (long long)number, (long long)length);
         }
     }
@@ -212,8 +209,8 @@ ca_cache_attend_check(const ca_cache *cache, ca_torch_sdpa *call, int64_t shape[
     if (query->ndim != 4 || query->shape[0] != sizes[0] || query->shape[1] % sizes[1] != 0 ||
         query->shape[3] != sizes[3]) {
         CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
-                            "query has shape %s; expected (%lld, Hq, L, %lld), Hq a "
-                            "multiple of the cache's %lld heads",
+                            "query has shape %s; expected (%lld, Hq, L, %lld), Hq a multiple of "
+                            "the cache's %lld heads",
                             CA_SHAPE_OF(query), (long long)sizes[0], (long long)sizes[3],
                             (long long)sizes[1]));
     }

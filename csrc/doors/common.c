@@ -156,10 +156,10 @@ ca_door_check_scale(bool given, double scale, ca_dtype dtype, ca_error *error)
         return ca_error_set(error, CA_ERROR_VALUE, "scale is %g; expected a finite number", scale);
     }
     if (given && dtype != CA_FLOAT64 && fabs(scale) > FLT_MAX / 2) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "scale is %g; expected a number that float32 holds, in "
-                            "which %s is computed",
-                            scale, ca_dtype_name(dtype));
+        return ca_error_set(
+            error, CA_ERROR_VALUE,
+            "scale is %g; expected a number that float32 holds, in which %s is computed", scale,
+            ca_dtype_name(dtype));
     }
     return CA_OK;
 }
@@ -169,9 +169,7 @@ ca_door_check_softcap(double softcap, ca_error *error)
 {
     if (!(softcap >= 0) || isinf(softcap)) {
         return ca_error_set(error, CA_ERROR_VALUE,
-                            "softcap is %g; expected a finite number of 0 (none) or "
-                            "more",
-                            softcap);
+                            "softcap is %g; expected a finite number of 0 (none) or more", softcap);
     }
     return CA_OK;
 }

@@ -21,22 +21,22 @@ check_dtypes(const ca_openvino_sdpa *call, ca_error *error)
     CA_TRY(ca_door_check_dtypes(&call->query, &call->key, &call->value, error));
     if (mask->data != NULL && mask->dtype != call->query.dtype) {
         if (mask->ndim == 0) {
-            CA_TRY(ca_error_set(error, CA_ERROR_TYPE,
-                                "attention_mask is a scalar of dtype %s; expected %s, "
-                                "the dtype of query",
-                                ca_dtype_name(mask->dtype), dtype));
+            CA_TRY(ca_error_set(
+                error, CA_ERROR_TYPE,
+                "attention_mask is a scalar of dtype %s; expected %s, the dtype of query",
+                ca_dtype_name(mask->dtype), dtype));
         } else if (mask->dtype != CA_BOOL) {
-            CA_TRY(ca_error_set(error, CA_ERROR_TYPE,
-                                "attention_mask has dtype %s; expected bool, or %s, "
-                                "the dtype of query",
-                                ca_dtype_name(mask->dtype), dtype));
+            CA_TRY(ca_error_set(
+                error, CA_ERROR_TYPE,
+                "attention_mask has dtype %s; expected bool, or %s, the dtype of query",
+                ca_dtype_name(mask->dtype), dtype));
         }
     }
     if (scale->data != NULL && scale->dtype != call->query.dtype) {
-        CA_TRY(ca_error_set(error, CA_ERROR_TYPE,
-                            "scale has dtype %s; expected %s, the dtype of query, or a "
-                            "Python number",
-                            ca_dtype_name(scale->dtype), dtype));
+        CA_TRY(
+            ca_error_set(error, CA_ERROR_TYPE,
+                         "scale has dtype %s; expected %s, the dtype of query, or a Python number",
+                         ca_dtype_name(scale->dtype), dtype));
     }
 done:
     return status;
@@ -47,10 +47,10 @@ check_scale(const ca_openvino_sdpa *call, ca_error *error)
 {
     const ca_tensor *array = &call->scale_array;
     if (array->ndim > 1 || ca_tensor_size(array, 1) != 1) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "scale has shape %s; expected a number, or an array of "
-                            "shape () or (1,)",
-                            CA_SHAPE_OF(array));
+        return ca_error_set(
+            error, CA_ERROR_VALUE,
+            "scale has shape %s; expected a number, or an array of shape () or (1,)",
+            CA_SHAPE_OF(array));
     }
     return ca_door_check_scale(call->has_scale, call->scale, call->query.dtype, error);
 }
@@ -80,9 +80,8 @@ find_common_size(const ca_openvino_sdpa *call, int from_end, int64_t *common, ca
         int64_t size = ca_tensor_size(inputs[t].tensor, from_end);
         if (!repeats_to(size, *common)) {
             return ca_error_set(error, CA_ERROR_VALUE,
-                                "%s has shape %s, whose dimension %d of size %lld "
-                                "cannot be repeated to %lld, that of the others; "
-                                "expected 1 or a divisor",
+                                "%s has shape %s, whose dimension %d of size %lld cannot be "
+                                "repeated to %lld, that of the others; expected 1 or a divisor",
                                 inputs[t].name, CA_SHAPE_OF(inputs[t].tensor), -from_end,
                                 (long long)size, (long long)*common);
         }
@@ -96,12 +95,11 @@ check_mask(const ca_openvino_sdpa *call, int ndim, const int64_t *shape, ca_erro
 {
     const ca_tensor *mask = &call->attention_mask;
     if (mask->ndim == 0) { /* a scalar; the value of an absent mask is 0 */
-        return call->mask_value == 0
-                   ? CA_OK
-                   : ca_error_set(error, CA_ERROR_VALUE,
-                                  "attention_mask is the scalar %g; expected 0 (no "
-                                  "mask), or two dimensions or more",
-                                  call->mask_value);
+        return call->mask_value == 0 ? CA_OK
+                                     : ca_error_set(error, CA_ERROR_VALUE,
+                                                    "attention_mask is the scalar %g; expected 0 "
+                                                    "(no mask), or two dimensions or more",
+                                                    call->mask_value);
     }
     int64_t scores[CA_MAX_DIMS];
     memcpy(scores, shape, (size_t)ndim * sizeof(*scores));
@@ -113,11 +111,10 @@ check_mask(const ca_openvino_sdpa *call, int ndim, const int64_t *shape, ca_erro
         fits = d > 2 ? repeats_to(size, common) : size == 1 || size == common;
     }
     if (!fits) {
-        return ca_error_set(
-            error, CA_ERROR_VALUE,
-            "attention_mask has shape %s; expected two dimensions or more that can be "
-            "broadcast or repeated to %s",
-            CA_SHAPE_OF(mask), CA_SHAPE_WORDS(ndim, scores));
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "attention_mask has shape %s; expected two dimensions or more that can "
+                            "be broadcast or repeated to %s",
+                            CA_SHAPE_OF(mask), CA_SHAPE_WORDS(ndim, scores));
     }
     return CA_OK;
 }

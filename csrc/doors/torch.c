@@ -15,15 +15,14 @@ check_heads(const ca_torch_sdpa *call, ca_error *error)
     int64_t Hk = ca_tensor_size(&call->key, 3);
     if (ca_tensor_size(&call->value, 3) != Hk) {
         return ca_error_set(error, CA_ERROR_VALUE,
-                            "value has %lld heads; expected %lld, as many as key, with "
-                            "enable_gqa",
+                            "value has %lld heads; expected %lld, as many as key, with enable_gqa",
                             (long long)ca_tensor_size(&call->value, 3), (long long)Hk);
     }
     if (Hk == 0 ? Hq != 0 : Hq % Hk != 0) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "query has %lld heads; expected a multiple of key's %lld, "
-                            "with enable_gqa",
-                            (long long)Hq, (long long)Hk);
+        return ca_error_set(
+            error, CA_ERROR_VALUE,
+            "query has %lld heads; expected a multiple of key's %lld, with enable_gqa",
+            (long long)Hq, (long long)Hk);
     }
     return CA_OK;
 }
@@ -40,8 +39,8 @@ broadcast_leading(const ca_tensor *tensor, const char *name, int first, int ndim
             *common = size;
         } else if (size != 1 && size != *common) {
             return ca_error_set(error, CA_ERROR_VALUE,
-                                "%s has shape %s, whose dimension %d of size %lld does "
-                                "not broadcast with the others' %lld%s",
+                                "%s has shape %s, whose dimension %d of size %lld does not "
+                                "broadcast with the others' %lld%s",
                                 name, CA_SHAPE_OF(tensor), -d, (long long)size, (long long)*common,
                                 d == 3 ? " (for grouped heads: enable_gqa=True)" : "");
         }

@@ -7,10 +7,10 @@ ca_check_fork(const ca_fork_guard *guard, ca_error *error)
     if (!ca_fork_guard_is_child(guard)) {
         return CA_OK;
     }
-    return ca_error_set(error, CA_ERROR_DEVICE,
-                        "OpenCL was opened before this process was forked, and does "
-                        "not survive that; use the 'spawn' start method, or make the "
-                        "first clattn call in the child");
+    return ca_error_set(
+        error, CA_ERROR_DEVICE,
+        "OpenCL was opened before this process was forked, and does not survive that; use the "
+        "'spawn' start method, or make the first clattn call in the child");
 }
 
 ca_status

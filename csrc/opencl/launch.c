@@ -39,16 +39,16 @@ check_step(const ca_device *device, const ca_step *step, int nspans, ca_error *e
     }
     size_t parameters = step->params_size + (size_t)nspans * sizeof(void *);
     if (parameters > (uint64_t)info->max_parameter_size) {
-        return ca_error_set(error, CA_ERROR_DEVICE,
-                            "kernel '%s' is given %zu bytes of arguments; device '%s' "
-                            "takes at most %" PRId64,
-                            name, parameters, info->name, info->max_parameter_size);
+        return ca_error_set(
+            error, CA_ERROR_DEVICE,
+            "kernel '%s' is given %zu bytes of arguments; device '%s' takes at most %" PRId64, name,
+            parameters, info->name, info->max_parameter_size);
     }
     if (step->local_size == 0 || step->local_size > most || step->global_size == 0 ||
         step->global_size % step->local_size != 0) {
         return ca_error_set(error, CA_ERROR_DEVICE,
-                            "kernel '%s' is given %zu work-items in groups of %zu; "
-                            "device '%s' takes whole groups of at most %zu",
+                            "kernel '%s' is given %zu work-items in groups of %zu; device '%s' "
+                            "takes whole groups of at most %zu",
                             name, step->global_size, step->local_size, info->name, most);
     }
     return CA_OK;

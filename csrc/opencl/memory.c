@@ -77,10 +77,10 @@ bind_span(ca_device *device, ca_binding *binding, bool copy, ca_error *error)
         return CA_OK;
     }
     if ((uint64_t)span->bytes > (uint64_t)info->max_allocation) {
-        return ca_error_set(error, CA_ERROR_MEMORY,
-                            "an array of %zu bytes is more than device '%s' allocates "
-                            "at once (%lld bytes)",
-                            span->bytes, info->name, (long long)info->max_allocation);
+        return ca_error_set(
+            error, CA_ERROR_MEMORY,
+            "an array of %zu bytes is more than device '%s' allocates at once (%lld bytes)",
+            span->bytes, info->name, (long long)info->max_allocation);
     }
     cl_int code = bind_host(device, binding);
     if (code != CL_SUCCESS) {

@@ -174,11 +174,10 @@ program_from_source(ca_device *device, const ca_kernel_source *source, const cha
     code = cl->clBuildProgram(*program, 1, &device->id, options, NULL, NULL);
     if (code != CL_SUCCESS) {
         attach_log(device, *program, source, error);
-        CA_TRY(ca_error_set(error, CA_ERROR_DEVICE,
-                            "kernel '%s' does not build on device '%s' with '%s': "
-                            "clBuildProgram gave %s (%d)",
-                            source->name, device->info.name, options, ca_cl_error_name(code),
-                            (int)code));
+        CA_TRY(ca_error_set(
+            error, CA_ERROR_DEVICE,
+            "kernel '%s' does not build on device '%s' with '%s': clBuildProgram gave %s (%d)",
+            source->name, device->info.name, options, ca_cl_error_name(code), (int)code));
     }
 done:
     return status;

@@ -247,10 +247,10 @@ ca_storage_new(ca_device *device, size_t bytes, const char *what, ca_storage **s
 {
     const ca_device_info *info = &device->info;
     if (info->memory != CA_MEMORY_SVM && (uint64_t)bytes > (uint64_t)info->max_allocation) {
-        return ca_error_set(error, CA_ERROR_MEMORY,
-                            "%s of %zu bytes is more than device '%s' allocates at "
-                            "once (%lld bytes)",
-                            what, bytes, info->name, (long long)info->max_allocation);
+        return ca_error_set(
+            error, CA_ERROR_MEMORY,
+            "%s of %zu bytes is more than device '%s' allocates at once (%lld bytes)", what, bytes,
+            info->name, (long long)info->max_allocation);
     }
     if ((uint64_t)bytes > (uint64_t)info->global_memory) {
         return ca_error_set(error, CA_ERROR_MEMORY,
