@@ -36,8 +36,8 @@ ca_status ca_cache_append_check(const ca_cache *cache, const ca_cache_append *ap
    differ in `lengths`, which has B numbers. */
 void ca_cache_append_done(ca_cache *cache, const ca_cache_append *append, int64_t *lengths);
 
-/* How many copies the new positions take; and what copy `index` copies, keys and values
-   by turns. */
+/* How many copies the new positions take; and what copy `index` copies, keys and values by
+   turns. */
 int64_t ca_cache_append_copies(const ca_cache *cache, const ca_cache_append *append);
 void ca_cache_append_copy(const ca_cache *cache, const ca_cache_append *append, int64_t index,
                           ca_tensor *from, ca_tensor *to);

@@ -14,10 +14,9 @@
 /* Append a dimension to a view. */
 void ca_door_add_dim(ca_tensor *view, int64_t size, int64_t stride);
 
-/* View a tensor of heads and `trailing` dimensions (…, H, trailing) as (…, Hk, Hq / Hk,
-   trailing). The dimensions up to the heads broadcast to `shape`, which has nleading
-   sizes, the last of them Hq. Each of Hk heads is repeated for its group. The view of an
-   absent tensor is absent. */
+/* View a tensor of heads and `trailing` dimensions (…, H, trailing) as (…, Hk, Hq / Hk, trailing).
+   The dimensions up to the heads broadcast to `shape`, which has nleading sizes, the last of them
+   Hq. Each of Hk heads is repeated for its group. The view of an absent tensor is absent. */
 void ca_door_view_grouped(const ca_tensor *tensor, int trailing, int nleading, const int64_t *shape,
                           int64_t Hk, ca_tensor *view);
 
@@ -52,8 +51,7 @@ ca_status ca_door_check_equal(const ca_door_equal *rule, ca_error *error);
 ca_status ca_door_check_dtypes(const ca_tensor *query, const ca_tensor *key, const ca_tensor *value,
                                ca_error *error);
 
-/* Each has lowest_rank dimensions or more; query and key have one E, key and value one
-   S. */
+/* Each has lowest_rank dimensions or more; query and key have one E, key and value one S. */
 
 ca_status ca_door_check_matrices(const ca_tensor *query, const ca_tensor *key,
                                  const ca_tensor *value, int lowest_rank, ca_error *error);

@@ -145,10 +145,9 @@ done:
 
 /* ---- repeated dimensions ---- */
 
-/* A leading dimension of the result is cut into factors: its index is the sum of
-   unit * index over the factors. If every tensor either repeats along a factor or moves
-   through all of it, a stride describes the factor. Else each of its indices becomes a
-   problem. */
+/* A leading dimension of the result is cut into factors: its index is the sum of unit * index over
+   the factors. If every tensor either repeats along a factor or moves through all of it, a stride
+   describes the factor. Else each of its indices becomes a problem. */
 typedef struct {
     int from_end; /* the dimension, counted from the end */
     int64_t unit;

@@ -26,8 +26,7 @@ ca_status ca_forced_parse_limits(const char *sub_groups, const char *local_memor
 /* Is the device limited? */
 bool ca_forced_limits(const ca_forced *forced);
 
-/* Copy `info` with the limits applied. CA_ERROR_VALUE where the device lacks the
-   sub-groups. */
+/* Copy `info` with the limits applied. CA_ERROR_VALUE where the device lacks the sub-groups. */
 ca_status ca_forced_limit(const ca_forced *forced, const ca_device_info *info,
                           ca_device_info *limited, ca_error *error);
 

@@ -115,8 +115,7 @@ ca_pending_add(ca_device *device, const ca_pending_call *call)
         retire(device);
     }
     if (pending->next - pending->first == CA_MAX_PENDING) {
-        /* The oldest call cannot be waited for: the device is lost, and all calls with
-           it. */
+        /* The oldest call cannot be waited for: the device is lost, and all calls with it. */
         device->cl->clFinish(device->queue);
         for (; pending->first < pending->next; pending->first++) {
             ca_pending_call *lost = call_of(pending, pending->first);

@@ -23,8 +23,7 @@ typedef struct {
     int64_t sums[PROBE_COUNT];
 } probe_data;
 
-/* All strides differ and need more than 32 bits, so that a member read from a wrong place
-   shows. */
+/* All strides differ and need more than 32 bits, so that a member read from a wrong place shows. */
 static const ca_probe_params probe_params = {
     .count = PROBE_COUNT,
     .views =
@@ -36,8 +35,7 @@ static const ca_probe_params probe_params = {
     .bias = 0.5f,
 };
 
-/* Half i is 2^(i - 15), with alternating signs; half 0 is the largest subnormal power of
-   two. */
+/* Half i is 2^(i - 15), with alternating signs; half 0 is the largest subnormal power of two. */
 static uint16_t
 probe_input(int i)
 {
@@ -171,8 +169,7 @@ bfloat16_bits(int x)
     return (uint16_t)(bits >> 16);
 }
 
-/* Build and run the probe. *right: the device passed. After an error the answer is
-   unknown. */
+/* Build and run the probe. *right: the device passed. After an error the answer is unknown. */
 static ca_status
 run_pairs_probe(ca_device *device, bool *right, ca_error *error)
 {
