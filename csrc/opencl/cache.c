@@ -62,7 +62,7 @@ ca_cache_read(const char *folder, const char *name, ca_hash identity, unsigned c
         goto done;
     }
     cache_path(&path, folder, name, identity);
-    if (!ca_strbuf_ok(&path) || !ca_file_read(path.data, &file, &total) || total < sizeof header) {
+    if (path.failed || !ca_file_read(path.data, &file, &total) || total < sizeof header) {
         goto done;
     }
     memcpy(&header, file, sizeof header);
@@ -108,7 +108,7 @@ ca_cache_write(const char *folder, const char *name, ca_hash identity, const voi
     memcpy(file, &header, sizeof header);
     memcpy(file + sizeof header, data, size);
     cache_path(&path, folder, name, identity);
-    if (ca_strbuf_ok(&path)) {
+    if (!path.failed) {
         ca_file_write(path.data, file, sizeof header + size);
     }
 done:

@@ -26,20 +26,14 @@ ca_status
 ca_device_open(ca_device *device, ca_error *error)
 {
     const ca_cl *cl = device->cl;
+    ca_status status = CA_OK;
     cl_int code = CL_SUCCESS;
-    const cl_context_properties properties[] = {
-        CL_CONTEXT_PLATFORM,
-        (cl_context_properties)device->platform,
-        0,
-    };
+    const cl_context_properties properties[] = {CL_CONTEXT_PLATFORM,
+                                                (cl_context_properties)device->platform, 0};
     device->context = cl->clCreateContext(properties, 1, &device->id, NULL, NULL, &code);
-    if (code != CL_SUCCESS) {
-        return ca_cl_error_set(error, code, "clCreateContext", device->info.name);
-    }
+    CA_TRY(ca_cl_check(code, "clCreateContext", device->info.name, error));
     device->queue = cl->clCreateCommandQueue(device->context, device->id, 0, &code);
-    if (code != CL_SUCCESS) {
-        return ca_cl_error_set(error, code, "clCreateCommandQueue", device->info.name);
-    }
+    CA_TRY(ca_cl_check(code, "clCreateCommandQueue", device->info.name, error));
     if (device->info.memory == CA_MEMORY_SVM && device->local_execution) {
         device->local_queue = cl->clCreateCommandQueue(device->context, device->id,
                                                        CA_CL_QUEUE_THREAD_LOCAL_EXEC, &code);
@@ -47,7 +41,8 @@ ca_device_open(ca_device *device, ca_error *error)
             device->local_queue = NULL;
         }
     }
-    return CA_OK;
+done:
+    return status;
 }
 
 static void

@@ -59,7 +59,7 @@ ca_cl_open(ca_cl *cl, const char *const *preload, const char *const *candidates,
     }
     *cl = (ca_cl){0};
     status = ca_error_set(error, CA_ERROR_DEVICE, "no OpenCL loader could be opened%s",
-                          ca_strbuf_ok(&tried) && tried.data != NULL ? tried.data : "");
+                          ca_strbuf_text(&tried));
 done:
     ca_strbuf_free(&tried);
     return status;
@@ -154,13 +154,14 @@ ca_cl_error_name(cl_int code)
 }
 
 ca_status
-ca_cl_error_set(ca_error *error, cl_int code, const char *call, const char *device_name)
+ca_cl_check(cl_int code, const char *call, const char *device_name, ca_error *error)
 {
-    ca_status status = CA_ERROR_DEVICE;
-    if (code == CL_MEM_OBJECT_ALLOCATION_FAILURE || code == CL_OUT_OF_HOST_MEMORY ||
-        code == CL_INVALID_BUFFER_SIZE) {
-        status = CA_ERROR_MEMORY;
+    if (code == CL_SUCCESS) {
+        return CA_OK;
     }
-    return ca_error_set(error, status, "%s gave %s (%d) on device '%s'", call,
-                        ca_cl_error_name(code), (int)code, device_name);
+    bool memory = code == CL_MEM_OBJECT_ALLOCATION_FAILURE || code == CL_OUT_OF_HOST_MEMORY ||
+                  code == CL_INVALID_BUFFER_SIZE;
+    return ca_error_set(error, memory ? CA_ERROR_MEMORY : CA_ERROR_DEVICE,
+                        "%s gave %s (%d) on device '%s'", call, ca_cl_error_name(code), (int)code,
+                        device_name);
 }

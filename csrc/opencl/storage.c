@@ -406,14 +406,11 @@ ca_storage_write(ca_storage *storage, size_t offset, const void *source, size_t 
     }
     cl_int code = device->cl->clEnqueueWriteBuffer(device->queue, storage->buffer, CL_TRUE, offset,
                                                    bytes, source, 0, NULL, NULL);
-    if (code != CL_SUCCESS) {
-        /* The failure of a call that the copy waited for says more. */
+    if (code != CL_SUCCESS) { /* the failure of a call that the copy waited for says more */
         status = ca_pending_check(device, error);
-        return status != CA_OK
-                   ? status
-                   : ca_cl_error_set(error, code, "clEnqueueWriteBuffer", device->info.name);
     }
-    return CA_OK;
+    return status != CA_OK ? status
+                           : ca_cl_check(code, "clEnqueueWriteBuffer", device->info.name, error);
 }
 
 ca_status
@@ -430,9 +427,7 @@ ca_storage_read(ca_storage *storage, size_t offset, void *target, size_t bytes, 
     }
     cl_int code = device->cl->clEnqueueReadBuffer(device->queue, storage->buffer, CL_TRUE, offset,
                                                   bytes, target, 0, NULL, NULL);
-    return code == CL_SUCCESS
-               ? CA_OK
-               : ca_cl_error_set(error, code, "clEnqueueReadBuffer", device->info.name);
+    return ca_cl_check(code, "clEnqueueReadBuffer", device->info.name, error);
 }
 
 /* ---- the device ---- */
