@@ -64,6 +64,12 @@ void ca_tensor_set_absent(ca_tensor *tensor);
 /* Makes `view` start at the same element. It has no dimensions yet. */
 void ca_tensor_start_view(const ca_tensor *tensor, ca_tensor *view);
 
+/* Appends a dimension to a view. */
+void ca_tensor_add_dim(ca_tensor *view, int64_t size, int64_t stride);
+
+/* Takes the entries first … first + count - 1 of dimension `d`. */
+void ca_tensor_take(ca_tensor *view, int d, int64_t first, int64_t count);
+
 /* Returns the number of elements of a tensor that is not absent. */
 int64_t ca_tensor_count(const ca_tensor *tensor);
 

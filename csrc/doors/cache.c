@@ -125,15 +125,6 @@ ca_cache_append_copies(const ca_cache *cache, const ca_cache_append *append)
     return is_even(cache, append) ? 2 : 2 * cache->key.shape[0];
 }
 
-/* Take entries first … first + count - 1 of dimension d. */
-static void
-take(ca_tensor *tensor, int d, int64_t first, int64_t count)
-{
-    ptrdiff_t size = (ptrdiff_t)ca_dtype_size(tensor->dtype);
-    tensor->data = (char *)tensor->data + first * tensor->strides[d] * size;
-    tensor->shape[d] = count;
-}
-
 void
 ca_cache_append_copy(const ca_cache *cache, const ca_cache_append *append, int64_t index,
                      ca_tensor *from, ca_tensor *to)
@@ -143,12 +134,12 @@ ca_cache_append_copy(const ca_cache *cache, const ca_cache_append *append, int64
     *from = index % 2 == 0 ? append->key : append->value;
     *to = index % 2 == 0 ? cache->key : cache->value;
     if (!is_even(cache, append)) {
-        take(from, 0, b, 1);
-        take(to, 0, b, 1);
+        ca_tensor_take(from, 0, b, 1);
+        ca_tensor_take(to, 0, b, 1);
     }
     int64_t count = count_of(append, b);
-    take(from, 2, n - count, count);
-    take(to, 2, ca_cache_length(cache, b), count);
+    ca_tensor_take(from, 2, n - count, count);
+    ca_tensor_take(to, 2, ca_cache_length(cache, b), count);
 }
 
 /* ---- truncate ---- */
@@ -216,8 +207,8 @@ ca_cache_attend_check(const ca_cache *cache, ca_torch_sdpa *call, int64_t shape[
     }
     call->key = cache->key;
     call->value = cache->value;
-    take(&call->key, 2, 0, cache->length);
-    take(&call->value, 2, 0, cache->length);
+    ca_tensor_take(&call->key, 2, 0, cache->length);
+    ca_tensor_take(&call->value, 2, 0, cache->length);
     call->enable_gqa = true;
     CA_TRY(ca_torch_sdpa_check(call, &ndim, found, error));
     memcpy(shape, found, 4 * sizeof(*shape));

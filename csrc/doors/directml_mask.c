@@ -38,7 +38,7 @@ view_boolean(const ca_tensor *mask, const int64_t scores[4], ca_tensor *view)
                                by_row ? ca_tensor_stride(mask, 2) : 0, ca_tensor_stride(mask, 1)};
     ca_tensor_start_view(mask, view);
     for (int d = 0; d < 4; d++) {
-        ca_door_add_dim(view, scores[d], strides[d]);
+        ca_tensor_add_dim(view, scores[d], strides[d]);
     }
     return true;
 }

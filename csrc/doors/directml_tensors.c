@@ -144,8 +144,8 @@ unstack(const ca_tensor *tensor, int index, ca_tensor *view)
     ca_tensor_start_view(tensor, view);
     view->data = (char *)tensor->data + index * ca_tensor_stride(tensor, 2) * size;
     for (int d = 0; d < 4; d++) {
-        ca_door_add_dim(view, ca_tensor_size(tensor, from_end[d]),
-                        ca_tensor_stride(tensor, from_end[d]));
+        ca_tensor_add_dim(view, ca_tensor_size(tensor, from_end[d]),
+                          ca_tensor_stride(tensor, from_end[d]));
     }
 }
 

@@ -320,9 +320,9 @@ view_mask(const ca_onnx_attention *call, const ca_onnx_sizes *sizes, ca_tensor *
 {
     int64_t leading[] = {sizes->B, sizes->Hq};
     ca_door_view_grouped(&call->attn_mask, 2, 2, leading, sizes->Hk, view);
-    ca_door_broadcast_rows(view, sizes->L);
+    ca_door_broadcast_dim(view, 2, sizes->L);
     if (call->opset < 24 || call->attn_mask.ndim == 0) {
-        ca_door_broadcast_columns(view, sizes->T);
+        ca_door_broadcast_dim(view, 1, sizes->T);
     }
 }
 

@@ -220,14 +220,15 @@ view_entries(const ca_tensor *tensor, const factorization *cut, int64_t index, c
         int64_t stride = ca_tensor_stride(tensor, by->from_end);
         if (by->strided) {
             bool repeats = by->unit % size == 0;
-            ca_door_add_dim(view, by->size, repeats ? 0 : by->unit * stride);
+            ca_tensor_add_dim(view, by->size, repeats ? 0 : by->unit * stride);
         } else {
             first += index % by->size * by->unit % size * stride;
             index /= by->size;
         }
     }
     for (int from_end = 2; from_end > 0; from_end--) {
-        ca_door_add_dim(view, ca_tensor_size(tensor, from_end), ca_tensor_stride(tensor, from_end));
+        ca_tensor_add_dim(view, ca_tensor_size(tensor, from_end),
+                          ca_tensor_stride(tensor, from_end));
     }
     view->data = (char *)tensor->data + first * (ptrdiff_t)ca_dtype_size(tensor->dtype);
 }
@@ -257,8 +258,8 @@ ca_openvino_sdpa_views(const ca_openvino_sdpa *call, const ca_tensor *output, in
     if (call->attention_mask.ndim > 0) {
         ca_tensor *mask = &views[CA_ATTENTION_MASK];
         view_entries(&call->attention_mask, &cut, index, mask);
-        ca_door_broadcast_rows(mask, ca_tensor_size(&call->query, 2));
-        ca_door_broadcast_columns(mask, ca_tensor_size(&call->key, 2));
+        ca_door_broadcast_dim(mask, 2, ca_tensor_size(&call->query, 2));
+        ca_door_broadcast_dim(mask, 1, ca_tensor_size(&call->key, 2));
         attention->mask_is_added = mask->dtype != CA_BOOL;
     }
     attention->scale =

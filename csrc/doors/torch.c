@@ -147,8 +147,8 @@ ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output, const ca
                              &views[operands[i].role]);
     }
     ca_tensor *mask = &views[CA_ATTENTION_MASK];
-    ca_door_broadcast_rows(mask, L);
-    ca_door_broadcast_columns(mask, S);
+    ca_door_broadcast_dim(mask, 2, L);
+    ca_door_broadcast_dim(mask, 1, S);
     attention->mask_is_added = mask->dtype != CA_BOOL;
     attention->scale = call->has_scale ? call->scale : ca_door_default_scale(E);
     attention->softcap = call->softcap;
