@@ -48,14 +48,13 @@ ca_process_id(void)
     return (int64_t)getpid();
 }
 
-#if defined(__x86_64__) && defined(__GNUC__)
-
 /* The registers of SSE, AVX and AVX-512 that the system has to save. */
 #define WIDE_REGISTERS 0xe6u
 
 bool
 ca_processor_has_bfloat16_pairs(void)
 {
+#if defined(__x86_64__) && defined(__GNUC__)
     unsigned eax;
     unsigned ebx;
     unsigned ecx;
@@ -70,17 +69,10 @@ ca_processor_has_bfloat16_pairs(void)
         return false;
     }
     return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1u << 5) != 0;
-}
-
 #else
-
-bool
-ca_processor_has_bfloat16_pairs(void)
-{
     return false;
-}
-
 #endif
+}
 
 void
 ca_fork_guard_init(ca_fork_guard *guard)

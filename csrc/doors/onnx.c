@@ -305,12 +305,11 @@ view_heads(const ca_tensor *tensor, int64_t heads, const ca_onnx_sizes *sizes, c
 {
     int64_t leading[] = {sizes->B, sizes->Hq};
     ca_tensor split;
-    if (tensor->ndim != 3 || tensor->data == NULL) {
-        ca_door_view_grouped(tensor, 2, 2, leading, sizes->Hk, view);
-        return;
+    if (tensor->ndim == 3 && given(tensor)) {
+        ca_door_split_heads(tensor, heads, &split);
+        tensor = &split;
     }
-    ca_door_split_heads(tensor, heads, &split);
-    ca_door_view_grouped(&split, 2, 2, leading, sizes->Hk, view);
+    ca_door_view_grouped(tensor, 2, 2, leading, sizes->Hk, view);
 }
 
 /* A mask of one row broadcasts. One of one column does where the opset does not allow
@@ -339,7 +338,7 @@ window_side(int64_t size)
 static void
 set_band(const ca_onnx_attention *call, const ca_onnx_sizes *sizes, ca_attention *attention)
 {
-    bool has_nonpad = call->nonpad_kv_seqlen.data != NULL;
+    bool has_nonpad = given(&call->nonpad_kv_seqlen);
     int64_t offset = 0;
     if (!call->pre_errata) {
         offset = has_nonpad ? -sizes->L : sizes->P;
@@ -365,13 +364,12 @@ ca_onnx_attention_views(const ca_onnx_attention *call, const ca_onnx_sizes *size
     view_heads(&outputs->present_value, sizes->Hk, sizes, &views[CA_ATTENTION_PRESENT_VALUE]);
     view_heads(&outputs->qk, sizes->Hq, sizes, &views[CA_ATTENTION_SCORES]);
     view_mask(call, sizes, &views[CA_ATTENTION_MASK]);
-    if (call->nonpad_kv_seqlen.data != NULL) {
-        ca_tensor *counts = &views[CA_ATTENTION_KEY_COUNTS];
+    if (given(&call->nonpad_kv_seqlen)) {
         int64_t leading[] = {sizes->B, sizes->Hq};
         ca_tensor row = call->nonpad_kv_seqlen; /* (B, 1) */
         row.ndim = 2;
         row.shape[1] = 1;
-        ca_door_view_grouped(&row, 0, 2, leading, sizes->Hk, counts);
+        ca_door_view_grouped(&row, 0, 2, leading, sizes->Hk, &views[CA_ATTENTION_KEY_COUNTS]);
     }
     attention->mask_is_added = call->attn_mask.dtype != CA_BOOL;
     set_band(call, sizes, attention);

@@ -52,14 +52,10 @@ static ca_status
 check_mask(const ca_tensor *mask, int ndim, const int64_t *shape, int64_t S, ca_error *error)
 {
     int64_t scores[CA_MAX_DIMS];
+    ca_tensor view;
     memcpy(scores, shape, (size_t)ndim * sizeof(*scores));
     scores[ndim - 1] = S;
-    bool fits = mask->ndim <= ndim;
-    for (int d = 1; fits && d <= mask->ndim; d++) {
-        int64_t size = ca_tensor_size(mask, d);
-        fits = size == 1 || size == scores[ndim - d];
-    }
-    if (!fits) {
+    if (mask->ndim > ndim || !ca_door_broadcast(mask, ndim, scores, &view)) {
         return ca_error_set(error, CA_ERROR_VALUE,
                             "attn_mask has shape %s; expected one that broadcasts to %s",
                             CA_SHAPE_OF(mask), CA_SHAPE_WORDS(ndim, scores));

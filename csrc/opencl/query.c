@@ -138,24 +138,21 @@ query_nvidia(const ca_device *device, ca_device_info *info)
 static bool
 choose_memory(ca_device *device, const char *override)
 {
+    static const char *const words[] = {"svm", "host", "copy"}; /* by ca_memory_mode */
     bool unified = query_number(device, CL_DEVICE_HOST_UNIFIED_MEMORY) != 0;
-    ca_device_info *info = &device->info;
-    info->memory = device->system_svm ? CA_MEMORY_SVM
-                   : unified          ? CA_MEMORY_HOST_PTR
-                                      : CA_MEMORY_COPY;
+    const bool has[] = {device->system_svm, unified, true};
+    int mode = CA_MEMORY_SVM;
     if (override == NULL || override[0] == '\0') {
-        return true;
+        while (!has[mode]) {
+            mode++;
+        }
+    } else {
+        while (mode < CA_MEMORY_COPY && strcmp(override, words[mode]) != 0) {
+            mode++;
+        }
     }
-    if (strcmp(override, "svm") == 0) {
-        info->memory = CA_MEMORY_SVM;
-        return device->system_svm;
-    }
-    if (strcmp(override, "host") == 0) {
-        info->memory = CA_MEMORY_HOST_PTR;
-        return unified;
-    }
-    info->memory = CA_MEMORY_COPY;
-    return true;
+    device->info.memory = (ca_memory_mode)mode;
+    return has[mode];
 }
 
 /* Mark the device as unusable; the reason is `reason` and `detail`. */
