@@ -7,11 +7,10 @@
 
 #include "opencl/device.h"
 
-/* Devices found so far; see device_add. */
+/* Devices found so far. */
 typedef struct {
     ca_device *devices;
     int count;
-    int capacity;
 } device_list;
 
 /* Copy a text without spaces at its ends; "" if the driver does not say. */
@@ -205,24 +204,6 @@ query_device(ca_device *device, const char *memory_override)
                               (info->memory == CA_MEMORY_HOST_PTR && info->type == CA_DEVICE_CPU);
 }
 
-/* A new, empty device at the end of the list; NULL without memory. */
-static ca_device *
-device_add(device_list *list)
-{
-    if (list->count == list->capacity) {
-        int capacity = list->capacity == 0 ? 8 : 2 * list->capacity;
-        ca_device *devices = realloc(list->devices, (size_t)capacity * sizeof *list->devices);
-        if (devices == NULL) {
-            return NULL;
-        }
-        list->devices = devices;
-        list->capacity = capacity;
-    }
-    ca_device *device = &list->devices[list->count];
-    memset(device, 0, sizeof *device);
-    return device;
-}
-
 /* Append the devices of a platform to the list. */
 static ca_status
 query_platform(const ca_cl *cl, cl_platform_id platform, const char *memory_override,
@@ -230,6 +211,7 @@ query_platform(const ca_cl *cl, cl_platform_id platform, const char *memory_over
 {
     ca_status status = CA_OK;
     cl_device_id *ids = NULL;
+    ca_device *devices = NULL;
     cl_uint count = 0;
     /* Pass over a platform that is broken or has no devices. */
     if (cl->clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 0, NULL, &count) != CL_SUCCESS ||
@@ -237,17 +219,17 @@ query_platform(const ca_cl *cl, cl_platform_id platform, const char *memory_over
         goto done;
     }
     ids = calloc(count, sizeof *ids);
-    if (ids == NULL) {
+    devices = realloc(list->devices, ((size_t)list->count + count) * sizeof *devices);
+    list->devices = devices != NULL ? devices : list->devices;
+    if (ids == NULL || devices == NULL) {
         CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory to list devices"));
     }
     if (cl->clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, count, ids, NULL) != CL_SUCCESS) {
         goto done;
     }
     for (cl_uint i = 0; i < count; i++) {
-        ca_device *device = device_add(list);
-        if (device == NULL) {
-            CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory to list devices"));
-        }
+        ca_device *device = &devices[list->count++];
+        memset(device, 0, sizeof *device);
         device->cl = cl;
         device->platform = platform;
         device->id = ids[i];
@@ -258,7 +240,6 @@ query_platform(const ca_cl *cl, cl_platform_id platform, const char *memory_over
         device->info.keeps_programs =
             strcmp(device->info.platform, "Portable Computing Language") == 0;
         query_device(device, memory_override);
-        list->count++;
     }
 done:
     free(ids);
