@@ -87,7 +87,7 @@ done:
     return status;
 }
 
-/* Take the new lengths over. */
+/* Set the cache's lengths. */
 static void
 note_lengths(ca_cache *cache, const int64_t *lengths)
 {

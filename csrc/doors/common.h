@@ -43,11 +43,11 @@ typedef struct {
 
 ca_status ca_door_check_equal(const ca_door_equal *rule, ca_error *error);
 
-/* Key and value have query's dtype. */
+/* Check that key and value have query's dtype. */
 ca_status ca_door_check_dtypes(const ca_tensor *query, const ca_tensor *key, const ca_tensor *value,
                                ca_error *error);
 
-/* Each has lowest_rank dimensions or more; query and key have one E, key and value one S. */
+/* Check that each has lowest_rank dimensions or more, query and key one E, key and value one S. */
 ca_status ca_door_check_matrices(const ca_tensor *query, const ca_tensor *key,
                                  const ca_tensor *value, int lowest_rank, ca_error *error);
 
@@ -56,14 +56,13 @@ ca_status ca_door_check_matrices(const ca_tensor *query, const ca_tensor *key,
 void ca_door_set_band(ca_attention *attention, int64_t left, int64_t right, bool causal,
                       int64_t shift);
 
-/* A scale that is given is finite, and within the range of the type in which `dtype` is
-   computed. */
+/* Check that a given scale is finite, and in the range of the type in which `dtype` is computed. */
 ca_status ca_door_check_scale(bool given, double scale, ca_dtype dtype, ca_error *error);
 
-/* A softcap is finite, and 0 or more. */
+/* Check that the softcap is finite, and 0 or more. */
 ca_status ca_door_check_softcap(double softcap, ca_error *error);
 
-/* 1 / sqrt(E), 1 for E = 0. */
+/* Returns 1 / sqrt(E), 1 for E = 0. */
 double ca_door_default_scale(int64_t E);
 
 #endif

@@ -208,7 +208,7 @@ factorize(const ca_openvino_sdpa *call, const ca_tensor *output, factorization *
     }
 }
 
-/* The entries of `tensor` that call `index` has, as the factors cut them. */
+/* View the entries of `tensor` that turn `index` has, as the factors cut them. */
 static void
 view_entries(const ca_tensor *tensor, const factorization *cut, int64_t index, ca_tensor *view)
 {
@@ -233,7 +233,7 @@ view_entries(const ca_tensor *tensor, const factorization *cut, int64_t index, c
     view->data = (char *)tensor->data + first * (ptrdiff_t)ca_dtype_size(tensor->dtype);
 }
 
-/* How many indices the factors have that strides cannot express. */
+/* Returns the number of turns: the product of the factors that strides cannot express. */
 static int64_t
 count_of(const factorization *cut)
 {

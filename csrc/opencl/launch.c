@@ -101,7 +101,7 @@ can_run_here(ca_device *device, const ca_launch *launch)
 
 /* ---- enqueueing, under the device's lock ---- */
 
-/* *event, if wanted, is the kernel's. */
+/* Enqueue one kernel. *event, if wanted, is the kernel's. */
 static ca_status
 enqueue_step(ca_device *device, cl_command_queue queue, const ca_step *step,
              const ca_binding *bindings, int nspans, cl_event *event, ca_error *error)
@@ -120,7 +120,7 @@ done:
     return status;
 }
 
-/* The queues are in order, so *event, if wanted, is the last step's. */
+/* Enqueue the kernels. The queues are in order, so *event, if wanted, is the last kernel's. */
 static ca_status
 enqueue_steps(ca_device *device, cl_command_queue queue, const ca_launch *launch,
               const ca_binding *bindings, cl_event *event, ca_error *error)
@@ -140,7 +140,7 @@ last_kernel(const ca_launch *launch)
     return launch->steps[launch->nsteps - 1].kernel;
 }
 
-/* The steps, then the copies of results. *event is the last command's. After a failure
+/* Enqueue the steps, then the copies of results. *event is the last command's. After a failure
    some commands may be under way. */
 static ca_status
 enqueue(ca_device *device, const ca_launch *launch, const ca_binding *bindings, cl_event *event,

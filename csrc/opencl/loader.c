@@ -16,7 +16,7 @@ loader_symbol(void *library, const char *name, void *function, size_t size)
     return symbol != NULL;
 }
 
-/* Fill the table; the name of the first missing required function, or NULL. */
+/* Fill the table. Returns the name of the first required function that is missing, or NULL. */
 static const char *
 loader_fill(ca_cl *cl)
 {
@@ -65,7 +65,7 @@ done:
     return status;
 }
 
-/* cl_ext.h has this one, and wants more headers. */
+/* cl_ext.h defines it, but includes headers that some packages lack. */
 #define CA_CL_PLATFORM_NOT_FOUND_KHR -1001
 
 #define CA_CL_CODE(name) {name, #name}

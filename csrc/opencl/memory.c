@@ -60,7 +60,7 @@ bind_new_storage(ca_device *device, ca_binding *binding, bool copy, ca_error *er
     return copy ? ca_storage_write(storage, 0, span->data, span->bytes, error) : CA_OK;
 }
 
-/* Give one span that is not empty its stand-in. */
+/* Bind one span that is not empty. */
 static ca_status
 bind_span(ca_device *device, ca_binding *binding, bool copy, ca_error *error)
 {
@@ -147,7 +147,7 @@ ca_memory_send(ca_device *device, const ca_binding *bindings, int nspans, ca_err
     return ca_cl_check(code, "clEnqueueWriteBuffer", device->info.name, error);
 }
 
-/* True if the span is a result of the host that the kernel wrote elsewhere. */
+/* True if the span is a result for the host that the kernel writes to other memory first. */
 static bool
 is_fetched(const ca_device *device, const ca_binding *binding)
 {
@@ -155,7 +155,7 @@ is_fetched(const ca_device *device, const ca_binding *binding)
            device->info.memory != CA_MEMORY_SVM;
 }
 
-/* The index of the last such span, or -1. */
+/* Returns the index of the last span that is fetched, -1 if there is none. */
 static int
 last_fetched(const ca_device *device, const ca_binding *bindings, int nspans)
 {

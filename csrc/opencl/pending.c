@@ -66,7 +66,7 @@ retire(ca_device *device)
     }
 }
 
-/* Places for threads that add a call at once, each after making room for one. */
+/* Several threads may each make room for one call before any of them adds its call. */
 #define SPARE 16
 
 /* Wait for the event and release it. A failure is read from each event's own status later. */

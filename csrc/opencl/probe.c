@@ -43,7 +43,7 @@ probe_input(int i)
     return (uint16_t)(magnitude | (i % 2 == 0 ? 0 : 0x8000));
 }
 
-/* The value of input i. */
+/* Returns the value of input i. */
 static float
 probe_value(int i)
 {
@@ -60,7 +60,7 @@ probe_rounded(int i)
     return (uint16_t)(input + (i == 0 ? 1 : 2));
 }
 
-/* What the kernel should compute for sums[i]. */
+/* Returns the number that the kernel should write to sums[i]. */
 static int64_t
 probe_sum(int i)
 {
@@ -74,7 +74,7 @@ probe_sum(int i)
     return sum;
 }
 
-/* The name of the first test that fails, or NULL. */
+/* Returns the name of the first test that fails, or NULL. */
 static const char *
 probe_verify(const probe_data *data)
 {

@@ -10,7 +10,7 @@
 #include "opencl/device.h"
 #include "opencl/sources.h"
 
-/* The embedded source of that name, or NULL. */
+/* Returns the embedded source of that name, or NULL. */
 static const ca_kernel_source *
 source_find(const char *name)
 {
@@ -110,7 +110,7 @@ attach_log(const ca_device *device, cl_program program, const ca_kernel_source *
     ca_strbuf_free(&text);
 }
 
-/* The program from a binary of the cache; NULL where it has to be built from source. */
+/* Make the program from a binary of the cache; NULL if it has to be built from source. */
 static cl_program
 program_from_cache(ca_device *device, const char *name, const char *options, ca_hash identity)
 {

@@ -30,7 +30,7 @@ query_text(const ca_device *device, cl_device_info what, char *text, size_t size
     snprintf(text, size, "%.*s", (int)length, start);
 }
 
-/* A cl_ulong, cl_uint, size_t or cl_bool as int64; 0 if the driver does not say. */
+/* Returns a cl_ulong, cl_uint, size_t or cl_bool as int64, 0 if the driver does not say. */
 static int64_t
 query_number(const ca_device *device, cl_device_info what)
 {
@@ -93,12 +93,12 @@ query_system_svm(const ca_device *device)
                0;
 }
 
-/* The headers that have these include headers that some packages lack. */
+/* The headers that define these include headers that some packages lack. */
 #define CA_CL_SUB_GROUP_SIZES_INTEL 0x4108
 #define CA_CL_CAPABILITY_MAJOR_NV   0x4000
 #define CA_CL_CAPABILITY_MINOR_NV   0x4001
 
-/* The sum of the sizes, see ca_device_info. */
+/* Returns the sum of the sub-groups' sizes, see ca_device_info. */
 static int64_t
 query_sub_groups(const ca_device *device)
 {
@@ -236,7 +236,7 @@ query_platform(const ca_cl *cl, cl_platform_id platform, const char *memory_over
         cl->clGetPlatformInfo(platform, CL_PLATFORM_NAME, sizeof device->info.platform,
                               device->info.platform, NULL);
         device->info.platform[sizeof device->info.platform - 1] = '\0';
-        /* PoCL does, and would compile a kernel again for its binary. */
+        /* PoCL keeps programs itself. It compiles a kernel again when asked for the binary. */
         device->info.keeps_programs =
             strcmp(device->info.platform, "Portable Computing Language") == 0;
         query_device(device, memory_override);

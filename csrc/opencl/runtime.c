@@ -263,7 +263,7 @@ typedef struct {
     long number; /* -1: the first usable one */
 } device_request;
 
-/* What the words ask for; any words that name no type are a part of a name. */
+/* Read the words of a request. Words that name no type are a part of a name. */
 static device_request
 request_parse(const char *words)
 {
@@ -300,7 +300,7 @@ request_matches(const device_request *request, const ca_device_info *info)
                                         text_contains(info->name, request->name));
 }
 
-/* The error for words that name no device, with a list of all devices. */
+/* Set the error for words that name no device, with a list of all devices. */
 static ca_status
 error_no_match(const ca_runtime *runtime, const char *words, const char *what, ca_error *error)
 {

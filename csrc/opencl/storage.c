@@ -105,8 +105,8 @@ pool_remove(ca_pool *pool, size_t i)
     return storage;
 }
 
-/* The youngest storage of that capacity, or NULL. The host may write to its own memory at
-   once, so there no call may use the storage any more. */
+/* Take the youngest storage of that capacity; NULL if there is none. The host may write to its own
+   memory at once, so there no call may use the storage any more. */
 static ca_storage *
 pool_take(ca_device *device, size_t capacity)
 {
@@ -121,8 +121,8 @@ pool_take(ca_device *device, size_t capacity)
     return NULL;
 }
 
-/* Most bytes in the pool. The rest of the process needs the host's memory, so a CPU's pool
-   is smaller. */
+/* Returns the most bytes that the pool may keep. The rest of the process needs the host's memory, so
+   a CPU's pool is smaller. */
 static size_t
 pool_limit(const ca_device *device)
 {
@@ -221,7 +221,7 @@ ca_device_memory_stats(ca_device *device, ca_memory_stats *stats, ca_error *erro
 
 /* ---- storages ---- */
 
-/* A storage from the pool, or NULL if a new one may be made. If released memory, with this
+/* Take a storage from the pool; NULL if a new one may be made. If released memory, with this
    storage, exceeds the pool's limit, wait for the calls that use it. */
 static ca_storage *
 take_or_wait(ca_device *device, size_t capacity)
