@@ -121,7 +121,7 @@ pool_take(ca_device *device, size_t capacity)
     return NULL;
 }
 
-/* Returns the most bytes that the pool may keep. The rest of the process needs the host's memory, so
+/* Returns the most bytes that the pool may keep. The process needs the host's memory too, so
    a CPU's pool is smaller. */
 static size_t
 pool_limit(const ca_device *device)
