@@ -132,7 +132,7 @@ refuse(const ca_variant *variant, ca_error *error)
     }
     ca_status status =
         ca_error_set(error, CA_ERROR_VALUE, "CLATTN_KERNEL is \"%s\", whose kernel takes %s",
-                     variant->word, ca_strbuf_ok(&text) ? text.data : "something else");
+                     variant->word, !text.failed ? text.data : "something else");
     ca_strbuf_free(&text);
     return status;
 }
@@ -155,7 +155,7 @@ ca_variant_find(const char *word, const char **found, ca_error *error)
     }
     ca_status status =
         ca_error_set(error, CA_ERROR_VALUE, "CLATTN_KERNEL is \"%.100s\"; expected %s", word,
-                     ca_strbuf_ok(&words) ? words.data : "a variant");
+                     !words.failed ? words.data : "a variant");
     ca_strbuf_free(&words);
     return status;
 }
