@@ -29,9 +29,9 @@ typedef void (*callback)(handle event, int32_t status, void *data);
 static atomic_int kernels;      /* enqueued so far */
 static atomic_int events_to_go; /* the event of this one of the next kernels fails */
 static atomic_int had_event;
-static atomic_int event_code;   /* and so reports this */
-static _Atomic(handle) failing; /* that event; kept, so that no other gets its handle */
-static _Atomic(handle) untold;  /* its queue, until something that waits has said so */
+static atomic_int event_code;    /* and so reports this */
+static _Atomic(handle) failing;  /* that event; kept, so that no other gets its handle */
+static _Atomic(handle) untold;   /* its queue, until something that waits has said so */
 static _Atomic(handle) follower; /* a later command there, which so fails as well */
 static atomic_int writes;        /* enqueued so far, and their bytes */
 static atomic_int reads;
@@ -137,8 +137,8 @@ faults_fetched(void)
 int
 faults_to_come(void)
 {
-    return (events_to_go > 0) + (refused_to_go > 0) + (buffers_to_fail > 0) +
-           (writes_to_go > 0) + (reads_to_go > 0);
+    return (events_to_go > 0) + (refused_to_go > 0) + (buffers_to_fail > 0) + (writes_to_go > 0) +
+           (reads_to_go > 0);
 }
 
 /* Whether the caller had asked for the event of the kernel that failed last. */
@@ -180,8 +180,8 @@ clEnqueueNDRangeKernel(handle queue, handle kernel, uint32_t dims, const size_t 
         had_event = event != NULL;
         event = had_event ? event : &own;
     }
-    int32_t status = REAL(clEnqueueNDRangeKernel)(queue, kernel, dims, offset, global,
-                                                  local, waits, wait_list, event);
+    int32_t status = REAL(clEnqueueNDRangeKernel)(queue, kernel, dims, offset, global, local, waits,
+                                                  wait_list, event);
     if (status == 0 && is_lost) {
         REAL(clRetainEvent)(*event);
         failing = *event;
@@ -208,34 +208,32 @@ clWaitForEvents(uint32_t count, const handle *events)
     return status;
 }
 
-typedef int32_t clEnqueueUnmapMemObject_type(handle, handle, void *, uint32_t,
-                                             const handle *, handle *);
+typedef int32_t clEnqueueUnmapMemObject_type(handle, handle, void *, uint32_t, const handle *,
+                                             handle *);
 
 int32_t
 clEnqueueUnmapMemObject(handle queue, handle buffer, void *mapped, uint32_t waits,
                         const handle *wait_list, handle *event)
 {
-    int32_t status =
-        REAL(clEnqueueUnmapMemObject)(queue, buffer, mapped, waits, wait_list, event);
+    int32_t status = REAL(clEnqueueUnmapMemObject)(queue, buffer, mapped, waits, wait_list, event);
     follow(queue, event);
     return status;
 }
 
-typedef int32_t clEnqueueReadBuffer_type(handle, handle, uint32_t, size_t, size_t,
-                                         void *, uint32_t, const handle *, handle *);
+typedef int32_t clEnqueueReadBuffer_type(handle, handle, uint32_t, size_t, size_t, void *, uint32_t,
+                                         const handle *, handle *);
 
 int32_t
-clEnqueueReadBuffer(handle queue, handle buffer, uint32_t blocking, size_t offset,
-                    size_t size, void *to, uint32_t waits, const handle *wait_list,
-                    handle *event)
+clEnqueueReadBuffer(handle queue, handle buffer, uint32_t blocking, size_t offset, size_t size,
+                    void *to, uint32_t waits, const handle *wait_list, handle *event)
 {
     reads++;
     if (reads_to_go > 0 && --reads_to_go == 0) {
         return copy_code;
     }
     fetched += size;
-    int32_t status = REAL(clEnqueueReadBuffer)(queue, buffer, blocking, offset, size,
-                                               to, waits, wait_list, event);
+    int32_t status = REAL(clEnqueueReadBuffer)(queue, buffer, blocking, offset, size, to, waits,
+                                               wait_list, event);
     follow(queue, event);
     if (blocking && untold != NULL && queue == untold) {
         untold = NULL;
@@ -244,22 +242,20 @@ clEnqueueReadBuffer(handle queue, handle buffer, uint32_t blocking, size_t offse
     return status;
 }
 
-typedef int32_t clEnqueueWriteBuffer_type(handle, handle, uint32_t, size_t, size_t,
-                                          const void *, uint32_t, const handle *,
-                                          handle *);
+typedef int32_t clEnqueueWriteBuffer_type(handle, handle, uint32_t, size_t, size_t, const void *,
+                                          uint32_t, const handle *, handle *);
 
 int32_t
-clEnqueueWriteBuffer(handle queue, handle buffer, uint32_t blocking, size_t offset,
-                     size_t size, const void *from, uint32_t waits,
-                     const handle *wait_list, handle *event)
+clEnqueueWriteBuffer(handle queue, handle buffer, uint32_t blocking, size_t offset, size_t size,
+                     const void *from, uint32_t waits, const handle *wait_list, handle *event)
 {
     writes++;
     if (writes_to_go > 0 && --writes_to_go == 0) {
         return copy_code;
     }
     written += size;
-    return REAL(clEnqueueWriteBuffer)(queue, buffer, blocking, offset, size, from,
-                                      waits, wait_list, event);
+    return REAL(clEnqueueWriteBuffer)(queue, buffer, blocking, offset, size, from, waits, wait_list,
+                                      event);
 }
 
 typedef int32_t clGetEventInfo_type(handle, uint32_t, size_t, void *, size_t *);
@@ -303,8 +299,8 @@ typedef int32_t clBuildProgram_type(handle, uint32_t, const handle *, const char
                                     void (*)(handle, void *), void *);
 
 int32_t
-clBuildProgram(handle program, uint32_t count, const handle *devices,
-               const char *options, void (*notify)(handle, void *), void *data)
+clBuildProgram(handle program, uint32_t count, const handle *devices, const char *options,
+               void (*notify)(handle, void *), void *data)
 {
     char all[4096];
     snprintf(all, sizeof all, "%s%s", options, definition);
