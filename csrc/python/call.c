@@ -4,7 +4,6 @@
 #include <stdio.h>
 
 #include "attention/run.h"
-#include "attention/trivial.h"
 #include "python/error.h"
 #include "python/runtime.h"
 #include "python/tensor.h"

@@ -13,7 +13,7 @@ from support.helpers import run_python
 
 @pytest.fixture
 def environment(monkeypatch, tmp_path):
-    """No OCL_ICD_ variable, folders for the cache and temporary files; all set is undone."""
+    """No OCL_ICD_ variable, no driver of the system, folders for the cache and temporary files."""
     for name in list(os.environ):
         if name.startswith("OCL_ICD_"):
             monkeypatch.delenv(name)
@@ -22,6 +22,8 @@ def environment(monkeypatch, tmp_path):
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     monkeypatch.setattr(drivers, "_loader_is_in_use", lambda: False)
+    (tmp_path / "system").mkdir()
+    monkeypatch.setattr(drivers, "_SYSTEM_VENDORS", tmp_path / "system")
     yield tmp_path
     os.environ.pop("OCL_ICD_VENDORS", None)
     os.environ.pop("OCL_ICD_FILENAMES", None)
@@ -29,10 +31,16 @@ def environment(monkeypatch, tmp_path):
 
 @pytest.fixture
 def wheel(environment, monkeypatch):
-    """A package intel-opencl-rt, as far as looking for it goes, and no driver of the system."""
+    """A package intel-opencl-rt, as far as looking for it goes."""
     monkeypatch.setattr(drivers, "_wheel_libraries", lambda: environment / "wheel")
-    monkeypatch.setattr(drivers, "_SYSTEM_VENDORS", environment / "system")
     return environment / "wheel"
+
+
+@pytest.fixture
+def no_cache(wheel, environment, monkeypatch):
+    """A file where the cache folder should be."""
+    (environment / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(environment / "file"))
 
 
 def discover_folder():
@@ -54,13 +62,11 @@ needs_wheel = pytest.mark.skipif(
 
 
 @needs_wheel
-def test_the_drivers_of_pip_and_of_the_system_share_a_folder(environment, monkeypatch):
+def test_the_drivers_of_pip_and_of_the_system_share_a_folder(environment):
     system = environment / "system"
-    system.mkdir()
     (system / "b.icd").write_text("libb.so\n")
     (system / "a.icd").write_text("/opt/liba.so\n")
     (system / "empty.icd").write_text("\n")
-    monkeypatch.setattr(drivers, "_SYSTEM_VENDORS", system)
     drivers.discover()
     folder = Path(os.environ["OCL_ICD_VENDORS"])
     named = named_in(folder)
@@ -119,10 +125,7 @@ def test_a_folder_that_another_process_makes_first_is_used(wheel, environment, m
     assert list(folder.parent.iterdir()) == [folder]
 
 
-def test_processes_without_a_cache_folder_share_a_temporary_one(wheel, environment, monkeypatch):
-    blocked = environment / "file"
-    blocked.write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+def test_processes_without_a_cache_folder_share_a_temporary_one(no_cache, wheel, environment):
     folder = discover_folder()
     assert folder.parent == environment / "tmp"
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -132,10 +135,7 @@ def test_processes_without_a_cache_folder_share_a_temporary_one(wheel, environme
 
 
 @pytest.mark.parametrize("squat", ["link", "writable by others"])
-def test_a_temporary_folder_that_others_control_is_not_used(wheel, environment, monkeypatch, squat):
-    blocked = environment / "file"
-    blocked.write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+def test_a_temporary_folder_that_others_control_is_not_used(no_cache, wheel, environment, squat):
     shared = discover_folder()
     if squat == "link":
         shared.rename(environment / "elsewhere")
@@ -163,10 +163,7 @@ def test_a_full_disk_leaves_the_driver_of_pip_and_no_litter(wheel, environment, 
     assert set(environment.rglob("*")) == folders
 
 
-def test_no_folder_for_temporary_files(wheel, environment, monkeypatch):
-    blocked = environment / "file"
-    blocked.write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+def test_no_folder_for_temporary_files(no_cache, wheel, monkeypatch):
     monkeypatch.setattr(tempfile, "gettempdir", refuse)
     monkeypatch.setattr(tempfile, "mkdtemp", refuse)
     drivers.discover()
@@ -175,7 +172,6 @@ def test_no_folder_for_temporary_files(wheel, environment, monkeypatch):
 
 def test_icd_files_that_the_loader_skips_are_skipped(wheel, environment):
     system = environment / "system"
-    system.mkdir()
     (system / "a.icd").symlink_to("/nowhere/a.icd")
     (system / "b.icd").mkdir()
     os.mkfifo(system / "c.icd")
@@ -189,7 +185,6 @@ def test_icd_files_that_the_loader_skips_are_skipped(wheel, environment):
 def test_an_icd_file_that_cannot_be_read_is_skipped(wheel, environment, monkeypatch):
     """By a stand-in: to root, every file is readable."""
     system = environment / "system"
-    system.mkdir()
     (system / "a.icd").write_text("liba.so\n")
     (system / "b.icd").write_text("libb.so\n")
     read_bytes, read_text = Path.read_bytes, Path.read_text

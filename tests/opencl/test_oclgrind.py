@@ -189,6 +189,14 @@ def oclgrind(tmp_path):
     }
 
 
+def run_cleanly(env, cases):
+    """Runs lines of code under Oclgrind: right results, and not a line of complaint."""
+    done = run_python(CODE, *cases, env=env, timeout=300, check_exit=False)
+    assert not done.stderr.strip(), done.stdout + done.stderr
+    assert done.returncode == 0
+    assert done.stdout.endswith("all right\n"), done.stdout
+
+
 RUNS = {
     "reference": CASES | DIAGONAL | REFERENCE_ONLY,
     "cpu": CASES | DIAGONAL,
@@ -210,14 +218,10 @@ MATRIX_UNITS = {
 
 @pytest.mark.parametrize("kernel_name", RUNS)
 def test_kernels_are_clean(oclgrind, kernel_name):
-    """Right results, and not a line of complaint."""
     cases = RUNS[kernel_name]
     env = oclgrind | (MATRIX_UNITS if kernel_name in ("decode_mma", "mma") else {})
     env |= forced(kernel_name, local_memory=SMALL_TILE if kernel_name == "tiled" else None)
-    done = run_python(CODE, *cases.values(), env=env, timeout=300, check_exit=False)
-    assert not done.stderr.strip(), done.stdout + done.stderr
-    assert done.returncode == 0
-    assert done.stdout.endswith("all right\n")
+    run_cleanly(env, cases.values())
 
 
 def test_limits_are_clean(oclgrind):
@@ -234,10 +238,7 @@ def test_limits_are_clean(oclgrind):
         "assert kernels.fma('float32', 3)[2].min() > 0",
         "assert kernels.read(2)[2].sum() == 1 << 19",
     )
-    env = oclgrind | {"OCLGRIND_CHECK_API": None}
-    done = run_python(CODE, *cases, env=env, timeout=300, check_exit=False)
-    assert not done.stderr.strip(), done.stdout + done.stderr
-    assert done.stdout.endswith("all right\n"), done.stdout
+    run_cleanly(oclgrind | {"OCLGRIND_CHECK_API": None}, cases)
 
 
 @pytest.mark.parametrize("mode", [None, "copy"], ids=["chosen", "copy"])
@@ -245,6 +246,4 @@ def test_transfers_are_clean(oclgrind, mode):
     """The ways of moving memory that Oclgrind can do; it has no system SVM."""
     env = oclgrind | forced("reference") | {"CLATTN_MEMORY": mode}
     cases = (CASES["plain"], CASES["strides"], CASES["float mask"], DIAGONAL["in place"])
-    done = run_python(CODE, *cases, env=env, timeout=300, check_exit=False)
-    assert not done.stderr.strip(), done.stdout + done.stderr
-    assert done.stdout.endswith("all right\n")
+    run_cleanly(env, cases)

@@ -190,33 +190,18 @@ def test_branches_meet_again():
 # --- warps ----------------------------------------------------------------------------
 
 # Local memory is four matrices of 8 x 8, whose numbers count from 0.
-MATRICES = """
-    shl.b32 %r5, %r2, 3;
+PAIR = """
     add.s32 %r6, %r5, 1;
     cvt.rn.f32.s32 %f2, %r5;
     cvt.rn.f32.s32 %f3, %r6;
     cvt.rn.f16x2.f32 %r7, %f3, %f2;
-    st.shared.u32 [%r3], %r7;
+    st.shared.u32 [%r3+{at}], %r7;
     add.s32 %r5, %r5, 2;
-    add.s32 %r6, %r6, 2;
-    cvt.rn.f32.s32 %f2, %r5;
-    cvt.rn.f32.s32 %f3, %r6;
-    cvt.rn.f16x2.f32 %r7, %f3, %f2;
-    st.shared.u32 [%r3+4], %r7;
-    add.s32 %r5, %r5, 2;
-    add.s32 %r6, %r6, 2;
-    cvt.rn.f32.s32 %f2, %r5;
-    cvt.rn.f32.s32 %f3, %r6;
-    cvt.rn.f16x2.f32 %r7, %f3, %f2;
-    st.shared.u32 [%r3+8], %r7;
-    add.s32 %r5, %r5, 2;
-    add.s32 %r6, %r6, 2;
-    cvt.rn.f32.s32 %f2, %r5;
-    cvt.rn.f32.s32 %f3, %r6;
-    cvt.rn.f16x2.f32 %r7, %f3, %f2;
-    st.shared.u32 [%r3+12], %r7;
+"""
+LOAD = """
     ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%r10, %r11, %r12, %r13}}, [%r3];
 """
+MATRICES = "shl.b32 %r5, %r2, 3;" + "".join(PAIR.format(at=at) for at in (0, 4, 8, 12)) + LOAD
 
 
 @pytest.mark.parametrize("n", range(4))

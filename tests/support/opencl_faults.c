@@ -26,25 +26,46 @@
 typedef void *handle;
 typedef void (*callback)(handle event, int32_t status, void *data);
 
-static atomic_int kernels;      /* enqueued so far */
-static atomic_int events_to_go; /* the event of this one of the next kernels fails */
-static atomic_int had_event;
-static atomic_int event_code;   /* and so reports this */
-static _Atomic(handle) failing; /* that event; kept, so that no other gets its handle */
-static _Atomic(handle) untold;  /* its queue, until something that waits has said so */
-static _Atomic(handle) follower; /* a later command there, which so fails as well */
-static atomic_int writes;        /* enqueued so far, and their bytes */
-static atomic_int reads;
-static atomic_int writes_to_go; /* enqueueing this one of the next writes fails */
-static atomic_int reads_to_go;
-static atomic_int copy_code;
-static atomic_size_t written;
-static atomic_size_t fetched;
-static atomic_int refused_to_go; /* enqueueing this one of the next kernels fails */
-static atomic_int refused_code;
-static atomic_int buffers_to_fail; /* so many of the next buffers cannot be allocated */
-static atomic_int buffer_code;
-static char definition[128]; /* of a macro, for programs; "": none */
+/* A command that fails when it is the `to_go`-th of the next ones of its kind. */
+typedef struct {
+    atomic_int to_go;
+    atomic_int code;
+} fault;
+
+/* Defines a fault and the function that asks for it: faults_NAME(n, code). */
+#define FAULT(name)                                                                                \
+    static fault name;                                                                             \
+    void faults_##name(int n, int code)                                                            \
+    {                                                                                              \
+        name.code = code;                                                                          \
+        name.to_go = n;                                                                            \
+    }
+
+FAULT(fail)         /* the n-th of the next kernels fails with `code` when it has run */
+FAULT(refuse)       /* enqueueing the n-th of the next kernels returns `code` */
+FAULT(refuse_write) /* enqueueing the n-th of the next copies to devices returns `code` */
+FAULT(refuse_read)  /* enqueueing the n-th of the next copies from devices returns `code` */
+FAULT(fail_buffers) /* creating each of the next n buffers returns `code` */
+
+/* Defines a counter and the function that returns it: faults_NAME(). */
+#define COUNTER(name, type)                                                                        \
+    static _Atomic(type) name;                                                                     \
+    type faults_##name(void)                                                                       \
+    {                                                                                              \
+        return name;                                                                               \
+    }
+
+COUNTER(kernels, int)    /* enqueued so far */
+COUNTER(had_event, int)  /* the caller had asked for the event of the kernel that failed last */
+COUNTER(written, size_t) /* bytes sent to devices */
+COUNTER(fetched, size_t) /* bytes fetched from devices */
+
+static _Atomic(handle) failing;  /* the event of the kernel that fails; kept, so that no other
+                                    event gets its handle */
+static _Atomic(handle) untold;   /* that kernel's queue, until a call that waits has returned the
+                                    error */
+static _Atomic(handle) follower; /* the event of a later command of that queue, which fails too */
+static char definition[128];     /* of a macro, for programs; "": none */
 
 static struct {
     callback function;
@@ -53,30 +74,6 @@ static struct {
 
 #define REAL(name) ((name##_type *)dlsym(RTLD_NEXT, #name))
 
-/* The n-th of the next kernels fails with `code` when it has run. */
-void
-faults_fail(int n, int code)
-{
-    event_code = code;
-    events_to_go = n;
-}
-
-/* Enqueueing the n-th of the next kernels returns `code`. */
-void
-faults_refuse(int n, int code)
-{
-    refused_code = code;
-    refused_to_go = n;
-}
-
-/* Creating the next n buffers returns `code`. */
-void
-faults_fail_buffers(int n, int code)
-{
-    buffer_code = code;
-    buffers_to_fail = n;
-}
-
 /* Programs that are built from now on have this macro besides: "NAME=VALUE"; "": none. */
 void
 faults_define(const char *macro)
@@ -84,68 +81,19 @@ faults_define(const char *macro)
     snprintf(definition, sizeof definition, macro[0] != '\0' ? " -D%s" : "%s", macro);
 }
 
-/* Kernels that were enqueued. */
-int
-faults_kernels(void)
-{
-    return kernels;
-}
-
-/* Enqueueing the n-th of the next copies to devices returns `code`. */
-void
-faults_refuse_write(int n, int code)
-{
-    copy_code = code;
-    writes_to_go = n;
-}
-
-/* Enqueueing the n-th of the next copies from devices returns `code`. */
-void
-faults_refuse_read(int n, int code)
-{
-    copy_code = code;
-    reads_to_go = n;
-}
-
-int
-faults_writes(void)
-{
-    return writes;
-}
-
-int
-faults_reads(void)
-{
-    return reads;
-}
-
-/* Bytes that were sent to devices. */
-size_t
-faults_written(void)
-{
-    return written;
-}
-
-/* Bytes that were fetched from devices. */
-size_t
-faults_fetched(void)
-{
-    return fetched;
-}
-
 /* Faults that were asked for and have not come about. */
 int
 faults_to_come(void)
 {
-    return (events_to_go > 0) + (refused_to_go > 0) + (buffers_to_fail > 0) +
-           (writes_to_go > 0) + (reads_to_go > 0);
+    return (fail.to_go > 0) + (refuse.to_go > 0) + (fail_buffers.to_go > 0) +
+           (refuse_write.to_go > 0) + (refuse_read.to_go > 0);
 }
 
-/* Whether the caller had asked for the event of the kernel that failed last. */
-int
-faults_had_event(void)
+/* True for the n-th call since the fault was asked for. */
+static int
+is_due(fault *f)
 {
-    return had_event;
+    return f->to_go > 0 && --f->to_go == 0;
 }
 
 typedef int32_t clRetainEvent_type(handle);
@@ -171,17 +119,17 @@ clEnqueueNDRangeKernel(handle queue, handle kernel, uint32_t dims, const size_t 
                        const handle *wait_list, handle *event)
 {
     kernels++;
-    if (refused_to_go > 0 && --refused_to_go == 0) {
-        return refused_code;
+    if (is_due(&refuse)) {
+        return refuse.code;
     }
     handle own = NULL;
-    int is_lost = events_to_go > 0 && --events_to_go == 0;
+    int is_lost = is_due(&fail);
     if (is_lost) {
         had_event = event != NULL;
         event = had_event ? event : &own;
     }
-    int32_t status = REAL(clEnqueueNDRangeKernel)(queue, kernel, dims, offset, global,
-                                                  local, waits, wait_list, event);
+    int32_t status = REAL(clEnqueueNDRangeKernel)(queue, kernel, dims, offset, global, local, waits,
+                                                  wait_list, event);
     if (status == 0 && is_lost) {
         REAL(clRetainEvent)(*event);
         failing = *event;
@@ -208,34 +156,31 @@ clWaitForEvents(uint32_t count, const handle *events)
     return status;
 }
 
-typedef int32_t clEnqueueUnmapMemObject_type(handle, handle, void *, uint32_t,
-                                             const handle *, handle *);
+typedef int32_t clEnqueueUnmapMemObject_type(handle, handle, void *, uint32_t, const handle *,
+                                             handle *);
 
 int32_t
 clEnqueueUnmapMemObject(handle queue, handle buffer, void *mapped, uint32_t waits,
                         const handle *wait_list, handle *event)
 {
-    int32_t status =
-        REAL(clEnqueueUnmapMemObject)(queue, buffer, mapped, waits, wait_list, event);
+    int32_t status = REAL(clEnqueueUnmapMemObject)(queue, buffer, mapped, waits, wait_list, event);
     follow(queue, event);
     return status;
 }
 
-typedef int32_t clEnqueueReadBuffer_type(handle, handle, uint32_t, size_t, size_t,
-                                         void *, uint32_t, const handle *, handle *);
+typedef int32_t clEnqueueReadBuffer_type(handle, handle, uint32_t, size_t, size_t, void *, uint32_t,
+                                         const handle *, handle *);
 
 int32_t
-clEnqueueReadBuffer(handle queue, handle buffer, uint32_t blocking, size_t offset,
-                    size_t size, void *to, uint32_t waits, const handle *wait_list,
-                    handle *event)
+clEnqueueReadBuffer(handle queue, handle buffer, uint32_t blocking, size_t offset, size_t size,
+                    void *to, uint32_t waits, const handle *wait_list, handle *event)
 {
-    reads++;
-    if (reads_to_go > 0 && --reads_to_go == 0) {
-        return copy_code;
+    if (is_due(&refuse_read)) {
+        return refuse_read.code;
     }
     fetched += size;
-    int32_t status = REAL(clEnqueueReadBuffer)(queue, buffer, blocking, offset, size,
-                                               to, waits, wait_list, event);
+    int32_t status = REAL(clEnqueueReadBuffer)(queue, buffer, blocking, offset, size, to, waits,
+                                               wait_list, event);
     follow(queue, event);
     if (blocking && untold != NULL && queue == untold) {
         untold = NULL;
@@ -244,22 +189,19 @@ clEnqueueReadBuffer(handle queue, handle buffer, uint32_t blocking, size_t offse
     return status;
 }
 
-typedef int32_t clEnqueueWriteBuffer_type(handle, handle, uint32_t, size_t, size_t,
-                                          const void *, uint32_t, const handle *,
-                                          handle *);
+typedef int32_t clEnqueueWriteBuffer_type(handle, handle, uint32_t, size_t, size_t, const void *,
+                                          uint32_t, const handle *, handle *);
 
 int32_t
-clEnqueueWriteBuffer(handle queue, handle buffer, uint32_t blocking, size_t offset,
-                     size_t size, const void *from, uint32_t waits,
-                     const handle *wait_list, handle *event)
+clEnqueueWriteBuffer(handle queue, handle buffer, uint32_t blocking, size_t offset, size_t size,
+                     const void *from, uint32_t waits, const handle *wait_list, handle *event)
 {
-    writes++;
-    if (writes_to_go > 0 && --writes_to_go == 0) {
-        return copy_code;
+    if (is_due(&refuse_write)) {
+        return refuse_write.code;
     }
     written += size;
-    return REAL(clEnqueueWriteBuffer)(queue, buffer, blocking, offset, size, from,
-                                      waits, wait_list, event);
+    return REAL(clEnqueueWriteBuffer)(queue, buffer, blocking, offset, size, from, waits, wait_list,
+                                      event);
 }
 
 typedef int32_t clGetEventInfo_type(handle, uint32_t, size_t, void *, size_t *);
@@ -273,7 +215,7 @@ clGetEventInfo(handle event, uint32_t name, size_t size, void *value, size_t *ne
     int is_first = failing != NULL && event == failing;
     int is_next = !had_event && follower != NULL && event == follower;
     if (is_complete && (is_first || is_next)) {
-        *(int32_t *)value = event_code;
+        *(int32_t *)value = fail.code;
         untold = NULL;
     }
     return status;
@@ -283,7 +225,7 @@ static void
 call_wrapped(handle event, int32_t status, void *data)
 {
     (void)data;
-    wrapped.function(event, status == 0 ? event_code : status, wrapped.data);
+    wrapped.function(event, status == 0 ? fail.code : status, wrapped.data);
 }
 
 typedef int32_t clSetEventCallback_type(handle, int32_t, callback, void *);
@@ -303,8 +245,8 @@ typedef int32_t clBuildProgram_type(handle, uint32_t, const handle *, const char
                                     void (*)(handle, void *), void *);
 
 int32_t
-clBuildProgram(handle program, uint32_t count, const handle *devices,
-               const char *options, void (*notify)(handle, void *), void *data)
+clBuildProgram(handle program, uint32_t count, const handle *devices, const char *options,
+               void (*notify)(handle, void *), void *data)
 {
     char all[4096];
     snprintf(all, sizeof all, "%s%s", options, definition);
@@ -316,10 +258,10 @@ typedef handle clCreateBuffer_type(handle, uint64_t, size_t, void *, int32_t *);
 handle
 clCreateBuffer(handle context, uint64_t flags, size_t size, void *host, int32_t *status)
 {
-    if (buffers_to_fail > 0) {
-        buffers_to_fail--;
+    if (fail_buffers.to_go > 0) {
+        fail_buffers.to_go--;
         if (status != NULL) {
-            *status = buffer_code;
+            *status = fail_buffers.code;
         }
         return NULL;
     }

@@ -12,12 +12,7 @@
 #define MOST_ARGUMENTS 32
 #define USE_HOST_PTR   (1 << 3)
 
-enum {
-    SUCCESS = 0,
-    OUT_OF_HOST_MEMORY = -6,
-    INVALID_VALUE = -30,
-    INVALID_BINARY = -42
-};
+enum { SUCCESS = 0, OUT_OF_HOST_MEMORY = -6, INVALID_VALUE = -30, INVALID_BINARY = -42 };
 
 /* Of most of what OpenCL passes. */
 #pragma GCC diagnostic ignored "-Wunused-parameter"
@@ -50,9 +45,8 @@ typedef struct {
     argument arguments[MOST_ARGUMENTS];
 } kernel;
 
-typedef int32_t (*launch_function)(const char *source, const char *options,
-                                   const char *name, uint32_t count,
-                                   const argument *arguments, size_t global,
+typedef int32_t (*launch_function)(const char *source, const char *options, const char *name,
+                                   uint32_t count, const argument *arguments, size_t global,
                                    size_t local);
 
 static memory *memories;
@@ -127,8 +121,7 @@ clGetPlatformInfo(handle platform, uint32_t name, size_t size, void *to, size_t 
 }
 
 int32_t
-clGetDeviceIDs(handle platform, uint64_t type, uint32_t entries, handle *devices,
-               uint32_t *count)
+clGetDeviceIDs(handle platform, uint64_t type, uint32_t entries, handle *devices, uint32_t *count)
 {
     return answer_one(&the_device, entries, devices, count);
 }
@@ -182,20 +175,20 @@ clGetDeviceInfo(handle device, uint32_t name, size_t size, void *to, size_t *nee
 
 /* ---- what needs no more than a handle ---- */
 
-#define HANDLE_FOR(name, ...)                                                          \
-    handle name(__VA_ARGS__, int32_t *status)                                          \
-    {                                                                                  \
-        *status = SUCCESS;                                                             \
-        return &the_device;                                                            \
+#define HANDLE_FOR(name, ...)                                                                      \
+    handle name(__VA_ARGS__, int32_t *status)                                                      \
+    {                                                                                              \
+        *status = SUCCESS;                                                                         \
+        return &the_device;                                                                        \
     }
-#define NOTHING(name, ...)                                                             \
-    int32_t name(__VA_ARGS__)                                                          \
-    {                                                                                  \
-        return SUCCESS;                                                                \
+#define NOTHING(name, ...)                                                                         \
+    int32_t name(__VA_ARGS__)                                                                      \
+    {                                                                                              \
+        return SUCCESS;                                                                            \
     }
 
-HANDLE_FOR(clCreateContext, const void *properties, uint32_t count,
-           const handle *devices, handle notify, void *data)
+HANDLE_FOR(clCreateContext, const void *properties, uint32_t count, const handle *devices,
+           handle notify, void *data)
 HANDLE_FOR(clCreateCommandQueue, handle context, handle device, uint64_t properties)
 NOTHING(clReleaseContext, handle context)
 NOTHING(clReleaseCommandQueue, handle queue)
@@ -222,8 +215,8 @@ copied(const char *text, size_t length)
 }
 
 handle
-clCreateProgramWithSource(handle context, uint32_t count, const char **texts,
-                          const size_t *lengths, int32_t *status)
+clCreateProgramWithSource(handle context, uint32_t count, const char **texts, const size_t *lengths,
+                          int32_t *status)
 {
     program *made = calloc(1, sizeof *made);
     if (made != NULL) {
@@ -235,8 +228,8 @@ clCreateProgramWithSource(handle context, uint32_t count, const char **texts,
 
 handle
 clCreateProgramWithBinary(handle context, uint32_t count, const handle *devices,
-                          const size_t *lengths, const unsigned char **binaries,
-                          int32_t *loaded, int32_t *status)
+                          const size_t *lengths, const unsigned char **binaries, int32_t *loaded,
+                          int32_t *status)
 {
     *status = INVALID_BINARY;
     return NULL;
@@ -254,10 +247,9 @@ clBuildProgram(handle made, uint32_t count, const handle *devices, const char *o
 /* Few are made, and live as long as the process. */
 NOTHING(clReleaseProgram, handle made)
 NOTHING(clReleaseKernel, handle made)
-NOTHING(clGetProgramInfo, handle made, uint32_t name, size_t size, void *to,
+NOTHING(clGetProgramInfo, handle made, uint32_t name, size_t size, void *to, size_t *needed)
+NOTHING(clGetProgramBuildInfo, handle made, handle device, uint32_t name, size_t size, void *to,
         size_t *needed)
-NOTHING(clGetProgramBuildInfo, handle made, handle device, uint32_t name, size_t size,
-        void *to, size_t *needed)
 
 handle
 clCreateKernel(handle made, const char *name, int32_t *status)
@@ -292,8 +284,7 @@ clSetKernelArg(handle made, uint32_t index, size_t size, const void *value)
     forget(a);
     k->count = index >= k->count ? index + 1 : k->count;
     a->is_buffer = value == NULL;
-    for (memory *m = memories; m != NULL && size == sizeof m && value != NULL;
-         m = m->next) {
+    for (memory *m = memories; m != NULL && size == sizeof m && value != NULL; m = m->next) {
         if (memcmp(&m, value, sizeof m) == 0) {
             *a = (argument){m->bytes, m->size, 1};
             return SUCCESS;
@@ -306,8 +297,8 @@ clSetKernelArg(handle made, uint32_t index, size_t size, const void *value)
 }
 
 int32_t
-clGetKernelWorkGroupInfo(handle made, handle device, uint32_t name, size_t size,
-                         void *to, size_t *needed)
+clGetKernelWorkGroupInfo(handle made, handle device, uint32_t name, size_t size, void *to,
+                         size_t *needed)
 {
     return answer_number(1024, size, to, needed);
 }
@@ -319,8 +310,8 @@ clEnqueueNDRangeKernel(handle queue, handle made, uint32_t dims, const size_t *o
 {
     kernel *k = made;
     done(event);
-    return machine_launch(k->program->source, k->program->options, k->name, k->count,
-                          k->arguments, global[0], local[0]);
+    return machine_launch(k->program->source, k->program->options, k->name, k->count, k->arguments,
+                          global[0], local[0]);
 }
 
 /* ---- memory ---- */
@@ -363,27 +354,25 @@ clReleaseMemObject(handle buffer)
 }
 
 int32_t
-clEnqueueReadBuffer(handle queue, handle buffer, uint32_t blocking, size_t offset,
-                    size_t size, void *to, uint32_t waits, const handle *wait_list,
-                    handle *event)
+clEnqueueReadBuffer(handle queue, handle buffer, uint32_t blocking, size_t offset, size_t size,
+                    void *to, uint32_t waits, const handle *wait_list, handle *event)
 {
     memcpy(to, ((memory *)buffer)->bytes + offset, size);
     return done(event);
 }
 
 int32_t
-clEnqueueWriteBuffer(handle queue, handle buffer, uint32_t blocking, size_t offset,
-                     size_t size, const void *from, uint32_t waits,
-                     const handle *wait_list, handle *event)
+clEnqueueWriteBuffer(handle queue, handle buffer, uint32_t blocking, size_t offset, size_t size,
+                     const void *from, uint32_t waits, const handle *wait_list, handle *event)
 {
     memcpy(((memory *)buffer)->bytes + offset, from, size);
     return done(event);
 }
 
 handle
-clEnqueueMapBuffer(handle queue, handle buffer, uint32_t blocking, uint64_t flags,
-                   size_t offset, size_t size, uint32_t waits, const handle *wait_list,
-                   handle *event, int32_t *status)
+clEnqueueMapBuffer(handle queue, handle buffer, uint32_t blocking, uint64_t flags, size_t offset,
+                   size_t size, uint32_t waits, const handle *wait_list, handle *event,
+                   int32_t *status)
 {
     *status = SUCCESS;
     done(event);
