@@ -10,15 +10,7 @@ import itertools
 import clattn
 import numpy as np
 import pytest
-from references.diagonal import (
-    ELEVEN,
-    INT32_MAX,
-    INT32_MIN,
-    assert_same,
-    brute,
-    diagonal,
-    numbers,
-)
+from references.diagonal import ELEVEN, INT32_MAX, INT32_MIN, assert_same, brute, diagonal, numbers
 
 pytestmark = pytest.mark.tensors
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import clattn
 import numpy as np
 import pytest
-from support.helpers import assert_references_return, check_band, run_measured, run_python
+from support.helpers import assert_references_return, check_band, run_on, run_python
 from support.layouts import columns_first
 
 BANDS = ((0, 1), (-3, 5), (1, -1), (1, 10**6), (-(10**6), 0), (4, 4), (10**6, -(10**6)))
@@ -103,7 +103,7 @@ def test_zeros_are_never_touched(device):
     """5 GiB, of which the diagonal touches one large page a row; offsets beyond 32 bits."""
     if device.memory_mode == "copy":
         pytest.skip("a device with memory of its own sends every page")
-    run_measured(
+    run_on(
         device,
         """
         clattn.eye(8, dtype="u1", device=device)
@@ -121,7 +121,7 @@ def test_zeros_are_never_touched(device):
 
 def test_matrices_far_apart(device):
     """2**30 elements from one to the next, in input and result."""
-    run_measured(
+    run_on(
         device,
         """
         from support.helpers import check_band
@@ -145,7 +145,7 @@ def test_matrices_far_apart(device):
 
 
 def test_repeated_calls_keep_nothing(device):
-    run_measured(
+    run_on(
         device,
         """
         a = np.ones((3, 40, 50), "f4")

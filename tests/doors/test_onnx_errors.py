@@ -243,26 +243,16 @@ def test_wrong_arguments(device, reference_kernel, row):
     check(*arrays().values(), device=device)
 
 
-@pytest.mark.parametrize(
-    ("row", "given"),
-    [
-        ("Q is int32", "int32"),
-        ("K is float16", "float16"),
-        ("attn_mask is complex", "complex64"),
-        ("nonpad_kv_seqlen is int32", "int32"),
-        ("Q is a list", "list"),
-        ("K has another E", "9"),
-        ("V has another S", "8"),
-        ("mask is longer than T", "8"),
-        ("past_value has another P", "4"),
-        ("length above S", "8"),
-        ("scale is negative", "-0.5"),
-        ("mode 4", "4"),
-        ("precision of integers", "7"),
-        ("left window below -1", "-2"),
-        ("opset 22", "22"),
-    ],
-)
+SAID = {
+    "Q is int32": "int32", "K is float16": "float16", "attn_mask is complex": "complex64",
+    "nonpad_kv_seqlen is int32": "int32", "Q is a list": "list", "K has another E": "9",
+    "V has another S": "8", "mask is longer than T": "8", "past_value has another P": "4",
+    "length above S": "8", "scale is negative": "-0.5", "mode 4": "4",
+    "precision of integers": "7", "left window below -1": "-2", "opset 22": "22",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "given"), SAID.items(), ids=SAID)
 def test_messages_say_what_was_given(row, given):
     """The message says more than which argument is wrong."""
     [row] = [r for r in ROWS if r[0] == row]

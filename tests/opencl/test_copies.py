@@ -5,7 +5,7 @@ The child processes run in the mode "copy". Most have the loader of faults.py, w
 """
 
 import pytest
-from support.helpers import index_of, run_python
+from support.helpers import index_of, run_on, run_python
 from support.variants import decode_for, forced
 
 COUNTED = """
@@ -75,7 +75,7 @@ def test_results_are_those_of_other_modes(device):
 
 
 def test_everything_is_sent_and_fetched_once(device, run_with_faults):
-    """Also where two kernels use it: parts of the keys and their merge, with present keys."""
+    """Also arrays that two kernels use: one for splits of the keys, one that merges them."""
     run_with_faults(
         COUNTED
         + """
@@ -109,11 +109,10 @@ del tbig
 
 
 def test_tensors_of_every_size(device):
-    """There and back, with a source that changes as soon as the function has returned."""
-    run_python(
+    """A Tensor keeps its values when the array that it was made of changes."""
+    run_on(
+        device,
         """
-        import sys, clattn, numpy as np
-        device, MIB = clattn.devices()[int(sys.argv[1])], 1 << 20
         sizes = [1, 1000, MIB // 4, MIB - 1, MIB, MIB + 1, 3 * MIB + 7, 17 * MIB + 5]
         rng = np.random.default_rng(1)
         for _ in range(2):
@@ -127,18 +126,15 @@ def test_tensors_of_every_size(device):
                 assert (t.numpy() == right).all(), (n, right.size)
             clattn.empty_cache(device)
         """,
-        index_of(device),
         env={"CLATTN_MEMORY": "copy"},
     )
 
 
 def test_an_array_may_change_behind_a_call_that_nobody_waits_for(device):
     """A call with Tensors and an array has read the array when it returns, however large it is."""
-    run_python(
+    run_on(
+        device,
         """
-        import sys, clattn, numpy as np
-        from support.helpers import draw
-        device = clattn.devices()[int(sys.argv[1])]
         attend = clattn.scaled_dot_product_attention
         for keys in (16, 512, 8192):
             q, k = draw((1, 4, 300, 64)), draw((1, 4, keys, 64))
@@ -150,55 +146,43 @@ def test_an_array_may_change_behind_a_call_that_nobody_waits_for(device):
                 source[:] = np.nan
                 assert (result.numpy() == right).all(), keys
         """,
-        index_of(device),
         env={"CLATTN_MEMORY": "copy"},
     )
 
 
 def test_several_threads(device):
-    """Large and small calls, Tensors and the cache's emptying at once."""
-    run_python(
+    """Threads make large and small calls and Tensors, and empty the cache, at once."""
+    run_on(
+        device,
         """
-        import sys, threading, clattn, numpy as np
-        from support.helpers import draw
-        device = clattn.devices()[int(sys.argv[1])]
+        from functools import partial
+        from support.threads import run_together
         attend = clattn.scaled_dot_product_attention
         sets = [[draw((4, 6, 200 + 60 * n, 64), seed=3 * n + m) for m in range(3)]
                 for n in range(5)]
         right = [attend(*(clattn.tensor(a, device) for a in arrays)).numpy() for arrays in sets]
-        wrong = []
 
         def work(start):
             for n in range(start, start + 10):
                 arrays, expected = sets[n % 5], right[n % 5]
-                if not (attend(*arrays, device=device) == expected).all():
-                    wrong.append(("arrays", n))
+                assert (attend(*arrays, device=device) == expected).all(), ("arrays", n)
                 tensors = [clattn.tensor(a, device) for a in arrays]
                 t = attend(*tensors)
-                if not (attend(*arrays, device=device) == expected).all():
-                    wrong.append(("arrays after Tensors", n))
-                if not (t.numpy() == expected).all():
-                    wrong.append(("Tensors", n))
+                assert (attend(*arrays, device=device) == expected).all(), ("after Tensors", n)
+                assert (t.numpy() == expected).all(), ("Tensors", n)
                 if n % 4 == 0:
                     clattn.empty_cache(device)
                 clattn.synchronize(device)
 
-        threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(100)
-            assert not thread.is_alive(), "it hangs"
-        assert not wrong, wrong
+        run_together(*(partial(work, n) for n in range(6)))
         """,
-        index_of(device),
         env={"CLATTN_MEMORY": "copy"},
     )
 
 
 @pytest.mark.parametrize("fault", ["write", "read", "kernel", "late"])
 def test_a_failure_in_the_middle(run_with_faults, fault):
-    """Whichever command of a large call fails: DeviceError, nothing is kept, the next is right."""
+    """Any command of a large call may fail: DeviceError, no memory is lost, the next call works."""
     run_with_faults(
         COUNTED
         + f"""
@@ -243,11 +227,9 @@ del t, tbig
 
 def test_order_beside_running_calls(device):
     """Memory that a running call of Tensors uses is not changed by the next call."""
-    run_python(
+    run_on(
+        device,
         """
-        import sys, clattn, numpy as np
-        from support.helpers import draw
-        device = clattn.devices()[int(sys.argv[1])]
         attend = clattn.scaled_dot_product_attention
         arrays = [draw((4, 4, 640, 64), seed=n) for n in range(3)]
         half = [a[:2] for a in arrays]
@@ -265,6 +247,5 @@ def test_order_beside_running_calls(device):
             assert (running.numpy() == chained).all()
             assert all((t.numpy() == right).all() for t in kept)
         """,
-        index_of(device),
         env={"CLATTN_MEMORY": "copy"},
     )

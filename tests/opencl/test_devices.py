@@ -3,12 +3,14 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import clattn
 import numpy as np
 import pytest
 from references.attention import attention, tolerance
 from support.helpers import assert_close, check, draw, index_of, qkv, sdpa
+from support.threads import run_together
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +49,7 @@ def test_attributes_cannot_be_set(device):
 
 
 def test_devices_cannot_be_made_up():
-    """They come from clattn.devices() only."""
+    """Devices come from clattn.devices() only."""
     with pytest.raises(TypeError):
         clattn.Device()
 
@@ -102,15 +104,11 @@ def test_device_argument(device):
 
 
 def test_set_default_device(device):
+    """None restores the natural default."""
+    natural = clattn.get_default_device()
     clattn.set_default_device(device)
     assert clattn.get_default_device() == device
     check(*qkv((1, 2)), device=None)
-
-
-def test_none_resets_the_default(device):
-    clattn.set_default_device(None)
-    natural = clattn.get_default_device()
-    clattn.set_default_device(device)
     clattn.set_default_device(None)
     assert clattn.get_default_device() == natural
 
@@ -208,9 +206,7 @@ def test_eight_threads_at_once(device, kernel):
             assert_close(result, right, allowed)
         assert len({r.tobytes() for r in results}) == 1
 
-    with ThreadPoolExecutor(8) as pool:
-        for done in [pool.submit(work, n) for n in range(8)]:
-            done.result(timeout=120)
+    run_together(*(partial(work, n) for n in range(8)))
 
 
 def test_threads_that_build_the_same_program_first(device):
@@ -221,11 +217,9 @@ def test_threads_that_build_the_same_program_first(device):
 
     def work():
         start.wait()
-        return sdpa(q, k, v, device=device)
+        assert_close(sdpa(q, k, v, device=device), right, allowed)
 
-    with ThreadPoolExecutor(8) as pool:
-        for done in [pool.submit(work) for _ in range(8)]:
-            assert_close(done.result(timeout=120), right, allowed)
+    run_together(*[work] * 8)
 
 
 def test_the_lock_is_released_while_a_kernel_runs(device):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""What OpenCL reports after a call has returned, and what it refuses at once."""
+"""Errors that OpenCL reports after a call has returned, and commands that it refuses at once."""
 
 from support.variants import decode_for, forced
 
 
 def test_the_next_thing_that_waits_says_it(run_with_faults):
-    """Once: with the function, the kernel, the device and OpenCL's name for it."""
+    """The error is raised once. It names the function, the kernel, the device and OpenCL's code."""
     run_with_faults("""
         waits = {
             "numpy": lambda t: t.numpy(), "a view": lambda t: t[0, 1:].numpy(),
@@ -30,7 +30,7 @@ def test_the_next_thing_that_waits_says_it(run_with_faults):
 
 
 def test_any_call_of_a_chain_may_fail(run_with_faults):
-    """None of them waits, so the last one tells of the first."""
+    """No call of the chain waits. Reading the last result raises the error of any of them."""
     run_with_faults("""
         for n in range(1, 6):
             faults.faults_fail(n, LOST)
@@ -44,7 +44,7 @@ def test_any_call_of_a_chain_may_fail(run_with_faults):
 
 
 def test_a_result_that_nobody_wants(run_with_faults):
-    """Its call is told of all the same, when the device is waited for."""
+    """Waiting for the device raises the error, though nobody reads the result."""
     run_with_faults("""
         faults.faults_fail(1, LOST)
         attend(tq, tk, tv)
@@ -62,7 +62,7 @@ def test_a_result_that_nobody_wants(run_with_faults):
 
 
 def test_the_function_is_named(run_with_faults):
-    """Of every operator, whatever waits later; the calls around it are not."""
+    """The error names the operator that failed, not a call before or after it."""
     run_with_faults("""
         for title, call in CALLS.items():
             tensors = {name: clattn.tensor(a, device) for name, a in call.arrays.items()}
@@ -81,7 +81,7 @@ def test_the_function_is_named(run_with_faults):
 
 
 def test_a_call_that_waits_says_it_itself(run_with_faults):
-    """Calls with arrays, and with memory that the host shares."""
+    """Calls with arrays wait, and calls with memory that the host shares."""
     run_with_faults("""
         faults.faults_fail(1, LOST)
         refusal(lambda: attend(q, k, v, device=device), *WORDS[2:], "CL_")
@@ -97,7 +97,7 @@ def test_a_call_that_waits_says_it_itself(run_with_faults):
 
 
 def test_a_command_that_is_refused(run_with_faults):
-    """At once, by the call that made it; small calls and a device that is gone included."""
+    """The call raises the error itself, also if it is small or the device is gone."""
     run_with_faults("""
         little = [clattn.tensor(a[:1, :1, :4], device) for a in (q, k, v)]
         start = settled(device)
@@ -119,7 +119,7 @@ def test_a_command_that_is_refused(run_with_faults):
 
 
 def test_a_buffer_that_does_not_fit(run_with_faults, device):
-    """The pool is emptied, and it is tried again; then MemoryError."""
+    """clattn empties the pool and tries again before it raises MemoryError."""
     run_with_faults(
         """
         if in_host_memory(device):
@@ -164,7 +164,7 @@ def test_the_end_of_a_process_that_nobody_told(run_with_faults):
 
 
 def test_a_kernel_of_two(device, run_with_faults):
-    """The keys' parts and their merge are one call, whichever of them fails."""
+    """Splits of the keys and their merge are one launch, whichever kernel fails."""
     run_with_faults(
         """
         row, keys = (rng.standard_normal((1, 1, n, 64)).astype("f4") for n in (1, 8192))

@@ -4,13 +4,19 @@
 Child processes measure, so that what other tests left behind does not count.
 """
 
-import gc
-import sys
-
 import clattn
 import numpy as np
 import pytest
-from support.helpers import check, draw, index_of, qkv, run_measured, run_python, sdpa
+from support.helpers import (
+    assert_references_return,
+    check,
+    draw,
+    index_of,
+    qkv,
+    run_on,
+    run_python,
+    sdpa,
+)
 from support.variants import forced
 
 MIB = 1 << 20
@@ -18,7 +24,7 @@ MIB = 1 << 20
 
 def test_long_causal_sequences_need_no_square_matrix(device):
     """S = 16384 causal: less than 64 MiB beyond inputs and output (scores alone were 1 GiB)."""
-    run_measured(
+    run_on(
         device,
         """
         sdpa(*qkv((1, 1), 2048, 16384, 64), device=device, is_causal=True)
@@ -37,7 +43,7 @@ def test_long_causal_sequences_need_no_square_matrix(device):
 
 def test_a_broadcast_batch_is_not_copied_out(device):
     """Keys of zero stride stand for 64 times their bytes: scratch stays small."""
-    run_measured(
+    run_on(
         device,
         """
         sdpa(*qkv((1, 1), 16, 2048, 64), device=device)
@@ -51,25 +57,20 @@ def test_a_broadcast_batch_is_not_copied_out(device):
 @pytest.mark.parametrize("kind", ["right", "wrong"])
 def test_repeated_calls_keep_nothing(device, kind):
     """Thousands of calls, right or refused, strided or not: no growth of memory or open files."""
-    run_measured(
+    run_on(
         device,
         """
+        import pytest
         q, k, v = qkv((1, 4), 64, 64, 64)
         mask = draw((64, 64)) > 0
         wrong = [{"scale": "x"}, {"attn_mask": mask[:5]}, {"out": q[:1, :1]}, {"window": (1, -1)},
                  {"device": "no such device"}, {"dropout_p": 1.5}, {"is_causal": "x"}]
 
-        def refused(options):
-            try:
-                sdpa(q, k, v, **{"device": device} | options)
-            except (TypeError, ValueError, NotImplementedError):
-                return
-            raise SystemExit(f"accepted {options}")
-
         def several():
             if sys.argv[2] == "wrong":
                 for options in wrong * 20:
-                    refused(options)
+                    with pytest.raises((TypeError, ValueError, NotImplementedError)):
+                        sdpa(q, k, v, **{"device": device} | options)
                 return
             for _ in range(20):
                 sdpa(q, k, v, device=device)
@@ -95,7 +96,7 @@ def test_repeated_calls_keep_nothing(device, kind):
 
 def test_distinct_shapes_keep_nothing(device):
     """A growing sequence neither recompiles nor collects one buffer for each length."""
-    run_measured(
+    run_on(
         device,
         """
         def grow(first, last):
@@ -124,16 +125,7 @@ def test_reference_counts(device):
             with pytest.raises((TypeError, ValueError)):
                 sdpa(q, k, v, **options | wrong)
 
-    def counts():
-        gc.collect()  # what other tests left, which refers to singletons too
-        return np.array([sys.getrefcount(thing) for thing in things])
-
-    calls()
-    before = counts()
-    for _ in range(100):
-        calls()
-    assert (counts() - before < 50).all(), counts() - before
-    assert (before - counts() < 50).all(), counts() - before
+    assert_references_return(calls, things)
 
 
 def test_the_result_owns_its_memory(device):
@@ -193,20 +185,17 @@ def test_memory_modes(device, mode):
 def test_an_unknown_memory_mode():
     run_python(
         """
-        import clattn
+        import clattn, pytest
         from support.helpers import qkv, sdpa
-        try:
+        with pytest.raises((ValueError, clattn.DeviceError), match="CLATTN_MEMORY"):
             sdpa(*qkv(), device=None)
-        except (ValueError, clattn.DeviceError) as error:
-            assert "CLATTN_MEMORY" in str(error), error
-        else:
-            raise SystemExit("accepted")
         """,
         env={"CLATTN_MEMORY": "no-such-mode", "CLATTN_DEVICE": None},
     )
 
 
 SPREAD = """
+    import pytest
     far = 1 << 30
 
     def spread(array):
@@ -228,7 +217,7 @@ def test_offsets_beyond_32_bits(device, kernel_name, shape):
     would not pass. A single matrix may be too far spread for one buffer of the device: then that
     is said.
     """
-    run_measured(
+    run_on(
         device,
         SPREAD
         + f"""
@@ -244,12 +233,8 @@ def test_offsets_beyond_32_bits(device, kernel_name, shape):
         _, rise = peak_of(calls)
         assert rise < 200 * MIB, f"{{rise / MIB:.0f}} MiB"
     else:
-        try:
+        with pytest.raises(MemoryError, match=str(device.max_allocation)):
             calls()
-        except MemoryError as error:
-            assert str(device.max_allocation) in str(error), error
-        else:
-            raise SystemExit("a buffer larger than the device allows")
     """,
         env=forced(kernel_name),
     )
@@ -257,7 +242,7 @@ def test_offsets_beyond_32_bits(device, kernel_name, shape):
 
 def test_queries_too_far_apart_for_one_buffer(device):
     """Such a call is made in parts, along with which causality and window move."""
-    run_measured(
+    run_on(
         device,
         SPREAD
         + """

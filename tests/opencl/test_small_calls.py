@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from references.attention import attention, tolerance
-from support.helpers import assert_close, check, check_band, draw, index_of, qkv, run_python, sdpa
+from support.helpers import assert_close, check, check_band, draw, qkv, run_on, sdpa
 from support.sizes import REST, WIDE
 from support.variants import forced
 
@@ -62,11 +62,10 @@ def test_a_small_call_runs_in_the_calling_thread(device):
     """Other threads take no time, not even to wake up."""
     if "Intel" not in device.platform:
         pytest.skip("the driver has no cl_intel_exec_by_local_thread")
-    run_python(
+    run_on(
+        device,
         """
-        import sys, time, clattn
-        from support.helpers import qkv, sdpa
-        device = clattn.devices()[int(sys.argv[1])]
+        import time
         arrays = qkv((1, 8), 16, 16, 64)
         def calls():
             for _ in range(5000):
@@ -77,7 +76,6 @@ def test_a_small_call_runs_in_the_calling_thread(device):
         own, all_threads = time.thread_time() - own, time.process_time() - all_threads
         assert all_threads < 1.2 * own, (all_threads, own)
         """,
-        index_of(device),
         env=forced() | {"CLATTN_MEMORY": None},
     )
 

@@ -54,7 +54,7 @@ NVIDIA = "usr/local/nvidia/lib64/libnvidia-opencl.so.1"
 
 
 def test_a_driver_without_an_icd_file(tool, tmp_path):
-    """NVIDIA's in a container; its compiler lies beside it, the loader is brought along."""
+    """NVIDIA's driver in a container, its compiler beside it, and a loader that is carried."""
     root, carried, folder = (tmp_path / name for name in ("root", "carried", "folder"))
     put(root, NVIDIA)
     put(carried, "lib/libOpenCL.so.1", "include/CL/cl_icd.h")
@@ -71,7 +71,7 @@ def test_a_driver_without_an_icd_file(tool, tmp_path):
 
 
 def test_drivers_that_icd_files_name(tool, tmp_path):
-    """AMD's by its path, Intel's by its name; neither is found a second time."""
+    """AMD's driver by its path, Intel's by its name. Each is found once."""
     put(tmp_path, "etc/OpenCL/vendors/amdocl64.icd", text="/opt/rocm-6/lib/libamdocl64.so\n")
     put(tmp_path, "etc/OpenCL/vendors/intel.icd", text="libigdrcl.so\n")
     put(tmp_path, "etc/OpenCL/vendors/empty.icd")
@@ -88,15 +88,12 @@ def test_drivers_that_icd_files_name(tool, tmp_path):
     assert not found.is_carried
 
 
-def test_what_the_loader_finds_by_itself_is_left_to_it(tool, tmp_path):
-    driver = tool.drivers.Driver("/x/lib.so", Path("/etc/OpenCL/vendors/x.icd"))
-    variables = tool.drivers.environment(tool.drivers.Found([driver], None, None), tmp_path)
-    assert variables == {}
-
-
-def test_nothing_is_found_where_there_is_nothing(tool, tmp_path):
+def test_nothing_to_find_or_to_set(tool, tmp_path):
+    """An empty machine has no driver. The loader finds drivers with .icd files by itself."""
     found = tool.drivers.find(tmp_path / "carried", tmp_path)
     assert (found.drivers, found.loader, found.headers) == ([], None, None)
+    driver = tool.drivers.Driver("/x/lib.so", Path("/etc/OpenCL/vendors/x.icd"))
+    assert tool.drivers.environment(tool.drivers.Found([driver], None, None), tmp_path) == {}
 
 
 @pytest.mark.skipif(not OCLGRIND.exists(), reason="Oclgrind is not installed")
@@ -155,7 +152,7 @@ def test_a_python_that_is_too_old_is_passed_over(tool, tmp_path, monkeypatch):
 
 
 def test_preparing_without_packages(tool, tmp_path, capsys, monkeypatch):
-    """The headers and the loader of this machine; no network is asked."""
+    """Copies the headers and the loader of this machine, and uses no network."""
     monkeypatch.setattr(tool.needs, "run_ptx_check", lambda: ("exit status 0\nfine", ""))
     arguments = ["--prepare", "--wheels", "", "--carried", str(tmp_path / "carried")]
     status = tool.main.main(arguments)
@@ -173,7 +170,7 @@ def test_preparing_without_packages(tool, tmp_path, capsys, monkeypatch):
 
 
 def test_a_command_that_does_not_end_is_stopped(tool, tmp_path, monkeypatch):
-    """With what it has started, and though it ignores the interrupt; what it said is kept."""
+    """Its child is stopped too, though both ignore the interrupt. Its output is kept."""
     monkeypatch.setattr(tool.running, "PATIENCE", 0.2)
     marker = tmp_path / "alive"
     child = f"import time; time.sleep(4); open({str(marker)!r}, 'w')"
@@ -200,7 +197,7 @@ def test_a_program_that_there_is_not(tool, tmp_path):
 
 
 def test_packages_are_added_to_those_installed(tool, tmp_path):
-    """Programs stay beside those of others; of a package nothing old stays."""
+    """A new package replaces its old files and keeps the programs of other packages."""
     check = SimpleNamespace(site=tmp_path / "site")
     put(tmp_path, "a/bin/a", "a/a/__init__.py", "a/a/old.py", "b/bin/b", "b/b.py")
     put(tmp_path, "new/bin/a", "new/a/__init__.py", text="new")
@@ -221,23 +218,30 @@ def suite(tool, tmp_path, *events, late=False):
     return tool.steps.summarise_suite(log, tool.running.Done(0, "", 9.0, late))
 
 
-def happened(kind, test, says="", **more):
-    return {"kind": kind, "test": test, "says": says, **more}
+def happened(*kinds, test, says=""):
+    """Events of one test."""
+    return [{"kind": kind, "test": test, "says": says} for kind in kinds]
+
+
+A = happened("start", "done", test="a")
+B = happened("start", "done", test="b")
+
+
+def end(status):
+    return {"kind": "end", "status": status}
 
 
 def test_a_suite_that_passes(tool, tmp_path):
-    result = suite(tool, tmp_path, happened("start", "a"), happened("done", "a"),
-                   happened("start", "b"), happened("skipped", "b", "no | torch"),
-                   happened("done", "b"), {"kind": "end", "status": 0})  # fmt: skip
+    skipped = happened("skipped", test="b", says="no | torch")
+    result = suite(tool, tmp_path, *A, B[0], *skipped, B[1], end(0))
     assert result.is_fine
     assert result.summary == "1 passed, 0 failed, 1 skipped"
     assert "| 1 | no \\| torch |" in result.body
 
 
 def test_failures_are_listed(tool, tmp_path):
-    result = suite(tool, tmp_path, happened("start", "a"), happened("failed", "a", "E  1 == 2"),
-                   happened("done", "a"), happened("start", "b"), happened("done", "b"),
-                   {"kind": "end", "status": 1})  # fmt: skip
+    failed = happened("failed", test="a", says="E  1 == 2")
+    result = suite(tool, tmp_path, A[0], *failed, A[1], *B, end(1))
     assert result.is_fine is False
     assert "1 passed, 1 failed" in result.summary
     assert "### a\n" in result.body and "1 == 2" in result.body
@@ -245,19 +249,18 @@ def test_failures_are_listed(tool, tmp_path):
 
 def test_files_that_cannot_be_read(tool, tmp_path):
     """For want of a package: not measured. For another reason: a failure."""
-    end = {"kind": "end", "status": 1}
-    one = [happened("start", "a"), happened("done", "a")]
-    lacking = happened("unread", "t.py", "E   ModuleNotFoundError: No module named 'x'")
-    result = suite(tool, tmp_path, lacking, *one, end)
+    reason = "ModuleNotFoundError: No module named 'x'"
+    lacking = happened("unread", test="t.py", says=f"E   {reason}")
+    result = suite(tool, tmp_path, *lacking, *A, end(1))
     assert result.is_fine
-    assert result.unmeasured == ["t.py: ModuleNotFoundError: No module named 'x'"]
-    assert suite(tool, tmp_path, happened("unread", "t.py", "E  Wrong"), *one, end).is_fine is False
+    assert result.unmeasured == [f"t.py: {reason}"]
+    wrong = happened("unread", test="t.py", says="E  Wrong")
+    assert suite(tool, tmp_path, *wrong, *A, end(1)).is_fine is False
 
 
 def test_a_suite_that_is_stopped(tool, tmp_path):
-    """What ran last is said."""
-    result = suite(tool, tmp_path, happened("start", "a"), happened("done", "a"),
-                   happened("start", "hangs"), late=True)  # fmt: skip
+    """The report names the test that ran last."""
+    result = suite(tool, tmp_path, *A, *happened("start", test="hangs"), late=True)
     assert result.is_fine is False
     assert "1 passed" in result.summary and "not all were run" in result.summary
     assert "Running at the end: hangs" in result.body
@@ -348,7 +351,7 @@ PTX = "import sys; print('a table'); print('no clang', file=sys.stderr); sys.exi
     (None, "", (None, "there is no tools/ptx_check.py", "")),
 ])  # fmt: skip
 def test_the_check_of_ptx(tool, tmp_path, monkeypatch, status, carried, expected):
-    """Made here, else what was brought along, else left out: a program is missing (2)."""
+    """The check runs here. Without its programs (status 2) the carried result is used, if any."""
     monkeypatch.setattr(tool.needs, "ROOT", tmp_path)
     put(tmp_path, "carried/ptx_check.txt", text=carried)
     if status is not None:
@@ -377,7 +380,7 @@ def put_wheel(folder):
 
 @pytest.mark.skipif(not POCL.exists(), reason="a driver of the system's is needed: PoCL")
 def test_from_end_to_end(tmp_path):
-    """Building is broken here, so that a wheel is installed; the other steps find it."""
+    """Building fails here, so the carried wheel is installed, and the other steps use it."""
     put_wheel(tmp_path / "carried/wheels")
     command = [sys.executable, TOOL, "--device", "Portable", "--limit", 200, "--carried",
                tmp_path / "carried", "--folder", tmp_path / "folder",

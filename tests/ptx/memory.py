@@ -176,7 +176,27 @@ class Buffer(Watched):
         self.mark(granules, warps)
 
 
-class Global:
+class Several:
+    """Memories behind one kind of address. A subclass says which accesses go to which memory."""
+
+    def read(self, addresses, lanes, size, count):
+        values = np.empty((len(lanes), count), f"u{size}")
+        for memory, where, places in self.parts(addresses):
+            values[where] = memory.read(places, lanes[where], size, count)
+        return values
+
+    def write(self, addresses, lanes, size, values):
+        for memory, where, places in self.parts(addresses):
+            memory.write(places, lanes[where], size, values[where])
+
+    def update(self, addresses, lanes, function, values):
+        before = np.empty_like(values)
+        for memory, where, places in self.parts(addresses):
+            before[where] = memory.update(places, lanes[where], function, values[where])
+        return before
+
+
+class Global(Several):
     """All buffers."""
 
     def __init__(self, buffers):
@@ -186,28 +206,13 @@ class Global:
         numbers = addresses >> np.uint64(BUFFER_BITS)
         first = numbers[0]
         for number in [first] if (numbers == first).all() else np.unique(numbers):
+            where = numbers == number
             if not 0 < number <= len(self.buffers):
-                raise Refused(f"no buffer is at {bad(addresses, numbers == number)}")
-            yield self.buffers[int(number) - 1], numbers == number
-
-    def read(self, addresses, lanes, size, count):
-        values = np.empty((len(lanes), count), f"u{size}")
-        for buffer, where in self.parts(addresses):
-            values[where] = buffer.read(addresses[where], lanes[where], size, count)
-        return values
-
-    def write(self, addresses, lanes, size, values):
-        for buffer, where in self.parts(addresses):
-            buffer.write(addresses[where], lanes[where], size, values[where])
-
-    def update(self, addresses, lanes, function, values):
-        before = np.empty_like(values)
-        for buffer, where in self.parts(addresses):
-            before[where] = buffer.update(addresses[where], lanes[where], function, values[where])
-        return before
+                raise Refused(f"no buffer is at {bad(addresses, where)}")
+            yield self.buffers[int(number) - 1], where, addresses[where]
 
 
-class Generic:
+class Generic(Several):
     """Global memory, and at its window a work-item's own."""
 
     def __init__(self, buffers, own):
@@ -219,16 +224,6 @@ class Generic:
         for memory, where, base in ((self.buffers, ~own, 0), (self.own, own, LOCAL_WINDOW)):
             if where.any():
                 yield memory, where, addresses[where] - np.uint64(base)
-
-    def read(self, addresses, lanes, size, count):
-        values = np.empty((len(lanes), count), f"u{size}")
-        for memory, where, places in self.parts(addresses):
-            values[where] = memory.read(places, lanes[where], size, count)
-        return values
-
-    def write(self, addresses, lanes, size, values):
-        for memory, where, places in self.parts(addresses):
-            memory.write(places, lanes[where], size, values[where])
 
 
 class Shared(Watched):

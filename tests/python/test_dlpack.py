@@ -297,14 +297,12 @@ def test_wrong_values(device, row):
     )
 
 
-UNVERSIONED = [
-    name for name, (fields, _) in VALUE_ERRORS.items() if not {"name", "major"} & {*fields}
-]
+UNVERSIONED = {name: row for name, row in VALUE_ERRORS.items() if not {"name", "major"} & {*row[0]}}
 
 
-@pytest.mark.parametrize("name", UNVERSIONED)
-def test_wrong_values_without_a_version(device, name):
-    fields, match = VALUE_ERRORS[name]
+@pytest.mark.parametrize("row", UNVERSIONED.values(), ids=UNVERSIONED)
+def test_wrong_values_without_a_version(device, row):
+    fields, match = row
     bad(device, OldProducer(PLAIN, **fields), ValueError, match)
 
 

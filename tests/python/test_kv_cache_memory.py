@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""clattn.KVCache: what it takes of memory, programs and time to wait; threads, memory modes.
+"""clattn.KVCache: memory, programs, threads, memory modes.
 
 Child processes measure, so that what other tests left behind does not count.
 """
@@ -11,18 +11,12 @@ import numpy as np
 import pytest
 from support.cache_pair import HK, HQ, B, E, host
 from support.cache_pair import pair_of_one_size as pair
-from support.helpers import (
-    assert_references_return,
-    draw,
-    index_of,
-    run_measured,
-    run_python,
-)
+from support.helpers import assert_references_return, draw, index_of, run_on, run_python
 from support.tensors import settled
 
 
 def test_a_cache_is_allocated_once(device):
-    """All of it when it is made; append, truncate, reset and the views take nothing."""
+    """KVCache() allocates all memory. append, truncate, reset and views allocate none."""
     start = settled(device)
     cache = clattn.KVCache(2, 3, 500, 64, 32, device=device)
     made = settled(device)
@@ -49,7 +43,7 @@ def test_a_cache_is_allocated_once(device):
 
 
 def test_attending_keeps_nothing(device):
-    """Only the result takes memory, as long as it lives."""
+    """Only the result takes memory, while it lives."""
     both = pair(device, (20, 13))
     query = clattn.tensor(both.queries(1), device=device)
     for given in (query, host(query)):
@@ -61,8 +55,8 @@ def test_attending_keeps_nothing(device):
 
 
 def test_growth_allocates_nothing_and_builds_nothing(device, tmp_path):
-    """From one token to 400: the bare calls' programs and one that copies; then none at all."""
-    run_measured(
+    """400 tokens: the programs of calls without a cache, and one that copies; then no others."""
+    run_on(
         device,
         """
         from pathlib import Path
@@ -114,8 +108,8 @@ def test_growth_allocates_nothing_and_builds_nothing(device, tmp_path):
 
 
 def test_nothing_is_copied(device):
-    """Of a cache of 128 MiB: neither when it grows nor when it answers, of views neither."""
-    run_measured(
+    """append, attend and views copy nothing of a cache of 128 MiB."""
+    run_on(
         device,
         """
         def several(B):
@@ -154,7 +148,7 @@ def test_nothing_is_copied(device):
 
 
 def test_reference_counts(device):
-    """Of arguments and of the cache, after right calls and wrong ones."""
+    """Right and wrong calls keep no reference to their arguments or to the cache."""
     both = pair(device, (5, 3))
     cache, query = both.cache, both.queries(2)
     key, value = both.tokens(3)
@@ -203,7 +197,7 @@ def test_two_caches_in_two_threads(device):
 
 
 def test_one_cache_in_two_threads(device):
-    """Questions of several threads at once; appending meanwhile is one thread's."""
+    """Several threads attend at once."""
     both = pair(device, (30, 12))
     queries = [both.queries(2) for _ in range(8)]
     right = [both.cache.attend(query).tobytes() for query in queries]
@@ -217,7 +211,7 @@ def test_one_cache_in_two_threads(device):
 
 
 def test_appends_of_many_threads_all_arrive(device):
-    """In whatever order, each whole; those beyond capacity are refused."""
+    """Each append arrives whole, in any order. Appends beyond the capacity are refused."""
     cache = clattn.KVCache(1, 1, 100, E, device=device)
 
     def append(number):
@@ -238,7 +232,7 @@ def test_appends_of_many_threads_all_arrive(device):
 
 
 STORY = """
-import sys, clattn, numpy as np
+import sys, clattn, numpy as np, pytest
 from support.helpers import draw
 from references.attention import bfloat16, float64
 from support.layouts import negative_everywhere, sliced
@@ -263,12 +257,9 @@ for dtype in (np.float32, bfloat16, float64):
         query, both.cache.key, both.cache.value, is_causal="lower_right", enable_gqa=True)
     assert host(both.cache.attend(query)).tobytes() == host(right).tobytes()
     for wrong in (lambda: both.append(1), lambda: both.truncate(41)):
-        try:
+        with pytest.raises(ValueError):
             wrong()
-        except ValueError:
-            both.contents_agree()
-        else:
-            raise SystemExit("accepted")
+        both.contents_agree()
 many = pair(device, (700, 300), E=64, EV=64, capacity=701)
 many.append(1).contents_agree().attend(1)
 del both, many, query, right, view
@@ -286,7 +277,7 @@ def test_memory_modes(device, mode):
 
 
 def test_emptying_the_pool_leaves_a_cache(device):
-    """Of the system's memory only what nothing uses is given back."""
+    """empty_cache gives back only memory that nothing uses."""
     both = pair(device, (5, 3))
     clattn.empty_cache(device)
     both.contents_agree().append(2).attend(2)
@@ -316,18 +307,19 @@ def test_a_child_forked_during_an_append(device):
     """The lock that the appending thread holds does not exist in the child."""
     run_python(
         """
-        import os, signal, sys, threading, time, clattn, numpy as np
+        import sys, threading, time, clattn, numpy as np
+        from support.helpers import run_forked
         cache = clattn.KVCache(1, 8, 32768, 128, device=clattn.devices()[int(sys.argv[1])])
         key = np.zeros((1, 8, 32768, 128), np.float32)
         thread = threading.Thread(target=cache.append, args=(key, key))
         thread.start()
         time.sleep(0.01)
-        pid = os.fork()
-        if pid == 0:
-            signal.alarm(10)
+
+        def child():
             cache.reset()
-            os._exit(cache.length)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            assert cache.length == 0
+
+        run_forked(child, 10)
         thread.join()
         assert cache.length == 32768
         """,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import support.dlpack_structs as dlpack
 from references.diagonal import DTYPES, bfloat16, numbers
-from support.helpers import draw, index_of, run_python, sdpa
+from support.helpers import draw, index_of, run_on, sdpa
 from support.sizes import WIDE
 from support.tensors import in_host_memory, same_bits, settled
 from support.threads import run_together
@@ -234,10 +234,10 @@ def test_a_consumer_gives_the_memory_back(device, version, where):
 
 def test_a_consumer_that_fails_half_way(device):
     """It has called the deleter, and left the capsule as it was: memory comes back once."""
-    run_python(
+    run_on(
+        device,
         """
-        import sys, clattn, numpy as np, support.dlpack_structs as dlpack
-        device = clattn.devices()[int(sys.argv[1])]
+        import support.dlpack_structs as dlpack
         for version in (None, (1, 0)) * 10:
             t = clattn.tensor(np.ones(100), device)
             capsule = t.__dlpack__(max_version=version)
@@ -250,7 +250,6 @@ def test_a_consumer_that_fails_half_way(device):
             del t
             assert clattn.memory_stats(device)["allocated_blocks"] == 0
         """,
-        index_of(device),
     )
 
 
@@ -331,15 +330,14 @@ def test_many_exports_of_many_threads(device):
 
 def test_exports_outlive_everything(device):
     """Arrays of others and capsules that are alive when the interpreter ends: no crash."""
-    run_python(
+    run_on(
+        device,
         """
-        import sys, clattn, numpy as np, support.dlpack_structs as dlpack
-        device = clattn.devices()[int(sys.argv[1])]
+        import support.dlpack_structs as dlpack
         t = clattn.tensor(np.ones((40, 64), np.float32), device)
         kept = np.from_dlpack(t, device="cpu"), t.numpy(), t.__dlpack__(), t[0]
         struct, delete = dlpack.consume(t.__dlpack__(max_version=(1, 0)))
         running = clattn.scaled_dot_product_attention(t, t, t)
         clattn.kept = kept, running
         """,
-        index_of(device),
     )

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""memory_stats and empty_cache: what Tensors and calls take, what the pool keeps and gives back."""
+"""memory_stats and empty_cache: memory of Tensors and calls, and memory that the pool keeps."""
 
 import gc
-import threading
+from functools import partial
 
 import clattn
 import numpy as np
 import pytest
-from support.helpers import draw, index_of, qkv, run_python, sdpa
-from support.tensors import CALLS, in_host_memory, same_bits, settled
+from support.helpers import draw, qkv, run_on, run_python, sdpa
+from support.tensors import in_host_memory, same_bits, settled
+from support.threads import run_together
 
 KEYS = {"allocated_bytes", "allocated_blocks", "pooled_bytes", "pooled_blocks", "peak_bytes"}
 MIB = 1 << 20
@@ -129,16 +130,13 @@ def test_empty_cache_leaves_what_is_in_use(device, empty_pool):
 
 
 def test_memory_goes_back_to_the_system(device):
-    """What the pool keeps is resident; after empty_cache it is not."""
+    """Memory in the pool is resident. empty_cache gives it back."""
     if not in_host_memory(device):
         pytest.skip("the process's own memory says nothing")
-    run_python(
+    run_on(
+        device,
         """
-        import sys, clattn, numpy as np
-        from support.helpers import status_field
         from support.tensors import pooled_twice
-        device = clattn.devices()[int(sys.argv[1])]
-        MIB = 1 << 20
         clattn.tensor(np.zeros(10), device).numpy()
         size = pooled_twice(device, 64 * MIB)
         start = status_field("VmRSS")
@@ -151,7 +149,6 @@ def test_memory_goes_back_to_the_system(device):
         clattn.empty_cache(device)
         assert status_field("VmRSS") - start < 32 * MIB
         """,
-        index_of(device),
     )
 
 
@@ -178,27 +175,6 @@ def test_the_pool_does_not_grow_with_calls(device):
     assert footprint() <= before + MIB
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_calls_give_all_memory_back(device, call):
-    """Of right calls and wrong ones, whether their results are waited for or not."""
-    start = settled(device)
-    for tensors in (set(), {call.query}, set(call.arrays)):
-
-        def change(name, a, tensors=tensors):
-            return clattn.tensor(a, device) if name in tensors else a
-
-        call.run(change, device=device)
-        kept = call.run(change, device=device)
-        with pytest.raises(TypeError):
-            call.run(change, device=device, no_such_option=1)
-        with pytest.raises((TypeError, ValueError)):
-            call.run(lambda n, a: change(n, a) if n == call.query else a.astype("c8"),
-                     device="no such device")  # fmt: skip
-        del kept
-        gc.collect()
-        assert settled(device) == start, tensors
-
-
 HUGE = np.broadcast_to(np.float32(1), (2**20, 2**20, 4))  # 16 TiB
 
 
@@ -223,15 +199,14 @@ def test_a_memory_error_says_so(device):
 
 
 def test_pressure(device):
-    """What the pool holds is given up when memory is short, before a MemoryError is raised."""
+    """When memory is short, the pool is emptied before a MemoryError is raised."""
     if not in_host_memory(device):
         pytest.skip("the process's limit is not the device's")
-    run_python(
+    run_on(
+        device,
         """
-        import resource, sys, clattn, numpy as np
-        from support.helpers import sdpa, status_field
+        import resource
         from support.tensors import pooled_twice
-        device = clattn.devices()[int(sys.argv[1])]
         size = pooled_twice(device, 256 << 20)
         small = clattn.tensor(np.ones((4, 64, 64), np.float32), device)
         right = sdpa(small, small, small, device=None).numpy().copy()
@@ -256,14 +231,12 @@ def test_pressure(device):
         again = sdpa(small, small, small, device=None).numpy()
         assert (again == right).all()
         """,
-        index_of(device),
     )
 
 
 def test_threads(device):
-    """Many of them allocate and free at once: every count comes back, every value is right."""
+    """Threads allocate and free at once: every count comes back, and every value is right."""
     start = settled(device)
-    failures = []
 
     def work(seed):
         rng = np.random.default_rng(seed)
@@ -273,18 +246,12 @@ def test_threads(device):
             kept.append((clattn.tensor(np.full(size, seed, np.int32), device), size))
             if len(kept) > 5:
                 t, size = kept.pop(int(rng.integers(len(kept))))
-                if not (t.shape == (size,) and (t.numpy() == seed).all()):
-                    failures.append(seed)
+                assert t.shape == (size,) and (t.numpy() == seed).all()
             if rng.random() < 0.05:
                 clattn.empty_cache(device)
                 clattn.memory_stats(device)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    run_together(*(partial(work, seed) for seed in range(4)))
     gc.collect()
     assert settled(device) == start
 

@@ -112,14 +112,11 @@ def test_wrong_indices(device, index, error):
     assert_alike(t[-1], a[-1])
 
 
-def test_a_tensor_is_no_index(device):
-    _, t = pair((4, 3), device)
+def test_elements_cannot_be_assigned_or_deleted(device):
+    """Nor is a Tensor an index."""
+    a, t = pair((4, 3), device)
     with pytest.raises(TypeError, match="ind"):
         t[clattn.tensor(np.array([0, 1]), device)]
-
-
-def test_elements_cannot_be_assigned_or_deleted(device):
-    a, t = pair((4, 3), device)
     with pytest.raises(TypeError):
         t[0] = 1
     with pytest.raises(TypeError):
@@ -161,6 +158,7 @@ def test_indexing_what_is_empty(device):
 
 
 def test_length_and_iteration(device):
+    """A Tensor without dimensions has neither."""
     a, t = pair((4, 3), device)
     assert len(t) == 4
     rows = list(t)
@@ -172,13 +170,9 @@ def test_length_and_iteration(device):
     assert_alike(first, a[:, 0])
     assert_alike(last, a[:, -1])
     assert len(t[:0]) == 0 and list(t[:0]) == []
-
-
-def test_a_single_number_has_no_length(device):
-    _, t = pair((), device)
     for ask in (len, iter, list):
         with pytest.raises(TypeError, match="dimension"):
-            ask(t)
+            ask(t[0, 0])
 
 
 TRANSPOSED = ((), (None,), ((2, 0, 1),), (2, 0, 1), ([1, 2, 0],), (-1, -3, -2), (0, 1, 2),
@@ -201,19 +195,15 @@ def test_all_axes_reversed(device):
         assert_alike(t.transpose(), a.T)
 
 
-@pytest.mark.parametrize(
-    "axes", [(0, 1), (0, 1, 2, 0), (0, 1, 1), (0, 1, -2), (0, 1, 3), (-4, 0, 1), ((),)], ids=repr
-)
+WRONG_AXES = [(0, 1), (0, 1, 2, 0), (0, 1, 1), (0, 1, -2), (0, 1, 3), (-4, 0, 1), ((),)]
+NO_AXES = [("a", 0, 1), (1.0, 0, 2), ((0, 1), 2), (None, 0, 1)]
+
+
+@pytest.mark.parametrize("axes", WRONG_AXES + NO_AXES, ids=repr)
 def test_wrong_axes(device, axes):
     _, t = pair((4, 3, 5), device)
-    with pytest.raises(ValueError, match="ax"):
-        t.transpose(*axes)
-
-
-@pytest.mark.parametrize("axes", [("a", 0, 1), (1.0, 0, 2), ((0, 1), 2), (None, 0, 1)], ids=repr)
-def test_axes_of_a_wrong_type(device, axes):
-    _, t = pair((4, 3, 5), device)
-    with pytest.raises((TypeError, ValueError), match=r"ax|integer"):
+    error = ValueError if axes in WRONG_AXES else (TypeError, ValueError)
+    with pytest.raises(error, match=r"ax|integer"):
         t.transpose(*axes)
 
 

@@ -83,11 +83,7 @@ def functional_form(function, q, k, v):
 
 def dual(function, q, k, v):
     forward = torch.autograd.forward_ad
-    with (
-        forward.dual_level(),
-        torch.no_grad(),
-        sdpa_kernel(SDPBackend.MATH),
-    ):
+    with forward.dual_level(), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         return forward.unpack_dual(function(forward.make_dual(q, q), k, v)).tangent
 
 

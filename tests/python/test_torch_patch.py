@@ -74,31 +74,24 @@ def test_blocks_nest(torch_calls):
     assert torch_calls == [inner, outer]
 
 
-def test_a_block_inside_a_patch(device, torch_calls):
+def test_patches_and_blocks_in_each_other(device, torch_calls):
+    """A patch inside a block stays after it; unpatch inside a block leaves the block."""
     clattn.torch.patch()
     with clattn.torch.sdpa(device):
         F.scaled_dot_product_attention(q, k, v)
-    F.scaled_dot_product_attention(q, k, v)
-    clattn.torch.unpatch()
-    assert torch_calls == [device, None]
-
-
-def test_a_patch_inside_a_block_stays(device, torch_calls):
+        clattn.torch.unpatch()
+        F.scaled_dot_product_attention(q, k, v)
+    assert F.scaled_dot_product_attention is TORCH
     with clattn.torch.sdpa():
         clattn.torch.patch(device)
         F.scaled_dot_product_attention(q, k, v)
     F.scaled_dot_product_attention(q, k, v)
-    clattn.torch.unpatch()
-    assert torch_calls == [device, device]
-
-
-def test_unpatch_inside_a_block_leaves_the_block(device, torch_calls):
     clattn.torch.patch()
     with clattn.torch.sdpa(device):
-        clattn.torch.unpatch()
-        F.scaled_dot_product_attention(q, k, v)
-    assert F.scaled_dot_product_attention is TORCH
-    assert torch_calls == [device]
+        pass
+    F.scaled_dot_product_attention(q, k, v)
+    clattn.torch.unpatch()
+    assert torch_calls == [device] * 4 + [None]
 
 
 def test_an_exception_ends_a_block(device):
@@ -174,32 +167,23 @@ def test_clattn_does_not_import_torch():
 
 def test_patching_touches_no_opencl(tmp_path):
     """Only the first call does, and says what to install."""
-    code = """
-        import clattn, clattn.torch, torch
+    code = r"""
+        import clattn, clattn.torch, pytest, torch
         from torch.nn import functional as F
         clattn.torch.patch()
         x = torch.ones(1, 1, 2, 4, requires_grad=True)
         F.scaled_dot_product_attention(x, x, x)
-        try:
+        with pytest.raises(clattn.DeviceError, match=r"clattn\[cpu\]"):
             F.scaled_dot_product_attention(x.detach(), x.detach(), x.detach())
-        except clattn.DeviceError as error:
-            assert "clattn[cpu]" in str(error), error
-        else:
-            raise SystemExit("no error")
     """
     run_python(code, env=no_opencl(tmp_path))
 
 
 def test_without_torch():
     code = """
-        import sys
+        import sys, pytest
         sys.modules["torch"] = None
-        import clattn
-        try:
+        with pytest.raises(ImportError, match="pip install torch"):
             import clattn.torch
-        except ImportError as error:
-            assert "pip install torch" in str(error), error
-        else:
-            raise SystemExit("no error")
     """
     run_python(code)

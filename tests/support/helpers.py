@@ -3,10 +3,12 @@
 
 import gc
 import os
+import signal
 import struct
 import subprocess
 import sys
 import textwrap
+import traceback
 from pathlib import Path
 
 import clattn
@@ -176,6 +178,20 @@ def run(command, *, timeout, check_exit, env, cwd):
     return done
 
 
+def run_forked(child, seconds=60):
+    """Runs a function in a forked process, which has to end in time and without an error."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(seconds)
+        try:
+            child()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 def index_of(device):
     """A device's place in clattn.devices(), the same in every process."""
     return clattn.devices().index(device)
@@ -213,8 +229,8 @@ MIB = 1 << 20
 """
 
 
-def run_measured(device, code, *args, **options):
-    """Run code in a child process, where what other tests left behind does not count."""
+def run_on(device, code, *args, **options):
+    """Runs code after SETUP in a child process, in which no other test has left anything."""
     return run_python(SETUP + textwrap.dedent(code), index_of(device), *args, **options)
 
 

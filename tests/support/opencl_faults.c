@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* An OpenCL loader whose commands fail when a test says so.
  *
- * It is linked against the real loader, passes every call on to it, and changes the
- * answers to a few. It counts copies, lets devices say that they are others, and defines a
- * macro for programs. faults.py builds it and puts it in the loader's place.
+ * It is linked against the real loader, passes every call on to that loader, and changes some
+ * answers. It counts copies and kernels, and defines a macro for programs. With FAULTS_NVIDIA every
+ * device reports that it is an NVIDIA GPU. faults.py builds it and puts it in the loader's place.
  */
 
 #define _GNU_SOURCE
@@ -74,14 +74,14 @@ static struct {
 
 #define REAL(name) ((name##_type *)dlsym(RTLD_NEXT, #name))
 
-/* Programs that are built from now on have this macro besides: "NAME=VALUE"; "": none. */
+/* Later programs are built with this macro, "NAME=VALUE". "" stands for none. */
 void
 faults_define(const char *macro)
 {
     snprintf(definition, sizeof definition, macro[0] != '\0' ? " -D%s" : "%s", macro);
 }
 
-/* Faults that were asked for and have not come about. */
+/* Returns how many kinds of fault were asked for and have not occurred yet. */
 int
 faults_to_come(void)
 {
@@ -98,8 +98,8 @@ is_due(fault *f)
 
 typedef int32_t clRetainEvent_type(handle);
 
-/* Commands of a queue are executed in order, so one that comes after the lost kernel, and
- * before anybody has been told, is lost as well. */
+/* A queue executes its commands in order. A command behind the failed kernel fails too, until a
+ * call has returned the error. */
 static void
 follow(handle queue, const handle *event)
 {
@@ -282,7 +282,6 @@ answer(const void *data, size_t bytes, size_t size, void *value, size_t *wanted)
     return 0;
 }
 
-/* With FAULTS_NVIDIA every device says that it is a GPU of NVIDIA's. */
 int32_t
 clGetDeviceInfo(handle device, uint32_t what, size_t size, void *value, size_t *wanted)
 {

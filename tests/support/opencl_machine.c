@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* An OpenCL loader with one device that says it is an NVIDIA GPU. It compiles nothing and
  * hands each launch, with the source, the options and the arguments, to a function that
- * ptx_device.py gives it. Commands are done when they are enqueued.
+ * ptx/device.py sets. A command is complete when it is enqueued.
  */
 
 #include <stdint.h>
@@ -14,7 +14,7 @@
 
 enum { SUCCESS = 0, OUT_OF_HOST_MEMORY = -6, INVALID_VALUE = -30, INVALID_BINARY = -42 };
 
-/* Of most of what OpenCL passes. */
+/* Most functions ignore most of OpenCL's parameters. */
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 
 typedef void *handle;
@@ -23,7 +23,7 @@ typedef struct memory {
     unsigned char *bytes;
     size_t size;
     int owned;
-    struct memory *next; /* of all that there are */
+    struct memory *next; /* in the list of all memory */
 } memory;
 
 typedef struct {
@@ -31,9 +31,9 @@ typedef struct {
     char *options;
 } program;
 
-/* As ptx_device.py has it too. */
+/* ptx/device.py has the same struct. */
 typedef struct {
-    unsigned char *bytes; /* of a buffer or of a value; NULL: no buffer */
+    unsigned char *bytes; /* of a buffer or of a value; NULL for no buffer */
     size_t size;
     int32_t is_buffer;
 } argument;
@@ -83,7 +83,7 @@ answer_number(uint64_t x, size_t size, void *to, size_t *needed)
     return answer(&x, sizeof x, size, to, needed);
 }
 
-/* The one there is of something. */
+/* Returns the only platform or device. */
 static int32_t
 answer_one(handle it, uint32_t entries, handle *all, uint32_t *count)
 {
@@ -96,7 +96,7 @@ answer_one(handle it, uint32_t entries, handle *all, uint32_t *count)
     return SUCCESS;
 }
 
-/* A command is. */
+/* Ends a command. */
 static int32_t
 done(handle *event)
 {
@@ -173,7 +173,7 @@ clGetDeviceInfo(handle device, uint32_t name, size_t size, void *to, size_t *nee
     return INVALID_VALUE;
 }
 
-/* ---- what needs no more than a handle ---- */
+/* ---- functions that return a handle or nothing ---- */
 
 #define HANDLE_FOR(name, ...)                                                                      \
     handle name(__VA_ARGS__, int32_t *status)                                                      \
@@ -244,7 +244,7 @@ clBuildProgram(handle made, uint32_t count, const handle *devices, const char *o
     return p->options == NULL ? OUT_OF_HOST_MEMORY : SUCCESS;
 }
 
-/* Few are made, and live as long as the process. */
+/* Programs and kernels are few, and live as long as the process. */
 NOTHING(clReleaseProgram, handle made)
 NOTHING(clReleaseKernel, handle made)
 NOTHING(clGetProgramInfo, handle made, uint32_t name, size_t size, void *to, size_t *needed)
@@ -272,7 +272,7 @@ forget(argument *a)
     *a = (argument){0};
 }
 
-/* A value of the size of a handle that is no buffer's is a number. */
+/* A value of a handle's size is a buffer if it is the handle of one, else a number. */
 int32_t
 clSetKernelArg(handle made, uint32_t index, size_t size, const void *value)
 {
@@ -316,7 +316,7 @@ clEnqueueNDRangeKernel(handle queue, handle made, uint32_t dims, const size_t *o
 
 /* ---- memory ---- */
 
-/* New memory holds what is large in every type. */
+/* Fills new memory with bytes that are a large number in every type. */
 handle
 clCreateBuffer(handle context, uint64_t flags, size_t size, void *host, int32_t *status)
 {
