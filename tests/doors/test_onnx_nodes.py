@@ -215,7 +215,7 @@ def test_nodes_that_are_refused_are_refused_without_opencl(tmp_path):
     """Run in a process without a driver: a node that is right fails for the want of a device."""
     need_old()
     code = """
-        import clattn, pytest, test_onnx_nodes as t
+        import clattn, pytest, doors.test_onnx_nodes as t
         for name in t.OLD_REFUSED:
             with pytest.raises(ValueError, match=t.COMBINED):
                 t.call(t.old_node(name), pre_errata=True)

@@ -59,8 +59,11 @@ def cast(array, dtype):
 
 
 def attention_in(dtype, query, key, value, attn_mask=None, is_causal=False, scale=None,
-                 enable_gqa=False, window=None, softcap=0.0):  # fmt: skip
-    """Result (..., Hq, L, Ev) and log-sum-exp (..., Hq, L), computed and returned in `dtype`."""
+                 enable_gqa=False, window=None, softcap=0.0, weights_dtype=None):  # fmt: skip
+    """Result (..., Hq, L, Ev) and log-sum-exp (..., Hq, L), computed and returned in `dtype`.
+
+    With `weights_dtype` the weights are rounded to this type before the values are summed.
+    """
     q, k, v = (cast(a, dtype) for a in (query, key, value))
     if enable_gqa:
         group = q.shape[-3] // k.shape[-3]
@@ -85,8 +88,11 @@ def attention_in(dtype, query, key, value, attn_mask=None, is_causal=False, scal
         peak = np.where(empty, 0, scores.max(axis=-1, keepdims=True, initial=-np.inf))
         weights = np.where(seen, np.exp(scores - peak), 0).astype(dtype)
         total = weights.sum(axis=-1, keepdims=True, dtype=dtype)
-        result = weighted_sum(weights, v, seen) / np.where(empty, 1, total).astype(dtype)
         lse = np.where(empty, -np.inf, peak + np.log(total))[..., 0]
+        if weights_dtype is not None:
+            weights = weights.astype(weights_dtype).astype(dtype)
+            total = weights.sum(axis=-1, keepdims=True, dtype=dtype)
+        result = weighted_sum(weights, v, seen) / np.where(empty, 1, total).astype(dtype)
     return result.astype(dtype), lse.astype(dtype)
 
 
@@ -134,7 +140,7 @@ def max_error(got, right):
     return float(np.where(np.isnan(difference), np.inf, difference).max(initial=0))
 
 
-def tolerance(query, key, value, **options):
+def tolerance(query, key, value, *, rounds_weights=False, **options):
     """How far (result, lse) may be from `attention`: twice the error of `plain`, plus a floor.
 
     On a handful of outputs `plain` can be exact by luck (with one key its error is 0), so there
@@ -147,12 +153,16 @@ def tolerance(query, key, value, **options):
       to the largest of 1, lse and score.
     A score of magnitude s is off by about s eps / 2, and so is the exp of it, relatively. `plain`
     has that error too, but on few outputs not with the same luck: hence the factor 1 + s / 2.
+
+    With `rounds_weights` the kernel rounds the weights to the query's dtype before it sums values,
+    and so does `plain`. The floor of the result counts this rounding like the final one.
     """
+    weights_dtype = query.dtype if rounds_weights else None
     right, right_lse = attention(query, key, value, **options)
-    near, near_lse = plain(query, key, value, **options)
+    near, near_lse = plain(query, key, value, weights_dtype=weights_dtype, **options)
     compute_eps = eps(compute_dtype(query.dtype))
     score = score_magnitude(query, key, options)
-    rounding = largest(right) * eps(query.dtype) / 2
+    rounding = largest(right) * eps(query.dtype) / (1 if rounds_weights else 2)
     floor = largest(value) * compute_eps * (1 + score / 2)
     lse_floor = 4 * compute_eps * max(1.0, score, largest(right_lse))
     return (
