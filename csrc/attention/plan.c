@@ -47,7 +47,7 @@ stage_of(const ca_attention *attention)
     return masked ? CA_SCORES_STEP_TWO : attention->stage;
 }
 
-/* The macros of attention/row.clh that differ from their defaults. */
+/* Define the macros of attention/row.clh that differ from their defaults. */
 static void
 define_row(ca_kernel_spec *spec, const ca_attention *attention)
 {

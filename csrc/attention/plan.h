@@ -35,14 +35,14 @@ void ca_plan_begin(ca_attention_plan *plan, const ca_attention *attention, const
 /* Work-items so far, as a number that does not overflow. */
 double ca_plan_items(const ca_attention_plan *plan);
 
-/* The macros of support/common.clh that differ from their defaults. */
+/* Define the macros of support/common.clh that differ from their defaults. */
 void ca_plan_define_common(ca_kernel_spec *spec, const ca_attention *attention);
 
-/* These, the head sizes, and whether there is a softcap. */
+/* Define the same macros, the head sizes, and whether there is a softcap. */
 void ca_plan_define_sizes(ca_kernel_spec *spec, const ca_attention *attention);
 
-/* The macros of a kernel that merges splits. The kernel may compute a row again, which
-   takes the same macros, and has the value head size. */
+/* Define the macros of a kernel that merges splits. Such a kernel may compute a row again,
+   for which it needs the macros of that row, and the head size of values. */
 void ca_plan_define_merge(ca_kernel_spec *spec, const ca_attention *attention);
 
 /* Work-items for each core of a CPU, so that all cores end at about the same time. */

@@ -15,13 +15,6 @@
 /* CPU drivers do not give a work-item enough private memory for larger heads. */
 #define MAX_HEAD 512
 
-static bool
-cpu_is_fast(const ca_device_info *info, const ca_attention *attention)
-{
-    (void)attention;
-    return info->type == CA_DEVICE_CPU;
-}
-
 /* How many rows the tiles have that cover L rows, `rows` each. */
 static int64_t
 covered(int64_t L, int64_t rows)
@@ -130,7 +123,7 @@ const ca_variant ca_variant_cpu = {
     .max_head = MAX_HEAD,
     .max_value_head = MAX_HEAD,
     .refuses = CA_NO_LATE_SOFTCAP,
-    .is_fast = cpu_is_fast,
+    .fast = CA_FAST_ON_CPUS,
     .make_plan = plan_cpu,
 };
 
@@ -158,6 +151,6 @@ const ca_variant ca_variant_pairs = {
     .refuses = CA_NO_INPUT_BIAS | CA_NO_LATE_SOFTCAP,
     .can_run = pairs_can_run,
     .of_device = "that multiply pairs of bfloat16",
-    .is_fast = cpu_is_fast,
+    .fast = CA_FAST_ON_CPUS,
     .make_plan = plan_pairs,
 };

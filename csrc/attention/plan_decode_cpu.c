@@ -40,12 +40,6 @@ decode_can_run(const ca_device_info *info, const ca_attention *attention)
            holds_vectors(&operands[CA_ATTENTION_PAST_VALUE], lanes);
 }
 
-static bool
-decode_is_fast(const ca_device_info *info, const ca_attention *attention)
-{
-    return info->type == CA_DEVICE_CPU && attention->L <= FEW_ROWS;
-}
-
 static void
 plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
@@ -87,6 +81,7 @@ const ca_variant ca_variant_decode_cpu = {
     .refuses = CA_NO_INPUT_BIAS | CA_NO_DROPOUT | CA_NO_SCORES | CA_NO_LATE_SOFTCAP,
     .can_run = decode_can_run,
     .of_problem = "keys and values with contiguous rows of at least one vector",
-    .is_fast = decode_is_fast,
+    .fast = CA_FAST_ON_CPUS,
+    .fast_rows = FEW_ROWS,
     .make_plan = plan_decode,
 };

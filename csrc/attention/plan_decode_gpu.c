@@ -38,34 +38,28 @@
 #define SMALLEST_SPLIT (64 << 10) /* bytes */
 #define LARGEST_SPLIT  (1 << 20)
 
-/* EXCHANGE of attention/decode_gpu/exchange.clh */
-enum { FORM_LOCAL, FORM_SUB_GROUPS, FORM_PTX };
+/* How work-items exchange numbers: EXCHANGE of attention/decode_gpu/exchange.clh. */
+typedef enum { EXCHANGE_LOCAL, EXCHANGE_SUB_GROUPS, EXCHANGE_PTX } exchange;
 
-static bool
-decode_gpu_is_fast(const ca_device_info *info, const ca_attention *attention)
-{
-    return info->type != CA_DEVICE_CPU && attention->L <= FEW_ROWS;
-}
-
-/* Neighbours that can exchange numbers: a warp, a sub-group, or as many in local memory.
-   A sub-group's size multiplies the registers of a work-item on some devices: 16 is a
-   size that most have. */
+/* Returns how many neighbours can exchange numbers: a warp, a sub-group, or any number in
+   local memory. Most devices have sub-groups of 16; larger ones take more registers for
+   each work-item on some. */
 static int64_t
-lanes_of(const ca_device_info *info, int form)
+lanes_of(const ca_device_info *info, exchange by)
 {
-    return form != FORM_SUB_GROUPS ? 32
-           : info->sub_groups & 16 ? 16
-           : info->sub_groups & 32 ? 32
-                                   : 8;
+    return by != EXCHANGE_SUB_GROUPS ? 32
+           : info->sub_groups & 16   ? 16
+           : info->sub_groups & 32   ? 32
+                                     : 8;
 }
 
 static int
-form_of(const ca_device_info *info)
+exchange_of(const ca_device_info *info)
 {
     if (info->warp_shuffles) {
-        return FORM_PTX;
+        return EXCHANGE_PTX;
     }
-    return (info->sub_groups & (8 | 16 | 32)) != 0 ? FORM_SUB_GROUPS : FORM_LOCAL;
+    return (info->sub_groups & (8 | 16 | 32)) != 0 ? EXCHANGE_SUB_GROUPS : EXCHANGE_LOCAL;
 }
 
 /* Returns how many work-items share a key of `chunks` loads. Eight, which read 128 bytes
@@ -106,7 +100,7 @@ typedef struct {
    columns of slices or numbers that work-items exchange, two numbers of each slice and
    row. */
 static int64_t
-local_reals(const ca_attention *attention, int form, const tile *t)
+local_reals(const ca_attention *attention, exchange by, const tile *t)
 {
     int64_t Ev = attention->Ev;
     ca_dtype value_dtype = attention->operands[CA_ATTENTION_VALUE].dtype;
@@ -116,7 +110,7 @@ local_reals(const ca_attention *attention, int form, const tile *t)
     int64_t E = ca_divide_up(attention->E, chunk * t->lanes) * chunk * t->lanes;
     int64_t value_chunks = ca_divide_up(Ev, value_chunk);
     int64_t columns = ca_divide_up(value_chunks, t->group) * value_chunk * t->group;
-    int64_t exchanged = form == FORM_LOCAL ? t->rows * t->group : 0;
+    int64_t exchanged = by == EXCHANGE_LOCAL ? t->rows * t->group : 0;
     int64_t slices = ca_divide_up(t->group, value_chunks);
     return t->rows * E + 2 * t->keys * t->rows + (columns > exchanged ? columns : exchanged) +
            2 * slices * t->rows;
@@ -135,12 +129,12 @@ loads_of_values(const ca_attention *attention, int64_t group, int64_t keys)
 }
 
 static tile
-choose_tile(const ca_device_info *info, const ca_attention *attention, int form, int64_t rows)
+choose_tile(const ca_device_info *info, const ca_attention *attention, exchange by, int64_t rows)
 {
     ca_dtype dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
     int64_t chunk = BYTES_OF_LOAD / (int64_t)ca_dtype_size(dtype);
     int64_t chunks = ca_divide_up(attention->E, chunk);
-    int64_t most_lanes = lanes_of(info, form);
+    int64_t most_lanes = lanes_of(info, by);
     int64_t reals = LOCAL_BYTES / ca_plan_real_bytes(attention);
     tile t = {.group = info->max_work_group < GROUP ? FEWEST_GROUP : GROUP};
     t.lanes = key_lanes(chunks, most_lanes);
@@ -159,11 +153,11 @@ choose_tile(const ca_device_info *info, const ca_attention *attention, int form,
         int64_t tiles = ca_divide_up(rows, most);
         t.rows = power_of_two(ca_divide_up(rows, tiles));
         t.keys = keys;
-        while (t.keys * t.lanes > t.group && local_reals(attention, form, &t) > reals) {
+        while (t.keys * t.lanes > t.group && local_reals(attention, by, &t) > reals) {
             t.keys /= 2;
         }
         most = t.rows / 2;
-    } while (t.rows > 1 && local_reals(attention, form, &t) > reals);
+    } while (t.rows > 1 && local_reals(attention, by, &t) > reals);
     return t;
 }
 
@@ -179,13 +173,13 @@ ca_plan_splits_on_gpu(const ca_device_info *info, const ca_attention *attention,
 
 /* Define the macros that the kernel and its merge share. */
 static void
-define_form(ca_kernel_spec *spec, const ca_device_info *info)
+define_exchange(ca_kernel_spec *spec, const ca_device_info *info)
 {
-    int form = form_of(info);
-    spec->in_c30 = form == FORM_SUB_GROUPS;
-    ca_kernel_define(spec, "EXCHANGE", form);
-    if (form == FORM_SUB_GROUPS) {
-        ca_kernel_define(spec, "SUB_GROUP", lanes_of(info, form));
+    exchange by = exchange_of(info);
+    spec->in_c30 = by == EXCHANGE_SUB_GROUPS;
+    ca_kernel_define(spec, "EXCHANGE", by);
+    if (by == EXCHANGE_SUB_GROUPS) {
+        ca_kernel_define(spec, "SUB_GROUP", lanes_of(info, by));
     }
 }
 
@@ -199,7 +193,7 @@ ca_plan_merge_on_gpu(const ca_device_info *info, const ca_attention *attention,
     plan->merge.name = "attention_decode_gpu_merge";
     plan->merge_local = (size_t)ca_smaller(MERGE_GROUP, info->max_work_group);
     ca_plan_define_merge(&plan->merge, attention);
-    define_form(&plan->merge, info);
+    define_exchange(&plan->merge, info);
     ca_kernel_define(&plan->merge, "WG", (int64_t)plan->merge_local);
 }
 
@@ -210,8 +204,8 @@ plan_decode_gpu(const ca_device_info *info, const ca_attention *attention, ca_at
     ca_plan_begin(plan, attention, "attention_decode_gpu", 0);
     plan->heads = ca_attention_heads_together(attention);
     int64_t rows = plan->heads * attention->L;
-    int form = form_of(info);
-    tile t = choose_tile(info, attention, form, rows);
+    exchange by = exchange_of(info);
+    tile t = choose_tile(info, attention, by, rows);
     plan->local_size = (size_t)t.group;
     plan->grid[2] /= plan->heads;
     plan->grid[3] = ca_divide_up(rows, t.rows);
@@ -220,7 +214,7 @@ plan_decode_gpu(const ca_device_info *info, const ca_attention *attention, ca_at
 
     ca_kernel_spec *spec = &plan->spec;
     ca_plan_define_sizes(spec, attention);
-    define_form(spec, info);
+    define_exchange(spec, info);
     ca_plan_merge_on_gpu(info, attention, plan);
     ca_kernel_define(spec, "WG", t.group);
     ca_kernel_define(spec, "KEY_LANES", t.lanes);
@@ -247,6 +241,7 @@ const ca_variant ca_variant_decode_gpu = {
     .refuses = CA_NO_INPUT_BIAS | CA_NO_DROPOUT | CA_NO_SCORES | CA_NO_LATE_SOFTCAP,
     .group = FEWEST_GROUP,
     .local_memory = LOCAL_BYTES + (1 << 10),
-    .is_fast = decode_gpu_is_fast,
+    .fast = CA_FAST_ON_GPUS,
+    .fast_rows = FEW_ROWS,
     .make_plan = plan_decode_gpu,
 };

@@ -13,8 +13,8 @@
 int64_t ca_plan_splits_on_gpu(const ca_device_info *info, const ca_attention *attention,
                               double groups);
 
-/* Add the second kernel, attention/decode_gpu_merge.cl, and what a split leaves for
-   each row. */
+/* Plan the second kernel, attention/decode_gpu_merge.cl, and the memory that a split leaves
+   for each row. */
 void ca_plan_merge_on_gpu(const ca_device_info *info, const ca_attention *attention,
                           ca_attention_plan *plan);
 

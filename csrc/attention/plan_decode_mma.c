@@ -36,15 +36,6 @@ decode_mma_can_run(const ca_device_info *info, const ca_attention *attention)
            ca_operand_is_wide(&attention->operands[CA_ATTENTION_VALUE]);
 }
 
-/* The emulation is for tests. */
-static bool
-decode_mma_is_fast(const ca_device_info *info, const ca_attention *attention)
-{
-    int64_t L = attention->L;
-    return info->matrix_units && L <= TILE_ROWS &&
-           ca_attention_heads_together(attention) * L >= FEWEST_ROWS;
-}
-
 static void
 plan_decode_mma(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
@@ -70,6 +61,8 @@ const ca_variant ca_variant_decode_mma = {
     .multiplies_matrices = true,
     .can_run = decode_mma_can_run,
     .of_problem = "rows of keys and values of whole aligned 16 bytes",
-    .is_fast = decode_mma_is_fast,
+    .fast = CA_FAST_WITH_MATRIX_UNITS,
+    .fast_rows = TILE_ROWS,
+    .fewest_rows = FEWEST_ROWS,
     .make_plan = plan_decode_mma,
 };

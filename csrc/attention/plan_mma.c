@@ -26,14 +26,6 @@ mma_can_run(const ca_device_info *info, const ca_attention *attention)
     return attention->T <= CA_MATRIX_MAX_ROWS && attention->L <= CA_MATRIX_MAX_ROWS;
 }
 
-/* The emulation is for tests. */
-static bool
-mma_is_fast(const ca_device_info *info, const ca_attention *attention)
-{
-    (void)attention;
-    return info->matrix_units;
-}
-
 static bool
 rows_are_aligned(const ca_attention *attention, ca_attention_role role)
 {
@@ -113,6 +105,6 @@ const ca_variant ca_variant_mma = {
     .local_memory = LOCAL_BYTES,
     .multiplies_matrices = true,
     .can_run = mma_can_run,
-    .is_fast = mma_is_fast,
+    .fast = CA_FAST_WITH_MATRIX_UNITS,
     .make_plan = plan_mma,
 };

@@ -4,14 +4,6 @@
  */
 #include "attention/variants.h"
 
-static bool
-reference_is_fast(const ca_device_info *info, const ca_attention *attention)
-{
-    (void)info;
-    (void)attention;
-    return true; /* no variant comes after it */
-}
-
 static void
 plan_reference(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
@@ -26,6 +18,6 @@ plan_reference(const ca_device_info *info, const ca_attention *attention, ca_att
 
 const ca_variant ca_variant_reference = {
     .word = "reference",
-    .is_fast = reference_is_fast,
+    .fast = CA_FAST_ANYWHERE,
     .make_plan = plan_reference,
 };

@@ -134,13 +134,6 @@ tiled_can_run(const ca_device_info *info, const ca_attention *attention)
            choose_tiling(info, attention, &t);
 }
 
-static bool
-tiled_is_fast(const ca_device_info *info, const ca_attention *attention)
-{
-    (void)attention;
-    return info->type != CA_DEVICE_CPU;
-}
-
 static void
 plan_tiled(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
@@ -171,6 +164,6 @@ const ca_variant ca_variant_tiled = {
     .can_run = tiled_can_run,
     .of_device = "with work-groups of 64 and local memory for its tiles (16 KiB in "
                  "float32)",
-    .is_fast = tiled_is_fast,
+    .fast = CA_FAST_ON_GPUS,
     .make_plan = plan_tiled,
 };

@@ -10,6 +10,12 @@
 #include "opencl/forced.h" /* ca_forced */
 #include "opencl/info.h"   /* ca_device */
 
+/* True where nothing has to be written, or there are no keys at all. */
+bool ca_attention_is_trivial(const ca_attention *attention);
+
+/* Write the answer of a trivial problem: zeros, and -inf for the log-sum-exp. */
+ca_status ca_attention_fill(const ca_attention *attention, ca_error *error);
+
 /* Plan the problem, launch it and wait, except for results that a device holds
    (ca_launch_run). The problem must not be trivial; it is changed on the way.
    CA_ERROR_VALUE where the variant that is forced does not take the problem, or the

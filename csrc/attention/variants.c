@@ -65,6 +65,18 @@ takes(const ca_variant *variant, const ca_device_info *info, const ca_attention 
            (variant->can_run == NULL || variant->can_run(info, attention));
 }
 
+static bool
+is_fast(const ca_variant *variant, const ca_device_info *info, const ca_attention *attention)
+{
+    bool cpu = info->type == CA_DEVICE_CPU;
+    bool here = variant->fast == CA_FAST_ANYWHERE || (variant->fast == CA_FAST_ON_CPUS && cpu) ||
+                (variant->fast == CA_FAST_ON_GPUS && !cpu) ||
+                (variant->fast == CA_FAST_WITH_MATRIX_UNITS && info->matrix_units);
+    return here && (variant->fast_rows == 0 || attention->L <= variant->fast_rows) &&
+           (variant->fewest_rows == 0 ||
+            ca_attention_heads_together(attention) * attention->L >= variant->fewest_rows);
+}
+
 /* ---- the same in words ---- */
 
 static void
@@ -120,7 +132,7 @@ refuse(const ca_variant *variant, ca_error *error)
     }
     ca_status status =
         ca_error_set(error, CA_ERROR_VALUE, "CLATTN_KERNEL is \"%s\", whose kernel takes %s",
-                     variant->word, ca_strbuf_ok(&text) ? text.data : "something else");
+                     variant->word, !text.failed ? text.data : "something else");
     ca_strbuf_free(&text);
     return status;
 }
@@ -143,7 +155,7 @@ ca_variant_find(const char *word, const char **found, ca_error *error)
     }
     ca_status status =
         ca_error_set(error, CA_ERROR_VALUE, "CLATTN_KERNEL is \"%.100s\"; expected %s", word,
-                     ca_strbuf_ok(&words) ? words.data : "a variant");
+                     !words.failed ? words.data : "a variant");
     ca_strbuf_free(&words);
     return status;
 }
@@ -164,7 +176,7 @@ choose(const ca_device_info *info, const ca_forced *forced, const ca_attention *
     /* The last row, the reference, is always fast and takes everything. */
     while (forced->kernel != NULL
                ? strcmp(forced->kernel, variants[n]->word) != 0
-               : !variants[n]->is_fast(info, attention) || !takes(variants[n], info, attention)) {
+               : !is_fast(variants[n], info, attention) || !takes(variants[n], info, attention)) {
         n++;
     }
     *chosen = variants[n];

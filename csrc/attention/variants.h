@@ -22,6 +22,13 @@ typedef enum {
     CA_BFLOAT16_ONLY,
 } ca_variant_dtypes;
 
+typedef enum {
+    CA_FAST_ANYWHERE,
+    CA_FAST_ON_CPUS,
+    CA_FAST_ON_GPUS, /* on devices that are no CPUs */
+    CA_FAST_WITH_MATRIX_UNITS,
+} ca_variant_devices;
+
 /* What a variant refuses, as bits. */
 enum {
     CA_NO_PAST = 1, /* past or present keys */
@@ -47,8 +54,10 @@ typedef struct {
     const char *of_problem;
     const char *of_device;
 
-    /* Is it the one to use where it can run and no row before it was used? */
-    bool (*is_fast)(const ca_device_info *info, const ca_attention *attention);
+    /* Where the variant is the one to use, if no row before it was. */
+    ca_variant_devices fast;
+    int64_t fast_rows;   /* at most so many rows of a head; 0: any number */
+    int64_t fewest_rows; /* of all heads that share their keys */
 
     void (*make_plan)(const ca_device_info *info, const ca_attention *attention,
                       ca_attention_plan *plan);

@@ -29,9 +29,8 @@ void ca_fold_leading(const ca_tensor *tensors, int ntensors, int nleading, const
 /* Removes folded dimension `d`. */
 void ca_fold_remove(ca_leading_dims *dims, int d);
 
-/* Write the sizes, or the strides of tensor `t`, of at most CA_BATCH_DIMS folded
-   dimensions for a kernel. The last dimension comes last; entries before the first one
-   keep their values. */
+/* Write the sizes, or the strides of tensor `t`, of at most CA_BATCH_DIMS folded dimensions for a
+   kernel. The last dimension comes last; entries before the first one keep their values. */
 void ca_fold_sizes(const ca_leading_dims *dims, ca_int64 batch[CA_BATCH_DIMS]);
 void ca_fold_strides(const ca_leading_dims *dims, int t, ca_int64 batch[CA_BATCH_DIMS]);
 

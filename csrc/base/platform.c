@@ -4,8 +4,6 @@
 #include "base/platform.h"
 
 #include <dlfcn.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,14 +48,13 @@ ca_process_id(void)
     return (int64_t)getpid();
 }
 
-#if defined(__x86_64__) && defined(__GNUC__)
-
 /* The registers of SSE, AVX and AVX-512 that the system has to save. */
 #define WIDE_REGISTERS 0xe6u
 
 bool
 ca_processor_has_bfloat16_pairs(void)
 {
+#if defined(__x86_64__) && defined(__GNUC__)
     unsigned eax;
     unsigned ebx;
     unsigned ecx;
@@ -72,17 +69,10 @@ ca_processor_has_bfloat16_pairs(void)
         return false;
     }
     return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1u << 5) != 0;
-}
-
 #else
-
-bool
-ca_processor_has_bfloat16_pairs(void)
-{
     return false;
-}
-
 #endif
+}
 
 void
 ca_fork_guard_init(ca_fork_guard *guard)
@@ -220,41 +210,25 @@ ca_library_symbol(void *library, const char *name)
     return dlsym(library, name);
 }
 
-/* Reads `size` bytes. False if the file ends before. */
-static bool
-file_read_all(int file, unsigned char *data, size_t size)
-{
-    while (size > 0) {
-        ssize_t count = read(file, data, size);
-        if (count > 0) {
-            data += count;
-            size -= (size_t)count;
-        } else if (count == 0 || errno != EINTR) {
-            return false;
-        }
-    }
-    return true;
-}
-
 bool
 ca_file_read(const char *path, unsigned char **data, size_t *size)
 {
     struct stat info;
-    int file = open(path, O_RDONLY | O_CLOEXEC);
+    FILE *file = fopen(path, "rbe"); /* e: closed in programs that this process starts */
     *data = NULL;
     *size = 0;
-    if (file < 0) {
+    if (file == NULL) {
         return false;
     }
-    if (fstat(file, &info) == 0 && S_ISREG(info.st_mode)) {
+    if (fstat(fileno(file), &info) == 0 && S_ISREG(info.st_mode)) {
         *size = (size_t)info.st_size;
         *data = malloc(*size + 1);
     }
-    if (*data != NULL && !file_read_all(file, *data, *size)) {
+    if (*data != NULL && fread(*data, 1, *size, file) != *size) {
         free(*data);
         *data = NULL;
     }
-    close(file);
+    fclose(file);
     return *data != NULL;
 }
 
@@ -269,21 +243,6 @@ file_make_parents(char *path)
     }
 }
 
-static bool
-file_write_all(int file, const unsigned char *data, size_t size)
-{
-    while (size > 0) {
-        ssize_t count = write(file, data, size);
-        if (count > 0) {
-            data += count;
-            size -= (size_t)count;
-        } else if (count == 0 || errno != EINTR) {
-            return false;
-        }
-    }
-    return true;
-}
-
 bool
 ca_file_write(const char *path, const void *data, size_t size)
 {
@@ -296,14 +255,17 @@ ca_file_write(const char *path, const void *data, size_t size)
     }
     snprintf(temporary, length, "%s%s", path, random);
     file_make_parents(temporary);
-    int file = mkstemp(temporary);
-    if (file >= 0) {
-        written = file_write_all(file, data, size);
-        written = close(file) == 0 && written;
+    int descriptor = mkstemp(temporary);
+    FILE *file = descriptor >= 0 ? fdopen(descriptor, "wb") : NULL;
+    if (file != NULL) {
+        written = fwrite(data, 1, size, file) == size;
+        written = fclose(file) == 0 && written;
         written = written && rename(temporary, path) == 0;
-        if (!written) {
-            unlink(temporary);
-        }
+    } else if (descriptor >= 0) {
+        close(descriptor);
+    }
+    if (descriptor >= 0 && !written) {
+        unlink(temporary);
     }
     free(temporary);
     return written;

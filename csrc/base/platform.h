@@ -61,8 +61,7 @@ void ca_memory_trim(void);
 void *ca_pages_allocate(size_t bytes);
 void ca_pages_free(void *pages, size_t bytes);
 
-/* Returns addresses that nothing else has, without memory behind them. NULL if there are
-   none. */
+/* Returns addresses that nothing else has, without memory behind them. NULL if there are none. */
 void *ca_addresses_reserve(size_t bytes);
 void ca_addresses_release(void *addresses, size_t bytes);
 
@@ -75,9 +74,9 @@ void *ca_library_symbol(void *library, const char *name);
 /* Reads a whole file. The caller frees *data. False, and NULL, if it cannot be read. */
 bool ca_file_read(const char *path, unsigned char **data, size_t *size);
 
-/* Writes a file under a temporary name beside it, then renames it, so that a reader sees
-   all of it or none. Makes missing parent folders (mode 0700). On failure returns false
-   and leaves no file. */
+/* Writes a file under a temporary name beside it, then renames it, so that a reader sees all of
+   it or none. Makes missing parent folders (mode 0700). On failure returns false and leaves no
+   file. */
 bool ca_file_write(const char *path, const void *data, size_t size);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * A string that grows. Append to it freely, then check once with ca_strbuf_ok.
+ * A string that grows. Append to it freely, then check once whether it failed.
  */
 #ifndef CLATTN_STRBUF_H
 #define CLATTN_STRBUF_H
@@ -14,14 +14,13 @@
 typedef struct {
     char *data; /* NUL-terminated once something was appended; else NULL */
     size_t length;
-    size_t capacity;
-    bool failed;
+    bool failed; /* an append ran out of memory; later ones did nothing */
 } ca_strbuf;
 
 void ca_strbuf_append(ca_strbuf *text, const char *format, ...) CA_PRINTF(2, 3);
 
-/* False if any append ran out of memory. */
-bool ca_strbuf_ok(const ca_strbuf *text);
+/* Returns everything that was appended before a failure. */
+const char *ca_strbuf_text(const ca_strbuf *text);
 
 void ca_strbuf_free(ca_strbuf *text);
 

@@ -48,6 +48,21 @@ ca_tensor_start_view(const ca_tensor *tensor, ca_tensor *view)
     view->block = tensor->block;
 }
 
+void
+ca_tensor_add_dim(ca_tensor *view, int64_t size, int64_t stride)
+{
+    view->shape[view->ndim] = size;
+    view->strides[view->ndim++] = stride;
+}
+
+void
+ca_tensor_take(ca_tensor *view, int d, int64_t first, int64_t count)
+{
+    ptrdiff_t size = (ptrdiff_t)ca_dtype_size(view->dtype);
+    view->data = (char *)view->data + first * view->strides[d] * size;
+    view->shape[d] = count;
+}
+
 int64_t
 ca_tensor_count(const ca_tensor *tensor)
 {

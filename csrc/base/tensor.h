@@ -64,6 +64,12 @@ void ca_tensor_set_absent(ca_tensor *tensor);
 /* Makes `view` start at the same element. It has no dimensions yet. */
 void ca_tensor_start_view(const ca_tensor *tensor, ca_tensor *view);
 
+/* Appends a dimension to a view. */
+void ca_tensor_add_dim(ca_tensor *view, int64_t size, int64_t stride);
+
+/* Takes the entries first … first + count - 1 of dimension `d`. */
+void ca_tensor_take(ca_tensor *view, int d, int64_t first, int64_t count);
+
 /* Returns the number of elements of a tensor that is not absent. */
 int64_t ca_tensor_count(const ca_tensor *tensor);
 
@@ -84,8 +90,7 @@ ca_extent ca_tensor_extent(const ca_tensor *tensor);
 /* Returns the whole block of a tensor that a device holds, else the extent. */
 ca_extent ca_tensor_memory(const ca_tensor *tensor);
 
-/* True if every byte of the extent belongs to an element. Dimensions of stride 0 count
-   once. */
+/* True if every byte of the extent belongs to an element. Dimensions of stride 0 count once. */
 bool ca_tensor_fills_extent(const ca_tensor *tensor);
 
 /* True if each stride steps over everything that the dimensions of smaller strides
@@ -95,8 +100,7 @@ bool ca_tensor_is_nested(const ca_tensor *tensor);
 /* True if the extents share a byte. */
 bool ca_extents_overlap(const ca_extent *a, const ca_extent *b);
 
-/* Returns the first element of a float or bool tensor in the host's memory, 0 if it is
-   empty. */
+/* Returns the first element of a float or bool tensor in the host's memory, 0 if it is empty. */
 double ca_tensor_first_number(const ca_tensor *tensor);
 
 /* Writes "(2, 8, 77, 64)" into `text`, cut to fit. Returns `text`. */
@@ -108,8 +112,7 @@ const char *ca_shape_format(int ndim, const int64_t *shape, char *text, size_t s
     ca_shape_format(ndim, shape, (char[CA_SHAPE_TEXT]){0}, CA_SHAPE_TEXT)
 #define CA_SHAPE_OF(tensor) CA_SHAPE_WORDS((tensor)->ndim, (tensor)->shape)
 
-/* Computes the number of elements. CA_ERROR_VALUE naming `what` if 64 bits do not hold
-   it. */
+/* Computes the number of elements. CA_ERROR_VALUE naming `what` if 64 bits do not hold it. */
 ca_status ca_shape_count(int ndim, const int64_t *shape, const char *what, int64_t *count,
                          ca_error *error);
 

@@ -34,13 +34,6 @@ copy_rows(const ca_tensor *from, const ca_tensor *to, int d, const char *source,
     }
 }
 
-static void
-add_dimension(ca_tensor *view, int64_t size, int64_t stride)
-{
-    view->shape[view->ndim] = size;
-    view->strides[view->ndim++] = stride;
-}
-
 /* Returns a view of two dimensions or more. With `apart` each element is a matrix of its
    own: kernels can write only rows or columns whose elements lie side by side. */
 static ca_tensor
@@ -49,13 +42,13 @@ as_matrices(const ca_tensor *tensor, bool apart)
     ca_tensor view;
     ca_tensor_start_view(tensor, &view);
     for (int missing = 2 - tensor->ndim - apart; missing > 0; missing--) {
-        add_dimension(&view, 1, 0);
+        ca_tensor_add_dim(&view, 1, 0);
     }
     for (int d = 0; d < tensor->ndim; d++) {
-        add_dimension(&view, tensor->shape[d], tensor->strides[d]);
+        ca_tensor_add_dim(&view, tensor->shape[d], tensor->strides[d]);
     }
     if (apart) {
-        add_dimension(&view, 1, 0);
+        ca_tensor_add_dim(&view, 1, 0);
     }
     return view;
 }

@@ -153,9 +153,8 @@ set_tiles(int layout, int64_t elements, int64_t matrices, ca_diagonal_plan *plan
 /* Some drivers report a smaller cache than the last one. */
 #define STREAM_LOWEST ((int64_t)32 << 20)
 
-/* True if stores that bypass the caches are faster: if the output is too large to be
-   still in the last cache when it is read. New memory is in the cache already, because
-   the system cleared it. */
+/* True if stores that bypass the caches are faster: if the output is too large to be still in the
+   last cache when it is read. New memory is in the cache already, because the system cleared it. */
 static bool
 streams(const ca_device_info *info, const ca_diagonal *problem, int64_t bytes)
 {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The diagonal-matrix problem that every door fills in. Nothing here knows a
- * specification's name.
+ * The diagonal-matrix problem that every door fills in. Nothing here knows a specification's name.
  */
 #ifndef CLATTN_DIAGONAL_PROBLEM_H
 #define CLATTN_DIAGONAL_PROBLEM_H

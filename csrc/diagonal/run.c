@@ -197,11 +197,8 @@ entries_of(const ca_diagonal_regions *regions, int d, int64_t first, int64_t cou
     ca_diagonal_regions entries = *regions;
     int ndim = entries.tensors[OUTPUT].ndim;
     for (int t = 0; t < TENSORS; t++) {
-        ca_tensor *tensor = &entries.tensors[t];
-        if (tensor->data != NULL) {
-            ptrdiff_t size = (ptrdiff_t)ca_dtype_size(tensor->dtype);
-            tensor->data = (char *)tensor->data + first * tensor->strides[d] * size;
-            tensor->shape[d] = count;
+        if (entries.tensors[t].data != NULL) {
+            ca_tensor_take(&entries.tensors[t], d, first, count);
         }
     }
     int64_t shift = d == ndim - 2 ? first : d == ndim - 1 ? -first : 0;

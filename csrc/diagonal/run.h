@@ -21,8 +21,8 @@ bool ca_diagonal_can_write(const ca_device_info *info, const ca_tensor *output);
 ca_pages ca_diagonal_choose_pages(const ca_device_info *info, const ca_diagonal *diagonal,
                                   int64_t bytes);
 
-/* Plans, launches, and waits as ca_launch_run does. A problem that writes nothing
-   launches nothing. */
+/* Plans, launches, and waits as ca_launch_run does. A problem that writes nothing launches
+   nothing. */
 ca_status ca_diagonal_run(ca_device *device, const ca_forced *forced, const ca_diagonal *diagonal,
                           ca_error *error);
 

@@ -45,17 +45,16 @@ check_counts(const ca_cache *cache, const ca_cache_append *append, ca_error *err
     int64_t n = append->key.shape[2];
     if (append->counts != NULL && append->ncounts != B) {
         return ca_error_set(error, CA_ERROR_VALUE,
-                            "counts has %lld numbers; expected %lld, one for each "
-                            "sequence",
+                            "counts has %lld numbers; expected %lld, one for each sequence",
                             (long long)append->ncounts, (long long)B);
     }
     for (int64_t b = 0; b < B; b++) {
         int64_t count = count_of(append, b);
         if (count < 0 || count > n) {
-            return ca_error_set(error, CA_ERROR_VALUE,
-                                "counts[%lld] is %lld; expected 0 to %lld, the "
-                                "positions that key has",
-                                (long long)b, (long long)count, (long long)n);
+            return ca_error_set(
+                error, CA_ERROR_VALUE,
+                "counts[%lld] is %lld; expected 0 to %lld, the positions that key has",
+                (long long)b, (long long)count, (long long)n);
         }
     }
     return CA_OK;
@@ -78,9 +77,8 @@ ca_cache_append_check(const ca_cache *cache, const ca_cache_append *append, ca_e
         int64_t length = ca_cache_length(cache, b);
         if (count_of(append, b) > capacity - length) {
             CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
-                                "key has %lld positions for sequence %lld, whose "
-                                "length is %lld; expected at most %lld, as the "
-                                "cache's capacity is %lld",
+                                "key has %lld positions for sequence %lld, whose length is %lld; "
+                                "expected at most %lld, as the cache's capacity is %lld",
                                 (long long)count_of(append, b), (long long)b, (long long)length,
                                 (long long)(capacity - length), (long long)capacity));
         }
@@ -89,7 +87,7 @@ done:
     return status;
 }
 
-/* Take the new lengths over. */
+/* Set the cache's lengths. */
 static void
 note_lengths(ca_cache *cache, const int64_t *lengths)
 {
@@ -127,15 +125,6 @@ ca_cache_append_copies(const ca_cache *cache, const ca_cache_append *append)
     return is_even(cache, append) ? 2 : 2 * cache->key.shape[0];
 }
 
-/* Take entries first … first + count - 1 of dimension d. */
-static void
-take(ca_tensor *tensor, int d, int64_t first, int64_t count)
-{
-    ptrdiff_t size = (ptrdiff_t)ca_dtype_size(tensor->dtype);
-    tensor->data = (char *)tensor->data + first * tensor->strides[d] * size;
-    tensor->shape[d] = count;
-}
-
 void
 ca_cache_append_copy(const ca_cache *cache, const ca_cache_append *append, int64_t index,
                      ca_tensor *from, ca_tensor *to)
@@ -145,12 +134,12 @@ ca_cache_append_copy(const ca_cache *cache, const ca_cache_append *append, int64
     *from = index % 2 == 0 ? append->key : append->value;
     *to = index % 2 == 0 ? cache->key : cache->value;
     if (!is_even(cache, append)) {
-        take(from, 0, b, 1);
-        take(to, 0, b, 1);
+        ca_tensor_take(from, 0, b, 1);
+        ca_tensor_take(to, 0, b, 1);
     }
     int64_t count = count_of(append, b);
-    take(from, 2, n - count, count);
-    take(to, 2, ca_cache_length(cache, b), count);
+    ca_tensor_take(from, 2, n - count, count);
+    ca_tensor_take(to, 2, ca_cache_length(cache, b), count);
 }
 
 /* ---- truncate ---- */
@@ -175,8 +164,7 @@ ca_cache_cut_check(const ca_cache *cache, const ca_cache_cut *cut, ca_error *err
         int64_t length = ca_cache_length(cache, b);
         if (number < 0 || number > length) {
             return ca_error_set(error, CA_ERROR_VALUE,
-                                "n[%lld] is %lld; expected 0 to %lld, the sequence's "
-                                "length",
+                                "n[%lld] is %lld; expected 0 to %lld, the sequence's length",
                                 (long long)b, (long long)number, (long long)length);
         }
     }
@@ -212,15 +200,15 @@ ca_cache_attend_check(const ca_cache *cache, ca_torch_sdpa *call, int64_t shape[
     if (query->ndim != 4 || query->shape[0] != sizes[0] || query->shape[1] % sizes[1] != 0 ||
         query->shape[3] != sizes[3]) {
         CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
-                            "query has shape %s; expected (%lld, Hq, L, %lld), Hq a "
-                            "multiple of the cache's %lld heads",
+                            "query has shape %s; expected (%lld, Hq, L, %lld), Hq a multiple of "
+                            "the cache's %lld heads",
                             CA_SHAPE_OF(query), (long long)sizes[0], (long long)sizes[3],
                             (long long)sizes[1]));
     }
     call->key = cache->key;
     call->value = cache->value;
-    take(&call->key, 2, 0, cache->length);
-    take(&call->value, 2, 0, cache->length);
+    ca_tensor_take(&call->key, 2, 0, cache->length);
+    ca_tensor_take(&call->value, 2, 0, cache->length);
     call->enable_gqa = true;
     CA_TRY(ca_torch_sdpa_check(call, &ndim, found, error));
     memcpy(shape, found, 4 * sizeof(*shape));

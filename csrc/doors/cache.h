@@ -32,12 +32,12 @@ typedef struct {
 ca_status ca_cache_append_check(const ca_cache *cache, const ca_cache_append *append,
                                 ca_error *error);
 
-/* Make the sequences longer, once everything is copied. The cache keeps lengths that
-   differ in `lengths`, which has B numbers. */
+/* Make the sequences longer, once everything is copied. The new lengths are written to `lengths`,
+   which has B numbers. If they differ, the cache keeps the pointer. */
 void ca_cache_append_done(ca_cache *cache, const ca_cache_append *append, int64_t *lengths);
 
-/* How many copies the new positions take; and what copy `index` copies, keys and values
-   by turns. */
+/* Returns the number of copies that move the new positions. Copy `index` moves `from` to `to`: keys
+   if the index is even, values if it is odd. */
 int64_t ca_cache_append_copies(const ca_cache *cache, const ca_cache_append *append);
 void ca_cache_append_copy(const ca_cache *cache, const ca_cache_append *append, int64_t index,
                           ca_tensor *from, ca_tensor *to);

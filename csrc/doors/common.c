@@ -5,13 +5,6 @@
 #include <math.h>
 
 void
-ca_door_add_dim(ca_tensor *view, int64_t size, int64_t stride)
-{
-    view->shape[view->ndim] = size;
-    view->strides[view->ndim++] = stride;
-}
-
-void
 ca_door_view_grouped(const ca_tensor *tensor, int trailing, int nleading, const int64_t *shape,
                      int64_t Hk, ca_tensor *view)
 {
@@ -20,18 +13,19 @@ ca_door_view_grouped(const ca_tensor *tensor, int trailing, int nleading, const 
         return;
     }
     for (int d = 0; d < nleading - 1; d++) {
-        ca_door_add_dim(view, shape[d], ca_tensor_stride(tensor, nleading - d + trailing));
+        ca_tensor_add_dim(view, shape[d], ca_tensor_stride(tensor, nleading - d + trailing));
     }
     if (nleading > 0) {
         int64_t Hq = shape[nleading - 1];
         int64_t group = Hk > 0 ? Hq / Hk : 1;
         int64_t stride = ca_tensor_stride(tensor, 1 + trailing);
         bool shared = ca_tensor_size(tensor, 1 + trailing) != Hq;
-        ca_door_add_dim(view, Hk, shared ? stride : stride * group);
-        ca_door_add_dim(view, group, shared ? 0 : stride);
+        ca_tensor_add_dim(view, Hk, shared ? stride : stride * group);
+        ca_tensor_add_dim(view, group, shared ? 0 : stride);
     }
     for (int from_end = trailing; from_end > 0; from_end--) {
-        ca_door_add_dim(view, ca_tensor_size(tensor, from_end), ca_tensor_stride(tensor, from_end));
+        ca_tensor_add_dim(view, ca_tensor_size(tensor, from_end),
+                          ca_tensor_stride(tensor, from_end));
     }
 }
 
@@ -41,31 +35,19 @@ ca_door_split_heads(const ca_tensor *tensor, int64_t H, ca_tensor *view)
     int64_t X = ca_tensor_size(tensor, 1) / H;
     int64_t column = ca_tensor_stride(tensor, 1);
     ca_tensor_start_view(tensor, view);
-    ca_door_add_dim(view, ca_tensor_size(tensor, 3), ca_tensor_stride(tensor, 3));
-    ca_door_add_dim(view, H, X * column);
-    ca_door_add_dim(view, ca_tensor_size(tensor, 2), ca_tensor_stride(tensor, 2));
-    ca_door_add_dim(view, X, column);
+    ca_tensor_add_dim(view, ca_tensor_size(tensor, 3), ca_tensor_stride(tensor, 3));
+    ca_tensor_add_dim(view, H, X * column);
+    ca_tensor_add_dim(view, ca_tensor_size(tensor, 2), ca_tensor_stride(tensor, 2));
+    ca_tensor_add_dim(view, X, column);
 }
 
-static void
-broadcast(ca_tensor *view, int from_end, int64_t size)
+void
+ca_door_broadcast_dim(ca_tensor *view, int from_end, int64_t size)
 {
     if (view->data != NULL && ca_tensor_size(view, from_end) == 1) {
         view->shape[view->ndim - from_end] = size;
         view->strides[view->ndim - from_end] = 0;
     }
-}
-
-void
-ca_door_broadcast_rows(ca_tensor *view, int64_t rows)
-{
-    broadcast(view, 2, rows);
-}
-
-void
-ca_door_broadcast_columns(ca_tensor *view, int64_t columns)
-{
-    broadcast(view, 1, columns);
 }
 
 bool
@@ -77,7 +59,7 @@ ca_door_broadcast(const ca_tensor *tensor, int ndim, const int64_t *shape, ca_te
         if (size != 1 && size != shape[d]) {
             return false;
         }
-        ca_door_add_dim(view, shape[d], ca_tensor_stride(tensor, ndim - d));
+        ca_tensor_add_dim(view, shape[d], ca_tensor_stride(tensor, ndim - d));
     }
     return ca_door_has_leading_ones(tensor, ndim);
 }
@@ -156,10 +138,10 @@ ca_door_check_scale(bool given, double scale, ca_dtype dtype, ca_error *error)
         return ca_error_set(error, CA_ERROR_VALUE, "scale is %g; expected a finite number", scale);
     }
     if (given && dtype != CA_FLOAT64 && fabs(scale) > FLT_MAX / 2) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "scale is %g; expected a number that float32 holds, in "
-                            "which %s is computed",
-                            scale, ca_dtype_name(dtype));
+        return ca_error_set(
+            error, CA_ERROR_VALUE,
+            "scale is %g; expected a number that float32 holds, in which %s is computed", scale,
+            ca_dtype_name(dtype));
     }
     return CA_OK;
 }
@@ -169,9 +151,7 @@ ca_door_check_softcap(double softcap, ca_error *error)
 {
     if (!(softcap >= 0) || isinf(softcap)) {
         return ca_error_set(error, CA_ERROR_VALUE,
-                            "softcap is %g; expected a finite number of 0 (none) or "
-                            "more",
-                            softcap);
+                            "softcap is %g; expected a finite number of 0 (none) or more", softcap);
     }
     return CA_OK;
 }

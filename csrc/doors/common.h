@@ -11,22 +11,17 @@
 #include "base/status.h"
 #include "base/tensor.h"
 
-/* Append a dimension to a view. */
-void ca_door_add_dim(ca_tensor *view, int64_t size, int64_t stride);
-
-/* View a tensor of heads and `trailing` dimensions (…, H, trailing) as (…, Hk, Hq / Hk,
-   trailing). The dimensions up to the heads broadcast to `shape`, which has nleading
-   sizes, the last of them Hq. Each of Hk heads is repeated for its group. The view of an
-   absent tensor is absent. */
+/* View a tensor of heads and `trailing` dimensions (…, H, trailing) as (…, Hk, Hq / Hk, trailing).
+   The dimensions up to the heads broadcast to `shape`, which has nleading sizes, the last of them
+   Hq. Each of Hk heads is repeated for its group. The view of an absent tensor is absent. */
 void ca_door_view_grouped(const ca_tensor *tensor, int trailing, int nleading, const int64_t *shape,
                           int64_t Hk, ca_tensor *view);
 
 /* View (…, B, N, H * X) as (B, H, N, X). */
 void ca_door_split_heads(const ca_tensor *tensor, int64_t H, ca_tensor *view);
 
-/* Broadcast the last but one, or the last, dimension of a view if its size is 1. */
-void ca_door_broadcast_rows(ca_tensor *view, int64_t rows);
-void ca_door_broadcast_columns(ca_tensor *view, int64_t columns);
+/* Broadcast a dimension of a view, counted from the end, to `size` if its size is 1. */
+void ca_door_broadcast_dim(ca_tensor *view, int from_end, int64_t size);
 
 /* View `tensor` broadcast to `shape`, of ndim sizes. More leading dimensions, of size 1,
    are dropped. False if the tensor does not broadcast. */
@@ -48,28 +43,26 @@ typedef struct {
 
 ca_status ca_door_check_equal(const ca_door_equal *rule, ca_error *error);
 
-/* Key and value have query's dtype. */
+/* Check that key and value have query's dtype. */
 ca_status ca_door_check_dtypes(const ca_tensor *query, const ca_tensor *key, const ca_tensor *value,
                                ca_error *error);
 
-/* Each has lowest_rank dimensions or more; query and key have one E, key and value one
-   S. */
-
+/* Check that each has lowest_rank dimensions or more, query and key one E, key and value one S. */
 ca_status ca_door_check_matrices(const ca_tensor *query, const ca_tensor *key,
                                  const ca_tensor *value, int lowest_rank, ca_error *error);
+
 /* Set the band: row i stands at key i + shift, and attends `left` keys before and `right`
    keys after that key, CA_BAND_UNBOUNDED for all. With `causal`, none after. */
 void ca_door_set_band(ca_attention *attention, int64_t left, int64_t right, bool causal,
                       int64_t shift);
 
-/* A scale that is given is finite, and within the range of the type in which `dtype` is
-   computed. */
+/* Check that a given scale is finite, and in the range of the type in which `dtype` is computed. */
 ca_status ca_door_check_scale(bool given, double scale, ca_dtype dtype, ca_error *error);
 
-/* A softcap is finite, and 0 or more. */
+/* Check that the softcap is finite, and 0 or more. */
 ca_status ca_door_check_softcap(double softcap, ca_error *error);
 
-/* 1 / sqrt(E), 1 for E = 0. */
+/* Returns 1 / sqrt(E), 1 for E = 0. */
 double ca_door_default_scale(int64_t E);
 
 #endif

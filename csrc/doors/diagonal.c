@@ -84,8 +84,7 @@ ca_directml_diagonal_check(ca_diagonal_source *source, ca_error *error)
     const ca_dtype dtype = source->has_input ? source->input.dtype : source->dtype;
     if (dtype == CA_BOOL || dtype == CA_BFLOAT16) {
         CA_TRY(ca_error_set(error, CA_ERROR_TYPE,
-                            "%s %s %s; expected an integer type, float16, float32 or "
-                            "float64",
+                            "%s %s %s; expected an integer type, float16, float32 or float64",
                             source->has_input ? source->input_name : "dtype",
                             source->has_input ? "has dtype" : "is", ca_dtype_name(dtype)));
     }

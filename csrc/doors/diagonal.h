@@ -11,8 +11,7 @@
 #include "base/status.h"
 #include "base/tensor.h"
 
-/* What a matrix is made from: an input, or a shape and a dtype, or all of them if they
-   agree. */
+/* What a matrix is made from: an input, or a shape and a dtype, or all of them if they agree. */
 typedef struct {
     const char *input_name; /* of the argument, for messages */
     const char *shape_name;

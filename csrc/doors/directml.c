@@ -36,17 +36,16 @@ check_cache(const ca_directml_attention *call, const ca_tensor *key, const ca_te
     bool has_past = past->data != NULL;
     if (has_past != (call->tensors[CA_DIRECTML_PAST_VALUE].data != NULL)) {
         CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
-                            "%s is missing; expected past_key and past_value, or "
-                            "neither",
+                            "%s is missing; expected past_key and past_value, or neither",
                             has_past ? "past_value" : "past_key"));
     }
     int64_t P = has_past ? ca_tensor_size(past, 2) : 0;
     int64_t S = key->shape[2];
     if (P > INT64_MAX - S) {
-        CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
-                            "past_key has length %lld; expected one that 64 bits hold "
-                            "together with %lld new keys",
-                            (long long)P, (long long)S));
+        CA_TRY(ca_error_set(
+            error, CA_ERROR_VALUE,
+            "past_key has length %lld; expected one that 64 bits hold together with %lld new keys",
+            (long long)P, (long long)S));
     }
     for (int d = 0; d < 4; d++) {
         shapes->present_key[d] = d == 2 ? P : key->shape[d];
@@ -72,8 +71,8 @@ check_bias(const ca_tensor *bias, int64_t hidden, int64_t value_hidden, ca_error
     int64_t rest = ca_tensor_size(bias, 1) - hidden; /* a sum might overflow */
     if (bias->data != NULL && (rest < hidden || rest - hidden != value_hidden)) {
         return ca_error_set(error, CA_ERROR_VALUE,
-                            "bias has shape %s; expected %lld + %lld + %lld elements, "
-                            "the hidden sizes of query, key and value",
+                            "bias has shape %s; expected %lld + %lld + %lld elements, the hidden "
+                            "sizes of query, key and value",
                             CA_SHAPE_OF(bias), (long long)hidden, (long long)hidden,
                             (long long)value_hidden);
     }
@@ -85,10 +84,10 @@ check_relative_position_bias(const ca_tensor *bias, const int64_t scores[4], ca_
 {
     ca_tensor view;
     if (bias->data != NULL && !ca_door_broadcast(bias, 4, scores, &view)) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "relative_position_bias has shape %s; expected one that "
-                            "broadcasts to %s",
-                            CA_SHAPE_OF(bias), CA_SHAPE_WORDS(4, scores));
+        return ca_error_set(
+            error, CA_ERROR_VALUE,
+            "relative_position_bias has shape %s; expected one that broadcasts to %s",
+            CA_SHAPE_OF(bias), CA_SHAPE_WORDS(4, scores));
     }
     return CA_OK;
 }
@@ -100,8 +99,7 @@ check_scalars(const ca_directml_attention *call, ca_error *error)
     CA_TRY(ca_door_check_scale(true, call->scale, CA_FLOAT32, error));
     if (!(fabs(call->mask_filter_value) <= FLT_MAX)) {
         CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
-                            "mask_filter_value is %g; expected a finite number that "
-                            "float32 holds",
+                            "mask_filter_value is %g; expected a finite number that float32 holds",
                             call->mask_filter_value));
     }
 done:

@@ -27,9 +27,9 @@ typedef struct {
 ca_status ca_directml_attention_check(const ca_directml_attention *call, ca_directml_shapes *shapes,
                                       ca_error *error);
 
-/* Set the options and views of the checked call, which are to be folded. The results have the shapes
-   given; present ones may be absent, both of them. *scratch is memory that the views
-   refer to, to be freed after the call; NULL after CA_ERROR_MEMORY. */
+/* Set the options and views of the checked call, which are to be folded. The results have the
+   shapes given; both present ones may be absent. *scratch is memory that the views refer to, to be
+   freed after the call; NULL after CA_ERROR_MEMORY. */
 ca_status ca_directml_attention_views(const ca_directml_attention *call,
                                       const ca_directml_shapes *shapes, const ca_tensor *output,
                                       const ca_tensor *present_key, const ca_tensor *present_value,

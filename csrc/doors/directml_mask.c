@@ -38,7 +38,7 @@ view_boolean(const ca_tensor *mask, const int64_t scores[4], ca_tensor *view)
                                by_row ? ca_tensor_stride(mask, 2) : 0, ca_tensor_stride(mask, 1)};
     ca_tensor_start_view(mask, view);
     for (int d = 0; d < 4; d++) {
-        ca_door_add_dim(view, scores[d], strides[d]);
+        ca_tensor_add_dim(view, scores[d], strides[d]);
     }
     return true;
 }
@@ -51,9 +51,8 @@ check_boolean(const ca_tensor *mask, const int64_t scores[4], ca_error *error)
         return CA_OK;
     }
     return ca_error_set(error, CA_ERROR_VALUE,
-                        "mask has shape %s; expected (%lld, %lld), (%lld, %lld, %lld) "
-                        "or four dimensions that broadcast to %s, for a mask_type of "
-                        "\"boolean\"",
+                        "mask has shape %s; expected (%lld, %lld), (%lld, %lld, %lld) or four "
+                        "dimensions that broadcast to %s, for a mask_type of \"boolean\"",
                         CA_SHAPE_OF(mask), (long long)scores[0], (long long)scores[3],
                         (long long)scores[0], (long long)scores[2], (long long)scores[3],
                         CA_SHAPE_WORDS(4, scores));
@@ -98,11 +97,10 @@ check_shape(ca_directml_mask_type type, const ca_tensor *mask, int64_t B, ca_err
     if (has_numbers(mask, B, shapes[type].each, shapes[type].more)) {
         return CA_OK;
     }
-    return ca_error_set(error, CA_ERROR_VALUE,
-                        "mask has shape %s; expected %s with a batch B of %lld, for a "
-                        "mask_type of \"%s\"",
-                        CA_SHAPE_OF(mask), shapes[type].expected, (long long)B,
-                        ca_directml_mask_words[type]);
+    return ca_error_set(
+        error, CA_ERROR_VALUE,
+        "mask has shape %s; expected %s with a batch B of %lld, for a mask_type of \"%s\"",
+        CA_SHAPE_OF(mask), shapes[type].expected, (long long)B, ca_directml_mask_words[type]);
 }
 
 /* Check that numbers first … first + count - 1 are 0 to `highest`. */
@@ -130,11 +128,10 @@ check_totals(const ca_tensor *mask, int64_t first, int64_t count, const char *wh
     CA_TRY(check_range(mask, first, count, what, highest, error));
     for (int64_t n = first + 1; n < first + count; n++) {
         if (number_at(mask, n) < number_at(mask, n - 1)) {
-            CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
-                                "mask has %d at index %lld, %s, after %d; expected "
-                                "totals that do not decrease",
-                                (int)number_at(mask, n), (long long)n, what,
-                                (int)number_at(mask, n - 1)));
+            CA_TRY(ca_error_set(
+                error, CA_ERROR_VALUE,
+                "mask has %d at index %lld, %s, after %d; expected totals that do not decrease",
+                (int)number_at(mask, n), (long long)n, what, (int)number_at(mask, n - 1)));
         }
     }
 done:

@@ -72,8 +72,8 @@ check_ranks(const ca_directml_attention *call, ca_error *error)
                    ? ca_error_set(error, CA_ERROR_VALUE, "%s has shape %s; expected %d dimensions",
                                   table[t].name, CA_SHAPE_OF(tensor), table[t].rank)
                    : ca_error_set(error, CA_ERROR_VALUE,
-                                  "%s has shape %s; expected %d to %d dimensions, all "
-                                  "but the last %d of size 1",
+                                  "%s has shape %s; expected %d to %d dimensions, all but the last "
+                                  "%d of size 1",
                                   table[t].name, CA_SHAPE_OF(tensor), table[t].rank,
                                   CA_DIRECTML_MAX_DIMS, table[t].rank);
     }
@@ -144,8 +144,8 @@ unstack(const ca_tensor *tensor, int index, ca_tensor *view)
     ca_tensor_start_view(tensor, view);
     view->data = (char *)tensor->data + index * ca_tensor_stride(tensor, 2) * size;
     for (int d = 0; d < 4; d++) {
-        ca_door_add_dim(view, ca_tensor_size(tensor, from_end[d]),
-                        ca_tensor_stride(tensor, from_end[d]));
+        ca_tensor_add_dim(view, ca_tensor_size(tensor, from_end[d]),
+                          ca_tensor_stride(tensor, from_end[d]));
     }
 }
 
@@ -169,17 +169,17 @@ check_heads(const ca_directml_attention *call, ca_directml_tensor source, ca_err
     int matrices = table[source].matrices;
     if (is_stacked(source) &&
         (ca_tensor_size(tensor, 3) != H || ca_tensor_size(tensor, 2) != matrices)) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "%s has shape %s; expected head_count, %lld, in dimension "
-                            "2 and %d in dimension 3",
-                            table[source].name, CA_SHAPE_OF(tensor), (long long)H, matrices);
+        return ca_error_set(
+            error, CA_ERROR_VALUE,
+            "%s has shape %s; expected head_count, %lld, in dimension 2 and %d in dimension 3",
+            table[source].name, CA_SHAPE_OF(tensor), (long long)H, matrices);
     }
     if (!is_stacked(source) && ca_tensor_size(tensor, 1) % H != 0) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "%s has hidden size %lld (shape %s); expected a multiple "
-                            "of head_count, %lld",
-                            table[source].name, (long long)ca_tensor_size(tensor, 1),
-                            CA_SHAPE_OF(tensor), (long long)H);
+        return ca_error_set(
+            error, CA_ERROR_VALUE,
+            "%s has hidden size %lld (shape %s); expected a multiple of head_count, %lld",
+            table[source].name, (long long)ca_tensor_size(tensor, 1), CA_SHAPE_OF(tensor),
+            (long long)H);
     }
     return CA_OK;
 }

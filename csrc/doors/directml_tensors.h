@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * DirectML's tensors: their names, dtypes and ranks, and which of them hold query, key
- * and value.
+ * DirectML's tensors: their names, dtypes and ranks, and which of them hold query, key and value.
  */
 #ifndef CLATTN_DOORS_DIRECTML_TENSORS_H
 #define CLATTN_DOORS_DIRECTML_TENSORS_H
@@ -48,8 +47,8 @@ typedef enum {
     CA_DIRECTML_MATRICES,
 } ca_directml_matrix;
 
-/* View query (B, H, L, E), key (B, H, S, E) or value (B, H, S, Ev) inside `source`,
-   without bias. */
+/* View query (B, H, L, E), key (B, H, S, E) or value (B, H, S, Ev) inside `source`, without
+   bias. */
 void ca_directml_view_matrix(const ca_directml_attention *call, ca_directml_tensor source,
                              ca_directml_matrix matrix, ca_tensor *view);
 

@@ -44,18 +44,17 @@ check_edition(const ca_onnx_attention *call, ca_error *error)
     long long opset = (long long)call->opset;
     if (call->pre_errata && call->opset == 25) {
         return ca_error_set(error, CA_ERROR_VALUE,
-                            "pre_errata is True with opset 25, which was published "
-                            "corrected; expected opset 23 or 24");
+                            "pre_errata is True with opset 25, which was published corrected; "
+                            "expected opset 23 or 24");
     }
     if (call->pre_errata && call->opset == 23 && call->is_causal && given(&call->attn_mask)) {
         return ca_error_set(error, CA_ERROR_VALUE,
-                            "attn_mask is given with is_causal, which opset 23 as first "
-                            "published excludes; expected one of them");
+                            "attn_mask is given with is_causal, which opset 23 as first published "
+                            "excludes; expected one of them");
     }
     if (given(&call->nonpad_kv_seqlen) && call->opset < 24) {
         return ca_error_set(error, CA_ERROR_VALUE,
-                            "nonpad_kv_seqlen is given with opset %lld; expected 24 or "
-                            "later",
+                            "nonpad_kv_seqlen is given with opset %lld; expected 24 or later",
                             opset);
     }
     if (call->opset < 25 && (call->left_window_size != -1 || call->right_window_size != -1)) {
@@ -77,10 +76,10 @@ check_scalars(const ca_onnx_attention *call, ca_error *error)
                                                                : call->Q.dtype;
     CA_TRY(ca_door_check_scale(call->has_scale, call->scale, dtype, error));
     if (call->has_scale && call->scale < 0) {
-        CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
-                            "scale is %g; expected 0 or more, as Q and K are scaled by "
-                            "its square root",
-                            call->scale));
+        CA_TRY(ca_error_set(
+            error, CA_ERROR_VALUE,
+            "scale is %g; expected 0 or more, as Q and K are scaled by its square root",
+            call->scale));
     }
     CA_TRY(ca_door_check_softcap(call->softcap, error));
 done:
@@ -106,16 +105,15 @@ split_heads(const ca_tensor *tensor, const char *name, const char *attribute, in
     }
     if (heads == 0) {
         return ca_error_set(error, CA_ERROR_VALUE,
-                            "%s is not given; expected the number of heads of %s, which "
-                            "has three dimensions (shape %s)",
+                            "%s is not given; expected the number of heads of %s, which has three "
+                            "dimensions (shape %s)",
                             attribute, name, CA_SHAPE_OF(tensor));
     }
     if (last % heads != 0) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "%s has last dimension %lld (shape %s); expected a multiple "
-                            "of %s, %lld",
-                            name, (long long)last, CA_SHAPE_OF(tensor), attribute,
-                            (long long)heads);
+        return ca_error_set(
+            error, CA_ERROR_VALUE,
+            "%s has last dimension %lld (shape %s); expected a multiple of %s, %lld", name,
+            (long long)last, CA_SHAPE_OF(tensor), attribute, (long long)heads);
     }
     *count = heads;
     *size = last / heads;
@@ -134,10 +132,10 @@ check_inputs(const ca_onnx_attention *call, ca_onnx_sizes *sizes, ca_error *erro
     for (int i = 0; i < 3; i++) {
         int ndim = inputs[i].tensor->ndim;
         if ((ndim != 3 && ndim != 4) || ndim != call->Q.ndim) {
-            CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
-                                "%s has shape %s; expected three or four dimensions, as "
-                                "many as Q's",
-                                inputs[i].name, CA_SHAPE_OF(inputs[i].tensor)));
+            CA_TRY(
+                ca_error_set(error, CA_ERROR_VALUE,
+                             "%s has shape %s; expected three or four dimensions, as many as Q's",
+                             inputs[i].name, CA_SHAPE_OF(inputs[i].tensor)));
         }
     }
     int64_t key_size;
@@ -189,9 +187,9 @@ check_past(const ca_onnx_attention *call, ca_onnx_sizes *sizes, ca_error *error)
         return CA_OK;
     }
     if (given(&call->nonpad_kv_seqlen)) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "nonpad_kv_seqlen is given with past_key and past_value; "
-                            "expected one kind of cache");
+        return ca_error_set(
+            error, CA_ERROR_VALUE,
+            "nonpad_kv_seqlen is given with past_key and past_value; expected one kind of cache");
     }
     const struct {
         const char *name;
@@ -227,19 +225,19 @@ check_nonpad(const ca_onnx_attention *call, const ca_onnx_sizes *sizes, int64_t 
         return CA_OK;
     }
     if (nonpad->ndim != 1 || nonpad->shape[0] != sizes->B) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "nonpad_kv_seqlen has shape %s; expected (%lld,), one number "
-                            "for each batch",
-                            CA_SHAPE_OF(nonpad), (long long)sizes->B);
+        return ca_error_set(
+            error, CA_ERROR_VALUE,
+            "nonpad_kv_seqlen has shape %s; expected (%lld,), one number for each batch",
+            CA_SHAPE_OF(nonpad), (long long)sizes->B);
     }
     const int64_t *counts = nonpad->data;
     for (int64_t b = 0; b < sizes->B; b++) {
         int64_t count = counts[b * nonpad->strides[0]];
         if (count < 0 || count > sizes->S) {
-            return ca_error_set(error, CA_ERROR_VALUE,
-                                "nonpad_kv_seqlen[%lld] is %lld; expected 0 to %lld, the "
-                                "length of K",
-                                (long long)b, (long long)count, (long long)sizes->S);
+            return ca_error_set(
+                error, CA_ERROR_VALUE,
+                "nonpad_kv_seqlen[%lld] is %lld; expected 0 to %lld, the length of K", (long long)b,
+                (long long)count, (long long)sizes->S);
         }
         *longest = count > *longest ? count : *longest;
     }
@@ -265,15 +263,14 @@ check_mask(const ca_onnx_attention *call, const ca_onnx_sizes *sizes, int64_t lo
     }
     if (!fits) {
         return ca_error_set(error, CA_ERROR_VALUE,
-                            "attn_mask has shape %s; expected one that broadcasts to "
-                            "%s%s",
+                            "attn_mask has shape %s; expected one that broadcasts to %s%s",
                             CA_SHAPE_OF(mask), CA_SHAPE_WORDS(4, scores),
                             short_allowed ? ", or a shorter last dimension" : "");
     }
     if (short_allowed && columns < longest) {
         return ca_error_set(error, CA_ERROR_VALUE,
-                            "attn_mask has shape %s; expected a last dimension of %lld "
-                            "or more, the largest nonpad_kv_seqlen",
+                            "attn_mask has shape %s; expected a last dimension of %lld or more, "
+                            "the largest nonpad_kv_seqlen",
                             CA_SHAPE_OF(mask), (long long)longest);
     }
     return CA_OK;
@@ -308,12 +305,11 @@ view_heads(const ca_tensor *tensor, int64_t heads, const ca_onnx_sizes *sizes, c
 {
     int64_t leading[] = {sizes->B, sizes->Hq};
     ca_tensor split;
-    if (tensor->ndim != 3 || tensor->data == NULL) {
-        ca_door_view_grouped(tensor, 2, 2, leading, sizes->Hk, view);
-        return;
+    if (tensor->ndim == 3 && given(tensor)) {
+        ca_door_split_heads(tensor, heads, &split);
+        tensor = &split;
     }
-    ca_door_split_heads(tensor, heads, &split);
-    ca_door_view_grouped(&split, 2, 2, leading, sizes->Hk, view);
+    ca_door_view_grouped(tensor, 2, 2, leading, sizes->Hk, view);
 }
 
 /* A mask of one row broadcasts. One of one column does where the opset does not allow
@@ -323,9 +319,9 @@ view_mask(const ca_onnx_attention *call, const ca_onnx_sizes *sizes, ca_tensor *
 {
     int64_t leading[] = {sizes->B, sizes->Hq};
     ca_door_view_grouped(&call->attn_mask, 2, 2, leading, sizes->Hk, view);
-    ca_door_broadcast_rows(view, sizes->L);
+    ca_door_broadcast_dim(view, 2, sizes->L);
     if (call->opset < 24 || call->attn_mask.ndim == 0) {
-        ca_door_broadcast_columns(view, sizes->T);
+        ca_door_broadcast_dim(view, 1, sizes->T);
     }
 }
 
@@ -342,7 +338,7 @@ window_side(int64_t size)
 static void
 set_band(const ca_onnx_attention *call, const ca_onnx_sizes *sizes, ca_attention *attention)
 {
-    bool has_nonpad = call->nonpad_kv_seqlen.data != NULL;
+    bool has_nonpad = given(&call->nonpad_kv_seqlen);
     int64_t offset = 0;
     if (!call->pre_errata) {
         offset = has_nonpad ? -sizes->L : sizes->P;
@@ -368,13 +364,12 @@ ca_onnx_attention_views(const ca_onnx_attention *call, const ca_onnx_sizes *size
     view_heads(&outputs->present_value, sizes->Hk, sizes, &views[CA_ATTENTION_PRESENT_VALUE]);
     view_heads(&outputs->qk, sizes->Hq, sizes, &views[CA_ATTENTION_SCORES]);
     view_mask(call, sizes, &views[CA_ATTENTION_MASK]);
-    if (call->nonpad_kv_seqlen.data != NULL) {
-        ca_tensor *counts = &views[CA_ATTENTION_KEY_COUNTS];
+    if (given(&call->nonpad_kv_seqlen)) {
         int64_t leading[] = {sizes->B, sizes->Hq};
         ca_tensor row = call->nonpad_kv_seqlen; /* (B, 1) */
         row.ndim = 2;
         row.shape[1] = 1;
-        ca_door_view_grouped(&row, 0, 2, leading, sizes->Hk, counts);
+        ca_door_view_grouped(&row, 0, 2, leading, sizes->Hk, &views[CA_ATTENTION_KEY_COUNTS]);
     }
     attention->mask_is_added = call->attn_mask.dtype != CA_BOOL;
     set_band(call, sizes, attention);

@@ -21,22 +21,22 @@ check_dtypes(const ca_openvino_sdpa *call, ca_error *error)
     CA_TRY(ca_door_check_dtypes(&call->query, &call->key, &call->value, error));
     if (mask->data != NULL && mask->dtype != call->query.dtype) {
         if (mask->ndim == 0) {
-            CA_TRY(ca_error_set(error, CA_ERROR_TYPE,
-                                "attention_mask is a scalar of dtype %s; expected %s, "
-                                "the dtype of query",
-                                ca_dtype_name(mask->dtype), dtype));
+            CA_TRY(ca_error_set(
+                error, CA_ERROR_TYPE,
+                "attention_mask is a scalar of dtype %s; expected %s, the dtype of query",
+                ca_dtype_name(mask->dtype), dtype));
         } else if (mask->dtype != CA_BOOL) {
-            CA_TRY(ca_error_set(error, CA_ERROR_TYPE,
-                                "attention_mask has dtype %s; expected bool, or %s, "
-                                "the dtype of query",
-                                ca_dtype_name(mask->dtype), dtype));
+            CA_TRY(ca_error_set(
+                error, CA_ERROR_TYPE,
+                "attention_mask has dtype %s; expected bool, or %s, the dtype of query",
+                ca_dtype_name(mask->dtype), dtype));
         }
     }
     if (scale->data != NULL && scale->dtype != call->query.dtype) {
-        CA_TRY(ca_error_set(error, CA_ERROR_TYPE,
-                            "scale has dtype %s; expected %s, the dtype of query, or a "
-                            "Python number",
-                            ca_dtype_name(scale->dtype), dtype));
+        CA_TRY(
+            ca_error_set(error, CA_ERROR_TYPE,
+                         "scale has dtype %s; expected %s, the dtype of query, or a Python number",
+                         ca_dtype_name(scale->dtype), dtype));
     }
 done:
     return status;
@@ -47,10 +47,10 @@ check_scale(const ca_openvino_sdpa *call, ca_error *error)
 {
     const ca_tensor *array = &call->scale_array;
     if (array->ndim > 1 || ca_tensor_size(array, 1) != 1) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "scale has shape %s; expected a number, or an array of "
-                            "shape () or (1,)",
-                            CA_SHAPE_OF(array));
+        return ca_error_set(
+            error, CA_ERROR_VALUE,
+            "scale has shape %s; expected a number, or an array of shape () or (1,)",
+            CA_SHAPE_OF(array));
     }
     return ca_door_check_scale(call->has_scale, call->scale, call->query.dtype, error);
 }
@@ -80,9 +80,8 @@ find_common_size(const ca_openvino_sdpa *call, int from_end, int64_t *common, ca
         int64_t size = ca_tensor_size(inputs[t].tensor, from_end);
         if (!repeats_to(size, *common)) {
             return ca_error_set(error, CA_ERROR_VALUE,
-                                "%s has shape %s, whose dimension %d of size %lld "
-                                "cannot be repeated to %lld, that of the others; "
-                                "expected 1 or a divisor",
+                                "%s has shape %s, whose dimension %d of size %lld cannot be "
+                                "repeated to %lld, that of the others; expected 1 or a divisor",
                                 inputs[t].name, CA_SHAPE_OF(inputs[t].tensor), -from_end,
                                 (long long)size, (long long)*common);
         }
@@ -96,12 +95,11 @@ check_mask(const ca_openvino_sdpa *call, int ndim, const int64_t *shape, ca_erro
 {
     const ca_tensor *mask = &call->attention_mask;
     if (mask->ndim == 0) { /* a scalar; the value of an absent mask is 0 */
-        return call->mask_value == 0
-                   ? CA_OK
-                   : ca_error_set(error, CA_ERROR_VALUE,
-                                  "attention_mask is the scalar %g; expected 0 (no "
-                                  "mask), or two dimensions or more",
-                                  call->mask_value);
+        return call->mask_value == 0 ? CA_OK
+                                     : ca_error_set(error, CA_ERROR_VALUE,
+                                                    "attention_mask is the scalar %g; expected 0 "
+                                                    "(no mask), or two dimensions or more",
+                                                    call->mask_value);
     }
     int64_t scores[CA_MAX_DIMS];
     memcpy(scores, shape, (size_t)ndim * sizeof(*scores));
@@ -113,11 +111,10 @@ check_mask(const ca_openvino_sdpa *call, int ndim, const int64_t *shape, ca_erro
         fits = d > 2 ? repeats_to(size, common) : size == 1 || size == common;
     }
     if (!fits) {
-        return ca_error_set(
-            error, CA_ERROR_VALUE,
-            "attention_mask has shape %s; expected two dimensions or more that can be "
-            "broadcast or repeated to %s",
-            CA_SHAPE_OF(mask), CA_SHAPE_WORDS(ndim, scores));
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "attention_mask has shape %s; expected two dimensions or more that can "
+                            "be broadcast or repeated to %s",
+                            CA_SHAPE_OF(mask), CA_SHAPE_WORDS(ndim, scores));
     }
     return CA_OK;
 }
@@ -148,10 +145,9 @@ done:
 
 /* ---- repeated dimensions ---- */
 
-/* A leading dimension of the result is cut into factors: its index is the sum of
-   unit * index over the factors. If every tensor either repeats along a factor or moves
-   through all of it, a stride describes the factor. Else each of its indices becomes a
-   problem. */
+/* A leading dimension of the result is cut into factors: its index is the sum of unit * index over
+   the factors. If every tensor either repeats along a factor or moves through all of it, a stride
+   describes the factor. Else each of its indices becomes a problem. */
 typedef struct {
     int from_end; /* the dimension, counted from the end */
     int64_t unit;
@@ -212,7 +208,7 @@ factorize(const ca_openvino_sdpa *call, const ca_tensor *output, factorization *
     }
 }
 
-/* The entries of `tensor` that call `index` has, as the factors cut them. */
+/* View the entries of `tensor` that turn `index` has, as the factors cut them. */
 static void
 view_entries(const ca_tensor *tensor, const factorization *cut, int64_t index, ca_tensor *view)
 {
@@ -224,19 +220,20 @@ view_entries(const ca_tensor *tensor, const factorization *cut, int64_t index, c
         int64_t stride = ca_tensor_stride(tensor, by->from_end);
         if (by->strided) {
             bool repeats = by->unit % size == 0;
-            ca_door_add_dim(view, by->size, repeats ? 0 : by->unit * stride);
+            ca_tensor_add_dim(view, by->size, repeats ? 0 : by->unit * stride);
         } else {
             first += index % by->size * by->unit % size * stride;
             index /= by->size;
         }
     }
     for (int from_end = 2; from_end > 0; from_end--) {
-        ca_door_add_dim(view, ca_tensor_size(tensor, from_end), ca_tensor_stride(tensor, from_end));
+        ca_tensor_add_dim(view, ca_tensor_size(tensor, from_end),
+                          ca_tensor_stride(tensor, from_end));
     }
     view->data = (char *)tensor->data + first * (ptrdiff_t)ca_dtype_size(tensor->dtype);
 }
 
-/* How many indices the factors have that strides cannot express. */
+/* Returns the number of turns: the product of the factors that strides cannot express. */
 static int64_t
 count_of(const factorization *cut)
 {
@@ -261,8 +258,8 @@ ca_openvino_sdpa_views(const ca_openvino_sdpa *call, const ca_tensor *output, in
     if (call->attention_mask.ndim > 0) {
         ca_tensor *mask = &views[CA_ATTENTION_MASK];
         view_entries(&call->attention_mask, &cut, index, mask);
-        ca_door_broadcast_rows(mask, ca_tensor_size(&call->query, 2));
-        ca_door_broadcast_columns(mask, ca_tensor_size(&call->key, 2));
+        ca_door_broadcast_dim(mask, 2, ca_tensor_size(&call->query, 2));
+        ca_door_broadcast_dim(mask, 1, ca_tensor_size(&call->key, 2));
         attention->mask_is_added = mask->dtype != CA_BOOL;
     }
     attention->scale =

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * OpenVINO's ScaledDotProductAttention-13: its rules, and its arguments as attention
- * problems.
+ * OpenVINO's ScaledDotProductAttention-13: its rules, and its arguments as attention problems.
  */
 #ifndef CLATTN_DOORS_OPENVINO_H
 #define CLATTN_DOORS_OPENVINO_H
@@ -30,10 +29,9 @@ typedef struct {
 ca_status ca_openvino_sdpa_check(const ca_openvino_sdpa *call, int *ndim,
                                  int64_t shape[CA_MAX_DIMS], ca_error *error);
 
-/* Set the options and views of the checked call, which are to be folded. `output` has the
-   result's shape and is not empty. Strides cannot always say how batch dimensions repeat.
-   Then the call is run in several turns: these are the views of turn `index`. Returns the
-   number of turns. */
+/* Set the options and views of the checked call, which are to be folded. `output` has the result's
+   shape and is not empty. Strides cannot always say how batch dimensions repeat. Then the call is
+   run in several turns: these are the views of turn `index`. Returns the number of turns. */
 int64_t ca_openvino_sdpa_views(const ca_openvino_sdpa *call, const ca_tensor *output, int64_t index,
                                ca_attention *attention, ca_tensor views[CA_ATTENTION_OPERANDS]);
 

@@ -15,15 +15,14 @@ check_heads(const ca_torch_sdpa *call, ca_error *error)
     int64_t Hk = ca_tensor_size(&call->key, 3);
     if (ca_tensor_size(&call->value, 3) != Hk) {
         return ca_error_set(error, CA_ERROR_VALUE,
-                            "value has %lld heads; expected %lld, as many as key, with "
-                            "enable_gqa",
+                            "value has %lld heads; expected %lld, as many as key, with enable_gqa",
                             (long long)ca_tensor_size(&call->value, 3), (long long)Hk);
     }
     if (Hk == 0 ? Hq != 0 : Hq % Hk != 0) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "query has %lld heads; expected a multiple of key's %lld, "
-                            "with enable_gqa",
-                            (long long)Hq, (long long)Hk);
+        return ca_error_set(
+            error, CA_ERROR_VALUE,
+            "query has %lld heads; expected a multiple of key's %lld, with enable_gqa",
+            (long long)Hq, (long long)Hk);
     }
     return CA_OK;
 }
@@ -40,8 +39,8 @@ broadcast_leading(const ca_tensor *tensor, const char *name, int first, int ndim
             *common = size;
         } else if (size != 1 && size != *common) {
             return ca_error_set(error, CA_ERROR_VALUE,
-                                "%s has shape %s, whose dimension %d of size %lld does "
-                                "not broadcast with the others' %lld%s",
+                                "%s has shape %s, whose dimension %d of size %lld does not "
+                                "broadcast with the others' %lld%s",
                                 name, CA_SHAPE_OF(tensor), -d, (long long)size, (long long)*common,
                                 d == 3 ? " (for grouped heads: enable_gqa=True)" : "");
         }
@@ -53,14 +52,10 @@ static ca_status
 check_mask(const ca_tensor *mask, int ndim, const int64_t *shape, int64_t S, ca_error *error)
 {
     int64_t scores[CA_MAX_DIMS];
+    ca_tensor view;
     memcpy(scores, shape, (size_t)ndim * sizeof(*scores));
     scores[ndim - 1] = S;
-    bool fits = mask->ndim <= ndim;
-    for (int d = 1; fits && d <= mask->ndim; d++) {
-        int64_t size = ca_tensor_size(mask, d);
-        fits = size == 1 || size == scores[ndim - d];
-    }
-    if (!fits) {
+    if (mask->ndim > ndim || !ca_door_broadcast(mask, ndim, scores, &view)) {
         return ca_error_set(error, CA_ERROR_VALUE,
                             "attn_mask has shape %s; expected one that broadcasts to %s",
                             CA_SHAPE_OF(mask), CA_SHAPE_WORDS(ndim, scores));
@@ -148,8 +143,8 @@ ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output, const ca
                              &views[operands[i].role]);
     }
     ca_tensor *mask = &views[CA_ATTENTION_MASK];
-    ca_door_broadcast_rows(mask, L);
-    ca_door_broadcast_columns(mask, S);
+    ca_door_broadcast_dim(mask, 2, L);
+    ca_door_broadcast_dim(mask, 1, S);
     attention->mask_is_added = mask->dtype != CA_BOOL;
     attention->scale = call->has_scale ? call->scale : ca_door_default_scale(E);
     attention->softcap = call->softcap;

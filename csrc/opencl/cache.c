@@ -22,6 +22,8 @@ typedef struct {
     uint64_t size;    /* of the binary */
 } cache_header;
 
+_Static_assert(sizeof(cache_header) == 48, "headers are compared whole");
+
 /* Two hashes like FNV-1a, of 64 bits, with different primes and seeds. The final mix stirs
    the high bits, which FNV does poorly. Not for secrets. */
 ca_hash
@@ -47,43 +49,52 @@ cache_path(ca_strbuf *path, const char *folder, const char *name, ca_hash identi
                      identity.words[0], identity.words[1]);
 }
 
+/* Returns the header of a file that keeps `data`. */
+static cache_header
+header_of(ca_hash identity, const void *data, size_t size)
+{
+    cache_header header = {
+        .identity = identity,
+        .checksum = ca_cache_hash(data, size),
+        .size = size,
+    };
+    memcpy(header.magic, cache_magic, sizeof cache_magic);
+    return header;
+}
+
+/* True if the file has the header that its binary should have. */
+static bool
+is_valid(const unsigned char *file, size_t total, ca_hash identity)
+{
+    if (total <= sizeof(cache_header)) {
+        return false;
+    }
+    const cache_header header = header_of(identity, file + sizeof header, total - sizeof header);
+    return memcmp(file, &header, sizeof header) == 0;
+}
+
 bool
 ca_cache_read(const char *folder, const char *name, ca_hash identity, unsigned char **data,
               size_t *size)
 {
-    bool found = false;
     unsigned char *file = NULL;
     size_t total = 0;
-    cache_header header;
     ca_strbuf path = {0};
     *data = NULL;
     *size = 0;
     if (folder == NULL) {
-        goto done;
+        return false;
     }
     cache_path(&path, folder, name, identity);
-    if (!ca_strbuf_ok(&path) || !ca_file_read(path.data, &file, &total) || total < sizeof header) {
-        goto done;
+    if (!path.failed && ca_file_read(path.data, &file, &total) && is_valid(file, total, identity)) {
+        *size = total - sizeof(cache_header);
+        memmove(file, file + sizeof(cache_header), *size);
+        *data = file;
+        file = NULL;
     }
-    memcpy(&header, file, sizeof header);
-    if (memcmp(header.magic, cache_magic, sizeof cache_magic) != 0 ||
-        memcmp(&header.identity, &identity, sizeof identity) != 0 ||
-        header.size != total - sizeof header || header.size == 0) {
-        goto done;
-    }
-    ca_hash checksum = ca_cache_hash(file + sizeof header, total - sizeof header);
-    if (memcmp(&header.checksum, &checksum, sizeof checksum) != 0) {
-        goto done;
-    }
-    memmove(file, file + sizeof header, total - sizeof header);
-    *data = file;
-    *size = total - sizeof header;
-    file = NULL;
-    found = true;
-done:
     free(file);
     ca_strbuf_free(&path);
-    return found;
+    return *data != NULL;
 }
 
 void
@@ -91,27 +102,20 @@ ca_cache_write(const char *folder, const char *name, ca_hash identity, const voi
                size_t size)
 {
     ca_strbuf path = {0};
-    unsigned char *file = NULL;
     if (folder == NULL || size == 0 || size > SIZE_MAX - sizeof(cache_header)) {
-        goto done;
+        return;
     }
-    file = malloc(sizeof(cache_header) + size);
+    unsigned char *file = malloc(sizeof(cache_header) + size);
     if (file == NULL) {
-        goto done;
+        return;
     }
-    cache_header header = {
-        .identity = identity,
-        .checksum = ca_cache_hash(data, size),
-        .size = size,
-    };
-    memcpy(header.magic, cache_magic, sizeof cache_magic);
+    const cache_header header = header_of(identity, data, size);
     memcpy(file, &header, sizeof header);
     memcpy(file + sizeof header, data, size);
     cache_path(&path, folder, name, identity);
-    if (ca_strbuf_ok(&path)) {
+    if (!path.failed) {
         ca_file_write(path.data, file, sizeof header + size);
     }
-done:
     free(file);
     ca_strbuf_free(&path);
 }

@@ -7,10 +7,10 @@ ca_check_fork(const ca_fork_guard *guard, ca_error *error)
     if (!ca_fork_guard_is_child(guard)) {
         return CA_OK;
     }
-    return ca_error_set(error, CA_ERROR_DEVICE,
-                        "OpenCL was opened before this process was forked, and does "
-                        "not survive that; use the 'spawn' start method, or make the "
-                        "first clattn call in the child");
+    return ca_error_set(
+        error, CA_ERROR_DEVICE,
+        "OpenCL was opened before this process was forked, and does not survive that; use the "
+        "'spawn' start method, or make the first clattn call in the child");
 }
 
 ca_status
@@ -19,27 +19,21 @@ ca_device_check_fork(const ca_device *device, ca_error *error)
     return ca_check_fork(device->fork_guard, error);
 }
 
-/* cl_ext.h has this one, and includes headers that some packages lack. */
+/* cl_ext.h defines it, but includes headers that some packages lack. */
 #define CA_CL_QUEUE_THREAD_LOCAL_EXEC ((cl_command_queue_properties)1 << 31)
 
 ca_status
 ca_device_open(ca_device *device, ca_error *error)
 {
     const ca_cl *cl = device->cl;
+    ca_status status = CA_OK;
     cl_int code = CL_SUCCESS;
-    const cl_context_properties properties[] = {
-        CL_CONTEXT_PLATFORM,
-        (cl_context_properties)device->platform,
-        0,
-    };
+    const cl_context_properties properties[] = {CL_CONTEXT_PLATFORM,
+                                                (cl_context_properties)device->platform, 0};
     device->context = cl->clCreateContext(properties, 1, &device->id, NULL, NULL, &code);
-    if (code != CL_SUCCESS) {
-        return ca_cl_error_set(error, code, "clCreateContext", device->info.name);
-    }
+    CA_TRY(ca_cl_check(code, "clCreateContext", device->info.name, error));
     device->queue = cl->clCreateCommandQueue(device->context, device->id, 0, &code);
-    if (code != CL_SUCCESS) {
-        return ca_cl_error_set(error, code, "clCreateCommandQueue", device->info.name);
-    }
+    CA_TRY(ca_cl_check(code, "clCreateCommandQueue", device->info.name, error));
     if (device->info.memory == CA_MEMORY_SVM && device->local_execution) {
         device->local_queue = cl->clCreateCommandQueue(device->context, device->id,
                                                        CA_CL_QUEUE_THREAD_LOCAL_EXEC, &code);
@@ -47,7 +41,8 @@ ca_device_open(ca_device *device, ca_error *error)
             device->local_queue = NULL;
         }
     }
-    return CA_OK;
+done:
+    return status;
 }
 
 static void

@@ -39,8 +39,7 @@ ca_forced_parse_limits(const char *sub_groups, const char *local_memory, ca_forc
         forced->local_memory = parse_number(local_memory);
         if (forced->local_memory < 1) {
             return ca_error_set(error, CA_ERROR_VALUE,
-                                "CLATTN_LOCAL_MEMORY is \"%.100s\"; expected a number "
-                                "of bytes",
+                                "CLATTN_LOCAL_MEMORY is \"%.100s\"; expected a number of bytes",
                                 local_memory);
         }
     }
@@ -61,8 +60,7 @@ ca_forced_limit(const ca_forced *forced, const ca_device_info *info, ca_device_i
     if (forced->chooses_sub_group) {
         if ((info->sub_groups & forced->sub_group) != forced->sub_group) {
             return ca_error_set(error, CA_ERROR_VALUE,
-                                "CLATTN_SUB_GROUPS is %d, but %s has no sub-groups of "
-                                "that size",
+                                "CLATTN_SUB_GROUPS is %d, but %s has no sub-groups of that size",
                                 (int)forced->sub_group, info->name);
         }
         limited->sub_groups = forced->sub_group;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What tests force: one variant, and less of a device than there is.
+ * What tests force: one variant, and tighter limits than the device has.
  */
 #ifndef CLATTN_OPENCL_FORCED_H
 #define CLATTN_OPENCL_FORCED_H
@@ -23,11 +23,10 @@ typedef struct {
 ca_status ca_forced_parse_limits(const char *sub_groups, const char *local_memory,
                                  ca_forced *forced, ca_error *error);
 
-/* Is the device limited? */
+/* True if the device is limited. */
 bool ca_forced_limits(const ca_forced *forced);
 
-/* Copy `info` with the limits applied. CA_ERROR_VALUE where the device lacks the
-   sub-groups. */
+/* Copy `info` with the limits applied. CA_ERROR_VALUE where the device lacks the sub-groups. */
 ca_status ca_forced_limit(const ca_forced *forced, const ca_device_info *info,
                           ca_device_info *limited, ca_error *error);
 

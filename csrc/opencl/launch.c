@@ -13,14 +13,17 @@
    ones waiting costs less, where the device can read them where they lie. */
 #define COPIED_BYTES ((size_t)1 << 20)
 
-/* Describe a failed call, with the kernel's name. */
+/* As ca_cl_check; the message also names the kernel. */
 static ca_status
-set_error(ca_error *error, cl_int code, const char *call, const ca_device *device,
-          const ca_kernel *kernel)
+check_call(cl_int code, const char *call, const ca_device *device, const ca_kernel *kernel,
+           ca_error *error)
 {
     char text[128];
+    if (code == CL_SUCCESS) { /* the usual case writes no text */
+        return CA_OK;
+    }
     snprintf(text, sizeof text, "%s for kernel '%s'", call, kernel->spec.name);
-    return ca_cl_error_set(error, code, text, device->info.name);
+    return ca_cl_check(code, text, device->info.name, error);
 }
 
 /* ---- checks ---- */
@@ -39,16 +42,16 @@ check_step(const ca_device *device, const ca_step *step, int nspans, ca_error *e
     }
     size_t parameters = step->params_size + (size_t)nspans * sizeof(void *);
     if (parameters > (uint64_t)info->max_parameter_size) {
-        return ca_error_set(error, CA_ERROR_DEVICE,
-                            "kernel '%s' is given %zu bytes of arguments; device '%s' "
-                            "takes at most %" PRId64,
-                            name, parameters, info->name, info->max_parameter_size);
+        return ca_error_set(
+            error, CA_ERROR_DEVICE,
+            "kernel '%s' is given %zu bytes of arguments; device '%s' takes at most %" PRId64, name,
+            parameters, info->name, info->max_parameter_size);
     }
     if (step->local_size == 0 || step->local_size > most || step->global_size == 0 ||
         step->global_size % step->local_size != 0) {
         return ca_error_set(error, CA_ERROR_DEVICE,
-                            "kernel '%s' is given %zu work-items in groups of %zu; "
-                            "device '%s' takes whole groups of at most %zu",
+                            "kernel '%s' is given %zu work-items in groups of %zu; device '%s' "
+                            "takes whole groups of at most %zu",
                             name, step->global_size, step->local_size, info->name, most);
     }
     return CA_OK;
@@ -98,29 +101,26 @@ can_run_here(ca_device *device, const ca_launch *launch)
 
 /* ---- enqueueing, under the device's lock ---- */
 
-/* *event, if wanted, is the kernel's. */
+/* Enqueue one kernel. *event, if wanted, is the kernel's. */
 static ca_status
 enqueue_step(ca_device *device, cl_command_queue queue, const ca_step *step,
              const ca_binding *bindings, int nspans, cl_event *event, ca_error *error)
 {
     const ca_cl *cl = device->cl;
     ca_kernel *kernel = step->kernel;
-    ca_status status = ca_memory_set(device, kernel, bindings, nspans, error);
-    if (status != CA_OK) {
-        return status;
-    }
+    ca_status status = CA_OK;
+    CA_TRY(ca_memory_set(device, kernel, bindings, nspans, error));
     cl_int code =
         cl->clSetKernelArg(kernel->handle, (cl_uint)nspans, step->params_size, step->params);
-    if (code != CL_SUCCESS) {
-        return set_error(error, code, "clSetKernelArg", device, kernel);
-    }
+    CA_TRY(check_call(code, "clSetKernelArg", device, kernel, error));
     code = cl->clEnqueueNDRangeKernel(queue, kernel->handle, 1, NULL, &step->global_size,
                                       &step->local_size, 0, NULL, event);
-    return code == CL_SUCCESS ? CA_OK
-                              : set_error(error, code, "clEnqueueNDRangeKernel", device, kernel);
+    CA_TRY(check_call(code, "clEnqueueNDRangeKernel", device, kernel, error));
+done:
+    return status;
 }
 
-/* The queues are in order, so *event, if wanted, is the last step's. */
+/* Enqueue the kernels. The queues are in order, so *event, if wanted, is the last kernel's. */
 static ca_status
 enqueue_steps(ca_device *device, cl_command_queue queue, const ca_launch *launch,
               const ca_binding *bindings, cl_event *event, ca_error *error)
@@ -140,7 +140,7 @@ last_kernel(const ca_launch *launch)
     return launch->steps[launch->nsteps - 1].kernel;
 }
 
-/* The steps, then the copies of results. *event is the last command's. After a failure
+/* Enqueue the steps, then the copies of results. *event is the last command's. After a failure
    some commands may be under way. */
 static ca_status
 enqueue(ca_device *device, const ca_launch *launch, const ca_binding *bindings, cl_event *event,
@@ -152,10 +152,8 @@ enqueue(ca_device *device, const ca_launch *launch, const ca_binding *bindings, 
     if (fetches) {
         CA_TRY(ca_memory_fetch(device, bindings, launch->nspans, event, error));
     }
-    cl_int code = device->cl->clFlush(device->queue);
-    if (code != CL_SUCCESS) {
-        CA_TRY(set_error(error, code, "clFlush", device, last_kernel(launch)));
-    }
+    CA_TRY(check_call(device->cl->clFlush(device->queue), "clFlush", device, last_kernel(launch),
+                      error));
 done:
     return status;
 }
@@ -182,16 +180,13 @@ wait_for(ca_device *device, const ca_launch *launch, cl_event event, ca_error *e
                                                  : status;
 }
 
-/* Send what the device needs, enqueue, wait; results of the host are there on return.
-   */
+/* Send what the device needs, enqueue, wait; results of the host are there on return. */
 static ca_status
-launch_and_wait(ca_device *device, const ca_launch *launch, ca_error *error)
+launch_and_wait(ca_device *device, const ca_launch *launch, const ca_binding *bindings,
+                ca_error *error)
 {
-    ca_status status = CA_OK;
-    ca_binding bindings[CA_MAX_SPANS];
     cl_event event = NULL;
-    CA_TRY(ca_memory_bind(device, launch->spans, launch->nspans, false, bindings, error));
-    status = ca_memory_send(device, bindings, launch->nspans, error);
+    ca_status status = ca_memory_send(device, bindings, launch->nspans, error);
     if (status == CA_OK) {
         ca_mutex_lock(&device->lock);
         status = enqueue(device, launch, bindings, &event, error);
@@ -202,67 +197,65 @@ launch_and_wait(ca_device *device, const ca_launch *launch, ca_error *error)
     } else {
         device->cl->clFinish(device->queue);
     }
-done:
     if (event != NULL) {
         device->cl->clReleaseEvent(event);
     }
-    ca_memory_release(device, bindings, launch->nspans);
     return status;
 }
 
-/* Copy what the host may change, enqueue, and add the launch to the pending calls. */
+/* Enqueue, and add the launch to the pending calls, which take the event over. */
 static ca_status
-launch_and_leave(ca_device *device, const ca_launch *launch, ca_error *error)
+launch_and_leave(ca_device *device, const ca_launch *launch, const ca_binding *bindings,
+                 ca_error *error)
 {
-    ca_status status = CA_OK;
-    ca_binding bindings[CA_MAX_SPANS];
     cl_event event = NULL;
-    CA_TRY(ca_memory_bind(device, launch->spans, launch->nspans, true, bindings, error));
     ca_pending_make_room(device);
     ca_mutex_lock(&device->lock);
-    status = enqueue(device, launch, bindings, &event, error);
+    ca_status status = enqueue(device, launch, bindings, &event, error);
     if (status == CA_OK) {
         const ca_pending_call call = as_pending(launch, event);
         ca_memory_set_ticket(bindings, launch->nspans, ca_pending_add(device, &call));
-        event = NULL;
     } else {
         device->cl->clFinish(device->queue);
+        if (event != NULL) {
+            device->cl->clReleaseEvent(event);
+        }
     }
     ca_mutex_unlock(&device->lock);
-done:
-    if (event != NULL) {
-        device->cl->clReleaseEvent(event);
-    }
-    ca_memory_release(device, bindings, launch->nspans);
     return status;
 }
 
-/* Run the kernels in this thread, under the device's lock. Events of the local queue are
-   complete from the start, so there is nothing to wait for, and enqueueing returns the
-   failure. Other launches wait for the lock no longer than a wake-up would take. */
+/* Run the kernels in this thread, under the device's lock. Events of the local queue are complete
+   from the start, so there is nothing to wait for, and enqueueing returns the failure. Other
+   launches wait for the lock no longer than a wake-up would take. */
 static ca_status
-launch_here(ca_device *device, const ca_launch *launch, ca_error *error)
+launch_here(ca_device *device, const ca_launch *launch, const ca_binding *bindings, ca_error *error)
 {
-    ca_status status = CA_OK;
-    ca_binding bindings[CA_MAX_SPANS];
-    CA_TRY(ca_memory_bind(device, launch->spans, launch->nspans, false, bindings, error));
     ca_mutex_lock(&device->lock);
-    status = enqueue_steps(device, device->local_queue, launch, bindings, NULL, error);
+    ca_status status = enqueue_steps(device, device->local_queue, launch, bindings, NULL, error);
     ca_mutex_unlock(&device->lock);
-done:
-    ca_memory_release(device, bindings, launch->nspans);
     return status;
 }
 
-/* Run the launch in the way that suits it. */
+/* Run the launch in the way that suits it. A launch that is left pending copies host memory
+   first. */
 static ca_status
 launch_once(ca_device *device, const ca_launch *launch, ca_error *error)
 {
+    ca_binding bindings[CA_MAX_SPANS];
     ca_status status = check_steps(device, launch, error);
-    return status != CA_OK                ? status
-           : can_run_here(device, launch) ? launch_here(device, launch, error)
-           : can_be_left(device, launch)  ? launch_and_leave(device, launch, error)
-                                          : launch_and_wait(device, launch, error);
+    if (status != CA_OK) {
+        return status;
+    }
+    bool here = can_run_here(device, launch);
+    bool leave = !here && can_be_left(device, launch);
+    CA_TRY(ca_memory_bind(device, launch->spans, launch->nspans, leave, bindings, error));
+    status = here    ? launch_here(device, launch, bindings, error)
+             : leave ? launch_and_leave(device, launch, bindings, error)
+                     : launch_and_wait(device, launch, bindings, error);
+done:
+    ca_memory_release(device, bindings, launch->nspans);
+    return status;
 }
 
 ca_status

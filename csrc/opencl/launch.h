@@ -35,16 +35,15 @@ typedef struct {
     const char *call; /* the function that asks for it, for messages */
 } ca_launch;
 
-/* Check the device's limits, bind the memory, enqueue the steps, and wait until the host
-   can read the results. The memory is bound, sent and fetched once, whatever the number of
-   steps.
+/* Check the device's limits, bind the memory, enqueue the steps, and wait until the host can read
+   the results. The memory is bound, sent and fetched once, whatever the number of steps.
 
-   The calling thread runs a small launch itself, where the device allows it. A launch that
-   writes only to storages that are not shared is left pending; host arrays that it reads
-   are copied first, unless they are large.
+   The calling thread runs a small launch itself, where the device allows it. A launch that writes
+   only to storages that are not shared is left pending; host arrays that it reads are copied first,
+   unless they are large.
 
-   Thread-safe: only arguments and enqueueing are under the device's lock. After an error
-   nothing of the launch is bound or under way. */
+   Thread-safe: only arguments and enqueueing are under the device's lock. After an error nothing of
+   the launch is bound or under way. */
 ca_status ca_launch_run(ca_device *device, const ca_launch *launch, ca_error *error);
 
 #endif

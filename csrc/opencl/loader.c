@@ -16,7 +16,7 @@ loader_symbol(void *library, const char *name, void *function, size_t size)
     return symbol != NULL;
 }
 
-/* Fill the table; the name of the first missing required function, or NULL. */
+/* Fill the table. Returns the name of the first required function that is missing, or NULL. */
 static const char *
 loader_fill(ca_cl *cl)
 {
@@ -59,13 +59,13 @@ ca_cl_open(ca_cl *cl, const char *const *preload, const char *const *candidates,
     }
     *cl = (ca_cl){0};
     status = ca_error_set(error, CA_ERROR_DEVICE, "no OpenCL loader could be opened%s",
-                          ca_strbuf_ok(&tried) && tried.data != NULL ? tried.data : "");
+                          ca_strbuf_text(&tried));
 done:
     ca_strbuf_free(&tried);
     return status;
 }
 
-/* cl_ext.h has this one, and wants more headers. */
+/* cl_ext.h defines it, but includes headers that some packages lack. */
 #define CA_CL_PLATFORM_NOT_FOUND_KHR -1001
 
 #define CA_CL_CODE(name) {name, #name}
@@ -154,13 +154,14 @@ ca_cl_error_name(cl_int code)
 }
 
 ca_status
-ca_cl_error_set(ca_error *error, cl_int code, const char *call, const char *device_name)
+ca_cl_check(cl_int code, const char *call, const char *device_name, ca_error *error)
 {
-    ca_status status = CA_ERROR_DEVICE;
-    if (code == CL_MEM_OBJECT_ALLOCATION_FAILURE || code == CL_OUT_OF_HOST_MEMORY ||
-        code == CL_INVALID_BUFFER_SIZE) {
-        status = CA_ERROR_MEMORY;
+    if (code == CL_SUCCESS) {
+        return CA_OK;
     }
-    return ca_error_set(error, status, "%s gave %s (%d) on device '%s'", call,
-                        ca_cl_error_name(code), (int)code, device_name);
+    bool memory = code == CL_MEM_OBJECT_ALLOCATION_FAILURE || code == CL_OUT_OF_HOST_MEMORY ||
+                  code == CL_INVALID_BUFFER_SIZE;
+    return ca_error_set(error, memory ? CA_ERROR_MEMORY : CA_ERROR_DEVICE,
+                        "%s gave %s (%d) on device '%s'", call, ca_cl_error_name(code), (int)code,
+                        device_name);
 }

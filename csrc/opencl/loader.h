@@ -66,8 +66,8 @@ ca_status ca_cl_open(ca_cl *cl, const char *const *preload, const char *const *c
 /* "CL_OUT_OF_RESOURCES" */
 const char *ca_cl_error_name(cl_int code);
 
-/* Turn a failed call into a status: CA_ERROR_MEMORY for the codes that mean memory,
-   CA_ERROR_DEVICE otherwise; the message names call, code and device. */
-ca_status ca_cl_error_set(ca_error *error, cl_int code, const char *call, const char *device_name);
+/* Returns CA_OK for CL_SUCCESS, CA_ERROR_MEMORY for the codes that mean memory, CA_ERROR_DEVICE
+   for other codes. The message names call, code and device. */
+ca_status ca_cl_check(cl_int code, const char *call, const char *device_name, ca_error *error);
 
 #endif

@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 #include "opencl/memory.h"
 
-/* Make a buffer over the span. */
-static cl_int
-bind_host(ca_device *device, ca_binding *binding)
+/* Make a buffer over the span, which is host memory. */
+static ca_status
+bind_host(ca_device *device, ca_binding *binding, ca_error *error)
 {
-    cl_int code = CL_SUCCESS;
     static const cl_mem_flags flags[] = {
         [CA_ACCESS_READ] = CL_MEM_READ_ONLY,
         [CA_ACCESS_WRITE] = CL_MEM_WRITE_ONLY,
         [CA_ACCESS_UPDATE] = CL_MEM_READ_WRITE,
     };
-    binding->buffer = device->cl->clCreateBuffer(device->context,
-                                                 flags[binding->span.access] | CL_MEM_USE_HOST_PTR,
-                                                 binding->span.bytes, binding->span.data, &code);
-    return code;
+    const ca_span *span = &binding->span;
+    cl_int code = CL_SUCCESS;
+    binding->buffer = device->cl->clCreateBuffer(
+        device->context, flags[span->access] | CL_MEM_USE_HOST_PTR, span->bytes, span->data, &code);
+    binding->owned = code == CL_SUCCESS;
+    return ca_cl_check(code, "clCreateBuffer", device->info.name, error);
 }
 
 /* If an earlier span is the same (a query that is also the key), use its binding: OpenCL
@@ -59,7 +60,7 @@ bind_new_storage(ca_device *device, ca_binding *binding, bool copy, ca_error *er
     return copy ? ca_storage_write(storage, 0, span->data, span->bytes, error) : CA_OK;
 }
 
-/* Give one span that is not empty its stand-in. */
+/* Bind one span that is not empty. */
 static ca_status
 bind_span(ca_device *device, ca_binding *binding, bool copy, ca_error *error)
 {
@@ -77,18 +78,12 @@ bind_span(ca_device *device, ca_binding *binding, bool copy, ca_error *error)
         return CA_OK;
     }
     if ((uint64_t)span->bytes > (uint64_t)info->max_allocation) {
-        return ca_error_set(error, CA_ERROR_MEMORY,
-                            "an array of %zu bytes is more than device '%s' allocates "
-                            "at once (%lld bytes)",
-                            span->bytes, info->name, (long long)info->max_allocation);
+        return ca_error_set(
+            error, CA_ERROR_MEMORY,
+            "an array of %zu bytes is more than device '%s' allocates at once (%lld bytes)",
+            span->bytes, info->name, (long long)info->max_allocation);
     }
-    cl_int code = bind_host(device, binding);
-    if (code != CL_SUCCESS) {
-        binding->buffer = NULL;
-        return ca_cl_error_set(error, code, "clCreateBuffer", info->name);
-    }
-    binding->owned = true;
-    return CA_OK;
+    return bind_host(device, binding, error);
 }
 
 ca_status
@@ -133,32 +128,26 @@ ca_memory_set(ca_device *device, ca_kernel *kernel, const ca_binding *bindings, 
             kernel->given |= bit;
         }
     }
-    if (code != CL_SUCCESS) {
-        return ca_cl_error_set(error, code, svm ? "clSetKernelArgSVMPointer" : "clSetKernelArg",
-                               device->info.name);
-    }
-    return CA_OK;
+    return ca_cl_check(code, svm ? "clSetKernelArgSVMPointer" : "clSetKernelArg", device->info.name,
+                       error);
 }
 
 ca_status
 ca_memory_send(ca_device *device, const ca_binding *bindings, int nspans, ca_error *error)
 {
-    for (int i = 0; i < nspans && device->info.memory == CA_MEMORY_COPY; i++) {
-        bool here = !bindings[i].owned || bindings[i].copied;
+    cl_int code = CL_SUCCESS;
+    bool copies = device->info.memory == CA_MEMORY_COPY;
+    for (int i = 0; i < nspans && copies && code == CL_SUCCESS; i++) {
         const ca_span *span = &bindings[i].span;
-        if (here || span->access == CA_ACCESS_WRITE) {
-            continue;
-        }
-        cl_int code = device->cl->clEnqueueWriteBuffer(device->queue, bindings[i].buffer, CL_FALSE,
-                                                       0, span->bytes, span->data, 0, NULL, NULL);
-        if (code != CL_SUCCESS) {
-            return ca_cl_error_set(error, code, "clEnqueueWriteBuffer", device->info.name);
+        if (bindings[i].owned && !bindings[i].copied && span->access != CA_ACCESS_WRITE) {
+            code = device->cl->clEnqueueWriteBuffer(device->queue, bindings[i].buffer, CL_FALSE, 0,
+                                                    span->bytes, span->data, 0, NULL, NULL);
         }
     }
-    return CA_OK;
+    return ca_cl_check(code, "clEnqueueWriteBuffer", device->info.name, error);
 }
 
-/* True if the span is a result of the host that the kernel wrote elsewhere. */
+/* True if the span is a result for the host that the kernel writes to other memory first. */
 static bool
 is_fetched(const ca_device *device, const ca_binding *binding)
 {
@@ -166,7 +155,7 @@ is_fetched(const ca_device *device, const ca_binding *binding)
            device->info.memory != CA_MEMORY_SVM;
 }
 
-/* The index of the last such span, or -1. */
+/* Returns the index of the last span that is fetched, -1 if there is none. */
 static int
 last_fetched(const ca_device *device, const ca_binding *bindings, int nspans)
 {
@@ -189,9 +178,7 @@ fetch_copy(ca_device *device, const ca_binding *binding, cl_event *event, ca_err
     cl_int code =
         device->cl->clEnqueueReadBuffer(device->queue, binding->buffer, CL_FALSE, 0,
                                         binding->span.bytes, binding->span.data, 0, NULL, event);
-    return code == CL_SUCCESS
-               ? CA_OK
-               : ca_cl_error_set(error, code, "clEnqueueReadBuffer", device->info.name);
+    return ca_cl_check(code, "clEnqueueReadBuffer", device->info.name, error);
 }
 
 /* Mapping makes the host memory current; unmapping memory that was mapped for reading
@@ -205,12 +192,10 @@ fetch_host(ca_device *device, const ca_binding *binding, cl_event *event, ca_err
     void *mapped = cl->clEnqueueMapBuffer(device->queue, binding->buffer, CL_FALSE, CL_MAP_READ, 0,
                                           binding->span.bytes, 0, NULL, NULL, &code);
     if (code != CL_SUCCESS) {
-        return ca_cl_error_set(error, code, "clEnqueueMapBuffer", device->info.name);
+        return ca_cl_check(code, "clEnqueueMapBuffer", device->info.name, error);
     }
     code = cl->clEnqueueUnmapMemObject(device->queue, binding->buffer, mapped, 0, NULL, event);
-    return code == CL_SUCCESS
-               ? CA_OK
-               : ca_cl_error_set(error, code, "clEnqueueUnmapMemObject", device->info.name);
+    return ca_cl_check(code, "clEnqueueUnmapMemObject", device->info.name, error);
 }
 
 ca_status

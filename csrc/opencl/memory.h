@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory as a kernel's arguments, in the device's memory mode. Only this room includes
- * this header.
+ * Memory as a kernel's arguments, in the device's memory mode. Only this room includes this header.
  *
- * One launch goes: bind; send; under the device's lock, set the arguments, enqueue the
- * kernels, fetch; wait for the event, unless the launch is left pending; release. After an
- * error at any point, wait for what was enqueued, then release.
+ * One launch goes: bind; send; under the device's lock, set the arguments, enqueue the kernels,
+ * fetch; wait for the event, unless the launch is left pending; release. After an error at any
+ * point, wait for what was enqueued, then release.
  */
 #ifndef CLATTN_OPENCL_MEMORY_H
 #define CLATTN_OPENCL_MEMORY_H
@@ -34,8 +33,8 @@ typedef struct {
 ca_status ca_memory_bind(ca_device *device, const ca_span *spans, int nspans, bool copy,
                          ca_binding *bindings, ca_error *error);
 
-/* Enqueue the copies of inputs to the device. They read the host's memory until the launch
-   is done. */
+/* Enqueue the copies of inputs to the device. They read the host's memory until the launch is
+   done. */
 ca_status ca_memory_send(ca_device *device, const ca_binding *bindings, int nspans,
                          ca_error *error);
 

@@ -66,8 +66,16 @@ retire(ca_device *device)
     }
 }
 
-/* Places for threads that add a call at once, each after making room for one. */
+/* Several threads may each make room for one call before any of them adds its call. */
 #define SPARE 16
+
+/* Wait for the event and release it. A failure is read from each event's own status later. */
+static void
+wait_and_release(const ca_device *device, cl_event event)
+{
+    (void)device->cl->clWaitForEvents(1, &event);
+    device->cl->clReleaseEvent(event);
+}
 
 /* If there are `count` calls or more, wait for the oldest and return true. */
 static bool
@@ -82,12 +90,10 @@ wait_above(ca_device *device, uint64_t count)
         device->cl->clRetainEvent(oldest);
     }
     ca_mutex_unlock(&device->lock);
-    if (oldest == NULL) {
-        return false;
+    if (oldest != NULL) {
+        wait_and_release(device, oldest);
     }
-    (void)device->cl->clWaitForEvents(1, &oldest);
-    device->cl->clReleaseEvent(oldest);
-    return true;
+    return oldest != NULL;
 }
 
 void
@@ -115,8 +121,7 @@ ca_pending_add(ca_device *device, const ca_pending_call *call)
         retire(device);
     }
     if (pending->next - pending->first == CA_MAX_PENDING) {
-        /* The oldest call cannot be waited for: the device is lost, and all calls with
-           it. */
+        /* The oldest call cannot be waited for: the device is lost, and all calls with it. */
         device->cl->clFinish(device->queue);
         for (; pending->first < pending->next; pending->first++) {
             ca_pending_call *lost = call_of(pending, pending->first);
@@ -144,18 +149,6 @@ ca_pending_is_done(ca_device *device, uint64_t ticket)
     return ticket < device->pending.first || ticket == 0;
 }
 
-/* Report the kept failure and forget it, under the lock. */
-static ca_status
-tell_failure(ca_device *device, ca_error *error)
-{
-    ca_pending *pending = &device->pending;
-    if (!pending->failed) {
-        return CA_OK;
-    }
-    pending->failed = false;
-    return ca_error_set(error, CA_ERROR_DEVICE, "%s", pending->failure.message);
-}
-
 /* Wait for the call of that ticket. A failure is kept. */
 static void
 wait_for(ca_device *device, uint64_t ticket)
@@ -168,9 +161,7 @@ wait_for(ca_device *device, uint64_t ticket)
     }
     ca_mutex_unlock(&device->lock);
     if (event != NULL) {
-        /* A failure is read from each event's own status. */
-        (void)device->cl->clWaitForEvents(1, &event);
-        device->cl->clReleaseEvent(event);
+        wait_and_release(device, event);
     }
 }
 
@@ -184,9 +175,14 @@ ca_pending_wait(ca_device *device, uint64_t ticket, ca_error *error)
 ca_status
 ca_pending_check(ca_device *device, ca_error *error)
 {
+    ca_pending *pending = &device->pending;
+    ca_status status = CA_OK;
     ca_mutex_lock(&device->lock);
     retire(device);
-    ca_status status = tell_failure(device, error);
+    if (pending->failed) {
+        pending->failed = false;
+        status = ca_error_set(error, CA_ERROR_DEVICE, "%s", pending->failure.message);
+    }
     ca_mutex_unlock(&device->lock);
     return status;
 }
@@ -197,8 +193,7 @@ ca_pending_drain(ca_device *device)
     ca_mutex_lock(&device->lock);
     uint64_t last = device->pending.next;
     ca_mutex_unlock(&device->lock);
-    if (last == 0) {
-        return;
+    if (last != 0) {
+        wait_for(device, last - 1);
     }
-    wait_for(device, last - 1);
 }

@@ -23,8 +23,7 @@ typedef struct {
     int64_t sums[PROBE_COUNT];
 } probe_data;
 
-/* All strides differ and need more than 32 bits, so that a member read from a wrong place
-   shows. */
+/* All strides differ and need more than 32 bits, so that a member read from a wrong place shows. */
 static const ca_probe_params probe_params = {
     .count = PROBE_COUNT,
     .views =
@@ -36,8 +35,7 @@ static const ca_probe_params probe_params = {
     .bias = 0.5f,
 };
 
-/* Half i is 2^(i - 15), with alternating signs; half 0 is the largest subnormal power of
-   two. */
+/* Half i is 2^(i - 15), with alternating signs; half 0 is the largest subnormal power of two. */
 static uint16_t
 probe_input(int i)
 {
@@ -45,7 +43,7 @@ probe_input(int i)
     return (uint16_t)(magnitude | (i % 2 == 0 ? 0 : 0x8000));
 }
 
-/* The value of input i. */
+/* Returns the value of input i. */
 static float
 probe_value(int i)
 {
@@ -62,7 +60,7 @@ probe_rounded(int i)
     return (uint16_t)(input + (i == 0 ? 1 : 2));
 }
 
-/* What the kernel should compute for sums[i]. */
+/* Returns the number that the kernel should write to sums[i]. */
 static int64_t
 probe_sum(int i)
 {
@@ -76,7 +74,7 @@ probe_sum(int i)
     return sum;
 }
 
-/* The name of the first test that fails, or NULL. */
+/* Returns the name of the first test that fails, or NULL. */
 static const char *
 probe_verify(const probe_data *data)
 {
@@ -171,8 +169,7 @@ bfloat16_bits(int x)
     return (uint16_t)(bits >> 16);
 }
 
-/* Build and run the probe. *right: the device passed. After an error the answer is
-   unknown. */
+/* Build and run the probe. *right: the device passed. After an error the answer is unknown. */
 static ca_status
 run_pairs_probe(ca_device *device, bool *right, ca_error *error)
 {

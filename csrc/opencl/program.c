@@ -10,7 +10,7 @@
 #include "opencl/device.h"
 #include "opencl/sources.h"
 
-/* The embedded source of that name, or NULL. */
+/* Returns the embedded source of that name, or NULL. */
 static const ca_kernel_source *
 source_find(const char *name)
 {
@@ -42,7 +42,7 @@ build_identity(const ca_device *device, const char *options, const ca_kernel_sou
     ca_strbuf_append(&text, "%s\n%s\n%s\n%s\n%s\n%.*s", info->platform, info->name,
                      info->driver_version, info->version, options, (int)source->size,
                      (const char *)source->bytes);
-    bool ok = ca_strbuf_ok(&text);
+    bool ok = !text.failed;
     if (ok) {
         *identity = ca_cache_hash(text.data, text.length);
     }
@@ -55,8 +55,8 @@ ca_kernel_identity(const ca_device *device, const ca_kernel_spec *spec, ca_hash 
 {
     ca_strbuf options = {0};
     append_options(&options, spec);
-    bool ok = ca_strbuf_ok(&options) &&
-              build_identity(device, options.data, source_find(spec->name), identity);
+    bool ok =
+        !options.failed && build_identity(device, options.data, source_find(spec->name), identity);
     ca_strbuf_free(&options);
     return ok;
 }
@@ -103,14 +103,14 @@ attach_log(const ca_device *device, cl_program program, const ca_kernel_source *
         ca_strbuf_append(&text, "%s\n", log);
     }
     append_numbered(&text, source);
-    if (ca_strbuf_ok(&text) && text.data != NULL) {
+    if (!text.failed && text.data != NULL) {
         ca_error_set_log(error, text.data);
     }
     free(log);
     ca_strbuf_free(&text);
 }
 
-/* The program from a binary of the cache; NULL where it has to be built from source. */
+/* Make the program from a binary of the cache; NULL if it has to be built from source. */
 static cl_program
 program_from_cache(ca_device *device, const char *name, const char *options, ca_hash identity)
 {
@@ -168,20 +168,27 @@ program_from_source(ca_device *device, const ca_kernel_source *source, const cha
     const char *text = (const char *)source->bytes;
     cl_int code = CL_SUCCESS;
     *program = cl->clCreateProgramWithSource(device->context, 1, &text, &source->size, &code);
-    if (code != CL_SUCCESS) {
-        CA_TRY(ca_cl_error_set(error, code, "clCreateProgramWithSource", device->info.name));
-    }
+    CA_TRY(ca_cl_check(code, "clCreateProgramWithSource", device->info.name, error));
     code = cl->clBuildProgram(*program, 1, &device->id, options, NULL, NULL);
     if (code != CL_SUCCESS) {
         attach_log(device, *program, source, error);
-        CA_TRY(ca_error_set(error, CA_ERROR_DEVICE,
-                            "kernel '%s' does not build on device '%s' with '%s': "
-                            "clBuildProgram gave %s (%d)",
-                            source->name, device->info.name, options, ca_cl_error_name(code),
-                            (int)code));
+        CA_TRY(ca_error_set(
+            error, CA_ERROR_DEVICE,
+            "kernel '%s' does not build on device '%s' with '%s': clBuildProgram gave %s (%d)",
+            source->name, device->info.name, options, ca_cl_error_name(code), (int)code));
     }
 done:
     return status;
+}
+
+/* Finds the kernel in memory, or returns NULL. */
+static ca_kernel *
+kernel_find(ca_device *device, const ca_kernel_spec *spec, uint64_t hash)
+{
+    ca_mutex_lock(&device->lock);
+    ca_kernel *kernel = ca_kernel_table_find(&device->kernels, spec, hash);
+    ca_mutex_unlock(&device->lock);
+    return kernel;
 }
 
 /* Make the kernel's handle and read its limits. */
@@ -208,7 +215,7 @@ kernel_build(ca_device *device, const ca_kernel_source *source, ca_kernel *kerne
     ca_hash identity = {0};
     ca_strbuf options = {0};
     append_options(&options, &kernel->spec);
-    if (!ca_strbuf_ok(&options) || !build_identity(device, options.data, source, &identity)) {
+    if (options.failed || !build_identity(device, options.data, source, &identity)) {
         CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory to build kernel '%s'", name));
     }
     kernel->program = program_from_cache(device, name, options.data, identity);
@@ -228,7 +235,7 @@ kernel_build(ca_device *device, const ca_kernel_source *source, ca_kernel *kerne
     if (code != CL_SUCCESS) {
         char call[128];
         snprintf(call, sizeof call, "clCreateKernel of '%s'", name);
-        CA_TRY(ca_cl_error_set(error, code, call, device->info.name));
+        CA_TRY(ca_cl_check(code, call, device->info.name, error));
     }
     program_to_cache(device, name, identity, kernel->program);
 done:
@@ -244,9 +251,7 @@ ca_kernel_get_locked(ca_device *device, const ca_kernel_spec *spec, ca_kernel **
     ca_kernel *built = NULL;
     uint64_t hash = ca_kernel_spec_hash(spec);
     const ca_kernel_source *source = source_find(spec->name);
-    ca_mutex_lock(&device->lock);
-    *kernel = ca_kernel_table_find(&device->kernels, spec, hash);
-    ca_mutex_unlock(&device->lock);
+    *kernel = kernel_find(device, spec, hash);
     if (*kernel != NULL) {
         goto done; /* another thread built it while this one waited */
     }
@@ -279,10 +284,7 @@ ca_kernel_get(ca_device *device, const ca_kernel_spec *spec, ca_kernel **kernel,
                             "kernel '%s' has %d macros; expected at most %d", spec->name,
                             spec->ndefines, CA_MAX_DEFINES);
     }
-    uint64_t hash = ca_kernel_spec_hash(spec);
-    ca_mutex_lock(&device->lock);
-    *kernel = ca_kernel_table_find(&device->kernels, spec, hash);
-    ca_mutex_unlock(&device->lock);
+    *kernel = kernel_find(device, spec, ca_kernel_spec_hash(spec));
     if (*kernel == NULL) {
         ca_mutex_lock(&device->build_lock);
         status = ca_kernel_get_locked(device, spec, kernel, error);

@@ -7,11 +7,10 @@
 
 #include "opencl/device.h"
 
-/* Devices found so far; see device_add. */
+/* Devices found so far. */
 typedef struct {
     ca_device *devices;
     int count;
-    int capacity;
 } device_list;
 
 /* Copy a text without spaces at its ends; "" if the driver does not say. */
@@ -31,7 +30,7 @@ query_text(const ca_device *device, cl_device_info what, char *text, size_t size
     snprintf(text, size, "%.*s", (int)length, start);
 }
 
-/* A cl_ulong, cl_uint, size_t or cl_bool as int64; 0 if the driver does not say. */
+/* Returns a cl_ulong, cl_uint, size_t or cl_bool as int64, 0 if the driver does not say. */
 static int64_t
 query_number(const ca_device *device, cl_device_info what)
 {
@@ -94,12 +93,12 @@ query_system_svm(const ca_device *device)
                0;
 }
 
-/* The headers that have these include headers that some packages lack. */
+/* The headers that define these include headers that some packages lack. */
 #define CA_CL_SUB_GROUP_SIZES_INTEL 0x4108
 #define CA_CL_CAPABILITY_MAJOR_NV   0x4000
 #define CA_CL_CAPABILITY_MINOR_NV   0x4001
 
-/* The sum of the sizes, see ca_device_info. */
+/* Returns the sum of the sub-groups' sizes, see ca_device_info. */
 static int64_t
 query_sub_groups(const ca_device *device)
 {
@@ -138,24 +137,21 @@ query_nvidia(const ca_device *device, ca_device_info *info)
 static bool
 choose_memory(ca_device *device, const char *override)
 {
+    static const char *const words[] = {"svm", "host", "copy"}; /* by ca_memory_mode */
     bool unified = query_number(device, CL_DEVICE_HOST_UNIFIED_MEMORY) != 0;
-    ca_device_info *info = &device->info;
-    info->memory = device->system_svm ? CA_MEMORY_SVM
-                   : unified          ? CA_MEMORY_HOST_PTR
-                                      : CA_MEMORY_COPY;
+    const bool has[] = {device->system_svm, unified, true};
+    int mode = CA_MEMORY_SVM;
     if (override == NULL || override[0] == '\0') {
-        return true;
+        while (!has[mode]) {
+            mode++;
+        }
+    } else {
+        while (mode < CA_MEMORY_COPY && strcmp(override, words[mode]) != 0) {
+            mode++;
+        }
     }
-    if (strcmp(override, "svm") == 0) {
-        info->memory = CA_MEMORY_SVM;
-        return device->system_svm;
-    }
-    if (strcmp(override, "host") == 0) {
-        info->memory = CA_MEMORY_HOST_PTR;
-        return unified;
-    }
-    info->memory = CA_MEMORY_COPY;
-    return true;
+    device->info.memory = (ca_memory_mode)mode;
+    return has[mode];
 }
 
 /* Mark the device as unusable; the reason is `reason` and `detail`. */
@@ -208,24 +204,6 @@ query_device(ca_device *device, const char *memory_override)
                               (info->memory == CA_MEMORY_HOST_PTR && info->type == CA_DEVICE_CPU);
 }
 
-/* A new, empty device at the end of the list; NULL without memory. */
-static ca_device *
-device_add(device_list *list)
-{
-    if (list->count == list->capacity) {
-        int capacity = list->capacity == 0 ? 8 : 2 * list->capacity;
-        ca_device *devices = realloc(list->devices, (size_t)capacity * sizeof *list->devices);
-        if (devices == NULL) {
-            return NULL;
-        }
-        list->devices = devices;
-        list->capacity = capacity;
-    }
-    ca_device *device = &list->devices[list->count];
-    memset(device, 0, sizeof *device);
-    return device;
-}
-
 /* Append the devices of a platform to the list. */
 static ca_status
 query_platform(const ca_cl *cl, cl_platform_id platform, const char *memory_override,
@@ -233,6 +211,7 @@ query_platform(const ca_cl *cl, cl_platform_id platform, const char *memory_over
 {
     ca_status status = CA_OK;
     cl_device_id *ids = NULL;
+    ca_device *devices = NULL;
     cl_uint count = 0;
     /* Pass over a platform that is broken or has no devices. */
     if (cl->clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 0, NULL, &count) != CL_SUCCESS ||
@@ -240,28 +219,27 @@ query_platform(const ca_cl *cl, cl_platform_id platform, const char *memory_over
         goto done;
     }
     ids = calloc(count, sizeof *ids);
-    if (ids == NULL) {
+    devices = realloc(list->devices, ((size_t)list->count + count) * sizeof *devices);
+    list->devices = devices != NULL ? devices : list->devices;
+    if (ids == NULL || devices == NULL) {
         CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory to list devices"));
     }
     if (cl->clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, count, ids, NULL) != CL_SUCCESS) {
         goto done;
     }
     for (cl_uint i = 0; i < count; i++) {
-        ca_device *device = device_add(list);
-        if (device == NULL) {
-            CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory to list devices"));
-        }
+        ca_device *device = &devices[list->count++];
+        memset(device, 0, sizeof *device);
         device->cl = cl;
         device->platform = platform;
         device->id = ids[i];
         cl->clGetPlatformInfo(platform, CL_PLATFORM_NAME, sizeof device->info.platform,
                               device->info.platform, NULL);
         device->info.platform[sizeof device->info.platform - 1] = '\0';
-        /* PoCL does, and would compile a kernel again for its binary. */
+        /* PoCL keeps programs itself. It compiles a kernel again when asked for the binary. */
         device->info.keeps_programs =
             strcmp(device->info.platform, "Portable Computing Language") == 0;
         query_device(device, memory_override);
-        list->count++;
     }
 done:
     free(ids);
@@ -307,8 +285,7 @@ ca_query_devices(const ca_cl *cl, const char *memory_override, ca_device **devic
     *count = 0;
     if (code != CL_SUCCESS || platform_count == 0) {
         CA_TRY(ca_error_set(error, CA_ERROR_DEVICE,
-                            "the OpenCL loader found no platform (%s): no driver is "
-                            "installed",
+                            "the OpenCL loader found no platform (%s): no driver is installed",
                             ca_cl_error_name(code)));
     }
     platforms = calloc(platform_count, sizeof *platforms);

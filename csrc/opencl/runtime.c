@@ -214,12 +214,6 @@ is_usable(ca_device *device, ca_strbuf *reasons)
     return usable;
 }
 
-static const char *
-strbuf_text(const ca_strbuf *text)
-{
-    return text->data != NULL ? text->data : "";
-}
-
 ca_status
 ca_runtime_default_device(ca_runtime *runtime, ca_device **device, ca_error *error)
 {
@@ -234,7 +228,7 @@ ca_runtime_default_device(ca_runtime *runtime, ca_device **device, ca_error *err
         }
     }
     status = ca_error_set(error, CA_ERROR_DEVICE, "no OpenCL device is usable: %s",
-                          strbuf_text(&reasons));
+                          ca_strbuf_text(&reasons));
 done:
     ca_strbuf_free(&reasons);
     return status;
@@ -269,7 +263,7 @@ typedef struct {
     long number; /* -1: the first usable one */
 } device_request;
 
-/* What the words ask for; any words that name no type are a part of a name. */
+/* Read the words of a request. Words that name no type are a part of a name. */
 static device_request
 request_parse(const char *words)
 {
@@ -306,7 +300,7 @@ request_matches(const device_request *request, const ca_device_info *info)
                                         text_contains(info->name, request->name));
 }
 
-/* The error for words that name no device, with a list of all devices. */
+/* Set the error for words that name no device, with a list of all devices. */
 static ca_status
 error_no_match(const ca_runtime *runtime, const char *words, const char *what, ca_error *error)
 {
@@ -318,7 +312,7 @@ error_no_match(const ca_runtime *runtime, const char *words, const char *what, c
     }
     ca_status status =
         ca_error_set(error, CA_ERROR_VALUE, "%s '%s' names no OpenCL device; there are: %s", what,
-                     words, strbuf_text(&list));
+                     words, ca_strbuf_text(&list));
     ca_strbuf_free(&list);
     return status;
 }
@@ -349,7 +343,7 @@ ca_runtime_find_device(ca_runtime *runtime, const char *words, const char *what,
         status = error_no_match(runtime, words, what, error);
     } else {
         status = ca_error_set(error, CA_ERROR_DEVICE, "%s '%s' cannot be used: %s", what, words,
-                              strbuf_text(&reasons));
+                              ca_strbuf_text(&reasons));
     }
 done:
     ca_strbuf_free(&reasons);

@@ -32,8 +32,8 @@ ca_status ca_runtime_check_fork(const ca_runtime *runtime, ca_error *error);
 int ca_runtime_device_count(const ca_runtime *runtime);
 ca_device *ca_runtime_device(const ca_runtime *runtime, int index);
 
-/* The first usable device, prepared. CA_ERROR_DEVICE with each device's reason when none
-   is usable. */
+/* The first usable device, prepared. CA_ERROR_DEVICE with each device's reason when none is
+   usable. */
 ca_status ca_runtime_default_device(ca_runtime *runtime, ca_device **device, ca_error *error);
 
 /* The first usable device that `words` name, prepared: "cpu", "gpu", "accelerator", one of

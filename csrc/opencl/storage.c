@@ -105,8 +105,8 @@ pool_remove(ca_pool *pool, size_t i)
     return storage;
 }
 
-/* The youngest storage of that capacity, or NULL. The host may write to its own memory at
-   once, so there no call may use the storage any more. */
+/* Take the youngest storage of that capacity; NULL if there is none. The host may write to its own
+   memory at once, so there no call may use the storage any more. */
 static ca_storage *
 pool_take(ca_device *device, size_t capacity)
 {
@@ -121,8 +121,8 @@ pool_take(ca_device *device, size_t capacity)
     return NULL;
 }
 
-/* Most bytes in the pool. The rest of the process needs the host's memory, so a CPU's pool
-   is smaller. */
+/* Returns the most bytes that the pool may keep. The process needs the host's memory too, so
+   a CPU's pool is smaller. */
 static size_t
 pool_limit(const ca_device *device)
 {
@@ -221,7 +221,7 @@ ca_device_memory_stats(ca_device *device, ca_memory_stats *stats, ca_error *erro
 
 /* ---- storages ---- */
 
-/* A storage from the pool, or NULL if a new one may be made. If released memory, with this
+/* Take a storage from the pool; NULL if a new one may be made. If released memory, with this
    storage, exceeds the pool's limit, wait for the calls that use it. */
 static ca_storage *
 take_or_wait(ca_device *device, size_t capacity)
@@ -247,10 +247,10 @@ ca_storage_new(ca_device *device, size_t bytes, const char *what, ca_storage **s
 {
     const ca_device_info *info = &device->info;
     if (info->memory != CA_MEMORY_SVM && (uint64_t)bytes > (uint64_t)info->max_allocation) {
-        return ca_error_set(error, CA_ERROR_MEMORY,
-                            "%s of %zu bytes is more than device '%s' allocates at "
-                            "once (%lld bytes)",
-                            what, bytes, info->name, (long long)info->max_allocation);
+        return ca_error_set(
+            error, CA_ERROR_MEMORY,
+            "%s of %zu bytes is more than device '%s' allocates at once (%lld bytes)", what, bytes,
+            info->name, (long long)info->max_allocation);
     }
     if ((uint64_t)bytes > (uint64_t)info->global_memory) {
         return ca_error_set(error, CA_ERROR_MEMORY,
@@ -406,14 +406,11 @@ ca_storage_write(ca_storage *storage, size_t offset, const void *source, size_t 
     }
     cl_int code = device->cl->clEnqueueWriteBuffer(device->queue, storage->buffer, CL_TRUE, offset,
                                                    bytes, source, 0, NULL, NULL);
-    if (code != CL_SUCCESS) {
-        /* The failure of a call that the copy waited for says more. */
+    if (code != CL_SUCCESS) { /* the failure of a call that the copy waited for says more */
         status = ca_pending_check(device, error);
-        return status != CA_OK
-                   ? status
-                   : ca_cl_error_set(error, code, "clEnqueueWriteBuffer", device->info.name);
     }
-    return CA_OK;
+    return status != CA_OK ? status
+                           : ca_cl_check(code, "clEnqueueWriteBuffer", device->info.name, error);
 }
 
 ca_status
@@ -430,9 +427,7 @@ ca_storage_read(ca_storage *storage, size_t offset, void *target, size_t bytes, 
     }
     cl_int code = device->cl->clEnqueueReadBuffer(device->queue, storage->buffer, CL_TRUE, offset,
                                                   bytes, target, 0, NULL, NULL);
-    return code == CL_SUCCESS
-               ? CA_OK
-               : ca_cl_error_set(error, code, "clEnqueueReadBuffer", device->info.name);
+    return ca_cl_check(code, "clEnqueueReadBuffer", device->info.name, error);
 }
 
 /* ---- the device ---- */

@@ -24,9 +24,8 @@ ca_status ca_storage_new(ca_device *device, size_t bytes, const char *what, ca_s
 
 void ca_storage_retain(ca_storage *storage);
 
-/* The last release gives the memory to the pool, without waiting for calls that use it:
-   the pool's next user is enqueued behind them. NULL is fine. Does nothing in a forked
-   child. */
+/* The last release gives the memory to the pool, without waiting for calls that use it: the pool's
+   next user is enqueued behind them. NULL is fine. Does nothing in a forked child. */
 void ca_storage_release(ca_storage *storage);
 
 ca_block *ca_storage_block(ca_storage *storage);

@@ -29,8 +29,8 @@ static int
 refuse(PyObject *object, const char *name)
 {
     return ca_py_raise(PyExc_TypeError,
-                       "%s must be an array: NumPy's, a clattn.Tensor, or another library's "
-                       "on the host; got %.200s",
+                       "%s must be an array: NumPy's, a clattn.Tensor, or another library's on the "
+                       "host; got %.200s",
                        name, Py_TYPE(object)->tp_name);
 }
 
@@ -101,8 +101,8 @@ ca_py_array(const ca_state *state, PyObject *object, const char *name, ca_py_dty
 
 /* ---- results ---- */
 
-/* Returns the package of an array's type, for libraries without __array_namespace__.
-   NULL, without an exception, if there is none that is imported. */
+/* Returns the package of an array's type, for libraries without __array_namespace__. NULL, without
+   an exception, if there is none that is imported. */
 static PyObject *
 package_of(PyObject *like)
 {
@@ -119,9 +119,8 @@ package_of(PyObject *like)
     return package;
 }
 
-/* Returns the library's function that takes memory, a new reference. NULL without an
-   exception: the result is to be NumPy's. NULL with one: it is no Exception, and
-   passes. */
+/* Returns the library's function that takes memory, a new reference. NULL without an exception: the
+   result is to be NumPy's. NULL with one: it is no Exception, and passes. */
 static PyObject *
 taker_of(PyObject *like)
 {
@@ -260,10 +259,8 @@ ca_py_out_open(const ca_state *state, PyObject *object, ca_dtype dtype, const ch
     }
     const ca_tensor *given = &out->tensor;
     if (given->ndim != ndim || memcmp(given->shape, shape, (size_t)ndim * sizeof(*shape)) != 0) {
-        char text[2][160];
-        return ca_py_raise(PyExc_ValueError, "out has shape %s; expected %s",
-                           ca_shape_format(given->ndim, given->shape, text[0], sizeof(text[0])),
-                           ca_shape_format(ndim, shape, text[1], sizeof(text[1])));
+        return ca_py_raise(PyExc_ValueError, "out has shape %s; expected %s", CA_SHAPE_OF(given),
+                           CA_SHAPE_WORDS(ndim, shape));
     }
     if (!out->writeable) {
         return ca_py_raise(PyExc_ValueError, "out is read-only; expected a writeable array");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Arrays of any kind: NumPy's, Tensors, and those of other libraries. They become
- * tensors, and results are of their kind.
+ * Arrays of any kind: NumPy's, Tensors, and those of other libraries. They become tensors, and
+ * results are of their kind.
  */
 #ifndef CLATTN_PYTHON_ARRAY_H
 #define CLATTN_PYTHON_ARRAY_H
@@ -9,19 +9,19 @@
 #include "python/convert.h"
 #include "python/state.h"
 
-/* Reads `object`, argument `name`, as a tensor. *keep is a new reference that owns the
-   memory: the array itself, what its library handed out, or a copy if the elements are
-   misaligned or byte-swapped. Returns -1 with a TypeError if `object` is no array of
-   one of the dtypes, with a ValueError if its library does not hand it out. */
+/* Reads `object`, argument `name`, as a tensor. *keep is a new reference that owns the memory: the
+   array itself, what its library handed out, or a copy if the elements are misaligned or
+   byte-swapped. Returns -1 with a TypeError if `object` is no array of one of the dtypes, with a
+   ValueError if its library does not hand it out. */
 int ca_py_array(const ca_state *state, PyObject *object, const char *name, ca_py_dtypes dtypes,
                 ca_tensor *tensor, PyObject **keep);
 
-/* True for an array of any kind, and for a NumPy scalar. NumPy's float64 is the
-   exception: it is Python's float, too. */
+/* True for an array of any kind, and for a NumPy scalar. NumPy's float64 is the exception: it is
+   Python's float, too. */
 bool ca_py_is_array(const ca_state *state, PyObject *object);
 
-/* Returns host memory for a result: a NumPy array, which ca_py_give turns into an array
-   of the library of `like`. `like` NULL or None: NumPy's. */
+/* Returns host memory for a result: a NumPy array, which ca_py_give turns into an array of the
+   library of `like`. `like` NULL or None: NumPy's. */
 PyObject *ca_py_host_result(PyObject *like, ca_dtype dtype, int ndim, const int64_t *shape,
                             ca_tensor *tensor);
 PyObject *ca_py_give(const ca_state *state, PyObject *like, ca_dtype dtype, PyObject *memory);
@@ -34,9 +34,9 @@ typedef struct {
     PyObject *shell; /* owned: a NumPy array of that memory, `out` itself if it is one */
 } ca_py_out;
 
-/* Checks that `object` can take a result of that shape and dtype. `origin` says in
-   messages where the dtype comes from: "that of query". `out` starts as zeros. The
-   caller releases out->shell in any case. Returns -1 with an exception. */
+/* Checks that `object` can take a result of that shape and dtype. `origin` says in messages where
+   the dtype comes from: "that of query". `out` starts as zeros. The caller releases out->shell in
+   any case. Returns -1 with an exception. */
 int ca_py_out_open(const ca_state *state, PyObject *object, ca_dtype dtype, const char *origin,
                    int ndim, const int64_t *shape, ca_py_out *out);
 

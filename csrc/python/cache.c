@@ -1,14 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- *     class Cache(key, value):                      two Tensors (B, Hk, capacity, size)
- *         append(key, value, counts)
- *         attend(query, attn_mask, is_causal, scale, window, softcap)
- *         truncate(n)
- *         renew_lock()
- *         key, value: Tensor
- *         length: int, lengths: tuple[int, …]
+ * The type clattn._core.Cache, of which clattn.KVCache is made. It is made of two Tensors
+ * (B, Hk, capacity, size), for keys and for values.
  */
-#include "python/cache.h"
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
 
 #include <stddef.h>
 #include <string.h>
@@ -19,12 +15,11 @@
 #include "doors/cache.h"
 #include "python/call.h"
 #include "python/error.h"
-#include "python/methods.h" /* CA_PY_FASTCALL */
+#include "python/methods.h"
 #include "python/scalars.h"
 #include "python/tensor.h"
 
-/* Changes of `cache` wait for each other. Each one shows at once, when it is complete.
-   */
+/* Changes of `cache` wait for each other. Each one shows at once, when it is complete. */
 typedef struct {
     PyObject_HEAD
     PyObject *module;
@@ -36,8 +31,8 @@ typedef struct {
     int64_t *lengths; /* B of them; cache.lengths is this or NULL */
 } ca_py_cache;
 
-/* Reads the cache as it is now. *lengths is a copy, for PyMem_RawFree; cache->lengths
-   is the copy, or NULL as before. Returns -1 with an exception. */
+/* Reads the cache as it is now. *lengths is a copy, for PyMem_RawFree; cache->lengths is the copy,
+   or NULL as before. Returns -1 with an exception. */
 static int
 look(ca_py_cache *self, ca_cache *cache, int64_t **lengths)
 {
@@ -69,8 +64,7 @@ take_lock(ca_py_cache *self)
     }
 }
 
-/* Starts a call of the method `name` on the cache's device. ca_py_call_end follows in
-   any case. */
+/* Starts a call of the method `name` on the cache's device. ca_py_call_end follows in any case. */
 static int
 begin(ca_py_cache *self, ca_py_call *call, const char *name, Py_ssize_t given, int expected)
 {
@@ -401,18 +395,9 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec spec = {
+PyType_Spec ca_py_cache_spec = {
     .name = "clattn._core.Cache",
     .basicsize = sizeof(ca_py_cache),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = slots,
 };
-
-int
-ca_py_cache_init(PyObject *module)
-{
-    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
-    int result = type != NULL ? PyModule_AddType(module, (PyTypeObject *)type) : -1;
-    Py_XDECREF(type);
-    return result;
-}

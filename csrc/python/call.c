@@ -4,7 +4,6 @@
 #include <stdio.h>
 
 #include "attention/run.h"
-#include "attention/trivial.h"
 #include "python/error.h"
 #include "python/runtime.h"
 #include "python/tensor.h"
@@ -46,8 +45,8 @@ refuse_devices(const char *name, const ca_device *device, const char *other_name
     const ca_device_info *info = ca_device_get_info(device);
     const ca_device_info *other_info = ca_device_get_info(other);
     return ca_py_raise(PyExc_ValueError,
-                       "%s is on device '%s' (%s), %s is '%s' (%s); expected one device: "
-                       "move a Tensor with .to(device)",
+                       "%s is on device '%s' (%s), %s is '%s' (%s); expected one device: move a "
+                       "Tensor with .to(device)",
                        name, info->name, info->platform, other_name, other_info->name,
                        other_info->platform);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * One call of an operator: its arrays, the device it runs on, its results. Each door's
- * function calls begin, array, ready, its own checks, result, attention, give and end.
+ * One call of an operator: its arrays, the device it runs on, its results. Each door's function
+ * calls begin, array, ready, its own checks, result, attention, give and end.
  */
 #ifndef CLATTN_PYTHON_CALL_H
 #define CLATTN_PYTHON_CALL_H
@@ -25,15 +25,15 @@ typedef struct {
 /* Returns -1 with a TypeError if the number of arguments is wrong. */
 int ca_py_check_count(Py_ssize_t given, int expected);
 
-/* Starts a call of the function `name`, with the check above. ca_py_call_end follows in
-   any case. */
+/* Starts a call of the function `name`, with the check above. ca_py_call_end follows in any
+   case. */
 int ca_py_call_begin(ca_py_call *call, PyObject *module, const char *name, Py_ssize_t given,
                      int expected);
 void ca_py_call_end(ca_py_call *call);
 
-/* Reads `object`, argument `name`, as a tensor whose memory the call keeps. Returns -1
-   with a TypeError if it is no array of one of the dtypes; with a ValueError if it is a
-   Tensor on another device than earlier ones, or another library cannot hand it out. */
+/* Reads `object`, argument `name`, as a tensor whose memory the call keeps. Returns -1 with a
+   TypeError if it is no array of one of the dtypes; with a ValueError if it is a Tensor on another
+   device than earlier ones, or another library cannot hand it out. */
 int ca_py_call_array(ca_py_call *call, PyObject *object, const char *name, ca_py_dtypes dtypes,
                      ca_tensor *tensor);
 
@@ -41,25 +41,25 @@ int ca_py_call_array(ca_py_call *call, PyObject *object, const char *name, ca_py
 int ca_py_call_optional(ca_py_call *call, PyObject *object, const char *name, ca_py_dtypes dtypes,
                         ca_tensor *tensor);
 
-/* The same, in the host's memory, for arrays that the host reads. A NumPy scalar is
-   taken as an array without dimensions. */
+/* The same, in the host's memory, for arrays that the host reads. A NumPy scalar is taken as an
+   array without dimensions. */
 int ca_py_call_host_array(ca_py_call *call, PyObject *object, const char *name, ca_py_dtypes dtypes,
                           ca_tensor *tensor);
 
-/* Notes the device of `object`, argument `name`, if it is a Tensor. Returns -1 with a
-   ValueError if earlier Tensors are on another device. */
+/* Notes the device of `object`, argument `name`, if it is a Tensor. Returns -1 with a ValueError if
+   earlier Tensors are on another device. */
 int ca_py_call_note(ca_py_call *call, PyObject *object, const char *name);
 
-/* Takes the device argument, after all arrays. Returns -1 with an exception if it is of a
-   wrong type, or names another device than that of the Tensors. */
+/* Takes the device argument, after all arrays. Returns -1 with an exception if it is of a wrong
+   type, or names another device than that of the Tensors. */
 int ca_py_call_ready(ca_py_call *call, PyObject *device_argument);
 
 /* Finds the device that the call runs on. Returns -1 with an exception. */
 int ca_py_call_device(const ca_py_call *call, ca_device **device);
 
-/* Makes a new result of the kind of `like`, described by *tensor: a Tensor on the
-   call's device if `like` is a Tensor, else memory of the host, which ca_py_call_give
-   turns into an array of the library of `like`. `like` NULL: NumPy's. */
+/* Makes a new result of the kind of `like`, described by *tensor: a Tensor on the call's device if
+   `like` is a Tensor, else memory of the host, which ca_py_call_give turns into an array of the
+   library of `like`. `like` NULL: NumPy's. */
 PyObject *ca_py_call_result(const ca_py_call *call, PyObject *like, ca_dtype dtype, int ndim,
                             const int64_t *shape, ca_tensor *tensor);
 PyObject *ca_py_call_give(const ca_py_call *call, PyObject *like, ca_dtype dtype, PyObject *result);
@@ -83,18 +83,17 @@ ca_py_output_of(bool wanted, PyObject *like, ca_dtype dtype, int ndim, const int
     return (ca_py_output){wanted, like, dtype, ndim, shape, tensor, NULL, NULL};
 }
 
-/* Make the memory of the results, returning -1 with an exception; give them, as a tuple
-   unless `count` is 1; release the memory. */
+/* Make the memory of the results, returning -1 with an exception; give them, as a tuple unless
+   `count` is 1; release the memory. */
 int ca_py_call_outputs(const ca_py_call *call, ca_py_output *outputs, int count);
 PyObject *ca_py_call_give_all(const ca_py_call *call, const ca_py_output *outputs, int count);
 void ca_py_call_clear(ca_py_output *outputs, int count);
 
-/* out[...] = result, both Tensors or both NumPy arrays. Returns -1 with an exception.
-   */
+/* out[...] = result, both Tensors or both NumPy arrays. Returns -1 with an exception. */
 int ca_py_call_copy(const ca_py_call *call, PyObject *out, PyObject *result);
 
-/* Fold the views and run the problem, or problems, on the call's device. A problem without
-   work needs no device. -1 with an exception. */
+/* Fold the views and run the problem, or problems, on the call's device. A problem without work
+   needs no device. -1 with an exception. */
 int ca_py_call_attention(const ca_py_call *call, ca_attention *attention,
                          const ca_tensor views[CA_ATTENTION_OPERANDS]);
 

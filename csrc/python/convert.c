@@ -64,8 +64,7 @@ static const struct {
     [CA_TAKES_FLOATS] = {FLOATS, "float16, bfloat16, float32 or float64"},
     [CA_TAKES_BOOL_AND_FLOATS] = {FLOATS | BIT(CA_BOOL),
                                   "bool, float16, bfloat16, float32 or float64"},
-    [CA_TAKES_NUMBERS] = {~0u, "bool, an integer type, float16, bfloat16, float32 or "
-                               "float64"},
+    [CA_TAKES_NUMBERS] = {~0u, "bool, an integer type, float16, bfloat16, float32 or float64"},
     [CA_TAKES_HALF_AND_SINGLE] = {BIT(CA_FLOAT16) | BIT(CA_FLOAT32), "float16 or float32"},
     [CA_TAKES_INT32] = {BIT(CA_INT32), "int32"},
 };
@@ -109,8 +108,7 @@ refuse_masked(PyObject *object, const char *name)
     Py_XDECREF(type);
     return masked <= 0 ? masked
                        : ca_py_raise(PyExc_TypeError,
-                                     "%s must be an array, got %.200s, whose mask would "
-                                     "be ignored",
+                                     "%s must be an array, got %.200s, whose mask would be ignored",
                                      name, Py_TYPE(object)->tp_name);
 }
 
@@ -231,10 +229,10 @@ ca_py_dtype(PyObject *object, const char *name, ca_dtype *dtype, PyObject **nati
         PyErr_Clear();
     }
     if (descr == NULL || !dtype_from_descr(descr, dtype)) {
-        PyErr_Format(PyExc_TypeError,
-                     "%s is %R; expected bool, an integer type, float16, bfloat16, "
-                     "float32 or float64",
-                     name, object);
+        PyErr_Format(
+            PyExc_TypeError,
+            "%s is %R; expected bool, an integer type, float16, bfloat16, float32 or float64", name,
+            object);
         Py_XDECREF(descr);
         return -1;
     }
@@ -311,8 +309,7 @@ ca_py_array_new(ca_pages pages, PyObject *descr, ca_dtype dtype, int ndim, const
     for (int d = 0; d < ndim && !empty; d++) {
         if (bytes > PTRDIFF_MAX / (size_t)shape[d]) {
             return PyErr_Format(PyExc_MemoryError,
-                                "no memory for a result of more bytes than 63 bits "
-                                "count");
+                                "no memory for a result of more bytes than 63 bits count");
         }
         bytes *= (size_t)shape[d];
     }
@@ -383,9 +380,7 @@ ca_py_array_cast(PyObject *array, PyObject *dtype, bool as_is)
         return Py_NewRef(array);
     }
     if (as_is) {
-        PyErr_Format(PyExc_ValueError,
-                     "copy is False, but dtype is %S and the array's "
-                     "%S",
+        PyErr_Format(PyExc_ValueError, "copy is False, but dtype is %S and the array's %S",
                      (PyObject *)descr, (PyObject *)PyArray_DESCR((PyArrayObject *)array));
         Py_DECREF(descr);
         return NULL;
@@ -399,8 +394,7 @@ ca_py_copy_into(PyObject *out, PyObject *result)
     return PyArray_CopyInto((PyArrayObject *)out, (PyArrayObject *)result);
 }
 
-/* True if two arrays of one dtype and shape show the same elements in the same order.
-   */
+/* True if two arrays of one dtype and shape show the same elements in the same order. */
 static bool
 is_same_view(PyArrayObject *a, PyArrayObject *b)
 {
@@ -418,32 +412,26 @@ is_same_view(PyArrayObject *a, PyArrayObject *b)
 int
 ca_py_sharing_of(PyObject *out, PyObject *input, ca_py_sharing *sharing)
 {
-    *sharing = CA_PY_APART;
     PyObject *numpy = PyImport_ImportModule("numpy");
-    if (numpy == NULL) {
-        return -1;
-    }
-    int result = -1;
-    PyObject *answer = PyObject_CallMethod(numpy, "may_share_memory", "OO", out, input);
-    if (answer == NULL || answer == Py_False) {
-        result = answer != NULL ? 0 : -1;
-        goto done;
-    }
-    if (is_same_view((PyArrayObject *)out, (PyArrayObject *)input)) {
+    PyObject *near =
+        numpy != NULL ? PyObject_CallMethod(numpy, "may_share_memory", "OO", out, input) : NULL;
+    PyObject *shared = NULL;
+    int result = near != NULL ? 0 : -1;
+    *sharing = CA_PY_APART;
+    if (near == Py_True && is_same_view((PyArrayObject *)out, (PyArrayObject *)input)) {
         *sharing = CA_PY_SAME;
-        result = 0;
-        goto done;
+    } else if (near == Py_True) {
+        shared = PyObject_CallMethod(numpy, "shares_memory", "OOi", out, input, SHARING_WORK);
+        *sharing = shared == Py_False ? CA_PY_INTERLEAVED : CA_PY_OVERLAPPING;
+        /* numpy.exceptions.TooHardError is a RuntimeError */
+        if (shared == NULL && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
+            PyErr_Clear();
+        } else if (shared == NULL) {
+            result = -1;
+        }
     }
-    Py_SETREF(answer, PyObject_CallMethod(numpy, "shares_memory", "OOi", out, input, SHARING_WORK));
-    /* numpy.exceptions.TooHardError is a RuntimeError */
-    if (answer == NULL && !PyErr_ExceptionMatches(PyExc_RuntimeError)) {
-        goto done;
-    }
-    PyErr_Clear();
-    *sharing = answer == Py_False ? CA_PY_INTERLEAVED : CA_PY_OVERLAPPING;
-    result = 0;
-done:
-    Py_XDECREF(answer);
-    Py_DECREF(numpy);
+    Py_XDECREF(shared);
+    Py_XDECREF(near);
+    Py_XDECREF(numpy);
     return result;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * NumPy arrays as tensors and back, and all calls of NumPy's C API. python/array.h has
- * arrays of any kind.
+ * NumPy arrays as tensors and back, and all calls of NumPy's C API. python/array.h has arrays of
+ * any kind.
  */
 #ifndef CLATTN_PYTHON_CONVERT_H
 #define CLATTN_PYTHON_CONVERT_H
@@ -34,54 +34,50 @@ bool ca_py_is_ndarray(PyObject *object);
 /* True for a NumPy scalar. NumPy's float64 is Python's float, too. */
 bool ca_py_is_numpy_scalar(PyObject *object);
 
-/* Reads a NumPy array, argument `name`, as a tensor. *keep is a new reference that owns
-   the memory: the array itself, or a copy if the elements are misaligned or
-   byte-swapped. Returns -1 with a TypeError for another dtype or a masked array. */
+/* Reads a NumPy array, argument `name`, as a tensor. *keep is a new reference that owns the memory:
+   the array itself, or a copy if the elements are misaligned or byte-swapped. Returns -1 with a
+   TypeError for another dtype or a masked array. */
 int ca_py_tensor_from_ndarray(PyObject *object, const char *name, ca_py_dtypes dtypes,
                               ca_tensor *tensor, PyObject **keep);
 
-/* Returns the array that NumPy makes of a scalar or of an object with a buffer or
-   __array__. */
+/* Returns the array that NumPy makes of a scalar or of an object with a buffer or __array__. */
 PyObject *ca_py_ndarray_from(PyObject *object);
 
 /* Returns the NumPy array, or a copy, that is contiguous, native and aligned. */
 PyObject *ca_py_contiguous(PyObject *array);
 
-/* Describes an array of that dtype as a tensor. Returns false if kernels cannot use its
-   memory: it is misaligned or byte-swapped, or a stride is no whole number of elements.
-   */
+/* Describes an array of that dtype as a tensor. Returns false if kernels cannot use its memory: it
+   is misaligned or byte-swapped, or a stride is no whole number of elements. */
 bool ca_py_array_describe(PyObject *array, ca_dtype dtype, ca_tensor *tensor);
 
-/* Returns NumPy's dtype, a new reference; ml_dtypes' for bfloat16. NULL with an
-   exception. */
+/* Returns NumPy's dtype, a new reference; ml_dtypes' for bfloat16. NULL with an exception. */
 PyObject *ca_py_descr(ca_dtype dtype);
 
-/* The same for arrays whose elements are moved without reading them: bfloat16 has the
-   dtype uint16, so that ml_dtypes is not needed. */
+/* The same for arrays whose elements are moved without reading them: bfloat16 has the dtype uint16,
+   so that ml_dtypes is not needed. */
 PyObject *ca_py_moving_descr(ca_dtype dtype);
 
 /* True if the array has that dtype, in any byte order. */
 bool ca_py_array_has_dtype(PyObject *array, ca_dtype dtype);
 
-/* Reads a dtype, of CA_TAKES_NUMBERS, from anything that NumPy takes as one. *native is
-   a new reference to NumPy's dtype in native byte order. Returns -1 with a TypeError.
-   */
+/* Reads a dtype, of CA_TAKES_NUMBERS, from anything that NumPy takes as one. *native is a new
+   reference to NumPy's dtype in native byte order. Returns -1 with a TypeError. */
 int ca_py_dtype(PyObject *object, const char *name, ca_dtype *dtype, PyObject **native);
 
-/* True for a complex number and for NumPy's dates and durations, which have __float__
-   or __int__, too. */
+/* True for a complex number and for NumPy's dates and durations, which have __float__ or __int__,
+   too. */
 bool ca_py_is_other_scalar(PyObject *object);
 
-/* Returns a new C-contiguous array in pages of that kind, 128-byte aligned and not
-   initialised. `descr` is NumPy's dtype of `dtype`. */
+/* Returns a new C-contiguous array in pages of that kind, 128-byte aligned and not initialised.
+   `descr` is NumPy's dtype of `dtype`. */
 PyObject *ca_py_array_new(ca_pages pages, PyObject *descr, ca_dtype dtype, int ndim,
                           const int64_t *shape, ca_tensor *tensor);
 
 /* Returns an array's dtype in native byte order, a new reference. */
 PyObject *ca_py_native_descr(PyObject *array);
 
-/* Returns an array that shows a tensor's memory, which `owner` keeps. `descr` NULL: the
-   dtype of ca_py_moving_descr. */
+/* Returns an array that shows a tensor's memory, which `owner` keeps. `descr` NULL: the dtype of
+   ca_py_moving_descr. */
 PyObject *ca_py_array_over(const ca_tensor *tensor, PyObject *descr, bool writeable,
                            PyObject *owner);
 
@@ -90,8 +86,8 @@ bool ca_py_array_is_writeable(PyObject *array);
 /* Returns a C-contiguous copy. */
 PyObject *ca_py_array_copy(PyObject *array);
 
-/* Returns the array in another dtype: NumPy's, or anything that NumPy takes as one.
-   With `as_is`, raises a ValueError if that needs a copy. */
+/* Returns the array in another dtype: NumPy's, or anything that NumPy takes as one. With `as_is`,
+   raises a ValueError if that needs a copy. */
 PyObject *ca_py_array_cast(PyObject *array, PyObject *dtype, bool as_is);
 
 /* out[...] = result. Returns -1 with an exception. */

@@ -1,20 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- *     class Device:
- *         name, vendor, platform, version, driver_version, c_version: str
- *         type: "gpu", "accelerator" or "cpu"
- *         compute_units, memory, max_allocation, local_memory, float_width: int
- *         float64, float16: bool
- *         memory_mode: "svm", "host" or "copy"
- *         nvidia_capability: int    10 times the version; 0: no NVIDIA instructions
- *         usable: bool
- *         reason: str | None        why it is not
+ * The type clattn.Device; python/clattn/_core.pyi lists the attributes.
  */
 #include "python/device.h"
 
 #include <stddef.h>
 
-#include "python/error.h"
+#include "python/methods.h"
 
 /* The module owns the runtime that owns the device; the handle keeps the module. */
 typedef struct {
@@ -198,8 +190,7 @@ static PyGetSetDef device_getset[] = {
     {"float16", get_flag, NULL, "Whether it computes in float16; storing it needs no support.",
      INFO(float16)},
     {"memory_mode", get_memory_mode, NULL,
-     "How kernels reach host memory: \"svm\" (as it is), \"host\" (in place, through "
-     "a\n"
+     "How kernels reach host memory: \"svm\" (as it is), \"host\" (in place, through a\n"
      "buffer) or \"copy\".",
      NULL},
     {"nvidia_capability", get_integer, NULL,
@@ -224,19 +215,10 @@ static PyType_Slot device_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec device_spec = {
+PyType_Spec ca_py_device_spec = {
     .name = "clattn.Device",
     .basicsize = sizeof(device_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
              Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = device_slots,
 };
-
-int
-ca_py_device_init(PyObject *module)
-{
-    ca_state *state = ca_state_get(module);
-    PyObject *type = PyType_FromModuleAndSpec(module, &device_spec, NULL);
-    state->device_type = (PyTypeObject *)type;
-    return type != NULL ? PyModule_AddType(module, state->device_type) : -1;
-}

@@ -7,9 +7,6 @@
 
 #include "python/state.h"
 
-/* Creates the type and adds it to the module. Returns -1 with an exception. */
-int ca_py_device_init(PyObject *module);
-
 /* Returns the Device of a device of the module's runtime. */
 PyObject *ca_py_wrap_device(PyObject *module, ca_device *device);
 

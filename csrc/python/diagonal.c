@@ -21,7 +21,6 @@ typedef struct {
     PyObject *out;   /* borrowed; NULL: there is none */
     ca_py_out opened;
     ca_py_sharing sharing; /* of out with the input */
-    PyObject *device;      /* borrowed, or None */
     ca_diagonal problem;
 } diagonal_call;
 
@@ -42,6 +41,21 @@ parse_shape(diagonal_call *call, PyObject *shape, const char *name)
     call->source.shape_name = name;
     call->source.has_shape = true;
     return ca_py_shape(shape, name, &call->source.ndim, call->source.shape);
+}
+
+static int
+parse_input_or_shape(diagonal_call *call, PyObject *object)
+{
+    return PyTuple_Check(object) || PyList_Check(object)
+               ? parse_shape(call, object, "input_or_shape")
+               : parse_input(call, object, "input_or_shape");
+}
+
+static int
+parse_band(diagonal_call *call, PyObject *begin, PyObject *end)
+{
+    ca_diagonal *problem = &call->problem;
+    return ca_py_band(begin, end, &problem->lower, &problem->upper, &problem->inverted);
 }
 
 static int
@@ -96,18 +110,15 @@ parse_out(diagonal_call *call, PyObject *out)
         return -1;
     }
     if (call->sharing == CA_PY_OVERLAPPING) {
-        PyErr_SetString(PyExc_ValueError,
-                        "out shares memory with input_or_shape; expected one that does "
-                        "not, or the same view of it");
-        return -1;
+        return ca_py_raise(PyExc_ValueError, "out shares memory with input_or_shape; expected one "
+                                             "that does not, or the same view of it");
     }
     return 0;
 }
 
 /* ---- the output ---- */
 
-/* Returns a new NumPy array, of memory that suits the problem. `device` NULL: it is
-   empty. */
+/* Returns a new NumPy array, of memory that suits the problem. `device` NULL: it is empty. */
 static PyObject *
 new_array(diagonal_call *call, ca_device *device)
 {
@@ -131,8 +142,7 @@ new_array(diagonal_call *call, ca_device *device)
     return array;
 }
 
-/* Returns a new result of the kind of the array that it is copied to, or of the
-   input. */
+/* Returns a new result of the kind of the array that it is copied to, or of the input. */
 static PyObject *
 new_result(diagonal_call *call, ca_device *device)
 {
@@ -145,8 +155,8 @@ new_result(diagonal_call *call, ca_device *device)
                                    &call->problem.output);
 }
 
-/* True if the kernel can write to `out` itself, in place where it is the input. Else the
-   result is copied there. */
+/* True if the kernel can write to `out` itself, in place where it is the input. Else the result is
+   copied there. */
 static bool
 is_direct(const diagonal_call *call, const ca_device *device)
 {
@@ -186,9 +196,7 @@ static PyObject *
 run(diagonal_call *call)
 {
     ca_device *device = NULL; /* an empty result needs none */
-    bool empty = call->source.count == 0;
-    if (ca_py_call_ready(&call->call, call->device) < 0 ||
-        (!empty && ca_py_call_device(&call->call, &device) < 0)) {
+    if (call->source.count > 0 && ca_py_call_device(&call->call, &device) < 0) {
         return NULL;
     }
     call->problem.call = call->call.name;
@@ -208,17 +216,15 @@ static int
 begin(diagonal_call *call, PyObject *module, const char *name, Py_ssize_t given, int expected)
 {
     memset(call, 0, sizeof(*call));
-    call->device = Py_None;
     ca_tensor_set_absent(&call->source.input);
     return ca_py_call_begin(&call->call, module, name, given, expected);
 }
 
-/* Ends the call: runs it if its arguments were `parsed`, 0, and releases what it
-   keeps. */
+/* Runs the call if its arguments are `parsed`, and releases what it keeps. */
 static PyObject *
-finish(diagonal_call *call, int parsed)
+finish(diagonal_call *call, bool parsed)
 {
-    PyObject *result = parsed == 0 ? run(call) : NULL;
+    PyObject *result = parsed ? run(call) : NULL;
     ca_py_call_end(&call->call);
     Py_CLEAR(call->dtype);
     Py_CLEAR(call->opened.shell);
@@ -227,29 +233,25 @@ finish(diagonal_call *call, int parsed)
 
 /* ---- module functions ---- */
 
-/* diagonal_matrix(input_or_shape, value, begin, end, dtype, out, device, /): see
-   matrices.py */
+/* diagonal_matrix(input_or_shape, value, begin, end, dtype, out, device, /): see matrices.py */
 static PyObject *
 diagonal_matrix(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     enum { INPUT_OR_SHAPE, VALUE, BEGIN, END, DTYPE, OUT, DEVICE, ARGUMENTS };
     diagonal_call call;
-    if (begin(&call, module, "diagonal_matrix", nargs, ARGUMENTS) < 0) {
-        return NULL;
-    }
-    call.device = args[DEVICE];
-    ca_diagonal *problem = &call.problem;
-    PyObject *first = args[INPUT_OR_SHAPE];
-    int parsed = PyTuple_Check(first) || PyList_Check(first)
-                     ? parse_shape(&call, first, "input_or_shape")
-                     : parse_input(&call, first, "input_or_shape");
-    if (parsed < 0 || parse_dtype(&call, args[DTYPE]) < 0 ||
-        check_source(&call, ca_torch_diagonal_check) < 0 || parse_value(&call, args[VALUE]) < 0 ||
-        ca_py_band(args[BEGIN], args[END], &problem->lower, &problem->upper, &problem->inverted) <
-            0) {
-        return finish(&call, -1);
-    }
-    return finish(&call, parse_out(&call, args[OUT]));
+    bool parsed =
+        begin(&call, module, "diagonal_matrix", nargs, ARGUMENTS) == 0 &&
+        parse_input_or_shape(&call, args[INPUT_OR_SHAPE]) == 0 &&
+        parse_dtype(&call, args[DTYPE]) == 0 && check_source(&call, ca_torch_diagonal_check) == 0 &&
+        parse_value(&call, args[VALUE]) == 0 && parse_band(&call, args[BEGIN], args[END]) == 0 &&
+        parse_out(&call, args[OUT]) == 0 && ca_py_call_ready(&call.call, args[DEVICE]) == 0;
+    return finish(&call, parsed);
+}
+
+static int
+parse_size(PyObject *object, const char *name, int64_t *size)
+{
+    return ca_py_int(object, name, 0, INT64_MAX, size);
 }
 
 /* eye(n, m, dtype, device, /) */
@@ -258,22 +260,18 @@ eye(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     enum { N, M, DTYPE, DEVICE, ARGUMENTS };
     diagonal_call call;
-    if (begin(&call, module, "eye", nargs, ARGUMENTS) < 0) {
-        return NULL;
-    }
-    call.device = args[DEVICE];
-    call.problem.upper = 1;
+    bool begun = begin(&call, module, "eye", nargs, ARGUMENTS) == 0;
     ca_diagonal_source *source = &call.source;
     source->shape_name = "the result";
     source->has_shape = true;
     source->ndim = 2;
-    PyObject *m = args[M] != Py_None ? args[M] : args[N];
-    if (ca_py_int(args[N], "n", 0, INT64_MAX, &source->shape[0]) < 0 ||
-        ca_py_int(m, "m", 0, INT64_MAX, &source->shape[1]) < 0 ||
-        parse_dtype(&call, args[DTYPE]) < 0 || check_source(&call, ca_torch_diagonal_check) < 0) {
-        return finish(&call, -1);
-    }
-    return finish(&call, parse_value(&call, Py_True));
+    call.problem.upper = 1;
+    bool parsed =
+        begun && parse_size(args[N], "n", &source->shape[0]) == 0 &&
+        parse_size(args[M] != Py_None ? args[M] : args[N], "m", &source->shape[1]) == 0 &&
+        parse_dtype(&call, args[DTYPE]) == 0 && check_source(&call, ca_torch_diagonal_check) == 0 &&
+        parse_value(&call, Py_True) == 0 && ca_py_call_ready(&call.call, args[DEVICE]) == 0;
+    return finish(&call, parsed);
 }
 
 /* Zeros on one side of a diagonal: value 0, and one bound. */
@@ -282,19 +280,15 @@ triangle(PyObject *module, PyObject *const *args, Py_ssize_t nargs, bool lower)
 {
     enum { INPUT, DIAGONAL, ARGUMENTS };
     diagonal_call call;
-    int64_t diagonal;
-    if (begin(&call, module, lower ? "tril" : "triu", nargs, ARGUMENTS) < 0) {
-        return NULL;
-    }
-    if (parse_input(&call, args[INPUT], "input") < 0 ||
-        check_source(&call, ca_torch_diagonal_check) < 0 ||
-        ca_py_any_int(args[DIAGONAL], "diagonal", &diagonal) < 0) {
-        return finish(&call, -1);
-    }
+    int64_t diagonal = 0;
+    bool parsed = begin(&call, module, lower ? "tril" : "triu", nargs, ARGUMENTS) == 0 &&
+                  parse_input(&call, args[INPUT], "input") == 0 &&
+                  check_source(&call, ca_torch_diagonal_check) == 0 &&
+                  ca_py_any_int(args[DIAGONAL], "diagonal", &diagonal) == 0;
     int64_t next = diagonal == INT64_MAX ? diagonal : diagonal + 1;
     call.problem.lower = lower ? next : INT64_MIN;
     call.problem.upper = lower ? INT64_MAX : diagonal;
-    return finish(&call, 0);
+    return finish(&call, parsed);
 }
 
 /* tril(input, diagonal, /) */
@@ -333,28 +327,24 @@ parse_int32(PyObject *object, const char *name, int64_t *value)
     return ca_py_int(object, name, INT32_MIN, INT32_MAX, value);
 }
 
-/* directml_diagonal_matrix1(input, sizes, dtype, value, diagonal_fill_begin,
-   diagonal_fill_end, device, /): see directml.py */
+/* directml_diagonal_matrix1(input, sizes, dtype, value, diagonal_fill_begin, diagonal_fill_end,
+   device, /): see directml.py */
 static PyObject *
 directml_diagonal_matrix1(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     enum { BEGIN = DML_BAND, END, DEVICE, ARGUMENTS };
     diagonal_call call;
-    int64_t first;
-    int64_t last;
-    if (begin(&call, module, "directml.diagonal_matrix1", nargs, ARGUMENTS) < 0) {
-        return NULL;
-    }
-    call.device = args[DEVICE];
-    if (parse_directml(&call, args) < 0 ||
-        parse_int32(args[BEGIN], "diagonal_fill_begin", &first) < 0 ||
-        parse_int32(args[END], "diagonal_fill_end", &last) < 0) {
-        return finish(&call, -1);
-    }
+    int64_t first = 0;
+    int64_t last = 0;
+    bool parsed = begin(&call, module, "directml.diagonal_matrix1", nargs, ARGUMENTS) == 0 &&
+                  parse_directml(&call, args) == 0 &&
+                  parse_int32(args[BEGIN], "diagonal_fill_begin", &first) == 0 &&
+                  parse_int32(args[END], "diagonal_fill_end", &last) == 0 &&
+                  ca_py_call_ready(&call.call, args[DEVICE]) == 0;
     call.problem.inverted = first > last;
     call.problem.lower = first < last ? first : last;
     call.problem.upper = first < last ? last : first;
-    return finish(&call, 0);
+    return finish(&call, parsed);
 }
 
 /* directml_diagonal_matrix(input, sizes, dtype, value, offset, device, /) */
@@ -363,26 +353,22 @@ directml_diagonal_matrix(PyObject *module, PyObject *const *args, Py_ssize_t nar
 {
     enum { OFFSET = DML_BAND, DEVICE, ARGUMENTS };
     diagonal_call call;
-    if (begin(&call, module, "directml.diagonal_matrix", nargs, ARGUMENTS) < 0) {
-        return NULL;
+    bool parsed = begin(&call, module, "directml.diagonal_matrix", nargs, ARGUMENTS) == 0 &&
+                  parse_directml(&call, args) == 0 &&
+                  parse_int32(args[OFFSET], "offset", &call.problem.lower) == 0 &&
+                  ca_py_call_ready(&call.call, args[DEVICE]) == 0;
+    if (parsed) {
+        call.problem.upper = call.problem.lower + 1;
     }
-    call.device = args[DEVICE];
-    if (parse_directml(&call, args) < 0 ||
-        parse_int32(args[OFFSET], "offset", &call.problem.lower) < 0) {
-        return finish(&call, -1);
-    }
-    call.problem.upper = call.problem.lower + 1;
-    return finish(&call, 0);
+    return finish(&call, parsed);
 }
 
-#define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
-
 PyMethodDef ca_py_diagonal_methods[] = {
-    METHOD(diagonal_matrix),
-    METHOD(eye),
-    METHOD(tril),
-    METHOD(triu),
-    METHOD(directml_diagonal_matrix1),
-    METHOD(directml_diagonal_matrix),
+    {"diagonal_matrix", CA_PY_FASTCALL(diagonal_matrix), NULL},
+    {"eye", CA_PY_FASTCALL(eye), NULL},
+    {"tril", CA_PY_FASTCALL(tril), NULL},
+    {"triu", CA_PY_FASTCALL(triu), NULL},
+    {"directml_diagonal_matrix1", CA_PY_FASTCALL(directml_diagonal_matrix1), NULL},
+    {"directml_diagonal_matrix", CA_PY_FASTCALL(directml_diagonal_matrix), NULL},
     {NULL, NULL, 0, NULL},
 };

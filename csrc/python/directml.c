@@ -22,8 +22,7 @@ enum {
 
 enum { OUTPUT, PRESENT_KEY, PRESENT_VALUE, RESULTS };
 
-/* The bias, and a mask that holds numbers, are read on the host; a mask of flags is
-   not. */
+/* The bias, and a mask that holds numbers, are read on the host; a mask of flags is not. */
 static int
 parse_tensors(PyObject *const *args, ca_directml_attention *dml, ca_py_call *call)
 {
@@ -66,8 +65,8 @@ parse_options(PyObject *const *args, ca_directml_attention *dml, bool *return_pr
     return ca_py_int(args[HEAD_COUNT], "head_count", 1, UINT32_MAX, &dml->head_count);
 }
 
-/* directml_multihead_attention(query, key, …, device, /) ->
-   (output, present_key, present_value): see directml.py */
+/* directml_multihead_attention(query, key, …, device, /) -> (output, present_key, present_value):
+   see directml.py */
 static PyObject *
 multihead_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {

@@ -6,14 +6,14 @@
 #include <string.h>
 
 #include "python/error.h"
-#include "python/methods.h" /* CA_PY_KEYWORDS */
+#include "python/methods.h"
 #include "python/scalars.h"
 
 /* ---- capsules ---- */
 
-/* What one export allocates; the consumer sees one of the two structs. Both the
-   consumer and the capsule, if there is one, hold it: some consumers call the deleter,
-   fail, and leave the capsule as if they had never seen it. */
+/* What one export allocates; the consumer sees one of the two structs. Both the consumer and the
+   capsule, if there is one, hold it: some consumers call the deleter, fail, and leave the capsule
+   as if they had never seen it. */
 typedef struct {
     union {
         ca_dlpack_managed managed;
@@ -33,8 +33,7 @@ let_go(export *exported)
     }
 }
 
-/* Runs in any thread, with or without the interpreter's lock, and after the
-   interpreter's end. */
+/* Runs in any thread, with or without the interpreter's lock, and after the interpreter's end. */
 static void
 delete_export(export *exported)
 {
@@ -261,17 +260,9 @@ static PyType_Slot producer_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec producer_spec = {
+PyType_Spec ca_py_producer_spec = {
     .name = "clattn._core.Producer",
     .basicsize = sizeof(producer_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = producer_slots,
 };
-
-int
-ca_py_dlpack_init(PyObject *module)
-{
-    ca_state *state = ca_state_get(module);
-    state->producer_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &producer_spec, NULL);
-    return state->producer_type != NULL ? 0 : -1;
-}

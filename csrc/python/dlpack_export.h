@@ -9,9 +9,6 @@
 #include "base/tensor.h"
 #include "python/state.h"
 
-/* Creates the type of ca_py_dlpack_producer. Returns -1 with an exception. */
-int ca_py_dlpack_init(PyObject *module);
-
 /* Sets the members of a struct that say the dtype of its elements. */
 void ca_py_dlpack_set_dtype(ca_dlpack_tensor *tensor, ca_dtype dtype);
 
@@ -28,14 +25,14 @@ typedef struct {
 /* Returns -1 with an exception. */
 int ca_py_dlpack_parse(PyObject *args, PyObject *kwargs, ca_py_dlpack_request *request);
 
-/* Returns a capsule with `tensor`, whose memory `owner` keeps. The device, data and
-   byte_offset of `start` say where the tensor starts; NULL: in the host's memory.
-   `copied`: nobody else has the memory. */
+/* Returns a capsule with `tensor`, whose memory `owner` keeps. The device, data and byte_offset of
+   `start` say where the tensor starts; NULL: in the host's memory. `copied`: nobody else has the
+   memory. */
 PyObject *ca_py_dlpack_export(const ca_tensor *tensor, PyObject *owner,
                               const ca_dlpack_tensor *start, bool versioned, bool copied);
 
-/* Returns host memory as a struct for the functions of a ca_dlpack_exchange. NULL with
-   an exception. */
+/* Returns host memory as a struct for the functions of a ca_dlpack_exchange. NULL with an
+   exception. */
 ca_dlpack_versioned *ca_py_dlpack_hand_out(const ca_tensor *tensor, PyObject *owner);
 
 /* Returns an object with __dlpack__ that hands out host memory. */

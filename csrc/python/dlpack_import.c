@@ -6,8 +6,8 @@
 #include "python/dlpack_export.h" /* ca_py_dlpack_set_dtype */
 #include "python/error.h"
 
-/* Calls the deleter of the struct that `owner` holds. The deleter may run Python code,
-   and an exception may be set already. */
+/* Calls the deleter of the struct that `owner` holds. The deleter may run Python code, and an
+   exception may be set already. */
 static void
 give_back(PyObject *owner)
 {
@@ -64,8 +64,7 @@ ca_py_raise_from(PyObject *exception, const char *name, PyObject *object, const 
     return -1;
 }
 
-/* Returns 1 if object.name, or object.name() if `calls`, is True, else 0; -1 with an
-   exception. */
+/* Returns 1 if object.name, or object.name() if `calls`, is True, else 0; -1 with an exception. */
 static int
 is_true(PyObject *object, const char *name, bool calls)
 {
@@ -80,8 +79,8 @@ is_true(PyObject *object, const char *name, bool calls)
     return result;
 }
 
-/* Refuses a torch tensor that requires gradients, or whose signs are turned lazily. A
-   capsule would not tell either. */
+/* Refuses a torch tensor that requires gradients, or whose signs are turned lazily. A capsule would
+   not tell either. */
 static int
 check_torch(PyObject *object, const char *name)
 {
@@ -92,9 +91,8 @@ check_torch(PyObject *object, const char *name)
     int negative = gradient == 0 ? is_true(object, "is_neg", true) : 0;
     if (gradient > 0) {
         PyErr_Format(PyExc_ValueError,
-                     "%s requires gradients, which clattn does not compute; pass "
-                     "%s.detach()",
-                     name, name);
+                     "%s requires gradients, which clattn does not compute; pass %s.detach()", name,
+                     name);
     } else if (negative > 0) {
         PyErr_Format(PyExc_ValueError, "%s is a view with turned signs; pass %s.resolve_neg()",
                      name, name);
@@ -121,8 +119,7 @@ check_host(ca_dlpack_device device, PyObject *object, const char *name)
     bool known = device.type > 0 && (size_t)device.type < sizeof(names) / sizeof(names[0]) &&
                  names[device.type] != NULL;
     return ca_py_raise(PyExc_ValueError,
-                       "%s (%.200s) lies on device %d of type %d%s%s%s; expected the host's "
-                       "memory",
+                       "%s (%.200s) lies on device %d of type %d%s%s%s; expected the host's memory",
                        name, Py_TYPE(object)->tp_name, (int)device.id, (int)device.type,
                        known ? " (" : "", known ? names[device.type] : "", known ? ")" : "");
 }
@@ -138,10 +135,10 @@ check_device(PyObject *object, const char *name)
     }
     bool parsed = PyTuple_Check(device) && PyArg_ParseTuple(device, "ii", &type, &id);
     if (!parsed) {
-        PyErr_Format(PyExc_TypeError,
-                     "%s (%.200s) has a __dlpack_device__ that returns %R; expected a "
-                     "pair of integers",
-                     name, Py_TYPE(object)->tp_name, device);
+        PyErr_Format(
+            PyExc_TypeError,
+            "%s (%.200s) has a __dlpack_device__ that returns %R; expected a pair of integers",
+            name, Py_TYPE(object)->tp_name, device);
     }
     Py_DECREF(device);
     return parsed ? check_host((ca_dlpack_device){type, id}, object, name) : -1;
@@ -171,8 +168,8 @@ call_dlpack(PyObject *object, const char *name)
     return capsule;
 }
 
-/* Returns a new owner of `managed`, without give_back yet. NULL with an exception: then
-   `managed` still belongs to the other library. */
+/* Returns a new owner of `managed`, without give_back yet. NULL with an exception: then `managed`
+   still belongs to the other library. */
 static PyObject *
 owner_of(void *managed, bool versioned)
 {
@@ -228,8 +225,8 @@ ca_py_dlpack_exchange(PyObject *object)
     return exchange != NULL && exchange->major == 1 ? exchange : NULL;
 }
 
-/* Takes the object by the exchange functions of its type. Returns 0 without an owner if
-   the functions refuse: __dlpack__ will say why. */
+/* Takes the object by the exchange functions of its type. Returns 0 without an owner if the
+   functions refuse: __dlpack__ will say why. */
 static int
 exchange_owner(const ca_dlpack_exchange *exchange, PyObject *object, PyObject **owner)
 {
@@ -297,8 +294,8 @@ check_dtype(const ca_dlpack_tensor *given, const char *name, ca_dtype *dtype)
         snprintf(lanes, sizeof(lanes), " with %d lanes", (int)given->lanes);
     }
     return ca_py_raise(PyExc_TypeError,
-                       "%s has dtype %s%d%s; expected bool, an integer type, float16, "
-                       "bfloat16, float32 or float64",
+                       "%s has dtype %s%d%s; expected bool, an integer type, float16, bfloat16, "
+                       "float32 or float64",
                        name, kind, (int)given->bits, lanes);
 }
 
@@ -324,8 +321,8 @@ check_shape(const ca_dlpack_tensor *given, const char *name, size_t size, bool *
     for (int d = 0; d < given->ndim; d++) {
         if (given->shape[d] < 0) {
             return ca_py_raise(PyExc_ValueError,
-                               "%s has a __dlpack__ whose tensor has size %lld in dimension "
-                               "%d; expected 0 or more",
+                               "%s has a __dlpack__ whose tensor has size %lld in dimension %d; "
+                               "expected 0 or more",
                                name, (long long)given->shape[d], d);
         }
         *empty = *empty || given->shape[d] == 0;

@@ -22,17 +22,17 @@ typedef struct {
 /* True if the object's type has __dlpack__ and __dlpack_device__. */
 bool ca_py_has_dlpack(PyObject *object);
 
-/* Replaces the exception that `source` of argument `name` raised by one of `type`, which
-   says that the argument cannot be read and has the first one as its cause. An exception
-   that is no Exception, and a MemoryError, stay. Returns -1. */
+/* Replaces the exception that `source` of argument `name` raised by one of `type`, which says that
+   the argument cannot be read and has the first one as its cause. An exception that is no
+   Exception, and a MemoryError, stay. Returns -1. */
 int ca_py_raise_from(PyObject *type, const char *name, PyObject *object, const char *source);
 
-/* Returns the exchange functions of the object's type; NULL, without an exception, if
-   the type has none. */
+/* Returns the exchange functions of the object's type; NULL, without an exception, if the type has
+   none. */
 const ca_dlpack_exchange *ca_py_dlpack_exchange(PyObject *object);
 
-/* Takes the host memory of `object`, argument `name`. Returns -1 with a TypeError or a
-   ValueError that names the argument. */
+/* Takes the host memory of `object`, argument `name`. Returns -1 with a TypeError or a ValueError
+   that names the argument. */
 int ca_py_dlpack_import(PyObject *object, const char *name, ca_py_import *import);
 
 #endif

@@ -6,17 +6,14 @@
 int
 ca_py_error_init(PyObject *module)
 {
-    ca_state *state = ca_state_get(module);
-    state->device_error = PyErr_NewExceptionWithDoc(
+    PyObject *type = PyErr_NewExceptionWithDoc(
         "clattn.DeviceError",
         "What OpenCL reports beyond wrong arguments and lack of memory: no loader, no\n"
         "usable device, a kernel that does not build. The message carries OpenCL's\n"
         "name for the error, the device, and the compiler's log where there is one.",
         PyExc_RuntimeError, NULL);
-    if (state->device_error == NULL) {
-        return -1;
-    }
-    return PyModule_AddObjectRef(module, "DeviceError", state->device_error);
+    ca_state_get(module)->device_error = type;
+    return PyModule_AddObjectRef(module, "DeviceError", type);
 }
 
 static PyObject *

@@ -30,8 +30,8 @@ ca_py_force_as_environment_says(ca_state *state)
                  getenv("CLATTN_LOCAL_MEMORY"));
 }
 
-/* force(kernel="", sub_groups="", local_memory="", /): the words of the variables, for
-   tests. Calls that other threads have begun may see either state. */
+/* force(kernel="", sub_groups="", local_memory="", /): the words of the variables, for tests. Calls
+   that other threads have begun may see either state. */
 static PyObject *
 force_words(PyObject *module, PyObject *args)
 {

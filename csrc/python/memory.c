@@ -57,8 +57,8 @@ empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     return result;
 }
 
-/* Calls `action` for the device of `argument`; for None, for every device of a runtime
-   that is open already. The first failure is raised. */
+/* Calls `action` for the device of `argument`; for None, for every device of a runtime that is open
+   already. The first failure is raised. */
 static int
 for_each_device(PyObject *module, PyObject *argument,
                 ca_status (*action)(ca_device *device, ca_error *error))

@@ -1,13 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tables of Python methods: those that python/module.c adds to the module, and macros for
- * the rows of any table. Signatures and docstrings of module functions are Python's.
+ * The methods and types that python/module.c makes the module of, and macros for rows of methods.
+ * Signatures and docstrings of the module's functions are Python's.
  */
 #ifndef CLATTN_PYTHON_METHODS_H
 #define CLATTN_PYTHON_METHODS_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+
+extern PyType_Spec ca_py_device_spec;   /* python/device.c */
+extern PyType_Spec ca_py_tensor_spec;   /* python/tensor_type.c */
+extern PyType_Spec ca_py_cache_spec;    /* python/cache.c */
+extern PyType_Spec ca_py_producer_spec; /* python/dlpack_export.c */
 
 extern PyMethodDef ca_py_runtime_methods[];  /* python/runtime.c */
 extern PyMethodDef ca_py_memory_methods[];   /* python/memory.c */
@@ -18,8 +23,7 @@ extern PyMethodDef ca_py_openvino_methods[]; /* python/openvino.c */
 extern PyMethodDef ca_py_directml_methods[]; /* python/directml.c */
 extern PyMethodDef ca_py_forced_methods[];   /* python/forced.c */
 
-/* Function and flags of a row. FASTCALL: (self, args, nargs). KEYWORDS: (self, args,
-   kwargs). */
+/* Function and flags of a row. FASTCALL: (self, args, nargs). KEYWORDS: (self, args, kwargs). */
 #define CA_PY_FASTCALL(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL
 #define CA_PY_KEYWORDS(function)                                                                   \
     (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS

@@ -1,31 +1,20 @@
 /* SPDX-License-Identifier: MIT
  *
- *     module clattn._core:
- *         class Device                            python/device.c
- *         class DeviceError(RuntimeError)         python/error.c
- *         class Tensor                            python/tensor_type.c
- *         tensor(array, device) memory_stats(device) empty_cache(device)
- *         synchronize(device)                     python/memory.c
- *         class Cache                             python/cache.c
- *         all_devices() find_device(device) set_default_device(device)
- *         device_override: ContextVar             python/runtime.c
- *         scaled_dot_product_attention(…)         python/torch.c
- *         diagonal_matrix(…) eye(…) tril(…) triu(…)
- *         directml_diagonal_matrix1(…) directml_diagonal_matrix(…)   python/diagonal.c
- *         onnx_attention(…)                       python/onnx.c
- *         openvino_scaled_dot_product_attention(…) python/openvino.c
- *         directml_multihead_attention(…)         python/directml.c
- *         force(…)                                python/forced.c
+ * The module clattn._core; python/clattn/_core.pyi lists what it has.
  */
-#include "python/cache.h"
 #include "python/convert.h"
-#include "python/device.h"
-#include "python/dlpack_export.h"
 #include "python/error.h"
 #include "python/methods.h"
 #include "python/runtime.h"
 #include "python/state.h"
-#include "python/tensor_type.h"
+
+/* Makes a type that the module keeps. Returns -1 with an exception. */
+static int
+make_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type)
+{
+    *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
+    return *type != NULL ? 0 : -1;
+}
 
 static int
 module_exec(PyObject *module)
@@ -36,9 +25,15 @@ module_exec(PyObject *module)
     atomic_init(&state->process_id, ca_process_id());
     atomic_init(&state->runtime, NULL);
     atomic_init(&state->default_device, NULL);
-    if (ca_py_convert_init() < 0 || ca_py_error_init(module) < 0 || ca_py_device_init(module) < 0 ||
-        ca_py_tensor_init(module) < 0 || ca_py_cache_init(module) < 0 ||
-        ca_py_dlpack_init(module) < 0 || ca_py_runtime_init(module) < 0 ||
+    if (ca_py_convert_init() < 0 || ca_py_error_init(module) < 0 ||
+        ca_py_runtime_init(module) < 0 ||
+        make_type(module, &ca_py_device_spec, &state->device_type) < 0 ||
+        make_type(module, &ca_py_tensor_spec, &state->tensor_type) < 0 ||
+        make_type(module, &ca_py_cache_spec, &state->cache_type) < 0 ||
+        make_type(module, &ca_py_producer_spec, &state->producer_type) < 0 ||
+        PyModule_AddType(module, state->device_type) < 0 ||
+        PyModule_AddType(module, state->tensor_type) < 0 ||
+        PyModule_AddType(module, state->cache_type) < 0 ||
         PyModule_AddStringConstant(module, "__version__", CLATTN_VERSION) < 0 ||
         PyModule_AddFunctions(module, ca_py_runtime_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_memory_methods) < 0 ||
@@ -60,6 +55,7 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->device_error);
     Py_VISIT(state->device_type);
     Py_VISIT(state->tensor_type);
+    Py_VISIT(state->cache_type);
     Py_VISIT(state->producer_type);
     Py_VISIT(state->device_override);
     return 0;
@@ -72,6 +68,7 @@ module_clear(PyObject *module)
     Py_CLEAR(state->device_error);
     Py_CLEAR(state->device_type);
     Py_CLEAR(state->tensor_type);
+    Py_CLEAR(state->cache_type);
     Py_CLEAR(state->producer_type);
     Py_CLEAR(state->device_override);
     return 0;

@@ -104,8 +104,7 @@ parse_attributes(PyObject *const *args, ca_onnx_attention *onnx, bool *return_qk
     return 0;
 }
 
-/* onnx_attention(Q, K, …, device, /) -> (Y, present_key, present_value, qk): see
-   onnx.py */
+/* onnx_attention(Q, K, …, device, /) -> (Y, present_key, present_value, qk): see onnx.py */
 static PyObject *
 onnx_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {

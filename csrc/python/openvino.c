@@ -9,8 +9,8 @@
 /* The positional arguments, in openvino.py's order. */
 enum { QUERY, KEY, VALUE, ATTENTION_MASK, SCALE, CAUSAL, DEVICE, ARGUMENTS };
 
-/* Reads attention_mask, which causal=True ignores. A mask without dimensions is a
-   number and is read on the host. */
+/* Reads attention_mask, which causal=True ignores. A mask without dimensions is a number and is
+   read on the host. */
 static int
 parse_mask(PyObject *const *args, ca_openvino_sdpa *sdpa, ca_py_call *call)
 {

@@ -55,18 +55,17 @@ open_runtime(ca_state *state, const char *const *preload, const char *const *can
     return status;
 }
 
-/* False in a child that was forked while a thread of its parent was opening OpenCL:
-   nobody releases the lock there, and a driver may be half loaded. */
+/* False in a child that was forked while a thread of its parent was opening OpenCL: nobody releases
+   the lock there, and a driver may be half loaded. */
 static bool
 may_open(ca_state *state)
 {
     int64_t process_id = ca_process_id();
-    if (atomic_load(&state->process_id) != process_id) {
-        if (atomic_load(&state->opening) != 0) {
-            return false;
-        }
-        atomic_store(&state->process_id, process_id);
+    bool forked = atomic_load(&state->process_id) != process_id;
+    if (forked && atomic_load(&state->opening) != 0) {
+        return false;
     }
+    atomic_store(&state->process_id, process_id);
     return true;
 }
 
@@ -85,9 +84,8 @@ find_and_open(ca_state *state)
     const char *memory;
 
     if (!may_open(state)) {
-        PyErr_SetString(state->device_error,
-                        "this process was forked while its parent was opening OpenCL; "
-                        "use the 'spawn' start method");
+        PyErr_SetString(state->device_error, "this process was forked while its parent was opening "
+                                             "OpenCL; use the 'spawn' start method");
         goto done;
     }
     drivers = PyImport_ImportModule("clattn._drivers");
@@ -145,14 +143,12 @@ ca_py_check_device(ca_state *state, PyObject *argument)
         Py_IS_TYPE(argument, state->device_type)) {
         return 0;
     }
-    return ca_py_wrong_type("device",
-                            "a clattn.Device, a string such as \"cpu\" or \"gpu:1\", "
-                            "or None",
-                            argument);
+    return ca_py_wrong_type(
+        "device", "a clattn.Device, a string such as \"cpu\" or \"gpu:1\", or None", argument);
 }
 
-/* Finds the device that `words` name; NULL: the runtime's choice. `what` says in
-   messages where the words come from. */
+/* Finds the device that `words` name; NULL: the runtime's choice. `what` says in messages where the
+   words come from. */
 static int
 find_by_words(ca_state *state, const char *words, const char *what, ca_device **device)
 {
@@ -272,12 +268,9 @@ set_default_device(PyObject *module, PyObject *argument)
 int
 ca_py_runtime_init(PyObject *module)
 {
-    ca_state *state = ca_state_get(module);
-    state->device_override = PyContextVar_New("clattn.device", NULL);
-    if (state->device_override == NULL) {
-        return -1;
-    }
-    return PyModule_AddObjectRef(module, "device_override", state->device_override);
+    PyObject *variable = PyContextVar_New("clattn.device", NULL);
+    ca_state_get(module)->device_override = variable;
+    return PyModule_AddObjectRef(module, "device_override", variable);
 }
 
 PyMethodDef ca_py_runtime_methods[] = {

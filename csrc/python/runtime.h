@@ -7,16 +7,15 @@
 
 #include "python/state.h"
 
-/* Creates the context variable of use_device and adds it to the module. Returns -1 with
-   an exception. */
+/* Creates the context variable of use_device and adds it to the module. Returns -1 with an
+   exception. */
 int ca_py_runtime_init(PyObject *module);
 
-/* Checks that `argument` may name a device, without opening OpenCL. Returns -1 with a
-   TypeError. */
+/* Checks that `argument` may name a device, without opening OpenCL. Returns -1 with a TypeError. */
 int ca_py_check_device(ca_state *state, PyObject *argument);
 
-/* Finds the device of a `device=` argument: a Device, words, or None for the default.
-   Opens OpenCL at the first call. Returns -1 with an exception. */
+/* Finds the device of a `device=` argument: a Device, words, or None for the default. Opens OpenCL
+   at the first call. Returns -1 with an exception. */
 int ca_py_find_device(ca_state *state, PyObject *argument, ca_device **device);
 
 #endif

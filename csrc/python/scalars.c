@@ -114,8 +114,7 @@ ca_py_causal(PyObject *object, ca_causal *causal)
         return PyUnicode_CompareWithASCIIString(object, "lower_right") == 0
                    ? 0
                    : ca_py_raise(PyExc_ValueError,
-                                 "is_causal is %R; expected True, False or "
-                                 "\"lower_right\"",
+                                 "is_causal is %R; expected True, False or \"lower_right\"",
                                  object);
     }
     if (!PyBool_Check(object) && !ca_py_is_numpy_bool(object)) {
@@ -127,8 +126,8 @@ ca_py_causal(PyObject *object, ca_causal *causal)
     return result;
 }
 
-/* Returns object.__index__(), a new reference; NULL with a TypeError for an object that
-   is not a whole number. An array has __index__ too, and may refuse. */
+/* Returns object.__index__(), a new reference; NULL with a TypeError for an object that is not a
+   whole number. An array has __index__ too, and may refuse. */
 static PyObject *
 whole_number(PyObject *object, const char *name, const char *expected)
 {
@@ -139,8 +138,8 @@ whole_number(PyObject *object, const char *name, const char *expected)
     return whole;
 }
 
-/* Returns a whole number, bool included, as a new reference. *nearest is the nearest
-   number of 64 bits, and *overflow says on which side of 64 bits the number is. */
+/* Returns a whole number, bool included, as a new reference. *nearest is the nearest number of 64
+   bits, and *overflow says on which side of 64 bits the number is. */
 static PyObject *
 read_int(PyObject *object, const char *name, int64_t *nearest, int *overflow)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Python objects that are not arrays: arguments, and tuples of numbers. A function that
- * returns an int returns -1 with a TypeError or ValueError that names the argument.
+ * Python objects that are not arrays: arguments, and tuples of numbers. A function that returns an
+ * int returns -1 with a TypeError or ValueError that names the argument.
  */
 #ifndef CLATTN_PYTHON_SCALARS_H
 #define CLATTN_PYTHON_SCALARS_H
@@ -17,8 +17,8 @@
 /* Raises the TypeError "<name> must be <expected>, got <its type>". Returns -1. */
 int ca_py_wrong_type(const char *name, const char *expected, PyObject *object);
 
-/* Returns repr(object) for a message, cut to fit, a new reference. Works for numbers of
-   more digits than Python prints, too. NULL with an exception. */
+/* Returns repr(object) for a message, cut to fit, a new reference. Works for numbers of more digits
+   than Python prints, too. NULL with an exception. */
 PyObject *ca_py_repr(PyObject *object);
 
 /* Returns a tuple of numbers[i] * unit. NULL with an exception. */
@@ -39,19 +39,18 @@ int ca_py_flag(PyObject *object, const char *name, bool *value);
 /* Reads is_causal: a flag, or "lower_right". */
 int ca_py_causal(PyObject *object, ca_causal *causal);
 
-/* Reads window: None, or (left, right), each a whole number or None
-   (CA_BAND_UNBOUNDED). */
+/* Reads window: None, or (left, right), each a whole number or None (CA_BAND_UNBOUNDED). */
 int ca_py_window(PyObject *object, int64_t *left, int64_t *right);
 
-/* Reads a whole number from `lowest` to `highest`: Python's, NumPy's, or anything else
-   with __index__. A bool counts as 0 or 1. */
+/* Reads a whole number from `lowest` to `highest`: Python's, NumPy's, or anything else with
+   __index__. A bool counts as 0 or 1. */
 int ca_py_int(PyObject *object, const char *name, int64_t lowest, int64_t highest, int64_t *value);
 
 /* Reads a whole number of any size; *value is the nearest number of 64 bits. */
 int ca_py_any_int(PyObject *object, const char *name, int64_t *value);
 
-/* Reads any whole numbers `begin` and `end`, as the band lower <= x - y < upper. With
-   begin > end, `inverted` is set and the numbers mean all but the band. */
+/* Reads any whole numbers `begin` and `end`, as the band lower <= x - y < upper. With begin > end,
+   `inverted` is set and the numbers mean all but the band. */
 int ca_py_band(PyObject *begin, PyObject *end, int64_t *lower, int64_t *upper, bool *inverted);
 
 /* Reads a tuple or list of whole numbers of 0 or more, CA_MAX_DIMS - 1 at most. */
@@ -60,8 +59,8 @@ int ca_py_shape(PyObject *object, const char *name, int *ndim, int64_t shape[CA_
 /* Reads one of `count` words; *index says which. */
 int ca_py_word(PyObject *object, const char *name, const char *const *words, int count, int *index);
 
-/* Reads seed: a whole number of 64 bits. For None, gets a new seed from the operating
-   system if one is `needed`. */
+/* Reads seed: a whole number of 64 bits. For None, gets a new seed from the operating system if one
+   is `needed`. */
 int ca_py_seed(PyObject *object, bool needed, uint64_t *seed);
 
 #endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The state of one instance of the extension module. No static holds a Python object or
- * a device.
+ * The state of one instance of the extension module. No static holds a Python object or a device.
  */
 #ifndef CLATTN_PYTHON_STATE_H
 #define CLATTN_PYTHON_STATE_H
@@ -19,6 +18,7 @@ typedef struct {
     PyObject *device_error;      /* clattn.DeviceError */
     PyTypeObject *device_type;   /* clattn.Device */
     PyTypeObject *tensor_type;   /* clattn.Tensor */
+    PyTypeObject *cache_type;    /* clattn._core.Cache */
     PyTypeObject *producer_type; /* python/dlpack_export.c's */
     PyObject *device_override;   /* the ContextVar that use_device sets */
 

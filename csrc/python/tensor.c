@@ -69,8 +69,8 @@ ca_py_tensor_wait(const ca_state *state, PyObject *object)
     return ca_py_error_check(state, status, &error);
 }
 
-/* Reads the memory from the first element to the last into a new array of one
-   dimension, and makes `view` show the elements there. */
+/* Reads the memory from the first element to the last into a new array of one dimension, and makes
+   `view` show the elements there. */
 static PyObject *
 read_extent(const ca_state *state, ca_storage *storage, PyObject *descr, ca_tensor *view)
 {
@@ -136,8 +136,8 @@ ca_py_tensor_assign(const ca_state *state, PyObject *object, const ca_tensor *te
     return ca_py_error_check(state, status, &error);
 }
 
-/* Copies the elements of a NumPy array to a new Tensor: straight to their place if the
-   host has the memory, else by way of a contiguous array. */
+/* Copies the elements of a NumPy array to a new Tensor: straight to their place if the host has the
+   memory, else by way of a contiguous array. */
 static int
 write_array(const ca_state *state, ca_py_tensor *tensor, PyObject *array)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * An array in a device's memory, clattn.Tensor: its struct, new ones, and copies to and
- * from other memory. python/tensor_type.h has the type and its methods.
+ * An array in a device's memory, clattn.Tensor: its struct, new ones, and copies to and from other
+ * memory. python/tensor_type.c has the type and its methods.
  */
 #ifndef CLATTN_PYTHON_TENSOR_H
 #define CLATTN_PYTHON_TENSOR_H
@@ -36,9 +36,9 @@ PyObject *ca_py_tensor_new(const ca_state *state, ca_storage *storage, const ca_
 PyObject *ca_py_tensor_empty(const ca_state *state, ca_device *device, ca_dtype dtype, int ndim,
                              const int64_t *shape);
 
-/* Returns a new C-contiguous Tensor on `device` with the elements of `tensor`, which
-   may be the host's or any device's. `owner` keeps the memory of `tensor`. `call` is
-   the function's name for messages. */
+/* Returns a new C-contiguous Tensor on `device` with the elements of `tensor`, which may be the
+   host's or any device's. `owner` keeps the memory of `tensor`. `call` is the function's name for
+   messages. */
 PyObject *ca_py_tensor_copy(const ca_state *state, ca_device *device, const ca_tensor *tensor,
                             PyObject *owner, const char *call);
 
@@ -50,9 +50,9 @@ int ca_py_tensor_assign(const ca_state *state, PyObject *object, const ca_tensor
 /* Waits for the calls that use the Tensor's memory. Returns -1 with an exception. */
 int ca_py_tensor_wait(const ca_state *state, PyObject *object);
 
-/* Waits for the calls that use the Tensor, and returns its elements in a new NumPy
-   array. With `opaque`, bfloat16 elements have the dtype uint16, so that ml_dtypes is
-   not needed: the caller moves elements without reading them. */
+/* Waits for the calls that use the Tensor, and returns its elements in a new NumPy array. With
+   `opaque`, bfloat16 elements have the dtype uint16, so that ml_dtypes is not needed: the caller
+   moves elements without reading them. */
 PyObject *ca_py_tensor_fetch(const ca_state *state, PyObject *object, bool opaque);
 
 #endif

@@ -1,21 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- *     class Tensor:
- *         shape, strides: tuple[int, …]       strides in bytes
- *         dtype: numpy.dtype, device: Device
- *         ndim, size, itemsize, nbytes: int
- *         T: Tensor
- *         tensor[key] len(tensor) reshape(…) transpose(…)
- *         numpy() to(device)
- *         __array__(dtype, copy) __dlpack__(…) __dlpack_device__()
+ * The type clattn.Tensor; python/clattn/_core.pyi lists attributes and methods.
  */
-#include "python/tensor_type.h"
-
 #include "python/convert.h"
 #include "python/device.h"
 #include "python/dlpack_export.h"
 #include "python/error.h"
-#include "python/methods.h" /* CA_PY_KEYWORDS */
+#include "python/methods.h"
 #include "python/runtime.h"
 #include "python/scalars.h"
 #include "python/tensor.h"
@@ -65,8 +56,8 @@ length(PyObject *self)
     return (Py_ssize_t)view->shape[0];
 }
 
-/* Whoever calls this slot has added the length to a negative index. A sum that is still
-   negative is refused in the caller's words. */
+/* Whoever calls this slot has added the length to a negative index. A sum that is still negative is
+   refused in the caller's words. */
 static PyObject *
 item(PyObject *self, Py_ssize_t index)
 {
@@ -88,8 +79,7 @@ contains(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(element))
 static int
 truth(PyObject *Py_UNUSED(self))
 {
-    return ca_py_raise(PyExc_TypeError, "a Tensor is neither true nor false; use "
-                                        "tensor.numpy()");
+    return ca_py_raise(PyExc_TypeError, "a Tensor is neither true nor false; use tensor.numpy()");
 }
 
 static PyObject *
@@ -147,8 +137,8 @@ to(PyObject *self, PyObject *argument)
 
 /* ---- the elements on the host ---- */
 
-/* The elements, to be looked at now: a NumPy array of the Tensor's memory if the host
-   has the memory, else of a copy. */
+/* The elements, to be looked at now: a NumPy array of the Tensor's memory if the host has the
+   memory, else of a copy. */
 static PyObject *
 look(PyObject *self)
 {
@@ -164,8 +154,8 @@ look(PyObject *self)
     return array;
 }
 
-/* numpy(): the same, to be kept. Later calls that use memory shared with the host are
-   waited for. */
+/* numpy(): the same, to be kept. Later calls that use memory shared with the host are waited
+   for. */
 static PyObject *
 numpy(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
@@ -187,8 +177,7 @@ array(PyObject *self, PyObject *args, PyObject *kwargs)
     }
     if (copy == Py_False && !ca_storage_is_host(storage_of(self))) {
         return PyErr_Format(PyExc_ValueError,
-                            "copy is False, but the Tensor is in memory that only its "
-                            "device has");
+                            "copy is False, but the Tensor is in memory that only its device has");
     }
     PyObject *elements =
         copy == Py_True ? ca_py_tensor_fetch(state_of(self), self, false) : numpy(self, NULL);
@@ -264,13 +253,13 @@ dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
     bool moves = request.wants_host && here.type != CA_DLPACK_CPU;
     if (request.wants_other && (request.type != here.type || request.id != here.id)) {
         return PyErr_Format(PyExc_BufferError,
-                            "dl_device is (%lld, %lld); expected None, the host (1, 0) "
-                            "or the Tensor's own (%d, %d)",
+                            "dl_device is (%lld, %lld); expected None, the host (1, 0) or the "
+                            "Tensor's own (%d, %d)",
                             (long long)request.type, (long long)request.id, here.type, here.id);
     }
     if (moves && request.copy == Py_False) {
-        return PyErr_Format(PyExc_BufferError, "copy is False, but the host does not "
-                                               "have the Tensor's memory");
+        return PyErr_Format(PyExc_BufferError,
+                            "copy is False, but the host does not have the Tensor's memory");
     }
     if (moves || (request.copy == Py_True && here.type == CA_DLPACK_CPU)) {
         return export_copy(self, request.versioned);
@@ -337,8 +326,7 @@ get_T(PyObject *self, void *Py_UNUSED(closure))
 /* Above this number NumPy leaves elements out. */
 #define SUMMARISED 1000
 
-/* clattn.Tensor([…], dtype=…, device='…'), with the shape if the elements do not show
-   it */
+/* clattn.Tensor([…], dtype=…, device='…'), with the shape if the elements do not show it */
 static PyObject *
 represent(PyObject *self)
 {
@@ -371,15 +359,15 @@ represent(PyObject *self)
 static PyObject *
 refuse_pickling(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(ignored))
 {
-    return PyErr_Format(PyExc_TypeError, "a clattn.Tensor cannot be pickled; pickle "
-                                         "tensor.numpy()");
+    return PyErr_Format(PyExc_TypeError,
+                        "a clattn.Tensor cannot be pickled; pickle tensor.numpy()");
 }
 
 static PyObject *
 refuse_making(PyTypeObject *Py_UNUSED(type), PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
-    return PyErr_Format(PyExc_TypeError, "clattn.Tensor cannot be called; use "
-                                         "clattn.tensor(array)");
+    return PyErr_Format(PyExc_TypeError,
+                        "clattn.Tensor cannot be called; use clattn.tensor(array)");
 }
 
 static int
@@ -445,8 +433,7 @@ static PyMethodDef methods[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "An array in a device's memory, as `clattn.tensor()` and the operators make "
-                "it.\n\n"
+    {Py_tp_doc, "An array in a device's memory, as `clattn.tensor()` and the operators make it.\n\n"
                 "Usable wherever a function takes an array; the call then runs on the Tensor's\n"
                 "device. Indexing with integers, slices, ... and None gives views."},
     {Py_tp_new, refuse_making},
@@ -465,18 +452,9 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec spec = {
+PyType_Spec ca_py_tensor_spec = {
     .name = "clattn.Tensor",
     .basicsize = sizeof(ca_py_tensor),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = slots,
 };
-
-int
-ca_py_tensor_init(PyObject *module)
-{
-    ca_state *state = ca_state_get(module);
-    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
-    state->tensor_type = (PyTypeObject *)type;
-    return type != NULL ? PyModule_AddType(module, state->tensor_type) : -1;
-}

@@ -84,11 +84,10 @@ count_keys(PyObject *keys, int *taken)
         } else if (PySlice_Check(key) || is_integer(key)) {
             (*taken)++;
         } else if (key != Py_None) {
-            return ca_py_raise(
-                PyExc_TypeError,
-                "a Tensor is indexed with integers, slices, ... and None, got %.200s; "
-                "advanced indexing is NumPy's: tensor.numpy()[...]",
-                Py_TYPE(key)->tp_name);
+            return ca_py_raise(PyExc_TypeError,
+                               "a Tensor is indexed with integers, slices, ... and None, got "
+                               "%.200s; advanced indexing is NumPy's: tensor.numpy()[...]",
+                               Py_TYPE(key)->tp_name);
         }
     }
     return 0;
@@ -103,10 +102,10 @@ index_with(const ca_tensor *tensor, PyObject *keys, ca_tensor *view)
         return -1;
     }
     if (taken > tensor->ndim) {
-        return ca_py_raise(PyExc_IndexError,
-                           "too many indices for a Tensor: it has %d dimensions, but %d were "
-                           "indexed",
-                           tensor->ndim, taken);
+        return ca_py_raise(
+            PyExc_IndexError,
+            "too many indices for a Tensor: it has %d dimensions, but %d were indexed",
+            tensor->ndim, taken);
     }
     ca_tensor_start_view(tensor, view);
     for (Py_ssize_t i = 0; i <= PyTuple_GET_SIZE(keys); i++) {
@@ -161,8 +160,7 @@ transpose_with(const ca_tensor *tensor, PyObject *axes, ca_tensor *view)
     bool taken[CA_MAX_DIMS] = {false};
     if (PyTuple_GET_SIZE(axes) != tensor->ndim) {
         return ca_py_raise(PyExc_ValueError,
-                           "axes are %zd numbers; expected %d, one for "
-                           "each dimension",
+                           "axes are %zd numbers; expected %d, one for each dimension",
                            PyTuple_GET_SIZE(axes), tensor->ndim);
     }
     ca_tensor_start_view(tensor, view);
@@ -205,8 +203,8 @@ ca_py_view_transpose(const ca_tensor *tensor, PyObject *args, ca_tensor *view)
 
 /* ---- reshaping ---- */
 
-/* Returns the product of the sizes. INT64_MAX, more than any tensor has, if the product
-   without zeros is too large. */
+/* Returns the product of the sizes. INT64_MAX, more than any tensor has, if the product without
+   zeros is too large. */
 static int64_t
 product(int ndim, const int64_t *shape)
 {
@@ -225,10 +223,8 @@ product(int ndim, const int64_t *shape)
 static int
 refuse_shape(const ca_tensor *tensor, int ndim, const int64_t *shape)
 {
-    char text[2][160];
     return ca_py_raise(PyExc_ValueError, "cannot reshape a Tensor of shape %s into %s",
-                       ca_shape_format(tensor->ndim, tensor->shape, text[0], sizeof(text[0])),
-                       ca_shape_format(ndim, shape, text[1], sizeof(text[1])));
+                       CA_SHAPE_OF(tensor), CA_SHAPE_WORDS(ndim, shape));
 }
 
 static int
@@ -289,8 +285,8 @@ squeeze(const ca_tensor *tensor)
     return view;
 }
 
-/* Old and new dimensions are grouped: a group is the fewest dimensions with as many
-   elements on both sides. The old dimensions of a group must lie in one step. */
+/* Old and new dimensions are grouped: a group is the fewest dimensions with as many elements on
+   both sides. The old dimensions of a group must lie in one step. */
 bool
 ca_py_view_reshape(const ca_tensor *tensor, int ndim, const int64_t *shape, ca_tensor *view)
 {

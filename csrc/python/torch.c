@@ -75,8 +75,8 @@ overlaps(const ca_tensor *output, const ca_tensor *input)
     return ca_extents_overlap(&a, &b);
 }
 
-/* True if the kernel can write to `out` itself. The result is copied there if `out` is
-   spread out, swapped, misaligned or shares memory with an input. */
+/* True if the kernel can write to `out` itself. The result is copied there if `out` is spread out,
+   swapped, misaligned or shares memory with an input. */
 static bool
 is_direct(const ca_torch_sdpa *sdpa, const ca_py_out *out)
 {
@@ -87,8 +87,8 @@ is_direct(const ca_torch_sdpa *sdpa, const ca_py_out *out)
            !(sdpa->has_mask && overlaps(tensor, &sdpa->attn_mask));
 }
 
-/* Runs the checked call, whose result has that shape. Returns the output, or the pair
-   of output and log-sum-exp; NULL with an exception. */
+/* Runs the checked call, whose result has that shape. Returns the output, or the pair of output and
+   log-sum-exp; NULL with an exception. */
 static PyObject *
 run(const ca_py_call *call, const ca_torch_sdpa *sdpa, PyObject *const *args, int ndim,
     const int64_t *shape, bool return_lse)

@@ -10,9 +10,9 @@
 
 /* ---- float types ---- */
 
-/* `value` is the double nearest to a whole number. If it differs from the number, it
-   becomes the neighbour, below or above the number, whose last bit is 1. Rounding this
-   neighbour to fewer bits gives the same as rounding the number. */
+/* `value` is the double nearest to a whole number. If it differs from the number, it becomes the
+   neighbour, below or above the number, whose last bit is 1. Rounding this neighbour to fewer bits
+   gives the same as rounding the number. */
 static int
 round_to_odd(PyObject *whole, double *value)
 {
@@ -31,8 +31,8 @@ round_to_odd(PyObject *whole, double *value)
     return below < 0 || above < 0 ? -1 : 0;
 }
 
-/* Converts a whole number to a double, an infinity beyond the range. `narrow`: the
-   caller rounds it to fewer bits. */
+/* Converts a whole number to a double, an infinity beyond the range. `narrow`: the caller rounds it
+   to fewer bits. */
 static int
 whole_to_double(PyObject *object, bool narrow, double *value)
 {
@@ -79,8 +79,7 @@ float_bits(float value)
     return bits;
 }
 
-/* Rounds first to a float whose last bit is 1 if it is not exact, as round_to_odd
-   does. */
+/* Rounds first to a float whose last bit is 1 if it is not exact, as round_to_odd does. */
 static uint64_t
 bfloat16_bits(double value)
 {
@@ -123,8 +122,8 @@ float_value(PyObject *object, const char *name, ca_dtype dtype, uint64_t *bits)
 
 /* ---- bool and integers ---- */
 
-/* Returns int(object), a new reference. NULL without an exception if `object` is NaN or
-   an infinity. */
+/* Returns int(object), a new reference. NULL without an exception if `object` is NaN or an
+   infinity. */
 static PyObject *
 to_whole(PyObject *object, const char *name)
 {
@@ -138,8 +137,8 @@ to_whole(PyObject *object, const char *name)
     return whole;
 }
 
-/* Writes the bits of a number from `lowest` to `highest`. -1 if it is another number, -2
-   with an exception. */
+/* Writes the bits of a number from `lowest` to `highest`. -1 if it is another number, -2 with an
+   exception. */
 static int
 whole_bits(PyObject *whole, int64_t lowest, uint64_t highest, uint64_t *bits)
 {
@@ -181,8 +180,7 @@ integer_value(PyObject *object, const char *name, ca_dtype dtype, uint64_t *bits
         PyObject *text = ca_py_repr(object);
         if (text != NULL) {
             PyErr_Format(PyExc_ValueError,
-                         "%s is %U; expected a whole number from %lld to %llu, which "
-                         "%s holds",
+                         "%s is %U; expected a whole number from %lld to %llu, which %s holds",
                          name, text, (long long)lowest, (unsigned long long)highest,
                          ca_dtype_name(dtype));
             Py_DECREF(text);

@@ -12,10 +12,10 @@
 
 #include "base/tensor.h" /* ca_dtype */
 
-/* Writes the bits of `object`, argument `name`, as an element of dtype. Rounds to a float
-   type as NumPy does: to nearest even, beyond the range to infinity. Bool and integer
-   types have to hold the number exactly. -1 with a TypeError if `object` is no real
-   number, with a ValueError if the dtype does not hold it. */
+/* Writes the bits of `object`, argument `name`, as an element of dtype. Rounds to a float type as
+   NumPy does: to nearest even, beyond the range to infinity. Bool and integer types have to hold
+   the number exactly. -1 with a TypeError if `object` is no real number, with a ValueError if the
+   dtype does not hold it. */
 int ca_py_value(PyObject *object, const char *name, ca_dtype dtype, uint64_t *bits);
 
 #endif

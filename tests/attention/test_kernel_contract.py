@@ -53,7 +53,7 @@ def test_head_sizes(device, variant, size):
     variant.need(device, "head size")
     E, Ev, dtype, L = size
     for S in variant.head_size_keys:
-        q, k, v = variant.arrays((1, 2, 1, L, S), dtype, E, Ev)
+        q, k, v = variant.arrays((1, 1, 1, L, S), dtype, E, Ev)
         right = variant.check(q, k, v, device=device)
         again = variant.call(q, far_rows(k), far_rows(v), device=device)[0]
         if variant.kernel == "decode_mma":  # a row of NaN that is read is computed again
@@ -217,9 +217,9 @@ def test_layouts_of_masks(device, variant, shape, kind):
     _, Hq, _, L, S = variant.shapes[shape]
     wide = variant.mask(draw((Hq, L, 2 * S)) > 0, kind)
     mask = wide[..., :S]
-    apart = sliced(mask.view(np.uint8), 1).view(bool) if kind == "bool" else sliced(mask)
-    others = [layout(mask) for layout in (negative_rows, negative_everywhere, columns_first)]
-    for other in (*others, apart, wide[..., ::2], wide[..., S - 1 :: -1]):
+    layouts = (negative_rows, negative_everywhere, columns_first, sliced)
+    others = [layout(mask) for layout in layouts]
+    for other in (*others, wide[..., ::2], wide[..., S - 1 :: -1]):
         variant.check(*variant.arrays(shape), device=device, attn_mask=other)
 
 
@@ -236,8 +236,9 @@ def test_keys_that_a_mask_excludes(device, variant, name):
         rows[0], rows[2:3] = True, False
         mask = variant.mask(seen, kind)
         excluded = variant.check(*spoil((q, k, v), seen), device=device, attn_mask=mask)
-        clean = variant.call(q, k, v, device=device, attn_mask=mask)[0]
-        np.testing.assert_array_equal(excluded, clean)  # not even computed again
+        if variant.kernel == "decode_mma":  # no row is computed again
+            clean = variant.call(q, k, v, device=device, attn_mask=mask)[0]
+            np.testing.assert_array_equal(excluded, clean)
         result = variant.check(q, k, v, device=device, attn_mask=variant.mask(rows, kind))
         assert not result[..., 2:3, :].astype(float32).any()
 
