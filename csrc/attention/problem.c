@@ -85,29 +85,28 @@ find_memory(ca_operand *operand, const int64_t batch[CA_BATCH_DIMS])
     }
 }
 
-/* A view without its leading dimensions, which start at the problem's first entry. */
-static ca_operand
-operand_of(const ca_tensor *view, ca_attention_role role, int64_t offset)
+/* Set an operand, but for its memory: a view whose leading dimensions are folded, and which
+   begins `offset` elements later. */
+static void
+set_operand(ca_operand *operand, const ca_tensor *view, ca_attention_role role, int64_t offset,
+            const ca_leading_dims *dims)
 {
-    if (view->data == NULL) {
-        return (ca_operand){.dtype = CA_FLOAT32};
-    }
     ptrdiff_t size = (ptrdiff_t)ca_dtype_size(view->dtype);
-    ca_operand operand = {.dtype = view->dtype,
-                          .data = (char *)view->data + offset * size,
-                          .block = view->block,
-                          .rows = 1,
-                          .columns = 1};
     int trailing = trailing_of(role);
+    operand->dtype = view->dtype;
+    operand->data = (char *)view->data + offset * size;
+    operand->block = view->block;
+    operand->rows = 1;
+    operand->columns = 1;
     if (trailing >= 1) {
-        operand.rows = view->shape[view->ndim - trailing];
-        operand.row_stride = view->strides[view->ndim - trailing];
+        operand->rows = view->shape[view->ndim - trailing];
+        operand->row_stride = view->strides[view->ndim - trailing];
     }
     if (trailing == 2) {
-        operand.columns = view->shape[view->ndim - 1];
-        operand.column_stride = view->strides[view->ndim - 1];
+        operand->columns = view->shape[view->ndim - 1];
+        operand->column_stride = view->strides[view->ndim - 1];
     }
-    return operand;
+    ca_fold_strides(dims, role, operand->batch);
 }
 
 /* Remove folded dimensions until CA_BATCH_DIMS are left: the smallest ones, or with
@@ -148,9 +147,12 @@ ca_attention_fold(ca_attention *attention, const ca_tensor views[OPERANDS], int6
     }
     ca_fold_sizes(&dims, attention->batch);
     for (int role = 0; role < OPERANDS; role++) {
-        operands[role] = operand_of(&views[role], (ca_attention_role)role, offsets[role]);
-        ca_fold_strides(&dims, role, operands[role].batch);
-        find_memory(&operands[role], attention->batch);
+        operands[role] = (ca_operand){.dtype = CA_FLOAT32};
+        if (views[role].data != NULL) {
+            set_operand(&operands[role], &views[role], (ca_attention_role)role, offsets[role],
+                        &dims);
+            find_memory(&operands[role], attention->batch);
+        }
     }
     attention->L = operands[CA_ATTENTION_QUERY].rows;
     attention->E = operands[CA_ATTENTION_QUERY].columns;

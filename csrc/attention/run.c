@@ -140,13 +140,13 @@ static ca_access
 access_of(const ca_attention *attention, ca_attention_role role)
 {
     const ca_operand *operand = &attention->operands[role];
+    if (!ca_attention_is_result(role) || operand->data == NULL) {
+        return CA_ACCESS_READ;
+    }
     const int64_t sizes[] = {attention->batch[0], attention->batch[1], attention->batch[2],
                              operand->rows, operand->columns};
     const int64_t strides[] = {operand->batch[0], operand->batch[1], operand->batch[2],
                                operand->row_stride, operand->column_stride};
-    if (!ca_attention_is_result(role)) {
-        return CA_ACCESS_READ;
-    }
     size_t bytes = ca_dtype_size(operand->dtype);
     for (int d = 0; d < CA_BATCH_DIMS + 2; d++) {
         bytes *= strides[d] != 0 || sizes[d] == 0 ? (size_t)sizes[d] : 1;
