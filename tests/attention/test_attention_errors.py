@@ -1,14 +1,22 @@
 # SPDX-License-Identifier: MIT
-"""Wrong arguments: the promised exception, naming the argument, before any OpenCL call.
-
-One row a rule. Every row is one change to a call that is right: keyword arguments to replace.
-"""
+"""Wrong arguments: the promised exception, naming the argument, before any OpenCL call."""
 
 import clattn
 import ml_dtypes
 import numpy as np
 import pytest
-from support.helpers import WHAT_TO_INSTALL, check, draw, no_opencl, run_python
+from support.helpers import check, draw
+from support.refusals import (
+    FLOATS,
+    cases,
+    check_without_opencl,
+    of,
+    refuse,
+    refuse_without_opencl,
+    wrong,
+    wrong_arrays,
+    wrong_shapes,
+)
 
 NAN, INF = float("nan"), float("inf")
 f32 = np.float32
@@ -16,19 +24,11 @@ f32 = np.float32
 
 def arrays():
     """A correct call: 4 heads, 5 queries, 7 keys, head sizes 8 and 6."""
-    return {
-        "query": draw((2, 4, 5, 8)),
-        "key": draw((2, 4, 7, 8)),
-        "value": draw((2, 4, 7, 6)),
-    }
-
-
-def of(dtype, *shape):
-    return np.zeros(shape, dtype)
+    return {"query": draw((2, 4, 5, 8)), "key": draw((2, 4, 7, 8)), "value": draw((2, 4, 7, 6))}
 
 
 def frozen(*shape):
-    array = np.zeros(shape, f32)
+    array = of(f32, *shape)
     array.flags.writeable = False
     return array
 
@@ -38,162 +38,75 @@ BF16 = ml_dtypes.bfloat16
 GROUPED = {"enable_gqa": True}
 
 ROWS = [  # (what is wrong, exception, name the message has to contain, changed arguments)
-    ("query is None", TypeError, "query", {"query": None}),
-    ("query is a list", TypeError, "query", {"query": [[1.0, 2.0]]}),
-    ("query is a number", TypeError, "query", {"query": 3.0}),
-    ("query is a NumPy scalar", TypeError, "query", {"query": np.float32(3)}),
-    ("query is text", TypeError, "query", {"query": "query"}),
-    ("query is masked", TypeError, "query", {"query": np.ma.masked_array(of(f32, *Q), mask=True)}),
-    ("query is int", TypeError, "query", {"query": of(np.int32, *Q)}),
-    ("query is complex", TypeError, "query", {"query": of(np.complex64, *Q)}),
-    ("query is bool", TypeError, "query", {"query": of(bool, *Q)}),
-    ("query is object", TypeError, "query", {"query": of(object, *Q)}),
-    ("query is long double", TypeError, "query", {"query": of(np.longdouble, *Q)}),
-    ("query is structured", TypeError, "query", {"query": of([("x", f32)], *Q)}),
-    ("query is float8", TypeError, "query", {"query": of(ml_dtypes.float8_e4m3fn, *Q)}),
-    ("query is datetime", TypeError, "query", {"query": of("M8[s]", *Q)}),
-    ("query is strings", TypeError, "query", {"query": of("U4", *Q)}),
-    ("query has rank 0", ValueError, "query", {"query": of(f32)}),
-    ("query has rank 1", ValueError, "query", {"query": of(f32, 8)}),
-    ("key is a list", TypeError, "key", {"key": [[1.0] * 8]}),
-    ("key is int", TypeError, "key", {"key": of(np.int64, *K)}),
-    ("key has rank 1", ValueError, "key", {"key": of(f32, 8)}),
-    ("key has another dtype", TypeError, "key", {"key": of(np.float16, *K)}),
-    ("key is wider", TypeError, "key", {"key": of(np.float64, *K)}),
-    ("key has another E", ValueError, "key", {"key": of(f32, 2, 4, 7, 9)}),
-    ("key has another batch", ValueError, "key", {"key": of(f32, 3, 4, 7, 8)}),
-    ("key has other heads", ValueError, "key", {"key": of(f32, 2, 2, 7, 8)}),
-    ("value is None", TypeError, "value", {"value": None}),
-    ("value is int", TypeError, "value", {"value": of(np.uint8, *V)}),
-    ("value has another dtype", TypeError, "value", {"value": of(BF16, *V)}),
-    ("value has rank 0", ValueError, "value", {"value": of(f32)}),
-    ("value has another S", ValueError, "value", {"value": of(f32, 2, 4, 8, 6)}),
-    ("value has another batch", ValueError, "value", {"value": of(f32, 3, 4, 7, 6)}),
-    ("value has other heads", ValueError, "value", {"value": of(f32, 2, 2, 7, 6)}),
+    *wrong_arrays("query", Q, FLOATS, none=None, scalar=f32(3)),
+    *wrong_shapes("query", f32, (), (8,)),
+    *wrong_arrays("key", K, ["float32"], none=None),
+    *wrong_shapes("key", f32, (8,)),
+    *wrong_shapes("key", f32, (2, 4, 7, 9), (3, 4, 7, 8), (2, 2, 7, 8)),
+    *wrong_arrays("value", V, ["float32"], none=None),
+    *wrong_shapes("value", f32, ()),
+    *wrong_shapes("value", f32, (2, 4, 8, 6), (3, 4, 7, 6), (2, 2, 7, 6)),
     ("heads do not divide", ValueError, "enable_gqa|key",
      GROUPED | {"key": of(f32, 2, 3, 7, 8), "value": of(f32, 2, 3, 7, 6)}),
     ("more key heads than query heads", ValueError, "enable_gqa|key",
      GROUPED | {"key": of(f32, 2, 8, 7, 8), "value": of(f32, 2, 8, 7, 6)}),
     ("key and value heads differ", ValueError, "enable_gqa|value",
      GROUPED | {"key": of(f32, 2, 2, 7, 8)}),
-    ("mask is a list", TypeError, "attn_mask", {"attn_mask": [[True] * 7]}),
-    ("mask is a bool", TypeError, "attn_mask", {"attn_mask": True}),
-    ("mask is int", TypeError, "attn_mask", {"attn_mask": of(np.int64, 5, 7)}),
-    ("mask is uint8", TypeError, "attn_mask", {"attn_mask": of(np.uint8, 5, 7)}),
-    ("mask is complex", TypeError, "attn_mask", {"attn_mask": of(np.complex128, 5, 7)}),
-    ("mask is masked", TypeError, "attn_mask", {"attn_mask": np.ma.masked_array(of(bool, 5, 7))}),
-    ("mask has another S", ValueError, "attn_mask", {"attn_mask": of(bool, 5, 8)}),
-    ("mask has another L", ValueError, "attn_mask", {"attn_mask": of(f32, 4, 7)}),
-    ("mask is transposed", ValueError, "attn_mask", {"attn_mask": of(f32, 7, 5)}),
-    ("mask has other heads", ValueError, "attn_mask", {"attn_mask": of(f32, 3, 5, 7)}),
-    ("mask has another batch", ValueError, "attn_mask", {"attn_mask": of(f32, 3, 1, 5, 7)}),
-    ("mask has more dimensions", ValueError, "attn_mask", {"attn_mask": of(bool, 1, 2, 4, 5, 7)}),
+    *wrong_arrays("attn_mask", (5, 7), [*FLOATS, "bool"], true=True),
+    *wrong_shapes("attn_mask", bool, (5, 8), (1, 2, 4, 5, 7), (5, 0)),
+    *wrong_shapes("attn_mask", f32, (4, 7), (7, 5), (3, 5, 7), (3, 1, 5, 7)),
     ("mask is wider than the result", ValueError, "attn_mask",
      {"attn_mask": of(f32, 2, 5, 7), "query": of(f32, 1, 5, 8), "key": of(f32, 1, 7, 8),
       "value": of(f32, 1, 7, 6)}),
-    ("mask is empty", ValueError, "attn_mask", {"attn_mask": of(bool, 5, 0)}),
-    ("dropout above 1", ValueError, "dropout_p", {"dropout_p": 1.5}),
-    ("dropout below 0", ValueError, "dropout_p", {"dropout_p": -0.1}),
-    ("dropout is NaN", ValueError, "dropout_p", {"dropout_p": NAN}),
-    ("dropout is infinite", ValueError, "dropout_p", {"dropout_p": INF}),
-    ("dropout is text", TypeError, "dropout_p", {"dropout_p": "0.5"}),
-    ("dropout is None", TypeError, "dropout_p", {"dropout_p": None}),
-    ("causal is another word", ValueError, "is_causal", {"is_causal": "upper_left"}),
-    ("causal is an empty word", ValueError, "is_causal", {"is_causal": ""}),
-    ("causal is in capitals", ValueError, "is_causal", {"is_causal": "LOWER_RIGHT"}),
-    ("causal is a float", TypeError, "is_causal", {"is_causal": 3.5}),
-    ("causal is None", TypeError, "is_causal", {"is_causal": None}),
+    *wrong("is_causal", ValueError, "upper_left", "", "LOWER_RIGHT"),
+    *wrong("is_causal", TypeError, 3.5, None),
     ("causal is a mask", TypeError, "is_causal", {"is_causal": of(bool, 5, 7)}),
-    ("scale is text", TypeError, "scale", {"scale": "1"}),
-    ("scale is a list", TypeError, "scale", {"scale": [1.0]}),
-    ("scale is complex", TypeError, "scale", {"scale": 1j}),
+    *wrong("scale", TypeError, "1", [1.0], 1j),
     ("scale is an array", TypeError, "scale", {"scale": of(f32, 2)}),
-    ("scale is NaN", ValueError, "scale", {"scale": NAN}),
-    ("scale is infinite", ValueError, "scale", {"scale": -INF}),
-    ("window is a number", TypeError, "window", {"window": 3}),
-    ("window is text", TypeError, "window", {"window": "ab"}),
-    ("window has one bound", ValueError, "window", {"window": (1,)}),
-    ("window has three bounds", ValueError, "window", {"window": (1, 2, 3)}),
-    ("window has none", ValueError, "window", {"window": ()}),
-    ("window bound is a float", TypeError, "window", {"window": (1.5, None)}),
-    ("window bound is text", TypeError, "window", {"window": (None, "1")}),
-    ("window bound is infinite", TypeError, "window", {"window": (INF, 0)}),
-    ("left bound is negative", ValueError, "window", {"window": (-1, None)}),
-    ("right bound is negative", ValueError, "window", {"window": (None, -1)}),
-    ("bound is hugely negative", ValueError, "window", {"window": (0, -(2**63))}),
-    ("softcap is negative", ValueError, "softcap", {"softcap": -1.0}),
-    ("softcap is NaN", ValueError, "softcap", {"softcap": NAN}),
-    ("softcap is infinite", ValueError, "softcap", {"softcap": INF}),
-    ("softcap is text", TypeError, "softcap", {"softcap": "x"}),
-    ("softcap is None", TypeError, "softcap", {"softcap": None}),
-    ("seed is a float", TypeError, "seed", {"seed": 1.5}),
-    ("seed is text", TypeError, "seed", {"seed": "1"}),
-    ("out is a list", TypeError, "out", {"out": []}),
-    ("out is True", TypeError, "out", {"out": True}),
+    *wrong("scale", ValueError, NAN, -INF),
+    *wrong("window", TypeError, 3, "ab"),
+    *wrong("window", ValueError, (1,), (1, 2, 3), ()),
+    *wrong("window", TypeError, (1.5, None), (None, "1"), (INF, 0)),
+    *wrong("window", ValueError, (-1, None), (None, -1), (0, -(2**63))),
+    *wrong("softcap", ValueError, -1.0, NAN, INF),
+    *wrong("softcap", TypeError, "x", None),
+    *wrong("seed", TypeError, 1.5, "1"),
+    *wrong("out", TypeError, [], True),
     ("out is masked", TypeError, "out", {"out": np.ma.masked_array(of(f32, *RESULT))}),
     ("out is wider", TypeError, "out", {"out": of(np.float64, *RESULT)}),
     ("out is narrower", TypeError, "out", {"out": of(np.float16, *RESULT)}),
     ("out is int", TypeError, "out", {"out": of(np.int32, *RESULT)}),
-    ("out is longer", ValueError, "out", {"out": of(f32, 2, 4, 6, 6)}),
-    ("out has E for Ev", ValueError, "out", {"out": of(f32, *Q)}),
-    ("out is transposed", ValueError, "out", {"out": of(f32, 2, 5, 4, 6)}),
-    ("out lacks a dimension", ValueError, "out", {"out": of(f32, 4, 5, 6)}),
-    ("out would broadcast", ValueError, "out", {"out": of(f32, 1, *RESULT)}),
+    *wrong_shapes("out", f32, (2, 4, 6, 6), (*Q,), (2, 5, 4, 6), (4, 5, 6), (1, *RESULT)),
     ("out is read-only", ValueError, "out", {"out": frozen(*RESULT)}),
-    ("device is a number", TypeError, "device", {"device": 7}),
-    ("device is a list", TypeError, "device", {"device": ["cpu"]}),
-    ("device is bytes", TypeError, "device", {"device": b"cpu"}),
+    *wrong("device", TypeError, 7, ["cpu"], b"cpu"),
     ("unknown keyword", TypeError, "attention_mask", {"attention_mask": None}),
     ("seed misspelt", TypeError, "sed", {"sed": 1}),
 ]  # fmt: skip
-UNKNOWN_DEVICES = [
-    "no such device", "cpu:99", "gpu:99", "cpu:-1", "cpu:x", "cpu:", "\0", "x" * 5000,
-]  # fmt: skip
+UNKNOWN_DEVICES = ["no device", "cpu:99", "gpu:99", "cpu:-1", "cpu:x", "cpu:", "\0", "x" * 5000]
 
 
-def ids(rows):
-    return [row[0] for row in rows]
-
-
-def refuse(row):
-    """The row's call raises its exception, with the name in the message."""
-    _, exception, name, changed = row
-    arguments = arrays() | changed
-    with pytest.raises(exception, match=name) as caught:
-        clattn.scaled_dot_product_attention(**arguments)
-    assert type(caught.value) is exception
-    return caught.value
-
-
-@pytest.mark.parametrize("row", ROWS, ids=ids(ROWS))
+@cases(ROWS)
 def test_wrong_arguments(device, row):
     """The exception of the row; afterwards the correct call works."""
-    refuse(row)
+    refuse(clattn.scaled_dot_product_attention, row, arrays())
     check(*arrays().values(), device=device)
 
 
-@pytest.mark.parametrize(
-    ("row", "given"),
-    [
-        ("query is int", "int32"),
-        ("key has another dtype", "float16"),
-        ("mask is int", "int64"),
-        ("out is wider", "float64"),
-        ("query is a list", "list"),
-        ("scale is text", "str"),
-        ("dropout above 1", "1.5"),
-        ("causal is another word", "upper_left"),
-        ("softcap is negative", "-1"),
-        ("left bound is negative", "-1"),
-        ("key has another E", "9"),
-        ("value has another S", "8"),
-        ("out is longer", "6"),
-        ("mask has another S", "8"),
-    ],
-)
+SAID = {
+    "query is int32": "int32", "key is float16": "float16", "attn_mask is int64": "int64",
+    "out is wider": "float64", "query is a list": "list", "scale is '1'": "str",
+    "is_causal is 'upper_left'": "upper_left", "softcap is -1.0": "-1",
+    "window is (-1, None)": "-1", "key of float32 (2, 4, 7, 9)": "9",
+    "value of float32 (2, 4, 8, 6)": "8", "out of float32 (2, 4, 6, 6)": "6",
+    "attn_mask of bool (5, 8)": "8",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "given"), SAID.items(), ids=SAID)
 def test_messages_say_what_was_given(row, given):
     """And not only which argument is wrong."""
-    assert given in str(refuse(next(r for r in ROWS if r[0] == row)))
+    row = next(r for r in ROWS if r[0] == row)
+    assert given in str(refuse(clattn.scaled_dot_product_attention, row, arrays()))
 
 
 @pytest.mark.parametrize("name", UNKNOWN_DEVICES, ids=lambda n: repr(n[:20]))
@@ -240,19 +153,11 @@ def test_a_result_whose_size_overflows_64_bits(device):
     check(*arrays().values(), device=device)
 
 
-def refuse_all_without_opencl():
+def refuse_all():
     """Run by test_arguments_are_checked_before_opencl in a process that has no driver."""
-    with pytest.raises(clattn.DeviceError) as caught:
-        clattn.scaled_dot_product_attention(**arrays())
-    for row in ROWS:
-        refuse(row)
-    with pytest.raises(clattn.DeviceError):
-        clattn.scaled_dot_product_attention(**arrays())
-    print(caught.value)
+    call, right = clattn.scaled_dot_product_attention, arrays()
+    refuse_without_opencl(lambda: call(**right), lambda: [refuse(call, row, right) for row in ROWS])
 
 
 def test_arguments_are_checked_before_opencl(tmp_path):
-    """Without a driver wrong calls raise as ever, a right one DeviceError with what to install."""
-    code = "import attention.test_attention_errors as t; t.refuse_all_without_opencl()"
-    said = run_python(code, env=no_opencl(tmp_path)).stdout
-    assert any(word in said for word in WHAT_TO_INSTALL), said
+    check_without_opencl("attention.test_attention_errors", tmp_path)

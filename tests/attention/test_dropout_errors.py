@@ -1,14 +1,22 @@
 # SPDX-License-Identifier: MIT
 """dropout_p and seed of scaled_dot_product_attention: what is refused, before any OpenCL call.
 
-One row a rule. Every row is one change to a call that is right: keyword arguments to replace.
+Each row replaces arguments of a call that is right.
 """
 
 import clattn
 import numpy as np
 import pytest
 import references.dropout as oracle
-from support.helpers import WHAT_TO_INSTALL, assert_close, no_opencl, qkv, run_python
+from support.helpers import assert_close, qkv
+from support.refusals import (
+    cases,
+    check_without_opencl,
+    of,
+    refuse,
+    refuse_without_opencl,
+    wrong,
+)
 
 pytestmark = pytest.mark.usefixtures("reference_kernel")
 
@@ -20,66 +28,26 @@ def arrays():
     return dict(zip(("query", "key", "value"), qkv((2, 4), 5, 7, 8), strict=True))
 
 
-def probability(p):
-    return {"dropout_p": p}
-
-
-def seed(number, p=P):
-    return {"dropout_p": p, "seed": number}
-
-
-ROWS = [  # (what is wrong, exception, name the message has to contain, changed arguments)
-    ("p is above 1", ValueError, "dropout_p", probability(1.5)),
-    ("p is just above 1", ValueError, "dropout_p", probability(float(np.nextafter(1, 2)))),
-    ("p is 2", ValueError, "dropout_p", probability(2)),
-    ("p is below 0", ValueError, "dropout_p", probability(-0.1)),
-    ("p is just below 0", ValueError, "dropout_p", probability(-5e-324)),
-    ("p is -1", ValueError, "dropout_p", probability(-1)),
-    ("p is NaN", ValueError, "dropout_p", probability(NAN)),
-    ("p is a NaN of NumPy's", ValueError, "dropout_p", probability(np.float32(NAN))),
-    ("p is infinite", ValueError, "dropout_p", probability(INF)),
-    ("p is minus infinite", ValueError, "dropout_p", probability(-INF)),
-    ("p is a huge integer", ValueError, "dropout_p", probability(10**400)),
-    ("p is text", TypeError, "dropout_p", probability("0.5")),
-    ("p is bytes", TypeError, "dropout_p", probability(b"0.5")),
-    ("p is None", TypeError, "dropout_p", probability(None)),
-    ("p is complex", TypeError, "dropout_p", probability(0.5 + 0j)),
-    ("p is a list", TypeError, "dropout_p", probability([0.5])),
-    ("p is an array", TypeError, "dropout_p", probability(np.full(2, 0.5))),
-    ("seed is -1", ValueError, "seed", seed(-1)),
-    ("seed is far below 0", ValueError, "seed", seed(-(2**64))),
-    ("seed is 2**64", ValueError, "seed", seed(2**64)),
-    ("seed is far above", ValueError, "seed", seed(10**400)),
-    ("seed is a negative NumPy integer", ValueError, "seed", seed(np.int64(-1))),
-    ("seed is a float", TypeError, "seed", seed(1.0)),
-    ("seed is a NumPy float", TypeError, "seed", seed(np.float64(1))),
-    ("seed is text", TypeError, "seed", seed("1")),
-    ("seed is bytes", TypeError, "seed", seed(b"1")),
-    ("seed is complex", TypeError, "seed", seed(1j)),
-    ("seed is a list", TypeError, "seed", seed([1])),
-    ("seed is an array", TypeError, "seed", seed(np.array([1, 2]))),
-    ("seed is -1, nothing dropped", ValueError, "seed", seed(-1, 0.0)),
-    ("seed is 2**64, nothing dropped", ValueError, "seed", seed(2**64, 0.0)),
-    ("seed is a float, everything dropped", TypeError, "seed", seed(1.5, 1.0)),
-    ("seed is 2**64, everything dropped", ValueError, "seed", seed(2**64, 1.0)),
-    ("both are wrong", ValueError, "dropout_p|seed", seed(-1, 2.0)),
+ROWS = [
+    *wrong("dropout_p", ValueError, 1.5, float(np.nextafter(1, 2)), 2, -0.1, -5e-324, -1, NAN,
+           np.float32(NAN), INF, -INF, 10**400),
+    *wrong("dropout_p", TypeError, "0.5", b"0.5", None, 0.5 + 0j, [0.5], np.full(2, 0.5)),
+    *wrong("seed", ValueError, -1, -(2**64), 2**64, 10**400, np.int64(-1), dropout_p=P),
+    *wrong("seed", TypeError, 1.0, np.float64(1), "1", b"1", 1j, [1], np.array([1, 2]),
+           dropout_p=P),
+    *wrong("seed", ValueError, -1, 2**64, dropout_p=0.0),
+    *wrong("seed", TypeError, 1.5, dropout_p=1.0),
+    *wrong("seed", ValueError, 2**64, dropout_p=1.0),
+    ("both are wrong", ValueError, "dropout_p|seed", {"dropout_p": 2.0, "seed": -1}),
     ("values are too few", ValueError, "value",
-     probability(P) | {"value": np.zeros((2, 4, 6, 8), np.float32)}),
+     {"dropout_p": P, "value": of("f4", 2, 4, 6, 8)}),
     ("everything dropped of a wrong mask", ValueError, "attn_mask",
-     probability(1.0) | {"attn_mask": np.zeros((4, 7), bool)}),
+     {"dropout_p": 1.0, "attn_mask": of(bool, 4, 7)}),
     ("everything dropped into a wrong out", ValueError, "out",
-     probability(1.0) | {"out": np.zeros((2, 4, 5, 7), np.float32)}),
+     {"dropout_p": 1.0, "out": of("f4", 2, 4, 5, 7)}),
     ("everything dropped into another type", TypeError, "out",
-     probability(1.0) | {"out": np.zeros((2, 4, 5, 8), np.float64)}),
+     {"dropout_p": 1.0, "out": of("f8", 2, 4, 5, 8)}),
 ]  # fmt: skip
-
-
-def refuse(row):
-    """The row's call raises exactly its exception, with the name in the message."""
-    _, exception, name, changed = row
-    with pytest.raises(exception, match=name) as caught:
-        clattn.scaled_dot_product_attention(**arrays() | changed)
-    assert caught.type is exception
 
 
 def assert_it_still_works(device):
@@ -90,35 +58,29 @@ def assert_it_still_works(device):
     assert_close(got, right, allowed)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
+@cases(ROWS)
 def test_wrong_arguments(device, row):
     """The exception of the row; afterwards the correct call works."""
-    refuse(row)
+    refuse(clattn.scaled_dot_product_attention, row, arrays())
     assert_it_still_works(device)
 
 
 def test_out_is_untouched_after_an_error(device):
     out = np.full((2, 4, 5, 8), 7.5, np.float32)
-    for changed in (probability(1.5), seed(-1), seed(2**64, 1.0)):
+    for changed in ({"dropout_p": 1.5}, {"dropout_p": P, "seed": -1}):
         with pytest.raises(ValueError, match=r"dropout_p|seed"):
             clattn.scaled_dot_product_attention(**arrays() | changed, out=out, device=device)
     assert (out == 7.5).all()
 
 
-def refuse_all_without_opencl():
+def refuse_all():
     """Run by test_arguments_are_checked_before_opencl in a process that has no driver."""
-    right = arrays() | {"dropout_p": P, "seed": SEED}
-    with pytest.raises(clattn.DeviceError) as caught:
-        clattn.scaled_dot_product_attention(**right)
-    for row in ROWS:
-        refuse(row)
-    with pytest.raises(clattn.DeviceError):
-        clattn.scaled_dot_product_attention(**right)
-    print(caught.value)
+    call, right = clattn.scaled_dot_product_attention, arrays()
+    refuse_without_opencl(
+        lambda: call(**right, dropout_p=P, seed=SEED),
+        lambda: [refuse(call, row, right) for row in ROWS],
+    )
 
 
 def test_arguments_are_checked_before_opencl(tmp_path):
-    """Without a driver wrong calls raise as ever, a right one DeviceError with what to install."""
-    code = "import attention.test_dropout_errors as t; t.refuse_all_without_opencl()"
-    said = run_python(code, env=no_opencl(tmp_path)).stdout
-    assert any(word in said for word in WHAT_TO_INSTALL), said
+    check_without_opencl("attention.test_dropout_errors", tmp_path)

@@ -19,7 +19,9 @@ from support.refusals import (
     of,
     refuse,
     refuse_without_opencl,
+    wrong,
     wrong_arrays,
+    wrong_shapes,
 )
 
 pytestmark = pytest.mark.usefixtures("reference_kernel")
@@ -74,6 +76,10 @@ def zeros(mask_type, *shape):
     return {"mask": of(np.int32, *shape), "mask_type": mask_type}
 
 
+def wrong_masks(mask_type, *shapes):
+    return [(f"{mask_type} of {s}", ValueError, "mask", zeros(mask_type, *s)) for s in shapes]
+
+
 QK, KV, QKV = "stacked_query_key", "stacked_key_value", "stacked_query_key_value"
 RPB, FILTER, HEADS = "relative_position_bias", "mask_filter_value", "head_count"
 # Good key lengths; what follows them in PACKED is wrong.
@@ -82,23 +88,12 @@ V16 = (B, L, 16)  # a value beside a stacked query and key
 
 ROWS = [  # (what is wrong, exception, pattern in the message, changed arguments)
     # Shapes of the sources.
-    ("query has rank 2", ValueError, "query", f("query", L, H * E)),
-    ("query has rank 6", ValueError, "query", f("query", 1, 1, 1, B, L, H * E)),
-    ("query's leading dimension is 2", ValueError, "query", f("query", 2, B, L, H * E)),
-    ("query's first of two is 2", ValueError, "query", f("query", 2, 1, B, L, H * E)),
-    ("query's leading dimension is 0", ValueError, "query", f("query", 0, B, L, H * E)),
-    ("query is split into heads", ValueError, "query", f("query", B, L, H, E)),
+    *wrong_shapes("query", f32, (L, H * E), (1, 1, 1, B, L, H * E), (2, B, L, H * E),
+                  (2, 1, B, L, H * E), (0, B, L, H * E), (B, L, H, E)),
     ("query does not divide", ValueError, "query|head_count", f("query", B, L, H * E + 1)),
-    ("key has rank 2", ValueError, "key", f("key", S, H * E)),
-    ("key has rank 6", ValueError, "key", f("key", 1, 1, 1, B, S, H * E)),
-    ("key's leading dimension is 3", ValueError, "key", f("key", 1, 3, B, S, H * E)),
-    ("key has another batch", ValueError, "key", f("key", 3, S, H * E)),
-    ("key's batch would broadcast", ValueError, "key", f("key", 1, S, H * E)),
-    ("key is wider", ValueError, "key", f("key", B, S, H * E + H)),
-    ("value has rank 2", ValueError, "value", f("value", S, H * EV)),
-    ("value's leading dimension is 2", ValueError, "value", f("value", 2, B, S, H * EV)),
-    ("value has another batch", ValueError, "value", f("value", 1, S, H * EV)),
-    ("value has other keys", ValueError, "value", f("value", B, S + 1, H * EV)),
+    *wrong_shapes("key", f32, (S, H * E), (1, 1, 1, B, S, H * E), (1, 3, B, S, H * E),
+                  (3, S, H * E), (1, S, H * E), (B, S, H * E + H)),
+    *wrong_shapes("value", f32, (S, H * EV), (2, B, S, H * EV), (1, S, H * EV), (B, S + 1, H * EV)),
     ("value does not divide", ValueError, "value|head_count", f("value", B, S, H * EV + 1)),
     ("query and key has rank 4", ValueError, QK, only(**{QK: (B, L, H * 2, E), "value": V16})),
     ("query and key has rank 6", ValueError, QK,
@@ -124,35 +119,17 @@ ROWS = [  # (what is wrong, exception, pattern in the message, changed arguments
     ("all three stacks before heads", ValueError, QKV, only(**{QKV: (B, L, 3, H, E)})),
     # Bias, relative position bias, past.
     ("bias has rank 0", ValueError, "bias", {"bias": of(f32)}),
-    ("bias has rank 6", ValueError, "bias", f("bias", 1, 1, 1, 1, 1, 44)),
-    ("bias has leading 2", ValueError, "bias", f("bias", 2, 44)),
-    ("bias is short", ValueError, "bias", f("bias", 43)),
-    ("bias is long", ValueError, "bias", f("bias", 48)),
-    ("bias would broadcast", ValueError, "bias", f("bias", 1)),
-    ("bias is transposed", ValueError, "bias", f("bias", 44, 1)),
-    ("relative has rank 3", ValueError, RPB, f(RPB, H, L, T)),
-    ("relative has rank 6", ValueError, RPB, f(RPB, 1, 1, B, H, L, T)),
-    ("relative has leading 2", ValueError, RPB, f(RPB, 2, B, H, L, T)),
-    ("relative lacks the past", ValueError, RPB, f(RPB, B, H, L, S)),
-    ("relative is transposed", ValueError, RPB, f(RPB, B, H, T, L)),
-    ("relative has other heads", ValueError, RPB, f(RPB, B, 3, L, T)),
-    ("relative has another batch", ValueError, RPB, f(RPB, 3, 1, L, T)),
-    ("relative is empty", ValueError, RPB, f(RPB, B, H, 0, T)),
+    *wrong_shapes("bias", f32, (1, 1, 1, 1, 1, 44), (2, 44), (43,), (48,), (1,), (44, 1)),
+    *wrong_shapes(RPB, f32, (H, L, T), (1, 1, B, H, L, T), (2, B, H, L, T), (B, H, L, S),
+                  (B, H, T, L), (B, 3, L, T), (3, 1, L, T), (B, H, 0, T)),
     ("past_key alone", ValueError, "past_value", {"past_value": None, RPB: None}),
     ("past_value alone", ValueError, "past_key", {"past_key": None, RPB: None}),
-    ("past_key has rank 3", ValueError, "past_key", f("past_key", B, P, H * E)),
-    ("past_key has rank 6", ValueError, "past_key", f("past_key", 1, 1, B, H, P, E)),
-    ("past_key has leading 2", ValueError, "past_key", f("past_key", 2, B, H, P, E)),
-    ("past_key has another batch", ValueError, "past_key", f("past_key", 1, H, P, E)),
-    ("past_key has other heads", ValueError, "past_key", f("past_key", B, 1, P, E)),
-    ("past_key has another E", ValueError, "past_key", f("past_key", B, H, P, E + 1)),
-    ("past_key is transposed", ValueError, "past_key", f("past_key", B, P, H, E)),
-    ("past_value has rank 3", ValueError, "past_value", f("past_value", B, P, H * EV)),
-    ("past_value has leading 3", ValueError, "past_value", f("past_value", 3, B, H, P, EV)),
+    *wrong_shapes("past_key", f32, (B, P, H * E), (1, 1, B, H, P, E), (2, B, H, P, E), (1, H, P, E),
+                  (B, 1, P, E), (B, H, P, E + 1), (B, P, H, E)),
+    *wrong_shapes("past_value", f32, (B, P, H * EV), (3, B, H, P, EV)),
     ("past_value has another length", ValueError, "past_value|past_key",
      f("past_value", B, H, P + 1, EV)),
-    ("past_value has E for Ev", ValueError, "past_value", f("past_value", B, H, P, E)),
-    ("past_value has another batch", ValueError, "past_value", f("past_value", 3, H, P, EV)),
+    *wrong_shapes("past_value", f32, (B, H, P, E), (3, H, P, EV)),
     # Masks: type and tensor.
     ("a mask without a type", ValueError, "mask", {"mask": of(np.int32, B, T)}),
     ("a mask with 'none'", ValueError, "mask", zeros("none", B, T)),
@@ -167,32 +144,12 @@ ROWS = [  # (what is wrong, exception, pattern in the message, changed arguments
     ("lengths are int64", TypeError, "mask", {"mask": of(np.int64, B), "mask_type": LENGTH}),
     # Masks: shapes.
     ("boolean of rank 0", ValueError, "mask", zeros("boolean")),
-    ("boolean of rank 1", ValueError, "mask", zeros("boolean", T)),
-    ("boolean of rank 6", ValueError, "mask", zeros("boolean", 1, 1, B, H, L, T)),
-    ("boolean without the past", ValueError, "mask", zeros("boolean", B, S)),
-    ("boolean of (L, T)", ValueError, "mask", zeros("boolean", L, T)),
-    ("boolean of another batch", ValueError, "mask", zeros("boolean", 3, L, T)),
-    ("boolean of another L", ValueError, "mask", zeros("boolean", B, L + 1, T)),
-    ("boolean, transposed", ValueError, "mask", zeros("boolean", B, T, L)),
-    ("boolean of other heads", ValueError, "mask", zeros("boolean", B, 3, L, T)),
-    ("boolean of 4-D, another batch", ValueError, "mask", zeros("boolean", 3, 1, 1, T)),
-    ("boolean of 4-D, another T", ValueError, "mask", zeros("boolean", B, H, L, T - 1)),
-    ("boolean of 5-D, leading 2", ValueError, "mask", zeros("boolean", 2, B, H, L, T)),
+    *wrong_masks("boolean", (T,), (1, 1, B, H, L, T), (B, S), (L, T), (3, L, T), (B, L + 1, T),
+                 (B, T, L), (B, 3, L, T), (3, 1, 1, T), (B, H, L, T - 1), (2, B, H, L, T)),
     ("lengths of rank 0", ValueError, "mask", zeros(LENGTH)),
-    ("lengths of rank 6", ValueError, "mask", zeros(LENGTH, 1, 1, 1, 1, 1, B)),
-    ("one length for two", ValueError, "mask", zeros(LENGTH, 1)),
-    ("three lengths for two", ValueError, "mask", zeros(LENGTH, 3)),
-    ("lengths in a column", ValueError, "mask", zeros(LENGTH, B, 1)),
-    ("lengths twice", ValueError, "mask", zeros(LENGTH, 3, B)),
-    ("a boolean for lengths", ValueError, "mask", zeros(LENGTH, B, T)),
-    ("ends without starts", ValueError, "mask", zeros(END_START, B)),
-    ("ends and starts in three rows", ValueError, "mask", zeros(END_START, 3, B)),
-    ("ends and starts, leading 2", ValueError, "mask", zeros(END_START, 2, 2, B)),
-    ("ends and starts for three", ValueError, "mask", zeros(END_START, 6)),
-    ("packed, short", ValueError, "mask", zeros(PACKED, 3 * B + 1)),
-    ("packed, long", ValueError, "mask", zeros(PACKED, 3 * B + 3)),
-    ("packed, leading 2", ValueError, "mask", zeros(PACKED, 2, 3 * B + 2)),
-    ("packed, 3 by B", ValueError, "mask", zeros(PACKED, 3, B)),
+    *wrong_masks(LENGTH, (1, 1, 1, 1, 1, B), (1,), (3,), (B, 1), (3, B), (B, T)),
+    *wrong_masks(END_START, (B,), (3, B), (2, 2, B), (6,)),
+    *wrong_masks(PACKED, (3 * B + 1,), (3 * B + 3,), (2, 3 * B + 2), (3, B)),
     # Masks: numbers.
     ("negative length", ValueError, "mask", masked(LENGTH, -1, 4)),
     ("length beyond T", ValueError, "mask", masked(LENGTH, 4, T + 1)),
@@ -216,14 +173,12 @@ ROWS = [  # (what is wrong, exception, pattern in the message, changed arguments
     ("packed, too many keys", ValueError, "mask", masked(PACKED, *GOOD, 0, 5, 10, 0, 10, 21)),
     ("packed, INT_MAX keys", ValueError, "mask", masked(PACKED, *GOOD, 0, 5, 10, 0, 0, 2**31 - 1)),
     # Numbers.
-    *((f"{name} is {value!r}", TypeError, name, {name: value})
-      for name in ("scale", FILTER) for value in ("1", [1.0], 1j, None)),
-    *((f"{name} is {value!r}", ValueError, name, {name: value})
-      for name in ("scale", FILTER) for value in (NAN, INF, -INF, 1e39, 10**400)),
-    *((f"head_count is {value!r}", TypeError, HEADS, {HEADS: value})
-      for value in (2.0, "2", None, [2])),
-    *((f"head_count is {value!r}", ValueError, HEADS, {HEADS: value})
-      for value in (0, -2, 3, 2**31, 2**32 + 2, 2**64 + 2)),
+    *wrong("scale", TypeError, "1", [1.0], 1j, None),
+    *wrong("scale", ValueError, NAN, INF, -INF, 1e39, 10**400),
+    *wrong(FILTER, TypeError, "1", [1.0], 1j, None),
+    *wrong(FILTER, ValueError, NAN, INF, -INF, 1e39, 10**400),
+    *wrong(HEADS, TypeError, 2.0, "2", None, [2]),
+    *wrong(HEADS, ValueError, 0, -2, 3, 2**31, 2**32 + 2, 2**64 + 2),
     ("device is a number", TypeError, "device", {"device": 7}),
     ("an unknown argument", TypeError, "attn_mask", {"attn_mask": None}),
 ]  # fmt: skip

@@ -45,6 +45,25 @@ def wrong_arrays(argument, shape, takes, pattern=None, base=None, /, **more):
     ]
 
 
+def wrong(argument, exception, *values, **base):
+    """Rows in which an argument has a value that is refused, beside the changes of `base`."""
+    others = "".join(f", {name} {value!r}" for name, value in base.items())
+    return [
+        (f"{argument} is {value!r:.40}{others}", exception, rf"\b{argument}\b",
+         base | {argument: value})
+        for value in values
+    ]  # fmt: skip
+
+
+def wrong_shapes(argument, dtype, *shapes):
+    """Rows in which an argument has a shape that is refused."""
+    return [
+        (f"{argument} of {np.dtype(dtype)} {shape}", ValueError, rf"\b{argument}\b",
+         {argument: of(dtype, *shape)})
+        for shape in shapes
+    ]  # fmt: skip
+
+
 def cases(rows):
     """A parameter `row` with the rows' own names, of which each has to occur once."""
     names = [row[0] for row in rows]
