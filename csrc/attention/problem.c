@@ -116,19 +116,21 @@ static int64_t
 separate(ca_leading_dims *dims, bool in_order, int64_t index, int64_t offsets[OPERANDS])
 {
     int64_t count = 1;
+    bool empty = false;
     while (dims->count > CA_BATCH_DIMS) {
-        int d = in_order ? dims->count - CA_BATCH_DIMS - 1
-                         : ca_smallest_dimension(dims->size, dims->count);
+        int smallest = ca_smallest_dimension(dims->size, dims->count);
+        int d = in_order || smallest < 0 ? dims->count - CA_BATCH_DIMS - 1 : smallest;
         int64_t size = dims->size[d];
-        if (size == 0) { /* nothing is computed */
-            return 1;
-        }
-        for (int role = 0; role < OPERANDS; role++) {
+        empty = empty || size == 0;
+        for (int role = 0; role < OPERANDS && !empty; role++) {
             offsets[role] += index % size * dims->stride[d][role];
         }
-        index /= size;
-        count *= size;
+        index = empty ? 0 : index / size;
+        count = empty ? 1 : count * size;
         ca_fold_remove(dims, d);
+    }
+    if (empty) { /* one problem, in which nothing is computed */
+        dims->size[0] = 0;
     }
     return count;
 }

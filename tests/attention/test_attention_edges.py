@@ -5,7 +5,7 @@ import clattn
 import numpy as np
 import pytest
 from references.attention import bfloat16, float32, float64
-from support.helpers import check, draw, index_of, qkv, run_python
+from support.helpers import check, draw, index_of, qkv, run_python, sdpa
 from support.variants import decode_for, forced
 
 pytestmark = pytest.mark.tensors
@@ -62,6 +62,16 @@ def test_an_excluded_key_stays_so_beside_an_infinite_bias(device, kernel):
     got = clattn.directml.multihead_attention(query, key, spoilt, **options).output
     right = clattn.directml.multihead_attention(query, key, value, **options).output
     np.testing.assert_allclose(got, right, rtol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 0, 3, 2, 3), (0,) * 6, (0, 2, 0, 2, 0, 2)], ids=str)
+def test_empty_leading_dimensions_that_no_stride_joins(device, sizes):
+    """More of them than kernels walk: query has every other one, key and value the rest."""
+    q = draw([s if n % 2 else 1 for n, s in enumerate(sizes)] + [4, 8])
+    k = draw([1 if n % 2 else s for n, s in enumerate(sizes)] + [5, 8])
+    for dropout in (0.0, 0.5):
+        got = sdpa(q, k, k, device=device, return_lse=True, dropout_p=dropout, seed=1)
+        assert [x.shape for x in got] == [(*sizes, 4, 8), (*sizes, 4)]
 
 
 @pytest.mark.arrays_only  # its own process has no Tensors

@@ -9,24 +9,16 @@ from support.helpers import ROOT
 
 PROGRAM = """
 #include "opencl/spec.h"
-#include <string.h>
 
 int
 main(void)
 {
-    struct {
-        ca_kernel_spec spec;
-        char behind[1024];
-    } guarded;
-    memset(&guarded, 0, sizeof guarded);
+    struct { ca_kernel_spec spec; char behind[1024]; } guarded = {0};
     for (int n = 0; n < CA_MAX_DEFINES + 8; n++) {
         ca_kernel_define(&guarded.spec, "MACRO", n);
     }
-    for (size_t n = 0; n < sizeof guarded.behind; n++) {
-        if (guarded.behind[n] != 0) {
-            return 1;
-        }
-    }
+    for (unsigned n = 0; n < sizeof guarded.behind; n++)
+        if (guarded.behind[n] != 0) return 1;
     return guarded.spec.ndefines == CA_MAX_DEFINES + 8 ? 0 : 2;
 }
 """
