@@ -50,8 +50,8 @@ vectors_of_rows(const ca_device_info *info, const ca_attention *attention, bool 
     return four ? 4 : 2;
 }
 
-/* Returns how many heads a work-item has. Heads that share mask and bias load both once.
-   One head, if there is neither mask nor bias, or if cores would be idle. */
+/* Returns the number of heads that one work-item computes. Heads that share a mask and a bias load
+   both once. The number is 1 if the call has neither, or if more heads would leave cores idle. */
 static int64_t
 heads_of_item(const ca_device_info *info, const ca_attention *attention, int64_t rows,
               const ca_attention_plan *plan)

@@ -44,7 +44,7 @@ fill_memory(void *data, size_t bytes, ca_dtype dtype, double value)
     }
 }
 
-/* Fill a result's extent with zeros, or with another value of float32 or float64. */
+/* Fill a result's extent with `value`. Types other than float32 and float64 take only 0. */
 static ca_status
 fill(const ca_attention *attention, ca_attention_role role, double value, ca_error *error)
 {

@@ -43,7 +43,7 @@ bool ca_fork_guard_is_child(const ca_fork_guard *guard);
    touching new small pages takes as long as copying them. */
 void *ca_memory_allocate(size_t bytes);
 
-/* Kinds of memory for a result. */
+/* The allocator that gives a result its memory. */
 typedef enum {
     CA_PAGES_ANY,  /* ca_memory_allocate's */
     CA_PAGES_ZERO, /* ca_pages_allocate's */

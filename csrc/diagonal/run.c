@@ -118,8 +118,8 @@ ca_pages
 ca_diagonal_choose_pages(const ca_device_info *info, const ca_diagonal *diagonal, int64_t bytes)
 {
     bool has_zeros = diagonal->input.data == NULL || diagonal->value == 0;
-    /* A device that is not a CPU sends or pins every page. In smaller memory, writing a
-       zero costs less than making a page. */
+    /* Zero pages save the writes of zeros on a CPU only: any other device sends or pins every page.
+       In a small result, writing the zeros costs less than new pages. */
     return has_zeros && info->type == CA_DEVICE_CPU && info->memory != CA_MEMORY_COPY &&
                    bytes >= CA_LARGE_MEMORY
                ? CA_PAGES_ZERO

@@ -56,7 +56,7 @@ ca_status ca_door_check_matrices(const ca_tensor *query, const ca_tensor *key,
 void ca_door_set_band(ca_attention *attention, int64_t left, int64_t right, bool causal,
                       int64_t shift);
 
-/* Check that a given scale is finite, and in the range of the type in which `dtype` is computed. */
+/* Check a scale that the caller gave: it must be finite, and fit the type that computes `dtype`. */
 ca_status ca_door_check_scale(bool given, double scale, ca_dtype dtype, ca_error *error);
 
 /* Check that the softcap is finite, and 0 or more. */

@@ -3,9 +3,10 @@
  * A device inside this room: its OpenCL objects, its locks, and what the files named below keep for
  * it. Rooms above know ca_device_info (info.h) and the calls of runtime.h.
  *
- * Locks: `build_lock` is held while the device is prepared or a program is built. `lock` is held
- * while commands are enqueued and while the members that say so are read or changed. A thread that
- * holds `build_lock` may take `lock`, never the other way round. A forked child takes no lock.
+ * Locks: a thread holds `build_lock` while it prepares the device or builds a program. A thread
+ * holds `lock` while it enqueues commands, and while it reads or changes a member whose comment
+ * names the lock. A thread that holds `build_lock` may take `lock`, never the other way round. A
+ * forked child takes no lock.
  */
 #ifndef CLATTN_OPENCL_DEVICE_H
 #define CLATTN_OPENCL_DEVICE_H

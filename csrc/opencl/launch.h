@@ -35,8 +35,8 @@ typedef struct {
     const char *call; /* the function that asks for it, for messages */
 } ca_launch;
 
-/* Check the device's limits, bind the memory, enqueue the steps, and wait until the host can read
-   the results. The memory is bound, sent and fetched once, whatever the number of steps.
+/* Run the launch: check the device's limits, bind the memory, enqueue the steps, and wait until the
+   host can read the results. All steps together bind, send and fetch the memory once.
 
    The calling thread runs a small launch itself, where the device allows it. A launch that writes
    only to storages that are not shared is left pending; host arrays that it reads are copied first,

@@ -33,7 +33,7 @@ PyObject *ca_py_dlpack_export(const ca_tensor *tensor, PyObject *owner,
 /* Returns host memory as a struct for a ca_dlpack_exchange. NULL with an exception. */
 ca_dlpack_versioned *ca_py_dlpack_hand_out(const ca_tensor *tensor, PyObject *owner);
 
-/* Returns an object with __dlpack__ that hands out host memory. */
+/* Returns an object whose __dlpack__ method hands out the tensor's host memory. */
 PyObject *ca_py_dlpack_producer(const ca_state *state, const ca_tensor *tensor, PyObject *owner);
 
 #endif

@@ -16,11 +16,11 @@
  *     values 2 t, 2 t + 1, and     chunks g, g + 8, …
  *            2 t + 8, 2 t + 9
  *
- * and its chunks are multiplied as they come: a product may sum over columns in any
- * order if queries and keys have the same order, and a tile of the result may have any
- * columns. The next keys are on their way while scores are weighed and values
- * multiplied, the next values while keys are multiplied. No warp waits for another one
- * before the end.
+ * and multiplies its chunks in the order of their loads: a product may sum over columns
+ * in any order if queries and keys have the same order, and a tile of the result may have
+ * any columns. A warp loads the next keys while it weighs scores and multiplies values,
+ * and the next values while it multiplies keys. No warp waits for another one before the
+ * end.
  *
  *     -DHEAD_E -DHEAD_EV   head sizes E and Ev, multiples of 8, filled up with zeros to
  *                          multiples of 32 and 64

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * A device must build this kernel and run it correctly before it is used. The kernel tests
- * what attention kernels rely on: a struct by value, 64-bit integers, halves loaded and
- * stored with rounding to nearest even, exp2, a null pointer.
+ * clattn uses a device only after the device has built this kernel and run it correctly. The
+ * kernel tests features that attention kernels need: a struct passed by value, 64-bit
+ * integers, exp2, a null pointer, and loads and stores of halves that round to nearest even.
  *
  *     rounded[i] = half(input[i] * scale)
  *     powers[i]  = exp2(input[i] + bias)                    float
