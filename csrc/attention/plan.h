@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the host decides for one launch of an attention problem: a kernel, its macros and
- * its work-items.
+ * The plan of one launch of an attention problem: the host chooses a kernel, its macros and
+ * its number of work-items.
  */
 #ifndef CLATTN_ATTENTION_PLAN_H
 #define CLATTN_ATTENTION_PLAN_H

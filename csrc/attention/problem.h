@@ -59,7 +59,7 @@ typedef enum {
    leading dimensions `batch`, and broadcast to them by strides of 0; the present ones
    only in the last one, where query heads share them. Masks and biases of one row or
    column have stride 0 too, and their full size. query, key, input_bias, bias, output
-   and scores share one float dtype. Kernels trust all this: the door checks it.
+   and scores share one float dtype. Doors check all this, and kernels rely on it.
 
        score[i, j] = scale * (query[i] + input_bias) . (key[j] + input_bias)
        score       = softcap * tanh(score / softcap)
@@ -124,7 +124,7 @@ ca_extent ca_attention_extent(const ca_attention *attention, ca_attention_role r
 
 bool ca_attention_has(const ca_attention *attention, ca_attention_role role);
 
-/* True for what a kernel writes. */
+/* True if kernels write the operand of this role. */
 bool ca_attention_is_result(ca_attention_role role);
 
 /* Is the arithmetic in double? */
@@ -147,11 +147,11 @@ int64_t ca_attention_key_bytes(const ca_attention *attention);
    the next? */
 bool ca_attention_keys_are_far(const ca_attention *attention);
 
-/* Keys that a row may see at most. */
+/* Returns the largest number of keys that a row may see. */
 int64_t ca_attention_visible_keys(const ca_attention *attention);
 
-/* How many query heads have the same keys: the size of the last leading dimension, where
-   no operand of keys or values moves along it, else 1. */
+/* Returns the number of query heads that share their keys: the size of the last leading dimension
+   if keys and values have a stride of 0 along it, else 1. */
 int64_t ca_attention_heads_together(const ca_attention *attention);
 
 /* An absent operand has no rows, and a past of no keys neither. */

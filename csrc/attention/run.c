@@ -173,7 +173,7 @@ is_small(const ca_attention *attention, const ca_attention_params *params)
     return work * (double)params->L < SMALL_WORK;
 }
 
-/* Memory for what each split of the keys leaves for each row. */
+/* Allocate memory for the partial results: each split of the keys leaves one for each row. */
 static ca_status
 allocate_partial(ca_device *device, const ca_attention_plan *plan, const ca_attention *attention,
                  ca_storage **partial, ca_error *error)
@@ -187,8 +187,8 @@ allocate_partial(ca_device *device, const ca_attention_plan *plan, const ca_atte
                : ca_storage_new(device, (size_t)bytes, "partial results", partial, error);
 }
 
-/* Build one kernel of a plan as the next step. The product of its grid are its
-   work-items. */
+/* Build one kernel of a plan, and add it as the launch's next step. The product of `grid` is the
+   number of work-items, which whole work-groups round up. */
 static ca_status
 add_step(ca_device *device, ca_launch *launch, const ca_kernel_spec *spec,
          const ca_attention_params *params, const int64_t grid[CA_ATTENTION_GRID_DIMS],

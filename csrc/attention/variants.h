@@ -54,7 +54,7 @@ typedef struct {
     const char *of_problem;
     const char *of_device;
 
-    /* Where the variant is the one to use, if no row before it was. */
+    /* The problems for which the planner chooses this variant, unless an earlier row takes them. */
     ca_variant_devices fast;
     int64_t fast_rows;   /* at most so many rows of a head; 0: any number */
     int64_t fewest_rows; /* of all heads that share their keys */
@@ -66,7 +66,7 @@ typedef struct {
 /* Kernels for matrix units count rows and keys in 32 bits. */
 #define CA_MATRIX_MAX_ROWS ((int64_t)1 << 28)
 
-/* In the order in which they are tried. */
+/* The planner tries the variants in this order. */
 #define CA_VARIANTS(row)                                                                           \
     row(decode_mma) row(decode_gpu) row(mma) row(tiled) row(decode_cpu) row(pairs) row(cpu)        \
         row(reference)

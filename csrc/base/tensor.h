@@ -106,7 +106,7 @@ double ca_tensor_first_number(const ca_tensor *tensor);
 /* Writes "(2, 8, 77, 64)" into `text`, cut to fit. Returns `text`. */
 const char *ca_shape_format(int ndim, const int64_t *shape, char *text, size_t size);
 
-/* The same in memory of the block that says it, for an argument of ca_error_set. */
+/* The text of ca_shape_format as an argument of ca_error_set, in memory of the enclosing block. */
 #define CA_SHAPE_TEXT 160
 #define CA_SHAPE_WORDS(ndim, shape)                                                                \
     ca_shape_format(ndim, shape, (char[CA_SHAPE_TEXT]){0}, CA_SHAPE_TEXT)

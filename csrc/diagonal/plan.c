@@ -81,7 +81,8 @@ choose_layout(const ca_diagonal_regions *regions, const ca_leading_dims *dims)
     return is_short && dense ? CA_DIAGONAL_SHORT : CA_DIAGONAL_ROWS;
 }
 
-/* CA_DIAGONAL_SHORT cannot skip. Instead it writes what the memory holds already. */
+/* Returns the region's action in a layout. CA_DIAGONAL_SHORT cannot skip a region: it writes the
+   numbers that the memory holds already. */
 static int
 action_of(const ca_diagonal_regions *regions, const ca_diagonal_region *region, int layout)
 {
@@ -126,8 +127,8 @@ tile_bytes(const ca_device_info *info, bool alone, int64_t bytes)
     return alone ? clamp(share, CPU_TILE_LOWEST, CPU_TILE_HIGHEST) : GROUP_TILE;
 }
 
-/* Sets tiles of about `elements`. The columns of a tile are a multiple of BLOCK, and so
-   are its rows where blocks are copied. */
+/* Sets the size of a tile to about `elements`. A tile's number of columns is a multiple of BLOCK;
+   its number of rows too, if the layout copies blocks. */
 static void
 set_tiles(int layout, int64_t elements, int64_t matrices, ca_diagonal_plan *plan)
 {

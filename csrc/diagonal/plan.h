@@ -20,9 +20,9 @@ typedef struct {
     uint64_t bits; /* of the element to fill with */
 } ca_diagonal_region;
 
-/* A problem, or a half of one, as its two regions. */
+/* The two regions of a problem, or of half a problem. */
 typedef struct {
-    const ca_diagonal *problem; /* its memory and call hold for the half too */
+    const ca_diagonal *problem; /* a half has the same memory and call */
     const ca_forced *forced;
     ca_tensor tensors[CA_DIAGONAL_TENSORS];
     bool in_place;

@@ -24,7 +24,7 @@ typedef enum {
                       input[y, x], or zero without an input
 
    input and output have the same shape, of two dimensions or more, and the same dtype.
-   Either they share no memory, or both are the same view: then the call is in place. */
+   The two share no memory, or they are the same view and the call is in place. */
 typedef struct {
     ca_tensor input; /* data NULL: none */
     ca_tensor output;
@@ -33,7 +33,7 @@ typedef struct {
     int64_t upper;
     bool inverted;
     uint64_t value;   /* bits of an element */
-    const char *call; /* the function it is done for, for messages */
+    const char *call; /* the function that the user called, for messages */
 } ca_diagonal;
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * clattn.KVCache: keys and values (B, Hk, capacity, size). Each sequence has filled as
- * many positions as its length says.
+ * clattn.KVCache: keys and values (B, Hk, capacity, size). A sequence of length n has filled its
+ * first n positions.
  */
 #ifndef CLATTN_DOORS_CACHE_H
 #define CLATTN_DOORS_CACHE_H
@@ -32,12 +32,12 @@ typedef struct {
 ca_status ca_cache_append_check(const ca_cache *cache, const ca_cache_append *append,
                                 ca_error *error);
 
-/* Make the sequences longer, once everything is copied. The new lengths are written to `lengths`,
-   which has B numbers. If they differ, the cache keeps the pointer. */
+/* Make the sequences longer, once everything is copied. Writes the B new lengths to `lengths`. If
+   the sequences have unequal lengths, the cache keeps the pointer. */
 void ca_cache_append_done(ca_cache *cache, const ca_cache_append *append, int64_t *lengths);
 
-/* Returns the number of copies that move the new positions. Copy `index` moves `from` to `to`: keys
-   if the index is even, values if it is odd. */
+/* Returns the number of copies that move the new positions. Copy `index` moves `from` to `to`: an
+   even copy moves keys, an odd copy moves values. */
 int64_t ca_cache_append_copies(const ca_cache *cache, const ca_cache_append *append);
 void ca_cache_append_copy(const ca_cache *cache, const ca_cache_append *append, int64_t index,
                           ca_tensor *from, ca_tensor *to);
