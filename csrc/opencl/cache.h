@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Binaries of built programs on disk.
+ * Binaries of built programs and verdicts of probes on disk. "Binary" stands for both below.
  */
 #ifndef CLATTN_OPENCL_CACHE_H
 #define CLATTN_OPENCL_CACHE_H

@@ -6,9 +6,74 @@
 #include <string.h>
 
 #include "kernels/probe/params.h"
+#include "opencl/cache.h"
 #include "opencl/device.h"
 #include "opencl/launch.h"
 #include "opencl/program.h"
+
+/* ---- verdicts on disk ---- */
+
+/* Change it whenever a probe's input changes, or what the host expects of its results. */
+#define EDITION 1
+
+/* Find out whether the device passes. CA_OK: *passes is the verdict. After an error there is
+   none. */
+typedef ca_status (*run_probe)(ca_device *device, const ca_kernel_spec *spec, bool *passes,
+                               ca_error *error);
+
+/* A hash of everything that a verdict depends on: a probe's launch also depends on how kernels
+   reach memory. */
+static bool
+verdict_identity(const ca_device *device, const ca_kernel_spec *spec, ca_hash *identity)
+{
+    ca_hash program;
+    if (!ca_kernel_identity(device, spec, &program)) {
+        return false;
+    }
+    const uint64_t parts[] = {program.words[0], program.words[1], (uint64_t)device->info.memory,
+                              EDITION};
+    *identity = ca_cache_hash(parts, sizeof parts);
+    return true;
+}
+
+/* Read the verdict that an earlier process has left, or run the probe and keep its verdict:
+   opening a device does not cost a compilation of its own. */
+static ca_status
+find_verdict(ca_device *device, const ca_kernel_spec *spec, run_probe run, bool *passes,
+             ca_error *error)
+{
+    const char *folder = device->cache_folder;
+    unsigned char *found = NULL;
+    size_t size;
+    ca_hash identity;
+    if (!verdict_identity(device, spec, &identity)) {
+        return run(device, spec, passes, error);
+    }
+    if (ca_cache_read(folder, "verdict", identity, &found, &size)) {
+        *passes = found[0] != 0;
+        free(found);
+        return CA_OK;
+    }
+    ca_status status = run(device, spec, passes, error);
+    if (status == CA_OK) {
+        const unsigned char kept = *passes;
+        ca_cache_write(folder, "verdict", identity, &kept, sizeof kept);
+    }
+    return status;
+}
+
+/* Build a probe that the driver's compiler may refuse. *kernel is NULL if it does. */
+static ca_status
+build_or_refuse(ca_device *device, const ca_kernel_spec *spec, ca_kernel **kernel, ca_error *error)
+{
+    ca_status status = ca_kernel_get_locked(device, spec, kernel, error);
+    if (status == CA_ERROR_DEVICE) {
+        *kernel = NULL;
+        ca_error_clear(error);
+        return CA_OK;
+    }
+    return status;
+}
 
 /* ---- the test that every device has to pass ---- */
 
@@ -94,18 +159,20 @@ probe_verify(const probe_data *data)
     return NULL;
 }
 
-ca_status
-ca_probe_device(ca_device *device, ca_error *error)
+/* A device that fails is an error, not a verdict, so that nothing is kept: the next process
+   probes the device again. The user reads the reason anew, with the compiler's log, and a
+   device whose driver lacked something for a while does not stay out for ever. */
+static ca_status
+run_device_probe(ca_device *device, const ca_kernel_spec *spec, bool *passes, ca_error *error)
 {
     ca_status status = CA_OK;
     ca_kernel *kernel = NULL;
-    const ca_kernel_spec spec = {.name = "probe_device"};
     probe_data data;
     memset(&data, 0xee, sizeof data);
     for (int i = 0; i < PROBE_COUNT; i++) {
         data.input[i] = probe_input(i);
     }
-    CA_TRY(ca_kernel_get_locked(device, &spec, &kernel, error));
+    CA_TRY(ca_kernel_get_locked(device, spec, &kernel, error));
     const ca_span spans[] = {
         {.data = data.input, .bytes = sizeof data.input, .access = CA_ACCESS_READ},
         {.data = data.rounded, .bytes = sizeof data.rounded, .access = CA_ACCESS_WRITE},
@@ -126,38 +193,55 @@ ca_probe_device(ca_device *device, ca_error *error)
         CA_TRY(ca_error_set(error, CA_ERROR_DEVICE, "device '%s' gives wrong results: %s",
                             device->info.name, wrong));
     }
+    *passes = true;
 done:
     return status;
 }
 
+ca_status
+ca_probe_device(ca_device *device, ca_error *error)
+{
+    const ca_kernel_spec spec = {.name = "probe_device", .is_probe = true};
+    bool passes;
+    return find_verdict(device, &spec, run_device_probe, &passes, error);
+}
+
 /* ---- NVIDIA's instructions ---- */
+
+static ca_status
+run_ptx_probe(ca_device *device, const ca_kernel_spec *spec, bool *passes, ca_error *error)
+{
+    ca_kernel *kernel = NULL;
+    ca_status status = build_or_refuse(device, spec, &kernel, error);
+    *passes = kernel != NULL;
+    return status;
+}
 
 void
 ca_probe_ptx(ca_device *device)
 {
     ca_device_info *info = &device->info;
-    ca_kernel_spec spec = {
+    const ca_kernel_spec spec = {
         .name = "probe_ptx",
+        .is_probe = true,
         .ndefines = 3,
         .defines = {{"DTYPE", CA_FLOAT16}, {"EXCHANGE", 2}, {"WARP", info->matrix_units}}};
-    ca_kernel *kernel = NULL;
-    ca_error refusal = {0};
+    bool passes = true;
+    ca_error ignored = {0};
     if (info->warp_shuffles &&
-        ca_kernel_get_locked(device, &spec, &kernel, &refusal) == CA_ERROR_DEVICE) {
+        find_verdict(device, &spec, run_ptx_probe, &passes, &ignored) == CA_OK && !passes) {
         info->warp_shuffles = false;
         info->matrix_units = false;
         info->ample_registers = false;
         info->nvidia_capability = 0;
     }
-    ca_error_clear(&refusal);
+    ca_error_clear(&ignored);
 }
 
 /* ---- pairs of bfloat16 ---- */
 
 #define LANES 16
 #define START 0.5f
-
-static const ca_kernel_spec pairs_probe = {.name = "probe_pairs"};
 
 /* Bits of a small integer as bfloat16, which holds it exactly. */
 static uint16_t
@@ -169,9 +253,10 @@ bfloat16_bits(int x)
     return (uint16_t)(bits >> 16);
 }
 
-/* Build and run the probe. *right: the device passed. After an error the answer is unknown. */
+/* A refusal is a verdict, and kept: the driver takes as long to refuse the program as to build
+   it, and without pairs calls are slower, but right. A launch that fails is none. */
 static ca_status
-run_pairs_probe(ca_device *device, bool *right, ca_error *error)
+run_pairs_probe(ca_device *device, const ca_kernel_spec *spec, bool *passes, ca_error *error)
 {
     ca_status status = CA_OK;
     ca_kernel *kernel = NULL;
@@ -183,8 +268,11 @@ run_pairs_probe(ca_device *device, bool *right, ca_error *error)
         a[i] = bfloat16_bits(i - 5);
         b[i] = bfloat16_bits(3 * i + 1);
     }
-    *right = false;
-    CA_TRY(ca_kernel_get_locked(device, &pairs_probe, &kernel, error));
+    *passes = false;
+    CA_TRY(build_or_refuse(device, spec, &kernel, error));
+    if (kernel == NULL) {
+        goto done;
+    }
     const ca_span spans[] = {
         {.data = a, .bytes = sizeof a, .access = CA_ACCESS_READ},
         {.data = b, .bytes = sizeof b, .access = CA_ACCESS_READ},
@@ -198,47 +286,27 @@ run_pairs_probe(ca_device *device, bool *right, ca_error *error)
         .call = "the probe",
     };
     CA_TRY(ca_launch_run(device, &launch, error));
-    *right = true;
+    *passes = true;
     for (int i = 0; i < LANES; i++) {
         int first = (2 * i - 5) * (6 * i + 1);
         int second = (2 * i - 4) * (6 * i + 4);
-        *right = *right && sums[i] == START + (float)(first + second);
+        *passes = *passes && sums[i] == START + (float)(first + second);
     }
 done:
     return status;
 }
 
-/* True if the probe passes, in this process or in an earlier one: the answer is kept on
-   disk, because the driver takes as long to refuse the program as to build it. A lack of
-   memory is no answer. */
-static bool
-driver_takes_pairs(ca_device *device)
-{
-    const char *folder = device->cache_folder;
-    unsigned char *found = NULL;
-    size_t size;
-    ca_hash identity;
-    if (!ca_kernel_identity(device, &pairs_probe, &identity)) {
-        return false;
-    }
-    bool right;
-    if (ca_cache_read(folder, "pairs", identity, &found, &size)) {
-        right = found[0] != 0;
-    } else {
-        ca_error refusal = {0};
-        ca_status status = run_pairs_probe(device, &right, &refusal);
-        ca_error_clear(&refusal);
-        if (status == CA_OK || status == CA_ERROR_DEVICE) {
-            ca_cache_write(folder, "pairs", identity, &right, sizeof right);
-        }
-    }
-    free(found);
-    return right;
-}
-
 bool
 ca_probe_pairs(ca_device *device)
 {
-    return device->is_host && device->info.float_width >= LANES &&
-           ca_processor_has_bfloat16_pairs() && driver_takes_pairs(device);
+    const ca_kernel_spec spec = {.name = "probe_pairs", .is_probe = true};
+    bool passes = false;
+    ca_error ignored = {0};
+    if (!device->is_host || device->info.float_width < LANES ||
+        !ca_processor_has_bfloat16_pairs()) {
+        return false;
+    }
+    ca_status status = find_verdict(device, &spec, run_pairs_probe, &passes, &ignored);
+    ca_error_clear(&ignored);
+    return status == CA_OK && passes;
 }

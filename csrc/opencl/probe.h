@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tests that a device runs: before it is used, and for what it may have besides. Each is
- * called under the device's build_lock. Only this room includes this header.
+ * Tests that a device runs: before it is used, and for what it may have besides. Each verdict is
+ * kept on disk beside the programs, so a later process runs no test that it finds there. Each
+ * function is called under the device's build_lock. Only this room includes this header.
  */
 #ifndef CLATTN_OPENCL_PROBE_H
 #define CLATTN_OPENCL_PROBE_H
@@ -12,7 +13,7 @@
 #include "opencl/info.h"
 
 /* Build kernels/probe/device.cl and run it once. CA_ERROR_DEVICE where it does not build
-   or gives wrong results. */
+   or gives wrong results. Only a pass is kept on disk. */
 ca_status ca_probe_device(ca_device *device, ca_error *error);
 
 /* Build kernels/probe/ptx.cl on a device that has its instructions. If the driver refuses

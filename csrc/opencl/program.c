@@ -110,16 +110,24 @@ attach_log(const ca_device *device, cl_program program, const ca_kernel_source *
     ca_strbuf_free(&text);
 }
 
+/* True if binaries of the kernel are kept on disk. A driver may keep them itself. */
+static bool
+is_kept(const ca_device *device, const ca_kernel_spec *spec)
+{
+    return !spec->is_probe && !device->info.keeps_programs && device->cache_folder != NULL;
+}
+
 /* Make the program from a binary of the cache; NULL if it has to be built from source. */
 static cl_program
-program_from_cache(ca_device *device, const char *name, const char *options, ca_hash identity)
+program_from_cache(ca_device *device, const ca_kernel_spec *spec, const char *options,
+                   ca_hash identity)
 {
     const ca_cl *cl = device->cl;
     unsigned char *binary = NULL;
     size_t size = 0;
     cl_program program = NULL;
-    if (device->info.keeps_programs ||
-        !ca_cache_read(device->cache_folder, name, identity, &binary, &size)) {
+    if (!is_kept(device, spec) ||
+        !ca_cache_read(device->cache_folder, spec->name, identity, &binary, &size)) {
         return NULL;
     }
     const unsigned char *bytes = binary;
@@ -137,14 +145,14 @@ program_from_cache(ca_device *device, const char *name, const char *options, ca_
     return program;
 }
 
-/* Keep the program's binary on disk, unless the driver keeps it itself. */
 static void
-program_to_cache(const ca_device *device, const char *name, ca_hash identity, cl_program program)
+program_to_cache(const ca_device *device, const ca_kernel_spec *spec, ca_hash identity,
+                 cl_program program)
 {
     const ca_cl *cl = device->cl;
     size_t size = 0; /* of the one binary: the context has one device */
     unsigned char *binary = NULL;
-    if (device->info.keeps_programs || device->cache_folder == NULL ||
+    if (!is_kept(device, spec) ||
         cl->clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, sizeof size, &size, NULL) !=
             CL_SUCCESS ||
         size == 0) {
@@ -154,7 +162,7 @@ program_to_cache(const ca_device *device, const char *name, ca_hash identity, cl
     if (binary != NULL &&
         cl->clGetProgramInfo(program, CL_PROGRAM_BINARIES, sizeof(unsigned char *), &binary,
                              NULL) == CL_SUCCESS) {
-        ca_cache_write(device->cache_folder, name, identity, binary, size);
+        ca_cache_write(device->cache_folder, spec->name, identity, binary, size);
     }
     free(binary);
 }
@@ -218,7 +226,7 @@ kernel_build(ca_device *device, const ca_kernel_source *source, ca_kernel *kerne
     if (options.failed || !build_identity(device, options.data, source, &identity)) {
         CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory to build kernel '%s'", name));
     }
-    kernel->program = program_from_cache(device, name, options.data, identity);
+    kernel->program = program_from_cache(device, &kernel->spec, options.data, identity);
     if (kernel->program != NULL) {
         if (kernel_open(device, kernel) == CL_SUCCESS) {
             goto done;
@@ -237,7 +245,7 @@ kernel_build(ca_device *device, const ca_kernel_source *source, ca_kernel *kerne
         snprintf(call, sizeof call, "clCreateKernel of '%s'", name);
         CA_TRY(ca_cl_check(code, call, device->info.name, error));
     }
-    program_to_cache(device, name, identity, kernel->program);
+    program_to_cache(device, &kernel->spec, identity, kernel->program);
 done:
     ca_strbuf_free(&options);
     return status;

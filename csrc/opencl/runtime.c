@@ -133,7 +133,7 @@ ca_runtime_check_fork(const ca_runtime *runtime, ca_error *error)
     return ca_check_fork(&runtime->fork_guard, error);
 }
 
-/* Open and probe the device, under the build_lock. The probe's answer is kept; a context
+/* Open and probe the device, under the build_lock. The probe's verdict is final; a context
    or memory that was not there may be there at the next call. */
 static ca_status
 try_open(ca_device *device, ca_error *error)

@@ -20,6 +20,7 @@ typedef struct {
 typedef struct {
     const char *name; /* a string literal */
     bool in_c30;      /* written in OpenCL C 3.0, for sub-groups; else in 1.2 */
+    bool is_probe;    /* its binary is not kept on disk: the verdict is */
     int ndefines;     /* more than CA_MAX_DEFINES: the kernel is refused */
     ca_define defines[CA_MAX_DEFINES];
 } ca_kernel_spec;

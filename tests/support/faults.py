@@ -15,10 +15,10 @@ from support.helpers import TESTS, index_of, run_python
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
-SETUP = """
+# `listed` has every device, none of which is open.
+OPENING = """
 import ctypes, gc, sys
 import clattn, clattn._drivers as drivers, numpy as np
-from support.tensors import CALLS, in_host_memory, same_bits, settled
 
 library, index = sys.argv[1], int(sys.argv[2])
 discover = drivers.discover
@@ -28,9 +28,15 @@ def instead():
     return preload, (library.encode(),), cache, memory
 
 drivers.discover = instead
+listed = clattn._core.all_devices()
+faults = ctypes.CDLL(library)
+"""
+
+SETUP = OPENING + """
+from support.tensors import CALLS, in_host_memory, same_bits, settled
+
 device = clattn.devices()[index]
 other = next((d for d in clattn.devices() if d != device), None)
-faults = ctypes.CDLL(library)
 LOST, OUT_OF_MEMORY = -5, -4
 rng = np.random.default_rng(0)
 q, k, v = (rng.standard_normal((2, 8, 256, 64)).astype("f4") for _ in range(3))
@@ -89,3 +95,9 @@ def run_with(library, device, code, *, timeout=120, **env):
     """Run code after SETUP in a child process whose loader is `library`."""
     text = SETUP + textwrap.dedent(code)
     return run_python(text, library, index_of(device), env=env, timeout=timeout)
+
+
+def open_with(library, device, code, **env):
+    """Run code after OPENING in a child process, in which `listed[index]` is the device."""
+    index = clattn._core.all_devices().index(device)
+    return run_python(OPENING + textwrap.dedent(code), library, index, env=env)

@@ -2,7 +2,7 @@
 /* An OpenCL loader whose commands fail when a test says so.
  *
  * It is linked against the real loader, passes every call on to that loader, and changes some
- * answers. It counts copies and kernels, and defines a macro for programs. With FAULTS_NVIDIA every
+ * answers. It counts copies, builds and kernels, and defines a macro for programs. With FAULTS_NVIDIA every
  * device reports that it is an NVIDIA GPU. faults.py builds it and puts it in the loader's place.
  */
 
@@ -55,6 +55,7 @@ FAULT(fail_buffers) /* creating each of the next n buffers returns `code` */
         return name;                                                                               \
     }
 
+COUNTER(builds, int)     /* of programs so far, from a source or a binary */
 COUNTER(kernels, int)    /* enqueued so far */
 COUNTER(had_event, int)  /* the caller had asked for the event of the kernel that failed last */
 COUNTER(written, size_t) /* bytes sent to devices */
@@ -248,6 +249,7 @@ int32_t
 clBuildProgram(handle program, uint32_t count, const handle *devices, const char *options,
                void (*notify)(handle, void *), void *data)
 {
+    builds++;
     char all[4096];
     snprintf(all, sizeof all, "%s%s", options, definition);
     return REAL(clBuildProgram)(program, count, devices, all, notify, data);
