@@ -1,7 +1,8 @@
 """Finds OpenCL on this machine: the loader, and drivers that pip has installed.
 
 The core calls `discover` once, before its first OpenCL call. Modules that only writing a folder
-needs are imported there: a process that finds its folder in order starts faster.
+needs are imported there: a process that finds its folder in order starts faster. Paths are strings,
+because importing pathlib takes 6 ms.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ import stat
 import sys
 import zlib
 from contextlib import suppress
-from pathlib import Path
 
-_SYSTEM_VENDORS = Path("/etc/OpenCL/vendors")
+_SYSTEM_VENDORS = "/etc/OpenCL/vendors"
 _SYSTEM_LOADER = "libOpenCL.so.1"
 
 # Opened first and by path. Intel's runtime looks for these libraries beside itself only, and
@@ -21,7 +21,7 @@ _SYSTEM_LOADER = "libOpenCL.so.1"
 _PRELOAD = ("libintlc.so.5", "libimf.so", "libirng.so", "libsvml.so", "libtbb.so.12")
 
 
-def cache_folder() -> Path | None:
+def cache_folder() -> str | None:
     """Return the folder for built kernels, ``clattn`` in the user's XDG cache folder.
 
     None: the user has no home folder.
@@ -29,51 +29,59 @@ def cache_folder() -> Path | None:
     # The XDG specification: a relative path is invalid and ignored. Without a home, "~" stays.
     for base in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
         if os.path.isabs(base):
-            return Path(base, "clattn")
+            return os.path.join(base, "clattn")
     return None
 
 
-def _wheel_libraries() -> Path | None:
+def _wheel_libraries() -> str | None:
     """Return the folder of libraries of the package intel-opencl-rt, if installed.
 
     Reads the package's list of files itself: importing importlib.metadata takes 20 ms.
     """
     for entry in sys.path:
-        for record in Path(entry).glob("intel_opencl_rt-*.dist-info/RECORD"):
-            for line in _read(record).splitlines():
+        for info in _names_in(entry or os.curdir):
+            if not (info.startswith("intel_opencl_rt-") and info.endswith(".dist-info")):
+                continue
+            for line in _read(os.path.join(entry, info, "RECORD")).splitlines():
                 name = os.fsdecode(line.partition(b",")[0])
                 if name.rpartition("/")[2] == "libintelocl.so":
-                    return Path(entry, name).resolve().parent
+                    return os.path.dirname(os.path.realpath(os.path.join(entry, name)))
     return None
 
 
-def _read(file: Path) -> bytes:
+def _names_in(folder: str) -> list[str]:
+    """Return the names in a folder; none if it cannot be read."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _read(file: str) -> bytes:
     """Return the content of a file; empty if it is no file or cannot be read."""
     try:
-        return file.read_bytes() if file.is_file() else b""
+        if os.path.isfile(file):
+            with open(file, "rb") as content:
+                return content.read()
     except OSError:
-        return b""
+        pass
+    return b""
 
 
 def _loader_is_in_use() -> bool:
     """Return whether this process has opened a loader, which has read the environment already."""
-    try:
-        return b"/libOpenCL.so" in Path("/proc/self/maps").read_bytes()
-    except OSError:
-        return False
+    return b"/libOpenCL.so" in _read("/proc/self/maps")
 
 
 def _installed_drivers() -> list[bytes]:
     """Return the drivers that the system's .icd files name, in the order of the files' names."""
-    try:
-        names = sorted(os.listdir(_SYSTEM_VENDORS))
-    except OSError:
-        return []
-    texts = (_read(_SYSTEM_VENDORS / name).strip() for name in names if name.endswith(".icd"))
+    names = sorted(_names_in(_SYSTEM_VENDORS))
+    files = (os.path.join(_SYSTEM_VENDORS, name) for name in names if name.endswith(".icd"))
+    texts = (_read(file).strip() for file in files)
     return [text for text in texts if text]
 
 
-def _fill(folder: Path, contents: dict[str, bytes]) -> None:
+def _fill(folder: str, contents: dict[str, bytes]) -> None:
     """Write these .icd files into a folder and delete all others.
 
     Other processes may do the same at the same time.
@@ -83,17 +91,19 @@ def _fill(folder: Path, contents: dict[str, bytes]) -> None:
     OSError
         The folder cannot be written, or another user may write to it.
     """
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
+    os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    status = os.lstat(folder)
     mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
     if not mine or status.st_mode & 0o022:
         raise PermissionError(f"{folder} is not a folder of this user alone")
     for name in os.listdir(folder):
         if name.endswith(".icd") and name not in contents:
-            (folder / name).unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(folder, name))
     for name, content in contents.items():
-        if _read(folder / name) == content:
+        target = os.path.join(folder, name)
+        if _read(target) == content:
             continue
         import tempfile
 
@@ -101,12 +111,13 @@ def _fill(folder: Path, contents: dict[str, bytes]) -> None:
         try:
             with open(handle, "wb") as file:
                 file.write(content)
-            os.replace(temporary, folder / name)
+            os.replace(temporary, target)
         finally:
-            Path(temporary).unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
 
 
-def _write_vendors_folder(drivers: list[bytes]) -> Path | None:
+def _write_vendors_folder(drivers: list[bytes]) -> str | None:
     """Return a folder with an .icd file for each driver, None where nothing can be written.
 
     The name of the folder depends on its content, so processes may share it: in the cache, else
@@ -118,17 +129,18 @@ def _write_vendors_folder(drivers: list[bytes]) -> Path | None:
     cache = cache_folder()
     if cache is not None:
         with suppress(OSError):
-            _fill(cache / name, contents)
-            return cache / name
+            folder = os.path.join(cache, name)
+            _fill(folder, contents)
+            return folder
     import shutil
     import tempfile
 
     with suppress(OSError):
-        shared = Path(tempfile.gettempdir(), f"clattn-{os.geteuid()}-{name}")
+        shared = os.path.join(tempfile.gettempdir(), f"clattn-{os.geteuid()}-{name}")
         _fill(shared, contents)
         return shared
     with suppress(OSError):
-        own = Path(tempfile.mkdtemp(prefix="clattn-"))
+        own = tempfile.mkdtemp(prefix="clattn-")
         try:
             _fill(own, contents)
             return own
@@ -166,17 +178,17 @@ def discover() -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes | None, str]
     candidates = [os.fsencode(_SYSTEM_LOADER)]
     wheel = _wheel_libraries()
     if wheel is not None:
-        preload = tuple(os.fsencode(wheel / name) for name in _PRELOAD)
-        own = os.fsencode(wheel / _SYSTEM_LOADER)
+        preload = tuple(os.fsencode(os.path.join(wheel, name)) for name in _PRELOAD)
+        own = os.fsencode(os.path.join(wheel, _SYSTEM_LOADER))
         # A loader that another package has used ignores the folder that is written below.
         candidates.insert(0 if _loader_is_in_use() else 1, own)
         # These variables are the user's choice of drivers.
         if not {"OCL_ICD_VENDORS", "OCL_ICD_FILENAMES"} & os.environ.keys():
-            driver = os.fsencode(wheel / "libintelocl.so")
+            driver = os.fsencode(os.path.join(wheel, "libintelocl.so"))
             drivers = [driver, *(d for d in _installed_drivers() if d != driver)]
             folder = _write_vendors_folder(drivers)
             if folder is not None:
-                os.environ["OCL_ICD_VENDORS"] = str(folder)
+                os.environ["OCL_ICD_VENDORS"] = folder
             else:  # some loaders ignore this variable, but it needs no folder
                 os.environ["OCL_ICD_FILENAMES"] = os.fsdecode(driver)
     cache = cache_folder()

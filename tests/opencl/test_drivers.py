@@ -23,7 +23,7 @@ def environment(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     monkeypatch.setattr(drivers, "_loader_is_in_use", lambda: False)
     (tmp_path / "system").mkdir()
-    monkeypatch.setattr(drivers, "_SYSTEM_VENDORS", tmp_path / "system")
+    monkeypatch.setattr(drivers, "_SYSTEM_VENDORS", str(tmp_path / "system"))
     yield tmp_path
     os.environ.pop("OCL_ICD_VENDORS", None)
     os.environ.pop("OCL_ICD_FILENAMES", None)
@@ -32,7 +32,7 @@ def environment(monkeypatch, tmp_path):
 @pytest.fixture
 def wheel(environment, monkeypatch):
     """A package intel-opencl-rt, as far as looking for it goes."""
-    monkeypatch.setattr(drivers, "_wheel_libraries", lambda: environment / "wheel")
+    monkeypatch.setattr(drivers, "_wheel_libraries", lambda: str(environment / "wheel"))
     return environment / "wheel"
 
 
@@ -187,20 +187,18 @@ def test_an_icd_file_that_cannot_be_read_is_skipped(wheel, environment, monkeypa
     system = environment / "system"
     (system / "a.icd").write_text("liba.so\n")
     (system / "b.icd").write_text("libb.so\n")
-    read_bytes, read_text = Path.read_bytes, Path.read_text
 
-    def reader(read):
-        return lambda path: refuse() if path == system / "a.icd" else read(path)
+    def open_others(file, *args):
+        return refuse() if file == str(system / "a.icd") else open(file, *args)
 
-    monkeypatch.setattr(Path, "read_bytes", reader(read_bytes))
-    monkeypatch.setattr(Path, "read_text", reader(read_text))
+    monkeypatch.setattr(drivers, "open", open_others, raising=False)
     assert named_in(discover_folder()) == [str(wheel / "libintelocl.so"), "libb.so"]
 
 
 def test_paths_are_bytes_and_need_not_be_text(wheel, environment, monkeypatch):
     strange = environment / "\udcff"
     monkeypatch.setenv("XDG_CACHE_HOME", str(strange))
-    monkeypatch.setattr(drivers, "_wheel_libraries", lambda: strange / "wheel")
+    monkeypatch.setattr(drivers, "_wheel_libraries", lambda: str(strange / "wheel"))
     preload, candidates, cache, memory = drivers.discover()
     root = os.fsencode(environment) + b"/\xff/"
     assert preload[0] == root + b"wheel/libintlc.so.5"
@@ -235,7 +233,7 @@ def test_the_cache_folder_without_a_usable_xdg_variable(environment, monkeypatch
         monkeypatch.delenv("XDG_CACHE_HOME")
     else:
         monkeypatch.setenv("XDG_CACHE_HOME", base)
-    assert drivers.cache_folder() == environment / ".cache" / "clattn"
+    assert drivers.cache_folder() == str(environment / ".cache" / "clattn")
 
 
 def test_an_unknown_memory_mode_is_refused(environment, monkeypatch):
@@ -248,12 +246,12 @@ def test_an_unknown_memory_mode_is_refused(environment, monkeypatch):
 def test_the_loader_of_pip_serves_where_the_system_has_none():
     said = run_python(
         """
-        import clattn, clattn._drivers as drivers
+        import os, clattn, clattn._drivers as drivers
         from support.helpers import check, qkv
-        wheel = drivers._wheel_libraries()
+        wheel = os.fsencode(drivers._wheel_libraries())
         discover = drivers.discover
         drivers.discover = lambda: (discover()[0], (b"libno-such-loader.so.1",
-                                    bytes(wheel / "libOpenCL.so.1")), *discover()[2:])
+                                    wheel + b"/libOpenCL.so.1"), *discover()[2:])
         check(*qkv(), device=clattn.devices()[0])
         print(clattn.devices()[0].platform)
         """,
