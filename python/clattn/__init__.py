@@ -3,8 +3,8 @@
 ``clattn.scaled_dot_product_attention`` computes attention. ``clattn.onnx``, ``clattn.openvino`` and
 ``clattn.directml`` offer attention under the names and by the rules of these specifications.
 ``clattn.diagonal_matrix``, ``eye``, ``tril`` and ``triu`` fill or keep bands of diagonals.
-``clattn.devices()`` lists the devices. Importing clattn touches no OpenCL; the first call that
-needs a device opens it.
+``clattn.devices()`` lists the devices, and ``clattn.warm_up`` builds programs ahead of time.
+Importing clattn touches no OpenCL; the first call that needs a device opens it.
 """
 
 from clattn import directml, onnx, openvino
@@ -15,6 +15,7 @@ from clattn.device import devices, get_default_device, set_default_device, use_d
 from clattn.functional import scaled_dot_product_attention
 from clattn.matrices import diagonal_matrix, eye, tril, triu
 from clattn.tensors import empty_cache, memory_stats, synchronize, tensor
+from clattn.warming import warm_up
 
 __all__ = [
     "Device",
@@ -37,4 +38,5 @@ __all__ = [
     "tril",
     "triu",
     "use_device",
+    "warm_up",
 ]

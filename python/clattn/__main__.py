@@ -1,11 +1,11 @@
-"""The command line: ``python -m clattn`` and its commands ``demo`` and ``bench``."""
+"""The command line: ``python -m clattn`` and its commands ``demo``, ``bench`` and ``warm-up``."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 
 import clattn
-from clattn import _listing, demo
+from clattn import _listing, _warm_up, demo
 from clattn.bench import command as bench
 
 
@@ -29,6 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             "bench",
             help="time attention beside other implementations",
             description="Time attention beside other implementations that are installed, in turn.",
+        )
+    )
+    _warm_up.add_arguments(
+        commands.add_parser(
+            "warm-up",
+            help="build programs ahead of time",
+            description="Build the programs of later calls, and keep them on disk.",
         )
     )
     parser.set_defaults(run=_listing.run)

@@ -38,7 +38,8 @@ def test_a_driver_that_cannot_be_loaded_is_not_fatal(tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [["no-such-command"], ["--no-such-option"],
-                                       ["demo", "--no-such-option"]], ids=" ".join)  # fmt: skip
+                                       ["demo", "--no-such-option"], ["warm-up", "--kinds", "x"],
+                                       ["warm-up", "--head-sizes", "0"]], ids=" ".join)  # fmt: skip
 def test_wrong_arguments(arguments):
     done = run_cli(*arguments, check_exit=False)
     assert done.returncode not in (0, 1)
@@ -49,6 +50,7 @@ def test_wrong_arguments(arguments):
 def test_help():
     assert "demo" in run_cli("--help").stdout
     assert "--output" in run_cli("demo", "--help").stdout
+    assert "--kinds" in run_cli("warm-up", "--help").stdout
 
 
 def small():
@@ -86,3 +88,24 @@ def test_demo_without_its_image(tmp_path):
     assert done.returncode > 0
     assert "none.png" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_warm_up(device, tmp_path):
+    """Progress in lines, one line in the end, and programs where a later call finds them."""
+    options = ("--dtypes", "float32", "--kinds", "decode", "--head-sizes", "64")
+    where = ("--device", device.platform)
+    env = {"XDG_CACHE_HOME": tmp_path}
+    done = run_cli("warm-up", *options, *where, env=env)
+    assert "float32, head size 64, decode" in done.stderr
+    assert str(tmp_path) in done.stdout and len(done.stdout.splitlines()) == 1
+    kept = sorted(p.name for p in (tmp_path / "clattn").glob("*.bin"))
+    assert any(name.startswith("verdict") for name in kept)
+    again = run_cli("warm-up", *options, *where, "--quiet", env=env)
+    assert again.stderr == ""
+    assert sorted(p.name for p in (tmp_path / "clattn").glob("*.bin")) == kept
+
+
+def test_warm_up_on_an_unknown_device():
+    done = run_cli("warm-up", "--device", "no such device", check_exit=False)
+    assert done.returncode == 2
+    assert "no such device" in done.stderr and "Traceback" not in done.stderr

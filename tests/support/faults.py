@@ -32,7 +32,7 @@ listed = clattn._core.all_devices()
 faults = ctypes.CDLL(library)
 """
 
-SETUP = OPENING + """
+CALLING = """
 from support.tensors import CALLS, in_host_memory, same_bits, settled
 
 device = clattn.devices()[index]
@@ -92,8 +92,8 @@ def build(folder):
 
 
 def run_with(library, device, code, *, timeout=120, **env):
-    """Run code after SETUP in a child process whose loader is `library`."""
-    text = SETUP + textwrap.dedent(code)
+    """Run code after OPENING and CALLING in a child process whose loader is `library`."""
+    text = OPENING + CALLING + textwrap.dedent(code)
     return run_python(text, library, index_of(device), env=env, timeout=timeout)
 
 

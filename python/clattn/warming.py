@@ -1,0 +1,227 @@
+"""Builds the programs of later calls ahead of time."""
+
+from __future__ import annotations
+
+import operator
+import sys
+import time
+from contextlib import contextmanager
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from clattn import _core
+from clattn.cache import KVCache, _float_dtype
+from clattn.functional import scaled_dot_product_attention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any
+
+    from numpy.typing import DTypeLike
+
+    from clattn._core import Device
+
+__all__ = ["warm_up"]
+
+KINDS = ("prefill", "decode", "masked", "long", "cache")
+
+# Keys and values of a head beyond which kernels for CPUs ask for keys ahead of time.
+_FAR = 4 << 20
+
+
+def warm_up(
+    dtypes: Sequence[DTypeLike] = ("float32",),
+    kinds: Sequence[str] = ("prefill", "decode"),
+    device: Device | str | None = None,
+    *,
+    head_sizes: Sequence[int] = (64, 128),
+    progress: bool = False,
+) -> float:
+    """Build what later calls need, so that no call waits for a compiler.
+
+    A first call with a new combination of dtype, head size and features builds a program, which
+    takes about a second. `warm_up` makes small calls of these combinations. Their programs are
+    then in this process, and on disk for later processes on the same machine. A container keeps
+    them if its build runs ``python -m clattn warm-up`` on the processor that it will run on.
+
+    Parameters
+    ----------
+    dtypes : sequence of dtypes
+        Of query, key and value: float16, bfloat16, float32 or float64.
+    kinds : sequence of str
+        What calls will look like.
+
+        - "prefill": many rows, such as a whole prompt; causal or not, with a window or without.
+        - "decode": one row, such as a new token, for one query head for each key head and for
+          groups of up to eight.
+        - "masked": both of these with `attn_mask`, which is bool or of the call's dtype and is
+          shared by all heads.
+        - "long": many rows whose keys and values take more than 4 MiB for each head.
+        - "cache": steps of a `KVCache`.
+    device : Device or str, optional
+        See `clattn.devices`. Default: `clattn.get_default_device`.
+    head_sizes : sequence of int
+        The sizes E of a row of query, key and value. Each needs programs of its own.
+    progress : bool
+        Show on the standard error stream how far it is: a bar on a terminal where the package
+        rich is installed, else a line for each dtype, head size and kind.
+
+    Returns
+    -------
+    seconds : float
+        How long it took. Where all programs are on disk, it is a fraction of a second.
+
+    Raises
+    ------
+    TypeError
+        An argument of the wrong kind, or a dtype that attention does not take.
+    ValueError
+        An unknown kind, a head size below 1, or no device matches.
+    ModuleNotFoundError
+        bfloat16 is asked for by name, and ml_dtypes is not installed.
+    MemoryError
+        Host or device memory does not suffice.
+    DeviceError
+        There is no usable OpenCL device, it cannot compute in float64, or a program does not
+        build.
+
+    Notes
+    -----
+    Other features have programs of their own, which their first call builds: dropout, heads
+    whose values have another size, masks of another dtype, the operators of ONNX, OpenVINO and
+    DirectML, and diagonal matrices.
+
+    Examples
+    --------
+    >>> seconds = warm_up(["float32"], ["decode"], head_sizes=[64])
+    """
+    start = time.perf_counter()
+    combinations = list(product(_dtypes(dtypes), _head_sizes(head_sizes), _kinds(kinds)))
+    if not isinstance(progress, bool):
+        raise TypeError(f"progress must be a bool, got {type(progress).__name__}")
+    chosen = _core.find_device(device)
+    steps = [
+        step
+        for dtype, head_size, kind in combinations
+        for step in _steps(dtype, head_size, kind, chosen)
+    ]
+    with _reporting(steps, progress) as report:
+        for done, step in enumerate(steps):
+            report(done)
+            step.run(chosen)
+    return time.perf_counter() - start
+
+
+class _Step(NamedTuple):
+    """One call, or the steps of a cache. One key head suffices: query heads are the work."""
+
+    dtype: np.dtype[Any]
+    head_size: int
+    kind: str
+    heads: int
+    rows: int
+    keys: int
+    mask: DTypeLike | None = None
+
+    def run(self, device: Device) -> None:
+        query = np.zeros((1, self.heads, self.rows, self.head_size), self.dtype)
+        key = np.zeros((1, 1, self.keys, self.head_size), self.dtype)
+        if self.kind == "cache":
+            cache = KVCache(1, 1, self.keys, self.head_size, dtype=self.dtype, device=device)
+            cache.append(key[:, :, 1:], key[:, :, 1:])
+            cache.append(key[:, :, :1], key[:, :, :1])
+            cache.attend(query)
+        else:
+            mask = None if self.mask is None else np.ones((self.rows, self.keys), self.mask)
+            scaled_dot_product_attention(query, key, key, mask, enable_gqa=True, device=device)
+
+    @property
+    def label(self) -> str:
+        return f"{self.dtype.name}, head size {self.head_size}, {self.kind}"
+
+
+def _steps(dtype: np.dtype[Any], head_size: int, kind: str, device: Device) -> list[_Step]:
+    """Return calls that need, all in all, every program of the kind."""
+    every_core = 4 * device.compute_units  # heads that give each core several work-items
+    far = _FAR // (2 * head_size * dtype.itemsize) + 1
+    prefill = [(1, 16, 64), (1, 32, 64), (1, 256, 64), (every_core, 256, 64)]
+    decode = [(group, 1, far) for group in (1, 2, 3, 4, 8)]
+    shapes = {
+        "prefill": prefill,
+        "decode": decode,
+        "masked": [*prefill, *decode],
+        "long": [(every_core, 64, far)],
+        "cache": [*decode, *((heads, rows, far) for heads, rows, _ in prefill)],
+    }
+    masks = (np.dtype(bool), dtype) if kind == "masked" else (None,)
+    return [_Step(dtype, head_size, kind, *shape, mask) for shape in shapes[kind] for mask in masks]
+
+
+@contextmanager
+def _reporting(steps: Sequence[_Step], progress: bool) -> Iterator[Callable[[int], None]]:
+    """Give a function that is called before each step with the number of steps before it."""
+    if not progress:
+        yield lambda done: None
+        return
+    try:
+        if not sys.stderr.isatty():
+            raise ModuleNotFoundError
+        from rich.console import Console
+        from rich.progress import Progress
+    except ModuleNotFoundError:
+        yield partial(_print_line, steps)
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=len(steps))
+        yield lambda done: bar.update(task, description=steps[done].label, completed=done)
+
+
+def _print_line(steps: Sequence[_Step], done: int) -> None:
+    """Print a line before the first step of each label."""
+    if done == 0 or steps[done].label != steps[done - 1].label:
+        print(f"{done:>4} of {len(steps)}  {steps[done].label}", file=sys.stderr, flush=True)
+
+
+def _listed(given: Any, name: str, example: str) -> list[Any]:
+    """Return the elements of a sequence; a string is none, though it could be walked."""
+    if isinstance(given, str | bytes) or not hasattr(type(given), "__iter__"):
+        kind = repr(given) if isinstance(given, str) else type(given).__name__
+        raise TypeError(f"{name} must be a sequence such as {example}, got {kind}")
+    return list(given)
+
+
+def _dtypes(given: Any) -> list[np.dtype[Any]]:
+    found = []
+    for dtype in _listed(given, "dtypes", "['float32']"):
+        try:
+            found.append(np.dtype(_float_dtype(dtype)))
+        except TypeError as error:
+            raise TypeError(f"dtypes: {error}") from None
+    return list(dict.fromkeys(found))
+
+
+def _kinds(given: Any) -> list[str]:
+    found = _listed(given, "kinds", "['decode']")
+    for kind in found:
+        if not isinstance(kind, str):
+            raise TypeError(f"kinds must be made of str, got {type(kind).__name__}")
+        if kind not in KINDS:
+            known = ", ".join(f'"{word}"' for word in KINDS[:-1])
+            raise ValueError(f'kinds has {kind!r}; expected {known} or "{KINDS[-1]}"')
+    return list(dict.fromkeys(found))
+
+
+def _head_sizes(given: Any) -> list[int]:
+    found = []
+    for size in _listed(given, "head_sizes", "[64, 128]"):
+        try:
+            number = operator.index(size)
+        except TypeError:
+            raise TypeError(f"head_sizes must be integers, got {type(size).__name__}") from None
+        if number < 1:
+            raise ValueError(f"head_sizes has {number}; expected 1 or more")
+        found.append(number)
+    return list(dict.fromkeys(found))
