@@ -45,7 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"clattn warm-up: {error}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        print(f"clattn warm-up: {error.name} is missing; pip installs it", file=sys.stderr)
+        message = f"{error.name} is missing; install it with: pip install {error.name}"
+        print(f"clattn warm-up: {message}", file=sys.stderr)
         return 1
     folder = _drivers.cache_folder()
     print(f"ready in {seconds:.1f} s; programs are kept in {folder or 'memory only'}")

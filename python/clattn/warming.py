@@ -153,8 +153,8 @@ def _steps(dtype: np.dtype[Any], head_size: int, kind: str, device: Device) -> l
         "prefill": prefill,
         "decode": decode,
         "masked": [*prefill, *decode],
-        "long": [(every_core, 64, far)],
-        "cache": [*decode, *((heads, rows, far) for heads, rows, _ in prefill)],
+        "long": [(every_core, 256, far)],
+        "cache": [*decode, *((heads, rows, 256) for heads, rows, _ in prefill)],
     }
     masks = (np.dtype(bool), dtype) if kind == "masked" else (None,)
     return [_Step(dtype, head_size, kind, *shape, mask) for shape in shapes[kind] for mask in masks]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """clattn.warm_up: later calls of the kinds that it was asked for build nothing."""
 
+import io
+import sys
 import textwrap
 
 import clattn
@@ -89,6 +91,27 @@ def test_progress_in_lines(device, capfd):
     assert said.err == "   0 of 5  float32, head size 64, decode\n"
     clattn.warm_up(["float32"], ["decode"], device, head_sizes=[64])
     assert capfd.readouterr() == ("", "")
+
+
+def test_progress_on_a_terminal(device, monkeypatch):
+    """A bar of rich, or lines where it is not installed."""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    def shown():
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        clattn.warm_up(["float32"], ["decode"], device, head_sizes=[64], progress=True)
+        return terminal.getvalue()
+
+    pytest.importorskip("rich")
+    monkeypatch.setenv("TERM", "xterm")
+    bar = shown()
+    assert "float32, head size 64, decode" in bar and "%" in bar
+    monkeypatch.setitem(sys.modules, "rich.progress", None)
+    assert shown() == "   0 of 5  float32, head size 64, decode\n"
 
 
 @pytest.mark.parametrize(
