@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What C11 leaves to the operating system: mutexes, memory, shared libraries, files, the
- * process's identity. POSIX.
+ * What C11 leaves to the operating system: mutexes, memory, shared libraries, files, a
+ * clock, the process's identity. POSIX.
  */
 #ifndef CLATTN_PLATFORM_H
 #define CLATTN_PLATFORM_H
@@ -21,6 +21,9 @@ void ca_mutex_lock(ca_mutex *mutex);
 void ca_mutex_unlock(ca_mutex *mutex);
 
 int64_t ca_process_id(void);
+
+/* Seconds since some moment, of a clock that nobody sets. */
+double ca_seconds(void);
 
 /* True if the processor multiplies pairs of bfloat16, 16 at a time (vdpbf16ps on 512-bit
    registers), and the system saves these registers. */

@@ -84,6 +84,7 @@ struct ca_device {
        done. NULL: the device cannot do so, or has to copy memory. */
     cl_command_queue local_queue;
     ca_kernel_table kernels; /* under `lock` */
+    ca_build_stats built;    /* under `lock` */
     ca_pool pool;
     ca_pending pending;
 };

@@ -72,4 +72,10 @@ typedef struct {
     size_t peak_bytes; /* the most that was in use at once */
 } ca_memory_stats;
 
+/* Programs that were given to a driver's compiler, those that it refused too. */
+typedef struct {
+    int64_t programs;
+    double seconds; /* less what a driver leaves for the first launch of a kernel, as PoCL does */
+} ca_build_stats;
+
 #endif

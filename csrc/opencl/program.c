@@ -167,6 +167,20 @@ program_to_cache(const ca_device *device, const ca_kernel_spec *spec, ca_hash id
     free(binary);
 }
 
+/* Returns what clBuildProgram gives, and counts the build. */
+static cl_int
+program_compile(ca_device *device, cl_program program, const char *options)
+{
+    double start = ca_seconds();
+    cl_int code = device->cl->clBuildProgram(program, 1, &device->id, options, NULL, NULL);
+    double seconds = ca_seconds() - start;
+    ca_mutex_lock(&device->lock);
+    device->built.programs++;
+    device->built.seconds += seconds;
+    ca_mutex_unlock(&device->lock);
+    return code;
+}
+
 static ca_status
 program_from_source(ca_device *device, const ca_kernel_source *source, const char *options,
                     cl_program *program, ca_error *error)
@@ -177,7 +191,7 @@ program_from_source(ca_device *device, const ca_kernel_source *source, const cha
     cl_int code = CL_SUCCESS;
     *program = cl->clCreateProgramWithSource(device->context, 1, &text, &source->size, &code);
     CA_TRY(ca_cl_check(code, "clCreateProgramWithSource", device->info.name, error));
-    code = cl->clBuildProgram(*program, 1, &device->id, options, NULL, NULL);
+    code = program_compile(device, *program, options);
     if (code != CL_SUCCESS) {
         attach_log(device, *program, source, error);
         CA_TRY(ca_error_set(
@@ -299,4 +313,13 @@ ca_kernel_get(ca_device *device, const ca_kernel_spec *spec, ca_kernel **kernel,
         ca_mutex_unlock(&device->build_lock);
     }
     return status;
+}
+
+ca_build_stats
+ca_device_built(ca_device *device)
+{
+    ca_mutex_lock(&device->lock);
+    ca_build_stats built = device->built;
+    ca_mutex_unlock(&device->lock);
+    return built;
 }

@@ -23,6 +23,10 @@ ca_status ca_kernel_get(ca_device *device, const ca_kernel_spec *spec, ca_kernel
 ca_status ca_kernel_get_locked(ca_device *device, const ca_kernel_spec *spec, ca_kernel **kernel,
                                ca_error *error);
 
+/* What this process has built from source for the device. A program that the driver takes from a
+   cache of its own counts as built. Thread-safe. */
+ca_build_stats ca_device_built(ca_device *device);
+
 /* A hash of everything that a build of this kernel depends on. False without memory. */
 bool ca_kernel_identity(const ca_device *device, const ca_kernel_spec *spec, ca_hash *identity);
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "opencl/program.h" /* ca_device_built */
 #include "python/device.h"
 #include "python/error.h"
 #include "python/forced.h"
@@ -265,6 +266,24 @@ set_default_device(PyObject *module, PyObject *argument)
     Py_RETURN_NONE;
 }
 
+/* built_programs() -> (int, float), for tests: the programs that this process has built from source,
+   on all devices, and the seconds that it took. */
+static PyObject *
+built_programs(PyObject *module, PyObject *Py_UNUSED(ignored))
+{
+    ca_runtime *runtime = get_runtime(ca_state_get(module));
+    ca_build_stats sum = {0};
+    if (runtime == NULL) {
+        return NULL;
+    }
+    for (int i = 0; i < ca_runtime_device_count(runtime); i++) {
+        ca_build_stats built = ca_device_built(ca_runtime_device(runtime, i));
+        sum.programs += built.programs;
+        sum.seconds += built.seconds;
+    }
+    return Py_BuildValue("(Ld)", (long long)sum.programs, sum.seconds);
+}
+
 int
 ca_py_runtime_init(PyObject *module)
 {
@@ -277,5 +296,6 @@ PyMethodDef ca_py_runtime_methods[] = {
     {"all_devices", all_devices, METH_NOARGS, NULL},
     {"find_device", find_device, METH_O, NULL},
     {"set_default_device", set_default_device, METH_O, NULL},
+    {"built_programs", built_programs, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
