@@ -97,11 +97,85 @@ def pytest_collection_modifyitems(items):
     items[:] = sorted(kept, key=with_tensors)
 
 
-def pytest_collection_finish():
-    """Collecting garbage, which many tests do, then looks at what they have made alone."""
+def pytest_collection_finish(session):
+    """Collecting garbage, which many tests do, then looks at what they have made alone.
+
+    Programs count from here on, not those that opened the devices.
+    """
+    freeze()
+    session.config.stash[COUNTED] = built_programs()
+
+
+def freeze():
     gc.collect()
     gc.freeze()
 
+
+# ---- programs ----
+
+# The most programs that a run may build on each device. Above it the run fails: let tests share
+# programs, or find the kernel that has got more of them. PoCL's programs count even where another
+# worker left them in PoCL's cache, so more workers than two may build more. Child processes of
+# tests build programs too, which nobody counts.
+BUDGET = 1000
+WORKERS = 2
+
+BUILT = {}  # by the test: programs, seconds of the compiler, seconds of the test
+COUNTED = pytest.StashKey()
+
+
+def built_programs():
+    """(programs, seconds of the compiler), so far in this process."""
+    return (0, 0.0) if NO_DEVICE else clattn._core.built_programs()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """Sends with each report what was built since the last one; pytest-xdist hands it on."""
+    report = yield
+    before, now = item.config.stash[COUNTED], built_programs()
+    item.config.stash[COUNTED] = now
+    report.user_properties.append(("built", [b - a for a, b in zip(before, now, strict=True)]))
+    return report
+
+
+def pytest_runtest_logreport(report):
+    programs, building = dict(report.user_properties).get("built", (0, 0.0))
+    if programs:
+        sums = BUILT.setdefault(report.nodeid, [0, 0.0, 0.0])
+        for n, number in enumerate((programs, building, report.duration)):
+            sums[n] += number
+
+
+def over_budget(config):
+    """What to say if the run has built too many programs, else None."""
+    programs, allowed = sum(sums[0] for sums in BUILT.values()), BUDGET * len(DEVICES)
+    more_than_usual = config.option.markexpr or (config.getoption("numprocesses", 0) or 0) > WORKERS
+    if programs <= allowed or more_than_usual:
+        return None
+    return f"{programs} programs were built; BUDGET in tests/conftest.py allows {allowed}"
+
+
+def pytest_sessionfinish(session):
+    if session.exitstatus == pytest.ExitCode.OK and over_budget(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def write_programs(terminal):
+    """The number of programs, and the tests that took longest with building some.
+
+    Their time is the better measure: PoCL compiles when a kernel first runs.
+    """
+    programs, building, _ = map(sum, zip(*BUILT.values(), strict=True)) if BUILT else (0, 0, 0)
+    terminal.section(f"{programs} programs built, {building:.0f} s in clBuildProgram")
+    slowest = sorted(BUILT.items(), key=lambda item: item[1][2], reverse=True)[:10]
+    for name, (programs, building, seconds) in slowest:
+        terminal.write_line(f"{programs:4} programs {building:6.1f} of {seconds:6.1f} s  {name}")
+    if message := over_budget(terminal.config):
+        terminal.write_line(message, red=True)
+
+
+# ---- memory ----
 
 TESTS = itertools.count(1)
 
@@ -109,7 +183,7 @@ TESTS = itertools.count(1)
 def pytest_runtest_logfinish():
     """Nor, after some thousand tests, at what pytest remembers of every one of them."""
     if next(TESTS) % 100 == 0:
-        pytest_collection_finish()
+        freeze()
 
 
 def allocated():
@@ -225,7 +299,8 @@ def torch_calls(monkeypatch):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """How many of the ONNX project's node tests passed, out of all that ran."""
+    """Programs, and how many of the ONNX project's node tests passed, out of all that ran."""
+    write_programs(terminalreporter)
     ran = {}
     for outcome in ("passed", "failed"):
         for report in terminalreporter.stats.get(outcome, []):
