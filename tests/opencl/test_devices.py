@@ -11,6 +11,7 @@ import pytest
 from references.attention import attention, tolerance
 from support.helpers import assert_close, check, draw, index_of, qkv, sdpa
 from support.threads import run_together
+from support.variants import SMALL_TILE, forced
 
 
 @pytest.fixture(autouse=True)
@@ -247,7 +248,8 @@ def test_the_lock_is_released_while_a_kernel_runs(device):
 def test_a_driver_that_refuses_ptx(run_with_faults, tmp_path):
     """A GPU that says it has NVIDIA's instructions, and has not, runs what needs none.
 
-    A later process knows that from the disk.
+    A later process knows that from the disk. Small tiles and no sub-groups: their programs are
+    built in seconds.
     """
     for _ in range(2):
         run_with_faults(
@@ -260,6 +262,7 @@ def test_a_driver_that_refuses_ptx(run_with_faults, tmp_path):
             """,
             FAULTS_NVIDIA="1",
             XDG_CACHE_HOME=tmp_path,
+            **forced(sub_groups=0, local_memory=SMALL_TILE),
         )
 
 
