@@ -20,7 +20,7 @@ import clattn
 import pytest
 import support.faults as faults
 from support.passing import pass_tensors
-from support.variants import WITH_ARRAYS, force, row_id
+from support.variants import WITH_ARRAYS, force, left_out, row_id
 
 
 def is_named(device, words):
@@ -79,10 +79,11 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Runs with Tensors come last, when the kernels they share with arrays are built.
 
-    The reference kernel, which is another one's oracle, needs no second run.
+    The reference kernel, which is another one's oracle, needs no second run. PoCL leaves some of
+    the tests marked `full` out, unless `-m` asks for them.
     """
 
     def with_tensors(item):
@@ -94,7 +95,9 @@ def pytest_collection_modifyitems(items):
         return not chosen or item.callspec.params.get("kernel") == "reference"
 
     kept = [item for item in items if not (with_tensors(item) and with_reference(item))]
-    items[:] = sorted(kept, key=with_tensors)
+    out = set() if "full" in config.option.markexpr else set(left_out(kept))
+    config.hook.pytest_deselected(items=out)
+    items[:] = sorted((item for item in kept if item not in out), key=with_tensors)
 
 
 def pytest_collection_finish(session):

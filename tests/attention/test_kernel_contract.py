@@ -28,7 +28,9 @@ from support.layouts import (
     sliced,
 )
 from support.masks import INF, NAN, masked, pieces, seen_in_band, spoil
-from support.variants import ANYHOW, each, force, with_tensors_too
+from support.variants import each, force, with_tensors_too
+
+pytestmark = pytest.mark.full
 
 both_shapes = each(lambda v: v.shapes, "shape")
 both_shapes_and_tensors = each(lambda v: v.shapes, "shape", tensors=True)
@@ -50,7 +52,6 @@ def test_rows_and_keys(device, variant, heads):
 @each(lambda v: v.head_sizes, "size")
 def test_head_sizes(device, variant, size):
     """Vectors and columns that are filled up, or that share columns with the one before."""
-    variant.need(device, "head size")
     E, Ev, dtype, L = size
     for S in variant.head_size_keys:
         q, k, v = variant.arrays((1, 1, 1, L, S), dtype, E, Ev)
@@ -123,14 +124,12 @@ def test_scale(device, variant, shape):
 @both_shapes
 def test_softcap(device, variant, shape):
     """Small scores, where tanh is almost its argument, and large ones, where it is near 1."""
-    variant.need(device, "softcap")
     for softcap, scale in itertools.product((1e-30, 0.5, 5.0, 50.0, 3e38), (None, 2.0)):
         variant.check(*variant.arrays(shape), device=device, softcap=softcap, scale=scale)
 
 
 @both_shapes
 def test_softcap_and_mask(device, variant, shape):
-    variant.need(device, "softcap")
     L, S = variant.shapes[shape][-2:]
     mask = variant.mask(draw((L, S)) > -1, "float")
     variant.check(*variant.arrays(shape), device=device, softcap=2.0, attn_mask=mask)
@@ -172,7 +171,7 @@ def test_bands(device, variant, band):
 @both_shapes
 def test_bands_with_masks(device, variant, shape):
     L, S = variant.shapes[shape][-2:]
-    for kind in variant.mask_kinds(device):
+    for kind in ("bool", "float"):
         seen = draw((L, S)) > 0
         seen[L // 3 : 2 * L // 3 + 1, S // 4 : 3 * S // 4] = False  # blocks of some rows
         mask = variant.mask(seen, kind)
@@ -188,7 +187,6 @@ def test_bands_with_masks(device, variant, shape):
 @both_shapes_and_tensors
 def test_every_broadcast_shape(device, variant, shape, kind):
     """Per batch, head, row and key, or the same for all of them."""
-    variant.need(device, kind)
     B, Hq, _, L, S = variant.shapes[shape]
     arrays = variant.arrays(shape)
     for flags in itertools.product((0, 1), repeat=4):
@@ -213,7 +211,6 @@ def test_float_masks_of_any_type(device, variant, dtypes):
 @kinds
 @both_shapes_and_tensors
 def test_layouts_of_masks(device, variant, shape, kind):
-    variant.need(device, kind)
     _, Hq, _, L, S = variant.shapes[shape]
     wide = variant.mask(draw((Hq, L, 2 * S)) > 0, kind)
     mask = wide[..., :S]
@@ -226,7 +223,7 @@ def test_layouts_of_masks(device, variant, shape, kind):
 @pytest.mark.parametrize("name", pieces(64))
 def test_keys_that_a_mask_excludes(device, variant, name):
     """Whole blocks and splits: for all rows, and for one beside rows that see all or nothing."""
-    for shape, kind in itertools.product(variant.shapes, variant.mask_kinds(device)):
+    for shape, kind in itertools.product(variant.shapes, ("bool", "float")):
         q, k, v = variant.arrays(shape)
         L, S = q.shape[-2], k.shape[-2]
         seen = np.zeros((1, S), bool)
@@ -246,7 +243,6 @@ def test_keys_that_a_mask_excludes(device, variant, name):
 @both_shapes_and_tensors
 def test_rows_without_a_key(device, variant, shape):
     """Zeros and an lse of -inf, over what lay there, whatever the query holds."""
-    variant.need(device, "bool")
     q, k, v = variant.arrays(shape)
     L, S = q.shape[-2], k.shape[-2]
     q[..., 1, :], k[..., 5, :] = NAN, INF
@@ -285,7 +281,6 @@ def rows_but_the_second(result):
 @both_shapes
 def test_numbers_of_keys_that_some_rows_see(device, variant, shape):
     """They show in rows that see them and in no other, though rows share every load."""
-    variant.need(device, "bool")
     L, S = variant.shapes[shape][-2:]
     for which, at, bad in itertools.product((1, 2), (0, S // 2, S - 1), (NAN, INF, -INF)):
         arrays = variant.arrays(shape)
@@ -423,8 +418,6 @@ def test_the_same_call_gives_the_same_bits(device, variant, shape):
 
 @each(lambda v: v.key_layouts, "layout", tensors=True)
 def test_layouts_of_keys_and_values(device, variant, layout):
-    if layout in ANYHOW:
-        variant.need(device, "layouts")
     for shape in variant.shapes:
         q, k, v = variant.arrays(shape)
         for arrays in ((layout(k), v), (k, layout(v)), (layout(k), layout(v))):
@@ -438,7 +431,6 @@ ANY = [negative_rows, negative_everywhere, columns_first, sliced, far_rows, np.a
 @pytest.mark.parametrize("layout", ANY, ids=lambda f: f.__name__)
 def test_layouts_of_queries_and_results(device, variant, layout):
     """Nothing between the elements of a result is written."""
-    variant.need(device, "layouts")
     for shape in variant.shapes:
         q, k, v = variant.arrays(shape)
         out = layout(np.full(q.shape, -1, variant.dtype))

@@ -22,6 +22,8 @@ from support.onnx_calls import cache, flat, inputs, mask_of
 from support.sizes import WIDE
 from support.variants import each, force, with_door
 
+pytestmark = pytest.mark.full
+
 DECODE = ("decode_cpu", "decode_gpu")
 
 
@@ -140,7 +142,6 @@ def test_short_masks(device, variant, dtype):
       "L")  # fmt: skip
 def test_counts(device, variant, L, is_causal):
     """Keys at and behind a count do not matter, whatever they hold. A count may be 0."""
-    variant.need(device, "counts")
     sizes = {"E": variant.E, "Ev": variant.E, "dtype": variant.dtype}
     Q, K, V = inputs(L, 130, B=5, **sizes)
     counts = np.array([0, 1, 16, 90, 130])
@@ -205,7 +206,6 @@ def test_directml_masks(device, variant, sizes, kind):
 
 @with_door("filter", ("mma", "decode_mma"))
 def test_bias_and_numbers_for_what_a_mask_leaves_out(device, variant):
-    variant.need(device, "filter")
     B, heads, _, L, _ = (2, 4, 4, 2, 90) if variant.kernel == "decode_mma" else (1, 2, 2, 20, 90)
     columns = heads * variant.E
     call = {

@@ -12,6 +12,8 @@ from references.attention import attention, bfloat16, eps, float16
 from support.helpers import draw, index_of, qkv, run_python, sdpa
 from support.variants import forced, with_kernels
 
+pytestmark = pytest.mark.full
+
 mma = with_kernels("mma")
 decode_mma = with_kernels("decode_mma")
 
@@ -20,12 +22,11 @@ def halves(*shape):
     return qkv(*shape, dtype=float16)
 
 
-@pytest.mark.parametrize("dtype", [float16, bfloat16])
+@pytest.mark.parametrize("half", [float16, bfloat16])
 @mma
-def test_widest_tiles_of_two(device, variant, dtype):
+def test_widest_tiles_of_two(device, variant, half):
     """Head size 128, and what fills the local memory, queries first."""
-    variant.need(device, "head size")
-    arrays = qkv((2, 4), 130, 140, 128, dtype=dtype)
+    arrays = qkv((2, 4), 130, 140, 128, dtype=half)
     variant.check(*arrays, device=device, return_lse=False)
 
 
@@ -53,7 +54,6 @@ def test_error_is_that_of_rounded_weights(device, variant):
 @mma
 def test_elements_at_odd_places(device, variant):
     """Rows that begin anywhere and columns apart are read element by element."""
-    variant.need(device, "layouts")
     q, k, v = halves((1, 2), 18, 70, 64)
     out = np.full((1, 2, 64, 18), np.nan, float16).swapaxes(2, 3)
     wide = draw((1, 2, 70, 200), float16)

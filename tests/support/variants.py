@@ -2,6 +2,7 @@
 """The variants of attention: what each takes, the sizes that matter to it, and how to force it."""
 
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 
 import clattn
@@ -97,7 +98,6 @@ class Variant:
     tensors: bool = False  # run once more with Tensors in the place of arrays
     rounds_weights: bool = False  # to the query's half type, before values are summed
     lse_is_built_in: bool = False  # programs with the lse and without it differ
-    not_on_pocl: frozenset = frozenset()  # programs that PoCL takes 10 s to build
 
     def force(self, monkeypatch):
         force(monkeypatch, self.kernel, **self.limits)
@@ -108,11 +108,6 @@ class Variant:
         E = E or self.E
         sizes = (B, Hq, L, E), (B, Hk, S, E), (B, Hk, S, Ev or E)
         return tuple(draw(s, dtype or self.dtype, 3 * seed + n) for n, s in enumerate(sizes))
-
-    def mask_kinds(self, device):
-        """Those whose programs are built quickly."""
-        slow = device.platform == POCL and "bool" in self.not_on_pocl
-        return ["float"] if slow else ["bool", "float"]
 
     def mask(self, seen, kind):
         return masked(seen, kind, dtype=self.mask_dtype)
@@ -128,11 +123,6 @@ class Variant:
         """(result, lse)"""
         options = {"enable_gqa": arrays[0].ndim > 2, "return_lse": True} | options
         return sdpa(*arrays, device=device, **options)
-
-    def need(self, device, program):
-        """Skip a test for which PoCL would build a program for many seconds."""
-        if device.platform == POCL and program in self.not_on_pocl:
-            pytest.skip("PoCL takes 10 s to build a program; other devices run this test")
 
 
 EVERY_DOOR = frozenset({"past", "counts", "filter", "input bias", "dropout", "scores"})
@@ -194,7 +184,6 @@ VARIANTS = [
         key_layouts=[negative_rows, transposed, far_rows, sliced, columns_first],
         doors=ON_MATRIX_UNITS,
         lse_is_built_in=True,
-        not_on_pocl=frozenset({"head size", "bool", "softcap", "counts", "filter", "layouts"}),
     ),
     Variant(
         "decode_cpu",
@@ -244,7 +233,6 @@ VARIANTS = [
         dtypes=[bfloat16],
         key_layouts=[negative_rows, transposed, far_rows],
         doors=ON_MATRIX_UNITS,
-        not_on_pocl=frozenset({"head size", "softcap", "filter"}),
     ),
 ]  # fmt: skip
 
@@ -282,3 +270,28 @@ def with_kernels(*kernels, tensors=False):
 
 
 with_tensors_too = pytest.mark.parametrize("variant", ROWS, ids=row_id, indirect=True)
+
+
+def left_out(items):
+    """Of the tests marked `full`, those that PoCL runs with `-m full` alone: it builds slowly.
+
+    A test runs once for each variant that is meant for CPUs, and once for the others, which take
+    turns; if it has a parameter `dtype`, once for each dtype. Of its other parameters, and of
+    arrays and Tensors, it takes the values that the variant has had least often in the tests
+    before. So all that several tests share, such as the two shapes, occurs for each variant.
+    """
+    groups, had = {}, Counter()
+    for item in items:
+        params = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+        device = params.pop("device", None)
+        if device and device.platform == POCL and item.get_closest_marker("full"):
+            variant, passed = params.pop("variant")
+            which = variant.kernel if variant.cpu_only else "for GPUs"
+            test = item.path, item.originalname, which, params.pop("dtype", None)
+            values = [variant.kernel, (variant.kernel, passed)]
+            values += [(variant.kernel, name, str(value)) for name, value in params.items()]
+            groups.setdefault(test, []).append((item, values))
+    for cases in groups.values():
+        taken = min(cases, key=lambda case: sum(had[value] for value in case[1]))
+        had.update(taken[1])
+        yield from (item for item, _ in cases if item is not taken[0])
