@@ -120,7 +120,7 @@ def freeze():
 # programs, or find the kernel that has got more of them. PoCL's programs count even where another
 # worker left them in PoCL's cache, so more workers than two may build more. Child processes of
 # tests build programs too, which nobody counts.
-BUDGET = 1000
+BUDGET = 800
 WORKERS = 2
 
 BUILT = {}  # by the test: programs, seconds of the compiler, seconds of the test
