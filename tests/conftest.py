@@ -100,6 +100,14 @@ def pytest_collection_modifyitems(config, items):
     items[:] = sorted((item for item in kept if item not in out), key=with_tensors)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Neighbours run in one process, since they share programs. Two would build them at once."""
+    if config.option.dist != "load":
+        return None
+    return importlib.import_module("xdist.scheduler").WorkStealingScheduling(config, log)
+
+
 def pytest_collection_finish(session):
     """Collecting garbage, which many tests do, then looks at what they have made alone.
 
@@ -120,7 +128,7 @@ def freeze():
 # programs, or find the kernel that has got more of them. PoCL's programs count even where another
 # worker left them in PoCL's cache, so more workers than two may build more. Child processes of
 # tests build programs too, which nobody counts.
-BUDGET = 800
+BUDGET = 340
 WORKERS = 2
 
 BUILT = {}  # by the test: programs, seconds of the compiler, seconds of the test

@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "attention/options.h"
+
 _Static_assert(sizeof(ca_attention_params) == CA_ATTENTION_PARAMS_SIZE,
                "host and device must agree on the parameters' layout");
 _Static_assert(CA_BOOL == CA_KERNEL_BOOL && CA_FLOAT16 == CA_KERNEL_FLOAT16 &&
@@ -18,11 +20,17 @@ clamp_bound(int64_t bound, int64_t limit)
     return bound > limit ? limit : bound < -limit ? -limit : bound;
 }
 
+/* The bits of a real of the arithmetic. */
 static int64_t
-double_bits(double value)
+real_bits(const ca_attention *attention, double value)
 {
-    int64_t bits;
-    memcpy(&bits, &value, sizeof(bits));
+    int64_t bits = 0;
+    float single = (float)value;
+    if (ca_attention_in_float64(attention)) {
+        memcpy(&bits, &value, sizeof value);
+    } else {
+        memcpy(&bits, &single, sizeof single);
+    }
     return bits;
 }
 
@@ -54,7 +62,6 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
     bool counted = ca_attention_has(attention, CA_ATTENTION_KEY_COUNTS);
     bool shifted = counted && attention->band_follows_counts;
     int64_t farthest = shifted ? L + 2 * T : L + T;
-    double softcap = ca_attention_softcap(attention);
     double kept_scale = attention->dropout < 1 ? 1 / (1 - attention->dropout) : 0;
     ca_attention_params params = {
         .L = L,
@@ -68,33 +75,30 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
         .query = view_of(attention, CA_ATTENTION_QUERY),
         .key = view_of(attention, CA_ATTENTION_KEY),
         .value = view_of(attention, CA_ATTENTION_VALUE),
-        .past_key = view_of(attention, CA_ATTENTION_PAST_KEY),
-        .past_value = view_of(attention, CA_ATTENTION_PAST_VALUE),
-        .input_bias = view_of(attention, CA_ATTENTION_INPUT_BIAS),
-        .mask = view_of(attention, CA_ATTENTION_MASK),
-        .bias = view_of(attention, CA_ATTENTION_BIAS),
-        .key_counts = view_of(attention, CA_ATTENTION_KEY_COUNTS),
         .output = view_of(attention, CA_ATTENTION_OUTPUT),
         .lse = view_of(attention, CA_ATTENTION_LSE),
-        .present_key = view_of(attention, CA_ATTENTION_PRESENT_KEY),
-        .present_value = view_of(attention, CA_ATTENTION_PRESENT_VALUE),
-        .scores = view_of(attention, CA_ATTENTION_SCORES),
+        .key_counts = view_of(attention, CA_ATTENTION_KEY_COUNTS),
+        .slots = ca_attention_slots(attention),
         .heads = plan->heads,
         .splits = plan->splits,
         .first_row = attention->first_row,
         .seed = (int64_t)attention->seed,
-        .scale_bits = double_bits(attention->scale),
-        .softcap_bits = double_bits(softcap),
-        .kept_scale_bits = double_bits(kept_scale),
-        .scale = (float)attention->scale,
-        .softcap = (float)softcap,
+        .scale = real_bits(attention, attention->scale),
+        .softcap = real_bits(attention, ca_attention_softcap(attention)),
+        .kept_scale = real_bits(attention, kept_scale),
         .filter = (float)attention->filter,
-        .kept_scale = (float)kept_scale,
         .last_dropped = last_dropped(attention->dropout),
+        .mask_dtype = (uint32_t)attention->operands[CA_ATTENTION_MASK].dtype,
+        .options = ca_attention_options(attention),
         .flags = (ca_attention_has(attention, CA_ATTENTION_LSE) ? CA_HAS_LSE : 0) |
                  (counted ? CA_HAS_KEY_COUNTS : 0) | (shifted ? CA_COUNTS_SHIFT_BAND : 0) |
                  (ca_attention_keys_are_far(attention) ? CA_KEYS_ARE_FAR : 0),
     };
     memcpy(params.batch, attention->batch, sizeof(params.batch));
+    ca_attention_role roles[CA_OPTIONAL_ROLES];
+    int count = ca_attention_optional(attention, roles);
+    for (int n = 0; n < count; n++) {
+        params.optional[n] = view_of(attention, roles[n]);
+    }
     return params;
 }

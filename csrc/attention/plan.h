@@ -18,6 +18,7 @@ typedef struct {
     int64_t grid[CA_ATTENTION_GRID_DIMS]; /* work-items: the product */
     size_t local_size;                    /* work-items of a group */
     int64_t heads;                        /* query heads of one work-item */
+    bool redoes;                          /* the kernel may ask for rows to be computed again */
     /* With more than one split of the keys, each split leaves partial_bytes for each row.
        The second kernel, `merge`, makes results of them: a group of merge_local
        work-items for each row. */
@@ -35,15 +36,18 @@ void ca_plan_begin(ca_attention_plan *plan, const ca_attention *attention, const
 /* Work-items so far, as a number that does not overflow. */
 double ca_plan_items(const ca_attention_plan *plan);
 
-/* Define the macros of support/common.clh that differ from their defaults. */
+/* Define the dtypes of support/common.clh that differ from their defaults. */
 void ca_plan_define_common(ca_kernel_spec *spec, const ca_attention *attention);
 
-/* Define the same macros, the head sizes, and whether there is a softcap. */
-void ca_plan_define_sizes(ca_kernel_spec *spec, const ca_attention *attention);
+/* Define these and the macros of support/lanes.clh, for kernels on CPUs. */
+void ca_plan_define_lanes(ca_kernel_spec *spec, const ca_device_info *info,
+                          const ca_attention *attention);
 
-/* Define the macros of a kernel that merges splits. Such a kernel may compute a row again,
-   for which it needs the macros of that row, and the head size of values. */
-void ca_plan_define_merge(ca_kernel_spec *spec, const ca_attention *attention);
+/* Define the dtypes and what the call asks for, for kernels on GPUs. */
+void ca_plan_define_options(ca_kernel_spec *spec, const ca_attention *attention);
+
+/* Define the same and the head sizes. */
+void ca_plan_define_sizes(ca_kernel_spec *spec, const ca_attention *attention);
 
 /* Work-items for each core of a CPU, so that all cores end at about the same time. */
 #define CA_ITEMS_FOR_EACH_CORE 4

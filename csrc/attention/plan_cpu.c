@@ -3,6 +3,7 @@
  * The variants cpu and pairs, for many rows on CPUs: attention/cpu.cl, with queries in
  * vector lanes.
  */
+#include "attention/options.h"
 #include "attention/variants.h"
 
 /* With at most this many vectors of rows, a tile has one. */
@@ -11,6 +12,8 @@
 /* A work-item's heads have at most this many bytes of queries and results. More would
    not stay in the cache, nor fit the private memory. */
 #define BYTES_OF_HEADS (128 << 10)
+
+#define MAX_HEADS 16 /* as in kernels/attention/cpu/tiles.clh */
 
 /* CPU drivers do not give a work-item enough private memory for larger heads. */
 #define MAX_HEAD 512
@@ -69,7 +72,8 @@ heads_of_item(const ca_device_info *info, const ca_attention *attention, int64_t
     double items = ca_plan_items(plan);
     double fewest = (double)(info->compute_units * CA_ITEMS_FOR_EACH_CORE);
     int64_t columns = attention->E + attention->Ev;
-    int64_t heads = BYTES_OF_HEADS / (columns * rows * ca_plan_real_bytes(attention));
+    int64_t heads =
+        ca_smaller(MAX_HEADS, BYTES_OF_HEADS / (columns * rows * ca_plan_real_bytes(attention)));
     while (heads > 1 && (attention->batch[last] % heads != 0 || items < fewest * (double)heads)) {
         heads--;
     }
@@ -98,17 +102,15 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, bool pairs
     plan->grid[3] = ca_divide_up(attention->L, vectors * ca_plan_lanes(info, attention));
     int64_t heads = heads_of_item(info, attention, vectors * ca_plan_lanes(info, attention), plan);
     plan->grid[2] /= heads;
-    ca_kernel_spec *spec = &plan->spec;
-    ca_plan_define_sizes(spec, attention);
-    ca_kernel_define(spec, "LANES", ca_plan_lanes(info, attention));
-    if (heads > 1) {
-        ca_kernel_define(spec, "HEADS", heads);
+    plan->heads = heads;
+    ca_plan_define_lanes(&plan->spec, info, attention);
+    ca_kernel_define(&plan->spec, "NV", vectors);
+    /* Usual calls have a program that is half as long, but float64 has one for all. */
+    if (ca_attention_options(attention) == 0 && !ca_attention_in_float64(attention)) {
+        ca_kernel_define(&plan->spec, "OPTIONS", 0);
     }
-    ca_kernel_define(spec, "KEY_DIRECT", key_direct);
-    ca_kernel_define(spec, "VALUE_DIRECT", value_direct);
-    ca_kernel_define(spec, "NV", vectors);
     if (pairs) {
-        ca_kernel_define(spec, "BFLOAT16_PAIRS", 1);
+        ca_kernel_define(&plan->spec, "BFLOAT16_PAIRS", 1);
     }
 }
 

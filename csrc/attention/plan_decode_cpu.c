@@ -43,11 +43,12 @@ decode_can_run(const ca_device_info *info, const ca_attention *attention)
 static void
 plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
-    const ca_operand *operands = attention->operands;
     ca_plan_begin(plan, attention, "attention_decode_cpu", 1);
     plan->heads = ca_attention_heads_together(attention);
     int64_t rows = plan->heads * attention->L;
-    int64_t together = ca_divide_up(rows, ca_divide_up(rows, SHARED_ROWS));
+    /* Each number is a program. float64 has one: its rows take longer to read than to use. */
+    bool few = rows <= 2 && !ca_attention_in_float64(attention);
+    int64_t together = few ? rows : SHARED_ROWS;
     plan->grid[2] /= plan->heads;
     plan->grid[3] = ca_divide_up(rows, together * SHARES);
 
@@ -61,17 +62,11 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     }
 
     ca_kernel_spec *spec = &plan->spec;
-    ca_plan_define_sizes(spec, attention);
-    ca_kernel_define(spec, "LANES", ca_plan_lanes(info, attention));
-    plan->merge = (ca_kernel_spec){.name = "attention_decode_cpu_merge"};
-    ca_plan_define_merge(&plan->merge, attention);
-    ca_kernel_define(&plan->merge, "LANES", ca_plan_lanes(info, attention));
+    ca_plan_define_lanes(spec, info, attention);
     plan->merge_local = 1;
     plan->partial_bytes = (attention->Ev + 2) * ca_plan_real_bytes(attention);
-    bool adjoin = ca_operand_rows_adjoin(&operands[CA_ATTENTION_KEY]) &&
-                  ca_operand_rows_adjoin(&operands[CA_ATTENTION_PAST_KEY]);
-    ca_kernel_define(spec, "KEYS_ADJOIN", adjoin);
     ca_kernel_define(spec, "RT", together);
+    plan->merge = *spec;
 }
 
 const ca_variant ca_variant_decode_cpu = {

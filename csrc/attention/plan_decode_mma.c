@@ -31,7 +31,7 @@ static bool
 decode_mma_can_run(const ca_device_info *info, const ca_attention *attention)
 {
     (void)info;
-    return attention->T <= CA_MATRIX_MAX_ROWS &&
+    return attention->T <= CA_MATRIX_MAX_ROWS && attention->L <= CA_MATRIX_MAX_ROWS &&
            ca_operand_is_wide(&attention->operands[CA_ATTENTION_KEY]) &&
            ca_operand_is_wide(&attention->operands[CA_ATTENTION_VALUE]);
 }

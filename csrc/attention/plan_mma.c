@@ -80,10 +80,9 @@ plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention
         keys /= 2;
     }
     ca_kernel_spec *spec = &plan->spec;
-    ca_plan_define_common(spec, attention);
+    ca_plan_define_options(spec, attention);
     ca_kernel_define(spec, "HEAD_E", E);
     ca_kernel_define(spec, "HEAD_EV", Ev);
-    ca_kernel_define(spec, "SOFTCAP", ca_attention_softcap(attention) > 0);
     ca_kernel_define(spec, "LSE", ca_attention_has(attention, CA_ATTENTION_LSE));
     ca_kernel_define(spec, "ALIGNED",
                      rows_are_aligned(attention, CA_ATTENTION_QUERY) &&

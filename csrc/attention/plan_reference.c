@@ -9,6 +9,7 @@ plan_reference(const ca_device_info *info, const ca_attention *attention, ca_att
 {
     ca_plan_begin(plan, attention, "attention_reference", 1);
     plan->grid[3] = attention->L;
+    plan->redoes = false;
     /* A CPU takes a row a work-group; a GPU wants its lanes filled. */
     if (info->type != CA_DEVICE_CPU) {
         plan->local_size = (size_t)ca_smaller(info->max_work_group, 64);

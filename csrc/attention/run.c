@@ -9,12 +9,13 @@
 #include "attention/plan.h"
 #include "attention/variants.h"
 #include "opencl/launch.h"
+#include "opencl/marks.h"
 #include "opencl/program.h"
 #include "opencl/runtime.h"
 #include "opencl/storage.h"
 
 #define OPERANDS CA_ATTENTION_OPERANDS
-#define SPANS    (OPERANDS + 1) /* arguments of kernels: the operands, partial rows */
+#define SPANS    (OPERANDS + 2) /* arguments of kernels: the operands, partial rows, marks */
 
 /* ---- problems that need no kernel ---- */
 
@@ -206,6 +207,34 @@ done:
     return status;
 }
 
+/* Compute rows again that are not finite, if the kernel of a launch has set the mark. The host
+   looks, or where it does not wait for the launch, the second kernel does. */
+static ca_status
+redo(ca_device *device, const ca_attention *attention, const ca_mark *mark, ca_launch *launch,
+     ca_attention_params *params, ca_span *spans, ca_error *error)
+{
+    ca_status status = CA_OK;
+    bool needed = *launch->left;
+    ca_attention_plan plan;
+    if (!needed) {
+        CA_TRY(ca_mark_is_set(device, mark, &needed, error));
+    }
+    if (needed) {
+        ca_attention_plan_redo(ca_device_get_info(device), attention, &plan);
+        params->flags |= CA_REDOES;
+        for (int role = 0; role < OPERANDS; role++) {
+            if (spans[role].access == CA_ACCESS_WRITE) {
+                spans[role].access = CA_ACCESS_UPDATE;
+            }
+        }
+        launch->nsteps = 0;
+        CA_TRY(add_step(device, launch, &plan.spec, params, plan.grid, plan.local_size, error));
+        CA_TRY(ca_launch_run(device, launch, error));
+    }
+done:
+    return status;
+}
+
 static ca_status
 launch_whole(ca_device *device, const ca_forced *forced, const ca_attention *attention,
              ca_error *error)
@@ -213,12 +242,15 @@ launch_whole(ca_device *device, const ca_forced *forced, const ca_attention *att
     ca_status status = CA_OK;
     ca_storage *partial = NULL;
     ca_attention_plan plan;
+    ca_attention_params merging;
+    ca_mark mark;
+    bool left;
     if (attention->operands[CA_ATTENTION_QUERY].dtype == CA_BFLOAT16) {
         CA_TRY(ca_device_find_pairs(device, error));
     }
     CA_TRY(ca_device_prepare(device, error));
     CA_TRY(ca_attention_make_plan(ca_device_get_info(device), forced, attention, &plan, error));
-    const ca_attention_params params = ca_attention_describe(attention, &plan);
+    ca_attention_params params = ca_attention_describe(attention, &plan);
 
     ca_span spans[SPANS];
     for (int role = 0; role < OPERANDS; role++) {
@@ -234,19 +266,28 @@ launch_whole(ca_device *device, const ca_forced *forced, const ca_attention *att
         ca_block *block = ca_storage_block(partial);
         spans[OPERANDS] = (ca_span){block->address, block->bytes, CA_ACCESS_WRITE, block};
     }
+    CA_TRY(ca_mark_take(device, &mark, &spans[OPERANDS + 1], error));
+    params.redo_slot = mark.slot;
+    params.redo_mark = mark.value;
     ca_launch launch = {
         .spans = spans,
         .nspans = SPANS,
         .small = is_small(attention, &params),
         .call = attention->call,
+        .left = &left,
     };
     CA_TRY(add_step(device, &launch, &plan.spec, &params, plan.grid, plan.local_size, error));
     if (plan.splits > 1) {
         const int64_t rows[] = {params.batch[0], params.batch[1], params.batch[2], params.L,
                                 (int64_t)plan.merge_local};
-        CA_TRY(add_step(device, &launch, &plan.merge, &params, rows, plan.merge_local, error));
+        merging = params;
+        merging.flags |= CA_MERGES;
+        CA_TRY(add_step(device, &launch, &plan.merge, &merging, rows, plan.merge_local, error));
     }
     CA_TRY(ca_launch_run(device, &launch, error));
+    if (plan.redoes) {
+        CA_TRY(redo(device, attention, &mark, &launch, &params, spans, error));
+    }
 done:
     ca_storage_release(partial);
     return status;

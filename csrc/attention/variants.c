@@ -12,6 +12,9 @@ static const ca_variant *const variants[] = {CA_VARIANTS(ROW)};
 
 #define COUNT (sizeof(variants) / sizeof(variants[0]))
 
+/* Work-items for each compute unit of a CPU that compute rows again. */
+#define REDOING_ITEMS 16
+
 /* Local memory that the emulation of matrix units needs besides. */
 #define EMULATION_BYTES (4 << 10)
 
@@ -183,15 +186,6 @@ choose(const ca_device_info *info, const ca_forced *forced, const ca_attention *
     return takes(*chosen, info, attention) ? CA_OK : refuse(*chosen, error);
 }
 
-/* Does a call of attention/row.clh cost less than its text inlined? It builds faster. But
-   where one instruction works for several items of a group, as on GPUs and on CPUs with
-   sub-groups, all of them would have to make the call. */
-static bool
-calls_rows(const ca_device_info *info, size_t local_size)
-{
-    return local_size == 1 || (info->type == CA_DEVICE_CPU && info->sub_groups == 0);
-}
-
 ca_status
 ca_attention_make_plan(const ca_device_info *info, const ca_forced *forced,
                        const ca_attention *attention, ca_attention_plan *plan, ca_error *error)
@@ -206,12 +200,20 @@ ca_attention_make_plan(const ca_device_info *info, const ca_forced *forced,
     }
     CA_TRY(choose(seen, forced, attention, &variant, error));
     variant->make_plan(seen, attention, plan);
-    if (calls_rows(info, plan->local_size)) {
-        ca_kernel_define(&plan->spec, "ROW_IS_CALLED", 1);
-    }
-    if (plan->splits > 1 && calls_rows(info, plan->merge_local)) {
-        ca_kernel_define(&plan->merge, "ROW_IS_CALLED", 1);
-    }
 done:
     return status;
+}
+
+void
+ca_attention_plan_redo(const ca_device_info *info, const ca_attention *attention,
+                       ca_attention_plan *plan)
+{
+    ca_variant_reference.make_plan(info, attention, plan);
+    /* Mostly there is nothing to do, and work-items that find so cost time too. */
+    bool cpu = info->type == CA_DEVICE_CPU;
+    int64_t left = info->compute_units * (cpu ? REDOING_ITEMS : 64 * REDOING_ITEMS);
+    for (int d = 0; d < CA_ATTENTION_GRID_DIMS; d++) {
+        plan->grid[d] = ca_smaller(plan->grid[d], left);
+        left /= plan->grid[d];
+    }
 }

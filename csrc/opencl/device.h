@@ -87,6 +87,8 @@ struct ca_device {
     ca_build_stats built;    /* under `lock` */
     ca_pool pool;
     ca_pending pending;
+    _Atomic(struct ca_storage *) marks; /* of marks.c; NULL before the first is taken */
+    _Atomic(uint64_t) marks_taken;
 };
 
 /* CA_ERROR_DEVICE in a child forked after the guard was made. */

@@ -249,6 +249,9 @@ launch_once(ca_device *device, const ca_launch *launch, ca_error *error)
     }
     bool here = can_run_here(device, launch);
     bool leave = !here && can_be_left(device, launch);
+    if (launch->left != NULL) {
+        *launch->left = leave;
+    }
     CA_TRY(ca_memory_bind(device, launch->spans, launch->nspans, leave, bindings, error));
     status = here    ? launch_here(device, launch, bindings, error)
              : leave ? launch_and_leave(device, launch, bindings, error)

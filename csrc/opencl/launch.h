@@ -33,6 +33,7 @@ typedef struct {
     int nsteps;
     bool small;       /* microseconds of work: waking other threads would take as long */
     const char *call; /* the function that asks for it, for messages */
+    bool *left;       /* NULL, or becomes true if the launch is left pending, else false */
 } ca_launch;
 
 /* Run the launch: check the device's limits, bind the memory, enqueue the steps, and wait until the

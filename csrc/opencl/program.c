@@ -175,7 +175,7 @@ program_compile(ca_device *device, cl_program program, const char *options)
     cl_int code = device->cl->clBuildProgram(program, 1, &device->id, options, NULL, NULL);
     double seconds = ca_seconds() - start;
     ca_mutex_lock(&device->lock);
-    device->built.programs++;
+    device->built.programs += code == CL_SUCCESS;
     device->built.seconds += seconds;
     ca_mutex_unlock(&device->lock);
     return code;

@@ -87,6 +87,7 @@ ca_runtime_close(ca_runtime *runtime)
     for (int i = 0; i < runtime->device_count && !stale; i++) {
         ca_device *device = &runtime->devices[i];
         ca_pool_empty(device);
+        ca_storage_drop(device->marks);
         ca_device_close(device);
         ca_error_clear(&device->failure);
         ca_mutex_destroy(&device->lock);
@@ -149,6 +150,8 @@ try_open(ca_device *device, ca_error *error)
         return CA_OK;
     }
     ca_pool_empty(device);
+    ca_storage_drop(device->marks);
+    device->marks = NULL;
     ca_device_close(device);
     if (opened && status == CA_ERROR_DEVICE) {
         atomic_store(&device->state, CA_DEVICE_UNUSABLE);

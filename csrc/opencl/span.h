@@ -23,6 +23,6 @@ typedef struct {
     ca_block *block; /* the storage whose memory this is, as a whole; NULL: host memory */
 } ca_span;
 
-#define CA_MAX_SPANS 16
+#define CA_MAX_SPANS 24
 
 #endif

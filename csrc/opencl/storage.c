@@ -285,6 +285,34 @@ ca_storage_new(ca_device *device, size_t bytes, const char *what, ca_storage **s
     return CA_OK;
 }
 
+ca_status
+ca_storage_keep(ca_device *device, size_t bytes, ca_storage **storage, ca_error *error)
+{
+    cl_int code = make_storage(device, bytes, storage);
+    if (code != CL_SUCCESS) {
+        return ca_error_set(error, CA_ERROR_MEMORY, "no memory for device '%s' to work with (%s)",
+                            device->info.name, ca_cl_error_name(code));
+    }
+    void *zeros = calloc(1, bytes);
+    ca_status status = zeros == NULL
+                           ? ca_error_set(error, CA_ERROR_MEMORY, "no memory for %zu zeros", bytes)
+                           : ca_storage_write(*storage, 0, zeros, bytes, error);
+    free(zeros);
+    if (status != CA_OK) {
+        free_storage(*storage);
+        *storage = NULL;
+    }
+    return status;
+}
+
+void
+ca_storage_drop(ca_storage *storage)
+{
+    if (storage != NULL) {
+        free_storage(storage);
+    }
+}
+
 void
 ca_storage_retain(ca_storage *storage)
 {

@@ -22,6 +22,12 @@ typedef struct ca_storage ca_storage;
 ca_status ca_storage_new(ca_device *device, size_t bytes, const char *what, ca_storage **storage,
                          ca_error *error);
 
+/* Memory of zeros that a device keeps for itself. No statistics count it. */
+ca_status ca_storage_keep(ca_device *device, size_t bytes, ca_storage **storage, ca_error *error);
+
+/* Free memory of ca_storage_keep, which no call uses any more. NULL is fine. */
+void ca_storage_drop(ca_storage *storage);
+
 void ca_storage_retain(ca_storage *storage);
 
 /* The last release gives the memory to the pool, without waiting for calls that use it: the pool's

@@ -2,109 +2,78 @@
  *
  * Attention on CPUs, many rows: the lanes of a vector are rows of queries.
  *
- *     global size  batch[0] * batch[1] * batch[2] / HEADS * ceil(L / BM), local size 1
- *     work-item    BM = NV * LANES rows of one batch, or of HEADS heads that share mask
- *                  and bias; all their keys, with an online softmax
+ *     global size  batch[0] * batch[1] * batch[2] / heads * ceil(L / BM), local size 1
+ *     work-item    BM = NV * LANES rows of one batch, or of params.heads heads that
+ *                  share mask and bias; all their keys, with an online softmax
  *
  * One vector holds one number of LANES rows, so the softmax needs no step across lanes:
  *
  *     queries  [E][NV]   scaled; a score is the sum of key[j][e] * queries[e]
- *     weights  [BN][NV]  exp2 of the scores of one block of keys
+ *     weights  [keys][NV]  exp of the scores of one block of keys
  *     result   [Ev][NV]  the sum of value[j][c] * weights[j], which the sum of weights
  *                        divides at the end; by rows, [LANES][Ev / LANES], where NV is 1
  *
  * Both products keep about 2 * 12 vectors of sums in registers over their inner loop.
+ * Head sizes, 1 … 512, and all options but a late softcap are data.
  *
- *     -DHEAD_E -DHEAD_EV  head sizes E and Ev, 1 … 512
- *     -DKEY_DIRECT        1: keys are `real` and contiguous (key.column 1, key.row E);
- *                         default 0
- *     -DVALUE_DIRECT      1: values are `real` with value.column 1; default 0
  *     -DBFLOAT16_PAIRS    1: products of pairs of bfloat16, cpu/pairs.clh; default 0
  *     -DNV                vectors of queries: 2, the default; 1 where there are few
- *                         rows; 4 where each tile converts its keys
- *     -DHEADS             heads of a work-item, a divisor of batch[2]; 1, the default,
- *                         with PRESENT
- *     -DMR                keys that are scored together, an even number; cpu/tiles.clh
- *                         has the default, which fills the registers
- *     -DBN                keys of a block, a multiple of MR; default in cpu/tiles.clh
- *     LANES of support/lanes.clh, ROW_IS_CALLED of attention/row.clh, and the macros of
- *     support/common.clh without SOFTCAP_LAST
+ *                         rows; 4, for head sizes up to 128, where each tile converts
+ *                         its keys
+*     -DONE_ADDRESS_SPACE 1, the default: an address means the same in every address
+ *                         space, as on CPUs; 0: keys and values are always packed
+ *     LANES of support/lanes.clh and the macros of support/common.clh
  */
-#include "kernels/attention/cpu/extras.clh"   /* drop_weights, write_weights */
-#include "kernels/attention/cpu/products.clh" /* add_values */
-#include "kernels/attention/cpu/scores.clh"   /* tile_state, score_keys */
-#include "kernels/attention/cpu/softmax.clh"  /* softmax_state */
-#include "kernels/attention/cpu/tiles.clh"    /* load_added, store_columns */
-#include "kernels/attention/keys.clh"         /* key_segment, SCORE_UNIT */
-#include "kernels/attention/present.clh"      /* copy_present */
-#include "kernels/attention/row.clh"          /* attention_row */
+#define SCORE_LANES 1
+#include "kernels/attention/cpu/tiles.clh" /* tile_state, load_added, store_columns */
 
-/* result[c][v] += weights * values of a block of keys from j0. */
-static inline void
-add_block(const key_segment *segment, ca_int64 j0, int keys, const termv *weights, realv *result)
-{
-    const ca_int64 row = j0 - segment->start;
-    const int terms = TERMS(keys);
-#if VALUE_DIRECT
-    const ca_int64 stride = segment->value_view->row;
-    value_rows block = segment->value + row * stride;
-#else
-    term block[TERMS(BN) * HEAD_EV];
-    const ca_int64 stride = HEAD_EV;
-    pack_values(block, segment->value, segment->value_view, row, keys, HEAD_EV,
-                segment->value_bias);
-#endif
-#if BY_ROWS
-    add_values_by_rows(result, weights, block, stride, keys);
-#else
-    int c = 0;
-    for (; c + COLUMNS <= HEAD_EV; c += COLUMNS) {
-        add_values(result + c * NV, weights, block + c, stride, terms);
-    }
-#if HEAD_EV % COLUMNS
-    add_last_values(result + c * NV, weights, block + c, stride, terms);
-#endif
-#endif
-}
+#include "kernels/attention/cpu/extras.clh"   /* drop_weights, write_weights */
+#include "kernels/attention/cpu/products.clh" /* multiply_keys, add_values */
+#include "kernels/attention/cpu/scores.clh"   /* score_keys */
+#include "kernels/attention/cpu/softmax.clh"  /* softmax_state */
+#include "kernels/attention/ends.clh"         /* write_lse */
+#include "kernels/attention/keys.clh"         /* key_run_at */
+#include "kernels/attention/present.clh"      /* copy_present */
 
 /* One head of a tile. */
 typedef struct {
     tile_state tile;
     softmax_state softmax;
-    termv queries[TERMS_E * NV];
-    realv result[HEAD_EV * NV];
+    termv *queries;
+    realv *result;
 } head_state;
 
-/* One head attends to the first `attended` of the `keys` keys from j0. */
+/* One head attends to the first `attended` of the `keys` keys from j0, which are of one
+   run. */
 static inline void
-attend_block(head_state *head, int segment_index, ca_int64 j0, int keys, int attended,
+attend_block(head_state *head, const key_run *run, ca_int64 j0, int keys, int attended,
              const realv *added, termv *weights)
 {
     const tile_state *tile = &head->tile;
-    const key_segment segment = segment_at(tile->call, tile->batch, segment_index);
-#if KEEPS_SCORES
-    realv kept[BN * NV];
-    keep_unattended(tile, &segment, head->queries, j0, attended, keys, kept);
-#else
-    realv *kept = 0;
-#endif
+    const ca_attention_params *params = tile->call->params;
+    const bool keeps = KEEPS_SCORES(params);
+    realv kept[MAX_KEYS * NV];
+    realv bounded[MR * NV];
+    PLAIN_LOOP
     for (int k0 = 0; k0 < attended; k0 += MR) {
+#if BFLOAT16_PAIRS
         realv scores[MR * NV];
-        score_keys(tile, &segment, head->queries, added + k0 * NV, j0 + k0, true, kept + k0 * NV,
-                   scores);
-        weigh_scores(&head->softmax, scores, weights, k0, head->result);
-    }
-#if KEEPS_SCORES
-    store_scores(tile, j0, keys, kept);
+#else
+        realv *scores = weights + k0 * NV;
 #endif
-    for (int v = 0; v < NV; v++) {
-        head->softmax.sum[v] += head->softmax.block[v];
-        head->softmax.block[v] = (realv)REAL(0.0);
+        const realv *addends = score_keys(tile, run, head->queries, j0, k0, added, bounded,
+                                          keeps ? kept : 0, head->softmax.seen, scores);
+        weigh_scores(params, &head->softmax, scores, addends, weights, k0, head->result);
     }
-#if DROPOUT
-    drop_weights(tile, j0, attended, weights);
-#endif
-    add_block(&segment, j0, attended, weights, head->result);
+    if (keeps) {
+        keep_unattended(tile, run, head->queries, j0, attended, keys, added, kept);
+        store_scores(tile, j0, keys, kept);
+    }
+    end_block(&head->softmax);
+    if (USES(params, DROPOUT)) {
+        drop_weights(tile, j0, attended, weights);
+    }
+    add_values(run, weights, attended, (int)params->Ev, head->result);
 }
 
 /* All heads attend to the tile's keys. Before each block is read, this work-item copies
@@ -113,94 +82,82 @@ static inline void
 attend(head_state *heads, const present_share *share, realv *added, termv *weights)
 {
     const tile_state *tile = &heads[0].tile;
-    for (int s = 0; s < SEGMENTS; s++) {
-        const key_segment segment = segment_at(tile->call, tile->batch, s);
-        const ca_int64 first = max(tile->first, segment.start);
-        const ca_int64 last = min(tile->last, segment.end - 1);
-        const ca_int64 end = KEEPS_SCORES ? segment.end : last + 1;
-        for (ca_int64 j0 = KEEPS_SCORES ? segment.start : first; j0 < end; j0 += BN) {
-            const int keys = (int)min((ca_int64)BN, end - j0);
-            int attended = (int)clamp(last + 1 - j0, (ca_int64)0, (ca_int64)keys);
-            attended = j0 + keys <= first ? 0 : attended;
-#if PRESENT
-            copy_present(tile->call, tile->batch, max(share->first, max(j0, first)),
-                         min(share->end, min(j0 + keys, last + 1)));
-#endif
-#if HAS_ADDENDS
-            if (attended > 0 &&
-                !load_added(added, tile->call, tile->batch, tile->i0, j0, tile->rows, attended)) {
-                attended = 0;
-            }
-#endif
+    const ca_attention_params *params = tile->call->params;
+    const bool all = KEEPS_SCORES(params);
+    const int most = keys_of_block(params);
+    const ca_int64 end = all ? params->T : tile->last + 1;
+    int keys;
+    PLAIN_LOOP
+    for (ca_int64 j0 = all ? 0 : tile->first; j0 < end; j0 += keys) {
+        const key_run first_run = key_run_at(tile->call, tile->batch, j0);
+        keys = (int)min((ca_int64)most, min(end - j0, first_run.count));
+        int attended = (int)clamp(tile->last + 1 - j0, (ca_int64)0, (ca_int64)keys);
+        attended = j0 + keys <= tile->first ? 0 : attended;
+        if (USES(params, PRESENT)) {
+            copy_present(tile->call, tile->batch, max(share->first, max(j0, tile->first)),
+                         min(share->end, min(j0 + keys, tile->last + 1)));
+        }
+        if (HAS_ADDENDS(params) && attended > 0 && !load_added(added, tile, j0, attended)) {
+            attended = 0;
+        }
 #pragma unroll 1
-            for (int h = 0; h < HEADS; h++) {
-                attend_block(&heads[h], s, j0, keys, attended, added, weights);
-            }
+        for (int h = 0; h < params->heads && (attended > 0 || all); h++) {
+            const key_run run = key_run_at(tile->call, heads[h].tile.batch, j0);
+            attend_block(&heads[h], &run, j0, keys, attended, added, weights);
         }
     }
 }
 
-/* Starts tile `row_of_tiles` of the head with a linear batch index. */
+/* Starts tile `row_of_tiles` of the head with a linear batch index. `memory` is for its
+   queries and its result. */
 static inline void
-start_head(head_state *head, const attention_call *call, ca_int64 linear, ca_int64 row_of_tiles)
+start_head(head_state *head, const attention_call *call, ca_int64 linear, ca_int64 row_of_tiles,
+           realv *memory)
 {
     const ca_attention_params *params = call->params;
     tile_state *tile = &head->tile;
     tile->call = call;
     ca_unravel(linear, params->batch, tile->batch);
-    tile->band = ca_band(call, tile->batch);
+    const key_band band = ca_band(call, tile->batch);
     tile->i0 = row_of_tiles * BM;
     tile->rows = (int)min((ca_int64)BM, params->L - tile->i0);
-    tile->first = max((ca_int64)0, tile->i0 + tile->band.lower);
-    tile->last = min(tile->band.limit, tile->i0 + tile->rows + tile->band.upper) - 1;
-    tile->scale = ca_scale(params) * (SOFTCAP ? REAL(1.0) : SCORE_UNIT);
+    tile->first = max((ca_int64)0, tile->i0 + band.lower);
+    tile->last = min(band.limit, tile->i0 + tile->rows + band.upper) - 1;
+    tile->bounds = count_from(bounds_of(call, tile->batch, &band), tile->i0, 0);
+    tile->excluding = HAS_ADDENDS(params) || USES(params, DROPOUT) || band.limit < params->T ||
+                      band.lower > 1 - params->L || band.upper < params->T - 1;
+    head->queries = (termv *)memory;
+    head->result = memory + TERMS(params->E) * NV;
+    const int result_vectors = RESULT_VECTORS(params->Ev);
     load_queries(head->queries, call->query + ca_offset(&params->query, tile->batch, tile->i0, 0),
-                 &params->query, tile->rows,
-                 call->input_bias + ca_offset(&params->input_bias, tile->batch, 0, 0), tile->scale);
-    for (int n = 0; n < HEAD_EV * NV; n++) {
+                 &params->query, tile->rows, (int)params->E, query_bias_at(call, tile->batch),
+                 score_scale(params));
+    PLAIN_LOOP
+    for (int n = 0; n < result_vectors; n++) {
         head->result[n] = (realv)REAL(0.0);
     }
-    for (int v = 0; v < NV; v++) {
-        head->softmax.base[v] = (realv)REAL(0.0);
-        head->softmax.limit[v] = (realv)(-INFINITY);
-        head->softmax.sum[v] = (realv)REAL(0.0);
-        head->softmax.block[v] = (realv)REAL(0.0);
-#if BFLOAT16_PAIRS
-        head->softmax.rounded[v] = (realv)REAL(0.0);
-#endif
-    }
+    start_softmax(&head->softmax);
 }
 
-/* Writes the rows of a head, and redoes those that attention_row has to redo. */
+/* Writes the rows of a head. */
 static inline void
 finish_head(head_state *head)
 {
     const tile_state *tile = &head->tile;
     const attention_call *call = tile->call;
     const ca_attention_params *params = call->params;
-    const bool excluding = HAS_ADDENDS || DROPOUT || tile->band.limit < params->T ||
-                           tile->band.lower > 1 - params->L || tile->band.upper < params->T - 1;
-    real redo[BM];
-    const bool marked =
-        normalise(&head->softmax, ca_kept_scale(params), excluding, head->result, redo);
-    __global storage *to = call->output + ca_offset(&params->output, tile->batch, tile->i0, 0);
-#if BY_ROWS
-    store_rows(head->result, to, &params->output, tile->rows);
-#else
-    store_columns(head->result, HEAD_EV, to, &params->output, tile->rows);
-#endif
-    if (!marked && (params->flags & CA_HAS_LSE) == 0) {
-        return;
+    if (normalise(&head->softmax, ca_kept_scale(params), tile->excluding, head->result,
+                  (int)params->Ev)) {
+        ask_to_redo(call);
     }
-    for (int n = 0; n < tile->rows; n++) {
-        if (params->flags & CA_HAS_LSE) {
-            call->lse[ca_offset(&params->lse, tile->batch, tile->i0 + n, 0)] =
-                TO_NATURAL(((const real *)head->softmax.base)[n]) +
-                log(((const real *)head->softmax.sum)[n]);
-        }
-        if (redo[n] != REAL(0.0)) {
-            attention_row(call, tile->batch, tile->i0 + n);
-        }
+    store_result(head->result, (int)params->Ev,
+                 call->output + ca_offset(&params->output, tile->batch, tile->i0, 0),
+                 &params->output, tile->rows);
+    const softmax_state *softmax = &head->softmax;
+    PLAIN_LOOP
+    for (int n = 0; n < tile->rows && (params->flags & CA_HAS_LSE); n++) {
+        write_lse(call, tile->batch, tile->i0 + n, ((const real *)softmax->base)[n],
+                  ((const real *)softmax->sum)[n], ((const INT_NAME *)softmax->seen)[n] != 0);
     }
 }
 
@@ -212,39 +169,38 @@ attention_cpu(ATTENTION_ARGUMENTS)
     const attention_call call = ATTENTION_CALL;
     /* The last rows come first: below a causal diagonal they have the most keys. Heads
        that share a mask run side by side, while the mask's rows are in the cache. */
-    ca_int64 neighbours = 1;
-#if HAS_MASK
-    neighbours = params.mask.batch[2] == 0 ? params.batch[2] / HEADS : 1;
-#endif
+    const int count = (int)params.heads;
+    const bool shares = USES(&params, MASK) && VIEW(&params, MASK)->batch[2] == 0;
+    const ca_int64 neighbours = shares ? params.batch[2] / count : 1;
     const ca_int64 tiles = (params.L + BM - 1) / BM;
     const ca_int64 item = (ca_int64)get_global_id(0);
     const ca_int64 column = item / neighbours; /* the same tile of all neighbours */
     const ca_int64 group = column / tiles;
     const ca_int64 row_of_tiles = tiles - 1 - (column - group * tiles);
-    const ca_int64 linear = (group * neighbours + item - column * neighbours) * HEADS;
+    const ca_int64 linear = (group * neighbours + item - column * neighbours) * count;
 
-    head_state heads[HEADS];
-    for (int h = 0; h < HEADS; h++) {
-        start_head(&heads[h], &call, linear + h, row_of_tiles);
+    head_state heads[MAX_HEADS];
+    realv memory[MEMORY_VECTORS];
+    termv weights[TERMS(MAX_KEYS) * NV];
+    realv added[MAX_KEYS * NV];
+    const int size = TERMS((int)params.E) * NV + RESULT_VECTORS((int)params.Ev);
+    PLAIN_LOOP
+    for (int h = 0; h < count; h++) {
+        start_head(&heads[h], &call, linear + h, row_of_tiles, memory + h * size);
     }
-    termv weights[TERMS(BN) * NV];
-#if BFLOAT16_PAIRS || HEADS > 1
-    realv added[BN * NV];
-#else
-    realv *added = weights; /* a chunk's weights overwrite its addends, used by then */
-#endif
     present_share share = {0, 0};
-#if PRESENT
-    const tile_state *tile = &heads[0].tile;
-    share = present_share_of(&params, tile->batch, row_of_tiles, tiles);
-    copy_present(&call, tile->batch, share.first, min(share.end, tile->first));
-    copy_present(&call, tile->batch, max(share.first, tile->last + 1), share.end);
-#endif
+    if (USES(&params, PRESENT)) {
+        const tile_state *tile = &heads[0].tile;
+        share = present_share_of(&params, tile->batch, row_of_tiles, tiles);
+        copy_present(&call, tile->batch, share.first, min(share.end, tile->first));
+        copy_present(&call, tile->batch, max(share.first, tile->last + 1), share.end);
+    }
     attend(heads, &share, added, weights);
-    for (int h = 0; h < HEADS; h++) {
-#if SCORES == 3
-        write_weights(&heads[h].tile, heads[h].queries, &heads[h].softmax, added);
-#endif
+    PLAIN_LOOP
+    for (int h = 0; h < count; h++) {
+        if (WRITES_STAGE(&params, 3)) {
+            write_weights(&heads[h].tile, heads[h].queries, &heads[h].softmax, added);
+        }
         finish_head(&heads[h]);
     }
 }

@@ -29,10 +29,12 @@
  *     -DWIDE_KEYS         1: rows of keys are whole aligned 16 bytes; default 0
  *     -DWIDE_VALUES       1: so are rows of values; default 0
  *     -DWIDE_PRESENT      1: so are both, past and present ones too; default 0
- *     EXCHANGE and SUB_GROUP of decode_gpu/exchange.clh, ROW_IS_CALLED of
- *     attention/row.clh, and the macros of support/common.clh without INPUT_BIAS,
- *     SCORES, SOFTCAP_LAST and DROPOUT
+ *     EXCHANGE and SUB_GROUP of decode_gpu/exchange.clh, and the macros of
+ *     support/common.clh; OPTIONS has no input bias, scores, late softcap or dropout
  */
+#define SCORE_PLACE ca_int64
+#include "kernels/attention/gpu.clh" /* OPTIONS */
+
 #include "kernels/attention/decode_gpu/present.clh" /* copy_present_rows */
 #include "kernels/attention/decode_gpu/steps.clh"
 
@@ -67,11 +69,12 @@ load_addends(real *added, const attention_call *call, const __local group_row *r
     for (int n = 0; n < OWN_SUMS; n++) {
         const int t = own_term(mine->key_lane, n);
         const int k = t / RT * KEYS_AT_ONCE + mine->key;
-        added[n] = k < count ? addend_of(call, rows + t % RT, j0 + k) : -INFINITY;
+        added[n] = k < count ? addend_of_row(call, rows + t % RT, j0 + k) : EXCLUDED;
     }
 }
 
-/* Writes this work-item's scores of a block to local memory. */
+/* Writes this work-item's scores of a block to local memory. An attended score of -inf
+   becomes NaN, so that it differs from EXCLUDED: its row is computed again. */
 static inline void
 store_scores(__local real *block, const ca_attention_params *params, const real *sums,
              const real *added, const lane_share *mine)
@@ -81,22 +84,23 @@ store_scores(__local real *block, const ca_attention_params *params, const real 
         const int t = own_term(mine->key_lane, n);
         const int k = t / RT * KEYS_AT_ONCE + mine->key;
         if (mine->key_lane % SAME_LANES == 0) {
-            block[k * RT + t % RT] = finish_score(params, sums[n], added[n]);
+            real kept;
+            const real score = finish_score(params, sums[n], added[n], &kept);
+            block[k * RT + t % RT] = score == EXCLUDED && added[n] != EXCLUDED ? NAN : score;
         }
     }
 }
 
-/* The group's rows attend to keys start … end - 1 of a segment. */
+/* The group's rows attend to keys start … end - 1, which are in one run. */
 static inline void
 attend_keys(slice_state *state, const attention_call *call, const ca_int64 *batch,
-            const key_segment *segment, ca_int64 start, ca_int64 end, present_share share,
+            const key_run *run, ca_int64 start, ca_int64 end, present_share share,
             const lane_share *mine, block_memory *memory)
 {
-    const ca_view *key_view = segment->key_view;
-    const ca_view *value_view = segment->value_view;
-    __global const storage *keys = segment->key + (start - segment->start) * key_view->row;
-    __global const value_storage *values =
-        segment->value + (start - segment->start) * value_view->row;
+    const ca_view *key_view = run->key_view;
+    const ca_view *value_view = run->value_view;
+    __global const storage *keys = run->key;
+    __global const value_storage *values = run->value;
     uint4 key_chunks[KEYS_PER_LANE * KEY_PER_LANE];
     uint4 value_chunks[VALUES_PER_LANE * PER_LANE];
     int count = (int)min((ca_int64)BN, end - start);
@@ -117,14 +121,14 @@ attend_keys(slice_state *state, const attention_call *call, const ca_int64 *batc
         __local row_scores *block = memory->scores + memory->buffer * BN;
         sums_over_lanes(sums, terms, mine->key_lane, memory->scratch);
         store_scores((__local real *)block, call->params, sums, added, mine);
-#if PRESENT
-        copy_present_rows(call, batch, max(share.first, j0), min(share.end, j0 + count));
-#endif
+        if (USES(call->params, PRESENT)) {
+            copy_present_rows(call, batch, max(share.first, j0), min(share.end, j0 + count));
+        }
         /* Orders the writes of this block's scores before their reads. The scores of
            two blocks ago, which the writes replace, were read before the last
            barrier. */
         barrier(CLK_LOCAL_MEM_FENCE);
-        add_values(state, value_chunks, block, mine->slice);
+        add_values(call->params, state, value_chunks, block, mine->slice);
         if (next > 0) {
             load_values(value_chunks, values, value_view, mine->slice, mine->lane, next);
         }
@@ -135,23 +139,22 @@ attend_keys(slice_state *state, const attention_call *call, const ca_int64 *batc
 
 /* The group's rows attend to their split of the keys. */
 static inline void
-attend_split(slice_state *state, const attention_call *call, const ca_int64 *batch, ca_int64 split,
-             present_share share, const lane_share *mine, block_memory *memory)
+attend_split(slice_state *state, const attention_call *call, const split_share *group,
+             const lane_share *mine, block_memory *memory)
 {
     const ca_attention_params *params = call->params;
-    const key_range range = keys_of_split(params, memory->rows, RT, split);
-#if PRESENT
-    copy_present_rows(call, batch, share.first, min(share.end, range.start));
-    copy_present_rows(call, batch, max(share.first, range.end), share.end);
-#endif
-    for (int s = 0; s < SEGMENTS; s++) {
-        const key_segment segment = segment_at(call, batch, s);
-        const ca_int64 segment_start = max(range.start, segment.start);
-        const ca_int64 segment_end = min(range.end, segment.end);
-        if (segment_start < segment_end) {
-            attend_keys(state, call, batch, &segment, segment_start, segment_end, share, mine,
-                        memory);
-        }
+    const ca_int64 *batch = group->batch;
+    const key_range range = keys_of_group(params, memory->rows, RT, group->split);
+    const present_share share = present_share_of(params, batch, group->part, group->parts);
+    if (USES(params, PRESENT)) {
+        copy_present_rows(call, batch, share.first, min(share.end, range.start));
+        copy_present_rows(call, batch, max(share.first, range.end), share.end);
+    }
+    ca_int64 end;
+    for (ca_int64 start = range.start; start < range.end; start = end) {
+        const key_run run = key_run_at(call, batch, start);
+        end = USES(params, PAST) ? min(range.end, start + run.count) : range.end;
+        attend_keys(state, call, batch, &run, start, end, share, mine, memory);
     }
 }
 
@@ -164,63 +167,41 @@ attention_decode_gpu(ATTENTION_ARGUMENTS)
     __local real slice_highest[SLICES * RT];
     __local real slice_sum[SLICES * RT];
     __local group_row group_rows[RT];
-    __local int redo[RT];
-    const slice_memory ends = {slice_highest, slice_sum, scratch, redo};
+    const slice_memory ends = {slice_highest, slice_sum, scratch};
     block_memory memory = {queries, group_rows, blocks, scratch, 0};
     const attention_call call = ATTENTION_CALL;
     const int item = (int)get_local_id(0);
     const int slice = item / ROW_LANES;
     const lane_share mine = {item / KEY_LANES, item % KEY_LANES, slice, item - slice * ROW_LANES};
 
-    const ca_int64 all_rows = params.heads * params.L;
-    const ca_int64 tiles = (all_rows + RT - 1) / RT;
-    const ca_int64 index = (ca_int64)get_group_id(0);
-    const ca_int64 batch_split = index / tiles; /* over all batches */
-    const ca_int64 tile = index - batch_split * tiles;
-    const ca_int64 linear = batch_split / params.splits;
-    const ca_int64 split = batch_split - linear * params.splits;
+    const split_share group = split_share_of(&params, (ca_int64)get_group_id(0), RT);
     ca_int64 batch[CA_BATCH_DIMS];
-    ca_unravel(linear * params.heads, params.batch, batch);
-
-    /* The last tile repeats the last row. */
-    const ca_int64 row0 = tile * RT;
-    const int rows = (int)min((ca_int64)RT, all_rows - row0);
-    ca_int64 row_batch[CA_BATCH_DIMS];
 #pragma unroll 1
     for (int r = 0; r < RT; r++) {
-        const ca_int64 i = row_of(&params, batch, row0 + min(r, rows - 1), row_batch);
-        share_query(queries + r * QUERY_VECTORS, query + ca_offset(&params.query, row_batch, i, 0),
-                    params.query.column, ca_scale(&params) * (SOFTCAP ? REAL(1.0) : SCORE_UNIT));
+        const ca_int64 i = row_of_share(&params, &group, r, batch);
+        share_query(queries + r * QUERY_VECTORS, query + ca_offset(&params.query, batch, i, 0),
+                    params.query.column, score_scale(&params));
         if (item == 0) {
-            group_rows[r] = group_row_of(&call, row_batch, i);
-            redo[r] = 0;
+            group_rows[r] = group_row_of(&call, batch, i);
         }
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* writes of queries and rows: their reads */
 
     slice_state state;
     start_slice(&state);
-    attend_split(&state, &call, batch, split,
-                 present_share_of(&params, batch, split * tiles + tile, params.splits * tiles),
-                 &mine, &memory);
+    attend_split(&state, &call, &group, &mine, &memory);
 
-    merge_slices(&state, &ends, slice, mine.lane);
+    merge_slices(&params, &state, &ends, slice, mine.lane);
 #pragma unroll 1
-    for (int r = 0; r < rows; r++) {
+    for (int r = 0; r < group.count; r++) {
         share_columns(&ends, &state, r, slice, mine.lane);
-        const ca_int64 i = row_of(&params, batch, row0 + r, row_batch);
+        const ca_int64 i = row_of_share(&params, &group, r, batch);
         const real highest = pick(state.highest, r, 1);
         const real sum = pick(state.sum, r, 1);
         if (params.splits > 1) {
-            leave_row(partial_row(&call, row_batch, i, split, PARTIAL_SIZE), &ends, highest, sum);
+            leave_row(partial_row(&call, batch, i, group.split, PARTIAL_SIZE), &ends, highest, sum);
         } else {
-            write_row(&call, row_batch, i, &ends, r, highest, sum);
+            write_row(&call, batch, i, &ends, highest, sum);
         }
-    }
-    /* Writes of the rows: attention_row writes them again. */
-    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-    if (item < rows && redo[item]) {
-        const ca_int64 i = row_of(&params, batch, row0 + item, row_batch);
-        attention_row(&call, row_batch, i);
     }
 }

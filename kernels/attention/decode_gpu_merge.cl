@@ -9,9 +9,11 @@
  *                  VECTOR columns at a time
  *
  *     -DWG  work-items of a group; default 64
- *     -DHEAD_EV -DEXCHANGE -DSUB_GROUP and the macros of attention/row.clh: those of the
- *     kernel that leaves the rows
+ *     -DHEAD_EV -DEXCHANGE -DSUB_GROUP and the macros of support/common.clh: those of
+ *     the kernel that leaves the rows
  */
+#include "kernels/attention/gpu.clh" /* OPTIONS */
+
 #include "kernels/attention/decode_gpu/rows.clh"
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void
@@ -20,8 +22,7 @@ attention_decode_gpu_merge(ATTENTION_ARGUMENTS)
     __local real highest[SLICES];
     __local real sums[SLICES];
     __local real columns[SLICES * ROW_SIZE];
-    __local int redo[1];
-    const slice_memory memory = {highest, sums, columns, redo};
+    const slice_memory memory = {highest, sums, columns};
     const attention_call call = ATTENTION_CALL;
     const int item = (int)get_local_id(0);
     const int slice = item / ROW_LANES;
@@ -31,9 +32,6 @@ attention_decode_gpu_merge(ATTENTION_ARGUMENTS)
     const ca_int64 i = index - linear * params.L;
     ca_int64 batch[CA_BATCH_DIMS];
     ca_unravel(linear, params.batch, batch);
-    if (item == 0) {
-        redo[0] = 0;
-    }
 
     slice_state state;
     start_slice(&state);
@@ -44,8 +42,8 @@ attention_decode_gpu_merge(ATTENTION_ARGUMENTS)
         const real old = state.highest[0];
         state.highest[0] = max(old, row[PARTIAL_SUMS]);
         const real base = base_of(state.highest[0]);
-        const real decay = score_exp2(TO_LOG2(old - base));
-        const real factor = score_exp2(TO_LOG2(row[PARTIAL_SUMS] - base));
+        const real decay = score_exp2(TO_LOG2(&params, old - base));
+        const real factor = score_exp2(TO_LOG2(&params, row[PARTIAL_SUMS] - base));
         state.sum[0] = fma(row[PARTIAL_SUMS + 1], factor, state.sum[0] * decay);
 #pragma unroll
         for (int n = 0; n < PER_LANE; n++) {
@@ -62,12 +60,7 @@ attention_decode_gpu_merge(ATTENTION_ARGUMENTS)
         }
     }
 
-    merge_slices(&state, &memory, slice, lane);
+    merge_slices(&params, &state, &memory, slice, lane);
     share_columns(&memory, &state, 0, slice, lane);
-    write_row(&call, batch, i, &memory, 0, state.highest[0], state.sum[0]);
-    /* Writes of the row: attention_row writes it again. */
-    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-    if (item == 0 && redo[0]) {
-        attention_row(&call, batch, i);
-    }
+    write_row(&call, batch, i, &memory, state.highest[0], state.sum[0]);
 }

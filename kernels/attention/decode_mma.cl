@@ -25,43 +25,45 @@
  *     -DHEAD_E -DHEAD_EV   head sizes E and Ev, multiples of 8, filled up with zeros to
  *                          multiples of 32 and 64
  *     -DWARPS              warps of a group; default 4
- *     WARP of support/warp.clh, ROW_IS_CALLED of attention/row.clh, and the macros of
- *     support/common.clh without VALUE_DTYPE, REAL64, INPUT_BIAS, PAST, PRESENT,
- *     SCORES, SOFTCAP_LAST and DROPOUT; DTYPE is one of the half types
+ *     WARP of support/warp.clh, and the macros of support/common.clh without
+ *     VALUE_DTYPE and REAL64; DTYPE is one of the half types, and OPTIONS has masks,
+ *     bias and an early softcap
  *
- * Rows of key and value are whole aligned 16 bytes.
+ * Rows of key and value are whole aligned 16 bytes. L and T are at most 2^28.
  */
+#define CAP warp_tanh
+#include "kernels/attention/gpu.clh" /* OPTIONS */
+#include "kernels/support/warp.clh"
+
 #include "kernels/attention/decode_mma/sizes.clh"
 
 #include "kernels/attention/decode_mma/rows.clh"  /* share_rows, write_rows */
 #include "kernels/attention/decode_mma/tiles.clh" /* load_keys, multiply_keys, … */
-#include "kernels/attention/row.clh"              /* attention_row */
 
 /* Sizes in local memory, in chunks of 16 bytes: the queries, in the order of the lanes'
    loads, are replaced by the results of all warps. */
 #define QUERY_SIZE (2 * KEY_LOADS * WARP_LANES)
 #define LOCAL_SIZE LARGER(QUERY_SIZE, RESULT_SIZE)
 
-/* Puts `rows` rows of query into local memory: for each load of a key the chunks of
+/* Puts the rows of query into local memory: for each load of a key the chunks of
    rows g, then those of rows g + 8. A negative scale would turn the order of scores, so
    its sign goes into the queries. */
 static inline void
-share_queries(__local uint4 *queries, const attention_call *call, const ca_int64 *batch,
-              ca_int64 row0, int rows)
+share_queries(__local uint4 *queries, const attention_call *call, const split_share *group)
 {
     const ca_attention_params *params = call->params;
-    const uint signs = SCALED_LATE && params->scale < 0.0f ? SIGNS : 0u;
+    const uint signs = SCALED_LATE(params) && ca_scale(params) < 0.0f ? SIGNS : 0u;
     for (int n = (int)get_local_id(0); n < QUERY_SIZE; n += THREADS) {
         const int row = n / (4 * KEY_LOADS);
         const int chunk = n - row * (4 * KEY_LOADS);
-        ca_int64 row_batch[CA_BATCH_DIMS];
-        const ca_int64 i = row_of(params, batch, row0 + min(row, rows - 1), row_batch);
+        ca_int64 batch[CA_BATCH_DIMS];
+        const ca_int64 i = row_of_share(params, group, row, batch);
         __global const ushort *from =
-            (__global const ushort *)(call->query + ca_offset(&params->query, row_batch, i, 0));
+            (__global const ushort *)(call->query + ca_offset(&params->query, batch, i, 0));
         ushort x[8];
+        WARP_UNROLL
         for (int e = 0; e < 8; e++) {
-            const int column = chunk * 8 + e;
-            x[e] = column < HEAD_E ? from[column * params->query.column] : 0;
+            x[e] = chunk * 8 < HEAD_E ? from[(chunk * 8 + e) * params->query.column] : 0;
         }
         const int at = (chunk / 4 * 2 + row / 8) * WARP_LANES + row % 8 * 4;
         queries[at + chunk % 4] = as_uint4(vload8(0, x)) ^ signs;
@@ -72,34 +74,23 @@ share_queries(__local uint4 *queries, const attention_call *call, const ca_int64
    attend. Returns a bit for each of the lane's four values that at least one row
    attends to. */
 static inline uint
-finish_scores(const warp_state *warp, const split_source *source, int j, float4 *scores,
-              softmax_state *softmax)
+finish_scores(const warp_state *warp, const split_source *source, int j,
+              float4 (*scores)[KEY_TILES], softmax_state *softmax)
 {
+    const int key = j + key_of(source, 0);
     uint used = 0u;
     WARP_UNROLL
     for (int r = 0; r < 2; r++) {
-        bool seen = false;
+        const group_row row = source->rows[source->g + 8 * r];
+        score_bounds bounds = count_from(row.bounds, 0, (int)source->start + key);
+        bounds.limit = min(bounds.limit, source->count - key);
+        bool attends[4];
+        finish_row(source->call, &row.addends, source->start + key, &bounds, 0, r, scores, attends);
         WARP_UNROLL
-        for (int n = 0; n < 2; n++) {
-            const float4 x = scores[n];
-            float pair[2] = {r == 0 ? x.x : x.z, r == 0 ? x.y : x.w};
-            WARP_UNROLL
-            for (int k = 0; k < 2; k++) {
-                const int key = j + key_of(source, 2 * n + k);
-                float added = -INFINITY;
-                if (key < source->count) {
-                    added = addend_of(source->call, source->rows + source->g + 8 * r,
-                                      source->start + key);
-                }
-                const bool attends = added != -INFINITY;
-                pair[k] = !attends ? added : HAS_ADDENDS ? pair[k] + added : pair[k];
-                seen = seen || attends;
-                used |= attends ? 1u << (2 * n + k) : 0u;
-            }
-            scores[n] =
-                r == 0 ? (float4)(pair[0], pair[1], x.zw) : (float4)(x.xy, pair[0], pair[1]);
+        for (int n = 0; n < 4; n++) {
+            used |= attends[n] ? 1u << n : 0u;
+            softmax->seen |= attends[n] ? 1u << r : 0u;
         }
-        softmax->seen |= seen ? 1u << r : 0u;
     }
     WARP_UNROLL
     for (uint mask = 4u; mask < WARP_LANES; mask *= 2u) {
@@ -115,8 +106,9 @@ seen_by_all(const split_source *source)
 {
     int2 keys = (int2)(0, source->count - 1);
     for (int r = 0; r < TILE_ROWS; r++) {
-        keys.x = max(keys.x, (int)(source->rows[r].first - source->start));
-        keys.y = min(keys.y, (int)(source->rows[r].last - source->start));
+        const score_bounds bounds = source->rows[r].bounds;
+        keys.x = max(keys.x, bounds.lower - (int)source->start);
+        keys.y = min(keys.y, min(bounds.upper, bounds.limit - 1) - (int)source->start);
     }
     return keys;
 }
@@ -126,7 +118,8 @@ static inline void
 attend_split(const warp_state *warp, const split_source *source, __local const uint4 *queries,
              softmax_state *softmax, float4 (*result)[EV_TILES])
 {
-    const float factor = fabs(source->call->params->scale) * SCORE_UNIT;
+    const ca_attention_params *params = source->call->params;
+    const float factor = late_factor(params);
     const int step = WARPS * CHUNK;
     const int2 all = seen_by_all(source);
     int j = (int)warp->index * CHUNK;
@@ -143,14 +136,14 @@ attend_split(const warp_state *warp, const split_source *source, __local const u
         if (j + step < source->count) {
             load_keys(keys, source, j + step);
         }
-        scale_scores(source->call->params, scores);
         uint used = 15u;
-        if (!HAS_ADDENDS && WARP_SKIPS && j >= all.x && j + CHUNK - 1 <= all.y) {
+        if (ONLY_BOUNDS_ADD(params) && WARP_SKIPS && j >= all.x && j + CHUNK - 1 <= all.y) {
+            finish_whole(params, scores);
             softmax->seen = ~0u;
         } else {
-            used = finish_scores(warp, source, j, scores[0], softmax);
+            used = finish_scores(warp, source, j, scores, softmax);
         }
-        weigh_scores(warp, softmax, scores, factor, result);
+        weigh_scores(warp, params, softmax, scores, factor, result);
         multiply_values(warp, values, used, scores[0], softmax, result[0]);
         if (j + step < source->count) {
             load_values(values, source, j + step);
@@ -165,38 +158,25 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
     __local group_row group_rows[TILE_ROWS];
     __local float highest[WARPS * TILE_ROWS];
     __local float sums[WARPS * TILE_ROWS];
-    __local int redo[TILE_ROWS];
-    const end_memory ends = {highest, sums, (__local float2 *)memory, redo};
+    const end_memory ends = {highest, sums, (__local float2 *)memory};
     const attention_call call = ATTENTION_CALL;
     const int item = (int)get_local_id(0);
 
-    const ca_int64 all_rows = params.heads * params.L;
-    const ca_int64 tiles = (all_rows + TILE_ROWS - 1) / TILE_ROWS;
-    const ca_int64 group = (ca_int64)get_group_id(0);
-    const ca_int64 batch_split = group / tiles; /* over all batches */
-    const ca_int64 row0 = (group - batch_split * tiles) * TILE_ROWS;
-    const ca_int64 linear = batch_split / params.splits;
-    const ca_int64 split = batch_split - linear * params.splits;
-    ca_int64 batch[CA_BATCH_DIMS];
-    ca_unravel(linear * params.heads, params.batch, batch);
-
-    /* The last tile repeats the last row. */
-    const int rows = (int)min((ca_int64)TILE_ROWS, all_rows - row0);
-    share_queries(memory, &call, batch, row0, rows);
+    const split_share group = split_share_of(&params, (ca_int64)get_group_id(0), TILE_ROWS);
+    share_queries(memory, &call, &group);
     if (item < TILE_ROWS) {
-        ca_int64 row_batch[CA_BATCH_DIMS];
-        const ca_int64 i = row_of(&params, batch, row0 + min(item, rows - 1), row_batch);
-        group_rows[item] = group_row_of(&call, row_batch, i);
-        redo[item] = 0;
+        ca_int64 batch[CA_BATCH_DIMS];
+        const ca_int64 i = row_of_share(&params, &group, item, batch);
+        group_rows[item] = group_row_of(&call, batch, i);
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* writes of queries and rows: their reads */
 
-    const key_range keys = keys_of_split(&params, group_rows, TILE_ROWS, split);
+    const key_range keys = keys_of_group(&params, group_rows, TILE_ROWS, group.split);
     const split_source source = {
         &call,
         group_rows,
-        key + ca_offset(&params.key, batch, keys.start, 0),
-        value + ca_offset(&params.value, batch, keys.start, 0),
+        key + ca_offset(&params.key, group.batch, keys.start, 0),
+        value + ca_offset(&params.value, group.batch, keys.start, 0),
         keys.start,
         (int)(keys.end - keys.start),
         (int)warp.lane / 4,
@@ -215,12 +195,5 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
 
     share_rows(&warp, &source, &ends, &softmax, result[0]);
     barrier(CLK_LOCAL_MEM_FENCE); /* writes of the warps' rows: their reads */
-    write_rows(&warp, &source, &ends, batch, row0, rows, split);
-    /* Writes of the rows: attention_row writes them again. */
-    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-    if (item < rows && redo[item]) {
-        ca_int64 row_batch[CA_BATCH_DIMS];
-        const ca_int64 i = row_of(&params, batch, row0 + item, row_batch);
-        attention_row(&call, row_batch, i);
-    }
+    write_rows(&warp, &source, &ends, &group);
 }

@@ -26,21 +26,24 @@
  *     -DALIGNED           1: rows of query, key and value are whole aligned 16 bytes;
  *                         default 0
  *     -DOUTPUT_ALIGNED    1: so are rows of output; default 0
- *     -DWARPS             warps of a group; default 4; BM is at most THREADS
+ *     -DWARPS             warps of a group; default 4
  *     -DMT                tiles of rows of a warp: 1, the default, or 2, which halve
  *                         the loads of keys and values
  *     -DBN                keys of a block, a multiple of CHUNK; default 32
  *     -DSTAGES            blocks of the ring, 2 or more; default 3
  *     -DCHUNK             keys that are scored together, a multiple of 16; default 16
- *     WARP of support/warp.clh, ROW_IS_CALLED of attention/row.clh, and the macros of
- *     support/common.clh without VALUE_DTYPE, REAL64, INPUT_BIAS, PAST, PRESENT,
- *     SCORES, SOFTCAP_LAST and DROPOUT; DTYPE is one of the half types
+ *     WARP of support/warp.clh, and the macros of support/common.clh without
+ *     VALUE_DTYPE and REAL64; DTYPE is one of the half types, and OPTIONS has masks,
+ *     bias and an early softcap
  */
+#define CAP warp_tanh
+#include "kernels/attention/gpu.clh" /* OPTIONS */
+#include "kernels/support/warp.clh"
+
+#include "kernels/attention/ends.clh"        /* factor_of_row, write_lse */
 #include "kernels/attention/mma/scores.clh"  /* mma_tile, mma_lane, finish_scores */
 #include "kernels/attention/mma/softmax.clh" /* softmax_state, weigh_scores */
 #include "kernels/attention/mma/tiles.clh"   /* load_tile, store_tile, CHUNK_OFFSET */
-#include "kernels/attention/row.clh"         /* attention_row */
-#include "kernels/support/warp.clh"
 
 /* Starts to load the next keys and values, at most `left` of them, into a stage. */
 static inline void
@@ -65,7 +68,7 @@ load_queries(warp_state *warp, __local uint4 *memory, const mma_tile *tile, cons
     tile_source source =
         source_at(tile->call->query, ca_offset(&params->query, tile->batch, tile->i0, 0),
                   &params->query, params->E, E_CHUNKS);
-    const uint signs = SCALED_LATE && params->scale < 0.0f ? SIGNS : 0u;
+    const uint signs = SCALED_LATE(params) && ca_scale(params) < 0.0f ? SIGNS : 0u;
     load_tile(warp, memory, 0, &source, tile->rows, BM, E_CHUNKS);
     warp_copies_end(warp);
     WARP_COPIES_WAIT(warp, 0);
@@ -142,68 +145,54 @@ attend_block(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
              float4 (*result)[EV_TILES])
 {
     const int i = tile->i0 + (int)warp->index * WARP_ROWS;
-    for (int k = 0; k < BN; k += CHUNK) {
+    for (int n = 0; n < BN; n += CHUNK) {
+        int k = n;
+        WARP_COMPUTE_AGAIN(k);
         const int j = j0 + k;
-        if (WARP_SKIPS && (j >= tile->end || j > i + WARP_ROWS - 1 + tile->upper ||
-                           j + CHUNK <= i + tile->lower)) {
+        if (WARP_SKIPS && (j >= tile->end || j > i + WARP_ROWS - 1 + tile->bounds.upper ||
+                           j + CHUNK <= i + tile->bounds.lower)) {
             continue;
         }
         float4 scores[MT][KEY_TILES];
         multiply_keys(warp, lane, address + k * E_CHUNKS * CHUNK_BYTES, queries, scores);
         finish_scores(tile, lane, i, j, scores, softmax);
-        weigh_scores(warp, softmax, scores, factor, result);
+        weigh_scores(warp, tile->call->params, softmax, scores, factor, result);
         multiply_values(warp, lane, address + (BN * E_CHUNKS + k * EV_CHUNKS) * CHUNK_BYTES, scores,
                         softmax, result);
     }
 }
 
-/* Divides a row by its sum and puts it, rounded, into local memory. True if the row is
-   not finite and has to be computed again: a NaN or infinity of an excluded key may
-   have spoilt it as 0 * NaN, or sums may have overflowed under an early base. */
-static inline bool
-finish_row(const warp_state *warp, const mma_lane *lane, int r, bool seen, float sum,
-           const float4 *result, __local uint4 *memory)
-{
-    const int row = lane->row + 8 * r;
-    const float inverse = seen ? 1.0f / sum : 0.0f;
-    float bad = inverse * 0.0f;
-    WARP_UNROLL
-    for (int c = 0; c < EV_TILES; c++) {
-        const float2 x = (r % 2 == 0 ? result[c].xy : result[c].zw) * inverse;
-        __local uint *word =
-            (__local uint *)memory + CHUNK_OFFSET(row, c, EV_CHUNKS) / 4 + lane->column / 2;
-        *word = seen ? warp_pack(x.x, x.y) : 0u;
-        bad += x.x * 0.0f + x.y * 0.0f;
-    }
-    const float bad_row = sum_of_four(warp, bad);
-    return seen && bad_row != 0.0f;
-}
-
-/* Puts the rows of a warp into local memory, with a mark for each row to compute
-   again. */
+/* Divides the rows of a warp by their sums and puts them, rounded, into local memory. */
 static inline void
 finish_rows(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
             const softmax_state *softmax, float4 (*result)[EV_TILES], __local uint4 *memory)
 {
     const attention_call *call = tile->call;
-    __local uint *marks = (__local uint *)(memory + RESULT_CHUNKS);
     WARP_UNROLL
     for (int r = 0; r < ROWS; r++) {
         const int row = lane->row + 8 * r;
         const float4 rounded = softmax->rounded[r / 2];
-        const float seen = sum_of_four(warp, (softmax->seen >> r & 1u) != 0u ? 1.0f : 0.0f);
-        const bool again = finish_row(warp, lane, r, seen != 0.0f,
-                                      r % 2 == 0 ? rounded.x : rounded.z, result[r / 2], memory);
+        const bool seen = sum_of_four(warp, (softmax->seen >> r & 1u) != 0u ? 1.0f : 0.0f) != 0.0f;
+        const float factor = factor_of_row(call->params, r % 2 == 0 ? rounded.x : rounded.z, seen);
+        float bad = 0.0f; /* a NaN if a number is not finite */
+        WARP_UNROLL
+        for (int c = 0; c < EV_TILES; c++) {
+            const float4 sums = result[r / 2][c];
+            const float2 x = (r % 2 == 0 ? sums.xy : sums.zw) * factor;
+            __local uint *word =
+                (__local uint *)memory + CHUNK_OFFSET(row, c, EV_CHUNKS) / 4 + lane->column / 2;
+            *word = seen ? warp_pack(x.x, x.y) : 0u;
+            bad += x.x * 0.0f + x.y * 0.0f;
+        }
+        if (seen && bad != 0.0f && row < tile->rows) {
+            ask_to_redo(call);
+        }
 #if LSE
         const float sum = sum_of_four(warp, softmax->sum[r]);
         if (lane->column == 0 && row < tile->rows) {
-            call->lse[ca_offset(&call->params->lse, tile->batch, tile->i0 + row, 0)] =
-                seen != 0.0f ? TO_NATURAL(softmax->base[r]) + log(sum) : -INFINITY;
+            write_lse(call, tile->batch, tile->i0 + row, softmax->base[r], sum, seen);
         }
 #endif
-        if (lane->column == 0) {
-            marks[row] = again ? 1u : 0u;
-        }
     }
 }
 
@@ -220,7 +209,7 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
     ca_unravel(linear, params.batch, batch);
     const mma_tile tile = tile_at(&call, batch, tiles - 1 - (group - linear * tiles));
     const mma_lane lane = lane_of(&warp);
-    const float factor = fabs(params.scale) * SCORE_UNIT; /* for SCALED_LATE */
+    const float factor = late_factor(&params);
 
     uint4 queries[MT][HEAD_E / 16];
     float4 result[MT][EV_TILES];
@@ -239,33 +228,24 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
                                  params.E, E_CHUNKS);
     tile_source values = source_at(value, ca_offset(&params.value, batch, tile.first, 0),
                                    &params.value, params.Ev, EV_CHUNKS);
-    int left = tile.end - tile.first; /* keys that are not loaded yet */
 #pragma unroll 1
-    for (int n = 0; n < STAGES - 1; n++, left -= BN) {
-        load_block(&warp, memory, n, &keys, &values, left);
+    for (int n = 0; n < STAGES - 1; n++) {
+        load_block(&warp, memory, n, &keys, &values, tile.end - tile.first - n * BN);
     }
     int stage = 0;
-    int next = STAGES - 1;
-    for (int j = tile.first; j < tile.end; j += BN, left -= BN) {
+    for (int j = tile.first; j < tile.end; j += BN) {
         WARP_COPIES_WAIT(&warp, STAGES - 2);
         /* the copies: their reads; reads of the last block: the next copies over it */
         barrier(CLK_LOCAL_MEM_FENCE);
-        load_block(&warp, memory, next, &keys, &values, left);
+        load_block(&warp, memory, stage == 0 ? STAGES - 1 : stage - 1, &keys, &values,
+                   tile.end - j - (STAGES - 1) * BN);
         attend_block(&warp, &tile, &lane, j, warp.start + stage * (STAGE_CHUNKS * CHUNK_BYTES),
                      queries, factor, &softmax, result);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
-        next = next + 1 == STAGES ? 0 : next + 1;
     }
 
     barrier(CLK_LOCAL_MEM_FENCE); /* reads of the last block: results over it */
     finish_rows(&warp, &tile, &lane, &softmax, result, memory);
-    /* writes of results and marks: their reads; writes of lse: those of attention_row,
-       by other work-items */
-    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-    __local const uint *marks = (__local const uint *)(memory + RESULT_CHUNKS);
-    store_tile(&call, batch, tile.i0, tile.rows, memory, marks);
-    const int row = (int)get_local_id(0);
-    if (row < tile.rows && marks[row] != 0u) {
-        attention_row(&call, batch, tile.i0 + row);
-    }
+    barrier(CLK_LOCAL_MEM_FENCE); /* writes of results: their reads */
+    store_tile(&call, batch, tile.i0, tile.rows, memory);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The params of one attention problem. Host C and OpenCL C include the same text.
- * Everything that may grow with a sequence is data here; dtypes, head sizes and
- * features are -D macros. All sizes and strides count elements, in 64 bits.
+ * Everything that may grow with a sequence is data here. All sizes and strides count
+ * elements, in 64 bits.
  *
  *     key, value  = past ones, then new ones                    P + S = T of each
  *     score[i, j] = scale * dot(query[i, :], key[j, :])
@@ -18,6 +18,19 @@
 
 #include "kernels/support/view_params.h" /* ca_view, CA_BATCH_DIMS, ca_int64 */
 
+/* Arrays that few calls have. A call has at most CA_OPTIONAL_VIEWS of them, so that the
+   arguments of a kernel fit the 1,024 bytes that every device takes. */
+#define CA_PAST_KEY       0 /* (P, E) */
+#define CA_PAST_VALUE     1 /* (P, Ev) */
+#define CA_INPUT_BIAS     2 /* (E + E + Ev), for query, key and value */
+#define CA_MASK           3 /* (L, T), row or column stride 0 if it broadcasts */
+#define CA_BIAS           4 /* like mask */
+#define CA_PRESENT_KEY    5 /* (T, E); where batch[2] is 0 in both, the heads */
+#define CA_PRESENT_VALUE  6 /* (T, Ev)                  divide the copy */
+#define CA_SCORES         7 /* (L, T) */
+#define CA_OPTIONAL_ROLES 16
+#define CA_OPTIONAL_VIEWS 7
+
 typedef struct {
     ca_int64 batch[CA_BATCH_DIMS]; /* sizes of the leading dimensions */
     ca_int64 L;                    /* query rows */
@@ -31,46 +44,59 @@ typedef struct {
     ca_view query;                 /* (L, E) */
     ca_view key;                   /* (S, E) */
     ca_view value;                 /* (S, Ev) */
-    ca_view past_key;              /* (P, E) */
-    ca_view past_value;            /* (P, Ev) */
-    ca_view input_bias;            /* (E + E + Ev), for query, key and value */
-    ca_view mask;                  /* (L, T), row or column stride 0 if it broadcasts */
-    ca_view bias;                  /* like mask */
-    ca_view key_counts;            /* batch strides only: a count lowers `limit` */
     ca_view output;                /* (L, Ev) */
     ca_view lse;                   /* (L), column unused */
-    ca_view present_key;           /* (T, E); where batch[2] is 0 in both, the heads */
-    ca_view present_value;         /* (T, Ev)                  divide the copy */
-    ca_view scores;                /* (L, T) */
-    ca_int64 heads;                /* query heads of a work-item, which share keys */
-    ca_int64 splits;               /* into which the keys are divided */
-    ca_int64 first_row;            /* dropout's number of row [0, 0, 0, 0] */
+    ca_view key_counts;            /* batch strides only: a count lowers `limit` */
+    ca_view optional[CA_OPTIONAL_VIEWS];
+    ca_int64 slots;     /* of each optional array, 4 bits: its view's index */
+    ca_int64 heads;     /* query heads of a work-item, which share keys */
+    ca_int64 splits;    /* into which the keys are divided */
+    ca_int64 first_row; /* dropout's number of row [0, 0, 0, 0] */
     ca_int64 seed;
-    ca_int64 scale_bits;      /* bits of a double, for kernels that compute in double */
-    ca_int64 softcap_bits;    /* likewise */
-    ca_int64 kept_scale_bits; /* likewise */
-    float scale;
-    float softcap;          /* 0: none */
+    ca_int64 scale;         /* bits of a real of the arithmetic, like the next two */
+    ca_int64 softcap;       /* 0: none */
+    ca_int64 kept_scale;    /* dropout: the factor of the weights that are kept */
     float filter;           /* added to a score where a bool mask is false, or -inf */
-    float kept_scale;       /* dropout: the factor of the weights that are kept */
     ca_uint32 last_dropped; /* the highest random word whose weight is dropped */
-    ca_uint32 flags;        /* CA_HAS_… */
+    ca_uint32 mask_dtype;
+    ca_uint32 options;   /* CA_USES_… */
+    ca_uint32 flags;     /* CA_HAS_… */
+    ca_uint32 redo_slot; /* redo[redo_slot] = redo_mark: a row has to be redone */
+    ca_uint32 redo_mark;
+    ca_uint32 unused;
 } ca_attention_params;
+
+/* What a call asks for. On GPUs the options are a macro, because registers need it. */
+#define CA_USES_MASK         1u
+#define CA_USES_ADDED_MASK   2u /* the mask is no bool: its values are added */
+#define CA_USES_FILTER       4u /* a false of a bool mask adds a finite number */
+#define CA_USES_BIAS         8u
+#define CA_USES_INPUT_BIAS   16u
+#define CA_USES_PAST         32u
+#define CA_USES_PRESENT      64u
+#define CA_USES_SOFTCAP      128u
+#define CA_USES_LATE_SOFTCAP 256u /* the softcap comes after mask and bias */
+#define CA_USES_DROPOUT      512u
+#define CA_USES_SCORES       1024u /* scores are written, at a stage: */
+#define CA_STAGE_SHIFT       11u   /* ca_scores_stage in 2 bits */
 
 #define CA_HAS_LSE           1u
 #define CA_HAS_KEY_COUNTS    2u
 #define CA_COUNTS_SHIFT_BAND 4u
-#define CA_KEYS_ARE_FAR      8u /* a head's keys and values do not stay in a cache */
+#define CA_KEYS_ARE_FAR      8u  /* a head's keys and values do not stay in a cache */
+#define CA_REDOES            16u /* only rows that are not finite, if the mark is set */
+#define CA_MERGES            32u /* the partial rows of splits */
 
 /* The arguments of every attention kernel, in this order:
  *     query, key, value, past_key, past_value, input_bias, mask, bias, key_counts,
  *     output, lse, present_key, present_value, scores
  *                            __global pointers; those that a call lacks are NULL
  *     partial                the rows of the splits, for the merge, or NULL
+ *     redo                   the device's marks of calls with rows to redo
  *     params                 ca_attention_params by value
  */
 
-/* -DDTYPE, -DVALUE_DTYPE and -DMASK. The values are ca_dtype's. */
+/* -DDTYPE, -DVALUE_DTYPE and -DMASK_DTYPE. The values are ca_dtype's. */
 #define CA_KERNEL_BOOL     0
 #define CA_KERNEL_FLOAT16  1
 #define CA_KERNEL_BFLOAT16 2
@@ -84,8 +110,7 @@ typedef struct {
 #define CA_KERNEL_UINT16   10
 #define CA_KERNEL_UINT32   11
 #define CA_KERNEL_UINT64   12
-#define CA_KERNEL_NO_MASK  -1
 
-#define CA_ATTENTION_PARAMS_SIZE 840
+#define CA_ATTENTION_PARAMS_SIZE 808
 
 #endif

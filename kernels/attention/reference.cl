@@ -1,34 +1,261 @@
 /* SPDX-License-Identifier: MIT
  *
- * The shortest correct attention, in every case, on any OpenCL 1.2 device, in O(1)
- * memory. It is the fallback where no faster kernel can run, and the oracle on the
- * device.
+ * Attention of any problem on any device: one row by one work-item, in two passes over
+ * its keys and O(1) memory:
  *
- *     global size  at least batch[0] * batch[1] * batch[2] * L
- *     work-item    one row [b0, b1, b2, i], and a share of present keys and values
+ *     m, l      = max_j score[j], sum_j exp(score[j] - m)     pass 1, online
+ *     output[c] = sum_j exp(score[j] - m) / l * value[j, c]   pass 2, by chunks of c
  *
- * attention/row.clh has the formula. Macros: those of support/common.clh, without
- * HEAD_E, HEAD_EV and SOFTCAP, which are data here.
+ *     global size  batch[0] * batch[1] * batch[2] * L, or less
+ *     work-item    row [b0, b1, b2, i], and a share of present keys and values; then the
+ *                  row that lies a global size behind
+ *
+ * A third pass writes scores where they are asked for. The kernel never reads an
+ * excluded key, so it also redoes rows that a NaN or infinity of such a key has spoilt
+ * in another kernel: with CA_REDOES, rows that are not finite, if any row was marked.
+ * Macros: those of support/common.clh.
  */
-#include "kernels/attention/present.clh"
-#include "kernels/attention/row.clh"
+#define SCORE_PLACE ca_int64
+#include "kernels/attention/ends.clh"    /* factor_of_row, write_lse */
+#include "kernels/attention/keys.clh"    /* key_run_at */
+#include "kernels/attention/present.clh" /* copy_present */
+#include "kernels/attention/score.clh"   /* addend_of, finish_score */
+#include "kernels/support/philox.clh"    /* ca_drops */
 
-__kernel void
+#define CHUNK 64  /* output columns summed at once */
+#define BLOCK 128 /* terms of a block's sum: a long plain sum loses a digit */
+
+/* What row [batch, i] needs. */
+typedef struct {
+    const attention_call *call;
+    const ca_int64 *batch;
+    ca_int64 i;
+    __global const storage *query; /* row i */
+    __global const storage *query_bias;
+    addend_row addends;
+    score_bounds bounds; /* counted from row 0 and key 0 */
+    ca_int64 first;      /* keys first … last have a weight */
+    ca_int64 last;
+    ca_int64 number; /* the row's, for dropout */
+} row_state;
+
+static inline row_state
+row_at(const attention_call *call, const ca_int64 *batch, ca_int64 i)
+{
+    const ca_attention_params *params = call->params;
+    const key_band band = ca_band(call, batch);
+    const bool all = USES(params, LATE_SOFTCAP); /* excluded keys have a weight too */
+    row_state row;
+    row.call = call;
+    row.batch = batch;
+    row.i = i;
+    row.query = call->query + ca_offset(&params->query, batch, i, 0);
+    row.query_bias = query_bias_at(call, batch);
+    row.addends = addend_row_at(call, batch, i);
+    row.bounds = bounds_of(call, batch, &band);
+    row.first = all ? 0 : max((ca_int64)0, i + band.lower);
+    row.last = all ? params->T - 1 : min(band.limit - 1, i + band.upper);
+    row.number = row_index(params, batch, i) + params->first_row;
+    return row;
+}
+
+/* Returns the scaled product of the row's query and key j. */
+CALLED real
+product_with(const row_state *row, ca_int64 j)
+{
+    const ca_attention_params *params = row->call->params;
+    const key_run key = key_run_at(row->call, row->batch, j);
+    real sum = REAL(0.0);
+    PLAIN_LOOP
+    for (ca_int64 e0 = 0; e0 < params->E; e0 += BLOCK) {
+        real block_sum = REAL(0.0);
+        PLAIN_LOOP
+        for (ca_int64 e = e0; e < min(e0 + BLOCK, params->E); e++) {
+            real q = load(row->query + e * params->query.column);
+            real k = load(key.key + e * key.key_view->column);
+            q += row->query_bias != 0 ? load(row->query_bias + e) : REAL(0.0);
+            k += key.key_bias != 0 ? load(key.key_bias + e) : REAL(0.0);
+            block_sum = fma(q, k, block_sum);
+        }
+        sum += block_sum;
+    }
+    return sum * score_scale(params);
+}
+
+/* Returns what is added to the score of key j, -inf where the key is excluded. */
+static inline real
+addend_at(const row_state *row, ca_int64 j)
+{
+    return addend_of(row->call, &row->addends, j, &row->bounds, j - row->i, j);
+}
+
+/* Sets the final score of key j. False if the key has no weight. */
+CALLED bool
+score_of(const row_state *row, ca_int64 j, real *score)
+{
+    const ca_attention_params *params = row->call->params;
+    const real added = addend_at(row, j);
+    const bool read = added != -INFINITY;
+    real kept;
+    *score = finish_score(params, read ? product_with(row, j) : REAL(0.0), added, &kept);
+    return read || USES(params, LATE_SOFTCAP);
+}
+
+/* Writes the scores of all keys, at the stage that is asked for. */
+CALLED void
+write_scores(const row_state *row, real m, real l)
+{
+    const attention_call *call = row->call;
+    const ca_attention_params *params = call->params;
+    const ca_view *view = VIEW(params, SCORES);
+    __global storage *scores = call->scores + ca_offset(view, row->batch, row->i, 0);
+    PLAIN_LOOP
+    for (ca_int64 j = 0; j < params->T; j++) {
+        real score;
+        if (WRITES_STAGE(params, 3)) {
+            score = score_of(row, j, &score) ? exp(score - m) / l : REAL(0.0);
+        } else {
+            finish_score(params, product_with(row, j), addend_at(row, j), &score);
+        }
+        store(score, scores + j * view->column);
+    }
+}
+
+/* Computes the maximum and the sum of the online softmax. False if the row is empty. A
+   NaN among the scores stays in the sum. A score of +inf adds a NaN. */
+CALLED bool
+sum_weights(const row_state *row, real *m, real *l)
+{
+    bool attends = false;
+    *m = -INFINITY;
+    *l = REAL(0.0);
+    PLAIN_LOOP
+    for (ca_int64 j0 = row->first; j0 <= row->last; j0 += BLOCK) {
+        real block_sum = REAL(0.0);
+        PLAIN_LOOP
+        for (ca_int64 j = j0; j <= min(j0 + BLOCK - 1, row->last); j++) {
+            real score;
+            if (!score_of(row, j, &score)) {
+                continue;
+            }
+            attends = true;
+            if (score > *m) {
+                const real decay = exp(*m - score);
+                *l *= decay;
+                block_sum = block_sum * decay + (REAL(1.0) + (score - score));
+                *m = score;
+            } else if (score != -INFINITY) {
+                block_sum += exp(score - *m);
+            }
+        }
+        *l += block_sum;
+    }
+    return attends;
+}
+
+/* sums[n] = sum_j exp(score[j] - m) * value[j, c + n], for `columns` columns. */
+CALLED void
+add_values(const row_state *row, real m, ca_int64 c, int columns, real *sums)
+{
+    const ca_attention_params *params = row->call->params;
+    PLAIN_LOOP
+    for (int n = 0; n < columns; n++) {
+        sums[n] = REAL(0.0);
+    }
+    PLAIN_LOOP
+    for (ca_int64 j0 = row->first; j0 <= row->last; j0 += BLOCK) {
+        real block_sums[CHUNK];
+        PLAIN_LOOP
+        for (int n = 0; n < columns; n++) {
+            block_sums[n] = REAL(0.0);
+        }
+        PLAIN_LOOP
+        for (ca_int64 j = j0; j <= min(j0 + BLOCK - 1, row->last); j++) {
+            real score;
+            if ((USES(params, DROPOUT) && ca_drops(params, row->number, j)) ||
+                !score_of(row, j, &score)) {
+                continue;
+            }
+            const real weight = exp(score - m);
+            const key_run key = key_run_at(row->call, row->batch, j);
+            PLAIN_LOOP
+            for (int n = 0; n < columns; n++) {
+                real x = load_value(key.value + (c + n) * key.value_view->column);
+                x += key.value_bias != 0 ? load(key.value_bias + c + n) : REAL(0.0);
+                block_sums[n] = fma(weight, x, block_sums[n]);
+            }
+        }
+        PLAIN_LOOP
+        for (int n = 0; n < columns; n++) {
+            sums[n] += block_sums[n];
+        }
+    }
+}
+
+/* Computes row i of a batch and writes its result, lse and scores. */
+static inline void
+attend(const attention_call *call, const ca_int64 *batch, ca_int64 i)
+{
+    const ca_attention_params *params = call->params;
+    const row_state row = row_at(call, batch, i);
+    real m;
+    real l;
+    const bool attends = sum_weights(&row, &m, &l);
+    write_lse(call, batch, i, m, l, attends);
+    if (USES(params, SCORES)) {
+        write_scores(&row, m, l);
+    }
+    __global storage *output_i = call->output + ca_offset(&params->output, batch, i, 0);
+    PLAIN_LOOP
+    for (ca_int64 c = 0; c < params->Ev; c += CHUNK) {
+        const int columns = (int)min((ca_int64)CHUNK, params->Ev - c);
+        real sums[CHUNK];
+        add_values(&row, m, c, columns, sums);
+        PLAIN_LOOP
+        for (int n = 0; n < columns; n++) {
+            const real mean = sums[n] / l * ca_kept_scale(params);
+            store(attends ? mean : REAL(0.0), output_i + (c + n) * params->output.column);
+        }
+    }
+}
+
+/* True if every element of row i is finite. */
+static inline bool
+is_finite(const attention_call *call, const ca_int64 *batch, ca_int64 i)
+{
+    const ca_attention_params *params = call->params;
+    bool finite = true;
+    PLAIN_LOOP
+    for (ca_int64 c = 0; c < params->Ev; c++) {
+        const real x = load(call->output + ca_offset(&params->output, batch, i, c));
+        finite = finite && x * REAL(0.0) == REAL(0.0);
+    }
+    return finite;
+}
+
+/* The vector hint keeps compilers from vectorising over work-items, which builds slower. */
+__kernel __attribute__((vec_type_hint(float4))) void
 attention_reference(ATTENTION_ARGUMENTS)
 {
     const attention_call call = ATTENTION_CALL;
+    const bool redoes = (params.flags & CA_REDOES) != 0;
     const ca_int64 rows = params.batch[0] * params.batch[1] * params.batch[2] * params.L;
-    const ca_int64 item = (ca_int64)get_global_id(0);
-    if (item >= rows) {
+    if (redoes && redo[params.redo_slot] < params.redo_mark) {
         return;
     }
-    ca_int64 batch[CA_BATCH_DIMS];
-    const ca_int64 linear = item / params.L;
-    const ca_int64 i = item - linear * params.L;
-    ca_unravel(linear, params.batch, batch);
-#if PRESENT
-    const present_share share = present_share_of(&params, batch, i, params.L);
-    copy_present(&call, batch, share.first, share.end);
-#endif
-    attention_row(&call, batch, i);
+    PLAIN_LOOP
+    for (ca_int64 item = (ca_int64)get_global_id(0); item < rows;
+         item += (ca_int64)get_global_size(0)) {
+        ca_int64 batch[CA_BATCH_DIMS];
+        const ca_int64 linear = item / params.L;
+        const ca_int64 i = item - linear * params.L;
+        ca_unravel(linear, params.batch, batch);
+        if (USES(&params, PRESENT) && !redoes) {
+            const present_share share = present_share_of(&params, batch, i, params.L);
+            copy_present(&call, batch, share.first, share.end);
+        }
+        if (!redoes || !is_finite(&call, batch, i)) {
+            attend(&call, batch, i);
+        }
+    }
 }

@@ -16,6 +16,7 @@ def counts(action):
     after = faults.faults_written(), faults.faults_fetched(), faults.faults_kernels()
     return tuple(b - a for a, b in zip(before, after))
 
+MARK = 4  # bytes by which a kernel says that rows have to be redone; the host looks at them
 big = [rng.standard_normal((6, 4, 640, 64)).astype("f4") for _ in range(3)]  # 3.75 MiB each
 tbig = [clattn.tensor(a, device) for a in big]
 right_big = attend(*tbig).numpy()
@@ -81,13 +82,13 @@ def test_everything_is_sent_and_fetched_once(device, run_with_faults):
         + """
 row, past = (rng.standard_normal((1, 1, n, 64)).astype("f4") for n in (1, 8192))
 inputs = row.nbytes + past.nbytes
-assert counts(lambda: attend(row, past, past, device=device)) == (inputs, row.nbytes, 2)
+assert counts(lambda: attend(row, past, past, device=device)) == (inputs, row.nbytes + MARK, 2)
 
 from clattn import onnx
 with clattn.use_device(device):
     call = lambda: onnx.attention(row, row + 1, row + 2, past_key=past, past_value=past + 1)
     inputs, results = 3 * row.nbytes + 2 * past.nbytes, 3 * row.nbytes + 2 * past.nbytes
-    assert counts(call) == (inputs, results, 2), (counts(call), inputs, results)
+    assert counts(call) == (inputs, results + MARK, 2), (counts(call), inputs, results)
 """,
         CLATTN_MEMORY="copy",
         **forced(decode_for(device)),
@@ -95,13 +96,16 @@ with clattn.use_device(device):
 
 
 def test_a_large_call_is_one_launch(run_with_faults):
-    """Each array is copied once. A call of Tensors copies nothing."""
+    """Each array is copied once. A call of Tensors copies nothing.
+
+    Nobody waits for such a call, so the kernel that redoes rows is behind it.
+    """
     run_with_faults(
         COUNTED
         + """
 whole = lambda: same_bits(attend(*big, device=device), right_big)
-assert counts(whole) == (3 * big[0].nbytes, big[0].nbytes, 1)
-assert counts(lambda: (attend(*tbig), clattn.synchronize(device))) == (0, 0, 1)
+assert counts(whole) == (3 * big[0].nbytes, big[0].nbytes + MARK, 1)
+assert counts(lambda: (attend(*tbig), clattn.synchronize(device))) == (0, 0, 2)
 del tbig
 """,
         CLATTN_MEMORY="copy",

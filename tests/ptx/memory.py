@@ -129,7 +129,8 @@ class Watched(Memory):
         written = self.written[granules]
         now = written == self.clock.now
         others = now & (self.writer[granules] != warps)
-        others |= (written < self.clock.group_start) & (written > 0)
+        atomic = (self.writer[granules] == ATOMIC) & (warps is ATOMIC)
+        others |= (written < self.clock.group_start) & (written > 0) & ~atomic
         if others.any():
             self.race(granules, others, f"another warp or group has written before this {doing}s")
 

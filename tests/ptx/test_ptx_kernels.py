@@ -9,7 +9,10 @@ and the arguments of `check`.
 import json
 
 import pytest
-from ptx.device import build, run_on_machine
+from ptx.device import build, ptx_check, run_on_machine
+
+BOOL_MASK = " ".join(ptx_check.uses("MASK"))
+MASK_AND_SOFTCAP = " ".join(ptx_check.uses("MASK", "ADDED_MASK", "SOFTCAP", mask_dtype=1))
 
 CASES = {
     # Four blocks of 64 keys in three stages, the last one of 7 keys.
@@ -23,9 +26,9 @@ CASES = {
         "*qkv((1, 2), 130, 100, 128, dtype=bfloat16), scale=-0.2"),
     "256": ("mma", "HEAD_E=256 BN=16", "*halves((1, 1), 20, 75, 256)"),
     "parts of heads": ("mma", "HEAD_E=64 HEAD_EV=80", "*halves((1, 1), 20, 50, 40, 72)"),
-    "mask, softcap": ("mma", "MASK=1 MASK_ADDS=1 SOFTCAP=1 LSE=1",
+    "mask, softcap": ("mma", MASK_AND_SOFTCAP + " LSE=1",
         "*halves((1, 1), 20, 150, 64), attn_mask=mask, softcap=3.0, return_lse=True"),
-    "bool mask, group of heads": ("mma", "MASK=0",
+    "bool mask, group of heads": ("mma", BOOL_MASK,
         "draw((1, 2, 40, 64), float16), *halves((1, 1), 1, 90, 64)[1:], attn_mask=mask_of_bool,"
         "enable_gqa=True"),
     # Keys that are not numbers, and rows that do not see them and are computed again.
@@ -42,7 +45,7 @@ CASES = {
     "decode, rows of two tiles": ("decode_mma", "DTYPE=2 HEAD_E=80 HEAD_EV=72",
         "draw((1, 7, 3, 80), bfloat16), *qkv((1, 1), 1, 100, 80, 72, bfloat16)[1:],"
         "enable_gqa=True, is_causal='lower_right', scale=-0.2"),
-    "decode, mask": ("decode_mma", "MASK=1 MASK_ADDS=1 SOFTCAP=1",
+    "decode, mask": ("decode_mma", MASK_AND_SOFTCAP,
         "*halves((1, 2), 12, 150, 64), attn_mask=mask[:12], softcap=3.0"),
     "tiled": ("tiled", "DTYPE=3", "*qkv((1, 1), 40, 50, 64), is_causal=True, return_lse=True"),
 }  # fmt: skip
@@ -56,7 +59,7 @@ mask[draw((20, 150)) > 1] = -np.inf
 mask[2], mask[3] = -np.inf, np.finfo(np.float16).min
 mask_of_bool = draw((40, 90)) > 0
 mask_of_bool[7:12] = False
-q, k, v = halves((1, 1), 20, 40, 8)
+q, k, v = halves((1, 2), 20, 40, 8)
 k[..., 10, 3], v[..., 15, 5], v[..., 16, 2] = np.nan, np.inf, np.nan
 out = np.empty((1, 1, 40, 20), float16).swapaxes(2, 3)
 """

@@ -42,7 +42,8 @@ def test_calls_of_the_default_kinds_build_nothing(device, faults_library):
         assert builds(lambda: prefill(window=(9, 0), is_causal=True, scale=0.3)) == 0
         assert builds(decode) == 0
         assert builds(lambda: clattn.warm_up(device=device, head_sizes=[64])) == 0
-        assert builds(lambda: sdpa(*qkv((1, 2), 17, 33, 24), device=device)) == 1
+        other = {"dtype": "f2"} if device.type == "cpu" else {}  # head sizes are data there
+        assert builds(lambda: sdpa(*qkv((1, 2), 17, 33, 24, **other), device=device)) == 1
     """
     open_with(faults_library, device, START + textwrap.dedent(code))
 
