@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: MIT
+"""Counts the programs that a sweep of attention calls builds, and times the first call.
+
+python tools/count_programs.py [--device WORDS] [--beside SKETCH.cl] [--rounds N]
+
+The sweep is 202 calls of 12 head sizes, 4 dtypes and 10 options, on many rows and on few, with an
+empty cache of kernels. A first call is timed in a process of its own, on a device that is open:
+its time is that of the build. `--beside` names another program, and its build and first launch on
+the same device are timed in the same rounds, by pyopencl. Its kernel `fa` takes query, key, value
+and output of float32, two lengths of 32, a scale and a flag. The shortest time of all rounds
+counts.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import clattn
+import ml_dtypes
+import numpy as np
+
+HEAD_SIZES = 16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 256
+DTYPES = [np.dtype(name) for name in ("f4", "f8", "f2", ml_dtypes.bfloat16)]
+OPTIONS = ("causal", "window", "bool mask", "float mask", "mask of one row", "softcap", "lse",
+           "dropout", "groups", "past")  # fmt: skip
+MANY, KEYS, FEW_KEYS = 256, 256, 1024
+
+
+def numbers(*shape, dtype):
+    return np.random.default_rng(0).standard_normal(shape, np.float32).astype(dtype)
+
+
+def attend(device, dtype, E, rows=MANY, keys=KEYS, *, heads=(4, 4), option="", Ev=None):
+    """One call of the sweep."""
+    q = numbers(1, heads[0], rows, E, dtype=dtype)
+    k = numbers(1, heads[1], keys, E, dtype=dtype)
+    v = numbers(1, heads[1], keys, Ev or E, dtype=dtype)
+    mask = numbers(rows, keys, dtype=dtype)
+    if option == "past":
+        half = keys // 2
+        clattn.onnx.attention(q, k[:, :, half:], v[:, :, half:], past_key=k[:, :, :half],
+                              past_value=v[:, :, :half], device=device)  # fmt: skip
+        return
+    given = {
+        "": {},
+        "causal": {"is_causal": True},
+        "window": {"is_causal": True, "window": (64, 0)},
+        "bool mask": {"attn_mask": mask > 0},
+        "float mask": {"attn_mask": mask},
+        "mask of one row": {"attn_mask": mask[:1] > 0},
+        "softcap": {"softcap": 20.0},
+        "lse": {"return_lse": True},
+        "dropout": {"dropout_p": 0.1, "seed": 1},
+        "groups": {},
+    }[option]
+    clattn.scaled_dot_product_attention(q, k, v, enable_gqa=True, device=device, **given)
+
+
+def sweep():
+    """(text, arguments of `attend`) of each call."""
+    calls = [((dtype, E), {}) for dtype in DTYPES for E in HEAD_SIZES]
+    calls += [
+        ((dtype, E), {"option": option, "heads": (4, 2) if option == "groups" else (4, 4)})
+        for dtype in DTYPES for option in OPTIONS for E in (64, 80, 128)
+    ]  # fmt: skip
+    few = {"rows": 1, "keys": FEW_KEYS}
+    calls += [
+        ((dtype, E), {**few, "heads": heads})
+        for dtype in DTYPES for E in (64, 80, 128) for heads in ((4, 4), (8, 2))
+    ]  # fmt: skip
+    calls += [
+        ((dtype, 64), {**few, "option": option})
+        for dtype in DTYPES for option in ("bool mask", "softcap")
+    ]  # fmt: skip
+    calls += [((dtype, 64), {**few, "Ev": 128}) for dtype in DTYPES[:2]]
+    return calls
+
+
+def count(words):
+    """(calls, programs, seconds) of the sweep, in this process."""
+    device = clattn.devices()[0] if words is None else words
+    calls = sweep()
+    np.asarray(clattn.tensor(np.zeros(4, np.float32), device=device))  # opens the device
+    before, start = clattn._core.built_programs()[0], time.perf_counter()
+    for arguments, options in calls:
+        attend(device, *arguments, **options)
+    return len(calls), clattn._core.built_programs()[0] - before, time.perf_counter() - start
+
+
+def first_call(words, arguments, options):
+    """Seconds of a first call, in this process, less those of a second one."""
+    device = clattn.devices()[0] if words is None else words
+    np.asarray(clattn.tensor(np.zeros(4, np.float32), device=device))  # opens the device
+    times = []
+    for _ in range(2):
+        start = time.perf_counter()
+        attend(device, *arguments, **options)
+        times.append(time.perf_counter() - start)
+    return times[0] - times[1]
+
+
+def build_beside(words, path):
+    """Seconds of building and launching another program, in this process."""
+    import pyopencl as cl
+    from clattn.bench.limits import Kernels
+
+    device = next(
+        d for d in clattn.devices() if words is None or d == clattn._core.find_device(words)
+    )
+    np.asarray(clattn.tensor(np.zeros(4, np.float32), device=device))
+    limits = Kernels(device)
+    arrays = [cl.Buffer(limits._context, cl.mem_flags.READ_WRITE, 32 * 64 * 4) for _ in range(4)]
+    start = time.perf_counter()
+    program = cl.Program(limits._context, Path(path).read_text(encoding="utf-8"))
+    kernel = cl.Kernel(program.build(["-cl-std=CL1.2"], cache_dir=False), "fa")
+    kernel(
+        limits._queue, (1,), (1,), *arrays, np.int32(32), np.int32(32), np.float32(1), np.int32(0)
+    )
+    limits._queue.finish()
+    return time.perf_counter() - start
+
+
+FIRST = {
+    "many rows": ((DTYPES[0], 64), {}),
+    "bool mask": ((DTYPES[0], 64), {"option": "bool mask"}),
+    "float16": ((DTYPES[2], 64), {}),
+    "one row": ((DTYPES[0], 64, 1, FEW_KEYS), {}),
+    "one row of groups": ((DTYPES[0], 64, 1, FEW_KEYS), {"heads": (8, 2)}),
+}
+
+
+def in_new_process(*arguments):
+    """What this tool prints in a process whose caches are empty."""
+    with tempfile.TemporaryDirectory() as folder:
+        env = dict(os.environ, XDG_CACHE_HOME=folder, POCL_CACHE_DIR=folder)
+        command = [sys.executable, "-W", "ignore", __file__, *arguments]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", metavar="WORDS")
+    parser.add_argument("--beside", metavar="SKETCH.cl")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.only == "sweep":
+        print(json.dumps(count(args.device)))
+    elif args.only == "sketch":
+        print(json.dumps(build_beside(args.device, args.beside)))
+    elif args.only:
+        print(json.dumps(first_call(args.device, *FIRST[args.only])))
+    if args.only:
+        return
+    given = ["--device", args.device] if args.device else []
+    rows = [*(["sketch"] if args.beside else []), *FIRST]
+    best = dict.fromkeys(rows, float("inf"))
+    for _ in range(args.rounds):
+        for row in rows:
+            extra = ["--beside", args.beside] if row == "sketch" else []
+            best[row] = min(best[row], in_new_process(*given, *extra, "--only", row))
+    for row, seconds in best.items():
+        ratio = f"{seconds / best['sketch']:6.2f}" if args.beside else ""
+        name = args.beside if row == "sketch" else f"first call, {row}"
+        print(f"{name:40} {seconds:6.2f} s {ratio}")
+    calls, programs, seconds = in_new_process(*given, "--only", "sweep")
+    print(f"{calls} calls build {programs} programs in {seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
