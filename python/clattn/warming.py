@@ -42,8 +42,9 @@ def warm_up(
 ) -> float:
     """Build what later calls need, so that no call waits for a compiler.
 
-    A first call with a new combination of dtype, head size and features builds a program, which
-    takes about a second. `warm_up` makes small calls of these combinations. Their programs are
+    A first call with a new dtype or another kind of rows builds a program, which takes half a
+    second; on GPUs also one with new head sizes or features. `warm_up` makes small calls of these
+    combinations. Their programs are
     then in this process, and on disk for later processes on the same machine. A container keeps
     them if its build runs ``python -m clattn warm-up`` on the processor that it will run on.
 
@@ -64,7 +65,7 @@ def warm_up(
     device : Device or str, optional
         See `clattn.devices`. Default: `clattn.get_default_device`.
     head_sizes : sequence of int
-        The sizes E of a row of query, key and value. Each needs programs of its own.
+        The sizes E of a row of query, key and value. On GPUs each needs programs of its own.
     progress : bool
         Show on the standard error stream how far it is: a bar on a terminal where the package
         rich is installed, else a line for each dtype, head size and kind.
@@ -90,9 +91,9 @@ def warm_up(
 
     Notes
     -----
-    Other features have programs of their own, which their first call builds: dropout, heads
-    whose values have another size, masks of another dtype, the operators of ONNX, OpenVINO and
-    DirectML, and diagonal matrices.
+    Other programs are built by their first call: values of another dtype than the query's, and
+    diagonal matrices; on GPUs also dropout, heads whose values have another size, masks of another
+    dtype, and the operators of ONNX, OpenVINO and DirectML.
 
     Examples
     --------
