@@ -9,15 +9,6 @@
 /* With at most this many vectors of rows, a tile has one. */
 #define FEW_TILES 8
 
-/* A work-item's heads have at most this many bytes of queries and results. More would
-   not stay in the cache, nor fit the private memory. */
-#define BYTES_OF_HEADS (128 << 10)
-
-#define MAX_HEADS 16 /* as in kernels/attention/cpu/tiles.clh */
-
-/* CPU drivers do not give a work-item enough private memory for larger heads. */
-#define MAX_HEAD 512
-
 /* How many rows the tiles have that cover L rows, `rows` each. */
 static int64_t
 covered(int64_t L, int64_t rows)
@@ -72,8 +63,8 @@ heads_of_item(const ca_device_info *info, const ca_attention *attention, int64_t
     double items = ca_plan_items(plan);
     double fewest = (double)(info->compute_units * CA_ITEMS_FOR_EACH_CORE);
     int64_t columns = attention->E + attention->Ev;
-    int64_t heads =
-        ca_smaller(MAX_HEADS, BYTES_OF_HEADS / (columns * rows * ca_plan_real_bytes(attention)));
+    int64_t head_bytes = columns * rows * ca_plan_real_bytes(attention);
+    int64_t heads = ca_smaller(CA_CPU_HEADS, CA_CPU_HEADS_BYTES / head_bytes);
     while (heads > 1 && (attention->batch[last] % heads != 0 || items < fewest * (double)heads)) {
         heads--;
     }
@@ -122,8 +113,8 @@ plan_cpu(const ca_device_info *info, const ca_attention *attention, ca_attention
 
 const ca_variant ca_variant_cpu = {
     .word = "cpu",
-    .max_head = MAX_HEAD,
-    .max_value_head = MAX_HEAD,
+    .max_head = CA_CPU_HEAD_SIZE,
+    .max_value_head = CA_CPU_HEAD_SIZE,
     .refuses = CA_NO_LATE_SOFTCAP,
     .fast = CA_FAST_ON_CPUS,
     .make_plan = plan_cpu,
@@ -148,8 +139,8 @@ plan_pairs(const ca_device_info *info, const ca_attention *attention, ca_attenti
 const ca_variant ca_variant_pairs = {
     .word = "pairs",
     .dtypes = CA_BFLOAT16_ONLY,
-    .max_head = MAX_HEAD,
-    .max_value_head = MAX_HEAD,
+    .max_head = CA_CPU_HEAD_SIZE,
+    .max_value_head = CA_CPU_HEAD_SIZE,
     .refuses = CA_NO_INPUT_BIAS | CA_NO_LATE_SOFTCAP,
     .can_run = pairs_can_run,
     .of_device = "that multiply pairs of bfloat16",

@@ -6,9 +6,7 @@
 #include <math.h>
 
 #include "attention/variants.h"
-
-/* CPU drivers do not give a work-item enough private memory for larger heads. */
-#define MAX_HEAD 512
+#include "kernels/attention/params.h" /* CA_CPU_HEAD_SIZE */
 
 /* With more rows of a head, attention_cpu fills enough lanes of its vectors. */
 #define FEW_ROWS 8
@@ -71,8 +69,8 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
 
 const ca_variant ca_variant_decode_cpu = {
     .word = "decode_cpu",
-    .max_head = MAX_HEAD,
-    .max_value_head = MAX_HEAD,
+    .max_head = CA_CPU_HEAD_SIZE,
+    .max_value_head = CA_CPU_HEAD_SIZE,
     .refuses = CA_NO_INPUT_BIAS | CA_NO_DROPOUT | CA_NO_SCORES | CA_NO_LATE_SOFTCAP,
     .can_run = decode_can_run,
     .of_problem = "keys and values with contiguous rows of at least one vector",

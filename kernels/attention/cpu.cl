@@ -14,13 +14,13 @@
  *                        divides at the end; by rows, [LANES][Ev / LANES], where NV is 1
  *
  * Both products keep about 2 * 12 vectors of sums in registers over their inner loop.
- * Head sizes, 1 … 512, and all options but a late softcap are data.
+ * Head sizes, 1 … CA_CPU_HEAD_SIZE, and all options but a late softcap are data.
  *
  *     -DBFLOAT16_PAIRS    1: products of pairs of bfloat16, cpu/pairs.clh; default 0
  *     -DNV                vectors of queries: 2, the default; 1 where there are few
  *                         rows; 4, for head sizes up to 128, where each tile converts
  *                         its keys
-*     -DONE_ADDRESS_SPACE 1, the default: an address means the same in every address
+ *     -DONE_ADDRESS_SPACE 1, the default: an address means the same in every address
  *                         space, as on CPUs; 0: keys and values are always packed
  *     LANES of support/lanes.clh and the macros of support/common.clh
  */
@@ -179,7 +179,7 @@ attention_cpu(ATTENTION_ARGUMENTS)
     const ca_int64 row_of_tiles = tiles - 1 - (column - group * tiles);
     const ca_int64 linear = (group * neighbours + item - column * neighbours) * count;
 
-    head_state heads[MAX_HEADS];
+    head_state heads[CA_CPU_HEADS];
     realv memory[MEMORY_VECTORS];
     termv weights[TERMS(MAX_KEYS) * NV];
     realv added[MAX_KEYS * NV];

@@ -19,8 +19,8 @@
  *     highest = max_s highest[s]
  *     sum     = sum_s sum[s] * exp(highest[s] - highest), and likewise each column
  *
- * Head sizes, LANES … 512, and options are data; there is no input bias, no dropout, no
- * late softcap, and no scores are written.
+ * Head sizes, LANES … CA_CPU_HEAD_SIZE, and options are data. The kernel has no input
+ * bias, no dropout and no late softcap, and writes no scores.
  *
  *     -DRT  rows that share a load of keys or values: 1, the default, 2 or 4
  *     LANES of support/lanes.clh and the macros of support/common.clh
@@ -72,18 +72,12 @@ attend_block(const attention_call *call, const key_run *run, ca_int64 j0, int ke
     add_values(result, decay, scores, run->value, run->value_view->row, keys, (int)params->Ev);
 }
 
-/* Starts row `index` of the params.heads * L rows of a batch. */
+/* Starts row r of a share, whose last row repeats. */
 static inline decode_row
-row_of(const attention_call *call, const ca_int64 *batch, ca_int64 index)
+start_row(const attention_call *call, const split_share *share, int r)
 {
-    const ca_attention_params *params = call->params;
-    const ca_int64 head = index / params->L;
     decode_row row;
-    for (int n = 0; n < CA_BATCH_DIMS; n++) {
-        row.batch[n] = batch[n];
-    }
-    row.batch[CA_BATCH_DIMS - 1] += head;
-    row.i = index - head * params->L;
+    row.i = row_of_share(call->params, share, r, row.batch);
     const key_band band = ca_band(call, row.batch);
     row.bounds = count_from(bounds_of(call, row.batch, &band), row.i, 0);
     row.first = max((ca_int64)0, row.i + band.lower);
@@ -93,16 +87,14 @@ row_of(const attention_call *call, const ca_int64 *batch, ca_int64 index)
     return row;
 }
 
-/* Merges the partial rows of row `item` of all. */
+/* Merges the partial rows of row `index` of all batches. */
 CALLED void
-merge_row(const attention_call *call, ca_int64 item)
+merge_row(const attention_call *call, ca_int64 index)
 {
     const ca_attention_params *params = call->params;
     const int Ev = (int)params->Ev;
-    const ca_int64 linear = item / params->L;
-    const ca_int64 i = item - linear * params->L;
     ca_int64 batch[CA_BATCH_DIMS];
-    ca_unravel(linear, params->batch, batch);
+    const ca_int64 i = row_of_index(params, index, batch);
 
     real highest = -INFINITY;
     PLAIN_LOOP
@@ -110,7 +102,7 @@ merge_row(const attention_call *call, ca_int64 item)
         highest = max(highest, partial_row(call, batch, i, split, PARTIAL_SIZE(Ev))[Ev]);
     }
     const real base = base_of(highest);
-    realv result[CHUNKS(MAX_HEAD)];
+    realv result[CHUNKS(CA_CPU_HEAD_SIZE)];
     PLAIN_LOOP
     for (int n = 0; n < CHUNKS(Ev); n++) {
         result[n] = (realv)REAL(0.0);
@@ -137,30 +129,18 @@ attention_decode_cpu(ATTENTION_ARGUMENTS)
         merge_row(&call, (ca_int64)get_global_id(0));
         return;
     }
-    const ca_int64 all_rows = params.heads * params.L;
-    const ca_int64 groups = (all_rows + ROWS - 1) / ROWS;
-    const ca_int64 item = (ca_int64)get_global_id(0);
-    const ca_int64 batch_split = item / groups; /* over all batches */
-    const ca_int64 group = item - batch_split * groups;
-    const ca_int64 linear = batch_split / params.splits;
-    const ca_int64 split = batch_split - linear * params.splits;
-    ca_int64 batch[CA_BATCH_DIMS];
-    ca_unravel(linear * params.heads, params.batch, batch);
-
-    /* The last tile repeats the last row. */
-    const ca_int64 row0 = group * ROWS;
-    const int count = (int)min((ca_int64)ROWS, all_rows - row0);
-    const int tiles = (count + RT - 1) / RT;
+    const split_share mine = split_share_of(&params, (ca_int64)get_global_id(0), ROWS);
+    const int tiles = (mine.count + RT - 1) / RT;
     const int E_chunks = CHUNKS(params.E);
     const int Ev_slots = SLOTS_OF_ROW(params.Ev);
     decode_row rows[ROWS];
-    realv queries[ROWS * CHUNKS(MAX_HEAD)];
-    realv result[ROWS * SLOTS_OF_ROW(MAX_HEAD)];
+    realv queries[ROWS * CHUNKS(CA_CPU_HEAD_SIZE)];
+    realv result[ROWS * SLOTS_OF_ROW(CA_CPU_HEAD_SIZE)];
     ca_int64 first = params.T;
     ca_int64 last = -1;
     PLAIN_LOOP
     for (int r = 0; r < tiles * RT; r++) {
-        rows[r] = row_of(&call, batch, row0 + min(r, count - 1));
+        rows[r] = start_row(&call, &mine, r);
         first = min(first, rows[r].first);
         last = max(last, rows[r].last);
         load_query(queries + r / RT * RT * E_chunks + r % RT,
@@ -171,42 +151,41 @@ attention_decode_cpu(ATTENTION_ARGUMENTS)
     for (int n = 0; n < tiles * RT * Ev_slots; n++) {
         result[n] = (realv)REAL(0.0);
     }
-    const ca_int64 span = max(last + 1 - first, (ca_int64)0);
-    const ca_int64 start = first + span * split / params.splits;
-    const ca_int64 end = first + span * (split + 1) / params.splits;
+    const key_range keys = keys_of_split(&params, first, last, mine.split);
 
-    present_share share = {0, 0};
+    present_share copied = {0, 0};
     if (USES(&params, PRESENT)) {
-        share = present_share_of(&params, batch, split * groups + group, params.splits * groups);
-        copy_present(&call, batch, share.first, min(share.end, start));
-        copy_present(&call, batch, max(share.first, end), share.end);
+        copied = present_share_of(&params, mine.batch, mine.part, mine.parts);
+        copy_present(&call, mine.batch, copied.first, min(copied.end, keys.start));
+        copy_present(&call, mine.batch, max(copied.first, keys.end), copied.end);
     }
-    int keys;
+    int count; /* of the keys of a block */
     PLAIN_LOOP
-    for (ca_int64 j0 = start; j0 < end; j0 += keys) {
-        const key_run run = key_run_at(&call, batch, j0);
-        keys = (int)min((ca_int64)BN, min(end - j0, run.count));
+    for (ca_int64 j0 = keys.start; j0 < keys.end; j0 += count) {
+        const key_run run = key_run_at(&call, mine.batch, j0);
+        count = (int)min((ca_int64)BN, min(keys.end - j0, run.count));
         if (USES(&params, PRESENT)) {
-            copy_present(&call, batch, max(share.first, j0), min(share.end, j0 + keys));
+            copy_present(&call, mine.batch, max(copied.first, j0), min(copied.end, j0 + count));
         }
         PLAIN_LOOP
         for (int t = 0; t < tiles; t++) {
-            attend_block(&call, &run, j0, keys, rows + t * RT, queries + t * RT * E_chunks,
+            attend_block(&call, &run, j0, count, rows + t * RT, queries + t * RT * E_chunks,
                          result + t * RT * Ev_slots);
         }
     }
 
     PLAIN_LOOP
-    for (int r = 0; r < count; r++) {
+    for (int r = 0; r < mine.count; r++) {
         const decode_row *row = &rows[r];
-        realv of_row[CHUNKS(MAX_HEAD)];
+        realv of_row[CHUNKS(CA_CPU_HEAD_SIZE)];
         PLAIN_LOOP
         for (int n = 0; n < CHUNKS(params.Ev); n++) {
             of_row[n] = result[r / RT * RT * Ev_slots + slot_of(r % RT, n, (int)params.Ev)];
         }
         if (params.splits > 1) {
-            store_partial(partial_row(&call, row->batch, row->i, split, PARTIAL_SIZE(params.Ev)),
-                          of_row, row->highest, row->sum, (int)params.Ev);
+            store_partial(
+                partial_row(&call, row->batch, row->i, mine.split, PARTIAL_SIZE(params.Ev)), of_row,
+                row->highest, row->sum, (int)params.Ev);
         } else {
             finish_row(&call, row->batch, row->i, of_row, row->highest, row->sum);
         }

@@ -73,8 +73,7 @@ load_addends(real *added, const attention_call *call, const __local group_row *r
     }
 }
 
-/* Writes this work-item's scores of a block to local memory. An attended score of -inf
-   becomes NaN, so that it differs from EXCLUDED: its row is computed again. */
+/* Writes this work-item's scores of a block to local memory. */
 static inline void
 store_scores(__local real *block, const ca_attention_params *params, const real *sums,
              const real *added, const lane_share *mine)
@@ -86,7 +85,7 @@ store_scores(__local real *block, const ca_attention_params *params, const real 
         if (mine->key_lane % SAME_LANES == 0) {
             real kept;
             const real score = finish_score(params, sums[n], added[n], &kept);
-            block[k * RT + t % RT] = score == EXCLUDED && added[n] != EXCLUDED ? NAN : score;
+            block[k * RT + t % RT] = distinct_score(score, added[n]);
         }
     }
 }

@@ -27,11 +27,8 @@ attention_decode_gpu_merge(ATTENTION_ARGUMENTS)
     const int item = (int)get_local_id(0);
     const int slice = item / ROW_LANES;
     const int lane = item - slice * ROW_LANES;
-    const ca_int64 index = (ca_int64)get_group_id(0);
-    const ca_int64 linear = index / params.L;
-    const ca_int64 i = index - linear * params.L;
     ca_int64 batch[CA_BATCH_DIMS];
-    ca_unravel(linear, params.batch, batch);
+    const ca_int64 i = row_of_index(&params, (ca_int64)get_group_id(0), batch);
 
     slice_state state;
     start_slice(&state);

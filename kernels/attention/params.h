@@ -87,6 +87,11 @@ typedef struct {
 #define CA_REDOES            16u /* only rows that are not finite, if the mark is set */
 #define CA_MERGES            32u /* the partial rows of splits */
 
+/* Limits of kernels for CPUs, which drivers give no more private memory. */
+#define CA_CPU_HEAD_SIZE   512         /* E and Ev, at most */
+#define CA_CPU_HEADS       16          /* heads of a work-item, at most */
+#define CA_CPU_HEADS_BYTES (128 << 10) /* of their queries and results; they stay in a cache */
+
 /* The arguments of every attention kernel, in this order:
  *     query, key, value, past_key, past_value, input_bias, mask, bias, key_counts,
  *     output, lse, present_key, present_value, scores

@@ -16,7 +16,7 @@
  * Macros: those of support/common.clh.
  */
 #define SCORE_PLACE ca_int64
-#include "kernels/attention/ends.clh"    /* factor_of_row, write_lse */
+#include "kernels/attention/ends.clh"    /* write_lse */
 #include "kernels/attention/keys.clh"    /* key_run_at */
 #include "kernels/attention/present.clh" /* copy_present */
 #include "kernels/attention/score.clh"   /* addend_of, finish_score */
@@ -247,9 +247,7 @@ attention_reference(ATTENTION_ARGUMENTS)
     for (ca_int64 item = (ca_int64)get_global_id(0); item < rows;
          item += (ca_int64)get_global_size(0)) {
         ca_int64 batch[CA_BATCH_DIMS];
-        const ca_int64 linear = item / params.L;
-        const ca_int64 i = item - linear * params.L;
-        ca_unravel(linear, params.batch, batch);
+        const ca_int64 i = row_of_index(&params, item, batch);
         if (USES(&params, PRESENT) && !redoes) {
             const present_share share = present_share_of(&params, batch, i, params.L);
             copy_present(&call, batch, share.first, share.end);
