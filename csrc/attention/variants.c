@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "attention/options.h"
 #include "base/strbuf.h"
 
 #define ROW(word) &ca_variant_##word,
@@ -194,6 +195,12 @@ ca_attention_make_plan(const ca_device_info *info, const ca_forced *forced,
     const ca_variant *variant = NULL;
     const ca_device_info *seen = info;
     ca_device_info limited;
+    int optional = ca_attention_optional(attention).count;
+    if (optional > CA_OPTIONAL_VIEWS) {
+        CA_TRY(ca_error_set(error, CA_ERROR_DEVICE,
+                            "internal error: %s has %d optional arrays; kernels take at most %d",
+                            attention->call, optional, CA_OPTIONAL_VIEWS));
+    }
     if (ca_forced_limits(forced)) {
         CA_TRY(ca_forced_limit(forced, info, &limited, error));
         seen = &limited;
