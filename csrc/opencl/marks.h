@@ -24,8 +24,8 @@ typedef struct {
 /* Take a mark for one call, on a prepared device. *marks is the memory of all marks. */
 ca_status ca_mark_take(ca_device *device, ca_mark *mark, ca_span *marks, ca_error *error);
 
-/* Sets *set to true if a kernel has set the mark. The call's kernels have to be complete. If a later
-   call has the same slot and has set its own mark, *set is true as well. */
+/* Sets *set to true if a kernel has set the mark. The call's kernels have to be complete. If a
+   later call has the same slot and has set its own mark, *set is true as well. */
 ca_status ca_mark_is_set(ca_device *device, const ca_mark *mark, bool *set, ca_error *error);
 
 #endif

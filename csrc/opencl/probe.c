@@ -13,8 +13,8 @@
 
 /* ---- verdicts on disk ---- */
 
-/* Part of the identity of each verdict. Raise the number whenever the host's side of a probe changes:
-   its input, or the results that pass. */
+/* Part of the identity of each verdict. Raise the number whenever the host's side of a probe
+   changes: its input, or the results that pass. */
 #define EDITION 1
 
 /* A function that runs a probe. CA_OK: *passes is the verdict, true if the device passes. After an
