@@ -83,9 +83,8 @@ def sweep():
 
 def count(words):
     """(calls, programs, seconds) of the sweep, in this process."""
-    device = clattn.devices()[0] if words is None else words
+    device = clattn._core.find_device(words)  # opens the device
     calls = sweep()
-    np.asarray(clattn.tensor(np.zeros(4, np.float32), device=device))  # opens the device
     before, start = clattn._core.built_programs()[0], time.perf_counter()
     for arguments, options in calls:
         attend(device, *arguments, **options)
@@ -94,8 +93,7 @@ def count(words):
 
 def first_call(words, arguments, options):
     """Seconds of a first call, in this process, less those of a second one."""
-    device = clattn.devices()[0] if words is None else words
-    np.asarray(clattn.tensor(np.zeros(4, np.float32), device=device))  # opens the device
+    device = clattn._core.find_device(words)  # opens the device
     times = []
     for _ in range(2):
         start = time.perf_counter()
@@ -109,11 +107,7 @@ def build_beside(words, path):
     import pyopencl as cl
     from clattn.bench.limits import Kernels
 
-    device = next(
-        d for d in clattn.devices() if words is None or d == clattn._core.find_device(words)
-    )
-    np.asarray(clattn.tensor(np.zeros(4, np.float32), device=device))
-    limits = Kernels(device)
+    limits = Kernels(clattn._core.find_device(words))  # opens the device
     arrays = [cl.Buffer(limits._context, cl.mem_flags.READ_WRITE, 32 * 64 * 4) for _ in range(4)]
     start = time.perf_counter()
     program = cl.Program(limits._context, Path(path).read_text(encoding="utf-8"))

@@ -62,6 +62,7 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
     bool counted = ca_attention_has(attention, CA_ATTENTION_KEY_COUNTS);
     bool shifted = counted && attention->band_follows_counts;
     int64_t farthest = shifted ? L + 2 * T : L + T;
+    ca_optional_arrays arrays = ca_attention_optional(attention);
     double kept_scale = attention->dropout < 1 ? 1 / (1 - attention->dropout) : 0;
     ca_attention_params params = {
         .L = L,
@@ -78,7 +79,7 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
         .output = view_of(attention, CA_ATTENTION_OUTPUT),
         .lse = view_of(attention, CA_ATTENTION_LSE),
         .key_counts = view_of(attention, CA_ATTENTION_KEY_COUNTS),
-        .slots = ca_attention_slots(attention),
+        .slots = arrays.slots,
         .heads = plan->heads,
         .splits = plan->splits,
         .first_row = attention->first_row,
@@ -95,10 +96,8 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
                  (ca_attention_keys_are_far(attention) ? CA_KEYS_ARE_FAR : 0),
     };
     memcpy(params.batch, attention->batch, sizeof(params.batch));
-    ca_attention_role roles[CA_OPTIONAL_ROLES];
-    int count = ca_attention_optional(attention, roles);
-    for (int n = 0; n < count; n++) {
-        params.optional[n] = view_of(attention, roles[n]);
+    for (int n = 0; n < arrays.count; n++) {
+        params.optional[n] = view_of(attention, arrays.roles[n]);
     }
     return params;
 }

@@ -4,7 +4,7 @@
 #include <math.h>
 
 /* The operands in the order of CA_PAST_KEY … CA_SCORES. */
-static const ca_attention_role optional[] = {
+static const ca_attention_role operands[] = {
     [CA_PAST_KEY] = CA_ATTENTION_PAST_KEY,
     [CA_PAST_VALUE] = CA_ATTENTION_PAST_VALUE,
     [CA_INPUT_BIAS] = CA_ATTENTION_INPUT_BIAS,
@@ -15,7 +15,7 @@ static const ca_attention_role optional[] = {
     [CA_SCORES] = CA_ATTENTION_SCORES,
 };
 
-#define COUNT ((int)(sizeof(optional) / sizeof(optional[0])))
+#define COUNT ((int)(sizeof(operands) / sizeof(operands[0])))
 
 /* Stage STEP_ONE with a mask before a softcap that is absent is the score after the mask. */
 static ca_scores_stage
@@ -62,27 +62,17 @@ ca_attention_options(const ca_attention *attention)
     return options;
 }
 
-int
-ca_attention_optional(const ca_attention *attention, ca_attention_role roles[CA_OPTIONAL_ROLES])
+ca_optional_arrays
+ca_attention_optional(const ca_attention *attention)
 {
-    int count = 0;
-    for (int n = 0; n < COUNT; n++) {
-        if (ca_attention_has(attention, optional[n])) {
-            roles[count++] = optional[n];
-        }
-    }
-    return count;
-}
-
-int64_t
-ca_attention_slots(const ca_attention *attention)
-{
+    ca_optional_arrays arrays = {0};
     uint64_t slots = 0;
-    uint64_t count = 0;
     for (int n = 0; n < COUNT; n++) {
-        if (ca_attention_has(attention, optional[n])) {
-            slots |= count++ << (4 * n);
+        if (ca_attention_has(attention, operands[n])) {
+            slots |= (uint64_t)arrays.count << (4 * n);
+            arrays.roles[arrays.count++] = operands[n];
         }
     }
-    return (int64_t)slots;
+    arrays.slots = (int64_t)slots;
+    return arrays;
 }

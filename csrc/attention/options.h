@@ -14,12 +14,14 @@
 /* CA_USES_… and the stage of scores. */
 uint32_t ca_attention_options(const ca_attention *attention);
 
-/* The optional arrays that the problem has, at most CA_OPTIONAL_VIEWS. Returns their number; array
-   n is roles[n]. */
-int ca_attention_optional(const ca_attention *attention,
-                          ca_attention_role roles[CA_OPTIONAL_ROLES]);
+/* The optional arrays that a problem has. View n of a kernel's params is that of roles[n]. A plan
+   is made only if there are at most CA_OPTIONAL_VIEWS of them. */
+typedef struct {
+    int count;
+    ca_attention_role roles[CA_OPTIONAL_ROLES];
+    int64_t slots; /* 4 bits for each of CA_PAST_KEY … CA_SCORES: the number n of its view */
+} ca_optional_arrays;
 
-/* For each optional array, 4 bits: its number in ca_attention_optional. */
-int64_t ca_attention_slots(const ca_attention *attention);
+ca_optional_arrays ca_attention_optional(const ca_attention *attention);
 
 #endif

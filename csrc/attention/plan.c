@@ -67,7 +67,7 @@ ca_plan_define_options(ca_kernel_spec *spec, const ca_attention *attention)
 {
     ca_plan_define_common(spec, attention);
     ca_kernel_define(spec, "OPTIONS", (int64_t)ca_attention_options(attention));
-    ca_kernel_define(spec, "SLOTS", ca_attention_slots(attention));
+    ca_kernel_define(spec, "SLOTS", ca_attention_optional(attention).slots);
     ca_kernel_define(spec, "MASK_DTYPE", (int64_t)attention->operands[CA_ATTENTION_MASK].dtype);
 }
 

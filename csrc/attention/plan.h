@@ -20,42 +20,43 @@ typedef struct {
     int64_t heads;                        /* query heads of one work-item */
     bool redoes;                          /* the kernel may ask for rows to be computed again */
     /* With more than one split of the keys, each split leaves partial_bytes for each row.
-       The second kernel, `merge`, makes results of them: a group of merge_local
-       work-items for each row. */
+       The second kernel, `merge`, makes results of these partial rows: a group of
+       merge_local work-items for each row. */
     int64_t splits;
     int64_t partial_bytes;
     ca_kernel_spec merge;
     size_t merge_local;
 } ca_attention_plan;
 
-/* Start a plan: the kernel's name, one work-item for each entry of the leading
-   dimensions, which has one head and all keys. */
+/* Start a plan: the kernel's name, and one work-item for each entry of the leading
+   dimensions. A work-item has one head and all keys. */
 void ca_plan_begin(ca_attention_plan *plan, const ca_attention *attention, const char *name,
                    size_t local_size);
 
-/* Work-items so far, as a number that does not overflow. */
+/* Returns the product of `grid`, as a double, which does not overflow. */
 double ca_plan_items(const ca_attention_plan *plan);
 
-/* Define the dtypes of support/common.clh that differ from their defaults. */
+/* Define DTYPE, and VALUE_DTYPE and REAL64 where they differ from their defaults. */
 void ca_plan_define_common(ca_kernel_spec *spec, const ca_attention *attention);
 
-/* Define these and the macros of support/lanes.clh, for kernels on CPUs. */
+/* For kernels on CPUs: define the macros of ca_plan_define_common, LANES and ONE_ADDRESS_SPACE. */
 void ca_plan_define_lanes(ca_kernel_spec *spec, const ca_device_info *info,
                           const ca_attention *attention);
 
-/* Define the dtypes and what the call asks for, for kernels on GPUs. */
+/* For kernels on GPUs: define the macros of ca_plan_define_common, and those of the call's options:
+   OPTIONS, SLOTS and MASK_DTYPE. */
 void ca_plan_define_options(ca_kernel_spec *spec, const ca_attention *attention);
 
-/* Define the same and the head sizes. */
+/* For kernels on GPUs: define the macros of ca_plan_define_options, HEAD_E and HEAD_EV. */
 void ca_plan_define_sizes(ca_kernel_spec *spec, const ca_attention *attention);
 
 /* Work-items for each core of a CPU, so that all cores end at about the same time. */
 #define CA_ITEMS_FOR_EACH_CORE 4
 
-/* Numbers of the arithmetic that fill a vector register of a CPU. */
+/* How many reals of the arithmetic fill a vector register of a CPU. */
 int64_t ca_plan_lanes(const ca_device_info *info, const ca_attention *attention);
 
-/* Bytes of a number of the arithmetic. */
+/* Bytes of a real of the arithmetic. */
 int64_t ca_plan_real_bytes(const ca_attention *attention);
 
 static inline int64_t

@@ -207,8 +207,9 @@ done:
     return status;
 }
 
-/* Compute rows again that are not finite, if the kernel of a launch has set the mark. The host
-   looks, or where it does not wait for the launch, the second kernel does. */
+/* If the kernel of a launch has set the mark, launch the kernel that computes each row again that
+   is not finite. If the host has waited for the first launch, the host reads the mark. If the first
+   launch is left pending, the second one is enqueued behind it, and its work-items read the mark. */
 static ca_status
 redo(ca_device *device, const ca_attention *attention, const ca_mark *mark, ca_launch *launch,
      ca_attention_params *params, ca_span *spans, ca_error *error)

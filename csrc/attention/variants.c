@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "attention/options.h"
 #include "base/strbuf.h"
 
 #define ROW(word) &ca_variant_##word,
@@ -12,10 +13,10 @@ static const ca_variant *const variants[] = {CA_VARIANTS(ROW)};
 
 #define COUNT (sizeof(variants) / sizeof(variants[0]))
 
-/* Work-items for each compute unit of a CPU that compute rows again. */
-#define REDOING_ITEMS 16
+/* Most work-groups for each compute unit in a launch that computes rows again. */
+#define REDOING_GROUPS 16
 
-/* Local memory that the emulation of matrix units needs besides. */
+/* Local memory that the emulation of matrix units adds to a kernel's own. */
 #define EMULATION_BYTES (4 << 10)
 
 /* ---- what a variant takes ---- */
@@ -194,6 +195,12 @@ ca_attention_make_plan(const ca_device_info *info, const ca_forced *forced,
     const ca_variant *variant = NULL;
     const ca_device_info *seen = info;
     ca_device_info limited;
+    int optional = ca_attention_optional(attention).count;
+    if (optional > CA_OPTIONAL_VIEWS) {
+        CA_TRY(ca_error_set(error, CA_ERROR_DEVICE,
+                            "internal error: %s has %d optional arrays; kernels take at most %d",
+                            attention->call, optional, CA_OPTIONAL_VIEWS));
+    }
     if (ca_forced_limits(forced)) {
         CA_TRY(ca_forced_limit(forced, info, &limited, error));
         seen = &limited;
@@ -209,9 +216,9 @@ ca_attention_plan_redo(const ca_device_info *info, const ca_attention *attention
                        ca_attention_plan *plan)
 {
     ca_variant_reference.make_plan(info, attention, plan);
-    /* Mostly there is nothing to do, and work-items that find so cost time too. */
-    bool cpu = info->type == CA_DEVICE_CPU;
-    int64_t left = info->compute_units * (cpu ? REDOING_ITEMS : 64 * REDOING_ITEMS);
+    /* Few rows have to be computed again. Each work-item looks at several rows, because a
+       work-item that finds nothing to do costs time too. */
+    int64_t left = info->compute_units * REDOING_GROUPS * (int64_t)plan->local_size;
     for (int d = 0; d < CA_ATTENTION_GRID_DIMS; d++) {
         plan->grid[d] = ca_smaller(plan->grid[d], left);
         left /= plan->grid[d];

@@ -79,13 +79,14 @@ CA_VARIANTS(CA_DECLARE_VARIANT)
 ca_status ca_variant_find(const char *word, const char **found, ca_error *error);
 
 /* The plan of the variant that is forced, else of the first that is fast and takes the
-   problem. CA_ERROR_DEVICE where the device lacks the dtype; CA_ERROR_VALUE where the
-   variant that is forced does not take the problem. */
+   problem. CA_ERROR_VALUE where the variant that is forced does not take the problem.
+   CA_ERROR_DEVICE where the device lacks the dtype, or where the problem has more than
+   CA_OPTIONAL_VIEWS optional arrays, which no door makes. */
 ca_status ca_attention_make_plan(const ca_device_info *info, const ca_forced *forced,
                                  const ca_attention *attention, ca_attention_plan *plan,
                                  ca_error *error);
 
-/* The plan that computes rows again: the reference's. */
+/* The plan of a launch that computes rows again: the reference's, with fewer work-items. */
 void ca_attention_plan_redo(const ca_device_info *info, const ca_attention *attention,
                             ca_attention_plan *plan);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What C11 leaves to the operating system: mutexes, memory, shared libraries, files, a
- * clock, the process's identity. POSIX.
+ * The operating system: mutexes, memory, shared libraries, files, a clock, the process's
+ * identity. Only platform.c calls POSIX.
  */
 #ifndef CLATTN_PLATFORM_H
 #define CLATTN_PLATFORM_H
@@ -22,15 +22,16 @@ void ca_mutex_unlock(ca_mutex *mutex);
 
 int64_t ca_process_id(void);
 
-/* Seconds since some moment, of a clock that nobody sets. */
+/* The time in seconds, for differences: the clock runs on when somebody sets the time of day. */
 double ca_seconds(void);
 
 /* True if the processor multiplies pairs of bfloat16, 16 at a time (vdpbf16ps on 512-bit
    registers), and the system saves these registers. */
 bool ca_processor_has_bfloat16_pairs(void);
 
-/* Tells a forked child from the process that made the guard. A question costs a load if
-   the system can wipe a page in the child (Linux), else a call for the process id. */
+/* A guard tells a forked child from the process that made the guard. A test of the guard
+   is one load if the system can clear a page in the child (Linux). Elsewhere the test asks
+   the system for the process id. */
 typedef struct {
     int64_t process_id;
     volatile unsigned char *page; /* NULL: compare process ids */
@@ -42,7 +43,7 @@ void ca_fork_guard_destroy(ca_fork_guard *guard);
 bool ca_fork_guard_is_child(const ca_fork_guard *guard);
 
 /* Returns memory for a result, not initialised, 128-byte aligned at least, for free().
-   NULL if there is none. Large memory is made of large pages if the system has them:
+   NULL if no memory is left. Large memory is made of large pages if the system has them:
    touching new small pages takes as long as copying them. */
 void *ca_memory_allocate(size_t bytes);
 
@@ -56,7 +57,7 @@ typedef enum {
    used before, so touching it costs nothing. */
 #define CA_LARGE_MEMORY ((int64_t)32 << 20) /* bytes */
 
-/* Gives freed memory that the allocator keeps back to the system. */
+/* Returns to the system the freed memory that the allocator keeps. */
 void ca_memory_trim(void);
 
 /* Returns new pages for ca_pages_free, large pages if the system has them. Their bytes

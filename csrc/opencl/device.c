@@ -19,7 +19,7 @@ ca_device_check_fork(const ca_device *device, ca_error *error)
     return ca_check_fork(device->fork_guard, error);
 }
 
-/* cl_ext.h defines it, but includes headers that some packages lack. */
+/* cl_ext.h defines this value, but includes headers that some packages lack. */
 #define CA_CL_QUEUE_THREAD_LOCAL_EXEC ((cl_command_queue_properties)1 << 31)
 
 ca_status

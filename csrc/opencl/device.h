@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * A device inside this room: its OpenCL objects, its locks, and what the files named below keep for
- * it. Rooms above know ca_device_info (info.h) and the calls of runtime.h.
+ * The struct of a device, for this room: OpenCL objects, two locks, and members that marks.c,
+ * pending.c and storage.c keep. Rooms above use ca_device_info (info.h) and the functions of
+ * runtime.h.
  *
- * Locks: a thread holds `build_lock` while it prepares the device or builds a program. A thread
- * holds `lock` while it enqueues commands, and while it reads or changes a member whose comment
- * names the lock. A thread that holds `build_lock` may take `lock`, never the other way round. A
- * forked child takes no lock.
+ *     build_lock  held while the device is prepared, and while a program is built
+ *     lock        held while commands are enqueued, and while a member is read or changed whose
+ *                 comment says "under `lock`"
+ *
+ * A thread that holds build_lock may take lock. A thread that holds lock does not take build_lock.
+ * A forked child takes neither.
  */
 #ifndef CLATTN_OPENCL_DEVICE_H
 #define CLATTN_OPENCL_DEVICE_H
@@ -87,7 +90,7 @@ struct ca_device {
     ca_build_stats built;    /* under `lock` */
     ca_pool pool;
     ca_pending pending;
-    _Atomic(struct ca_storage *) marks; /* of marks.c; NULL before the first is taken */
+    _Atomic(struct ca_storage *) marks; /* kept by marks.c; NULL before a mark is taken */
     _Atomic(uint64_t) marks_taken;
 };
 

@@ -72,10 +72,11 @@ typedef struct {
     size_t peak_bytes; /* the most that was in use at once */
 } ca_memory_stats;
 
-/* Programs that were given to a driver's compiler, those that it refused too. */
+/* Builds from source by a driver's compiler. PoCL compiles a kernel when the kernel first runs, and
+   that time does not count. */
 typedef struct {
-    int64_t programs;
-    double seconds; /* less what a driver leaves for the first launch of a kernel, as PoCL does */
+    int64_t programs; /* builds that succeeded */
+    double seconds;   /* of all builds, those that the compiler refused too */
 } ca_build_stats;
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Marks: words in a device's memory, by which a kernel tells the host that a second kernel has
- * work to do. Each call has a value of its own, so no mark is ever set back.
+ * Marks: words in a device's memory. A kernel sets its call's mark to ask for a second kernel.
+ * Each call that uses a word writes a larger value than the call before, so no word is ever
+ * cleared.
  */
 #ifndef CLATTN_OPENCL_MARKS_H
 #define CLATTN_OPENCL_MARKS_H
@@ -23,8 +24,8 @@ typedef struct {
 /* Take a mark for one call, on a prepared device. *marks is the memory of all marks. */
 ca_status ca_mark_take(ca_device *device, ca_mark *mark, ca_span *marks, ca_error *error);
 
-/* Has a kernel, which is complete, set the mark? Where a later call has the slot too, the answer
-   may be true without it. */
+/* Sets *set to true if a kernel has set the mark. The call's kernels have to be complete. If a
+   later call has the same slot and has set its own mark, *set is true as well. */
 ca_status ca_mark_is_set(ca_device *device, const ca_mark *mark, bool *set, ca_error *error);
 
 #endif

@@ -13,16 +13,17 @@
 
 /* ---- verdicts on disk ---- */
 
-/* Change it whenever a probe's input changes, or what the host expects of its results. */
+/* Part of the identity of each verdict. Raise the number whenever the host's side of a probe
+   changes: its input, or the results that pass. */
 #define EDITION 1
 
-/* Find out whether the device passes. CA_OK: *passes is the verdict. After an error there is
-   none. */
+/* A function that runs a probe. CA_OK: *passes is the verdict, true if the device passes. After an
+   error there is no verdict. */
 typedef ca_status (*run_probe)(ca_device *device, const ca_kernel_spec *spec, bool *passes,
                                ca_error *error);
 
-/* A hash of everything that a verdict depends on: a probe's launch also depends on how kernels
-   reach memory. */
+/* A hash of everything that a verdict depends on: the probe's program, the way in which kernels
+   reach memory, and EDITION. */
 static bool
 verdict_identity(const ca_device *device, const ca_kernel_spec *spec, ca_hash *identity)
 {
@@ -36,8 +37,8 @@ verdict_identity(const ca_device *device, const ca_kernel_spec *spec, ca_hash *i
     return true;
 }
 
-/* Read the verdict that an earlier process has left, or run the probe and keep its verdict:
-   opening a device does not cost a compilation of its own. */
+/* Read the verdict that an earlier process has kept. If there is none, run the probe and keep its
+   verdict, so that the next process opens the device without a compilation. */
 static ca_status
 find_verdict(ca_device *device, const ca_kernel_spec *spec, run_probe run, bool *passes,
              ca_error *error)
@@ -62,7 +63,7 @@ find_verdict(ca_device *device, const ca_kernel_spec *spec, run_probe run, bool 
     return status;
 }
 
-/* Build a probe that the driver's compiler may refuse. *kernel is NULL if it does. */
+/* Build a probe that the driver's compiler may refuse. After a refusal *kernel is NULL. */
 static ca_status
 build_or_refuse(ca_device *device, const ca_kernel_spec *spec, ca_kernel **kernel, ca_error *error)
 {
@@ -159,9 +160,9 @@ probe_verify(const probe_data *data)
     return NULL;
 }
 
-/* A device that fails is an error, not a verdict, so that nothing is kept: the next process
-   probes the device again. The user reads the reason anew, with the compiler's log, and a
-   device whose driver lacked something for a while does not stay out for ever. */
+/* A device that does not pass gives an error, not a verdict. So nothing is kept on disk, and the
+   next process probes the device again: its user reads the reason and the compiler's log, and a
+   driver that only lacked something for a while passes. */
 static ca_status
 run_device_probe(ca_device *device, const ca_kernel_spec *spec, bool *passes, ca_error *error)
 {
@@ -253,8 +254,9 @@ bfloat16_bits(int x)
     return (uint16_t)(bits >> 16);
 }
 
-/* A refusal is a verdict, and kept: the driver takes as long to refuse the program as to build
-   it, and without pairs calls are slower, but right. A launch that fails is none. */
+/* If the driver refuses the program, the verdict is "no". This verdict is kept too: refusing takes
+   a driver as long as building, and calls without pairs are slower, but right. A launch that fails
+   gives no verdict. */
 static ca_status
 run_pairs_probe(ca_device *device, const ca_kernel_spec *spec, bool *passes, ca_error *error)
 {

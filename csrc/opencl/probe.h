@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tests that a device runs: before it is used, and for what it may have besides. Each verdict is
- * kept on disk beside the programs, so a later process runs no test that it finds there. Each
- * function is called under the device's build_lock. Only this room includes this header.
+ * Probes: small programs that test a device. One tells whether the device can be used; two tell
+ * whether it has instructions that kernels can do without. Verdicts are kept on disk beside the
+ * programs, and a later process does not run a probe whose verdict it finds. The caller of each
+ * function holds the device's build_lock. Only this room includes this header.
  */
 #ifndef CLATTN_OPENCL_PROBE_H
 #define CLATTN_OPENCL_PROBE_H

@@ -19,11 +19,12 @@
 ca_status ca_kernel_get(ca_device *device, const ca_kernel_spec *spec, ca_kernel **kernel,
                         ca_error *error);
 
-/* The same for a caller that holds the device's build_lock; the device needs a context only. */
+/* As ca_kernel_get, for a caller that holds the device's build_lock. The device needs only a
+   context. */
 ca_status ca_kernel_get_locked(ca_device *device, const ca_kernel_spec *spec, ca_kernel **kernel,
                                ca_error *error);
 
-/* What this process has built from source for the device. A program that the driver takes from a
+/* The builds from source by this process for the device. A program that the driver takes from a
    cache of its own counts as built. Thread-safe. */
 ca_build_stats ca_device_built(ca_device *device);
 

@@ -75,6 +75,16 @@ done:
     return status;
 }
 
+/* Release all that the device holds. It may be opened again. */
+static void
+close_device(ca_device *device)
+{
+    ca_pool_empty(device);
+    ca_storage_drop(device->marks);
+    device->marks = NULL;
+    ca_device_close(device);
+}
+
 /* In a forked child the parent owns OpenCL's objects, and a thread that does not exist in
    the child may hold a lock. Leave both alone and free only the runtime itself. */
 void
@@ -86,9 +96,7 @@ ca_runtime_close(ca_runtime *runtime)
     bool stale = ca_fork_guard_is_child(&runtime->fork_guard);
     for (int i = 0; i < runtime->device_count && !stale; i++) {
         ca_device *device = &runtime->devices[i];
-        ca_pool_empty(device);
-        ca_storage_drop(device->marks);
-        ca_device_close(device);
+        close_device(device);
         ca_error_clear(&device->failure);
         ca_mutex_destroy(&device->lock);
         ca_mutex_destroy(&device->build_lock);
@@ -149,10 +157,7 @@ try_open(ca_device *device, ca_error *error)
         atomic_store(&device->state, CA_DEVICE_READY);
         return CA_OK;
     }
-    ca_pool_empty(device);
-    ca_storage_drop(device->marks);
-    device->marks = NULL;
-    ca_device_close(device);
+    close_device(device);
     if (opened && status == CA_ERROR_DEVICE) {
         atomic_store(&device->state, CA_DEVICE_UNUSABLE);
     } else if (opened) {

@@ -22,10 +22,11 @@ typedef struct ca_storage ca_storage;
 ca_status ca_storage_new(ca_device *device, size_t bytes, const char *what, ca_storage **storage,
                          ca_error *error);
 
-/* Memory of zeros that a device keeps for itself. No statistics count it. */
+/* Make memory for the device's own use, filled with zeros. It has no references, ca_memory_stats do
+   not count it, and ca_storage_drop frees it. */
 ca_status ca_storage_keep(ca_device *device, size_t bytes, ca_storage **storage, ca_error *error);
 
-/* Free memory of ca_storage_keep, which no call uses any more. NULL is fine. */
+/* Free memory of ca_storage_keep. No call may be using it. NULL is fine. */
 void ca_storage_drop(ca_storage *storage);
 
 void ca_storage_retain(ca_storage *storage);
@@ -71,7 +72,7 @@ ca_status ca_device_memory_stats(ca_device *device, ca_memory_stats *stats, ca_e
 /* Give the pool's memory back to the system, after waiting for the calls that use it. */
 ca_status ca_device_empty_cache(ca_device *device, ca_error *error);
 
-/* The same within this room, for a device in any state. */
+/* As ca_device_empty_cache, for this room, and for a device in any state. */
 void ca_pool_empty(ca_device *device);
 
 /* Wait for all calls. Reports the first failure since the last report. */

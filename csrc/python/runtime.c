@@ -266,8 +266,7 @@ set_default_device(PyObject *module, PyObject *argument)
     Py_RETURN_NONE;
 }
 
-/* built_programs() -> (int, float), for tests: the programs that this process has built from source,
-   on all devices, and the seconds that it took. */
+/* built_programs() -> (int, float), for tests: the ca_build_stats of all devices */
 static PyObject *
 built_programs(PyObject *module, PyObject *Py_UNUSED(ignored))
 {

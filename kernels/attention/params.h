@@ -25,8 +25,8 @@
 #define CA_INPUT_BIAS     2 /* (E + E + Ev), for query, key and value */
 #define CA_MASK           3 /* (L, T), row or column stride 0 if it broadcasts */
 #define CA_BIAS           4 /* like mask */
-#define CA_PRESENT_KEY    5 /* (T, E); where batch[2] is 0 in both, the heads */
-#define CA_PRESENT_VALUE  6 /* (T, Ev)                  divide the copy */
+#define CA_PRESENT_KEY    5 /* (T, E); heads that share present keys and values, */
+#define CA_PRESENT_VALUE  6 /* (T, Ev)   with stride 0, divide the copying */
 #define CA_SCORES         7 /* (L, T) */
 #define CA_OPTIONAL_ROLES 16
 #define CA_OPTIONAL_VIEWS 7
@@ -48,28 +48,29 @@ typedef struct {
     ca_view lse;                   /* (L), column unused */
     ca_view key_counts;            /* batch strides only: a count lowers `limit` */
     ca_view optional[CA_OPTIONAL_VIEWS];
-    ca_int64 slots;     /* of each optional array, 4 bits: its view's index */
+    ca_int64 slots;     /* 4 bits for each of CA_PAST_KEY …: the index of its view */
     ca_int64 heads;     /* query heads of a work-item, which share keys */
-    ca_int64 splits;    /* into which the keys are divided */
+    ca_int64 splits;    /* parts that the keys are divided into */
     ca_int64 first_row; /* dropout's number of row [0, 0, 0, 0] */
     ca_int64 seed;
-    ca_int64 scale;         /* bits of a real of the arithmetic, like the next two */
+    ca_int64 scale;         /* the bits of a `real`, as in softcap and kept_scale */
     ca_int64 softcap;       /* 0: none */
     ca_int64 kept_scale;    /* dropout: the factor of the weights that are kept */
-    float filter;           /* added to a score where a bool mask is false, or -inf */
+    float filter;           /* added where the mask's condition is false; may be -inf */
     ca_uint32 last_dropped; /* the highest random word whose weight is dropped */
     ca_uint32 mask_dtype;
-    ca_uint32 options;   /* CA_USES_… */
-    ca_uint32 flags;     /* CA_HAS_… */
-    ca_uint32 redo_slot; /* redo[redo_slot] = redo_mark: a row has to be redone */
+    ca_uint32 options;   /* CA_USES_… and a stage */
+    ca_uint32 flags;     /* CA_HAS_LSE … CA_MERGES */
+    ca_uint32 redo_slot; /* redo[redo_slot] = redo_mark asks for rows to be redone */
     ca_uint32 redo_mark;
-    ca_uint32 unused;
+    ca_uint32 padding; /* to whole 8 bytes, so that no compiler adds its own */
 } ca_attention_params;
 
-/* What a call asks for. On GPUs the options are a macro, because registers need it. */
+/* The options of a call, as bits. Kernels for CPUs read params.options. Kernels for GPUs
+   have the bits as the macro OPTIONS, so that options that are not used take no registers. */
 #define CA_USES_MASK         1u
-#define CA_USES_ADDED_MASK   2u /* the mask is no bool: its values are added */
-#define CA_USES_FILTER       4u /* a false of a bool mask adds a finite number */
+#define CA_USES_ADDED_MASK   2u /* the mask's values are added; else they are conditions */
+#define CA_USES_FILTER       4u /* a false condition adds `filter`, a finite number */
 #define CA_USES_BIAS         8u
 #define CA_USES_INPUT_BIAS   16u
 #define CA_USES_PAST         32u
@@ -77,17 +78,18 @@ typedef struct {
 #define CA_USES_SOFTCAP      128u
 #define CA_USES_LATE_SOFTCAP 256u /* the softcap comes after mask and bias */
 #define CA_USES_DROPOUT      512u
-#define CA_USES_SCORES       1024u /* scores are written, at a stage: */
-#define CA_STAGE_SHIFT       11u   /* ca_scores_stage in 2 bits */
+#define CA_USES_SCORES       1024u /* scores are written, those of a stage */
+#define CA_STAGE_SHIFT       11u   /* bits 11 and 12: the stage, a ca_scores_stage */
 
+/* Flags, which are data on every device. */
 #define CA_HAS_LSE           1u
 #define CA_HAS_KEY_COUNTS    2u
 #define CA_COUNTS_SHIFT_BAND 4u
 #define CA_KEYS_ARE_FAR      8u  /* a head's keys and values do not stay in a cache */
-#define CA_REDOES            16u /* only rows that are not finite, if the mark is set */
-#define CA_MERGES            32u /* the partial rows of splits */
+#define CA_REDOES            16u /* compute rows that are not finite, if the mark is set */
+#define CA_MERGES            32u /* merge the partial rows of splits */
 
-/* Limits of kernels for CPUs, which drivers give no more private memory. */
+/* Limits of kernels for CPUs, because drivers limit the private memory of a work-item. */
 #define CA_CPU_HEAD_SIZE   512         /* E and Ev, at most */
 #define CA_CPU_HEADS       16          /* heads of a work-item, at most */
 #define CA_CPU_HEADS_BYTES (128 << 10) /* of their queries and results; they stay in a cache */
@@ -97,7 +99,7 @@ typedef struct {
  *     output, lse, present_key, present_value, scores
  *                            __global pointers; those that a call lacks are NULL
  *     partial                the rows of the splits, for the merge, or NULL
- *     redo                   the device's marks of calls with rows to redo
+ *     redo                   the device's marks (csrc/opencl/marks.h): calls with rows to redo
  *     params                 ca_attention_params by value
  */
 

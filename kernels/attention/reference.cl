@@ -6,14 +6,17 @@
  *     m, l      = max_j score[j], sum_j exp(score[j] - m)     pass 1, online
  *     output[c] = sum_j exp(score[j] - m) / l * value[j, c]   pass 2, by chunks of c
  *
- *     global size  batch[0] * batch[1] * batch[2] * L, or less
- *     work-item    row [b0, b1, b2, i], and a share of present keys and values; then the
- *                  row that lies a global size behind
+ *     rows         batch[0] * batch[1] * batch[2] * L, numbered through
+ *     global size  G, at most one work-item for each row
+ *     work-item n  rows n, n + G, n + 2 G, …, and with each row a share of the present
+ *                  keys and values
  *
- * A third pass writes scores where they are asked for. The kernel never reads an
- * excluded key, so it also redoes rows that a NaN or infinity of such a key has spoilt
- * in another kernel: with CA_REDOES, rows that are not finite, if any row was marked.
- * Macros: those of support/common.clh.
+ * A third pass writes scores, if the call asks for them. The kernel never reads an
+ * excluded key. So it also redoes rows of other kernels, which a NaN or infinity of an
+ * excluded key has spoilt: with CA_REDOES it computes only rows that are not finite, and
+ * none unless the call's mark is set.
+ *
+ * Macros: DTYPE, VALUE_DTYPE and REAL64, see support/common.clh.
  */
 #define SCORE_PLACE ca_int64
 #include "kernels/attention/ends.clh"    /* write_lse */
@@ -25,7 +28,7 @@
 #define CHUNK 64  /* output columns summed at once */
 #define BLOCK 128 /* terms of a block's sum: a long plain sum loses a digit */
 
-/* What row [batch, i] needs. */
+/* Row i of a batch: its operands, bounds and number. */
 typedef struct {
     const attention_call *call;
     const ca_int64 *batch;
