@@ -15,31 +15,37 @@ from pathlib import Path
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
 OPENS = re.compile(r"\s*#\s*if")
 CLOSES = re.compile(r"\s*#\s*endif")
-GUARD = re.compile(r"\s*#\s*ifndef\s+CLATTN_\w+\s*$")
+ONCE = re.compile(r"\s*#\s*pragma\s+once\s*$")
 
 
 def expand(root, name, seen, conditional, output):
     """Append the lines of a file and of all that it includes.
 
     `seen` are files whose text is already there whatever the macros are. A file that is met inside
-    an `#if` is written out again where it is met next; its include guard keeps one of the texts.
+    an `#if` is written out again where it is met next; a guard keeps one of the texts. The guard
+    stands for `#pragma once`, which means nothing in the middle of a program.
     """
     if not conditional:
         seen.add(name)
+    lines = (root / name).read_text().splitlines()
+    guarded = any(map(ONCE.match, lines))
+    if guarded:
+        guard = "CLATTN_" + re.sub(r"\W", "_", name).upper()
+        output += [f"#ifndef {guard}", f"#define {guard}"]
     output.append(f'#line 1 "{name}"')
     depth = 0
-    for number, line in enumerate((root / name).read_text().splitlines(), 1):
-        if GUARD.match(line) and depth == 0:
-            depth -= 1  # the whole file is inside its guard, which is no condition
+    for number, line in enumerate(lines, 1):
         included = INCLUDE.match(line)
         if included is None:
             depth += bool(OPENS.match(line)) - bool(CLOSES.match(line))
-            output.append(line)
+            output.append("" if ONCE.match(line) else line)
         elif included[1] in seen:
             output.append("")
         else:
             expand(root, included[1], seen, conditional or depth > 0, output)
             output.append(f'#line {number + 1} "{name}"')
+    if guarded:
+        output.append("#endif")
 
 
 def program(root, name):

@@ -54,8 +54,7 @@ attend_block(head_state *head, const key_run *run, ca_int64 j0, int keys, int at
     const bool keeps = KEEPS_SCORES(params);
     realv kept[MAX_KEYS * NV];
     realv bounded[MR * NV];
-    PLAIN_LOOP
-    for (int k0 = 0; k0 < attended; k0 += MR) {
+    PLAIN_FOR (int k0 = 0; k0 < attended; k0 += MR) {
 #if BFLOAT16_PAIRS
         realv scores[MR * NV];
 #else
@@ -87,8 +86,7 @@ attend(head_state *heads, const present_share *share, realv *added, termv *weigh
     const int most = keys_of_block(params);
     const ca_int64 end = all ? params->T : tile->last + 1;
     int keys;
-    PLAIN_LOOP
-    for (ca_int64 j0 = all ? 0 : tile->first; j0 < end; j0 += keys) {
+    PLAIN_FOR (ca_int64 j0 = all ? 0 : tile->first; j0 < end; j0 += keys) {
         const key_run first_run = key_run_at(tile->call, tile->batch, j0);
         keys = (int)min((ca_int64)most, min(end - j0, first_run.count));
         int attended = (int)clamp(tile->last + 1 - j0, (ca_int64)0, (ca_int64)keys);
@@ -100,8 +98,7 @@ attend(head_state *heads, const present_share *share, realv *added, termv *weigh
         if (HAS_ADDENDS(params) && attended > 0 && !load_added(added, tile, j0, attended)) {
             attended = 0;
         }
-#pragma unroll 1
-        for (int h = 0; h < params->heads && (attended > 0 || all); h++) {
+        PLAIN_FOR (int h = 0; h < params->heads && (attended > 0 || all); h++) {
             const key_run run = key_run_at(tile->call, heads[h].tile.batch, j0);
             attend_block(&heads[h], &run, j0, keys, attended, added, weights);
         }
@@ -132,8 +129,7 @@ start_head(head_state *head, const attention_call *call, ca_int64 linear, ca_int
     load_queries(head->queries, call->query + ca_offset(&params->query, tile->batch, tile->i0, 0),
                  &params->query, tile->rows, (int)params->E, query_bias_at(call, tile->batch),
                  score_scale(params));
-    PLAIN_LOOP
-    for (int n = 0; n < result_vectors; n++) {
+    PLAIN_FOR (int n = 0; n < result_vectors; n++) {
         head->result[n] = (realv)REAL(0.0);
     }
     start_softmax(&head->softmax);
@@ -154,8 +150,7 @@ finish_head(head_state *head)
                  call->output + ca_offset(&params->output, tile->batch, tile->i0, 0),
                  &params->output, tile->rows);
     const softmax_state *softmax = &head->softmax;
-    PLAIN_LOOP
-    for (int n = 0; n < tile->rows && (params->flags & CA_HAS_LSE); n++) {
+    PLAIN_FOR (int n = 0; n < tile->rows && (params->flags & CA_HAS_LSE); n++) {
         write_lse(call, tile->batch, tile->i0 + n, ((const real *)softmax->base)[n],
                   ((const real *)softmax->sum)[n], ((const INT_NAME *)softmax->seen)[n] != 0);
     }
@@ -184,8 +179,7 @@ attention_cpu(ATTENTION_ARGUMENTS)
     termv weights[TERMS(MAX_KEYS) * NV];
     realv added[MAX_KEYS * NV];
     const int size = TERMS((int)params.E) * NV + RESULT_VECTORS((int)params.Ev);
-    PLAIN_LOOP
-    for (int h = 0; h < count; h++) {
+    PLAIN_FOR (int h = 0; h < count; h++) {
         start_head(&heads[h], &call, linear + h, row_of_tiles, memory + h * size);
     }
     present_share share = {0, 0};
@@ -196,8 +190,7 @@ attention_cpu(ATTENTION_ARGUMENTS)
         copy_present(&call, tile->batch, max(share.first, tile->last + 1), share.end);
     }
     attend(heads, &share, added, weights);
-    PLAIN_LOOP
-    for (int h = 0; h < count; h++) {
+    PLAIN_FOR (int h = 0; h < count; h++) {
         if (WRITES_STAGE(&params, 3)) {
             write_weights(&heads[h].tile, heads[h].queries, &heads[h].softmax, added);
         }

@@ -37,15 +37,13 @@ weigh_row(const ca_attention_params *params, decode_row *row, realv *scores, int
 {
     realv highest = (realv)(-INFINITY);
     realv sum = (realv)REAL(0.0);
-    PLAIN_LOOP
-    for (int k = 0; k < keys; k += LANES) {
+    PLAIN_FOR (int k = 0; k < keys; k += LANES) {
         highest = larger(scores[k / LANES], highest);
     }
     const real old = row->highest;
     row->highest = max(old, highest_lane(highest));
     const real base = base_of(row->highest);
-    PLAIN_LOOP
-    for (int k = 0; k < keys; k += LANES) {
+    PLAIN_FOR (int k = 0; k < keys; k += LANES) {
         const realv weight = weight_of(params, scores[k / LANES] - base);
         scores[k / LANES] = weight;
         sum += weight;
@@ -97,24 +95,20 @@ merge_row(const attention_call *call, ca_int64 index)
     const ca_int64 i = row_of_index(params, index, batch);
 
     real highest = -INFINITY;
-    PLAIN_LOOP
-    for (ca_int64 split = 0; split < params->splits; split++) {
+    PLAIN_FOR (ca_int64 split = 0; split < params->splits; split++) {
         highest = max(highest, partial_row(call, batch, i, split, PARTIAL_SIZE(Ev))[Ev]);
     }
     const real base = base_of(highest);
     realv result[CHUNKS(CA_CPU_HEAD_SIZE)];
-    PLAIN_LOOP
-    for (int n = 0; n < CHUNKS(Ev); n++) {
+    PLAIN_FOR (int n = 0; n < CHUNKS(Ev); n++) {
         result[n] = (realv)REAL(0.0);
     }
     real sum = REAL(0.0);
-    PLAIN_LOOP
-    for (ca_int64 split = 0; split < params->splits; split++) {
+    PLAIN_FOR (ca_int64 split = 0; split < params->splits; split++) {
         __global const real *row = partial_row(call, batch, i, split, PARTIAL_SIZE(Ev));
         const realv factor = weight_of(params, (realv)(row[Ev] - base));
         sum += row[Ev + 1] * ((const real *)&factor)[0];
-        PLAIN_LOOP
-        for (int n = 0; n < CHUNKS(Ev); n++) {
+        PLAIN_FOR (int n = 0; n < CHUNKS(Ev); n++) {
             result[n] = fma(WIDE(vload)(0, row + COLUMN(n, Ev)), factor, result[n]);
         }
     }
@@ -138,8 +132,7 @@ attention_decode_cpu(ATTENTION_ARGUMENTS)
     realv result[ROWS * SLOTS_OF_ROW(CA_CPU_HEAD_SIZE)];
     ca_int64 first = params.T;
     ca_int64 last = -1;
-    PLAIN_LOOP
-    for (int r = 0; r < tiles * RT; r++) {
+    PLAIN_FOR (int r = 0; r < tiles * RT; r++) {
         rows[r] = start_row(&call, &mine, r);
         first = min(first, rows[r].first);
         last = max(last, rows[r].last);
@@ -147,8 +140,7 @@ attention_decode_cpu(ATTENTION_ARGUMENTS)
                    query + ca_offset(&params.query, rows[r].batch, rows[r].i, 0), &params.query,
                    (int)params.E, score_scale(&params));
     }
-    PLAIN_LOOP
-    for (int n = 0; n < tiles * RT * Ev_slots; n++) {
+    PLAIN_FOR (int n = 0; n < tiles * RT * Ev_slots; n++) {
         result[n] = (realv)REAL(0.0);
     }
     const key_range keys = keys_of_split(&params, first, last, mine.split);
@@ -160,26 +152,22 @@ attention_decode_cpu(ATTENTION_ARGUMENTS)
         copy_present(&call, mine.batch, max(copied.first, keys.end), copied.end);
     }
     int count; /* of the keys of a block */
-    PLAIN_LOOP
-    for (ca_int64 j0 = keys.start; j0 < keys.end; j0 += count) {
+    PLAIN_FOR (ca_int64 j0 = keys.start; j0 < keys.end; j0 += count) {
         const key_run run = key_run_at(&call, mine.batch, j0);
         count = (int)min((ca_int64)BN, min(keys.end - j0, run.count));
         if (USES(&params, PRESENT)) {
             copy_present(&call, mine.batch, max(copied.first, j0), min(copied.end, j0 + count));
         }
-        PLAIN_LOOP
-        for (int t = 0; t < tiles; t++) {
+        PLAIN_FOR (int t = 0; t < tiles; t++) {
             attend_block(&call, &run, j0, count, rows + t * RT, queries + t * RT * E_chunks,
                          result + t * RT * Ev_slots);
         }
     }
 
-    PLAIN_LOOP
-    for (int r = 0; r < mine.count; r++) {
+    PLAIN_FOR (int r = 0; r < mine.count; r++) {
         const decode_row *row = &rows[r];
         realv of_row[CHUNKS(CA_CPU_HEAD_SIZE)];
-        PLAIN_LOOP
-        for (int n = 0; n < CHUNKS(params.Ev); n++) {
+        PLAIN_FOR (int n = 0; n < CHUNKS(params.Ev); n++) {
             of_row[n] = result[r / RT * RT * Ev_slots + slot_of(r % RT, n, (int)params.Ev)];
         }
         if (params.splits > 1) {

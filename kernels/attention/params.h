@@ -13,8 +13,7 @@
  *     output[i]   = sum_j softmax_j(score[i, :])[j] * value[j, :]
  *     lse[i]      = log sum_j exp(score[i, j])                  -inf for an empty row
  */
-#ifndef CLATTN_ATTENTION_PARAMS_H
-#define CLATTN_ATTENTION_PARAMS_H
+#pragma once
 
 #include "kernels/support/view_params.h" /* ca_view, CA_BATCH_DIMS, ca_int64 */
 
@@ -119,5 +118,3 @@ typedef struct {
 #define CA_KERNEL_UINT64   12
 
 #define CA_ATTENTION_PARAMS_SIZE 808
-
-#endif

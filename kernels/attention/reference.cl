@@ -69,11 +69,9 @@ product_with(const row_state *row, ca_int64 j)
     const ca_attention_params *params = row->call->params;
     const key_run key = key_run_at(row->call, row->batch, j);
     real sum = REAL(0.0);
-    PLAIN_LOOP
-    for (ca_int64 e0 = 0; e0 < params->E; e0 += BLOCK) {
+    PLAIN_FOR (ca_int64 e0 = 0; e0 < params->E; e0 += BLOCK) {
         real block_sum = REAL(0.0);
-        PLAIN_LOOP
-        for (ca_int64 e = e0; e < min(e0 + BLOCK, params->E); e++) {
+        PLAIN_FOR (ca_int64 e = e0; e < min(e0 + BLOCK, params->E); e++) {
             real q = load(row->query + e * params->query.column);
             real k = load(key.key + e * key.key_view->column);
             q += row->query_bias != 0 ? load(row->query_bias + e) : REAL(0.0);
@@ -112,8 +110,7 @@ write_scores(const row_state *row, real m, real l)
     const ca_attention_params *params = call->params;
     const ca_view *view = VIEW(params, SCORES);
     __global storage *scores = call->scores + ca_offset(view, row->batch, row->i, 0);
-    PLAIN_LOOP
-    for (ca_int64 j = 0; j < params->T; j++) {
+    PLAIN_FOR (ca_int64 j = 0; j < params->T; j++) {
         real score;
         if (WRITES_STAGE(params, 3)) {
             score = score_of(row, j, &score) ? exp(score - m) / l : REAL(0.0);
@@ -132,11 +129,9 @@ sum_weights(const row_state *row, real *m, real *l)
     bool attends = false;
     *m = -INFINITY;
     *l = REAL(0.0);
-    PLAIN_LOOP
-    for (ca_int64 j0 = row->first; j0 <= row->last; j0 += BLOCK) {
+    PLAIN_FOR (ca_int64 j0 = row->first; j0 <= row->last; j0 += BLOCK) {
         real block_sum = REAL(0.0);
-        PLAIN_LOOP
-        for (ca_int64 j = j0; j <= min(j0 + BLOCK - 1, row->last); j++) {
+        PLAIN_FOR (ca_int64 j = j0; j <= min(j0 + BLOCK - 1, row->last); j++) {
             real score;
             if (!score_of(row, j, &score)) {
                 continue;
@@ -161,19 +156,15 @@ CALLED void
 add_values(const row_state *row, real m, ca_int64 c, int columns, real *sums)
 {
     const ca_attention_params *params = row->call->params;
-    PLAIN_LOOP
-    for (int n = 0; n < columns; n++) {
+    PLAIN_FOR (int n = 0; n < columns; n++) {
         sums[n] = REAL(0.0);
     }
-    PLAIN_LOOP
-    for (ca_int64 j0 = row->first; j0 <= row->last; j0 += BLOCK) {
+    PLAIN_FOR (ca_int64 j0 = row->first; j0 <= row->last; j0 += BLOCK) {
         real block_sums[CHUNK];
-        PLAIN_LOOP
-        for (int n = 0; n < columns; n++) {
+        PLAIN_FOR (int n = 0; n < columns; n++) {
             block_sums[n] = REAL(0.0);
         }
-        PLAIN_LOOP
-        for (ca_int64 j = j0; j <= min(j0 + BLOCK - 1, row->last); j++) {
+        PLAIN_FOR (ca_int64 j = j0; j <= min(j0 + BLOCK - 1, row->last); j++) {
             real score;
             if ((USES(params, DROPOUT) && ca_drops(params, row->number, j)) ||
                 !score_of(row, j, &score)) {
@@ -181,15 +172,13 @@ add_values(const row_state *row, real m, ca_int64 c, int columns, real *sums)
             }
             const real weight = exp(score - m);
             const key_run key = key_run_at(row->call, row->batch, j);
-            PLAIN_LOOP
-            for (int n = 0; n < columns; n++) {
+            PLAIN_FOR (int n = 0; n < columns; n++) {
                 real x = load_value(key.value + (c + n) * key.value_view->column);
                 x += key.value_bias != 0 ? load(key.value_bias + c + n) : REAL(0.0);
                 block_sums[n] = fma(weight, x, block_sums[n]);
             }
         }
-        PLAIN_LOOP
-        for (int n = 0; n < columns; n++) {
+        PLAIN_FOR (int n = 0; n < columns; n++) {
             sums[n] += block_sums[n];
         }
     }
@@ -209,13 +198,11 @@ attend(const attention_call *call, const ca_int64 *batch, ca_int64 i)
         write_scores(&row, m, l);
     }
     __global storage *output_i = call->output + ca_offset(&params->output, batch, i, 0);
-    PLAIN_LOOP
-    for (ca_int64 c = 0; c < params->Ev; c += CHUNK) {
+    PLAIN_FOR (ca_int64 c = 0; c < params->Ev; c += CHUNK) {
         const int columns = (int)min((ca_int64)CHUNK, params->Ev - c);
         real sums[CHUNK];
         add_values(&row, m, c, columns, sums);
-        PLAIN_LOOP
-        for (int n = 0; n < columns; n++) {
+        PLAIN_FOR (int n = 0; n < columns; n++) {
             const real mean = sums[n] / l * ca_kept_scale(params);
             store(attends ? mean : REAL(0.0), output_i + (c + n) * params->output.column);
         }
@@ -228,8 +215,7 @@ is_finite(const attention_call *call, const ca_int64 *batch, ca_int64 i)
 {
     const ca_attention_params *params = call->params;
     bool finite = true;
-    PLAIN_LOOP
-    for (ca_int64 c = 0; c < params->Ev; c++) {
+    PLAIN_FOR (ca_int64 c = 0; c < params->Ev; c++) {
         const real x = load(call->output + ca_offset(&params->output, batch, i, c));
         finite = finite && x * REAL(0.0) == REAL(0.0);
     }
@@ -246,9 +232,8 @@ attention_reference(ATTENTION_ARGUMENTS)
     if (redoes && redo[params.redo_slot] < params.redo_mark) {
         return;
     }
-    PLAIN_LOOP
-    for (ca_int64 item = (ca_int64)get_global_id(0); item < rows;
-         item += (ca_int64)get_global_size(0)) {
+    PLAIN_FOR (ca_int64 item = (ca_int64)get_global_id(0); item < rows;
+               item += (ca_int64)get_global_size(0)) {
         ca_int64 batch[CA_BATCH_DIMS];
         const ca_int64 i = row_of_index(&params, item, batch);
         if (USES(&params, PRESENT) && !redoes) {

@@ -5,8 +5,7 @@
  *
  *     inside  = lower <= x - y < upper          column x, row y
  */
-#ifndef CLATTN_DIAGONAL_PARAMS_H
-#define CLATTN_DIAGONAL_PARAMS_H
+#pragma once
 
 #include "kernels/support/view_params.h" /* ca_view, CA_BATCH_DIMS, ca_int64 */
 
@@ -50,5 +49,3 @@ typedef struct {
 
 /* The largest matrix of CA_DIAGONAL_SHORT, in bytes. */
 #define CA_DIAGONAL_SHORT_BYTES 4096
-
-#endif

@@ -3,8 +3,7 @@
  * The params struct of probe_device, shared by the host's C and OpenCL C. It has every
  * kind of member that other kernels' structs have.
  */
-#ifndef CLATTN_PROBE_PARAMS_H
-#define CLATTN_PROBE_PARAMS_H
+#pragma once
 
 #ifdef __OPENCL_C_VERSION__
 typedef long ca_probe_int64;
@@ -26,5 +25,3 @@ typedef struct {
 } ca_probe_params;
 
 #define CA_PROBE_PARAMS_SIZE 80
-
-#endif

@@ -3,8 +3,7 @@
  * A tensor as kernels see it. Host C and OpenCL C include the same text. All sizes and
  * strides count elements, in 64 bits.
  */
-#ifndef CLATTN_SUPPORT_VIEW_PARAMS_H
-#define CLATTN_SUPPORT_VIEW_PARAMS_H
+#pragma once
 
 #ifdef __OPENCL_C_VERSION__
 typedef long ca_int64;
@@ -28,5 +27,3 @@ typedef struct {
     ca_int64 row;
     ca_int64 column;
 } ca_view;
-
-#endif
