@@ -38,7 +38,7 @@
 #define SMALLEST_SPLIT (64 << 10) /* bytes */
 #define LARGEST_SPLIT  (1 << 20)
 
-/* How work-items exchange numbers: EXCHANGE of attention/decode_gpu/exchange.clh. */
+/* How work-items exchange numbers: EXCHANGE of support/exchange.clh. */
 typedef enum { EXCHANGE_LOCAL, EXCHANGE_SUB_GROUPS, EXCHANGE_PTX } exchange;
 
 /* Returns how many neighbours can exchange numbers: a warp, a sub-group, or any number in

@@ -29,7 +29,7 @@
  *     -DWIDE_KEYS         1: rows of keys are whole aligned 16 bytes; default 0
  *     -DWIDE_VALUES       1: so are rows of values; default 0
  *     -DWIDE_PRESENT      1: so are both, past and present ones too; default 0
- *     EXCHANGE and SUB_GROUP of decode_gpu/exchange.clh, and the macros of
+ *     EXCHANGE and SUB_GROUP of support/exchange.clh, and the macros of
  *     support/common.clh; OPTIONS has no input bias, scores, late softcap or dropout
  */
 #define SCORE_PLACE ca_int64

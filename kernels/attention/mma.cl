@@ -47,8 +47,8 @@
 
 /* Starts to load the next keys and values, at most `left` of them, into a stage. */
 static inline void
-load_block(warp_state *warp, __local uint4 *memory, int stage, tile_source *key, tile_source *value,
-           int left)
+load_block(const warp_state *warp, __local uint4 *memory, int stage, tile_source *key,
+           tile_source *value, int left)
 {
     const int tile = stage * STAGE_CHUNKS;
     if (left > 0) {
@@ -61,8 +61,8 @@ load_block(warp_state *warp, __local uint4 *memory, int stage, tile_source *key,
 /* Loads the warp's rows of query, by way of local memory. A negative scale would turn
    the order of scores, so its sign goes into the queries. */
 static inline void
-load_queries(warp_state *warp, __local uint4 *memory, const mma_tile *tile, const mma_lane *lane,
-             uint4 (*queries)[HEAD_E / 16])
+load_queries(const warp_state *warp, __local uint4 *memory, const mma_tile *tile,
+             const mma_lane *lane, uint4 (*queries)[HEAD_E / 16])
 {
     const ca_attention_params *params = tile->call->params;
     tile_source source =
