@@ -24,7 +24,6 @@
  *
  *     -DHEAD_E -DHEAD_EV   head sizes E and Ev, multiples of 8, filled up with zeros to
  *                          multiples of 32 and 64
- *     -DWARPS              warps of a group; default 4
  *     WARP of support/warp.clh, and the macros of support/common.clh without
  *     VALUE_DTYPE and REAL64; DTYPE is one of the half types, and OPTIONS has masks,
  *     bias and an early softcap
@@ -35,15 +34,13 @@
 #include "kernels/attention/gpu.clh" /* OPTIONS */
 #include "kernels/support/warp.clh"
 
-#include "kernels/attention/decode_mma/sizes.clh"
-
-#include "kernels/attention/decode_mma/rows.clh"  /* share_rows, write_rows */
-#include "kernels/attention/decode_mma/tiles.clh" /* load_keys, multiply_keys, … */
+#include "kernels/attention/decode_mma/tiles.clh" /* load_keys, multiply_keys */
 
 /* Sizes in local memory, in chunks of 16 bytes: the queries, in the order of the lanes'
    loads, are replaced by the results of all warps. */
 #define QUERY_SIZE (2 * KEY_LOADS * WARP_LANES)
-#define LOCAL_SIZE LARGER(QUERY_SIZE, RESULT_SIZE)
+#define PARTS_SIZE (PARTS * PART_SIZE / 4)
+#define LOCAL_SIZE (QUERY_SIZE > PARTS_SIZE ? QUERY_SIZE : PARTS_SIZE)
 
 /* Puts the rows of query into local memory: for each load of a key the chunks of
    rows g, then those of rows g + 8. A negative scale would turn the order of scores, so
@@ -60,13 +57,9 @@ share_queries(__local uint4 *queries, const attention_call *call, const split_sh
         const ca_int64 i = row_of_share(params, group, row, batch);
         __global const ushort *from =
             (__global const ushort *)(call->query + ca_offset(&params->query, batch, i, 0));
-        ushort x[8];
-        WARP_UNROLL
-        for (int e = 0; e < 8; e++) {
-            x[e] = chunk * 8 < HEAD_E ? from[(chunk * 8 + e) * params->query.column] : 0;
-        }
         const int at = (chunk / 4 * 2 + row / 8) * WARP_LANES + row % 8 * 4;
-        queries[at + chunk % 4] = as_uint4(vload8(0, x)) ^ signs;
+        queries[at + chunk % 4] = signs ^ gather_chunk(from + chunk * 8 * params->query.column,
+                                                       params->query.column, HEAD_E - chunk * 8);
     }
 }
 
@@ -84,13 +77,10 @@ finish_scores(const warp_state *warp, const split_source *source, int j,
         const group_row row = source->rows[source->g + 8 * r];
         score_bounds bounds = count_from(row.bounds, 0, (int)source->start + key);
         bounds.limit = min(bounds.limit, source->count - key);
-        bool attends[4];
-        finish_row(source->call, &row.addends, source->start + key, &bounds, 0, r, scores, attends);
-        WARP_UNROLL
-        for (int n = 0; n < 4; n++) {
-            used |= attends[n] ? 1u << n : 0u;
-            softmax->seen |= attends[n] ? 1u << r : 0u;
-        }
+        const uint attended =
+            finish_row(source->call, &row.addends, source->start + key, &bounds, 0, r, scores);
+        used |= attended;
+        softmax->seen |= attended != 0u ? 1u << r : 0u;
     }
     WARP_UNROLL
     for (uint mask = 4u; mask < WARP_LANES; mask *= 2u) {
@@ -137,8 +127,7 @@ attend_split(const warp_state *warp, const split_source *source, __local const u
             load_keys(keys, source, j + step);
         }
         uint used = 15u;
-        if (ONLY_BOUNDS_ADD(params) && WARP_SKIPS && j >= all.x && j + CHUNK - 1 <= all.y) {
-            finish_whole(params, scores);
+        if (SCORE_IS_PLAIN(params) && WARP_SKIPS && j >= all.x && j + CHUNK - 1 <= all.y) {
             softmax->seen = ~0u;
         } else {
             used = finish_scores(warp, source, j, scores, softmax);
@@ -151,6 +140,55 @@ attend_split(const warp_state *warp, const split_source *source, __local const u
     }
 }
 
+/* Puts the warp's rows into local memory, relative to the highest score of all warps.
+   The result is scaled from the sum of rounded weights to the exact sum: the division
+   by the rounded sum cancels the rounding of the weights, but the log-sum-exp needs the
+   exact one. */
+static inline void
+share_rows(const warp_state *warp, const split_source *source, const part_memory *memory,
+           const softmax_state *softmax, float4 *result)
+{
+    const int first = (int)warp->index * TILE_ROWS + source->g;
+    bool seen[2];
+    float scale[2];
+    WARP_UNROLL
+    for (int r = 0; r < 2; r++) {
+        seen[r] = row_is_seen(warp, softmax, r);
+        if (source->t == 0) {
+            memory->highest[first + 8 * r] = seen[r] ? softmax->base[r] : -INFINITY;
+        }
+    }
+    /* writes of the highest scores: their reads; reads of the queries: the writes of
+       the results, which replace them */
+    barrier(CLK_LOCAL_MEM_FENCE);
+    WARP_UNROLL
+    for (int r = 0; r < 2; r++) {
+        const float factor =
+            factor_of_part(source->call->params, memory, source->g + 8 * r, softmax->base[r]);
+        const float sum = sum_of_four(warp, softmax->sum[r]) * factor;
+        scale[r] = sum / rounded_sum(softmax, r);
+        if (source->t == 0) {
+            memory->sum[first + 8 * r] = seen[r] ? sum : 0.0f;
+        }
+    }
+    WARP_UNROLL
+    for (int c = 0; c < EV_TILES; c += 4) {
+        /* Tile c has every 8th of 64 columns, from column c % 8 on. */
+        const int column = c / 8 * 64 + source->t * 16 + c % 8;
+        WARP_UNROLL
+        for (int r = 0; r < 2; r++) {
+            __local float *row = memory->columns + (first + 8 * r) * ROW_SIZE + column;
+            WARP_UNROLL
+            for (int n = 0; n < 4; n++) {
+                const float4 sums = result[c + n];
+                const float2 x = (r == 0 ? sums.xy : sums.zw) * scale[r];
+                row[n] = seen[r] ? x.x : 0.0f;
+                row[n + 8] = seen[r] ? x.y : 0.0f;
+            }
+        }
+    }
+}
+
 __kernel
 WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
 {
@@ -158,7 +196,7 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
     __local group_row group_rows[TILE_ROWS];
     __local float highest[WARPS * TILE_ROWS];
     __local float sums[WARPS * TILE_ROWS];
-    const end_memory ends = {highest, sums, (__local float2 *)memory};
+    const part_memory ends = {highest, sums, (__local float *)memory};
     const attention_call call = ATTENTION_CALL;
     const int item = (int)get_local_id(0);
 
@@ -195,5 +233,7 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
 
     share_rows(&warp, &source, &ends, &softmax, result[0]);
     barrier(CLK_LOCAL_MEM_FENCE); /* writes of the warps' rows: their reads */
-    write_rows(&warp, &source, &ends, &group);
+    for (int r = (int)warp.index; r < group.count; r += WARPS) {
+        end_row(&call, &group, &ends, r, r * ROW_SIZE, (int)warp.lane, WARP_LANES);
+    }
 }

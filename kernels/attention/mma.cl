@@ -26,12 +26,9 @@
  *     -DALIGNED           1: rows of query, key and value are whole aligned 16 bytes;
  *                         default 0
  *     -DOUTPUT_ALIGNED    1: so are rows of output; default 0
- *     -DWARPS             warps of a group; default 4
  *     -DMT                tiles of rows of a warp: 1, the default, or 2, which halve
  *                         the loads of keys and values
  *     -DBN                keys of a block, a multiple of CHUNK; default 32
- *     -DSTAGES            blocks of the ring, 2 or more; default 3
- *     -DCHUNK             keys that are scored together, a multiple of 16; default 16
  *     WARP of support/warp.clh, and the macros of support/common.clh without
  *     VALUE_DTYPE and REAL64; DTYPE is one of the half types, and OPTIONS has masks,
  *     bias and an early softcap
@@ -41,9 +38,8 @@
 #include "kernels/support/warp.clh"
 
 #include "kernels/attention/ends.clh"        /* factor_of_row, write_lse */
-#include "kernels/attention/mma/scores.clh"  /* mma_tile, mma_lane, finish_scores */
 #include "kernels/attention/mma/softmax.clh" /* softmax_state, weigh_scores */
-#include "kernels/attention/mma/tiles.clh"   /* load_tile, store_tile, CHUNK_OFFSET */
+#include "kernels/attention/mma/tiles.clh"   /* mma_tile, mma_lane, load_tile */
 
 /* Starts to load the next keys and values, at most `left` of them, into a stage. */
 static inline void
@@ -93,23 +89,35 @@ multiply_keys(const warp_state *warp, const mma_lane *lane, uint keys,
 {
     WARP_UNROLL
     for (int m = 0; m < MT; m++) {
-        WARP_UNROLL
-        for (int n = 0; n < KEY_TILES; n++) {
-            scores[m][n] = (float4)0.0f;
-        }
+        scores[m][0] = (float4)0.0f;
+        scores[m][1] = (float4)0.0f;
     }
     WARP_UNROLL
     for (int e = 0; e < HEAD_E / 16; e++) {
+        const uint4 b =
+            warp_load(warp, CHUNK_OFFSET_FROM(keys + lane->key_offset, 2 * e, E_CHUNKS));
         WARP_UNROLL
-        for (int n = 0; n < KEY_TILES; n += 2) {
-            const uint address = keys + lane->key_offset + n * 8 * E_CHUNKS * CHUNK_BYTES;
-            const uint4 b = warp_load(warp, CHUNK_OFFSET_FROM(address, 2 * e, E_CHUNKS));
-            WARP_UNROLL
-            for (int m = 0; m < MT; m++) {
-                scores[m][n] = warp_multiply(warp, scores[m][n], queries[m][e], b.xy);
-                scores[m][n + 1] = warp_multiply(warp, scores[m][n + 1], queries[m][e], b.zw);
-            }
+        for (int m = 0; m < MT; m++) {
+            scores[m][0] = warp_multiply(warp, scores[m][0], queries[m][e], b.xy);
+            scores[m][1] = warp_multiply(warp, scores[m][1], queries[m][e], b.zw);
         }
+    }
+}
+
+/* Turns products with keys j … j + CHUNK - 1 into scores. */
+static inline void
+finish_scores(const mma_tile *tile, const mma_lane *lane, int j, float4 (*scores)[KEY_TILES],
+              softmax_state *softmax)
+{
+    /* The bounds of other rows and keys differ by constants. */
+    int key = j + lane->column;
+    WARP_COMPUTE_AGAIN(key);
+    const score_bounds bounds = count_from(tile->bounds, tile->i0 + lane->row, key);
+    WARP_UNROLL
+    for (int r = 0; r < ROWS; r++) {
+        const addend_row addends = addends_at(tile, lane->row + 8 * r);
+        const uint attended = finish_row(tile->call, &addends, key, &bounds, 8 * r, r, scores);
+        softmax->seen |= attended != 0u ? 1u << r : 0u;
     }
 }
 
@@ -118,22 +126,19 @@ static inline void
 multiply_values(const warp_state *warp, const mma_lane *lane, uint values,
                 float4 (*weights)[KEY_TILES], softmax_state *softmax, float4 (*result)[EV_TILES])
 {
+    uint4 a[MT];
     WARP_UNROLL
-    for (int n = 0; n < KEY_TILES; n += 2) {
-        const uint address = values + lane->value_offset + n * 8 * EV_CHUNKS * CHUNK_BYTES;
-        uint4 a[MT];
+    for (int m = 0; m < MT; m++) {
+        a[m] = round_weights(warp, softmax, m, weights[m][0], weights[m][1]);
+    }
+    WARP_UNROLL
+    for (int c = 0; c < EV_TILES; c += 2) {
+        const uint4 b =
+            warp_load_columns(warp, CHUNK_OFFSET_FROM(values + lane->value_offset, c, EV_CHUNKS));
         WARP_UNROLL
         for (int m = 0; m < MT; m++) {
-            a[m] = round_weights(warp, softmax, m, weights[m][n], weights[m][n + 1]);
-        }
-        WARP_UNROLL
-        for (int c = 0; c < EV_TILES; c += 2) {
-            const uint4 b = warp_load_columns(warp, CHUNK_OFFSET_FROM(address, c, EV_CHUNKS));
-            WARP_UNROLL
-            for (int m = 0; m < MT; m++) {
-                result[m][c] = warp_multiply(warp, result[m][c], a[m], b.xy);
-                result[m][c + 1] = warp_multiply(warp, result[m][c + 1], a[m], b.zw);
-            }
+            result[m][c] = warp_multiply(warp, result[m][c], a[m], b.xy);
+            result[m][c + 1] = warp_multiply(warp, result[m][c + 1], a[m], b.zw);
         }
     }
 }
@@ -144,6 +149,7 @@ attend_block(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
              uint address, uint4 (*queries)[HEAD_E / 16], float factor, softmax_state *softmax,
              float4 (*result)[EV_TILES])
 {
+    const ca_attention_params *params = tile->call->params;
     const int i = tile->i0 + (int)warp->index * WARP_ROWS;
     for (int n = 0; n < BN; n += CHUNK) {
         int k = n;
@@ -155,44 +161,65 @@ attend_block(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
         }
         float4 scores[MT][KEY_TILES];
         multiply_keys(warp, lane, address + k * E_CHUNKS * CHUNK_BYTES, queries, scores);
-        finish_scores(tile, lane, i, j, scores, softmax);
-        weigh_scores(warp, tile->call->params, softmax, scores, factor, result);
+        if (SCORE_IS_PLAIN(params) && sees_all(params, &tile->bounds, i, WARP_ROWS, j, CHUNK)) {
+            softmax->seen = ~0u;
+        } else {
+            finish_scores(tile, lane, j, scores, softmax);
+        }
+        weigh_scores(warp, params, softmax, scores, factor, result);
         multiply_values(warp, lane, address + (BN * E_CHUNKS + k * EV_CHUNKS) * CHUNK_BYTES, scores,
                         softmax, result);
     }
 }
 
-/* Divides the rows of a warp by their sums and puts them, rounded, into local memory. */
+/* Writes a pair of numbers to two columns of a row, those that are among `columns`. */
 static inline void
-finish_rows(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
-            const softmax_state *softmax, float4 (*result)[EV_TILES], __local uint4 *memory)
+write_pair(__global ushort *to, ca_int64 stride, uint pair, int columns)
+{
+    if (OUTPUT_ALIGNED && columns > 0) {
+        *(__global uint *)to = pair;
+    } else if (columns > 0) {
+        to[0] = (ushort)pair;
+        if (columns > 1) {
+            to[stride] = (ushort)(pair >> 16);
+        }
+    }
+}
+
+/* Divides the rows of a warp by their sums, and writes them. */
+static inline void
+write_rows(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
+           const softmax_state *softmax, float4 (*result)[EV_TILES])
 {
     const attention_call *call = tile->call;
+    const ca_attention_params *params = call->params;
+    const ca_view *view = &params->output;
     WARP_UNROLL
     for (int r = 0; r < ROWS; r++) {
         const int row = lane->row + 8 * r;
-        const float4 rounded = softmax->rounded[r / 2];
-        const bool seen = sum_of_four(warp, (softmax->seen >> r & 1u) != 0u ? 1.0f : 0.0f) != 0.0f;
-        const float factor = factor_of_row(call->params, r % 2 == 0 ? rounded.x : rounded.z, seen);
-        float bad = 0.0f; /* a NaN if a number is not finite */
-        WARP_UNROLL
-        for (int c = 0; c < EV_TILES; c++) {
-            const float4 sums = result[r / 2][c];
-            const float2 x = (r % 2 == 0 ? sums.xy : sums.zw) * factor;
-            __local uint *word =
-                (__local uint *)memory + CHUNK_OFFSET(row, c, EV_CHUNKS) / 4 + lane->column / 2;
-            *word = seen ? warp_pack(x.x, x.y) : 0u;
-            bad += x.x * 0.0f + x.y * 0.0f;
+        const bool seen = row_is_seen(warp, softmax, r);
+        const float factor = factor_of_row(params, rounded_sum(softmax, r), seen);
+        const float sum = LSE ? sum_of_four(warp, softmax->sum[r]) : 0.0f;
+        if (row < tile->rows) {
+            __global ushort *to = (__global ushort *)call->output +
+                                  ca_offset(view, tile->batch, tile->i0 + row, lane->column);
+            const int columns = (int)params->Ev - lane->column;
+            float bad = 0.0f; /* a NaN if a number is not finite */
+            WARP_UNROLL
+            for (int c = 0; c < EV_TILES; c++) {
+                const float4 sums = result[r / 2][c];
+                const float2 x = (r % 2 == 0 ? sums.xy : sums.zw) * factor;
+                write_pair(to + 8 * c * view->column, view->column, seen ? warp_pack(x.x, x.y) : 0u,
+                           columns - 8 * c);
+                bad += x.x * 0.0f + x.y * 0.0f;
+            }
+            if (seen && bad != 0.0f) {
+                ask_to_redo(call);
+            }
+            if (LSE && lane->column == 0) {
+                write_lse(call, tile->batch, tile->i0 + row, softmax->base[r], sum, seen);
+            }
         }
-        if (seen && bad != 0.0f && row < tile->rows) {
-            ask_to_redo(call);
-        }
-#if LSE
-        const float sum = sum_of_four(warp, softmax->sum[r]);
-        if (lane->column == 0 && row < tile->rows) {
-            write_lse(call, tile->batch, tile->i0 + row, softmax->base[r], sum, seen);
-        }
-#endif
     }
 }
 
@@ -244,8 +271,5 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
 
-    barrier(CLK_LOCAL_MEM_FENCE); /* reads of the last block: results over it */
-    finish_rows(&warp, &tile, &lane, &softmax, result, memory);
-    barrier(CLK_LOCAL_MEM_FENCE); /* writes of results: their reads */
-    store_tile(&call, batch, tile.i0, tile.rows, memory);
+    write_rows(&warp, &tile, &lane, &softmax, result);
 }

@@ -21,22 +21,16 @@
  *                         8; default E
  *     -DKC                keys whose values are in local memory, a divisor of BN;
  *                         default 32
- *     -DSUB_GROUP         size of the sub-groups, a multiple of TX; 0, the default: the
- *                         kernel uses none
  *     and the macros of support/common.clh
  *
  * L and T are at most 2^28, so that an int holds the sum of a few of them.
  */
 #include "kernels/attention/gpu.clh" /* OPTIONS */
 
-#include "kernels/attention/ends.clh"           /* factor_of_row, write_lse */
-#include "kernels/attention/present.clh"        /* copy_present */
-#include "kernels/attention/tiled/products.clh" /* multiply_values */
-#include "kernels/attention/tiled/scores.clh"   /* tile_state, key_block, score_block */
-#include "kernels/attention/tiled/softmax.clh"  /* softmax_state */
-#include "kernels/support/philox.clh"           /* ca_drops */
-
-/* --- weights and values ----------------------------------------------------------- */
+#include "kernels/attention/ends.clh"         /* factor_of_row, write_lse */
+#include "kernels/attention/present.clh"      /* copy_present */
+#include "kernels/attention/tiled/scores.clh" /* tile_state, key_block, softmax_state */
+#include "kernels/support/philox.clh"         /* ca_drops */
 
 /* Sets dropped weights of a block to 0, after they have been summed. */
 static inline void
@@ -91,13 +85,12 @@ add_block(const tile_state *tile, const key_run *run, __global const value_stora
    weights. */
 static inline __attribute__((always_inline)) void
 attend_block(const tile_state *tile, const key_run *run, int row, const key_block *block,
-             uint attended, bool again, softmax_state *softmax, real *result)
+             bool again, softmax_state *softmax, real *result)
 {
     const ca_attention_params *params = tile->call->params;
-    const uint weighed = find_weighed(tile, block, attended);
     real scores[MI * NJ];
     score_block(tile, run, run->key + row * run->key_view->row, block, scores);
-    finish_scores(tile, block, attended, weighed, scores);
+    const uint weighed = finish_scores(tile, block, scores);
     if (again) {
 #pragma unroll
         for (int n = 0; n < MI * NJ; n++) {
@@ -128,7 +121,6 @@ attend(const tile_state *tile, bool again, softmax_state *softmax, real *result)
     const ca_attention_params *params = tile->call->params;
     const bool all = again || ALL_BLOCKS(params);
     const int end = all ? (int)params->T : tile->end;
-    int turn = 0;
     int run_end;
     for (int first = all ? 0 : tile->first; first < end; first = run_end) {
         const key_run run = key_run_at(tile->call, tile->batch, first);
@@ -136,14 +128,7 @@ attend(const tile_state *tile, bool again, softmax_state *softmax, real *result)
 #pragma unroll 1
         for (int j0 = first; j0 < run_end; j0 += BN) {
             const key_block block = block_at(tile, j0, run_end);
-            const uint attended = find_attended(tile, &block);
-            if (HAS_ADDENDS(params) && !all) {
-                turn = turn == 2 ? 0 : turn + 1;
-                if (!group_attends(tile, attended, turn)) {
-                    continue;
-                }
-            }
-            attend_block(tile, &run, j0 - first, &block, attended, again, softmax, result);
+            attend_block(tile, &run, j0 - first, &block, again, softmax, result);
         }
     }
 }
@@ -184,31 +169,20 @@ write_rows(const tile_state *tile, const softmax_state *softmax, const real *see
     }
 }
 
-#if SUB_GROUP
-#define IN_SUB_GROUPS __attribute__((intel_reqd_sub_group_size(SUB_GROUP)))
-#else
-#define IN_SUB_GROUPS
-#endif
-
-__kernel IN_SUB_GROUPS __attribute__((reqd_work_group_size(THREADS, 1, 1))) void
+__kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void
 attention_tiled(ATTENTION_ARGUMENTS)
 {
     __local real4 queries[BM * STRIDE_E];
     __local real4 shared[SHARED_SIZE];
     __local int highest[BM];
-    __local int attended[3];
     __local key_band band;
 
     const attention_call call = ATTENTION_CALL;
-    const tile_memory memory = {queries, shared, highest, attended};
+    const tile_memory memory = {queries, shared, highest};
     tile_state tile;
     tile.call = &call;
     tile.memory = memory;
-#if SUB_GROUP
-    tile.item = (int)(get_sub_group_id() * SUB_GROUP + get_sub_group_local_id());
-#else
     tile.item = (int)get_local_id(0);
-#endif
     tile.ty = tile.item / TX;
     tile.tx = tile.item - tile.ty * TX;
 
@@ -221,12 +195,13 @@ attention_tiled(ATTENTION_ARGUMENTS)
     tile.i0 = row_of_tiles * BM;
     tile.rows = min(BM, (int)params.L - tile.i0);
 
-    clear_highest(highest, tile.item);
+    for (int n = tile.item; n < BM; n += THREADS) {
+        highest[n] = order_bits(as_int(LOWEST_BASE));
+    }
     if (tile.item == 0) {
         /* One work-item reads the key counts: another thread of the host may write them
            meanwhile, and the group has to agree on its blocks. */
         band = ca_band(&call, tile.batch);
-        attended[0] = attended[1] = attended[2] = 0;
     }
 #if E_PASSES == 1
     load_queries(&tile, 0);
