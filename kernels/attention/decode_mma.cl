@@ -34,13 +34,146 @@
 #include "kernels/attention/gpu.clh" /* OPTIONS */
 #include "kernels/support/warp.clh"
 
-#include "kernels/attention/decode_mma/tiles.clh" /* load_keys, multiply_keys */
+#define TILE_ROWS   16
+#define KEY_LOADS   ((HEAD_E + 31) / 32)  /* of a lane, for one key */
+#define VALUE_LOADS ((HEAD_EV + 63) / 64) /* for one value */
+#define EV_TILES    (8 * VALUE_LOADS)     /* of 8 columns */
+
+#define LSE 1 /* the merge needs the exact sum of weights */
+
+/* The result of a warp in local memory: rows are longer than 64 * VALUE_LOADS, so that
+   two rows begin in different banks. */
+#define ROW_SIZE  (64 * VALUE_LOADS + 4)
+#define PARTS     WARPS
+#define PART_ROWS TILE_ROWS
+#define PART_SIZE (TILE_ROWS * ROW_SIZE)
+
+#include "kernels/attention/mma/softmax.clh" /* WARPS, round_weights */
+
+#include "kernels/attention/decode_gpu/rows.clh" /* group_row, part_memory */
 
 /* Sizes in local memory, in chunks of 16 bytes: the queries, in the order of the lanes'
    loads, are replaced by the results of all warps. */
 #define QUERY_SIZE (2 * KEY_LOADS * WARP_LANES)
 #define PARTS_SIZE (PARTS * PART_SIZE / 4)
 #define LOCAL_SIZE (QUERY_SIZE > PARTS_SIZE ? QUERY_SIZE : PARTS_SIZE)
+
+/* The keys and values of the group's split, and this lane's share of them. */
+typedef struct {
+    const attention_call *call;
+    const __local group_row *rows; /* of the rows */
+    __global const storage *keys;
+    __global const storage *values;
+    ca_int64 start; /* the number of the split's first key */
+    int count;      /* of keys */
+    int g;          /* lane / 4 */
+    int t;          /* lane % 4 */
+} split_source;
+
+/* Returns a chunk of a row, zeros behind the row's end. */
+static inline uint4
+load_chunk(__global const storage *row, int chunk, int columns)
+{
+    return chunk * 8 < columns ? ((__global const uint4 *)row)[chunk] : (uint4)0u;
+}
+
+/* Loads this lane's chunks of the 16 keys from j on. Keys behind the end repeat the
+   last. */
+static inline void
+load_keys(uint4 (*keys)[KEY_LOADS], const split_source *source, int j)
+{
+    const ca_attention_params *params = source->call->params;
+    WARP_UNROLL
+    for (int k = 0; k < 2; k++) {
+        const int key = min(j + source->g + 8 * k, source->count - 1);
+        __global const storage *row = source->keys + key * params->key.row;
+        WARP_UNROLL
+        for (int n = 0; n < KEY_LOADS; n++) {
+            keys[k][n] = load_chunk(row, source->t + 4 * n, HEAD_E);
+        }
+    }
+}
+
+/* Returns the number, from j on, of the lane's key n. The lane has that column of
+   scores. */
+static inline int
+key_of(const split_source *source, int n)
+{
+    return 2 * source->t + n % 2 + n / 2 * 8;
+}
+
+/* Loads this lane's chunks of the values of its keys. */
+static inline void
+load_values(uint4 (*values)[VALUE_LOADS], const split_source *source, int j)
+{
+    const ca_attention_params *params = source->call->params;
+    WARP_UNROLL
+    for (int k = 0; k < 4; k++) {
+        const int key = min(j + key_of(source, k), source->count - 1);
+        __global const storage *row = source->values + key * params->value.row;
+        WARP_UNROLL
+        for (int n = 0; n < VALUE_LOADS; n++) {
+            values[k][n] = load_chunk(row, source->g + 8 * n, HEAD_EV);
+        }
+    }
+}
+
+/* Multiplies the rows with 16 keys. */
+static inline void
+multiply_keys(const warp_state *warp, __local const uint4 *queries, uint4 (*keys)[KEY_LOADS],
+              float4 *scores)
+{
+    scores[0] = (float4)0.0f;
+    scores[1] = (float4)0.0f;
+    WARP_UNROLL
+    for (int n = 0; n < KEY_LOADS; n++) {
+        const uint4 low = queries[2 * n * WARP_LANES + warp->lane];
+        const uint4 high = queries[(2 * n + 1) * WARP_LANES + warp->lane];
+        const uint4 a0 = (uint4)(low.x, high.x, low.y, high.y);
+        const uint4 a1 = (uint4)(low.z, high.z, low.w, high.w);
+        WARP_UNROLL
+        for (int k = 0; k < 2; k++) {
+            scores[k] = warp_multiply(warp, scores[k], a0, keys[k][n].xy);
+            scores[k] = warp_multiply(warp, scores[k], a1, keys[k][n].zw);
+        }
+    }
+}
+
+/* Returns column c of 8 of two rows, joined in a word. */
+static inline uint
+pair_of(uint4 low, uint4 high, int c)
+{
+    ushort a[8];
+    ushort b[8];
+    vstore8(as_ushort8(low), 0, a);
+    vstore8(as_ushort8(high), 0, b);
+    return as_uint((ushort2)(a[c], b[c]));
+}
+
+/* result += weights * values of 16 keys. A value that no row attends to may hold a NaN,
+   so it is replaced by zeros. */
+static inline void
+multiply_values(const warp_state *warp, uint4 (*values)[VALUE_LOADS], uint used,
+                const float4 *weights, softmax_state *softmax, float4 *result)
+{
+    const uint4 a = round_weights(warp, softmax, 0, weights[0], weights[1]);
+    if (used != 15u) {
+        WARP_UNROLL
+        for (int k = 0; k < 4; k++) {
+            WARP_UNROLL
+            for (int n = 0; n < VALUE_LOADS; n++) {
+                values[k][n] = used >> k & 1u ? values[k][n] : (uint4)0u;
+            }
+        }
+    }
+    WARP_UNROLL
+    for (int c = 0; c < EV_TILES; c++) {
+        const int n = c / 8;
+        const uint2 b = (uint2)(pair_of(values[0][n], values[1][n], c % 8),
+                                pair_of(values[2][n], values[3][n], c % 8));
+        result[c] = warp_multiply(warp, result[c], a, b);
+    }
+}
 
 /* Puts the rows of query into local memory: for each load of a key the chunks of
    rows g, then those of rows g + 8. A negative scale would turn the order of scores, so
@@ -49,7 +182,7 @@ static inline void
 share_queries(__local uint4 *queries, const attention_call *call, const split_share *group)
 {
     const ca_attention_params *params = call->params;
-    const uint signs = SCALED_LATE(params) && ca_scale(params) < 0.0f ? SIGNS : 0u;
+    const uint signs = query_signs(params);
     for (int n = (int)get_local_id(0); n < QUERY_SIZE; n += THREADS) {
         const int row = n / (4 * KEY_LOADS);
         const int chunk = n - row * (4 * KEY_LOADS);
@@ -89,20 +222,6 @@ finish_scores(const warp_state *warp, const split_source *source, int j,
     return used;
 }
 
-/* Returns the first and the last key that all rows may see, counted from the split's
-   first. */
-static inline int2
-seen_by_all(const split_source *source)
-{
-    int2 keys = (int2)(0, source->count - 1);
-    for (int r = 0; r < TILE_ROWS; r++) {
-        const score_bounds bounds = source->rows[r].bounds;
-        keys.x = max(keys.x, bounds.lower - (int)source->start);
-        keys.y = min(keys.y, min(bounds.upper, bounds.limit - 1) - (int)source->start);
-    }
-    return keys;
-}
-
 /* The warp attends to its share of the split. */
 static inline void
 attend_split(const warp_state *warp, const split_source *source, __local const uint4 *queries,
@@ -111,7 +230,6 @@ attend_split(const warp_state *warp, const split_source *source, __local const u
     const ca_attention_params *params = source->call->params;
     const float factor = late_factor(params);
     const int step = WARPS * CHUNK;
-    const int2 all = seen_by_all(source);
     int j = (int)warp->index * CHUNK;
     uint4 keys[2][KEY_LOADS];
     uint4 values[4][VALUE_LOADS];
@@ -126,12 +244,7 @@ attend_split(const warp_state *warp, const split_source *source, __local const u
         if (j + step < source->count) {
             load_keys(keys, source, j + step);
         }
-        uint used = 15u;
-        if (SCORE_IS_PLAIN(params) && WARP_SKIPS && j >= all.x && j + CHUNK - 1 <= all.y) {
-            softmax->seen = ~0u;
-        } else {
-            used = finish_scores(warp, source, j, scores, softmax);
-        }
+        const uint used = finish_scores(warp, source, j, scores, softmax);
         weigh_scores(warp, params, softmax, scores, factor, result);
         multiply_values(warp, values, used, scores[0], softmax, result[0]);
         if (j + step < source->count) {
@@ -222,11 +335,7 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
     };
     softmax_state softmax;
     float4 result[1][EV_TILES];
-    start_softmax(&softmax);
-    WARP_UNROLL
-    for (int c = 0; c < EV_TILES; c++) {
-        result[0][c] = (float4)0.0f;
-    }
+    start_softmax(&softmax, result);
     if (source.count > 0) {
         attend_split(&warp, &source, memory, &softmax, result);
     }

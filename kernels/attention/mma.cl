@@ -38,8 +38,179 @@
 #include "kernels/support/warp.clh"
 
 #include "kernels/attention/ends.clh"        /* factor_of_row, write_lse */
-#include "kernels/attention/mma/softmax.clh" /* softmax_state, weigh_scores */
-#include "kernels/attention/mma/tiles.clh"   /* mma_tile, mma_lane, load_tile */
+#include "kernels/attention/mma/softmax.clh" /* MT, WARPS, softmax_state, gather_chunk */
+
+#ifndef ALIGNED
+#define ALIGNED 0
+#endif
+#if ALIGNED
+#define LOAD_UNROLL WARP_UNROLL
+#else
+#define LOAD_UNROLL _Pragma("nounroll")
+#endif
+#ifndef OUTPUT_ALIGNED
+#define OUTPUT_ALIGNED 0
+#endif
+#ifndef BN
+#define BN 32
+#endif
+
+#define STAGES    3 /* blocks of the ring */
+#define WARP_ROWS (MT * 16)
+#define BM        (WARPS * WARP_ROWS)
+
+#define E_CHUNKS  (HEAD_E / 8)
+#define EV_CHUNKS (HEAD_EV / 8)
+
+/* A tile in local memory is an array of rows of chunks. A chunk is 8 numbers, 16 bytes.
+   The chunks of one column in eight rows below each other are loaded at once, so they
+   must lie in different banks. For that the chunks of a row change their order: chunk c
+   of a row lies at c ^ MIX(row). Rows of a multiple of 8 chunks all begin in the same
+   bank, rows of an odd multiple of 4 in two banks, rows of an odd multiple of 2 in four.
+   So many low bits of a row's number need no mixing. */
+#define MIX_SHIFT(chunks) ((chunks) % 8 == 0 ? 0 : (chunks) % 4 == 0 ? 1 : 2)
+#define MIX_MASK(chunks)  ((chunks) % 8 == 0 ? 7 : (chunks) % 4 == 0 ? 3 : 1)
+#define MIX(row, chunks)  ((row) >> MIX_SHIFT(chunks) & MIX_MASK(chunks))
+
+#define CHUNK_BYTES 16
+/* Bytes from the start of a tile to a chunk of a row. */
+#define CHUNK_OFFSET(row, chunk, chunks)                                                           \
+    (((row) * (chunks) + ((chunk) ^ MIX(row, chunks))) * CHUNK_BYTES)
+
+/* The offset of the chunk that is `chunk` chunks, an even number, behind chunk 0 or 1
+   of a row, whose offset is given. Mixing changes the low bits of `chunk` only. */
+#define CHUNK_OFFSET_FROM(offset, chunk, chunks)                                                   \
+    (((offset) ^ ((chunk) & MIX_MASK(chunks)) * CHUNK_BYTES) +                                     \
+     ((chunk) & ~MIX_MASK(chunks)) * CHUNK_BYTES)
+
+/* Local memory, in chunks: first the queries, then in their place the stages of keys
+   and values. */
+#define STAGE_CHUNKS (BN * (E_CHUNKS + EV_CHUNKS))
+#define RING_CHUNKS  (STAGES * STAGE_CHUNKS)
+#define QUERY_CHUNKS (BM * E_CHUNKS)
+#define LOCAL_CHUNKS (RING_CHUNKS > QUERY_CHUNKS ? RING_CHUNKS : QUERY_CHUNKS)
+
+/* Rows of a tensor. `from` is this work-item's chunk of the next rows. */
+typedef struct {
+    __global const ushort *from;
+    ca_int64 row; /* strides */
+    ca_int64 column;
+    int columns;
+} tile_source;
+
+/* A work-item copies one chunk of a row, in every ITEM_ROWS-th row. */
+#define ITEM_ROWS(chunks)  (THREADS / (chunks))
+#define ITEM_ROW(chunks)   ((uint)get_local_id(0) / (chunks))
+#define ITEM_CHUNK(chunks) ((uint)get_local_id(0) - ITEM_ROW(chunks) * (chunks))
+
+/* Returns the rows from `offset` on. */
+static inline tile_source
+source_at(__global const storage *tensor, ca_int64 offset, const ca_view *view, ca_int64 columns,
+          int chunks)
+{
+    const ca_int64 own = ITEM_ROW(chunks) * view->row + ITEM_CHUNK(chunks) * 8 * view->column;
+    const tile_source source = {(__global const ushort *)(tensor + offset) + own, view->row,
+                                view->column, (int)columns};
+    return source;
+}
+
+/* Fills the tile at chunk `tile` of local memory with the next rows of a source, which
+   has `present` of them, and with zeros behind these. With ALIGNED the rows arrive
+   later. */
+static inline void
+load_tile(const warp_state *warp, __local uint4 *memory, int tile, tile_source *source, int present,
+          int rows, int chunks)
+{
+    int item = (int)get_local_id(0);
+    WARP_COMPUTE_AGAIN(item);
+    const int first = item / chunks;
+    const int chunk = item - first * chunks;
+    const int step = ITEM_ROWS(chunks) * (int)source->row;
+    const int columns = source->columns - chunk * 8;
+    __global const ushort *from = source->from;
+    present = columns > 0 ? present : 0;
+    LOAD_UNROLL
+    for (int n = 0; n * ITEM_ROWS(chunks) < rows; n++) {
+        const int row = n * ITEM_ROWS(chunks) + first;
+        const int to = tile * CHUNK_BYTES + CHUNK_OFFSET(row, chunk, chunks);
+        if ((THREADS % chunks == 0 || first < ITEM_ROWS(chunks)) &&
+            (rows % ITEM_ROWS(chunks) == 0 || row < rows)) {
+#if ALIGNED
+            warp_copy(warp, warp->start + (uint)to, from, row < present ? CHUNK_BYTES : 0u);
+#else
+            memory[to / CHUNK_BYTES] =
+                gather_chunk(from, source->column, row < present ? columns : 0);
+#endif
+        }
+        from += step;
+    }
+    source->from += rows * source->row;
+}
+
+/* BM rows of one batch, and the keys that they may see: first … end - 1. */
+typedef struct {
+    const attention_call *call;
+    const ca_int64 *batch;
+    int i0;
+    int rows;
+    int first;
+    int end;
+    score_bounds bounds; /* counted from row 0 and key 0 */
+    addend_row addends;  /* of row i0 */
+} mma_tile;
+
+/* The rows, columns and offsets of a lane. */
+typedef struct {
+    int row;    /* in the tile, of its first fragment row */
+    int column; /* 2 t */
+    /* Bytes from the start of a tile to the row that the lane passes to warp_load. */
+    uint query_offset;
+    uint value_offset;
+    uint key_offset; /* a fragment has both chunks of a key */
+} mma_lane;
+
+static inline mma_lane
+lane_of(const warp_state *warp)
+{
+    const int n = (int)warp->lane;
+    mma_lane lane;
+    lane.row = (int)warp->index * WARP_ROWS + n / 4;
+    lane.column = 2 * (n & 3);
+    lane.query_offset = (uint)CHUNK_OFFSET(n & 15, n >> 4, E_CHUNKS);
+    lane.value_offset = (uint)CHUNK_OFFSET(n & 15, n >> 4, EV_CHUNKS);
+    lane.key_offset = (uint)CHUNK_OFFSET((n & 7) + (n >> 4) * 8, n >> 3 & 1, E_CHUNKS);
+    return lane;
+}
+
+static inline mma_tile
+tile_at(const attention_call *call, const ca_int64 *batch, ca_int64 row_of_tiles)
+{
+    const ca_attention_params *params = call->params;
+    const key_band band = ca_band(call, batch);
+    const ca_int64 i0 = row_of_tiles * BM;
+    mma_tile tile;
+    tile.call = call;
+    tile.batch = batch;
+    tile.i0 = (int)i0;
+    tile.rows = (int)min((ca_int64)BM, params->L - i0);
+    tile.first = (int)max((ca_int64)0, i0 + band.lower);
+    tile.end = (int)min(band.limit, i0 + tile.rows + band.upper);
+    tile.bounds = bounds_of(call, batch, &band);
+    tile.bounds.limit = tile.end;
+    tile.addends = addend_row_at(call, batch, i0);
+    return tile;
+}
+
+/* Mask and bias of a row, of the last one behind it. */
+static inline addend_row
+addends_at(const mma_tile *tile, int row)
+{
+    int last = tile->rows - 1;
+    if (HAS_ADDENDS(tile->call->params)) {
+        WARP_COMPUTE_AGAIN(last);
+    }
+    return addend_row_behind(tile->call, tile->addends, min(row, last));
+}
 
 /* Starts to load the next keys and values, at most `left` of them, into a stage. */
 static inline void
@@ -54,8 +225,7 @@ load_block(const warp_state *warp, __local uint4 *memory, int stage, tile_source
     warp_copies_end(warp);
 }
 
-/* Loads the warp's rows of query, by way of local memory. A negative scale would turn
-   the order of scores, so its sign goes into the queries. */
+/* Loads the warp's rows of query, by way of local memory. */
 static inline void
 load_queries(const warp_state *warp, __local uint4 *memory, const mma_tile *tile,
              const mma_lane *lane, uint4 (*queries)[HEAD_E / 16])
@@ -64,7 +234,7 @@ load_queries(const warp_state *warp, __local uint4 *memory, const mma_tile *tile
     tile_source source =
         source_at(tile->call->query, ca_offset(&params->query, tile->batch, tile->i0, 0),
                   &params->query, params->E, E_CHUNKS);
-    const uint signs = SCALED_LATE(params) && ca_scale(params) < 0.0f ? SIGNS : 0u;
+    const uint signs = query_signs(params);
     load_tile(warp, memory, 0, &source, tile->rows, BM, E_CHUNKS);
     warp_copies_end(warp);
     WARP_COPIES_WAIT(warp, 0);
@@ -241,14 +411,7 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
     uint4 queries[MT][HEAD_E / 16];
     float4 result[MT][EV_TILES];
     softmax_state softmax;
-    start_softmax(&softmax);
-    WARP_UNROLL
-    for (int m = 0; m < MT; m++) {
-        WARP_UNROLL
-        for (int c = 0; c < EV_TILES; c++) {
-            result[m][c] = (float4)0.0f;
-        }
-    }
+    start_softmax(&softmax, result);
     load_queries(&warp, memory, &tile, &lane, queries);
 
     tile_source keys = source_at(key, ca_offset(&params.key, batch, tile.first, 0), &params.key,
