@@ -38,7 +38,7 @@
 #define SMALLEST_SPLIT (64 << 10) /* bytes */
 #define LARGEST_SPLIT  (1 << 20)
 
-/* How work-items exchange numbers: EXCHANGE of attention/decode_gpu/exchange.clh. */
+/* How work-items exchange numbers: EXCHANGE of support/exchange.clh. */
 typedef enum { EXCHANGE_LOCAL, EXCHANGE_SUB_GROUPS, EXCHANGE_PTX } exchange;
 
 /* Returns how many neighbours can exchange numbers: a warp, a sub-group, or any number in
@@ -110,7 +110,8 @@ local_reals(const ca_attention *attention, exchange by, const tile *t)
     int64_t E = ca_divide_up(attention->E, chunk * t->lanes) * chunk * t->lanes;
     int64_t value_chunks = ca_divide_up(Ev, value_chunk);
     int64_t columns = ca_divide_up(value_chunks, t->group) * value_chunk * t->group;
-    int64_t exchanged = by == EXCHANGE_LOCAL ? t->rows * t->group : 0;
+    int64_t terms = t->keys * t->lanes / t->group * t->rows;
+    int64_t exchanged = by == EXCHANGE_LOCAL ? ca_divide_up(terms, 2) * t->group : 0;
     int64_t slices = ca_divide_up(t->group, value_chunks);
     return t->rows * E + 2 * t->keys * t->rows + (columns > exchanged ? columns : exchanged) +
            2 * slices * t->rows;

@@ -52,7 +52,7 @@ columns_of_item(int64_t Ev, int64_t TX)
     return round_up(columns, columns > 12 ? 4 : columns > 2 ? 2 : 1);
 }
 
-/* Returns bytes. As in attention/tiled/loads.clh, each row of a tile is padded by one
+/* Returns bytes. As in attention/tiled/tiles.clh, each row of a tile is padded by one
    vector. */
 static int64_t
 local_memory(const tiling *t, int64_t real)
@@ -87,18 +87,6 @@ fit_chunks(tiling *t, int64_t E, int64_t real, int64_t available)
     return false;
 }
 
-/* Returns the largest size of sub-groups that a kernel may require, up to 32; 0 for
-   none. */
-static int64_t
-sub_group_of(const ca_device_info *info)
-{
-    int64_t size = 32;
-    while (size >= 8 && (info->sub_groups & size) == 0) {
-        size /= 2;
-    }
-    return size >= 8 ? size : 0;
-}
-
 /* False where no tiling fits the device. */
 static bool
 choose_tiling(const ca_device_info *info, const ca_attention *attention, tiling *chosen)
@@ -107,7 +95,6 @@ choose_tiling(const ca_device_info *info, const ca_attention *attention, tiling 
     int64_t Ev = attention->Ev;
     int64_t L = attention->L;
     int64_t real = ca_plan_real_bytes(attention);
-    int64_t sub_group = sub_group_of(info);
     int64_t available = ca_smaller(info->local_memory, MAX_LOCAL_MEMORY);
     bool found = false;
     for (size_t n = 0; n < sizeof(tilings) / sizeof(tilings[0]); n++) {
@@ -115,7 +102,7 @@ choose_tiling(const ca_device_info *info, const ca_attention *attention, tiling 
         int64_t rows = t.TY * t.MI;
         t.NC = columns_of_item(Ev, t.TX);
         if (t.MI * t.NC <= MAX_RESULT && t.TX * t.TY <= info->max_work_group &&
-            (sub_group == 0 || t.TX <= sub_group) && fit_chunks(&t, E, real, available)) {
+            fit_chunks(&t, E, real, available)) {
             *chosen = t;
             found = true;
             if (rows / 2 < L) {
@@ -140,14 +127,11 @@ plan_tiled(const ca_device_info *info, const ca_attention *attention, ca_attenti
     tiling t;
     (void)choose_tiling(info, attention, &t);
     int64_t threads = t.TX * t.TY;
-    int64_t sub_group = sub_group_of(info);
     ca_plan_begin(plan, attention, "attention_tiled", (size_t)threads);
-    plan->spec.in_c30 = sub_group != 0;
     plan->grid[3] = ca_divide_up(attention->L, t.TY * t.MI);
     plan->grid[4] = threads;
     ca_kernel_spec *spec = &plan->spec;
     ca_plan_define_sizes(spec, attention);
-    ca_kernel_define(spec, "SUB_GROUP", sub_group);
     ca_kernel_define(spec, "TX", t.TX);
     ca_kernel_define(spec, "TY", t.TY);
     ca_kernel_define(spec, "MI", t.MI);

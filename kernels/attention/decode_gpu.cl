@@ -29,13 +29,12 @@
  *     -DWIDE_KEYS         1: rows of keys are whole aligned 16 bytes; default 0
  *     -DWIDE_VALUES       1: so are rows of values; default 0
  *     -DWIDE_PRESENT      1: so are both, past and present ones too; default 0
- *     EXCHANGE and SUB_GROUP of decode_gpu/exchange.clh, and the macros of
+ *     EXCHANGE and SUB_GROUP of support/exchange.clh, and the macros of
  *     support/common.clh; OPTIONS has no input bias, scores, late softcap or dropout
  */
 #define SCORE_PLACE ca_int64
 #include "kernels/attention/gpu.clh" /* OPTIONS */
 
-#include "kernels/attention/decode_gpu/present.clh" /* copy_present_rows */
 #include "kernels/attention/decode_gpu/steps.clh"
 
 /* Local memory for the columns of the slices, and before the end for exchanges. */
@@ -166,7 +165,7 @@ attention_decode_gpu(ATTENTION_ARGUMENTS)
     __local real slice_highest[SLICES * RT];
     __local real slice_sum[SLICES * RT];
     __local group_row group_rows[RT];
-    const slice_memory ends = {slice_highest, slice_sum, scratch};
+    const part_memory ends = {slice_highest, slice_sum, scratch};
     block_memory memory = {queries, group_rows, blocks, scratch, 0};
     const attention_call call = ATTENTION_CALL;
     const int item = (int)get_local_id(0);
@@ -194,13 +193,6 @@ attention_decode_gpu(ATTENTION_ARGUMENTS)
 #pragma unroll 1
     for (int r = 0; r < group.count; r++) {
         share_columns(&ends, &state, r, slice, mine.lane);
-        const ca_int64 i = row_of_share(&params, &group, r, batch);
-        const real highest = pick(state.highest, r, 1);
-        const real sum = pick(state.sum, r, 1);
-        if (params.splits > 1) {
-            leave_row(partial_row(&call, batch, i, group.split, PARTIAL_SIZE), &ends, highest, sum);
-        } else {
-            write_row(&call, batch, i, &ends, highest, sum);
-        }
+        end_row(&call, &group, &ends, r, 0, item, WG);
     }
 }

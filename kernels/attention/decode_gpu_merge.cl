@@ -14,7 +14,7 @@
  */
 #include "kernels/attention/gpu.clh" /* OPTIONS */
 
-#include "kernels/attention/decode_gpu/rows.clh"
+#include "kernels/attention/decode_gpu/slices.clh"
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void
 attention_decode_gpu_merge(ATTENTION_ARGUMENTS)
@@ -22,7 +22,7 @@ attention_decode_gpu_merge(ATTENTION_ARGUMENTS)
     __local real highest[SLICES];
     __local real sums[SLICES];
     __local real columns[SLICES * ROW_SIZE];
-    const slice_memory memory = {highest, sums, columns};
+    const part_memory memory = {highest, sums, columns};
     const attention_call call = ATTENTION_CALL;
     const int item = (int)get_local_id(0);
     const int slice = item / ROW_LANES;
@@ -59,5 +59,5 @@ attention_decode_gpu_merge(ATTENTION_ARGUMENTS)
 
     merge_slices(&params, &state, &memory, slice, lane);
     share_columns(&memory, &state, 0, slice, lane);
-    write_row(&call, batch, i, &memory, state.highest[0], state.sum[0]);
+    write_row(&call, batch, i, &memory, 0, 0, item, WG);
 }

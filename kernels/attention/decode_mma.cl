@@ -24,7 +24,6 @@
  *
  *     -DHEAD_E -DHEAD_EV   head sizes E and Ev, multiples of 8, filled up with zeros to
  *                          multiples of 32 and 64
- *     -DWARPS              warps of a group; default 4
  *     WARP of support/warp.clh, and the macros of support/common.clh without
  *     VALUE_DTYPE and REAL64; DTYPE is one of the half types, and OPTIONS has masks,
  *     bias and an early softcap
@@ -35,15 +34,146 @@
 #include "kernels/attention/gpu.clh" /* OPTIONS */
 #include "kernels/support/warp.clh"
 
-#include "kernels/attention/decode_mma/sizes.clh"
+#define TILE_ROWS   16
+#define KEY_LOADS   ((HEAD_E + 31) / 32)  /* of a lane, for one key */
+#define VALUE_LOADS ((HEAD_EV + 63) / 64) /* for one value */
+#define EV_TILES    (8 * VALUE_LOADS)     /* of 8 columns */
 
-#include "kernels/attention/decode_mma/rows.clh"  /* share_rows, write_rows */
-#include "kernels/attention/decode_mma/tiles.clh" /* load_keys, multiply_keys, … */
+#define LSE 1 /* the merge needs the exact sum of weights */
+
+/* The result of a warp in local memory: rows are longer than 64 * VALUE_LOADS, so that
+   two rows begin in different banks. */
+#define ROW_SIZE  (64 * VALUE_LOADS + 4)
+#define PARTS     WARPS
+#define PART_ROWS TILE_ROWS
+#define PART_SIZE (TILE_ROWS * ROW_SIZE)
+
+#include "kernels/attention/mma/softmax.clh" /* WARPS, round_weights */
+
+#include "kernels/attention/decode_gpu/rows.clh" /* group_row, part_memory */
 
 /* Sizes in local memory, in chunks of 16 bytes: the queries, in the order of the lanes'
    loads, are replaced by the results of all warps. */
 #define QUERY_SIZE (2 * KEY_LOADS * WARP_LANES)
-#define LOCAL_SIZE LARGER(QUERY_SIZE, RESULT_SIZE)
+#define PARTS_SIZE (PARTS * PART_SIZE / 4)
+#define LOCAL_SIZE (QUERY_SIZE > PARTS_SIZE ? QUERY_SIZE : PARTS_SIZE)
+
+/* The keys and values of the group's split, and this lane's share of them. */
+typedef struct {
+    const attention_call *call;
+    const __local group_row *rows; /* of the rows */
+    __global const storage *keys;
+    __global const storage *values;
+    ca_int64 start; /* the number of the split's first key */
+    int count;      /* of keys */
+    int g;          /* lane / 4 */
+    int t;          /* lane % 4 */
+} split_source;
+
+/* Returns a chunk of a row, zeros behind the row's end. */
+static inline uint4
+load_chunk(__global const storage *row, int chunk, int columns)
+{
+    return chunk * 8 < columns ? ((__global const uint4 *)row)[chunk] : (uint4)0u;
+}
+
+/* Loads this lane's chunks of the 16 keys from j on. Keys behind the end repeat the
+   last. */
+static inline void
+load_keys(uint4 (*keys)[KEY_LOADS], const split_source *source, int j)
+{
+    const ca_attention_params *params = source->call->params;
+    WARP_UNROLL
+    for (int k = 0; k < 2; k++) {
+        const int key = min(j + source->g + 8 * k, source->count - 1);
+        __global const storage *row = source->keys + key * params->key.row;
+        WARP_UNROLL
+        for (int n = 0; n < KEY_LOADS; n++) {
+            keys[k][n] = load_chunk(row, source->t + 4 * n, HEAD_E);
+        }
+    }
+}
+
+/* Returns the number, from j on, of the lane's key n. The lane has that column of
+   scores. */
+static inline int
+key_of(const split_source *source, int n)
+{
+    return 2 * source->t + n % 2 + n / 2 * 8;
+}
+
+/* Loads this lane's chunks of the values of its keys. */
+static inline void
+load_values(uint4 (*values)[VALUE_LOADS], const split_source *source, int j)
+{
+    const ca_attention_params *params = source->call->params;
+    WARP_UNROLL
+    for (int k = 0; k < 4; k++) {
+        const int key = min(j + key_of(source, k), source->count - 1);
+        __global const storage *row = source->values + key * params->value.row;
+        WARP_UNROLL
+        for (int n = 0; n < VALUE_LOADS; n++) {
+            values[k][n] = load_chunk(row, source->g + 8 * n, HEAD_EV);
+        }
+    }
+}
+
+/* Multiplies the rows with 16 keys. */
+static inline void
+multiply_keys(const warp_state *warp, __local const uint4 *queries, uint4 (*keys)[KEY_LOADS],
+              float4 *scores)
+{
+    scores[0] = (float4)0.0f;
+    scores[1] = (float4)0.0f;
+    WARP_UNROLL
+    for (int n = 0; n < KEY_LOADS; n++) {
+        const uint4 low = queries[2 * n * WARP_LANES + warp->lane];
+        const uint4 high = queries[(2 * n + 1) * WARP_LANES + warp->lane];
+        const uint4 a0 = (uint4)(low.x, high.x, low.y, high.y);
+        const uint4 a1 = (uint4)(low.z, high.z, low.w, high.w);
+        WARP_UNROLL
+        for (int k = 0; k < 2; k++) {
+            scores[k] = warp_multiply(warp, scores[k], a0, keys[k][n].xy);
+            scores[k] = warp_multiply(warp, scores[k], a1, keys[k][n].zw);
+        }
+    }
+}
+
+/* Returns column c of 8 of two rows, joined in a word. */
+static inline uint
+pair_of(uint4 low, uint4 high, int c)
+{
+    ushort a[8];
+    ushort b[8];
+    vstore8(as_ushort8(low), 0, a);
+    vstore8(as_ushort8(high), 0, b);
+    return as_uint((ushort2)(a[c], b[c]));
+}
+
+/* result += weights * values of 16 keys. A value that no row attends to may hold a NaN,
+   so it is replaced by zeros. */
+static inline void
+multiply_values(const warp_state *warp, uint4 (*values)[VALUE_LOADS], uint used,
+                const float4 *weights, softmax_state *softmax, float4 *result)
+{
+    const uint4 a = round_weights(warp, softmax, 0, weights[0], weights[1]);
+    if (used != 15u) {
+        WARP_UNROLL
+        for (int k = 0; k < 4; k++) {
+            WARP_UNROLL
+            for (int n = 0; n < VALUE_LOADS; n++) {
+                values[k][n] = used >> k & 1u ? values[k][n] : (uint4)0u;
+            }
+        }
+    }
+    WARP_UNROLL
+    for (int c = 0; c < EV_TILES; c++) {
+        const int n = c / 8;
+        const uint2 b = (uint2)(pair_of(values[0][n], values[1][n], c % 8),
+                                pair_of(values[2][n], values[3][n], c % 8));
+        result[c] = warp_multiply(warp, result[c], a, b);
+    }
+}
 
 /* Puts the rows of query into local memory: for each load of a key the chunks of
    rows g, then those of rows g + 8. A negative scale would turn the order of scores, so
@@ -52,7 +182,7 @@ static inline void
 share_queries(__local uint4 *queries, const attention_call *call, const split_share *group)
 {
     const ca_attention_params *params = call->params;
-    const uint signs = SCALED_LATE(params) && ca_scale(params) < 0.0f ? SIGNS : 0u;
+    const uint signs = query_signs(params);
     for (int n = (int)get_local_id(0); n < QUERY_SIZE; n += THREADS) {
         const int row = n / (4 * KEY_LOADS);
         const int chunk = n - row * (4 * KEY_LOADS);
@@ -60,13 +190,9 @@ share_queries(__local uint4 *queries, const attention_call *call, const split_sh
         const ca_int64 i = row_of_share(params, group, row, batch);
         __global const ushort *from =
             (__global const ushort *)(call->query + ca_offset(&params->query, batch, i, 0));
-        ushort x[8];
-        WARP_UNROLL
-        for (int e = 0; e < 8; e++) {
-            x[e] = chunk * 8 < HEAD_E ? from[(chunk * 8 + e) * params->query.column] : 0;
-        }
         const int at = (chunk / 4 * 2 + row / 8) * WARP_LANES + row % 8 * 4;
-        queries[at + chunk % 4] = as_uint4(vload8(0, x)) ^ signs;
+        queries[at + chunk % 4] = signs ^ gather_chunk(from + chunk * 8 * params->query.column,
+                                                       params->query.column, HEAD_E - chunk * 8);
     }
 }
 
@@ -84,33 +210,16 @@ finish_scores(const warp_state *warp, const split_source *source, int j,
         const group_row row = source->rows[source->g + 8 * r];
         score_bounds bounds = count_from(row.bounds, 0, (int)source->start + key);
         bounds.limit = min(bounds.limit, source->count - key);
-        bool attends[4];
-        finish_row(source->call, &row.addends, source->start + key, &bounds, 0, r, scores, attends);
-        WARP_UNROLL
-        for (int n = 0; n < 4; n++) {
-            used |= attends[n] ? 1u << n : 0u;
-            softmax->seen |= attends[n] ? 1u << r : 0u;
-        }
+        const uint attended =
+            finish_row(source->call, &row.addends, source->start + key, &bounds, 0, r, scores);
+        used |= attended;
+        softmax->seen |= attended != 0u ? 1u << r : 0u;
     }
     WARP_UNROLL
     for (uint mask = 4u; mask < WARP_LANES; mask *= 2u) {
         used |= as_uint(warp_exchange(warp, as_float(used), mask));
     }
     return used;
-}
-
-/* Returns the first and the last key that all rows may see, counted from the split's
-   first. */
-static inline int2
-seen_by_all(const split_source *source)
-{
-    int2 keys = (int2)(0, source->count - 1);
-    for (int r = 0; r < TILE_ROWS; r++) {
-        const score_bounds bounds = source->rows[r].bounds;
-        keys.x = max(keys.x, bounds.lower - (int)source->start);
-        keys.y = min(keys.y, min(bounds.upper, bounds.limit - 1) - (int)source->start);
-    }
-    return keys;
 }
 
 /* The warp attends to its share of the split. */
@@ -121,7 +230,6 @@ attend_split(const warp_state *warp, const split_source *source, __local const u
     const ca_attention_params *params = source->call->params;
     const float factor = late_factor(params);
     const int step = WARPS * CHUNK;
-    const int2 all = seen_by_all(source);
     int j = (int)warp->index * CHUNK;
     uint4 keys[2][KEY_LOADS];
     uint4 values[4][VALUE_LOADS];
@@ -136,17 +244,60 @@ attend_split(const warp_state *warp, const split_source *source, __local const u
         if (j + step < source->count) {
             load_keys(keys, source, j + step);
         }
-        uint used = 15u;
-        if (ONLY_BOUNDS_ADD(params) && WARP_SKIPS && j >= all.x && j + CHUNK - 1 <= all.y) {
-            finish_whole(params, scores);
-            softmax->seen = ~0u;
-        } else {
-            used = finish_scores(warp, source, j, scores, softmax);
-        }
+        const uint used = finish_scores(warp, source, j, scores, softmax);
         weigh_scores(warp, params, softmax, scores, factor, result);
         multiply_values(warp, values, used, scores[0], softmax, result[0]);
         if (j + step < source->count) {
             load_values(values, source, j + step);
+        }
+    }
+}
+
+/* Puts the warp's rows into local memory, relative to the highest score of all warps.
+   The result is scaled from the sum of rounded weights to the exact sum: the division
+   by the rounded sum cancels the rounding of the weights, but the log-sum-exp needs the
+   exact one. */
+static inline void
+share_rows(const warp_state *warp, const split_source *source, const part_memory *memory,
+           const softmax_state *softmax, float4 *result)
+{
+    const int first = (int)warp->index * TILE_ROWS + source->g;
+    bool seen[2];
+    float scale[2];
+    WARP_UNROLL
+    for (int r = 0; r < 2; r++) {
+        seen[r] = row_is_seen(warp, softmax, r);
+        if (source->t == 0) {
+            memory->highest[first + 8 * r] = seen[r] ? softmax->base[r] : -INFINITY;
+        }
+    }
+    /* writes of the highest scores: their reads; reads of the queries: the writes of
+       the results, which replace them */
+    barrier(CLK_LOCAL_MEM_FENCE);
+    WARP_UNROLL
+    for (int r = 0; r < 2; r++) {
+        const float factor =
+            factor_of_part(source->call->params, memory, source->g + 8 * r, softmax->base[r]);
+        const float sum = sum_of_four(warp, softmax->sum[r]) * factor;
+        scale[r] = sum / rounded_sum(softmax, r);
+        if (source->t == 0) {
+            memory->sum[first + 8 * r] = seen[r] ? sum : 0.0f;
+        }
+    }
+    WARP_UNROLL
+    for (int c = 0; c < EV_TILES; c += 4) {
+        /* Tile c has every 8th of 64 columns, from column c % 8 on. */
+        const int column = c / 8 * 64 + source->t * 16 + c % 8;
+        WARP_UNROLL
+        for (int r = 0; r < 2; r++) {
+            __local float *row = memory->columns + (first + 8 * r) * ROW_SIZE + column;
+            WARP_UNROLL
+            for (int n = 0; n < 4; n++) {
+                const float4 sums = result[c + n];
+                const float2 x = (r == 0 ? sums.xy : sums.zw) * scale[r];
+                row[n] = seen[r] ? x.x : 0.0f;
+                row[n + 8] = seen[r] ? x.y : 0.0f;
+            }
         }
     }
 }
@@ -158,7 +309,7 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
     __local group_row group_rows[TILE_ROWS];
     __local float highest[WARPS * TILE_ROWS];
     __local float sums[WARPS * TILE_ROWS];
-    const end_memory ends = {highest, sums, (__local float2 *)memory};
+    const part_memory ends = {highest, sums, (__local float *)memory};
     const attention_call call = ATTENTION_CALL;
     const int item = (int)get_local_id(0);
 
@@ -184,16 +335,14 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
     };
     softmax_state softmax;
     float4 result[1][EV_TILES];
-    start_softmax(&softmax);
-    WARP_UNROLL
-    for (int c = 0; c < EV_TILES; c++) {
-        result[0][c] = (float4)0.0f;
-    }
+    start_softmax(&softmax, result);
     if (source.count > 0) {
         attend_split(&warp, &source, memory, &softmax, result);
     }
 
     share_rows(&warp, &source, &ends, &softmax, result[0]);
     barrier(CLK_LOCAL_MEM_FENCE); /* writes of the warps' rows: their reads */
-    write_rows(&warp, &source, &ends, &group);
+    for (int r = (int)warp.index; r < group.count; r += WARPS) {
+        end_row(&call, &group, &ends, r, r * ROW_SIZE, (int)warp.lane, WARP_LANES);
+    }
 }

@@ -26,12 +26,9 @@
  *     -DALIGNED           1: rows of query, key and value are whole aligned 16 bytes;
  *                         default 0
  *     -DOUTPUT_ALIGNED    1: so are rows of output; default 0
- *     -DWARPS             warps of a group; default 4
  *     -DMT                tiles of rows of a warp: 1, the default, or 2, which halve
  *                         the loads of keys and values
  *     -DBN                keys of a block, a multiple of CHUNK; default 32
- *     -DSTAGES            blocks of the ring, 2 or more; default 3
- *     -DCHUNK             keys that are scored together, a multiple of 16; default 16
  *     WARP of support/warp.clh, and the macros of support/common.clh without
  *     VALUE_DTYPE and REAL64; DTYPE is one of the half types, and OPTIONS has masks,
  *     bias and an early softcap
@@ -41,14 +38,184 @@
 #include "kernels/support/warp.clh"
 
 #include "kernels/attention/ends.clh"        /* factor_of_row, write_lse */
-#include "kernels/attention/mma/scores.clh"  /* mma_tile, mma_lane, finish_scores */
-#include "kernels/attention/mma/softmax.clh" /* softmax_state, weigh_scores */
-#include "kernels/attention/mma/tiles.clh"   /* load_tile, store_tile, CHUNK_OFFSET */
+#include "kernels/attention/mma/softmax.clh" /* MT, WARPS, softmax_state, gather_chunk */
+
+#ifndef ALIGNED
+#define ALIGNED 0
+#endif
+#if ALIGNED
+#define LOAD_UNROLL WARP_UNROLL
+#else
+#define LOAD_UNROLL _Pragma("nounroll")
+#endif
+#ifndef OUTPUT_ALIGNED
+#define OUTPUT_ALIGNED 0
+#endif
+#ifndef BN
+#define BN 32
+#endif
+
+#define STAGES    3 /* blocks of the ring */
+#define WARP_ROWS (MT * 16)
+#define BM        (WARPS * WARP_ROWS)
+
+#define E_CHUNKS  (HEAD_E / 8)
+#define EV_CHUNKS (HEAD_EV / 8)
+
+/* A tile in local memory is an array of rows of chunks. A chunk is 8 numbers, 16 bytes.
+   The chunks of one column in eight rows below each other are loaded at once, so they
+   must lie in different banks. For that the chunks of a row change their order: chunk c
+   of a row lies at c ^ MIX(row). Rows of a multiple of 8 chunks all begin in the same
+   bank, rows of an odd multiple of 4 in two banks, rows of an odd multiple of 2 in four.
+   So many low bits of a row's number need no mixing. */
+#define MIX_SHIFT(chunks) ((chunks) % 8 == 0 ? 0 : (chunks) % 4 == 0 ? 1 : 2)
+#define MIX_MASK(chunks)  ((chunks) % 8 == 0 ? 7 : (chunks) % 4 == 0 ? 3 : 1)
+#define MIX(row, chunks)  ((row) >> MIX_SHIFT(chunks) & MIX_MASK(chunks))
+
+#define CHUNK_BYTES 16
+/* Bytes from the start of a tile to a chunk of a row. */
+#define CHUNK_OFFSET(row, chunk, chunks)                                                           \
+    (((row) * (chunks) + ((chunk) ^ MIX(row, chunks))) * CHUNK_BYTES)
+
+/* The offset of the chunk that is `chunk` chunks, an even number, behind chunk 0 or 1
+   of a row, whose offset is given. Mixing changes the low bits of `chunk` only. */
+#define CHUNK_OFFSET_FROM(offset, chunk, chunks)                                                   \
+    (((offset) ^ ((chunk) & MIX_MASK(chunks)) * CHUNK_BYTES) +                                     \
+     ((chunk) & ~MIX_MASK(chunks)) * CHUNK_BYTES)
+
+/* Local memory, in chunks: first the queries, then in their place the stages of keys
+   and values. */
+#define STAGE_CHUNKS (BN * (E_CHUNKS + EV_CHUNKS))
+#define RING_CHUNKS  (STAGES * STAGE_CHUNKS)
+#define QUERY_CHUNKS (BM * E_CHUNKS)
+#define LOCAL_CHUNKS (RING_CHUNKS > QUERY_CHUNKS ? RING_CHUNKS : QUERY_CHUNKS)
+
+/* Rows of a tensor. `from` is this work-item's chunk of the next rows. */
+typedef struct {
+    __global const ushort *from;
+    ca_int64 row; /* strides */
+    ca_int64 column;
+    int columns;
+} tile_source;
+
+/* A work-item copies one chunk of a row, in every ITEM_ROWS-th row. */
+#define ITEM_ROWS(chunks)  (THREADS / (chunks))
+#define ITEM_ROW(chunks)   ((uint)get_local_id(0) / (chunks))
+#define ITEM_CHUNK(chunks) ((uint)get_local_id(0) - ITEM_ROW(chunks) * (chunks))
+
+/* Returns the rows from `offset` on. */
+static inline tile_source
+source_at(__global const storage *tensor, ca_int64 offset, const ca_view *view, ca_int64 columns,
+          int chunks)
+{
+    const ca_int64 own = ITEM_ROW(chunks) * view->row + ITEM_CHUNK(chunks) * 8 * view->column;
+    const tile_source source = {(__global const ushort *)(tensor + offset) + own, view->row,
+                                view->column, (int)columns};
+    return source;
+}
+
+/* Fills the tile at chunk `tile` of local memory with the next rows of a source, which
+   has `present` of them, and with zeros behind these. With ALIGNED the rows arrive
+   later. */
+static inline void
+load_tile(const warp_state *warp, __local uint4 *memory, int tile, tile_source *source, int present,
+          int rows, int chunks)
+{
+    int item = (int)get_local_id(0);
+    WARP_COMPUTE_AGAIN(item);
+    const int first = item / chunks;
+    const int chunk = item - first * chunks;
+    const int step = ITEM_ROWS(chunks) * (int)source->row;
+    const int columns = source->columns - chunk * 8;
+    __global const ushort *from = source->from;
+    present = columns > 0 ? present : 0;
+    LOAD_UNROLL
+    for (int n = 0; n * ITEM_ROWS(chunks) < rows; n++) {
+        const int row = n * ITEM_ROWS(chunks) + first;
+        const int to = tile * CHUNK_BYTES + CHUNK_OFFSET(row, chunk, chunks);
+        if ((THREADS % chunks == 0 || first < ITEM_ROWS(chunks)) &&
+            (rows % ITEM_ROWS(chunks) == 0 || row < rows)) {
+#if ALIGNED
+            warp_copy(warp, warp->start + (uint)to, from, row < present ? CHUNK_BYTES : 0u);
+#else
+            memory[to / CHUNK_BYTES] =
+                gather_chunk(from, source->column, row < present ? columns : 0);
+#endif
+        }
+        from += step;
+    }
+    source->from += rows * source->row;
+}
+
+/* BM rows of one batch, and the keys that they may see: first … end - 1. */
+typedef struct {
+    const attention_call *call;
+    const ca_int64 *batch;
+    int i0;
+    int rows;
+    int first;
+    int end;
+    score_bounds bounds; /* counted from row 0 and key 0 */
+    addend_row addends;  /* of row i0 */
+} mma_tile;
+
+/* The rows, columns and offsets of a lane. */
+typedef struct {
+    int row;    /* in the tile, of its first fragment row */
+    int column; /* 2 t */
+    /* Bytes from the start of a tile to the row that the lane passes to warp_load. */
+    uint query_offset;
+    uint value_offset;
+    uint key_offset; /* a fragment has both chunks of a key */
+} mma_lane;
+
+static inline mma_lane
+lane_of(const warp_state *warp)
+{
+    const int n = (int)warp->lane;
+    mma_lane lane;
+    lane.row = (int)warp->index * WARP_ROWS + n / 4;
+    lane.column = 2 * (n & 3);
+    lane.query_offset = (uint)CHUNK_OFFSET(n & 15, n >> 4, E_CHUNKS);
+    lane.value_offset = (uint)CHUNK_OFFSET(n & 15, n >> 4, EV_CHUNKS);
+    lane.key_offset = (uint)CHUNK_OFFSET((n & 7) + (n >> 4) * 8, n >> 3 & 1, E_CHUNKS);
+    return lane;
+}
+
+static inline mma_tile
+tile_at(const attention_call *call, const ca_int64 *batch, ca_int64 row_of_tiles)
+{
+    const ca_attention_params *params = call->params;
+    const key_band band = ca_band(call, batch);
+    const ca_int64 i0 = row_of_tiles * BM;
+    mma_tile tile;
+    tile.call = call;
+    tile.batch = batch;
+    tile.i0 = (int)i0;
+    tile.rows = (int)min((ca_int64)BM, params->L - i0);
+    tile.first = (int)max((ca_int64)0, i0 + band.lower);
+    tile.end = (int)min(band.limit, i0 + tile.rows + band.upper);
+    tile.bounds = bounds_of(call, batch, &band);
+    tile.bounds.limit = tile.end;
+    tile.addends = addend_row_at(call, batch, i0);
+    return tile;
+}
+
+/* Mask and bias of a row, of the last one behind it. */
+static inline addend_row
+addends_at(const mma_tile *tile, int row)
+{
+    int last = tile->rows - 1;
+    if (HAS_ADDENDS(tile->call->params)) {
+        WARP_COMPUTE_AGAIN(last);
+    }
+    return addend_row_behind(tile->call, tile->addends, min(row, last));
+}
 
 /* Starts to load the next keys and values, at most `left` of them, into a stage. */
 static inline void
-load_block(warp_state *warp, __local uint4 *memory, int stage, tile_source *key, tile_source *value,
-           int left)
+load_block(const warp_state *warp, __local uint4 *memory, int stage, tile_source *key,
+           tile_source *value, int left)
 {
     const int tile = stage * STAGE_CHUNKS;
     if (left > 0) {
@@ -58,17 +225,16 @@ load_block(warp_state *warp, __local uint4 *memory, int stage, tile_source *key,
     warp_copies_end(warp);
 }
 
-/* Loads the warp's rows of query, by way of local memory. A negative scale would turn
-   the order of scores, so its sign goes into the queries. */
+/* Loads the warp's rows of query, by way of local memory. */
 static inline void
-load_queries(warp_state *warp, __local uint4 *memory, const mma_tile *tile, const mma_lane *lane,
-             uint4 (*queries)[HEAD_E / 16])
+load_queries(const warp_state *warp, __local uint4 *memory, const mma_tile *tile,
+             const mma_lane *lane, uint4 (*queries)[HEAD_E / 16])
 {
     const ca_attention_params *params = tile->call->params;
     tile_source source =
         source_at(tile->call->query, ca_offset(&params->query, tile->batch, tile->i0, 0),
                   &params->query, params->E, E_CHUNKS);
-    const uint signs = SCALED_LATE(params) && ca_scale(params) < 0.0f ? SIGNS : 0u;
+    const uint signs = query_signs(params);
     load_tile(warp, memory, 0, &source, tile->rows, BM, E_CHUNKS);
     warp_copies_end(warp);
     WARP_COPIES_WAIT(warp, 0);
@@ -93,23 +259,35 @@ multiply_keys(const warp_state *warp, const mma_lane *lane, uint keys,
 {
     WARP_UNROLL
     for (int m = 0; m < MT; m++) {
-        WARP_UNROLL
-        for (int n = 0; n < KEY_TILES; n++) {
-            scores[m][n] = (float4)0.0f;
-        }
+        scores[m][0] = (float4)0.0f;
+        scores[m][1] = (float4)0.0f;
     }
     WARP_UNROLL
     for (int e = 0; e < HEAD_E / 16; e++) {
+        const uint4 b =
+            warp_load(warp, CHUNK_OFFSET_FROM(keys + lane->key_offset, 2 * e, E_CHUNKS));
         WARP_UNROLL
-        for (int n = 0; n < KEY_TILES; n += 2) {
-            const uint address = keys + lane->key_offset + n * 8 * E_CHUNKS * CHUNK_BYTES;
-            const uint4 b = warp_load(warp, CHUNK_OFFSET_FROM(address, 2 * e, E_CHUNKS));
-            WARP_UNROLL
-            for (int m = 0; m < MT; m++) {
-                scores[m][n] = warp_multiply(warp, scores[m][n], queries[m][e], b.xy);
-                scores[m][n + 1] = warp_multiply(warp, scores[m][n + 1], queries[m][e], b.zw);
-            }
+        for (int m = 0; m < MT; m++) {
+            scores[m][0] = warp_multiply(warp, scores[m][0], queries[m][e], b.xy);
+            scores[m][1] = warp_multiply(warp, scores[m][1], queries[m][e], b.zw);
         }
+    }
+}
+
+/* Turns products with keys j … j + CHUNK - 1 into scores. */
+static inline void
+finish_scores(const mma_tile *tile, const mma_lane *lane, int j, float4 (*scores)[KEY_TILES],
+              softmax_state *softmax)
+{
+    /* The bounds of other rows and keys differ by constants. */
+    int key = j + lane->column;
+    WARP_COMPUTE_AGAIN(key);
+    const score_bounds bounds = count_from(tile->bounds, tile->i0 + lane->row, key);
+    WARP_UNROLL
+    for (int r = 0; r < ROWS; r++) {
+        const addend_row addends = addends_at(tile, lane->row + 8 * r);
+        const uint attended = finish_row(tile->call, &addends, key, &bounds, 8 * r, r, scores);
+        softmax->seen |= attended != 0u ? 1u << r : 0u;
     }
 }
 
@@ -118,22 +296,19 @@ static inline void
 multiply_values(const warp_state *warp, const mma_lane *lane, uint values,
                 float4 (*weights)[KEY_TILES], softmax_state *softmax, float4 (*result)[EV_TILES])
 {
+    uint4 a[MT];
     WARP_UNROLL
-    for (int n = 0; n < KEY_TILES; n += 2) {
-        const uint address = values + lane->value_offset + n * 8 * EV_CHUNKS * CHUNK_BYTES;
-        uint4 a[MT];
+    for (int m = 0; m < MT; m++) {
+        a[m] = round_weights(warp, softmax, m, weights[m][0], weights[m][1]);
+    }
+    WARP_UNROLL
+    for (int c = 0; c < EV_TILES; c += 2) {
+        const uint4 b =
+            warp_load_columns(warp, CHUNK_OFFSET_FROM(values + lane->value_offset, c, EV_CHUNKS));
         WARP_UNROLL
         for (int m = 0; m < MT; m++) {
-            a[m] = round_weights(warp, softmax, m, weights[m][n], weights[m][n + 1]);
-        }
-        WARP_UNROLL
-        for (int c = 0; c < EV_TILES; c += 2) {
-            const uint4 b = warp_load_columns(warp, CHUNK_OFFSET_FROM(address, c, EV_CHUNKS));
-            WARP_UNROLL
-            for (int m = 0; m < MT; m++) {
-                result[m][c] = warp_multiply(warp, result[m][c], a[m], b.xy);
-                result[m][c + 1] = warp_multiply(warp, result[m][c + 1], a[m], b.zw);
-            }
+            result[m][c] = warp_multiply(warp, result[m][c], a[m], b.xy);
+            result[m][c + 1] = warp_multiply(warp, result[m][c + 1], a[m], b.zw);
         }
     }
 }
@@ -144,6 +319,7 @@ attend_block(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
              uint address, uint4 (*queries)[HEAD_E / 16], float factor, softmax_state *softmax,
              float4 (*result)[EV_TILES])
 {
+    const ca_attention_params *params = tile->call->params;
     const int i = tile->i0 + (int)warp->index * WARP_ROWS;
     for (int n = 0; n < BN; n += CHUNK) {
         int k = n;
@@ -155,44 +331,65 @@ attend_block(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
         }
         float4 scores[MT][KEY_TILES];
         multiply_keys(warp, lane, address + k * E_CHUNKS * CHUNK_BYTES, queries, scores);
-        finish_scores(tile, lane, i, j, scores, softmax);
-        weigh_scores(warp, tile->call->params, softmax, scores, factor, result);
+        if (SCORE_IS_PLAIN(params) && sees_all(params, &tile->bounds, i, WARP_ROWS, j, CHUNK)) {
+            softmax->seen = ~0u;
+        } else {
+            finish_scores(tile, lane, j, scores, softmax);
+        }
+        weigh_scores(warp, params, softmax, scores, factor, result);
         multiply_values(warp, lane, address + (BN * E_CHUNKS + k * EV_CHUNKS) * CHUNK_BYTES, scores,
                         softmax, result);
     }
 }
 
-/* Divides the rows of a warp by their sums and puts them, rounded, into local memory. */
+/* Writes a pair of numbers to two columns of a row, those that are among `columns`. */
 static inline void
-finish_rows(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
-            const softmax_state *softmax, float4 (*result)[EV_TILES], __local uint4 *memory)
+write_pair(__global ushort *to, ca_int64 stride, uint pair, int columns)
+{
+    if (OUTPUT_ALIGNED && columns > 0) {
+        *(__global uint *)to = pair;
+    } else if (columns > 0) {
+        to[0] = (ushort)pair;
+        if (columns > 1) {
+            to[stride] = (ushort)(pair >> 16);
+        }
+    }
+}
+
+/* Divides the rows of a warp by their sums, and writes them. */
+static inline void
+write_rows(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
+           const softmax_state *softmax, float4 (*result)[EV_TILES])
 {
     const attention_call *call = tile->call;
+    const ca_attention_params *params = call->params;
+    const ca_view *view = &params->output;
     WARP_UNROLL
     for (int r = 0; r < ROWS; r++) {
         const int row = lane->row + 8 * r;
-        const float4 rounded = softmax->rounded[r / 2];
-        const bool seen = sum_of_four(warp, (softmax->seen >> r & 1u) != 0u ? 1.0f : 0.0f) != 0.0f;
-        const float factor = factor_of_row(call->params, r % 2 == 0 ? rounded.x : rounded.z, seen);
-        float bad = 0.0f; /* a NaN if a number is not finite */
-        WARP_UNROLL
-        for (int c = 0; c < EV_TILES; c++) {
-            const float4 sums = result[r / 2][c];
-            const float2 x = (r % 2 == 0 ? sums.xy : sums.zw) * factor;
-            __local uint *word =
-                (__local uint *)memory + CHUNK_OFFSET(row, c, EV_CHUNKS) / 4 + lane->column / 2;
-            *word = seen ? warp_pack(x.x, x.y) : 0u;
-            bad += x.x * 0.0f + x.y * 0.0f;
+        const bool seen = row_is_seen(warp, softmax, r);
+        const float factor = factor_of_row(params, rounded_sum(softmax, r), seen);
+        const float sum = LSE ? sum_of_four(warp, softmax->sum[r]) : 0.0f;
+        if (row < tile->rows) {
+            __global ushort *to = (__global ushort *)call->output +
+                                  ca_offset(view, tile->batch, tile->i0 + row, lane->column);
+            const int columns = (int)params->Ev - lane->column;
+            float bad = 0.0f; /* a NaN if a number is not finite */
+            WARP_UNROLL
+            for (int c = 0; c < EV_TILES; c++) {
+                const float4 sums = result[r / 2][c];
+                const float2 x = (r % 2 == 0 ? sums.xy : sums.zw) * factor;
+                write_pair(to + 8 * c * view->column, view->column, seen ? warp_pack(x.x, x.y) : 0u,
+                           columns - 8 * c);
+                bad += x.x * 0.0f + x.y * 0.0f;
+            }
+            if (seen && bad != 0.0f) {
+                ask_to_redo(call);
+            }
+            if (LSE && lane->column == 0) {
+                write_lse(call, tile->batch, tile->i0 + row, softmax->base[r], sum, seen);
+            }
         }
-        if (seen && bad != 0.0f && row < tile->rows) {
-            ask_to_redo(call);
-        }
-#if LSE
-        const float sum = sum_of_four(warp, softmax->sum[r]);
-        if (lane->column == 0 && row < tile->rows) {
-            write_lse(call, tile->batch, tile->i0 + row, softmax->base[r], sum, seen);
-        }
-#endif
     }
 }
 
@@ -214,14 +411,7 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
     uint4 queries[MT][HEAD_E / 16];
     float4 result[MT][EV_TILES];
     softmax_state softmax;
-    start_softmax(&softmax);
-    WARP_UNROLL
-    for (int m = 0; m < MT; m++) {
-        WARP_UNROLL
-        for (int c = 0; c < EV_TILES; c++) {
-            result[m][c] = (float4)0.0f;
-        }
-    }
+    start_softmax(&softmax, result);
     load_queries(&warp, memory, &tile, &lane, queries);
 
     tile_source keys = source_at(key, ca_offset(&params.key, batch, tile.first, 0), &params.key,
@@ -244,8 +434,5 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
 
-    barrier(CLK_LOCAL_MEM_FENCE); /* reads of the last block: results over it */
-    finish_rows(&warp, &tile, &lane, &softmax, result, memory);
-    barrier(CLK_LOCAL_MEM_FENCE); /* writes of results: their reads */
-    store_tile(&call, batch, tile.i0, tile.rows, memory);
+    write_rows(&warp, &tile, &lane, &softmax, result);
 }

@@ -21,20 +21,279 @@
  *                         8; default E
  *     -DKC                keys whose values are in local memory, a divisor of BN;
  *                         default 32
- *     -DSUB_GROUP         size of the sub-groups, a multiple of TX; 0, the default: the
- *                         kernel uses none
  *     and the macros of support/common.clh
  *
  * L and T are at most 2^28, so that an int holds the sum of a few of them.
  */
 #include "kernels/attention/gpu.clh" /* OPTIONS */
 
-#include "kernels/attention/ends.clh"           /* factor_of_row, write_lse */
-#include "kernels/attention/present.clh"        /* copy_present */
-#include "kernels/attention/tiled/products.clh" /* multiply_values */
-#include "kernels/attention/tiled/scores.clh"   /* tile_state, key_block, score_block */
-#include "kernels/attention/tiled/softmax.clh"  /* softmax_state */
-#include "kernels/support/philox.clh"           /* ca_drops */
+#include "kernels/attention/ends.clh"        /* factor_of_row, write_lse */
+#include "kernels/attention/present.clh"     /* copy_present, key_run_at */
+#include "kernels/attention/tiled/tiles.clh" /* load_tile, multiply_keys, multiply_values */
+#include "kernels/support/philox.clh"        /* ca_drops */
+
+/* True if scores are written when they are computed: stages 0 … 2, of all keys. */
+#define KEEPS_SCORES(params) (USES(params, SCORES) && !WRITES_STAGE(params, 3))
+
+/* True if no block may be skipped: excluded keys are written, or have a score. */
+#define ALL_BLOCKS(params) (KEEPS_SCORES(params) || USES(params, LATE_SOFTCAP))
+
+/* The rows of a work-group, and this work-item. */
+typedef struct {
+    const attention_call *call;
+    __local real4 *queries;
+    __local real4 *shared; /* keys, or weights and values */
+    __local int *highest;  /* [BM], of the scores of each row: see raise_bases */
+    ca_int64 batch[CA_BATCH_DIMS];
+    int i0;
+    int rows;
+    int first; /* keys first … end - 1 may be attended to */
+    int end;
+    score_bounds bounds; /* counted from row i0 and key 0 */
+    int item;
+    int tx;
+    int ty;
+} tile_state;
+
+/* A block of keys in one run. */
+typedef struct {
+    int j0;
+    int keys;            /* that exist */
+    score_bounds bounds; /* counted from row i0 and key j0 */
+} key_block;
+
+/* Returns the block of keys from j0 on, which ends before key `end`. */
+static inline key_block
+block_at(const tile_state *tile, int j0, int end)
+{
+    key_block block;
+    block.j0 = j0;
+    block.keys = min(BN, end - j0);
+    block.bounds = count_from(tile->bounds, 0, j0);
+    block.bounds.limit = min(block.bounds.limit, block.keys);
+    return block;
+}
+
+/* --- scores ----------------------------------------------------------------------- */
+
+/* Loads EC elements of the tile's queries, from element e0 on. */
+static inline void
+load_queries(const tile_state *tile, int e0)
+{
+    const attention_call *call = tile->call;
+    const ca_attention_params *params = call->params;
+    load_tile(tile->queries, STRIDE_E, BM, EC / 4,
+              call->query + ca_offset(&params->query, tile->batch, tile->i0, 0), &params->query,
+              tile->rows, e0, HEAD_E, query_bias_at(call, tile->batch), tile->item);
+}
+
+/* A product of more terms is the sum of shorter ones: a long plain sum loses a
+   digit. */
+#define LONG_SUM 128
+
+/* Multiplies the work-item's rows and keys of the block. */
+static inline void
+score_block(const tile_state *tile, const key_run *run, __global const storage *keys,
+            const key_block *block, real *scores)
+{
+#pragma unroll
+    for (int n = 0; n < MI * NJ; n++) {
+        scores[n] = REAL(0.0);
+    }
+#pragma unroll 1
+    for (int e0 = 0; e0 < HEAD_E; e0 += EC) {
+        barrier(CLK_LOCAL_MEM_FENCE); /* reads of the pass before: these writes */
+        if (E_PASSES > 1) {
+            load_queries(tile, e0);
+        }
+        load_tile(tile->shared, STRIDE_E, BN, EC / 4, keys, run->key_view, block->keys, e0, HEAD_E,
+                  run->key_bias, tile->item);
+        barrier(CLK_LOCAL_MEM_FENCE); /* these writes: their reads */
+#if HEAD_E > LONG_SUM
+        real products[MI * NJ];
+#pragma unroll
+        for (int n = 0; n < MI * NJ; n++) {
+            products[n] = REAL(0.0);
+        }
+#else
+        real *products = scores;
+#endif
+        multiply_keys(tile->queries, tile->shared, tile->tx, tile->ty, products);
+#if HEAD_E > LONG_SUM
+#pragma unroll
+        for (int n = 0; n < MI * NJ; n++) {
+            scores[n] += products[n];
+        }
+#endif
+    }
+}
+
+/* Writes score n of the work-item, or a weight, as `x`. */
+static inline void
+write_score(const tile_state *tile, const key_block *block, int n, real x)
+{
+    const ca_view *view = VIEW(tile->call->params, SCORES);
+    const int r = tile->ty + TY * (n / NJ);
+    const int k = tile->tx + TX * (n % NJ);
+    if (r < tile->rows && k < block->keys) {
+        store(x, tile->call->scores + ca_offset(view, tile->batch, tile->i0 + r, block->j0 + k));
+    }
+}
+
+/* Turns products into scores, -inf where a key has no weight. It has one where the row
+   attends to it or, where the softcap comes last, where the key exists: an excluded key
+   then has the weight of the score -softcap. Returns bits: bit m is set if row m of the
+   work-item has such a key. */
+static inline uint
+finish_scores(const tile_state *tile, const key_block *block, real *scores)
+{
+    const ca_attention_params *params = tile->call->params;
+    const score_bounds bounds = count_from(block->bounds, tile->ty, tile->tx);
+    const real scale = score_scale(params);
+    const bool plain = SCORE_IS_PLAIN(params) && sees_all(params, &block->bounds, 0, BM, 0, BN);
+    uint seen = plain ? ~0u : 0u;
+#pragma unroll
+    for (int n = 0; n < MI * NJ; n++) {
+        scores[n] *= scale;
+    }
+    if (plain) {
+        return seen;
+    }
+#pragma unroll
+    for (int n = 0; n < MI * NJ; n++) {
+        const int r = TY * (n / NJ);
+        const int k = TX * (n % NJ);
+        const bool is_row = r < tile->rows - tile->ty;
+        real added = -INFINITY;
+        real kept;
+        if (is_row) {
+            const addend_row row = addend_row_at(tile->call, tile->batch, tile->i0 + tile->ty + r);
+            added = addend_of(tile->call, &row, block->j0 + tile->tx + k, &bounds, k - r, k);
+        }
+        const real score = finish_score(params, scores[n], added, &kept);
+        if (KEEPS_SCORES(params)) {
+            write_score(tile, block, n, kept);
+        }
+        const bool weighs =
+            USES(params, LATE_SOFTCAP) ? is_row && k < block->keys - tile->tx : added != -INFINITY;
+        scores[n] = weighs ? score : -INFINITY;
+        seen |= weighs ? 1u << n / NJ : 0u;
+    }
+    return seen;
+}
+
+/* --- softmax ---------------------------------------------------------------------- */
+
+/* The base need not be the highest score so far, only not far below it. It is raised
+   when a score exceeds it by HEADROOM. The work-items of a row always have the same
+   base. */
+#define HEADROOM REAL(4.0)
+
+#define LOWEST_BASE (-FLT_MAX) /* of a row without a score so far */
+
+typedef struct {
+    real base[MI]; /* floats, also where scores are doubles */
+    real sum[MI];  /* of the weights of this work-item's keys */
+    uint seen;     /* bit m: row m attends to one of these keys */
+} softmax_state;
+
+static inline void
+start_softmax(softmax_state *softmax)
+{
+    softmax->seen = 0;
+#pragma unroll
+    for (int m = 0; m < MI; m++) {
+        softmax->base[m] = LOWEST_BASE;
+        softmax->sum[m] = REAL(0.0);
+    }
+}
+
+/* Sums x[m] over the work-items of row m. `scratch` has BM * TX reals. */
+static inline void
+sum_rows(real *x, __local real *scratch, int tx, int ty)
+{
+    barrier(CLK_LOCAL_MEM_FENCE); /* reads of `scratch` so far: these writes */
+#pragma unroll
+    for (int m = 0; m < MI; m++) {
+        scratch[(ty * MI + m) * TX + tx] = x[m];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE); /* these writes: their reads */
+#pragma unroll
+    for (int m = 0; m < MI; m++) {
+        x[m] = REAL(0.0);
+#pragma unroll
+        for (int n = 0; n < TX; n++) {
+            x[m] += scratch[(ty * MI + m) * TX + n];
+        }
+    }
+}
+
+/* Maps the bits of floats to integers in the same order. The function is its own
+   inverse. */
+static inline int
+order_bits(int bits)
+{
+    return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+
+/* Raises the bases that a score of this block exceeds by HEADROOM, and scales what has
+   been summed. Most blocks have no such score: then no work-item writes. A barrier
+   orders the reads of the keys before the writes of the weights. */
+static inline void
+raise_bases(const ca_attention_params *params, softmax_state *softmax, const real *scores,
+            real *result, __local int *highest, int ty)
+{
+    real raised[MI];
+#pragma unroll
+    for (int m = 0; m < MI; m++) {
+        real high = -INFINITY;
+#pragma unroll
+        for (int n = 0; n < NJ; n++) {
+            high = scores[m * NJ + n] > high ? scores[m * NJ + n] : high;
+        }
+        raised[m] = high;
+    }
+#pragma unroll
+    for (int m = 0; m < MI; m++) {
+        if (raised[m] > softmax->base[m] + HEADROOM) {
+            atomic_max(&highest[ty * MI + m], order_bits(as_int((float)raised[m])));
+        }
+    }
+    barrier(CLK_LOCAL_MEM_FENCE); /* these writes: their reads; keys: weights */
+#pragma unroll
+    for (int m = 0; m < MI; m++) {
+        raised[m] = as_float(order_bits(highest[ty * MI + m]));
+    }
+#pragma unroll
+    for (int m = 0; m < MI; m++) {
+        if (raised[m] != softmax->base[m]) {
+            const real decay = exp2(TO_LOG2(params, softmax->base[m] - raised[m]));
+            softmax->base[m] = raised[m];
+            softmax->sum[m] *= decay;
+#pragma unroll
+            for (int c = 0; c < NC; c++) {
+                result[m * NC + c] *= decay;
+            }
+        }
+    }
+}
+
+/* Replaces scores by weights, and sums them. */
+static inline void
+weigh_scores(const ca_attention_params *params, softmax_state *softmax, real *scores)
+{
+#pragma unroll
+    for (int m = 0; m < MI; m++) {
+        real sum = REAL(0.0); /* over this block alone: short sums round less */
+#pragma unroll
+        for (int n = 0; n < NJ; n++) {
+            const real weight = exp2(TO_LOG2(params, scores[m * NJ + n] - softmax->base[m]));
+            scores[m * NJ + n] = weight;
+            sum += weight;
+        }
+        softmax->sum[m] += sum;
+    }
+}
 
 /* --- weights and values ----------------------------------------------------------- */
 
@@ -62,7 +321,7 @@ static inline void
 add_block(const tile_state *tile, const key_run *run, __global const value_storage *from,
           const key_block *block, const real *weights, real *result)
 {
-    __local real4 *shared = tile->memory.shared;
+    __local real4 *shared = tile->shared;
     __local real4 *values = shared + WEIGHTS_SIZE;
     __local row_vector *to = (__local row_vector *)shared + tile->ty;
 #pragma unroll
@@ -91,28 +350,22 @@ add_block(const tile_state *tile, const key_run *run, __global const value_stora
    weights. */
 static inline __attribute__((always_inline)) void
 attend_block(const tile_state *tile, const key_run *run, int row, const key_block *block,
-             uint attended, bool again, softmax_state *softmax, real *result)
+             bool again, softmax_state *softmax, real *result)
 {
     const ca_attention_params *params = tile->call->params;
-    const uint weighed = find_weighed(tile, block, attended);
     real scores[MI * NJ];
     score_block(tile, run, run->key + row * run->key_view->row, block, scores);
-    finish_scores(tile, block, attended, weighed, scores);
+    softmax->seen |= finish_scores(tile, block, scores);
     if (again) {
 #pragma unroll
         for (int n = 0; n < MI * NJ; n++) {
             const real weight = exp2(TO_LOG2(params, scores[n] - softmax->base[n / NJ]));
             write_score(tile, block, n,
-                        weighed >> n & 1u ? weight / softmax->sum[n / NJ] : REAL(0.0));
+                        scores[n] != -INFINITY ? weight / softmax->sum[n / NJ] : REAL(0.0));
         }
         return;
     }
-#pragma unroll
-    for (int m = 0; m < MI; m++) {
-        const uint of_row = weighed >> (m * NJ) & ((1u << NJ) - 1u);
-        softmax->seen |= of_row != 0 ? 1u << m : 0u;
-    }
-    raise_bases(params, softmax, scores, result, tile->memory.highest, tile->ty);
+    raise_bases(params, softmax, scores, result, tile->highest, tile->ty);
     weigh_scores(params, softmax, scores);
     if (USES(params, DROPOUT)) {
         drop_weights(tile, block, scores);
@@ -128,7 +381,6 @@ attend(const tile_state *tile, bool again, softmax_state *softmax, real *result)
     const ca_attention_params *params = tile->call->params;
     const bool all = again || ALL_BLOCKS(params);
     const int end = all ? (int)params->T : tile->end;
-    int turn = 0;
     int run_end;
     for (int first = all ? 0 : tile->first; first < end; first = run_end) {
         const key_run run = key_run_at(tile->call, tile->batch, first);
@@ -136,14 +388,7 @@ attend(const tile_state *tile, bool again, softmax_state *softmax, real *result)
 #pragma unroll 1
         for (int j0 = first; j0 < run_end; j0 += BN) {
             const key_block block = block_at(tile, j0, run_end);
-            const uint attended = find_attended(tile, &block);
-            if (HAS_ADDENDS(params) && !all) {
-                turn = turn == 2 ? 0 : turn + 1;
-                if (!group_attends(tile, attended, turn)) {
-                    continue;
-                }
-            }
-            attend_block(tile, &run, j0 - first, &block, attended, again, softmax, result);
+            attend_block(tile, &run, j0 - first, &block, again, softmax, result);
         }
     }
 }
@@ -184,31 +429,21 @@ write_rows(const tile_state *tile, const softmax_state *softmax, const real *see
     }
 }
 
-#if SUB_GROUP
-#define IN_SUB_GROUPS __attribute__((intel_reqd_sub_group_size(SUB_GROUP)))
-#else
-#define IN_SUB_GROUPS
-#endif
-
-__kernel IN_SUB_GROUPS __attribute__((reqd_work_group_size(THREADS, 1, 1))) void
+__kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void
 attention_tiled(ATTENTION_ARGUMENTS)
 {
     __local real4 queries[BM * STRIDE_E];
     __local real4 shared[SHARED_SIZE];
     __local int highest[BM];
-    __local int attended[3];
     __local key_band band;
 
     const attention_call call = ATTENTION_CALL;
-    const tile_memory memory = {queries, shared, highest, attended};
     tile_state tile;
     tile.call = &call;
-    tile.memory = memory;
-#if SUB_GROUP
-    tile.item = (int)(get_sub_group_id() * SUB_GROUP + get_sub_group_local_id());
-#else
+    tile.queries = queries;
+    tile.shared = shared;
+    tile.highest = highest;
     tile.item = (int)get_local_id(0);
-#endif
     tile.ty = tile.item / TX;
     tile.tx = tile.item - tile.ty * TX;
 
@@ -221,12 +456,13 @@ attention_tiled(ATTENTION_ARGUMENTS)
     tile.i0 = row_of_tiles * BM;
     tile.rows = min(BM, (int)params.L - tile.i0);
 
-    clear_highest(highest, tile.item);
+    for (int n = tile.item; n < BM; n += THREADS) {
+        highest[n] = order_bits(as_int(LOWEST_BASE));
+    }
     if (tile.item == 0) {
         /* One work-item reads the key counts: another thread of the host may write them
            meanwhile, and the group has to agree on its blocks. */
         band = ca_band(&call, tile.batch);
-        attended[0] = attended[1] = attended[2] = 0;
     }
 #if E_PASSES == 1
     load_queries(&tile, 0);
@@ -253,7 +489,7 @@ attention_tiled(ATTENTION_ARGUMENTS)
 
     /* Not a cast of the array's name: some compilers then give all work-groups the same
        array. */
-    __local real *scratch = (__local real *)tile.memory.shared;
+    __local real *scratch = (__local real *)tile.shared;
     real seen[MI];
 #pragma unroll
     for (int m = 0; m < MI; m++) {

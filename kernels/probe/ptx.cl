@@ -3,10 +3,10 @@
  * Uses each instruction that kernels have as PTX. The host builds this program to see
  * whether the driver's compiler takes them, and never runs it.
  *
- *     -DEXCHANGE  EXCHANGE_PTX (attention/decode_gpu/exchange.clh)
+ *     -DEXCHANGE  EXCHANGE_PTX (support/exchange.clh)
  *     -DWARP      1: those of support/warp.clh too
  */
-#include "kernels/attention/decode_gpu/exchange.clh"
+#include "kernels/support/exchange.clh"
 
 #if WARP
 #include "kernels/support/warp.clh"
@@ -30,9 +30,7 @@ probe_ptx(__global const uint4 *input, __global float4 *output)
     WARP_COMPUTE_AGAIN(again);
     x = warp_multiply(&warp, x, rows, columns.xy);
     x.y = warp_any(&warp, x.x > 1.0f) ? warp_exchange(&warp, x.x, 1u) : (float)again;
-    const uint pair = warp_pack(x.x, x.y);
-    x.z = as_float(warp_lower_halves(pair, rows.x) ^ warp_upper_halves(pair, rows.y));
-    x.w = warp_exp2(x.w);
+    x.z = as_float(warp_pack(x.x, x.y));
 #endif
     x.x = exchange(score_exp2(x.x), 1);
     output[item] = x;

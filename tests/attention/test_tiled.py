@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What attention_tiled does besides the kernel contract: the shapes of its tile, sub-groups.
+"""What attention_tiled does besides the kernel contract: the shapes of its tile.
 
-Devices are given less local memory, and with it smaller tiles, and sub-groups of other sizes.
+Devices are given less local memory, and with it smaller tiles.
 """
 
 import numpy as np
@@ -14,18 +14,8 @@ from support.variants import SMALL_TILE, force
 
 @pytest.fixture(autouse=True)
 def tiled(device, monkeypatch):
-    """attention_tiled without sub-groups, with the tile of 16 rows and 32 keys."""
-    force(monkeypatch, "tiled", sub_groups=0, local_memory=SMALL_TILE)
-
-
-def in_sub_groups(monkeypatch, device, size, local_memory=SMALL_TILE):
-    force(monkeypatch, "tiled", sub_groups=size, local_memory=local_memory)
-    try:
-        sdpa(*qkv((1,), 1, 1, 16), device=device)
-    except ValueError as refusal:
-        if "no sub-groups of that size" not in str(refusal):
-            raise
-        pytest.skip(str(refusal))
+    """attention_tiled with the tile of 16 rows and 32 keys."""
+    force(monkeypatch, "tiled", local_memory=SMALL_TILE)
 
 
 # --- shapes of the tile ---------------------------------------------------------------
@@ -42,16 +32,14 @@ TILES = {  # local memory, L, S, E, Ev, dtype
 def test_tiles(device, monkeypatch, tile):
     """Slices of a head, chunks of values, columns and elements by fours, twos and ones."""
     local_memory, L, S, E, Ev, dtype = tile
-    force(monkeypatch, "tiled", sub_groups=0, local_memory=local_memory)
+    force(monkeypatch, "tiled", local_memory=local_memory)
     for keys in (1, S):
         check(*qkv((1, 2), L, keys, E, Ev, dtype), device=device)
     check(*qkv((1, 2), L, S, E, Ev, dtype), device=device, is_causal="lower_right")
 
 
-@pytest.mark.parametrize("size", [8, 16, 32])
-def test_sub_groups(device, monkeypatch, size):
-    """Rows share by shuffles what they share by way of local memory without sub-groups."""
-    in_sub_groups(monkeypatch, device, size)
+def test_bases_that_rise(device):
+    """In the last blocks of a row too."""
     for L, S in ((1, 1), (17, 33), (40, 200)):
         check(*qkv((1, 2), L, S, 16), device=device)
     check(*qkv((1, 2), 40, 90, 16), device=device, is_causal=True)
@@ -60,8 +48,8 @@ def test_sub_groups(device, monkeypatch, size):
     check(q, k, v, device=device)
 
 
-def test_the_widest_tile_in_sub_groups(device, monkeypatch):
-    in_sub_groups(monkeypatch, device, 32, None)
+def test_the_widest_tile(device, monkeypatch):
+    force(monkeypatch, "tiled")
     check(*qkv((1, 2), 40, 70, 24, 512), device=device)
 
 
@@ -70,7 +58,7 @@ def test_the_widest_tile_in_sub_groups(device, monkeypatch):
 
 def test_float64(device, monkeypatch):
     """Also where scores are beyond the range of the floats that bases are."""
-    force(monkeypatch, "tiled", sub_groups=0, local_memory=16384)
+    force(monkeypatch, "tiled", local_memory=16384)
     q, k, v = qkv((1, 2), 40, 70, 16, dtype=float64)
     check(q, k, v, device=device)
     for factor in (1e25, -1e25):  # scores of 1e50
@@ -116,7 +104,7 @@ def test_it_is_refused_where_it_cannot_run(device, monkeypatch):
     refusal = 'CLATTN_KERNEL is "tiled", whose kernel takes head sizes of 1 to 512'
     with pytest.raises(ValueError, match=refusal):
         sdpa(*qkv((1,), 2, 3, 513), device=device)
-    force(monkeypatch, "tiled", sub_groups=0, local_memory=1000)
+    force(monkeypatch, "tiled", local_memory=1000)
     with pytest.raises(ValueError, match=refusal):
         sdpa(*qkv((1,), 2, 3, 16), device=device)
 

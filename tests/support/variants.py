@@ -164,7 +164,7 @@ VARIANTS = [
         takes="head sizes of 1 to 512",
         E=16,
         doors=EVERY_DOOR | {"softcap last"},
-        limits={"sub_groups": 0, "local_memory": SMALL_TILE},
+        limits={"local_memory": SMALL_TILE},
     ),
     Variant(
         "mma",
