@@ -27,13 +27,116 @@
 #define SCORE_LANES 1
 #include "kernels/attention/cpu/tiles.clh" /* tile_state, load_added, store_columns */
 
-#include "kernels/attention/cpu/extras.clh"   /* drop_weights, write_weights */
 #include "kernels/attention/cpu/products.clh" /* multiply_keys, add_values */
-#include "kernels/attention/cpu/scores.clh"   /* score_keys */
-#include "kernels/attention/cpu/softmax.clh"  /* softmax_state */
+#include "kernels/attention/cpu/softmax.clh"  /* score_keys, softmax_state */
 #include "kernels/attention/ends.clh"         /* write_lse */
 #include "kernels/attention/keys.clh"         /* key_run_at */
 #include "kernels/attention/present.clh"      /* copy_present */
+#include "kernels/support/philox.clh"         /* DEFINE_PHILOX */
+
+/* --- what few calls ask for: dropout, scores -------------------------------------- */
+
+DEFINE_PHILOX(philox_lanes, uintv)
+
+/* Sets dropped weights of a block of keys from j0 to 0, after they have been summed. */
+CALLED void
+drop_weights(const tile_state *tile, ca_int64 j0, int keys, termv *weights)
+{
+    const ca_attention_params *params = tile->call->params;
+    const ca_int64 row = row_index(params, tile->batch, tile->i0) + params->first_row;
+    ulong lanes[BM];
+    PLAIN_FOR (int n = 0; n < BM; n++) {
+        lanes[n] = (ulong)(row + n);
+    }
+    PLAIN_FOR (ca_int64 quad = j0 >> 2; quad <= (j0 + keys - 1) >> 2; quad++) {
+        PLAIN_FOR (int v = 0; v < NV; v++) {
+            const ulongv rows = WIDE(vload)(v, lanes);
+            uintv words[4] = {(uintv)(uint)quad, (uintv)(uint)((ulong)quad >> 32),
+                              convert_uintv(rows), convert_uintv(rows >> 32)};
+            philox_lanes(words, params->seed);
+            PLAIN_FOR (int n = 0; n < 4; n++) {
+                const ca_int64 k = quad * 4 + n - j0;
+                if (k >= 0 && k < keys) {
+                    const intv kept = convert_intv(words[n] > params->last_dropped);
+#if BFLOAT16_PAIRS
+                    const intv other = k % 2 == 0 ? (intv)~0xffff : (intv)0xffff;
+                    weights[k / 2 * NV + v] &= as_uintv(kept | other);
+#else
+                    weights[k * NV + v] = as_realv(as_intv(weights[k * NV + v]) & kept);
+#endif
+                }
+            }
+        }
+    }
+}
+
+/* scores[lane][j0 + j] = block[j][lane] */
+static inline void
+store_scores(const tile_state *tile, ca_int64 j0, int keys, const realv *block)
+{
+    const attention_call *call = tile->call;
+    const ca_view *view = VIEW(call->params, SCORES);
+    store_columns(block, keys, call->scores + ca_offset(view, tile->batch, tile->i0, j0), view,
+                  tile->rows);
+}
+
+/* Keeps scores of the chunks of a block after the `attended` keys: -inf in stage 2,
+   after the mask, and like any others in the stages before it. */
+CALLED void
+keep_unattended(const tile_state *tile, const key_run *run, const termv *queries, ca_int64 j0,
+                int attended, int keys, const realv *added, realv *kept)
+{
+    PLAIN_FOR (int k0 = (attended + MR - 1) / MR * MR; k0 < keys; k0 += MR) {
+        realv scores[MR * NV];
+        realv bounded[MR * NV];
+        intv seen[NV] = {(intv)0};
+        score_keys(tile, run, queries, j0, k0, added, bounded, kept, seen, scores);
+        PLAIN_FOR (int n = 0; n < MR * NV && WRITES_STAGE(tile->call->params, 2); n++) {
+            kept[k0 * NV + n] = (realv)(-INFINITY);
+        }
+    }
+}
+
+/* Writes all weights of the tile. Weights need the sums, so the scores are computed a
+   second time. `block` has room for MAX_KEYS keys. */
+CALLED void
+write_weights(const tile_state *tile, const termv *queries, const softmax_state *softmax,
+              realv *block)
+{
+    const ca_attention_params *params = tile->call->params;
+    realv factor[NV]; /* 0 for empty rows */
+    int keys;
+    for (int v = 0; v < NV; v++) {
+        const realv inverse = REAL(1.0) / softmax->sum[v];
+        factor[v] = softmax->seen[v] != 0 ? inverse : (realv)REAL(0.0);
+    }
+    PLAIN_FOR (ca_int64 j0 = 0; j0 < params->T; j0 += keys) {
+        const key_run run = key_run_at(tile->call, tile->batch, j0);
+        keys = (int)min((ca_int64)keys_of_block(params), run.count);
+        const int attended = (int)clamp(tile->last + 1 - j0, (ca_int64)0, (ca_int64)keys);
+        if (HAS_ADDENDS(params)) {
+            load_added(block, tile, j0, attended);
+        }
+        int k0 = 0;
+        PLAIN_FOR (; k0 < attended; k0 += MR) {
+            realv scores[MR * NV];
+            realv bounded[MR * NV];
+            intv seen[NV] = {(intv)0};
+            realv *weights = block + k0 * NV;
+            score_keys(tile, &run, queries, j0, k0, block, bounded, 0, seen, scores);
+            PLAIN_FOR (int n = 0; n < MR * NV; n++) {
+                const int v = n % NV;
+                weights[n] = weight_of(params, scores[n] - softmax->base[v]) * factor[v];
+            }
+        }
+        PLAIN_FOR (int n = k0 * NV; n < keys * NV; n++) {
+            block[n] = (realv)REAL(0.0);
+        }
+        store_scores(tile, j0, keys, block);
+    }
+}
+
+/* --- heads of a tile -------------------------------------------------------------- */
 
 /* One head of a tile. */
 typedef struct {

@@ -26,9 +26,305 @@
  *     LANES of support/lanes.clh and the macros of support/common.clh
  */
 #define SCORE_LANES 1
-#include "kernels/attention/decode_cpu/rows.clh"  /* finish_row, store_partial */
-#include "kernels/attention/decode_cpu/steps.clh" /* score_keys, add_values */
-#include "kernels/attention/present.clh"          /* copy_present */
+#include "kernels/attention/addends.clh" /* load_addends_row */
+#include "kernels/attention/ends.clh"    /* factor_of_row, write_lse */
+#include "kernels/attention/keys.clh"    /* key_run */
+#include "kernels/attention/present.clh" /* copy_present */
+#include "kernels/attention/score.clh"   /* finish_score, weight_of */
+#include "kernels/attention/splits.clh"  /* base_of, partial_row, split_share_of */
+
+#ifndef RT
+#define RT 1
+#endif
+
+#define BN   128      /* keys of a block, whose keys and values stay in the L2 cache */
+#define ROWS (8 * RT) /* of a work-item, at most; csrc/attention/plan_decode_cpu.c knows */
+
+/* Vectors of columns whose sums stay in registers, for RT rows each: all registers, or
+   half of them at the end of a row. The result of RT rows is a sequence of passes,
+   [RT][PASS] or [RT][SHORT_PASS]. Slots after a row's last vector repeat it. */
+#define PASS             (RT <= 2 ? 8 : 4)
+#define SHORT_PASS       (PASS / 2)
+#define SLOTS_OF_ROW(Ev) ((CHUNKS(Ev) + SHORT_PASS - 1) / SHORT_PASS * SHORT_PASS)
+
+/* One row: the keys that it may see, its softmax so far. */
+typedef struct {
+    ca_int64 batch[CA_BATCH_DIMS];
+    ca_int64 i;
+    score_bounds bounds; /* counted from this row and key 0 */
+    ca_int64 first;      /* keys first … last */
+    ca_int64 last;
+    real highest; /* score */
+    real sum;     /* of the weights */
+} decode_row;
+
+/* --- a block of keys -------------------------------------------------------------- */
+
+/* Returns the highest lane. */
+static inline real
+highest_lane(realv x)
+{
+    real lanes[LANES];
+    WIDE(vstore)(x, 0, lanes);
+    real highest = lanes[0];
+    UNROLLED_FOR (int n = 1; n < LANES; n++) {
+        highest = lanes[n] > highest ? lanes[n] : highest;
+    }
+    return highest;
+}
+
+static inline real
+sum_of_lanes(realv x)
+{
+    real lanes[LANES];
+    WIDE(vstore)(x, 0, lanes);
+    real sum = REAL(0.0);
+    UNROLLED_FOR (int n = 0; n < LANES; n++) {
+        sum += lanes[n];
+    }
+    return sum;
+}
+
+/* Returns a vector whose lane k is the sum of x[k]'s lanes. LANES - 1 steps fold two
+   vectors into one. */
+CALLED realv
+sums_of_lanes(realv *x)
+{
+    UNROLLED_FOR (int count = LANES / 2; count > 0; count /= 2) {
+        UNROLLED_FOR (int n = 0; n < count; n++) {
+            x[n] = INTERLEAVE_LOW(x[n], x[n + count]) + INTERLEAVE_HIGH(x[n], x[n + count]);
+        }
+    }
+    return x[0];
+}
+
+/* queries[n * RT] = chunk n of a row, scaled. Columns that the last chunk shares with
+   the chunk before are 0 in the last chunk. */
+static inline void
+load_query(realv *queries, __global const storage *query, const ca_view *view, int E, real scale)
+{
+    PLAIN_FOR (int n = 0; n < CHUNKS(E); n++) {
+        real chunk[LANES];
+        PLAIN_FOR (int k = 0; k < LANES; k++) {
+            const int e = COLUMN(n, E) + k;
+            chunk[k] = e < n * LANES ? REAL(0.0) : load(query + e * view->column);
+        }
+        queries[n * RT] = WIDE(vload)(0, chunk) * scale;
+    }
+}
+
+/* Defines a function that adds the products of `chunks` chunks of LANES keys and of RT
+   queries to products[r][k], which count as 0 with `first`. Keys from `present` on
+   repeat the one before. The products of several keys could be interleaved, but memory
+   is read at full speed only one key after the other, with few instructions for
+   each. */
+#define DEFINE_ADD_PRODUCTS(name, chunks)                                                          \
+    CALLED void name(realv *restrict products, __global const storage *key, ca_int64 stride,       \
+                     int present, const realv *restrict queries, intv own, bool first)             \
+    {                                                                                              \
+        PLAIN_FOR (int k = 0; k < LANES; k++) {                                                    \
+            realv sums[RT];                                                                        \
+            UNROLLED_FOR (int r = 0; r < RT; r++) {                                                \
+                sums[r] = first ? (realv)REAL(0.0) : products[r * LANES + k];                      \
+            }                                                                                      \
+            UNROLLED_FOR (int n = 0; n < (chunks); n++) {                                          \
+                realv x = load_lanes(key + n * LANES);                                             \
+                x = (chunks) == 1 ? as_realv(as_intv(x) & own) : x;                                \
+                UNROLLED_FOR (int r = 0; r < RT; r++) {                                            \
+                    sums[r] = fma(x, queries[n * RT + r], sums[r]);                                \
+                }                                                                                  \
+            }                                                                                      \
+            UNROLLED_FOR (int r = 0; r < RT; r++) {                                                \
+                products[r * LANES + k] = sums[r];                                                 \
+            }                                                                                      \
+            key += k + 1 < present ? stride : 0;                                                   \
+        }                                                                                          \
+    }
+
+DEFINE_ADD_PRODUCTS(add_products_of_eight, 8)
+DEFINE_ADD_PRODUCTS(add_products_of_four, 4)
+DEFINE_ADD_PRODUCTS(add_products_of_one, 1)
+
+/* scores[r][k] = the product of row r and key k, for the first `keys` keys of a run,
+   filled up to whole vectors by the last key. */
+static inline void
+score_keys(const ca_attention_params *params, const key_run *run, int keys, const realv *queries,
+           realv *scores)
+{
+    const ca_int64 stride = run->key_view->row;
+    const int E = (int)params->E;
+    const int whole = E / LANES;
+    /* What the last chunk shares with the chunk before is masked by bits: an infinity
+       would become a NaN in a product with 0. */
+    const intv all = ~(intv)0;
+    const intv own = lane_indices() >= (realv)(real)(LANES - E % LANES);
+    PLAIN_FOR (int k0 = 0; k0 < keys; k0 += LANES) {
+        realv products[RT * LANES];
+        __global const storage *key = run->key + k0 * stride;
+        const int present = min(LANES, keys - k0);
+        int n = 0;
+        PLAIN_FOR (; n + 8 <= whole; n += 8) {
+            add_products_of_eight(products, key + n * LANES, stride, present, queries + n * RT, all,
+                                  n == 0);
+        }
+        if (n + 4 <= whole) {
+            add_products_of_four(products, key + n * LANES, stride, present, queries + n * RT, all,
+                                 n == 0);
+            n += 4;
+        }
+        PLAIN_FOR (; n < CHUNKS(E); n++) {
+            add_products_of_one(products, key + COLUMN(n, E), stride, present, queries + n * RT,
+                                n < whole ? all : own, n == 0);
+        }
+        UNROLLED_FOR (int r = 0; r < RT; r++) {
+            scores[r * (BN / LANES) + k0 / LANES] = sums_of_lanes(products + r * LANES);
+        }
+    }
+}
+
+/* Finishes a row's scores of `keys` keys from j0. They are -inf for keys that the row
+   does not attend to and behind the last key, and NaN for attended scores of -inf. */
+static inline void
+finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, int keys,
+              realv *scores)
+{
+    const ca_attention_params *params = call->params;
+    const int here = (int)clamp(row->last + 1 - j0, (ca_int64)0, (ca_int64)keys);
+    real added[BN];
+    score_bounds bounds = count_from(row->bounds, 0, j0);
+    bounds.limit = min(bounds.limit, (ca_int64)keys);
+    if (SCORE_IS_PLAIN(params) &&
+        sees_all(params, &bounds, 0, 1, 0, (keys + LANES - 1) / LANES * LANES)) {
+        return;
+    }
+    if (HAS_ADDENDS(params)) {
+        /* A mask may be short: it does not hold keys behind the band's end. */
+        load_addends_row(added, call, row->batch, row->i, j0, here);
+    }
+    realv key = lane_indices();
+    PLAIN_FOR (int k = 0; k < keys; k += LANES) {
+        const realv addend = HAS_ADDENDS(params) ? WIDE(vload)(k / LANES, added) : (realv)REAL(0.0);
+        const realv bounded = bound_addend(&bounds, key, key, addend);
+        realv unused;
+        const realv score = finish_score(params, scores[k / LANES], bounded, &unused);
+        scores[k / LANES] = distinct_score(score, bounded);
+        key += (realv)(real)LANES;
+    }
+}
+
+/* Defines a function that continues the sums of `columns` vectors of RT rows. Vectors
+   from column `last` on repeat the one that begins there. */
+#define DEFINE_ADD_PASS(name, columns)                                                             \
+    CALLED void name(realv *sums, const real *weights, __global const value_storage *value,        \
+                     ca_int64 stride, int keys, ca_int64 last)                                     \
+    {                                                                                              \
+        realv pass[RT * (columns)];                                                                \
+        UNROLLED_FOR (int n = 0; n < RT * (columns); n++) {                                        \
+            pass[n] = sums[n];                                                                     \
+        }                                                                                          \
+        PLAIN_FOR (int j = 0; j < keys; j++) {                                                     \
+            UNROLLED_FOR (int n = 0; n < (columns); n++) {                                         \
+                const realv x = load_value_lanes(value + min((ca_int64)(n * LANES), last));        \
+                UNROLLED_FOR (int r = 0; r < RT; r++) {                                            \
+                    pass[r * (columns) + n] =                                                      \
+                        fma((realv)weights[r * BN], x, pass[r * (columns) + n]);                   \
+                }                                                                                  \
+            }                                                                                      \
+            weights++;                                                                             \
+            value += stride;                                                                       \
+        }                                                                                          \
+        UNROLLED_FOR (int n = 0; n < RT * (columns); n++) {                                        \
+            sums[n] = pass[n];                                                                     \
+        }                                                                                          \
+    }
+
+DEFINE_ADD_PASS(add_pass, PASS)
+DEFINE_ADD_PASS(add_short_pass, SHORT_PASS)
+
+/* Returns where vector n of row r begins in the result of RT rows. */
+static inline int
+slot_of(int r, int n, int Ev)
+{
+    const int whole = SLOTS_OF_ROW(Ev) / PASS * PASS;
+    return n < whole ? n / PASS * (RT * PASS) + r * PASS + n % PASS
+                     : whole * RT + r * SHORT_PASS + n - whole;
+}
+
+/* result[r] = result[r] * decay[r] + sum_j weights[r][j] * value[j]. Where the columns
+   need several passes, a pass takes only a few keys: memory is read at full speed only
+   in its order. */
+static inline void
+add_values(realv *result, const realv *decay, const realv *weights,
+           __global const value_storage *value, ca_int64 stride, int keys, int Ev)
+{
+    const int slots = SLOTS_OF_ROW(Ev);
+    const int at_once = slots > PASS ? 16 : BN;
+    PLAIN_FOR (int r = 0; r < RT; r++) {
+        PLAIN_FOR (int n = 0; n < slots; n++) {
+            result[slot_of(r, n, Ev)] *= decay[r];
+        }
+    }
+    PLAIN_FOR (int j = 0; j < keys; j += at_once) {
+        const int count = min(at_once, keys - j);
+        const real *weight = (const real *)weights + j;
+        __global const value_storage *from = value + j * stride;
+        int n = 0;
+        PLAIN_FOR (; n + PASS <= slots; n += PASS) {
+            add_pass(result + n * RT, weight, from + n * LANES, stride, count,
+                     Ev - LANES - n * LANES);
+        }
+        if (n < slots) {
+            add_short_pass(result + n * RT, weight, from + n * LANES, stride, count,
+                           Ev - LANES - n * LANES);
+        }
+    }
+}
+
+/* --- ends of rows ----------------------------------------------------------------- */
+
+/* Writes row i from `sum`, the sum of weights, and `result`, the sum of weights times
+   values. A row is empty where masks and bounds exclude all keys: only excluded keys
+   leave `highest` at -inf and `sum` at 0, because an attended score of -inf has
+   become NaN, see distinct_score. */
+CALLED void
+finish_row(const attention_call *call, const ca_int64 *batch, ca_int64 i, const realv *result,
+           real highest, real sum)
+{
+    const ca_attention_params *params = call->params;
+    const int Ev = (int)params->Ev;
+    const ca_int64 column = params->output.column;
+    const bool attends = highest != -INFINITY || sum != REAL(0.0);
+    const real factor = factor_of_row(params, sum, attends);
+    __global storage *row = call->output + ca_offset(&params->output, batch, i, 0);
+    realv nonzero = (realv)REAL(0.0);
+    PLAIN_FOR (int n = 0; n < CHUNKS(Ev); n++) {
+        const realv x = attends ? result[n] * factor : (realv)REAL(0.0);
+        nonzero += x * REAL(0.0);
+        if (column == 1) {
+            store_lanes(x, row + COLUMN(n, Ev));
+            continue;
+        }
+        PLAIN_FOR (int k = 0; k < LANES; k++) {
+            store(((const real *)&x)[k], row + (COLUMN(n, Ev) + k) * column);
+        }
+    }
+    write_lse(call, batch, i, base_of(highest), sum, attends);
+    if (any_lane(nonzero != (realv)REAL(0.0))) {
+        ask_to_redo(call);
+    }
+}
+
+#define PARTIAL_SIZE(Ev) ((int)(Ev) + 2) /* Ev sums, the highest score, the sum of weights */
+
+static inline void
+store_partial(__global real *partial, const realv *result, real highest, real sum, int Ev)
+{
+    PLAIN_FOR (int n = 0; n < CHUNKS(Ev); n++) {
+        WIDE(vstore)(result[n], 0, partial + COLUMN(n, Ev));
+    }
+    partial[Ev] = highest;
+    partial[Ev + 1] = sum;
+}
 
 /* Replaces a row's scores by weights, exp(score - the highest score so far), and updates
    the row's sum. Returns the factor for the row's result so far. */

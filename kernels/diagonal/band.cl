@@ -48,7 +48,176 @@
 #define STREAM 0
 #endif
 
-#include "kernels/diagonal/row.clh" /* write_row, row_band, vector */
+/* --- a row, in vectors ------------------------------------------------------------ */
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b)  JOIN_(a, b)
+#define WIDE(name)  JOIN(name, LANES)
+
+#if WIDTH == 1
+typedef uchar element;
+typedef WIDE(uchar) vector;
+#define as_vector WIDE(as_uchar)
+#define to_masks  WIDE(convert_char)
+#elif WIDTH == 2
+typedef ushort element;
+typedef WIDE(ushort) vector;
+#define as_vector WIDE(as_ushort)
+#define to_masks  WIDE(convert_short)
+#elif WIDTH == 4
+typedef uint element;
+typedef WIDE(uint) vector;
+#define as_vector WIDE(as_uint)
+#define to_masks  WIDE(convert_int)
+#else
+typedef ulong element;
+typedef WIDE(ulong) vector;
+#define as_vector WIDE(as_ulong)
+#define to_masks  WIDE(convert_long)
+#endif
+typedef WIDE(int) indices;
+
+/* The item's number among those that share a tile. */
+#if LOCAL == 1
+#define ITEM 0
+#else
+#define ITEM ((int)get_local_id(0))
+#endif
+
+#if STREAM && defined(__has_builtin)
+#if __has_builtin(__builtin_nontemporal_store)
+#define STORES_STREAM 1
+#endif
+#endif
+
+/* With STREAM, `to` has to be aligned to the vector. */
+static inline void
+store_vector(vector value, __global element *to)
+{
+#ifdef STORES_STREAM
+    __builtin_nontemporal_store(value, (__global vector *)to);
+#else
+    WIDE(vstore)(value, 0, to);
+#endif
+}
+
+/* Returns how many of `count` elements come before the first address to which a vector
+   can be streamed. */
+static inline ca_int64
+unaligned_elements(__global const element *to, ca_int64 count)
+{
+#ifdef STORES_STREAM
+    const size_t past = (size_t)to & (sizeof(vector) - 1);
+    const ca_int64 before = past == 0 ? 0 : (ca_int64)((sizeof(vector) - past) / sizeof(element));
+    return min(before, count);
+#else
+    return 0;
+#endif
+}
+
+static inline indices
+lane_indices(void)
+{
+    indices lanes;
+    for (int n = 0; n < LANES; n++) {
+        ((int *)&lanes)[n] = n;
+    }
+    return lanes;
+}
+
+/* The elements to fill with, and the columns of a row that are inside: begin … end - 1. */
+typedef struct {
+    element inside;
+    element outside;
+    ca_int64 begin;
+    ca_int64 end;
+} row_band;
+
+#if INSIDE == CA_DIAGONAL_COPY
+#define INSIDE_ONE(from, band)  (*(from))
+#define INSIDE_MANY(from, band) WIDE(vload)(0, from)
+#else
+#define INSIDE_ONE(from, band)  ((band)->inside)
+#define INSIDE_MANY(from, band) ((vector)((band)->inside))
+#endif
+#if OUTSIDE == CA_DIAGONAL_COPY
+#define OUTSIDE_ONE(from, band)  (*(from))
+#define OUTSIDE_MANY(from, band) WIDE(vload)(0, from)
+#else
+#define OUTSIDE_ONE(from, band)  ((band)->outside)
+#define OUTSIDE_MANY(from, band) ((vector)((band)->outside))
+#endif
+
+#if LAYOUT == CA_DIAGONAL_BLOCKS
+#define INPUT_SPACE __local
+#else
+#define INPUT_SPACE __global
+#endif
+
+static inline element
+choose_one(INPUT_SPACE const element *from, ca_int64 x, const row_band *band)
+{
+    return x >= band->begin && x < band->end ? INSIDE_ONE(from + x, band)
+                                             : OUTSIDE_ONE(from + x, band);
+}
+
+/* Returns the vector of columns x … x + LANES - 1. */
+static inline vector
+choose_many(INPUT_SPACE const element *from, ca_int64 x, const row_band *band)
+{
+    if (x >= band->end || x + LANES <= band->begin) {
+        return OUTSIDE_MANY(from + x, band);
+    }
+    if (x >= band->begin && x + LANES <= band->end) {
+        return INSIDE_MANY(from + x, band);
+    }
+    const int begin = (int)max(band->begin - x, (ca_int64)0);
+    const int end = (int)min(band->end - x, (ca_int64)LANES);
+    const indices lanes = lane_indices();
+    const indices is_inside = (lanes >= (indices)begin) & (lanes < (indices)end);
+    return bitselect(OUTSIDE_MANY(from + x, band), INSIDE_MANY(from + x, band),
+                     as_vector(to_masks(is_inside)));
+}
+
+/* Writes columns first … last - 1 of a row. `from` is the row of the input. */
+static inline void
+write_columns(__global element *to, INPUT_SPACE const element *from, ca_int64 first, ca_int64 last,
+              const row_band *band)
+{
+    const ca_int64 head = first + unaligned_elements(to + first, last - first);
+    for (ca_int64 x = first + ITEM; x < head; x += LOCAL) {
+        to[x] = choose_one(from, x, band);
+    }
+    const ca_int64 tail = head + (last - head) / LANES * LANES;
+    for (ca_int64 x = head + ITEM * LANES; x < tail; x += LOCAL * LANES) {
+        store_vector(choose_many(from, x, band), to + x);
+    }
+#if LOCAL == 1 && STREAM == 0
+    if (tail > head && tail < last) {
+        /* writes some elements twice rather than the rest one by one */
+        store_vector(choose_many(from, last - LANES, band), to + last - LANES);
+        return;
+    }
+#endif
+    for (ca_int64 x = tail + ITEM; x < last; x += LOCAL) {
+        to[x] = choose_one(from, x, band);
+    }
+}
+
+/* Writes columns first … last - 1 of a row, but leaves a skipped region as it is. */
+static inline void
+write_row(__global element *to, INPUT_SPACE const element *from, ca_int64 first, ca_int64 last,
+          const row_band *band)
+{
+#if OUTSIDE == CA_DIAGONAL_SKIP
+    write_columns(to, from, band->begin, band->end, band);
+#elif INSIDE == CA_DIAGONAL_SKIP
+    write_columns(to, from, first, band->begin, band);
+    write_columns(to, from, band->end, last, band);
+#else
+    write_columns(to, from, first, last, band);
+#endif
+}
 
 /* --- tiles of rows ---------------------------------------------------------------- */
 
