@@ -395,10 +395,7 @@ merge_row(const attention_call *call, ca_int64 index)
         highest = max(highest, partial_row(call, batch, i, split, PARTIAL_SIZE(Ev))[Ev]);
     }
     const real base = base_of(highest);
-    realv result[CHUNKS(CA_CPU_HEAD_SIZE)];
-    PLAIN_FOR (int n = 0; n < CHUNKS(Ev); n++) {
-        result[n] = (realv)REAL(0.0);
-    }
+    realv result[CHUNKS(CA_CPU_HEAD_SIZE)] = {(realv)REAL(0.0)};
     real sum = REAL(0.0);
     PLAIN_FOR (ca_int64 split = 0; split < params->splits; split++) {
         __global const real *row = partial_row(call, batch, i, split, PARTIAL_SIZE(Ev));

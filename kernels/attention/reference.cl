@@ -151,19 +151,13 @@ sum_weights(const row_state *row, real *m, real *l)
     return attends;
 }
 
-/* sums[n] = sum_j exp(score[j] - m) * value[j, c + n], for `columns` columns. */
+/* sums[n] += sum_j exp(score[j] - m) * value[j, c + n], for `columns` columns. */
 CALLED void
 add_values(const row_state *row, real m, ca_int64 c, int columns, real *sums)
 {
     const ca_attention_params *params = row->call->params;
-    PLAIN_FOR (int n = 0; n < columns; n++) {
-        sums[n] = REAL(0.0);
-    }
     PLAIN_FOR (ca_int64 j0 = row->first; j0 <= row->last; j0 += BLOCK) {
-        real block_sums[CHUNK];
-        PLAIN_FOR (int n = 0; n < columns; n++) {
-            block_sums[n] = REAL(0.0);
-        }
+        real block_sums[CHUNK] = {REAL(0.0)};
         PLAIN_FOR (ca_int64 j = j0; j <= min(j0 + BLOCK - 1, row->last); j++) {
             real score;
             if ((USES(params, DROPOUT) && ca_drops(params, row->number, j)) ||
@@ -200,7 +194,7 @@ attend(const attention_call *call, const ca_int64 *batch, ca_int64 i)
     __global storage *output_i = call->output + ca_offset(&params->output, batch, i, 0);
     PLAIN_FOR (ca_int64 c = 0; c < params->Ev; c += CHUNK) {
         const int columns = (int)min((ca_int64)CHUNK, params->Ev - c);
-        real sums[CHUNK];
+        real sums[CHUNK] = {REAL(0.0)};
         add_values(&row, m, c, columns, sums);
         PLAIN_FOR (int n = 0; n < columns; n++) {
             const real mean = sums[n] / l * ca_kept_scale(params);
