@@ -152,11 +152,11 @@ finish_scores(const tile_state *tile, const key_block *block, real *scores)
     const real scale = score_scale(params);
     const bool plain = SCORE_IS_PLAIN(params) && sees_all(params, &block->bounds, 0, BM, 0, BN);
     uint seen = plain ? ~0u : 0u;
-#pragma unroll
-    for (int n = 0; n < MI * NJ; n++) {
-        scores[n] *= scale;
-    }
     if (plain) {
+#pragma unroll
+        for (int n = 0; n < MI * NJ; n++) {
+            scores[n] *= scale;
+        }
         return seen;
     }
 #pragma unroll
@@ -170,7 +170,7 @@ finish_scores(const tile_state *tile, const key_block *block, real *scores)
             const addend_row row = addend_row_at(tile->call, tile->batch, tile->i0 + tile->ty + r);
             added = addend_of(tile->call, &row, block->j0 + tile->tx + k, &bounds, k - r, k);
         }
-        const real score = finish_score(params, scores[n], added, &kept);
+        const real score = finish_score(params, scores[n] * scale, added, &kept);
         if (KEEPS_SCORES(params)) {
             write_score(tile, block, n, kept);
         }
@@ -251,12 +251,8 @@ raise_bases(const ca_attention_params *params, softmax_state *softmax, const rea
         for (int n = 0; n < NJ; n++) {
             high = scores[m * NJ + n] > high ? scores[m * NJ + n] : high;
         }
-        raised[m] = high;
-    }
-#pragma unroll
-    for (int m = 0; m < MI; m++) {
-        if (raised[m] > softmax->base[m] + HEADROOM) {
-            atomic_max(&highest[ty * MI + m], order_bits(as_int((float)raised[m])));
+        if (high > softmax->base[m] + HEADROOM) {
+            atomic_max(&highest[ty * MI + m], order_bits(as_int((float)high)));
         }
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* these writes: their reads; keys: weights */
