@@ -17,8 +17,7 @@
  *              keys
  *
  * The next block's keys are on their way while values are added up, its values while
- * scores are computed. There is one barrier a block. Where there are several splits,
- * each leaves its rows in `partial`, for attention/decode_gpu_merge.cl.
+ * scores are computed. There is one barrier a block.
  *
  *     -DHEAD_E -DHEAD_EV  head sizes E and Ev, 1 … 512
  *     -DWG                work-items of a group; default 128
