@@ -221,18 +221,13 @@ plan_decode_gpu(const ca_device_info *info, const ca_attention *attention, ca_at
     ca_kernel_define(spec, "KEY_LANES", t.lanes);
     ca_kernel_define(spec, "BN", t.keys);
     ca_kernel_define(spec, "RT", t.rows);
-    bool wide_keys = ca_operand_is_wide(&operands[CA_ATTENTION_KEY]) &&
-                     ca_operand_is_wide(&operands[CA_ATTENTION_PAST_KEY]);
-    bool wide_values = ca_operand_is_wide(&operands[CA_ATTENTION_VALUE]) &&
-                       ca_operand_is_wide(&operands[CA_ATTENTION_PAST_VALUE]);
-    ca_kernel_define(spec, "WIDE_KEYS", wide_keys);
-    ca_kernel_define(spec, "WIDE_VALUES", wide_values);
-    if (ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY)) {
-        ca_kernel_define(spec, "WIDE_PRESENT",
-                         wide_keys && wide_values &&
-                             ca_operand_is_wide(&operands[CA_ATTENTION_PRESENT_KEY]) &&
-                             ca_operand_is_wide(&operands[CA_ATTENTION_PRESENT_VALUE]));
-    }
+    ca_kernel_define(spec, "WIDE",
+                     ca_operand_is_wide(&operands[CA_ATTENTION_KEY]) &&
+                         ca_operand_is_wide(&operands[CA_ATTENTION_VALUE]) &&
+                         ca_operand_is_wide(&operands[CA_ATTENTION_PAST_KEY]) &&
+                         ca_operand_is_wide(&operands[CA_ATTENTION_PAST_VALUE]) &&
+                         ca_operand_is_wide(&operands[CA_ATTENTION_PRESENT_KEY]) &&
+                         ca_operand_is_wide(&operands[CA_ATTENTION_PRESENT_VALUE]));
 }
 
 const ca_variant ca_variant_decode_gpu = {

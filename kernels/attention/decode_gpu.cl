@@ -17,8 +17,7 @@
  *              keys
  *
  * The next block's keys are on their way while values are added up, its values while
- * scores are computed. There is one barrier a block. Where there are several splits,
- * each leaves its rows in `partial`, for attention/decode_gpu_merge.cl.
+ * scores are computed. There is one barrier a block.
  *
  *     -DHEAD_E -DHEAD_EV  head sizes E and Ev, 1 … 512
  *     -DWG                work-items of a group; default 128
@@ -26,9 +25,8 @@
  *     -DBN                keys of a block, WG / KEY_LANES times a power of 2; default
  *                         WG / KEY_LANES
  *     -DKEY_LANES         work-items that share a key, a power of 2; default 1
- *     -DWIDE_KEYS         1: rows of keys are whole aligned 16 bytes; default 0
- *     -DWIDE_VALUES       1: so are rows of values; default 0
- *     -DWIDE_PRESENT      1: so are both, past and present ones too; default 0
+ *     -DWIDE              1: rows of keys and values, past and present ones too, are
+ *                         whole aligned 16 bytes; default 0
  *     EXCHANGE and SUB_GROUP of support/exchange.clh, and the macros of
  *     support/common.clh; OPTIONS has no input bias, scores, late softcap or dropout
  */
@@ -53,7 +51,7 @@ typedef struct {
 typedef struct {
     const __local real_vector *queries; /* [RT][QUERY_VECTORS] */
     const __local group_row *rows;      /* [RT] */
-    __local row_scores *scores;         /* [2][BN] */
+    __local real *scores;               /* [2][BN][RT] */
     __local real *scratch;
     int buffer; /* for the next block's scores: 0 or 1 */
 } block_memory;
@@ -107,7 +105,6 @@ attend_keys(slice_state *state, const attention_call *call, const ca_int64 *batc
     for (ca_int64 j0 = start; j0 < end; j0 += BN) {
         real added[OWN_SUMS];
         real terms[TERMS];
-        real sums[OWN_SUMS];
         load_addends(added, call, memory->rows, mine, j0, count);
         multiply_keys(terms, key_chunks, memory->queries, mine->key_lane);
         const int next = (int)min((ca_int64)BN, end - j0 - BN);
@@ -116,9 +113,9 @@ attend_keys(slice_state *state, const attention_call *call, const ca_int64 *batc
         if (next > 0) {
             load_keys(key_chunks, keys, key_view, mine->key, mine->key_lane, next);
         }
-        __local row_scores *block = memory->scores + memory->buffer * BN;
-        sums_over_lanes(sums, terms, mine->key_lane, memory->scratch);
-        store_scores((__local real *)block, call->params, sums, added, mine);
+        __local real *block = memory->scores + memory->buffer * BN * RT;
+        sums_over_lanes(terms, mine->key_lane, memory->scratch);
+        store_scores(block, call->params, terms, added, mine);
         if (USES(call->params, PRESENT)) {
             copy_present_rows(call, batch, max(share.first, j0), min(share.end, j0 + count));
         }
@@ -160,7 +157,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) EXCHANGE_ATTRIBUTE void
 attention_decode_gpu(ATTENTION_ARGUMENTS)
 {
     __local real_vector queries[RT * QUERY_VECTORS];
-    __local row_scores blocks[2 * BN];
+    __local real blocks[2 * BN * RT] __attribute__((aligned(64)));
     __local real scratch[SCRATCH_SIZE];
     __local real slice_highest[SLICES * RT];
     __local real slice_sum[SLICES * RT];

@@ -46,12 +46,11 @@ attention_decode_gpu_merge(ATTENTION_ARGUMENTS)
         for (int n = 0; n < PER_LANE; n++) {
             const int vector = n * ROW_LANES + lane;
             if (vector < ROW_CHUNKS) {
-                real x[VECTOR];
-                JOIN(vstore, VECTOR)(*((__global const real_vector *)row + vector), 0, x);
+                const real_vector x = ((__global const real_vector *)row)[vector];
 #pragma unroll
                 for (int k = 0; k < VECTOR; k++) {
                     real *sum = &state.columns[n * VECTOR + k];
-                    *sum = fma(x[k], factor, *sum * decay);
+                    *sum = fma(((const real *)&x)[k], factor, *sum * decay);
                 }
             }
         }

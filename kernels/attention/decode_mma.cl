@@ -24,9 +24,7 @@
  *
  *     -DHEAD_E -DHEAD_EV   head sizes E and Ev, multiples of 8, filled up with zeros to
  *                          multiples of 32 and 64
- *     WARP of support/warp.clh, and the macros of support/common.clh without
- *     VALUE_DTYPE and REAL64; DTYPE is one of the half types, and OPTIONS has masks,
- *     bias and an early softcap
+ *     and the macros of mma/softmax.clh but MT and LSE
  *
  * Rows of key and value are whole aligned 16 bytes. L and T are at most 2^28.
  */

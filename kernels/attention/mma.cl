@@ -22,16 +22,11 @@
  * weights that the second product takes, so only maxima and sums move between lanes.
  *
  *     -DHEAD_E -DHEAD_EV  head sizes E and Ev, filled up with zeros to a multiple of 16
- *     -DLSE               1: lse is written; default 0
  *     -DALIGNED           1: rows of query, key and value are whole aligned 16 bytes;
  *                         default 0
  *     -DOUTPUT_ALIGNED    1: so are rows of output; default 0
- *     -DMT                tiles of rows of a warp: 1, the default, or 2, which halve
- *                         the loads of keys and values
  *     -DBN                keys of a block, a multiple of CHUNK; default 32
- *     WARP of support/warp.clh, and the macros of support/common.clh without
- *     VALUE_DTYPE and REAL64; DTYPE is one of the half types, and OPTIONS has masks,
- *     bias and an early softcap
+ *     and the macros of mma/softmax.clh
  */
 #define CAP warp_tanh
 #include "kernels/attention/gpu.clh" /* OPTIONS */
@@ -45,8 +40,10 @@
 #endif
 #if ALIGNED
 #define LOAD_UNROLL WARP_UNROLL
+typedef int row_step; /* strides are at most 2^22 */
 #else
 #define LOAD_UNROLL _Pragma("nounroll")
+typedef ca_int64 row_step;
 #endif
 #ifndef OUTPUT_ALIGNED
 #define OUTPUT_ALIGNED 0
@@ -99,18 +96,19 @@ typedef struct {
 } tile_source;
 
 /* A work-item copies one chunk of a row, in every ITEM_ROWS-th row. */
-#define ITEM_ROWS(chunks)  (THREADS / (chunks))
-#define ITEM_ROW(chunks)   ((uint)get_local_id(0) / (chunks))
-#define ITEM_CHUNK(chunks) ((uint)get_local_id(0) - ITEM_ROW(chunks) * (chunks))
+#define ITEM_ROWS(chunks) (THREADS / (chunks))
 
-/* Returns the rows from `offset` on. */
+/* Returns the rows from row `first` on. */
 static inline tile_source
-source_at(__global const storage *tensor, ca_int64 offset, const ca_view *view, ca_int64 columns,
-          int chunks)
+source_at(__global const storage *tensor, const ca_view *view, const ca_int64 *batch, int first,
+          ca_int64 columns, int chunks)
 {
-    const ca_int64 own = ITEM_ROW(chunks) * view->row + ITEM_CHUNK(chunks) * 8 * view->column;
-    const tile_source source = {(__global const ushort *)(tensor + offset) + own, view->row,
-                                view->column, (int)columns};
+    const int row = (int)get_local_id(0) / chunks;
+    const int chunk = (int)get_local_id(0) - row * chunks;
+    const ca_int64 own = row * view->row + chunk * 8 * view->column;
+    const tile_source source = {(__global const ushort *)tensor + ca_offset(view, batch, first, 0) +
+                                    own,
+                                view->row, view->column, (int)columns};
     return source;
 }
 
@@ -125,7 +123,7 @@ load_tile(const warp_state *warp, __local uint4 *memory, int tile, tile_source *
     WARP_COMPUTE_AGAIN(item);
     const int first = item / chunks;
     const int chunk = item - first * chunks;
-    const int step = ITEM_ROWS(chunks) * (int)source->row;
+    const row_step step = ITEM_ROWS(chunks) * (row_step)source->row;
     const int columns = source->columns - chunk * 8;
     __global const ushort *from = source->from;
     present = columns > 0 ? present : 0;
@@ -201,17 +199,6 @@ tile_at(const attention_call *call, const ca_int64 *batch, ca_int64 row_of_tiles
     return tile;
 }
 
-/* Mask and bias of a row, of the last one behind it. */
-static inline addend_row
-addends_at(const mma_tile *tile, int row)
-{
-    int last = tile->rows - 1;
-    if (HAS_ADDENDS(tile->call->params)) {
-        WARP_COMPUTE_AGAIN(last);
-    }
-    return addend_row_behind(tile->call, tile->addends, min(row, last));
-}
-
 /* Starts to load the next keys and values, at most `left` of them, into a stage. */
 static inline void
 load_block(const warp_state *warp, __local uint4 *memory, int stage, tile_source *key,
@@ -232,8 +219,7 @@ load_queries(const warp_state *warp, __local uint4 *memory, const mma_tile *tile
 {
     const ca_attention_params *params = tile->call->params;
     tile_source source =
-        source_at(tile->call->query, ca_offset(&params->query, tile->batch, tile->i0, 0),
-                  &params->query, params->E, E_CHUNKS);
+        source_at(tile->call->query, &params->query, tile->batch, tile->i0, params->E, E_CHUNKS);
     const uint signs = query_signs(params);
     load_tile(warp, memory, 0, &source, tile->rows, BM, E_CHUNKS);
     warp_copies_end(warp);
@@ -285,7 +271,12 @@ finish_scores(const mma_tile *tile, const mma_lane *lane, int j, float4 (*scores
     const score_bounds bounds = count_from(tile->bounds, tile->i0 + lane->row, key);
     WARP_UNROLL
     for (int r = 0; r < ROWS; r++) {
-        const addend_row addends = addends_at(tile, lane->row + 8 * r);
+        int last = tile->rows - 1;
+        if (HAS_ADDENDS(tile->call->params)) {
+            WARP_COMPUTE_AGAIN(last);
+        }
+        const addend_row addends =
+            addend_row_behind(tile->call, tile->addends, min(lane->row + 8 * r, last));
         const uint attended = finish_row(tile->call, &addends, key, &bounds, 8 * r, r, scores);
         softmax->seen |= attended != 0u ? 1u << r : 0u;
     }
@@ -414,10 +405,8 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
     start_softmax(&softmax, result);
     load_queries(&warp, memory, &tile, &lane, queries);
 
-    tile_source keys = source_at(key, ca_offset(&params.key, batch, tile.first, 0), &params.key,
-                                 params.E, E_CHUNKS);
-    tile_source values = source_at(value, ca_offset(&params.value, batch, tile.first, 0),
-                                   &params.value, params.Ev, EV_CHUNKS);
+    tile_source keys = source_at(key, &params.key, batch, tile.first, params.E, E_CHUNKS);
+    tile_source values = source_at(value, &params.value, batch, tile.first, params.Ev, EV_CHUNKS);
 #pragma unroll 1
     for (int n = 0; n < STAGES - 1; n++) {
         load_block(&warp, memory, n, &keys, &values, tile.end - tile.first - n * BN);

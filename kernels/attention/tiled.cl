@@ -35,9 +35,6 @@
 /* True if scores are written when they are computed: stages 0 … 2, of all keys. */
 #define KEEPS_SCORES(params) (USES(params, SCORES) && !WRITES_STAGE(params, 3))
 
-/* True if no block may be skipped: excluded keys are written, or have a score. */
-#define ALL_BLOCKS(params) (KEEPS_SCORES(params) || USES(params, LATE_SOFTCAP))
-
 /* The rows of a work-group, and this work-item. */
 typedef struct {
     const attention_call *call;
@@ -47,8 +44,6 @@ typedef struct {
     ca_int64 batch[CA_BATCH_DIMS];
     int i0;
     int rows;
-    int first; /* keys first … end - 1 may be attended to */
-    int end;
     score_bounds bounds; /* counted from row i0 and key 0 */
     int item;
     int tx;
@@ -115,15 +110,13 @@ score_block(const tile_state *tile, const key_run *run, __global const storage *
         for (int n = 0; n < MI * NJ; n++) {
             products[n] = REAL(0.0);
         }
-#else
-        real *products = scores;
-#endif
         multiply_keys(tile->queries, tile->shared, tile->tx, tile->ty, products);
-#if HEAD_E > LONG_SUM
 #pragma unroll
         for (int n = 0; n < MI * NJ; n++) {
             scores[n] += products[n];
         }
+#else
+        multiply_keys(tile->queries, tile->shared, tile->tx, tile->ty, scores);
 #endif
     }
 }
@@ -152,11 +145,11 @@ finish_scores(const tile_state *tile, const key_block *block, real *scores)
     const real scale = score_scale(params);
     const bool plain = SCORE_IS_PLAIN(params) && sees_all(params, &block->bounds, 0, BM, 0, BN);
     uint seen = plain ? ~0u : 0u;
-#pragma unroll
-    for (int n = 0; n < MI * NJ; n++) {
-        scores[n] *= scale;
-    }
     if (plain) {
+#pragma unroll
+        for (int n = 0; n < MI * NJ; n++) {
+            scores[n] *= scale;
+        }
         return seen;
     }
 #pragma unroll
@@ -170,7 +163,7 @@ finish_scores(const tile_state *tile, const key_block *block, real *scores)
             const addend_row row = addend_row_at(tile->call, tile->batch, tile->i0 + tile->ty + r);
             added = addend_of(tile->call, &row, block->j0 + tile->tx + k, &bounds, k - r, k);
         }
-        const real score = finish_score(params, scores[n], added, &kept);
+        const real score = finish_score(params, scores[n] * scale, added, &kept);
         if (KEEPS_SCORES(params)) {
             write_score(tile, block, n, kept);
         }
@@ -251,12 +244,8 @@ raise_bases(const ca_attention_params *params, softmax_state *softmax, const rea
         for (int n = 0; n < NJ; n++) {
             high = scores[m * NJ + n] > high ? scores[m * NJ + n] : high;
         }
-        raised[m] = high;
-    }
-#pragma unroll
-    for (int m = 0; m < MI; m++) {
-        if (raised[m] > softmax->base[m] + HEADROOM) {
-            atomic_max(&highest[ty * MI + m], order_bits(as_int((float)raised[m])));
+        if (high > softmax->base[m] + HEADROOM) {
+            atomic_max(&highest[ty * MI + m], order_bits(as_int((float)high)));
         }
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* these writes: their reads; keys: weights */
@@ -379,10 +368,12 @@ static inline __attribute__((always_inline)) void
 attend(const tile_state *tile, bool again, softmax_state *softmax, real *result)
 {
     const ca_attention_params *params = tile->call->params;
-    const bool all = again || ALL_BLOCKS(params);
-    const int end = all ? (int)params->T : tile->end;
+    /* No block is skipped where excluded keys are written, or have a score. */
+    const bool all = again || KEEPS_SCORES(params) || USES(params, LATE_SOFTCAP);
+    const score_bounds *bounds = &tile->bounds;
+    const int end = all ? (int)params->T : min(bounds->limit, bounds->upper + tile->rows);
     int run_end;
-    for (int first = all ? 0 : tile->first; first < end; first = run_end) {
+    for (int first = all ? 0 : max(0, bounds->lower); first < end; first = run_end) {
         const key_run run = key_run_at(tile->call, tile->batch, first);
         run_end = USES(params, PAST) ? min(end, first + (int)run.count) : end;
 #pragma unroll 1
@@ -475,8 +466,6 @@ attention_tiled(ATTENTION_ARGUMENTS)
     barrier(CLK_LOCAL_MEM_FENCE); /* these writes: their reads */
     const key_band own_band = band;
     tile.bounds = count_from(bounds_of(&call, tile.batch, &own_band), tile.i0, 0);
-    tile.first = max(0, tile.bounds.lower);
-    tile.end = min(tile.bounds.limit, tile.bounds.upper + tile.rows);
 
     softmax_state softmax;
     real result[MI * NC];
