@@ -62,8 +62,7 @@ static inline void
 load_addends(real *added, const attention_call *call, const __local group_row *rows,
              const lane_share *mine, ca_int64 j0, int count)
 {
-#pragma unroll
-    for (int n = 0; n < OWN_SUMS; n++) {
+    UNROLLED_FOR (int n = 0; n < OWN_SUMS; n++) {
         const int t = own_term(mine->key_lane, n);
         const int k = t / RT * KEYS_AT_ONCE + mine->key;
         added[n] = k < count ? addend_of_row(call, rows + t % RT, j0 + k) : EXCLUDED;
@@ -75,8 +74,7 @@ static inline void
 store_scores(__local real *block, const ca_attention_params *params, const real *sums,
              const real *added, const lane_share *mine)
 {
-#pragma unroll
-    for (int n = 0; n < OWN_SUMS; n++) {
+    UNROLLED_FOR (int n = 0; n < OWN_SUMS; n++) {
         const int t = own_term(mine->key_lane, n);
         const int k = t / RT * KEYS_AT_ONCE + mine->key;
         if (mine->key_lane % SAME_LANES == 0) {
@@ -171,8 +169,7 @@ attention_decode_gpu(ATTENTION_ARGUMENTS)
 
     const split_share group = split_share_of(&params, (ca_int64)get_group_id(0), RT);
     ca_int64 batch[CA_BATCH_DIMS];
-#pragma unroll 1
-    for (int r = 0; r < RT; r++) {
+    PLAIN_FOR (int r = 0; r < RT; r++) {
         const ca_int64 i = row_of_share(&params, &group, r, batch);
         share_query(queries + r * QUERY_VECTORS, query + ca_offset(&params.query, batch, i, 0),
                     params.query.column, score_scale(&params));
@@ -187,8 +184,7 @@ attention_decode_gpu(ATTENTION_ARGUMENTS)
     attend_split(&state, &call, &group, &mine, &memory);
 
     merge_slices(&params, &state, &ends, slice, mine.lane);
-#pragma unroll 1
-    for (int r = 0; r < group.count; r++) {
+    PLAIN_FOR (int r = 0; r < group.count; r++) {
         share_columns(&ends, &state, r, slice, mine.lane);
         end_row(&call, &group, &ends, r, 0, item, WG);
     }

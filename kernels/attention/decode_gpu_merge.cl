@@ -42,13 +42,11 @@ attention_decode_gpu_merge(ATTENTION_ARGUMENTS)
         const real decay = score_exp2(TO_LOG2(&params, old - base));
         const real factor = score_exp2(TO_LOG2(&params, row[PARTIAL_SUMS] - base));
         state.sum[0] = fma(row[PARTIAL_SUMS + 1], factor, state.sum[0] * decay);
-#pragma unroll
-        for (int n = 0; n < PER_LANE; n++) {
+        UNROLLED_FOR (int n = 0; n < PER_LANE; n++) {
             const int vector = n * ROW_LANES + lane;
             if (vector < ROW_CHUNKS) {
                 const real_vector x = ((__global const real_vector *)row)[vector];
-#pragma unroll
-                for (int k = 0; k < VECTOR; k++) {
+                UNROLLED_FOR (int k = 0; k < VECTOR; k++) {
                     real *sum = &state.columns[n * VECTOR + k];
                     *sum = fma(((const real *)&x)[k], factor, *sum * decay);
                 }

@@ -81,12 +81,10 @@ static inline void
 load_keys(uint4 (*keys)[KEY_LOADS], const split_source *source, int j)
 {
     const ca_attention_params *params = source->call->params;
-    WARP_UNROLL
-    for (int k = 0; k < 2; k++) {
+    WARP_FOR (int k = 0; k < 2; k++) {
         const int key = min(j + source->g + 8 * k, source->count - 1);
         __global const storage *row = source->keys + key * params->key.row;
-        WARP_UNROLL
-        for (int n = 0; n < KEY_LOADS; n++) {
+        WARP_FOR (int n = 0; n < KEY_LOADS; n++) {
             keys[k][n] = load_chunk(row, source->t + 4 * n, HEAD_E);
         }
     }
@@ -105,12 +103,10 @@ static inline void
 load_values(uint4 (*values)[VALUE_LOADS], const split_source *source, int j)
 {
     const ca_attention_params *params = source->call->params;
-    WARP_UNROLL
-    for (int k = 0; k < 4; k++) {
+    WARP_FOR (int k = 0; k < 4; k++) {
         const int key = min(j + key_of(source, k), source->count - 1);
         __global const storage *row = source->values + key * params->value.row;
-        WARP_UNROLL
-        for (int n = 0; n < VALUE_LOADS; n++) {
+        WARP_FOR (int n = 0; n < VALUE_LOADS; n++) {
             values[k][n] = load_chunk(row, source->g + 8 * n, HEAD_EV);
         }
     }
@@ -123,14 +119,12 @@ multiply_keys(const warp_state *warp, __local const uint4 *queries, uint4 (*keys
 {
     scores[0] = (float4)0.0f;
     scores[1] = (float4)0.0f;
-    WARP_UNROLL
-    for (int n = 0; n < KEY_LOADS; n++) {
+    WARP_FOR (int n = 0; n < KEY_LOADS; n++) {
         const uint4 low = queries[2 * n * WARP_LANES + warp->lane];
         const uint4 high = queries[(2 * n + 1) * WARP_LANES + warp->lane];
         const uint4 a0 = (uint4)(low.x, high.x, low.y, high.y);
         const uint4 a1 = (uint4)(low.z, high.z, low.w, high.w);
-        WARP_UNROLL
-        for (int k = 0; k < 2; k++) {
+        WARP_FOR (int k = 0; k < 2; k++) {
             scores[k] = warp_multiply(warp, scores[k], a0, keys[k][n].xy);
             scores[k] = warp_multiply(warp, scores[k], a1, keys[k][n].zw);
         }
@@ -156,16 +150,13 @@ multiply_values(const warp_state *warp, uint4 (*values)[VALUE_LOADS], uint used,
 {
     const uint4 a = round_weights(warp, softmax, 0, weights[0], weights[1]);
     if (used != 15u) {
-        WARP_UNROLL
-        for (int k = 0; k < 4; k++) {
-            WARP_UNROLL
-            for (int n = 0; n < VALUE_LOADS; n++) {
+        WARP_FOR (int k = 0; k < 4; k++) {
+            WARP_FOR (int n = 0; n < VALUE_LOADS; n++) {
                 values[k][n] = used >> k & 1u ? values[k][n] : (uint4)0u;
             }
         }
     }
-    WARP_UNROLL
-    for (int c = 0; c < EV_TILES; c++) {
+    WARP_FOR (int c = 0; c < EV_TILES; c++) {
         const int n = c / 8;
         const uint2 b = (uint2)(pair_of(values[0][n], values[1][n], c % 8),
                                 pair_of(values[2][n], values[3][n], c % 8));
@@ -203,8 +194,7 @@ finish_scores(const warp_state *warp, const split_source *source, int j,
 {
     const int key = j + key_of(source, 0);
     uint used = 0u;
-    WARP_UNROLL
-    for (int r = 0; r < 2; r++) {
+    WARP_FOR (int r = 0; r < 2; r++) {
         const group_row row = source->rows[source->g + 8 * r];
         score_bounds bounds = count_from(row.bounds, 0, (int)source->start + key);
         bounds.limit = min(bounds.limit, source->count - key);
@@ -213,8 +203,7 @@ finish_scores(const warp_state *warp, const split_source *source, int j,
         used |= attended;
         softmax->seen |= attended != 0u ? 1u << r : 0u;
     }
-    WARP_UNROLL
-    for (uint mask = 4u; mask < WARP_LANES; mask *= 2u) {
+    WARP_FOR (uint mask = 4u; mask < WARP_LANES; mask *= 2u) {
         used |= as_uint(warp_exchange(warp, as_float(used), mask));
     }
     return used;
@@ -262,8 +251,7 @@ share_rows(const warp_state *warp, const split_source *source, const part_memory
     const int first = (int)warp->index * TILE_ROWS + source->g;
     bool seen[2];
     float scale[2];
-    WARP_UNROLL
-    for (int r = 0; r < 2; r++) {
+    WARP_FOR (int r = 0; r < 2; r++) {
         seen[r] = row_is_seen(warp, softmax, r);
         if (source->t == 0) {
             memory->highest[first + 8 * r] = seen[r] ? softmax->base[r] : -INFINITY;
@@ -272,8 +260,7 @@ share_rows(const warp_state *warp, const split_source *source, const part_memory
     /* writes of the highest scores: their reads; reads of the queries: the writes of
        the results, which replace them */
     barrier(CLK_LOCAL_MEM_FENCE);
-    WARP_UNROLL
-    for (int r = 0; r < 2; r++) {
+    WARP_FOR (int r = 0; r < 2; r++) {
         const float factor =
             factor_of_part(source->call->params, memory, source->g + 8 * r, softmax->base[r]);
         const float sum = sum_of_four(warp, softmax->sum[r]) * factor;
@@ -282,15 +269,12 @@ share_rows(const warp_state *warp, const split_source *source, const part_memory
             memory->sum[first + 8 * r] = seen[r] ? sum : 0.0f;
         }
     }
-    WARP_UNROLL
-    for (int c = 0; c < EV_TILES; c += 4) {
+    WARP_FOR (int c = 0; c < EV_TILES; c += 4) {
         /* Tile c has every 8th of 64 columns, from column c % 8 on. */
         const int column = c / 8 * 64 + source->t * 16 + c % 8;
-        WARP_UNROLL
-        for (int r = 0; r < 2; r++) {
+        WARP_FOR (int r = 0; r < 2; r++) {
             __local float *row = memory->columns + (first + 8 * r) * ROW_SIZE + column;
-            WARP_UNROLL
-            for (int n = 0; n < 4; n++) {
+            WARP_FOR (int n = 0; n < 4; n++) {
                 const float4 sums = result[c + n];
                 const float2 x = (r == 0 ? sums.xy : sums.zw) * scale[r];
                 row[n] = seen[r] ? x.x : 0.0f;

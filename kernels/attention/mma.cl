@@ -39,10 +39,10 @@
 #define ALIGNED 0
 #endif
 #if ALIGNED
-#define LOAD_UNROLL WARP_UNROLL
+#define LOAD_FOR WARP_FOR
 typedef int row_step; /* strides are at most 2^22 */
 #else
-#define LOAD_UNROLL _Pragma("nounroll")
+#define LOAD_FOR _Pragma("nounroll") for
 typedef ca_int64 row_step;
 #endif
 #ifndef OUTPUT_ALIGNED
@@ -127,8 +127,7 @@ load_tile(const warp_state *warp, __local uint4 *memory, int tile, tile_source *
     const int columns = source->columns - chunk * 8;
     __global const ushort *from = source->from;
     present = columns > 0 ? present : 0;
-    LOAD_UNROLL
-    for (int n = 0; n * ITEM_ROWS(chunks) < rows; n++) {
+    LOAD_FOR (int n = 0; n * ITEM_ROWS(chunks) < rows; n++) {
         const int row = n * ITEM_ROWS(chunks) + first;
         const int to = tile * CHUNK_BYTES + CHUNK_OFFSET(row, chunk, chunks);
         if ((THREADS % chunks == 0 || first < ITEM_ROWS(chunks)) &&
@@ -227,11 +226,9 @@ load_queries(const warp_state *warp, __local uint4 *memory, const mma_tile *tile
     barrier(CLK_LOCAL_MEM_FENCE); /* the copies: their reads */
     const uint rows =
         warp->start + lane->query_offset + warp->index * (WARP_ROWS * E_CHUNKS * CHUNK_BYTES);
-    WARP_UNROLL
-    for (int m = 0; m < MT; m++) {
+    WARP_FOR (int m = 0; m < MT; m++) {
         const uint address = rows + m * 16 * E_CHUNKS * CHUNK_BYTES;
-        WARP_UNROLL
-        for (int e = 0; e < HEAD_E / 16; e++) {
+        WARP_FOR (int e = 0; e < HEAD_E / 16; e++) {
             queries[m][e] = warp_load(warp, CHUNK_OFFSET_FROM(address, 2 * e, E_CHUNKS)) ^ signs;
         }
     }
@@ -243,17 +240,14 @@ static inline void
 multiply_keys(const warp_state *warp, const mma_lane *lane, uint keys,
               uint4 (*queries)[HEAD_E / 16], float4 (*scores)[KEY_TILES])
 {
-    WARP_UNROLL
-    for (int m = 0; m < MT; m++) {
+    WARP_FOR (int m = 0; m < MT; m++) {
         scores[m][0] = (float4)0.0f;
         scores[m][1] = (float4)0.0f;
     }
-    WARP_UNROLL
-    for (int e = 0; e < HEAD_E / 16; e++) {
+    WARP_FOR (int e = 0; e < HEAD_E / 16; e++) {
         const uint4 b =
             warp_load(warp, CHUNK_OFFSET_FROM(keys + lane->key_offset, 2 * e, E_CHUNKS));
-        WARP_UNROLL
-        for (int m = 0; m < MT; m++) {
+        WARP_FOR (int m = 0; m < MT; m++) {
             scores[m][0] = warp_multiply(warp, scores[m][0], queries[m][e], b.xy);
             scores[m][1] = warp_multiply(warp, scores[m][1], queries[m][e], b.zw);
         }
@@ -269,8 +263,7 @@ finish_scores(const mma_tile *tile, const mma_lane *lane, int j, float4 (*scores
     int key = j + lane->column;
     WARP_COMPUTE_AGAIN(key);
     const score_bounds bounds = count_from(tile->bounds, tile->i0 + lane->row, key);
-    WARP_UNROLL
-    for (int r = 0; r < ROWS; r++) {
+    WARP_FOR (int r = 0; r < ROWS; r++) {
         int last = tile->rows - 1;
         if (HAS_ADDENDS(tile->call->params)) {
             WARP_COMPUTE_AGAIN(last);
@@ -288,16 +281,13 @@ multiply_values(const warp_state *warp, const mma_lane *lane, uint values,
                 float4 (*weights)[KEY_TILES], softmax_state *softmax, float4 (*result)[EV_TILES])
 {
     uint4 a[MT];
-    WARP_UNROLL
-    for (int m = 0; m < MT; m++) {
+    WARP_FOR (int m = 0; m < MT; m++) {
         a[m] = round_weights(warp, softmax, m, weights[m][0], weights[m][1]);
     }
-    WARP_UNROLL
-    for (int c = 0; c < EV_TILES; c += 2) {
+    WARP_FOR (int c = 0; c < EV_TILES; c += 2) {
         const uint4 b =
             warp_load_columns(warp, CHUNK_OFFSET_FROM(values + lane->value_offset, c, EV_CHUNKS));
-        WARP_UNROLL
-        for (int m = 0; m < MT; m++) {
+        WARP_FOR (int m = 0; m < MT; m++) {
             result[m][c] = warp_multiply(warp, result[m][c], a[m], b.xy);
             result[m][c + 1] = warp_multiply(warp, result[m][c + 1], a[m], b.zw);
         }
@@ -355,8 +345,7 @@ write_rows(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
     const attention_call *call = tile->call;
     const ca_attention_params *params = call->params;
     const ca_view *view = &params->output;
-    WARP_UNROLL
-    for (int r = 0; r < ROWS; r++) {
+    WARP_FOR (int r = 0; r < ROWS; r++) {
         const int row = lane->row + 8 * r;
         const bool seen = row_is_seen(warp, softmax, r);
         const float factor = factor_of_row(params, rounded_sum(softmax, r), seen);
@@ -366,8 +355,7 @@ write_rows(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
                                   ca_offset(view, tile->batch, tile->i0 + row, lane->column);
             const int columns = (int)params->Ev - lane->column;
             float bad = 0.0f; /* a NaN if a number is not finite */
-            WARP_UNROLL
-            for (int c = 0; c < EV_TILES; c++) {
+            WARP_FOR (int c = 0; c < EV_TILES; c++) {
                 const float4 sums = result[r / 2][c];
                 const float2 x = (r % 2 == 0 ? sums.xy : sums.zw) * factor;
                 write_pair(to + 8 * c * view->column, view->column, seen ? warp_pack(x.x, x.y) : 0u,
@@ -407,8 +395,7 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
 
     tile_source keys = source_at(key, &params.key, batch, tile.first, params.E, E_CHUNKS);
     tile_source values = source_at(value, &params.value, batch, tile.first, params.Ev, EV_CHUNKS);
-#pragma unroll 1
-    for (int n = 0; n < STAGES - 1; n++) {
+    PLAIN_FOR (int n = 0; n < STAGES - 1; n++) {
         load_block(&warp, memory, n, &keys, &values, tile.end - tile.first - n * BN);
     }
     int stage = 0;

@@ -86,17 +86,12 @@ load_queries(const tile_state *tile, int e0)
    digit. */
 #define LONG_SUM 128
 
-/* Multiplies the work-item's rows and keys of the block. */
+/* Adds the products of the work-item's rows and keys of the block to its scores. */
 static inline void
 score_block(const tile_state *tile, const key_run *run, __global const storage *keys,
             const key_block *block, real *scores)
 {
-#pragma unroll
-    for (int n = 0; n < MI * NJ; n++) {
-        scores[n] = REAL(0.0);
-    }
-#pragma unroll 1
-    for (int e0 = 0; e0 < HEAD_E; e0 += EC) {
+    PLAIN_FOR (int e0 = 0; e0 < HEAD_E; e0 += EC) {
         barrier(CLK_LOCAL_MEM_FENCE); /* reads of the pass before: these writes */
         if (E_PASSES > 1) {
             load_queries(tile, e0);
@@ -105,14 +100,9 @@ score_block(const tile_state *tile, const key_run *run, __global const storage *
                   run->key_bias, tile->item);
         barrier(CLK_LOCAL_MEM_FENCE); /* these writes: their reads */
 #if HEAD_E > LONG_SUM
-        real products[MI * NJ];
-#pragma unroll
-        for (int n = 0; n < MI * NJ; n++) {
-            products[n] = REAL(0.0);
-        }
+        real products[MI * NJ] = {REAL(0.0)};
         multiply_keys(tile->queries, tile->shared, tile->tx, tile->ty, products);
-#pragma unroll
-        for (int n = 0; n < MI * NJ; n++) {
+        UNROLLED_FOR (int n = 0; n < MI * NJ; n++) {
             scores[n] += products[n];
         }
 #else
@@ -146,14 +136,12 @@ finish_scores(const tile_state *tile, const key_block *block, real *scores)
     const bool plain = SCORE_IS_PLAIN(params) && sees_all(params, &block->bounds, 0, BM, 0, BN);
     uint seen = plain ? ~0u : 0u;
     if (plain) {
-#pragma unroll
-        for (int n = 0; n < MI * NJ; n++) {
+        UNROLLED_FOR (int n = 0; n < MI * NJ; n++) {
             scores[n] *= scale;
         }
         return seen;
     }
-#pragma unroll
-    for (int n = 0; n < MI * NJ; n++) {
+    UNROLLED_FOR (int n = 0; n < MI * NJ; n++) {
         const int r = TY * (n / NJ);
         const int k = TX * (n % NJ);
         const bool is_row = r < tile->rows - tile->ty;
@@ -194,8 +182,7 @@ static inline void
 start_softmax(softmax_state *softmax)
 {
     softmax->seen = 0;
-#pragma unroll
-    for (int m = 0; m < MI; m++) {
+    UNROLLED_FOR (int m = 0; m < MI; m++) {
         softmax->base[m] = LOWEST_BASE;
         softmax->sum[m] = REAL(0.0);
     }
@@ -206,16 +193,13 @@ static inline void
 sum_rows(real *x, __local real *scratch, int tx, int ty)
 {
     barrier(CLK_LOCAL_MEM_FENCE); /* reads of `scratch` so far: these writes */
-#pragma unroll
-    for (int m = 0; m < MI; m++) {
+    UNROLLED_FOR (int m = 0; m < MI; m++) {
         scratch[(ty * MI + m) * TX + tx] = x[m];
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* these writes: their reads */
-#pragma unroll
-    for (int m = 0; m < MI; m++) {
+    UNROLLED_FOR (int m = 0; m < MI; m++) {
         x[m] = REAL(0.0);
-#pragma unroll
-        for (int n = 0; n < TX; n++) {
+        UNROLLED_FOR (int n = 0; n < TX; n++) {
             x[m] += scratch[(ty * MI + m) * TX + n];
         }
     }
@@ -237,11 +221,9 @@ raise_bases(const ca_attention_params *params, softmax_state *softmax, const rea
             real *result, __local int *highest, int ty)
 {
     real raised[MI];
-#pragma unroll
-    for (int m = 0; m < MI; m++) {
+    UNROLLED_FOR (int m = 0; m < MI; m++) {
         real high = -INFINITY;
-#pragma unroll
-        for (int n = 0; n < NJ; n++) {
+        UNROLLED_FOR (int n = 0; n < NJ; n++) {
             high = scores[m * NJ + n] > high ? scores[m * NJ + n] : high;
         }
         if (high > softmax->base[m] + HEADROOM) {
@@ -249,18 +231,15 @@ raise_bases(const ca_attention_params *params, softmax_state *softmax, const rea
         }
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* these writes: their reads; keys: weights */
-#pragma unroll
-    for (int m = 0; m < MI; m++) {
+    UNROLLED_FOR (int m = 0; m < MI; m++) {
         raised[m] = as_float(order_bits(highest[ty * MI + m]));
     }
-#pragma unroll
-    for (int m = 0; m < MI; m++) {
+    UNROLLED_FOR (int m = 0; m < MI; m++) {
         if (raised[m] != softmax->base[m]) {
             const real decay = exp2(TO_LOG2(params, softmax->base[m] - raised[m]));
             softmax->base[m] = raised[m];
             softmax->sum[m] *= decay;
-#pragma unroll
-            for (int c = 0; c < NC; c++) {
+            UNROLLED_FOR (int c = 0; c < NC; c++) {
                 result[m * NC + c] *= decay;
             }
         }
@@ -271,11 +250,9 @@ raise_bases(const ca_attention_params *params, softmax_state *softmax, const rea
 static inline void
 weigh_scores(const ca_attention_params *params, softmax_state *softmax, real *scores)
 {
-#pragma unroll
-    for (int m = 0; m < MI; m++) {
+    UNROLLED_FOR (int m = 0; m < MI; m++) {
         real sum = REAL(0.0); /* over this block alone: short sums round less */
-#pragma unroll
-        for (int n = 0; n < NJ; n++) {
+        UNROLLED_FOR (int n = 0; n < NJ; n++) {
             const real weight = exp2(TO_LOG2(params, scores[m * NJ + n] - softmax->base[m]));
             scores[m * NJ + n] = weight;
             sum += weight;
@@ -293,14 +270,12 @@ drop_weights(const tile_state *tile, const key_block *block, real *weights)
     const ca_attention_params *params = tile->call->params;
     const ca_int64 row = row_index(params, tile->batch, tile->i0) + params->first_row;
     uint dropped = 0;
-#pragma unroll 1
-    for (int n = 0; n < MI * NJ; n++) {
+    PLAIN_FOR (int n = 0; n < MI * NJ; n++) {
         const bool drops =
             ca_drops(params, row + tile->ty + TY * (n / NJ), block->j0 + tile->tx + TX * (n % NJ));
         dropped |= drops ? 1u << n : 0u;
     }
-#pragma unroll
-    for (int n = 0; n < MI * NJ; n++) {
+    UNROLLED_FOR (int n = 0; n < MI * NJ; n++) {
         weights[n] = dropped >> n & 1u ? REAL(0.0) : weights[n];
     }
 }
@@ -313,17 +288,14 @@ add_block(const tile_state *tile, const key_run *run, __global const value_stora
     __local real4 *shared = tile->shared;
     __local real4 *values = shared + WEIGHTS_SIZE;
     __local row_vector *to = (__local row_vector *)shared + tile->ty;
-#pragma unroll
-    for (int n = 0; n < NJ; n++) {
+    UNROLLED_FOR (int n = 0; n < NJ; n++) {
         row_vector column;
-#pragma unroll
-        for (int m = 0; m < MI; m++) {
+        UNROLLED_FOR (int m = 0; m < MI; m++) {
             ((real *)&column)[m] = weights[m * NJ + n];
         }
         to[(tile->tx + TX * n) * (STRIDE_M * 4 / MI)] = column;
     }
-#pragma unroll 1
-    for (int k0 = 0; k0 < block->keys; k0 += KC) {
+    PLAIN_FOR (int k0 = 0; k0 < block->keys; k0 += KC) {
         if (k0 > 0) {
             /* reads of the chunk before: these writes */
             barrier(CLK_LOCAL_MEM_FENCE);
@@ -342,12 +314,11 @@ attend_block(const tile_state *tile, const key_run *run, int row, const key_bloc
              bool again, softmax_state *softmax, real *result)
 {
     const ca_attention_params *params = tile->call->params;
-    real scores[MI * NJ];
+    real scores[MI * NJ] = {REAL(0.0)};
     score_block(tile, run, run->key + row * run->key_view->row, block, scores);
     softmax->seen |= finish_scores(tile, block, scores);
     if (again) {
-#pragma unroll
-        for (int n = 0; n < MI * NJ; n++) {
+        UNROLLED_FOR (int n = 0; n < MI * NJ; n++) {
             const real weight = exp2(TO_LOG2(params, scores[n] - softmax->base[n / NJ]));
             write_score(tile, block, n,
                         scores[n] != -INFINITY ? weight / softmax->sum[n / NJ] : REAL(0.0));
@@ -376,8 +347,7 @@ attend(const tile_state *tile, bool again, softmax_state *softmax, real *result)
     for (int first = all ? 0 : max(0, bounds->lower); first < end; first = run_end) {
         const key_run run = key_run_at(tile->call, tile->batch, first);
         run_end = USES(params, PAST) ? min(end, first + (int)run.count) : end;
-#pragma unroll 1
-        for (int j0 = first; j0 < run_end; j0 += BN) {
+        PLAIN_FOR (int j0 = first; j0 < run_end; j0 += BN) {
             const key_block block = block_at(tile, j0, run_end);
             attend_block(tile, &run, j0 - first, &block, again, softmax, result);
         }
@@ -391,8 +361,7 @@ write_rows(const tile_state *tile, const softmax_state *softmax, const real *see
 {
     const attention_call *call = tile->call;
     const ca_attention_params *params = call->params;
-#pragma unroll
-    for (int m = 0; m < MI; m++) {
+    UNROLLED_FOR (int m = 0; m < MI; m++) {
         const int r = tile->ty + TY * m;
         const bool attends = seen[m] > REAL(0.0);
         const real factor = factor_of_row(params, softmax->sum[m], attends);
@@ -402,8 +371,7 @@ write_rows(const tile_state *tile, const softmax_state *softmax, const real *see
         }
         __global storage *to =
             call->output + ca_offset(&params->output, tile->batch, tile->i0 + r, 0);
-#pragma unroll
-        for (int n = 0; n < NC; n++) {
+        UNROLLED_FOR (int n = 0; n < NC; n++) {
             const int c = VC * (tile->tx + TX * (n / VC)) + n % VC;
             const real x = attends ? result[m * NC + n] * factor : REAL(0.0);
             if (c < HEAD_EV) {
@@ -468,20 +436,15 @@ attention_tiled(ATTENTION_ARGUMENTS)
     tile.bounds = count_from(bounds_of(&call, tile.batch, &own_band), tile.i0, 0);
 
     softmax_state softmax;
-    real result[MI * NC];
+    real result[MI * NC] = {REAL(0.0)};
     start_softmax(&softmax);
-#pragma unroll
-    for (int n = 0; n < MI * NC; n++) {
-        result[n] = REAL(0.0);
-    }
     attend(&tile, false, &softmax, result);
 
     /* Not a cast of the array's name: some compilers then give all work-groups the same
        array. */
     __local real *scratch = (__local real *)tile.shared;
     real seen[MI];
-#pragma unroll
-    for (int m = 0; m < MI; m++) {
+    UNROLLED_FOR (int m = 0; m < MI; m++) {
         seen[m] = softmax.seen >> m & 1u ? REAL(1.0) : REAL(0.0);
     }
     sum_rows(softmax.sum, scratch, tile.tx, tile.ty);
