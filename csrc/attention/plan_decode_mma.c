@@ -11,7 +11,7 @@
 #define TILE_ROWS 16
 
 /* While 16 keys of E = 128 come from memory, at 20 bytes a cycle, a compute unit can issue
-   1640 instructions. This kernel needs some 300, for any number of rows.
+   1640 instructions. This kernel needs some 370, for any number of rows.
    attention/decode_gpu.cl needs 710 for one row, 910 for two, 1370 for four, 2320 for
    eight. */
 #define FEWEST_ROWS 3
