@@ -22,7 +22,7 @@
  * Head sizes, LANES … CA_CPU_HEAD_SIZE, and options are data. The kernel has no input
  * bias, no dropout and no late softcap, and writes no scores.
  *
- *     -DRT  rows that share a load of keys or values: 1, the default, 2 or 4
+ *     -DRT  rows that share a load of keys or values: 1, 2 or 4
  *     LANES of support/lanes.clh and the macros of support/common.clh
  */
 #define SCORE_LANES 1
@@ -32,10 +32,6 @@
 #include "kernels/attention/present.clh" /* copy_present */
 #include "kernels/attention/score.clh"   /* finish_score, weight_of */
 #include "kernels/attention/splits.clh"  /* base_of, partial_row, split_share_of */
-
-#ifndef RT
-#define RT 1
-#endif
 
 #define BN   128      /* keys of a block, whose keys and values stay in the L2 cache */
 #define ROWS (8 * RT) /* of a work-item, at most; csrc/attention/plan_decode_cpu.c knows */

@@ -33,7 +33,336 @@
 #define SCORE_PLACE ca_int64
 #include "kernels/attention/gpu.clh" /* OPTIONS */
 
-#include "kernels/attention/decode_gpu/steps.clh"
+#ifndef WG
+#define WG 128
+#endif
+#ifndef WIDE
+#define WIDE 0
+#endif
+#ifndef KEY_LANES
+#define KEY_LANES 1
+#endif
+#ifndef BN
+#define BN (WG / KEY_LANES)
+#endif
+
+/* Elements of a load, which is 16 bytes, of each dtype. */
+#define ELEMENTS_1 8
+#define ELEMENTS_2 8
+#define ELEMENTS_3 4
+#define ELEMENTS_4 2
+#define KEY_CHUNK  JOIN(ELEMENTS_, DTYPE)
+#define CHUNK      JOIN(ELEMENTS_, VALUE_DTYPE)
+
+#include "kernels/attention/decode_gpu/slices.clh" /* slice_state, SLICES, VECTOR, group_row */
+#include "kernels/attention/present.clh"           /* bits_1, present_share_of, key_run_at */
+
+/* A lane has KEY_PER_LANE chunks of a key, KEY_LANES chunks apart, and KEYS_PER_LANE
+   keys of a block. Its TERMS products are those of these keys with RT rows. */
+#define KEY_CHUNKS    ((HEAD_E + KEY_CHUNK - 1) / KEY_CHUNK)
+#define KEY_PER_LANE  ((KEY_CHUNKS + KEY_LANES - 1) / KEY_LANES)
+#define KEYS_AT_ONCE  (WG / KEY_LANES)
+#define KEYS_PER_LANE (BN / KEYS_AT_ONCE)
+#define TERMS         (KEYS_PER_LANE * RT)
+
+#define VALUES_PER_LANE ((BN + SLICES - 1) / SLICES)
+
+/* Vectors of a chunk of a query, and of a query in local memory, where neighbours
+   belong to neighbouring lanes. */
+#define KEY_VECTORS   (KEY_CHUNK / VECTOR)
+#define QUERY_VECTORS (KEY_PER_LANE * KEY_VECTORS * KEY_LANES)
+
+/* --- 16 bytes of a row ------------------------------------------------------------ */
+
+/* raw_1(x) is 16 bytes of elements of dtype 1, where x(n) reads element n as bits.
+   unpack_1 turns them into reals. */
+#define raw_2(x) as_uint4((ushort8)(x(0), x(1), x(2), x(3), x(4), x(5), x(6), x(7)))
+#define raw_1(x) raw_2(x)
+#define raw_3(x) ((uint4)(x(0), x(1), x(2), x(3)))
+#define raw_4(x) as_uint4((ulong2)(x(0), x(1)))
+
+/* Unpacks word by word: clang would keep an array of four words in memory. */
+#define DEFINE_UNPACK(dtype, value)                                                                \
+    static inline void unpack_##dtype(uint4 raw, real *x)                                          \
+    {                                                                                              \
+        const uint words[4] = {raw.s0, raw.s1, raw.s2, raw.s3};                                    \
+        UNROLLED_FOR (int n = 0; n < ELEMENTS_##dtype; n++) {                                      \
+            const uint word = words[n * 4 / ELEMENTS_##dtype];                                     \
+            x[n] = (real)(value);                                                                  \
+        }                                                                                          \
+    }
+
+DEFINE_UNPACK(1, vload_half(n % 2, (const half *)&word))
+DEFINE_UNPACK(2, as_float(n % 2 == 0 ? word << 16 : word & 0xffff0000u))
+DEFINE_UNPACK(3, as_float(word))
+#if REAL64
+DEFINE_UNPACK(4, as_double((uint2)(word, words[2 * n + 1])))
+#endif
+
+#define unpack_key   JOIN(unpack_, DTYPE)
+#define unpack_value JOIN(unpack_, VALUE_DTYPE)
+
+/* Defines a function: x[k * chunks + n] = chunk n * lanes + lane of row k * step + first,
+   for `own` rows and `chunks` chunks of a lane. Rows from `count` on repeat the last one.
+   Behind the `size` elements of a row are zeros. */
+#define DEFINE_LOAD_ROWS(name, dtype, size, own, step, chunks, lanes)                              \
+    static inline void name(uint4 *x, __global const JOIN(storage_, dtype) * rows,                 \
+                            const ca_view *view, int first, int lane, int count)                   \
+    {                                                                                              \
+        const int end = size;                                                                      \
+        UNROLLED_FOR (int k = 0; k < own; k++) {                                                   \
+            __global const JOIN(bits_, dtype) *row =                                               \
+                (__global const JOIN(bits_, dtype) *)rows +                                        \
+                min(k * step + first, count - 1) * view -> row;                                    \
+            UNROLLED_FOR (int n = 0; n < chunks; n++) {                                            \
+                const int e = (n * lanes + lane) * JOIN(ELEMENTS_, dtype);                         \
+                x[k * chunks + n] = !WIDE     ? JOIN(raw_, dtype)(ELEMENT)                         \
+                                    : e < end ? *(__global const uint4 *)(row + e)                 \
+                                              : (uint4)0u;                                         \
+            }                                                                                      \
+        }                                                                                          \
+    }
+
+#define ELEMENT(n) (e + (n) < end ? row[(e + (n)) * view->column] : 0)
+
+DEFINE_LOAD_ROWS(load_keys, DTYPE, HEAD_E, KEYS_PER_LANE, KEYS_AT_ONCE, KEY_PER_LANE, KEY_LANES)
+DEFINE_LOAD_ROWS(load_values, VALUE_DTYPE, HEAD_EV, VALUES_PER_LANE, SLICES, PER_LANE, ROW_LANES)
+
+/* --- sums over lanes -------------------------------------------------------------- */
+
+/* The KEY_LANES neighbours that share a key have TERMS numbers each. One lane needs a sum,
+   not every lane. So with each exchange the two lanes of a pair divide the numbers that
+   they still have: each hands one half over, and adds what it receives to the other half.
+   TERMS numbers take TERMS - 1 exchanges, not TERMS * log2(KEY_LANES).
+
+       lane         0          1          2          3
+       2 apart      a b        a b        c d        c d
+       1 apart      a          b          c          d                                  */
+
+/* The sums that a lane ends up with, and the lanes that end up with the same sums. */
+#define OWN_SUMS   (TERMS > KEY_LANES ? TERMS / KEY_LANES : 1)
+#define SAME_LANES (TERMS > KEY_LANES ? 1 : KEY_LANES / TERMS)
+
+/* Returns the term of sum n of lane `lane`. */
+static inline int
+own_term(int lane, int n)
+{
+    return lane / SAME_LANES * OWN_SUMS + n;
+}
+
+/* Numbers that are exchanged at once, and reals of local memory for them. */
+#define HALF_TERMS    ((TERMS + 1) / 2)
+#define EXCHANGE_SIZE (EXCHANGE == EXCHANGE_LOCAL ? HALF_TERMS * WG : 1)
+
+/* Replaces numbers by those of the work-item whose number differs in the bit `apart`. */
+static inline void
+exchange_terms(real *x, int count, int apart, __local real *scratch)
+{
+#if EXCHANGE == EXCHANGE_LOCAL
+    const int item = (int)get_local_id(0);
+    barrier(CLK_LOCAL_MEM_FENCE); /* reads of the numbers before: these writes */
+    for (int n = 0; n < count; n++) {
+        scratch[n * WG + item] = x[n];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE); /* these writes: their reads */
+    for (int n = 0; n < count; n++) {
+        x[n] = scratch[n * WG + (item ^ apart)];
+    }
+#else
+    UNROLLED_FOR (int n = 0; n < HALF_TERMS; n++) {
+        x[n] = n < count ? exchange(x[n], apart) : x[n];
+    }
+#endif
+}
+
+/* Leaves a lane's sums in the first OWN_SUMS terms. */
+static inline void
+sums_over_lanes(real *terms, int lane, __local real *scratch)
+{
+    UNROLLED_FOR (int apart = KEY_LANES / 2; apart > 0; apart /= 2) {
+        const int kept = TERMS * apart / KEY_LANES; /* 0: both lanes keep the last one */
+        const bool upper = kept > 0 && (lane & apart) != 0;
+        real handed[HALF_TERMS];
+        UNROLLED_FOR (int n = 0; n < HALF_TERMS; n++) {
+            const real high = terms[min(n + kept, TERMS - 1)];
+            handed[n] = upper ? terms[n] : high;
+            terms[n] = upper ? high : terms[n];
+        }
+        exchange_terms(handed, max(kept, 1), apart, scratch);
+        UNROLLED_FOR (int n = 0; n < HALF_TERMS; n++) {
+            terms[n] += handed[n];
+        }
+    }
+}
+
+/* --- scores ----------------------------------------------------------------------- */
+
+/* Puts a query, times the scale, into local memory, in the order of QUERY_VECTORS. */
+static inline void
+share_query(__local real_vector *queries, __global const storage *query, ca_int64 column,
+            real scale)
+{
+    for (int p = (int)get_local_id(0); p < QUERY_VECTORS; p += WG) {
+        const int row = p / KEY_LANES;
+        const int c = row / KEY_VECTORS * KEY_LANES + p - row * KEY_LANES;
+        const int e0 = c * KEY_CHUNK + row % KEY_VECTORS * VECTOR;
+        real x[VECTOR];
+        UNROLLED_FOR (int n = 0; n < VECTOR; n++) {
+            const int e = e0 + n;
+            x[n] = e < HEAD_E ? load(query + e * column) * scale : REAL(0.0);
+        }
+        queries[p] = JOIN(vload, VECTOR)(0, x);
+    }
+}
+
+/* terms[k * RT + r] = this lane's share of the product of its key k and row r. */
+static inline void
+multiply_keys(real *terms, const uint4 *keys, const __local real_vector *queries, int lane)
+{
+    UNROLLED_FOR (int t = 0; t < TERMS; t++) {
+        terms[t] = REAL(0.0);
+    }
+    UNROLLED_FOR (int n = 0; n < KEY_PER_LANE; n++) {
+        real x[KEYS_PER_LANE * KEY_CHUNK];
+        UNROLLED_FOR (int k = 0; k < KEYS_PER_LANE; k++) {
+            unpack_key(keys[k * KEY_PER_LANE + n], x + k * KEY_CHUNK);
+        }
+        UNROLLED_FOR (int r = 0; r < RT; r++) {
+            UNROLLED_FOR (int p = 0; p < KEY_VECTORS; p++) {
+                real q[VECTOR];
+                JOIN(vstore, VECTOR)(
+                    queries[r * QUERY_VECTORS + (n * KEY_VECTORS + p) * KEY_LANES + lane], 0, q);
+                UNROLLED_FOR (int k = 0; k < KEYS_PER_LANE; k++) {
+                    UNROLLED_FOR (int e = 0; e < VECTOR; e++) {
+                        terms[k * RT + r] =
+                            fma(x[k * KEY_CHUNK + p * VECTOR + e], q[e], terms[k * RT + r]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/* The score of a key that masks and bounds exclude from a row, and of no other key. */
+#define EXCLUDED (-INFINITY)
+
+/* --- values ----------------------------------------------------------------------- */
+
+/* Loads the scores of this slice's key k, EXCLUDED where the block has no such key. */
+static inline void
+load_scores(real *x, const __local real *scores, int k, int slice)
+{
+    const int j = k * SLICES + slice;
+    UNROLLED_FOR (int r = 0; r < RT; r++) {
+        x[r] = scores[min(j, BN - 1) * RT + r];
+#if BN % SLICES || WG % ROW_LANES
+        x[r] = j < BN ? x[r] : EXCLUDED;
+#endif
+    }
+}
+
+/* Continues the softmax of each row with this slice's keys of a block. A key that all
+   rows exclude is passed over, whatever its value holds. A key whose weights are 0 is
+   not: a NaN in its value has to show. */
+static inline void
+add_values(const ca_attention_params *params, slice_state *state, const uint4 *values,
+           const __local real *scores, int slice)
+{
+    real highest[RT];
+    real decay[RT];
+    bool rises = false;
+    UNROLLED_FOR (int r = 0; r < RT; r++) {
+        highest[r] = state->highest[r];
+    }
+    UNROLLED_FOR (int k = 0; k < VALUES_PER_LANE; k++) {
+        real x[RT];
+        load_scores(x, scores, k, slice);
+        UNROLLED_FOR (int r = 0; r < RT; r++) {
+            highest[r] = x[r] > highest[r] ? x[r] : highest[r];
+        }
+    }
+    UNROLLED_FOR (int r = 0; r < RT; r++) {
+        decay[r] = score_exp2(TO_LOG2(params, state->highest[r] - base_of(highest[r])));
+        rises = rises || highest[r] > state->highest[r];
+        state->highest[r] = highest[r];
+        state->sum[r] *= decay[r];
+    }
+    if (rises) {
+        UNROLLED_FOR (int n = 0; n < RT * COLUMNS; n++) {
+            state->columns[n] *= decay[n / COLUMNS];
+        }
+    }
+    UNROLLED_FOR (int k = 0; k < VALUES_PER_LANE; k++) {
+        real weights[RT];
+        bool attends = false;
+        load_scores(weights, scores, k, slice);
+        UNROLLED_FOR (int r = 0; r < RT; r++) {
+            attends = attends || weights[r] != EXCLUDED;
+            weights[r] = score_exp2(TO_LOG2(params, weights[r] - base_of(highest[r])));
+            state->sum[r] += weights[r];
+        }
+        if (!attends) {
+            continue;
+        }
+        UNROLLED_FOR (int n = 0; n < PER_LANE; n++) {
+            real x[CHUNK];
+            unpack_value(values[k * PER_LANE + n], x);
+            UNROLLED_FOR (int r = 0; r < RT; r++) {
+                UNROLLED_FOR (int e = 0; e < CHUNK; e++) {
+                    real *sum = &state->columns[r * COLUMNS + n * CHUNK + e];
+                    *sum = fma(weights[r], x[e], *sum);
+                }
+            }
+        }
+    }
+}
+
+/* --- present keys and values ------------------------------------------------------ */
+
+/* Defines a function that copies `rows` rows of `size` elements. Neighbours copy
+   neighbouring chunks of 16 bytes with WIDE, else neighbouring elements. */
+#define DEFINE_COPY_ROWS(name, dtype, size)                                                        \
+    static inline void name(__global JOIN(storage_, dtype) * to, const ca_view *to_view,           \
+                            __global const JOIN(storage_, dtype) * from, const ca_view *from_view, \
+                            int rows)                                                              \
+    {                                                                                              \
+        const int width = WIDE ? JOIN(ELEMENTS_, dtype) : 1;                                       \
+        const int pieces = size / width;                                                           \
+        for (int n = (int)get_local_id(0); n < rows * pieces; n += WG) {                           \
+            const int row = n / pieces;                                                            \
+            const int c = (n - row * pieces) * width;                                              \
+            __global void *to_piece = to + row * to_view->row + c * to_view->column;               \
+            __global const void *piece = from + row * from_view->row + c * from_view->column;      \
+            if (WIDE) {                                                                            \
+                *(__global uint4 *)to_piece = *(__global const uint4 *)piece;                      \
+            } else {                                                                               \
+                *(__global JOIN(bits_, dtype) *)to_piece =                                         \
+                    *(__global const JOIN(bits_, dtype) *)piece;                                   \
+            }                                                                                      \
+        }                                                                                          \
+    }
+
+DEFINE_COPY_ROWS(copy_key_rows, DTYPE, HEAD_E)
+DEFINE_COPY_ROWS(copy_value_rows, VALUE_DTYPE, HEAD_EV)
+
+/* Copies keys first … end - 1 and their values. */
+static inline void
+copy_present_rows(const attention_call *call, const ca_int64 *batch, ca_int64 first, ca_int64 end)
+{
+    const ca_view *keys = VIEW(call->params, PRESENT_KEY);
+    const ca_view *values = VIEW(call->params, PRESENT_VALUE);
+    int rows;
+    for (ca_int64 j = first; j < end; j += rows) {
+        const key_run run = key_run_at(call, batch, j);
+        rows = (int)min((ca_int64)BN, min(end - j, run.count));
+        copy_key_rows(call->present_key + ca_offset(keys, batch, j, 0), keys, run.key, run.key_view,
+                      rows);
+        copy_value_rows(call->present_value + ca_offset(values, batch, j, 0), values, run.value,
+                        run.value_view, rows);
+    }
+}
+
+/* --- a work-group ----------------------------------------------------------------- */
 
 /* Local memory for the columns of the slices, and before the end for exchanges. */
 #define SCRATCH_SIZE (SLICES * ROW_SIZE > EXCHANGE_SIZE ? SLICES * ROW_SIZE : EXCHANGE_SIZE)
