@@ -98,6 +98,7 @@ class Variant:
     tensors: bool = False  # run once more with Tensors in the place of arrays
     rounds_weights: bool = False  # to the query's half type, before values are summed
     lse_is_built_in: bool = False  # programs with the lse and without it differ
+    builds_slowly: bool = False  # on PoCL, 5 to 30 seconds a program
 
     def force(self, monkeypatch):
         force(monkeypatch, self.kernel, **self.limits)
@@ -165,6 +166,7 @@ VARIANTS = [
         E=16,
         doors=EVERY_DOOR | {"softcap last"},
         limits={"sub_groups": 0, "local_memory": SMALL_TILE},
+        builds_slowly=True,
     ),
     Variant(
         "mma",
@@ -184,6 +186,7 @@ VARIANTS = [
         key_layouts=[negative_rows, transposed, far_rows, sliced, columns_first],
         doors=ON_MATRIX_UNITS,
         lse_is_built_in=True,
+        builds_slowly=True,
     ),
     Variant(
         "decode_cpu",
@@ -279,6 +282,9 @@ def left_out(items):
     turns; if it has a parameter `dtype`, once for each dtype. Of its other parameters, and of
     arrays and Tensors, it takes the values that the variant has had least often in the tests
     before. So all that several tests share, such as the two shapes, occurs for each variant.
+
+    Of the tests marked `options`, each a program of its own in kernels for GPUs, a variant that
+    builds slowly takes one. A test that has no other variant for GPUs runs on none.
     """
     groups, had = {}, Counter()
     for item in items:
@@ -290,8 +296,13 @@ def left_out(items):
             test = item.path, item.originalname, which, params.pop("dtype", None)
             values = [variant.kernel, (variant.kernel, passed)]
             values += [(variant.kernel, name, str(value)) for name, value in params.items()]
-            groups.setdefault(test, []).append((item, values))
+            has_options = variant.builds_slowly and item.get_closest_marker("options")
+            once = (variant.kernel, "options") if has_options else None
+            groups.setdefault(test, []).append((item, values, once))
     for cases in groups.values():
-        taken = min(cases, key=lambda case: sum(had[value] for value in case[1]))
-        had.update(taken[1])
-        yield from (item for item, _ in cases if item is not taken[0])
+        open_to = [case for case in cases if not had[case[2]]]
+        taken = min(open_to, key=lambda case: sum(had[value] for value in case[1]), default=None)
+        if taken:
+            had.update(taken[1])
+            had[taken[2]] = int(taken[2] is not None)
+        yield from (case[0] for case in cases if case is not taken)
