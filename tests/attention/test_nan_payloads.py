@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """A NaN that a row attends to stays visible, whatever its bits are and however little it weighs.
 
-Every kernel is forced in turn, where the device runs it. A NaN whose payload is full is the number above
-which rounding to a half type, by an addition to its bits, begins again at 0.
+Every kernel is forced in turn, where the device runs it. A NaN whose payload is full is the number
+above which rounding to a half type, by an addition to its bits, begins again at 0.
 """
 
 import numpy as np

@@ -64,8 +64,8 @@ REFERENCE_ONLY = {
 
 TILES = {"tile and a rest": "check(*qkv((1, 1), 33, 35, 8), device=device)"}
 
-# A case without `return_lse` runs twice, with the log-sum-exp and without it. Interpretation is slow,
-# so among those of one program that are long, one does.
+# A case without `return_lse` runs twice, with the log-sum-exp and without it. Oclgrind is slow, so
+# the long cases of a kernel run once, and its other cases show both ways.
 
 DECODE = {  # head sizes of a vector at least; with 512 columns, 128 keys are two parts
     "rows": "check(*qkv((1, 2), 5, 19, 17), device=device)",
