@@ -99,7 +99,7 @@ class Variant:
     tensors: bool = False  # run once more with Tensors in the place of arrays
     rounds_weights: bool = False  # to the query's half type, before values are summed
     lse_is_built_in: bool = False  # programs with the lse and without it differ
-    builds_slowly: bool = False  # on PoCL, 5 to 30 seconds a program
+    builds_slowly: bool = False  # on PoCL, 3 to 30 seconds a program
 
     def force(self, monkeypatch):
         force(monkeypatch, self.kernel, **self.limits)
@@ -237,6 +237,7 @@ VARIANTS = [
         dtypes=[bfloat16],
         key_layouts=[negative_rows, transposed, far_rows],
         doors=ON_MATRIX_UNITS,
+        builds_slowly=True,
     ),
 ]  # fmt: skip
 
