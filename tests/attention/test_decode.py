@@ -41,6 +41,7 @@ def test_sizes_of_splits(device, variant, shape):
         check(*arrays, device=device, **options)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("B", [1, 3])
 @with_kernels("decode_gpu", "decode_mma")
 def test_splits(device, variant, B):
@@ -74,6 +75,7 @@ def test_splits_in_every_dtype(device, variant, dtype):
         check(q, far_rows(k), v, device=device)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [{}, {"window": (900, 10)}, {"is_causal": "lower_right"}],
                          ids=str)  # fmt: skip
 @each({"decode_cpu": [1, 4], "decode_gpu": [1]}, "group")
@@ -207,6 +209,7 @@ assert device.memory_mode == "copy"
 """
 
 
+@pytest.mark.full
 @each({"decode_cpu": [(64, 3000)], "decode_gpu": [(32, 2500)]}, "sizes")
 def test_splits_where_memory_is_copied(device, variant, sizes):
     """Two kernels run, one after the other: neither takes back what the other has written.
@@ -280,7 +283,9 @@ def test_few_rows_take_the_kernel_of_the_device(device, L):
     chosen = bits(device, arrays)
     assert chosen == bits(device, arrays, decode_for(device))
     if device.type == "cpu":
-        assert chosen not in (bits(device, arrays, "cpu"), bits(device, arrays, "decode_gpu"))
+        assert chosen != bits(device, arrays, "cpu")
+        if L == 1:  # each number of rows is a program there
+            assert chosen != bits(device, arrays, "decode_gpu")
 
 
 def test_more_rows_do_not(device):

@@ -121,6 +121,7 @@ def test_scale(device, variant, shape):
         variant.check(*arrays, device=device, scale=scale, window=(60, 0), is_causal="lower_right")
 
 
+@pytest.mark.options
 @both_shapes
 def test_softcap(device, variant, shape):
     """Small scores, where tanh is almost its argument, and large ones, where it is near 1."""
@@ -128,6 +129,7 @@ def test_softcap(device, variant, shape):
         variant.check(*variant.arrays(shape), device=device, softcap=softcap, scale=scale)
 
 
+@pytest.mark.options
 @both_shapes
 def test_softcap_and_mask(device, variant, shape):
     L, S = variant.shapes[shape][-2:]
@@ -168,6 +170,7 @@ def test_bands(device, variant, band):
             variant.check(*spoil(arrays, seen), device=device, **options)
 
 
+@pytest.mark.options
 @both_shapes
 def test_bands_with_masks(device, variant, shape):
     L, S = variant.shapes[shape][-2:]
@@ -183,6 +186,7 @@ def test_bands_with_masks(device, variant, shape):
 # ---- masks ----
 
 
+@pytest.mark.options
 @kinds
 @both_shapes_and_tensors
 def test_every_broadcast_shape(device, variant, shape, kind):
@@ -199,6 +203,7 @@ def test_every_broadcast_shape(device, variant, shape, kind):
     variant.check(q, k[:, :1], v[:, :1], device=device, attn_mask=mask)
 
 
+@pytest.mark.options
 @each(lambda v: v.mask_dtypes, "dtypes", tensors=True)
 def test_float_masks_of_any_type(device, variant, dtypes):
     dtype, mask_dtype = dtypes
@@ -208,6 +213,7 @@ def test_float_masks_of_any_type(device, variant, dtypes):
         variant.check(q, k, v, device=device, attn_mask=mask)
 
 
+@pytest.mark.options
 @kinds
 @both_shapes_and_tensors
 def test_layouts_of_masks(device, variant, shape, kind):
@@ -220,6 +226,7 @@ def test_layouts_of_masks(device, variant, shape, kind):
         variant.check(*variant.arrays(shape), device=device, attn_mask=other)
 
 
+@pytest.mark.options
 @pytest.mark.parametrize("name", pieces(64))
 def test_keys_that_a_mask_excludes(device, variant, name):
     """Whole blocks and splits: for all rows, and for one beside rows that see all or nothing."""
@@ -240,6 +247,7 @@ def test_keys_that_a_mask_excludes(device, variant, name):
         assert not result[..., 2:3, :].astype(float32).any()
 
 
+@pytest.mark.options
 @both_shapes_and_tensors
 def test_rows_without_a_key(device, variant, shape):
     """Zeros and an lse of -inf, over what lay there, whatever the query holds."""
@@ -255,6 +263,7 @@ def test_rows_without_a_key(device, variant, shape):
         variant.check(q, k, v, device=device, attn_mask=mask)
 
 
+@pytest.mark.options
 @both_shapes
 def test_the_lowest_number_is_not_minus_infinity(device, variant, shape):
     """A row of it is the mean of its values; beside an ordinary number it counts for nothing."""
@@ -278,6 +287,7 @@ def rows_but_the_second(result):
     return np.delete(result.astype(float32), 1, axis=-2)
 
 
+@pytest.mark.options
 @both_shapes
 def test_numbers_of_keys_that_some_rows_see(device, variant, shape):
     """They show in rows that see them and in no other, though rows share every load."""
@@ -306,6 +316,7 @@ def test_numbers_behind_what_a_row_may_see(device, variant, shape):
         assert np.isfinite(result[..., 0, :]).all() and np.isnan(result[..., 1:, :]).all()
 
 
+@pytest.mark.options
 @both_shapes
 def test_numbers_in_queries_and_masks_stay_in_their_rows(device, variant, shape):
     q, k, v = variant.arrays(shape)
@@ -345,6 +356,7 @@ def test_scores_of_minus_infinity(device, variant, shape):
     np.testing.assert_array_equal(lse, right_lse)
 
 
+@pytest.mark.options
 @each(lambda v: v.shapes if v.dtype == float32 else (), "shape")
 def test_sums_that_overflow(device, variant, shape):
     """Values near the largest number, products beyond it: as the reference kernel has it."""
@@ -391,6 +403,7 @@ def test_equal_and_large_values(device, variant, shape):
     np.testing.assert_array_equal(result, np.broadcast_to(right, result.shape))
 
 
+@pytest.mark.options
 @both_shapes
 def test_beside_the_reference_kernel(device, variant, shape):
     """Another way to the same numbers, and the same bits when it is gone again."""

@@ -22,7 +22,7 @@ from support.onnx_calls import cache, flat, inputs, mask_of
 from support.sizes import WIDE
 from support.variants import each, force, with_door
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.options]
 
 DECODE = ("decode_cpu", "decode_gpu")
 

@@ -1,37 +1,29 @@
 # SPDX-License-Identifier: MIT
 """A NaN that a row attends to stays visible, whatever its bits are and however little it weighs.
 
-Every kernel that a device runs is forced in turn. A NaN whose payload is full is the number above
-which rounding to a half type, by an addition to its bits, begins again at 0.
+Every kernel is forced in turn, where the device runs it. A NaN whose payload is full is the number
+above which rounding to a half type, by an addition to its bits, begins again at 0.
 """
 
-import clattn
 import numpy as np
 import pytest
 from references.attention import bfloat16, float16, float32
-from support.helpers import check, qkv, sdpa
+from support.helpers import check, qkv
 from support.sizes import WIDE
+from support.variants import WITH_ARRAYS, Variant, row_id, with_kernels
 
-KERNELS = ["reference", "cpu", "pairs", "tiled", "mma", "decode_cpu", "decode_gpu", "decode_mma"]
+pytestmark = [pytest.mark.full, pytest.mark.options]
+
+REFERENCE = Variant("reference", shapes={}, rows=[], keys=[], groups=[], takes="")
+every_kernel = pytest.mark.parametrize(
+    "variant", [(REFERENCE, "arrays"), *WITH_ARRAYS], ids=row_id, indirect=True
+)
 PAYLOADS = {
     float16: [0x7FFF, 0xFFFF, 0x7C01, 0xFC01],
     bfloat16: [0x7FFF, 0xFFFF, 0x7F81, 0xFF81],
     float32: [0x7FFFFFFF, 0xFFFFFFFF, 0x7FFF8000, 0x7F800001, 0xFF800001, 0x7FC00000],
 }
-L, S = 8, 40
-
-
-@pytest.fixture(params=KERNELS, autouse=True)
-def forced(request, device):
-    """Every kernel, where the device runs it; few rows, as the kernels for few rows take them."""
-    clattn._core.force(request.param)
-    try:
-        sdpa(*arrays(), device=device, attn_mask=np.zeros((L, S), np.float32), return_lse=True)
-    except ValueError as refusal:
-        clattn._core.force()
-        pytest.skip(str(refusal))
-    yield request.param
-    clattn._core.force()
+L, S = 8, 40  # few rows, as the kernels for few rows take them
 
 
 def arrays():
@@ -57,18 +49,20 @@ def check_mask(device, dtype):
     assert np.isfinite(result[..., 0, :].astype(float32)).all()
 
 
-def test_payloads_in_a_mask(device):
+@every_kernel
+def test_payloads_in_a_mask(device, variant):
     check_mask(device, float32)
 
 
-@pytest.mark.parametrize("forced", ["pairs"], indirect=True)
-def test_payloads_in_a_mask_of_halves(device, forced):
+@with_kernels("pairs")
+def test_payloads_in_a_mask_of_halves(device, variant):
     """Of the kernel that rounds weights by an addition to their bits."""
     check_mask(device, float16)
 
 
 @pytest.mark.parametrize("place", ["query", "key", "value"])
-def test_payloads_in_an_array(device, place):
+@every_kernel
+def test_payloads_in_an_array(device, variant, place):
     given = dict(zip(("query", "key", "value"), arrays(), strict=True))
     for bits in PAYLOADS[bfloat16]:
         given[place][0, 0, 6, 3] = bits_of(bfloat16, bits)
@@ -77,7 +71,8 @@ def test_payloads_in_an_array(device, place):
 
 
 @pytest.mark.parametrize("low", [-1e4, -1e30, np.finfo(np.float32).min], ids=str)
-def test_a_value_whose_weight_is_zero(device, low):
+@every_kernel
+def test_a_value_whose_weight_is_zero(device, variant, low):
     """A row attends to the key: the weight is one that has become too small, not one of no key."""
     query, key, value = arrays()
     value[..., 21, 3] = np.nan
@@ -90,7 +85,8 @@ def test_a_value_whose_weight_is_zero(device, low):
     assert np.isfinite(result[..., 0, :].astype(float32)).all()
 
 
-def test_rows_whose_scores_are_all_low(device):
+@every_kernel
+def test_rows_whose_scores_are_all_low(device, variant):
     """They are no empty rows; a row without a key is one, whatever the other rows attend to."""
     query, key, value = arrays()
     mask = np.full((L, S), np.finfo(np.float32).min)

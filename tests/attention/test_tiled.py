@@ -9,7 +9,7 @@ import pytest
 from references.attention import attention, bfloat16, eps, float16, float32, float64
 from support.helpers import check, qkv, sdpa
 from support.sizes import WIDE
-from support.variants import SMALL_TILE, force
+from support.variants import SMALL_TILE, force, with_kernels
 
 
 @pytest.fixture(autouse=True)
@@ -28,8 +28,10 @@ TILES = {  # local memory, L, S, E, Ev, dtype
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
-def test_tiles(device, monkeypatch, tile):
+@with_kernels("tiled")
+def test_tiles(device, variant, monkeypatch, tile):
     """Slices of a head, chunks of values, columns and elements by fours, twos and ones."""
     local_memory, L, S, E, Ev, dtype = tile
     force(monkeypatch, "tiled", local_memory=local_memory)

@@ -28,6 +28,7 @@ def numbers(shape, dtype):
     return np.random.default_rng(shape).integers(0, 127, shape, "u1").astype(dtype)
 
 
+@pytest.mark.full
 @WAYS
 @pytest.mark.parametrize("shape", [(3, 150, 133), (1, 2, 70_001), (70_001, 2), (65, 64), (9, 129)])
 def test_rows_and_blocks(device, kernel, shape, dtype):
@@ -40,6 +41,7 @@ def test_rows_and_blocks(device, kernel, shape, dtype):
         check_band(shape, 3, begin, end, device=device, dtype=dtype)
 
 
+@pytest.mark.full
 @WAYS
 @pytest.mark.parametrize("matrix", [(1, 1), (2, 2), (3, 5), (8, 8), (1, 70), (61, 4), (16, 32)])
 def test_many_small_matrices(device, kernel, matrix, dtype):

@@ -9,6 +9,7 @@ import clattn
 import numpy as np
 import pytest
 from references.attention import attention, tolerance
+from support.faults import open_with
 from support.helpers import assert_close, check, draw, index_of, qkv, sdpa
 from support.threads import run_together
 from support.variants import SMALL_TILE, forced
@@ -245,16 +246,19 @@ def test_the_lock_is_released_while_a_kernel_runs(device):
     assert during > 5
 
 
-def test_a_driver_that_refuses_ptx(run_with_faults, tmp_path):
+def test_a_driver_that_refuses_ptx(device, faults_library, tmp_path):
     """A GPU that says it has NVIDIA's instructions, and has not, runs what needs none.
 
     A later process knows that from the disk. Small tiles and no sub-groups: their programs are
     built in seconds.
     """
     for _ in range(2):
-        run_with_faults(
+        open_with(
+            faults_library,
+            device,
             """
             from support.helpers import check, qkv
+            device = listed[index]
             assert device.type == "gpu"
             assert device.usable and device.nvidia_capability == 0
             for rows in 1, 40:

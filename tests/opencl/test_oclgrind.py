@@ -15,7 +15,6 @@ CHECKS = ("OCLGRIND_CHECK_API", "OCLGRIND_DATA_RACES", "OCLGRIND_UNINITIALIZED")
 CASES = {
     "plain": "check(*qkv((1, 2), 5, 7, 8), device=device)",
     "one": "check(*qkv((1, 1), 1, 1, 1), device=device)",
-    "tile and a rest": "check(*qkv((1, 1), 33, 35, 8), device=device)",
     "sizes differ": "check(*qkv((1, 1), 3, 5, 3, 5), device=device)",
     "causal": "check(*qkv((1, 1), 7, 5, 8), device=device, is_causal='lower_right')",
     "window": "check(*qkv((1, 1), 7, 9, 8), device=device, window=(2, 1))",
@@ -63,13 +62,18 @@ REFERENCE_ONLY = {
     "double": "check(*qkv((1, 1), 5, 7, 8, dtype=np.float64), device=device)",
 }
 
+TILES = {"tile and a rest": "check(*qkv((1, 1), 33, 35, 8), device=device)"}
+
+# A case without `return_lse` runs twice, with the log-sum-exp and without it. Oclgrind is slow, so
+# the long cases of a kernel run once, and its other cases show both ways.
+
 DECODE = {  # head sizes of a vector at least; with 512 columns, 128 keys are two parts
     "rows": "check(*qkv((1, 2), 5, 19, 17), device=device)",
     "sizes differ": "check(*qkv((1, 1), 1, 33, 16, 33), device=device)",
-    "parts, float mask": "check(*qkv((1, 1), 2, 129, 512), device=device, "
+    "parts, float mask": "check(*qkv((1, 1), 2, 129, 512), device=device, return_lse=True, "
     "attn_mask=np.where(np.arange(129) < 90, -np.inf, draw((129,))).astype('f4'))",
     "parts, no number": "q, k, v = qkv((1, 1), 1, 129, 512); v[..., 3, 5] = np.nan; "
-    "check(q, k, v, device=device, attn_mask=np.arange(129) % 16 == 3)",  # few keys, as it is slow
+    "check(q, k, v, device=device, return_lse=True, attn_mask=np.arange(129) % 100 == 3)",
     "group": "check(draw((6, 1, 16)), *qkv((2,), 1, 19, 16)[1:], device=device, enable_gqa=True)",
     "causal": "check(*qkv((1, 1), 7, 5, 16), device=device, is_causal='lower_right')",
     "window": "check(*qkv((1, 1), 3, 40, 16), device=device, window=(2, 1))",
@@ -115,9 +119,9 @@ DECODE_MMA = {  # a tile of 16 rows; four warps take 16 keys each, lanes 16 byte
 DECODE_GPU = {  # with 512 columns, 33 keys of one head are two parts
     "rows": "check(*qkv((1, 1), 3, 140, 8, 17), device=device, return_lse=True)",
     "parts, no number": "q, k, v = qkv((1, 1), 1, 33, 512); v[..., 3, 5] = np.nan; "
-    "check(q, k, v, device=device, return_lse=True)",
+    "check(q, k, v, device=device, return_lse=True, attn_mask=np.arange(33) % 16 == 3)",
     "group, mask": "check(draw((2, 1, 8)), *qkv((1,), 1, 19, 8)[1:], device=device, "
-    "enable_gqa=True, attn_mask=draw((2, 1, 19)) > 0)",
+    "return_lse=True, enable_gqa=True, attn_mask=draw((2, 1, 19)) > 0)",
     "half, columns apart": "check(*(a[..., ::2] for a in qkv((1, 1), 1, 9, 16, "
     "dtype=np.float16)), device=device)",
     "past": "onnx(*qkv((1, 1), 1, 3, 8), None, *qkv((1, 1), 1, 9, 8)[1:], device=device)",
@@ -126,17 +130,19 @@ DECODE_GPU = {  # with 512 columns, 33 keys of one head are two parts
 TILED = {  # with 7000 bytes of local memory: 16 rows and 32 keys
     "rows and blocks": "check(*qkv((1, 1), 17, 33, 16), device=device)",
     "sizes differ": "check(*qkv((1, 1), 3, 5, 3, 13), device=device)",
-    "parts of a head": "check(*qkv((1, 1), 2, 3, 72, 9), device=device)",
-    "causal": "check(*qkv((1, 1), 17, 40, 16), device=device, is_causal='lower_right')",
-    "window": "check(*qkv((1, 1), 20, 70, 16), device=device, window=(2, 1))",
-    "bool mask": "check(*qkv((1, 1), 3, 130, 16), device=device, "
+    "parts of a head": "check(*qkv((1, 1), 2, 3, 72, 9), device=device, return_lse=True)",
+    "causal": "check(*qkv((1, 1), 17, 40, 16), device=device, return_lse=True, "
+    "is_causal='lower_right')",
+    "window": "check(*qkv((1, 1), 20, 70, 16), device=device, return_lse=True, window=(2, 1))",
+    "bool mask": "check(*qkv((1, 1), 3, 130, 16), device=device, return_lse=True, "
     "attn_mask=np.arange(130) % 96 > 64)",
     "float mask": "check(*qkv((1, 2), 5, 7, 16), device=device, attn_mask=draw((2, 1, 7)))",
     "empty rows": "check(*qkv((1, 1), 5, 7, 16), device=device, attn_mask=np.zeros(7, bool))",
     "no number": "q, k, v = qkv((1, 1), 5, 40, 16); v[..., 3, 5] = np.nan; "
-    "check(q, k, v, device=device, is_causal=True)",
-    "half": "check(*qkv((1, 1), 5, 7, 16, dtype=np.float16), device=device)",
-    "bfloat16": "check(*qkv((1, 1), 5, 7, 16, dtype=ml_dtypes.bfloat16), device=device)",
+    "check(q, k, v, device=device, return_lse=True, is_causal=True)",
+    "half": "check(*qkv((1, 1), 5, 7, 16, dtype=np.float16), device=device, return_lse=True)",
+    "bfloat16": "check(*qkv((1, 1), 5, 7, 16, dtype=ml_dtypes.bfloat16), device=device, "
+    "return_lse=True)",
     "strides": "check(*(a[..., ::-1] for a in qkv((1, 1), 5, 7, 16)), device=device)",
     "dropout": "check_dropout(*qkv((1, 2), 5, 7, 16), device=device)",
     "past, weights": "onnx(*qkv((1, 1), 3, 5, 16), draw((3, 11)), "
@@ -199,7 +205,7 @@ def run_cleanly(env, cases):
 
 RUNS = {
     "reference": CASES | DIAGONAL | REFERENCE_ONLY,
-    "cpu": CASES | DIAGONAL,
+    "cpu": CASES | TILES | DIAGONAL,
     "decode_cpu": DECODE,
     "decode_gpu": DECODE_GPU,
     "decode_mma": DECODE_MMA,

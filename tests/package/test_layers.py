@@ -37,7 +37,22 @@ def name(path):
 
 
 def each(paths):
-    return pytest.mark.parametrize("path", paths, ids=name)
+    """Make a rule for a path a test of all these files, which names every file that fails."""
+
+    def make_test(rule):
+        def test():
+            failed = []
+            for path in paths:
+                try:
+                    rule(path)
+                except AssertionError as error:
+                    failed.append(f"{name(path)}: {error}")
+            assert not failed, "\n".join(failed)
+
+        test.__name__, test.__doc__ = rule.__name__, rule.__doc__
+        return test
+
+    return make_test
 
 
 def room(path):

@@ -70,11 +70,12 @@ def library(tmp_path_factory):
     return build(tmp_path_factory.mktemp("machine"))
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_kernels(library, case):
-    kernels, macros, arguments = case
+def code_of(name):
+    kernels, macros, arguments = CASES[name]
     lse = "" if "return_lse" in arguments else ", return_lse=False"
-    code = f"""{ARRAYS}
+    return f"""
+print({name!r})
+machine.launched.clear()
 check({arguments}{lse}, device=device)
 launched = dict(machine.launched)
 for kernel in {kernels.split()}:
@@ -82,7 +83,13 @@ for kernel in {kernels.split()}:
 assert {dict(m.split("=") for m in macros.split())}.items() <= macros.items(), macros
 assert not any(m.bank_conflicts for m in machine.machines.values())
 """
-    run_on_machine(library, code)
+
+
+@pytest.mark.parametrize("kernel", ["mma", "decode_gpu", "decode_mma", "tiled"])
+def test_kernels(library, kernel):
+    """All cases in one process. What it prints last names the case that fails."""
+    cases = [name for name, (kernels, *_) in CASES.items() if kernels.split()[0] == kernel]
+    run_on_machine(library, ARRAYS + "".join(map(code_of, cases)))
 
 
 def test_the_listing_tells_of_matrix_units(library):

@@ -2,8 +2,9 @@
 /* An OpenCL loader whose commands fail when a test says so.
  *
  * It is linked against the real loader, passes every call on to that loader, and changes some
- * answers. It counts copies, builds and kernels, and defines a macro for programs. With FAULTS_NVIDIA every
- * device reports that it is an NVIDIA GPU. faults.py builds it and puts it in the loader's place.
+ * answers. It counts copies, builds and kernels, and defines a macro for programs. With
+ * FAULTS_NVIDIA every device reports that it is an NVIDIA GPU. faults.py builds it and puts it in
+ * the loader's place.
  */
 
 #define _GNU_SOURCE
