@@ -168,8 +168,7 @@ finish_scores(const tile_state *tile, const key_block *block, real *scores)
 /* The base need not be the highest score so far, only not far below it. It is raised
    when a score exceeds it by HEADROOM. The work-items of a row always have the same
    base. */
-#define HEADROOM REAL(4.0)
-
+#define HEADROOM    REAL(4.0)
 #define LOWEST_BASE (-FLT_MAX) /* of a row without a score so far */
 
 typedef struct {
