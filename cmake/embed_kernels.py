@@ -22,19 +22,14 @@ def expand(root, name, seen, conditional, output):
     """Append the lines of a file and of all that it includes.
 
     `seen` are files whose text is already there whatever the macros are. A file that is met inside
-    an `#if` is written out again where it is met next; a guard keeps one of the texts. The guard
-    stands for `#pragma once`, which means nothing in the middle of a program.
+    an `#if` is written out again where it is met next; a guard keeps one of the texts. Guards
+    stand for `#pragma once`, which means nothing in the middle of a program.
     """
     if not conditional:
         seen.add(name)
-    lines = (root / name).read_text().splitlines()
-    guarded = any(map(ONCE.match, lines))
-    if guarded:
-        guard = "CLATTN_" + re.sub(r"\W", "_", name).upper()
-        output += [f"#ifndef {guard}", f"#define {guard}"]
     output.append(f'#line 1 "{name}"')
     depth = 0
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate((root / name).read_text().splitlines(), 1):
         included = INCLUDE.match(line)
         if included is None:
             depth += bool(OPENS.match(line)) - bool(CLOSES.match(line))
@@ -42,10 +37,11 @@ def expand(root, name, seen, conditional, output):
         elif included[1] in seen:
             output.append("")
         else:
+            guard = "CLATTN_" + re.sub(r"\W", "_", included[1]).upper()
+            here = f'#line {number} "{name}"'
+            output += [f"#ifndef {guard}", here, f"#define {guard}"]
             expand(root, included[1], seen, conditional or depth > 0, output)
-            output.append(f'#line {number + 1} "{name}"')
-    if guarded:
-        output.append("#endif")
+            output += [here, "#endif"]
 
 
 def program(root, name):

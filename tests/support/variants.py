@@ -4,6 +4,7 @@
 import os
 from collections import Counter
 from dataclasses import dataclass, field
+from zlib import crc32
 
 import clattn
 import numpy as np
@@ -277,6 +278,9 @@ def with_kernels(*kernels, tensors=False):
 with_tensors_too = pytest.mark.parametrize("variant", ROWS, ids=row_id, indirect=True)
 
 
+OF_A_FILE = 4
+
+
 def left_out(items):
     """Of the tests marked `full`, those that PoCL runs with `-m full` alone: it builds slowly.
 
@@ -285,8 +289,9 @@ def left_out(items):
     arrays and Tensors, it takes the values that the variant has had least often in the tests
     before. So all that several tests share, such as the two shapes, occurs for each variant.
 
-    Of the tests marked `options`, each a program of its own in kernels for GPUs, a variant that
-    builds slowly takes one. A test that has no other variant for GPUs runs on none.
+    A variant for GPUs takes at most OF_A_FILE tests of a file. Of the tests marked `options`, each
+    a program of its own in kernels for GPUs, a variant that builds slowly takes one of all. A test
+    whose variants for GPUs have all they take runs on none.
 
     A test of diagonal matrices, which has no variant, runs with the narrowest and widest elements.
     """
@@ -305,13 +310,13 @@ def left_out(items):
         test = item.path, item.originalname, which, params.pop("dtype", None)
         values = [variant.kernel, (variant.kernel, passed)]
         values += [(variant.kernel, name, str(value)) for name, value in params.items()]
-        once = None
+        most = {} if variant.cpu_only else {(variant.kernel, item.path): OF_A_FILE}
         if variant.builds_slowly and item.get_closest_marker("options"):
-            once = variant.kernel, "options"
-            values.append(once)
-        groups.setdefault(test, []).append((item, values, once))
-    for cases in groups.values():
-        allowed = [case for case in cases if not had[case[2]]]
+            most[variant.kernel, "options"] = 1
+        groups.setdefault(test, []).append((item, [*values, *most], most))
+    for test in sorted(groups, key=lambda test: crc32(test[1].encode())):  # all over a file
+        cases = groups[test]
+        allowed = [case for case in cases if all(had[n] < most for n, most in case[2].items())]
         taken = min(allowed, key=lambda case: sum(had[value] for value in case[1]), default=None)
         had.update(taken[1] if taken else ())
         yield from (case[0] for case in cases if case is not taken)
