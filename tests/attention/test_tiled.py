@@ -50,7 +50,9 @@ def test_bases_that_rise(device):
     check(q, k, v, device=device)
 
 
-def test_the_widest_tile(device, monkeypatch):
+@pytest.mark.full
+@with_kernels("tiled")
+def test_the_widest_tile(device, variant, monkeypatch):
     force(monkeypatch, "tiled")
     check(*qkv((1, 2), 40, 70, 24, 512), device=device)
 
@@ -58,7 +60,9 @@ def test_the_widest_tile(device, monkeypatch):
 # --- numbers --------------------------------------------------------------------------
 
 
-def test_float64(device, monkeypatch):
+@pytest.mark.full
+@with_kernels("tiled")
+def test_float64(device, variant, monkeypatch):
     """Also where scores are beyond the range of the floats that bases are."""
     force(monkeypatch, "tiled", local_memory=16384)
     q, k, v = qkv((1, 2), 40, 70, 16, dtype=float64)

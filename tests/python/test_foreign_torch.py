@@ -284,12 +284,13 @@ def test_nothing_is_kept(device):
         for _ in range(3):
             several()
         gc.collect()
-        start = status_field("VmRSS")
+        grown = []  # a leak shows in every round, what an allocator keeps does not
         for _ in range(3):
+            start = status_field("VmRSS")
             several()
-        gc.collect()
-        grown = status_field("VmRSS") - start
-        assert grown < 16 * MIB, f"{grown / MIB:.0f} MiB"
+            gc.collect()
+            grown.append(status_field("VmRSS") - start)
+        assert min(grown) < 6 * MIB, [f"{n / MIB:.0f} MiB" for n in grown]
         """,
     )
 

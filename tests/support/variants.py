@@ -278,9 +278,6 @@ def with_kernels(*kernels, tensors=False):
 with_tensors_too = pytest.mark.parametrize("variant", ROWS, ids=row_id, indirect=True)
 
 
-OF_A_FILE = 4
-
-
 def left_out(items):
     """Of the tests marked `full`, those that PoCL runs with `-m full` alone: it builds slowly.
 
@@ -289,9 +286,9 @@ def left_out(items):
     arrays and Tensors, it takes the values that the variant has had least often in the tests
     before. So all that several tests share, such as the two shapes, occurs for each variant.
 
-    A variant for GPUs takes at most OF_A_FILE tests of a file. Of the tests marked `options`, each
-    a program of its own in kernels for GPUs, a variant that builds slowly takes one of all. A test
-    whose variants for GPUs have all they take runs on none.
+    A variant for GPUs takes at most four tests of a file, two if it builds slowly. Of the tests
+    marked `options`, each a program of its own in kernels for GPUs, a variant that builds slowly
+    takes one of all. A test whose variants for GPUs have all they take runs on none.
 
     A test of diagonal matrices, which has no variant, runs with the narrowest and widest elements.
     """
@@ -310,7 +307,8 @@ def left_out(items):
         test = item.path, item.originalname, which, params.pop("dtype", None)
         values = [variant.kernel, (variant.kernel, passed)]
         values += [(variant.kernel, name, str(value)) for name, value in params.items()]
-        most = {} if variant.cpu_only else {(variant.kernel, item.path): OF_A_FILE}
+        of_a_file = 2 if variant.builds_slowly else 4
+        most = {} if variant.cpu_only else {(variant.kernel, item.path): of_a_file}
         if variant.builds_slowly and item.get_closest_marker("options"):
             most[variant.kernel, "options"] = 1
         groups.setdefault(test, []).append((item, [*values, *most], most))
