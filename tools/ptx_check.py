@@ -4,12 +4,14 @@
     python tools/ptx_check.py                              # the kernels listed in KERNELS
     python tools/ptx_check.py kernels/attention/tiled.cl -DDTYPE=1   # any kernel, clang's options
 
-clang makes PTX of a kernel, ptxas machine code of the PTX. For each kernel, its macros and each
-architecture the table says: registers of a work-item, bytes spilled (stores and loads), bytes of
-stack, bytes of local memory, instructions of matrix units (HMMA), loads of matrices (LDSM) and
-asynchronous copies (LDGSTS), counted in the machine code where nvdisasm is found, else in the
-PTX. Exit status 1 if a kernel does not assemble, spills, or has arrays on its stack instead of in
-registers, 2 if a program is missing.
+clang compiles a kernel to PTX, and ptxas compiles the PTX to machine code. The table has a row for
+each kernel, its macros and each architecture. The row gives registers of a work-item, bytes spilled
+(stores and loads), bytes of stack, bytes of local memory, instructions of matrix units (HMMA),
+loads of matrices (LDSM) and asynchronous copies (LDGSTS). The tool counts instructions in the
+machine code if it finds nvdisasm, else in the PTX.
+
+The exit status is 1 if a kernel does not assemble, spills registers, or keeps arrays on its stack.
+The exit status is 2 if a program is missing.
 
 Needs clang, its library for OpenCL on NVPTX (Debian: clang-16 libclc-16) and ptxas of CUDA 12 or
 later (on the path, or `pip install nvidia-cuda-nvcc-cu12`). It shows the code of this clang; a

@@ -22,11 +22,12 @@ typedef struct ca_storage ca_storage;
 ca_status ca_storage_new(ca_device *device, size_t bytes, const char *what, ca_storage **storage,
                          ca_error *error);
 
-/* Make memory for the device's own use, filled with zeros. It has no references, ca_memory_stats do
-   not count it, and ca_storage_drop frees it. */
+/* Make memory for the device's own use, filled with zeros. Nobody counts references to this memory,
+   ca_memory_stats leaves it out, and ca_storage_drop frees it. */
 ca_status ca_storage_keep(ca_device *device, size_t bytes, ca_storage **storage, ca_error *error);
 
-/* Free memory of ca_storage_keep. No call may be using it. NULL is fine. */
+/* Free memory that ca_storage_keep has made. The caller makes sure that no call uses the memory
+   any more. NULL frees nothing. */
 void ca_storage_drop(ca_storage *storage);
 
 void ca_storage_retain(ca_storage *storage);

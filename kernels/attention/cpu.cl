@@ -38,7 +38,8 @@
 
 DEFINE_PHILOX(philox_lanes, uintv)
 
-/* Sets dropped weights of a block of keys from j0 to 0, after they have been summed. */
+/* Makes zeros of the weights that dropout drops, in a block of keys that begins with key
+   j0. The sums of the rows include these weights already. */
 CALLED void
 drop_weights(const tile_state *tile, ca_int64 j0, int keys, termv *weights)
 {
@@ -97,8 +98,9 @@ keep_unattended(const tile_state *tile, const key_run *run, const termv *queries
     }
 }
 
-/* Writes all weights of the tile. Weights need the sums, so the scores are computed a
-   second time. `block` has room for MAX_KEYS keys. */
+/* Writes all weights of the tile. A weight is divided by the sum of its row, which is
+   known only at the end. So this function computes the scores a second time. `block`
+   has room for MAX_KEYS keys. */
 CALLED void
 write_weights(const tile_state *tile, const termv *queries, const softmax_state *softmax,
               realv *block)

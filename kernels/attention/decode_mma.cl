@@ -75,8 +75,8 @@ load_chunk(__global const storage *row, int chunk, int columns)
     return chunk * 8 < columns ? ((__global const uint4 *)row)[chunk] : (uint4)0u;
 }
 
-/* Loads this lane's chunks of the 16 keys from j on. Keys behind the end repeat the
-   last. */
+/* Loads this lane's chunks of the 16 keys that begin with key j. In the place of a key
+   behind the end, the last key is loaded again. */
 static inline void
 load_keys(uint4 (*keys)[KEY_LOADS], const split_source *source, int j)
 {
@@ -90,8 +90,8 @@ load_keys(uint4 (*keys)[KEY_LOADS], const split_source *source, int j)
     }
 }
 
-/* Returns the number, from j on, of the lane's key n. The lane has that column of
-   scores. */
+/* Returns which of 16 keys, 0 … 15, is number n of this lane's four. The lane holds the
+   scores of these four keys. */
 static inline int
 key_of(const split_source *source, int n)
 {
@@ -164,9 +164,9 @@ multiply_values(const warp_state *warp, uint4 (*values)[VALUE_LOADS], uint used,
     }
 }
 
-/* Puts the rows of query into local memory: for each load of a key the chunks of
-   rows g, then those of rows g + 8. A negative scale would turn the order of scores, so
-   its sign goes into the queries. */
+/* Copies the 16 rows of the group into local memory, in the order in which lanes load
+   keys: for each load, the chunks of rows 0 … 7, then the chunks of rows 8 … 15. A
+   negative scale would reverse the order of scores, so the queries take its sign. */
 static inline void
 share_queries(__local uint4 *queries, const attention_call *call, const split_share *group)
 {
@@ -257,8 +257,8 @@ share_rows(const warp_state *warp, const split_source *source, const part_memory
             memory->highest[first + 8 * r] = seen[r] ? softmax->base[r] : -INFINITY;
         }
     }
-    /* writes of the highest scores: their reads; reads of the queries: the writes of
-       the results, which replace them */
+    /* Behind this barrier, warps read the highest scores that other warps have written.
+       They also write their results over the queries, which no warp reads any more. */
     barrier(CLK_LOCAL_MEM_FENCE);
     WARP_FOR (int r = 0; r < 2; r++) {
         const float factor =

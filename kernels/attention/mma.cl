@@ -337,7 +337,7 @@ write_pair(__global ushort *to, ca_int64 stride, uint pair, int columns)
     }
 }
 
-/* Divides the rows of a warp by their sums, and writes them. */
+/* Divides each row of a warp by the sum of its weights, and writes the row. */
 static inline void
 write_rows(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
            const softmax_state *softmax, float4 (*result)[EV_TILES])

@@ -90,7 +90,7 @@ addend_at(const row_state *row, ca_int64 j)
     return addend_of(row->call, &row->addends, j, &row->bounds, j - row->i, j);
 }
 
-/* Sets the final score of key j. False if the key has no weight. */
+/* Computes the final score of key j, into *score. Returns true if the key has a weight. */
 CALLED bool
 score_of(const row_state *row, ca_int64 j, real *score)
 {

@@ -262,7 +262,8 @@ weigh_scores(const ca_attention_params *params, softmax_state *softmax, real *sc
 
 /* --- weights and values ----------------------------------------------------------- */
 
-/* Sets dropped weights of a block to 0, after they have been summed. */
+/* Makes zeros of the weights that dropout drops, in a block of keys. The sums of the rows
+   include these weights already. */
 static inline void
 drop_weights(const tile_state *tile, const key_block *block, real *weights)
 {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What attention_tiled does besides the kernel contract: the shapes of its tile.
 
-Devices are given less local memory, and with it smaller tiles.
+The tests limit a device's local memory, so that the plan chooses smaller tiles.
 """
 
 import numpy as np
