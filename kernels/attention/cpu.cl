@@ -91,8 +91,11 @@ keep_unattended(const tile_state *tile, const key_run *run, const termv *queries
         realv scores[MR * NV];
         realv bounded[MR * NV];
         intv seen[NV] = {(intv)0};
-        score_keys(tile, run, queries, j0, k0, added, bounded, kept, seen, scores);
-        PLAIN_FOR (int n = 0; n < MR * NV && WRITES_STAGE(tile->call->params, 2); n++) {
+        if (!WRITES_STAGE(tile->call->params, 2)) {
+            score_keys(tile, run, queries, j0, k0, added, bounded, kept, seen, scores);
+            continue;
+        }
+        PLAIN_FOR (int n = 0; n < MR * NV; n++) {
             kept[k0 * NV + n] = (realv)(-INFINITY);
         }
     }
