@@ -4,6 +4,8 @@
     python tools/ptx_check.py                              # the kernels listed in KERNELS
     python tools/ptx_check.py kernels/attention/tiled.cl -DDTYPE=1   # any kernel, clang's options
 
+A kernel of MACROS has the macros named there, except those that the options define.
+
 clang compiles a kernel to PTX, and ptxas compiles the PTX to machine code. The table has a row for
 each kernel, its macros and each architecture. The row gives registers of a work-item, bytes spilled
 (stores and loads), bytes of stack, bytes of local memory, instructions of matrix units (HMMA),
@@ -49,6 +51,21 @@ def uses(*names, mask_dtype=0):
     return f"OPTIONS={sum(USES[name] for name in names)}", f"MASK_DTYPE={mask_dtype}"
 
 
+# All macros that a plan sets, for a call without options on an NVIDIA GPU: csrc/attention/plan_*.c.
+# tests/ptx compares the names with those of real plans. DTYPE 1 is float16, 2 bfloat16, 3 float32.
+DTYPES = "DTYPE=1 VALUE_DTYPE=DTYPE REAL64=0"
+CALL = f"{DTYPES} OPTIONS=0 SLOTS=0 MASK_DTYPE=0"
+SIZES = f"{CALL} HEAD_E=128 HEAD_EV=HEAD_E"
+MACROS = {
+    "attention/reference.cl": DTYPES,
+    "attention/tiled.cl": f"{SIZES} TX=8 TY=16 MI=4 NJ=8 NC=(HEAD_EV/TX) EC=32 KC=32",
+    "attention/mma.cl": f"{SIZES} MT=1 BN=32 LSE=0 ALIGNED=0 OUTPUT_ALIGNED=0 WARP=1",
+    "attention/decode_mma.cl": f"{SIZES} WARP=1",
+    "attention/decode_gpu.cl": f"{SIZES} WG=128 RT=1 KEY_LANES=8 BN=32 WIDE=1 EXCHANGE=2",
+    "attention/decode_gpu_merge.cl": f"{CALL} HEAD_EV=128 WG=256 EXCHANGE=2",
+    "probe/ptx.cl": "WARP=1",
+}
+
 ALIGNED = ("ALIGNED=1", "OUTPUT_ALIGNED=1")
 BOOL_MASK = uses("MASK")
 FLOAT_MASK = uses("MASK", "ADDED_MASK", mask_dtype=1)
@@ -59,17 +76,17 @@ BOTH = ("sm_80", "sm_90")
 
 def mma(dtype, size, tiles, keys, *more, architectures=BOTH):
     """A row of attention_mma, tiled as attention/plan_mma.c does."""
-    macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"MT={tiles}", f"BN={keys}", *more, "WARP=1")
+    macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"MT={tiles}", f"BN={keys}", *more)
     return "attention/mma.cl", macros, architectures
 
 
 def decode_mma(dtype, size, value_size, *more):
-    macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"HEAD_EV={value_size}", *more, "WARP=1")
+    macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"HEAD_EV={value_size}", *more)
     return "attention/decode_mma.cl", macros, BOTH
 
 
-# File, macros, architectures. DTYPE 1 is float16, 2 bfloat16, 3 float32. exp2 is named as the
-# driver's compiler makes it, which is not how libclc does.
+# File, macros that are not as in MACROS, architectures. exp2 is named as the driver's compiler
+# makes it, which is not how libclc does.
 KERNELS = [
     mma(1, 64, 2, 64, *ALIGNED),
     mma(1, 80, 2, 32, *ALIGNED),
@@ -91,22 +108,10 @@ KERNELS = [
     mma(2, 96, 2, 32, *ALIGNED),
     mma(2, 128, 2, 32, *ALIGNED, architectures=("sm_90",)),
     mma(2, 256, 1, 16, *ALIGNED, *BOOL_MASK),
-    ("attention/tiled.cl", ("DTYPE=3", "HEAD_E=64", "exp2=native_exp2"), BOTH),
-    ("attention/tiled.cl", ("DTYPE=1", "HEAD_E=128", "EC=32", "exp2=native_exp2"), BOTH),
-    (
-        "attention/decode_gpu.cl",
-        (
-            "DTYPE=1",
-            "HEAD_E=128",
-            "RT=4",
-            "KEY_LANES=8",
-            "BN=32",
-            "WIDE=1",
-            "EXCHANGE=2",
-        ),
-        BOTH,
-    ),
-    ("probe/ptx.cl", ("DTYPE=1", "EXCHANGE=2", "WARP=1"), BOTH),
+    ("attention/tiled.cl", ("DTYPE=3", "HEAD_E=64", "EC=64", "exp2=native_exp2"), BOTH),
+    ("attention/tiled.cl", ("DTYPE=1", "HEAD_E=128", "exp2=native_exp2"), BOTH),
+    ("attention/decode_gpu.cl", ("DTYPE=1", "HEAD_E=128", "RT=4"), BOTH),
+    ("probe/ptx.cl", ("WARP=1",), BOTH),
     decode_mma(1, 64, 64),
     decode_mma(1, 128, 128, *BOOL_MASK),
     decode_mma(2, 128, 128, *uses("MASK", "ADDED_MASK", "SOFTCAP", "BIAS", mask_dtype=1)),
@@ -116,6 +121,13 @@ KERNELS = [
 
 class CheckError(Exception):
     """A kernel does not assemble."""
+
+
+def with_macros(kernel, options):
+    """clang's options, and the kernel's MACROS that they do not define."""
+    defined = {option[2:].partition("=")[0] for option in options if option.startswith("-D")}
+    macros = MACROS.get(f"{kernel.parent.name}/{kernel.name}", "").split()
+    return [*options, *(f"-D{m}" for m in macros if m.partition("=")[0] not in defined)]
 
 
 def installed(package, *places):
@@ -167,6 +179,7 @@ def to_ptx(programs, kernel, options, ptx):
         "-Xclang", "-target-feature", "-Xclang", "+ptx70",
         "-Xclang", "-finclude-default-header",
         "-Xclang", "-mlink-builtin-bitcode", "-Xclang", library, "-Wno-linker-warnings",
+        "-Werror=undef",  # a kernel tests a macro that its plan lacks
         "-include", SHIM, "-I", ROOT, *options, "-o", ptx, kernel)  # fmt: skip
 
 
@@ -196,7 +209,7 @@ def check(programs, kernel, options, architectures):
     """Rows of the table for one kernel and its macros."""
     with tempfile.TemporaryDirectory() as folder:
         ptx = Path(folder) / "kernel.ptx"
-        to_ptx(programs, kernel, options, ptx)
+        to_ptx(programs, kernel, with_macros(kernel, options), ptx)
         return [(a, assemble(programs, ptx, a)) for a in architectures]
 
 

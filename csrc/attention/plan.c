@@ -43,12 +43,8 @@ ca_plan_define_common(ca_kernel_spec *spec, const ca_attention *attention)
     ca_dtype dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
     ca_dtype value_dtype = attention->operands[CA_ATTENTION_VALUE].dtype;
     ca_kernel_define(spec, "DTYPE", (int64_t)dtype);
-    if (value_dtype != dtype) {
-        ca_kernel_define(spec, "VALUE_DTYPE", (int64_t)value_dtype);
-    }
-    if (ca_attention_in_float64(attention)) {
-        ca_kernel_define(spec, "REAL64", 1);
-    }
+    ca_kernel_define(spec, "VALUE_DTYPE", (int64_t)value_dtype);
+    ca_kernel_define(spec, "REAL64", ca_attention_in_float64(attention));
 }
 
 void
@@ -57,9 +53,6 @@ ca_plan_define_lanes(ca_kernel_spec *spec, const ca_device_info *info,
 {
     ca_plan_define_common(spec, attention);
     ca_kernel_define(spec, "LANES", ca_plan_lanes(info, attention));
-    if (info->type != CA_DEVICE_CPU) {
-        ca_kernel_define(spec, "ONE_ADDRESS_SPACE", 0);
-    }
 }
 
 void

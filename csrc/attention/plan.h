@@ -36,10 +36,10 @@ void ca_plan_begin(ca_attention_plan *plan, const ca_attention *attention, const
 /* Returns the product of `grid`, as a double, which does not overflow. */
 double ca_plan_items(const ca_attention_plan *plan);
 
-/* Define DTYPE, and VALUE_DTYPE and REAL64 where they differ from their defaults. */
+/* Define DTYPE, VALUE_DTYPE and REAL64. */
 void ca_plan_define_common(ca_kernel_spec *spec, const ca_attention *attention);
 
-/* For kernels on CPUs: define the macros of ca_plan_define_common, LANES and ONE_ADDRESS_SPACE. */
+/* For kernels on CPUs: define the macros of ca_plan_define_common, and LANES. */
 void ca_plan_define_lanes(ca_kernel_spec *spec, const ca_device_info *info,
                           const ca_attention *attention);
 

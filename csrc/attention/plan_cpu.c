@@ -96,12 +96,11 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, bool pairs
     plan->heads = heads;
     ca_plan_define_lanes(&plan->spec, info, attention);
     ca_kernel_define(&plan->spec, "NV", vectors);
+    ca_kernel_define(&plan->spec, "BFLOAT16_PAIRS", pairs);
+    ca_kernel_define(&plan->spec, "ONE_ADDRESS_SPACE", info->type == CA_DEVICE_CPU);
     /* Usual calls have a program that is half as long, but float64 has one for all. */
     if (ca_attention_options(attention) == 0 && !ca_attention_in_float64(attention)) {
         ca_kernel_define(&plan->spec, "OPTIONS", 0);
-    }
-    if (pairs) {
-        ca_kernel_define(&plan->spec, "BFLOAT16_PAIRS", 1);
     }
 }
 

@@ -193,7 +193,8 @@ ca_plan_merge_on_gpu(const ca_device_info *info, const ca_attention *attention,
     plan->partial_bytes = (sums + 1) * BYTES_OF_LOAD;
     plan->merge.name = "attention_decode_gpu_merge";
     plan->merge_local = (size_t)ca_smaller(MERGE_GROUP, info->max_work_group);
-    ca_plan_define_sizes(&plan->merge, attention);
+    ca_plan_define_options(&plan->merge, attention);
+    ca_kernel_define(&plan->merge, "HEAD_EV", attention->Ev);
     define_exchange(&plan->merge, info);
     ca_kernel_define(&plan->merge, "WG", (int64_t)plan->merge_local);
 }

@@ -222,11 +222,10 @@ void
 ca_probe_ptx(ca_device *device)
 {
     ca_device_info *info = &device->info;
-    const ca_kernel_spec spec = {
-        .name = "probe_ptx",
-        .is_probe = true,
-        .ndefines = 3,
-        .defines = {{"DTYPE", CA_FLOAT16}, {"EXCHANGE", 2}, {"WARP", info->matrix_units}}};
+    const ca_kernel_spec spec = {.name = "probe_ptx",
+                                 .is_probe = true,
+                                 .ndefines = 1,
+                                 .defines = {{"WARP", info->matrix_units}}};
     bool passes = true;
     ca_error ignored = {0};
     if (info->warp_shuffles &&

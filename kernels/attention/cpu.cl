@@ -16,13 +16,13 @@
  * Both products keep about 2 * 12 vectors of sums in registers over their inner loop.
  * Head sizes, 1 … CA_CPU_HEAD_SIZE, and all options but a late softcap are data.
  *
- *     -DBFLOAT16_PAIRS    1: products of pairs of bfloat16, cpu/pairs.clh; default 0
- *     -DNV                vectors of queries: 2, the default; 1 where there are few
- *                         rows; 4, for head sizes up to 128, where each tile converts
- *                         its keys
- *     -DONE_ADDRESS_SPACE 1, the default: an address means the same in every address
- *                         space, as on CPUs; 0: keys and values are always packed
- *     LANES of support/lanes.clh and the macros of support/common.clh
+ *     -DBFLOAT16_PAIRS     1: products of pairs of bfloat16, cpu/pairs.clh
+ *     -DNV                 vectors of queries: 2; 1 where there are few rows; 4, for
+ *                          head sizes up to 128, where each tile converts its keys
+ *     -DONE_ADDRESS_SPACE  1: an address means the same in every address space, as on
+ *                          CPUs; 0: keys and values are always packed
+ *     LANES of support/lanes.clh and the macros of support/common.clh, of which a plan
+ *     sets OPTIONS only for calls without options
  */
 #define SCORE_LANES 1
 #include "kernels/attention/cpu/tiles.clh" /* tile_state, load_added, store_columns */

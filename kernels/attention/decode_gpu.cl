@@ -20,31 +20,17 @@
  * scores are computed. There is one barrier a block.
  *
  *     -DHEAD_E -DHEAD_EV  head sizes E and Ev, 1 … 512
- *     -DWG                work-items of a group; default 128
- *     -DRT                rows of a group, a power of 2; default 1
- *     -DBN                keys of a block, WG / KEY_LANES times a power of 2; default
- *                         WG / KEY_LANES
- *     -DKEY_LANES         work-items that share a key, a power of 2; default 1
+ *     -DWG                work-items of a group
+ *     -DRT                rows of a group, a power of 2
+ *     -DBN                keys of a block, WG / KEY_LANES times a power of 2
+ *     -DKEY_LANES         work-items that share a key, a power of 2
  *     -DWIDE              1: rows of keys and values, past and present ones too, are
- *                         whole aligned 16 bytes; default 0
- *     EXCHANGE and SUB_GROUP of support/exchange.clh, and the macros of
- *     support/common.clh; OPTIONS has no input bias, scores, late softcap or dropout
+ *                         whole aligned 16 bytes
+ *     and the macros of support/exchange.clh and support/common.clh; OPTIONS has no input
+ *     bias, scores, late softcap or dropout
  */
-#define SCORE_PLACE ca_int64
-#include "kernels/attention/gpu.clh" /* OPTIONS */
-
-#ifndef WG
-#define WG 128
-#endif
-#ifndef WIDE
-#define WIDE 0
-#endif
-#ifndef KEY_LANES
-#define KEY_LANES 1
-#endif
-#ifndef BN
-#define BN (WG / KEY_LANES)
-#endif
+#define SCORE_PLACE    ca_int64
+#define SCORES_IN_LOG2 1
 
 /* Elements of a load, which is 16 bytes, of each dtype. */
 #define ELEMENTS_1 8

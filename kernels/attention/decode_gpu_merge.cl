@@ -8,12 +8,13 @@
  *     slice        ROW_LANES neighbours, which take every SLICES'th split; a lane takes
  *                  VECTOR columns at a time
  *
- *     -DWG  work-items of a group; default 64
- *     -DHEAD_EV -DEXCHANGE -DSUB_GROUP and the macros of support/common.clh: those of
- *     the kernel that leaves the rows
+ *     -DWG       work-items of a group
+ *     -DHEAD_EV  head size Ev of the kernel that leaves the rows
+ *     and the macros of support/exchange.clh and support/common.clh
  */
-#include "kernels/attention/gpu.clh" /* OPTIONS */
-
+#define SCORES_IN_LOG2 1
+#define RT             1
+#define CHUNK          VECTOR
 #include "kernels/attention/decode_gpu/slices.clh"
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void

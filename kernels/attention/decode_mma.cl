@@ -24,12 +24,12 @@
  *
  *     -DHEAD_E -DHEAD_EV   head sizes E and Ev, multiples of 8, filled up with zeros to
  *                          multiples of 32 and 64
- *     and the macros of mma/softmax.clh but MT and LSE
+ *     and the macros of support/warp.clh
  *
  * Rows of key and value are whole aligned 16 bytes. L and T are at most 2^28.
  */
-#define CAP warp_tanh
-#include "kernels/attention/gpu.clh" /* OPTIONS */
+#define CAP            warp_tanh
+#define SCORES_IN_LOG2 1
 #include "kernels/support/warp.clh"
 
 #define TILE_ROWS   16
@@ -37,6 +37,7 @@
 #define VALUE_LOADS ((HEAD_EV + 63) / 64) /* for one value */
 #define EV_TILES    (8 * VALUE_LOADS)     /* of 8 columns */
 
+#define MT  1
 #define LSE 1 /* the merge needs the exact sum of weights */
 
 /* The result of a warp in local memory: rows are longer than 64 * VALUE_LOADS, so that

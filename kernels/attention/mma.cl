@@ -22,34 +22,26 @@
  * weights that the second product takes, so only maxima and sums move between lanes.
  *
  *     -DHEAD_E -DHEAD_EV  head sizes E and Ev, filled up with zeros to a multiple of 16
- *     -DALIGNED           1: rows of query, key and value are whole aligned 16 bytes;
- *                         default 0
- *     -DOUTPUT_ALIGNED    1: so are rows of output; default 0
- *     -DBN                keys of a block, a multiple of CHUNK; default 32
- *     and the macros of mma/softmax.clh
+ *     -DALIGNED           1: rows of query, key and value are whole aligned 16 bytes
+ *     -DOUTPUT_ALIGNED    1: so are rows of output
+ *     -DBN                keys of a block, a multiple of CHUNK
+ *     -DMT -DLSE          see mma/softmax.clh
+ *     and the macros of support/warp.clh
  */
-#define CAP warp_tanh
-#include "kernels/attention/gpu.clh" /* OPTIONS */
+#define CAP            warp_tanh
+#define SCORES_IN_LOG2 1
+#define EV_TILES       (HEAD_EV / 8) /* of 8 columns */
 #include "kernels/support/warp.clh"
 
 #include "kernels/attention/ends.clh"        /* factor_of_row, write_lse */
 #include "kernels/attention/mma/softmax.clh" /* MT, WARPS, softmax_state, gather_chunk */
 
-#ifndef ALIGNED
-#define ALIGNED 0
-#endif
 #if ALIGNED
 #define LOAD_FOR WARP_FOR
 typedef int row_step; /* strides are at most 2^22 */
 #else
 #define LOAD_FOR _Pragma("nounroll") for
 typedef ca_int64 row_step;
-#endif
-#ifndef OUTPUT_ALIGNED
-#define OUTPUT_ALIGNED 0
-#endif
-#ifndef BN
-#define BN 32
 #endif
 
 #define STAGES    3 /* blocks of the ring */

@@ -13,20 +13,17 @@
  *                   [KC][TX * NC] replace the keys
  *
  *     -DHEAD_E -DHEAD_EV  head sizes E and Ev, 1 … 512
- *     -DTX -DTY           work-items along keys and columns, a power of 2, default 8;
- *                         and along rows, default 16
- *     -DMI -DNJ -DNC      what a work-item owns: rows, 1, 2 or 4, default 4; keys,
- *                         default 8; columns, default Ev / TX rounded up
- *     -DEC                elements of queries and keys in local memory, a multiple of
- *                         8; default E
- *     -DKC                keys whose values are in local memory, a divisor of BN;
- *                         default 32
+ *     -DTX -DTY           work-items along keys and columns, a power of 2; and along
+ *                         rows
+ *     -DMI -DNJ -DNC      what a work-item owns: rows, 1, 2 or 4; keys; columns, at least
+ *                         Ev / TX
+ *     -DEC                elements of queries and keys in local memory, a multiple of 8
+ *     -DKC                keys whose values are in local memory, a divisor of BN
  *     and the macros of support/common.clh
  *
  * L and T are at most 2^28, so that an int holds the sum of a few of them.
  */
-#include "kernels/attention/gpu.clh" /* OPTIONS */
-
+#define SCORES_IN_LOG2 1
 #include "kernels/attention/ends.clh"        /* factor_of_row, write_lse */
 #include "kernels/attention/present.clh"     /* copy_present, key_run_at */
 #include "kernels/attention/tiled/tiles.clh" /* load_tile, multiply_keys, multiply_values */

@@ -12,41 +12,15 @@
  *     global size  tiles * LOCAL
  *     work-group   owns a tile of rows and columns; its items own vectors side by side
  *
- *     -DWIDTH    bytes of an element: 1, 2, 4, 8
- *     -DLANES    elements of a vector: 2, 4, 8, 16
- *     -DLOCAL    work-items of a group; 1: an item owns a tile alone
- *     -DLAYOUT  CA_DIAGONAL_ROWS, …
+ *     -DWIDTH              bytes of an element: 1, 2, 4, 8
+ *     -DLANES              elements of a vector: 2, 4, 8, 16
+ *     -DLOCAL              work-items of a group; 1: an item owns a tile alone
+ *     -DLAYOUT             CA_DIAGONAL_ROWS, …
  *     -DINSIDE, -DOUTSIDE  CA_DIAGONAL_FILL, …
- *     -DSTREAM   1: stores that bypass the caches, if the compiler has them
+ *     -DSTREAM             1: stores that bypass the caches, if the compiler has them
  */
 #include "kernels/diagonal/params.h"
 #include "kernels/support/view.clh" /* ca_offset, ca_unravel */
-
-#ifndef WIDTH
-#define WIDTH 4
-#endif
-#ifndef LANES
-#if WIDTH == 8
-#define LANES 8
-#else
-#define LANES 16
-#endif
-#endif
-#ifndef LOCAL
-#define LOCAL 1
-#endif
-#ifndef LAYOUT
-#define LAYOUT CA_DIAGONAL_ROWS
-#endif
-#ifndef INSIDE
-#define INSIDE CA_DIAGONAL_FILL
-#endif
-#ifndef OUTSIDE
-#define OUTSIDE CA_DIAGONAL_COPY
-#endif
-#ifndef STREAM
-#define STREAM 0
-#endif
 
 /* --- a row, in vectors ------------------------------------------------------------ */
 

@@ -3,13 +3,16 @@
  * Uses each instruction that kernels have as PTX. The host builds this program to see
  * whether the driver's compiler takes them, and never runs it.
  *
- *     -DEXCHANGE  EXCHANGE_PTX (support/exchange.clh)
- *     -DWARP      1: those of support/warp.clh too
+ *     -DWARP  1: those of support/warp.clh too; 0: only those of support/exchange.clh
  */
-#include "kernels/support/exchange.clh"
-
+#define DTYPE       CA_KERNEL_FLOAT16
+#define VALUE_DTYPE DTYPE
+#define REAL64      0
 #if WARP
 #include "kernels/support/warp.clh"
+#else
+#define EXCHANGE EXCHANGE_PTX
+#include "kernels/support/exchange.clh"
 #endif
 
 __kernel __attribute__((reqd_work_group_size(32, 1, 1))) void

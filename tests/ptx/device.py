@@ -39,7 +39,7 @@ import numpy as np
 import clattn
 from support.helpers import check, draw, qkv, sdpa
 from references.attention import bfloat16, float16
-from ptx.device import Device
+from ptx.device import Device, ptx_check
 
 machine = Device(sys.argv[1])
 device = clattn.devices()[0]

@@ -81,6 +81,9 @@ launched = dict(machine.launched)
 for kernel in {kernels.split()}:
     macros = launched["attention_" + kernel]
 assert {dict(m.split("=") for m in macros.split())}.items() <= macros.items(), macros
+for kernel, macros in launched.items():
+    listed = ptx_check.MACROS[kernel.replace("_", "/", 1) + ".cl"]
+    assert macros.keys() == {{m.partition("=")[0] for m in listed.split()}}, (kernel, macros)
 assert not any(m.bank_conflicts for m in machine.machines.values())
 """
 
