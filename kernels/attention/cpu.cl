@@ -29,7 +29,6 @@
 
 #include "kernels/attention/cpu/products.clh" /* multiply_keys, add_values */
 #include "kernels/attention/cpu/softmax.clh"  /* score_keys, softmax_state */
-#include "kernels/attention/ends.clh"         /* write_lse */
 #include "kernels/attention/keys.clh"         /* key_run_at */
 #include "kernels/attention/present.clh"      /* copy_present */
 #include "kernels/support/philox.clh"         /* DEFINE_PHILOX */
@@ -215,7 +214,7 @@ attend(head_state *heads, const present_share *share, realv *added, termv *weigh
 
 /* Starts tile `row_of_tiles` of the head with a linear batch index. `memory` is for its
    queries and its result. */
-static inline void
+CALLED void
 start_head(head_state *head, const attention_call *call, ca_int64 linear, ca_int64 row_of_tiles,
            realv *memory)
 {
@@ -244,7 +243,7 @@ start_head(head_state *head, const attention_call *call, ca_int64 linear, ca_int
 }
 
 /* Writes the rows of a head. */
-static inline void
+CALLED void
 finish_head(head_state *head)
 {
     const tile_state *tile = &head->tile;
@@ -264,19 +263,17 @@ finish_head(head_state *head)
     }
 }
 
-/* The vector hint keeps compilers from vectorising over work-items as well. There is
-   only one a group, and building would take up to ten times as long. */
-__kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(realv))) void
-attention_cpu(ATTENTION_ARGUMENTS)
+/* Attends to the keys of a work-item's heads. */
+CALLED void
+attend_tile(const attention_call *call, ca_int64 item)
 {
-    const attention_call call = ATTENTION_CALL;
+    const ca_attention_params *params = call->params;
     /* The last rows come first: below a causal diagonal they have the most keys. Heads
        that share a mask run side by side, while the mask's rows are in the cache. */
-    const int count = (int)params.heads;
-    const bool shares = USES(&params, MASK) && VIEW(&params, MASK)->batch[2] == 0;
-    const ca_int64 neighbours = shares ? params.batch[2] / count : 1;
-    const ca_int64 tiles = (params.L + BM - 1) / BM;
-    const ca_int64 item = (ca_int64)get_global_id(0);
+    const int count = (int)params->heads;
+    const bool shares = USES(params, MASK) && VIEW(params, MASK)->batch[2] == 0;
+    const ca_int64 neighbours = shares ? params->batch[2] / count : 1;
+    const ca_int64 tiles = (params->L + BM - 1) / BM;
     const ca_int64 column = item / neighbours; /* the same tile of all neighbours */
     const ca_int64 group = column / tiles;
     const ca_int64 row_of_tiles = tiles - 1 - (column - group * tiles);
@@ -286,22 +283,32 @@ attention_cpu(ATTENTION_ARGUMENTS)
     realv memory[MEMORY_VECTORS];
     termv weights[TERMS(MAX_KEYS) * NV];
     realv added[MAX_KEYS * NV];
-    const int size = TERMS((int)params.E) * NV + RESULT_VECTORS((int)params.Ev);
+    const int size = TERMS((int)params->E) * NV + RESULT_VECTORS((int)params->Ev);
     PLAIN_FOR (int h = 0; h < count; h++) {
-        start_head(&heads[h], &call, linear + h, row_of_tiles, memory + h * size);
+        start_head(&heads[h], call, linear + h, row_of_tiles, memory + h * size);
     }
     present_share share = {0, 0};
-    if (USES(&params, PRESENT)) {
+    if (USES(params, PRESENT)) {
         const tile_state *tile = &heads[0].tile;
-        share = present_share_of(&params, tile->batch, row_of_tiles, tiles);
-        copy_present(&call, tile->batch, share.first, min(share.end, tile->first));
-        copy_present(&call, tile->batch, max(share.first, tile->last + 1), share.end);
+        share = present_share_of(params, tile->batch, row_of_tiles, tiles);
+        copy_present(call, tile->batch, share.first, min(share.end, tile->first));
+        copy_present(call, tile->batch, max(share.first, tile->last + 1), share.end);
     }
     attend(heads, &share, added, weights);
     PLAIN_FOR (int h = 0; h < count; h++) {
-        if (WRITES_STAGE(&params, 3)) {
+        if (WRITES_STAGE(params, 3)) {
             write_weights(&heads[h].tile, heads[h].queries, &heads[h].softmax, added);
         }
         finish_head(&heads[h]);
     }
+}
+
+/* The kernel is short, because some compilers take longer for a kernel's own text. The
+   vector hint keeps compilers from vectorising over work-items as well. There is only
+   one a group, and building would take up to ten times as long. */
+__kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(realv))) void
+attention_cpu(ATTENTION_ARGUMENTS)
+{
+    const attention_call call = ATTENTION_CALL;
+    attend_tile(&call, (ca_int64)get_global_id(0));
 }

@@ -27,10 +27,9 @@
  */
 #define SCORE_LANES 1
 #include "kernels/attention/addends.clh" /* load_addends_row */
-#include "kernels/attention/ends.clh"    /* factor_of_row, write_lse */
 #include "kernels/attention/keys.clh"    /* key_run */
 #include "kernels/attention/present.clh" /* copy_present */
-#include "kernels/attention/score.clh"   /* finish_score, weight_of */
+#include "kernels/attention/score.clh"   /* finish_score, weight_of, write_lse */
 #include "kernels/attention/splits.clh"  /* base_of, partial_row, split_share_of */
 
 #define BN   128      /* keys of a block, whose keys and values stay in the L2 cache */
@@ -143,7 +142,7 @@ DEFINE_ADD_PRODUCTS(add_products_of_one, 1)
 
 /* scores[r][k] = the product of row r and key k, for the first `keys` keys of a run,
    filled up to whole vectors by the last key. */
-static inline void
+CALLED void
 score_keys(const ca_attention_params *params, const key_run *run, int keys, const realv *queries,
            realv *scores)
 {
@@ -180,7 +179,7 @@ score_keys(const ca_attention_params *params, const key_run *run, int keys, cons
 
 /* Finishes a row's scores of `keys` keys from j0. They are -inf for keys that the row
    does not attend to and behind the last key, and NaN for attended scores of -inf. */
-static inline void
+CALLED void
 finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, int keys,
               realv *scores)
 {
@@ -341,7 +340,7 @@ weigh_row(const ca_attention_params *params, decode_row *row, realv *scores, int
         sum += weight;
     }
     const realv decay = weight_of(params, (realv)(old - base));
-    row->sum = row->sum * highest_lane(decay) + sum_of_lanes(sum);
+    row->sum = row->sum * ((const real *)&decay)[0] + sum_of_lanes(sum);
     return decay;
 }
 
@@ -404,51 +403,48 @@ merge_row(const attention_call *call, ca_int64 index)
     finish_row(call, batch, i, result, highest, sum);
 }
 
-__kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(realv))) void
-attention_decode_cpu(ATTENTION_ARGUMENTS)
+/* Attends to the keys of a work-item's share. */
+CALLED void
+attend_share(const attention_call *call, ca_int64 item)
 {
-    const attention_call call = ATTENTION_CALL;
-    if (params.flags & CA_MERGES) {
-        merge_row(&call, (ca_int64)get_global_id(0));
-        return;
-    }
-    const split_share mine = split_share_of(&params, (ca_int64)get_global_id(0), ROWS);
+    const ca_attention_params *params = call->params;
+    const split_share mine = split_share_of(params, item, ROWS);
     const int tiles = (mine.count + RT - 1) / RT;
-    const int E_chunks = CHUNKS(params.E);
-    const int Ev_slots = SLOTS_OF_ROW(params.Ev);
+    const int E_chunks = CHUNKS(params->E);
+    const int Ev_slots = SLOTS_OF_ROW(params->Ev);
     decode_row rows[ROWS];
     realv queries[ROWS * CHUNKS(CA_CPU_HEAD_SIZE)];
     realv result[ROWS * SLOTS_OF_ROW(CA_CPU_HEAD_SIZE)];
-    ca_int64 first = params.T;
+    ca_int64 first = params->T;
     ca_int64 last = -1;
     PLAIN_FOR (int r = 0; r < tiles * RT; r++) {
-        rows[r] = start_row(&call, &mine, r);
+        rows[r] = start_row(call, &mine, r);
         first = min(first, rows[r].first);
         last = max(last, rows[r].last);
         load_query(queries + r / RT * RT * E_chunks + r % RT,
-                   query + ca_offset(&params.query, rows[r].batch, rows[r].i, 0), &params.query,
-                   (int)params.E, score_scale(&params));
+                   call->query + ca_offset(&params->query, rows[r].batch, rows[r].i, 0),
+                   &params->query, (int)params->E, score_scale(params));
     }
     PLAIN_FOR (int n = 0; n < tiles * RT * Ev_slots; n++) {
         result[n] = (realv)REAL(0.0);
     }
-    const key_range keys = keys_of_split(&params, first, last, mine.split);
+    const key_range keys = keys_of_split(params, first, last, mine.split);
 
     present_share copied = {0, 0};
-    if (USES(&params, PRESENT)) {
-        copied = present_share_of(&params, mine.batch, mine.part, mine.parts);
-        copy_present(&call, mine.batch, copied.first, min(copied.end, keys.start));
-        copy_present(&call, mine.batch, max(copied.first, keys.end), copied.end);
+    if (USES(params, PRESENT)) {
+        copied = present_share_of(params, mine.batch, mine.part, mine.parts);
+        copy_present(call, mine.batch, copied.first, min(copied.end, keys.start));
+        copy_present(call, mine.batch, max(copied.first, keys.end), copied.end);
     }
     int count; /* of the keys of a block */
     PLAIN_FOR (ca_int64 j0 = keys.start; j0 < keys.end; j0 += count) {
-        const key_run run = key_run_at(&call, mine.batch, j0);
+        const key_run run = key_run_at(call, mine.batch, j0);
         count = (int)min((ca_int64)BN, min(keys.end - j0, run.count));
-        if (USES(&params, PRESENT)) {
-            copy_present(&call, mine.batch, max(copied.first, j0), min(copied.end, j0 + count));
+        if (USES(params, PRESENT)) {
+            copy_present(call, mine.batch, max(copied.first, j0), min(copied.end, j0 + count));
         }
         PLAIN_FOR (int t = 0; t < tiles; t++) {
-            attend_block(&call, &run, j0, count, rows + t * RT, queries + t * RT * E_chunks,
+            attend_block(call, &run, j0, count, rows + t * RT, queries + t * RT * E_chunks,
                          result + t * RT * Ev_slots);
         }
     }
@@ -456,15 +452,28 @@ attention_decode_cpu(ATTENTION_ARGUMENTS)
     PLAIN_FOR (int r = 0; r < mine.count; r++) {
         const decode_row *row = &rows[r];
         realv of_row[CHUNKS(CA_CPU_HEAD_SIZE)];
-        PLAIN_FOR (int n = 0; n < CHUNKS(params.Ev); n++) {
-            of_row[n] = result[r / RT * RT * Ev_slots + slot_of(r % RT, n, (int)params.Ev)];
+        PLAIN_FOR (int n = 0; n < CHUNKS(params->Ev); n++) {
+            of_row[n] = result[r / RT * RT * Ev_slots + slot_of(r % RT, n, (int)params->Ev)];
         }
-        if (params.splits > 1) {
+        if (params->splits > 1) {
             store_partial(
-                partial_row(&call, row->batch, row->i, mine.split, PARTIAL_SIZE(params.Ev)), of_row,
-                row->highest, row->sum, (int)params.Ev);
+                partial_row(call, row->batch, row->i, mine.split, PARTIAL_SIZE(params->Ev)), of_row,
+                row->highest, row->sum, (int)params->Ev);
         } else {
-            finish_row(&call, row->batch, row->i, of_row, row->highest, row->sum);
+            finish_row(call, row->batch, row->i, of_row, row->highest, row->sum);
         }
+    }
+}
+
+/* The kernel is short, because some compilers take longer for a kernel's own text. */
+__kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(realv))) void
+attention_decode_cpu(ATTENTION_ARGUMENTS)
+{
+    const attention_call call = ATTENTION_CALL;
+    const ca_int64 item = (ca_int64)get_global_id(0);
+    if (params.flags & CA_MERGES) {
+        merge_row(&call, item);
+    } else {
+        attend_share(&call, item);
     }
 }

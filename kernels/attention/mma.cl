@@ -33,7 +33,6 @@
 #define EV_TILES       (HEAD_EV / 8) /* of 8 columns */
 #include "kernels/support/warp.clh"
 
-#include "kernels/attention/ends.clh"        /* factor_of_row, write_lse */
 #include "kernels/attention/mma/softmax.clh" /* MT, WARPS, softmax_state, gather_chunk */
 
 #if ALIGNED

@@ -19,10 +19,9 @@
  * Macros: DTYPE, VALUE_DTYPE and REAL64, see support/common.clh.
  */
 #define SCORE_PLACE ca_int64
-#include "kernels/attention/ends.clh"    /* write_lse */
 #include "kernels/attention/keys.clh"    /* key_run_at */
 #include "kernels/attention/present.clh" /* copy_present */
-#include "kernels/attention/score.clh"   /* addend_of, finish_score */
+#include "kernels/attention/score.clh"   /* addend_of, finish_score, write_lse */
 #include "kernels/support/philox.clh"    /* ca_drops */
 
 #define CHUNK 64  /* output columns summed at once */

@@ -24,8 +24,8 @@
  * L and T are at most 2^28, so that an int holds the sum of a few of them.
  */
 #define SCORES_IN_LOG2 1
-#include "kernels/attention/ends.clh"        /* factor_of_row, write_lse */
 #include "kernels/attention/present.clh"     /* copy_present, key_run_at */
+#include "kernels/attention/score.clh"       /* finish_score, write_lse */
 #include "kernels/attention/tiled/tiles.clh" /* load_tile, multiply_keys, multiply_values */
 #include "kernels/support/philox.clh"        /* ca_drops */
 
