@@ -53,10 +53,11 @@ void ca_plan_define_sizes(ca_kernel_spec *spec, const ca_attention *attention);
 /* Work-items for each core of a CPU, so that all cores end at about the same time. */
 #define CA_ITEMS_FOR_EACH_CORE 4
 
-/* How many reals of the arithmetic fill a vector register of a CPU. */
+/* Returns how many reals fill a vector register of a CPU. A real has the type in which the kernel
+   computes, float or double. */
 int64_t ca_plan_lanes(const ca_device_info *info, const ca_attention *attention);
 
-/* Bytes of a real of the arithmetic. */
+/* Returns the bytes of such a real. */
 int64_t ca_plan_real_bytes(const ca_attention *attention);
 
 static inline int64_t

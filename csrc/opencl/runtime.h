@@ -48,9 +48,9 @@ const ca_device_info *ca_device_get_info(const ca_device *device);
 /* True if one of the extents is larger than a buffer of the device may be. */
 bool ca_exceeds_device(const ca_device_info *info, const ca_extent *extents, int count);
 
-/* Make the device's context and queues, once, and find out whether the device passes the probe. The
-   probe kernel runs only if no verdict on disk says that the device passes. Every call that uses a
-   device calls this function first. The verdict is final. If a context or memory cannot be had,
+/* Make the device's context and queues at the first call, and find out whether the device passes
+   the probe. The probe kernel runs unless a verdict on disk says that the device passes. Every call
+   that uses a device calls this function first. The verdict is final. If a context or memory cannot be had,
    the next call tries again. Thread-safe. CA_ERROR_DEVICE if the device is unusable, or in a
    forked child. */
 ca_status ca_device_prepare(ca_device *device, ca_error *error);

@@ -73,7 +73,8 @@ ca_status ca_device_memory_stats(ca_device *device, ca_memory_stats *stats, ca_e
 /* Give the pool's memory back to the system, after waiting for the calls that use it. */
 ca_status ca_device_empty_cache(ca_device *device, ca_error *error);
 
-/* As ca_device_empty_cache, for this room, and for a device in any state. */
+/* Give the pool's memory back to the system, whatever the state of the device. For files of this
+   room. */
 void ca_pool_empty(ca_device *device);
 
 /* Wait for all calls. Reports the first failure since the last report. */

@@ -37,8 +37,8 @@
 
 DEFINE_PHILOX(philox_lanes, uintv)
 
-/* Makes zeros of the weights that dropout drops, in a block of keys that begins with key
-   j0. The sums of the rows include these weights already. */
+/* Sets the weights that dropout drops to 0, in a block of keys whose first key is j0. The
+   sums of the rows already include these weights. */
 CALLED void
 drop_weights(const tile_state *tile, ca_int64 j0, int keys, termv *weights)
 {

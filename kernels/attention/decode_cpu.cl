@@ -55,6 +55,8 @@ typedef struct {
 
 /* --- a block of keys -------------------------------------------------------------- */
 
+#define FIRST_LANE(x) (((const real *)&(x))[0])
+
 /* Returns the highest lane. */
 static inline real
 highest_lane(realv x)
@@ -207,8 +209,8 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
     }
 }
 
-/* Defines a function that continues the sums of `columns` vectors of RT rows. Vectors
-   from column `last` on repeat the one that begins there. */
+/* Defines a function that adds the weighted values of `keys` keys to the sums of
+   `columns` vectors of RT rows. A vector begins at column `last` at the latest. */
 #define DEFINE_ADD_PASS(name, columns)                                                             \
     CALLED void name(realv *sums, const real *weights, __global const value_storage *value,        \
                      ca_int64 stride, int keys, ca_int64 last)                                     \
@@ -236,7 +238,7 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
 DEFINE_ADD_PASS(add_pass, PASS)
 DEFINE_ADD_PASS(add_short_pass, SHORT_PASS)
 
-/* Returns where vector n of row r begins in the result of RT rows. */
+/* Returns the index of vector n of row r in the result of RT rows. */
 static inline int
 slot_of(int r, int n, int Ev)
 {
@@ -277,10 +279,10 @@ add_values(realv *result, const realv *decay, const realv *weights,
 
 /* --- ends of rows ----------------------------------------------------------------- */
 
-/* Writes row i from `sum`, the sum of weights, and `result`, the sum of weights times
-   values. A row is empty where masks and bounds exclude all keys: only excluded keys
-   leave `highest` at -inf and `sum` at 0, because an attended score of -inf has
-   become NaN, see distinct_score. */
+/* Divides `result`, the sum of weights times values, by `sum`, the sum of weights, and
+   writes it as row i. A row is empty where masks and bounds exclude all its keys. Only
+   excluded keys leave `highest` at -inf and `sum` at 0, because distinct_score has made
+   NaN of an attended score of -inf. */
 CALLED void
 finish_row(const attention_call *call, const ca_int64 *batch, ca_int64 i, const realv *result,
            real highest, real sum)
@@ -340,7 +342,7 @@ weigh_row(const ca_attention_params *params, decode_row *row, realv *scores, int
         sum += weight;
     }
     const realv decay = weight_of(params, (realv)(old - base));
-    row->sum = row->sum * ((const real *)&decay)[0] + sum_of_lanes(sum);
+    row->sum = row->sum * FIRST_LANE(decay) + sum_of_lanes(sum);
     return decay;
 }
 
@@ -395,7 +397,7 @@ merge_row(const attention_call *call, ca_int64 index)
     PLAIN_FOR (ca_int64 split = 0; split < params->splits; split++) {
         __global const real *row = partial_row(call, batch, i, split, PARTIAL_SIZE(Ev));
         const realv factor = weight_of(params, (realv)(row[Ev] - base));
-        sum += row[Ev + 1] * ((const real *)&factor)[0];
+        sum += row[Ev + 1] * FIRST_LANE(factor);
         PLAIN_FOR (int n = 0; n < CHUNKS(Ev); n++) {
             result[n] = fma(WIDE(vload)(0, row + COLUMN(n, Ev)), factor, result[n]);
         }

@@ -26,8 +26,8 @@
  *     -DKEY_LANES         work-items that share a key, a power of 2
  *     -DWIDE              1: rows of keys and values, past and present ones too, are
  *                         whole aligned 16 bytes
- *     and the macros of support/exchange.clh and support/common.clh; OPTIONS has no input
- *     bias, scores, late softcap or dropout
+ *     and the macros of support/exchange.clh and support/common.clh; OPTIONS never asks
+ *     for an input bias, scores, a late softcap or dropout
  */
 #define SCORE_PLACE    ca_int64
 #define SCORES_IN_LOG2 1

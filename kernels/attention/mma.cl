@@ -328,7 +328,7 @@ write_pair(__global ushort *to, ca_int64 stride, uint pair, int columns)
     }
 }
 
-/* Divides each row of a warp by the sum of its weights, and writes the row. */
+/* Divides each row of a warp by the sum of the row's weights, and writes the row. */
 static inline void
 write_rows(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
            const softmax_state *softmax, float4 (*result)[EV_TILES])

@@ -6,7 +6,7 @@
  *     m, l      = max_j score[j], sum_j exp(score[j] - m)     pass 1, online
  *     output[c] = sum_j exp(score[j] - m) / l * value[j, c]   pass 2, by chunks of c
  *
- *     rows         batch[0] * batch[1] * batch[2] * L, numbered through
+ *     rows         batch[0] * batch[1] * batch[2] * L, counted from 0 on
  *     global size  G, at most one work-item for each row
  *     work-item n  rows n, n + G, n + 2 G, …, and with each row a share of the present
  *                  keys and values
