@@ -50,9 +50,9 @@ bool ca_exceeds_device(const ca_device_info *info, const ca_extent *extents, int
 
 /* Make the device's context and queues at the first call, and find out whether the device passes
    the probe. The probe kernel runs unless a verdict on disk says that the device passes. Every call
-   that uses a device calls this function first. The verdict is final. If a context or memory cannot be had,
-   the next call tries again. Thread-safe. CA_ERROR_DEVICE if the device is unusable, or in a
-   forked child. */
+   that uses a device calls this function first. The verdict is final. If a context or memory cannot
+   be had, the next call tries again. Thread-safe. CA_ERROR_DEVICE if the device is unusable, or in
+   a forked child. */
 ca_status ca_device_prepare(ca_device *device, ca_error *error);
 
 /* Prepare the device and find out, once, whether kernels/support/bfloat16_pairs.clh runs on
