@@ -110,6 +110,21 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
     }
 }
 
+/* Processors prefetch rows that adjoin, and no others. Returns how many elements ahead the
+   kernel asks for the others; 0: it does not. */
+static inline ca_int64
+elements_ahead(const ca_view *view, ca_int64 columns)
+{
+    return view->row == columns ? 0 : 8 * view->row;
+}
+
+#define FETCH_AHEAD(x, ahead, bytes)                                                               \
+    if ((ahead) != 0) {                                                                            \
+        UNROLLED_FOR (int b = 0; b < (bytes); b += CACHE_LINE) {                                   \
+            PREFETCH((__global const char *)((x) + (ahead)) + b);                                  \
+        }                                                                                          \
+    }
+
 /* Defines a function that adds the products of `chunks` chunks of LANES keys and of RT
    queries to products[r][k], which count as 0 with `first`. Keys from `present` on
    repeat the one before. The products of several keys could be interleaved, but memory
@@ -117,7 +132,8 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
    each. */
 #define DEFINE_ADD_PRODUCTS(name, chunks)                                                          \
     CALLED void name(realv *restrict products, __global const storage *key, ca_int64 stride,       \
-                     int present, const realv *restrict queries, intv own, bool first)             \
+                     ca_int64 ahead, int present, const realv *restrict queries, intv own,         \
+                     bool first)                                                                   \
     {                                                                                              \
         PLAIN_FOR (int k = 0; k < LANES; k++) {                                                    \
             realv sums[RT];                                                                        \
@@ -134,6 +150,7 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
             UNROLLED_FOR (int r = 0; r < RT; r++) {                                                \
                 products[r * LANES + k] = sums[r];                                                 \
             }                                                                                      \
+            FETCH_AHEAD(key, ahead, (chunks) * LANES * (int)sizeof(storage))                       \
             key += k + 1 < present ? stride : 0;                                                   \
         }                                                                                          \
     }
@@ -150,6 +167,7 @@ score_keys(const ca_attention_params *params, const key_run *run, int keys, cons
 {
     const ca_int64 stride = run->key_view->row;
     const int E = (int)params->E;
+    const ca_int64 ahead = elements_ahead(run->key_view, E);
     const int whole = E / LANES;
     /* What the last chunk shares with the chunk before is masked by bits: an infinity
        would become a NaN in a product with 0. */
@@ -161,17 +179,17 @@ score_keys(const ca_attention_params *params, const key_run *run, int keys, cons
         const int present = min(LANES, keys - k0);
         int n = 0;
         PLAIN_FOR (; n + 8 <= whole; n += 8) {
-            add_products_of_eight(products, key + n * LANES, stride, present, queries + n * RT, all,
-                                  n == 0);
+            add_products_of_eight(products, key + n * LANES, stride, ahead, present,
+                                  queries + n * RT, all, n == 0);
         }
         if (n + 4 <= whole) {
-            add_products_of_four(products, key + n * LANES, stride, present, queries + n * RT, all,
-                                 n == 0);
+            add_products_of_four(products, key + n * LANES, stride, ahead, present,
+                                 queries + n * RT, all, n == 0);
             n += 4;
         }
         PLAIN_FOR (; n < CHUNKS(E); n++) {
-            add_products_of_one(products, key + COLUMN(n, E), stride, present, queries + n * RT,
-                                n < whole ? all : own, n == 0);
+            add_products_of_one(products, key + COLUMN(n, E), stride, ahead, present,
+                                queries + n * RT, n < whole ? all : own, n == 0);
         }
         UNROLLED_FOR (int r = 0; r < RT; r++) {
             scores[r * (BN / LANES) + k0 / LANES] = sums_of_lanes(products + r * LANES);
@@ -213,7 +231,7 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
    `columns` vectors of RT rows. A vector begins at column `last` at the latest. */
 #define DEFINE_ADD_PASS(name, columns)                                                             \
     CALLED void name(realv *sums, const real *weights, __global const value_storage *value,        \
-                     ca_int64 stride, int keys, ca_int64 last)                                     \
+                     ca_int64 stride, ca_int64 ahead, int keys, ca_int64 last)                     \
     {                                                                                              \
         realv pass[RT * (columns)];                                                                \
         UNROLLED_FOR (int n = 0; n < RT * (columns); n++) {                                        \
@@ -228,6 +246,7 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
                 }                                                                                  \
             }                                                                                      \
             weights++;                                                                             \
+            FETCH_AHEAD(value, ahead, (columns) * LANES * (int)sizeof(value_storage))              \
             value += stride;                                                                       \
         }                                                                                          \
         UNROLLED_FOR (int n = 0; n < RT * (columns); n++) {                                        \
@@ -252,8 +271,10 @@ slot_of(int r, int n, int Ev)
    in its order. */
 static inline void
 add_values(realv *result, const realv *decay, const realv *weights,
-           __global const value_storage *value, ca_int64 stride, int keys, int Ev)
+           __global const value_storage *value, const ca_view *view, int keys, int Ev)
 {
+    const ca_int64 stride = view->row;
+    const ca_int64 ahead = elements_ahead(view, Ev);
     const int slots = SLOTS_OF_ROW(Ev);
     const int at_once = slots > PASS ? 16 : BN;
     PLAIN_FOR (int r = 0; r < RT; r++) {
@@ -267,11 +288,11 @@ add_values(realv *result, const realv *decay, const realv *weights,
         __global const value_storage *from = value + j * stride;
         int n = 0;
         PLAIN_FOR (; n + PASS <= slots; n += PASS) {
-            add_pass(result + n * RT, weight, from + n * LANES, stride, count,
+            add_pass(result + n * RT, weight, from + n * LANES, stride, ahead, count,
                      Ev - LANES - n * LANES);
         }
         if (n < slots) {
-            add_short_pass(result + n * RT, weight, from + n * LANES, stride, count,
+            add_short_pass(result + n * RT, weight, from + n * LANES, stride, ahead, count,
                            Ev - LANES - n * LANES);
         }
     }
@@ -360,7 +381,7 @@ attend_block(const attention_call *call, const key_run *run, ca_int64 j0, int ke
         finish_scores(call, &rows[r], j0, keys, of_row);
         decay[r] = weigh_row(params, &rows[r], of_row, keys);
     }
-    add_values(result, decay, scores, run->value, run->value_view->row, keys, (int)params->Ev);
+    add_values(result, decay, scores, run->value, run->value_view, keys, (int)params->Ev);
 }
 
 /* Starts row r of a share, whose last row repeats. */
