@@ -81,6 +81,8 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
         .key_counts = view_of(attention, CA_ATTENTION_KEY_COUNTS),
         .slots = arrays.slots,
         .heads = plan->heads,
+        .key_heads = plan->key_heads,
+        .tiles = plan->tiles,
         .splits = plan->splits,
         .first_row = attention->first_row,
         .seed = (int64_t)attention->seed,
@@ -93,7 +95,9 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
         .options = ca_attention_options(attention),
         .flags = (ca_attention_has(attention, CA_ATTENTION_LSE) ? CA_HAS_LSE : 0) |
                  (counted ? CA_HAS_KEY_COUNTS : 0) | (shifted ? CA_COUNTS_SHIFT_BAND : 0) |
-                 (ca_attention_keys_are_far(attention) ? CA_KEYS_ARE_FAR : 0),
+                 (plan->fetches_ahead ? CA_FETCHES_AHEAD : 0) |
+                 (plan->keys_in_place ? CA_KEYS_IN_PLACE : 0) |
+                 (plan->values_in_place ? CA_VALUES_IN_PLACE : 0),
     };
     memcpy(params.batch, attention->batch, sizeof(params.batch));
     for (int n = 0; n < arrays.count; n++) {

@@ -8,7 +8,14 @@ ca_plan_begin(ca_attention_plan *plan, const ca_attention *attention, const char
               size_t local_size)
 {
     *plan = (ca_attention_plan){
-        .spec = {.name = name}, .local_size = local_size, .heads = 1, .splits = 1, .redoes = true};
+        .spec = {.name = name},
+        .local_size = local_size,
+        .heads = 1,
+        .key_heads = 1,
+        .tiles = 1,
+        .splits = 1,
+        .redoes = true,
+    };
     for (int d = 0; d < CA_ATTENTION_GRID_DIMS; d++) {
         plan->grid[d] = d < CA_BATCH_DIMS ? attention->batch[d] : 1;
     }

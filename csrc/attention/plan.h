@@ -17,8 +17,13 @@ typedef struct {
     ca_kernel_spec spec;
     int64_t grid[CA_ATTENTION_GRID_DIMS]; /* work-items: the product */
     size_t local_size;                    /* work-items of a group */
-    int64_t heads;                        /* query heads of one work-item */
-    bool redoes;                          /* the kernel may ask for rows to be computed again */
+    int64_t heads;                        /* query heads of one work-item, which share keys */
+    int64_t key_heads;                    /* its key heads; its tiles of each: attention_cpu */
+    int64_t tiles;
+    bool keys_in_place; /* attention_cpu reads them where they lie */
+    bool values_in_place;
+    bool fetches_ahead;
+    bool redoes; /* the kernel may ask for rows to be computed again */
     /* With more than one split of the keys, each split leaves partial_bytes for each row.
        The second kernel, `merge`, makes results of these partial rows: a group of
        merge_local work-items for each row. */

@@ -3,101 +3,150 @@
  * The variants cpu and pairs, for many rows on CPUs: attention/cpu.cl, with queries in
  * vector lanes.
  */
+#include <stdlib.h>
+
 #include "attention/options.h"
 #include "attention/variants.h"
 
-/* With at most this many vectors of rows, a tile has one. */
-#define FEW_TILES 8
+/* With at most this many vectors of rows, a tile may have one. */
+#define FEW_VECTORS 8
 
-/* How many rows the tiles have that cover L rows, `rows` each. */
+/* Keys and values whose rows do not adjoin are packed for at least so many rows of queries. */
+#define PACKING_ROWS 32
+
+/* Fewer rows of queries read most keys before these are in a core's own cache, which has at
+   least so many bytes. */
+#define NEAR_ROWS   128
+#define CACHE_BYTES (4 << 20)
+
+/* How many rows the tiles have that cover `rows` rows, `of_tile` each. */
 static int64_t
-covered(int64_t L, int64_t rows)
+covered(int64_t rows, int64_t of_tile)
 {
-    return ca_divide_up(L, rows) * rows;
+    return ca_divide_up(rows, of_tile) * of_tile;
 }
 
-/* Returns how many vectors of rows a work-item owns. Two vectors share each load of a
-   key, and halve the packing. One vector leaves less of the last tile empty, which
-   matters where rows are few; with 16 registers it has too few sums at a time. Four
-   vectors share the conversion of half types, and loads of keys from memory. Four do not
-   pay if many rows would be padding, if cores would be idle, or with a window, since a
-   window excludes more keys of a smaller tile. */
-static int64_t
-vectors_of_rows(const ca_device_info *info, const ca_attention *attention, bool direct, bool pairs,
-                const ca_attention_plan *plan)
+/* True if tiles find keys and values in memory, or in a cache that cores share. */
+static bool
+keys_come_from_memory(const ca_attention *attention, int64_t rows)
 {
-    int64_t lanes = ca_plan_lanes(info, attention);
-    int64_t L = attention->L;
-    int64_t two = covered(L, 2 * lanes);
-    bool emptier = !pairs && two - covered(L, lanes) > L / 8;
-    bool narrow = info->float_width >= 16 && (direct || emptier);
-    if (L <= lanes || (L <= FEW_TILES * lanes && narrow)) {
-        return 1;
+    double bytes = (double)attention->T * (double)ca_attention_key_bytes(attention);
+    for (int d = 0; d < CA_BATCH_DIMS; d++) {
+        bool own = attention->operands[CA_ATTENTION_KEY].batch[d] != 0;
+        bytes *= own ? (double)attention->batch[d] : 1;
     }
-    double items = ca_plan_items(plan) * (double)ca_divide_up(L, 4 * lanes);
-    bool four = lanes == 16 && attention->below == CA_BAND_UNBOUNDED &&
-                covered(L, 4 * lanes) - two <= L / 16 &&
-                (ca_dtype_size(attention->operands[CA_ATTENTION_VALUE].dtype) == 2 ||
-                 ca_attention_keys_are_far(attention)) &&
-                attention->E <= 128 && attention->Ev <= 128 &&
-                items >= (double)(info->compute_units * CA_ITEMS_FOR_EACH_CORE);
-    return four ? 4 : 2;
+    return ca_attention_keys_are_far(attention) || (rows < NEAR_ROWS && bytes > CACHE_BYTES);
 }
 
-/* Returns the number of heads that one work-item computes. Heads that share a mask and a bias load
-   both once. The number is 1 if the call has neither, or if more heads would leave cores idle. */
+/* Returns how many vectors of rows a tile has. Two vectors share each load of a key, and each
+   packed one. One leaves less of the last tile empty, which matters where rows are few; with 16
+   registers it has too few sums at a time. */
 static int64_t
-heads_of_item(const ca_device_info *info, const ca_attention *attention, int64_t rows,
-              const ca_attention_plan *plan)
+vectors_of_rows(const ca_device_info *info, int64_t rows, int64_t lanes, bool keys_are_near,
+                bool pairs)
 {
-    bool added = ca_attention_has(attention, CA_ATTENTION_MASK) ||
-                 ca_attention_has(attention, CA_ATTENTION_BIAS);
+    int64_t two = covered(rows, 2 * lanes);
+    bool emptier = !pairs && two - covered(rows, lanes) > rows / 8;
+    bool narrow = info->float_width >= 16 && (keys_are_near || emptier);
+    return rows <= lanes || (rows <= FEW_VECTORS * lanes && narrow) ? 1 : 2;
+}
+
+/* True if neighbouring heads have the same numbers of a mask or bias, or numbers side by side, as
+   in a permuted table (rows, keys, heads). */
+static bool
+heads_adjoin(const ca_operand *added)
+{
+    int64_t stride = llabs(added->batch[CA_BATCH_DIMS - 1]);
+    return stride == 0 || stride < llabs(added->column_stride);
+}
+
+/* True if it pays that neighbouring heads with keys of their own read mask and bias together. */
+static bool
+heads_share_mask(const ca_attention *attention)
+{
     const ca_operand *operands = attention->operands;
-    const int last = CA_BATCH_DIMS - 1;
-    if (!added || ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY) ||
-        operands[CA_ATTENTION_MASK].batch[last] != 0 ||
-        operands[CA_ATTENTION_BIAS].batch[last] != 0 ||
-        operands[CA_ATTENTION_KEY_COUNTS].batch[last] != 0) {
-        return 1;
-    }
-    double items = ca_plan_items(plan);
-    double fewest = (double)(info->compute_units * CA_ITEMS_FOR_EACH_CORE);
+    bool adds = ca_attention_has(attention, CA_ATTENTION_MASK) ||
+                ca_attention_has(attention, CA_ATTENTION_BIAS);
+    return adds && !ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY) &&
+           heads_adjoin(&operands[CA_ATTENTION_MASK]) &&
+           heads_adjoin(&operands[CA_ATTENTION_BIAS]) &&
+           operands[CA_ATTENTION_KEY_COUNTS].batch[CA_BATCH_DIMS - 1] == 0;
+}
+
+/* Choose the tiles of a work-item. Tiles of a head share keys that are packed or come from
+   memory; heads share mask and bias, but each needs its own packed keys. The work-items must
+   keep all cores busy, and the tiles stay in a cache. */
+static void
+share_work(const ca_device_info *info, const ca_attention *attention, int64_t rows, int64_t lanes,
+           int64_t vectors, bool packs, ca_attention_plan *plan)
+{
+    int64_t tile_rows = vectors * lanes;
+    int64_t tiles = ca_divide_up(rows, tile_rows);
     int64_t columns = attention->E + attention->Ev;
-    int64_t head_bytes = columns * rows * ca_plan_real_bytes(attention);
-    int64_t heads = ca_smaller(CA_CPU_HEADS, CA_CPU_HEADS_BYTES / head_bytes);
-    while (heads > 1 && (attention->batch[last] % heads != 0 || items < fewest * (double)heads)) {
-        heads--;
+    int64_t most = ca_smaller(
+        CA_CPU_TILES, CA_CPU_TILES_BYTES / (columns * tile_rows * ca_plan_real_bytes(attention)));
+    double wanted = (double)(info->compute_units * CA_ITEMS_FOR_EACH_CORE);
+    double shares = ca_plan_items(plan) * (double)tiles / wanted; /* tiles that may share */
+    most = most < 1 || shares < 1 ? 1 : shares < (double)most ? (int64_t)shares : most;
+
+    int64_t heads = 1;
+    if (plan->heads == 1 && heads_share_mask(attention)) {
+        heads = ca_smaller(most, CA_CPU_COLUMNS / (columns + lanes));
+        heads = packs && heads > 2 ? 2 : heads < 1 ? 1 : heads;
+        while (attention->batch[CA_BATCH_DIMS - 1] % heads != 0) {
+            heads--;
+        }
     }
-    return heads > 1 ? heads : 1;
+    bool together = packs || plan->fetches_ahead;
+    int64_t items = ca_divide_up(tiles, together && most > heads ? most / heads : 1);
+    plan->key_heads = heads;
+    plan->tiles = ca_divide_up(tiles, items);
+    plan->grid[2] /= heads;
+    plan->grid[3] = ca_divide_up(tiles, plan->tiles);
+}
+
+/* True if rows of terms may be read where they lie: they adjoin, or too few rows use them
+   for packing to pay. */
+static bool
+lies_in_place(const ca_operand *operand, int64_t rows)
+{
+    return ca_operand_rows_contiguous(operand) &&
+           (ca_operand_rows_adjoin(operand) || rows < PACKING_ROWS);
 }
 
 /* The plan of both variants. The terms of the products are reals, or pairs of bfloat16.
-   Pairs can be read in place where a row has an even size. */
+   Keys can be read as pairs where a row has an even size. */
 static void
 plan_tiles(const ca_device_info *info, const ca_attention *attention, bool pairs,
            ca_attention_plan *plan)
 {
     const ca_operand *operands = attention->operands;
-    const ca_operand *query = &operands[CA_ATTENTION_QUERY];
+    const ca_operand *key = &operands[CA_ATTENTION_KEY];
+    const ca_operand *past = &operands[CA_ATTENTION_PAST_KEY];
     const ca_operand *value = &operands[CA_ATTENTION_VALUE];
     ca_dtype real = ca_attention_in_float64(attention) ? CA_FLOAT64 : CA_FLOAT32;
     bool biased = ca_attention_has(attention, CA_ATTENTION_INPUT_BIAS);
-    bool are_terms = pairs ? attention->E % 2 == 0 : query->dtype == real;
-    bool key_direct = are_terms && !biased && ca_operand_rows_adjoin(&operands[CA_ATTENTION_KEY]) &&
-                      ca_operand_rows_adjoin(&operands[CA_ATTENTION_PAST_KEY]);
-    bool value_direct = value->dtype == real && !biased && ca_operand_rows_contiguous(value) &&
-                        ca_operand_rows_contiguous(&operands[CA_ATTENTION_PAST_VALUE]);
+    bool even = (attention->E | key->row_stride | past->row_stride) % 2 == 0;
+    bool terms = pairs ? even : key->dtype == real;
+    int64_t lanes = ca_plan_lanes(info, attention);
 
     ca_plan_begin(plan, attention, "attention_cpu", 1);
-    int64_t vectors = vectors_of_rows(info, attention, key_direct && value_direct, pairs, plan);
-    plan->grid[3] = ca_divide_up(attention->L, vectors * ca_plan_lanes(info, attention));
-    int64_t heads = heads_of_item(info, attention, vectors * ca_plan_lanes(info, attention), plan);
-    plan->grid[2] /= heads;
-    plan->heads = heads;
+    plan->heads = biased ? 1 : ca_attention_heads_together(attention);
+    plan->grid[2] /= plan->heads;
+    int64_t rows = plan->heads * attention->L;
+    bool readable = info->type == CA_DEVICE_CPU && !biased;
+    plan->keys_in_place =
+        readable && terms && lies_in_place(key, rows) && lies_in_place(past, rows);
+    plan->values_in_place = readable && value->dtype == real && attention->Ev >= lanes &&
+                            lies_in_place(value, rows) &&
+                            lies_in_place(&operands[CA_ATTENTION_PAST_VALUE], rows);
+    bool in_place = plan->keys_in_place && plan->values_in_place;
+    plan->fetches_ahead = keys_come_from_memory(attention, rows);
+    int64_t vectors = vectors_of_rows(info, rows, lanes, in_place && !plan->fetches_ahead, pairs);
+    share_work(info, attention, rows, lanes, vectors, !in_place, plan);
     ca_plan_define_lanes(&plan->spec, info, attention);
     ca_kernel_define(&plan->spec, "NV", vectors);
     ca_kernel_define(&plan->spec, "BFLOAT16_PAIRS", pairs);
-    ca_kernel_define(&plan->spec, "ONE_ADDRESS_SPACE", info->type == CA_DEVICE_CPU);
     /* Usual calls have a program that is half as long, but float64 has one for all. */
     if (ca_attention_options(attention) == 0 && !ca_attention_in_float64(attention)) {
         ca_kernel_define(&plan->spec, "OPTIONS", 0);

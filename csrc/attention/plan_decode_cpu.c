@@ -8,8 +8,12 @@
 #include "attention/variants.h"
 #include "kernels/attention/params.h" /* CA_CPU_HEAD_SIZE */
 
-/* With more rows of a head, attention_cpu fills enough lanes of its vectors. */
-#define FEW_ROWS 8
+/* With more rows of a head, or FULL_ROWS of the heads that share keys, attention_cpu fills enough
+   lanes of its vectors. It does not split keys. So it leaves cores idle where batches and rows
+   are few, and there up to SPLIT_ROWS rows are few. */
+#define FEW_ROWS   8
+#define FULL_ROWS  16
+#define SPLIT_ROWS 64
 
 /* Rows that share a load; and how many such sets a work-item has at most. */
 #define SHARED_ROWS 4
@@ -38,6 +42,28 @@ decode_can_run(const ca_device_info *info, const ca_attention *attention)
            holds_vectors(&operands[CA_ATTENTION_PAST_VALUE], lanes);
 }
 
+/* Returns how many splits of the keys are worth a work-item each. */
+static int64_t
+splits_worthwhile(const ca_attention *attention)
+{
+    return ca_attention_visible_keys(attention) /
+           ca_divide_up(BYTES_OF_AN_ITEM, ca_attention_key_bytes(attention));
+}
+
+static bool
+decode_is_fast(const ca_device_info *info, const ca_attention *attention)
+{
+    int64_t heads = ca_attention_heads_together(attention);
+    int64_t rows = heads * attention->L;
+    double tiles = (double)ca_divide_up(rows, 2 * ca_plan_lanes(info, attention));
+    for (int d = 0; d < CA_BATCH_DIMS; d++) {
+        tiles *= (double)attention->batch[d];
+    }
+    return (attention->L <= FEW_ROWS && rows < FULL_ROWS) ||
+           (rows <= SPLIT_ROWS && tiles < (double)(heads * info->compute_units) &&
+            splits_worthwhile(attention) > 1);
+}
+
 static void
 plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
@@ -52,8 +78,7 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
 
     double items = ca_plan_items(plan);
     double wanted = (double)(info->compute_units * CA_ITEMS_FOR_EACH_CORE);
-    int64_t worthwhile = ca_attention_visible_keys(attention) /
-                         ca_divide_up(BYTES_OF_AN_ITEM, ca_attention_key_bytes(attention));
+    int64_t worthwhile = splits_worthwhile(attention);
     if (items < wanted && worthwhile > 1) {
         plan->splits = ca_smaller((int64_t)ceil(wanted / items), worthwhile);
         plan->grid[4] = plan->splits;
@@ -75,6 +100,6 @@ const ca_variant ca_variant_decode_cpu = {
     .can_run = decode_can_run,
     .of_problem = "keys and values with contiguous rows of at least one vector",
     .fast = CA_FAST_ON_CPUS,
-    .fast_rows = FEW_ROWS,
+    .is_fast = decode_is_fast,
     .make_plan = plan_decode,
 };

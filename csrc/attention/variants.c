@@ -78,7 +78,8 @@ is_fast(const ca_variant *variant, const ca_device_info *info, const ca_attentio
                 (variant->fast == CA_FAST_WITH_MATRIX_UNITS && info->matrix_units);
     return here && (variant->fast_rows == 0 || attention->L <= variant->fast_rows) &&
            (variant->fewest_rows == 0 ||
-            ca_attention_heads_together(attention) * attention->L >= variant->fewest_rows);
+            ca_attention_heads_together(attention) * attention->L >= variant->fewest_rows) &&
+           (variant->is_fast == NULL || variant->is_fast(info, attention));
 }
 
 /* ---- the same in words ---- */

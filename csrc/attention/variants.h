@@ -58,6 +58,7 @@ typedef struct {
     ca_variant_devices fast;
     int64_t fast_rows;   /* at most so many rows of a head; 0: any number */
     int64_t fewest_rows; /* of all heads that share their keys */
+    bool (*is_fast)(const ca_device_info *info, const ca_attention *attention);
 
     void (*make_plan)(const ca_device_info *info, const ca_attention *attention,
                       ca_attention_plan *plan);

@@ -2,9 +2,13 @@
  *
  * Attention on CPUs, many rows: the lanes of a vector are rows of queries.
  *
- *     global size  batch[0] * batch[1] * batch[2] / heads * ceil(L / BM), local size 1
- *     work-item    BM = NV * LANES rows of one batch, or of params.heads heads that
- *                  share mask and bias; all their keys, with an online softmax
+ *     global size  heads / key_heads * ceil(rows / (tiles * BM)), local size 1
+ *     work-item    params.tiles tiles of BM = NV * LANES rows, which share their keys, of
+ *                  each of params.key_heads heads, which share mask and bias; all their
+ *                  keys, with an online softmax
+ *
+ * Query heads that share their keys, params.heads of them, count as one head with L * heads
+ * rows: row 0 of each, row 1 of each, …
  *
  * One vector holds one number of LANES rows, so the softmax needs no step across lanes:
  *
@@ -16,11 +20,8 @@
  * Both products keep about 2 * 12 vectors of sums in registers over their inner loop.
  * Head sizes, 1 … CA_CPU_HEAD_SIZE, and all options but a late softcap are data.
  *
- *     -DBFLOAT16_PAIRS     1: products of pairs of bfloat16, cpu/pairs.clh
- *     -DNV                 vectors of queries: 2; 1 where there are few rows; 4, for
- *                          head sizes up to 128, where each tile converts its keys
- *     -DONE_ADDRESS_SPACE  1: an address means the same in every address space, as on
- *                          CPUs; 0: keys and values are always packed
+ *     -DBFLOAT16_PAIRS  1: products of pairs of bfloat16, cpu/pairs.clh
+ *     -DNV              vectors of queries: 2; 1 where there are few rows
  *     LANES of support/lanes.clh and the macros of support/common.clh, of which a plan
  *     sets OPTIONS only for calls without options
  */
@@ -43,10 +44,11 @@ CALLED void
 drop_weights(const tile_state *tile, ca_int64 j0, int keys, termv *weights)
 {
     const ca_attention_params *params = tile->call->params;
-    const ca_int64 row = row_index(params, tile->batch, tile->i0) + params->first_row;
     ulong lanes[BM];
     PLAIN_FOR (int n = 0; n < BM; n++) {
-        lanes[n] = (ulong)(row + n);
+        ca_int64 batch[CA_BATCH_DIMS];
+        const ca_int64 i = row_of_tile(tile, n, batch);
+        lanes[n] = (ulong)(row_index(params, batch, i) + params->first_row);
     }
     PLAIN_FOR (ca_int64 quad = j0 >> 2; quad <= (j0 + keys - 1) >> 2; quad++) {
         PLAIN_FOR (int v = 0; v < NV; v++) {
@@ -76,14 +78,13 @@ store_scores(const tile_state *tile, ca_int64 j0, int keys, const realv *block)
 {
     const attention_call *call = tile->call;
     const ca_view *view = VIEW(call->params, SCORES);
-    store_columns(block, keys, call->scores + ca_offset(view, tile->batch, tile->i0, j0), view,
-                  tile->rows);
+    store_columns(block, keys, call->scores + j0 * view->column, view, tile);
 }
 
 /* Keeps scores of the chunks of a block after the `attended` keys: -inf in stage 2,
    after the mask, and like any others in the stages before it. */
 CALLED void
-keep_unattended(const tile_state *tile, const key_run *run, const termv *queries, ca_int64 j0,
+keep_unattended(const tile_state *tile, const key_block *block, const termv *queries, ca_int64 j0,
                 int attended, int keys, const realv *added, realv *kept)
 {
     PLAIN_FOR (int k0 = (attended + MR - 1) / MR * MR; k0 < keys; k0 += MR) {
@@ -91,7 +92,7 @@ keep_unattended(const tile_state *tile, const key_run *run, const termv *queries
         realv bounded[MR * NV];
         intv seen[NV] = {(intv)0};
         if (!WRITES_STAGE(tile->call->params, 2)) {
-            score_keys(tile, run, queries, j0, k0, added, bounded, kept, seen, scores);
+            score_keys(tile, block, queries, j0, k0, added, bounded, kept, seen, scores);
             continue;
         }
         PLAIN_FOR (int n = 0; n < MR * NV; n++) {
@@ -101,11 +102,11 @@ keep_unattended(const tile_state *tile, const key_run *run, const termv *queries
 }
 
 /* Writes all weights of the tile. A weight is divided by the sum of its row, which is
-   known only at the end. So this function computes the scores a second time. `block`
+   known only at the end. So this function computes the scores a second time. `weights`
    has room for MAX_KEYS keys. */
 CALLED void
 write_weights(const tile_state *tile, const termv *queries, const softmax_state *softmax,
-              realv *block)
+              realv *weights, term *packed)
 {
     const ca_attention_params *params = tile->call->params;
     realv factor[NV]; /* 0 for empty rows */
@@ -118,45 +119,44 @@ write_weights(const tile_state *tile, const termv *queries, const softmax_state 
         const key_run run = key_run_at(tile->call, tile->batch, j0);
         keys = (int)min((ca_int64)keys_of_block(params), run.count);
         const int attended = (int)clamp(tile->last + 1 - j0, (ca_int64)0, (ca_int64)keys);
-        if (HAS_ADDENDS(params)) {
-            load_added(block, tile, j0, attended);
-        }
+        const realv *added = load_added(weights, tile, j0, attended) == NOTHING_ADDED ? 0 : weights;
+        key_block block;
+        start_block(&block, params, &run, keys, packed);
         int k0 = 0;
         PLAIN_FOR (; k0 < attended; k0 += MR) {
             realv scores[MR * NV];
             realv bounded[MR * NV];
             intv seen[NV] = {(intv)0};
-            realv *weights = block + k0 * NV;
-            score_keys(tile, &run, queries, j0, k0, block, bounded, 0, seen, scores);
+            score_keys(tile, &block, queries, j0, k0, added, bounded, 0, seen, scores);
             PLAIN_FOR (int n = 0; n < MR * NV; n++) {
                 const int v = n % NV;
-                weights[n] = weight_of(params, scores[n] - softmax->base[v]) * factor[v];
+                weights[k0 * NV + n] = weight_of(params, scores[n] - softmax->base[v]) * factor[v];
             }
         }
         PLAIN_FOR (int n = k0 * NV; n < keys * NV; n++) {
-            block[n] = (realv)REAL(0.0);
+            weights[n] = (realv)REAL(0.0);
         }
-        store_scores(tile, j0, keys, block);
+        store_scores(tile, j0, keys, weights);
     }
 }
 
-/* --- heads of a tile -------------------------------------------------------------- */
+/* --- tiles of a work-item --------------------------------------------------------- */
 
-/* One head of a tile. */
+/* A tile and what it has summed so far. */
 typedef struct {
     tile_state tile;
     softmax_state softmax;
     termv *queries;
     realv *result;
-} head_state;
+} tile_sums;
 
-/* One head attends to the first `attended` of the `keys` keys from j0, which are of one
-   run. */
+/* A tile attends to the first `attended` of the `keys` keys of a block from j0. `added`
+   is NULL where mask and bias add nothing. */
 static inline void
-attend_block(head_state *head, const key_run *run, ca_int64 j0, int keys, int attended,
+attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int keys, int attended,
              const realv *added, termv *weights)
 {
-    const tile_state *tile = &head->tile;
+    const tile_state *tile = &sums->tile;
     const ca_attention_params *params = tile->call->params;
     const bool keeps = KEEPS_SCORES(params);
     realv kept[MAX_KEYS * NV];
@@ -167,139 +167,191 @@ attend_block(head_state *head, const key_run *run, ca_int64 j0, int keys, int at
 #else
         realv *scores = weights + k0 * NV;
 #endif
-        const realv *addends = score_keys(tile, run, head->queries, j0, k0, added, bounded,
-                                          keeps ? kept : 0, head->softmax.seen, scores);
-        weigh_scores(params, &head->softmax, scores, addends, weights, k0, head->result);
+        const realv *addends = score_keys(tile, block, sums->queries, j0, k0, added, bounded,
+                                          keeps ? kept : 0, sums->softmax.seen, scores);
+        weigh_scores(params, &sums->softmax, scores, addends, weights, k0, sums->result);
     }
     if (keeps) {
-        keep_unattended(tile, run, head->queries, j0, attended, keys, added, kept);
+        keep_unattended(tile, block, sums->queries, j0, attended, keys, added, kept);
         store_scores(tile, j0, keys, kept);
     }
-    end_block(&head->softmax);
+    end_block(&sums->softmax);
     if (USES(params, DROPOUT)) {
         drop_weights(tile, j0, attended, weights);
     }
-    add_values(run, weights, attended, (int)params->Ev, head->result);
+    multiply_values(sums->result, weights, block->value.at, block->value.stride, attended,
+                    (int)params->Ev);
 }
 
-/* All heads attend to the tile's keys. Before each block is read, this work-item copies
-   the present keys and values of its share that lie in the block. */
+/* The tiles of a work-item: `count` tiles of each of params->key_heads heads, whose masks
+   and biases are the same or lie side by side. The tiles of a head share their keys. */
+typedef struct {
+    tile_sums tiles[CA_CPU_TILES];
+    int count;
+    present_share share; /* of the present keys and values */
+} item_state;
+
+/* All tiles attend to their keys. Before each block is read, this work-item copies the
+   present keys and values of its share that lie in the block. */
 static inline void
-attend(head_state *heads, const present_share *share, realv *added, termv *weights)
+attend(item_state *item, realv *added, termv *weights, term *packed)
 {
-    const tile_state *tile = &heads[0].tile;
-    const ca_attention_params *params = tile->call->params;
+    const tile_state *tile = &item->tiles[0].tile;
+    const attention_call *call = tile->call;
+    const ca_attention_params *params = call->params;
     const bool all = KEEPS_SCORES(params);
+    const int last_dim = CA_BATCH_DIMS - 1;
+    const bool shared = (!USES(params, MASK) || VIEW(params, MASK)->batch[last_dim] == 0) &&
+                        (!USES(params, BIAS) || VIEW(params, BIAS)->batch[last_dim] == 0);
     const int most = keys_of_block(params);
-    const ca_int64 end = all ? params->T : tile->last + 1;
+    const int packed_terms =
+        reads_in_place(params) ? MR * TERMS(params->E) : most * TERMS(PACKED_COLUMNS(params));
+    const ca_int64 last = item->tiles[item->count - 1].tile.last;
+    const ca_int64 end = all ? params->T : last + 1;
+    key_block blocks[CA_CPU_TILES];
     int keys;
     PLAIN_FOR (ca_int64 j0 = all ? 0 : tile->first; j0 < end; j0 += keys) {
-        const key_run first_run = key_run_at(tile->call, tile->batch, j0);
+        const key_run first_run = key_run_at(call, tile->batch, j0);
         keys = (int)min((ca_int64)most, min(end - j0, first_run.count));
-        int attended = (int)clamp(tile->last + 1 - j0, (ca_int64)0, (ca_int64)keys);
-        attended = j0 + keys <= tile->first ? 0 : attended;
         if (USES(params, PRESENT)) {
-            copy_present(tile->call, tile->batch, max(share->first, max(j0, tile->first)),
-                         min(share->end, min(j0 + keys, tile->last + 1)));
+            copy_present(call, tile->batch, max(item->share.first, max(j0, tile->first)),
+                         min(item->share.end, min(j0 + keys, last + 1)));
         }
-        if (HAS_ADDENDS(params) && attended > 0 && !load_added(added, tile, j0, attended)) {
-            attended = 0;
-        }
-        PLAIN_FOR (int h = 0; h < params->heads && (attended > 0 || all); h++) {
-            const key_run run = key_run_at(tile->call, heads[h].tile.batch, j0);
-            attend_block(&heads[h], &run, j0, keys, attended, added, weights);
+        uint started = 0; /* bit h: the block of head h is there */
+        PLAIN_FOR (int t = 0; t < item->count; t++) {
+            const tile_state *rows = &item->tiles[t].tile;
+            const int visible = (int)clamp(rows->last + 1 - j0, (ca_int64)0, (ca_int64)keys);
+            int adds = NOTHING_ADDED;
+            int attended = j0 + keys <= rows->first ? 0 : visible;
+            PLAIN_FOR (int h = 0; h < params->key_heads && (attended > 0 || all); h++) {
+                tile_sums *sums = &item->tiles[h * item->count + t];
+                if (h == 0 || !shared) {
+                    adds = load_added(added, &sums->tile, j0, attended);
+                }
+                if (adds == ALL_EXCLUDED && !all) {
+                    continue;
+                }
+                if ((started >> h & 1) == 0) {
+                    const key_run run = key_run_at(call, sums->tile.batch, j0);
+                    start_block(&blocks[h], params, &run, keys, packed + h * packed_terms);
+                    started |= 1u << h;
+                }
+                attend_block(sums, &blocks[h], j0, keys, adds == ALL_EXCLUDED ? 0 : attended,
+                             adds == NOTHING_ADDED ? 0 : added, weights);
+                blocks[h].is_far = false;
+            }
         }
     }
 }
 
-/* Starts tile `row_of_tiles` of the head with a linear batch index. `memory` is for its
-   queries and its result. */
+/* Starts the tile with rows first_row … of the heads that share their keys, of which
+   `linear` is the first one's batch index. `memory` is for its queries and its result. */
 CALLED void
-start_head(head_state *head, const attention_call *call, ca_int64 linear, ca_int64 row_of_tiles,
+start_tile(tile_sums *sums, const attention_call *call, ca_int64 linear, ca_int64 first_row,
            realv *memory)
 {
     const ca_attention_params *params = call->params;
-    tile_state *tile = &head->tile;
+    const int heads = (int)params->heads;
+    tile_state *tile = &sums->tile;
     tile->call = call;
     ca_unravel(linear, params->batch, tile->batch);
+    tile->i0 = first_row / heads;
+    tile->rows = (int)min((ca_int64)BM, params->L * heads - first_row);
+    int head = (int)(first_row - tile->i0 * heads);
+    int place = 0;
+    PLAIN_FOR (int n = 0; n < BM; n++) {
+        tile->head[n] = head;
+        tile->place[n] = place;
+        if (n + 1 < tile->rows && ++head == heads) {
+            head = 0;
+            place++;
+        }
+    }
     const key_band band = ca_band(call, tile->batch);
-    tile->i0 = row_of_tiles * BM;
-    tile->rows = (int)min((ca_int64)BM, params->L - tile->i0);
     tile->first = max((ca_int64)0, tile->i0 + band.lower);
-    tile->last = min(band.limit, tile->i0 + tile->rows + band.upper) - 1;
+    tile->last = min(band.limit, tile->i0 + place + 1 + band.upper) - 1;
     tile->bounds = count_from(bounds_of(call, tile->batch, &band), tile->i0, 0);
     tile->excluding = HAS_ADDENDS(params) || USES(params, DROPOUT) || band.limit < params->T ||
                       band.lower > 1 - params->L || band.upper < params->T - 1;
-    head->queries = (termv *)memory;
-    head->result = memory + TERMS(params->E) * NV;
+    sums->queries = (termv *)memory;
+    sums->result = memory + TERMS(params->E) * NV;
     const int result_vectors = RESULT_VECTORS(params->Ev);
-    load_queries(head->queries, call->query + ca_offset(&params->query, tile->batch, tile->i0, 0),
-                 &params->query, tile->rows, (int)params->E, query_bias_at(call, tile->batch),
-                 score_scale(params));
+    load_queries(sums->queries, tile, score_scale(params));
     PLAIN_FOR (int n = 0; n < result_vectors; n++) {
-        head->result[n] = (realv)REAL(0.0);
+        sums->result[n] = (realv)REAL(0.0);
     }
-    start_softmax(&head->softmax);
+    start_softmax(&sums->softmax);
 }
 
-/* Writes the rows of a head. */
+/* Writes the rows of a tile. */
 CALLED void
-finish_head(head_state *head)
+finish_tile(tile_sums *sums)
 {
-    const tile_state *tile = &head->tile;
+    const tile_state *tile = &sums->tile;
     const attention_call *call = tile->call;
     const ca_attention_params *params = call->params;
-    if (normalise(&head->softmax, ca_kept_scale(params), tile->excluding, head->result,
-                  (int)params->Ev)) {
+    const softmax_state *softmax = &sums->softmax;
+    if (normalise(softmax, ca_kept_scale(params), tile->excluding, sums->result, (int)params->Ev)) {
         ask_to_redo(call);
     }
-    store_result(head->result, (int)params->Ev,
-                 call->output + ca_offset(&params->output, tile->batch, tile->i0, 0),
-                 &params->output, tile->rows);
-    const softmax_state *softmax = &head->softmax;
+    store_result(sums->result, tile);
     PLAIN_FOR (int n = 0; n < tile->rows && (params->flags & CA_HAS_LSE); n++) {
-        write_lse(call, tile->batch, tile->i0 + n, ((const real *)softmax->base)[n],
-                  ((const real *)softmax->sum)[n], ((const INT_NAME *)softmax->seen)[n] != 0);
+        ca_int64 batch[CA_BATCH_DIMS];
+        const ca_int64 i = row_of_tile(tile, n, batch);
+        write_lse(call, batch, i, ((const real *)softmax->base)[n], ((const real *)softmax->sum)[n],
+                  ((const INT_NAME *)softmax->seen)[n] != 0);
     }
 }
 
-/* Attends to the keys of a work-item's heads. */
+/* Attends to the keys of a work-item's tiles. */
 CALLED void
-attend_tile(const attention_call *call, ca_int64 item)
+attend_tiles(const attention_call *call, ca_int64 number)
 {
     const ca_attention_params *params = call->params;
     /* The last rows come first: below a causal diagonal they have the most keys. Heads
        that share a mask run side by side, while the mask's rows are in the cache. */
-    const int count = (int)params->heads;
-    const bool shares = USES(params, MASK) && VIEW(params, MASK)->batch[2] == 0;
-    const ca_int64 neighbours = shares ? params->batch[2] / count : 1;
-    const ca_int64 tiles = (params->L + BM - 1) / BM;
-    const ca_int64 column = item / neighbours; /* the same tile of all neighbours */
-    const ca_int64 group = column / tiles;
-    const ca_int64 row_of_tiles = tiles - 1 - (column - group * tiles);
-    const ca_int64 linear = (group * neighbours + item - column * neighbours) * count;
+    const int heads = (int)params->key_heads;
+    const ca_int64 rows = params->L * params->heads;
+    const ca_int64 rows_of_item = BM * params->tiles;
+    const ca_int64 items = (rows + rows_of_item - 1) / rows_of_item; /* of a head */
+    const bool shares = USES(params, MASK) && VIEW(params, MASK)->batch[CA_BATCH_DIMS - 1] == 0;
+    const ca_int64 neighbours =
+        shares ? params->batch[CA_BATCH_DIMS - 1] / (params->heads * heads) : 1;
+    const ca_int64 column = number / neighbours; /* the same rows of all neighbours */
+    const ca_int64 group = column / items;
+    const ca_int64 index = items - 1 - (column - group * items);
+    const ca_int64 linear = (group * neighbours + number - column * neighbours) * heads;
 
-    head_state heads[CA_CPU_HEADS];
+    item_state item;
     realv memory[MEMORY_VECTORS];
     termv weights[TERMS(MAX_KEYS) * NV];
     realv added[MAX_KEYS * NV];
+    term packed[PACKED_TERMS];
+    const ca_int64 first_row = index * rows_of_item;
     const int size = TERMS((int)params->E) * NV + RESULT_VECTORS((int)params->Ev);
-    PLAIN_FOR (int h = 0; h < count; h++) {
-        start_head(&heads[h], call, linear + h, row_of_tiles, memory + h * size);
+    item.count = (int)min(params->tiles, (rows - first_row + BM - 1) / BM);
+    const int count = heads * item.count;
+    PLAIN_FOR (int n = 0; n < count; n++) {
+        const int h = n / item.count;
+        start_tile(&item.tiles[n], call, (linear + h) * params->heads,
+                   first_row + (n - h * item.count) * BM, memory + n * size);
     }
-    present_share share = {0, 0};
+    item.share.first = 0;
+    item.share.end = 0;
     if (USES(params, PRESENT)) {
-        const tile_state *tile = &heads[0].tile;
-        share = present_share_of(params, tile->batch, row_of_tiles, tiles);
-        copy_present(call, tile->batch, share.first, min(share.end, tile->first));
-        copy_present(call, tile->batch, max(share.first, tile->last + 1), share.end);
+        const ca_int64 *batch = item.tiles[0].tile.batch;
+        item.share = present_share_of(params, batch, index, items);
+        copy_present(call, batch, item.share.first, min(item.share.end, item.tiles[0].tile.first));
+        copy_present(call, batch, max(item.share.first, item.tiles[item.count - 1].tile.last + 1),
+                     item.share.end);
     }
-    attend(heads, &share, added, weights);
-    PLAIN_FOR (int h = 0; h < count; h++) {
+    attend(&item, added, weights, packed);
+    PLAIN_FOR (int n = 0; n < count; n++) {
+        tile_sums *sums = &item.tiles[n];
         if (WRITES_STAGE(params, 3)) {
-            write_weights(&heads[h].tile, heads[h].queries, &heads[h].softmax, added);
+            write_weights(&sums->tile, sums->queries, &sums->softmax, added, packed);
         }
-        finish_head(&heads[h]);
+        finish_tile(sums);
     }
 }
 
@@ -310,5 +362,5 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(realv))) vo
 attention_cpu(ATTENTION_ARGUMENTS)
 {
     const attention_call call = ATTENTION_CALL;
-    attend_tile(&call, (ca_int64)get_global_id(0));
+    attend_tiles(&call, (ca_int64)get_global_id(0));
 }

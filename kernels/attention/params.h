@@ -49,6 +49,8 @@ typedef struct {
     ca_view optional[CA_OPTIONAL_VIEWS];
     ca_int64 slots;     /* 4 bits for each of CA_PAST_KEY …: the index of its view */
     ca_int64 heads;     /* query heads of a work-item, which share keys */
+    ca_int64 key_heads; /* on CPUs, key heads of a work-item, which share mask and bias */
+    ca_int64 tiles;     /* on CPUs, tiles of a work-item for each key head */
     ca_int64 splits;    /* parts that the keys are divided into */
     ca_int64 first_row; /* dropout's number of row [0, 0, 0, 0] */
     ca_int64 seed;
@@ -84,14 +86,17 @@ typedef struct {
 #define CA_HAS_LSE           1u
 #define CA_HAS_KEY_COUNTS    2u
 #define CA_COUNTS_SHIFT_BAND 4u
-#define CA_KEYS_ARE_FAR      8u  /* a head's keys and values do not stay in a cache */
-#define CA_REDOES            16u /* compute rows that are not finite, if the mark is set */
-#define CA_MERGES            32u /* merge the partial rows of splits */
+#define CA_FETCHES_AHEAD     8u   /* attention_cpu asks for keys and values ahead of time */
+#define CA_REDOES            16u  /* compute rows that are not finite, if the mark is set */
+#define CA_MERGES            32u  /* merge the partial rows of splits */
+#define CA_KEYS_IN_PLACE     64u  /* attention_cpu reads keys where they lie */
+#define CA_VALUES_IN_PLACE   128u /* and values */
 
 /* Limits of kernels for CPUs, because drivers limit the private memory of a work-item. */
 #define CA_CPU_HEAD_SIZE   512         /* E and Ev, at most */
-#define CA_CPU_HEADS       16          /* heads of a work-item, at most */
-#define CA_CPU_HEADS_BYTES (128 << 10) /* of their queries and results; they stay in a cache */
+#define CA_CPU_TILES       16          /* of a work-item, at most */
+#define CA_CPU_TILES_BYTES (128 << 10) /* of their queries and results; they stay in a cache */
+#define CA_CPU_COLUMNS     2048        /* E + Ev of the key heads of a work-item, at most */
 
 /* The arguments of every attention kernel, in this order:
  *     query, key, value, past_key, past_value, input_bias, mask, bias, key_counts,
@@ -117,4 +122,4 @@ typedef struct {
 #define CA_KERNEL_UINT32   11
 #define CA_KERNEL_UINT64   12
 
-#define CA_ATTENTION_PARAMS_SIZE 808
+#define CA_ATTENTION_PARAMS_SIZE 824

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["warm_up"]
 
-KINDS = ("prefill", "decode", "masked", "long", "cache")
+KINDS = ("prefill", "decode", "masked", "cache")
 
-# Keys and values of a head beyond which kernels for CPUs ask for keys ahead of time.
+# Keys and values of a head beyond which few rows divide the keys.
 _FAR = 4 << 20
 
 
@@ -60,7 +60,6 @@ def warm_up(
           groups of up to eight.
         - "masked": both of these with `attn_mask`, which is bool or of the call's dtype and is
           shared by all heads.
-        - "long": many rows whose keys and values take more than 4 MiB for each head.
         - "cache": steps of a `KVCache`.
     device : Device or str, optional
         See `clattn.devices`. Default: `clattn.get_default_device`.
@@ -154,7 +153,6 @@ def _steps(dtype: np.dtype[Any], head_size: int, kind: str, device: Device) -> l
         "prefill": prefill,
         "decode": decode,
         "masked": [*prefill, *decode],
-        "long": [(every_core, 256, far)],
         "cache": [*decode, *((heads, rows, 256) for heads, rows, _ in prefill)],
     }
     masks = (np.dtype(bool), dtype) if kind == "masked" else (None,)

@@ -49,9 +49,9 @@ def test_calls_of_the_default_kinds_build_nothing(device, faults_library):
 
 
 def test_calls_of_other_kinds_build_nothing(device, faults_library):
-    """A cache, masks that are shared by all heads, and keys that are far from each other."""
+    """A cache, masks that are shared by all heads; keys that are far from each other."""
     code = """
-        clattn.warm_up(kinds=["cache", "masked", "long"], head_sizes=[64], device=device)
+        clattn.warm_up(kinds=["cache", "masked", "prefill"], head_sizes=[64], device=device)
 
         def cached():
             cache = clattn.KVCache(2, 4, 6000, 64, device=device)
