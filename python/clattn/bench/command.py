@@ -10,7 +10,7 @@ from pathlib import Path
 
 import clattn
 from clattn import Device, _core, _listing
-from clattn.bench.rows import GPU_ROWS, ROWS, Row, numpy_dtype, scaled
+from clattn.bench.rows import GPU_ROWS, MODEL_ROWS, ROWS, Row, numpy_dtype, scaled
 from clattn.bench.scaling import LARGEST, SMALLEST
 
 
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments to `parser`."""
     add = parser.add_argument
     add("--rows", metavar="NAME", nargs="+", type=_rows,
-        help="names of rows, or patterns such as '*decode*' (default: all)")  # fmt: skip
+        help="names of rows, patterns such as '*decode*', or 'models' (default: all)")  # fmt: skip
     add("--scaling", metavar="S", nargs="?", type=_whole(SMALLEST), const=LARGEST,
         help="measure time and memory of (1, 8, 8, S, S, 64) up to that S instead "
         "(default: %(const)s)")  # fmt: skip
@@ -65,6 +65,8 @@ def _whole(least: int) -> Callable[[str], int]:
 
 
 def _rows(pattern: str) -> list[Row]:
+    if pattern == "models":
+        return list(MODEL_ROWS)
     everything = (*ROWS, *GPU_ROWS)
     found = [row for row in everything if fnmatch.fnmatchcase(row.name, pattern)]
     if not found:
@@ -110,7 +112,11 @@ def _print_rows(rows: Sequence[Row]) -> None:
     print(f"{'row':<18} {'B, Hq, Hk, L, S, E':<24} {'dtype':<9} more")
     for row in rows:
         more = [f"{row.mask} mask"] if row.mask else []
-        more += ["causal"] if row.is_causal else []
+        more += (
+            ["causal" if row.is_causal is True else "causal, lower right"] if row.is_causal else []
+        )
+        more += [row.layout] if row.layout != "heads" else []
+        more += [f"clattn.{row.door}"] if row.door != "torch" else []
         more += [f"window {row.window}"] if row.window is not None else []
         sizes = ", ".join(map(str, row.shape))
         print(f"{row.name:<18} {sizes:<24} {row.dtype:<9} {', '.join(more)}".rstrip())

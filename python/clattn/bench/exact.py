@@ -22,6 +22,7 @@ class Exact:
 
     rows: NDArray[np.intp]
     result: Array  # (B, Hq, len(rows), E)
+    attends: NDArray[np.bool_]  # (B, 1, len(rows), 1): to a key; implementations differ in others
     allowed: float  # the largest error that rounding explains
 
     def error(self, result: Array) -> float:
@@ -29,6 +30,7 @@ class Exact:
         if result.shape[:2] + result.shape[3:] != self.result.shape[:2] + self.result.shape[3:]:
             return float("inf")
         difference = np.abs(result[:, :, self.rows].astype(self.result.dtype) - self.result)
+        difference = np.where(self.attends, difference, 0)
         return float(np.nan_to_num(difference, nan=np.inf).max())
 
 
@@ -45,6 +47,7 @@ def exact_rows(problem: Problem) -> Exact:
     rows = np.linspace(0, L - 1, min(sample, L)).astype(np.intp)
     wide: np.dtype[Any] = np.dtype(np.longdouble if is_double else np.float64)
     narrow: np.dtype[Any] = np.dtype(np.float64 if is_double else np.float32)
+    seen = [_seen(problem, rows, b).any(axis=-1) for b in range(problem.row.shape[0])]
     result, score = _attend(problem, rows, wide)
     plain = _attend(problem, rows, narrow)[0].astype(problem.query.dtype)
 
@@ -52,26 +55,39 @@ def exact_rows(problem: Problem) -> Exact:
     step = _step(problem.query.dtype) * float(np.abs(result).max())
     value = float(np.abs(problem.value.astype(narrow)).max())
     floor = value * _step(narrow) * (1 + score / 2)
-    return Exact(rows, result, max(2 * error, step / 2) + floor)
+    attends = np.stack(seen)[:, None, :, None]
+    return Exact(rows, result, attends, max(2 * error, step / 2) + floor)
+
+
+def _seen(problem: Problem, rows: NDArray[np.intp], batch: int) -> NDArray[np.bool_]:
+    """Return which keys some query rows of a batch attend to: (len(rows), S)."""
+    mask, row = problem.mask, problem.row
+    if row.mask == "lowest":
+        return np.ones((len(rows), row.shape[4]), bool)
+    seen = row.attended(rows, batch)
+    return seen & mask[rows] if mask is not None and row.mask == "bool" else seen
 
 
 def _attend(problem: Problem, rows: NDArray[np.intp], dtype: np.dtype[Any]) -> tuple[Array, float]:
     """Return result rows, computed in `dtype` from the definition, and the largest score."""
     B, Hq, Hk, _, _, E = problem.row.shape
     result, largest = np.empty((B, Hq, len(rows), E), dtype), 0.0
-    seen = problem.row.attended(rows)
-    if problem.mask is not None and problem.mask.dtype == bool:
-        seen &= problem.mask[rows]
     for b in range(B):  # wider copies of the keys of a whole batch may be gigabytes
         key, value = (a[b].astype(dtype)[:, None] for a in (problem.key, problem.value))
         query = problem.query[b][:, rows].astype(dtype).reshape(Hk, Hq // Hk, len(rows), E)
         scores = query @ key.swapaxes(-1, -2) / np.sqrt(dtype.type(E))
         largest = max(largest, float(np.abs(scores).max()))
         if problem.mask is not None and problem.mask.dtype != bool:
-            scores += problem.mask[rows].astype(dtype)
+            mask = problem.mask[b, 0] if problem.mask.ndim == 4 else problem.mask
+            scores += mask[rows].astype(dtype)
+        seen = _seen(problem, rows, b)
         scores = np.where(seen, scores, -np.inf)
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        result[b] = (weights @ value / weights.sum(axis=-1, keepdims=True)).reshape(result[b].shape)
+        highest = scores.max(axis=-1, keepdims=True)
+        weights = np.where(
+            seen, np.exp(scores - np.where(seen.any(-1, keepdims=True), highest, 0)), 0
+        )
+        sums = np.maximum(weights.sum(axis=-1, keepdims=True), np.finfo(dtype).tiny)
+        result[b] = (weights @ value / sums).reshape(result[b].shape)
     return result, largest
 
 

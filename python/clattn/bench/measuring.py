@@ -14,8 +14,10 @@ from clattn._measuring import take_turns
 from clattn.bench import onnx_peers, peers, torch_peers
 from clattn.bench.exact import PEER_FACTOR, exact_rows
 from clattn.bench.limits import Limits
-from clattn.bench.peers import Call, Peer, first_line, repeated
-from clattn.bench.rows import Array, Problem, Row, draw
+from clattn.bench.peers import Call, Peer, first_line, joined_heads, repeated, split_heads
+from clattn.bench.rows import Array, Problem, Row, contiguous, draw
+
+CONTIGUOUS = "contiguous, "  # before the words of a device: its time on contiguous copies
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,9 @@ class Measured:
     notes: list[str] = field(default_factory=list)
     best: str | None = None  # the label of the fastest peer that counts
     limits: dict[str, float] = field(default_factory=dict)  # FLOP/s or bytes/s, by device
+    # Seconds of clattn's function on contiguous copies that were made before, by device, where
+    # a row has another layout.
+    contiguous: dict[str, float] = field(default_factory=dict)
 
     def ratio(self, words: str, peer: str) -> float:
         """Return a peer's time divided by clattn's on a device."""
@@ -88,6 +93,10 @@ def find_peers(
 def clattn_call(problem: Problem, device: Device) -> Call:
     """Return clattn's call on a device, as a user writes it."""
     row = problem.row
+    if row.door == "onnx":
+        return _onnx_call(problem, device)
+    if row.door == "directml":
+        return _directml_call(problem, device)
 
     def place(array: Array) -> Any:
         return clattn.tensor(array, device) if row.on_device else array
@@ -95,7 +104,7 @@ def clattn_call(problem: Problem, device: Device) -> Call:
     query, key, value = (place(a) for a in (problem.query, problem.key, problem.value))
     mask = None if problem.mask is None else place(problem.mask)
     options: dict[str, Any] = {
-        "is_causal": row.is_causal,
+        "is_causal": row.is_causal if not row.is_padded else False,
         "enable_gqa": row.is_grouped,
         "window": None if row.window is None else (row.window, 0),
         "device": device,
@@ -114,6 +123,31 @@ def clattn_call(problem: Problem, device: Device) -> Call:
     return Call(run, run)
 
 
+def _onnx_call(problem: Problem, device: Device) -> Call:
+    """Return clattn.onnx.attention on projections (B, L, H * E)."""
+    _, Hq, Hk, _, _, _ = problem.row.shape
+    arrays = [joined_heads(a) for a in (problem.query, problem.key, problem.value)]
+
+    def run() -> Any:
+        return clattn.onnx.attention(*arrays, q_num_heads=Hq, kv_num_heads=Hk, device=device)
+
+    return Call(run, lambda: split_heads(run()[0], Hq))
+
+
+def _directml_call(problem: Problem, device: Device) -> Call:
+    """Return clattn.directml.multihead_attention on one stacked array (B, L, H, 3, E)."""
+    B, H, _, L, _, E = problem.row.shape
+    assert problem.query.base is not None
+    stacked = problem.query.base.reshape(B, L, H, 3, E)
+
+    def run() -> Any:
+        return clattn.directml.multihead_attention(
+            stacked_query_key_value=stacked, scale=E**-0.5, head_count=H, device=device
+        )
+
+    return Call(run, lambda: split_heads(run()[0], H))
+
+
 def measure(
     row: Row, contestants: Contestants, rounds: int, advance: Callable[[], None]
 ) -> Measured:
@@ -129,6 +163,9 @@ def measure(
         advance()
     for name, call in calls.items():
         measured.seconds[name] /= call.count
+    for words in contestants.devices:
+        if CONTIGUOUS + words in runs:
+            measured.contiguous[words] = measured.seconds.pop(CONTIGUOUS + words)
     labels = [peer.label for peer in contestants.peers if peer.counts and peer.label in runs]
     measured.best = min(labels, key=lambda label: measured.seconds[label], default=None)
     return measured
@@ -153,6 +190,8 @@ def _check(row: Row, contestants: Contestants) -> tuple[Measured, dict[str, Call
             measured.failed[words] = first_line(failure)
             continue
         calls[words], measured.errors[words] = call, error
+        if not row.is_plain:
+            calls[CONTIGUOUS + words] = clattn_call(contiguous(problem), device)
         if not error <= exact.allowed:
             measured.wrong.append(words)
     for peer in contestants.peers:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from clattn._measuring import THREADS
-from clattn.bench.peers import Call, Peer
+from clattn.bench.peers import Call, Peer, as_4d, joined_heads, split_heads
 from clattn.bench.rows import Array, Problem
 
 Arrays = dict[str, Array | None]  # None: an input that is left out
@@ -72,15 +72,9 @@ class _OnnxRuntime(Peer):
         def result() -> Array:
             run()
             array = np.asarray(written[0].numpy())
-            return array.reshape(*array.shape[:2], heads, -1).swapaxes(1, 2) if heads else array
+            return split_heads(array, heads) if heads else array
 
         return Call(run, result)
-
-
-def _join_heads(array: Array) -> Array:
-    """(B, H, L, E) as (B, L, H · E)."""
-    B, H, L, E = array.shape
-    return np.ascontiguousarray(array.swapaxes(1, 2)).reshape(B, L, H * E)
 
 
 class OnnxAttention(_OnnxRuntime):
@@ -90,13 +84,19 @@ class OnnxAttention(_OnnxRuntime):
     operator = "Attention"
 
     def prepare(self, problem: Problem) -> Call | None:
-        """Half and single precision."""
-        row, query, mask = problem.row, problem.query, problem.additive_mask
+        """Half and single precision; heads side by side unless they are contiguous."""
+        row, mask = problem.row, problem.additive_mask
         if row.dtype not in ("float32", "float16"):
             return None
-        inputs: Arrays = {"Q": query, "K": problem.key, "V": problem.value, "mask": mask}
-        outputs = {"Y": np.zeros_like(query)}
-        return self._call(inputs, outputs, is_causal=int(row.is_causal_only))
+        arrays: list[Array] = [problem.query, problem.key, problem.value]
+        attributes = {"is_causal": int(row.is_causal_only)}
+        heads = 0
+        if row.layout != "heads":
+            arrays = [joined_heads(array) for array in arrays]
+            heads = row.shape[1]
+            attributes |= {"q_num_heads": heads, "kv_num_heads": row.shape[2]}
+        inputs: Arrays = {**dict(zip("QKV", arrays, strict=True)), "mask": mask}
+        return self._call(inputs, {"Y": np.zeros_like(arrays[0])}, heads, **attributes)
 
 
 class OnnxMultiHeadAttention(_OnnxRuntime):
@@ -108,12 +108,14 @@ class OnnxMultiHeadAttention(_OnnxRuntime):
     def prepare(self, problem: Problem) -> Call | None:
         """Half and single precision without grouped heads; masks are added."""
         row, mask = problem.row, problem.additive_mask
-        if row.dtype not in ("float32", "float16") or row.is_grouped or row.mask == "bool":
+        if row.dtype not in ("float32", "float16") or row.is_grouped:
             return None
-        query, key, value = (_join_heads(a) for a in (problem.query, problem.key, problem.value))
+        if mask is not None and mask.dtype == bool:
+            return None
+        query, key, value = (joined_heads(a) for a in (problem.query, problem.key, problem.value))
         inputs: Arrays = {"query": query, "key": key, "value": value}
         if mask is not None:
-            inputs |= {"bias": None, "padding": None, "attention_bias": mask[None, None]}
+            inputs |= {"bias": None, "padding": None, "attention_bias": as_4d(mask)}
         heads, causal = row.shape[1], int(row.is_causal_only)
         outputs = {"Y": np.zeros_like(query)}
         return self._call(inputs, outputs, heads, num_heads=heads, unidirectional=causal)
@@ -139,7 +141,7 @@ class OnnxGroupQueryAttention(_OnnxRuntime):
             return None
         past = S - L
         new = (problem.query, problem.key[:, :, past:], problem.value[:, :, past:])
-        query, key, value = map(_join_heads, new)
+        query, key, value = map(joined_heads, new)
         inputs: Arrays = {
             "query": query,
             "key": key,

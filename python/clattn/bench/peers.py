@@ -48,6 +48,22 @@ def first_line(error: Exception) -> str:
     return text if len(text) <= 160 else text[:157] + "..."
 
 
+def joined_heads(array: Array) -> Array:
+    """(B, H, L, E) as (B, L, H · E)."""
+    B, H, L, E = array.shape
+    return np.ascontiguousarray(array.swapaxes(1, 2)).reshape(B, L, H * E)
+
+
+def split_heads(array: Array, heads: int) -> Array:
+    """(B, L, H · E) as (B, H, L, E)."""
+    return array.reshape(*array.shape[:2], heads, -1).swapaxes(1, 2)
+
+
+def as_4d(mask: Array) -> Array:
+    """(L, S) as (1, 1, L, S)."""
+    return mask if mask.ndim == 4 else mask[None, None]
+
+
 class Peer:
     """One implementation. Its constructor raises ImportError where its package is missing."""
 
@@ -83,13 +99,13 @@ class Jax(Peer):
         arrays = [
             jax.numpy.asarray(a.swapaxes(1, 2)) for a in (problem.query, problem.key, problem.value)
         ]
-        fixed: dict[str, Any] = {"is_causal": row.is_causal}
+        fixed: dict[str, Any] = {"is_causal": row.is_causal is True and not row.is_padded}
         if row.window is not None:
             fixed["local_window_size"] = (row.window, 0)
+        mask = problem.mask if row.window is not None else problem.additive_mask
         masks: dict[str, Any] = {}
-        if row.mask is not None:
-            word = "bias" if row.mask == "float" else "mask"
-            masks[word] = jax.numpy.asarray(problem.mask)[None, None]
+        if mask is not None:
+            masks["mask" if mask.dtype == bool else "bias"] = jax.numpy.asarray(as_4d(mask))
         attend = jax.jit(functools.partial(jax.nn.dot_product_attention, **fixed))
 
         def run() -> Any:
@@ -119,13 +135,15 @@ class OpenVino(Peer):
         if row.dtype == "float64" or (row.is_grouped and (mask is not None or row.is_causal)):
             return None
         arrays = [problem.query, problem.key, problem.value]
+        if row.layout != "heads":  # (B, L, H, E), which the model transposes
+            arrays = [np.ascontiguousarray(array.swapaxes(1, 2)) for array in arrays]
+        output = np.zeros_like(arrays[0])
         if mask is not None:
             arrays.append(mask)
         request = self._compile(arrays, problem).create_infer_request()
         tensors = [self._tensor(array) for array in arrays]
         for index, tensor in enumerate(tensors):
             request.set_input_tensor(index, tensor)
-        output = np.zeros_like(problem.query)
         request.set_output_tensor(0, self._tensor(output))
 
         def run() -> None:
@@ -133,7 +151,7 @@ class OpenVino(Peer):
 
         def result() -> Array:
             run()
-            return output
+            return output if row.layout == "heads" else output.swapaxes(1, 2)
 
         return Call(run, result)
 
@@ -143,14 +161,23 @@ class OpenVino(Peer):
         def reshape(node: Any, shape: tuple[int, ...]) -> Any:
             return opset.reshape(node, np.array(shape, np.int64), special_zero=False)
 
+        def transpose(node: Any) -> Any:
+            return opset.transpose(node, np.array([0, 2, 1, 3], np.int64))
+
         inputs = [opset.parameter(array.shape, self._type(array)) for array in arrays]
-        query = inputs[0]
+        query, key, value = inputs[:3]
+        if row.layout != "heads":
+            query, key, value = transpose(query), transpose(key), transpose(value)
         if row.is_grouped:  # without a mask, the rows of a group's heads are rows of one head
             B, Hq, Hk, L, _, E = row.shape
             query = reshape(query, (B, Hk, Hq // Hk * L, E))
-        node = opset.scaled_dot_product_attention(query, *inputs[1:], causal=row.is_causal_only)
+        node = opset.scaled_dot_product_attention(
+            query, key, value, *inputs[3:], causal=row.is_causal_only
+        )
         if row.is_grouped:
             node = reshape(node, problem.query.shape)
+        if row.layout != "heads":
+            node = transpose(node)
         settings = {
             "INFERENCE_NUM_THREADS": THREADS,
             "PERFORMANCE_HINT": "LATENCY",

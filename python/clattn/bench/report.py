@@ -20,7 +20,7 @@ from clattn.bench.scaling import Growth
 
 WIDTH = 100  # columns that a table may take
 ROW_FIELDS = ("name", "shape", "dtype", "mask", "is_causal", "window", "limit", "on_device",
-              "flop", "bytes_read")  # fmt: skip
+              "layout", "door", "flop", "bytes_read")  # fmt: skip
 
 
 def open_console() -> Console:
@@ -43,19 +43,24 @@ def make_table(words: str, measured: Sequence[Measured], contestants: Contestant
         padding=(0, 1, 0, 0),
     )
     on_devices = any(one.row.on_device for one in measured)
+    beside = any(one.contiguous for one in measured)
     table.add_column("row", no_wrap=True)
-    for header in ("ms", *(("TFLOP/s", "GB/s") if on_devices else ()), "limit", "best"):
+    headers = ["ms", *(["TFLOP/s", "GB/s"] if on_devices else ())]
+    headers += ["beside\ncontiguous"] if beside else []
+    for header in (*headers, "limit", "best"):
         table.add_column(header, justify="right", no_wrap=True)
     for peer in contestants.peers:
         table.add_column(peer.label.replace(" ", "\n"), justify="right", min_width=5)
     table.add_column("error", justify="right", no_wrap=True)
     for one in measured:
         if words in one.seconds:
-            table.add_row(*_cells(words, one, contestants, on_devices))
+            table.add_row(*_cells(words, one, contestants, on_devices, beside))
     return table
 
 
-def _cells(words: str, one: Measured, contestants: Contestants, with_rates: bool) -> Iterator[str]:
+def _cells(
+    words: str, one: Measured, contestants: Contestants, with_rates: bool, beside: bool
+) -> Iterator[str]:
     def ratio(peer: str | None, style: str = "") -> str:
         if peer not in one.seconds:
             return ""
@@ -70,6 +75,8 @@ def _cells(words: str, one: Measured, contestants: Contestants, with_rates: bool
         read = one.row.limit == "read"
         yield "" if read else f"{one.rate(words) / 1e12:.3g}"
         yield f"{one.rate(words) / 1e9:.4g}" if read else ""
+    if beside:
+        yield f"{seconds / one.contiguous[words]:.2f}" if words in one.contiguous else ""
     share = one.limit_share(words)
     yield "" if share is None else f"{share:.0%}"
     yield ratio(one.best, "bold ")
@@ -134,6 +141,8 @@ def _row_json(one: Measured, contestants: Contestants) -> dict[str, Any]:
         results[name] = {"seconds": seconds, "rate": one.rate(name), "error": error}
         if name in contestants.devices:
             results[name] |= {"limit": one.limits[name], "limit_share": one.limit_share(name)}
+        if name in one.contiguous:
+            results[name]["contiguous_seconds"] = one.contiguous[name]
     return {
         **{field: getattr(one.row, field) for field in ROW_FIELDS},
         "shape": dict(zip(("B", "Hq", "Hk", "L", "S", "E"), one.row.shape, strict=True)),

@@ -12,24 +12,34 @@ Shape = tuple[int, int, int, int, int, int]  # B, Hq, Hk, L, S, E
 
 LEAST_LENGTH = 16  # of a row that is scaled down
 
+# Which part of a padded sequence is padding, by its index in the batch.
+PADDED = (0, 0.2, 0.4, 0.56)
+
 
 @dataclass(frozen=True)
 class Row:
     """One attention problem by its sizes.
 
-    `window`: a query attends to so many keys before its own and to none after it; a row with
-    a window is causal. `limit`: what bounds the time: arithmetic ("fma"), reading keys and
-    values, or matrix units ("product"). `on_device`: the arrays lie on the device.
+    `mask`: one for all heads; "padding" and "lowest" are causal masks of a batch whose sequences
+    are padded at the left, bool or with the lowest finite number. `is_causal`: "lower_right" lets
+    the last query see all keys. `window`: a query attends to so many keys before its own and to
+    none after it; a row with a window is causal. `limit`: what bounds the time: arithmetic
+    ("fma"), reading keys and values, or matrix units ("product"). `on_device`: the arrays lie on
+    the device. `layout`: contiguous heads (B, H, L, E), or views of it: of projections
+    (B, L, H, E), of one packed array (B, L, 3, H, E), or of one stacked array (B, L, H, 3, E).
+    `door`: the operator that clattn is called by, with arrays as it takes them.
     """
 
     name: str
     shape: Shape
     dtype: str = "float32"
-    mask: Literal["float", "bool"] | None = None
-    is_causal: bool = False
+    mask: Literal["float", "bool", "padding", "lowest"] | None = None
+    is_causal: bool | Literal["lower_right"] = False
     window: int | None = None
     limit: Literal["fma", "read", "product"] = "fma"
     on_device: bool = False
+    layout: Literal["heads", "projections", "packed", "stacked"] = "heads"
+    door: Literal["torch", "onnx", "directml"] = "torch"
 
     @property
     def is_grouped(self) -> bool:
@@ -37,9 +47,19 @@ class Row:
         return self.shape[1] != self.shape[2]
 
     @property
+    def is_padded(self) -> bool:
+        """True if sequences are padded, and the mask says which keys are seen."""
+        return self.mask in ("padding", "lowest")
+
+    @property
     def is_causal_only(self) -> bool:
-        """Causal without a window; else `Problem.additive_mask` excludes the keys."""
-        return self.is_causal and self.window is None
+        """Causal from the first key on; else `Problem.additive_mask` excludes the keys."""
+        return self.is_causal is True and self.window is None and not self.is_padded
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the arrays are contiguous heads, as the function takes them."""
+        return self.layout == "heads" and self.door == "torch"
 
     @property
     def work(self) -> int:
@@ -50,8 +70,11 @@ class Row:
     def flop(self) -> int:
         """2 · (E + Ev) for each pair of a query and a key that it attends to."""
         B, Hq, _, L, S, E = self.shape
-        pairs = L * S if not self.is_causal else int(self.attended().sum())
-        return B * Hq * pairs * 4 * E
+        if self.is_padded:
+            pairs = sum(int(self.attended(batch=b).sum()) for b in range(B))
+        else:
+            pairs = B * (L * S if not self.is_causal else int(self.attended().sum()))
+        return Hq * pairs * 4 * E
 
     @property
     def bytes_read(self) -> int:
@@ -59,19 +82,22 @@ class Row:
         B, _, Hk, _, S, E = self.shape
         return 2 * B * Hk * S * E * numpy_dtype(self.dtype).itemsize
 
-    def attended(self, rows: NDArray[np.intp] | None = None) -> NDArray[np.bool_]:
-        """Return which keys some query rows see by causality and window; by default all rows.
+    def attended(self, rows: NDArray[np.intp] | None = None, batch: int = 0) -> NDArray[np.bool_]:
+        """Return which keys some query rows see, but for a random mask; by default all rows.
 
         The shape is (rows, S).
         """
         L, S = self.shape[3:5]
         i = (np.arange(L) if rows is None else rows)[:, None]
         j = np.arange(S)
+        last = i + (S - L if self.is_causal == "lower_right" else 0)
         seen = np.ones((len(i), S), bool)
         if self.is_causal:
-            seen &= j <= i
+            seen &= j <= last
         if self.window is not None:
-            seen &= j >= i - self.window
+            seen &= j >= last - self.window
+        if self.is_padded:
+            seen &= j >= int(S * PADDED[batch % len(PADDED)])
         return seen
 
 
@@ -85,11 +111,49 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(kind)
 
 
+def _model(name: str, shape: Shape, **options: Any) -> Row:
+    return Row(name, shape, **{"layout": "projections", **options})
+
+
+_LLAMA = (1, 32, 8, 1024, 1024, 128)
+_PADDED = (4, 12, 12, 512, 512, 64)
+_EIGHT_HEADS = (1, 8, 8, 2048, 2048, 64)
+_WIDE_HEADS = (1, 32, 32, 1024, 1024, 128)
+
+
+def _few(rows: int) -> Shape:
+    return (1, 32, 8, rows, 4096, 128)
+
+
+# Calls of models, in the layouts that they have.
+MODEL_ROWS = (
+    _model("llama", _LLAMA, is_causal=True),
+    _model("llama-f16", _LLAMA, dtype="float16", is_causal=True),
+    _model("llama-bf16", _LLAMA, dtype="bfloat16", is_causal=True),
+    _model("gpt2", (2, 12, 12, 1024, 1024, 64), is_causal=True, layout="packed"),
+    _model("padding", _PADDED, mask="padding", is_causal=True),
+    _model("padding-lowest", _PADDED, mask="lowest", is_causal=True),
+    _model("vit", (4, 16, 16, 577, 577, 64)),
+    _model("diffusion", (2, 8, 8, 1024, 1024, 80)),
+    _model("diffusion-cross", (2, 8, 8, 1024, 77, 80)),
+    _model("llama-decode", _few(1), limit="read"),
+    _model("llama-decode-f16", _few(1), dtype="float16", limit="read"),
+    _model("llama-9", _few(9), is_causal="lower_right"),
+    _model("llama-16", _few(16), is_causal="lower_right"),
+    _model("llama-64", _few(64), is_causal="lower_right"),
+    _model("whisper-cross", (1, 12, 12, 1, 1500, 64), limit="read"),
+    _model("onnx", _EIGHT_HEADS, door="onnx"),
+    _model("onnx-E128", _WIDE_HEADS, door="onnx"),
+    _model("directml", _EIGHT_HEADS, door="directml", layout="stacked"),
+    _model("directml-E128", _WIDE_HEADS, door="directml", layout="stacked"),
+)
+
 _PREFILL = (1, 8, 8, 2048, 2048, 64)
 _DECODE = (1, 32, 32, 1, 4096, 128)
 _DECODE_GQA = (1, 32, 8, 1, 4096, 128)
 
 ROWS = (
+    *MODEL_ROWS,
     Row("plain", _PREFILL),
     Row("E=128", (1, 8, 8, 2048, 2048, 128)),
     Row("float-mask", _PREFILL, mask="float"),
@@ -177,7 +241,10 @@ def scaled(row: Row, divisor: int) -> Row:
 
 @dataclass(frozen=True)
 class Problem:
-    """A row with its data: query (B, Hq, L, E), key and value (B, Hk, S, E), mask (L, S)."""
+    """A row with its data: query (B, Hq, L, E), key and value (B, Hk, S, E), mask (L, S).
+
+    A mask of padded sequences is (B, 1, L, S).
+    """
 
     row: Row
     query: Array
@@ -187,8 +254,11 @@ class Problem:
 
     @cached_property
     def additive_mask(self) -> Array | None:
-        """The mask for a peer without windows: a window becomes numbers to add; (L, S)."""
-        if self.row.window is None:
+        """The mask for a peer without windows: a window becomes numbers to add; (L, S).
+
+        So does a causal mask that is aligned to the lower right.
+        """
+        if self.row.window is None and self.row.is_causal != "lower_right":
             return self.mask
         return np.where(self.row.attended(), 0, -np.inf).astype(self.query.dtype)
 
@@ -201,8 +271,45 @@ def draw(row: Row) -> Problem:
     def normal(*shape: int) -> Array:
         return rng.standard_normal(shape, np.float32).astype(numpy_dtype(row.dtype))
 
-    query, key, value = normal(B, Hq, L, E), normal(B, Hk, S, E), normal(B, Hk, S, E)
-    mask: Array | None = None
-    if row.mask is not None:
-        mask = normal(L, S) if row.mask == "float" else rng.random((L, S)) < 0.7
-    return Problem(row, query, key, value, mask)
+    def projection(heads: int, length: int) -> Array:
+        return normal(B, length, heads, E).swapaxes(1, 2)
+
+    if row.layout == "heads":
+        query, key, value = normal(B, Hq, L, E), normal(B, Hk, S, E), normal(B, Hk, S, E)
+    elif row.layout == "projections":
+        query, key, value = projection(Hq, L), projection(Hk, S), projection(Hk, S)
+    else:
+        query, key, value = parts(normal(B, L, 3, Hq, E), row)
+    return Problem(row, query, key, value, _draw_mask(row, rng))
+
+
+def contiguous(problem: Problem) -> Problem:
+    """Return the same problem on contiguous copies, for clattn's function."""
+    copy = np.ascontiguousarray
+    row = replace(problem.row, layout="heads", door="torch")
+    return Problem(row, copy(problem.query), copy(problem.key), copy(problem.value), problem.mask)
+
+
+def parts(array: Array, row: Row) -> tuple[Array, Array, Array]:
+    """Return query, key and value as views of a packed or a stacked array."""
+    if row.layout == "stacked":
+        B, L, _, H, E = array.shape
+        array = array.reshape(B, L, H, 3, E).swapaxes(2, 3)
+    return (
+        array[:, :, 0].swapaxes(1, 2),
+        array[:, :, 1].swapaxes(1, 2),
+        array[:, :, 2].swapaxes(1, 2),
+    )
+
+
+def _draw_mask(row: Row, rng: np.random.Generator) -> Array | None:
+    B, L, S = row.shape[0], row.shape[3], row.shape[4]
+    dtype = numpy_dtype(row.dtype)
+    if row.is_padded:
+        seen = np.stack([row.attended(batch=b) for b in range(B)])[:, None]
+        if row.mask == "padding":
+            return seen
+        return np.where(seen, 0, np.finfo(np.float32).min).astype(dtype)
+    if row.mask == "bool":
+        return rng.random((L, S)) < 0.7
+    return rng.standard_normal((L, S), np.float32).astype(dtype) if row.mask else None
