@@ -142,6 +142,7 @@ class OpenVino(Peer):
             arrays.append(mask)
         request = self._compile(arrays, problem).create_infer_request()
         tensors = [self._tensor(array) for array in arrays]
+        self._shared = arrays  # a request does not keep them alive
         for index, tensor in enumerate(tensors):
             request.set_input_tensor(index, tensor)
         request.set_output_tensor(0, self._tensor(output))
