@@ -97,7 +97,8 @@ share_work(const ca_device_info *info, const ca_attention *attention, int64_t ro
             heads--;
         }
     }
-    bool together = packs || plan->fetches_ahead;
+    bool windowed = attention->below != CA_BAND_UNBOUNDED;
+    bool together = packs || windowed || plan->fetches_ahead;
     int64_t items = ca_divide_up(tiles, together && most > heads ? most / heads : 1);
     plan->key_heads = heads;
     plan->tiles = ca_divide_up(tiles, items);

@@ -150,10 +150,10 @@ typedef struct {
     realv *result;
 } tile_sums;
 
-/* A tile attends to the first `attended` of the `keys` keys of a block from j0. `added`
-   is NULL where mask and bias add nothing. */
+/* A tile attends to keys first … end - 1 of a block of `keys` keys from j0. `first` is a
+   multiple of MR. `added` is NULL where mask and bias add nothing. */
 static inline void
-attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int keys, int attended,
+attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int keys, int first, int end,
              const realv *added, termv *weights)
 {
     const tile_state *tile = &sums->tile;
@@ -161,26 +161,26 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int keys, int
     const bool keeps = KEEPS_SCORES(params);
     realv kept[MAX_KEYS * NV];
     realv bounded[MR * NV];
-    PLAIN_FOR (int k0 = 0; k0 < attended; k0 += MR) {
+    PLAIN_FOR (int k0 = first; k0 < end; k0 += MR) {
 #if BFLOAT16_PAIRS
         realv scores[MR * NV];
 #else
-        realv *scores = weights + k0 * NV;
+        realv *scores = weights + (k0 - first) * NV;
 #endif
         const realv *addends = score_keys(tile, block, sums->queries, j0, k0, added, bounded,
                                           keeps ? kept : 0, sums->softmax.seen, scores);
-        weigh_scores(params, &sums->softmax, scores, addends, weights, k0, sums->result);
+        weigh_scores(params, &sums->softmax, scores, addends, weights, k0 - first, sums->result);
     }
     if (keeps) {
-        keep_unattended(tile, block, sums->queries, j0, attended, keys, added, kept);
+        keep_unattended(tile, block, sums->queries, j0, end, keys, added, kept);
         store_scores(tile, j0, keys, kept);
     }
     end_block(&sums->softmax);
     if (USES(params, DROPOUT)) {
-        drop_weights(tile, j0, attended, weights);
+        drop_weights(tile, j0 + first, end - first, weights);
     }
-    multiply_values(sums->result, weights, block->value.at, block->value.stride, attended,
-                    (int)params->Ev);
+    multiply_values(sums->result, weights, block->value.at + TERMS(first) * block->value.stride,
+                    block->value.stride, end - first, (int)params->Ev);
 }
 
 /* The tiles of a work-item: `count` tiles of each of params->key_heads heads, whose masks
@@ -200,9 +200,13 @@ attend(item_state *item, realv *added, termv *weights, term *packed)
     const attention_call *call = tile->call;
     const ca_attention_params *params = call->params;
     const bool all = KEEPS_SCORES(params);
-    const int last_dim = CA_BATCH_DIMS - 1;
-    const bool shared = (!USES(params, MASK) || VIEW(params, MASK)->batch[last_dim] == 0) &&
-                        (!USES(params, BIAS) || VIEW(params, BIAS)->batch[last_dim] == 0);
+    bool shared = true; /* heads have the same mask and bias */
+    if (USES(params, MASK)) {
+        shared = VIEW(params, MASK)->batch[CA_BATCH_DIMS - 1] == 0;
+    }
+    if (USES(params, BIAS)) {
+        shared &= VIEW(params, BIAS)->batch[CA_BATCH_DIMS - 1] == 0;
+    }
     const int most = keys_of_block(params);
     const int packed_terms =
         reads_in_place(params) ? MR * TERMS(params->E) : most * TERMS(PACKED_COLUMNS(params));
@@ -220,15 +224,16 @@ attend(item_state *item, realv *added, termv *weights, term *packed)
         uint started = 0; /* bit h: the block of head h is there */
         PLAIN_FOR (int t = 0; t < item->count; t++) {
             const tile_state *rows = &item->tiles[t].tile;
-            const int visible = (int)clamp(rows->last + 1 - j0, (ca_int64)0, (ca_int64)keys);
+            const int until = (int)clamp(rows->last + 1 - j0, (ca_int64)0, (ca_int64)keys);
+            const int before = all ? 0 : (int)clamp(rows->first - j0, (ca_int64)0, (ca_int64)keys);
+            const int attended = before < until ? until : 0;
             int adds = NOTHING_ADDED;
-            int attended = j0 + keys <= rows->first ? 0 : visible;
             PLAIN_FOR (int h = 0; h < params->key_heads && (attended > 0 || all); h++) {
                 tile_sums *sums = &item->tiles[h * item->count + t];
-                if (h == 0 || !shared) {
+                if (!shared || h == 0) {
                     adds = load_added(added, &sums->tile, j0, attended);
                 }
-                if (adds == ALL_EXCLUDED && !all) {
+                if (!all && adds == ALL_EXCLUDED) {
                     continue;
                 }
                 if ((started >> h & 1) == 0) {
@@ -236,8 +241,9 @@ attend(item_state *item, realv *added, termv *weights, term *packed)
                     start_block(&blocks[h], params, &run, keys, packed + h * packed_terms);
                     started |= 1u << h;
                 }
-                attend_block(sums, &blocks[h], j0, keys, adds == ALL_EXCLUDED ? 0 : attended,
-                             adds == NOTHING_ADDED ? 0 : added, weights);
+                attend_block(sums, &blocks[h], j0, keys, before / MR * MR,
+                             adds == ALL_EXCLUDED ? 0 : attended, adds == NOTHING_ADDED ? 0 : added,
+                             weights);
                 blocks[h].is_far = false;
             }
         }

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""What attention_cpu does besides the kernel contract: heads that share a mask or a bias.
+"""What attention_cpu does besides the kernel contract: tiles of a work-item share loads.
 
-Each of these is loaded once for several heads, where there are enough heads and rows.
+Where there are enough heads and rows, a mask or bias is loaded once for several heads, and keys
+that are packed are packed once for several tiles of rows.
 """
 
 import clattn
 import numpy as np
 import pytest
+from references.attention import DTYPES
 from support.helpers import assert_close, draw
+from support.layouts import far_rows
 from support.masks import masked
 from support.variants import force, with_kernels
 
@@ -89,3 +92,46 @@ def test_a_bias_without_a_mask(device, variant):
     )
     right = clattn.scaled_dot_product_attention(*heads, attn_mask=bias, **options)
     assert_close(answer.output.reshape(B, L, H, -1).swapaxes(1, 2), right, 2e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("options", [{}, {"is_causal": "lower_right"}, {"window": (40, 9)}],
+                         ids=str)  # fmt: skip
+@with_cpu
+def test_packed_keys_give_the_bits_of_contiguous_ones(device, variant, options, dtype):
+    """Projections (batch, rows, heads, E), for several tiles, whole ones and not."""
+    for shape in ((2, 6, 2, 150, 410), (1, 3, 3, 70, 97), (2, 4, 4, 33, 30)):
+        arrays = variant.arrays(shape, dtype)
+        seen = [a.swapaxes(1, 2).copy().swapaxes(1, 2) for a in arrays]
+        far = [far_rows(a) for a in arrays]
+        right = variant.call(*arrays, device=device, **options)
+        for views in (seen, far, [arrays[0], seen[1], far[2]]):
+            got = variant.call(*views, device=device, **options)
+            assert [a.tobytes() for a in got] == [a.tobytes() for a in right]
+        variant.check(*seen, device=device, **options)
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize("heads", [(8, 8), (6, 2), (12, 1)], ids=str)
+@with_cpu
+def test_masks_of_heads_that_lie_side_by_side(device, variant, heads, kind):
+    """As a table of biases looked up by position: (rows, keys, heads), permuted."""
+    arrays = variant.arrays((2, *heads, 60, 130))
+    mask = masked(draw((60, 130, heads[0])) > -1, kind).transpose(2, 0, 1)
+    mask[3, :, 10:] = False if kind == "bool" else -np.inf  # excluded for one head only
+    variant.check(*arrays, device=device, attn_mask=mask)
+
+
+@pytest.mark.parametrize("heads", [(8, 8), (6, 2)], ids=str)
+@with_cpu
+def test_blocks_that_are_all_true_or_all_false(device, variant, heads):
+    """Left padding under a causal mask; then one bit of a block differs."""
+    arrays = variant.arrays((2, *heads, 120, 210))
+    mask = np.stack([np.tri(120, 210, 40, dtype=bool)] * 2)[:, None]
+    mask[1, :, :, :130] = False
+    variant.check(*arrays, device=device, attn_mask=mask)
+    for row, key in ((0, 0), (31, 95), (119, 209), (64, 100)):
+        other = np.ones((120, 210), bool)
+        other[row, key] = False
+        variant.check(*arrays, device=device, attn_mask=other)
+        variant.check(*arrays, device=device, attn_mask=~other)

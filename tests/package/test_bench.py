@@ -12,7 +12,7 @@ import pytest
 from clattn.__main__ import main
 from clattn.bench import command, limits, measuring, scaling
 from clattn.bench.peers import Call
-from clattn.bench.rows import GPU_ROWS, ROWS, Row
+from clattn.bench.rows import GPU_ROWS, MODEL_ROWS, ROWS, Row
 from references.attention import attention
 from support.helpers import png_size, run_cli
 
@@ -207,6 +207,19 @@ def test_patterns_choose_rows():
     assert [row.name for row in command._rows("*gqa")] == [
         row.name for row in (*ROWS, *GPU_ROWS) if row.name.endswith("gqa")
     ]
+
+
+def test_models_are_a_group():
+    assert command._rows("models") == list(MODEL_ROWS)
+
+
+def test_a_row_of_models_stands_beside_contiguous_copies(tmp_path, capsys, fake_peer):
+    file = tmp_path / "bench.json"
+    assert bench("--rows", "whisper-cross", "tiny", "--rounds", 1, "--json", file) == 0
+    assert "contiguous" in capsys.readouterr().out
+    of_models, tiny = (row["results"] for row in json.loads(file.read_text())["rows"])
+    assert any(result.get("contiguous_seconds", 0) > 0 for result in of_models.values())
+    assert not any("contiguous_seconds" in result for result in tiny.values())
 
 
 def test_list(capsys):

@@ -8,7 +8,7 @@ import clattn
 import numpy as np
 import pytest
 from clattn.bench import exact, measuring
-from clattn.bench.rows import ROWS, Row, draw
+from clattn.bench.rows import MODEL_ROWS, ROWS, Row, contiguous, draw
 from references.attention import attention, max_error, tolerance
 
 PREFILL, DECODE, GQA = (
@@ -28,6 +28,13 @@ SMALL = {
     "float16": Row("float16", (1, 2, 2, 40, 50, 16), "float16"),
     "bfloat16": Row("bfloat16", (1, 2, 2, 40, 40, 16), "bfloat16", is_causal=True),
     "float64": Row("float64", (1, 2, 2, 40, 50, 16), "float64"),
+    "projections": Row("projections", (2, 4, 4, 40, 50, 16), layout="projections"),
+    "projections, groups": Row("projections, groups", (2, 4, 2, 3, 50, 16),
+                               is_causal="lower_right", layout="projections"),
+    "packed": Row("packed", (2, 3, 3, 50, 50, 16), is_causal=True, layout="packed"),
+    "stacked": Row("stacked", (1, 3, 3, 50, 50, 16), layout="stacked"),
+    "padding": Row("padding", (4, 3, 3, 50, 50, 16), mask="padding", is_causal=True),
+    "lowest": Row("lowest", (4, 3, 3, 50, 50, 16), mask="lowest", is_causal=True),
 }  # fmt: skip
 small_rows = pytest.mark.parametrize("row", SMALL.values(), ids=SMALL)
 
@@ -37,7 +44,7 @@ def options_of(problem):
     row = problem.row
     return {
         "attn_mask": problem.mask,
-        "is_causal": row.is_causal,
+        "is_causal": False if row.is_padded else row.is_causal,
         "window": None if row.window is None else (row.window, 0),
         "enable_gqa": row.shape[1] != row.shape[2],
     }
@@ -77,8 +84,39 @@ def test_the_rows_are_those_that_were_promised():
         (GQA, "bfloat16", None, False, None),
         (PREFILL, "float64", None, False, None),
     ]
-    assert sorted(map(str, map(fields, ROWS))) == sorted(map(str, wanted))
+    rows = [row for row in ROWS if row not in MODEL_ROWS]
+    assert sorted(map(str, map(fields, rows))) == sorted(map(str, wanted))
     assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+def test_rows_of_models_come_first():
+    """In every layout that models have, and by every door whose inputs lie in one."""
+    assert ROWS[: len(MODEL_ROWS)] == MODEL_ROWS
+    assert not any(row.is_plain for row in MODEL_ROWS)
+    assert {row.layout for row in MODEL_ROWS} == {"projections", "packed", "stacked"}
+    assert {row.door for row in MODEL_ROWS} == {"torch", "onnx", "directml"}
+    assert {row.shape[3] for row in MODEL_ROWS if row.is_grouped} == {1, 9, 16, 64, 1024}
+
+
+@pytest.mark.parametrize("layout", ["projections", "packed", "stacked"])
+def test_layouts(layout):
+    """Views of one array whose heads lie side by side; copies are contiguous and equal."""
+    row = Row("r", (2, 3, 3, 5, 5, 8), layout=layout)
+    problem, copies = draw(row), contiguous(draw(row))
+    for name in ("query", "key", "value"):
+        view, copy = getattr(problem, name), getattr(copies, name)
+        assert view.shape == copy.shape == (2, 3, 5, 8)
+        assert view.strides[1] < view.strides[2] and copy.flags.c_contiguous
+        np.testing.assert_array_equal(view, copy)
+    assert copies.row.is_plain
+
+
+@pytest.mark.parametrize("door", ["onnx", "directml"])
+def test_doors_compute_the_same(device, door):
+    layout = "projections" if door == "onnx" else "stacked"
+    problem = draw(Row("r", (2, 3, 3, 5, 5, 8), layout=layout, door=door))
+    right = exact.exact_rows(problem)
+    assert right.error(measuring.clattn_call(problem, device).result()) <= right.allowed
 
 
 def test_what_is_counted():
@@ -100,8 +138,9 @@ def test_shapes_and_dtypes_of_the_data(row):
     if row.mask is None:
         assert problem.mask is None
     else:
-        assert problem.mask.shape == (L, S)
-        assert problem.mask.dtype == (bool if row.mask == "bool" else row.dtype)
+        assert problem.mask.shape == ((B, 1, L, S) if row.is_padded else (L, S))
+        is_bool = row.mask in ("bool", "padding")
+        assert problem.mask.dtype == (bool if is_bool else row.dtype)
 
 
 # --- the check in the same run ---------------------------------------------------------------
@@ -147,9 +186,10 @@ def peers():
 
 UNSUPPORTED = {
     "ORT Attn": {"bfloat16", "float64"},
-    "ORT MHA": {"bool mask", "groups", "groups, rows", "bfloat16", "float64"},
-    "ORT GQA": SMALL.keys() - {"causal", "window", "decode", "groups"},
-    "OpenVINO": {"float64"},
+    "ORT MHA": {"bool mask", "groups", "groups, rows", "bfloat16", "float64",
+                "projections, groups", "padding"},
+    "ORT GQA": SMALL.keys() - {"causal", "window", "decode", "groups", "packed"},
+    "OpenVINO": {"float64", "projections, groups"},
     "JAX": {"float16", "float64"},
     "torch": set(),
 }  # fmt: skip

@@ -134,7 +134,7 @@ ON_MATRIX_UNITS = frozenset({"counts", "filter"})
 VARIANTS = [
     Variant(
         "cpu",
-        {"shared masks": (3, 8, 8, 41, 70), "several blocks": (1, 8, 8, 41, 300)},
+        {"shared masks": (3, 8, 8, 41, 70), "several blocks, groups": (1, 6, 2, 41, 300)},
         rows=[(2, 2, n) for n in (1, 16, 17, 100)],
         keys=[1, 33, 70],
         groups=[(8, 2), (6, 3)],
@@ -147,7 +147,7 @@ VARIANTS = [
     ),
     Variant(
         "pairs",
-        {"one vector of rows": (2, 4, 4, 9, 135), "four": (2, 4, 4, 128, 135)},
+        {"few rows": (2, 4, 4, 9, 135), "groups": (2, 8, 2, 32, 135)},
         rows=[(2, 2, n) for n in (1, 16, 17, 33)],
         keys=[1, 31, 97, 200],
         groups=[(6, 2)],

@@ -22,7 +22,8 @@ class Exact:
 
     rows: NDArray[np.intp]
     result: Array  # (B, Hq, len(rows), E)
-    attends: NDArray[np.bool_]  # (B, 1, len(rows), 1): to a key; implementations differ in others
+    # (B, 1, len(rows), 1): rows of padding, in which implementations differ, do not
+    attends: NDArray[np.bool_]
     allowed: float  # the largest error that rounding explains
 
     def error(self, result: Array) -> float:
@@ -47,7 +48,7 @@ def exact_rows(problem: Problem) -> Exact:
     rows = np.linspace(0, L - 1, min(sample, L)).astype(np.intp)
     wide: np.dtype[Any] = np.dtype(np.longdouble if is_double else np.float64)
     narrow: np.dtype[Any] = np.dtype(np.float64 if is_double else np.float32)
-    seen = [_seen(problem, rows, b).any(axis=-1) for b in range(problem.row.shape[0])]
+    seen = [problem.row.attended(rows, b).any(axis=-1) for b in range(problem.row.shape[0])]
     result, score = _attend(problem, rows, wide)
     plain = _attend(problem, rows, narrow)[0].astype(problem.query.dtype)
 
