@@ -82,7 +82,7 @@ share_work(const ca_device_info *info, const ca_attention *attention, int64_t ro
 {
     int64_t tile_rows = vectors * lanes;
     int64_t tiles = ca_divide_up(rows, tile_rows);
-    int64_t columns = attention->E + attention->Ev;
+    int64_t columns = attention->E + covered(attention->Ev, lanes);
     int64_t most = ca_smaller(
         CA_CPU_TILES, CA_CPU_TILES_BYTES / (columns * tile_rows * ca_plan_real_bytes(attention)));
     double wanted = (double)(info->compute_units * CA_ITEMS_FOR_EACH_CORE);

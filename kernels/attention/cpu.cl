@@ -118,8 +118,10 @@ write_weights(const tile_state *tile, const termv *queries, const softmax_state 
     PLAIN_FOR (ca_int64 j0 = 0; j0 < params->T; j0 += keys) {
         const key_run run = key_run_at(tile->call, tile->batch, j0);
         keys = (int)min((ca_int64)keys_of_block(params), run.count);
-        const int attended = (int)clamp(tile->last + 1 - j0, (ca_int64)0, (ca_int64)keys);
-        const realv *added = load_added(weights, tile, j0, attended) == NOTHING_ADDED ? 0 : weights;
+        int attended = (int)clamp(tile->last + 1 - j0, (ca_int64)0, (ca_int64)keys);
+        const int adds = load_added(weights, tile, j0, attended);
+        attended = adds == ALL_EXCLUDED ? 0 : attended;
+        const realv *added = adds == SOME_ADDED ? weights : 0;
         key_block block;
         start_block(&block, params, &run, keys, packed);
         int k0 = 0;
@@ -242,7 +244,7 @@ attend(item_state *item, realv *added, termv *weights, term *packed)
                     started |= 1u << h;
                 }
                 attend_block(sums, &blocks[h], j0, keys, before / MR * MR,
-                             adds == ALL_EXCLUDED ? 0 : attended, adds == NOTHING_ADDED ? 0 : added,
+                             adds == ALL_EXCLUDED ? 0 : attended, adds == SOME_ADDED ? added : 0,
                              weights);
                 blocks[h].is_far = false;
             }

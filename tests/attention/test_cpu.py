@@ -135,3 +135,28 @@ def test_blocks_that_are_all_true_or_all_false(device, variant, heads):
         other[row, key] = False
         variant.check(*arrays, device=device, attn_mask=other)
         variant.check(*arrays, device=device, attn_mask=~other)
+
+
+@with_cpu
+def test_weights_of_blocks_that_a_mask_excludes(device, variant):
+    """ONNX: the weights are written. Those of excluded blocks are zeros."""
+    q, k, v = variant.arrays((2, 4, 4, 70, 410))
+    mask = np.ones((70, 410), bool)
+    mask[:, :200] = mask[40:, 300:] = mask[5] = False
+    for mode in range(4):
+        options = {"return_qk": True, "qk_matmul_output_mode": mode, "device": device}
+
+        def call(options=options):
+            return clattn.onnx.attention(q, k, v, mask, **options)
+
+        got, right = call(), by_reference(call)
+        assert_close(got.Y, right.Y, 1e-5)
+        assert_close(got.qk_matmul_output, right.qk_matmul_output, 1e-5)
+
+
+@with_cpu
+def test_a_work_item_full_of_tiles(device, variant):
+    """The results of one vector of rows are whole vectors, which need more room than columns."""
+    shape = (4 * device.compute_units, 16, 16, 16, 20)
+    arrays = variant.arrays(shape, E=111, Ev=17)
+    variant.check(*arrays, device=device, attn_mask=draw((16, 20)) > -0.5)
