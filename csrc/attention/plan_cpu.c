@@ -51,8 +51,8 @@ vectors_of_rows(const ca_device_info *info, int64_t rows, int64_t lanes, bool ke
     return rows <= lanes || (rows <= FEW_VECTORS * lanes && narrow) ? 1 : 2;
 }
 
-/* True if neighbouring heads have the same numbers of a mask or bias, or numbers side by side, as
-   in a permuted table (rows, keys, heads). */
+/* True if neighbouring heads have the same numbers of a mask or bias, or numbers side by side, as in
+   a permuted table (rows, keys, heads). */
 static bool
 heads_adjoin(const ca_operand *added)
 {

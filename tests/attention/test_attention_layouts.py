@@ -5,7 +5,15 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 from references.attention import DTYPES, attention, bfloat16
-from support.helpers import assert_close, check, check_or_type_error, draw, qkv, sdpa
+from support.helpers import (
+    assert_close,
+    check,
+    check_or_type_error,
+    draw,
+    qkv,
+    run_on,
+    sdpa,
+)
 from support.layouts import (
     LAYOUTS,
     ODD,
@@ -223,3 +231,22 @@ def test_a_single_row_with_a_wild_stride(device, kernel):
     wild = as_strided(q, q.shape, (1 << 40, -(1 << 40), 1 << 50, 4))
     check(wild, k, v, device=device)
     check(q[:, :0], k[:, :0], v[:, :0], device=device)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_packing_takes_no_memory(device, dtype):
+    """Heads side by side are packed, half types converted: 128 MiB of float32 for all keys."""
+    if device.type != "cpu":
+        pytest.skip("the device has its own memory")
+    run_on(
+        device,
+        """
+        packed = np.full((1, 32768, 3, 8, 64), 0.5, sys.argv[2])
+        q, k, v = (packed[:, :, n].swapaxes(1, 2) for n in range(3))
+        sdpa(q[..., :200, :], k[..., :300, :], v[..., :300, :], device=device)
+        result, rise = peak_of(lambda: sdpa(q[..., :200, :], k, v, device=device))
+        assert rise < 8 * MIB, f"{rise / MIB:.0f} MiB"
+        np.testing.assert_array_equal(result, np.float32(0.5))
+        """,
+        dtype,
+    )
