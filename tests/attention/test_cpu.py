@@ -160,3 +160,12 @@ def test_a_work_item_full_of_tiles(device, variant):
     shape = (4 * device.compute_units, 16, 16, 16, 20)
     arrays = variant.arrays(shape, E=111, Ev=17)
     variant.check(*arrays, device=device, attn_mask=draw((16, 20)) > -0.5)
+
+
+@with_kernels("pairs")
+def test_odd_head_sizes_in_pairs(device, variant):
+    """A packed key ends in half a pair. Two heads with a shared mask lie behind each other."""
+    for E, Ev in ((63, 63), (255, 257)):
+        arrays = variant.arrays((2 * device.compute_units, 4, 4, 70, 200), E=E, Ev=Ev)
+        variant.check(*arrays, device=device, attn_mask=draw((70, 200)) > -1)
+        variant.check(*arrays, device=device)
