@@ -60,7 +60,7 @@ heads_adjoin(const ca_operand *added)
     return stride == 0 || stride < llabs(added->column_stride);
 }
 
-/* True if it pays that neighbouring heads with keys of their own read mask and bias together. */
+/* True if one work-item should read mask and bias for several heads, each with its own keys. */
 static bool
 heads_share_mask(const ca_attention *attention)
 {

@@ -3,12 +3,11 @@
  * Attention on CPUs, many rows: the lanes of a vector are rows of queries.
  *
  *     global size  heads / key_heads * ceil(rows / (tiles * BM)), local size 1
- *     work-item    params.tiles tiles of BM = NV * LANES rows, which share their keys, of
- *                  each of params.key_heads heads, which share mask and bias; all their
- *                  keys, with an online softmax
+ *     work-item    params.key_heads heads, which share mask and bias, and of each head
+ *                  params.tiles tiles, which share its keys. A tile is BM = NV * LANES rows
  *
- * Query heads that share their keys, params.heads of them, count as one head with L * heads
- * rows: row 0 of each, row 1 of each, …
+ * A work-item goes over all keys of its rows, with an online softmax. params.heads query
+ * heads share their keys. They count as one head: row 0 of each, row 1 of each, …
  *
  * One vector holds one number of LANES rows, so the softmax needs no step across lanes:
  *
@@ -28,7 +27,7 @@
 #define SCORE_LANES 1
 #include "kernels/attention/cpu/tiles.clh" /* tile_state, load_added, store_columns */
 
-#include "kernels/attention/cpu/products.clh" /* multiply_keys, add_values */
+#include "kernels/attention/cpu/products.clh" /* start_block, multiply_values */
 #include "kernels/attention/cpu/softmax.clh"  /* score_keys, softmax_state */
 #include "kernels/attention/keys.clh"         /* key_run_at */
 #include "kernels/attention/present.clh"      /* copy_present */
@@ -152,8 +151,9 @@ typedef struct {
     realv *result;
 } tile_sums;
 
-/* A tile attends to keys first … end - 1 of a block of `keys` keys from j0. `first` is a
-   multiple of MR. `added` is NULL where mask and bias add nothing. */
+/* A tile attends to keys first … end - 1 of a block. The block has `keys` keys and begins
+   with key j0. `first` is a multiple of MR. `added` is NULL where mask and bias add
+   nothing. */
 static inline void
 attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int keys, int first, int end,
              const realv *added, termv *weights)
@@ -252,8 +252,9 @@ attend(item_state *item, realv *added, termv *weights, term *packed)
     }
 }
 
-/* Starts the tile with rows first_row … of the heads that share their keys, of which
-   `linear` is the first one's batch index. `memory` is for its queries and its result. */
+/* Starts a tile. Row `first_row` of the heads that share their keys is its first row, and
+   `linear` is the batch index of the first of these heads. `memory` receives the tile's
+   queries and result. */
 CALLED void
 start_tile(tile_sums *sums, const attention_call *call, ca_int64 linear, ca_int64 first_row,
            realv *memory)
@@ -363,9 +364,9 @@ attend_tiles(const attention_call *call, ca_int64 number)
     }
 }
 
-/* The kernel is short, because some compilers take longer for a kernel's own text. The
-   vector hint keeps compilers from vectorising over work-items as well. There is only
-   one a group, and building would take up to ten times as long. */
+/* The kernel only calls a function, because some compilers take longer for the text of a
+   kernel than for that of a function. The vector hint keeps compilers from vectorising over
+   work-items too. A group has only one, and building would take up to ten times as long. */
 __kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(realv))) void
 attention_cpu(ATTENTION_ARGUMENTS)
 {

@@ -110,12 +110,12 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
     }
 }
 
-/* Processors prefetch rows that adjoin, and no others. Returns how many elements ahead the
-   kernel asks for the others; 0: it does not. */
+/* Returns how many elements ahead the kernel asks for rows of a view. 0: the rows adjoin,
+   and it does not ask. */
 static inline ca_int64
 elements_ahead(const ca_view *view, ca_int64 columns)
 {
-    return view->row == columns ? 0 : 8 * view->row;
+    return view->row == columns ? 0 : ROWS_AHEAD * view->row;
 }
 
 #define FETCH_AHEAD(x, ahead, bytes)                                                               \

@@ -112,9 +112,8 @@ def _print_rows(rows: Sequence[Row]) -> None:
     print(f"{'row':<18} {'B, Hq, Hk, L, S, E':<24} {'dtype':<9} more")
     for row in rows:
         more = [f"{row.mask} mask"] if row.mask else []
-        more += (
-            ["causal" if row.is_causal is True else "causal, lower right"] if row.is_causal else []
-        )
+        more += ["causal"] if row.is_causal else []
+        more += ["lower right"] if row.is_causal == "lower_right" else []
         more += [row.layout] if row.layout != "heads" else []
         more += [f"clattn.{row.door}"] if row.door != "torch" else []
         more += [f"window {row.window}"] if row.window is not None else []

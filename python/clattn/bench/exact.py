@@ -22,7 +22,8 @@ class Exact:
 
     rows: NDArray[np.intp]
     result: Array  # (B, Hq, len(rows), E)
-    # (B, 1, len(rows), 1): rows of padding, in which implementations differ, do not
+    # (B, 1, len(rows), 1): False in rows of padding, to which implementations give different
+    # numbers. These rows are not compared.
     attends: NDArray[np.bool_]
     allowed: float  # the largest error that rounding explains
 

@@ -43,8 +43,8 @@ class Measured:
     notes: list[str] = field(default_factory=list)
     best: str | None = None  # the label of the fastest peer that counts
     limits: dict[str, float] = field(default_factory=dict)  # FLOP/s or bytes/s, by device
-    # Seconds of clattn's function on contiguous copies that were made before, by device, where
-    # a row has another layout.
+    # By device: the seconds that clattn's function takes on contiguous copies, which were made
+    # before. A row whose arrays are contiguous has none.
     contiguous: dict[str, float] = field(default_factory=dict)
 
     def ratio(self, words: str, peer: str) -> float:

@@ -12,7 +12,7 @@ Shape = tuple[int, int, int, int, int, int]  # B, Hq, Hk, L, S, E
 
 LEAST_LENGTH = 16  # of a row that is scaled down
 
-# Which part of a padded sequence is padding, by its index in the batch.
+# The sequences of a padded batch begin with padding. This share of each sequence is padding.
 PADDED = (0, 0.2, 0.4, 0.56)
 
 
@@ -125,7 +125,7 @@ def _few(rows: int) -> Shape:
     return (1, 32, 8, rows, 4096, 128)
 
 
-# Calls of models, in the layouts that they have.
+# Attention as models call it, on views of projections, of packed and of stacked arrays.
 MODEL_ROWS = (
     _model("llama", _LLAMA, is_causal=True),
     _model("llama-f16", _LLAMA, dtype="float16", is_causal=True),
@@ -279,7 +279,7 @@ def draw(row: Row) -> Problem:
     elif row.layout == "projections":
         query, key, value = projection(Hq, L), projection(Hk, S), projection(Hk, S)
     else:
-        query, key, value = parts(normal(B, L, 3, Hq, E), row)
+        query, key, value = _parts(normal(B, L, 3, Hq, E), row)
     return Problem(row, query, key, value, _draw_mask(row, rng))
 
 
@@ -290,7 +290,7 @@ def contiguous(problem: Problem) -> Problem:
     return Problem(row, copy(problem.query), copy(problem.key), copy(problem.value), problem.mask)
 
 
-def parts(array: Array, row: Row) -> tuple[Array, Array, Array]:
+def _parts(array: Array, row: Row) -> tuple[Array, Array, Array]:
     """Return query, key and value as views of a packed or a stacked array."""
     if row.layout == "stacked":
         B, L, _, H, E = array.shape
