@@ -90,6 +90,7 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
         .softcap = real_bits(attention, ca_attention_softcap(attention)),
         .kept_scale = real_bits(attention, kept_scale),
         .filter = (float)attention->filter,
+        .chunks = (uint32_t)plan->chunks,
         .last_dropped = last_dropped(attention->dropout),
         .mask_dtype = (uint32_t)attention->operands[CA_ATTENTION_MASK].dtype,
         .options = ca_attention_options(attention),

@@ -19,6 +19,23 @@
 #define NEAR_ROWS   128
 #define CACHE_BYTES (4 << 20)
 
+/* Bytes of the vectors of processors with 32 registers. Products keep at most so many sums there. */
+#define WIDE_VECTOR 64
+#define MOST_SUMS   24
+
+enum { NV, MR, CHUNKS, TILES, ITEMS };
+
+/* NV and MR are the kernel's macros. Tiles and chunks of keys are the most of a work-item and of a
+   block. ITEMS are the work-items for each core. */
+static const ca_knob knobs_of_cpu[] = {
+    [NV] = {"NV", {1, 2, 3, 4}},
+    [MR] = {"MR", {6, 8, 12, 16}},
+    [CHUNKS] = {"CHUNKS", {2, 4, 6, 8, 12}},
+    [TILES] = {"TILES", {1, 2, 4, 8}},
+    [ITEMS] = {"ITEMS", {1, 2, 3, 6, 8}},
+    {NULL, {0}},
+};
+
 /* How many rows the tiles have that cover `rows` rows, `of_tile` each. */
 static int64_t
 covered(int64_t rows, int64_t of_tile)
@@ -51,6 +68,26 @@ vectors_of_rows(const ca_device_info *info, int64_t rows, int64_t lanes, bool ke
     return rows <= lanes || (rows <= FEW_VECTORS * lanes && narrow) ? 1 : 2;
 }
 
+/* Set NV and MR. The tuner's numbers are passed over where they leave a vector of rows empty, and
+   where tiles of so many rows do not fit a work-item's memory. */
+static void
+choose_shape(const ca_attention *attention, int64_t rows, int64_t lanes, const ca_knobs *knobs,
+             int64_t *vectors, int64_t *keys)
+{
+    int64_t real = ca_plan_real_bytes(attention);
+    int64_t columns = attention->E + covered(attention->Ev, lanes);
+    int64_t found = ca_knob_value(knobs, NV, *vectors);
+    int64_t rule = lanes * real < WIDE_VECTOR ? 6 : found == 1 ? 16 : 12;
+    int64_t together = ca_knob_value(knobs, MR, rule);
+    if (found * together > MOST_SUMS || (found > 1 && rows <= (found - 1) * lanes) ||
+        columns * found * lanes * real > CA_CPU_TILES_BYTES) {
+        together = lanes * real < WIDE_VECTOR ? 6 : *vectors == 1 ? 16 : 12;
+        found = *vectors;
+    }
+    *vectors = found;
+    *keys = together;
+}
+
 /* True if neighbouring heads have the same numbers of a mask or bias, or numbers side by side, as in
    a permuted table (rows, keys, heads). */
 static bool
@@ -78,14 +115,16 @@ heads_share_mask(const ca_attention *attention)
    keep all cores busy, and the tiles stay in a cache. */
 static void
 share_work(const ca_device_info *info, const ca_attention *attention, int64_t rows, int64_t lanes,
-           int64_t vectors, bool packs, ca_attention_plan *plan)
+           int64_t vectors, bool packs, const ca_knobs *knobs, ca_attention_plan *plan)
 {
     int64_t tile_rows = vectors * lanes;
     int64_t tiles = ca_divide_up(rows, tile_rows);
     int64_t columns = attention->E + covered(attention->Ev, lanes);
-    int64_t most = ca_smaller(
-        CA_CPU_TILES, CA_CPU_TILES_BYTES / (columns * tile_rows * ca_plan_real_bytes(attention)));
-    double wanted = (double)(info->compute_units * CA_ITEMS_FOR_EACH_CORE);
+    int64_t most =
+        ca_smaller(ca_knob_value(knobs, TILES, CA_CPU_TILES),
+                   CA_CPU_TILES_BYTES / (columns * tile_rows * ca_plan_real_bytes(attention)));
+    double wanted =
+        (double)(info->compute_units * ca_knob_value(knobs, ITEMS, CA_ITEMS_FOR_EACH_CORE));
     double shares = ca_plan_items(plan) * (double)tiles / wanted; /* tiles that may share */
     most = most < 1 || shares < 1 ? 1 : shares < (double)most ? (int64_t)shares : most;
 
@@ -130,6 +169,8 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, bool pairs
     bool even = (attention->E | key->row_stride | past->row_stride) % 2 == 0;
     bool terms = pairs ? even : key->dtype == real;
     int64_t lanes = ca_plan_lanes(info, attention);
+    ca_knobs knobs =
+        ca_knobs_of(info, attention, pairs ? CA_INDEX_pairs : CA_INDEX_cpu, knobs_of_cpu);
 
     ca_plan_begin(plan, attention, "attention_cpu", 1);
     plan->heads = biased ? 1 : ca_attention_heads_together(attention);
@@ -144,9 +185,13 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, bool pairs
     bool in_place = plan->keys_in_place && plan->values_in_place;
     plan->fetches_ahead = keys_come_from_memory(attention, rows);
     int64_t vectors = vectors_of_rows(info, rows, lanes, in_place && !plan->fetches_ahead, pairs);
-    share_work(info, attention, rows, lanes, vectors, !in_place, plan);
+    int64_t keys;
+    choose_shape(attention, rows, lanes, &knobs, &vectors, &keys);
+    plan->chunks = ca_knob_value(&knobs, CHUNKS, CA_CPU_CHUNKS);
+    share_work(info, attention, rows, lanes, vectors, !in_place, &knobs, plan);
     ca_plan_define_lanes(&plan->spec, info, attention);
     ca_kernel_define(&plan->spec, "NV", vectors);
+    ca_kernel_define(&plan->spec, "MR", keys);
     ca_kernel_define(&plan->spec, "BFLOAT16_PAIRS", pairs);
     /* Usual calls have a program that is half as long, but float64 has one for all. */
     if (ca_attention_options(attention) == 0 && !ca_attention_in_float64(attention)) {
@@ -167,6 +212,7 @@ const ca_variant ca_variant_cpu = {
     .refuses = CA_NO_LATE_SOFTCAP,
     .fast = CA_FAST_ON_CPUS,
     .make_plan = plan_cpu,
+    .knobs = knobs_of_cpu,
 };
 
 /* ---- attention/cpu.cl with pairs of bfloat16 ---- */
@@ -195,4 +241,5 @@ const ca_variant ca_variant_pairs = {
     .of_device = "that multiply pairs of bfloat16",
     .fast = CA_FAST_ON_CPUS,
     .make_plan = plan_pairs,
+    .knobs = knobs_of_cpu,
 };

@@ -19,8 +19,28 @@
 #define SHARED_ROWS 4
 #define SHARES      8
 
-/* A work-item reads at least this much. Handing out less would cost as much as reading. */
-#define BYTES_OF_AN_ITEM (256 << 10)
+/* A work-item reads at least so many KiB. Handing out less would cost as much as reading. */
+#define KIB_OF_AN_ITEM 256
+
+/* Keys of a block, whose keys and values stay in the L2 cache. */
+#define BLOCK_KEYS 128
+
+enum { RT, BN, KIB, ITEMS };
+
+/* RT and BN are the kernel's macros. ITEMS are the work-items for each core. */
+static const ca_knob knobs_of_decode[] = {
+    [RT] = {"RT", {1, 2, 4}},
+    [BN] = {"BN", {32, 64, 256}},
+    [KIB] = {"KIB", {64, 128, 512, 1024}},
+    [ITEMS] = {"ITEMS", {1, 2, 8, 16}},
+    {NULL, {0}},
+};
+
+static ca_knobs
+knobs_for(const ca_device_info *info, const ca_attention *attention)
+{
+    return ca_knobs_of(info, attention, CA_INDEX_decode_cpu, knobs_of_decode);
+}
 
 /* True if a row is contiguous and has at least one vector. */
 static bool
@@ -44,15 +64,17 @@ decode_can_run(const ca_device_info *info, const ca_attention *attention)
 
 /* Returns how many splits of the keys are worth a work-item each. */
 static int64_t
-splits_worthwhile(const ca_attention *attention)
+splits_worthwhile(const ca_attention *attention, const ca_knobs *knobs)
 {
+    int64_t bytes = ca_knob_value(knobs, KIB, KIB_OF_AN_ITEM) << 10;
     return ca_attention_visible_keys(attention) /
-           ca_divide_up(BYTES_OF_AN_ITEM, ca_attention_key_bytes(attention));
+           ca_divide_up(bytes, ca_attention_key_bytes(attention));
 }
 
 static bool
 decode_is_fast(const ca_device_info *info, const ca_attention *attention)
 {
+    ca_knobs knobs = knobs_for(info, attention);
     int64_t heads = ca_attention_heads_together(attention);
     int64_t rows = heads * attention->L;
     double tiles = (double)ca_divide_up(rows, 2 * ca_plan_lanes(info, attention));
@@ -61,24 +83,26 @@ decode_is_fast(const ca_device_info *info, const ca_attention *attention)
     }
     return (attention->L <= FEW_ROWS && rows < FULL_ROWS) ||
            (rows <= SPLIT_ROWS && tiles < (double)(heads * info->compute_units) &&
-            splits_worthwhile(attention) > 1);
+            splits_worthwhile(attention, &knobs) > 1);
 }
 
 static void
 plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
+    ca_knobs knobs = knobs_for(info, attention);
     ca_plan_begin(plan, attention, "attention_decode_cpu", 1);
     plan->heads = ca_attention_heads_together(attention);
     int64_t rows = plan->heads * attention->L;
     /* Each number is a program. float64 has one: its rows take longer to read than to use. */
     bool few = rows <= 2 && !ca_attention_in_float64(attention);
-    int64_t together = few ? rows : SHARED_ROWS;
+    int64_t together = few ? rows : ca_knob_value(&knobs, RT, SHARED_ROWS);
     plan->grid[2] /= plan->heads;
     plan->grid[3] = ca_divide_up(rows, together * SHARES);
 
     double items = ca_plan_items(plan);
-    double wanted = (double)(info->compute_units * CA_ITEMS_FOR_EACH_CORE);
-    int64_t worthwhile = splits_worthwhile(attention);
+    int64_t each = ca_knob_value(&knobs, ITEMS, CA_ITEMS_FOR_EACH_CORE);
+    double wanted = (double)(info->compute_units * each);
+    int64_t worthwhile = splits_worthwhile(attention, &knobs);
     if (items < wanted && worthwhile > 1) {
         plan->splits = ca_smaller((int64_t)ceil(wanted / items), worthwhile);
         plan->grid[4] = plan->splits;
@@ -89,6 +113,7 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     plan->merge_local = 1;
     plan->partial_bytes = (attention->Ev + 2) * ca_plan_real_bytes(attention);
     ca_kernel_define(spec, "RT", together);
+    ca_kernel_define(spec, "BN", ca_knob_value(&knobs, BN, BLOCK_KEYS));
     plan->merge = *spec;
 }
 
@@ -102,4 +127,5 @@ const ca_variant ca_variant_decode_cpu = {
     .fast = CA_FAST_ON_CPUS,
     .is_fast = decode_is_fast,
     .make_plan = plan_decode,
+    .knobs = knobs_of_decode,
 };

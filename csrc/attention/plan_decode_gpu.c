@@ -172,6 +172,16 @@ ca_plan_splits_on_gpu(const ca_device_info *info, const ca_attention *attention,
     return (int64_t)fmax(fmax(splits, ceil(bytes / LARGEST_SPLIT)), 1);
 }
 
+int64_t
+ca_plan_tuned_splits(const ca_device_info *info, const ca_attention *attention, double groups,
+                     const ca_knobs *knobs)
+{
+    int64_t splits = ca_plan_splits_on_gpu(info, attention, groups);
+    int64_t most = ca_attention_visible_keys(attention);
+    int64_t tuned = ca_smaller(splits * ca_knob_value(knobs, 0, 100) / 100, most);
+    return splits == 1 || tuned < 1 ? 1 : tuned;
+}
+
 /* Define the macros that the kernel and its merge share. */
 static void
 define_exchange(ca_kernel_spec *spec, const ca_device_info *info)
@@ -199,6 +209,8 @@ ca_plan_merge_on_gpu(const ca_device_info *info, const ca_attention *attention,
     ca_kernel_define(&plan->merge, "WG", (int64_t)plan->merge_local);
 }
 
+static const ca_knob knobs_of_decode_gpu[] = CA_KNOBS_OF_SPLITS;
+
 static void
 plan_decode_gpu(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
@@ -211,7 +223,8 @@ plan_decode_gpu(const ca_device_info *info, const ca_attention *attention, ca_at
     plan->local_size = (size_t)t.group;
     plan->grid[2] /= plan->heads;
     plan->grid[3] = ca_divide_up(rows, t.rows);
-    plan->splits = ca_plan_splits_on_gpu(info, attention, ca_plan_items(plan));
+    ca_knobs knobs = ca_knobs_of(info, attention, CA_INDEX_decode_gpu, knobs_of_decode_gpu);
+    plan->splits = ca_plan_tuned_splits(info, attention, ca_plan_items(plan), &knobs);
     plan->grid[4] = plan->splits * t.group;
 
     ca_kernel_spec *spec = &plan->spec;
@@ -241,4 +254,5 @@ const ca_variant ca_variant_decode_gpu = {
     .fast = CA_FAST_ON_GPUS,
     .fast_rows = FEW_ROWS,
     .make_plan = plan_decode_gpu,
+    .knobs = knobs_of_decode_gpu,
 };

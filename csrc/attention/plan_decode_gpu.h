@@ -5,6 +5,7 @@
 #ifndef CLATTN_ATTENTION_PLAN_DECODE_GPU_H
 #define CLATTN_ATTENTION_PLAN_DECODE_GPU_H
 
+#include "attention/knobs.h"
 #include "attention/plan.h"
 #include "opencl/info.h" /* ca_device_info */
 
@@ -12,6 +13,19 @@
    work-groups of one split. */
 int64_t ca_plan_splits_on_gpu(const ca_device_info *info, const ca_attention *attention,
                               double groups);
+
+/* The knob of both variants: splits in percent of those of the rule. */
+#define CA_KNOBS_OF_SPLITS                                                                         \
+    {                                                                                              \
+        {"SPLITS", {25, 50, 200, 400}},                                                            \
+        {                                                                                          \
+            NULL, {0}                                                                              \
+        }                                                                                          \
+    }
+
+/* ca_plan_splits_on_gpu, times the knob. */
+int64_t ca_plan_tuned_splits(const ca_device_info *info, const ca_attention *attention,
+                             double groups, const ca_knobs *knobs);
 
 /* Plan the second kernel, attention/decode_gpu_merge.cl, and the memory that a split leaves
    for each row. */

@@ -36,6 +36,8 @@ decode_mma_can_run(const ca_device_info *info, const ca_attention *attention)
            ca_operand_is_wide(&attention->operands[CA_ATTENTION_VALUE]);
 }
 
+static const ca_knob knobs_of_decode_mma[] = CA_KNOBS_OF_SPLITS;
+
 static void
 plan_decode_mma(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
@@ -43,7 +45,8 @@ plan_decode_mma(const ca_device_info *info, const ca_attention *attention, ca_at
     plan->heads = ca_attention_heads_together(attention);
     plan->grid[2] /= plan->heads;
     plan->grid[3] = ca_divide_up(plan->heads * attention->L, TILE_ROWS);
-    plan->splits = ca_plan_splits_on_gpu(info, attention, ca_plan_items(plan));
+    ca_knobs knobs = ca_knobs_of(info, attention, CA_INDEX_decode_mma, knobs_of_decode_mma);
+    plan->splits = ca_plan_tuned_splits(info, attention, ca_plan_items(plan), &knobs);
     plan->grid[4] = plan->splits * THREADS;
     ca_plan_define_sizes(&plan->spec, attention);
     ca_kernel_define(&plan->spec, "WARP", info->matrix_units);
@@ -65,4 +68,5 @@ const ca_variant ca_variant_decode_mma = {
     .fast_rows = TILE_ROWS,
     .fewest_rows = FEWEST_ROWS,
     .make_plan = plan_decode_mma,
+    .knobs = knobs_of_decode_mma,
 };

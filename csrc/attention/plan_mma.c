@@ -16,6 +16,15 @@
 
 #define MAX_HEAD 256
 
+enum { MT, BN };
+
+/* The kernel's macros. Blocks of keys that do not fit the local memory are passed over. */
+static const ca_knob knobs_of_mma[] = {
+    [MT] = {"MT", {1, 2}},
+    [BN] = {"BN", {32, 64}},
+    {NULL, {0}},
+};
+
 /* Where rows are copied by 16 bytes, the kernel counts offsets in a tile in 32 bits. */
 #define MAX_STRIDE ((int64_t)1 << 22)
 
@@ -70,12 +79,14 @@ plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention
     int64_t Ev = padded(attention->Ev);
     ca_plan_begin(plan, attention, "attention_mma", THREADS);
 
+    ca_knobs knobs = ca_knobs_of(info, attention, CA_INDEX_mma, knobs_of_mma);
     int64_t tiles = row_tiles(info, attention, E > Ev ? E : Ev, ca_plan_items(plan));
+    tiles = ca_knob_value(&knobs, MT, tiles);
     plan->grid[3] = ca_divide_up(attention->L, tiles * TILE_ROWS);
     plan->grid[4] = THREADS;
 
     const int64_t stages = 3;
-    int64_t keys = 64;
+    int64_t keys = ca_knob_value(&knobs, BN, 64);
     while (keys > 16 && stages * keys * (E + Ev) * 2 > LOCAL_BYTES) {
         keys /= 2;
     }
@@ -106,4 +117,5 @@ const ca_variant ca_variant_mma = {
     .can_run = mma_can_run,
     .fast = CA_FAST_WITH_MATRIX_UNITS,
     .make_plan = plan_mma,
+    .knobs = knobs_of_mma,
 };

@@ -37,6 +37,14 @@ static const tiling tilings[] = {
     {8, 8, 4, 4, 0, 0, 0},  {8, 8, 2, 4, 0, 0, 0},  {8, 8, 1, 4, 0, 0, 0},
 };
 
+enum { TILING };
+
+/* The number of a row of `tilings`, from 1 on. One that does not fit is passed over. */
+static const ca_knob knobs_of_tiled[] = {
+    [TILING] = {"TILING", {1, 2, 3, 4, 5, 6}},
+    {NULL, {0}},
+};
+
 static int64_t
 round_up(int64_t count, int64_t step)
 {
@@ -96,16 +104,18 @@ choose_tiling(const ca_device_info *info, const ca_attention *attention, tiling 
     int64_t L = attention->L;
     int64_t real = ca_plan_real_bytes(attention);
     int64_t available = ca_smaller(info->local_memory, MAX_LOCAL_MEMORY);
+    ca_knobs knobs = ca_knobs_of(info, attention, CA_INDEX_tiled, knobs_of_tiled);
+    size_t tuned = (size_t)ca_knob_value(&knobs, TILING, 0);
     bool found = false;
-    for (size_t n = 0; n < sizeof(tilings) / sizeof(tilings[0]); n++) {
-        tiling t = tilings[n];
+    for (size_t n = tuned != 0 ? 0 : 1; n <= sizeof(tilings) / sizeof(tilings[0]); n++) {
+        tiling t = tilings[n == 0 ? tuned - 1 : n - 1];
         int64_t rows = t.TY * t.MI;
         t.NC = columns_of_item(Ev, t.TX);
         if (t.MI * t.NC <= MAX_RESULT && t.TX * t.TY <= info->max_work_group &&
             fit_chunks(&t, E, real, available)) {
             *chosen = t;
             found = true;
-            if (rows / 2 < L) {
+            if (n == 0 || rows / 2 < L) {
                 break; /* else half the tile would be empty */
             }
         }
@@ -150,4 +160,5 @@ const ca_variant ca_variant_tiled = {
                  "float32)",
     .fast = CA_FAST_ON_GPUS,
     .make_plan = plan_tiled,
+    .knobs = knobs_of_tiled,
 };

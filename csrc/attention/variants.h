@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "attention/knobs.h"
 #include "attention/plan.h"
 #include "attention/problem.h"
 #include "base/status.h"
@@ -62,6 +63,7 @@ typedef struct {
 
     void (*make_plan)(const ca_device_info *info, const ca_attention *attention,
                       ca_attention_plan *plan);
+    const ca_knob *knobs; /* what the tuner may choose in the plan; NULL: nothing */
 } ca_variant;
 
 /* Kernels for matrix units count rows and keys in 32 bits. */
@@ -75,6 +77,11 @@ typedef struct {
 #define CA_DECLARE_VARIANT(word) extern const ca_variant ca_variant_##word;
 CA_VARIANTS(CA_DECLARE_VARIANT)
 #undef CA_DECLARE_VARIANT
+
+/* The index of each variant in the table. */
+#define CA_INDEX(word) CA_INDEX_##word,
+enum { CA_VARIANTS(CA_INDEX) CA_VARIANT_COUNT };
+#undef CA_INDEX
 
 /* The table's own text of `word`. CA_ERROR_VALUE where no variant has it. */
 ca_status ca_variant_find(const char *word, const char **found, ca_error *error);

@@ -24,6 +24,7 @@
 #include "opencl/info.h"
 #include "opencl/loader.h"
 #include "opencl/table.h"
+#include "opencl/tuning.h"
 
 /* A launch that nobody has waited for. */
 typedef struct {
@@ -70,6 +71,7 @@ struct ca_device {
     cl_platform_id platform;
     cl_device_id id;
     ca_device_info info;
+    ca_tuning tuning;
     bool system_svm;      /* supports CA_MEMORY_SVM, whatever mode is chosen */
     bool local_execution; /* has cl_intel_exec_by_local_thread */
     bool is_host;         /* runs on the processor that this process runs on */

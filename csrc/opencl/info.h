@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 typedef struct ca_device ca_device;
+typedef struct ca_tuning ca_tuning; /* opencl/tuning.h */
 
 typedef enum {
     CA_DEVICE_GPU,
@@ -62,6 +63,7 @@ typedef struct {
     bool keeps_programs;       /* the driver caches built programs on disk itself */
     bool bfloat16_pairs;       /* see ca_device_find_pairs */
     ca_memory_mode memory;
+    ca_tuning *tuning; /* the tuner's numbers; attention/knobs.h reads them */
 } ca_device_info;
 
 typedef struct {

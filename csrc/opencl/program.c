@@ -50,6 +50,18 @@ build_identity(const ca_device *device, const char *options, const ca_kernel_sou
     return ok;
 }
 
+ca_hash
+ca_kernels_identity(void)
+{
+    ca_hash sum = {{0, 0}};
+    for (size_t i = 0; i < ca_kernel_source_count; i++) {
+        const ca_kernel_source *source = &ca_kernel_sources[i];
+        const ca_hash parts[] = {sum, ca_cache_hash(source->bytes, source->size)};
+        sum = ca_cache_hash(parts, sizeof parts);
+    }
+    return sum;
+}
+
 bool
 ca_kernel_identity(const ca_device *device, const ca_kernel_spec *spec, ca_hash *identity)
 {

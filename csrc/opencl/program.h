@@ -28,6 +28,9 @@ ca_status ca_kernel_get_locked(ca_device *device, const ca_kernel_spec *spec, ca
    cache of its own counts as built. Thread-safe. */
 ca_build_stats ca_device_built(ca_device *device);
 
+/* A hash of the texts of all kernels. */
+ca_hash ca_kernels_identity(void);
+
 /* A hash of everything that a build of this kernel depends on. False without memory. */
 bool ca_kernel_identity(const ca_device *device, const ca_kernel_spec *spec, ca_hash *identity);
 

@@ -65,6 +65,7 @@ ca_runtime_open(const char *const *preload, const char *const *candidates, const
         ca_device *device = &opened->devices[i];
         device->fork_guard = &opened->fork_guard;
         device->cache_folder = opened->cache_folder;
+        device->info.tuning = &device->tuning;
         ca_mutex_init(&device->build_lock);
         ca_mutex_init(&device->lock);
     }

@@ -38,6 +38,7 @@ module_exec(PyObject *module)
         PyModule_AddFunctions(module, ca_py_runtime_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_memory_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_forced_methods) < 0 ||
+        PyModule_AddFunctions(module, ca_py_tuning_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_torch_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_diagonal_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_onnx_methods) < 0 ||

@@ -37,23 +37,71 @@ borrow_strings(PyObject *tuple)
     return strings;
 }
 
-/* Opens OpenCL in the first thread that gets here, without the interpreter's lock.
-   clattn._drivers.discover() has said where to look. */
+/* Returns a list of Devices, or NULL with an exception. */
+static PyObject *
+list_devices(ca_state *state, const ca_runtime *runtime)
+{
+    PyObject *module = PyType_GetModule(state->device_type);
+    PyObject *list = module != NULL ? PyList_New(0) : NULL;
+    for (int i = 0; list != NULL && i < ca_runtime_device_count(runtime); i++) {
+        PyObject *device = ca_py_wrap_device(module, ca_runtime_device(runtime, i));
+        if (device == NULL || PyList_Append(list, device) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(device);
+    }
+    return list;
+}
+
+/* Lets clattn._tuning set what the tuner has found for the devices. Returns a list of warnings, or
+   NULL with an exception. No other thread uses the devices yet. */
+static PyObject *
+load_tuning(ca_state *state, const ca_runtime *runtime, PyObject *tuning)
+{
+    PyObject *devices = list_devices(state, runtime);
+    PyObject *warnings = devices != NULL ? PyObject_CallMethod(tuning, "load", "O", devices) : NULL;
+    Py_XDECREF(devices);
+    return warnings;
+}
+
+/* Opens OpenCL in the first thread that gets here; clattn._drivers.discover() has said where to
+   look. The interpreter's lock is not held while the thread waits for another one, or for drivers.
+   Sets `warnings` as load_tuning does, or to None. */
 static ca_status
 open_runtime(ca_state *state, const char *const *preload, const char *const *candidates,
-             const char *cache_folder, const char *memory, ca_error *error)
+             const char *cache_folder, const char *memory, PyObject *tuning, PyObject **warnings,
+             ca_error *error)
 {
     ca_status status = CA_OK;
-    atomic_fetch_add(&state->opening, 1);
-    ca_mutex_lock(&state->lock);
-    if (atomic_load(&state->runtime) == NULL) {
-        ca_runtime *runtime = NULL;
-        status = ca_runtime_open(preload, candidates, cache_folder, memory, &runtime, error);
+    ca_runtime *runtime = NULL;
+    *warnings = Py_NewRef(Py_None);
+    Py_BEGIN_ALLOW_THREADS
+        atomic_fetch_add(&state->opening, 1);
+        ca_mutex_lock(&state->lock);
+        if (atomic_load(&state->runtime) == NULL) {
+            status = ca_runtime_open(preload, candidates, cache_folder, memory, &runtime, error);
+        }
+    Py_END_ALLOW_THREADS
+    if (runtime != NULL) {
+        Py_SETREF(*warnings, load_tuning(state, runtime, tuning));
         atomic_store(&state->runtime, runtime);
     }
     ca_mutex_unlock(&state->lock);
     atomic_fetch_sub(&state->opening, 1);
     return status;
+}
+
+/* Issues the warnings of a list. Returns -1 with an exception. */
+static int
+warn(PyObject *warnings)
+{
+    for (Py_ssize_t n = 0; PyList_Check(warnings) && n < PyList_GET_SIZE(warnings); n++) {
+        const char *text = PyUnicode_AsUTF8(PyList_GET_ITEM(warnings, n));
+        if (text == NULL || PyErr_WarnEx(PyExc_RuntimeWarning, text, 1) < 0) {
+            return -1;
+        }
+    }
+    return 0;
 }
 
 /* False in a child that was forked while a thread of its parent was opening OpenCL. No thread of
@@ -75,6 +123,8 @@ find_and_open(ca_state *state)
 {
     ca_runtime *runtime = NULL;
     PyObject *drivers = NULL;
+    PyObject *tuning = NULL;
+    PyObject *warnings = NULL;
     PyObject *found = NULL;
     const char **preload = NULL;
     const char **candidates = NULL;
@@ -90,7 +140,8 @@ find_and_open(ca_state *state)
         goto done;
     }
     drivers = PyImport_ImportModule("clattn._drivers");
-    found = drivers != NULL && ca_py_force_as_environment_says(state) == 0
+    tuning = drivers != NULL ? PyImport_ImportModule("clattn._tuning") : NULL;
+    found = tuning != NULL && ca_py_force_as_environment_says(state) == 0
                 ? PyObject_CallMethod(drivers, "discover", NULL)
                 : NULL;
     if (found == NULL ||
@@ -104,20 +155,20 @@ find_and_open(ca_state *state)
         goto done;
     }
     ca_error error = {0};
-    ca_status status;
-    Py_BEGIN_ALLOW_THREADS
-        status = open_runtime(state, preload, candidates, cache_folder, memory, &error);
-    Py_END_ALLOW_THREADS
+    ca_status status =
+        open_runtime(state, preload, candidates, cache_folder, memory, tuning, &warnings, &error);
     if (status == CA_ERROR_DEVICE) {
         size_t used = strlen(error.message);
         (void)snprintf(error.message + used, sizeof(error.message) - used, "%s", HOW_TO_GET_OPENCL);
     }
-    if (ca_py_error_check(state, status, &error) == 0) {
+    if (ca_py_error_check(state, status, &error) == 0 && warnings != NULL && warn(warnings) == 0) {
         runtime = atomic_load(&state->runtime);
     }
 done:
     PyMem_Free((void *)preload);
     PyMem_Free((void *)candidates);
+    Py_XDECREF(warnings);
+    Py_XDECREF(tuning);
     Py_XDECREF(found);
     Py_XDECREF(drivers);
     return runtime;
@@ -231,15 +282,7 @@ all_devices(PyObject *module, PyObject *Py_UNUSED(ignored))
     if (runtime == NULL) {
         return NULL;
     }
-    PyObject *list = PyList_New(0);
-    for (int i = 0; list != NULL && i < ca_runtime_device_count(runtime); i++) {
-        PyObject *device = ca_py_wrap_device(module, ca_runtime_device(runtime, i));
-        if (device == NULL || PyList_Append(list, device) < 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(device);
-    }
-    return list;
+    return list_devices(ca_state_get(module), runtime);
 }
 
 /* find_device(device) -> Device: the one that a device= argument names */

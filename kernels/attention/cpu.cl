@@ -16,11 +16,13 @@
  *     result   [Ev][NV]  the sum of value[j][c] * weights[j], which the sum of weights
  *                        divides at the end; by rows, [LANES][Ev / LANES], where NV is 1
  *
- * Both products keep about 2 * 12 vectors of sums in registers over their inner loop.
+ * Both products keep up to 24 vectors of sums in registers over their inner loop.
  * Head sizes, 1 … CA_CPU_HEAD_SIZE, and all options but a late softcap are data.
  *
  *     -DBFLOAT16_PAIRS  1: products of pairs of bfloat16, cpu/pairs.clh
- *     -DNV              vectors of queries: 2; 1 where there are few rows
+ *     -DNV              vectors of queries of a tile
+ *     -DMR              keys that are scored together: 6, 8, 12 or 16. Their NV * MR sums
+ *                       fill the registers
  *     LANES of support/lanes.clh and the macros of support/common.clh, of which a plan
  *     sets OPTIONS only for calls without options
  */

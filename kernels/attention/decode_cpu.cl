@@ -23,6 +23,7 @@
  * bias, no dropout and no late softcap, and writes no scores.
  *
  *     -DRT  rows that share a load of keys or values: 1, 2 or 4
+ *     -DBN  keys of a block, whose keys and values stay in the L2 cache
  *     LANES of support/lanes.clh and the macros of support/common.clh
  */
 #define SCORE_LANES 1
@@ -32,7 +33,6 @@
 #include "kernels/attention/score.clh"   /* finish_score, weight_of, write_lse */
 #include "kernels/attention/splits.clh"  /* base_of, partial_row, split_share_of */
 
-#define BN   128      /* keys of a block, whose keys and values stay in the L2 cache */
 #define ROWS (8 * RT) /* of a work-item, at most; csrc/attention/plan_decode_cpu.c knows */
 
 /* Vectors of columns whose sums stay in registers, for RT rows each: all registers, or

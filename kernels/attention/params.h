@@ -64,7 +64,7 @@ typedef struct {
     ca_uint32 flags;     /* CA_HAS_LSE … CA_MERGES */
     ca_uint32 redo_slot; /* redo[redo_slot] = redo_mark asks for rows to be redone */
     ca_uint32 redo_mark;
-    ca_uint32 padding; /* to whole 8 bytes, so that no compiler adds its own */
+    ca_uint32 chunks; /* on CPUs, of a block of keys, at most CA_CPU_CHUNKS */
 } ca_attention_params;
 
 /* The options of a call, as bits. Kernels for CPUs read params.options. Kernels for GPUs
@@ -94,6 +94,7 @@ typedef struct {
 
 /* Limits of kernels for CPUs, because drivers limit the private memory of a work-item. */
 #define CA_CPU_HEAD_SIZE   512         /* E and Ev, at most */
+#define CA_CPU_CHUNKS      16          /* of MR keys in a block, at most */
 #define CA_CPU_TILES       16          /* of a work-item, at most */
 #define CA_CPU_TILES_BYTES (128 << 10) /* of their queries and results; they stay in a cache */
 #define CA_CPU_COLUMNS     2048        /* E + Ev of the key heads of a work-item, at most */

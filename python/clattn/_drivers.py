@@ -169,11 +169,14 @@ def discover() -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes | None, str]
     Raises
     ------
     ValueError
-        ``CLATTN_MEMORY`` is another word.
+        ``CLATTN_MEMORY`` or ``CLATTN_TUNING`` is another word.
     """
     memory = os.environ.get("CLATTN_MEMORY", "")
     if memory not in ("", "svm", "host", "copy"):
         raise ValueError(f"CLATTN_MEMORY is {memory!r}; expected 'svm', 'host' or 'copy'")
+    tuning = os.environ.get("CLATTN_TUNING", "")
+    if tuning not in ("", "on", "off"):
+        raise ValueError(f"CLATTN_TUNING is {tuning!r}; expected 'on' or 'off'")
     preload: tuple[bytes, ...] = ()
     candidates = [os.fsencode(_SYSTEM_LOADER)]
     wheel = _wheel_libraries()

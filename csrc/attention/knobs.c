@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: MIT */
+#include "attention/knobs.h"
+
+#include "opencl/tuning.h"
+
+const ca_dtype ca_class_dtypes[CA_CLASS_DTYPES] = {CA_FLOAT32, CA_FLOAT16, CA_BFLOAT16, CA_FLOAT64};
+const int64_t ca_class_heads[CA_CLASS_HEADS] = {64, 80, 96, 128, 256};
+const char *const ca_class_rows[CA_CLASS_ROWS] = {"many", "few", "decode"};
+
+/* A problem with fewer rows is one of decoding, one with at most FEW_ROWS one of few rows. */
+#define DECODING_ROWS 16
+#define FEW_ROWS      128
+
+/* Returns the number of the problem's class, or -1. */
+static int
+class_of(const ca_attention *attention)
+{
+    ca_dtype dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
+    bool wider = ca_attention_in_float64(attention) && dtype != CA_FLOAT64;
+    int64_t size = attention->E > attention->Ev ? attention->E : attention->Ev;
+    int d = 0;
+    int head = 0;
+    while (d < CA_CLASS_DTYPES && ca_class_dtypes[d] != dtype) {
+        d++;
+    }
+    while (head < CA_CLASS_HEADS && ca_class_heads[head] < size) {
+        head++;
+    }
+    if (d == CA_CLASS_DTYPES || head == CA_CLASS_HEADS || wider ||
+        attention->operands[CA_ATTENTION_VALUE].dtype != dtype) {
+        return -1;
+    }
+    int64_t rows = ca_attention_heads_together(attention) * attention->L;
+    return ca_class_number(d, head, rows < DECODING_ROWS ? 2 : rows <= FEW_ROWS ? 1 : 0);
+}
+
+ca_knobs
+ca_knobs_of(const ca_device_info *info, const ca_attention *attention, int variant,
+            const ca_knob *list)
+{
+    ca_knobs knobs = {.list = list};
+    int number = info->tuning != NULL ? class_of(attention) : -1;
+    if (number >= 0) {
+        knobs.word = atomic_load_explicit(&info->tuning->words[ca_knobs_place(number, variant)],
+                                          memory_order_relaxed);
+    }
+    return knobs;
+}

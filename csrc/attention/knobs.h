@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Knobs: numbers that a plan chooses by a rule, and for which the tuner may have found better ones
+ * on this device. The tuner's numbers hold for a class of problems: a dtype, a range of head sizes
+ * and a range of rows.
+ */
+#ifndef CLATTN_ATTENTION_KNOBS_H
+#define CLATTN_ATTENTION_KNOBS_H
+
+#include <stdint.h>
+
+#include "attention/problem.h"
+#include "opencl/info.h" /* ca_device_info */
+
+#define CA_MAX_KNOBS   8 /* of a variant */
+#define CA_KNOB_VALUES 8
+
+/* A plan is right with any legal value, and may pass over a value that does not suit a problem. */
+typedef struct {
+    const char *name;               /* NULL: the end of a list */
+    int64_t values[CA_KNOB_VALUES]; /* the legal ones; then zeros */
+} ca_knob;
+
+/* The classes: all combinations of these. A problem belongs to the smallest head size that is not
+   smaller than its own E and Ev. */
+#define CA_CLASS_DTYPES 4
+#define CA_CLASS_HEADS  5
+#define CA_CLASS_ROWS   3
+#define CA_CLASSES      (CA_CLASS_DTYPES * CA_CLASS_HEADS * CA_CLASS_ROWS)
+
+extern const ca_dtype ca_class_dtypes[CA_CLASS_DTYPES];
+extern const int64_t ca_class_heads[CA_CLASS_HEADS];
+/* "decode", "few" and "many" rows of all heads that share their keys. */
+extern const char *const ca_class_rows[CA_CLASS_ROWS];
+
+/* The number of a class: the indices of its dtype, head size and rows. */
+static inline int
+ca_class_number(int dtype, int head, int rows)
+{
+    return (dtype * CA_CLASS_HEADS + head) * CA_CLASS_ROWS + rows;
+}
+
+/* The tuner's numbers for one problem and one variant. Byte n of the word is 1 + the index of the
+   value of knob n, or 0 for the plan's rule. */
+typedef struct {
+    const ca_knob *list;
+    uint64_t word;
+} ca_knobs;
+
+/* The word of a class and a variant, an index of the table of variants. */
+static inline int
+ca_knobs_place(int class_number, int variant)
+{
+    return variant * CA_CLASSES + class_number;
+}
+
+/* `list` is that of the variant. A device without tuning, and a problem without a class, have no
+   numbers. */
+ca_knobs ca_knobs_of(const ca_device_info *info, const ca_attention *attention, int variant,
+                     const ca_knob *list);
+
+/* Returns the tuner's value of knob n, or the rule's where there is none. */
+static inline int64_t
+ca_knob_value(const ca_knobs *knobs, int n, int64_t rule)
+{
+    unsigned index = (unsigned)(knobs->word >> (8 * n)) & 0xff;
+    return index != 0 ? knobs->list[n].values[index - 1] : rule;
+}
+
+#endif

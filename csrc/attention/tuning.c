@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: MIT */
+#include "attention/tuning.h"
+
+#include <string.h>
+
+#include "opencl/tuning.h"
+
+#define ROW(word) &ca_variant_##word,
+static const ca_variant *const variants[] = {CA_VARIANTS(ROW)};
+#undef ROW
+
+_Static_assert(CA_TUNING_WORDS >= CA_CLASSES * CA_VARIANT_COUNT, "every class has its words");
+
+ca_status
+ca_tuning_find_class(const char *dtype, int64_t head, const char *rows, int *number,
+                     ca_error *error)
+{
+    int d = 0;
+    int h = 0;
+    int r = 0;
+    while (d < CA_CLASS_DTYPES && strcmp(ca_dtype_name(ca_class_dtypes[d]), dtype) != 0) {
+        d++;
+    }
+    while (h < CA_CLASS_HEADS && ca_class_heads[h] != head) {
+        h++;
+    }
+    while (r < CA_CLASS_ROWS && strcmp(ca_class_rows[r], rows) != 0) {
+        r++;
+    }
+    if (d == CA_CLASS_DTYPES || h == CA_CLASS_HEADS || r == CA_CLASS_ROWS) {
+        return ca_error_set(error, CA_ERROR_VALUE, "there is no class %.20s, %lld, %.20s", dtype,
+                            (long long)head, rows);
+    }
+    *number = ca_class_number(d, h, r);
+    return CA_OK;
+}
+
+ca_status
+ca_tuning_find_variant(const char *word, int *variant, ca_error *error)
+{
+    for (int n = 0; n < CA_VARIANT_COUNT; n++) {
+        if (strcmp(variants[n]->word, word) == 0 && variants[n]->knobs != NULL) {
+            *variant = n;
+            return CA_OK;
+        }
+    }
+    return ca_error_set(error, CA_ERROR_VALUE, "there is no variant '%.20s' with knobs", word);
+}
+
+ca_status
+ca_tuning_add(int variant, const char *name, int64_t value, uint64_t *word, ca_error *error)
+{
+    const ca_knob *knobs = variants[variant]->knobs;
+    int n = 0;
+    while (knobs[n].name != NULL && strcmp(knobs[n].name, name) != 0) {
+        n++;
+    }
+    for (int i = 0; knobs[n].name != NULL && i < CA_KNOB_VALUES && knobs[n].values[i] != 0; i++) {
+        if (knobs[n].values[i] == value) {
+            *word &= ~(UINT64_C(0xff) << (8 * n));
+            *word |= (uint64_t)(i + 1) << (8 * n);
+            return CA_OK;
+        }
+    }
+    return ca_error_set(error, CA_ERROR_VALUE, "%s has no knob %.20s with the value %lld",
+                        variants[variant]->word, name, (long long)value);
+}
+
+void
+ca_tuning_set(const ca_device_info *info, int number, int variant, uint64_t word)
+{
+    atomic_store_explicit(&info->tuning->words[ca_knobs_place(number, variant)], word,
+                          memory_order_relaxed);
+}
+
+uint64_t
+ca_tuning_get(const ca_device_info *info, int number, int variant)
+{
+    return atomic_load_explicit(&info->tuning->words[ca_knobs_place(number, variant)],
+                                memory_order_relaxed);
+}
+
+const ca_variant *
+ca_tuning_variant(int variant)
+{
+    return variants[variant];
+}

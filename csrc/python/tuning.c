@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The tuner's numbers, for python/clattn/_tuning.py, which keeps them, and for the tuner, which
+ * tries them.
+ */
+#include "attention/tuning.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "opencl/program.h" /* ca_kernels_identity */
+#include "python/device.h"
+#include "python/error.h"
+#include "python/methods.h"
+#include "python/state.h"
+
+/* Sets dict[key] to a new reference, which may be NULL. Returns -1 with an exception. */
+static int
+put(PyObject *dict, const char *key, PyObject *value)
+{
+    int failed = value == NULL ? -1 : PyDict_SetItemString(dict, key, value);
+    Py_XDECREF(value);
+    return failed;
+}
+
+static int
+append(PyObject *list, PyObject *value)
+{
+    int failed = value == NULL ? -1 : PyList_Append(list, value);
+    Py_XDECREF(value);
+    return failed;
+}
+
+/* Returns {knob: [value, …]}. */
+static PyObject *
+legal_values(const ca_knob *knobs)
+{
+    PyObject *found = PyDict_New();
+    for (int n = 0; found != NULL && knobs[n].name != NULL; n++) {
+        PyObject *values = PyList_New(0);
+        for (int i = 0; values != NULL && i < CA_KNOB_VALUES && knobs[n].values[i] != 0; i++) {
+            if (append(values, PyLong_FromLongLong(knobs[n].values[i])) < 0) {
+                Py_CLEAR(values);
+            }
+        }
+        if (put(found, knobs[n].name, values) < 0) {
+            Py_CLEAR(found);
+        }
+    }
+    return found;
+}
+
+/* tunables() -> (dtypes, head sizes, rows, {variant: {knob: [value, …]}}): a class is one of each
+   of the first three */
+static PyObject *
+tunables(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
+{
+    PyObject *dtypes = PyList_New(0);
+    PyObject *heads = PyList_New(0);
+    PyObject *rows = PyList_New(0);
+    PyObject *variants = PyDict_New();
+    bool failed = dtypes == NULL || heads == NULL || rows == NULL || variants == NULL;
+    for (int n = 0; n < CA_CLASS_DTYPES && !failed; n++) {
+        failed = append(dtypes, PyUnicode_FromString(ca_dtype_name(ca_class_dtypes[n]))) < 0;
+    }
+    for (int n = 0; n < CA_CLASS_HEADS && !failed; n++) {
+        failed = append(heads, PyLong_FromLongLong(ca_class_heads[n])) < 0;
+    }
+    for (int n = 0; n < CA_CLASS_ROWS && !failed; n++) {
+        failed = append(rows, PyUnicode_FromString(ca_class_rows[n])) < 0;
+    }
+    for (int n = 0; n < CA_VARIANT_COUNT && !failed; n++) {
+        const ca_variant *variant = ca_tuning_variant(n);
+        failed = variant->knobs != NULL &&
+                 put(variants, variant->word, legal_values(variant->knobs)) < 0;
+    }
+    PyObject *all = failed ? NULL : Py_BuildValue("(OOOO)", dtypes, heads, rows, variants);
+    Py_XDECREF(dtypes);
+    Py_XDECREF(heads);
+    Py_XDECREF(rows);
+    Py_XDECREF(variants);
+    return all;
+}
+
+/* Returns -1 with an exception. */
+static int
+read_knobs(const ca_state *state, int variant, PyObject *dict, uint64_t *word)
+{
+    Py_ssize_t position = 0;
+    PyObject *key;
+    PyObject *value;
+    while (PyDict_Next(dict, &position, &key, &value)) {
+        ca_error error = {0};
+        const char *name = PyUnicode_AsUTF8(key);
+        long long number = name != NULL ? PyLong_AsLongLong(value) : -1;
+        if (PyErr_Occurred()) {
+            return -1;
+        }
+        ca_status status = ca_tuning_add(variant, name, number, word, &error);
+        if (ca_py_error_check(state, status, &error) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* tune(device, dtype, head_size, rows, variant, knobs, /): {} for the plan's rules */
+static PyObject *
+tune(PyObject *module, PyObject *args)
+{
+    ca_state *state = ca_state_get(module);
+    PyObject *device;
+    const char *dtype;
+    long long head;
+    const char *rows;
+    const char *variant_word;
+    PyObject *dict;
+    ca_error error = {0};
+    int number = 0;
+    int variant = 0;
+    uint64_t word = 0;
+    if (!PyArg_ParseTuple(args, "O!sLssO!", state->device_type, &device, &dtype, &head, &rows,
+                          &variant_word, &PyDict_Type, &dict)) {
+        return NULL;
+    }
+    ca_status status = ca_tuning_find_class(dtype, head, rows, &number, &error);
+    if (status == CA_OK) {
+        status = ca_tuning_find_variant(variant_word, &variant, &error);
+    }
+    if (ca_py_error_check(state, status, &error) < 0 ||
+        read_knobs(state, variant, dict, &word) < 0) {
+        return NULL;
+    }
+    ca_tuning_set(ca_device_get_info(ca_py_device_get(device)), number, variant, word);
+    Py_RETURN_NONE;
+}
+
+/* Returns {knob: value} of a word. */
+static PyObject *
+knobs_of_word(const ca_knob *list, uint64_t word)
+{
+    const ca_knobs knobs = {.list = list, .word = word};
+    PyObject *found = PyDict_New();
+    for (int n = 0; found != NULL && list[n].name != NULL; n++) {
+        int64_t value = ca_knob_value(&knobs, n, 0);
+        if (value != 0 && put(found, list[n].name, PyLong_FromLongLong(value)) < 0) {
+            Py_CLEAR(found);
+        }
+    }
+    return found;
+}
+
+/* Appends (dtype, head size, rows, variant, {knob: value}) for each word of a class. */
+static int
+append_class(PyObject *list, const ca_device_info *info, int d, int h, int r)
+{
+    int number = ca_class_number(d, h, r);
+    for (int n = 0; n < CA_VARIANT_COUNT; n++) {
+        uint64_t word = ca_tuning_get(info, number, n);
+        const ca_variant *variant = ca_tuning_variant(n);
+        if (word == 0) {
+            continue;
+        }
+        PyObject *knobs = knobs_of_word(variant->knobs, word);
+        if (knobs == NULL ||
+            append(list, Py_BuildValue("(sLssN)", ca_dtype_name(ca_class_dtypes[d]),
+                                       (long long)ca_class_heads[h], ca_class_rows[r],
+                                       variant->word, knobs)) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* tuned(device, /) -> [(dtype, head size, rows, variant, {knob: value}), …]: what is in use */
+static PyObject *
+tuned(PyObject *module, PyObject *device)
+{
+    if (!Py_IS_TYPE(device, ca_state_get(module)->device_type)) {
+        ca_py_raise(PyExc_TypeError, "device must be a clattn.Device, got %s",
+                    Py_TYPE(device)->tp_name);
+        return NULL;
+    }
+    const ca_device_info *info = ca_device_get_info(ca_py_device_get(device));
+    PyObject *list = PyList_New(0);
+    for (int n = 0; list != NULL && n < CA_CLASSES; n++) {
+        int r = n % CA_CLASS_ROWS;
+        int h = n / CA_CLASS_ROWS % CA_CLASS_HEADS;
+        if (append_class(list, info, n / CA_CLASS_ROWS / CA_CLASS_HEADS, h, r) < 0) {
+            Py_CLEAR(list);
+        }
+    }
+    return list;
+}
+
+/* kernels_identity() -> str: another text if a kernel is changed */
+static PyObject *
+kernels_identity(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
+{
+    ca_hash hash = ca_kernels_identity();
+    char text[33];
+    (void)snprintf(text, sizeof text, "%016" PRIx64 "%016" PRIx64, hash.words[0], hash.words[1]);
+    return PyUnicode_FromString(text);
+}
+
+PyMethodDef ca_py_tuning_methods[] = {
+    {"tunables", tunables, METH_NOARGS, NULL},
+    {"tune", tune, METH_VARARGS, NULL},
+    {"tuned", tuned, METH_O, NULL},
+    {"kernels_identity", kernels_identity, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
