@@ -68,8 +68,15 @@ vectors_of_rows(const ca_device_info *info, int64_t rows, int64_t lanes, bool ke
     return rows <= lanes || (rows <= FEW_VECTORS * lanes && narrow) ? 1 : 2;
 }
 
-/* Set NV and MR. The tuner's numbers are passed over where they leave a vector of rows empty, and
-   where tiles of so many rows do not fit a work-item's memory. */
+/* The rule for MR: NV * MR sums fill the registers. */
+static int64_t
+chunk_keys(int64_t vectors, int64_t vector_bytes)
+{
+    return vector_bytes < WIDE_VECTOR ? 6 : vectors == 1 ? 16 : 12;
+}
+
+/* Set NV and MR. The tuner's numbers are passed over where they leave more rows empty than the rule
+   does, and where tiles of so many rows do not fit a work-item's memory. */
 static void
 choose_shape(const ca_attention *attention, int64_t rows, int64_t lanes, const ca_knobs *knobs,
              int64_t *vectors, int64_t *keys)
@@ -77,12 +84,12 @@ choose_shape(const ca_attention *attention, int64_t rows, int64_t lanes, const c
     int64_t real = ca_plan_real_bytes(attention);
     int64_t columns = attention->E + covered(attention->Ev, lanes);
     int64_t found = ca_knob_value(knobs, NV, *vectors);
-    int64_t rule = lanes * real < WIDE_VECTOR ? 6 : found == 1 ? 16 : 12;
-    int64_t together = ca_knob_value(knobs, MR, rule);
-    if (found * together > MOST_SUMS || (found > 1 && rows <= (found - 1) * lanes) ||
+    int64_t together = ca_knob_value(knobs, MR, chunk_keys(found, lanes * real));
+    int64_t emptier = covered(rows, found * lanes) - covered(rows, *vectors * lanes);
+    if (found * together > MOST_SUMS || emptier > rows / 8 ||
         columns * found * lanes * real > CA_CPU_TILES_BYTES) {
-        together = lanes * real < WIDE_VECTOR ? 6 : *vectors == 1 ? 16 : 12;
         found = *vectors;
+        together = chunk_keys(found, lanes * real);
     }
     *vectors = found;
     *keys = together;

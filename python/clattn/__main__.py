@@ -1,4 +1,4 @@
-"""The command line: ``python -m clattn`` and its commands ``demo``, ``bench`` and ``warm-up``."""
+"""The command line: ``python -m clattn`` and its commands."""
 
 import argparse
 import sys
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import clattn
 from clattn import _listing, _warm_up, demo
 from clattn.bench import command as bench
+from clattn.tuner import command as tune
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,6 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             "bench",
             help="time attention beside other implementations",
             description="Time attention beside other implementations that are installed, in turn.",
+        )
+    )
+    tune.add_arguments(
+        commands.add_parser(
+            "tune",
+            help="find the best tiles for a device",
+            description="Time tiles of kernels on a device, and keep those that beat the defaults.",
         )
     )
     _warm_up.add_arguments(

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import clattn
-from clattn import Device, _core
+from clattn import Device, _core, _tuning
 
 _HOST_MEMORY = {
     "svm": "in place: any pointer (fine-grained system SVM)",
@@ -86,5 +86,13 @@ def _facts(device: Device, word: str, chosen: bool) -> Iterator[tuple[str, str]]
         if device.nvidia_capability >= _MATRIX_UNITS:
             major, minor = divmod(device.nvidia_capability, 10)
             yield "matrix units", f"NVIDIA's, of capability {major}.{minor}"
+        yield "tuned", _tuned(device)
     if chosen:
         yield "default", "yes"
+
+
+def _tuned(device: Device) -> str:
+    if _tuning.is_off():
+        return "off, by CLATTN_TUNING"
+    total = sum(1 for _ in _tuning.classes())
+    return f"{_tuning.count_in_use(device)} of {total} classes of problems"

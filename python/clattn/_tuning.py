@@ -74,7 +74,7 @@ def load(devices: Sequence[Device]) -> list[str]:
         return []
     warnings = []
     for device in devices:
-        for path in (user_file(device), _shipped_file(device)):
+        for path in (user_file(device), shipped_file(device)):
             found, warning = read(path, device)
             warnings += [warning] if warning else []
             if found:
@@ -89,12 +89,28 @@ def apply(device: Device, winners: Mapping[Class, Winner]) -> None:
         _core.tune(device, *one, winner.variant, winner.knobs)
 
 
+def count_in_use(device: Device) -> int:
+    """Return how many classes of calls on the device use winners."""
+    return len({entry[:3] for entry in _core.tuned(device)})
+
+
+def clear(device: Device, one: Class) -> None:
+    """Let calls on the device use the plans' rules for a class."""
+    for variant in _core.tunables()[3]:
+        _core.tune(device, *one, variant, {})
+
+
 def user_file(device: Device) -> str | None:
     """Return the path of the device's file in the cache folder; None without such a folder."""
     cache = cache_folder()
     text = "\n".join(str(getattr(device, name)) for name in _SAME)
     name = f"{_slug(device)}-{zlib.crc32(text.encode()):08x}.json"
     return None if cache is None else os.path.join(cache, "tuned", name)
+
+
+def shipped_file(device: Device) -> str:
+    """Return the path of the file that the package has for such a device."""
+    return os.path.join(_SHIPPED, f"{_slug(device)}.json")
 
 
 def read(path: str | None, device: Device) -> tuple[Winners, str]:
@@ -147,10 +163,6 @@ def _slug(device: Device) -> str:
     """Return a part of a file's name that a reader recognises."""
     words = f"{device.platform} {device.name}".lower()
     return "-".join("".join(c if c.isascii() and c.isalnum() else " " for c in words).split())[:80]
-
-
-def _shipped_file(device: Device) -> str:
-    return os.path.join(_SHIPPED, f"{_slug(device)}.json")
 
 
 def _identity() -> dict[str, Any]:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 import clattn
+from clattn import _tuning
 from clattn._measuring import THREADS
 from clattn.bench.measuring import Contestants, Measured
 from clattn.bench.scaling import Growth
@@ -90,6 +91,10 @@ def notes(measured: Sequence[Measured], contestants: Contestants) -> Iterator[st
     versions = dict.fromkeys(peer.version for peer in contestants.peers)
     threads = "" if any(one.row.on_device for one in measured) else f"{THREADS} threads each; "
     yield threads + (", ".join(versions) or "nothing to compare with")
+    for words, device in contestants.devices.items():
+        tuned = _tuning.count_in_use(device)
+        how = f"tuned for {tuned} classes of problems" if tuned else "not tuned"
+        yield f"clattn {words}: {how}"
     for label, reason in contestants.missing.items():
         yield f"{label}: {reason}"
     for one in measured:
@@ -113,6 +118,7 @@ def as_json(measured: Sequence[Measured], contestants: Contestants, rounds: int)
             "name": device.name,
             "platform": device.platform,
             "driver_version": device.driver_version,
+            "tuned_classes": _tuning.count_in_use(device),
             "fma": {dtype: rate for dtype, rate in limits.fma.items() if rate},
             "read": limits.read or None,
             "product": limits.product,

@@ -1,0 +1,1 @@
+"""``python -m clattn tune``: find the best tiles for a device, by timing them."""
