@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import support.tuning as tuning
 from clattn import _core
-from references.attention import float32
+from references.attention import float16, float32
 from support.helpers import draw, sdpa
 from support.masks import masked
 from support.variants import each
@@ -50,6 +50,16 @@ def test_right_results(device, variant, setting):
             L, S = variant.shapes[shape][3:]
             mask = masked(draw((L, S)) > -0.7, "float", dtype=variant.mask_dtype)
             variant.check(*arrays, device=device, attn_mask=mask, is_causal="lower_right")
+
+
+@pytest.mark.full
+@each({"cpu": ["NV=2 MR=6", "NV=3 MR=8"], "pairs": ["NV=2 MR=6"]}, "setting")
+def test_columns_that_chunks_do_not_divide(device, variant, setting):
+    """Tiles of an item lie side by side in memory, and each is summed a few columns at a time."""
+    dtype = float16 if variant.kernel == "cpu" else variant.dtype  # packed: tiles share keys
+    tuning.tune_all(device, np.dtype(dtype).name, variant.kernel, parse(setting))
+    for Ev in (20, 49, 128):
+        variant.check(*variant.arrays((4, 4, 4, 200, 90), dtype, 64, Ev), device=device)
 
 
 def bits(device, E=64, Ev=None, L=200, dtype=float32):
