@@ -5,15 +5,25 @@
 
 const ca_dtype ca_class_dtypes[CA_CLASS_DTYPES] = {CA_FLOAT32, CA_FLOAT16, CA_BFLOAT16, CA_FLOAT64};
 const int64_t ca_class_heads[CA_CLASS_HEADS] = {64, 80, 96, 128, 256};
-const char *const ca_class_rows[CA_CLASS_ROWS] = {"many", "few", "decode"};
+const char *const ca_class_rows[CA_CLASS_ROWS] = {"many", "few", "decode", "threshold"};
 
 /* A problem with fewer rows is one of decoding, one with at most FEW_ROWS one of few rows. */
 #define DECODING_ROWS 16
 #define FEW_ROWS      128
 
-/* Returns the number of the problem's class, or -1. */
+enum { MANY, FEW, DECODE, THRESHOLD };
+
+/* Returns the range that the problem's rows are in. */
 static int
-class_of(const ca_attention *attention)
+rows_of(const ca_attention *attention)
+{
+    int64_t rows = ca_attention_heads_together(attention) * attention->L;
+    return rows < DECODING_ROWS ? DECODE : rows <= FEW_ROWS ? FEW : MANY;
+}
+
+/* Returns the number of the class of the problem's dtype and head size, or -1. */
+static int
+class_of(const ca_attention *attention, int rows)
 {
     ca_dtype dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
     bool wider = ca_attention_in_float64(attention) && dtype != CA_FLOAT64;
@@ -30,19 +40,32 @@ class_of(const ca_attention *attention)
         attention->operands[CA_ATTENTION_VALUE].dtype != dtype) {
         return -1;
     }
-    int64_t rows = ca_attention_heads_together(attention) * attention->L;
-    return ca_class_number(d, head, rows < DECODING_ROWS ? 2 : rows <= FEW_ROWS ? 1 : 0);
+    return ca_class_number(d, head, rows);
+}
+
+static ca_knobs
+knobs_of_class(const ca_device_info *info, const ca_attention *attention, int rows, int variant,
+               const ca_knob *list)
+{
+    ca_knobs knobs = {.list = list};
+    int number = info->tuning != NULL ? class_of(attention, rows) : -1;
+    if (number >= 0) {
+        knobs.word = atomic_load_explicit(&info->tuning->words[ca_knobs_place(number, variant)],
+                                          memory_order_relaxed);
+    }
+    return knobs;
 }
 
 ca_knobs
 ca_knobs_of(const ca_device_info *info, const ca_attention *attention, int variant,
             const ca_knob *list)
 {
-    ca_knobs knobs = {.list = list};
-    int number = info->tuning != NULL ? class_of(attention) : -1;
-    if (number >= 0) {
-        knobs.word = atomic_load_explicit(&info->tuning->words[ca_knobs_place(number, variant)],
-                                          memory_order_relaxed);
-    }
-    return knobs;
+    return knobs_of_class(info, attention, rows_of(attention), variant, list);
+}
+
+ca_knobs
+ca_knobs_of_threshold(const ca_device_info *info, const ca_attention *attention, int variant,
+                      const ca_knob *list)
+{
+    return knobs_of_class(info, attention, THRESHOLD, variant, list);
 }

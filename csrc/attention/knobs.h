@@ -25,12 +25,13 @@ typedef struct {
    smaller than its own E and Ev. */
 #define CA_CLASS_DTYPES 4
 #define CA_CLASS_HEADS  5
-#define CA_CLASS_ROWS   3
+#define CA_CLASS_ROWS   4
 #define CA_CLASSES      (CA_CLASS_DTYPES * CA_CLASS_HEADS * CA_CLASS_ROWS)
 
 extern const ca_dtype ca_class_dtypes[CA_CLASS_DTYPES];
 extern const int64_t ca_class_heads[CA_CLASS_HEADS];
-/* "decode", "few" and "many" rows of all heads that share their keys. */
+/* "many", "few" and "decode": rows of all heads that share their keys. "threshold" is a class
+   without problems, for knobs by which variants are chosen. */
 extern const char *const ca_class_rows[CA_CLASS_ROWS];
 
 /* The number of a class: the indices of its dtype, head size and rows. */
@@ -58,6 +59,10 @@ ca_knobs_place(int class_number, int variant)
    numbers. */
 ca_knobs ca_knobs_of(const ca_device_info *info, const ca_attention *attention, int variant,
                      const ca_knob *list);
+
+/* The same of the class "threshold" of the problem's dtype and head size. */
+ca_knobs ca_knobs_of_threshold(const ca_device_info *info, const ca_attention *attention,
+                               int variant, const ca_knob *list);
 
 /* Returns the tuner's value of knob n, or the rule's where there is none. */
 static inline int64_t

@@ -25,14 +25,16 @@
 /* Keys of a block, whose keys and values stay in the L2 cache. */
 #define BLOCK_KEYS 128
 
-enum { RT, BN, KIB, ITEMS };
+enum { RT, BN, KIB, ITEMS, ROWS };
 
-/* RT and BN are the kernel's macros. ITEMS are the work-items for each core. */
+/* RT and BN are the kernel's macros. ITEMS are the work-items for each core. ROWS, of the class
+   "threshold", stands for FULL_ROWS. */
 static const ca_knob knobs_of_decode[] = {
     [RT] = {"RT", {1, 2, 4}},
     [BN] = {"BN", {32, 64, 256}},
     [KIB] = {"KIB", {64, 128, 512, 1024}},
     [ITEMS] = {"ITEMS", {1, 2, 8, 16}},
+    [ROWS] = {"ROWS", {8, 12, 24, 32}},
     {NULL, {0}},
 };
 
@@ -75,13 +77,15 @@ static bool
 decode_is_fast(const ca_device_info *info, const ca_attention *attention)
 {
     ca_knobs knobs = knobs_for(info, attention);
+    ca_knobs threshold =
+        ca_knobs_of_threshold(info, attention, CA_INDEX_decode_cpu, knobs_of_decode);
     int64_t heads = ca_attention_heads_together(attention);
     int64_t rows = heads * attention->L;
     double tiles = (double)ca_divide_up(rows, 2 * ca_plan_lanes(info, attention));
     for (int d = 0; d < CA_BATCH_DIMS; d++) {
         tiles *= (double)attention->batch[d];
     }
-    return (attention->L <= FEW_ROWS && rows < FULL_ROWS) ||
+    return (attention->L <= FEW_ROWS && rows < ca_knob_value(&threshold, ROWS, FULL_ROWS)) ||
            (rows <= SPLIT_ROWS && tiles < (double)(heads * info->compute_units) &&
             splits_worthwhile(attention, &knobs) > 1);
 }

@@ -8,7 +8,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define CA_TUNING_WORDS 512
+#define CA_TUNING_WORDS 640
 
 /* All zero: nothing is tuned. A word is read and written whole, so calls take no lock. */
 typedef struct ca_tuning {

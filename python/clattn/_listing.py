@@ -94,5 +94,5 @@ def _facts(device: Device, word: str, chosen: bool) -> Iterator[tuple[str, str]]
 def _tuned(device: Device) -> str:
     if _tuning.is_off():
         return "off, by CLATTN_TUNING"
-    total = sum(1 for _ in _tuning.classes())
-    return f"{_tuning.count_in_use(device)} of {total} classes of problems"
+    count = _tuning.count_in_use(device)
+    return f"{count} class{'' if count == 1 else 'es'} of problems" if count else "no"

@@ -32,7 +32,7 @@ class Class(NamedTuple):
 
     dtype: str
     head_size: int
-    rows: str  # "many", "few" or "decode"
+    rows: str  # "many", "few", "decode"; "threshold": the choice of variants
 
     def __str__(self) -> str:
         return f"{self.dtype}-{self.head_size}-{self.rows}"
@@ -74,12 +74,12 @@ def load(devices: Sequence[Device]) -> list[str]:
         return []
     warnings = []
     for device in devices:
-        for path in (user_file(device), shipped_file(device)):
-            found, warning = read(path, device)
+        found: Winners = {}
+        for path in (shipped_file(device), user_file(device)):
+            more, warning = read(path, device)
             warnings += [warning] if warning else []
-            if found:
-                apply(device, found)
-                break
+            found |= more
+        apply(device, found)
     return warnings
 
 
@@ -196,7 +196,8 @@ def _parse(content: dict[str, Any], device: Device, is_shipped: bool) -> Winners
     if not isinstance(of_device, dict):
         raise _DamagedError("it names no device")
     same = _SHIPPED_SAME if is_shipped else _SAME
-    if any(content.get(key) != value for key, value in _identity().items()) or any(
+    identity = {"format": _FORMAT} if is_shipped else _identity()
+    if any(content.get(key) != value for key, value in identity.items()) or any(
         of_device.get(name) != getattr(device, name) for name in same
     ):
         return {}

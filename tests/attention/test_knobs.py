@@ -102,6 +102,21 @@ def test_a_class_is_a_dtype_a_head_size_and_a_range_of_rows(device, one, found):
     assert {name: bits(device, **options) for name, options in PROBLEMS.items()} == before
 
 
+def test_a_threshold_moves_the_choice_of_variants(device):
+    """Only for the rows between the rule's number and the tuner's."""
+    if device.type != "cpu":
+        pytest.skip("the threshold is one of CPUs")
+
+    def of_rows(L):  # 4 query heads share the keys of one, in enough batches for all cores
+        arrays = draw((64, 4, L, 64)), draw((64, 1, 90, 64), seed=1), draw((64, 1, 90, 64), seed=2)
+        return sdpa(*arrays, device=device, enable_gqa=True).tobytes()
+
+    before = {4 * L: of_rows(L) for L in range(1, 9)}
+    for rows, changed in ((8, [8, 12]), (12, [12]), (24, [16, 20]), (32, [16, 20, 24, 28])):
+        _core.tune(device, "float32", 64, "threshold", "decode_cpu", {"ROWS": rows})
+        assert [n for n in before if of_rows(n // 4) != before[n]] == changed
+
+
 def test_what_is_set_is_what_is_listed(device):
     one = ("bfloat16", 96, "decode")
     _core.tune(device, *one, "decode_cpu", {"KIB": 64, "RT": 2})

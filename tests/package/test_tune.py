@@ -54,8 +54,10 @@ def quick(device, tmp_path, monkeypatch):
     tuning.clear(device)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CLATTN_TUNING", raising=False)
-    shapes = {("many", True): ((1, 2, 2, 200, 90), (1, 2, 2, GUARD_ROWS, 90)),
-              ("few", True): ((1, 2, 2, 20, 90), (1, 2, 2, 30, 90))}  # fmt: skip
+    shapes = {("many", True): (((1, 2, 2, 200, 90),), ((1, 2, 2, GUARD_ROWS, 90),)),
+              ("few", True): (((1, 2, 2, 20, 90),), ((1, 2, 2, 30, 90),)),
+              ("threshold", True): (tuple((1, 8, 2, L, 90) for L in (2, 3, 5)),
+                                    ((1, 8, 1, 2, 90),))}  # fmt: skip
     monkeypatch.setattr(candidates, "_SHAPES", shapes)
     monkeypatch.setattr(candidates, "_STAGES", {"cpu": (("CHUNKS",), ("TILES",))})
     yield
@@ -99,6 +101,15 @@ def test_the_fastest_wins_and_is_used(device, clock, capsys):
     said = capsys.readouterr().out
     assert "150%" in said and "CHUNKS=8 TILES=2" in said and device.name in said
     assert "1 classes measured, 1 of them gain" in said
+
+
+def test_a_threshold_between_variants(device, clock):
+    """Several problems are timed together."""
+    one = Class("float32", 64, "threshold")
+    clock.factors = {("ROWS", 24): 0.9, ("ROWS", 32): 0.8}
+    assert tune(device, str(one)) == 0
+    assert in_use(device) == {one: {"ROWS": 32}}
+    assert math.isclose(kept(device)[str(one)]["rule_seconds"], 3e-3)
 
 
 @pytest.mark.parametrize(("factor", "wins"), [(0.96, True), (0.98, False), (1.5, False)])
@@ -308,7 +319,7 @@ def change(of, **changes):
 def test_a_new_process_uses_the_winners(device):
     _tuning.write(device, {MANY: WINNER})
     assert report(device) == [[], [(*MANY, "cpu", WINNER.knobs)]]
-    assert "1 of 60 classes" in run_cli(env={"CLATTN_TUNING": None}).stdout
+    assert "1 class of problems" in run_cli(env={"CLATTN_TUNING": None}).stdout
 
 
 def test_off(device):
@@ -399,12 +410,12 @@ def test_a_driver_has_a_file_of_its_own(device):
     assert _tuning.user_file(Other()) != _tuning.user_file(device)
 
 
-def test_a_shipped_file_is_used_unless_the_user_has_one(device, tmp_path, monkeypatch):
-    """It is of any driver, but of the same kernels and processor."""
+def test_a_shipped_file_is_used_where_the_user_has_measured_nothing(device, tmp_path, monkeypatch):
+    """It is of any driver and kernels, but of the same processor; the user's classes come first."""
     shipped = tmp_path / "shipped"
     shipped.mkdir()
     monkeypatch.setattr(_tuning, "_SHIPPED", str(shipped))
-    path = change(device, device={"driver_version": "another", "vendor": "another"})
+    path = change(device, device={"driver_version": "another", "vendor": "another"}, kernels="")
     os.rename(path, _tuning.shipped_file(device))
     assert _tuning.load([device]) == []
     assert in_use(device) == {MANY: WINNER.knobs}
@@ -412,7 +423,11 @@ def test_a_shipped_file_is_used_unless_the_user_has_one(device, tmp_path, monkey
     own = WINNER._replace(knobs={"TILES": 8})
     _tuning.write(device, {FEW: own})
     assert _tuning.load([device]) == []
-    assert in_use(device) == {FEW: own.knobs}
+    assert in_use(device) == {MANY: WINNER.knobs, FEW: own.knobs}
+    tuning.clear(device)
+    _tuning.write(device, {MANY: WINNER._replace(knobs={})})
+    assert _tuning.load([device]) == []
+    assert in_use(device) == {}
     tuning.clear(device)
     os.unlink(_tuning.user_file(device))
     path = change(device, device={"float_width": 1})
@@ -480,13 +495,18 @@ def test_every_class_has_candidates(device, monkeypatch):
     legal = _core.tunables()[3]
     for one in _tuning.classes():
         variant = candidates.variant_of(one, device, has_pairs=True)
-        stages = list(candidates.stages(variant, device))
-        assert sum(map(len, stages)) == candidates.count(variant, device) > 3
+        stages = list(candidates.stages(one, variant, device))
+        assert sum(map(len, stages)) == candidates.count(one, variant, device) > 3
         for knobs in (knobs for stage in stages for knobs in stage):
             assert all(value in legal[variant][name] for name, value in knobs.items())
-        for row in candidates.problems_of(one, device):
+        timed, guard, *checked = candidates.problems_of(one, device)
+        for row in (*timed, *guard, *checked):
             _, Hq, Hk, L, _, E = row.shape
             rows = Hq // Hk * L
             assert one.head_size == E and row.dtype == one.dtype
             kind = "decode" if rows < 16 else "few" if rows <= 128 else "many"
-            assert kind == one.rows, row
+            assert kind == one.rows or one.rows == "threshold", row
+        if one.rows == "threshold":  # each candidate changes something
+            counts = [row.shape[1] // row.shape[2] * row.shape[3] for row in timed]
+            values = legal[variant]["ROWS"]
+            assert len({tuple(n < v for n in counts) for v in (16, *values)}) == len(values) + 1

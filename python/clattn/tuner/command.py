@@ -114,15 +114,15 @@ def _tune(session: Session, todo: Sequence[Class], seconds: float, console: Any)
     from rich.progress import Progress
 
     from clattn.tuner import measuring
-    from clattn.tuner.candidates import count, variant_of
+    from clattn.tuner.candidates import count, has_candidates, variant_of
 
     device = session.device
-    todo = [one for one in todo if _can_run(one, device)]
+    todo = [one for one in todo if has_candidates(one, device) and _can_run(one, device)]
     session.left = len(todo)
     has_pairs = any(one.dtype == "bfloat16" for one in todo) and measuring.has_pairs(device)
     variants = {one: variant_of(one, device, has_pairs) for one in todo}
     with Progress(console=console, transient=True) as progress:
-        steps = sum(count(variant, device) for variant in variants.values())
+        steps = sum(count(one, variant, device) for one, variant in variants.items())
         task = progress.add_task("", total=steps)
 
         def advance(one: Class, knobs: dict[str, int]) -> None:

@@ -78,15 +78,16 @@ class _Tuning:
         self._tuner, self._one, self._variant = tuner, one, variant
         self._problems = problems_of(one, tuner.device)
         self._use(_NONE)
-        timed = _Check(self._problems.timed, tuner.device, "")  # too large for the reference kernel
-        self._timed = timed.call
-        self._checks = [_Check(self._problems.checked, tuner.device), timed]
+        # These are too large for the reference kernel.
+        timed = [_Check(row, tuner.device, "") for row in self._problems.timed]
+        self._timed = [check.call for check in timed]
+        self._checks = [_Check(self._problems.checked, tuner.device), *timed]
         self._failed: list[tuple[Knobs, str]] = []
 
     def run(self) -> Tuned:
         """Try the stages in turn, each with the best of the stages before."""
         best = _NONE
-        for settings in stages(self._variant, self._tuner.device):
+        for settings in stages(self._one, self._variant, self._tuner.device):
             candidates = [best | knobs for knobs in settings]
             best = self._best_of(best, [c for c in candidates if self._passes(c)])
         if best and not self._wins(best):
@@ -110,13 +111,14 @@ class _Tuning:
 
     def _wins(self, best: Knobs) -> bool:
         """Return whether a class is better off with these knobs than with the rule."""
-        rows = (self._problems.guard, self._problems.masked)
+        rows = (*self._problems.guard, self._problems.masked)
         checks = [_Check(row, self._tuner.device) for row in rows]
         if not self._passes(best, checks) or not self._beats(_NONE, best):
             return False
-        guard = self._ratios(self._call(self._problems.guard), _NONE, [best], ROUNDS)[0]
-        if statistics.median(guard) > 1 + GAIN:
-            self._failed.append((best, f"slower on {self._problems.guard.shape}"))
+        calls = [clattn_call(draw(row), self._tuner.device) for row in self._problems.guard]
+        if statistics.median(self._ratios(calls, _NONE, [best], ROUNDS)[0]) > 1 + GAIN:
+            shapes = ", ".join(str(row.shape) for row in self._problems.guard)
+            self._failed.append((best, f"slower on {shapes}"))
             return False
         return True
 
@@ -135,29 +137,29 @@ class _Tuning:
         return True
 
     def _ratios(
-        self, call: Call, rule: Knobs, candidates: list[Knobs], rounds: int
+        self, calls: list[Call], rule: Knobs, candidates: list[Knobs], rounds: int
     ) -> list[list[float]]:
         """Return each candidate's times divided by the rule's, which has its turn before."""
         found: list[list[float]] = [[] for _ in candidates]
         for _ in range(rounds):
             for ratios, knobs in zip(found, candidates, strict=True):
-                of_rule = self._seconds(call, rule)
-                ratios.append(self._seconds(call, knobs) / of_rule)
+                of_rule = self._seconds(calls, rule)
+                ratios.append(self._seconds(calls, knobs) / of_rule)
         return found
 
-    def _seconds(self, call: Call, knobs: Knobs) -> float:
-        """Return the time of a call; the first one of a turn does not count."""
+    def _seconds(self, calls: list[Call], knobs: Knobs) -> float:
+        """Return the time of these calls; the first one of a turn does not count."""
         if time.monotonic() > self._tuner.end:
             raise OutOfTime
         self._use(knobs)
-        call.run()
-        return shortest(call.run, TURN_SECONDS, 1, math.inf) / call.count
+        seconds = 0.0
+        for call in calls:
+            call.run()
+            seconds += shortest(call.run, TURN_SECONDS, 1, math.inf) / call.count
+        return seconds
 
     def _use(self, knobs: Knobs) -> None:
         _core.tune(self._tuner.device, *self._one, self._variant, knobs)
-
-    def _call(self, row: Row) -> Call:
-        return clattn_call(draw(row), self._tuner.device)
 
 
 def _is_faster(ratios: list[float]) -> bool:
