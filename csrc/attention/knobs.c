@@ -43,12 +43,19 @@ class_of(const ca_attention *attention, int rows)
     return ca_class_number(d, head, rows);
 }
 
+static bool
+is_tuned(const ca_device_info *info)
+{
+    return info->tuning != NULL &&
+           atomic_load_explicit(&info->tuning->in_use, memory_order_relaxed);
+}
+
 static ca_knobs
 knobs_of_class(const ca_device_info *info, const ca_attention *attention, int rows, int variant,
                const ca_knob *list)
 {
     ca_knobs knobs = {.list = list};
-    int number = info->tuning != NULL ? class_of(attention, rows) : -1;
+    int number = class_of(attention, rows);
     if (number >= 0) {
         knobs.word = atomic_load_explicit(&info->tuning->words[ca_knobs_place(number, variant)],
                                           memory_order_relaxed);
@@ -60,12 +67,14 @@ ca_knobs
 ca_knobs_of(const ca_device_info *info, const ca_attention *attention, int variant,
             const ca_knob *list)
 {
-    return knobs_of_class(info, attention, rows_of(attention), variant, list);
+    return is_tuned(info) ? knobs_of_class(info, attention, rows_of(attention), variant, list)
+                          : (ca_knobs){.list = list};
 }
 
 ca_knobs
 ca_knobs_of_threshold(const ca_device_info *info, const ca_attention *attention, int variant,
                       const ca_knob *list)
 {
-    return knobs_of_class(info, attention, THRESHOLD, variant, list);
+    return is_tuned(info) ? knobs_of_class(info, attention, THRESHOLD, variant, list)
+                          : (ca_knobs){.list = list};
 }

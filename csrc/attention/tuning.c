@@ -71,6 +71,9 @@ ca_tuning_set(const ca_device_info *info, int number, int variant, uint64_t word
 {
     atomic_store_explicit(&info->tuning->words[ca_knobs_place(number, variant)], word,
                           memory_order_relaxed);
+    if (word != 0) {
+        atomic_store_explicit(&info->tuning->in_use, true, memory_order_relaxed);
+    }
 }
 
 uint64_t

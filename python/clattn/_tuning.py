@@ -104,13 +104,13 @@ def user_file(device: Device) -> str | None:
     """Return the path of the device's file in the cache folder; None without such a folder."""
     cache = cache_folder()
     text = "\n".join(str(getattr(device, name)) for name in _SAME)
-    name = f"{_slug(device)}-{zlib.crc32(text.encode()):08x}.json"
+    name = f"{slug(device)}-{zlib.crc32(text.encode()):08x}.json"
     return None if cache is None else os.path.join(cache, "tuned", name)
 
 
 def shipped_file(device: Device) -> str:
     """Return the path of the file that the package has for such a device."""
-    return os.path.join(_SHIPPED, f"{_slug(device)}.json")
+    return os.path.join(_SHIPPED, f"{slug(device)}.json")
 
 
 def read(path: str | None, device: Device) -> tuple[Winners, str]:
@@ -159,7 +159,7 @@ def write(device: Device, winners: Mapping[Class, Winner]) -> str | None:
     return path
 
 
-def _slug(device: Device) -> str:
+def slug(device: Device) -> str:
     """Return a part of a file's name that a reader recognises."""
     words = f"{device.platform} {device.name}".lower()
     return "-".join("".join(c if c.isascii() and c.isalnum() else " " for c in words).split())[:80]

@@ -12,6 +12,7 @@ import os
 import sys
 import warnings
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import clattn
 import numpy as np
@@ -25,6 +26,7 @@ from support.helpers import run, run_cli
 
 MANY, FEW = Class("float32", 64, "many"), Class("float32", 64, "few")
 BOTH = ("float32-64-many", "float32-64-few")
+SHIPPED = _tuning._SHIPPED
 GUARD_ROWS = 150  # query rows of the problem that a winner must not lose
 
 
@@ -54,6 +56,7 @@ def quick(device, tmp_path, monkeypatch):
     tuning.clear(device)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CLATTN_TUNING", raising=False)
+    monkeypatch.setattr(_tuning, "_SHIPPED", str(tmp_path / "shipped"))
     shapes = {("many", True): (((1, 2, 2, 200, 90),), ((1, 2, 2, GUARD_ROWS, 90),)),
               ("few", True): (((1, 2, 2, 20, 90),), ((1, 2, 2, 30, 90),)),
               ("threshold", True): (tuple((1, 8, 2, L, 90) for L in (2, 3, 5)),
@@ -298,10 +301,11 @@ print(_core.tuned(device))
 
 
 def report(device, **env):
-    """What another process warns of, and what it has loaded."""
+    """What another process warns of, and what it has loaded of two classes."""
     done = run([sys.executable, "-c", REPORT, device.platform], timeout=100, check_exit=True,
                env={"CLATTN_TUNING": None, **env}, cwd=None)  # fmt: skip
-    return [ast.literal_eval(line) for line in done.stdout.splitlines()]
+    warned, loaded = (ast.literal_eval(line) for line in done.stdout.splitlines())
+    return [warned, [entry for entry in loaded if Class(*entry[:3]) in (MANY, FEW)]]
 
 
 def change(of, **changes):
@@ -316,10 +320,14 @@ def change(of, **changes):
     return path
 
 
-def test_a_new_process_uses_the_winners(device):
+def test_a_new_process_uses_the_winners(device, monkeypatch):
     _tuning.write(device, {MANY: WINNER})
     assert report(device) == [[], [(*MANY, "cpu", WINNER.knobs)]]
-    assert "1 class of problems" in run_cli(env={"CLATTN_TUNING": None}).stdout
+    monkeypatch.setattr(_tuning, "_SHIPPED", SHIPPED)
+    shipped, _ = _tuning.read(_tuning.shipped_file(device), device)
+    count = len(shipped) + 1
+    said = run_cli(env={"CLATTN_TUNING": None}).stdout
+    assert f"{count} class{'es' if count > 1 else ''} of problems" in said
 
 
 def test_off(device):
@@ -410,11 +418,9 @@ def test_a_driver_has_a_file_of_its_own(device):
     assert _tuning.user_file(Other()) != _tuning.user_file(device)
 
 
-def test_a_shipped_file_is_used_where_the_user_has_measured_nothing(device, tmp_path, monkeypatch):
+def test_a_shipped_file_is_used_where_the_user_has_measured_nothing(device, tmp_path):
     """It is of any driver and kernels, but of the same processor; the user's classes come first."""
-    shipped = tmp_path / "shipped"
-    shipped.mkdir()
-    monkeypatch.setattr(_tuning, "_SHIPPED", str(shipped))
+    (tmp_path / "shipped").mkdir()
     path = change(device, device={"driver_version": "another", "vendor": "another"}, kernels="")
     os.rename(path, _tuning.shipped_file(device))
     assert _tuning.load([device]) == []
@@ -434,6 +440,20 @@ def test_a_shipped_file_is_used_where_the_user_has_measured_nothing(device, tmp_
     os.replace(path, _tuning.shipped_file(device))
     assert _tuning.load([device]) == []
     assert in_use(device) == {}
+
+
+@pytest.mark.parametrize("name", sorted(os.listdir(SHIPPED)))
+def test_what_is_shipped(name, monkeypatch):
+    """Legal winners of the device that the name is made of, each of which gains enough."""
+    monkeypatch.setattr(_tuning, "_SHIPPED", SHIPPED)
+    path = os.path.join(SHIPPED, name)
+    with open(path) as file:
+        device = SimpleNamespace(**json.load(file)["device"])
+    assert _tuning.shipped_file(device) == path
+    found, warning = _tuning.read(path, device)
+    assert found and not warning
+    for one, winner in found.items():
+        assert winner.knobs and winner.seconds < 0.97 * winner.rule_seconds, one
 
 
 def test_a_folder_that_cannot_be_written(device, clock, capsys, monkeypatch):
@@ -471,6 +491,13 @@ def test_wrong_arguments(wrong, capsys):
 def test_an_unknown_device(capsys):
     assert main(["tune", "--device", "no such device"]) == 2
     assert "no such device" in capsys.readouterr().err
+
+
+def test_a_forced_variant_is_refused(device, monkeypatch, capsys):
+    """It would be tuned in place of the variant that calls have."""
+    monkeypatch.setenv("CLATTN_KERNEL", "reference")
+    assert tune(device) == 2
+    assert "CLATTN_KERNEL is 'reference'; expected none" in capsys.readouterr().err
 
 
 def test_bench_says_whether_it_ran_tuned(device):

@@ -3,6 +3,7 @@
 import argparse
 import fnmatch
 import math
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -52,6 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
         message = 'rich is missing; install it with: pip install "clattn[bench]"'
         print(f"clattn tune: {message}", file=sys.stderr)
         return 1
+    forced = os.environ.get("CLATTN_KERNEL")
+    if forced:
+        message = f"CLATTN_KERNEL is {forced!r}; expected none, as the planner has to choose"
+        print(f"clattn tune: {message}", file=sys.stderr)
+        return 2
     try:
         with clattn.use_device(arguments.device or clattn.get_default_device()) as device:
             pass

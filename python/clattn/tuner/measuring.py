@@ -206,14 +206,13 @@ class _Check:
 
 @contextmanager
 def forced(kernel: str) -> Iterator[None]:
-    """Force a variant, or with "" what the environment says."""
-    chosen = os.environ.get("CLATTN_KERNEL", "")
+    """Force a variant, or none with ""."""
     limits = [os.environ.get(f"CLATTN_{name}", "") for name in ("SUB_GROUPS", "LOCAL_MEMORY")]
-    _core.force(kernel or chosen, *limits)
+    _core.force(kernel, *limits)
     try:
         yield
     finally:
-        _core.force(chosen, *limits)
+        _core.force("", *limits)
 
 
 def has_pairs(device: Device) -> bool:
