@@ -94,12 +94,6 @@ def count_in_use(device: Device) -> int:
     return len({entry[:3] for entry in _core.tuned(device)})
 
 
-def clear(device: Device, one: Class) -> None:
-    """Let calls on the device use the plans' rules for a class."""
-    for variant in _core.tunables()[3]:
-        _core.tune(device, *one, variant, {})
-
-
 def user_file(device: Device) -> str | None:
     """Return the path of the device's file in the cache folder; None without such a folder."""
     cache = cache_folder()

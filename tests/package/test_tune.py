@@ -178,6 +178,21 @@ def other_bits():
     return change
 
 
+def test_what_is_wrong(device):
+    """More than rounding explains, in a row that is compared with float64."""
+    problems = candidates.problems_of(MANY, device)
+    check = measuring._Check(problems.checked, device)
+    check.run()
+    exact, right = check._exact, check._reference
+    for share, is_right in ((0.1, True), (1.5, False)):
+        check._result = lambda share=share: right + np.float32(share * exact.allowed)
+        if is_right:
+            check.run()
+            continue
+        with pytest.raises(measuring._WrongError, match="wrong: error"):
+            check.run()
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -277,8 +292,21 @@ def test_again(device, clock, order):
     assert [bool(kept(device)[name]["knobs"]) for name in BOTH] == [False, True]
 
 
+def test_a_stop_within_a_class(device, clock, monkeypatch):
+    """The class is not finished, and calls follow the rule."""
+
+    def shortest(*args):
+        if in_use(device).get(MANY) == {"CHUNKS": 8}:
+            raise KeyboardInterrupt
+        return 1e-3
+
+    monkeypatch.setattr(measuring, "shortest", shortest)
+    assert tune(device) == 130
+    assert in_use(device) == {}
+    assert not os.path.exists(_tuning.user_file(device))
+
+
 def test_no_time(device, clock, capsys):
-    """Within a class: it is not finished, and calls follow the rule."""
     assert tune(device, options=["--seconds", "1e-9"]) == 0
     assert in_use(device) == {}
     assert not os.path.exists(_tuning.user_file(device))
@@ -352,16 +380,20 @@ GOOD = WINNER._asdict()
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"{", b"\xff", b"[]", b"null", b"[" * 100_000, b" " * (2 << 20), b"{}"],
-    ids=["empty", "cut", "no-text", "list", "null", "deep", "large", "no-device"],
-)
-def test_bytes_that_no_tuner_wrote(device, content):
+    ("content", "reason"),
+    [
+        (b"", "not JSON"), (b"{", "not JSON"), (b"\xff", "not JSON"), (b"[" * 100_000, "not JSON"),
+        (b"[]", "no object"), (b"null", "no object"), (b"{}", "no device"),
+        (b" " * (2 << 20) + b"{}", "too large"),
+    ],
+    ids=["empty", "cut", "no-text", "deep", "list", "null", "no-device", "large"],
+)  # fmt: skip
+def test_bytes_that_no_tuner_wrote(device, content, reason):
     path = _tuning.write(device, {MANY: WINNER})
     with open(path, "wb") as file:
         file.write(content)
     found, warning = _tuning.read(path, device)
-    assert found == {} and f"{path} is ignored" in warning
+    assert found == {} and f"{path} is ignored" in warning and reason in warning
 
 
 @pytest.mark.parametrize(
@@ -526,6 +558,7 @@ def test_every_class_has_candidates(device, monkeypatch):
         assert sum(map(len, stages)) == candidates.count(one, variant, device) > 3
         for knobs in (knobs for stage in stages for knobs in stage):
             assert all(value in legal[variant][name] for name, value in knobs.items())
+            assert knobs.get("NV", 1) * knobs.get("MR", 1) <= 24  # sums that registers hold
         timed, guard, *checked = candidates.problems_of(one, device)
         for row in (*timed, *guard, *checked):
             _, Hq, Hk, L, _, E = row.shape

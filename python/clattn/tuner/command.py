@@ -97,8 +97,6 @@ def _run(arguments: argparse.Namespace, device: Device) -> int:
     if arguments.again:
         kept = {one: winner for one, winner in kept.items() if one not in chosen}
     session = Session(device, kept, sum(one in kept for one in chosen))
-    for one in chosen - kept.keys():  # whatever was loaded
-        _tuning.clear(device, one)
     todo = [one for one in _by_value(chosen) if one not in kept]
     _tune(session, todo, arguments.seconds, console)
     _report(session, console, path)

@@ -54,21 +54,15 @@ class Tuner:
         Raises
         ------
         OutOfTime
-            The time is over. The class is as before.
+            The time is over. The class follows the plan's rule.
         """
-        before = [entry for entry in _core.tuned(self.device) if Class(*entry[:3]) == one]
+        knobs = _NONE
         try:
             tuned = _Tuning(self, one, variant).run()
-        except BaseException:
-            self._use(one, variant, _NONE)
-            for *_, word, knobs in before:
-                self._use(one, word, knobs)
-            raise
-        self._use(one, variant, tuned.winner.knobs)
+            knobs = tuned.winner.knobs
+        finally:
+            _core.tune(self.device, *one, variant, knobs)
         return tuned
-
-    def _use(self, one: Class, variant: str, knobs: Knobs) -> None:
-        _core.tune(self.device, *one, variant, knobs)
 
 
 class _Tuning:
