@@ -548,18 +548,25 @@ def test_bench_says_whether_it_ran_tuned(device):
 # --- candidates ------------------------------------------------------------------------------
 
 
-def test_every_class_has_candidates(device, monkeypatch):
+GPUS = [SimpleNamespace(type="gpu", nvidia_capability=n, float_width=1) for n in (90, 0)]
+
+
+@pytest.mark.parametrize("gpu", [None, *GPUS], ids=["cpu", "matrix-units", "gpu"])
+def test_every_class_has_candidates(device, monkeypatch, gpu):
     """Legal ones, of the variant for its problems, whose rows are of the class."""
     monkeypatch.undo()
     legal = _core.tunables()[3]
-    for one in _tuning.classes():
-        variant = candidates.variant_of(one, device, has_pairs=True)
-        stages = list(candidates.stages(one, variant, device))
-        assert sum(map(len, stages)) == candidates.count(one, variant, device) > 3
+    some = gpu or device
+    found = [one for one in _tuning.classes() if candidates.has_candidates(one, some)]
+    assert len(found) == (60 if gpu else 80)
+    for one in found:
+        variant = candidates.variant_of(one, some, has_pairs=True)
+        stages = list(candidates.stages(one, variant, some))
+        assert sum(map(len, stages)) == candidates.count(one, variant, some) > 3
         for knobs in (knobs for stage in stages for knobs in stage):
             assert all(value in legal[variant][name] for name, value in knobs.items())
             assert knobs.get("NV", 1) * knobs.get("MR", 1) <= 24  # sums that registers hold
-        timed, guard, *checked = candidates.problems_of(one, device)
+        timed, guard, *checked = candidates.problems_of(one, some)
         for row in (*timed, *guard, *checked):
             _, Hq, Hk, L, _, E = row.shape
             rows = Hq // Hk * L
