@@ -376,6 +376,26 @@ def test_a_damaged_file_is_worth_one_warning(device):
     assert loaded == []
 
 
+STRICT = """
+import warnings, clattn
+warnings.simplefilter("error")
+try:
+    clattn.devices()
+except RuntimeWarning as warning:
+    print("ignored" in str(warning), len(clattn.devices()) > 0)
+"""
+
+
+def test_a_warning_that_is_an_error(device):
+    """It is raised once, and the next call works."""
+    path = _tuning.write(device, {MANY: WINNER})
+    with open(path, "w") as file:
+        file.write("{")
+    done = run([sys.executable, "-c", STRICT], timeout=100, check_exit=True,
+               env={"CLATTN_TUNING": None}, cwd=None)  # fmt: skip
+    assert done.stdout == "True True\n"
+
+
 GOOD = WINNER._asdict()
 
 
