@@ -129,7 +129,7 @@ def test_a_winner_must_not_lose_elsewhere(device, clock, capsys):
     clock.factors, clock.guard = {("CHUNKS", 4): 0.8}, {("CHUNKS", 4): 1.1}
     assert tune(device) == 0
     assert in_use(device) == {}
-    assert "slower on" in capsys.readouterr().out
+    assert "slower on the" in capsys.readouterr().out
 
 
 def test_a_few_lucky_rounds_are_no_win():
