@@ -23,7 +23,6 @@ class Session:
 
     device: Device
     winners: Winners  # of this run and of earlier ones
-    earlier: int = 0  # classes that earlier runs have finished
     tuned: list[Any] = field(default_factory=list)  # measuring.Tuned
     failed: dict[Class, str] = field(default_factory=dict)
     left: int = 0  # classes that are still to do
@@ -96,13 +95,15 @@ def _run(arguments: argparse.Namespace, device: Device) -> int:
     chosen = {one for classes in arguments.classes or [_tuning.classes()] for one in classes}
     if arguments.again:
         kept = {one: winner for one, winner in kept.items() if one not in chosen}
-    session = Session(device, kept, sum(one in kept for one in chosen))
+    session = Session(device, kept)
     todo = [one for one in _by_value(chosen) if one not in kept]
-    _tune(session, todo, arguments.seconds, console)
+    status = 0
+    try:
+        _tune(session, todo, arguments.seconds, console)
+    except KeyboardInterrupt:
+        session.stopped, status = "interrupted", 130
     _report(session, console, path)
-    if session.stopped == "interrupted":
-        return 130
-    return 1 if session.failed else 0
+    return status or (1 if session.failed else 0)
 
 
 def _by_value(chosen: set[Class]) -> list[Class]:
@@ -138,8 +139,6 @@ def _tune(session: Session, todo: Sequence[Class], seconds: float, console: Any)
                 _tune_class(session, tuner, one, variants[one])
         except measuring.OutOfTime:
             session.stopped = f"stopped after {seconds:g} s"
-        except KeyboardInterrupt:
-            session.stopped = "interrupted"
 
 
 def _tune_class(session: Session, tuner: Any, one: Class, variant: str) -> None:
@@ -177,10 +176,11 @@ def _words(knobs: dict[str, int]) -> str:
 
 def _report(session: Session, console: Any, path: str | None) -> None:
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
     device = session.device
-    table = Table(title=f"{device.name} ({device.platform})", box=box.SIMPLE_HEAD)
+    table = Table(title=escape(f"{device.name} ({device.platform})"), box=box.SIMPLE_HEAD)
     for header in ("class", "variant"):
         table.add_column(header, no_wrap=True)
     for header in ("rule ms", "tuned ms", "gain"):
@@ -193,17 +193,19 @@ def _report(session: Session, console: Any, path: str | None) -> None:
         table.add_row(str(tuned.one), winner.variant, f"{winner.rule_seconds * 1e3:.4g}", after,
                       f"[green]{gain}[/]", _words(winner.knobs))  # fmt: skip
         for knobs, reason in tuned.failed:
-            table.add_row("", winner.variant, "", "", "[red]out[/]", f"{_words(knobs)}: {reason}")
+            said = escape(f"{_words(knobs)}: {reason}")
+            table.add_row("", winner.variant, "", "", "[red]out[/]", said)
     for one, reason in session.failed.items():
-        table.add_row(str(one), "", "", "", "[red]failed[/]", reason)
+        table.add_row(str(one), "", "", "", "[red]failed[/]", escape(reason))
     if table.rows:
         console.print(table)
     better = sum(bool(winner.knobs) for winner in session.winners.values())
-    console.print(f"{len(session.winners)} classes measured, {better} of them gain", markup=False)
+    measured = len(session.winners)
+    console.print(f"classes measured: {measured}; better than the rule: {better}", markup=False)
     if session.stopped:
         console.print(session.stopped, markup=False)
     if session.left:
-        console.print(f"{session.left} classes are left: run the command again", markup=False)
+        console.print(f"classes left: {session.left}; run the command again", markup=False)
     if session.not_kept:
         console.print(f"cannot be kept: {session.not_kept}", markup=False, soft_wrap=True)
     elif session.winners:
