@@ -63,7 +63,9 @@ MACROS = {
     "attention/decode_mma.cl": f"{SIZES} WARP=1",
     "attention/decode_gpu.cl": f"{SIZES} WG=128 RT=1 KEY_LANES=8 BN=32 WIDE=1 EXCHANGE=2",
     "attention/decode_gpu_merge.cl": f"{CALL} HEAD_EV=128 WG=256 EXCHANGE=2",
-    "probe/ptx.cl": "WARP=1",
+    "probe/exchange.cl": "EXCHANGE=2 SUB_GROUP=0",
+    "probe/warp.cl": "TEST=2",
+    "probe/local.cl": "BYTES=49152",
 }
 
 ALIGNED = ("ALIGNED=1", "OUTPUT_ALIGNED=1")
@@ -111,7 +113,9 @@ KERNELS = [
     ("attention/tiled.cl", ("DTYPE=3", "HEAD_E=64", "EC=64", "exp2=native_exp2"), BOTH),
     ("attention/tiled.cl", ("DTYPE=1", "HEAD_E=128", "exp2=native_exp2"), BOTH),
     ("attention/decode_gpu.cl", ("DTYPE=1", "HEAD_E=128", "RT=4"), BOTH),
-    ("probe/ptx.cl", ("WARP=1",), BOTH),
+    ("probe/exchange.cl", (), BOTH),
+    *[("probe/warp.cl", (f"TEST={test}",), BOTH) for test in range(5)],
+    mma(1, 128, 1, 32, *ALIGNED, "WARP=2"),
     decode_mma(1, 64, 64),
     decode_mma(1, 128, 128, *BOOL_MASK),
     decode_mma(2, 128, 128, *uses("MASK", "ADDED_MASK", "SOFTCAP", "BIAS", mask_dtype=1)),

@@ -46,7 +46,7 @@ plan_decode_mma(const ca_device_info *info, const ca_attention *attention, ca_at
     plan->splits = ca_plan_splits_on_gpu(info, attention, ca_plan_items(plan));
     plan->grid[4] = plan->splits * THREADS;
     ca_plan_define_sizes(&plan->spec, attention);
-    ca_kernel_define(&plan->spec, "WARP", info->matrix_units);
+    ca_plan_define_warp(&plan->spec, info, attention);
     ca_plan_merge_on_gpu(info, attention, plan);
 }
 

@@ -56,7 +56,7 @@ row_tiles(const ca_device_info *info, const ca_attention *attention, int64_t hea
                  !ca_attention_has(attention, CA_ATTENTION_BIAS) &&
                  !ca_attention_has(attention, CA_ATTENTION_LSE) &&
                  ca_attention_softcap(attention) == 0;
-    bool ample = !info->matrix_units || info->ample_registers;
+    bool ample = !ca_plan_has_matrix_units(info, attention) || info->ample_registers;
     bool fits = head <= 80 || (plain && (head <= 96 || (head <= 128 && ample)));
     int64_t L = attention->L;
     double groups = heads * (double)ca_divide_up(L, 2 * TILE_ROWS);
@@ -89,7 +89,7 @@ plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention
                          rows_are_aligned(attention, CA_ATTENTION_KEY) &&
                          rows_are_aligned(attention, CA_ATTENTION_VALUE));
     ca_kernel_define(spec, "OUTPUT_ALIGNED", rows_are_aligned(attention, CA_ATTENTION_OUTPUT));
-    ca_kernel_define(spec, "WARP", info->matrix_units);
+    ca_plan_define_warp(spec, info, attention);
     ca_kernel_define(spec, "MT", tiles);
     ca_kernel_define(spec, "BN", keys);
 }

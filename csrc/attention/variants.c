@@ -54,9 +54,9 @@ takes_heads(const ca_variant *variant, const ca_attention *attention)
 }
 
 static bool
-fits_device(const ca_variant *variant, const ca_device_info *info)
+fits_device(const ca_variant *variant, const ca_device_info *info, const ca_attention *attention)
 {
-    bool emulated = variant->multiplies_matrices && !info->matrix_units;
+    bool emulated = variant->multiplies_matrices && !ca_plan_has_matrix_units(info, attention);
     return info->max_work_group >= variant->group &&
            info->local_memory >= variant->local_memory + (emulated ? EMULATION_BYTES : 0);
 }
@@ -65,7 +65,8 @@ static bool
 takes(const ca_variant *variant, const ca_device_info *info, const ca_attention *attention)
 {
     return takes_dtypes(variant, attention) && takes_heads(variant, attention) &&
-           (variant->refuses & options_of(attention)) == 0 && fits_device(variant, info) &&
+           (variant->refuses & options_of(attention)) == 0 &&
+           fits_device(variant, info, attention) &&
            (variant->can_run == NULL || variant->can_run(info, attention));
 }
 
@@ -73,9 +74,10 @@ static bool
 is_fast(const ca_variant *variant, const ca_device_info *info, const ca_attention *attention)
 {
     bool cpu = info->type == CA_DEVICE_CPU;
-    bool here = variant->fast == CA_FAST_ANYWHERE || (variant->fast == CA_FAST_ON_CPUS && cpu) ||
-                (variant->fast == CA_FAST_ON_GPUS && !cpu) ||
-                (variant->fast == CA_FAST_WITH_MATRIX_UNITS && info->matrix_units);
+    bool here =
+        variant->fast == CA_FAST_ANYWHERE || (variant->fast == CA_FAST_ON_CPUS && cpu) ||
+        (variant->fast == CA_FAST_ON_GPUS && !cpu) ||
+        (variant->fast == CA_FAST_WITH_MATRIX_UNITS && ca_plan_has_matrix_units(info, attention));
     return here && (variant->fast_rows == 0 || attention->L <= variant->fast_rows) &&
            (variant->fewest_rows == 0 ||
             ca_attention_heads_together(attention) * attention->L >= variant->fewest_rows) &&

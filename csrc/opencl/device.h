@@ -75,8 +75,10 @@ struct ca_device {
     bool is_host;         /* runs on the processor that this process runs on */
     bool storage_is_host; /* the host reads and writes storages where they lie */
 
-    atomic_int state;        /* a ca_device_state */
-    ca_error failure;        /* written before `state` */
+    atomic_int state; /* a ca_device_state */
+    ca_error failure; /* written before `state` */
+    /* Why the device lacks a capability that its driver reports; written before `state`. */
+    ca_error lacks[CA_CAPABILITIES];
     atomic_bool pairs_known; /* info.bfloat16_pairs is final, and was written before */
 
     ca_mutex build_lock;

@@ -165,3 +165,10 @@ ca_cl_check(cl_int code, const char *call, const char *device_name, ca_error *er
                         "%s gave %s (%d) on device '%s'", call, ca_cl_error_name(code), (int)code,
                         device_name);
 }
+
+ca_status
+ca_cl_check_kernel(cl_int code, const char *call, const char *device_name, ca_error *error)
+{
+    ca_status status = ca_cl_check(code, call, device_name, error);
+    return status == CA_ERROR_DEVICE ? CA_ERROR_KERNEL : status;
+}

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/strbuf.h"
+#include "opencl/capabilities.h"
 #include "opencl/device.h"
 #include "opencl/loader.h"
 #include "opencl/probe.h"
@@ -98,6 +99,9 @@ ca_runtime_close(ca_runtime *runtime)
         ca_device *device = &runtime->devices[i];
         close_device(device);
         ca_error_clear(&device->failure);
+        for (int n = 0; n < CA_CAPABILITIES; n++) {
+            ca_error_clear(&device->lacks[n]);
+        }
         ca_mutex_destroy(&device->lock);
         ca_mutex_destroy(&device->build_lock);
     }
@@ -136,6 +140,13 @@ ca_device_get_info(const ca_device *device)
     return &device->info;
 }
 
+const ca_error *
+ca_device_lacks(const ca_device *device, ca_capability capability)
+{
+    const ca_error *why = &device->lacks[capability];
+    return why->message[0] != '\0' ? why : NULL;
+}
+
 ca_status
 ca_runtime_check_fork(const ca_runtime *runtime, ca_error *error)
 {
@@ -153,12 +164,12 @@ try_open(ca_device *device, ca_error *error)
         status = ca_probe_device(device, &device->failure);
     }
     if (status == CA_OK) {
-        ca_probe_ptx(device);
+        ca_probe_capabilities(device);
         atomic_store(&device->state, CA_DEVICE_READY);
         return CA_OK;
     }
     close_device(device);
-    if (opened && status == CA_ERROR_DEVICE) {
+    if (opened && (status == CA_ERROR_KERNEL || status == CA_ERROR_DEVICE)) {
         atomic_store(&device->state, CA_DEVICE_UNUSABLE);
     } else if (opened) {
         ca_error_set(error, status, "%s", device->failure.message);

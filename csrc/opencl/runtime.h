@@ -55,6 +55,10 @@ bool ca_exceeds_device(const ca_device_info *info, const ca_extent *extents, int
    a forked child. */
 ca_status ca_device_prepare(ca_device *device, ca_error *error);
 
+/* Why the device lacks a capability that its driver reports, or NULL. Final when the device is
+   prepared. */
+const ca_error *ca_device_lacks(const ca_device *device, ca_capability capability);
+
 /* Prepare the device and find out, once, whether kernels/support/bfloat16_pairs.clh runs on
    it. Only then may info->bfloat16_pairs be read. Fails as ca_device_prepare does. */
 ca_status ca_device_find_pairs(ca_device *device, ca_error *error);

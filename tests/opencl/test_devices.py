@@ -270,6 +270,29 @@ def test_a_driver_that_refuses_ptx(device, faults_library, tmp_path):
         )
 
 
+def test_sub_groups_that_compute_wrongly(device, faults_library, tmp_path):
+    """A GPU whose sub-groups compute wrong numbers has none, and says so; calls are right."""
+    for _ in range(2):
+        open_with(
+            faults_library,
+            device,
+            """
+            from clattn import _core
+            from support.helpers import check, qkv
+            device = listed[index]
+            assert device.type == "gpu" and device.usable, device.reason
+            for name, reason in _core.lacks(device).items():
+                assert name.startswith("sub-groups of "), name
+                assert reason.startswith("wrong results: word "), reason
+            assert _core.lacks(device) or "Intel" not in device.platform
+            check(*qkv((1, 2), 1, 50, 64), device=device)
+            """,
+            FAULTS_GPU="1",
+            FAULTS_SUB_GROUPS="exp2=fabs",
+            XDG_CACHE_HOME=tmp_path,
+        )
+
+
 def test_a_program_that_does_not_build(run_with_faults, tmp_path):
     """DeviceError with the compiler's log and the source, by the same files and numbers."""
     run_with_faults(

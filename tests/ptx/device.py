@@ -42,8 +42,9 @@ from references.attention import bfloat16, float16
 from ptx.device import Device, ptx_check
 
 machine = Device(sys.argv[1])
-device = clattn.devices()[0]
 """
+
+OPEN = "device = clattn.devices()[0]\n"
 
 
 class Argument(ctypes.Structure):
@@ -125,7 +126,7 @@ class Device:
 
     def edited(self, source, macros, name):
         text = self.ptx(source, macros, name)
-        if self.edit is None or name == "probe":
+        if self.edit is None or name.startswith("probe"):
             return text
         pattern, new = self.edit
         changed = re.sub(pattern, new, text)
@@ -145,6 +146,6 @@ def build(folder):
     return made
 
 
-def run_on_machine(library, code):
-    """Runs code after SETUP in a child process. Returns the process."""
-    return run_python(SETUP + textwrap.dedent(code), library, env=forced())
+def run_on_machine(library, code, before=""):
+    """Runs `before`, opens the device and runs `code`, in a child process. Returns the process."""
+    return run_python(SETUP + before + OPEN + textwrap.dedent(code), library, env=forced())
