@@ -144,13 +144,14 @@ refuse(const ca_variant *variant, ca_error *error)
     return status;
 }
 
-ca_status
-ca_variant_find(const char *word, const char **found, ca_error *error)
+/* The index of the variant whose word has `length` characters. */
+static ca_status
+find(const char *word, size_t length, size_t *found, ca_error *error)
 {
     ca_strbuf words = {0};
     for (size_t n = 0; n < COUNT; n++) {
-        if (strcmp(word, variants[n]->word) == 0) {
-            *found = variants[n]->word;
+        if (strlen(variants[n]->word) == length && memcmp(word, variants[n]->word, length) == 0) {
+            *found = n;
             ca_strbuf_free(&words);
             return CA_OK;
         }
@@ -160,10 +161,40 @@ ca_variant_find(const char *word, const char **found, ca_error *error)
                                          : " or ",
                          variants[n]->word);
     }
-    ca_status status =
-        ca_error_set(error, CA_ERROR_VALUE, "CLATTN_KERNEL is \"%.100s\"; expected %s", word,
-                     !words.failed ? words.data : "a variant");
+    ca_status status = ca_error_set(error, CA_ERROR_VALUE, "CLATTN_KERNEL is \"%.*s\"; expected %s",
+                                    (int)(length < 100 ? length : 100), word,
+                                    !words.failed ? words.data : "a variant");
     ca_strbuf_free(&words);
+    return status;
+}
+
+ca_status
+ca_variant_force(const char *words, ca_forced *forced, ca_error *error)
+{
+    ca_status status = CA_OK;
+    size_t n;
+    if (words[0] != '-') {
+        CA_TRY(find(words, strlen(words), &n, error));
+        forced->kernel = variants[n]->word;
+        return CA_OK;
+    }
+    for (const char *word = words; word[0] != '\0';) {
+        size_t length = strcspn(word, ",");
+        if (word[0] == '-') {
+            CA_TRY(find(word + 1, length - 1, &n, error));
+        } else {
+            CA_TRY(find(words, strlen(words), &n, error)); /* refuses all of them */
+        }
+        if (n + 1 == COUNT) {
+            CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
+                                "CLATTN_KERNEL is \"%.100s\"; \"%s\" takes what the others refuse "
+                                "and cannot be left out",
+                                words, variants[n]->word));
+        }
+        forced->left_out |= UINT32_C(1) << n;
+        word += length + (word[length] == ',');
+    }
+done:
     return status;
 }
 
@@ -183,7 +214,8 @@ choose(const ca_device_info *info, const ca_forced *forced, const ca_attention *
     /* The last row, the reference, is always fast and takes everything. */
     while (forced->kernel != NULL
                ? strcmp(forced->kernel, variants[n]->word) != 0
-               : !is_fast(variants[n], info, attention) || !takes(variants[n], info, attention)) {
+               : (forced->left_out >> n & 1) != 0 || !is_fast(variants[n], info, attention) ||
+                     !takes(variants[n], info, attention)) {
         n++;
     }
     *chosen = variants[n];

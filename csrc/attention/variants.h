@@ -76,8 +76,10 @@ typedef struct {
 CA_VARIANTS(CA_DECLARE_VARIANT)
 #undef CA_DECLARE_VARIANT
 
-/* The table's own text of `word`. CA_ERROR_VALUE where no variant has it. */
-ca_status ca_variant_find(const char *word, const char **found, ca_error *error);
+/* Read CLATTN_KERNEL into `forced`: the word of a variant, which all calls use, or several words
+   with commas, each after a "-", which no call uses. CA_ERROR_VALUE where no variant has a word,
+   or where the reference is left out. */
+ca_status ca_variant_force(const char *words, ca_forced *forced, ca_error *error);
 
 /* The plan of the variant that is forced, else of the first that is fast and takes the
    problem. CA_ERROR_VALUE where the variant that is forced does not take the problem.
