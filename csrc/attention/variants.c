@@ -16,6 +16,9 @@ static const ca_variant *const variants[] = {CA_VARIANTS(ROW)};
 /* Most work-groups for each compute unit in a launch that computes rows again. */
 #define REDOING_GROUPS 16
 
+/* What follows a variant's word where CLATTN_KERNEL asks for the emulation of matrix units. */
+#define EMULATED "_emulated"
+
 /* Local memory that the emulation of matrix units adds to a kernel's own. */
 #define EMULATION_BYTES (4 << 10)
 
@@ -144,6 +147,12 @@ refuse(const ca_variant *variant, ca_error *error)
     return status;
 }
 
+const char *
+ca_variant_word(int row)
+{
+    return variants[row]->word;
+}
+
 /* The index of the variant whose word has `length` characters. */
 static ca_status
 find(const char *word, size_t length, size_t *found, ca_error *error)
@@ -174,7 +183,15 @@ ca_variant_force(const char *words, ca_forced *forced, ca_error *error)
     ca_status status = CA_OK;
     size_t n;
     if (words[0] != '-') {
-        CA_TRY(find(words, strlen(words), &n, error));
+        size_t length = strlen(words);
+        size_t suffix = strlen(EMULATED);
+        size_t rest = length > suffix ? length - suffix : 0;
+        if (rest > 0 && strcmp(words + rest, EMULATED) == 0 &&
+            find(words, rest, &n, error) == CA_OK && variants[n]->multiplies_matrices) {
+            forced->emulates = true;
+        } else {
+            CA_TRY(find(words, length, &n, error));
+        }
         forced->kernel = variants[n]->word;
         return CA_OK;
     }
@@ -202,7 +219,7 @@ done:
 
 static ca_status
 choose(const ca_device_info *info, const ca_forced *forced, const ca_attention *attention,
-       const ca_variant **chosen, ca_error *error)
+       size_t *chosen, ca_error *error)
 {
     size_t n = 0;
     if (ca_attention_in_float64(attention) && !info->float64) {
@@ -218,8 +235,18 @@ choose(const ca_device_info *info, const ca_forced *forced, const ca_attention *
                      !takes(variants[n], info, attention)) {
         n++;
     }
-    *chosen = variants[n];
-    return takes(*chosen, info, attention) ? CA_OK : refuse(*chosen, error);
+    *chosen = n;
+    if (!takes(variants[n], info, attention)) {
+        return refuse(variants[n], error);
+    }
+    if (variants[n]->multiplies_matrices && info->type != CA_DEVICE_CPU && !forced->emulates &&
+        !ca_plan_has_matrix_units(info, attention)) {
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "CLATTN_KERNEL is \"%s\", but %s has no matrix units for this dtype; "
+                            "\"%s" EMULATED "\" emulates them, slowly",
+                            variants[n]->word, info->name, variants[n]->word);
+    }
+    return CA_OK;
 }
 
 ca_status
@@ -227,7 +254,7 @@ ca_attention_make_plan(const ca_device_info *info, const ca_forced *forced,
                        const ca_attention *attention, ca_attention_plan *plan, ca_error *error)
 {
     ca_status status = CA_OK;
-    const ca_variant *variant = NULL;
+    size_t row = 0;
     const ca_device_info *seen = info;
     ca_device_info limited;
     int optional = ca_attention_optional(attention).count;
@@ -240,8 +267,10 @@ ca_attention_make_plan(const ca_device_info *info, const ca_forced *forced,
         CA_TRY(ca_forced_limit(forced, info, &limited, error));
         seen = &limited;
     }
-    CA_TRY(choose(seen, forced, attention, &variant, error));
-    variant->make_plan(seen, attention, plan);
+    CA_TRY(choose(seen, forced, attention, &row, error));
+    variants[row]->make_plan(seen, attention, plan);
+    plan->variant = (int)row;
+    plan->is_last = row == COUNT - 1;
 done:
     return status;
 }

@@ -81,6 +81,9 @@ CA_VARIANTS(CA_DECLARE_VARIANT)
    or where the reference is left out. */
 ca_status ca_variant_force(const char *words, ca_forced *forced, ca_error *error);
 
+/* The word of the variant in that row of the table. */
+const char *ca_variant_word(int row);
+
 /* The plan of the variant that is forced, else of the first that is fast and takes the
    problem. CA_ERROR_VALUE where the variant that is forced does not take the problem.
    CA_ERROR_DEVICE where the device lacks the dtype, or where the problem has more than

@@ -308,6 +308,7 @@ def test_variants_are_left_out(device, monkeypatch):
 @pytest.mark.parametrize(("words", "says"), [
     ("-", '""; expected'), ("-mma,no", '"-mma,no"; expected'), ("-mma,-tile", '"tile"; expected'),
     ("-mma,tiled", '"-mma,tiled"; expected'), ("-reference", "cannot be left out"),
+    ("cpu_emulated", '"cpu_emulated"; expected'), ("_emulated", '"_emulated"; expected'),
 ])  # fmt: skip
 def test_variants_that_cannot_be_left_out(device, monkeypatch, words, says):
     with pytest.raises(ValueError, match=says):

@@ -146,6 +146,10 @@ def build(folder):
     return made
 
 
-def run_on_machine(library, code, before=""):
-    """Runs `before`, opens the device and runs `code`, in a child process. Returns the process."""
-    return run_python(SETUP + before + OPEN + textwrap.dedent(code), library, env=forced())
+def run_on_machine(library, code, before="", kernel=None):
+    """Runs `before`, opens the device and runs `code`, in a child process. Returns the process.
+
+    `kernel` forces a variant. A variant that is not forced is tried at its first use.
+    """
+    code = SETUP + before + OPEN + textwrap.dedent(code)
+    return run_python(code, library, env=forced(kernel))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Capabilities of NVIDIA GPUs, each with one fault in its PTX: see device.py.
+"""Capabilities and variants on NVIDIA GPUs, each with one fault in its PTX: see device.py.
 
-A capability whose numbers are wrong is not used, alone, and calls without it are right.
+What gives wrong numbers is not used, alone, and calls without it are right.
 """
 
 import json
@@ -90,3 +90,32 @@ _listing.run(Namespace())
         said = run_on_machine(library, code, SPOIL.format(fault=fault)).stdout
         assert f"not used       {capability}: wrong results: word" in said
         assert ("matrix units" in said) == (name == "copy")
+
+
+def test_a_wrong_variant_is_not_used(library):
+    """Its first use, for each dtype, is compared with the reference."""
+    code = """
+import warnings
+from clattn import _core
+
+arrays = qkv((1, 1), 40, 90, 64, dtype=float16)
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        machine.launched.clear()
+        check(*arrays, device=device)
+assert {kernel for kernel, _ in machine.launched} == {"attention_tiled"}, machine.launched
+print(*(w.message for w in told), sep="\\n")
+_core.force("mma")
+try:
+    check(*arrays, device=device)
+except AssertionError as error:
+    assert "error" in str(error)
+else:
+    raise SystemExit("the fault is not in the kernel")
+"""
+    fault = ("attention_mma", *FAULTS["float16"][0][1:])
+    said = run_on_machine(library, code, SPOIL.format(fault=fault)).stdout.splitlines()
+    assert len(said) == 1
+    assert "cannot use the kernel 'attention_mma', and others take its place from now on" in said[0]
+    assert "gives wrong results: they differ by" in said[0]

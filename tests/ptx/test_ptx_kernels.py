@@ -144,6 +144,7 @@ for name, edit in { ({name: edit for name, (edit, _) in FAULTS.items()}) }.items
         outcomes[name] = machine.refusal or str(error)
 print(json.dumps(outcomes))
 """
-    outcomes = json.loads(run_on_machine(library, code).stdout.splitlines()[-1])
+    said = run_on_machine(library, code, kernel="mma").stdout
+    outcomes = json.loads(said.splitlines()[-1])
     for name, (_, words) in FAULTS.items():
         assert words in outcomes.get(name, "nothing was found"), name
