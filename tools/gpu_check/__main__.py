@@ -80,16 +80,20 @@ def _split(known):
 
 
 def run_steps(check):
-    """Run the chosen steps in their order; yields each result when its step ends."""
+    """Run the chosen steps in their order; yields each result when its step ends.
+
+    A step has its weight's share of the time, and what the steps before it have left of theirs.
+    """
     end = time.monotonic() + check.options.limit
     chosen = check.options.steps or [
         name for name in STEPS if not _has_passed(check, check.load(name))
     ]
+    weights = [STEPS[name][1] for name in chosen]
+    share = (check.options.limit - GRACE) / max(sum(weights), 1)
     for place, name in enumerate(chosen):
         print(f"== {name}", flush=True)
-        weights = [STEPS[other][1] for other in chosen[place:]]
-        seconds = max((end - time.monotonic() - GRACE) * weights[0] / sum(weights), 2.0)
-        yield run_step(check, name, seconds)
+        others = share * sum(weights[place + 1 :])
+        yield run_step(check, name, max(end - time.monotonic() - GRACE - others, 1.0))
 
 
 def run_step(check, name, seconds):

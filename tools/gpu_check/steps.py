@@ -483,8 +483,7 @@ def check_ptx(check):
     return Result("ptx", first == "exit status 0", f"{place}: {first}", tables.as_code(said))
 
 
-# Each step with its weight: the share of the time that is left is its weight, divided by those of
-# the steps that are left. So what a step does not use is for the steps behind it.
+# Each step with its weight, of which its share of the time is made.
 STEPS = {
     "devices": (check_devices, 10),
     "probes": (check_probes, 50),
