@@ -35,7 +35,7 @@ LANES = 32
 END = -1  # in place of a block: the kernel has ended
 UNIFORM = ("%ctaid", "%nctaid", "%ntid", "%envreg", "%gridid")
 OF_A_WARP = ("%warpid", "%nwarpid")
-NAME = re.compile(r"%[\w.$]+")
+NAME = re.compile(r"(?<![\w.$%])[%A-Za-z_$][\w.$]*")
 
 
 @dataclass
@@ -193,8 +193,8 @@ class Levels:
             return GROUP
         if name.startswith(OF_A_WARP):
             return WARP
-        if self.program.register(name) is None:  # %tid, %laneid, %clock …
-            return ITEM
+        if self.program.register(name) is None:  # %tid, %laneid, %clock …, or a place in memory
+            return ITEM if name.startswith("%") else GROUP
         return state.get(name, GROUP)
 
     def _is_of_a_warp(self, instruction):
