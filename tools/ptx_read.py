@@ -224,6 +224,8 @@ def results(instruction):
 def read(text, kernel):
     """Return the Report of a kernel."""
     program = parse(text, kernel)
+    if unknown := next((i for i in program.code if i.parts[0] in ("brx", "call")), None):
+        raise Refused(f"line {unknown.line}: {unknown.text}")
     report = Report(kernel, len(program.code), stack=program.sizes["local"])
     for instruction, level in Levels(program).found:
         if level > (GROUP if is_barrier(instruction) else WARP):
@@ -318,8 +320,8 @@ def main():
     def guarded(path):
         try:
             return read_file(path)
-        except Refused as refused:
-            return f"{path.name}: not read: {refused}", []
+        except (Refused, IndexError, KeyError, ValueError) as error:  # syntax that is not known
+            return f"{path.name}: not read: {error!r}", []
 
     found = by_clang() if arguments.kernels else map(guarded, arguments.files)
     for title, reports in found:

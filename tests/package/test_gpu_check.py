@@ -461,6 +461,7 @@ def stub_check(tool, tmp_path, commands, bench=""):
         begin=lambda name, file: tmp_path / "kept" / file,
     )  # fmt: skip
     check.run = lambda name, command, seconds, **more: commands(list(map(str, command)))
+    check.run_watched = lambda name, command, file, seconds: commands(list(map(str, command)))
     return check
 
 

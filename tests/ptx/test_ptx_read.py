@@ -107,7 +107,7 @@ def test_a_text_that_cannot_be_read(tmp_path, capsys, monkeypatch):
     path.write_text(".func f() { ret; } " + TEXT.format(body=""))
     monkeypatch.setattr(sys, "argv", ["ptx_read.py", str(path)])
     assert ptx_read.main() == 2
-    assert "a.ptx: not read: functions" in capsys.readouterr().out
+    assert "a.ptx: not read: Refused('functions" in capsys.readouterr().out
     with pytest.raises(Refused):
         ptx_read.read(path.read_text(), "k")
 

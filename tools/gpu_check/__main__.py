@@ -24,7 +24,7 @@ import items
 import needs
 import running
 import tables
-from steps import STEPS, Check, Result
+from steps import REST, STEPS, Check, Result
 
 BUILD = needs.ROOT / "build"
 GRACE = 8  # seconds that a step has for its own summary
@@ -82,7 +82,8 @@ def _split(known):
 def run_steps(check):
     """Run the chosen steps in their order; yields each result when its step ends.
 
-    A step has its weight's share of the time, and what the steps before it have left of theirs.
+    A step has its weight's share of the time, and as much again where steps before it have left
+    time of theirs. One step may take all that is left.
     """
     end = time.monotonic() + check.options.limit
     chosen = check.options.steps or [
@@ -92,8 +93,10 @@ def run_steps(check):
     share = (check.options.limit - GRACE) / max(sum(weights), 1)
     for place, name in enumerate(chosen):
         print(f"== {name}", flush=True)
-        others = share * sum(weights[place + 1 :])
-        yield run_step(check, name, max(end - time.monotonic() - GRACE - others, 1.0))
+        seconds = end - time.monotonic() - GRACE - share * sum(weights[place + 1 :])
+        if name != REST:
+            seconds = min(seconds, 2 * share * weights[place])
+        yield run_step(check, name, max(seconds, 1.0))
 
 
 def run_step(check, name, seconds):

@@ -12,6 +12,8 @@ import time
 import traceback
 from pathlib import Path
 
+from running import kill_group
+
 FAULT = "CLATTN_CHECK_FAULT"  # for tests: "smoke=crash,tune=hang,probes/launch=fail"
 
 
@@ -75,8 +77,9 @@ def supervise(path, names, start, seconds_each, left):
     """
     while (rest := [n for n in names if n not in ended(path)]) and left() > 1:
         process, log = start(rest)
-        stopped = _wait(process, path, seconds_each, left)
-        if process.returncode == 0 and not stopped:
+        stopped = wait(process, path, seconds_each, left)
+        kill_group(process)
+        if process.returncode == 0 and not stopped and rest[0] in ended(path):
             continue
         lines = read(path)
         begun = lines[-1] if lines and lines[-1]["kind"] == "start" else None
@@ -95,7 +98,7 @@ def _describe(status):
     return f"ended by signal {-status}" if status < 0 else f"exit status {status}"
 
 
-def _wait(process, path, seconds_each, left):
+def wait(process, path, seconds_each, left):
     """Wait for a process; kill it where an item takes too long. Return why, or ""."""
     size, since = -1, time.monotonic()
     while process.poll() is None:

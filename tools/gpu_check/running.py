@@ -61,7 +61,7 @@ def run(command, seconds, *, env, log, cwd=None):
             with suppress(subprocess.TimeoutExpired):
                 process.wait(PATIENCE)
         finally:
-            _kill_group(process)
+            kill_group(process)
     seconds = time.monotonic() - start
     return Done(process.returncode, log.read_text(errors="replace"), seconds, is_late)
 
@@ -125,7 +125,7 @@ def kill_session(leader):
                 os.kill(int(file.parent.name), signal.SIGKILL)
 
 
-def _kill_group(process):
+def kill_group(process):
     """Kill a command and all processes that it has left."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -28,6 +28,7 @@ CODE = "csrc", "kernels", "python", "tests", "tools", "cmake", "pyproject.toml",
 # The rows that say most, of `bench --gpu`.
 KEY_ROWS = ("f16-E128", "f16-E128-causal", "bf16-E128", "f16-E64", "decode-f16-gqa", "f32-E64")
 CPU_SCALE = 64  # by which their lengths are divided on CPUs
+ROW_SECONDS = 60  # without a new row, until a row is taken to hang
 PROFILED = ("mma float16 causal", "decode_mma float16 groups", "tiled float32 causal")
 
 
@@ -117,6 +118,17 @@ class Check:
     def run(self, name, command, seconds, **more):
         log = self.folder / "logs" / f"{name}.log"
         return running.run(command, seconds, env=self.environment(**more), log=log, cwd=needs.ROOT)
+
+    def run_watched(self, name, command, file, seconds_each):
+        """Run a command as long as it goes on writing to a file."""
+        log = self.folder / "logs" / f"{name}.log"
+        start = time.monotonic()
+        with log.open("w") as output:
+            process = running.launch(command, output, self.environment(), needs.ROOT)
+        stopped = items.wait(process, file, seconds_each, self.left)
+        running.kill_group(process)
+        said, seconds = log.read_text(errors="replace"), time.monotonic() - start
+        return running.Done(process.returncode, said, seconds, bool(stopped))
 
     def run_items(self, step, command, names, seconds_each, **more):
         """Run items in processes of their own; returns their lines by name."""
@@ -368,14 +380,15 @@ def check_bench(check):
     command += ["--device", check.options.device]
     command += ["--scale", str(CPU_SCALE)] if check.device.get("type") == "cpu" else []
     if asked:
-        done = check.run("bench", [*command, "--json", file, *asked], check.left())
+        command += ["--json", file, *asked]
+        done = check.run_watched("bench", command, file, ROW_SECONDS)
         return summarise_bench(file, done, {})
     lost, done = {}, running.Done(0, "", 0.0, False)
     while (rest := rows_left(file, lost)) and check.left() > 1:
         part = check.kept / "bench_part.json"
         part.unlink(missing_ok=True)
-        row_limit = min(check.left(), check.options.limit / 2)
-        done = check.run("bench", [*command, "--json", part, "--rows", *rest], row_limit)
+        asked = ["--json", part, "--rows", *rest]
+        done = check.run_watched("bench", [*command, *asked], part, ROW_SECONDS)
         join_bench(file, part)
         still = rows_left(file, lost)
         if still and check.left() > 1:  # the row that it was at has ended the process
@@ -496,3 +509,4 @@ STEPS = {
     "profile": (check_profile, 20),
     "ptx": (check_ptx, 30),
 }
+REST = "tests"  # takes all the time that is left
