@@ -49,6 +49,10 @@ def expect(condition, text):
         raise Error(text)
 
 
+def brief(error):
+    return " ".join(str(error).split())[:200]
+
+
 def floats(numbers):
     return struct.pack(f"{len(numbers)}f", *numbers)
 
@@ -96,7 +100,7 @@ def inline_ptx(context):
             right = unpacked("I", context.read(numbers, 128)) == tuple(range(3, 35))
             refused |= {} if right else {form: f"{words}: wrong numbers"}
         except Error as error:
-            refused[form] = f"{words}: {' '.join(str(error).split())[:160]}"
+            refused[form] = f"{words}: {brief(error)}"
     text = "; ".join(refused.values()) or "all forms"
     expect(not refused.keys() - REFUSED_FORMS, text)
     return f"all forms that kernels use; not: {text}" if refused else text
@@ -111,7 +115,7 @@ def nvidia_options(context):
             log = context.build(source, option).log()
             takes.append(f"{option}: yes" + (", with a log" if "registers" in log else ""))
         except Error as error:
-            takes.append(f"{option}: {' '.join(str(error).split())[:80]}")
+            takes.append(f"{option}: {brief(error)}")
     return "; ".join(takes)
 
 
@@ -183,7 +187,7 @@ def local_memory(context):
             count_in(context, program.kernel(name), size, own)
             outcome = "yes"
         except Error as error:
-            outcome = " ".join(str(error).split())[:60]
+            outcome = brief(error)
         said.append(f"{size} bytes {'declared' if own else 'given'}: {outcome}")
     text = f"the device says {context.facts['local memory']}; " + "; ".join(said)
     too_small = context.facts["local memory"] < 48 << 10
@@ -286,7 +290,7 @@ def addresses(context):
                 place = unpacked("I", context.read(address, 4))[0]
                 outcome = ("right" if got == right else "WRONG") + f" at {place}"
             except Error as error:
-                outcome = " ".join(str(error).split())[:60]
+                outcome = brief(error)
             said.append(f"{words}, aligned to {align}: {outcome}")
             if way == 0 and align >= 16 and "right" not in outcome:
                 wrong.append(said[-1])
