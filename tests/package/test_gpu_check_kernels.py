@@ -4,6 +4,7 @@
 import os
 import re
 import sys
+import time
 
 import clattn
 import pytest
@@ -43,7 +44,9 @@ def test_a_fault_costs_one_item(tool, tmp_path, monkeypatch):
             return tool.running.launch(command, output, dict(os.environ)), log
 
     names = ["a", "b", "skip", "d", "e", "f"]
+    begun = time.monotonic()
     tool.items.supervise(file, names, start, 1, lambda: 60)
+    assert time.monotonic() - begun < 20
     lines = tool.items.ended(file)
     assert started == [names, names[2:], names[4:], names[5:]]
     assert {name: line["kind"] for name, line in lines.items()} == {
