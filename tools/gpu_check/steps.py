@@ -319,18 +319,22 @@ def check_tests(check):
 
 
 def tests_that_ended(log):
-    """Return the tests that need not run again. Those that were running are failures."""
-    running_last = {}
-    ended = set()
+    """Return the tests that need not run again.
+
+    A test that was running when a call ended runs once more; the second time it is a failure.
+    """
+    starts, ended = Counter(), set()
     for event in items.read(log):
         if event["kind"] in ("done", "failed"):
             ended.add(event["test"])
         elif event["kind"] == "start":
-            running_last[event["test"]] = event
-    for test in running_last.keys() - ended:
-        says = "it was running when an earlier call ended"
-        items.write(log, kind="failed", test=test, says=says)
-    return sorted(ended | running_last.keys())
+            starts[event["test"]] += 1
+    for test in sorted(starts.keys() - ended):
+        if starts[test] > 1:
+            says = f"it was running when {starts[test]} calls ended"
+            items.write(log, kind="failed", test=test, says=says)
+            ended.add(test)
+    return sorted(ended)
 
 
 def summarise_suite(log, done):
