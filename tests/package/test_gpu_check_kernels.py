@@ -10,7 +10,7 @@ import clattn
 import pytest
 from support.gpu_check import POCL, TOOL, load, put
 from support.helpers import run
-from support.variants import FORCED, VARIANTS
+from support.variants import FORCED, VARIANTS, forced
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +93,14 @@ def test_variants_that_failed_are_left_out_of_what_follows(tool, tmp_path, monke
     run(
         [sys.executable, "-c", code], timeout=60, check_exit=True, env=check.environment(), cwd=None
     )
+
+
+def test_variants_that_are_left_out_stay_left_out(monkeypatch):
+    """In tests that force nothing, and in their child processes."""
+    for words, expected in (("-mma,-tiled", "-mma,-tiled"), ("mma", None)):
+        monkeypatch.setenv("CLATTN_KERNEL", words)
+        assert forced()["CLATTN_KERNEL"] == expected
+        assert forced("cpu")["CLATTN_KERNEL"] == "cpu"
 
 
 # --- smoke calls -------------------------------------------------------------------------------
