@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from ptx.device import SETUP, build, title
+from ptx.device import OPEN, SETUP, build, title
 from ptx.test_ptx_kernels import ARRAYS, CASES
 
 
@@ -38,7 +38,7 @@ def main():
         os.environ["XDG_CACHE_HOME"] = folder
         sys.argv[1:] = [str(build(folder))]
         names = {}
-        exec(SETUP + ARRAYS, names)
+        exec(SETUP + OPEN + ARRAYS, names)
         names["machine"].machine = note
         for _, _, arguments in CASES.values():
             lse = "" if "return_lse" in arguments else ", return_lse=False"
