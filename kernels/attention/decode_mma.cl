@@ -37,8 +37,9 @@
 #define VALUE_LOADS ((HEAD_EV + 63) / 64) /* for one value */
 #define EV_TILES    (8 * VALUE_LOADS)     /* of 8 columns */
 
-#define MT  1
-#define LSE 1 /* the merge needs the exact sum of weights */
+#define MT    1
+#define CHUNK 16
+#define LSE   1 /* the merge needs the exact sum of weights */
 
 /* The result of a warp in local memory: rows are longer than 64 * VALUE_LOADS, so that
    two rows begin in different banks. */

@@ -25,7 +25,7 @@
  *     -DALIGNED           1: rows of query, key and value are whole aligned 16 bytes
  *     -DOUTPUT_ALIGNED    1: so are rows of output
  *     -DBN                keys of a block, a multiple of CHUNK
- *     -DMT -DLSE          see mma/softmax.clh
+ *     -DMT -DCHUNK -DLSE  see mma/softmax.clh
  *     and the macros of support/warp.clh
  */
 #define CAP            warp_tanh
@@ -231,16 +231,19 @@ static inline void
 multiply_keys(const warp_state *warp, const mma_lane *lane, uint keys,
               uint4 (*queries)[HEAD_E / 16], float4 (*scores)[KEY_TILES])
 {
-    WARP_FOR (int m = 0; m < MT; m++) {
-        scores[m][0] = (float4)0.0f;
-        scores[m][1] = (float4)0.0f;
-    }
-    WARP_FOR (int e = 0; e < HEAD_E / 16; e++) {
-        const uint4 b =
-            warp_load(warp, CHUNK_OFFSET_FROM(keys + lane->key_offset, 2 * e, E_CHUNKS));
+    WARP_FOR (int k = 0; k < KEY_TILES; k += 2) {
         WARP_FOR (int m = 0; m < MT; m++) {
-            scores[m][0] = warp_multiply(warp, scores[m][0], queries[m][e], b.xy);
-            scores[m][1] = warp_multiply(warp, scores[m][1], queries[m][e], b.zw);
+            scores[m][k] = (float4)0.0f;
+            scores[m][k + 1] = (float4)0.0f;
+        }
+        WARP_FOR (int e = 0; e < HEAD_E / 16; e++) {
+            const uint4 b =
+                warp_load(warp, CHUNK_OFFSET_FROM(keys + lane->key_offset, 2 * e, E_CHUNKS) +
+                                    k * 8 * E_CHUNKS * CHUNK_BYTES);
+            WARP_FOR (int m = 0; m < MT; m++) {
+                scores[m][k] = warp_multiply(warp, scores[m][k], queries[m][e], b.xy);
+                scores[m][k + 1] = warp_multiply(warp, scores[m][k + 1], queries[m][e], b.zw);
+            }
         }
     }
 }
@@ -271,16 +274,19 @@ static inline void
 multiply_values(const warp_state *warp, const mma_lane *lane, uint values,
                 float4 (*weights)[KEY_TILES], softmax_state *softmax, float4 (*result)[EV_TILES])
 {
-    uint4 a[MT];
-    WARP_FOR (int m = 0; m < MT; m++) {
-        a[m] = round_weights(warp, softmax, m, weights[m][0], weights[m][1]);
-    }
-    WARP_FOR (int c = 0; c < EV_TILES; c += 2) {
-        const uint4 b =
-            warp_load_columns(warp, CHUNK_OFFSET_FROM(values + lane->value_offset, c, EV_CHUNKS));
+    WARP_FOR (int k = 0; k < KEY_TILES; k += 2) {
+        uint4 a[MT];
         WARP_FOR (int m = 0; m < MT; m++) {
-            result[m][c] = warp_multiply(warp, result[m][c], a[m], b.xy);
-            result[m][c + 1] = warp_multiply(warp, result[m][c + 1], a[m], b.zw);
+            a[m] = round_weights(warp, softmax, m, weights[m][k], weights[m][k + 1]);
+        }
+        WARP_FOR (int c = 0; c < EV_TILES; c += 2) {
+            const uint4 b = warp_load_columns(
+                warp, CHUNK_OFFSET_FROM(values + lane->value_offset, c, EV_CHUNKS) +
+                          k * 8 * EV_CHUNKS * CHUNK_BYTES);
+            WARP_FOR (int m = 0; m < MT; m++) {
+                result[m][c] = warp_multiply(warp, result[m][c], a[m], b.xy);
+                result[m][c + 1] = warp_multiply(warp, result[m][c + 1], a[m], b.zw);
+            }
         }
     }
 }

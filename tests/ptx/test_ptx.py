@@ -58,10 +58,10 @@ def test_kernels_do_not_spill(programs, capsys, monkeypatch):
     for _, macros, _, registers, spilled, _, local, hmma, ldsm, ldgsts in rows:
         assert (int(registers) <= 255, int(spilled), int(local) <= 48 << 10) == (True, 0, True)
         defines = dict(macro.split("=") for macro in macros.split())
-        size, tiles = int(defines["HEAD_E"]), int(defines["MT"])
+        size, tiles, keys = (int(defines[name]) for name in ("HEAD_E", "MT", "CHUNK"))
         # of 16 keys: two for each 16 elements, two for each 16 columns, one for the sum
-        assert int(hmma) == tiles * (4 * size // 16 + 1)
-        assert int(ldsm) == (2 + tiles) * size // 16
+        assert int(hmma) == keys // 16 * tiles * (4 * size // 16 + 1)
+        assert int(ldsm) == (2 * keys // 16 + tiles) * size // 16
         copies = "ALIGNED" in defines and defines.get("WARP") != "2"
         assert (int(ldgsts) > 0) == copies
 
