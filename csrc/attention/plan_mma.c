@@ -49,7 +49,7 @@ padded(int64_t head)
 
 /* Largest head sizes of a warp with two tiles of rows, so that nothing spills: with
    masks and the like, without them, and without them for chunks of WIDE_CHUNK keys. */
-#define TWO_TILES_HEAD       80
+#define TWO_TILES_HEAD       96
 #define TWO_TILES_PLAIN_HEAD 128
 #define TWO_TILES_WIDE_HEAD  80
 
