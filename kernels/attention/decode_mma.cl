@@ -137,11 +137,9 @@ multiply_keys(const warp_state *warp, __local const uint4 *queries, uint4 (*keys
 static inline uint
 pair_of(uint4 low, uint4 high, int c)
 {
-    ushort a[8];
-    ushort b[8];
-    vstore8(as_ushort8(low), 0, a);
-    vstore8(as_ushort8(high), 0, b);
-    return as_uint((ushort2)(a[c], b[c]));
+    const ushort2 x = as_ushort2(((const uint *)&low)[c / 2]);
+    const ushort2 y = as_ushort2(((const uint *)&high)[c / 2]);
+    return as_uint(c % 2 == 0 ? (ushort2)(x.x, y.x) : (ushort2)(x.y, y.y));
 }
 
 /* result += weights * values of 16 keys. A value that no row attends to may hold a NaN,

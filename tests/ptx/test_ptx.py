@@ -82,6 +82,14 @@ def test_the_limit_of_reading_reads_16_bytes_at_once(programs, tmp_path):
     assert ptx.read_text().count("ld.global.v4.f32") == 8
 
 
+def test_keys_and_values_are_loaded_by_16_bytes(programs, tmp_path):
+    """Of attention_decode_mma: four keys and four values of a lane, before the loop and in it."""
+    ptx = tmp_path / "decode.ptx"
+    kernel = ptx_check.ROOT / "kernels/attention/decode_mma.cl"
+    ptx_check.to_ptx(programs, kernel, ptx_check.with_macros(kernel, ["-DHEAD_E=64"]), ptx)
+    assert ptx.read_text().count("ld.global.v4.u32") == 16
+
+
 @pytest.mark.parametrize(("text", "status"), [(SPILLS, 1), (STACK, 1), ("an error", 1), (None, 2)])
 def test_faults_are_told(programs, tmp_path, monkeypatch, capsys, text, status):
     """A kernel spills, has an array on its stack or does not compile, or there is no compiler."""
