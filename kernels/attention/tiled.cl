@@ -406,7 +406,7 @@ attention_tiled(ATTENTION_ARGUMENTS)
     /* The last rows come first: below a causal diagonal they have the most keys. */
     const int tiles = ((int)params.L + BM - 1) / BM;
     const ca_int64 group = (ca_int64)get_group_id(0);
-    const ca_int64 linear = group / tiles;
+    const ca_int64 linear = ca_divide(group, tiles);
     const int row_of_tiles = tiles - 1 - (int)(group - linear * tiles);
     ca_unravel(linear, params.batch, tile.batch);
     tile.i0 = row_of_tiles * BM;
@@ -424,9 +424,9 @@ attention_tiled(ATTENTION_ARGUMENTS)
     load_queries(&tile, 0);
 #endif
     if (USES(&params, PRESENT)) {
-        const present_share share = present_share_of(
+        const key_range share = present_share_of(
             &params, tile.batch, row_of_tiles * THREADS + tile.item, tiles * THREADS);
-        copy_present(&call, tile.batch, share.first, share.end);
+        copy_present(&call, tile.batch, share.start, share.end);
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* these writes: their reads */
     const key_band own_band = band;
