@@ -162,8 +162,10 @@ choose_tile(const ca_device_info *info, const ca_attention *attention, exchange 
     return t;
 }
 
-int64_t
-ca_plan_splits_on_gpu(const ca_device_info *info, const ca_attention *attention, double groups)
+/* Returns how many splits of the keys keep a GPU busy without being too small. `groups`
+   are the work-groups of one split. */
+static int64_t
+choose_splits(const ca_device_info *info, const ca_attention *attention, double groups)
 {
     double bytes =
         (double)ca_attention_visible_keys(attention) * (double)ca_attention_key_bytes(attention);
@@ -211,7 +213,7 @@ plan_decode_gpu(const ca_device_info *info, const ca_attention *attention, ca_at
     plan->local_size = (size_t)t.group;
     plan->grid[2] /= plan->heads;
     plan->grid[3] = ca_divide_up(rows, t.rows);
-    plan->splits = ca_plan_splits_on_gpu(info, attention, ca_plan_items(plan));
+    plan->splits = choose_splits(info, attention, ca_plan_items(plan));
     plan->grid[4] = plan->splits * t.group;
 
     ca_kernel_spec *spec = &plan->spec;
