@@ -41,16 +41,18 @@
 /* How work-items exchange numbers: EXCHANGE of support/exchange.clh. */
 typedef enum { EXCHANGE_LOCAL, EXCHANGE_SUB_GROUPS, EXCHANGE_PTX } exchange;
 
+/* Sizes of sub-groups that the kernel can have. */
+#define SUB_GROUPS (8 | 16 | 32)
+
 /* Returns how many neighbours can exchange numbers: a warp, a sub-group, or any number in
-   local memory. Most devices have sub-groups of 16; larger ones take more registers for
-   each work-item on some. */
+   local memory. The smallest sub-groups are best where a sub-group has a fixed share of
+   the registers, as on Intel's GPUs: 4 KiB with sizes from 8 on, 8 KiB with sizes from 16
+   on, so that a lane of the smallest has 128 registers. One row takes about 100. */
 static int64_t
 lanes_of(const ca_device_info *info, exchange by)
 {
-    return by != EXCHANGE_SUB_GROUPS ? 32
-           : info->sub_groups & 16   ? 16
-           : info->sub_groups & 32   ? 32
-                                     : 8;
+    int64_t sizes = info->sub_groups & SUB_GROUPS;
+    return by == EXCHANGE_SUB_GROUPS ? sizes & -sizes : 32;
 }
 
 static int
@@ -59,7 +61,7 @@ exchange_of(const ca_device_info *info)
     if (info->warp_shuffles) {
         return EXCHANGE_PTX;
     }
-    return (info->sub_groups & (8 | 16 | 32)) != 0 ? EXCHANGE_SUB_GROUPS : EXCHANGE_LOCAL;
+    return (info->sub_groups & SUB_GROUPS) != 0 ? EXCHANGE_SUB_GROUPS : EXCHANGE_LOCAL;
 }
 
 /* Returns how many work-items share a key of `chunks` loads. Eight, which read 128 bytes
