@@ -451,7 +451,7 @@ attend_share(const attention_call *call, ca_int64 item)
     PLAIN_FOR (int n = 0; n < tiles * RT * Ev_slots; n++) {
         result[n] = (realv)REAL(0.0);
     }
-    const key_range keys = keys_of_split(params, first, last, mine.split);
+    const key_range keys = part_of_keys(first, last, mine.split, params->splits);
 
     key_range copied = {0, 0};
     if (USES(params, PRESENT)) {

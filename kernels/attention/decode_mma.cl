@@ -114,13 +114,11 @@ load_values(uint4 (*values)[VALUE_LOADS], const split_source *source, int j)
     }
 }
 
-/* Multiplies the rows with 16 keys. */
+/* scores += rows * 16 keys. */
 static inline void
 multiply_keys(const warp_state *warp, __local const uint4 *queries, uint4 (*keys)[KEY_LOADS],
               float4 *scores)
 {
-    scores[0] = (float4)0.0f;
-    scores[1] = (float4)0.0f;
     WARP_FOR (int n = 0; n < KEY_LOADS; n++) {
         const uint4 low = queries[2 * n * WARP_LANES + warp->lane];
         const uint4 high = queries[(2 * n + 1) * WARP_LANES + warp->lane];
@@ -226,7 +224,7 @@ attend_split(const warp_state *warp, const split_source *source, __local const u
         if (WARP_SKIPS && j >= source->count) {
             break;
         }
-        float4 scores[1][KEY_TILES];
+        float4 scores[1][KEY_TILES] = {{(float4)0.0f}};
         multiply_keys(warp, queries, keys, scores[0]);
         if (j + step < source->count) {
             load_keys(keys, source, j + step);
@@ -316,8 +314,8 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
         (int)warp.lane % 4,
     };
     softmax_state softmax;
-    float4 result[1][EV_TILES];
-    start_softmax(&softmax, result);
+    float4 result[1][EV_TILES] = {{(float4)0.0f}};
+    start_softmax(&softmax);
     if (source.count > 0) {
         attend_split(&warp, &source, memory, &softmax, result);
     }

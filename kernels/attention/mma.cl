@@ -176,10 +176,7 @@ tile_at(const attention_call *call, const ca_int64 *batch, ca_int64 row_of_tiles
     const ca_attention_params *params = call->params;
     const key_band band = ca_band(call, batch);
     const ca_int64 i0 = row_of_tiles * BM;
-    mma_tile tile;
-    tile.call = call;
-    tile.batch = batch;
-    tile.i0 = (int)i0;
+    mma_tile tile = {call, batch, (int)i0};
     tile.rows = (int)min((ca_int64)BM, params->L - i0);
     tile.first = (int)max((ca_int64)0, i0 + band.lower);
     tile.end = (int)min(band.limit, i0 + tile.rows + band.upper);
@@ -226,16 +223,12 @@ load_queries(const warp_state *warp, __local uint4 *memory, const mma_tile *tile
     barrier(CLK_LOCAL_MEM_FENCE); /* these reads: the copies of keys over them */
 }
 
-/* Multiplies the warp's queries with the CHUNK keys from an address on. */
+/* scores += queries of the warp * the CHUNK keys from an address on. */
 static inline void
 multiply_keys(const warp_state *warp, const mma_lane *lane, uint keys,
               uint4 (*queries)[HEAD_E / 16], float4 (*scores)[KEY_TILES])
 {
     WARP_FOR (int k = 0; k < KEY_TILES; k += 2) {
-        WARP_FOR (int m = 0; m < MT; m++) {
-            scores[m][k] = (float4)0.0f;
-            scores[m][k + 1] = (float4)0.0f;
-        }
         WARP_FOR (int e = 0; e < HEAD_E / 16; e++) {
             const uint4 b =
                 warp_load(warp, CHUNK_OFFSET_FROM(keys + lane->key_offset, 2 * e, E_CHUNKS) +
@@ -307,7 +300,7 @@ attend_block(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
                            j + CHUNK <= i + tile->bounds.lower)) {
             continue;
         }
-        float4 scores[MT][KEY_TILES];
+        float4 scores[MT][KEY_TILES] = {{(float4)0.0f}};
         multiply_keys(warp, lane, address + k * E_CHUNKS * CHUNK_BYTES, queries, scores);
         if (SCORE_IS_PLAIN(params) && sees_all(params, &tile->bounds, i, WARP_ROWS, j, CHUNK)) {
             softmax->seen = ~0u;
@@ -385,9 +378,9 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
     const float factor = late_factor(&params);
 
     uint4 queries[MT][HEAD_E / 16];
-    float4 result[MT][EV_TILES];
+    float4 result[MT][EV_TILES] = {{(float4)0.0f}};
     softmax_state softmax;
-    start_softmax(&softmax, result);
+    start_softmax(&softmax);
     load_queries(&warp, memory, &tile, &lane, queries);
 
     tile_source keys = source_at(key, &params.key, batch, tile.first, params.E, E_CHUNKS);

@@ -58,10 +58,7 @@ typedef struct {
 static inline key_block
 block_at(const tile_state *tile, int j0, int end)
 {
-    key_block block;
-    block.j0 = j0;
-    block.keys = min(BN, end - j0);
-    block.bounds = count_from(tile->bounds, 0, j0);
+    key_block block = {j0, min(BN, end - j0), count_from(tile->bounds, 0, j0)};
     block.bounds.limit = min(block.bounds.limit, block.keys);
     return block;
 }
@@ -408,11 +405,7 @@ attention_tiled(ATTENTION_ARGUMENTS)
     __local key_band band;
 
     const attention_call call = ATTENTION_CALL;
-    tile_state tile;
-    tile.call = &call;
-    tile.queries = queries;
-    tile.shared = shared;
-    tile.highest = highest;
+    tile_state tile = {&call, queries, shared, highest};
     tile.item = (int)get_local_id(0);
     tile.ty = tile.item / TX;
     tile.tx = tile.item - tile.ty * TX;
