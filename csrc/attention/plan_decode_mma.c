@@ -30,7 +30,7 @@
 #define LOCAL_BYTES (36 << 10)
 
 /* Work-groups that a compute unit runs at a time: as many as its 64 Ki registers hold. By
-   offline assembly, a work-item has 144 to 158 registers with head sizes of at most
+   offline assembly, a work-item has 142 to 158 registers with head sizes of at most
    SMALL_HEAD, and more than 168 with larger ones. */
 #define RESIDENT_GROUPS       2
 #define RESIDENT_SMALL_GROUPS 3
