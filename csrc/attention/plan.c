@@ -2,6 +2,7 @@
 #include "attention/plan.h"
 
 #include "attention/options.h"
+#include "kernels/attention/params.h"
 
 void
 ca_plan_begin(ca_attention_plan *plan, const ca_attention *attention, const char *name,
@@ -77,4 +78,22 @@ ca_plan_define_sizes(ca_kernel_spec *spec, const ca_attention *attention)
     ca_plan_define_options(spec, attention);
     ca_kernel_define(spec, "HEAD_E", attention->E);
     ca_kernel_define(spec, "HEAD_EV", attention->Ev);
+}
+
+bool
+ca_plan_has_matrix_units(const ca_device_info *info, const ca_attention *attention)
+{
+    ca_dtype dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
+    return (dtype == CA_FLOAT16 && info->float16_matrices) ||
+           (dtype == CA_BFLOAT16 && info->bfloat16_matrices);
+}
+
+void
+ca_plan_define_warp(ca_kernel_spec *spec, const ca_device_info *info, const ca_attention *attention)
+{
+    bool units = ca_plan_has_matrix_units(info, attention);
+    ca_kernel_define(spec, "WARP",
+                     !units               ? CA_WARP_EMULATED
+                     : info->async_copies ? CA_WARP_PTX
+                                          : CA_WARP_PTX_WAITING);
 }

@@ -14,6 +14,8 @@
 #define CA_ATTENTION_GRID_DIMS 5
 
 typedef struct {
+    int variant;  /* its row in the table of variants */
+    bool is_last; /* of the table: the reference */
     ca_kernel_spec spec;
     int64_t grid[CA_ATTENTION_GRID_DIMS]; /* work-items: the product */
     size_t local_size;                    /* work-items of a group */
@@ -55,6 +57,13 @@ void ca_plan_define_options(ca_kernel_spec *spec, const ca_attention *attention)
 
 /* For kernels on GPUs: define the macros of ca_plan_define_options, HEAD_E and HEAD_EV. */
 void ca_plan_define_sizes(ca_kernel_spec *spec, const ca_attention *attention);
+
+/* True if the device has matrix units for the query's dtype. */
+bool ca_plan_has_matrix_units(const ca_device_info *info, const ca_attention *attention);
+
+/* For kernels that multiply matrices: define WARP, how warps do so. */
+void ca_plan_define_warp(ca_kernel_spec *spec, const ca_device_info *info,
+                         const ca_attention *attention);
 
 /* Work-items for each core of a CPU, so that all cores end at about the same time. */
 #define CA_ITEMS_FOR_EACH_CORE 4

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What both variants for few rows on GPUs share: splits of the keys and their merge.
+ * What both variants for few rows on GPUs share: the merge of splits.
  */
 #ifndef CLATTN_ATTENTION_PLAN_DECODE_GPU_H
 #define CLATTN_ATTENTION_PLAN_DECODE_GPU_H
@@ -8,11 +8,6 @@
 #include "attention/knobs.h"
 #include "attention/plan.h"
 #include "opencl/info.h" /* ca_device_info */
-
-/* How many splits of the keys keep a GPU busy without being too small. `groups` are the
-   work-groups of one split. */
-int64_t ca_plan_splits_on_gpu(const ca_device_info *info, const ca_attention *attention,
-                              double groups);
 
 /* The knob of both variants: splits in percent of those of the rule. */
 #define CA_KNOBS_OF_SPLITS                                                                         \
@@ -23,9 +18,8 @@ int64_t ca_plan_splits_on_gpu(const ca_device_info *info, const ca_attention *at
         }                                                                                          \
     }
 
-/* ca_plan_splits_on_gpu, times the knob. */
-int64_t ca_plan_tuned_splits(const ca_device_info *info, const ca_attention *attention,
-                             double groups, const ca_knobs *knobs);
+/* Returns the rule's `splits`, times the knob. */
+int64_t ca_plan_tuned_splits(const ca_attention *attention, int64_t splits, const ca_knobs *knobs);
 
 /* Plan the second kernel, attention/decode_gpu_merge.cl, and the memory that a split leaves
    for each row. */

@@ -16,12 +16,13 @@
 
 #define MAX_HEAD 256
 
-enum { MT, BN };
+enum { ROW_TILES, BLOCK_KEYS, CHUNK_KEYS };
 
 /* The kernel's macros. Blocks of keys that do not fit the local memory are passed over. */
 static const ca_knob knobs_of_mma[] = {
-    [MT] = {"MT", {1, 2}},
-    [BN] = {"BN", {32, 64}},
+    [ROW_TILES] = {"MT", {1, 2}},
+    [BLOCK_KEYS] = {"BN", {32, 64}},
+    [CHUNK_KEYS] = {"CHUNK", {16, 32}},
     {NULL, {0}},
 };
 
@@ -56,20 +57,44 @@ padded(int64_t head)
     return MAX_HEAD;
 }
 
+/* Largest head sizes of a warp with two tiles of rows, so that nothing spills: with
+   masks and the like, without them, and without them for chunks of WIDE_CHUNK keys. */
+#define TWO_TILES_HEAD       96
+#define TWO_TILES_PLAIN_HEAD 128
+#define TWO_TILES_WIDE_HEAD  80
+
+/* Keys that a warp scores together. More of them share the work of a chunk: branches, a
+   vote, the comparison with the base. */
+#define CHUNK      16
+#define WIDE_CHUNK 32
+
+/* True if a score is a scaled product, so that most chunks look at no single key. */
+static bool
+is_plain(const ca_attention *attention)
+{
+    return !ca_attention_has(attention, CA_ATTENTION_MASK) &&
+           !ca_attention_has(attention, CA_ATTENTION_BIAS) && ca_attention_softcap(attention) == 0;
+}
+
 /* Returns how many tiles of rows a warp has. Two tiles halve the reads of keys and values.
    Two need enough registers, rows that fill them, and enough groups for all units. */
 static int64_t
 row_tiles(const ca_device_info *info, const ca_attention *attention, int64_t head, double heads)
 {
-    bool plain = !ca_attention_has(attention, CA_ATTENTION_MASK) &&
-                 !ca_attention_has(attention, CA_ATTENTION_BIAS) &&
-                 !ca_attention_has(attention, CA_ATTENTION_LSE) &&
-                 ca_attention_softcap(attention) == 0;
-    bool ample = !info->matrix_units || info->ample_registers;
-    bool fits = head <= 80 || (plain && (head <= 96 || (head <= 128 && ample)));
+    bool ample = !ca_plan_has_matrix_units(info, attention) || info->ample_registers;
+    bool fits =
+        head <= TWO_TILES_HEAD || (is_plain(attention) && head <= TWO_TILES_PLAIN_HEAD && ample);
     int64_t L = attention->L;
     double groups = heads * (double)ca_divide_up(L, 2 * TILE_ROWS);
     return fits && L > TILE_ROWS && groups >= (double)info->compute_units ? 2 : 1;
+}
+
+/* Returns the keys of a chunk, in blocks of `keys`. */
+static int64_t
+chunk_keys(const ca_attention *attention, int64_t tiles, int64_t head, int64_t keys)
+{
+    bool fits = tiles == 1 || head <= TWO_TILES_WIDE_HEAD;
+    return is_plain(attention) && fits && keys >= WIDE_CHUNK ? WIDE_CHUNK : CHUNK;
 }
 
 static void
@@ -80,14 +105,15 @@ plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention
     ca_plan_begin(plan, attention, "attention_mma", THREADS);
 
     ca_knobs knobs = ca_knobs_of(info, attention, CA_INDEX_mma, knobs_of_mma);
-    int64_t tiles = row_tiles(info, attention, E > Ev ? E : Ev, ca_plan_items(plan));
-    tiles = ca_knob_value(&knobs, MT, tiles);
+    int64_t head = E > Ev ? E : Ev;
+    int64_t tiles = row_tiles(info, attention, head, ca_plan_items(plan));
+    tiles = ca_knob_value(&knobs, ROW_TILES, tiles);
     plan->grid[3] = ca_divide_up(attention->L, tiles * TILE_ROWS);
     plan->grid[4] = THREADS;
 
     const int64_t stages = 3;
-    int64_t keys = ca_knob_value(&knobs, BN, 64);
-    while (keys > 16 && stages * keys * (E + Ev) * 2 > LOCAL_BYTES) {
+    int64_t keys = ca_knob_value(&knobs, BLOCK_KEYS, 64);
+    while (keys > CHUNK && stages * keys * (E + Ev) * 2 > LOCAL_BYTES) {
         keys /= 2;
     }
     ca_kernel_spec *spec = &plan->spec;
@@ -100,9 +126,11 @@ plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention
                          rows_are_aligned(attention, CA_ATTENTION_KEY) &&
                          rows_are_aligned(attention, CA_ATTENTION_VALUE));
     ca_kernel_define(spec, "OUTPUT_ALIGNED", rows_are_aligned(attention, CA_ATTENTION_OUTPUT));
-    ca_kernel_define(spec, "WARP", info->matrix_units);
+    ca_plan_define_warp(spec, info, attention);
     ca_kernel_define(spec, "MT", tiles);
     ca_kernel_define(spec, "BN", keys);
+    int64_t chunk = chunk_keys(attention, tiles, head, keys);
+    ca_kernel_define(spec, "CHUNK", ca_smaller(ca_knob_value(&knobs, CHUNK_KEYS, chunk), keys));
 }
 
 const ca_variant ca_variant_mma = {

@@ -16,6 +16,9 @@ static const ca_variant *const variants[] = {CA_VARIANTS(ROW)};
 /* Most work-groups for each compute unit in a launch that computes rows again. */
 #define REDOING_GROUPS 16
 
+/* What follows a variant's word where CLATTN_KERNEL asks for the emulation of matrix units. */
+#define EMULATED "_emulated"
+
 /* Local memory that the emulation of matrix units adds to a kernel's own. */
 #define EMULATION_BYTES (4 << 10)
 
@@ -54,9 +57,9 @@ takes_heads(const ca_variant *variant, const ca_attention *attention)
 }
 
 static bool
-fits_device(const ca_variant *variant, const ca_device_info *info)
+fits_device(const ca_variant *variant, const ca_device_info *info, const ca_attention *attention)
 {
-    bool emulated = variant->multiplies_matrices && !info->matrix_units;
+    bool emulated = variant->multiplies_matrices && !ca_plan_has_matrix_units(info, attention);
     return info->max_work_group >= variant->group &&
            info->local_memory >= variant->local_memory + (emulated ? EMULATION_BYTES : 0);
 }
@@ -65,7 +68,8 @@ static bool
 takes(const ca_variant *variant, const ca_device_info *info, const ca_attention *attention)
 {
     return takes_dtypes(variant, attention) && takes_heads(variant, attention) &&
-           (variant->refuses & options_of(attention)) == 0 && fits_device(variant, info) &&
+           (variant->refuses & options_of(attention)) == 0 &&
+           fits_device(variant, info, attention) &&
            (variant->can_run == NULL || variant->can_run(info, attention));
 }
 
@@ -73,9 +77,10 @@ static bool
 is_fast(const ca_variant *variant, const ca_device_info *info, const ca_attention *attention)
 {
     bool cpu = info->type == CA_DEVICE_CPU;
-    bool here = variant->fast == CA_FAST_ANYWHERE || (variant->fast == CA_FAST_ON_CPUS && cpu) ||
-                (variant->fast == CA_FAST_ON_GPUS && !cpu) ||
-                (variant->fast == CA_FAST_WITH_MATRIX_UNITS && info->matrix_units);
+    bool here =
+        variant->fast == CA_FAST_ANYWHERE || (variant->fast == CA_FAST_ON_CPUS && cpu) ||
+        (variant->fast == CA_FAST_ON_GPUS && !cpu) ||
+        (variant->fast == CA_FAST_WITH_MATRIX_UNITS && ca_plan_has_matrix_units(info, attention));
     return here && (variant->fast_rows == 0 || attention->L <= variant->fast_rows) &&
            (variant->fewest_rows == 0 ||
             ca_attention_heads_together(attention) * attention->L >= variant->fewest_rows) &&
@@ -142,13 +147,20 @@ refuse(const ca_variant *variant, ca_error *error)
     return status;
 }
 
-ca_status
-ca_variant_find(const char *word, const char **found, ca_error *error)
+const char *
+ca_variant_word(int row)
+{
+    return variants[row]->word;
+}
+
+/* The index of the variant whose word has `length` characters. */
+static ca_status
+find(const char *word, size_t length, size_t *found, ca_error *error)
 {
     ca_strbuf words = {0};
     for (size_t n = 0; n < COUNT; n++) {
-        if (strcmp(word, variants[n]->word) == 0) {
-            *found = variants[n]->word;
+        if (strlen(variants[n]->word) == length && memcmp(word, variants[n]->word, length) == 0) {
+            *found = n;
             ca_strbuf_free(&words);
             return CA_OK;
         }
@@ -158,10 +170,48 @@ ca_variant_find(const char *word, const char **found, ca_error *error)
                                          : " or ",
                          variants[n]->word);
     }
-    ca_status status =
-        ca_error_set(error, CA_ERROR_VALUE, "CLATTN_KERNEL is \"%.100s\"; expected %s", word,
-                     !words.failed ? words.data : "a variant");
+    ca_status status = ca_error_set(error, CA_ERROR_VALUE, "CLATTN_KERNEL is \"%.*s\"; expected %s",
+                                    (int)(length < 100 ? length : 100), word,
+                                    !words.failed ? words.data : "a variant");
     ca_strbuf_free(&words);
+    return status;
+}
+
+ca_status
+ca_variant_force(const char *words, ca_forced *forced, ca_error *error)
+{
+    ca_status status = CA_OK;
+    size_t n;
+    if (words[0] != '-') {
+        size_t length = strlen(words);
+        size_t suffix = strlen(EMULATED);
+        size_t rest = length > suffix ? length - suffix : 0;
+        if (rest > 0 && strcmp(words + rest, EMULATED) == 0 &&
+            find(words, rest, &n, error) == CA_OK && variants[n]->multiplies_matrices) {
+            forced->emulates = true;
+        } else {
+            CA_TRY(find(words, length, &n, error));
+        }
+        forced->kernel = variants[n]->word;
+        return CA_OK;
+    }
+    for (const char *word = words; word[0] != '\0';) {
+        size_t length = strcspn(word, ",");
+        if (word[0] == '-') {
+            CA_TRY(find(word + 1, length - 1, &n, error));
+        } else {
+            CA_TRY(find(words, strlen(words), &n, error)); /* refuses all of them */
+        }
+        if (n + 1 == COUNT) {
+            CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
+                                "CLATTN_KERNEL is \"%.100s\"; \"%s\" takes what the others refuse "
+                                "and cannot be left out",
+                                words, variants[n]->word));
+        }
+        forced->left_out |= UINT32_C(1) << n;
+        word += length + (word[length] == ',');
+    }
+done:
     return status;
 }
 
@@ -169,7 +219,7 @@ ca_variant_find(const char *word, const char **found, ca_error *error)
 
 static ca_status
 choose(const ca_device_info *info, const ca_forced *forced, const ca_attention *attention,
-       const ca_variant **chosen, ca_error *error)
+       size_t *chosen, ca_error *error)
 {
     size_t n = 0;
     if (ca_attention_in_float64(attention) && !info->float64) {
@@ -181,11 +231,22 @@ choose(const ca_device_info *info, const ca_forced *forced, const ca_attention *
     /* The last row, the reference, is always fast and takes everything. */
     while (forced->kernel != NULL
                ? strcmp(forced->kernel, variants[n]->word) != 0
-               : !is_fast(variants[n], info, attention) || !takes(variants[n], info, attention)) {
+               : (forced->left_out >> n & 1) != 0 || !is_fast(variants[n], info, attention) ||
+                     !takes(variants[n], info, attention)) {
         n++;
     }
-    *chosen = variants[n];
-    return takes(*chosen, info, attention) ? CA_OK : refuse(*chosen, error);
+    *chosen = n;
+    if (!takes(variants[n], info, attention)) {
+        return refuse(variants[n], error);
+    }
+    if (variants[n]->multiplies_matrices && info->type != CA_DEVICE_CPU && !forced->emulates &&
+        !ca_plan_has_matrix_units(info, attention)) {
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "CLATTN_KERNEL is \"%s\", but %s has no matrix units for this dtype; "
+                            "\"%s" EMULATED "\" emulates them, slowly",
+                            variants[n]->word, info->name, variants[n]->word);
+    }
+    return CA_OK;
 }
 
 ca_status
@@ -193,7 +254,7 @@ ca_attention_make_plan(const ca_device_info *info, const ca_forced *forced,
                        const ca_attention *attention, ca_attention_plan *plan, ca_error *error)
 {
     ca_status status = CA_OK;
-    const ca_variant *variant = NULL;
+    size_t row = 0;
     const ca_device_info *seen = info;
     ca_device_info limited;
     int optional = ca_attention_optional(attention).count;
@@ -206,8 +267,10 @@ ca_attention_make_plan(const ca_device_info *info, const ca_forced *forced,
         CA_TRY(ca_forced_limit(forced, info, &limited, error));
         seen = &limited;
     }
-    CA_TRY(choose(seen, forced, attention, &variant, error));
-    variant->make_plan(seen, attention, plan);
+    CA_TRY(choose(seen, forced, attention, &row, error));
+    variants[row]->make_plan(seen, attention, plan);
+    plan->variant = (int)row;
+    plan->is_last = row == COUNT - 1;
 done:
     return status;
 }

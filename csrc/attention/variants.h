@@ -83,8 +83,13 @@ CA_VARIANTS(CA_DECLARE_VARIANT)
 enum { CA_VARIANTS(CA_INDEX) CA_VARIANT_COUNT };
 #undef CA_INDEX
 
-/* The table's own text of `word`. CA_ERROR_VALUE where no variant has it. */
-ca_status ca_variant_find(const char *word, const char **found, ca_error *error);
+/* Read CLATTN_KERNEL into `forced`: the word of a variant, which all calls use, or several words
+   with commas, each after a "-", which no call uses. CA_ERROR_VALUE where no variant has a word,
+   or where the reference is left out. */
+ca_status ca_variant_force(const char *words, ca_forced *forced, ca_error *error);
+
+/* The word of the variant in that row of the table. */
+const char *ca_variant_word(int row);
 
 /* The plan of the variant that is forced, else of the first that is fast and takes the
    problem. CA_ERROR_VALUE where the variant that is forced does not take the problem.

@@ -12,6 +12,8 @@ typedef enum {
     CA_ERROR_TYPE,   /* wrong kind of object or dtype    -> TypeError */
     CA_ERROR_VALUE,  /* shape, range or combination      -> ValueError */
     CA_ERROR_MEMORY, /* host or device memory ran out    -> MemoryError */
+    CA_ERROR_KERNEL, /* the driver cannot build, create or launch a kernel, or the kernel
+                        gives wrong results              -> clattn.DeviceError */
     CA_ERROR_DEVICE, /* everything else OpenCL reports   -> clattn.DeviceError */
 } ca_status;
 

@@ -58,6 +58,8 @@ typedef struct {
     ca_memory_stats stats;
 } ca_pool;
 
+#define CA_MOST_VARIANTS 16
+
 typedef enum {
     CA_DEVICE_UNTRIED,
     CA_DEVICE_READY,
@@ -77,9 +79,17 @@ struct ca_device {
     bool is_host;         /* runs on the processor that this process runs on */
     bool storage_is_host; /* the host reads and writes storages where they lie */
 
-    atomic_int state;        /* a ca_device_state */
-    ca_error failure;        /* written before `state` */
+    atomic_int state; /* a ca_device_state */
+    ca_error failure; /* written before `state` */
+    /* Why the device lacks a capability that its driver reports; written before `state`. */
+    ca_error lacks[CA_CAPABILITIES];
     atomic_bool pairs_known; /* info.bfloat16_pairs is final, and was written before */
+
+    /* Kept for the room that has variants of kernels, a bit each. */
+    _Atomic(uint32_t) left_out;
+    _Atomic(uint64_t) tried;
+    _Atomic(uint32_t) untold;           /* those of `left_out` whose notice nobody has taken */
+    ca_error notices[CA_MOST_VARIANTS]; /* under `lock` */
 
     ca_mutex build_lock;
     ca_mutex lock;

@@ -49,7 +49,7 @@ ca_forced_parse_limits(const char *sub_groups, const char *local_memory, ca_forc
 bool
 ca_forced_limits(const ca_forced *forced)
 {
-    return forced->chooses_sub_group || forced->local_memory > 0;
+    return forced->emulates || forced->chooses_sub_group || forced->local_memory > 0;
 }
 
 ca_status
@@ -57,6 +57,9 @@ ca_forced_limit(const ca_forced *forced, const ca_device_info *info, ca_device_i
                 ca_error *error)
 {
     *limited = *info;
+    if (forced->emulates) {
+        limited->float16_matrices = limited->bfloat16_matrices = false;
+    }
     if (forced->chooses_sub_group) {
         if ((info->sub_groups & forced->sub_group) != forced->sub_group) {
             return ca_error_set(error, CA_ERROR_VALUE,

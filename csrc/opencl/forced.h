@@ -14,6 +14,8 @@
 /* All zero: nothing is forced. */
 typedef struct {
     const char *kernel; /* CLATTN_KERNEL, a variant's word; NULL: the fastest */
+    bool emulates;      /* the variant emulates matrix units, also on a device that has them */
+    uint32_t left_out;  /* a bit for each row of the table of variants that calls may not use */
     bool chooses_sub_group;
     int64_t sub_group;    /* CLATTN_SUB_GROUPS, the only size; 0: there are none */
     int64_t local_memory; /* CLATTN_LOCAL_MEMORY, bytes at most; 0: all there are */

@@ -31,6 +31,21 @@ typedef enum {
     CA_MEMORY_COPY,
 } ca_memory_mode;
 
+/* What kernels use beyond OpenCL C 1.2, where a device has it. */
+typedef enum {
+    CA_WARP_SHUFFLES,
+    CA_WARP_VOTES,
+    CA_MATRIX_LOADS,
+    CA_FLOAT16_MATRICES,
+    CA_BFLOAT16_MATRICES,
+    CA_ASYNC_COPIES,
+    CA_LARGE_LOCAL_MEMORY,
+    CA_SUB_GROUPS_8,
+    CA_SUB_GROUPS_16,
+    CA_SUB_GROUPS_32,
+    CA_CAPABILITIES,
+} ca_capability;
+
 typedef struct {
     char name[128];
     char vendor[128];
@@ -52,8 +67,9 @@ typedef struct {
     int64_t sub_groups;
     /* What kernels have as NVIDIA's PTX. Final when the device is prepared. */
     bool warp_shuffles;        /* work-items of a warp exchange numbers */
-    bool matrix_units;         /* a warp multiplies matrices of half types, and copies to local
-                             memory asynchronously */
+    bool float16_matrices;     /* a warp multiplies matrices of float16 */
+    bool bfloat16_matrices;    /* of bfloat16 */
+    bool async_copies;         /* and copies to local memory while it computes */
     bool ample_registers;      /* matrix code for two tiles of rows of head size 128 fits the
                              registers without spills */
     int64_t nvidia_capability; /* 80 for sm_80; 0: none of these. For Device alone: kernels

@@ -23,7 +23,7 @@ check_call(cl_int code, const char *call, const ca_device *device, const ca_kern
         return CA_OK;
     }
     snprintf(text, sizeof text, "%s for kernel '%s'", call, kernel->spec.name);
-    return ca_cl_check(code, text, device->info.name, error);
+    return ca_cl_check_kernel(code, text, device->info.name, error);
 }
 
 /* ---- checks ---- */
@@ -49,7 +49,7 @@ check_step(const ca_device *device, const ca_step *step, int nspans, ca_error *e
     }
     if (step->local_size == 0 || step->local_size > most || step->global_size == 0 ||
         step->global_size % step->local_size != 0) {
-        return ca_error_set(error, CA_ERROR_DEVICE,
+        return ca_error_set(error, CA_ERROR_KERNEL,
                             "kernel '%s' is given %zu work-items in groups of %zu; device '%s' "
                             "takes whole groups of at most %zu",
                             name, step->global_size, step->local_size, info->name, most);
@@ -110,9 +110,11 @@ enqueue_step(ca_device *device, cl_command_queue queue, const ca_step *step,
     ca_kernel *kernel = step->kernel;
     ca_status status = CA_OK;
     CA_TRY(ca_memory_set(device, kernel, bindings, nspans, error));
-    cl_int code =
-        cl->clSetKernelArg(kernel->handle, (cl_uint)nspans, step->params_size, step->params);
-    CA_TRY(check_call(code, "clSetKernelArg", device, kernel, error));
+    cl_int code = CL_SUCCESS;
+    if (step->params_size > 0) {
+        code = cl->clSetKernelArg(kernel->handle, (cl_uint)nspans, step->params_size, step->params);
+        CA_TRY(check_call(code, "clSetKernelArg", device, kernel, error));
+    }
     code = cl->clEnqueueNDRangeKernel(queue, kernel->handle, 1, NULL, &step->global_size,
                                       &step->local_size, 0, NULL, event);
     CA_TRY(check_call(code, "clEnqueueNDRangeKernel", device, kernel, error));

@@ -165,3 +165,18 @@ ca_cl_check(cl_int code, const char *call, const char *device_name, ca_error *er
                         "%s gave %s (%d) on device '%s'", call, ca_cl_error_name(code), (int)code,
                         device_name);
 }
+
+ca_status
+ca_cl_check_kernel(cl_int code, const char *call, const char *device_name, ca_error *error)
+{
+    static const cl_int codes[] = {
+        CL_OUT_OF_RESOURCES,          CL_INVALID_PROGRAM_EXECUTABLE, CL_INVALID_KERNEL_NAME,
+        CL_INVALID_KERNEL_DEFINITION, CL_INVALID_KERNEL_ARGS,        CL_INVALID_ARG_SIZE,
+        CL_INVALID_WORK_GROUP_SIZE,   CL_INVALID_WORK_ITEM_SIZE,
+    };
+    ca_status status = ca_cl_check(code, call, device_name, error);
+    for (size_t n = 0; n < sizeof codes / sizeof codes[0]; n++) {
+        status = code == codes[n] ? CA_ERROR_KERNEL : status;
+    }
+    return status;
+}

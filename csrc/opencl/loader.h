@@ -70,4 +70,9 @@ const char *ca_cl_error_name(cl_int code);
    for other codes. The message names call, code and device. */
 ca_status ca_cl_check(cl_int code, const char *call, const char *device_name, ca_error *error);
 
+/* The same for calls that create or launch a kernel: CA_ERROR_KERNEL for codes that say that the
+   driver cannot do so with this kernel. */
+ca_status ca_cl_check_kernel(cl_int code, const char *call, const char *device_name,
+                             ca_error *error);
+
 #endif

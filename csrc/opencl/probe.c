@@ -6,75 +6,10 @@
 #include <string.h>
 
 #include "kernels/probe/params.h"
-#include "opencl/cache.h"
 #include "opencl/device.h"
 #include "opencl/launch.h"
 #include "opencl/program.h"
-
-/* ---- verdicts on disk ---- */
-
-/* Part of the identity of each verdict. Raise the number whenever the host's side of a probe
-   changes: its input, or the results that pass. */
-#define EDITION 1
-
-/* A function that runs a probe. CA_OK: *passes is the verdict, true if the device passes. After an
-   error there is no verdict. */
-typedef ca_status (*run_probe)(ca_device *device, const ca_kernel_spec *spec, bool *passes,
-                               ca_error *error);
-
-/* A hash of everything that a verdict depends on: the probe's program, the way in which kernels
-   reach memory, and EDITION. */
-static bool
-verdict_identity(const ca_device *device, const ca_kernel_spec *spec, ca_hash *identity)
-{
-    ca_hash program;
-    if (!ca_kernel_identity(device, spec, &program)) {
-        return false;
-    }
-    const uint64_t parts[] = {program.words[0], program.words[1], (uint64_t)device->info.memory,
-                              EDITION};
-    *identity = ca_cache_hash(parts, sizeof parts);
-    return true;
-}
-
-/* Read the verdict that an earlier process has kept. If there is none, run the probe and keep its
-   verdict, so that the next process opens the device without a compilation. */
-static ca_status
-find_verdict(ca_device *device, const ca_kernel_spec *spec, run_probe run, bool *passes,
-             ca_error *error)
-{
-    const char *folder = device->cache_folder;
-    unsigned char *found = NULL;
-    size_t size;
-    ca_hash identity;
-    if (!verdict_identity(device, spec, &identity)) {
-        return run(device, spec, passes, error);
-    }
-    if (ca_cache_read(folder, "verdict", identity, &found, &size)) {
-        *passes = found[0] != 0;
-        free(found);
-        return CA_OK;
-    }
-    ca_status status = run(device, spec, passes, error);
-    if (status == CA_OK) {
-        const unsigned char kept = *passes;
-        ca_cache_write(folder, "verdict", identity, &kept, sizeof kept);
-    }
-    return status;
-}
-
-/* Build a probe that the driver's compiler may refuse. After a refusal *kernel is NULL. */
-static ca_status
-build_or_refuse(ca_device *device, const ca_kernel_spec *spec, ca_kernel **kernel, ca_error *error)
-{
-    ca_status status = ca_kernel_get_locked(device, spec, kernel, error);
-    if (status == CA_ERROR_DEVICE) {
-        *kernel = NULL;
-        ca_error_clear(error);
-        return CA_OK;
-    }
-    return status;
-}
+#include "opencl/verdict.h"
 
 /* ---- the test that every device has to pass ---- */
 
@@ -160,12 +95,11 @@ probe_verify(const probe_data *data)
     return NULL;
 }
 
-/* A device that does not pass gives an error, not a verdict. So nothing is kept on disk, and the
-   next process probes the device again: its user reads the reason and the compiler's log, and a
-   driver that only lacked something for a while passes. */
 static ca_status
-run_device_probe(ca_device *device, const ca_kernel_spec *spec, bool *passes, ca_error *error)
+run_device_probe(ca_device *device, const ca_kernel_spec *spec, const void *context,
+                 ca_error *error)
 {
+    (void)context;
     ca_status status = CA_OK;
     ca_kernel *kernel = NULL;
     probe_data data;
@@ -191,51 +125,20 @@ run_device_probe(ca_device *device, const ca_kernel_spec *spec, bool *passes, ca
     CA_TRY(ca_launch_run(device, &launch, error));
     const char *wrong = probe_verify(&data);
     if (wrong != NULL) {
-        CA_TRY(ca_error_set(error, CA_ERROR_DEVICE, "device '%s' gives wrong results: %s",
+        CA_TRY(ca_error_set(error, CA_ERROR_KERNEL, "device '%s' gives wrong results: %s",
                             device->info.name, wrong));
     }
-    *passes = true;
 done:
     return status;
 }
 
+/* A failure is not kept on disk, and the next process probes the device again: its user reads the
+   reason and the compiler's log, and a driver that only lacked something for a while passes. */
 ca_status
 ca_probe_device(ca_device *device, ca_error *error)
 {
     const ca_kernel_spec spec = {.name = "probe_device", .is_probe = true};
-    bool passes;
-    return find_verdict(device, &spec, run_device_probe, &passes, error);
-}
-
-/* ---- NVIDIA's instructions ---- */
-
-static ca_status
-run_ptx_probe(ca_device *device, const ca_kernel_spec *spec, bool *passes, ca_error *error)
-{
-    ca_kernel *kernel = NULL;
-    ca_status status = build_or_refuse(device, spec, &kernel, error);
-    *passes = kernel != NULL;
-    return status;
-}
-
-void
-ca_probe_ptx(ca_device *device)
-{
-    ca_device_info *info = &device->info;
-    const ca_kernel_spec spec = {.name = "probe_ptx",
-                                 .is_probe = true,
-                                 .ndefines = 1,
-                                 .defines = {{"WARP", info->matrix_units}}};
-    bool passes = true;
-    ca_error ignored = {0};
-    if (info->warp_shuffles &&
-        find_verdict(device, &spec, run_ptx_probe, &passes, &ignored) == CA_OK && !passes) {
-        info->warp_shuffles = false;
-        info->matrix_units = false;
-        info->ample_registers = false;
-        info->nvidia_capability = 0;
-    }
-    ca_error_clear(&ignored);
+    return ca_verdict_find(device, &spec, false, run_device_probe, NULL, error);
 }
 
 /* ---- pairs of bfloat16 ---- */
@@ -253,12 +156,10 @@ bfloat16_bits(int x)
     return (uint16_t)(bits >> 16);
 }
 
-/* If the driver refuses the program, the verdict is "no". This verdict is kept too: refusing takes
-   a driver as long as building, and calls without pairs are slower, but right. A launch that fails
-   gives no verdict. */
 static ca_status
-run_pairs_probe(ca_device *device, const ca_kernel_spec *spec, bool *passes, ca_error *error)
+run_pairs_probe(ca_device *device, const ca_kernel_spec *spec, const void *context, ca_error *error)
 {
+    (void)context;
     ca_status status = CA_OK;
     ca_kernel *kernel = NULL;
     uint16_t a[2 * LANES];
@@ -269,11 +170,7 @@ run_pairs_probe(ca_device *device, const ca_kernel_spec *spec, bool *passes, ca_
         a[i] = bfloat16_bits(i - 5);
         b[i] = bfloat16_bits(3 * i + 1);
     }
-    *passes = false;
-    CA_TRY(build_or_refuse(device, spec, &kernel, error));
-    if (kernel == NULL) {
-        goto done;
-    }
+    CA_TRY(ca_kernel_get_locked(device, spec, &kernel, error));
     const ca_span spans[] = {
         {.data = a, .bytes = sizeof a, .access = CA_ACCESS_READ},
         {.data = b, .bytes = sizeof b, .access = CA_ACCESS_READ},
@@ -287,27 +184,29 @@ run_pairs_probe(ca_device *device, const ca_kernel_spec *spec, bool *passes, ca_
         .call = "the probe",
     };
     CA_TRY(ca_launch_run(device, &launch, error));
-    *passes = true;
     for (int i = 0; i < LANES; i++) {
         int first = (2 * i - 5) * (6 * i + 1);
         int second = (2 * i - 4) * (6 * i + 4);
-        *passes = *passes && sums[i] == START + (float)(first + second);
+        if (sums[i] != START + (float)(first + second)) {
+            CA_TRY(ca_error_set(error, CA_ERROR_KERNEL, "sum %d is %g", i, (double)sums[i]));
+        }
     }
 done:
     return status;
 }
 
+/* A refusal is kept on disk: refusing takes a driver as long as building, and calls without pairs
+   are slower, but right. */
 bool
 ca_probe_pairs(ca_device *device)
 {
     const ca_kernel_spec spec = {.name = "probe_pairs", .is_probe = true};
-    bool passes = false;
     ca_error ignored = {0};
     if (!device->is_host || device->info.float_width < LANES ||
         !ca_processor_has_bfloat16_pairs()) {
         return false;
     }
-    ca_status status = find_verdict(device, &spec, run_pairs_probe, &passes, &ignored);
+    ca_status status = ca_verdict_find(device, &spec, true, run_pairs_probe, NULL, &ignored);
     ca_error_clear(&ignored);
-    return status == CA_OK && passes;
+    return status == CA_OK;
 }

@@ -207,7 +207,7 @@ program_from_source(ca_device *device, const ca_kernel_source *source, const cha
     if (code != CL_SUCCESS) {
         attach_log(device, *program, source, error);
         CA_TRY(ca_error_set(
-            error, CA_ERROR_DEVICE,
+            error, CA_ERROR_KERNEL,
             "kernel '%s' does not build on device '%s' with '%s': clBuildProgram gave %s (%d)",
             source->name, device->info.name, options, ca_cl_error_name(code), (int)code));
     }
@@ -269,7 +269,7 @@ kernel_build(ca_device *device, const ca_kernel_source *source, ca_kernel *kerne
     if (code != CL_SUCCESS) {
         char call[128];
         snprintf(call, sizeof call, "clCreateKernel of '%s'", name);
-        CA_TRY(ca_cl_check(code, call, device->info.name, error));
+        CA_TRY(ca_cl_check_kernel(code, call, device->info.name, error));
     }
     program_to_cache(device, &kernel->spec, identity, kernel->program);
 done:

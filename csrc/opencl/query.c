@@ -128,7 +128,9 @@ query_nvidia(const ca_device *device, ca_device_info *info)
         info->nvidia_capability = 10 * query_number(device, CA_CL_CAPABILITY_MAJOR_NV) +
                                   query_number(device, CA_CL_CAPABILITY_MINOR_NV);
         info->warp_shuffles = info->nvidia_capability >= 70;
-        info->matrix_units = info->nvidia_capability >= 80;
+        info->float16_matrices = info->nvidia_capability >= 80;
+        info->bfloat16_matrices = info->float16_matrices;
+        info->async_copies = info->float16_matrices;
         info->ample_registers = info->nvidia_capability >= 90;
     }
 }

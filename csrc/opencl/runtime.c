@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/strbuf.h"
+#include "opencl/capabilities.h"
 #include "opencl/device.h"
 #include "opencl/loader.h"
 #include "opencl/probe.h"
@@ -99,6 +100,9 @@ ca_runtime_close(ca_runtime *runtime)
         ca_device *device = &runtime->devices[i];
         close_device(device);
         ca_error_clear(&device->failure);
+        for (int n = 0; n < CA_CAPABILITIES; n++) {
+            ca_error_clear(&device->lacks[n]);
+        }
         ca_mutex_destroy(&device->lock);
         ca_mutex_destroy(&device->build_lock);
     }
@@ -137,6 +141,65 @@ ca_device_get_info(const ca_device *device)
     return &device->info;
 }
 
+const ca_error *
+ca_device_lacks(const ca_device *device, ca_capability capability)
+{
+    const ca_error *why = &device->lacks[capability];
+    return why->message[0] != '\0' ? why : NULL;
+}
+
+uint32_t
+ca_device_left_out(const ca_device *device)
+{
+    return atomic_load_explicit(&device->left_out, memory_order_relaxed);
+}
+
+bool
+ca_device_was_tried(const ca_device *device, int bit)
+{
+    return (atomic_load_explicit(&device->tried, memory_order_relaxed) >> bit & 1) != 0;
+}
+
+void
+ca_device_set_tried(ca_device *device, int bit)
+{
+    atomic_fetch_or(&device->tried, UINT64_C(1) << bit);
+}
+
+void
+ca_device_leave_out(ca_device *device, int variant, const char *kernel, const char *reason)
+{
+    uint32_t bit = UINT32_C(1) << variant;
+    ca_mutex_lock(&device->lock);
+    if ((atomic_fetch_or(&device->left_out, bit) & bit) == 0) {
+        ca_error_set(&device->notices[variant], CA_OK,
+                     "device '%s' cannot use the kernel '%s', and others take its place from now "
+                     "on: %s",
+                     device->info.name, kernel, reason);
+        atomic_fetch_or(&device->untold, bit);
+    }
+    ca_mutex_unlock(&device->lock);
+}
+
+bool
+ca_device_take_notice(ca_device *device, ca_error *notice)
+{
+    if (atomic_load(&device->untold) == 0) {
+        return false;
+    }
+    ca_mutex_lock(&device->lock);
+    uint32_t untold = atomic_load(&device->untold);
+    uint32_t lowest = untold & (~untold + 1);
+    for (int n = 0; n < CA_MOST_VARIANTS; n++) {
+        if (lowest == UINT32_C(1) << n) {
+            *notice = device->notices[n];
+        }
+    }
+    atomic_fetch_and(&device->untold, ~lowest);
+    ca_mutex_unlock(&device->lock);
+    return untold != 0;
+}
+
 ca_status
 ca_runtime_check_fork(const ca_runtime *runtime, ca_error *error)
 {
@@ -154,12 +217,12 @@ try_open(ca_device *device, ca_error *error)
         status = ca_probe_device(device, &device->failure);
     }
     if (status == CA_OK) {
-        ca_probe_ptx(device);
+        ca_probe_capabilities(device);
         atomic_store(&device->state, CA_DEVICE_READY);
         return CA_OK;
     }
     close_device(device);
-    if (opened && status == CA_ERROR_DEVICE) {
+    if (opened && (status == CA_ERROR_KERNEL || status == CA_ERROR_DEVICE)) {
         atomic_store(&device->state, CA_DEVICE_UNUSABLE);
     } else if (opened) {
         ca_error_set(error, status, "%s", device->failure.message);

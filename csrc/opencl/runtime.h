@@ -55,6 +55,23 @@ bool ca_exceeds_device(const ca_device_info *info, const ca_extent *extents, int
    a forked child. */
 ca_status ca_device_prepare(ca_device *device, ca_error *error);
 
+/* Why the device lacks a capability that its driver reports, or NULL. Final when the device is
+   prepared. */
+const ca_error *ca_device_lacks(const ca_device *device, ca_capability capability);
+
+/* What the room above keeps for a device: bits of the variants that it leaves out, and of those
+   that it has tried. Thread-safe. */
+uint32_t ca_device_left_out(const ca_device *device);
+bool ca_device_was_tried(const ca_device *device, int bit);
+void ca_device_set_tried(ca_device *device, int bit);
+
+/* Leave a variant out from now on. The first call also makes a notice of the kernel's name and the
+   reason, for ca_device_take_notice. */
+void ca_device_leave_out(ca_device *device, int variant, const char *kernel, const char *reason);
+
+/* Move the device's oldest notice to `notice`. False if there is none. */
+bool ca_device_take_notice(ca_device *device, ca_error *notice);
+
 /* Prepare the device and find out, once, whether kernels/support/bfloat16_pairs.clh runs on
    it. Only then may info->bfloat16_pairs be read. Fails as ca_device_prepare does. */
 ca_status ca_device_find_pairs(ca_device *device, ca_error *error);

@@ -220,6 +220,19 @@ ca_py_call_clear(ca_py_output *outputs, int count)
     }
 }
 
+/* Warns of each kernel that the device has left out since the last call. */
+static int
+tell_notices(ca_device *device)
+{
+    ca_error notice;
+    while (ca_device_take_notice(device, &notice)) {
+        if (PyErr_WarnFormat(PyExc_RuntimeWarning, 1, "%s", notice.message) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
 /* Runs one problem, on the call's device or, if it is trivial, without one. */
 static int
 run_problem(const ca_py_call *call, ca_attention *attention)
@@ -235,7 +248,10 @@ run_problem(const ca_py_call *call, ca_attention *attention)
         status = trivial ? ca_attention_fill(attention, &error)
                          : ca_attention_run(device, &call->state->forced, attention, &error);
     Py_END_ALLOW_THREADS
-    return ca_py_error_check(call->state, status, &error);
+    if (ca_py_error_check(call->state, status, &error) < 0) {
+        return -1;
+    }
+    return device == NULL ? 0 : tell_notices(device);
 }
 
 int

@@ -128,6 +128,45 @@ get_usable(PyObject *self, void *closure)
     return usable;
 }
 
+/* lacks(device) -> {capability: reason}, what its driver reports and does not make right */
+static PyObject *
+lacks(PyObject *module, PyObject *object)
+{
+    static const char *const names[] = {
+        [CA_WARP_SHUFFLES] = "shuffles of a warp",
+        [CA_WARP_VOTES] = "votes of a warp",
+        [CA_MATRIX_LOADS] = "loads of matrices",
+        [CA_FLOAT16_MATRICES] = "matrices of float16",
+        [CA_BFLOAT16_MATRICES] = "matrices of bfloat16",
+        [CA_ASYNC_COPIES] = "asynchronous copies",
+        [CA_LARGE_LOCAL_MEMORY] = "48 KiB of local memory",
+        [CA_SUB_GROUPS_8] = "sub-groups of 8",
+        [CA_SUB_GROUPS_16] = "sub-groups of 16",
+        [CA_SUB_GROUPS_32] = "sub-groups of 32",
+    };
+    if (!Py_IS_TYPE(object, ca_state_get(module)->device_type)) {
+        PyErr_Format(PyExc_TypeError, "device must be a Device, not %s", Py_TYPE(object)->tp_name);
+        return NULL;
+    }
+    PyObject *all = PyDict_New();
+    for (int n = 0; n < CA_CAPABILITIES && all != NULL; n++) {
+        const ca_error *why = ca_device_lacks(ca_py_device_get(object), (ca_capability)n);
+        PyObject *reason = why == NULL ? Py_NewRef(Py_None)
+                                       : PyUnicode_FromFormat(why->log != NULL ? "%s\n%s" : "%s",
+                                                              why->message, why->log);
+        if (reason == NULL || (why != NULL && PyDict_SetItemString(all, names[n], reason) < 0)) {
+            Py_CLEAR(all);
+        }
+        Py_XDECREF(reason);
+    }
+    return all;
+}
+
+PyMethodDef ca_py_device_methods[] = {
+    {"lacks", lacks, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyObject *
 device_repr(PyObject *self)
 {

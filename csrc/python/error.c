@@ -26,6 +26,7 @@ exception_type(const ca_state *state, ca_status status)
         return PyExc_ValueError;
     case CA_ERROR_MEMORY:
         return PyExc_MemoryError;
+    case CA_ERROR_KERNEL:
     case CA_ERROR_DEVICE:
         return state->device_error;
     case CA_OK:

@@ -15,7 +15,7 @@ force(ca_state *state, const char *kernel, const char *sub_groups, const char *l
     ca_forced forced = {.kernel = NULL};
     ca_status status = ca_forced_parse_limits(sub_groups, local_memory, &forced, &error);
     if (status == CA_OK && kernel != NULL && kernel[0] != '\0') {
-        status = ca_variant_find(kernel, &forced.kernel, &error);
+        status = ca_variant_force(kernel, &forced, &error);
     }
     if (status == CA_OK) {
         state->forced = forced;

@@ -37,6 +37,7 @@ module_exec(PyObject *module)
         PyModule_AddStringConstant(module, "__version__", CLATTN_VERSION) < 0 ||
         PyModule_AddFunctions(module, ca_py_runtime_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_memory_methods) < 0 ||
+        PyModule_AddFunctions(module, ca_py_device_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_forced_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_tuning_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_torch_methods) < 0 ||

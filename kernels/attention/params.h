@@ -123,4 +123,9 @@ typedef struct {
 #define CA_KERNEL_UINT32   11
 #define CA_KERNEL_UINT64   12
 
+/* -DWARP: how the operations of support/warp.clh are made. */
+#define CA_WARP_EMULATED    0
+#define CA_WARP_PTX         1
+#define CA_WARP_PTX_WAITING 2 /* without asynchronous copies */
+
 #define CA_ATTENTION_PARAMS_SIZE 824

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The params struct of probe_device, shared by the host's C and OpenCL C. It has every
- * kind of member that other kernels' structs have.
+ * What probes and the host's C share: the params struct of probe_device, which has every
+ * kind of member that other kernels' structs have, and the numbers of other probes.
  */
 #pragma once
 
@@ -25,3 +25,17 @@ typedef struct {
 } ca_probe_params;
 
 #define CA_PROBE_PARAMS_SIZE 80
+
+/* EXCHANGE of probe/exchange.cl, as in support/exchange.clh */
+#define CA_PROBE_EXCHANGE_SUB_GROUPS 1
+#define CA_PROBE_EXCHANGE_PTX        2
+
+/* TEST of probe/warp.cl */
+#define CA_PROBE_VOTES             0
+#define CA_PROBE_LOADS             1
+#define CA_PROBE_FLOAT16_MATRICES  2
+#define CA_PROBE_BFLOAT16_MATRICES 3
+#define CA_PROBE_COPIES            4
+
+/* Times this factor, few numbers are numbers of a half type. */
+#define CA_PROBE_FACTOR (4105.0f / 4096.0f)

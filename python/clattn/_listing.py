@@ -1,6 +1,8 @@
 """The listing of devices that ``python -m clattn`` prints."""
 
 import argparse
+import itertools
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,6 +16,7 @@ _HOST_MEMORY = {
     "copy": "copied to the device and back",
 }
 _MATRIX_UNITS = 80  # the least capability whose matrix units the kernels use
+_ALL_MATRICES = {"votes of a warp", "loads of matrices"}  # without these there are no products
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -83,10 +86,16 @@ def _facts(device: Device, word: str, chosen: bool) -> Iterator[tuple[str, str]]
         dtypes = ["float32", "float16", "bfloat16", *(["float64"] if device.float64 else [])]
         yield "dtypes", ", ".join(dtypes)
         yield "host memory", _HOST_MEMORY[device.memory_mode]
-        if device.nvidia_capability >= _MATRIX_UNITS:
+        lacks = _core.lacks(device)
+        if device.nvidia_capability >= _MATRIX_UNITS and not _ALL_MATRICES & lacks.keys():
             major, minor = divmod(device.nvidia_capability, 10)
             yield "matrix units", f"NVIDIA's, of capability {major}.{minor}"
         yield "tuned", _tuned(device)
+        for capability, reason in lacks.items():
+            first, *log = reason.splitlines()
+            yield "not used", f"{capability}: {first}"
+            for line in itertools.takewhile(_is_of_log, log):
+                yield "", line
     if chosen:
         yield "default", "yes"
 
@@ -96,3 +105,8 @@ def _tuned(device: Device) -> str:
         return "off, by CLATTN_TUNING"
     count = _tuning.count_in_use(device)
     return f"{count} class{'' if count == 1 else 'es'} of problems" if count else "no"
+
+
+def _is_of_log(line: str) -> bool:
+    """Tell the compiler's log from the source that follows it."""
+    return re.fullmatch(r"kernels/\S+\.clh?:", line) is None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from references.attention import DTYPES, attention, bfloat16, compute_dtype, eps, float16
 from support.helpers import assert_close, check, draw, qkv, sdpa
-from support.variants import force
+from support.variants import VARIANTS, force
 
 pytestmark = pytest.mark.tensors
 
@@ -286,6 +286,33 @@ def test_an_unknown_kernel_is_refused(device, monkeypatch):
         force(monkeypatch, "no-such-kernel")
     force(monkeypatch)
     check(*qkv(), device=device)
+
+
+@pytest.mark.arrays_only
+def test_variants_are_left_out(device, monkeypatch):
+    """The next variant that takes the problem runs; the reference takes every problem."""
+    arrays = qkv((1, 2), 1, 300, 64)
+
+    def attend(kernel):
+        force(monkeypatch, kernel)
+        return sdpa(*arrays, device=device).tobytes()
+
+    first, second = ("decode_cpu", "cpu") if device.type == "cpu" else ("decode_gpu", "tiled")
+    assert attend(None) == attend(first) != attend(second)
+    assert attend(f"-{first}") == attend(second)
+    words = ",".join(f"-{variant.kernel}" for variant in VARIANTS)
+    assert attend(words) == attend("reference") != attend(second)
+
+
+@pytest.mark.arrays_only
+@pytest.mark.parametrize(("words", "says"), [
+    ("-", '""; expected'), ("-mma,no", '"-mma,no"; expected'), ("-mma,-tile", '"tile"; expected'),
+    ("-mma,tiled", '"-mma,tiled"; expected'), ("-reference", "cannot be left out"),
+    ("cpu_emulated", '"cpu_emulated"; expected'), ("_emulated", '"_emulated"; expected'),
+])  # fmt: skip
+def test_variants_that_cannot_be_left_out(device, monkeypatch, words, says):
+    with pytest.raises(ValueError, match=says):
+        force(monkeypatch, words)
 
 
 def test_arguments_by_position_as_torch_has_them(device):

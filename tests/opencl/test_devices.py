@@ -270,6 +270,75 @@ def test_a_driver_that_refuses_ptx(device, faults_library, tmp_path):
         )
 
 
+def test_sub_groups_that_compute_wrongly(device, faults_library, tmp_path):
+    """A GPU whose sub-groups compute wrong numbers has none, and says so; calls are right."""
+    for _ in range(2):
+        open_with(
+            faults_library,
+            device,
+            """
+            from clattn import _core
+            from support.helpers import check, qkv
+            device = listed[index]
+            assert device.type == "gpu" and device.usable, device.reason
+            for name, reason in _core.lacks(device).items():
+                assert name.startswith("sub-groups of "), name
+                assert reason.startswith("wrong results: word "), reason
+            assert _core.lacks(device) or "Intel" not in device.platform
+            check(*qkv((1, 2), 1, 50, 64), device=device)
+            """,
+            FAULTS_GPU="1",
+            FAULTS_SUB_GROUPS="exp2=fabs",
+            XDG_CACHE_HOME=tmp_path,
+        )
+
+
+def test_the_trial_of_a_variant_is_kept(device, faults_library, tmp_path):
+    """A process compares a kernel with the reference at its first use; the next one need not."""
+    kernels = []
+    for _ in range(2):
+        done = open_with(
+            faults_library,
+            device,
+            """
+            from support.helpers import check, qkv
+            arrays = qkv((1, 2), 1, 50, 64)
+            before = faults.faults_kernels()
+            check(*arrays, device=listed[index], return_lse=False)
+            first = faults.faults_kernels() - before
+            check(*arrays, device=listed[index], return_lse=False)
+            print(first, faults.faults_kernels() - before - first)
+            """,
+            FAULTS_GPU="1",
+            XDG_CACHE_HOME=tmp_path,
+            **forced(sub_groups=0, local_memory=SMALL_TILE),
+        )
+        kernels.append([int(n) for n in done.stdout.split()])
+    (first, second), later = kernels
+    assert first > second
+    assert later == [second, second]
+
+
+def test_matrix_units_are_emulated_on_gpus_if_asked_for(device, faults_library):
+    """A GPU without them refuses the word of a kernel for them: emulation is slow."""
+    open_with(
+        faults_library,
+        device,
+        """
+        import pytest
+        from support.helpers import check, qkv
+        device = listed[index]
+        arrays = qkv((1, 1), 20, 50, 64, dtype="f2")
+        clattn._core.force("mma")
+        with pytest.raises(ValueError, match='no matrix units.*"mma_emulated" emulates them'):
+            check(*arrays, device=device)
+        clattn._core.force("mma_emulated")
+        check(*arrays, device=device, return_lse=False)
+        """,
+        FAULTS_GPU="1",
+    )
+
+
 def test_a_program_that_does_not_build(run_with_faults, tmp_path):
     """DeviceError with the compiler's log and the source, by the same files and numbers."""
     run_with_faults(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Errors that OpenCL reports after a call has returned, and commands that it refuses at once."""
 
+import pytest
 from support.variants import decode_for, forced
 
 
@@ -106,7 +107,7 @@ def test_a_command_that_is_refused(run_with_faults):
     run_with_faults("""
         little = [clattn.tensor(a[:1, :1, :4], device) for a in (q, k, v)]
         start = settled(device)
-        for code, name in ((LOST, "CL_OUT_OF_RESOURCES"), (-2, "CL_DEVICE_NOT_AVAILABLE")):
+        for code, name in ((-36, "CL_INVALID_COMMAND_QUEUE"), (-2, "CL_DEVICE_NOT_AVAILABLE")):
             for tensors in ((tq, tk, tv), little, (q, tk, tv), (tq, k, v)):
                 faults.faults_refuse(1, code)
                 refusal(lambda: attend(*tensors), name, "attention_", device.name)
@@ -121,6 +122,54 @@ def test_a_command_that_is_refused(run_with_faults):
             print(error)
         afterwards()
     """)
+
+
+@pytest.mark.parametrize(
+    "arrays", ["tq, tk, tv", "q, k, v", "*(a[:1, :1, :40] for a in (q, k, v))"]
+)
+def test_a_kernel_that_cannot_be_launched(run_with_faults, arrays):
+    """Another one takes its place, with one warning, whatever way the call runs."""
+    run_with_faults(f"""
+        import warnings
+        def run():
+            return np.asarray(attend({arrays}, device=device))
+        wanted = run()
+        faults.faults_refuse(1, LOST)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            results = [run(), run()]
+        begin, reason = str(told[0].message).split(": ")
+        assert begin == f"device '{{device.name}}' cannot use the kernel 'attention_cpu', and " \\
+            "others take its place from now on"
+        assert "CL_OUT_OF_RESOURCES" in reason
+        assert len(told) == 1
+        same_bits(*results)
+        np.testing.assert_allclose(results[0], wanted, atol=1e-6)
+        assert faults.faults_to_come() == 0
+    """)
+
+
+def test_a_kernel_that_does_not_build(run_with_faults, tmp_path):
+    """Another one takes its place, with one warning. One that is forced raises."""
+    run_with_faults(
+        """
+        import warnings
+        wide = [a.astype("f8") for a in (q, k, v)]
+        faults.faults_define(b"find_rows=1")
+        clattn._core.force("cpu")
+        refusal(lambda: attend(*wide, device=device), "'attention_cpu' does not build")
+        clattn._core.force()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            results = [attend(*wide, device=device) for _ in range(2)]
+        assert len(told) == 1
+        assert "'attention_cpu', and others take its place" in str(told[0].message)
+        assert "does not build" in str(told[0].message)
+        same_bits(*results)
+        np.testing.assert_allclose(results[0], right, atol=1e-5)
+        """,
+        XDG_CACHE_HOME=tmp_path,
+    )
 
 
 def test_a_buffer_that_does_not_fit(run_with_faults, device):

@@ -2,9 +2,10 @@
 /* An OpenCL loader whose commands fail when a test says so.
  *
  * It is linked against the real loader, passes every call on to that loader, and changes some
- * answers. It counts copies, builds and kernels, and defines a macro for programs. With
- * FAULTS_NVIDIA every device reports that it is an NVIDIA GPU. faults.py builds it and puts it in
- * the loader's place.
+ * answers. It counts copies, builds and kernels, and defines a macro for programs.
+ * FAULTS_SUB_GROUPS names a macro for programs with sub-groups. With FAULTS_GPU every device
+ * reports that it is a GPU, with FAULTS_NVIDIA one of NVIDIA's. faults.py builds the loader and
+ * puts it in the real one's place.
  */
 
 #define _GNU_SOURCE
@@ -252,6 +253,10 @@ clBuildProgram(handle program, uint32_t count, const handle *devices, const char
 {
     builds++;
     char all[4096];
+    const char *given = getenv("FAULTS_SUB_GROUPS");
+    if (given != NULL) {
+        faults_define(strstr(options, "-DSUB_GROUP=") != NULL ? given : "");
+    }
     snprintf(all, sizeof all, "%s%s", options, definition);
     return REAL(clBuildProgram)(program, count, devices, all, notify, data);
 }
@@ -291,6 +296,9 @@ clGetDeviceInfo(handle device, uint32_t what, size_t size, void *value, size_t *
     static const char extensions[] = "cl_khr_fp64 cl_nv_device_attribute_query";
     const uint64_t type = GPU;
     const uint32_t number = what == CAPABILITY_MAJOR ? 9 : 0;
+    if (getenv("FAULTS_GPU") != NULL && what == TYPE) {
+        return answer(&type, sizeof type, size, value, wanted);
+    }
     if (getenv("FAULTS_NVIDIA") != NULL) {
         switch (what) {
         case TYPE:

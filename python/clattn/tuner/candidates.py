@@ -38,7 +38,7 @@ _STAGES = {
     "cpu": (("NV", "MR"), ("CHUNKS",), ("TILES",), ("ITEMS",)),
     "pairs": (("NV", "MR"), ("CHUNKS",), ("TILES",), ("ITEMS",)),
     "decode_cpu": (("RT",), ("BN",), ("KIB",), ("ITEMS",)),
-    "mma": (("MT", "BN"),),
+    "mma": (("MT", "BN", "CHUNK"),),
     "tiled": (("TILING",),),
     "decode_gpu": (("SPLITS",),),
     "decode_mma": (("SPLITS",),),

@@ -52,9 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
         message = 'rich is missing; install it with: pip install "clattn[bench]"'
         print(f"clattn tune: {message}", file=sys.stderr)
         return 1
-    forced = os.environ.get("CLATTN_KERNEL")
-    if forced:
-        message = f"CLATTN_KERNEL is {forced!r}; expected none, as the planner has to choose"
+    forced = os.environ.get("CLATTN_KERNEL", "")
+    if forced and not forced.startswith("-"):
+        message = f"CLATTN_KERNEL is {forced!r}; expected none, or variants to leave out"
         print(f"clattn tune: {message}", file=sys.stderr)
         return 2
     try:

@@ -199,13 +199,14 @@ class _Check:
 
 @contextmanager
 def forced(kernel: str) -> Iterator[None]:
-    """Force a variant, or none with ""."""
+    """Force a variant, or with "" what the environment says, which may leave variants out."""
+    chosen = os.environ.get("CLATTN_KERNEL", "")
     limits = [os.environ.get(f"CLATTN_{name}", "") for name in ("SUB_GROUPS", "LOCAL_MEMORY")]
-    _core.force(kernel, *limits)
+    _core.force(kernel or chosen, *limits)
     try:
         yield
     finally:
-        _core.force("", *limits)
+        _core.force(chosen, *limits)
 
 
 def has_pairs(device: Device) -> bool:

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: MIT */
+#include "attention/launch.h"
+
+#include "attention/describe.h"
+#include "attention/variants.h" /* ca_attention_plan_redo */
+#include "opencl/launch.h"
+#include "opencl/marks.h"
+#include "opencl/program.h"
+#include "opencl/runtime.h"
+#include "opencl/storage.h"
+
+#define OPERANDS CA_ATTENTION_OPERANDS
+#define SPANS    (OPERANDS + 2) /* arguments of kernels: the operands, partial rows, marks */
+
+/* A result that fills its extent is written as a whole. */
+static ca_access
+access_of(const ca_attention *attention, ca_attention_role role)
+{
+    const ca_operand *operand = &attention->operands[role];
+    if (!ca_attention_is_result(role) || operand->data == NULL) {
+        return CA_ACCESS_READ;
+    }
+    const int64_t sizes[] = {attention->batch[0], attention->batch[1], attention->batch[2],
+                             operand->rows, operand->columns};
+    const int64_t strides[] = {operand->batch[0], operand->batch[1], operand->batch[2],
+                               operand->row_stride, operand->column_stride};
+    size_t bytes = ca_dtype_size(operand->dtype);
+    for (int d = 0; d < CA_BATCH_DIMS + 2; d++) {
+        bytes *= strides[d] != 0 || sizes[d] == 0 ? (size_t)sizes[d] : 1;
+    }
+    return bytes == ca_attention_extent(attention, role).bytes ? CA_ACCESS_WRITE : CA_ACCESS_UPDATE;
+}
+
+/* Below this a thread alone is done before a second one would have been of use. Counted
+   in multiplications and additions of float32; those of float64 take twice as long. */
+#define SMALL_WORK 0.6e6
+
+static bool
+is_small(const ca_attention *attention, const ca_attention_params *params)
+{
+    bool wide = attention->operands[CA_ATTENTION_QUERY].dtype == CA_FLOAT64;
+    double keys = (double)(params->upper - params->lower + 1); /* of the band */
+    keys = keys < (double)params->T ? keys : (double)params->T;
+    double work = (wide ? 4 : 2) * keys * (double)(params->E + params->Ev);
+    for (int d = 0; d < CA_BATCH_DIMS; d++) {
+        work *= (double)params->batch[d];
+    }
+    return work * (double)params->L < SMALL_WORK;
+}
+
+/* Allocate memory for the partial results: each split of the keys leaves one for each row. */
+static ca_status
+allocate_partial(ca_device *device, const ca_attention_plan *plan, const ca_attention *attention,
+                 ca_storage **partial, ca_error *error)
+{
+    int64_t sizes[] = {attention->batch[0], attention->batch[1], attention->batch[2],
+                       attention->L,        plan->splits,        plan->partial_bytes};
+    int64_t bytes;
+    ca_status status = ca_shape_count(6, sizes, "query", &bytes, error);
+    return status != CA_OK
+               ? status
+               : ca_storage_new(device, (size_t)bytes, "partial results", partial, error);
+}
+
+/* Build one kernel of a plan, and add it as the launch's next step. The product of `grid` is the
+   number of work-items, which whole work-groups round up. */
+static ca_status
+add_step(ca_device *device, ca_launch *launch, const ca_kernel_spec *spec,
+         const ca_attention_params *params, const int64_t grid[CA_ATTENTION_GRID_DIMS],
+         size_t local_size, ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_kernel *kernel = NULL;
+    int64_t items;
+    CA_TRY(ca_kernel_get(device, spec, &kernel, error));
+    CA_TRY(ca_shape_count(CA_ATTENTION_GRID_DIMS, grid, "query", &items, error));
+    size_t groups = ((size_t)items + local_size - 1) / local_size;
+    launch->steps[launch->nsteps++] =
+        (ca_step){kernel, params, sizeof(*params), groups * local_size, local_size};
+done:
+    return status;
+}
+
+/* If the kernel of a launch has set the mark, launch the kernel that computes each row again that
+   is not finite. If the host has waited for the first launch, the host reads the mark. If the first
+   launch is left pending, the second one is enqueued behind it, and its work-items read the mark. */
+static ca_status
+redo(ca_device *device, const ca_attention *attention, const ca_mark *mark, ca_launch *launch,
+     ca_attention_params *params, ca_span *spans, ca_error *error)
+{
+    ca_status status = CA_OK;
+    bool needed = *launch->left;
+    ca_attention_plan plan;
+    if (!needed) {
+        CA_TRY(ca_mark_is_set(device, mark, &needed, error));
+    }
+    if (needed) {
+        ca_attention_plan_redo(ca_device_get_info(device), attention, &plan);
+        params->flags |= CA_REDOES;
+        for (int role = 0; role < OPERANDS; role++) {
+            if (spans[role].access == CA_ACCESS_WRITE) {
+                spans[role].access = CA_ACCESS_UPDATE;
+            }
+        }
+        launch->nsteps = 0;
+        CA_TRY(add_step(device, launch, &plan.spec, params, plan.grid, plan.local_size, error));
+        CA_TRY(ca_launch_run(device, launch, error));
+    }
+done:
+    return status;
+}
+
+ca_status
+ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_attention_plan *plan,
+                    ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_storage *partial = NULL;
+    ca_attention_params merging;
+    ca_mark mark;
+    bool left;
+    ca_attention_params params = ca_attention_describe(attention, plan);
+
+    ca_span spans[SPANS];
+    for (int role = 0; role < OPERANDS; role++) {
+        const ca_operand *operand = &attention->operands[role];
+        spans[role] = (ca_span){.data = operand->memory.data,
+                                .bytes = operand->memory.bytes,
+                                .access = access_of(attention, (ca_attention_role)role),
+                                .block = operand->block};
+    }
+    spans[OPERANDS] = (ca_span){.access = CA_ACCESS_WRITE};
+    if (plan->splits > 1) {
+        CA_TRY(allocate_partial(device, plan, attention, &partial, error));
+        ca_block *block = ca_storage_block(partial);
+        spans[OPERANDS] = (ca_span){block->address, block->bytes, CA_ACCESS_WRITE, block};
+    }
+    CA_TRY(ca_mark_take(device, &mark, &spans[OPERANDS + 1], error));
+    params.redo_slot = mark.slot;
+    params.redo_mark = mark.value;
+    ca_launch launch = {
+        .spans = spans,
+        .nspans = SPANS,
+        .small = is_small(attention, &params),
+        .call = attention->call,
+        .left = &left,
+    };
+    CA_TRY(add_step(device, &launch, &plan->spec, &params, plan->grid, plan->local_size, error));
+    if (plan->splits > 1) {
+        const int64_t rows[] = {params.batch[0], params.batch[1], params.batch[2], params.L,
+                                (int64_t)plan->merge_local};
+        merging = params;
+        merging.flags |= CA_MERGES;
+        CA_TRY(add_step(device, &launch, &plan->merge, &merging, rows, plan->merge_local, error));
+    }
+    CA_TRY(ca_launch_run(device, &launch, error));
+    if (plan->redoes) {
+        CA_TRY(redo(device, attention, &mark, &launch, &params, spans, error));
+    }
+done:
+    ca_storage_release(partial);
+    return status;
+}

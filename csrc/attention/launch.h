@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * One launch of a planned attention problem, with the launch that computes rows again.
+ */
+#ifndef CLATTN_ATTENTION_LAUNCH_H
+#define CLATTN_ATTENTION_LAUNCH_H
+
+#include "attention/plan.h"
+#include "attention/problem.h"
+#include "base/status.h"
+#include "opencl/info.h" /* ca_device */
+
+/* Build the plan's kernels and launch them on a prepared device; wait, except for results that the
+   device holds (ca_launch_run). CA_ERROR_KERNEL where the driver cannot build, create or enqueue a
+   kernel: no result is defined then, and another plan may be launched. */
+ca_status ca_attention_launch(ca_device *device, const ca_attention *attention,
+                              const ca_attention_plan *plan, ca_error *error);
+
+#endif
