@@ -21,7 +21,7 @@ import support.tuning as tuning
 from clattn import _core, _tuning
 from clattn.__main__ import main
 from clattn._tuning import Class, Winner
-from clattn.tuner import candidates, measuring
+from clattn.tuner import candidates, command, measuring
 from support.helpers import run, run_cli
 
 MANY, FEW = Class("float32", 64, "many"), Class("float32", 64, "few")
@@ -529,6 +529,17 @@ def test_no_warning_without_a_file(device):
 
 
 # --- the command -----------------------------------------------------------------------------
+
+
+def test_common_problems_come_first():
+    def names(kind):
+        return list(map(str, command._by_value(set(_tuning.classes()), SimpleNamespace(type=kind))))
+
+    cpu, gpu = names("cpu"), names("gpu")
+    assert sorted(cpu) == sorted(gpu) == sorted(map(str, _tuning.classes()))
+    assert cpu[:2] == ["float32-64-many", "float32-128-many"]
+    assert gpu[:2] == ["float16-64-many", "float16-128-many"]
+    assert all("float64" in name for name in cpu[-20:])
 
 
 @pytest.mark.parametrize("wrong", [["--seconds", "0"], ["--seconds", "x"], ["--seconds", "nan"],
