@@ -339,6 +339,30 @@ def test_matrix_units_are_emulated_on_gpus_if_asked_for(device, faults_library):
     )
 
 
+@pytest.mark.parametrize("width", [4, 8])
+def test_vectors_of_other_processors(device, faults_library, width):
+    """Registers of 128 and 256 bits have tiles of their own: fewer rows, fewer keys at a time."""
+    open_with(
+        faults_library,
+        device,
+        f"""
+        import numpy as np
+        from support.helpers import check, qkv
+        device = listed[index]
+        assert device.float_width == {width}
+        for E, Ev in ((64, 64), (80, 80), (24, 128), (13, 29)):
+            q, k, v = qkv((1, 2), 70, 150, E, Ev)
+            apart = [np.stack([a, a], axis=3)[..., 0, :] for a in (k, v)]
+            check(q, k, v, device=device, return_lse=True)
+            check(q, *apart, device=device, return_lse=True, is_causal=True)
+            check(q, *apart, device=device, return_lse=True, attn_mask=q[0, 0] @ k[0, 0].T > 0)
+            check(*qkv((1, 2), 70, 150, E, Ev, dtype="f2"), device=device, return_lse=True)
+            check(*qkv((1, 2), 3, 150, E, Ev), device=device, return_lse=True)
+        """,
+        FAULTS_WIDTH=width,
+    )
+
+
 def test_a_program_that_does_not_build(run_with_faults, tmp_path):
     """DeviceError with the compiler's log and the source, by the same files and numbers."""
     run_with_faults(

@@ -4,8 +4,8 @@
  * It is linked against the real loader, passes every call on to that loader, and changes some
  * answers. It counts copies, builds and kernels, and defines a macro for programs.
  * FAULTS_SUB_GROUPS names a macro for programs with sub-groups. With FAULTS_GPU every device
- * reports that it is a GPU, with FAULTS_NVIDIA one of NVIDIA's. faults.py builds the loader and
- * puts it in the real one's place.
+ * reports that it is a GPU, with FAULTS_NVIDIA one of NVIDIA's, with FAULTS_WIDTH that a vector
+ * register holds so many floats. faults.py builds the loader and puts it in the real one's place.
  */
 
 #define _GNU_SOURCE
@@ -19,6 +19,7 @@
 
 #define TYPE                0x1000
 #define EXTENSIONS          0x1030
+#define FLOAT_WIDTH         0x103A
 #define CAPABILITY_MAJOR    0x4000
 #define CAPABILITY_MINOR    0x4001
 #define GPU                 4
@@ -298,6 +299,10 @@ clGetDeviceInfo(handle device, uint32_t what, size_t size, void *value, size_t *
     const uint32_t number = what == CAPABILITY_MAJOR ? 9 : 0;
     if (getenv("FAULTS_GPU") != NULL && what == TYPE) {
         return answer(&type, sizeof type, size, value, wanted);
+    }
+    if (getenv("FAULTS_WIDTH") != NULL && what == FLOAT_WIDTH) {
+        const uint32_t width = (uint32_t)atoi(getenv("FAULTS_WIDTH"));
+        return answer(&width, sizeof width, size, value, wanted);
     }
     if (getenv("FAULTS_NVIDIA") != NULL) {
         switch (what) {
