@@ -4,13 +4,19 @@
     python tools/cuda_machine.py                              # python -m clattn: the listing
     python tools/cuda_machine.py -- python -m pytest tests    # any command, with its children
 
-For tests and measurements. clattn finds a loader of OpenCL with one device, of the platform "CUDA by
-clattn's test loader" (tests/support/opencl_machine.c and cuda_machine.c). clang, as in
-tools/ptx_check.py, makes PTX of each kernel, and libcuda.so.1 runs it. The code is that of clang,
-not of the compiler in NVIDIA's driver for OpenCL.
+For tests and measurements. clattn finds a loader of OpenCL with one device, whose platform is
+"CUDA by clattn's test loader" (tests/support/opencl_machine.c and cuda_machine.c). clang makes PTX
+of each kernel, as in tools/ptx_check.py, and libcuda.so.1 runs it. The code is that of clang, not
+of the compiler in NVIDIA's driver for OpenCL.
 
 FOLDER holds the loader and the PTX of all programs so far. A machine without a C compiler, clang or
-libclc uses what another machine has left there.
+libclc uses what another machine has left there. The other machine needs no GPU for this:
+
+    python tools/cuda_machine.py --without-gpu --folder carried -- python -m clattn bench --gpu
+
+A command after --without-gpu builds programs as for a GPU of capability 9.0, and launches nothing:
+its results are zeros. Programs depend on kernels, dtypes, head sizes and options, and hardly on
+lengths.
 
 The exit status is that of the command; 2 if something is missing.
 """
@@ -51,12 +57,10 @@ def build(library, *sources):
         raise MissingError(f"{sources[-1]} does not build:\n{done.stderr}")
 
 
-def prepare(folder):
-    """Fill the folder, as far as there are compilers. Returns the command that makes PTX, or ""."""
-    programs = folder / "programs"
-    programs.mkdir(parents=True, exist_ok=True)
+def put_loader(folder):
+    """Build the loader in the folder, or leave one that is there."""
     if C_COMPILER is not None:
-        new = folder / f"{os.getpid()}" / LOADER  # other processes may do the same
+        new = folder / str(os.getpid()) / LOADER  # other processes may do the same
         new.parent.mkdir()
         try:
             build(new, *SOURCES)
@@ -65,24 +69,40 @@ def prepare(folder):
             shutil.rmtree(new.parent)
     elif not (folder / LOADER).exists():
         raise MissingError(f"there is no C compiler, and no {LOADER} in {folder}")
+
+
+def find_compiler(programs):
+    """The command that makes PTX, or "", and who makes it. PTX by anyone else is deleted."""
     found, _ = ptx_check.find_programs()
-    if None in found[:2]:
-        if not any(programs.glob("*.ptx")):
-            raise MissingError(f"there is no clang or no libclc, and no PTX in {programs}")
-        return ""
-    command = shlex.join(map(str, ptx_check.compiler(found)))
-    version = subprocess.run([found[0], "--version"], capture_output=True, text=True).stdout
-    forget_others(programs, "\n".join((version, command, ptx_check.SHIM.read_text())))
-    return command
-
-
-def forget_others(programs, made_by):
-    """Delete PTX that was made in another way than this one."""
     note = programs / "made_by.txt"
-    if not note.exists() or note.read_text() != made_by:
+    known = note.read_text() if note.exists() else ""
+    if None in found[:2]:
+        if not known:
+            raise MissingError(f"there is no clang or no libclc, and no PTX in {programs}")
+        return "", known.partition("\n")[0]
+    command = shlex.join(map(str, ptx_check.compiler(found)))
+    said = subprocess.run([found[0], "--version"], capture_output=True, text=True, check=True)
+    made_by = "\n".join((said.stdout, command, ptx_check.SHIM.read_text()))
+    if made_by != known:
         for program in programs.glob("*.ptx"):
             program.unlink(missing_ok=True)
         note.write_text(made_by)
+    return command, made_by.partition("\n")[0]
+
+
+def environment(folder):
+    """What a process and its children need to find the loader."""
+    programs = folder / "programs"
+    programs.mkdir(parents=True, exist_ok=True)
+    put_loader(folder)
+    command, made_by = find_compiler(programs)
+    paths = [str(folder), os.environ.get("LD_LIBRARY_PATH", "")]
+    return {
+        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, paths)),
+        "CLATTN_CUDA_COMPILER": command,
+        "CLATTN_CUDA_PROGRAMS": str(programs),
+        "CLATTN_CUDA_MADE_BY": made_by,
+    }
 
 
 def check_cuda():
@@ -93,26 +113,42 @@ def check_cuda():
         raise MissingError(f"there is no driver for CUDA: {error}") from None
 
 
-def environment(folder):
-    """What a process and its children need to find the loader."""
-    command = prepare(folder)
-    paths = [str(folder), os.environ.get("LD_LIBRARY_PATH", "")]
-    return {
-        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, paths)),
-        "CLATTN_CUDA_COMPILER": command,
-        "CLATTN_CUDA_PROGRAMS": str(folder / "programs"),
-    }
+def imitate(folder, units):
+    """Put a fake of CUDA's driver in its place, for a process and its children.
+
+    clattn uses what has passed a probe, and keeps the verdict. So an interpreter runs the probes
+    first; after that launches do nothing.
+    """
+    imitation = folder / "without_gpu"
+    imitation.mkdir(parents=True, exist_ok=True)
+    library = imitation / "libcuda.so.1"
+    if C_COMPILER is None:
+        raise MissingError("there is no C compiler")
+    build(library, "fake_cuda.c")
+    os.environ["CLATTN_CUDA_LIBRARY"] = str(library)
+    os.environ["XDG_CACHE_HOME"] = str(imitation)
+    os.environ["FAKE_CUDA_UNITS"] = str(units)
+    added = environment(folder)
+    paths = [str(ptx_check.ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    added["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    probe = "import ptx.fake_cuda as f; cuda = f.Cuda(); import clattn; clattn.get_default_device()"
+    subprocess.run([sys.executable, "-c", probe], env=os.environ | added, check=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=default_folder(), help="see above")
+    parser.add_argument("--without-gpu", action="store_true", help="fill FOLDER; results are zeros")
+    parser.add_argument("--units", type=int, default=132, help="of the GPU that is not there")
     parser.add_argument("command", nargs="*", help="by default: python -m clattn")
     arguments = parser.parse_args()
+    folder = arguments.folder.resolve()
     try:
+        if arguments.without_gpu:
+            imitate(folder, arguments.units)
         check_cuda()
-        added = environment(arguments.folder.resolve())
-    except (MissingError, OSError) as error:
+        added = environment(folder)
+    except (MissingError, OSError, subprocess.CalledProcessError) as error:
         print(f"cuda_machine: {error}", file=sys.stderr)
         return 2
     command = arguments.command or [sys.executable, "-m", "clattn"]

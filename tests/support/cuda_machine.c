@@ -5,6 +5,7 @@
  *
  *   CLATTN_CUDA_COMPILER   the command that makes PTX; "": only programs of the folder are there
  *   CLATTN_CUDA_PROGRAMS   a folder for PTX, by hash of its source: other processes find it there
+ *   CLATTN_CUDA_MADE_BY    the compiler's version, which clattn's verdicts depend on
  *   CLATTN_CUDA_LIBRARY    in the place of libcuda.so.1, for tests
  *
  * Buffers are memory of the device, and copies are explicit, as with NVIDIA's driver for OpenCL:
@@ -15,6 +16,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,17 +107,20 @@ name_of(int code)
     return name == NULL ? "an unknown error" : name;
 }
 
-/* Returns OpenCL's code. */
+/* Returns OpenCL's code. After a kernel that failed, all calls give its error: it is told once. */
 static int32_t
 check(const char *call, int code)
 {
+    static atomic_int told;
     if (code == 0) {
         return SUCCESS;
     }
     if (code == CUDA_OUT_OF_MEMORY) {
         return ALLOCATION_FAILURE;
     }
-    say("%s gave %s (%d)", call, name_of(code), code);
+    if (atomic_exchange(&told, code) != code) {
+        say("%s gave %s (%d)", call, name_of(code), code);
+    }
     return OUT_OF_RESOURCES;
 }
 
@@ -159,13 +164,15 @@ static void
 describe(int device)
 {
     static char name[256];
-    static char driver[64];
+    static char driver[128];
+    const char *made_by = getenv("CLATTN_CUDA_MADE_BY");
     int version = 0;
     size_t memory = 0;
     CALL(cuDeviceGetName, name, sizeof name, device);
     CALL(cuDriverGetVersion, &version);
     CALL(cuDeviceTotalMem_v2, &memory, device);
-    snprintf(driver, sizeof driver, "CUDA %d.%d", version / 1000, version % 1000 / 10);
+    snprintf(driver, sizeof driver, "CUDA %d.%d, %s", version / 1000, version % 1000 / 10,
+             made_by == NULL ? "no compiler" : made_by);
     facts = (machine_facts){
         .platform = "CUDA by clattn's test loader",
         .name = name,

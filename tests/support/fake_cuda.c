@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* In the place of libcuda.so.1: a device of capability 9.0 that hands each launch, with the PTX,
  * to a function that ptx/fake_cuda.py sets. Addresses of its memory are no addresses of the host.
- * What a program must not do, such as calls without the context or unknown addresses, is an error.
- * The functions fake_… let calls fail.
+ * Calls without the context and with unknown addresses are errors. The functions fake_… let calls
+ * fail. Where nobody sets the function that launches, launches do nothing, and what is read from
+ * the device is zeros.
  */
 
 #include <pthread.h>
@@ -11,20 +12,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DISGUISE       (UINT64_C(0x5A) << 56)
-#define MOST_MEMORIES  4096
-#define THE_DEVICE     0
-#define THE_CONTEXT    ((void *)&the_context)
-#define SUCCESS        0
-#define INVALID_VALUE  1
-#define OUT_OF_MEMORY  2
-#define NO_CONTEXT     201
-#define INVALID_PTX    218
-#define NOT_FOUND      500
-#define NOT_READY      600
-#define LAUNCH_FAILED  719
-#define JIT_LOG        5
-#define VISIBLE_KERNEL ".visible .entry"
+#define DISGUISE                (UINT64_C(0x5A) << 56)
+#define MOST_MEMORIES           4096
+#define THE_DEVICE              0
+#define THE_CONTEXT             ((void *)&the_context)
+#define SUCCESS                 0
+#define INVALID_VALUE           1
+#define OUT_OF_MEMORY           2
+#define NO_CONTEXT              201
+#define INVALID_PTX             218
+#define NOT_FOUND               500
+#define NOT_READY               600
+#define LAUNCH_OUT_OF_RESOURCES 701
+#define LAUNCH_FAILED           719
+#define JIT_LOG                 5
+#define VISIBLE_KERNEL          ".visible .entry"
 
 typedef int32_t (*launch_function)(const char *ptx, const char *name, uint32_t groups,
                                    uint32_t work_items, void **arguments);
@@ -135,9 +137,10 @@ cuDriverGetVersion(int *version)
 int
 cuGetErrorName(int code, const char **name)
 {
-    *name = code == INVALID_PTX     ? "CUDA_ERROR_INVALID_PTX"
-            : code == LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED"
-                                    : NULL;
+    *name = code == INVALID_PTX               ? "CUDA_ERROR_INVALID_PTX"
+            : code == LAUNCH_FAILED           ? "CUDA_ERROR_LAUNCH_FAILED"
+            : code == LAUNCH_OUT_OF_RESOURCES ? "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"
+                                              : NULL;
     return *name == NULL ? INVALID_VALUE : SUCCESS;
 }
 
@@ -165,8 +168,11 @@ cuDeviceTotalMem_v2(size_t *bytes, int device)
 int
 cuDeviceGetAttribute(int *value, int attribute, int device)
 {
-    static const int values[][2] = {{1, 1024},      {8, 48 << 10}, {16, 4},
-                                    {38, 50 << 20}, {75, 9},       {76, 0}};
+    const char *units = getenv("FAKE_CUDA_UNITS");
+    const int values[][2] = {
+        {1, 1024},      {8, 48 << 10}, {16, units == NULL ? 4 : atoi(units)},
+        {38, 50 << 20}, {75, 9},       {76, 0},
+    };
     for (size_t n = 0; n < sizeof values / sizeof values[0]; n++) {
         if (values[n][0] == attribute) {
             *value = values[n][1];
@@ -254,6 +260,9 @@ cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream)
         return ready() != SUCCESS ? ready() : INVALID_VALUE;
     }
     memcpy(to, host, bytes);
+    if (fake_launch == NULL) {
+        memset(to, 0, bytes);
+    }
     return SUCCESS;
 }
 
@@ -314,7 +323,8 @@ cuLaunchKernel(void *made, unsigned groups_x, unsigned groups_y, unsigned groups
         failing = 0;
         return SUCCESS;
     }
-    return fake_launch(f->ptx, f->name, groups_x, items_x, arguments);
+    return fake_launch == NULL ? SUCCESS
+                               : fake_launch(f->ptx, f->name, groups_x, items_x, arguments);
 }
 
 /* An event counts down until it is complete. */
