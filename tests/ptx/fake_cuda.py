@@ -28,6 +28,7 @@ LAUNCH_OUT_OF_RESOURCES = 701
 SETUP = """
 import numpy as np
 import clattn
+from clattn import _core
 from support.helpers import check, draw, qkv, sdpa
 from references.attention import bfloat16, float16
 from ptx.fake_cuda import Cuda

@@ -26,8 +26,6 @@ def environment(tmp_path_factory):
 def test_results(environment):
     """Of kernels in one launch and in two, and of rows that NaN makes the reference compute."""
     code = """
-    from clattn import _core
-
     def used(*kernels):
         assert set(kernels) <= set(cuda.launched), cuda.launched
         cuda.launched.clear()
@@ -100,6 +98,18 @@ def test_programs_that_do_not_build(environment):
     assert "cuModuleLoadDataEx gave CUDA_ERROR_INVALID_PTX (218):\nptxas fatal: it was" in said
     endings = {file.suffix for file in Path(environment["CLATTN_CUDA_PROGRAMS"]).iterdir()}
     assert endings == {".ptx", ".txt"}
+
+
+def test_an_older_device_gets_older_ptx(environment, tmp_path):
+    code = """
+    assert (device.nvidia_capability, list(_core.lacks(device))) == (75, []), device
+    assert set(cuda.launched) == {"probe_device", "probe_exchange", "probe_local"}, cuda.launched
+    """
+    older = environment | {"FAKE_CUDA_CAPABILITY": 75, "XDG_CACHE_HOME": tmp_path}
+    run_on_cuda(older, code)
+    targets = [ptx.read_text().partition(".target ")[2].partition("\n")[0]
+               for ptx in Path(environment["CLATTN_CUDA_PROGRAMS"]).glob("*.ptx")]  # fmt: skip
+    assert targets.count("sm_75") == 3 and set(targets) <= {"sm_75", "sm_80"}
 
 
 def test_launches_that_fail(environment):

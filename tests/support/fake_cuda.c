@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* In the place of libcuda.so.1: a device of capability 9.0 that hands each launch, with the PTX,
- * to a function that ptx/fake_cuda.py sets. Addresses of its memory are no addresses of the host.
- * Calls without the context and with unknown addresses are errors. The functions fake_… let calls
- * fail. Where nobody sets the function that launches, launches do nothing, and what is read from
- * the device is zeros.
+/* In the place of libcuda.so.1: a device that hands each launch, with the PTX, to a function that
+ * ptx/fake_cuda.py sets. Addresses of its memory are no addresses of the host. Calls without the
+ * context and with unknown addresses are errors. The functions fake_… let calls fail. Where nobody
+ * sets the function that launches, launches do nothing, and what is read from the device is zeros.
  */
 
 #include <pthread.h>
@@ -165,13 +164,21 @@ cuDeviceTotalMem_v2(size_t *bytes, int device)
     return device == THE_DEVICE ? SUCCESS : INVALID_VALUE;
 }
 
+static int
+chosen(const char *variable, int usual)
+{
+    const char *text = getenv(variable);
+    return text == NULL ? usual : atoi(text);
+}
+
 int
 cuDeviceGetAttribute(int *value, int attribute, int device)
 {
-    const char *units = getenv("FAKE_CUDA_UNITS");
+    int units = chosen("FAKE_CUDA_UNITS", 4);
+    int capability = chosen("FAKE_CUDA_CAPABILITY", 90);
     const int values[][2] = {
-        {1, 1024},      {8, 48 << 10}, {16, units == NULL ? 4 : atoi(units)},
-        {38, 50 << 20}, {75, 9},       {76, 0},
+        {1, 1024},      {8, 48 << 10},         {16, units},
+        {38, 50 << 20}, {75, capability / 10}, {76, capability % 10},
     };
     for (size_t n = 0; n < sizeof values / sizeof values[0]; n++) {
         if (values[n][0] == attribute) {
