@@ -35,6 +35,11 @@ import ptx_check
 SUPPORT = ptx_check.ROOT / "tests" / "support"
 SOURCES = ("opencl_machine.c", "cuda_machine.c")
 LOADER = "libOpenCL.so.1"
+# Containers may have the driver in folders that the system does not search.
+CUDA_LIBRARIES = (
+    "libcuda.so.1",
+    *(f"/usr/{folder}/libcuda.so.1" for folder in ("local/nvidia/lib64", "lib/wsl/lib")),
+)
 C_COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
@@ -105,12 +110,17 @@ def environment(folder):
     }
 
 
-def check_cuda():
-    library = os.environ.get("CLATTN_CUDA_LIBRARY", "libcuda.so.1")
-    try:
-        ctypes.CDLL(library)
-    except OSError as error:
-        raise MissingError(f"there is no driver for CUDA: {error}") from None
+def find_cuda():
+    """The path or the name of the driver's library."""
+    chosen = os.environ.get("CLATTN_CUDA_LIBRARY")
+    reasons = []
+    for library in (chosen,) if chosen else CUDA_LIBRARIES:
+        try:
+            ctypes.CDLL(library)
+            return library
+        except OSError as error:
+            reasons.append(str(error))
+    raise MissingError(f"there is no driver for CUDA: {'; '.join(reasons)}")
 
 
 def imitate(folder, units):
@@ -146,8 +156,8 @@ def main():
     try:
         if arguments.without_gpu:
             imitate(folder, arguments.units)
-        check_cuda()
-        added = environment(folder)
+        cuda = find_cuda()
+        added = environment(folder) | {"CLATTN_CUDA_LIBRARY": cuda}
     except (MissingError, OSError, subprocess.CalledProcessError) as error:
         print(f"cuda_machine: {error}", file=sys.stderr)
         return 2

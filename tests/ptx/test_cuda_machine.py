@@ -157,6 +157,15 @@ def test_without_cuda(environment):
     assert "clattn's test loader: libno-such-cuda.so.1: cannot open" in done.stderr
 
 
+def test_a_user_who_wants_no_driver_gets_none(environment, tmp_path):
+    code = "import clattn; print(len(clattn.devices()))"
+    for vendors, status in ((tmp_path, 1), (tmp_path / "missing", 0)):
+        wish = environment | {"OCL_ICD_VENDORS": vendors}
+        assert run_python(code, env=wish, check_exit=False).returncode == status
+    (tmp_path / "any.icd").touch()
+    assert run_python(code, env=environment | {"OCL_ICD_VENDORS": tmp_path}).stdout == "1\n"
+
+
 # --- the tool --------------------------------------------------------------------------------
 
 

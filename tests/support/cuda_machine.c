@@ -6,13 +6,14 @@
  *   CLATTN_CUDA_COMPILER   the command that makes PTX; "": only programs of the folder are there
  *   CLATTN_CUDA_PROGRAMS   a folder for PTX, by hash of its source: other processes find it there
  *   CLATTN_CUDA_MADE_BY    the compiler's version, which clattn's verdicts depend on
- *   CLATTN_CUDA_LIBRARY    in the place of libcuda.so.1, for tests
+ *   CLATTN_CUDA_LIBRARY    where the driver's library is; or what stands in for it, in tests
  *
  * Buffers are memory of the device, and copies are explicit, as with NVIDIA's driver for OpenCL:
  * with managed memory, the first kernel after a copy would wait for pages.
  */
 
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -191,11 +192,29 @@ describe(int device)
     };
 }
 
+/* Other loaders look for drivers in this folder. A user, or a test, who wants none names one that
+   has none. */
+static int
+is_wanted(void)
+{
+    const char *vendors = getenv("OCL_ICD_VENDORS");
+    DIR *folder = vendors == NULL ? NULL : opendir(vendors);
+    int count = 0;
+    if (folder == NULL) {
+        return 1;
+    }
+    for (const struct dirent *file; (file = readdir(folder)) != NULL;) {
+        count += strstr(file->d_name, ".icd") != NULL;
+    }
+    closedir(folder);
+    return count > 0;
+}
+
 static void
 open_once(void)
 {
     int device = 0;
-    if (load_functions() && check("cuInit", cuInit(0)) == SUCCESS &&
+    if (is_wanted() && load_functions() && check("cuInit", cuInit(0)) == SUCCESS &&
         check("cuDeviceGet", cuDeviceGet(&device, 0)) == SUCCESS &&
         check("cuDevicePrimaryCtxRetain", cuDevicePrimaryCtxRetain(&context, device)) == SUCCESS) {
         describe(device);
@@ -471,7 +490,14 @@ static int32_t
 mark(void **made)
 {
     int32_t status = CALL(cuEventCreate, made, EVENT_WITHOUT_TIME);
-    return status == SUCCESS ? CALL(cuEventRecord, *made, stream) : status;
+    if (status != SUCCESS) {
+        return status;
+    }
+    status = CALL(cuEventRecord, *made, stream);
+    if (status != SUCCESS) {
+        CALL(cuEventDestroy_v2, *made);
+    }
+    return status;
 }
 
 static int32_t
