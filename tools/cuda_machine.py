@@ -28,6 +28,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import ptx_check
@@ -65,13 +66,10 @@ def build(library, *sources):
 def put_loader(folder):
     """Build the loader in the folder, or leave one that is there."""
     if C_COMPILER is not None:
-        new = folder / str(os.getpid()) / LOADER  # other processes may do the same
-        new.parent.mkdir()
-        try:
+        with tempfile.TemporaryDirectory(dir=folder) as own:  # other processes may do the same
+            new = Path(own) / LOADER
             build(new, *SOURCES)
             new.replace(folder / LOADER)
-        finally:
-            shutil.rmtree(new.parent)
     elif not (folder / LOADER).exists():
         raise MissingError(f"there is no C compiler, and no {LOADER} in {folder}")
 
@@ -95,14 +93,16 @@ def find_compiler(programs):
     return command, made_by.partition("\n")[0]
 
 
-def environment(folder):
-    """What a process and its children need to find the loader."""
+def environment(folder, cuda):
+    """What a process and its children need to find the loader and the driver's library."""
     programs = folder / "programs"
     programs.mkdir(parents=True, exist_ok=True)
     put_loader(folder)
     command, made_by = find_compiler(programs)
-    paths = [str(folder), os.environ.get("LD_LIBRARY_PATH", "")]
+    # The library opens others by name, such as the compiler of PTX.
+    paths = [str(folder), os.environ.get("LD_LIBRARY_PATH", ""), os.path.dirname(cuda)]
     return {
+        "CLATTN_CUDA_LIBRARY": cuda,
         "LD_LIBRARY_PATH": os.pathsep.join(filter(None, paths)),
         "CLATTN_CUDA_COMPILER": command,
         "CLATTN_CUDA_PROGRAMS": str(programs),
@@ -138,7 +138,7 @@ def imitate(folder, units):
     os.environ["CLATTN_CUDA_LIBRARY"] = str(library)
     os.environ["XDG_CACHE_HOME"] = str(imitation)
     os.environ["FAKE_CUDA_UNITS"] = str(units)
-    added = environment(folder)
+    added = environment(folder, str(library))
     paths = [str(ptx_check.ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
     added["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     probe = "import ptx.fake_cuda as f; cuda = f.Cuda(); import clattn; clattn.get_default_device()"
@@ -156,8 +156,7 @@ def main():
     try:
         if arguments.without_gpu:
             imitate(folder, arguments.units)
-        cuda = find_cuda()
-        added = environment(folder) | {"CLATTN_CUDA_LIBRARY": cuda}
+        added = environment(folder, find_cuda())
     except (MissingError, OSError, subprocess.CalledProcessError) as error:
         print(f"cuda_machine: {error}", file=sys.stderr)
         return 2

@@ -105,9 +105,9 @@ def prepare(folder):
         pytest.skip("there is no C compiler, or no clang and libclc for PTX")
     fake = folder / "libcuda.so.1"
     cuda_machine.build(fake, "fake_cuda.c")
-    environment = cuda_machine.environment(folder)
+    environment = cuda_machine.environment(folder, str(fake))
     environment["CLATTN_CUDA_COMPILER"] += " " + " ".join(INLINE)
-    return environment | {"CLATTN_CUDA_LIBRARY": fake}
+    return environment
 
 
 def run_on_cuda(environment, code, kernel=None, **more):

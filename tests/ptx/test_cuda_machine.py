@@ -13,6 +13,7 @@ from ptx.fake_cuda import SETUP, prepare, run_on_cuda
 from support.helpers import ROOT, run, run_python
 
 TOOL = ROOT / "tools" / "cuda_machine.py"
+CUDA = "/driver/libcuda.so.1"
 PLATFORM = "CUDA by clattn's test loader"
 
 
@@ -158,7 +159,7 @@ def test_without_cuda(environment):
 
 
 def test_a_user_who_wants_no_driver_gets_none(environment, tmp_path):
-    code = "import clattn; print(len(clattn.devices()))"
+    code = "import clattn; print(len(clattn._core.all_devices()))"
     for vendors, status in ((tmp_path, 1), (tmp_path / "missing", 0)):
         wish = environment | {"OCL_ICD_VENDORS": vendors}
         assert run_python(code, env=wish, check_exit=False).returncode == status
@@ -220,19 +221,22 @@ def test_without_compilers(environment, tmp_path, monkeypatch):
     """What another machine has left is used; PTX of another clang is not."""
     monkeypatch.setattr(cuda_machine.ptx_check, "find_programs", lambda: ((None, None), []))
     with pytest.raises(cuda_machine.MissingError, match="no clang or no libclc, and no PTX in"):
-        cuda_machine.environment(tmp_path)
+        cuda_machine.environment(tmp_path, CUDA)
     monkeypatch.setattr(cuda_machine, "C_COMPILER", None)
     assert (tmp_path / "libOpenCL.so.1").exists()
     (tmp_path / "programs" / "made_by.txt").write_text("clang of another machine\nand so on")
-    added = cuda_machine.environment(tmp_path)
+    added = cuda_machine.environment(tmp_path, CUDA)
+    assert added["CLATTN_CUDA_LIBRARY"] == CUDA
+    paths = added["LD_LIBRARY_PATH"].split(":")
+    assert (paths[0], paths[-1]) == (str(tmp_path), "/driver")
     assert added["CLATTN_CUDA_COMPILER"] == ""
     assert added["CLATTN_CUDA_MADE_BY"] == "clang of another machine"
     monkeypatch.undo()
     old = tmp_path / "programs" / "0.ptx"
     for stays in (False, True):
         old.touch()
-        assert cuda_machine.environment(tmp_path)["CLATTN_CUDA_COMPILER"]
+        assert cuda_machine.environment(tmp_path, CUDA)["CLATTN_CUDA_COMPILER"]
         assert old.exists() == stays
     monkeypatch.setattr(cuda_machine, "C_COMPILER", None)
     with pytest.raises(cuda_machine.MissingError, match=r"no C compiler, and no libOpenCL.so.1 in"):
-        cuda_machine.environment(tmp_path / "new")
+        cuda_machine.environment(tmp_path / "new", CUDA)
