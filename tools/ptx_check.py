@@ -59,7 +59,7 @@ SIZES = f"{CALL} HEAD_E=128 HEAD_EV=HEAD_E"
 MACROS = {
     "attention/reference.cl": DTYPES,
     "attention/tiled.cl": f"{SIZES} TX=8 TY=16 MI=4 NJ=8 NC=(HEAD_EV/TX) EC=32 KC=32",
-    "attention/mma.cl": f"{SIZES} MT=1 BN=32 LSE=0 ALIGNED=0 OUTPUT_ALIGNED=0 WARP=1",
+    "attention/mma.cl": f"{SIZES} MT=1 BN=32 CHUNK=16 LSE=0 ALIGNED=0 OUTPUT_ALIGNED=0 WARP=1",
     "attention/decode_mma.cl": f"{SIZES} WARP=1",
     "attention/decode_gpu.cl": f"{SIZES} WG=128 RT=1 KEY_LANES=8 BN=32 WIDE=1 EXCHANGE=2",
     "attention/decode_gpu_merge.cl": f"{CALL} HEAD_EV=128 WG=256 EXCHANGE=2",
@@ -78,8 +78,10 @@ BOTH = ("sm_80", "sm_90")
 
 def mma(dtype, size, tiles, keys, *more, architectures=BOTH):
     """A row of attention_mma, tiled as attention/plan_mma.c does."""
-    macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"MT={tiles}", f"BN={keys}", *more)
-    return "attention/mma.cl", macros, architectures
+    plain = not any(macro.startswith("OPTIONS") for macro in more)
+    chunk = 32 if plain and keys >= 32 and (tiles == 1 or size <= 80) else 16
+    macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"MT={tiles}", f"BN={keys}", f"CHUNK={chunk}")
+    return "attention/mma.cl", (*macros, *more), architectures
 
 
 def decode_mma(dtype, size, value_size, *more):
@@ -100,7 +102,8 @@ KERNELS = [
     mma(1, 256, 1, 16, *ALIGNED),
     mma(1, 64, 2, 64, *ALIGNED, *BOTH_AND_LSE),
     mma(1, 80, 2, 32, *ALIGNED, *BOTH_AND_LSE),
-    mma(1, 96, 1, 32, *ALIGNED, *uses("MASK", "SOFTCAP"), "LSE=1"),
+    mma(1, 96, 2, 32, *ALIGNED, *BOTH_AND_LSE),
+    mma(1, 96, 2, 32, "LSE=1"),
     mma(1, 128, 1, 32, *ALIGNED, *BOTH_AND_LSE),
     mma(1, 256, 1, 16, *ALIGNED, *SOFTCAP),
     mma(1, 256, 1, 16, *ALIGNED, *FLOAT_MASK),
@@ -108,7 +111,7 @@ KERNELS = [
     mma(2, 64, 2, 64, *ALIGNED, *BOOL_MASK),
     mma(2, 80, 2, 32, *ALIGNED, "LSE=1"),
     mma(2, 96, 2, 32, *ALIGNED),
-    mma(2, 128, 2, 32, *ALIGNED, architectures=("sm_90",)),
+    mma(2, 128, 2, 32, *ALIGNED, "LSE=1", architectures=("sm_90",)),
     mma(2, 256, 1, 16, *ALIGNED, *BOOL_MASK),
     ("attention/tiled.cl", ("DTYPE=3", "HEAD_E=64", "EC=64", "exp2=native_exp2"), BOTH),
     ("attention/tiled.cl", ("DTYPE=1", "HEAD_E=128", "exp2=native_exp2"), BOTH),

@@ -41,16 +41,18 @@
 /* How work-items exchange numbers: EXCHANGE of support/exchange.clh. */
 typedef enum { EXCHANGE_LOCAL, EXCHANGE_SUB_GROUPS, EXCHANGE_PTX } exchange;
 
+/* Sizes of sub-groups that the kernel can have. */
+#define SUB_GROUPS (8 | 16 | 32)
+
 /* Returns how many neighbours can exchange numbers: a warp, a sub-group, or any number in
-   local memory. Most devices have sub-groups of 16; larger ones take more registers for
-   each work-item on some. */
+   local memory. The smallest sub-groups are best where a sub-group has a fixed share of
+   the registers, as on Intel's GPUs: 4 KiB with sizes from 8 on, 8 KiB with sizes from 16
+   on, so that a lane of the smallest has 128 registers. One row takes about 100. */
 static int64_t
 lanes_of(const ca_device_info *info, exchange by)
 {
-    return by != EXCHANGE_SUB_GROUPS ? 32
-           : info->sub_groups & 16   ? 16
-           : info->sub_groups & 32   ? 32
-                                     : 8;
+    int64_t sizes = info->sub_groups & SUB_GROUPS;
+    return by == EXCHANGE_SUB_GROUPS ? sizes & -sizes : 32;
 }
 
 static int
@@ -59,7 +61,7 @@ exchange_of(const ca_device_info *info)
     if (info->warp_shuffles) {
         return EXCHANGE_PTX;
     }
-    return (info->sub_groups & (8 | 16 | 32)) != 0 ? EXCHANGE_SUB_GROUPS : EXCHANGE_LOCAL;
+    return (info->sub_groups & SUB_GROUPS) != 0 ? EXCHANGE_SUB_GROUPS : EXCHANGE_LOCAL;
 }
 
 /* Returns how many work-items share a key of `chunks` loads. Eight, which read 128 bytes
@@ -162,8 +164,10 @@ choose_tile(const ca_device_info *info, const ca_attention *attention, exchange 
     return t;
 }
 
-int64_t
-ca_plan_splits_on_gpu(const ca_device_info *info, const ca_attention *attention, double groups)
+/* Returns how many splits of the keys keep a GPU busy without being too small. `groups`
+   are the work-groups of one split. */
+static int64_t
+choose_splits(const ca_device_info *info, const ca_attention *attention, double groups)
 {
     double bytes =
         (double)ca_attention_visible_keys(attention) * (double)ca_attention_key_bytes(attention);
@@ -211,7 +215,7 @@ plan_decode_gpu(const ca_device_info *info, const ca_attention *attention, ca_at
     plan->local_size = (size_t)t.group;
     plan->grid[2] /= plan->heads;
     plan->grid[3] = ca_divide_up(rows, t.rows);
-    plan->splits = ca_plan_splits_on_gpu(info, attention, ca_plan_items(plan));
+    plan->splits = choose_splits(info, attention, ca_plan_items(plan));
     plan->grid[4] = plan->splits * t.group;
 
     ca_kernel_spec *spec = &plan->spec;

@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * What both variants for few rows on GPUs share: splits of the keys and their merge.
+ * What both variants for few rows on GPUs share: the merge of splits.
  */
 #ifndef CLATTN_ATTENTION_PLAN_DECODE_GPU_H
 #define CLATTN_ATTENTION_PLAN_DECODE_GPU_H
 
 #include "attention/plan.h"
 #include "opencl/info.h" /* ca_device_info */
-
-/* How many splits of the keys keep a GPU busy without being too small. `groups` are the
-   work-groups of one split. */
-int64_t ca_plan_splits_on_gpu(const ca_device_info *info, const ca_attention *attention,
-                              double groups);
 
 /* Plan the second kernel, attention/decode_gpu_merge.cl, and the memory that a split leaves
    for each row. */

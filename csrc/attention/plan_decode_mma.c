@@ -3,6 +3,8 @@
  * The variant decode_mma, for few rows on devices with matrix units:
  * attention/decode_mma.cl. Rows of query heads that share their keys make a tile of 16.
  */
+#include <math.h>
+
 #include "attention/plan_decode_gpu.h"
 #include "attention/variants.h"
 
@@ -27,6 +29,42 @@
 /* Local memory for the warps' results and the rest. */
 #define LOCAL_BYTES (36 << 10)
 
+/* Work-groups that a compute unit runs at a time: as many as its 64 Ki registers hold. By
+   offline assembly, a work-item has 142 to 158 registers with head sizes of at most
+   SMALL_HEAD, and more than 168 with larger ones. */
+#define RESIDENT_GROUPS       2
+#define RESIDENT_SMALL_GROUPS 3
+#define SMALL_HEAD            64
+
+/* Resident groups are a wave. The splits fill one wave, or a few if at least this share
+   of the units' time is idle less. */
+#define MOST_WAVES 6
+#define LEAST_GAIN 0.1
+
+/* Keys of a split, at least: four turns of each warp. What a group does once, before and
+   after its keys, is as many instructions as five turns. */
+#define SMALLEST_SPLIT (4 * THREADS / 32 * 16)
+
+/* Returns how many splits keep all units busy. `groups` are the work-groups of one split. */
+static int64_t
+choose_splits(const ca_device_info *info, const ca_attention *attention, double groups)
+{
+    bool small = attention->E <= SMALL_HEAD && attention->Ev <= SMALL_HEAD;
+    double wave = (double)(info->compute_units * (small ? RESIDENT_SMALL_GROUPS : RESIDENT_GROUPS));
+    double most = floor((double)ca_attention_visible_keys(attention) / SMALLEST_SPLIT);
+    double chosen = 1;
+    double fullest = 0;
+    for (int waves = 1; waves <= MOST_WAVES; waves++) {
+        double splits = fmin(floor(waves * wave / groups), most);
+        double full = splits * groups / (waves * wave);
+        if (splits >= 1 && full > fullest + LEAST_GAIN) {
+            chosen = splits;
+            fullest = full;
+        }
+    }
+    return (int64_t)chosen;
+}
+
 static bool
 decode_mma_can_run(const ca_device_info *info, const ca_attention *attention)
 {
@@ -43,7 +81,7 @@ plan_decode_mma(const ca_device_info *info, const ca_attention *attention, ca_at
     plan->heads = ca_attention_heads_together(attention);
     plan->grid[2] /= plan->heads;
     plan->grid[3] = ca_divide_up(plan->heads * attention->L, TILE_ROWS);
-    plan->splits = ca_plan_splits_on_gpu(info, attention, ca_plan_items(plan));
+    plan->splits = choose_splits(info, attention, ca_plan_items(plan));
     plan->grid[4] = plan->splits * THREADS;
     ca_plan_define_sizes(&plan->spec, attention);
     ca_plan_define_warp(&plan->spec, info, attention);

@@ -47,20 +47,44 @@ padded(int64_t head)
     return MAX_HEAD;
 }
 
+/* Largest head sizes of a warp with two tiles of rows, so that nothing spills: with
+   masks and the like, without them, and without them for chunks of WIDE_CHUNK keys. */
+#define TWO_TILES_HEAD       96
+#define TWO_TILES_PLAIN_HEAD 128
+#define TWO_TILES_WIDE_HEAD  80
+
+/* Keys that a warp scores together. More of them share the work of a chunk: branches, a
+   vote, the comparison with the base. */
+#define CHUNK      16
+#define WIDE_CHUNK 32
+
+/* True if a score is a scaled product, so that most chunks look at no single key. */
+static bool
+is_plain(const ca_attention *attention)
+{
+    return !ca_attention_has(attention, CA_ATTENTION_MASK) &&
+           !ca_attention_has(attention, CA_ATTENTION_BIAS) && ca_attention_softcap(attention) == 0;
+}
+
 /* Returns how many tiles of rows a warp has. Two tiles halve the reads of keys and values.
    Two need enough registers, rows that fill them, and enough groups for all units. */
 static int64_t
 row_tiles(const ca_device_info *info, const ca_attention *attention, int64_t head, double heads)
 {
-    bool plain = !ca_attention_has(attention, CA_ATTENTION_MASK) &&
-                 !ca_attention_has(attention, CA_ATTENTION_BIAS) &&
-                 !ca_attention_has(attention, CA_ATTENTION_LSE) &&
-                 ca_attention_softcap(attention) == 0;
     bool ample = !ca_plan_has_matrix_units(info, attention) || info->ample_registers;
-    bool fits = head <= 80 || (plain && (head <= 96 || (head <= 128 && ample)));
+    bool fits =
+        head <= TWO_TILES_HEAD || (is_plain(attention) && head <= TWO_TILES_PLAIN_HEAD && ample);
     int64_t L = attention->L;
     double groups = heads * (double)ca_divide_up(L, 2 * TILE_ROWS);
     return fits && L > TILE_ROWS && groups >= (double)info->compute_units ? 2 : 1;
+}
+
+/* Returns the keys of a chunk, in blocks of `keys`. */
+static int64_t
+chunk_keys(const ca_attention *attention, int64_t tiles, int64_t head, int64_t keys)
+{
+    bool fits = tiles == 1 || head <= TWO_TILES_WIDE_HEAD;
+    return is_plain(attention) && fits && keys >= WIDE_CHUNK ? WIDE_CHUNK : CHUNK;
 }
 
 static void
@@ -70,13 +94,14 @@ plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention
     int64_t Ev = padded(attention->Ev);
     ca_plan_begin(plan, attention, "attention_mma", THREADS);
 
-    int64_t tiles = row_tiles(info, attention, E > Ev ? E : Ev, ca_plan_items(plan));
+    int64_t head = E > Ev ? E : Ev;
+    int64_t tiles = row_tiles(info, attention, head, ca_plan_items(plan));
     plan->grid[3] = ca_divide_up(attention->L, tiles * TILE_ROWS);
     plan->grid[4] = THREADS;
 
     const int64_t stages = 3;
     int64_t keys = 64;
-    while (keys > 16 && stages * keys * (E + Ev) * 2 > LOCAL_BYTES) {
+    while (keys > CHUNK && stages * keys * (E + Ev) * 2 > LOCAL_BYTES) {
         keys /= 2;
     }
     ca_kernel_spec *spec = &plan->spec;
@@ -92,6 +117,7 @@ plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention
     ca_plan_define_warp(spec, info, attention);
     ca_kernel_define(spec, "MT", tiles);
     ca_kernel_define(spec, "BN", keys);
+    ca_kernel_define(spec, "CHUNK", chunk_keys(attention, tiles, head, keys));
 }
 
 const ca_variant ca_variant_mma = {

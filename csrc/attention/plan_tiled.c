@@ -60,10 +60,9 @@ local_memory(const tiling *t, int64_t real)
     int64_t rows = t->TY * t->MI;
     int64_t keys = t->TX * t->NJ;
     int64_t queries_size = rows * (t->EC + 4);
-    int64_t keys_size = keys * (t->EC + 4);
-    int64_t after_size = keys * (rows + 4) + t->KC * round_up(t->TX * t->NC, 4);
-    int64_t shared = keys_size > after_size ? keys_size : after_size;
-    return (queries_size + shared) * real + rows * 4 + 64;
+    int64_t keys_size = keys * ((t->EC > rows ? t->EC : rows) + 4); /* of weights too */
+    int64_t values_size = t->KC * round_up(t->TX * t->NC, 4);
+    return (queries_size + keys_size + values_size) * real + rows * 4 + 64;
 }
 
 /* Choose the most values, then the largest chunk of a head, that fit. A chunk that leaves

@@ -178,7 +178,11 @@ compare(ca_device *device, const ca_kernel_spec *spec, const void *context, ca_e
     set_operand(&small, CA_ATTENTION_QUERY, dtype, query, ROWS, small.E, true);
     set_operand(&small, CA_ATTENTION_KEY, dtype, key, KEYS, small.E, false);
     set_operand(&small, CA_ATTENTION_VALUE, value_dtype, value, KEYS, small.Ev, false);
-    CA_TRY(compute(device, ca_variant_reference.word, &small, right, error));
+    status = compute(device, ca_variant_reference.word, &small, right, error);
+    if (status == CA_ERROR_KERNEL) { /* which says nothing about the variant */
+        status = CA_ERROR_DEVICE;
+    }
+    CA_TRY(status);
     CA_TRY(compute(device, t->word, &small, found, error));
     int steps = ca_dtype_size(dtype) == 2 ? STEPS_OF_HALF_TYPES : STEPS_OF_FLOATS;
     double apart = difference_of(found, right, dtype, results);
@@ -208,7 +212,7 @@ ca_attention_try(ca_device *device, const ca_attention *attention, const ca_atte
         return CA_OK;
     }
     const trial context = {attention, ca_variant_word(plan->variant)};
-    ca_status status = ca_verdict_find(device, &plan->spec, true, compare, &context, error);
+    ca_status status = ca_verdict_find(device, &plan->spec, false, compare, &context, error);
     if (status == CA_ERROR_KERNEL) {
         return status;
     }

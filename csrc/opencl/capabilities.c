@@ -256,7 +256,11 @@ try_capability(ca_device *device, const ca_kernel_spec *spec, const void *contex
         .nsteps = 1,
         .call = "the probe",
     };
-    CA_TRY(ca_launch_run(device, &launch, error));
+    status = ca_launch_run(device, &launch, error);
+    if (status == CA_ERROR_KERNEL) { /* which may be for a while only: no verdict */
+        status = CA_ERROR_DEVICE;
+    }
+    CA_TRY(status);
     for (int n = 0; n < OUTPUT; n++) {
         if (!is_right(trial, output[n], wanted[n])) {
             CA_TRY(ca_error_set(error, CA_ERROR_KERNEL,

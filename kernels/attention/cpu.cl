@@ -190,7 +190,7 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int keys, int
 typedef struct {
     tile_sums tiles[CA_CPU_TILES];
     int count;
-    present_share share; /* of the present keys and values */
+    key_range share; /* of the present keys and values */
 } item_state;
 
 /* All tiles attend to their keys. Before each block is read, this work-item copies the
@@ -220,7 +220,7 @@ attend(item_state *item, realv *added, termv *weights, term *packed)
         const key_run first_run = key_run_at(call, tile->batch, j0);
         keys = (int)min((ca_int64)most, min(end - j0, first_run.count));
         if (USES(params, PRESENT)) {
-            copy_present(call, tile->batch, max(item->share.first, max(j0, tile->first)),
+            copy_present(call, tile->batch, max(item->share.start, max(j0, tile->first)),
                          min(item->share.end, min(j0 + keys, last + 1)));
         }
         uint started = 0; /* bit h: the block of head h is there */
@@ -345,13 +345,13 @@ attend_tiles(const attention_call *call, ca_int64 number)
         start_tile(&item.tiles[n], call, (linear + h) * params->heads,
                    first_row + (n - h * item.count) * BM, memory + n * size);
     }
-    item.share.first = 0;
+    item.share.start = 0;
     item.share.end = 0;
     if (USES(params, PRESENT)) {
         const ca_int64 *batch = item.tiles[0].tile.batch;
         item.share = present_share_of(params, batch, index, items);
-        copy_present(call, batch, item.share.first, min(item.share.end, item.tiles[0].tile.first));
-        copy_present(call, batch, max(item.share.first, item.tiles[item.count - 1].tile.last + 1),
+        copy_present(call, batch, item.share.start, min(item.share.end, item.tiles[0].tile.first));
+        copy_present(call, batch, max(item.share.start, item.tiles[item.count - 1].tile.last + 1),
                      item.share.end);
     }
     attend(&item, added, weights, packed);

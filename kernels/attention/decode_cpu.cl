@@ -451,20 +451,20 @@ attend_share(const attention_call *call, ca_int64 item)
     PLAIN_FOR (int n = 0; n < tiles * RT * Ev_slots; n++) {
         result[n] = (realv)REAL(0.0);
     }
-    const key_range keys = keys_of_split(params, first, last, mine.split);
+    const key_range keys = part_of_keys(first, last, mine.split, params->splits);
 
-    present_share copied = {0, 0};
+    key_range copied = {0, 0};
     if (USES(params, PRESENT)) {
         copied = present_share_of(params, mine.batch, mine.part, mine.parts);
-        copy_present(call, mine.batch, copied.first, min(copied.end, keys.start));
-        copy_present(call, mine.batch, max(copied.first, keys.end), copied.end);
+        copy_present(call, mine.batch, copied.start, min(copied.end, keys.start));
+        copy_present(call, mine.batch, max(copied.start, keys.end), copied.end);
     }
     int count; /* of the keys of a block */
     PLAIN_FOR (ca_int64 j0 = keys.start; j0 < keys.end; j0 += count) {
         const key_run run = key_run_at(call, mine.batch, j0);
         count = (int)min((ca_int64)BN, min(keys.end - j0, run.count));
         if (USES(params, PRESENT)) {
-            copy_present(call, mine.batch, max(copied.first, j0), min(copied.end, j0 + count));
+            copy_present(call, mine.batch, max(copied.start, j0), min(copied.end, j0 + count));
         }
         PLAIN_FOR (int t = 0; t < tiles; t++) {
             attend_block(call, &run, j0, count, rows + t * RT, queries + t * RT * E_chunks,

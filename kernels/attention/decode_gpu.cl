@@ -403,7 +403,7 @@ store_scores(__local real *block, const ca_attention_params *params, const real 
 /* The group's rows attend to keys start … end - 1, which are in one run. */
 static inline void
 attend_keys(slice_state *state, const attention_call *call, const ca_int64 *batch,
-            const key_run *run, ca_int64 start, ca_int64 end, present_share share,
+            const key_run *run, ca_int64 start, ca_int64 end, key_range share,
             const lane_share *mine, block_memory *memory)
 {
     const ca_view *key_view = run->key_view;
@@ -430,7 +430,7 @@ attend_keys(slice_state *state, const attention_call *call, const ca_int64 *batc
         sums_over_lanes(terms, mine->key_lane, memory->scratch);
         store_scores(block, call->params, terms, added, mine);
         if (USES(call->params, PRESENT)) {
-            copy_present_rows(call, batch, max(share.first, j0), min(share.end, j0 + count));
+            copy_present_rows(call, batch, max(share.start, j0), min(share.end, j0 + count));
         }
         /* Orders the writes of this block's scores before their reads. The scores of
            two blocks ago, which the writes replace, were read before the last
@@ -453,10 +453,10 @@ attend_split(slice_state *state, const attention_call *call, const split_share *
     const ca_attention_params *params = call->params;
     const ca_int64 *batch = group->batch;
     const key_range range = keys_of_group(params, memory->rows, RT, group->split);
-    const present_share share = present_share_of(params, batch, group->part, group->parts);
+    const key_range share = present_share_of(params, batch, group->part, group->parts);
     if (USES(params, PRESENT)) {
-        copy_present_rows(call, batch, share.first, min(share.end, range.start));
-        copy_present_rows(call, batch, max(share.first, range.end), share.end);
+        copy_present_rows(call, batch, share.start, min(share.end, range.start));
+        copy_present_rows(call, batch, max(share.start, range.end), share.end);
     }
     ca_int64 end;
     for (ca_int64 start = range.start; start < range.end; start = end) {

@@ -37,8 +37,9 @@
 #define VALUE_LOADS ((HEAD_EV + 63) / 64) /* for one value */
 #define EV_TILES    (8 * VALUE_LOADS)     /* of 8 columns */
 
-#define MT  1
-#define LSE 1 /* the merge needs the exact sum of weights */
+#define MT    1
+#define CHUNK 16
+#define LSE   1 /* the merge needs the exact sum of weights */
 
 /* The result of a warp in local memory: rows are longer than 64 * VALUE_LOADS, so that
    two rows begin in different banks. */
@@ -113,13 +114,11 @@ load_values(uint4 (*values)[VALUE_LOADS], const split_source *source, int j)
     }
 }
 
-/* Multiplies the rows with 16 keys. */
+/* scores += rows * 16 keys. */
 static inline void
 multiply_keys(const warp_state *warp, __local const uint4 *queries, uint4 (*keys)[KEY_LOADS],
               float4 *scores)
 {
-    scores[0] = (float4)0.0f;
-    scores[1] = (float4)0.0f;
     WARP_FOR (int n = 0; n < KEY_LOADS; n++) {
         const uint4 low = queries[2 * n * WARP_LANES + warp->lane];
         const uint4 high = queries[(2 * n + 1) * WARP_LANES + warp->lane];
@@ -136,11 +135,9 @@ multiply_keys(const warp_state *warp, __local const uint4 *queries, uint4 (*keys
 static inline uint
 pair_of(uint4 low, uint4 high, int c)
 {
-    ushort a[8];
-    ushort b[8];
-    vstore8(as_ushort8(low), 0, a);
-    vstore8(as_ushort8(high), 0, b);
-    return as_uint((ushort2)(a[c], b[c]));
+    const ushort2 x = as_ushort2(((const uint *)&low)[c / 2]);
+    const ushort2 y = as_ushort2(((const uint *)&high)[c / 2]);
+    return as_uint(c % 2 == 0 ? (ushort2)(x.x, y.x) : (ushort2)(x.y, y.y));
 }
 
 /* result += weights * values of 16 keys. A value that no row attends to may hold a NaN,
@@ -227,7 +224,7 @@ attend_split(const warp_state *warp, const split_source *source, __local const u
         if (WARP_SKIPS && j >= source->count) {
             break;
         }
-        float4 scores[1][KEY_TILES];
+        float4 scores[1][KEY_TILES] = {{(float4)0.0f}};
         multiply_keys(warp, queries, keys, scores[0]);
         if (j + step < source->count) {
             load_keys(keys, source, j + step);
@@ -317,8 +314,8 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
         (int)warp.lane % 4,
     };
     softmax_state softmax;
-    float4 result[1][EV_TILES];
-    start_softmax(&softmax, result);
+    float4 result[1][EV_TILES] = {{(float4)0.0f}};
+    start_softmax(&softmax);
     if (source.count > 0) {
         attend_split(&warp, &source, memory, &softmax, result);
     }

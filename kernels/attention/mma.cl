@@ -25,7 +25,7 @@
  *     -DALIGNED           1: rows of query, key and value are whole aligned 16 bytes
  *     -DOUTPUT_ALIGNED    1: so are rows of output
  *     -DBN                keys of a block, a multiple of CHUNK
- *     -DMT -DLSE          see mma/softmax.clh
+ *     -DMT -DCHUNK -DLSE  see mma/softmax.clh
  *     and the macros of support/warp.clh
  */
 #define CAP            warp_tanh
@@ -176,10 +176,7 @@ tile_at(const attention_call *call, const ca_int64 *batch, ca_int64 row_of_tiles
     const ca_attention_params *params = call->params;
     const key_band band = ca_band(call, batch);
     const ca_int64 i0 = row_of_tiles * BM;
-    mma_tile tile;
-    tile.call = call;
-    tile.batch = batch;
-    tile.i0 = (int)i0;
+    mma_tile tile = {call, batch, (int)i0};
     tile.rows = (int)min((ca_int64)BM, params->L - i0);
     tile.first = (int)max((ca_int64)0, i0 + band.lower);
     tile.end = (int)min(band.limit, i0 + tile.rows + band.upper);
@@ -226,21 +223,20 @@ load_queries(const warp_state *warp, __local uint4 *memory, const mma_tile *tile
     barrier(CLK_LOCAL_MEM_FENCE); /* these reads: the copies of keys over them */
 }
 
-/* Multiplies the warp's queries with the CHUNK keys from an address on. */
+/* scores += queries of the warp * the CHUNK keys from an address on. */
 static inline void
 multiply_keys(const warp_state *warp, const mma_lane *lane, uint keys,
               uint4 (*queries)[HEAD_E / 16], float4 (*scores)[KEY_TILES])
 {
-    WARP_FOR (int m = 0; m < MT; m++) {
-        scores[m][0] = (float4)0.0f;
-        scores[m][1] = (float4)0.0f;
-    }
-    WARP_FOR (int e = 0; e < HEAD_E / 16; e++) {
-        const uint4 b =
-            warp_load(warp, CHUNK_OFFSET_FROM(keys + lane->key_offset, 2 * e, E_CHUNKS));
-        WARP_FOR (int m = 0; m < MT; m++) {
-            scores[m][0] = warp_multiply(warp, scores[m][0], queries[m][e], b.xy);
-            scores[m][1] = warp_multiply(warp, scores[m][1], queries[m][e], b.zw);
+    WARP_FOR (int k = 0; k < KEY_TILES; k += 2) {
+        WARP_FOR (int e = 0; e < HEAD_E / 16; e++) {
+            const uint4 b =
+                warp_load(warp, CHUNK_OFFSET_FROM(keys + lane->key_offset, 2 * e, E_CHUNKS) +
+                                    k * 8 * E_CHUNKS * CHUNK_BYTES);
+            WARP_FOR (int m = 0; m < MT; m++) {
+                scores[m][k] = warp_multiply(warp, scores[m][k], queries[m][e], b.xy);
+                scores[m][k + 1] = warp_multiply(warp, scores[m][k + 1], queries[m][e], b.zw);
+            }
         }
     }
 }
@@ -271,16 +267,19 @@ static inline void
 multiply_values(const warp_state *warp, const mma_lane *lane, uint values,
                 float4 (*weights)[KEY_TILES], softmax_state *softmax, float4 (*result)[EV_TILES])
 {
-    uint4 a[MT];
-    WARP_FOR (int m = 0; m < MT; m++) {
-        a[m] = round_weights(warp, softmax, m, weights[m][0], weights[m][1]);
-    }
-    WARP_FOR (int c = 0; c < EV_TILES; c += 2) {
-        const uint4 b =
-            warp_load_columns(warp, CHUNK_OFFSET_FROM(values + lane->value_offset, c, EV_CHUNKS));
+    WARP_FOR (int k = 0; k < KEY_TILES; k += 2) {
+        uint4 a[MT];
         WARP_FOR (int m = 0; m < MT; m++) {
-            result[m][c] = warp_multiply(warp, result[m][c], a[m], b.xy);
-            result[m][c + 1] = warp_multiply(warp, result[m][c + 1], a[m], b.zw);
+            a[m] = round_weights(warp, softmax, m, weights[m][k], weights[m][k + 1]);
+        }
+        WARP_FOR (int c = 0; c < EV_TILES; c += 2) {
+            const uint4 b = warp_load_columns(
+                warp, CHUNK_OFFSET_FROM(values + lane->value_offset, c, EV_CHUNKS) +
+                          k * 8 * EV_CHUNKS * CHUNK_BYTES);
+            WARP_FOR (int m = 0; m < MT; m++) {
+                result[m][c] = warp_multiply(warp, result[m][c], a[m], b.xy);
+                result[m][c + 1] = warp_multiply(warp, result[m][c + 1], a[m], b.zw);
+            }
         }
     }
 }
@@ -301,7 +300,7 @@ attend_block(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
                            j + CHUNK <= i + tile->bounds.lower)) {
             continue;
         }
-        float4 scores[MT][KEY_TILES];
+        float4 scores[MT][KEY_TILES] = {{(float4)0.0f}};
         multiply_keys(warp, lane, address + k * E_CHUNKS * CHUNK_BYTES, queries, scores);
         if (SCORE_IS_PLAIN(params) && sees_all(params, &tile->bounds, i, WARP_ROWS, j, CHUNK)) {
             softmax->seen = ~0u;
@@ -371,7 +370,7 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
     /* The last rows come first: below a causal diagonal they have the most keys. */
     const ca_int64 tiles = (params.L + BM - 1) / BM;
     const ca_int64 group = (ca_int64)get_group_id(0);
-    const ca_int64 linear = group / tiles;
+    const ca_int64 linear = ca_divide(group, tiles);
     ca_int64 batch[CA_BATCH_DIMS];
     ca_unravel(linear, params.batch, batch);
     const mma_tile tile = tile_at(&call, batch, tiles - 1 - (group - linear * tiles));
@@ -379,9 +378,9 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
     const float factor = late_factor(&params);
 
     uint4 queries[MT][HEAD_E / 16];
-    float4 result[MT][EV_TILES];
+    float4 result[MT][EV_TILES] = {{(float4)0.0f}};
     softmax_state softmax;
-    start_softmax(&softmax, result);
+    start_softmax(&softmax);
     load_queries(&warp, memory, &tile, &lane, queries);
 
     tile_source keys = source_at(key, &params.key, batch, tile.first, params.E, E_CHUNKS);

@@ -230,8 +230,8 @@ attention_reference(ATTENTION_ARGUMENTS)
         ca_int64 batch[CA_BATCH_DIMS];
         const ca_int64 i = row_of_index(&params, item, batch);
         if (USES(&params, PRESENT) && !redoes) {
-            const present_share share = present_share_of(&params, batch, i, params.L);
-            copy_present(&call, batch, share.first, share.end);
+            const key_range share = present_share_of(&params, batch, i, params.L);
+            copy_present(&call, batch, share.start, share.end);
         }
         if (!redoes || !is_finite(&call, batch, i)) {
             attend(&call, batch, i);

@@ -9,8 +9,8 @@
  *                   softmax; THREADS = TX * TY work-items
  *     work-item     MI of the rows: in each row NJ scores of a block of BN = TX * NJ
  *                   keys, and NC columns of the result
- *     local memory  queries [BM][EC], keys [BN][EC]; weights [BN][BM] and values
- *                   [KC][TX * NC] replace the keys
+ *     local memory  queries [BM][EC], keys [BN][EC], values [KC][TX * NC]; weights
+ *                   [BN][BM] replace the keys
  *
  *     -DHEAD_E -DHEAD_EV  head sizes E and Ev, 1 … 512
  *     -DTX -DTY           work-items along keys and columns, a power of 2; and along
@@ -36,7 +36,7 @@
 typedef struct {
     const attention_call *call;
     __local real4 *queries;
-    __local real4 *shared; /* keys, or weights and values */
+    __local real4 *shared; /* keys or weights, and values */
     __local int *highest;  /* [BM], of the scores of each row: see raise_bases */
     ca_int64 batch[CA_BATCH_DIMS];
     int i0;
@@ -58,10 +58,7 @@ typedef struct {
 static inline key_block
 block_at(const tile_state *tile, int j0, int end)
 {
-    key_block block;
-    block.j0 = j0;
-    block.keys = min(BN, end - j0);
-    block.bounds = count_from(tile->bounds, 0, j0);
+    key_block block = {j0, min(BN, end - j0), count_from(tile->bounds, 0, j0)};
     block.bounds.limit = min(block.bounds.limit, block.keys);
     return block;
 }
@@ -79,14 +76,26 @@ load_queries(const tile_state *tile, int e0)
               tile->rows, e0, HEAD_E, query_bias_at(call, tile->batch), tile->item);
 }
 
+/* Loads the values of KC keys of a block, from its key k0 on. */
+static inline void
+load_values(const tile_state *tile, const key_run *run, __global const value_storage *values,
+            const key_block *block, int k0)
+{
+    load_value_tile(tile->shared + VALUES_AT, STRIDE_C, KC, STRIDE_C,
+                    values + k0 * run->value_view->row, run->value_view, block->keys - k0, 0,
+                    HEAD_EV, run->value_bias, tile->item);
+}
+
 /* A product of more terms is the sum of shorter ones: a long plain sum loses a
    digit. */
 #define LONG_SUM 128
 
-/* Adds the products of the work-item's rows and keys of the block to its scores. */
+/* Adds the products of the work-item's rows and keys of the block to its scores. The
+   first values, unless NULL, come with the first keys, so that only one load is waited
+   for. */
 static inline void
 score_block(const tile_state *tile, const key_run *run, __global const storage *keys,
-            const key_block *block, real *scores)
+            __global const value_storage *values, const key_block *block, real *scores)
 {
     PLAIN_FOR (int e0 = 0; e0 < HEAD_E; e0 += EC) {
         barrier(CLK_LOCAL_MEM_FENCE); /* reads of the pass before: these writes */
@@ -95,6 +104,9 @@ score_block(const tile_state *tile, const key_run *run, __global const storage *
         }
         load_tile(tile->shared, STRIDE_E, BN, EC / 4, keys, run->key_view, block->keys, e0, HEAD_E,
                   run->key_bias, tile->item);
+        if (e0 == 0 && values != 0) {
+            load_values(tile, run, values, block, 0);
+        }
         barrier(CLK_LOCAL_MEM_FENCE); /* these writes: their reads */
 #if HEAD_E > LONG_SUM
         real products[MI * NJ] = {REAL(0.0)};
@@ -277,13 +289,12 @@ drop_weights(const tile_state *tile, const key_block *block, real *weights)
     }
 }
 
-/* result += weights * values of a block. Both replace the keys in local memory. */
+/* result += weights * values of a block. The weights replace the keys in local memory. */
 static inline void
-add_block(const tile_state *tile, const key_run *run, __global const value_storage *from,
+add_block(const tile_state *tile, const key_run *run, __global const value_storage *values,
           const key_block *block, const real *weights, real *result)
 {
     __local real4 *shared = tile->shared;
-    __local real4 *values = shared + WEIGHTS_SIZE;
     __local row_vector *to = (__local row_vector *)shared + tile->ty;
     UNROLLED_FOR (int n = 0; n < NJ; n++) {
         row_vector column;
@@ -296,11 +307,10 @@ add_block(const tile_state *tile, const key_run *run, __global const value_stora
         if (k0 > 0) {
             /* reads of the chunk before: these writes */
             barrier(CLK_LOCAL_MEM_FENCE);
+            load_values(tile, run, values, block, k0);
         }
-        load_value_tile(values, STRIDE_C, KC, STRIDE_C, from + k0 * run->value_view->row,
-                        run->value_view, block->keys - k0, 0, HEAD_EV, run->value_bias, tile->item);
         barrier(CLK_LOCAL_MEM_FENCE); /* these writes: the reads */
-        multiply_values(shared + k0 * STRIDE_M, values, KC, tile->tx, tile->ty, result);
+        multiply_values(shared + k0 * STRIDE_M, shared + VALUES_AT, KC, tile->tx, tile->ty, result);
     }
 }
 
@@ -312,7 +322,8 @@ attend_block(const tile_state *tile, const key_run *run, int row, const key_bloc
 {
     const ca_attention_params *params = tile->call->params;
     real scores[MI * NJ] = {REAL(0.0)};
-    score_block(tile, run, run->key + row * run->key_view->row, block, scores);
+    __global const value_storage *values = again ? 0 : run->value + row * run->value_view->row;
+    score_block(tile, run, run->key + row * run->key_view->row, values, block, scores);
     softmax->seen |= finish_scores(tile, block, scores);
     if (again) {
         UNROLLED_FOR (int n = 0; n < MI * NJ; n++) {
@@ -327,7 +338,7 @@ attend_block(const tile_state *tile, const key_run *run, int row, const key_bloc
     if (USES(params, DROPOUT)) {
         drop_weights(tile, block, scores);
     }
-    add_block(tile, run, run->value + row * run->value_view->row, block, scores, result);
+    add_block(tile, run, values, block, scores, result);
 }
 
 /* The tile attends to its keys. A second pass, over all keys, writes weights: they need
@@ -394,11 +405,7 @@ attention_tiled(ATTENTION_ARGUMENTS)
     __local key_band band;
 
     const attention_call call = ATTENTION_CALL;
-    tile_state tile;
-    tile.call = &call;
-    tile.queries = queries;
-    tile.shared = shared;
-    tile.highest = highest;
+    tile_state tile = {&call, queries, shared, highest};
     tile.item = (int)get_local_id(0);
     tile.ty = tile.item / TX;
     tile.tx = tile.item - tile.ty * TX;
@@ -406,7 +413,7 @@ attention_tiled(ATTENTION_ARGUMENTS)
     /* The last rows come first: below a causal diagonal they have the most keys. */
     const int tiles = ((int)params.L + BM - 1) / BM;
     const ca_int64 group = (ca_int64)get_group_id(0);
-    const ca_int64 linear = group / tiles;
+    const ca_int64 linear = ca_divide(group, tiles);
     const int row_of_tiles = tiles - 1 - (int)(group - linear * tiles);
     ca_unravel(linear, params.batch, tile.batch);
     tile.i0 = row_of_tiles * BM;
@@ -424,9 +431,9 @@ attention_tiled(ATTENTION_ARGUMENTS)
     load_queries(&tile, 0);
 #endif
     if (USES(&params, PRESENT)) {
-        const present_share share = present_share_of(
+        const key_range share = present_share_of(
             &params, tile.batch, row_of_tiles * THREADS + tile.item, tiles * THREADS);
-        copy_present(&call, tile.batch, share.first, share.end);
+        copy_present(&call, tile.batch, share.start, share.end);
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* these writes: their reads */
     const key_band own_band = band;

@@ -53,7 +53,7 @@ def test_splits(device, variant, B):
             variant.check(*arrays, device=device, **options)
 
 
-@pytest.mark.parametrize("size", [0, 8, 32])
+@pytest.mark.parametrize("size", [0, 16, 32])
 @with_kernels("decode_gpu")
 def test_sub_groups(device, variant, monkeypatch, size):
     """Lanes add up by shuffles, or without sub-groups through local memory."""

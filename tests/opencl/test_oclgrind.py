@@ -208,9 +208,9 @@ RUNS = {
     "cpu": CASES | TILES | DIAGONAL,
     "decode_cpu": DECODE,
     "decode_gpu": DECODE_GPU,
-    "decode_mma": DECODE_MMA,
+    "decode_mma_emulated": DECODE_MMA,
     "tiled": TILED,
-    "mma": MMA,
+    "mma_emulated": MMA,
 }
 
 # Oclgrind 21.10 has less local memory than matrix units have, and on their kernels its check for
@@ -225,7 +225,7 @@ MATRIX_UNITS = {
 @pytest.mark.parametrize("kernel_name", RUNS)
 def test_kernels_are_clean(oclgrind, kernel_name):
     cases = RUNS[kernel_name]
-    env = oclgrind | (MATRIX_UNITS if kernel_name in ("decode_mma", "mma") else {})
+    env = oclgrind | (MATRIX_UNITS if "mma" in kernel_name else {})
     env |= forced(kernel_name, local_memory=SMALL_TILE if kernel_name == "tiled" else None)
     run_cleanly(env, cases.values())
 

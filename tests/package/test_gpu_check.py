@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """tools/gpu_check: what it finds, does and reports, with a CPU in the place of a GPU."""
 
-import importlib
 import json
 import os
 import re
@@ -15,37 +14,19 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import is_named
+from support.gpu_check import POCL, TOOL, load, put
 from support.helpers import OCLGRIND, ROOT, run, run_cli
-
-TOOL = ROOT / "tools" / "gpu_check"
-POCL = Path("/etc/OpenCL/vendors/pocl.icd")
-NAMES = ("drivers", "machine", "needs", "running", "steps", "tables", "__main__")
 
 
 @pytest.fixture(scope="module")
 def tool():
-    """The tool's modules, by their names; `main` is the command."""
-    sys.path.insert(0, str(TOOL))
-    try:
-        found = {name: importlib.import_module(name) for name in NAMES[:-1]}
-        spec = importlib.util.spec_from_file_location("gpu_check_main", TOOL / "__main__.py")
-        found["main"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(found["main"])
-    finally:
-        sys.path.remove(str(TOOL))
-    return SimpleNamespace(**found)
+    return load()
 
 
 @pytest.fixture
 def places(tmp_path):
     """Arguments that keep the tool's folders here."""
     return ["--folder", str(tmp_path / "folder"), "--carried", str(tmp_path / "carried")]
-
-
-def put(root, *paths, text=""):
-    for path in paths:
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text)
 
 
 # --- drivers ---------------------------------------------------------------------------------
@@ -154,6 +135,7 @@ def test_a_python_that_is_too_old_is_passed_over(tool, tmp_path, monkeypatch):
 def test_preparing_without_packages(tool, tmp_path, capsys, monkeypatch):
     """Copies the headers and the loader of this machine, and uses no network."""
     monkeypatch.setattr(tool.needs, "run_ptx_check", lambda: ("exit status 0\nfine", ""))
+    monkeypatch.setattr(tool.needs, "list_programs", lambda: ('["a program"]', ""))
     arguments = ["--prepare", "--wheels", "", "--carried", str(tmp_path / "carried")]
     status = tool.main.main(arguments)
     carried, said = tmp_path / "carried", capsys.readouterr()
@@ -162,6 +144,7 @@ def test_preparing_without_packages(tool, tmp_path, capsys, monkeypatch):
     assert (carried / "lib/libOpenCL.so.1").exists() == (here.loader is not None)
     assert (status == 0) == (here.headers is not None and here.loader is not None)
     assert (carried / "ptx_check.txt").read_text() == "exit status 0\nfine"
+    assert (carried / "programs.json").read_text() == '["a program"]'
     assert list((carried / "wheels").iterdir()) == []
     assert str(carried) in said.out
 
@@ -269,6 +252,75 @@ def test_a_suite_that_is_stopped(tool, tmp_path):
     assert nothing.is_fine is False and "no!" in nothing.body
 
 
+SUITE = """
+import os, pytest, time
+import suite_log
+suite_log.HANGS = 1
+
+class DeviceError(Exception):
+    pass
+
+def test_a():
+    pass
+
+def test_fault():
+    raise DeviceError("the device is lost")
+
+def test_build():
+    raise DeviceError("CL_BUILD_PROGRAM_FAILURE")
+
+@pytest.mark.parametrize("variant", [(type("V", (), {"kernel": "mma"}), 0)], ids=["mma"])
+def test_variant(variant):
+    assert False
+
+def test_hangs():
+    time.sleep(60)
+
+def test_b():
+    pass
+"""
+
+
+def test_workers_are_started_again(tool, tmp_path):
+    """After a fault of the device and after a test that hangs. A later run has only new tests."""
+    log, had = tmp_path / "suite.jsonl", tmp_path / "had.json"
+    put(tmp_path, "test_it.py", text=SUITE)
+    put(tmp_path, "pytest.ini", text="[pytest]")
+    env = {"PYTHONPATH": str(TOOL), "CLATTN_SUITE_LOG": log, "CLATTN_SUITE_HAD": had,
+           "CLATTN_KERNEL": "-mma,-tiled"}  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "suite_log", "-n", "1", "-p",
+               "no:cacheprovider"]  # fmt: skip
+
+    def outcome():
+        had.write_text(json.dumps(tool.steps.tests_that_ended(log)))
+        done = run(command, timeout=60, check_exit=False, env=env, cwd=tmp_path)
+        ended = tool.running.Done(done.returncode, done.stdout, 1.0, False)
+        return tool.steps.summarise_suite(log, ended)
+
+    result = outcome()
+    assert result.summary == "2 passed, 3 failed, 0 skipped", result.body
+    assert "### test_it.py::test_fault" in result.body and "the device is lost" in result.body
+    assert "### test_it.py::test_hangs" in result.body and "test_variant" not in result.body
+    put(tmp_path, "test_it.py", text=SUITE + "\n\ndef test_c():\n    pass\n")
+    failed = [event["test"] for event in tool.items.read(log) if event["kind"] == "failed"]
+    # Told by the worker that ends itself, and by pytest-xdist, which misses it.
+    assert failed.count("test_it.py::test_fault") > 1 == failed.count("test_it.py::test_build")
+    assert outcome().summary == "3 passed, 3 failed, 0 skipped"
+    starts = [event["test"] for event in tool.items.read(log) if event["kind"] == "start"]
+    assert starts.count("test_it.py::test_a") == starts.count("test_it.py::test_c") == 1
+
+
+def test_tests_that_were_running_at_the_end_run_once_more(tool, tmp_path):
+    log, hangs = tmp_path / "suite.jsonl", happened("start", test="hangs")
+    suite(tool, tmp_path, *A, *hangs)
+    assert tool.steps.tests_that_ended(log) == ["a"]
+    suite(tool, tmp_path, *A, *hangs, *hangs)
+    assert tool.steps.tests_that_ended(log) == ["a", "hangs"]
+    failed = [event["test"] for event in tool.items.read(log) if event["kind"] == "failed"]
+    assert failed == ["hangs"]
+    assert tool.steps.tests_that_ended(tmp_path / "none") == []
+
+
 @pytest.mark.parametrize(("words", "expected"), [
     ("gpu", True), ("cpu", False), ("cpu, GPU", True), ("nvid", True), ("h9", True), (" ,", False),
 ])  # fmt: skip
@@ -280,36 +332,183 @@ def test_the_devices_that_tests_run_on(words, expected):
 # --- steps and the report --------------------------------------------------------------------
 
 
-def test_a_step_that_breaks_keeps_no_other_from_being_run(tool, places, tmp_path, monkeypatch):
-    def breaks(check):
-        raise KeyError("on | purpose")
+STAND_INS = """
+import importlib.util, json, os, subprocess, sys, time
+from pathlib import Path
+sys.path.insert(0, {tool!r})
+spec = importlib.util.spec_from_file_location("gpu_check_main", {tool!r} + "/__main__.py")
+main = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(main)
+main.GRACE = 0.3
+from steps import Result
 
-    def works(check):
-        return tool.steps.Result("tests", True, "all well", "the body", ["a thing: no time"])
+def step(name, is_fine=True):
+    def run(check):
+        with open({folder!r} + "/calls", "a") as calls:
+            calls.write(name + " ")
+        says = f"{{name}} | found {{check.options.device}}"
+        (check.kept / "profile.txt").write_text(name)
+        return Result(name, is_fine, says, "the body of " + name, [name + ": no time"])
+    return run, 1
 
-    steps = {"devices": breaks, "tests": works, "bench": breaks}
-    monkeypatch.setattr(tool.main, "STEPS", steps)
-    assert tool.main.main([*places, "--steps", "tests,devices"]) == 1
-    text = (tmp_path / "folder/report.md").read_text()
-    assert re.search(r"^\| devices \| FAILED \| .*KeyError: 'on \\\| purpose' \|$", text, re.M)
-    assert re.search(r"^\| tests \| passed \| .* all well \|$", text, re.M)
-    for words in ("- a thing: no time", "- bench: the step was not run", "the body"):
-        assert words in text
+def starts_others(check):
+    marker = {folder!r} + "/alive"
+    code = f"import time; time.sleep(2.5); open({{marker!r}}, 'w')"
+    subprocess.Popen([sys.executable, "-c", code], preexec_fn=os.setpgrp)
+    time.sleep(60)
+
+def reads_the_report(check):
+    text = (Path({folder!r}) / "out/report.md").read_text()
+    return Result("reader", True, "first \\\\| found" in text and "read it" or "no report")
+
+main.STEPS = {steps}
+sys.exit(main.main(sys.argv[1:]))
+"""
 
 
-def test_a_later_call_joins_the_report(tool, places, tmp_path, monkeypatch):
-    for name, is_fine in (("tests", True), ("ptx", None)):
-        step = {name: lambda check, n=name, f=is_fine: tool.steps.Result(n, f, f"said by {n}")}
-        monkeypatch.setattr(tool.main, "STEPS", dict.fromkeys(("tests", "ptx")) | step)
-        assert tool.main.main([*places, "--steps", name]) == 0
-    text = (tmp_path / "folder/report.md").read_text()
-    assert "said by tests" in text and "said by ptx" in text and "left out" in text
+@pytest.fixture
+def stand_ins(tmp_path):
+    """Run the tool with steps in the place of its own; returns the process and the report."""
+
+    def call(steps, *arguments, device="a device", faults=None):
+        code = STAND_INS.format(tool=str(TOOL), folder=str(tmp_path), steps=steps)
+        command = [sys.executable, "-c", code, "--folder", tmp_path / "folder", "--carried",
+                   tmp_path / "carried", "--out", tmp_path / "out", "--device", device,
+                   *arguments]  # fmt: skip
+        env = {"CLATTN_CHECK_FAULT": faults, "PYTHONDONTWRITEBYTECODE": "1"}
+        done = run(list(map(str, command)), timeout=60, check_exit=False, env=env, cwd=tmp_path)
+        return done, (tmp_path / "out/report.md").read_text()
+
+    return call
+
+
+def results_of(report):
+    pattern = r"^\| (\w+) \| (passed|FAILED|left out) \| \d+ \| [^|]* \| (.*) \|$"
+    return {name: more for name, *more in re.findall(pattern, report, re.MULTILINE)}
+
+
+def test_a_fault_costs_one_step(stand_ins, tmp_path):
+    """One step crashes, one hangs, one raises, one leaves a process: the others are all run."""
+    steps = """{"first": step("first"), "crash": step("crash"), "hang": step("hang"),
+                "raise": step("raise"), "others": (starts_others, 1), "last": step("last")}"""
+    start = time.monotonic()
+    faults = "crash=crash,hang=hang,raise=fail"
+    done, report = stand_ins(steps, "--seconds", "5", faults=faults)
+    assert done.returncode == 1 and time.monotonic() - start < 12
+    found = results_of(report)
+    assert found["first"] == ["passed", "first \\| found a device"]
+    assert found["last"] == ["passed", "last \\| found a device"]
+    assert found["crash"] == ["FAILED", "the step itself: ended by SIGABRT"]
+    assert found["hang"][0] == "FAILED" and "stopped after" in found["hang"][1]
+    assert found["raise"] == ["FAILED", "the step itself: exit status 1"]
+    assert "RuntimeError: a fault for tests: raise=fail" in report
+    assert "the body of first" in report and "- last: no time" in report
+    assert found["others"][0] == "FAILED"
+    time.sleep(2.5)
+    assert not (tmp_path / "alive").exists()
+
+
+def test_a_later_call_goes_on(stand_ins, tmp_path):
+    """Steps that passed are not run again, unless they are asked for. Their results stay."""
+    steps = '{"first": step("first"), "second": step("second"), "third": step("third", None)}'
+
+    def calls():
+        return (tmp_path / "calls").read_text().split()
+
+    done, _ = stand_ins(steps, faults="second=crash")
+    assert (done.returncode, calls()) == (1, ["first", "third"])
+    done, report = stand_ins(steps)
+    assert (done.returncode, calls()[2:]) == (0, ["second", "third"])
+    found = {name: word for name, (word, _) in results_of(report).items()}
+    assert found == {"first": "passed", "second": "passed", "third": "left out"}
+    done, _ = stand_ins(steps, "--steps", "first")
+    assert calls()[4:] == ["first"]
+    done, report = stand_ins(steps, "--steps", "second", device="another")
+    assert calls()[5:] == ["second"]
+    assert results_of(report) == {"second": ["passed", "second \\| found another"]}
+    assert "- first: the step was not run" in report
+
+
+def test_what_is_brought_back(stand_ins, tmp_path):
+    """The report is there before the next step runs. At most eight files, in one folder."""
+    steps = '{"first": step("first"), "reader": (reads_the_report, 1)}'
+    done, report = stand_ins(steps)
+    assert done.returncode == 0, done.stderr
+    assert results_of(report)["reader"] == ["passed", "read it"]
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"report.md", "results.json", "profile.txt", "logs.zip"}
+    assert (tmp_path / "out/profile.txt").read_text() == "first"
+    logs = zipfile.ZipFile(tmp_path / "out/logs.zip").namelist()
+    assert sorted(logs) == ["step-first.log", "step-reader.log"]
+    content = json.loads((tmp_path / "out/results.json").read_text())
+    assert content["first"]["is_fine"] is True
+
+
+def test_all_that_is_brought_back_is_eight_files(tool, places):
+    check = tool.steps.Check(tool.main.parse(places))
+    assert len(check.brought) + len(("report.md", "results.json")) <= 8
 
 
 def test_unknown_steps_are_refused(tool, places, capsys):
     with pytest.raises(SystemExit):
         tool.main.main([*places, "--steps", "devices,dance"])
     assert "dance" in capsys.readouterr().err
+
+
+# --- bench and tuner ---------------------------------------------------------------------------
+
+
+def stub_check(tool, tmp_path, commands, bench=""):
+    """A check whose commands are a function of their name and words."""
+    (tmp_path / "kept").mkdir()
+    options = SimpleNamespace(bench=bench, device="gpu", limit=60, steps=None)
+    check = SimpleNamespace(
+        kept=tmp_path / "kept", options=options, device={"type": "gpu"}, python="python",
+        env={"XDG_CACHE_HOME": str(tmp_path)}, left=lambda: 60.0, lacks=lambda wanted: [],
+        begin=lambda name, file: tmp_path / "kept" / file,
+    )  # fmt: skip
+    check.run = lambda name, command, seconds, **more: commands(list(map(str, command)))
+    check.run_watched = lambda name, command, file, seconds: commands(list(map(str, command)))
+    return check
+
+
+def test_a_row_that_ends_the_process_costs_one_row(tool, tmp_path):
+    """The rows behind it are measured by another process. A later call has nothing left to do."""
+    rows, calls = tool.steps.KEY_ROWS, []
+
+    def bench(command):
+        asked = command[command.index("--rows") + 1 :]
+        calls.append(asked)
+        done = asked[: asked.index(rows[2])] if rows[2] in asked else asked
+        content = {"rows": [bench_row(name) for name in done], "devices": {}, "peers": {},
+                   "missing": {}}  # fmt: skip
+        Path(command[command.index("--json") + 1]).write_text(json.dumps(content))
+        return tool.running.Done(-11 if done != asked else 0, "a fault", 1.0, False)
+
+    check = stub_check(tool, tmp_path, bench)
+    result = tool.steps.check_bench(check)
+    assert calls == [list(rows), list(rows[3:])]
+    assert result.summary == f"5 rows, wrong or failed: {rows[2]}"
+    assert result.is_fine is False and f"{rows[2]}: ended by SIGSEGV" in result.unmeasured
+    assert tool.steps.rows_left(tmp_path / "kept/bench.json", {}) == [rows[2]]
+
+
+def test_the_tuner_where_there_is_one(tool, tmp_path):
+    def tune(command):
+        if "--help" not in command:
+            assert command[-4:] == ["--device", "gpu", "--seconds", "55"]
+            put(tmp_path, "clattn/tuned/a.json", text='{"MT": 2}')
+        return tool.running.Done(0, "a table", 1.0, False)
+
+    result = tool.steps.check_tune(stub_check(tool, tmp_path, tune))
+    assert result.is_fine and "a table" in result.body
+    assert json.loads((tmp_path / "kept/tuned.json").read_text()) == {"a.json": {"MT": 2}}
+    (tmp_path / "no").mkdir()
+    refuses = stub_check(
+        tool, tmp_path / "no", lambda command: tool.running.Done(2, "", 1.0, False)
+    )
+    result = tool.steps.check_tune(refuses)
+    assert (result.is_fine, result.summary) == (None, "this clattn has no command tune")
 
 
 def bench_row(name, **more):
@@ -390,7 +589,7 @@ def test_from_end_to_end(tmp_path):
     env = {"CC": "/no/compiler", "CLATTN_DEVICE": None, "OCL_ICD_VENDORS": None}
     done = run(list(map(str, command)), timeout=240, check_exit=False, env=env, cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
-    text = (tmp_path / "folder/report.md").read_text()
+    text = (tmp_path / "folder/out/report.md").read_text()
     steps = dict(re.findall(r"^\| (\w+) \| (passed|FAILED|left out) \|", text, re.MULTILINE))
     expected = {"devices": "passed", "build": "FAILED", "tests": "passed", "bench": "passed"}
     assert steps == expected, text

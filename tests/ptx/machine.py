@@ -90,6 +90,7 @@ class Machine:
         self.special = {
             **{n: np.full(self.lanes, x, np.uint32) for n, x in SPECIAL.items()},
             "%tid.x": np.arange(self.lanes, dtype=np.uint32),
+            "%laneid": np.arange(self.lanes, dtype=np.uint32) % WARP,
             "%ntid.x": np.full(self.lanes, work_items, np.uint32),
             "%ctaid.x": np.zeros(self.lanes, np.uint32),
             "%nctaid.x": np.zeros(self.lanes, np.uint32),

@@ -58,10 +58,10 @@ def test_kernels_do_not_spill(programs, capsys, monkeypatch):
     for _, macros, _, registers, spilled, _, local, hmma, ldsm, ldgsts in rows:
         assert (int(registers) <= 255, int(spilled), int(local) <= 48 << 10) == (True, 0, True)
         defines = dict(macro.split("=") for macro in macros.split())
-        size, tiles = int(defines["HEAD_E"]), int(defines["MT"])
+        size, tiles, keys = (int(defines[name]) for name in ("HEAD_E", "MT", "CHUNK"))
         # of 16 keys: two for each 16 elements, two for each 16 columns, one for the sum
-        assert int(hmma) == tiles * (4 * size // 16 + 1)
-        assert int(ldsm) == (2 + tiles) * size // 16
+        assert int(hmma) == keys // 16 * tiles * (4 * size // 16 + 1)
+        assert int(ldsm) == (2 * keys // 16 + tiles) * size // 16
         copies = "ALIGNED" in defines and defines.get("WARP") != "2"
         assert (int(ldgsts) > 0) == copies
 
@@ -80,6 +80,14 @@ def test_the_limit_of_reading_reads_16_bytes_at_once(programs, tmp_path):
     kernel = ptx_check.ROOT / "python/clattn/bench/limits.cl"
     ptx_check.to_ptx(programs, kernel, ["-DLANES=4", "-DLOCAL=64"], ptx)
     assert ptx.read_text().count("ld.global.v4.f32") == 8
+
+
+def test_keys_and_values_are_loaded_by_16_bytes(programs, tmp_path):
+    """Of attention_decode_mma: four keys and four values of a lane, before the loop and in it."""
+    ptx = tmp_path / "decode.ptx"
+    kernel = ptx_check.ROOT / "kernels/attention/decode_mma.cl"
+    ptx_check.to_ptx(programs, kernel, ptx_check.with_macros(kernel, ["-DHEAD_E=64"]), ptx)
+    assert ptx.read_text().count("ld.global.v4.u32") == 16
 
 
 @pytest.mark.parametrize(("text", "status"), [(SPILLS, 1), (STACK, 1), ("an error", 1), (None, 2)])

@@ -16,14 +16,14 @@ MASK_AND_SOFTCAP = " ".join(ptx_check.uses("MASK", "ADDED_MASK", "SOFTCAP", mask
 
 CASES = {
     # Four blocks of 64 keys in three stages, the last one of 7 keys.
-    "ring": ("mma", "DTYPE=1 HEAD_E=64 MT=1 BN=64 LSE=1",
+    "ring": ("mma", "DTYPE=1 HEAD_E=64 MT=1 BN=64 CHUNK=32 LSE=1",
         "*halves((1, 1), 20, 199, 64), return_lse=True"),
-    "two tiles of rows": ("mma", "DTYPE=1 HEAD_E=64 MT=2",
+    "two tiles of rows": ("mma", "DTYPE=1 HEAD_E=64 MT=2 CHUNK=32",
         "*halves((1, 2), 130, 200, 64), is_causal='lower_right'"),
     "bfloat16, 80": ("mma", "DTYPE=2 HEAD_E=80 BN=32",
         "*qkv((1, 1), 70, 130, 80, dtype=bfloat16), is_causal=True"),
-    "bfloat16, 128": ("mma", "DTYPE=2 HEAD_E=128 MT=2",
-        "*qkv((1, 2), 130, 100, 128, dtype=bfloat16), scale=-0.2"),
+    "bfloat16, 128": ("mma", "DTYPE=2 HEAD_E=128 MT=2 CHUNK=16 LSE=1",
+        "*qkv((1, 2), 130, 100, 128, dtype=bfloat16), scale=-0.2, return_lse=True"),
     "256": ("mma", "HEAD_E=256 BN=16", "*halves((1, 1), 20, 75, 256)"),
     "parts of heads": ("mma", "HEAD_E=64 HEAD_EV=80", "*halves((1, 1), 20, 50, 40, 72)"),
     "mask, softcap": ("mma", MASK_AND_SOFTCAP + " LSE=1",

@@ -48,9 +48,13 @@ class Forced:
 
 
 def forced(kernel=None, *, sub_groups=None, local_memory=None):
-    """Environment of a child process whose problems run as this variant; None forces nothing."""
+    """Environment of a child process whose problems run as this variant; None forces nothing.
+
+    Variants that the tests' own environment leaves out stay left out.
+    """
+    words = os.environ.get("CLATTN_KERNEL", "")
     return {
-        "CLATTN_KERNEL": kernel,
+        "CLATTN_KERNEL": kernel or (words if words.startswith("-") else None),
         "CLATTN_SUB_GROUPS": sub_groups,
         "CLATTN_LOCAL_MEMORY": local_memory,
     }

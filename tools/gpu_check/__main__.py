@@ -1,28 +1,33 @@
 # SPDX-License-Identifier: MIT
-"""Check clattn on a machine with a GPU and nothing else, without a network; write a report.
+"""Check clattn on a machine with a GPU and nothing else, without a network; bring back a report.
 
     python3 tools/gpu_check --prepare        # where there is a network: fills build/gpu_carried
     python3 tools/gpu_check                  # on the other machine, with that folder
 
-Finds the OpenCL driver and a loader, builds and installs clattn, runs the tests on the GPU alone
-and the rows of `python -m clattn bench --gpu`, and writes build/gpu_check/report.md. A failed step
-is reported, and the next step runs. Nothing outside build/gpu_check is changed. The results of a
-call with --steps join the report of earlier calls.
+Each step runs in a process of its own with a share of the time: a step that fails, crashes or
+hangs is reported, and the next step runs. What is worth keeping is put into one folder after each
+step, report.md first. A later call goes on where an earlier one stopped: it leaves out steps that
+have passed, and others go on behind what they have done. Nothing outside the folders is changed.
 """
 
 import argparse
 import json
+import shutil
 import sys
+import tempfile
 import time
-import traceback
+import zipfile
 from dataclasses import asdict
 from pathlib import Path
 
+import items
 import needs
+import running
 import tables
-from steps import STEPS, Check, Result
+from steps import REST, STEPS, Check, Result
 
 BUILD = needs.ROOT / "build"
+GRACE = 8  # seconds that a step has for its own summary
 
 
 def parse(argv):
@@ -40,13 +45,14 @@ def parse(argv):
     add("--carried", type=Path, default=BUILD / "gpu_carried", metavar="FOLDER",
         help="what was prepared (default: %(default)s)")  # fmt: skip
     add("--folder", type=Path, default=BUILD / "gpu_check", metavar="FOLDER",
-        help="all that is written (default: %(default)s)")  # fmt: skip
-    add("--report", type=Path, metavar="PATH", help="default: report.md in that folder")
-    add("--steps", type=_split_steps, default=list(STEPS), metavar="NAMES",
-        help="some of " + ",".join(STEPS))  # fmt: skip
+        help="where steps work, and a later call goes on (default: %(default)s)")  # fmt: skip
+    add("--out", type=Path, metavar="FOLDER",
+        help="for the report and what goes with it (default: out in that folder)")  # fmt: skip
+    add("--steps", type=_split_steps, metavar="NAMES",
+        help="run these, also if they have passed: some of " + ",".join(STEPS))  # fmt: skip
     add("--device", default="gpu", metavar="WORDS",
         help='"gpu" or a part of a name; "cpu" to try this out (default: %(default)s)')  # fmt: skip
-    add("--limit", type=float, default=570, metavar="SECONDS",
+    add("--seconds", "--limit", type=float, default=570, metavar="N", dest="limit",
         help="for all steps of this call (default: %(default)s)")  # fmt: skip
     add("--python", metavar="PATH", help="a Python of 3.11 or later (default: this one, if it is)")
     add("--tests", default="", metavar="ARGUMENTS", help="for pytest: --tests='-k causal'")
@@ -70,36 +76,75 @@ def _split(known):
     return names
 
 
+# --- steps ---------------------------------------------------------------------------------------
+
+
 def run_steps(check):
-    """Run the chosen steps in their order; yields each result when its step ends."""
-    for name, step in STEPS.items():
-        if name not in check.options.steps:
-            continue
+    """Run the chosen steps in their order; yields each result when its step ends.
+
+    A step has its weight's share of the time, and as much again where steps before it have left
+    time of theirs. One step may take all that is left.
+    """
+    end = time.monotonic() + check.options.limit
+    chosen = check.options.steps or [
+        name for name in STEPS if not _has_passed(check, check.load(name))
+    ]
+    weights = [STEPS[name][1] for name in chosen]
+    share = (check.options.limit - GRACE) / max(sum(weights), 1)
+    for place, name in enumerate(chosen):
         print(f"== {name}", flush=True)
-        start = time.monotonic()
-        try:
-            result = step(check)
-        except Exception:  # the steps after it still run
-            text = traceback.format_exc()
-            summary = "gpu_check itself failed: " + text.strip().splitlines()[-1]
-            result = Result(name, False, summary, tables.as_code(text), [f"{name}: {summary}"])
-        result.seconds = time.monotonic() - start
-        result.when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-        print(f"{_word(result)}: {result.summary}", flush=True)
-        yield result
+        seconds = end - time.monotonic() - GRACE - share * sum(weights[place + 1 :])
+        if name != REST:
+            seconds = min(seconds, 2 * share * weights[place])
+        yield run_step(check, name, max(seconds, 1.0))
+
+
+def run_step(check, name, seconds):
+    """Run a step in a process of its own, which keeps its result."""
+    file = check.result_file(name)
+    file.unlink(missing_ok=True)
+    check.end = time.monotonic() + seconds
+
+    def work():
+        items.inject(name)
+        _keep(check, STEPS[name][0](check))
+
+    done = running.run_apart(work, seconds + GRACE, log=check.folder / "logs" / f"step-{name}.log")
+    result = check.load(name)
+    if result is None:
+        summary = f"the step itself: {done.ended()}"
+        body = tables.as_code(done.tail())
+        result = Result(name, False, summary, body, [f"{name}: {summary}"])
+    result.name = name
+    result.seconds = done.seconds
+    result.when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    result.asked = check.asked
+    _keep(check, result)
+    print(f"{_word(result)}: {result.summary}", flush=True)
+    return result
+
+
+def _has_passed(check, result):
+    return result is not None and result.is_fine is True and result.asked == check.asked
+
+
+def _keep(check, result):
+    file = check.result_file(result.name)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(asdict(result)))
+    part.replace(file)
 
 
 def _word(result):
     return {True: "passed", False: "FAILED", None: "left out"}[result.is_fine]
 
 
-def write_report(check):
-    """Write the report of all calls so far."""
-    results = {}
-    for name in STEPS:
-        file = check.folder / "results" / f"{name}.json"
-        if file.exists():
-            results[name] = Result(**json.loads(file.read_text()))
+# --- what is brought back ------------------------------------------------------------------------
+
+
+def make_report(check, results):
+    """Return the report of all calls so far."""
     carried = check.carried / "commit.txt"
     commit = needs.find_commit() or (carried.read_text() if carried.exists() else "")
     rows = [(name, _word(r), f"{r.seconds:.0f}", r.when, r.summary) for name, r in results.items()]
@@ -115,10 +160,34 @@ def write_report(check):
     parts.append("\n".join(lines) or "Nothing was left out.")
     for name, result in results.items():
         parts += [f"## {name.capitalize()}: {_word(result)}", result.summary, result.body]
-    path = check.options.report or check.folder / "report.md"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n\n".join(part for part in parts if part) + "\n")
-    return path
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def bring(check):
+    """Put all that is worth keeping into one folder: at most eight files. Return the report's."""
+    out = check.options.out or check.folder / "out"
+    out.mkdir(parents=True, exist_ok=True)
+    results = {name: found for name in STEPS if (found := check.load(name))}
+    report = out / "report.md"
+    report.write_text(make_report(check, results))
+    content = {name: asdict(result) for name, result in results.items()}
+    (out / "results.json").write_text(json.dumps(content, indent=1) + "\n")
+    for name, file in check.brought.items():
+        if file.is_dir():
+            _zip(file, out / name)
+        elif file.exists():
+            shutil.copyfile(file, out / name)
+    return report
+
+
+def _zip(folder, path):
+    with tempfile.TemporaryDirectory() as temporary:
+        part = Path(temporary) / "part.zip"
+        with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
+            for file in sorted(folder.rglob("*")):
+                if file.is_file():
+                    archive.write(file, str(file.relative_to(folder)))
+        shutil.copyfile(part, path)
 
 
 def main(argv=None):
@@ -130,13 +199,10 @@ def main(argv=None):
         print(options.carried)
         return 1 if any(not what.startswith("a check of PTX") for what in missing) else 0
     check = Check(options)
-    folder = check.folder / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    all_fine = True
+    path, all_fine = bring(check), True
     for result in run_steps(check):
         all_fine = all_fine and result.is_fine is not False
-        (folder / f"{result.name}.json").write_text(json.dumps(asdict(result)))
-        path = write_report(check)  # after each step: the next one may be stopped from outside
+        path = bring(check)  # after each step: the next one may be stopped from outside
     print(f"\nreport: {path}")
     return 0 if all_fine else 1
 

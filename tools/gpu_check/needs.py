@@ -5,6 +5,7 @@ FOLDER/include/CL    headers of OpenCL
 FOLDER/lib           a loader of OpenCL
 FOLDER/wheels        packages, pip's own among them
 FOLDER/ptx_check.txt the output of tools/ptx_check.py
+FOLDER/programs.json programs that tests execute from PTX: the driver's PTX of them is brought back
 FOLDER/commit.txt    of the checkout
 """
 
@@ -81,6 +82,9 @@ def prepare(folder, python_version, packages):
     said, why = run_ptx_check()
     (folder / "ptx_check.txt").write_text(said or why)
     missing += [] if said else [f"a check of PTX: {why}"]
+    said, why = list_programs()
+    (folder / "programs.json").write_text(said or "[]")
+    missing += [] if said else [f"programs that tests execute: {why}"]
     (folder / "commit.txt").write_text(find_commit())
     return missing
 
@@ -108,6 +112,15 @@ def find_commit():
     except OSError:
         return ""
     return done.stdout.strip()
+
+
+def list_programs():
+    """Return the programs that tests execute from PTX, as JSON, and "", or "" and why not."""
+    script = ROOT / "tests" / "ptx" / "list_programs.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=ROOT)
+    if done.returncode:
+        return "", (done.stderr.strip().splitlines() or ["it failed"])[-1]
+    return done.stdout, ""
 
 
 def run_ptx_check(seconds=300):

@@ -59,8 +59,16 @@ def _handles(function, *arguments):
     return [] if function(*arguments, count, handles, None) else list(map(c.c_void_p, handles))
 
 
-def list_devices():
-    """Return the devices of all platforms, a dict for each."""
+def is_named(facts, words):
+    """Is it of a type, or has it a name or a platform that contains the words?"""
+    kind = words.partition(":")[0].lower()
+    return kind == facts["type"] or any(
+        words.lower() in facts[name].lower() for name in ("name", "platform")
+    )
+
+
+def find_devices():
+    """Return (handle, facts) of the devices of all platforms."""
     cl = c.CDLL(LOADER)
     devices = []
     for platform in _handles(cl.clGetPlatformIDs):
@@ -76,12 +84,12 @@ def list_devices():
                 if extension in facts["extensions"].split():
                     for name, codes in questions.items():
                         facts[name] = ".".join(str(_number(info, device, n)) for n in codes)
-            devices.append(of_platform | facts)
+            devices.append((device, of_platform | facts))
     return devices
 
 
 if __name__ == "__main__":
     try:
-        print(json.dumps(list_devices()))
+        print(json.dumps([facts for _, facts in find_devices()]))
     except OSError as error:
         sys.exit(f"no OpenCL loader could be opened: {error}")

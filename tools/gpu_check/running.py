@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: MIT
-"""Runs commands with a time limit, in an environment that keeps all changes in one folder."""
+"""Runs steps and commands, each in a process of its own with a time limit.
+
+The environment keeps all changes in one folder.
+"""
 
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
+import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-PATIENCE = 15  # seconds between the request to end and the kill
+PATIENCE = 5  # seconds between the request to end and the kill
 
 
 @dataclass(frozen=True)
@@ -45,10 +50,7 @@ def run(command, seconds, *, env, log, cwd=None):
     is_late = False
     with log.open("w") as file:
         try:
-            process = subprocess.Popen(
-                list(map(str, command)), stdin=subprocess.DEVNULL, stdout=file,
-                stderr=subprocess.STDOUT, env=env, cwd=cwd, start_new_session=True,
-            )  # fmt: skip
+            process = launch(command, file, env, cwd)
         except OSError as error:
             return Done(127, str(error), 0.0, False)
         try:
@@ -59,12 +61,71 @@ def run(command, seconds, *, env, log, cwd=None):
             with suppress(subprocess.TimeoutExpired):
                 process.wait(PATIENCE)
         finally:
-            _kill_group(process)
+            kill_group(process)
     seconds = time.monotonic() - start
     return Done(process.returncode, log.read_text(errors="replace"), seconds, is_late)
 
 
-def _kill_group(process):
+def launch(command, file, env, cwd=None):
+    """Start a command as a group of processes, its output in an open file."""
+    return subprocess.Popen(
+        list(map(str, command)), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+        env=env, cwd=cwd, preexec_fn=os.setpgrp,
+    )  # fmt: skip
+
+
+def run_apart(function, seconds, *, log):
+    """Call a function in a process of its own; at the limit kill it and all that it started."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    begun = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        _call(function, log)
+    status, is_late = None, False
+    try:
+        while status is None and not is_late:
+            done, status = os.waitpid(child, os.WNOHANG)
+            status = status if done else None
+            is_late = status is None and time.monotonic() - begun > seconds
+            time.sleep(0.02)
+    finally:
+        kill_session(child)
+        if status is None:
+            status = os.waitpid(child, 0)[1]
+    said = log.read_text(errors="replace")
+    return Done(os.waitstatus_to_exitcode(status), said, time.monotonic() - begun, is_late)
+
+
+def _call(function, log):
+    """In the new process: call a function as the leader of a session, and end."""
+    status = 1
+    try:
+        os.setsid()
+        with log.open("w") as file, open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), 0)
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        function()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def kill_session(leader):
+    """Kill all processes of a session, those of its groups too."""
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError):  # it has ended meanwhile
+            fields = file.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == leader:
+                os.kill(int(file.parent.name), signal.SIGKILL)
+
+
+def kill_group(process):
     """Kill a command and all processes that it has left."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: MIT
+"""tools/gpu_check: its items, smoke calls, probes and programs, on a CPU."""
+
+import os
+import re
+import sys
+import time
+
+import clattn
+import pytest
+from support.gpu_check import POCL, TOOL, load, put
+from support.helpers import run
+from support.variants import FORCED, VARIANTS, forced
+
+
+@pytest.fixture(scope="module")
+def tool():
+    return load()
+
+
+# --- items -------------------------------------------------------------------------------------
+
+WORKER = """
+import sys
+sys.path.insert(0, {tool!r})
+import items
+def run(name):
+    if name == "skip":
+        raise items.Skipped("not here")
+    return "passed", "said " + name
+items.work("work", sys.argv[1], sys.argv[2:], run)
+"""
+
+
+def test_a_fault_costs_one_item(tool, tmp_path, monkeypatch):
+    """The process is started again behind the item. A later run takes only what is left."""
+    file, log, started = tmp_path / "items.jsonl", tmp_path / "log", []
+    monkeypatch.setenv("CLATTN_CHECK_FAULT", "work/b=crash,work/d=hang,work/e=fail")
+
+    def start(rest):
+        started.append(list(rest))
+        command = [sys.executable, "-c", WORKER.format(tool=str(TOOL)), file, *rest]
+        with log.open("w") as output:
+            return tool.running.launch(command, output, dict(os.environ)), log
+
+    names = ["a", "b", "skip", "d", "e", "f"]
+    begun = time.monotonic()
+    tool.items.supervise(file, names, start, 1, lambda: 60)
+    assert time.monotonic() - begun < 20
+    lines = tool.items.ended(file)
+    assert started == [names, names[2:], names[4:], names[5:]]
+    assert {name: line["kind"] for name, line in lines.items()} == {
+        "a": "passed", "b": "failed", "skip": "left out", "d": "failed", "e": "failed",
+        "f": "passed"}  # fmt: skip
+    assert lines["b"]["says"].startswith("ended by signal 6")
+    assert lines["d"]["says"].startswith("stopped after 1 s")
+    assert "RuntimeError: a fault for tests" in lines["e"]["says"]
+    assert (lines["a"]["says"], lines["skip"]["says"]) == ("said a", "not here")
+    tool.items.supervise(file, [*names, "g"], start, 1, lambda: 60)
+    assert started[4:] == [["g"]]
+    result = tool.steps.describe_items("work", lines, [*names, "h"])
+    assert result.summary == "2 passed, 3 failed, 1 left out; no time for 1"
+    assert result.is_fine is False and result.unmeasured == ["work, h: no time"]
+
+
+def test_items_without_time_or_without_a_process(tool, tmp_path):
+    """Nothing is started without time left. A process that cannot begin fails all its items."""
+    file, log = tmp_path / "items.jsonl", tmp_path / "log"
+
+    def start(rest):
+        with log.open("w") as output:
+            command = [sys.executable, "-c", "raise SystemExit('no NumPy')"]
+            return tool.running.launch(command, output, dict(os.environ)), log
+
+    tool.items.supervise(file, ["a"], None, 1, lambda: 1.0)
+    assert tool.items.ended(file) == {}
+    tool.items.supervise(file, ["a", "b"], start, 5, lambda: 60)
+    for line in tool.items.ended(file).values():
+        assert (line["kind"], line["says"]) == ("failed", "exit status 1\nno NumPy")
+    assert len(tool.items.ended(file)) == 2
+
+
+def test_variants_that_failed_are_left_out_of_what_follows(tool, tmp_path, monkeypatch):
+    monkeypatch.delenv("CLATTN_KERNEL", raising=False)
+    places = ["--folder", str(tmp_path / "folder"), "--carried", str(tmp_path / "carried")]
+    check = tool.steps.Check(tool.main.parse(places))
+    assert "CLATTN_KERNEL" not in check.environment()
+    for name, kind in (("mma float16 mask", "failed"), ("tiled float32 mask", "passed"),
+                       ("mma float16 causal", "passed"), ("pairs a b", "failed")):  # fmt: skip
+        tool.items.write(check.kept / "smoke.jsonl", kind=kind, item=name, says="")
+    assert check.environment()["CLATTN_KERNEL"] == "-mma,-pairs"
+    code = "import clattn; clattn.devices()"
+    run(
+        [sys.executable, "-c", code], timeout=60, check_exit=True, env=check.environment(), cwd=None
+    )
+
+
+def test_variants_that_are_left_out_stay_left_out(monkeypatch):
+    """In tests that force nothing, and in their child processes."""
+    for words, expected in (("-mma,-tiled", "-mma,-tiled"), ("mma", None)):
+        monkeypatch.setenv("CLATTN_KERNEL", words)
+        assert forced()["CLATTN_KERNEL"] == expected
+        assert forced("cpu")["CLATTN_KERNEL"] == "cpu"
+
+
+# --- smoke calls -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def smoke(tool):
+    yield tool.smoke
+    clattn._core.force(*FORCED.words)
+
+
+def test_smoke_calls_are_24(tool):
+    for kind in ("cpu", "gpu"):
+        names = tool.smoke.calls(kind)
+        assert len(set(names)) == 24
+        assert {name.split()[0] for name in names} <= {v.kernel for v in VARIANTS}
+
+
+def test_smoke_calls_find_wrong_numbers(smoke, device, monkeypatch):
+    """A wrong variant, one whose numbers change from call to call, a wrong reference kernel."""
+    name = f"decode_{'cpu' if device.type == 'cpu' else 'gpu'} float32 groups"
+    assert smoke.check(name, device)[0] == "passed"
+    attend, forced = clattn.scaled_dot_product_attention, []
+    spoilt = {}
+
+    def spoil(*arrays, **options):
+        result = attend(*arrays, **options)
+        result[0, 0, 0, 0] += spoilt.get(forced[-1], 0)
+        spoilt[forced[-1]] = spoilt.get(forced[-1], 0) * 2
+        return result
+
+    force = clattn._core.force
+    monkeypatch.setattr(clattn, "scaled_dot_product_attention", spoil)
+    monkeypatch.setattr(clattn._core, "force", lambda word: (forced.append(word), force(word)))
+    word = name.split()[0]
+    cases = {(word, 0.01): "wrong by", (word, 1e-6): "different numbers",
+             ("reference", 0.01): "the reference kernel is wrong"}  # fmt: skip
+    for (word, by), says in cases.items():
+        spoilt.clear()
+        spoilt[word] = by
+        with pytest.raises(ValueError, match=says):
+            smoke.check(name, device)
+
+
+def test_a_call_that_is_refused_is_left_out(smoke, tool, device):
+    with pytest.raises(tool.items.Skipped, match='CLATTN_KERNEL is "pairs"'):
+        smoke.check("pairs float32 causal", device)
+
+
+# --- probes and programs -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def context(tool):
+    """A device by the tool's own binding of OpenCL."""
+    if not POCL.exists():
+        pytest.skip("a driver of the system's is needed: PoCL")
+    return tool.opencl.Context("Portable")
+
+
+# A probe, and what is wrong in its kernel; None: nothing.
+SPOILT = [
+    ("half types", None, None, None),
+    ("half types", "vload_half(i, input)", "vload_half(i ^ 1, input)", "vload_half: .* wrong"),
+    ("half types", "vstore_half_rte", "vstore_half_rtz", "vstore_half_rte: .* wrong"),
+    ("local memory", "memory[i] = (uchar)(i * 7u", "memory[i] = (uchar)(i * 9u", "bytes wrong"),
+    ("multiply float16", None, None, None),
+    ("multiply float16", "right.xy", "right.yx", "row 0, column 0"),
+    ("multiply bfloat16", "= warp_load_columns", "= warp_load", "transposed matrix"),
+    ("asynchronous copies", None, None, None),
+    ("asynchronous copies", "? 0u : 16u", "? 16u : 16u", "piece .* is wrong"),
+    ("numbers of a warp", "x, 5u", "x, 4u", "exchange"),
+    ("numbers of a warp", "warp_pack(x,", "warp_pack(-x,", "rounding"),
+    ("numbers of a warp", "score_exp2(x)", "score_exp2(x + 1e-5f)", "exp2"),
+    ("numbers of a warp", "item == 7u", "item == 77u", "vote"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "old", "new", "says"), SPOILT)
+def test_probes_find_wrong_numbers(tool, context, monkeypatch, name, old, new, says):
+    source_of = tool.opencl.source_of
+
+    def spoilt(file):
+        text = source_of(file)
+        assert old in text
+        return text.replace(old, new)
+
+    if old is None:
+        tool.probes.PROBES[name](context)
+        return
+    monkeypatch.setattr(tool.probes, "source_of", spoilt)
+    with pytest.raises(tool.opencl.Error, match=says):
+        tool.probes.PROBES[name](context)
+
+
+def test_probes_for_other_devices_are_left_out(tool, context):
+    for name in ("inline PTX", "matrix units", "addresses"):
+        with pytest.raises(tool.items.Skipped, match="capability"):
+            tool.probes.PROBES[name](context)
+
+
+def test_programs_are_those_of_plans(tool, tmp_path):
+    """Macros are numbers. Programs of tests are added to those of tools/ptx_check.py."""
+    put(tmp_path, "programs.json", text='["attention_mma WARP=1"]')
+    names = tool.programs.names({"capability": "9.0"}, tmp_path)
+    assert len(names) > 25 and names[-1] == "attention_mma WARP=1"
+    for name in names:
+        assert re.fullmatch(r"\w+( \w+=\d+)+", name)
+    tiled = next(name for name in names if "tiled" in name)
+    assert "HEAD_E=64 HEAD_EV=64" in tiled and "NC=8" in tiled and "exp2" not in tiled
+    others = tool.programs.names({}, tmp_path)
+    assert others and all("WARP" not in name and "EXCHANGE=0" in name for name in others)
+
+
+def test_programs_are_kept(tool, context, tmp_path, monkeypatch):
+    """A binary that is no PTX as it is, PTX with a line that names the program."""
+    name = "attention_reference DTYPE=3 REAL64=0 VALUE_DTYPE=3"
+    kind, says = tool.programs.build(context, tmp_path, name)
+    assert kind == "passed" and says.startswith("00-attention_reference: ")
+    assert (tmp_path / "00-attention_reference.bin").stat().st_size
+    assert (tmp_path / "00-attention_reference.log").read_text().startswith(name)
+    text = ".version 7.0\n.entry attention_reference()"
+    log = "ptxas info : Used 40 registers, 16 bytes smem\n8 bytes stack frame, 4 bytes spill stores"
+    monkeypatch.setattr(tool.opencl.Program, "ptx", lambda self: text)
+    monkeypatch.setattr(tool.opencl.Program, "log", lambda self: log)
+    _, says = tool.programs.build(context, tmp_path, name)
+    assert "40 registers, 16 bytes smem, 8 bytes stack frame, 4 bytes spill stores" in says
+    assert (tmp_path / "02-attention_reference.ptx").read_text() == f"// {name}\n{text}"

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: MIT
+"""Prints the programs that test_ptx_kernels.py executes, as JSON: kernel and macros of each.
+
+    python tests/ptx/list_programs.py
+
+tools/gpu_check builds these with a driver and brings back its PTX, which the tests can execute
+instead of clang's: see CLATTN_PTX in device.py.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from ptx.device import OPEN, SETUP, build, title
+from ptx.test_ptx_kernels import ARRAYS, CASES
+
+
+class Nothing:
+    """In the place of a Machine: what it launches does not run."""
+
+    def launch(self, groups, arguments):
+        pass
+
+
+def main():
+    found = set()
+
+    def note(source, macros, name, local):
+        found.add(title(name, macros))
+        return Nothing()
+
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
+        os.environ["XDG_CACHE_HOME"] = folder
+        sys.argv[1:] = [str(build(folder))]
+        names = {}
+        exec(SETUP + OPEN + ARRAYS, names)
+        names["machine"].machine = note
+        for _, _, arguments in CASES.values():
+            lse = "" if "return_lse" in arguments else ", return_lse=False"
+            with suppress(AssertionError):  # there are no results
+                exec(f"check({arguments}{lse}, device=device)", names)
+    print(json.dumps(sorted(found)))
+
+
+if __name__ == "__main__":
+    main()
