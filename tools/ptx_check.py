@@ -179,15 +179,20 @@ def run(*command):
     return done.stdout + done.stderr
 
 
-def to_ptx(programs, kernel, options, ptx):
+def compiler(programs):
+    """The command that makes PTX, up to options, -o, the PTX and the kernel."""
     clang, library = programs[:2]
-    run(clang, "-target", "nvptx64-nvidia-nvcl", "-x", "cl", "-cl-std=CL1.2", "-O3", "-S",
-        "-Xclang", "-target-cpu", "-Xclang", "sm_80",
-        "-Xclang", "-target-feature", "-Xclang", "+ptx70",
-        "-Xclang", "-finclude-default-header",
-        "-Xclang", "-mlink-builtin-bitcode", "-Xclang", library, "-Wno-linker-warnings",
-        "-Werror=undef",  # a kernel tests a macro that its plan lacks
-        "-include", SHIM, "-I", ROOT, *options, "-o", ptx, kernel)  # fmt: skip
+    return [clang, "-target", "nvptx64-nvidia-nvcl", "-x", "cl", "-cl-std=CL1.2", "-O3", "-S",
+            "-Xclang", "-target-cpu", "-Xclang", "sm_80",
+            "-Xclang", "-target-feature", "-Xclang", "+ptx70",
+            "-Xclang", "-finclude-default-header",
+            "-Xclang", "-mlink-builtin-bitcode", "-Xclang", library, "-Wno-linker-warnings",
+            "-Werror=undef",  # a kernel tests a macro that its plan lacks
+            "-include", SHIM, "-I", ROOT]  # fmt: skip
+
+
+def to_ptx(programs, kernel, options, ptx):
+    run(*compiler(programs), *options, "-o", ptx, kernel)
 
 
 def count(programs, ptx, cubin):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""A device for clattn whose kernels machine.py executes, by way of support/opencl_machine.c.
+"""A device for clattn whose kernels machine.py executes, by way of support/opencl_machine.c
+and its back end interpreted_machine.c.
 
 clattn takes it for an NVIDIA GPU, and plans and launches as on one. Results are what the PTX
 computes that clang makes of the kernel. A process has this device instead of its own:
@@ -11,11 +12,10 @@ in programs.zip. It is executed in the place of clang's where kernel and macros 
 """
 
 import ctypes
-import importlib.util
+import importlib
 import os
 import re
-import shutil
-import subprocess
+import sys
 import tempfile
 import textwrap
 import traceback
@@ -24,12 +24,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ptx.machine import Machine, Refused
-from support.helpers import ROOT, TESTS, run_python
+from support.helpers import ROOT, run_python
 from support.variants import forced
 
-SPEC = importlib.util.spec_from_file_location("ptx_check", ROOT / "tools" / "ptx_check.py")
-ptx_check = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(ptx_check)
+sys.path.insert(0, str(ROOT / "tools"))
+cuda_machine, ptx_check = map(importlib.import_module, ("cuda_machine", "ptx_check"))
 
 OUT_OF_RESOURCES = -5
 
@@ -73,7 +72,7 @@ LAUNCH = ctypes.CFUNCTYPE(
 class Device:
     """The device, in this process and before clattn opens any other.
 
-    `library` is opencl_machine.c, built. `edit`, to see faults, is a regular expression and what
+    `library` is the loader, built. `edit`, to see faults, is a regular expression and what
     to put in its place in the PTX of all kernels but the probe.
     """
 
@@ -95,14 +94,14 @@ class Device:
         self.launched = []  # kernels and their macros
         self.refusal = None  # what the last launch was refused for
 
-    def launch(self, source, options, name, count, arguments, size, local):
+    def launch(self, source, options, name, count, arguments, groups, local):
         self.refusal = None
         try:
             name, options = name.decode(), options.decode()
             macros = tuple(o for o in options.split() if o.startswith("-D"))
             machine = self.machine(source, macros, name, local)
             self.launched.append((name, dict(m[2:].split("=") for m in macros)))
-            machine.launch(size // local, [arguments[n].value() for n in range(count)])
+            machine.launch(groups, [arguments[n].value() for n in range(count)])
         except Exception as error:
             self.refusal = f"{name}: {error}"
             print(self.refusal)
@@ -152,14 +151,12 @@ def given_texts(folder):
 
 
 def build(folder):
-    """Compiles opencl_machine.c into a folder."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    """Builds the loader in a folder."""
     programs, _ = ptx_check.find_programs()
-    if compiler is None or None in programs[:2]:
+    if cuda_machine.C_COMPILER is None or None in programs[:2]:
         pytest.skip("there is no C compiler, or no clang and libclc for PTX")
     made = Path(folder) / "libmachine.so"
-    subprocess.run([compiler, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
-                    "-o", made, TESTS / "support" / "opencl_machine.c"], check=True)  # fmt: skip
+    cuda_machine.build(made, "opencl_machine.c", "interpreted_machine.c")
     return made
 
 

@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: MIT */
-/* An OpenCL loader with one device that says it is an NVIDIA GPU. It compiles nothing and
- * hands each launch, with the source, the options and the arguments, to a function that
- * ptx/device.py sets. A command is complete when it is enqueued.
+/* An OpenCL loader with one device that says it is an NVIDIA GPU. What runs its kernels is the
+ * back end that is compiled with it: interpreted_machine.c or cuda_machine.c.
  */
 
-#include <stdint.h>
+#include "opencl_machine.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_ARGUMENTS 32
-#define USE_HOST_PTR   (1 << 3)
-
-enum { SUCCESS = 0, OUT_OF_HOST_MEMORY = -6, INVALID_VALUE = -30, INVALID_BINARY = -42 };
+#define USE_HOST_PTR (1 << 3)
 
 /* Most functions ignore most of OpenCL's parameters. */
 #pragma GCC diagnostic ignored "-Wunused-parameter"
@@ -27,34 +26,14 @@ typedef struct memory {
 } memory;
 
 typedef struct {
-    char *source;
-    char *options;
-} program;
-
-/* ptx/device.py has the same struct. */
-typedef struct {
-    unsigned char *bytes; /* of a buffer or of a value; NULL for no buffer */
-    size_t size;
-    int32_t is_buffer;
-} argument;
-
-typedef struct {
-    program *program;
-    char name[64];
-    uint32_t count;
-    argument arguments[MOST_ARGUMENTS];
-} kernel;
-
-typedef int32_t (*launch_function)(const char *source, const char *options, const char *name,
-                                   uint32_t count, const argument *arguments, size_t global,
-                                   size_t local);
+    atomic_int references;
+    void *mark;
+} event;
 
 static memory *memories;
+static pthread_mutex_t memories_lock = PTHREAD_MUTEX_INITIALIZER;
 static char the_platform;
 static char the_device;
-static char the_event;
-
-launch_function machine_launch;
 
 static int32_t
 answer(const void *value, size_t bytes, size_t size, void *to, size_t *needed)
@@ -96,28 +75,21 @@ answer_one(handle it, uint32_t entries, handle *all, uint32_t *count)
     return SUCCESS;
 }
 
-/* Ends a command. */
-static int32_t
-done(handle *event)
-{
-    if (event != NULL) {
-        *event = &the_event;
-    }
-    return SUCCESS;
-}
-
 /* ---- platform, device ---- */
 
 int32_t
 clGetPlatformIDs(uint32_t entries, handle *platforms, uint32_t *count)
 {
+    if (backend.open() == NULL) {
+        return PLATFORM_NOT_FOUND;
+    }
     return answer_one(&the_platform, entries, platforms, count);
 }
 
 int32_t
 clGetPlatformInfo(handle platform, uint32_t name, size_t size, void *to, size_t *needed)
 {
-    return answer_text("PTX machine", size, to, needed);
+    return answer_text(backend.open()->platform, size, to, needed);
 }
 
 int32_t
@@ -129,33 +101,34 @@ clGetDeviceIDs(handle platform, uint64_t type, uint32_t entries, handle *devices
 int32_t
 clGetDeviceInfo(handle device, uint32_t name, size_t size, void *to, size_t *needed)
 {
-    static const struct {
+    const machine_facts *facts = backend.open();
+    const struct {
         uint32_t name;
         uint64_t value;
     } numbers[] = {
-        {0x1000, 1 << 2},            /* TYPE: GPU */
-        {0x1002, 4},                 /* MAX_COMPUTE_UNITS */
-        {0x1004, 1024},              /* MAX_WORK_GROUP_SIZE */
-        {0x1010, UINT64_C(1) << 34}, /* MAX_MEM_ALLOC_SIZE */
-        {0x1017, 4352},              /* MAX_PARAMETER_SIZE */
-        {0x101E, 50 << 20},          /* GLOBAL_MEM_CACHE_SIZE */
-        {0x101F, UINT64_C(1) << 36}, /* GLOBAL_MEM_SIZE */
-        {0x1023, 48 << 10},          /* LOCAL_MEM_SIZE */
-        {0x1026, 1},                 /* ENDIAN_LITTLE */
-        {0x1027, 1},                 /* AVAILABLE */
-        {0x1028, 1},                 /* COMPILER_AVAILABLE */
-        {0x1035, 1},                 /* HOST_UNIFIED_MEMORY */
-        {0x103A, 1},                 /* NATIVE_VECTOR_WIDTH_FLOAT */
-        {0x4000, 9},                 /* COMPUTE_CAPABILITY_MAJOR_NV */
-        {0x4001, 0},                 /* COMPUTE_CAPABILITY_MINOR_NV */
+        {0x1000, 1 << 2}, /* TYPE: GPU */
+        {0x1002, facts->compute_units},
+        {0x1004, facts->work_group},
+        {0x1010, facts->allocation},
+        {0x1017, facts->parameters},
+        {0x101E, facts->cache},
+        {0x101F, facts->memory},
+        {0x1023, facts->local_memory},
+        {0x1026, 1}, /* ENDIAN_LITTLE */
+        {0x1027, 1}, /* AVAILABLE */
+        {0x1028, 1}, /* COMPILER_AVAILABLE */
+        {0x1035, facts->shares_memory},
+        {0x103A, 1}, /* NATIVE_VECTOR_WIDTH_FLOAT */
+        {0x4000, facts->capability_major},
+        {0x4001, facts->capability_minor},
     };
-    static const struct {
+    const struct {
         uint32_t name;
         const char *text;
     } texts[] = {
-        {0x102B, "PTX machine"},                              /* NAME */
-        {0x102C, "clattn tests"},                             /* VENDOR */
-        {0x102D, "1"},                                        /* DRIVER_VERSION */
+        {0x102B, facts->name},
+        {0x102C, facts->vendor},
+        {0x102D, facts->driver},
         {0x102F, "OpenCL 1.2"},                               /* VERSION */
         {0x1030, "cl_khr_fp64 cl_nv_device_attribute_query"}, /* EXTENSIONS */
         {0x103D, "OpenCL C 1.2"},                             /* OPENCL_C_VERSION */
@@ -192,17 +165,70 @@ HANDLE_FOR(clCreateContext, const void *properties, uint32_t count, const handle
 HANDLE_FOR(clCreateCommandQueue, handle context, handle device, uint64_t properties)
 NOTHING(clReleaseContext, handle context)
 NOTHING(clReleaseCommandQueue, handle queue)
-NOTHING(clWaitForEvents, uint32_t count, const handle *events)
-NOTHING(clRetainEvent, handle event)
-NOTHING(clReleaseEvent, handle event)
 NOTHING(clFlush, handle queue)
-NOTHING(clFinish, handle queue)
 
 int32_t
-clGetEventInfo(handle event, uint32_t name, size_t size, void *to, size_t *needed)
+clFinish(handle queue)
 {
-    const int32_t complete = 0;
-    return answer(&complete, sizeof complete, size, to, needed);
+    return backend.finish();
+}
+
+/* ---- events ---- */
+
+/* Returns the status of a command that has been enqueued, and its event if it is wanted. */
+static int32_t
+enqueued(int32_t status, handle *wanted)
+{
+    if (status != SUCCESS || wanted == NULL) {
+        return status;
+    }
+    event *made = calloc(1, sizeof *made);
+    if (made == NULL) {
+        return OUT_OF_HOST_MEMORY;
+    }
+    made->references = 1;
+    status = backend.mark(&made->mark);
+    if (status != SUCCESS) {
+        free(made);
+        made = NULL;
+    }
+    *wanted = made;
+    return status;
+}
+
+int32_t
+clWaitForEvents(uint32_t count, const handle *events)
+{
+    int32_t status = SUCCESS;
+    for (uint32_t i = 0; i < count && status == SUCCESS; i++) {
+        status = backend.wait(((event *)events[i])->mark);
+    }
+    return status;
+}
+
+int32_t
+clGetEventInfo(handle made, uint32_t name, size_t size, void *to, size_t *needed)
+{
+    const int32_t state = backend.state(((event *)made)->mark);
+    return answer(&state, sizeof state, size, to, needed);
+}
+
+int32_t
+clRetainEvent(handle made)
+{
+    ((event *)made)->references++;
+    return SUCCESS;
+}
+
+int32_t
+clReleaseEvent(handle made)
+{
+    event *e = made;
+    if (--e->references == 0) {
+        backend.drop(e->mark);
+        free(e);
+    }
+    return SUCCESS;
 }
 
 /* ---- programs, kernels ---- */
@@ -218,7 +244,7 @@ handle
 clCreateProgramWithSource(handle context, uint32_t count, const char **texts, const size_t *lengths,
                           int32_t *status)
 {
-    program *made = calloc(1, sizeof *made);
+    machine_program *made = calloc(1, sizeof *made);
     if (made != NULL) {
         made->source = copied(texts[0], lengths[0]);
     }
@@ -239,59 +265,84 @@ int32_t
 clBuildProgram(handle made, uint32_t count, const handle *devices, const char *options,
                handle notify, void *data)
 {
-    program *p = made;
+    machine_program *p = made;
     p->options = copied(options, strlen(options));
-    return p->options == NULL ? OUT_OF_HOST_MEMORY : SUCCESS;
+    return p->options == NULL ? OUT_OF_HOST_MEMORY : backend.build(p);
 }
 
 /* Programs and kernels are few, and live as long as the process. */
 NOTHING(clReleaseProgram, handle made)
 NOTHING(clReleaseKernel, handle made)
 NOTHING(clGetProgramInfo, handle made, uint32_t name, size_t size, void *to, size_t *needed)
-NOTHING(clGetProgramBuildInfo, handle made, handle device, uint32_t name, size_t size, void *to,
-        size_t *needed)
+
+int32_t
+clGetProgramBuildInfo(handle made, handle device, uint32_t name, size_t size, void *to,
+                      size_t *needed)
+{
+    const char *log = ((machine_program *)made)->log;
+    return answer_text(log == NULL ? "" : log, size, to, needed);
+}
 
 handle
 clCreateKernel(handle made, const char *name, int32_t *status)
 {
-    kernel *k = calloc(1, sizeof *k);
-    if (k != NULL) {
-        k->program = made;
-        snprintf(k->name, sizeof k->name, "%s", name);
+    machine_kernel *k = calloc(1, sizeof *k);
+    if (k == NULL) {
+        *status = OUT_OF_HOST_MEMORY;
+        return NULL;
     }
-    *status = k == NULL ? OUT_OF_HOST_MEMORY : SUCCESS;
+    k->program = made;
+    snprintf(k->name, sizeof k->name, "%s", name);
+    *status = backend.find(k);
+    if (*status != SUCCESS) {
+        free(k);
+        k = NULL;
+    }
     return k;
 }
 
 static void
-forget(argument *a)
+forget(machine_argument *a)
 {
     if (!a->is_buffer) {
         free(a->bytes);
     }
-    *a = (argument){0};
+    *a = (machine_argument){0};
 }
 
 /* A value of a handle's size is a buffer if it is the handle of one, else a number. */
+static const memory *
+buffer_of(size_t size, const void *value)
+{
+    const memory *m = NULL;
+    if (value != NULL && size == sizeof m) {
+        pthread_mutex_lock(&memories_lock);
+        m = memories;
+        while (m != NULL && memcmp(&m, value, sizeof m) != 0) {
+            m = m->next;
+        }
+        pthread_mutex_unlock(&memories_lock);
+    }
+    return m;
+}
+
 int32_t
 clSetKernelArg(handle made, uint32_t index, size_t size, const void *value)
 {
-    kernel *k = made;
-    argument *a = &k->arguments[index];
+    machine_kernel *k = made;
+    machine_argument *a = &k->arguments[index];
     if (index >= MOST_ARGUMENTS) {
         return INVALID_VALUE;
     }
     forget(a);
     k->count = index >= k->count ? index + 1 : k->count;
-    a->is_buffer = value == NULL;
-    for (memory *m = memories; m != NULL && size == sizeof m && value != NULL; m = m->next) {
-        if (memcmp(&m, value, sizeof m) == 0) {
-            *a = (argument){m->bytes, m->size, 1};
-            return SUCCESS;
-        }
-    }
-    if (value != NULL) {
-        *a = (argument){(unsigned char *)copied(value, size), size, 0};
+    const memory *m = buffer_of(size, value);
+    if (value == NULL) {
+        *a = (machine_argument){.is_buffer = 1};
+    } else if (m != NULL) {
+        *a = (machine_argument){m->bytes, m->size, 1};
+    } else {
+        *a = (machine_argument){(unsigned char *)copied(value, size), size, 0};
     }
     return SUCCESS;
 }
@@ -300,23 +351,19 @@ int32_t
 clGetKernelWorkGroupInfo(handle made, handle device, uint32_t name, size_t size, void *to,
                          size_t *needed)
 {
-    return answer_number(1024, size, to, needed);
+    return answer_number(((machine_kernel *)made)->work_group, size, to, needed);
 }
 
 int32_t
 clEnqueueNDRangeKernel(handle queue, handle made, uint32_t dims, const size_t *offset,
                        const size_t *global, const size_t *local, uint32_t waits,
-                       const handle *wait_list, handle *event)
+                       const handle *wait_list, handle *wanted)
 {
-    kernel *k = made;
-    done(event);
-    return machine_launch(k->program->source, k->program->options, k->name, k->count, k->arguments,
-                          global[0], local[0]);
+    return enqueued(backend.launch(made, global[0] / local[0], local[0]), wanted);
 }
 
 /* ---- memory ---- */
 
-/* Fills new memory with bytes that are a large number in every type. */
 handle
 clCreateBuffer(handle context, uint64_t flags, size_t size, void *host, int32_t *status)
 {
@@ -327,13 +374,18 @@ clCreateBuffer(handle context, uint64_t flags, size_t size, void *host, int32_t 
     }
     m->size = size;
     m->owned = (flags & USE_HOST_PTR) == 0;
-    m->bytes = m->owned ? aligned_alloc(256, (size + 255) / 256 * 256) : host;
-    if (m->owned && m->bytes != NULL) {
-        memset(m->bytes, 0x64, size);
+    m->bytes = host;
+    *status = m->owned                        ? backend.allocate(size, &m->bytes)
+              : backend.open()->shares_memory ? SUCCESS
+                                              : INVALID_OPERATION;
+    if (*status != SUCCESS) {
+        free(m);
+        return NULL;
     }
+    pthread_mutex_lock(&memories_lock);
     m->next = memories;
     memories = m;
-    *status = m->bytes == NULL ? OUT_OF_HOST_MEMORY : SUCCESS;
+    pthread_mutex_unlock(&memories_lock);
     return m;
 }
 
@@ -342,12 +394,14 @@ clReleaseMemObject(handle buffer)
 {
     memory *m = buffer;
     memory **at = &memories;
+    pthread_mutex_lock(&memories_lock);
     while (*at != m) {
         at = &(*at)->next;
     }
     *at = m->next;
+    pthread_mutex_unlock(&memories_lock);
     if (m->owned) {
-        free(m->bytes);
+        backend.release(m->bytes);
     }
     free(m);
     return SUCCESS;
@@ -355,33 +409,34 @@ clReleaseMemObject(handle buffer)
 
 int32_t
 clEnqueueReadBuffer(handle queue, handle buffer, uint32_t blocking, size_t offset, size_t size,
-                    void *to, uint32_t waits, const handle *wait_list, handle *event)
+                    void *to, uint32_t waits, const handle *wait_list, handle *wanted)
 {
-    memcpy(to, ((memory *)buffer)->bytes + offset, size);
-    return done(event);
+    const memory *m = buffer;
+    return enqueued(backend.read(to, m->bytes + offset, size, blocking), wanted);
 }
 
 int32_t
 clEnqueueWriteBuffer(handle queue, handle buffer, uint32_t blocking, size_t offset, size_t size,
-                     const void *from, uint32_t waits, const handle *wait_list, handle *event)
+                     const void *from, uint32_t waits, const handle *wait_list, handle *wanted)
 {
-    memcpy(((memory *)buffer)->bytes + offset, from, size);
-    return done(event);
+    const memory *m = buffer;
+    return enqueued(backend.write(m->bytes + offset, from, size, blocking), wanted);
 }
 
+/* Only memory of the host is mapped. */
 handle
 clEnqueueMapBuffer(handle queue, handle buffer, uint32_t blocking, uint64_t flags, size_t offset,
-                   size_t size, uint32_t waits, const handle *wait_list, handle *event,
+                   size_t size, uint32_t waits, const handle *wait_list, handle *wanted,
                    int32_t *status)
 {
-    *status = SUCCESS;
-    done(event);
-    return ((memory *)buffer)->bytes + offset;
+    const memory *m = buffer;
+    *status = backend.open()->shares_memory ? enqueued(SUCCESS, wanted) : INVALID_OPERATION;
+    return *status == SUCCESS ? m->bytes + offset : NULL;
 }
 
 int32_t
 clEnqueueUnmapMemObject(handle queue, handle buffer, void *mapped, uint32_t waits,
-                        const handle *wait_list, handle *event)
+                        const handle *wait_list, handle *wanted)
 {
-    return done(event);
+    return enqueued(SUCCESS, wanted);
 }
