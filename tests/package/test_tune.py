@@ -21,7 +21,7 @@ import support.tuning as tuning
 from clattn import _core, _tuning
 from clattn.__main__ import main
 from clattn._tuning import Class, Winner
-from clattn.tuner import candidates, command, measuring
+from clattn.tuner import candidates, measuring
 from support.helpers import run, run_cli
 
 MANY, FEW = Class("float32", 64, "many"), Class("float32", 64, "few")
@@ -531,17 +531,6 @@ def test_no_warning_without_a_file(device):
 # --- the command -----------------------------------------------------------------------------
 
 
-def test_common_problems_come_first():
-    def names(kind):
-        return list(map(str, command._by_value(set(_tuning.classes()), SimpleNamespace(type=kind))))
-
-    cpu, gpu = names("cpu"), names("gpu")
-    assert sorted(cpu) == sorted(gpu) == sorted(map(str, _tuning.classes()))
-    assert cpu[:2] == ["float32-64-many", "float32-128-many"]
-    assert gpu[:2] == ["float16-64-many", "float16-128-many"]
-    assert all("float64" in name for name in cpu[-20:])
-
-
 @pytest.mark.parametrize("wrong", [["--seconds", "0"], ["--seconds", "x"], ["--seconds", "nan"],
                                    ["--classes", "float32-65-many"]], ids=" ".join)  # fmt: skip
 def test_wrong_arguments(wrong, capsys):
@@ -574,37 +563,3 @@ def test_bench_says_whether_it_ran_tuned(device):
     _tuning.apply(device, {MANY: WINNER, FEW: WINNER})
     assert "clattn cpu: tuned for 2 classes of problems" in bench_report.notes([], contestants)
     assert bench_report.as_json([], contestants, 1)["devices"]["cpu"]["tuned_classes"] == 2
-
-
-# --- candidates ------------------------------------------------------------------------------
-
-
-GPUS = [SimpleNamespace(type="gpu", nvidia_capability=n, float_width=1) for n in (90, 0)]
-
-
-@pytest.mark.parametrize("gpu", [None, *GPUS], ids=["cpu", "matrix-units", "gpu"])
-def test_every_class_has_candidates(device, monkeypatch, gpu):
-    """Legal ones, of the variant for its problems, whose rows are of the class."""
-    monkeypatch.undo()
-    legal = _core.tunables()[3]
-    some = gpu or device
-    found = [one for one in _tuning.classes() if candidates.has_candidates(one, some)]
-    assert len(found) == (60 if gpu else 80)
-    for one in found:
-        variant = candidates.variant_of(one, some, has_pairs=True)
-        stages = list(candidates.stages(one, variant, some))
-        assert sum(map(len, stages)) == candidates.count(one, variant, some) > 3
-        for knobs in (knobs for stage in stages for knobs in stage):
-            assert all(value in legal[variant][name] for name, value in knobs.items())
-            assert knobs.get("NV", 1) * knobs.get("MR", 1) <= 24  # sums that registers hold
-        timed, guard, *checked = candidates.problems_of(one, some)
-        for row in (*timed, *guard, *checked):
-            _, Hq, Hk, L, _, E = row.shape
-            rows = Hq // Hk * L
-            assert one.head_size == E and row.dtype == one.dtype
-            kind = "decode" if rows < 16 else "few" if rows <= 128 else "many"
-            assert kind == one.rows or one.rows == "threshold", row
-        if one.rows == "threshold":  # each candidate changes something
-            counts = [row.shape[1] // row.shape[2] * row.shape[3] for row in timed]
-            values = legal[variant]["ROWS"]
-            assert len({tuple(n < v for n in counts) for v in (16, *values)}) == len(values) + 1
