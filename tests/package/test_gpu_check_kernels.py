@@ -80,6 +80,41 @@ def test_items_without_time_or_without_a_process(tool, tmp_path):
     assert len(tool.items.ended(file)) == 2
 
 
+CUDA = "usr/local/nvidia/lib64/libcuda.so.1"
+
+
+def test_a_driver_for_cuda_alone(tool, tmp_path):
+    """It is used where NVIDIA has no driver for OpenCL on the machine."""
+    assert tool.drivers.find_cuda(tmp_path) is None
+    put(tmp_path, CUDA)
+    assert tool.drivers.find_cuda(tmp_path) == tmp_path / CUDA
+    put(tmp_path, "usr/lib/x86_64-linux-gnu/libnvidia-opencl.so.1")
+    assert tool.drivers.find_cuda(tmp_path) is None
+
+
+@pytest.mark.parametrize("problem", ["", "there is no C compiler"])
+def test_steps_run_by_the_driver_for_cuda(tool, tmp_path, monkeypatch, problem):
+    """With what was carried along; where that does not work, the report says why."""
+
+    def environment(folder, cuda):
+        assert (folder / "programs" / "one.ptx").read_text() == "PTX"
+        if problem:
+            raise tool.steps.cuda_machine.MissingError(problem)
+        return {"LD_LIBRARY_PATH": str(folder), "CLATTN_CUDA_LIBRARY": cuda}
+
+    put(tmp_path, "carried/cuda/programs/one.ptx", text="PTX")
+    monkeypatch.setattr(tool.drivers, "find_cuda", lambda: tmp_path / CUDA)
+    monkeypatch.setattr(tool.steps.cuda_machine, "environment", environment)
+    places = ["--folder", str(tmp_path / "folder"), "--carried", str(tmp_path / "carried")]
+    check = tool.steps.Check(tool.main.parse([*places, "--device", "gpu"]))
+    said = dict(tool.steps.machine.describe(check))["CUDA driver"]
+    assert said.startswith(str(tmp_path / CUDA))
+    assert said.endswith(problem or "by tools/cuda_machine.py")
+    assert (check.env.get("CLATTN_CUDA_LIBRARY") == str(tmp_path / CUDA)) == (not problem)
+    check = tool.steps.Check(tool.main.parse([*places, "--device", "cpu"]))
+    assert not check.cuda_says
+
+
 def test_variants_that_failed_are_left_out_of_what_follows(tool, tmp_path, monkeypatch):
     monkeypatch.delenv("CLATTN_KERNEL", raising=False)
     places = ["--folder", str(tmp_path / "folder"), "--carried", str(tmp_path / "carried")]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOADER = "libOpenCL.so.1"
+CUDA = "libcuda.so.1"
 HEADER = "CL/cl_icd.h"
 SYSTEM_VENDORS = "etc/OpenCL/vendors"
 OTHER_VENDORS = ("usr/local/etc/OpenCL/vendors", "usr/local/nvidia/etc/OpenCL/vendors")
@@ -63,6 +64,14 @@ def find(carried: Path, root: Path = Path("/")) -> Found:
         brought.add("headers")
     folder = None if headers is None else headers.parents[1]
     return Found(_find_drivers(root, cached), loader, folder, frozenset(brought))
+
+
+def find_cuda(root: Path = Path("/")) -> Path | None:
+    """Return NVIDIA's driver for CUDA, if the machine has it and no OpenCL driver of NVIDIA."""
+    cached = _linker_cache() if root == Path("/") else {}
+    if any("nvidia" in Path(driver.library).name for driver in _find_drivers(root, cached)):
+        return None
+    return cached.get(CUDA) or _first(root, LIBRARIES, CUDA)
 
 
 def _find_drivers(root: Path, cached: dict[str, Path]) -> list[Driver]:

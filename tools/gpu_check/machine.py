@@ -22,6 +22,8 @@ def describe(check):
         rows.append(("OpenCL driver", f"{driver.library}, {driver.icd or 'without an .icd file'}"))
     if not check.found.drivers:
         rows.append(("OpenCL driver", "none found"))
+    if check.cuda_says:
+        rows.append(("CUDA driver", check.cuda_says))
     brought = {word: " (brought along)" for word in check.found.is_carried}
     for word in ("loader", "headers"):
         path = getattr(check.found, word)

@@ -24,6 +24,9 @@ import smoke
 import tables
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+import cuda_machine  # noqa: E402  (it lies in tools)
+
 CODE = "csrc", "kernels", "python", "tests", "tools", "cmake", "pyproject.toml", "CMakeLists.txt"
 # The rows that say most, of `bench --gpu`.
 KEY_ROWS = ("f16-E128", "f16-E128-causal", "bf16-E128", "f16-E64", "decode-f16-gqa", "f32-E64")
@@ -58,10 +61,29 @@ class Check:
         self.asked = f"{options.tests} {options.bench}"
         self.end = time.monotonic() + options.limit
         self.found = drivers.find(self.carried)
-        variables = drivers.environment(self.found, self.folder)
+        variables = drivers.environment(self.found, self.folder) | self._by_cuda()
         self.env = running.make_environment(self.folder, variables)
         self.python, self.python_version = needs.find_python(options.python)
         self._forget_others()
+
+    def _by_cuda(self):
+        """Return variables of the tests' loader for machines whose NVIDIA driver has no OpenCL.
+
+        It takes PTX that was carried along where there is no clang.
+        """
+        cuda = None if self.options.device.startswith("cpu") else drivers.find_cuda()
+        self.cuda_says = "" if cuda is None else f"{cuda}, by tools/cuda_machine.py"
+        if cuda is None:
+            return {}
+        folder = self.folder / "cuda"
+        if (self.carried / "cuda").is_dir():
+            shutil.copytree(self.carried / "cuda", folder, dirs_exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            return cuda_machine.environment(folder, str(cuda))
+        except (cuda_machine.MissingError, OSError) as error:
+            self.cuda_says = f"{cuda} is of no use: {error}"
+            return {}
 
     def _forget_others(self):
         """Remove what an earlier call kept of other code or of another device."""
