@@ -192,7 +192,7 @@ def test_a_failure_in_the_middle(run_with_faults, fault):
         + f"""
 arm = {{"write": lambda n: faults.faults_refuse_write(n, LOST),
        "read": lambda n: faults.faults_refuse_read(n, LOST),
-       "kernel": lambda n: faults.faults_refuse(n, LOST),
+       "kernel": lambda n: faults.faults_refuse(n, -36),  # says nothing about the kernel
        "late": lambda n: faults.faults_fail(n, LOST)}}["{fault}"]
 disarm = (faults.faults_refuse_write, faults.faults_refuse_read, faults.faults_refuse,
           faults.faults_fail)

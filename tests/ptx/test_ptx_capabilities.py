@@ -56,7 +56,7 @@ from clattn import _core
 lacks = _core.lacks(device) if device.usable else device.reason
 kernels = []
 for dtype in float16, bfloat16:
-    check(*qkv((1, 1), 40, 90, 64, dtype=dtype), device=device)
+    check(*qkv((1, 1), 17, 20, 16, dtype=dtype), device=device)
     kernel, macros = machine.launched[-1]
     kernels.append((kernel, macros.get("WARP")))
 print(json.dumps((lacks, device.nvidia_capability, kernels)))
@@ -98,7 +98,7 @@ def test_a_wrong_variant_is_not_used(library):
 import warnings
 from clattn import _core
 
-arrays = qkv((1, 1), 40, 90, 64, dtype=float16)
+arrays = qkv((1, 1), 17, 20, 16, dtype=float16)
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     for _ in range(2):
