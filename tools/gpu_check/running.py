@@ -70,7 +70,7 @@ def launch(command, file, env, cwd=None):
     """Start a command as a group of processes, its output in an open file."""
     return subprocess.Popen(
         list(map(str, command)), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-        env=env, cwd=cwd, preexec_fn=os.setpgrp,
+        env=env, cwd=cwd, process_group=0,
     )  # fmt: skip
 
 
