@@ -14,8 +14,7 @@
 #define CA_ATTENTION_GRID_DIMS 5
 
 typedef struct {
-    int variant;  /* its row in the table of variants */
-    bool is_last; /* of the table: the reference */
+    int variant; /* its row in the table of variants */
     ca_kernel_spec spec;
     int64_t grid[CA_ATTENTION_GRID_DIMS]; /* work-items: the product */
     size_t local_size;                    /* work-items of a group */

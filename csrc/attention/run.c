@@ -137,7 +137,8 @@ join_inputs(const ca_device_info *info, ca_attention *attention)
 
 /* Launch the problem. A variant whose kernel the driver cannot build, create or launch is left out
    from now on, and so is one that gives wrong results at its first use on a GPU. Then the next
-   variant is used, and the caller is told. The last one, the reference, has none behind it. */
+   variant computes the problem, and a notice tells the caller. The failure of the reference, the last
+   variant, is the call's. */
 static ca_status
 launch_whole(ca_device *device, const ca_forced *forced, const ca_attention *attention,
              ca_error *error)
@@ -159,7 +160,8 @@ launch_whole(ca_device *device, const ca_forced *forced, const ca_attention *att
         if (status == CA_OK) {
             status = ca_attention_launch(device, attention, &plan, error);
         }
-        again = status == CA_ERROR_KERNEL && forced->kernel == NULL && !plan.is_last;
+        again = status == CA_ERROR_KERNEL && forced->kernel == NULL &&
+                plan.variant != CA_INDEX_reference;
         if (again) {
             ca_device_leave_out(device, plan.variant, plan.spec.name, error->message);
             ca_error_clear(error);

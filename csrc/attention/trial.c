@@ -208,10 +208,11 @@ ca_attention_try(ca_device *device, const ca_attention *attention, const ca_atte
     const ca_device_info *info = ca_device_get_info(device);
     int dtype = (int)attention->operands[CA_ATTENTION_QUERY].dtype - CA_FLOAT16;
     int bit = plan->variant * FLOAT_DTYPES + dtype;
-    if (info->type == CA_DEVICE_CPU || plan->is_last || ca_device_was_tried(device, bit)) {
+    if (info->type == CA_DEVICE_CPU || plan->variant == CA_INDEX_reference ||
+        ca_device_was_tried(device, bit)) {
         return CA_OK;
     }
-    const trial context = {attention, ca_variant_word(plan->variant)};
+    const trial context = {attention, ca_variant_at(plan->variant)->word};
     ca_status status = ca_verdict_find(device, &plan->spec, false, compare, &context, error);
     if (status == CA_ERROR_KERNEL) {
         return status;

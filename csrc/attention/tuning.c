@@ -5,10 +5,6 @@
 
 #include "opencl/tuning.h"
 
-#define ROW(word) &ca_variant_##word,
-static const ca_variant *const variants[] = {CA_VARIANTS(ROW)};
-#undef ROW
-
 _Static_assert(CA_TUNING_WORDS >= CA_CLASSES * CA_VARIANT_COUNT, "every class has its words");
 
 ca_status
@@ -39,7 +35,7 @@ ca_status
 ca_tuning_find_variant(const char *word, int *variant, ca_error *error)
 {
     for (int n = 0; n < CA_VARIANT_COUNT; n++) {
-        if (strcmp(variants[n]->word, word) == 0 && variants[n]->knobs != NULL) {
+        if (strcmp(ca_variant_at(n)->word, word) == 0 && ca_variant_at(n)->knobs != NULL) {
             *variant = n;
             return CA_OK;
         }
@@ -50,7 +46,7 @@ ca_tuning_find_variant(const char *word, int *variant, ca_error *error)
 ca_status
 ca_tuning_add(int variant, const char *name, int64_t value, uint64_t *word, ca_error *error)
 {
-    const ca_knob *knobs = variants[variant]->knobs;
+    const ca_knob *knobs = ca_variant_at(variant)->knobs;
     int n = 0;
     while (knobs[n].name != NULL && strcmp(knobs[n].name, name) != 0) {
         n++;
@@ -63,7 +59,7 @@ ca_tuning_add(int variant, const char *name, int64_t value, uint64_t *word, ca_e
         }
     }
     return ca_error_set(error, CA_ERROR_VALUE, "%s has no knob %.20s with the value %lld",
-                        variants[variant]->word, name, (long long)value);
+                        ca_variant_at(variant)->word, name, (long long)value);
 }
 
 void
@@ -81,10 +77,4 @@ ca_tuning_get(const ca_device_info *info, int number, int variant)
 {
     return atomic_load_explicit(&info->tuning->words[ca_knobs_place(number, variant)],
                                 memory_order_relaxed);
-}
-
-const ca_variant *
-ca_tuning_variant(int variant)
-{
-    return variants[variant];
 }

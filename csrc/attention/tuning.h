@@ -27,7 +27,4 @@ ca_status ca_tuning_add(int variant, const char *name, int64_t value, uint64_t *
 void ca_tuning_set(const ca_device_info *info, int number, int variant, uint64_t word);
 uint64_t ca_tuning_get(const ca_device_info *info, int number, int variant);
 
-/* The variant of an index below CA_VARIANT_COUNT. */
-const ca_variant *ca_tuning_variant(int variant);
-
 #endif

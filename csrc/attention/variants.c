@@ -11,8 +11,6 @@
 static const ca_variant *const variants[] = {CA_VARIANTS(ROW)};
 #undef ROW
 
-#define COUNT (sizeof(variants) / sizeof(variants[0]))
-
 /* Most work-groups for each compute unit in a launch that computes rows again. */
 #define REDOING_GROUPS 16
 
@@ -147,10 +145,10 @@ refuse(const ca_variant *variant, ca_error *error)
     return status;
 }
 
-const char *
-ca_variant_word(int row)
+const ca_variant *
+ca_variant_at(int row)
 {
-    return variants[row]->word;
+    return variants[row];
 }
 
 /* The index of the variant whose word has `length` characters. */
@@ -158,16 +156,16 @@ static ca_status
 find(const char *word, size_t length, size_t *found, ca_error *error)
 {
     ca_strbuf words = {0};
-    for (size_t n = 0; n < COUNT; n++) {
+    for (size_t n = 0; n < CA_VARIANT_COUNT; n++) {
         if (strlen(variants[n]->word) == length && memcmp(word, variants[n]->word, length) == 0) {
             *found = n;
             ca_strbuf_free(&words);
             return CA_OK;
         }
         ca_strbuf_append(&words, "%s\"%s\"",
-                         n == 0          ? ""
-                         : n + 1 < COUNT ? ", "
-                                         : " or ",
+                         n == 0                     ? ""
+                         : n + 1 < CA_VARIANT_COUNT ? ", "
+                                                    : " or ",
                          variants[n]->word);
     }
     ca_status status = ca_error_set(error, CA_ERROR_VALUE, "CLATTN_KERNEL is \"%.*s\"; expected %s",
@@ -202,7 +200,7 @@ ca_variant_force(const char *words, ca_forced *forced, ca_error *error)
         } else {
             CA_TRY(find(words, strlen(words), &n, error)); /* refuses all of them */
         }
-        if (n + 1 == COUNT) {
+        if (n == CA_INDEX_reference) {
             CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
                                 "CLATTN_KERNEL is \"%.100s\"; \"%s\" takes what the others refuse "
                                 "and cannot be left out",
@@ -270,7 +268,6 @@ ca_attention_make_plan(const ca_device_info *info, const ca_forced *forced,
     CA_TRY(choose(seen, forced, attention, &row, error));
     variants[row]->make_plan(seen, attention, plan);
     plan->variant = (int)row;
-    plan->is_last = row == COUNT - 1;
 done:
     return status;
 }

@@ -88,8 +88,8 @@ enum { CA_VARIANTS(CA_INDEX) CA_VARIANT_COUNT };
    or where the reference is left out. */
 ca_status ca_variant_force(const char *words, ca_forced *forced, ca_error *error);
 
-/* The word of the variant in that row of the table. */
-const char *ca_variant_word(int row);
+/* The variant in a row of the table, below CA_VARIANT_COUNT. */
+const ca_variant *ca_variant_at(int row);
 
 /* The plan of the variant that is forced, else of the first that is fast and takes the
    problem. CA_ERROR_VALUE where the variant that is forced does not take the problem.

@@ -189,13 +189,14 @@ ca_device_take_notice(ca_device *device, ca_error *notice)
     }
     ca_mutex_lock(&device->lock);
     uint32_t untold = atomic_load(&device->untold);
-    uint32_t lowest = untold & (~untold + 1);
-    for (int n = 0; n < CA_MOST_VARIANTS; n++) {
-        if (lowest == UINT32_C(1) << n) {
-            *notice = device->notices[n];
-        }
+    int n = 0;
+    while (untold != 0 && (untold >> n & 1) == 0) {
+        n++;
     }
-    atomic_fetch_and(&device->untold, ~lowest);
+    if (untold != 0) {
+        *notice = device->notices[n];
+        atomic_fetch_and(&device->untold, ~(UINT32_C(1) << n));
+    }
     ca_mutex_unlock(&device->lock);
     return untold != 0;
 }

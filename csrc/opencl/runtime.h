@@ -69,7 +69,7 @@ void ca_device_set_tried(ca_device *device, int bit);
    reason, for ca_device_take_notice. */
 void ca_device_leave_out(ca_device *device, int variant, const char *kernel, const char *reason);
 
-/* Move the device's oldest notice to `notice`. False if there is none. */
+/* Move one of the device's notices to `notice`. False if there is none. */
 bool ca_device_take_notice(ca_device *device, ca_error *notice);
 
 /* Prepare the device and find out, once, whether kernels/support/bfloat16_pairs.clh runs on

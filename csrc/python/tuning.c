@@ -70,7 +70,7 @@ tunables(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
         failed = append(rows, PyUnicode_FromString(ca_class_rows[n])) < 0;
     }
     for (int n = 0; n < CA_VARIANT_COUNT && !failed; n++) {
-        const ca_variant *variant = ca_tuning_variant(n);
+        const ca_variant *variant = ca_variant_at(n);
         failed = variant->knobs != NULL &&
                  put(variants, variant->word, legal_values(variant->knobs)) < 0;
     }
@@ -157,7 +157,7 @@ append_class(PyObject *list, const ca_device_info *info, int d, int h, int r)
     int number = ca_class_number(d, h, r);
     for (int n = 0; n < CA_VARIANT_COUNT; n++) {
         uint64_t word = ca_tuning_get(info, number, n);
-        const ca_variant *variant = ca_tuning_variant(n);
+        const ca_variant *variant = ca_variant_at(n);
         if (word == 0) {
             continue;
         }

@@ -150,6 +150,14 @@ def given_texts(folder):
     return {text.partition("\n")[0][3:]: text for text in (file.read_text() for file in files)}
 
 
+def programs_or_skip():
+    """Returns the programs that make PTX of kernels. Without them, the test is skipped."""
+    found, _ = ptx_check.find_programs()
+    if None in found[:2]:
+        pytest.skip("there is no clang and libclc for PTX")
+    return found
+
+
 def build(folder):
     """Builds the loader in a folder."""
     programs, _ = ptx_check.find_programs()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ptx.device import ptx_check
+from ptx.device import programs_or_skip, ptx_check
 from ptx.machine import Machine, Refused
 from support.gpu_check import load
 
@@ -74,10 +74,7 @@ class Interpreted:
 
 @pytest.fixture(scope="module")
 def programs():
-    found, _ = ptx_check.find_programs()
-    if None in found[:2]:
-        pytest.skip("there is no clang and libclc for PTX")
-    return found
+    return programs_or_skip()
 
 
 @pytest.mark.parametrize("name", [

@@ -7,7 +7,14 @@ import re
 import sys
 
 import pytest
-from ptx.device import build, given_texts, ptx_check, run_on_machine, title
+from ptx.device import (
+    build,
+    given_texts,
+    programs_or_skip,
+    ptx_check,
+    run_on_machine,
+    title,
+)
 from ptx.program import Refused
 from support.helpers import ROOT, TESTS, run
 
@@ -114,10 +121,7 @@ def test_a_text_that_cannot_be_read(tmp_path, capsys, monkeypatch):
 
 @pytest.fixture(scope="module")
 def programs():
-    found, _ = ptx_check.find_programs()
-    if None in found[:2]:
-        pytest.skip("there is no clang and libclc for PTX")
-    return found
+    return programs_or_skip()
 
 
 INDEXED = """
