@@ -75,8 +75,8 @@ chunk_keys(int64_t vectors, int64_t vector_bytes)
     return vector_bytes < WIDE_VECTOR ? 6 : vectors == 1 ? 16 : 12;
 }
 
-/* Set NV and MR. The tuner's numbers are passed over where they leave more rows empty than the rule
-   does, and where tiles of so many rows do not fit a work-item's memory. */
+/* Set NV and MR. The rule's numbers take the place of the tuner's if those leave more rows of tiles
+   empty, or if tiles of so many rows do not fit a work-item's memory. */
 static void
 choose_shape(const ca_attention *attention, int64_t rows, int64_t lanes, const ca_knobs *knobs,
              int64_t *vectors, int64_t *keys)

@@ -10,7 +10,7 @@
 #include "opencl/program.h"
 #include "opencl/verdict.h"
 
-/* Every program runs on one group of this many work-items, a warp of NVIDIA's. */
+/* Each program runs on one group of so many work-items, as many as NVIDIA's warps have. */
 #define ITEMS 32
 
 /* Words of the arrays: a row is one uint4 of each work-item. */
@@ -22,7 +22,7 @@
 #define PROMISED_LOCAL_MEMORY (32 << 10)
 #define MOST_LOCAL_MEMORY     (48 << 10)
 
-/* Writes what the program has to write. */
+/* Computes the output that is right for the input. */
 typedef void (*expectation)(const uint32_t *input, uint32_t *output);
 
 typedef struct {
@@ -176,7 +176,8 @@ right_of(const uint32_t *input, int k, int column)
     return float_of(input[2 * ROW + 4 * lane + 2 * (k / 8) + k % 2]);
 }
 
-/* The sum is row 3 of the input. It comes back with the product, and rounded. */
+/* The program adds the product of two matrices to row 3 of the input. It also rounds row 3, times
+   a factor, to the half type. */
 static void
 expect_matrices(const uint32_t *input, uint32_t *output, uint32_t (*half_bits)(float))
 {
@@ -206,7 +207,8 @@ expect_bfloat16_matrices(const uint32_t *input, uint32_t *output)
     expect_matrices(input, output, bfloat16_bits);
 }
 
-/* Rows 0 and 2 of the input, and every second part of row 1, in reverse order. */
+/* The program copies rows 0 and 2 of the input, and the parts of row 1 with odd numbers. It writes
+   the parts of each row in reverse order, with zeros for parts that it has not copied. */
 static void
 expect_copies(const uint32_t *input, uint32_t *output)
 {
@@ -302,7 +304,7 @@ has_warp(ca_device *device, ca_capability capability, int test, expectation expe
     return has(device, capability, &spec, (capability_trial){.expect = expect});
 }
 
-/* Without shuffles there is no PTX at all. */
+/* Kernels use no PTX at all on a device whose shuffles fail. */
 static void
 try_ptx(ca_device *device)
 {
@@ -361,7 +363,7 @@ try_local_memory(ca_device *device)
     }
 }
 
-/* Kernels for CPUs use none of these. */
+/* The host tries nothing on CPUs, whose kernels use none of these capabilities. */
 void
 ca_probe_capabilities(ca_device *device)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tests that a work-group has as much local memory as the device says: each work-item
- * fills some of it, and sums what another one wrote. 32 work-items.
+ * Tests that a work-group has as much local memory as the device says. Each of 32
+ * work-items fills a share of the memory, and adds up the share of another work-item.
  *
  *     -DBYTES  of local memory
  */

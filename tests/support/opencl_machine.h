@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What opencl_machine.c, an OpenCL loader with one device, asks of the file that runs kernels:
- * its back end, which is compiled together with it.
+/* The back end of opencl_machine.c, an OpenCL loader with one device. A back end is a file that runs
+ * kernels, and is compiled together with the loader.
  */
 #ifndef CLATTN_OPENCL_MACHINE_H
 #define CLATTN_OPENCL_MACHINE_H

@@ -5,7 +5,8 @@ FOLDER/include/CL    headers of OpenCL
 FOLDER/lib           a loader of OpenCL
 FOLDER/wheels        packages, pip's own among them
 FOLDER/ptx_check.txt the output of tools/ptx_check.py
-FOLDER/programs.json programs that tests execute from PTX: the driver's PTX of them is brought back
+FOLDER/programs.json the programs that tests execute as PTX. The check brings back their PTX by the
+                     driver's compiler
 FOLDER/commit.txt    of the checkout
 """
 
