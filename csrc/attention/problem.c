@@ -37,7 +37,10 @@ trailing_of(ca_attention_role role)
 {
     switch (role) {
     case CA_ATTENTION_KEY_COUNTS:
+    case CA_ATTENTION_SINKS:
+    case CA_ATTENTION_OFFSETS:
         return 0;
+    case CA_ATTENTION_NUMBERS:
     case CA_ATTENTION_INPUT_BIAS:
     case CA_ATTENTION_LSE:
         return 1;

@@ -17,15 +17,23 @@
 
 /* The operands of a problem, with their last two dimensions. */
 typedef enum {
-    CA_ATTENTION_QUERY,         /* (L, E) */
-    CA_ATTENTION_KEY,           /* (S, E) */
-    CA_ATTENTION_VALUE,         /* (S, Ev), of any float dtype */
-    CA_ATTENTION_PAST_KEY,      /* (P, E), of key's dtype */
-    CA_ATTENTION_PAST_VALUE,    /* (P, Ev), of value's dtype */
-    CA_ATTENTION_INPUT_BIAS,    /* (E + E + Ev), contiguous */
-    CA_ATTENTION_MASK,          /* (L, M), M <= T, of any dtype */
-    CA_ATTENTION_BIAS,          /* (L, T) */
-    CA_ATTENTION_KEY_COUNTS,    /* () int64, 0 … T */
+    CA_ATTENTION_QUERY,      /* (L, E) */
+    CA_ATTENTION_KEY,        /* (S, E) */
+    CA_ATTENTION_VALUE,      /* (S, Ev), of any float dtype */
+    CA_ATTENTION_PAST_KEY,   /* (P, E), of key's dtype */
+    CA_ATTENTION_PAST_VALUE, /* (P, Ev), of value's dtype */
+    CA_ATTENTION_INPUT_BIAS, /* (E + E + Ev), contiguous */
+    CA_ATTENTION_MASK,       /* (L, M), M <= T, of any dtype */
+    CA_ATTENTION_BIAS,       /* (L, T) */
+    CA_ATTENTION_KEY_COUNTS, /* () int64, 0 … T */
+    CA_ATTENTION_SINKS,      /* (), of the type of the arithmetic */
+    CA_ATTENTION_OFFSETS,    /* () int64, positions of row 0 */
+    CA_ATTENTION_BLOCKS,     /* (blocks of rows, blocks of keys), uint8 */
+    CA_ATTENTION_NUMBERS,    /* of scores that the user writes: int64 */
+    CA_ATTENTION_TABLE0,     /* and arrays of them, of any dtype and 1 to 5 dimensions */
+    CA_ATTENTION_TABLE1,
+    CA_ATTENTION_TABLE2,
+    CA_ATTENTION_TABLE3,
     CA_ATTENTION_OUTPUT,        /* (L, Ev) */
     CA_ATTENTION_LSE,           /* (L), of the type of the arithmetic */
     CA_ATTENTION_PRESENT_KEY,   /* (T, E), of key's dtype */

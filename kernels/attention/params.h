@@ -27,6 +27,13 @@
 #define CA_PRESENT_KEY    5 /* (T, E); heads that share present keys and values, */
 #define CA_PRESENT_VALUE  6 /* (T, Ev)   with stride 0, divide the copying */
 #define CA_SCORES         7 /* (L, T) */
+#define CA_SINKS          8 /* batch strides only, as in offsets */
+#define CA_OFFSETS        9
+#define CA_BLOCKS         10 /* (blocks of rows, blocks of keys) */
+#define CA_TABLE0         11 /* up to 5 dimensions: batch, row and column are their strides */
+#define CA_TABLE1         12
+#define CA_TABLE2         13
+#define CA_TABLE3         14
 #define CA_OPTIONAL_ROLES 16
 #define CA_OPTIONAL_VIEWS 7
 
@@ -100,8 +107,9 @@ typedef struct {
 #define CA_CPU_COLUMNS     2048        /* E + Ev of the key heads of a work-item, at most */
 
 /* The arguments of every attention kernel, in this order:
- *     query, key, value, past_key, past_value, input_bias, mask, bias, key_counts,
- *     output, lse, present_key, present_value, scores
+ *     query, key, value, past_key, past_value, input_bias, mask, bias, key_counts, sinks,
+ *     offsets, blocks, numbers, table0 … table3, output, lse, present_key, present_value,
+ *     scores
  *                            __global pointers; those that a call lacks are NULL
  *     partial                the rows of the splits, for the merge, or NULL
  *     redo                   the device's marks (csrc/opencl/marks.h): calls with rows to redo
