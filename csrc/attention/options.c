@@ -63,6 +63,9 @@ ca_attention_options(const ca_attention *attention)
     if (ca_attention_drops(attention)) {
         options |= CA_USES_DROPOUT;
     }
+    if (ca_attention_has(attention, CA_ATTENTION_BLOCKS)) {
+        options |= CA_USES_BLOCKS;
+    }
     if (ca_attention_has(attention, CA_ATTENTION_SCORES)) {
         options |= CA_USES_SCORES | (uint32_t)stage_of(attention) << CA_STAGE_SHIFT;
     }

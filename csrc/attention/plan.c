@@ -50,9 +50,17 @@ ca_plan_define_common(ca_kernel_spec *spec, const ca_attention *attention)
 {
     ca_dtype dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
     ca_dtype value_dtype = attention->operands[CA_ATTENTION_VALUE].dtype;
+    const ca_mods *mods = attention->mods;
     ca_kernel_define(spec, "DTYPE", (int64_t)dtype);
     ca_kernel_define(spec, "VALUE_DTYPE", (int64_t)value_dtype);
     ca_kernel_define(spec, "REAL64", ca_attention_in_float64(attention));
+    if (mods != NULL) {
+        ca_kernel_define(spec, "HAS_SCORE_MOD", mods->has_score);
+        ca_kernel_define(spec, "HAS_MASK_MOD", mods->has_mask);
+        spec->mods = mods->text;
+        spec->mods_hash[0] = mods->hash[0];
+        spec->mods_hash[1] = mods->hash[1];
+    }
 }
 
 void
@@ -61,6 +69,9 @@ ca_plan_define_lanes(ca_kernel_spec *spec, const ca_device_info *info,
 {
     ca_plan_define_common(spec, attention);
     ca_kernel_define(spec, "LANES", ca_plan_lanes(info, attention));
+    if (attention->mods != NULL) { /* a program of its own, which may as well be short */
+        ca_kernel_define(spec, "OPTIONS", (int64_t)ca_attention_options(attention));
+    }
 }
 
 void

@@ -25,6 +25,7 @@ ca_attention_init(ca_attention *attention, ca_tensor views[OPERANDS])
     attention->dropout = 0;
     attention->seed = 0;
     attention->in_float64 = false;
+    attention->mods = NULL;
     attention->stage = CA_SCORES_SCALED;
     attention->call = "attention";
 }
@@ -40,7 +41,6 @@ trailing_of(ca_attention_role role)
     case CA_ATTENTION_SINKS:
     case CA_ATTENTION_OFFSETS:
         return 0;
-    case CA_ATTENTION_NUMBERS:
     case CA_ATTENTION_INPUT_BIAS:
     case CA_ATTENTION_LSE:
         return 1;
@@ -112,8 +112,57 @@ set_operand(ca_operand *operand, const ca_tensor *view, ca_attention_role role, 
     ca_fold_strides(dims, role, operand->batch);
 }
 
-/* Remove folded dimensions until CA_BATCH_DIMS are left: the smallest ones, or with
-   dropout, which numbers rows in order, the outermost ones. `offsets` become where
+/* A table's strides take the places of batch strides, rows and columns, in this order. */
+void
+ca_attention_set_mods(ca_attention *attention, const ca_mods *mods)
+{
+    static const int64_t one[CA_BATCH_DIMS] = {1, 1, 1};
+    attention->mods = mods;
+    attention->operands[CA_ATTENTION_NUMBERS] = (ca_operand){.dtype = CA_INT64,
+                                                             .data = (void *)mods->numbers,
+                                                             .rows = mods->count,
+                                                             .columns = 1,
+                                                             .row_stride = 1};
+    find_memory(&attention->operands[CA_ATTENTION_NUMBERS], one);
+    for (int t = 0; t < CA_TABLES && mods->tables[t].data != NULL; t++) {
+        const ca_tensor *table = &mods->tables[t];
+        ca_operand *operand = &attention->operands[CA_ATTENTION_TABLE0 + t];
+        int64_t sizes[CA_TABLE_DIMS] = {1, 1, 1, 1, 1};
+        int64_t strides[CA_TABLE_DIMS] = {0};
+        for (int d = 0; d < table->ndim; d++) {
+            sizes[d] = table->shape[d];
+            strides[d] = table->strides[d];
+        }
+        *operand = (ca_operand){.dtype = table->dtype,
+                                .data = table->data,
+                                .block = table->block,
+                                .batch = {strides[0], strides[1], strides[2]},
+                                .rows = sizes[3],
+                                .columns = sizes[4],
+                                .row_stride = strides[3],
+                                .column_stride = strides[4]};
+        find_memory(operand, sizes);
+    }
+}
+
+void
+ca_attention_set_output(ca_attention *attention, const ca_tensor *output)
+{
+    ca_operand *operand = &attention->operands[CA_ATTENTION_OUTPUT];
+    const int first = output->ndim - CA_BATCH_DIMS - 2; /* below 0: dimensions are missing */
+    *operand = (ca_operand){.dtype = output->dtype, .data = output->data, .block = output->block};
+    for (int d = 0; d < CA_BATCH_DIMS; d++) {
+        operand->batch[d] = first + d >= 0 ? output->strides[first + d] : 0;
+    }
+    operand->rows = output->shape[output->ndim - 2];
+    operand->columns = output->shape[output->ndim - 1];
+    operand->row_stride = output->strides[output->ndim - 2];
+    operand->column_stride = output->strides[output->ndim - 1];
+    find_memory(operand, attention->batch);
+}
+
+/* Remove folded dimensions until CA_BATCH_DIMS are left: the smallest ones, or the outermost
+   ones with dropout and mods, which number rows in order. `offsets` become where
    problem `index` begins in each view. Returns the number of problems. */
 static int64_t
 separate(ca_leading_dims *dims, bool in_order, int64_t index, int64_t offsets[OPERANDS])
@@ -146,7 +195,8 @@ ca_attention_fold(ca_attention *attention, const ca_tensor views[OPERANDS], int6
     int64_t offsets[OPERANDS] = {0};
     ca_leading_dims dims;
     ca_fold_leading(views, OPERANDS, output->ndim - 2, output->shape, &dims);
-    int64_t count = separate(&dims, ca_attention_drops(attention), index, offsets);
+    bool in_order = ca_attention_drops(attention) || attention->mods != NULL;
+    int64_t count = separate(&dims, in_order, index, offsets);
     for (int d = 0; d < CA_BATCH_DIMS; d++) {
         attention->batch[d] = 1;
     }
@@ -159,6 +209,9 @@ ca_attention_fold(ca_attention *attention, const ca_tensor views[OPERANDS], int6
             find_memory(&operands[role], attention->batch);
         }
     }
+    if (attention->mods != NULL) {
+        ca_attention_set_mods(attention, attention->mods);
+    }
     attention->L = operands[CA_ATTENTION_QUERY].rows;
     attention->E = operands[CA_ATTENTION_QUERY].columns;
     attention->S = operands[CA_ATTENTION_KEY].rows;
@@ -168,6 +221,13 @@ ca_attention_fold(ca_attention *attention, const ca_tensor views[OPERANDS], int6
     attention->first_row =
         index * attention->batch[0] * attention->batch[1] * attention->batch[2] * attention->L;
     return count;
+}
+
+/* Is the operand one of mods, which all parts of a problem read? */
+static bool
+is_of_mods(ca_attention_role role)
+{
+    return role >= CA_ATTENTION_NUMBERS && role <= CA_ATTENTION_TABLE3;
 }
 
 void
@@ -186,7 +246,7 @@ ca_attention_take(ca_attention *attention, int d, int64_t first, int64_t count)
     *(rows ? &attention->L : &attention->batch[d]) = count;
     for (int role = 0; role < OPERANDS; role++) {
         ca_operand *operand = &attention->operands[role];
-        if (operand->data == NULL) {
+        if (operand->data == NULL || is_of_mods((ca_attention_role)role)) {
             continue;
         }
         if (!rows || has_query_rows[role]) {
@@ -295,7 +355,10 @@ ca_attention_heads_together(const ca_attention *attention)
             return 1;
         }
     }
-    return attention->batch[last];
+    /* The rows of mods that are computed together belong to one entry of the batch. */
+    bool apart = attention->mods != NULL &&
+                 attention->batch[last] > attention->mods->numbers[CA_NUMBER_OF_HEADS];
+    return apart ? 1 : attention->batch[last];
 }
 
 bool

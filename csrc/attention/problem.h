@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "attention/mods.h"
 #include "base/tensor.h"
 #include "kernels/support/view_params.h" /* CA_BATCH_DIMS */
 
@@ -70,6 +71,7 @@ typedef enum {
    and scores share one float dtype. Doors check all this, and kernels rely on it.
 
        score[i, j] = scale * (query[i] + input_bias) . (key[j] + input_bias)
+       score       = score_mod(score), of mods
        score       = softcap * tanh(score / softcap)
        score       = score + mask[i, j] + bias[i, j]
        output[i]   = sum_j softmax_j(score[i, :])[j] * (value[j] + input_bias)
@@ -105,7 +107,8 @@ typedef struct {
     double dropout;
     uint64_t seed;
     int64_t first_row;
-    bool in_float64; /* compute in float64 whatever the dtypes are */
+    bool in_float64;     /* compute in float64 whatever the dtypes are */
+    const ca_mods *mods; /* what the user's functions make of scores; NULL: nothing */
     ca_scores_stage stage;
     const char *call; /* the function that the user called, for messages */
 } ca_attention;
@@ -120,6 +123,12 @@ void ca_attention_init(ca_attention *attention, ca_tensor views[CA_ATTENTION_OPE
    `index`. Returns how many there are: 1 or more. */
 int64_t ca_attention_fold(ca_attention *attention, const ca_tensor views[CA_ATTENTION_OPERANDS],
                           int64_t index);
+
+/* Make numbers and tables of `mods` operands, without folding. */
+void ca_attention_set_mods(ca_attention *attention, const ca_mods *mods);
+
+/* Make a tensor of 2 to 5 dimensions the output, without folding. */
+void ca_attention_set_output(ca_attention *attention, const ca_tensor *output);
 
 /* Take entries first … first + count - 1 of leading dimension `d`, or of the rows for
    d == CA_BATCH_DIMS. */

@@ -63,6 +63,34 @@ check_mask(const ca_tensor *mask, int ndim, const int64_t *shape, int64_t S, ca_
     return CA_OK;
 }
 
+/* A mask's blocks fit the keys, at least the rows, and the leading dimensions or 1. */
+static ca_status
+check_blocks(const ca_torch_sdpa *call, int ndim, const int64_t *shape, ca_error *error)
+{
+    const ca_blocks *blocks = &call->blocks;
+    int64_t keys = ca_tensor_size(&call->key, 2);
+    int64_t expected[CA_MAX_DIMS];
+    ca_tensor view;
+    memcpy(expected, shape, (size_t)ndim * sizeof(*expected));
+    expected[ndim - 2] = blocks->entries.shape[2];
+    expected[ndim - 1] = blocks->entries.shape[3];
+    if (blocks->keys != keys || blocks->rows < shape[ndim - 2]) {
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "block_mask is for %lld rows and %lld keys; expected at least %lld "
+                            "rows and %lld keys",
+                            (long long)blocks->rows, (long long)blocks->keys,
+                            (long long)shape[ndim - 2], (long long)keys);
+    }
+    if (!ca_door_broadcast(&blocks->entries, ndim, expected, &view)) {
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "block_mask has B %lld and H %lld; expected numbers that broadcast to "
+                            "the leading dimensions of the result %s",
+                            (long long)blocks->entries.shape[0],
+                            (long long)blocks->entries.shape[1], CA_SHAPE_WORDS(ndim, shape));
+    }
+    return CA_OK;
+}
+
 static ca_status
 check_scalars(const ca_torch_sdpa *call, ca_error *error)
 {
@@ -110,10 +138,30 @@ ca_torch_sdpa_check(const ca_torch_sdpa *call, int *ndim, int64_t shape[CA_MAX_D
     if (call->has_mask) {
         CA_TRY(check_mask(&call->attn_mask, n, shape, ca_tensor_size(&call->key, 2), error));
     }
+    if (call->blocks.entries.data != NULL) {
+        CA_TRY(check_blocks(call, n, shape, error));
+    }
     int64_t count;
     CA_TRY(ca_shape_count(n, shape, "the result", &count, error));
 done:
     return status;
+}
+
+/* Set mods, the numbers of the call that they read, and the blocks of their mask. */
+static void
+set_mods(const ca_torch_sdpa *call, const ca_tensor *output, int64_t Hk, ca_attention *attention,
+         ca_tensor views[CA_ATTENTION_OPERANDS])
+{
+    int64_t *numbers = call->mods->numbers;
+    int nleading = output->ndim - 2;
+    ca_tensor *blocks = &views[CA_ATTENTION_BLOCKS];
+    numbers[CA_NUMBER_OF_ROWS] = ca_tensor_size(output, 2) > 0 ? ca_tensor_size(output, 2) : 1;
+    numbers[CA_NUMBER_OF_HEADS] = ca_tensor_size(output, 3) > 0 ? ca_tensor_size(output, 3) : 1;
+    numbers[CA_NUMBER_OF_POSITION] = 0;
+    numbers[CA_NUMBER_OF_BLOCK_ROWS] = call->blocks.size;
+    numbers[CA_NUMBER_OF_BLOCK_KEYS] = call->blocks.size;
+    attention->mods = call->mods;
+    ca_door_view_grouped(&call->blocks.entries, 2, nleading, output->shape, Hk, blocks);
 }
 
 void
@@ -150,6 +198,9 @@ ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output, const ca
     attention->softcap = call->softcap;
     attention->dropout = call->dropout;
     attention->seed = call->seed;
+    if (call->mods != NULL) {
+        set_mods(call, output, Hk, attention, views);
+    }
 
     int64_t shift = call->causal == CA_CAUSAL_LOWER_RIGHT ? S - L : 0;
     ca_door_set_band(attention, call->window_left, call->window_right,

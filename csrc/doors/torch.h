@@ -19,6 +19,14 @@ typedef enum {
     CA_CAUSAL_LOWER_RIGHT, /* j <= i + S - L */
 } ca_causal;
 
+/* What is known of a mask for each block of its rows and keys. */
+typedef struct {
+    ca_tensor entries; /* (B or 1, Hq or 1, blocks of rows, blocks of keys) uint8: CA_BLOCK_… */
+    int64_t rows;      /* of the mask */
+    int64_t keys;
+    int64_t size; /* rows of a block, and its keys */
+} ca_blocks;
+
 typedef struct {
     ca_tensor query;     /* (…, Hq, L, E) */
     ca_tensor key;       /* (…, Hk, S, E) */
@@ -34,6 +42,8 @@ typedef struct {
     int64_t window_right; /* likewise */
     double dropout;       /* 0 … 1 */
     uint64_t seed;
+    ca_mods *mods;    /* NULL: none; the door sets the numbers of the call */
+    ca_blocks blocks; /* of a mask that mods have; entries absent: none */
 } ca_torch_sdpa;
 
 /* Check every rule; the result's shape (…, Hq, L, Ev) is written to `shape`.

@@ -34,13 +34,14 @@ append_options(ca_strbuf *options, const ca_kernel_spec *spec)
 
 /* A hash of everything that the binary depends on. */
 static bool
-build_identity(const ca_device *device, const char *options, const ca_kernel_source *source,
-               ca_hash *identity)
+build_identity(const ca_device *device, const ca_kernel_spec *spec, const char *options,
+               const ca_kernel_source *source, ca_hash *identity)
 {
     const ca_device_info *info = &device->info;
     ca_strbuf text = {0};
-    ca_strbuf_append(&text, "%s\n%s\n%s\n%s\n%s\n%.*s", info->platform, info->name,
-                     info->driver_version, info->version, options, (int)source->size,
+    ca_strbuf_append(&text, "%s\n%s\n%s\n%s\n%s\n%s\n%.*s", info->platform, info->name,
+                     info->driver_version, info->version, options,
+                     spec->mods != NULL ? spec->mods : "", (int)source->size,
                      (const char *)source->bytes);
     bool ok = !text.failed;
     if (ok) {
@@ -67,8 +68,8 @@ ca_kernel_identity(const ca_device *device, const ca_kernel_spec *spec, ca_hash 
 {
     ca_strbuf options = {0};
     append_options(&options, spec);
-    bool ok =
-        !options.failed && build_identity(device, options.data, source_find(spec->name), identity);
+    bool ok = !options.failed &&
+              build_identity(device, spec, options.data, source_find(spec->name), identity);
     ca_strbuf_free(&options);
     return ok;
 }
@@ -99,8 +100,8 @@ append_numbered(ca_strbuf *text, const ca_kernel_source *source)
 
 /* Attach the compiler's log and the numbered source to the error. */
 static void
-attach_log(const ca_device *device, cl_program program, const ca_kernel_source *source,
-           ca_error *error)
+attach_log(const ca_device *device, cl_program program, const char *mods,
+           const ca_kernel_source *source, ca_error *error)
 {
     const ca_cl *cl = device->cl;
     ca_strbuf text = {0};
@@ -113,6 +114,9 @@ attach_log(const ca_device *device, cl_program program, const ca_kernel_source *
     if (log != NULL && cl->clGetProgramBuildInfo(program, device->id, CL_PROGRAM_BUILD_LOG, size,
                                                  log, NULL) == CL_SUCCESS) {
         ca_strbuf_append(&text, "%s\n", log);
+    }
+    if (mods != NULL) {
+        ca_strbuf_append(&text, "MODS:\n%s\n", mods);
     }
     append_numbered(&text, source);
     if (!text.failed && text.data != NULL) {
@@ -193,25 +197,55 @@ program_compile(ca_device *device, cl_program program, const char *options)
     return code;
 }
 
+/* The text of spec->mods as a macro's definition, a line of a program. */
+static void
+append_mods(ca_strbuf *text, const char *mods)
+{
+    ca_strbuf_append(text, "#define MODS ");
+    for (const char *at = mods; *at != '\0';) {
+        size_t length = strcspn(at, "\n");
+        ca_strbuf_append(text, "%.*s \\\n", (int)length, at);
+        at += length + (at[length] == '\n');
+    }
+    ca_strbuf_append(text, "\n");
+}
+
 static ca_status
-program_from_source(ca_device *device, const ca_kernel_source *source, const char *options,
-                    cl_program *program, ca_error *error)
+program_from_source(ca_device *device, const ca_kernel_spec *spec, const ca_kernel_source *source,
+                    const char *options, cl_program *program, ca_error *error)
 {
     ca_status status = CA_OK;
     const ca_cl *cl = device->cl;
-    const char *text = (const char *)source->bytes;
+    ca_strbuf mods = {0};
     cl_int code = CL_SUCCESS;
-    *program = cl->clCreateProgramWithSource(device->context, 1, &text, &source->size, &code);
+    if (spec->mods != NULL) {
+        append_mods(&mods, spec->mods);
+    }
+    if (mods.failed) {
+        CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory to build kernel '%s'", spec->name));
+    }
+    const char *texts[] = {(const char *)source->bytes, NULL};
+    size_t sizes[] = {source->size, 0};
+    cl_uint count = 1;
+    if (spec->mods != NULL) {
+        texts[0] = mods.data;
+        sizes[0] = mods.length;
+        texts[1] = (const char *)source->bytes;
+        sizes[1] = source->size;
+        count = 2;
+    }
+    *program = cl->clCreateProgramWithSource(device->context, count, texts, sizes, &code);
     CA_TRY(ca_cl_check(code, "clCreateProgramWithSource", device->info.name, error));
     code = program_compile(device, *program, options);
     if (code != CL_SUCCESS) {
-        attach_log(device, *program, source, error);
+        attach_log(device, *program, spec->mods, source, error);
         CA_TRY(ca_error_set(
             error, CA_ERROR_KERNEL,
             "kernel '%s' does not build on device '%s' with '%s': clBuildProgram gave %s (%d)",
             source->name, device->info.name, options, ca_cl_error_name(code), (int)code));
     }
 done:
+    ca_strbuf_free(&mods);
     return status;
 }
 
@@ -249,7 +283,7 @@ kernel_build(ca_device *device, const ca_kernel_source *source, ca_kernel *kerne
     ca_hash identity = {0};
     ca_strbuf options = {0};
     append_options(&options, &kernel->spec);
-    if (options.failed || !build_identity(device, options.data, source, &identity)) {
+    if (options.failed || !build_identity(device, &kernel->spec, options.data, source, &identity)) {
         CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory to build kernel '%s'", name));
     }
     kernel->program = program_from_cache(device, &kernel->spec, options.data, identity);
@@ -264,7 +298,8 @@ kernel_build(ca_device *device, const ca_kernel_source *source, ca_kernel *kerne
         device->cl->clReleaseProgram(kernel->program);
         kernel->program = NULL;
     }
-    CA_TRY(program_from_source(device, source, options.data, &kernel->program, error));
+    CA_TRY(
+        program_from_source(device, &kernel->spec, source, options.data, &kernel->program, error));
     cl_int code = kernel_open(device, kernel);
     if (code != CL_SUCCESS) {
         char call[128];
@@ -299,6 +334,7 @@ ca_kernel_get_locked(ca_device *device, const ca_kernel_spec *spec, ca_kernel **
     built->spec = *spec;
     built->hash = hash;
     CA_TRY(kernel_build(device, source, built, error));
+    built->spec.mods = NULL; /* the caller's */
     ca_mutex_lock(&device->lock);
     ca_kernel_table_insert(&device->kernels, built);
     *kernel = built;

@@ -21,7 +21,11 @@ typedef struct {
     const char *name; /* a string literal */
     bool in_c30;      /* written in OpenCL C 3.0, for sub-groups; else in 1.2 */
     bool is_probe;    /* its binary is not kept on disk: the verdict is */
-    int ndefines;     /* more than CA_MAX_DEFINES: the kernel is refused */
+    /* OpenCL C that the program begins with, as the macro MODS; NULL: none. Specs compare its
+       hash, so that they need the text only while their kernel is built. */
+    const char *mods;
+    uint64_t mods_hash[2];
+    int ndefines; /* more than CA_MAX_DEFINES: the kernel is refused */
     ca_define defines[CA_MAX_DEFINES];
 } ca_kernel_spec;
 

@@ -17,7 +17,7 @@ ca_kernel_spec_hash(const ca_kernel_spec *spec)
         hash = (hash ^ (uint64_t)spec->defines[i].value) * UINT64_C(0xff51afd7ed558ccd);
         hash ^= hash >> 32;
     }
-    return hash;
+    return hash ^ spec->mods_hash[0];
 }
 
 static bool
@@ -29,7 +29,9 @@ same_text(const char *a, const char *b)
 static bool
 spec_equal(const ca_kernel_spec *a, const ca_kernel_spec *b)
 {
-    bool same = a->ndefines == b->ndefines && a->in_c30 == b->in_c30 && same_text(a->name, b->name);
+    bool same = a->ndefines == b->ndefines && a->in_c30 == b->in_c30 &&
+                a->mods_hash[0] == b->mods_hash[0] && a->mods_hash[1] == b->mods_hash[1] &&
+                same_text(a->name, b->name);
     for (int i = 0; i < a->ndefines && same; i++) {
         same = a->defines[i].value == b->defines[i].value &&
                same_text(a->defines[i].name, b->defines[i].name);

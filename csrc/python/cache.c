@@ -205,6 +205,8 @@ cache_attend(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     }
     sdpa.dropout = 0;
     sdpa.seed = 0;
+    sdpa.mods = NULL;
+    ca_tensor_set_absent(&sdpa.blocks.entries);
     sdpa.has_mask = args[ATTN_MASK] != Py_None;
     if (ca_py_flag(args[IS_CAUSAL], "is_causal", &causal) < 0 ||
         ca_py_scale(args[SCALE], &sdpa.has_scale, &sdpa.scale) < 0 ||

@@ -24,6 +24,7 @@ extern PyMethodDef ca_py_openvino_methods[]; /* python/openvino.c */
 extern PyMethodDef ca_py_directml_methods[]; /* python/directml.c */
 extern PyMethodDef ca_py_forced_methods[];   /* python/forced.c */
 extern PyMethodDef ca_py_tuning_methods[];   /* python/tuning.c */
+extern PyMethodDef ca_py_mods_methods[];     /* python/mods.c */
 
 /* Function and flags of a row. FASTCALL: (self, args, nargs). KEYWORDS: (self, args, kwargs). */
 #define CA_PY_FASTCALL(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL

@@ -4,6 +4,7 @@
 #include "python/call.h"
 #include "python/error.h"
 #include "python/methods.h"
+#include "python/mods.h"
 #include "python/scalars.h"
 #include "python/tensor.h"
 
@@ -23,6 +24,8 @@ enum {
     RETURN_LSE,
     OUT,
     DEVICE,
+    MODS,
+    BLOCK_MASK,
     ARGUMENTS,
 };
 
@@ -67,6 +70,32 @@ parse_arrays(PyObject *const *args, ca_torch_sdpa *sdpa, ca_py_call *call)
                                &sdpa->attn_mask);
 }
 
+/* Reads mods, and block_mask: None or a tuple (entries, rows, keys, size). */
+static int
+parse_mods(PyObject *const *args, ca_torch_sdpa *sdpa, ca_mods *mods, ca_py_call *call)
+{
+    PyObject *entries;
+    long long rows;
+    long long keys;
+    long long size;
+    ca_blocks *blocks = &sdpa->blocks;
+    ca_tensor_set_absent(&blocks->entries);
+    sdpa->mods = args[MODS] != Py_None ? mods : NULL;
+    if (ca_py_mods_parse(call, args[MODS], sdpa->query.dtype == CA_FLOAT64, mods) < 0) {
+        return -1;
+    }
+    if (args[BLOCK_MASK] == Py_None) {
+        return 0;
+    }
+    if (!PyArg_ParseTuple(args[BLOCK_MASK], "OLLL", &entries, &rows, &keys, &size)) {
+        return -1;
+    }
+    blocks->rows = rows;
+    blocks->keys = keys;
+    blocks->size = size;
+    return ca_py_call_array(call, entries, "block_mask", CA_TAKES_NUMBERS, &blocks->entries);
+}
+
 static bool
 overlaps(const ca_tensor *output, const ca_tensor *input)
 {
@@ -81,6 +110,12 @@ static bool
 is_direct(const ca_torch_sdpa *sdpa, const ca_py_out *out)
 {
     const ca_tensor *tensor = &out->tensor;
+    for (int t = 0; sdpa->mods != NULL && t < CA_TABLES; t++) {
+        const ca_tensor *table = &sdpa->mods->tables[t];
+        if (table->data != NULL && overlaps(tensor, table)) {
+            return false;
+        }
+    }
     return out->usable && ca_tensor_is_nested(tensor) && ca_tensor_fills_extent(tensor) &&
            !overlaps(tensor, &sdpa->query) && !overlaps(tensor, &sdpa->key) &&
            !overlaps(tensor, &sdpa->value) &&
@@ -138,17 +173,19 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
     PyObject *answer = NULL;
     ca_py_call call;
     ca_torch_sdpa sdpa;
+    ca_mods mods = {.text = NULL};
     ca_error error = {0};
     bool return_lse;
     int ndim;
     int64_t shape[CA_MAX_DIMS];
     if (ca_py_call_begin(&call, module, "scaled_dot_product_attention", nargs, ARGUMENTS) == 0 &&
         parse_arrays(args, &sdpa, &call) == 0 && parse_options(args, &sdpa, &return_lse) == 0 &&
-        ca_py_call_ready(&call, args[DEVICE]) == 0 &&
+        parse_mods(args, &sdpa, &mods, &call) == 0 && ca_py_call_ready(&call, args[DEVICE]) == 0 &&
         ca_py_error_check(call.state, ca_torch_sdpa_check(&sdpa, &ndim, shape, &error), &error) ==
             0) {
         answer = run(&call, &sdpa, args, ndim, shape, return_lse);
     }
+    ca_py_mods_free(&mods);
     ca_py_call_end(&call);
     return answer;
 }

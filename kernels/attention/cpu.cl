@@ -26,7 +26,7 @@
  *     LANES of support/lanes.clh and the macros of support/common.clh, of which a plan
  *     sets OPTIONS only for calls without options
  */
-#define SCORE_LANES 1
+#define SCORE_LANES LANES_ARE_ROWS
 #include "kernels/attention/cpu/tiles.clh" /* tile_state, load_added, store_columns */
 
 #include "kernels/attention/cpu/products.clh" /* start_block, multiply_values */
@@ -120,7 +120,9 @@ write_weights(const tile_state *tile, const termv *queries, const softmax_state 
         const key_run run = key_run_at(tile->call, tile->batch, j0);
         keys = (int)min((ca_int64)keys_of_block(params), run.count);
         int attended = (int)clamp(tile->last + 1 - j0, (ca_int64)0, (ca_int64)keys);
-        const int adds = load_added(weights, tile, j0, attended);
+        int first_key;
+        int last_key;
+        const int adds = find_added(weights, tile, j0, attended, &first_key, &last_key);
         attended = adds == ALL_EXCLUDED ? 0 : attended;
         const realv *added = adds == SOME_ADDED ? weights : 0;
         key_block block;
@@ -204,9 +206,9 @@ attend(item_state *item, realv *added, termv *weights, term *packed)
     const attention_call *call = tile->call;
     const ca_attention_params *params = call->params;
     const bool all = KEEPS_SCORES(params);
-    bool shared = true; /* heads have the same mask and bias */
+    bool shared = !HAS_MASK_MOD; /* heads have the same mask and bias */
     if (USES(params, MASK)) {
-        shared = VIEW(params, MASK)->batch[CA_BATCH_DIMS - 1] == 0;
+        shared &= VIEW(params, MASK)->batch[CA_BATCH_DIMS - 1] == 0;
     }
     if (USES(params, BIAS)) {
         shared &= VIEW(params, BIAS)->batch[CA_BATCH_DIMS - 1] == 0;
@@ -232,10 +234,12 @@ attend(item_state *item, realv *added, termv *weights, term *packed)
             const int before = all ? 0 : (int)clamp(rows->first - j0, (ca_int64)0, (ca_int64)keys);
             const int attended = before < until ? until : 0;
             int adds = NOTHING_ADDED;
+            int first = before;
+            int stop = attended;
             PLAIN_FOR (int h = 0; h < params->key_heads && (attended > 0 || all); h++) {
                 tile_sums *sums = &item->tiles[h * item->count + t];
                 if (!shared || h == 0) {
-                    adds = load_added(added, &sums->tile, j0, attended);
+                    adds = find_added(added, &sums->tile, j0, attended, &first, &stop);
                 }
                 if (!all && adds == ALL_EXCLUDED) {
                     continue;
@@ -245,8 +249,8 @@ attend(item_state *item, realv *added, termv *weights, term *packed)
                     start_block(&blocks[h], params, &run, keys, packed + h * packed_terms);
                     started |= 1u << h;
                 }
-                attend_block(sums, &blocks[h], j0, keys, before / MR * MR,
-                             adds == ALL_EXCLUDED ? 0 : attended, adds == SOME_ADDED ? added : 0,
+                attend_block(sums, &blocks[h], j0, keys, max(before, first) / MR * MR,
+                             adds == ALL_EXCLUDED ? 0 : stop, adds == SOME_ADDED ? added : 0,
                              weights);
                 blocks[h].is_far = false;
             }
@@ -282,8 +286,12 @@ start_tile(tile_sums *sums, const attention_call *call, ca_int64 linear, ca_int6
     tile->first = max((ca_int64)0, tile->i0 + band.lower);
     tile->last = min(band.limit, tile->i0 + place + 1 + band.upper) - 1;
     tile->bounds = count_from(bounds_of(call, tile->batch, &band), tile->i0, 0);
-    tile->excluding = HAS_ADDENDS(params) || USES(params, DROPOUT) || band.limit < params->T ||
-                      band.lower > 1 - params->L || band.upper < params->T - 1;
+    tile->excluding = HAS_ADDENDS(params) || HAS_MODS || USES(params, DROPOUT) ||
+                      band.limit < params->T || band.lower > 1 - params->L ||
+                      band.upper < params->T - 1;
+#if HAS_MODS
+    start_mod_rows(tile);
+#endif
     sums->queries = (termv *)memory;
     sums->result = memory + TERMS(params->E) * NV;
     const int result_vectors = RESULT_VECTORS(params->Ev);

@@ -26,7 +26,7 @@
  *     -DBN  keys of a block, whose keys and values stay in the L2 cache
  *     LANES of support/lanes.clh and the macros of support/common.clh
  */
-#define SCORE_LANES 1
+#define SCORE_LANES LANES_ARE_KEYS
 #include "kernels/attention/addends.clh" /* load_addends_row */
 #include "kernels/attention/keys.clh"    /* key_run */
 #include "kernels/attention/present.clh" /* copy_present */
@@ -51,6 +51,9 @@ typedef struct {
     ca_int64 last;
     real highest; /* score */
     real sum;     /* of the weights */
+#if HAS_MODS
+    mod_row mod;
+#endif
 } decode_row;
 
 /* --- a block of keys -------------------------------------------------------------- */
@@ -197,6 +200,9 @@ score_keys(const ca_attention_params *params, const key_run *run, int keys, cons
     }
 }
 
+/* The numbers of LANES keys, for the user's functions. */
+#define KEYS_FROM(j) ((WIDE(int))(int)(j) + WIDE(convert_int)(lane_indices()))
+
 /* Finishes a row's scores of `keys` keys from j0. They are -inf for keys that the row
    does not attend to and behind the last key, and NaN for attended scores of -inf. */
 CALLED void
@@ -208,7 +214,12 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
     real added[BN];
     score_bounds bounds = count_from(row->bounds, 0, j0);
     bounds.limit = min(bounds.limit, (ca_int64)keys);
-    if (SCORE_IS_PLAIN(params) &&
+#if HAS_MASK_MOD
+    const bool asks = mask_block_at(call, row->batch, row->i, 1, j0, keys) != CA_BLOCK_FULL;
+#else
+    const bool asks = false;
+#endif
+    if (SCORE_IS_PLAIN(params) && !asks &&
         sees_all(params, &bounds, 0, 1, 0, (keys + LANES - 1) / LANES * LANES)) {
         return;
     }
@@ -219,9 +230,13 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
     realv key = lane_indices();
     PLAIN_FOR (int k = 0; k < keys; k += LANES) {
         const realv addend = HAS_ADDENDS(params) ? WIDE(vload)(k / LANES, added) : (realv)REAL(0.0);
-        const realv bounded = bound_addend(&bounds, key, key, addend);
+        realv bounded = bound_addend(&bounds, key, key, addend);
         realv unused;
-        const realv score = finish_score(params, scores[k / LANES], bounded, &unused);
+        if (asks) {
+            bounded = EXCLUDE(call, &row->mod, KEYS_FROM(j0 + k), bounded);
+        }
+        realv score = MODIFY_SCORE(call, &row->mod, KEYS_FROM(j0 + k), scores[k / LANES], &bounded);
+        score = finish_score(params, score, bounded, &unused);
         scores[k / LANES] = distinct_score(score, bounded);
         key += (realv)(real)LANES;
     }
@@ -367,6 +382,21 @@ weigh_row(const ca_attention_params *params, decode_row *row, realv *scores, int
     return decay;
 }
 
+#if HAS_MASK_MOD
+/* True if the blocks of a mask say that none of RT rows attends to a key from j0 on. */
+CALLED bool
+skips_block(const attention_call *call, ca_int64 j0, int keys, const decode_row *rows)
+{
+    bool empty = true;
+    PLAIN_FOR (int r = 0; r < RT && empty; r++) {
+        empty = mask_block_at(call, rows[r].batch, rows[r].i, 1, j0, keys) == CA_BLOCK_EMPTY;
+    }
+    return empty;
+}
+#else
+#define skips_block(call, j0, keys, rows) false
+#endif
+
 /* RT rows attend to the first `keys` keys of a run, which starts at key j0. */
 static inline void
 attend_block(const attention_call *call, const key_run *run, ca_int64 j0, int keys,
@@ -396,6 +426,9 @@ start_row(const attention_call *call, const split_share *share, int r)
     row.last = min(band.limit - 1, row.i + band.upper);
     row.highest = -INFINITY;
     row.sum = REAL(0.0);
+#if HAS_MODS
+    row.mod = mod_row_at(call, row.batch, row.i);
+#endif
     return row;
 }
 
@@ -467,8 +500,10 @@ attend_share(const attention_call *call, ca_int64 item)
             copy_present(call, mine.batch, max(copied.start, j0), min(copied.end, j0 + count));
         }
         PLAIN_FOR (int t = 0; t < tiles; t++) {
-            attend_block(call, &run, j0, count, rows + t * RT, queries + t * RT * E_chunks,
-                         result + t * RT * Ev_slots);
+            if (!skips_block(call, j0, count, rows + t * RT)) {
+                attend_block(call, &run, j0, count, rows + t * RT, queries + t * RT * E_chunks,
+                             result + t * RT * Ev_slots);
+            }
         }
     }
 

@@ -386,16 +386,21 @@ load_addends(real *added, const attention_call *call, const __local group_row *r
 
 /* Writes this work-item's scores of a block to local memory. */
 static inline void
-store_scores(__local real *block, const ca_attention_params *params, const real *sums,
-             const real *added, const lane_share *mine)
+store_scores(__local real *block, const attention_call *call, const __local group_row *rows,
+             const real *sums, const real *added, const lane_share *mine, int j0)
 {
     UNROLLED_FOR (int n = 0; n < OWN_SUMS; n++) {
         const int t = own_term(mine->key_lane, n);
         const int k = t / RT * KEYS_AT_ONCE + mine->key;
         if (mine->key_lane % SAME_LANES == 0) {
             real kept;
-            const real score = finish_score(params, sums[n], added[n], &kept);
-            block[k * RT + t % RT] = distinct_score(score, added[n]);
+            real addend = added[n];
+#if HAS_SCORE_MOD
+            const mod_row mod = rows[t % RT].addends.mod;
+#endif
+            real score = MODIFY_SCORE(call, &mod, j0 + k, sums[n], &addend);
+            score = finish_score(call->params, score, addend, &kept);
+            block[k * RT + t % RT] = distinct_score(score, addend);
         }
     }
 }
@@ -428,7 +433,7 @@ attend_keys(slice_state *state, const attention_call *call, const ca_int64 *batc
         }
         __local real *block = memory->scores + memory->buffer * BN * RT;
         sums_over_lanes(terms, mine->key_lane, memory->scratch);
-        store_scores(block, call->params, terms, added, mine);
+        store_scores(block, call, memory->rows, terms, added, mine, (int)j0);
         if (USES(call->params, PRESENT)) {
             copy_present_rows(call, batch, max(share.start, j0), min(share.end, j0 + count));
         }

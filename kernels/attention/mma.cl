@@ -255,8 +255,8 @@ finish_scores(const mma_tile *tile, const mma_lane *lane, int j, float4 (*scores
         if (HAS_ADDENDS(tile->call->params)) {
             WARP_COMPUTE_AGAIN(last);
         }
-        const addend_row addends =
-            addend_row_behind(tile->call, tile->addends, min(lane->row + 8 * r, last));
+        const addend_row addends = addend_row_behind(tile->call, tile->addends, tile->batch,
+                                                     tile->i0, min(lane->row + 8 * r, last));
         const uint attended = finish_row(tile->call, &addends, key, &bounds, 8 * r, r, scores);
         softmax->seen |= attended != 0u ? 1u << r : 0u;
     }
@@ -302,7 +302,8 @@ attend_block(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
         }
         float4 scores[MT][KEY_TILES] = {{(float4)0.0f}};
         multiply_keys(warp, lane, address + k * E_CHUNKS * CHUNK_BYTES, queries, scores);
-        if (SCORE_IS_PLAIN(params) && sees_all(params, &tile->bounds, i, WARP_ROWS, j, CHUNK)) {
+        if (SCORE_IS_PLAIN(params) && !HAS_MASK_MOD &&
+            sees_all(params, &tile->bounds, i, WARP_ROWS, j, CHUNK)) {
             softmax->seen = ~0u;
         } else {
             finish_scores(tile, lane, j, scores, softmax);

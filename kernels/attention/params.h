@@ -89,6 +89,24 @@ typedef struct {
 #define CA_USES_SCORES       1024u /* scores are written, those of a stage */
 #define CA_STAGE_SHIFT       11u   /* bits 11 and 12: the stage, a ca_scores_stage */
 
+#define CA_USES_BLOCKS 8192u /* blocks tell where a mask that the user writes is known */
+
+/* The argument `numbers`: of the whole call, of the tables' sizes, and the user's own. */
+#define CA_NUMBER_OF_ROWS       0 /* query rows */
+#define CA_NUMBER_OF_HEADS      1 /* query heads */
+#define CA_NUMBER_OF_POSITION   2 /* where row 0 stands */
+#define CA_NUMBER_OF_BLOCK_ROWS 3 /* rows and keys of an entry of `blocks` */
+#define CA_NUMBER_OF_BLOCK_KEYS 4
+#define CA_NUMBERS_OF_TABLES    5
+#define CA_TABLE_DIMS           5
+#define CA_TABLES               4
+#define CA_NUMBERS_OF_MODS      (CA_NUMBERS_OF_TABLES + CA_TABLES * CA_TABLE_DIMS)
+
+/* The values of `blocks`: which keys of a block its rows attend to. */
+#define CA_BLOCK_EMPTY   0 /* none */
+#define CA_BLOCK_PARTIAL 1
+#define CA_BLOCK_FULL    2 /* all */
+
 /* Flags, which are data on every device. */
 #define CA_HAS_LSE           1u
 #define CA_HAS_KEY_COUNTS    2u
@@ -108,7 +126,7 @@ typedef struct {
 
 /* The arguments of every attention kernel, in this order:
  *     query, key, value, past_key, past_value, input_bias, mask, bias, key_counts, sinks,
- *     offsets, blocks, numbers, table0 … table3, output, lse, present_key, present_value,
+ *     offsets, mask_blocks, numbers, table0 … table3, output, lse, present_key, present_value,
  *     scores
  *                            __global pointers; those that a call lacks are NULL
  *     partial                the rows of the splits, for the merge, or NULL

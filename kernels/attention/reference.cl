@@ -94,11 +94,14 @@ CALLED bool
 score_of(const row_state *row, ca_int64 j, real *score)
 {
     const ca_attention_params *params = row->call->params;
-    const real added = addend_at(row, j);
-    const bool read = added != -INFINITY;
+    real added = addend_at(row, j);
+    real product = REAL(0.0);
     real kept;
-    *score = finish_score(params, read ? product_with(row, j) : REAL(0.0), added, &kept);
-    return read || USES(params, LATE_SOFTCAP);
+    if (added != -INFINITY) {
+        product = MODIFY_SCORE(row->call, &row->addends.mod, (int)j, product_with(row, j), &added);
+    }
+    *score = finish_score(params, product, added, &kept);
+    return added != -INFINITY || USES(params, LATE_SOFTCAP);
 }
 
 /* Writes the scores of all keys, at the stage that is asked for. */

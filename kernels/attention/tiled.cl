@@ -142,7 +142,8 @@ finish_scores(const tile_state *tile, const key_block *block, real *scores)
     const ca_attention_params *params = tile->call->params;
     const score_bounds bounds = count_from(block->bounds, tile->ty, tile->tx);
     const real scale = score_scale(params);
-    const bool plain = SCORE_IS_PLAIN(params) && sees_all(params, &block->bounds, 0, BM, 0, BN);
+    const bool plain =
+        SCORE_IS_PLAIN(params) && !HAS_MASK_MOD && sees_all(params, &block->bounds, 0, BM, 0, BN);
     uint seen = plain ? ~0u : 0u;
     if (plain) {
         UNROLLED_FOR (int n = 0; n < MI * NJ; n++) {
@@ -154,13 +155,16 @@ finish_scores(const tile_state *tile, const key_block *block, real *scores)
         const int r = TY * (n / NJ);
         const int k = TX * (n % NJ);
         const bool is_row = r < tile->rows - tile->ty;
+        real score = scores[n] * scale;
         real added = -INFINITY;
         real kept;
         if (is_row) {
+            const int key = block->j0 + tile->tx + k;
             const addend_row row = addend_row_at(tile->call, tile->batch, tile->i0 + tile->ty + r);
-            added = addend_of(tile->call, &row, block->j0 + tile->tx + k, &bounds, k - r, k);
+            added = addend_of(tile->call, &row, key, &bounds, k - r, k);
+            score = MODIFY_SCORE(tile->call, &row.mod, key, score, &added);
         }
-        const real score = finish_score(params, scores[n] * scale, added, &kept);
+        score = finish_score(params, score, added, &kept);
         if (KEEPS_SCORES(params)) {
             write_score(tile, block, n, kept);
         }

@@ -7,6 +7,9 @@ from numpy.typing import DTypeLike
 
 from clattn._typing import Array
 
+# text, has_score, has_mask, numbers, tables
+_Mods = tuple[str, bool, bool, tuple[float, ...], tuple[Array, ...]]
+
 __version__: str
 
 class DeviceError(RuntimeError): ...
@@ -153,8 +156,20 @@ def scaled_dot_product_attention(
     return_lse: bool,
     out: Array | None,
     device: Device | str | None,
+    mods: _Mods | None,
+    block_mask: tuple[Tensor, int, int, int] | None,
     /,
 ) -> Any: ...
+def find_blocks(
+    mods: _Mods,
+    B: int,
+    H: int,
+    Q_LEN: int,
+    KV_LEN: int,
+    BLOCK_SIZE: int,
+    device: Device | str | None,
+    /,
+) -> Tensor: ...
 def onnx_attention(
     Q: Array,
     K: Array,

@@ -128,4 +128,6 @@ def scaled_dot_product_attention(
         return_lse,
         out,
         device,
+        None,
+        None,
     )

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What a mask that the user writes does to each block of rows and keys, CA_BLOCK_EMPTY,
+ * CA_BLOCK_PARTIAL or CA_BLOCK_FULL. The mask itself is never in memory.
+ *
+ *     global size  batches * blocks of rows * blocks of keys, or more
+ *     work-item    one block: CA_NUMBER_OF_BLOCK_ROWS rows, CA_NUMBER_OF_BLOCK_KEYS keys
+ *     output       [batch][blocks of rows][blocks of keys], bytes
+ *
+ * The mask has params.L rows and params.T keys, and the last two leading dimensions are its
+ * batches and heads.
+ *
+ *     -DLANES  on CPUs: rows in a vector, see support/lanes.clh
+ *     and the macros of support/common.clh, with HAS_MASK_MOD
+ */
+#ifdef LANES
+#define SCORE_LANES LANES_ARE_ROWS
+#define ROWS        LANES
+#define ANY(x)      any_lane(x)
+#else
+#define ROWS   1
+#define ANY(x) ((x) != 0)
+#endif
+#include "kernels/attention/score.clh" /* mod_mask, mod_row */
+
+/* Sets what the mask needs of ROWS rows from `first` on, of which the last repeats. */
+static inline void
+start_rows(mod_row *rows, const attention_call *call, const ca_int64 *batch, int first)
+{
+    const int last = (int)call->params->L - 1;
+    rows->b = (int)batch[CA_BATCH_DIMS - 2];
+    rows->h = (OP(int, R))(int)batch[CA_BATCH_DIMS - 1];
+    PLAIN_FOR (int n = 0; n < ROWS; n++) {
+        ((int *)&rows->q)[n] = min(first + n, last);
+    }
+    start_mod_row(rows, call);
+}
+
+__kernel __attribute__((vec_type_hint(float4))) void
+attention_blocks(ATTENTION_ARGUMENTS)
+{
+    const attention_call call = ATTENTION_CALL;
+    const int block_rows = (int)numbers[CA_NUMBER_OF_BLOCK_ROWS];
+    const int block_keys = (int)numbers[CA_NUMBER_OF_BLOCK_KEYS];
+    const ca_int64 across = (params.T + block_keys - 1) / block_keys;
+    const ca_int64 down = (params.L + block_rows - 1) / block_rows;
+    const ca_int64 item = (ca_int64)get_global_id(0);
+    const ca_int64 row_of_blocks = ca_divide(item, across);
+    const ca_int64 linear = ca_divide(row_of_blocks, down);
+    if (linear >= params.batch[0] * params.batch[1] * params.batch[2]) {
+        return;
+    }
+    ca_int64 batch[CA_BATCH_DIMS];
+    ca_unravel(linear, params.batch, batch);
+    const int row = (int)(row_of_blocks - linear * down) * block_rows;
+    const int first_key = (int)(item - row_of_blocks * across) * block_keys;
+    const int last_row = min(row + block_rows, (int)params.L);
+    const int last_key = min(first_key + block_keys, (int)params.T);
+
+    bool attends = false;
+    bool excludes = false;
+    for (int i = row; i < last_row && !(attends && excludes); i += ROWS) {
+        mod_row rows;
+        OP(bool, S) some = (OP(bool, S))0;
+        OP(bool, S) all = ~some;
+        start_rows(&rows, &call, batch, i);
+        PLAIN_FOR (int j = first_key; j < last_key; j++) {
+            const OP(bool, S) allowed = mod_mask(&call, &rows, j);
+            some |= allowed;
+            all &= allowed;
+        }
+        attends = attends || ANY(some);
+        excludes = excludes || ANY(~all);
+    }
+    ((__global uchar *)output)[item] = !attends   ? CA_BLOCK_EMPTY
+                                       : excludes ? CA_BLOCK_PARTIAL
+                                                  : CA_BLOCK_FULL;
+}
