@@ -167,6 +167,9 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int keys, int
     const bool keeps = KEEPS_SCORES(params);
     realv kept[MAX_KEYS * NV];
     realv bounded[MR * NV];
+    realv decays[CA_CPU_CHUNKS * NV];
+    bool any_decay = false;
+    int chunks = 0;
     PLAIN_FOR (int k0 = first; k0 < end; k0 += MR) {
 #if BFLOAT16_PAIRS
         realv scores[MR * NV];
@@ -175,13 +178,24 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int keys, int
 #endif
         const realv *addends = score_keys(tile, block, sums->queries, j0, k0, added, bounded,
                                           keeps ? kept : 0, sums->softmax.seen, scores);
-        weigh_scores(params, &sums->softmax, scores, addends, weights, k0 - first, sums->result);
+        realv *decay = decays + chunks * NV;
+        UNROLLED_FOR (int v = 0; v < NV; v++) {
+            decay[v] = (realv)REAL(1.0);
+        }
+        any_decay |= weigh_scores(params, &sums->softmax, scores, addends,
+                                  weights + TERMS(k0 - first) * NV, decay);
+        chunks++;
     }
     if (keeps) {
         keep_unattended(tile, block, sums->queries, j0, end, keys, added, kept);
         store_scores(tile, j0, keys, kept);
     }
-    end_block(&sums->softmax);
+    if (!end_block(&sums->softmax)) {
+        return;
+    }
+    if (any_decay) {
+        settle_block(decays, chunks, weights, sums->result, (int)params->Ev);
+    }
     if (USES(params, DROPOUT)) {
         drop_weights(tile, j0 + first, end - first, weights);
     }
