@@ -39,10 +39,33 @@ view_as(PyObject *self, int made, const ca_tensor *view)
     return made < 0 ? NULL : ca_py_tensor_new(state_of(self), storage_of(self), view);
 }
 
+/* Returns the first of the keys whose type has the method `__clattn_lookup__`, borrowed; NULL if none
+   has. Such a key is a symbol of python/clattn/flex. */
+static PyObject *
+find_symbol(PyObject *key)
+{
+    bool several = PyTuple_Check(key);
+    Py_ssize_t count = several ? PyTuple_GET_SIZE(key) : 1;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *one = several ? PyTuple_GET_ITEM(key, i) : key;
+        bool plain =
+            PyLong_CheckExact(one) || PySlice_Check(one) || one == Py_Ellipsis || one == Py_None;
+        if (!plain && PyObject_HasAttrString((PyObject *)Py_TYPE(one), "__clattn_lookup__")) {
+            return one;
+        }
+    }
+    return NULL;
+}
+
+/* tensor[key]: a view; with symbols in the key, what they make of it. */
 static PyObject *
 subscript(PyObject *self, PyObject *key)
 {
     ca_tensor view;
+    PyObject *symbol = find_symbol(key);
+    if (symbol != NULL) {
+        return PyObject_CallMethod(symbol, "__clattn_lookup__", "OO", self, key);
+    }
     return view_as(self, ca_py_view_index(view_of(self), key, &view), &view);
 }
 

@@ -1,0 +1,21 @@
+"""Scores and masks that the user writes: their tracing, and the OpenCL C that comes out.
+
+A score_mod is a function of (score, b, h, q_idx, kv_idx) that returns the score to use, a mask_mod
+one of (b, h, q_idx, kv_idx) that says what is attended to. Each is called once, with symbols, and
+what it does with them becomes OpenCL C.
+
+Symbols know the operators ``+ - * / // % ** & | ^ ~ << >>``, comparisons, ``abs``, NumPy's and
+torch's functions of the same names, ``np.where``, ``np.clip``, ``np.minimum``, ``np.maximum``,
+``np.exp`` and the like; a message lists them all where one is not known. ``x.astype(dtype)``, or
+``x.to(dtype)``, makes a bool, int32, int64 or float. All floats are the call's float32, or float64.
+
+Numbers and arrays that a mod captures are data: other values need no other program. ``table[h]``
+reads an element of a Tensor or torch tensor, ``clattn.lookup(table, h)`` one of any array.
+
+``explain(mod)`` prints the OpenCL C of a mod.
+"""
+
+from clattn.flex.combining import and_masks, explain, lookup, or_masks
+from clattn.flex.tracing import Mods, trace_mods
+
+__all__ = ["Mods", "and_masks", "explain", "lookup", "or_masks", "trace_mods"]

@@ -1,0 +1,199 @@
+"""The OpenCL C of a trace: functions for kernels/attention/mods.clh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from clattn.flex.types import ALL, BOOL, DTYPES, KEY, KIND_NAMES, REAL, ROW, TYPE_NAMES
+
+if TYPE_CHECKING:
+    from clattn.flex.symbols import Symbol
+    from clattn.flex.trace import Key
+
+__all__ = ["score_is_read", "write"]
+
+_INFIX = frozenset({"+", "-", "*", "/", "&", "|", "^", "<<", ">>"})
+_PREFIX = {"negate": "-", "invert": "~"}
+_PARAMETERS = {"score": "score", "b": "row->b", "h": "row->h", "q": "row->q", "key": "key"}
+_DTYPE_NAMES = tuple(DTYPES)
+
+
+def write(nodes: dict[Key, Symbol], score: Symbol | None, mask: Symbol | None) -> str:
+    """Return the text of the functions of a score_mod and a mask_mod, one of which may be None."""
+    return _Writer(nodes, score, mask).write()
+
+
+def score_is_read(nodes: dict[Key, Symbol], result: Symbol) -> bool:
+    """Return whether a result depends on the score."""
+    return 0 in _needed(list(nodes), result)
+
+
+def _operands(key: Key) -> tuple[int, ...]:
+    op = key[0]
+    if op == "number" or op in _PARAMETERS:
+        return ()
+    return key[3:] if op == "load" else key[2:]
+
+
+def _needed(keys: list[Key], result: Symbol | None) -> set[int]:
+    """Return the indexes of the nodes that a result depends on, and of its own."""
+    needed = set() if result is None else {result.index}
+    for index in range(len(keys) - 1, -1, -1):
+        if index in needed:
+            needed.update(_operands(keys[index]))
+    return needed
+
+
+def _spell(name: str, kind: int) -> str:
+    return f"OP({name}, {KIND_NAMES[kind]})"
+
+
+class _Writer:
+    def __init__(self, nodes: dict[Key, Symbol], score: Symbol | None, mask: Symbol | None) -> None:
+        self.keys = list(nodes)
+        self.symbols = list(nodes.values())
+        self.results = {"score": score, "mask": mask}
+        self.needed = {name: _needed(self.keys, root) for name, root in self.results.items()}
+        self.names: dict[int, str] = {}
+        self.lines: list[str] = []
+
+    def write(self) -> str:
+        either = self.needed["score"] | self.needed["mask"]
+        self._name(either)
+        row = [i for i in sorted(either) if self._is_of_row(i) and not self._is_parameter(i)]
+        kept = self._kept(either)
+        self._write_row(row, [i for i in row if i in kept])
+        for name, result in self.results.items():
+            if result is not None:
+                self._write_mod(name, result)
+        return "\n".join(self.lines) + "\n"
+
+    def _is_of_row(self, index: int) -> bool:
+        return self.symbols[index].kind <= ROW
+
+    def _is_parameter(self, index: int) -> bool:
+        return self.keys[index][0] in _PARAMETERS
+
+    def _kept(self, needed: set[int]) -> set[int]:
+        """Return what the functions of scores read: results, and operands of their nodes."""
+        kept = {result.index for result in self.results.values() if result is not None}
+        for user in needed:
+            if not self._is_of_row(user):
+                kept.update(_operands(self.keys[user]))
+        return kept
+
+    def _name(self, needed: Iterable[int]) -> None:
+        """Name nodes by kind and place, so that a node which is not needed changes no name."""
+        for place, index in enumerate(sorted(needed)):
+            op = self.keys[index][0]
+            kind = KIND_NAMES[self.symbols[index].kind].lower()
+            self.names[index] = _PARAMETERS.get(op, f"{kind}{place}")
+
+    # ---- functions ----
+
+    def _write_row(self, row: list[int], kept: list[int]) -> None:
+        self.lines += [
+            "typedef struct {",
+            "    int b;",
+            f"    {_spell('int', ROW)} h, q;",
+            f"    {_spell('bool', ROW)} outside, mask_outside;",
+            *[f"    {self._type(i)} {self.names[i]};" for i in kept],
+            "} mod_row;",
+            "",
+            "static inline void start_mod_row(mod_row *row, const attention_call *call)",
+            "{",
+            f"    {_spell('bool', ROW)} outside = 0;",
+            f"    {_spell('bool', ROW)} mask_outside = 0;",
+        ]
+        for index in row:
+            flags = {"score": "outside", "mask": "mask_outside"}
+            self._write_node(index, ROW, [f for n, f in flags.items() if index in self.needed[n]])
+        for index in kept:
+            self.lines.append(f"    row->{self.names[index]} = {self.names[index]};")
+            self.names[index] = f"row->{self.names[index]}"
+        self.lines += [
+            "    row->outside = outside;",
+            "    row->mask_outside = mask_outside;",
+            "}",
+        ]
+
+    def _write_mod(self, name: str, result: Symbol) -> None:
+        is_score = name == "score"
+        needed = sorted(self.needed[name])
+        type_ = REAL if is_score else BOOL
+        returned = _spell(TYPE_NAMES[type_], ALL)
+        loads = any(self.keys[index][0] == "load" for index in needed)
+        score = f", {_spell('real', ALL)} score" if is_score else ""
+        self.lines += [
+            "",
+            f"static inline {returned} mod_{name}(const attention_call *call, const mod_row *row, "
+            f"{_spell('int', KEY)} key{score})",
+            "{",
+        ]
+        if loads:
+            flag = "row->outside" if is_score else "row->mask_outside"
+            self.lines.append(f"    {_spell('bool', ALL)} outside = ({_spell('bool', ALL)}){flag};")
+        for index in needed:
+            if not self._is_of_row(index) and not self._is_parameter(index):
+                self._write_node(index, ALL, ["outside"])
+        value = self._as_kind(result.index, ALL)
+        if loads and is_score:
+            value = f"{_spell('where_real', ALL)}(outside, ({returned})NAN, {value})"
+        elif loads:
+            value = f"{value} & ~outside"
+        self.lines += [f"    return {value};", "}"]
+
+    # ---- nodes ----
+
+    def _type(self, index: int) -> str:
+        symbol = self.symbols[index]
+        return _spell(TYPE_NAMES[symbol.type], symbol.kind)
+
+    def _as_kind(self, index: int, kind: int) -> str:
+        """Return the name of a node, cast to a kind."""
+        symbol = self.symbols[index]
+        name = self.names[index]
+        return name if symbol.kind == kind else f"({_spell(TYPE_NAMES[symbol.type], kind)}){name}"
+
+    def _write_node(self, index: int, flags_kind: int, flags: list[str]) -> None:
+        """Write the node; a load sets the flags, which are of that kind, where it is outside."""
+        name = self.names[index]
+        kind = self.symbols[index].kind
+        if self.keys[index][0] == "load":
+            value = self._write_place(index)
+            wide = "" if kind == flags_kind else f"({_spell('bool', flags_kind)})"
+            self.lines += [f"    {flag} |= {wide}{name}_outside;" for flag in flags]
+        else:
+            value = self._expression(index)
+        self.lines.append(f"    const {self._type(index)} {name} = {value};")
+
+    def _write_place(self, index: int) -> str:
+        """Write where in its table a load finds the element; return the load."""
+        _, dtype, table, *places = self.keys[index]
+        symbol = self.symbols[index]
+        name = self.names[index]
+        self.lines += [
+            f"    {_spell('int', symbol.kind)} {name}_at = 0;",
+            f"    {_spell('bool', symbol.kind)} {name}_outside = 0;",
+        ]
+        for d, place in enumerate(places):
+            function = _spell(f"index_{TYPE_NAMES[self.symbols[place].type]}", symbol.kind)
+            self.lines.append(
+                f"    {function}(call, {table}, {d}, {self._as_kind(place, symbol.kind)}, "
+                f"&{name}_at, &{name}_outside);"
+            )
+        load = _spell(f"load_{TYPE_NAMES[symbol.type]}", symbol.kind)
+        return f"{load}(call, {table}, {dtype} /* {_DTYPE_NAMES[dtype]} */, {name}_at)"
+
+    def _expression(self, index: int) -> str:
+        op, type_, *rest = self.keys[index]
+        if op == "number":
+            return f"number_{TYPE_NAMES[type_]}(call, {rest[0]})"
+        kind = self.symbols[index].kind
+        operands = [self._as_kind(operand, kind) for operand in rest]
+        if op in _INFIX:
+            return f"{operands[0]} {op} {operands[1]}"
+        if op in _PREFIX:
+            return f"{_PREFIX[op]}{operands[0]}"
+        return f"{_spell(f'{op}_{TYPE_NAMES[type_]}', kind)}({', '.join(operands)})"
