@@ -153,9 +153,10 @@ def _call(
     if operation is None:
         raise trace.refuse(f"{name} is not known; there are {', '.join(sorted(known))}")
     if options:
-        given = [option for option, value in options.items() if value is not None]
-        taken = operation.__kwdefaults__ or {}
-        if any(option not in taken for option in given):
-            raise trace.refuse(f"{name} of a symbol takes no {', no '.join(given)}")
-        options = {option: options[option] for option in given}
+        code = operation.__code__
+        taken = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+        options = {option: value for option, value in options.items() if value is not None}
+        for option in options:
+            if option not in taken:
+                raise trace.refuse(f"{name} of a symbol takes no {option}")
     return operation(trace, *inputs, **(options or {}))
