@@ -19,7 +19,8 @@ __all__ = ["and_masks", "explain", "lookup", "or_masks"]
 def lookup(table: Any, *indices: Any) -> Any:
     """Read an element of an array in a mod.
 
-    The same as ``table[indices]``, which NumPy's arrays cannot do with the arguments of a mod.
+    The same as ``table[indices]``, which NumPy's arrays cannot do with the arguments of a mod. A
+    mod that is called with numbers or arrays in place of its arguments gets just that.
 
     Parameters
     ----------
@@ -47,6 +48,11 @@ def lookup(table: Any, *indices: Any) -> Any:
     ...     return score + lookup(slopes, h) * (kv_idx - q_idx)
     """
     symbol = find_symbol(indices)
+    if symbol is None and not (indices and hasattr(type(table), "__dlpack__")):
+        raise TypeError(
+            f"lookup is given a {type(table).__name__} and {len(indices)} indices; expected an "
+            "array and an integer for each of its dimensions"
+        )
     return table[indices] if symbol is None else symbol.trace.lookup(table, indices)
 
 

@@ -27,6 +27,7 @@ __all__ = ["Key", "Trace"]
 MOST_OPERATIONS = 1000
 MOST_TABLES = 4
 MOST_DIMS = 5
+_PARAMETERS = 5
 _INT_RANGE = range(-(2**31), 2**31)
 _LONG_RANGE = range(-(2**63), 2**63)
 _DTYPE_NUMBERS = {name: number for number, name in enumerate(DTYPES)}
@@ -97,8 +98,8 @@ class Trace:
         index = len(self.nodes)
         if self.closed:
             raise self.refuse("a symbol of another call; a mod must not keep symbols")
-        if index > MOST_OPERATIONS + len(self.numbers):
-            raise self.refuse(f"more than {MOST_OPERATIONS} operations; put numbers into a table")
+        if index - len(self.numbers) >= MOST_OPERATIONS + _PARAMETERS:
+            raise self.refuse(f"more than {MOST_OPERATIONS} operations; look numbers up in a table")
         symbol = self.nodes[key] = Symbol(self, index, type_, kind)
         return symbol
 
