@@ -158,6 +158,14 @@ def test_the_line_is_that_of_the_user_s_function_that_runs():
     assert "in half\n    if x > 0:  # of half" in refused(mod)
 
 
+def test_the_line_of_a_kept_symbol_is_that_which_uses_it():
+    def mod(score, b, h, q_idx, kv_idx):
+        old = kept[0]
+        return old * old  # used
+
+    assert refused(mod).endswith("in mod\n    return old * old  # used")
+
+
 def test_a_function_with_decorators_is_shown_by_its_own_line():
     def same(function):
         return function
