@@ -178,7 +178,9 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
     bool return_lse;
     int ndim;
     int64_t shape[CA_MAX_DIMS];
-    if (ca_py_call_begin(&call, module, "scaled_dot_product_attention", nargs, ARGUMENTS) == 0 &&
+    bool flex = nargs == ARGUMENTS && args[MODS] != Py_None;
+    const char *name = flex ? "flex_attention" : "scaled_dot_product_attention";
+    if (ca_py_call_begin(&call, module, name, nargs, ARGUMENTS) == 0 &&
         parse_arrays(args, &sdpa, &call) == 0 && parse_options(args, &sdpa, &return_lse) == 0 &&
         parse_mods(args, &sdpa, &mods, &call) == 0 && ca_py_call_ready(&call, args[DEVICE]) == 0 &&
         ca_py_error_check(call.state, ca_torch_sdpa_check(&sdpa, &ndim, shape, &error), &error) ==

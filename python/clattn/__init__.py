@@ -4,7 +4,7 @@
 ``clattn.directml`` offer attention under the names and by the rules of these specifications.
 ``clattn.diagonal_matrix``, ``eye``, ``tril`` and ``triu`` fill or keep bands of diagonals.
 ``clattn.devices()`` lists the devices, and ``clattn.warm_up`` builds programs ahead of time.
-``clattn.flex`` is about scores and masks that the user writes.
+``clattn.flex_attention`` takes scores and masks that the user writes (``clattn.flex``).
 Importing clattn touches no OpenCL; the first call that needs a device opens it.
 """
 
@@ -13,24 +13,34 @@ from clattn._core import Device, DeviceError, Tensor
 from clattn._core import __version__ as __version__
 from clattn.cache import KVCache
 from clattn.device import devices, get_default_device, set_default_device, use_device
-from clattn.flex import and_masks, lookup, or_masks
+from clattn.flex import (
+    BlockMask,
+    and_masks,
+    create_block_mask,
+    flex_attention,
+    lookup,
+    or_masks,
+)
 from clattn.functional import scaled_dot_product_attention
 from clattn.matrices import diagonal_matrix, eye, tril, triu
 from clattn.tensors import empty_cache, memory_stats, synchronize, tensor
 from clattn.warming import warm_up
 
 __all__ = [
+    "BlockMask",
     "Device",
     "DeviceError",
     "KVCache",
     "Tensor",
     "and_masks",
+    "create_block_mask",
     "devices",
     "diagonal_matrix",
     "directml",
     "empty_cache",
     "eye",
     "flex",
+    "flex_attention",
     "get_default_device",
     "lookup",
     "memory_stats",

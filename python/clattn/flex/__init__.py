@@ -15,7 +15,19 @@ reads an element of a Tensor or torch tensor, ``clattn.lookup(table, h)`` one of
 ``explain(mod)`` prints the OpenCL C of a mod.
 """
 
+from clattn.flex.attention import flex_attention
+from clattn.flex.blocks import BlockMask, create_block_mask
 from clattn.flex.combining import and_masks, explain, lookup, or_masks
 from clattn.flex.tracing import Mods, trace_mods
 
-__all__ = ["Mods", "and_masks", "explain", "lookup", "or_masks", "trace_mods"]
+__all__ = [
+    "BlockMask",
+    "Mods",
+    "and_masks",
+    "create_block_mask",
+    "explain",
+    "flex_attention",
+    "lookup",
+    "or_masks",
+    "trace_mods",
+]

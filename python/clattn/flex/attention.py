@@ -1,0 +1,143 @@
+"""Attention with scores and masks that the user writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from clattn import _core
+from clattn.flex.blocks import BlockMask
+from clattn.flex.tracing import trace_mods
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clattn._core import Device
+    from clattn._typing import Array
+
+__all__ = ["flex_attention"]
+
+
+def flex_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    score_mod: Callable[..., Any] | None = None,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    mask_mod: Callable[..., Any] | None = None,
+    return_lse: bool = False,
+    softcap: float = 0.0,
+    out: Array | None = None,
+    device: Device | str | None = None,
+) -> Any:
+    """Return attention whose scores and mask are functions that the user writes.
+
+    As ``torch.nn.attention.flex_attention.flex_attention``, with additions. Score and mask
+    functions are called once with symbols, and become a part of the kernel (`clattn.flex`).
+    Numbers and arrays that they capture are data, read at the time of the call: other values
+    need no other program. Arrays, dtypes and results are those of
+    `clattn.scaled_dot_product_attention`.
+
+    Parameters
+    ----------
+    query : array of shape (..., Hq, L, E)
+        float16, bfloat16 (``ml_dtypes.bfloat16``), float32 or float64; two dimensions or more.
+    key : array of shape (..., Hk, S, E)
+        Of query's dtype.
+    value : array of shape (..., Hk, S, Ev)
+        Of query's dtype.
+    score_mod : callable, optional
+        A function of (score, b, h, q_idx, kv_idx) that returns the score to use: after the scale,
+        before softcap and softmax. -inf excludes the key. h is the query's head, b the number
+        of all dimensions before the heads, q_idx and kv_idx are int32.
+    block_mask : BlockMask, optional
+        Of `create_block_mask`: a mask_mod, and its blocks that are skipped or need no mask. It
+        has at least L rows, S keys, and 1 or as many batches and heads as the result.
+    scale : float, optional
+        Default ``1 / sqrt(E)``.
+    enable_gqa : bool
+        Grouped heads: Hq is a multiple of Hk, query head h reads key and value head
+        ``h // (Hq // Hk)``.
+    mask_mod : callable, optional
+        A function of (b, h, q_idx, kv_idx) that says what is attended to, in place of a block
+        mask. It is asked for every key.
+    return_lse : bool
+        Also return the log-sum-exp of the scores.
+    softcap : float
+        Above 0, a score s becomes ``softcap * tanh(s / softcap)``, after `score_mod`.
+    out : array of shape (..., Hq, L, Ev), optional
+        The result is written here and `out` is returned; of query's dtype, with any strides.
+    device : Device or str, optional
+        Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
+
+    Returns
+    -------
+    output : array of shape (..., Hq, L, Ev)
+        Of query's dtype and library.
+    lse : array of shape (..., Hq, L)
+        With `return_lse`: natural logarithm, float32 (float64 for float64), -inf for a row
+        with no key.
+
+    Raises
+    ------
+    TypeError
+        An argument of the wrong kind or dtype, or a function that cannot be traced; the message
+        shows its line.
+    ValueError
+        Shapes, ranges or combinations do not fit; the message names the argument.
+    MemoryError
+        Host or device memory does not suffice.
+    DeviceError
+        There is no usable OpenCL device, or OpenCL reports an error.
+
+    Notes
+    -----
+    FlexAttention: Dong et al., 2024, arXiv:2412.05496. An index outside a captured array makes a
+    score NaN and a mask False, also in the branch of ``np.where`` that is not chosen.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> q = k = v = np.ones((1, 2, 4, 8), np.float32)
+    >>> slopes = np.array([0.5, 0.25], np.float32)
+    >>> def alibi(score, b, h, q_idx, kv_idx):
+    ...     return score + clattn.lookup(slopes, h) * (kv_idx - q_idx)
+    >>> flex_attention(q, k, v, score_mod=alibi).shape
+    (1, 2, 4, 8)
+    """
+    blocks = None
+    if block_mask is not None:
+        if mask_mod is not None:
+            raise TypeError("mask_mod and block_mask are both given; expected one of them")
+        if not isinstance(block_mask, BlockMask):
+            raise TypeError(
+                f"block_mask is a {type(block_mask).__name__}; expected a BlockMask, which "
+                "create_block_mask makes, or mask_mod=… for a function"
+            )
+        block_mask.check_unchanged()
+        mask_mod = block_mask.mask_mod
+        _, _, rows, keys = block_mask.shape
+        blocks = (block_mask.entries, rows, keys, block_mask.BLOCK_SIZE)
+    mods = None
+    if score_mod is not None or mask_mod is not None:
+        mods = trace_mods(score_mod, mask_mod)
+    return _core.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        None,
+        0.0,
+        False,
+        scale,
+        enable_gqa,
+        None,
+        softcap,
+        None,
+        return_lse,
+        out,
+        device,
+        mods,
+        blocks,
+    )

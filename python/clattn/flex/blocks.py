@@ -1,0 +1,177 @@
+"""Block masks: which blocks of a mask are empty, partial or full."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clattn import _core
+from clattn.flex.tracing import Mods, trace_mods
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clattn._core import Device, Tensor
+
+__all__ = ["BlockMask", "create_block_mask"]
+
+# The values of entries: CA_BLOCK_… of kernels/attention/params.h.
+_EMPTY, _PARTIAL, _FULL = range(3)
+
+# What a drawing shows for them, and its most blocks along a side.
+_MARKS = " ░█"
+_MOST_DRAWN = 32
+
+
+class BlockMask:
+    """A mask_mod, and what is known of each of its blocks: `create_block_mask` makes it.
+
+    Rows and keys are divided into blocks of `BLOCK_SIZE`. `flex_attention` skips an empty block,
+    asks the mask_mod for each key of a partial one, and for no key of a full one. The mask
+    itself, (L, S), is never in memory.
+
+    Attributes
+    ----------
+    mask_mod : callable
+        The function of (b, h, q_idx, kv_idx).
+    shape : tuple of int
+        (B, H, Q_LEN, KV_LEN); B and H are 1 where the mask is the same for all.
+    BLOCK_SIZE : int
+        Rows of a block, and its keys.
+    entries : Tensor
+        uint8 of shape (B, H, blocks of rows, blocks of keys): 0 empty, 1 partial, 2 full.
+    device : Device
+        The device that holds `entries`.
+    """
+
+    __slots__ = ("BLOCK_SIZE", "_mods", "entries", "mask_mod", "shape")
+
+    def __init__(
+        self,
+        mask_mod: Callable[..., Any],
+        mods: Mods,
+        entries: Tensor,
+        shape: tuple[int, int, int, int],
+        block_size: int,
+    ) -> None:
+        self.mask_mod = mask_mod
+        self._mods = mods
+        self.entries = entries
+        self.shape = shape
+        self.BLOCK_SIZE = block_size
+
+    @property
+    def device(self) -> Device:
+        """The device that holds the blocks."""
+        return self.entries.device
+
+    def sparsity(self) -> float:
+        """Return how many blocks are empty, in per cent."""
+        return 100.0 * float(np.mean(self.entries.numpy() == _EMPTY))
+
+    def to_dense(self) -> np.ndarray:
+        """Return which blocks have a key that is attended to.
+
+        Returns
+        -------
+        int32 array of shape (B, H, blocks of rows, blocks of keys)
+            1 for partial and full blocks, 0 for empty ones.
+        """
+        return np.asarray(self.entries.numpy() != _EMPTY, np.int32)
+
+    def check_unchanged(self) -> None:
+        """Raise ValueError if the mask_mod is no longer the one that the blocks are made for."""
+        now = trace_mods(None, self.mask_mod)
+        if now.text != self._mods.text or now.numbers != self._mods.numbers:
+            raise ValueError(
+                "block_mask: its mask_mod captures other numbers than at create_block_mask, "
+                f"{_numbers(now)} instead of {_numbers(self._mods)}; expected the same: make a "
+                "new block mask"
+            )
+
+    def __repr__(self) -> str:
+        """Shape, sparsity, and a drawing of the first mask."""
+        B, H, rows, keys = self.shape
+        return (
+            f"clattn.BlockMask(shape=({B}, {H}, {rows}, {keys}), BLOCK_SIZE={self.BLOCK_SIZE}, "
+            f"sparsity={self.sparsity():.2f}%)\n{_draw(self.entries.numpy()[0, 0])}"
+        )
+
+
+def _numbers(mods: Mods) -> str:
+    return ", ".join(map(str, mods.numbers)) or "none"
+
+
+def _draw(entries: np.ndarray) -> str:
+    """Draw blocks, several as one where they are many: full if all are, empty if all are."""
+    down, across = (-(-size // _MOST_DRAWN) for size in entries.shape)
+    lines = []
+    for top in range(0, entries.shape[0], down):
+        drawn = ""
+        for left in range(0, entries.shape[1], across):
+            some = entries[top : top + down, left : left + across]
+            alike = bool((some == some[0, 0]).all())
+            drawn += _MARKS[some[0, 0] if alike else _PARTIAL] * 2
+        lines.append(drawn.rstrip())
+    return "\n".join(lines)
+
+
+def create_block_mask(
+    mask_mod: Callable[..., Any],
+    B: int | None,
+    H: int | None,
+    Q_LEN: int,
+    KV_LEN: int,
+    device: Device | str | None = None,
+    BLOCK_SIZE: int = 128,
+) -> BlockMask:
+    """Find the empty, partial and full blocks of a mask.
+
+    As ``torch.nn.attention.flex_attention.create_block_mask``. A kernel computes the blocks; no
+    memory of the size (Q_LEN, KV_LEN) is used. One block mask serves many calls.
+
+    Parameters
+    ----------
+    mask_mod : callable
+        A function of (b, h, q_idx, kv_idx) that says what is attended to.
+    B, H : int or None
+        How many batches and heads have a mask of their own. None: all have the same.
+    Q_LEN : int
+        Rows of the mask: at least as many as the positions of the queries.
+    KV_LEN : int
+        Keys.
+    device : Device or str, optional
+        See `clattn.devices`. Default: `clattn.get_default_device`.
+    BLOCK_SIZE : int
+        Rows of a block, and its keys.
+
+    Returns
+    -------
+    BlockMask
+        For `flex_attention`.
+
+    Raises
+    ------
+    TypeError
+        The mask_mod cannot be traced, or a size is no whole number.
+    ValueError
+        A size is below 1.
+
+    Examples
+    --------
+    >>> def causal(b, h, q_idx, kv_idx):
+    ...     return q_idx >= kv_idx
+    >>> create_block_mask(causal, None, None, 512, 512)
+    clattn.BlockMask(shape=(1, 1, 512, 512), BLOCK_SIZE=128, sparsity=37.50%)
+    ░░
+    ██░░
+    ████░░
+    ██████░░
+    """
+    mods = trace_mods(None, mask_mod)
+    shape = (1 if B is None else B, 1 if H is None else H, Q_LEN, KV_LEN)
+    entries = _core.find_blocks(mods, *shape, BLOCK_SIZE, device)
+    sizes = tuple(map(operator.index, shape))
+    return BlockMask(mask_mod, mods, entries, sizes, operator.index(BLOCK_SIZE))  # type: ignore[arg-type]
