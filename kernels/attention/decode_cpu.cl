@@ -214,11 +214,7 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
     real added[BN];
     score_bounds bounds = count_from(row->bounds, 0, j0);
     bounds.limit = min(bounds.limit, (ca_int64)keys);
-#if HAS_MASK_MOD
     const bool asks = mask_block_at(call, row->batch, row->i, 1, j0, keys) != CA_BLOCK_FULL;
-#else
-    const bool asks = false;
-#endif
     if (SCORE_IS_PLAIN(params) && !asks &&
         sees_all(params, &bounds, 0, 1, 0, (keys + LANES - 1) / LANES * LANES)) {
         return;

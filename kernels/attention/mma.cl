@@ -300,9 +300,13 @@ attend_block(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
                            j + CHUNK <= i + tile->bounds.lower)) {
             continue;
         }
+        const int known = mask_block_at(tile->call, tile->batch, i, WARP_ROWS, j, CHUNK);
+        if (WARP_SKIPS && known == CA_BLOCK_EMPTY) {
+            continue;
+        }
         float4 scores[MT][KEY_TILES] = {{(float4)0.0f}};
         multiply_keys(warp, lane, address + k * E_CHUNKS * CHUNK_BYTES, queries, scores);
-        if (SCORE_IS_PLAIN(params) && !HAS_MASK_MOD &&
+        if (SCORE_IS_PLAIN(params) && known == CA_BLOCK_FULL &&
             sees_all(params, &tile->bounds, i, WARP_ROWS, j, CHUNK)) {
             softmax->seen = ~0u;
         } else {

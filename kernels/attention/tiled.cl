@@ -52,6 +52,7 @@ typedef struct {
     int j0;
     int keys;            /* that exist */
     score_bounds bounds; /* counted from row i0 and key j0 */
+    int known;           /* CA_BLOCK_…: what the user's mask does to it */
 } key_block;
 
 /* Returns the block of keys from j0 on, which ends before key `end`. */
@@ -60,6 +61,7 @@ block_at(const tile_state *tile, int j0, int end)
 {
     key_block block = {j0, min(BN, end - j0), count_from(tile->bounds, 0, j0)};
     block.bounds.limit = min(block.bounds.limit, block.keys);
+    block.known = mask_block_at(tile->call, tile->batch, tile->i0, tile->rows, j0, block.keys);
     return block;
 }
 
@@ -142,8 +144,8 @@ finish_scores(const tile_state *tile, const key_block *block, real *scores)
     const ca_attention_params *params = tile->call->params;
     const score_bounds bounds = count_from(block->bounds, tile->ty, tile->tx);
     const real scale = score_scale(params);
-    const bool plain =
-        SCORE_IS_PLAIN(params) && !HAS_MASK_MOD && sees_all(params, &block->bounds, 0, BM, 0, BN);
+    const bool plain = SCORE_IS_PLAIN(params) && block->known == CA_BLOCK_FULL &&
+                       sees_all(params, &block->bounds, 0, BM, 0, BN);
     uint seen = plain ? ~0u : 0u;
     if (plain) {
         UNROLLED_FOR (int n = 0; n < MI * NJ; n++) {
@@ -361,6 +363,9 @@ attend(const tile_state *tile, bool again, softmax_state *softmax, real *result)
         run_end = USES(params, PAST) ? min(end, first + (int)run.count) : end;
         PLAIN_FOR (int j0 = first; j0 < run_end; j0 += BN) {
             const key_block block = block_at(tile, j0, run_end);
+            if (block.known == CA_BLOCK_EMPTY && !all) { /* so it is for the whole group */
+                continue;
+            }
             attend_block(tile, &run, j0 - first, &block, again, softmax, result);
         }
     }
