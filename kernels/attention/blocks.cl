@@ -16,23 +16,24 @@
 #ifdef LANES
 #define SCORE_LANES LANES_ARE_ROWS
 #define ROWS        LANES
+#define NUMBERS     WIDE(convert_int)(lane_indices())
 #define ANY(x)      any_lane(x)
 #else
-#define ROWS   1
-#define ANY(x) ((x) != 0)
+#define ROWS    1
+#define NUMBERS 0
+#define ANY(x)  ((x) != 0)
 #endif
+#define KEYS 4                         /* that a turn of the loop asks for */
 #include "kernels/attention/score.clh" /* mod_mask, mod_row */
 
 /* Sets what the mask needs of ROWS rows from `first` on, of which the last repeats. */
 static inline void
 start_rows(mod_row *rows, const attention_call *call, const ca_int64 *batch, int first)
 {
-    const int last = (int)call->params->L - 1;
+    const OP(int, R) last = (OP(int, R))(int)(call->params->L - 1);
     rows->b = (int)batch[CA_BATCH_DIMS - 2];
     rows->h = (OP(int, R))(int)batch[CA_BATCH_DIMS - 1];
-    PLAIN_FOR (int n = 0; n < ROWS; n++) {
-        ((int *)&rows->q)[n] = min(first + n, last);
-    }
+    rows->q = min((OP(int, R))first + NUMBERS, last);
     start_mod_row(rows, call);
 }
 
@@ -64,10 +65,12 @@ attention_blocks(ATTENTION_ARGUMENTS)
         OP(bool, S) some = (OP(bool, S))0;
         OP(bool, S) all = ~some;
         start_rows(&rows, &call, batch, i);
-        PLAIN_FOR (int j = first_key; j < last_key; j++) {
-            const OP(bool, S) allowed = mod_mask(&call, &rows, j);
-            some |= allowed;
-            all &= allowed;
+        PLAIN_FOR (int j = first_key; j < last_key; j += KEYS) {
+            UNROLLED_FOR (int n = 0; n < KEYS; n++) { /* the last key repeats */
+                const OP(bool, S) allowed = mod_mask(&call, &rows, min(j + n, last_key - 1));
+                some |= allowed;
+                all &= allowed;
+            }
         }
         attends = attends || ANY(some);
         excludes = excludes || ANY(~all);
