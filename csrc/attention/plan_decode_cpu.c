@@ -69,8 +69,9 @@ static int64_t
 splits_worthwhile(const ca_attention *attention, const ca_knobs *knobs)
 {
     int64_t bytes = ca_knob_value(knobs, KIB, KIB_OF_AN_ITEM) << 10;
-    return ca_attention_visible_keys(attention) /
-           ca_divide_up(bytes, ca_attention_key_bytes(attention));
+    int64_t key_bytes = ca_attention_key_bytes(attention);
+    return key_bytes > 0 ? ca_attention_visible_keys(attention) / ca_divide_up(bytes, key_bytes)
+                         : 0;
 }
 
 static bool

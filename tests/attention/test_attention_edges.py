@@ -74,6 +74,15 @@ def test_empty_leading_dimensions_that_no_stride_joins(device, sizes):
         assert [x.shape for x in got] == [(*sizes, 4, 8), (*sizes, 4)]
 
 
+@pytest.mark.parametrize("L", [1, 20, 100])
+def test_no_columns_at_all(device, L):
+    """Keys and values of no bytes: each score is 0, and the lse is the log of their number."""
+    q, k, v = np.ones((3, L, 0), float32), np.ones((3, 7, 0), float32), np.ones((3, 7, 0), float32)
+    result, lse = sdpa(q, k, v, device=device, return_lse=True)
+    assert result.shape == (3, L, 0)
+    np.testing.assert_allclose(lse, np.log(7), rtol=1e-6)
+
+
 @pytest.mark.arrays_only  # its own process has no Tensors
 @pytest.mark.parametrize("name", ["reference", "cpu", "decode"])
 def test_lengths_that_change_after_the_check(device, name):
