@@ -8,6 +8,7 @@
 
 _Static_assert(sizeof(ca_attention_params) == CA_ATTENTION_PARAMS_SIZE,
                "host and device must agree on the parameters' layout");
+_Static_assert(CA_UNBOUNDED == CA_BAND_UNBOUNDED, "kernels know sides of the band without a bound");
 _Static_assert(CA_BOOL == CA_KERNEL_BOOL && CA_FLOAT16 == CA_KERNEL_FLOAT16 &&
                    CA_BFLOAT16 == CA_KERNEL_BFLOAT16 && CA_FLOAT32 == CA_KERNEL_FLOAT32 &&
                    CA_FLOAT64 == CA_KERNEL_FLOAT64 && CA_INT8 == CA_KERNEL_INT8 &&
@@ -61,7 +62,8 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
     bool masked = ca_attention_has(attention, CA_ATTENTION_MASK);
     bool counted = ca_attention_has(attention, CA_ATTENTION_KEY_COUNTS);
     bool shifted = counted && attention->band_follows_counts;
-    int64_t farthest = shifted ? L + 2 * T : L + T;
+    bool moved = ca_attention_has(attention, CA_ATTENTION_OFFSETS); /* kernels clamp the band */
+    int64_t farthest = moved ? CA_UNBOUNDED : shifted ? L + 2 * T : L + T;
     ca_optional_arrays arrays = ca_attention_optional(attention);
     double kept_scale = attention->dropout < 1 ? 1 / (1 - attention->dropout) : 0;
     ca_attention_params params = {

@@ -39,7 +39,7 @@ static bool
 is_small(const ca_attention *attention, const ca_attention_params *params)
 {
     bool wide = attention->operands[CA_ATTENTION_QUERY].dtype == CA_FLOAT64;
-    double keys = (double)(params->upper - params->lower + 1); /* of the band */
+    double keys = (double)params->upper - (double)params->lower + 1; /* of the band */
     keys = keys < (double)params->T ? keys : (double)params->T;
     double work = (wide ? 4 : 2) * keys * (double)(params->E + params->Ev);
     for (int d = 0; d < CA_BATCH_DIMS; d++) {

@@ -69,6 +69,12 @@ ca_attention_options(const ca_attention *attention)
     if (ca_attention_has(attention, CA_ATTENTION_SCORES)) {
         options |= CA_USES_SCORES | (uint32_t)stage_of(attention) << CA_STAGE_SHIFT;
     }
+    if (ca_attention_has(attention, CA_ATTENTION_SINKS)) {
+        options |= CA_USES_SINKS;
+    }
+    if (ca_attention_has(attention, CA_ATTENTION_OFFSETS)) {
+        options |= CA_USES_OFFSETS;
+    }
     return options;
 }
 

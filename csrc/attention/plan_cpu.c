@@ -114,7 +114,8 @@ heads_share_mask(const ca_attention *attention)
     return adds && !ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY) &&
            heads_adjoin(&operands[CA_ATTENTION_MASK]) &&
            heads_adjoin(&operands[CA_ATTENTION_BIAS]) &&
-           operands[CA_ATTENTION_KEY_COUNTS].batch[CA_BATCH_DIMS - 1] == 0;
+           operands[CA_ATTENTION_KEY_COUNTS].batch[CA_BATCH_DIMS - 1] == 0 &&
+           operands[CA_ATTENTION_OFFSETS].batch[CA_BATCH_DIMS - 1] == 0;
 }
 
 /* Choose the tiles of a work-item. Tiles of a head share keys that are packed or come from

@@ -19,6 +19,7 @@ ca_attention_init(ca_attention *attention, ca_tensor views[OPERANDS])
     attention->below = CA_BAND_UNBOUNDED;
     attention->above = CA_BAND_UNBOUNDED;
     attention->band_follows_counts = false;
+    attention->position = 0;
     attention->scale = 1;
     attention->softcap = 0;
     attention->mask_before_softcap = false;
@@ -257,6 +258,7 @@ ca_attention_take(ca_attention *attention, int d, int64_t first, int64_t count)
         }
         find_memory(operand, attention->batch);
     }
+    attention->position += rows ? first : 0;
     if (rows && attention->below != CA_BAND_UNBOUNDED) {
         attention->below -= first;
     }
@@ -345,10 +347,10 @@ ca_attention_visible_keys(const ca_attention *attention)
 int64_t
 ca_attention_heads_together(const ca_attention *attention)
 {
-    static const ca_attention_role shared[] = {CA_ATTENTION_KEY,          CA_ATTENTION_VALUE,
-                                               CA_ATTENTION_PAST_KEY,     CA_ATTENTION_PAST_VALUE,
-                                               CA_ATTENTION_KEY_COUNTS,   CA_ATTENTION_PRESENT_KEY,
-                                               CA_ATTENTION_PRESENT_VALUE};
+    static const ca_attention_role shared[] = {CA_ATTENTION_KEY,           CA_ATTENTION_VALUE,
+                                               CA_ATTENTION_PAST_KEY,      CA_ATTENTION_PAST_VALUE,
+                                               CA_ATTENTION_KEY_COUNTS,    CA_ATTENTION_PRESENT_KEY,
+                                               CA_ATTENTION_PRESENT_VALUE, CA_ATTENTION_OFFSETS};
     const int last = CA_BATCH_DIMS - 1;
     for (size_t n = 0; n < sizeof(shared) / sizeof(shared[0]); n++) {
         if (attention->operands[shared[n]].batch[last] != 0) {

@@ -27,7 +27,7 @@ typedef enum {
     CA_ATTENTION_MASK,       /* (L, M), M <= T, of any dtype */
     CA_ATTENTION_BIAS,       /* (L, T) */
     CA_ATTENTION_KEY_COUNTS, /* () int64, 0 … T */
-    CA_ATTENTION_SINKS,      /* (), of the type of the arithmetic */
+    CA_ATTENTION_SINKS,      /* (), of the type of the arithmetic; host memory, never +inf */
     CA_ATTENTION_OFFSETS,    /* () int64, positions of row 0 */
     CA_ATTENTION_BLOCKS,     /* (blocks of rows, blocks of keys), uint8 */
     CA_ATTENTION_NUMBERS,    /* of scores that the user writes: int64 */
@@ -74,9 +74,11 @@ typedef enum {
        score       = score_mod(score), of mods
        score       = softcap * tanh(score / softcap)
        score       = score + mask[i, j] + bias[i, j]
-       output[i]   = sum_j softmax_j(score[i, :])[j] * (value[j] + input_bias)
+       weight[i, j] = exp(score[i, j]) / (sum_j exp(score[i, j]) + exp(sink))
+       output[i]   = sum_j weight[i, j] * (value[j] + input_bias)
 
-   The input bias is not added to past keys and values. */
+   The input bias is not added to past keys and values. A row without a key is zeros, and its
+   log-sum-exp is the sink, or -inf without one. */
 typedef struct {
     int64_t batch[CA_BATCH_DIMS]; /* sizes; those of dimensions that are not there are 1 */
     int64_t L;                    /* query rows */
@@ -93,10 +95,11 @@ typedef struct {
     double filter;
     /* Row i attends key j only where -below <= j - i <= above; a bound may be negative,
        an unbounded side is CA_BAND_UNBOUNDED. Keys from key_counts on are excluded.
-       band_follows_counts: the count is added to j's bounds. */
+       band_follows_counts: the count is added to j's bounds. Offsets are added always. */
     int64_t below;
     int64_t above;
     bool band_follows_counts;
+    int64_t position; /* of row 0, without the offset. It is part of the band already */
     double scale;
     double softcap; /* 0: none */
     /* The softcap comes after the mask: an excluded key has the score -softcap. */

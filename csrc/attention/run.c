@@ -67,12 +67,33 @@ fill(const ca_attention *attention, ca_attention_role role, double value, ca_err
     return status;
 }
 
+/* Fill the log-sum-exp of rows without a key: with the sink of each. */
+static ca_status
+fill_sinks(const ca_attention *attention, ca_error *error)
+{
+    ca_status status = CA_OK;
+    const int64_t *batch = attention->batch;
+    for (int64_t n = 0; n < batch[0] * batch[1] * batch[2]; n++) {
+        ca_attention one = *attention;
+        const ca_operand *sink = &one.operands[CA_ATTENTION_SINKS];
+        ca_attention_take(&one, 0, n / batch[2] / batch[1], 1);
+        ca_attention_take(&one, 1, n / batch[2] % batch[1], 1);
+        ca_attention_take(&one, 2, n % batch[2], 1);
+        double value = sink->dtype == CA_FLOAT64 ? *(double *)sink->data : *(float *)sink->data;
+        CA_TRY(fill(&one, CA_ATTENTION_LSE, value, error));
+    }
+done:
+    return status;
+}
+
 ca_status
 ca_attention_fill(const ca_attention *attention, ca_error *error)
 {
     ca_status status = CA_OK;
     CA_TRY(fill(attention, CA_ATTENTION_OUTPUT, 0, error));
-    CA_TRY(fill(attention, CA_ATTENTION_LSE, -INFINITY, error));
+    CA_TRY(ca_attention_has(attention, CA_ATTENTION_SINKS)
+               ? fill_sinks(attention, error)
+               : fill(attention, CA_ATTENTION_LSE, -INFINITY, error));
 done:
     return status;
 }

@@ -224,7 +224,7 @@ ca_cache_attend_views(const ca_cache *cache, const ca_torch_sdpa *call, const ca
     int64_t B = cache->key.shape[0];
     ca_tensor absent;
     ca_tensor_set_absent(&absent);
-    ca_torch_sdpa_views(call, output, &absent, attention, views);
+    ca_torch_sdpa_views(call, output, &absent, &absent, attention, views);
     bool uneven = cache->lengths != NULL;
     if (uneven) {
         const ca_tensor counts = {.dtype = CA_INT64,

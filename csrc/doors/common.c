@@ -162,12 +162,31 @@ ca_door_default_scale(int64_t E)
     return E > 0 ? 1 / sqrt((double)E) : 1;
 }
 
+int64_t
+ca_door_add_places(int64_t a, int64_t b)
+{
+    bool high = a > 0 && b > INT64_MAX - a;
+    bool low = a < 0 && b < -INT64_MAX - a;
+    return high ? INT64_MAX : low ? -INT64_MAX : a + b;
+}
+
+/* No row or key is farther away, and the sum of this and a length does not overflow. */
+#define FARTHEST (INT64_MAX / 2)
+
+static int64_t
+within_reach(int64_t distance)
+{
+    return distance > FARTHEST ? FARTHEST : distance < -FARTHEST ? -FARTHEST : distance;
+}
+
 void
 ca_door_set_band(ca_attention *attention, int64_t left, int64_t right, bool causal, int64_t shift)
 {
-    attention->below = left != CA_BAND_UNBOUNDED ? left - shift : CA_BAND_UNBOUNDED;
-    attention->above = right != CA_BAND_UNBOUNDED ? right + shift : CA_BAND_UNBOUNDED;
-    if (causal && shift < attention->above) {
-        attention->above = shift;
+    int64_t first = within_reach(ca_door_add_places(shift, -left));
+    int64_t last = within_reach(ca_door_add_places(shift, right));
+    attention->below = left != CA_BAND_UNBOUNDED ? -first : CA_BAND_UNBOUNDED;
+    attention->above = right != CA_BAND_UNBOUNDED ? last : CA_BAND_UNBOUNDED;
+    if (causal && within_reach(shift) < attention->above) {
+        attention->above = within_reach(shift);
     }
 }

@@ -51,6 +51,9 @@ ca_status ca_door_check_dtypes(const ca_tensor *query, const ca_tensor *key, con
 ca_status ca_door_check_matrices(const ca_tensor *query, const ca_tensor *key,
                                  const ca_tensor *value, int lowest_rank, ca_error *error);
 
+/* Returns a + b, or the nearest number that 64 bits hold. */
+int64_t ca_door_add_places(int64_t a, int64_t b);
+
 /* Set the band: row i stands at key i + shift, and attends `left` keys before and `right`
    keys after that key, CA_BAND_UNBOUNDED for all. With `causal`, none after. */
 void ca_door_set_band(ca_attention *attention, int64_t left, int64_t right, bool causal,

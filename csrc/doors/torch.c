@@ -4,9 +4,24 @@
  */
 #include "doors/torch.h"
 
+#include <float.h>
+#include <math.h>
 #include <string.h>
 
 #include "doors/common.h"
+
+void
+ca_torch_sdpa_init(ca_torch_sdpa *call)
+{
+    ca_tensor_set_absent(&call->sinks);
+    ca_tensor_set_absent(&call->offsets);
+    call->position = 0;
+    call->dropout = 0;
+    call->seed = 0;
+    call->returns_weights = false;
+    call->mods = NULL;
+    ca_tensor_set_absent(&call->blocks.entries);
+}
 
 static ca_status
 check_heads(const ca_torch_sdpa *call, ca_error *error)
@@ -63,9 +78,39 @@ check_mask(const ca_tensor *mask, int ndim, const int64_t *shape, int64_t S, ca_
     return CA_OK;
 }
 
-/* A mask's blocks fit the keys, at least the rows, and the leading dimensions or 1. */
+/* Kernels give mods the positions of rows in 32 bits. */
+#define HIGHEST_POSITION (INT32_MAX / 2)
+
+/* Check the positions of rows, and find those of the first and of the last row. */
 static ca_status
-check_blocks(const ca_torch_sdpa *call, int ndim, const int64_t *shape, ca_error *error)
+check_positions(const ca_torch_sdpa *call, int64_t L, int64_t *first, int64_t *last,
+                ca_error *error)
+{
+    const ca_tensor *offsets = &call->offsets;
+    int64_t count = offsets->data != NULL ? offsets->shape[0] : 1;
+    *first = INT64_MAX;
+    *last = INT64_MIN;
+    for (int64_t b = 0; b < count; b++) {
+        int64_t offset = offsets->data != NULL
+                             ? ((const int64_t *)offsets->data)[b * offsets->strides[0]]
+                             : call->position;
+        if (offset < -HIGHEST_POSITION || offset > HIGHEST_POSITION - L) {
+            return ca_error_set(error, CA_ERROR_VALUE,
+                                "query_offset has the number %lld; expected %d to %lld for %lld "
+                                "rows with score_mod, mask_mod or block_mask",
+                                (long long)offset, -HIGHEST_POSITION,
+                                (long long)(HIGHEST_POSITION - L), (long long)L);
+        }
+        *first = offset < *first ? offset : *first;
+        *last = offset + L - 1 > *last ? offset + L - 1 : *last;
+    }
+    return CA_OK;
+}
+
+/* A mask's blocks fit the keys, the positions of rows, and the leading dimensions or 1. */
+static ca_status
+check_blocks(const ca_torch_sdpa *call, int ndim, const int64_t *shape, int64_t first, int64_t last,
+             ca_error *error)
 {
     const ca_blocks *blocks = &call->blocks;
     int64_t keys = ca_tensor_size(&call->key, 2);
@@ -74,12 +119,12 @@ check_blocks(const ca_torch_sdpa *call, int ndim, const int64_t *shape, ca_error
     memcpy(expected, shape, (size_t)ndim * sizeof(*expected));
     expected[ndim - 2] = blocks->entries.shape[2];
     expected[ndim - 1] = blocks->entries.shape[3];
-    if (blocks->keys != keys || blocks->rows < shape[ndim - 2]) {
+    if (blocks->keys != keys || first < 0 || last >= blocks->rows) {
         return ca_error_set(error, CA_ERROR_VALUE,
-                            "block_mask is for %lld rows and %lld keys; expected at least %lld "
-                            "rows and %lld keys",
-                            (long long)blocks->rows, (long long)blocks->keys,
-                            (long long)shape[ndim - 2], (long long)keys);
+                            "block_mask is for positions 0 to %lld of queries and %lld keys; "
+                            "expected positions %lld to %lld and %lld keys",
+                            (long long)blocks->rows - 1, (long long)blocks->keys, (long long)first,
+                            (long long)last, (long long)keys);
     }
     if (!ca_door_broadcast(&blocks->entries, ndim, expected, &view)) {
         return ca_error_set(error, CA_ERROR_VALUE,
@@ -89,6 +134,28 @@ check_blocks(const ca_torch_sdpa *call, int ndim, const int64_t *shape, ca_error
                             (long long)blocks->entries.shape[1], CA_SHAPE_WORDS(ndim, shape));
     }
     return CA_OK;
+}
+
+static ca_status
+check_mods(const ca_torch_sdpa *call, int ndim, const int64_t *shape, ca_error *error)
+{
+    ca_status status = CA_OK;
+    int64_t L = shape[ndim - 2];
+    int64_t first;
+    int64_t last;
+    if (L > HIGHEST_POSITION || ca_tensor_size(&call->key, 2) > HIGHEST_POSITION) {
+        CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
+                            "query has %lld rows and key has %lld; expected at most %d with "
+                            "score_mod, mask_mod or block_mask",
+                            (long long)L, (long long)ca_tensor_size(&call->key, 2),
+                            HIGHEST_POSITION));
+    }
+    CA_TRY(check_positions(call, L, &first, &last, error));
+    if (call->blocks.entries.data != NULL && L > 0) {
+        CA_TRY(check_blocks(call, ndim, shape, first, last, error));
+    }
+done:
+    return status;
 }
 
 static ca_status
@@ -104,6 +171,42 @@ check_scalars(const ca_torch_sdpa *call, ca_error *error)
     }
 done:
     return status;
+}
+
+/* `shape` is the result's, of ndim sizes. */
+static ca_status
+check_sinks(const ca_tensor *sinks, int ndim, const int64_t *shape, ca_error *error)
+{
+    int64_t Hq = ndim >= 3 ? shape[ndim - 3] : 1;
+    if (sinks->data != NULL && (sinks->ndim != 1 || sinks->shape[0] != Hq)) {
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "sinks has shape %s; expected (%lld,), one for each query head",
+                            CA_SHAPE_OF(sinks), (long long)Hq);
+    }
+    return CA_OK;
+}
+
+static ca_status
+check_offsets(const ca_torch_sdpa *call, ca_error *error)
+{
+    const ca_tensor *query = &call->query;
+    if (call->offsets.data == NULL) {
+        return CA_OK;
+    }
+    if (query->ndim < 4) {
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "query_offset has shape %s; expected an int for a query of shape %s, "
+                            "which has less than four dimensions",
+                            CA_SHAPE_OF(&call->offsets), CA_SHAPE_OF(query));
+    }
+    if (call->offsets.shape[0] != query->shape[0]) {
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "query_offset has shape %s; expected an int or (%lld,), one for each "
+                            "entry of the first dimension of query (shape %s)",
+                            CA_SHAPE_OF(&call->offsets), (long long)query->shape[0],
+                            CA_SHAPE_OF(query));
+    }
+    return CA_OK;
 }
 
 ca_status
@@ -138,11 +241,19 @@ ca_torch_sdpa_check(const ca_torch_sdpa *call, int *ndim, int64_t shape[CA_MAX_D
     if (call->has_mask) {
         CA_TRY(check_mask(&call->attn_mask, n, shape, ca_tensor_size(&call->key, 2), error));
     }
-    if (call->blocks.entries.data != NULL) {
-        CA_TRY(check_blocks(call, n, shape, error));
+    CA_TRY(check_sinks(&call->sinks, n, shape, error));
+    CA_TRY(check_offsets(call, error));
+    if (call->mods != NULL) {
+        CA_TRY(check_mods(call, n, shape, error));
     }
     int64_t count;
     CA_TRY(ca_shape_count(n, shape, "the result", &count, error));
+    if (call->returns_weights) {
+        int64_t weights[CA_MAX_DIMS];
+        memcpy(weights, shape, (size_t)n * sizeof(*shape));
+        weights[n - 1] = ca_tensor_size(&call->key, 2);
+        CA_TRY(ca_shape_count(n, weights, "the weights", &count, error));
+    }
 done:
     return status;
 }
@@ -157,7 +268,7 @@ set_mods(const ca_torch_sdpa *call, const ca_tensor *output, int64_t Hk, ca_atte
     ca_tensor *blocks = &views[CA_ATTENTION_BLOCKS];
     numbers[CA_NUMBER_OF_ROWS] = ca_tensor_size(output, 2) > 0 ? ca_tensor_size(output, 2) : 1;
     numbers[CA_NUMBER_OF_HEADS] = ca_tensor_size(output, 3) > 0 ? ca_tensor_size(output, 3) : 1;
-    numbers[CA_NUMBER_OF_POSITION] = 0;
+    numbers[CA_NUMBER_OF_POSITION] = call->position;
     numbers[CA_NUMBER_OF_BLOCK_ROWS] = call->blocks.size;
     numbers[CA_NUMBER_OF_BLOCK_KEYS] = call->blocks.size;
     attention->mods = call->mods;
@@ -165,8 +276,40 @@ set_mods(const ca_torch_sdpa *call, const ca_tensor *output, int64_t Hk, ca_atte
 }
 
 void
+ca_torch_convert_sinks(const ca_tensor *sinks, ca_tensor *converted)
+{
+    for (int64_t h = 0; h < sinks->shape[0]; h++) {
+        ca_tensor one = *sinks;
+        ca_tensor_take(&one, 0, h, 1);
+        double sink = ca_tensor_first_number(&one);
+        sink = sink == INFINITY ? NAN : sink;
+        if (converted->dtype == CA_FLOAT64) {
+            ((double *)converted->data)[h] = sink;
+        } else {
+            bool low = isfinite(sink) && sink < -FLT_MAX;
+            ((float *)converted->data)[h] = sink > FLT_MAX ? FLT_MAX : low ? -FLT_MAX : (float)sink;
+        }
+    }
+}
+
+/* View offsets, one for each entry of the first dimension of a query of ndim dimensions, as those of
+   all heads. */
+static ca_tensor
+spread_offsets(const ca_tensor *offsets, int ndim)
+{
+    ca_tensor view;
+    ca_tensor_start_view(offsets, &view);
+    ca_tensor_add_dim(&view, offsets->shape[0], offsets->strides[0]);
+    while (view.ndim < ndim - 2) {
+        ca_tensor_add_dim(&view, 1, 0);
+    }
+    return view;
+}
+
+void
 ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output, const ca_tensor *lse,
-                    ca_attention *attention, ca_tensor views[CA_ATTENTION_OPERANDS])
+                    const ca_tensor *weights, ca_attention *attention,
+                    ca_tensor views[CA_ATTENTION_OPERANDS])
 {
     int nleading = output->ndim - 2;
     const int64_t *shape = output->shape;
@@ -175,6 +318,10 @@ ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output, const ca
     int64_t L = ca_tensor_size(&call->query, 2);
     int64_t S = ca_tensor_size(&call->key, 2);
     int64_t E = ca_tensor_size(&call->query, 1);
+    ca_tensor offsets = call->offsets;
+    if (offsets.data != NULL) {
+        offsets = spread_offsets(&call->offsets, call->query.ndim);
+    }
     const struct {
         const ca_tensor *tensor;
         int trailing;
@@ -183,6 +330,8 @@ ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output, const ca
         {&call->query, 2, CA_ATTENTION_QUERY}, {&call->key, 2, CA_ATTENTION_KEY},
         {&call->value, 2, CA_ATTENTION_VALUE}, {&call->attn_mask, 2, CA_ATTENTION_MASK},
         {output, 2, CA_ATTENTION_OUTPUT},      {lse, 1, CA_ATTENTION_LSE},
+        {weights, 2, CA_ATTENTION_SCORES},     {&call->sinks, 0, CA_ATTENTION_SINKS},
+        {&offsets, 0, CA_ATTENTION_OFFSETS},
     };
 
     ca_attention_init(attention, views);
@@ -202,7 +351,11 @@ ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output, const ca
         set_mods(call, output, Hk, attention, views);
     }
 
-    int64_t shift = call->causal == CA_CAUSAL_LOWER_RIGHT ? S - L : 0;
+    attention->stage = CA_SCORES_WEIGHTS;
+    attention->position = call->position;
+
+    int64_t shift =
+        ca_door_add_places(call->causal == CA_CAUSAL_LOWER_RIGHT ? S - L : 0, call->position);
     ca_door_set_band(attention, call->window_left, call->window_right,
                      call->causal != CA_CAUSAL_NONE, shift);
 }

@@ -33,6 +33,9 @@ typedef struct {
     ca_tensor value;     /* (…, Hk, S, Ev) */
     ca_tensor attn_mask; /* broadcasts to (…, Hq, L, S); data NULL: none */
     bool has_mask;       /* an empty mask has no data but is checked all the same */
+    ca_tensor sinks;     /* (Hq,), of the type of the arithmetic, never +inf; data NULL: none */
+    ca_tensor offsets;   /* int64 (B,), B the first dimension of query; data NULL: none */
+    int64_t position;    /* without offsets: row i stands at i + position */
     ca_causal causal;
     bool enable_gqa;
     bool has_scale; /* else 1/sqrt(E) */
@@ -42,18 +45,29 @@ typedef struct {
     int64_t window_right; /* likewise */
     double dropout;       /* 0 … 1 */
     uint64_t seed;
+    bool returns_weights;
     ca_mods *mods;    /* NULL: none; the door sets the numbers of the call */
     ca_blocks blocks; /* of a mask that mods have; entries absent: none */
 } ca_torch_sdpa;
+
+/* Start a call without what few calls have: sinks, positions, dropout, weights. */
+void ca_torch_sdpa_init(ca_torch_sdpa *call);
 
 /* Check every rule; the result's shape (…, Hq, L, Ev) is written to `shape`.
    CA_ERROR_TYPE or CA_ERROR_VALUE naming the argument. */
 ca_status ca_torch_sdpa_check(const ca_torch_sdpa *call, int *ndim, int64_t shape[CA_MAX_DIMS],
                               ca_error *error);
 
+/* Write sinks, of any float dtype, to `converted`, which has their shape and the type of the
+   arithmetic. Both are on the host. A finite number stays finite. +inf becomes a NaN, which a
+   score of +inf gives too. */
+void ca_torch_convert_sinks(const ca_tensor *sinks, ca_tensor *converted);
+
 /* Set the options and views of the checked call, which are to be folded. `output` has the result's
-   shape, `lse` that without its last dimension (data NULL: not wanted). */
+   shape, `lse` that without its last dimension (data NULL: not wanted), `weights` (…, Hq, L, S)
+   likewise. */
 void ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output, const ca_tensor *lse,
-                         ca_attention *attention, ca_tensor views[CA_ATTENTION_OPERANDS]);
+                         const ca_tensor *weights, ca_attention *attention,
+                         ca_tensor views[CA_ATTENTION_OPERANDS]);
 
 #endif

@@ -85,13 +85,8 @@ parse_numbers(ca_py_call *call, PyObject *object, const char *name, const int64_
     if (object == Py_None) {
         return 0;
     }
-    if (ca_py_call_array(call, object, name, CA_TAKES_NUMBERS, &tensor) < 0) {
+    if (ca_py_call_int64s(call, object, name, &tensor) < 0) {
         return -1;
-    }
-    bool fits = tensor.dtype == CA_INT64 && tensor.block == NULL && tensor.ndim == 1 &&
-                (tensor.shape[0] < 2 || tensor.strides[0] == 1);
-    if (!fits) {
-        return ca_py_raise(PyExc_TypeError, "%s must be contiguous int64 of one dimension", name);
     }
     *numbers = tensor.data;
     *count = tensor.shape[0];
@@ -197,16 +192,13 @@ cache_attend(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     ca_error error = {0};
     bool causal;
     int64_t shape[4];
+    ca_torch_sdpa_init(&sdpa);
     if (begin(self, &call, "KVCache.attend", nargs, ARGUMENTS) < 0 ||
         ca_py_call_array(&call, args[QUERY], "query", CA_TAKES_FLOATS, &sdpa.query) < 0 ||
         ca_py_call_optional(&call, args[ATTN_MASK], "attn_mask", CA_TAKES_BOOL_AND_FLOATS,
                             &sdpa.attn_mask) < 0) {
         goto done;
     }
-    sdpa.dropout = 0;
-    sdpa.seed = 0;
-    sdpa.mods = NULL;
-    ca_tensor_set_absent(&sdpa.blocks.entries);
     sdpa.has_mask = args[ATTN_MASK] != Py_None;
     if (ca_py_flag(args[IS_CAUSAL], "is_causal", &causal) < 0 ||
         ca_py_scale(args[SCALE], &sdpa.has_scale, &sdpa.scale) < 0 ||

@@ -121,6 +121,19 @@ ca_py_call_host_array(ca_py_call *call, PyObject *object, const char *name, ca_p
 }
 
 int
+ca_py_call_int64s(ca_py_call *call, PyObject *object, const char *name, ca_tensor *tensor)
+{
+    if (ca_py_call_array(call, object, name, CA_TAKES_NUMBERS, tensor) < 0) {
+        return -1;
+    }
+    bool fits = tensor->dtype == CA_INT64 && tensor->block == NULL && tensor->ndim == 1 &&
+                (tensor->shape[0] < 2 || tensor->strides[0] == 1);
+    return fits
+               ? 0
+               : ca_py_raise(PyExc_TypeError, "%s must be contiguous int64 of one dimension", name);
+}
+
+int
 ca_py_call_ready(ca_py_call *call, PyObject *device_argument)
 {
     if (ca_py_check_device(call->state, device_argument) < 0) {

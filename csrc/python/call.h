@@ -44,6 +44,9 @@ int ca_py_call_optional(ca_py_call *call, PyObject *object, const char *name, ca
 int ca_py_call_host_array(ca_py_call *call, PyObject *object, const char *name, ca_py_dtypes dtypes,
                           ca_tensor *tensor);
 
+/* Reads contiguous int64 numbers of one dimension, in host memory. */
+int ca_py_call_int64s(ca_py_call *call, PyObject *object, const char *name, ca_tensor *tensor);
+
 /* Notes the device of `object`, argument `name`, if it is a Tensor. Returns -1 with a ValueError if
    earlier Tensors are on another device. */
 int ca_py_call_note(ca_py_call *call, PyObject *object, const char *name);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "doors/torch.h"
+
+#include <string.h>
+
 #include "attention/problem.h"
 #include "python/call.h"
 #include "python/error.h"
@@ -24,6 +27,9 @@ enum {
     RETURN_LSE,
     OUT,
     DEVICE,
+    SINKS,
+    QUERY_OFFSET,
+    RETURN_WEIGHTS,
     MODS,
     BLOCK_MASK,
     ARGUMENTS,
@@ -41,6 +47,38 @@ parse_dropout(PyObject *const *args, ca_torch_sdpa *sdpa)
     return ca_py_seed(args[SEED], sdpa->dropout > 0, &sdpa->seed);
 }
 
+/* Reads sinks, as numbers of the type of the arithmetic, which the call keeps. */
+static int
+parse_sinks(PyObject *object, ca_torch_sdpa *sdpa, ca_py_call *call)
+{
+    ca_tensor sinks;
+    if (object == Py_None) {
+        return 0;
+    }
+    if (ca_py_call_host_array(call, object, "sinks", CA_TAKES_FLOATS, &sinks) < 0) {
+        return -1;
+    }
+    if (sinks.ndim != 1) {
+        return ca_py_raise(PyExc_ValueError, "sinks has %d dimensions; expected one", sinks.ndim);
+    }
+    ca_dtype dtype = sdpa->query.dtype == CA_FLOAT64 ? CA_FLOAT64 : CA_FLOAT32;
+    PyObject *converted = ca_py_host_result(NULL, dtype, 1, sinks.shape, &sdpa->sinks);
+    if (converted == NULL) {
+        return -1;
+    }
+    call->keep[call->kept++] = converted;
+    ca_torch_convert_sinks(&sinks, &sdpa->sinks);
+    return 0;
+}
+
+/* Reads query_offset: a whole number, or the int64 numbers that functional.py makes. */
+static int
+parse_offset(PyObject *object, ca_torch_sdpa *sdpa, ca_py_call *call)
+{
+    return PyLong_Check(object) ? ca_py_any_int(object, "query_offset", &sdpa->position)
+                                : ca_py_call_int64s(call, object, "query_offset", &sdpa->offsets);
+}
+
 /* Reads all arguments that are not arrays. */
 static int
 parse_options(PyObject *const *args, ca_torch_sdpa *sdpa, bool *return_lse)
@@ -49,7 +87,8 @@ parse_options(PyObject *const *args, ca_torch_sdpa *sdpa, bool *return_lse)
         ca_py_scale(args[SCALE], &sdpa->has_scale, &sdpa->scale) < 0 ||
         ca_py_flag(args[ENABLE_GQA], "enable_gqa", &sdpa->enable_gqa) < 0 ||
         ca_py_window(args[WINDOW], &sdpa->window_left, &sdpa->window_right) < 0 ||
-        ca_py_double(args[SOFTCAP], "softcap", &sdpa->softcap) < 0) {
+        ca_py_double(args[SOFTCAP], "softcap", &sdpa->softcap) < 0 ||
+        ca_py_flag(args[RETURN_WEIGHTS], "return_weights", &sdpa->returns_weights) < 0) {
         return -1;
     }
     return ca_py_flag(args[RETURN_LSE], "return_lse", return_lse);
@@ -63,7 +102,8 @@ parse_arrays(PyObject *const *args, ca_torch_sdpa *sdpa, ca_py_call *call)
     if (ca_py_call_array(call, args[QUERY], "query", floats, &sdpa->query) < 0 ||
         ca_py_call_array(call, args[KEY], "key", floats, &sdpa->key) < 0 ||
         ca_py_call_array(call, args[VALUE], "value", floats, &sdpa->value) < 0 ||
-        ca_py_call_note(call, args[OUT], "out") < 0) {
+        ca_py_call_note(call, args[OUT], "out") < 0 || parse_sinks(args[SINKS], sdpa, call) < 0 ||
+        parse_offset(args[QUERY_OFFSET], sdpa, call) < 0) {
         return -1;
     }
     return ca_py_call_optional(call, args[ATTN_MASK], "attn_mask", CA_TAKES_BOOL_AND_FLOATS,
@@ -79,7 +119,6 @@ parse_mods(PyObject *const *args, ca_torch_sdpa *sdpa, ca_mods *mods, ca_py_call
     long long keys;
     long long size;
     ca_blocks *blocks = &sdpa->blocks;
-    ca_tensor_set_absent(&blocks->entries);
     sdpa->mods = args[MODS] != Py_None ? mods : NULL;
     if (ca_py_mods_parse(call, args[MODS], sdpa->query.dtype == CA_FLOAT64, mods) < 0) {
         return -1;
@@ -122,13 +161,13 @@ is_direct(const ca_torch_sdpa *sdpa, const ca_py_out *out)
            !(sdpa->has_mask && overlaps(tensor, &sdpa->attn_mask));
 }
 
-/* Runs the checked call, whose result has this shape. Returns the output, or the pair of output and
-   log-sum-exp; NULL with an exception. */
+/* Runs the checked call, whose result has this shape. Returns the output, or a tuple of output,
+   log-sum-exp and weights, of which the last two may be missing; NULL with an exception. */
 static PyObject *
 run(const ca_py_call *call, const ca_torch_sdpa *sdpa, PyObject *const *args, int ndim,
     const int64_t *shape, bool return_lse)
 {
-    enum { OUTPUT, LSE, RESULTS };
+    enum { OUTPUT, RESULTS = 3 };
     ca_dtype dtype = sdpa->query.dtype;
     ca_dtype lse_dtype = dtype == CA_FLOAT64 ? CA_FLOAT64 : CA_FLOAT32;
     PyObject *out = args[OUT] != Py_None ? args[OUT] : NULL;
@@ -136,6 +175,9 @@ run(const ca_py_call *call, const ca_torch_sdpa *sdpa, PyObject *const *args, in
     ca_py_out opened = {.shell = NULL};
     ca_tensor output;
     ca_tensor lse;
+    ca_tensor weights;
+    int64_t weights_shape[CA_MAX_DIMS];
+    int count = 1;
     ca_attention attention;
     ca_tensor views[CA_ATTENTION_OPERANDS];
     ca_py_output results[RESULTS] = {{.result = NULL}};
@@ -147,18 +189,27 @@ run(const ca_py_call *call, const ca_torch_sdpa *sdpa, PyObject *const *args, in
     results[OUTPUT] =
         ca_py_output_of(!direct, out != NULL ? out : args[QUERY], dtype, ndim, shape, &output);
     results[OUTPUT].out = out;
-    results[LSE] = ca_py_output_of(return_lse, args[QUERY], lse_dtype, ndim - 1, shape, &lse);
-    if (ca_py_call_outputs(call, results, RESULTS) < 0) {
+    ca_tensor_set_absent(&lse);
+    ca_tensor_set_absent(&weights);
+    if (return_lse) {
+        results[count++] = ca_py_output_of(true, args[QUERY], lse_dtype, ndim - 1, shape, &lse);
+    }
+    if (sdpa->returns_weights) {
+        memcpy(weights_shape, shape, (size_t)ndim * sizeof(*shape));
+        weights_shape[ndim - 1] = ca_tensor_size(&sdpa->key, 2);
+        results[count++] = ca_py_output_of(true, args[QUERY], dtype, ndim, weights_shape, &weights);
+    }
+    if (ca_py_call_outputs(call, results, count) < 0) {
         goto done;
     }
-    ca_torch_sdpa_views(sdpa, direct ? &opened.tensor : &output, &lse, &attention, views);
+    ca_torch_sdpa_views(sdpa, direct ? &opened.tensor : &output, &lse, &weights, &attention, views);
     if (ca_py_call_attention(call, &attention, views) < 0) {
         goto done;
     }
     if (out == NULL || direct ||
         ca_py_call_copy(call, ca_py_is_tensor(call->state, out) ? out : opened.shell,
                         results[OUTPUT].result) == 0) {
-        answer = ca_py_call_give_all(call, results, return_lse ? RESULTS : 1);
+        answer = ca_py_call_give_all(call, results, count);
     }
 done:
     Py_XDECREF(opened.shell);
@@ -166,7 +217,7 @@ done:
     return answer;
 }
 
-/* scaled_dot_product_attention(query, key, …, device, /): see functional.py */
+/* scaled_dot_product_attention(query, key, …, return_weights, /): see functional.py */
 static PyObject *
 scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -180,6 +231,7 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
     int64_t shape[CA_MAX_DIMS];
     bool flex = nargs == ARGUMENTS && args[MODS] != Py_None;
     const char *name = flex ? "flex_attention" : "scaled_dot_product_attention";
+    ca_torch_sdpa_init(&sdpa);
     if (ca_py_call_begin(&call, module, name, nargs, ARGUMENTS) == 0 &&
         parse_arrays(args, &sdpa, &call) == 0 && parse_options(args, &sdpa, &return_lse) == 0 &&
         parse_mods(args, &sdpa, &mods, &call) == 0 && ca_py_call_ready(&call, args[DEVICE]) == 0 &&

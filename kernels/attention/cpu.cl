@@ -316,24 +316,47 @@ start_tile(tile_sums *sums, const attention_call *call, ca_int64 linear, ca_int6
     start_softmax(&sums->softmax);
 }
 
-/* Writes the rows of a tile. */
+/* Adds the sinks of a tile's rows to the sums of their weights. */
 CALLED void
-finish_tile(tile_sums *sums)
+add_sinks(tile_sums *sums)
+{
+    softmax_state *softmax = &sums->softmax;
+    PLAIN_FOR (int n = 0; n < BM; n++) {
+        ca_int64 batch[CA_BATCH_DIMS];
+        (void)row_of_tile(&sums->tile, n, batch);
+        const real weight =
+            weight_of_sink(sums->tile.call, batch, ((const real *)softmax->base)[n]);
+        ((real *)softmax->sum)[n] += weight;
+#if BFLOAT16_PAIRS
+        ((real *)softmax->rounded)[n] += weight;
+#endif
+    }
+}
+
+/* Writes the rows of a tile. `weights` has room for MAX_KEYS keys. */
+CALLED void
+finish_tile(tile_sums *sums, realv *weights, term *packed)
 {
     const tile_state *tile = &sums->tile;
     const attention_call *call = tile->call;
     const ca_attention_params *params = call->params;
     const softmax_state *softmax = &sums->softmax;
-    if (normalise(softmax, ca_kept_scale(params), tile->excluding, sums->result, (int)params->Ev)) {
-        ask_to_redo(call);
-    }
-    store_result(sums->result, tile);
     PLAIN_FOR (int n = 0; n < tile->rows && (params->flags & CA_HAS_LSE); n++) {
         ca_int64 batch[CA_BATCH_DIMS];
         const ca_int64 i = row_of_tile(tile, n, batch);
         write_lse(call, batch, i, ((const real *)softmax->base)[n], ((const real *)softmax->sum)[n],
                   ((const INT_NAME *)softmax->seen)[n] != 0);
     }
+    if (USES(params, SINKS)) {
+        add_sinks(sums);
+    }
+    if (WRITES_STAGE(params, 3)) {
+        write_weights(tile, sums->queries, softmax, weights, packed);
+    }
+    if (normalise(softmax, ca_kept_scale(params), tile->excluding, sums->result, (int)params->Ev)) {
+        ask_to_redo(call);
+    }
+    store_result(sums->result, tile);
 }
 
 /* Attends to the keys of a work-item's tiles. */
@@ -380,11 +403,7 @@ attend_tiles(const attention_call *call, ca_int64 number)
     }
     attend(&item, added, weights, packed);
     PLAIN_FOR (int n = 0; n < count; n++) {
-        tile_sums *sums = &item.tiles[n];
-        if (WRITES_STAGE(params, 3)) {
-            write_weights(&sums->tile, sums->queries, &sums->softmax, added, packed);
-        }
-        finish_tile(sums);
+        finish_tile(&item.tiles[n], added, packed);
     }
 }
 

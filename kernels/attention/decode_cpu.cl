@@ -323,7 +323,7 @@ finish_row(const attention_call *call, const ca_int64 *batch, ca_int64 i, const 
     const int Ev = (int)params->Ev;
     const ca_int64 column = params->output.column;
     const bool attends = highest != -INFINITY || sum != REAL(0.0);
-    const real factor = factor_of_row(params, sum, attends);
+    const real factor = factor_of_row(call, batch, base_of(highest), sum, attends);
     __global storage *row = call->output + ca_offset(&params->output, batch, i, 0);
     realv nonzero = (realv)REAL(0.0);
     PLAIN_FOR (int n = 0; n < CHUNKS(Ev); n++) {

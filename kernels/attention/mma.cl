@@ -343,7 +343,8 @@ write_rows(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
     WARP_FOR (int r = 0; r < ROWS; r++) {
         const int row = lane->row + 8 * r;
         const bool seen = row_is_seen(warp, softmax, r);
-        const float factor = factor_of_row(params, rounded_sum(softmax, r), seen);
+        const float factor =
+            factor_of_row(call, tile->batch, softmax->base[r], rounded_sum(softmax, r), seen);
         const float sum = LSE ? sum_of_four(warp, softmax->sum[r]) : 0.0f;
         if (row < tile->rows) {
             __global ushort *to = (__global ushort *)call->output +

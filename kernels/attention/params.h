@@ -10,8 +10,9 @@
  *     score      += mask[i, j] + bias[i, j]
  *     row i attends to key j only where lower <= j - i <= upper, j < limit and the mask
  *     allows it
- *     output[i]   = sum_j softmax_j(score[i, :])[j] * value[j, :]
- *     lse[i]      = log sum_j exp(score[i, j])                  -inf for an empty row
+ *     weight[i, j] = exp(score[i, j]) / (sum_j exp(score[i, j]) + exp(sink))
+ *     output[i]   = sum_j weight[i, j] * value[j, :]            0 for an empty row
+ *     lse[i]      = log(sum_j exp(score[i, j]) + exp(sink))     without a sink, it is -inf
  */
 #pragma once
 
@@ -27,7 +28,7 @@
 #define CA_PRESENT_KEY    5 /* (T, E); heads that share present keys and values, */
 #define CA_PRESENT_VALUE  6 /* (T, Ev)   with stride 0, divide the copying */
 #define CA_SCORES         7 /* (L, T) */
-#define CA_SINKS          8 /* batch strides only, as in offsets */
+#define CA_SINKS          8 /* batch strides only, as in offsets; in natural units */
 #define CA_OFFSETS        9
 #define CA_BLOCKS         10 /* (blocks of rows, blocks of keys) */
 #define CA_TABLE0         11 /* up to 5 dimensions: batch, row and column are their strides */
@@ -45,7 +46,8 @@ typedef struct {
     ca_int64 E;                    /* head size of query and key */
     ca_int64 Ev;                   /* head size of value and output */
     ca_int64 lower;                /* the band: lower <= j - i <= upper, -(L+T) … L+T */
-    ca_int64 upper;                /* (… L+2T with key counts, which shift the band) */
+    ca_int64 upper;                /* (… L+2T with key counts, which shift the band; any
+                                      numbers with offsets, which shift it too) */
     ca_int64 limit;                /* keys that may be attended to */
     ca_view query;                 /* (L, E) */
     ca_view key;                   /* (S, E) */
@@ -88,6 +90,8 @@ typedef struct {
 #define CA_USES_DROPOUT      512u
 #define CA_USES_SCORES       1024u /* scores are written, those of a stage */
 #define CA_STAGE_SHIFT       11u   /* bits 11 and 12: the stage, a ca_scores_stage */
+#define CA_USES_SINKS        8192u
+#define CA_USES_OFFSETS      16384u /* the offset of a batch shifts its band */
 
 #define CA_USES_BLOCKS 8192u /* blocks tell where a mask that the user writes is known */
 
@@ -116,6 +120,9 @@ typedef struct {
 #define CA_MERGES            32u  /* merge the partial rows of splits */
 #define CA_KEYS_IN_PLACE     64u  /* attention_cpu reads keys where they lie */
 #define CA_VALUES_IN_PLACE   128u /* and values */
+
+/* A bound, or the negative of one, that offsets do not shift. */
+#define CA_UNBOUNDED 0x7fffffffffffffff
 
 /* Limits of kernels for CPUs, because drivers limit the private memory of a work-item. */
 #define CA_CPU_HEAD_SIZE   512         /* E and Ev, at most */

@@ -3,7 +3,7 @@
  * Attention of any problem on any device: one row by one work-item, in two passes over
  * its keys and O(1) memory:
  *
- *     m, l      = max_j score[j], sum_j exp(score[j] - m)     pass 1, online
+ *     m, l      = max_j score[j], sum_j exp(score[j] - m)     pass 1, online; the sink counts
  *     output[c] = sum_j exp(score[j] - m) / l * value[j, c]   pass 2, by chunks of c
  *
  *     rows         batch[0] * batch[1] * batch[2] * L, counted from 0 on
@@ -21,7 +21,7 @@
 #define SCORE_PLACE ca_int64
 #include "kernels/attention/keys.clh"    /* key_run_at */
 #include "kernels/attention/present.clh" /* copy_present */
-#include "kernels/attention/score.clh"   /* addend_of, finish_score, write_lse */
+#include "kernels/attention/score.clh"   /* addend_of, finish_score, sink_of */
 #include "kernels/support/philox.clh"    /* ca_drops */
 
 #define CHUNK 64  /* output columns summed at once */
@@ -123,14 +123,15 @@ write_scores(const row_state *row, real m, real l)
     }
 }
 
-/* Computes the maximum and the sum of the online softmax. False if the row is empty. A
-   NaN among the scores stays in the sum. A score of +inf adds a NaN. */
+/* Computes the maximum and the sum of the online softmax, which a sink begins. False if the
+   row is empty. A NaN among the scores stays in the sum. A score of +inf adds a NaN. */
 CALLED bool
 sum_weights(const row_state *row, real *m, real *l)
 {
+    const ca_attention_params *params = row->call->params;
     bool attends = false;
-    *m = -INFINITY;
-    *l = REAL(0.0);
+    *m = USES(params, SINKS) ? sink_of(row->call, row->batch) : -INFINITY;
+    *l = *m != -INFINITY ? REAL(1.0) : REAL(0.0);
     PLAIN_FOR (ca_int64 j0 = row->first; j0 <= row->last; j0 += BLOCK) {
         real block_sum = REAL(0.0);
         PLAIN_FOR (ca_int64 j = j0; j <= min(j0 + BLOCK - 1, row->last); j++) {
@@ -189,7 +190,9 @@ attend(const attention_call *call, const ca_int64 *batch, ca_int64 i)
     real m;
     real l;
     const bool attends = sum_weights(&row, &m, &l);
-    write_lse(call, batch, i, m, l, attends);
+    if (params->flags & CA_HAS_LSE) {
+        call->lse[ca_offset(&params->lse, batch, i, 0)] = m + log(l);
+    }
     if (USES(params, SCORES)) {
         write_scores(&row, m, l);
     }

@@ -320,8 +320,8 @@ add_block(const tile_state *tile, const key_run *run, __global const value_stora
     }
 }
 
-/* Weighs a block of keys and adds its values, or on the second pass writes its
-   weights. */
+/* Weighs a block of keys and adds its values, or on the second pass, whose sums include the
+   sinks, writes its weights. */
 static inline __attribute__((always_inline)) void
 attend_block(const tile_state *tile, const key_run *run, int row, const key_block *block,
              bool again, softmax_state *softmax, real *result)
@@ -381,7 +381,8 @@ write_rows(const tile_state *tile, const softmax_state *softmax, const real *see
     UNROLLED_FOR (int m = 0; m < MI; m++) {
         const int r = tile->ty + TY * m;
         const bool attends = seen[m] > REAL(0.0);
-        const real factor = factor_of_row(params, softmax->sum[m], attends);
+        const real factor =
+            factor_of_row(call, tile->batch, softmax->base[m], softmax->sum[m], attends);
         bool finite = true;
         if (r >= tile->rows) {
             continue;
@@ -463,7 +464,11 @@ attention_tiled(ATTENTION_ARGUMENTS)
     sum_rows(softmax.sum, scratch, tile.tx, tile.ty);
     sum_rows(seen, scratch, tile.tx, tile.ty);
     if (WRITES_STAGE(&params, 3)) {
-        attend(&tile, true, &softmax, result);
+        softmax_state again = softmax;
+        UNROLLED_FOR (int m = 0; m < MI && USES(&params, SINKS); m++) {
+            again.sum[m] += weight_of_sink(&call, tile.batch, softmax.base[m]);
+        }
+        attend(&tile, true, &again, result);
     }
     write_rows(&tile, &softmax, seen, result);
 }

@@ -5,14 +5,15 @@ from __future__ import annotations
 import operator
 import os
 import weakref
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clattn import _core
+from clattn._integers import integers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from numpy.typing import DTypeLike
@@ -111,7 +112,7 @@ class KVCache:
             Shapes do not fit, counts are outside 0 to n, or a sequence would exceed the
             capacity. The cache stays as it was.
         """
-        numbers = None if counts is None else _numbers(counts, "counts")
+        numbers = None if counts is None else integers(counts, "counts")
         self._state.append(key, value, numbers)
 
     def attend(
@@ -172,7 +173,7 @@ class KVCache:
         ValueError
             A number is below 0 or above the length. The cache stays as it was.
         """
-        self._state.truncate(_size(n, "n", 0) if np.ndim(n) == 0 else _numbers(n, "n"))
+        self._state.truncate(_size(n, "n", 0) if np.ndim(n) == 0 else integers(n, "n"))
 
     def reset(self) -> None:
         """Forget all positions."""
@@ -282,37 +283,3 @@ def _float_dtype(dtype: DTypeLike) -> DTypeLike:
     if name not in ("float16", "bfloat16", "float32", "float64"):
         raise TypeError(f"dtype is {name}; expected float16, bfloat16, float32 or float64")
     return dtype
-
-
-def _has_buffer(numbers: Any) -> bool:
-    try:
-        memoryview(numbers).release()
-    except TypeError:
-        return False
-    return True
-
-
-def _numbers(numbers: Any, name: str) -> np.ndarray:
-    """Return a new int64 array of one dimension."""
-    kind = type(numbers)
-    if hasattr(kind, "__array__"):
-        array = np.asarray(numbers)
-    elif hasattr(kind, "__dlpack__"):
-        array = np.from_dlpack(numbers)
-    elif isinstance(numbers, Sequence) and not isinstance(numbers, str | bytes):
-        array = np.empty(len(numbers), object)
-        array[:] = numbers
-    elif not isinstance(numbers, str | bytes) and _has_buffer(numbers):
-        array = np.asarray(memoryview(numbers))
-    else:
-        raise TypeError(f"{name} must be integers, got {kind.__name__}")
-    if array.ndim != 1:
-        raise ValueError(f"{name} has shape {array.shape}; expected one dimension")
-    if array.dtype.kind not in "iuO":
-        raise TypeError(f"{name} must be integers, got {array.dtype}")
-    try:
-        return np.array([operator.index(number) for number in array], np.int64)
-    except TypeError:
-        raise TypeError(f"{name} must be integers, got {numbers!r:.80}") from None
-    except OverflowError:
-        raise ValueError(f"{name} is {numbers!r:.80}; expected numbers of 63 bits") from None

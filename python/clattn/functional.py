@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from clattn import _core
+from clattn._integers import integers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any, Literal
 
     from clattn._core import Device
@@ -31,6 +36,9 @@ def scaled_dot_product_attention(
     return_lse: bool = False,
     out: Array | None = None,
     device: Device | str | None = None,
+    sinks: Array | None = None,
+    query_offset: int | Sequence[int] | Array = 0,
+    return_weights: bool = False,
 ) -> Any:
     """Return ``softmax(scale * query @ key.T + attn_mask) @ value``.
 
@@ -66,7 +74,8 @@ def scaled_dot_product_attention(
         ``h // (Hq // Hk)``.
     window : (int or None, int or None), optional
         ``(left, right)`` keeps the keys ``p - left ... p + right`` of row i, where p is i,
-        or ``i + S - L`` with "lower_right". None leaves a side unbounded.
+        or ``i + S - L`` with "lower_right"; `query_offset` is added. None leaves a side
+        unbounded.
     softcap : float
         Above 0, a scaled score s becomes ``softcap * tanh(s / softcap)`` before the mask.
     seed : int, optional
@@ -80,6 +89,16 @@ def scaled_dot_product_attention(
         It may share memory with an input.
     device : Device or str, optional
         Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
+    sinks : array of shape (Hq,), optional
+        A logit for each query head, of any float dtype, that takes part in the softmax's sum and
+        in no value. So the weights add up to less than 1. It is neither scaled nor capped; -inf is
+        no sink.
+    query_offset : int or integers of shape (B,)
+        Row i stands at position ``i + query_offset`` for `is_causal` and `window`. Several integers
+        are one for each entry of the first dimension of `query`, which then has four dimensions
+        or more.
+    return_weights : bool
+        Also return the weights, before any are dropped. They take memory for (..., Hq, L, S).
 
     Returns
     -------
@@ -87,7 +106,9 @@ def scaled_dot_product_attention(
         Of query's dtype.
     lse : array of shape (..., Hq, L)
         With `return_lse`: natural logarithm, float32 (float64 for float64), -inf for a row
-        with no key.
+        with no key. A sink is part of the sum.
+    weights : array of shape (..., Hq, L, S)
+        With `return_weights`, the last result: of query's dtype, zeros for a row with no key.
 
     Raises
     ------
@@ -113,6 +134,8 @@ def scaled_dot_product_attention(
     >>> scaled_dot_product_attention(q, k, v, is_causal=True).shape
     (1, 2, 4, 8)
     """
+    if type(query_offset) is not int:
+        query_offset = _offsets(query_offset)
     return _core.scaled_dot_product_attention(
         query,
         key,
@@ -128,6 +151,26 @@ def scaled_dot_product_attention(
         return_lse,
         out,
         device,
+        sinks,
+        query_offset,
+        return_weights,
         None,
         None,
     )
+
+
+def _offsets(query_offset: Any) -> int | np.ndarray:
+    """Return an int, or int64 numbers of one dimension."""
+    if isinstance(query_offset, bool | np.bool):
+        raise TypeError("query_offset must be an int or integers, got bool")
+    if isinstance(query_offset, list | tuple):
+        for offset in query_offset:
+            if isinstance(offset, bool | np.bool):
+                raise TypeError("query_offset must be an int or integers, got a bool among them")
+    if isinstance(query_offset, str | bytes) or np.ndim(query_offset) != 0:
+        return integers(query_offset, "query_offset")
+    try:
+        return operator.index(query_offset)
+    except TypeError:
+        kind = type(query_offset).__name__
+        raise TypeError(f"query_offset must be an int or integers, got {kind}") from None

@@ -78,6 +78,16 @@ ROWS = [  # (what is wrong, exception, name the message has to contain, changed 
     ("out is int", TypeError, "out", {"out": of(np.int32, *RESULT)}),
     *wrong_shapes("out", f32, (2, 4, 6, 6), (*Q,), (2, 5, 4, 6), (4, 5, 6), (1, *RESULT)),
     ("out is read-only", ValueError, "out", {"out": frozen(*RESULT)}),
+    *wrong_arrays("sinks", (4,), FLOATS, scalar=1),
+    *wrong_shapes("sinks", f32, (), (3,), (5,), (1,), (4, 1), (2, 4), (0,)),
+    ("sinks of key heads", ValueError, "sinks",
+     GROUPED | {"key": of(f32, 2, 2, 7, 8), "value": of(f32, 2, 2, 7, 6), "sinks": of(f32, 2)}),
+    *wrong("query_offset", TypeError, True, False, None, 1.0, "1", [True, False], [1.0, 2.0],
+           np.bool(True), np.array([True, False]), np.array([1.0, 2.0]), {}),
+    *wrong("query_offset", ValueError, [1], [1, 2, 3], [], np.array([[1, 2]]), [2**63, 0]),
+    ("offsets of a query with three dimensions", ValueError, "query_offset.*int",
+     {"query": of(f32, 4, 5, 8), "query_offset": [0, 0, 0, 0]}),
+    *wrong("return_weights", TypeError, 1, None, "x"),
     *wrong("device", TypeError, 7, ["cpu"], b"cpu"),
     ("unknown keyword", TypeError, "attention_mask", {"attention_mask": None}),
     ("seed misspelt", TypeError, "sed", {"sed": 1}),
@@ -98,7 +108,8 @@ SAID = {
     "is_causal is 'upper_left'": "upper_left", "softcap is -1.0": "-1",
     "window is (-1, None)": "-1", "key of float32 (2, 4, 7, 9)": "9",
     "value of float32 (2, 4, 8, 6)": "8", "out of float32 (2, 4, 6, 6)": "6",
-    "attn_mask of bool (5, 8)": "8",
+    "attn_mask of bool (5, 8)": "8", "sinks of float32 (3,)": r"(4,)",
+    "query_offset is [1, 2, 3]": "(3,)", "query_offset is True": "bool",
 }  # fmt: skip
 
 

@@ -26,23 +26,31 @@ def eps(dtype):
     return float(ml_dtypes.finfo(dtype).eps)
 
 
-def positions(length, keys, is_causal):
-    """p of every query row as a column, j of every key as a row (`window`'s and `is_causal`'s)."""
+def positions(length, keys, is_causal, query_offset=0, ndim=2):
+    """p of every query row as a column, j of every key as a row (`window`'s and `is_causal`'s).
+
+    Several offsets belong to the first of query's `ndim` dimensions.
+    """
     shift = keys - length if isinstance(is_causal, str) else 0
-    return np.arange(length)[:, None] + shift, np.arange(keys)[None, :]
+    offset = np.asarray(query_offset)
+    if np.abs(offset.astype(float)).max(initial=0) > 2**60:
+        offset = offset.astype(object)  # Python's integers do not overflow
+    if offset.ndim:
+        offset = offset.reshape(-1, *[1] * (ndim - 1))
+    return np.arange(length)[:, None] + shift + offset, np.arange(keys)[None, :]
 
 
-def attended(length, keys, attn_mask=None, is_causal=False, window=None):
+def attended(length, keys, attn_mask=None, is_causal=False, window=None, query_offset=0, ndim=2):
     """Which keys a row sees, by masks alone, never by scores: bool, broadcasts to (..., L, S)."""
-    p, j = positions(length, keys, is_causal)
+    p, j = positions(length, keys, is_causal, query_offset, ndim)
     seen = np.ones((length, keys), bool)
     if is_causal:
-        seen = seen & (j <= p)
+        seen = seen & (j <= p).astype(bool)
     left, right = window or (None, None)
     if left is not None:
-        seen = seen & (j >= p - left)
+        seen = seen & (j >= p - left).astype(bool)
     if right is not None:
-        seen = seen & (j <= p + right)
+        seen = seen & (j <= p + right).astype(bool)
     if attn_mask is not None:
         is_bool = attn_mask.dtype == bool
         seen = seen & (attn_mask if is_bool else attn_mask != -np.inf)
@@ -59,10 +67,12 @@ def cast(array, dtype):
 
 
 def attention_in(dtype, query, key, value, attn_mask=None, is_causal=False, scale=None,
-                 enable_gqa=False, window=None, softcap=0.0, weights_dtype=None):  # fmt: skip
+                 enable_gqa=False, window=None, softcap=0.0, sinks=None, query_offset=0,
+                 return_weights=False, weights_dtype=None):  # fmt: skip
     """Result (..., Hq, L, Ev) and log-sum-exp (..., Hq, L), computed and returned in `dtype`.
 
-    With `weights_dtype` the weights are rounded to this type before the values are summed.
+    With `return_weights` the weights (..., Hq, L, S) follow. With `weights_dtype` the weights are
+    rounded to this type before the values are summed.
     """
     q, k, v = (cast(a, dtype) for a in (query, key, value))
     if enable_gqa:
@@ -79,21 +89,30 @@ def attention_in(dtype, query, key, value, attn_mask=None, is_causal=False, scal
             scores = dtype.type(softcap) * np.tanh(scores / dtype.type(softcap))
         if attn_mask is not None and attn_mask.dtype != bool:
             scores = scores + cast(attn_mask, dtype)
-        seen = attended(length, keys, attn_mask, is_causal, window)
+        seen = attended(length, keys, attn_mask, is_causal, window, query_offset, query.ndim)
         full = (*lead, length, keys)
         seen = np.broadcast_to(seen, full)
         scores = np.where(seen, scores, -np.inf)
 
         empty = ~seen.any(axis=-1, keepdims=True)
-        peak = np.where(empty, 0, scores.max(axis=-1, keepdims=True, initial=-np.inf))
+        peak = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+        sink = np.array(-np.inf, dtype)
+        if sinks is not None:  # a score of each row, of no key
+            sink = cast(sinks, dtype)[:, None, None] if len(lead) else cast(sinks, dtype)
+            peak = np.maximum(peak, sink)
+        nothing = empty & (sink == -np.inf)
+        peak = np.where(nothing, 0, peak)
         weights = np.where(seen, np.exp(scores - peak), 0).astype(dtype)
-        total = weights.sum(axis=-1, keepdims=True, dtype=dtype)
-        lse = np.where(empty, -np.inf, peak + np.log(total))[..., 0]
+        total = weights.sum(axis=-1, keepdims=True, dtype=dtype) + np.exp(sink - peak)
+        lse = np.where(nothing, -np.inf, peak + np.log(total))[..., 0]
+        exact = weights / np.where(empty, 1, total).astype(dtype)
         if weights_dtype is not None:
             weights = weights.astype(weights_dtype).astype(dtype)
-            total = weights.sum(axis=-1, keepdims=True, dtype=dtype)
+            total = weights.sum(axis=-1, keepdims=True, dtype=dtype) + np.exp(sink - peak)
         result = weighted_sum(weights, v, seen) / np.where(empty, 1, total).astype(dtype)
-    return result.astype(dtype), lse.astype(dtype)
+        result = np.where(empty, 0, result)
+    answer = result.astype(dtype), lse.astype(dtype)
+    return (*answer, np.where(seen, exact, 0).astype(dtype)) if return_weights else answer
 
 
 def weighted_sum(weights, value, seen):
@@ -112,15 +131,15 @@ def weighted_sum(weights, value, seen):
 
 
 def attention(query, key, value, **options):
-    """The right answer: (result, lse), wider than any kernel's arithmetic."""
+    """The right answer: (result, lse[, weights]), wider than any kernel's arithmetic."""
     wide = np.dtype(np.longdouble) if query.dtype == float64 else float64
     return attention_in(wide, query, key, value, **options)
 
 
 def plain(query, key, value, **options):
     """The naive computation in the kernels' own precision, rounded to the query's dtype."""
-    result, lse = attention_in(compute_dtype(query.dtype), query, key, value, **options)
-    return result.astype(query.dtype), lse
+    answer = attention_in(compute_dtype(query.dtype), query, key, value, **options)
+    return answer[0].astype(query.dtype), *answer[1:]
 
 
 def largest(array):
@@ -158,6 +177,7 @@ def tolerance(query, key, value, *, rounds_weights=False, **options):
     and so does `plain`. The floor of the result counts this rounding like the final one.
     """
     weights_dtype = query.dtype if rounds_weights else None
+    options.pop("return_weights", None)
     right, right_lse = attention(query, key, value, **options)
     near, near_lse = plain(query, key, value, weights_dtype=weights_dtype, **options)
     compute_eps = eps(compute_dtype(query.dtype))
@@ -169,6 +189,14 @@ def tolerance(query, key, value, *, rounds_weights=False, **options):
         max(2 * max_error(near, right), rounding) + floor,
         2 * max_error(near_lse, right_lse) + lse_floor,
     )
+
+
+def weights_tolerance(query, key, value, **options):
+    """How far weights may be: twice the error of `plain`, plus one rounding to query's dtype."""
+    options["return_weights"] = True
+    right, near = (f(query, key, value, **options)[2] for f in (attention, plain))
+    floor = eps(compute_dtype(query.dtype)) * (1 + score_magnitude(query, key, options) / 2)
+    return 2 * max_error(near, right) + largest(right) * eps(query.dtype) / 2 + floor
 
 
 def score_magnitude(query, key, options):

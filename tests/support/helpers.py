@@ -13,7 +13,13 @@ from pathlib import Path
 
 import clattn
 import numpy as np
-from references.attention import attention, compute_dtype, max_error, tolerance
+from references.attention import (
+    attention,
+    compute_dtype,
+    max_error,
+    tolerance,
+    weights_tolerance,
+)
 
 TESTS = Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent
@@ -58,7 +64,8 @@ def native(array):
 def expected(query, key, value, options):
     """Options of the reference: those of the call, less the ones that only say where it goes."""
     known = {k: v for k, v in options.items() if k not in ("out", "return_lse", "seed")}
-    known["attn_mask"] = native(known.get("attn_mask"))
+    for name in ("attn_mask", "sinks"):
+        known[name] = native(known.get(name))
     arrays = tuple(native(a) for a in (query, key, value))
     return arrays, known
 
@@ -83,15 +90,21 @@ def check(query, key, value, *, device, rounds_weights=False, **options):
     both_ways = "return_lse" not in options and options.get("out") is None
     options.setdefault("return_lse", True)
     arrays, known = expected(query, key, value, options)
-    right, right_lse = attention(*arrays, **known)
+    right, right_lse, *right_weights = attention(*arrays, **known)
     allowed, allowed_lse = tolerance(*arrays, rounds_weights=rounds_weights, **known)
-    inputs = [a for a in (query, key, value, options.get("attn_mask")) if a is not None]
+    others = options.get("attn_mask"), options.get("sinks")
+    inputs = [a for a in (query, key, value, *others) if a is not None]
     before = [a.tobytes() for a in inputs]
 
     answer = sdpa(query, key, value, device=device, **options)
 
     if options.get("out") is None:
         assert before == [a.tobytes() for a in inputs], "an input was modified"
+    if right_weights:
+        *answer, weights = answer
+        assert weights.dtype == query.dtype.newbyteorder("=")
+        assert_close(weights, *right_weights, weights_tolerance(*arrays, **known), "weights")
+        answer = answer[0] if len(answer) == 1 else answer
     result, lse = answer if options["return_lse"] else (answer, None)
     assert type(result) is np.ndarray
     assert result.dtype == query.dtype.newbyteorder("=")
@@ -102,7 +115,8 @@ def check(query, key, value, *, device, rounds_weights=False, **options):
         assert lse.dtype == compute_dtype(arrays[0].dtype)
         assert_close(lse, right_lse, allowed_lse, "lse")
     if both_ways:
-        alone = sdpa(query, key, value, device=device, **options | {"return_lse": False})
+        fewer = options | {"return_lse": False, "return_weights": False}
+        alone = sdpa(query, key, value, device=device, **fewer)
         assert_close(alone, right, allowed, "result without lse")
     return result
 

@@ -1,0 +1,43 @@
+"""Integers that a caller hands over: a sequence, or an array of any library."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+def _has_buffer(numbers: Any) -> bool:
+    try:
+        memoryview(numbers).release()
+    except TypeError:
+        return False
+    return True
+
+
+def integers(numbers: Any, name: str) -> np.ndarray:
+    """Return a new int64 array of one dimension."""
+    kind = type(numbers)
+    if hasattr(kind, "__array__"):
+        array = np.asarray(numbers)
+    elif hasattr(kind, "__dlpack__"):
+        array = np.from_dlpack(numbers)
+    elif isinstance(numbers, Sequence) and not isinstance(numbers, str | bytes):
+        array = np.empty(len(numbers), object)
+        array[:] = numbers
+    elif not isinstance(numbers, str | bytes) and _has_buffer(numbers):
+        array = np.asarray(memoryview(numbers))
+    else:
+        raise TypeError(f"{name} must be integers, got {kind.__name__}")
+    if array.ndim != 1:
+        raise ValueError(f"{name} has shape {array.shape}; expected one dimension")
+    if array.dtype.kind not in "iuO":
+        raise TypeError(f"{name} must be integers, got {array.dtype}")
+    try:
+        return np.array([operator.index(number) for number in array], np.int64)
+    except TypeError:
+        raise TypeError(f"{name} must be integers, got {numbers!r:.80}") from None
+    except OverflowError:
+        raise ValueError(f"{name} is {numbers!r:.80}; expected numbers of 63 bits") from None
