@@ -23,6 +23,7 @@ from clattn.flex import (
 )
 from clattn.functional import scaled_dot_product_attention
 from clattn.matrices import diagonal_matrix, eye, tril, triu
+from clattn.merging import merge_attention
 from clattn.tensors import empty_cache, memory_stats, synchronize, tensor
 from clattn.warming import warm_up
 
@@ -44,6 +45,7 @@ __all__ = [
     "get_default_device",
     "lookup",
     "memory_stats",
+    "merge_attention",
     "onnx",
     "openvino",
     "or_masks",
