@@ -217,14 +217,11 @@ done:
 }
 
 void
-ca_cache_attend_views(const ca_cache *cache, const ca_torch_sdpa *call, const ca_tensor *output,
-                      ca_attention *attention, ca_tensor views[CA_ATTENTION_OPERANDS])
+ca_cache_attend_positions(const ca_cache *cache, const ca_torch_sdpa *call, const ca_tensor *output,
+                          ca_attention *attention, ca_tensor views[CA_ATTENTION_OPERANDS])
 {
     int64_t L = call->query.shape[2];
     int64_t B = cache->key.shape[0];
-    ca_tensor absent;
-    ca_tensor_set_absent(&absent);
-    ca_torch_sdpa_views(call, output, &absent, &absent, attention, views);
     bool uneven = cache->lengths != NULL;
     if (uneven) {
         const ca_tensor counts = {.dtype = CA_INT64,

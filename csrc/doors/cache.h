@@ -53,11 +53,12 @@ ca_status ca_cache_cut_check(const ca_cache *cache, const ca_cache_cut *cut, ca_
 void ca_cache_cut_done(ca_cache *cache, const ca_cache_cut *cut, int64_t *lengths);
 
 /* The queries are the last positions: row i of sequence b stands at position
-   i + length - L. `call` comes without key and value, which the check sets. */
+   i + length - L. `call` comes without key and value, which the check sets. ca_torch_sdpa_views
+   makes its problem and views, which then get these positions; `output` has the result's shape. */
 ca_status ca_cache_attend_check(const ca_cache *cache, ca_torch_sdpa *call, int64_t shape[4],
                                 ca_error *error);
-void ca_cache_attend_views(const ca_cache *cache, const ca_torch_sdpa *call,
-                           const ca_tensor *output, ca_attention *attention,
-                           ca_tensor views[CA_ATTENTION_OPERANDS]);
+void ca_cache_attend_positions(const ca_cache *cache, const ca_torch_sdpa *call,
+                               const ca_tensor *output, ca_attention *attention,
+                               ca_tensor views[CA_ATTENTION_OPERANDS]);
 
 #endif

@@ -18,6 +18,7 @@
 #include "python/methods.h"
 #include "python/scalars.h"
 #include "python/tensor.h"
+#include "python/torch.h"
 
 /* Changes of `cache` wait for each other. Readers see a change only when it is complete. */
 typedef struct {
@@ -174,29 +175,27 @@ done:
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* attend(query, attn_mask, is_causal, scale, window, softcap, /) */
+/* attend(query, attn_mask, is_causal, scale, window, softcap, return_lse, out, /) */
 static PyObject *
 cache_attend(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
 {
-    enum { QUERY, ATTN_MASK, IS_CAUSAL, SCALE, WINDOW, SOFTCAP, ARGUMENTS };
+    enum { QUERY, ATTN_MASK, IS_CAUSAL, SCALE, WINDOW, SOFTCAP, RETURN_LSE, OUT, ARGUMENTS };
     ca_py_cache *self = (ca_py_cache *)object;
     PyObject *answer = NULL;
-    PyObject *result = NULL;
     int64_t *lengths = NULL;
     ca_py_call call;
     ca_cache cache;
     ca_torch_sdpa sdpa;
-    ca_attention attention;
-    ca_tensor views[CA_ATTENTION_OPERANDS];
-    ca_tensor output;
     ca_error error = {0};
     bool causal;
+    bool return_lse;
     int64_t shape[4];
     ca_torch_sdpa_init(&sdpa);
     if (begin(self, &call, "KVCache.attend", nargs, ARGUMENTS) < 0 ||
         ca_py_call_array(&call, args[QUERY], "query", CA_TAKES_FLOATS, &sdpa.query) < 0 ||
         ca_py_call_optional(&call, args[ATTN_MASK], "attn_mask", CA_TAKES_BOOL_AND_FLOATS,
-                            &sdpa.attn_mask) < 0) {
+                            &sdpa.attn_mask) < 0 ||
+        ca_py_call_note(&call, args[OUT], "out") < 0) {
         goto done;
     }
     sdpa.has_mask = args[ATTN_MASK] != Py_None;
@@ -204,6 +203,7 @@ cache_attend(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
         ca_py_scale(args[SCALE], &sdpa.has_scale, &sdpa.scale) < 0 ||
         ca_py_window(args[WINDOW], &sdpa.window_left, &sdpa.window_right) < 0 ||
         ca_py_double(args[SOFTCAP], "softcap", &sdpa.softcap) < 0 ||
+        ca_py_flag(args[RETURN_LSE], "return_lse", &return_lse) < 0 ||
         ca_py_call_ready(&call, Py_None) < 0 || look(self, &cache, &lengths) < 0) {
         goto done;
     }
@@ -212,19 +212,11 @@ cache_attend(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     if (ca_py_error_check(call.state, status, &error) < 0) {
         goto done;
     }
-    result = ca_py_call_result(&call, args[QUERY], sdpa.query.dtype, 4, shape, &output);
-    if (result == NULL) {
-        goto done;
-    }
-    ca_cache_attend_views(&cache, &sdpa, &output, &attention, views);
-    if (ca_py_call_attention(&call, &attention, views) < 0) {
-        goto done;
-    }
-    answer = ca_py_call_give(&call, args[QUERY], sdpa.query.dtype, result);
+    PyObject *out = args[OUT] != Py_None ? args[OUT] : NULL;
+    answer = ca_py_sdpa_run(&call, &sdpa, &cache, args[QUERY], out, 4, shape, return_lse);
 done:
     ca_py_call_end(&call);
     PyMem_RawFree(lengths);
-    Py_XDECREF(result);
     return answer;
 }
 

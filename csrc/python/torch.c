@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "doors/torch.h"
+#include "python/torch.h"
 
 #include <string.h>
 
@@ -161,16 +161,13 @@ is_direct(const ca_torch_sdpa *sdpa, const ca_py_out *out)
            !(sdpa->has_mask && overlaps(tensor, &sdpa->attn_mask));
 }
 
-/* Runs the checked call, whose result has this shape. Returns the output, or a tuple of output,
-   log-sum-exp and weights, of which the last two may be missing; NULL with an exception. */
-static PyObject *
-run(const ca_py_call *call, const ca_torch_sdpa *sdpa, PyObject *const *args, int ndim,
-    const int64_t *shape, bool return_lse)
+PyObject *
+ca_py_sdpa_run(const ca_py_call *call, const ca_torch_sdpa *sdpa, const ca_cache *cache,
+               PyObject *query, PyObject *out, int ndim, const int64_t *shape, bool return_lse)
 {
     enum { OUTPUT, RESULTS = 3 };
     ca_dtype dtype = sdpa->query.dtype;
     ca_dtype lse_dtype = dtype == CA_FLOAT64 ? CA_FLOAT64 : CA_FLOAT32;
-    PyObject *out = args[OUT] != Py_None ? args[OUT] : NULL;
     PyObject *answer = NULL;
     ca_py_out opened = {.shell = NULL};
     ca_tensor output;
@@ -187,22 +184,26 @@ run(const ca_py_call *call, const ca_torch_sdpa *sdpa, PyObject *const *args, in
     }
     bool direct = out != NULL && is_direct(sdpa, &opened);
     results[OUTPUT] =
-        ca_py_output_of(!direct, out != NULL ? out : args[QUERY], dtype, ndim, shape, &output);
+        ca_py_output_of(!direct, out != NULL ? out : query, dtype, ndim, shape, &output);
     results[OUTPUT].out = out;
     ca_tensor_set_absent(&lse);
     ca_tensor_set_absent(&weights);
     if (return_lse) {
-        results[count++] = ca_py_output_of(true, args[QUERY], lse_dtype, ndim - 1, shape, &lse);
+        results[count++] = ca_py_output_of(true, query, lse_dtype, ndim - 1, shape, &lse);
     }
     if (sdpa->returns_weights) {
         memcpy(weights_shape, shape, (size_t)ndim * sizeof(*shape));
         weights_shape[ndim - 1] = ca_tensor_size(&sdpa->key, 2);
-        results[count++] = ca_py_output_of(true, args[QUERY], dtype, ndim, weights_shape, &weights);
+        results[count++] = ca_py_output_of(true, query, dtype, ndim, weights_shape, &weights);
     }
     if (ca_py_call_outputs(call, results, count) < 0) {
         goto done;
     }
-    ca_torch_sdpa_views(sdpa, direct ? &opened.tensor : &output, &lse, &weights, &attention, views);
+    const ca_tensor *written = direct ? &opened.tensor : &output;
+    ca_torch_sdpa_views(sdpa, written, &lse, &weights, &attention, views);
+    if (cache != NULL) {
+        ca_cache_attend_positions(cache, sdpa, written, &attention, views);
+    }
     if (ca_py_call_attention(call, &attention, views) < 0) {
         goto done;
     }
@@ -237,7 +238,8 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
         parse_mods(args, &sdpa, &mods, &call) == 0 && ca_py_call_ready(&call, args[DEVICE]) == 0 &&
         ca_py_error_check(call.state, ca_torch_sdpa_check(&sdpa, &ndim, shape, &error), &error) ==
             0) {
-        answer = run(&call, &sdpa, args, ndim, shape, return_lse);
+        PyObject *out = args[OUT] != Py_None ? args[OUT] : NULL;
+        answer = ca_py_sdpa_run(&call, &sdpa, NULL, args[QUERY], out, ndim, shape, return_lse);
     }
     ca_py_mods_free(&mods);
     ca_py_call_end(&call);

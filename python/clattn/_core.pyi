@@ -124,6 +124,8 @@ class Cache:
         scale: float | None,
         window: tuple[int | None, int | None] | None,
         softcap: float,
+        return_lse: bool,
+        out: Array | None,
         /,
     ) -> Any: ...
     def truncate(self, n: int | np.ndarray, /) -> None: ...

@@ -123,6 +123,9 @@ class KVCache:
         scale: float | None = None,
         window: tuple[int | None, int | None] | None = None,
         softcap: float = 0.0,
+        *,
+        return_lse: bool = False,
+        out: Array | None = None,
     ) -> Any:
         """Return the attention of queries to the keys in the cache.
 
@@ -145,18 +148,28 @@ class KVCache:
             ``(left, right)`` keeps the keys ``p - left ... p + right``.
         softcap : float
             Above 0, a scaled score s becomes ``softcap * tanh(s / softcap)`` before the mask.
+        return_lse : bool
+            Also return the log-sum-exp of the masked scores.
+        out : array of shape (B, Hq, L, Ev), optional
+            The result is written here and `out` is returned; of query's dtype, with any strides.
+            It may share memory with the cache or with an argument.
 
         Returns
         -------
-        array of shape (B, Hq, L, Ev)
+        output : array of shape (B, Hq, L, Ev)
             Of the library of `query`. A row with no key to attend to is zero.
+        lse : array of shape (B, Hq, L)
+            With `return_lse`: natural logarithm, float32 (float64 for float64), -inf for a row
+            with no key.
 
         Raises
         ------
         TypeError, ValueError
             As `clattn.scaled_dot_product_attention`.
         """
-        return self._state.attend(query, attn_mask, is_causal, scale, window, softcap)
+        return self._state.attend(
+            query, attn_mask, is_causal, scale, window, softcap, return_lse, out
+        )
 
     def truncate(self, n: int | Sequence[int]) -> None:
         """Forget the positions from n on.

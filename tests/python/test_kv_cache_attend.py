@@ -4,10 +4,10 @@
 import clattn
 import numpy as np
 import pytest
-from references.attention import DTYPES, float16, float32
+from references.attention import DTYPES, attention, compute_dtype, float16, float32, tolerance
 from support.cache_pair import HK, HQ, B, E, host
 from support.cache_pair import pair_of_one_size as pair
-from support.helpers import draw
+from support.helpers import assert_close, draw
 from support.layouts import columns_first, misaligned, negative_everywhere, sliced
 
 EV = E
@@ -247,3 +247,45 @@ def test_a_chain_of_layers_without_a_wait(device):
         return b"".join(host(result).tobytes() for result in results)
 
     assert decode(lambda state: state) == decode(host)
+
+
+@EVERY_DTYPE
+def test_the_lse(device, dtype):
+    """Of equal and unequal lengths, with rows before the first key; the output stays the same."""
+    for lengths in ((17, 17), (17, 5), (0, 0)):
+        both = pair(device, lengths, dtype=dtype)
+        for rows, options in ((3, {}), (8, {}), (3, {"window": (2, 0)}), (3, {"is_causal": False})):
+            query = both.queries(rows)
+            right = both.attend(query, **options)
+            got, lse = both.cache.attend(query, return_lse=True, **options)
+            assert got.tobytes() == right.tobytes() and lse.shape == (B, HQ, rows)
+            assert lse.dtype == compute_dtype(dtype)
+            for b, (arrays, known) in enumerate(both.model.problems(query, **options)):
+                assert_close(lse[b], attention(*arrays, **known)[1],
+                             tolerance(*arrays, **known)[1], f"lse of {b}")  # fmt: skip
+            on_device = both.cache.attend(
+                clattn.tensor(query, device=device), return_lse=True, **options
+            )
+            assert [type(x) for x in on_device] == [clattn.Tensor] * 2
+            assert host(on_device[1]).tobytes() == lse.tobytes()
+
+
+def test_out(device):
+    """Written and returned, whatever its strides; it may share memory with the query."""
+    both = pair(device, (17, 5))
+    query = both.queries(3)
+    right = both.attend(query)
+    for out in (np.full_like(right, 7.5), np.full((B, 3, HQ, EV), 7.5, float32).swapaxes(1, 2),
+                np.full((B, HQ, 3, 2 * EV), 7.5, float32)[..., ::2]):  # fmt: skip
+        assert both.cache.attend(query, out=out) is out
+        np.testing.assert_array_equal(out, right)
+    got, lse = both.cache.attend(query, out=out, return_lse=True)
+    assert got is out and lse.shape == (B, HQ, 3)
+    tensor = clattn.tensor(query, device=device)
+    assert both.cache.attend(tensor, out=tensor) is tensor
+    np.testing.assert_array_equal(host(tensor), right)
+    filled = both.cache.key  # (B, HK, 17, E): the queries of the next call are in the cache
+    shared = filled[:, :, :3]
+    want = both.cache.attend(shared)
+    assert both.cache.attend(clattn.tensor(shared), out=shared) is shared
+    np.testing.assert_array_equal(host(shared), host(want))

@@ -248,6 +248,10 @@ ATTENDED = [
     *wrong("window", ValueError, (-1, None), (None, -1)),
     *wrong("softcap", ValueError, -1.0, NAN),
     ("softcap is None", TypeError, "softcap", {"softcap": None}),
+    *wrong("return_lse", TypeError, 1, None),
+    *wrong("out", TypeError, [], True),
+    ("out is wider", TypeError, "out", {"out": of(np.float64, B, HQ, 2, EV)}),
+    ("out has another shape", ValueError, "out", {"out": of(f32, B, HQ, 2, EV + 1)}),
     ("unknown keyword", TypeError, "enable_gqa", {"enable_gqa": True}),
 ]  # fmt: skip
 
