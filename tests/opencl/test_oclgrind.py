@@ -43,6 +43,8 @@ CASES = {
     "mask=np.array([6], np.int32), mask_type='key_sequence_length'), device=device)",
     "integers": "onnx(*qkv((1, 1), 3, 14, 8), draw((3, 14)).astype(np.int16), device=device)",
     "value type": "onnx(*qkv((1, 1), 3, 5, 8)[:2], draw((1, 1, 5, 8), np.float16), device=device)",
+    "sinks, offsets": "check(*qkv((2, 2), 5, 7, 8), device=device, sinks=draw((2,)), "
+    "is_causal=True, query_offset=[-2, 1], return_weights=True)",
 }
 DIAGONAL = {
     "rows": "check_band(draw((3, 9, 133)), 7, -1, 60, device=device)",
@@ -101,12 +103,18 @@ DECODE = {  # head sizes of a vector at least; with 512 columns, 128 keys are tw
     "mask=np.array([6], np.int32), mask_type='key_sequence_length'), device=device)",
     "value type": "onnx(*qkv((1, 1), 3, 5, 16)[:2], draw((1, 1, 5, 17), np.float16), "
     "device=device)",
+    "sinks, offsets": "check(*qkv((2, 2), 3, 19, 16), device=device, sinks=draw((2,)), "
+    "is_causal=True, query_offset=[-2, 9])",
+    "sinks, parts": "check(*qkv((1, 2), 1, 129, 512), device=device, sinks=draw((2,)), "
+    "return_lse=True)",
 }
 
 MMA = {  # head sizes are filled up to 64; four warps, of which one has rows
     "rows": "check(*qkv((1, 1), 3, 19, 64, dtype=np.float16), device=device, return_lse=True)",
     "strides, causal": "check(*(a[..., ::-2] for a in qkv((1, 1), 5, 7, 16, dtype=np.float16)), "
     "device=device, return_lse=True, is_causal=True)",
+    "sinks, offsets": "check(*qkv((2, 1), 3, 19, 64, dtype=np.float16), device=device, "
+    "return_lse=True, sinks=draw((1,)), is_causal=True, query_offset=[-2, 9])",
 }
 
 DECODE_MMA = {  # a tile of 16 rows; four warps take 16 keys each, lanes 16 bytes of each key
@@ -114,6 +122,8 @@ DECODE_MMA = {  # a tile of 16 rows; four warps take 16 keys each, lanes 16 byte
     "device=device, enable_gqa=True, return_lse=True, is_causal='lower_right')",
     "mask, no number": "q, k, v = qkv((1, 1), 2, 19, 8, dtype=np.float16); v[..., 3, 5] = np.nan; "
     "check(q, k, v, device=device, return_lse=True, attn_mask=draw((2, 19)) > 0)",
+    "sinks, offsets": "check(*qkv((2, 1), 2, 19, 8, dtype=np.float16), device=device, "
+    "return_lse=True, sinks=draw((1,)), is_causal=True, query_offset=[-1, 9])",
 }
 
 DECODE_GPU = {  # with 512 columns, 33 keys of one head are two parts
@@ -125,6 +135,8 @@ DECODE_GPU = {  # with 512 columns, 33 keys of one head are two parts
     "half, columns apart": "check(*(a[..., ::2] for a in qkv((1, 1), 1, 9, 16, "
     "dtype=np.float16)), device=device)",
     "past": "onnx(*qkv((1, 1), 1, 3, 8), None, *qkv((1, 1), 1, 9, 8)[1:], device=device)",
+    "sinks, offset, parts": "check(*qkv((1, 2), 1, 33, 512), device=device, return_lse=True, "
+    "sinks=draw((2,)), is_causal=True, query_offset=[30])",
 }
 
 TILED = {  # with 7000 bytes of local memory: 16 rows and 32 keys
@@ -153,6 +165,7 @@ TILED = {  # with 7000 bytes of local memory: 16 rows and 32 keys
     "products": "onnx(*qkv((1, 1), 3, 14, 16), draw((3, 9)) > 0, device=device, return_qk=True, "
     "qk_matmul_output_mode=0)",
     "biases": CASES["biases"],
+    "sinks, offsets": CASES["sinks, offsets"],
 }
 
 CODE = """

@@ -12,6 +12,8 @@ import pytest
 from ptx.device import build, ptx_check, run_on_machine
 
 BOOL_MASK = " ".join(ptx_check.uses("MASK"))
+SINKS_AND_OFFSETS = ptx_check.uses("SINKS", "OFFSETS")[0]
+BY_SEQUENCE = "sinks=draw(({},)), is_causal=True, query_offset=[{}, {}], return_lse=True"
 MASK_AND_SOFTCAP = " ".join(ptx_check.uses("MASK", "ADDED_MASK", "SOFTCAP", mask_dtype=1))
 
 CASES = {
@@ -47,7 +49,16 @@ CASES = {
         "enable_gqa=True, is_causal='lower_right', scale=-0.2"),
     "decode, mask": ("decode_mma", MASK_AND_SOFTCAP,
         "*halves((1, 2), 12, 150, 64), attn_mask=mask[:12], softcap=3.0"),
+    "decode, sinks, offsets": ("decode_gpu decode_gpu_merge", SINKS_AND_OFFSETS,
+        "*qkv((2, 2), 1, 1200, 64), " + BY_SEQUENCE.format(2, 1190, 700)),
+    "decode, group, sinks, offsets": ("decode_mma decode_gpu_merge", SINKS_AND_OFFSETS,
+        "draw((2, 4, 1, 64), float16), *halves((2, 1), 1, 1100, 64)[1:], enable_gqa=True, "
+        + BY_SEQUENCE.format(4, 1050, 900)),
+    "sinks, offsets": ("mma", SINKS_AND_OFFSETS + " LSE=1",
+        "*halves((2, 2), 20, 150, 64), " + BY_SEQUENCE.format(2, -5, 100)),
     "tiled": ("tiled", "DTYPE=3", "*qkv((1, 1), 40, 50, 64), is_causal=True, return_lse=True"),
+    "tiled, sinks, offsets": ("tiled", SINKS_AND_OFFSETS,
+        "*qkv((2, 2), 20, 50, 64), " + BY_SEQUENCE.format(2, -5, 30)),
 }  # fmt: skip
 
 ARRAYS = """
