@@ -92,8 +92,7 @@ typedef struct {
 #define CA_STAGE_SHIFT       11u   /* bits 11 and 12: the stage, a ca_scores_stage */
 #define CA_USES_SINKS        8192u
 #define CA_USES_OFFSETS      16384u /* the offset of a batch shifts its band */
-
-#define CA_USES_BLOCKS 8192u /* blocks tell where a mask that the user writes is known */
+#define CA_USES_BLOCKS       32768u /* blocks tell where a mask that the user writes is known */
 
 /* The argument `numbers`: of the whole call, of the tables' sizes, and the user's own. */
 #define CA_NUMBER_OF_ROWS       0 /* query rows */

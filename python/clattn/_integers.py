@@ -41,3 +41,22 @@ def integers(numbers: Any, name: str) -> np.ndarray:
         raise TypeError(f"{name} must be integers, got {numbers!r:.80}") from None
     except OverflowError:
         raise ValueError(f"{name} is {numbers!r:.80}; expected numbers of 63 bits") from None
+
+
+def offsets(query_offset: Any) -> int | np.ndarray:
+    """Return an int, or int64 numbers of one dimension."""
+    if type(query_offset) is int:
+        return query_offset
+    if isinstance(query_offset, bool | np.bool):
+        raise TypeError("query_offset must be an int or integers, got bool")
+    if isinstance(query_offset, list | tuple):
+        for offset in query_offset:
+            if isinstance(offset, bool | np.bool):
+                raise TypeError("query_offset must be an int or integers, got a bool among them")
+    if isinstance(query_offset, str | bytes) or np.ndim(query_offset) != 0:
+        return integers(query_offset, "query_offset")
+    try:
+        return operator.index(query_offset)
+    except TypeError:
+        kind = type(query_offset).__name__
+        raise TypeError(f"query_offset must be an int or integers, got {kind}") from None

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from clattn import _core
-from clattn._integers import integers
+from clattn._integers import offsets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,8 +131,6 @@ def scaled_dot_product_attention(
     >>> scaled_dot_product_attention(q, k, v, is_causal=True).shape
     (1, 2, 4, 8)
     """
-    if type(query_offset) is not int:
-        query_offset = _offsets(query_offset)
     return _core.scaled_dot_product_attention(
         query,
         key,
@@ -152,25 +147,8 @@ def scaled_dot_product_attention(
         out,
         device,
         sinks,
-        query_offset,
+        offsets(query_offset),
         return_weights,
         None,
         None,
     )
-
-
-def _offsets(query_offset: Any) -> int | np.ndarray:
-    """Return an int, or int64 numbers of one dimension."""
-    if isinstance(query_offset, bool | np.bool):
-        raise TypeError("query_offset must be an int or integers, got bool")
-    if isinstance(query_offset, list | tuple):
-        for offset in query_offset:
-            if isinstance(offset, bool | np.bool):
-                raise TypeError("query_offset must be an int or integers, got a bool among them")
-    if isinstance(query_offset, str | bytes) or np.ndim(query_offset) != 0:
-        return integers(query_offset, "query_offset")
-    try:
-        return operator.index(query_offset)
-    except TypeError:
-        kind = type(query_offset).__name__
-        raise TypeError(f"query_offset must be an int or integers, got {kind}") from None

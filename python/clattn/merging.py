@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clattn import _core
+from clattn.functional import scaled_dot_product_attention
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -91,24 +92,8 @@ def merge_attention(parts: Iterable[tuple[Array, Array]]) -> tuple[Any, Any]:
     values = outs.transpose(*range(1, last + 1), 0, last + 1)  # (..., L, parts, Ev)
     mask = lses.transpose(*range(1, last + 2), 0)  # (..., L, 1, parts)
     keys = np.empty((len(tensors), 0), outs.dtype)
-    merged, total = _core.scaled_dot_product_attention(
-        _without_columns(like, outs.dtype, shape),
-        keys,
-        values,
-        mask,
-        0.0,
-        False,
-        None,
-        False,
-        None,
-        0.0,
-        None,
-        True,
-        None,
-        None,
-        None,
-        0,
-        False,
+    merged, total = scaled_dot_product_attention(
+        _without_columns(like, outs.dtype, shape), keys, values, mask, return_lse=True
     )
     return merged.reshape(shape), total.reshape(shape[:-1])
 

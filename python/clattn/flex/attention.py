@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from clattn import _core
+from clattn._integers import offsets
 from clattn.flex.blocks import BlockMask
 from clattn.flex.tracing import trace_mods
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
 
     from clattn._core import Device
     from clattn._typing import Array
@@ -29,6 +32,8 @@ def flex_attention(
     mask_mod: Callable[..., Any] | None = None,
     return_lse: bool = False,
     softcap: float = 0.0,
+    sinks: Array | None = None,
+    query_offset: int | Sequence[int] | np.ndarray = 0,
     out: Array | None = None,
     device: Device | str | None = None,
 ) -> Any:
@@ -54,7 +59,8 @@ def flex_attention(
         of all dimensions before the heads, q_idx and kv_idx are int32.
     block_mask : BlockMask, optional
         Of `create_block_mask`: a mask_mod, and its blocks that are skipped or need no mask. It
-        has at least L rows, S keys, and 1 or as many batches and heads as the result.
+        has a row for each position of the queries, S keys, and 1 or as many batches and heads
+        as the result.
     scale : float, optional
         Default ``1 / sqrt(E)``.
     enable_gqa : bool
@@ -67,6 +73,12 @@ def flex_attention(
         Also return the log-sum-exp of the scores.
     softcap : float
         Above 0, a score s becomes ``softcap * tanh(s / softcap)``, after `score_mod`.
+    sinks : array of shape (Hq,), optional
+        A logit for each query head, of any float dtype, that takes part in the softmax's sum and
+        in no value.
+    query_offset : int, or integers
+        Row i stands at position ``i + query_offset``: its q_idx, and its row of the block mask.
+        Integers: one for each entry of the first dimension of query.
     out : array of shape (..., Hq, L, Ev), optional
         The result is written here and `out` is returned; of query's dtype, with any strides.
     device : Device or str, optional
@@ -138,6 +150,9 @@ def flex_attention(
         return_lse,
         out,
         device,
+        sinks,
+        offsets(query_offset),
+        False,
         mods,
         blocks,
     )
