@@ -47,13 +47,10 @@ def offsets(query_offset: Any) -> int | np.ndarray:
     """Return an int, or int64 numbers of one dimension."""
     if type(query_offset) is int:
         return query_offset
-    if isinstance(query_offset, bool | np.bool):
+    several = query_offset if isinstance(query_offset, list | tuple) else [query_offset]
+    if any(isinstance(offset, bool | np.bool) for offset in several):
         raise TypeError("query_offset must be an int or integers, got bool")
-    if isinstance(query_offset, list | tuple):
-        for offset in query_offset:
-            if isinstance(offset, bool | np.bool):
-                raise TypeError("query_offset must be an int or integers, got a bool among them")
-    if isinstance(query_offset, str | bytes) or np.ndim(query_offset) != 0:
+    if not hasattr(type(query_offset), "__index__") or np.ndim(query_offset) != 0:
         return integers(query_offset, "query_offset")
     try:
         return operator.index(query_offset)

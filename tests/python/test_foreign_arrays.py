@@ -54,6 +54,24 @@ def test_attention(device, library, dtype):
     assert error <= tolerance(*arrays, is_causal=True)[0]
 
 
+@EACH
+def test_sinks_offsets_and_weights(device, library):
+    """Weights are the query's library's; sinks and integers may be of any."""
+    arrays = qkv((2, 3), 2, 17, WIDE, REST)
+    sinks, offsets = draw((3,)), np.array([4, 9])
+    options = {"device": device, "is_causal": True, "return_weights": True}
+    right = sdpa(*arrays, sinks=sinks, query_offset=offsets, **options)
+    for query, others in ((library.of, np.asarray), (np.asarray, library.of)):
+        got = sdpa(
+            *map(query, arrays), sinks=others(sinks), query_offset=others(offsets), **options
+        )
+        for one, expected in zip(got, right, strict=True):
+            if query is library.of:
+                library.check(one, expected)
+            else:
+                np.testing.assert_array_equal(one, expected)
+
+
 @combinations(DTYPES)
 def test_diagonals(device, library, dtype):
     a = numbers((3, 7, 9), dtype)
