@@ -85,12 +85,11 @@ def seen_by_position(length, keys, past, nonpad, is_causal, left, right, pre_err
     return seen
 
 
-def attention_in(dtype, Q, K, V, attn_mask=None, past_key=None, past_value=None,
-                 nonpad_kv_seqlen=None, *, is_causal=0, kv_num_heads=None, q_num_heads=None,
-                 qk_matmul_output_mode=0, scale=None, softcap=0.0, softmax_precision=None,
-                 left_window_size=-1, right_window_size=-1, opset=25,
-                 pre_errata=False):  # fmt: skip
-    """The answer computed in `dtype`; the present keys and values are copies, in their types."""
+def stages_in(dtype, Q, K, V, attn_mask=None, past_key=None, past_value=None,
+              nonpad_kv_seqlen=None, *, is_causal=0, kv_num_heads=None, q_num_heads=None,
+              scale=None, softcap=0.0, softmax_precision=None, left_window_size=-1,
+              right_window_size=-1, opset=25, pre_errata=False):  # fmt: skip
+    """Y, the present keys and values, and qk_matmul_output by its mode."""
     three = Q.ndim == 3
     if three:
         Q = split_heads(Q, q_num_heads)
@@ -132,7 +131,17 @@ def attention_in(dtype, Q, K, V, attn_mask=None, past_key=None, past_value=None,
         weights = softmax(stages[-1].astype(np.promote_types(dtype, precision)), seen)
         Y = weighted_sum(weights.astype(dtype), v, seen)
     stages.append(weights)
-    return Answer(joined_heads(Y) if three else Y, K, V, stages[qk_matmul_output_mode])
+    return joined_heads(Y) if three else Y, K, V, stages
+
+
+def attention_in(dtype, *args, qk_matmul_output_mode=0, **options):
+    """The answer computed in `dtype`; the present keys and values are copies, in their types."""
+    return chosen(stages_in(dtype, *args, **options), qk_matmul_output_mode)
+
+
+def chosen(computed, mode):
+    *rest, stages = computed
+    return Answer(*rest, stages[mode])
 
 
 def softmax(scores, seen):
@@ -143,10 +152,15 @@ def softmax(scores, seen):
     return weights / np.where(empty, 1, weights.sum(axis=-1, keepdims=True))
 
 
-def attention(Q, K, V, *args, **options):
-    """The right answer, wider than any kernel's arithmetic."""
+def right_stages(Q, *args, qk_matmul_output_mode=0, **options):
+    """Wider than any kernel's arithmetic, whatever the mode is."""
     wide = np.dtype(np.longdouble) if Q.dtype == float64 else float64
-    return attention_in(wide, Q, K, V, *args, **options)
+    return stages_in(wide, Q, *args, **options)
+
+
+def attention(*args, qk_matmul_output_mode=0, **options):
+    """The right answer."""
+    return chosen(right_stages(*args, **options), qk_matmul_output_mode)
 
 
 def plain(Q, K, V, *args, compute=None, **options):
@@ -175,8 +189,10 @@ class Tolerances(NamedTuple):
     qk: float
 
 
-def tolerances(Q, K, V, *args, compute=None, **options):
+def tolerances(Q, K, V, *args, compute=None, stages=None, **options):
     """Twice the error of `plain`, plus a floor for results that are exact there by luck.
+
+    `stages` is what `right_stages` gives, where the caller has it already.
 
     The floors are those of references/attention.py:
 
@@ -187,9 +203,10 @@ def tolerances(Q, K, V, *args, compute=None, **options):
     - Mode 3 is a Y whose values are 1.
     """
     compute = compute or compute_dtype(Q.dtype)
-    right = attention(Q, K, V, *args, **options)
+    stages = stages or right_stages(Q, K, V, *args, **options)
+    right = chosen(stages, options.get("qk_matmul_output_mode", 0))
     near = plain(Q, K, V, *args, compute=compute, **options)
-    score = largest(attention(Q, K, V, *args, **options | {"qk_matmul_output_mode": 0})[3])
+    score = largest(chosen(stages, 0).qk_matmul_output)
     score = min(score, options.get("softcap") or score)
     right_qk = overflowed(right.qk_matmul_output, Q.dtype)
 
@@ -206,12 +223,6 @@ def tolerances(Q, K, V, *args, compute=None, **options):
     )
 
 
-def rows_without_keys(arrays, options):
-    """Rows of (B, Hq, L) whose weights are all zero; a NaN is not."""
-    weights = attention(*arrays, **options | {"qk_matmul_output_mode": 3}).qk_matmul_output
-    return ~weights.any(axis=-1)
-
-
 def check(*args, device, **options):
     """Call clattn, compare every output with the oracle; inputs stay as they were.
 
@@ -219,7 +230,9 @@ def check(*args, device, **options):
     """
     known = {n: o for n, o in options.items() if n != "return_qk"}
     arrays = tuple(native(a) for a in args)
-    right, allowed = attention(*arrays, **known), tolerances(*arrays, **known)
+    stages = right_stages(*arrays, **known)
+    right = chosen(stages, known.get("qk_matmul_output_mode", 0))
+    allowed = tolerances(*arrays, stages=stages, **known)
     before = [None if a is None else a.tobytes() for a in args]
 
     got = clattn.onnx.attention(*args, device=device, **options)
@@ -229,7 +242,7 @@ def check(*args, device, **options):
     assert got.Y.dtype == arrays[0].dtype
     assert_close(got.Y, right.Y, allowed.Y, "Y")
     Y = got.Y if got.Y.ndim == 4 else split_heads(got.Y, options["q_num_heads"])
-    empty = rows_without_keys(arrays, known)
+    empty = ~chosen(stages, 3).qk_matmul_output.any(axis=-1)  # all weights are 0; a NaN is not
     assert not Y[empty].any(), "rows without a key have to be zero"
     check_present(got, right, with_past=len(args) > 4 and args[4] is not None)
 

@@ -91,7 +91,9 @@ def check(query, key, value, *, device, rounds_weights=False, **options):
     options.setdefault("return_lse", True)
     arrays, known = expected(query, key, value, options)
     right, right_lse, *right_weights = attention(*arrays, **known)
-    allowed, allowed_lse = tolerance(*arrays, rounds_weights=rounds_weights, **known)
+    allowed, allowed_lse = tolerance(
+        *arrays, rounds_weights=rounds_weights, right=(right, right_lse), **known
+    )
     others = options.get("attn_mask"), options.get("sinks")
     inputs = [a for a in (query, key, value, *others) if a is not None]
     before = [a.tobytes() for a in inputs]
