@@ -9,9 +9,12 @@ computes that clang makes of the kernel. A process has this device instead of it
 
 CLATTN_PTX names a folder with PTX that a driver's compiler made: what tools/gpu_check brings back
 in programs.zip. It is executed in the place of clang's where kernel and macros are the same.
+
+The folder `ptx` beside the loader, if there is one, keeps clang's PTX for the next process.
 """
 
 import ctypes
+import hashlib
 import importlib
 import os
 import re
@@ -89,6 +92,7 @@ class Device:
         ).value
         self.programs, _ = ptx_check.find_programs()
         self.given = given_texts(os.environ.get("CLATTN_PTX"))
+        self.kept = Path(library).parent / "ptx"
         self.texts = {}
         self.machines = {}
         self.launched = []  # kernels and their macros
@@ -121,13 +125,26 @@ class Device:
         if title(name, macros) in self.given:
             return self.given[title(name, macros)]
         if key not in self.texts:
-            with tempfile.TemporaryDirectory() as folder:
-                kernel, ptx = Path(folder) / "kernel.cl", Path(folder) / "kernel.ptx"
-                kernel.write_bytes(source)
-                more = INLINE if name == "attention_reference" else ()
-                ptx_check.to_ptx(self.programs, kernel, (*macros, *more), ptx)
-                self.texts[key] = ptx.read_text()
+            more = INLINE if name == "attention_reference" else ()
+            self.texts[key] = self.made(source, (*macros, *more))
         return self.texts[key]
+
+    def made(self, source, options):
+        """Returns clang's PTX, made now or by an earlier process."""
+        digest = hashlib.sha256(b"\0".join([source, *map(str.encode, options)])).hexdigest()
+        kept = self.kept / f"{digest}.ptx"
+        if kept.exists():
+            return kept.read_text()
+        with tempfile.TemporaryDirectory() as folder:
+            kernel, ptx = Path(folder) / "kernel.cl", Path(folder) / "kernel.ptx"
+            kernel.write_bytes(source)
+            ptx_check.to_ptx(self.programs, kernel, options, ptx)
+            text = ptx.read_text()
+        if self.kept.exists():
+            whole = kept.with_suffix(f".{os.getpid()}")
+            whole.write_text(text)
+            whole.replace(kept)
+        return text
 
     def edited(self, source, macros, name):
         text = self.ptx(source, macros, name)

@@ -7,7 +7,7 @@ What gives wrong numbers is not used, alone, and calls without it are right.
 import json
 
 import pytest
-from ptx.device import build, run_on_machine
+from ptx.device import run_on_machine
 
 # Test of a capability: what is broken in the PTX of its probe, its name, and what the last kernel
 # of a call of float16 and of bfloat16 is then: its name and its macro WARP.
@@ -61,11 +61,6 @@ for dtype in float16, bfloat16:
     kernels.append((kernel, macros.get("WARP")))
 print(json.dumps((lacks, device.nvidia_capability, kernels)))
 """
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("machine"))
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -9,7 +9,7 @@ and the arguments of `check`.
 import json
 
 import pytest
-from ptx.device import build, ptx_check, run_on_machine
+from ptx.device import ptx_check, run_on_machine
 
 BOOL_MASK = " ".join(ptx_check.uses("MASK"))
 SINKS_AND_OFFSETS = ptx_check.uses("SINKS", "OFFSETS")[0]
@@ -74,11 +74,6 @@ q, k, v = halves((1, 2), 20, 40, 8)
 k[..., 10, 3], v[..., 15, 5], v[..., 16, 2] = np.nan, np.inf, np.nan
 out = np.empty((1, 1, 40, 20), float16).swapaxes(2, 3)
 """
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("machine"))
 
 
 def code_of(name):

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 from ptx.device import (
-    build,
     given_texts,
     programs_or_skip,
     ptx_check,
@@ -165,9 +164,8 @@ def test_a_branch_of_lanes_in_a_kernel_is_found(programs, tmp_path):
     assert ptx_read.read(text, "attention_mma").is_fine
 
 
-def test_ptx_of_a_driver_is_executed(programs, tmp_path, monkeypatch):
+def test_ptx_of_a_driver_is_executed(programs, library, tmp_path, monkeypatch):
     """CLATTN_PTX names its folder. Other programs are clang's."""
-    library = build(tmp_path)
     listed = [sys.executable, TESTS / "ptx" / "list_programs.py"]
     done = run(list(map(str, listed)), timeout=60, check_exit=True, env=None, cwd=None)
     name = next(n for n in json.loads(done.stdout) if n.startswith("attention_tiled DTYPE=3"))
