@@ -100,7 +100,7 @@ def test_a_bias_without_a_mask(device, variant):
 @with_cpu
 def test_packed_keys_give_the_bits_of_contiguous_ones(device, variant, options, dtype):
     """Projections (batch, rows, heads, E), for several tiles, whole ones and not."""
-    for shape in ((2, 6, 2, 150, 410), (1, 3, 3, 70, 97), (2, 4, 4, 33, 30)):
+    for shape in ((1, 6, 2, 150, 410), (1, 3, 3, 70, 97), (2, 4, 4, 33, 30)):
         arrays = variant.arrays(shape, dtype)
         seen = [a.swapaxes(1, 2).copy().swapaxes(1, 2) for a in arrays]
         far = [far_rows(a) for a in arrays]

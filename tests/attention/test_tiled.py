@@ -50,7 +50,7 @@ def test_bases_that_rise(device):
     check(q, k, v, device=device)
 
 
-@pytest.mark.full
+@pytest.mark.full(slowest=True)
 @with_kernels("tiled")
 def test_the_widest_tile(device, variant, monkeypatch):
     force(monkeypatch, "tiled")

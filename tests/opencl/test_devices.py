@@ -262,7 +262,7 @@ def test_a_driver_that_refuses_ptx(device, faults_library, tmp_path):
             assert device.type == "gpu"
             assert device.usable and device.nvidia_capability == 0
             for rows in 1, 40:
-                check(*qkv((1, 2), rows, 50, 64, dtype="f2"), device=device, return_lse=True)
+                check(*qkv((1, 2), rows, 50, 16, dtype="f2"), device=device, return_lse=True)
             """,
             FAULTS_NVIDIA="1",
             XDG_CACHE_HOME=tmp_path,
@@ -285,7 +285,7 @@ def test_sub_groups_that_compute_wrongly(device, faults_library, tmp_path):
                 assert name.startswith("sub-groups of "), name
                 assert reason.startswith("wrong results: word "), reason
             assert _core.lacks(device) or "Intel" not in device.platform
-            check(*qkv((1, 2), 1, 50, 64), device=device)
+            check(*qkv((1, 2), 1, 50, 16), device=device)
             """,
             FAULTS_GPU="1",
             FAULTS_SUB_GROUPS="exp2=fabs",
@@ -302,7 +302,7 @@ def test_the_trial_of_a_variant_is_kept(device, faults_library, tmp_path):
             device,
             """
             from support.helpers import check, qkv
-            arrays = qkv((1, 2), 1, 50, 64)
+            arrays = qkv((1, 2), 1, 50, 16)
             before = faults.faults_kernels()
             check(*arrays, device=listed[index], return_lse=False)
             first = faults.faults_kernels() - before

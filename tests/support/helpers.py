@@ -130,11 +130,18 @@ def check_band(source, value, begin, end, *, device, **options):
     else:
         right = np.zeros(source, options.get("dtype", np.float32))
     rows, columns = right.shape[-2:]
-    t = np.arange(columns) - np.arange(rows)[:, None]
-    filled = (begin <= t) & (t < end) if begin <= end else (t < end) | (t >= begin)
     filling = np.empty((), right.dtype)
     filling[...] = value
-    np.copyto(right, filling, where=filled)
+    if rows * columns < 1 << 20:
+        t = np.arange(columns) - np.arange(rows)[:, None]
+        filled = (begin <= t) & (t < end) if begin <= end else (t < end) | (t >= begin)
+        np.copyto(right, filling, where=filled)
+    else:  # numbers for each element would take longer than the call
+        for row in range(rows):
+            first, last = (min(max(0, bound + row), columns) for bound in (begin, end))
+            inside = (slice(first, last),) if begin <= end else (slice(last), slice(first, None))
+            for piece in inside:
+                right[..., row, piece] = filling
     got = clattn.diagonal_matrix(source, value, begin, end, device=device, **options)
     assert got.dtype == right.dtype
     assert got.shape == right.shape

@@ -292,7 +292,8 @@ def left_out(items):
 
     A variant for GPUs takes at most four tests of a file, two if it builds slowly. Of the tests
     marked `options`, each a program of its own in kernels for GPUs, a variant that builds slowly
-    takes one of all. A test whose variants for GPUs have all they take runs on none.
+    takes one of all. A test whose variants for GPUs have all they take runs on none. Nor does a
+    test that is marked `full(slowest=True)`.
 
     A test of diagonal matrices, which has no variant, runs with the narrowest and widest elements.
     """
@@ -300,7 +301,11 @@ def left_out(items):
     for item in items:
         params = dict(item.callspec.params) if hasattr(item, "callspec") else {}
         device = params.pop("device", None)
-        if not (device and device.platform == POCL and item.get_closest_marker("full")):
+        marked = item.get_closest_marker("full")
+        if not (device and device.platform == POCL and marked):
+            continue
+        if marked.kwargs.get("slowest"):
+            yield item
             continue
         if "variant" not in params:
             if np.dtype(params["dtype"]).itemsize in (2, 4):
