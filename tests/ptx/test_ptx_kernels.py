@@ -76,13 +76,13 @@ out = np.empty((1, 1, 40, 20), float16).swapaxes(2, 3)
 """
 
 
-def code_of(name):
+def code_of(name, call="check"):
     kernels, macros, arguments = CASES[name]
     lse = "" if "return_lse" in arguments else ", return_lse=False"
     return f"""
 print({name!r})
 machine.launched.clear()
-check({arguments}{lse}, device=device)
+{call}({arguments}{lse}, device=device)
 launched = dict(machine.launched)
 for kernel in {kernels.split()}:
     macros = launched["attention_" + kernel]
@@ -96,9 +96,25 @@ assert not any(m.bank_conflicts for m in machine.machines.values())
 
 @pytest.mark.parametrize("kernel", ["mma", "decode_gpu", "decode_mma", "tiled"])
 def test_kernels(library, kernel):
-    """All cases in one process. What it prints last names the case that fails."""
+    """All cases in one process. What it prints last names the case that fails.
+
+    They are forced, and so not compared with the reference kernel, which takes much longer.
+    """
     cases = [name for name, (kernels, *_) in CASES.items() if kernels.split()[0] == kernel]
-    run_on_machine(library, ARRAYS + "".join(map(code_of, cases)))
+    run_on_machine(library, ARRAYS + "".join(map(code_of, cases)), kernel=kernel)
+
+
+def test_the_choice(library):
+    """Calls choose the kernels of the cases. Here they are launched, but nothing runs."""
+    code = """
+class Nothing:
+    def launch(self, groups, arguments):
+        pass
+
+machine.machine = lambda *launched: Nothing()
+"""
+    calls = "".join(code_of(name, "sdpa") for name in CASES)
+    run_on_machine(library, ARRAYS + code + calls)
 
 
 def test_the_listing_tells_of_matrix_units(library):
