@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
-from references.attention import float16, float32, float64, tolerance
+from references.attention import attention, float16, float32, float64, tolerance
 from support.helpers import BANDS, assert_close, draw
 from support.layouts import (
     columns_first,
@@ -359,7 +359,10 @@ def test_scores_of_minus_infinity(device, variant, shape):
 @pytest.mark.options
 @each(lambda v: v.shapes if v.dtype == float32 else (), "shape")
 def test_sums_that_overflow(device, variant, shape):
-    """Values near the largest number, products beyond it: as the reference kernel has it."""
+    """Values near the largest number, products beyond it: as the reference kernel has it.
+
+    A sum that overflows there may come out right where the base is above the highest score.
+    """
     q, k, v = variant.arrays(shape)
     S = k.shape[-2]
     high = np.float32(3e38)
@@ -376,7 +379,10 @@ def test_sums_that_overflow(device, variant, shape):
     ]
     for arrays, options in cases:
         wanted = by_reference(variant, *arrays, device=device, **options)
-        for got, right in zip(variant.call(*arrays, device=device, **options), wanted, strict=True):
+        exact = attention(*arrays, enable_gqa=q.ndim > 2, **options)
+        found = variant.call(*arrays, device=device, **options)
+        for got, right, true in zip(found, wanted, exact, strict=True):
+            right = np.where(np.isfinite(got) & ~np.isfinite(right), true, right)
             near = np.where(np.isfinite(right), np.abs(right), 0).max() * 1e-5
             assert_close(got.astype(float64), right.astype(float64), near)
 
