@@ -233,6 +233,10 @@ ca_cache_attend_positions(const ca_cache *cache, const ca_torch_sdpa *call, cons
                              &views[CA_ATTENTION_KEY_COUNTS]);
         attention->band_follows_counts = true;
     }
+    int64_t position = uneven ? -L : cache->length - L;
+    if (call->mods != NULL) {
+        call->mods->numbers[CA_NUMBER_OF_POSITION] = position;
+    }
     ca_door_set_band(attention, call->window_left, call->window_right,
-                     call->causal != CA_CAUSAL_NONE, uneven ? -L : cache->length - L);
+                     call->causal != CA_CAUSAL_NONE, position);
 }

@@ -16,6 +16,7 @@
 #include "python/call.h"
 #include "python/error.h"
 #include "python/methods.h"
+#include "python/mods.h"
 #include "python/scalars.h"
 #include "python/tensor.h"
 #include "python/torch.h"
@@ -175,11 +176,11 @@ done:
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* attend(query, attn_mask, is_causal, scale, window, softcap, return_lse, out, /) */
+/* attend(query, attn_mask, is_causal, scale, window, softcap, return_lse, out, mods, /) */
 static PyObject *
 cache_attend(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
 {
-    enum { QUERY, ATTN_MASK, IS_CAUSAL, SCALE, WINDOW, SOFTCAP, RETURN_LSE, OUT, ARGUMENTS };
+    enum { QUERY, ATTN_MASK, IS_CAUSAL, SCALE, WINDOW, SOFTCAP, RETURN_LSE, OUT, MODS, ARGUMENTS };
     ca_py_cache *self = (ca_py_cache *)object;
     PyObject *answer = NULL;
     int64_t *lengths = NULL;
@@ -187,6 +188,7 @@ cache_attend(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     ca_cache cache;
     ca_torch_sdpa sdpa;
     ca_error error = {0};
+    ca_mods mods = {.text = NULL};
     bool causal;
     bool return_lse;
     int64_t shape[4];
@@ -204,10 +206,12 @@ cache_attend(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
         ca_py_window(args[WINDOW], &sdpa.window_left, &sdpa.window_right) < 0 ||
         ca_py_double(args[SOFTCAP], "softcap", &sdpa.softcap) < 0 ||
         ca_py_flag(args[RETURN_LSE], "return_lse", &return_lse) < 0 ||
+        ca_py_mods_parse(&call, args[MODS], sdpa.query.dtype == CA_FLOAT64, &mods) < 0 ||
         ca_py_call_ready(&call, Py_None) < 0 || look(self, &cache, &lengths) < 0) {
         goto done;
     }
     sdpa.causal = causal ? CA_CAUSAL_LOWER_RIGHT : CA_CAUSAL_NONE;
+    sdpa.mods = args[MODS] != Py_None ? &mods : NULL;
     ca_status status = ca_cache_attend_check(&cache, &sdpa, shape, &error);
     if (ca_py_error_check(call.state, status, &error) < 0) {
         goto done;
@@ -215,6 +219,7 @@ cache_attend(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     PyObject *out = args[OUT] != Py_None ? args[OUT] : NULL;
     answer = ca_py_sdpa_run(&call, &sdpa, &cache, args[QUERY], out, 4, shape, return_lse);
 done:
+    ca_py_mods_free(&mods);
     ca_py_call_end(&call);
     PyMem_RawFree(lengths);
     return answer;

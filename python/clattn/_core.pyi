@@ -126,6 +126,7 @@ class Cache:
         softcap: float,
         return_lse: bool,
         out: Array | None,
+        mods: _Mods | None,
         /,
     ) -> Any: ...
     def truncate(self, n: int | np.ndarray, /) -> None: ...

@@ -11,9 +11,10 @@ import numpy as np
 
 from clattn import _core
 from clattn._integers import integers
+from clattn.flex import trace_mods
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from numpy.typing import DTypeLike
@@ -124,6 +125,7 @@ class KVCache:
         window: tuple[int | None, int | None] | None = None,
         softcap: float = 0.0,
         *,
+        score_mod: Callable[..., Any] | None = None,
         return_lse: bool = False,
         out: Array | None = None,
     ) -> Any:
@@ -148,6 +150,9 @@ class KVCache:
             ``(left, right)`` keeps the keys ``p - left ... p + right``.
         softcap : float
             Above 0, a scaled score s becomes ``softcap * tanh(s / softcap)`` before the mask.
+        score_mod : callable, optional
+            A function of (score, b, h, q_idx, kv_idx) that returns the score to use, see
+            `clattn.flex_attention`; q_idx is the position p.
         return_lse : bool
             Also return the log-sum-exp of the masked scores.
         out : array of shape (B, Hq, L, Ev), optional
@@ -167,8 +172,9 @@ class KVCache:
         TypeError, ValueError
             As `clattn.scaled_dot_product_attention`.
         """
+        mods = None if score_mod is None else trace_mods(score_mod, None)
         return self._state.attend(
-            query, attn_mask, is_causal, scale, window, softcap, return_lse, out
+            query, attn_mask, is_causal, scale, window, softcap, return_lse, out, mods
         )
 
     def truncate(self, n: int | Sequence[int]) -> None:

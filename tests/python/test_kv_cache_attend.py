@@ -289,3 +289,23 @@ def test_out(device):
     want = both.cache.attend(shared)
     assert both.cache.attend(clattn.tensor(shared), out=shared) is shared
     np.testing.assert_array_equal(host(shared), host(want))
+
+
+def test_a_score_mod(device):
+    """Its q_idx is the position in the sequence; it composes with causality and a mask."""
+    slopes = np.array([0.5, 0.25, 0.125, 0.0625], float32)
+
+    def mod(score, b, h, q_idx, kv_idx):
+        return score + clattn.lookup(slopes, h) * (kv_idx - q_idx) * (b + 1)
+
+    for lengths in ((17, 17), (17, 5)):
+        both = pair(device, lengths)
+        for rows in (1, 3):
+            query = both.queries(rows)
+            places = np.array(lengths)[:, None] - rows + np.arange(rows)
+            b, h = np.arange(B)[:, None, None, None], np.arange(HQ)[:, None, None]
+            added = mod(0, b, h, places[:, None, :, None], np.arange(17)).astype(float32)
+            allowed = draw((rows, 17), seed=3) > -1
+            wanted = both.cache.attend(query, np.where(allowed, added, -np.inf).astype(float32))
+            got = both.cache.attend(query, allowed, score_mod=mod)
+            assert_close(got.astype(np.float64), wanted.astype(np.float64), 2e-6)
