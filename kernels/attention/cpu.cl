@@ -190,9 +190,7 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int keys, int
         keep_unattended(tile, block, sums->queries, j0, end, keys, added, kept);
         store_scores(tile, j0, keys, kept);
     }
-    if (!end_block(&sums->softmax)) {
-        return;
-    }
+    end_block(&sums->softmax);
     if (any_decay) {
         settle_block(decays, chunks, weights, sums->result, (int)params->Ev);
     }

@@ -300,7 +300,7 @@ attend_block(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
                            j + CHUNK <= i + tile->bounds.lower)) {
             continue;
         }
-        const int known = mask_block_at(tile->call, tile->batch, i, WARP_ROWS, j, CHUNK);
+        const int known = mask_block_at(tile->call, tile->batch, 1, i, WARP_ROWS, j, CHUNK);
         if (WARP_SKIPS && known == CA_BLOCK_EMPTY) {
             continue;
         }

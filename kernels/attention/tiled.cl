@@ -61,7 +61,7 @@ block_at(const tile_state *tile, int j0, int end)
 {
     key_block block = {j0, min(BN, end - j0), count_from(tile->bounds, 0, j0)};
     block.bounds.limit = min(block.bounds.limit, block.keys);
-    block.known = mask_block_at(tile->call, tile->batch, tile->i0, tile->rows, j0, block.keys);
+    block.known = mask_block_at(tile->call, tile->batch, 1, tile->i0, tile->rows, j0, block.keys);
     return block;
 }
 
