@@ -19,6 +19,7 @@ from clattn._denoising import FloatArray, Problem, attention, numpy_attention
 ERROR_ROWS = 256  # query rows that are compared with float64
 NUMPY_ROWS = 16384  # query rows that NumPy computes at most; its time is scaled up
 TURN_SECONDS = 0.02
+LONG_SECONDS = 1.0  # of a call beside which threads that spin do not matter
 THREADS = os.cpu_count() or 1  # of torch and other implementations
 
 T = TypeVar("T")
@@ -158,8 +159,10 @@ def take_turns(calls: Mapping[str, Callable[[], object]], best: dict[str, float]
     """Time each call once more; `best` keeps the shortest seconds of each.
 
     A turn is several calls. The first does not count: threads of the previous implementation
-    may still be spinning.
+    may still be spinning. A long call is a turn.
     """
     for name, call in calls.items():
-        call()
-        best[name] = min(best[name], shortest(call, TURN_SECONDS, 1, math.inf))
+        seconds = shortest(call, 0, 1)
+        if seconds < LONG_SECONDS:
+            seconds = shortest(call, TURN_SECONDS, 1, math.inf)
+        best[name] = min(best[name], seconds)

@@ -1,5 +1,7 @@
 """The command ``python -m clattn bench``."""
 
+from __future__ import annotations
+
 import argparse
 import fnmatch
 import functools
@@ -7,11 +9,18 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import clattn
 from clattn import Device, _core, _listing
+from clattn.bench.flex import FLEX_ROWS, ROW_SECONDS, FlexRow
 from clattn.bench.rows import GPU_ROWS, MODEL_ROWS, ROWS, Row, numpy_dtype, scaled
 from clattn.bench.scaling import LARGEST, SMALLEST
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from clattn.bench.measuring import Contestants, Measured
 
 
 class BenchError(Exception):
@@ -32,8 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: %(const)s)")  # fmt: skip
     add("--gpu", action="store_true",
         help="measure rows for GPUs, on arrays of the device, beside torch on CUDA")  # fmt: skip
+    add("--flex", action="store_true",
+        help="measure rows of flex_attention, beside torch's (it needs g++)")  # fmt: skip
     add("--scale", metavar="N", type=_whole(1), default=1,
-        help="divide the lengths of rows for GPUs, to try them on a small device")  # fmt: skip
+        help="divide the lengths of rows of --gpu or --flex, to try them on a small device"
+        )  # fmt: skip
     add("--list", action="store_true", help="list the rows and leave")
     add("--device", metavar="WORDS", action="append",
         help='where to run, may be given again: "cpu", "gpu:1", part of a name, or "all"'
@@ -67,10 +79,10 @@ def _whole(least: int) -> Callable[[str], int]:
 def _rows(pattern: str) -> list[Row]:
     if pattern == "models":
         return list(MODEL_ROWS)
-    everything = (*ROWS, *GPU_ROWS)
+    everything = (*ROWS, *GPU_ROWS, *FLEX_ROWS)
     found = [row for row in everything if fnmatch.fnmatchcase(row.name, pattern)]
     if not found:
-        names = ", ".join(row.name for row in everything)
+        names = ", ".join(dict.fromkeys(row.name for row in everything))
         raise argparse.ArgumentTypeError(f"{pattern!r} names no row; there are {names}")
     return found
 
@@ -117,18 +129,25 @@ def _print_rows(rows: Sequence[Row]) -> None:
         more += [row.layout] if row.layout != "heads" else []
         more += [f"clattn.{row.door}"] if row.door != "torch" else []
         more += [f"window {row.window}"] if row.window is not None else []
+        if isinstance(row, FlexRow):
+            more += ["ALiBi"] if row.alibi else []
+            more += ["documents"] if row.documents else []
         sizes = ", ".join(map(str, row.shape))
         print(f"{row.name:<18} {sizes:<24} {row.dtype:<9} {', '.join(more)}".rstrip())
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.list:
-        _print_rows(GPU_ROWS if arguments.gpu else ROWS)
+        _print_rows(_table(arguments))
         return 0
-    if arguments.scaling is not None and (arguments.rows is not None or arguments.gpu):
-        raise BenchError("--scaling measures sizes of its own: leave out --rows and --gpu", 2)
-    if arguments.scale > 1 and not arguments.gpu:
-        raise BenchError("--scale is for rows for GPUs: add --gpu", 2)
+    if arguments.gpu and arguments.flex:
+        raise BenchError("--gpu and --flex have rows of their own: leave out one of them", 2)
+    others = arguments.rows is not None or arguments.gpu or arguments.flex
+    if arguments.scaling is not None and others:
+        message = "--scaling measures sizes of its own: leave out --rows, --gpu and --flex"
+        raise BenchError(message, 2)
+    if arguments.scale > 1 and not (arguments.gpu or arguments.flex):
+        raise BenchError("--scale is for rows of --gpu or --flex: add one of them", 2)
     try:
         import rich  # noqa: F401
 
@@ -142,15 +161,23 @@ def _run(arguments: argparse.Namespace) -> int:
     devices = _choose_devices(arguments.device)
     if arguments.scaling is not None:
         return _run_scaling(arguments, devices)
+    if arguments.flex:
+        return _run_flex(arguments, devices)
     return _run_rows(arguments, devices)
 
 
+def _table(arguments: argparse.Namespace) -> Sequence[Row]:
+    return FLEX_ROWS if arguments.flex else GPU_ROWS if arguments.gpu else ROWS
+
+
 def _chosen_rows(arguments: argparse.Namespace) -> list[Row]:
-    table = GPU_ROWS if arguments.gpu else ROWS
+    table = _table(arguments)
     chosen = {row for rows in arguments.rows or [table] for row in rows}
     rows = [scaled(row, arguments.scale) for row in table if row in chosen]
     if not rows:
-        raise BenchError(f"--rows: none {'of' if arguments.gpu else 'without'} --gpu", 2)
+        option = "--flex" if arguments.flex else "--gpu" if arguments.gpu else ""
+        what = f"of {option}" if option else "without --gpu or --flex"
+        raise BenchError(f"--rows: none {what}", 2)
     try:
         numpy_dtype("bfloat16")
     except ModuleNotFoundError:
@@ -173,7 +200,7 @@ def _run_rows(arguments: argparse.Namespace, devices: dict[str, Device]) -> int:
         limits = {words: Limits(device, product) for words, device in devices.items()}
         missing |= {f"limits of {w}": limit.missing for w, limit in limits.items() if limit.missing}
         contestants = measuring.Contestants(devices, peers, limits, missing)
-        measured: list[measuring.Measured] = []
+        measured: list[Measured] = []
         progress = stack.enter_context(Progress(console=console, transient=True))
         task = progress.add_task("", total=len(rows) * arguments.rounds)
         advance = functools.partial(progress.advance, task)
@@ -187,13 +214,62 @@ def _run_rows(arguments: argparse.Namespace, devices: dict[str, Device]) -> int:
         console.print(report.make_table(words, measured, contestants))
     for line in report.notes(measured, contestants):
         console.print(line, markup=False)
-    if arguments.plot is not None and not any(one.best for one in measured):
-        console.print("no chart: there is nothing to compare with")
-    elif arguments.plot is not None:
-        from clattn.bench import chart
-
-        chart.save_ratios(arguments.plot, measured, contestants)
+    _plot(arguments.plot, measured, contestants, console)
     return 1 if any(one.wrong or one.failed for one in measured) else 0
+
+
+def _plot(
+    path: Path | None, measured: Sequence[Measured], contestants: Contestants, console: Console
+) -> None:
+    if path is None:
+        return
+    if not any(one.best for one in measured):
+        console.print("no chart: there is nothing to compare with")
+        return
+    from clattn.bench import chart
+
+    chart.save_ratios(path, measured, contestants)
+
+
+def _run_flex(arguments: argparse.Namespace, devices: dict[str, Device]) -> int:
+    from rich.progress import Progress
+
+    from clattn.bench import flex, measuring, report
+    from clattn.bench.limits import Limits
+
+    rows = _chosen_rows(arguments)
+    console = report.open_console()
+    with ExitStack() as stack:
+        progress = stack.enter_context(Progress(console=console, transient=True))
+        task = progress.add_task("torch's compiler starts", total=len(rows) + len(devices))
+        peers, missing = measuring.find_peers(stack, [flex.TorchFlex])
+        limits = {words: Limits(device) for words, device in devices.items()}
+        missing |= {f"limits of {w}": limit.missing for w, limit in limits.items() if limit.missing}
+        contestants = measuring.Contestants(devices, peers, limits, missing)
+        measured: list[Measured] = []
+        for row in rows:
+            progress.update(task, description=row.name)
+            measured.append(measuring.measure(
+                row, contestants, arguments.rounds, lambda: None, flex.flex_calls, ROW_SECONDS
+            ))  # fmt: skip
+            progress.advance(task)
+        alone = {}
+        for words in devices:
+            progress.update(task, description=f"first calls, {words}")
+            alone[words] = flex.measure_alone(words, rows, arguments.scale)
+            progress.advance(task)
+    results = report.FlexResults(measured, contestants, alone)
+    for words in devices:
+        console.print(report.make_flex_table(words, results))
+        for line in report.flex_notes(words, results):
+            console.print(line, markup=False)
+    for line in report.notes(measured, contestants):
+        console.print(line, markup=False)
+    if arguments.json is not None:
+        report.write_json(arguments.json, report.flex_as_json(results, arguments.rounds))
+    _plot(arguments.plot, measured, contestants, console)
+    wrong = any(one.wrong or one.failed for one in measured)
+    return 1 if wrong or any(one.missing for one in alone.values()) else 0
 
 
 def _run_scaling(arguments: argparse.Namespace, devices: dict[str, Device]) -> int:

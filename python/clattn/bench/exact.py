@@ -74,6 +74,7 @@ def _attend(problem: Problem, rows: NDArray[np.intp], dtype: np.dtype[Any]) -> t
     """Return result rows, computed in `dtype` from the definition, and the largest score."""
     B, Hq, Hk, _, _, E = problem.row.shape
     result, largest = np.empty((B, Hq, len(rows), E), dtype), 0.0
+    bias = problem.row.bias(rows)
     for b in range(B):  # wider copies of the keys of a whole batch may be gigabytes
         key, value = (a[b].astype(dtype)[:, None] for a in (problem.key, problem.value))
         query = problem.query[b][:, rows].astype(dtype).reshape(Hk, Hq // Hk, len(rows), E)
@@ -82,6 +83,8 @@ def _attend(problem: Problem, rows: NDArray[np.intp], dtype: np.dtype[Any]) -> t
         if problem.mask is not None and problem.mask.dtype != bool:
             mask = problem.mask[b, 0] if problem.mask.ndim == 4 else problem.mask
             scores += mask[rows].astype(dtype)
+        if bias is not None:
+            scores += bias.astype(dtype).reshape(scores.shape)
         seen = _seen(problem, rows, b)
         scores = np.where(seen, scores, -np.inf)
         highest = scores.max(axis=-1, keepdims=True)

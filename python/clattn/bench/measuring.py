@@ -1,6 +1,7 @@
 """Time and error of a row in every implementation, measured in turn."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -17,7 +18,8 @@ from clattn.bench.limits import Limits
 from clattn.bench.peers import Call, Peer, first_line, joined_heads, repeated, split_heads
 from clattn.bench.rows import Array, Problem, Row, contiguous, draw
 
-CONTIGUOUS = "contiguous, "  # before the words of a device: its time on contiguous copies
+BESIDE = "beside, "  # before the words of a device: the other call of clattn's
+LEAST_ROUNDS = 2  # of a row that takes longer than it should
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,8 @@ class Measured:
     notes: list[str] = field(default_factory=list)
     best: str | None = None  # the label of the fastest peer that counts
     limits: dict[str, float] = field(default_factory=dict)  # FLOP/s or bytes/s, by device
-    # By device: the seconds that clattn's function takes on contiguous copies, which were made
-    # before. A row whose arrays are contiguous has none.
-    contiguous: dict[str, float] = field(default_factory=dict)
+    # By device: the seconds of another call of clattn's that the row stands beside.
+    beside: dict[str, float] = field(default_factory=dict)
 
     def ratio(self, words: str, peer: str) -> float:
         """Return a peer's time divided by clattn's on a device."""
@@ -148,15 +149,33 @@ def _directml_call(problem: Problem, device: Device) -> Call:
     return Call(run, lambda: split_heads(run()[0], H))
 
 
+def clattn_calls(problem: Problem, device: Device) -> tuple[Call, Call | None]:
+    """Return clattn's call, and, for a row of views, its function on contiguous copies."""
+    beside = None if problem.row.is_plain else clattn_call(contiguous(problem), device)
+    return clattn_call(problem, device), beside
+
+
 def measure(
-    row: Row, contestants: Contestants, rounds: int, advance: Callable[[], None]
+    row: Row,
+    contestants: Contestants,
+    rounds: int,
+    advance: Callable[[], None],
+    make_calls: Callable[[Problem, Device], tuple[Call, Call | None]] = clattn_calls,
+    seconds: float = math.inf,
 ) -> Measured:
-    """Check a row, then time it in rounds, all in turn; call `advance` after each round."""
-    measured, calls = _check(row, contestants)
+    """Check a row, then time it in rounds, all in turn; call `advance` after each round.
+
+    `make_calls` makes clattn's call, and the one that it stands beside. No round but the first
+    two begins after so many `seconds`.
+    """
+    measured, calls = _check(row, contestants, make_calls)
     runs = {name: call.run for name, call in calls.items()}
     measured.seconds = dict.fromkeys(runs, math.inf)
     measured.limits = {words: 0.0 for words in contestants.devices if words in runs}
-    for _ in range(rounds):
+    start = time.perf_counter()
+    for done in range(rounds):
+        if done >= LEAST_ROUNDS and time.perf_counter() - start > seconds:
+            break
         for words, limit in measured.limits.items():
             measured.limits[words] = max(limit, contestants.limits[words].measure(row))
         take_turns(runs, measured.seconds)
@@ -164,14 +183,18 @@ def measure(
     for name, call in calls.items():
         measured.seconds[name] /= call.count
     for words in contestants.devices:
-        if CONTIGUOUS + words in runs:
-            measured.contiguous[words] = measured.seconds.pop(CONTIGUOUS + words)
+        if BESIDE + words in runs:
+            measured.beside[words] = measured.seconds.pop(BESIDE + words)
     labels = [peer.label for peer in contestants.peers if peer.counts and peer.label in runs]
     measured.best = min(labels, key=lambda label: measured.seconds[label], default=None)
     return measured
 
 
-def _check(row: Row, contestants: Contestants) -> tuple[Measured, dict[str, Call]]:
+def _check(
+    row: Row,
+    contestants: Contestants,
+    make_calls: Callable[[Problem, Device], tuple[Call, Call | None]],
+) -> tuple[Measured, dict[str, Call]]:
     """Return the errors of everything that runs the row, and the calls to be timed.
 
     A peer that fails, or whose result is wrong, is left out with a note.
@@ -184,14 +207,14 @@ def _check(row: Row, contestants: Contestants) -> tuple[Measured, dict[str, Call
         if row.dtype == "float64" and not device.float64:
             continue
         try:
-            call = clattn_call(problem, device)
+            call, beside = make_calls(problem, device)
             error = exact.error(call.result())
         except (clattn.DeviceError, MemoryError, ValueError) as failure:
             measured.failed[words] = first_line(failure)
             continue
         calls[words], measured.errors[words] = call, error
-        if not row.is_plain:
-            calls[CONTIGUOUS + words] = clattn_call(contiguous(problem), device)
+        if beside is not None:
+            calls[BESIDE + words] = beside
         if not error <= exact.allowed:
             measured.wrong.append(words)
     for peer in contestants.peers:

@@ -4,7 +4,7 @@ import json
 import math
 import platform
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from rich.table import Table
 import clattn
 from clattn import _tuning
 from clattn._measuring import THREADS
+from clattn.bench import flex
 from clattn.bench.measuring import Contestants, Measured
 from clattn.bench.scaling import Growth
 
@@ -44,7 +45,7 @@ def make_table(words: str, measured: Sequence[Measured], contestants: Contestant
         padding=(0, 1, 0, 0),
     )
     on_devices = any(one.row.on_device for one in measured)
-    beside = any(one.contiguous for one in measured)
+    beside = any(one.beside for one in measured)
     table.add_column("row", no_wrap=True)
     headers = ["ms", *(["TFLOP/s", "GB/s"] if on_devices else ())]
     headers += ["beside\ncontiguous"] if beside else []
@@ -77,7 +78,7 @@ def _cells(
         yield "" if read else f"{one.rate(words) / 1e12:.3g}"
         yield f"{one.rate(words) / 1e9:.4g}" if read else ""
     if beside:
-        yield f"{seconds / one.contiguous[words]:.2f}" if words in one.contiguous else ""
+        yield f"{seconds / one.beside[words]:.2f}" if words in one.beside else ""
     share = one.limit_share(words)
     yield "" if share is None else f"{share:.0%}"
     yield ratio(one.best, "bold ")
@@ -147,8 +148,8 @@ def _row_json(one: Measured, contestants: Contestants) -> dict[str, Any]:
         results[name] = {"seconds": seconds, "rate": one.rate(name), "error": error}
         if name in contestants.devices:
             results[name] |= {"limit": one.limits[name], "limit_share": one.limit_share(name)}
-        if name in one.contiguous:
-            results[name]["contiguous_seconds"] = one.contiguous[name]
+        if name in one.beside:
+            results[name]["beside_seconds"] = one.beside[name]
     return {
         **{field: getattr(one.row, field) for field in ROW_FIELDS},
         "shape": dict(zip(("B", "Hq", "Hk", "L", "S", "E"), one.row.shape, strict=True)),
@@ -197,3 +198,95 @@ def scaling_as_json(growths: Sequence[Growth]) -> dict[str, Any]:
         for growth in growths
     ]
     return {"clattn": clattn.__version__, "threads": THREADS, "scaling": curves}
+
+
+@dataclass(frozen=True)
+class FlexResults:
+    """Everything that ``--flex`` measures."""
+
+    measured: Sequence[Measured]
+    contestants: Contestants
+    alone: dict[str, flex.Alone]  # by words of a device
+
+    def first(self, name: str, row: str) -> float | None:
+        """Return the seconds of a first call, of a device or torch; None: not measured."""
+        if name in self.alone:
+            return self.alone[name].first.get(row)
+        of_torch = [p.first for p in self.contestants.peers if isinstance(p, flex.TorchFlex)]
+        return of_torch[0].get(row) if of_torch else None
+
+
+def make_flex_table(words: str, results: FlexResults) -> Table:
+    """Return the table of ``--flex`` of one device, with what is asked of the figures."""
+    device = results.contestants.devices[words]
+    table = Table(title=f"{device.name} ({device.platform})", box=box.SIMPLE_HEAD, padding=0)
+    table.add_column("row", no_wrap=True)
+    headers = ("ms", "torch\nms", "torch /\nclattn", f"asked\n≥ {flex.LEAST_RATIO:g}",
+               "beside\nown", "asked\n≤", "first\ns", "torch's\ns",
+               f"asked\n≤ {flex.MOST_FIRST:g}", "error")  # fmt: skip
+    for header in headers:
+        table.add_column(header, justify="right", no_wrap=True)
+    for one in results.measured:
+        if words in one.seconds:
+            table.add_row(*_flex_cells(words, one, results))
+    return table
+
+
+def _flex_cells(words: str, one: Measured, results: FlexResults) -> Iterator[str]:
+    assert isinstance(one.row, flex.FlexRow)
+    seconds, torch = one.seconds[words], one.seconds.get(flex.TorchFlex.label)
+    yield one.row.name
+    yield f"{seconds * 1e3:.3g}" if seconds < 0.1 else f"{seconds * 1e3:.0f}"
+    if torch is None:
+        yield from ("missing", "", "")
+    else:
+        yield f"{torch * 1e3:.3g}" if torch < 0.1 else f"{torch * 1e3:.0f}"
+        yield f"{torch / seconds:.2f}"
+        yield _verdict(torch / seconds >= flex.LEAST_RATIO)
+    beside = seconds / one.beside[words] if words in one.beside else None
+    yield "" if beside is None else f"{beside:.2f}"
+    most = one.row.most_beside
+    yield "" if beside is None or most is None else f"{most:g} {_verdict(beside <= most)}"
+    first = results.first(words, one.row.name)
+    torch_first = results.first(flex.TorchFlex.label, one.row.name)
+    yield "" if first is None else f"{first:.2f}"
+    yield "" if torch_first is None else f"{torch_first:.1f}"
+    if first is None or torch_first is None:
+        yield ""
+    else:
+        yield _verdict(first <= flex.MOST_FIRST * torch_first)
+    error = f"{one.errors[words]:.0e}"
+    yield f"[bold red]{error} wrong[/]" if words in one.wrong else error
+
+
+def _verdict(is_met: bool, markup: bool = True) -> str:
+    text, colour = ("met", "green") if is_met else ("not met", "red")
+    return f"[{colour}]{text}[/]" if markup else text
+
+
+def flex_notes(words: str, results: FlexResults) -> Iterator[str]:
+    """Yield the lines below a device's table of ``--flex``."""
+    alone = results.alone[words]
+    if alone.mask is not None:
+        length, seconds, memory = alone.mask.length, alone.mask.seconds, alone.mask.memory
+        most, allowed = flex.MOST_MASK_SECONDS, flex.MOST_MASK_MEMORY
+        line = f"create_block_mask, {length} x {length}: {seconds * 1e3:.3g} ms "
+        line += f"(asked < {most * 1e3:g}: {_verdict(seconds < most, False)})"
+        if memory is not None:
+            line += f", {memory / 2**20:.1f} MiB (asked < {allowed >> 20}: "
+            line += f"{_verdict(memory < allowed, False)})"
+        yield line
+    for what, reason in alone.missing.items():
+        yield f"{what}: FAILED on {words}: {reason}"
+
+
+def flex_as_json(results: FlexResults, rounds: int) -> dict[str, Any]:
+    """Return everything that ``--flex`` measured, with times in seconds and memory in bytes."""
+    content = as_json(results.measured, results.contestants, rounds)
+    for row in content["rows"]:
+        for name, result in row["results"].items():
+            result["first_seconds"] = results.first(name, row["name"])
+    for words, alone in results.alone.items():
+        mask = None if alone.mask is None else asdict(alone.mask)
+        content["devices"][words] |= {"block_mask": mask, "failed": alone.missing}
+    return content

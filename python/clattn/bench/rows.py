@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -99,6 +99,13 @@ class Row:
         if self.is_padded:
             seen &= j >= int(S * PADDED[batch % len(PADDED)])
         return seen
+
+    def bias(self, rows: NDArray[np.intp]) -> Array | None:
+        """Return what is added to the scores of some query rows, (Hq, rows, S), or None."""
+        return None
+
+
+AnyRow = TypeVar("AnyRow", bound=Row)
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -226,7 +233,7 @@ GPU_ROWS = (
 )
 
 
-def scaled(row: Row, divisor: int) -> Row:
+def scaled(row: AnyRow, divisor: int) -> AnyRow:
     """Return the row with its lengths divided and at most two elements in the batch."""
     B, Hq, Hk, L, S, E = row.shape
     if divisor == 1:

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: MIT
+"""python -m clattn bench --flex: its rows, its tables, and what it refuses."""
+
+import json
+import sys
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+from clattn import _measuring
+from clattn.__main__ import main
+from clattn.bench import flex, limits, measuring, report
+from clattn.bench.flex import FLEX_ROWS, FlexRow
+from clattn.bench.rows import scaled
+from rich.text import Text
+
+BY_NAME = {row.name: row for row in FLEX_ROWS}
+
+
+@pytest.fixture
+def without_torch(monkeypatch):
+    """Limits in no time, and nothing to compare with."""
+    monkeypatch.setattr(limits, "READ_BYTES", 1 << 20)
+    monkeypatch.setattr(limits, "LEAST_SECONDS", 1e-4)
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+
+def bench(*arguments):
+    return main(["bench", *map(str, arguments)])
+
+
+# --- rows ------------------------------------------------------------------------------------
+
+
+def test_six_rows_of_two_lengths():
+    assert len(BY_NAME) == len(FLEX_ROWS) == 12
+    for suffix, length in (("", 2048), ("-8k", 8192)):
+        rows = [BY_NAME[name + suffix] for name in
+                ("plain", "alibi", "causal", "alibi-causal", "window", "documents")]  # fmt: skip
+        assert {row.shape for row in rows} == {(1, 8, 8, length, length, 64)}
+        assert [row.window for row in rows] == [None] * 4 + [256, None]
+        assert [row.own for row in rows] == [
+            None, {"is_causal": False}, {"is_causal": True}, {"is_causal": True},
+            {"window": (256, 0)}, None,
+        ]  # fmt: skip
+        assert [row.most_beside for row in rows] == [None, 1.15, 1.1, None, None, None]
+
+
+@pytest.mark.parametrize("row", FLEX_ROWS, ids=BY_NAME)
+def test_functions_are_what_the_check_against_float64_computes(row):
+    """Called with NumPy's indices instead of symbols."""
+    row = scaled(row, 32)
+    length = row.shape[3]
+    score_mod, mask_mod = flex.make_mods(row, np.asarray)
+    head, i, j = np.ogrid[:8, :length, :length]
+    rows = np.array([0, 5, length - 1])
+    bias = row.bias(rows)
+    if score_mod is None:
+        assert bias is None
+    else:
+        np.testing.assert_array_equal(score_mod(0, 0, head, i, j)[:, rows], bias)
+    seen = np.ones((length, length), bool) if mask_mod is None else mask_mod(0, 0, i, j)[0]
+    np.testing.assert_array_equal(row.attended(), seen)
+    np.testing.assert_array_equal(row.attended(rows), seen[rows])
+    assert row.flop == 8 * int(seen.sum()) * 4 * 64
+    assert seen.diagonal().all()
+
+
+def test_documents_of_several_lengths():
+    lengths = np.bincount(BY_NAME["documents"].document_of)
+    assert lengths.sum() == 2048
+    assert len(set(lengths)) == len(flex.ENDS)
+
+
+# --- rounds ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(0, 2), (60, 5)])
+def test_a_slow_row_gets_two_rounds(seconds, rounds):
+    done = []
+    nobody = measuring.Contestants({}, [], {}, {})
+    row = FlexRow("small", (1, 1, 1, 16, 16, 16))
+    measuring.measure(row, nobody, 5, lambda: done.append(1), flex.flex_calls, seconds)
+    assert len(done) == rounds
+
+
+@pytest.mark.parametrize(("limit", "calls"), [(0, 1), (60, 2)])
+def test_a_long_call_is_a_turn(monkeypatch, limit, calls):
+    done, best = [], {"call": np.inf}
+    monkeypatch.setattr(_measuring, "LONG_SECONDS", limit)
+    monkeypatch.setattr(_measuring, "TURN_SECONDS", 0)
+    _measuring.take_turns({"call": lambda: done.append(1)}, best)
+    assert len(done) == calls
+    assert 0 < best["call"] < 60
+
+
+# --- the command -----------------------------------------------------------------------------
+
+
+def test_rows_on_a_device(device, tmp_path, capsys, without_torch):
+    """The table, its lines and the JSON, where torch is missing."""
+    file = tmp_path / "bench.json"
+    status = bench("--flex", "--rows", "alibi", "causal-8k", "--scale", 256, "--rounds", 1,
+                   "--device", device.platform, "--json", file)  # fmt: skip
+    said = capsys.readouterr().out
+    assert status == 0, said
+    assert max(map(len, said.splitlines())) <= 100
+    assert "torch: torch is not installed" in said
+    assert "create_block_mask, 128 x 128" in said
+    content = json.loads(file.read_text())
+    [(words, facts)] = content["devices"].items()
+    assert facts["failed"] == {}
+    assert facts["block_mask"]["length"] == 128
+    assert facts["block_mask"]["seconds"] > 0
+    assert facts["block_mask"]["memory"] >= 0
+    assert [(row["name"], row["shape"]["L"]) for row in content["rows"]] == [
+        ("alibi", 16), ("causal-8k", 32)
+    ]  # fmt: skip
+    for row in content["rows"]:
+        assert set(row["results"]) == {words}
+        result = row["results"][words]
+        assert 0 < result["error"] <= row["allowed_error"]
+        assert result["seconds"] > 0
+        assert result["beside_seconds"] > 0
+        assert (result["first_seconds"] is not None) == (row["name"] == "alibi")
+        [line] = [line for line in said.splitlines() if line.split()[:1] == [row["name"]]]
+        assert "missing" in line
+
+
+def test_a_process_that_fails_is_named():
+    alone = flex.measure_alone("no such device", [BY_NAME["plain"], BY_NAME["plain-8k"]], 256)
+    assert (alone.first, alone.mask) == ({}, None)
+    assert list(alone.missing) == ["plain, first call", "create_block_mask"]
+    for reason in alone.missing.values():
+        assert "no such device" in reason
+
+
+def test_torch_needs_a_compiler(monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("CXX", "no-such-compiler -O2")
+    with ExitStack() as stack:
+        found, missing = measuring.find_peers(stack, [flex.TorchFlex])
+    assert found == []
+    assert "no-such-compiler" in missing["torch"]
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["--flex", "--gpu"], "--gpu and --flex"),
+    (["--flex", "--scaling", "128"], "--flex"),
+    (["--flex", "--rows", "tiny"], "none of --flex"),
+    (["--rows", "alibi"], "none without --gpu or --flex"),
+    (["--scale", "2"], "--flex"),
+])  # fmt: skip
+def test_options_that_do_not_fit(arguments, words, capsys):
+    assert bench(*arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_list(capsys):
+    assert bench("--flex", "--list") == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == list(BY_NAME)
+    assert lines[3].endswith("causal, ALiBi")
+
+
+# --- what is asked ---------------------------------------------------------------------------
+
+
+def results_of(row, seconds, beside, first, torch_first, mask=None):
+    """Results of one row on a device "d", which takes 1 s."""
+    torch = object.__new__(flex.TorchFlex)
+    torch.first = {row.name: torch_first}
+    one = measuring.Measured(row, 1.0, {"d": 1.0, "torch": seconds}, {"d": 1e-6, "torch": 1e-6})
+    one.beside = {"d": 1 / beside}
+    alone = flex.Alone({row.name: first}, mask, {})
+    return report.FlexResults([one], measuring.Contestants({}, [torch], {}, {}), {"d": alone})
+
+
+@pytest.mark.parametrize(("name", "figures", "verdicts"), [
+    ("alibi", (4.0, 1.14, 1.0, 5.1), ["met", "1.15 met", "met"]),
+    ("alibi", (3.9, 1.16, 1.0, 4.9), ["not met", "1.15 not met", "not met"]),
+    ("causal-8k", (4.0, 1.09, 1.0, 5.1), ["met", "1.1 met", "met"]),
+    ("causal", (4.0, 1.11, 1.0, 5.1), ["met", "1.1 not met", "met"]),
+    ("window", (3.9, 9.0, 1.0, 5.1), ["not met", "", "met"]),
+])  # fmt: skip
+def test_what_is_asked_is_met_or_not(name, figures, verdicts):
+    results = results_of(BY_NAME[name], *figures)
+    [one] = results.measured
+    cells = [Text.from_markup(cell).plain for cell in report._flex_cells("d", one, results)]
+    assert [cells[place] for place in (4, 6, 9)] == verdicts
+    assert cells[3] == f"{figures[0]:.2f}"
+    assert cells[5] == f"{figures[1]:.2f}"
+
+
+@pytest.mark.parametrize(("seconds", "memory", "words"), [
+    (0.099, (16 << 20) - 1, "99 ms (asked < 100: met), 16.0 MiB (asked < 16: met)"),
+    (0.101, 16 << 20, "101 ms (asked < 100: not met), 16.0 MiB (asked < 16: not met)"),
+    (0.099, None, "99 ms (asked < 100: met)"),
+])  # fmt: skip
+def test_what_is_asked_of_a_block_mask(seconds, memory, words):
+    mask = flex.MaskCost(32768, seconds, memory)
+    results = results_of(BY_NAME["causal"], 4.0, 1.0, 1.0, 9.0, mask)
+    [line] = report.flex_notes("d", results)
+    assert line == f"create_block_mask, 32768 x 32768: {words}"
