@@ -2,8 +2,10 @@
 """python -m clattn bench --flex: its rows, its tables, and what it refuses."""
 
 import json
+import os
 import sys
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -135,13 +137,31 @@ def test_a_process_that_fails_is_named():
         assert "no such device" in reason
 
 
+def test_each_process_has_empty_caches(monkeypatch):
+    folders = []
+
+    def run(command, *, env, **options):
+        assert env["XDG_CACHE_HOME"] == env["POCL_CACHE_DIR"]
+        assert os.listdir(env["XDG_CACHE_HOME"]) == []
+        folders.append(env["XDG_CACHE_HOME"])
+        said = "1.5" if command[-2] else "[128, 0.5, null]"
+        return SimpleNamespace(returncode=0, stdout=said + "\n", stderr="")
+
+    monkeypatch.setattr(flex.subprocess, "run", run)
+    alone = flex.measure_alone("cpu", [BY_NAME["plain"], BY_NAME["alibi"]], 256)
+    assert alone == flex.Alone({"plain": 1.5, "alibi": 1.5}, flex.MaskCost(128, 0.5, None), {})
+    assert len(set(folders)) == 3
+
+
 def test_torch_needs_a_compiler(monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.setenv("CXX", "no-such-compiler -O2")
     with ExitStack() as stack:
         found, missing = measuring.find_peers(stack, [flex.TorchFlex])
     assert found == []
-    assert "no-such-compiler" in missing["torch"]
+    assert missing == {
+        "torch": "torch.compile needs a C++ compiler, and there is no no-such-compiler"
+    }
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
