@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""docs/notebooks/decode.ipynb runs, and its logits are those of its model without a cache.
+"""The notebooks of docs/ run.
 
-Texts are shorter here than in the notebook, and times are measured once: nobody reads them. The
-model is trained once, by NumPy; what follows runs on each device.
+decode.ipynb: its logits are those of its model without a cache. Texts are shorter here than in the
+notebook, and times are measured once: nobody reads them. The model is trained once, by NumPy; what
+follows runs on each device.
+
+flex.ipynb compares each of its mods with NumPy itself. Each mod is a program of its own, so the
+notebook runs on the first device only.
 """
 
 import nbformat
@@ -13,7 +17,8 @@ from nbclient import NotebookClient
 from references.attention import attention_in
 from support.helpers import ROOT, index_of
 
-NOTEBOOK = ROOT / "docs" / "notebooks" / "decode.ipynb"
+DECODE = ROOT / "docs" / "notebooks" / "decode.ipynb"
+FLEX = ROOT / "docs" / "notebooks" / "flex.ipynb"
 FIRST_LINES = "Tyger Tyger, burning bright,\nIn the forests of the night;\n"
 SHORTER = {  # lines of the notebook, and what stands here in their place
     "cached, _ = generate(prompt, 300)": "cached, _ = generate(prompt, 100)",
@@ -28,8 +33,12 @@ SAVE = (
 )
 
 
-def read():
-    return nbformat.read(NOTEBOOK, as_version=4)
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def execute(notebook):
+    NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
 
 
 def shortened(notebook):
@@ -64,16 +73,21 @@ def on_every_device(notebook, files):
 
 
 @pytest.fixture
-def results(tmp_path, monkeypatch):
-    """What the notebook leaves after a run on each device."""
+def on_first_device(tmp_path, monkeypatch):
+    """Notebooks run on the first device, with no settings of the user's."""
     if NO_DEVICE:
         pytest.fail(f"no OpenCL device to test on: {NO_DEVICE}")
     monkeypatch.setenv("CLATTN_DEVICE", DEVICES[0].platform)
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")  # its threads spin when tests run side by side
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))  # no settings of the user's
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+
+
+@pytest.fixture
+def results(tmp_path, on_first_device):
+    """What decode.ipynb leaves after a run on each device."""
     files = [tmp_path / f"result{n}.npz" for n in range(len(DEVICES))]
-    notebook = on_every_device(shortened(read()), files)
-    NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    notebook = on_every_device(shortened(read(DECODE)), files)
+    execute(notebook)
     for device in DEVICES:
         assert f"{device.compute_units} compute units, {device.platform}" in str(notebook.cells)
     found = []
@@ -123,12 +137,39 @@ def test_runs_and_decodes_as_without_a_cache(results):
             check(prompt, logits, result)
 
 
-def test_is_committed_with_the_outputs_of_one_run():
-    cells = [cell for cell in read().cells if cell.cell_type == "code"]
+def outputs_of(cells):
+    return [output for cell in cells for output in cell.get("outputs", [])]
+
+
+def images(cells):
+    return sum("image/png" in output.get("data", {}) for output in outputs_of(cells))
+
+
+def draws_each_entry(notebook):
+    """Below each heading there is one cell of code, which draws one picture."""
+    text, code = ([c for c in notebook.cells if c.cell_type == t] for t in ("markdown", "code"))
+    entries = sum(cell.source.startswith("## ") for cell in text)
+    return [images([cell]) for cell in code[-entries:]] == [1] * entries
+
+
+def test_gallery_agrees_with_numpy(on_first_device):
+    notebook = read(FLEX)
+    execute(notebook)
+    assert draws_each_entry(notebook)
+
+
+@pytest.mark.parametrize("path", [DECODE, FLEX], ids=lambda path: path.stem)
+def test_is_committed_with_the_outputs_of_one_run(path):
+    cells = [cell for cell in read(path).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    outputs = [output for cell in cells for output in cell.outputs]
+    outputs = outputs_of(cells)
     assert {output.output_type for output in outputs} == {"stream", "display_data"}
     assert {output.name for output in outputs if "name" in output} == {"stdout"}
-    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
-    assert any(FIRST_LINES in output.get("text", "").replace("|", "") for output in outputs)
-    assert NOTEBOOK.stat().st_size < 300_000
+    assert path.stat().st_size < 400_000
+
+
+def test_committed_pictures_and_text():
+    cells = read(DECODE).cells
+    assert images(cells) == 2
+    assert any(FIRST_LINES in o.get("text", "").replace("|", "") for o in outputs_of(cells))
+    assert draws_each_entry(read(FLEX))
