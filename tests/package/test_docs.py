@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""The Python examples of README.md and of pages in docs/ run as they stand."""
+"""The examples of README.md and of pages in docs/ are true: those in Python run as they stand."""
 
 import re
 from pathlib import Path
 
 import clattn
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +29,23 @@ def code_of(page):
         code = block[1].splitlines()
         lines[first : first + len(code)] = code
     return "\n".join(lines) + "\n"
+
+
+def causal(b, h, q_idx, kv_idx):
+    return q_idx >= kv_idx
+
+
+def alibi(score, b, h, q_idx, kv_idx):
+    return score + clattn.lookup(np.ones(1, np.float32), h) * (kv_idx - q_idx)
+
+
+@pytest.mark.parametrize(
+    ("mod", "page"), [(causal, "operators/flex_attention.md"), (alibi, "kernels.md")]
+)
+def test_a_page_shows_the_opencl_c_of_a_mod(mod, page, capsys):
+    clattn.flex.explain(mod)
+    function = capsys.readouterr().out.split("\n\n")[-1]
+    assert f"```c\n{function}```\n" in (ROOT / "docs" / page).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
