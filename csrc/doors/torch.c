@@ -107,6 +107,27 @@ check_positions(const ca_torch_sdpa *call, int64_t L, int64_t *first, int64_t *l
     return CA_OK;
 }
 
+/* View a mask's blocks (B, H, …) with the dimensions before the heads of a result of ndim
+   dimensions. Mods number the entries of all these dimensions, and so does B, unless it is 1. */
+static ca_tensor
+spread_blocks(const ca_tensor *entries, int ndim, const int64_t *shape)
+{
+    ca_tensor view;
+    int64_t stride = entries->shape[0] == 1 ? 0 : entries->strides[0];
+    ca_tensor_start_view(entries, &view);
+    for (int d = 0; d < ndim - 3; d++) {
+        int64_t inner = 1;
+        for (int next = d + 1; next < ndim - 3; next++) {
+            inner *= shape[next];
+        }
+        ca_tensor_add_dim(&view, stride == 0 ? 1 : shape[d], stride * inner);
+    }
+    for (int d = 1; d < 4; d++) {
+        ca_tensor_add_dim(&view, entries->shape[d], entries->strides[d]);
+    }
+    return view;
+}
+
 /* A mask's blocks fit the keys, the positions of rows, and the leading dimensions or 1. */
 static ca_status
 check_blocks(const ca_torch_sdpa *call, int ndim, const int64_t *shape, int64_t first, int64_t last,
@@ -114,11 +135,11 @@ check_blocks(const ca_torch_sdpa *call, int ndim, const int64_t *shape, int64_t 
 {
     const ca_blocks *blocks = &call->blocks;
     int64_t keys = ca_tensor_size(&call->key, 2);
-    int64_t expected[CA_MAX_DIMS];
-    ca_tensor view;
-    memcpy(expected, shape, (size_t)ndim * sizeof(*expected));
-    expected[ndim - 2] = blocks->entries.shape[2];
-    expected[ndim - 1] = blocks->entries.shape[3];
+    int64_t B = 1;
+    int64_t Hq = ndim >= 3 ? shape[ndim - 3] : 1;
+    for (int d = 0; d < ndim - 3; d++) {
+        B *= shape[d];
+    }
     if (blocks->keys != keys || first < 0 || last >= blocks->rows) {
         return ca_error_set(error, CA_ERROR_VALUE,
                             "block_mask is for positions 0 to %lld of queries and %lld keys; "
@@ -126,12 +147,14 @@ check_blocks(const ca_torch_sdpa *call, int ndim, const int64_t *shape, int64_t 
                             (long long)blocks->rows - 1, (long long)blocks->keys, (long long)first,
                             (long long)last, (long long)keys);
     }
-    if (!ca_door_broadcast(&blocks->entries, ndim, expected, &view)) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "block_mask has B %lld and H %lld; expected numbers that broadcast to "
-                            "the leading dimensions of the result %s",
-                            (long long)blocks->entries.shape[0],
-                            (long long)blocks->entries.shape[1], CA_SHAPE_WORDS(ndim, shape));
+    int64_t given[] = {blocks->entries.shape[0], blocks->entries.shape[1]};
+    if ((given[0] != 1 && given[0] != B) || (given[1] != 1 && given[1] != Hq)) {
+        return ca_error_set(
+            error, CA_ERROR_VALUE,
+            "block_mask has B %lld and H %lld; expected %lld and %lld, or 1 (None): "
+            "the result has shape %s",
+            (long long)given[0], (long long)given[1], (long long)B, (long long)Hq,
+            CA_SHAPE_WORDS(ndim, shape));
     }
     return CA_OK;
 }
@@ -272,7 +295,11 @@ set_mods(const ca_torch_sdpa *call, const ca_tensor *output, int64_t Hk, ca_atte
     numbers[CA_NUMBER_OF_BLOCK_ROWS] = call->blocks.size;
     numbers[CA_NUMBER_OF_BLOCK_KEYS] = call->blocks.size;
     attention->mods = call->mods;
-    ca_door_view_grouped(&call->blocks.entries, 2, nleading, output->shape, Hk, blocks);
+    if (call->blocks.entries.data == NULL) {
+        return;
+    }
+    const ca_tensor entries = spread_blocks(&call->blocks.entries, output->ndim, output->shape);
+    ca_door_view_grouped(&entries, 2, nleading, output->shape, Hk, blocks);
 }
 
 void
