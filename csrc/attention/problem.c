@@ -19,7 +19,6 @@ ca_attention_init(ca_attention *attention, ca_tensor views[OPERANDS])
     attention->below = CA_BAND_UNBOUNDED;
     attention->above = CA_BAND_UNBOUNDED;
     attention->band_follows_counts = false;
-    attention->position = 0;
     attention->scale = 1;
     attention->softcap = 0;
     attention->mask_before_softcap = false;
@@ -258,7 +257,6 @@ ca_attention_take(ca_attention *attention, int d, int64_t first, int64_t count)
         }
         find_memory(operand, attention->batch);
     }
-    attention->position += rows ? first : 0;
     if (rows && attention->below != CA_BAND_UNBOUNDED) {
         attention->below -= first;
     }

@@ -99,7 +99,6 @@ typedef struct {
     int64_t below;
     int64_t above;
     bool band_follows_counts;
-    int64_t position; /* of row 0, without the offset. It is part of the band already */
     double scale;
     double softcap; /* 0: none */
     /* The softcap comes after the mask: an excluded key has the score -softcap. */

@@ -379,7 +379,6 @@ ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output, const ca
     }
 
     attention->stage = CA_SCORES_WEIGHTS;
-    attention->position = call->position;
 
     int64_t shift =
         ca_door_add_places(call->causal == CA_CAUSAL_LOWER_RIGHT ? S - L : 0, call->position);

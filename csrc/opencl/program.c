@@ -218,22 +218,19 @@ program_from_source(ca_device *device, const ca_kernel_spec *spec, const ca_kern
     const ca_cl *cl = device->cl;
     ca_strbuf mods = {0};
     cl_int code = CL_SUCCESS;
+    const char *texts[2];
+    size_t sizes[2];
+    cl_uint count = 0;
     if (spec->mods != NULL) {
         append_mods(&mods, spec->mods);
+        texts[count] = mods.data;
+        sizes[count++] = mods.length;
     }
     if (mods.failed) {
         CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory to build kernel '%s'", spec->name));
     }
-    const char *texts[] = {(const char *)source->bytes, NULL};
-    size_t sizes[] = {source->size, 0};
-    cl_uint count = 1;
-    if (spec->mods != NULL) {
-        texts[0] = mods.data;
-        sizes[0] = mods.length;
-        texts[1] = (const char *)source->bytes;
-        sizes[1] = source->size;
-        count = 2;
-    }
+    texts[count] = (const char *)source->bytes;
+    sizes[count++] = source->size;
     *program = cl->clCreateProgramWithSource(device->context, count, texts, sizes, &code);
     CA_TRY(ca_cl_check(code, "clCreateProgramWithSource", device->info.name, error));
     code = program_compile(device, *program, options);
