@@ -26,14 +26,13 @@
 #define KEYS 4                         /* that a turn of the loop asks for */
 #include "kernels/attention/score.clh" /* mod_mask, mod_row */
 
-/* Sets what the mask needs of ROWS rows from `first` on, of which the last repeats. */
+/* Sets what the mask needs of ROWS rows from `first` on; after row `last` it repeats. */
 static inline void
-start_rows(mod_row *rows, const attention_call *call, const ca_int64 *batch, int first)
+start_rows(mod_row *rows, const attention_call *call, const ca_int64 *batch, int first, int last)
 {
-    const OP(int, R) last = (OP(int, R))(int)(call->params->L - 1);
     rows->b = (int)batch[CA_BATCH_DIMS - 2];
     rows->h = (OP(int, R))(int)batch[CA_BATCH_DIMS - 1];
-    rows->q = min((OP(int, R))first + NUMBERS, last);
+    rows->q = min((OP(int, R))first + NUMBERS, (OP(int, R))last);
     start_mod_row(rows, call);
 }
 
@@ -64,7 +63,7 @@ attention_blocks(ATTENTION_ARGUMENTS)
         mod_row rows;
         OP(bool, S) some = (OP(bool, S))0;
         OP(bool, S) all = ~some;
-        start_rows(&rows, &call, batch, i);
+        start_rows(&rows, &call, batch, i, last_row - 1);
         PLAIN_FOR (int j = first_key; j < last_key; j += KEYS) {
             UNROLLED_FOR (int n = 0; n < KEYS; n++) { /* the last key repeats */
                 const OP(bool, S) allowed = mod_mask(&call, &rows, min(j + n, last_key - 1));
