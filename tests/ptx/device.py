@@ -115,17 +115,18 @@ class Device:
         return 0
 
     def machine(self, source, macros, name, local):
-        key = (name, macros, local, self.edit)
+        key = (source, name, macros, local, self.edit)
         if key not in self.machines:
             self.machines[key] = Machine(self.edited(source, macros, name), name, local)
         return self.machines[key]
 
     def ptx(self, source, macros, name):
-        key = (name, macros)
+        key = (source, name, macros)
         if title(name, macros) in self.given:
             return self.given[title(name, macros)]
         if key not in self.texts:
-            more = INLINE if name == "attention_reference" else ()
+            long = name == "attention_reference" or "-DHAS_SCORE_MOD=1" in macros
+            more = INLINE if long else ()
             self.texts[key] = self.made(source, (*macros, *more))
         return self.texts[key]
 

@@ -240,13 +240,29 @@ copied(const char *text, size_t length)
     return copy == NULL ? NULL : memcpy(copy, text, length);
 }
 
+static char *
+joined(uint32_t count, const char **texts, const size_t *lengths)
+{
+    size_t length = 0;
+    for (uint32_t n = 0; n < count; n++) {
+        length += lengths[n];
+    }
+    char *text = calloc(length + 1, 1);
+    char *end = text;
+    for (uint32_t n = 0; n < count && text != NULL; n++) {
+        memcpy(end, texts[n], lengths[n]);
+        end += lengths[n];
+    }
+    return text;
+}
+
 handle
 clCreateProgramWithSource(handle context, uint32_t count, const char **texts, const size_t *lengths,
                           int32_t *status)
 {
     machine_program *made = calloc(1, sizeof *made);
     if (made != NULL) {
-        made->source = copied(texts[0], lengths[0]);
+        made->source = joined(count, texts, lengths);
     }
     *status = made == NULL || made->source == NULL ? OUT_OF_HOST_MEMORY : SUCCESS;
     return made;
