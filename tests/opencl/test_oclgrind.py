@@ -63,6 +63,16 @@ REFERENCE_ONLY = {
     "softcap": "check(*qkv((1, 1), 5, 7, 8), device=device, softcap=2.0)",
     "double": "check(*qkv((1, 1), 5, 7, 8, dtype=np.float64), device=device)",
 }
+# Functions of scores and masks: tables of all kinds, blocks, indexes before and behind tables.
+MODS = {
+    "mods": "check_mods(draw((1, 2, 5, 8)), *qkv((1, 1), 5, 12, 8)[1:], mods=COMPOSITE, "
+    "device=device)",
+    "mods, blocks": "check_mods(draw((1, 2, 5, 8)), *qkv((1, 1), 5, 40, 8)[1:], mods=PLACES, "
+    "blocks=True, device=device)",
+    "behind and before": "check_outside((4, 5), -20, 3, 1, device=device, L=3, S=33)",
+    "beyond 32 bits": "check_outside((4, 5), 0, 2**32, 2**32, device=device, L=3, S=33)",
+    "empty tables": "check_outside((0, 0), 0, 0, 0, device=device, L=3, S=33)",
+}
 
 TILES = {"tile and a rest": "check(*qkv((1, 1), 33, 35, 8), device=device)"}
 
@@ -177,6 +187,7 @@ from support.helpers import check, check_band, draw, qkv
 from references.onnx import check as onnx
 from support.directml_calls import check as check_directml
 from support.dropout_calls import check as check_dropout
+from support.mods import COMPOSITE, PLACES, check_mods, check_outside
 from support.tuning import tune_all
 devices = clattn.devices()
 assert [d.platform for d in devices] == ["Oclgrind"], devices
@@ -219,7 +230,7 @@ def run_cleanly(env, cases):
 
 
 RUNS = {
-    "reference": CASES | DIAGONAL | REFERENCE_ONLY,
+    "reference": CASES | DIAGONAL | REFERENCE_ONLY | MODS,
     "cpu": CASES | TILES | DIAGONAL,
     "decode_cpu": DECODE,
     "decode_gpu": DECODE_GPU,

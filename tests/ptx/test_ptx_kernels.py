@@ -104,6 +104,23 @@ def test_kernels(library, kernel):
     run_on_machine(library, ARRAYS + "".join(map(code_of, cases)), kernel=kernel)
 
 
+MODS = """
+from support.mods import PLACES, check_mods
+q, (k, v) = draw((1, 2, {L}, {E}), {dtype}), qkv((1, 1), {L}, {S}, {E}, dtype={dtype})[1:]
+check_mods(q, k, v, mods=PLACES, blocks=True, device=device, rounds_weights={half})
+assert {{"attention_{kernel}", "attention_blocks"}} <= dict(machine.launched).keys()
+"""
+
+
+@pytest.mark.parametrize("kernel", ["mma", "decode_gpu"])
+def test_mods(library, kernel):
+    """Scores and masks that the user writes, with tables, and a mask's blocks."""
+    half = "mma" in kernel
+    code = MODS.format(kernel=kernel, L=20 if half else 3, S=70, E=64 if half else 16, half=half,
+                       dtype="float16" if half else "np.float32")  # fmt: skip
+    run_on_machine(library, code, kernel=kernel)
+
+
 def test_the_choice(library):
     """Calls choose the kernels of the cases. Here they are launched, but nothing runs."""
     code = """

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: MIT
+"""create_block_mask and BlockMask, and what flex_attention does with them."""
+
+import clattn
+import numpy as np
+import pytest
+from references.flex import blocks
+from support.helpers import draw, qkv, run_on
+from support.mods import call, check_flex, lookup
+from support.sizes import SMALL, WIDE
+from support.tensors import same_bits
+from support.variants import force
+
+ALL = np.ones((500, 800), bool)
+BUT_KEY_7 = np.broadcast_to(np.arange(800) != 7, (500, 800))
+
+
+def band(width=20, step=16, shift=0, flags=ALL):
+    """Keys near a row, further along with each head and batch, of which flags take some out.
+
+    The arguments are data: all these masks are one program.
+    """
+
+    def mask(b, h, q_idx, kv_idx):
+        near = abs(q_idx - kv_idx + (h + 2 * b) * step + shift) <= width
+        return near & lookup(flags, q_idx, kv_idx)
+
+    return mask
+
+
+def make(mask_mod, B, H, rows, keys, size=128, *, device):
+    mask = clattn.create_block_mask(mask_mod, B, H, rows, keys, device, size)
+    assert (mask.shape, mask.BLOCK_SIZE) == ((B or 1, H or 1, rows, keys), size)
+    return mask
+
+
+# ---- entries ----
+
+
+@pytest.mark.parametrize("size", [1, 16, 128, 1000])
+@pytest.mark.parametrize("heads", [(None, None), (2, None), (None, 3), (2, 3), (1, 1)], ids=str)
+def test_entries(device, size, heads):
+    """As NumPy finds them; the last blocks have fewer rows or keys."""
+    for rows, keys in ((1, 1), (37, 130), (128, 256), (130, 37), (300, 3)):
+        for numbers in ((20,), (70, -9, 30), (-1,), (10**6,)):
+            mask_mod = band(*numbers)
+            mask = make(mask_mod, *heads, rows, keys, size, device=device)
+            right = blocks(mask_mod, *heads, rows, keys, size)
+            same_bits(mask.entries, right)
+            np.testing.assert_array_equal(mask.to_dense(), right > 0)
+            assert mask.to_dense().dtype == np.int32
+            assert mask.sparsity() == pytest.approx(100 * np.mean(right == 0))
+            assert mask.device == mask.entries.device == device
+
+
+def test_a_full_block_needs_every_key_of_every_row(device):
+    for row, key in ((0, 0), (31, 31), (13, 17), (36, 69)):
+        holes = np.ones((37, 70), bool)
+        holes[row, key] = False
+        for flags in (holes, ~holes):
+            mask_mod = band(10**6, flags=flags)
+            mask = make(mask_mod, None, None, 37, 70, 16, device=device)
+            same_bits(mask.entries, blocks(mask_mod, None, None, 37, 70, 16))
+
+
+def test_indexes_outside_a_table_are_false(device):
+    """Also for rows that fill up a vector."""
+    few, right = np.ones((30, 60), bool), np.zeros((37, 70), bool)
+    right[:30, :60] = True
+    mask = make(band(10**6, flags=few), None, None, 37, 70, 16, device=device)
+    same_bits(mask.entries, blocks(band(10**6, flags=right), None, None, 37, 70, 16))
+    whole = make(band(10**6, flags=few), None, None, 30, 60, 16, device=device)
+    assert (whole.entries.numpy() == 2).all()
+
+
+def test_drawing(device):
+    mask = make(band(40, flags=BUT_KEY_7), None, None, 300, 450, 64, device=device)
+    assert repr(mask) == (
+        "clattn.BlockMask(shape=(1, 1, 300, 450), BLOCK_SIZE=64, sparsity=65.00%)\n"
+        "░░░░\n"
+        "░░░░░░\n"
+        "  ░░░░░░\n"
+        "    ░░░░░░\n"
+        "      ░░░░░░"
+    )
+    assert str(make(band(10**6, flags=BUT_KEY_7), 2, 3, 3, 70, 64, device=device)) == (
+        "clattn.BlockMask(shape=(2, 3, 3, 70), BLOCK_SIZE=64, sparsity=0.00%)\n░░██"
+    )
+    many = repr(make(band(100), None, None, 500, 500, 8, device=device)).splitlines()[1:]
+    assert len(many) == 32 and max(map(len, many)) == 64  # each mark stands for 2 x 2 blocks
+    assert many[0] == "████████████░░░░"
+
+
+def test_memory(device):
+    """The blocks alone: 256 x 256 bytes, not the 2**30 of a mask."""
+    code = """
+    def causal(b, h, q_idx, kv_idx):
+        return q_idx >= kv_idx
+    clattn.create_block_mask(causal, None, None, 1024, 1024, device)
+    mask, risen = peak_of(
+        lambda: clattn.create_block_mask(causal, None, None, 32768, 32768, device))
+    assert clattn.memory_stats(device)["peak_bytes"] <= MIB
+    assert risen < 16 * MIB, risen
+    entries = mask.entries.numpy()[0, 0]
+    assert (entries == 2 * np.tri(256, k=-1) + np.eye(256)).all()
+    """
+    run_on(device, code)
+
+
+# ---- calls ----
+
+
+@pytest.mark.parametrize("size", [1, 16, 128, 1000])
+def test_results_with_blocks_and_without(device, size):
+    """On the kernels that are chosen, for few rows and for many."""
+    for L, S in ((3, 135), (41, 300)):
+        arrays = qkv((2, 3), L, S, WIDE)
+        for heads in ((None, None), (2, 3)):
+            mask_mod = band(30) if heads[0] else band(30, step=0)
+            mask = make(mask_mod, *heads, L, S, size, device=device)
+            check_flex(*arrays, device=device, block_mask=mask)
+
+
+@pytest.mark.parametrize("kernel_name", ["cpu", "decode_cpu"])
+def test_blocks_decide_for_what_is_known(device, monkeypatch, kernel_name):
+    """The mask is asked in partial blocks alone. A table that has changed since shows it."""
+    if device.type != "cpu":
+        pytest.skip("kernels for GPUs may ask everywhere")
+    force(monkeypatch, kernel_name)
+    flags = np.tile(np.arange(768) // 256 == 1, (9, 1))
+    mask_mod = band(10**6, flags=flags)
+    arrays = qkv((1, 2), 9, 768, WIDE)
+    mask = make(mask_mod, None, None, 9, 768, 256, device=device)
+    assert mask.entries.numpy().ravel().tolist() == [0, 2, 0]
+    right = check_flex(*arrays, device=device, block_mask=mask)
+    flags[...] = ~flags
+    same_bits(call(*arrays, device=device, block_mask=mask), right)
+
+
+def test_more_rows_than_the_query_has(device):
+    """Row i of the query is row i of the mask."""
+    mask = make(band(30), 1, 3, 500, 130, 16, device=device)
+    for L in (3, 41, 130, 500):
+        check_flex(*qkv((2, 3), L, 130, WIDE), device=device, block_mask=mask)
+
+
+def test_grouped_heads(device):
+    """Blocks are those of query heads, which share a head of the keys."""
+    mask = make(band(30, 9, -20), 2, 6, 41, 130, 16, device=device)
+    for L in (3, 41):
+        q, k, v = draw((2, 6, L, WIDE)), *qkv((2, 2), L, 130, WIDE)[1:]
+        check_flex(q, k, v, device=device, block_mask=mask, enable_gqa=True)
+        k, v = (np.broadcast_to(a[:1, :1], (2, 6, 130, WIDE)) for a in (k, v))
+        check_flex(q, k, v, device=device, block_mask=mask)
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (4,), (2, 3), (2, 2, 3), (2, 1, 2, 3)], ids=str)
+def test_dimensions(device, monkeypatch, lead):
+    """b numbers all dimensions before the heads, and so do the blocks."""
+    force(monkeypatch, "cpu" if device.type == "cpu" else "reference")
+    B, H = int(np.prod(lead[:-1])), (lead or (1,))[-1]
+    mask_mod = band(30, 9, -20)
+    arrays = qkv(lead, 41, 130, WIDE)
+    mask = make(mask_mod, B, H, 41, 130, 16, device=device)
+    check_flex(*arrays, device=device, block_mask=mask)
+    whole = make(band(30, step=0), None, None, 41, 130, 16, device=device)
+    check_flex(*arrays, device=device, block_mask=whole)
+
+
+def test_excluded_blocks_are_not_read(device):
+    """NaN in keys and values of blocks that are empty for all rows."""
+    q, k, v = qkv((1, 2), 41, 300, WIDE)
+    k[..., 100:, :], v[..., 100:, :] = np.nan, np.inf
+    mask = make(band(30, step=0), None, None, 41, 300, 16, device=device)
+    for L in (3, 41):
+        result = check_flex(q[..., :L, :], k, v, device=device, block_mask=mask)
+        assert np.isfinite(result).all()
+
+
+def test_and_masks(device):
+    first, second = band(30), band(30, shift=20)
+
+    def right(*place):
+        return first(*place) & second(*place)
+
+    mask = make(clattn.and_masks(first, second), 2, 3, 130, 300, 16, device=device)
+    same_bits(mask.entries, blocks(right, 2, 3, 130, 300, 16))
+
+
+# ---- refusals ----
+
+
+def refused(exception, words, *arrays, **options):
+    with pytest.raises(exception, match=words):
+        call(*arrays, **options)
+
+
+def test_other_lengths(device):
+    mask = make(band(), None, 3, 41, 130, 16, device=device)
+    for L, S in ((42, 130), (41, 129), (41, 131), (41, 0)):
+        words = (
+            "block_mask is for positions 0 to 40 of queries and 130 keys; "
+            f"expected positions 0 to {L - 1} and {S} keys"
+        )
+        refused(ValueError, words, *qkv((2, 3), L, S, SMALL), block_mask=mask, device=device)
+
+
+def test_other_batches_and_heads(device):
+    leads = [((2, 3), h) for h in ((3, 3), (2, 2), (2, 6), (None, 2), (4, None))]
+    leads += [((2, 2, 3), h) for h in ((2, 3), (3, None))] + [((), (2, 1)), ((3,), (3, 3))]
+    for lead, (B, H) in leads:
+        arrays = qkv(lead, 9, 37, SMALL)
+        mask = make(band(), B, H, 9, 37, 16, device=device)
+        words = rf"block_mask has B {B or 1} and H {H or 1}; expected .* or 1"
+        refused(ValueError, words, *arrays, block_mask=mask, device=device)
+
+
+def test_numbers_that_have_changed(device):
+    width = [20]
+
+    def mask_mod(b, h, q_idx, kv_idx):
+        return band(width[0])(b, h, q_idx, kv_idx)
+
+    arrays = qkv((2, 3), 41, 130, WIDE)
+    mask = make(mask_mod, None, None, 41, 130, 16, device=device)
+    call(*arrays, device=device, block_mask=mask)
+    width[0] = 21
+    words = "captures other numbers than at create_block_mask, 2, 16, 0, 21 instead of 2, 16, 0, 20"
+    refused(ValueError, words, *arrays, block_mask=mask, device=device)
+    width[0] = 2**40
+    refused(ValueError, "make a new block mask", *arrays, block_mask=mask, device=device)
+    width[0] = 20
+    call(*arrays, device=device, block_mask=mask)
+
+
+def test_another_device(device):
+    others = [other for other in clattn.devices() if other != device]
+    if not others:
+        pytest.skip("there is one device")
+    mask = make(band(), None, None, 9, 37, 16, device=device)
+    arrays = qkv((2, 3), 9, 37, SMALL)
+    refused(ValueError, "block_mask", *arrays, block_mask=mask, device=others[0])
+
+
+SIZES = {"B": 2, "H": 3, "Q_LEN": 9, "KV_LEN": 37, "BLOCK_SIZE": 16}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes(device, name):
+    for value, exception in ((0, ValueError), (-1, ValueError), (2**31, ValueError),
+                             (2**70, (ValueError, OverflowError)), (1.0, TypeError),
+                             ("1", TypeError), (np.ones(2), TypeError)):  # fmt: skip
+        with pytest.raises(exception, match=name):
+            clattn.create_block_mask(band(), **SIZES | {name: value}, device=device)
+    if name not in ("B", "H"):
+        with pytest.raises(TypeError, match=name):
+            clattn.create_block_mask(band(), **SIZES | {name: None}, device=device)
+    number = np.int64(SIZES[name])
+    mask = clattn.create_block_mask(band(), **SIZES | {name: number}, device=device)
+    assert mask.shape == (2, 3, 9, 37) and mask.BLOCK_SIZE == 16
+
+
+def test_no_block_mask(device):
+    arrays = qkv((2, 3), 9, 37, SMALL)
+    for wrong in (band(), np.ones((9, 37), bool), 3, "mask"):
+        refused(TypeError, rf"block_mask is a {type(wrong).__name__}; expected a BlockMask",
+                *arrays, block_mask=wrong, device=device)  # fmt: skip
+    mask = make(band(), None, None, 9, 37, 16, device=device)
+    refused(TypeError, "mask_mod and block_mask are both given", *arrays, block_mask=mask,
+            mask_mod=band(), device=device)  # fmt: skip
+    with pytest.raises(TypeError, match="mask_mod is a int"):
+        clattn.create_block_mask(3, None, None, 9, 37, device)

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: MIT
+"""What mods capture is data: other values need no other program. Indexes outside a table."""
+
+import os
+
+import clattn
+import numpy as np
+import pytest
+from references.attention import float32
+from support.helpers import draw, qkv
+from support.mods import call, check_flex, check_outside, lookup
+from support.sizes import SMALL, WIDE
+from support.tensors import same_bits
+from support.variants import force
+
+ARRAYS = qkv((2, 3), 9, 37, SMALL)
+
+
+@pytest.fixture(autouse=True)
+def reference_kernel(request, monkeypatch):
+    """What the host does with the data of a call depends on no kernel."""
+    if "kernel_name" not in request.fixturenames:
+        force(monkeypatch, "reference")
+
+
+def programs():
+    return clattn._core.built_programs()[0]
+
+
+# Operations of this run alone, so that its programs are in no cache, and building one is seen.
+RUN = [bool(byte & 1) for byte in os.urandom(16)]
+
+
+def mod_of(table, factor, shift, most):
+    def mod(score, b, h, q_idx, kv_idx):
+        for adds in RUN:
+            score = score + 0.25 if adds else score - 0.25
+        return score * factor + lookup(table, h, (q_idx + kv_idx + shift) % most)
+
+    return mod
+
+
+# ---- programs ----
+
+
+def test_other_numbers_and_tables_use_the_same_program(device):
+    """Tables of a dtype and a number of dimensions; of any shape and strides."""
+    check_flex(*ARRAYS, device=device, score_mod=mod_of(draw((3, 7)), 1.5, 2, 7))
+    before = programs()
+    for table in (draw((3, 7), seed=1), draw((5, 90))[::-1, ::3], draw((8, 3)).T, draw((3, 1))):
+        for factor, shift in (
+            (-0.3, -5),
+            (1e-3, 2**31 - 100),
+            (0.0, 0),
+            (np.float32(2), np.int8(3)),
+        ):
+            check_flex(*ARRAYS, device=device,
+                       score_mod=mod_of(table, factor, shift, table.shape[1]))  # fmt: skip
+    for shape in ((1, 1, 1, 1), (3, 2, 40, 5)):
+        B, H, L, S = shape
+        check_flex(*qkv((B, H), L, S, SMALL), device=device,
+                   score_mod=mod_of(draw((3, 7)), 1.5, 2, 7))  # fmt: skip
+    assert programs() == before
+
+
+def test_functions_with_the_same_expression_share_a_program(device):
+    table = draw((3, 7))
+    right = call(*ARRAYS, device=device, score_mod=mod_of(table, 0.5, 1, 7))
+    before = programs()
+
+    def other(s, batch, head, i, j):
+        np.exp(s) + lookup(table, head, batch)  # of no use, and so no part of the program
+        for adds in RUN:
+            s = s + 0.25 if adds else s - 0.25
+        scaled = s * 0.5
+        place = (i + j + 1) % table.shape[1]
+        return scaled + lookup(table, head, place)
+
+    same_bits(call(*ARRAYS, device=device, score_mod=other), right)
+    assert programs() == before
+    call(*ARRAYS, device=device, score_mod=lambda s, b, h, q, k: other(s, b, h, q, k) + 1)
+    assert programs() == before + 1
+
+
+def test_a_table_is_read_at_the_time_of_the_call(device):
+    table = draw((3, 7))
+    mod = mod_of(table, 0.5, 1, 7)
+    first = check_flex(*ARRAYS, device=device, score_mod=mod)
+    table *= 3
+    second = check_flex(*ARRAYS, device=device, score_mod=mod)
+    assert (first != second).any()
+
+
+def test_a_table_of_a_tensor_lives_as_long_as_the_call(device):
+    table = draw((3, 7))
+    right = call(*ARRAYS, device=device, score_mod=mod_of(table, 0.5, 1, 7))
+    tensors = [clattn.tensor(a, device) for a in ARRAYS]
+    captured = [clattn.tensor(table, device)]
+    got = call(*tensors, device=device, score_mod=mod_of(captured[0], 0.5, 1, 7))
+    captured.clear()
+    for _ in range(3):  # its memory may have another owner now
+        clattn.tensor(np.full((3, 7), np.nan, float32), device)
+    same_bits(got, right)
+
+
+def test_a_closure_is_read_at_the_time_of_the_call(device):
+    numbers, table = [1.0], draw((3, 7))
+
+    def mod(*place):
+        return mod_of(table, numbers[0], 1, 7)(*place)
+
+    for numbers[0] in (1.0, -2.0, 0.25):
+        check_flex(*ARRAYS, device=device, score_mod=mod)
+
+
+# ---- indexes outside a table ----
+
+
+OUTSIDE = {
+    "inside": ((45, 50), 0, 1, 1),
+    "negative, inside": ((45, 50), -1, -1, -1),
+    "behind the end": ((30, 40), 0, 1, 1),
+    "before the start": ((30, 40), -10, -1, -1),
+    "both": ((12, 15), -20, 3, 1),
+    "far": ((30, 40), 2**31 - 20, 1, 1),
+    "far below": ((30, 40), -(2**31) + 20, -1, -1),
+    "beyond 32 bits": ((30, 40), 0, 2**32, 2**32),
+    "farthest": ((30, 40), 2**63 - 1, 0, 0),
+    "lowest": ((30, 40), -(2**63), 0, 0),
+    "one element": ((1, 1), 0, 1, 1),
+    "empty": ((0, 0), 0, 0, 0),
+    "empty, last": ((0, 5), -1, 0, 0),
+}
+
+
+@pytest.mark.parametrize("kernel_name", ["reference", "cpu", "decode_cpu"])
+def test_indexes_outside(device, monkeypatch, kernel_name):
+    """A score is NaN, a mask False, also if np.where takes the other branch."""
+    if device.type != "cpu" and kernel_name != "reference":
+        pytest.skip(f"{kernel_name} is for CPUs")
+    force(monkeypatch, kernel_name)
+    with np.errstate(over="ignore"):
+        for case in OUTSIDE.values():
+            check_outside(*case, device=device, E=WIDE)
+
+
+def test_captured_indexes_outside(device):
+    """Numbers in the place of symbols."""
+    table = draw((3, 7))
+    for index in (2, -3, 3, -4, 2**31 - 1, -(2**31)):
+
+        def mod(score, b, h, q_idx, kv_idx, index=index):
+            return score + lookup(table, index, kv_idx % 7)
+
+        result = call(*ARRAYS, device=device, score_mod=mod)
+        assert np.isnan(result).all() == (not -3 <= index < 3)
+        assert np.isfinite(result).all() == (-3 <= index < 3)
+
+
+# ---- refusals of a call; tests/python/test_flex_errors.py has those of tracing ----
+
+
+def refused(exception, words, *arrays, **options):
+    with pytest.raises(exception, match=words):
+        call(*arrays, **options)
+
+
+def test_a_mod_is_called_once(device):
+    """Its side effects happen once for each call, and so do those of a block mask's."""
+    calls = []
+
+    def mod(score, b, h, q_idx, kv_idx):
+        calls.append(score)
+        return score * 1.5 + lookup(np.ones((3, 7)), h, kv_idx % 7)
+
+    for count in (1, 2):
+        call(*ARRAYS, device=device, score_mod=mod)
+        assert len(calls) == count
+    with pytest.raises(TypeError, match="a symbol of another call"):
+        calls[0] * 2
+
+
+def test_a_mod_that_fails_leaves_nothing(device):
+    """Nor does it harm the next call."""
+
+    def mod(score, b, h, q_idx, kv_idx):
+        return score if q_idx > kv_idx else -score
+
+    tensors = [clattn.tensor(a, device) for a in ARRAYS]
+    for arrays in (ARRAYS, tensors):
+        refused(TypeError, r"np\.where\(condition, a, b\) for if", *arrays, score_mod=mod,
+                device=device)  # fmt: skip
+        call(*arrays, device=device, score_mod=mod_of(draw((3, 7)), 1.5, 2, 7))
+
+
+def test_a_table_of_another_device(device):
+    others = [other for other in clattn.devices() if other != device]
+    if not others:
+        pytest.skip("there is one device")
+    mod = mod_of(clattn.tensor(draw((3, 7)), others[0]), 1.5, 2, 7)
+    refused(ValueError, "score_mod", *ARRAYS, score_mod=mod, device=device)
+    tensors = [clattn.tensor(a, device) for a in ARRAYS]
+    refused(ValueError, "score_mod", *tensors, score_mod=mod, device=None)
+
+
+def test_tables_that_are_too_large(device):
+    """A table of a few bytes that says it is a large one is refused before it is read."""
+    few = np.zeros(16)
+    for shape, strides in (((3, 2**31 + 1), (0, 8)), ((2**16, 2**16), (-(2**19), 8))):
+        table = np.lib.stride_tricks.as_strided(few, shape, strides)
+        refused(ValueError, "a table of score_mod or mask_mod has shape", *ARRAYS,
+                score_mod=mod_of(table, 1.5, 2, 7), device=device)  # fmt: skip
+
+
+WRONG = {
+    "score_mod": (TypeError, 3, "score_mod is a int; expected a function"),
+    "mask_mod": (TypeError, draw((9, 37)) > 0, "mask_mod is a ndarray; expected a function"),
+    "scale": (TypeError, "1", "scale"),
+    "softcap": (ValueError, -1.0, "softcap"),
+    "enable_gqa": (TypeError, 2, "enable_gqa"),
+    "return_lse": (TypeError, None, "return_lse"),
+    "out": (ValueError, np.zeros((2, 3, 9, 7), float32), "out"),
+    "query": (ValueError, draw((2, 3, 9, 7)), "query|key"),
+    "key": (TypeError, draw((2, 3, 37, SMALL), np.float64), "key"),
+    "value": (ValueError, draw((2, 3, 36, SMALL)), "value"),
+    "device": ((TypeError, ValueError), "no such device", "device"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments(device, name):
+    exception, wrong, words = WRONG[name]
+    arguments = dict(zip(("query", "key", "value"), ARRAYS, strict=True)) | {
+        "score_mod": mod_of(draw((3, 7)), 1.5, 2, 7),
+        "device": device,
+    }
+    with pytest.raises(exception, match=words):
+        clattn.flex_attention(**arguments | {name: wrong})

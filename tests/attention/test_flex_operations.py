@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: MIT
+"""What single operations of mods compute, number by number.
+
+Each head has an operation of its own, all of them in one program. A mask leaves one key to each
+row: the log-sum-exp is then the score as the mod made it. Scores are multiples of 1/4, which every
+kernel computes exactly.
+"""
+
+import clattn
+import numpy as np
+import pytest
+from references.attention import eps, float32, float64
+from references.flex import ULPS, positions
+from support.mods import lookup, where
+from support.variants import force
+
+L, S, E = 21, 23, 16
+INT, LONG = np.int32, np.int64
+FLAGS = np.arange(12).reshape(4, 3) % 5 < 2
+WIDE = np.array([[2**40 + 3, -(2**35)], [-7, 0]])[:, ::-1]
+
+
+def number(kv_idx):
+    """Small integers of both signs; rarely 0."""
+    return kv_idx % 9 - 4
+
+
+def lowest(kv_idx):
+    """The lowest int, or 0."""
+    return kv_idx % 2 * -(2**31)
+
+
+def wide(q_idx, kv_idx):
+    return (q_idx - kv_idx).astype(LONG) * 2**33 + kv_idx
+
+
+# Functions of (score, h, q_idx, kv_idx) whose results are exact in float32, or rounded once.
+EXACT = {
+    # of int
+    "+": lambda s, h, q, k: q + number(k),
+    "-": lambda s, h, q, k: q - k,
+    "*": lambda s, h, q, k: (q - k) * number(k),
+    "- x": lambda s, h, q, k: -(q * k),
+    "//": lambda s, h, q, k: (q - k) // number(k),
+    "// 3": lambda s, h, q, k: (q - k) // 3,
+    "// -3": lambda s, h, q, k: (q - k) // -3,
+    "//, numbers first": lambda s, h, q, k: 100 // (number(k) - q),
+    "%": lambda s, h, q, k: (q - k) % number(k),
+    "% 5": lambda s, h, q, k: (q - k) % 5,
+    "% -5": lambda s, h, q, k: (q - k) % -5,
+    "**": lambda s, h, q, k: number(k) ** (q % 5),
+    "** 3": lambda s, h, q, k: (q - k) ** 3,
+    "minimum": lambda s, h, q, k: np.minimum(q, k),
+    "maximum": lambda s, h, q, k: np.maximum(q, number(k)),
+    "clip": lambda s, h, q, k: np.clip(q - k, -3, 5),
+    "abs": lambda s, h, q, k: abs(q - k),
+    "sign": lambda s, h, q, k: np.sign(q - k),
+    "<<": lambda s, h, q, k: (q - k) << (k % 8),
+    ">>": lambda s, h, q, k: (q - k) * 1000 >> (k % 8),
+    "&": lambda s, h, q, k: q & k,
+    "|": lambda s, h, q, k: q | (k - 9),
+    "^": lambda s, h, q, k: q ^ ~k,
+    "wraps": lambda s, h, q, k: (q * 2**20) * (k * 2**11 + 1) >> 8,
+    "lowest // -1": lambda s, h, q, k: lowest(k) // (q % 3 - 1),
+    "lowest % -1": lambda s, h, q, k: lowest(k) % (q % 3 - 1),
+    # of long
+    "long +": lambda s, h, q, k: wide(q, k) + 2**42 >> 20,
+    "long //": lambda s, h, q, k: wide(q, k) // number(k) >> 12,
+    "long // long": lambda s, h, q, k: wide(q, k) // -(2**31),
+    "long %": lambda s, h, q, k: wide(q, k) % (2**22 + 7 * k),
+    "long **": lambda s, h, q, k: (k % 7 - 3).astype(LONG) ** (q % 8),
+    "long minimum": lambda s, h, q, k: np.minimum(wide(q, k), wide(k, q)) >> 20,
+    "long maximum": lambda s, h, q, k: np.maximum(wide(q, k), 2**34) >> 20,
+    "long abs": lambda s, h, q, k: abs(wide(q, k)) >> 20,
+    "long sign": lambda s, h, q, k: np.sign(wide(q, k)),
+    "long - x": lambda s, h, q, k: -wide(q, k) >> 20,
+    "long <<": lambda s, h, q, k: (k.astype(LONG) << 40) >> 38,
+    "long ^": lambda s, h, q, k: (wide(q, k) ^ ~wide(k, q)) & 0xFFFFF,
+    "long <": lambda s, h, q, k: where(wide(q, k) < 2**34, q, k),
+    "long ==": lambda s, h, q, k: where(wide(q, k) == k, q + 30, k),
+    "long to int": lambda s, h, q, k: (wide(q, k) // 2**33).astype(INT) * 3,
+    "long where": lambda s, h, q, k: where(q > k, wide(q, k), -k.astype(LONG)) >> 20,
+    "long lowest // -1": lambda s, h, q, k: lowest(k).astype(LONG) * 2**32 // (q % 3 - 1),
+    "long lowest % -1": lambda s, h, q, k: lowest(k).astype(LONG) * 2**32 % (q % 3 - 1),
+    # of bool
+    "bools": lambda s, h, q, k: where((q > k) ^ (k % 2 == 0) & ~(q == 3) | (k == q), 2, -7),
+    "bools compared": lambda s, h, q, k: where((q > k) <= (k % 3 > 0), q, k),
+    "bools equal": lambda s, h, q, k: where((q > k) == (k % 3 > 0), q, k),
+    "where of bools": lambda s, h, q, k: where(where(q > 5, k > 7, q < k), 1, 2),
+    "bool to int": lambda s, h, q, k: (q > k).astype(INT) * 5 - (k == 2),
+    "bool to long": lambda s, h, q, k: (q > k).astype(LONG) * 2**35 >> 30,
+    "bool to real": lambda s, h, q, k: s * (q > k) + (q <= k),
+    "int to bool": lambda s, h, q, k: where((q - k).astype(bool), 3, 4),
+    "long to bool": lambda s, h, q, k: where(wide(q, q - q).astype(bool), 3, 4),
+    "real to bool": lambda s, h, q, k: where(s.astype(bool), 3, 4),
+    "comparisons": lambda s, h, q, k: (q < k) + 2 * (q <= k) + 4 * (q > k) + 8 * (q != k),
+    # of real
+    "real +": lambda s, h, q, k: s + k - 0.5,
+    "real *": lambda s, h, q, k: s * (q - k),
+    "real /": lambda s, h, q, k: s / np.exp2(number(k)),
+    "real //": lambda s, h, q, k: s // 0.75,
+    "real // -x": lambda s, h, q, k: s // (number(k) * 0.5 + 0.25),
+    "real %": lambda s, h, q, k: s % 0.75,
+    "real % -x": lambda s, h, q, k: s % (number(k) * 0.25),
+    "real minimum": lambda s, h, q, k: np.minimum(s, k * 0.125),
+    "real maximum": lambda s, h, q, k: np.maximum(-s, 0),
+    "real abs": lambda s, h, q, k: abs(s - k),
+    "real sign": lambda s, h, q, k: np.sign(s),
+    "floor": lambda s, h, q, k: np.floor(s * 0.5),
+    "sqrt": lambda s, h, q, k: np.sqrt(k * k + (q % 2) * 0.0),
+    "real compared": lambda s, h, q, k: (s < 0) + 2 * (s <= 1) + 4 * (s >= q) + 8 * (s == 0),
+    "real to int": lambda s, h, q, k: s.astype(INT) * 3,
+    "real to long": lambda s, h, q, k: (s * 2.0**33).astype(LONG) >> 20,
+    "-inf": lambda s, h, q, k: where(k % 2 == 0, -np.inf, s),
+    "NaN": lambda s, h, q, k: np.minimum(s, where(k % 2 == 0, np.nan, 1.0)),
+    "inf": lambda s, h, q, k: where(1.0 / (k % 3 - 1.0) == np.inf, s, -s),
+    # tables, and what depends on the row or the key alone
+    "of a row": lambda s, h, q, k: q // 4 % 3 - 2,
+    "of a key": lambda s, h, q, k: where(k > 6, k // -4, 2),
+    "flag of a row": lambda s, h, q, k: where(lookup(FLAGS, q % 4, -1 - h % 3), s, k),
+    "flag of a key": lambda s, h, q, k: where(lookup(FLAGS, k % 4, 1), q, k),
+    "flag": lambda s, h, q, k: where(lookup(FLAGS, (q - k) % 4, k % 3), q, k),
+    "element of a row": lambda s, h, q, k: lookup(WIDE, q % 2, 1) >> 20,
+    "element": lambda s, h, q, k: lookup(WIDE, q % 2, -1 - (k % 2).astype(LONG)) >> 15,
+}  # fmt: skip
+
+ROUNDED = {
+    "/": lambda s, h, q, k: (q - k) / (k + 3),
+    "exp": lambda s, h, q, k: np.exp(s * 0.25),
+    "exp2": lambda s, h, q, k: np.exp2(s * 0.375),
+    "log": lambda s, h, q, k: np.log(k + q * 40.0),
+    "log2": lambda s, h, q, k: np.log2(abs(s) + 1.7),
+    "sin": lambda s, h, q, k: np.sin(s),
+    "cos": lambda s, h, q, k: np.cos((q - k) * 0.25),
+    "tanh": lambda s, h, q, k: np.tanh(s * 0.2),
+    "tanh of little": lambda s, h, q, k: np.tanh(s * 1e-3),
+    "root": lambda s, h, q, k: np.sqrt(abs(s) + k),
+    "power": lambda s, h, q, k: (abs(s) + 0.7) ** (0.3 * number(k)),
+    "exp of a row": lambda s, h, q, k: np.exp(-0.125 * q),
+    "tanh of a key": lambda s, h, q, k: np.tanh(k / 9),
+}
+OPERATIONS = EXACT | ROUNDED
+H = len(OPERATIONS)
+
+
+def each_operation(score, b, h, q_idx, kv_idx):
+    result = score
+    for n, operation in enumerate(OPERATIONS.values()):
+        result = where(h == n, operation(score, h, q_idx, kv_idx), result)
+    return result
+
+
+def one_key(shift):
+    return lambda b, h, q_idx, kv_idx: (q_idx * 5 + h + shift) % S == kv_idx
+
+
+def quarters():
+    """Queries and keys whose products with 1/4 are scores, and these."""
+    rng = np.random.default_rng(5)
+    q = rng.integers(-2, 3, (1, H, L, E)).astype(float32)
+    k = rng.integers(-2, 3, (1, H, S, E)).astype(float32)
+    return q, k, np.matmul(q.astype(float64), k.swapaxes(2, 3)) / 4
+
+
+def scores_by(kernel, device):
+    """{shift: scores as the mod makes them, of shape (H, L)} by a kernel."""
+    q, k, _ = quarters()
+    with pytest.MonkeyPatch.context() as patch:
+        force(patch, kernel)
+        return {
+            shift: clattn.flex_attention(
+                q, k, k, each_operation, scale=0.25, mask_mod=one_key(shift), return_lse=True,
+                device=device)[1][0]
+            for shift in (0, 7, 11)
+        }  # fmt: skip
+
+
+def wanted(shift):
+    """The same of NumPy, (H, L)."""
+    scores = quarters()[2]
+    place = positions(scores.shape)
+    with np.errstate(all="ignore"):
+        made = [
+            np.broadcast_to(operation(scores, *place[1:]), scores.shape)[0, n]
+            for n, operation in enumerate(OPERATIONS.values())
+        ]
+    chosen = one_key(shift)(*place)[0]
+    return np.stack([m.astype(float64)[c] for m, c in zip(made, chosen, strict=True)])
+
+
+# Single scores, rows in lanes, keys in lanes.
+@pytest.mark.parametrize("kernel_name", ["reference", "cpu", "decode_cpu"])
+def test_operations(device, kernel_name):
+    """As NumPy's. All kernels give the same numbers, to the last rounding."""
+    if device.type != "cpu" and kernel_name != "reference":
+        pytest.skip(f"{kernel_name} is for CPUs")
+    most = {name: 0 if name in EXACT else ULPS for name in OPERATIONS} | {"power": 16}
+    for shift, got in scores_by(kernel_name, device).items():
+        right = wanted(shift)
+        for n, (name, ulps) in enumerate(most.items()):
+            near = right[n].astype(float32)
+            allowed = ulps * eps(float32)
+            same = np.isclose(got[n], near, rtol=allowed, atol=0, equal_nan=True)
+            assert same.all(), f"{name}: {got[n][~same]}, expected {right[n][~same]}"
