@@ -355,10 +355,14 @@ ca_attention_heads_together(const ca_attention *attention)
             return 1;
         }
     }
-    /* The rows of mods that are computed together belong to one entry of the batch. */
-    bool apart = attention->mods != NULL &&
-                 attention->batch[last] > attention->mods->numbers[CA_NUMBER_OF_HEADS];
-    return apart ? 1 : attention->batch[last];
+    if (attention->mods != NULL) {
+        /* The rows of mods that are computed together belong to one entry of the batch. */
+        const int64_t *numbers = attention->mods->numbers;
+        int64_t heads = numbers[CA_NUMBER_OF_HEADS];
+        int64_t first = attention->first_row / numbers[CA_NUMBER_OF_ROWS] % heads;
+        return first + attention->batch[last] > heads ? 1 : attention->batch[last];
+    }
+    return attention->batch[last];
 }
 
 bool

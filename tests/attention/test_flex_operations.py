@@ -57,6 +57,8 @@ EXACT = {
     "sign": lambda s, h, q, k: np.sign(q - k),
     "<<": lambda s, h, q, k: (q - k) << (k % 8),
     ">>": lambda s, h, q, k: (q - k) * 1000 >> (k % 8),
+    "<< far": lambda s, h, q, k: (q - k) << (k * 3),
+    ">> far": lambda s, h, q, k: (q - k) * 1000 >> (k * 3),
     "&": lambda s, h, q, k: q & k,
     "|": lambda s, h, q, k: q | (k - 9),
     "^": lambda s, h, q, k: q ^ ~k,

@@ -67,12 +67,6 @@ class Value:
     def __invert__(self):
         return self.result(np.invert, types=("bool", "int", "long"))
 
-    def __lshift__(self, other):
-        return self.result(np.left_shift, other, types=("int", "long"))
-
-    def __rshift__(self, other):
-        return self.result(np.right_shift, other, types=("int", "long"))
-
 
 def integer_power(x, n):
     return np.where(n < 0, 0, np.power(x, np.maximum(n, 0)))
@@ -81,7 +75,8 @@ def integer_power(x, n):
 COMPARISONS = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
                "eq": np.equal, "ne": np.not_equal}  # fmt: skip
 FUNCTIONS = {"floor_div": np.floor_divide, "modulo": np.remainder, "minimum": np.minimum,
-             "maximum": np.maximum, "absolute": np.absolute, "sign": np.sign}  # fmt: skip
+             "maximum": np.maximum, "absolute": np.absolute, "sign": np.sign,
+             "shift_left": np.left_shift, "shift_right": np.right_shift}  # fmt: skip
 REAL_FUNCTIONS = ("exp", "exp2", "log", "log2", "sqrt", "tanh", "sin", "cos", "floor")
 
 

@@ -204,12 +204,12 @@ def invert(trace: Trace, x: Any) -> Symbol:
 
 def left_shift(trace: Trace, x: Any, y: Any) -> Symbol:
     """`x << y`."""
-    return _bits(trace, "<<", x, y, INT)
+    return _bits(trace, "shift_left", x, y, INT)
 
 
 def right_shift(trace: Trace, x: Any, y: Any) -> Symbol:
     """`x >> y`."""
-    return _bits(trace, ">>", x, y, INT)
+    return _bits(trace, "shift_right", x, y, INT)
 
 
 def logical_and(trace: Trace, x: Any, y: Any) -> Symbol:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["score_is_read", "write"]
 
-_INFIX = frozenset({"+", "-", "*", "/", "&", "|", "^", "<<", ">>"})
+_INFIX = frozenset({"+", "-", "*", "/", "&", "|", "^"})
 _PREFIX = {"negate": "-", "invert": "~"}
 _PARAMETERS = {"score": "score", "b": "row->b", "h": "row->h", "q": "row->q", "key": "key"}
 _DTYPE_NAMES = tuple(DTYPES)
