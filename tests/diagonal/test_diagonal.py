@@ -33,11 +33,12 @@ from references.diagonal import (
     stored,
 )
 from support.layouts import one_element_in, read_only, sliced
+from support.loops import looped
 
 pytestmark = pytest.mark.tensors
 
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-widths = pytest.mark.parametrize("dtype", WIDTHS, ids=str)  # one dtype of each element width
+dtypes = looped("dtype", DTYPES)
+widths = looped("dtype", WIDTHS)  # one dtype of each element width
 layouts = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda f: f.__name__)
 
 # Around the corners of a 4 x 6 matrix, and the ends of C's int. All pairs: normal, inverted, empty.

@@ -11,10 +11,11 @@ import clattn
 import numpy as np
 import pytest
 from references.diagonal import ELEVEN, INT32_MAX, INT32_MIN, assert_same, brute, diagonal, numbers
+from support.loops import looped
 
 pytestmark = pytest.mark.tensors
 
-dtypes = pytest.mark.parametrize("dtype", ELEVEN, ids=str)
+dtypes = looped("dtype", ELEVEN)
 ENDS = (INT32_MIN, INT32_MIN + 1, -4, -3, -1, 0, 1, 3, 5, 6, INT32_MAX - 1, INT32_MAX)
 GIVEN = np.array([[4, 7, 3, 7, 9], [1, 2, 8, 6, 9], [9, 4, 1, 8, 7], [4, 3, 4, 2, 4]], np.float32)
 EXAMPLES = {  # input, value, begin, end, the matrix as the page has it

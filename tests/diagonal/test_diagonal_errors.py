@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from references.diagonal import assert_same, diagonal, numbers
+from support.loops import looped
 from support.refusals import (
     NUMBERS,
     check_without_opencl,
@@ -245,7 +246,6 @@ ROWS = {  # function -> rows of (what is wrong, exception, what the message has,
     "directml.diagonal_matrix": [*DML, *int32("offset")],
 }  # fmt: skip
 ALL = [(name, row) for name, rows in ROWS.items() for row in rows]
-cases = pytest.mark.parametrize(("name", "row"), ALL, ids=[f"{n}-{r[0]}" for n, r in ALL])
 
 
 def refuse_row(name, row):
@@ -258,9 +258,10 @@ def check_right_call(name):
     assert_same(call(name), diagonal(source, value, begin, end))
 
 
-@cases
-def test_wrong_arguments(device, name, row):
+@looped("case", ALL, [f"{name}, {row[0]}" for name, row in ALL])
+def test_wrong_arguments(device, case):
     """The exception of the row; afterwards the correct call works."""
+    name, row = case
     with clattn.use_device(device):
         refuse_row(name, row)
         check_right_call(name)

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from support.helpers import WHAT_TO_INSTALL, no_opencl, run_python
+from support.loops import looped
 
 BFLOAT16 = ml_dtypes.bfloat16
 
@@ -65,10 +66,10 @@ def wrong_shapes(argument, dtype, *shapes):
 
 
 def cases(rows):
-    """A parameter `row` with the rows' own names, of which each has to occur once."""
+    """Run a test for each `row`, all in one. Each of the rows' names has to occur once."""
     names = [row[0] for row in rows]
     assert len(set(names)) == len(names), "rows of one name"
-    return pytest.mark.parametrize("row", rows, ids=names)
+    return looped("row", rows, names)
 
 
 def refuse(function, row, arguments):
