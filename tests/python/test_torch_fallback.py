@@ -15,7 +15,7 @@ import clattn.torch  # noqa: E402
 from support.helpers_torch import TORCH, close, tensors, to_torch  # noqa: E402
 from support.variants import force  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
-from torch.nn.attention import SDPBackend, bias, sdpa_kernel  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("torch_calls")
@@ -328,6 +328,7 @@ def test_function_modes_see_the_call(device, torch_calls):
 @pytest.mark.parametrize("corner", ["upper_left", "lower_right"])
 def test_torchs_causal_biases(device, torch_calls, corner, patched):
     """torch.nn.attention.bias: masks that know the function by its place in torch."""
+    bias = pytest.importorskip("torch.nn.attention.bias")  # takes seconds: it imports a compiler
     given = getattr(bias, f"causal_{corner}")(17, 33)
     theirs = F.scaled_dot_product_attention(q, k, v, given)
     if patched:
