@@ -21,6 +21,7 @@ os.environ["CLATTN_TUNING"] = "off"
 import clattn
 import pytest
 import support.faults as faults
+from ptx.device import build as build_machine
 from support.passing import pass_tensors
 from support.variants import WITH_ARRAYS, force, left_out, row_id
 
@@ -279,6 +280,19 @@ def variant(request, device, monkeypatch):
 def faults_library(tmp_path_factory):
     """The OpenCL loader of faults.py."""
     return faults.build(tmp_path_factory.mktemp("faults"))
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory):
+    """The loader whose kernels an interpreter of PTX runs. All processes share clang's PTX."""
+    folder = tmp_path_factory.mktemp("machine")
+    of_the_run = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # whose folder lies in that of the run
+        of_the_run = of_the_run.parent
+    kept = of_the_run / "ptx-of-clang"
+    kept.mkdir(exist_ok=True)
+    (folder / "ptx").symlink_to(kept)
+    return build_machine(folder)
 
 
 @pytest.fixture
