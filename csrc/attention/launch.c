@@ -10,7 +10,9 @@
 #include "opencl/storage.h"
 
 #define OPERANDS CA_ATTENTION_OPERANDS
-#define SPANS    (OPERANDS + 2) /* arguments of kernels: the operands, partial rows, marks */
+
+/* Arguments of kernels behind the operands: partial rows and marks. */
+#define OTHER_SPANS 2
 
 /* A result that fills its extent is written as a whole. */
 static ca_access
@@ -97,9 +99,9 @@ redo(ca_device *device, const ca_attention *attention, const ca_mark *mark, ca_l
     if (needed) {
         ca_attention_plan_redo(ca_device_get_info(device), attention, &plan);
         params->flags |= CA_REDOES;
-        for (int role = 0; role < OPERANDS; role++) {
-            if (spans[role].access == CA_ACCESS_WRITE) {
-                spans[role].access = CA_ACCESS_UPDATE;
+        for (int n = 0; n < launch->nspans - OTHER_SPANS; n++) {
+            if (spans[n].access == CA_ACCESS_WRITE) {
+                spans[n].access = CA_ACCESS_UPDATE;
             }
         }
         launch->nsteps = 0;
@@ -121,26 +123,31 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
     bool left;
     ca_attention_params params = ca_attention_describe(attention, plan);
 
-    ca_span spans[SPANS];
+    ca_span spans[OPERANDS + OTHER_SPANS];
+    int nspans = 0;
     for (int role = 0; role < OPERANDS; role++) {
         const ca_operand *operand = &attention->operands[role];
-        spans[role] = (ca_span){.data = operand->memory.data,
-                                .bytes = operand->memory.bytes,
-                                .access = access_of(attention, (ca_attention_role)role),
-                                .block = operand->block};
+        if (attention->mods == NULL && ca_attention_is_of_mods((ca_attention_role)role)) {
+            continue;
+        }
+        spans[nspans++] = (ca_span){.data = operand->memory.data,
+                                    .bytes = operand->memory.bytes,
+                                    .access = access_of(attention, (ca_attention_role)role),
+                                    .block = operand->block};
     }
-    spans[OPERANDS] = (ca_span){.access = CA_ACCESS_WRITE};
+    spans[nspans] = (ca_span){.access = CA_ACCESS_WRITE};
     if (plan->splits > 1) {
         CA_TRY(allocate_partial(device, plan, attention, &partial, error));
         ca_block *block = ca_storage_block(partial);
-        spans[OPERANDS] = (ca_span){block->address, block->bytes, CA_ACCESS_WRITE, block};
+        spans[nspans] = (ca_span){block->address, block->bytes, CA_ACCESS_WRITE, block};
     }
-    CA_TRY(ca_mark_take(device, &mark, &spans[OPERANDS + 1], error));
+    CA_TRY(ca_mark_take(device, &mark, &spans[nspans + 1], error));
+    nspans += OTHER_SPANS;
     params.redo_slot = mark.slot;
     params.redo_mark = mark.value;
     ca_launch launch = {
         .spans = spans,
-        .nspans = SPANS,
+        .nspans = nspans,
         .small = is_small(attention, &params),
         .call = attention->call,
         .left = &left,

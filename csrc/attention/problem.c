@@ -223,13 +223,6 @@ ca_attention_fold(ca_attention *attention, const ca_tensor views[OPERANDS], int6
     return count;
 }
 
-/* Is the operand one of mods, which all parts of a problem read? */
-static bool
-is_of_mods(ca_attention_role role)
-{
-    return role >= CA_ATTENTION_NUMBERS && role <= CA_ATTENTION_TABLE3;
-}
-
 void
 ca_attention_take(ca_attention *attention, int d, int64_t first, int64_t count)
 {
@@ -246,7 +239,8 @@ ca_attention_take(ca_attention *attention, int d, int64_t first, int64_t count)
     *(rows ? &attention->L : &attention->batch[d]) = count;
     for (int role = 0; role < OPERANDS; role++) {
         ca_operand *operand = &attention->operands[role];
-        if (operand->data == NULL || is_of_mods((ca_attention_role)role)) {
+        bool whole = role >= CA_ATTENTION_NUMBERS && role <= CA_ATTENTION_TABLE3;
+        if (operand->data == NULL || whole) { /* of numbers and tables each part reads all */
             continue;
         }
         if (!rows || has_query_rows[role]) {
@@ -283,6 +277,12 @@ bool
 ca_attention_is_result(ca_attention_role role)
 {
     return role >= CA_ATTENTION_OUTPUT;
+}
+
+bool
+ca_attention_is_of_mods(ca_attention_role role)
+{
+    return role >= CA_ATTENTION_BLOCKS && role <= CA_ATTENTION_TABLE3;
 }
 
 bool

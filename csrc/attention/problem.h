@@ -146,6 +146,9 @@ bool ca_attention_has(const ca_attention *attention, ca_attention_role role);
 /* True if kernels write the operand of this role. */
 bool ca_attention_is_result(ca_attention_role role);
 
+/* Does only a call with mods have the operand of this role? Kernels without mods do not take it. */
+bool ca_attention_is_of_mods(ca_attention_role role);
+
 /* Is the arithmetic in double? */
 bool ca_attention_in_float64(const ca_attention *attention);
 

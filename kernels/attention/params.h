@@ -130,7 +130,8 @@ typedef struct {
 #define CA_CPU_TILES_BYTES (128 << 10) /* of their queries and results; they stay in a cache */
 #define CA_CPU_COLUMNS     2048        /* E + Ev of the key heads of a work-item, at most */
 
-/* The arguments of every attention kernel, in this order:
+/* The arguments of every attention kernel, in this order. Only programs with mods take
+ * mask_blocks … table3:
  *     query, key, value, past_key, past_value, input_bias, mask, bias, key_counts, sinks,
  *     offsets, mask_blocks, numbers, table0 … table3, output, lse, present_key, present_value,
  *     scores
