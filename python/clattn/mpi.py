@@ -1,0 +1,427 @@
+"""Attention over a sequence that the processes of an MPI program hold together.
+
+Each rank has a part of the queries and a part of the keys and values. ``ring_attention`` gives each
+rank the result of its rows over all keys; ``split`` and ``join`` take a sequence apart and put it
+together. MPI moves the keys and values (mpi4py: ``pip install "clattn[mpi]"``).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from clattn import _core
+from clattn._core import DeviceError, Tensor
+from clattn._ring import LAYOUTS, Schedule, Share, part_lengths, pieces
+from clattn.device import use_device
+from clattn.functional import scaled_dot_product_attention
+from clattn.tensors import tensor
+
+try:
+    from mpi4py import MPI
+except (ImportError, RuntimeError) as error:
+    raise ImportError(
+        f'clattn.mpi needs mpi4py (pip install "clattn[mpi]") and an MPI library, such as that of '
+        f"apt-get install openmpi-bin; {error}"
+    ) from error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any, Literal
+
+    from clattn._typing import Array
+
+    Layout = Literal["contiguous", "zigzag"]
+
+__all__ = ["join", "ring_attention", "split"]
+
+# The most bytes of one message: MPI libraries count in 32 bits.
+_MOST = 1 << 30
+# Seconds between two looks at messages under way: Open MPI moves large ones when it is called.
+_PAUSE = 0.0005
+_KINDS = (TypeError, ValueError, MemoryError, DeviceError)
+
+
+def ring_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    comm: Any = None,
+    is_causal: bool | Literal["lower_right"] = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    layout: Layout = "contiguous",
+    return_lse: bool = False,
+) -> Any:
+    """Return attention of this rank's rows over the keys of all ranks.
+
+    As `clattn.scaled_dot_product_attention` on the joined sequence, of which each rank gives its
+    part and gets its part. Keys and values go round while they are attended to. All ranks of `comm`
+    call the function, with the same options.
+
+    Parameters
+    ----------
+    query : array of shape (..., Hq, L, E)
+        The rank's rows; L may differ from rank to rank and may be 0.
+    key : array of shape (..., Hk, S, E)
+        The rank's keys; S likewise.
+    value : array of shape (..., Hk, S, Ev)
+        The values of these keys.
+    comm : mpi4py.MPI.Intracomm, optional
+        Default: ``MPI.COMM_WORLD``.
+    is_causal : bool or "lower_right"
+        By positions in the joined sequence.
+    scale : float, optional
+        Default ``1 / sqrt(E)``.
+    enable_gqa : bool
+        Grouped heads. Only the Hk heads of keys and values go round.
+    window : (int or None, int or None), optional
+        By positions in the joined sequence.
+    layout : "contiguous" or "zigzag"
+        Which part a rank holds, see `split`. In a zigzag part the first half of the entries,
+        rounded up, is the first of its two pieces.
+    return_lse : bool
+        Also return the log-sum-exp of the rank's rows.
+
+    Returns
+    -------
+    output : array of shape (..., Hq, L, Ev)
+        Of the library and the dtype of `query`. A Tensor is on query's device.
+    lse : array of shape (..., Hq, L)
+        With `return_lse`: float32 (float64 for float64), -inf for a row with no key.
+
+    Raises
+    ------
+    TypeError, ValueError, MemoryError, DeviceError
+        What `clattn.scaled_dot_product_attention` raises on any rank, all ranks raise, with words
+        that name the ranks.
+    ValueError
+        Ranks disagree on dtypes, shapes beside L and S, or options (on all ranks), or `comm` is
+        freed (on this one).
+    RuntimeError
+        Another error of any rank, on all ranks.
+
+    Notes
+    -----
+    Partial results and sums are float32 at least, and rounded once. Tensors are staged through
+    host memory. A rank holds two parts of the keys and values at a time: of the longest of all.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.ones((1, 2, 6, 8), np.float32)
+    >>> part = split(x, MPI.COMM_WORLD, "zigzag")
+    >>> out = ring_attention(part, part, part, is_causal=True, layout="zigzag")
+    >>> join(out, MPI.COMM_WORLD, "zigzag").shape
+    (1, 2, 6, 8)
+    """
+    comm = _communicator(MPI.COMM_WORLD if comm is None else comm)
+    options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "window": window}
+    with _together(comm):
+        ring = _Ring(query, key, value, layout, options)
+    ring.meet(comm)
+    own = comm.Dup()
+    try:
+        results = ring.go_round(own)
+    finally:
+        own.Free()
+    return results if return_lse else results[0]
+
+
+def split(array: Array, comm: Any, layout: Layout = "contiguous", axis: int = -2) -> Any:
+    """Return this rank's part of a sequence that every rank has as a whole.
+
+    Parameters
+    ----------
+    array : array
+        The whole, the same on every rank.
+    comm : mpi4py.MPI.Intracomm
+        Its size n and this rank's number r choose the part.
+    layout : "contiguous" or "zigzag"
+        The sequence is cut into n parts, of which rank r gets part r; or into 2n, of which it gets
+        part r and part 2n - 1 - r. The first parts are longer by 1 where the length is no multiple.
+    axis : int
+        The dimension of the sequence.
+
+    Returns
+    -------
+    part : array
+        New: a Tensor for a Tensor, else a NumPy array.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Not an array, a communicator, a layout or a dimension.
+    """
+    comm = _communicator(comm)
+    whole = _sequence(array, layout, axis)
+    where = pieces(part_lengths(len(whole), comm.size, layout), layout)
+    cuts = [whole[start : start + length] for start, length in where.of(comm.rank)]
+    return _as_kind(array, np.concatenate(cuts), axis)
+
+
+def join(part: Array, comm: Any, layout: Layout = "contiguous", axis: int = -2) -> Any:
+    """Return, on every rank, the sequence of which each rank has a part: the inverse of `split`.
+
+    All ranks of `comm` call the function.
+
+    Parameters
+    ----------
+    part : array
+        This rank's part, of any length.
+    comm : mpi4py.MPI.Intracomm
+        Its ranks hold the parts.
+    layout : "contiguous" or "zigzag"
+        As for `split`.
+    axis : int
+        The dimension of the sequence.
+
+    Returns
+    -------
+    array : array
+        New: a Tensor for a Tensor, else a NumPy array.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On all ranks: not an array, a layout or a dimension, or ranks disagree on dtypes, layouts,
+        dimensions or shapes beside the part's length. A freed `comm` is refused by this rank alone.
+    """
+    comm = _communicator(comm)
+    with _together(comm):
+        own = np.ascontiguousarray(_sequence(part, layout, axis))
+    words = {"dtype": own.dtype.name, "layout": str(layout), "axis": str(axis % own.ndim)}
+    words["shape beside the axis"] = str(own.shape[1:])
+    lengths = _compared(comm, words, len(own))
+    where = pieces(lengths, layout)
+    with _together(comm):
+        whole = np.empty((sum(lengths), *own.shape[1:]), own.dtype)
+        came = np.empty((max(lengths), *own.shape[1:]), own.dtype)
+    for rank, length in enumerate(lengths):
+        if rank == comm.rank:
+            came[:length] = own
+        for message in _messages(came[:length].reshape(-1).view(np.uint8)):
+            comm.Bcast(message, rank)
+        at = 0
+        for start, count in where.of(rank):
+            whole[start : start + count] = came[at : at + count]
+            at += count
+    return _as_kind(part, whole, axis)
+
+
+class _Ring:
+    """A call on this rank: its arrays, checked by the rules of the function for one machine."""
+
+    def __init__(
+        self, query: Array, key: Array, value: Array, layout: Layout, options: dict[str, Any]
+    ) -> None:
+        _check_layout(layout)
+        scale, window = options["scale"], options["window"]
+        # Without keys the function checks all but their number, and runs no kernel.
+        arrays = [_host(key), _host(value)]
+        self.blank = scaled_dot_product_attention(
+            query, _none_of(key, arrays[0]), _none_of(value, arrays[1]), return_lse=True, **options
+        )
+        self.query, self.keys = _host(query), arrays[0].shape[-2]
+        if arrays[1].shape[-2] != self.keys:
+            raise ValueError(
+                f"value has shape {arrays[1].shape}; expected {self.keys} rows, as key of shape "
+                f"{arrays[0].shape}"
+            )
+        self.dtype = self.query.dtype
+        self.shapes = [(*array.shape[:-2], array.shape[-1]) for array in arrays]
+        self.device = query.device if isinstance(query, Tensor) else None
+        self.layout, self.arrays = layout, arrays
+        self.options = options | {
+            "scale": None if scale is None else float(scale),
+            "window": None
+            if window is None
+            else tuple(None if w is None else int(w) for w in window),
+        }
+
+    def meet(self, comm: Any) -> None:
+        """Compare the call with those of the other ranks, and find out what each rank holds."""
+        words = {name: str(option) for name, option in self.options.items()}
+        words |= {"layout": self.layout, "dtype": self.dtype.name}
+        shapes = [(*self.query.shape[:-2], self.query.shape[-1]), *self.shapes]
+        for name, shape in zip(("query", "key", "value"), shapes, strict=True):
+            words[f"shape of {name} without L and S"] = str(shape)
+        lengths = _compared(comm, words, (self.query.shape[-2], self.keys))
+        rows, self.lengths = zip(*lengths, strict=True)
+        where = pieces(rows, self.layout), pieces(self.lengths, self.layout)
+        self.schedule = Schedule(*where, self.options["is_causal"], self.options["window"])
+
+    def go_round(self, comm: Any) -> tuple[Any, Any]:
+        """Attend to the keys of one rank after the other; return output and lse."""
+        schedule, rank = self.schedule, comm.rank
+        with _together(comm):
+            options = self.options | {"is_causal": bool(self.options["is_causal"])}
+            share = Share(self.query, schedule.rows.of(rank), schedule.shift, **options)
+            most = sum(self.sizes(max(self.lengths)))
+            buffers = [np.empty(most, np.uint8) for _ in range(2)]
+            own = self.views(buffers[0], self.lengths[rank])
+            for view, array in zip(own, self.arrays, strict=True):
+                view[...] = array
+        for step in range(schedule.steps):
+            source = (rank - step) % comm.size
+            moves = [] if step + 1 == schedule.steps else self.start(comm, buffers, source)
+            with _together(comm), _moving(moves), self.computing():
+                key, value = self.views(buffers[0], self.lengths[source])
+                share.attend(key, value, schedule.keys.of(source), schedule.seen(step)[rank])
+            buffers.reverse()
+        with _together(comm):
+            out, lse = self.blank
+            wide, sums = share.results(out.shape)
+            results = _filled(out, wide.astype(self.dtype, copy=False)), _filled(lse, sums)
+        return results
+
+    def sizes(self, keys: int) -> list[int]:
+        """Return the bytes of keys and of values of a part."""
+        return [math.prod(shape) * keys * self.dtype.itemsize for shape in self.shapes]
+
+    def views(self, buffer: np.ndarray, keys: int) -> list[np.ndarray]:
+        """Return the keys and the values of a part that lies in a buffer."""
+        cut, more = self.sizes(keys)
+        return [
+            part.view(self.dtype).reshape(*shape[:-1], keys, shape[-1])
+            for part, shape in zip(
+                (buffer[:cut], buffer[cut : cut + more]), self.shapes, strict=True
+            )
+        ]
+
+    def start(self, comm: Any, buffers: Sequence[np.ndarray], source: int) -> list[Any]:
+        """Begin to pass the part of a rank on, and to receive the one that comes after it."""
+        sent, came = (sum(self.sizes(self.lengths[of])) for of in (source, source - 1))
+        before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+        moves = [comm.Irecv(message, before) for message in _messages(buffers[1][:came])]
+        return moves + [comm.Isend(message, after) for message in _messages(buffers[0][:sent])]
+
+    def computing(self) -> Any:
+        return nullcontext() if self.device is None else use_device(self.device)
+
+
+def _communicator(comm: Any) -> Any:
+    if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
+        raise ValueError("comm is MPI.COMM_NULL or has been freed; expected a communicator")
+    if not isinstance(comm, MPI.Intracomm):
+        raise TypeError(f"comm must be an mpi4py.MPI.Intracomm, got {type(comm).__name__}")
+    return comm
+
+
+@contextmanager
+def _together(comm: Any) -> Iterator[None]:
+    """Wait for the block's end on all ranks; if it raises on some of them, raise on all."""
+    fault: BaseException | None = None
+    try:
+        yield
+    except BaseException as caught:
+        fault = caught
+    said = comm.allgather(fault and (_kind(fault).__name__, str(fault) or repr(fault)))
+    if fault is not None and not isinstance(fault, Exception):
+        raise fault
+    first = next(filter(None, said), None)
+    if first:
+        kind = next((kind for kind in _KINDS if kind.__name__ == first[0]), RuntimeError)
+        raise kind(_by_rank([one and one[1] for one in said])) from fault
+
+
+def _kind(fault: BaseException) -> type[BaseException]:
+    return next((kind for kind in _KINDS if isinstance(fault, kind)), RuntimeError)
+
+
+def _compared(comm: Any, words: dict[str, str], fact: Any) -> list[Any]:
+    """Return the facts of all ranks, if the words of all are the same."""
+    said = comm.allgather((words, fact))
+    for name in words:
+        each = [other.get(name) for other, _ in said]
+        if len(set(each)) > 1:
+            raise ValueError(f"ranks disagree on {name}: {_by_rank(each)}")
+    return [fact for _, fact in said]
+
+
+def _by_rank(words: Sequence[str | None]) -> str:
+    """Return "ranks 0, 2: these; rank 1: those", without the ranks that say None."""
+    groups: dict[str, list[int]] = {}
+    for rank, word in enumerate(words):
+        if word is not None:
+            groups.setdefault(word, []).append(rank)
+    return "; ".join(
+        f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}"
+        f"{f' and {len(ranks) - 8} more' if len(ranks) > 8 else ''}: {word}"
+        for word, ranks in groups.items()
+    )
+
+
+def _messages(memory: np.ndarray) -> list[Any]:
+    """Return bytes as messages of a size that every MPI library takes."""
+    return [[memory[at : at + _MOST], MPI.BYTE] for at in range(0, memory.size, _MOST)]
+
+
+@contextmanager
+def _moving(moves: list[Any]) -> Iterator[None]:
+    """Move messages during the block, and wait for them at its end."""
+
+    def finish() -> None:
+        while not MPI.Request.Testall(moves):
+            time.sleep(_PAUSE)
+
+    with ThreadPoolExecutor(1) as helper:
+        threads = moves and MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        arrival = helper.submit(finish) if threads else None
+        try:
+            yield
+        finally:
+            arrival.result() if arrival else finish()
+
+
+def _check_layout(layout: Any) -> None:
+    if not isinstance(layout, str) or layout not in LAYOUTS:
+        raise ValueError(f"layout is {layout!r}; expected 'contiguous' or 'zigzag'")
+
+
+def _none_of(array: Any, host: np.ndarray) -> Any:
+    """Return an array (..., 0, E) of an array (..., S, E), on its device."""
+    if host.ndim < 2:
+        return array
+    return (array if isinstance(array, Tensor) else host)[..., :0, :]
+
+
+def _host(array: Any) -> np.ndarray:
+    """Return an array of any library as one of NumPy, in native byte order."""
+    if not isinstance(array, np.ndarray):
+        array = (array if isinstance(array, Tensor) else tensor(array)).numpy()
+    native: np.ndarray = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return native
+
+
+def _sequence(array: Any, layout: str, axis: int) -> np.ndarray:
+    """Return an array with the dimension of the sequence at the front."""
+    _check_layout(layout)
+    host = _host(array)
+    if host.dtype.hasobject:
+        raise TypeError(f"array has dtype {host.dtype}; expected numbers")
+    return np.moveaxis(host, axis, 0)
+
+
+def _as_kind(like: Any, array: np.ndarray, axis: int) -> Any:
+    array = np.ascontiguousarray(np.moveaxis(array, 0, axis))
+    return tensor(array, like.device) if isinstance(like, Tensor) else array
+
+
+def _filled(blank: Any, array: np.ndarray) -> Any:
+    """Return the array as one of the blank's library."""
+    if isinstance(blank, np.ndarray):
+        return array
+    if isinstance(blank, Tensor):
+        return tensor(array, blank.device)
+    if hasattr(blank, "__array_namespace__"):
+        return blank.__array_namespace__().asarray(array)
+    _core.diagonal_matrix(array[None], 0, 0, 0, None, blank[None], None)
+    return blank

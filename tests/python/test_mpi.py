@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: MIT
+"""clattn.mpi: rings of processes that mpirun starts, and the layouts without any process."""
+
+import shutil
+import subprocess
+import sys
+
+import clattn
+import numpy as np
+import pytest
+from clattn._ring import Schedule, Share, part_lengths, pieces
+from references.attention import attention, tolerance
+from support.helpers import assert_close, index_of, qkv, run, run_python
+
+LAYOUTS = ["contiguous", "zigzag"]
+SECONDS = 100  # a run that hangs ends
+
+
+@pytest.fixture(scope="module")
+def mpirun():
+    """The command that starts processes, without their number."""
+    pytest.importorskip("mpi4py", reason='mpi4py is not installed: pip install "clattn[mpi]"')
+    command = shutil.which("mpirun")
+    if not command:
+        pytest.skip("mpirun is not installed: apt-get install openmpi-bin")
+    version = subprocess.run([command, "--version"], capture_output=True, text=True).stdout
+    if "Open MPI" not in version:
+        pytest.skip(f"mpirun is not Open MPI's: {version[:40]!r}")
+    return [command, "--allow-run-as-root", "--oversubscribe", "-n"]
+
+
+def run_ranks(mpirun, ranks, device, what):
+    """Every case is right on every rank."""
+    command = [*mpirun, str(ranks), sys.executable, "-m", "support.mpi_ranks"]
+    command += [str(index_of(device)), what]
+    done = run(command, timeout=SECONDS, check_exit=True, env=None, cwd=None)
+    *failed, count = done.stdout.splitlines()
+    assert not failed, "\n".join(failed)
+    assert int(count.split()[0]) > 10, count
+
+
+@pytest.mark.parametrize("ranks", [2, 1, 3, 4])
+def test_every_rank_gets_its_rows_of_the_single_call(device, mpirun, ranks):
+    if ranks != 2 and index_of(device) != 0:
+        pytest.skip("what depends on the number of ranks depends on no device")
+    run_ranks(mpirun, ranks, device, "results")
+
+
+def test_what_one_rank_refuses_all_refuse(mpirun):
+    """Attention that fails in the middle included: no rank waits for ever."""
+    run_ranks(mpirun, 3, clattn.devices()[0], "errors")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("ranks", [7, 10])
+def test_more_ranks_than_processes(device, ranks, layout):
+    """The schedule and the shares of all ranks, one after the other."""
+    query, key, value = qkv(L=33, S=47)
+    options = {"is_causal": "lower_right", "window": (20, None)}
+    rows, keys = (pieces(part_lengths(n, ranks, layout), layout) for n in (33, 47))
+    schedule = Schedule(rows, keys, *options.values())
+    right = attention(query, key, value, **options)
+    allowed = tolerance(query, key, value, right=right, **options)
+
+    def taken(array, where):
+        return np.concatenate([array[..., a : a + n, :] for a, n in where], axis=-2)
+
+    for rank in range(ranks):
+        own = rows.of(rank)
+        given = {"is_causal": True, "window": options["window"]}
+        share = Share(taken(query, own), own, schedule.shift, **given)
+        for step in range(schedule.steps):
+            there = keys.of((rank - step) % ranks)
+            with clattn.use_device(device):
+                share.attend(
+                    taken(key, there), taken(value, there), there, schedule.seen(step)[rank]
+                )
+        out, lse = share.results((2, 3, sum(n for _, n in own), 8))
+        assert_close(out, taken(right[0], own), 4 * allowed[0])
+        assert_close(lse, taken(right[1][..., None], own)[..., 0], 4 * allowed[1])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("ranks", range(1, 9))
+def test_parts_are_the_whole_once(ranks, layout):
+    for total in (0, 1, ranks, 2 * ranks - 1, 101):
+        lengths = part_lengths(total, ranks, layout)
+        assert sum(lengths) == total and max(lengths) - min(lengths) <= 1 + (layout == "zigzag")
+        where = pieces(lengths, layout)
+        for rank, length in enumerate(lengths):
+            assert sum(n for _, n in where.of(rank)) == length
+        covered = [p for rank in range(ranks) for a, n in where.of(rank) for p in range(a, a + n)]
+        assert sorted(covered) == [*range(total)]
+        assert layout == "zigzag" or covered == [*range(total)]
+
+
+def test_zigzag_parts_are_r_and_its_mirror():
+    assert pieces([5, 4, 4], "zigzag").of(0) == [(0, 3), (11, 2)]
+    assert pieces([5, 4, 4], "zigzag").of(2) == [(5, 2), (7, 2)]
+
+
+def causal_work(ranks, layout, total=1009):
+    """Keys that each rank's rows see, in each step: (steps, ranks)."""
+    where = pieces(part_lengths(total, ranks, layout), layout)
+    schedule = Schedule(where, where, True)
+
+    def count(rows, keys):
+        (row, length), (key, width) = rows, keys
+        return np.clip(np.arange(row, row + length) + 1 - key, 0, width).sum()
+
+    work = np.zeros((ranks, ranks))
+    for step in range(schedule.steps):
+        seen = schedule.seen(step)
+        for rank in range(ranks):
+            for r, rows in enumerate(where.of(rank)):
+                for k, keys in enumerate(where.of((rank - step) % ranks)):
+                    pairs = count(rows, keys)
+                    assert seen[rank, r, k] == (pairs > 0)
+                    work[step, rank] += pairs
+    assert work.sum() == total * (total + 1) // 2
+    return work
+
+
+@pytest.mark.parametrize("ranks", range(1, 9))
+def test_zigzag_gives_all_ranks_the_same_causal_work(ranks):
+    """Within 5 %, in all steps together and in each."""
+    for work in (causal_work(ranks, "zigzag").sum(0), *causal_work(ranks, "zigzag")):
+        assert work.max() <= 1.05 * work.min()
+
+
+def test_contiguous_causal_work_is_uneven():
+    work = causal_work(4, "contiguous").sum(0)
+    assert work.max() > 6 * work.min()
+
+
+def test_a_window_ends_the_round_early():
+    where = pieces(part_lengths(800, 8, "contiguous"), "contiguous")
+    assert [Schedule(where, where, True, (w, 0)).steps for w in (0, 100, 101, None)] == [1, 2, 3, 8]
+
+
+def test_clattn_does_not_import_mpi():
+    code = """
+        import sys
+        import clattn
+        assert "mpi4py" not in sys.modules
+        sys.modules["mpi4py"] = None
+        try:
+            import clattn.mpi
+        except ImportError as error:
+            assert 'pip install "clattn[mpi]"' in str(error), error
+        else:
+            raise AssertionError
+    """
+    run_python(code)
