@@ -113,19 +113,23 @@ class Share:
         seen: np.ndarray,
     ) -> None:
         """Attend to a part of the keys, where `seen` (pieces of rows, pieces of keys) is True."""
-        pairs = zip(_cut(key, where), _cut(value, where), strict=True)
-        for k, (some_keys, some_values) in enumerate(pairs):
-            for r in np.flatnonzero(seen[:, k]):
+        parts = [part.astype(self._dtype, copy=False) for part in (key, value)]
+        cuts = [_cut(part, where) for part in parts]
+        for r in np.flatnonzero(seen.any(1)):
+            known = self._results[r]
+            query = self._queries[r].astype(self._dtype, copy=False)
+            results = [known] if known else []
+            for k in map(int, np.flatnonzero(seen[r])):
                 result = scaled_dot_product_attention(
-                    self._queries[r].astype(self._dtype, copy=False),
-                    some_keys.astype(self._dtype, copy=False),
-                    some_values.astype(self._dtype, copy=False),
+                    query,
+                    cuts[0][k],
+                    cuts[1][k],
                     query_offset=self._starts[r] - where[k][0],
                     return_lse=True,
                     **self._options,
                 )
-                known = self._results[r]
-                self._results[r] = merge_attention([known, result]) if known else result
+                results.append(result)
+            self._results[r] = merge_attention(results) if len(results) > 1 else results[0]
 
     def results(self, shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return output, of a shape (..., L, Ev), and log-sum-exp: zeros and -inf without keys."""

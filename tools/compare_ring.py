@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Times ring attention of two processes with one thread each beside one process with two threads.
+
+python tools/compare_ring.py [--length 16384] [--causal] [--rounds 3]
+
+A process is bound to its cores before it opens OpenCL, so its driver starts as many threads.
+Needs mpirun of Open MPI, mpi4py and two cores. Each round starts all processes anew.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+# The name, the processes, the cores of each.
+WAYS = [
+    ("one process, one thread", 1, 1),
+    ("one process, two threads", 1, 2),
+    ("two processes, one thread each", 2, 1),
+]
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--length", type=int, default=16384, help="rows, and keys, of all")
+    parser.add_argument("--heads", type=int, default=2)
+    parser.add_argument("--head-size", type=int, default=64)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--causal", action="store_true")
+    parser.add_argument("--layout", default="zigzag", choices=["contiguous", "zigzag"])
+    parser.add_argument("--calls", type=int, default=3, help="of a process; the median counts")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cores", type=int, help=argparse.SUPPRESS)  # of a child process
+    return parser.parse_args()
+
+
+def measure(options):
+    """In a process that mpirun has started: print the seconds of a call, on the first rank."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[comm.rank * options.cores :][: options.cores])
+    import clattn.mpi
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    shape = (3, options.heads, options.length, options.head_size)
+    whole = rng.standard_normal(shape, dtype=np.float32).astype(options.dtype)
+    query, key, value = (clattn.mpi.split(array, comm, options.layout) for array in whole)
+    times = []
+    for _ in range(options.calls + 1):  # the first one builds programs
+        comm.Barrier()
+        start = time.perf_counter()
+        if comm.size == 1:
+            clattn.scaled_dot_product_attention(*whole, is_causal=options.causal)
+        else:
+            clattn.mpi.ring_attention(
+                query, key, value, is_causal=options.causal, layout=options.layout
+            )
+        comm.Barrier()
+        times.append(time.perf_counter() - start)
+    if comm.rank == 0:
+        units = clattn.get_default_device().compute_units
+        print(statistics.median(times[1:]), units)
+
+
+def main():
+    options = parse()
+    if options.cores:
+        return measure(options)
+    if len(os.sched_getaffinity(0)) < 2:
+        sys.exit("needs two cores")
+    seconds = {name: [] for name, *_ in WAYS}
+    for _ in range(options.rounds):
+        for name, processes, cores in WAYS:
+            command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+            command += ["-n", str(processes), sys.executable, *sys.argv, "--cores", str(cores)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            took, units = done.stdout.split()
+            seconds[name].append(float(took))
+            print(f"{name:32s} {float(took):8.3f} s  ({units} compute units)", flush=True)
+    median = {name: statistics.median(times) for name, times in seconds.items()}
+    one, two, ring = median.values()
+    print(f"efficiency against one process with two threads: {two / ring:.2f}")
+    print(f"efficiency against one process with one thread:  {one / ring / 2:.2f}")
+    return None
+
+
+if __name__ == "__main__":
+    main()
