@@ -28,7 +28,7 @@ def parse(arguments):
     parser.add_argument("--kv-heads", type=int, default=8, help="of keys and values")
     parser.add_argument("--head-size", type=int, default=128)
     parser.add_argument("--bytes", type=int, default=4, help="of one number of the keys")
-    parser.add_argument("--rate", type=float, default=1e11, help="operations a second of a rank")
+    parser.add_argument("--rate", type=float, default=178e9, help="operations a second of a rank")
     parser.add_argument("--network", type=float, default=10, help="Gb/s of a link, each way")
     parser.add_argument("--latency", type=float, default=50e-6, help="seconds that a step adds")
     parser.add_argument("--all", action="store_true", help="rows see all keys: not causal")
@@ -69,16 +69,20 @@ def simulate(ranks, layout, options):
         sending = transfer if step + 1 < schedule.steps else 0.0
         waited += max(sending - computing, 0.0)
         total += max(computing, sending) + options.latency
-    wide = max(options.bytes, 4)
     rows = part * options.heads * options.head_size
+    wide = max(options.bytes, 4)
+    # Queries and results; results of a step and of all steps; the caller's part of the keys and
+    # values, and two that go round.
+    memory = rows * 2 * options.bytes + rows * 2 * wide + 3 * moved
+    if options.bytes < 4:  # queries and a part that go to the kernel
+        memory += (rows + moved / options.bytes) * wide
     return {
         "seconds": total,
         "efficiency": work.sum() / (ranks * options.rate * total),
         "waits": waited / total,
         "even": work.min() / work.max(),
         "moved": moved * (schedule.steps - 1),
-        # Queries and results, the results of a step and of all steps, two parts that go round.
-        "memory": rows * 2 * options.bytes + 2 * rows * wide + 2 * moved,
+        "memory": memory,
     }
 
 

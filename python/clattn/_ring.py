@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from clattn.functional import scaled_dot_product_attention
-from clattn.merging import merge_attention
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-__all__ = ["LAYOUTS", "Pieces", "Schedule", "Share", "part_lengths", "pieces"]
+__all__ = ["LAYOUTS", "Pieces", "Schedule", "Share", "part_lengths", "pieces", "wide"]
 
 LAYOUTS = ("contiguous", "zigzag")
 
@@ -90,6 +89,11 @@ class Schedule:
         return seen
 
 
+def wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of sums and log-sum-exp."""
+    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
+
+
 class Share:
     """The rows of one rank, and their results from the keys seen so far.
 
@@ -99,7 +103,7 @@ class Share:
     def __init__(
         self, query: np.ndarray, rows: Sequence[tuple[int, int]], shift: int, **options: Any
     ) -> None:
-        self._dtype = np.float64 if query.dtype == np.float64 else np.float32
+        self._dtype = wide(query.dtype)
         self._starts = [start + shift for start, _ in rows]
         self._queries = _cut(query, rows)
         self._results: list[Any] = [None] * len(rows)
@@ -116,9 +120,7 @@ class Share:
         parts = [part.astype(self._dtype, copy=False) for part in (key, value)]
         cuts = [_cut(part, where) for part in parts]
         for r in np.flatnonzero(seen.any(1)):
-            known = self._results[r]
             query = self._queries[r].astype(self._dtype, copy=False)
-            results = [known] if known else []
             for k in map(int, np.flatnonzero(seen[r])):
                 result = scaled_dot_product_attention(
                     query,
@@ -128,21 +130,39 @@ class Share:
                     return_lse=True,
                     **self._options,
                 )
-                results.append(result)
-            self._results[r] = merge_attention(results) if len(results) > 1 else results[0]
+                if self._results[r]:
+                    _merge(*self._results[r], *result)
+                else:
+                    self._results[r] = result
 
-    def results(self, shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Return output, of a shape (..., L, Ev), and log-sum-exp: zeros and -inf without keys."""
-        out, lse = np.zeros(shape, self._dtype), np.full(shape[:-1], -np.inf, self._dtype)
+    def write(self, out: np.ndarray, lse: np.ndarray) -> None:
+        """Write output (..., L, Ev) and log-sum-exp (..., L) of the pieces that have seen keys."""
         at = 0
         for query, result in zip(self._queries, self._results, strict=True):
             end = at + query.shape[-2]
             if result:
                 out[..., at:end, :], lse[..., at:end] = result
             at = end
-        return out, lse
 
 
 def _cut(part: np.ndarray, where: Sequence[tuple[int, int]]) -> list[np.ndarray]:
     """Return the pieces of a part (..., L, E)."""
     return np.split(part, np.cumsum([length for _, length in where])[:-1], axis=-2)
+
+
+def _merge(out: np.ndarray, lse: np.ndarray, more: np.ndarray, more_lse: np.ndarray) -> None:
+    """Add results over other keys to (out, lse), as `merge_attention` does, without new arrays.
+
+    `more` is spoilt. Two rows without keys, -inf and -inf, stay zeros.
+    """
+    with np.errstate(invalid="ignore", divide="ignore", under="ignore"):
+        peak = np.maximum(lse, more_lse)
+        peak[np.isneginf(peak)] = 0
+        weight, more_weight = np.exp(lse - peak), np.exp(more_lse - peak)
+        total = weight + more_weight
+        lse[...] = peak + np.log(total)
+        # Divided by their own sum, the weights add up to 1 however large lse is.
+        total[total == 0] = 1
+        out *= (weight / total)[..., None]
+        more *= (more_weight / total)[..., None]
+    out += more

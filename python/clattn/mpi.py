@@ -17,7 +17,7 @@ import numpy as np
 
 from clattn import _core
 from clattn._core import DeviceError, Tensor
-from clattn._ring import LAYOUTS, Schedule, Share, part_lengths, pieces
+from clattn._ring import LAYOUTS, Schedule, Share, part_lengths, pieces, wide
 from clattn.device import use_device
 from clattn.functional import scaled_dot_product_attention
 from clattn.tensors import tensor
@@ -111,7 +111,7 @@ def ring_attention(
     Notes
     -----
     Partial results and sums are float32 at least, and rounded once. Tensors are staged through
-    host memory. A rank holds two parts of the keys and values at a time: of the longest of all.
+    host memory. Beside its own part of the keys and values a rank holds two that go round.
 
     Examples
     --------
@@ -223,7 +223,6 @@ class _Ring:
         self, query: Array, key: Array, value: Array, layout: Layout, options: dict[str, Any]
     ) -> None:
         _check_layout(layout)
-        scale, window = options["scale"], options["window"]
         # Without keys the function checks all but their number, and runs no kernel.
         arrays = [_host(key), _host(value)]
         self.blank = scaled_dot_product_attention(
@@ -239,11 +238,11 @@ class _Ring:
         self.shapes = [(*array.shape[:-2], array.shape[-1]) for array in arrays]
         self.device = query.device if isinstance(query, Tensor) else None
         self.layout, self.arrays = layout, arrays
+        scale, window = options["scale"], options["window"]
+        window = (None, None) if window is None else window
         self.options = options | {
             "scale": None if scale is None else float(scale),
-            "window": None
-            if window is None
-            else tuple(None if w is None else int(w) for w in window),
+            "window": tuple(None if bound is None else int(bound) for bound in window),
         }
 
     def meet(self, comm: Any) -> None:
@@ -277,9 +276,15 @@ class _Ring:
                 share.attend(key, value, schedule.keys.of(source), schedule.seen(step)[rank])
             buffers.reverse()
         with _together(comm):
-            out, lse = self.blank
-            wide, sums = share.results(out.shape)
-            results = _filled(out, wide.astype(self.dtype, copy=False)), _filled(lse, sums)
+            # The blank results of NumPy are zeros and -inf: the results of rows without keys.
+            out, lse = (
+                blank if isinstance(blank, np.ndarray) else np.full(blank.shape, number, dtype)
+                for blank, number, dtype in zip(
+                    self.blank, (0, -np.inf), (self.dtype, wide(self.dtype)), strict=True
+                )
+            )
+            share.write(out, lse)
+            results = _filled(self.blank[0], out), _filled(self.blank[1], lse)
         return results
 
     def sizes(self, keys: int) -> list[int]:
