@@ -1,0 +1,211 @@
+"""Attention on dask arrays: on more keys or heads than one memory holds, or on several machines.
+
+``clattn.dask.scaled_dot_product_attention`` and ``clattn.dask.flex_attention`` return lazy arrays.
+A task attends to one chunk of keys, and tasks of a tree merge the results by their log-sum-exp.
+Importing this module imports dask: ``pip install "clattn[dask]"``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+try:
+    import dask.array as da
+except ImportError as error:
+    raise ImportError('clattn.dask needs dask: pip install "clattn[dask]"') from error
+
+from clattn import flex, functional
+from clattn.dask.chunks import check_arrays, check_call, empty_like, lay_out
+from clattn.dask.graph import Call, build_graph, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Literal
+
+    import numpy as np
+
+    from clattn._core import Device
+
+__all__ = ["flex_attention", "scaled_dot_product_attention"]
+
+
+def scaled_dot_product_attention(
+    query: da.Array,
+    key: da.Array,
+    value: da.Array,
+    attn_mask: da.Array | np.ndarray | None = None,
+    is_causal: bool | Literal["lower_right"] = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float = 0.0,
+    sinks: da.Array | np.ndarray | None = None,
+    return_lse: bool = False,
+    device: Device | str | None = None,
+    split_every: int | None = None,
+) -> Any:
+    """Return attention over dask arrays, as a dask array.
+
+    The arguments are those of `clattn.scaled_dot_product_attention`. Nothing is computed here.
+    Every dimension but the last may be in chunks; the result has the chunks of `query`. Pairs
+    of chunks that causality or the window excludes are not in the graph.
+
+    Parameters
+    ----------
+    query, key, value : dask arrays of shape (..., Hq, L, E), (..., Hk, S, E), (..., Hk, S, Ev)
+        Where the leading dimensions of key and value have other chunks than query's, they are
+        rechunked to query's. Value is unified with key along S.
+    attn_mask : dask or NumPy array, optional
+        Broadcasts to (..., Hq, L, S). It is rechunked to the chunks of query and key.
+    is_causal : bool or "lower_right"
+        As for the whole arrays: True is ``j <= i``, "lower_right" is ``j <= i + S - L``.
+    scale : float, optional
+        Default ``1 / sqrt(E)``.
+    enable_gqa : bool
+        Grouped heads. A chunk of query's heads has all groups of one chunk of key's heads.
+    window : (int or None, int or None), optional
+        Keys to the left and to the right of a row's position that are kept.
+    softcap : float
+        Above 0, a scaled score s becomes ``softcap * tanh(s / softcap)`` before the mask.
+    sinks : dask or NumPy array of shape (Hq,), optional
+        A logit for each query head that takes part in the sum and in no value.
+    return_lse : bool
+        Also return the log-sum-exp of the masked scores.
+    device : Device or str, optional
+        Where workers run. A Device is found by its platform and name. Default: each worker's
+        default device, such as its ``CLATTN_DEVICE``.
+    split_every : int, optional
+        At most so many parts are merged in one task. Default: dask's.
+
+    Returns
+    -------
+    output : dask array of shape (..., Hq, L, Ev)
+        Of query's dtype.
+    lse : dask array of shape (..., Hq, L)
+        With `return_lse`: natural logarithm, float32 (float64 for float64).
+
+    Raises
+    ------
+    TypeError
+        An argument of the wrong kind or dtype.
+    ValueError
+        Shapes, ranges or combinations do not fit, or chunks do not; the message has the
+        ``rechunk`` that helps.
+
+    Notes
+    -----
+    A row's results over several chunks of keys are float32 (float64 for float64), and are rounded
+    once.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> q = k = v = da.random.random((2, 4096, 64), chunks=(1, 1024, 64))
+    >>> scaled_dot_product_attention(q, k, v, is_causal=True)
+    dask.array<concatenate, shape=(2, 4096, 64), dtype=float64, chunksize=(1, 1024, 64), ...>
+    """
+    options: dict[str, Any] = {
+        "scale": scale,
+        "enable_gqa": enable_gqa,
+        "softcap": softcap,
+        "window": window,
+    }
+    arrays = check_arrays(query, key, value)
+    shape = check_call(
+        functional.scaled_dot_product_attention,
+        arrays,
+        return_lse,
+        attn_mask=empty_like("attn_mask", attn_mask),
+        is_causal=is_causal,
+        sinks=empty_like("sinks", sinks),
+        device=device,
+        **options,
+    )
+    if sinks is not None and len(shape) == 1:
+        # Sinks belong to heads.
+        query, key, value = (array[None] for array in arrays)
+        results = scaled_dot_product_attention(
+            query, key, value, attn_mask, is_causal, sinks=sinks, return_lse=return_lse,
+            device=device, split_every=split_every, **options,
+        )  # fmt: skip
+        return tuple(result[0] for result in results) if return_lse else results[0]
+    layout = lay_out(shape, arrays, attn_mask, sinks, enable_gqa)
+    shift = key.shape[-2] - query.shape[-2] if isinstance(is_causal, str) else 0
+    left, right = (None, None) if window is None else window
+    if is_causal:
+        right = 0 if right is None else min(right, 0)
+    bounds = None if left is None and right is None else (left, right)
+    call = Call(options | {"is_causal": bool(is_causal)}, shift, {}, (), name_of(device))
+    return build_graph(layout, call, bounds, return_lse, split_every)
+
+
+def flex_attention(
+    query: da.Array,
+    key: da.Array,
+    value: da.Array,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_lse: bool = False,
+    device: Device | str | None = None,
+    split_every: int | None = None,
+) -> Any:
+    """Return attention with scores and masks that the user writes, over dask arrays.
+
+    The arguments are those of `clattn.flex_attention`; chunks, `device` and `split_every` those
+    of `scaled_dot_product_attention`. Functions get the numbers of batch, head, row and key in the
+    whole arrays. They are called with symbols here, and once more in each task.
+
+    Parameters
+    ----------
+    query, key, value : dask arrays of shape (..., Hq, L, E), (..., Hk, S, E), (..., Hk, S, Ev)
+        Any chunks but of the last dimension.
+    score_mod : callable, optional
+        A function of (score, b, h, q_idx, kv_idx) that returns the score to use.
+    mask_mod : callable, optional
+        A function of (b, h, q_idx, kv_idx) that says what is attended to. Every pair of chunks
+        is in the graph.
+    scale : float, optional
+        Default ``1 / sqrt(E)``.
+    enable_gqa : bool
+        Grouped heads.
+    return_lse : bool
+        Also return the log-sum-exp of the scores.
+    device : Device or str, optional
+        Where workers run.
+    split_every : int, optional
+        At most so many parts are merged in one task. Default: dask's.
+
+    Returns
+    -------
+    output : dask array of shape (..., Hq, L, Ev)
+        Of query's dtype.
+    lse : dask array of shape (..., Hq, L)
+        With `return_lse`.
+
+    Raises
+    ------
+    TypeError
+        An argument of the wrong kind or dtype, or a function that cannot be traced.
+    ValueError
+        Shapes, ranges, combinations or chunks do not fit.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> q = k = v = da.ones((2, 4096, 64), chunks=(1, 1024, 64))
+    >>> def near(b, h, q_idx, kv_idx):
+    ...     return abs(q_idx - kv_idx) < 100
+    >>> flex_attention(q, k, v, mask_mod=near).numblocks
+    (2, 4, 1)
+    """
+    options = {"scale": scale, "enable_gqa": enable_gqa}
+    mods = {"score_mod": score_mod, "mask_mod": mask_mod}
+    arrays = check_arrays(query, key, value)
+    shape = check_call(flex.flex_attention, arrays, return_lse, device=device, **mods, **options)
+    layout = lay_out(shape, arrays, None, None, enable_gqa)
+    call = Call(options, 0, mods if any(mods.values()) else {}, shape[:-2], name_of(device))
+    return build_graph(layout, call, None, return_lse, split_every)

@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: MIT
+"""clattn.dask: attention on arrays in chunks is attention on the whole arrays."""
+
+import os
+import pickle
+import signal
+import time
+
+import clattn
+import numpy as np
+import pytest
+from references.attention import DTYPES, attention, float32, max_error, tolerance
+from support.helpers import draw, qkv, run_python
+
+da = pytest.importorskip("dask.array", reason="dask is not installed")
+dask = pytest.importorskip("dask")
+cloudpickle = pytest.importorskip("cloudpickle")
+clattn_dask = pytest.importorskip("clattn.dask")
+sdpa = clattn_dask.scaled_dot_product_attention
+
+
+@pytest.fixture(autouse=True)
+def in_this_thread():
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+def chunked(array, *chunks):
+    """Some last dimensions in chunks; the very last is one."""
+    all_chunks = {n - len(chunks) - 1: size for n, size in enumerate(chunks)}
+    return da.from_array(array, chunks=-1).rechunk(all_chunks)
+
+
+def assert_blocks(array, right):
+    """Every block has the shape and the dtype that the lazy array says."""
+    assert array.shape == right.shape and array._meta.dtype == array.dtype
+    for index in np.ndindex(*array.numblocks):
+        lazy = array.blocks[index]
+        block = lazy.compute()
+        assert type(block) is np.ndarray
+        assert block.shape == lazy.shape and block.dtype == array.dtype
+
+
+def check(arrays, query_chunks, key_chunks, device, value_chunks=None, **options):
+    """Chunks of query and key, without the last dimension's, against the reference."""
+    right, right_lse = attention(*arrays, **options)
+    allowed, allowed_lse = tolerance(*arrays, **options)
+    chunks = (query_chunks, key_chunks, value_chunks or key_chunks)
+    lazy = [chunked(array, *sizes) for array, sizes in zip(arrays, chunks, strict=True)]
+    out, lse = sdpa(*lazy, return_lse=True, device=device, **options)
+    assert out.dtype == arrays[0].dtype
+    assert lse.dtype == right_lse.astype(lse.dtype).dtype
+    assert out.chunks[-2] == lazy[0].chunks[-2] == lse.chunks[-1]
+    if arrays[0].size == out.size:
+        assert out.chunks[:-1] == lazy[0].chunks[:-1]
+    assert_blocks(out, right)
+    got, got_lse = dask.compute(out, lse)
+    alone = sdpa(*lazy, device=device, **options).compute()
+    # A merge adds a few roundings of numbers that are smaller than the largest value.
+    for result in (got, alone):
+        assert max_error(result, right) <= 2 * allowed + 1e-7
+    assert max_error(got_lse, right_lse) <= 2 * allowed_lse + 1e-6
+    assert not got[np.isneginf(right_lse)].any()
+
+
+ARRAYS = qkv((2, 4), 17, 33)
+CAUSAL = {"is_causal": True}
+LOWER_RIGHT = {"is_causal": "lower_right"}
+TABLE = {
+    "one chunk": (((2, 4, 17), (2, 4, 33)), {}),
+    "heads": (((1, 2, 17), (1, 2, 33)), {}),
+    "odd": (((2, 4, 5), (2, 4, 7)), {}),
+    "of 1": (((2, 4, 1), (2, 4, 1)), CAUSAL),
+    "key unlike query": (((1, 4, 5), (2, 1, 33)), {}),
+    "value unlike key": (((2, 4, 5), (2, 4, 8), (1, 2, 20)), {}),
+    "causal": (((1, 4, 5), (2, 4, 7)), CAUSAL),
+    "lower right": (((1, 4, 5), (2, 4, 7)), LOWER_RIGHT),
+    "window": (((1, 4, 5), (2, 4, 7)), {"window": (3, 2)}),
+    "window of the past": (((1, 4, 5), (2, 4, 7)), {"window": (6, 2), **LOWER_RIGHT}),
+    "softcap, scale": (((2, 4, 9), (2, 4, 9)), {"softcap": 2.0, "scale": 0.7}),
+    "sinks": (((1, 2, 9), (2, 1, 9)), {"sinks": draw((4,)), **CAUSAL}),
+    "sinks, one chunk of keys": (((1, 2, 9), (2, 1, 33)), {"sinks": draw((4,))}),
+}
+
+
+@pytest.mark.parametrize(("chunks", "options"), TABLE.values(), ids=TABLE)
+def test_chunks(device, chunks, options):
+    query, key, *value = chunks
+    check(ARRAYS, query, key, device, *value, **options)
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d != float32], ids=str)
+def test_dtypes(device, dtype):
+    """Parts of half types are float32: the result is rounded once."""
+    check(qkv((2,), 9, 12, dtype=dtype), (1, 5), (2, 4), device, is_causal=True)
+
+
+MASKS = {
+    "keys": (draw((33,)) > 0, (7,)),
+    "rows and keys": (draw((17, 33)), (4, 5)),
+    "rows": (draw((2, 1, 17, 1)) > 0, (1, 1, 5, 1)),
+    "all": (draw((2, 4, 17, 33), np.float16), (2, 4, 17, 1)),
+}
+
+
+@pytest.mark.parametrize(("mask", "chunks"), MASKS.values(), ids=MASKS)
+def test_masks(mask, chunks):
+    """Of NumPy, and of dask in chunks of their own."""
+    lazy = [chunked(a, 1, 2, 6) for a in ARRAYS]
+    right, _ = attention(*ARRAYS, attn_mask=mask, is_causal=True)
+    allowed, _ = tolerance(*ARRAYS, attn_mask=mask, is_causal=True)
+    for given in (mask, da.from_array(mask, chunks=chunks)):
+        out = sdpa(*lazy, given, is_causal=True)
+        assert max_error(out.compute(), right) <= 2 * allowed + 1e-7
+
+
+GROUPED = {
+    "groups": ((8, 2), (4, 1)),
+    "one head": ((8, 1), (3, 1)),
+    "all": ((8, 2), (8, 2)),
+    "groups of one": ((4, 4), (3, 2)),
+}
+
+
+@pytest.mark.parametrize(("heads", "chunks"), GROUPED.values(), ids=GROUPED)
+def test_grouped_heads(device, heads, chunks):
+    shapes = (heads[0], 9, 8), (heads[1], 12, 8), (heads[1], 12, 8)
+    arrays = [draw(shape, seed=n) for n, shape in enumerate(shapes)]
+    sinks = draw((heads[0],))
+    check(arrays, (chunks[0], 4), (chunks[1], 5), device, enable_gqa=True, sinks=sinks)
+
+
+def test_leading_dimensions_broadcast(device):
+    arrays = draw((1, 2, 9, 8)), draw((3, 2, 12, 8)), draw((2, 12, 8))
+    check(arrays, (1, 1, 4), (1, 2, 5), device, (1, 5))
+
+
+@pytest.mark.parametrize(("L", "S"), [(0, 5), (5, 0), (0, 0)])
+def test_no_rows_or_no_keys(L, S):
+    arrays = qkv((2,), L, S)
+    for options in ({}, CAUSAL):
+        out, lse = sdpa(*(chunked(a, 1, 2) for a in arrays), return_lse=True, **options)
+        assert out.compute().shape == (2, L, 8) and not out.compute().any()
+        assert np.isneginf(lse.compute()).all() and lse.shape == (2, L)
+
+
+def test_empty_chunks_and_rows_without_a_chunk_of_keys():
+    """Chunks of no keys and of no rows; rows to the right of all keys; sinks count there too."""
+    q, k, v = qkv((2,), 20, 8)
+    rows = chunked(q, 2, (5, 0, 15))
+    keys = [chunked(array, 2, (3, 0, 5)) for array in (k, v)]
+    options = {"window": (1, 0), "is_causal": True, "sinks": draw((2,))}
+    assert rows.chunks[1] == (5, 0, 15) and keys[0].chunks[1] == (3, 0, 5)
+    for query in (rows, chunked(q, 2, 4)):
+        out, lse = sdpa(query, *keys, return_lse=True, **options)
+        right, right_lse = attention(q, k, v, **options)
+        assert max_error(out.compute(), right) < 1e-6
+        assert max_error(lse.compute(), right_lse) < 1e-6
+
+
+def test_matrices_with_a_sink():
+    arrays = draw((9, 8)), draw((7, 8)), draw((7, 5))
+    options = {"sinks": draw((1,)), "is_causal": True}
+    out, lse = sdpa(*(chunked(a, 4) for a in arrays), return_lse=True, **options)
+    right, right_lse = clattn.scaled_dot_product_attention(*arrays, return_lse=True, **options)
+    assert max_error(out.compute(), right) < 1e-6 and max_error(lse.compute(), right_lse) < 1e-6
+
+
+slopes = draw((4,))
+
+
+def biased(score, b, h, q_idx, kv_idx):
+    return score * 0.5 + b + clattn.lookup(slopes, h) * (kv_idx - q_idx)
+
+
+def third(b, h, q_idx, kv_idx):
+    return (b + h + q_idx + kv_idx) % 3 != 0
+
+
+@pytest.mark.parametrize("lead", [(2, 4), (3, 2, 4)], ids=str)
+def test_flex(device, lead):
+    """Functions get the numbers of the whole arrays, b over several dimensions too."""
+    arrays = qkv(lead, 9, 14)
+    options = {"score_mod": biased, "mask_mod": third, "return_lse": True, "device": device}
+    lazy = [chunked(a, *[1] * (len(lead) - 1), 2, 5) for a in arrays]
+    got = dask.compute(*clattn_dask.flex_attention(*lazy, **options))
+    right = clattn.flex_attention(*arrays, **options)
+    for a, b in zip(got, right, strict=True):
+        assert a.dtype == b.dtype and max_error(a, b) < 2e-6
+
+
+def test_flex_names_depend_on_what_functions_capture():
+    lazy = [chunked(a, 1, 2, 5) for a in ARRAYS]
+
+    def name(number):
+        def mod(score, b, h, q_idx, kv_idx):
+            return score + number * b
+
+        return clattn_dask.flex_attention(*lazy, mod).name
+
+    assert name(1.0) == name(1.0) != name(2.0)
+
+
+# ---- graphs ----
+
+
+def attends(array):
+    """How many tasks attend."""
+    keys = [key[0] for key in array.__dask_graph__() if isinstance(key, tuple)]
+    return sum(name.startswith("attend-") for name in keys)
+
+
+@pytest.mark.parametrize(
+    ("options", "pairs"),
+    [
+        ({}, 64),
+        (CAUSAL, 36),
+        (LOWER_RIGHT, 36),
+        ({"window": (10, 0)}, 8 + 7),
+        ({"window": (11, 0)}, 8 + 7 + 6),
+        ({"window": (0, 0)}, 8),
+        ({"window": (None, 0), **CAUSAL}, 36),
+        ({"window": (0, None)}, 36),
+    ],
+)
+def test_excluded_pairs_are_not_in_the_graph(options, pairs):
+    """Eight chunks of ten rows and keys."""
+    lazy = [chunked(a, 2, 10) for a in qkv((2,), 80, 80)]
+    assert attends(sdpa(*lazy, **options)) == pairs
+
+
+def test_names_are_equal_for_equal_calls(device):
+    def call(seed=0, **options):
+        lazy = [chunked(a, 2, 2, 5) for a in qkv((2, 4), 17, 33, seed=seed)]
+        return sdpa(*lazy, **options)
+
+    base = {"is_causal": True, "window": (20, None), "device": device}
+    assert call(**base).name == call(**base).name
+    assert set(call(**base).dask) == set(call(**base).dask)
+    others = [call(1, **base), *(call(**base | other) for other in (
+        {"scale": 0.5}, {"softcap": 1.0}, {"device": "cpu"}, {"is_causal": "lower_right"},
+        {"sinks": draw((4,))}, {"attn_mask": draw((17, 33))},
+    ))]  # fmt: skip
+    assert len({array.name for array in [call(**base), *others]}) == 8
+
+
+def test_graphs_are_pickled(device):
+    lazy = [chunked(a, 1, 2, 9) for a in ARRAYS]
+    out = clattn_dask.flex_attention(*lazy, biased, device=device)
+    again = pickle.loads(cloudpickle.dumps(out))
+    np.testing.assert_array_equal(again.compute(), out.compute())
+
+
+BUILD = """
+import sys, clattn, numpy as np
+assert "dask" not in sys.modules
+import clattn.dask, dask.array as da
+q = da.ones((8, 10**6, 64), dtype="f2", chunks=(1, 10**5, 64))
+out, lse = clattn.dask.scaled_dot_product_attention(q, q, q, is_causal=True, return_lse=True)
+flex = clattn.dask.flex_attention(q, q, q, mask_mod=lambda b, h, i, j: i >= j)
+assert out.dtype == flex.dtype == "f2" and lse.dtype == "f4" and lse.shape == (8, 10**6)
+try:
+    clattn.devices()
+except clattn.DeviceError:
+    print("built")
+"""
+
+
+def test_a_graph_is_made_without_a_device():
+    done = run_python(BUILD, env={"OCL_ICD_VENDORS": "/nonexistent", "OCL_ICD_FILENAMES": None})
+    assert done.stdout == "built\n"
+
+
+def test_without_dask():
+    code = """
+    import sys
+    sys.modules["dask"] = None
+    import clattn
+    try:
+        import clattn.dask
+    except ImportError as error:
+        print(error)
+    """
+    assert 'pip install "clattn[dask]"' in run_python(code).stdout
+
+
+# ---- refusals ----
+
+lazy = [chunked(a, 1, 2, 5) for a in ARRAYS]
+q, k, v = lazy
+unknown = q[0, 0][q[0, 0, :, 0] > 0]
+REFUSED = {
+    "NumPy": ((ARRAYS[0], k, v), {}, TypeError, "query must be a dask array, got ndarray"),
+    "last": ((q, k.rechunk({-1: 4}), v), {}, ValueError, "key.rechunk({-1: -1})"),
+    "unknown": ((unknown, k[0, 0], v[0, 0]), {}, ValueError, "query.compute_chunk_sizes()"),
+    "lengths": ((q, k, v[..., :8, :]), {}, ValueError, "(2, 4, 8, 8)"),
+    "dtype": ((q, k.astype("f8"), v), {}, TypeError, "key has dtype float64"),
+    "window": (lazy, {"window": (-1, 0)}, ValueError, "window has the bound -1"),
+    "mask": (lazy, {"attn_mask": da.ones((3, 33))}, ValueError, "attn_mask has shape (3, 33)"),
+    "sinks": (lazy, {"sinks": np.ones(3, "f4")}, ValueError, "sinks has shape (3,); expected (4,)"),
+    "causal": (lazy, {"is_causal": "left"}, ValueError, "is_causal"),
+    "return_lse": (lazy, {"return_lse": 1}, TypeError, "return_lse must be True or False"),
+    "device": (lazy, {"device": 1.5}, TypeError, "device"),
+    "groups": (
+        (q.rechunk({-3: 3}), k[:, :2], v[:, :2]), {"enable_gqa": True}, ValueError,
+        "query.rechunk({-3: (4,)})",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("arrays", "options", "error", "words"), REFUSED.values(), ids=REFUSED)
+def test_refused_while_the_graph_is_made(arrays, options, error, words):
+    with pytest.raises(error) as caught:
+        sdpa(*arrays, **options)
+    assert words in str(caught.value)
+
+
+def test_a_mod_is_refused_while_the_graph_is_made():
+    with pytest.raises(TypeError, match=r"np\.where"):
+        clattn_dask.flex_attention(*lazy, lambda s, b, h, i, j: s if i > j else -s)
+
+
+def test_a_device_that_a_worker_lacks(monkeypatch, device):
+    out = sdpa(*lazy, device=device)
+    monkeypatch.setattr("clattn.dask.tasks.devices", list)
+    with pytest.raises(clattn.DeviceError, match="this worker has no device"):
+        out.compute()
+
+
+# ---- a cluster ----
+
+
+@pytest.fixture
+def cluster():
+    """Two worker processes with a thread each, of 450 MB."""
+    distributed = pytest.importorskip("distributed", reason="distributed is not installed")
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, memory_limit=LIMIT, dashboard_address=None
+        ) as made,
+        distributed.Client(made) as client,
+    ):
+        yield client
+
+
+LIMIT = 450_000_000
+
+
+def late(block):
+    time.sleep(0.15)
+    return block
+
+
+def test_a_worker_is_killed(cluster):
+    arrays = qkv((2, 4), 40, 320)
+    rows, *keys = (chunked(a, 2, 4, 20) for a in arrays)
+    out = sdpa(rows, *(a.map_blocks(late, meta=a._meta) for a in keys))
+    future = cluster.compute(out)
+
+    def in_memory(dask_scheduler):
+        tasks = dask_scheduler.tasks.values()
+        return sum(t.state == "memory" and "attention" in str(t.key) for t in tasks)
+
+    end = time.monotonic() + 30
+    while not cluster.run_on_scheduler(in_memory) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert future.status == "pending"
+    os.kill(next(iter(cluster.run(os.getpid).values())), signal.SIGKILL)
+    result = future.result(timeout=60)
+    assert max_error(result, attention(*arrays)[0]) < 1e-6
+
+
+def peak():
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def test_more_than_a_worker_holds_goes_to_zarr(cluster, tmp_path):
+    """Query, key, value and result are 640 MB, more than a worker may use."""
+    zarr = pytest.importorskip("zarr", reason="zarr is not installed")
+    shape, chunks = (2_500_000, 16), (125_000, 16)
+    arrays = [da.random.default_rng(n).random(shape, "f4", chunks=chunks) for n in range(3)]
+    out = sdpa(*arrays, is_causal=True, window=(8, 0))
+    assert sum(a.nbytes for a in (*arrays, out)) > 1.4 * LIMIT
+    out.to_zarr(str(tmp_path / "out"))
+    assert max(cluster.run(peak).values()) < LIMIT
+    last = [a[-1008:].compute() for a in arrays]
+    right = clattn.scaled_dot_product_attention(*last, is_causal=True, window=(8, 0))
+    stored = zarr.open(str(tmp_path / "out"), mode="r")
+    assert max_error(stored[-1000:], right[-1000:]) < 1e-6
