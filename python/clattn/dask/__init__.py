@@ -102,8 +102,8 @@ def scaled_dot_product_attention(
     --------
     >>> import dask.array as da
     >>> q = k = v = da.random.random((2, 4096, 64), chunks=(1, 1024, 64))
-    >>> scaled_dot_product_attention(q, k, v, is_causal=True)
-    dask.array<concatenate, shape=(2, 4096, 64), dtype=float64, chunksize=(1, 1024, 64), ...>
+    >>> scaled_dot_product_attention(q, k, v, is_causal=True).chunks
+    ((1, 1), (1024, 1024, 1024, 1024), (64,))
     """
     options: dict[str, Any] = {
         "scale": scale,

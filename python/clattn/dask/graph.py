@@ -28,7 +28,11 @@ def build_graph(
     return_lse: bool,
     split_every: int | None,
 ) -> Any:
-    """Return output, or (output, lse)."""
+    """Return output, or (output, lse).
+
+    `bounds` are the keys to the left and to the right of a row's position that it attends to, None
+    for all. Rows that attend to the same chunks of keys are one step of the loop.
+    """
     token = tokenize(layout, call._replace(mods={}), return_lse, split_every, _mods_token(call))
     outs, lses = [], []
     for n, (rows, keys) in enumerate(find_groups(layout, bounds, call.shift)):

@@ -13,7 +13,21 @@ __all__ = ["Call", "attend_pair", "get_lse", "get_output", "keep", "merge"]
 
 
 class Call(NamedTuple):
-    """What is the same in all tasks of a call: plain values, and the functions of the user."""
+    """What is the same in all tasks of a call: plain values, and the functions of the user.
+
+    Attributes
+    ----------
+    options : dict
+        Arguments of the core's function that have no chunks.
+    shift : int
+        S - L of the whole arrays for "lower_right", else 0: row i stands at ``i + shift``.
+    mods : dict
+        score_mod and mask_mod; empty without both.
+    lead : tuple of int
+        The shape of the result before the heads, for mods.
+    device : str, tuple or None
+        A word, or the platform and the name of a device.
+    """
 
     options: dict[str, Any]
     shift: int
@@ -25,7 +39,11 @@ class Call(NamedTuple):
 def attend_pair(
     query: Any, key: Any, value: Any, *others: Any, call: Call, names: list[str], packs: bool
 ) -> Any:
-    """Attend from a chunk of rows to a chunk of keys."""
+    """Attend from a chunk of rows to a chunk of keys.
+
+    `others` are a mask, sinks and origins of chunks, as `names` says. A packed result has the shape
+    (..., Hq, L, 1, Ev + 1), lse last.
+    """
     # A dimension that the result lacks comes as a list of its one chunk.
     query, key, value, *rest = (
         a[0] if isinstance(a, list) else a for a in (query, key, value, *others)
