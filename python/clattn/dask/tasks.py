@@ -123,12 +123,12 @@ def merge(parts: np.ndarray, axis: Any, keepdims: bool) -> np.ndarray:
     base = np.where(np.isneginf(high), 0, high)
     total = np.zeros_like(base)
     merged = np.zeros_like(parts[..., 0, :])
-    for n in range(parts.shape[-2]):
-        weight = np.exp(lse[..., n, :] - base)
-        total += weight
-        merged[..., :-1] += weight * parts[..., n, :-1]
-    merged[..., :-1] /= np.where(total == 0, 1, total)
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for n in range(parts.shape[-2]):
+            weight = np.exp(lse[..., n, :] - base)
+            total += weight
+            merged[..., :-1] += weight * parts[..., n, :-1]
+        merged[..., :-1] /= np.where(total == 0, 1, total)
         merged[..., -1:] = base + np.log(total)
     return merged[..., None, :] if keepdims else merged
 
@@ -139,7 +139,8 @@ def get_output(packed: np.ndarray, sinks: np.ndarray | None = None, *, dtype: An
     if sinks is not None:
         lse = packed[..., -1]
         total = _add_sinks(lse, sinks)
-        share = np.exp(lse - np.where(np.isneginf(total), 0, total))
+        with np.errstate(invalid="ignore"):
+            share = np.exp(lse - np.where(np.isneginf(total), 0, total))
         output = output * share[..., None]
     return output.astype(dtype, copy=False)
 

@@ -3,6 +3,8 @@
 
 import os
 import pickle
+import resource
+import shutil
 import signal
 import time
 
@@ -229,6 +231,17 @@ def test_excluded_pairs_are_not_in_the_graph(options, pairs):
     assert attends(sdpa(*lazy, **options)) == pairs
 
 
+@pytest.mark.parametrize(("split_every", "merges"), [(2, 4 + 2 + 1), (4, 2 + 1), (8, 1)])
+def test_parts_are_merged_in_a_tree(split_every, merges):
+    """Two chunks of rows, eight of keys."""
+    arrays = qkv((2,), 20, 80)
+    out = sdpa(*(chunked(a, 2, 10) for a in arrays), split_every=split_every)
+    names = [key[0] for key in out.dask if isinstance(key, tuple)]
+    trees = [n for n in names if "-partial-" in n or ("-aggregate-" in n and "output" not in n)]
+    assert len(trees) == 2 * merges
+    assert max_error(out.compute(), attention(*arrays)[0]) < 1e-6
+
+
 def test_names_are_equal_for_equal_calls(device):
     def call(seed=0, **options):
         lazy = [chunked(a, 2, 2, 5) for a in qkv((2, 4), 17, 33, seed=seed)]
@@ -330,9 +343,18 @@ def test_a_device_that_a_worker_lacks(monkeypatch, device):
 # ---- a cluster ----
 
 
+LIMIT = 500_000_000
+
+
 @pytest.fixture
 def cluster():
-    """Two worker processes with a thread each, of 450 MB."""
+    """Two worker processes with a thread each and LIMIT bytes.
+
+    Compilers take memory too, so the programs are on disk before.
+    """
+    rows = qkv((1,), 300, 300, 16)
+    for return_lse in (False, True):
+        clattn.scaled_dot_product_attention(*rows, return_lse=return_lse)
     distributed = pytest.importorskip("distributed", reason="distributed is not installed")
     with (
         distributed.LocalCluster(
@@ -341,9 +363,6 @@ def cluster():
         distributed.Client(made) as client,
     ):
         yield client
-
-
-LIMIT = 450_000_000
 
 
 def late(block):
@@ -371,21 +390,20 @@ def test_a_worker_is_killed(cluster):
 
 
 def peak():
-    import resource
-
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def test_more_than_a_worker_holds_goes_to_zarr(cluster, tmp_path):
-    """Query, key, value and result are 640 MB, more than a worker may use."""
+    """Query, key, value and result are 768 MB, half as much again as a worker has."""
     zarr = pytest.importorskip("zarr", reason="zarr is not installed")
-    shape, chunks = (2_500_000, 16), (125_000, 16)
+    shape, chunks = (3_000_000, 16), (125_000, 16)
     arrays = [da.random.default_rng(n).random(shape, "f4", chunks=chunks) for n in range(3)]
     out = sdpa(*arrays, is_causal=True, window=(8, 0))
-    assert sum(a.nbytes for a in (*arrays, out)) > 1.4 * LIMIT
+    assert sum(a.nbytes for a in (*arrays, out)) > 1.5 * LIMIT
     out.to_zarr(str(tmp_path / "out"))
     assert max(cluster.run(peak).values()) < LIMIT
     last = [a[-1008:].compute() for a in arrays]
     right = clattn.scaled_dot_product_attention(*last, is_causal=True, window=(8, 0))
     stored = zarr.open(str(tmp_path / "out"), mode="r")
     assert max_error(stored[-1000:], right[-1000:]) < 1e-6
+    shutil.rmtree(tmp_path / "out")
