@@ -129,8 +129,9 @@ def _unpack(task: Callable[..., Any], merged: da.Array, part: Layout, dtype: Any
     if part.sinks is not None:
         arguments += [part.sinks, index[-3:-2]]
     out = index if task is get_output else index[:-1]
+    word = "output" if task is get_output else "lse"
     return da.blockwise(
-        partial(task, dtype=dtype), out, *arguments, name=f"{merged.name}-{task.__name__[5:]}",
+        partial(task, dtype=dtype), out, *arguments, name=f"{merged.name}-{word}",
         dtype=dtype, meta=_meta(len(out), dtype), align_arrays=False, concatenate=False,
         adjust_chunks={index[-1]: (part.value.shape[-1],)} if task is get_output else None,
     )  # fmt: skip
