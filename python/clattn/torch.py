@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from clattn._core import Device
+    from clattn._typing import DeviceLike
 
 __all__ = ["patch", "scaled_dot_product_attention", "sdpa", "unpatch"]
 
@@ -41,7 +42,7 @@ _device: Device | None = None
 _replaced = _torch_attention
 
 
-def patch(device: Device | str | None = None) -> None:
+def patch(device: DeviceLike | None = None) -> None:
     """Put clattn behind ``torch.nn.functional.scaled_dot_product_attention``.
 
     In this process and all its threads, until `unpatch`. Calling it again changes the
@@ -49,7 +50,7 @@ def patch(device: Device | str | None = None) -> None:
 
     Parameters
     ----------
-    device : Device or str, optional
+    device : Device, str or int, optional
         Where attention runs, see `clattn.devices`. Default: `clattn.get_default_device` at
         each call.
 
@@ -91,7 +92,7 @@ def unpatch() -> None:
 
 
 @contextmanager
-def sdpa(device: Device | str | None = None) -> Iterator[None]:
+def sdpa(device: DeviceLike | None = None) -> Iterator[None]:
     """Do as `patch` does, for a ``with`` block.
 
     Blocks nest; the newest one that has not ended names the device. As `patch`, they hold
@@ -100,7 +101,7 @@ def sdpa(device: Device | str | None = None) -> Iterator[None]:
 
     Parameters
     ----------
-    device : Device or str, optional
+    device : Device, str or int, optional
         As for `patch`.
 
     Raises
@@ -213,7 +214,7 @@ def scaled_dot_product_attention(
     )
 
 
-def _find_device(device: Device | str | None) -> Device | None:
+def _find_device(device: DeviceLike | None) -> Device | None:
     """Find the device that is named. None is left to each call, and touches no OpenCL."""
     return None if device is None else _core.find_device(device)
 
