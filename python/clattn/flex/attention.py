@@ -152,6 +152,7 @@ def flex_attention(
         sinks,
         offsets(query_offset),
         False,
+        "BHLE",
         mods,
         blocks,
     )
