@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import copyreg
+from typing import TYPE_CHECKING, NoReturn
 
 from clattn import _core
 
@@ -103,3 +104,10 @@ def empty_cache(device: DeviceLike | None = None) -> None:
         Default: every device in use.
     """
     _core.empty_cache(device)
+
+
+def _refuse_pickle(tensor: Tensor) -> NoReturn:
+    raise TypeError("cannot pickle a Tensor, which is memory of a device; pickle tensor.numpy()")
+
+
+copyreg.pickle(_core.Tensor, _refuse_pickle)
