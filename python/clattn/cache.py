@@ -251,8 +251,8 @@ class KVCache:
     def __reduce__(self) -> Any:
         """Refuse: a device's memory does not go to other processes."""
         raise TypeError(
-            "cannot pickle a KVCache, which is memory of a device; pickle its key and value as "
-            "arrays (cache.key.numpy()) and append them to a new cache"
+            "a clattn.KVCache cannot be pickled; pickle cache.key.numpy() and cache.value.numpy(), "
+            "and append them to a new cache"
         )
 
     @property

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copyreg
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from clattn import _core
 
@@ -104,10 +103,3 @@ def empty_cache(device: DeviceLike | None = None) -> None:
         Default: every device in use.
     """
     _core.empty_cache(device)
-
-
-def _refuse_pickle(tensor: Tensor) -> NoReturn:
-    raise TypeError("cannot pickle a Tensor, which is memory of a device; pickle tensor.numpy()")
-
-
-copyreg.pickle(_core.Tensor, _refuse_pickle)

@@ -357,7 +357,5 @@ def test_wrong_indices(device, indices, error):
 
 def test_a_cache_is_not_pickled(device):
     both = filled(device)
-    with pytest.raises(TypeError, match=r"cannot pickle a KVCache.*cache\.key\.numpy\(\)"):
+    with pytest.raises(TypeError, match=r"cannot be pickled; pickle cache\.key\.numpy\(\)"):
         pickle.dumps(both.cache)
-    with pytest.raises(TypeError, match=r"cannot pickle a Tensor.*numpy\(\)"):
-        pickle.dumps(both.cache.key)
