@@ -299,18 +299,16 @@ def attend(
 
     Raises
     ------
-    RuntimeError
-        Gradients are enabled, and a tensor requires them.
     TypeError
         The mask is of another kind, or a tensor of a wrong dtype or device.
     ValueError
-        Shapes do not fit, or an argument chooses keys in a way that clattn does not know.
+        Gradients are enabled, and a tensor requires them; shapes do not fit; or an argument chooses keys in a way that clattn does not know.
     """
     _check(kwargs, attention_mask)
     sinks = kwargs.get("sinks") if s_aux is None else s_aux
     given = (query, key, value, attention_mask, sinks, position_bias)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given):
-        raise RuntimeError(
+        raise ValueError(
             "clattn computes no gradients, which are enabled: run the model under "
             "torch.inference_mode() or torch.no_grad(), and train it with "
             'attn_implementation="sdpa"'

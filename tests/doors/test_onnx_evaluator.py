@@ -9,8 +9,9 @@ import pytest
 from clattn import onnx as module
 from support.helpers import draw, run_python
 
-onnx = pytest.importorskip("onnx", "1.23")
+pytest.importorskip("onnx", "1.23")
 
+import onnx  # noqa: E402
 import onnx.inliner  # noqa: E402
 from onnx import TensorProto, helper  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
