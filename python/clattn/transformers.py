@@ -302,7 +302,8 @@ def attend(
     TypeError
         The mask is of another kind, or a tensor of a wrong dtype or device.
     ValueError
-        Gradients are enabled, and a tensor requires them; shapes do not fit; or an argument chooses keys in a way that clattn does not know.
+        Gradients are enabled, and a tensor requires them; shapes do not fit; or an argument
+        chooses keys in a way that clattn does not know.
     """
     _check(kwargs, attention_mask)
     sinks = kwargs.get("sinks") if s_aux is None else s_aux

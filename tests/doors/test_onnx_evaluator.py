@@ -11,10 +11,10 @@ from support.helpers import draw, run_python
 
 pytest.importorskip("onnx", "1.23")
 
-import onnx  # noqa: E402
-import onnx.inliner  # noqa: E402
-from onnx import TensorProto, helper  # noqa: E402
-from onnx.reference import ReferenceEvaluator  # noqa: E402
+import onnx
+import onnx.inliner
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 
 @pytest.fixture
