@@ -416,27 +416,26 @@ ca_storage_retain(ca_storage *storage)
     atomic_fetch_add(&storage->references, 1);
 }
 
-/* Let a buffer of another library go, once no call uses it. ca_storage_adopt may find the storage
-   until its last reference is gone, so that happens under the lock. */
+/* Let a buffer of another library go; OpenCL keeps the buffer while commands use it.
+   ca_storage_adopt may find the storage until its last reference is gone, so that happens under the
+   lock. */
 static void
 release_adopted(ca_storage *storage)
 {
     ca_device *device = storage->device;
-    ca_pool *pool = &device->pool;
     ca_mutex_lock(&device->lock);
-    if (atomic_fetch_sub(&storage->references, 1) == 1) {
-        ca_storage **link = &pool->adopted;
+    bool last = atomic_fetch_sub(&storage->references, 1) == 1;
+    if (last) {
+        ca_storage **link = &device->pool.adopted;
         while (*link != storage) {
             link = &(*link)->next;
         }
         *link = storage->next;
-        storage->next = pool->leaving;
-        pool->leaving = storage;
-        pool->leaving_blocks++;
-        pool->leaving_bytes += storage->block.bytes;
-        free_leaving(device);
     }
     ca_mutex_unlock(&device->lock);
+    if (last) {
+        free_storage(storage);
+    }
 }
 
 void

@@ -35,7 +35,9 @@ def as_tensor(array: cl.array.Array, name: str) -> Tensor:
     """
     queue = array.queue
     if queue is None:
-        raise ValueError(f"{name} has no queue; expected an Array with one: {name}.with_queue(queue)")
+        raise ValueError(
+            f"{name} has no queue; expected an Array with one: {name}.with_queue(queue)"
+        )
     device = device_of(queue)
     shape, strides, dtype = array.shape, array.strides, array.dtype
     size = dtype.itemsize
@@ -71,5 +73,7 @@ def empty(like: cl.array.Array, shape: tuple[int, ...], dtype: Any) -> Tensor:
     try:
         array = cl.array.Array(like.queue, shape, dtype, allocator=like.allocator)
     except cl.MemoryError as error:
-        raise MemoryError(f"pyopencl has no memory for a result of shape {shape}: {error}") from error
+        raise MemoryError(
+            f"pyopencl has no memory for a result of shape {shape}: {error}"
+        ) from error
     return as_tensor(array, "the result")
