@@ -35,7 +35,7 @@ ca_device_open(ca_device *device, ca_error *error)
         code = cl->clRetainCommandQueue(device->adopted.queue);
         CA_TRY(ca_cl_check(code, "clRetainCommandQueue", device->info.name, error));
         device->queue = device->adopted.queue;
-        return CA_OK;
+        goto done;
     }
     const cl_context_properties properties[] = {CL_CONTEXT_PLATFORM,
                                                 (cl_context_properties)device->platform, 0};

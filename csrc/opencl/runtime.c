@@ -344,7 +344,7 @@ static ca_status
 inspect_queue(const ca_cl *cl, ca_adopted_queue *adopted, cl_device_id *id, ca_error *error)
 {
     const char *call = "clGetCommandQueueInfo";
-    const char *whose = "of the queue";
+    const char *whose = "of queue";
     cl_command_queue queue = adopted->queue;
     cl_command_queue_properties properties = 0;
     ca_status status = CA_OK;
