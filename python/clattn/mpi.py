@@ -17,9 +17,10 @@ import numpy as np
 
 from clattn import _core
 from clattn._core import DeviceError, Tensor
-from clattn._ring import LAYOUTS, Schedule, Share, part_lengths, pieces, wide
+from clattn._ring import LAYOUTS, Schedule, Share, part_lengths, pieces
 from clattn.device import use_device
 from clattn.functional import scaled_dot_product_attention
+from clattn.merging import wide
 from clattn.tensors import tensor
 
 try:

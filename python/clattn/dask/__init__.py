@@ -16,7 +16,8 @@ except ImportError as error:
 
 from clattn import flex, functional
 from clattn.dask.chunks import check_arrays, check_call, empty_like, lay_out
-from clattn.dask.graph import Call, build_graph, name_of
+from clattn.dask.graph import build_graph, name_of
+from clattn.dask.tasks import Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,8 +137,10 @@ def scaled_dot_product_attention(
     if is_causal:
         right = 0 if right is None else min(right, 0)
     bounds = None if left is None and right is None else (left, right)
-    call = Call(options | {"is_causal": bool(is_causal)}, shift, {}, (), name_of(device))
-    return build_graph(layout, call, bounds, return_lse, split_every)
+    call = Call(
+        options | {"is_causal": bool(is_causal)}, shift, {}, (), name_of(device), bool(return_lse)
+    )
+    return build_graph(layout, call, bounds, split_every)
 
 
 def flex_attention(
@@ -207,5 +210,6 @@ def flex_attention(
     arrays = check_arrays(query, key, value)
     shape = check_call(flex.flex_attention, arrays, return_lse, device=device, **mods, **options)
     layout = lay_out(shape, arrays, None, None, enable_gqa)
-    call = Call(options, 0, mods if any(mods.values()) else {}, shape[:-2], name_of(device))
-    return build_graph(layout, call, None, return_lse, split_every)
+    mods = mods if any(mods.values()) else {}
+    call = Call(options, 0, mods, shape[:-2], name_of(device), bool(return_lse))
+    return build_graph(layout, call, None, split_every)
