@@ -126,6 +126,7 @@ def ring_attention(
     comm = _communicator(MPI.COMM_WORLD if comm is None else comm)
     options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "window": window}
     with _together(comm):
+        _check_flag("return_lse", return_lse)
         ring = _Ring(query, key, value, layout, options)
     ring.meet(comm)
     own = comm.Dup()
@@ -390,6 +391,11 @@ def _moving(moves: list[Any]) -> Iterator[None]:
 def _check_layout(layout: Any) -> None:
     if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}; expected 'contiguous' or 'zigzag'")
+
+
+def _check_flag(name: str, flag: Any) -> None:
+    if not isinstance(flag, bool | np.bool):
+        raise TypeError(f"{name} must be True or False, got {type(flag).__name__}")
 
 
 def _none_of(array: Any, host: np.ndarray) -> Any:
