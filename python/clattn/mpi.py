@@ -43,8 +43,9 @@ __all__ = ["join", "ring_attention", "split"]
 
 # The most bytes of one message: MPI libraries count in 32 bits.
 _MOST = 1 << 30
-# Seconds between two looks at messages under way: Open MPI moves large ones when it is called.
-_PAUSE = 0.0005
+# Seconds between two looks at messages under way, the first and the most: Open MPI moves large ones
+# when it is called.
+_PAUSES = 0.00001, 0.0005
 _KINDS = (TypeError, ValueError, MemoryError, DeviceError)
 
 
@@ -330,6 +331,8 @@ def _together(comm: Any) -> Iterator[None]:
         yield
     except BaseException as caught:
         fault = caught
+    # An allgather keeps a core busy until the slowest rank comes.
+    _wait([comm.Ibarrier()])
     said = comm.allgather(fault and (_kind(fault).__name__, str(fault) or repr(fault)))
     if fault is not None and not isinstance(fault, Exception):
         raise fault
@@ -371,21 +374,23 @@ def _messages(memory: np.ndarray) -> list[Any]:
     return [[memory[at : at + _MOST], MPI.BYTE] for at in range(0, memory.size, _MOST)]
 
 
+def _wait(moves: list[Any]) -> None:
+    pause, most = _PAUSES
+    while not MPI.Request.Testall(moves):
+        time.sleep(pause)
+        pause = min(2 * pause, most)
+
+
 @contextmanager
 def _moving(moves: list[Any]) -> Iterator[None]:
     """Move messages during the block, and wait for them at its end."""
-
-    def finish() -> None:
-        while not MPI.Request.Testall(moves):
-            time.sleep(_PAUSE)
-
     with ThreadPoolExecutor(1) as helper:
         threads = moves and MPI.Query_thread() == MPI.THREAD_MULTIPLE
-        arrival = helper.submit(finish) if threads else None
+        arrival = helper.submit(_wait, moves) if threads else None
         try:
             yield
         finally:
-            arrival.result() if arrival else finish()
+            arrival.result() if arrival else _wait(moves)
 
 
 def _check_layout(layout: Any) -> None:

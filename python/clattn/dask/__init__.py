@@ -64,7 +64,7 @@ def scaled_dot_product_attention(
     scale : float, optional
         Default ``1 / sqrt(E)``.
     enable_gqa : bool
-        Grouped heads. A chunk of query's heads has all groups of one chunk of key's heads.
+        Grouped heads. Chunks of query's heads that cut groups repeat key heads.
     window : (int or None, int or None), optional
         Keys to the left and to the right of a row's position that are kept.
     softcap : float
@@ -77,7 +77,7 @@ def scaled_dot_product_attention(
         Where workers run. A Device is found by its platform and name. Default: each worker's
         default device, such as its ``CLATTN_DEVICE``.
     split_every : int, optional
-        At most so many parts are merged in one task. Default: dask's.
+        At most so many parts are merged in one task, 2 or more. Default: dask's.
 
     Returns
     -------
@@ -180,7 +180,7 @@ def flex_attention(
     device : Device or str, optional
         Where workers run.
     split_every : int, optional
-        At most so many parts are merged in one task. Default: dask's.
+        At most so many parts are merged in one task, 2 or more. Default: dask's.
 
     Returns
     -------
