@@ -7,8 +7,8 @@ python tools/compare_ring.py [--length 16384] [--causal] [--rounds 3]
 A process is bound to its cores before it opens OpenCL, so its driver starts as many threads.
 Needs mpirun of Open MPI, mpi4py and two cores. Each round starts all processes anew, one way after
 the other. The shortest time counts. Processor time is that of all threads of all processes, from
-the same call: other programs on the machine lengthen it less. It has the time in which a process
-waits for another one.
+the same call: other programs on the machine lengthen it less. A process that waits for another one
+sleeps.
 """
 
 import argparse
@@ -89,12 +89,18 @@ def main():
                 f"{work / took[0] / 1e9:5.0f} Gflop/s ({units:g} compute units each)",
                 flush=True,
             )
-    for n, kind in enumerate(("time", "processor time")):
-        one, two, ring = (min(took[n] for took in times) for times in seconds.values())
-        halves = 1 if n else 2
-        print(f"by {kind}, efficiency of the ring against")
-        print(f"    one process, two threads: {two / ring:.2f}")
-        print(f"    one process, one thread:  {one / ring / halves:.2f}")
+    print("\n| keys | way | s | Gflop/s | processor time, s |\n|---|---|---|---|---|")
+    best = {
+        name: [min(column) for column in zip(*times, strict=True)]
+        for name, times in seconds.items()
+    }
+    for name, (took, busy) in best.items():
+        keys = f"causal, {options.layout}" if options.causal else "all"
+        print(f"| {keys} | {name} | {took:.3f} | {work / took / 1e9:.0f} | {busy:.2f} |")
+    one, two, ring = best.values()
+    print("\nefficiency of the ring, by time and by processor time, beside")
+    print(f"    one process, two threads: {two[0] / ring[0]:.2f}, {two[1] / ring[1]:.2f}")
+    print(f"    one process, one thread:  {one[0] / ring[0] / 2:.2f}, {one[1] / ring[1]:.2f}")
     return None
 
 

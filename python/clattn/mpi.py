@@ -331,8 +331,11 @@ def _together(comm: Any) -> Iterator[None]:
         yield
     except BaseException as caught:
         fault = caught
-    # An allgather keeps a core busy until the slowest rank comes.
-    _wait([comm.Ibarrier()])
+    failed, any_failed = np.array([fault is not None]), np.empty(1, bool)
+    # A call that waits for the slowest rank would keep a core busy.
+    _wait([comm.Iallreduce(failed, any_failed, MPI.LOR)])
+    if not any_failed:
+        return
     said = comm.allgather(fault and (_kind(fault).__name__, str(fault) or repr(fault)))
     if fault is not None and not isinstance(fault, Exception):
         raise fault
