@@ -125,7 +125,7 @@ GROUPED = {
     "groups of one": ((4, 4), (3, 2)),
     "keys in other chunks": ((8, 4), (4, 3)),
     "within groups": ((8, 2), (2, 2)),
-    "cut groups": ((8, 2), (3, 1)),
+    "cut groups": ((8, 2), ((0, 3, 5, 0), (0, 0, 2))),
 }
 
 

@@ -135,10 +135,16 @@ def _serve_heads(array: da.Array, query: da.Array) -> da.Array:
     ends = np.cumsum(query.chunks[-3]).tolist()
     parts = []
     for begin, end in zip([0, *ends[:-1]], ends, strict=True):
-        first, last = begin // group, -(-end // group)
+        # Without heads it gets one all the same: da.concatenate leaves empty arrays out.
+        first = min(begin // group, array.shape[-3] - 1)
+        last = max(-(-end // group), first + 1)
         whole = begin % group == end % group == 0
-        heads = slice(first, last) if whole or last - first == 1 else np.arange(begin, end) // group
-        parts.append(array[..., heads, :, :].rechunk({-3: -1}))
+        if whole or last - first == 1:
+            heads = [slice(first, last)]
+        else:
+            heads = [slice(n // group, n // group + 1) for n in range(begin, end)]
+        part = da.concatenate([array[..., some, :, :] for some in heads], axis=-3)
+        parts.append(part.rechunk({-3: -1}))
     return da.concatenate(parts, axis=-3)
 
 
