@@ -7,9 +7,6 @@ follows runs on each device.
 
 flex.ipynb compares each of its mods with NumPy itself. Each mod is a program of its own, so the
 notebook runs on the first device only.
-
-long.ipynb runs with fewer keys, and compares rows with NumPy itself. Its workers open the first
-device.
 """
 
 import nbformat
@@ -45,7 +42,7 @@ def execute(notebook):
     NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
 
 
-def shortened(notebook, shorter):
+def shortened(notebook, shorter=SHORTER):
     missing = set(shorter)
     for cell in notebook.cells:
         for line in [line for line in shorter if cell.cell_type == "code" and line in cell.source]:
@@ -90,7 +87,7 @@ def on_first_device(tmp_path, monkeypatch):
 def results(tmp_path, on_first_device):
     """What decode.ipynb leaves after a run on each device."""
     files = [tmp_path / f"result{n}.npz" for n in range(len(DEVICES))]
-    notebook = on_every_device(shortened(read(DECODE), SHORTER), files)
+    notebook = on_every_device(shortened(read(DECODE)), files)
     execute(notebook)
     for device in DEVICES:
         assert f"{device.compute_units} compute units, {device.platform}" in str(notebook.cells)
@@ -163,6 +160,7 @@ def test_gallery_agrees_with_numpy(on_first_device):
 
 
 def test_fewer_keys_on_a_cluster(on_first_device):
+    """long.ipynb compares rows with NumPy itself."""
     for module in ("distributed", "zarr"):
         pytest.importorskip(module, reason=f"{module} is not installed")
     notebook = shortened(read(LONG), {"KEYS = 2**19": "KEYS = 2**12"})

@@ -355,6 +355,42 @@ def test_a_device_that_a_worker_lacks(monkeypatch, device):
         out.compute()
 
 
+# ---- a scheduler with one worker ----
+
+
+def test_tagged_tasks_and_a_task_that_is_cancelled(device):
+    """Tasks ask for the resource; when one is cancelled in its kernel, the worker goes on."""
+    distributed = pytest.importorskip("distributed", reason="distributed is not installed")
+    arrays = qkv((1,), 8192, 8192, 64)
+    lazy = [chunked(array, 1, 8192) for array in arrays]
+    with (
+        distributed.LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None,
+            resources={"gpu": 1},
+        ) as made,
+        distributed.Client(made) as client,
+    ):  # fmt: skip
+        tasks = made.scheduler.tasks
+
+        def submit(rows):
+            with dask.annotate(resources={"gpu": 1}):
+                out = sdpa(lazy[0][:, :rows], *lazy[1:], device=device)
+            return out.name, client.compute(out, optimize_graph=False)
+
+        name, future = submit(8192)
+        (worker,) = made.workers.values()
+        end = time.monotonic() + 30
+        while not any(t.key[0] == name for t in worker.state.executing) and time.monotonic() < end:
+            time.sleep(0.01)
+        (task,) = [task for key, task in tasks.items() if key[0] == name]
+        assert task.resource_restrictions == {"gpu": 1} and task.state == "processing"
+        future.cancel()
+        assert future.cancelled()
+        _, future = submit(100)
+        right = clattn.scaled_dot_product_attention(arrays[0][:, :100], *arrays[1:], device=device)
+        assert max_error(future.result(timeout=60), right) < 1e-6
+
+
 # ---- a cluster ----
 
 
@@ -424,36 +460,3 @@ def test_more_than_a_worker_holds_goes_to_zarr(cluster, tmp_path):
     stored = zarr.open(str(tmp_path / "out"), mode="r")
     assert max_error(stored[-1000:], right[-1000:]) < 1e-6
     shutil.rmtree(tmp_path / "out")
-
-
-def test_tagged_tasks_and_a_task_that_is_cancelled(device):
-    """Tasks ask for the resource; when one is cancelled in its kernel, the worker goes on."""
-    distributed = pytest.importorskip("distributed", reason="distributed is not installed")
-    arrays = qkv((1,), 8192, 8192, 64)
-    lazy = [chunked(array, 1, 8192) for array in arrays]
-    with (
-        distributed.LocalCluster(
-            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None,
-            resources={"gpu": 1},
-        ) as made,
-        distributed.Client(made) as client,
-    ):  # fmt: skip
-        tasks = made.scheduler.tasks
-
-        def submit(rows):
-            with dask.annotate(resources={"gpu": 1}):
-                out = sdpa(lazy[0][:, :rows], *lazy[1:], device=device)
-            return out.name, client.compute(out, optimize_graph=False)
-
-        name, future = submit(8192)
-        (worker,) = made.workers.values()
-        end = time.monotonic() + 30
-        while not any(t.key[0] == name for t in worker.state.executing) and time.monotonic() < end:
-            time.sleep(0.01)
-        (task,) = [task for key, task in tasks.items() if key[0] == name]
-        assert task.resource_restrictions == {"gpu": 1} and task.state == "processing"
-        future.cancel()
-        assert future.cancelled()
-        _, future = submit(100)
-        right = clattn.scaled_dot_product_attention(arrays[0][:, :100], *arrays[1:], device=device)
-        assert max_error(future.result(timeout=60), right) < 1e-6
