@@ -4,7 +4,8 @@
 
 python tools/compare_ring.py [--length 16384] [--causal] [--rounds 3]
 
-A process is bound to its cores before it opens OpenCL, so its driver starts as many threads.
+A process is bound to its cores before it opens OpenCL, so Intel's runtime starts as many threads. A
+variable tells PoCL to.
 Needs mpirun of Open MPI, mpi4py and two cores. Each round starts all processes anew, one way after
 the other. The shortest time counts. Processor time is that of all threads of all processes, from
 the same call: other programs on the machine lengthen it less. A process that waits for another one
@@ -46,6 +47,7 @@ def measure(options):
     comm = MPI.COMM_WORLD
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[comm.rank * options.cores :][: options.cores])
+    os.environ["POCL_MAX_PTHREAD_COUNT"] = str(options.cores)
     import clattn.mpi
     import numpy as np
 
