@@ -28,7 +28,7 @@ def parse(arguments):
     parser.add_argument("--kv-heads", type=int, default=8, help="of keys and values")
     parser.add_argument("--head-size", type=int, default=128)
     parser.add_argument("--bytes", type=int, default=4, help="of one number of the keys")
-    parser.add_argument("--rate", type=float, default=178e9, help="operations a second of a rank")
+    parser.add_argument("--rate", type=float, default=192e9, help="operations a second of a rank")
     parser.add_argument("--network", type=float, default=10, help="Gb/s of a link, each way")
     parser.add_argument("--latency", type=float, default=50e-6, help="seconds that a step adds")
     parser.add_argument("--all", action="store_true", help="rows see all keys: not causal")
@@ -80,7 +80,8 @@ def simulate(ranks, layout, options):
         "seconds": total,
         "efficiency": work.sum() / (ranks * options.rate * total),
         "waits": waited / total,
-        "even": work.min() / work.max(),
+        "least": work.min(),
+        "most": work.max(),
         "moved": moved * (schedule.steps - 1),
         "memory": memory,
     }
@@ -93,14 +94,14 @@ def main(arguments=None):
         f"keys, head size {options.head_size}, {options.bytes} bytes a number, "
         f"{options.rate / 1e9:g} Gflop/s, {options.network:g} Gb/s"
     )
-    print("ranks  layout      seconds  efficiency  waits  least/most work  GB sent  GB held")
+    print("ranks  layout      seconds  efficiency  waits  Tflop of a rank   GB sent  GB held")
     for ranks in options.ranks:
         for layout in LAYOUTS:
             row = simulate(ranks, layout, options)
             print(
                 f"{ranks:5d}  {layout:10s} {row['seconds']:8.3g} {row['efficiency']:10.0%} "
-                f"{row['waits']:7.0%} {row['even']:15.3f} {row['moved'] / 1e9:9.3g} "
-                f"{row['memory'] / 1e9:8.3g}"
+                f"{row['waits']:7.0%} {row['least'] / 1e12:7.3g}, {row['most'] / 1e12:7.3g} "
+                f"{row['moved'] / 1e9:9.3g} {row['memory'] / 1e9:8.3g}"
             )
         sys.stdout.flush()
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from clattn.functional import scaled_dot_product_attention
+from clattn.merging import merge_into, wide
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-__all__ = ["LAYOUTS", "Pieces", "Schedule", "Share", "part_lengths", "pieces", "wide"]
+__all__ = ["LAYOUTS", "Pieces", "Schedule", "Share", "part_lengths", "pieces"]
 
 LAYOUTS = ("contiguous", "zigzag")
 
@@ -89,11 +90,6 @@ class Schedule:
         return seen
 
 
-def wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of sums and log-sum-exp."""
-    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
-
-
 class Share:
     """The rows of one rank, and their results from the keys seen so far.
 
@@ -131,7 +127,7 @@ class Share:
                     **self._options,
                 )
                 if self._results[r]:
-                    _merge(*self._results[r], *result)
+                    merge_into(*self._results[r], *result)
                 else:
                     self._results[r] = result
 
@@ -148,21 +144,3 @@ class Share:
 def _cut(part: np.ndarray, where: Sequence[tuple[int, int]]) -> list[np.ndarray]:
     """Return the pieces of a part (..., L, E)."""
     return np.split(part, np.cumsum([length for _, length in where])[:-1], axis=-2)
-
-
-def _merge(out: np.ndarray, lse: np.ndarray, more: np.ndarray, more_lse: np.ndarray) -> None:
-    """Add results over other keys to (out, lse), as `merge_attention` does, without new arrays.
-
-    `more` is spoilt. Two rows without keys, -inf and -inf, stay zeros.
-    """
-    with np.errstate(invalid="ignore", divide="ignore", under="ignore"):
-        peak = np.maximum(lse, more_lse)
-        peak[np.isneginf(peak)] = 0
-        weight, more_weight = np.exp(lse - peak), np.exp(more_lse - peak)
-        total = weight + more_weight
-        lse[...] = peak + np.log(total)
-        # Divided by their own sum, the weights add up to 1 however large lse is.
-        total[total == 0] = 1
-        out *= (weight / total)[..., None]
-        more *= (more_weight / total)[..., None]
-    out += more

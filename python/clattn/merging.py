@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from clattn._core import Tensor
     from clattn._typing import Array
 
-__all__ = ["merge_attention"]
+__all__ = ["merge_attention", "merge_into", "wide"]
 
 
 def merge_attention(parts: Iterable[tuple[Array, Array]]) -> tuple[Any, Any]:
@@ -155,3 +155,26 @@ def _without_columns(array: Any, dtype: np.dtype[Any], shape: Sequence[int]) -> 
         return array[..., None, :0]
     except (TypeError, ValueError, IndexError, NotImplementedError):
         return np.empty((*shape[:-1], 1, 0), dtype)
+
+
+def wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of sums and log-sum-exp."""
+    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
+
+
+def merge_into(out: np.ndarray, lse: np.ndarray, more: np.ndarray, more_lse: np.ndarray) -> None:
+    """Add results over other keys to (out, lse), as `merge_attention` does, without new arrays.
+
+    `more` is spoilt. Two rows without keys, -inf and -inf, stay zeros.
+    """
+    with np.errstate(invalid="ignore", divide="ignore", under="ignore"):
+        peak = np.maximum(lse, more_lse)
+        peak[np.isneginf(peak)] = 0
+        weight, more_weight = np.exp(lse - peak), np.exp(more_lse - peak)
+        total = weight + more_weight
+        lse[...] = peak + np.log(total)
+        # Divided by their own sum, the weights add up to 1 however large lse is.
+        total[total == 0] = 1
+        out *= (weight / total)[..., None]
+        more *= (more_weight / total)[..., None]
+    out += more

@@ -17,9 +17,10 @@ import numpy as np
 
 from clattn import _core
 from clattn._core import DeviceError, Tensor
-from clattn._ring import LAYOUTS, Schedule, Share, part_lengths, pieces, wide
+from clattn._ring import LAYOUTS, Schedule, Share, part_lengths, pieces
 from clattn.device import use_device
 from clattn.functional import scaled_dot_product_attention
+from clattn.merging import wide
 from clattn.tensors import tensor
 
 try:
@@ -42,8 +43,9 @@ __all__ = ["join", "ring_attention", "split"]
 
 # The most bytes of one message: MPI libraries count in 32 bits.
 _MOST = 1 << 30
-# Seconds between two looks at messages under way: Open MPI moves large ones when it is called.
-_PAUSE = 0.0005
+# Seconds between two looks at messages under way, the first and the most: Open MPI moves large ones
+# when it is called.
+_PAUSES = 0.00001, 0.0005
 _KINDS = (TypeError, ValueError, MemoryError, DeviceError)
 
 
@@ -125,6 +127,7 @@ def ring_attention(
     comm = _communicator(MPI.COMM_WORLD if comm is None else comm)
     options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "window": window}
     with _together(comm):
+        _check_flag("return_lse", return_lse)
         ring = _Ring(query, key, value, layout, options)
     ring.meet(comm)
     own = comm.Dup()
@@ -328,6 +331,11 @@ def _together(comm: Any) -> Iterator[None]:
         yield
     except BaseException as caught:
         fault = caught
+    failed, any_failed = np.array([fault is not None]), np.empty(1, bool)
+    # A call that waits for the slowest rank would keep a core busy.
+    _wait([comm.Iallreduce(failed, any_failed, MPI.LOR)])
+    if not any_failed:
+        return
     said = comm.allgather(fault and (_kind(fault).__name__, str(fault) or repr(fault)))
     if fault is not None and not isinstance(fault, Exception):
         raise fault
@@ -369,26 +377,33 @@ def _messages(memory: np.ndarray) -> list[Any]:
     return [[memory[at : at + _MOST], MPI.BYTE] for at in range(0, memory.size, _MOST)]
 
 
+def _wait(moves: list[Any]) -> None:
+    pause, most = _PAUSES
+    while not MPI.Request.Testall(moves):
+        time.sleep(pause)
+        pause = min(2 * pause, most)
+
+
 @contextmanager
 def _moving(moves: list[Any]) -> Iterator[None]:
     """Move messages during the block, and wait for them at its end."""
-
-    def finish() -> None:
-        while not MPI.Request.Testall(moves):
-            time.sleep(_PAUSE)
-
     with ThreadPoolExecutor(1) as helper:
         threads = moves and MPI.Query_thread() == MPI.THREAD_MULTIPLE
-        arrival = helper.submit(finish) if threads else None
+        arrival = helper.submit(_wait, moves) if threads else None
         try:
             yield
         finally:
-            arrival.result() if arrival else finish()
+            arrival.result() if arrival else _wait(moves)
 
 
 def _check_layout(layout: Any) -> None:
     if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}; expected 'contiguous' or 'zigzag'")
+
+
+def _check_flag(name: str, flag: Any) -> None:
+    if not isinstance(flag, bool | np.bool):
+        raise TypeError(f"{name} must be True or False, got {type(flag).__name__}")
 
 
 def _none_of(array: Any, host: np.ndarray) -> Any:

@@ -19,6 +19,7 @@ from support.helpers import ROOT, index_of
 
 DECODE = ROOT / "docs" / "notebooks" / "decode.ipynb"
 FLEX = ROOT / "docs" / "notebooks" / "flex.ipynb"
+LONG = ROOT / "docs" / "notebooks" / "long.ipynb"
 FIRST_LINES = "Tyger Tyger, burning bright,\nIn the forests of the night;\n"
 SHORTER = {  # lines of the notebook, and what stands here in their place
     "cached, _ = generate(prompt, 300)": "cached, _ = generate(prompt, 100)",
@@ -41,11 +42,11 @@ def execute(notebook):
     NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
 
 
-def shortened(notebook):
-    missing = set(SHORTER)
+def shortened(notebook, shorter=SHORTER):
+    missing = set(shorter)
     for cell in notebook.cells:
-        for line in [line for line in SHORTER if cell.cell_type == "code" and line in cell.source]:
-            cell.source = cell.source.replace(line, SHORTER[line])
+        for line in [line for line in shorter if cell.cell_type == "code" and line in cell.source]:
+            cell.source = cell.source.replace(line, shorter[line])
             missing.discard(line)
     assert not missing, f"not in the notebook: {missing}"
     return notebook
@@ -158,7 +159,18 @@ def test_gallery_agrees_with_numpy(on_first_device):
     assert draws_each_entry(notebook)
 
 
-@pytest.mark.parametrize("path", [DECODE, FLEX], ids=lambda path: path.stem)
+def test_fewer_keys_on_a_cluster(on_first_device):
+    """long.ipynb compares rows with NumPy itself."""
+    for module in ("distributed", "zarr"):
+        pytest.importorskip(module, reason=f"{module} is not installed")
+    notebook = shortened(read(LONG), {"KEYS = 2**19": "KEYS = 2**12"})
+    execute(notebook)
+    said = "".join(output.get("text", "") for output in outputs_of(notebook.cells))
+    assert "100% Completed" in said and "worker 1: " in said
+    assert images(notebook.cells) == 1
+
+
+@pytest.mark.parametrize("path", [DECODE, FLEX, LONG], ids=lambda path: path.stem)
 def test_is_committed_with_the_outputs_of_one_run(path):
     cells = [cell for cell in read(path).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))

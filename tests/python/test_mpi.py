@@ -10,7 +10,8 @@ import sys
 import clattn
 import numpy as np
 import pytest
-from clattn._ring import Schedule, Share, _merge, part_lengths, pieces
+from clattn._ring import Schedule, Share, part_lengths, pieces
+from clattn.merging import merge_into
 from references.attention import attention, tolerance
 from support.helpers import ROOT, assert_close, index_of, qkv, run, run_python
 
@@ -109,7 +110,7 @@ def test_results_without_keys_are_merged_in_any_order():
     for first, second in ((0, 1), (1, 0)):
         out, lse = rows[:, [first]].copy(), sums[:, first].copy()
         with np.errstate(all="raise"):
-            _merge(out, lse, rows[:, [second]].copy(), sums[:, second])
+            merge_into(out, lse, rows[:, [second]].copy(), sums[:, second])
         np.testing.assert_allclose(out, right[0], rtol=1e-6)
         np.testing.assert_allclose(lse, right[1], rtol=1e-6)
 
@@ -173,7 +174,7 @@ def test_zigzag_is_faster_in_the_simulation():
     for network, least, most in ((10, 1.5, 2), (1e-5, 1, 1.1)):
         options = simulate_ring.parse(["--network", str(network)])
         rows = {layout: simulate_ring.simulate(4, layout, options) for layout in LAYOUTS}
-        assert rows["zigzag"]["even"] >= 0.95
+        assert rows["zigzag"]["least"] >= 0.95 * rows["zigzag"]["most"]
         gain = rows["contiguous"]["seconds"] / rows["zigzag"]["seconds"]
         assert least <= gain <= most
 

@@ -177,6 +177,7 @@ WRONG = {
     "keys and values": (0, {"value": np.ones((2, 3, 2, 8), np.float32)}, ValueError,
                         "rank 0: value has shape (2, 3, 2, 8); expected 7 rows"),
     "an unknown layout": (1, {"layout": "striped"}, ValueError, "rank 1: layout is 'striped'"),
+    "a number for return_lse": (2, {"return_lse": 1}, TypeError, "rank 2: return_lse must be True"),
     "an unknown causality": (1, {"is_causal": "upper"}, ValueError, "rank 1: is_causal"),
     "memory": (1, {"fails": (2, MemoryError("no room"))}, MemoryError, "rank 1: no room"),
     "a device": (0, {"fails": (3, clattn.DeviceError("lost"))}, clattn.DeviceError, "rank 0: lost"),

@@ -16,7 +16,8 @@ except ImportError as error:
 
 from clattn import flex, functional
 from clattn.dask.chunks import check_arrays, check_call, empty_like, lay_out
-from clattn.dask.graph import Call, build_graph, name_of
+from clattn.dask.graph import build_graph, name_of
+from clattn.dask.tasks import Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +64,7 @@ def scaled_dot_product_attention(
     scale : float, optional
         Default ``1 / sqrt(E)``.
     enable_gqa : bool
-        Grouped heads. A chunk of query's heads has all groups of one chunk of key's heads.
+        Grouped heads. Chunks of query's heads that cut groups repeat key heads.
     window : (int or None, int or None), optional
         Keys to the left and to the right of a row's position that are kept.
     softcap : float
@@ -76,7 +77,7 @@ def scaled_dot_product_attention(
         Where workers run. A Device is found by its platform and name. Default: each worker's
         default device, such as its ``CLATTN_DEVICE``.
     split_every : int, optional
-        At most so many parts are merged in one task. Default: dask's.
+        At most so many parts are merged in one task, 2 or more. Default: dask's.
 
     Returns
     -------
@@ -136,8 +137,10 @@ def scaled_dot_product_attention(
     if is_causal:
         right = 0 if right is None else min(right, 0)
     bounds = None if left is None and right is None else (left, right)
-    call = Call(options | {"is_causal": bool(is_causal)}, shift, {}, (), name_of(device))
-    return build_graph(layout, call, bounds, return_lse, split_every)
+    call = Call(
+        options | {"is_causal": bool(is_causal)}, shift, {}, (), name_of(device), bool(return_lse)
+    )
+    return build_graph(layout, call, bounds, split_every)
 
 
 def flex_attention(
@@ -177,7 +180,7 @@ def flex_attention(
     device : Device, str or int, optional
         Where workers run.
     split_every : int, optional
-        At most so many parts are merged in one task. Default: dask's.
+        At most so many parts are merged in one task, 2 or more. Default: dask's.
 
     Returns
     -------
@@ -207,5 +210,6 @@ def flex_attention(
     arrays = check_arrays(query, key, value)
     shape = check_call(flex.flex_attention, arrays, return_lse, device=device, **mods, **options)
     layout = lay_out(shape, arrays, None, None, enable_gqa)
-    call = Call(options, 0, mods if any(mods.values()) else {}, shape[:-2], name_of(device))
-    return build_graph(layout, call, None, return_lse, split_every)
+    mods = mods if any(mods.values()) else {}
+    call = Call(options, 0, mods, shape[:-2], name_of(device), bool(return_lse))
+    return build_graph(layout, call, None, split_every)

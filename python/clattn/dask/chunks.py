@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dask.array as da
@@ -11,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Layout", "check_arrays", "check_call", "empty_like", "find_groups", "lay_out", "take"]
+__all__ = ["Layout", "check_arrays", "check_call", "empty_like", "lay_out", "seen_keys"]
 
 
 def check_arrays(*arrays: Any) -> tuple[da.Array, ...]:
@@ -77,6 +76,7 @@ class Layout(NamedTuple):
     origins : tuple of arrays
         Where each of these chunks begins.
     query, key, value : dask arrays
+        A chunk of key's heads is for the chunk of query's heads with the same number.
     mask, sinks : dask arrays or None
     """
 
@@ -110,11 +110,12 @@ def lay_out(
         lead[n] = next(
             a.chunks[n] for a in (query, key, value) if a.ndim >= -n and a.shape[n] == size
         )
-    grouped = {}
-    if enable_gqa and key.ndim > 2 and key.shape[-3] not in (1, query.shape[-3]):
-        grouped[-3] = _key_heads(query, key)
-    key, value = (_rechunk(array, lead | grouped) for array in (key, value))
     query = _rechunk(query, lead)
+    if enable_gqa and key.ndim > 2 and key.shape[-3] not in (1, query.shape[-3]):
+        beside = {n: sizes for n, sizes in lead.items() if n != -3}
+        key, value = (_serve_heads(_rechunk(a, beside), query) for a in (key, value))
+    else:
+        key, value = (_rechunk(array, lead) for array in (key, value))
     chunks = (*lead.values(), query.chunks[-2], key.chunks[-2])
     if mask is not None:
         mask = _rechunk(_as_dask(mask), dict(zip(range(-ndim, 0), chunks, strict=True)))
@@ -124,17 +125,27 @@ def lay_out(
     return Layout(chunks, origins, query, key, value, mask, sinks)
 
 
-def _key_heads(query: da.Array, key: da.Array) -> tuple[int, ...]:
-    """Return the chunks of key's heads, if each serves the whole groups of a chunk of query's."""
-    group = query.shape[-3] // key.shape[-3]
-    served = tuple(group * count for count in key.chunks[-3])
-    if served != query.chunks[-3]:
-        raise ValueError(
-            f"query has the chunks {query.chunks[-3]} of heads, and key {key.chunks[-3]} with "
-            f"groups of {group}; expected chunks of query that have the groups of one chunk of "
-            f"key: query.rechunk({{-3: {served}}})"
-        )
-    return tuple(key.chunks[-3])
+def _serve_heads(array: da.Array, query: da.Array) -> da.Array:
+    """Return keys or values with a chunk of heads for each chunk of query's heads.
+
+    A chunk of query's heads that has whole groups, or is within one, gets the heads of these
+    groups. Any other gets a head for each of its own, so that each is a group by itself.
+    """
+    group = query.shape[-3] // array.shape[-3]
+    ends = np.cumsum(query.chunks[-3]).tolist()
+    parts = []
+    for begin, end in zip([0, *ends[:-1]], ends, strict=True):
+        # Without heads it gets one all the same: da.concatenate leaves empty arrays out.
+        first = min(begin // group, array.shape[-3] - 1)
+        last = max(-(-end // group), first + 1)
+        whole = begin % group == end % group == 0
+        if whole or last - first == 1:
+            heads = [slice(first, last)]
+        else:
+            heads = [slice(n // group, n // group + 1) for n in range(begin, end)]
+        part = da.concatenate([array[..., some, :, :] for some in heads], axis=-3)
+        parts.append(part.rechunk({-3: -1}))
+    return da.concatenate(parts, axis=-3)
 
 
 def _as_dask(array: Any) -> da.Array:
@@ -151,58 +162,22 @@ def _rechunk(array: da.Array, chunks: dict[int, tuple[int, ...]]) -> da.Array:
     return array.rechunk(wanted)
 
 
-def find_groups(
+def seen_keys(
     layout: Layout, bounds: tuple[int | None, int | None] | None, shift: int
-) -> list[tuple[slice, slice]]:
-    """Return chunks of rows, and the chunks of keys that they attend to.
+) -> list[list[int]]:
+    """Return for each chunk of rows the numbers of the chunks of keys that it attends to.
 
-    Row i attends to the keys from ``i + shift - left`` to ``i + shift + right``, so a chunk of
-    rows attends to chunks that are neighbours. Rows that attend to the same ones are a group.
+    Row i attends to the keys from ``i + shift - left`` to ``i + shift + right``.
     """
-    rows, keys = layout.chunks[-2:]
+    left, right = bounds or (None, None)
+    keys = np.array(layout.chunks[-1])
     starts = layout.origins[-1]
-    ends = starts + keys
-    spans = []
-    for first, count in zip(layout.origins[-2].tolist(), rows, strict=True):
-        seen = np.ones(len(keys), bool)
-        if bounds is not None:
-            left, right = bounds
-            seen = (ends > starts) & (count > 0)
-            if left is not None:
-                seen &= ends > first + shift - left
-            if right is not None:
-                seen &= starts < first + count + shift + right
-        found = np.flatnonzero(seen)
-        spans.append((int(found[0]), int(found[-1]) + 1) if found.size else (0, 0))
-    groups = []
-    end = 0
-    for span, same in groupby(spans):
-        begin, end = end, end + len(list(same))
-        groups.append((slice(begin, end), slice(*span)))
-    return groups
-
-
-def take(layout: Layout, rows: slice, keys: slice) -> Layout:
-    """Return the arrays of some chunks of rows and of keys. Without keys S is 0."""
-    lead, (row_chunks, key_chunks) = layout.chunks[:-2], layout.chunks[-2:]
-    lead_origins, (row_origins, key_origins) = layout.origins[:-2], layout.origins[-2:]
-    query = layout.query.blocks[..., rows, :]
-    mask = layout.mask
-    if keys.start == keys.stop:
-        key, value = (_without_keys(array) for array in (layout.key, layout.value))
-        mask, keys, key_chunks = None, slice(1), (0,)
-    else:
-        key, value = (array.blocks[..., keys, :] for array in (layout.key, layout.value))
-    if mask is not None:
-        last = zip(mask.shape[-2:], (rows, keys)[-mask.ndim :], strict=True)
-        mask = mask.blocks[(..., *(slice(None) if size == 1 else s for size, s in last))]
-    return Layout(
-        (*lead, row_chunks[rows], key_chunks[keys]),
-        (*lead_origins, row_origins[rows], key_origins[keys]),
-        query, key, value, mask, layout.sinks,
-    )  # fmt: skip
-
-
-def _without_keys(array: da.Array) -> da.Array:
-    shape = (*array.shape[:-2], 0, array.shape[-1])
-    return da.zeros(shape, dtype=array.dtype, chunks=(*array.chunks[:-2], 0, array.shape[-1]))
+    found = []
+    for first, count in zip(layout.origins[-2].tolist(), layout.chunks[-2], strict=True):
+        seen = (keys > 0) & (count > 0)
+        if left is not None:
+            seen &= starts + keys > first + shift - left
+        if right is not None:
+            seen &= starts < first + count + shift + right
+        found.append(np.flatnonzero(seen).tolist())
+    return found

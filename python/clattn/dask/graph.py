@@ -3,66 +3,58 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
+from operator import getitem
 from typing import TYPE_CHECKING, Any
 
+import dask
 import dask.array as da
 import numpy as np
 from dask.base import tokenize
+from dask.core import flatten
+from dask.highlevelgraph import HighLevelGraph
+from dask.utils import is_integer
 
 from clattn import _core, flex
-from clattn.dask.chunks import find_groups, take
-from clattn.dask.tasks import Call, attend_pair, get_lse, get_output, keep, merge
+from clattn.dask.chunks import seen_keys
+from clattn.dask.tasks import Call, attend, attend_to_part, blank, finish, merge
+from clattn.merging import wide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from clattn.dask.chunks import Layout
 
-__all__ = ["Call", "build_graph", "name_of"]
+__all__ = ["build_graph", "name_of"]
 
 
 def build_graph(
     layout: Layout,
     call: Call,
     bounds: tuple[int | None, int | None] | None,
-    return_lse: bool,
     split_every: int | None,
 ) -> Any:
     """Return output, or (output, lse).
 
     `bounds` are the keys to the left and to the right of a row's position that it attends to, None
-    for all. Rows that attend to the same chunks of keys are one step of the loop.
+    for all.
     """
-    token = tokenize(layout, call._replace(mods={}), return_lse, split_every, _mods_token(call))
-    outs, lses = [], []
-    for n, (rows, keys) in enumerate(find_groups(layout, bounds, call.shift)):
-        part = take(layout, rows, keys)
-        positions = bounds is not None or bool(call.mods)
-        packs = return_lse or part.key.numblocks[-2] > 1
-        result = _map_pairs(part, call, positions, packs, f"attend-{token}-{n}")
-        if not packs:
-            outs.append(result)
-            continue
-        keys_axis = result.ndim - 2
-        merged = da.reduction(
-            result, keep, merge, axis=keys_axis, combine=merge, dtype=result.dtype,
-            meta=_meta(keys_axis + 1, result.dtype), split_every=split_every,
-            name="attention",
-        )  # fmt: skip
-        outs.append(_unpack(get_output, merged, part, layout.query.dtype))
-        if return_lse:
-            lses.append(_unpack(get_lse, merged, part, merged.dtype))
-    axis = outs[0].ndim - 2
-    output, *lse = (
-        arrays[0] if len(arrays) == 1 else da.concatenate(arrays, axis=axis)
-        for arrays in (outs, lses)
-        if arrays
-    )
-    return (output, *lse) if return_lse else output
-
-
-def _meta(ndim: int, dtype: Any) -> np.ndarray:
-    return np.empty((0,) * ndim, dtype)
+    if split_every is None:
+        split_every = dask.config.get("split_every", 4)
+    elif not is_integer(split_every) or split_every < 2:
+        raise ValueError(f"split_every is {split_every!r}; expected None or an int of 2 or more")
+    token = tokenize(layout, call._replace(mods={}), split_every, _mods_token(call))
+    tasks = _Tasks(layout, call, token, split_every)
+    seen = seen_keys(layout, bounds, call.shift)
+    for index in product(*(range(len(sizes)) for sizes in layout.chunks[:-1])):
+        tasks.add(index, seen[index[-1]])
+    dtype = layout.query.dtype
+    chunks = (*layout.chunks[:-1], layout.value.chunks[-1])
+    arrays = [array for array in layout[2:] if array is not None]
+    result = _array(tasks.name, tasks.graph, arrays, chunks, dtype)
+    if not call.return_lse:
+        return result
+    # The last tasks return pairs.
+    output = _take(result, 0, f"output-{token}", chunks, dtype)
+    return output, _take(result, 1, f"lse-{token}", chunks[:-1], wide(dtype))
 
 
 def name_of(device: Any) -> Any:
@@ -78,60 +70,77 @@ def _mods_token(call: Call) -> Any:
     return traced.text, traced.numbers, [np.asarray(table) for table in traced.tables]
 
 
-def _map_pairs(part: Layout, call: Call, positions: bool, packs: bool, name: str) -> da.Array:
-    """Return the results of all pairs of chunks of rows and of keys.
-
-    Packed ones have the shape (..., Hq, L, chunks of keys, Ev + 1), lse last. Others are of one
-    chunk of keys. The last dimensions of all arrays share an index: each is one chunk.
-    """
-    ndim = len(part.chunks)
-    *lead, rows, last, keys = range(ndim + 1)
-    size = part.value.shape[-1]
-    dtype = part.query.dtype
-    arguments: list[Any] = []
-    for array, own in (
-        (part.query, (rows, last)),
-        (part.key, (keys, last)),
-        (part.value, (keys, last)),
-    ):
-        arguments += [array, (*lead[len(lead) + 2 - array.ndim :], *own)]
-    names = []
-    if part.mask is not None:
-        names.append("attn_mask")
-        arguments += [part.mask, (*lead, rows, keys)[ndim - part.mask.ndim :]]
-    if part.sinks is not None and not packs:
-        names.append("sinks")
-        arguments += [part.sinks, (lead[-1],)]
-    if positions:
-        for n, origins in zip((*lead, rows, keys), part.origins, strict=True):
-            if n in (rows, keys) or call.mods:
-                names.append("origin")
-                arguments += [da.from_array(origins, chunks=1), (n,)]
-    adjusted = dict(zip((*lead, rows), part.chunks, strict=False))
-    index = (*lead, rows, last)
-    if packs:
-        dtype = np.dtype(np.float64 if dtype == np.float64 else np.float32)
-        adjusted |= {keys: (1,) * len(part.chunks[-1]), last: (size + 1,)}
-        index = (*lead, rows, keys, last)
-    else:
-        adjusted |= {last: (size,)}
-    return da.blockwise(
-        partial(attend_pair, call=call, names=names, packs=packs), index, *arguments, name=name,
-        dtype=dtype, meta=_meta(len(index), dtype), adjust_chunks=adjusted, align_arrays=False,
-        concatenate=False,
-    )  # fmt: skip
+def _array(
+    name: str, tasks: dict[Any, Any], arrays: list[da.Array], chunks: Any, dtype: Any
+) -> da.Array:
+    graph = HighLevelGraph.from_collections(name, tasks, dependencies=arrays)
+    return da.Array(graph, name, chunks, meta=np.empty((0,) * len(chunks), dtype))
 
 
-def _unpack(task: Callable[..., Any], merged: da.Array, part: Layout, dtype: Any) -> da.Array:
-    """Return output or lse of packed results (..., Hq, L, Ev + 1)."""
-    index = tuple(range(merged.ndim))
-    arguments = [merged, index]
-    if part.sinks is not None:
-        arguments += [part.sinks, index[-3:-2]]
-    out = index if task is get_output else index[:-1]
-    word = "output" if task is get_output else "lse"
-    return da.blockwise(
-        partial(task, dtype=dtype), out, *arguments, name=f"{merged.name}-{word}",
-        dtype=dtype, meta=_meta(len(out), dtype), align_arrays=False, concatenate=False,
-        adjust_chunks={index[-1]: (part.value.shape[-1],)} if task is get_output else None,
-    )  # fmt: skip
+def _take(pairs: da.Array, n: int, name: str, chunks: Any, dtype: Any) -> da.Array:
+    """Return the n-th entry of all pairs, as an array."""
+    keys = flatten(pairs.__dask_keys__())
+    tasks = {(name, *key[1 : len(chunks) + 1]): (getitem, key, n) for key in keys}
+    return _array(name, tasks, [pairs], chunks, dtype)
+
+
+class _Tasks:
+    """The tasks of a call; those of a chunk of the result end in one with the chunk's key."""
+
+    def __init__(self, layout: Layout, call: Call, token: str, split_every: int) -> None:
+        self.graph: dict[Any, Any] = {}
+        self.name = f"attention-{token}"
+        self._layout, self._call, self._token, self._most = layout, call, token, split_every
+
+    def add(self, index: tuple[int, ...], keys: list[int]) -> None:
+        """Add the tasks of a chunk (..., row) that attends to these chunks of keys."""
+        sinks = _block(self._layout.sinks, index[-2:-1])
+        if len(keys) == 1:
+            alone = partial(attend, call=self._call)
+            task = (alone, *self._pair(index, keys[0]), sinks)
+        else:
+            last = partial(finish, call=self._call, dtype=self._layout.query.dtype)
+            task = (last, self._merge(index, self._parts(index, keys)), sinks)
+        self.graph[(self.name, *index, 0)] = task
+
+    def _parts(self, index: tuple[int, ...], keys: list[int]) -> list[Any]:
+        """Add the tasks that attend; return their keys, or one task that makes a part."""
+        if not keys:
+            shape = [sizes[n] for sizes, n in zip(self._layout.chunks, index, strict=False)]
+            size = self._layout.value.shape[-1]
+            return [(partial(blank, (*shape, size), wide(self._layout.query.dtype)),)]
+        part = partial(attend_to_part, call=self._call)
+        tasks = {(f"attend-{self._token}", *index, n): (part, *self._pair(index, n)) for n in keys}
+        self.graph |= tasks
+        return list(tasks)
+
+    def _merge(self, index: tuple[int, ...], parts: list[Any]) -> list[Any]:
+        """Add a tree that merges parts; return the keys of those that are left."""
+        level = 0
+        while len(parts) > self._most:
+            groups = [parts[n : n + self._most] for n in range(0, len(parts), self._most)]
+            parts = [(f"merge-{self._token}", *index, level, n) for n in range(len(groups))]
+            self.graph |= {name: (merge, some) for name, some in zip(parts, groups, strict=True)}
+            level += 1
+        return parts
+
+    def _pair(self, index: tuple[int, ...], n: int) -> tuple[Any, ...]:
+        """Return the arguments of a task that attends to chunk n of the keys."""
+        layout = self._layout
+        lead = index[:-1]
+        origins = [int(a[k]) for a, k in zip(layout.origins, (*index, n), strict=True)]
+        return (
+            _block(layout.query, (*index, 0)),
+            _block(layout.key, (*lead, n, 0)),
+            _block(layout.value, (*lead, n, 0)),
+            _block(layout.mask, (*index, n)),
+            origins,
+        )
+
+
+def _block(array: da.Array | None, index: tuple[int, ...]) -> Any:
+    """Return the key of the chunk that meets a chunk of the result; one chunk meets all."""
+    if array is None:
+        return None
+    own = index[len(index) - array.ndim :]
+    return (array.name, *(min(n, k - 1) for n, k in zip(own, array.numblocks, strict=True)))

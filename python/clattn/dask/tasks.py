@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from clattn import _core, flex, functional
 from clattn.device import devices
+from clattn.merging import merge_into, wide
 
-__all__ = ["Call", "attend_pair", "get_lse", "get_output", "keep", "merge"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Call", "attend", "attend_to_part", "blank", "finish", "merge"]
 
 
 class Call(NamedTuple):
@@ -27,6 +31,8 @@ class Call(NamedTuple):
         The shape of the result before the heads, for mods.
     device : str, tuple or None
         A word, or the platform and the name of a device.
+    return_lse : bool
+        What the last tasks return: (output, lse), or the output alone.
     """
 
     options: dict[str, Any]
@@ -34,40 +40,41 @@ class Call(NamedTuple):
     mods: dict[str, Any]
     lead: tuple[int, ...]
     device: Any
+    return_lse: bool
 
 
-def attend_pair(
-    query: Any, key: Any, value: Any, *others: Any, call: Call, names: list[str], packs: bool
+def attend(
+    query: Any, key: Any, value: Any, mask: Any, origins: Sequence[int], sinks: Any, *, call: Call
 ) -> Any:
-    """Attend from a chunk of rows to a chunk of keys.
+    """Attend from a chunk of rows to the only chunk of keys that they see.
 
-    `others` are a mask, sinks and origins of chunks, as `names` says. A packed result has the shape
-    (..., Hq, L, 1, Ev + 1), lse last.
+    `origins` are the places in the whole arrays where the chunks begin, those of keys last.
     """
-    # A dimension that the result lacks comes as a list of its one chunk.
-    query, key, value, *rest = (
-        a[0] if isinstance(a, list) else a for a in (query, key, value, *others)
-    )
-    arguments = {name: a for name, a in zip(names, rest, strict=True) if name != "origin"}
-    origins = [int(a[0]) for name, a in zip(names, rest, strict=True) if name == "origin"]
-    if packs:
-        dtype = np.float64 if query.dtype == np.float64 else np.float32
-        query, key, value = (a.astype(dtype, copy=False) for a in (query, key, value))
-    arguments |= {"return_lse": packs, "device": _find_device(call.device)}
+    return _attend(query, key, value, mask, origins, call, call.return_lse, sinks=sinks)
+
+
+def attend_to_part(
+    query: Any, key: Any, value: Any, mask: Any, origins: Sequence[int], *, call: Call
+) -> Any:
+    """Attend from a chunk of rows to one of several chunks of keys; (output, lse) in float32."""
+    dtype = wide(query.dtype)
+    query, key, value = (array.astype(dtype, copy=False) for array in (query, key, value))
+    return _attend(query, key, value, mask, origins, call, True)
+
+
+def _attend(
+    query: Any, key: Any, value: Any, mask: Any, origins: Sequence[int], call: Call,
+    return_lse: bool, **arguments: Any
+) -> Any:  # fmt: skip
+    arguments |= {"return_lse": return_lse, "device": _find_device(call.device)}
     if call.mods:
-        leads = [a.shape[:-3] for a in (query, key, value)]
-        mods = _shift_mods(call.mods, np.broadcast_shapes(*leads), call.lead, origins)
-        result = flex.flex_attention(query, key, value, **mods, **call.options, **arguments)
-    else:
-        if origins:
-            arguments["query_offset"] = origins[-2] - origins[-1] + call.shift
-        result = functional.scaled_dot_product_attention(
-            query, key, value, **call.options, **arguments
-        )
-    if not packs:
-        return result
-    out, lse = result
-    return np.concatenate([out, lse[..., None]], -1)[..., None, :]
+        lead = np.broadcast_shapes(*(array.shape[:-3] for array in (query, key, value)))
+        mods = _shift_mods(call.mods, lead, call.lead, origins)
+        return flex.flex_attention(query, key, value, **mods, **call.options, **arguments)
+    offset = origins[-2] - origins[-1] + call.shift
+    return functional.scaled_dot_product_attention(
+        query, key, value, mask, query_offset=offset, **call.options, **arguments
+    )
 
 
 def _find_device(device: Any) -> Any:
@@ -80,7 +87,7 @@ def _find_device(device: Any) -> Any:
 
 
 def _shift_mods(
-    mods: dict[str, Any], lead: tuple[int, ...], whole: tuple[int, ...], origins: list[int]
+    mods: dict[str, Any], lead: tuple[int, ...], whole: tuple[int, ...], origins: Sequence[int]
 ) -> dict[str, Any]:
     """Return functions that get the numbers of batch, head, row and key in the whole arrays.
 
@@ -111,46 +118,27 @@ def _shift_mods(
     return {name: mod for name, mod in given.items() if mods[name] is not None}
 
 
-def keep(part: np.ndarray, axis: Any, keepdims: bool) -> np.ndarray:
-    """Return a part as it is: what a reduction does with each part first."""
-    return part
+def blank(shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return (output, lse) of rows that see no chunk of keys; `shape` is the output's."""
+    return np.zeros(shape, dtype), np.full(shape[:-1], -np.inf, dtype)
 
 
-def merge(parts: np.ndarray, axis: Any, keepdims: bool) -> np.ndarray:
-    """Merge packed results (..., L, parts, Ev + 1) over the parts, by their log-sum-exp."""
-    lse = parts[..., -1:]
-    high = lse.max(axis=-2)
-    base = np.where(np.isneginf(high), 0, high)
-    total = np.zeros_like(base)
-    merged = np.zeros_like(parts[..., 0, :])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        for n in range(parts.shape[-2]):
-            weight = np.exp(lse[..., n, :] - base)
-            total += weight
-            merged[..., :-1] += weight * parts[..., n, :-1]
-        merged[..., :-1] /= np.where(total == 0, 1, total)
-        merged[..., -1:] = base + np.log(total)
-    return merged[..., None, :] if keepdims else merged
+def merge(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Merge results (output, lse) over several chunks of keys."""
+    out, lse = (array.copy() for array in parts[0])
+    for more, more_lse in parts[1:]:
+        merge_into(out, lse, more.copy(), more_lse)
+    return out, lse
 
 
-def get_output(packed: np.ndarray, sinks: np.ndarray | None = None, *, dtype: Any) -> np.ndarray:
-    """Return the output; a sink is one more part, whose row is zeros."""
-    output = packed[..., :-1]
+def finish(
+    parts: Sequence[tuple[np.ndarray, np.ndarray]], sinks: Any, *, call: Call, dtype: Any
+) -> Any:
+    """Merge the last parts of a chunk of rows, add the sinks and round to `dtype`."""
+    out, lse = merge(parts)
     if sinks is not None:
-        lse = packed[..., -1]
-        total = _add_sinks(lse, sinks)
-        with np.errstate(invalid="ignore"):
-            share = np.exp(lse - np.where(np.isneginf(total), 0, total))
-        output = output * share[..., None]
-    return output.astype(dtype, copy=False)
-
-
-def get_lse(packed: Any, sinks: np.ndarray | None = None, *, dtype: Any) -> np.ndarray:
-    """Return lse. The last dimension, which it lacks, comes as a list of its one chunk."""
-    lse: np.ndarray = packed[0][..., -1]
-    return lse if sinks is None else _add_sinks(lse, sinks)
-
-
-def _add_sinks(lse: np.ndarray, sinks: np.ndarray) -> np.ndarray:
-    total: np.ndarray = np.logaddexp(lse, sinks.astype(lse.dtype)[:, None])
-    return total
+        # A sink is one more part, whose row is zeros.
+        logits = np.broadcast_to(sinks.astype(lse.dtype)[:, None], lse.shape)
+        merge_into(out, lse, np.zeros_like(out), logits)
+    out = out.astype(dtype, copy=False)
+    return (out, lse) if call.return_lse else out
