@@ -175,6 +175,21 @@ device_repr(PyObject *self)
                                 info->platform);
 }
 
+PyObject *
+ca_py_html(const char *function, PyObject *self)
+{
+    PyObject *module = PyImport_ImportModule("clattn._html");
+    PyObject *html = module != NULL ? PyObject_CallMethod(module, function, "O", self) : NULL;
+    Py_XDECREF(module);
+    return html;
+}
+
+static PyObject *
+device_html(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    return ca_py_html("of_device", self);
+}
+
 static PyObject *
 device_richcompare(PyObject *self, PyObject *other, int operation)
 {
@@ -241,6 +256,11 @@ static PyGetSetDef device_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
+static PyMethodDef device_type_methods[] = {
+    {"_repr_html_", device_html, METH_NOARGS, "_repr_html_()\n--\n\nA table for notebooks."},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyType_Slot device_slots[] = {
     {Py_tp_doc, "An OpenCL device, as `clattn.devices()` lists them.\n\n"
                 "Usable wherever a function takes ``device=``. Two are equal when they\n"
@@ -251,6 +271,7 @@ static PyType_Slot device_slots[] = {
     {Py_tp_traverse, device_traverse},
     {Py_tp_dealloc, device_dealloc},
     {Py_tp_getset, device_getset},
+    {Py_tp_methods, device_type_methods},
     {0, NULL},
 };
 
