@@ -6,7 +6,8 @@ notebook, and times are measured once: nobody reads them. The model is trained o
 follows runs on each device.
 
 flex.ipynb compares each of its mods with NumPy itself. Each mod is a program of its own, so the
-notebook runs on the first device only.
+notebook runs on the first device only. The others compare what they draw with NumPy as well; they
+run on the first device, with short measurements.
 """
 
 import nbformat
@@ -17,15 +18,32 @@ from nbclient import NotebookClient
 from references.attention import attention_in
 from support.helpers import ROOT, index_of
 
-DECODE = ROOT / "docs" / "notebooks" / "decode.ipynb"
-FLEX = ROOT / "docs" / "notebooks" / "flex.ipynb"
+NOTEBOOKS = ROOT / "docs" / "notebooks"
+DECODE = NOTEBOOKS / "decode.ipynb"
+FLEX = NOTEBOOKS / "flex.ipynb"
+FIRST_STEPS = NOTEBOOKS / "first_steps.ipynb"
+MASKS = NOTEBOOKS / "masks.ipynb"
+PERFORMANCE = NOTEBOOKS / "performance.ipynb"
 FIRST_LINES = "Tyger Tyger, burning bright,\nIn the forests of the night;\n"
-SHORTER = {  # lines of the notebook, and what stands here in their place
-    "cached, _ = generate(prompt, 300)": "cached, _ = generate(prompt, 100)",
-    "NUMBER = 1000": "NUMBER = 100",
-    "for _ in range(3)": "for _ in range(1)",
-    "REPEATS = 20": "REPEATS = 2",
-    "together, _ = generate(padded, 100, counts)": "together, _ = generate(padded, 40, counts)",
+SHORTER = {  # lines of the notebooks, and what stands here in their place
+    DECODE: {
+        "cached, _ = generate(prompt, 300)": "cached, _ = generate(prompt, 100)",
+        "NUMBER = 1000": "NUMBER = 100",
+        "for _ in range(3)": "for _ in range(1)",
+        "REPEATS = 20": "REPEATS = 2",
+        "together, _ = generate(padded, 100, counts)": "together, _ = generate(padded, 40, counts)",
+    },
+    FIRST_STEPS: {
+        "LENGTHS = [64, 128, 256, 512, 1024]": "LENGTHS = [64, 128]",
+        "ROUNDS = 20": "ROUNDS = 1",
+    },
+    MASKS: {},
+    PERFORMANCE: {
+        "LENGTHS = [1, 4, 16, 64, 256]": "LENGTHS = [1, 16]",
+        "ROUNDS = 2": "ROUNDS = 1",
+        '"bench", "--rows", "tiny", "short", "--rounds", "3"': '"bench", "--list"',
+        "SECONDS = 60": "SECONDS = 0.1",
+    },
 }
 SAVE = (
     "np.savez({!r}, weights=weights, alphabet=ALPHABET, prompt=decode(prompt[0]), cached=cached, "
@@ -41,11 +59,14 @@ def execute(notebook):
     NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
 
 
-def shortened(notebook):
-    missing = set(SHORTER)
+def shortened(path):
+    """The notebook of a path with the lines of SHORTER."""
+    notebook = read(path)
+    shorter = SHORTER[path]
+    missing = set(shorter)
     for cell in notebook.cells:
-        for line in [line for line in SHORTER if cell.cell_type == "code" and line in cell.source]:
-            cell.source = cell.source.replace(line, SHORTER[line])
+        for line in [line for line in shorter if cell.cell_type == "code" and line in cell.source]:
+            cell.source = cell.source.replace(line, shorter[line])
             missing.discard(line)
     assert not missing, f"not in the notebook: {missing}"
     return notebook
@@ -78,7 +99,8 @@ def on_first_device(tmp_path, monkeypatch):
     if NO_DEVICE:
         pytest.fail(f"no OpenCL device to test on: {NO_DEVICE}")
     monkeypatch.setenv("CLATTN_DEVICE", DEVICES[0].platform)
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")  # its threads spin when tests run side by side
+    for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):  # NumPy's and torch's
+        monkeypatch.setenv(threads, "1")  # several spin when tests run side by side
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
 
 
@@ -86,7 +108,7 @@ def on_first_device(tmp_path, monkeypatch):
 def results(tmp_path, on_first_device):
     """What decode.ipynb leaves after a run on each device."""
     files = [tmp_path / f"result{n}.npz" for n in range(len(DEVICES))]
-    notebook = on_every_device(shortened(read(DECODE)), files)
+    notebook = on_every_device(shortened(DECODE), files)
     execute(notebook)
     for device in DEVICES:
         assert f"{device.compute_units} compute units, {device.platform}" in str(notebook.cells)
@@ -158,7 +180,16 @@ def test_gallery_agrees_with_numpy(on_first_device):
     assert draws_each_entry(notebook)
 
 
-@pytest.mark.parametrize("path", [DECODE, FLEX], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [FIRST_STEPS, MASKS, PERFORMANCE], ids=lambda path: path.stem)
+def test_draws_its_pictures(on_first_device, path):
+    if path == FIRST_STEPS:
+        pytest.importorskip("torch")
+    notebook = shortened(path)
+    execute(notebook)
+    assert images(notebook.cells) == images(read(path).cells) > 0
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_is_committed_with_the_outputs_of_one_run(path):
     cells = [cell for cell in read(path).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
