@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""The examples of README.md and of pages in docs/ are true: those in Python run as they stand."""
+"""The examples of README.md, of pages in docs/ and of docstrings run as they stand."""
 
+import doctest
+import importlib
 import re
 from pathlib import Path
 
 import clattn
 import numpy as np
 import pytest
+from conftest import DEVICES, NO_DEVICE
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -55,3 +58,22 @@ def test_examples_run(device, page):
         pytest.importorskip(package)
     with clattn.use_device(device):
         exec(compile(code, str(page), "exec"), {"__name__": page.stem})
+
+
+PACKAGE = ROOT / "python" / "clattn"
+MODULES = [
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if ">>>" in path.read_text(encoding="utf-8")
+]
+NEEDS = {"clattn.torch": "torch", "clattn.dask": "dask", "clattn.mpi": "mpi4py.MPI"}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_of_docstrings_run(name):
+    if NO_DEVICE:
+        pytest.fail(f"no OpenCL device to test on: {NO_DEVICE}")
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name], exc_type=ImportError)
+    with clattn.use_device(DEVICES[0]):
+        assert doctest.testmod(importlib.import_module(name)).failed == 0
