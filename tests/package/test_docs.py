@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The examples of README.md, of pages in docs/ and of docstrings run as they stand."""
 
+import ast
 import doctest
 import importlib
 import re
@@ -77,3 +78,36 @@ def test_examples_of_docstrings_run(name):
         pytest.importorskip(NEEDS[name], exc_type=ImportError)
     with clattn.use_device(DEVICES[0]):
         assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+ENTRY = re.compile(
+    r"^\.\. (?:(?:currentmodule|py:module):: ([\w.]+)|auto\w+:: (\w+))$", re.MULTILINE
+)
+
+
+def entries():
+    """The entries of the reference, with their modules."""
+    for page in sorted((ROOT / "docs" / "reference").glob("*.md")):
+        module = None
+        for found in ENTRY.finditer(page.read_text(encoding="utf-8")):
+            module = found[1] or module
+            if found[2]:
+                yield f"{module}.{found[2]}"
+
+
+def public_names(module):
+    """What `__all__` of a module names, read without importing the module, but for modules."""
+    path = PACKAGE.joinpath(*module.split(".")[1:])
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    names = re.search(r"^__all__ = (\[.*?\])$", path.read_text(), re.MULTILINE | re.DOTALL)[1]
+    return {f"{module}.{name}" for name in ast.literal_eval(names)}
+
+
+def test_the_reference_has_every_public_name():
+    found = list(entries())
+    assert len(found) == len(set(found))
+    modules = {name.rpartition(".")[0] for name in found} - {"clattn.flex"}
+    assert len(modules) > 6
+    names = set().union(*map(public_names, modules))
+    submodules = {"clattn.directml", "clattn.flex", "clattn.onnx", "clattn.openvino"}
+    assert names - submodules == set(found) - {"clattn.flex.explain"}
