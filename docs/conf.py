@@ -2,6 +2,9 @@
 """Sphinx makes a site of these pages: sphinx-build -W --keep-going -n docs build/site."""
 
 import clattn
+import mpi4py
+
+mpi4py.rc.initialize = False  # clattn.mpi is imported for its docstrings, and no rank starts
 
 project = "clattn"
 author = "The clattn developers"
