@@ -5,9 +5,13 @@
 ``clattn.diagonal_matrix``, ``eye``, ``tril`` and ``triu`` fill or keep bands of diagonals.
 ``clattn.devices()`` lists the devices, and ``clattn.warm_up`` builds programs ahead of time.
 ``clattn.flex_attention`` takes scores and masks that the user writes (``clattn.flex``).
-``import clattn.dask`` brings attention on dask arrays.
+``clattn.torch``, ``clattn.dask`` and ``clattn.mpi`` are imported when they are first used, because
+they need packages that clattn does not install.
 Importing clattn touches no OpenCL; the first call that needs a device opens it.
 """
+
+from importlib import import_module
+from typing import Any
 
 from clattn import directml, flex, onnx, openvino
 from clattn._core import Device, DeviceError, Tensor
@@ -59,3 +63,12 @@ __all__ = [
     "use_device",
     "warm_up",
 ]
+
+_ON_DEMAND = ("dask", "mpi", "torch")
+
+
+def __getattr__(name: str) -> Any:
+    """Import a module that needs another package."""
+    if name in _ON_DEMAND:
+        return import_module(f"clattn.{name}")
+    raise AttributeError(f"module 'clattn' has no attribute {name!r}")

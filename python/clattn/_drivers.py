@@ -149,6 +149,22 @@ def _write_vendors_folder(drivers: list[bytes]) -> str | None:
     return None
 
 
+def check_environment() -> None:
+    """Check the words of environment variables.
+
+    Raises
+    ------
+    ValueError
+        ``CLATTN_MEMORY`` or ``CLATTN_TUNING`` is another word.
+    """
+    memory = os.environ.get("CLATTN_MEMORY", "")
+    if memory not in ("", "svm", "host", "copy"):
+        raise ValueError(f"CLATTN_MEMORY is {memory!r}; expected 'svm', 'host' or 'copy'")
+    tuning = os.environ.get("CLATTN_TUNING", "")
+    if tuning not in ("", "on", "off"):
+        raise ValueError(f"CLATTN_TUNING is {tuning!r}; expected 'on' or 'off'")
+
+
 def discover() -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes | None, str]:
     """Prepare the environment for the loader and return what to open.
 
@@ -169,14 +185,10 @@ def discover() -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes | None, str]
     Raises
     ------
     ValueError
-        ``CLATTN_MEMORY`` or ``CLATTN_TUNING`` is another word.
+        As `check_environment`.
     """
+    check_environment()
     memory = os.environ.get("CLATTN_MEMORY", "")
-    if memory not in ("", "svm", "host", "copy"):
-        raise ValueError(f"CLATTN_MEMORY is {memory!r}; expected 'svm', 'host' or 'copy'")
-    tuning = os.environ.get("CLATTN_TUNING", "")
-    if tuning not in ("", "on", "off"):
-        raise ValueError(f"CLATTN_TUNING is {tuning!r}; expected 'on' or 'off'")
     preload: tuple[bytes, ...] = ()
     candidates = [os.fsencode(_SYSTEM_LOADER)]
     wheel = _wheel_libraries()

@@ -32,8 +32,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     plural = "" if len(devices) == 1 else "s"
     print(f"clattn {clattn.__version__}, {len(devices)} OpenCL device{plural}")
-    for index, (device, word) in enumerate(zip(devices, words_of(devices), strict=True)):
+    indices = itertools.count()  # of the usable devices, as in clattn.devices()
+    for device, word in zip(devices, words_of(devices), strict=True):
         chosen = default is not None and device == default
+        index = next(indices) if device.usable else "-"
         print(f"\n{'*' if chosen else ' '} {index}  {device.name}")
         for label, text in _facts(device, word, chosen):
             print(f"     {label:<14} {text}")
@@ -79,7 +81,7 @@ def words_of(devices: Sequence[Device]) -> list[str]:
 def _facts(device: Device, word: str, chosen: bool) -> Iterator[tuple[str, str]]:
     """Yield the labelled lines of one device."""
     if device.usable:
-        yield "select with", f'"{word}", or a part of its name or platform'
+        yield "select with", f'"{word}", the number before its name, or a part of a name'
     else:
         yield "passed over", " ".join((device.reason or "no reason given").split())
     yield "platform", device.platform

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from clattn._core import Device, Tensor
-    from clattn._typing import Array
+    from clattn._typing import Array, DeviceLike
 
 __all__ = ["KVCache"]
 
@@ -46,7 +46,7 @@ class KVCache:
         Of values, Ev. Default: `head_size`.
     dtype : dtype
         float16, bfloat16, float32 or float64, of keys, values and queries.
-    device : Device or str, optional
+    device : Device, str or int, optional
         See `clattn.devices`. Default: `clattn.get_default_device`.
 
     Raises
@@ -77,7 +77,7 @@ class KVCache:
         head_size: int,
         v_head_size: int | None = None,
         dtype: DTypeLike = np.float32,
-        device: Device | str | None = None,
+        device: DeviceLike | None = None,
     ) -> None:
         batch = _size(batch, "batch", 1)
         num_kv_heads = _size(num_kv_heads, "num_kv_heads", 1)

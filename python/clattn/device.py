@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from clattn._core import Device
+    from clattn._typing import DeviceLike
 
 __all__ = ["devices", "get_default_device", "set_default_device", "use_device"]
 
@@ -46,14 +47,16 @@ def get_default_device() -> Device:
     return _core.find_device(None)
 
 
-def set_default_device(device: Device | str | None) -> None:
+def set_default_device(device: DeviceLike | None) -> None:
     """Set the device of later calls in this process; None restores the first choice.
 
     Parameters
     ----------
-    device : Device, str or None
-        A device; "cpu", "gpu" or "accelerator"; "gpu:1" for the second GPU; or a part of the name
-        of the device or its platform, in upper or lower case.
+    device : Device, str, int or None
+        A device; its index in `devices`; "cpu", "gpu" or "accelerator"; "gpu:1" for the second
+        GPU; "intel", "pocl", "nvidia", "amd" or "oclgrind" for a platform; or a part of the name
+        of a platform, else of a device, in upper or lower case. A name that fits several
+        platforms is refused.
 
     Raises
     ------
@@ -64,12 +67,12 @@ def set_default_device(device: Device | str | None) -> None:
 
 
 @contextmanager
-def use_device(device: Device | str) -> Iterator[Device]:
+def use_device(device: DeviceLike) -> Iterator[Device]:
     """Use a device for the calls inside a ``with`` block, in this thread or task only.
 
     Parameters
     ----------
-    device : Device or str
+    device : Device, str or int
         As for `set_default_device`.
 
     Raises

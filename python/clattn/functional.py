@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Literal
 
-    from clattn._core import Device
-    from clattn._typing import Array
+    from clattn._typing import Array, DeviceLike
 
 __all__ = ["scaled_dot_product_attention"]
 
@@ -32,7 +31,7 @@ def scaled_dot_product_attention(
     seed: int | None = None,
     return_lse: bool = False,
     out: Array | None = None,
-    device: Device | str | None = None,
+    device: DeviceLike | None = None,
     sinks: Array | None = None,
     query_offset: int | Sequence[int] | Array = 0,
     return_weights: bool = False,
@@ -84,7 +83,7 @@ def scaled_dot_product_attention(
     out : array of shape (..., Hq, L, Ev), optional
         The result is written here and `out` is returned; of query's dtype, with any strides.
         It may share memory with an input.
-    device : Device or str, optional
+    device : Device, str or int, optional
         Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
     sinks : array of shape (Hq,), optional
         A logit for each query head, of any float dtype, that takes part in the softmax's sum and

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from clattn._core import Device
-    from clattn._typing import Array
+    from clattn._typing import Array, DeviceLike
 
 __all__ = ["diagonal_matrix", "eye", "tril", "triu"]
 
@@ -28,7 +27,7 @@ def diagonal_matrix(
     *,
     dtype: DTypeLike | None = None,
     out: Array | None = None,
-    device: Device | str | None = None,
+    device: DeviceLike | None = None,
 ) -> Any:
     """Fill a band of diagonals with a value.
 
@@ -52,7 +51,7 @@ def diagonal_matrix(
     out : array of the result's shape and dtype, optional
         The result is written here and `out` is returned; with any strides. It may be the input
         itself, which is then changed in place. It may not share memory with the input otherwise.
-    device : Device or str, optional
+    device : Device, str or int, optional
         Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
 
     Returns
@@ -84,7 +83,7 @@ def eye(
     m: int | None = None,
     *,
     dtype: DTypeLike | None = np.float32,
-    device: Device | str | None = None,
+    device: DeviceLike | None = None,
 ) -> Any:
     """Return a matrix with ones on the main diagonal and zeros elsewhere.
 
@@ -96,7 +95,7 @@ def eye(
         Columns; default n.
     dtype : dtype
         As in `diagonal_matrix`.
-    device : Device or str, optional
+    device : Device, str or int, optional
         Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
 
     Returns

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from clattn import _core
 
 if TYPE_CHECKING:
-    from clattn._core import Device
-    from clattn._typing import Array
+    from clattn._typing import Array, DeviceLike
 
 __all__ = ["AttentionOutput", "attention"]
 
@@ -47,7 +46,7 @@ def attention(
     opset: int = 25,
     pre_errata: bool = False,
     return_qk: bool = False,
-    device: Device | str | None = None,
+    device: DeviceLike | None = None,
 ) -> AttentionOutput:
     """Compute ONNX ``Attention`` of opset 23, 24 or 25.
 
@@ -104,7 +103,7 @@ def attention(
         ``j <= i`` with any past, mode 1 after the mask, mode 2 after mask and softcap.
     return_qk : bool
         Also return the scores; without it they are never in memory.
-    device : Device or str, optional
+    device : Device, str or int, optional
         Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
 
     Returns

@@ -122,7 +122,7 @@ def test_an_unknown_default_changes_nothing(device, wrong):
         clattn.set_default_device(wrong)
     with pytest.raises(ValueError, match="device"), clattn.use_device(wrong):
         pass
-    for kind in (7, b"cpu", ["cpu"]):
+    for kind in (7.0, b"cpu", ["cpu"]):
         with pytest.raises(TypeError, match="device"):
             clattn.set_default_device(kind)
         with pytest.raises(TypeError, match="device"), clattn.use_device(kind):

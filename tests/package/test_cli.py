@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from clattn import _measuring
 from clattn.__main__ import main
-from support.helpers import WHAT_TO_INSTALL, no_opencl, png_size, run_cli
+from support.helpers import WHAT_TO_INSTALL, no_opencl, png_size, run, run_cli
 
 
 def test_the_listing_names_every_device():
@@ -50,6 +50,26 @@ def test_wrong_arguments(arguments):
     assert done.returncode not in (0, 1)
     assert "usage" in done.stderr.lower()
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("variable", ["CLATTN_MEMORY", "CLATTN_TUNING", "CLATTN_DEVICE"])
+def test_wrong_words_in_the_environment(variable):
+    """A line, no traceback."""
+    done = run_cli(env={variable: "nonsense"}, check_exit=False)
+    assert done.returncode != 0
+    assert variable in done.stderr and "nonsense" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_variable_that_hides_drivers_is_named(tmp_path):
+    done = run_cli(env=no_opencl(tmp_path), check_exit=False)
+    assert "the loader looks where OCL_ICD_VENDORS says: " in done.stderr
+
+
+def test_a_reader_that_leaves_early():
+    command = f"{sys.executable} -m clattn bench --list | true; exit ${{PIPESTATUS[0]}}"
+    done = run(["bash", "-c", command], timeout=60, check_exit=False, env=None, cwd=None)
+    assert (done.returncode in (0, 1), done.stderr) == (True, "")
 
 
 def test_help():
