@@ -56,6 +56,7 @@ __all__ = [
     "or_masks",
     "scaled_dot_product_attention",
     "set_default_device",
+    "show_config",
     "synchronize",
     "tensor",
     "tril",
@@ -65,6 +66,21 @@ __all__ = [
 ]
 
 _ON_DEMAND = ("dask", "mpi", "torch")
+
+
+def show_config() -> None:
+    """Print versions, environment variables, drivers, devices and the kernel cache.
+
+    ``python -m clattn doctor`` prints the same, tries a call on each device, and says what to do.
+
+    Raises
+    ------
+    ValueError
+        An environment variable of clattn has a wrong value.
+    """
+    from clattn import _doctor
+
+    _doctor.show()
 
 
 def __getattr__(name: str) -> Any:

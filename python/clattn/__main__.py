@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 import clattn
-from clattn import _drivers, _listing, _warm_up, demo
+from clattn import _doctor, _drivers, _listing, _warm_up, demo
 from clattn.bench import command as bench
 from clattn.tuner import command as tune
 
@@ -45,6 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             "warm-up",
             help="build programs ahead of time",
             description="Build the programs of later calls, and keep them on disk.",
+        )
+    )
+    _doctor.add_arguments(
+        commands.add_parser(
+            "doctor",
+            help="examine drivers, devices and the cache, for a report of a problem",
+            description="Say what there is, try a call on each device, and say what to do.",
         )
     )
     parser.set_defaults(run=_listing.run)

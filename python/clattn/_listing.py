@@ -37,8 +37,10 @@ def run(arguments: argparse.Namespace) -> int:
         chosen = default is not None and device == default
         index = next(indices) if device.usable else "-"
         print(f"\n{'*' if chosen else ' '} {index}  {device.name}")
-        for label, text in _facts(device, word, chosen):
+        for label, text in facts(device, word):
             print(f"     {label:<14} {text}")
+        if chosen:
+            print(f"     {'default':<14} yes")
     if problem:
         print(f"\nNo default device: {problem}", file=sys.stderr)
         return 1
@@ -78,8 +80,8 @@ def words_of(devices: Sequence[Device]) -> list[str]:
     return words
 
 
-def _facts(device: Device, word: str, chosen: bool) -> Iterator[tuple[str, str]]:
-    """Yield the labelled lines of one device."""
+def facts(device: Device, word: str) -> Iterator[tuple[str, str]]:
+    """Yield labels and texts about a device, which `word` names."""
     if device.usable:
         yield "select with", f'"{word}", the number before its name, or a part of a name'
     else:
@@ -101,8 +103,6 @@ def _facts(device: Device, word: str, chosen: bool) -> Iterator[tuple[str, str]]
             yield "not used", f"{capability}: {first}"
             for line in itertools.takewhile(_is_of_log, log):
                 yield "", line
-    if chosen:
-        yield "default", "yes"
 
 
 def _tuned(device: Device) -> str:

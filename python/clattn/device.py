@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copyreg
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from clattn import _core
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from clattn._core import Device
     from clattn._typing import DeviceLike
@@ -92,3 +93,27 @@ def use_device(device: DeviceLike) -> Iterator[Device]:
         yield chosen
     finally:
         _core.device_override.reset(token)
+
+
+def _find_again(platform: str, name: str, number: int) -> Device:
+    """Return a device that another process has pickled."""
+    alike = _alike(platform, name)
+    if number >= len(alike):
+        raise _core.DeviceError(
+            f"a pickled Device is number {number} of platform {platform!r} with the name {name!r}; "
+            f"here are {len(alike)} of these"
+        )
+    return alike[number]
+
+
+def _alike(platform: str, name: str) -> list[Device]:
+    return [d for d in _core.all_devices() if (d.platform, d.name) == (platform, name)]
+
+
+def _reduce(device: Device) -> tuple[Callable[..., Device], tuple[str, str, int]]:
+    """Pickle a device by its names; equal ones are told apart by their number."""
+    number = _alike(device.platform, device.name).index(device)
+    return _find_again, (device.platform, device.name, number)
+
+
+copyreg.pickle(_core.Device, _reduce)

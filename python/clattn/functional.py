@@ -35,6 +35,7 @@ def scaled_dot_product_attention(
     sinks: Array | None = None,
     query_offset: int | Sequence[int] | Array = 0,
     return_weights: bool = False,
+    layout: Literal["BHLE", "BLHE"] = "BHLE",
 ) -> Any:
     """Return ``softmax(scale * query @ key.T + attn_mask) @ value``.
 
@@ -95,6 +96,10 @@ def scaled_dot_product_attention(
         or more.
     return_weights : bool
         Also return the weights, before any are dropped. They take memory for (..., Hq, L, S).
+    layout : {"BHLE", "BLHE"}
+        "BLHE": `query`, `key`, `value`, `out` and the result have their heads after their rows,
+        (..., L, H, E). `attn_mask`, log-sum-exp and weights are as they are without. Arrays in the
+        wrong layout give wrong results, without an error if H, L and S are such that they fit.
 
     Returns
     -------
@@ -148,6 +153,7 @@ def scaled_dot_product_attention(
         sinks,
         offsets(query_offset),
         return_weights,
+        layout,
         None,
         None,
     )

@@ -85,7 +85,8 @@ def attention(
         Numbers of heads; for four dimensions they have to agree with the shapes.
     qk_matmul_output_mode : int
         The stage of the scores that `return_qk` returns: 0 the scaled products, 1 after the
-        softcap, 2 after softcap and mask, 3 after the softmax.
+        softcap, 2 after softcap and mask, 3 after the softmax. Refused without `return_qk`, except
+        for 0.
     scale : float, optional
         0 or more (the specification scales Q and K by its square root). Default
         ``1 / sqrt(E)``.

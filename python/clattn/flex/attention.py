@@ -153,6 +153,7 @@ def flex_attention(
         sinks,
         offsets(query_offset),
         False,
+        "BHLE",
         mods,
         blocks,
     )
