@@ -257,7 +257,7 @@ static PyGetSetDef device_getset[] = {
 };
 
 static PyMethodDef device_type_methods[] = {
-    {"_repr_html_", device_html, METH_NOARGS, "_repr_html_()\n--\n\nA table for notebooks."},
+    {"_repr_html_", device_html, METH_NOARGS, "_repr_html_($self)\n--\n\nA table for notebooks."},
     {NULL, NULL, 0, NULL},
 };
 

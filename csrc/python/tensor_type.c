@@ -442,7 +442,7 @@ static PyMethodDef methods[] = {
     {"to", to, METH_O,
      "to($self, device, /)\n--\n\n"
      "The Tensor itself if it is on that device, else a copy there."},
-    {"_repr_html_", html, METH_NOARGS, "_repr_html_()\n--\n\nA table for notebooks."},
+    {"_repr_html_", html, METH_NOARGS, "_repr_html_($self)\n--\n\nA table for notebooks."},
     {"__reduce__", refuse_pickling, METH_NOARGS, NULL},
     {"__reduce_ex__", refuse_pickling, METH_O, NULL},
     {"numpy", numpy, METH_NOARGS,
