@@ -28,6 +28,15 @@ ca_device_open(ca_device *device, ca_error *error)
     const ca_cl *cl = device->cl;
     ca_status status = CA_OK;
     cl_int code = CL_SUCCESS;
+    if (device->adopted.queue != NULL) {
+        code = cl->clRetainContext(device->adopted.context);
+        CA_TRY(ca_cl_check(code, "clRetainContext", device->info.name, error));
+        device->context = device->adopted.context;
+        code = cl->clRetainCommandQueue(device->adopted.queue);
+        CA_TRY(ca_cl_check(code, "clRetainCommandQueue", device->info.name, error));
+        device->queue = device->adopted.queue;
+        goto done;
+    }
     const cl_context_properties properties[] = {CL_CONTEXT_PLATFORM,
                                                 (cl_context_properties)device->platform, 0};
     device->context = cl->clCreateContext(properties, 1, &device->id, NULL, NULL, &code);

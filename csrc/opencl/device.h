@@ -47,11 +47,18 @@ typedef struct {
 
 struct ca_storage; /* storage.c */
 
+/* A context and a queue of another library, which the device uses in place of its own. */
+typedef struct {
+    cl_context context;
+    cl_command_queue queue; /* NULL: the device makes its own */
+} ca_adopted_queue;
+
 #define CA_POOL_SLOTS 64
 
 /* Kept by storage.c, changed under `lock`: released memory, oldest first. */
 typedef struct {
     struct ca_storage *slots[CA_POOL_SLOTS];
+    struct ca_storage *adopted; /* a list: buffers of other libraries */
     struct ca_storage *leaving; /* a list, to be freed once no call uses them */
     size_t leaving_bytes;
     size_t leaving_blocks;
@@ -93,7 +100,9 @@ struct ca_device {
 
     ca_mutex build_lock;
     ca_mutex lock;
-    cl_context context; /* NULL until the device is prepared, like the queues */
+    ca_adopted_queue adopted;
+    _Atomic(ca_device *) next; /* the next device of an adopted queue */
+    cl_context context;        /* NULL until the device is prepared, like the queues */
     cl_command_queue queue;
     /* Runs a kernel in the thread that enqueues it; enqueueing returns when the kernel is
        done. NULL: the device cannot do so, or has to copy memory. */
@@ -110,7 +119,7 @@ struct ca_device {
 ca_status ca_check_fork(const ca_fork_guard *guard, ca_error *error);
 ca_status ca_device_check_fork(const ca_device *device, ca_error *error);
 
-/* Make the context and the queues, under the build_lock. After a failure some of them may
+/* Make the context and the queues, or take the adopted ones, under the build_lock. After a failure some of them may
    be there, for ca_device_close. */
 ca_status ca_device_open(ca_device *device, ca_error *error);
 

@@ -13,7 +13,8 @@
 
 #include "base/status.h"
 
-/* Required functions, then those of OpenCL 2.0, which are NULL if the loader is older. */
+/* Required functions, then others, which are NULL if the loader lacks them: one of OpenCL 2.0, and
+   those that take over queues and buffers of other libraries. */
 #define CA_CL_FUNCTIONS(X)                                                                         \
     X(clGetPlatformIDs)                                                                            \
     X(clGetPlatformInfo)                                                                           \
@@ -47,7 +48,13 @@
     X(clFlush)                                                                                     \
     X(clFinish)
 
-#define CA_CL_OPTIONAL_FUNCTIONS(X) X(clSetKernelArgSVMPointer)
+#define CA_CL_OPTIONAL_FUNCTIONS(X)                                                                \
+    X(clSetKernelArgSVMPointer)                                                                    \
+    X(clGetCommandQueueInfo)                                                                       \
+    X(clGetMemObjectInfo)                                                                          \
+    X(clRetainCommandQueue)                                                                        \
+    X(clRetainContext)                                                                             \
+    X(clRetainMemObject)
 
 typedef struct {
     void *library;

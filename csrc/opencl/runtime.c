@@ -19,6 +19,8 @@ struct ca_runtime {
     ca_fork_guard fork_guard;
     ca_device *devices;
     int device_count;
+    ca_mutex adopting;            /* held while a queue is adopted */
+    _Atomic(ca_device *) adopted; /* a list */
 };
 
 static ca_status
@@ -45,6 +47,7 @@ ca_runtime_open(const char *const *preload, const char *const *candidates, const
         CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory for the runtime"));
     }
     ca_fork_guard_init(&opened->fork_guard);
+    ca_mutex_init(&opened->adopting);
     if (cache_folder != NULL) {
         size_t size = strlen(cache_folder) + 1;
         opened->cache_folder = malloc(size);
@@ -81,6 +84,19 @@ close_device(ca_device *device)
     ca_device_close(device);
 }
 
+/* Release all that the device holds, for good. */
+static void
+end_device(ca_device *device)
+{
+    close_device(device);
+    ca_error_clear(&device->failure);
+    for (int n = 0; n < CA_CAPABILITIES; n++) {
+        ca_error_clear(&device->lacks[n]);
+    }
+    ca_mutex_destroy(&device->lock);
+    ca_mutex_destroy(&device->build_lock);
+}
+
 /* In a forked child the parent owns OpenCL's objects, and a thread that does not exist in
    the child may hold a lock. Leave both alone and free only the runtime itself. */
 void
@@ -91,14 +107,19 @@ ca_runtime_close(ca_runtime *runtime)
     }
     bool stale = ca_fork_guard_is_child(&runtime->fork_guard);
     for (int i = 0; i < runtime->device_count && !stale; i++) {
-        ca_device *device = &runtime->devices[i];
-        close_device(device);
-        ca_error_clear(&device->failure);
-        for (int n = 0; n < CA_CAPABILITIES; n++) {
-            ca_error_clear(&device->lacks[n]);
+        end_device(&runtime->devices[i]);
+    }
+    for (ca_device *device = runtime->adopted, *next; device != NULL; device = next) {
+        next = device->next;
+        if (!stale) {
+            end_device(device);
+            runtime->cl.clReleaseCommandQueue(device->adopted.queue);
+            runtime->cl.clReleaseContext(device->adopted.context);
         }
-        ca_mutex_destroy(&device->lock);
-        ca_mutex_destroy(&device->build_lock);
+        free(device);
+    }
+    if (!stale) {
+        ca_mutex_destroy(&runtime->adopting);
     }
     ca_fork_guard_destroy(&runtime->fork_guard);
     free(runtime->devices);
@@ -115,7 +136,14 @@ ca_runtime_device_count(const ca_runtime *runtime)
 ca_device *
 ca_runtime_device(const ca_runtime *runtime, int index)
 {
-    return &runtime->devices[index];
+    if (index < runtime->device_count) {
+        return &runtime->devices[index];
+    }
+    ca_device *device = runtime->adopted;
+    for (int i = runtime->device_count; i < index && device != NULL; i++) {
+        device = device->next;
+    }
+    return device;
 }
 
 bool
@@ -264,6 +292,146 @@ ca_device_find_pairs(ca_device *device, ca_error *error)
     }
     ca_mutex_unlock(&device->build_lock);
     return CA_OK;
+}
+
+/* ---- queues of other libraries ---- */
+
+bool
+ca_device_is_adopted(const ca_device *device)
+{
+    return device->adopted.queue != NULL;
+}
+
+/* Make a device that is `base`, but for the context, the queue, and how it reaches memory. */
+static ca_device *
+new_adopted(ca_device *base, const ca_adopted_queue *adopted)
+{
+    ca_device *device = calloc(1, sizeof *device);
+    if (device == NULL) {
+        return NULL;
+    }
+    device->cl = base->cl;
+    device->fork_guard = base->fork_guard;
+    device->cache_folder = base->cache_folder;
+    device->platform = base->platform;
+    device->id = base->id;
+    ca_mutex_lock(&base->build_lock);
+    device->info = base->info;
+    ca_mutex_unlock(&base->build_lock);
+    device->info.bfloat16_pairs = false; /* not asked for yet */
+    device->info.memory = CA_MEMORY_COPY;
+    device->info.tuning = &device->tuning;
+    atomic_init(&device->tuning.in_use, atomic_load(&base->tuning.in_use));
+    for (int n = 0; n < CA_TUNING_WORDS; n++) {
+        atomic_init(&device->tuning.words[n], atomic_load(&base->tuning.words[n]));
+    }
+    device->system_svm = base->system_svm;
+    device->is_host = base->is_host;
+    device->adopted = *adopted;
+    ca_mutex_init(&device->build_lock);
+    ca_mutex_init(&device->lock);
+    return device;
+}
+
+/* Find out the queue's context and device. */
+static ca_status
+inspect_queue(const ca_cl *cl, ca_adopted_queue *adopted, cl_device_id *id, ca_error *error)
+{
+    const char *call = "clGetCommandQueueInfo";
+    const char *whose = "of queue";
+    cl_command_queue queue = adopted->queue;
+    cl_command_queue_properties properties = 0;
+    ca_status status = CA_OK;
+    if (cl->clGetCommandQueueInfo == NULL || cl->clGetMemObjectInfo == NULL ||
+        cl->clRetainCommandQueue == NULL || cl->clRetainContext == NULL ||
+        cl->clRetainMemObject == NULL) {
+        CA_TRY(ca_error_set(error, CA_ERROR_DEVICE,
+                            "the OpenCL loader lacks functions that take over a queue"));
+    }
+    CA_TRY(ca_cl_check(cl->clGetCommandQueueInfo(queue, CL_QUEUE_CONTEXT, sizeof(cl_context),
+                                                 &adopted->context, NULL),
+                       call, whose, error));
+    CA_TRY(ca_cl_check(cl->clGetCommandQueueInfo(queue, CL_QUEUE_DEVICE, sizeof *id, id, NULL),
+                       call, whose, error));
+    CA_TRY(ca_cl_check(
+        cl->clGetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES, sizeof properties, &properties, NULL),
+        call, whose, error));
+    if ((properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE) != 0) {
+        CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
+                            "queue runs its commands out of order; expected one in order"));
+    }
+done:
+    return status;
+}
+
+/* Retain the queue and its context, and append a device for them. Under `adopting`. */
+static ca_status
+append_adopted(ca_runtime *runtime, ca_device *base, const ca_adopted_queue *adopted,
+               ca_device **device, ca_error *error)
+{
+    const ca_cl *cl = &runtime->cl;
+    const char *name = base->info.name;
+    ca_device *made = new_adopted(base, adopted);
+    if (made == NULL) {
+        return ca_error_set(error, CA_ERROR_MEMORY, "no memory for a device");
+    }
+    ca_status status =
+        ca_cl_check(cl->clRetainContext(adopted->context), "clRetainContext", name, error);
+    if (status == CA_OK) {
+        status = ca_cl_check(cl->clRetainCommandQueue(adopted->queue), "clRetainCommandQueue", name,
+                             error);
+        if (status != CA_OK) {
+            cl->clReleaseContext(adopted->context);
+        }
+    }
+    if (status != CA_OK) {
+        ca_mutex_destroy(&made->lock);
+        ca_mutex_destroy(&made->build_lock);
+        free(made);
+        return status;
+    }
+    _Atomic(ca_device *) *link = &runtime->adopted;
+    while (*link != NULL) {
+        link = &(*link)->next;
+    }
+    *link = made;
+    *device = made;
+    return CA_OK;
+}
+
+ca_status
+ca_runtime_adopt(ca_runtime *runtime, void *queue, ca_device **device, ca_error *error)
+{
+    ca_adopted_queue adopted = {.queue = queue};
+    cl_device_id id = NULL;
+    ca_device *base = NULL;
+    ca_device *found = NULL;
+    ca_status status = CA_OK;
+    CA_TRY(ca_runtime_check_fork(runtime, error));
+    CA_TRY(inspect_queue(&runtime->cl, &adopted, &id, error));
+    for (int i = 0; i < runtime->device_count && base == NULL; i++) {
+        base = runtime->devices[i].id == id ? &runtime->devices[i] : NULL;
+    }
+    if (base == NULL) {
+        CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
+                            "the device of queue is none of those that clattn lists; expected one "
+                            "of clattn.devices()"));
+    }
+    CA_TRY(ca_device_prepare(base, error)); /* its capabilities are final then */
+    ca_mutex_lock(&runtime->adopting);
+    found = runtime->adopted;
+    while (found != NULL && found->adopted.queue != queue) {
+        found = found->next;
+    }
+    if (found == NULL) {
+        status = append_adopted(runtime, base, &adopted, &found, error);
+    }
+    ca_mutex_unlock(&runtime->adopting);
+    CA_TRY(status);
+    CA_TRY(ca_device_prepare(found, error));
+    *device = found;
+done:
+    return status;
 }
 
 /* ---- finding a device ---- */

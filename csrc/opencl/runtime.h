@@ -30,7 +30,19 @@ void ca_runtime_close(ca_runtime *runtime); /* NULL is fine */
 ca_status ca_runtime_check_fork(const ca_runtime *runtime, ca_error *error);
 
 int ca_runtime_device_count(const ca_runtime *runtime);
+
+/* The device of that index. Devices of adopted queues follow those of the list, in the order in
+   which they came; NULL follows the last. */
 ca_device *ca_runtime_device(const ca_runtime *runtime, int index);
+
+/* The device that runs its calls in a queue of another library, a cl_command_queue, and in the
+   queue's context; the same one each time. The device reaches memory by copies and buffers, and
+   keeps queue and context until the runtime is closed. CA_ERROR_VALUE if the queue is out of order,
+   or its device is none of the list; CA_ERROR_DEVICE if the device is unusable. */
+ca_status ca_runtime_adopt(ca_runtime *runtime, void *queue, ca_device **device, ca_error *error);
+
+/* True if the device runs its calls in a queue of another library. */
+bool ca_device_is_adopted(const ca_device *device);
 
 /* The first usable device, prepared. CA_ERROR_DEVICE with each device's reason when none is
    usable. */

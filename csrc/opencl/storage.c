@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * A storage of a CPU is host memory, with a buffer over it if kernels take no addresses.
- * A storage of another device is a buffer, beside addresses without memory behind them.
+ * A storage of another device is a buffer, beside addresses without memory behind them. So is a
+ * buffer of another library that a device with an adopted queue uses.
  */
 #include "opencl/storage.h"
 
@@ -18,7 +19,9 @@ struct ca_storage {
     atomic_int references;
     atomic_bool shared;
     _Atomic(uint64_t) ticket; /* the last pending call that uses the memory */
-    ca_storage *next;         /* in ca_pool's list `leaving` */
+    ca_storage *next;         /* in ca_pool's list `leaving` or `adopted` */
+    bool adopted;
+    bool read_only;
 };
 
 /* ---- making and freeing ---- */
@@ -313,15 +316,137 @@ ca_storage_drop(ca_storage *storage)
     }
 }
 
+/* Returns the live storage of the buffer with one more reference, or NULL. Under the lock. */
+static ca_storage *
+find_adopted(ca_device *device, cl_mem buffer)
+{
+    ca_storage *found = device->pool.adopted;
+    while (found != NULL && found->buffer != buffer) {
+        found = found->next;
+    }
+    if (found != NULL) {
+        ca_storage_retain(found);
+    }
+    return found;
+}
+
+/* Make a storage of the buffer, and put it into the list. Under the lock. */
+static ca_storage *
+new_adopted(ca_device *device, cl_mem buffer, size_t bytes, bool read_only)
+{
+    ca_storage *storage = calloc(1, sizeof *storage);
+    void *address = storage != NULL ? ca_addresses_reserve(bytes) : NULL;
+    if (address == NULL || device->cl->clRetainMemObject(buffer) != CL_SUCCESS) {
+        if (address != NULL) {
+            ca_addresses_release(address, bytes);
+        }
+        free(storage);
+        return NULL;
+    }
+    storage->block = (ca_block){address, bytes};
+    storage->device = device;
+    storage->buffer = buffer;
+    storage->adopted = true;
+    storage->read_only = read_only;
+    atomic_init(&storage->references, 1);
+    storage->next = device->pool.adopted;
+    device->pool.adopted = storage;
+    return storage;
+}
+
+ca_status
+ca_storage_adopt(ca_device *device, void *buffer, const char *what, ca_storage **storage,
+                 size_t *offset, ca_error *error)
+{
+    cl_mem whole = buffer;
+    cl_mem parent = NULL;
+    cl_mem_object_type type = 0;
+    cl_context context = NULL;
+    cl_mem_flags flags = 0;
+    size_t bytes = 0;
+    const struct {
+        cl_mem_info what;
+        size_t size;
+        void *value;
+    } asked[] = {
+        {CL_MEM_TYPE, sizeof type, &type},
+        {CL_MEM_CONTEXT, sizeof(cl_context), &context},
+        {CL_MEM_FLAGS, sizeof flags, &flags},
+        {CL_MEM_OFFSET, sizeof *offset, offset},
+        {CL_MEM_ASSOCIATED_MEMOBJECT, sizeof(cl_mem), &parent},
+        {CL_MEM_SIZE, sizeof bytes, &bytes}, /* the last, of the parent */
+    };
+    ca_status status = ca_device_check_fork(device, error);
+    for (size_t n = 0; n < sizeof asked / sizeof asked[0] && status == CA_OK; n++) {
+        whole = parent != NULL ? parent : buffer;
+        status = ca_cl_check(
+            device->cl->clGetMemObjectInfo(asked[n].value == &bytes ? whole : buffer, asked[n].what,
+                                           asked[n].size, asked[n].value, NULL),
+            "clGetMemObjectInfo", device->info.name, error);
+    }
+    if (status == CA_OK && (type != CL_MEM_OBJECT_BUFFER || context != device->context)) {
+        status = ca_error_set(error, CA_ERROR_VALUE,
+                              "%s lies in %s; expected a buffer of the context of its queue", what,
+                              type != CL_MEM_OBJECT_BUFFER ? "an OpenCL image or pipe"
+                                                           : "a buffer of another OpenCL context");
+    }
+    if (status != CA_OK) {
+        return status;
+    }
+    ca_mutex_lock(&device->lock);
+    *storage = find_adopted(device, whole);
+    if (*storage == NULL) {
+        *storage = new_adopted(device, whole, bytes, (flags & CL_MEM_READ_ONLY) != 0);
+    }
+    ca_mutex_unlock(&device->lock);
+    return *storage != NULL ? CA_OK
+                            : ca_error_set(error, CA_ERROR_MEMORY,
+                                           "no memory to take over a buffer of %zu bytes", bytes);
+}
+
+bool
+ca_storage_is_writeable(const ca_storage *storage)
+{
+    return !storage->read_only;
+}
+
 void
 ca_storage_retain(ca_storage *storage)
 {
     atomic_fetch_add(&storage->references, 1);
 }
 
+/* Let a buffer of another library go; OpenCL keeps the buffer while commands use it.
+   ca_storage_adopt may find the storage until its last reference is gone, so that happens under the
+   lock. */
+static void
+release_adopted(ca_storage *storage)
+{
+    ca_device *device = storage->device;
+    ca_mutex_lock(&device->lock);
+    bool last = atomic_fetch_sub(&storage->references, 1) == 1;
+    if (last) {
+        ca_storage **link = &device->pool.adopted;
+        while (*link != storage) {
+            link = &(*link)->next;
+        }
+        *link = storage->next;
+    }
+    ca_mutex_unlock(&device->lock);
+    if (last) {
+        free_storage(storage);
+    }
+}
+
 void
 ca_storage_release(ca_storage *storage)
 {
+    if (storage != NULL && storage->adopted) {
+        if (!ca_fork_guard_is_child(storage->device->fork_guard)) {
+            release_adopted(storage);
+        }
+        return;
+    }
     if (storage == NULL || atomic_fetch_sub(&storage->references, 1) != 1) {
         return;
     }

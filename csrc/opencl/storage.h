@@ -30,6 +30,16 @@ ca_status ca_storage_keep(ca_device *device, size_t bytes, ca_storage **storage,
    any more. NULL frees nothing. */
 void ca_storage_drop(ca_storage *storage);
 
+/* Make a storage of a buffer of another library, a cl_mem of the device's context. Live storages of
+   one buffer are the same storage. A sub-buffer counts as a part of its parent: *offset is the first
+   byte of `buffer`. The pool and ca_memory_stats leave the memory out. CA_ERROR_VALUE naming `what`
+   for another context, and for memory that is no buffer. */
+ca_status ca_storage_adopt(ca_device *device, void *buffer, const char *what, ca_storage **storage,
+                           size_t *offset, ca_error *error);
+
+/* True if kernels may write to the memory. */
+bool ca_storage_is_writeable(const ca_storage *storage);
+
 void ca_storage_retain(ca_storage *storage);
 
 /* The last release gives the memory to the pool, without waiting for calls that use it: the pool's

@@ -6,6 +6,7 @@
 #include "python/dlpack_export.h"
 #include "python/dlpack_import.h"
 #include "python/error.h"
+#include "python/pyopencl.h"
 #include "python/tensor.h"
 
 /* True if NumPy can make an array of the object. */
@@ -22,7 +23,7 @@ ca_py_is_array(const ca_state *state, PyObject *object)
 {
     return ca_py_is_ndarray(object) || ca_py_is_tensor(state, object) ||
            (ca_py_is_numpy_scalar(object) && !PyFloat_Check(object)) || ca_py_has_dlpack(object) ||
-           numpy_takes(object);
+           ca_py_is_pyopencl(object) || numpy_takes(object);
 }
 
 static int
@@ -85,6 +86,14 @@ ca_py_array(const ca_state *state, PyObject *object, const char *name, ca_py_dty
     }
     if (ca_py_has_dlpack(object)) {
         return array_from_dlpack(object, name, dtypes, tensor, keep);
+    }
+    if (ca_py_is_pyopencl(object)) {
+        *keep = ca_py_pyopencl_tensor(object, name);
+        if (*keep == NULL) {
+            return -1;
+        }
+        *tensor = ((ca_py_tensor *)*keep)->view;
+        return ca_py_check_dtype(tensor->dtype, dtypes, name);
     }
     if (!numpy_takes(object)) {
         return refuse(object, name);
@@ -201,6 +210,7 @@ open_ndarray(PyObject *object, ca_dtype dtype, const char *origin, ca_py_out *ou
 {
     PyObject *keep = NULL;
     out->shell = Py_NewRef(object);
+    out->target = Py_NewRef(object);
     if (!ca_py_array_has_dtype(object, dtype)) {
         PyObject *descr = PyObject_GetAttrString(object, "dtype");
         if (descr != NULL) {
@@ -237,12 +247,27 @@ open_other(const ca_state *state, PyObject *object, ca_py_out *out)
         out->tensor = import.tensor;
         out->usable = is_aligned(&out->tensor);
         out->writeable = !import.read_only;
+    } else if (ca_py_is_pyopencl(object)) {
+        keep = ca_py_pyopencl_tensor(object, "out");
+        if (keep == NULL) {
+            return -1;
+        }
+        out->tensor = ((ca_py_tensor *)keep)->view;
+        out->writeable = ca_storage_is_writeable(((ca_py_tensor *)keep)->storage);
     } else {
         return refuse(object, "out");
     }
     out->shell = ca_py_array_over(&out->tensor, NULL, true, keep);
+    out->target = out->tensor.block != NULL ? Py_NewRef(keep) : Py_XNewRef(out->shell);
     Py_DECREF(keep);
     return out->shell != NULL ? 0 : -1;
+}
+
+void
+ca_py_out_close(ca_py_out *out)
+{
+    Py_CLEAR(out->shell);
+    Py_CLEAR(out->target);
 }
 
 int

@@ -10,7 +10,7 @@
 #include "python/state.h"
 
 /* Reads `object`, argument `name`, as a tensor. *keep is a new reference that owns the memory: the
-   array itself, what its library handed out, or a copy if the elements are misaligned or
+   array itself, a Tensor of an Array of pyopencl, what its library handed out, or a copy if the elements are misaligned or
    byte-swapped. Returns -1 with a TypeError if `object` is no array of one of the dtypes, with a
    ValueError if its library does not hand it out. */
 int ca_py_array(const ca_state *state, PyObject *object, const char *name, ca_py_dtypes dtypes,
@@ -31,12 +31,15 @@ typedef struct {
     ca_tensor tensor; /* the memory of `out` itself only if `usable` */
     bool usable;      /* kernels can write to it: native, aligned, and so on */
     bool writeable;
-    PyObject *shell; /* owned: a NumPy array of that memory, `out` itself if it is one */
+    PyObject *shell;  /* owned: a NumPy array of that memory, `out` itself if it is one */
+    PyObject *target; /* owned: takes a copy of the result; a Tensor, or the shell */
 } ca_py_out;
 
+void ca_py_out_close(ca_py_out *out);
+
 /* Checks that `object` can take a result of that shape and dtype. `origin` says in messages where
-   the dtype comes from: "that of query". `out` starts as zeros. The caller releases out->shell in
-   any case. Returns -1 with an exception. */
+   the dtype comes from: "that of query". `out` starts as zeros. The caller closes it in any
+   case. Returns -1 with an exception. */
 int ca_py_out_open(const ca_state *state, PyObject *object, ca_dtype dtype, const char *origin,
                    int ndim, const int64_t *shape, ca_py_out *out);
 

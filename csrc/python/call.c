@@ -5,6 +5,7 @@
 
 #include "attention/run.h"
 #include "python/error.h"
+#include "python/pyopencl.h"
 #include "python/runtime.h"
 #include "python/tensor.h"
 
@@ -44,20 +45,31 @@ refuse_devices(const char *name, const ca_device *device, const char *other_name
 {
     const ca_device_info *info = ca_device_get_info(device);
     const ca_device_info *other_info = ca_device_get_info(other);
-    return ca_py_raise(PyExc_ValueError,
-                       "%s is on device '%s' (%s), %s is '%s' (%s); expected one device: move a "
-                       "Tensor with .to(device)",
-                       name, info->name, info->platform, other_name, other_info->name,
-                       other_info->platform);
+    return ca_py_raise(
+        PyExc_ValueError, "%s is on device '%s' (%s), %s is '%s' (%s); expected one device: %s",
+        name, info->name, info->platform, other_name, other_info->name, other_info->platform,
+        ca_device_is_adopted(device) || ca_device_is_adopted(other)
+            ? "arrays of pyopencl, Tensors beside them and the argument device "
+              "have one queue, see clattn.Device.from_pyopencl"
+            : "move a Tensor with .to(device)");
 }
 
 int
 ca_py_call_note(ca_py_call *call, PyObject *object, const char *name)
 {
-    if (!ca_py_is_tensor(call->state, object)) {
+    ca_device *device = NULL;
+    if (ca_py_is_tensor(call->state, object)) {
+        device = ca_py_tensor_device(object);
+    } else if (object == Py_None || ca_py_is_ndarray(object) || !ca_py_is_pyopencl(object)) {
         return 0;
+    } else {
+        PyObject *tensor = ca_py_pyopencl_tensor(object, name);
+        if (tensor == NULL) {
+            return -1;
+        }
+        device = ca_py_tensor_device(tensor);
+        Py_DECREF(tensor);
     }
-    ca_device *device = ca_py_tensor_device(object);
     if (call->device != NULL && call->device != device) {
         char other[64];
         snprintf(other, sizeof(other), "that of %s", call->holder);
@@ -80,7 +92,7 @@ ca_py_call_array(ca_py_call *call, PyObject *object, const char *name, ca_py_dty
         return -1;
     }
     call->keep[call->kept++] = keep;
-    return ca_py_call_note(call, object, name);
+    return ca_py_call_note(call, keep, name);
 }
 
 int
@@ -111,8 +123,14 @@ ca_py_call_host_array(ca_py_call *call, PyObject *object, const char *name, ca_p
         (void)ca_py_array_describe(elements, dtype, tensor);
         return 0;
     }
-    if (!ca_py_is_numpy_scalar(object)) {
+    if (!ca_py_is_numpy_scalar(object) && !ca_py_is_pyopencl(object)) {
         return ca_py_call_optional(call, object, name, dtypes, tensor);
+    }
+    if (!ca_py_is_numpy_scalar(object)) {
+        PyObject *held = ca_py_pyopencl_tensor(object, name);
+        int result = held != NULL ? ca_py_call_host_array(call, held, name, dtypes, tensor) : -1;
+        Py_XDECREF(held);
+        return result;
     }
     PyObject *array = ca_py_ndarray_from(object);
     int result = array != NULL ? ca_py_call_array(call, array, name, dtypes, tensor) : -1;
@@ -163,10 +181,14 @@ PyObject *
 ca_py_call_result(const ca_py_call *call, PyObject *like, ca_dtype dtype, int ndim,
                   const int64_t *shape, ca_tensor *tensor)
 {
-    if (like == NULL || !ca_py_is_tensor(call->state, like)) {
+    PyObject *result = NULL;
+    if (like != NULL && ca_py_is_tensor(call->state, like)) {
+        result = ca_py_tensor_empty(call->state, call->device, dtype, ndim, shape);
+    } else if (like != NULL && !ca_py_is_ndarray(like) && ca_py_is_pyopencl(like)) {
+        result = ca_py_pyopencl_empty(like, dtype, ndim, shape);
+    } else {
         return ca_py_host_result(like, dtype, ndim, shape, tensor);
     }
-    PyObject *result = ca_py_tensor_empty(call->state, call->device, dtype, ndim, shape);
     if (result != NULL) {
         *tensor = ((ca_py_tensor *)result)->view;
     }
@@ -176,9 +198,11 @@ ca_py_call_result(const ca_py_call *call, PyObject *like, ca_dtype dtype, int nd
 PyObject *
 ca_py_call_give(const ca_py_call *call, PyObject *like, ca_dtype dtype, PyObject *result)
 {
-    return ca_py_is_tensor(call->state, result) || result == Py_None
-               ? Py_NewRef(result)
-               : ca_py_give(call->state, like, dtype, result);
+    if (ca_py_is_tensor(call->state, result)) {
+        PyObject *owner = ((ca_py_tensor *)result)->owner;
+        return Py_NewRef(owner != NULL ? owner : result);
+    }
+    return result == Py_None ? Py_NewRef(result) : ca_py_give(call->state, like, dtype, result);
 }
 
 int

@@ -59,7 +59,8 @@ int ca_py_call_ready(ca_py_call *call, PyObject *device_argument);
 int ca_py_call_device(const ca_py_call *call, ca_device **device);
 
 /* Makes a new result of the kind of `like`, described by *tensor: a Tensor on the call's device if
-   `like` is a Tensor, else memory of the host, which ca_py_call_give turns into an array of the
+   `like` is a Tensor or an Array of pyopencl, which ca_py_call_give turns into an
+   Array again; else memory of the host, which ca_py_call_give turns into an array of the
    library of `like`. `like` NULL: NumPy's. */
 PyObject *ca_py_call_result(const ca_py_call *call, PyObject *like, ca_dtype dtype, int ndim,
                             const int64_t *shape, ca_tensor *tensor);

@@ -171,8 +171,9 @@ static PyObject *
 device_repr(PyObject *self)
 {
     const ca_device_info *info = info_of(self);
-    return PyUnicode_FromFormat("<clattn.Device %s: %s (%s)>", type_names[info->type], info->name,
-                                info->platform);
+    bool adopted = ca_device_is_adopted(ca_py_device_get(self));
+    return PyUnicode_FromFormat("<clattn.Device %s: %s (%s)%s>", type_names[info->type], info->name,
+                                info->platform, adopted ? ", in a queue of pyopencl" : "");
 }
 
 PyObject *
@@ -189,6 +190,34 @@ device_html(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     return ca_py_html("of_device", self);
 }
+
+static PyObject *
+from_pyopencl(PyObject *Py_UNUSED(none), PyObject *queue)
+{
+    PyObject *module = PyImport_ImportModule("clattn._pyopencl");
+    PyObject *device = module != NULL ? PyObject_CallMethod(module, "device_of", "O", queue) : NULL;
+    Py_XDECREF(module);
+    return device;
+}
+
+static PyMethodDef device_methods[] = {
+    {"_repr_html_", device_html, METH_NOARGS, "_repr_html_($self)\n--\n\nA table for notebooks."},
+    {"from_pyopencl", from_pyopencl, METH_O | METH_STATIC,
+     "from_pyopencl(queue, /)\n--\n\n"
+     "Return the device that runs calls in a queue of pyopencl.\n\n"
+     "The calls are enqueued in that queue, so they run in the order of its other\n"
+     "commands. The same queue gives the same device. clattn keeps the queue and its\n"
+     "context until the process ends.\n\n"
+     "Parameters\n----------\n"
+     "queue : pyopencl.CommandQueue\n"
+     "    It runs its commands in order, on one of the devices that clattn lists.\n\n"
+     "Raises\n------\n"
+     "TypeError\n    Not a queue of pyopencl.\n"
+     "ValueError\n    The queue is out of order, or of a device that clattn does not list.\n"
+     "DeviceError\n    The device is not usable.\n"
+     "ImportError\n    pyopencl is not installed."},
+    {NULL, NULL, 0, NULL},
+};
 
 static PyObject *
 device_richcompare(PyObject *self, PyObject *other, int operation)
@@ -256,11 +285,6 @@ static PyGetSetDef device_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyMethodDef device_type_methods[] = {
-    {"_repr_html_", device_html, METH_NOARGS, "_repr_html_($self)\n--\n\nA table for notebooks."},
-    {NULL, NULL, 0, NULL},
-};
-
 static PyType_Slot device_slots[] = {
     {Py_tp_doc, "An OpenCL device, as `clattn.devices()` lists them.\n\n"
                 "Usable wherever a function takes ``device=``. Two are equal when they\n"
@@ -271,7 +295,7 @@ static PyType_Slot device_slots[] = {
     {Py_tp_traverse, device_traverse},
     {Py_tp_dealloc, device_dealloc},
     {Py_tp_getset, device_getset},
-    {Py_tp_methods, device_type_methods},
+    {Py_tp_methods, device_methods},
     {0, NULL},
 };
 

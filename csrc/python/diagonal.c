@@ -185,9 +185,8 @@ fill(const diagonal_call *call, ca_device *device, PyObject *result)
     if (out == NULL) {
         return ca_py_call_give(kept, call->input, call->source.dtype, result);
     }
-    PyObject *target = ca_py_is_tensor(kept->state, out) ? out : call->opened.shell;
     bool copies = result != NULL && device != NULL;
-    return copies && ca_py_call_copy(kept, target, result) < 0 ? NULL : Py_NewRef(out);
+    return copies && ca_py_call_copy(kept, call->opened.target, result) < 0 ? NULL : Py_NewRef(out);
 }
 
 /* Returns the result of a call whose arguments are checked. */
@@ -226,7 +225,7 @@ finish(diagonal_call *call, bool parsed)
     PyObject *result = parsed ? run(call) : NULL;
     ca_py_call_end(&call->call);
     Py_CLEAR(call->dtype);
-    Py_CLEAR(call->opened.shell);
+    ca_py_out_close(&call->opened);
     return result;
 }
 

@@ -24,8 +24,8 @@ tensor(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         ca_py_array(state, args[ARRAY], "array", CA_TAKES_NUMBERS, &array, &keep) < 0) {
         goto done;
     }
-    if (args[DEVICE] == Py_None && ca_py_is_tensor(state, args[ARRAY])) {
-        device = ca_py_tensor_device(args[ARRAY]);
+    if (args[DEVICE] == Py_None && ca_py_is_tensor(state, keep)) {
+        device = ca_py_tensor_device(keep);
     } else if (ca_py_find_device(state, args[DEVICE], &device) < 0) {
         goto done;
     }
@@ -69,9 +69,10 @@ for_each_device(PyObject *module, PyObject *argument,
     if (argument != Py_None && ca_py_find_device(state, argument, &only) < 0) {
         return -1;
     }
-    int count = only != NULL ? 1 : runtime != NULL ? ca_runtime_device_count(runtime) : 0;
-    for (int i = 0; i < count; i++) {
-        ca_device *device = only != NULL ? only : ca_runtime_device(runtime, i);
+    ca_device *device = only != NULL      ? only
+                        : runtime != NULL ? ca_runtime_device(runtime, 0)
+                                          : NULL;
+    for (int next = 1; device != NULL; next++) {
         ca_error error = {0};
         ca_status status;
         Py_BEGIN_ALLOW_THREADS
@@ -81,6 +82,7 @@ for_each_device(PyObject *module, PyObject *argument,
             result = ca_py_error_check(state, status, &error);
         }
         ca_error_clear(&error);
+        device = only != NULL ? NULL : ca_runtime_device(runtime, next);
     }
     return result;
 }

@@ -334,6 +334,25 @@ find_device(PyObject *module, PyObject *argument)
     return ca_py_wrap_device(module, device);
 }
 
+/* adopt_queue(queue, /) -> Device: of a cl_command_queue, which _pyopencl.py has checked */
+static PyObject *
+adopt_queue(PyObject *module, PyObject *argument)
+{
+    ca_state *state = ca_state_get(module);
+    void *queue = PyLong_AsVoidPtr(argument);
+    ca_runtime *runtime = queue != NULL ? get_runtime(state) : NULL;
+    ca_device *device = NULL;
+    ca_error error = {0};
+    ca_status status;
+    if (runtime == NULL) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+        status = ca_runtime_adopt(runtime, queue, &device, &error);
+    Py_END_ALLOW_THREADS
+    return ca_py_error_check(state, status, &error) < 0 ? NULL : ca_py_wrap_device(module, device);
+}
+
 /* set_default_device(device): None forgets the choice */
 static PyObject *
 set_default_device(PyObject *module, PyObject *argument)
@@ -375,6 +394,7 @@ ca_py_runtime_init(PyObject *module)
 PyMethodDef ca_py_runtime_methods[] = {
     {"all_devices", all_devices, METH_NOARGS, NULL},
     {"find_device", find_device, METH_O, NULL},
+    {"adopt_queue", adopt_queue, METH_O, NULL},
     {"set_default_device", set_default_device, METH_O, NULL},
     {"built_programs", built_programs, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -14,6 +14,7 @@ ca_py_tensor_new(const ca_state *state, ca_storage *storage, const ca_tensor *vi
     if (self != NULL) {
         ca_storage_retain(storage);
         self->module = Py_NewRef(PyType_GetModule(state->tensor_type));
+        self->owner = NULL;
         self->storage = storage;
         self->view = *view;
         PyObject_GC_Track(self);

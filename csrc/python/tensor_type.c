@@ -403,6 +403,7 @@ traverse(PyObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(((ca_py_tensor *)self)->module);
+    Py_VISIT(((ca_py_tensor *)self)->owner);
     return 0;
 }
 
@@ -413,6 +414,7 @@ dealloc(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
     ca_storage_release(self->storage);
+    Py_CLEAR(self->owner);
     Py_CLEAR(self->module);
     type->tp_free(object);
     Py_DECREF(type);

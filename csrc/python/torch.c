@@ -291,12 +291,11 @@ ca_py_sdpa_run(const ca_py_call *call, const ca_torch_sdpa *sdpa, const ca_cache
         goto done;
     }
     if (out == NULL || direct ||
-        ca_py_call_copy(call, ca_py_is_tensor(call->state, out) ? out : opened.shell,
-                        results[OUTPUT].result) == 0) {
+        ca_py_call_copy(call, opened.target, results[OUTPUT].result) == 0) {
         answer = ca_py_call_give_all(call, results, count);
     }
 done:
-    Py_XDECREF(opened.shell);
+    ca_py_out_close(&opened);
     ca_py_call_clear(results, RESULTS);
     return answer;
 }

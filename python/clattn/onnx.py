@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from clattn import _core
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from clattn._typing import Array, DeviceLike
 
-__all__ = ["AttentionOutput", "attention"]
+__all__ = ["AttentionOutput", "attention", "reference_ops"]
 
 
 class AttentionOutput(NamedTuple):
@@ -158,3 +160,92 @@ def attention(
             device,
         )
     )
+
+
+def reference_ops(device: DeviceLike | None = None) -> list[type]:
+    """Return operators with which ``onnx.reference.ReferenceEvaluator`` runs models on clattn.
+
+    Parameters
+    ----------
+    device : Device, str or int, optional
+        Where to run, see `clattn.devices`. Default: `clattn.get_default_device` at each call.
+
+    Returns
+    -------
+    list of type
+        ``Attention``, which is `attention` of the opset that the model names.
+
+    Raises
+    ------
+    ImportError
+        onnx is not installed.
+    TypeError, ValueError, DeviceError
+        Not a device, or no device matches.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from onnx import TensorProto, helper
+    >>> from onnx.reference import ReferenceEvaluator
+    >>> x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "XY")
+    >>> node = helper.make_node("Attention", ["X", "X", "X"], ["Y"], is_causal=1)
+    >>> model = helper.make_model(
+    ...     helper.make_graph([node], "graph", [x], [y]),
+    ...     opset_imports=[helper.make_opsetid("", 25)])
+    >>> evaluator = ReferenceEvaluator(model, new_ops=reference_ops())
+    >>> evaluator.run(None, {"X": np.ones((1, 2, 4, 8), np.float32)})[0].shape
+    (1, 2, 4, 8)
+    """
+    try:
+        from onnx import defs
+        from onnx.reference.op_run import OpRun
+    except ImportError as error:
+        raise ImportError(
+            "clattn.onnx.reference_ops needs onnx 1.19 or later: pip install 'clattn[onnx]'"
+        ) from error
+    chosen = None if device is None else _core.find_device(device)
+
+    class Attention(OpRun):  # type: ignore[misc]
+        """A node of a model."""
+
+        def _run(
+            self,
+            Q: np.ndarray,
+            K: np.ndarray,
+            V: np.ndarray,
+            *others: np.ndarray | None,
+            scale: float | None = None,
+            softcap: float = 0.0,
+            **attributes: Any,
+        ) -> tuple[Any, ...]:
+            opset = defs.get_schema("Attention", self.run_params["opsets"][""], "").since_version
+            wanted = len(self.output)
+            if wanted < 4:
+                attributes.pop("qk_matmul_output_mode", None)  # of an output that is not there
+            result = attention(
+                Q,
+                K,
+                V,
+                *others,
+                scale=None if scale is None else float(scale),
+                softcap=float(softcap),
+                opset=opset,
+                return_qk=wanted > 3,
+                device=chosen,
+                **attributes,
+            )
+            if result.present_key is None and wanted > 1:  # the keys of a call without a past
+                heads = attributes["kv_num_heads"]
+                result = result._replace(
+                    present_key=_split_heads(K, heads), present_value=_split_heads(V, heads)
+                )
+            return result[:wanted]
+
+    return [Attention]
+
+
+def _split_heads(array: np.ndarray, heads: int) -> np.ndarray:
+    """View (B, S, H * X) as (B, H, S, X)."""
+    if array.ndim == 4:
+        return array
+    return array.reshape(*array.shape[:2], heads, -1).swapaxes(1, 2)

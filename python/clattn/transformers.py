@@ -1,0 +1,385 @@
+"""clattn as an attention implementation of Hugging Face's models.
+
+After ``clattn.transformers.register()`` the name "clattn" is one of those that
+``attn_implementation=`` and ``set_attn_implementation`` take, beside "sdpa" and "eager".
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from clattn import _core, functional
+
+try:
+    import torch
+    from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+except ImportError as error:
+    raise ImportError(
+        "clattn.transformers needs torch and transformers 5.4 or later: "
+        "pip install 'clattn[transformers]'"
+    ) from error
+
+from torch.utils import _pytree
+
+from clattn.torch import autocast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clattn._core import Device
+    from clattn._typing import DeviceLike
+
+__all__ = ["AttentionMask", "attend", "make_mask", "register"]
+
+# Arguments of models that say nothing about attention, or what the mask says already.
+_SAID = {
+    "deterministic",
+    "num_items_in_batch",
+    "output_hidden_states",
+    "output_router_logits",
+    "position_ids",
+    "return_dict",
+    "sliding_window",
+    "use_cache",
+}
+# Arguments that choose keys beside the mask.
+_CHOOSING = ("block_indices", "cache", "indices")
+_PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+
+
+def register(device: DeviceLike | None = None) -> None:
+    """Make ``attn_implementation="clattn"`` known to the models of transformers.
+
+    In this process. Calling it again changes the device.
+
+    Parameters
+    ----------
+    device : Device, str or int, optional
+        Where attention runs, see `clattn.devices`. Default: `clattn.get_default_device` at
+        each call.
+
+    Raises
+    ------
+    TypeError, ValueError, DeviceError
+        Not a device, or no device matches.
+
+    Examples
+    --------
+    >>> import torch, transformers
+    >>> register()
+    >>> config = transformers.LlamaConfig(
+    ...     vocab_size=100, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+    ...     num_attention_heads=4, num_key_value_heads=2, attn_implementation="clattn")
+    >>> model = transformers.LlamaForCausalLM(config)
+    >>> with torch.inference_mode():
+    ...     model(torch.tensor([[1, 2, 3]])).logits.shape
+    torch.Size([1, 3, 100])
+    """
+    chosen = None if device is None else _core.find_device(device)
+    AttentionInterface.register("clattn", partial(attend, device=chosen))
+    AttentionMaskInterface.register("clattn", make_mask)
+
+
+class _Band(NamedTuple):
+    """Keys by their distance from a row: arguments of scaled_dot_product_attention."""
+
+    is_causal: bool = False
+    window: tuple[int, int] | None = None
+    query_offset: int = 0
+
+
+class AttentionMask(torch.Tensor):  # type: ignore[misc]
+    """A bool mask (B, 1, L, S) that is known by its band and its padding: see `make_mask`.
+
+    It has no elements. torch's functions that get it make them first, and work on the tensor
+    that ``masking_utils.sdpa_mask`` returns. So models that change the mask work as with "sdpa".
+
+    Attributes
+    ----------
+    band : tuple
+        ``is_causal``, ``window`` and ``query_offset`` of `clattn.scaled_dot_product_attention`.
+    padding : Tensor of shape (B, S) or None
+        bool; True where a key is attended to.
+    """
+
+    band: _Band
+    padding: torch.Tensor | None
+    _build: Callable[[], torch.Tensor]
+
+    @staticmethod
+    def __new__(
+        cls,
+        shape: tuple[int, int, int, int],
+        band: _Band,
+        padding: torch.Tensor | None,
+        build: Callable[[], torch.Tensor],
+        device: torch.device | str,
+    ) -> AttentionMask:
+        """Make a mask that `build` would make as a tensor."""
+        mask: AttentionMask
+        mask = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
+        mask.band, mask.padding, mask._build = band, padding, build
+        return mask
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch with the elements."""
+        args, kwargs = _pytree.tree_map_only(cls, cls.dense, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+    def dense(self) -> torch.Tensor:
+        """Return the mask as a tensor with elements."""
+        return self._build()
+
+    def __repr__(self) -> str:
+        """Shape, band, and whether there is padding."""
+        padding = "" if self.padding is None else ", padding"
+        return f"AttentionMask({tuple(self.shape)}, {self.band}{padding})"
+
+
+def make_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | torch.Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None,
+    device: torch.device | str = "cpu",
+    **kwargs: Any,
+) -> torch.Tensor | None:
+    """Make the mask of a model: transformers calls it with these arguments.
+
+    Causality, windows and padding stay numbers and a (B, S) array, so that a kernel skips the
+    keys that they exclude. Other masks, such as those of packed sequences, become the tensor
+    (B, 1, L, S) that they are for "sdpa".
+
+    Parameters
+    ----------
+    batch_size, q_length, kv_length : int
+        B, L and S.
+    q_offset, kv_offset : int
+        Positions of the first row and the first key.
+    mask_function : callable
+        What is attended to: a function of (batch, head, row's position, key's position).
+    attention_mask : Tensor of shape (B, number of tokens), optional
+        bool; False where a token is padding. Tokens that it lacks are excluded.
+    local_size : int, optional
+        The window, or the length of chunks, of `mask_function`.
+    device : torch.device or str
+        Where the mask lies.
+    **kwargs
+        The other arguments of ``masking_utils.sdpa_mask``.
+
+    Returns
+    -------
+    AttentionMask, Tensor of shape (B, 1, L, S), or None
+        None: causality alone decides, by the rule of "sdpa".
+    """
+    dense = partial(
+        masking_utils.sdpa_mask,
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        local_size=local_size,
+        device=device,
+    )
+    band = None if torch.compiler.is_compiling() else _find_band(mask_function, local_size)
+    if band is None or (attention_mask is not None and attention_mask.dim() != 2):
+        return dense(**kwargs)
+    padding = None
+    if attention_mask is not None:
+        padding = attention_mask[:, kv_offset : kv_offset + kv_length]
+        padding = torch.nn.functional.pad(padding, (0, kv_length - padding.shape[1]))
+        padding = None if padding.all() else padding
+    kwargs.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+    return AttentionMask(
+        (batch_size, 1, q_length, kv_length),
+        band._replace(query_offset=int(q_offset) - kv_offset),
+        padding,
+        partial(dense, **kwargs),
+        device,
+    )
+
+
+def _find_band(mask_function: Callable[..., Any], local_size: int | None) -> _Band | None:
+    """Find out whether a mask function is one of those that are a band."""
+    known = [
+        (masking_utils.causal_mask_function, _Band(is_causal=True)),
+        (masking_utils.bidirectional_mask_function, _Band()),
+    ]
+    if local_size is not None:  # key > row - local_size; |key - row| <= local_size
+        causal = masking_utils.sliding_window_causal_mask_function(local_size)
+        both = masking_utils.sliding_window_bidirectional_mask_function(local_size)
+        known.append((causal, _Band(is_causal=True, window=(local_size - 1, 0))))
+        known.append((both, _Band(window=(local_size, local_size))))
+    return next((band for function, band in known if _is_same(mask_function, function)), None)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Compare functions: they are the same if they have one text and capture the same."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if hasattr(one, "__code__"):
+        cells = ([cell.cell_contents for cell in f.__closure__ or ()] for f in (one, other))
+        return one.__code__ is other.__code__ and _is_same(*map(tuple, cells))
+    return isinstance(one, int) and one == other
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    output_attentions: bool | None = False,
+    *,
+    device: Device | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Compute the attention of a module: transformers calls it with these arguments.
+
+    Parameters
+    ----------
+    module : Module
+        Its ``is_causal``, True if it has none, holds if nothing else says what to attend to.
+    query : Tensor of shape (B, Hq, L, E)
+        float16, bfloat16, float32 or float64, on the host, with any strides.
+    key : Tensor of shape (B, Hk, S, E)
+        Query head h reads key and value head ``h // (Hq // Hk)``.
+    value : Tensor of shape (B, Hk, S, Ev)
+        Of query's dtype.
+    attention_mask : Tensor, optional
+        An `AttentionMask`, or a tensor that broadcasts to (B, Hq, L, S or more): bool (True
+        attends) or of any float dtype (added).
+    dropout : float
+        Probability with which each weight is dropped. torch's generator gives the seed.
+    scaling : float, optional
+        Default ``1 / sqrt(E)``.
+    is_causal : bool, optional
+        In the place of the module's. Like that, it holds without a mask, for more than one row.
+    softcap : float, optional
+        A score s becomes ``softcap * tanh(s / softcap)``, before the mask.
+    s_aux : Tensor of shape (Hq,), optional
+        A logit for each query head that takes part in the softmax's sum and in no value.
+    position_bias : Tensor, optional
+        Broadcasts to (B, Hq, L, S or more); added to the scaled scores.
+    output_attentions : bool, optional
+        Also return the weights.
+    device : Device, optional
+        Where to run.
+    **kwargs
+        Others are ignored if they say nothing about attention. A warning names those that are
+        unknown.
+
+    Returns
+    -------
+    output : Tensor of shape (B, L, Hq, Ev)
+        Contiguous, of query's dtype.
+    weights : Tensor of shape (B, Hq, L, S) or None
+
+    Raises
+    ------
+    TypeError
+        The mask is of another kind, or a tensor of a wrong dtype or device.
+    ValueError
+        Gradients are enabled, and a tensor requires them; shapes do not fit; or an argument
+        chooses keys in a way that clattn does not know.
+    """
+    _check(kwargs, attention_mask)
+    sinks = kwargs.get("sinks") if s_aux is None else s_aux
+    given = (query, key, value, attention_mask, sinks, position_bias)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given):
+        raise ValueError(
+            "clattn computes no gradients, which are enabled: run the model under "
+            "torch.inference_mode() or torch.no_grad(), and train it with "
+            'attn_implementation="sdpa"'
+        )
+    query, key, value = query.detach(), key.detach(), value.detach()
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value = autocast(query), autocast(key), autocast(value)
+    (_, Hq, L, _), (_, _, S, Ev) = query.shape, value.shape
+    band = _Band()
+    mask: Any = attention_mask
+    if mask is None:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        band = _Band(is_causal=bool(causal) and L > 1)
+    elif isinstance(mask, AttentionMask):
+        if mask.shape[2] == L and mask.shape[3] >= S:
+            mask, band = mask.padding, mask.band
+            mask = None if mask is None else mask[:, None, None]
+        else:
+            mask = mask.dense()
+    if mask is not None:
+        mask = mask.detach()[..., :S]
+    if position_bias is not None:
+        mask = _add_bias(position_bias.detach()[..., :S], mask)
+    B = max(len(query), len(key))
+    output = query.new_empty((B, L, Hq, Ev))
+    result = functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        mask,
+        dropout,
+        band.is_causal,
+        scaling,
+        enable_gqa=True,
+        window=band.window,
+        softcap=softcap or 0.0,
+        seed=int(torch.randint(2**63 - 1, ())) if dropout else None,
+        out=output.transpose(1, 2),
+        device=device,
+        sinks=None if sinks is None else sinks.detach(),
+        query_offset=band.query_offset,
+        return_weights=bool(output_attentions),
+    )
+    return output, result[1] if output_attentions else None
+
+
+def _check(kwargs: dict[str, Any], mask: object) -> None:
+    """Refuse arguments and masks that clattn does not know."""
+    if mask is not None and not (isinstance(mask, torch.Tensor) and mask.dim() == 4):
+        shape = f" of shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else ""
+        raise TypeError(
+            f"attention_mask is a {type(mask).__name__}{shape}; expected None or a tensor of four "
+            "dimensions, as clattn.transformers.register() makes masks"
+        )
+    given = {name for name, value in kwargs.items() if value is not None}
+    # A tensor that is no AttentionMask was made for the sequences of a packed batch.
+    choosing = _CHOOSING if type(mask) is torch.Tensor else (*_CHOOSING, *_PACKING)
+    for name in choosing:
+        if name in given:
+            raise ValueError(
+                f"{name} is given, which chooses keys beside the mask; expected a mask that says "
+                'what is attended to. attn_implementation="sdpa" may run this model'
+            )
+    for name in sorted(given - _SAID - {"sinks", *_PACKING}):
+        warnings.warn(f"clattn ignores {name}, which this model gives", stacklevel=3)
+
+
+def _add_bias(bias: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Join a bias and a mask to one mask of floats."""
+    if mask is None:
+        return bias
+    return torch.where(mask, bias, -torch.inf) if mask.dtype is torch.bool else mask + bias

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: MIT
+"""clattn.jax beside jax.nn.dot_product_attention."""
+
+from functools import cache, partial
+
+import clattn
+import numpy as np
+import pytest
+from references.attention import attention, bfloat16
+from support.helpers import draw, run_python
+
+jax = pytest.importorskip("jax")
+
+import clattn.jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+
+B, L, S, HQ, HK, E = 2, 5, 7, 4, 2, 8
+QKV = draw((B, L, HQ, E)), draw((B, S, HK, E)), draw((B, S, HK, E), seed=1)
+BIAS = draw((B, 1, L, S))
+MASK = np.random.default_rng(0).random((1, HQ, L, S)) < 0.7
+MASK[..., 0] = True  # a row without keys is the mean of the values in jax
+LENGTHS = {"query_seq_lengths": np.int32([3, 5]), "key_value_seq_lengths": np.int32([7, 4])}
+CASES = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "bias": {"bias": BIAS},
+    "mask": {"mask": MASK},
+    "bias, mask, scale": {"bias": BIAS, "mask": MASK, "scale": 0.3},
+    "window": {"local_window_size": (2, 1)},
+    "window of one number": {"local_window_size": 1, "is_causal": True},
+    "lengths": LENGTHS,
+    "lengths, bias, mask": {"bias": BIAS, "mask": MASK, **LENGTHS},
+    "rows": {"query_seq_lengths": np.int32([0, 5])},
+    "residual": {"return_residual": True, "mask": MASK},
+}
+
+
+def ours(*arrays, device=None, jit=False, **options):
+    """Operands and static options as keywords, under jit or not."""
+    call = partial(clattn.jax.dot_product_attention, device=device)
+    static = [name for name, value in options.items() if not isinstance(value, np.ndarray)]
+    return (jax.jit(call, static_argnames=static) if jit else call)(*arrays, **options)
+
+
+def close(left, right, name):
+    """Both err by a few eps of numbers of a few units."""
+    for got, true in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        assert isinstance(got, jax.Array)
+        assert got.dtype == true.dtype
+        np.testing.assert_allclose(got, true, rtol=0, atol=4e-6, err_msg=name)
+
+
+@cache
+def theirs(case):
+    options = CASES[case]
+    static = [name for name, value in options.items() if not isinstance(value, np.ndarray)]
+    return jax.jit(jax.nn.dot_product_attention, static_argnames=static)(*QKV, **options)
+
+
+def test_it_is_jaxs_function(device):
+    """As it stands, and under jit."""
+    for name, options in CASES.items():
+        close(ours(*QKV, device=device, **options), theirs(name), name)
+    for name in ("lengths, bias, mask", "residual"):
+        close(ours(*QKV, device=device, jit=True, **CASES[name]), theirs(name), f"{name}, jit")
+    alone = ours(*(array[0] for array in QKV), bias=BIAS[0], device=device)
+    assert alone.shape == (L, HQ, E)
+    close(alone, theirs("bias")[0], "no batch")
+
+
+def test_dtypes(device):
+    """Half types against float64, within 2^-8 and 2^-11 of values of up to four units."""
+    q, k, v = (array.swapaxes(1, 2).astype(np.float64) for array in QKV)
+    right = attention(q, k.repeat(2, 1), v.repeat(2, 1))[0].swapaxes(1, 2)
+    for dtype, atol in ((np.float16, 4 * 2**-11), (bfloat16, 4 * 2**-8)):
+        arrays = [jnp.asarray(array, dtype) for array in QKV]
+        result = ours(*arrays, bias=jnp.zeros((1, 1, L, S), dtype), mask=MASK | True, device=device)
+        assert result.dtype == dtype
+        np.testing.assert_allclose(np.asarray(result).astype(np.float64), right, rtol=0, atol=atol)
+
+
+def test_vmap_is_one_call(device, monkeypatch):
+    """Over any of the operands, of any of their dimensions, twice, and under jit."""
+    calls = []
+    attend = clattn.functional.scaled_dot_product_attention
+
+    def watch(query, *args, **options):
+        calls.append(query.shape)
+        return attend(query, *args, **options)
+
+    monkeypatch.setattr(clattn.functional, "scaled_dot_product_attention", watch)
+    many = [draw((3, *array.shape)) for array in QKV]
+    masks = np.stack([MASK, MASK, ~MASK | (np.arange(S) == 0)])
+    lengths, keys = np.int32([[3, 5], [5, 5], [1, 2]]), np.int32([[7, 4], [1, 1], [2, 7]])
+
+    def both(function, arrays, axes):
+        def call(q, k, v, mask, rows, keys):
+            return function(
+                q, k, v, mask=mask, is_causal=True,
+                query_seq_lengths=rows, key_value_seq_lengths=keys,
+            )  # fmt: skip
+
+        return jax.jit(jax.vmap(call, in_axes=axes))(*arrays)
+
+    last = np.moveaxis(many[0], 0, -1)
+    for axes, arrays in [
+        ((None, 0, None, 0, None, None), (QKV[0], many[1], QKV[2], masks, None, None)),
+        ((None, None, None, None, 0, 0), (*QKV, None, lengths, keys)),
+        ((4, None, None, None, None, None), (last, *QKV[1:], MASK, None, None)),
+    ]:
+        right = both(jax.nn.dot_product_attention, arrays, axes)
+        calls.clear()
+        close(both(partial(ours, device=device), arrays, axes), right, str(axes))
+        assert [shape for shape in calls if 0 not in shape] == [(3, B, HQ, L, E)]
+    calls.clear()
+    inner = jax.vmap(partial(ours, device=device), (0, None, None))
+    twice = jax.vmap(inner, (None, 0, 0))(*many)
+    assert [shape for shape in calls if 0 not in shape] == [(3, 3, B, HQ, L, E)]
+    right = ours(many[0][1], many[1][2], many[2][2], device=device)
+    close(twice[2, 1], right, "twice")
+
+
+def test_rows_without_keys(device):
+    """Zeros, and a residual of -inf."""
+    mask = np.arange(L)[:, None] != 2
+    output, residual = ours(*QKV, mask=mask[None, None], return_residual=True, device=device)
+    assert (output[:, 2] == 0).all()
+    assert (residual[:, 2] == -np.inf).all()
+    assert np.isfinite(residual[:, 3]).all()
+
+
+def test_large_arrays_under_jit(device):
+    """The callback reads arrays that jax's threads have just computed."""
+    x = jnp.asarray(draw((1, 2048, 4, 64)))
+
+    @jax.jit
+    def layers(x):
+        for _ in range(3):
+            x = x + clattn.jax.dot_product_attention(x * 2, x + 1, x, device=device)
+        return x.sum()
+
+    assert np.isfinite(layers(x))
+
+
+def test_the_device_is_that_of_the_trace(device, monkeypatch):
+    used = []
+    attend = clattn.functional.scaled_dot_product_attention
+
+    def watch(*args, **options):
+        used.append(options["device"])
+        return attend(*args, **options)
+
+    monkeypatch.setattr(clattn.functional, "scaled_dot_product_attention", watch)
+    call = jax.jit(lambda q, k, v: clattn.jax.dot_product_attention(q, k, v))
+    with clattn.use_device(device):
+        call(*QKV).block_until_ready()
+    call(*QKV).block_until_ready()
+    assert used == [device] * 3  # a check, and two runs
+
+
+def test_gradients_are_refused():
+
+    def loss(q):
+        return clattn.jax.dot_product_attention(q, *QKV[1:]).sum()
+
+    for differentiate in (jax.grad(loss), jax.jit(jax.grad(loss)), jax.jacfwd(loss)):
+        with pytest.raises(ValueError, match=r"no gradients.*stop_gradient"):
+            differentiate(QKV[0])
+    stopped = jax.grad(lambda q: loss(jax.lax.stop_gradient(q)) + q.sum())(QKV[0])
+    assert (stopped == 1).all()
+
+
+def test_what_is_refused():
+    q, k, v = QKV
+    for wrong, error, words in [
+        ({"implementation": "xla"}, ValueError, "implementation is 'xla'"),
+        ({"local_window_size": (2, -1)}, ValueError, "local_window_size is .* 0 or more"),
+        ({"scale": np.nan}, ValueError, "scale"),
+        ({"key": k[:, :, :1], "value": v}, ValueError, "value"),
+        ({"mask": BIAS}, ValueError, "mask dtype"),
+        ({"bias": MASK}, TypeError, "bias is an array of bool"),
+        ({"key_value_seq_lengths": np.int32([1])}, ValueError, "key_value_seq_lengths"),
+        (dict.fromkeys(("query", "key", "value"), np.ones((1, 2, 3, 4), int)), TypeError, "query"),
+        ({"device": "no such device"}, ValueError, "no such device"),
+    ]:
+        arrays = {"query": q, "key": k, "value": v} | wrong
+        with pytest.raises(error, match=words):
+            clattn.jax.dot_product_attention(**arrays)
+
+
+def test_without_jax():
+    code = r"""
+        import sys, pytest
+        import clattn
+        assert "jax" not in sys.modules
+        sys.modules["jax"] = None
+        with pytest.raises(ImportError, match=r"pip install 'clattn\[jax\]'"):
+            import clattn.jax
+    """
+    run_python(code)

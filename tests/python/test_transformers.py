@@ -1,0 +1,415 @@
+# SPDX-License-Identifier: MIT
+"""Tiny models of transformers, their weights drawn, with attn_implementation="clattn".
+
+The truth is a model in float64 with attention as it is defined, `plain`. In float32 a model may err
+four times as much as with "eager".
+"""
+
+import itertools
+from functools import partial
+
+import clattn
+import numpy as np
+import pytest
+from clattn import functional
+from support.helpers import run_python
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers", "5.4")
+
+import clattn.transformers  # noqa: E402
+from transformers import masking_utils  # noqa: E402
+
+SIZES = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+         "num_attention_heads": 8, "max_position_embeddings": 64, "pad_token_id": 0}  # fmt: skip
+WRITES = SIZES | {"num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": None}
+GPT_OSS = {"head_dim": 16, "sliding_window": 3, "num_local_experts": 4, "num_experts_per_tok": 2}
+DEEPSEEK = {"num_key_value_heads": 8, "q_lora_rank": 16, "kv_lora_rank": 16, "n_routed_experts": 4,
+            "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 24, "n_group": 2,
+            "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+            "first_k_dense_replace": 1}  # fmt: skip
+GEMMA = {"head_dim": 16, "sliding_window": 3, "query_pre_attn_scalar": 16}
+T5 = {"vocab_size": 97, "d_model": 64, "d_kv": 8, "d_ff": 96, "num_layers": 2, "num_heads": 8,
+      "decoder_start_token_id": 0}  # fmt: skip
+LLAMA4 = {"attention_chunk_size": 4, "num_local_experts": 2, "head_dim": 16,
+          "intermediate_size_mlp": 96}  # fmt: skip
+BART = {"vocab_size": 97, "d_model": 64, "encoder_layers": 2, "decoder_layers": 2,
+        "encoder_attention_heads": 8, "decoder_attention_heads": 8, "encoder_ffn_dim": 96,
+        "decoder_ffn_dim": 96, "max_position_embeddings": 64}  # fmt: skip
+
+# Windows, chunks and soft caps bind at nine tokens. The families of docs/transformers.md.
+FAMILIES = {
+    "Llama": ("LlamaForCausalLM", WRITES),
+    "Qwen 3": ("Qwen3ForCausalLM", WRITES | {"head_dim": 16}),
+    "Mistral": ("MistralForCausalLM", WRITES | {"sliding_window": 3}),
+    "Gemma 2": ("Gemma2ForCausalLM", WRITES | GEMMA | {"attn_logit_softcapping": 0.5}),
+    "Gemma 3": ("Gemma3ForCausalLM", WRITES | GEMMA),
+    "GPT-OSS": ("GptOssForCausalLM", WRITES | GPT_OSS),
+    "Llama 4": ("Llama4ForCausalLM", WRITES | LLAMA4),
+    "DeepSeek-V3": ("DeepseekV3ForCausalLM", WRITES | DEEPSEEK),
+    "BERT": ("BertForMaskedLM", SIZES),
+    "ModernBERT": ("ModernBertForMaskedLM", SIZES | {"local_attention": 4}),
+    "T5": ("T5ForConditionalGeneration", T5),
+    "BART": ("BartForConditionalGeneration", BART),
+}
+WRITERS = [
+    name for name, (_, sizes) in FAMILIES.items() if sizes is not SIZES and "BERT" not in name
+]
+
+
+def plain(module, query, key, value, mask, scaling=None, softcap=None, s_aux=None, **options):
+    """Attention with every score in memory, in the dtype of query."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if options.get("position_bias") is not None:
+        scores = scores + options["position_bias"]
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    sinks = -torch.inf if s_aux is None else s_aux[:, None, None]
+    scores = torch.cat([torch.zeros_like(scores[..., :1]) + sinks, scores], -1)
+    weights = torch.nan_to_num(scores.softmax(-1))[..., 1:]  # a row without keys is NaN
+    return (weights @ value).transpose(1, 2), None
+
+
+def plain_mask(**options):
+    return masking_utils.sdpa_mask(**options | {"allow_is_causal_skip": False})
+
+
+@pytest.fixture(autouse=True)
+def registered(request):
+    here = "device" in request.fixturenames
+    clattn.transformers.register(request.getfixturevalue("device") if here else None)
+    transformers.AttentionInterface.register("plain", plain)
+    transformers.AttentionMaskInterface.register("plain", plain_mask)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The masks and options of the calls of clattn."""
+    seen = []
+    attend = functional.scaled_dot_product_attention
+
+    def watch(query, key, value, mask, *args, **options):
+        seen.append((mask, options))
+        return attend(query, key, value, mask, *args, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", watch)
+    return seen
+
+
+def make(family, implementation="clattn", dtype=torch.float32):
+    """The same weights each time; of a few units, so that what a row attends to matters."""
+    name, sizes = FAMILIES[family]
+    kind = getattr(transformers, name)
+    config = kind.config_class(**sizes)
+    torch.manual_seed(0)
+    model = kind._from_config(config, attn_implementation=implementation)
+    model.set_experts_implementation("eager")  # the others have no float64
+    for name, weights in model.named_parameters():
+        if weights.dim() > 1 or name.endswith("sinks"):
+            torch.nn.init.normal_(weights, std=0.3)
+    return model.eval().to(dtype)
+
+
+IDS = torch.randint(3, 97, (3, 9), generator=torch.Generator().manual_seed(1))
+LEFT = torch.arange(9) >= torch.tensor([0, 4, 8])[:, None]
+RIGHT = torch.arange(9) < torch.tensor([9, 5, 1])[:, None]
+
+
+def logits(model, mask=None):
+    """Of the tokens that are no padding."""
+    more = {"decoder_input_ids": IDS} if model.config.is_encoder_decoder else {}
+    given = {} if mask is None else {"attention_mask": mask.long()}
+    with torch.inference_mode():
+        result = model(IDS, **given, **more).logits
+    return result if more or mask is None else result[mask]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits(device, calls, family):
+    """One batch without padding, and two in which a sequence is one token."""
+    masks = (None, LEFT, RIGHT)
+    true, eager, ours = (
+        [logits(model, mask) for mask in masks]
+        for model in (make(family, "plain", torch.float64), make(family, "eager"), make(family))
+    )
+    for right, theirs, result in zip(true, eager, ours, strict=True):
+        assert result.dtype is torch.float32
+        allowed = 4 * (theirs - right).abs().max()
+        assert (result - right).abs().max() <= allowed
+    attentions = 6 if hasattr(make(family).config, "decoder_layers") or family == "T5" else 2
+    assert len(calls) == attentions * len(masks)
+    assert all(options["device"] == device for _, options in calls)
+
+
+def generate(model, ids=IDS, mask=LEFT, **options):
+    return model.generate(
+        ids, attention_mask=mask.long(), max_new_tokens=7, min_new_tokens=7, do_sample=False,
+        output_logits=True, return_dict_in_generate=True, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        *((family, {}) for family in WRITERS),
+        *((family, {"cache_implementation": "static"}) for family in ("Llama", "Gemma 3", "T5")),
+        ("Mistral", {"num_beams": 3}),
+        ("Mistral", {"use_cache": False}),
+    ],
+    ids=str,
+)
+def test_text_is_the_same(device, family, options):
+    """Prefill and steps with a cache, of a batch that is padded on the left."""
+    theirs, ours = (generate(make(family, name), **options) for name in ("eager", "clattn"))
+    assert torch.equal(ours.sequences, theirs.sequences)
+    for n, (left, right) in enumerate(zip(ours.logits, theirs.logits, strict=True)):
+        torch.testing.assert_close(left, right, rtol=0, atol=1e-4, msg=f"token {n}")
+
+
+def test_windows_and_padding_are_no_dense_masks(device, calls):
+    """Steps and prefills of Mistral give clattn a window, and a mask of keys alone."""
+    generate(make("Mistral"))
+    assert len(calls) == 2 * 7
+    for mask, options in calls:
+        assert options["window"] == (2, 0)
+        assert mask is None or mask.shape[:3] == (3, 1, 1)
+    calls.clear()
+    logits(make("BERT"))
+    assert [mask for mask, _ in calls] == [None, None]
+
+
+MASKS = {
+    "causal": (masking_utils.causal_mask_function, None),
+    "bidirectional": (masking_utils.bidirectional_mask_function, None),
+    "window": (masking_utils.sliding_window_causal_mask_function(4), 4),
+    "both sides": (masking_utils.sliding_window_bidirectional_mask_function(4), 4),
+}
+PLACES = [  # L, S, positions of the first row and the first key
+    (9, 9, 0, 0), (1, 9, 8, 0), (3, 9, 6, 0), (9, 12, 0, 0), (1, 12, torch.tensor(8), 0),
+    (1, 4, 8, 5), (3, 6, 6, 3),
+]  # fmt: skip
+
+
+def mask_of(band, L, S):
+    """Which keys clattn attends to: the weights of scores that are all alike."""
+    x = np.ones((1, max(L, S), 1), np.float32)
+    _, weights = clattn.scaled_dot_product_attention(
+        x[:, :L], x[:, :S], x[:, :S], return_weights=True, **band._asdict()
+    )
+    return torch.from_numpy(weights > 0)
+
+
+def test_masks_are_those_of_sdpa(device):
+    cases = itertools.product(MASKS.values(), PLACES, (None, LEFT, RIGHT, RIGHT | True))
+    for (function, size), (L, S, row, key), padding in cases:
+        given = {
+            "batch_size": 3, "q_length": L, "kv_length": S, "q_offset": row, "kv_offset": key,
+            "mask_function": function, "attention_mask": padding, "local_size": size,
+            "config": None, "dtype": torch.float32, "use_vmap": False,
+        }  # fmt: skip
+        mask = clattn.transformers.make_mask(**given, allow_is_causal_skip=True)
+        right = masking_utils.sdpa_mask(**given, allow_is_causal_skip=False)
+        assert isinstance(mask, clattn.transformers.AttentionMask)
+        assert mask.shape == right.shape
+        assert mask.dtype is torch.bool
+        ours = mask_of(mask.band, L, S) & torch.ones(3, 1, 1, 1, dtype=torch.bool)
+        if mask.padding is not None:
+            ours &= mask.padding[:, None, None]
+        assert torch.equal(ours, right)
+        assert torch.equal(mask & True, right)
+        assert torch.equal(mask[..., 1:], right[..., 1:])
+        assert (mask.padding is None) == bool(
+            padding is None or (padding.all() and key + S <= padding.shape[1])
+        )
+
+
+def test_other_masks_are_tensors():
+    """Those that are no band: packed sequences, chunks, other windows, what a user adds."""
+    sequences = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2]] * 3)
+    makers = [
+        masking_utils.and_masks(masking_utils.causal_mask_function, lambda b, h, q, k: k != 2),
+        masking_utils.chunked_causal_mask_function(4, torch.zeros(3, dtype=int)),
+        masking_utils.sliding_window_causal_mask_function(3),
+        masking_utils.packed_sequence_mask_function(sequences),
+        lambda b, h, q, k: k <= q,
+    ]
+    for function in makers:
+        given = {"batch_size": 3, "q_length": 9, "kv_length": 9, "mask_function": function}
+        mask = clattn.transformers.make_mask(**given, local_size=4, attention_mask=LEFT)
+        assert type(mask) is torch.Tensor
+        right = masking_utils.sdpa_mask(**given, local_size=4, attention_mask=LEFT)
+        assert torch.equal(mask, right)
+    whole = clattn.transformers.make_mask(**given | {"mask_function": makers[1]}, local_size=10)
+    assert whole is None  # causality alone
+
+
+def test_a_mask_shows_what_it_says():
+    mask = clattn.transformers.make_mask(2, 3, 5, 2)
+    assert repr(mask) == (
+        "AttentionMask((2, 1, 3, 5), _Band(is_causal=True, window=None, query_offset=2))"
+    )
+
+
+def attend(mask=None, module=None, L=3, S=5, dtype=torch.float32, **options):
+    """Attention of two sequences, and what `plain` makes of it."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(2, L, 8, 4, generator=generator).to(dtype).transpose(1, 2)
+    k, v = (torch.randn(2, 2, S, E, generator=generator).to(dtype) for E in (4, 6))
+    module = module or torch.nn.Identity()
+    ours, weights = clattn.transformers.attend(module, q, k, v, mask, **options)
+    assert ours.shape == (2, L, 8, 6)
+    assert ours.is_contiguous()
+    assert (weights is not None) == bool(options.get("output_attentions"))
+    return ours, partial(plain, module, q, k, v)
+
+
+def test_without_a_mask_the_module_says_whether_it_is_causal():
+    causal, encoder = torch.nn.Identity(), torch.nn.Identity()
+    causal.is_causal, encoder.is_causal = True, False
+    tril = torch.ones(3, 5, dtype=torch.bool).tril()
+    for module, said, mask in [
+        (None, None, tril), (causal, None, tril), (encoder, None, None), (encoder, True, tril),
+        (causal, False, None),
+    ]:  # fmt: skip
+        ours, reference = attend(module=module, is_causal=said)
+        torch.testing.assert_close(ours, reference(mask)[0])
+    ours, reference = attend(L=1, is_causal=True)  # a step sees all keys
+    torch.testing.assert_close(ours, reference(None)[0])
+
+
+def test_masks_of_the_user():
+    """Of bools and of floats, with more keys than there are, for all heads and for each."""
+    generator = torch.Generator().manual_seed(0)
+    for shape in [(2, 1, 3, 7), (1, 1, 3, 5), (2, 8, 3, 5)]:
+        allowed = torch.rand(shape, generator=generator) < 0.7
+        ours, reference = attend(allowed)
+        torch.testing.assert_close(ours, reference(allowed[..., :5])[0])
+        bias = torch.randn(shape, generator=generator)
+        ours, reference = attend(bias)
+        torch.testing.assert_close(ours, reference(None, position_bias=bias[..., :5])[0])
+        ours, reference = attend(bias, position_bias=bias)
+        torch.testing.assert_close(ours, reference(None, position_bias=2 * bias[..., :5])[0])
+        ours, reference = attend(allowed, position_bias=bias)
+        right, _ = reference(allowed[..., :5], position_bias=bias[..., :5])
+        torch.testing.assert_close(ours, right)
+
+
+def test_a_mask_of_other_rows_is_refused():
+    mask = clattn.transformers.make_mask(2, 4, 5)
+    with pytest.raises(ValueError, match="attn_mask"):
+        attend(mask)
+
+
+def test_weights_are_returned():
+    model, given = make("GPT-OSS"), {"output_attentions": True}
+    with torch.inference_mode():
+        ours = model(IDS, **given).attentions
+        theirs = make("GPT-OSS", "eager")(IDS, **given).attentions
+    assert len(ours) == 2
+    for left, right in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(left, right, rtol=0, atol=1e-5)
+
+
+def test_packed_sequences():
+    """Their positions begin anew; the mask is a tensor, with or without the lengths beside it."""
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 0]] * 3)
+    model, lengths = make("Llama"), torch.tensor([0, 3, 8, 9], dtype=torch.int32)
+    packed = {"cu_seq_lens_q": lengths, "cu_seq_lens_k": lengths, "max_length_q": 5}
+    with torch.inference_mode():
+        theirs = make("Llama", "sdpa")(IDS, position_ids=positions, use_cache=False).logits
+        ours = model(IDS, position_ids=positions, use_cache=False).logits
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+        again = model(IDS, position_ids=positions, use_cache=False, **packed).logits
+        assert torch.equal(again, ours)
+        with pytest.raises(ValueError, match=r"cu_seq_lens_q is given.*a mask that says"):
+            model(IDS, **packed)
+
+
+def test_what_is_refused():
+    with pytest.raises(TypeError, match=r"Tensor of shape \(2, 5\); expected .* four dimensions"):
+        attend(torch.ones(2, 5, dtype=torch.bool))
+    with pytest.raises(TypeError, match="attention_mask is a list"):
+        attend([])
+    for name in ("cache", "indices", "block_indices", "cu_seq_lens_k", "seq_idx"):
+        with pytest.raises(ValueError, match=f"{name} is given"):
+            attend(**{name: 3})
+    with pytest.raises(ValueError, match="sinks"):
+        attend(sinks=torch.zeros(2, 8, 3, 1))
+    with pytest.raises(TypeError, match="query"):
+        attend(dtype=torch.int32)
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_unknown_argument_is_named():
+    with pytest.warns(UserWarning, match="clattn ignores novelty, which this model gives"):
+        attend(novelty=1)
+    attend(novelty=None, use_cache=True, position_ids=torch.zeros(2, 3), sliding_window=2)
+
+
+def test_gradients_are_refused(device):
+    model = make("Gemma 2")
+    with pytest.raises(ValueError, match=r"no gradients.*torch\.inference_mode"):
+        model(IDS)
+    with torch.no_grad():
+        assert not model(IDS).logits.requires_grad
+
+
+def test_dropout_follows_torchs_seed(device):
+    model = make("BERT").train()
+    results = []
+    with torch.no_grad():
+        for seed in (0, 0, 1):
+            torch.manual_seed(seed)
+            results.append(model(IDS).logits)
+    assert torch.equal(*results[:2])
+    assert not torch.equal(*results[1:])
+    ours, _ = attend(dropout=1.0)
+    assert (ours == 0).all()
+
+
+def test_half_types_and_autocast(device):
+    """bfloat16 errs as torch's does: 2^-8 of each of the numbers on the way."""
+    model = make("Llama")
+    true = logits(make("Llama", "plain", torch.float64), LEFT)
+    theirs = logits(make("Llama", "eager", torch.bfloat16), LEFT)
+    ours = logits(make("Llama", "clattn", torch.bfloat16), LEFT)
+    assert ours.dtype is torch.bfloat16
+    allowed = 4 * (theirs - true).abs().max()
+    assert (ours - true).abs().max() <= allowed
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = logits(model, LEFT)
+    assert (ours - true).abs().max() <= allowed
+
+
+def test_in_a_compiled_function():
+    """torch compiles what makes a mask, and leaves attention out."""
+
+    def mask_and_attend(q, padding):
+        mask = clattn.transformers.make_mask(3, 9, 9, attention_mask=padding)
+        return clattn.transformers.attend(None, q, q, q, mask)[0] + 1
+
+    q = torch.randn(3, 2, 9, 4)
+    compiled = torch.compile(mask_and_attend, backend="eager")
+    torch.testing.assert_close(compiled(q, LEFT), mask_and_attend(q, LEFT))
+
+
+def test_a_device_that_is_none():
+    with pytest.raises(ValueError, match="no such device"):
+        clattn.transformers.register("no such device")
+
+
+def test_without_transformers():
+    code = """
+        import sys, pytest
+        import clattn
+        assert "transformers" not in sys.modules
+        sys.modules["torch"] = None
+        with pytest.raises(ImportError, match=r"pip install 'clattn\\[transformers\\]'"):
+            import clattn.transformers
+    """
+    run_python(code)
