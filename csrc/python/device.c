@@ -176,6 +176,21 @@ device_repr(PyObject *self)
                                 info->platform, adopted ? ", in a queue of pyopencl" : "");
 }
 
+PyObject *
+ca_py_html(const char *function, PyObject *self)
+{
+    PyObject *module = PyImport_ImportModule("clattn._html");
+    PyObject *html = module != NULL ? PyObject_CallMethod(module, function, "O", self) : NULL;
+    Py_XDECREF(module);
+    return html;
+}
+
+static PyObject *
+device_html(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    return ca_py_html("of_device", self);
+}
+
 static PyObject *
 from_pyopencl(PyObject *Py_UNUSED(none), PyObject *queue)
 {
@@ -186,6 +201,7 @@ from_pyopencl(PyObject *Py_UNUSED(none), PyObject *queue)
 }
 
 static PyMethodDef device_methods[] = {
+    {"_repr_html_", device_html, METH_NOARGS, "_repr_html_($self)\n--\n\nA table for notebooks."},
     {"from_pyopencl", from_pyopencl, METH_O | METH_STATIC,
      "from_pyopencl(queue, /)\n--\n\n"
      "Return the device that runs calls in a queue of pyopencl.\n\n"

@@ -379,6 +379,12 @@ represent(PyObject *self)
 }
 
 static PyObject *
+html(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    return ca_py_html("of_tensor", self);
+}
+
+static PyObject *
 refuse_pickling(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(ignored))
 {
     return PyErr_Format(PyExc_TypeError,
@@ -438,6 +444,7 @@ static PyMethodDef methods[] = {
     {"to", to, METH_O,
      "to($self, device, /)\n--\n\n"
      "The Tensor itself if it is on that device, else a copy there."},
+    {"_repr_html_", html, METH_NOARGS, "_repr_html_($self)\n--\n\nA table for notebooks."},
     {"__reduce__", refuse_pickling, METH_NOARGS, NULL},
     {"__reduce_ex__", refuse_pickling, METH_O, NULL},
     {"numpy", numpy, METH_NOARGS,

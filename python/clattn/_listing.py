@@ -57,6 +57,11 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
 
 
+def dtypes_of(device: Device) -> str:
+    """Return the float dtypes of a device: half types are only stored, double is an extension."""
+    return "float32, float16, bfloat16" + (", float64" if device.float64 else "")
+
+
 def words_of(devices: Sequence[Device]) -> list[str]:
     """Return the shortest word that names each device: "cpu", "cpu:1", "gpu" ….
 
@@ -86,9 +91,7 @@ def facts(device: Device, word: str) -> Iterator[tuple[str, str]]:
     yield "compute units", str(device.compute_units)
     yield "memory", format_bytes(device.memory)
     if device.usable:
-        # Half types are only stored, so every device has them; double is an extension.
-        dtypes = ["float32", "float16", "bfloat16", *(["float64"] if device.float64 else [])]
-        yield "dtypes", ", ".join(dtypes)
+        yield "dtypes", dtypes_of(device)
         yield "host memory", _HOST_MEMORY[device.memory_mode]
         lacks = _core.lacks(device)
         if device.nvidia_capability >= _MATRIX_UNITS and not _ALL_MATRICES & lacks.keys():

@@ -10,8 +10,16 @@ import numpy as np
 
 import clattn
 from clattn import _measuring
-from clattn._denoising import PATCH, attention, non_local_means, psnr
+from clattn._denoising import (
+    PATCH,
+    FloatArray,
+    Problem,
+    attention,
+    non_local_means,
+    psnr,
+)
 from clattn._listing import format_bytes
+from clattn._progress import open_bar
 
 
 class DemoError(Exception):
@@ -123,24 +131,8 @@ def _run(arguments: argparse.Namespace) -> None:
     _line("value", f"{problem.value.shape} {problem.value.dtype}, the pixels")
     _line("attn_mask", f"{problem.mask.shape} {problem.mask.dtype}")
 
-    exact = _measuring.exact_rows(problem)
-    first = _measuring.time_first_call(problem, device)
-    denoised, grown = _measuring.measure_memory(lambda: attention(problem, device))
-    denoised = denoised.reshape(clean.shape)
+    denoised, timing = _measure(problem, device, clean, noisy)
     before, after = psnr(noisy, clean), psnr(denoised, clean)
-    timing = _measuring.time_clattn(problem, device, exact)
-    _line("error", f"{timing.error:.1e} at most, {len(exact.rows)} rows against float64 NumPy")
-    _line("PSNR", f"{before:.2f} dB noisy, {after:.2f} dB denoised")
-    used = "not measured" if grown is None else f"at most {grown / 2**20:.1f} MiB more"
-    everything = format_bytes(4.0 * count * count)
-    _line("memory", f"{used} during the call; the scores alone would be {everything}")
-    _line("first call", f"{first * 1e3:.0f} ms, opening the device and building the kernel")
-
-    print(f"\n{'':<24} {'ms':>9} {'error':>9}")
-    _print_timing(timing)
-    _print_timing(_measuring.time_torch(problem, exact))
-    _print_timing(_measuring.time_numpy(problem, exact))
-
     title = (
         f"Non-local means as one attention call: {count:,} pixels attend to {count:,}"
         f"\nclattn on {device.name}: {timing.seconds * 1e3:.0f} ms"
@@ -155,6 +147,34 @@ def _run(arguments: argparse.Namespace) -> None:
     except OSError as error:
         raise DemoError(f"cannot write {arguments.output}: {error}", 1) from error
     print(f"\nwrote {arguments.output}")
+
+
+def _measure(
+    problem: Problem, device: clattn.Device, clean: FloatArray, noisy: FloatArray
+) -> tuple[FloatArray, _measuring.Timing]:
+    """Print every figure; return the denoised picture and clattn's time."""
+    with open_bar(4, sys.stdout) as show:
+        show(0, "float64 NumPy")
+        exact = _measuring.exact_rows(problem)
+        show(1, "clattn")
+        first = _measuring.time_first_call(problem, device)
+        denoised, grown = _measuring.measure_memory(lambda: attention(problem, device))
+        denoised = denoised.reshape(clean.shape)
+        timing = _measuring.time_clattn(problem, device, exact)
+        _line("error", f"{timing.error:.1e} at most, {len(exact.rows)} rows against float64 NumPy")
+        _line("PSNR", f"{psnr(noisy, clean):.2f} dB noisy, {psnr(denoised, clean):.2f} dB denoised")
+        used = "not measured" if grown is None else f"at most {grown / 2**20:.1f} MiB more"
+        everything = format_bytes(4.0 * len(problem.value) ** 2)
+        _line("memory", f"{used} during the call; the scores alone would be {everything}")
+        _line("first call", f"{first * 1e3:.0f} ms, opening the device and building the kernel")
+
+        print(f"\n{'':<24} {'ms':>9} {'error':>9}")
+        _print_timing(timing)
+        show(2, "torch")
+        _print_timing(_measuring.time_torch(problem, exact))
+        show(3, "NumPy")
+        _print_timing(_measuring.time_numpy(problem, exact))
+    return denoised, timing
 
 
 def _line(label: str, text: str) -> None:

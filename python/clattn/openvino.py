@@ -35,7 +35,7 @@ def scaled_dot_product_attention(
     library of `query`.
 
     Batch dimensions broadcast as in NumPy. In addition, a dimension whose size divides the
-    largest size among query, key and value is repeated as a whole, as `numpy.tile` does, without
+    largest size among query, key and value is repeated as a whole, as ``numpy.tile`` does, without
     a copy.
 
     Parameters

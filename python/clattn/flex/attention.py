@@ -110,6 +110,7 @@ def flex_attention(
 
     Examples
     --------
+    >>> import clattn
     >>> import numpy as np
     >>> q = k = v = np.ones((1, 2, 4, 8), np.float32)
     >>> slopes = np.array([0.5, 0.25], np.float32)
