@@ -87,9 +87,8 @@ done:
     return status;
 }
 
-/* Set the cache's lengths. */
-static void
-note_lengths(ca_cache *cache, const int64_t *lengths)
+void
+ca_cache_set_lengths(ca_cache *cache, const int64_t *lengths)
 {
     cache->length = lengths[0];
     cache->lengths = NULL;
@@ -109,7 +108,7 @@ ca_cache_append_done(ca_cache *cache, const ca_cache_append *append, int64_t *le
     for (int64_t b = 0; b < cache->key.shape[0]; b++) {
         lengths[b] = ca_cache_length(cache, b) + count_of(append, b);
     }
-    note_lengths(cache, lengths);
+    ca_cache_set_lengths(cache, lengths);
 }
 
 /* True if one copy moves all sequences: they have one length and grow by one count. */
@@ -179,7 +178,49 @@ ca_cache_cut_done(ca_cache *cache, const ca_cache_cut *cut, int64_t *lengths)
         int64_t length = ca_cache_length(cache, b);
         lengths[b] = kept < length ? kept : length;
     }
-    note_lengths(cache, lengths);
+    ca_cache_set_lengths(cache, lengths);
+}
+
+/* ---- reorder ---- */
+
+ca_status
+ca_cache_reorder_check(const ca_cache *cache, const int64_t *indices, int64_t count,
+                       ca_error *error)
+{
+    int64_t B = cache->key.shape[0];
+    if (count != B) {
+        return ca_error_set(error, CA_ERROR_VALUE, "indices has shape (%lld,); expected (%lld,)",
+                            (long long)count, (long long)B);
+    }
+    for (int64_t b = 0; b < B; b++) {
+        if (indices[b] < 0 || indices[b] >= B) {
+            return ca_error_set(error, CA_ERROR_VALUE,
+                                "indices[%lld] is %lld; expected 0 to %lld, a sequence",
+                                (long long)b, (long long)indices[b], (long long)(B - 1));
+        }
+    }
+    return CA_OK;
+}
+
+void
+ca_cache_reorder_done(ca_cache *cache, const int64_t *indices, const int64_t *before,
+                      int64_t *lengths)
+{
+    for (int64_t b = 0; b < cache->key.shape[0]; b++) {
+        lengths[b] = before[indices[b]];
+    }
+    ca_cache_set_lengths(cache, lengths);
+}
+
+ca_tensor
+ca_cache_positions(const ca_tensor *tensor, int64_t b, int64_t length)
+{
+    ca_tensor view = *tensor;
+    if (b >= 0) {
+        ca_tensor_take(&view, 0, b, 1);
+    }
+    ca_tensor_take(&view, 2, 0, length);
+    return view;
 }
 
 /* ---- attend ---- */

@@ -20,6 +20,9 @@ typedef struct {
 
 int64_t ca_cache_length(const ca_cache *cache, int64_t b);
 
+/* Set the lengths of all sequences. If they are unequal, the cache keeps the pointer. */
+void ca_cache_set_lengths(ca_cache *cache, const int64_t *lengths);
+
 /* New positions. Sequence b takes the last counts[b] of them; NULL: all. */
 typedef struct {
     ca_tensor key;   /* (B, Hk, n, E) */
@@ -51,6 +54,17 @@ typedef struct {
 
 ca_status ca_cache_cut_check(const ca_cache *cache, const ca_cache_cut *cut, ca_error *error);
 void ca_cache_cut_done(ca_cache *cache, const ca_cache_cut *cut, int64_t *lengths);
+
+/* Sequence b becomes what sequence indices[b] was. The elements are copied before `done`, which
+   writes the B new lengths to `lengths`; `before` are the old ones, in other memory. */
+ca_status ca_cache_reorder_check(const ca_cache *cache, const int64_t *indices, int64_t count,
+                                 ca_error *error);
+void ca_cache_reorder_done(ca_cache *cache, const int64_t *indices, const int64_t *before,
+                           int64_t *lengths);
+
+/* View positions 0 … length - 1 of sequence b, or of all sequences, -1, of a tensor (B, Hk, n,
+   size). */
+ca_tensor ca_cache_positions(const ca_tensor *tensor, int64_t b, int64_t length);
 
 /* The queries are the last positions: row i of sequence b stands at position
    i + length - L. `call` comes without key and value, which the check sets. ca_torch_sdpa_views

@@ -71,9 +71,12 @@ check_mask(const ca_tensor *mask, int ndim, const int64_t *shape, int64_t S, ca_
     memcpy(scores, shape, (size_t)ndim * sizeof(*scores));
     scores[ndim - 1] = S;
     if (mask->ndim > ndim || !ca_door_broadcast(mask, ndim, scores, &view)) {
+        const bool is_padding =
+            ndim == 4 && mask->ndim == 2 && mask->shape[0] == shape[0] && mask->shape[1] == S;
         return ca_error_set(error, CA_ERROR_VALUE,
-                            "attn_mask has shape %s; expected one that broadcasts to %s",
-                            CA_SHAPE_OF(mask), CA_SHAPE_WORDS(ndim, scores));
+                            "attn_mask has shape %s; expected one that broadcasts to %s%s",
+                            CA_SHAPE_OF(mask), CA_SHAPE_WORDS(ndim, scores),
+                            is_padding ? "; for padding (B, S) give mask[:, None, None, :]" : "");
     }
     return CA_OK;
 }

@@ -287,7 +287,7 @@ ca_query_devices(const ca_cl *cl, const char *memory_override, ca_device **devic
     *count = 0;
     if (code != CL_SUCCESS || platform_count == 0) {
         CA_TRY(ca_error_set(error, CA_ERROR_DEVICE,
-                            "the OpenCL loader found no platform (%s): no driver is installed",
+                            "the OpenCL loader found no platform (%s), so no driver",
                             ca_cl_error_name(code)));
     }
     platforms = calloc(platform_count, sizeof *platforms);

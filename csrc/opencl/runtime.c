@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "opencl/runtime.h"
 
-#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +11,7 @@
 #include "opencl/probe.h"
 #include "opencl/query.h"
 #include "opencl/storage.h" /* ca_pool_empty */
+#include "opencl/words.h"
 
 struct ca_runtime {
     ca_cl cl;
@@ -21,12 +21,6 @@ struct ca_runtime {
     int device_count;
     ca_mutex adopting;            /* held while a queue is adopted */
     _Atomic(ca_device *) adopted; /* a list */
-};
-
-static const char *const type_words[] = {
-    [CA_DEVICE_GPU] = "gpu",
-    [CA_DEVICE_ACCELERATOR] = "accelerator",
-    [CA_DEVICE_CPU] = "cpu",
 };
 
 static ca_status
@@ -475,113 +469,33 @@ done:
     return status;
 }
 
-static bool
-same_letter(char a, char b)
-{
-    return tolower((unsigned char)a) == tolower((unsigned char)b);
-}
-
-/* True if `part` occurs in `whole`, in any case. */
-static bool
-text_contains(const char *whole, const char *part)
-{
-    for (; *whole != '\0'; whole++) {
-        size_t i = 0;
-        while (part[i] != '\0' && same_letter(whole[i], part[i])) {
-            i++;
-        }
-        if (part[i] == '\0') {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* A type, perhaps with a number, or a part of a name. */
-typedef struct {
-    const char *name; /* a part of a name; NULL: by type */
-    ca_device_type type;
-    long number; /* -1: the first usable one */
-} device_request;
-
-/* Read the words of a request. Words that name no type are a part of a name. */
-static device_request
-request_parse(const char *words)
-{
-    for (int type = 0; type <= CA_DEVICE_CPU; type++) {
-        const char *rest = words;
-        const char *word = type_words[type];
-        while (*word != '\0' && same_letter(*rest, *word)) {
-            rest++;
-            word++;
-        }
-        if (*word != '\0') {
-            continue;
-        }
-        device_request request = {.type = (ca_device_type)type, .number = -1};
-        if (*rest == '\0') {
-            return request;
-        }
-        if (*rest == ':' && rest[1] != '\0' && strlen(rest) <= 5 &&
-            strspn(rest + 1, "0123456789") == strlen(rest + 1)) {
-            request.number = strtol(rest + 1, NULL, 10);
-            return request;
-        }
-    }
-    return (device_request){.name = words, .number = -1};
-}
-
-static bool
-request_matches(const device_request *request, const ca_device_info *info)
-{
-    if (request->name == NULL) {
-        return info->type == request->type;
-    }
-    return request->name[0] != '\0' && (text_contains(info->platform, request->name) ||
-                                        text_contains(info->name, request->name));
-}
-
-/* Set the error for words that name no device, with a list of all devices. */
-static ca_status
-error_no_match(const ca_runtime *runtime, const char *words, const char *what, ca_error *error)
-{
-    ca_strbuf list = {0};
-    for (int i = 0; i < runtime->device_count; i++) {
-        const ca_device_info *info = &runtime->devices[i].info;
-        ca_strbuf_append(&list, "%s%s '%s' (%s)", i > 0 ? ", " : "", type_words[info->type],
-                         info->name, info->platform);
-    }
-    ca_status status =
-        ca_error_set(error, CA_ERROR_VALUE, "%s '%s' names no OpenCL device; there are: %s", what,
-                     words, ca_strbuf_text(&list));
-    ca_strbuf_free(&list);
-    return status;
-}
-
 ca_status
 ca_runtime_find_device(ca_runtime *runtime, const char *words, const char *what, ca_device **device,
                        ca_error *error)
 {
     ca_status status = CA_OK;
     ca_strbuf reasons = {0};
-    device_request request = request_parse(words);
+    ca_device_words request;
     long matches = 0;
     *device = NULL;
     CA_TRY(ca_runtime_check_fork(runtime, error));
+    CA_TRY(ca_words_read(&request, words, what, runtime->devices, runtime->device_count, error));
     for (int i = 0; i < runtime->device_count; i++) {
         ca_device *candidate = &runtime->devices[i];
-        if (!request_matches(&request, &candidate->info)) {
+        if (!ca_words_fit(&request, &candidate->info) ||
+            (request.counts_usable && !is_usable(candidate, &reasons))) {
             continue;
         }
-        bool wanted = request.number < 0 || request.number == matches;
+        const bool wanted = request.number < 0 || request.number == matches;
         matches++;
         if (wanted && is_usable(candidate, &reasons)) {
             *device = candidate;
             goto done;
         }
     }
-    if (reasons.length == 0 && !reasons.failed) {
-        status = error_no_match(runtime, words, what, error);
+    if (request.counts_usable || (reasons.length == 0 && !reasons.failed)) {
+        status = ca_words_error("names no OpenCL device", words, what, runtime->devices,
+                                runtime->device_count, error);
     } else {
         status = ca_error_set(error, CA_ERROR_DEVICE, "%s '%s' cannot be used: %s", what, words,
                               ca_strbuf_text(&reasons));

@@ -48,10 +48,9 @@ bool ca_device_is_adopted(const ca_device *device);
    usable. */
 ca_status ca_runtime_default_device(ca_runtime *runtime, ca_device **device, ca_error *error);
 
-/* The first usable device that `words` name, prepared: "cpu", "gpu", "accelerator", one of
-   these with ":1" for the second of its type, or a part of the platform's or device's name
-   in any case. CA_ERROR_VALUE naming `what`, the words and all devices when nothing
-   matches; CA_ERROR_DEVICE with the reasons when no match is usable. */
+/* The first usable device that `words` name, prepared: opencl/words.h. CA_ERROR_VALUE naming
+   `what`, the words and all devices when nothing matches, or a name fits several platforms;
+   CA_ERROR_DEVICE with the reasons when no match is usable. */
 ca_status ca_runtime_find_device(ca_runtime *runtime, const char *words, const char *what,
                                  ca_device **device, ca_error *error);
 

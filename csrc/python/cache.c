@@ -216,8 +216,12 @@ cache_attend(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     if (ca_py_error_check(call.state, status, &error) < 0) {
         goto done;
     }
-    PyObject *out = args[OUT] != Py_None ? args[OUT] : NULL;
-    answer = ca_py_sdpa_run(&call, &sdpa, &cache, args[QUERY], out, 4, shape, return_lse);
+    const ca_py_sdpa_results wanted = {
+        .query = args[QUERY],
+        .out = args[OUT] != Py_None ? args[OUT] : NULL,
+        .return_lse = return_lse,
+    };
+    answer = ca_py_sdpa_run(&call, &sdpa, &cache, &wanted, 4, shape);
 done:
     ca_py_mods_free(&mods);
     ca_py_call_end(&call);
@@ -247,6 +251,178 @@ cache_truncate(PyObject *object, PyObject *n)
         ca_mutex_unlock(&self->guard);
     }
     PyThread_release_lock(self->changing);
+    result = ca_py_error_check(call.state, status, &error);
+done:
+    ca_py_call_end(&call);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* ---- other sequences ---- */
+
+/* Keys and values set apart: Tensors (B, Hk, length, size), which the call keeps. */
+typedef struct {
+    ca_tensor key;
+    ca_tensor value;
+} ca_apart;
+
+/* Makes room for the sequences of a cache. Returns -1 with an exception. */
+static int
+make_room(ca_py_call *call, const ca_cache *cache, ca_apart *apart)
+{
+    const ca_tensor *held[] = {&cache->key, &cache->value};
+    ca_tensor *rooms[] = {&apart->key, &apart->value};
+    for (int part = 0; part < 2; part++) {
+        const int64_t *sizes = held[part]->shape;
+        const int64_t shape[] = {sizes[0], sizes[1], cache->length, sizes[3]};
+        PyObject *room = ca_py_tensor_empty(call->state, call->device, held[part]->dtype, 4, shape);
+        if (room == NULL) {
+            return -1;
+        }
+        *rooms[part] = ((ca_py_tensor *)room)->view;
+        call->keep[call->kept++] = room;
+    }
+    return 0;
+}
+
+/* Copies positions 0 … length - 1 of sequence `from_b` to sequence `to_b`; -1: of all. */
+static ca_status
+copy_sequence(ca_device *device, const ca_tensor *from, int64_t from_b, const ca_tensor *to,
+              int64_t to_b, int64_t length, const char *name, ca_error *error)
+{
+    const ca_tensor source = ca_cache_positions(from, from_b, length);
+    const ca_tensor target = ca_cache_positions(to, to_b, length);
+    return ca_copy_run(device, &source, &target, name, error);
+}
+
+/* Copies what moves to the room, and from there to its place. */
+static ca_status
+move_sequences(const ca_py_call *call, const ca_cache *cache, const int64_t *indices,
+               const ca_apart *apart, ca_error *error)
+{
+    ca_status status = CA_OK;
+    const struct {
+        const ca_tensor *held;
+        const ca_tensor *room;
+    } parts[] = {{&cache->key, &apart->key}, {&cache->value, &apart->value}};
+    for (int step = 0; step < 4; step++) {
+        const ca_tensor *held = parts[step % 2].held;
+        const ca_tensor *room = parts[step % 2].room;
+        for (int64_t b = 0; b < cache->key.shape[0]; b++) {
+            const int64_t from = indices[b];
+            const int64_t length = ca_cache_length(cache, from);
+            if (from == b) {
+                continue;
+            }
+            CA_TRY(step < 2
+                       ? copy_sequence(call->device, held, from, room, b, length, call->name, error)
+                       : copy_sequence(call->device, room, b, held, b, length, call->name, error));
+        }
+    }
+done:
+    return status;
+}
+
+/* Reorders the sequences. The caller holds `changing`; `before` has room for B lengths. */
+static ca_status
+reorder_sequences(ca_py_cache *self, const ca_py_call *call, const int64_t *indices,
+                  const ca_apart *apart, int64_t *before, ca_error *error)
+{
+    ca_status status;
+    for (int64_t b = 0; b < self->cache.key.shape[0]; b++) {
+        before[b] = ca_cache_length(&self->cache, b);
+    }
+    Py_BEGIN_ALLOW_THREADS
+        status = move_sequences(call, &self->cache, indices, apart, error);
+    Py_END_ALLOW_THREADS
+    if (status == CA_OK) {
+        ca_mutex_lock(&self->guard);
+        ca_cache_reorder_done(&self->cache, indices, before, self->lengths);
+        ca_mutex_unlock(&self->guard);
+    }
+    return status;
+}
+
+/* reorder(indices, /): int64 numbers */
+static PyObject *
+cache_reorder(PyObject *object, PyObject *argument)
+{
+    ca_py_cache *self = (ca_py_cache *)object;
+    int result = -1;
+    ca_py_call call;
+    const int64_t *indices;
+    int64_t count;
+    ca_cache cache;
+    ca_apart apart;
+    int64_t *before = NULL;
+    ca_error error = {0};
+    if (begin(self, &call, "KVCache.reorder", 1, 1) < 0 ||
+        parse_numbers(&call, argument, "indices", &indices, &count) < 0 ||
+        ca_py_error_check(call.state, ca_cache_reorder_check(&self->cache, indices, count, &error),
+                          &error) < 0) {
+        goto done;
+    }
+    /* Room is made before the lock is held, as Python code may run then. Another thread may have
+       made the sequences longer meanwhile. */
+    const int kept = call.kept;
+    for (bool fits = false; !fits;) {
+        PyMem_RawFree(before);
+        while (call.kept > kept) {
+            Py_DECREF(call.keep[--call.kept]);
+        }
+        if (look(self, &cache, &before) < 0 || make_room(&call, &cache, &apart) < 0) {
+            goto done;
+        }
+        take_lock(self);
+        fits = self->cache.length <= cache.length;
+        if (!fits) {
+            PyThread_release_lock(self->changing);
+        }
+    }
+    ca_status status = reorder_sequences(self, &call, indices, &apart, before, &error);
+    PyThread_release_lock(self->changing);
+    result = ca_py_error_check(call.state, status, &error);
+done:
+    ca_py_call_end(&call);
+    PyMem_RawFree(before);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* copy_from(cache, /): this one is new, has the same sizes, and no other thread knows it */
+static PyObject *
+cache_copy_from(PyObject *object, PyObject *argument)
+{
+    ca_py_cache *self = (ca_py_cache *)object;
+    ca_py_cache *other = (ca_py_cache *)argument;
+    int result = -1;
+    ca_py_call call;
+    ca_status status = CA_OK;
+    ca_error error = {0};
+    if (begin(self, &call, "KVCache.copy", 1, 1) < 0) {
+        goto done;
+    }
+    if (!Py_IS_TYPE(argument, Py_TYPE(object)) ||
+        memcmp(self->cache.key.shape, other->cache.key.shape, 4 * sizeof(int64_t)) != 0 ||
+        self->cache.value.shape[3] != other->cache.value.shape[3] ||
+        self->cache.key.dtype != other->cache.key.dtype) {
+        (void)ca_py_raise(PyExc_ValueError, "expected a cache of the same sizes and dtype");
+        goto done;
+    }
+    take_lock(other);
+    for (int64_t b = 0; b < other->cache.key.shape[0]; b++) {
+        self->lengths[b] = ca_cache_length(&other->cache, b);
+    }
+    Py_BEGIN_ALLOW_THREADS
+        status = copy_sequence(call.device, &other->cache.key, -1, &self->cache.key, -1,
+                               other->cache.length, call.name, &error);
+        if (status == CA_OK) {
+            status = copy_sequence(call.device, &other->cache.value, -1, &self->cache.value, -1,
+                                   other->cache.length, call.name, &error);
+        }
+    Py_END_ALLOW_THREADS
+    PyThread_release_lock(other->changing);
+    if (status == CA_OK) {
+        ca_cache_set_lengths(&self->cache, self->lengths);
+    }
     result = ca_py_error_check(call.state, status, &error);
 done:
     ca_py_call_end(&call);
@@ -360,6 +536,8 @@ static PyMethodDef methods[] = {
     {"append", CA_PY_FASTCALL(cache_append), NULL},
     {"attend", CA_PY_FASTCALL(cache_attend), NULL},
     {"truncate", cache_truncate, METH_O, NULL},
+    {"reorder", cache_reorder, METH_O, NULL},
+    {"copy_from", cache_copy_from, METH_O, NULL},
     {"renew_lock", cache_renew_lock, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -141,8 +141,10 @@ ca_py_check_dtype(ca_dtype dtype, ca_py_dtypes dtypes, const char *name)
     if (takes(dtypes, dtype)) {
         return 0;
     }
-    return ca_py_raise(PyExc_TypeError, "%s has dtype %s; expected %s", name, ca_dtype_name(dtype),
-                       rules[dtypes].text);
+    const bool mask_of_integers = dtypes == CA_TAKES_BOOL_AND_FLOATS && !ca_dtype_is_float(dtype);
+    return ca_py_raise(PyExc_TypeError, "%s has dtype %s; expected %s%s", name,
+                       ca_dtype_name(dtype), rules[dtypes].text,
+                       mask_of_integers ? "; of 0 and 1, give mask != 0" : "");
 }
 
 int
@@ -154,9 +156,12 @@ ca_py_tensor_from_ndarray(PyObject *object, const char *name, ca_py_dtypes dtype
     if (refuse_masked(object, name) < 0) {
         return -1;
     }
-    if (!dtype_from_descr(PyArray_DESCR(array), &dtype) || !takes(dtypes, dtype)) {
+    if (!dtype_from_descr(PyArray_DESCR(array), &dtype)) {
         return ca_py_raise(PyExc_TypeError, "%s has dtype %S; expected %s", name,
                            (PyObject *)PyArray_DESCR(array), rules[dtypes].text);
+    }
+    if (ca_py_check_dtype(dtype, dtypes, name) < 0) {
+        return -1;
     }
     if (ca_py_array_describe(object, dtype, tensor)) {
         *keep = Py_NewRef(object);

@@ -276,27 +276,28 @@ eye(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 static PyObject *
 triangle(PyObject *module, PyObject *const *args, Py_ssize_t nargs, bool lower)
 {
-    enum { INPUT, DIAGONAL, ARGUMENTS };
+    enum { INPUT, DIAGONAL, OUT, ARGUMENTS };
     diagonal_call call;
     int64_t diagonal = 0;
     bool parsed = begin(&call, module, lower ? "tril" : "triu", nargs, ARGUMENTS) == 0 &&
                   parse_input(&call, args[INPUT], "input") == 0 &&
                   check_source(&call, ca_torch_diagonal_check) == 0 &&
-                  ca_py_any_int(args[DIAGONAL], "diagonal", &diagonal) == 0;
+                  ca_py_any_int(args[DIAGONAL], "diagonal", &diagonal) == 0 &&
+                  parse_out(&call, args[OUT]) == 0;
     int64_t next = diagonal == INT64_MAX ? diagonal : diagonal + 1;
     call.problem.lower = lower ? next : INT64_MIN;
     call.problem.upper = lower ? INT64_MAX : diagonal;
     return finish(&call, parsed);
 }
 
-/* tril(input, diagonal, /) */
+/* tril(input, diagonal, out, /) */
 static PyObject *
 tril(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     return triangle(module, args, nargs, true);
 }
 
-/* triu(input, diagonal, /) */
+/* triu(input, diagonal, out, /) */
 static PyObject *
 triu(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {

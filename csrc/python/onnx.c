@@ -101,6 +101,12 @@ parse_attributes(PyObject *const *args, ca_onnx_attention *onnx, bool *return_qk
         return -1;
     }
     onnx->is_causal = is_causal == 1;
+    if (onnx->qk_matmul_output_mode != 0 && !*return_qk) {
+        return ca_py_raise(PyExc_ValueError,
+                           "qk_matmul_output_mode is %lld without return_qk; expected "
+                           "return_qk=True, which asks for this output",
+                           (long long)onnx->qk_matmul_output_mode);
+    }
     return 0;
 }
 

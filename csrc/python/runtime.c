@@ -17,6 +17,26 @@
 
 /* ---- the runtime ---- */
 
+/* Appends to a message that there is no device: where the loader has looked, and what to do. */
+static void
+add_advice(ca_error *error)
+{
+    static const char *const variables[] = {"OCL_ICD_VENDORS", "OCL_ICD_FILENAMES"};
+    char *const end = error->message + sizeof error->message;
+    char *at = error->message + strlen(error->message);
+    for (int i = 0; i < 2; i++) {
+        const char *value = getenv(variables[i]);
+        if (value != NULL) {
+            const int room = (int)(end - at);
+            const int length =
+                snprintf(at, (size_t)room, "; the loader looks where %s says: '%.200s'",
+                         variables[i], value);
+            at += length < room ? length : room - 1;
+        }
+    }
+    (void)snprintf(at, (size_t)(end - at), "%s", HOW_TO_GET_OPENCL);
+}
+
 /* Returns a NULL-ended array of the strings in a tuple of bytes, which keeps them. */
 static const char **
 borrow_strings(PyObject *tuple)
@@ -158,8 +178,7 @@ find_and_open(ca_state *state)
     ca_status status =
         open_runtime(state, preload, candidates, cache_folder, memory, tuning, &warnings, &error);
     if (status == CA_ERROR_DEVICE) {
-        size_t used = strlen(error.message);
-        (void)snprintf(error.message + used, sizeof(error.message) - used, "%s", HOW_TO_GET_OPENCL);
+        add_advice(&error);
     }
     if (ca_py_error_check(state, status, &error) == 0 && warnings != NULL && warn(warnings) == 0) {
         runtime = atomic_load(&state->runtime);
@@ -192,11 +211,13 @@ int
 ca_py_check_device(ca_state *state, PyObject *argument)
 {
     if (argument == Py_None || PyUnicode_Check(argument) ||
+        (PyLong_Check(argument) && !PyBool_Check(argument)) ||
         Py_IS_TYPE(argument, state->device_type)) {
         return 0;
     }
     return ca_py_wrong_type(
-        "device", "a clattn.Device, a string such as \"cpu\" or \"gpu:1\", or None", argument);
+        "device", "a clattn.Device, a string such as \"cpu\" or \"gpu:1\", an index, or None",
+        argument);
 }
 
 /* Finds the device that `words` name; NULL: the runtime's choice. `what` names the words in
@@ -251,6 +272,22 @@ find_without_argument(ca_state *state, ca_device **device)
     return is_device ? 0 : ca_py_raise(PyExc_TypeError, "device_override holds no Device");
 }
 
+/* Finds the device that a string names. */
+static int
+find_by_text(ca_state *state, PyObject *text, ca_device **device)
+{
+    Py_ssize_t length;
+    const char *words = PyUnicode_AsUTF8AndSize(text, &length);
+    if (words == NULL && !PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) {
+        return -1;
+    }
+    if (words == NULL || strlen(words) != (size_t)length) {
+        PyErr_Clear();
+        return ca_py_raise(PyExc_ValueError, "device is %A, which names none", text);
+    }
+    return find_by_words(state, words, "device", device);
+}
+
 int
 ca_py_find_device(ca_state *state, PyObject *argument, ca_device **device)
 {
@@ -260,16 +297,17 @@ ca_py_find_device(ca_state *state, PyObject *argument, ca_device **device)
     if (ca_py_check_device(state, argument) < 0) {
         return -1;
     }
-    if (PyUnicode_Check(argument)) {
-        Py_ssize_t length;
-        const char *words = PyUnicode_AsUTF8AndSize(argument, &length);
-        if (words != NULL && strlen(words) != (size_t)length) {
-            return ca_py_raise(PyExc_ValueError, "device is %R, which names none", argument);
-        }
-        return words != NULL ? find_by_words(state, words, "device", device) : -1;
+    if (Py_IS_TYPE(argument, state->device_type)) {
+        *device = ca_py_device_get(argument);
+        return 0;
     }
-    *device = ca_py_device_get(argument);
-    return 0;
+    PyObject *text = PyObject_Str(argument); /* an index is a word of digits */
+    if (text == NULL) {
+        return -1;
+    }
+    int found = find_by_text(state, text, device);
+    Py_DECREF(text);
+    return found;
 }
 
 /* ---- module functions ---- */

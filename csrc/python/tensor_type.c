@@ -429,29 +429,29 @@ static PyGetSetDef getset[] = {
 
 static PyMethodDef methods[] = {
     {"reshape", reshape, METH_VARARGS,
-     "reshape(*shape)\n--\n\n"
+     "reshape($self, *shape)\n--\n\n"
      "The same elements in another shape, one size of which may be -1. A view where\n"
      "the strides allow one, else a copy."},
     {"transpose", transpose, METH_VARARGS,
-     "transpose(*axes)\n--\n\n"
+     "transpose($self, *axes)\n--\n\n"
      "A view with the dimensions in that order; without axes in reverse."},
     {"to", to, METH_O,
-     "to(device, /)\n--\n\n"
+     "to($self, device, /)\n--\n\n"
      "The Tensor itself if it is on that device, else a copy there."},
     {"__reduce__", refuse_pickling, METH_NOARGS, NULL},
     {"__reduce_ex__", refuse_pickling, METH_O, NULL},
     {"numpy", numpy, METH_NOARGS,
-     "numpy()\n--\n\n"
+     "numpy($self)\n--\n\n"
      "The elements as a NumPy array: of the same memory where the host has that too,\n"
      "else a copy. Waits for the calls that use the memory; once the host shares it,\n"
      "later calls that use it are waited for too."},
     {"__array__", CA_PY_KEYWORDS(array),
-     "__array__(dtype=None, copy=None)\n--\n\nNumPy's protocol, as `numpy`."},
+     "__array__($self, dtype=None, copy=None)\n--\n\nNumPy's protocol, as `numpy`."},
     {"__dlpack__", CA_PY_KEYWORDS(dlpack),
-     "__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
+     "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
      "A DLPack capsule of the memory, or of a copy on the host."},
     {"__dlpack_device__", dlpack_device, METH_NOARGS,
-     "__dlpack_device__()\n--\n\n"
+     "__dlpack_device__($self)\n--\n\n"
      "(1, 0), the host, where that has the memory too; else (4, index), OpenCL."},
     {NULL, NULL, 0, NULL},
 };

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "python/torch.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "attention/problem.h"
@@ -30,6 +31,7 @@ enum {
     SINKS,
     QUERY_OFFSET,
     RETURN_WEIGHTS,
+    LAYOUT,
     MODS,
     BLOCK_MASK,
     ARGUMENTS,
@@ -79,11 +81,25 @@ parse_offset(PyObject *object, ca_torch_sdpa *sdpa, ca_py_call *call)
                                 : ca_py_call_int64s(call, object, "query_offset", &sdpa->offsets);
 }
 
+static int
+parse_layout(PyObject *object, bool *rows_first)
+{
+    if (!PyUnicode_Check(object)) {
+        return ca_py_wrong_type("layout", "\"BHLE\" or \"BLHE\"", object);
+    }
+    *rows_first = PyUnicode_CompareWithASCIIString(object, "BLHE") == 0;
+    if (!*rows_first && PyUnicode_CompareWithASCIIString(object, "BHLE") != 0) {
+        return ca_py_raise(PyExc_ValueError, "layout is %R; expected \"BHLE\" or \"BLHE\"", object);
+    }
+    return 0;
+}
+
 /* Reads all arguments that are not arrays. */
 static int
-parse_options(PyObject *const *args, ca_torch_sdpa *sdpa, bool *return_lse)
+parse_options(PyObject *const *args, ca_torch_sdpa *sdpa, ca_py_sdpa_results *wanted)
 {
-    if (parse_dropout(args, sdpa) < 0 || ca_py_causal(args[IS_CAUSAL], &sdpa->causal) < 0 ||
+    if (parse_layout(args[LAYOUT], &wanted->rows_first) < 0 || parse_dropout(args, sdpa) < 0 ||
+        ca_py_causal(args[IS_CAUSAL], &sdpa->causal) < 0 ||
         ca_py_scale(args[SCALE], &sdpa->has_scale, &sdpa->scale) < 0 ||
         ca_py_flag(args[ENABLE_GQA], "enable_gqa", &sdpa->enable_gqa) < 0 ||
         ca_py_window(args[WINDOW], &sdpa->window_left, &sdpa->window_right) < 0 ||
@@ -91,7 +107,7 @@ parse_options(PyObject *const *args, ca_torch_sdpa *sdpa, bool *return_lse)
         ca_py_flag(args[RETURN_WEIGHTS], "return_weights", &sdpa->returns_weights) < 0) {
         return -1;
     }
-    return ca_py_flag(args[RETURN_LSE], "return_lse", return_lse);
+    return ca_py_flag(args[RETURN_LSE], "return_lse", &wanted->return_lse);
 }
 
 static int
@@ -135,6 +151,62 @@ parse_mods(PyObject *const *args, ca_torch_sdpa *sdpa, ca_mods *mods, ca_py_call
     return ca_py_call_array(call, entries, "block_mask", CA_TAKES_NUMBERS, &blocks->entries);
 }
 
+/* View (…, L, H, E) as (…, H, L, E), or the other way round. */
+static void
+swap_heads(ca_tensor *tensor)
+{
+    const int heads = tensor->ndim - 3;
+    const int64_t size = tensor->shape[heads];
+    const int64_t stride = tensor->strides[heads];
+    tensor->shape[heads] = tensor->shape[heads + 1];
+    tensor->strides[heads] = tensor->strides[heads + 1];
+    tensor->shape[heads + 1] = size;
+    tensor->strides[heads + 1] = stride;
+}
+
+/* Swaps the heads of query, key and value. False, and nothing is swapped, if one has no heads. */
+static bool
+swap_all_heads(ca_torch_sdpa *sdpa)
+{
+    if (sdpa->query.ndim < 3 || sdpa->key.ndim < 3 || sdpa->value.ndim < 3) {
+        return false;
+    }
+    swap_heads(&sdpa->query);
+    swap_heads(&sdpa->key);
+    swap_heads(&sdpa->value);
+    return true;
+}
+
+/* Checks the call, in whose views heads come before rows afterwards. Where the other layout would
+   fit, the message says so. */
+static ca_status
+check_layout(ca_torch_sdpa *sdpa, bool rows_first, int *ndim, int64_t shape[CA_MAX_DIMS],
+             ca_error *error)
+{
+    ca_error other = {0};
+    if (rows_first && !swap_all_heads(sdpa)) {
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "query, key and value have shapes %s, %s and %s; expected three "
+                            "dimensions or more with layout=\"BLHE\"",
+                            CA_SHAPE_OF(&sdpa->query), CA_SHAPE_OF(&sdpa->key),
+                            CA_SHAPE_OF(&sdpa->value));
+    }
+    const ca_status status = ca_torch_sdpa_check(sdpa, ndim, shape, error);
+    if (status != CA_ERROR_VALUE) {
+        return status;
+    }
+    const char *advice = rows_first ? " (in this message rows come after heads, as with "
+                                      "layout=\"BHLE\")"
+                                    : "";
+    if (swap_all_heads(sdpa) && ca_torch_sdpa_check(sdpa, ndim, shape, &other) == CA_OK) {
+        advice = rows_first ? "; arrays (B, H, L, E) take layout=\"BHLE\""
+                            : "; arrays (B, L, H, E) take layout=\"BLHE\"";
+    }
+    const size_t used = strlen(error->message);
+    (void)snprintf(error->message + used, sizeof error->message - used, "%s", advice);
+    return status;
+}
+
 static bool
 overlaps(const ca_tensor *output, const ca_tensor *input)
 {
@@ -163,43 +235,54 @@ is_direct(const ca_torch_sdpa *sdpa, const ca_py_out *out)
 
 PyObject *
 ca_py_sdpa_run(const ca_py_call *call, const ca_torch_sdpa *sdpa, const ca_cache *cache,
-               PyObject *query, PyObject *out, int ndim, const int64_t *shape, bool return_lse)
+               const ca_py_sdpa_results *wanted, int ndim, const int64_t *shape)
 {
     enum { OUTPUT, RESULTS = 3 };
     ca_dtype dtype = sdpa->query.dtype;
     ca_dtype lse_dtype = dtype == CA_FLOAT64 ? CA_FLOAT64 : CA_FLOAT32;
+    PyObject *out = wanted->out;
     PyObject *answer = NULL;
     ca_py_out opened = {.shell = NULL};
     ca_tensor output;
     ca_tensor lse;
     ca_tensor weights;
+    int64_t output_shape[CA_MAX_DIMS];
     int64_t weights_shape[CA_MAX_DIMS];
     int count = 1;
     ca_attention attention;
     ca_tensor views[CA_ATTENTION_OPERANDS];
     ca_py_output results[RESULTS] = {{.result = NULL}};
+    memcpy(output_shape, shape, (size_t)ndim * sizeof(*shape));
+    if (wanted->rows_first) {
+        output_shape[ndim - 3] = shape[ndim - 2];
+        output_shape[ndim - 2] = shape[ndim - 3];
+    }
     if (out != NULL &&
-        ca_py_out_open(call->state, out, dtype, "that of query", ndim, shape, &opened) < 0) {
+        ca_py_out_open(call->state, out, dtype, "that of query", ndim, output_shape, &opened) < 0) {
         goto done;
     }
     bool direct = out != NULL && is_direct(sdpa, &opened);
-    results[OUTPUT] =
-        ca_py_output_of(!direct, out != NULL ? out : query, dtype, ndim, shape, &output);
+    results[OUTPUT] = ca_py_output_of(!direct, out != NULL ? out : wanted->query, dtype, ndim,
+                                      output_shape, &output);
     results[OUTPUT].out = out;
     ca_tensor_set_absent(&lse);
     ca_tensor_set_absent(&weights);
-    if (return_lse) {
-        results[count++] = ca_py_output_of(true, query, lse_dtype, ndim - 1, shape, &lse);
+    if (wanted->return_lse) {
+        results[count++] = ca_py_output_of(true, wanted->query, lse_dtype, ndim - 1, shape, &lse);
     }
     if (sdpa->returns_weights) {
         memcpy(weights_shape, shape, (size_t)ndim * sizeof(*shape));
         weights_shape[ndim - 1] = ca_tensor_size(&sdpa->key, 2);
-        results[count++] = ca_py_output_of(true, query, dtype, ndim, weights_shape, &weights);
+        results[count++] =
+            ca_py_output_of(true, wanted->query, dtype, ndim, weights_shape, &weights);
     }
     if (ca_py_call_outputs(call, results, count) < 0) {
         goto done;
     }
-    const ca_tensor *written = direct ? &opened.tensor : &output;
+    ca_tensor *written = direct ? &opened.tensor : &output;
+    if (wanted->rows_first) {
+        swap_heads(written);
+    }
     ca_torch_sdpa_views(sdpa, written, &lse, &weights, &attention, views);
     if (cache != NULL) {
         ca_cache_attend_positions(cache, sdpa, written, &attention, views);
@@ -217,7 +300,7 @@ done:
     return answer;
 }
 
-/* scaled_dot_product_attention(query, key, …, return_weights, /): see functional.py */
+/* scaled_dot_product_attention(query, key, …, block_mask, /): see functional.py */
 static PyObject *
 scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -226,19 +309,20 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
     ca_torch_sdpa sdpa;
     ca_mods mods = {.text = NULL};
     ca_error error = {0};
-    bool return_lse;
+    ca_py_sdpa_results wanted = {.query = NULL};
     int ndim;
     int64_t shape[CA_MAX_DIMS];
     bool flex = nargs == ARGUMENTS && args[MODS] != Py_None;
     const char *name = flex ? "flex_attention" : "scaled_dot_product_attention";
     ca_torch_sdpa_init(&sdpa);
     if (ca_py_call_begin(&call, module, name, nargs, ARGUMENTS) == 0 &&
-        parse_arrays(args, &sdpa, &call) == 0 && parse_options(args, &sdpa, &return_lse) == 0 &&
+        parse_arrays(args, &sdpa, &call) == 0 && parse_options(args, &sdpa, &wanted) == 0 &&
         parse_mods(args, &sdpa, &mods, &call) == 0 && ca_py_call_ready(&call, args[DEVICE]) == 0 &&
-        ca_py_error_check(call.state, ca_torch_sdpa_check(&sdpa, &ndim, shape, &error), &error) ==
-            0) {
-        PyObject *out = args[OUT] != Py_None ? args[OUT] : NULL;
-        answer = ca_py_sdpa_run(&call, &sdpa, NULL, args[QUERY], out, ndim, shape, return_lse);
+        ca_py_error_check(call.state, check_layout(&sdpa, wanted.rows_first, &ndim, shape, &error),
+                          &error) == 0) {
+        wanted.query = args[QUERY];
+        wanted.out = args[OUT] != Py_None ? args[OUT] : NULL;
+        answer = ca_py_sdpa_run(&call, &sdpa, NULL, &wanted, ndim, shape);
     }
     ca_py_mods_free(&mods);
     ca_py_call_end(&call);

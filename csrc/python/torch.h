@@ -9,12 +9,18 @@
 #include "doors/torch.h"
 #include "python/call.h"
 
-/* Runs the checked call, whose result has this shape, for arrays or for what the `cache` holds, which
-   is NULL for arrays. `query` and `out` are the arguments; `out` NULL: none. Returns the output, or a
-   tuple of output, log-sum-exp and weights, of which the last two may be missing; NULL with an
-   exception. */
+/* What a call gives. */
+typedef struct {
+    PyObject *query; /* the argument, whose library the results are of */
+    PyObject *out;   /* the argument; NULL: none */
+    bool return_lse;
+    bool rows_first; /* the output is (…, L, Hq, Ev) */
+} ca_py_sdpa_results;
+
+/* Runs the checked call, whose result has this shape (…, Hq, L, Ev), for arrays or for what the
+   `cache` holds, which is NULL for arrays. Returns the output, or a tuple of output, log-sum-exp and
+   weights, of which the last two may be missing; NULL with an exception. */
 PyObject *ca_py_sdpa_run(const ca_py_call *call, const ca_torch_sdpa *sdpa, const ca_cache *cache,
-                         PyObject *query, PyObject *out, int ndim, const int64_t *shape,
-                         bool return_lse);
+                         const ca_py_sdpa_results *wanted, int ndim, const int64_t *shape);
 
 #endif

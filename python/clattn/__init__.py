@@ -5,9 +5,13 @@
 ``clattn.diagonal_matrix``, ``eye``, ``tril`` and ``triu`` fill or keep bands of diagonals.
 ``clattn.devices()`` lists the devices, and ``clattn.warm_up`` builds programs ahead of time.
 ``clattn.flex_attention`` takes scores and masks that the user writes (``clattn.flex``).
-``import clattn.dask`` brings attention on dask arrays.
+``clattn.torch``, ``clattn.transformers``, ``clattn.jax``, ``clattn.dask`` and ``clattn.mpi`` are
+imported when they are first used, because they need packages that clattn does not install.
 Importing clattn touches no OpenCL; the first call that needs a device opens it.
 """
+
+from importlib import import_module
+from typing import Any
 
 from clattn import directml, flex, onnx, openvino
 from clattn._core import Device, DeviceError, Tensor
@@ -52,6 +56,7 @@ __all__ = [
     "or_masks",
     "scaled_dot_product_attention",
     "set_default_device",
+    "show_config",
     "synchronize",
     "tensor",
     "tril",
@@ -59,3 +64,27 @@ __all__ = [
     "use_device",
     "warm_up",
 ]
+
+_ON_DEMAND = ("dask", "jax", "mpi", "torch", "transformers")
+
+
+def show_config() -> None:
+    """Print versions, environment variables, drivers, devices and the kernel cache.
+
+    ``python -m clattn doctor`` prints the same, tries a call on each device, and says what to do.
+
+    Raises
+    ------
+    ValueError
+        An environment variable of clattn has a wrong value.
+    """
+    from clattn import _doctor
+
+    _doctor.show()
+
+
+def __getattr__(name: str) -> Any:
+    """Import a module that needs another package."""
+    if name in _ON_DEMAND:
+        return import_module(f"clattn.{name}")
+    raise AttributeError(f"module 'clattn' has no attribute {name!r}")

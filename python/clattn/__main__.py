@@ -1,11 +1,12 @@
 """The command line: ``python -m clattn`` and its commands."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 import clattn
-from clattn import _listing, _warm_up, demo
+from clattn import _doctor, _drivers, _listing, _warm_up, demo
 from clattn.bench import command as bench
 from clattn.tuner import command as tune
 
@@ -46,15 +47,37 @@ def main(argv: Sequence[str] | None = None) -> int:
             description="Build the programs of later calls, and keep them on disk.",
         )
     )
+    _doctor.add_arguments(
+        commands.add_parser(
+            "doctor",
+            help="examine drivers, devices and the cache, for a report of a problem",
+            description="Say what there is, try a call on each device, and say what to do.",
+        )
+    )
     parser.set_defaults(run=_listing.run)
     arguments = parser.parse_args(argv)
     try:
+        _drivers.check_environment()
+    except ValueError as error:
+        parser.error(str(error))
+    try:
         status: int = arguments.run(arguments)
+        sys.stdout.flush()
     except clattn.DeviceError as error:
         print(error, file=sys.stderr)
         return 1
     return status
 
 
+def run() -> int:
+    """Run the command of this process, whose reader, such as ``head``, may leave early."""
+    try:
+        return main()
+    except BrokenPipeError:
+        # Python flushes the stream again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

@@ -13,7 +13,7 @@ import sys
 import zlib
 from contextlib import suppress
 
-_SYSTEM_VENDORS = "/etc/OpenCL/vendors"
+SYSTEM_VENDORS = "/etc/OpenCL/vendors"
 _SYSTEM_LOADER = "libOpenCL.so.1"
 
 # Opened first and by path. Intel's runtime looks for these libraries beside itself only, and
@@ -68,15 +68,18 @@ def _read(file: str) -> bytes:
     return b""
 
 
-def _loader_is_in_use() -> bool:
-    """Return whether this process has opened a loader, which has read the environment already."""
-    return b"/libOpenCL.so" in _read("/proc/self/maps")
+def loader_in_use() -> str | None:
+    """Return the path of the loader that this process has opened; it has read the environment."""
+    for line in _read("/proc/self/maps").splitlines():
+        if b"/libOpenCL.so" in line:
+            return os.fsdecode(line[line.index(b"/") :])
+    return None
 
 
 def _installed_drivers() -> list[bytes]:
     """Return the drivers that the system's .icd files name, in the order of the files' names."""
-    names = sorted(_names_in(_SYSTEM_VENDORS))
-    files = (os.path.join(_SYSTEM_VENDORS, name) for name in names if name.endswith(".icd"))
+    names = sorted(_names_in(SYSTEM_VENDORS))
+    files = (os.path.join(SYSTEM_VENDORS, name) for name in names if name.endswith(".icd"))
     texts = (_read(file).strip() for file in files)
     return [text for text in texts if text]
 
@@ -149,6 +152,22 @@ def _write_vendors_folder(drivers: list[bytes]) -> str | None:
     return None
 
 
+def check_environment() -> None:
+    """Check the words of environment variables.
+
+    Raises
+    ------
+    ValueError
+        ``CLATTN_MEMORY`` or ``CLATTN_TUNING`` is another word.
+    """
+    memory = os.environ.get("CLATTN_MEMORY", "")
+    if memory not in ("", "svm", "host", "copy"):
+        raise ValueError(f"CLATTN_MEMORY is {memory!r}; expected 'svm', 'host' or 'copy'")
+    tuning = os.environ.get("CLATTN_TUNING", "")
+    if tuning not in ("", "on", "off"):
+        raise ValueError(f"CLATTN_TUNING is {tuning!r}; expected 'on' or 'off'")
+
+
 def discover() -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes | None, str]:
     """Prepare the environment for the loader and return what to open.
 
@@ -169,14 +188,10 @@ def discover() -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes | None, str]
     Raises
     ------
     ValueError
-        ``CLATTN_MEMORY`` or ``CLATTN_TUNING`` is another word.
+        As `check_environment`.
     """
+    check_environment()
     memory = os.environ.get("CLATTN_MEMORY", "")
-    if memory not in ("", "svm", "host", "copy"):
-        raise ValueError(f"CLATTN_MEMORY is {memory!r}; expected 'svm', 'host' or 'copy'")
-    tuning = os.environ.get("CLATTN_TUNING", "")
-    if tuning not in ("", "on", "off"):
-        raise ValueError(f"CLATTN_TUNING is {tuning!r}; expected 'on' or 'off'")
     preload: tuple[bytes, ...] = ()
     candidates = [os.fsencode(_SYSTEM_LOADER)]
     wheel = _wheel_libraries()
@@ -184,7 +199,7 @@ def discover() -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes | None, str]
         preload = tuple(os.fsencode(os.path.join(wheel, name)) for name in _PRELOAD)
         own = os.fsencode(os.path.join(wheel, _SYSTEM_LOADER))
         # A loader that another package has used ignores the folder that is written below.
-        candidates.insert(0 if _loader_is_in_use() else 1, own)
+        candidates.insert(0 if loader_in_use() else 1, own)
         # These variables are the user's choice of drivers.
         if not {"OCL_ICD_VENDORS", "OCL_ICD_FILENAMES"} & os.environ.keys():
             driver = os.fsencode(os.path.join(wheel, "libintelocl.so"))

@@ -32,11 +32,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     plural = "" if len(devices) == 1 else "s"
     print(f"clattn {clattn.__version__}, {len(devices)} OpenCL device{plural}")
-    for index, (device, word) in enumerate(zip(devices, words_of(devices), strict=True)):
+    indices = itertools.count()  # of the usable devices, as in clattn.devices()
+    for device, word in zip(devices, words_of(devices), strict=True):
         chosen = default is not None and device == default
+        index = next(indices) if device.usable else "-"
         print(f"\n{'*' if chosen else ' '} {index}  {device.name}")
-        for label, text in _facts(device, word, chosen):
+        for label, text in facts(device, word):
             print(f"     {label:<14} {text}")
+        if chosen:
+            print(f"     {'default':<14} yes")
     if problem:
         print(f"\nNo default device: {problem}", file=sys.stderr)
         return 1
@@ -71,10 +75,10 @@ def words_of(devices: Sequence[Device]) -> list[str]:
     return words
 
 
-def _facts(device: Device, word: str, chosen: bool) -> Iterator[tuple[str, str]]:
-    """Yield the labelled lines of one device."""
+def facts(device: Device, word: str) -> Iterator[tuple[str, str]]:
+    """Yield labels and texts about a device, which `word` names."""
     if device.usable:
-        yield "select with", f'"{word}", or a part of its name or platform'
+        yield "select with", f'"{word}", the number before its name, or a part of a name'
     else:
         yield "passed over", " ".join((device.reason or "no reason given").split())
     yield "platform", device.platform
@@ -96,8 +100,6 @@ def _facts(device: Device, word: str, chosen: bool) -> Iterator[tuple[str, str]]
             yield "not used", f"{capability}: {first}"
             for line in itertools.takewhile(_is_of_log, log):
                 yield "", line
-    if chosen:
-        yield "default", "yes"
 
 
 def _tuned(device: Device) -> str:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 
 if TYPE_CHECKING:
-    from clattn._core import Tensor
+    from clattn._core import Device, Tensor
 
-__all__ = ["Array"]
+__all__ = ["Array", "DeviceLike"]
 
 
 class _HasDLPack(Protocol):
@@ -25,3 +25,6 @@ class _HasArray(Protocol):
 Array: TypeAlias = (
     "np.ndarray | Tensor | _HasDLPack | _HasArray | memoryview | bytearray | array[Any]"
 )
+
+# What names a device: itself, words such as "gpu:1", or its index in `clattn.devices()`.
+DeviceLike: TypeAlias = "Device | str | int"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from clattn._core import Device, Tensor
-    from clattn._typing import Array
+    from clattn._typing import Array, DeviceLike
 
 __all__ = ["KVCache"]
 
@@ -46,7 +46,7 @@ class KVCache:
         Of values, Ev. Default: `head_size`.
     dtype : dtype
         float16, bfloat16, float32 or float64, of keys, values and queries.
-    device : Device or str, optional
+    device : Device, str or int, optional
         See `clattn.devices`. Default: `clattn.get_default_device`.
 
     Raises
@@ -77,7 +77,7 @@ class KVCache:
         head_size: int,
         v_head_size: int | None = None,
         dtype: DTypeLike = np.float32,
-        device: Device | str | None = None,
+        device: DeviceLike | None = None,
     ) -> None:
         batch = _size(batch, "batch", 1)
         num_kv_heads = _size(num_kv_heads, "num_kv_heads", 1)
@@ -197,6 +197,63 @@ class KVCache:
     def reset(self) -> None:
         """Forget all positions."""
         self._state.truncate(0)
+
+    def reorder(self, indices: Sequence[int] | Array) -> None:
+        """Let sequence b become what sequence ``indices[b]`` was, as beam search does.
+
+        A sequence may be taken several times. Those that move are copied on the device, by way of
+        memory for the filled positions.
+
+        Parameters
+        ----------
+        indices : integers of shape (B,)
+            Each 0 to B - 1.
+
+        Raises
+        ------
+        TypeError
+            `indices` is not made of integers.
+        ValueError
+            Not B numbers, or a number is no sequence's. The cache stays as it was.
+        MemoryError
+            The device's memory does not suffice. The cache stays as it was.
+
+        Examples
+        --------
+        >>> cache = KVCache(batch=2, num_kv_heads=1, capacity=4, head_size=1)
+        >>> first = np.array([[[[1]]], [[[2]]]], np.float32)
+        >>> cache.append(first, first)
+        >>> cache.reorder([1, 1])
+        >>> cache.key.numpy().ravel()
+        array([2., 2.], dtype=float32)
+        """
+        self._state.reorder(integers(indices, "indices"))
+
+    def copy(self) -> KVCache:
+        """Return a new cache of the same sizes, with memory of its own, that holds the same.
+
+        Raises
+        ------
+        MemoryError
+            The device's memory does not suffice.
+        """
+        other = KVCache(self.batch, self.num_kv_heads, self.capacity, self.head_size,
+                        self.v_head_size, self.dtype, self.device)  # fmt: skip
+        other._state.copy_from(self._state)
+        return other
+
+    __copy__ = copy
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
+        """Return `copy`."""
+        return self.copy()
+
+    def __reduce__(self) -> Any:
+        """Refuse: a device's memory does not go to other processes."""
+        raise TypeError(
+            "a clattn.KVCache cannot be pickled; pickle cache.key.numpy() and cache.value.numpy(), "
+            "and append them to a new cache"
+        )
 
     @property
     def length(self) -> int:

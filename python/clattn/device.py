@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copyreg
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from clattn import _core
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from clattn._core import Device
+    from clattn._typing import DeviceLike
 
 __all__ = ["devices", "get_default_device", "set_default_device", "use_device"]
 
@@ -46,14 +48,16 @@ def get_default_device() -> Device:
     return _core.find_device(None)
 
 
-def set_default_device(device: Device | str | None) -> None:
+def set_default_device(device: DeviceLike | None) -> None:
     """Set the device of later calls in this process; None restores the first choice.
 
     Parameters
     ----------
-    device : Device, str or None
-        A device; "cpu", "gpu" or "accelerator"; "gpu:1" for the second GPU; or a part of the name
-        of the device or its platform, in upper or lower case.
+    device : Device, str, int or None
+        A device; its index in `devices`; "cpu", "gpu" or "accelerator"; "gpu:1" for the second
+        GPU; "intel", "pocl", "nvidia", "amd" or "oclgrind" for a platform; or a part of the name
+        of a platform, else of a device, in upper or lower case. A name that fits several
+        platforms is refused.
 
     Raises
     ------
@@ -64,12 +68,12 @@ def set_default_device(device: Device | str | None) -> None:
 
 
 @contextmanager
-def use_device(device: Device | str) -> Iterator[Device]:
+def use_device(device: DeviceLike) -> Iterator[Device]:
     """Use a device for the calls inside a ``with`` block, in this thread or task only.
 
     Parameters
     ----------
-    device : Device or str
+    device : Device, str or int
         As for `set_default_device`.
 
     Raises
@@ -89,3 +93,27 @@ def use_device(device: Device | str) -> Iterator[Device]:
         yield chosen
     finally:
         _core.device_override.reset(token)
+
+
+def _find_again(platform: str, name: str, number: int) -> Device:
+    """Return a device that another process has pickled."""
+    alike = _alike(platform, name)
+    if number >= len(alike):
+        raise _core.DeviceError(
+            f"a pickled Device is number {number} of platform {platform!r} with the name {name!r}; "
+            f"here are {len(alike)} of these"
+        )
+    return alike[number]
+
+
+def _alike(platform: str, name: str) -> list[Device]:
+    return [d for d in _core.all_devices() if (d.platform, d.name) == (platform, name)]
+
+
+def _reduce(device: Device) -> tuple[Callable[..., Device], tuple[str, str, int]]:
+    """Pickle a device by its names; equal ones are told apart by their number."""
+    number = _alike(device.platform, device.name).index(device)
+    return _find_again, (device.platform, device.name, number)
+
+
+copyreg.pickle(_core.Device, _reduce)

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from clattn._core import Device
-    from clattn._typing import Array
+    from clattn._typing import Array, DeviceLike
 
 __all__ = [
     "MultiheadAttentionOutput",
@@ -55,7 +54,7 @@ def multihead_attention(
     mask_filter_value: float = -10000.0,
     head_count: int,
     return_present: bool = False,
-    device: Device | str | None = None,
+    device: DeviceLike | None = None,
 ) -> MultiheadAttentionOutput:
     """Return multi-head attention as ``DML_MULTIHEAD_ATTENTION_OPERATOR_DESC`` defines it.
 
@@ -113,7 +112,7 @@ def multihead_attention(
         H.
     return_present : bool
         Also return the past keys and values followed by the new ones.
-    device : Device or str, optional
+    device : Device, str or int, optional
         Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
 
     Returns
@@ -180,7 +179,7 @@ def diagonal_matrix1(
     value: float,
     diagonal_fill_begin: int,
     diagonal_fill_end: int,
-    device: Device | str | None = None,
+    device: DeviceLike | None = None,
 ) -> Any:
     """Compute ``DML_DIAGONAL_MATRIX1_OPERATOR_DESC``.
 
@@ -202,7 +201,7 @@ def diagonal_matrix1(
         Exact for integer types; rounded for float types, as NumPy does.
     diagonal_fill_begin, diagonal_fill_end : int
         Of 32 bits, INT32_MIN and INT32_MAX included.
-    device : Device or str, optional
+    device : Device, str or int, optional
         Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
 
     Returns
@@ -240,7 +239,7 @@ def diagonal_matrix(
     dtype: DTypeLike | None = None,
     value: float,
     offset: int,
-    device: Device | str | None = None,
+    device: DeviceLike | None = None,
 ) -> Any:
     """Compute ``DML_DIAGONAL_MATRIX_OPERATOR_DESC``: fill the diagonal ``x - y == offset``.
 
@@ -258,7 +257,7 @@ def diagonal_matrix(
         Exact for integer types; rounded for float types, as NumPy does.
     offset : int
         Of 32 bits, INT32_MIN and INT32_MAX included.
-    device : Device or str, optional
+    device : Device, str or int, optional
         Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
 
     Returns

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Literal
 
-    from clattn._core import Device
-    from clattn._typing import Array
+    from clattn._typing import Array, DeviceLike
 
 __all__ = ["scaled_dot_product_attention"]
 
@@ -32,10 +31,11 @@ def scaled_dot_product_attention(
     seed: int | None = None,
     return_lse: bool = False,
     out: Array | None = None,
-    device: Device | str | None = None,
+    device: DeviceLike | None = None,
     sinks: Array | None = None,
     query_offset: int | Sequence[int] | Array = 0,
     return_weights: bool = False,
+    layout: Literal["BHLE", "BLHE"] = "BHLE",
 ) -> Any:
     """Return ``softmax(scale * query @ key.T + attn_mask) @ value``.
 
@@ -84,7 +84,7 @@ def scaled_dot_product_attention(
     out : array of shape (..., Hq, L, Ev), optional
         The result is written here and `out` is returned; of query's dtype, with any strides.
         It may share memory with an input.
-    device : Device or str, optional
+    device : Device, str or int, optional
         Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
     sinks : array of shape (Hq,), optional
         A logit for each query head, of any float dtype, that takes part in the softmax's sum and
@@ -96,6 +96,10 @@ def scaled_dot_product_attention(
         or more.
     return_weights : bool
         Also return the weights, before any are dropped. They take memory for (..., Hq, L, S).
+    layout : {"BHLE", "BLHE"}
+        "BLHE": `query`, `key`, `value`, `out` and the result have their heads after their rows,
+        (..., L, H, E). `attn_mask`, log-sum-exp and weights are as they are without. Arrays in the
+        wrong layout give wrong results, without an error if H, L and S are such that they fit.
 
     Returns
     -------
@@ -149,6 +153,7 @@ def scaled_dot_product_attention(
         sinks,
         offsets(query_offset),
         return_weights,
+        layout,
         None,
         None,
     )

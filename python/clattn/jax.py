@@ -20,7 +20,7 @@ except ImportError as error:
     raise ImportError("clattn.jax needs jax 0.6 or later: pip install 'clattn[jax]'") from error
 
 if TYPE_CHECKING:
-    from clattn._core import Device
+    from clattn._typing import DeviceLike
 
 __all__ = ["dot_product_attention"]
 
@@ -43,7 +43,7 @@ def dot_product_attention(
     local_window_size: int | tuple[int, int] | None = None,
     implementation: None = None,
     return_residual: bool = False,
-    device: Device | str | None = None,
+    device: DeviceLike | None = None,
 ) -> Any:
     """Return what ``jax.nn.dot_product_attention`` returns, computed by clattn.
 
@@ -73,7 +73,7 @@ def dot_product_attention(
         jax's word for one of its own implementations, which is refused here.
     return_residual : bool
         Also return the log-sum-exp of the masked scores.
-    device : Device or str, optional
+    device : Device, str or int, optional
         Where to run, see `clattn.devices`. Default: `clattn.get_default_device` when the call
         is traced.
 

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from clattn._core import Device
-    from clattn._typing import Array
+    from clattn._typing import Array, DeviceLike
 
 __all__ = ["diagonal_matrix", "eye", "tril", "triu"]
 
@@ -28,7 +27,7 @@ def diagonal_matrix(
     *,
     dtype: DTypeLike | None = None,
     out: Array | None = None,
-    device: Device | str | None = None,
+    device: DeviceLike | None = None,
 ) -> Any:
     """Fill a band of diagonals with a value.
 
@@ -52,7 +51,7 @@ def diagonal_matrix(
     out : array of the result's shape and dtype, optional
         The result is written here and `out` is returned; with any strides. It may be the input
         itself, which is then changed in place. It may not share memory with the input otherwise.
-    device : Device or str, optional
+    device : Device, str or int, optional
         Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
 
     Returns
@@ -84,7 +83,7 @@ def eye(
     m: int | None = None,
     *,
     dtype: DTypeLike | None = np.float32,
-    device: Device | str | None = None,
+    device: DeviceLike | None = None,
 ) -> Any:
     """Return a matrix with ones on the main diagonal and zeros elsewhere.
 
@@ -96,7 +95,7 @@ def eye(
         Columns; default n.
     dtype : dtype
         As in `diagonal_matrix`.
-    device : Device or str, optional
+    device : Device, str or int, optional
         Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
 
     Returns
@@ -123,7 +122,7 @@ def eye(
     return _core.eye(n, m, dtype, device)
 
 
-def tril(input: Array, diagonal: int = 0) -> Any:
+def tril(input: Array, diagonal: int = 0, *, out: Array | None = None) -> Any:
     """Return the lower triangle of matrices: zero where ``x - y > diagonal``.
 
     Parameters
@@ -132,6 +131,8 @@ def tril(input: Array, diagonal: int = 0) -> Any:
         As in `diagonal_matrix`.
     diagonal : int
         The last diagonal that is kept; 0 is the main diagonal, 1 the diagonal right of it.
+    out : array of input's shape, optional
+        The result is written here and `out` is returned, as in `diagonal_matrix`.
 
     Returns
     -------
@@ -143,7 +144,7 @@ def tril(input: Array, diagonal: int = 0) -> Any:
     TypeError
         An argument of the wrong kind or dtype.
     ValueError
-        Fewer than two dimensions; the message names the argument.
+        Fewer than two dimensions, or an `out` of another shape; the message names the argument.
     MemoryError
         Host or device memory does not suffice.
     DeviceError
@@ -151,8 +152,7 @@ def tril(input: Array, diagonal: int = 0) -> Any:
 
     Notes
     -----
-    The call runs on `clattn.get_default_device`. In place:
-    ``diagonal_matrix(a, 0, diagonal + 1, a.shape[-1], out=a)``.
+    Without Tensors the call runs on `clattn.get_default_device`. In place: ``tril(a, out=a)``.
 
     Examples
     --------
@@ -160,10 +160,10 @@ def tril(input: Array, diagonal: int = 0) -> Any:
     array([[0, 0, 0],
            [3, 4, 0]])
     """
-    return _core.tril(input, diagonal)
+    return _core.tril(input, diagonal, out)
 
 
-def triu(input: Array, diagonal: int = 0) -> Any:
+def triu(input: Array, diagonal: int = 0, *, out: Array | None = None) -> Any:
     """Return the upper triangle of matrices: zero where ``x - y < diagonal``.
 
     Parameters
@@ -172,6 +172,8 @@ def triu(input: Array, diagonal: int = 0) -> Any:
         As in `diagonal_matrix`.
     diagonal : int
         The first diagonal that is kept; 0 is the main diagonal, 1 the diagonal right of it.
+    out : array of input's shape, optional
+        The result is written here and `out` is returned, as in `diagonal_matrix`.
 
     Returns
     -------
@@ -183,7 +185,7 @@ def triu(input: Array, diagonal: int = 0) -> Any:
     TypeError
         An argument of the wrong kind or dtype.
     ValueError
-        Fewer than two dimensions; the message names the argument.
+        Fewer than two dimensions, or an `out` of another shape; the message names the argument.
     MemoryError
         Host or device memory does not suffice.
     DeviceError
@@ -191,8 +193,7 @@ def triu(input: Array, diagonal: int = 0) -> Any:
 
     Notes
     -----
-    The call runs on `clattn.get_default_device`. In place:
-    ``diagonal_matrix(a, 0, -a.shape[-2], diagonal, out=a)``.
+    Without Tensors the call runs on `clattn.get_default_device`. In place: ``triu(a, out=a)``.
 
     Examples
     --------
@@ -200,4 +201,4 @@ def triu(input: Array, diagonal: int = 0) -> Any:
     array([[0, 1, 2],
            [0, 4, 5]])
     """
-    return _core.triu(input, diagonal)
+    return _core.triu(input, diagonal, out)

@@ -9,8 +9,7 @@ from clattn import _core
 if TYPE_CHECKING:
     import numpy as np
 
-    from clattn._core import Device
-    from clattn._typing import Array
+    from clattn._typing import Array, DeviceLike
 
 __all__ = ["AttentionOutput", "attention", "reference_ops"]
 
@@ -49,7 +48,7 @@ def attention(
     opset: int = 25,
     pre_errata: bool = False,
     return_qk: bool = False,
-    device: Device | str | None = None,
+    device: DeviceLike | None = None,
 ) -> AttentionOutput:
     """Compute ONNX ``Attention`` of opset 23, 24 or 25.
 
@@ -88,7 +87,8 @@ def attention(
         Numbers of heads; for four dimensions they have to agree with the shapes.
     qk_matmul_output_mode : int
         The stage of the scores that `return_qk` returns: 0 the scaled products, 1 after the
-        softcap, 2 after softcap and mask, 3 after the softmax.
+        softcap, 2 after softcap and mask, 3 after the softmax. Refused without `return_qk`, except
+        for 0.
     scale : float, optional
         0 or more (the specification scales Q and K by its square root). Default
         ``1 / sqrt(E)``.
@@ -106,7 +106,7 @@ def attention(
         ``j <= i`` with any past, mode 1 after the mask, mode 2 after mask and softcap.
     return_qk : bool
         Also return the scores; without it they are never in memory.
-    device : Device or str, optional
+    device : Device, str or int, optional
         Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
 
     Returns
@@ -162,12 +162,12 @@ def attention(
     )
 
 
-def reference_ops(device: Device | str | None = None) -> list[type]:
+def reference_ops(device: DeviceLike | None = None) -> list[type]:
     """Return operators with which ``onnx.reference.ReferenceEvaluator`` runs models on clattn.
 
     Parameters
     ----------
-    device : Device or str, optional
+    device : Device, str or int, optional
         Where to run, see `clattn.devices`. Default: `clattn.get_default_device` at each call.
 
     Returns

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from clattn._core import Device
-    from clattn._typing import Array
+    from clattn._typing import Array, DeviceLike
 
 __all__ = ["scaled_dot_product_attention"]
 
@@ -25,7 +24,7 @@ def scaled_dot_product_attention(
     scale: float | Array | np.generic | None = None,
     *,
     causal: bool = False,
-    device: Device | str | None = None,
+    device: DeviceLike | None = None,
 ) -> Any:
     """Return ``softmax(scale * query @ key.T + attention_mask) @ value``.
 
@@ -58,7 +57,7 @@ def scaled_dot_product_attention(
         Default ``1 / sqrt(E)``.
     causal : bool
         Row i attends key j where ``j <= i``, and `attention_mask` is ignored.
-    device : Device or str, optional
+    device : Device, str or int, optional
         Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
 
     Returns

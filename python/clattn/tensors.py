@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from clattn import _core
 
 if TYPE_CHECKING:
-    from clattn._core import Device, Tensor
-    from clattn._typing import Array
+    from clattn._core import Tensor
+    from clattn._typing import Array, DeviceLike
 
 __all__ = ["empty_cache", "memory_stats", "synchronize", "tensor"]
 
 
-def tensor(array: Array, device: Device | str | None = None) -> Tensor:
+def tensor(array: Array, device: DeviceLike | None = None) -> Tensor:
     """Copy an array to a device.
 
     Parameters
@@ -22,7 +22,7 @@ def tensor(array: Array, device: Device | str | None = None) -> Tensor:
         A NumPy array, a Tensor, or an array of another library on the host (with ``__dlpack__``,
         the buffer protocol or ``__array__``): bool, an integer type, float16, bfloat16, float32
         or float64, of any shape, strides and byte order.
-    device : Device or str, optional
+    device : Device, str or int, optional
         See `clattn.devices`. Default: the device of a Tensor, else `clattn.get_default_device`.
 
     Returns
@@ -60,7 +60,7 @@ def tensor(array: Array, device: Device | str | None = None) -> Tensor:
     return _core.tensor(array, device)
 
 
-def synchronize(device: Device | str | None = None) -> None:
+def synchronize(device: DeviceLike | None = None) -> None:
     """Wait for all calls on a device; None: on every device in use.
 
     Raises
@@ -71,12 +71,12 @@ def synchronize(device: Device | str | None = None) -> None:
     _core.synchronize(device)
 
 
-def memory_stats(device: Device | str | None = None) -> dict[str, int]:
+def memory_stats(device: DeviceLike | None = None) -> dict[str, int]:
     """Return how much of a device's memory Tensors use.
 
     Parameters
     ----------
-    device : Device or str, optional
+    device : Device, str or int, optional
         Default: `clattn.get_default_device`.
 
     Returns
@@ -91,7 +91,7 @@ def memory_stats(device: Device | str | None = None) -> dict[str, int]:
     return _core.memory_stats(device)
 
 
-def empty_cache(device: Device | str | None = None) -> None:
+def empty_cache(device: DeviceLike | None = None) -> None:
     """Return the memory that is kept for later Tensors to the system.
 
     Tensors in use keep their memory. You need not call this function: clattn calls it before a
@@ -99,7 +99,7 @@ def empty_cache(device: Device | str | None = None) -> None:
 
     Parameters
     ----------
-    device : Device or str, optional
+    device : Device, str or int, optional
         Default: every device in use.
     """
     _core.empty_cache(device)

@@ -8,6 +8,7 @@ does not take, such as those that need gradients, go to torch as before.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -25,13 +26,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from clattn._core import Device
+    from clattn._typing import DeviceLike
 
-__all__ = ["patch", "scaled_dot_product_attention", "sdpa", "unpatch"]
+__all__ = [
+    "call_counts",
+    "is_patched",
+    "patch",
+    "scaled_dot_product_attention",
+    "sdpa",
+    "unpatch",
+]
 
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 _torch_attention = torch.nn.functional.scaled_dot_product_attention
+
+# Why torch computes a call, in `call_counts`.
+_DROPOUT = "torch: dropout_p is not 0"
+_RECORDING = "torch: it records or transforms the call"
+_TENSORS = "torch: tensors of other kinds, devices or dtypes"
+_GRADIENTS = "torch: gradients are needed"
+_REFUSED = "torch: clattn refuses the arguments"
 
 # The uses in force, the newest last: the call of patch() and the blocks of sdpa(), with the
 # device of each. _replaced is what stood in torch.nn.functional before the first of them.
@@ -40,8 +56,11 @@ _uses: dict[object, Device | None] = {}
 _device: Device | None = None
 _replaced = _torch_attention
 
+_counting = threading.Lock()
+_counts: Counter[str] = Counter()
 
-def patch(device: Device | str | None = None) -> None:
+
+def patch(device: DeviceLike | None = None) -> None:
     """Put clattn behind ``torch.nn.functional.scaled_dot_product_attention``.
 
     In this process and all its threads, until `unpatch`. Calling it again changes the
@@ -49,7 +68,7 @@ def patch(device: Device | str | None = None) -> None:
 
     Parameters
     ----------
-    device : Device or str, optional
+    device : Device, str or int, optional
         Where attention runs, see `clattn.devices`. Default: `clattn.get_default_device` at
         each call.
 
@@ -62,7 +81,11 @@ def patch(device: Device | str | None = None) -> None:
     -----
     What is called is the attribute of ``torch.nn.functional``: a name that was imported from
     there earlier (``from torch.nn.functional import scaled_dot_product_attention``) stays
-    torch's function.
+    torch's function. `call_counts` tells what became of the calls.
+
+    torch's threads wait awake for their next work, on the cores that clattn shares with them. A
+    model is faster if the environment variable ``OMP_WAIT_POLICY`` is ``passive`` when torch is
+    imported.
 
     Examples
     --------
@@ -90,8 +113,48 @@ def unpatch() -> None:
         _put()
 
 
+def is_patched() -> bool:
+    """Return whether `patch` or a block of `sdpa` is in force, and calls reach clattn.
+
+    False if something else has been put in the place of torch's function since.
+
+    Examples
+    --------
+    >>> with sdpa():
+    ...     is_patched()
+    True
+    """
+    return torch.nn.functional.scaled_dot_product_attention is scaled_dot_product_attention
+
+
+def call_counts() -> Counter[str]:
+    """Return how many calls clattn has computed in this process, and torch for which reason.
+
+    Returns
+    -------
+    counts : collections.Counter
+        "clattn", and "torch: " with a reason. Two of them can be subtracted. Calls that raised an
+        error of clattn do not count, nor do those of programs that ``torch.compile`` has made.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.ones(1, 2, 4, 8)
+    >>> before = call_counts()
+    >>> with sdpa():
+    ...     y = torch.nn.functional.scaled_dot_product_attention(x, x, x)
+    ...     y = torch.nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+    >>> for who, count in (call_counts() - before).items():
+    ...     print(count, who)
+    1 clattn
+    1 torch: dropout_p is not 0
+    """
+    with _counting:
+        return _counts.copy()
+
+
 @contextmanager
-def sdpa(device: Device | str | None = None) -> Iterator[None]:
+def sdpa(device: DeviceLike | None = None) -> Iterator[None]:
     """Do as `patch` does, for a ``with`` block.
 
     Blocks nest; the newest one that has not ended names the device. As `patch`, they hold
@@ -100,7 +163,7 @@ def sdpa(device: Device | str | None = None) -> Iterator[None]:
 
     Parameters
     ----------
-    device : Device or str, optional
+    device : Device, str or int, optional
         As for `patch`.
 
     Raises
@@ -203,17 +266,17 @@ def scaled_dot_product_attention(
         overridden = has_torch_function((query, key, value, attn_mask))
         if overridden and all(type(tensor) in _PLAIN for tensor in tensors):
             return _hand_over(*tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        # clattn has words for is_causal that torch refuses
-        if dropout_p == 0.0 and isinstance(is_causal, bool) and not _is_watched():
-            result = _attend(*tensors, attn_mask, is_causal, scale, enable_gqa)
-            if result is not None:
-                return result
+        result = _attend(*tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        with _counting:
+            _counts[result if isinstance(result, str) else "clattn"] += 1
+        if not isinstance(result, str):
+            return result
     return _torch_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
 
 
-def _find_device(device: Device | str | None) -> Device | None:
+def _find_device(device: DeviceLike | None) -> Device | None:
     """Find the device that is named. None is left to each call, and touches no OpenCL."""
     return None if device is None else _core.find_device(device)
 
@@ -278,23 +341,30 @@ def _attend(
     key: torch.Tensor,
     value: torch.Tensor,
     attn_mask: torch.Tensor | None,
-    is_causal: bool,
+    dropout_p: float,
+    is_causal: object,
     scale: float | None,
     enable_gqa: bool,
-) -> torch.Tensor | None:
-    """Compute attention by clattn; None where it is torch's."""
+) -> torch.Tensor | str:
+    """Compute attention by clattn; return the reason where it is torch's."""
+    if dropout_p != 0.0:
+        return _DROPOUT
+    if not isinstance(is_causal, bool):  # clattn has words for is_causal that torch refuses
+        return _REFUSED
+    if _is_watched():
+        return _RECORDING
     given = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
     if not all(map(_is_plain, given)):
-        return None
+        return _TENSORS
     if any([tensor.requires_grad for tensor in given]):
         if torch.is_grad_enabled():
-            return None
+            return _GRADIENTS
         query, key, value = query.detach(), key.detach(), value.detach()
         attn_mask = None if attn_mask is None else attn_mask.detach()
     if torch.is_autocast_enabled("cpu"):
         query, key, value = autocast(query), autocast(key), autocast(value)
     if query.dtype not in _FLOATS:
-        return None
+        return _TENSORS
     try:
         return functional.scaled_dot_product_attention(
             query,
@@ -309,11 +379,11 @@ def _attend(
             device=_device,
         )
     except TypeError:  # a dtype or a class that clattn does not take
-        return None
+        return _REFUSED
     except ValueError:
         if _are_taken(query, key, value, attn_mask, scale, enable_gqa):
             raise  # about the device or the environment, such as CLATTN_KERNEL
-        return None
+        return _REFUSED
 
 
 def _are_taken(

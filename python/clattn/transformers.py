@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from clattn._core import Device
+    from clattn._typing import DeviceLike
 
 __all__ = ["AttentionMask", "attend", "make_mask", "register"]
 
@@ -48,14 +49,14 @@ _CHOOSING = ("block_indices", "cache", "indices")
 _PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 
 
-def register(device: Device | str | None = None) -> None:
+def register(device: DeviceLike | None = None) -> None:
     """Make ``attn_implementation="clattn"`` known to the models of transformers.
 
     In this process. Calling it again changes the device.
 
     Parameters
     ----------
-    device : Device or str, optional
+    device : Device, str or int, optional
         Where attention runs, see `clattn.devices`. Default: `clattn.get_default_device` at
         each call.
 

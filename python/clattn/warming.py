@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from clattn._core import Device
+    from clattn._typing import DeviceLike
 
 __all__ = ["warm_up"]
 
@@ -35,7 +36,7 @@ _FAR = 4 << 20
 def warm_up(
     dtypes: Sequence[DTypeLike] = ("float32",),
     kinds: Sequence[str] = ("prefill", "decode"),
-    device: Device | str | None = None,
+    device: DeviceLike | None = None,
     *,
     head_sizes: Sequence[int] = (64, 128),
     progress: bool = False,
@@ -61,7 +62,7 @@ def warm_up(
         - "masked": both of these with `attn_mask`, which is bool or of the call's dtype and is
           shared by all heads.
         - "cache": steps of a `KVCache`.
-    device : Device or str, optional
+    device : Device, str or int, optional
         See `clattn.devices`. Default: `clattn.get_default_device`.
     head_sizes : sequence of int
         The sizes E of a row of query, key and value. On GPUs each needs programs of its own.

@@ -88,7 +88,7 @@ ROWS = [  # (what is wrong, exception, name the message has to contain, changed 
     ("offsets of a query with three dimensions", ValueError, "query_offset.*int",
      {"query": of(f32, 4, 5, 8), "query_offset": [0, 0, 0, 0]}),
     *wrong("return_weights", TypeError, 1, None, "x"),
-    *wrong("device", TypeError, 7, ["cpu"], b"cpu"),
+    *wrong("device", TypeError, 7.5, ["cpu"], b"cpu"),
     ("unknown keyword", TypeError, "attention_mask", {"attention_mask": None}),
     ("seed misspelt", TypeError, "sed", {"sed": 1}),
 ]  # fmt: skip
@@ -172,3 +172,13 @@ def refuse_all():
 
 def test_arguments_are_checked_before_opencl(tmp_path):
     check_without_opencl("attention.test_attention_errors", tmp_path)
+
+
+@pytest.mark.parametrize(("mask", "advice"), [
+    (np.ones((3, 5), np.int64), "of 0 and 1, give mask != 0"),
+    (np.ones((2, 5), bool), r"for padding \(B, S\) give mask\[:, None, None, :\]"),
+], ids=["integers", "padding"])  # fmt: skip
+def test_messages_with_a_way_out(mask, advice):
+    q, k = np.ones((2, 4, 3, 8), np.float32), np.ones((2, 4, 5, 8), np.float32)
+    with pytest.raises((TypeError, ValueError), match=f"attn_mask.*{advice}$"):
+        clattn.scaled_dot_product_attention(q, k, k, mask)

@@ -226,9 +226,23 @@ def test_nothing_is_touched_after_an_error(device):
     a = numbers((4, 5), np.int32)
     before = a.tobytes()
     right = {"value": 7, "begin": 0, "end": 3, "out": a, "device": device}
-    for wrong in ({"value": 7.5}, {"begin": 1.0}, {"end": None}, {"dtype": "f4"}, {"device": 7}):
+    for wrong in ({"value": 7.5}, {"begin": 1.0}, {"end": None}, {"dtype": "f4"}, {"device": 7.5}):
         with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
             clattn.diagonal_matrix(a, **right | wrong)
         assert a.tobytes() == before
     check(a, 7, 0, 3, device=device, out=a)
     assert a.tobytes() != before
+
+
+def test_triangles(device):
+    """`out` of tril and triu: another array, the input itself, one of another shape."""
+    a = numbers((3, 4, 5), np.float32)
+    with clattn.use_device(device):
+        for triangle, right in ((clattn.tril, np.tril(a, 1)), (clattn.triu, np.triu(a, 1))):
+            for out in (np.empty((3, 4, 5), np.float32), np.empty((5, 4, 3), np.float32).T):
+                assert triangle(a, 1, out=out) is out
+                np.testing.assert_array_equal(out, right)
+            own = a.copy()
+            np.testing.assert_array_equal(triangle(own, 1, out=own), right)
+            with pytest.raises(ValueError, match="out"):
+                triangle(a, out=np.empty((3, 5, 4), np.float32))

@@ -179,7 +179,7 @@ ROWS = [  # (what is wrong, exception, pattern in the message, changed arguments
     *wrong(FILTER, ValueError, NAN, INF, -INF, 1e39, 10**400),
     *wrong(HEADS, TypeError, 2.0, "2", None, [2]),
     *wrong(HEADS, ValueError, 0, -2, 3, 2**31, 2**32 + 2, 2**64 + 2),
-    ("device is a number", TypeError, "device", {"device": 7}),
+    ("device is a float", TypeError, "device", {"device": 7.5}),
     ("an unknown argument", TypeError, "attn_mask", {"attn_mask": None}),
 ]  # fmt: skip
 

@@ -102,7 +102,7 @@ ROWS = [  # (what is wrong, exception, pattern in the message, changed arguments
     ("another dtype under causal", TypeError, "key", {"key": of(f16, *K), "causal": True}),
     ("another S under causal", ValueError, "value",
      {"value": of(f32, 2, 4, 8, 6), "causal": True}),
-    ("device is a number", TypeError, "device", {"device": 7}),
+    ("device is a float", TypeError, "device", {"device": 7.5}),
     ("torch's name for the mask", TypeError, "attn_mask", {"attn_mask": None}),
     ("torch's name for causal", TypeError, "is_causal", {"is_causal": True}),
 ]  # fmt: skip

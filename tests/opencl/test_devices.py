@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Devices in this process: what they tell, how they are named, which one a call runs on."""
 
+import copy
+import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 from references.attention import attention, tolerance
 from support.faults import open_with
-from support.helpers import assert_close, check, draw, index_of, qkv, sdpa
+from support.helpers import assert_close, check, draw, index_of, qkv, run_python, sdpa
 from support.threads import run_together
 from support.variants import SMALL_TILE, forced
 
@@ -73,6 +75,19 @@ def test_equality_hash_and_repr(device):
     assert device.name in repr(device)
 
 
+def test_a_device_is_pickled_by_its_names(device):
+    """It is found again, here and in another process; where there is none, the error says so."""
+    written = pickle.dumps(device)
+    assert pickle.loads(written) == copy.deepcopy(device) == device
+    run_python(f"""
+        import clattn, pickle
+        device = pickle.loads({written!r})
+        assert device == clattn.devices()[{index_of(device)}]
+    """)
+    with pytest.raises(clattn.DeviceError, match="here are 0 of these"):
+        clattn.device._find_again("another platform", device.name, 0)
+
+
 def test_device_error_is_a_runtime_error():
     assert issubclass(clattn.DeviceError, RuntimeError)
 
@@ -122,7 +137,7 @@ def test_an_unknown_default_changes_nothing(device, wrong):
         clattn.set_default_device(wrong)
     with pytest.raises(ValueError, match="device"), clattn.use_device(wrong):
         pass
-    for kind in (7, b"cpu", ["cpu"]):
+    for kind in (7.0, b"cpu", ["cpu"]):
         with pytest.raises(TypeError, match="device"):
             clattn.set_default_device(kind)
         with pytest.raises(TypeError, match="device"), clattn.use_device(kind):

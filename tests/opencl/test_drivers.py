@@ -21,9 +21,9 @@ def environment(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    monkeypatch.setattr(drivers, "_loader_is_in_use", lambda: False)
+    monkeypatch.setattr(drivers, "loader_in_use", lambda: None)
     (tmp_path / "system").mkdir()
-    monkeypatch.setattr(drivers, "_SYSTEM_VENDORS", str(tmp_path / "system"))
+    monkeypatch.setattr(drivers, "SYSTEM_VENDORS", str(tmp_path / "system"))
     yield tmp_path
     os.environ.pop("OCL_ICD_VENDORS", None)
     os.environ.pop("OCL_ICD_FILENAMES", None)

@@ -151,6 +151,8 @@ def test_each_process_has_empty_caches(monkeypatch):
     alone = flex.measure_alone("cpu", [BY_NAME["plain"], BY_NAME["alibi"]], 256)
     assert alone == flex.Alone({"plain": 1.5, "alibi": 1.5}, flex.MaskCost(128, 0.5, None), {})
     assert len(set(folders)) == 3
+    alone = flex.measure_alone("torch", [BY_NAME["plain"]], 256)
+    assert alone == flex.Alone({"plain": 1.5}, None, {})
 
 
 def test_torch_needs_a_compiler(monkeypatch):
@@ -186,14 +188,16 @@ def test_list(capsys):
 # --- what is asked ---------------------------------------------------------------------------
 
 
-def results_of(row, seconds, beside, first, torch_first, mask=None):
-    """Results of one row on a device "d", which takes 1 s."""
-    torch = object.__new__(flex.TorchFlex)
-    torch.first = {row.name: torch_first}
+def results_of(row, seconds, beside, first, torch_first, mask=None, peak=1.5):
+    """Results of one row on a device "d", which takes 1 s, and 1 / `peak` s at its peak."""
     one = measuring.Measured(row, 1.0, {"d": 1.0, "torch": seconds}, {"d": 1e-6, "torch": 1e-6})
     one.beside = {"d": 1 / beside}
-    alone = flex.Alone({row.name: first}, mask, {})
-    return report.FlexResults([one], measuring.Contestants({}, [torch], {}, {}), {"d": alone})
+    one.limits = {"d": peak * row.flop}
+    alone = {
+        "d": flex.Alone({row.name: first}, mask, {}),
+        "torch": flex.Alone({row.name: torch_first}, None, {}),
+    }
+    return report.FlexResults([one], measuring.Contestants({}, [], {}, {}), alone)
 
 
 @pytest.mark.parametrize(("name", "figures", "verdicts"), [
@@ -202,14 +206,23 @@ def results_of(row, seconds, beside, first, torch_first, mask=None):
     ("causal-8k", (4.0, 1.09, 1.0, 5.1), ["met", "1.1 met", "met"]),
     ("causal", (4.0, 1.11, 1.0, 5.1), ["met", "1.1 not met", "met"]),
     ("window", (3.9, 9.0, 1.0, 5.1), ["not met", "", "met"]),
+    ("plain", (2.6, 1.0, 1.0, 5.1), ["past peak", "", "met"]),
 ])  # fmt: skip
 def test_what_is_asked_is_met_or_not(name, figures, verdicts):
     results = results_of(BY_NAME[name], *figures)
     [one] = results.measured
     cells = [Text.from_markup(cell).plain for cell in report._flex_cells("d", one, results)]
-    assert [cells[place] for place in (4, 6, 9)] == verdicts
+    assert [cells[place] for place in (5, 7, 10)] == verdicts
     assert cells[3] == f"{figures[0]:.2f}"
-    assert cells[5] == f"{figures[1]:.2f}"
+    assert cells[4] == f"{figures[0] * 1.5:.2f}"
+    assert cells[6] == f"{figures[1]:.2f}"
+
+
+def test_a_peak_that_is_not_known():
+    results = results_of(BY_NAME["plain"], 2.6, 1.0, 1.0, 5.1, peak=0.0)
+    [one] = results.measured
+    cells = [Text.from_markup(cell).plain for cell in report._flex_cells("d", one, results)]
+    assert cells[3:6] == ["2.60", "", "not met"]
 
 
 @pytest.mark.parametrize(("seconds", "memory", "words"), [
@@ -221,4 +234,4 @@ def test_what_is_asked_of_a_block_mask(seconds, memory, words):
     mask = flex.MaskCost(32768, seconds, memory)
     results = results_of(BY_NAME["causal"], 4.0, 1.0, 1.0, 9.0, mask)
     [line] = report.flex_notes("d", results)
-    assert line == f"create_block_mask, 32768 x 32768: {words}"
+    assert line == f"d: create_block_mask, 32768 x 32768: {words}"

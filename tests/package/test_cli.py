@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: MIT
 """python -m clattn: the listing, and the demonstration on a small crop."""
 
+import sys
+
 import clattn
 import numpy as np
 import pytest
-from support.helpers import WHAT_TO_INSTALL, no_opencl, png_size, run_cli
+from clattn.__main__ import main
+from support.helpers import WHAT_TO_INSTALL, no_opencl, png_size, run, run_cli
 
 
 def test_the_listing_names_every_device():
@@ -45,6 +48,77 @@ def test_wrong_arguments(arguments):
     assert done.returncode not in (0, 1)
     assert "usage" in done.stderr.lower()
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("variable", ["CLATTN_MEMORY", "CLATTN_TUNING", "CLATTN_DEVICE"])
+def test_wrong_words_in_the_environment(variable):
+    """A line, no traceback."""
+    done = run_cli(env={variable: "nonsense"}, check_exit=False)
+    assert done.returncode != 0
+    assert variable in done.stderr and "nonsense" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_variable_that_hides_drivers_is_named(tmp_path):
+    done = run_cli(env=no_opencl(tmp_path), check_exit=False)
+    assert "the loader looks where OCL_ICD_VENDORS says: " in done.stderr
+
+
+def test_doctor(tmp_path):
+    """Every device, what it computes, and nothing to do."""
+    done = run_cli("doctor", env={"XDG_CACHE_HOME": tmp_path})
+    said = done.stdout
+    for device in clattn.devices():
+        assert said.count(device.name) >= 2 and device.platform in said
+    assert said.count("right, error ") == len(clattn.devices())
+    assert said.endswith("To do\n  nothing\n")
+    assert f"folder                   {tmp_path}/clattn" in said
+
+
+def test_doctor_without_opencl(tmp_path):
+    """The folder that holds no driver, and what to install."""
+    done = run_cli("doctor", env=no_opencl(tmp_path), check_exit=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    _, advice = done.stdout.split("\nTo do\n")
+    assert "no driver is listed in" in advice and "clattn[cpu]" in advice
+
+
+def test_doctor_names_a_driver_that_does_not_open(tmp_path):
+    (tmp_path / "broken.icd").write_text("/nonexistent/libdriver.so\n")
+    done = run_cli("doctor", env={"OCL_ICD_VENDORS": tmp_path}, check_exit=False)
+    assert done.returncode == 1
+    assert (
+        f"install the driver /nonexistent/libdriver.so again, or remove {tmp_path}" in done.stdout
+    )
+
+
+def test_doctor_finds_wrong_results(monkeypatch, capsys):
+    def attend(query, key, value, device):
+        return np.zeros_like(query)
+
+    monkeypatch.setattr(clattn, "scaled_dot_product_attention", attend)
+    assert main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    assert said.count("WRONG, error ") == said.count("computes wrongly") == len(clattn.devices())
+
+
+def test_show_config(capsys):
+    clattn.show_config()
+    said = capsys.readouterr().out
+    for words in (
+        clattn.__version__,
+        "Environment",
+        "Kernel cache",
+        *(d.name for d in clattn.devices()),
+    ):
+        assert words in said
+    assert "To do" not in said
+
+
+def test_a_reader_that_leaves_early():
+    command = f"{sys.executable} -m clattn bench --list | true; exit ${{PIPESTATUS[0]}}"
+    done = run(["bash", "-c", command], timeout=60, check_exit=False, env=None, cwd=None)
+    assert (done.returncode in (0, 1), done.stderr) == (True, "")
 
 
 def test_help():

@@ -155,7 +155,7 @@ def test_without_cuda(environment):
     code = "import clattn; clattn.devices()"
     nowhere = environment | {"CLATTN_CUDA_LIBRARY": "libno-such-cuda.so.1"}
     done = run_python(code, env=nowhere, check_exit=False)
-    assert "no platform (CL_PLATFORM_NOT_FOUND_KHR): no driver is installed" in done.stderr
+    assert "no platform (CL_PLATFORM_NOT_FOUND_KHR), so no driver" in done.stderr
     assert "clattn's test loader: libno-such-cuda.so.1: cannot open" in done.stderr
 
 

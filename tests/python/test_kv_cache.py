@@ -5,6 +5,8 @@ What it answers is in test_kv_cache_attend.py, wrong arguments in test_kv_cache_
 sequences of calls in test_kv_cache_properties.py, memory and threads in test_kv_cache_memory.py.
 """
 
+import copy
+
 import clattn
 import numpy as np
 import pytest
@@ -272,3 +274,40 @@ def test_caches_on_two_devices(device):
                 both.append(1)
                 both.attend(2)
                 assert both.cache.device == both.device
+
+
+# ---- other sequences ----
+
+
+@pytest.mark.parametrize("indices", [(2, 0, 1, 3), (1, 1, 1, 1), (0, 1, 2, 3), (3, 2, 1, 0),
+                                     (0, 0, 3, 2)], ids=str)  # fmt: skip
+def test_reorder(device, indices):
+    """Cycles, copies and what stays; of equal lengths and of others, one of them 0."""
+    for lengths in ((7, 7, 7, 7), (4, 0, 9, 1)):
+        both = pair(device, lengths, B=4)
+        memory = both.cache.key
+        both.reorder(indices).contents_agree()
+        both.append(2).reorder(np.array(indices, np.int32)).contents_agree().attend(1)
+        assert memory.device == both.cache.device
+
+
+@EVERY_DTYPE
+def test_copy(device, dtype):
+    """The copy holds the same, in memory of its own, and so do copy.copy and deepcopy."""
+    both = pair(device, (5, 3), dtype=dtype)
+    for take in (clattn.KVCache.copy, copy.copy, copy.deepcopy):
+        other = take(both.cache)
+        assert repr(other) == repr(both.cache)
+        both.truncate((4, 2)).append(1)
+        assert other.lengths.tolist() == [5, 3]
+        both.cache, other = other, both.cache
+        both.model.truncate((4, 2))
+        both.truncate((4, 2)).contents_agree()
+        both.append(1)
+        both.contents_agree()
+
+
+def test_an_empty_cache_is_copied_and_reordered(device):
+    both = pair(device)
+    both.reorder((1, 0)).contents_agree()
+    assert both.cache.copy().length == 0

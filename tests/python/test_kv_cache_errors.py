@@ -38,7 +38,7 @@ MADE = [  # (what is wrong, exception, name the message has to contain, changed 
     ("dtype is float8", TypeError, "dtype", {"dtype": ml_dtypes.float8_e4m3fn}),
     ("dtype is long double", TypeError, "dtype", {"dtype": np.longdouble}),
     ("dtype is a number", TypeError, "dtype", {"dtype": 4}),
-    *wrong("device", TypeError, 7, ["cpu"]),
+    *wrong("device", TypeError, 7.5, ["cpu"]),
     ("device is unknown", ValueError, "device", {"device": "no such device"}),
     ("unknown keyword", TypeError, "max_length", {"max_length": 5}),
 ]  # fmt: skip
@@ -323,11 +323,6 @@ def test_arrays_of_another_device(device):
     both.append(1).attend(1)
 
 
-def test_a_cache_is_not_pickled(device):
-    with pytest.raises(TypeError):
-        pickle.dumps(pair(device).cache)
-
-
 def test_many_errors_keep_nothing(device):
     """Refused calls keep no memory."""
     both = filled(device)
@@ -342,3 +337,25 @@ def test_many_errors_keep_nothing(device):
         start = start or now
         assert now == start
     both.contents_agree()
+
+
+# ---- reorder ----
+
+
+@pytest.mark.parametrize(("indices", "error"), [
+    ([0], ValueError), ([0, 1, 0], ValueError), ([0, 2], ValueError), ([-1, 0], ValueError),
+    ([0, 2**70], ValueError), ([[0, 1]], TypeError), ([0.0, 1.0], TypeError), ("01", TypeError),
+    (1, TypeError), (None, TypeError), (np.array([0.5, 1]), TypeError),
+], ids=str)  # fmt: skip
+def test_wrong_indices(device, indices, error):
+    both = filled(device)
+    before = state(both.cache)
+    with pytest.raises(error, match="indices"):
+        both.cache.reorder(indices)
+    assert state(both.cache) == before
+
+
+def test_a_cache_is_not_pickled(device):
+    both = filled(device)
+    with pytest.raises(TypeError, match=r"cannot be pickled; pickle cache\.key\.numpy\(\)"):
+        pickle.dumps(both.cache)

@@ -22,6 +22,7 @@ CALLS = st.one_of(
     st.tuples(st.just("attend"), st.integers(0, CAPACITY + 3), st.integers(0, 9999)),
     st.tuples(st.just("truncate"), st.one_of(st.integers(0, CAPACITY), EVERY)),
     st.tuples(st.just("reset")),
+    st.tuples(st.just("reorder"), st.tuples(*[st.integers(0, B - 1)] * B)),
 )
 
 
@@ -85,8 +86,8 @@ def test_random_calls(device, calls, choices):
             append(both, *arguments)
         elif name == "truncate":
             truncate(both, *arguments)
-        elif name == "reset":
-            both.reset()
+        elif name in ("reset", "reorder"):
+            getattr(both, name)(*arguments)
         else:
             rows, which = arguments
             attend(both, rows, choices[which % len(choices)])

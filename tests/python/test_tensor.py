@@ -111,7 +111,7 @@ def test_wrong_arguments(device):
             clattn.tensor(*args)
     with pytest.raises(TypeError):
         clattn.tensor(a, dtype="f4")
-    for wrong in (7, [device], b"cpu"):
+    for wrong in (7.5, [device], b"cpu"):
         with pytest.raises(TypeError, match="device"):
             clattn.tensor(a, wrong)
     with pytest.raises(ValueError, match="names no"):
@@ -301,4 +301,4 @@ def test_synchronize(device):
     with pytest.raises(ValueError, match="names no"):
         clattn.synchronize("no such device")
     with pytest.raises(TypeError, match="device"):
-        clattn.synchronize(7)
+        clattn.synchronize(7.5)

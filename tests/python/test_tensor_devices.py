@@ -107,7 +107,7 @@ def test_words_name_the_device_of_a_call(device):
     with pytest.raises(ValueError, match="names no"):
         sdpa(t, t, t, device="no such device")
     with pytest.raises(TypeError, match="device"):
-        sdpa(t, t, t, device=7)
+        sdpa(t, t, t, device=7.5)
 
 
 def test_to(device, other):
@@ -138,7 +138,7 @@ def test_to_nowhere(device):
     t = clattn.tensor(np.ones(3), device)
     with pytest.raises(ValueError, match="names no"):
         t.to("no such device")
-    for wrong in (7, [device], b"cpu"):
+    for wrong in (7.5, [device], b"cpu"):
         with pytest.raises(TypeError, match="device"):
             t.to(wrong)
     with pytest.raises(TypeError):

@@ -261,7 +261,7 @@ def test_wrong_devices(device):
         with pytest.raises(ValueError, match="names no"):
             ask("no such device")
         with pytest.raises(TypeError, match="device"):
-            ask(7)
+            ask(7.5)
         assert ask(device=device) == ask(device)
     with clattn.use_device(device):
         assert clattn.memory_stats() == clattn.memory_stats(device)

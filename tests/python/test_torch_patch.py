@@ -2,6 +2,8 @@
 """Putting clattn behind torch's function, and taking it away again."""
 
 import threading
+from contextlib import suppress
+from itertools import chain
 
 import clattn
 import pytest
@@ -130,7 +132,7 @@ def test_blocks_of_threads_overlap(device):
     assert F.scaled_dot_product_attention is TORCH
 
 
-@pytest.mark.parametrize("wrong", ["no such device", 3], ids=str)
+@pytest.mark.parametrize("wrong", ["no such device", 3.0], ids=str)
 def test_a_device_that_is_none(wrong):
     error = ValueError if isinstance(wrong, str) else TypeError
     with pytest.raises(error):
@@ -161,8 +163,50 @@ def test_anothers_replacement_is_kept(device):
         F.scaled_dot_product_attention = TORCH
 
 
-def test_clattn_does_not_import_torch():
-    run_python("import clattn, sys; assert 'torch' not in sys.modules")
+def test_is_patched():
+    assert not clattn.torch.is_patched()
+    clattn.torch.patch()
+    with clattn.torch.sdpa():
+        clattn.torch.unpatch()
+        assert clattn.torch.is_patched()
+        F.scaled_dot_product_attention = TORCH
+        assert not clattn.torch.is_patched()
+    assert not clattn.torch.is_patched()
+
+
+def test_calls_are_counted_with_the_reason(device):
+    """Each reason why torch computes a call, and the number of clattn's own."""
+    learnt = torch.ones(1, 2, 4, 8, requires_grad=True)
+    calls = {
+        "clattn": [{}, {"is_causal": True}, {"scale": 0.5}],
+        "torch: dropout_p is not 0": [{"dropout_p": 0.5}],
+        "torch: gradients are needed": [{"query": learnt}, {"key": learnt}],
+        "torch: tensors of other kinds, devices or dtypes": [{"query": q.to("meta")}],
+        "torch: clattn refuses the arguments": [{"value": v.double()}, {"is_causal": "upper"}],
+    }
+    before = clattn.torch.call_counts()
+    with clattn.torch.sdpa(device):
+        for options in chain.from_iterable(calls.values()):
+            with suppress(RuntimeError, TypeError):  # of torch
+                F.scaled_dot_product_attention(**{"query": q, "key": k, "value": v} | options)
+        torch.vmap(F.scaled_dot_product_attention)(q, k, v)
+    expected = {who: len(made) for who, made in calls.items()}
+    expected["torch: it records or transforms the call"] = 1
+    assert clattn.torch.call_counts() - before == expected
+
+
+def test_clattn_imports_torch_when_it_is_asked_for():
+    run_python("""
+        import clattn, sys
+        assert 'torch' not in sys.modules
+        clattn.torch.patch()
+        assert 'torch' in sys.modules
+    """)
+
+
+def test_a_module_that_there_is_not():
+    with pytest.raises(AttributeError, match="no attribute 'tensorflow'"):
+        _ = clattn.tensorflow
 
 
 def test_patching_touches_no_opencl(tmp_path):
@@ -181,9 +225,11 @@ def test_patching_touches_no_opencl(tmp_path):
 
 def test_without_torch():
     code = """
-        import sys, pytest
+        import sys, pytest, clattn
         sys.modules["torch"] = None
         with pytest.raises(ImportError, match="pip install torch"):
             import clattn.torch
+        with pytest.raises(ImportError, match="pip install torch"):
+            clattn.torch
     """
     run_python(code)

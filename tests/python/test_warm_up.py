@@ -129,7 +129,7 @@ def test_progress_on_a_terminal(device, monkeypatch):
         (ValueError, {"head_sizes": [0]}, "head_sizes has 0; expected 1 or more"),
         (TypeError, {"progress": 1}, "progress must be a bool, got int"),
         (ValueError, {"device": "no such device"}, "device 'no such device'"),
-        (TypeError, {"device": 7}, "device"),
+        (TypeError, {"device": 7.5}, "device"),
     ],
 )
 def test_wrong_arguments(error, wrong, words):

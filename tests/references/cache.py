@@ -64,6 +64,10 @@ class CacheModel:
     def reset(self):
         self.truncate(0)
 
+    def reorder(self, indices):
+        self.keys = [self.keys[b] for b in indices]
+        self.values = [self.values[b] for b in indices]
+
     def problems(self, query, attn_mask=None, is_causal=True, window=None, **options):
         """(query, key, value) and the reference's options of each sequence alone."""
         heads, rows = query.shape[1:3]

@@ -59,6 +59,12 @@ class Pair:
         self.lengths_agree()
         return self
 
+    def reorder(self, indices):
+        assert self.cache.reorder(indices) is None
+        self.model.reorder(indices)
+        self.lengths_agree()
+        return self
+
     def lengths_agree(self):
         lengths = self.cache.lengths
         assert type(lengths) is np.ndarray and lengths.dtype == np.int64

@@ -241,8 +241,9 @@ def _run_flex(arguments: argparse.Namespace, devices: dict[str, Device]) -> int:
     console = report.open_console()
     with ExitStack() as stack:
         progress = stack.enter_context(Progress(console=console, transient=True))
-        task = progress.add_task("torch's compiler starts", total=len(rows) + len(devices))
         peers, missing = measuring.find_peers(stack, [flex.TorchFlex])
+        names = [*devices, *(peer.label for peer in peers)]
+        task = progress.add_task("", total=len(rows) + len(names))
         limits = {words: Limits(device) for words, device in devices.items()}
         missing |= {f"limits of {w}": limit.missing for w, limit in limits.items() if limit.missing}
         contestants = measuring.Contestants(devices, peers, limits, missing)
@@ -254,14 +255,15 @@ def _run_flex(arguments: argparse.Namespace, devices: dict[str, Device]) -> int:
             ))  # fmt: skip
             progress.advance(task)
         alone = {}
-        for words in devices:
-            progress.update(task, description=f"first calls, {words}")
-            alone[words] = flex.measure_alone(words, rows, arguments.scale)
+        for name in names:
+            progress.update(task, description=f"first calls, {name}")
+            alone[name] = flex.measure_alone(name, rows, arguments.scale)
             progress.advance(task)
     results = report.FlexResults(measured, contestants, alone)
     for words in devices:
         console.print(report.make_flex_table(words, results))
-        for line in report.flex_notes(words, results):
+    for name in names:
+        for line in report.flex_notes(name, results):
             console.print(line, markup=False)
     for line in report.notes(measured, contestants):
         console.print(line, markup=False)

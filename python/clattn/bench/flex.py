@@ -1,7 +1,7 @@
 """Scores and masks that the user writes, for ``bench --flex``: beside torch's FlexAttention.
 
-A first call, and the memory of a block mask, come from processes of their own: what a process
-has built or allocated before would hide them.
+First calls, and the memory of a block mask, come from processes of their own: what a process has
+built or allocated before would hide them.
 """
 
 import functools
@@ -30,6 +30,8 @@ from clattn.bench.peers import Call
 from clattn.bench.rows import Array, Problem, Row, draw, scaled
 
 ROW_SECONDS = 10.0  # after which a row gets no more rounds
+# Where programs find the folders of their caches.
+CACHES = "XDG_CACHE_HOME", "POCL_CACHE_DIR", "CUDA_CACHE_PATH"
 MASK_LENGTH = 32768  # of the block mask that is timed
 WARM_LENGTH = 4096  # of one that loads everything before
 # Where the documents of a row end, as shares of its length.
@@ -182,10 +184,6 @@ class TorchFlex(torch_peers.Torch):
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = stack.enter_context(folder)
         stack.callback(os.environ.pop, "TORCHINDUCTOR_CACHE_DIR", None)
         self._flex = flex_attention
-        self.first: dict[str, float] = {}  # seconds of a first call, by row
-        # The compiler's own start is no part of a row's first call.
-        tensor = self._torch.zeros(1, 1, 128, 16)
-        self._compile()(tensor, tensor, tensor, score_mod=lambda score, *_: score * 2)
 
     def prepare(self, problem: Problem) -> Call:
         """Compile for this row's functions and lengths, with its block mask."""
@@ -193,7 +191,6 @@ class TorchFlex(torch_peers.Torch):
         assert isinstance(row, FlexRow)
         tensors = [self._tensor(a) for a in (problem.query, problem.key, problem.value)]
         score_mod, mask_mod = make_mods(row, self._tensor)
-        start = time.perf_counter()
         block_mask = None
         if mask_mod is not None:
             # Not compiled: that takes seconds, and makes no other mask.
@@ -203,8 +200,6 @@ class TorchFlex(torch_peers.Torch):
         attend = functools.partial(
             self._compile(), *tensors, score_mod=score_mod, block_mask=block_mask
         )
-        attend()
-        self.first[row.name] = time.perf_counter() - start
         return Call(attend, lambda: np.asarray(attend().numpy()))
 
     def _compile(self) -> Any:
@@ -224,7 +219,10 @@ class MaskCost:
 
 @dataclass(frozen=True)
 class Alone:
-    """What child processes measure of a device; `missing` says what they could not, and why."""
+    """What child processes measure; `missing` says what they could not, and why.
+
+    `mask` is None for torch.
+    """
 
     first: dict[str, float]  # seconds of a first call, by row
     mask: MaskCost | None
@@ -232,15 +230,17 @@ class Alone:
 
 
 def measure_alone(words: str, rows: Sequence[Row], divisor: int) -> Alone:
-    """Measure first calls of rows, and a block mask, each in a process without caches."""
+    """Measure first calls of rows, and a block mask, each in a process without caches.
+
+    `words` name a device, or are `TorchFlex.label`.
+    """
     first: dict[str, float] = {}
     missing: dict[str, str] = {}
 
     def ask(what: str, *arguments: str) -> Any:
         command = [sys.executable, "-m", "clattn.bench.flex", words, *arguments]
         with tempfile.TemporaryDirectory() as folder:
-            caches = {"XDG_CACHE_HOME": folder, "POCL_CACHE_DIR": folder, "CUDA_CACHE_PATH": folder}
-            environment = os.environ | caches
+            environment = os.environ | dict.fromkeys(CACHES, folder)
             done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if done.returncode == 0:
             return json.loads(done.stdout.splitlines()[-1])
@@ -251,17 +251,25 @@ def measure_alone(words: str, rows: Sequence[Row], divisor: int) -> Alone:
         if isinstance(row, FlexRow) and row.with_first:
             seconds = ask(f"{row.name}, first call", row.name, str(divisor))
             first |= {} if seconds is None else {row.name: seconds}
-    mask = ask("create_block_mask", "", str(divisor))
+    mask = None
+    if words != TorchFlex.label:
+        mask = ask("create_block_mask", "", str(divisor))
     return Alone(first, None if mask is None else MaskCost(*mask), missing)
 
 
 def _first_call(words: str, row: FlexRow) -> float:
-    """Return the seconds to a first result, with the driver's start and the block mask."""
+    """Return the seconds to a first result, block mask and start of driver or compiler included."""
     problem = draw(row)
-    start = time.perf_counter()
-    with clattn.use_device(words) as device:
-        flex_calls(problem, device)[0].run()
-    return time.perf_counter() - start
+    with ExitStack() as stack:
+        if words == TorchFlex.label:
+            torch = TorchFlex(stack)
+            start = time.perf_counter()
+            torch.prepare(problem).run()
+        else:
+            start = time.perf_counter()
+            device = stack.enter_context(clattn.use_device(words))
+            flex_calls(problem, device)[0].run()
+        return time.perf_counter() - start
 
 
 def _mask_cost(words: str, length: int) -> tuple[int, float, int | None]:

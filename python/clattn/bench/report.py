@@ -206,14 +206,11 @@ class FlexResults:
 
     measured: Sequence[Measured]
     contestants: Contestants
-    alone: dict[str, flex.Alone]  # by words of a device
+    alone: dict[str, flex.Alone]  # by words of a device, or torch's label
 
     def first(self, name: str, row: str) -> float | None:
         """Return the seconds of a first call, of a device or torch; None: not measured."""
-        if name in self.alone:
-            return self.alone[name].first.get(row)
-        of_torch = [p.first for p in self.contestants.peers if isinstance(p, flex.TorchFlex)]
-        return of_torch[0].get(row) if of_torch else None
+        return self.alone[name].first.get(row) if name in self.alone else None
 
 
 def make_flex_table(words: str, results: FlexResults) -> Table:
@@ -221,9 +218,9 @@ def make_flex_table(words: str, results: FlexResults) -> Table:
     device = results.contestants.devices[words]
     table = Table(title=f"{device.name} ({device.platform})", box=box.SIMPLE_HEAD, padding=0)
     table.add_column("row", no_wrap=True)
-    headers = ("ms", "torch\nms", "torch /\nclattn", f"asked\n≥ {flex.LEAST_RATIO:g}",
-               "beside\nown", "asked\n≤", "first\ns", "torch's\ns",
-               f"asked\n≤ {flex.MOST_FIRST:g}", "error")  # fmt: skip
+    headers = ("ms", "torch\nms", "torch /\nclattn", "at the\npeak",
+               f"asked\n≥ {flex.LEAST_RATIO:g}", "beside\nown", "asked\n≤", "first\ns",
+               "torch's\ns", f"asked\n≤ {flex.MOST_FIRST:g}", "error")  # fmt: skip
     for header in headers:
         table.add_column(header, justify="right", no_wrap=True)
     for one in results.measured:
@@ -238,15 +235,19 @@ def _flex_cells(words: str, one: Measured, results: FlexResults) -> Iterator[str
     yield one.row.name
     yield f"{seconds * 1e3:.3g}" if seconds < 0.1 else f"{seconds * 1e3:.0f}"
     if torch is None:
-        yield from ("missing", "", "")
+        yield from ("missing", "", "", "")
     else:
         yield f"{torch * 1e3:.3g}" if torch < 0.1 else f"{torch * 1e3:.0f}"
         yield f"{torch / seconds:.2f}"
-        yield _verdict(torch / seconds >= flex.LEAST_RATIO)
+        peak = one.limits[words]
+        most = torch * peak / one.row.work if peak else math.inf
+        yield f"{most:.2f}" if peak else ""
+        is_met = torch / seconds >= flex.LEAST_RATIO
+        yield _verdict(is_met) if is_met or most >= flex.LEAST_RATIO else "past peak"
     beside = seconds / one.beside[words] if words in one.beside else None
     yield "" if beside is None else f"{beside:.2f}"
-    most = one.row.most_beside
-    yield "" if beside is None or most is None else f"{most:g} {_verdict(beside <= most)}"
+    asked = one.row.most_beside
+    yield "" if beside is None or asked is None else f"{asked:g} {_verdict(beside <= asked)}"
     first = results.first(words, one.row.name)
     torch_first = results.first(flex.TorchFlex.label, one.row.name)
     yield "" if first is None else f"{first:.2f}"
@@ -264,20 +265,20 @@ def _verdict(is_met: bool, markup: bool = True) -> str:
     return f"[{colour}]{text}[/]" if markup else text
 
 
-def flex_notes(words: str, results: FlexResults) -> Iterator[str]:
-    """Yield the lines below a device's table of ``--flex``."""
-    alone = results.alone[words]
+def flex_notes(name: str, results: FlexResults) -> Iterator[str]:
+    """Yield the lines below the tables of ``--flex`` about a device, or torch."""
+    alone = results.alone[name]
     if alone.mask is not None:
         length, seconds, memory = alone.mask.length, alone.mask.seconds, alone.mask.memory
         most, allowed = flex.MOST_MASK_SECONDS, flex.MOST_MASK_MEMORY
-        line = f"create_block_mask, {length} x {length}: {seconds * 1e3:.3g} ms "
+        line = f"{name}: create_block_mask, {length} x {length}: {seconds * 1e3:.3g} ms "
         line += f"(asked < {most * 1e3:g}: {_verdict(seconds < most, False)})"
         if memory is not None:
             line += f", {memory / 2**20:.1f} MiB (asked < {allowed >> 20}: "
             line += f"{_verdict(memory < allowed, False)})"
         yield line
     for what, reason in alone.missing.items():
-        yield f"{what}: FAILED on {words}: {reason}"
+        yield f"{what}: FAILED on {name}: {reason}"
 
 
 def flex_as_json(results: FlexResults, rounds: int) -> dict[str, Any]:
@@ -286,7 +287,8 @@ def flex_as_json(results: FlexResults, rounds: int) -> dict[str, Any]:
     for row in content["rows"]:
         for name, result in row["results"].items():
             result["first_seconds"] = results.first(name, row["name"])
-    for words, alone in results.alone.items():
+    for words, facts in content["devices"].items():
+        alone = results.alone[words]
         mask = None if alone.mask is None else asdict(alone.mask)
-        content["devices"][words] |= {"block_mask": mask, "failed": alone.missing}
+        facts |= {"block_mask": mask, "failed": alone.missing}
     return content

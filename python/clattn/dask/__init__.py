@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from clattn._core import Device
+    from clattn._typing import DeviceLike
 
 __all__ = ["flex_attention", "scaled_dot_product_attention"]
 
@@ -42,7 +42,7 @@ def scaled_dot_product_attention(
     softcap: float = 0.0,
     sinks: da.Array | np.ndarray | None = None,
     return_lse: bool = False,
-    device: Device | str | None = None,
+    device: DeviceLike | None = None,
     split_every: int | None = None,
 ) -> Any:
     """Return attention over dask arrays, as a dask array.
@@ -72,7 +72,7 @@ def scaled_dot_product_attention(
         A logit for each query head that takes part in the sum and in no value.
     return_lse : bool
         Also return the log-sum-exp of the masked scores.
-    device : Device or str, optional
+    device : Device, str or int, optional
         Where workers run. A Device is found by its platform and name. Default: each worker's
         default device, such as its ``CLATTN_DEVICE``.
     split_every : int, optional
@@ -150,7 +150,7 @@ def flex_attention(
     enable_gqa: bool = False,
     *,
     return_lse: bool = False,
-    device: Device | str | None = None,
+    device: DeviceLike | None = None,
     split_every: int | None = None,
 ) -> Any:
     """Return attention with scores and masks that the user writes, over dask arrays.
@@ -174,7 +174,7 @@ def flex_attention(
         Grouped heads.
     return_lse : bool
         Also return the log-sum-exp of the scores.
-    device : Device or str, optional
+    device : Device, str or int, optional
         Where workers run.
     split_every : int, optional
         At most so many parts are merged in one task. Default: dask's.

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from clattn._core import Device
-    from clattn._typing import Array
+    from clattn._typing import Array, DeviceLike
 
 __all__ = ["flex_attention"]
 
@@ -35,7 +34,7 @@ def flex_attention(
     sinks: Array | None = None,
     query_offset: int | Sequence[int] | np.ndarray = 0,
     out: Array | None = None,
-    device: Device | str | None = None,
+    device: DeviceLike | None = None,
 ) -> Any:
     """Return attention whose scores and mask are functions that the user writes.
 
@@ -81,7 +80,7 @@ def flex_attention(
         Integers: one for each entry of the first dimension of query.
     out : array of shape (..., Hq, L, Ev), optional
         The result is written here and `out` is returned; of query's dtype, with any strides.
-    device : Device or str, optional
+    device : Device, str or int, optional
         Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
 
     Returns
@@ -153,6 +152,7 @@ def flex_attention(
         sinks,
         offsets(query_offset),
         False,
+        "BHLE",
         mods,
         blocks,
     )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from clattn._core import Device, Tensor
+    from clattn._typing import DeviceLike
 
 __all__ = ["BlockMask", "create_block_mask"]
 
@@ -124,7 +125,7 @@ def create_block_mask(
     H: int | None,
     Q_LEN: int,
     KV_LEN: int,
-    device: Device | str | None = None,
+    device: DeviceLike | None = None,
     BLOCK_SIZE: int = 128,
 ) -> BlockMask:
     """Find the empty, partial and full blocks of a mask.
@@ -143,7 +144,7 @@ def create_block_mask(
         Rows of the mask: at least as many as the positions of the queries.
     KV_LEN : int
         Keys.
-    device : Device or str, optional
+    device : Device, str or int, optional
         See `clattn.devices`. Default: `clattn.get_default_device`.
     BLOCK_SIZE : int
         Rows of a block, and its keys.
