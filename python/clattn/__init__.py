@@ -5,8 +5,8 @@
 ``clattn.diagonal_matrix``, ``eye``, ``tril`` and ``triu`` fill or keep bands of diagonals.
 ``clattn.devices()`` lists the devices, and ``clattn.warm_up`` builds programs ahead of time.
 ``clattn.flex_attention`` takes scores and masks that the user writes (``clattn.flex``).
-``clattn.torch``, ``clattn.transformers``, ``clattn.jax``, ``clattn.dask`` and ``clattn.mpi`` are
-imported when they are first used, because they need packages that clattn does not install.
+``clattn.torch``, ``transformers``, ``jax``, ``dask`` and ``mpi`` are imported when they are first
+used, because they need packages that clattn does not install.
 Importing clattn touches no OpenCL; the first call that needs a device opens it.
 """
 

@@ -220,6 +220,8 @@ def reference_ops(device: DeviceLike | None = None) -> list[type]:
         ) -> tuple[Any, ...]:
             opset = defs.get_schema("Attention", self.run_params["opsets"][""], "").since_version
             wanted = len(self.output)
+            if wanted < 4:
+                attributes.pop("qk_matmul_output_mode", None)  # of an output that is not there
             result = attention(
                 Q,
                 K,
