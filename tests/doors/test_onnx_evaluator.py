@@ -118,6 +118,9 @@ def test_a_function_of_the_model(device, calls):
 def test_what_clattn_refuses_reaches_the_user():
     with pytest.raises(ValueError, match="head"):
         run(make_model(["Q", "K", "V"]), {"Q": Q, "K": K[..., :7], "V": V}, "cpu")
+    lengths = make_model(["Q", "K", "V", "", "", "", "N"], opset=23)  # which has none
+    with pytest.raises(ValueError, match="nonpad_kv_seqlen"):
+        run(lengths, {"Q": Q, "K": K, "V": V, "N": np.array([7, 4])}, "cpu")
     with pytest.raises(ValueError, match="no such device"):
         clattn.onnx.reference_ops("no such device")
 

@@ -13,7 +13,7 @@ from support.helpers import draw, qkv, run_python
 cl = pytest.importorskip("pyopencl")
 
 from pyopencl import array as cla  # noqa: E402
-from pyopencl.tools import ImmediateAllocator, MemoryPool  # noqa: E402
+from pyopencl.tools import ImmediateAllocator, MemoryPool, SVMAllocator  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::pyopencl.CompilerWarning")
 
@@ -155,6 +155,10 @@ def test_out_may_be_an_input(device, queue):
     right = clattn.scaled_dot_product_attention(*QKV, device=device)
     assert clattn.scaled_dot_product_attention(*arrays, out=arrays[0]) is arrays[0]
     close(arrays[0], right)
+    many = [draw((1, 2, 700, 8), seed=n) for n in range(3)]  # the first rows are done early
+    right_of_many = clattn.scaled_dot_product_attention(*many, device=device)
+    arrays = to_arrays(queue, many)
+    close(clattn.scaled_dot_product_attention(*arrays, out=arrays[2]), right_of_many)
     square = cla.to_device(queue, draw((9, 9)))
     kept = square.get()
     assert clattn.tril(square).get().tolist() == np.tril(kept).tolist()
@@ -234,7 +238,9 @@ def test_what_is_refused(device, queue):
     pixels = cl.ImageFormat(cl.channel_order.R, cl.channel_type.FLOAT)
     image = cl.create_image(queue.context, cl.mem_flags.READ_WRITE, pixels, shape=(64, 64))
     picture = cla.Array(queue, (4, 4), np.float32, data=image)
+    shared = SVMAllocator(queue.context, queue=queue)
     cases = [
+        ((cla.empty(queue, shape, np.float32, allocator=shared), k, v), {}, TypeError, "SVM"),
         ((q.with_queue(None), k, v), {}, ValueError, r"query has no queue.*with_queue"),
         ((foreign, k, v), {}, ValueError, "query lies in a buffer of another OpenCL context"),
         ((q, k.with_queue(cl.CommandQueue(queue.context)), v), {}, ValueError, "have one queue"),
