@@ -57,6 +57,13 @@ ca_seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+void
+ca_sleep(int milliseconds)
+{
+    const struct timespec time = {milliseconds / 1000, milliseconds % 1000 * 1000000L};
+    (void)nanosleep(&time, NULL);
+}
+
 /* The registers of SSE, AVX and AVX-512 that the system has to save. */
 #define WIDE_REGISTERS 0xe6u
 

@@ -177,7 +177,7 @@ launch_whole(ca_device *device, const ca_diagonal_regions *regions, const ca_lea
         .spans = spans,
         .nspans = TENSORS,
         .steps = {{kernel, &plan.params, sizeof(plan.params), plan.groups * plan.local_size,
-                   plan.local_size}},
+                   plan.local_size, (double)ca_tensor_extent(output).bytes}},
         .nsteps = 1,
         .small = is_small(output),
         .call = regions->problem->call,

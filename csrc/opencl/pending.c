@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 #include "opencl/pending.h"
 
+#include "opencl/pace.h" /* CA_LONG_SECONDS */
+
 static ca_pending_call *
 call_of(ca_pending *pending, uint64_t ticket)
 {
     return &pending->calls[ticket % CA_MAX_PENDING];
 }
 
-/* CL_COMPLETE; a larger number while the call is under way; a smaller one, an error. */
-static cl_int
-status_of(const ca_device *device, const ca_pending_call *call)
+cl_int
+ca_pending_status(const ca_device *device, cl_event event)
 {
     cl_int code = CL_COMPLETE;
-    cl_int asked = device->cl->clGetEventInfo(call->event, CL_EVENT_COMMAND_EXECUTION_STATUS,
-                                              sizeof code, &code, NULL);
+    cl_int asked = device->cl->clGetEventInfo(event, CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof code,
+                                              &code, NULL);
     return asked == CL_SUCCESS ? code : asked;
 }
 
@@ -32,7 +33,7 @@ ca_status
 ca_pending_failure(const ca_device *device, const ca_pending_call *call, cl_int code,
                    ca_error *error)
 {
-    cl_int own = status_of(device, call); /* `code` may be a general one */
+    cl_int own = ca_pending_status(device, call->event); /* `code` may be a general one */
     return set_failure(device, call, own < CL_COMPLETE ? own : code, error);
 }
 
@@ -54,7 +55,7 @@ retire(ca_device *device)
     ca_pending *pending = &device->pending;
     while (pending->first < pending->next) {
         ca_pending_call *call = call_of(pending, pending->first);
-        cl_int code = status_of(device, call);
+        cl_int code = ca_pending_status(device, call->event);
         if (code > CL_COMPLETE) {
             break;
         }
@@ -149,27 +150,60 @@ ca_pending_is_done(ca_device *device, uint64_t ticket)
     return ticket < device->pending.first || ticket == 0;
 }
 
-/* Wait for the call of that ticket. A failure is kept. */
-static void
-wait_for(ca_device *device, uint64_t ticket)
+/* Wait for the call of that ticket, and on the way for calls before it, so that the caller can stop
+   the waiting in between. Failures are kept. */
+static ca_status
+wait_for(ca_device *device, uint64_t ticket, ca_error *error)
 {
-    cl_event event = NULL;
-    ca_mutex_lock(&device->lock);
-    if (!ca_pending_is_done(device, ticket)) {
-        event = call_of(&device->pending, ticket)->event;
-        device->cl->clRetainEvent(event);
+    const ca_pending *pending = &device->pending;
+    ca_status status = CA_OK;
+    bool done = false;
+    while (!done && status == CA_OK) {
+        cl_event event = NULL;
+        ca_mutex_lock(&device->lock);
+        done = ca_pending_is_done(device, ticket);
+        if (!done) {
+            uint64_t next = pending->first;
+            double seconds = call_of(&device->pending, next)->seconds;
+            while (next < ticket) {
+                seconds += call_of(&device->pending, next + 1)->seconds;
+                if (seconds > CA_LONG_SECONDS) {
+                    break;
+                }
+                next++;
+            }
+            done = next == ticket;
+            event = call_of(&device->pending, next)->event;
+            device->cl->clRetainEvent(event);
+        }
+        ca_mutex_unlock(&device->lock);
+        if (event != NULL) {
+            wait_and_release(device, event);
+        }
+        status = done ? CA_OK : ca_error_ask(error);
     }
-    ca_mutex_unlock(&device->lock);
-    if (event != NULL) {
-        wait_and_release(device, event);
-    }
+    return status;
 }
 
 ca_status
 ca_pending_wait(ca_device *device, uint64_t ticket, ca_error *error)
 {
-    wait_for(device, ticket);
-    return ca_pending_check(device, error);
+    ca_status status = wait_for(device, ticket, error);
+    return status != CA_OK ? status : ca_pending_check(device, error);
+}
+
+ca_status
+ca_pending_settle(ca_device *device, ca_error *error)
+{
+    ca_pending *pending = &device->pending;
+    ca_mutex_lock(&device->lock);
+    uint64_t last = pending->next;
+    double seconds = 0;
+    while (last > pending->first && seconds <= CA_LONG_SECONDS) {
+        seconds += call_of(pending, --last)->seconds;
+    }
+    ca_mutex_unlock(&device->lock);
+    return seconds > CA_LONG_SECONDS ? wait_for(device, last, error) : CA_OK;
 }
 
 ca_status
@@ -187,13 +221,11 @@ ca_pending_check(ca_device *device, ca_error *error)
     return status;
 }
 
-void
-ca_pending_drain(ca_device *device)
+ca_status
+ca_pending_drain(ca_device *device, ca_error *error)
 {
     ca_mutex_lock(&device->lock);
     uint64_t last = device->pending.next;
     ca_mutex_unlock(&device->lock);
-    if (last != 0) {
-        wait_for(device, last - 1);
-    }
+    return last != 0 ? wait_for(device, last - 1, error) : CA_OK;
 }
