@@ -202,7 +202,6 @@ launch_and_wait(ca_device *device, const ca_launch *launch, const ca_binding *bi
                 ca_error *error)
 {
     cl_event event = NULL;
-    const ca_step *step = &launch->steps[0];
     double start = ca_seconds();
     ca_status status = ca_memory_send(device, bindings, launch->nspans, error);
     if (status == CA_OK) {
@@ -212,9 +211,8 @@ launch_and_wait(ca_device *device, const ca_launch *launch, const ca_binding *bi
     }
     if (status == CA_OK) {
         status = wait_for(device, launch, event, error);
-        double seconds = ca_seconds() - start;
-        if (seconds > CA_LONG_SECONDS && launch->nsteps == 1) { /* the next one is to be divided */
-            ca_pace_note(step, step->global_size / step->local_size, seconds);
+        if (launch->nsteps == 1) {
+            ca_pace_correct(&launch->steps[0], ca_seconds() - start);
         }
     } else {
         device->cl->clFinish(device->queue);

@@ -7,16 +7,17 @@
 
 /* Work that a compute unit does in a second: at least, and at most. */
 #define SLOWEST         4e9
-#define FASTEST_OF_CPUS 1e11
-#define FASTEST         1e13
+#define FASTEST_OF_CPUS 1e12
+#define FASTEST         1e14
 
 /* Two pieces are under way at a time. */
 #define PIECE_SECONDS 0.05
 #define FIRST_PIECE   0.25 /* of such a piece */
 #define GROWTH        4    /* of a piece, at most, from the one before */
 
-/* Shorter times say little about a speed. */
-#define SHORTEST_SECONDS 1e-3
+/* Pieces that have to be timed before their speed may end a call: some drivers compile a kernel in the
+   first one. */
+#define FEWEST_PIECES 2
 
 static double
 units_of(const ca_device *device)
@@ -51,10 +52,19 @@ ca_pace_seconds(const ca_device *device, const ca_launch *launch)
 void
 ca_pace_note(const ca_step *step, size_t groups, double seconds)
 {
-    if (seconds >= SHORTEST_SECONDS && step->work > 0) {
+    if (seconds > 0 && step->work > 0) {
         double share = (double)groups / (double)groups_of(step);
         atomic_store_explicit(&step->kernel->speed, step->work * share / seconds,
                               memory_order_relaxed);
+    }
+}
+
+void
+ca_pace_correct(const ca_step *step, double seconds)
+{
+    if (seconds > CA_LONG_SECONDS &&
+        atomic_load_explicit(&step->kernel->speed, memory_order_relaxed) > 0) {
+        ca_pace_note(step, groups_of(step), seconds);
     }
 }
 
@@ -150,12 +160,12 @@ ca_pace_piece_seconds(const ca_pace *pace)
 ca_status
 ca_pace_next(ca_pace *pace, ca_error *error)
 {
-    double known = atomic_load_explicit(&pace->step->kernel->speed, memory_order_relaxed);
+    double seconds = pace->step->work / speed_of(pace->device, pace->step, SLOWEST);
     size_t before = pace->count;
     pace->first += before;
     pace->count = 0;
-    if (known > 0 && pace->step->work / known > pace->device->longest) {
-        return refuse(pace->device, pace->launch, pace->step->work / known, error);
+    if (pace->turns++ > FEWEST_PIECES && seconds > pace->device->longest) {
+        return refuse(pace->device, pace->launch, seconds, error);
     }
     if (pace->first < pace->groups) {
         set_count(pace, PIECE_SECONDS, before > SIZE_MAX / GROWTH ? SIZE_MAX : before * GROWTH);

@@ -13,10 +13,8 @@
 
 #include "base/status.h"
 #include "opencl/device.h"
-#include "opencl/launch.h"
-
-/* A launch that takes longer is long: it runs in pieces, and is waited for. */
-#define CA_LONG_SECONDS 0.1
+#include "opencl/pending.h" /* CA_LONG_SECONDS */
+#include "opencl/step.h"
 
 /* The seconds that all steps of a launch take. */
 double ca_pace_seconds(const ca_device *device, const ca_launch *launch);
@@ -28,6 +26,10 @@ ca_status ca_pace_check(const ca_device *device, const ca_launch *launch, ca_err
 /* Note that some work-groups of a step have run for so long. */
 void ca_pace_note(const ca_step *step, size_t groups, double seconds);
 
+/* Note that a whole step has run for so long, although it was not taken for a long one, if its
+   kernel's speed was known. */
+void ca_pace_correct(const ca_step *step, double seconds);
+
 /* A step on its way: the next piece is work-groups first … first + count - 1. */
 typedef struct {
     const ca_device *device;
@@ -36,6 +38,7 @@ typedef struct {
     size_t groups; /* of the step */
     size_t first;
     size_t count;
+    int turns; /* so many pieces were set after the first, all but the last of which are timed */
 } ca_pace;
 
 /* Set the first piece. It is short, because the speed may have been another problem's. */

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "opencl/pending.h"
 
-#include "opencl/pace.h" /* CA_LONG_SECONDS */
-
 static ca_pending_call *
 call_of(ca_pending *pending, uint64_t ticket)
 {

@@ -10,6 +10,9 @@
 
 #include "opencl/device.h"
 
+/* A launch that takes longer is long: it runs in pieces, and is waited for. */
+#define CA_LONG_SECONDS 0.1
+
 /* ---- without the device's lock ---- */
 
 /* Wait until there is room for another call. */
