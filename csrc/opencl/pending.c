@@ -68,12 +68,34 @@ retire(ca_device *device)
 /* Several threads may each make room for one call before any of them adds its call. */
 #define SPARE 16
 
-/* Wait for the event and release it. A failure is read from each event's own status later. */
-static void
+/* Wait for the event. The failure of a call is read from the status of its event later: an error
+   here means that there was no waiting. */
+static cl_int
+wait_for_event(const ca_device *device, cl_event event)
+{
+    cl_int code = device->cl->clWaitForEvents(1, &event);
+    return code == CL_SUCCESS ? code : device->cl->clFinish(device->queue);
+}
+
+static cl_int
 wait_and_release(const ca_device *device, cl_event event)
 {
-    (void)device->cl->clWaitForEvents(1, &event);
+    cl_int code = wait_for_event(device, event);
     device->cl->clReleaseEvent(event);
+    return code;
+}
+
+/* Keep the event of a call while the device's lock is not held. If the driver cannot, wait at once,
+   under the lock, and set *event to NULL. */
+static cl_int
+keep_event(const ca_device *device, cl_event *event)
+{
+    if (device->cl->clRetainEvent(*event) == CL_SUCCESS) {
+        return CL_SUCCESS;
+    }
+    cl_int code = wait_for_event(device, *event);
+    *event = NULL;
+    return code;
 }
 
 /* If there are `count` calls or more, wait for the oldest and return true. */
@@ -84,15 +106,16 @@ wait_above(ca_device *device, uint64_t count)
     cl_event oldest = NULL;
     ca_mutex_lock(&device->lock);
     retire(device);
-    if (pending->next - pending->first >= count) {
+    bool waits = pending->next - pending->first >= count;
+    if (waits) {
         oldest = call_of(pending, pending->first)->event;
-        device->cl->clRetainEvent(oldest);
+        (void)keep_event(device, &oldest);
     }
     ca_mutex_unlock(&device->lock);
     if (oldest != NULL) {
-        wait_and_release(device, oldest);
+        (void)wait_and_release(device, oldest);
     }
-    return oldest != NULL;
+    return waits;
 }
 
 void
@@ -155,12 +178,13 @@ wait_for(ca_device *device, uint64_t ticket, ca_error *error)
 {
     const ca_pending *pending = &device->pending;
     ca_status status = CA_OK;
-    bool done = false;
-    while (!done && status == CA_OK) {
+    bool last = false;
+    while (!last && status == CA_OK) {
         cl_event event = NULL;
+        cl_int code = CL_SUCCESS;
         ca_mutex_lock(&device->lock);
-        done = ca_pending_is_done(device, ticket);
-        if (!done) {
+        last = ca_pending_is_done(device, ticket);
+        if (!last) {
             uint64_t next = pending->first;
             double seconds = call_of(&device->pending, next)->seconds;
             while (next < ticket) {
@@ -170,16 +194,20 @@ wait_for(ca_device *device, uint64_t ticket, ca_error *error)
                 }
                 next++;
             }
-            done = next == ticket;
+            last = next == ticket;
             event = call_of(&device->pending, next)->event;
-            device->cl->clRetainEvent(event);
+            code = keep_event(device, &event);
         }
         ca_mutex_unlock(&device->lock);
         if (event != NULL) {
-            wait_and_release(device, event);
+            code = wait_and_release(device, event);
         }
-        status = done ? CA_OK : ca_error_ask(error);
+        if (code != CL_SUCCESS) {
+            CA_TRY(ca_cl_check(code, "clFinish", device->info.name, error));
+        }
+        status = last ? CA_OK : ca_error_ask(error);
     }
+done:
     return status;
 }
 

@@ -164,10 +164,10 @@ find_and_open(ca_state *state)
     }
     drivers = PyImport_ImportModule("clattn._drivers");
     tuning = drivers != NULL ? PyImport_ImportModule("clattn._tuning") : NULL;
-    found = tuning != NULL && read_longest(&longest) == 0 &&
-                    ca_py_force_as_environment_says(state) == 0
-                ? PyObject_CallMethod(drivers, "discover", NULL)
-                : NULL;
+    found =
+        tuning != NULL && read_longest(&longest) == 0 && ca_py_force_as_environment_says(state) == 0
+            ? PyObject_CallMethod(drivers, "discover", NULL)
+            : NULL;
     if (found == NULL ||
         !PyArg_ParseTuple(found, "O!O!z#s", &PyTuple_Type, &preload_tuple, &PyTuple_Type,
                           &candidates_tuple, &cache_folder, &cache_length, &memory)) {
@@ -179,9 +179,8 @@ find_and_open(ca_state *state)
         goto done;
     }
     ca_error error = {0};
-    ca_status status =
-        open_runtime(state, preload, candidates, cache_folder, memory, longest, tuning, &warnings,
-                     &error);
+    ca_status status = open_runtime(state, preload, candidates, cache_folder, memory, longest,
+                                    tuning, &warnings, &error);
     if (status == CA_ERROR_DEVICE) {
         size_t used = strlen(error.message);
         (void)snprintf(error.message + used, sizeof(error.message) - used, "%s", HOW_TO_GET_OPENCL);

@@ -132,8 +132,8 @@ ca_py_tensor_assign(const ca_state *state, PyObject *object, const ca_tensor *te
     ca_py_work work;
     ca_status status;
     ca_py_work_begin(&work, &error);
-    status = ca_copy_run(ca_py_tensor_device(object), tensor, &((ca_py_tensor *)object)->view,
-                         call, &error);
+    status = ca_copy_run(ca_py_tensor_device(object), tensor, &((ca_py_tensor *)object)->view, call,
+                         &error);
     ca_py_work_end(&work);
     return ca_py_error_check(state, status, &error);
 }
@@ -160,8 +160,8 @@ write_array(const ca_state *state, ca_py_tensor *tensor, PyObject *array)
     ca_py_work work;
     ca_status status;
     ca_py_work_begin(&work, &error);
-    status = ca_storage_write(tensor->storage, 0, source.data, ca_tensor_extent(&source).bytes,
-                              &error);
+    status =
+        ca_storage_write(tensor->storage, 0, source.data, ca_tensor_extent(&source).bytes, &error);
     ca_py_work_end(&work);
     result = ca_py_error_check(state, status, &error);
     Py_DECREF(contiguous);

@@ -126,9 +126,10 @@ def test_without_end(device):
         value = np.broadcast_to(np.float32(1), (1, heads, keys // heads, 1))
         with pytest.raises(ValueError, match=r"would take about \S+ years on device") as told:
             attend(query[..., :1], key, value, device=device)
-        for word in ("scaled_dot_product_attention", device.name, f"{rows} query rows",
-                     f"{keys // heads} keys", "at most 24 hours", "CLATTN_MAX_SECONDS"):  # fmt: skip
-            assert word in str(told.value)
+        sizes = f"{rows} query rows in each of {heads} heads, {keys // heads} keys"
+        limit = "at most 24 hours, or the environment variable CLATTN_MAX_SECONDS"
+        for words in ("scaled_dot_product_attention", device.name, sizes, limit):
+            assert words in str(told.value)
 
 
 def test_the_longest_call_is_chosen(run_with_faults):
