@@ -7,13 +7,25 @@ call_of(ca_pending *pending, uint64_t ticket)
     return &pending->calls[ticket % CA_MAX_PENDING];
 }
 
+/* Wait for the event. The failure of a call is read from the status of its event: an error here
+   means that there was no waiting. */
+static cl_int
+wait_for_event(const ca_device *device, cl_event event)
+{
+    cl_int code = device->cl->clWaitForEvents(1, &event);
+    return code == CL_SUCCESS ? code : device->cl->clFinish(device->queue);
+}
+
 cl_int
 ca_pending_status(const ca_device *device, cl_event event)
 {
     cl_int code = CL_COMPLETE;
     cl_int asked = device->cl->clGetEventInfo(event, CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof code,
                                               &code, NULL);
-    return asked == CL_SUCCESS ? code : asked;
+    if (asked != CL_SUCCESS) { /* a kernel may be running: its memory must not be given away */
+        code = wait_for_event(device, event);
+    }
+    return code;
 }
 
 /* Describe the failure of a call with that code. */
@@ -67,15 +79,6 @@ retire(ca_device *device)
 
 /* Several threads may each make room for one call before any of them adds its call. */
 #define SPARE 16
-
-/* Wait for the event. The failure of a call is read from the status of its event later: an error
-   here means that there was no waiting. */
-static cl_int
-wait_for_event(const ca_device *device, cl_event event)
-{
-    cl_int code = device->cl->clWaitForEvents(1, &event);
-    return code == CL_SUCCESS ? code : device->cl->clFinish(device->queue);
-}
 
 static cl_int
 wait_and_release(const ca_device *device, cl_event event)
