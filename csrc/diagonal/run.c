@@ -287,5 +287,6 @@ ca_status
 ca_diagonal_run(ca_device *device, const ca_forced *forced, const ca_diagonal *diagonal,
                 ca_error *error)
 {
-    return run_regions(device, regions_of(forced, diagonal), error);
+    ca_status status = ca_device_prepare(device, error);
+    return status == CA_OK ? run_regions(device, regions_of(forced, diagonal), error) : status;
 }

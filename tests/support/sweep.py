@@ -9,6 +9,7 @@ right result; nothing has leaked; the next call is right.
 import ctypes
 import gc
 import itertools
+import os
 import re
 import warnings
 from pathlib import Path
@@ -232,6 +233,68 @@ def one_case(loader, run, expected, before, function, n, code, case, counts):
     except Exception as problem:
         raise AssertionError(f"{case}: {problem!r}") from problem
     return fired
+
+
+def first_calls(library, index, function, n, word, code):
+    """What the first calls of a process do while one call fails: the exit status of a process.
+
+    0: the call was not reached. 1: an error was raised. 2: the results were right. Above: wrong.
+    """
+    library.sweep_fail(function.encode(), n, code)
+    matrix = np.arange(12, dtype="f4").reshape(3, 4)
+    errors = []
+    fired = False
+    for _ in range(2):
+        try:
+            devices = clattn._core.all_devices()
+            device = devices[min(index, len(devices) - 1)]  # clGetDeviceIDs hides devices
+            results = [clattn.diagonal_matrix(matrix, 0.0, 1, 4, device=device),
+                       clattn.tensor(matrix, device).numpy()]  # fmt: skip
+            if not same(results, [np.tril(matrix), matrix]):
+                return 3
+        except (clattn.DeviceError, MemoryError) as error:
+            errors.append(str(error))
+        fired = bool(library.sweep_end()) or fired
+    if not fired:
+        return 0 if not errors else 4
+    if errors and not any(part in errors[0] for part in (function, word, "memory")):
+        print(function, n, errors, flush=True); return 5
+    # A device that fails its probe is not used again in the process.
+    if len(errors) == 2 and errors[0] != errors[1]:
+        print(function, n, errors, flush=True); return 6
+    return 1 if errors else 2
+
+
+def sweep_cold(path, index, *, everything):
+    """Sweep the first calls of a process, each in a process of its own. {outcome: count}.
+
+    This process must not have opened OpenCL.
+    """
+    library = ctypes.CDLL(str(path))
+    counts = dict.fromkeys(("raised", "right", "functions"), 0)
+    turn = itertools.count()
+    for function in FUNCTIONS:
+        reached = False
+        for n in range(1, ENDLESS):
+            errors = list(errors_of(function).items())
+            outcomes = set()
+            for word, code in errors if everything else [errors[next(turn) % len(errors)]]:
+                child = os.fork()
+                if child == 0:
+                    os._exit(first_calls(library, index, function, n, word, code))
+                status = os.waitpid(child, 0)[1]
+                case = f"call {n} of {function} gives {word}"
+                assert os.WIFEXITED(status), f"{case}: the process dies"
+                outcome = os.WEXITSTATUS(status)
+                assert outcome <= 2, f"{case}: {outcome}"
+                outcomes.add(outcome)
+                counts["raised"] += outcome == 1
+                counts["right"] += outcome == 2
+            if 0 in outcomes:
+                break
+            reached = True
+        counts["functions"] += reached
+    return counts
 
 
 def library_addresses(name):
