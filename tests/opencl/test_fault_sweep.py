@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Faults, swept (support/sweep.py), and what the sweeps have found. tools/sweep_faults.py does more."""
+"""Faults, swept (support/sweep.py), and what the sweeps have found.
+
+tools/sweep_faults.py tries more.
+"""
 
 import importlib.util
 import os
