@@ -137,7 +137,8 @@ RETURNS(clGetKernelWorkGroupInfo,
 RETURNS(clGetEventInfo, (handle e, uint32_t what, size_t n, void *value, size_t *size),
         (e, what, n, value, size))
 RETURNS(clBuildProgram,
-        (handle p, uint32_t n, const handle *devices, const char *options, notify *done, void *data),
+        (handle p, uint32_t n, const handle *devices, const char *options, notify *done,
+         void *data),
         (p, n, devices, options, done, data))
 RETURNS(clSetKernelArg, (handle k, uint32_t n, size_t size, const void *value), (k, n, size, value))
 RETURNS(clSetKernelArgSVMPointer, (handle k, uint32_t n, const void *value), (k, n, value))
