@@ -283,6 +283,12 @@ def faults_library(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def sweep_library(tmp_path_factory):
+    """The OpenCL loader of sweep.py."""
+    return faults.build(tmp_path_factory.mktemp("sweep"), "opencl_sweep")
+
+
+@pytest.fixture(scope="session")
 def library(tmp_path_factory):
     """The loader whose kernels an interpreter of PTX runs. All processes share clang's PTX."""
     folder = tmp_path_factory.mktemp("machine")

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 #include "attention/launch.h"
 
+#include <inttypes.h>
+#include <stdio.h>
+
 #include "attention/describe.h"
 #include "attention/variants.h" /* ca_attention_plan_redo */
 #include "opencl/launch.h"
@@ -37,17 +40,39 @@ access_of(const ca_attention *attention, ca_attention_role role)
    in multiplications and additions of float32; those of float64 take twice as long. */
 #define SMALL_WORK 0.6e6
 
-static bool
-is_small(const ca_attention *attention, const ca_attention_params *params)
+/* The operations of a call, where a score costs as many as `more` columns beside its products. */
+static double
+work_of(const ca_attention *attention, const ca_attention_params *params, int64_t more)
 {
     bool wide = attention->operands[CA_ATTENTION_QUERY].dtype == CA_FLOAT64;
     double keys = (double)params->upper - (double)params->lower + 1; /* of the band */
     keys = keys < (double)params->T ? keys : (double)params->T;
-    double work = (wide ? 4 : 2) * keys * (double)(params->E + params->Ev);
+    double work = (wide ? 4 : 2) * keys * (double)(params->E + params->Ev + more);
     for (int d = 0; d < CA_BATCH_DIMS; d++) {
         work *= (double)params->batch[d];
     }
-    return work * (double)params->L < SMALL_WORK;
+    return work * (double)params->L;
+}
+
+/* A score's softmax, mask and options, in columns. */
+#define SCORE_COLUMNS 32
+
+/* The reference takes so many times as long as other kernels. */
+#define REFERENCE_TIMES 16
+
+/* Calls with less work need no description. */
+#define DESCRIBED_WORK 1e12
+
+/* Write the sizes of a call with much work, for a message. */
+static void
+write_sizes(const ca_attention *attention, char *text, size_t size)
+{
+    const int64_t *batch = attention->batch;
+    (void)snprintf(text, size,
+                   "%" PRId64 " query rows in each of %.0f heads, %" PRId64
+                   " keys for each row, head sizes %" PRId64 " and %" PRId64,
+                   attention->L, (double)batch[0] * (double)batch[1] * (double)batch[2],
+                   attention->T, attention->E, attention->Ev);
 }
 
 /* Allocate memory for the partial results: each split of the keys leaves one for each row. */
@@ -69,7 +94,7 @@ allocate_partial(ca_device *device, const ca_attention_plan *plan, const ca_atte
 static ca_status
 add_step(ca_device *device, ca_launch *launch, const ca_kernel_spec *spec,
          const ca_attention_params *params, const int64_t grid[CA_ATTENTION_GRID_DIMS],
-         size_t local_size, ca_error *error)
+         size_t local_size, double work, ca_error *error)
 {
     ca_status status = CA_OK;
     ca_kernel *kernel = NULL;
@@ -78,7 +103,7 @@ add_step(ca_device *device, ca_launch *launch, const ca_kernel_spec *spec,
     CA_TRY(ca_shape_count(CA_ATTENTION_GRID_DIMS, grid, "query", &items, error));
     size_t groups = ((size_t)items + local_size - 1) / local_size;
     launch->steps[launch->nsteps++] =
-        (ca_step){kernel, params, sizeof(*params), groups * local_size, local_size};
+        (ca_step){kernel, params, sizeof(*params), groups * local_size, local_size, work};
 done:
     return status;
 }
@@ -97,15 +122,19 @@ redo(ca_device *device, const ca_attention *attention, const ca_mark *mark, ca_l
         CA_TRY(ca_mark_is_set(device, mark, &needed, error));
     }
     if (needed) {
-        ca_attention_plan_redo(ca_device_get_info(device), attention, &plan);
+        bool marked = !*launch->left;
+        double work = marked ? REFERENCE_TIMES * work_of(attention, params, SCORE_COLUMNS) : 0;
+        ca_attention_plan_redo(ca_device_get_info(device), attention, marked, &plan);
         params->flags |= CA_REDOES;
+        params->tiles = plan.tiles;
         for (int n = 0; n < launch->nspans - OTHER_SPANS; n++) {
             if (spans[n].access == CA_ACCESS_WRITE) {
                 spans[n].access = CA_ACCESS_UPDATE;
             }
         }
         launch->nsteps = 0;
-        CA_TRY(add_step(device, launch, &plan.spec, params, plan.grid, plan.local_size, error));
+        CA_TRY(
+            add_step(device, launch, &plan.spec, params, plan.grid, plan.local_size, work, error));
         CA_TRY(ca_launch_run(device, launch, error));
     }
 done:
@@ -120,6 +149,7 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
     ca_storage *partial = NULL;
     ca_attention_params merging;
     ca_mark mark;
+    char sizes[192];
     bool left;
     ca_attention_params params = ca_attention_describe(attention, plan);
 
@@ -135,12 +165,8 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
                                     .access = access_of(attention, (ca_attention_role)role),
                                     .block = operand->block};
     }
-    spans[nspans] = (ca_span){.access = CA_ACCESS_WRITE};
-    if (plan->splits > 1) {
-        CA_TRY(allocate_partial(device, plan, attention, &partial, error));
-        ca_block *block = ca_storage_block(partial);
-        spans[nspans] = (ca_span){block->address, block->bytes, CA_ACCESS_WRITE, block};
-    }
+    ca_span *partials = &spans[nspans];
+    *partials = (ca_span){.access = CA_ACCESS_WRITE};
     CA_TRY(ca_mark_take(device, &mark, &spans[nspans + 1], error));
     nspans += OTHER_SPANS;
     params.redo_slot = mark.slot;
@@ -148,17 +174,30 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
     ca_launch launch = {
         .spans = spans,
         .nspans = nspans,
-        .small = is_small(attention, &params),
+        .small = work_of(attention, &params, 0) < SMALL_WORK,
         .call = attention->call,
+        .mark = &mark,
         .left = &left,
     };
-    CA_TRY(add_step(device, &launch, &plan->spec, &params, plan->grid, plan->local_size, error));
+    double work = work_of(attention, &params, SCORE_COLUMNS);
+    work *= plan->variant == CA_INDEX_reference ? REFERENCE_TIMES : 1;
+    if (work > DESCRIBED_WORK) {
+        write_sizes(attention, sizes, sizeof sizes);
+        launch.sizes = sizes;
+    }
+    CA_TRY(
+        add_step(device, &launch, &plan->spec, &params, plan->grid, plan->local_size, work, error));
     if (plan->splits > 1) {
         const int64_t rows[] = {params.batch[0], params.batch[1], params.batch[2], params.L,
                                 (int64_t)plan->merge_local};
         merging = params;
         merging.flags |= CA_MERGES;
-        CA_TRY(add_step(device, &launch, &plan->merge, &merging, rows, plan->merge_local, error));
+        CA_TRY(
+            add_step(device, &launch, &plan->merge, &merging, rows, plan->merge_local, 0, error));
+        CA_TRY(ca_launch_check(device, &launch, error)); /* before memory is taken */
+        CA_TRY(allocate_partial(device, plan, attention, &partial, error));
+        ca_block *block = ca_storage_block(partial);
+        *partials = (ca_span){block->address, block->bytes, CA_ACCESS_WRITE, block};
     }
     CA_TRY(ca_launch_run(device, &launch, error));
     if (plan->redoes) {

@@ -14,6 +14,10 @@ static const ca_variant *const variants[] = {CA_VARIANTS(ROW)};
 /* Most work-groups for each compute unit in a launch that computes rows again. */
 #define REDOING_GROUPS 16
 
+/* Rows of a work-item, at most, where some row is known to be computed again: a launch of all
+   rows can be divided. */
+#define REDOING_ROWS 8
+
 /* What follows a variant's word where CLATTN_KERNEL asks for the emulation of matrix units. */
 #define EMULATED "_emulated"
 
@@ -273,15 +277,17 @@ done:
 }
 
 void
-ca_attention_plan_redo(const ca_device_info *info, const ca_attention *attention,
+ca_attention_plan_redo(const ca_device_info *info, const ca_attention *attention, bool marked,
                        ca_attention_plan *plan)
 {
     ca_variant_reference.make_plan(info, attention, plan);
     /* Few rows have to be computed again. Each work-item looks at several rows, because a
        work-item that finds nothing to do costs time too. */
-    int64_t left = info->compute_units * REDOING_GROUPS * (int64_t)plan->local_size;
-    for (int d = 0; d < CA_ATTENTION_GRID_DIMS; d++) {
-        plan->grid[d] = ca_smaller(plan->grid[d], left);
-        left /= plan->grid[d];
-    }
+    const int64_t *grid = plan->grid;
+    int64_t rows = grid[0] * grid[1] * grid[2] * grid[3];
+    int64_t items = info->compute_units * REDOING_GROUPS * (int64_t)plan->local_size;
+    plan->tiles = ca_divide_up(rows, items);
+    plan->tiles = marked ? ca_smaller(plan->tiles, REDOING_ROWS) : plan->tiles;
+    plan->grid[0] = ca_divide_up(rows, plan->tiles);
+    plan->grid[1] = plan->grid[2] = plan->grid[3] = 1;
 }

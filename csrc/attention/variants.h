@@ -99,8 +99,9 @@ ca_status ca_attention_make_plan(const ca_device_info *info, const ca_forced *fo
                                  const ca_attention *attention, ca_attention_plan *plan,
                                  ca_error *error);
 
-/* The plan of a launch that computes rows again: the reference's, with fewer work-items. */
-void ca_attention_plan_redo(const ca_device_info *info, const ca_attention *attention,
+/* The plan of a launch that computes rows again: the reference's, with fewer work-items. `marked`:
+   there are such rows. */
+void ca_attention_plan_redo(const ca_device_info *info, const ca_attention *attention, bool marked,
                             ca_attention_plan *plan);
 
 #endif

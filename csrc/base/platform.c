@@ -4,6 +4,7 @@
 #include "base/platform.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,6 +56,13 @@ ca_seconds(void)
     struct timespec now = {0};
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+void
+ca_sleep(int milliseconds)
+{
+    const struct timespec time = {milliseconds / 1000, milliseconds % 1000 * 1000000L};
+    (void)nanosleep(&time, NULL);
 }
 
 /* The registers of SSE, AVX and AVX-512 that the system has to save. */
@@ -219,17 +227,25 @@ ca_library_symbol(void *library, const char *name)
     return dlsym(library, name);
 }
 
+/* No program or verdict is larger. A file may say that it has any size. */
+#define LARGEST_FILE ((off_t)1 << 30)
+
 bool
 ca_file_read(const char *path, unsigned char **data, size_t *size)
 {
     struct stat info;
-    FILE *file = fopen(path, "rbe"); /* e: closed in programs that this process starts */
+    /* A pipe does not hold the process up. Programs that this process starts do not get the file. */
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    FILE *file = descriptor >= 0 ? fdopen(descriptor, "rb") : NULL;
     *data = NULL;
     *size = 0;
     if (file == NULL) {
+        if (descriptor >= 0) {
+            close(descriptor);
+        }
         return false;
     }
-    if (fstat(fileno(file), &info) == 0 && S_ISREG(info.st_mode)) {
+    if (fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode) && info.st_size <= LARGEST_FILE) {
         *size = (size_t)info.st_size;
         *data = malloc(*size + 1);
     }

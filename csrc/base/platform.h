@@ -25,6 +25,9 @@ int64_t ca_process_id(void);
 /* The time in seconds, for differences: the clock runs on when somebody sets the time of day. */
 double ca_seconds(void);
 
+/* Sleep for some milliseconds, or less if a signal comes. */
+void ca_sleep(int milliseconds);
+
 /* True if the processor multiplies pairs of bfloat16, 16 at a time (vdpbf16ps on 512-bit
    registers), and the system saves these registers. */
 bool ca_processor_has_bfloat16_pairs(void);

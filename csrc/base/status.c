@@ -35,3 +35,9 @@ ca_error_clear(ca_error *error)
     error->log = NULL;
     error->message[0] = '\0';
 }
+
+ca_status
+ca_error_ask(const ca_error *error)
+{
+    return error->stops != NULL && error->stops(error->caller) ? CA_ERROR_STOPPED : CA_OK;
+}

@@ -7,20 +7,26 @@
 #ifndef CLATTN_STATUS_H
 #define CLATTN_STATUS_H
 
+#include <stdbool.h>
+
 typedef enum {
     CA_OK = 0,
-    CA_ERROR_TYPE,   /* wrong kind of object or dtype    -> TypeError */
-    CA_ERROR_VALUE,  /* shape, range or combination      -> ValueError */
-    CA_ERROR_MEMORY, /* host or device memory ran out    -> MemoryError */
-    CA_ERROR_KERNEL, /* the driver cannot build, create or launch a kernel, or the kernel
+    CA_ERROR_TYPE,    /* wrong kind of object or dtype    -> TypeError */
+    CA_ERROR_VALUE,   /* shape, range or combination      -> ValueError */
+    CA_ERROR_MEMORY,  /* host or device memory ran out    -> MemoryError */
+    CA_ERROR_KERNEL,  /* the driver cannot build, create or launch a kernel, or the kernel
                         gives wrong results              -> clattn.DeviceError */
-    CA_ERROR_DEVICE, /* everything else OpenCL reports   -> clattn.DeviceError */
+    CA_ERROR_DEVICE,  /* everything else OpenCL reports   -> clattn.DeviceError */
+    CA_ERROR_STOPPED, /* the caller's `stops` ended the call, and knows why */
 } ca_status;
 
-/* Owned by the caller, zero-initialised: `ca_error error = {0};`. */
+/* Owned by the caller, zero-initialised: `ca_error error = {0};`. Between the parts of long work the
+   work asks `stops`, unless it is NULL, and ends if the answer is true. */
 typedef struct {
     char message[1024];
     char *log; /* a compiler's build log, or NULL; freed by ca_error_clear */
+    bool (*stops)(void *caller);
+    void *caller;
 } ca_error;
 
 #if defined(__GNUC__)
@@ -37,6 +43,10 @@ void ca_error_set_log(ca_error *error, const char *log);
 
 /* Frees the log and empties the message. */
 void ca_error_clear(ca_error *error);
+
+/* CA_ERROR_STOPPED if the caller wants the work to end, else CA_OK. The calling thread holds no
+   lock. */
+ca_status ca_error_ask(const ca_error *error);
 
 /* Jumps to `done:` if the expression fails. The calling function needs that label and
    a `ca_status status`. */

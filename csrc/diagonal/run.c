@@ -177,7 +177,7 @@ launch_whole(ca_device *device, const ca_diagonal_regions *regions, const ca_lea
         .spans = spans,
         .nspans = TENSORS,
         .steps = {{kernel, &plan.params, sizeof(plan.params), plan.groups * plan.local_size,
-                   plan.local_size}},
+                   plan.local_size, (double)ca_tensor_extent(output).bytes}},
         .nsteps = 1,
         .small = is_small(output),
         .call = regions->problem->call,
@@ -287,5 +287,6 @@ ca_status
 ca_diagonal_run(ca_device *device, const ca_forced *forced, const ca_diagonal *diagonal,
                 ca_error *error)
 {
-    return run_regions(device, regions_of(forced, diagonal), error);
+    ca_status status = ca_device_prepare(device, error);
+    return status == CA_OK ? run_regions(device, regions_of(forced, diagonal), error) : status;
 }

@@ -31,6 +31,7 @@ typedef struct {
     cl_event event;
     const char *call;   /* the function that made the launch */
     const char *kernel; /* the last one of the launch */
+    double seconds;     /* that it takes, about */
 } ca_pending_call;
 
 #define CA_MAX_PENDING 64
@@ -76,6 +77,7 @@ typedef enum {
 struct ca_device {
     const ca_cl *cl; /* the runtime's, like the next two */
     const ca_fork_guard *fork_guard;
+    double longest;           /* seconds that a launch may take */
     const char *cache_folder; /* NULL: built programs are not kept on disk */
     cl_platform_id platform;
     cl_device_id id;

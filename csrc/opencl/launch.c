@@ -3,15 +3,27 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "opencl/device.h"
 #include "opencl/memory.h"
+#include "opencl/pace.h"
 #include "opencl/pending.h"
 #include "opencl/storage.h"
 
 /* A launch that is not waited for copies host arrays up to this size first. For larger
    ones waiting costs less, where the device can read them where they lie. */
 #define COPIED_BYTES ((size_t)1 << 20)
+
+/* The most bytes of a params struct: the least that every device takes, for all arguments. */
+#define CA_PARAMS_SIZE 1024
+
+/* A host that wakes up late finds two pieces done. The second seems to have taken no time, so shorter
+   times are added to the next. */
+#define TIMED_SECONDS 5e-3
+
+/* The host looks at a long piece, and at signals, this often. */
+#define WAITING_MILLISECONDS 5
 
 /* As ca_cl_check; the message also names the kernel. */
 static ca_status
@@ -39,6 +51,11 @@ check_step(const ca_device *device, const ca_step *step, int nspans, ca_error *e
         return ca_error_set(error, CA_ERROR_DEVICE,
                             "kernel '%s' is given %d arrays; at most %d can be bound", name, nspans,
                             CA_MAX_SPANS);
+    }
+    if (step->params_size > CA_PARAMS_SIZE) {
+        return ca_error_set(error, CA_ERROR_DEVICE,
+                            "kernel '%s' is given params of %zu bytes; at most %d can be passed",
+                            name, step->params_size, CA_PARAMS_SIZE);
     }
     size_t parameters = step->params_size + (size_t)nspans * sizeof(void *);
     if (parameters > (uint64_t)info->max_parameter_size) {
@@ -160,19 +177,20 @@ done:
     return status;
 }
 
-/* ---- three ways to run a launch ---- */
+/* ---- four ways to run a launch ---- */
 
 static ca_pending_call
-as_pending(const ca_launch *launch, cl_event event)
+as_pending(const ca_device *device, const ca_launch *launch, cl_event event)
 {
-    return (ca_pending_call){event, launch->call, last_kernel(launch)->spec.name};
+    return (ca_pending_call){event, launch->call, last_kernel(launch)->spec.name,
+                             ca_pace_seconds(device, launch)};
 }
 
 /* Wait for the launch. Reports failures of calls before it, too. */
 static ca_status
 wait_for(ca_device *device, const ca_launch *launch, cl_event event, ca_error *error)
 {
-    const ca_pending_call call = as_pending(launch, event);
+    const ca_pending_call call = as_pending(device, launch, event);
     cl_int code = device->cl->clWaitForEvents(1, &event);
     if (code != CL_SUCCESS) {
         device->cl->clFinish(device->queue);
@@ -188,6 +206,7 @@ launch_and_wait(ca_device *device, const ca_launch *launch, const ca_binding *bi
                 ca_error *error)
 {
     cl_event event = NULL;
+    double start = ca_seconds();
     ca_status status = ca_memory_send(device, bindings, launch->nspans, error);
     if (status == CA_OK) {
         ca_mutex_lock(&device->lock);
@@ -196,7 +215,124 @@ launch_and_wait(ca_device *device, const ca_launch *launch, const ca_binding *bi
     }
     if (status == CA_OK) {
         status = wait_for(device, launch, event, error);
+        if (launch->nsteps == 1) {
+            ca_pace_correct(&launch->steps[0], ca_seconds() - start);
+        }
     } else {
+        device->cl->clFinish(device->queue);
+    }
+    if (event != NULL) {
+        device->cl->clReleaseEvent(event);
+    }
+    return status;
+}
+
+/* Enqueue one piece of a step. */
+static ca_status
+enqueue_piece(ca_device *device, const ca_launch *launch, const ca_pace *pace,
+              const ca_binding *bindings, cl_event *event, ca_error *error)
+{
+    ca_status status = CA_OK;
+    int64_t params[CA_PARAMS_SIZE / sizeof(int64_t)];
+    ca_step piece = *pace->step;
+    memcpy(params, piece.params, piece.params_size);
+    if (piece.work > 0) {
+        params[0] = (int64_t)pace->first;
+        piece.global_size = pace->count * piece.local_size;
+    }
+    piece.params = params;
+    ca_mutex_lock(&device->lock);
+    CA_TRY(enqueue_step(device, device->queue, &piece, bindings, launch->nspans, event, error));
+    CA_TRY(check_call(device->cl->clFlush(device->queue), "clFlush", device, piece.kernel, error));
+done:
+    ca_mutex_unlock(&device->lock);
+    return status;
+}
+
+/* Wait for a piece. While a single work-group takes long, the caller may stop the call. */
+static ca_status
+wait_for_piece(ca_device *device, const ca_launch *launch, cl_event event, double seconds,
+               ca_error *error)
+{
+    ca_status status = CA_OK;
+    while (seconds > 2 * CA_LONG_SECONDS && status == CA_OK &&
+           ca_pending_status(device, event) > CL_COMPLETE) {
+        ca_sleep(WAITING_MILLISECONDS);
+        status = ca_error_ask(error);
+    }
+    return status != CA_OK ? status : wait_for(device, launch, event, error);
+}
+
+/* Run a step in pieces. One piece waits behind the piece that runs, so that the device is never
+   idle. After an error none is under way. */
+static ca_status
+run_pieces(ca_device *device, const ca_launch *launch, const ca_step *step,
+           const ca_binding *bindings, ca_error *error)
+{
+    ca_status status = CA_OK;
+    cl_event events[2] = {NULL, NULL}; /* of the piece that runs, and of the one behind */
+    size_t counts[2] = {0, 0};
+    double seconds[2] = {0, 0};
+    double before = ca_seconds(); /* since then so many groups have run */
+    size_t timed = 0;
+    ca_pace pace = ca_pace_begin(device, launch, step);
+    while (pace.count > 0 || events[0] != NULL) {
+        if (pace.count > 0) {
+            counts[1] = pace.count;
+            seconds[1] = ca_pace_piece_seconds(&pace);
+            CA_TRY(enqueue_piece(device, launch, &pace, bindings, &events[1], error));
+        }
+        if (events[0] != NULL) {
+            CA_TRY(wait_for_piece(device, launch, events[0], seconds[0], error));
+            double now = ca_seconds();
+            timed += counts[0];
+            if (now - before > TIMED_SECONDS) {
+                ca_pace_note(step, timed, now - before);
+                before = now;
+                timed = 0;
+            }
+            device->cl->clReleaseEvent(events[0]);
+        }
+        events[0] = events[1];
+        events[1] = NULL;
+        counts[0] = counts[1];
+        seconds[0] = seconds[1];
+        CA_TRY(ca_error_ask(error));
+        CA_TRY(ca_pace_next(&pace, error));
+    }
+done:
+    if (status == CA_ERROR_STOPPED && launch->mark != NULL) {
+        ca_mark_stop(device, launch->mark);
+    }
+    for (int i = 0; i < 2; i++) {
+        if (events[i] != NULL) {
+            (void)device->cl->clWaitForEvents(1, &events[i]);
+            device->cl->clReleaseEvent(events[i]);
+        }
+    }
+    return status;
+}
+
+/* As launch_and_wait, in pieces. */
+static ca_status
+launch_in_pieces(ca_device *device, const ca_launch *launch, const ca_binding *bindings,
+                 ca_error *error)
+{
+    ca_status status = CA_OK;
+    cl_event event = NULL;
+    CA_TRY(ca_memory_send(device, bindings, launch->nspans, error));
+    for (int i = 0; i < launch->nsteps; i++) {
+        CA_TRY(run_pieces(device, launch, &launch->steps[i], bindings, error));
+    }
+    if (ca_memory_fetches(device, bindings, launch->nspans)) {
+        ca_mutex_lock(&device->lock);
+        status = ca_memory_fetch(device, bindings, launch->nspans, &event, error);
+        ca_mutex_unlock(&device->lock);
+        CA_TRY(status);
+        CA_TRY(wait_for(device, launch, event, error));
+    }
+done:
+    if (status != CA_OK && status != CA_ERROR_STOPPED) {
         device->cl->clFinish(device->queue);
     }
     if (event != NULL) {
@@ -215,7 +351,7 @@ launch_and_leave(ca_device *device, const ca_launch *launch, const ca_binding *b
     ca_mutex_lock(&device->lock);
     ca_status status = enqueue(device, launch, bindings, &event, error);
     if (status == CA_OK) {
-        const ca_pending_call call = as_pending(launch, event);
+        const ca_pending_call call = as_pending(device, launch, event);
         ca_memory_set_ticket(bindings, launch->nspans, ca_pending_add(device, &call));
     } else {
         device->cl->clFinish(device->queue);
@@ -250,23 +386,37 @@ launch_once(ca_device *device, const ca_launch *launch, ca_error *error)
         return status;
     }
     bool here = can_run_here(device, launch);
-    bool leave = !here && can_be_left(device, launch);
+    bool is_long = ca_pace_seconds(device, launch) > CA_LONG_SECONDS;
+    bool leave = !here && !is_long && can_be_left(device, launch);
     if (launch->left != NULL) {
         *launch->left = leave;
     }
     CA_TRY(ca_memory_bind(device, launch->spans, launch->nspans, leave, bindings, error));
-    status = here    ? launch_here(device, launch, bindings, error)
-             : leave ? launch_and_leave(device, launch, bindings, error)
-                     : launch_and_wait(device, launch, bindings, error);
+    if (!here && !leave) {
+        CA_TRY(ca_pending_settle(device, error));
+    }
+    status = here      ? launch_here(device, launch, bindings, error)
+             : leave   ? launch_and_leave(device, launch, bindings, error)
+             : is_long ? launch_in_pieces(device, launch, bindings, error)
+                       : launch_and_wait(device, launch, bindings, error);
 done:
     ca_memory_release(device, bindings, launch->nspans);
     return status;
 }
 
 ca_status
+ca_launch_check(const ca_device *device, const ca_launch *launch, ca_error *error)
+{
+    return ca_pace_check(device, launch, error);
+}
+
+ca_status
 ca_launch_run(ca_device *device, const ca_launch *launch, ca_error *error)
 {
     ca_status status = ca_device_check_fork(device, error);
+    if (status == CA_OK) {
+        status = ca_launch_check(device, launch, error);
+    }
     if (status == CA_OK) {
         status = launch_once(device, launch, error);
     }

@@ -1,18 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 #include "opencl/marks.h"
 
+#include "kernels/support/marks.h" /* CA_MARKS */
 #include "opencl/device.h"
 #include "opencl/storage.h"
-
-/* More than calls run at a time. */
-#define SLOTS 1024
 
 /* Two threads may come here at once; the marks of the second one are dropped. */
 static ca_status
 make_marks(ca_device *device, ca_error *error)
 {
     ca_storage *made = NULL;
-    ca_status status = ca_storage_keep(device, SLOTS * sizeof(uint32_t), &made, error);
+    ca_status status = ca_storage_keep(device, 2 * CA_MARKS * sizeof(uint32_t), &made, error);
     if (status == CA_OK) {
         ca_mutex_lock(&device->lock);
         if (device->marks == NULL) {
@@ -35,7 +33,7 @@ ca_mark_take(ca_device *device, ca_mark *mark, ca_span *marks, ca_error *error)
         }
     }
     uint64_t number = atomic_fetch_add(&device->marks_taken, 1);
-    *mark = (ca_mark){(uint32_t)(number % SLOTS), (uint32_t)(number / SLOTS + 1)};
+    *mark = (ca_mark){(uint32_t)(number % CA_MARKS), (uint32_t)(number / CA_MARKS + 1)};
     ca_block *block = ca_storage_block(device->marks);
     *marks = (ca_span){block->address, block->bytes, CA_ACCESS_UPDATE, block};
     return CA_OK;
@@ -55,4 +53,13 @@ ca_mark_is_set(ca_device *device, const ca_mark *mark, bool *set, ca_error *erro
     }
     *set = status == CA_OK && word >= mark->value;
     return status;
+}
+
+void
+ca_mark_stop(ca_device *device, const ca_mark *mark)
+{
+    if (device->storage_is_host) {
+        volatile uint32_t *words = ca_storage_block(device->marks)->address;
+        words[CA_MARKS + mark->slot] = mark->value;
+    }
 }

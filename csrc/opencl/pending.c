@@ -7,14 +7,25 @@ call_of(ca_pending *pending, uint64_t ticket)
     return &pending->calls[ticket % CA_MAX_PENDING];
 }
 
-/* CL_COMPLETE; a larger number while the call is under way; a smaller one, an error. */
+/* Wait for the event. The failure of a call is read from the status of its event: an error here
+   means that there was no waiting. */
 static cl_int
-status_of(const ca_device *device, const ca_pending_call *call)
+wait_for_event(const ca_device *device, cl_event event)
+{
+    cl_int code = device->cl->clWaitForEvents(1, &event);
+    return code == CL_SUCCESS ? code : device->cl->clFinish(device->queue);
+}
+
+cl_int
+ca_pending_status(const ca_device *device, cl_event event)
 {
     cl_int code = CL_COMPLETE;
-    cl_int asked = device->cl->clGetEventInfo(call->event, CL_EVENT_COMMAND_EXECUTION_STATUS,
-                                              sizeof code, &code, NULL);
-    return asked == CL_SUCCESS ? code : asked;
+    cl_int asked = device->cl->clGetEventInfo(event, CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof code,
+                                              &code, NULL);
+    if (asked != CL_SUCCESS) { /* a kernel may be running: its memory must not be given away */
+        code = wait_for_event(device, event);
+    }
+    return code;
 }
 
 /* Describe the failure of a call with that code. */
@@ -32,7 +43,7 @@ ca_status
 ca_pending_failure(const ca_device *device, const ca_pending_call *call, cl_int code,
                    ca_error *error)
 {
-    cl_int own = status_of(device, call); /* `code` may be a general one */
+    cl_int own = ca_pending_status(device, call->event); /* `code` may be a general one */
     return set_failure(device, call, own < CL_COMPLETE ? own : code, error);
 }
 
@@ -54,7 +65,7 @@ retire(ca_device *device)
     ca_pending *pending = &device->pending;
     while (pending->first < pending->next) {
         ca_pending_call *call = call_of(pending, pending->first);
-        cl_int code = status_of(device, call);
+        cl_int code = ca_pending_status(device, call->event);
         if (code > CL_COMPLETE) {
             break;
         }
@@ -69,12 +80,25 @@ retire(ca_device *device)
 /* Several threads may each make room for one call before any of them adds its call. */
 #define SPARE 16
 
-/* Wait for the event and release it. A failure is read from each event's own status later. */
-static void
+static cl_int
 wait_and_release(const ca_device *device, cl_event event)
 {
-    (void)device->cl->clWaitForEvents(1, &event);
+    cl_int code = wait_for_event(device, event);
     device->cl->clReleaseEvent(event);
+    return code;
+}
+
+/* Keep the event of a call while the device's lock is not held. If the driver cannot, wait at once,
+   under the lock, and set *event to NULL. */
+static cl_int
+keep_event(const ca_device *device, cl_event *event)
+{
+    if (device->cl->clRetainEvent(*event) == CL_SUCCESS) {
+        return CL_SUCCESS;
+    }
+    cl_int code = wait_for_event(device, *event);
+    *event = NULL;
+    return code;
 }
 
 /* If there are `count` calls or more, wait for the oldest and return true. */
@@ -85,15 +109,16 @@ wait_above(ca_device *device, uint64_t count)
     cl_event oldest = NULL;
     ca_mutex_lock(&device->lock);
     retire(device);
-    if (pending->next - pending->first >= count) {
+    bool waits = pending->next - pending->first >= count;
+    if (waits) {
         oldest = call_of(pending, pending->first)->event;
-        device->cl->clRetainEvent(oldest);
+        (void)keep_event(device, &oldest);
     }
     ca_mutex_unlock(&device->lock);
     if (oldest != NULL) {
-        wait_and_release(device, oldest);
+        (void)wait_and_release(device, oldest);
     }
-    return oldest != NULL;
+    return waits;
 }
 
 void
@@ -149,27 +174,65 @@ ca_pending_is_done(ca_device *device, uint64_t ticket)
     return ticket < device->pending.first || ticket == 0;
 }
 
-/* Wait for the call of that ticket. A failure is kept. */
-static void
-wait_for(ca_device *device, uint64_t ticket)
+/* Wait for the call of that ticket, and on the way for calls before it, so that the caller can stop
+   the waiting in between. Failures are kept. */
+static ca_status
+wait_for(ca_device *device, uint64_t ticket, ca_error *error)
 {
-    cl_event event = NULL;
-    ca_mutex_lock(&device->lock);
-    if (!ca_pending_is_done(device, ticket)) {
-        event = call_of(&device->pending, ticket)->event;
-        device->cl->clRetainEvent(event);
+    const ca_pending *pending = &device->pending;
+    ca_status status = CA_OK;
+    bool last = false;
+    while (!last && status == CA_OK) {
+        cl_event event = NULL;
+        cl_int code = CL_SUCCESS;
+        ca_mutex_lock(&device->lock);
+        last = ca_pending_is_done(device, ticket);
+        if (!last) {
+            uint64_t next = pending->first;
+            double seconds = call_of(&device->pending, next)->seconds;
+            while (next < ticket) {
+                seconds += call_of(&device->pending, next + 1)->seconds;
+                if (seconds > CA_LONG_SECONDS) {
+                    break;
+                }
+                next++;
+            }
+            last = next == ticket;
+            event = call_of(&device->pending, next)->event;
+            code = keep_event(device, &event);
+        }
+        ca_mutex_unlock(&device->lock);
+        if (event != NULL) {
+            code = wait_and_release(device, event);
+        }
+        if (code != CL_SUCCESS) {
+            CA_TRY(ca_cl_check(code, "clFinish", device->info.name, error));
+        }
+        status = last ? CA_OK : ca_error_ask(error);
     }
-    ca_mutex_unlock(&device->lock);
-    if (event != NULL) {
-        wait_and_release(device, event);
-    }
+done:
+    return status;
 }
 
 ca_status
 ca_pending_wait(ca_device *device, uint64_t ticket, ca_error *error)
 {
-    wait_for(device, ticket);
-    return ca_pending_check(device, error);
+    ca_status status = wait_for(device, ticket, error);
+    return status != CA_OK ? status : ca_pending_check(device, error);
+}
+
+ca_status
+ca_pending_settle(ca_device *device, ca_error *error)
+{
+    ca_pending *pending = &device->pending;
+    ca_mutex_lock(&device->lock);
+    uint64_t last = pending->next;
+    double seconds = 0;
+    while (last > pending->first && seconds <= CA_LONG_SECONDS) {
+        seconds += call_of(pending, --last)->seconds;
+    }
+    ca_mutex_unlock(&device->lock);
+    return seconds > CA_LONG_SECONDS ? wait_for(device, last, error) : CA_OK;
 }
 
 ca_status
@@ -187,13 +250,11 @@ ca_pending_check(ca_device *device, ca_error *error)
     return status;
 }
 
-void
-ca_pending_drain(ca_device *device)
+ca_status
+ca_pending_drain(ca_device *device, ca_error *error)
 {
     ca_mutex_lock(&device->lock);
     uint64_t last = device->pending.next;
     ca_mutex_unlock(&device->lock);
-    if (last != 0) {
-        wait_for(device, last - 1);
-    }
+    return last != 0 ? wait_for(device, last - 1, error) : CA_OK;
 }

@@ -30,29 +30,63 @@ query_text(const ca_device *device, cl_device_info what, char *text, size_t size
     snprintf(text, size, "%.*s", (int)length, start);
 }
 
-/* Returns a cl_ulong, cl_uint, size_t or cl_bool as int64, 0 if the driver does not say. */
-static int64_t
-query_number(const ca_device *device, cl_device_info what)
+/* Mark the device as unusable; the reason is `reason` and `detail`. */
+static void
+device_unusable(ca_device *device, const char *reason, const char *detail)
+{
+    ca_error_set(&device->failure, CA_ERROR_DEVICE, "device '%s' %s%s", device->info.name, reason,
+                 detail);
+    atomic_store(&device->state, CA_DEVICE_UNUSABLE);
+}
+
+/* Set *number to a cl_ulong, cl_uint, size_t or cl_bool. False, and 0, if the driver does not say. */
+static bool
+says_number(const ca_device *device, cl_device_info what, int64_t *number)
 {
     unsigned char raw[8] = {0};
     size_t size = 0;
+    *number = 0;
     if (device->cl->clGetDeviceInfo(device->id, what, sizeof raw, raw, &size) != CL_SUCCESS) {
-        return 0;
+        return false;
     }
     if (size == sizeof(uint32_t)) {
         uint32_t narrow;
         memcpy(&narrow, raw, sizeof narrow);
-        return (int64_t)narrow;
+        *number = (int64_t)narrow;
+        return true;
     }
     uint64_t wide;
     memcpy(&wide, raw, sizeof wide);
-    return wide > INT64_MAX ? INT64_MAX : (int64_t)wide;
+    *number = wide > INT64_MAX ? INT64_MAX : (int64_t)wide;
+    return true;
 }
 
-static ca_device_type
-query_type(const ca_device *device)
+/* Returns the number; 0 if the driver does not say. */
+static int64_t
+query_number(const ca_device *device, cl_device_info what)
 {
-    int64_t bits = query_number(device, CL_DEVICE_TYPE);
+    int64_t number;
+    (void)says_number(device, what, &number);
+    return number;
+}
+
+/* Returns a number without which the device cannot be used. */
+static int64_t
+query_needed(ca_device *device, cl_device_info what, const char *name)
+{
+    int64_t number;
+    if (!says_number(device, what, &number)) {
+        device_unusable(device, "cannot be used: clGetDeviceInfo does not say its ", name);
+    }
+    return number;
+}
+
+#define QUERY_NEEDED(device, what) query_needed(device, what, #what)
+
+static ca_device_type
+query_type(ca_device *device)
+{
+    int64_t bits = QUERY_NEEDED(device, CL_DEVICE_TYPE);
     if (bits & CL_DEVICE_TYPE_GPU) {
         return CA_DEVICE_GPU;
     }
@@ -156,15 +190,6 @@ choose_memory(ca_device *device, const char *override)
     return has[mode];
 }
 
-/* Mark the device as unusable; the reason is `reason` and `detail`. */
-static void
-device_unusable(ca_device *device, const char *reason, const char *detail)
-{
-    ca_error_set(&device->failure, CA_ERROR_DEVICE, "device '%s' %s%s", device->info.name, reason,
-                 detail);
-    atomic_store(&device->state, CA_DEVICE_UNUSABLE);
-}
-
 /* Fill in everything about a device whose `cl`, `platform` and `id` are set. */
 static void
 query_device(ca_device *device, const char *memory_override)
@@ -176,13 +201,13 @@ query_device(ca_device *device, const char *memory_override)
     query_text(device, CL_DRIVER_VERSION, info->driver_version, sizeof info->driver_version);
     query_text(device, CL_DEVICE_OPENCL_C_VERSION, info->c_version, sizeof info->c_version);
     info->type = query_type(device);
-    info->compute_units = query_number(device, CL_DEVICE_MAX_COMPUTE_UNITS);
-    info->global_memory = query_number(device, CL_DEVICE_GLOBAL_MEM_SIZE);
-    info->max_allocation = query_number(device, CL_DEVICE_MAX_MEM_ALLOC_SIZE);
+    info->compute_units = QUERY_NEEDED(device, CL_DEVICE_MAX_COMPUTE_UNITS);
+    info->global_memory = QUERY_NEEDED(device, CL_DEVICE_GLOBAL_MEM_SIZE);
+    info->max_allocation = QUERY_NEEDED(device, CL_DEVICE_MAX_MEM_ALLOC_SIZE);
     info->cache = query_number(device, CL_DEVICE_GLOBAL_MEM_CACHE_SIZE);
     info->local_memory = query_number(device, CL_DEVICE_LOCAL_MEM_SIZE);
-    info->max_work_group = query_number(device, CL_DEVICE_MAX_WORK_GROUP_SIZE);
-    info->max_parameter_size = query_number(device, CL_DEVICE_MAX_PARAMETER_SIZE);
+    info->max_work_group = QUERY_NEEDED(device, CL_DEVICE_MAX_WORK_GROUP_SIZE);
+    info->max_parameter_size = QUERY_NEEDED(device, CL_DEVICE_MAX_PARAMETER_SIZE);
     info->float_width = query_number(device, CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT);
     info->sub_groups = query_sub_groups(device);
     query_nvidia(device, info);
@@ -192,14 +217,19 @@ query_device(ca_device *device, const char *memory_override)
     device->local_execution = query_extension(device, "cl_intel_exec_by_local_thread");
     device->is_host =
         info->type == CA_DEVICE_CPU && query_number(device, CL_DEVICE_HOST_UNIFIED_MEMORY) != 0;
-    if (!query_number(device, CL_DEVICE_AVAILABLE)) {
+    bool available = QUERY_NEEDED(device, CL_DEVICE_AVAILABLE) != 0;
+    bool compiler = QUERY_NEEDED(device, CL_DEVICE_COMPILER_AVAILABLE) != 0;
+    bool little = QUERY_NEEDED(device, CL_DEVICE_ENDIAN_LITTLE) != 0;
+    bool chosen = choose_memory(device, memory_override);
+    if (atomic_load(&device->state) == CA_DEVICE_UNUSABLE) {
+        /* the reason is known */
+    } else if (!available) {
         device_unusable(device, "is not available", "");
-    } else if (!query_number(device, CL_DEVICE_COMPILER_AVAILABLE)) {
+    } else if (!compiler) {
         device_unusable(device, "has no compiler", "");
-    } else if (!query_number(device, CL_DEVICE_ENDIAN_LITTLE)) {
+    } else if (!little) {
         device_unusable(device, "is big-endian", "");
-    }
-    if (!choose_memory(device, memory_override)) {
+    } else if (!chosen) {
         device_unusable(device, "lacks the memory mode asked for: ", memory_override);
     }
     device->storage_is_host = info->memory == CA_MEMORY_SVM ||

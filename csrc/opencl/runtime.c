@@ -36,7 +36,7 @@ check_memory_override(const char *words, ca_error *error)
 
 ca_status
 ca_runtime_open(const char *const *preload, const char *const *candidates, const char *cache_folder,
-                const char *memory_override, ca_runtime **runtime, ca_error *error)
+                const char *memory_override, double longest, ca_runtime **runtime, ca_error *error)
 {
     ca_status status = CA_OK;
     ca_runtime *opened = NULL;
@@ -63,6 +63,7 @@ ca_runtime_open(const char *const *preload, const char *const *candidates, const
         ca_device *device = &opened->devices[i];
         device->fork_guard = &opened->fork_guard;
         device->cache_folder = opened->cache_folder;
+        device->longest = longest;
         device->info.tuning = &device->tuning;
         ca_mutex_init(&device->build_lock);
         ca_mutex_init(&device->lock);

@@ -18,9 +18,10 @@ typedef struct ca_runtime ca_runtime;
    `cache_folder` (copied; NULL: no disk cache) is where built programs are kept.
    `memory_override` is "svm", "host" or "copy" (NULL or "": the best the device has); a
    device that lacks the mode cannot be used.
+   `longest`: a launch that would take more seconds is refused.
    CA_ERROR_DEVICE when there is no loader, no platform or no device. */
 ca_status ca_runtime_open(const char *const *preload, const char *const *candidates,
-                          const char *cache_folder, const char *memory_override,
+                          const char *cache_folder, const char *memory_override, double longest,
                           ca_runtime **runtime, ca_error *error);
 
 void ca_runtime_close(ca_runtime *runtime); /* NULL is fine */

@@ -178,7 +178,8 @@ void
 ca_pool_empty(ca_device *device)
 {
     ca_pool *pool = &device->pool;
-    ca_pending_drain(device);
+    ca_error unasked = {0};
+    (void)ca_pending_drain(device, &unasked);
     ca_mutex_lock(&device->lock);
     for (size_t i = pool->stats.pooled_blocks; i-- > 0;) {
         if (ca_pending_is_done(device, pool->slots[i]->ticket)) {
@@ -590,11 +591,12 @@ ca_device_synchronize(ca_device *device, ca_error *error)
 {
     ca_status status = ca_device_check_fork(device, error);
     if (status == CA_OK && is_open(device)) {
-        ca_pending_drain(device);
+        CA_TRY(ca_pending_drain(device, error));
         ca_mutex_lock(&device->lock);
         free_leaving(device);
         ca_mutex_unlock(&device->lock);
         status = ca_pending_check(device, error);
     }
+done:
     return status;
 }

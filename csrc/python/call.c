@@ -275,16 +275,17 @@ static int
 run_problem(const ca_py_call *call, ca_attention *attention)
 {
     ca_error error = {0};
+    ca_py_work work;
     ca_status status;
     bool trivial = ca_attention_is_trivial(attention);
     ca_device *device = NULL;
     if (!trivial && ca_py_call_device(call, &device) < 0) {
         return -1;
     }
-    Py_BEGIN_ALLOW_THREADS
-        status = trivial ? ca_attention_fill(attention, &error)
-                         : ca_attention_run(device, &call->state->forced, attention, &error);
-    Py_END_ALLOW_THREADS
+    ca_py_work_begin(&work, &error);
+    status = trivial ? ca_attention_fill(attention, &error)
+                     : ca_attention_run(device, &call->state->forced, attention, &error);
+    ca_py_work_end(&work);
     if (ca_py_error_check(call->state, status, &error) < 0) {
         return -1;
     }

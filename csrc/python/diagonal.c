@@ -173,11 +173,12 @@ fill(const diagonal_call *call, ca_device *device, PyObject *result)
     const ca_py_call *kept = &call->call;
     PyObject *out = call->out;
     ca_error error = {0};
+    ca_py_work work;
     ca_status status = CA_OK;
     if (device != NULL) {
-        Py_BEGIN_ALLOW_THREADS
-            status = ca_diagonal_run(device, &call->call.state->forced, &call->problem, &error);
-        Py_END_ALLOW_THREADS
+        ca_py_work_begin(&work, &error);
+        status = ca_diagonal_run(device, &call->call.state->forced, &call->problem, &error);
+        ca_py_work_end(&work);
     }
     if (ca_py_error_check(kept->state, status, &error) < 0) {
         return NULL;

@@ -29,6 +29,7 @@ exception_type(const ca_state *state, ca_status status)
     case CA_ERROR_KERNEL:
     case CA_ERROR_DEVICE:
         return state->device_error;
+    case CA_ERROR_STOPPED:
     case CA_OK:
         break;
     }
@@ -42,6 +43,9 @@ ca_py_error_check(const ca_state *state, ca_status status, ca_error *error)
         return 0;
     }
     PyObject *type = exception_type(state, status);
+    if (status == CA_ERROR_STOPPED) {
+        return -1;
+    }
     if (error->log != NULL) {
         PyErr_Format(type, "%s\n%s", error->message, error->log);
     } else {
@@ -49,6 +53,34 @@ ca_py_error_check(const ca_state *state, ca_status status, ca_error *error)
     }
     ca_error_clear(error);
     return -1;
+}
+
+/* Runs the handlers of signals, which only the main thread does. */
+static bool
+is_interrupted(void *caller)
+{
+    ca_py_work *work = caller;
+    PyEval_RestoreThread(work->thread);
+    bool raised = PyErr_CheckSignals() < 0;
+    work->thread = PyEval_SaveThread();
+    return raised;
+}
+
+void
+ca_py_work_begin(ca_py_work *work, ca_error *error)
+{
+    work->error = error;
+    error->stops = is_interrupted;
+    error->caller = work;
+    work->thread = PyEval_SaveThread();
+}
+
+void
+ca_py_work_end(ca_py_work *work)
+{
+    PyEval_RestoreThread(work->thread);
+    work->error->stops = NULL;
+    work->error->caller = NULL;
 }
 
 int

@@ -11,8 +11,21 @@
 /* Creates clattn.DeviceError and adds it to the module. Returns -1 with an exception. */
 int ca_py_error_init(PyObject *module);
 
-/* Returns 0 for CA_OK. Else raises the exception of the status, clears the error and returns -1. */
+/* Returns 0 for CA_OK. Else raises the exception of the status, clears the error and returns -1.
+   The exception of CA_ERROR_STOPPED is raised already. */
 int ca_py_error_check(const ca_state *state, ca_status status, ca_error *error);
+
+/* Work without the GIL, in which signals are looked at now and then: the handler of Ctrl-C may
+   raise, and the work ends with CA_ERROR_STOPPED. Handlers run any code, so the calling thread must
+   not hold what a handler may wait for. */
+typedef struct {
+    PyThreadState *thread;
+    ca_error *error;
+} ca_py_work;
+
+/* Release the GIL; take the GIL again. The work gets `error`. */
+void ca_py_work_begin(ca_py_work *work, ca_error *error);
+void ca_py_work_end(ca_py_work *work);
 
 /* Raises an exception with a message that PyErr_Format makes. Returns -1. */
 int ca_py_raise(PyObject *type, const char *format, ...);

@@ -66,18 +66,20 @@ for_each_device(PyObject *module, PyObject *argument,
     ca_runtime *runtime = atomic_load(&state->runtime);
     ca_device *only = NULL;
     int result = 0;
+    ca_status status = CA_OK;
     if (argument != Py_None && ca_py_find_device(state, argument, &only) < 0) {
         return -1;
     }
     ca_device *device = only != NULL      ? only
                         : runtime != NULL ? ca_runtime_device(runtime, 0)
                                           : NULL;
-    for (int next = 1; device != NULL; next++) {
+    for (int next = 1; device != NULL && status != CA_ERROR_STOPPED; next++) {
         ca_error error = {0};
-        ca_status status;
-        Py_BEGIN_ALLOW_THREADS
-            status = action(device, &error);
-        Py_END_ALLOW_THREADS
+        ca_py_work work;
+        ca_py_work_begin(&work, &error);
+        error.stops = result == 0 ? error.stops : NULL; /* an exception is raised already */
+        status = action(device, &error);
+        ca_py_work_end(&work);
         if (result == 0) {
             result = ca_py_error_check(state, status, &error);
         }

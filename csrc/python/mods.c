@@ -146,6 +146,7 @@ find_blocks(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     ca_mask_sizes sizes;
     ca_device *device;
     ca_error error = {0};
+    ca_py_work work;
     ca_status status;
     if (ca_py_call_begin(&call, module, "create_block_mask", nargs, ARGUMENTS) < 0 ||
         parse_sizes(args + SIZES, &sizes) < 0 ||
@@ -160,9 +161,9 @@ find_blocks(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         goto done;
     }
     const ca_tensor *view = &((ca_py_tensor *)entries)->view;
-    Py_BEGIN_ALLOW_THREADS
-        status = ca_attention_find_blocks(device, &mods, &sizes, view, &error);
-    Py_END_ALLOW_THREADS
+    ca_py_work_begin(&work, &error);
+    status = ca_attention_find_blocks(device, &mods, &sizes, view, &error);
+    ca_py_work_end(&work);
     if (ca_py_error_check(call.state, status, &error) < 0) {
         Py_CLEAR(entries);
     }

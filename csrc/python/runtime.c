@@ -11,6 +11,9 @@
 #include "python/methods.h"
 #include "python/scalars.h"
 
+/* A launch may take so long, unless the environment says otherwise. */
+#define SECONDS_OF_A_DAY 86400.0
+
 #define HOW_TO_GET_OPENCL                                                                          \
     "; install a driver: pip install \"clattn[cpu]\" for any x86-64 CPU, or the "                  \
     "OpenCL driver of your device's maker (Debian: apt-get install pocl-opencl-icd)"
@@ -89,8 +92,8 @@ load_tuning(ca_state *state, const ca_runtime *runtime, PyObject *tuning)
    Sets `warnings` as load_tuning does, or to None. */
 static ca_status
 open_runtime(ca_state *state, const char *const *preload, const char *const *candidates,
-             const char *cache_folder, const char *memory, PyObject *tuning, PyObject **warnings,
-             ca_error *error)
+             const char *cache_folder, const char *memory, double longest, PyObject *tuning,
+             PyObject **warnings, ca_error *error)
 {
     ca_status status = CA_OK;
     ca_runtime *runtime = NULL;
@@ -99,7 +102,8 @@ open_runtime(ca_state *state, const char *const *preload, const char *const *can
         atomic_fetch_add(&state->opening, 1);
         ca_mutex_lock(&state->lock);
         if (atomic_load(&state->runtime) == NULL) {
-            status = ca_runtime_open(preload, candidates, cache_folder, memory, &runtime, error);
+            status = ca_runtime_open(preload, candidates, cache_folder, memory, longest, &runtime,
+                                     error);
         }
     Py_END_ALLOW_THREADS
     if (runtime != NULL) {
@@ -138,6 +142,24 @@ may_open(ca_state *state)
     return true;
 }
 
+/* Reads CLATTN_MAX_SECONDS, the seconds that a launch may take. Returns -1 with a ValueError. */
+static int
+read_longest(double *longest)
+{
+    const char *words = getenv("CLATTN_MAX_SECONDS");
+    *longest = SECONDS_OF_A_DAY;
+    if (words == NULL || words[0] == '\0') {
+        return 0;
+    }
+    *longest = PyOS_string_to_double(words, NULL, NULL);
+    PyErr_Clear();
+    return *longest > 0 ? 0
+                        : ca_py_raise(PyExc_ValueError,
+                                      "CLATTN_MAX_SECONDS is \"%.100s\"; expected seconds above 0, "
+                                      "such as 3600, or inf",
+                                      words);
+}
+
 static ca_runtime *
 find_and_open(ca_state *state)
 {
@@ -153,6 +175,7 @@ find_and_open(ca_state *state)
     const char *cache_folder;
     Py_ssize_t cache_length;
     const char *memory;
+    double longest;
 
     if (!may_open(state)) {
         PyErr_SetString(state->device_error, "this process was forked while its parent was opening "
@@ -161,9 +184,10 @@ find_and_open(ca_state *state)
     }
     drivers = PyImport_ImportModule("clattn._drivers");
     tuning = drivers != NULL ? PyImport_ImportModule("clattn._tuning") : NULL;
-    found = tuning != NULL && ca_py_force_as_environment_says(state) == 0
-                ? PyObject_CallMethod(drivers, "discover", NULL)
-                : NULL;
+    found =
+        tuning != NULL && read_longest(&longest) == 0 && ca_py_force_as_environment_says(state) == 0
+            ? PyObject_CallMethod(drivers, "discover", NULL)
+            : NULL;
     if (found == NULL ||
         !PyArg_ParseTuple(found, "O!O!z#s", &PyTuple_Type, &preload_tuple, &PyTuple_Type,
                           &candidates_tuple, &cache_folder, &cache_length, &memory)) {
@@ -175,8 +199,8 @@ find_and_open(ca_state *state)
         goto done;
     }
     ca_error error = {0};
-    ca_status status =
-        open_runtime(state, preload, candidates, cache_folder, memory, tuning, &warnings, &error);
+    ca_status status = open_runtime(state, preload, candidates, cache_folder, memory, longest,
+                                    tuning, &warnings, &error);
     if (status == CA_ERROR_DEVICE) {
         add_advice(&error);
     }

@@ -63,10 +63,11 @@ int
 ca_py_tensor_wait(const ca_state *state, PyObject *object)
 {
     ca_error error = {0};
+    ca_py_work work;
     ca_status status;
-    Py_BEGIN_ALLOW_THREADS
-        status = ca_storage_wait(((ca_py_tensor *)object)->storage, &error);
-    Py_END_ALLOW_THREADS
+    ca_py_work_begin(&work, &error);
+    status = ca_storage_wait(((ca_py_tensor *)object)->storage, &error);
+    ca_py_work_end(&work);
     return ca_py_error_check(state, status, &error);
 }
 
@@ -84,10 +85,11 @@ read_extent(const ca_state *state, ca_storage *storage, PyObject *descr, ca_tens
     }
     size_t offset = (size_t)((char *)extent.data - (char *)view->block->address);
     ca_error error = {0};
+    ca_py_work work;
     ca_status status;
-    Py_BEGIN_ALLOW_THREADS
-        status = ca_storage_read(storage, offset, flat.data, extent.bytes, &error);
-    Py_END_ALLOW_THREADS
+    ca_py_work_begin(&work, &error);
+    status = ca_storage_read(storage, offset, flat.data, extent.bytes, &error);
+    ca_py_work_end(&work);
     if (ca_py_error_check(state, status, &error) < 0) {
         Py_CLEAR(array);
     }
@@ -128,11 +130,12 @@ ca_py_tensor_assign(const ca_state *state, PyObject *object, const ca_tensor *te
                     const char *call)
 {
     ca_error error = {0};
+    ca_py_work work;
     ca_status status;
-    Py_BEGIN_ALLOW_THREADS
-        status = ca_copy_run(ca_py_tensor_device(object), tensor, &((ca_py_tensor *)object)->view,
-                             call, &error);
-    Py_END_ALLOW_THREADS
+    ca_py_work_begin(&work, &error);
+    status = ca_copy_run(ca_py_tensor_device(object), tensor, &((ca_py_tensor *)object)->view, call,
+                         &error);
+    ca_py_work_end(&work);
     return ca_py_error_check(state, status, &error);
 }
 
@@ -155,11 +158,12 @@ write_array(const ca_state *state, ca_py_tensor *tensor, PyObject *array)
     ca_tensor source;
     (void)ca_py_array_describe(contiguous, view->dtype, &source);
     ca_error error = {0};
+    ca_py_work work;
     ca_status status;
-    Py_BEGIN_ALLOW_THREADS
-        status = ca_storage_write(tensor->storage, 0, source.data, ca_tensor_extent(&source).bytes,
-                                  &error);
-    Py_END_ALLOW_THREADS
+    ca_py_work_begin(&work, &error);
+    status =
+        ca_storage_write(tensor->storage, 0, source.data, ca_tensor_extent(&source).bytes, &error);
+    ca_py_work_end(&work);
     result = ca_py_error_check(state, status, &error);
     Py_DECREF(contiguous);
     return result;

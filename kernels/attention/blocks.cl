@@ -44,7 +44,7 @@ attention_blocks(ATTENTION_ARGUMENTS)
     const int block_keys = (int)numbers[CA_NUMBER_OF_BLOCK_KEYS];
     const ca_int64 across = (params.T + block_keys - 1) / block_keys;
     const ca_int64 down = (params.L + block_rows - 1) / block_rows;
-    const ca_int64 item = (ca_int64)get_global_id(0);
+    const ca_int64 item = item_of(&params);
     const ca_int64 row_of_blocks = ca_divide(item, across);
     const ca_int64 linear = ca_divide(row_of_blocks, down);
     if (linear >= params.batch[0] * params.batch[1] * params.batch[2]) {

@@ -116,7 +116,7 @@ write_weights(const tile_state *tile, const termv *queries, const softmax_state 
         const realv inverse = REAL(1.0) / softmax->sum[v];
         factor[v] = softmax->seen[v] != 0 ? inverse : (realv)REAL(0.0);
     }
-    PLAIN_FOR (ca_int64 j0 = 0; j0 < params->T; j0 += keys) {
+    PLAIN_FOR (ca_int64 j0 = 0; j0 < params->T && !is_stopped(tile->call); j0 += keys) {
         const key_run run = key_run_at(tile->call, tile->batch, j0);
         keys = (int)min((ca_int64)keys_of_block(params), run.count);
         int attended = (int)clamp(tile->last + 1 - j0, (ca_int64)0, (ca_int64)keys);
@@ -232,7 +232,7 @@ attend(item_state *item, realv *added, termv *weights, term *packed)
     const ca_int64 end = all ? params->T : last + 1;
     key_block blocks[CA_CPU_TILES];
     int keys;
-    PLAIN_FOR (ca_int64 j0 = all ? 0 : tile->first; j0 < end; j0 += keys) {
+    PLAIN_FOR (ca_int64 j0 = all ? 0 : tile->first; j0 < end && !is_stopped(call); j0 += keys) {
         const key_run first_run = key_run_at(call, tile->batch, j0);
         keys = (int)min((ca_int64)most, min(end - j0, first_run.count));
         if (USES(params, PRESENT)) {
@@ -412,5 +412,5 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(realv))) vo
 attention_cpu(ATTENTION_ARGUMENTS)
 {
     const attention_call call = ATTENTION_CALL;
-    attend_tiles(&call, (ca_int64)get_global_id(0));
+    attend_tiles(&call, item_of(&params));
 }

@@ -489,7 +489,7 @@ attend_share(const attention_call *call, ca_int64 item)
         copy_present(call, mine.batch, max(copied.start, keys.end), copied.end);
     }
     int count; /* of the keys of a block */
-    PLAIN_FOR (ca_int64 j0 = keys.start; j0 < keys.end; j0 += count) {
+    PLAIN_FOR (ca_int64 j0 = keys.start; j0 < keys.end && !is_stopped(call); j0 += count) {
         const key_run run = key_run_at(call, mine.batch, j0);
         count = (int)min((ca_int64)BN, min(keys.end - j0, run.count));
         if (USES(params, PRESENT)) {
@@ -524,7 +524,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(realv))) vo
 attention_decode_cpu(ATTENTION_ARGUMENTS)
 {
     const attention_call call = ATTENTION_CALL;
-    const ca_int64 item = (ca_int64)get_global_id(0);
+    const ca_int64 item = item_of(&params);
     if (params.flags & CA_MERGES) {
         merge_row(&call, item);
     } else {

@@ -487,7 +487,7 @@ attention_decode_gpu(ATTENTION_ARGUMENTS)
     const int slice = item / ROW_LANES;
     const lane_share mine = {item / KEY_LANES, item % KEY_LANES, slice, item - slice * ROW_LANES};
 
-    const split_share group = split_share_of(&params, (ca_int64)get_group_id(0), RT);
+    const split_share group = split_share_of(&params, group_of(&params), RT);
     ca_int64 batch[CA_BATCH_DIMS];
     PLAIN_FOR (int r = 0; r < RT; r++) {
         const ca_int64 i = row_of_share(&params, &group, r, batch);

@@ -29,7 +29,7 @@ attention_decode_gpu_merge(ATTENTION_ARGUMENTS)
     const int slice = item / ROW_LANES;
     const int lane = item - slice * ROW_LANES;
     ca_int64 batch[CA_BATCH_DIMS];
-    const ca_int64 i = row_of_index(&params, (ca_int64)get_group_id(0), batch);
+    const ca_int64 i = row_of_index(&params, group_of(&params), batch);
 
     slice_state state;
     start_slice(&state);

@@ -293,7 +293,7 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
     const attention_call call = ATTENTION_CALL;
     const int item = (int)get_local_id(0);
 
-    const split_share group = split_share_of(&params, (ca_int64)get_group_id(0), TILE_ROWS);
+    const split_share group = split_share_of(&params, group_of(&params), TILE_ROWS);
     share_queries(memory, &call, &group);
     if (item < TILE_ROWS) {
         ca_int64 batch[CA_BATCH_DIMS];

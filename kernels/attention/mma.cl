@@ -375,7 +375,7 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
     const attention_call call = ATTENTION_CALL;
     /* The last rows come first: below a causal diagonal they have the most keys. */
     const ca_int64 tiles = (params.L + BM - 1) / BM;
-    const ca_int64 group = (ca_int64)get_group_id(0);
+    const ca_int64 group = group_of(&params);
     const ca_int64 linear = ca_divide(group, tiles);
     ca_int64 batch[CA_BATCH_DIMS];
     ca_unravel(linear, params.batch, batch);

@@ -39,6 +39,7 @@
 #define CA_OPTIONAL_VIEWS 7
 
 typedef struct {
+    ca_int64 first_group;          /* that this launch runs: see group_of */
     ca_int64 batch[CA_BATCH_DIMS]; /* sizes of the leading dimensions */
     ca_int64 L;                    /* query rows */
     ca_int64 P;                    /* past keys */
@@ -59,7 +60,7 @@ typedef struct {
     ca_int64 slots;     /* 4 bits for each of CA_PAST_KEY …: the index of its view */
     ca_int64 heads;     /* query heads of a work-item, which share keys */
     ca_int64 key_heads; /* on CPUs, key heads of a work-item, which share mask and bias */
-    ca_int64 tiles;     /* on CPUs, tiles of a work-item for each key head */
+    ca_int64 tiles;     /* of a work-item, on CPUs for each key head; attention_reference: rows */
     ca_int64 splits;    /* parts that the keys are divided into */
     ca_int64 first_row; /* dropout's number of row [0, 0, 0, 0] */
     ca_int64 seed;
@@ -161,4 +162,4 @@ typedef struct {
 #define CA_WARP_PTX         1
 #define CA_WARP_PTX_WAITING 2 /* without asynchronous copies */
 
-#define CA_ATTENTION_PARAMS_SIZE 824
+#define CA_ATTENTION_PARAMS_SIZE 832

@@ -7,9 +7,9 @@
  *     output[c] = sum_j exp(score[j] - m) / l * value[j, c]   pass 2, by chunks of c
  *
  *     rows         batch[0] * batch[1] * batch[2] * L, counted from 0 on
- *     global size  G, at most one work-item for each row
- *     work-item n  rows n, n + G, n + 2 G, …, and with each row a share of the present
- *                  keys and values
+ *     global size  G = ceil(rows / params.tiles), or more
+ *     work-item n  rows n, n + G, n + 2 G, …, at most params.tiles, and with each row a share
+ *                  of the present keys and values
  *
  * A third pass writes scores, if the call asks for them. The kernel never reads an
  * excluded key. So it also redoes rows of other kernels, which a NaN or infinity of an
@@ -112,7 +112,7 @@ write_scores(const row_state *row, real m, real l)
     const ca_attention_params *params = call->params;
     const ca_view *view = VIEW(params, SCORES);
     __global storage *scores = call->scores + ca_offset(view, row->batch, row->i, 0);
-    PLAIN_FOR (ca_int64 j = 0; j < params->T; j++) {
+    PLAIN_FOR (ca_int64 j = 0; j < params->T && !is_stopped(call); j++) {
         real score;
         if (WRITES_STAGE(params, 3)) {
             score = score_of(row, j, &score) ? exp(score - m) / l : REAL(0.0);
@@ -132,7 +132,7 @@ sum_weights(const row_state *row, real *m, real *l)
     bool attends = false;
     *m = USES(params, SINKS) ? sink_of(row->call, row->batch) : -INFINITY;
     *l = *m != -INFINITY ? REAL(1.0) : REAL(0.0);
-    PLAIN_FOR (ca_int64 j0 = row->first; j0 <= row->last; j0 += BLOCK) {
+    PLAIN_FOR (ca_int64 j0 = row->first; j0 <= row->last && !is_stopped(row->call); j0 += BLOCK) {
         real block_sum = REAL(0.0);
         PLAIN_FOR (ca_int64 j = j0; j <= min(j0 + BLOCK - 1, row->last); j++) {
             real score;
@@ -159,7 +159,7 @@ CALLED void
 add_values(const row_state *row, real m, ca_int64 c, int columns, real *sums)
 {
     const ca_attention_params *params = row->call->params;
-    PLAIN_FOR (ca_int64 j0 = row->first; j0 <= row->last; j0 += BLOCK) {
+    PLAIN_FOR (ca_int64 j0 = row->first; j0 <= row->last && !is_stopped(row->call); j0 += BLOCK) {
         real block_sums[CHUNK] = {REAL(0.0)};
         PLAIN_FOR (ca_int64 j = j0; j <= min(j0 + BLOCK - 1, row->last); j++) {
             real score;
@@ -231,10 +231,11 @@ attention_reference(ATTENTION_ARGUMENTS)
     if (redoes && redo[params.redo_slot] < params.redo_mark) {
         return;
     }
-    PLAIN_FOR (ca_int64 item = (ca_int64)get_global_id(0); item < rows;
-               item += (ca_int64)get_global_size(0)) {
+    const ca_int64 items = ca_divide(rows + params.tiles - 1, params.tiles);
+    const ca_int64 item = item_of(&params);
+    PLAIN_FOR (ca_int64 row = item; item < items && row < rows; row += items) {
         ca_int64 batch[CA_BATCH_DIMS];
-        const ca_int64 i = row_of_index(&params, item, batch);
+        const ca_int64 i = row_of_index(&params, row, batch);
         if (USES(&params, PRESENT) && !redoes) {
             const key_range share = present_share_of(&params, batch, i, params.L);
             copy_present(&call, batch, share.start, share.end);

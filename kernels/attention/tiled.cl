@@ -422,7 +422,7 @@ attention_tiled(ATTENTION_ARGUMENTS)
 
     /* The last rows come first: below a causal diagonal they have the most keys. */
     const int tiles = ((int)params.L + BM - 1) / BM;
-    const ca_int64 group = (ca_int64)get_group_id(0);
+    const ca_int64 group = group_of(&params);
     const ca_int64 linear = ca_divide(group, tiles);
     const int row_of_tiles = tiles - 1 - (int)(group - linear * tiles);
     ca_unravel(linear, params.batch, tile.batch);

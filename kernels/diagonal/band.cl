@@ -209,7 +209,7 @@ static inline tile_walk
 tile_start(const ca_diagonal_params *params)
 {
     tile_walk walk;
-    const ca_int64 group = (ca_int64)get_group_id(0);
+    const ca_int64 group = params->first_group + (ca_int64)get_group_id(0);
     const ca_int64 row_of_tiles = group / params->tiles;
     const ca_int64 row = row_of_tiles * params->tile_rows;
     const ca_int64 matrix = row / params->rows;
@@ -389,7 +389,8 @@ write_tile(__global element *output, __global const element *input, __local elem
 {
     const ca_int64 matrices = params->batch[0] * params->batch[1] * params->batch[2];
     const ca_int64 period = params->rows * params->columns;
-    const ca_int64 first = (ca_int64)get_group_id(0) * params->tile_columns;
+    const ca_int64 group = params->first_group + (ca_int64)get_group_id(0);
+    const ca_int64 first = group * params->tile_columns;
     const ca_int64 last = min(first + params->tile_columns, matrices * period);
     const row_band band = band_of_row(params, 0, 0, 0, 0);
     __global element *to = output + params->output.offset;

@@ -10,6 +10,7 @@
 #include "kernels/support/view_params.h" /* ca_view, CA_BATCH_DIMS, ca_int64 */
 
 typedef struct {
+    ca_int64 first_group;          /* that this launch runs: it counts its groups from 0 */
     ca_int64 batch[CA_BATCH_DIMS]; /* sizes of the leading dimensions */
     ca_int64 rows;
     ca_int64 columns;
@@ -24,7 +25,7 @@ typedef struct {
     ca_int64 tile_columns; /* of a tile; with CA_DIAGONAL_SHORT its elements */
 } ca_diagonal_params;
 
-#define CA_DIAGONAL_PARAMS_SIZE 192
+#define CA_DIAGONAL_PARAMS_SIZE 200
 
 /* Kernel arguments, in this order:
  *     input   __global const pointer, NULL if nothing is copied

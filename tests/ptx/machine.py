@@ -211,7 +211,8 @@ class Machine:
         name, *parts = instruction.parts
         if name not in ("ld", "st", "atom"):
             return None
-        *rest, kind = parts
+        # Each load is made anyway, so a volatile one is like others.
+        *rest, kind = (part for part in parts if name != "ld" or part != "volatile")
         named = rest and rest[0] in ("param", "const", "shared", "local", "global")
         space = rest.pop(0) if named else "generic"
         if name == "atom":

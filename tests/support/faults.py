@@ -78,14 +78,14 @@ def loader_in_use():
     raise AssertionError("no loader is open")
 
 
-def build(folder):
-    """The loader with faults, made in that folder."""
+def build(folder, source="opencl_faults"):
+    """The loader with faults, or another library of these tests, made in that folder."""
     if COMPILER is None:
         pytest.skip("there is no C compiler")
     clattn.get_default_device()
-    loader, made = Path(loader_in_use()), Path(folder) / "libfaults.so"
+    loader, made = Path(loader_in_use()), Path(folder) / f"lib{source}.so"
     command = [COMPILER, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
-               "-o", made, TESTS / "support" / "opencl_faults.c", "-Wl,--no-as-needed", loader,
+               "-o", made, TESTS / "support" / f"{source}.c", "-Wl,--no-as-needed", loader,
                f"-Wl,-rpath,{loader.parent}", "-ldl"]  # fmt: skip
     subprocess.run(command, check=True)
     return made
@@ -95,6 +95,16 @@ def run_with(library, device, code, *, timeout=120, **env):
     """Run code after OPENING and CALLING in a child process whose loader is `library`."""
     text = OPENING + CALLING + textwrap.dedent(code)
     return run_python(text, library, index_of(device), env=env, timeout=timeout)
+
+
+def sweep_with(library, device, code, *, timeout=600, **env):
+    """Run code in a child process with the loader opencl_sweep.c and the module `sweep`.
+
+    `index` is the device's place in clattn._core.all_devices(). OpenCL is not open yet.
+    """
+    index = clattn._core.all_devices().index(device)
+    text = OPENING.partition("listed =")[0] + "from support import sweep\n" + textwrap.dedent(code)
+    return run_python(text, library, index, env=env, timeout=timeout)
 
 
 def open_with(library, device, code, **env):

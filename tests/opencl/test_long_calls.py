@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: MIT
+"""Long calls: they run in pieces, Ctrl-C ends them, and those without end are refused."""
+
+import contextlib
+import signal
+import time
+
+import clattn
+import numpy as np
+import pytest
+from support.helpers import run_python
+from support.tensors import same_bits
+
+pytestmark = pytest.mark.arrays_only
+
+attend = clattn.scaled_dot_product_attention
+
+# A call that would take minutes: on most devices one work-item has a large part of it.
+KEYS = 2**31
+
+
+class InterruptedCall(Exception):
+    """What the handler of the signal raises."""
+
+
+@contextlib.contextmanager
+def alarm(seconds, handler):
+    """Calls the handler after so many seconds, wherever the main thread is then."""
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def interrupted(call, seconds=0.1):
+    """Interrupts a call after so many seconds. Returns how much longer the call took."""
+
+    def handler(number, frame):
+        raise InterruptedCall
+
+    start = time.perf_counter()
+    with alarm(seconds, handler), pytest.raises(InterruptedCall):
+        call()
+    return time.perf_counter() - start - seconds
+
+
+def operands(device, rows=8, heads=1):
+    """A query, and a key that is repeated very often: as a row, and as one number."""
+    rng = np.random.default_rng(0)
+    query = rng.standard_normal((1, heads, rows, 64)).astype("f4")
+    row = np.broadcast_to(rng.standard_normal(64).astype("f4"), (1, heads, KEYS, 64))
+    number = np.broadcast_to(np.float32(0.5), (1, heads, KEYS, 64))
+    return query, row, number
+
+
+def test_ctrl_c_ends_a_call(device):
+    """It ends at once, nothing is lost or under way, and the next call is right."""
+    query, row, number = operands(device)
+    tensor = clattn.tensor(query, device)
+    small = attend(query, query, query, device=device)
+    rows = np.broadcast_to(query[:, :, :1], (1, 1, 100, 64))
+
+    def into_a_tensor():
+        attend(tensor, row, row, out=clattn.tensor(query, device))
+
+    calls = {
+        "arrays": lambda: attend(query, row, row, device=device),
+        "many rows": lambda: attend(rows, row[:, :, : KEYS // 8], row[:, :, : KEYS // 8],
+                                    device=device),
+        "Tensors": into_a_tensor,
+        "one work-item": lambda: attend(query, number, number, device=device),
+    }  # fmt: skip
+    for name, call in calls.items():
+        with contextlib.suppress(InterruptedCall):  # builds what the call needs
+            interrupted(call, 1e-3)
+        before = clattn.memory_stats(device)["allocated_bytes"]
+        late = interrupted(call)
+        print(name, late)
+        assert late < 2  # minutes, if the call ran to its end
+        assert clattn.memory_stats(device)["allocated_bytes"] == before
+        same_bits(attend(query, query, query, device=device), small)
+        same_bits(attend(tensor, tensor, tensor), small)
+
+
+def test_ctrl_c_while_calls_are_pending(device):
+    """It ends the waiting. The calls go on, and their results are right."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 8, 512, 64)).astype("f4") for _ in range(3))
+    expected = attend(q, k, v, device=device)
+    tq, tk, tv = (clattn.tensor(a, device) for a in (q, k, v))
+    same_bits(attend(tq, tk, tv), expected)
+
+    def run():
+        results.extend(attend(tq, tk, tv) for _ in range(200))
+        results[-1].numpy()
+        time.sleep(10)
+
+    results = []
+    late = interrupted(run)
+    assert late < 2
+    for result in results:
+        same_bits(result, expected)
+
+
+def test_a_handler_that_returns(device):
+    """The call goes on, also if the handler has used the device itself."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 8, 2048, 64)).astype("f4") for _ in range(3))
+    expected = attend(q, k, v, device=device)
+    seen = []
+    with alarm(0.01, lambda *_: seen.append(attend(q[:, :, :8], k, v, device=device))):
+        result = attend(q, k, v, device=device)
+        time.sleep(0.02)
+    same_bits(result, expected)
+    assert len(seen) == 1
+
+
+def test_without_end(device):
+    """A call of years is refused with its estimate, before its memory is taken."""
+    for rows, heads, keys in ((100, 1, 2**55), (1, 8, 2**58)):
+        query = np.ones((1, heads, rows, 64), "f4")
+        key = np.broadcast_to(np.float32(1), (1, heads, keys // heads, 1))
+        value = np.broadcast_to(np.float32(1), (1, heads, keys // heads, 1))
+        with pytest.raises(ValueError, match=r"would take about \S+ years on device") as told:
+            attend(query[..., :1], key, value, device=device)
+        sizes = f"{rows} query rows in each of {heads} heads, {keys // heads} keys"
+        limit = "at most 24 hours, or the environment variable CLATTN_MAX_SECONDS"
+        for words in ("scaled_dot_product_attention", device.name, sizes, limit):
+            assert words in str(told.value)
+
+
+def test_the_longest_call_is_chosen(run_with_faults):
+    """A call may turn out to be too long after some pieces. It says the same, and ends at once."""
+    run_with_faults(
+        """
+        big = [np.broadcast_to(np.float32(1), (1, 4, 2**15, 64)) for _ in range(3)]
+        for _ in range(2):
+            before = faults.faults_kernels()
+            try:
+                attend(*big, device=device)
+            except ValueError as error:
+                assert "expected at most 0.1 seconds" in str(error), error
+            else:
+                raise SystemExit("no error")
+            assert faults.faults_kernels() - before < 20
+        """,
+        CLATTN_MAX_SECONDS="0.1",
+    )
+
+
+def test_a_limit_that_is_no_number():
+    """The first call says what it expects."""
+    for words in ("a day", "-1", "nan"):
+        done = run_python("import clattn; clattn.devices()", check_exit=False,
+                          env={"CLATTN_MAX_SECONDS": words})  # fmt: skip
+        expected = f'CLATTN_MAX_SECONDS is "{words}"; expected seconds above 0'
+        assert f"ValueError: {expected}" in done.stderr
+
+
+def test_pieces(run_with_faults):
+    """They give the bits of short calls. Whichever piece fails, the call says so."""
+    run_with_faults("""
+        rows = 256 * device.compute_units
+        wide = [rng.standard_normal((1, 4, rows, 64)).astype("f4")]
+        wide += [np.repeat(rng.standard_normal((1, 4, 512, 64)).astype("f4"), 32, axis=2)
+                 for _ in range(2)]
+        before = faults.faults_kernels()
+        whole = attend(*wide, device=device)
+        pieces = faults.faults_kernels() - before
+        assert pieces > 1, pieces
+        by_heads = [attend(*(a[:, n:n + 1] for a in wide), device=device) for n in range(4)]
+        same_bits(whole, np.concatenate(by_heads, axis=1))
+        before = faults.faults_kernels()
+        same_bits(attend(*wide, device=device), whole)
+        pieces = faults.faults_kernels() - before
+        on_device = [clattn.tensor(a, device) for a in wide]
+        start = settled(device)
+        for tensors in (wide, on_device):
+            for n in range(1, min(pieces, 2) + 1):
+                faults.faults_fail(n, LOST)
+                refusal(lambda: attend(*tensors, device=device), *WORDS[2:], "CL_")
+                afterwards()
+                faults.faults_refuse(n, -36)
+                refusal(lambda: attend(*tensors, device=device), "CL_INVALID_COMMAND_QUEUE")
+                afterwards()
+    """)
