@@ -22,6 +22,7 @@ import clattn
 import pytest
 import support.faults as faults
 from ptx.device import build as build_machine
+from support.helpers import forks
 from support.passing import pass_tensors
 from support.variants import WITH_ARRAYS, force, left_out, row_id
 
@@ -86,7 +87,7 @@ def pytest_collection_modifyitems(config, items):
     """Runs with Tensors come last, when the kernels they share with arrays are built.
 
     The reference kernel, which is another one's oracle, needs no second run. PoCL leaves some of
-    the tests marked `full` out, unless `-m` asks for them.
+    the tests marked `full` out, and most of the second run, unless `-m` asks for `full`.
     """
 
     def with_tensors(item):
@@ -172,6 +173,8 @@ def over_budget(config):
 
 
 def pytest_sessionfinish(session):
+    if forks.cache_info().currsize:
+        forks().close()
     if session.exitstatus == pytest.ExitCode.OK and over_budget(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -239,6 +242,14 @@ def device(request):
     if request.param is None:
         pytest.fail(f"no OpenCL device to test on: {NO_DEVICE}")
     return request.param
+
+
+@pytest.fixture(scope="session")
+def first_device():
+    """For tests in which one device is as good as another."""
+    if not DEVICES:
+        pytest.fail(f"no OpenCL device to test on: {NO_DEVICE}")
+    return DEVICES[0]
 
 
 @pytest.fixture(params=[None, "reference"], ids=["chosen", "reference"])

@@ -233,6 +233,7 @@ def test_a_single_row_with_a_wild_stride(device, kernel):
     check(q[:, :0], k[:, :0], v[:, :0], device=device)
 
 
+@pytest.mark.arrays_only  # its own process has no Tensors
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_packing_takes_no_memory(device, dtype):
     """Heads side by side are packed, half types converted: 128 MiB of float32 for all keys."""

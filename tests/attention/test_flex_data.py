@@ -133,6 +133,7 @@ OUTSIDE = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kernel_name", ["reference", "cpu", "decode_cpu"])
 def test_indexes_outside(device, monkeypatch, kernel_name):
     """A score is NaN, a mask False, also if np.where takes the other branch."""

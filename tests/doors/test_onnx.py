@@ -54,6 +54,7 @@ def test_lengths(device, kernel, lengths, is_causal):
     check(*inputs(*lengths), device=device, is_causal=is_causal)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("v_dtype", DTYPES, ids=lambda d: f"V-{d}")
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: f"QK-{d}")
 def test_every_pair_of_types(device, reference_kernel, dtype, v_dtype):

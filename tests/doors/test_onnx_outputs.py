@@ -182,6 +182,7 @@ def test_the_answer_is_a_named_tuple(device):
     assert check(*inputs(), device=device)[1:] == (None, None, None)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("v_dtype", DTYPES, ids=lambda d: f"V-{d}")
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: f"QK-{d}")
 def test_present_is_past_and_new_bit_for_bit(device, dtype, v_dtype):

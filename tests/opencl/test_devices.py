@@ -10,6 +10,7 @@ from functools import partial
 import clattn
 import numpy as np
 import pytest
+from conftest import DEVICES, NO_DEVICE
 from references.attention import attention, tolerance
 from support.faults import open_with
 from support.helpers import assert_close, check, draw, index_of, qkv, run_python, sdpa
@@ -355,11 +356,16 @@ def test_matrix_units_are_emulated_on_gpus_if_asked_for(device, faults_library):
 
 
 @pytest.mark.parametrize("width", [4, 8])
-def test_vectors_of_other_processors(device, faults_library, width):
-    """Registers of 128 and 256 bits have tiles of their own: fewer rows, fewer keys at a time."""
+def test_vectors_of_other_processors(faults_library, width):
+    """Registers of 128 and 256 bits have tiles of their own: fewer rows, fewer keys at a time.
+
+    The devices take turns: a width is a macro of the programs, which every driver knows.
+    """
+    if NO_DEVICE:
+        pytest.fail(f"no OpenCL device to test on: {NO_DEVICE}")
     open_with(
         faults_library,
-        device,
+        DEVICES[width // 4 % len(DEVICES)],
         f"""
         import numpy as np
         from support.helpers import check, qkv

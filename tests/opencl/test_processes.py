@@ -2,6 +2,7 @@
 """What needs a process of its own: import, environment variables, fork, the kernel cache."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,23 @@ device = clattn.devices()[int(sys.argv[1])]
 check(*qkv((1, 2), 17, 33, 8), device=device, is_causal=True)
 print(clattn._core.built_programs()[0])
 """
+
+
+def test_children_of_tests_end_as_processes_do():
+    """support/children.py: output, exit status, signals, and a child that hangs."""
+    done = run_python("import sys; print(*sys.argv); raise SystemExit(3)", "a", 1, check_exit=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "-c a 1\n", "")
+    done = run_python("import atexit; atexit.register(print, 'end'); 1 / 0", check_exit=False)
+    assert (done.returncode, done.stdout) == (1, "end\n")
+    assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
+    assert run_python("import os; os.abort()", check_exit=False).returncode == -signal.SIGABRT
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_python("import time; time.sleep(60)", timeout=0.3)
+    with pytest.raises(AssertionError, match="exit 1"):
+        run_python("raise KeyError")
+    assert (
+        run_python("import os; print(os.environ['CLATTN_X'])", env={"CLATTN_X": 5}).stdout == "5\n"
+    )
 
 
 def test_import_touches_no_opencl():

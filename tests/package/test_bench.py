@@ -274,11 +274,11 @@ def test_a_missing_library(package, options, tmp_path, capsys, monkeypatch):
 # --- scaling ---------------------------------------------------------------------------------
 
 
-def test_scaling(device, capsys, monkeypatch, tmp_path):
+def test_scaling(first_device, capsys, monkeypatch, tmp_path):
     """On one device, in processes of its own."""
     monkeypatch.setattr(scaling, "peer_classes", list)
     file = tmp_path / "scaling.json"
-    status = bench("--scaling", 256, "--device", device.platform, "--json", file,
+    status = bench("--scaling", 256, "--device", first_device.platform, "--json", file,
                    "--plot", tmp_path / "scaling.png")  # fmt: skip
     assert status == 0
     [curve] = json.loads(file.read_text())["scaling"]

@@ -99,11 +99,11 @@ def test_a_long_call_is_a_turn(monkeypatch, limit, calls):
 # --- the command -----------------------------------------------------------------------------
 
 
-def test_rows_on_a_device(device, tmp_path, capsys, without_torch):
+def test_rows_on_a_device(first_device, tmp_path, capsys, without_torch):
     """The table, its lines and the JSON, where torch is missing."""
     file = tmp_path / "bench.json"
     status = bench("--flex", "--rows", "alibi", "causal-8k", "--scale", 256, "--rounds", 1,
-                   "--device", device.platform, "--json", file)  # fmt: skip
+                   "--device", first_device.platform, "--json", file)  # fmt: skip
     said = capsys.readouterr().out
     assert status == 0, said
     assert max(map(len, said.splitlines())) <= 100

@@ -53,11 +53,12 @@ def test_a_page_shows_the_opencl_c_of_a_mod(mod, page, capsys):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_examples_run(device, page):
+def test_examples_run(first_device, page):
+    """On the first device: the tests of the operators run on each."""
     code = code_of(page)
     for package in sorted(set(IMPORT.findall(code)) & OPTIONAL):
         pytest.importorskip(package)
-    with clattn.use_device(device):
+    with clattn.use_device(first_device):
         exec(compile(code, str(page), "exec"), {"__name__": page.stem})
 
 

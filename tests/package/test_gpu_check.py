@@ -287,9 +287,9 @@ def test_workers_are_started_again(tool, tmp_path):
     put(tmp_path, "test_it.py", text=SUITE)
     put(tmp_path, "pytest.ini", text="[pytest]")
     env = {"PYTHONPATH": str(TOOL), "CLATTN_SUITE_LOG": log, "CLATTN_SUITE_HAD": had,
-           "CLATTN_KERNEL": "-mma,-tiled"}  # fmt: skip
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "suite_log", "-n", "1", "-p",
-               "no:cacheprovider"]  # fmt: skip
+           "CLATTN_KERNEL": "-mma,-tiled", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-p", "suite_log", "-n", "1",
+               "-p", "no:cacheprovider"]  # fmt: skip
 
     def outcome():
         had.write_text(json.dumps(tool.steps.tests_that_ended(log)))

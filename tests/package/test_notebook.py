@@ -2,21 +2,20 @@
 """The notebooks of docs/ run.
 
 decode.ipynb: its logits are those of its model without a cache. Texts are shorter here than in the
-notebook, and times are measured once: nobody reads them. The model is trained once, by NumPy; what
-follows runs on each device.
+notebook, and times are measured once: nobody reads them.
 
-flex.ipynb compares each of its mods with NumPy itself. Each mod is a program of its own, so the
-notebook runs on the first device only. The others compare what they draw with NumPy as well; they
-run on the first device, with short measurements.
+flex.ipynb compares each of its mods with NumPy itself, and the others what they draw.
+
+The notebooks run on the first device, with short measurements: the tests of KVCache and
+flex_attention run on each.
 """
 
 import nbformat
 import numpy as np
 import pytest
-from conftest import DEVICES, NO_DEVICE
 from nbclient import NotebookClient
 from references.attention import attention_in
-from support.helpers import ROOT, index_of
+from support.helpers import ROOT
 
 NOTEBOOKS = ROOT / "docs" / "notebooks"
 DECODE = NOTEBOOKS / "decode.ipynb"
@@ -74,51 +73,27 @@ def shortened(path):
     return notebook
 
 
-FIRST_WITH_A_CACHE = "def new_caches"
-ON_ANOTHER_DEVICE = """
-device = clattn.devices()[{}]
-clattn.set_default_device(device)
-print(f"{{device.compute_units}} compute units, {{device.platform}}")
-"""
-
-
-def on_every_device(notebook, files):
-    """The notebook, and what comes after training for each other device, with results in files."""
-    cells = notebook.cells
-    training = next(n for n, cell in enumerate(cells) if FIRST_WITH_A_CACHE in cell.source)
-    later = [cell.source for cell in cells[training:] if cell.cell_type == "code"]
-    for device, file in zip(DEVICES, files, strict=True):
-        code = [SAVE.format(str(file))]
-        if device != DEVICES[0]:
-            code = [ON_ANOTHER_DEVICE.format(index_of(device)), *later, *code]
-        cells += map(nbformat.v4.new_code_cell, code)
-    return notebook
-
-
 @pytest.fixture
-def on_first_device(tmp_path, monkeypatch):
+def on_first_device(first_device, tmp_path, monkeypatch):
     """Notebooks run on the first device, with no settings of the user's."""
-    if NO_DEVICE:
-        pytest.fail(f"no OpenCL device to test on: {NO_DEVICE}")
-    monkeypatch.setenv("CLATTN_DEVICE", DEVICES[0].platform)
+    monkeypatch.setenv("CLATTN_DEVICE", first_device.platform)
     for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):  # NumPy's and torch's
         monkeypatch.setenv(threads, "1")  # several spin when tests run side by side
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    return first_device
 
 
 @pytest.fixture
-def results(tmp_path, on_first_device):
-    """What decode.ipynb leaves after a run on each device."""
-    files = [tmp_path / f"result{n}.npz" for n in range(len(DEVICES))]
-    notebook = on_every_device(shortened(DECODE), files)
+def result(tmp_path, on_first_device):
+    """What decode.ipynb leaves."""
+    file = tmp_path / "result.npz"
+    notebook = shortened(DECODE)
+    notebook.cells.append(nbformat.v4.new_code_cell(SAVE.format(str(file))))
     execute(notebook)
-    for device in DEVICES:
-        assert f"{device.compute_units} compute units, {device.platform}" in str(notebook.cells)
-    found = []
-    for file in files:
-        with np.load(file, allow_pickle=True) as arrays:
-            found.append({name: array[()] for name, array in arrays.items()})
-    return found
+    device = f"{on_first_device.compute_units} compute units, {on_first_device.platform}"
+    assert device in str(notebook.cells)
+    with np.load(file, allow_pickle=True) as arrays:
+        return {name: array[()] for name, array in arrays.items()}
 
 
 def rms_norm(x):
@@ -154,11 +129,10 @@ def check(prompt, got, result):
     return "".join(alphabet[token] for token in tokens)
 
 
-def test_runs_and_decodes_as_without_a_cache(results):
-    for result in results:
-        assert check(str(result["prompt"]), result["cached"][0], result).startswith(FIRST_LINES)
-        for prompt, logits in zip(result["prompts"], result["together"], strict=True):
-            check(prompt, logits, result)
+def test_runs_and_decodes_as_without_a_cache(result):
+    assert check(str(result["prompt"]), result["cached"][0], result).startswith(FIRST_LINES)
+    for prompt, logits in zip(result["prompts"], result["together"], strict=True):
+        check(prompt, logits, result)
 
 
 def outputs_of(cells):

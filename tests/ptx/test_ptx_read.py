@@ -168,20 +168,22 @@ def test_ptx_of_a_driver_is_executed(programs, library, tmp_path, monkeypatch):
     """CLATTN_PTX names its folder. Other programs are clang's."""
     listed = [sys.executable, TESTS / "ptx" / "list_programs.py"]
     done = run(list(map(str, listed)), timeout=60, check_exit=True, env=None, cwd=None)
-    name = next(n for n in json.loads(done.stdout) if n.startswith("attention_tiled DTYPE=3"))
+    tiled = re.compile(r"attention_tiled DTYPE=3 .* MI=4 .* OPTIONS=0 ")
+    name = next(filter(tiled.match, json.loads(done.stdout)))
     code = """
-q, k, v = qkv((1, 1), 40, 50, 64)
+from clattn import _core
 try:
-    check(q, k, v, is_causal=True, return_lse=True, device=device)
+    check(*qkv((1, 1), 40, 50, 64), is_causal=True, return_lse=True, device=device)
 except Exception as error:
     print(machine.refusal)
-else:
-    print("right")
+_core.force("decode_gpu")
+check(*qkv((1, 1), 3, 20, 64), return_lse=True, device=device)
+print("right")
 """
     folder = tmp_path / "given"
     folder.mkdir()
     (folder / "00.ptx").write_text(f"// {name}\n.version 7.0\n")
-    for path, says in ((folder, "there is no kernel attention_tiled"), (tmp_path, "right")):
-        monkeypatch.setenv("CLATTN_PTX", str(path))
-        assert says in run_on_machine(library, code).stdout
+    monkeypatch.setenv("CLATTN_PTX", str(folder))
+    said = run_on_machine(library, code, kernel="tiled").stdout
+    assert "there is no kernel attention_tiled" in said and said.endswith("right\n")
     assert given_texts(folder).keys() == {title("attention_tiled", name.split()[1:])}

@@ -397,7 +397,7 @@ def test_tagged_tasks_and_a_task_that_is_cancelled(device):
 LIMIT = 500_000_000
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster():
     """Two worker processes with a thread each and LIMIT bytes.
 
@@ -414,6 +414,28 @@ def cluster():
         distributed.Client(made) as client,
     ):
         yield client
+
+
+def peak():
+    """Return the most memory of this process. getrusage counts that of its parent too."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
+
+
+def test_more_than_a_worker_holds_goes_to_zarr(cluster, tmp_path):
+    """Query, key, value and result are 768 MB, half as much again as a worker has."""
+    zarr = pytest.importorskip("zarr", reason="zarr is not installed")
+    shape, chunks = (3_000_000, 16), (125_000, 16)
+    arrays = [da.random.default_rng(n).random(shape, "f4", chunks=chunks) for n in range(3)]
+    out = sdpa(*arrays, is_causal=True, window=(8, 0))
+    assert sum(a.nbytes for a in (*arrays, out)) > 1.5 * LIMIT
+    out.to_zarr(str(tmp_path / "out"))
+    assert max(cluster.run(peak).values()) < LIMIT
+    last = [a[-1008:].compute() for a in arrays]
+    right = clattn.scaled_dot_product_attention(*last, is_causal=True, window=(8, 0))
+    stored = zarr.open(str(tmp_path / "out"), mode="r")
+    assert max_error(stored[-1000:], right[-1000:]) < 1e-6
+    shutil.rmtree(tmp_path / "out")
 
 
 def late(block):
@@ -438,25 +460,3 @@ def test_a_worker_is_killed(cluster):
     os.kill(next(iter(cluster.run(os.getpid).values())), signal.SIGKILL)
     result = future.result(timeout=60)
     assert max_error(result, attention(*arrays)[0]) < 1e-6
-
-
-def peak():
-    """Return the most memory of this process. getrusage counts that of its parent too."""
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
-
-
-def test_more_than_a_worker_holds_goes_to_zarr(cluster, tmp_path):
-    """Query, key, value and result are 768 MB, half as much again as a worker has."""
-    zarr = pytest.importorskip("zarr", reason="zarr is not installed")
-    shape, chunks = (3_000_000, 16), (125_000, 16)
-    arrays = [da.random.default_rng(n).random(shape, "f4", chunks=chunks) for n in range(3)]
-    out = sdpa(*arrays, is_causal=True, window=(8, 0))
-    assert sum(a.nbytes for a in (*arrays, out)) > 1.5 * LIMIT
-    out.to_zarr(str(tmp_path / "out"))
-    assert max(cluster.run(peak).values()) < LIMIT
-    last = [a[-1008:].compute() for a in arrays]
-    right = clattn.scaled_dot_product_attention(*last, is_causal=True, window=(8, 0))
-    stored = zarr.open(str(tmp_path / "out"), mode="r")
-    assert max_error(stored[-1000:], right[-1000:]) < 1e-6
-    shutil.rmtree(tmp_path / "out")

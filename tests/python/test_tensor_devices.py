@@ -181,15 +181,18 @@ def test_memory_is_counted_by_device(device, other):
 
 
 @pytest.mark.parametrize("mode", ["svm", "host", "copy"])
-def test_memory_modes(device, mode):
-    """Everything that the other files say about Tensors holds in every mode."""
+def test_memory_modes(first_device, mode):
+    """Everything that the other files say about Tensors holds in every mode.
+
+    On the first device: test_copies.py and test_memory.py run the modes on each.
+    """
     if mode in [d.memory_mode for d in DEVICES]:
         pytest.skip("the files themselves run in this mode")
     if mode == "svm":
         pytest.skip("a device that has such memory uses it")
     command = [sys.executable, "-m", "pytest", "-q", "--maxfail=9", "-p", "no:xdist", "-p",
                "no:cacheprovider", *(TESTS / "python" / name for name in TENSOR_TESTS)]  # fmt: skip
-    name = device.platform.split()[0].partition("(")[0]  # part of the tests' ids
+    name = first_device.platform.split()[0].partition("(")[0]  # part of the tests' ids
     said = run([*map(str, command), "-k", name], timeout=400, check_exit=False, cwd=TESTS.parent,
                env={"CLATTN_MEMORY": mode, "PYTEST_ADDOPTS": None})  # fmt: skip
     assert said.returncode == 0, said.stdout[-4000:]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What several test files share: data, the check against the reference, child processes."""
 
+import functools
 import gc
 import os
 import signal
@@ -20,6 +21,7 @@ from references.attention import (
     tolerance,
     weights_tolerance,
 )
+from support.children import Forks
 
 TESTS = Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent
@@ -173,12 +175,23 @@ def check_or_type_error(*args, **options):
 
 
 def run_python(code, *args, timeout=120, check_exit=True, env=None, cwd=None):
-    """Run code in a fresh interpreter that can import the helpers; returns the process.
+    """Run code in a process that has opened no device and can import the helpers; returns it.
 
-    `env` is added to this process's environment; a value of None removes the variable.
+    `env` is added to this process's environment; a value of None removes the variable. The
+    process is forked from one that has imported the helpers (children.py), unless `env` has
+    variables that would be too late there.
     """
-    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, args)]
-    return run(command, timeout=timeout, check_exit=check_exit, env=env, cwd=cwd)
+    code, args, full = textwrap.dedent(code), list(map(str, args)), environment(env)
+    if not forks().takes(full):
+        return run([sys.executable, "-c", code, *args], timeout=timeout, check_exit=check_exit,
+                   env=env, cwd=cwd)  # fmt: skip
+    done = forks().run(code, args, timeout=timeout, env=full, cwd=cwd and str(cwd))
+    return checked(done) if check_exit else done
+
+
+@functools.cache
+def forks():
+    return Forks(environment(None))
 
 
 def run_cli(*args, timeout=300, check_exit=True, env=None, cwd=None):
@@ -187,17 +200,25 @@ def run_cli(*args, timeout=300, check_exit=True, env=None, cwd=None):
     return run(command, timeout=timeout, check_exit=check_exit, env=env, cwd=cwd)
 
 
-def run(command, *, timeout, check_exit, env, cwd):
+def environment(env):
+    """The variables of a child process."""
     full = dict(os.environ)
     full["PYTHONPATH"] = os.pathsep.join(filter(None, [*IMPORTED_FROM, full.get("PYTHONPATH")]))
     for name, text in (env or {}).items():
         full.pop(name, None)
         if text is not None:
             full[name] = str(text)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=full,
-                          cwd=cwd)  # fmt: skip
-    if check_exit:
-        assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return full
+
+
+def run(command, *, timeout, check_exit, env, cwd):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout,
+                          env=environment(env), cwd=cwd)  # fmt: skip
+    return checked(done) if check_exit else done
+
+
+def checked(done):
+    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 
 

@@ -283,34 +283,51 @@ with_tensors_too = pytest.mark.parametrize("variant", ROWS, ids=row_id, indirect
 
 
 def left_out(items):
-    """Of the tests marked `full`, those that PoCL runs with `-m full` alone: it builds slowly.
+    """The tests that PoCL runs only if `-m` asks for `full`: it builds slowly.
 
-    A test runs once for each variant that is meant for CPUs, and once for the others, which take
-    turns; if it has a parameter `dtype`, once for each dtype. Of its other parameters, and of
-    arrays and Tensors, it takes the values that the variant has had least often in the tests
-    before. So all that several tests share, such as the two shapes, occurs for each variant.
+    Of those marked `full`, a test runs once for each variant that is meant for CPUs, and once for
+    the others, which take turns; if it has a parameter `dtype`, once for each dtype. Of its other
+    parameters, and of arrays and Tensors, it takes the values that the variant has had least often
+    in the tests before. So all that several tests share, such as the two shapes, occurs for each
+    variant.
 
-    A variant for GPUs takes at most four tests of a file, two if it builds slowly. Of the tests
+    A variant for GPUs takes at most two tests of a file, one if it builds slowly. Of the tests
     marked `options`, each a program of its own in kernels for GPUs, a variant that builds slowly
     takes one of all. A test whose variants for GPUs have all they take runs on none. Nor does a
     test that is marked `full(slowest=True)`.
 
     A test of diagonal matrices, which has no variant, runs with the narrowest and widest elements;
-    groups that share a tile, whose kernels build slowly, run with the widest.
+    groups that share a tile, whose kernels build slowly, run with the widest. A test of pairs of
+    dtypes runs with four, in which each dtype occurs on either side. Any other test that has no
+    variant runs with one of its cases.
+
+    Of the tests that run again with Tensors, it runs those of variants only. How an operator takes
+    Tensors does not depend on its options, and the tests of Tensors call each on every device.
     """
     groups, had = {}, Counter()
     for item in items:
         params = dict(item.callspec.params) if hasattr(item, "callspec") else {}
         device = params.pop("device", None)
         marked = item.get_closest_marker("full")
-        if not (device and device.platform == POCL and marked):
+        if not (device and device.platform == POCL):
+            continue
+        if not marked:
+            if params.get("passed_as") == "tensors":
+                yield item
             continue
         if marked.kwargs.get("slowest"):
             yield item
             continue
         if "variant" not in params:
             widths = (8,) if params.get("kernel") else (1, 8)
-            if np.dtype(params["dtype"]).itemsize not in widths:
+            if "v_dtype" in params:
+                places = [DTYPES.index(params[name]) for name in ("dtype", "v_dtype")]
+                if (places[1] - places[0]) % len(DTYPES) != 1:
+                    yield item
+            elif "dtype" not in params:
+                values = [(item.path, name, str(value)) for name, value in params.items()]
+                groups.setdefault((item.path, item.originalname), []).append((item, values, {}))
+            elif np.dtype(params["dtype"]).itemsize not in widths:
                 yield item
             continue
         variant, passed = params.pop("variant")
@@ -318,7 +335,7 @@ def left_out(items):
         test = item.path, item.originalname, which, params.pop("dtype", None)
         values = [variant.kernel, (variant.kernel, passed)]
         values += [(variant.kernel, name, str(value)) for name, value in params.items()]
-        of_a_file = 2 if variant.builds_slowly else 4
+        of_a_file = 1 if variant.builds_slowly else 2
         most = {} if variant.cpu_only else {(variant.kernel, item.path): of_a_file}
         if variant.builds_slowly and item.get_closest_marker("options"):
             most[variant.kernel, "options"] = 1
