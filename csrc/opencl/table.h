@@ -19,6 +19,7 @@ struct ca_kernel {
     ca_kernel_spec spec;
     ca_kernel *next;   /* in the table */
     uint64_t hash;     /* of the spec */
+    char *notice;      /* why the device cannot use the kernel, until somebody takes it, or NULL */
     size_t work_group; /* most work-items of a work-group */
     /* Bit i: argument i is set to pointers[i]. Under the device's lock. */
     uint32_t given;

@@ -41,7 +41,7 @@
 #define CHUNK      JOIN(ELEMENTS_, VALUE_DTYPE)
 
 #include "kernels/attention/decode_gpu/slices.clh" /* slice_state, SLICES, VECTOR, group_row */
-#include "kernels/attention/present.clh"           /* bits_1, present_share_of, key_run_at */
+#include "kernels/attention/present.clh"           /* bits_1, present_share_of, find_key_run */
 
 /* A lane has KEY_PER_LANE chunks of a key, KEY_LANES chunks apart, and KEYS_PER_LANE
    keys of a block. Its TERMS products are those of these keys with RT rows. */
@@ -339,7 +339,8 @@ copy_present_rows(const attention_call *call, const ca_int64 *batch, ca_int64 fi
     const ca_view *values = VIEW(call->params, PRESENT_VALUE);
     int rows;
     for (ca_int64 j = first; j < end; j += rows) {
-        const key_run run = key_run_at(call, batch, j);
+        key_run run;
+        find_key_run(&run, call, batch, j);
         rows = (int)min((ca_int64)BN, min(end - j, run.count));
         copy_key_rows(call->present_key + ca_offset(keys, batch, j, 0), keys, run.key, run.key_view,
                       rows);
@@ -465,7 +466,8 @@ attend_split(slice_state *state, const attention_call *call, const split_share *
     }
     ca_int64 end;
     for (ca_int64 start = range.start; start < range.end; start = end) {
-        const key_run run = key_run_at(call, batch, start);
+        key_run run;
+        find_key_run(&run, call, batch, start);
         end = USES(params, PAST) ? min(range.end, start + run.count) : range.end;
         attend_keys(state, call, batch, &run, start, end, share, mine, memory);
     }
@@ -487,14 +489,15 @@ attention_decode_gpu(ATTENTION_ARGUMENTS)
     const int slice = item / ROW_LANES;
     const lane_share mine = {item / KEY_LANES, item % KEY_LANES, slice, item - slice * ROW_LANES};
 
-    const split_share group = split_share_of(&params, (ca_int64)get_group_id(0), RT);
+    split_share group;
+    find_share(&group, &params, (ca_int64)get_group_id(0), RT);
     ca_int64 batch[CA_BATCH_DIMS];
     PLAIN_FOR (int r = 0; r < RT; r++) {
         const ca_int64 i = row_of_share(&params, &group, r, batch);
         share_query(queries + r * QUERY_VECTORS, query + ca_offset(&params.query, batch, i, 0),
                     params.query.column, score_scale(&params));
         if (item == 0) {
-            group_rows[r] = group_row_of(&call, batch, i);
+            start_group_row(&group_rows[r], &call, batch, i);
         }
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* writes of queries and rows: their reads */

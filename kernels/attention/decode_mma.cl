@@ -293,12 +293,13 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
     const attention_call call = ATTENTION_CALL;
     const int item = (int)get_local_id(0);
 
-    const split_share group = split_share_of(&params, (ca_int64)get_group_id(0), TILE_ROWS);
+    split_share group;
+    find_share(&group, &params, (ca_int64)get_group_id(0), TILE_ROWS);
     share_queries(memory, &call, &group);
     if (item < TILE_ROWS) {
         ca_int64 batch[CA_BATCH_DIMS];
         const ca_int64 i = row_of_share(&params, &group, item, batch);
-        group_rows[item] = group_row_of(&call, batch, i);
+        start_group_row(&group_rows[item], &call, batch, i);
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* writes of queries and rows: their reads */
 

@@ -24,7 +24,7 @@
  * L and T are at most 2^28, so that an int holds the sum of a few of them.
  */
 #define SCORES_IN_LOG2 1
-#include "kernels/attention/present.clh"     /* copy_present, key_run_at */
+#include "kernels/attention/present.clh"     /* copy_present, find_key_run */
 #include "kernels/attention/score.clh"       /* finish_score, write_lse */
 #include "kernels/attention/tiled/tiles.clh" /* load_tile, multiply_keys, multiply_values */
 #include "kernels/support/philox.clh"        /* ca_drops */
@@ -359,7 +359,8 @@ attend(const tile_state *tile, bool again, softmax_state *softmax, real *result)
     const int end = all ? (int)params->T : min(bounds->limit, bounds->upper + tile->rows);
     int run_end;
     for (int first = all ? 0 : max(0, bounds->lower); first < end; first = run_end) {
-        const key_run run = key_run_at(tile->call, tile->batch, first);
+        key_run run;
+        find_key_run(&run, tile->call, tile->batch, first);
         run_end = USES(params, PAST) ? min(end, first + (int)run.count) : end;
         PLAIN_FOR (int j0 = first; j0 < run_end; j0 += BN) {
             const key_block block = block_at(tile, j0, run_end);
