@@ -24,6 +24,7 @@
  *
  *     -DHEAD_E -DHEAD_EV   head sizes E and Ev, multiples of 8, filled up with zeros to
  *                          multiples of 32 and 64
+ *     -DWARPS              warps of a group
  *     and the macros of support/warp.clh
  *
  * Rows of key and value are whole aligned 16 bytes. L and T are at most 2^28.
@@ -48,7 +49,7 @@
 #define PART_ROWS TILE_ROWS
 #define PART_SIZE (TILE_ROWS * ROW_SIZE)
 
-#include "kernels/attention/mma/softmax.clh" /* WARPS, round_weights */
+#include "kernels/attention/mma/softmax.clh" /* THREADS, round_weights */
 
 #include "kernels/attention/decode_gpu/rows.clh" /* group_row, part_memory */
 

@@ -25,7 +25,8 @@
  *     -DALIGNED           1: rows of query, key and value are whole aligned 16 bytes
  *     -DOUTPUT_ALIGNED    1: so are rows of output
  *     -DBN                keys of a block, a multiple of CHUNK
- *     -DMT -DCHUNK -DLSE  see mma/softmax.clh
+ *     -DSTAGES            blocks of the ring, at least 2
+ *     -DWARPS -DMT -DCHUNK -DLSE  see mma/softmax.clh
  *     and the macros of support/warp.clh
  */
 #define CAP            warp_tanh
@@ -43,7 +44,6 @@ typedef int row_step; /* strides are at most 2^22 */
 typedef ca_int64 row_step;
 #endif
 
-#define STAGES    3 /* blocks of the ring */
 #define WARP_ROWS (MT * 16)
 #define BM        (WARPS * WARP_ROWS)
 

@@ -94,6 +94,18 @@ assert not any(m.bank_conflicts for m in machine.machines.values())
 """
 
 
+# Numbers of the tuner: more warps and fewer stages than the rule has, and the reverse.
+TUNED = """
+from support.tuning import tune_all
+for knobs in ({"WARPS": 8, "STAGES": 2}, {"WARPS": 2, "STAGES": 4, "BN": 16}):
+    tune_all(device, "float16", "mma", knobs)
+    machine.launched.clear()
+    check(*halves((1, 1), 20, 75, 64), device=device, return_lse=True)
+    macros = dict(machine.launched)["attention_mma"]
+    assert {name: str(value) for name, value in knobs.items()}.items() <= macros.items(), macros
+"""
+
+
 @pytest.mark.parametrize("kernel", ["mma", "decode_gpu", "decode_mma", "tiled"])
 def test_kernels(library, kernel):
     """All cases in one process. What it prints last names the case that fails.
@@ -101,7 +113,8 @@ def test_kernels(library, kernel):
     They are forced, and so not compared with the reference kernel, which takes much longer.
     """
     cases = [name for name, (kernels, *_) in CASES.items() if kernels.split()[0] == kernel]
-    run_on_machine(library, ARRAYS + "".join(map(code_of, cases)), kernel=kernel)
+    code = ARRAYS + "".join(map(code_of, cases)) + (TUNED if kernel == "mma" else "")
+    run_on_machine(library, code, kernel=kernel)
 
 
 MODS = """
