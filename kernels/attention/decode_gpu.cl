@@ -408,27 +408,36 @@ store_scores(__local real *block, const attention_call *call, const __local grou
 
 /* The group's rows attend to keys start … end - 1, which are in one run. */
 static inline void
-attend_keys(slice_state *state, const attention_call *call, const ca_int64 *batch,
+attend_keys(slice_state *state, const attention_call *call, const split_share *group,
             const key_run *run, ca_int64 start, ca_int64 end, key_range share,
             const lane_share *mine, block_memory *memory)
 {
     const ca_view *key_view = run->key_view;
     const ca_view *value_view = run->value_view;
-    __global const storage *keys = run->key;
-    __global const value_storage *values = run->value;
+    const ca_int64 *batch = group->batch;
+    int ahead = keys_ahead(call, group, start, end - start, BN);
+    __global const storage *keys = run->key + ahead * key_view->row;
+    __global const value_storage *values = run->value + ahead * value_view->row;
     uint4 key_chunks[KEYS_PER_LANE * KEY_PER_LANE];
     uint4 value_chunks[VALUES_PER_LANE * PER_LANE];
-    int count = (int)min((ca_int64)BN, end - start);
-    load_keys(key_chunks, keys, key_view, mine->key, mine->key_lane, count);
-    load_values(value_chunks, values, value_view, mine->slice, mine->lane, count);
-    for (ca_int64 j0 = start; j0 < end; j0 += BN) {
+    if (HAS_MASK_MOD && USES(call->params, PRESENT)) {
+        copy_present_rows(call, batch, max(share.start, start),
+                          min(share.end, min(start + ahead, end)));
+    }
+    int count = (int)min((ca_int64)BN, end - start - ahead);
+    if (count > 0) {
+        load_keys(key_chunks, keys, key_view, mine->key, mine->key_lane, count);
+        load_values(value_chunks, values, value_view, mine->slice, mine->lane, count);
+    }
+    for (ca_int64 j0 = start + ahead; j0 < end; j0 += ahead) {
         real added[OWN_SUMS];
         real terms[TERMS];
         load_addends(added, call, memory->rows, mine, j0, count);
         multiply_keys(terms, key_chunks, memory->queries, mine->key_lane);
-        const int next = (int)min((ca_int64)BN, end - j0 - BN);
-        keys += BN * key_view->row;
-        values += BN * value_view->row;
+        ahead = BN + keys_ahead(call, group, j0 + BN, end - j0 - BN, BN);
+        const int next = (int)min((ca_int64)BN, end - j0 - ahead);
+        keys += ahead * key_view->row;
+        values += ahead * value_view->row;
         if (next > 0) {
             load_keys(key_chunks, keys, key_view, mine->key, mine->key_lane, next);
         }
@@ -436,7 +445,8 @@ attend_keys(slice_state *state, const attention_call *call, const ca_int64 *batc
         sums_over_lanes(terms, mine->key_lane, memory->scratch);
         store_scores(block, call, memory->rows, terms, added, mine, (int)j0);
         if (USES(call->params, PRESENT)) {
-            copy_present_rows(call, batch, max(share.start, j0), min(share.end, j0 + count));
+            copy_present_rows(call, batch, max(share.start, j0),
+                              min(share.end, min(j0 + ahead, end)));
         }
         /* Orders the writes of this block's scores before their reads. The scores of
            two blocks ago, which the writes replace, were read before the last
@@ -469,7 +479,7 @@ attend_split(slice_state *state, const attention_call *call, const split_share *
         key_run run;
         find_key_run(&run, call, batch, start);
         end = USES(params, PAST) ? min(range.end, start + run.count) : range.end;
-        attend_keys(state, call, batch, &run, start, end, share, mine, memory);
+        attend_keys(state, call, group, &run, start, end, share, mine, memory);
     }
 }
 

@@ -208,33 +208,37 @@ finish_scores(const warp_state *warp, const split_source *source, int j,
     return used;
 }
 
-/* The warp attends to its share of the split. */
+/* The warp attends to its share of the split. All warps pass over the same keys that the blocks of a
+   mask exclude. */
 static inline void
-attend_split(const warp_state *warp, const split_source *source, __local const uint4 *queries,
-             softmax_state *softmax, float4 (*result)[EV_TILES])
+attend_split(const warp_state *warp, const split_source *source, const split_share *group,
+             __local const uint4 *queries, softmax_state *softmax, float4 (*result)[EV_TILES])
 {
     const ca_attention_params *params = source->call->params;
     const float factor = late_factor(params);
-    const int step = WARPS * CHUNK;
-    int j = (int)warp->index * CHUNK;
+    const int turn = WARPS * CHUNK;
+    int ahead = keys_ahead(source->call, group, source->start, source->count, turn);
+    int j = (int)warp->index * CHUNK + ahead;
     uint4 keys[2][KEY_LOADS];
     uint4 values[4][VALUE_LOADS];
     load_keys(keys, source, j);
     load_values(values, source, j);
-    for (int j0 = 0; j0 < source->count; j0 += step, j += step) {
+    for (int j0 = ahead; j0 < source->count; j0 += ahead, j += ahead) {
         if (WARP_SKIPS && j >= source->count) {
             break;
         }
+        const int left = source->count - j0 - turn;
+        ahead = turn + keys_ahead(source->call, group, source->start + j0 + turn, left, turn);
         float4 scores[1][KEY_TILES] = {{(float4)0.0f}};
         multiply_keys(warp, queries, keys, scores[0]);
-        if (j + step < source->count) {
-            load_keys(keys, source, j + step);
+        if (j + ahead < source->count) {
+            load_keys(keys, source, j + ahead);
         }
         const uint used = finish_scores(warp, source, j, scores, softmax);
         weigh_scores(warp, params, softmax, scores, factor, result);
         multiply_values(warp, values, used, scores[0], softmax, result[0]);
-        if (j + step < source->count) {
-            load_values(values, source, j + step);
+        if (j + ahead < source->count) {
+            load_values(values, source, j + ahead);
         }
     }
 }
@@ -319,7 +323,7 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
     float4 result[1][EV_TILES] = {{(float4)0.0f}};
     start_softmax(&softmax);
     if (source.count > 0) {
-        attend_split(&warp, &source, memory, &softmax, result);
+        attend_split(&warp, &source, &group, memory, &softmax, result);
     }
 
     share_rows(&warp, &source, &ends, &softmax, result[0]);
