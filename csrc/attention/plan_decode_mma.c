@@ -45,17 +45,23 @@
    after its keys, is as many instructions as five turns. */
 #define SMALLEST_SPLIT (4 * WARPS * 16)
 
+/* Bytes of a split, at least, where the groups fill one wave already. A split leaves up to 8 KiB for
+   the merge, which writes and reads them: 6 % of the keys and values. */
+#define AMPLE_SPLIT (256 << 10)
+
 /* Returns how many splits keep all units busy. `groups` are the work-groups of one split. */
 static int64_t
 choose_splits(const ca_device_info *info, const ca_attention *attention, double groups)
 {
     bool small = attention->E <= SMALL_HEAD && attention->Ev <= SMALL_HEAD;
     double wave = (double)(info->compute_units * (small ? RESIDENT_SMALL_GROUPS : RESIDENT_GROUPS));
-    double most = floor((double)ca_attention_visible_keys(attention) / SMALLEST_SPLIT);
+    double keys = (double)ca_attention_visible_keys(attention);
+    double most = floor(keys / SMALLEST_SPLIT);
+    double ample = floor(keys * (double)ca_attention_key_bytes(attention) / AMPLE_SPLIT);
     double chosen = 1;
     double fullest = 0;
     for (int waves = 1; waves <= MOST_WAVES; waves++) {
-        double splits = fmin(floor(waves * wave / groups), most);
+        double splits = fmin(floor(waves * wave / groups), waves == 1 ? most : fmin(most, ample));
         double full = splits * groups / (waves * wave);
         if (splits >= 1 && full > fullest + LEAST_GAIN) {
             chosen = splits;

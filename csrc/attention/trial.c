@@ -112,8 +112,8 @@ typedef struct {
     bool *is_wrong; /* becomes true where results differ */
 } trial;
 
-/* Make an operand of so many rows and columns, for each head or for all heads, with numbers in
-   array n. */
+/* Make an operand of so many rows and columns, for each head or for all heads, in array n. Inputs have
+   numbers. */
 static ca_status
 add_operand(trial *t, ca_attention_role role, ca_dtype dtype, int n, int64_t rows, int64_t columns,
             bool for_each_head, ca_error *error)
@@ -124,7 +124,9 @@ add_operand(trial *t, ca_attention_role role, ca_dtype dtype, int n, int64_t row
     if (t->arrays[n] == NULL) {
         return ca_error_set(error, CA_ERROR_MEMORY, "no memory to try a kernel");
     }
-    fill_array(t->arrays[n], dtype, count, (uint64_t)n + 1);
+    if (!ca_attention_is_result(role)) {
+        fill_array(t->arrays[n], dtype, count, (uint64_t)n + 1);
+    }
     *operand = (ca_operand){.dtype = dtype,
                             .data = t->arrays[n],
                             .rows = rows,

@@ -214,7 +214,7 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
     real added[BN];
     score_bounds bounds = count_from(row->bounds, 0, j0);
     bounds.limit = min(bounds.limit, (ca_int64)keys);
-    const bool asks = mask_block_at(call, row->batch, 1, row->i, 1, j0, keys) != CA_BLOCK_FULL;
+    const bool asks = mask_block_at(call, row->batch, 1, row->mod.q, 1, j0, keys) != CA_BLOCK_FULL;
     if (SCORE_IS_PLAIN(params) && !asks &&
         sees_all(params, &bounds, 0, 1, 0, (keys + LANES - 1) / LANES * LANES)) {
         return;
@@ -385,7 +385,7 @@ skips_block(const attention_call *call, ca_int64 j0, int keys, const decode_row 
 {
     bool empty = true;
     PLAIN_FOR (int r = 0; r < RT && empty; r++) {
-        empty = mask_block_at(call, rows[r].batch, 1, rows[r].i, 1, j0, keys) == CA_BLOCK_EMPTY;
+        empty = mask_block_at(call, rows[r].batch, 1, rows[r].mod.q, 1, j0, keys) == CA_BLOCK_EMPTY;
     }
     return empty;
 }

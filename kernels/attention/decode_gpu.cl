@@ -415,7 +415,8 @@ attend_keys(slice_state *state, const attention_call *call, const split_share *g
     const ca_view *key_view = run->key_view;
     const ca_view *value_view = run->value_view;
     const ca_int64 *batch = group->batch;
-    int ahead = keys_ahead(call, group, start, end - start, BN);
+    const int place = place_of_group(call, group);
+    int ahead = keys_ahead(call, group, place, start, end - start, BN);
     __global const storage *keys = run->key + ahead * key_view->row;
     __global const value_storage *values = run->value + ahead * value_view->row;
     uint4 key_chunks[KEYS_PER_LANE * KEY_PER_LANE];
@@ -434,7 +435,7 @@ attend_keys(slice_state *state, const attention_call *call, const split_share *g
         real terms[TERMS];
         load_addends(added, call, memory->rows, mine, j0, count);
         multiply_keys(terms, key_chunks, memory->queries, mine->key_lane);
-        ahead = BN + keys_ahead(call, group, j0 + BN, end - j0 - BN, BN);
+        ahead = BN + keys_ahead(call, group, place, j0 + BN, end - j0 - BN, BN);
         const int next = (int)min((ca_int64)BN, end - j0 - ahead);
         keys += ahead * key_view->row;
         values += ahead * value_view->row;

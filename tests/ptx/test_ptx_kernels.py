@@ -150,17 +150,31 @@ def test_mods(library, kernel):
     run_on_machine(library, code, kernel=kernel)
 
 
+# Six heads with eight groups at a time. Four splits of each would leave no group idle, but a split
+# has 256 KiB, 512 keys, unless one wave needs smaller ones.
+SPLITS = """
+for heads, S, splits in ((6, 1024, 1), (6, 2048, 4), (1, 1024, 4), (1, 512, 2)):
+    q, k = draw((1, 4 * heads, 1, 128), float16), draw((1, heads, S, 128), float16)
+    launches.clear()
+    machine.launched.clear()
+    sdpa(q, k, k, enable_gqa=True, device=device)
+    assert machine.launched[0][0] == "attention_decode_mma"
+    assert launches[0] == heads * splits, (heads, S, launches)
+"""
+
+
 def test_the_choice(library):
     """Calls choose the kernels of the cases. Here they are launched, but nothing runs."""
     code = """
 class Nothing:
     def launch(self, groups, arguments):
-        pass
+        launches.append(groups)
 
+launches = []
 machine.machine = lambda *launched: Nothing()
 """
     calls = "".join(code_of(name, "sdpa") for name in CASES)
-    run_on_machine(library, ARRAYS + code + calls)
+    run_on_machine(library, ARRAYS + code + calls + SPLITS)
 
 
 def test_the_listing_tells_of_matrix_units(library):
