@@ -64,7 +64,7 @@ MACROS = {
     "attention/decode_mma.cl": f"{SIZES} WARP=1 WARPS=4",
     "attention/decode_gpu.cl": f"{SIZES} WG=128 RT=1 KEY_LANES=8 BN=32 WIDE=1 EXCHANGE=2",
     "attention/decode_gpu_merge.cl": f"{CALL} HEAD_EV=128 WG=256 EXCHANGE=2",
-    "probe/exchange.cl": "EXCHANGE=2 SUB_GROUP=0",
+    "probe/exchange.cl": "EXCHANGE=2 SUB_GROUP=0 LANES=32",
     "probe/warp.cl": "TEST=2",
     "probe/local.cl": "BYTES=49152",
 }

@@ -13,7 +13,7 @@
 
 #include "base/status.h"
 
-/* Required functions, then those of OpenCL 2.0, which are NULL if the loader is older. */
+/* Required functions, then those of OpenCL 2, which are NULL if the loader is older. */
 #define CA_CL_FUNCTIONS(X)                                                                         \
     X(clGetPlatformIDs)                                                                            \
     X(clGetPlatformInfo)                                                                           \
@@ -47,7 +47,7 @@
     X(clFlush)                                                                                     \
     X(clFinish)
 
-#define CA_CL_OPTIONAL_FUNCTIONS(X) X(clSetKernelArgSVMPointer)
+#define CA_CL_OPTIONAL_FUNCTIONS(X) X(clSetKernelArgSVMPointer) X(clGetKernelSubGroupInfo)
 
 typedef struct {
     void *library;
