@@ -153,31 +153,6 @@ def test_preparing_without_packages(tool, tmp_path, capsys, monkeypatch):
     assert "not there: PTX for CUDA: no clang" in said.err
 
 
-def test_ptx_that_is_carried(tool, tmp_path, monkeypatch):
-    """Of all smoke calls and of the rows. What is missing is said, and so is a call that failed."""
-    programs, calls, status = tmp_path / "programs", [], 0
-
-    def run(command, **options):
-        calls.append(command)
-        if status == 0:
-            programs.mkdir(exist_ok=True)
-            (programs / "1.ptx").write_text(".visible .entry attention_mma(")
-        return SimpleNamespace(returncode=status, stderr="all zeros\nthere is no clang\n")
-
-    monkeypatch.setattr(tool.needs.subprocess, "run", run)
-    assert tool.needs.make_ptx(tmp_path, ["f16-E128"]) == ""
-    assert [command[1:5] for command in calls] == 2 * [
-        [str(tool.needs.ROOT / "tools/cuda_machine.py"), "--without-gpu", "--folder", str(tmp_path)]
-    ]
-    assert {*tool.smoke.calls("gpu")} < {*calls[0]}
-    assert calls[1][-2:] == ["--rows", "f16-E128"]
-    status = 2
-    assert "there is no clang" in tool.needs.make_ptx(tmp_path, [])
-    (programs / "1.ptx").unlink()
-    status = 1
-    assert tool.needs.make_ptx(tmp_path, []) == "there is no clang"
-
-
 # --- commands --------------------------------------------------------------------------------
 
 
