@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""tools/gpu_check: its items, smoke calls, probes and programs, on a CPU."""
+"""tools/gpu_check: its items, smoke calls, probes and programs, on a CPU; what it prepares."""
 
 import os
 import re
@@ -265,6 +265,30 @@ def test_programs_are_kept(tool, context, tmp_path, monkeypatch):
     _, says = tool.programs.build(context, tmp_path, name)
     assert "40 registers, 16 bytes smem, 8 bytes stack frame, 4 bytes spill stores" in says
     assert (tmp_path / "02-attention_reference.ptx").read_text() == f"// {name}\n{text}"
+
+
+# --- what is prepared ----------------------------------------------------------------------------
+
+
+def test_preparing_without_packages(tool, tmp_path, capsys, monkeypatch):
+    """Copies the headers and the loader of this machine, and uses no network."""
+    monkeypatch.setattr(tool.needs, "run_ptx_check", lambda: ("exit status 0\nfine", ""))
+    monkeypatch.setattr(tool.needs, "list_programs", lambda: ('["a program"]', ""))
+    asked = []
+    monkeypatch.setattr(tool.needs, "make_ptx", lambda *given: asked.append(given) or "no clang")
+    arguments = ["--prepare", "--wheels", "", "--carried", str(tmp_path / "carried")]
+    status = tool.main.main(arguments)
+    carried, said = tmp_path / "carried", capsys.readouterr()
+    here = tool.drivers.find(tmp_path)
+    assert (carried / "include/CL/cl_icd.h").exists() == (here.headers is not None)
+    assert (carried / "lib/libOpenCL.so.1").exists() == (here.loader is not None)
+    assert (status == 0) == (here.headers is not None and here.loader is not None)
+    assert (carried / "ptx_check.txt").read_text() == "exit status 0\nfine"
+    assert (carried / "programs.json").read_text() == '["a program"]'
+    assert list((carried / "wheels").iterdir()) == []
+    assert str(carried) in said.out
+    assert asked == [(carried / "cuda", tool.main.KEY_ROWS)]
+    assert "not there: PTX for CUDA: no clang" in said.err
 
 
 def test_ptx_that_is_carried(tool, tmp_path, monkeypatch):
