@@ -59,11 +59,12 @@ SIZES = f"{CALL} HEAD_E=128 HEAD_EV=HEAD_E"
 MACROS = {
     "attention/reference.cl": DTYPES,
     "attention/tiled.cl": f"{SIZES} TX=8 TY=16 MI=4 NJ=8 NC=(HEAD_EV/TX) EC=32 KC=32",
-    "attention/mma.cl": f"{SIZES} MT=1 BN=32 CHUNK=16 LSE=0 ALIGNED=0 OUTPUT_ALIGNED=0 WARP=1",
-    "attention/decode_mma.cl": f"{SIZES} WARP=1",
+    "attention/mma.cl": f"{SIZES} WARPS=4 MT=1 STAGES=3 BN=32 CHUNK=16 LSE=0 ALIGNED=0 "
+    "OUTPUT_ALIGNED=0 WARP=1",
+    "attention/decode_mma.cl": f"{SIZES} WARP=1 WARPS=4",
     "attention/decode_gpu.cl": f"{SIZES} WG=128 RT=1 KEY_LANES=8 BN=32 WIDE=1 EXCHANGE=2",
     "attention/decode_gpu_merge.cl": f"{CALL} HEAD_EV=128 WG=256 EXCHANGE=2",
-    "probe/exchange.cl": "EXCHANGE=2 SUB_GROUP=0",
+    "probe/exchange.cl": "EXCHANGE=2 SUB_GROUP=0 LANES=32",
     "probe/warp.cl": "TEST=2",
     "probe/local.cl": "BYTES=49152",
 }
@@ -113,6 +114,9 @@ KERNELS = [
     mma(2, 96, 2, 32, *ALIGNED),
     mma(2, 128, 2, 32, *ALIGNED, "LSE=1", architectures=("sm_90",)),
     mma(2, 256, 1, 16, *ALIGNED, *BOOL_MASK),
+    mma(1, 64, 2, 64, *ALIGNED, "WARPS=8", "STAGES=2", architectures=("sm_90",)),
+    mma(1, 128, 1, 32, *ALIGNED, "WARPS=8", "STAGES=2", architectures=("sm_90",)),
+    mma(1, 128, 1, 16, *ALIGNED, "WARPS=2", "STAGES=4", architectures=("sm_90",)),
     ("attention/tiled.cl", ("DTYPE=3", "HEAD_E=64", "EC=64", "exp2=native_exp2"), BOTH),
     ("attention/tiled.cl", ("DTYPE=1", "HEAD_E=128", "exp2=native_exp2"), BOTH),
     ("attention/decode_gpu.cl", ("DTYPE=1", "HEAD_E=128", "RT=4"), BOTH),

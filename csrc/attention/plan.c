@@ -69,6 +69,7 @@ ca_plan_define_lanes(ca_kernel_spec *spec, const ca_device_info *info,
 {
     ca_plan_define_common(spec, attention);
     ca_kernel_define(spec, "LANES", ca_plan_lanes(info, attention));
+    ca_kernel_define(spec, "ON_CPU", info->type == CA_DEVICE_CPU);
     if (attention->mods != NULL) { /* a program of its own, which may as well be short */
         ca_kernel_define(spec, "OPTIONS", (int64_t)ca_attention_options(attention));
     }

@@ -52,7 +52,7 @@ static int64_t
 lanes_of(const ca_device_info *info, exchange by)
 {
     int64_t sizes = info->sub_groups & SUB_GROUPS;
-    return by == EXCHANGE_SUB_GROUPS ? sizes & -sizes : 32;
+    return by != EXCHANGE_SUB_GROUPS ? 32 : sizes != 0 ? sizes & -sizes : info->shuffle_lanes;
 }
 
 static int
@@ -61,7 +61,8 @@ exchange_of(const ca_device_info *info)
     if (info->warp_shuffles) {
         return EXCHANGE_PTX;
     }
-    return (info->sub_groups & SUB_GROUPS) != 0 ? EXCHANGE_SUB_GROUPS : EXCHANGE_LOCAL;
+    bool shuffles = (info->sub_groups & SUB_GROUPS) != 0 || info->shuffle_lanes != 0;
+    return shuffles ? EXCHANGE_SUB_GROUPS : EXCHANGE_LOCAL;
 }
 
 /* Returns how many work-items share a key of `chunks` loads. Eight, which read 128 bytes
@@ -184,15 +185,17 @@ ca_plan_tuned_splits(const ca_attention *attention, int64_t splits, const ca_kno
     return splits == 1 || tuned < 1 ? 1 : tuned;
 }
 
-/* Define the macros that the kernel and its merge share. */
+/* Define the macros that the kernel and its merge share. `lanes` neighbours exchange numbers. */
 static void
-define_exchange(ca_kernel_spec *spec, const ca_device_info *info)
+define_exchange(ca_kernel_spec *spec, const ca_device_info *info, int64_t lanes)
 {
     exchange by = exchange_of(info);
     spec->in_c30 = by == EXCHANGE_SUB_GROUPS;
     ca_kernel_define(spec, "EXCHANGE", by);
     if (by == EXCHANGE_SUB_GROUPS) {
-        ca_kernel_define(spec, "SUB_GROUP", lanes_of(info, by));
+        bool required = info->shuffle_lanes == 0;
+        ca_kernel_define(spec, "SUB_GROUP", required ? lanes_of(info, by) : 0);
+        spec->lanes = required ? 0 : (int)lanes;
     }
 }
 
@@ -207,7 +210,7 @@ ca_plan_merge_on_gpu(const ca_device_info *info, const ca_attention *attention,
     plan->merge_local = (size_t)ca_smaller(MERGE_GROUP, info->max_work_group);
     ca_plan_define_options(&plan->merge, attention);
     ca_kernel_define(&plan->merge, "HEAD_EV", attention->Ev);
-    define_exchange(&plan->merge, info);
+    define_exchange(&plan->merge, info, 0);
     ca_kernel_define(&plan->merge, "WG", (int64_t)plan->merge_local);
 }
 
@@ -232,7 +235,7 @@ plan_decode_gpu(const ca_device_info *info, const ca_attention *attention, ca_at
 
     ca_kernel_spec *spec = &plan->spec;
     ca_plan_define_sizes(spec, attention);
-    define_exchange(spec, info);
+    define_exchange(spec, info, t.lanes);
     ca_plan_merge_on_gpu(info, attention, plan);
     ca_kernel_define(spec, "WG", t.group);
     ca_kernel_define(spec, "KEY_LANES", t.lanes);

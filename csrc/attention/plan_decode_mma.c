@@ -18,9 +18,9 @@
    eight. */
 #define FEWEST_ROWS 3
 
-/* Work-items of a group, in warps of 32: WARPS of the kernel. Each warp has a share of
-   the keys. */
-#define THREADS 128
+/* Warps of a group, and their work-items. Each warp has a share of the keys. */
+#define WARPS   4
+#define THREADS (WARPS * 32)
 
 /* The registers of a work-item hold a key and a value of these sizes at once. */
 #define MAX_HEAD       192
@@ -43,7 +43,11 @@
 
 /* Keys of a split, at least: four turns of each warp. What a group does once, before and
    after its keys, is as many instructions as five turns. */
-#define SMALLEST_SPLIT (4 * THREADS / 32 * 16)
+#define SMALLEST_SPLIT (4 * WARPS * 16)
+
+/* Bytes of a split, at least, where the groups fill one wave already. A split leaves up to 8 KiB for
+   the merge, which writes and reads them: 6 % of the keys and values. */
+#define AMPLE_SPLIT (256 << 10)
 
 /* Returns how many splits keep all units busy. `groups` are the work-groups of one split. */
 static int64_t
@@ -51,11 +55,13 @@ choose_splits(const ca_device_info *info, const ca_attention *attention, double 
 {
     bool small = attention->E <= SMALL_HEAD && attention->Ev <= SMALL_HEAD;
     double wave = (double)(info->compute_units * (small ? RESIDENT_SMALL_GROUPS : RESIDENT_GROUPS));
-    double most = floor((double)ca_attention_visible_keys(attention) / SMALLEST_SPLIT);
+    double keys = (double)ca_attention_visible_keys(attention);
+    double most = floor(keys / SMALLEST_SPLIT);
+    double ample = floor(keys * (double)ca_attention_key_bytes(attention) / AMPLE_SPLIT);
     double chosen = 1;
     double fullest = 0;
     for (int waves = 1; waves <= MOST_WAVES; waves++) {
-        double splits = fmin(floor(waves * wave / groups), most);
+        double splits = fmin(floor(waves * wave / groups), waves == 1 ? most : fmin(most, ample));
         double full = splits * groups / (waves * wave);
         if (splits >= 1 && full > fullest + LEAST_GAIN) {
             chosen = splits;
@@ -89,6 +95,7 @@ plan_decode_mma(const ca_device_info *info, const ca_attention *attention, ca_at
     plan->grid[4] = plan->splits * THREADS;
     ca_plan_define_sizes(&plan->spec, attention);
     ca_plan_define_warp(&plan->spec, info, attention);
+    ca_kernel_define(&plan->spec, "WARPS", WARPS);
     ca_plan_merge_on_gpu(info, attention, plan);
 }
 

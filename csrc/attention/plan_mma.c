@@ -5,25 +5,27 @@
  */
 #include "attention/variants.h"
 
-/* Work-items of a group, in warps of 32: WARPS of the kernel. */
-#define THREADS 128
+/* The rule for the warps of a group and the blocks of keys in the ring. Devices with fewer
+   work-items are refused. */
+#define WARPS   4
+#define STAGES  3
+#define THREADS (WARPS * 32)
 
-/* Rows of a matrix tile, of which each warp has one or two. */
-#define TILE_ROWS (THREADS / 32 * 16)
+/* Rows of a warp's matrix tile. A warp has one or two. */
+#define TILE_ROWS 16
 
 /* Local memory that every device with matrix units gives a group. */
 #define LOCAL_BYTES (48 << 10)
 
 #define MAX_HEAD 256
 
-enum { ROW_TILES, BLOCK_KEYS, CHUNK_KEYS };
+enum { ROW_TILES, BLOCK_KEYS, CHUNK_KEYS, RING_STAGES, GROUP_WARPS };
 
-/* The kernel's macros. Blocks of keys that do not fit the local memory are passed over. */
+/* The kernel's macros. The registers of a compute unit hold eight warps of any shape. */
 static const ca_knob knobs_of_mma[] = {
-    [ROW_TILES] = {"MT", {1, 2}},
-    [BLOCK_KEYS] = {"BN", {32, 64}},
-    [CHUNK_KEYS] = {"CHUNK", {16, 32}},
-    {NULL, {0}},
+    [ROW_TILES] = {"MT", {1, 2}},         [BLOCK_KEYS] = {"BN", {16, 32, 64}},
+    [CHUNK_KEYS] = {"CHUNK", {16, 32}},   [RING_STAGES] = {"STAGES", {2, 3, 4}},
+    [GROUP_WARPS] = {"WARPS", {2, 4, 8}}, {NULL, {0}},
 };
 
 /* Where rows are copied by 16 bytes, the kernel counts offsets in a tile in 32 bits. */
@@ -85,8 +87,8 @@ row_tiles(const ca_device_info *info, const ca_attention *attention, int64_t hea
     bool fits =
         head <= TWO_TILES_HEAD || (is_plain(attention) && head <= TWO_TILES_PLAIN_HEAD && ample);
     int64_t L = attention->L;
-    double groups = heads * (double)ca_divide_up(L, 2 * TILE_ROWS);
-    return fits && L > TILE_ROWS && groups >= (double)info->compute_units ? 2 : 1;
+    double groups = heads * (double)ca_divide_up(L, 2 * WARPS * TILE_ROWS);
+    return fits && L > WARPS * TILE_ROWS && groups >= (double)info->compute_units ? 2 : 1;
 }
 
 /* Returns the keys of a chunk, in blocks of `keys`. */
@@ -95,6 +97,31 @@ chunk_keys(const ca_attention *attention, int64_t tiles, int64_t head, int64_t k
 {
     bool fits = tiles == 1 || head <= TWO_TILES_WIDE_HEAD;
     return is_plain(attention) && fits && keys >= WIDE_CHUNK ? WIDE_CHUNK : CHUNK;
+}
+
+/* A work-group: warps, tiles of rows of each, blocks of the ring, keys of a block. */
+typedef struct {
+    int64_t warps;
+    int64_t tiles;
+    int64_t stages;
+    int64_t keys;
+} shape;
+
+/* Make the blocks of keys so small that they fit the local memory, which holds the queries first.
+   False if the group does not fit the device. The emulation of matrix units takes a KiB for each
+   warp, and a device that needs it has one for each of WARPS. */
+static bool
+fit_device(shape *s, const ca_device_info *info, const ca_attention *attention, int64_t E,
+           int64_t Ev)
+{
+    int64_t shown = ca_plan_has_matrix_units(info, attention) ? 0 : (s->warps - WARPS) << 10;
+    int64_t bytes = LOCAL_BYTES - shown;
+    while (s->keys > CHUNK && s->stages * s->keys * (E + Ev) * 2 > bytes) {
+        s->keys /= 2;
+    }
+    return s->stages * s->keys * (E + Ev) * 2 <= bytes &&
+           s->warps * s->tiles * TILE_ROWS * E * 2 <= bytes &&
+           s->warps * 32 <= info->max_work_group;
 }
 
 static void
@@ -106,16 +133,19 @@ plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention
 
     ca_knobs knobs = ca_knobs_of(info, attention, CA_INDEX_mma, knobs_of_mma);
     int64_t head = E > Ev ? E : Ev;
-    int64_t tiles = row_tiles(info, attention, head, ca_plan_items(plan));
-    tiles = ca_knob_value(&knobs, ROW_TILES, tiles);
-    plan->grid[3] = ca_divide_up(attention->L, tiles * TILE_ROWS);
-    plan->grid[4] = THREADS;
-
-    const int64_t stages = 3;
-    int64_t keys = ca_knob_value(&knobs, BLOCK_KEYS, 64);
-    while (keys > CHUNK && stages * keys * (E + Ev) * 2 > LOCAL_BYTES) {
-        keys /= 2;
+    const shape rule = {WARPS, row_tiles(info, attention, head, ca_plan_items(plan)), STAGES, 64};
+    shape s = {ca_knob_value(&knobs, GROUP_WARPS, rule.warps),
+               ca_knob_value(&knobs, ROW_TILES, rule.tiles),
+               ca_knob_value(&knobs, RING_STAGES, rule.stages),
+               ca_knob_value(&knobs, BLOCK_KEYS, rule.keys)};
+    if (!fit_device(&s, info, attention, E, Ev)) {
+        s = rule;
+        (void)fit_device(&s, info, attention, E, Ev);
     }
+    plan->local_size = (size_t)s.warps * 32;
+    plan->grid[3] = ca_divide_up(attention->L, s.warps * s.tiles * TILE_ROWS);
+    plan->grid[4] = s.warps * 32;
+
     ca_kernel_spec *spec = &plan->spec;
     ca_plan_define_options(spec, attention);
     ca_kernel_define(spec, "HEAD_E", E);
@@ -127,10 +157,12 @@ plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention
                          rows_are_aligned(attention, CA_ATTENTION_VALUE));
     ca_kernel_define(spec, "OUTPUT_ALIGNED", rows_are_aligned(attention, CA_ATTENTION_OUTPUT));
     ca_plan_define_warp(spec, info, attention);
-    ca_kernel_define(spec, "MT", tiles);
-    ca_kernel_define(spec, "BN", keys);
-    int64_t chunk = chunk_keys(attention, tiles, head, keys);
-    ca_kernel_define(spec, "CHUNK", ca_smaller(ca_knob_value(&knobs, CHUNK_KEYS, chunk), keys));
+    ca_kernel_define(spec, "WARPS", s.warps);
+    ca_kernel_define(spec, "MT", s.tiles);
+    ca_kernel_define(spec, "STAGES", s.stages);
+    ca_kernel_define(spec, "BN", s.keys);
+    int64_t chunk = chunk_keys(attention, s.tiles, head, s.keys);
+    ca_kernel_define(spec, "CHUNK", ca_smaller(ca_knob_value(&knobs, CHUNK_KEYS, chunk), s.keys));
 }
 
 const ca_variant ca_variant_mma = {

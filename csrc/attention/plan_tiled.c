@@ -17,8 +17,10 @@
 /* A work-item keeps at most this many elements of the result in registers. */
 #define MAX_RESULT 64
 
-/* Elements of a query or key that are in local memory at a time. */
+/* The rules for the most elements of a query or key that are in local memory at a time, and the most
+   keys whose values are. */
 #define MAX_CHUNK 64
+#define MAX_KEYS  32
 
 /* How a work-group is arranged; see the kernel. */
 typedef struct {
@@ -37,11 +39,14 @@ static const tiling tilings[] = {
     {8, 8, 4, 4, 0, 0, 0},  {8, 8, 2, 4, 0, 0, 0},  {8, 8, 1, 4, 0, 0, 0},
 };
 
-enum { TILING };
+enum { TILING, CHUNK, KEYS };
 
-/* The number of a row of `tilings`, from 1 on. One that does not fit is passed over. */
+/* The number of a row of `tilings`, from 1 on; one that does not fit is passed over. EC and KC are
+   the most that the kernel's macros may be; where local memory is short, these are less. */
 static const ca_knob knobs_of_tiled[] = {
     [TILING] = {"TILING", {1, 2, 3, 4, 5, 6}},
+    [CHUNK] = {"EC", {16, 32, 64, 128}},
+    [KEYS] = {"KC", {8, 16, 32}},
     {NULL, {0}},
 };
 
@@ -76,11 +81,12 @@ local_memory(const tiling *t, int64_t real)
 /* Choose the most values, then the largest chunk of a head, that fit. A chunk that leaves
    much of the last chunk empty does not count. */
 static bool
-fit_chunks(tiling *t, int64_t E, int64_t real, int64_t available)
+fit_chunks(tiling *t, int64_t E, int64_t real, int64_t available, const ca_knobs *knobs)
 {
     int64_t whole = round_up(E, 8);
-    for (t->KC = 32; t->KC >= 4; t->KC /= 2) {
-        for (int64_t chunks = ca_divide_up(whole, MAX_CHUNK);; chunks++) {
+    int64_t most = ca_knob_value(knobs, CHUNK, MAX_CHUNK);
+    for (t->KC = ca_knob_value(knobs, KEYS, MAX_KEYS); t->KC >= 4; t->KC /= 2) {
+        for (int64_t chunks = ca_divide_up(whole, most);; chunks++) {
             t->EC = round_up(ca_divide_up(E, chunks), 8);
             bool wastes = 8 * (t->EC * chunks - whole) >= whole;
             if (!wastes && local_memory(t, real) <= available) {
@@ -111,7 +117,7 @@ choose_tiling(const ca_device_info *info, const ca_attention *attention, tiling 
         int64_t rows = t.TY * t.MI;
         t.NC = columns_of_item(Ev, t.TX);
         if (t.MI * t.NC <= MAX_RESULT && t.TX * t.TY <= info->max_work_group &&
-            fit_chunks(&t, E, real, available)) {
+            fit_chunks(&t, E, real, available, &knobs)) {
             *chosen = t;
             found = true;
             if (n == 0 || rows / 2 < L) {

@@ -156,8 +156,8 @@ join_inputs(const ca_device_info *info, ca_attention *attention)
 
 /* ---- one problem, by the first variant that works ---- */
 
-/* Launch the problem. A variant whose kernel the driver cannot build, create or launch is left out
-   from now on, and so is one that gives wrong results at its first use on a GPU. Then the next
+/* Launch the problem. A kernel that the driver cannot build, create or launch is left out from now on.
+   So is a variant, for a dtype, that gives wrong results at its first use on a GPU. Then the next
    variant computes the problem, and a notice tells the caller. The failure of the reference, the last
    variant, is the call's. */
 static ca_status
@@ -167,24 +167,31 @@ launch_whole(ca_device *device, const ca_forced *forced, const ca_attention *att
     ca_status status = CA_OK;
     ca_attention_plan plan;
     bool again = true;
+    uint32_t passed_over = forced->left_out;
     if (attention->operands[CA_ATTENTION_QUERY].dtype == CA_BFLOAT16) {
         CA_TRY(ca_device_find_pairs(device, error));
     }
     CA_TRY(ca_device_prepare(device, error));
+    passed_over |= ca_attention_wrong(device, attention);
     while (again) {
         ca_forced now = *forced;
-        now.left_out |= ca_device_left_out(device);
+        now.left_out = passed_over;
         CA_TRY(ca_attention_make_plan(ca_device_get_info(device), &now, attention, &plan, error));
-        if (forced->kernel == NULL) {
-            status = ca_attention_try(device, attention, &plan, error);
+        bool may_choose = forced->kernel == NULL && plan.variant != CA_INDEX_reference;
+        passed_over |= UINT32_C(1) << plan.variant;
+        again = may_choose && ca_device_leaves_out(device, &plan.spec);
+        if (again) {
+            continue;
+        }
+        if (may_choose) {
+            status = ca_attention_try(device, attention, plan.variant, error);
         }
         if (status == CA_OK) {
             status = ca_attention_launch(device, attention, &plan, error);
         }
-        again = status == CA_ERROR_KERNEL && forced->kernel == NULL &&
-                plan.variant != CA_INDEX_reference;
+        again = may_choose && status == CA_ERROR_KERNEL;
         if (again) {
-            ca_device_leave_out(device, plan.variant, plan.spec.name, error->message);
+            ca_device_leave_out(device, &plan.spec, error->message);
             ca_error_clear(error);
             status = CA_OK;
         }

@@ -21,7 +21,11 @@
 #define STEPS_OF_HALF_TYPES 4
 #define STEPS_OF_FLOATS     256
 
-#define FLOAT_DTYPES (CA_FLOAT64 - CA_FLOAT16 + 1)
+/* Bits of a device for each dtype of queries: one for each variant. */
+#define VARIANT_BITS 16
+
+_Static_assert(CA_VARIANT_COUNT <= VARIANT_BITS && CA_FLOAT64 - CA_FLOAT16 < 64 / VARIANT_BITS,
+               "every variant has a bit for each dtype");
 
 /* How a dtype holds numbers. */
 typedef struct {
@@ -96,130 +100,148 @@ difference_of(const void *a, const void *b, ca_dtype dtype, size_t count)
 
 /* ---- the small problem ---- */
 
-static void
-set_operand(ca_attention *small, ca_attention_role role, ca_dtype dtype, void *data, int64_t rows,
-            int64_t columns, bool for_each_head)
+enum { QUERY, KEY, VALUE, FOUND, RIGHT, ARRAYS };
+
+typedef struct {
+    const ca_device_info *info;
+    ca_attention problem;
+    ca_attention_plan plan; /* the variant's */
+    ca_dtype dtype;         /* of queries and results */
+    size_t results;
+    void *arrays[ARRAYS];
+    bool *is_wrong; /* becomes true where results differ */
+} trial;
+
+/* Make an operand of so many rows and columns, for each head or for all heads, in array n. Inputs have
+   numbers. */
+static ca_status
+add_operand(trial *t, ca_attention_role role, ca_dtype dtype, int n, int64_t rows, int64_t columns,
+            bool for_each_head, ca_error *error)
 {
-    ca_operand *operand = &small->operands[role];
+    ca_operand *operand = &t->problem.operands[role];
+    size_t count = (size_t)((for_each_head ? HEADS : 1) * rows * columns);
+    t->arrays[n] = calloc(count, ca_dtype_size(dtype));
+    if (t->arrays[n] == NULL) {
+        return ca_error_set(error, CA_ERROR_MEMORY, "no memory to try a kernel");
+    }
+    if (!ca_attention_is_result(role)) {
+        fill_array(t->arrays[n], dtype, count, (uint64_t)n + 1);
+    }
     *operand = (ca_operand){.dtype = dtype,
-                            .data = data,
+                            .data = t->arrays[n],
                             .rows = rows,
                             .columns = columns,
                             .row_stride = columns,
                             .column_stride = 1};
     operand->batch[CA_BATCH_DIMS - 1] = for_each_head ? rows * columns : 0;
-    operand->memory = ca_attention_extent(small, role);
+    operand->memory = ca_attention_extent(&t->problem, role);
+    return CA_OK;
 }
 
-/* Compute the small problem into `output` by the variant, or by the reference. */
+/* Make the small problem with the head sizes and dtypes of `attention`, and the variant's plan. */
 static ca_status
-compute(ca_device *device, const char *word, ca_attention *small, void *output, ca_error *error)
+start_trial(trial *t, const ca_device_info *info, const ca_attention *attention, const char *word,
+            ca_error *error)
 {
     ca_status status = CA_OK;
-    ca_attention_plan plan;
+    ca_tensor absent[CA_ATTENTION_OPERANDS];
+    ca_attention *small = &t->problem;
     const ca_forced forced = {.kernel = word};
-    const ca_operand *query = &small->operands[CA_ATTENTION_QUERY];
-    set_operand(small, CA_ATTENTION_OUTPUT, query->dtype, output, ROWS, small->Ev, true);
-    CA_TRY(ca_attention_make_plan(ca_device_get_info(device), &forced, small, &plan, error));
-    CA_TRY(ca_attention_launch(device, small, &plan, error));
+    ca_dtype value_dtype = attention->operands[CA_ATTENTION_VALUE].dtype;
+    int64_t E = attention->E;
+    int64_t Ev = attention->Ev;
+    *small =
+        (ca_attention){.batch = {1, 1, HEADS}, .L = ROWS, .S = KEYS, .T = KEYS, .E = E, .Ev = Ev};
+    ca_attention_init(small, absent);
+    small->above = KEYS - ROWS;
+    small->scale = 4 / sqrt((double)E);
+    small->in_float64 = attention->in_float64;
+    small->call = "the trial of a kernel";
+    for (int role = 0; role < CA_ATTENTION_OPERANDS; role++) {
+        small->operands[role].dtype = CA_FLOAT32;
+    }
+    t->info = info;
+    t->dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
+    t->results = (size_t)(HEADS * ROWS * Ev);
+    CA_TRY(add_operand(t, CA_ATTENTION_QUERY, t->dtype, QUERY, ROWS, E, true, error));
+    CA_TRY(add_operand(t, CA_ATTENTION_KEY, t->dtype, KEY, KEYS, E, false, error));
+    CA_TRY(add_operand(t, CA_ATTENTION_VALUE, value_dtype, VALUE, KEYS, Ev, false, error));
+    CA_TRY(add_operand(t, CA_ATTENTION_OUTPUT, t->dtype, RIGHT, ROWS, Ev, true, error));
+    CA_TRY(add_operand(t, CA_ATTENTION_OUTPUT, t->dtype, FOUND, ROWS, Ev, true, error));
+    CA_TRY(ca_attention_make_plan(info, &forced, small, &t->plan, error));
 done:
     return status;
 }
 
-typedef struct {
-    const ca_attention *attention; /* the user's */
-    const char *word;              /* of the variant */
-} trial;
-
-static ca_attention
-small_problem(const ca_attention *attention)
-{
-    ca_tensor absent[CA_ATTENTION_OPERANDS];
-    ca_attention small = {.batch = {1, 1, HEADS},
-                          .L = ROWS,
-                          .S = KEYS,
-                          .T = KEYS,
-                          .E = attention->E,
-                          .Ev = attention->Ev};
-    ca_attention_init(&small, absent);
-    small.above = KEYS - ROWS;
-    small.scale = 4 / sqrt((double)attention->E);
-    small.in_float64 = attention->in_float64;
-    small.call = "the trial of a kernel";
-    for (int role = 0; role < CA_ATTENTION_OPERANDS; role++) {
-        small.operands[role].dtype = CA_FLOAT32;
-    }
-    return small;
-}
-
+/* Compute the small problem by the reference and by the variant's plan, and compare. */
 static ca_status
 compare(ca_device *device, const ca_kernel_spec *spec, const void *context, ca_error *error)
 {
     ca_status status = CA_OK;
     const trial *t = context;
-    ca_dtype dtype = t->attention->operands[CA_ATTENTION_QUERY].dtype;
-    ca_dtype value_dtype = t->attention->operands[CA_ATTENTION_VALUE].dtype;
-    ca_attention small = small_problem(t->attention);
-    size_t queries = (size_t)(HEADS * ROWS * small.E);
-    size_t keys = (size_t)(KEYS * small.E);
-    size_t values = (size_t)(KEYS * small.Ev);
-    size_t results = (size_t)(HEADS * ROWS * small.Ev);
-    void *query = calloc(queries, ca_dtype_size(dtype));
-    void *key = calloc(keys, ca_dtype_size(dtype));
-    void *value = calloc(values, ca_dtype_size(value_dtype));
-    void *found = calloc(results, ca_dtype_size(dtype));
-    void *right = calloc(results, ca_dtype_size(dtype));
-    if (query == NULL || key == NULL || value == NULL || found == NULL || right == NULL) {
-        CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory to try a kernel"));
-    }
-    fill_array(query, dtype, queries, 1);
-    fill_array(key, dtype, keys, 2);
-    fill_array(value, value_dtype, values, 3);
-    set_operand(&small, CA_ATTENTION_QUERY, dtype, query, ROWS, small.E, true);
-    set_operand(&small, CA_ATTENTION_KEY, dtype, key, KEYS, small.E, false);
-    set_operand(&small, CA_ATTENTION_VALUE, value_dtype, value, KEYS, small.Ev, false);
-    status = compute(device, ca_variant_reference.word, &small, right, error);
+    ca_attention_plan reference;
+    const ca_forced forced = {.kernel = ca_variant_reference.word};
+    ca_attention small = t->problem;
+    ca_operand *output = &small.operands[CA_ATTENTION_OUTPUT];
+    output->data = output->memory.data = t->arrays[RIGHT];
+    CA_TRY(ca_attention_make_plan(t->info, &forced, &small, &reference, error));
+    status = ca_attention_launch(device, &small, &reference, error);
     if (status == CA_ERROR_KERNEL) { /* which says nothing about the variant */
         status = CA_ERROR_DEVICE;
     }
     CA_TRY(status);
-    CA_TRY(compute(device, t->word, &small, found, error));
-    int steps = ca_dtype_size(dtype) == 2 ? STEPS_OF_HALF_TYPES : STEPS_OF_FLOATS;
-    double apart = difference_of(found, right, dtype, results);
-    if (!(apart <= ldexp(steps, -format_of(dtype).mantissa))) {
+    CA_TRY(ca_attention_launch(device, &t->problem, &t->plan, error));
+    int steps = ca_dtype_size(t->dtype) == 2 ? STEPS_OF_HALF_TYPES : STEPS_OF_FLOATS;
+    double apart = difference_of(t->arrays[FOUND], t->arrays[RIGHT], t->dtype, t->results);
+    *t->is_wrong = !(apart <= ldexp(steps, -format_of(t->dtype).mantissa));
+    if (*t->is_wrong) {
         CA_TRY(ca_error_set(error, CA_ERROR_KERNEL,
                             "kernel '%s' gives wrong results: they differ by %g from those of "
                             "the reference",
                             spec->name, apart));
     }
 done:
-    free(query);
-    free(key);
-    free(value);
-    free(found);
-    free(right);
     return status;
 }
 
-ca_status
-ca_attention_try(ca_device *device, const ca_attention *attention, const ca_attention_plan *plan,
-                 ca_error *error)
+static int
+first_bit(const ca_attention *attention)
 {
-    const ca_device_info *info = ca_device_get_info(device);
     int dtype = (int)attention->operands[CA_ATTENTION_QUERY].dtype - CA_FLOAT16;
-    int bit = plan->variant * FLOAT_DTYPES + dtype;
-    if (info->type == CA_DEVICE_CPU || plan->variant == CA_INDEX_reference ||
+    return dtype * VARIANT_BITS;
+}
+
+uint32_t
+ca_attention_wrong(const ca_device *device, const ca_attention *attention)
+{
+    return (uint32_t)(ca_device_wrong(device) >> first_bit(attention)) &
+           ((UINT32_C(1) << VARIANT_BITS) - 1);
+}
+
+ca_status
+ca_attention_try(ca_device *device, const ca_attention *attention, int variant, ca_error *error)
+{
+    ca_status status = CA_OK;
+    const ca_device_info *info = ca_device_get_info(device);
+    int bit = first_bit(attention) + variant;
+    bool is_wrong = false;
+    trial t = {.is_wrong = &is_wrong};
+    if (info->type == CA_DEVICE_CPU || variant == CA_INDEX_reference ||
         ca_device_was_tried(device, bit)) {
         return CA_OK;
     }
-    const trial context = {attention, ca_variant_at(plan->variant)->word};
-    ca_status status = ca_verdict_find(device, &plan->spec, false, compare, &context, error);
-    if (status == CA_ERROR_KERNEL) {
-        return status;
+    CA_TRY(start_trial(&t, info, attention, ca_variant_at(variant)->word, error));
+    CA_TRY(ca_verdict_find(device, &t.plan.spec, false, compare, &t, error));
+done:
+    for (int n = 0; n < ARRAYS; n++) {
+        free(t.arrays[n]);
     }
-    ca_error_clear(error);
-    if (status != CA_ERROR_MEMORY) { /* a later call may have the memory */
-        ca_device_set_tried(device, bit);
+    if (is_wrong || (status != CA_ERROR_KERNEL && status != CA_ERROR_MEMORY)) {
+        ca_device_set_tried(device, bit, !is_wrong);
     }
-    return CA_OK;
+    if (status != CA_ERROR_KERNEL) { /* which says nothing about the variant */
+        ca_error_clear(error);
+        status = CA_OK;
+    }
+    return status;
 }

@@ -285,14 +285,18 @@ has(ca_device *device, ca_capability capability, const ca_kernel_spec *spec, cap
 }
 
 static bool
-has_exchange(ca_device *device, ca_capability capability, int exchange, int sub_group,
+has_exchange(ca_device *device, ca_capability capability, int exchange, int sub_group, int lanes,
              expectation expect)
 {
-    const ca_kernel_spec spec = {.name = "probe_exchange",
-                                 .is_probe = true,
-                                 .in_c30 = sub_group > 0,
-                                 .ndefines = 2,
-                                 .defines = {{"EXCHANGE", exchange}, {"SUB_GROUP", sub_group}}};
+    bool by_sub_groups = exchange == CA_PROBE_EXCHANGE_SUB_GROUPS;
+    const ca_kernel_spec spec = {
+        .name = "probe_exchange",
+        .is_probe = true,
+        .in_c30 = by_sub_groups,
+        .lanes = by_sub_groups && sub_group == 0 ? lanes : 0,
+        .ndefines = 3,
+        .defines = {{"EXCHANGE", exchange}, {"SUB_GROUP", sub_group}, {"LANES", lanes}},
+    };
     return has(device, capability, &spec, (capability_trial){expect, .approximate = true});
 }
 
@@ -310,7 +314,7 @@ try_ptx(ca_device *device)
 {
     ca_device_info *info = &device->info;
     if (info->warp_shuffles &&
-        !has_exchange(device, CA_WARP_SHUFFLES, CA_PROBE_EXCHANGE_PTX, 0, expect_shuffles)) {
+        !has_exchange(device, CA_WARP_SHUFFLES, CA_PROBE_EXCHANGE_PTX, 0, 32, expect_shuffles)) {
         info->warp_shuffles = info->float16_matrices = info->bfloat16_matrices = false;
         info->nvidia_capability = 0;
     }
@@ -343,8 +347,19 @@ try_sub_groups(ca_device *device)
     for (size_t n = 0; n < sizeof sizes / sizeof sizes[0]; n++) {
         if ((device->info.sub_groups & sizes[n].size) != 0 &&
             !has_exchange(device, sizes[n].capability, CA_PROBE_EXCHANGE_SUB_GROUPS, sizes[n].size,
-                          sizes[n].expect)) {
+                          sizes[n].size, sizes[n].expect)) {
             device->info.sub_groups -= sizes[n].size;
+        }
+    }
+    /* The most neighbours that exchange numbers in sub-groups of no required size. */
+    ca_error *why = &device->lacks[CA_SUB_GROUP_SHUFFLES];
+    int64_t asked = device->info.shuffle_lanes;
+    device->info.shuffle_lanes = 0;
+    for (int n = 2; asked > 0 && n >= 0 && device->info.shuffle_lanes == 0; n--) {
+        ca_error_clear(why); /* of more neighbours */
+        if (has_exchange(device, CA_SUB_GROUP_SHUFFLES, CA_PROBE_EXCHANGE_SUB_GROUPS, 0,
+                         sizes[n].size, sizes[n].expect)) {
+            device->info.shuffle_lanes = sizes[n].size;
         }
     }
 }

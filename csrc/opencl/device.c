@@ -67,6 +67,7 @@ void
 ca_device_close(ca_device *device)
 {
     ca_kernel_table_free(&device->kernels, device->cl);
+    ca_kernel_table_free(&device->left_out, device->cl);
     close_queue(device, &device->queue);
     close_queue(device, &device->local_queue);
     if (device->context != NULL) {

@@ -66,8 +66,6 @@ typedef struct {
     ca_memory_stats stats;
 } ca_pool;
 
-#define CA_MOST_VARIANTS 16
-
 typedef enum {
     CA_DEVICE_UNTRIED,
     CA_DEVICE_READY,
@@ -94,11 +92,12 @@ struct ca_device {
     ca_error lacks[CA_CAPABILITIES];
     atomic_bool pairs_known; /* info.bfloat16_pairs is final, and was written before */
 
-    /* Kept for the room that has variants of kernels, a bit each. */
-    _Atomic(uint32_t) left_out;
-    _Atomic(uint64_t) tried;
-    _Atomic(uint32_t) untold;           /* those of `left_out` whose notice nobody has taken */
-    ca_error notices[CA_MOST_VARIANTS]; /* under `lock` */
+    /* Kept for the room that has variants of kernels. */
+    _Atomic(uint64_t) tried; /* bits, like `wrong` */
+    _Atomic(uint64_t) wrong;
+    atomic_int untold;        /* notices that nobody has taken */
+    ca_kernel_table left_out; /* under `lock`: kernels without handles, the last one first */
+    atomic_bool leaves_out;   /* the table is not empty */
 
     ca_mutex build_lock;
     ca_mutex lock;

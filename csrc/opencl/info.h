@@ -43,6 +43,7 @@ typedef enum {
     CA_SUB_GROUPS_8,
     CA_SUB_GROUPS_16,
     CA_SUB_GROUPS_32,
+    CA_SUB_GROUP_SHUFFLES,
     CA_CAPABILITIES,
 } ca_capability;
 
@@ -65,6 +66,9 @@ typedef struct {
     /* The sum of the sizes of sub-groups that a kernel may require; each size is a power
        of 2, and sub-groups can shuffle. 0: the device has none. */
     int64_t sub_groups;
+    /* So many neighbours can shuffle, 8, 16 or 32, in sub-groups whose size the compiler chooses. 0:
+       none, or the device has sizes that a kernel may require. Final when the device is prepared. */
+    int64_t shuffle_lanes;
     /* What kernels have as NVIDIA's PTX. Final when the device is prepared. */
     bool warp_shuffles;        /* work-items of a warp exchange numbers */
     bool float16_matrices;     /* a warp multiplies matrices of float16 */

@@ -13,7 +13,7 @@
 
 #include "base/status.h"
 
-/* Required functions, then others, which are NULL if the loader lacks them: one of OpenCL 2.0, and
+/* Required functions, then others, which are NULL if the loader lacks them: those of OpenCL 2, and
    those that take over queues and buffers of other libraries. */
 #define CA_CL_FUNCTIONS(X)                                                                         \
     X(clGetPlatformIDs)                                                                            \
@@ -50,6 +50,7 @@
 
 #define CA_CL_OPTIONAL_FUNCTIONS(X)                                                                \
     X(clSetKernelArgSVMPointer)                                                                    \
+    X(clGetKernelSubGroupInfo)                                                                     \
     X(clGetCommandQueueInfo)                                                                       \
     X(clGetMemObjectInfo)                                                                          \
     X(clRetainCommandQueue)                                                                        \

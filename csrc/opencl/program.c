@@ -271,6 +271,24 @@ kernel_open(const ca_device *device, ca_kernel *kernel)
                                         sizeof kernel->work_group, &kernel->work_group, NULL);
 }
 
+/* True if the compiler has chosen sub-groups that are large enough for the kernel's work-groups,
+   whose size the kernel says. */
+static bool
+has_lanes(const ca_device *device, const ca_kernel *kernel)
+{
+    const ca_cl *cl = device->cl;
+    size_t group[3];
+    size_t size = 0;
+    return kernel->spec.lanes == 0 ||
+           (cl->clGetKernelWorkGroupInfo(kernel->handle, device->id,
+                                         CL_KERNEL_COMPILE_WORK_GROUP_SIZE, sizeof group, group,
+                                         NULL) == CL_SUCCESS &&
+            cl->clGetKernelSubGroupInfo(kernel->handle, device->id,
+                                        CL_KERNEL_MAX_SUB_GROUP_SIZE_FOR_NDRANGE, sizeof group,
+                                        group, sizeof size, &size, NULL) == CL_SUCCESS &&
+            size >= (size_t)kernel->spec.lanes);
+}
+
 /* Build the kernel, from the cache on disk or from source. */
 static ca_status
 kernel_build(ca_device *device, const ca_kernel_source *source, ca_kernel *kernel, ca_error *error)
@@ -302,6 +320,11 @@ kernel_build(ca_device *device, const ca_kernel_source *source, ca_kernel *kerne
         char call[128];
         snprintf(call, sizeof call, "clCreateKernel of '%s'", name);
         CA_TRY(ca_cl_check_kernel(code, call, device->info.name, error));
+    }
+    if (!has_lanes(device, kernel)) {
+        CA_TRY(ca_error_set(error, CA_ERROR_KERNEL,
+                            "kernel '%s' has sub-groups of fewer than %d work-items", name,
+                            kernel->spec.lanes));
     }
     program_to_cache(device, &kernel->spec, identity, kernel->program);
 done:

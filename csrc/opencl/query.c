@@ -132,25 +132,27 @@ query_system_svm(const ca_device *device)
 #define CA_CL_CAPABILITY_MAJOR_NV   0x4000
 #define CA_CL_CAPABILITY_MINOR_NV   0x4001
 
-/* Returns the sum of the sub-groups' sizes, see ca_device_info. */
-static int64_t
-query_sub_groups(const ca_device *device)
+/* Find how sub-groups shuffle: in sizes that a kernel may require, or in others. The compiler says
+   the size of a built kernel's sub-groups, to OpenCL 2.1. */
+static void
+query_sub_groups(const ca_device *device, ca_device_info *info)
 {
     size_t sizes[16];
     size_t bytes = 0;
     int major = 0;
-    if (sscanf(device->info.version, "OpenCL %d.", &major) != 1 || major < 3 ||
-        !query_extension(device, "cl_intel_required_subgroup_size") ||
-        !query_extension(device, "cl_khr_subgroup_shuffle") ||
+    if (sscanf(info->version, "OpenCL %d.", &major) != 1 || major < 3 ||
+        !query_extension(device, "cl_khr_subgroup_shuffle")) {
+        return;
+    }
+    if (query_extension(device, "cl_intel_required_subgroup_size") &&
         device->cl->clGetDeviceInfo(device->id, CA_CL_SUB_GROUP_SIZES_INTEL, sizeof sizes, sizes,
-                                    &bytes) != CL_SUCCESS) {
-        return 0;
+                                    &bytes) == CL_SUCCESS) {
+        for (size_t n = 0; n < bytes / sizeof sizes[0]; n++) {
+            info->sub_groups += (int64_t)sizes[n];
+        }
+    } else if (info->type != CA_DEVICE_CPU && device->cl->clGetKernelSubGroupInfo != NULL) {
+        info->shuffle_lanes = 32;
     }
-    size_t sum = 0;
-    for (size_t n = 0; n < bytes / sizeof sizes[0]; n++) {
-        sum += sizes[n];
-    }
-    return (int64_t)sum;
 }
 
 /* PTX has shuffles from capability 7.0 on, matrix units and asynchronous copies from 8.0
@@ -209,7 +211,7 @@ query_device(ca_device *device, const char *memory_override)
     info->max_work_group = QUERY_NEEDED(device, CL_DEVICE_MAX_WORK_GROUP_SIZE);
     info->max_parameter_size = QUERY_NEEDED(device, CL_DEVICE_MAX_PARAMETER_SIZE);
     info->float_width = query_number(device, CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT);
-    info->sub_groups = query_sub_groups(device);
+    query_sub_groups(device, info);
     query_nvidia(device, info);
     info->float64 = query_extension(device, "cl_khr_fp64");
     info->float16 = query_extension(device, "cl_khr_fp16");

@@ -171,12 +171,6 @@ ca_device_lacks(const ca_device *device, ca_capability capability)
     return why->message[0] != '\0' ? why : NULL;
 }
 
-uint32_t
-ca_device_left_out(const ca_device *device)
-{
-    return atomic_load_explicit(&device->left_out, memory_order_relaxed);
-}
-
 bool
 ca_device_was_tried(const ca_device *device, int bit)
 {
@@ -184,44 +178,71 @@ ca_device_was_tried(const ca_device *device, int bit)
 }
 
 void
-ca_device_set_tried(ca_device *device, int bit)
+ca_device_set_tried(ca_device *device, int bit, bool is_right)
 {
+    atomic_fetch_or(&device->wrong, (uint64_t)!is_right << bit);
     atomic_fetch_or(&device->tried, UINT64_C(1) << bit);
 }
 
-void
-ca_device_leave_out(ca_device *device, int variant, const char *kernel, const char *reason)
+uint64_t
+ca_device_wrong(const ca_device *device)
 {
-    uint32_t bit = UINT32_C(1) << variant;
-    ca_mutex_lock(&device->lock);
-    if ((atomic_fetch_or(&device->left_out, bit) & bit) == 0) {
-        ca_error_set(&device->notices[variant], CA_OK,
-                     "device '%s' cannot use the kernel '%s', and others take its place from now "
-                     "on: %s",
-                     device->info.name, kernel, reason);
-        atomic_fetch_or(&device->untold, bit);
-    }
-    ca_mutex_unlock(&device->lock);
+    return atomic_load_explicit(&device->wrong, memory_order_relaxed);
 }
 
 bool
-ca_device_take_notice(ca_device *device, ca_error *notice)
+ca_device_leaves_out(ca_device *device, const ca_kernel_spec *spec)
 {
-    if (atomic_load(&device->untold) == 0) {
+    if (!atomic_load_explicit(&device->leaves_out, memory_order_relaxed)) {
         return false;
     }
     ca_mutex_lock(&device->lock);
-    uint32_t untold = atomic_load(&device->untold);
-    int n = 0;
-    while (untold != 0 && (untold >> n & 1) == 0) {
-        n++;
-    }
-    if (untold != 0) {
-        *notice = device->notices[n];
-        atomic_fetch_and(&device->untold, ~(UINT32_C(1) << n));
-    }
+    bool found = ca_kernel_table_find(&device->left_out, spec, ca_kernel_spec_hash(spec)) != NULL;
     ca_mutex_unlock(&device->lock);
-    return untold != 0;
+    return found;
+}
+
+void
+ca_device_leave_out(ca_device *device, const ca_kernel_spec *spec, const char *reason)
+{
+    ca_strbuf notice = {0};
+    ca_strbuf_append(&notice,
+                     "device '%s' cannot use the kernel '%s' for calls like this one, and others "
+                     "take its place there from now on: %s",
+                     device->info.name, spec->name, reason);
+    ca_kernel *kernel = calloc(1, sizeof *kernel);
+    if (!notice.failed && kernel != NULL && !ca_device_leaves_out(device, spec)) {
+        kernel->spec = *spec;
+        kernel->spec.mods = NULL; /* the caller's */
+        kernel->hash = ca_kernel_spec_hash(spec);
+        kernel->notice = notice.data;
+        notice.data = NULL;
+        ca_mutex_lock(&device->lock);
+        ca_kernel_table_insert(&device->left_out, kernel);
+        kernel = NULL;
+        atomic_store(&device->leaves_out, true);
+        atomic_fetch_add(&device->untold, 1);
+        ca_mutex_unlock(&device->lock);
+    }
+    free(kernel);
+    ca_strbuf_free(&notice);
+}
+
+char *
+ca_device_take_notice(ca_device *device)
+{
+    char *notice = NULL;
+    if (atomic_load(&device->untold) > 0) {
+        ca_mutex_lock(&device->lock);
+        ca_kernel *kernel = device->left_out.first;
+        for (; kernel != NULL && notice == NULL; kernel = kernel->next) {
+            notice = kernel->notice;
+            kernel->notice = NULL;
+        }
+        atomic_fetch_sub(&device->untold, notice != NULL);
+        ca_mutex_unlock(&device->lock);
+    }
+    return notice;
 }
 
 ca_status

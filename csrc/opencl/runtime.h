@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "base/tensor.h" /* ca_extent */
 #include "opencl/info.h"
+#include "opencl/spec.h"
 
 typedef struct ca_runtime ca_runtime;
 
@@ -71,18 +72,21 @@ ca_status ca_device_prepare(ca_device *device, ca_error *error);
    prepared. */
 const ca_error *ca_device_lacks(const ca_device *device, ca_capability capability);
 
-/* What the room above keeps for a device: bits of the variants that it leaves out, and of those
-   that it has tried. Thread-safe. */
-uint32_t ca_device_left_out(const ca_device *device);
+/* What the room above keeps for a device: bits of what it has tried, and of what was wrong then.
+   Thread-safe. */
 bool ca_device_was_tried(const ca_device *device, int bit);
-void ca_device_set_tried(ca_device *device, int bit);
+void ca_device_set_tried(ca_device *device, int bit, bool is_right);
+uint64_t ca_device_wrong(const ca_device *device);
 
-/* Leave a variant out from now on. The first call also makes a notice of the kernel's name and the
-   reason, for ca_device_take_notice. */
-void ca_device_leave_out(ca_device *device, int variant, const char *kernel, const char *reason);
+/* True if the kernel is left out. One built with other macros is another kernel. Thread-safe. */
+bool ca_device_leaves_out(ca_device *device, const ca_kernel_spec *spec);
 
-/* Move one of the device's notices to `notice`. False if there is none. */
-bool ca_device_take_notice(ca_device *device, ca_error *notice);
+/* Leave a kernel out from now on, and make a notice of its name and the reason, once. Without memory
+   for that, nothing happens: the kernel will fail again. Thread-safe. */
+void ca_device_leave_out(ca_device *device, const ca_kernel_spec *spec, const char *reason);
+
+/* Take one of the device's notices, to be freed. NULL: there is none. Thread-safe. */
+char *ca_device_take_notice(ca_device *device);
 
 /* Prepare the device and find out, once, whether kernels/support/bfloat16_pairs.clh runs on
    it. Only then may info->bfloat16_pairs be read. Fails as ca_device_prepare does. */

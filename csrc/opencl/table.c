@@ -72,6 +72,7 @@ ca_kernel_free(const ca_cl *cl, ca_kernel *kernel)
     if (kernel->program != NULL) {
         cl->clReleaseProgram(kernel->program);
     }
+    free(kernel->notice);
     free(kernel);
 }
 

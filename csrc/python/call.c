@@ -261,13 +261,13 @@ ca_py_call_clear(ca_py_output *outputs, int count)
 static int
 tell_notices(ca_device *device)
 {
-    ca_error notice;
-    while (ca_device_take_notice(device, &notice)) {
-        if (PyErr_WarnFormat(PyExc_RuntimeWarning, 1, "%s", notice.message) < 0) {
-            return -1;
-        }
+    int result = 0;
+    char *notice;
+    while (result == 0 && (notice = ca_device_take_notice(device)) != NULL) {
+        result = PyErr_WarnFormat(PyExc_RuntimeWarning, 1, "%s", notice);
+        free(notice);
     }
-    return 0;
+    return result;
 }
 
 /* Runs one problem, on the call's device or, if it is trivial, without one. */

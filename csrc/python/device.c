@@ -143,6 +143,7 @@ lacks(PyObject *module, PyObject *object)
         [CA_SUB_GROUPS_8] = "sub-groups of 8",
         [CA_SUB_GROUPS_16] = "sub-groups of 16",
         [CA_SUB_GROUPS_32] = "sub-groups of 32",
+        [CA_SUB_GROUP_SHUFFLES] = "shuffles of sub-groups",
     };
     if (!Py_IS_TYPE(object, ca_state_get(module)->device_type)) {
         PyErr_Format(PyExc_TypeError, "device must be a Device, not %s", Py_TYPE(object)->tp_name);

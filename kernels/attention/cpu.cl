@@ -31,7 +31,7 @@
 
 #include "kernels/attention/cpu/products.clh" /* start_block, multiply_values */
 #include "kernels/attention/cpu/softmax.clh"  /* score_keys, softmax_state */
-#include "kernels/attention/keys.clh"         /* key_run_at */
+#include "kernels/attention/keys.clh"         /* find_key_run */
 #include "kernels/attention/present.clh"      /* copy_present */
 #include "kernels/support/philox.clh"         /* DEFINE_PHILOX */
 
@@ -117,7 +117,8 @@ write_weights(const tile_state *tile, const termv *queries, const softmax_state 
         factor[v] = softmax->seen[v] != 0 ? inverse : (realv)REAL(0.0);
     }
     PLAIN_FOR (ca_int64 j0 = 0; j0 < params->T && !is_stopped(tile->call); j0 += keys) {
-        const key_run run = key_run_at(tile->call, tile->batch, j0);
+        key_run run;
+        find_key_run(&run, tile->call, tile->batch, j0);
         keys = (int)min((ca_int64)keys_of_block(params), run.count);
         int attended = (int)clamp(tile->last + 1 - j0, (ca_int64)0, (ca_int64)keys);
         int first_key;
@@ -233,7 +234,8 @@ attend(item_state *item, realv *added, termv *weights, term *packed)
     key_block blocks[CA_CPU_TILES];
     int keys;
     PLAIN_FOR (ca_int64 j0 = all ? 0 : tile->first; j0 < end && !is_stopped(call); j0 += keys) {
-        const key_run first_run = key_run_at(call, tile->batch, j0);
+        key_run first_run;
+        find_key_run(&first_run, call, tile->batch, j0);
         keys = (int)min((ca_int64)most, min(end - j0, first_run.count));
         if (USES(params, PRESENT)) {
             copy_present(call, tile->batch, max(item->share.start, max(j0, tile->first)),
@@ -257,7 +259,8 @@ attend(item_state *item, realv *added, termv *weights, term *packed)
                     continue;
                 }
                 if ((started >> h & 1) == 0) {
-                    const key_run run = key_run_at(call, sums->tile.batch, j0);
+                    key_run run;
+                    find_key_run(&run, call, sums->tile.batch, j0);
                     start_block(&blocks[h], params, &run, keys, packed + h * packed_terms);
                     started |= 1u << h;
                 }

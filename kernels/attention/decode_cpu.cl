@@ -31,7 +31,7 @@
 #include "kernels/attention/keys.clh"    /* key_run */
 #include "kernels/attention/present.clh" /* copy_present */
 #include "kernels/attention/score.clh"   /* finish_score, weight_of, write_lse */
-#include "kernels/attention/splits.clh"  /* base_of, partial_row, split_share_of */
+#include "kernels/attention/splits.clh"  /* base_of, partial_row, find_share */
 
 #define ROWS (8 * RT) /* of a work-item, at most; csrc/attention/plan_decode_cpu.c knows */
 
@@ -214,7 +214,7 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
     real added[BN];
     score_bounds bounds = count_from(row->bounds, 0, j0);
     bounds.limit = min(bounds.limit, (ca_int64)keys);
-    const bool asks = mask_block_at(call, row->batch, 1, row->i, 1, j0, keys) != CA_BLOCK_FULL;
+    const bool asks = mask_block_at(call, row->batch, 1, row->mod.q, 1, j0, keys) != CA_BLOCK_FULL;
     if (SCORE_IS_PLAIN(params) && !asks &&
         sees_all(params, &bounds, 0, 1, 0, (keys + LANES - 1) / LANES * LANES)) {
         return;
@@ -385,7 +385,7 @@ skips_block(const attention_call *call, ca_int64 j0, int keys, const decode_row 
 {
     bool empty = true;
     PLAIN_FOR (int r = 0; r < RT && empty; r++) {
-        empty = mask_block_at(call, rows[r].batch, 1, rows[r].i, 1, j0, keys) == CA_BLOCK_EMPTY;
+        empty = mask_block_at(call, rows[r].batch, 1, rows[r].mod.q, 1, j0, keys) == CA_BLOCK_EMPTY;
     }
     return empty;
 }
@@ -411,21 +411,19 @@ attend_block(const attention_call *call, const key_run *run, ca_int64 j0, int ke
 }
 
 /* Starts row r of a share, whose last row repeats. */
-static inline decode_row
-start_row(const attention_call *call, const split_share *share, int r)
+static inline void
+start_row(decode_row *row, const attention_call *call, const split_share *share, int r)
 {
-    decode_row row;
-    row.i = row_of_share(call->params, share, r, row.batch);
-    const key_band band = ca_band(call, row.batch);
-    row.bounds = count_from(bounds_of(call, row.batch, &band), row.i, 0);
-    row.first = max((ca_int64)0, row.i + band.lower);
-    row.last = min(band.limit - 1, row.i + band.upper);
-    row.highest = -INFINITY;
-    row.sum = REAL(0.0);
+    row->i = row_of_share(call->params, share, r, row->batch);
+    const key_band band = ca_band(call, row->batch);
+    row->bounds = count_from(bounds_of(call, row->batch, &band), row->i, 0);
+    row->first = max((ca_int64)0, row->i + band.lower);
+    row->last = min(band.limit - 1, row->i + band.upper);
+    row->highest = -INFINITY;
+    row->sum = REAL(0.0);
 #if HAS_MODS
-    row.mod = mod_row_at(call, row.batch, row.i);
+    row->mod = mod_row_at(call, row->batch, row->i);
 #endif
-    return row;
 }
 
 /* Merges the partial rows of row `index` of all batches. */
@@ -460,7 +458,8 @@ CALLED void
 attend_share(const attention_call *call, ca_int64 item)
 {
     const ca_attention_params *params = call->params;
-    const split_share mine = split_share_of(params, item, ROWS);
+    split_share mine;
+    find_share(&mine, params, item, ROWS);
     const int tiles = (mine.count + RT - 1) / RT;
     const int E_chunks = CHUNKS(params->E);
     const int Ev_slots = SLOTS_OF_ROW(params->Ev);
@@ -470,7 +469,7 @@ attend_share(const attention_call *call, ca_int64 item)
     ca_int64 first = params->T;
     ca_int64 last = -1;
     PLAIN_FOR (int r = 0; r < tiles * RT; r++) {
-        rows[r] = start_row(call, &mine, r);
+        start_row(&rows[r], call, &mine, r);
         first = min(first, rows[r].first);
         last = max(last, rows[r].last);
         load_query(queries + r / RT * RT * E_chunks + r % RT,
@@ -490,7 +489,8 @@ attend_share(const attention_call *call, ca_int64 item)
     }
     int count; /* of the keys of a block */
     PLAIN_FOR (ca_int64 j0 = keys.start; j0 < keys.end && !is_stopped(call); j0 += count) {
-        const key_run run = key_run_at(call, mine.batch, j0);
+        key_run run;
+        find_key_run(&run, call, mine.batch, j0);
         count = (int)min((ca_int64)BN, min(keys.end - j0, run.count));
         if (USES(params, PRESENT)) {
             copy_present(call, mine.batch, max(copied.start, j0), min(copied.end, j0 + count));

@@ -41,7 +41,7 @@
 #define CHUNK      JOIN(ELEMENTS_, VALUE_DTYPE)
 
 #include "kernels/attention/decode_gpu/slices.clh" /* slice_state, SLICES, VECTOR, group_row */
-#include "kernels/attention/present.clh"           /* bits_1, present_share_of, key_run_at */
+#include "kernels/attention/present.clh"           /* bits_1, present_share_of, find_key_run */
 
 /* A lane has KEY_PER_LANE chunks of a key, KEY_LANES chunks apart, and KEYS_PER_LANE
    keys of a block. Its TERMS products are those of these keys with RT rows. */
@@ -339,7 +339,8 @@ copy_present_rows(const attention_call *call, const ca_int64 *batch, ca_int64 fi
     const ca_view *values = VIEW(call->params, PRESENT_VALUE);
     int rows;
     for (ca_int64 j = first; j < end; j += rows) {
-        const key_run run = key_run_at(call, batch, j);
+        key_run run;
+        find_key_run(&run, call, batch, j);
         rows = (int)min((ca_int64)BN, min(end - j, run.count));
         copy_key_rows(call->present_key + ca_offset(keys, batch, j, 0), keys, run.key, run.key_view,
                       rows);
@@ -407,27 +408,37 @@ store_scores(__local real *block, const attention_call *call, const __local grou
 
 /* The group's rows attend to keys start … end - 1, which are in one run. */
 static inline void
-attend_keys(slice_state *state, const attention_call *call, const ca_int64 *batch,
+attend_keys(slice_state *state, const attention_call *call, const split_share *group,
             const key_run *run, ca_int64 start, ca_int64 end, key_range share,
             const lane_share *mine, block_memory *memory)
 {
     const ca_view *key_view = run->key_view;
     const ca_view *value_view = run->value_view;
-    __global const storage *keys = run->key;
-    __global const value_storage *values = run->value;
+    const ca_int64 *batch = group->batch;
+    const int place = place_of_group(call, group);
+    int ahead = keys_ahead(call, group, place, start, end - start, BN);
+    __global const storage *keys = run->key + ahead * key_view->row;
+    __global const value_storage *values = run->value + ahead * value_view->row;
     uint4 key_chunks[KEYS_PER_LANE * KEY_PER_LANE];
     uint4 value_chunks[VALUES_PER_LANE * PER_LANE];
-    int count = (int)min((ca_int64)BN, end - start);
-    load_keys(key_chunks, keys, key_view, mine->key, mine->key_lane, count);
-    load_values(value_chunks, values, value_view, mine->slice, mine->lane, count);
-    for (ca_int64 j0 = start; j0 < end; j0 += BN) {
+    if (HAS_MASK_MOD && USES(call->params, PRESENT)) {
+        copy_present_rows(call, batch, max(share.start, start),
+                          min(share.end, min(start + ahead, end)));
+    }
+    int count = (int)min((ca_int64)BN, end - start - ahead);
+    if (count > 0) {
+        load_keys(key_chunks, keys, key_view, mine->key, mine->key_lane, count);
+        load_values(value_chunks, values, value_view, mine->slice, mine->lane, count);
+    }
+    for (ca_int64 j0 = start + ahead; j0 < end; j0 += ahead) {
         real added[OWN_SUMS];
         real terms[TERMS];
         load_addends(added, call, memory->rows, mine, j0, count);
         multiply_keys(terms, key_chunks, memory->queries, mine->key_lane);
-        const int next = (int)min((ca_int64)BN, end - j0 - BN);
-        keys += BN * key_view->row;
-        values += BN * value_view->row;
+        ahead = BN + keys_ahead(call, group, place, j0 + BN, end - j0 - BN, BN);
+        const int next = (int)min((ca_int64)BN, end - j0 - ahead);
+        keys += ahead * key_view->row;
+        values += ahead * value_view->row;
         if (next > 0) {
             load_keys(key_chunks, keys, key_view, mine->key, mine->key_lane, next);
         }
@@ -435,7 +446,8 @@ attend_keys(slice_state *state, const attention_call *call, const ca_int64 *batc
         sums_over_lanes(terms, mine->key_lane, memory->scratch);
         store_scores(block, call, memory->rows, terms, added, mine, (int)j0);
         if (USES(call->params, PRESENT)) {
-            copy_present_rows(call, batch, max(share.start, j0), min(share.end, j0 + count));
+            copy_present_rows(call, batch, max(share.start, j0),
+                              min(share.end, min(j0 + ahead, end)));
         }
         /* Orders the writes of this block's scores before their reads. The scores of
            two blocks ago, which the writes replace, were read before the last
@@ -465,9 +477,10 @@ attend_split(slice_state *state, const attention_call *call, const split_share *
     }
     ca_int64 end;
     for (ca_int64 start = range.start; start < range.end; start = end) {
-        const key_run run = key_run_at(call, batch, start);
+        key_run run;
+        find_key_run(&run, call, batch, start);
         end = USES(params, PAST) ? min(range.end, start + run.count) : range.end;
-        attend_keys(state, call, batch, &run, start, end, share, mine, memory);
+        attend_keys(state, call, group, &run, start, end, share, mine, memory);
     }
 }
 
@@ -487,14 +500,15 @@ attention_decode_gpu(ATTENTION_ARGUMENTS)
     const int slice = item / ROW_LANES;
     const lane_share mine = {item / KEY_LANES, item % KEY_LANES, slice, item - slice * ROW_LANES};
 
-    const split_share group = split_share_of(&params, group_of(&params), RT);
+    split_share group;
+    find_share(&group, &params, group_of(&params), RT);
     ca_int64 batch[CA_BATCH_DIMS];
     PLAIN_FOR (int r = 0; r < RT; r++) {
         const ca_int64 i = row_of_share(&params, &group, r, batch);
         share_query(queries + r * QUERY_VECTORS, query + ca_offset(&params.query, batch, i, 0),
                     params.query.column, score_scale(&params));
         if (item == 0) {
-            group_rows[r] = group_row_of(&call, batch, i);
+            start_group_row(&group_rows[r], &call, batch, i);
         }
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* writes of queries and rows: their reads */

@@ -24,6 +24,7 @@
  *
  *     -DHEAD_E -DHEAD_EV   head sizes E and Ev, multiples of 8, filled up with zeros to
  *                          multiples of 32 and 64
+ *     -DWARPS              warps of a group
  *     and the macros of support/warp.clh
  *
  * Rows of key and value are whole aligned 16 bytes. L and T are at most 2^28.
@@ -48,7 +49,7 @@
 #define PART_ROWS TILE_ROWS
 #define PART_SIZE (TILE_ROWS * ROW_SIZE)
 
-#include "kernels/attention/mma/softmax.clh" /* WARPS, round_weights */
+#include "kernels/attention/mma/softmax.clh" /* THREADS, round_weights */
 
 #include "kernels/attention/decode_gpu/rows.clh" /* group_row, part_memory */
 
@@ -207,33 +208,39 @@ finish_scores(const warp_state *warp, const split_source *source, int j,
     return used;
 }
 
-/* The warp attends to its share of the split. */
+/* The warp attends to its share of the split. All warps pass over the same keys that the blocks of a
+   mask exclude. */
 static inline void
-attend_split(const warp_state *warp, const split_source *source, __local const uint4 *queries,
-             softmax_state *softmax, float4 (*result)[EV_TILES])
+attend_split(const warp_state *warp, const split_source *source, const split_share *group,
+             __local const uint4 *queries, softmax_state *softmax, float4 (*result)[EV_TILES])
 {
     const ca_attention_params *params = source->call->params;
     const float factor = late_factor(params);
-    const int step = WARPS * CHUNK;
-    int j = (int)warp->index * CHUNK;
+    const int turn = WARPS * CHUNK;
+    const int place = place_of_group(source->call, group);
+    int ahead = keys_ahead(source->call, group, place, source->start, source->count, turn);
+    int j = (int)warp->index * CHUNK + ahead;
     uint4 keys[2][KEY_LOADS];
     uint4 values[4][VALUE_LOADS];
     load_keys(keys, source, j);
     load_values(values, source, j);
-    for (int j0 = 0; j0 < source->count; j0 += step, j += step) {
+    for (int j0 = ahead; j0 < source->count; j0 += ahead, j += ahead) {
         if (WARP_SKIPS && j >= source->count) {
             break;
         }
+        const int left = source->count - j0 - turn;
+        ahead =
+            turn + keys_ahead(source->call, group, place, source->start + j0 + turn, left, turn);
         float4 scores[1][KEY_TILES] = {{(float4)0.0f}};
         multiply_keys(warp, queries, keys, scores[0]);
-        if (j + step < source->count) {
-            load_keys(keys, source, j + step);
+        if (j + ahead < source->count) {
+            load_keys(keys, source, j + ahead);
         }
         const uint used = finish_scores(warp, source, j, scores, softmax);
         weigh_scores(warp, params, softmax, scores, factor, result);
         multiply_values(warp, values, used, scores[0], softmax, result[0]);
-        if (j + step < source->count) {
-            load_values(values, source, j + step);
+        if (j + ahead < source->count) {
+            load_values(values, source, j + ahead);
         }
     }
 }
@@ -293,12 +300,13 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
     const attention_call call = ATTENTION_CALL;
     const int item = (int)get_local_id(0);
 
-    const split_share group = split_share_of(&params, group_of(&params), TILE_ROWS);
+    split_share group;
+    find_share(&group, &params, group_of(&params), TILE_ROWS);
     share_queries(memory, &call, &group);
     if (item < TILE_ROWS) {
         ca_int64 batch[CA_BATCH_DIMS];
         const ca_int64 i = row_of_share(&params, &group, item, batch);
-        group_rows[item] = group_row_of(&call, batch, i);
+        start_group_row(&group_rows[item], &call, batch, i);
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* writes of queries and rows: their reads */
 
@@ -317,7 +325,7 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
     float4 result[1][EV_TILES] = {{(float4)0.0f}};
     start_softmax(&softmax);
     if (source.count > 0) {
-        attend_split(&warp, &source, memory, &softmax, result);
+        attend_split(&warp, &source, &group, memory, &softmax, result);
     }
 
     share_rows(&warp, &source, &ends, &softmax, result[0]);

@@ -25,7 +25,8 @@
  *     -DALIGNED           1: rows of query, key and value are whole aligned 16 bytes
  *     -DOUTPUT_ALIGNED    1: so are rows of output
  *     -DBN                keys of a block, a multiple of CHUNK
- *     -DMT -DCHUNK -DLSE  see mma/softmax.clh
+ *     -DSTAGES            blocks of the ring, at least 2
+ *     -DWARPS -DMT -DCHUNK -DLSE  see mma/softmax.clh
  *     and the macros of support/warp.clh
  */
 #define CAP            warp_tanh
@@ -43,7 +44,6 @@ typedef int row_step; /* strides are at most 2^22 */
 typedef ca_int64 row_step;
 #endif
 
-#define STAGES    3 /* blocks of the ring */
 #define WARP_ROWS (MT * 16)
 #define BM        (WARPS * WARP_ROWS)
 
@@ -255,8 +255,8 @@ finish_scores(const mma_tile *tile, const mma_lane *lane, int j, float4 (*scores
         if (HAS_ADDENDS(tile->call->params)) {
             WARP_COMPUTE_AGAIN(last);
         }
-        const addend_row addends = addend_row_behind(tile->call, tile->addends, tile->batch,
-                                                     tile->i0, min(lane->row + 8 * r, last));
+        const addend_row addends =
+            addend_row_behind(tile->call, tile->addends, min(lane->row + 8 * r, last));
         const uint attended = finish_row(tile->call, &addends, key, &bounds, 8 * r, r, scores);
         softmax->seen |= attended != 0u ? 1u << r : 0u;
     }
@@ -291,7 +291,8 @@ attend_block(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
              float4 (*result)[EV_TILES])
 {
     const ca_attention_params *params = tile->call->params;
-    const int i = tile->i0 + (int)warp->index * WARP_ROWS;
+    const int first = (int)warp->index * WARP_ROWS;
+    const int i = tile->i0 + first;
     for (int n = 0; n < BN; n += CHUNK) {
         int k = n;
         WARP_COMPUTE_AGAIN(k);
@@ -300,7 +301,8 @@ attend_block(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
                            j + CHUNK <= i + tile->bounds.lower)) {
             continue;
         }
-        const int known = mask_block_at(tile->call, tile->batch, 1, i, WARP_ROWS, j, CHUNK);
+        const int known = mask_block_at(tile->call, tile->batch, 1, tile->addends.mod.q + first,
+                                        min(WARP_ROWS, tile->rows - first), j, CHUNK);
         if (WARP_SKIPS && known == CA_BLOCK_EMPTY) {
             continue;
         }

@@ -19,7 +19,7 @@
  * Macros: DTYPE, VALUE_DTYPE and REAL64, see support/common.clh.
  */
 #define SCORE_PLACE ca_int64
-#include "kernels/attention/keys.clh"    /* key_run_at */
+#include "kernels/attention/keys.clh"    /* find_key_run */
 #include "kernels/attention/present.clh" /* copy_present */
 #include "kernels/attention/score.clh"   /* addend_of, finish_score, sink_of */
 #include "kernels/support/philox.clh"    /* ca_drops */
@@ -41,24 +41,22 @@ typedef struct {
     ca_int64 number; /* the row's, for dropout */
 } row_state;
 
-static inline row_state
-row_at(const attention_call *call, const ca_int64 *batch, ca_int64 i)
+static inline void
+find_row(row_state *row, const attention_call *call, const ca_int64 *batch, ca_int64 i)
 {
     const ca_attention_params *params = call->params;
     const key_band band = ca_band(call, batch);
     const bool all = USES(params, LATE_SOFTCAP); /* excluded keys have a weight too */
-    row_state row;
-    row.call = call;
-    row.batch = batch;
-    row.i = i;
-    row.query = call->query + ca_offset(&params->query, batch, i, 0);
-    row.query_bias = query_bias_at(call, batch);
-    row.addends = addend_row_at(call, batch, i);
-    row.bounds = bounds_of(call, batch, &band);
-    row.first = all ? 0 : max((ca_int64)0, i + band.lower);
-    row.last = all ? params->T - 1 : min(band.limit - 1, i + band.upper);
-    row.number = row_index(params, batch, i) + params->first_row;
-    return row;
+    row->call = call;
+    row->batch = batch;
+    row->i = i;
+    row->query = call->query + ca_offset(&params->query, batch, i, 0);
+    row->query_bias = query_bias_at(call, batch);
+    row->addends = addend_row_at(call, batch, i);
+    row->bounds = bounds_of(call, batch, &band);
+    row->first = all ? 0 : max((ca_int64)0, i + band.lower);
+    row->last = all ? params->T - 1 : min(band.limit - 1, i + band.upper);
+    row->number = row_index(params, batch, i) + params->first_row;
 }
 
 /* Returns the scaled product of the row's query and key j. */
@@ -66,7 +64,8 @@ CALLED real
 product_with(const row_state *row, ca_int64 j)
 {
     const ca_attention_params *params = row->call->params;
-    const key_run key = key_run_at(row->call, row->batch, j);
+    key_run key;
+    find_key_run(&key, row->call, row->batch, j);
     real sum = REAL(0.0);
     PLAIN_FOR (ca_int64 e0 = 0; e0 < params->E; e0 += BLOCK) {
         real block_sum = REAL(0.0);
@@ -168,7 +167,8 @@ add_values(const row_state *row, real m, ca_int64 c, int columns, real *sums)
                 continue;
             }
             const real weight = exp(score - m);
-            const key_run key = key_run_at(row->call, row->batch, j);
+            key_run key;
+            find_key_run(&key, row->call, row->batch, j);
             PLAIN_FOR (int n = 0; n < columns; n++) {
                 real x = load_value(key.value + (c + n) * key.value_view->column);
                 x += key.value_bias != 0 ? load(key.value_bias + c + n) : REAL(0.0);
@@ -186,7 +186,8 @@ static inline void
 attend(const attention_call *call, const ca_int64 *batch, ca_int64 i)
 {
     const ca_attention_params *params = call->params;
-    const row_state row = row_at(call, batch, i);
+    row_state row;
+    find_row(&row, call, batch, i);
     real m;
     real l;
     const bool attends = sum_weights(&row, &m, &l);

@@ -24,7 +24,7 @@
  * L and T are at most 2^28, so that an int holds the sum of a few of them.
  */
 #define SCORES_IN_LOG2 1
-#include "kernels/attention/present.clh"     /* copy_present, key_run_at */
+#include "kernels/attention/present.clh"     /* copy_present, find_key_run */
 #include "kernels/attention/score.clh"       /* finish_score, write_lse */
 #include "kernels/attention/tiled/tiles.clh" /* load_tile, multiply_keys, multiply_values */
 #include "kernels/support/philox.clh"        /* ca_drops */
@@ -42,6 +42,7 @@ typedef struct {
     int i0;
     int rows;
     score_bounds bounds; /* counted from row i0 and key 0 */
+    addend_row addends;  /* of row i0 */
     int item;
     int tx;
     int ty;
@@ -61,7 +62,8 @@ block_at(const tile_state *tile, int j0, int end)
 {
     key_block block = {j0, min(BN, end - j0), count_from(tile->bounds, 0, j0)};
     block.bounds.limit = min(block.bounds.limit, block.keys);
-    block.known = mask_block_at(tile->call, tile->batch, 1, tile->i0, tile->rows, j0, block.keys);
+    block.known =
+        mask_block_at(tile->call, tile->batch, 1, tile->addends.mod.q, tile->rows, j0, block.keys);
     return block;
 }
 
@@ -153,27 +155,29 @@ finish_scores(const tile_state *tile, const key_block *block, real *scores)
         }
         return seen;
     }
-    UNROLLED_FOR (int n = 0; n < MI * NJ; n++) {
-        const int r = TY * (n / NJ);
-        const int k = TX * (n % NJ);
+    UNROLLED_FOR (int m = 0; m < MI; m++) {
+        const int r = TY * m;
         const bool is_row = r < tile->rows - tile->ty;
-        real score = scores[n] * scale;
-        real added = -INFINITY;
-        real kept;
-        if (is_row) {
+        const addend_row row = addend_row_behind(tile->call, tile->addends, tile->ty + r);
+        UNROLLED_FOR (int n = m * NJ; n < (m + 1) * NJ; n++) {
+            const int k = TX * (n % NJ);
             const int key = block->j0 + tile->tx + k;
-            const addend_row row = addend_row_at(tile->call, tile->batch, tile->i0 + tile->ty + r);
-            added = addend_of(tile->call, &row, key, &bounds, k - r, k);
-            score = MODIFY_SCORE(tile->call, &row.mod, key, score, &added);
+            real score = scores[n] * scale;
+            real added = -INFINITY;
+            real kept;
+            if (is_row) {
+                added = addend_of(tile->call, &row, key, &bounds, k - r, k);
+                score = MODIFY_SCORE(tile->call, &row.mod, key, score, &added);
+            }
+            score = finish_score(params, score, added, &kept);
+            if (KEEPS_SCORES(params)) {
+                write_score(tile, block, n, kept);
+            }
+            const bool weighs = USES(params, LATE_SOFTCAP) ? is_row && k < block->keys - tile->tx
+                                                           : added != -INFINITY;
+            scores[n] = weighs ? score : -INFINITY;
+            seen |= weighs ? 1u << m : 0u;
         }
-        score = finish_score(params, score, added, &kept);
-        if (KEEPS_SCORES(params)) {
-            write_score(tile, block, n, kept);
-        }
-        const bool weighs =
-            USES(params, LATE_SOFTCAP) ? is_row && k < block->keys - tile->tx : added != -INFINITY;
-        scores[n] = weighs ? score : -INFINITY;
-        seen |= weighs ? 1u << n / NJ : 0u;
     }
     return seen;
 }
@@ -359,7 +363,8 @@ attend(const tile_state *tile, bool again, softmax_state *softmax, real *result)
     const int end = all ? (int)params->T : min(bounds->limit, bounds->upper + tile->rows);
     int run_end;
     for (int first = all ? 0 : max(0, bounds->lower); first < end; first = run_end) {
-        const key_run run = key_run_at(tile->call, tile->batch, first);
+        key_run run;
+        find_key_run(&run, tile->call, tile->batch, first);
         run_end = USES(params, PAST) ? min(end, first + (int)run.count) : end;
         PLAIN_FOR (int j0 = first; j0 < run_end; j0 += BN) {
             const key_block block = block_at(tile, j0, run_end);
@@ -448,6 +453,7 @@ attention_tiled(ATTENTION_ARGUMENTS)
     barrier(CLK_LOCAL_MEM_FENCE); /* these writes: their reads */
     const key_band own_band = band;
     tile.bounds = count_from(bounds_of(&call, tile.batch, &own_band), tile.i0, 0);
+    tile.addends = addend_row_at(&call, tile.batch, tile.i0);
 
     softmax_state softmax;
     real result[MI * NC] = {REAL(0.0)};

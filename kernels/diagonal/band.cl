@@ -205,22 +205,20 @@ typedef struct {
     ca_int64 y;
 } tile_walk;
 
-static inline tile_walk
-tile_start(const ca_diagonal_params *params)
+static inline void
+tile_start(tile_walk *walk, const ca_diagonal_params *params)
 {
-    tile_walk walk;
     const ca_int64 group = params->first_group + (ca_int64)get_group_id(0);
     const ca_int64 row_of_tiles = group / params->tiles;
     const ca_int64 row = row_of_tiles * params->tile_rows;
     const ca_int64 matrix = row / params->rows;
     const ca_int64 matrices = params->batch[0] * params->batch[1] * params->batch[2];
-    walk.params = params;
-    walk.first = (group - row_of_tiles * params->tiles) * params->tile_columns;
-    walk.last = min(walk.first + params->tile_columns, params->columns);
-    walk.rows = min(params->tile_rows, matrices * params->rows - row);
-    walk.y = row - matrix * params->rows;
-    ca_unravel(matrix, params->batch, walk.batch);
-    return walk;
+    walk->params = params;
+    walk->first = (group - row_of_tiles * params->tiles) * params->tile_columns;
+    walk->last = min(walk->first + params->tile_columns, params->columns);
+    walk->rows = min(params->tile_rows, matrices * params->rows - row);
+    walk->y = row - matrix * params->rows;
+    ca_unravel(matrix, params->batch, walk->batch);
 }
 
 /* Returns how many of the rows that are left belong to the same matrix. */
@@ -246,17 +244,15 @@ tile_advance(tile_walk *walk, ca_int64 count)
     }
 }
 
-/* Returns the band of row y between columns first and last, counted from `origin`. */
-static inline row_band
-band_of_row(const ca_diagonal_params *params, ca_int64 y, ca_int64 first, ca_int64 last,
-            ca_int64 origin)
+/* Finds the band of row y between columns first and last, counted from `origin`. */
+static inline void
+find_band(row_band *band, const ca_diagonal_params *params, ca_int64 y, ca_int64 first,
+          ca_int64 last, ca_int64 origin)
 {
-    row_band band;
-    band.inside = (element)params->inside_bits;
-    band.outside = (element)params->outside_bits;
-    band.begin = clamp(y + params->lower, first, last) - origin;
-    band.end = clamp(y + params->upper, first, last) - origin;
-    return band;
+    band->inside = (element)params->inside_bits;
+    band->outside = (element)params->outside_bits;
+    band->begin = clamp(y + params->lower, first, last) - origin;
+    band->end = clamp(y + params->upper, first, last) - origin;
 }
 
 #if LAYOUT == CA_DIAGONAL_ROWS
@@ -264,13 +260,15 @@ static inline void
 write_tile(__global element *output, __global const element *input,
            const ca_diagonal_params *params)
 {
-    tile_walk walk = tile_start(params);
+    tile_walk walk;
+    tile_start(&walk, params);
     while (walk.rows > 0) {
         const ca_int64 count = tile_rows_of_matrix(&walk);
         __global element *to = output + ca_offset(&params->output, walk.batch, 0, 0);
         __global const element *from = input + ca_offset(&params->input, walk.batch, 0, 0);
         for (ca_int64 y = walk.y; y < walk.y + count; y++) {
-            const row_band band = band_of_row(params, y, walk.first, walk.last, 0);
+            row_band band;
+            find_band(&band, params, y, walk.first, walk.last, 0);
             write_row(to + y * params->output.row, from + y * params->input.row, walk.first,
                       walk.last, &band);
         }
@@ -332,7 +330,8 @@ write_block(__global element *to, __global const element *from, __local element 
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* each item loads, then reads what others loaded */
     for (int n = 0; n < rows; n++) {
-        const row_band band = band_of_row(params, y + n, x, x + columns, x);
+        row_band band;
+        find_band(&band, params, y + n, x, x + columns, x);
         write_row(to + n * params->output.row, block + n * PITCH, 0, columns, &band);
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* all items have read, then they load again */
@@ -342,7 +341,8 @@ static inline void
 write_tile(__global element *output, __global const element *input, __local element *block,
            const ca_diagonal_params *params)
 {
-    tile_walk walk = tile_start(params);
+    tile_walk walk;
+    tile_start(&walk, params);
     while (walk.rows > 0) {
         const int rows = (int)min(tile_rows_of_matrix(&walk), (ca_int64)BLOCK);
         for (ca_int64 x = walk.first; x < walk.last; x += BLOCK) {
@@ -374,7 +374,8 @@ load_pattern(__local element *pattern, const ca_diagonal_params *params)
     const int size = rows * columns + STRETCH;
     for (int n = ITEM; n * columns < size; n += LOCAL) {
         const int y = n - n / rows * rows;
-        const row_band band = band_of_row(params, y, 0, columns, 0);
+        row_band band;
+        find_band(&band, params, y, 0, columns, 0);
         for (int x = 0; x < columns && n * columns + x < size; x++) {
             pattern[n * columns + x] = (element)(x >= band.begin && x < band.end ? -1 : 0);
         }
@@ -392,7 +393,8 @@ write_tile(__global element *output, __global const element *input, __local elem
     const ca_int64 group = params->first_group + (ca_int64)get_group_id(0);
     const ca_int64 first = group * params->tile_columns;
     const ca_int64 last = min(first + params->tile_columns, matrices * period);
-    const row_band band = band_of_row(params, 0, 0, 0, 0);
+    row_band band;
+    find_band(&band, params, 0, 0, 0, 0);
     __global element *to = output + params->output.offset;
     __global const element *from = input + params->input.offset;
     load_pattern(pattern, params);

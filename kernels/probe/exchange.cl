@@ -5,14 +5,13 @@
  *     output[i]      = words of input[i ^ 1], [i ^ 2], [i ^ 4], [i ^ half of the lanes]
  *     output[32 + i] = exp2(input[32 + i])
  *
- * 32 work-items. Macros: EXCHANGE and SUB_GROUP of support/exchange.clh.
+ * 32 work-items, of which LANES neighbours exchange. Other macros: EXCHANGE and SUB_GROUP of
+ * support/exchange.clh.
  */
 #define DTYPE       CA_KERNEL_FLOAT32
 #define VALUE_DTYPE DTYPE
 #define REAL64      0
 #include "kernels/support/exchange.clh"
-
-#define LANES (EXCHANGE == EXCHANGE_PTX ? 32 : SUB_GROUP)
 
 __kernel EXCHANGE_ATTRIBUTE __attribute__((reqd_work_group_size(32, 1, 1))) void
 probe_exchange(__global const float4 *input, __global float4 *output)

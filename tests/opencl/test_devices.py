@@ -309,20 +309,63 @@ def test_sub_groups_that_compute_wrongly(device, faults_library, tmp_path):
         )
 
 
+def test_shuffles_of_sub_groups_without_a_size(device, faults_library, tmp_path):
+    """The compiler chooses the size, and the host asks each kernel for it.
+
+    Without shuffles that pass the probe, calls are right. With them, a kernel whose sub-groups have
+    become too small is passed over, which shows that it needs them.
+    """
+    if "Intel" not in device.platform:
+        pytest.skip("the driver has no shuffles of sub-groups")
+    for lacks in (True, False):
+        open_with(
+            faults_library,
+            device,
+            f"""
+            import os, warnings
+            from clattn import _core
+            from support.helpers import check, qkv
+            device = next(d for d in listed if "Intel" in d.platform)  # GPUs have another order
+            assert device.type == "gpu" and device.usable, device.reason
+            reasons = _core.lacks(device)
+            assert list(reasons) == ["shuffles of sub-groups"] * {lacks}, reasons
+            assert all("wrong results: word" in reason for reason in reasons.values())
+            check(*qkv((1, 2), 1, 50, 16), device=device, return_lse=False)
+            os.environ["FAULTS_SUB_GROUP_SIZE"] = "2"  # of later kernels
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                check(*qkv((1, 2), 1, 50, 32), device=device, return_lse=False)
+            told = [str(warning.message) for warning in told]
+            assert len(told) == (not {lacks}), told
+            assert all("'attention_decode_gpu' has sub-groups of fewer" in text for text in told)
+            """,
+            FAULTS_GPU="1",
+            FAULTS_WITHOUT="cl_intel_required_subgroup_size",
+            FAULTS_SUB_GROUPS="exp2=fabs" if lacks else "",
+            FAULTS_SUB_GROUP_SIZE=None if lacks else "8",  # the probe has passed with 8 alone
+            XDG_CACHE_HOME=tmp_path / str(lacks),
+        )
+
+
 def test_the_trial_of_a_variant_is_kept(device, faults_library, tmp_path):
-    """A process compares a kernel with the reference at its first use; the next one need not."""
+    """A process compares a kernel with the reference at its first use; the next one need not.
+
+    Nor if its calls have a mask, for which kernels on GPUs are other programs.
+    """
     kernels = []
-    for _ in range(2):
+    for mask in ("None", "np.arange(50) < 40"):
         done = open_with(
             faults_library,
             device,
-            """
+            f"""
+            import numpy as np
             from support.helpers import check, qkv
             arrays = qkv((1, 2), 1, 50, 16)
+            options = dict(device=listed[index], attn_mask={mask}, return_lse=False)
             before = faults.faults_kernels()
-            check(*arrays, device=listed[index], return_lse=False)
+            check(*arrays, **options)
             first = faults.faults_kernels() - before
-            check(*arrays, device=listed[index], return_lse=False)
+            check(*arrays, **options)
             print(first, faults.faults_kernels() - before - first)
             """,
             FAULTS_GPU="1",

@@ -139,8 +139,8 @@ def test_a_kernel_that_cannot_be_launched(run_with_faults, arrays):
             warnings.simplefilter("always")
             results = [run(), run()]
         begin, reason = str(told[0].message).split(": ")
-        assert begin == f"device '{{device.name}}' cannot use the kernel 'attention_cpu', and " \\
-            "others take its place from now on"
+        assert begin == f"device '{{device.name}}' cannot use the kernel 'attention_cpu' for " \\
+            "calls like this one, and others take its place there from now on"
         assert "CL_OUT_OF_RESOURCES" in reason
         assert len(told) == 1
         same_bits(*results)
@@ -150,11 +150,15 @@ def test_a_kernel_that_cannot_be_launched(run_with_faults, arrays):
 
 
 def test_a_kernel_that_does_not_build(run_with_faults, tmp_path):
-    """Another one takes its place, with one warning. One that is forced raises."""
+    """Another one takes its place, with one warning. One that is forced raises.
+
+    The programs of other dtypes stay in use.
+    """
     run_with_faults(
         """
         import warnings
         wide = [a.astype("f8") for a in (q, k, v)]
+        before = attend(q, k, v, device=device)
         faults.faults_define(b"find_rows=1")
         clattn._core.force("cpu")
         refusal(lambda: attend(*wide, device=device), "'attention_cpu' does not build")
@@ -163,10 +167,11 @@ def test_a_kernel_that_does_not_build(run_with_faults, tmp_path):
             warnings.simplefilter("always")
             results = [attend(*wide, device=device) for _ in range(2)]
         assert len(told) == 1
-        assert "'attention_cpu', and others take its place" in str(told[0].message)
+        assert "'attention_cpu' for calls like this one, and others" in str(told[0].message)
         assert "does not build" in str(told[0].message)
         same_bits(*results)
         np.testing.assert_allclose(results[0], right, atol=1e-5)
+        same_bits(attend(q, k, v, device=device), before)
         """,
         XDG_CACHE_HOME=tmp_path,
     )

@@ -10,8 +10,6 @@ import pytest
 from support.helpers import OCLGRIND, run_python
 from support.variants import SMALL_TILE, forced
 
-# Oclgrind has clang's builtin for prefetching, but cannot run what becomes of it.
-NO_PREFETCH = "-DPREFETCH(x)=0"
 CHECKS = ("OCLGRIND_CHECK_API", "OCLGRIND_DATA_RACES", "OCLGRIND_UNINITIALIZED")
 
 CASES = {
@@ -207,7 +205,7 @@ def oclgrind(tmp_path):
     """Environment of a process whose only driver is Oclgrind, with every check on.
 
     Without optimisation: its compiler makes `freeze` instructions that its checks do not know.
-    attention_mma has none, and runs in half the time with it.
+    Kernels for matrix units have none, and run in half the time with it.
     """
     if not OCLGRIND.exists():
         if os.environ.get("CI"):
@@ -217,7 +215,7 @@ def oclgrind(tmp_path):
     vendors.mkdir()
     (vendors / "oclgrind.icd").write_text(f"{OCLGRIND}\n")
     return dict.fromkeys(CHECKS, "1") | {
-        "OCLGRIND_BUILD_OPTIONS": f"-cl-opt-disable {NO_PREFETCH}",
+        "OCLGRIND_BUILD_OPTIONS": "-cl-opt-disable",
         "OCL_ICD_VENDORS": vendors,
         "XDG_CACHE_HOME": tmp_path,
         "CLATTN_DEVICE": None,
@@ -248,6 +246,7 @@ MATRIX_UNITS = {
     "OCLGRIND_LOCAL_MEM_SIZE": 65536,
     "OCLGRIND_NUM_THREADS": 1,
     "OCLGRIND_UNINITIALIZED": None,
+    "OCLGRIND_BUILD_OPTIONS": None,
 }
 
 
@@ -255,8 +254,6 @@ MATRIX_UNITS = {
 def test_kernels_are_clean(oclgrind, kernel_name):
     cases = RUNS[kernel_name]
     env = oclgrind | (MATRIX_UNITS if "mma" in kernel_name else {})
-    if kernel_name == "mma_emulated":
-        env["OCLGRIND_BUILD_OPTIONS"] = NO_PREFETCH
     env |= forced(kernel_name, local_memory=SMALL_TILE if kernel_name == "tiled" else None)
     run_cleanly(env, cases.values())
 
@@ -276,6 +273,34 @@ def test_limits_are_clean(oclgrind):
         "assert kernels.read(2)[2].sum() == 1 << 19",
     )
     run_cleanly(oclgrind | {"OCLGRIND_CHECK_API": None}, cases)
+
+
+# A case of each variant that checks for uninitialised values, and calls that choose a variant.
+BY_DEFAULT = {
+    "reference": ("biases",),
+    "cpu": ("plain",),
+    "decode_cpu": ("rows apart",),
+    "tiled": ("sizes differ",),
+    "": ("one", "columns first", "backwards"),
+}
+
+
+def test_default_settings(oclgrind):
+    """Without the checks, and with the optimisation that Oclgrind does unless it is told otherwise.
+
+    Its compiler then marks memory by intrinsics that it cannot run, such as that of functions that
+    are inlined and return a struct.
+    """
+    cases = ["import warnings", 'warnings.simplefilter("error")']
+    for kernel, names in BY_DEFAULT.items():
+        local_memory = str(SMALL_TILE) if kernel == "tiled" else ""
+        cases.append(f"_core.force({kernel!r}, '', {local_memory!r})")
+        found = RUNS[kernel or "reference"]
+        cases += [found[name] for name in names]
+    env = oclgrind | dict.fromkeys((*CHECKS, "OCLGRIND_BUILD_OPTIONS"))
+    done = run_python(CODE, *cases, env=env, timeout=300)
+    assert done.stdout.endswith("all right\n"), done.stdout
+    assert "OCLGRIND" not in done.stderr
 
 
 @pytest.mark.parametrize("mode", [None, "copy"], ids=["chosen", "copy"])

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""tools/gpu_check: its items, smoke calls, probes and programs, on a CPU."""
+"""tools/gpu_check: its items, smoke calls, probes and programs, on a CPU; what it prepares."""
 
 import os
 import re
 import sys
 import time
+from types import SimpleNamespace
 
 import clattn
 import pytest
@@ -264,3 +265,52 @@ def test_programs_are_kept(tool, context, tmp_path, monkeypatch):
     _, says = tool.programs.build(context, tmp_path, name)
     assert "40 registers, 16 bytes smem, 8 bytes stack frame, 4 bytes spill stores" in says
     assert (tmp_path / "02-attention_reference.ptx").read_text() == f"// {name}\n{text}"
+
+
+# --- what is prepared ----------------------------------------------------------------------------
+
+
+def test_preparing_without_packages(tool, tmp_path, capsys, monkeypatch):
+    """Copies the headers and the loader of this machine, and uses no network."""
+    monkeypatch.setattr(tool.needs, "run_ptx_check", lambda: ("exit status 0\nfine", ""))
+    monkeypatch.setattr(tool.needs, "list_programs", lambda: ('["a program"]', ""))
+    asked = []
+    monkeypatch.setattr(tool.needs, "make_ptx", lambda *given: asked.append(given) or "no clang")
+    arguments = ["--prepare", "--wheels", "", "--carried", str(tmp_path / "carried")]
+    status = tool.main.main(arguments)
+    carried, said = tmp_path / "carried", capsys.readouterr()
+    here = tool.drivers.find(tmp_path)
+    assert (carried / "include/CL/cl_icd.h").exists() == (here.headers is not None)
+    assert (carried / "lib/libOpenCL.so.1").exists() == (here.loader is not None)
+    assert (status == 0) == (here.headers is not None and here.loader is not None)
+    assert (carried / "ptx_check.txt").read_text() == "exit status 0\nfine"
+    assert (carried / "programs.json").read_text() == '["a program"]'
+    assert list((carried / "wheels").iterdir()) == []
+    assert str(carried) in said.out
+    assert asked == [(carried / "cuda", tool.main.KEY_ROWS)]
+    assert "not there: PTX for CUDA: no clang" in said.err
+
+
+def test_ptx_that_is_carried(tool, tmp_path, monkeypatch):
+    """Of all smoke calls and of the rows. What is missing is said, and so is a call that failed."""
+    programs, calls, status = tmp_path / "programs", [], 0
+
+    def run(command, **options):
+        calls.append(command)
+        if status == 0:
+            programs.mkdir(exist_ok=True)
+            (programs / "1.ptx").write_text(".visible .entry attention_mma(")
+        return SimpleNamespace(returncode=status, stderr="all zeros\nthere is no clang\n")
+
+    monkeypatch.setattr(tool.needs.subprocess, "run", run)
+    assert tool.needs.make_ptx(tmp_path, ["f16-E128"]) == ""
+    assert [command[1:5] for command in calls] == 2 * [
+        [str(tool.needs.ROOT / "tools/cuda_machine.py"), "--without-gpu", "--folder", str(tmp_path)]
+    ]
+    assert {*tool.smoke.calls("gpu")} < {*calls[0]}
+    assert calls[1][-2:] == ["--rows", "f16-E128"]
+    status = 2
+    assert "there is no clang" in tool.needs.make_ptx(tmp_path, [])
+    (programs / "1.ptx").unlink()
+    status = 1
+    assert tool.needs.make_ptx(tmp_path, []) == "there is no clang"

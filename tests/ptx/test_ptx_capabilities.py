@@ -123,5 +123,5 @@ else:
     fault = ("attention_mma", *FAULTS["float16"][0][1:])
     said = run_on_machine(library, code, SPOIL.format(fault=fault)).stdout.splitlines()
     assert len(said) == 1
-    assert "cannot use the kernel 'attention_mma', and others take its place from now on" in said[0]
+    assert "cannot use the kernel 'attention_mma' for calls like this one, and others" in said[0]
     assert "gives wrong results: they differ by" in said[0]

@@ -94,6 +94,18 @@ assert not any(m.bank_conflicts for m in machine.machines.values())
 """
 
 
+# Numbers of the tuner: more warps and fewer stages than the rule has, and the reverse.
+TUNED = """
+from support.tuning import tune_all
+for knobs in ({"WARPS": 8, "STAGES": 2}, {"WARPS": 2, "STAGES": 4, "BN": 16}):
+    tune_all(device, "float16", "mma", knobs)
+    machine.launched.clear()
+    check(*halves((1, 1), 20, 75, 64), device=device, return_lse=True)
+    macros = dict(machine.launched)["attention_mma"]
+    assert {name: str(value) for name, value in knobs.items()}.items() <= macros.items(), macros
+"""
+
+
 @pytest.mark.parametrize("kernel", ["mma", "decode_gpu", "decode_mma", "tiled"])
 def test_kernels(library, kernel):
     """All cases in one process. What it prints last names the case that fails.
@@ -101,7 +113,8 @@ def test_kernels(library, kernel):
     They are forced, and so not compared with the reference kernel, which takes much longer.
     """
     cases = [name for name, (kernels, *_) in CASES.items() if kernels.split()[0] == kernel]
-    run_on_machine(library, ARRAYS + "".join(map(code_of, cases)), kernel=kernel)
+    code = ARRAYS + "".join(map(code_of, cases)) + (TUNED if kernel == "mma" else "")
+    run_on_machine(library, code, kernel=kernel)
 
 
 MODS = """
@@ -112,13 +125,42 @@ assert {{"attention_{kernel}", "attention_blocks"}} <= dict(machine.launched).ke
 """
 
 
-@pytest.mark.parametrize("kernel", ["mma", "decode_gpu"])
+# Every other 128 keys are in empty blocks. A table that has changed since, so that the mask allows
+# them, shows that they are not asked for. The kernels take 64 or 128 keys at a time.
+EMPTY_BLOCKS = """
+from support.mods import call, check_flex, lookup
+flags = np.arange(500) // 128 % 2 == 1
+mask = clattn.create_block_mask(lambda b, h, q, k: lookup(flags, k), None, None, 2, 500, device, 32)
+arrays = qkv((1, 2), 2, 500, {E}, dtype={dtype})
+right = check_flex(*arrays, device=device, block_mask=mask, rounds_weights={half})
+flags[:128] = flags[256:384] = True
+assert call(*arrays, device=device, block_mask=mask).tobytes() == right.tobytes()
+assert "attention_{kernel}" in dict(machine.launched)
+"""
+
+
+@pytest.mark.parametrize("kernel", ["mma", "decode_gpu", "decode_mma"])
 def test_mods(library, kernel):
     """Scores and masks that the user writes, with tables, and a mask's blocks."""
     half = "mma" in kernel
-    code = MODS.format(kernel=kernel, L=20 if half else 3, S=70, E=64 if half else 16, half=half,
+    code = MODS if kernel != "decode_mma" else ""
+    code += EMPTY_BLOCKS if "decode" in kernel else ""
+    code = code.format(kernel=kernel, L=20 if half else 3, S=70, E=64 if half else 16, half=half,
                        dtype="float16" if half else "np.float32")  # fmt: skip
     run_on_machine(library, code, kernel=kernel)
+
+
+# Six heads with eight groups at a time. Four splits of each would leave no group idle, but a split
+# has 256 KiB, 512 keys, unless one wave needs smaller ones.
+SPLITS = """
+for heads, S, splits in ((6, 1024, 1), (6, 2048, 4), (1, 1024, 4), (1, 512, 2)):
+    q, k = draw((1, 4 * heads, 1, 128), float16), draw((1, heads, S, 128), float16)
+    launches.clear()
+    machine.launched.clear()
+    sdpa(q, k, k, enable_gqa=True, device=device)
+    assert machine.launched[0][0] == "attention_decode_mma"
+    assert launches[0] == heads * splits, (heads, S, launches)
+"""
 
 
 def test_the_choice(library):
@@ -126,12 +168,13 @@ def test_the_choice(library):
     code = """
 class Nothing:
     def launch(self, groups, arguments):
-        pass
+        launches.append(groups)
 
+launches = []
 machine.machine = lambda *launched: Nothing()
 """
     calls = "".join(code_of(name, "sdpa") for name in CASES)
-    run_on_machine(library, ARRAYS + code + calls)
+    run_on_machine(library, ARRAYS + code + calls + SPLITS)
 
 
 def test_the_listing_tells_of_matrix_units(library):

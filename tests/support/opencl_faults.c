@@ -3,7 +3,8 @@
  *
  * It is linked against the real loader, passes every call on to that loader, and changes some
  * answers. It counts copies, builds and kernels, and defines a macro for programs.
- * FAULTS_SUB_GROUPS names a macro for programs with sub-groups. With FAULTS_GPU every device
+ * FAULTS_SUB_GROUPS names a macro for programs with sub-groups, FAULTS_WITHOUT an extension that no
+ * device has; kernels say that their sub-groups have FAULTS_SUB_GROUP_SIZE work-items. With FAULTS_GPU every device
  * reports that it is a GPU, with FAULTS_NVIDIA one of NVIDIA's, with FAULTS_WIDTH that a vector
  * register holds so many floats. faults.py builds the loader and puts it in the real one's place.
  */
@@ -262,6 +263,22 @@ clBuildProgram(handle program, uint32_t count, const handle *devices, const char
     return REAL(clBuildProgram)(program, count, devices, all, notify, data);
 }
 
+typedef int32_t clGetKernelSubGroupInfo_type(handle, handle, uint32_t, size_t, const void *, size_t,
+                                             void *, size_t *);
+
+int32_t
+clGetKernelSubGroupInfo(handle kernel, handle device, uint32_t what, size_t input_size,
+                        const void *input, size_t size, void *value, size_t *wanted)
+{
+    const char *given = getenv("FAULTS_SUB_GROUP_SIZE");
+    if (given != NULL) {
+        *(size_t *)value = (size_t)atoi(given);
+        return 0;
+    }
+    return REAL(clGetKernelSubGroupInfo)(kernel, device, what, input_size, input, size, value,
+                                         wanted);
+}
+
 typedef handle clCreateBuffer_type(handle, uint64_t, size_t, void *, int32_t *);
 
 handle
@@ -315,5 +332,13 @@ clGetDeviceInfo(handle device, uint32_t what, size_t size, void *value, size_t *
             return answer(&number, sizeof number, size, value, wanted);
         }
     }
-    return REAL(clGetDeviceInfo)(device, what, size, value, wanted);
+    int32_t status = REAL(clGetDeviceInfo)(device, what, size, value, wanted);
+    const char *without = getenv("FAULTS_WITHOUT");
+    char *found = status == 0 && what == EXTENSIONS && value != NULL && without != NULL
+                      ? strstr(value, without)
+                      : NULL;
+    if (found != NULL) {
+        memset(found, 'x', strlen(without));
+    }
+    return status;
 }

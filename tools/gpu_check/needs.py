@@ -7,6 +7,8 @@ FOLDER/wheels        packages, pip's own among them
 FOLDER/ptx_check.txt the output of tools/ptx_check.py
 FOLDER/programs.json the programs that tests execute as PTX. The check brings back their PTX by the
                      driver's compiler
+FOLDER/cuda          the loader and the PTX of tools/cuda_machine.py for smoke calls and key rows of
+                     the benchmark, where NVIDIA's driver has no OpenCL and the machine no clang
 FOLDER/commit.txt    of the checkout
 """
 
@@ -17,6 +19,7 @@ import sys
 from pathlib import Path
 
 import drivers
+import smoke
 
 ROOT = Path(__file__).resolve().parents[2]
 OLDEST_PYTHON = "3.11"
@@ -27,6 +30,7 @@ TEST = {"pytest": "8.0", "pytest-xdist": "3.6", "hypothesis": "6.100", "ml_dtype
 BENCH = {"rich": "13"}
 LIMITS = {"pyopencl": "2024.1"}  # bench measures the limits of a device with it
 EVERYTHING = BUILD | PROGRAMS | TEST | BENCH | LIMITS
+OPTIONAL = ("a check of PTX", "PTX for CUDA")  # what may be missing
 PLATFORMS = ("2_28", "2_27", "2_17", "2_5", "2_24", "2_26")
 
 VERSION_CODE = """
@@ -38,6 +42,18 @@ for name in sys.argv[1:]:
     except importlib.metadata.PackageNotFoundError:
         pass
 print(json.dumps(found))
+"""
+
+
+SMOKE_CODE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import smoke
+for name in sys.argv[2:]:
+    try:
+        smoke.check(name, "gpu")
+    except ValueError:  # zeros
+        pass
 """
 
 
@@ -65,8 +81,11 @@ def find_python(words):
     return None, f"no Python {OLDEST_PYTHON} or later"
 
 
-def prepare(folder, python_version, packages):
-    """Fill the folder for a bare machine; return what is missing from it, and why."""
+def prepare(folder, python_version, packages, key_rows):
+    """Fill the folder for a bare machine; return what is missing from it, and why.
+
+    `key_rows` are rows of the benchmark, whose programs it will have.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     here = drivers.find(folder / "nothing")
     missing = []
@@ -86,6 +105,8 @@ def prepare(folder, python_version, packages):
     said, why = list_programs()
     (folder / "programs.json").write_text(said or "[]")
     missing += [] if said else [f"programs that tests execute: {why}"]
+    why = make_ptx(folder / "cuda", key_rows)
+    missing += [f"PTX for CUDA: {why}"] if why else []
     (folder / "commit.txt").write_text(find_commit())
     return missing
 
@@ -103,6 +124,33 @@ def download(folder, python_version, packages):
     done = subprocess.run(command, capture_output=True, text=True)
     last = (done.stderr.strip().splitlines() or ["pip download failed"])[-1]
     return [] if done.returncode == 0 else [f"wheels: {last}"]
+
+
+def make_ptx(folder, key_rows, seconds=300):
+    """Fill a folder for tools/cuda_machine.py; return "" or why that is impossible.
+
+    It needs clattn in this Python. Results are zeros, so the calls fail after their programs are
+    built, and nothing counts but the programs.
+    """
+    for arguments in (
+        ["-c", SMOKE_CODE, Path(smoke.__file__).parent, *smoke.calls("gpu")],
+        ["-m", "clattn", "bench", "--gpu", "--rounds", "1", "--rows", *key_rows],
+    ):
+        command = [sys.executable, ROOT / "tools" / "cuda_machine.py", "--without-gpu"]
+        command += ["--folder", folder, "--", sys.executable, *arguments]
+        try:
+            done = subprocess.run(
+                [str(word) for word in command], capture_output=True, text=True, timeout=seconds,
+                cwd=ROOT,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+        if done.returncode == 2:  # a program is missing
+            return done.stderr.strip()
+    made = [file.read_text() for file in (folder / "programs").glob("*.ptx")]
+    if not any(".entry attention_mma" in text for text in made):
+        return (done.stderr.strip().splitlines() or ["no kernel was built"])[-1]
+    return ""
 
 
 def find_commit():

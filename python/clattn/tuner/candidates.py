@@ -38,8 +38,8 @@ _STAGES = {
     "cpu": (("NV", "MR"), ("CHUNKS",), ("TILES",), ("ITEMS",)),
     "pairs": (("NV", "MR"), ("CHUNKS",), ("TILES",), ("ITEMS",)),
     "decode_cpu": (("RT",), ("BN",), ("KIB",), ("ITEMS",)),
-    "mma": (("MT", "BN", "CHUNK"),),
-    "tiled": (("TILING",),),
+    "mma": (("MT", "BN", "CHUNK"), ("WARPS",), ("STAGES",)),
+    "tiled": (("TILING",), ("EC",), ("KC",)),
     "decode_gpu": (("SPLITS",),),
     "decode_mma": (("SPLITS",),),
 }
