@@ -263,10 +263,14 @@ ca_py_find_device(ca_state *state, PyObject *argument, ca_device **device)
     if (PyUnicode_Check(argument)) {
         Py_ssize_t length;
         const char *words = PyUnicode_AsUTF8AndSize(argument, &length);
-        if (words != NULL && strlen(words) != (size_t)length) {
+        if (words == NULL && !PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) {
+            return -1;
+        }
+        if (words == NULL || strlen(words) != (size_t)length) {
+            PyErr_Clear();
             return ca_py_raise(PyExc_ValueError, "device is %R, which names none", argument);
         }
-        return words != NULL ? find_by_words(state, words, "device", device) : -1;
+        return find_by_words(state, words, "device", device);
     }
     *device = ca_py_device_get(argument);
     return 0;

@@ -5,6 +5,7 @@ import clattn
 import numpy as np
 import pytest
 from support.helpers import check, qkv, sdpa
+from support.loops import looped
 
 pytestmark = pytest.mark.tensors
 
@@ -76,10 +77,16 @@ def test_an_empty_array_with_odd_strides(device, argument):
             clattn.scaled_dot_product_attention(**arrays, attn_mask=record[:, :0], device=device)
 
 
-@pytest.mark.parametrize("words", ["cpu\0", "€" * 600, "\udc80"])
+@looped("words", ["cpu\0", "€" * 600, "\udc80", "cpu\ud800"], ids=ascii)
 def test_words_for_a_device_that_are_no_text(device, words):
-    with pytest.raises((ValueError, UnicodeEncodeError)):
-        clattn.scaled_dot_product_attention(*qkv(), device=words)
+    for call in (
+        lambda: clattn.scaled_dot_product_attention(*qkv(), device=words),
+        lambda: clattn.set_default_device(words),
+        lambda: clattn.tensor(np.ones(3), device=words),
+    ):
+        with pytest.raises(ValueError, match="device") as caught:
+            call()
+        assert caught.type is ValueError
 
 
 def test_the_private_context_variable_with_something_else_in_it(device):
