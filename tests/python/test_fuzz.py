@@ -71,7 +71,7 @@ def attention_calls(draw_from):
     if (mask := mask_of(draw_from, (B, Hq, L, S), seed + 3)) is not None:
         options["attn_mask"] = mask
     if draw_from(st.booleans()) and L and S and Ev and E:
-        options |= {"dropout_p": draw_from(st.floats(0, 0.9)), "seed": draw_from(SEEDS)}
+        options |= {"dropout_p": draw_from(st.floats(2**-32, 0.9)), "seed": draw_from(SEEDS)}
     else:
         options |= some(draw_from, softcap=st.floats(0.5, 30), return_weights=st.just(True))
         offsets = st.one_of(st.integers(-50, 50), st.just(np.arange(B) * 5 - 3))
