@@ -4,6 +4,7 @@
 #include "base/platform.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -219,17 +220,30 @@ ca_library_symbol(void *library, const char *name)
     return dlsym(library, name);
 }
 
+/* True for a regular file of this user or of root that no other user may write to. */
+static bool
+is_private(const struct stat *info)
+{
+    bool trusted = info->st_uid == geteuid() || info->st_uid == 0;
+    return S_ISREG(info->st_mode) && trusted && (info->st_mode & (S_IWGRP | S_IWOTH)) == 0;
+}
+
 bool
 ca_file_read(const char *path, unsigned char **data, size_t *size)
 {
     struct stat info;
-    FILE *file = fopen(path, "rbe"); /* e: closed in programs that this process starts */
+    /* Opening does not wait for a writer of a named pipe. */
+    int descriptor = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    FILE *file = descriptor >= 0 ? fdopen(descriptor, "rb") : NULL;
     *data = NULL;
     *size = 0;
     if (file == NULL) {
+        if (descriptor >= 0) {
+            close(descriptor);
+        }
         return false;
     }
-    if (fstat(fileno(file), &info) == 0 && S_ISREG(info.st_mode)) {
+    if (fstat(descriptor, &info) == 0 && is_private(&info)) {
         *size = (size_t)info.st_size;
         *data = malloc(*size + 1);
     }
