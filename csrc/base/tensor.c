@@ -154,9 +154,12 @@ ca_tensor_is_nested(const ca_tensor *tensor)
         return true;
     }
     for (int n = 0; n < tensor->ndim; n++) {
-        int next = -1;
-        for (int d = 0; d < tensor->ndim; d++) {
-            if (!taken[d] && (next < 0 || step_of(tensor, d) < step_of(tensor, next))) {
+        int next = 0;
+        while (taken[next]) {
+            next++;
+        }
+        for (int d = next + 1; d < tensor->ndim; d++) {
+            if (!taken[d] && step_of(tensor, d) < step_of(tensor, next)) {
                 next = d;
             }
         }

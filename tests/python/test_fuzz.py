@@ -330,9 +330,9 @@ WRONG = [
 def test_wrong_arguments(device, function, data):
     """Up to three arguments are something else: an answer, or an error of the documented kinds."""
     arguments = dict(RIGHT[function])
-    for name in data.draw(st.lists(st.sampled_from(list(arguments)), min_size=1, max_size=3)):
-        arguments[name] = data.draw(st.sampled_from(WRONG))
     if isinstance(arguments.get("out"), np.ndarray):
         arguments["out"] = arguments["out"].copy()
+    for name in data.draw(st.lists(st.sampled_from(list(arguments)), min_size=1, max_size=3)):
+        arguments[name] = data.draw(st.sampled_from(WRONG))
     with clattn.use_device(device), suppress(TypeError, ValueError, MemoryError):
         function(**arguments)
