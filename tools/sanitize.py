@@ -4,9 +4,9 @@
     python tools/sanitize.py address [pytest's arguments]    # AddressSanitizer and UBSan
     python tools/sanitize.py thread [pytest's arguments]     # ThreadSanitizer
     python tools/sanitize.py leaks [pytest's arguments]      # LeakSanitizer, without drivers
-    python tools/sanitize.py analyzer | cppcheck | tidy
+    python tools/sanitize.py analyzer | cppcheck
 
-It needs gcc, and cppcheck or clang-tidy for their words. A sanitizer builds clattn into
+It needs gcc, and cppcheck for that word. A sanitizer builds clattn into
 build/sanitize/<name>. Without arguments for pytest, a subset of the tests runs. The exit status is
 not 0 after a finding or a failed test.
 """
@@ -20,7 +20,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "sanitize"
-SOURCES = sorted((ROOT / "csrc").rglob("*.c"))
 
 ARGUMENTS = [
     "tests/python/test_hostile_arrays.py", "tests/python/test_fuzz.py",
@@ -68,10 +67,6 @@ SANITIZERS = {
 NOT_OURS = ["libintelocl", "libtbb", "libcommon_clang", "libpocl", "libLLVM", "libOpenCL", "python",
             "_multiarray_umath", "ld-linux", "libstdc++", "libcrypto", "_ctypes"]  # fmt: skip
 
-TIDY = ("-*", "bugprone-*", "clang-analyzer-*", "-bugprone-easily-swappable-parameters",
-        "-bugprone-narrowing-conversions", "-bugprone-reserved-identifier",
-        "-clang-analyzer-security.insecureAPI.DeprecatedOrUnsafeBufferHandling")  # fmt: skip
-
 
 def build(name, flags):
     """Installs clattn, built with these flags, and returns where."""
@@ -94,8 +89,7 @@ def library(name):
 
 
 def run_tests(name, arguments):
-    """The exit status of pytest with the sanitizer. The reference kernel runs, for CPUs' drivers
-    make the same code of it whatever the sanitizer is."""
+    """The exit status of pytest with the sanitizer, and with the reference kernel."""
     flags, libraries, options, default = SANITIZERS[name]
     target = build(name, flags)
     (BUILD / "leaks.txt").write_text("".join(f"leak:{word}\n" for word in NOT_OURS))
@@ -105,15 +99,6 @@ def run_tests(name, arguments):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
                *(arguments or default)]  # fmt: skip
     return subprocess.run(command, env=env, cwd=ROOT).returncode
-
-
-def commands():
-    """A folder with the compiler's command for each file."""
-    folder = BUILD / "commands"
-    subprocess.run(["cmake", "-S", ROOT, "-B", folder, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
-                    f"-DPython_EXECUTABLE={sys.executable}"],
-                   check=True, stdout=subprocess.DEVNULL)  # fmt: skip
-    return folder
 
 
 def analyze():
@@ -144,22 +129,15 @@ def cppcheck():
          "--error-exitcode=1"]).returncode  # fmt: skip
 
 
-def tidy():
-    """clang-tidy's findings."""
-    return subprocess.run(
-        ["clang-tidy", "-p", commands(), "--quiet", f"--checks={','.join(TIDY)}",
-         "--warnings-as-errors=*", *SOURCES]).returncode  # fmt: skip
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    analyzers = {"analyzer": analyze, "cppcheck": cppcheck, "tidy": tidy}
+    analyzers = {"analyzer": analyze, "cppcheck": cppcheck}
     parser.add_argument("tool", choices=[*SANITIZERS, *analyzers])
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="for pytest")
     given = parser.parse_args()
-    needed = {"tidy": "clang-tidy", "cppcheck": "cppcheck"}
-    if shutil.which(needed.get(given.tool, "gcc")) is None:
-        parser.error(f"{needed.get(given.tool, 'gcc')} is not installed")
+    needed = "cppcheck" if given.tool == "cppcheck" else "gcc"
+    if shutil.which(needed) is None:
+        parser.error(f"{needed} is not installed")
     if given.tool in analyzers:
         sys.exit(analyzers[given.tool]())
     sys.exit(run_tests(given.tool, given.arguments))
