@@ -104,7 +104,7 @@ def run_tests(name, arguments):
 def analyze():
     """gcc's analyzer over each file: its warnings are the findings.
 
-    Two kinds are left out. The analyzer does not see that ca_error_set returns the status it is
+    Three kinds are left out. The analyzer does not see that ca_error_set returns the status it is
     given, so that CA_TRY leaves the function; and it does not follow counters that are atomic.
     """
     flags = "-fanalyzer -Wno-analyzer-null-dereference -Wno-analyzer-null-argument"
