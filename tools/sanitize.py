@@ -3,7 +3,6 @@
 
     python tools/sanitize.py address [pytest's arguments]    # AddressSanitizer and UBSan
     python tools/sanitize.py thread [pytest's arguments]     # ThreadSanitizer
-    python tools/sanitize.py leaks [pytest's arguments]      # LeakSanitizer, without drivers
     python tools/sanitize.py analyzer | cppcheck
 
 It needs gcc, and cppcheck for that word. A sanitizer builds clattn into
@@ -36,7 +35,6 @@ THREADS = [
     "tests/opencl/test_small_calls.py",
     "-k", "thread or at_once or hostile",
 ]  # fmt: skip
-FEW = ["tests/python/test_hostile_arrays.py", "tests/python/test_dlpack.py"]
 
 # Name: compiler flags, libraries to preload, environment, the tests that run by themselves.
 SANITIZERS = {
@@ -47,13 +45,6 @@ SANITIZERS = {
          "UBSAN_OPTIONS": "print_stacktrace=1", "PYTHONMALLOC": "malloc"},
         ARGUMENTS,
     ),
-    "leaks": (
-        "-fsanitize=address",
-        ("libasan.so",),
-        {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1:fast_unwind_on_malloc=0",
-         "LSAN_OPTIONS": f"suppressions={BUILD / 'leaks.txt'}", "PYTHONMALLOC": "malloc"},
-        FEW,
-    ),
     "thread": (
         "-fsanitize=thread",
         ("libtsan.so",),
@@ -62,10 +53,6 @@ SANITIZERS = {
         THREADS,
     ),
 }  # fmt: skip
-
-# Whose blocks are not clattn's to free: drivers', loaders', and what Python keeps to its end.
-NOT_OURS = ["libintelocl", "libtbb", "libcommon_clang", "libpocl", "libLLVM", "libOpenCL", "python",
-            "_multiarray_umath", "ld-linux", "libstdc++", "libcrypto", "_ctypes"]  # fmt: skip
 
 
 def build(name, flags):
@@ -92,7 +79,6 @@ def run_tests(name, arguments):
     """The exit status of pytest with the sanitizer, and with the reference kernel."""
     flags, libraries, options, default = SANITIZERS[name]
     target = build(name, flags)
-    (BUILD / "leaks.txt").write_text("".join(f"leak:{word}\n" for word in NOT_OURS))
     paths = os.pathsep.join([str(target), str(ROOT / "tests")])
     env = os.environ | {"CLATTN_KERNEL": "reference", "PYTHONPATH": paths} | options
     env["LD_PRELOAD"] = " ".join(map(library, libraries))
