@@ -26,7 +26,11 @@ autosummary_generate = False  # each reference page has its entries below the su
 numpydoc_show_class_members = False
 
 # Links to files outside this folder, and the pages that stand for them.
-OUTSIDE = {"](../README.md": "](readme.md", "](../CHANGELOG.md": "](changelog.md"}
+OUTSIDE = {
+    "](../README.md": "](readme.md",
+    "](../CHANGELOG.md": "](changelog.md",
+    "](../SECURITY.md": "](security.md",
+}
 
 
 def link_inside(app, name, source):

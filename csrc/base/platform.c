@@ -230,12 +230,21 @@ ca_library_symbol(void *library, const char *name)
 /* No program or verdict is larger. A file may say that it has any size. */
 #define LARGEST_FILE ((off_t)1 << 30)
 
+/* True for a regular file of this user or of root that no other user may write to. */
+static bool
+is_private(const struct stat *info)
+{
+    bool trusted = info->st_uid == geteuid() || info->st_uid == 0;
+    return S_ISREG(info->st_mode) && trusted && (info->st_mode & (S_IWGRP | S_IWOTH)) == 0;
+}
+
 bool
 ca_file_read(const char *path, unsigned char **data, size_t *size)
 {
     struct stat info;
-    /* A pipe does not hold the process up. Programs that this process starts do not get the file. */
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    /* Opening does not wait for a writer of a named pipe. Programs that this process starts do not
+       get the file. */
+    int descriptor = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     FILE *file = descriptor >= 0 ? fdopen(descriptor, "rb") : NULL;
     *data = NULL;
     *size = 0;
@@ -245,7 +254,7 @@ ca_file_read(const char *path, unsigned char **data, size_t *size)
         }
         return false;
     }
-    if (fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode) && info.st_size <= LARGEST_FILE) {
+    if (fstat(descriptor, &info) == 0 && is_private(&info) && info.st_size <= LARGEST_FILE) {
         *size = (size_t)info.st_size;
         *data = malloc(*size + 1);
     }

@@ -78,7 +78,8 @@ void *ca_library_open(const char *path, bool global, char *message, size_t size)
 
 void *ca_library_symbol(void *library, const char *name);
 
-/* Reads a whole file. The caller frees *data. False, and NULL, if it cannot be read. */
+/* Reads a whole file. The caller frees *data. False, and NULL, if it cannot be read, is no regular
+   file, or if a user other than this one and root may have written it. */
 bool ca_file_read(const char *path, unsigned char **data, size_t *size);
 
 /* Writes a file under a temporary name beside it, then renames it, so that a reader sees all of

@@ -154,9 +154,12 @@ ca_tensor_is_nested(const ca_tensor *tensor)
         return true;
     }
     for (int n = 0; n < tensor->ndim; n++) {
-        int next = -1;
-        for (int d = 0; d < tensor->ndim; d++) {
-            if (!taken[d] && (next < 0 || step_of(tensor, d) < step_of(tensor, next))) {
+        int next = 0;
+        while (taken[next]) {
+            next++;
+        }
+        for (int d = next + 1; d < tensor->ndim; d++) {
+            if (!taken[d] && step_of(tensor, d) < step_of(tensor, next)) {
                 next = d;
             }
         }
@@ -169,6 +172,52 @@ ca_tensor_is_nested(const ca_tensor *tensor)
         }
     }
     return true;
+}
+
+/* Marks each element of the extent that an element of the tensor is. True if one was marked. */
+static bool
+mark_elements(const ca_tensor *tensor, uint8_t *marks)
+{
+    int64_t index[CA_MAX_DIMS] = {0};
+    int64_t place = ca_tensor_extent(tensor).offset;
+    int64_t count = ca_tensor_count(tensor);
+    for (int64_t n = 0; n < count; n++) {
+        uint8_t bit = (uint8_t)(1u << place % 8);
+        if ((marks[place / 8] & bit) != 0) {
+            return true;
+        }
+        marks[place / 8] |= bit;
+        for (int d = tensor->ndim - 1; d >= 0; d--) {
+            place += tensor->strides[d];
+            if (++index[d] < tensor->shape[d]) {
+                break;
+            }
+            place -= tensor->shape[d] * tensor->strides[d];
+            index[d] = 0;
+        }
+    }
+    return false;
+}
+
+ca_status
+ca_tensor_find_repeats(const ca_tensor *tensor, bool *repeats, ca_error *error)
+{
+    *repeats = false;
+    if (ca_tensor_is_nested(tensor)) {
+        return CA_OK;
+    }
+    size_t places = ca_tensor_extent(tensor).bytes / ca_dtype_size(tensor->dtype);
+    if ((uint64_t)ca_tensor_count(tensor) > places) {
+        *repeats = true;
+        return CA_OK;
+    }
+    uint8_t *marks = calloc(places / 8 + 1, 1);
+    if (marks == NULL) {
+        return ca_error_set(error, CA_ERROR_MEMORY, "no memory to look for shared elements");
+    }
+    *repeats = mark_elements(tensor, marks);
+    free(marks);
+    return CA_OK;
 }
 
 bool

@@ -97,6 +97,10 @@ bool ca_tensor_fills_extent(const ca_tensor *tensor);
    reach. Then no two elements share memory. */
 bool ca_tensor_is_nested(const ca_tensor *tensor);
 
+/* Sets *repeats to whether two elements share memory, exactly. CA_ERROR_MEMORY if the host has no
+   memory for a bit for each element of the extent, which only strides that are not nested need. */
+ca_status ca_tensor_find_repeats(const ca_tensor *tensor, bool *repeats, ca_error *error);
+
 /* True if the extents share a byte. */
 bool ca_extents_overlap(const ca_extent *a, const ca_extent *b);
 

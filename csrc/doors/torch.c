@@ -131,6 +131,29 @@ spread_blocks(const ca_tensor *entries, int ndim, const int64_t *shape)
     return view;
 }
 
+/* The entries are those of the mask's rows and keys: the caller may have changed either. */
+static ca_status
+check_entries(const ca_blocks *blocks, ca_error *error)
+{
+    const ca_tensor *entries = &blocks->entries;
+    if (blocks->size < 1 || blocks->size > HIGHEST_POSITION) {
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "block_mask has a BLOCK_SIZE of %lld; expected 1 to %d",
+                            (long long)blocks->size, HIGHEST_POSITION);
+    }
+    int64_t rows = blocks->rows / blocks->size + (blocks->rows % blocks->size != 0);
+    int64_t keys = blocks->keys / blocks->size + (blocks->keys % blocks->size != 0);
+    if (entries->dtype == CA_UINT8 && entries->ndim == 4 && entries->shape[2] == rows &&
+        entries->shape[3] == keys) {
+        return CA_OK;
+    }
+    return ca_error_set(error, CA_ERROR_VALUE,
+                        "block_mask has entries of dtype %s and shape %s; expected uint8 and "
+                        "(B, H, %lld, %lld), for blocks of %lld",
+                        ca_dtype_name(entries->dtype), CA_SHAPE_OF(entries), (long long)rows,
+                        (long long)keys, (long long)blocks->size);
+}
+
 /* A mask's blocks fit the keys, the positions of rows, and the leading dimensions or 1. */
 static ca_status
 check_blocks(const ca_torch_sdpa *call, int ndim, const int64_t *shape, int64_t first, int64_t last,
@@ -149,6 +172,10 @@ check_blocks(const ca_torch_sdpa *call, int ndim, const int64_t *shape, int64_t 
                             "expected positions %lld to %lld and %lld keys",
                             (long long)blocks->rows - 1, (long long)blocks->keys, (long long)first,
                             (long long)last, (long long)keys);
+    }
+    ca_status status = check_entries(blocks, error);
+    if (status != CA_OK) {
+        return status;
     }
     int64_t given[] = {blocks->entries.shape[0], blocks->entries.shape[1]};
     if ((given[0] != 1 && given[0] != B) || (given[1] != 1 && given[1] != Hq)) {

@@ -270,6 +270,24 @@ ca_py_out_close(ca_py_out *out)
     Py_CLEAR(out->target);
 }
 
+/* Refuses an array of which two elements share memory: the last one written would stay. */
+static int
+check_repeats(const ca_state *state, PyObject *shell)
+{
+    ca_tensor bytes;
+    bool repeats;
+    ca_error error = {0};
+    ca_py_array_describe_bytes(shell, &bytes);
+    ca_status status = ca_tensor_find_repeats(&bytes, &repeats, &error);
+    if (ca_py_error_check(state, status, &error) < 0) {
+        return -1;
+    }
+    return repeats ? ca_py_raise(PyExc_ValueError,
+                                 "out has elements that share memory, such as those of a stride of "
+                                 "0; expected an array in which each has its own")
+                   : 0;
+}
+
 int
 ca_py_out_open(const ca_state *state, PyObject *object, ca_dtype dtype, const char *origin,
                int ndim, const int64_t *shape, ca_py_out *out)
@@ -290,5 +308,5 @@ ca_py_out_open(const ca_state *state, PyObject *object, ca_dtype dtype, const ch
     if (!out->writeable) {
         return ca_py_raise(PyExc_ValueError, "out is read-only; expected a writeable array");
     }
-    return 0;
+    return check_repeats(state, out->shell);
 }

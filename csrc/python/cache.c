@@ -197,7 +197,7 @@ cache_attend(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
         ca_py_call_array(&call, args[QUERY], "query", CA_TAKES_FLOATS, &sdpa.query) < 0 ||
         ca_py_call_optional(&call, args[ATTN_MASK], "attn_mask", CA_TAKES_BOOL_AND_FLOATS,
                             &sdpa.attn_mask) < 0 ||
-        ca_py_call_note(&call, args[OUT], "out") < 0) {
+        ca_py_call_note_out(&call, args[OUT]) < 0) {
         goto done;
     }
     sdpa.has_mask = args[ATTN_MASK] != Py_None;

@@ -82,6 +82,26 @@ ca_py_call_note(ca_py_call *call, PyObject *object, const char *name)
     return 0;
 }
 
+/* Keeps the memory of an array from being resized until the call's end. */
+static int
+hold(ca_py_call *call, PyObject *array)
+{
+    PyObject *held;
+    if (ca_py_hold(array, &held) < 0) {
+        return -1;
+    }
+    if (held != NULL) {
+        call->keep[call->kept++] = held;
+    }
+    return 0;
+}
+
+int
+ca_py_call_note_out(ca_py_call *call, PyObject *object)
+{
+    return hold(call, object) < 0 ? -1 : ca_py_call_note(call, object, "out");
+}
+
 int
 ca_py_call_array(ca_py_call *call, PyObject *object, const char *name, ca_py_dtypes dtypes,
                  ca_tensor *tensor)
@@ -92,7 +112,7 @@ ca_py_call_array(ca_py_call *call, PyObject *object, const char *name, ca_py_dty
         return -1;
     }
     call->keep[call->kept++] = keep;
-    return ca_py_call_note(call, keep, name);
+    return hold(call, keep) < 0 ? -1 : ca_py_call_note(call, keep, name);
 }
 
 int

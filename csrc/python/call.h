@@ -11,6 +11,7 @@
 #include "python/state.h"
 
 #define CA_PY_CALL_ARRAYS 12
+#define CA_PY_CALL_KEPT   (2 * CA_PY_CALL_ARRAYS + 1) /* ca_py_hold's too, and that of `out` */
 
 typedef struct {
     ca_state *state;
@@ -18,7 +19,7 @@ typedef struct {
     PyObject *device_argument;
     ca_device *device;  /* that the Tensors among the arrays are on; NULL: no Tensors */
     const char *holder; /* the name of the first one */
-    PyObject *keep[CA_PY_CALL_ARRAYS]; /* own the arrays' memory */
+    PyObject *keep[CA_PY_CALL_KEPT]; /* own the arrays' memory */
     int kept;
 } ca_py_call;
 
@@ -50,6 +51,9 @@ int ca_py_call_int64s(ca_py_call *call, PyObject *object, const char *name, ca_t
 /* Notes the device of `object`, argument `name`, if it is a Tensor. Returns -1 with a ValueError if
    earlier Tensors are on another device. */
 int ca_py_call_note(ca_py_call *call, PyObject *object, const char *name);
+
+/* Does the same for `out`, and keeps a NumPy array's memory from being resized. */
+int ca_py_call_note_out(ca_py_call *call, PyObject *object);
 
 /* Takes the device argument, after all arrays. Returns -1 with an exception if it is of a wrong
    type, or if it names another device than that of the Tensors. */

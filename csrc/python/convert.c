@@ -135,6 +135,21 @@ ca_py_array_describe(PyObject *object, ca_dtype dtype, ca_tensor *tensor)
     return PyArray_ISALIGNED(array) && PyArray_ISNOTSWAPPED(array);
 }
 
+void
+ca_py_array_describe_bytes(PyObject *object, ca_tensor *bytes)
+{
+    PyArrayObject *array = (PyArrayObject *)object;
+    bytes->dtype = CA_UINT8;
+    bytes->data = PyArray_DATA(array);
+    bytes->block = NULL;
+    bytes->ndim = 0;
+    for (int d = 0; d < PyArray_NDIM(array); d++) {
+        npy_intp length = PyArray_DIM(array, d);
+        ca_tensor_add_dim(bytes, length, length > 1 ? PyArray_STRIDE(array, d) : 0);
+    }
+    ca_tensor_add_dim(bytes, PyArray_ITEMSIZE(array), 1);
+}
+
 int
 ca_py_check_dtype(ca_dtype dtype, ca_py_dtypes dtypes, const char *name)
 {
@@ -173,6 +188,31 @@ ca_py_tensor_from_ndarray(PyObject *object, const char *name, ca_py_dtypes dtype
     }
     ca_py_array_describe(*keep, dtype, tensor);
     return 0;
+}
+
+/* Returns the object that a view's memory comes from, borrowed. */
+static PyObject *
+owner_of(PyObject *object)
+{
+    PyObject *base = object;
+    while (base != NULL && (PyArray_Check(base) || PyMemoryView_Check(base))) {
+        object = base;
+        base = PyArray_Check(object) ? PyArray_BASE((PyArrayObject *)object)
+                                     : PyMemoryView_GET_BASE(object);
+    }
+    return object;
+}
+
+int
+ca_py_hold(PyObject *array, PyObject **hold)
+{
+    PyObject *owner = owner_of(array);
+    *hold = NULL;
+    if (!PyArray_Check(owner) || !PyArray_CHKFLAGS((PyArrayObject *)owner, NPY_ARRAY_OWNDATA)) {
+        return 0;
+    }
+    *hold = PyWeakref_NewRef(owner, NULL);
+    return *hold != NULL ? 0 : -1;
 }
 
 PyObject *

@@ -40,6 +40,12 @@ bool ca_py_is_numpy_scalar(PyObject *object);
 int ca_py_tensor_from_ndarray(PyObject *object, const char *name, ca_py_dtypes dtypes,
                               ca_tensor *tensor, PyObject **keep);
 
+/* Keeps the memory of a NumPy array from being resized: NumPy refuses to resize an array that has a
+   weak reference, even with refcheck=False. *hold is a new reference that keeps it so, or NULL if
+   the memory cannot be resized at all: it is no NumPy array's, or exported as a buffer. Returns -1
+   with an exception. */
+int ca_py_hold(PyObject *array, PyObject **hold);
+
 /* Returns the array that NumPy makes of a scalar or of an object with a buffer or __array__. */
 PyObject *ca_py_ndarray_from(PyObject *object);
 
@@ -79,6 +85,9 @@ PyObject *ca_py_native_descr(PyObject *array);
    ca_py_moving_descr's. */
 PyObject *ca_py_array_over(const ca_tensor *tensor, PyObject *descr, bool writeable,
                            PyObject *owner);
+
+/* Describes the bytes of an array as a tensor of one more dimension. */
+void ca_py_array_describe_bytes(PyObject *array, ca_tensor *bytes);
 
 bool ca_py_array_is_writeable(PyObject *array);
 

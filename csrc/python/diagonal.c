@@ -103,7 +103,7 @@ parse_out(diagonal_call *call, PyObject *out)
         return 0;
     }
     call->out = out;
-    if (ca_py_call_note(&call->call, out, "out") < 0 ||
+    if (ca_py_call_note_out(&call->call, out) < 0 ||
         ca_py_out_open(call->call.state, out, source->dtype, origin, source->ndim, source->shape,
                        &call->opened) < 0 ||
         (source->has_input && find_sharing(call) < 0)) {

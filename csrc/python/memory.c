@@ -17,11 +17,13 @@ tensor(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     enum { ARRAY, DEVICE, ARGUMENTS };
     ca_state *state = ca_state_get(module);
     PyObject *keep = NULL;
+    PyObject *hold = NULL;
     PyObject *result = NULL;
     ca_tensor array;
     ca_device *device = NULL;
     if (ca_py_check_count(nargs, ARGUMENTS) < 0 ||
-        ca_py_array(state, args[ARRAY], "array", CA_TAKES_NUMBERS, &array, &keep) < 0) {
+        ca_py_array(state, args[ARRAY], "array", CA_TAKES_NUMBERS, &array, &keep) < 0 ||
+        ca_py_hold(keep, &hold) < 0) {
         goto done;
     }
     if (args[DEVICE] == Py_None && ca_py_is_tensor(state, keep)) {
@@ -31,6 +33,7 @@ tensor(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     }
     result = ca_py_tensor_copy(state, device, &array, keep, "tensor");
 done:
+    Py_XDECREF(hold);
     Py_XDECREF(keep);
     return result;
 }

@@ -118,7 +118,7 @@ parse_arrays(PyObject *const *args, ca_torch_sdpa *sdpa, ca_py_call *call)
     if (ca_py_call_array(call, args[QUERY], "query", floats, &sdpa->query) < 0 ||
         ca_py_call_array(call, args[KEY], "key", floats, &sdpa->key) < 0 ||
         ca_py_call_array(call, args[VALUE], "value", floats, &sdpa->value) < 0 ||
-        ca_py_call_note(call, args[OUT], "out") < 0 || parse_sinks(args[SINKS], sdpa, call) < 0 ||
+        ca_py_call_note_out(call, args[OUT]) < 0 || parse_sinks(args[SINKS], sdpa, call) < 0 ||
         parse_offset(args[QUERY_OFFSET], sdpa, call) < 0) {
         return -1;
     }

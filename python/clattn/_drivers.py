@@ -21,15 +21,27 @@ _SYSTEM_LOADER = "libOpenCL.so.1"
 _PRELOAD = ("libintlc.so.5", "libimf.so", "libirng.so", "libsvml.so", "libtbb.so.12")
 
 
+def _is_private(folder: str) -> bool:
+    """Return whether a folder is this user's or root's, and no other user may write to it."""
+    try:
+        status = os.stat(folder)
+    except OSError:
+        return False
+    trusted = stat.S_ISDIR(status.st_mode) and status.st_uid in (os.geteuid(), 0)
+    return trusted and not status.st_mode & 0o022
+
+
 def cache_folder() -> str | None:
     """Return the folder for built kernels, ``clattn`` in the user's XDG cache folder.
 
-    None: the user has no home folder.
+    It need not exist yet. None: the user has no home folder, or the folder is not private: what
+    lies there is executed.
     """
     # The XDG specification: a relative path is invalid and ignored. Without a home, "~" stays.
     for base in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
         if os.path.isabs(base):
-            return os.path.join(base, "clattn")
+            folder = os.path.join(base, "clattn")
+            return folder if _is_private(folder) or not os.path.lexists(folder) else None
     return None
 
 
@@ -96,9 +108,7 @@ def _fill(folder: str, contents: dict[str, bytes]) -> None:
     """
     os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    status = os.lstat(folder)
-    mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    if not mine or status.st_mode & 0o022:
+    if os.path.islink(folder) or not _is_private(folder):
         raise PermissionError(f"{folder} is not a folder of this user alone")
     for name in os.listdir(folder):
         if name.endswith(".icd") and name not in contents:

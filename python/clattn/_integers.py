@@ -17,6 +17,10 @@ def _has_buffer(numbers: Any) -> bool:
     return True
 
 
+def _too_large(numbers: Any, name: str) -> ValueError:
+    return ValueError(f"{name} is {numbers!r:.80}; expected numbers of 63 bits")
+
+
 def integers(numbers: Any, name: str) -> np.ndarray:
     """Return a new int64 array of one dimension."""
     kind = type(numbers)
@@ -35,12 +39,17 @@ def integers(numbers: Any, name: str) -> np.ndarray:
         raise ValueError(f"{name} has shape {array.shape}; expected one dimension")
     if array.dtype.kind not in "iuO":
         raise TypeError(f"{name} must be integers, got {array.dtype}")
+    if array.dtype.kind in "iu":
+        copy = array.astype(np.int64)
+        if array.dtype.kind == "u" and (copy < 0).any():
+            raise _too_large(numbers, name)
+        return copy
     try:
         return np.array([operator.index(number) for number in array], np.int64)
     except TypeError:
         raise TypeError(f"{name} must be integers, got {numbers!r:.80}") from None
     except OverflowError:
-        raise ValueError(f"{name} is {numbers!r:.80}; expected numbers of 63 bits") from None
+        raise _too_large(numbers, name) from None
 
 
 def offsets(query_offset: Any) -> int | np.ndarray:

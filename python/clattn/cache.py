@@ -157,7 +157,8 @@ class KVCache:
             Also return the log-sum-exp of the masked scores.
         out : array of shape (B, Hq, L, Ev), optional
             The result is written here and `out` is returned; of query's dtype, with any strides.
-            It may share memory with the cache or with an argument.
+            It may share memory with the cache or with an argument; no two of its elements may share
+            any.
 
         Returns
         -------

@@ -83,7 +83,8 @@ def scaled_dot_product_attention(
         Also return the log-sum-exp of the masked scores.
     out : array of shape (..., Hq, L, Ev), optional
         The result is written here and `out` is returned; of query's dtype, with any strides.
-        It may share memory with an input. Undefined if an exception ends the call midway.
+        It may share memory with an input; no two of its elements may share any. Undefined if an
+        exception ends the call midway.
     device : Device, str or int, optional
         Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
     sinks : array of shape (Hq,), optional

@@ -50,7 +50,8 @@ def diagonal_matrix(
         With a shape: of the result, default float32. With an input: the input's.
     out : array of the result's shape and dtype, optional
         The result is written here and `out` is returned; with any strides. It may be the input
-        itself, which is then changed in place. It may not share memory with the input otherwise.
+        itself, which is then changed in place. It may not share memory with the input otherwise,
+        and no two of its elements may share any.
     device : Device, str or int, optional
         Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
 

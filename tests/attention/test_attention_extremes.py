@@ -5,6 +5,7 @@ import clattn
 import numpy as np
 import pytest
 from support.helpers import check, qkv, sdpa
+from support.loops import looped
 
 pytestmark = pytest.mark.tensors
 
@@ -76,10 +77,31 @@ def test_an_empty_array_with_odd_strides(device, argument):
             clattn.scaled_dot_product_attention(**arrays, attn_mask=record[:, :0], device=device)
 
 
-@pytest.mark.parametrize("words", ["cpu\0", "€" * 600, "\udc80"])
+@looped("dtype", ["float16", "float32", "float64"])
+def test_subnormals(device, reference_kernel, dtype):
+    """As numbers, as weights of a sum, as options: right, or zero where a device has none."""
+    rng = np.random.default_rng(1)
+    arrays = []
+    for array in qkv((1, 2), 9, 33, 8, dtype=dtype):
+        small = np.array(rng.integers(-999, 999, array.shape), f"i{array.itemsize}") & 0x3FF
+        arrays.append(np.where(rng.random(array.shape) < 0.5, small.view(dtype), array))
+    tiny = float(np.finfo(np.float32).smallest_subnormal)
+    check(*arrays, device=device)
+    check(*arrays, device=device, scale=tiny)
+    check(*arrays, device=device, attn_mask=np.full((9, 33), tiny, np.float32))
+    check(*arrays, device=device, sinks=np.full(2, tiny, np.float32))
+
+
+@looped("words", ["cpu\0", "€" * 600, "\udc80", "cpu\ud800"], ids=ascii)
 def test_words_for_a_device_that_are_no_text(device, words):
-    with pytest.raises((ValueError, UnicodeEncodeError)):
-        clattn.scaled_dot_product_attention(*qkv(), device=words)
+    for call in (
+        lambda: clattn.scaled_dot_product_attention(*qkv(), device=words),
+        lambda: clattn.set_default_device(words),
+        lambda: clattn.tensor(np.ones(3), device=words),
+    ):
+        with pytest.raises(ValueError, match="device") as caught:
+            call()
+        assert caught.type is ValueError
 
 
 def test_the_private_context_variable_with_something_else_in_it(device):

@@ -27,6 +27,7 @@ from support.layouts import (
     sliced,
     transposed,
 )
+from support.loops import looped
 
 pytestmark = pytest.mark.tensors
 
@@ -231,6 +232,38 @@ def test_a_single_row_with_a_wild_stride(device, kernel):
     wild = as_strided(q, q.shape, (1 << 40, -(1 << 40), 1 << 50, 4))
     check(wild, k, v, device=device)
     check(q[:, :0], k[:, :0], v[:, :0], device=device)
+
+
+WILD = {  # arguments that have a dimension of one
+    "key": qkv((1, 1), 5, 1, E)[1],
+    "value": qkv((1, 1), 5, 1, E)[2],
+    "attn_mask": np.zeros((1, 1, 5, 1), np.float32),
+    "sinks": np.ones(1, np.float32),
+    "out": np.zeros((1, 1, 5, E), np.float32),
+}
+
+
+@pytest.mark.arrays_only  # a Tensor's strides are clattn's
+@looped("name", WILD)
+def test_wild_strides_of_any_argument(device, name):
+    arrays = dict(zip(("query", "key", "value"), qkv((1, 1), 5, 1, E), strict=True))
+    array = WILD[name]
+    steps = [step if n > 1 else 1 << 50 for n, step in zip(array.shape, array.strides, strict=True)]
+    right = sdpa(**arrays | {name: array.copy()}, device=device)
+    got = sdpa(**arrays | {name: as_strided(array, array.shape, steps)}, device=device)
+    np.testing.assert_array_equal(got, right)
+
+
+@pytest.mark.arrays_only  # no Tensor has such strides
+@looped("strides", [(0, 0), (0, 1), (E, 0), (1, 1), (E - 1, 1), (-3, 2)])
+def test_out_whose_elements_coincide(device, strides):
+    """Such an out is refused, and nothing is written."""
+    q, k, v = qkv((), 5, 7, E)
+    memory = np.ones(200, np.float32)
+    out = as_strided(memory[100:], (5, E), [4 * n for n in strides])
+    with pytest.raises(ValueError, match="out has elements that share memory"):
+        sdpa(q, k, v, device=device, out=out)
+    assert (memory == 1).all()
 
 
 @pytest.mark.arrays_only  # its own process has no Tensors

@@ -6,11 +6,11 @@ Head sizes and kinds of mask come from a short list: each combination is a progr
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from references.attention import bfloat16, float32, tolerance
 from support.helpers import assert_close, check, draw, qkv, sdpa
-from support.random_calls import BOUNDS, bounded, relay, shrink
+from support.random_calls import BOUNDS, bounded, examples, relay, shrink
 from support.sizes import SMALL, WIDE
 from support.variants import force
 
@@ -63,7 +63,7 @@ def test_random_problems_of_the_reference_kernel(device, problem):
         check(*arrays, device=device, **options)
 
 
-few = settings(bounded, max_examples=15)
+few = examples(15)
 seeds = st.integers(0, 1000)
 
 

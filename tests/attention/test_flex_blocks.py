@@ -233,6 +233,26 @@ def test_numbers_that_have_changed(device):
     call(*arrays, device=device, block_mask=mask)
 
 
+CHANGED = {  # attributes that the caller has changed
+    "no size": {"BLOCK_SIZE": 0},
+    "another size": {"BLOCK_SIZE": 8},
+    "too few entries": {"entries": np.zeros((1, 1, 1, 1), np.uint8)},
+    "another dtype": {"entries": np.zeros((1, 1, 3, 9), np.float32)},
+    "fewer dimensions": {"entries": np.zeros((3, 9), np.uint8)},
+}
+
+
+def test_attributes_that_have_changed(device):
+    """What does not fit is refused: the kernel would divide by 0, or read beyond the entries."""
+    arrays = qkv((2, 3), 41, 130, WIDE)
+    for changed in CHANGED.values():
+        mask = make(band(), None, None, 41, 130, 16, device=device)
+        for name, value in changed.items():
+            entries = name == "entries"
+            setattr(mask, name, clattn.tensor(value, device=device) if entries else value)
+        refused(ValueError, "block_mask has", *arrays, block_mask=mask, device=device)
+
+
 def test_another_device(device):
     others = [other for other in clattn.devices() if other != device]
     if not others:

@@ -70,6 +70,24 @@ def test_payloads_in_an_array(device, variant, place):
         check(*given.values(), device=device, attn_mask=mask, return_lse=True)
 
 
+@pytest.mark.parametrize("place", ["key", "value"])
+@every_kernel
+def test_payloads_of_keys_that_are_excluded(device, variant, place):
+    """They do not matter."""
+    query, key, value = arrays()
+    mask = np.zeros((L, S), np.float32)
+    excluded = np.arange(3, S, 7)
+    mask[:, excluded] = -np.inf
+    right = check(query, key, value, device=device, attn_mask=mask, return_lse=True)
+    array = key if place == "key" else value
+    payloads = [*PAYLOADS[bfloat16], 0x7F80, 0xFF80]  # infinities too
+    for n, at in enumerate(excluded):
+        array[..., at, :] = bits_of(bfloat16, payloads[n % len(payloads)])
+    with np.errstate(invalid="ignore"):  # of the oracle, which widens signalling NaNs
+        check(query, key, value, device=device, attn_mask=mask, return_lse=True)
+    assert np.isfinite(right.astype(float32)).all()
+
+
 @pytest.mark.parametrize("low", [-1e4, -1e30, np.finfo(np.float32).min], ids=str)
 @every_kernel
 def test_a_value_whose_weight_is_zero(device, variant, low):

@@ -9,7 +9,7 @@ import itertools
 import clattn
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 from references.diagonal import (
@@ -34,6 +34,7 @@ from references.diagonal import (
 )
 from support.layouts import one_element_in, read_only, sliced
 from support.loops import looped
+from support.random_calls import examples
 
 pytestmark = pytest.mark.tensors
 
@@ -310,13 +311,7 @@ def test_results_are_independent(device):
             got.fill(-1)
 
 
-bounded = settings(
-    max_examples=120,
-    deadline=None,
-    derandomize=True,  # the same cases in every run: red stays red
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+bounded = examples(120)
 ANY_BOUND = st.one_of(
     st.integers(-30, 30), st.integers(-(2**65), 2**65), st.sampled_from(ENDS + BEYOND[5])
 )

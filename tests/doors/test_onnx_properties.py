@@ -4,13 +4,13 @@
 import clattn
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from references.attention import bfloat16, compute_dtype, eps, float16, float32, float64
 from references.onnx import attention, check, tolerances
 from support.helpers import assert_close, draw
 from support.onnx_calls import HK, HQ, B, E, cache, flat, inputs, mask_of
-from support.random_calls import bounded, relay, shrink
+from support.random_calls import bounded, examples, relay, shrink
 from support.variants import force
 
 pytestmark = pytest.mark.tensors
@@ -206,7 +206,7 @@ def test_random_calls_of_the_reference_kernel(device, call):
         check(*args, device=device, **options)
 
 
-few = settings(bounded, max_examples=15)
+few = examples(15)
 
 
 @few

@@ -75,6 +75,23 @@ def test_results_are_those_of_other_modes(device):
         assert got == right
 
 
+def test_results_are_those_of_one_thread(device):
+    """Bit by bit, where all threads of the process share one core."""
+    run_python(
+        CALLS
+        + """
+import os
+device = clattn.devices()[int(sys.argv[1])]
+right = calls(device)
+one = {min(os.sched_getaffinity(0))}
+for thread in os.listdir("/proc/self/task"):
+    os.sched_setaffinity(int(thread), one)
+assert calls(device) == right
+""",
+        index_of(device),
+    )
+
+
 def test_everything_is_sent_and_fetched_once(device, run_with_faults):
     """Also arrays that two kernels use: one for splits of the keys, one that merges them."""
     run_with_faults(

@@ -226,6 +226,25 @@ def test_a_user_without_a_home_has_no_cache_folder(wheel, environment, monkeypat
     assert named_in(folder) == [str(wheel / "libintelocl.so")]
 
 
+def test_a_cache_folder_that_others_may_write_to_is_not_used(environment, monkeypatch):
+    """What lies there is executed. A folder of root is as good as one's own."""
+    folder = environment / "cache" / "clattn"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent))
+    assert drivers.cache_folder() == str(folder), "it need not exist"
+    folder.mkdir(parents=True)
+    for mode, used in ((0o700, True), (0o755, True), (0o775, False), (0o702, False)):
+        folder.chmod(mode)
+        assert drivers.cache_folder() == (str(folder) if used else None), oct(mode)
+    folder.chmod(0o700)
+    monkeypatch.setattr("os.geteuid", lambda: 2**31 - 2)
+    assert drivers.cache_folder() == (str(folder) if folder.stat().st_uid == 0 else None)
+    folder.rmdir()
+    for wrong in (folder.touch, lambda: folder.symlink_to("nowhere")):
+        wrong()
+        assert drivers.cache_folder() is None
+        folder.unlink()
+
+
 @pytest.mark.parametrize("base", [None, "", "relative"])
 def test_the_cache_folder_without_a_usable_xdg_variable(environment, monkeypatch, base):
     monkeypatch.setenv("HOME", str(environment))

@@ -161,25 +161,27 @@ def test_a_limit_that_is_no_number():
 
 
 def test_pieces(run_with_faults):
-    """They give the bits of short calls. Whichever piece fails, the call says so."""
+    """They give the bits of short calls. Whichever piece fails, the call says so.
+
+    The call has as many rows as make it long where the test runs.
+    """
     run_with_faults("""
-        rows = 256 * device.compute_units
-        wide = [rng.standard_normal((1, 4, rows, 64)).astype("f4")]
-        wide += [np.repeat(rng.standard_normal((1, 4, 512, 64)).astype("f4"), 32, axis=2)
-                 for _ in range(2)]
-        before = faults.faults_kernels()
-        whole = attend(*wide, device=device)
-        pieces = faults.faults_kernels() - before
-        assert pieces > 1, pieces
+        keys = [np.repeat(rng.standard_normal((1, 4, 512, 64)).astype("f4"), 32, axis=2)
+                for _ in range(2)]
+        rows, pieces = 128 * device.compute_units, 0
+        while pieces < 4:
+            rows *= 2
+            wide = [rng.standard_normal((1, 4, rows, 64)).astype("f4"), *keys]
+            whole = attend(*wide, device=device)
+            before = faults.faults_kernels()
+            same_bits(attend(*wide, device=device), whole)
+            pieces = faults.faults_kernels() - before
         by_heads = [attend(*(a[:, n:n + 1] for a in wide), device=device) for n in range(4)]
         same_bits(whole, np.concatenate(by_heads, axis=1))
-        before = faults.faults_kernels()
-        same_bits(attend(*wide, device=device), whole)
-        pieces = faults.faults_kernels() - before
         on_device = [clattn.tensor(a, device) for a in wide]
         start = settled(device)
         for tensors in (wide, on_device):
-            for n in range(1, min(pieces, 2) + 1):
+            for n in (1, 2):
                 faults.faults_fail(n, LOST)
                 refusal(lambda: attend(*tensors, device=device), *WORDS[2:], "CL_")
                 afterwards()

@@ -17,6 +17,7 @@ from support.helpers import (
     run_python,
     sdpa,
 )
+from support.random_calls import LONG
 from support.variants import forced
 
 MIB = 1 << 20
@@ -237,6 +238,31 @@ def test_offsets_beyond_32_bits(device, kernel_name, shape):
             calls()
     """,
         env=forced(kernel_name),
+    )
+
+
+@pytest.mark.skipif(not LONG, reason="takes 9 GiB; CLATTN_FUZZ runs it")
+def test_two_thousand_million_elements(device):
+    """For real: the last rows of a query and of a matrix of more than 2**31 elements."""
+    run_on(
+        device,
+        """
+    few = draw((1, 64, 64), "float16")
+    q = np.zeros((1, 2**25 + 64, 64), "float16")
+    q[:, -64:] = few
+    result = sdpa(q, few, few, device=device)
+    right = check(few, few, few, device=device)
+    np.testing.assert_allclose(result[:, -64:].astype("f4"), right.astype("f4"), atol=2e-3)
+    mean = few.astype("f8").mean(axis=1)
+    np.testing.assert_allclose(result[:, :-64:2**20].astype("f8") - mean, 0, atol=2e-3)
+    del q, result
+    a = np.full((46400, 46400), 3, np.uint8)
+    got = clattn.tril(a)
+    assert a.size > 2**31
+    assert (got[-1] == 3).all() and (got[0, 1:] == 0).all() and got[0, 0] == 3
+    assert (got[-2, :-1] == 3).all() and got[-2, -1] == 0
+    """,
+        timeout=900,
     )
 
 

@@ -3,6 +3,7 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -282,6 +283,41 @@ def test_a_damaged_cache_entry_is_rebuilt(device, tmp_path):
             path.write_bytes(data)
         cached_call(device, tmp_path)
         assert all(path.read_bytes() != damaged[path] for path in paths), name
+
+
+def as_a_link(path):
+    path.rename(path.with_suffix(".moved"))
+    path.symlink_to(path.with_suffix(".moved"))
+
+
+def as_a_pipe(path):
+    """A reader would wait for a writer."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+def of_another_user(path):
+    os.chown(path, 65534, 65534)
+
+
+HOSTILE = [as_a_link, as_a_pipe, lambda path: path.chmod(0o620), lambda path: path.chmod(0o602)]
+HOSTILE += [of_another_user] if os.geteuid() == 0 else []
+
+
+def test_cache_entries_that_others_may_have_written(device, tmp_path):
+    """None is read: each is built again, and becomes a file of this user alone."""
+    needs_a_cache(device)
+    cached_call(device, tmp_path)
+    paths = entries(tmp_path / "clattn")
+    for start in range(0, len(HOSTILE), len(paths)):
+        changed = list(zip(paths, HOSTILE[start:], strict=False))
+        for path, change in changed:
+            change(path)
+        cached_call(device, tmp_path)
+        for path, _ in changed:
+            status = path.lstat()
+            assert stat.S_ISREG(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o600
+            assert status.st_uid == os.geteuid()
 
 
 def test_a_cache_that_cannot_be_written(device, tmp_path):

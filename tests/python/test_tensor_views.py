@@ -9,19 +9,14 @@ import ctypes
 import clattn
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from references.diagonal import DTYPES
+from support.random_calls import examples
 from support.tensors import in_host_memory, same_bits
 
-bounded = settings(
-    max_examples=150,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+bounded = examples(150)
 
 
 def pair(shape, device, dtype="i4"):

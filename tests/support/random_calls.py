@@ -1,17 +1,34 @@
 # SPDX-License-Identifier: MIT
-"""What random calls are drawn from, with the settings of hypothesis."""
+"""What random calls are drawn from, with the settings of hypothesis.
+
+Each run has the same few examples. CLATTN_FUZZ says how many new ones each test of random calls
+tries instead. Examples that failed are kept in .hypothesis, and tried first the next time.
+"""
+
+import os
 
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from hypothesis.database import DirectoryBasedExampleDatabase
+from support.helpers import ROOT
 
-bounded = settings(
-    max_examples=40,
-    deadline=None,
-    derandomize=True,  # the same cases in every run: red stays red
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+LONG = int(os.environ.get("CLATTN_FUZZ", 0))
+
+
+def examples(count, share=1):
+    """Settings for `count` examples; in a long run for a `share` of those that CLATTN_FUZZ says."""
+    return settings(
+        max_examples=max(1, int(LONG * share)) if LONG else count,
+        deadline=None,
+        derandomize=not LONG,  # the same cases in every run: red stays red
+        database=DirectoryBasedExampleDatabase(ROOT / ".hypothesis") if LONG else None,
+        print_blob=bool(LONG),
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
+bounded = examples(40)
 BOUNDS = st.one_of(st.none(), st.integers(0, 40), st.sampled_from([96, 2**31, 2**40]))
 
 

@@ -80,6 +80,7 @@ def flex_attention(
         Integers: one for each entry of the first dimension of query.
     out : array of shape (..., Hq, L, Ev), optional
         The result is written here and `out` is returned; of query's dtype, with any strides.
+        No two of its elements may share memory.
     device : Device, str or int, optional
         Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
 
