@@ -348,6 +348,7 @@ new_adopted(ca_device *base, const ca_adopted_queue *adopted)
         atomic_init(&device->tuning.words[n], atomic_load(&base->tuning.words[n]));
     }
     device->system_svm = base->system_svm;
+    device->longest = base->longest;
     device->is_host = base->is_host;
     device->adopted = *adopted;
     ca_mutex_init(&device->build_lock);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * A storage of a CPU is host memory, with a buffer over it if kernels take no addresses.
- * A storage of another device is a buffer, beside addresses without memory behind them. So is a
- * buffer of another library that a device with an adopted queue uses.
+ * A storage of another device, or of another library's buffer, has addresses without memory.
  */
 #include "opencl/storage.h"
 
@@ -417,9 +416,8 @@ ca_storage_retain(ca_storage *storage)
     atomic_fetch_add(&storage->references, 1);
 }
 
-/* Let a buffer of another library go; OpenCL keeps the buffer while commands use it.
-   ca_storage_adopt may find the storage until its last reference is gone, so that happens under the
-   lock. */
+/* Let a buffer of another library go. Its last reference goes under the lock, because
+   ca_storage_adopt may find the storage until then. */
 static void
 release_adopted(ca_storage *storage)
 {

@@ -169,7 +169,7 @@ def test_pieces(run_with_faults):
         keys = [np.repeat(rng.standard_normal((1, 4, 512, 64)).astype("f4"), 32, axis=2)
                 for _ in range(2)]
         rows, pieces = 128 * device.compute_units, 0
-        while pieces < 4:
+        while pieces < 8:
             rows *= 2
             wide = [rng.standard_normal((1, 4, rows, 64)).astype("f4"), *keys]
             whole = attend(*wide, device=device)

@@ -364,7 +364,7 @@ def test_off(device):
     assert report(device, CLATTN_TUNING="off") == [[], []]
     assert "off, by CLATTN_TUNING" in run_cli(env={"CLATTN_TUNING": "off"}).stdout
     done = run_cli(env={"CLATTN_TUNING": "of"}, check_exit=False)
-    assert done.returncode == 1 and "CLATTN_TUNING is 'of'; expected" in done.stderr
+    assert done.returncode == 2 and "CLATTN_TUNING is 'of'; expected" in done.stderr
 
 
 def test_a_damaged_file_is_worth_one_warning(device):

@@ -143,7 +143,7 @@ def during(call, *changes):
 
 def test_memory_stays_while_a_kernel_runs(device):
     """Arrays, `out`, and buffers that are no NumPy array's."""
-    query, out = np.ones((2, 4000, 8), np.float32), np.ones((2, 4000, 8), np.float32)
+    query, out = np.ones((2, 20000, 8), np.float32), np.ones((2, 20000, 8), np.float32)
     raw, numbers = bytearray(query.nbytes), flat_array("f", bytes(query.nbytes))
     key = np.frombuffer(raw, np.float32).reshape(query.shape)
     value = memoryview(numbers).cast("b").cast("f", query.shape)
