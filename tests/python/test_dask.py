@@ -449,13 +449,13 @@ def test_a_worker_is_killed(cluster):
     out = sdpa(rows, *(a.map_blocks(late, meta=a._meta) for a in keys))
     future = cluster.compute(out)
 
-    def in_memory(dask_scheduler):
-        tasks = dask_scheduler.tasks.values()
-        return sum(t.state == "memory" and "attention" in str(t.key) for t in tasks)
+    def running(dask_scheduler):
+        return any(t.state == "processing" for t in dask_scheduler.tasks.values())
 
     end = time.monotonic() + 30
-    while not cluster.run_on_scheduler(in_memory) and time.monotonic() < end:
+    while not cluster.run_on_scheduler(running) and time.monotonic() < end:
         time.sleep(0.02)
+    time.sleep(0.5)  # of at least 2: there are 32 blocks of keys and values, and two workers
     assert future.status == "pending"
     os.kill(next(iter(cluster.run(os.getpid).values())), signal.SIGKILL)
     result = future.result(timeout=60)
