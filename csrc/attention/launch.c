@@ -54,16 +54,16 @@ work_of(const ca_attention *attention, const ca_attention_params *params, int64_
     return work * (double)params->L;
 }
 
-/* A score's softmax, mask and options, in columns. */
+/* The work of a score's softmax, mask and options, as columns of the head size. */
 #define SCORE_COLUMNS 32
 
-/* The reference takes so many times as long as other kernels. */
+/* The reference kernel takes so many times as long as the others. */
 #define REFERENCE_TIMES 16
 
-/* Calls with less work need no description. */
+/* Only calls with more work are described, because only they may be refused. */
 #define DESCRIBED_WORK 1e12
 
-/* Write the sizes of a call with much work, for a message. */
+/* Writes the sizes of a call, for the message that refuses it. */
 static void
 write_sizes(const ca_attention *attention, char *text, size_t size)
 {

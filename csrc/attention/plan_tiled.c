@@ -17,8 +17,8 @@
 /* A work-item keeps at most this many elements of the result in registers. */
 #define MAX_RESULT 64
 
-/* The rules for the most elements of a query or key that are in local memory at a time, and the most
-   keys whose values are. */
+/* Local memory holds at most so many elements of a query or key at a time, and the values of at most
+   so many keys, unless a knob says otherwise. */
 #define MAX_CHUNK 64
 #define MAX_KEYS  32
 

@@ -156,10 +156,10 @@ join_inputs(const ca_device_info *info, ca_attention *attention)
 
 /* ---- one problem, by the first variant that works ---- */
 
-/* Launch the problem. A kernel that the driver cannot build, create or launch is left out from now on.
-   So is a variant, for a dtype, that gives wrong results at its first use on a GPU. Then the next
-   variant computes the problem, and a notice tells the caller. The failure of the reference, the last
-   variant, is the call's. */
+/* Launches the problem as the best variant that works. A kernel that the driver cannot build, create
+   or launch is left out from now on, and so is a variant that gives wrong results for a dtype at its
+   first use on a GPU. The next variant then computes the problem, and a notice tells the caller. The
+   reference is the last variant: if it fails, the call fails. */
 static ca_status
 launch_whole(ca_device *device, const ca_forced *forced, const ca_attention *attention,
              ca_error *error)

@@ -63,6 +63,17 @@ ca_tensor_take(ca_tensor *view, int d, int64_t first, int64_t count)
     view->shape[d] = count;
 }
 
+void
+ca_tensor_swap(ca_tensor *view, int d)
+{
+    const int64_t size = view->shape[d];
+    const int64_t stride = view->strides[d];
+    view->shape[d] = view->shape[d + 1];
+    view->strides[d] = view->strides[d + 1];
+    view->shape[d + 1] = size;
+    view->strides[d + 1] = stride;
+}
+
 int64_t
 ca_tensor_count(const ca_tensor *tensor)
 {

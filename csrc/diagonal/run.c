@@ -33,12 +33,7 @@ swap_last_dims(ca_tensor *tensor)
 {
     int row = tensor->ndim - 2;
     if (tensor->ndim >= 2) { /* not absent */
-        int64_t size = tensor->shape[row];
-        int64_t stride = tensor->strides[row];
-        tensor->shape[row] = tensor->shape[row + 1];
-        tensor->strides[row] = tensor->strides[row + 1];
-        tensor->shape[row + 1] = size;
-        tensor->strides[row + 1] = stride;
+        ca_tensor_swap(tensor, row);
     }
 }
 

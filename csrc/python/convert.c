@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "python/error.h"
+#include "python/imports.h"
 
 int
 ca_py_convert_init(void)
@@ -75,16 +76,6 @@ takes(ca_py_dtypes dtypes, ca_dtype dtype)
     return (rules[dtypes].taken & BIT(dtype)) != 0;
 }
 
-/* Returns module.name, a new reference; NULL with an exception. */
-static PyObject *
-import_from(const char *module, const char *name)
-{
-    PyObject *imported = PyImport_ImportModule(module);
-    PyObject *attribute = imported != NULL ? PyObject_GetAttrString(imported, name) : NULL;
-    Py_XDECREF(imported);
-    return attribute;
-}
-
 bool
 ca_py_is_ndarray(PyObject *object)
 {
@@ -103,7 +94,7 @@ refuse_masked(PyObject *object, const char *name)
     if (PyArray_CheckExact(object)) {
         return 0;
     }
-    PyObject *type = import_from("numpy.ma", "MaskedArray");
+    PyObject *type = ca_py_import_from("numpy.ma", "MaskedArray");
     int masked = type != NULL ? PyObject_IsInstance(object, type) : -1;
     Py_XDECREF(type);
     return masked <= 0 ? masked
@@ -242,7 +233,8 @@ ca_py_descr(ca_dtype dtype)
         return (PyObject *)PyArray_DescrFromType(numbers[dtype]);
     }
     PyArray_Descr *descr = NULL;
-    PyObject *type = import_from("ml_dtypes", "bfloat16"); /* an ImportError names ml_dtypes */
+    /* The message of an ImportError names ml_dtypes. */
+    PyObject *type = ca_py_import_from("ml_dtypes", "bfloat16");
     if (type != NULL && !PyArray_DescrConverter(type, &descr)) {
         descr = NULL;
     }
@@ -457,16 +449,14 @@ is_same_view(PyArrayObject *a, PyArrayObject *b)
 int
 ca_py_sharing_of(PyObject *out, PyObject *input, ca_py_sharing *sharing)
 {
-    PyObject *numpy = PyImport_ImportModule("numpy");
-    PyObject *near =
-        numpy != NULL ? PyObject_CallMethod(numpy, "may_share_memory", "OO", out, input) : NULL;
+    PyObject *near = ca_py_call_from("numpy", "may_share_memory", "(OO)", out, input);
     PyObject *shared = NULL;
     int result = near != NULL ? 0 : -1;
     *sharing = CA_PY_APART;
     if (near == Py_True && is_same_view((PyArrayObject *)out, (PyArrayObject *)input)) {
         *sharing = CA_PY_SAME;
     } else if (near == Py_True) {
-        shared = PyObject_CallMethod(numpy, "shares_memory", "OOi", out, input, SHARING_WORK);
+        shared = ca_py_call_from("numpy", "shares_memory", "(OOi)", out, input, SHARING_WORK);
         *sharing = shared == Py_False ? CA_PY_INTERLEAVED : CA_PY_OVERLAPPING;
         /* numpy.exceptions.TooHardError is a RuntimeError */
         if (shared == NULL && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
@@ -477,6 +467,5 @@ ca_py_sharing_of(PyObject *out, PyObject *input, ca_py_sharing *sharing)
     }
     Py_XDECREF(shared);
     Py_XDECREF(near);
-    Py_XDECREF(numpy);
     return result;
 }

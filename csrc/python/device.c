@@ -6,6 +6,7 @@
 
 #include <stddef.h>
 
+#include "python/imports.h"
 #include "python/methods.h"
 
 /* The module owns the runtime, which owns the device. So each Device keeps the module. */
@@ -177,28 +178,16 @@ device_repr(PyObject *self)
                                 info->platform, adopted ? ", in a queue of pyopencl" : "");
 }
 
-PyObject *
-ca_py_html(const char *function, PyObject *self)
-{
-    PyObject *module = PyImport_ImportModule("clattn._html");
-    PyObject *html = module != NULL ? PyObject_CallMethod(module, function, "O", self) : NULL;
-    Py_XDECREF(module);
-    return html;
-}
-
 static PyObject *
 device_html(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
-    return ca_py_html("of_device", self);
+    return ca_py_call_from("clattn._html", "of_device", "(O)", self);
 }
 
 static PyObject *
 from_pyopencl(PyObject *Py_UNUSED(none), PyObject *queue)
 {
-    PyObject *module = PyImport_ImportModule("clattn._pyopencl");
-    PyObject *device = module != NULL ? PyObject_CallMethod(module, "device_of", "O", queue) : NULL;
-    Py_XDECREF(module);
-    return device;
+    return ca_py_call_from("clattn._pyopencl", "device_of", "(O)", queue);
 }
 
 static PyMethodDef device_methods[] = {

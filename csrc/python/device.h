@@ -19,7 +19,4 @@ const char *ca_py_device_type_name(const ca_device_info *info);
 /* Returns the device behind an instance of Device. */
 ca_device *ca_py_device_get(PyObject *self);
 
-/* Calls a function of clattn._html, which returns the HTML of a Device or Tensor. */
-PyObject *ca_py_html(const char *function, PyObject *self);
-
 #endif

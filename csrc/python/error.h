@@ -15,16 +15,18 @@ int ca_py_error_init(PyObject *module);
    The exception of CA_ERROR_STOPPED is raised already. */
 int ca_py_error_check(const ca_state *state, ca_status status, ca_error *error);
 
-/* Work without the GIL, in which signals are looked at now and then: the handler of Ctrl-C may
-   raise, and the work ends with CA_ERROR_STOPPED. Handlers run any code, so the calling thread must
-   not hold what a handler may wait for. */
+/* Work without the GIL. Long work looks for signals now and then. The handler of a signal may raise,
+   as that of Ctrl-C does: the work then ends with CA_ERROR_STOPPED. A handler runs any code, so the
+   calling thread must not hold a lock that a handler may wait for. */
 typedef struct {
     PyThreadState *thread;
     ca_error *error;
 } ca_py_work;
 
-/* Release the GIL; take the GIL again. The work gets `error`. */
+/* Releases the GIL. The functions that do the work are given `error`. */
 void ca_py_work_begin(ca_py_work *work, ca_error *error);
+
+/* Takes the GIL again. */
 void ca_py_work_end(ca_py_work *work);
 
 /* Raises an exception with a message that PyErr_Format makes. Returns -1. */

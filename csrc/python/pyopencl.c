@@ -4,6 +4,7 @@
 #include "python/convert.h"
 #include "python/device.h"
 #include "python/error.h"
+#include "python/imports.h"
 #include "python/methods.h"
 #include "python/scalars.h"
 #include "python/tensor.h"
@@ -25,19 +26,14 @@ ca_py_is_pyopencl(PyObject *object)
 PyObject *
 ca_py_pyopencl_tensor(PyObject *array, const char *name)
 {
-    PyObject *module = PyImport_ImportModule("clattn._pyopencl");
-    PyObject *tensor =
-        module != NULL ? PyObject_CallMethod(module, "as_tensor", "Os", array, name) : NULL;
-    Py_XDECREF(module);
-    return tensor;
+    return ca_py_call_from("clattn._pyopencl", "as_tensor", "(Os)", array, name);
 }
 
 PyObject *
 ca_py_pyopencl_empty(PyObject *like, ca_dtype dtype, int ndim, const int64_t *shape)
 {
     PyObject *tensor = NULL;
-    PyObject *module = PyImport_ImportModule("clattn._pyopencl");
-    PyObject *descr = module != NULL ? ca_py_descr(dtype) : NULL;
+    PyObject *descr = ca_py_descr(dtype);
     PyObject *sizes = descr != NULL ? PyTuple_New(ndim) : NULL;
     for (int d = 0; d < ndim && sizes != NULL; d++) {
         PyObject *size = PyLong_FromLongLong(shape[d]);
@@ -48,11 +44,10 @@ ca_py_pyopencl_empty(PyObject *like, ca_dtype dtype, int ndim, const int64_t *sh
         }
     }
     if (sizes != NULL) {
-        tensor = PyObject_CallMethod(module, "empty", "OOO", like, sizes, descr);
+        tensor = ca_py_call_from("clattn._pyopencl", "empty", "(OOO)", like, sizes, descr);
     }
     Py_XDECREF(sizes);
     Py_XDECREF(descr);
-    Py_XDECREF(module);
     return tensor;
 }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "python/error.h"
+#include "python/imports.h"
 
 int
 ca_py_wrong_type(const char *name, const char *expected, PyObject *object)
@@ -305,17 +306,12 @@ ca_py_word(PyObject *object, const char *name, const char *const *words, int cou
 static int
 random_seed(uint64_t *seed)
 {
-    PyObject *os = PyImport_ImportModule("os");
-    if (os == NULL) {
-        return -1;
-    }
-    PyObject *bytes = PyObject_CallMethod(os, "urandom", "i", (int)sizeof(*seed));
+    PyObject *bytes = ca_py_call_from("os", "urandom", "(i)", (int)sizeof(*seed));
     const char *data = bytes != NULL ? PyBytes_AsString(bytes) : NULL;
     if (data != NULL) {
         memcpy(seed, data, sizeof(*seed));
     }
     Py_XDECREF(bytes);
-    Py_DECREF(os);
     return data != NULL ? 0 : -1;
 }
 

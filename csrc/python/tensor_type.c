@@ -6,6 +6,7 @@
 #include "python/device.h"
 #include "python/dlpack_export.h"
 #include "python/error.h"
+#include "python/imports.h"
 #include "python/methods.h"
 #include "python/runtime.h"
 #include "python/scalars.h"
@@ -360,11 +361,10 @@ represent(PyObject *self)
     int64_t count = ca_tensor_count(view);
     bool shown = count > 0 && count <= SUMMARISED;
     (void)ca_shape_format(view->ndim, view->shape, shape, sizeof(shape));
-    PyObject *library = PyImport_ImportModule("numpy");
-    PyObject *elements = library != NULL ? look(self) : NULL;
+    PyObject *elements = look(self);
     if (elements != NULL) {
-        values = PyObject_CallMethod(library, "array2string", "OOOOss", elements, Py_None, Py_None,
-                                     Py_None, ", ", "clattn.Tensor(");
+        values = ca_py_call_from("numpy", "array2string", "(OOOOss)", elements, Py_None, Py_None,
+                                 Py_None, ", ", "clattn.Tensor(");
     }
     if (values != NULL) {
         text = PyUnicode_FromFormat("clattn.Tensor(%U, %s%s%sdtype=%s, device='%s: %s')", values,
@@ -374,14 +374,13 @@ represent(PyObject *self)
     }
     Py_XDECREF(values);
     Py_XDECREF(elements);
-    Py_XDECREF(library);
     return text;
 }
 
 static PyObject *
 html(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
-    return ca_py_html("of_tensor", self);
+    return ca_py_call_from("clattn._html", "of_tensor", "(O)", self);
 }
 
 static PyObject *

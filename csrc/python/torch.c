@@ -155,13 +155,7 @@ parse_mods(PyObject *const *args, ca_torch_sdpa *sdpa, ca_mods *mods, ca_py_call
 static void
 swap_heads(ca_tensor *tensor)
 {
-    const int heads = tensor->ndim - 3;
-    const int64_t size = tensor->shape[heads];
-    const int64_t stride = tensor->strides[heads];
-    tensor->shape[heads] = tensor->shape[heads + 1];
-    tensor->strides[heads] = tensor->strides[heads + 1];
-    tensor->shape[heads + 1] = size;
-    tensor->strides[heads + 1] = stride;
+    ca_tensor_swap(tensor, tensor->ndim - 3);
 }
 
 /* Swaps the heads of query, key and value. False, and nothing is swapped, if one has no heads. */
