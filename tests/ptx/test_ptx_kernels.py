@@ -125,8 +125,9 @@ assert {{"attention_{kernel}", "attention_blocks"}} <= dict(machine.launched).ke
 """
 
 
-# Every other 128 keys are in empty blocks. A table that has changed since, so that the mask allows
-# them, shows that they are not asked for. The kernels take 64 or 128 keys at a time.
+# Every other 128 keys lie in empty blocks. The table then changes, so that the mask would allow
+# those keys. The result stays the same, because kernels skip empty blocks. They take 64 or 128 keys
+# at a time.
 EMPTY_BLOCKS = """
 from support.mods import call, check_flex, lookup
 flags = np.arange(500) // 128 % 2 == 1

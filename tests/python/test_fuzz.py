@@ -172,7 +172,7 @@ TABLES = [draw((3, 7), np.float64, 1), np.arange(-5, 9), draw((5,), seed=2) > 0]
 
 
 def leaves(kind, s, b, h, q, k):
-    """What an expression of a kind starts from."""
+    """The symbols and numbers that expressions of a kind are made of."""
     if kind == "real":
         return [s, 0.75, -2.0]
     return [b, h, q, k, 3, -2] if kind == "int" else [q >= k, True, h == 1]

@@ -2,8 +2,8 @@
  *
  * device_words WORDS (TYPE PLATFORM NAME)…
  *
- * Prints the numbers of the devices that fit the words, and which of them the words ask for: a
- * number, or -1 for the first; or the error.
+ * Prints the numbers of the devices that fit the words. Then prints the number of the device that
+ * the words choose among them, -1 for the first. Prints the error if there is one.
  */
 #include <stdio.h>
 #include <string.h>

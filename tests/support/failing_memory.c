@@ -14,8 +14,8 @@
 
 static uintptr_t first; /* addresses of the library: first … last */
 static uintptr_t last;
-static atomic_int to_go;
-static atomic_int fired;
+static atomic_int to_go; /* allocations until one fails; 0: none fails */
+static atomic_int fired; /* 1: one has failed */
 
 void
 memory_of(uintptr_t from, uintptr_t to)
@@ -24,7 +24,7 @@ memory_of(uintptr_t from, uintptr_t to)
     last = to;
 }
 
-/* The n-th of the next allocations fails. */
+/* Lets the n-th allocation from now on fail. */
 void
 memory_fail(int n)
 {
@@ -32,7 +32,7 @@ memory_fail(int n)
     to_go = n;
 }
 
-/* Returns whether an allocation has failed. None fails from now on. */
+/* Lets no more allocations fail. Returns whether one has failed. */
 int
 memory_end(void)
 {
