@@ -228,9 +228,14 @@ class _Ring:
         _check_layout(layout)
         # Without keys the function checks all but their number, and runs no kernel.
         arrays = [_host(key), _host(value)]
-        self.blank = scaled_dot_product_attention(
-            query, _none_of(key, arrays[0]), _none_of(value, arrays[1]), return_lse=True, **options
-        )
+        blanks = [_none_of(*pair) for pair in zip((key, value), arrays, strict=True)]
+        try:
+            self.blank = scaled_dot_product_attention(query, *blanks, return_lse=True, **options)
+        except ValueError as error:
+            text = str(error)  # says 0 keys
+            for blank, array in zip(blanks, arrays, strict=True):
+                text = text.replace(str(tuple(blank.shape)), str(array.shape))
+            raise ValueError(text) from None
         self.query, self.keys = _host(query), arrays[0].shape[-2]
         if arrays[1].shape[-2] != self.keys:
             raise ValueError(

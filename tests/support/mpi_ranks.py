@@ -176,6 +176,8 @@ WRONG = {
     "no array": (0, {"key": "words"}, TypeError, "rank 0: "),
     "keys and values": (0, {"value": np.ones((2, 3, 2, 8), np.float32)}, ValueError,
                         "rank 0: value has shape (2, 3, 2, 8); expected 7 rows"),
+    "key heads": (1, {"key": np.ones((2, 2, 7, 8), np.float32)}, ValueError,
+                  "rank 1: key has shape (2, 2, 7, 8), whose dimension -3"),
     "an unknown layout": (1, {"layout": "striped"}, ValueError, "rank 1: layout is 'striped'"),
     "a number for return_lse": (2, {"return_lse": 1}, TypeError, "rank 2: return_lse must be True"),
     "an unknown causality": (1, {"is_causal": "upper"}, ValueError, "rank 1: is_causal"),
