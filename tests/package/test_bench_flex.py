@@ -188,11 +188,11 @@ def test_list(capsys):
 # --- what is asked ---------------------------------------------------------------------------
 
 
-def results_of(row, seconds, beside, first, torch_first, mask=None, peak=1.5):
-    """Results of one row on a device "d", which takes 1 s, and 1 / `peak` s at its peak."""
+def results_of(row, seconds, beside, first, torch_first, mask=None, limit=1.5):
+    """Results of one row on a device "d", which takes 1 s, and 1 / `limit` s at its limit."""
     one = measuring.Measured(row, 1.0, {"d": 1.0, "torch": seconds}, {"d": 1e-6, "torch": 1e-6})
     one.beside = {"d": 1 / beside}
-    one.limits = {"d": peak * row.flop}
+    one.limits = {"d": limit * row.flop}
     alone = {
         "d": flex.Alone({row.name: first}, mask, {}),
         "torch": flex.Alone({row.name: torch_first}, None, {}),
@@ -206,7 +206,7 @@ def results_of(row, seconds, beside, first, torch_first, mask=None, peak=1.5):
     ("causal-8k", (4.0, 1.09, 1.0, 5.1), ["met", "1.1 met", "met"]),
     ("causal", (4.0, 1.11, 1.0, 5.1), ["met", "1.1 not met", "met"]),
     ("window", (3.9, 9.0, 1.0, 5.1), ["not met", "", "met"]),
-    ("plain", (2.6, 1.0, 1.0, 5.1), ["past peak", "", "met"]),
+    ("plain", (2.6, 1.0, 1.0, 5.1), ["past limit", "", "met"]),
 ])  # fmt: skip
 def test_what_is_asked_is_met_or_not(name, figures, verdicts):
     results = results_of(BY_NAME[name], *figures)
@@ -218,8 +218,8 @@ def test_what_is_asked_is_met_or_not(name, figures, verdicts):
     assert cells[6] == f"{figures[1]:.2f}"
 
 
-def test_a_peak_that_is_not_known():
-    results = results_of(BY_NAME["plain"], 2.6, 1.0, 1.0, 5.1, peak=0.0)
+def test_a_limit_that_is_not_known():
+    results = results_of(BY_NAME["plain"], 2.6, 1.0, 1.0, 5.1, limit=0.0)
     [one] = results.measured
     cells = [Text.from_markup(cell).plain for cell in report._flex_cells("d", one, results)]
     assert cells[3:6] == ["2.60", "", "not met"]

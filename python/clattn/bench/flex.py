@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,7 @@ class FlexRow(Row):
     own document. `alibi`: a slope of the head times the distance is added to a score.
     """
 
+    limit: Literal["scores"] = "scores"
     alibi: bool = False
     documents: bool = False
     with_first: bool = True  # its first call is measured too

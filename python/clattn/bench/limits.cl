@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Two kernels that run as fast as a device can: limit_fma computes, limit_read reads memory.
- * Each writes a sum, so that no compiler removes the work.
+ * Kernels that run as fast as a device can: limit_fma and limit_exp compute, limit_read reads
+ * memory. Each writes a sum, so that no compiler removes the work.
  *
  *     -DREAL64  1: limit_fma computes in double
  *     -DLANES   2, 4, 8 or 16: reals of a vector
@@ -45,6 +45,17 @@ sum_lanes(realv sum)
 /* As many chains as registers hold beside two operands. No chain depends on another. */
 #define CHAINS 12
 
+static void
+write_mean(__global float *output, const realv *chain)
+{
+    realv sum = chain[0];
+#pragma unroll
+    for (int n = 1; n < CHAINS; n++) {
+        sum += chain[n];
+    }
+    output[get_global_id(0)] = (float)(sum_lanes(sum) / (real)(LANES * CHAINS));
+}
+
 /* Fused multiply-adds: chain[n] = chain[n] * factor + addend, `steps` times. Each work-item
  * writes the mean of its chains. The factor is data: no compiler can foresee the result. */
 KERNEL void
@@ -63,13 +74,48 @@ limit_fma(__global float *output, long steps, float factor, float addend)
             chain[n] = fma(chain[n], factors, addends);
         }
     }
-    realv sum = chain[0];
-#pragma unroll
-    for (int n = 1; n < CHAINS; n++) {
-        sum += chain[n];
-    }
-    output[get_global_id(0)] = (float)(sum_lanes(sum) / (real)(LANES * CHAINS));
+    write_mean(output, chain);
 }
+
+#if !REAL64
+typedef JOIN(int, LANES) intv;
+#define AS_REALV JOIN(as_, JOIN(float, LANES))
+#define AS_INTV  JOIN(as_, JOIN(int, LANES))
+
+/* 2^x, |x| < 126, by as few operations as float32 takes: adding 1.5 * 2^23 + 127 rounds x and leaves
+ * the exponent in the low bits, and a polynomial has the rest of x. */
+static realv
+exp2_of(realv x)
+{
+    const realv shift = (realv)12583039.0f;
+    const realv shifted = x + shift;
+    const realv rest = x - (shifted - shift);
+    realv y = (realv)1.3264727e-3f;
+    y = fma(y, rest, (realv)9.6715128e-3f);
+    y = fma(y, rest, (realv)5.5507337e-2f);
+    y = fma(y, rest, (realv)0.24022242f);
+    y = fma(y, rest, (realv)0.69314698f);
+    return fma(y, rest, (realv)1.0f) * AS_REALV(AS_INTV(shifted) << 23);
+}
+
+/* Exponentials: chain[n] = 2^-chain[n], `steps` times. Each work-item writes the mean of its chains. */
+KERNEL void
+limit_exp(__global float *output, long steps)
+{
+    realv chain[CHAINS];
+#pragma unroll
+    for (int n = 0; n < CHAINS; n++) {
+        chain[n] = (realv)((real)n);
+    }
+    for (long step = 0; step < steps; step++) {
+#pragma unroll
+        for (int n = 0; n < CHAINS; n++) {
+            chain[n] = exp2_of(-chain[n]);
+        }
+    }
+    write_mean(output, chain);
+}
+#endif
 
 /* Sums that do not wait for each other. */
 #define SUMS 8

@@ -10,7 +10,7 @@ import numpy as np
 
 from clattn import Device, _core
 from clattn.bench.peers import first_line
-from clattn.bench.rows import Row
+from clattn.bench.rows import Row, pairs_in
 
 READ_BYTES = 512 << 20  # far more than caches hold
 LEAST_SECONDS = 0.02  # of a measurement
@@ -57,6 +57,20 @@ class Kernels:
         scalars = (np.int64(steps), np.float32(0.5), np.float32(1))
         seconds, sums = self._launch(kernel, self._groups, scalars)
         return seconds, 2.0 * len(sums) * CHAINS * lanes * steps, sums
+
+    def exp(self, steps: int) -> tuple[float, float, _Sums]:
+        """Return the seconds and count of `steps` exponentials a chain, and the final means.
+
+        A chain x = 2 ** -x ends near 0.6412.
+        """
+        kernel = self._build("limit_exp", False, self._vector // 4)
+        seconds, sums = self._launch(kernel, self._groups, (np.int64(steps),))
+        return seconds, float(len(sums) * CHAINS * self._vector // 4 * steps), sums
+
+    @property
+    def rows_of_vector(self) -> int:
+        """The query rows that a vector holds; a work-item of a GPU has its own."""
+        return self._vector // 4 if self._local == 1 else 1
 
     def read(self, passes: int) -> tuple[float, float, _Sums]:
         """Return the seconds and bytes of reading an array `passes` times, and partial sums."""
@@ -115,6 +129,7 @@ class Limits:
         self._counts: dict[str, int] = {}
         self.missing = ""  # why there are no kernels
         self.fma = {"float32": 0.0, "float64": 0.0}  # FLOP/s
+        self.exp = 0.0  # exponentials/s, float32
         self.read = 0.0  # bytes/s
         self.product: dict[str, float] = {}  # FLOP/s of another library's product, by dtype
         try:
@@ -144,6 +159,11 @@ class Limits:
             launch = functools.partial(self._kernels.fma, dtype)
             rate = self._measure(dtype, launch, 1 << 12, MOST_STEPS)
             self.fma[dtype] = max(self.fma[dtype], rate)
+        if row.limit == "scores":
+            self.exp = max(self.exp, self._measure("exp", self._kernels.exp, 1 << 10, MOST_STEPS))
+            pairs = pairs_in(row, self._kernels.rows_of_vector)
+            seconds = pairs * (4 * row.shape[-1] / self.fma["float32"] + 1 / self.exp)
+            return row.flop / seconds
         return rate
 
     def _measure(

@@ -36,6 +36,7 @@ def make_table(words: str, measured: Sequence[Measured], contestants: Contestant
     """Return the table of one device."""
     device, limits = contestants.devices[words], contestants.limits[words]
     rates = [f"fma {dtype} {rate / 1e9:.0f} GFLOP/s" for dtype, rate in limits.fma.items() if rate]
+    rates += [f"exp {limits.exp / 1e9:.1f} G/s"] if limits.exp else []
     rates += [f"reading {limits.read / 1e9:.1f} GB/s"] if limits.read else []
     rates += [f"torch's product {t} {r / 1e12:.0f} TFLOP/s" for t, r in limits.product.items()]
     table = Table(
@@ -121,6 +122,7 @@ def as_json(measured: Sequence[Measured], contestants: Contestants, rounds: int)
             "driver_version": device.driver_version,
             "tuned_classes": _tuning.count_in_use(device),
             "fma": {dtype: rate for dtype, rate in limits.fma.items() if rate},
+            "exp": limits.exp or None,
             "read": limits.read or None,
             "product": limits.product,
         }
@@ -218,7 +220,7 @@ def make_flex_table(words: str, results: FlexResults) -> Table:
     device = results.contestants.devices[words]
     table = Table(title=f"{device.name} ({device.platform})", box=box.SIMPLE_HEAD, padding=0)
     table.add_column("row", no_wrap=True)
-    headers = ("ms", "torch\nms", "torch /\nclattn", "at the\npeak",
+    headers = ("ms", "torch\nms", "torch /\nclattn", "at the\nlimit",
                f"asked\n≥ {flex.LEAST_RATIO:g}", "beside\nown", "asked\n≤", "first\ns",
                "torch's\ns", f"asked\n≤ {flex.MOST_FIRST:g}", "error")  # fmt: skip
     for header in headers:
@@ -239,11 +241,11 @@ def _flex_cells(words: str, one: Measured, results: FlexResults) -> Iterator[str
     else:
         yield f"{torch * 1e3:.3g}" if torch < 0.1 else f"{torch * 1e3:.0f}"
         yield f"{torch / seconds:.2f}"
-        peak = one.limits[words]
-        most = torch * peak / one.row.work if peak else math.inf
-        yield f"{most:.2f}" if peak else ""
+        limit = one.limits[words]
+        most = torch * limit / one.row.work if limit else math.inf
+        yield f"{most:.2f}" if limit else ""
         is_met = torch / seconds >= flex.LEAST_RATIO
-        yield _verdict(is_met) if is_met or most >= flex.LEAST_RATIO else "past peak"
+        yield _verdict(is_met) if is_met or most >= flex.LEAST_RATIO else "past limit"
     beside = seconds / one.beside[words] if words in one.beside else None
     yield "" if beside is None else f"{beside:.2f}"
     asked = one.row.most_beside

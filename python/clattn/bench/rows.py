@@ -1,5 +1,6 @@
 """The problems that ``python -m clattn bench`` measures, and their data."""
 
+import functools
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -23,11 +24,12 @@ class Row:
     `mask`: one for all heads; "padding" and "lowest" are causal masks of a batch whose sequences
     are padded at the left, bool or with the lowest finite number. `is_causal`: "lower_right" lets
     the last query see all keys. `window`: a query attends to so many keys before its own and to
-    none after it; a row with a window is causal. `limit`: what bounds the time: arithmetic
-    ("fma"), reading keys and values, or matrix units ("product"). `on_device`: the arrays lie on
-    the device. `layout`: contiguous heads (B, H, L, E), or views of it: of projections
-    (B, L, H, E), of one packed array (B, L, 3, H, E), or of one stacked array (B, L, H, 3, E).
-    `door`: the operator that clattn is called by, with arrays as it takes them.
+    none after it; a row with a window is causal. `limit`: what bounds the time: multiply-adds
+    ("fma"), these and exponentials in whole vectors of rows ("scores"), reading keys and values, or
+    matrix units ("product"). `on_device`: the arrays lie on the device. `layout`: contiguous heads
+    (B, H, L, E), or views of it: of projections (B, L, H, E), of one packed array
+    (B, L, 3, H, E), or of one stacked array (B, L, H, 3, E). `door`: the operator that clattn is
+    called by, with arrays as it takes them.
     """
 
     name: str
@@ -36,7 +38,7 @@ class Row:
     mask: Literal["float", "bool", "padding", "lowest"] | None = None
     is_causal: bool | Literal["lower_right"] = False
     window: int | None = None
-    limit: Literal["fma", "read", "product"] = "fma"
+    limit: Literal["fma", "scores", "read", "product"] = "fma"
     on_device: bool = False
     layout: Literal["heads", "projections", "packed", "stacked"] = "heads"
     door: Literal["torch", "onnx", "directml"] = "torch"
@@ -106,6 +108,18 @@ class Row:
 
 
 AnyRow = TypeVar("AnyRow", bound=Row)
+
+
+@functools.cache
+def pairs_in(row: Row, rows: int) -> int:
+    """Return how many pairs of a query and a key vectors of so many query rows compute.
+
+    A vector computes a key for all its rows if one of them attends to the key.
+    """
+    B, Hq, _, L, S, _ = row.shape
+    seen = np.zeros((-(-L // rows) * rows, S), bool)
+    seen[:L] = row.attended()
+    return B * Hq * rows * int(seen.reshape(-1, rows, S).any(axis=1).sum())
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
