@@ -132,14 +132,14 @@ done:
 }
 
 /* Checks and copies, then counts the new positions. The caller holds `changing`. */
-static int
-append_positions(ca_py_cache *self, ca_py_call *call, const ca_cache_append *append)
+static ca_status
+append_positions(ca_py_cache *self, const ca_py_call *call, const ca_cache_append *append,
+                 ca_error *error)
 {
-    ca_error error = {0};
-    ca_status status = ca_cache_append_check(&self->cache, append, &error);
+    ca_status status = ca_cache_append_check(&self->cache, append, error);
     if (status == CA_OK) {
         Py_BEGIN_ALLOW_THREADS
-            status = copy_positions(call->device, &self->cache, append, call->name, &error);
+            status = copy_positions(call->device, &self->cache, append, call->name, error);
         Py_END_ALLOW_THREADS
     }
     if (status == CA_OK) {
@@ -147,7 +147,7 @@ append_positions(ca_py_cache *self, ca_py_call *call, const ca_cache_append *app
         ca_cache_append_done(&self->cache, append, self->lengths);
         ca_mutex_unlock(&self->guard);
     }
-    return ca_py_error_check(call->state, status, &error);
+    return status;
 }
 
 /* append(key, value, counts, /) */
@@ -159,6 +159,7 @@ cache_append(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     int result = -1;
     ca_py_call call;
     ca_cache_append append;
+    ca_error error = {0};
     if (begin(self, &call, "KVCache.append", nargs, ARGUMENTS) < 0 ||
         ca_py_call_array(&call, args[KEY], "key", CA_TAKES_FLOATS, &append.key) < 0 ||
         ca_py_call_array(&call, args[VALUE], "value", CA_TAKES_FLOATS, &append.value) < 0 ||
@@ -167,10 +168,12 @@ cache_append(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
         set_apart(&call, &self->cache, &append.value, args[VALUE]) < 0) {
         goto done;
     }
-    /* No Python code runs while the lock is held: the code might wait for the same lock. */
+    /* No Python code runs while the lock is held: the code might wait for the same lock. Making an
+       exception may run the finalizers of any objects. */
     take_lock(self);
-    result = append_positions(self, &call, &append);
+    ca_status status = append_positions(self, &call, &append, &error);
     PyThread_release_lock(self->changing);
+    result = ca_py_error_check(call.state, status, &error);
 done:
     ca_py_call_end(&call);
     return result < 0 ? NULL : Py_NewRef(Py_None);

@@ -181,7 +181,7 @@ owner_of(void *managed, bool versioned)
 
 /* Takes over the struct of a capsule. At its end *owner calls the deleter. */
 static int
-consume(PyObject *capsule, const char *name, PyObject **owner)
+take_over(PyObject *capsule, const char *name, PyObject **owner)
 {
     if (!PyCapsule_CheckExact(capsule)) {
         return ca_py_raise(PyExc_TypeError,
@@ -207,6 +207,22 @@ consume(PyObject *capsule, const char *name, PyObject **owner)
     }
     /* From here on *owner has the struct. */
     return PyCapsule_SetDestructor(*owner, give_back);
+}
+
+#ifndef Py_BEGIN_CRITICAL_SECTION /* before Python 3.13 the interpreter has a lock */
+#define Py_BEGIN_CRITICAL_SECTION(object) {
+#define Py_END_CRITICAL_SECTION()         }
+#endif
+
+/* The same, for one thread at a time: the next one sees that the capsule was consumed. */
+static int
+consume(PyObject *capsule, const char *name, PyObject **owner)
+{
+    int result;
+    Py_BEGIN_CRITICAL_SECTION(capsule);
+    result = take_over(capsule, name, owner);
+    Py_END_CRITICAL_SECTION();
+    return result;
 }
 
 const ca_dlpack_exchange *
