@@ -238,8 +238,11 @@ ca_py_descr(ca_dtype dtype)
         return (PyObject *)PyArray_DescrFromType(numbers[dtype]);
     }
     PyArray_Descr *descr = NULL;
-    /* The message of an ImportError names ml_dtypes. */
     PyObject *type = ca_py_import_from("ml_dtypes", "bfloat16");
+    if (type == NULL && PyErr_ExceptionMatches(PyExc_ModuleNotFoundError)) {
+        PyErr_SetString(PyExc_ModuleNotFoundError,
+                        "NumPy's bfloat16 needs the package ml_dtypes: pip install ml_dtypes");
+    }
     if (type != NULL && !PyArray_DescrConverter(type, &descr)) {
         descr = NULL;
     }

@@ -406,8 +406,12 @@ def _size(number: Any, name: str, lowest: int) -> int:
 def _float_dtype(dtype: DTypeLike) -> DTypeLike:
     """Return a float dtype; NumPy knows the word "bfloat16" only after ml_dtypes is imported."""
     if isinstance(dtype, str) and dtype == "bfloat16":
-        import ml_dtypes
-
+        try:
+            import ml_dtypes
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "NumPy's bfloat16 needs the package ml_dtypes: pip install ml_dtypes"
+            ) from error
         dtype = np.dtype(ml_dtypes.bfloat16)
     try:
         name = np.dtype(dtype).name
