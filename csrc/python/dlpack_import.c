@@ -118,7 +118,8 @@ check_host(ca_dlpack_device device, PyObject *object, const char *name)
     bool known = device.type > 0 && (size_t)device.type < sizeof(names) / sizeof(names[0]) &&
                  names[device.type] != NULL;
     return ca_py_raise(PyExc_ValueError,
-                       "%s (%.200s) lies on device %d of type %d%s%s%s; expected the host's memory",
+                       "%s (%.200s) lies on device %d of type %d%s%s%s; expected the host's "
+                       "memory: copy it there, as torch's .cpu() does",
                        name, Py_TYPE(object)->tp_name, (int)device.id, (int)device.type,
                        known ? " (" : "", known ? names[device.type] : "", known ? ")" : "");
 }
@@ -297,8 +298,10 @@ dtype_of(const ca_dlpack_tensor *tensor, ca_dtype *dtype)
 static int
 check_dtype(const ca_dlpack_tensor *given, const char *name, ca_dtype *dtype)
 {
-    static const char *const kinds[] = {"int",    "uint",    "float", "opaque",
-                                        "bfloat", "complex", "bool"};
+    static const char *const kinds[] = {
+        "int",   "uint",  "float", "opaque", "bfloat", "complex", "bool",  "float", "float",
+        "float", "float", "float", "float",  "float",  "float",   "float", "float", "float",
+    };
     if (dtype_of(given, dtype)) {
         return 0;
     }
