@@ -129,7 +129,7 @@ def operations(device, everything=True):
     tensor = clattn.tensor(wide[0], device)
     for title, run in other_operators(device, wide, tensor).items():
         if everything or "flex" not in title:
-            add(title, run, "" if "merge" in title else "cpu")
+            add(title, run, "reference" if "merge" in title else "cpu")
 
     def cached():
         cache = clattn.KVCache(1, 4, 128, 16, device=device)
@@ -149,7 +149,7 @@ def operations(device, everything=True):
 
 
 def other_operators(device, arrays, tensor):
-    """Calls with functions of the user's, with more results, and in other types: {title: function}."""
+    """Calls with the user's functions, with more results, and in other types: {title: function}."""
     attend = clattn.scaled_dot_product_attention
     tensors = [tensor, *(clattn.tensor(a, device) for a in arrays[1:])]
     table = draw((4, 7), seed=5)
@@ -176,12 +176,16 @@ def other_operators(device, arrays, tensor):
         return [attend(q, k[:, :, keys], v[:, :, keys], return_lse=True, device=device)
                 for keys in (slice(40), slice(40, None))]  # fmt: skip
 
+    def merged(given):
+        with clattn.use_device(device):
+            return clattn.merge_attention(parts(*given))
+
     return {
         "create_block_mask": lambda: [blocks().to_dense()],
         "flex_attention, arrays": lambda: flex(arrays, mask_mod=mask_mod),
         "flex_attention, blocks, Tensors": lambda: flex(tensors, block_mask=mask),
-        "merge_attention": lambda: clattn.merge_attention(parts(*arrays)),
-        "merge_attention, Tensors": lambda: clattn.merge_attention(parts(*tensors)),
+        "merge_attention": lambda: merged(arrays),
+        "merge_attention, Tensors": lambda: merged(tensors),
         "sinks and weights": lambda: attend(*arrays, sinks=sinks, return_weights=True,
                                             return_lse=True, device=device),
         "sinks and weights, Tensors": lambda: attend(*tensors, sinks=clattn.tensor(sinks, device),

@@ -179,7 +179,8 @@ def capsules(data):
         offset = fields.get("byte_offset", 0)
         start, end = offset + reach[0], offset + reach[1]
         there = start >= 0 and end <= source.nbytes and "data" not in fields
-        could_be = end - start < 2**62 and offset < 2**62
+        data_start = fields.get("data", source.ctypes.data)
+        could_be = data_start + start >= 0 and data_start + end < 2**64
         if could_be and not there and fields.get("data") != 0:
             return
     producer = Producer(source, versioned=versioned, **fields)
