@@ -379,6 +379,8 @@ ca_kernel_get(ca_device *device, const ca_kernel_spec *spec, ca_kernel **kernel,
         ca_mutex_lock(&device->build_lock);
         status = ca_kernel_get_locked(device, spec, kernel, error);
         ca_mutex_unlock(&device->build_lock);
+        /* The driver's compiler has taken long, and knows no signals. */
+        status = status == CA_OK ? ca_error_ask(error) : status;
     }
     return status;
 }

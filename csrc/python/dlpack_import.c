@@ -379,6 +379,22 @@ set_strides(const ca_dlpack_tensor *given, const char *name, bool empty, ca_tens
     return 0;
 }
 
+/* True if all bytes lie in the address space. The tensor has sizes and strides, and elements. */
+static bool
+is_in_address_space(const ca_dlpack_tensor *given, const ca_tensor *tensor)
+{
+    const uint64_t size = ca_dtype_size(tensor->dtype);
+    const uint64_t data = (uintptr_t)given->data;
+    const uint64_t start = data + given->byte_offset;
+    uint64_t below = 0;
+    uint64_t above = size; /* set_strides has seen that no sum overflows */
+    for (int d = 0; d < given->ndim; d++) {
+        int64_t reach = tensor->strides[d] * (tensor->shape[d] - 1) * (int64_t)size;
+        *(reach < 0 ? &below : &above) += (uint64_t)(reach < 0 ? -reach : reach);
+    }
+    return start >= data && below <= start && above <= UINTPTR_MAX - start;
+}
+
 /* Makes `tensor` describe the memory of another library. */
 static int
 read_tensor(const ca_dlpack_tensor *given, const char *name, ca_tensor *tensor)
@@ -392,6 +408,9 @@ read_tensor(const ca_dlpack_tensor *given, const char *name, ca_tensor *tensor)
     }
     if (given->data == NULL && !empty) {
         return fault(name, "no memory");
+    }
+    if (!empty && !is_in_address_space(given, tensor)) {
+        return fault(name, "a byte_offset or strides that leave the address space");
     }
     tensor->ndim = given->ndim;
     tensor->block = NULL;

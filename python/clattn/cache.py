@@ -112,6 +112,12 @@ class KVCache:
         ValueError
             Shapes do not fit, counts are outside 0 to n, or a sequence would exceed the
             capacity. The cache stays as it was.
+        RuntimeError
+            The handler of a signal changes a cache that its thread is changing.
+
+        Notes
+        -----
+        Ctrl-C ends a call that takes long. The cache stays as it was.
         """
         numbers = None if counts is None else integers(counts, "counts")
         self._state.append(key, value, numbers)

@@ -273,6 +273,9 @@ VALUE_ERRORS = {
     "a stride below that": ({"strides": (-HUGE, 1)}, "."),
     "the least stride": ({"strides": (MINUS, 1)}, "."),
     "strides that overflow together": ({"shape": (3, 3), "strides": (2**60, 2**60)}, "."),
+    "an offset beyond all addresses": ({"byte_offset": 2**64 - 12}, "address space"),
+    "memory below all addresses": ({"strides": (-(2**59), 1)}, "address space"),
+    "data at the last address": ({"data": 2**64 - 1}, "address space"),
     "a foreign device": ({"capsule_device": (CUDA, 0)}, "CUDA"),
 }  # fmt: skip
 
