@@ -216,7 +216,7 @@ ca_library_open(const char *path, bool global, char *message, size_t size)
     void *library = dlopen(path, RTLD_NOW | (global ? RTLD_GLOBAL : RTLD_LOCAL));
     if (library == NULL && size > 0) {
         const char *words = dlerror();
-        snprintf(message, size, "%s", words != NULL ? words : "unknown error");
+        (void)snprintf(message, size, "%s", words != NULL ? words : "unknown error");
     }
     return library;
 }
@@ -262,7 +262,7 @@ ca_file_read(const char *path, unsigned char **data, size_t *size)
         free(*data);
         *data = NULL;
     }
-    fclose(file);
+    (void)fclose(file);
     return *data != NULL;
 }
 
@@ -287,7 +287,7 @@ ca_file_write(const char *path, const void *data, size_t size)
     if (temporary == NULL) {
         return false;
     }
-    snprintf(temporary, length, "%s%s", path, random);
+    (void)snprintf(temporary, length, "%s%s", path, random);
     file_make_parents(temporary);
     int descriptor = mkstemp(temporary);
     FILE *file = descriptor >= 0 ? fdopen(descriptor, "wb") : NULL;

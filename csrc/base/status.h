@@ -38,6 +38,10 @@ typedef struct {
 /* Writes the message, cut to fit. Returns `status`. */
 ca_status ca_error_set(ca_error *error, ca_status status, const char *format, ...) CA_PRINTF(3, 4);
 
+#ifdef CLATTN_ANALYZER /* sees one file at a time, and so would not know what this returns */
+#define ca_error_set(error, status, ...) (ca_error_set(error, status, __VA_ARGS__), (status))
+#endif
+
 /* Attaches a copy of `log`, or none if there is no memory for it. */
 void ca_error_set_log(ca_error *error, const char *log);
 

@@ -309,7 +309,7 @@ check_dtype(const ca_dlpack_tensor *given, const char *name, ca_dtype *dtype)
         given->code < sizeof(kinds) / sizeof(kinds[0]) ? kinds[given->code] : "unknown type of ";
     char lanes[32] = "";
     if (given->lanes != 1) {
-        snprintf(lanes, sizeof(lanes), " with %d lanes", (int)given->lanes);
+        (void)snprintf(lanes, sizeof(lanes), " with %d lanes", (int)given->lanes);
     }
     return ca_py_raise(PyExc_TypeError,
                        "%s has dtype %s%d%s; expected bool, an integer type, float16, bfloat16, "
