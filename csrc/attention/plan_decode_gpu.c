@@ -55,7 +55,7 @@ lanes_of(const ca_device_info *info, exchange by)
     return by != EXCHANGE_SUB_GROUPS ? 32 : sizes != 0 ? sizes & -sizes : info->shuffle_lanes;
 }
 
-static int
+static exchange
 exchange_of(const ca_device_info *info)
 {
     if (info->warp_shuffles) {

@@ -55,7 +55,7 @@ free_storage(ca_storage *storage)
         device->cl->clReleaseMemObject(storage->buffer);
     }
     if (device->storage_is_host) {
-        free(storage->block.address);
+        ca_memory_free(storage->block.address);
     } else {
         ca_addresses_release(storage->block.address, storage->block.bytes);
     }
