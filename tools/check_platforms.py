@@ -31,12 +31,15 @@ def compilers():
         if which(mingw):
             # Its <math.h> converts double to float.
             command = [mingw, *FLAGS, "-D__USE_MINGW_ANSI_STDIO=1", "-Wno-float-conversion"]
-            found.append(("windows-x86_64-gcc", command, ["-Wl,--no-undefined"]))
+            found.append(("windows-x86_64-gcc", command, ["-shared", "-Wl,--no-undefined"]))
             break
     if find_spec("ziglang"):
         found += [
-            (f"{system}-{processor}-clang", [*ZIG, f"{processor}-{target}", *FLAGS], [])
-            for system, target in (("windows", "windows-gnu"), ("macos", "macos"))
+            (f"{system}-{processor}-clang", [*ZIG, f"{processor}-{target}", *FLAGS], [linking])
+            for system, target, linking in (
+                ("windows", "windows-gnu", "-shared"),
+                ("macos", "macos", "-dynamiclib"),
+            )
             for processor in ("x86_64", "aarch64")
         ]
     return found
@@ -64,8 +67,8 @@ def check(folder, name, command, linking):
         results = list(pool.map(compile_one, files))
     said = "".join(text for text, _ in results)
     if not said:
-        library = folder / f"{name}.library"
-        said = run([*command, "-shared", *linking, "-o", library, *(out for _, out in results)])
+        library = folder / f"{name}.dylib"
+        said = run([*command, *linking, "-o", library, *(out for _, out in results)])
     print(f"{name}: {len(files)} files, {'failed' if said else 'no warning, linked'}", flush=True)
     return said
 
