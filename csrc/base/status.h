@@ -29,7 +29,9 @@ typedef struct {
     void *caller;
 } ca_error;
 
-#if defined(__GNUC__)
+#if defined(__MINGW32__) && !defined(__clang__)
+#define CA_PRINTF(string, first) __attribute__((format(gnu_printf, string, first)))
+#elif defined(__GNUC__)
 #define CA_PRINTF(string, first) __attribute__((format(printf, string, first)))
 #else
 #define CA_PRINTF(string, first)

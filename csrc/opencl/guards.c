@@ -28,7 +28,7 @@ void
 ca_guards_free(void *memory)
 {
     if (memory != NULL) {
-        free((unsigned char *)memory - CA_GUARD);
+        ca_memory_free((unsigned char *)memory - CA_GUARD);
     }
 }
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/processor.h"
 #include "kernels/probe/params.h"
 #include "opencl/device.h"
 #include "opencl/launch.h"

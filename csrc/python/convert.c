@@ -302,7 +302,7 @@ free_of(void *memory, size_t pages)
     if (pages > 0) {
         ca_pages_free(memory, pages);
     } else {
-        free(memory);
+        ca_memory_free(memory);
     }
 }
 
