@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Compiles and links clattn's C for Windows and macOS, on Linux.
+"""Compiles clattn's C for Windows and macOS, on Linux, and links that for Windows.
 
     python tools/check_platforms.py [FOLDER]
 
-All rooms but csrc/python, and the kernels, become a shared library in FOLDER (build/platforms)
-without a warning and without an undefined symbol. csrc/python needs the headers of those systems'
+All rooms but csrc/python, and the kernels, compile into FOLDER (build/platforms) without a warning,
+and for Windows become a library without an undefined symbol. zig's linker for macOS crashes on them.
+csrc/python needs the headers of those systems'
 Python. Nothing is run. It takes x86_64-w64-mingw32-gcc (apt-get install gcc-mingw-w64-x86-64) for
 Windows, and ziglang (pip install ziglang) for Windows and macOS; the exit status is 2 where
 neither is there.
@@ -35,10 +36,10 @@ def compilers():
             break
     if find_spec("ziglang"):
         found += [
-            (f"{system}-{processor}-clang", [*ZIG, f"{processor}-{target}", *FLAGS], [linking])
+            (f"{system}-{processor}-clang", [*ZIG, f"{processor}-{target}", *FLAGS], linking)
             for system, target, linking in (
-                ("windows", "windows-gnu", "-shared"),
-                ("macos", "macos", "-dynamiclib"),
+                ("windows", "windows-gnu", ["-shared"]),
+                ("macos", "macos", None),
             )
             for processor in ("x86_64", "aarch64")
         ]
@@ -66,10 +67,11 @@ def check(folder, name, command, linking):
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(compile_one, files))
     said = "".join(text for text, _ in results)
-    if not said:
-        library = folder / f"{name}.dylib"
+    if not said and linking is not None:
+        library = folder / f"{name}.dll"
         said = run([*command, *linking, "-o", library, *(out for _, out in results)])
-    print(f"{name}: {len(files)} files, {'failed' if said else 'no warning, linked'}", flush=True)
+    done = "no warning" if linking is None else "no warning, linked"
+    print(f"{name}: {len(files)} files, {'failed' if said else done}", flush=True)
     return said
 
 

@@ -6,10 +6,10 @@
 #     tools/try_aarch64.sh FOLDER [pytest's arguments]
 #
 # It needs root, Linux 6.7 or later, debootstrap and qemu-user-static from Debian, and a Python with
-# pip. FOLDER keeps the system (1.7 GB) and the build, so a second call begins with the build. The
+# pip. FOLDER keeps the system and the build, so a second call begins with the build. The
 # user namespace in which all Arm programs run has formats of programs of its own: the machine's
 # stay as they are. Without arguments for pytest, tests run that call each operator with few
-# programs, because a program takes PoCL ten times as long here as by itself.
+# programs, because PoCL takes long to build a program here.
 set -euo pipefail
 
 test $# -ge 1 || { sed -n 's/^# \{0,1\}//; 3,13p' "$0"; exit 2; }
