@@ -3,12 +3,11 @@
 
     python tools/check_platforms.py [FOLDER]
 
-All rooms but csrc/python, and the kernels, compile into FOLDER (build/platforms) without a warning,
-and for Windows become a library without an undefined symbol. zig's linker for macOS crashes on them.
-csrc/python needs the headers of those systems'
-Python. Nothing is run. It takes x86_64-w64-mingw32-gcc (apt-get install gcc-mingw-w64-x86-64) for
-Windows, and ziglang (pip install ziglang) for Windows and macOS; the exit status is 2 where
-neither is there.
+All rooms but csrc/python, and the kernels, compile into FOLDER (build/platforms) without a warning.
+For Windows they become a library without an undefined symbol; zig's linker for macOS crashes on
+them. csrc/python needs the headers of those systems' Python. Nothing is run. It takes
+x86_64-w64-mingw32-gcc (apt-get install gcc-mingw-w64-x86-64) for Windows, and ziglang (pip install
+ziglang) for Windows and macOS; the exit status is 2 where neither is there.
 """
 
 import subprocess
