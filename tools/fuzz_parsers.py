@@ -5,7 +5,8 @@
 
 `files` are the cache's files, words and limits, in C (tools/fuzz/files.c, libFuzzer). The other
 targets go through Python (tools/fuzz/inputs.py, atheris): `arguments` of every door, `cache` for
-the methods of KVCache, `capsules` of DLPack, `words` of devices and variables, `winners` of the tuner.
+the methods of KVCache, `capsules` of DLPack, `words` of devices and variables, `winners` of the
+tuner.
 
 It needs clang with libFuzzer, and for Python's targets atheris, pytest and hypothesis. It builds
 into build/fuzz, which also keeps the inputs that reach new code. A finding ends the run; the file
