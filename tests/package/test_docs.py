@@ -119,3 +119,12 @@ def test_the_reference_has_every_public_name():
     names = set().union(*map(public_names, modules))
     submodules = {"clattn.directml", "clattn.flex", "clattn.onnx", "clattn.openvino"}
     assert names - submodules == set(found) - {"clattn.flex.explain"}
+
+
+# ---- tools ----
+
+
+def test_the_guide_names_every_tool():
+    guide = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+    tools = [path for path in (ROOT / "tools").iterdir() if path.suffix in (".py", ".sh")]
+    assert [path.name for path in tools if f"tools/{path.name}" not in guide] == []
