@@ -9,6 +9,7 @@ from support.faults import COMPILER
 from support.helpers import TESTS, run_python
 
 CSRC = TESTS.parent / "csrc"
+HEADERS = TESTS.parent / "third_party" / "opencl-headers"
 
 POCL = ("cpu", "Portable Computing Language", "pthread-Intel(R) Xeon(R) CPU")
 INTEL = ("cpu", "Intel(R) OpenCL", "Intel(R) Xeon(R) CPU")
@@ -29,7 +30,8 @@ def fitting(tmp_path_factory):
     sources = [TESTS / "support" / "device_words.c", CSRC / "opencl" / "words.c",
                CSRC / "base" / "strbuf.c", CSRC / "base" / "status.c"]  # fmt: skip
     macros = ["-DCL_TARGET_OPENCL_VERSION=300", "-D_GNU_SOURCE"]
-    subprocess.run([COMPILER, "-std=c11", *macros, "-I", CSRC, "-o", program, *sources], check=True)
+    subprocess.run([COMPILER, "-std=c11", *macros, "-I", CSRC, "-I", HEADERS, "-o", program, *sources],
+                   check=True)  # fmt: skip
 
     def ask(words, *devices):
         arguments = [part for device in devices for part in device]
