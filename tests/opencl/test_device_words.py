@@ -30,8 +30,8 @@ def fitting(tmp_path_factory):
     sources = [TESTS / "support" / "device_words.c", CSRC / "opencl" / "words.c",
                CSRC / "base" / "strbuf.c", CSRC / "base" / "status.c"]  # fmt: skip
     macros = ["-DCL_TARGET_OPENCL_VERSION=300", "-D_GNU_SOURCE"]
-    subprocess.run([COMPILER, "-std=c11", *macros, "-I", CSRC, "-I", HEADERS, "-o", program, *sources],
-                   check=True)  # fmt: skip
+    folders = ["-I", CSRC, "-I", HEADERS]
+    subprocess.run([COMPILER, "-std=c11", *macros, *folders, "-o", program, *sources], check=True)
 
     def ask(words, *devices):
         arguments = [part for device in devices for part in device]
