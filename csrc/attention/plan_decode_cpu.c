@@ -66,10 +66,10 @@ decode_can_run(const ca_device_info *info, const ca_attention *attention)
 
 /* Returns how many splits of the keys are worth a work-item each. */
 static int64_t
-splits_worthwhile(const ca_attention *attention, const ca_knobs *knobs)
+splits_worthwhile(const ca_attention *attention, int64_t key_heads, const ca_knobs *knobs)
 {
     int64_t bytes = ca_knob_value(knobs, KIB, KIB_OF_AN_ITEM) << 10;
-    int64_t key_bytes = ca_attention_key_bytes(attention);
+    int64_t key_bytes = key_heads * ca_attention_key_bytes(attention);
     return key_bytes > 0 ? ca_attention_visible_keys(attention) / ca_divide_up(bytes, key_bytes)
                          : 0;
 }
@@ -88,7 +88,38 @@ decode_is_fast(const ca_device_info *info, const ca_attention *attention)
     }
     return (attention->L <= FEW_ROWS && rows < ca_knob_value(&threshold, ROWS, FULL_ROWS)) ||
            (rows <= SPLIT_ROWS && tiles < (double)(heads * info->compute_units) &&
-            splits_worthwhile(attention, &knobs) > 1);
+            splits_worthwhile(attention, 1, &knobs) > 1);
+}
+
+/* True if the heads of dimension `d` lie side by side in each row. */
+static bool
+heads_adjoin(const ca_operand *operand, int d)
+{
+    return !ca_operand_has_rows(operand) ||
+           (operand->batch[d] == operand->columns && operand->row_stride > operand->columns);
+}
+
+/* Lets a work-item attend to the keys of several heads that lie side by side, as in a cache
+   (B, S, H, E), so that memory is read in its order. */
+static void
+share_heads(const ca_attention *attention, int64_t tiles, ca_attention_plan *plan)
+{
+    const ca_operand *operands = attention->operands;
+    const int last = CA_BATCH_DIMS - 1;
+    const int d = plan->heads < attention->batch[last] ? last : last - 1;
+    int64_t heads = SHARES / tiles;
+    if (heads < 1 || ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY) ||
+        !heads_adjoin(&operands[CA_ATTENTION_KEY], d) ||
+        !heads_adjoin(&operands[CA_ATTENTION_VALUE], d) ||
+        !heads_adjoin(&operands[CA_ATTENTION_PAST_KEY], d) ||
+        !heads_adjoin(&operands[CA_ATTENTION_PAST_VALUE], d)) {
+        return;
+    }
+    while (attention->batch[d] % heads != 0) {
+        heads--;
+    }
+    plan->key_heads = heads;
+    plan->grid[d] /= heads;
 }
 
 static void
@@ -103,11 +134,12 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     int64_t together = few ? rows : ca_knob_value(&knobs, RT, SHARED_ROWS);
     plan->grid[2] /= plan->heads;
     plan->grid[3] = ca_divide_up(rows, together * SHARES);
+    share_heads(attention, ca_divide_up(rows, together), plan);
 
     double items = ca_plan_items(plan);
     int64_t each = ca_knob_value(&knobs, ITEMS, CA_ITEMS_FOR_EACH_CORE);
     double wanted = (double)(info->compute_units * each);
-    int64_t worthwhile = splits_worthwhile(attention, &knobs);
+    int64_t worthwhile = splits_worthwhile(attention, plan->key_heads, &knobs);
     if (items < wanted && worthwhile > 1) {
         plan->splits = ca_smaller((int64_t)ceil(wanted / items), worthwhile);
         plan->grid[4] = plan->splits;
