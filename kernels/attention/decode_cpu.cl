@@ -119,7 +119,7 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
 static inline ca_int64
 elements_ahead(const ca_attention_params *params, const ca_view *view, ca_int64 columns)
 {
-    return view->row == columns || params->key_heads > 1 ? 0 : ROWS_AHEAD * view->row;
+    return view->row == columns ? 0 : ROWS_AHEAD * view->row;
 }
 
 #define FETCH_AHEAD(x, ahead, bytes)                                                               \
