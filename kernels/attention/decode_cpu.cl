@@ -403,11 +403,13 @@ typedef struct {
     realv *result;  /* [count][RT][slots of Ev] */
 } decode_tiles;
 
-/* All tiles attend to `keys` keys from key j0 on, which are of one run. Where heads lie side by side,
+/* All tiles attend to the first `keys` keys of a run, which is that of the first key head and starts
+   at key j0. Where heads lie side by side,
    a few keys of all heads are read before the next keys, because memory is read at full speed only
    in its order. So are a few values where their columns need several passes. */
 static inline void
-attend_block(const attention_call *call, const decode_tiles *tiles, ca_int64 j0, int keys)
+attend_block(const attention_call *call, const decode_tiles *tiles, const key_run *run, ca_int64 j0,
+             int keys)
 {
     const ca_attention_params *params = call->params;
     const int chunks = CHUNKS(params->E);
@@ -420,7 +422,10 @@ attend_block(const attention_call *call, const decode_tiles *tiles, ca_int64 j0,
     int numbers[TILES]; /* of the tiles that attend to a key of the block */
     PLAIN_FOR (int t = 0; t < tiles->count; t++) {
         if (!skips_block(call, j0, keys, tiles->rows + t * RT)) {
-            find_key_run(&runs[attending], call, tiles->rows[t * RT].batch, j0);
+            runs[attending] = *run;
+            if (params->key_heads > 1) {
+                find_key_run(&runs[attending], call, tiles->rows[t * RT].batch, j0);
+            }
             numbers[attending++] = t;
         }
     }
@@ -510,7 +515,7 @@ attend_share(const attention_call *call, ca_int64 item)
     ca_int64 first = params->T;
     ca_int64 last = -1;
     PLAIN_FOR (int r = 0; r < tiles * RT; r++) {
-        if (r % rows_of_head == 0) {
+        if (r > 0 && r % rows_of_head == 0) {
             find_share(&mine, params, item, r / rows_of_head, ROWS);
         }
         start_row(&rows[r], call, &mine, r % rows_of_head);
@@ -540,7 +545,7 @@ attend_share(const attention_call *call, ca_int64 item)
         if (USES(params, PRESENT)) {
             copy_present(call, mine.batch, max(copied.start, j0), min(copied.end, j0 + count));
         }
-        attend_block(call, &all, j0, count);
+        attend_block(call, &all, &run, j0, count);
     }
 
     PLAIN_FOR (int r = 0; r < tiles * RT; r++) {
