@@ -2,66 +2,140 @@
 """Runs tests with a sanitizer in the extension, or an analyzer over its C.
 
     python tools/sanitize.py address [pytest's arguments]    # AddressSanitizer and UBSan
+    python tools/sanitize.py leaks [pytest's arguments]      # LeakSanitizer
     python tools/sanitize.py thread [pytest's arguments]     # ThreadSanitizer
-    python tools/sanitize.py analyzer | cppcheck
+    python tools/sanitize.py valgrind [pytest's arguments]   # memcheck, on PoCL
+    python tools/sanitize.py guards [pytest's arguments]     # guard zones around memory
+    python tools/sanitize.py analyzer | cppcheck | tidy
 
-It needs gcc, and cppcheck for that word. A sanitizer builds clattn into
-build/sanitize/<name>. Without arguments for pytest, a subset of the tests runs. The exit status is
-not 0 after a finding or a failed test.
+It needs gcc, and valgrind, cppcheck or clang-tidy for these words. Each word builds clattn into
+build/sanitize/<word>. Without arguments for pytest, a subset of the tests runs, and the whole suite
+with guard zones. The exit status is not 0 after a finding or a failed test.
 """
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "sanitize"
+TIDY = "clang-tidy-16"  # of Debian 12; other versions have other checks
 
-ARGUMENTS = [
-    "tests/python/test_hostile_arrays.py", "tests/python/test_fuzz.py",
-    "tests/python/test_dlpack.py", "tests/python/test_foreign_arrays.py",
-    "tests/python/test_kv_cache_errors.py", "tests/python/test_kv_cache_properties.py",
-    "tests/python/test_tensor_views.py", "tests/attention/test_flex_blocks.py",
-    "tests/attention/test_attention_errors.py", "tests/attention/test_attention_extremes.py",
-    "tests/diagonal/test_diagonal_errors.py", "tests/diagonal/test_diagonal_out.py",
+WRONG = [
+    "tests/attention/test_attention_errors.py", "tests/diagonal/test_diagonal_errors.py",
     "tests/doors/test_onnx_errors.py", "tests/doors/test_directml_errors.py",
-    "tests/doors/test_openvino_errors.py",
+    "tests/doors/test_openvino_errors.py", "tests/python/test_kv_cache_errors.py",
+]  # fmt: skip
+HOSTILE = [
+    *WRONG, "tests/python/test_hostile_arrays.py", "tests/python/test_fuzz.py",
+    "tests/python/test_dlpack.py", "tests/python/test_foreign_arrays.py",
+    "tests/python/test_kv_cache_properties.py", "tests/python/test_tensor_views.py",
+    "tests/attention/test_flex_blocks.py", "tests/attention/test_attention_extremes.py",
+    "tests/diagonal/test_diagonal_out.py",
 ]  # fmt: skip
 THREADS = [
     "tests/python/test_hostile_arrays.py", "tests/opencl/test_devices.py",
     "tests/opencl/test_small_calls.py",
     "-k", "thread or at_once or hostile",
 ]  # fmt: skip
+# With right calls too, whose memory has to come back.
+LEAKS = [
+    *HOSTILE, "tests/attention/test_attention.py", "tests/diagonal/test_diagonal.py",
+    "tests/doors", "tests/opencl/test_devices.py", "tests/opencl/test_late_errors.py",
+    "tests/python/test_kv_cache.py", "tests/python/test_tensor.py",
+    "tests/python/test_tensor_chains.py", "tests/python/test_tensor_operators.py",
+]  # fmt: skip
 
-# Name: compiler flags, libraries to preload, environment, the tests that run by themselves.
-SANITIZERS = {
-    "address": (
+# Each operator once, with arrays and with Tensors, then wrong arguments.
+EACH_OPERATOR = """
+import sys
+import clattn, pytest
+from support.sweep import operations
+device, = (device for device in clattn.devices() if device.platform.startswith("Portable"))
+for title, run in operations(device).items():
+    if "cpu, " not in title:  # which would build two more kernels, for a minute each
+        print(title, flush=True)
+        run()
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+MALLOC = {"PYTHONMALLOC": "malloc"}  # Python's own allocator hides blocks
+ADDRESS = "allocator_may_return_null=1:log_path={reports}/report"
+
+
+class Tool(NamedTuple):
+    """How a word builds and runs. `{reports}` in a text is the folder of its reports."""
+
+    tests: list  # those that run by themselves; none: the whole suite
+    flags: str = ""
+    options: str = ""  # of CMake
+    libraries: tuple = ()  # of gcc, to preload
+    env: Mapping = MappingProxyType({})
+    runner: tuple = ()  # in front of the interpreter
+    code: str = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    leaves_out: str = ""  # reports with such a frame, if no frame of clattn is above it
+
+
+# Libraries that allocate for themselves: drivers, their compilers, NumPy.
+OTHERS = r"libOpenCL|intel|libocl|libpocl|pocl/lib|libLLVM|libclang|libtbb|libhwloc|numpy|ml_dtypes"
+# A frame of clattn: a source file, the extension without symbols, a kernel of PoCL.
+OURS = r"/csrc/\w+/\w+\.c|/clattn/_core\.|/valgrind-kernels/"
+
+TOOLS = {
+    "address": Tool(
+        HOSTILE,
         "-fsanitize=address,undefined -fno-sanitize-recover=undefined",
-        ("libasan.so", "libubsan.so"),
-        {"ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
-         "UBSAN_OPTIONS": "print_stacktrace=1", "PYTHONMALLOC": "malloc"},
-        ARGUMENTS,
+        libraries=("libasan.so", "libubsan.so"),
+        env={"ASAN_OPTIONS": f"detect_leaks=0:{ADDRESS}", **MALLOC,
+             "UBSAN_OPTIONS": "print_stacktrace=1:log_path={reports}/report"},
     ),
-    "thread": (
-        "-fsanitize=thread",
-        ("libtsan.so",),
-        {"TSAN_OPTIONS": "ignore_noninstrumented_modules=1:report_signal_unsafe=0:"
-                         "allocator_may_return_null=1"},
+    "leaks": Tool(
+        LEAKS,
+        "-fsanitize=address",
+        libraries=("libasan.so",),
+        env={"ASAN_OPTIONS": f"detect_leaks=1:fast_unwind_on_malloc=0:{ADDRESS}", **MALLOC,
+             "LSAN_OPTIONS": "exitcode=0"},
+        leaves_out=OTHERS,
+    ),
+    "thread": Tool(
         THREADS,
+        "-fsanitize=thread",
+        libraries=("libtsan.so",),
+        env={"TSAN_OPTIONS": "ignore_noninstrumented_modules=1:report_signal_unsafe=0:"
+                             "allocator_may_return_null=1"},
     ),
+    "valgrind": Tool(
+        [*WRONG, "-k", "not before_opencl"],  # valgrind lacks the call that waits for children
+        "-O1",
+        env={"POCL_CACHE_DIR": f"{BUILD}/valgrind-kernels", "POCL_MAX_PTHREAD_COUNT": "1",
+             "CLATTN_TEST_DEVICES": "portable", **MALLOC},
+        runner=("valgrind", "--quiet", "--num-callers=40", "--fullpath-after=",
+                "--log-file={reports}/report.%p"),
+        code=EACH_OPERATOR,
+        leaves_out=OTHERS,
+    ),
+    # Every operand has a storage there, and so zones.
+    "guards": Tool([], options="CLATTN_GUARDS=ON", env={"CLATTN_MEMORY": "copy",
+                                                        "CLATTN_KERNEL": ""}),
 }  # fmt: skip
 
 
-def build(name, flags):
-    """Installs clattn, built with these flags, and returns where."""
+def build(name):
+    """Installs clattn as the tool needs it, and returns where."""
     target = BUILD / name
     env = os.environ | {
-        "CFLAGS": f"{flags} -g -fno-omit-frame-pointer",
+        "CFLAGS": f"{TOOLS[name].flags} -g -fno-omit-frame-pointer",
         "SKBUILD_BUILD_DIR": str(BUILD / f"{name}-objects"),
         "SKBUILD_CMAKE_BUILD_TYPE": "RelWithDebInfo",
+        "SKBUILD_CMAKE_DEFINE": TOOLS[name].options,
     }
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade",
                "--target", target, ROOT]  # fmt: skip
@@ -75,16 +149,53 @@ def library(name):
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
+def is_finding(report, leaves_out):
+    """Whether a paragraph of a report tells of a fault of clattn.
+
+    An access or a leak is clattn's if a frame of its stack is, and the frames above it, which
+    clattn has called, are not of a library that is left out. So what the interpreter and drivers do
+    by themselves does not count.
+    """
+    if not leaves_out or "ERROR: AddressSanitizer" in report:
+        return re.search("ERROR: AddressSanitizer|runtime error", report) is not None
+    stack = re.split(r"\n *(?:Address 0x|Uninitialised value was created)", report)[0]
+    for frame in re.findall(r"^ *(?:#\d+|at|by) .*", stack, re.MULTILINE):
+        if re.search(OURS, frame):
+            return True
+        if re.search(leaves_out, frame):
+            return False
+    return False
+
+
+def findings(folder, leaves_out):
+    """The paragraphs of all reports that are findings, once each."""
+    found = {}
+    for file in sorted(folder.iterdir()):
+        text = re.sub(r"^==\d+== ?", "", file.read_text(errors="replace"), flags=re.MULTILINE)
+        for report in re.split(r"\n\s*\n", text):
+            if is_finding(report, leaves_out):
+                found.setdefault(re.sub("0x[0-9A-Fa-f]+", "0x", report), f"{file.name}: {report}")
+    return list(found.values())
+
+
 def run_tests(name, arguments):
-    """The exit status of pytest with the sanitizer, and with the reference kernel."""
-    flags, libraries, options, default = SANITIZERS[name]
-    target = build(name, flags)
+    """The exit status of pytest under the tool, with the reference kernel; 1 after a finding."""
+    tool = TOOLS[name]
+    target = build(name)
+    reports = BUILD / f"{name}-reports"
+    shutil.rmtree(reports, ignore_errors=True)
+    reports.mkdir()
     paths = os.pathsep.join([str(target), str(ROOT / "tests")])
-    env = os.environ | {"CLATTN_KERNEL": "reference", "PYTHONPATH": paths} | options
-    env["LD_PRELOAD"] = " ".join(map(library, libraries))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
-               *(arguments or default)]  # fmt: skip
-    return subprocess.run(command, env=env, cwd=ROOT).returncode
+    env = os.environ | {"CLATTN_KERNEL": "reference", "PYTHONPATH": paths}
+    env |= {key: value.format(reports=reports) for key, value in tool.env.items()}
+    env["LD_PRELOAD"] = " ".join(map(library, tool.libraries))
+    runner = [word.format(reports=reports) for word in tool.runner]
+    command = [*runner, sys.executable, "-c", tool.code, "-q", "-p", "no:cacheprovider",
+               *(arguments or tool.tests)]  # fmt: skip
+    status = subprocess.run(command, env=env, cwd=ROOT).returncode
+    found = findings(reports, tool.leaves_out)
+    print(*found, f"{name}: {len(found)} findings", sep="\n\n")
+    return status or bool(found)
 
 
 def analyze():
@@ -104,6 +215,23 @@ def analyze():
     return subprocess.run(command).returncode
 
 
+def tidy():
+    """The checks of .clang-tidy, over each file by itself."""
+    folder = BUILD / "tidy"
+    configure = ["cmake", "-S", ROOT, "-B", folder, f"-DPython_EXECUTABLE={sys.executable}",
+                 "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]  # fmt: skip
+    subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
+
+    def check(file):
+        command = [TIDY, "--quiet", "-p", folder, "--extra-arg=-DCLATTN_ANALYZER", file]
+        done = subprocess.run(command, capture_output=True, text=True)
+        print(done.stdout, end="", flush=True)
+        return done.returncode
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        return max(threads.map(check, sorted((ROOT / "csrc").rglob("*.c"))))
+
+
 def cppcheck():
     """Cppcheck's errors and warnings."""
     return subprocess.run(
@@ -117,11 +245,11 @@ def cppcheck():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    analyzers = {"analyzer": analyze, "cppcheck": cppcheck}
-    parser.add_argument("tool", choices=[*SANITIZERS, *analyzers])
+    analyzers = {"analyzer": analyze, "cppcheck": cppcheck, "tidy": tidy}
+    parser.add_argument("tool", choices=[*TOOLS, *analyzers])
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="for pytest")
     given = parser.parse_args()
-    needed = "cppcheck" if given.tool == "cppcheck" else "gcc"
+    needed = {"cppcheck": "cppcheck", "tidy": TIDY, "valgrind": "valgrind"}.get(given.tool, "gcc")
     if shutil.which(needed) is None:
         parser.error(f"{needed} is not installed")
     if given.tool in analyzers:

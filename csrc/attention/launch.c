@@ -17,6 +17,31 @@
 /* Arguments of kernels behind the operands: partial rows and marks. */
 #define OTHER_SPANS 2
 
+static const char *const names[] = {
+    [CA_ATTENTION_QUERY] = "query",
+    [CA_ATTENTION_KEY] = "key",
+    [CA_ATTENTION_VALUE] = "value",
+    [CA_ATTENTION_PAST_KEY] = "past_key",
+    [CA_ATTENTION_PAST_VALUE] = "past_value",
+    [CA_ATTENTION_INPUT_BIAS] = "input bias",
+    [CA_ATTENTION_MASK] = "mask",
+    [CA_ATTENTION_BIAS] = "bias",
+    [CA_ATTENTION_KEY_COUNTS] = "key counts",
+    [CA_ATTENTION_SINKS] = "sinks",
+    [CA_ATTENTION_OFFSETS] = "offsets",
+    [CA_ATTENTION_BLOCKS] = "mask blocks",
+    [CA_ATTENTION_NUMBERS] = "numbers of mods",
+    [CA_ATTENTION_TABLE0] = "table 0",
+    [CA_ATTENTION_TABLE1] = "table 1",
+    [CA_ATTENTION_TABLE2] = "table 2",
+    [CA_ATTENTION_TABLE3] = "table 3",
+    [CA_ATTENTION_OUTPUT] = "output",
+    [CA_ATTENTION_LSE] = "lse",
+    [CA_ATTENTION_PRESENT_KEY] = "present_key",
+    [CA_ATTENTION_PRESENT_VALUE] = "present_value",
+    [CA_ATTENTION_SCORES] = "scores",
+};
+
 /* A result that fills its extent is written as a whole. */
 static ca_access
 access_of(const ca_attention *attention, ca_attention_role role)
@@ -163,7 +188,8 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
         spans[nspans++] = (ca_span){.data = operand->memory.data,
                                     .bytes = operand->memory.bytes,
                                     .access = access_of(attention, (ca_attention_role)role),
-                                    .block = operand->block};
+                                    .block = operand->block,
+                                    .name = names[role]};
     }
     ca_span *partials = &spans[nspans];
     *partials = (ca_span){.access = CA_ACCESS_WRITE};
@@ -197,7 +223,8 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
         CA_TRY(ca_launch_check(device, &launch, error)); /* before memory is taken */
         CA_TRY(allocate_partial(device, plan, attention, &partial, error));
         ca_block *block = ca_storage_block(partial);
-        *partials = (ca_span){block->address, block->bytes, CA_ACCESS_WRITE, block};
+        *partials =
+            (ca_span){block->address, block->bytes, CA_ACCESS_WRITE, block, "partial results"};
     }
     CA_TRY(ca_launch_run(device, &launch, error));
     if (plan->redoes) {

@@ -55,7 +55,7 @@ lanes_of(const ca_device_info *info, exchange by)
     return by != EXCHANGE_SUB_GROUPS ? 32 : sizes != 0 ? sizes & -sizes : info->shuffle_lanes;
 }
 
-static int
+static exchange
 exchange_of(const ca_device_info *info)
 {
     if (info->warp_shuffles) {
@@ -191,7 +191,7 @@ define_exchange(ca_kernel_spec *spec, const ca_device_info *info, int64_t lanes)
 {
     exchange by = exchange_of(info);
     spec->in_c30 = by == EXCHANGE_SUB_GROUPS;
-    ca_kernel_define(spec, "EXCHANGE", by);
+    ca_kernel_define(spec, "EXCHANGE", (int)by);
     if (by == EXCHANGE_SUB_GROUPS) {
         bool required = info->shuffle_lanes == 0;
         ca_kernel_define(spec, "SUB_GROUP", required ? lanes_of(info, by) : 0);

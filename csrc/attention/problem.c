@@ -109,7 +109,7 @@ set_operand(ca_operand *operand, const ca_tensor *view, ca_attention_role role, 
         operand->columns = view->shape[view->ndim - 1];
         operand->column_stride = view->strides[view->ndim - 1];
     }
-    ca_fold_strides(dims, role, operand->batch);
+    ca_fold_strides(dims, (int)role, operand->batch);
 }
 
 /* A table's strides take the places of batch strides, rows and columns, in this order. */

@@ -105,6 +105,9 @@ done:
 static bool
 join(const ca_operand *a, const ca_operand *b, ca_extent *a_memory, ca_extent *b_memory)
 {
+    if (a_memory->bytes == 0 || b_memory->bytes == 0) { /* of no memory, perhaps NULL */
+        return false;
+    }
     char *a_start = a_memory->data;
     char *b_start = b_memory->data;
     char *a_end = a_start + a_memory->bytes;

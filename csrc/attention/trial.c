@@ -236,10 +236,12 @@ done:
     for (int n = 0; n < ARRAYS; n++) {
         free(t.arrays[n]);
     }
-    if (is_wrong || (status != CA_ERROR_KERNEL && status != CA_ERROR_MEMORY)) {
+    if (is_wrong ||
+        (status != CA_ERROR_KERNEL && status != CA_ERROR_MEMORY && status != CA_ERROR_STOPPED)) {
         ca_device_set_tried(device, bit, !is_wrong);
     }
-    if (status != CA_ERROR_KERNEL) { /* which says nothing about the variant */
+    /* Other failures say nothing about the variant. */
+    if (status != CA_ERROR_KERNEL && status != CA_ERROR_STOPPED) {
         ca_error_clear(error);
         status = CA_OK;
     }

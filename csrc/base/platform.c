@@ -13,9 +13,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#include <cpuid.h>
-#endif
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
@@ -63,32 +60,6 @@ ca_sleep(int milliseconds)
 {
     const struct timespec time = {milliseconds / 1000, milliseconds % 1000 * 1000000L};
     (void)nanosleep(&time, NULL);
-}
-
-/* The registers of SSE, AVX and AVX-512 that the system has to save. */
-#define WIDE_REGISTERS 0xe6u
-
-bool
-ca_processor_has_bfloat16_pairs(void)
-{
-#if defined(__x86_64__) && defined(__GNUC__)
-    unsigned eax;
-    unsigned ebx;
-    unsigned ecx;
-    unsigned edx;
-    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & bit_OSXSAVE)) {
-        return false;
-    }
-    unsigned saved;
-    __asm__("xgetbv" : "=a"(saved), "=d"(edx) : "c"(0));
-    if ((saved & WIDE_REGISTERS) != WIDE_REGISTERS ||
-        !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || !(ebx & bit_AVX512F)) {
-        return false;
-    }
-    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1u << 5) != 0;
-#else
-    return false;
-#endif
 }
 
 void
@@ -164,6 +135,12 @@ ca_memory_allocate(size_t bytes)
 }
 
 void
+ca_memory_free(void *memory)
+{
+    free(memory);
+}
+
+void
 ca_memory_trim(void)
 {
 #ifdef __GLIBC__
@@ -216,7 +193,7 @@ ca_library_open(const char *path, bool global, char *message, size_t size)
     void *library = dlopen(path, RTLD_NOW | (global ? RTLD_GLOBAL : RTLD_LOCAL));
     if (library == NULL && size > 0) {
         const char *words = dlerror();
-        snprintf(message, size, "%s", words != NULL ? words : "unknown error");
+        (void)snprintf(message, size, "%s", words != NULL ? words : "unknown error");
     }
     return library;
 }
@@ -262,7 +239,7 @@ ca_file_read(const char *path, unsigned char **data, size_t *size)
         free(*data);
         *data = NULL;
     }
-    fclose(file);
+    (void)fclose(file);
     return *data != NULL;
 }
 
@@ -287,7 +264,7 @@ ca_file_write(const char *path, const void *data, size_t size)
     if (temporary == NULL) {
         return false;
     }
-    snprintf(temporary, length, "%s%s", path, random);
+    (void)snprintf(temporary, length, "%s%s", path, random);
     file_make_parents(temporary);
     int descriptor = mkstemp(temporary);
     FILE *file = descriptor >= 0 ? fdopen(descriptor, "wb") : NULL;

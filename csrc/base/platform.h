@@ -1,18 +1,24 @@
 /* SPDX-License-Identifier: MIT
  *
  * The operating system: mutexes, memory, shared libraries, files, a clock, the process's
- * identity. Only platform.c calls POSIX.
+ * identity. Only platform.c calls POSIX, and only platform_windows.c, in its place, Windows.
  */
 #ifndef CLATTN_PLATFORM_H
 #define CLATTN_PLATFORM_H
 
+#ifndef _WIN32
 #include <pthread.h>
+#endif
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 typedef struct {
+#ifdef _WIN32
+    void *handle; /* an SRWLOCK; windows.h would bring names of all kinds */
+#else
     pthread_mutex_t handle;
+#endif
 } ca_mutex;
 
 void ca_mutex_init(ca_mutex *mutex);
@@ -28,10 +34,6 @@ double ca_seconds(void);
 /* Sleep for some milliseconds, or less if a signal comes. */
 void ca_sleep(int milliseconds);
 
-/* True if the processor multiplies pairs of bfloat16, 16 at a time (vdpbf16ps on 512-bit
-   registers), and the system saves these registers. */
-bool ca_processor_has_bfloat16_pairs(void);
-
 /* A guard tells a forked child from the process that made the guard. A test of the guard
    is one load if the system can clear a page in the child (Linux). Elsewhere the test asks
    the system for the process id. */
@@ -45,10 +47,11 @@ void ca_fork_guard_init(ca_fork_guard *guard);
 void ca_fork_guard_destroy(ca_fork_guard *guard);
 bool ca_fork_guard_is_child(const ca_fork_guard *guard);
 
-/* Returns memory for a result, not initialised, 128-byte aligned at least, for free().
+/* Returns memory for a result, not initialised, 128-byte aligned at least, for ca_memory_free.
    NULL if no memory is left. Large memory is made of large pages if the system has them:
    touching new small pages takes as long as copying them. */
 void *ca_memory_allocate(size_t bytes);
+void ca_memory_free(void *memory);
 
 /* The allocator that gives a result its memory. */
 typedef enum {
@@ -79,7 +82,8 @@ void *ca_library_open(const char *path, bool global, char *message, size_t size)
 void *ca_library_symbol(void *library, const char *name);
 
 /* Reads a whole file. The caller frees *data. False, and NULL, if it cannot be read, is no regular
-   file, or if a user other than this one and root may have written it. */
+   file, or if a user other than this one and root may have written it. On Windows, where the rights
+   of the user's folder say who may write, any regular file is read. */
 bool ca_file_read(const char *path, unsigned char **data, size_t *size);
 
 /* Writes a file under a temporary name beside it, then renames it, so that a reader sees all of

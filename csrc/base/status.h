@@ -29,7 +29,9 @@ typedef struct {
     void *caller;
 } ca_error;
 
-#if defined(__GNUC__)
+#if defined(__MINGW32__) && !defined(__clang__)
+#define CA_PRINTF(string, first) __attribute__((format(gnu_printf, string, first)))
+#elif defined(__GNUC__)
 #define CA_PRINTF(string, first) __attribute__((format(printf, string, first)))
 #else
 #define CA_PRINTF(string, first)
@@ -37,6 +39,10 @@ typedef struct {
 
 /* Writes the message, cut to fit. Returns `status`. */
 ca_status ca_error_set(ca_error *error, ca_status status, const char *format, ...) CA_PRINTF(3, 4);
+
+#ifdef CLATTN_ANALYZER /* sees one file at a time, and so would not know what this returns */
+#define ca_error_set(error, status, ...) (ca_error_set(error, status, __VA_ARGS__), (status))
+#endif
 
 /* Attaches a copy of `log`, or none if there is no memory for it. */
 void ca_error_set_log(ca_error *error, const char *log);

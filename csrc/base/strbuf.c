@@ -21,7 +21,7 @@ ca_strbuf_append(ca_strbuf *text, const char *format, ...)
         return;
     }
     va_start(arguments, format);
-    vsnprintf(data + text->length, (size_t)added + 1, format, arguments);
+    (void)vsnprintf(data + text->length, (size_t)added + 1, format, arguments);
     va_end(arguments);
     text->data = data;
     text->length += (size_t)added;

@@ -289,7 +289,7 @@ ca_shape_format(int ndim, const int64_t *shape, char *text, size_t size)
     }
     if (length < size) {
         const char *end = ndim == 0 ? "()" : ndim == 1 ? ",)" : ")";
-        snprintf(text + length, size - length, "%s", end);
+        (void)snprintf(text + length, size - length, "%s", end);
     }
     return text;
 }

@@ -165,7 +165,8 @@ launch_whole(ca_device *device, const ca_diagonal_regions *regions, const ca_lea
         spans[t] = (ca_span){.data = extent.data,
                              .bytes = extent.bytes,
                              .access = t == OUTPUT || regions->in_place ? access : CA_ACCESS_READ,
-                             .block = tensor->block};
+                             .block = tensor->block,
+                             .name = t == OUTPUT ? "output" : "input"};
     }
     ca_fold_sizes(dims, plan.params.batch);
     ca_launch launch = {

@@ -76,11 +76,13 @@ ca_cache_append_check(const ca_cache *cache, const ca_cache_append *append, ca_e
     for (int64_t b = 0; b < cache->key.shape[0]; b++) {
         int64_t length = ca_cache_length(cache, b);
         if (count_of(append, b) > capacity - length) {
-            CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
-                                "key has %lld positions for sequence %lld, whose length is %lld; "
-                                "expected at most %lld, as the cache's capacity is %lld",
-                                (long long)count_of(append, b), (long long)b, (long long)length,
-                                (long long)(capacity - length), (long long)capacity));
+            CA_TRY(ca_error_set(
+                error, CA_ERROR_VALUE,
+                "key has %lld positions for sequence %lld, whose length is %lld; "
+                "expected at most %lld, as the cache's capacity is %lld: truncate or reset "
+                "it, or make a larger one",
+                (long long)count_of(append, b), (long long)b, (long long)length,
+                (long long)(capacity - length), (long long)capacity));
         }
     }
 done:

@@ -47,9 +47,10 @@ check_count(ca_diagonal_source *source, ca_error *error)
         ca_shape_count(source->ndim, source->shape, shape_origin(source), &source->count, error);
     int64_t size = (int64_t)ca_dtype_size(source->dtype);
     if (status == CA_OK && source->count > PTRDIFF_MAX / 2 / size) {
-        return ca_error_set(
-            error, CA_ERROR_MEMORY, "no memory for a result of shape %s and dtype %s",
-            CA_SHAPE_WORDS(source->ndim, source->shape), ca_dtype_name(source->dtype));
+        return ca_error_set(error, CA_ERROR_MEMORY,
+                            "no memory for a result of shape %s and dtype %s; compute it in parts",
+                            CA_SHAPE_WORDS(source->ndim, source->shape),
+                            ca_dtype_name(source->dtype));
     }
     return status;
 }

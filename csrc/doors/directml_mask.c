@@ -77,6 +77,7 @@ has_numbers(const ca_tensor *mask, int64_t B, int64_t each, int64_t more)
     if (mask->ndim < 1) {
         return false;
     }
+    /* `each` is not 0 for a mask of numbers. NOLINTNEXTLINE(clang-analyzer-core.DivideZero) */
     return ca_door_has_leading_ones(mask, 1) ? columns % each == 0 && columns / each == B
                                              : more == 0 && ca_door_has_leading_ones(mask, 2) &&
                                                    ca_tensor_size(mask, 2) == each && columns == B;

@@ -63,6 +63,30 @@ broadcast_leading(const ca_tensor *tensor, const char *name, int first, int ndim
     return CA_OK;
 }
 
+/* What the caller of a mask that does not broadcast to the scores probably means. */
+static const char *
+advise_on_mask(const ca_tensor *mask, int ndim, const int64_t *scores)
+{
+    const int64_t L = scores[ndim - 2], S = scores[ndim - 1];
+    const int64_t rows = ca_tensor_size(mask, 2), keys = ca_tensor_size(mask, 1);
+    if (L != S && rows == S && keys == L) {
+        return "; its rows are keys: give mask.swapaxes(-2, -1)";
+    }
+    if (ndim != 4 || keys != S) {
+        return "";
+    }
+    if (mask->ndim == 2 && rows == scores[0]) {
+        return "; for padding (B, S) give mask[:, None, None, :]";
+    }
+    if (mask->ndim == 3 && rows == L && mask->shape[0] == scores[0]) {
+        return "; for (B, L, S) give mask[:, None]";
+    }
+    if (mask->ndim == 3 && rows == L && mask->shape[0] == scores[0] * scores[1]) {
+        return "; for (B * Hq, L, S) give mask.reshape(B, Hq, L, S)";
+    }
+    return "";
+}
+
 static ca_status
 check_mask(const ca_tensor *mask, int ndim, const int64_t *shape, int64_t S, ca_error *error)
 {
@@ -71,12 +95,9 @@ check_mask(const ca_tensor *mask, int ndim, const int64_t *shape, int64_t S, ca_
     memcpy(scores, shape, (size_t)ndim * sizeof(*scores));
     scores[ndim - 1] = S;
     if (mask->ndim > ndim || !ca_door_broadcast(mask, ndim, scores, &view)) {
-        const bool is_padding =
-            ndim == 4 && mask->ndim == 2 && mask->shape[0] == shape[0] && mask->shape[1] == S;
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "attn_mask has shape %s; expected one that broadcasts to %s%s",
-                            CA_SHAPE_OF(mask), CA_SHAPE_WORDS(ndim, scores),
-                            is_padding ? "; for padding (B, S) give mask[:, None, None, :]" : "");
+        return ca_error_set(
+            error, CA_ERROR_VALUE, "attn_mask has shape %s; expected one that broadcasts to %s%s",
+            CA_SHAPE_OF(mask), CA_SHAPE_WORDS(ndim, scores), advise_on_mask(mask, ndim, scores));
     }
     return CA_OK;
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "opencl/device.h"
+#include "opencl/guards.h"
 #include "opencl/memory.h"
 #include "opencl/pace.h"
 #include "opencl/pending.h"
@@ -34,7 +35,7 @@ check_call(cl_int code, const char *call, const ca_device *device, const ca_kern
     if (code == CL_SUCCESS) { /* the usual case writes no text */
         return CA_OK;
     }
-    snprintf(text, sizeof text, "%s for kernel '%s'", call, kernel->spec.name);
+    (void)snprintf(text, sizeof text, "%s for kernel '%s'", call, kernel->spec.name);
     return ca_cl_check_kernel(code, text, device->info.name, error);
 }
 
@@ -399,6 +400,9 @@ launch_once(ca_device *device, const ca_launch *launch, ca_error *error)
              : leave   ? launch_and_leave(device, launch, bindings, error)
              : is_long ? launch_in_pieces(device, launch, bindings, error)
                        : launch_and_wait(device, launch, bindings, error);
+    if (CA_GUARD > 0 && status == CA_OK && !leave) {
+        status = ca_memory_check(bindings, launch->nspans, launch->call, error);
+    }
 done:
     ca_memory_release(device, bindings, launch->nspans);
     return status;

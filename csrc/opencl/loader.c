@@ -66,7 +66,7 @@ done:
 }
 
 /* cl_ext.h defines this value, but includes headers that some packages lack. */
-#define CA_CL_PLATFORM_NOT_FOUND_KHR -1001
+#define CA_CL_PLATFORM_NOT_FOUND_KHR (-1001)
 
 #define CA_CL_CODE(name) {name, #name}
 

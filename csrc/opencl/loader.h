@@ -9,7 +9,7 @@
 #define CL_TARGET_OPENCL_VERSION 300
 #define CL_USE_DEPRECATED_OPENCL_1_2_APIS
 #include <CL/cl.h>
-#include <CL/cl_icd.h>
+#include <CL/cl_function_types.h>
 
 #include "base/status.h"
 
@@ -59,7 +59,7 @@
 
 typedef struct {
     void *library;
-#define CA_CL_MEMBER(name) cl_api_##name name;
+#define CA_CL_MEMBER(name) name##_fn name;
     CA_CL_FUNCTIONS(CA_CL_MEMBER)
     CA_CL_OPTIONAL_FUNCTIONS(CA_CL_MEMBER)
 #undef CA_CL_MEMBER

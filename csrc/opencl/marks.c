@@ -35,7 +35,7 @@ ca_mark_take(ca_device *device, ca_mark *mark, ca_span *marks, ca_error *error)
     uint64_t number = atomic_fetch_add(&device->marks_taken, 1);
     *mark = (ca_mark){(uint32_t)(number % CA_MARKS), (uint32_t)(number / CA_MARKS + 1)};
     ca_block *block = ca_storage_block(device->marks);
-    *marks = (ca_span){block->address, block->bytes, CA_ACCESS_UPDATE, block};
+    *marks = (ca_span){block->address, block->bytes, CA_ACCESS_UPDATE, block, "the marks"};
     return CA_OK;
 }
 

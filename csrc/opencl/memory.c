@@ -215,6 +215,19 @@ ca_memory_fetch(ca_device *device, const ca_binding *bindings, int nspans, cl_ev
     return status;
 }
 
+ca_status
+ca_memory_check(const ca_binding *bindings, int nspans, const char *call, ca_error *error)
+{
+    ca_status status = CA_OK;
+    for (int i = 0; i < nspans && status == CA_OK; i++) {
+        const char *name = bindings[i].span.name != NULL ? bindings[i].span.name : "an array";
+        if (bindings[i].storage != NULL) {
+            status = ca_storage_check(bindings[i].storage, call, name, error);
+        }
+    }
+    return status;
+}
+
 void
 ca_memory_set_ticket(const ca_binding *bindings, int nspans, uint64_t ticket)
 {

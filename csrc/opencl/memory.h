@@ -49,6 +49,10 @@ bool ca_memory_fetches(const ca_device *device, const ca_binding *bindings, int 
 ca_status ca_memory_fetch(ca_device *device, const ca_binding *bindings, int nspans,
                           cl_event *event, ca_error *error);
 
+/* After waiting: ca_storage_check of all storages. */
+ca_status ca_memory_check(const ca_binding *bindings, int nspans, const char *call,
+                          ca_error *error);
+
 /* Under the device's lock: the pending call of that ticket uses these storages. */
 void ca_memory_set_ticket(const ca_binding *bindings, int nspans, uint64_t ticket);
 

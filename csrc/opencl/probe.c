@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/processor.h"
 #include "kernels/probe/params.h"
 #include "opencl/device.h"
 #include "opencl/launch.h"
@@ -118,7 +119,7 @@ run_device_probe(ca_device *device, const ca_kernel_spec *spec, const void *cont
     const ca_launch launch = {
         .spans = spans,
         .nspans = sizeof spans / sizeof spans[0],
-        .steps = {{kernel, &probe_params, sizeof probe_params, PROBE_COUNT, 1}},
+        .steps = {{kernel, &probe_params, sizeof probe_params, PROBE_COUNT, 1, 0}},
         .nsteps = 1,
         .call = "the probe",
     };
@@ -179,7 +180,7 @@ run_pairs_probe(ca_device *device, const ca_kernel_spec *spec, const void *conte
     const ca_launch launch = {
         .spans = spans,
         .nspans = sizeof spans / sizeof spans[0],
-        .steps = {{kernel, &start, sizeof start, 1, 1}},
+        .steps = {{kernel, &start, sizeof start, 1, 1, 0}},
         .nsteps = 1,
         .call = "the probe",
     };

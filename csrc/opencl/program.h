@@ -15,7 +15,7 @@
 /* Look the kernel up in memory, else load it from disk, else build it, on a prepared device.
    Thread-safe; a device builds one program at a time; a hit costs a hash and a comparison.
    CA_ERROR_KERNEL with the compiler's log and the numbered source where the program does not
-   build. */
+   build. Asks after a build (ca_error_ask). */
 ca_status ca_kernel_get(ca_device *device, const ca_kernel_spec *spec, ca_kernel **kernel,
                         ca_error *error);
 

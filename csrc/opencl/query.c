@@ -27,7 +27,7 @@ query_text(const ca_device *device, cl_device_info what, char *text, size_t size
     while (length > 0 && start[length - 1] == ' ') {
         length--;
     }
-    snprintf(text, size, "%.*s", (int)length, start);
+    (void)snprintf(text, size, "%.*s", (int)length, start);
 }
 
 /* Mark the device as unusable; the reason is `reason` and `detail`. */
@@ -100,9 +100,11 @@ query_extension(const ca_device *device, const char *name)
     const ca_cl *cl = device->cl;
     size_t size = 0;
     bool found = false;
-    char *list = NULL;
-    if (cl->clGetDeviceInfo(device->id, CL_DEVICE_EXTENSIONS, 0, NULL, &size) != CL_SUCCESS ||
-        (list = calloc(size + 1, 1)) == NULL) {
+    if (cl->clGetDeviceInfo(device->id, CL_DEVICE_EXTENSIONS, 0, NULL, &size) != CL_SUCCESS) {
+        return false;
+    }
+    char *list = calloc(size + 1, 1);
+    if (list == NULL) {
         return false;
     }
     if (cl->clGetDeviceInfo(device->id, CL_DEVICE_EXTENSIONS, size, list, NULL) == CL_SUCCESS) {
@@ -116,13 +118,20 @@ query_extension(const ca_device *device, const char *name)
     return found;
 }
 
+/* The first number of a version such as "OpenCL 3.0 CUDA"; 0 for another text. */
+static long
+major_of(const char *version)
+{
+    static const char start[] = "OpenCL ";
+    size_t length = sizeof start - 1;
+    return strncmp(version, start, length) == 0 ? strtol(version + length, NULL, 10) : 0;
+}
+
 /* A driver for OpenCL 1.2 may crash in newer functions, so the version comes first. */
 static bool
 query_system_svm(const ca_device *device)
 {
-    int major = 0;
-    return sscanf(device->info.version, "OpenCL %d.", &major) == 1 && major >= 2 &&
-           device->cl->clSetKernelArgSVMPointer != NULL &&
+    return major_of(device->info.version) >= 2 && device->cl->clSetKernelArgSVMPointer != NULL &&
            (query_number(device, CL_DEVICE_SVM_CAPABILITIES) & CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) !=
                0;
 }
@@ -140,9 +149,7 @@ query_sub_groups(const ca_device *device, ca_device_info *info)
 {
     size_t sizes[16];
     size_t bytes = 0;
-    int major = 0;
-    if (sscanf(info->version, "OpenCL %d.", &major) != 1 || major < 3 ||
-        !query_extension(device, "cl_khr_subgroup_shuffle")) {
+    if (major_of(info->version) < 3 || !query_extension(device, "cl_khr_subgroup_shuffle")) {
         return;
     }
     if (query_extension(device, "cl_intel_required_subgroup_size") &&
@@ -346,5 +353,45 @@ ca_query_devices(const ca_cl *cl, const char *memory_override, ca_device **devic
 done:
     free(platforms);
     free(list.devices);
+    return status;
+}
+
+ca_status
+ca_query_buffer(const ca_device *device, cl_mem buffer, const char *what, ca_buffer_info *info,
+                ca_error *error)
+{
+    cl_mem parent = NULL;
+    cl_mem_object_type type = 0;
+    cl_context context = NULL;
+    cl_mem_flags flags = 0;
+    *info = (ca_buffer_info){.whole = buffer};
+    const struct {
+        cl_mem_info what;
+        size_t size;
+        void *value;
+    } asked[] = {
+        {CL_MEM_TYPE, sizeof type, &type},
+        {CL_MEM_CONTEXT, sizeof(cl_context), &context},
+        {CL_MEM_FLAGS, sizeof flags, &flags},
+        {CL_MEM_OFFSET, sizeof info->offset, &info->offset},
+        {CL_MEM_ASSOCIATED_MEMOBJECT, sizeof(cl_mem), &parent},
+        {CL_MEM_SIZE, sizeof info->bytes, &info->bytes}, /* the last, of the parent */
+    };
+    ca_status status = CA_OK;
+    for (size_t n = 0; n < sizeof asked / sizeof asked[0]; n++) {
+        info->whole = parent != NULL ? parent : buffer;
+        cl_mem of = asked[n].what == CL_MEM_SIZE ? info->whole : buffer;
+        CA_TRY(ca_cl_check(
+            device->cl->clGetMemObjectInfo(of, asked[n].what, asked[n].size, asked[n].value, NULL),
+            "clGetMemObjectInfo", device->info.name, error));
+    }
+    if (type != CL_MEM_OBJECT_BUFFER || context != device->context) {
+        CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
+                            "%s lies in %s; expected a buffer of the context of its queue", what,
+                            type != CL_MEM_OBJECT_BUFFER ? "an OpenCL image or pipe"
+                                                         : "a buffer of another OpenCL context"));
+    }
+    info->read_only = (flags & CL_MEM_READ_ONLY) != 0;
+done:
     return status;
 }

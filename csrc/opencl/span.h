@@ -20,7 +20,8 @@ typedef struct {
     void *data;
     size_t bytes;
     ca_access access;
-    ca_block *block; /* the storage whose memory this is, as a whole; NULL: host memory */
+    ca_block *block;  /* the storage whose memory this is, as a whole; NULL: host memory */
+    const char *name; /* for messages; NULL: nobody has named it */
 } ca_span;
 
 #define CA_MAX_SPANS 24

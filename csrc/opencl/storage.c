@@ -9,12 +9,16 @@
 #include <string.h>
 
 #include "opencl/device.h"
+#include "opencl/guards.h"
 #include "opencl/pending.h"
+#include "opencl/query.h"
 
 struct ca_storage {
     ca_block block; /* first, see ca_storage_of */
     ca_device *device;
     cl_mem buffer;
+    void *memory; /* the host's, of the storage or behind its buffer; NULL: none */
+    size_t asked; /* bytes between the guard zones */
     atomic_int references;
     atomic_bool shared;
     _Atomic(uint64_t) ticket; /* the last pending call that uses the memory */
@@ -54,11 +58,10 @@ free_storage(ca_storage *storage)
     if (storage->buffer != NULL) {
         device->cl->clReleaseMemObject(storage->buffer);
     }
-    if (device->storage_is_host) {
-        free(storage->block.address);
-    } else {
+    if (!device->storage_is_host && storage->block.address != NULL) {
         ca_addresses_release(storage->block.address, storage->block.bytes);
     }
+    ca_guards_free(storage->memory);
     free(storage);
 }
 
@@ -71,19 +74,21 @@ make_storage(ca_device *device, size_t capacity, ca_storage **made)
     if (storage == NULL) {
         return CL_OUT_OF_HOST_MEMORY;
     }
-    void *address =
-        device->storage_is_host ? ca_memory_allocate(capacity) : ca_addresses_reserve(capacity);
-    if (address == NULL) {
-        free(storage);
+    bool host = device->storage_is_host || CA_GUARD > 0;
+    void *memory = host ? ca_guards_allocate(capacity) : NULL;
+    void *address = device->storage_is_host ? memory : ca_addresses_reserve(capacity);
+    storage->device = device;
+    storage->memory = memory;
+    storage->asked = capacity;
+    storage->block = (ca_block){address, capacity};
+    if (address == NULL || (host && memory == NULL)) {
+        free_storage(storage);
         return CL_OUT_OF_HOST_MEMORY;
     }
-    storage->block = (ca_block){address, capacity};
-    storage->device = device;
     if (device->info.memory != CA_MEMORY_SVM) {
-        bool host = device->storage_is_host;
         storage->buffer = device->cl->clCreateBuffer(
-            device->context, CL_MEM_READ_WRITE | (host ? CL_MEM_USE_HOST_PTR : 0), capacity,
-            host ? address : NULL, &code);
+            device->context, CL_MEM_READ_WRITE | (host ? CL_MEM_USE_HOST_PTR : 0), capacity, memory,
+            &code);
         if (code != CL_SUCCESS) {
             storage->buffer = NULL;
             free_storage(storage);
@@ -115,8 +120,8 @@ pool_take(ca_device *device, size_t capacity)
     ca_pool *pool = &device->pool;
     for (size_t i = pool->stats.pooled_blocks; i-- > 0;) {
         ca_storage *storage = pool->slots[i];
-        if (storage->block.bytes == capacity &&
-            (!device->storage_is_host || ca_pending_is_done(device, storage->ticket))) {
+        if (storage->block.bytes == capacity && ((!device->storage_is_host && CA_GUARD == 0) ||
+                                                 ca_pending_is_done(device, storage->ticket))) {
             return pool_remove(pool, i);
         }
     }
@@ -244,6 +249,16 @@ take_or_wait(ca_device *device, size_t capacity)
     return found;
 }
 
+/* See that nobody wrote into the guard zones of the last user, and move them to the next one's. */
+static ca_status
+move_guards(ca_storage *storage, size_t bytes, ca_error *error)
+{
+    ca_status status = ca_storage_check(storage, "an earlier call", "released memory", error);
+    storage->asked = bytes;
+    ca_guards_fill(storage->memory, bytes);
+    return status;
+}
+
 ca_status
 ca_storage_new(ca_device *device, size_t bytes, const char *what, ca_storage **storage,
                ca_error *error)
@@ -273,6 +288,11 @@ ca_storage_new(ca_device *device, size_t bytes, const char *what, ca_storage **s
         return ca_error_set(error, CA_ERROR_MEMORY,
                             "no memory for %s of %zu bytes on device '%s' (%s)", what, bytes,
                             info->name, ca_cl_error_name(code));
+    }
+    ca_status status = move_guards(found, bytes, error);
+    if (status != CA_OK) {
+        free_storage(found);
+        return status;
     }
     atomic_store(&found->references, 1);
     atomic_store(&found->shared, false);
@@ -358,50 +378,23 @@ ca_status
 ca_storage_adopt(ca_device *device, void *buffer, const char *what, ca_storage **storage,
                  size_t *offset, ca_error *error)
 {
-    cl_mem whole = buffer;
-    cl_mem parent = NULL;
-    cl_mem_object_type type = 0;
-    cl_context context = NULL;
-    cl_mem_flags flags = 0;
-    size_t bytes = 0;
-    const struct {
-        cl_mem_info what;
-        size_t size;
-        void *value;
-    } asked[] = {
-        {CL_MEM_TYPE, sizeof type, &type},
-        {CL_MEM_CONTEXT, sizeof(cl_context), &context},
-        {CL_MEM_FLAGS, sizeof flags, &flags},
-        {CL_MEM_OFFSET, sizeof *offset, offset},
-        {CL_MEM_ASSOCIATED_MEMOBJECT, sizeof(cl_mem), &parent},
-        {CL_MEM_SIZE, sizeof bytes, &bytes}, /* the last, of the parent */
-    };
-    ca_status status = ca_device_check_fork(device, error);
-    for (size_t n = 0; n < sizeof asked / sizeof asked[0] && status == CA_OK; n++) {
-        whole = parent != NULL ? parent : buffer;
-        status = ca_cl_check(
-            device->cl->clGetMemObjectInfo(asked[n].value == &bytes ? whole : buffer, asked[n].what,
-                                           asked[n].size, asked[n].value, NULL),
-            "clGetMemObjectInfo", device->info.name, error);
-    }
-    if (status == CA_OK && (type != CL_MEM_OBJECT_BUFFER || context != device->context)) {
-        status = ca_error_set(error, CA_ERROR_VALUE,
-                              "%s lies in %s; expected a buffer of the context of its queue", what,
-                              type != CL_MEM_OBJECT_BUFFER ? "an OpenCL image or pipe"
-                                                           : "a buffer of another OpenCL context");
-    }
-    if (status != CA_OK) {
-        return status;
-    }
+    ca_buffer_info info;
+    ca_status status = CA_OK;
+    CA_TRY(ca_device_check_fork(device, error));
+    CA_TRY(ca_query_buffer(device, buffer, what, &info, error));
+    *offset = info.offset;
     ca_mutex_lock(&device->lock);
-    *storage = find_adopted(device, whole);
+    *storage = find_adopted(device, info.whole);
     if (*storage == NULL) {
-        *storage = new_adopted(device, whole, bytes, (flags & CL_MEM_READ_ONLY) != 0);
+        *storage = new_adopted(device, info.whole, info.bytes, info.read_only);
     }
     ca_mutex_unlock(&device->lock);
-    return *storage != NULL ? CA_OK
-                            : ca_error_set(error, CA_ERROR_MEMORY,
-                                           "no memory to take over a buffer of %zu bytes", bytes);
+    if (*storage == NULL) {
+        status = ca_error_set(error, CA_ERROR_MEMORY,
+                              "no memory to take over a buffer of %zu bytes", info.bytes);
+    }
+done:
+    return status;
 }
 
 bool
@@ -501,7 +494,14 @@ ca_storage_wait(ca_storage *storage, ca_error *error)
 {
     ca_device *device = storage->device;
     ca_status status = ca_device_check_fork(device, error);
-    return status != CA_OK ? status : ca_pending_wait(device, storage->ticket, error);
+    status = status != CA_OK ? status : ca_pending_wait(device, storage->ticket, error);
+    return status != CA_OK ? status : ca_storage_check(storage, "a pending call", "memory", error);
+}
+
+ca_status
+ca_storage_check(const ca_storage *storage, const char *call, const char *name, ca_error *error)
+{
+    return ca_guards_check(storage->memory, storage->asked, call, name, error);
 }
 
 bool

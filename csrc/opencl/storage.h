@@ -60,6 +60,11 @@ void *ca_storage_buffer(const ca_storage *storage);
    report, of any call. */
 ca_status ca_storage_wait(ca_storage *storage, ca_error *error);
 
+/* In a build with guard zones (opencl/guards.h), CA_ERROR_DEVICE if `call` has written outside of the
+   memory, which it knows as `name`. */
+ca_status ca_storage_check(const ca_storage *storage, const char *call, const char *name,
+                           ca_error *error);
+
 /* True if no call uses the memory any more. False in a forked child. */
 bool ca_storage_is_idle(ca_storage *storage);
 

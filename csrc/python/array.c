@@ -29,10 +29,12 @@ ca_py_is_array(const ca_state *state, PyObject *object)
 static int
 refuse(PyObject *object, const char *name)
 {
+    const bool is_sequence = PyList_Check(object) || PyTuple_Check(object);
     return ca_py_raise(PyExc_TypeError,
                        "%s must be an array: NumPy's, a clattn.Tensor, or another library's on the "
-                       "host; got %.200s",
-                       name, Py_TYPE(object)->tp_name);
+                       "host; got %.200s%s",
+                       name, Py_TYPE(object)->tp_name,
+                       is_sequence ? ", of which np.array makes one" : "");
 }
 
 static bool

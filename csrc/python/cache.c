@@ -15,6 +15,7 @@
 #include "doors/cache.h"
 #include "python/call.h"
 #include "python/error.h"
+#include "python/lock.h"
 #include "python/methods.h"
 #include "python/mods.h"
 #include "python/scalars.h"
@@ -27,8 +28,8 @@ typedef struct {
     PyObject *module;
     PyObject *key; /* Tensors, never replaced */
     PyObject *value;
-    PyThread_type_lock changing; /* held from a change's check to its end */
-    ca_mutex guard;              /* of `cache` and `lengths`, for an instant */
+    ca_py_lock changing; /* held from a change's check to its end */
+    ca_mutex guard;      /* of `cache` and `lengths`, for an instant */
     ca_cache cache;
     int64_t *lengths; /* B of them; cache.lengths is this or NULL */
 } ca_py_cache;
@@ -55,16 +56,6 @@ look(ca_py_cache *self, ca_cache *cache, int64_t **lengths)
 }
 
 /* ---- calls ---- */
-
-static void
-take_lock(ca_py_cache *self)
-{
-    if (PyThread_acquire_lock(self->changing, NOWAIT_LOCK) == 0) {
-        Py_BEGIN_ALLOW_THREADS
-            PyThread_acquire_lock(self->changing, WAIT_LOCK);
-        Py_END_ALLOW_THREADS
-    }
-}
 
 /* Starts a call of the method `name` on the cache's device. ca_py_call_end follows in any case. */
 static int
@@ -114,40 +105,59 @@ set_apart(ca_py_call *call, const ca_cache *cache, ca_tensor *tensor, PyObject *
     return 0;
 }
 
+/* Many copies look for signals after so many seconds. A long copy does so itself. */
+#define COPYING_SECONDS 0.05
+
+/* Asks if copies have run long enough since `*asked`. */
+static ca_status
+ask_now_and_then(double *asked, const ca_error *error)
+{
+    double now = ca_seconds();
+    if (now - *asked < COPYING_SECONDS) {
+        return CA_OK;
+    }
+    *asked = now;
+    return ca_error_ask(error);
+}
+
 /* Copies the new positions of keys and values, one rectangle at a time. */
 static ca_status
 copy_positions(ca_device *device, const ca_cache *cache, const ca_cache_append *append,
                const char *name, ca_error *error)
 {
     ca_status status = CA_OK;
+    double asked = ca_seconds();
     int64_t copies = ca_cache_append_copies(cache, append);
     for (int64_t copy = 0; copy < copies; copy++) {
         ca_tensor from;
         ca_tensor to;
         ca_cache_append_copy(cache, append, copy, &from, &to);
         CA_TRY(ca_copy_run(device, &from, &to, name, error));
+        CA_TRY(ask_now_and_then(&asked, error));
     }
 done:
     return status;
 }
 
-/* Checks and copies, then counts the new positions. The caller holds `changing`. */
-static int
-append_positions(ca_py_cache *self, ca_py_call *call, const ca_cache_append *append)
+/* Checks and copies, then counts the new positions. The caller holds `changing`. A stop leaves the
+   cache as it was: what was copied lies behind the positions that count. */
+static ca_status
+append_positions(ca_py_cache *self, const ca_py_call *call, const ca_cache_append *append,
+                 ca_error *error)
 {
-    ca_error error = {0};
-    ca_status status = ca_cache_append_check(&self->cache, append, &error);
+    ca_status status = ca_cache_append_check(&self->cache, append, error);
     if (status == CA_OK) {
-        Py_BEGIN_ALLOW_THREADS
-            status = copy_positions(call->device, &self->cache, append, call->name, &error);
-        Py_END_ALLOW_THREADS
+        ca_py_work work;
+        ca_py_work_begin(&work, error);
+        status = copy_positions(call->device, &self->cache, append, call->name, error);
+        ca_py_work_end(&work);
     }
     if (status == CA_OK) {
         ca_mutex_lock(&self->guard);
         ca_cache_append_done(&self->cache, append, self->lengths);
         ca_mutex_unlock(&self->guard);
     }
-    return ca_py_error_check(call->state, status, &error);
+    return status;
 }
 
 /* append(key, value, counts, /) */
@@ -159,6 +169,7 @@ cache_append(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     int result = -1;
     ca_py_call call;
     ca_cache_append append;
+    ca_error error = {0};
     if (begin(self, &call, "KVCache.append", nargs, ARGUMENTS) < 0 ||
         ca_py_call_array(&call, args[KEY], "key", CA_TAKES_FLOATS, &append.key) < 0 ||
         ca_py_call_array(&call, args[VALUE], "value", CA_TAKES_FLOATS, &append.value) < 0 ||
@@ -167,10 +178,14 @@ cache_append(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
         set_apart(&call, &self->cache, &append.value, args[VALUE]) < 0) {
         goto done;
     }
-    /* No Python code runs while the lock is held: the code might wait for the same lock. */
-    take_lock(self);
-    result = append_positions(self, &call, &append);
-    PyThread_release_lock(self->changing);
+    /* While the lock is held no Python code runs but handlers of signals, to which the lock is
+       refused: other code might wait for it. Making an exception may run the finalizers of any
+       objects. */
+    if (ca_py_lock_take(&self->changing, call.name) == 0) {
+        ca_status status = append_positions(self, &call, &append, &error);
+        ca_py_lock_release(&self->changing);
+        result = ca_py_error_check(call.state, status, &error);
+    }
 done:
     ca_py_call_end(&call);
     return result < 0 ? NULL : Py_NewRef(Py_None);
@@ -243,14 +258,16 @@ cache_truncate(PyObject *object, PyObject *n)
                          : parse_numbers(&call, n, "n", &cut.numbers, &cut.count)) < 0) {
         goto done;
     }
-    take_lock(self);
+    if (ca_py_lock_take(&self->changing, call.name) < 0) {
+        goto done;
+    }
     ca_status status = ca_cache_cut_check(&self->cache, &cut, &error);
     if (status == CA_OK) {
         ca_mutex_lock(&self->guard);
         ca_cache_cut_done(&self->cache, &cut, self->lengths);
         ca_mutex_unlock(&self->guard);
     }
-    PyThread_release_lock(self->changing);
+    ca_py_lock_release(&self->changing);
     result = ca_py_error_check(call.state, status, &error);
 done:
     ca_py_call_end(&call);
@@ -294,7 +311,8 @@ copy_sequence(ca_device *device, const ca_tensor *from, int64_t from_b, const ca
     return ca_copy_run(device, &source, &target, name, error);
 }
 
-/* Copies what moves to the room, and from there to its place. */
+/* Copies what moves to the room, and from there to its place. Only the first half may be stopped: the
+   second changes the cache. */
 static ca_status
 move_sequences(const ca_py_call *call, const ca_cache *cache, const int64_t *indices,
                const ca_apart *apart, ca_error *error)
@@ -304,9 +322,11 @@ move_sequences(const ca_py_call *call, const ca_cache *cache, const int64_t *ind
         const ca_tensor *held;
         const ca_tensor *room;
     } parts[] = {{&cache->key, &apart->key}, {&cache->value, &apart->value}};
+    double asked = ca_seconds();
     for (int step = 0; step < 4; step++) {
         const ca_tensor *held = parts[step % 2].held;
         const ca_tensor *room = parts[step % 2].room;
+        error->stops = step < 2 ? error->stops : NULL;
         for (int64_t b = 0; b < cache->key.shape[0]; b++) {
             const int64_t from = indices[b];
             const int64_t length = ca_cache_length(cache, from);
@@ -316,6 +336,7 @@ move_sequences(const ca_py_call *call, const ca_cache *cache, const int64_t *ind
             CA_TRY(step < 2
                        ? copy_sequence(call->device, held, from, room, b, length, call->name, error)
                        : copy_sequence(call->device, room, b, held, b, length, call->name, error));
+            CA_TRY(ask_now_and_then(&asked, error));
         }
     }
 done:
@@ -331,9 +352,10 @@ reorder_sequences(ca_py_cache *self, const ca_py_call *call, const int64_t *indi
     for (int64_t b = 0; b < self->cache.key.shape[0]; b++) {
         before[b] = ca_cache_length(&self->cache, b);
     }
-    Py_BEGIN_ALLOW_THREADS
-        status = move_sequences(call, &self->cache, indices, apart, error);
-    Py_END_ALLOW_THREADS
+    ca_py_work work;
+    ca_py_work_begin(&work, error);
+    status = move_sequences(call, &self->cache, indices, apart, error);
+    ca_py_work_end(&work);
     if (status == CA_OK) {
         ca_mutex_lock(&self->guard);
         ca_cache_reorder_done(&self->cache, indices, before, self->lengths);
@@ -372,14 +394,16 @@ cache_reorder(PyObject *object, PyObject *argument)
         if (look(self, &cache, &before) < 0 || make_room(&call, &cache, &apart) < 0) {
             goto done;
         }
-        take_lock(self);
+        if (ca_py_lock_take(&self->changing, call.name) < 0) {
+            goto done;
+        }
         fits = self->cache.length <= cache.length;
         if (!fits) {
-            PyThread_release_lock(self->changing);
+            ca_py_lock_release(&self->changing);
         }
     }
     ca_status status = reorder_sequences(self, &call, indices, &apart, before, &error);
-    PyThread_release_lock(self->changing);
+    ca_py_lock_release(&self->changing);
     result = ca_py_error_check(call.state, status, &error);
 done:
     ca_py_call_end(&call);
@@ -407,19 +431,22 @@ cache_copy_from(PyObject *object, PyObject *argument)
         (void)ca_py_raise(PyExc_ValueError, "expected a cache of the same sizes and dtype");
         goto done;
     }
-    take_lock(other);
+    if (ca_py_lock_take(&other->changing, call.name) < 0) {
+        goto done;
+    }
     for (int64_t b = 0; b < other->cache.key.shape[0]; b++) {
         self->lengths[b] = ca_cache_length(&other->cache, b);
     }
-    Py_BEGIN_ALLOW_THREADS
-        status = copy_sequence(call.device, &other->cache.key, -1, &self->cache.key, -1,
+    ca_py_work work;
+    ca_py_work_begin(&work, &error);
+    status = copy_sequence(call.device, &other->cache.key, -1, &self->cache.key, -1,
+                           other->cache.length, call.name, &error);
+    if (status == CA_OK) {
+        status = copy_sequence(call.device, &other->cache.value, -1, &self->cache.value, -1,
                                other->cache.length, call.name, &error);
-        if (status == CA_OK) {
-            status = copy_sequence(call.device, &other->cache.value, -1, &self->cache.value, -1,
-                                   other->cache.length, call.name, &error);
-        }
-    Py_END_ALLOW_THREADS
-    PyThread_release_lock(other->changing);
+    }
+    ca_py_work_end(&work);
+    ca_py_lock_release(&other->changing);
     if (status == CA_OK) {
         ca_cache_set_lengths(&self->cache, self->lengths);
     }
@@ -433,11 +460,9 @@ static PyObject *
 cache_renew_lock(PyObject *object, PyObject *Py_UNUSED(ignored))
 {
     ca_py_cache *self = (ca_py_cache *)object;
-    PyThread_type_lock lock = PyThread_allocate_lock();
-    if (lock == NULL) {
-        return PyErr_NoMemory();
+    if (ca_py_lock_init(&self->changing) < 0) { /* the old one's holder is not in this process */
+        return NULL;
     }
-    self->changing = lock; /* a thread that held the old one is not in this process */
     ca_mutex_init(&self->guard);
     Py_RETURN_NONE;
 }
@@ -494,11 +519,13 @@ cache_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     self->value = Py_NewRef(value);
     self->cache = (ca_cache){.key = *keys, .value = *values};
     ca_mutex_init(&self->guard);
-    self->changing = PyThread_allocate_lock();
     self->lengths = PyMem_RawCalloc((size_t)keys->shape[0], sizeof(*self->lengths));
-    if (self->changing == NULL || self->lengths == NULL) {
+    if (self->lengths == NULL) {
+        PyErr_NoMemory();
+    }
+    if (self->lengths == NULL || ca_py_lock_init(&self->changing) < 0) {
         Py_DECREF(self);
-        return PyErr_NoMemory();
+        return NULL;
     }
     return (PyObject *)self;
 }
@@ -520,9 +547,7 @@ dealloc(PyObject *object)
     ca_py_cache *self = (ca_py_cache *)object;
     PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
-    if (self->changing != NULL) {
-        PyThread_free_lock(self->changing);
-    }
+    ca_py_lock_destroy(&self->changing);
     ca_mutex_destroy(&self->guard);
     PyMem_RawFree(self->lengths);
     Py_CLEAR(self->key);

@@ -72,7 +72,7 @@ ca_py_call_note(ca_py_call *call, PyObject *object, const char *name)
     }
     if (call->device != NULL && call->device != device) {
         char other[64];
-        snprintf(other, sizeof(other), "that of %s", call->holder);
+        (void)snprintf(other, sizeof(other), "that of %s", call->holder);
         return refuse_devices(name, device, other, call->device);
     }
     if (call->device == NULL) {

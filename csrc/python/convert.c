@@ -97,10 +97,12 @@ refuse_masked(PyObject *object, const char *name)
     PyObject *type = ca_py_import_from("numpy.ma", "MaskedArray");
     int masked = type != NULL ? PyObject_IsInstance(object, type) : -1;
     Py_XDECREF(type);
-    return masked <= 0 ? masked
-                       : ca_py_raise(PyExc_TypeError,
-                                     "%s must be an array, got %.200s, whose mask would be ignored",
-                                     name, Py_TYPE(object)->tp_name);
+    return masked <= 0
+               ? masked
+               : ca_py_raise(PyExc_TypeError,
+                             "%s must be an array, got %.200s, whose mask would be ignored; "
+                             "give %s.filled(value)",
+                             name, Py_TYPE(object)->tp_name, name);
 }
 
 /* NumPy may give any stride to a dimension of size 1 and to an empty array. */
@@ -147,10 +149,13 @@ ca_py_check_dtype(ca_dtype dtype, ca_py_dtypes dtypes, const char *name)
     if (takes(dtypes, dtype)) {
         return 0;
     }
-    const bool mask_of_integers = dtypes == CA_TAKES_BOOL_AND_FLOATS && !ca_dtype_is_float(dtype);
+    const bool is_float = ca_dtype_is_float(dtype);
     return ca_py_raise(PyExc_TypeError, "%s has dtype %s; expected %s%s", name,
                        ca_dtype_name(dtype), rules[dtypes].text,
-                       mask_of_integers ? "; of 0 and 1, give mask != 0" : "");
+                       is_float                             ? ""
+                       : dtypes == CA_TAKES_BOOL_AND_FLOATS ? "; of 0 and 1, give mask != 0"
+                       : dtypes == CA_TAKES_FLOATS          ? "; convert it to float32"
+                                                            : "");
 }
 
 int
@@ -233,8 +238,11 @@ ca_py_descr(ca_dtype dtype)
         return (PyObject *)PyArray_DescrFromType(numbers[dtype]);
     }
     PyArray_Descr *descr = NULL;
-    /* The message of an ImportError names ml_dtypes. */
     PyObject *type = ca_py_import_from("ml_dtypes", "bfloat16");
+    if (type == NULL && PyErr_ExceptionMatches(PyExc_ModuleNotFoundError)) {
+        PyErr_SetString(PyExc_ModuleNotFoundError,
+                        "NumPy's bfloat16 needs the package ml_dtypes: pip install ml_dtypes");
+    }
     if (type != NULL && !PyArray_DescrConverter(type, &descr)) {
         descr = NULL;
     }
@@ -294,7 +302,7 @@ free_of(void *memory, size_t pages)
     if (pages > 0) {
         ca_pages_free(memory, pages);
     } else {
-        free(memory);
+        ca_memory_free(memory);
     }
 }
 
@@ -304,14 +312,15 @@ free_memory(PyObject *capsule)
     free_of(PyCapsule_GetPointer(capsule, NULL), (size_t)PyCapsule_GetContext(capsule));
 }
 
-/* Allocates memory. Returns its owner; NULL with an exception. */
+/* Allocates memory. Returns its owner; NULL with an exception, or without one if there is no
+   memory, which is then NULL, too. */
 static PyObject *
 allocate(size_t bytes, ca_pages pages, void **memory)
 {
     size_t context = pages != CA_PAGES_ANY ? bytes : 0;
     *memory = pages != CA_PAGES_ANY ? ca_pages_allocate(bytes) : ca_memory_allocate(bytes);
     if (*memory == NULL) {
-        return PyErr_Format(PyExc_MemoryError, "no memory for a result of %zu bytes", bytes);
+        return NULL;
     }
     PyObject *owner = PyCapsule_New(*memory, NULL, free_memory);
     if (owner == NULL) {
@@ -332,6 +341,14 @@ ca_py_native_descr(PyObject *array)
     return (PyObject *)PyArray_DescrNewByteorder(descr, NPY_NATIVE);
 }
 
+static PyObject *
+no_memory(ca_dtype dtype, int ndim, const int64_t *shape)
+{
+    return PyErr_Format(PyExc_MemoryError,
+                        "no memory for a result of shape %s and dtype %s; compute it in parts",
+                        CA_SHAPE_WORDS(ndim, shape), ca_dtype_name(dtype));
+}
+
 PyObject *
 ca_py_array_new(ca_pages pages, PyObject *descr, ca_dtype dtype, int ndim, const int64_t *shape,
                 ca_tensor *tensor)
@@ -345,15 +362,14 @@ ca_py_array_new(ca_pages pages, PyObject *descr, ca_dtype dtype, int ndim, const
     size_t bytes = ca_dtype_size(dtype); /* an empty array has memory, too */
     for (int d = 0; d < ndim && !empty; d++) {
         if (bytes > PTRDIFF_MAX / (size_t)shape[d]) {
-            return PyErr_Format(PyExc_MemoryError,
-                                "no memory for a result of more bytes than 63 bits count");
+            return no_memory(dtype, ndim, shape);
         }
         bytes *= (size_t)shape[d];
     }
     void *memory;
     PyObject *owner = allocate(bytes, pages, &memory);
     if (owner == NULL) {
-        return NULL;
+        return memory == NULL ? no_memory(dtype, ndim, shape) : NULL;
     }
     Py_INCREF(descr); /* the array takes a reference */
     PyObject *array = PyArray_NewFromDescr(&PyArray_Type, (PyArray_Descr *)descr, ndim, dims, NULL,

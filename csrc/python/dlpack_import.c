@@ -118,7 +118,8 @@ check_host(ca_dlpack_device device, PyObject *object, const char *name)
     bool known = device.type > 0 && (size_t)device.type < sizeof(names) / sizeof(names[0]) &&
                  names[device.type] != NULL;
     return ca_py_raise(PyExc_ValueError,
-                       "%s (%.200s) lies on device %d of type %d%s%s%s; expected the host's memory",
+                       "%s (%.200s) lies on device %d of type %d%s%s%s; expected the host's "
+                       "memory: copy it there, as torch's .cpu() does",
                        name, Py_TYPE(object)->tp_name, (int)device.id, (int)device.type,
                        known ? " (" : "", known ? names[device.type] : "", known ? ")" : "");
 }
@@ -181,7 +182,7 @@ owner_of(void *managed, bool versioned)
 
 /* Takes over the struct of a capsule. At its end *owner calls the deleter. */
 static int
-consume(PyObject *capsule, const char *name, PyObject **owner)
+take_over(PyObject *capsule, const char *name, PyObject **owner)
 {
     if (!PyCapsule_CheckExact(capsule)) {
         return ca_py_raise(PyExc_TypeError,
@@ -207,6 +208,22 @@ consume(PyObject *capsule, const char *name, PyObject **owner)
     }
     /* From here on *owner has the struct. */
     return PyCapsule_SetDestructor(*owner, give_back);
+}
+
+#ifndef Py_BEGIN_CRITICAL_SECTION /* before Python 3.13 the interpreter has a lock */
+#define Py_BEGIN_CRITICAL_SECTION(object) {
+#define Py_END_CRITICAL_SECTION()         }
+#endif
+
+/* The same, for one thread at a time: the next one sees that the capsule was consumed. */
+static int
+consume(PyObject *capsule, const char *name, PyObject **owner)
+{
+    int result;
+    Py_BEGIN_CRITICAL_SECTION(capsule);
+    result = take_over(capsule, name, owner);
+    Py_END_CRITICAL_SECTION();
+    return result;
 }
 
 const ca_dlpack_exchange *
@@ -281,8 +298,10 @@ dtype_of(const ca_dlpack_tensor *tensor, ca_dtype *dtype)
 static int
 check_dtype(const ca_dlpack_tensor *given, const char *name, ca_dtype *dtype)
 {
-    static const char *const kinds[] = {"int",    "uint",    "float", "opaque",
-                                        "bfloat", "complex", "bool"};
+    static const char *const kinds[] = {
+        "int",   "uint",  "float", "opaque", "bfloat", "complex", "bool",  "float", "float",
+        "float", "float", "float", "float",  "float",  "float",   "float", "float", "float",
+    };
     if (dtype_of(given, dtype)) {
         return 0;
     }
@@ -290,7 +309,7 @@ check_dtype(const ca_dlpack_tensor *given, const char *name, ca_dtype *dtype)
         given->code < sizeof(kinds) / sizeof(kinds[0]) ? kinds[given->code] : "unknown type of ";
     char lanes[32] = "";
     if (given->lanes != 1) {
-        snprintf(lanes, sizeof(lanes), " with %d lanes", (int)given->lanes);
+        (void)snprintf(lanes, sizeof(lanes), " with %d lanes", (int)given->lanes);
     }
     return ca_py_raise(PyExc_TypeError,
                        "%s has dtype %s%d%s; expected bool, an integer type, float16, bfloat16, "
@@ -360,6 +379,22 @@ set_strides(const ca_dlpack_tensor *given, const char *name, bool empty, ca_tens
     return 0;
 }
 
+/* True if all bytes lie in the address space. The tensor has sizes and strides, and elements. */
+static bool
+is_in_address_space(const ca_dlpack_tensor *given, const ca_tensor *tensor)
+{
+    const uint64_t size = ca_dtype_size(tensor->dtype);
+    const uint64_t data = (uintptr_t)given->data;
+    const uint64_t start = data + given->byte_offset;
+    uint64_t below = 0;
+    uint64_t above = size; /* set_strides has seen that no sum overflows */
+    for (int d = 0; d < given->ndim; d++) {
+        int64_t reach = tensor->strides[d] * (tensor->shape[d] - 1) * (int64_t)size;
+        *(reach < 0 ? &below : &above) += (uint64_t)(reach < 0 ? -reach : reach);
+    }
+    return start >= data && below <= start && above <= UINTPTR_MAX - start;
+}
+
 /* Makes `tensor` describe the memory of another library. */
 static int
 read_tensor(const ca_dlpack_tensor *given, const char *name, ca_tensor *tensor)
@@ -373,6 +408,9 @@ read_tensor(const ca_dlpack_tensor *given, const char *name, ca_tensor *tensor)
     }
     if (given->data == NULL && !empty) {
         return fault(name, "no memory");
+    }
+    if (!empty && !is_in_address_space(given, tensor)) {
+        return fault(name, "a byte_offset or strides that leave the address space");
     }
     tensor->ndim = given->ndim;
     tensor->block = NULL;

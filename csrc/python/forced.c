@@ -7,27 +7,25 @@
 #include "python/error.h"
 #include "python/methods.h"
 
-/* Forces a variant and limits; NULL or "" forces nothing. */
+/* Reads a variant and limits; NULL or "" forces nothing. */
 static int
-force(ca_state *state, const char *kernel, const char *sub_groups, const char *local_memory)
+read_words(const ca_state *state, const char *kernel, const char *sub_groups,
+           const char *local_memory, ca_forced *forced)
 {
     ca_error error = {0};
-    ca_forced forced = {.kernel = NULL};
-    ca_status status = ca_forced_parse_limits(sub_groups, local_memory, &forced, &error);
+    *forced = (ca_forced){.kernel = NULL};
+    ca_status status = ca_forced_parse_limits(sub_groups, local_memory, forced, &error);
     if (status == CA_OK && kernel != NULL && kernel[0] != '\0') {
-        status = ca_variant_force(kernel, &forced, &error);
-    }
-    if (status == CA_OK) {
-        state->forced = forced;
+        status = ca_variant_force(kernel, forced, &error);
     }
     return ca_py_error_check(state, status, &error);
 }
 
 int
-ca_py_force_as_environment_says(ca_state *state)
+ca_py_forced_by_environment(const ca_state *state, ca_forced *forced)
 {
-    return force(state, getenv("CLATTN_KERNEL"), getenv("CLATTN_SUB_GROUPS"),
-                 getenv("CLATTN_LOCAL_MEMORY"));
+    return read_words(state, getenv("CLATTN_KERNEL"), getenv("CLATTN_SUB_GROUPS"),
+                      getenv("CLATTN_LOCAL_MEMORY"), forced);
 }
 
 /* force(kernel="", sub_groups="", local_memory="", /), for tests: takes the words of the variables.
@@ -38,10 +36,13 @@ force_words(PyObject *module, PyObject *args)
     const char *kernel = "";
     const char *sub_groups = "";
     const char *local_memory = "";
+    ca_state *state = ca_state_get(module);
+    ca_forced forced;
     if (!PyArg_ParseTuple(args, "|sss", &kernel, &sub_groups, &local_memory) ||
-        force(ca_state_get(module), kernel, sub_groups, local_memory) < 0) {
+        read_words(state, kernel, sub_groups, local_memory, &forced) < 0) {
         return NULL;
     }
+    state->forced = forced;
     Py_RETURN_NONE;
 }
 

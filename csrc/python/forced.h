@@ -9,6 +9,6 @@
 #include "python/state.h"
 
 /* Reads the variables. Returns -1 with a ValueError for unknown words. */
-int ca_py_force_as_environment_says(ca_state *state);
+int ca_py_forced_by_environment(const ca_state *state, ca_forced *forced);
 
 #endif

@@ -16,6 +16,19 @@ make_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type)
     return *type != NULL ? 0 : -1;
 }
 
+/* Refuses sub-interpreters: NumPy does not support them, and the consumer of a DLPack capsule ends
+   it by PyGILState_Ensure, which only knows the main interpreter. Comes before NumPy is imported. */
+static int
+check_interpreter(void)
+{
+    if (PyInterpreterState_Get() == PyInterpreterState_Main()) {
+        return 0;
+    }
+    return ca_py_raise(PyExc_ImportError,
+                       "clattn cannot be imported in a sub-interpreter, which NumPy does not "
+                       "support; use the main interpreter or another process");
+}
+
 static int
 module_exec(PyObject *module)
 {
@@ -25,7 +38,7 @@ module_exec(PyObject *module)
     atomic_init(&state->process_id, ca_process_id());
     atomic_init(&state->runtime, NULL);
     atomic_init(&state->default_device, NULL);
-    if (ca_py_convert_init() < 0 || ca_py_error_init(module) < 0 ||
+    if (check_interpreter() < 0 || ca_py_convert_init() < 0 || ca_py_error_init(module) < 0 ||
         ca_py_runtime_init(module) < 0 ||
         make_type(module, &ca_py_device_spec, &state->device_type) < 0 ||
         make_type(module, &ca_py_tensor_spec, &state->tensor_type) < 0 ||

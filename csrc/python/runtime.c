@@ -16,7 +16,8 @@
 
 #define HOW_TO_GET_OPENCL                                                                          \
     "; install a driver: pip install \"clattn[cpu]\" for any x86-64 CPU, or the "                  \
-    "OpenCL driver of your device's maker (Debian: apt-get install pocl-opencl-icd)"
+    "OpenCL driver of your device's maker (Debian: apt-get install pocl-opencl-icd); "             \
+    "python -m clattn doctor says where drivers were looked for"
 
 /* ---- the runtime ---- */
 
@@ -89,11 +90,11 @@ load_tuning(ca_state *state, const ca_runtime *runtime, PyObject *tuning)
 
 /* Opens OpenCL in the first thread that gets here; clattn._drivers.discover() has said where to
    look. The interpreter's lock is not held while the thread waits for another one, or for drivers.
-   Sets `warnings` as load_tuning does, or to None. */
+   Only the thread that opens sets `forced`: others may be in calls by then. Sets `warnings` as load_tuning does, or to None. */
 static ca_status
 open_runtime(ca_state *state, const char *const *preload, const char *const *candidates,
-             const char *cache_folder, const char *memory, double longest, PyObject *tuning,
-             PyObject **warnings, ca_error *error)
+             const char *cache_folder, const char *memory, double longest, const ca_forced *forced,
+             PyObject *tuning, PyObject **warnings, ca_error *error)
 {
     ca_status status = CA_OK;
     ca_runtime *runtime = NULL;
@@ -107,6 +108,7 @@ open_runtime(ca_state *state, const char *const *preload, const char *const *can
         }
     Py_END_ALLOW_THREADS
     if (runtime != NULL) {
+        state->forced = *forced;
         Py_SETREF(*warnings, load_tuning(state, runtime, tuning));
         atomic_store(&state->runtime, runtime);
     }
@@ -176,6 +178,7 @@ find_and_open(ca_state *state)
     Py_ssize_t cache_length;
     const char *memory;
     double longest;
+    ca_forced forced;
 
     if (!may_open(state)) {
         PyErr_SetString(state->device_error, "this process was forked while its parent was opening "
@@ -184,10 +187,10 @@ find_and_open(ca_state *state)
     }
     drivers = PyImport_ImportModule("clattn._drivers");
     tuning = drivers != NULL ? PyImport_ImportModule("clattn._tuning") : NULL;
-    found =
-        tuning != NULL && read_longest(&longest) == 0 && ca_py_force_as_environment_says(state) == 0
-            ? PyObject_CallMethod(drivers, "discover", NULL)
-            : NULL;
+    found = tuning != NULL && read_longest(&longest) == 0 &&
+                    ca_py_forced_by_environment(state, &forced) == 0
+                ? PyObject_CallMethod(drivers, "discover", NULL)
+                : NULL;
     if (found == NULL ||
         !PyArg_ParseTuple(found, "O!O!z#s", &PyTuple_Type, &preload_tuple, &PyTuple_Type,
                           &candidates_tuple, &cache_folder, &cache_length, &memory)) {
@@ -200,7 +203,7 @@ find_and_open(ca_state *state)
     }
     ca_error error = {0};
     ca_status status = open_runtime(state, preload, candidates, cache_folder, memory, longest,
-                                    tuning, &warnings, &error);
+                                    &forced, tuning, &warnings, &error);
     if (status == CA_ERROR_DEVICE) {
         add_advice(&error);
     }

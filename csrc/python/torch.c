@@ -304,8 +304,8 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
     ca_mods mods = {.text = NULL};
     ca_error error = {0};
     ca_py_sdpa_results wanted = {.query = NULL};
-    int ndim;
-    int64_t shape[CA_MAX_DIMS];
+    int ndim = 0;
+    int64_t shape[CA_MAX_DIMS] = {0};
     bool flex = nargs == ARGUMENTS && args[MODS] != Py_None;
     const char *name = flex ? "flex_attention" : "scaled_dot_product_attention";
     ca_torch_sdpa_init(&sdpa);

@@ -82,26 +82,31 @@ tunables(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
     return all;
 }
 
-/* Returns -1 with an exception. */
+/* Reads a copy of the dict: another thread may change the caller's. Returns -1 with an exception. */
 static int
-read_knobs(const ca_state *state, int variant, PyObject *dict, uint64_t *word)
+read_knobs(const ca_state *state, int variant, PyObject *knobs, uint64_t *word)
 {
+    int result = -1;
     Py_ssize_t position = 0;
     PyObject *key;
     PyObject *value;
-    while (PyDict_Next(dict, &position, &key, &value)) {
+    PyObject *dict = PyDict_Copy(knobs);
+    while (dict != NULL && PyDict_Next(dict, &position, &key, &value)) {
         ca_error error = {0};
         const char *name = PyUnicode_AsUTF8(key);
         long long number = name != NULL ? PyLong_AsLongLong(value) : -1;
         if (PyErr_Occurred()) {
-            return -1;
+            goto done;
         }
         ca_status status = ca_tuning_add(variant, name, number, word, &error);
         if (ca_py_error_check(state, status, &error) < 0) {
-            return -1;
+            goto done;
         }
     }
-    return 0;
+    result = dict != NULL ? 0 : -1;
+done:
+    Py_XDECREF(dict);
+    return result;
 }
 
 /* tune(device, dtype, head_size, rows, variant, knobs, /): {} for the plan's rules */

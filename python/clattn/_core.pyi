@@ -5,7 +5,7 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import DTypeLike
 
-from clattn._typing import Array, DeviceLike
+from clattn._typing import Array, ArrayT, DeviceLike
 
 # text, has_score, has_mask, numbers, tables
 _Mods = tuple[str, bool, bool, tuple[float, ...], tuple[Array, ...]]
@@ -220,7 +220,7 @@ def onnx_attention(
     /,
 ) -> tuple[Any, ...]: ...
 def openvino_scaled_dot_product_attention(
-    query: Array,
+    query: ArrayT,
     key: Array,
     value: Array,
     attention_mask: Array | np.generic | None,
@@ -228,7 +228,7 @@ def openvino_scaled_dot_product_attention(
     causal: bool,
     device: DeviceLike | None,
     /,
-) -> Any: ...
+) -> ArrayT: ...
 def diagonal_matrix(
     input_or_shape: Array | Sequence[int],
     value: float,
@@ -239,9 +239,11 @@ def diagonal_matrix(
     device: DeviceLike | None,
     /,
 ) -> Any: ...
-def eye(n: int, m: int | None, dtype: DTypeLike | None, device: DeviceLike | None, /) -> Any: ...
-def tril(input: Array, diagonal: int, out: Array | None, /) -> Any: ...
-def triu(input: Array, diagonal: int, out: Array | None, /) -> Any: ...
+def eye(
+    n: int, m: int | None, dtype: DTypeLike | None, device: DeviceLike | None, /
+) -> np.ndarray: ...
+def tril(input: ArrayT, diagonal: int, out: Array | None, /) -> ArrayT: ...
+def triu(input: ArrayT, diagonal: int, out: Array | None, /) -> ArrayT: ...
 def directml_diagonal_matrix1(
     input: Array | None,
     sizes: Sequence[int] | None,

@@ -14,19 +14,36 @@ import zlib
 from contextlib import suppress
 
 SYSTEM_VENDORS = "/etc/OpenCL/vendors"
-_SYSTEM_LOADER = "libOpenCL.so.1"
+_IS_WINDOWS = sys.platform == "win32"
+# The system's loader. The others are in the package intel-opencl-rt.
+_SYSTEM_LOADER = {
+    "win32": "OpenCL.dll",
+    "darwin": "/System/Library/Frameworks/OpenCL.framework/OpenCL",
+}.get(sys.platform, "libOpenCL.so.1")
+_WHEEL_LOADER = "OpenCL.dll" if _IS_WINDOWS else "libOpenCL.so.1"
+_WHEEL_DRIVER = "intelocl64.dll" if _IS_WINDOWS else "libintelocl.so"
 
 # Opened first and by path. Intel's runtime looks for these libraries beside itself only, and
-# does not find them if another package has loaded an older libtbb.
-_PRELOAD = ("libintlc.so.5", "libimf.so", "libirng.so", "libsvml.so", "libtbb.so.12")
+# does not find them if another package has loaded an older libtbb. Windows looks for the libraries
+# of a driver beside it only if it is opened by clattn.
+_PRELOAD = (
+    (_WHEEL_DRIVER,)
+    if _IS_WINDOWS
+    else ("libintlc.so.5", "libimf.so", "libirng.so", "libsvml.so", "libtbb.so.12")
+)
 
 
 def _is_private(folder: str) -> bool:
-    """Return whether a folder is this user's or root's, and no other user may write to it."""
+    """Return whether a folder is this user's or root's, and no other user may write to it.
+
+    On Windows the rights of the user's folder say who may write there.
+    """
     try:
         status = os.stat(folder)
     except OSError:
         return False
+    if sys.platform == "win32":
+        return stat.S_ISDIR(status.st_mode)
     trusted = stat.S_ISDIR(status.st_mode) and status.st_uid in (os.geteuid(), 0)
     return trusted and not status.st_mode & 0o022
 
@@ -38,7 +55,9 @@ def cache_folder() -> str | None:
     lies there is executed.
     """
     # The XDG specification: a relative path is invalid and ignored. Without a home, "~" stays.
-    for base in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
+    names = ("XDG_CACHE_HOME", "LOCALAPPDATA") if _IS_WINDOWS else ("XDG_CACHE_HOME",)
+    bases = (os.environ.get(name, "") for name in names)
+    for base in (*bases, os.path.expanduser("~/.cache")):
         if os.path.isabs(base):
             folder = os.path.join(base, "clattn")
             return folder if _is_private(folder) or not os.path.lexists(folder) else None
@@ -56,7 +75,7 @@ def _wheel_libraries() -> str | None:
                 continue
             for line in _read(os.path.join(entry, info, "RECORD")).splitlines():
                 name = os.fsdecode(line.partition(b",")[0])
-                if name.rpartition("/")[2] == "libintelocl.so":
+                if name.rpartition("/")[2] == _WHEEL_DRIVER:
                     return os.path.dirname(os.path.realpath(os.path.join(entry, name)))
     return None
 
@@ -207,14 +226,14 @@ def discover() -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes | None, str]
     wheel = _wheel_libraries()
     if wheel is not None:
         preload = tuple(os.fsencode(os.path.join(wheel, name)) for name in _PRELOAD)
-        own = os.fsencode(os.path.join(wheel, _SYSTEM_LOADER))
+        own = os.fsencode(os.path.join(wheel, _WHEEL_LOADER))
         # A loader that another package has used ignores the folder that is written below.
         candidates.insert(0 if loader_in_use() else 1, own)
         # These variables are the user's choice of drivers.
         if not {"OCL_ICD_VENDORS", "OCL_ICD_FILENAMES"} & os.environ.keys():
-            driver = os.fsencode(os.path.join(wheel, "libintelocl.so"))
+            driver = os.fsencode(os.path.join(wheel, _WHEEL_DRIVER))
             drivers = [driver, *(d for d in _installed_drivers() if d != driver)]
-            folder = _write_vendors_folder(drivers)
+            folder = None if sys.platform == "win32" else _write_vendors_folder(drivers)
             if folder is not None:
                 os.environ["OCL_ICD_VENDORS"] = folder
             else:  # some loaders ignore this variable, but it needs no folder

@@ -56,13 +56,13 @@ def offsets(query_offset: Any) -> int | np.ndarray:
     """Return an int, or int64 numbers of one dimension."""
     if type(query_offset) is int:
         return query_offset
-    several = query_offset if isinstance(query_offset, list | tuple) else [query_offset]
+    kind = type(query_offset)
+    several = query_offset if issubclass(kind, list | tuple) else [query_offset]
     if any(isinstance(offset, bool | np.bool) for offset in several):
         raise TypeError("query_offset must be an int or integers, got bool")
-    if not hasattr(type(query_offset), "__index__") or np.ndim(query_offset) != 0:
+    if not hasattr(kind, "__index__") or np.ndim(query_offset) != 0:
         return integers(query_offset, "query_offset")
     try:
         return operator.index(query_offset)
     except TypeError:
-        kind = type(query_offset).__name__
-        raise TypeError(f"query_offset must be an int or integers, got {kind}") from None
+        raise TypeError(f"query_offset must be an int or integers, got {kind.__name__}") from None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
     from clattn._core import Device, Tensor
 
-__all__ = ["Array", "DeviceLike"]
+__all__ = ["Array", "ArrayT", "DeviceLike", "LseT"]
 
 
 class _HasDLPack(Protocol):
@@ -25,6 +25,11 @@ class _HasArray(Protocol):
 Array: TypeAlias = (
     "np.ndarray | Tensor | _HasDLPack | _HasArray | memoryview | bytearray | array[Any]"
 )
+
+# A result has the type of an argument. A log-sum-exp has other dimensions than the result, and
+# NumPy's types count these, so its type is Any; and so are results where a flag is no literal.
+ArrayT = TypeVar("ArrayT", bound=Array)
+LseT = TypeVar("LseT", bound=Array)
 
 # What names a device: itself, words such as "gpu:1", or its index in `clattn.devices()`.
 DeviceLike: TypeAlias = "Device | str | int"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
@@ -15,12 +15,12 @@ from clattn.flex import trace_mods
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
+    from typing import Any, Literal
 
     from numpy.typing import DTypeLike
 
     from clattn._core import Device, Tensor
-    from clattn._typing import Array, DeviceLike
+    from clattn._typing import Array, ArrayT, DeviceLike
 
 __all__ = ["KVCache"]
 
@@ -112,10 +112,72 @@ class KVCache:
         ValueError
             Shapes do not fit, counts are outside 0 to n, or a sequence would exceed the
             capacity. The cache stays as it was.
+        RuntimeError
+            The handler of a signal changes a cache that its thread is changing.
+
+        Notes
+        -----
+        Ctrl-C ends a call that takes long. The cache stays as it was.
         """
         numbers = None if counts is None else integers(counts, "counts")
         self._state.append(key, value, numbers)
 
+    @overload
+    def attend(
+        self,
+        query: ArrayT,
+        attn_mask: Array | None = None,
+        is_causal: bool = True,
+        scale: float | None = None,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float = 0.0,
+        *,
+        score_mod: Callable[..., Any] | None = None,
+        return_lse: Literal[False] = False,
+        out: Array | None = None,
+    ) -> ArrayT: ...
+    @overload
+    def attend(
+        self,
+        query: Tensor,
+        attn_mask: Array | None = None,
+        is_causal: bool = True,
+        scale: float | None = None,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float = 0.0,
+        *,
+        score_mod: Callable[..., Any] | None = None,
+        return_lse: Literal[True],
+        out: Array | None = None,
+    ) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def attend(
+        self,
+        query: ArrayT,
+        attn_mask: Array | None = None,
+        is_causal: bool = True,
+        scale: float | None = None,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float = 0.0,
+        *,
+        score_mod: Callable[..., Any] | None = None,
+        return_lse: Literal[True],
+        out: Array | None = None,
+    ) -> tuple[ArrayT, Any]: ...
+    @overload
+    def attend(
+        self,
+        query: ArrayT,
+        attn_mask: Array | None = None,
+        is_causal: bool = True,
+        scale: float | None = None,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float = 0.0,
+        *,
+        score_mod: Callable[..., Any] | None = None,
+        return_lse: bool = False,
+        out: Array | None = None,
+    ) -> Any: ...
     def attend(
         self,
         query: Array,
@@ -350,8 +412,12 @@ def _size(number: Any, name: str, lowest: int) -> int:
 def _float_dtype(dtype: DTypeLike) -> DTypeLike:
     """Return a float dtype; NumPy knows the word "bfloat16" only after ml_dtypes is imported."""
     if isinstance(dtype, str) and dtype == "bfloat16":
-        import ml_dtypes
-
+        try:
+            import ml_dtypes
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "NumPy's bfloat16 needs the package ml_dtypes: pip install ml_dtypes"
+            ) from error
         dtype = np.dtype(ml_dtypes.bfloat16)
     try:
         name = np.dtype(dtype).name

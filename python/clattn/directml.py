@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, overload
 
 from clattn import _core
+from clattn._typing import ArrayT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any, Literal
+    from typing import Literal, Required, TypedDict, Unpack
 
+    import numpy as np
     from numpy.typing import DTypeLike
 
     from clattn._typing import Array, DeviceLike
+
+    _MaskType = Literal[
+        "none",
+        "boolean",
+        "key_sequence_length",
+        "key_sequence_end_start",
+        "key_query_sequence_length_start_end",
+    ]
+
+    class _Options(TypedDict, total=False):
+        stacked_query_key: Array | None
+        stacked_key_value: Array | None
+        stacked_query_key_value: Array | None
+        bias: Array | None
+        mask: Array | None
+        mask_type: _MaskType
+        relative_position_bias: Array | None
+        past_key: Array | None
+        past_value: Array | None
+        scale: Required[float]
+        mask_filter_value: float
+        head_count: Required[int]
+        return_present: bool
+        device: DeviceLike | None
+
 
 __all__ = [
     "MultiheadAttentionOutput",
@@ -22,14 +49,28 @@ __all__ = [
 ]
 
 
-class MultiheadAttentionOutput(NamedTuple):
+class MultiheadAttentionOutput(NamedTuple, Generic[ArrayT]):
     """The results of `multihead_attention`; present ones are None without `return_present`."""
 
-    output: Any
+    output: ArrayT
     present_key: Any
     present_value: Any
 
 
+@overload
+def multihead_attention(
+    query: ArrayT,
+    key: Array | None = None,
+    value: Array | None = None,
+    **options: Unpack[_Options],
+) -> MultiheadAttentionOutput[ArrayT]: ...
+@overload
+def multihead_attention(
+    query: None = None,
+    key: Array | None = None,
+    value: Array | None = None,
+    **options: Unpack[_Options],
+) -> MultiheadAttentionOutput[Any]: ...
 def multihead_attention(
     query: Array | None = None,
     key: Array | None = None,
@@ -40,13 +81,7 @@ def multihead_attention(
     stacked_query_key_value: Array | None = None,
     bias: Array | None = None,
     mask: Array | None = None,
-    mask_type: Literal[
-        "none",
-        "boolean",
-        "key_sequence_length",
-        "key_sequence_end_start",
-        "key_query_sequence_length_start_end",
-    ] = "none",
+    mask_type: _MaskType = "none",
     relative_position_bias: Array | None = None,
     past_key: Array | None = None,
     past_value: Array | None = None,
@@ -55,7 +90,7 @@ def multihead_attention(
     head_count: int,
     return_present: bool = False,
     device: DeviceLike | None = None,
-) -> MultiheadAttentionOutput:
+) -> MultiheadAttentionOutput[Any]:
     """Return multi-head attention as ``DML_MULTIHEAD_ATTENTION_OPERATOR_DESC`` defines it.
 
     ``softmax(scale * (query + bias) @ (key + bias).T + relative_position_bias + mask) @
@@ -171,6 +206,28 @@ def multihead_attention(
     )
 
 
+@overload
+def diagonal_matrix1(
+    input: ArrayT,
+    *,
+    sizes: Sequence[int] | None = None,
+    dtype: DTypeLike | None = None,
+    value: float,
+    diagonal_fill_begin: int,
+    diagonal_fill_end: int,
+    device: DeviceLike | None = None,
+) -> ArrayT: ...
+@overload
+def diagonal_matrix1(
+    input: None = None,
+    *,
+    sizes: Sequence[int] | None = None,
+    dtype: DTypeLike | None = None,
+    value: float,
+    diagonal_fill_begin: int,
+    diagonal_fill_end: int,
+    device: DeviceLike | None = None,
+) -> np.ndarray: ...
 def diagonal_matrix1(
     input: Array | None = None,
     *,
@@ -232,6 +289,26 @@ def diagonal_matrix1(
     )
 
 
+@overload
+def diagonal_matrix(
+    input: ArrayT,
+    *,
+    sizes: Sequence[int] | None = None,
+    dtype: DTypeLike | None = None,
+    value: float,
+    offset: int,
+    device: DeviceLike | None = None,
+) -> ArrayT: ...
+@overload
+def diagonal_matrix(
+    input: None = None,
+    *,
+    sizes: Sequence[int] | None = None,
+    dtype: DTypeLike | None = None,
+    value: float,
+    offset: int,
+    device: DeviceLike | None = None,
+) -> np.ndarray: ...
 def diagonal_matrix(
     input: Array | None = None,
     *,

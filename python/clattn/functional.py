@@ -2,20 +2,122 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from clattn import _core
 from clattn._integers import offsets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any, Literal
+    from typing import Any, Literal, TypedDict, Unpack
 
-    from clattn._typing import Array, DeviceLike
+    from clattn._core import Tensor
+    from clattn._typing import Array, ArrayT, DeviceLike
+
+    class _Options(TypedDict, total=False):
+        window: tuple[int | None, int | None] | None
+        softcap: float
+        seed: int | None
+        out: Array | None
+        device: DeviceLike | None
+        sinks: Array | None
+        query_offset: int | Sequence[int] | Array
+        layout: Literal["BHLE", "BLHE"]
+
 
 __all__ = ["scaled_dot_product_attention"]
 
 
+@overload
+def scaled_dot_product_attention(
+    query: ArrayT,
+    key: Array,
+    value: Array,
+    attn_mask: Array | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["lower_right"] = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_lse: Literal[False] = False,
+    return_weights: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> ArrayT: ...
+@overload
+def scaled_dot_product_attention(
+    query: ArrayT,
+    key: Array,
+    value: Array,
+    attn_mask: Array | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["lower_right"] = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_lse: Literal[False] = False,
+    return_weights: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[ArrayT, ArrayT]: ...
+@overload
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Array,
+    value: Array,
+    attn_mask: Array | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["lower_right"] = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_lse: Literal[True],
+    return_weights: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def scaled_dot_product_attention(
+    query: ArrayT,
+    key: Array,
+    value: Array,
+    attn_mask: Array | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["lower_right"] = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_lse: Literal[True],
+    return_weights: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> tuple[ArrayT, Any]: ...
+@overload
+def scaled_dot_product_attention(
+    query: ArrayT,
+    key: Array,
+    value: Array,
+    attn_mask: Array | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["lower_right"] = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_lse: Literal[True],
+    return_weights: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[ArrayT, Any, ArrayT]: ...
+@overload
+def scaled_dot_product_attention(
+    query: ArrayT,
+    key: Array,
+    value: Array,
+    attn_mask: Array | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | Literal["lower_right"] = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_lse: bool = False,
+    return_weights: bool = False,
+    **options: Unpack[_Options],
+) -> Any: ...
 def scaled_dot_product_attention(
     query: Array,
     key: Array,

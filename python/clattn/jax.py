@@ -7,7 +7,7 @@ they take functions of ``jax.nn``.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -20,7 +20,19 @@ except ImportError as error:
     raise ImportError("clattn.jax needs jax 0.6 or later: pip install 'clattn[jax]'") from error
 
 if TYPE_CHECKING:
+    from typing import Literal, TypedDict, Unpack
+
     from clattn._typing import DeviceLike
+
+    class _Options(TypedDict, total=False):
+        scale: float | None
+        is_causal: bool
+        query_seq_lengths: jax.Array | None
+        key_value_seq_lengths: jax.Array | None
+        local_window_size: int | tuple[int, int] | None
+        implementation: None
+        device: DeviceLike | None
+
 
 __all__ = ["dot_product_attention"]
 
@@ -29,6 +41,39 @@ _OPTIONS = ("scale", "is_causal", "local_window_size", "return_residual")
 _theirs = jax.jit(jax.nn.dot_product_attention, static_argnames=_OPTIONS)
 
 
+@overload
+def dot_product_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    *,
+    return_residual: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> jax.Array: ...
+@overload
+def dot_product_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    *,
+    return_residual: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[jax.Array, jax.Array]: ...
+@overload
+def dot_product_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    *,
+    return_residual: bool = False,
+    **options: Unpack[_Options],
+) -> Any: ...
 def dot_product_attention(
     query: jax.Array,
     key: jax.Array,

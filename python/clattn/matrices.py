@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
@@ -14,11 +14,33 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from clattn._typing import Array, DeviceLike
+    from clattn._typing import Array, ArrayT, DeviceLike
 
 __all__ = ["diagonal_matrix", "eye", "tril", "triu"]
 
 
+@overload
+def diagonal_matrix(
+    input_or_shape: Sequence[int],
+    value: float,
+    begin: int,
+    end: int,
+    *,
+    dtype: DTypeLike | None = None,
+    out: Array | None = None,
+    device: DeviceLike | None = None,
+) -> np.ndarray: ...
+@overload
+def diagonal_matrix(
+    input_or_shape: ArrayT,
+    value: float,
+    begin: int,
+    end: int,
+    *,
+    dtype: DTypeLike | None = None,
+    out: Array | None = None,
+    device: DeviceLike | None = None,
+) -> ArrayT: ...
 def diagonal_matrix(
     input_or_shape: Array | Sequence[int],
     value: float,
@@ -85,7 +107,7 @@ def eye(
     *,
     dtype: DTypeLike | None = np.float32,
     device: DeviceLike | None = None,
-) -> Any:
+) -> np.ndarray:
     """Return a matrix with ones on the main diagonal and zeros elsewhere.
 
     Parameters
@@ -123,7 +145,7 @@ def eye(
     return _core.eye(n, m, dtype, device)
 
 
-def tril(input: Array, diagonal: int = 0, *, out: Array | None = None) -> Any:
+def tril(input: ArrayT, diagonal: int = 0, *, out: Array | None = None) -> ArrayT:
     """Return the lower triangle of matrices: zero where ``x - y > diagonal``.
 
     Parameters
@@ -164,7 +186,7 @@ def tril(input: Array, diagonal: int = 0, *, out: Array | None = None) -> Any:
     return _core.tril(input, diagonal, out)
 
 
-def triu(input: Array, diagonal: int = 0, *, out: Array | None = None) -> Any:
+def triu(input: ArrayT, diagonal: int = 0, *, out: Array | None = None) -> ArrayT:
     """Return the upper triangle of matrices: zero where ``x - y < diagonal``.
 
     Parameters

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from clattn._core import Tensor
-    from clattn._typing import Array
+    from clattn._typing import ArrayT, LseT
 
 __all__ = ["merge_attention", "merge_into", "wide"]
 
 
-def merge_attention(parts: Iterable[tuple[Array, Array]]) -> tuple[Any, Any]:
+def merge_attention(parts: Iterable[tuple[ArrayT, LseT]]) -> tuple[ArrayT, LseT]:
     """Join results of attention over disjoint parts of the keys.
 
     Each part is what `clattn.scaled_dot_product_attention` returns with ``return_lse=True`` for the

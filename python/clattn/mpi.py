@@ -11,7 +11,7 @@ import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any, Literal
 
-    from clattn._typing import Array
+    from clattn._typing import Array, ArrayT
 
     Layout = Literal["contiguous", "zigzag"]
 
@@ -49,6 +49,62 @@ _PAUSES = 0.00001, 0.0005
 _KINDS = (TypeError, ValueError, MemoryError, DeviceError)
 
 
+@overload
+def ring_attention(
+    query: ArrayT,
+    key: Array,
+    value: Array,
+    *,
+    comm: Any = None,
+    is_causal: bool | Literal["lower_right"] = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    layout: Layout = "contiguous",
+    return_lse: Literal[False] = False,
+) -> ArrayT: ...
+@overload
+def ring_attention(
+    query: Tensor,
+    key: Array,
+    value: Array,
+    *,
+    comm: Any = None,
+    is_causal: bool | Literal["lower_right"] = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    layout: Layout = "contiguous",
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def ring_attention(
+    query: ArrayT,
+    key: Array,
+    value: Array,
+    *,
+    comm: Any = None,
+    is_causal: bool | Literal["lower_right"] = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    layout: Layout = "contiguous",
+    return_lse: Literal[True],
+) -> tuple[ArrayT, Any]: ...
+@overload
+def ring_attention(
+    query: ArrayT,
+    key: Array,
+    value: Array,
+    *,
+    comm: Any = None,
+    is_causal: bool | Literal["lower_right"] = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    layout: Layout = "contiguous",
+    return_lse: bool = False,
+) -> Any: ...
 def ring_attention(
     query: Array,
     key: Array,
@@ -138,6 +194,10 @@ def ring_attention(
     return results if return_lse else results[0]
 
 
+@overload
+def split(array: Tensor, comm: Any, layout: Layout = "contiguous", axis: int = -2) -> Tensor: ...
+@overload
+def split(array: Array, comm: Any, layout: Layout = "contiguous", axis: int = -2) -> np.ndarray: ...
 def split(array: Array, comm: Any, layout: Layout = "contiguous", axis: int = -2) -> Any:
     """Return this rank's part of a sequence that every rank has as a whole.
 
@@ -170,6 +230,10 @@ def split(array: Array, comm: Any, layout: Layout = "contiguous", axis: int = -2
     return _as_kind(array, np.concatenate(cuts), axis)
 
 
+@overload
+def join(part: Tensor, comm: Any, layout: Layout = "contiguous", axis: int = -2) -> Tensor: ...
+@overload
+def join(part: Array, comm: Any, layout: Layout = "contiguous", axis: int = -2) -> np.ndarray: ...
 def join(part: Array, comm: Any, layout: Layout = "contiguous", axis: int = -2) -> Any:
     """Return, on every rank, the sequence of which each rank has a part: the inverse of `split`.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from clattn import _core
+from clattn._typing import ArrayT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,10 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["AttentionOutput", "attention", "reference_ops"]
 
 
-class AttentionOutput(NamedTuple):
+class AttentionOutput(NamedTuple, Generic[ArrayT]):
     """The outputs of `attention`; None: the call did not ask for this output."""
 
-    Y: Any
+    Y: ArrayT
     """(B, Hq, L, Ev), or (B, L, Hq * Ev) for inputs of three dimensions; Q's dtype."""
     present_key: Any
     """(B, Hk, T, E): past_key followed by K."""
@@ -28,7 +29,7 @@ class AttentionOutput(NamedTuple):
 
 
 def attention(
-    Q: Array,
+    Q: ArrayT,
     K: Array,
     V: Array,
     attn_mask: Array | None = None,
@@ -49,7 +50,7 @@ def attention(
     pre_errata: bool = False,
     return_qk: bool = False,
     device: DeviceLike | None = None,
-) -> AttentionOutput:
+) -> AttentionOutput[ArrayT]:
     """Compute ONNX ``Attention`` of opset 23, 24 or 25.
 
     There are T = P + S keys, the past ones followed by the new ones. Query row i is at position

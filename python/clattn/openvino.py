@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING
 from clattn import _core
 
 if TYPE_CHECKING:
-    from typing import Any
-
     import numpy as np
 
-    from clattn._typing import Array, DeviceLike
+    from clattn._typing import Array, ArrayT, DeviceLike
 
 __all__ = ["scaled_dot_product_attention"]
 
 
 def scaled_dot_product_attention(
-    query: Array,
+    query: ArrayT,
     key: Array,
     value: Array,
     attention_mask: Array | np.generic | None = None,
@@ -25,7 +23,7 @@ def scaled_dot_product_attention(
     *,
     causal: bool = False,
     device: DeviceLike | None = None,
-) -> Any:
+) -> ArrayT:
     """Return ``softmax(scale * query @ key.T + attention_mask) @ value``.
 
     OpenVINO's ScaledDotProductAttention-13. Any strides are accepted, inputs are never modified.

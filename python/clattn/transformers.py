@@ -357,7 +357,7 @@ def attend(
     return output, result[1] if output_attentions else None
 
 
-def _check(kwargs: dict[str, Any], mask: object) -> None:
+def _check(kwargs: dict[str, Any], mask: Any) -> None:
     """Refuse arguments and masks that clattn does not know."""
     if mask is not None and not (isinstance(mask, torch.Tensor) and mask.dim() == 4):
         shape = f" of shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else ""

@@ -172,13 +172,3 @@ def refuse_all():
 
 def test_arguments_are_checked_before_opencl(tmp_path):
     check_without_opencl("attention.test_attention_errors", tmp_path)
-
-
-@pytest.mark.parametrize(("mask", "advice"), [
-    (np.ones((3, 5), np.int64), "of 0 and 1, give mask != 0"),
-    (np.ones((2, 5), bool), r"for padding \(B, S\) give mask\[:, None, None, :\]"),
-], ids=["integers", "padding"])  # fmt: skip
-def test_messages_with_a_way_out(mask, advice):
-    q, k = np.ones((2, 4, 3, 8), np.float32), np.ones((2, 4, 5, 8), np.float32)
-    with pytest.raises((TypeError, ValueError), match=f"attn_mask.*{advice}$"):
-        clattn.scaled_dot_product_attention(q, k, k, mask)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Where OpenCL is looked for: loaders, drivers that pip installed, the folder of .icd files."""
 
+import importlib.util
 import os
+import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
@@ -296,3 +298,34 @@ def test_a_loader_that_was_used_before_is_not_relied_on(used):
         env={"OCL_ICD_VENDORS": None, "OCL_ICD_FILENAMES": None},
     ).stdout
     assert "Intel" in said
+
+
+@pytest.mark.parametrize(
+    ("system", "loaders", "variables"),
+    [
+        (
+            "win32",
+            ["OpenCL.dll", "{bin}/OpenCL.dll"],
+            {"OCL_ICD_FILENAMES": "{bin}/intelocl64.dll"},
+        ),
+        ("darwin", ["/System/Library/Frameworks/OpenCL.framework/OpenCL"], {}),
+    ],
+)
+def test_loaders_of_other_systems(environment, monkeypatch, system, loaders, variables):
+    """The module as it is there, with the names of Intel's package for Windows."""
+    info = environment / "intel_opencl_rt-2026.2.0.dist-info"
+    info.mkdir()
+    (environment / "Library/bin").mkdir(parents=True)
+    (info / "RECORD").write_text("Library/bin/intelocl64.dll,,\n")
+    monkeypatch.setattr(sys, "path", [str(environment)])
+    monkeypatch.setattr(sys, "platform", system)
+    spec = importlib.util.spec_from_file_location("drivers_elsewhere", drivers.__file__)
+    elsewhere = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(elsewhere)
+    monkeypatch.setattr(elsewhere, "loader_in_use", lambda: None)
+    _, candidates, cache, _ = elsewhere.discover()
+    folder = os.path.realpath(environment / "Library/bin")
+    assert [os.fsdecode(c) for c in candidates] == [text.format(bin=folder) for text in loaders]
+    found = {name: os.environ[name] for name in os.environ if name.startswith("OCL_ICD_")}
+    assert found == {name: text.format(bin=folder) for name, text in variables.items()}
+    assert cache == os.fsencode(environment / "clattn")

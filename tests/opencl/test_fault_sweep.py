@@ -23,7 +23,7 @@ OUT_OF_MEMORY = """
 import sys
 import clattn
 from support import sweep
-print(sweep.{sweep}(clattn.devices()[int(sys.argv[1])]))
+print(sweep.{sweep}(clattn.devices()[int(sys.argv[1])], everything=False))
 """
 # A call that is waited for by its event, while another kernel may write to the same memory next.
 ONE_FAULT = """

@@ -2,49 +2,22 @@
 """Long calls: they run in pieces, Ctrl-C ends them, and those without end are refused."""
 
 import contextlib
-import signal
 import time
 
 import clattn
 import numpy as np
 import pytest
+from support.alarms import InterruptedCall, alarm, interrupted
 from support.helpers import run_python
 from support.tensors import same_bits
 
 pytestmark = pytest.mark.arrays_only
 
 attend = clattn.scaled_dot_product_attention
+built_programs = clattn._core.built_programs
 
 # A call that would take minutes: on most devices one work-item has a large part of it.
 KEYS = 2**31
-
-
-class InterruptedCall(Exception):
-    """What the handler of the signal raises."""
-
-
-@contextlib.contextmanager
-def alarm(seconds, handler):
-    """Calls the handler after so many seconds, wherever the main thread is then."""
-    before = signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def interrupted(call, seconds=0.1):
-    """Interrupts a call after so many seconds. Returns how much longer the call took."""
-
-    def handler(number, frame):
-        raise InterruptedCall
-
-    start = time.perf_counter()
-    with alarm(seconds, handler), pytest.raises(InterruptedCall):
-        call()
-    return time.perf_counter() - start - seconds
 
 
 def operands(device, rows=8, heads=1):
@@ -189,3 +162,19 @@ def test_pieces(run_with_faults):
                 refusal(lambda: attend(*tensors, device=device), "CL_INVALID_COMMAND_QUEUE")
                 afterwards()
     """)
+
+
+def test_ctrl_c_during_a_build():
+    """A driver's compiler knows no signals. The call ends after it, not after the next program."""
+    device = clattn.devices()[-1]  # each build takes a second, so one device has to do
+    q = np.ones((1, 1, 40, 64), "f4")
+    number = np.random.default_rng().random()  # of this run alone, so that there is no program yet
+
+    def call():
+        """Rows of NaN are redone by another program."""
+        clattn.flex_attention(q, q, q, lambda s, b, h, i, j: s * np.where(j > 5, number, np.nan),
+                              device=device)  # fmt: skip
+
+    start = built_programs()[0]
+    interrupted(call, 0.02)
+    assert built_programs()[0] - start <= 1

@@ -5,6 +5,7 @@ Oclgrind is loaded as a driver, and only it: OCL_ICD_VENDORS names a folder with
 """
 
 import os
+import re
 
 import pytest
 from support.helpers import OCLGRIND, run_python
@@ -301,6 +302,99 @@ def test_default_settings(oclgrind):
     done = run_python(CODE, *cases, env=env, timeout=300)
     assert done.stdout.endswith("all right\n"), done.stdout
     assert "OCLGRIND" not in done.stderr
+
+
+# Every option, for small shapes that each variant takes; `dtype` is the variant's.
+OPTIONS = {
+    "plain": "check(*small(), device=device)",
+    "log-sum-exp": "check(*small(), device=device, return_lse=True)",
+    "sizes differ": "check(*qkv((1, 1), 2, 19, 16, 24, dtype=dtype), device=device)",
+    "half": "check(*qkv((1, 1), 2, 9, 16, dtype=np.float16), device=device)",
+    "bfloat16": "check(*qkv((1, 1), 2, 9, 16, dtype=ml_dtypes.bfloat16), device=device)",
+    "double": "check(*qkv((1, 1), 2, 9, 16, dtype=np.float64), device=device)",
+    "value type": "onnx(*qkv((1, 1), 2, 9, 16)[:2], draw((1, 1, 9, 16), np.float16), "
+    "device=device)",
+    "strides": "check(*(a[..., ::-2, :] for a in qkv((1, 1), 4, 38, 16, dtype=dtype)), "
+    "device=device)",
+    "columns apart": "check(*(a[..., ::-1] for a in small()), device=device)",
+    "out": "check(*small(), device=device, out=draw((1, 1, 16, 2), dtype).swapaxes(2, 3))",
+    "no keys": "check(*qkv((1, 1), 2, 0, 16, dtype=dtype), device=device)",
+    "groups": "check(draw((1, 4, 2, 16), dtype), *qkv((1, 2), 2, 19, 16, dtype=dtype)[1:], "
+    "device=device, enable_gqa=True)",
+    "causal": "check(*small(), device=device, is_causal='lower_right')",
+    "upper left": "check(*small(), device=device, is_causal=True)",
+    "window": "check(*small(), device=device, window=(2, 1))",
+    "bool mask": "check(*small(), device=device, attn_mask=draw((2, 19)) > 0)",
+    "float mask": "check(*small(), device=device, attn_mask=draw((2, 19), dtype))",
+    "mask of a row": "check(*small(), device=device, attn_mask=draw((1, 19), dtype))",
+    "empty rows": "check(*small(), device=device, attn_mask=np.zeros(19, bool))",
+    "no number": "q, k, v = small(); v[..., 3, 5] = np.nan; "
+    "check(q, k, v, device=device, attn_mask=np.arange(19) % 16 == 3)",
+    "sinks": "check(*small(), device=device, sinks=draw((1,)))",
+    "position": "check(*small(), device=device, is_causal=True, query_offset=7)",
+    "positions": "check(*qkv((2, 1), 2, 19, 16, dtype=dtype), device=device, is_causal=True, "
+    "query_offset=[-1, 9])",
+    "scale": "check(*small(), device=device, scale=0.3)",
+    "softcap": "check(*small(), device=device, softcap=2.0)",
+    "dropout": "check_dropout(*small(), device=device)",
+    "weights": "check(*small(), device=device, return_weights=True)",
+    "past": "onnx(*small(), None, *qkv((1, 1), 2, 6, 16, dtype=dtype)[1:], device=device)",
+    "counts": "onnx(*small(), None, None, None, np.array([4]), device=device, is_causal=1)",
+    "filter": "onnx(*small(), draw((2, 9)) > 0, device=device)",
+    **{f"scores, mode {mode}": "onnx(*small(), draw((2, 19)) > 0, device=device, return_qk=True, "
+       f"qk_matmul_output_mode={mode})" for mode in range(4)},
+    "softcap last": "onnx(*small(), draw((2, 19)) > 0, device=device, softcap=2.0, opset=24, "
+    "pre_errata=True)",
+    "biases": CASES["biases"],
+    "mods": "check_mods(draw((1, 2, 2, 16), dtype), *qkv((1, 1), 2, 12, 16, dtype=dtype)[1:], "
+    "mods=COMPOSITE, device=device)",
+    "mods, blocks": "check_mods(draw((1, 2, 2, 16), dtype), *qkv((1, 1), 2, 40, 16, "
+    "dtype=dtype)[1:], mods=PLACES, blocks=True, device=device)",
+}  # fmt: skip
+
+EACH_OPTION = """
+dtype = np.dtype(sys.argv.pop(1))
+def small():
+    return qkv((1, 1), 2, 19, 16, dtype=dtype)
+def run(title, line):
+    try:
+        exec(line, globals())
+    except ValueError as refusal:
+        assert "CLATTN_KERNEL is" in str(refusal), refusal
+        print("refused:", title)
+    except clattn.DeviceError as failure:
+        assert "CL_INVALID_KERNEL_NAME" in str(failure), failure
+        print("not run:", title)
+for title, line in zip(sys.argv[1::2], sys.argv[2::2]):
+    print(title, flush=True)
+    run(title, line)
+"""
+
+
+# What Oclgrind says of a kernel with an intrinsic that it cannot run, and then of the compiler.
+LACKS_AN_INTRINSIC = (
+    r"OCLGRIND FATAL ERROR.*\n.*Undefined external function: llvm\.experimental\.noalias.*\n"
+    r".*When creating kernel.*|\d+ warnings? generated\."
+)
+
+
+@pytest.mark.skipif("CLATTN_OCLGRIND" not in os.environ, reason="takes minutes: CLATTN_OCLGRIND=1")
+@pytest.mark.parametrize("kernel_name", RUNS)
+def test_every_option_in_default_settings(oclgrind, kernel_name):
+    """Each option with each variant that takes it.
+
+    With -s it prints which ones a variant refuses, and which Oclgrind cannot run (`not run`).
+    """
+    half = "mma" in kernel_name
+    env = oclgrind | dict.fromkeys((*CHECKS, "OCLGRIND_BUILD_OPTIONS"))
+    env |= MATRIX_UNITS if half else {}
+    env |= forced(kernel_name, local_memory=SMALL_TILE if kernel_name == "tiled" else None)
+    code = CODE.partition("for line")[0] + EACH_OPTION
+    words = [word for option in OPTIONS.items() for word in option]
+    done = run_python(code, "float16" if half else "float32", *words, env=env, timeout=3000)
+    print(done.stdout)
+    errors = re.sub(LACKS_AN_INTRINSIC, "", done.stderr)
+    assert not errors.strip(), done.stdout + errors
 
 
 @pytest.mark.parametrize("mode", [None, "copy"], ids=["chosen", "copy"])

@@ -38,11 +38,10 @@ def test_a_driver_without_an_icd_file(tool, tmp_path):
     """NVIDIA's driver in a container, its compiler beside it, and a loader that is carried."""
     root, carried, folder = (tmp_path / name for name in ("root", "carried", "folder"))
     put(root, NVIDIA)
-    put(carried, "lib/libOpenCL.so.1", "include/CL/cl_icd.h")
+    put(carried, "lib/libOpenCL.so.1")
     found = tool.drivers.find(carried, root)
     assert found.drivers == [tool.drivers.Driver(str(root / NVIDIA), None)]
-    assert found.headers == carried / "include"
-    assert found.is_carried == {"loader", "headers"}
+    assert found.loader_is_carried
     variables = tool.drivers.environment(found, folder)
     [icd] = Path(variables["OCL_ICD_VENDORS"]).iterdir()
     assert icd.suffix == ".icd" and icd.read_text() == f"{root / NVIDIA}\n"
@@ -58,23 +57,21 @@ def test_drivers_that_icd_files_name(tool, tmp_path):
     put(tmp_path, "etc/OpenCL/vendors/empty.icd")
     intel = "usr/lib/x86_64-linux-gnu/intel-opencl/libigdrcl.so"
     put(tmp_path, intel, "opt/rocm-6/lib/libamdocl64.so", "usr/lib/x86_64-linux-gnu/libOpenCL.so.1")
-    put(tmp_path, "usr/include/CL/cl_icd.h")
     found = tool.drivers.find(tmp_path / "carried", tmp_path)
     assert [(d.library, d.icd.name) for d in found.drivers] == [
         ("/opt/rocm-6/lib/libamdocl64.so", "amdocl64.icd"),
         (str(tmp_path / intel), "intel.icd"),
     ]
     assert found.loader == tmp_path / "usr/lib/x86_64-linux-gnu/libOpenCL.so.1"
-    assert found.headers == tmp_path / "usr/include"
-    assert not found.is_carried
+    assert not found.loader_is_carried
 
 
 def test_nothing_to_find_or_to_set(tool, tmp_path):
     """An empty machine has no driver. The loader finds drivers with .icd files by itself."""
     found = tool.drivers.find(tmp_path / "carried", tmp_path)
-    assert (found.drivers, found.loader, found.headers) == ([], None, None)
+    assert (found.drivers, found.loader) == ([], None)
     driver = tool.drivers.Driver("/x/lib.so", Path("/etc/OpenCL/vendors/x.icd"))
-    assert tool.drivers.environment(tool.drivers.Found([driver], None, None), tmp_path) == {}
+    assert tool.drivers.environment(tool.drivers.Found([driver], None), tmp_path) == {}
 
 
 @pytest.mark.skipif(not OCLGRIND.exists(), reason="Oclgrind is not installed")

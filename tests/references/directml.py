@@ -170,6 +170,7 @@ def tolerance(call):
     only with rows of like scores: those that carry weight, up to the next power of two.
     """
     right, scores, weights = attention_in(np.dtype(np.float64), call)
+    sums = 1 if call.get("bias") is None else 2  # an input with its bias is one more rounding
     dtype = sources(call)[0].dtype
     near = [attention_in(compute_dtype(dtype), call, stored)[0] for stored in (False, True)]
     near = [a.astype(dtype) for a in near]
@@ -184,5 +185,6 @@ def tolerance(call):
         rows = group == size
         error = 2 * max(max_error(a[rows], right[rows]) for a in near)
         rounding = largest(right[rows]) * eps(dtype) / 2
-        allowed[rows] = max(error, rounding) + value * precision * (1 + heaviest[rows].max() / 2)
+        floor = sums * value * precision * (1 + heaviest[rows].max() / 2)
+        allowed[rows] = max(error, rounding) + floor
     return as_output(call, allowed)

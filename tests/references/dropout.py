@@ -69,8 +69,11 @@ def leading_shape(query, key, value, enable_gqa=False):
     return (*np.broadcast_shapes(query.shape[:-2], *heads), query.shape[-2])
 
 
-def attention_in(dtype, query, key, value, dropout_p, seed, **options):
-    """The result in `dtype`: probabilities of `reference`, some of them dropped, times values."""
+def attention_in(dtype, query, key, value, dropout_p, seed, *, weights_dtype=None, **options):
+    """The result in `dtype`: probabilities of `reference`, some of them dropped, times values.
+
+    With `weights_dtype` the probabilities are rounded to this type before.
+    """
     gqa = options.get("enable_gqa", False)
     leading = leading_shape(query, key, value, gqa)
     keys = key.shape[-2]
@@ -85,6 +88,7 @@ def attention_in(dtype, query, key, value, dropout_p, seed, **options):
         return np.zeros((*leading, value.shape[-1]), dtype)
     with np.errstate(all="ignore"):
         kept = np.where(used, probability * dtype.type(1 / (1 - float(dropout_p))), 0)
+        kept = kept.astype(dtype if weights_dtype is None else weights_dtype)
         value = reference.cast(value, dtype)
         if gqa:
             value = np.repeat(value, leading[-2] // value.shape[-3], axis=-3)
@@ -100,15 +104,17 @@ def attention(query, key, value, dropout_p, seed, **options):
     return attention_in(wide_type(query), query, key, value, dropout_p, seed, **options)
 
 
-def tolerance(query, key, value, dropout_p, seed, **options):
+def tolerance(query, key, value, dropout_p, seed, *, rounds_weights=False, **options):
     """How far a result may be from `attention`: as `reference.tolerance` says.
 
     The probabilities add up to 1 / (1 - p) at most, so the floor grows by that.
     """
     right = attention(query, key, value, dropout_p, seed, **options)
     dtype = compute_dtype(query.dtype)
+    options["weights_dtype"] = query.dtype if rounds_weights else None
     near = attention_in(dtype, query, key, value, dropout_p, seed, **options).astype(query.dtype)
-    rounding = largest(right) * eps(query.dtype) / 2
+    del options["weights_dtype"]
+    rounding = largest(right) * eps(query.dtype) / (1 if rounds_weights else 2)
     score = reference.score_magnitude(query, key, options)
     total = 1 / (1 - float(dropout_p)) if largest(right) else 1
     floor = largest(value) * eps(dtype) * (1 + score / 2) * total

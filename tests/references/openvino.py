@@ -68,7 +68,7 @@ def empty_rows(*args, **options):
     return np.isneginf(reference.attention(*arrays, **options)[1])
 
 
-def tolerance(*args, **options):
+def tolerance(*args, rounds_weights=False, **options):
     """How far a result may be from `attention`: see `reference.tolerance`."""
     arrays, options = translated(*args, **options)
-    return reference.tolerance(*arrays, **options)[0]
+    return reference.tolerance(*arrays, rounds_weights=rounds_weights, **options)[0]

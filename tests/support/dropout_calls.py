@@ -10,11 +10,15 @@ from support.helpers import assert_close, sdpa
 P, SEED = 0.3, 0x0123_4567_89AB_CDEF
 
 
-def check(query, key, value, *, device, **options):
-    """With and without the lse, against the oracle; inputs unchanged. Returns the result."""
+def check(query, key, value, *, device, rounds_weights=False, **options):
+    """With and without the lse, against the oracle; inputs unchanged. Returns the result.
+
+    `rounds_weights`: see `references.attention.tolerance`.
+    """
     options = {"dropout_p": P, "seed": SEED} | options
     arrays, known = oracle.translated(query, key, value, options)
-    right, allowed = oracle.attention(*arrays, **known), oracle.tolerance(*arrays, **known)
+    right = oracle.attention(*arrays, **known)
+    allowed = oracle.tolerance(*arrays, rounds_weights=rounds_weights, **known)
     inputs = [a for a in (query, key, value, options.get("attn_mask")) if a is not None]
     before = [a.tobytes() for a in inputs]
     result = sdpa(query, key, value, device=device, **options)

@@ -9,6 +9,7 @@ the producer's deleter was called in all.
 """
 
 import ctypes
+import sys
 import threading
 from ctypes import CFUNCTYPE, POINTER, c_int64, c_void_p, pointer, py_object
 
@@ -57,6 +58,11 @@ class Producer:
         if isinstance(self.answer, BaseException):
             raise self.answer
         return self.capsule() if self.answer is NOTHING else self.answer
+
+    def is_kept(self):
+        """Whether others hold the first capsule: it has more references than an object like it."""
+        alike = [(object(), None)]
+        return sys.getrefcount(self.made[0][0]) > sys.getrefcount(alike[0][0])
 
     def capsule(self):
         fields = {"name": "dltensor_versioned" if self.versioned else "dltensor"} | self.fields

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import clattn
 import numpy as np
+from references.attention import bfloat16, float16
 from support.helpers import draw
 from support.tensors import CALLS
 
@@ -76,8 +77,11 @@ def errors_of(function):
     return FUNCTIONS[function] | MEMORY | UNKNOWN
 
 
-def operations(device):
-    """Every operator, with arrays and Tensors: {title: function that returns NumPy arrays}."""
+def operations(device, everything=True):
+    """Every operator, with arrays and Tensors: {title: function that returns NumPy arrays}.
+
+    Without `everything` those are left out whose programs are their own, and take seconds to build.
+    """
     made = {}
 
     def add(title, run, forced=""):
@@ -123,18 +127,74 @@ def operations(device):
         for title, run in cases.items():
             add(f"{kernel}, {title}", run, kernel)
     tensor = clattn.tensor(wide[0], device)
+    for title, run in other_operators(device, wide, tensor).items():
+        if everything or "flex" not in title:
+            add(title, run, "reference" if "merge" in title else "cpu")
 
     def cached():
         cache = clattn.KVCache(1, 4, 128, 16, device=device)
         cache.append(wide[1], wide[2])
         cache.truncate(90)
         cache.append(clattn.tensor(wide[1][:, :, :3], device), wide[2][:, :, :3])
-        return [cache.attend(wide[0]), cache.attend(tensor[:, :, :2])]
+        cache.append(wide[1][:, :, :4], wide[2][:, :, :4], [3])
+        cache.reorder([0])
+        copy = cache.copy()
+        lse = copy.attend(wide[0], score_mod=lambda s, b, h, i, j: s - 0.125 * j, return_lse=True)
+        return [cache.attend(wide[0]), cache.attend(tensor[:, :, :2]), *lse]
 
     add("KVCache", cached, "reference")
     add("Tensor", lambda: [clattn.tensor(wide[0], device), tensor.T.reshape(-1), tensor[0, 1:]])
     add("tril of a Tensor", lambda: [clattn.tril(tensor)])
     return made
+
+
+def other_operators(device, arrays, tensor):
+    """Calls with the user's functions, with more results, and in other types: {title: function}."""
+    attend = clattn.scaled_dot_product_attention
+    tensors = [tensor, *(clattn.tensor(a, device) for a in arrays[1:])]
+    table = draw((4, 7), seed=5)
+    halves = [[a.astype(dtype) for a in arrays] for dtype in (float16, bfloat16)]
+    half_tensors = [[clattn.tensor(a, device) for a in half] for half in halves]
+    swapped = [a.astype(a.dtype.newbyteorder(">")) for a in arrays]
+    sinks = draw((4,), seed=6)
+
+    def score_mod(s, b, h, i, j):
+        return s + clattn.lookup(table, h, (j - i) % 7)
+
+    def mask_mod(b, h, i, j):
+        return (i >= j) & (i - j < 40)
+
+    def blocks():
+        return clattn.create_block_mask(mask_mod, 1, 4, 96, 96, device=device, BLOCK_SIZE=32)
+
+    mask = blocks()
+
+    def flex(given, **options):
+        return clattn.flex_attention(*given, score_mod, **options, return_lse=True, device=device)
+
+    def parts(q, k, v):
+        """No list: CPython 3.11 loses one of which a copy finds no memory."""
+        for keys in (slice(40), slice(40, None)):
+            yield attend(q, k[:, :, keys], v[:, :, keys], return_lse=True, device=device)
+
+    def merged(given):
+        with clattn.use_device(device):
+            return clattn.merge_attention(parts(*given))
+
+    return {
+        "create_block_mask": lambda: [blocks().to_dense()],
+        "flex_attention, arrays": lambda: flex(arrays, mask_mod=mask_mod),
+        "flex_attention, blocks, Tensors": lambda: flex(tensors, block_mask=mask),
+        "merge_attention": lambda: merged(arrays),
+        "merge_attention, Tensors": lambda: merged(tensors),
+        "sinks and weights": lambda: attend(*arrays, sinks=sinks, return_weights=True,
+                                            return_lse=True, device=device),
+        "sinks and weights, Tensors": lambda: attend(*tensors, sinks=clattn.tensor(sinks, device),
+                                                     return_weights=True),
+        "half types": lambda: [attend(*half, device=device) for half in halves],
+        "half types, Tensors": lambda: [attend(*half) for half in half_tensors],
+        "the other byte order": lambda: [attend(*swapped, device=device)],
+    }  # fmt: skip
 
 
 class Loader:
@@ -191,7 +251,7 @@ def sweep_loader(loader, *, everything, only=None):
     counts = dict.fromkeys(("raised", "right", "functions"), 0)
     seen = set()
     turn = itertools.count()
-    for title, run in operations(loader.device).items():
+    for title, run in operations(loader.device, everything).items():
         if only is not None and only not in title:
             continue
         expected = run()
@@ -310,13 +370,13 @@ def library_addresses(name):
     return min(a for a, _ in ends), max(b for _, b in ends)
 
 
-def sweep_memory(device, *, only=None):
+def sweep_memory(device, *, everything=True, only=None):
     """Let the n-th allocation of the extension fail, for each operator. {outcome: count}."""
     memory = ctypes.CDLL(None)
     addresses = library_addresses("_core.")
     memory.memory_of(*(ctypes.c_size_t(a) for a in addresses))
     counts = {"raised": 0, "right": 0}
-    for title, run in operations(device).items():
+    for title, run in operations(device, everything).items():
         if only is not None and only not in title:
             continue
         expected = run()
@@ -342,12 +402,12 @@ def sweep_memory(device, *, only=None):
     return counts
 
 
-def sweep_python(device, *, only=None):
+def sweep_python(device, *, everything=True, only=None):
     """Let the n-th allocation of the interpreter fail, for each operator. {outcome: count}."""
     import _testcapi
 
     counts = {"raised": 0}
-    for title, run in operations(device).items():
+    for title, run in operations(device, everything).items():
         if only is not None and only not in title:
             continue
         expected = run()

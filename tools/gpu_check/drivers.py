@@ -9,7 +9,6 @@ from pathlib import Path
 
 LOADER = "libOpenCL.so.1"
 CUDA = "libcuda.so.1"
-HEADER = "CL/cl_icd.h"
 SYSTEM_VENDORS = "etc/OpenCL/vendors"
 OTHER_VENDORS = ("usr/local/etc/OpenCL/vendors", "usr/local/nvidia/etc/OpenCL/vendors")
 # Drivers of NVIDIA, AMD and Intel, which a container may have without an .icd file.
@@ -29,7 +28,6 @@ LIBRARIES = (
     "usr/local/cuda/targets/*/lib",
     "usr/local/cuda/compat",
 )
-HEADERS = ("usr/include", "usr/local/include", "usr/local/cuda/include", "opt/rocm*/include")
 
 
 @dataclass(frozen=True)
@@ -42,28 +40,21 @@ class Driver:
 
 @dataclass(frozen=True)
 class Found:
-    """The drivers, loader and headers of OpenCL on a machine."""
+    """The drivers and the loader of OpenCL on a machine."""
 
     drivers: list[Driver]
     loader: Path | None
-    headers: Path | None  # the folder that holds CL/cl.h
-    is_carried: frozenset[str] = frozenset()  # those of "loader", "headers" that were brought along
+    loader_is_carried: bool = False
 
 
 def find(carried: Path, root: Path = Path("/")) -> Found:
-    """Look for drivers, a loader and headers below `root`, then in the folder `carried`."""
+    """Look for drivers and a loader below `root`, then for a loader in the folder `carried`."""
     cached = _linker_cache() if root == Path("/") else {}
     loader = cached.get(LOADER) or _first(root, LIBRARIES, LOADER)
-    headers = _first(root, HEADERS, HEADER)
-    brought = set()
-    if loader is None and (carried / "lib" / LOADER).exists():
+    is_carried = loader is None and (carried / "lib" / LOADER).exists()
+    if is_carried:
         loader = carried / "lib" / LOADER
-        brought.add("loader")
-    if headers is None and (carried / "include" / HEADER).exists():
-        headers = carried / "include" / HEADER
-        brought.add("headers")
-    folder = None if headers is None else headers.parents[1]
-    return Found(_find_drivers(root, cached), loader, folder, frozenset(brought))
+    return Found(_find_drivers(root, cached), loader, is_carried)
 
 
 def find_cuda(root: Path = Path("/")) -> Path | None:

@@ -24,10 +24,8 @@ def describe(check):
         rows.append(("OpenCL driver", "none found"))
     if check.cuda_says:
         rows.append(("CUDA driver", check.cuda_says))
-    brought = {word: " (brought along)" for word in check.found.is_carried}
-    for word in ("loader", "headers"):
-        path = getattr(check.found, word)
-        rows.append((f"OpenCL {word}", f"{path or 'not found'}{brought.get(word, '')}"))
+    brought = " (brought along)" if check.found.loader_is_carried else ""
+    rows.append(("OpenCL loader", f"{check.found.loader or 'not found'}{brought}"))
     rows.append(("Python", f"{check.python_version} ({check.python or 'none'})"))
     rows += [(word, _version_of(word)) for word in PROGRAMS]
     names = ("numpy", "torch", "pytest")

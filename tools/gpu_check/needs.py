@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Collects the packages and files that a bare machine needs to build, test and time clattn.
 
-FOLDER/include/CL    headers of OpenCL
 FOLDER/lib           a loader of OpenCL
 FOLDER/wheels        packages, pip's own among them
 FOLDER/ptx_check.txt the output of tools/ptx_check.py
@@ -24,7 +23,7 @@ import smoke
 ROOT = Path(__file__).resolve().parents[2]
 OLDEST_PYTHON = "3.11"
 # Least versions, as in pyproject.toml (tests/package/test_gpu_check.py compares).
-BUILD = {"scikit-build-core": "0.10", "numpy": "2.0"}
+BUILD = {"scikit-build-core": "0.10", "setuptools-scm": "8.0", "numpy": "2.0"}
 PROGRAMS = {"cmake": "3.20", "ninja": "1.5"}  # packages, for a machine without these programs
 TEST = {"pytest": "8.0", "pytest-xdist": "3.6", "hypothesis": "6.100", "ml_dtypes": "0.5"}
 BENCH = {"rich": "13"}
@@ -89,10 +88,6 @@ def prepare(folder, python_version, packages, key_rows):
     folder.mkdir(parents=True, exist_ok=True)
     here = drivers.find(folder / "nothing")
     missing = []
-    if here.headers is None:
-        missing.append("headers of OpenCL: apt-get install opencl-headers")
-    else:
-        shutil.copytree(here.headers / "CL", folder / "include" / "CL", dirs_exist_ok=True)
     if here.loader is None:
         missing.append("a loader of OpenCL: apt-get install ocl-icd-libopencl1")
     else:

@@ -269,8 +269,6 @@ def check_build(check):
     body += [f"Packages brought along: {', '.join(notes)}"] if notes else []
     arguments = [".", "--no-build-isolation", "--no-deps"]
     arguments += ["-C", f"build-dir={check.folder / 'build'}"]
-    if check.found.headers is not None:
-        arguments += ["-C", f"cmake.define.CLATTN_OPENCL_INCLUDE_DIR={check.found.headers}"]
     built = check.install("clattn", arguments, 0.8 * check.left())
     if not built.is_fine:
         body += [f"Building: {built.ended()}", tables.as_code(built.tail(40))]

@@ -7,7 +7,7 @@ Importing this module imports dask: ``pip install "clattn[dask]"``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 try:
     import dask.array as da
@@ -21,15 +21,64 @@ from clattn.dask.tasks import Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Literal
+    from typing import Literal, TypedDict, Unpack
 
     import numpy as np
 
     from clattn._typing import DeviceLike
 
+    class _Where(TypedDict, total=False):
+        device: DeviceLike | None
+        split_every: int | None
+
+    class _Options(_Where, total=False):
+        window: tuple[int | None, int | None] | None
+        softcap: float
+        sinks: da.Array | np.ndarray | None
+
+
 __all__ = ["flex_attention", "scaled_dot_product_attention"]
 
 
+@overload
+def scaled_dot_product_attention(
+    query: da.Array,
+    key: da.Array,
+    value: da.Array,
+    attn_mask: da.Array | np.ndarray | None = None,
+    is_causal: bool | Literal["lower_right"] = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> da.Array: ...
+@overload
+def scaled_dot_product_attention(
+    query: da.Array,
+    key: da.Array,
+    value: da.Array,
+    attn_mask: da.Array | np.ndarray | None = None,
+    is_causal: bool | Literal["lower_right"] = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[da.Array, da.Array]: ...
+@overload
+def scaled_dot_product_attention(
+    query: da.Array,
+    key: da.Array,
+    value: da.Array,
+    attn_mask: da.Array | np.ndarray | None = None,
+    is_causal: bool | Literal["lower_right"] = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_lse: bool = False,
+    **options: Unpack[_Options],
+) -> Any: ...
 def scaled_dot_product_attention(
     query: da.Array,
     key: da.Array,
@@ -143,6 +192,45 @@ def scaled_dot_product_attention(
     return build_graph(layout, call, bounds, split_every)
 
 
+@overload
+def flex_attention(
+    query: da.Array,
+    key: da.Array,
+    value: da.Array,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_lse: Literal[False] = False,
+    **where: Unpack[_Where],
+) -> da.Array: ...
+@overload
+def flex_attention(
+    query: da.Array,
+    key: da.Array,
+    value: da.Array,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_lse: Literal[True],
+    **where: Unpack[_Where],
+) -> tuple[da.Array, da.Array]: ...
+@overload
+def flex_attention(
+    query: da.Array,
+    key: da.Array,
+    value: da.Array,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_lse: bool = False,
+    **where: Unpack[_Where],
+) -> Any: ...
 def flex_attention(
     query: da.Array,
     key: da.Array,

@@ -37,12 +37,11 @@ def build_graph(
     `bounds` are the keys to the left and to the right of a row's position that it attends to, None
     for all.
     """
-    if split_every is None:
-        split_every = dask.config.get("split_every", 4)
-    elif not is_integer(split_every) or split_every < 2:
-        raise ValueError(f"split_every is {split_every!r}; expected None or an int of 2 or more")
-    token = tokenize(layout, call._replace(mods={}), split_every, _mods_token(call))
-    tasks = _Tasks(layout, call, token, split_every)
+    most = dask.config.get("split_every", 4) if split_every is None else split_every
+    if not is_integer(most) or most < 2:
+        raise ValueError(f"split_every is {most!r}; expected None or an int of 2 or more")
+    token = tokenize(layout, call._replace(mods={}), most, _mods_token(call))
+    tasks = _Tasks(layout, call, token, most)
     seen = seen_keys(layout, bounds, call.shift)
     for index in product(*(range(len(sizes)) for sizes in layout.chunks[:-1])):
         tasks.add(index, seen[index[-1]])

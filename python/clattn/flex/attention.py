@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from clattn import _core
 from clattn._integers import offsets
@@ -11,14 +11,77 @@ from clattn.flex.tracing import trace_mods
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Literal, TypedDict, Unpack
 
     import numpy as np
 
-    from clattn._typing import Array, DeviceLike
+    from clattn._core import Tensor
+    from clattn._typing import Array, ArrayT, DeviceLike
+
+    class _Options(TypedDict, total=False):
+        mask_mod: Callable[..., Any] | None
+        softcap: float
+        sinks: Array | None
+        query_offset: int | Sequence[int] | np.ndarray
+        out: Array | None
+        device: DeviceLike | None
+
 
 __all__ = ["flex_attention"]
 
 
+@overload
+def flex_attention(
+    query: ArrayT,
+    key: Array,
+    value: Array,
+    score_mod: Callable[..., Any] | None = None,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> ArrayT: ...
+@overload
+def flex_attention(
+    query: Tensor,
+    key: Array,
+    value: Array,
+    score_mod: Callable[..., Any] | None = None,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def flex_attention(
+    query: ArrayT,
+    key: Array,
+    value: Array,
+    score_mod: Callable[..., Any] | None = None,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[ArrayT, Any]: ...
+@overload
+def flex_attention(
+    query: ArrayT,
+    key: Array,
+    value: Array,
+    score_mod: Callable[..., Any] | None = None,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_lse: bool = False,
+    **options: Unpack[_Options],
+) -> Any: ...
 def flex_attention(
     query: Array,
     key: Array,

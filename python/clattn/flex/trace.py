@@ -113,7 +113,7 @@ class Trace:
         """Return a symbol or number in its type, or in the lowest one."""
         if type(x) is not Symbol:
             x = self.read_number(x)
-        type_ = x.type if type(x) is Symbol else self._type_of(x)
+        type_ = x.type if isinstance(x, Symbol) else self._type_of(x)
         return self.cast(x, type_ if type_ > lowest else lowest)
 
     def pair(self, x: Any, y: Any, lowest: int = BOOL) -> tuple[Symbol, Symbol, int]:

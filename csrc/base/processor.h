@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the processor of the host can do.
+ */
+#ifndef CLATTN_PROCESSOR_H
+#define CLATTN_PROCESSOR_H
+
+#include <stdbool.h>
+
+/* True if the processor multiplies pairs of bfloat16, 16 at a time (vdpbf16ps on 512-bit
+   registers), and the system saves these registers. */
+bool ca_processor_has_bfloat16_pairs(void);
+
+#endif

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: MIT
+"""Typical mistakes and their messages, which docs/messages.md shows word for word."""
+
+import re
+import sys
+
+import clattn
+import numpy as np
+import pytest
+from support.fake_dlpack import Producer
+from support.helpers import ROOT, no_opencl, run_python
+from support.loops import looped
+
+f32 = np.float32
+attend, flex, onnx = (
+    clattn.scaled_dot_product_attention,
+    clattn.flex_attention,
+    clattn.onnx.attention,
+)
+numbers = [1.0, 2.0]
+
+
+def ones(*shape, dtype=f32):
+    return np.ones(shape, dtype)
+
+
+q, k = ones(2, 4, 3, 8), ones(2, 4, 5, 8)
+two = ones(2, 2, 5, 8)
+
+
+def read_only():
+    array = np.empty_like(q)
+    array.flags.writeable = False
+    return array
+
+
+def causal(b, h, q_idx, kv_idx):
+    return q_idx >= kv_idx
+
+
+def clipped(score, b, h, q_idx, kv_idx):
+    return score if q_idx > kv_idx else -score
+
+
+def of_a_list(score, b, h, q_idx, kv_idx):
+    return score + numbers[h]
+
+
+def blocks(rows, keys):
+    return clattn.create_block_mask(causal, None, None, rows, keys)
+
+
+def big():
+    return np.broadcast_to(f32(1), (1 << 20, 1 << 20, 1, 128))
+
+
+def cache():
+    return clattn.KVCache(2, 4, 6, 8)
+
+
+def without_ml_dtypes():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "ml_dtypes", None)
+        clattn.KVCache(2, 4, 6, 8, dtype="bfloat16")
+
+
+def masked(mask):
+    return lambda: attend(q, k, k, mask)
+
+
+def called(**changed):
+    return lambda: attend(**{"query": q, "key": k, "value": k} | changed)
+
+
+CALLS = {
+    "a padding mask (B, S)": masked(ones(2, 5, dtype=bool)),
+    "a mask of keys by rows": masked(ones(5, 3, dtype=bool)),
+    "a mask (B, L, S)": masked(ones(2, 3, 5, dtype=bool)),
+    "a mask (B * Hq, L, S)": masked(ones(8, 3, 5, dtype=bool)),
+    "a mask of integers": masked(ones(3, 5, dtype=np.int64)),
+    "a mask that is a list": masked([[True] * 5] * 3),
+    "a mask as is_causal": called(is_causal=ones(3, 5, dtype=bool)),
+    "heads after the rows": lambda: attend(*(ones(2, n, 4, 8) for n in (3, 5, 5))),
+    "fewer key heads than query heads": called(key=two, value=two),
+    "query heads that do not divide": called(key=two[:, [0, 1, 0]], value=two[:, [0, 1, 0]],
+                                             enable_gqa=True),
+    "key heads unlike value heads": called(key=two, enable_gqa=True),
+    "another word for the layout": called(layout="BSHD"),
+    "other head sizes": called(key=ones(2, 4, 5, 16)),
+    "values of another length": called(value=ones(2, 4, 6, 8)),
+    "another batch": called(key=ones(3, 4, 5, 8), value=ones(3, 4, 5, 8)),
+    "a single row": called(query=ones(8)),
+    "a list": called(query=q.tolist()),
+    "integers": called(query=q.astype(np.int32)),
+    "complex numbers": called(query=q.astype(np.complex64)),
+    "objects": called(query=q.astype(object)),
+    "a masked array": called(query=np.ma.masked_array(q)),
+    "two dtypes": called(key=k.astype(np.float16)),
+    "an array of a GPU": called(query=Producer(q, device=(2, 0))),
+    "bfloat16 without ml_dtypes": without_ml_dtypes,
+    "a scale that is no number": called(scale=float("nan")),
+    "a word for the scale": called(scale="auto"),
+    "another word for causality": called(is_causal="upper_left"),
+    "one number for the window": called(window=3),
+    "a window below 0": called(window=(-1, 0)),
+    "a soft cap below 0": called(softcap=-1.0),
+    "dropout in per cent": called(dropout_p=50),
+    "a generator as seed": called(dropout_p=0.1, seed=np.random.default_rng(0)),
+    "out of another dtype": called(out=ones(2, 4, 3, 8, dtype=np.float64)),
+    "out of another shape": called(out=ones(2, 4, 5, 8)),
+    "out that is read-only": called(out=read_only()),
+    "out whose elements share memory": called(
+        out=np.lib.stride_tricks.as_strided(ones(99), q.shape, (4, 4, 4, 4))),
+    "sinks for other heads": called(sinks=ones(3)),
+    "offsets for another batch": called(query_offset=[1, 2, 3]),
+    "an unknown argument": called(attention_mask=None),
+    "a device that is not there": called(device="cuda"),
+    "a result without room": lambda: attend(big(), big(), big()),
+    "a full cache": lambda: cache().append(ones(2, 4, 7, 8), ones(2, 4, 7, 8)),
+    "a cache of other heads": lambda: cache().append(ones(2, 1, 4, 8), ones(2, 1, 4, 8)),
+    "a cache cut too long": lambda: cache().truncate(3),
+    "if on a symbol": lambda: flex(q, k, k, clipped),
+    "a list in a mod": lambda: flex(q, k, k, of_a_list),
+    "a number from a mask_mod": lambda: flex(q, k, k, mask_mod=lambda b, h, i, j: i - j),
+    "a function as block mask": lambda: flex(q, k, k, block_mask=causal),
+    "a block mask of other lengths": lambda: flex(q, k, k, block_mask=blocks(3, 7)),
+    "three dimensions without heads": lambda: onnx(*(ones(2, n, 32) for n in (3, 5, 5))),
+    "a past key alone": lambda: onnx(q, k, k, past_key=k),
+    "windows in an older opset": lambda: onnx(q, k, k, opset=24, left_window_size=3),
+}  # fmt: skip
+ENTRY = re.compile(r"^\*\*([^\n]+)\*\*\n\n```text\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
+PAGE = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
+SHOWN = {title[0].lower() + title[1:]: text for title, text in ENTRY.findall(PAGE)}
+
+
+def message(call):
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError("no exception")
+
+
+def fits(shown, said):
+    """Whether the page shows the message; … on the page stands for what machines differ in."""
+    return re.fullmatch(re.escape(shown).replace("…", ".*"), said, re.DOTALL)
+
+
+@looped("title", list(CALLS))
+def test_the_page_shows_the_message(first_device, title):
+    with clattn.use_device(first_device):
+        said = message(CALLS[title])
+    assert fits(SHOWN[title], said), said
+
+
+def test_the_page_shows_what_is_said_without_a_driver(tmp_path):
+    code = "import clattn\ntry: clattn.eye(2)\nexcept clattn.DeviceError as error: print(error)"
+    said = run_python(code, env=no_opencl(tmp_path)).stdout.strip()
+    assert fits(SHOWN["no driver"], f"DeviceError: {said}"), said
+
+
+def test_the_page_shows_what_a_tensor_with_gradients_gives():
+    torch = pytest.importorskip("torch")
+    said = message(called(query=torch.from_numpy(q).requires_grad_()))
+    assert fits(SHOWN["a tensor that requires gradients"], said), said
+
+
+def test_each_entry_of_the_page_is_tested():
+    others = {"no driver", "a tensor that requires gradients"}
+    assert SHOWN.keys() == CALLS.keys() | others
+    assert len(SHOWN) == PAGE.count("```text")
