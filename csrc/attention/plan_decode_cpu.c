@@ -22,6 +22,9 @@
 /* A work-item reads at least so many KiB. Handing out less would cost as much as reading. */
 #define KIB_OF_AN_ITEM 256
 
+/* Where keys and values take no more, the last cache holds them, whatever their order. */
+#define FAR_BYTES (16 << 20)
+
 /* Keys of a block, whose keys and values stay in the L2 cache. */
 #define BLOCK_KEYS 128
 
@@ -66,10 +69,10 @@ decode_can_run(const ca_device_info *info, const ca_attention *attention)
 
 /* Returns how many splits of the keys are worth a work-item each. */
 static int64_t
-splits_worthwhile(const ca_attention *attention, const ca_knobs *knobs)
+splits_worthwhile(const ca_attention *attention, int64_t key_heads, const ca_knobs *knobs)
 {
     int64_t bytes = ca_knob_value(knobs, KIB, KIB_OF_AN_ITEM) << 10;
-    int64_t key_bytes = ca_attention_key_bytes(attention);
+    int64_t key_bytes = key_heads * ca_attention_key_bytes(attention);
     return key_bytes > 0 ? ca_attention_visible_keys(attention) / ca_divide_up(bytes, key_bytes)
                          : 0;
 }
@@ -88,7 +91,35 @@ decode_is_fast(const ca_device_info *info, const ca_attention *attention)
     }
     return (attention->L <= FEW_ROWS && rows < ca_knob_value(&threshold, ROWS, FULL_ROWS)) ||
            (rows <= SPLIT_ROWS && tiles < (double)(heads * info->compute_units) &&
-            splits_worthwhile(attention, &knobs) > 1);
+            splits_worthwhile(attention, 1, &knobs) > 1);
+}
+
+/* True if the heads of dimension `d` lie side by side in each row. */
+static bool
+heads_adjoin(const ca_operand *operand, int d)
+{
+    return !ca_operand_has_rows(operand) ||
+           (operand->batch[d] == operand->columns && operand->row_stride > operand->columns);
+}
+
+/* Returns the dimension of heads whose keys and values lie side by side, as in a cache (B, S, H, E),
+   and come from memory; -1 if there is none. A work-item then attends to the keys of several heads,
+   so that memory is read in its order. */
+static int
+dimension_to_share(const ca_attention *attention, const ca_attention_plan *plan)
+{
+    const ca_operand *operands = attention->operands;
+    const int last = CA_BATCH_DIMS - 1;
+    const int d = plan->heads < attention->batch[last] ? last : last - 1;
+    const double bytes = (double)ca_attention_visible_keys(attention) *
+                         (double)ca_attention_key_bytes(attention) * ca_plan_items(plan);
+    const bool adjoin = heads_adjoin(&operands[CA_ATTENTION_KEY], d) &&
+                        heads_adjoin(&operands[CA_ATTENTION_VALUE], d) &&
+                        heads_adjoin(&operands[CA_ATTENTION_PAST_KEY], d) &&
+                        heads_adjoin(&operands[CA_ATTENTION_PAST_VALUE], d);
+    return adjoin && bytes > FAR_BYTES && !ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY)
+               ? d
+               : -1;
 }
 
 static void
@@ -98,16 +129,27 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     ca_plan_begin(plan, attention, "attention_decode_cpu", 1);
     plan->heads = ca_attention_heads_together(attention);
     int64_t rows = plan->heads * attention->L;
-    /* Each number is a program. float64 has one: its rows take longer to read than to use. */
-    bool few = rows <= 2 && !ca_attention_in_float64(attention);
-    int64_t together = few ? rows : ca_knob_value(&knobs, RT, SHARED_ROWS);
     plan->grid[2] /= plan->heads;
+    const int shared = dimension_to_share(attention, plan);
+    /* Each number is a program. float64 has one: its rows take longer to read than to use. The tuner
+       times heads that lie apart. */
+    bool few = rows <= 2 && !ca_attention_in_float64(attention);
+    int64_t together = few           ? rows
+                       : shared >= 0 ? SHARED_ROWS
+                                     : ca_knob_value(&knobs, RT, SHARED_ROWS);
     plan->grid[3] = ca_divide_up(rows, together * SHARES);
+    if (shared >= 0 && rows <= together * SHARES) {
+        plan->key_heads = SHARES / ca_divide_up(rows, together);
+        while (plan->grid[shared] % plan->key_heads != 0) {
+            plan->key_heads--;
+        }
+        plan->grid[shared] /= plan->key_heads;
+    }
 
     double items = ca_plan_items(plan);
     int64_t each = ca_knob_value(&knobs, ITEMS, CA_ITEMS_FOR_EACH_CORE);
     double wanted = (double)(info->compute_units * each);
-    int64_t worthwhile = splits_worthwhile(attention, &knobs);
+    int64_t worthwhile = splits_worthwhile(attention, plan->key_heads, &knobs);
     if (items < wanted && worthwhile > 1) {
         plan->splits = ca_smaller((int64_t)ceil(wanted / items), worthwhile);
         plan->grid[4] = plan->splits;

@@ -33,7 +33,8 @@
 #include "kernels/attention/score.clh"   /* finish_score, weight_of, write_lse */
 #include "kernels/attention/splits.clh"  /* base_of, partial_row, find_share */
 
-#define ROWS (8 * RT) /* of a work-item, at most; csrc/attention/plan_decode_cpu.c knows */
+#define TILES 8 /* of a work-item, at most; csrc/attention/plan_decode_cpu.c knows */
+#define ROWS  (TILES * RT)
 
 /* Vectors of columns whose sums stay in registers, for RT rows each: all registers, or
    half of them at the end of a row. The result of RT rows is a sequence of passes,
@@ -113,10 +114,10 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
     }
 }
 
-/* Returns how many elements ahead the kernel asks for rows of a view. 0: the rows adjoin,
-   and it does not ask. */
+/* Returns how many elements ahead the kernel asks for rows of a view. 0: rows or heads adjoin, and
+   it does not ask. */
 static inline ca_int64
-elements_ahead(const ca_view *view, ca_int64 columns)
+elements_ahead(const ca_attention_params *params, const ca_view *view, ca_int64 columns)
 {
     return view->row == columns ? 0 : ROWS_AHEAD * view->row;
 }
@@ -162,21 +163,21 @@ DEFINE_ADD_PRODUCTS(add_products_of_eight, 8)
 DEFINE_ADD_PRODUCTS(add_products_of_four, 4)
 DEFINE_ADD_PRODUCTS(add_products_of_one, 1)
 
-/* scores[r][k] = the product of row r and key k, for the first `keys` keys of a run,
-   filled up to whole vectors by the last key. */
+/* scores[r][k] = the product of row r and key k, for keys first … keys - 1 of a run, filled up to
+   whole vectors by the last key. */
 CALLED void
-score_keys(const ca_attention_params *params, const key_run *run, int keys, const realv *queries,
-           realv *scores)
+score_keys(const ca_attention_params *params, const key_run *run, int first, int keys,
+           const realv *queries, realv *scores)
 {
     const ca_int64 stride = run->key_view->row;
     const int E = (int)params->E;
-    const ca_int64 ahead = elements_ahead(run->key_view, E);
+    const ca_int64 ahead = elements_ahead(params, run->key_view, E);
     const int whole = E / LANES;
     /* What the last chunk shares with the chunk before is masked by bits: an infinity
        would become a NaN in a product with 0. */
     const intv all = ~(intv)0;
     const intv own = lane_indices() >= (realv)(real)(LANES - E % LANES);
-    PLAIN_FOR (int k0 = 0; k0 < keys; k0 += LANES) {
+    PLAIN_FOR (int k0 = first; k0 < keys; k0 += LANES) {
         realv products[RT * LANES];
         __global const storage *key = run->key + k0 * stride;
         const int present = min(LANES, keys - k0);
@@ -277,35 +278,36 @@ slot_of(int r, int n, int Ev)
                      : whole * RT + r * SHORT_PASS + n - whole;
 }
 
-/* result[r] = result[r] * decay[r] + sum_j weights[r][j] * value[j]. Where the columns
-   need several passes, a pass takes only a few keys: memory is read at full speed only
-   in its order. */
+/* result[r] *= decay[r] */
 static inline void
-add_values(realv *result, const realv *decay, const realv *weights,
-           __global const value_storage *value, const ca_view *view, int keys, int Ev)
+scale_result(realv *result, const realv *decay, int Ev)
 {
-    const ca_int64 stride = view->row;
-    const ca_int64 ahead = elements_ahead(view, Ev);
-    const int slots = SLOTS_OF_ROW(Ev);
-    const int at_once = slots > PASS ? 16 : BN;
     PLAIN_FOR (int r = 0; r < RT; r++) {
-        PLAIN_FOR (int n = 0; n < slots; n++) {
+        PLAIN_FOR (int n = 0; n < SLOTS_OF_ROW(Ev); n++) {
             result[slot_of(r, n, Ev)] *= decay[r];
         }
     }
-    PLAIN_FOR (int j = 0; j < keys; j += at_once) {
-        const int count = min(at_once, keys - j);
-        const real *weight = (const real *)weights + j;
-        __global const value_storage *from = value + j * stride;
-        int n = 0;
-        PLAIN_FOR (; n + PASS <= slots; n += PASS) {
-            add_pass(result + n * RT, weight, from + n * LANES, stride, ahead, count,
-                     Ev - LANES - n * LANES);
-        }
-        if (n < slots) {
-            add_short_pass(result + n * RT, weight, from + n * LANES, stride, ahead, count,
-                           Ev - LANES - n * LANES);
-        }
+}
+
+/* result[r] += sum_j weights[r][j] * value[j], for keys first … first + keys - 1 of a run */
+static inline void
+add_values(const ca_attention_params *params, realv *result, const realv *weights,
+           const key_run *run, int first, int keys)
+{
+    const int Ev = (int)params->Ev;
+    const ca_int64 stride = run->value_view->row;
+    const ca_int64 ahead = elements_ahead(params, run->value_view, Ev);
+    const int slots = SLOTS_OF_ROW(Ev);
+    const real *weight = (const real *)weights + first;
+    __global const value_storage *from = run->value + first * stride;
+    int n = 0;
+    PLAIN_FOR (; n + PASS <= slots; n += PASS) {
+        add_pass(result + n * RT, weight, from + n * LANES, stride, ahead, keys,
+                 Ev - LANES - n * LANES);
+    }
+    if (n < slots) {
+        add_short_pass(result + n * RT, weight, from + n * LANES, stride, ahead, keys,
+                       Ev - LANES - n * LANES);
     }
 }
 
@@ -393,21 +395,62 @@ skips_block(const attention_call *call, ca_int64 j0, int keys, const decode_row 
 #define skips_block(call, j0, keys, rows) false
 #endif
 
-/* RT rows attend to the first `keys` keys of a run, which starts at key j0. */
+/* The tiles of a work-item, of RT rows each. */
+typedef struct {
+    int count;
+    decode_row *rows;
+    realv *queries; /* [count][chunks of E][RT] */
+    realv *result;  /* [count][RT][slots of Ev] */
+} decode_tiles;
+
+/* All tiles attend to the first `keys` keys of a run, which is that of the first key head and starts
+   at key j0. Where heads lie side by side,
+   a few keys of all heads are read before the next keys, because memory is read at full speed only
+   in its order. So are a few values where their columns need several passes. */
 static inline void
-attend_block(const attention_call *call, const key_run *run, ca_int64 j0, int keys,
-             decode_row *rows, const realv *queries, realv *result)
+attend_block(const attention_call *call, const decode_tiles *tiles, const key_run *run, ca_int64 j0,
+             int keys)
 {
     const ca_attention_params *params = call->params;
-    realv scores[RT * (BN / LANES)]; /* then weights */
-    realv decay[RT];
-    score_keys(params, run, keys, queries, scores);
-    for (int r = 0; r < RT; r++) {
-        realv *of_row = scores + r * (BN / LANES);
-        finish_scores(call, &rows[r], j0, keys, of_row);
-        decay[r] = weigh_row(params, &rows[r], of_row, keys);
+    const int chunks = CHUNKS(params->E);
+    const int slots = SLOTS_OF_ROW(params->Ev);
+    const int keys_at_once = params->key_heads > 1 ? LANES : BN;
+    const int values_at_once = params->key_heads > 1 || slots > PASS ? 16 : BN;
+    realv scores[TILES * RT * (BN / LANES)]; /* then weights */
+    key_run runs[TILES];
+    int attending = 0;
+    int numbers[TILES]; /* of the tiles that attend to a key of the block */
+    PLAIN_FOR (int t = 0; t < tiles->count; t++) {
+        if (!skips_block(call, j0, keys, tiles->rows + t * RT)) {
+            runs[attending] = *run;
+            if (params->key_heads > 1) {
+                find_key_run(&runs[attending], call, tiles->rows[t * RT].batch, j0);
+            }
+            numbers[attending++] = t;
+        }
     }
-    add_values(result, decay, scores, run->value, run->value_view, keys, (int)params->Ev);
+    PLAIN_FOR (int k = 0; k < keys; k += keys_at_once) {
+        PLAIN_FOR (int n = 0; n < attending; n++) {
+            score_keys(params, &runs[n], k, min(keys, k + keys_at_once),
+                       tiles->queries + numbers[n] * RT * chunks, scores + n * RT * (BN / LANES));
+        }
+    }
+    PLAIN_FOR (int n = 0; n < attending; n++) {
+        realv decay[RT];
+        for (int r = 0; r < RT; r++) {
+            realv *of_row = scores + (n * RT + r) * (BN / LANES);
+            decode_row *row = tiles->rows + numbers[n] * RT + r;
+            finish_scores(call, row, j0, keys, of_row);
+            decay[r] = weigh_row(params, row, of_row, keys);
+        }
+        scale_result(tiles->result + numbers[n] * RT * slots, decay, (int)params->Ev);
+    }
+    PLAIN_FOR (int j = 0; j < keys; j += values_at_once) {
+        PLAIN_FOR (int n = 0; n < attending; n++) {
+            add_values(params, tiles->result + numbers[n] * RT * slots,
+                       scores + n * RT * (BN / LANES), &runs[n], j, min(values_at_once, keys - j));
+        }
+    }
 }
 
 /* Starts row r of a share, whose last row repeats. */
@@ -458,9 +501,12 @@ CALLED void
 attend_share(const attention_call *call, ca_int64 item)
 {
     const ca_attention_params *params = call->params;
+    const int heads = (int)params->key_heads;
     split_share mine;
-    find_share(&mine, params, item, ROWS);
-    const int tiles = (mine.count + RT - 1) / RT;
+    find_share(&mine, params, item, 0, ROWS);
+    const int tiles_of_head = (mine.count + RT - 1) / RT;
+    const int rows_of_head = tiles_of_head * RT;
+    const int tiles = heads * tiles_of_head;
     const int E_chunks = CHUNKS(params->E);
     const int Ev_slots = SLOTS_OF_ROW(params->Ev);
     decode_row rows[ROWS];
@@ -469,7 +515,10 @@ attend_share(const attention_call *call, ca_int64 item)
     ca_int64 first = params->T;
     ca_int64 last = -1;
     PLAIN_FOR (int r = 0; r < tiles * RT; r++) {
-        start_row(&rows[r], call, &mine, r);
+        if (r > 0 && r % rows_of_head == 0) {
+            find_share(&mine, params, item, r / rows_of_head, ROWS);
+        }
+        start_row(&rows[r], call, &mine, r % rows_of_head);
         first = min(first, rows[r].first);
         last = max(last, rows[r].last);
         load_query(queries + r / RT * RT * E_chunks + r % RT,
@@ -487,6 +536,7 @@ attend_share(const attention_call *call, ca_int64 item)
         copy_present(call, mine.batch, copied.start, min(copied.end, keys.start));
         copy_present(call, mine.batch, max(copied.start, keys.end), copied.end);
     }
+    const decode_tiles all = {tiles, rows, queries, result};
     int count; /* of the keys of a block */
     PLAIN_FOR (ca_int64 j0 = keys.start; j0 < keys.end && !is_stopped(call); j0 += count) {
         key_run run;
@@ -495,16 +545,14 @@ attend_share(const attention_call *call, ca_int64 item)
         if (USES(params, PRESENT)) {
             copy_present(call, mine.batch, max(copied.start, j0), min(copied.end, j0 + count));
         }
-        PLAIN_FOR (int t = 0; t < tiles; t++) {
-            if (!skips_block(call, j0, count, rows + t * RT)) {
-                attend_block(call, &run, j0, count, rows + t * RT, queries + t * RT * E_chunks,
-                             result + t * RT * Ev_slots);
-            }
-        }
+        attend_block(call, &all, &run, j0, count);
     }
 
-    PLAIN_FOR (int r = 0; r < mine.count; r++) {
+    PLAIN_FOR (int r = 0; r < tiles * RT; r++) {
         const decode_row *row = &rows[r];
+        if (r % rows_of_head >= mine.count) {
+            continue;
+        }
         realv of_row[CHUNKS(CA_CPU_HEAD_SIZE)];
         PLAIN_FOR (int n = 0; n < CHUNKS(params->Ev); n++) {
             of_row[n] = result[r / RT * RT * Ev_slots + slot_of(r % RT, n, (int)params->Ev)];

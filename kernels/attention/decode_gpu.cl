@@ -501,7 +501,7 @@ attention_decode_gpu(ATTENTION_ARGUMENTS)
     const lane_share mine = {item / KEY_LANES, item % KEY_LANES, slice, item - slice * ROW_LANES};
 
     split_share group;
-    find_share(&group, &params, group_of(&params), RT);
+    find_share(&group, &params, group_of(&params), 0, RT);
     ca_int64 batch[CA_BATCH_DIMS];
     PLAIN_FOR (int r = 0; r < RT; r++) {
         const ca_int64 i = row_of_share(&params, &group, r, batch);

@@ -301,7 +301,7 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
     const int item = (int)get_local_id(0);
 
     split_share group;
-    find_share(&group, &params, group_of(&params), TILE_ROWS);
+    find_share(&group, &params, group_of(&params), 0, TILE_ROWS);
     share_queries(memory, &call, &group);
     if (item < TILE_ROWS) {
         ca_int64 batch[CA_BATCH_DIMS];

@@ -19,6 +19,26 @@ from support.random_calls import bounded
 from support.sizes import WIDE
 from support.variants import decode_for, each, force, forced, with_kernels
 
+# ---- heads that lie side by side ----
+
+BESIDE = {  # B, Hq, Hk, L, S, options: more than 16 MiB of keys and values
+    "a row of each head": (1, 6, 6, 1, 4600, {}),
+    "a tile of each head": (1, 12, 6, 2, 4600, {"is_causal": "lower_right"}),
+    "several tiles, which two heads have": (2, 18, 6, 5, 2300, {"window": (2000, 0)}),
+}
+
+
+@pytest.mark.parametrize(("B", "Hq", "Hk", "L", "S", "options"), BESIDE.values(), ids=BESIDE)
+def test_heads_side_by_side(device, B, Hq, Hk, L, S, options):
+    """A work-item reads several heads of a cache (B, S, H, E), in the order of memory."""
+    query = draw((B, Hq, L, 80))
+    key, value = (draw((B, S, Hk, 80), seed=n).swapaxes(1, 2) for n in (1, 2))
+    mask = draw((B, Hq, 1, S), seed=3) > -1
+    key[:, :, 7], value[:, :, 7] = np.nan, np.inf
+    mask[..., 7] = mask[0, 1] = False
+    check(query, key, value, attn_mask=mask, enable_gqa=True, device=device, **options)
+
+
 # ---- splits of the keys ----
 
 SPLITS = {  # leading dimensions, L, S, E, Ev
