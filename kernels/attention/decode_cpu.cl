@@ -3,7 +3,8 @@
  * Attention on CPUs, few rows and many keys: the lanes of a vector are keys.
  *
  *     global size  batches * params.splits * groups of ROWS rows, local size 1
- *     work-item    ROWS rows that attend to the same keys, and one split of these keys
+ *     work-item    ROWS rows that attend to the same keys, and one split of these keys; or
+ *                  fewer rows of each of params.key_heads heads, whose keys lie side by side
  *
  * The rows are those of params.heads query heads, which share keys and values: each key
  * and value is read from memory once for all of them. A batch here is an index of the
