@@ -85,7 +85,7 @@ class Shared:
         try:
             self.cache.append(token, token, [2, 1])
         except ValueError:
-            self.cache.truncate(number % 8)
+            self.cache.reset()
 
     def read(self, number):
         """Appended numbers are whole, and their attention lies between them."""
