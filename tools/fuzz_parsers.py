@@ -3,14 +3,14 @@
 
     python tools/fuzz_parsers.py TARGET [--seconds 60] [--seed N]
 
-`files` are the cache's files, words and limits, in C (tools/fuzz/files.c, libFuzzer). The other
-targets go through Python (tools/fuzz/inputs.py, atheris): `arguments` of every door, `cache` for
-the methods of KVCache, `capsules` of DLPack, `words` of devices and variables, and `winners` of the
-tuner.
+The target `files` fuzzes C (tools/fuzz/files.c, libFuzzer): files of the kernel cache, words for
+devices, and limits. The other targets fuzz Python calls (tools/fuzz/inputs.py, atheris):
+`arguments` of every operator, `cache` the methods of KVCache, `capsules` those of DLPack, `words`
+for devices and in variables, and `winners` the tuner's files.
 
-It needs clang with libFuzzer, and for Python's targets atheris, pytest and hypothesis. It builds
-into build/fuzz, which also keeps the inputs that reach new code. A finding ends the run; the file
-that reproduces it is named, and given with --input runs alone.
+The target `files` needs clang with libFuzzer. The others need atheris, pytest and hypothesis too.
+The tool builds into build/fuzz, and keeps there the inputs that reach new code. A finding ends the
+run. The last lines name the file with the input, and `--input FILE` runs that input alone.
 """
 
 import argparse

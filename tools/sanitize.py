@@ -8,9 +8,10 @@
     python tools/sanitize.py guards [pytest's arguments]     # guard zones around memory
     python tools/sanitize.py analyzer | cppcheck | tidy
 
-It needs gcc, and valgrind, cppcheck or clang-tidy for these words. Each word builds clattn into
-build/sanitize/<word>. Without arguments for pytest, a subset of the tests runs, and the whole suite
-with guard zones. The exit status is not 0 after a finding or a failed test.
+Every word needs gcc; valgrind, cppcheck and tidy (clang-tidy) also need the program of that name.
+The words that run tests build clattn into build/sanitize/<word>. Without arguments for pytest, they
+run some of the tests; `guards` runs all of them. The exit status is not 0 after a finding or a
+failed test.
 """
 
 import argparse

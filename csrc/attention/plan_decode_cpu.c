@@ -102,9 +102,9 @@ heads_adjoin(const ca_operand *operand, int d)
            (operand->batch[d] == operand->columns && operand->row_stride > operand->columns);
 }
 
-/* Returns the dimension of heads whose keys and values lie side by side, as in a cache (B, S, H, E),
-   and come from memory; -1 if there is none. A work-item then attends to the keys of several heads,
-   so that memory is read in its order. */
+/* Returns the dimension of the key heads that a work-item may share, -1 if there is none. Their rows
+   lie side by side, as in a cache (B, S, H, E), and are too many for the last cache, so a work-item
+   that has several heads reads memory in its order. */
 static int
 dimension_to_share(const ca_attention *attention, const ca_attention_plan *plan)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the processor of the host can do.
+ * The abilities of the processor that runs this process.
  */
 #ifndef CLATTN_PROCESSOR_H
 #define CLATTN_PROCESSOR_H

@@ -70,7 +70,7 @@ void ca_tensor_add_dim(ca_tensor *view, int64_t size, int64_t stride);
 /* Takes the entries first … first + count - 1 of dimension `d`. */
 void ca_tensor_take(ca_tensor *view, int d, int64_t first, int64_t count);
 
-/* Exchanges the dimensions `d` and `d` + 1. */
+/* Swaps the dimensions `d` and `d` + 1. */
 void ca_tensor_swap(ca_tensor *view, int d);
 
 /* Returns the number of elements of a tensor that is not absent. */

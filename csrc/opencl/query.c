@@ -141,9 +141,9 @@ query_system_svm(const ca_device *device)
 #define CA_CL_CAPABILITY_MAJOR_NV   0x4000
 #define CA_CL_CAPABILITY_MINOR_NV   0x4001
 
-/* Finds whether sub-groups can shuffle, and of which sizes. Where a kernel may require a size, the
-   driver lists the sizes. Elsewhere the compiler chooses the size for each kernel, and tells it
-   once the kernel is built, from OpenCL 2.1 on. */
+/* Finds whether the lanes of a sub-group can exchange numbers, and how many lanes a sub-group has.
+   Some drivers list the sizes that a kernel may require. With the others the compiler chooses the
+   size of each kernel, and a built kernel tells its size, from OpenCL 2.1 on. */
 static void
 query_sub_groups(const ca_device *device, ca_device_info *info)
 {

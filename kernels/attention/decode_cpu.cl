@@ -404,10 +404,9 @@ typedef struct {
     realv *result;  /* [count][RT][slots of Ev] */
 } decode_tiles;
 
-/* All tiles attend to the first `keys` keys of a run, which is that of the first key head and starts
-   at key j0. Where heads lie side by side,
-   a few keys of all heads are read before the next keys, because memory is read at full speed only
-   in its order. So are a few values where their columns need several passes. */
+/* All tiles attend to keys j0 … j0 + keys - 1. `run` has these keys of the first key head. Memory is
+   read at full speed only in its order. So where heads lie side by side, the tiles take turns after
+   a few keys, and where columns need several passes, a pass takes a few values. */
 static inline void
 attend_block(const attention_call *call, const decode_tiles *tiles, const key_run *run, ca_int64 j0,
              int keys)
@@ -419,8 +418,8 @@ attend_block(const attention_call *call, const decode_tiles *tiles, const key_ru
     const int values_at_once = params->key_heads > 1 || slots > PASS ? 16 : BN;
     realv scores[TILES * RT * (BN / LANES)]; /* then weights */
     key_run runs[TILES];
-    int attending = 0;
-    int numbers[TILES]; /* of the tiles that attend to a key of the block */
+    int attending = 0; /* tiles that attend to a key of the block */
+    int numbers[TILES];
     PLAIN_FOR (int t = 0; t < tiles->count; t++) {
         if (!skips_block(call, j0, keys, tiles->rows + t * RT)) {
             runs[attending] = *run;
