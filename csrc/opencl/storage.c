@@ -29,8 +29,8 @@ struct ca_storage {
 
 /* ---- making and freeing ---- */
 
-/* Round the size up, so that the pool finds a storage for a similar size again: to 4 KiB,
-   above that to 5, 6, 7 or 8 eighths of a power of two, a quarter more at most. */
+/* Round the size up, so that the pool finds a storage for a similar size again: to 5, 6, 7 or 8
+   eighths of a power of two, of 4 KiB at least. */
 static size_t
 pool_class(const ca_device *device, size_t bytes)
 {
@@ -41,14 +41,11 @@ pool_class(const ca_device *device, size_t bytes)
         }
         power *= 2;
     }
-    for (size_t quarters = 5; quarters < 8; quarters++) {
-        size_t smaller = power / 8 * quarters;
-        if (bytes <= smaller) {
-            power = smaller;
-            break;
-        }
+    size_t size = power / 8 * 5;
+    while (size < bytes) {
+        size += power / 8;
     }
-    return (uint64_t)power > (uint64_t)device->info.max_allocation ? bytes : power;
+    return (uint64_t)size > (uint64_t)device->info.max_allocation ? bytes : size;
 }
 
 static void
@@ -501,6 +498,9 @@ ca_storage_wait(ca_storage *storage, ca_error *error)
 ca_status
 ca_storage_check(const ca_storage *storage, const char *call, const char *name, ca_error *error)
 {
+    if (CA_GUARD > 0) { /* a write of few bytes may return before the driver writes the memory */
+        storage->device->cl->clFinish(storage->device->queue);
+    }
     return ca_guards_check(storage->memory, storage->asked, call, name, error);
 }
 
