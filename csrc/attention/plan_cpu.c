@@ -144,7 +144,8 @@ share_work(const ca_device_info *info, const ca_attention *attention, int64_t ro
             heads--;
         }
     }
-    bool windowed = attention->below != CA_BAND_UNBOUNDED;
+    bool windowed = attention->below != CA_BAND_UNBOUNDED ||
+                    (attention->mods != NULL && attention->mods->has_mask);
     bool together = packs || windowed || plan->fetches_ahead;
     int64_t items = ca_divide_up(tiles, together && most > heads ? most / heads : 1);
     plan->key_heads = heads;

@@ -207,6 +207,7 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int keys, int
 typedef struct {
     tile_sums tiles[CA_CPU_TILES];
     int count;
+    key_range keys;  /* that some row may see */
     key_range share; /* of the present keys and values */
 } item_state;
 
@@ -229,17 +230,17 @@ attend(item_state *item, realv *added, termv *weights, term *packed)
     const int most = keys_of_block(params);
     const int packed_terms =
         reads_in_place(params) ? MR * TERMS(params->E) : most * TERMS(PACKED_COLUMNS(params));
-    const ca_int64 last = item->tiles[item->count - 1].tile.last;
-    const ca_int64 end = all ? params->T : last + 1;
+    const ca_int64 end = all ? params->T : item->keys.end;
     key_block blocks[CA_CPU_TILES];
     int keys;
-    PLAIN_FOR (ca_int64 j0 = all ? 0 : tile->first; j0 < end && !is_stopped(call); j0 += keys) {
+    PLAIN_FOR (ca_int64 j0 = all ? 0 : item->keys.start; j0 < end && !is_stopped(call);
+               j0 += keys) {
         key_run first_run;
         find_key_run(&first_run, call, tile->batch, j0);
         keys = (int)min((ca_int64)most, min(end - j0, first_run.count));
         if (USES(params, PRESENT)) {
-            copy_present(call, tile->batch, max(item->share.start, max(j0, tile->first)),
-                         min(item->share.end, min(j0 + keys, last + 1)));
+            copy_present(call, tile->batch, max(item->share.start, max(j0, item->keys.start)),
+                         min(item->share.end, min(j0 + keys, item->keys.end)));
         }
         uint started = 0; /* bit h: the block of head h is there */
         PLAIN_FOR (int t = 0; t < item->count; t++) {
@@ -393,14 +394,29 @@ attend_tiles(const attention_call *call, ca_int64 number)
         start_tile(&item.tiles[n], call, (linear + h) * params->heads,
                    first_row + (n - h * item.count) * BM, memory + n * size);
     }
+    const tile_state *first = &item.tiles[0].tile;
+    const tile_state *last = &item.tiles[item.count - 1].tile;
+    item.keys.start = first->first;
+    item.keys.end = last->last + 1;
+#if HAS_MASK_MOD
+    const key_range band = item.keys;
+    item.keys.start = band.end;
+    item.keys.end = band.start;
+    PLAIN_FOR (int h = 0; h < heads; h++) {
+        const key_range keys = keys_of_tiles(&item.tiles[h * item.count].tile,
+                                             &item.tiles[(h + 1) * item.count - 1].tile, band);
+        item.keys.start = min(item.keys.start, keys.start);
+        item.keys.end = max(item.keys.end, keys.end);
+    }
+#endif
+    item.keys.end = max(item.keys.start, item.keys.end);
     item.share.start = 0;
     item.share.end = 0;
     if (USES(params, PRESENT)) {
-        const ca_int64 *batch = item.tiles[0].tile.batch;
+        const ca_int64 *batch = first->batch;
         item.share = present_share_of(params, batch, index, items);
-        copy_present(call, batch, item.share.start, min(item.share.end, item.tiles[0].tile.first));
-        copy_present(call, batch, max(item.share.start, item.tiles[item.count - 1].tile.last + 1),
-                     item.share.end);
+        copy_present(call, batch, item.share.start, min(item.share.end, item.keys.start));
+        copy_present(call, batch, max(item.share.start, item.keys.end), item.share.end);
     }
     attend(&item, added, weights, packed);
     PLAIN_FOR (int n = 0; n < count; n++) {

@@ -139,7 +139,7 @@ def test_blocks_decide_for_what_is_known(device, monkeypatch, kernel_name):
 
 def test_more_rows_than_the_query_has(device):
     """Row i of the query is row i of the mask."""
-    mask = make(band(30), 1, 3, 500, 130, 16, device=device)
+    mask = make(band(30), 2, 3, 500, 130, 16, device=device)
     for L in (3, 41, 130, 500):
         check_flex(*qkv((2, 3), L, 130, WIDE), device=device, block_mask=mask)
 
