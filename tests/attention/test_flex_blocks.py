@@ -144,6 +144,15 @@ def test_more_rows_than_the_query_has(device):
         check_flex(*qkv((2, 3), L, 130, WIDE), device=device, block_mask=mask)
 
 
+def test_keys_end_with_a_full_block(device):
+    """No number excludes the keys behind it, which a chunk of keys may reach."""
+    q, k, v = qkv((2, 3), 41, 130, WIDE)
+    for end in range(10, 130, 20):
+        flags = np.broadcast_to(np.arange(800) < end, (500, 800))
+        mask = make(band(10**6, flags=flags), 2, 3, 41, 130, 10, device=device)
+        check_flex(q, k, v, device=device, block_mask=mask)
+
+
 def test_grouped_heads(device):
     """Blocks are those of query heads, which share a head of the keys."""
     mask = make(band(30, 9, -20), 2, 6, 41, 130, 16, device=device)
