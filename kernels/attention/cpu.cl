@@ -237,8 +237,7 @@ attend(item_state *item, realv *added, termv *weights, term *packed)
                j0 += keys) {
         key_run first_run;
         find_key_run(&first_run, call, tile->batch, j0);
-        /* Whole chunks: no number excludes the keys that a chunk has beyond a block. */
-        keys = (int)min(min((ca_int64)most, end - j0 + MR - 1) / MR * MR, first_run.count);
+        keys = (int)min((ca_int64)most, min(end - j0, first_run.count));
         if (USES(params, PRESENT)) {
             copy_present(call, tile->batch, max(item->share.start, max(j0, item->keys.start)),
                          min(item->share.end, min(j0 + keys, item->keys.end)));
