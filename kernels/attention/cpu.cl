@@ -191,15 +191,18 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int keys, int
         keep_unattended(tile, block, sums->queries, j0, end, keys, added, kept);
         store_scores(tile, j0, keys, kept);
     }
-    end_block(&sums->softmax);
+    const bool weighs = end_block(&sums->softmax);
     if (any_decay) {
         settle_block(decays, chunks, weights, sums->result, (int)params->Ev);
     }
     if (USES(params, DROPOUT)) {
         drop_weights(tile, j0 + first, end - first, weights);
     }
-    multiply_values(sums->result, weights, block->value.at + TERMS(first) * block->value.stride,
-                    block->value.stride, end - first, (int)params->Ev);
+    const term_rows value = block->value.at + TERMS(first) * block->value.stride;
+    const ca_int64 stride = block->value.stride;
+    if (weighs || !are_finite(value, stride, TERMS(end - first), (int)params->Ev)) {
+        multiply_values(sums->result, weights, value, stride, end - first, (int)params->Ev);
+    }
 }
 
 /* The tiles of a work-item: `count` tiles of each of params->key_heads heads, whose masks

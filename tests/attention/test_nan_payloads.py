@@ -103,6 +103,21 @@ def test_a_value_whose_weight_is_zero(device, variant, low):
     assert np.isfinite(result[..., 0, :].astype(float32)).all()
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 1e38], ids=str)
+@with_kernels("cpu", "pairs")
+def test_a_value_in_a_block_whose_weights_are_all_zero(device, variant, number):
+    """A kernel may leave out the product with such a block, unless a value is not finite."""
+    query, key, value = qkv((1, 2), 40, 600, WIDE, dtype=bfloat16)
+    mask = np.zeros((40, 600), np.float32)
+    mask[:, 200:] = np.finfo(np.float32).min
+    for at in (399, 500):
+        value[..., at, 3] = number
+        result = check(query, key, value, device=device, attn_mask=mask, return_lse=True)
+        finite = np.isfinite(result.astype(float32))
+        assert finite[..., :3].all() and finite[..., 4:].all()
+        assert (finite[..., 3] == np.isfinite(number)).all()
+
+
 @every_kernel
 def test_rows_whose_scores_are_all_low(device, variant):
     """They are no empty rows; a row without a key is one, whatever the other rows attend to."""
