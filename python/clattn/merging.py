@@ -108,8 +108,9 @@ def _tensor(array: Any, name: str, device: Any) -> Tensor:
     if isinstance(array, _core.Tensor):
         if device is not None and array.device != device:
             raise ValueError(
-                f"{name} is on device '{array.device.name}'; expected '{device.name}', that of "
-                f"parts[0][0]"
+                f"{name} is on device '{array.device.name}' ({array.device.platform}), that of "
+                f"parts[0][0] is '{device.name}' ({device.platform}); expected one device: move a "
+                "Tensor with .to(device)"
             )
         return array
     try:
