@@ -7,6 +7,7 @@ import importlib
 import re
 import shlex
 import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 import clattn
@@ -173,3 +174,10 @@ def test_the_guide_names_every_tool():
     guide = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
     tools = [path for path in (ROOT / "tools").iterdir() if path.suffix in (".py", ".sh")]
     assert [path.name for path in tools if f"tools/{path.name}" not in guide] == []
+
+
+def test_an_archive_finds_the_tags_that_the_guide_sets():
+    guide = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+    tag = re.search(r"`git tag ([^`]+)`", guide)[1].replace("X.Y.Z", "0.1.0")
+    pattern = re.search(r"match=([^)]+)\)", (ROOT / ".git_archival.txt").read_text())[1]
+    assert fnmatch(tag, pattern)
