@@ -154,8 +154,10 @@ ca_words_error(const char *verdict, const char *words, const char *what, const c
         ca_strbuf_append(&list, "%s%s '%s' (%s)", i > 0 ? ", " : "", type_words[info->type],
                          info->name, info->platform);
     }
-    ca_status status = ca_error_set(error, CA_ERROR_VALUE, "%s '%s' %s; there are: %s", what, words,
-                                    verdict, ca_strbuf_text(&list));
+    const bool is_number = words[0] != '\0' && words[strspn(words, "-0123456789")] == '\0';
+    const char *quote = is_number ? "" : "'";
+    ca_status status = ca_error_set(error, CA_ERROR_VALUE, "%s %s%s%s %s; there are: %s", what,
+                                    quote, words, quote, verdict, ca_strbuf_text(&list));
     ca_strbuf_free(&list);
     return status;
 }

@@ -267,7 +267,13 @@ int
 ca_py_dtype(PyObject *object, const char *name, ca_dtype *dtype, PyObject **native)
 {
     PyArray_Descr *descr = NULL;
-    if (!PyArray_DescrConverter(object, &descr)) {
+    /* NumPy knows this word only after ml_dtypes is imported. */
+    if (PyUnicode_Check(object) && PyUnicode_CompareWithASCIIString(object, "bfloat16") == 0) {
+        descr = (PyArray_Descr *)ca_py_descr(CA_BFLOAT16);
+        if (descr == NULL) {
+            return -1;
+        }
+    } else if (!PyArray_DescrConverter(object, &descr)) {
         if (PyErr_ExceptionMatches(PyExc_MemoryError) || !PyErr_ExceptionMatches(PyExc_Exception)) {
             return -1;
         }

@@ -66,7 +66,8 @@ PyObject *ca_py_moving_descr(ca_dtype dtype);
 bool ca_py_array_has_dtype(PyObject *array, ca_dtype dtype);
 
 /* Reads a dtype, of CA_TAKES_NUMBERS, from anything that NumPy takes as one. *native is a new
-   reference to NumPy's dtype in native byte order. Returns -1 with a TypeError. */
+   reference to NumPy's dtype in native byte order. Returns -1 with a TypeError, or for "bfloat16"
+   with a ModuleNotFoundError where ml_dtypes is not installed. */
 int ca_py_dtype(PyObject *object, const char *name, ca_dtype *dtype, PyObject **native);
 
 /* True for a complex number, and for NumPy's dates and durations. Some have __float__ or

@@ -11,8 +11,8 @@ from clattn.bench import command as bench
 from clattn.tuner import command as tune
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that `argv` names and return the exit status."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="python -m clattn",
         description="Attention on OpenCL devices. Without a command: list the devices.",
@@ -55,6 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     )
     parser.set_defaults(run=_listing.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that `argv` names and return the exit status."""
+    parser = make_parser()
     arguments = parser.parse_args(argv)
     try:
         _drivers.check_environment()

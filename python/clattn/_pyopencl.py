@@ -11,7 +11,7 @@ from clattn import _core
 
 try:
     import pyopencl as cl
-    import pyopencl.array
+    from pyopencl.array import Array
 except ImportError as error:
     raise ImportError(
         "clattn.Device.from_pyopencl needs pyopencl: pip install 'clattn[pyopencl]'"
@@ -28,7 +28,7 @@ def device_of(queue: cl.CommandQueue) -> Device:
     return _core.adopt_queue(queue.int_ptr)
 
 
-def as_tensor(array: cl.array.Array, name: str) -> Tensor:
+def as_tensor(array: Array, name: str) -> Tensor:
     """Return a Tensor of the Array's buffer, without a copy.
 
     Commands of the Array's queue are in order. Events of other queues are waited for.
@@ -68,10 +68,10 @@ def as_tensor(array: cl.array.Array, name: str) -> Tensor:
     )
 
 
-def empty(like: cl.array.Array, shape: tuple[int, ...], dtype: Any) -> Tensor:
+def empty(like: Array, shape: tuple[int, ...], dtype: Any) -> Tensor:
     """Return a Tensor of a new Array, which is not initialised: the memory of a result."""
     try:
-        array = cl.array.Array(like.queue, shape, dtype, allocator=like.allocator)
+        array = Array(like.queue, shape, dtype, allocator=like.allocator)
     except cl.MemoryError as error:
         raise MemoryError(
             f"pyopencl has no memory for a result of shape {shape}: {error}"

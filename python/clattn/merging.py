@@ -92,9 +92,10 @@ def merge_attention(parts: Iterable[tuple[ArrayT, LseT]]) -> tuple[ArrayT, LseT]
     values = outs.transpose(*range(1, last + 1), 0, last + 1)  # (..., L, parts, Ev)
     mask = lses.transpose(*range(1, last + 2), 0)  # (..., L, 1, parts)
     keys = np.empty((len(tensors), 0), outs.dtype)
-    merged, total = scaled_dot_product_attention(
+    results: Any = scaled_dot_product_attention(
         _without_columns(like, outs.dtype, shape), keys, values, mask, return_lse=True
     )
+    merged, total = results
     return merged.reshape(shape), total.reshape(shape[:-1])
 
 
@@ -108,8 +109,9 @@ def _tensor(array: Any, name: str, device: Any) -> Tensor:
     if isinstance(array, _core.Tensor):
         if device is not None and array.device != device:
             raise ValueError(
-                f"{name} is on device '{array.device.name}'; expected '{device.name}', that of "
-                f"parts[0][0]"
+                f"{name} is on device '{array.device.name}' ({array.device.platform}), that of "
+                f"parts[0][0] is '{device.name}' ({device.platform}); expected one device: move a "
+                "Tensor with .to(device)"
             )
         return array
     try:

@@ -19,6 +19,7 @@ try:
 except ImportError as error:
     raise ImportError("clattn.torch needs torch 2.5 or later: pip install torch") from error
 
+from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
@@ -329,7 +330,7 @@ def _hand_over(
 def _is_watched() -> bool:
     """Whether torch records or transforms what it is called with, beyond gradients."""
     return (
-        torch._C._functorch.peek_interpreter_stack() is not None
+        peek_interpreter_stack() is not None
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._get_tracing_state() is not None
         or forward_ad._current_level >= 0

@@ -119,6 +119,7 @@ class AttentionMask(torch.Tensor):  # type: ignore[misc]
     ) -> AttentionMask:
         """Make a mask that `build` would make as a tensor."""
         mask: AttentionMask
+        device = torch.device(device)
         mask = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
         mask.band, mask.padding, mask._build = band, padding, build
         return mask
@@ -135,7 +136,7 @@ class AttentionMask(torch.Tensor):  # type: ignore[misc]
         """Return the mask as a tensor with elements."""
         return self._build()
 
-    def __repr__(self) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         """Shape, band, and whether there is padding."""
         padding = "" if self.padding is None else ", padding"
         return f"AttentionMask({tuple(self.shape)}, {self.band}{padding})"
@@ -181,8 +182,9 @@ def make_mask(
     AttentionMask, Tensor of shape (B, 1, L, S), or None
         None: causality alone decides, by the rule of "sdpa".
     """
+    sdpa_mask: Any = masking_utils.sdpa_mask  # whose types leave out a Tensor as q_offset
     dense = partial(
-        masking_utils.sdpa_mask,
+        sdpa_mask,
         batch_size=batch_size,
         q_length=q_length,
         kv_length=kv_length,

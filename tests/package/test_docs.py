@@ -5,11 +5,15 @@ import ast
 import doctest
 import importlib
 import re
+import shlex
+import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 import clattn
 import numpy as np
 import pytest
+from clattn.__main__ import make_parser
 from conftest import DEVICES, NO_DEVICE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,6 +125,48 @@ def test_the_reference_has_every_public_name():
     assert names - submodules == set(found) - {"clattn.flex.explain"}
 
 
+# ---- commands and paths ----
+
+TEXTS = {
+    page.relative_to(ROOT): page.read_text(encoding="utf-8")
+    for page in [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
+}
+COMMAND = re.compile(r"(?:^|`)[./\w]*python3? -m clattn([^`#\n]*)", re.MULTILINE)
+INSTALLED = re.compile(r"(?:clattn|\.)\[([a-z,]+)\]")
+ROOMS = "csrc|kernels|python/clattn|tests|tools|docs|cmake|third_party|\\.ci"
+NAMED_PATH = re.compile(rf"(?<![\w/.])((?:{ROOMS})/[\w./-]*[\w/])(?![<*\w])")
+
+
+def test_commands_of_pages_are_commands(capsys):
+    found = {words.strip() for text in TEXTS.values() for words in COMMAND.findall(text)}
+    assert len(found) > 10
+    wrong = []
+    for words in sorted(found):
+        try:
+            make_parser().parse_args(shlex.split(words))
+        except SystemExit:
+            wrong.append((words, capsys.readouterr().err.splitlines()[-1]))
+    assert not wrong
+
+
+def test_pages_install_extras_that_there_are():
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    found = ",".join(name for text in TEXTS.values() for name in INSTALLED.findall(text))
+    named = set(found.split(","))
+    assert {"cpu", "transformers"} <= named <= extras.keys()
+
+
+def test_paths_that_pages_name_exist():
+    """A path in words like <name>, or with a star, is a pattern."""
+    assert [
+        f"{page}: {path}"
+        for page, text in TEXTS.items()
+        for path in sorted(set(NAMED_PATH.findall(text)))
+        if not (ROOT / path).exists()
+    ] == []
+
+
 # ---- tools ----
 
 
@@ -128,3 +174,10 @@ def test_the_guide_names_every_tool():
     guide = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
     tools = [path for path in (ROOT / "tools").iterdir() if path.suffix in (".py", ".sh")]
     assert [path.name for path in tools if f"tools/{path.name}" not in guide] == []
+
+
+def test_an_archive_finds_the_tags_that_the_guide_sets():
+    guide = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+    tag = re.search(r"`git tag ([^`]+)`", guide)[1].replace("X.Y.Z", "0.1.0")
+    pattern = re.search(r"match=([^)]+)\)", (ROOT / ".git_archival.txt").read_text())[1]
+    assert fnmatch(tag, pattern)

@@ -7,6 +7,7 @@ import sys
 import clattn
 import numpy as np
 import pytest
+from support import faults
 from support.fake_dlpack import Producer
 from support.helpers import ROOT, no_opencl, run_python
 from support.loops import looped
@@ -58,10 +59,10 @@ def cache():
     return clattn.KVCache(2, 4, 6, 8)
 
 
-def without_ml_dtypes():
+def without_ml_dtypes(make=clattn.eye, *sizes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "ml_dtypes", None)
-        clattn.KVCache(2, 4, 6, 8, dtype="bfloat16")
+        make(2, *sizes, dtype="bfloat16")
 
 
 def masked(mask):
@@ -89,6 +90,7 @@ CALLS = {
     "other head sizes": called(key=ones(2, 4, 5, 16)),
     "values of another length": called(value=ones(2, 4, 6, 8)),
     "another batch": called(key=ones(3, 4, 5, 8), value=ones(3, 4, 5, 8)),
+    "no head size": called(key=ones(2, 4, 5, 0)),
     "a single row": called(query=ones(8)),
     "a list": called(query=q.tolist()),
     "integers": called(query=q.astype(np.int32)),
@@ -113,11 +115,14 @@ CALLS = {
         out=np.lib.stride_tricks.as_strided(ones(99), q.shape, (4, 4, 4, 4))),
     "sinks for other heads": called(sinks=ones(3)),
     "offsets for another batch": called(query_offset=[1, 2, 3]),
+    "offsets of unequal length": called(query_offset=[[1], [1, 2]]),
     "an unknown argument": called(attention_mask=None),
     "a device that is not there": called(device="cuda"),
+    "a number beyond the devices": called(device=99),
     "a result without room": lambda: attend(big(), big(), big()),
     "a full cache": lambda: cache().append(ones(2, 4, 7, 8), ones(2, 4, 7, 8)),
     "a cache of other heads": lambda: cache().append(ones(2, 1, 4, 8), ones(2, 1, 4, 8)),
+    "a cache without a head size": lambda: clattn.KVCache(2, 4, 6, 0),
     "a cache cut too long": lambda: cache().truncate(3),
     "if on a symbol": lambda: flex(q, k, k, clipped),
     "a list in a mod": lambda: flex(q, k, k, of_a_list),
@@ -153,6 +158,11 @@ def test_the_page_shows_the_message(first_device, title):
     assert fits(SHOWN[title], said), said
 
 
+def test_a_cache_needs_ml_dtypes_too():
+    said = message(lambda: without_ml_dtypes(clattn.KVCache, 4, 6, 8))
+    assert fits(SHOWN["bfloat16 without ml_dtypes"], said), said
+
+
 def test_the_page_shows_what_is_said_without_a_driver(tmp_path):
     code = "import clattn\ntry: clattn.eye(2)\nexcept clattn.DeviceError as error: print(error)"
     said = run_python(code, env=no_opencl(tmp_path)).stdout.strip()
@@ -165,7 +175,33 @@ def test_the_page_shows_what_a_tensor_with_gradients_gives():
     assert fits(SHOWN["a tensor that requires gradients"], said), said
 
 
+def test_the_page_shows_what_two_devices_give():
+    if len(clattn.devices()) < 2:
+        pytest.skip("there is one device")
+    first, second = clattn.devices()[:2]
+    said = message(lambda: attend(clattn.tensor(q, first), clattn.tensor(k, second), k))
+    assert fits(SHOWN["tensors on two devices"], said), said
+
+
+def test_the_page_shows_what_float64_gives_without_it(first_device, faults_library):
+    code = """
+    clattn.set_default_device(listed[index])
+    print(clattn.eye(2, dtype="float64").dtype)
+    try: clattn.scaled_dot_product_attention(*np.ones((3, 2, 2, 8)))
+    except clattn.DeviceError as error: print(f"DeviceError: {error}")
+    """
+    done = faults.open_with(faults_library, first_device, code, FAULTS_WITHOUT="cl_khr_fp64")
+    matrix, said = done.stdout.splitlines()
+    assert fits(SHOWN["float64 on a device without it"], said), said
+    assert matrix == "float64"
+
+
 def test_each_entry_of_the_page_is_tested():
-    others = {"no driver", "a tensor that requires gradients"}
+    others = {
+        "no driver",
+        "a tensor that requires gradients",
+        "tensors on two devices",
+        "float64 on a device without it",
+    }
     assert SHOWN.keys() == CALLS.keys() | others
     assert len(SHOWN) == PAGE.count("```text")

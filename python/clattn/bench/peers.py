@@ -122,7 +122,7 @@ class OpenVino(Peer):
     def __init__(self, stack: ExitStack) -> None:
         import openvino
 
-        self._ov = openvino
+        self._ov: Any = openvino
         self._core = openvino.Core()
         self.version = f"openvino {openvino.__version__.partition('-')[0]}"
 

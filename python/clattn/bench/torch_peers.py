@@ -118,11 +118,11 @@ def find_product() -> Callable[[str], float] | None:
         if dtype not in matrices:
             size = (PRODUCT_SIZE, PRODUCT_SIZE)
             matrices[dtype] = torch.randn(size, device="cuda").to(getattr(torch, dtype))
-            matrices[dtype] @ matrices[dtype]
+            torch.matmul(matrices[dtype], matrices[dtype])
         torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(PRODUCT_CALLS):
-            matrices[dtype] @ matrices[dtype]
+            torch.matmul(matrices[dtype], matrices[dtype])
         torch.cuda.synchronize()
         return 2 * PRODUCT_SIZE**3 * PRODUCT_CALLS / (time.perf_counter() - start)
 

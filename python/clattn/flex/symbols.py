@@ -178,8 +178,8 @@ class Symbol:
         "and, or, not, (a <= x) & (x < b) for a <= x < b"
     )
     __index__ = _refusal(
-        "a symbol is no index of a list, and no length of a loop; make an array of the list and "
-        "write clattn.lookup(array, index)"
+        "a symbol has no value yet, so it can neither index a list nor count a loop; make an array "
+        "of the list and write clattn.lookup(array, index)"
     )
     __array__ = _refusal(
         "a symbol is no array, and no index of a NumPy array; write clattn.lookup(array, index) "

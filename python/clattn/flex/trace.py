@@ -222,7 +222,7 @@ class Trace:
         """Return the number of a table's dtype."""
         dims = _dims(table)
         if dims is None or not hasattr(type(table), "__dlpack__"):
-            raise self.refuse(f"a symbol is an index of {_show(table)}; expected an array")
+            raise self.refuse(f"clattn.lookup reads {_show(table)}; expected an array")
         if not 1 <= dims <= MOST_DIMS:
             raise self.refuse(f"a captured array has {dims} dimensions; expected 1 to {MOST_DIMS}")
         if given != dims:
