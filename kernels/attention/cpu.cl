@@ -200,7 +200,8 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int keys, int
     }
     const term_rows value = block->value.at + TERMS(first) * block->value.stride;
     const ca_int64 stride = block->value.stride;
-    if (weighs || !are_finite(value, stride, TERMS(end - first), (int)params->Ev)) {
+    if (weighs || !HAS_ADDENDS(params) ||
+        !are_finite(value, stride, TERMS(end - first), (int)params->Ev)) {
         multiply_values(sums->result, weights, value, stride, end - first, (int)params->Ev);
     }
 }
