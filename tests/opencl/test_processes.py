@@ -225,22 +225,6 @@ assert clattn.get_default_device() == chosen
     )
 
 
-def test_exit_in_the_middle_of_a_call(device):
-    """A daemon thread inside a kernel does not crash or hang the interpreter's exit."""
-    run_on(
-        device,
-        """
-        import threading
-        q = np.ones((1, 4, 2048, 64), np.float32)
-        clattn.scaled_dot_product_attention(q, q, q, device=device)
-        def work():
-            while True:
-                clattn.scaled_dot_product_attention(q, q, q, device=device)
-        threading.Thread(target=work, daemon=True).start()
-        """,
-    )
-
-
 def entries(folder):
     """Built programs below a folder (the drivers' .icd files may lie there too)."""
     return sorted(p for p in Path(folder).rglob("*") if p.is_file() and p.suffix != ".icd")
