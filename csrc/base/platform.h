@@ -92,7 +92,7 @@ bool ca_file_read(const char *path, unsigned char **data, size_t *size);
 
 /* Writes a file under a temporary name beside it, then renames it, so that a reader sees all of
    it or none. Makes missing parent folders (mode 0700). On failure returns false and leaves no
-   file. */
+   file. What a killed process has left in the folder is removed after a day, but not on Windows. */
 bool ca_file_write(const char *path, const void *data, size_t size);
 
 #endif
