@@ -3,6 +3,7 @@
 
 #include "base/platform.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -98,6 +99,25 @@ ca_fork_guard_is_child(const ca_fork_guard *guard)
         return guard->page[0] == 0;
     }
     return guard->process_id != ca_process_id();
+}
+
+#ifdef __GLIBC__
+/* The process ends already, with that status. */
+static void
+leave(int status, void *unused)
+{
+    (void)unused;
+    (void)fflush(NULL);
+    _exit(status);
+}
+#endif
+
+void
+ca_skip_exit_handlers(void)
+{
+#ifdef __GLIBC__
+    (void)on_exit(leave, NULL); /* runs before all that are registered */
+#endif
 }
 
 #define RESULT_ALIGNMENT 128 /* of host pointers, for Intel's runtime */
@@ -254,10 +274,42 @@ file_make_parents(char *path)
     }
 }
 
+/* The name of a file that is being written ends so. mkstemp puts letters in the place of each X. */
+#define UNFINISHED ".part-"
+#define LETTERS    "XXXXXX"
+
+#define SECONDS_OF_A_DAY 86400
+
+/* Removes files that a killed process has left in the folder of `path`: they are a day old. */
+static void
+remove_unfinished(char *path)
+{
+    char *slash = strrchr(path, '/');
+    if (slash == NULL) {
+        return;
+    }
+    *slash = '\0';
+    DIR *folder = opendir(path);
+    *slash = '/';
+    if (folder == NULL) {
+        return;
+    }
+    for (struct dirent *entry = readdir(folder); entry != NULL; entry = readdir(folder)) {
+        const char *end = strstr(entry->d_name, UNFINISHED);
+        struct stat info;
+        if (end != NULL && strlen(end) == strlen(UNFINISHED LETTERS) &&
+            fstatat(dirfd(folder), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+            time(NULL) - info.st_mtime > SECONDS_OF_A_DAY) {
+            (void)unlinkat(dirfd(folder), entry->d_name, 0);
+        }
+    }
+    (void)closedir(folder);
+}
+
 bool
 ca_file_write(const char *path, const void *data, size_t size)
 {
-    static const char random[] = ".XXXXXX"; /* mkstemp puts letters there */
+    static const char random[] = UNFINISHED LETTERS;
     size_t length = strlen(path) + sizeof(random);
     bool written = false;
     char *temporary = malloc(length);
@@ -266,6 +318,7 @@ ca_file_write(const char *path, const void *data, size_t size)
     }
     (void)snprintf(temporary, length, "%s%s", path, random);
     file_make_parents(temporary);
+    remove_unfinished(temporary);
     int descriptor = mkstemp(temporary);
     FILE *file = descriptor >= 0 ? fdopen(descriptor, "wb") : NULL;
     if (file != NULL) {

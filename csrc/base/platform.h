@@ -47,6 +47,10 @@ void ca_fork_guard_init(ca_fork_guard *guard);
 void ca_fork_guard_destroy(ca_fork_guard *guard);
 bool ca_fork_guard_is_child(const ca_fork_guard *guard);
 
+/* Called in a forked child: of the functions that run when a process ends, those that are registered
+   by now do not run in this process. Does nothing on some systems. */
+void ca_skip_exit_handlers(void);
+
 /* Returns memory for a result, not initialised, 128-byte aligned at least, for ca_memory_free.
    NULL if no memory is left. Large memory is made of large pages if the system has them:
    touching new small pages takes as long as copying them. */
@@ -88,7 +92,7 @@ bool ca_file_read(const char *path, unsigned char **data, size_t *size);
 
 /* Writes a file under a temporary name beside it, then renames it, so that a reader sees all of
    it or none. Makes missing parent folders (mode 0700). On failure returns false and leaves no
-   file. */
+   file. What a killed process has left in the folder is removed after a day, but not on Windows. */
 bool ca_file_write(const char *path, const void *data, size_t size);
 
 #endif

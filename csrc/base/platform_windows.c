@@ -75,6 +75,11 @@ ca_fork_guard_is_child(const ca_fork_guard *guard)
     return false;
 }
 
+void
+ca_skip_exit_handlers(void)
+{
+}
+
 #define RESULT_ALIGNMENT 128 /* of host pointers, for Intel's runtime */
 
 void *

@@ -148,7 +148,7 @@ append_positions(ca_py_cache *self, const ca_py_call *call, const ca_cache_appen
     ca_status status = ca_cache_append_check(&self->cache, append, error);
     if (status == CA_OK) {
         ca_py_work work;
-        ca_py_work_begin(&work, error);
+        ca_py_work_begin(&work, call->state, error);
         status = copy_positions(call->device, &self->cache, append, call->name, error);
         ca_py_work_end(&work);
     }
@@ -353,7 +353,7 @@ reorder_sequences(ca_py_cache *self, const ca_py_call *call, const int64_t *indi
         before[b] = ca_cache_length(&self->cache, b);
     }
     ca_py_work work;
-    ca_py_work_begin(&work, error);
+    ca_py_work_begin(&work, call->state, error);
     status = move_sequences(call, &self->cache, indices, apart, error);
     ca_py_work_end(&work);
     if (status == CA_OK) {
@@ -438,7 +438,7 @@ cache_copy_from(PyObject *object, PyObject *argument)
         self->lengths[b] = ca_cache_length(&other->cache, b);
     }
     ca_py_work work;
-    ca_py_work_begin(&work, &error);
+    ca_py_work_begin(&work, call.state, &error);
     status = copy_sequence(call.device, &other->cache.key, -1, &self->cache.key, -1,
                            other->cache.length, call.name, &error);
     if (status == CA_OK) {

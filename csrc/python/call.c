@@ -302,7 +302,7 @@ run_problem(const ca_py_call *call, ca_attention *attention)
     if (!trivial && ca_py_call_device(call, &device) < 0) {
         return -1;
     }
-    ca_py_work_begin(&work, &error);
+    ca_py_work_begin(&work, call->state, &error);
     status = trivial ? ca_attention_fill(attention, &error)
                      : ca_attention_run(device, &call->state->forced, attention, &error);
     ca_py_work_end(&work);

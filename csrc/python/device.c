@@ -6,6 +6,7 @@
 
 #include <stddef.h>
 
+#include "python/error.h"
 #include "python/imports.h"
 #include "python/methods.h"
 
@@ -107,11 +108,13 @@ get_memory_mode(PyObject *self, void *Py_UNUSED(closure))
 static PyObject *
 get_reason(PyObject *self, void *Py_UNUSED(closure))
 {
+    const ca_state *state = ca_state_get(PyType_GetModule(Py_TYPE(self)));
     ca_error error = {0};
-    ca_status status;
-    Py_BEGIN_ALLOW_THREADS
-        status = ca_device_prepare(ca_py_device_get(self), &error);
-    Py_END_ALLOW_THREADS
+    ca_py_work work;
+    ca_py_work_begin(&work, state, &error);
+    error.stops = NULL; /* an exception would be no reason */
+    ca_status status = ca_device_prepare(ca_py_device_get(self), &error);
+    ca_py_work_end(&work);
     PyObject *reason =
         status == CA_OK
             ? Py_NewRef(Py_None)

@@ -176,7 +176,7 @@ fill(const diagonal_call *call, ca_device *device, PyObject *result)
     ca_py_work work;
     ca_status status = CA_OK;
     if (device != NULL) {
-        ca_py_work_begin(&work, &error);
+        ca_py_work_begin(&work, kept->state, &error);
         status = ca_diagonal_run(device, &call->call.state->forced, &call->problem, &error);
         ca_py_work_end(&work);
     }

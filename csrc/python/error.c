@@ -55,11 +55,15 @@ ca_py_error_check(const ca_state *state, ca_status status, ca_error *error)
     return -1;
 }
 
-/* Runs the handlers of signals, which only the main thread does. */
+/* Runs the handlers of signals, which only the main thread does. Another thread does not take the
+   GIL: the interpreter's end would end the thread there, in the middle of its work. */
 static bool
 is_interrupted(void *caller)
 {
     ca_py_work *work = caller;
+    if (PyThread_get_thread_ident() != atomic_load(&work->workers->main)) {
+        return atomic_load(&work->workers->stop);
+    }
     PyEval_RestoreThread(work->thread);
     bool raised = PyErr_CheckSignals() < 0;
     work->thread = PyEval_SaveThread();
@@ -67,20 +71,23 @@ is_interrupted(void *caller)
 }
 
 void
-ca_py_work_begin(ca_py_work *work, ca_error *error)
+ca_py_work_begin(ca_py_work *work, const ca_state *state, ca_error *error)
 {
+    work->workers = state->workers;
     work->error = error;
     error->stops = is_interrupted;
     error->caller = work;
+    atomic_fetch_add(&state->workers->count, 1);
     work->thread = PyEval_SaveThread();
 }
 
 void
 ca_py_work_end(ca_py_work *work)
 {
-    PyEval_RestoreThread(work->thread);
     work->error->stops = NULL;
     work->error->caller = NULL;
+    atomic_fetch_sub(&work->workers->count, 1);
+    PyEval_RestoreThread(work->thread);
 }
 
 int

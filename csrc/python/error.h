@@ -20,13 +20,15 @@ int ca_py_error_check(const ca_state *state, ca_status status, ca_error *error);
    calling thread must not hold a lock that a handler may wait for. */
 typedef struct {
     PyThreadState *thread;
+    ca_py_workers *workers;
     ca_error *error;
 } ca_py_work;
 
 /* Releases the GIL. The functions that do the work are given `error`. */
-void ca_py_work_begin(ca_py_work *work, ca_error *error);
+void ca_py_work_begin(ca_py_work *work, const ca_state *state, ca_error *error);
 
-/* Takes the GIL again. */
+/* Takes the GIL again. When the interpreter ends, a thread other than the one that ends it does not
+   return from here. */
 void ca_py_work_end(ca_py_work *work);
 
 /* Raises an exception with a message that PyErr_Format makes. Returns -1. */

@@ -79,7 +79,7 @@ for_each_device(PyObject *module, PyObject *argument,
     for (int next = 1; device != NULL && status != CA_ERROR_STOPPED; next++) {
         ca_error error = {0};
         ca_py_work work;
-        ca_py_work_begin(&work, &error);
+        ca_py_work_begin(&work, state, &error);
         error.stops = result == 0 ? error.stops : NULL; /* an exception is raised already */
         status = action(device, &error);
         ca_py_work_end(&work);
@@ -117,10 +117,10 @@ memory_stats(PyObject *module, PyObject *argument)
     }
     ca_memory_stats stats = {0};
     ca_error error = {0};
-    ca_status status;
-    Py_BEGIN_ALLOW_THREADS
-        status = ca_device_memory_stats(device, &stats, &error);
-    Py_END_ALLOW_THREADS
+    ca_py_work work;
+    ca_py_work_begin(&work, state, &error);
+    ca_status status = ca_device_memory_stats(device, &stats, &error);
+    ca_py_work_end(&work);
     if (ca_py_error_check(state, status, &error) < 0) {
         return NULL;
     }

@@ -161,7 +161,7 @@ find_blocks(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         goto done;
     }
     const ca_tensor *view = &((ca_py_tensor *)entries)->view;
-    ca_py_work_begin(&work, &error);
+    ca_py_work_begin(&work, call.state, &error);
     status = ca_attention_find_blocks(device, &mods, &sizes, view, &error);
     ca_py_work_end(&work);
     if (ca_py_error_check(call.state, status, &error) < 0) {

@@ -3,6 +3,7 @@
  * The module clattn._core; python/clattn/_core.pyi lists what it has.
  */
 #include "python/convert.h"
+#include "python/end.h"
 #include "python/error.h"
 #include "python/methods.h"
 #include "python/runtime.h"
@@ -38,8 +39,8 @@ module_exec(PyObject *module)
     atomic_init(&state->process_id, ca_process_id());
     atomic_init(&state->runtime, NULL);
     atomic_init(&state->default_device, NULL);
-    if (check_interpreter() < 0 || ca_py_convert_init() < 0 || ca_py_error_init(module) < 0 ||
-        ca_py_runtime_init(module) < 0 ||
+    if (check_interpreter() < 0 || ca_py_end_init(module) < 0 || ca_py_convert_init() < 0 ||
+        ca_py_error_init(module) < 0 || ca_py_runtime_init(module) < 0 ||
         make_type(module, &ca_py_device_spec, &state->device_type) < 0 ||
         make_type(module, &ca_py_tensor_spec, &state->tensor_type) < 0 ||
         make_type(module, &ca_py_cache_spec, &state->cache_type) < 0 ||
@@ -49,6 +50,7 @@ module_exec(PyObject *module)
         PyModule_AddType(module, state->cache_type) < 0 ||
         PyModule_AddStringConstant(module, "__version__", CLATTN_VERSION) < 0 ||
         PyModule_AddFunctions(module, ca_py_runtime_methods) < 0 ||
+        PyModule_AddFunctions(module, ca_py_end_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_memory_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_device_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_forced_methods) < 0 ||
@@ -98,6 +100,7 @@ module_free(void *module)
     (void)module_clear(module);
     ca_runtime_close(atomic_exchange(&state->runtime, NULL));
     ca_mutex_destroy(&state->lock);
+    ca_py_end_free(state);
 }
 
 static PyModuleDef_Slot module_slots[] = {

@@ -102,11 +102,14 @@ open_runtime(ca_state *state, const char *const *preload, const char *const *can
     Py_BEGIN_ALLOW_THREADS
         atomic_fetch_add(&state->opening, 1);
         ca_mutex_lock(&state->lock);
-        if (atomic_load(&state->runtime) == NULL) {
-            status = ca_runtime_open(preload, candidates, cache_folder, memory, longest, &runtime,
-                                     error);
-        }
     Py_END_ALLOW_THREADS
+    ca_py_work work;
+    ca_py_work_begin(&work, state, error);
+    if (atomic_load(&state->runtime) == NULL) {
+        status =
+            ca_runtime_open(preload, candidates, cache_folder, memory, longest, &runtime, error);
+    }
+    ca_py_work_end(&work);
     if (runtime != NULL) {
         state->forced = *forced;
         Py_SETREF(*warnings, load_tuning(state, runtime, tuning));
@@ -257,11 +260,11 @@ find_by_words(ca_state *state, const char *words, const char *what, ca_device **
         return -1;
     }
     ca_error error = {0};
-    ca_status status;
-    Py_BEGIN_ALLOW_THREADS
-        status = words != NULL ? ca_runtime_find_device(runtime, words, what, device, &error)
-                               : ca_runtime_default_device(runtime, device, &error);
-    Py_END_ALLOW_THREADS
+    ca_py_work work;
+    ca_py_work_begin(&work, state, &error);
+    ca_status status = words != NULL ? ca_runtime_find_device(runtime, words, what, device, &error)
+                                     : ca_runtime_default_device(runtime, device, &error);
+    ca_py_work_end(&work);
     return ca_py_error_check(state, status, &error);
 }
 
@@ -370,13 +373,13 @@ adopt_queue(PyObject *module, PyObject *argument)
     ca_runtime *runtime = queue != NULL ? get_runtime(state) : NULL;
     ca_device *device = NULL;
     ca_error error = {0};
-    ca_status status;
+    ca_py_work work;
     if (runtime == NULL) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-        status = ca_runtime_adopt(runtime, queue, &device, &error);
-    Py_END_ALLOW_THREADS
+    ca_py_work_begin(&work, state, &error);
+    ca_status status = ca_runtime_adopt(runtime, queue, &device, &error);
+    ca_py_work_end(&work);
     return ca_py_error_check(state, status, &error) < 0 ? NULL : ca_py_wrap_device(module, device);
 }
 

@@ -14,6 +14,13 @@
 #include "opencl/forced.h"
 #include "opencl/runtime.h"
 
+/* Threads that work without the GIL. */
+typedef struct {
+    _Atomic(unsigned long) main; /* the thread that runs the handlers of signals */
+    atomic_int count;
+    atomic_bool stop; /* the interpreter ends: long work of other threads than `main` stops */
+} ca_py_workers;
+
 typedef struct {
     PyObject *device_error;      /* clattn.DeviceError */
     PyTypeObject *device_type;   /* clattn.Device */
@@ -21,6 +28,9 @@ typedef struct {
     PyTypeObject *cache_type;    /* clattn._core.Cache */
     PyTypeObject *producer_type; /* python/dlpack_export.c's */
     PyObject *device_override;   /* the ContextVar that use_device sets */
+
+    ca_py_workers *workers;
+    PyObject *end; /* see python/end.h; borrowed; NULL: none is left */
 
     ca_mutex lock;               /* guards the opening of `runtime` */
     atomic_int opening;          /* threads that open it now */

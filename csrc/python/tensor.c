@@ -40,13 +40,13 @@ ca_py_tensor_empty(const ca_state *state, ca_device *device, ca_dtype dtype, int
         bytes *= shape[d] > 0 ? (size_t)shape[d] : 1;
     }
     bytes = ca_tensor_count(&view) > 0 ? bytes : ca_dtype_size(dtype);
-    ca_status status;
-    Py_BEGIN_ALLOW_THREADS
-        status = ca_device_prepare(device, &error);
-        if (status == CA_OK) {
-            status = ca_storage_new(device, bytes, "a Tensor", &storage, &error);
-        }
-    Py_END_ALLOW_THREADS
+    ca_py_work work;
+    ca_py_work_begin(&work, state, &error);
+    ca_status status = ca_device_prepare(device, &error);
+    if (status == CA_OK) {
+        status = ca_storage_new(device, bytes, "a Tensor", &storage, &error);
+    }
+    ca_py_work_end(&work);
     if (ca_py_error_check(state, status, &error) < 0) {
         return NULL;
     }
@@ -65,7 +65,7 @@ ca_py_tensor_wait(const ca_state *state, PyObject *object)
     ca_error error = {0};
     ca_py_work work;
     ca_status status;
-    ca_py_work_begin(&work, &error);
+    ca_py_work_begin(&work, state, &error);
     status = ca_storage_wait(((ca_py_tensor *)object)->storage, &error);
     ca_py_work_end(&work);
     return ca_py_error_check(state, status, &error);
@@ -87,7 +87,7 @@ read_extent(const ca_state *state, ca_storage *storage, PyObject *descr, ca_tens
     ca_error error = {0};
     ca_py_work work;
     ca_status status;
-    ca_py_work_begin(&work, &error);
+    ca_py_work_begin(&work, state, &error);
     status = ca_storage_read(storage, offset, flat.data, extent.bytes, &error);
     ca_py_work_end(&work);
     if (ca_py_error_check(state, status, &error) < 0) {
@@ -132,7 +132,7 @@ ca_py_tensor_assign(const ca_state *state, PyObject *object, const ca_tensor *te
     ca_error error = {0};
     ca_py_work work;
     ca_status status;
-    ca_py_work_begin(&work, &error);
+    ca_py_work_begin(&work, state, &error);
     status = ca_copy_run(ca_py_tensor_device(object), tensor, &((ca_py_tensor *)object)->view, call,
                          &error);
     ca_py_work_end(&work);
@@ -160,7 +160,7 @@ write_array(const ca_state *state, ca_py_tensor *tensor, PyObject *array)
     ca_error error = {0};
     ca_py_work work;
     ca_status status;
-    ca_py_work_begin(&work, &error);
+    ca_py_work_begin(&work, state, &error);
     status =
         ca_storage_write(tensor->storage, 0, source.data, ca_tensor_extent(&source).bytes, &error);
     ca_py_work_end(&work);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -117,3 +118,6 @@ def _reduce(device: Device) -> tuple[Callable[..., Device], tuple[str, str, int]
 
 
 copyreg.pickle(_core.Device, _reduce)
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_core.after_fork)

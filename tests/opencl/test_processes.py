@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import clattn
@@ -225,22 +226,6 @@ assert clattn.get_default_device() == chosen
     )
 
 
-def test_exit_in_the_middle_of_a_call(device):
-    """A daemon thread inside a kernel does not crash or hang the interpreter's exit."""
-    run_on(
-        device,
-        """
-        import threading
-        q = np.ones((1, 4, 2048, 64), np.float32)
-        clattn.scaled_dot_product_attention(q, q, q, device=device)
-        def work():
-            while True:
-                clattn.scaled_dot_product_attention(q, q, q, device=device)
-        threading.Thread(target=work, daemon=True).start()
-        """,
-    )
-
-
 def entries(folder):
     """Built programs below a folder (the drivers' .icd files may lie there too)."""
     return sorted(p for p in Path(folder).rglob("*") if p.is_file() and p.suffix != ".icd")
@@ -332,14 +317,50 @@ def test_a_cache_that_cannot_be_written(device, tmp_path):
     assert blocked.read_text() == "in the way"
 
 
+def unfinished(folder):
+    return {path for path in entries(folder / "clattn") if ".part-" in path.name}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="process handling as on Linux")
-def test_processes_that_fill_the_cache_at_once(device, tmp_path):
-    """Four of them with one empty cache: all right, and no temporary file is left."""
+@pytest.mark.parametrize("count", [2, 8])
+def test_processes_that_fill_the_cache_at_once(device, tmp_path, count):
+    """All right, and no temporary file is left. Of eight, one is killed when a file appears."""
     env = dict(os.environ, XDG_CACHE_HOME=str(tmp_path))
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [*IMPORTED_FROM, env.get("PYTHONPATH")]))
     command = [sys.executable, "-c", CALL, str(index_of(device))]
-    running = [subprocess.Popen(command, env=env) for _ in range(4)]
-    assert [p.wait(timeout=120) for p in running] == [0] * 4
+    running = [subprocess.Popen(command, env=env) for _ in range(count)]
+    if count == 8:
+        victim = running.pop()
+        while not entries(tmp_path / "clattn") and victim.poll() is None:
+            time.sleep(0.001)
+        victim.kill()
+        victim.wait()
+    assert {p.wait(timeout=120) for p in running} == {0}
     names = {p.name for p in entries(tmp_path / "clattn")}
     cached_call(device, tmp_path)
     assert {p.name for p in entries(tmp_path / "clattn")} == names
+    assert len(unfinished(tmp_path)) <= (count == 8)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of files as on Linux")
+def test_a_process_that_is_killed_while_it_writes(device, tmp_path):
+    """What it leaves is no program, and goes when a program is written a day later."""
+    needs_a_cache(device)
+    limit = """
+import resource, signal
+import clattn
+clattn.devices()
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # the end of a process that writes more
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+"""
+    index, env = index_of(device), {"XDG_CACHE_HOME": tmp_path}
+    killed = run_python(limit + CALL, index, env=env, check_exit=False)
+    assert killed.returncode == -signal.SIGXFSZ, killed.stderr
+    (left,) = unfinished(tmp_path)
+    young = left.with_name(left.name[:-6] + "aaaaaa")
+    young.write_bytes(left.read_bytes())
+    yesterday = left.stat().st_mtime - 86400 - 60
+    os.utime(left, (yesterday, yesterday))
+    cached_call(device, tmp_path)
+    assert unfinished(tmp_path) == {young}

@@ -16,7 +16,7 @@ import clattn
 import numpy as np
 import pytest
 from support.fake_dlpack import Producer
-from support.helpers import draw, run_python, sdpa
+from support.helpers import draw, index_of, run_python, sdpa
 from support.threads import run_together
 
 SECONDS = float(os.environ.get("CLATTN_STRESS", 0.5))
@@ -128,6 +128,57 @@ def test_threads_share_everything(device):
         run_together(*(partial(shared.work, end, number) for number in range(THREADS)))
     finally:
         clattn.set_default_device(None)
+
+
+def test_every_operator_on_every_device():
+    """Each thread gets the bits of one thread alone, whatever the others do with what is global."""
+    devices = [index_of(device) for device in clattn.devices()]
+    run_python(
+        """
+        import random, sys, time, clattn, numpy as np
+        from functools import partial
+        from support.helpers import draw
+        from support.sweep import operations
+        from support.threads import run_together
+        seconds, *numbers = sys.argv[1:]
+        devices = [clattn.devices()[int(number)] for number in numbers]
+        sys.setswitchinterval(1e-5)
+        clattn._core.force = lambda *_: None  # clattn chooses the kernels
+        small = draw((1, 2, 16, 8))
+
+        def cases():
+            plain = lambda: [clattn.scaled_dot_product_attention(small, small, small)]
+            for device in devices:
+                yield from ((device, *case) for case in operations(device, False).items())
+                yield device, "plain", plain
+
+        def bits(device, run):
+            with clattn.use_device(device):
+                answer = [array.tobytes() for array in run()]
+                assert clattn.get_default_device() == device
+            return answer
+
+        right = {(device, title): bits(device, run) for device, title, run in cases()}
+        end = time.monotonic() + float(seconds)
+
+        def work(number):
+            chance, own, rounds = random.Random(number), list(cases()), 0
+            while rounds == 0 or time.monotonic() < end:
+                chance.shuffle(own)
+                for device, title, run in own:
+                    clattn.set_default_device(chance.choice(devices))
+                    if chance.random() < 0.1:
+                        clattn.empty_cache(chance.choice([None, *devices]))
+                    assert bits(device, run) == right[device, title], (device, title)
+                rounds += 1
+
+        run_together(*(partial(work, number) for number in range(8)))
+        print(len(right))
+        """,
+        SECONDS,
+        *devices,
+        timeout=120 + 10 * SECONDS,
+    )
 
 
 def test_one_capsule_for_several_threads(device):
