@@ -30,7 +30,7 @@ from support.layouts import (
 from support.masks import INF, NAN, masked, pieces, seen_in_band, spoil
 from support.variants import each, force, with_tensors_too
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.full(contract=True)
 
 both_shapes = each(lambda v: v.shapes, "shape")
 # With mma, each shape has programs of its own: those of masks run with both, those of softcaps and

@@ -282,14 +282,27 @@ def with_kernels(*kernels, tensors=False):
 with_tensors_too = pytest.mark.parametrize("variant", ROWS, ids=row_id, indirect=True)
 
 
-def left_out(items):
-    """The tests that PoCL runs only if `-m` asks for `full`: it builds slowly.
+def takes_turns(item, marked):
+    """Is it one of several tests, each with another kernel for GPUs, of which one is enough?"""
+    contract = marked is None or marked.kwargs.get("contract")
+    variant = item.callspec.params.get("variant") if hasattr(item, "callspec") else None
+    options = item.get_closest_marker("options")
+    return not contract and options and variant and not variant[0].cpu_only
 
-    Of those marked `full`, a test runs once for each variant that is meant for CPUs, and once for
-    the others, which take turns; if it has a parameter `dtype`, once for each dtype. Of its other
-    parameters, and of arrays and Tensors, it takes the values that the variant has had least often
-    in the tests before. So all that several tests share, such as the two shapes, occurs for each
-    variant.
+
+def left_out(items):
+    """The tests that run only if `-m` asks for `full`: on PoCL, which builds slowly, and of kernels
+    for GPUs.
+
+    Outside of the contract, which is marked `full(contract=True)`, each test marked `options`
+    builds a program of its own in kernels for GPUs. There these take turns: a test runs with one
+    of them.
+
+    PoCL leaves more out. Of those marked `full`, a test runs once for each variant that is meant
+    for CPUs, and once for the others, which take turns; if it has a parameter `dtype`, once for
+    each dtype. Of its other parameters, and of arrays and Tensors, it takes the values that the
+    variant has had least often in the tests before. So all that several tests share, such as the
+    two shapes, occurs for each variant.
 
     A variant for GPUs takes at most two tests of a file, one if it builds slowly. Of the tests
     marked `options`, each a program of its own in kernels for GPUs, a variant that builds slowly
@@ -309,7 +322,17 @@ def left_out(items):
         params = dict(item.callspec.params) if hasattr(item, "callspec") else {}
         device = params.pop("device", None)
         marked = item.get_closest_marker("full")
-        if not (device and device.platform == POCL):
+        if not device:
+            continue
+        if device.platform != POCL:
+            if takes_turns(item, marked):
+                variant, passed = params.pop("variant")
+                values = [
+                    (device, variant.kernel, name, str(value)) for name, value in params.items()
+                ]
+                values += [(device, variant.kernel), (device, variant.kernel, passed)]
+                test = item.path, item.originalname, device
+                groups.setdefault(test, []).append((item, values, {}))
             continue
         if not marked:
             if params.get("passed_as") == "tensors":
