@@ -11,6 +11,7 @@
 typedef struct {
     ca_device *devices;
     int count;
+    cl_int code; /* of clGetDeviceIDs, for the last platform without devices */
 } device_list;
 
 /* Copy a text without spaces at its ends; "" if the driver does not say. */
@@ -256,8 +257,9 @@ query_platform(const ca_cl *cl, cl_platform_id platform, const char *memory_over
     ca_device *devices = NULL;
     cl_uint count = 0;
     /* Pass over a platform that is broken or has no devices. */
-    if (cl->clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 0, NULL, &count) != CL_SUCCESS ||
-        count == 0) {
+    cl_int code = cl->clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 0, NULL, &count);
+    if (code != CL_SUCCESS || count == 0) {
+        list->code = code;
         goto done;
     }
     ids = calloc(count, sizeof *ids);
@@ -266,7 +268,9 @@ query_platform(const ca_cl *cl, cl_platform_id platform, const char *memory_over
     if (ids == NULL || devices == NULL) {
         CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory to list devices"));
     }
-    if (cl->clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, count, ids, NULL) != CL_SUCCESS) {
+    code = cl->clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, count, ids, NULL);
+    if (code != CL_SUCCESS) {
+        list->code = code;
         goto done;
     }
     for (cl_uint i = 0; i < count; i++) {
@@ -343,8 +347,9 @@ ca_query_devices(const ca_cl *cl, const char *memory_override, ca_device **devic
         CA_TRY(query_platform(cl, platforms[i], memory_override, &list, error));
     }
     if (list.count == 0) {
-        CA_TRY(ca_error_set(error, CA_ERROR_DEVICE, "none of %u OpenCL platforms has a device",
-                            (unsigned)platform_count));
+        CA_TRY(ca_error_set(error, CA_ERROR_DEVICE,
+                            "none of %u OpenCL platforms has a device (clGetDeviceIDs gave %s)",
+                            (unsigned)platform_count, ca_cl_error_name(list.code)));
     }
     devices_sort(list.devices, list.count);
     *devices = list.devices;

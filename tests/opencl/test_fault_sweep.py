@@ -6,11 +6,13 @@ tools/sweep_faults.py tries more.
 
 import importlib.util
 import os
+import shutil
 import signal
 
 import clattn
 import pytest
 from support import faults
+from support.gpu_check import POCL
 from support.helpers import index_of, run_python
 
 WARM = """
@@ -57,6 +59,14 @@ def test_every_operator(sweep, memory):
 def test_opening(sweep):
     """The first call of each function fails while a process opens OpenCL."""
     sweep(COLD)
+
+
+def test_opening_with_one_driver(sweep_library, tmp_path):
+    """The failure of clGetDeviceIDs then leaves no device: the message names the call."""
+    if not POCL.exists():
+        pytest.skip(f"{POCL} is not installed")
+    shutil.copy(POCL, tmp_path)
+    faults.sweep_with(sweep_library, None, COLD, OCL_ICD_VENDORS=tmp_path)
 
 
 def test_memory_runs_out(device, tmp_path):

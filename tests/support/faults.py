@@ -100,9 +100,9 @@ def run_with(library, device, code, *, timeout=120, **env):
 def sweep_with(library, device, code, *, timeout=600, **env):
     """Run code in a child process with the loader opencl_sweep.c and the module `sweep`.
 
-    `index` is the device's place in clattn._core.all_devices(). OpenCL is not open yet.
+    `index` is the device's place in clattn._core.all_devices(), 0 for None. OpenCL is not open yet.
     """
-    index = clattn._core.all_devices().index(device)
+    index = clattn._core.all_devices().index(device) if device else 0
     text = OPENING.partition("listed =")[0] + "from support import sweep\n" + textwrap.dedent(code)
     return run_python(text, library, index, env=env, timeout=timeout)
 
