@@ -153,17 +153,21 @@ def check_band(source, value, begin, end, *, device, **options):
 
 
 def assert_references_return(calls, things):
-    """Each of `things` has as many references after twenty rounds of `calls` as after one."""
+    """Each of `things` has as many references after twenty rounds of `calls` as before."""
 
     def counted():
         gc.collect()
         return np.array([sys.getrefcount(thing) for thing in things])
 
     calls()
-    before = counted()
-    for _ in range(20):
-        calls()
-    assert np.abs(counted() - before).max() < 5, counted() - before
+    for _ in range(3):  # caches of other libraries may give some back meanwhile, but not each time
+        before = counted()
+        for _ in range(20):
+            calls()
+        changed = counted() - before
+        if np.abs(changed).max() < 5:
+            return
+    raise AssertionError(changed)
 
 
 def check_or_type_error(*args, **options):
