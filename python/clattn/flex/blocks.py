@@ -138,8 +138,9 @@ def create_block_mask(
     mask_mod : callable
         A function of (b, h, q_idx, kv_idx) that says what is attended to.
     B, H : int or None
-        How many batches and heads have a mask of their own. None: all have the same. B counts the
-        entries of all dimensions before the heads.
+        How many batches and heads have a mask of their own. None or 1: all have the same, and the
+        function must not use b or h; if it does, results are undefined. B counts the entries of all
+        dimensions before the heads.
     Q_LEN : int
         Rows of the mask: at least as many as the positions of the queries.
     KV_LEN : int
