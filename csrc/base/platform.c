@@ -102,7 +102,7 @@ ca_fork_guard_is_child(const ca_fork_guard *guard)
 }
 
 #ifdef __GLIBC__
-/* The process ends already, with that status. */
+/* An exit handler. Writes buffered output, and ends the process before later handlers run. */
 static void
 leave(int status, void *unused)
 {

@@ -55,8 +55,9 @@ ca_py_error_check(const ca_state *state, ca_status status, ca_error *error)
     return -1;
 }
 
-/* Runs the handlers of signals, which only the main thread does. Another thread does not take the
-   GIL: the interpreter's end would end the thread there, in the middle of its work. */
+/* The main thread runs Python's handlers of signals here. Another thread only learns whether the
+   interpreter ends, and does not take the GIL: an interpreter that ends stops each thread that asks
+   for the GIL, in the middle of the thread's work. */
 static bool
 is_interrupted(void *caller)
 {

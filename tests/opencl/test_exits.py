@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Processes that end at any moment: exit handlers, daemon threads, signals, forks, pending calls.
 
-Neither may they crash nor hang. CLATTN_STRESS is the number of moments at which daemon threads are
-left alone; tools/try_pythons.py sets it.
+Such a process must not crash or hang. CLATTN_STRESS is the number of moments within the calls of
+daemon threads at which a process ends; tools/try_pythons.py sets CLATTN_STRESS.
 """
 
 import os

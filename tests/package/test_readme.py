@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The README's two commands stand where a reader, or a machine, looks for them.
 
-The output of the example on the first screen is the example's.
+The example on the first screen prints the output that the README shows below it.
 """
 
 import re
