@@ -1,5 +1,8 @@
 """Checks of a call, and arrays whose chunks fit each other."""
 
+# dask's inferred types are narrower than what its functions take.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -103,7 +106,8 @@ def lay_out(
         names = ([f"{name}{n}" for n in range(a.ndim)] for name, a in (("k", key), ("v", value)))
         key_names, value_names = names
         key_names[-2] = value_names[-2] = "s"
-        _, (key, value) = da.unify_chunks(key, key_names, value, value_names)
+        unified: Any = da.unify_chunks(key, key_names, value, value_names)
+        key, value = unified[1]
     # The chunks of a dimension are those of the first array that has all of its size.
     lead: dict[int, tuple[int, ...]] = {}
     for n, size in zip(range(-ndim, -2), shape, strict=False):

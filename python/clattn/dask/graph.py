@@ -1,5 +1,8 @@
 """The graph of a call: tasks for pairs of chunks, and the trees that merge their results."""
 
+# dask's inferred types are narrower than what its functions take.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 from __future__ import annotations
 
 from functools import partial
@@ -7,8 +10,8 @@ from itertools import product
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
-import dask
 import dask.array as da
+import dask.config
 import numpy as np
 from dask.base import tokenize
 from dask.core import flatten
