@@ -150,7 +150,7 @@ DECODE_GPU = {  # with 512 columns, 33 keys of one head are two parts
 }
 
 TILED = {  # with 7000 bytes of local memory: 16 rows and 32 keys
-    "rows and blocks": "check(*qkv((1, 1), 17, 33, 16), device=device)",
+    "rows and blocks": "check(*qkv((1, 1), 17, 33, 16), device=device, return_lse=True)",
     "sizes differ": "check(*qkv((1, 1), 3, 5, 3, 13), device=device)",
     "parts of a head": "check(*qkv((1, 1), 2, 3, 72, 9), device=device, return_lse=True)",
     "causal": "check(*qkv((1, 1), 17, 40, 16), device=device, return_lse=True, "

@@ -304,10 +304,10 @@ def left_out(items):
     variant has had least often in the tests before. So all that several tests share, such as the
     two shapes, occurs for each variant.
 
-    A variant for GPUs takes at most two tests of a file, one if it builds slowly. Of the tests
-    marked `options`, each a program of its own in kernels for GPUs, a variant that builds slowly
-    takes one of all. A test whose variants for GPUs have all they take runs on none. Nor does a
-    test that is marked `full(slowest=True)`.
+    A variant for GPUs takes one test of a file. Of the tests marked `options`, each a program of
+    its own in kernels for GPUs, a variant that builds slowly takes one of all. A test whose
+    variants for GPUs have all they take runs on none. Nor does a test that is marked
+    `full(slowest=True)`.
 
     A test of diagonal matrices, which has no variant, runs with the narrowest and widest elements;
     groups that share a tile, whose kernels build slowly, run with the widest. A test of pairs of
@@ -358,8 +358,7 @@ def left_out(items):
         test = item.path, item.originalname, which, params.pop("dtype", None)
         values = [variant.kernel, (variant.kernel, passed)]
         values += [(variant.kernel, name, str(value)) for name, value in params.items()]
-        of_a_file = 1 if variant.builds_slowly else 2
-        most = {} if variant.cpu_only else {(variant.kernel, item.path): of_a_file}
+        most = {} if variant.cpu_only else {(variant.kernel, item.path): 1}
         if variant.builds_slowly and item.get_closest_marker("options"):
             most[variant.kernel, "options"] = 1
         groups.setdefault(test, []).append((item, [*values, *most], most))
