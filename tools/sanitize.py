@@ -130,14 +130,14 @@ TOOLS = {
 }  # fmt: skip
 
 
-def build(name):
-    """Installs clattn as the tool needs it, and returns where."""
+def build(name, flags, options=""):
+    """Installs clattn with flags of the compiler and options of CMake, and returns where."""
     target = BUILD / name
     env = os.environ | {
-        "CFLAGS": f"{TOOLS[name].flags} -g -fno-omit-frame-pointer",
+        "CFLAGS": f"{flags} -g -fno-omit-frame-pointer",
         "SKBUILD_BUILD_DIR": str(BUILD / f"{name}-objects"),
         "SKBUILD_CMAKE_BUILD_TYPE": "RelWithDebInfo",
-        "SKBUILD_CMAKE_DEFINE": TOOLS[name].options,
+        "SKBUILD_CMAKE_DEFINE": options,
     }
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade",
                "--target", target, ROOT]  # fmt: skip
@@ -183,7 +183,7 @@ def findings(folder, leaves_out):
 def run_tests(name, arguments):
     """The exit status of pytest under the tool, with the reference kernel; 1 after a finding."""
     tool = TOOLS[name]
-    target = build(name)
+    target = build(name, tool.flags, tool.options)
     reports = BUILD / f"{name}-reports"
     shutil.rmtree(reports, ignore_errors=True)
     reports.mkdir()
@@ -208,13 +208,12 @@ def analyze():
     """
     flags = "-fanalyzer -Wno-analyzer-null-dereference -Wno-analyzer-null-argument"
     flags += " -Wno-analyzer-double-free"
-    env = os.environ | {"CFLAGS": flags}
-    folder = BUILD / "analyzer"
-    configure = ["cmake", "-S", ROOT, "-B", folder, f"-DPython_EXECUTABLE={sys.executable}",
-                 "-DCLATTN_WERROR=ON"]  # fmt: skip
-    subprocess.run(configure, env=env, check=True, stdout=subprocess.DEVNULL)
-    command = ["cmake", "--build", folder, "--clean-first", "--", "--keep-going"]
-    return subprocess.run(command).returncode
+    try:
+        build("analyzer", flags, "CLATTN_WERROR=ON")
+    except subprocess.CalledProcessError as failure:
+        return failure.returncode  # pip has shown the warnings
+    print("analyzer: 0 findings")
+    return 0
 
 
 def tidy():
