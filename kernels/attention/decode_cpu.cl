@@ -87,12 +87,23 @@ sum_of_lanes(realv x)
     return sum;
 }
 
+#define FOLD_BLOCKS(x, size)                                                                       \
+    UNROLLED_FOR (int n = 0; n < (size); n++) {                                                    \
+        x[n] = EVEN_##size(x[n], x[n + (size)]) + ODD_##size(x[n], x[n + (size)]);                 \
+    }
+
 /* Returns a vector whose lane k is the sum of x[k]'s lanes. LANES - 1 steps fold two
    vectors into one. */
 CALLED realv
 sums_of_lanes(realv *x)
 {
-    UNROLLED_FOR (int count = LANES / 2; count > 0; count /= 2) {
+#if LANES >= 16
+    FOLD_BLOCKS(x, 8)
+#endif
+#if LANES >= 8
+    FOLD_BLOCKS(x, 4)
+#endif
+    UNROLLED_FOR (int count = 2; count > 0; count /= 2) {
         UNROLLED_FOR (int n = 0; n < count; n++) {
             x[n] = INTERLEAVE_LOW(x[n], x[n + count]) + INTERLEAVE_HIGH(x[n], x[n + count]);
         }
