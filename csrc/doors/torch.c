@@ -199,6 +199,7 @@ check_blocks(const ca_torch_sdpa *call, int ndim, const int64_t *shape, int64_t 
         return status;
     }
     int64_t given[] = {blocks->entries.shape[0], blocks->entries.shape[1]};
+    int64_t expected[] = {B, Hq};
     if ((given[0] != 1 && given[0] != B) || (given[1] != 1 && given[1] != Hq)) {
         return ca_error_set(
             error, CA_ERROR_VALUE,
@@ -206,6 +207,14 @@ check_blocks(const ca_torch_sdpa *call, int ndim, const int64_t *shape, int64_t 
             "the result has shape %s",
             (long long)given[0], (long long)given[1], (long long)B, (long long)Hq,
             CA_SHAPE_WORDS(ndim, shape));
+    }
+    for (int n = 0; n < 2; n++) {
+        if (blocks->uses[n] && given[n] < expected[n]) {
+            return ca_error_set(error, CA_ERROR_VALUE,
+                                "block_mask has %c 1 (None), but its mask_mod uses %c; expected "
+                                "create_block_mask with %c=%lld, a mask for each",
+                                "BH"[n], "bh"[n], "BH"[n], (long long)expected[n]);
+        }
     }
     return CA_OK;
 }

@@ -25,6 +25,7 @@ typedef struct {
     int64_t rows;      /* of the mask */
     int64_t keys;
     int64_t size; /* rows of a block, and its keys */
+    bool uses[2]; /* does the mask_mod use b, h? */
 } ca_blocks;
 
 typedef struct {

@@ -201,7 +201,7 @@ window_bound(PyObject *object, int64_t *bound)
     int overflow;
     long long value = PyLong_AsLongLongAndOverflow(whole, &overflow);
     Py_DECREF(whole);
-    if (overflow < 0 || value < 0) {
+    if (overflow < 0 || (overflow == 0 && value < 0)) {
         return ca_py_raise(PyExc_ValueError, "window has the bound %R; expected 0 or more, or None",
                            object);
     }

@@ -126,7 +126,7 @@ parse_arrays(PyObject *const *args, ca_torch_sdpa *sdpa, ca_py_call *call)
                                &sdpa->attn_mask);
 }
 
-/* Reads mods, and block_mask: None or a tuple (entries, rows, keys, size). */
+/* Reads mods, and block_mask: None or a tuple (entries, rows, keys, size, uses b, uses h). */
 static int
 parse_mods(PyObject *const *args, ca_torch_sdpa *sdpa, ca_mods *mods, ca_py_call *call)
 {
@@ -134,6 +134,7 @@ parse_mods(PyObject *const *args, ca_torch_sdpa *sdpa, ca_mods *mods, ca_py_call
     long long rows;
     long long keys;
     long long size;
+    int uses[2];
     ca_blocks *blocks = &sdpa->blocks;
     sdpa->mods = args[MODS] != Py_None ? mods : NULL;
     if (ca_py_mods_parse(call, args[MODS], sdpa->query.dtype == CA_FLOAT64, mods) < 0) {
@@ -142,12 +143,15 @@ parse_mods(PyObject *const *args, ca_torch_sdpa *sdpa, ca_mods *mods, ca_py_call
     if (args[BLOCK_MASK] == Py_None) {
         return 0;
     }
-    if (!PyArg_ParseTuple(args[BLOCK_MASK], "OLLL", &entries, &rows, &keys, &size)) {
+    if (!PyArg_ParseTuple(args[BLOCK_MASK], "OLLLpp", &entries, &rows, &keys, &size, &uses[0],
+                          &uses[1])) {
         return -1;
     }
     blocks->rows = rows;
     blocks->keys = keys;
     blocks->size = size;
+    blocks->uses[0] = uses[0];
+    blocks->uses[1] = uses[1];
     return ca_py_call_array(call, entries, "block_mask", CA_TAKES_NUMBERS, &blocks->entries);
 }
 

@@ -184,7 +184,7 @@ def scaled_dot_product_attention(
     return_weights: bool,
     layout: str,
     mods: _Mods | None,
-    block_mask: tuple[Tensor, int, int, int] | None,
+    block_mask: tuple[Tensor, int, int, int, bool, bool] | None,
     /,
 ) -> Any: ...
 def find_blocks(

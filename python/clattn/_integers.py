@@ -21,7 +21,7 @@ def _too_large(numbers: Any, name: str) -> ValueError:
     return ValueError(f"{name} is {numbers!r:.80}; expected numbers of 63 bits")
 
 
-def integers(numbers: Any, name: str) -> np.ndarray:
+def integers(numbers: Any, name: str, expected: str = "a sequence of integers") -> np.ndarray:
     """Return a new int64 array of one dimension."""
     kind = type(numbers)
     if hasattr(kind, "__array__"):
@@ -34,7 +34,7 @@ def integers(numbers: Any, name: str) -> np.ndarray:
     elif not isinstance(numbers, str | bytes) and _has_buffer(numbers):
         array = np.asarray(memoryview(numbers))
     else:
-        raise TypeError(f"{name} must be integers, got {kind.__name__}")
+        raise TypeError(f"{name} must be {expected}, got {kind.__name__}")
     if array.ndim != 1:
         raise ValueError(f"{name} has shape {array.shape}; expected one dimension")
     if array.dtype.kind not in "iuO":
@@ -58,11 +58,12 @@ def offsets(query_offset: Any) -> int | np.ndarray:
         return query_offset
     kind = type(query_offset)
     several = query_offset if issubclass(kind, list | tuple) else [query_offset]
+    expected = "an int or a sequence of integers"
     if any(isinstance(offset, bool | np.bool) for offset in several):
-        raise TypeError("query_offset must be an int or integers, got bool")
+        raise TypeError(f"query_offset must be {expected}, got bool")
     if not hasattr(kind, "__index__") or np.ndim(query_offset) != 0:
-        return integers(query_offset, "query_offset")
+        return integers(query_offset, "query_offset", expected)
     try:
         return operator.index(query_offset)
     except TypeError:
-        raise TypeError(f"query_offset must be an int or integers, got {kind.__name__}") from None
+        raise TypeError(f"query_offset must be {expected}, got {kind.__name__}") from None

@@ -44,7 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
     if problem:
         print(f"\nNo default device: {problem}", file=sys.stderr)
         return 1
-    print("\n* the default; CLATTN_DEVICE=WORDS or clattn.use_device(WORDS) chooses another.")
+    print(
+        "\n* the default; CLATTN_DEVICE=WORDS or clattn.set_default_device(WORDS) chooses another."
+    )
     return 0
 
 

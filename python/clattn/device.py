@@ -11,6 +11,7 @@ from clattn import _core
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from clattn._core import Device
     from clattn._typing import DeviceLike
@@ -68,8 +69,7 @@ def set_default_device(device: DeviceLike | None) -> None:
     _core.set_default_device(device)
 
 
-@contextmanager
-def use_device(device: DeviceLike) -> Iterator[Device]:
+def use_device(device: DeviceLike) -> AbstractContextManager[Device]:
     """Use a device for the calls inside a ``with`` block, in this thread or task only.
 
     Parameters
@@ -88,10 +88,14 @@ def use_device(device: DeviceLike) -> Iterator[Device]:
     ...     print(device.type)
     cpu
     """
-    chosen = _core.find_device(device)
-    token = _core.device_override.set(chosen)
+    return _use(_core.find_device(device))
+
+
+@contextmanager
+def _use(device: Device) -> Iterator[Device]:
+    token = _core.device_override.set(device)
     try:
-        yield chosen
+        yield device
     finally:
         _core.device_override.reset(token)
 

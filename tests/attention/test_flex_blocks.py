@@ -18,11 +18,13 @@ BUT_KEY_7 = np.broadcast_to(np.arange(800) != 7, (500, 800))
 def band(width=20, step=16, shift=0, flags=ALL):
     """Keys near a row, further along with each head and batch, of which flags take some out.
 
-    The arguments are data: all these masks are one program.
+    Without a step all heads and batches have the same mask. Else the arguments are data: these
+    masks are one program.
     """
 
     def mask(b, h, q_idx, kv_idx):
-        near = abs(q_idx - kv_idx + (h + 2 * b) * step + shift) <= width
+        further = (h + 2 * b) * step if step else 0
+        near = abs(q_idx - kv_idx + further + shift) <= width
         return near & lookup(flags, q_idx, kv_idx)
 
     return mask
@@ -128,7 +130,7 @@ def test_blocks_decide_for_what_is_known(device, monkeypatch, kernel_name):
         pytest.skip("kernels for GPUs may ask everywhere")
     force(monkeypatch, kernel_name)
     flags = np.tile(np.arange(768) // 256 == 1, (9, 1))
-    mask_mod = band(10**6, flags=flags)
+    mask_mod = band(10**6, step=0, flags=flags)
     arrays = qkv((1, 2), 9, 768, WIDE)
     mask = make(mask_mod, None, None, 9, 768, 256, device=device)
     assert mask.entries.numpy().ravel().tolist() == [0, 2, 0]
@@ -224,17 +226,32 @@ def test_other_batches_and_heads(device):
         refused(ValueError, words, *arrays, block_mask=mask, device=device)
 
 
+@pytest.mark.parametrize(("name", "size"), [("b", 2), ("h", 3)])
+def test_one_mask_for_several(device, name, size):
+    """A mask_mod that uses b or h needs a mask for each. One batch, or one head, is enough."""
+    mask_mod = {"b": lambda b, h, q, k: k <= q + b, "h": lambda b, h, q, k: k <= q + h}[name]
+    mask = make(mask_mod, None, None, 9, 37, 16, device=device)
+    size_of = f"{name.upper()}={size}, a mask for each"
+    words = f"block_mask has {name.upper()} 1 .None., but its mask_mod uses {name}; .*{size_of}"
+    refused(ValueError, words, *qkv((2, 3), 9, 37, SMALL), block_mask=mask, device=device)
+    one = qkv((1, 3) if name == "b" else (2, 1), 9, 37, SMALL)
+    check_flex(*one, device=device, block_mask=mask)
+    each = {"B": None, "H": None} | {name.upper(): size}
+    check_flex(*qkv((2, 3), 9, 37, SMALL), device=device,
+               block_mask=make(mask_mod, *each.values(), 9, 37, 16, device=device))  # fmt: skip
+
+
 def test_numbers_that_have_changed(device):
     width = [20]
 
     def mask_mod(b, h, q_idx, kv_idx):
-        return band(width[0])(b, h, q_idx, kv_idx)
+        return band(width[0], step=0)(b, h, q_idx, kv_idx)
 
     arrays = qkv((2, 3), 41, 130, WIDE)
     mask = make(mask_mod, None, None, 41, 130, 16, device=device)
     call(*arrays, device=device, block_mask=mask)
     width[0] = 21
-    words = "captures other numbers than at create_block_mask, 2, 16, 0, 21 instead of 2, 16, 0, 20"
+    words = "captures other numbers than at create_block_mask, 0, 0, 21 instead of 0, 0, 20"
     refused(ValueError, words, *arrays, block_mask=mask, device=device)
     width[0] = 2**40
     refused(ValueError, "make a new block mask", *arrays, block_mask=mask, device=device)
@@ -297,5 +314,6 @@ def test_no_block_mask(device):
     mask = make(band(), None, None, 9, 37, 16, device=device)
     refused(TypeError, "mask_mod and block_mask are both given", *arrays, block_mask=mask,
             mask_mod=band(), device=device)  # fmt: skip
-    with pytest.raises(TypeError, match="mask_mod is a int"):
-        clattn.create_block_mask(3, None, None, 9, 37, device)
+    for wrong, words in ((3, "a int"), (None, "None")):
+        with pytest.raises(TypeError, match=f"mask_mod is {words}; expected a function of"):
+            clattn.create_block_mask(wrong, None, None, 9, 37, device)

@@ -156,6 +156,12 @@ def test_use_device(device):
         assert clattn.get_default_device() == before
 
 
+def test_use_device_checks_its_words_at_once():
+    """Not when the block begins, which may be never."""
+    with pytest.raises(ValueError, match="device 'no such device' names no OpenCL device"):
+        clattn.use_device("no such device")
+
+
 def test_use_device_nests(device):
     before = clattn.get_default_device()
     with clattn.use_device(device):

@@ -254,6 +254,12 @@ def test_other_parameters(mod):
     assert "takes other parameters; expected (score, b, h, q_idx, kv_idx)" in message
     assert "lambda" in message
     assert "expected (b, h, q_idx, kv_idx)" in refused(None, lambda s, b, h, q, k: q > k)
+    assert "Is it a mask_mod?" in refused(lambda b, h, q, k: q >= k)
+
+
+def test_text():
+    """A text of a symbol would say nothing of its number."""
+    assert "a symbol has no text" in refused(None, lambda b, h, q, k: f"{q}" == "0")
 
 
 @pytest.mark.parametrize("mod", [3, "causal", np.ones(3), [], object()])

@@ -194,8 +194,7 @@ def flex_attention(
             )
         block_mask.check_unchanged()
         mask_mod = block_mask.mask_mod
-        _, _, rows, keys = block_mask.shape
-        blocks = (block_mask.entries, rows, keys, block_mask.BLOCK_SIZE)
+        blocks = block_mask.for_kernels()
     mods = None
     if score_mod is not None or mask_mod is not None:
         mods = trace_mods(score_mod, mask_mod)

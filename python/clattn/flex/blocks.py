@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clattn import _core
-from clattn.flex.tracing import Mods, trace_mods
+from clattn.flex.text import uses
+from clattn.flex.tracing import MASK_PARAMETERS, Mods, trace_mods
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,6 +83,12 @@ class BlockMask:
         """
         return np.asarray(self.entries.numpy() != _EMPTY, np.int32)
 
+    def for_kernels(self) -> tuple[Tensor, int, int, int, bool, bool]:
+        """Return entries, rows and keys of the mask, size of a block, whether it uses b, and h."""
+        _, _, rows, keys = self.shape
+        used = (uses(self._mods.text, name) for name in "bh")
+        return (self.entries, rows, keys, self.BLOCK_SIZE, *used)  # type: ignore[return-value]
+
     def check_unchanged(self) -> None:
         """Raise ValueError if the mask_mod is no longer the one that the blocks are made for."""
         now = trace_mods(None, self.mask_mod)
@@ -138,9 +145,9 @@ def create_block_mask(
     mask_mod : callable
         A function of (b, h, q_idx, kv_idx) that says what is attended to.
     B, H : int or None
-        How many batches and heads have a mask of their own. None or 1: all have the same, and the
-        function must not use b or h; if it does, results are undefined. B counts the entries of all
-        dimensions before the heads.
+        How many batches and heads have a mask of their own. None or 1: all have the same, and
+        `flex_attention` refuses more than one if the function uses b or h. B counts the entries
+        of all dimensions before the heads.
     Q_LEN : int
         Rows of the mask: at least as many as the positions of the queries.
     KV_LEN : int
@@ -173,6 +180,8 @@ def create_block_mask(
     ████░░
     ██████░░
     """
+    if mask_mod is None:
+        raise TypeError(f"mask_mod is None; expected a function of {MASK_PARAMETERS}")
     mods = trace_mods(None, mask_mod)
     shape = (1 if B is None else B, 1 if H is None else H, Q_LEN, KV_LEN)
     entries = _core.find_blocks(mods, *shape, BLOCK_SIZE, device)

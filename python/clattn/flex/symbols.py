@@ -73,6 +73,10 @@ class Symbol:
         """Return the type."""
         return f"<symbol: {TYPE_NAMES[self.type]}>"
 
+    def __format__(self, spec: str) -> str:
+        """Raise TypeError: a number has no text before the kernel runs."""
+        raise self.trace.refuse("a symbol has no text; compare symbols: q_idx == 0")
+
     # ---- operators ----
 
     __add__, __radd__ = _operator(ops.add)

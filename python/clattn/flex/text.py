@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from clattn.flex.symbols import Symbol
     from clattn.flex.trace import Key
 
-__all__ = ["score_is_read", "write"]
+__all__ = ["score_is_read", "uses", "write"]
 
 _INFIX = frozenset({"+", "-", "*", "/", "&", "|", "^"})
 _PREFIX = {"negate": "-", "invert": "~"}
@@ -27,6 +28,11 @@ def write(nodes: dict[Key, Symbol], score: Symbol | None, mask: Symbol | None) -
 def score_is_read(nodes: dict[Key, Symbol], result: Symbol) -> bool:
     """Return whether a result depends on the score."""
     return 0 in _needed(list(nodes), result)
+
+
+def uses(text: str, parameter: str) -> bool:
+    """Return whether a text uses a parameter of its functions, "b" or "h"."""
+    return re.search(rf"{_PARAMETERS[parameter]}\b", text) is not None
 
 
 def _operands(key: Key) -> tuple[int, ...]:

@@ -102,8 +102,10 @@ def _run(trace: Trace, role: str, mod: Any, arguments: tuple[Symbol, ...]) -> An
         ) from error
     except TypeError:
         if not takes(mod, len(arguments)):
+            advice = " Is it a mask_mod?" if role == "score_mod" and takes(mod, 4) else ""
             raise TypeError(
-                f"{role}: the function takes other parameters; expected {expected}{definition(mod)}"
+                f"{role}: the function takes other parameters; expected {expected}.{advice}"
+                f"{definition(mod)}"
             ) from None
         raise
 
