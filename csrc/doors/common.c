@@ -140,8 +140,8 @@ ca_door_check_scale(bool given, double scale, ca_dtype dtype, ca_error *error)
     if (given && dtype != CA_FLOAT64 && fabs(scale) > FLT_MAX / 2) {
         return ca_error_set(
             error, CA_ERROR_VALUE,
-            "scale is %g; expected a number that float32 holds, in which %s is computed", scale,
-            ca_dtype_name(dtype));
+            "scale is %g; expected a magnitude of %.3g at most: scores of %s are float32", scale,
+            FLT_MAX / 2, ca_dtype_name(dtype));
     }
     return CA_OK;
 }

@@ -121,7 +121,7 @@ def _check_output(path: Path | None) -> None:
 
 
 def _print_rows(rows: Sequence[Row]) -> None:
-    print(f"{'row':<18} {'B, Hq, Hk, L, S, E':<24} {'dtype':<9} more")
+    print(f"{'row':<18} {'B, Hq, Hk, L, S, E':<26} {'dtype':<9} more")
     for row in rows:
         more = [f"{row.mask} mask"] if row.mask else []
         more += ["causal"] if row.is_causal else []
@@ -133,7 +133,7 @@ def _print_rows(rows: Sequence[Row]) -> None:
             more += ["ALiBi"] if row.alibi else []
             more += ["documents"] if row.documents else []
         sizes = ", ".join(map(str, row.shape))
-        print(f"{row.name:<18} {sizes:<24} {row.dtype:<9} {', '.join(more)}".rstrip())
+        print(f"{row.name:<18} {sizes:<26} {row.dtype:<9} {', '.join(more)}".rstrip())
 
 
 def _run(arguments: argparse.Namespace) -> int:
