@@ -70,7 +70,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 MALLOC = {"PYTHONMALLOC": "malloc"}  # Python's own allocator hides blocks
-# Without a stack for signals: threads of other libraries have put theirs in its place at their end.
+# No stack for signals: AddressSanitizer cannot free it where another library has replaced it.
 ADDRESS = "allocator_may_return_null=1:use_sigaltstack=0:log_path={reports}/report"
 
 

@@ -517,7 +517,7 @@ ca_runtime_find_device(ca_runtime *runtime, const char *words, const char *what,
         }
     }
     if (request.counts_usable || (reasons.length == 0 && !reasons.failed)) {
-        status = ca_words_error("names no OpenCL device", words, what, runtime->devices,
+        status = ca_words_error(ca_words_verdict(words), words, what, runtime->devices,
                                 runtime->device_count, error);
     } else {
         status = ca_error_set(error, CA_ERROR_DEVICE, "%s '%s' cannot be used: %s", what, words,

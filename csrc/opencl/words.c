@@ -67,13 +67,23 @@ number_of(const char *digits)
     return is_number ? strtol(digits, NULL, 10) : -1;
 }
 
+static const char *
+platform_of(const char *short_name)
+{
+    for (size_t i = 0; i < sizeof short_names / sizeof short_names[0]; i++) {
+        if (text_is(short_name, short_names[i].word)) {
+            return short_names[i].platform;
+        }
+    }
+    return NULL;
+}
+
 static bool
 name_fits(const char *name, const ca_device_info *info, int place)
 {
-    for (size_t i = 0; i < sizeof short_names / sizeof short_names[0]; i++) {
-        if (text_is(name, short_names[i].word)) {
-            return place == IN_PLATFORM && text_contains(info->platform, short_names[i].platform);
-        }
+    const char *platform = platform_of(name);
+    if (platform != NULL) {
+        return place == IN_PLATFORM && text_contains(info->platform, platform);
     }
     switch (place) {
     case IS_PLATFORM:
@@ -142,6 +152,13 @@ ca_words_fit(const ca_device_words *request, const ca_device_info *info)
 {
     return request->name != NULL ? name_fits(request->name, info, request->place)
                                  : request->type < 0 || info->type == (ca_device_type)request->type;
+}
+
+const char *
+ca_words_verdict(const char *name)
+{
+    return platform_of(name) == NULL ? "names no OpenCL device"
+                                     : "names a platform that has no OpenCL device";
 }
 
 ca_status

@@ -87,6 +87,7 @@ sum_of_lanes(realv x)
     return sum;
 }
 
+/* x[n] becomes the folded halves of each 2 * size lanes of x[n] and of x[n + size], by turns. */
 #define FOLD_BLOCKS(x, size)                                                                       \
     UNROLLED_FOR (int n = 0; n < (size); n++) {                                                    \
         x[n] = EVEN_##size(x[n], x[n + (size)]) + ODD_##size(x[n], x[n + (size)]);                 \

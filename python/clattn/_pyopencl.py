@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 def device_of(queue: cl.CommandQueue) -> Device:
     """Return the device that runs calls in the queue, and in the queue's context."""
     if not isinstance(queue, cl.CommandQueue):
-        raise TypeError(f"queue is a {type(queue).__name__}; expected a pyopencl.CommandQueue")
+        raise TypeError(
+            f"queue is of type {type(queue).__name__}; expected a pyopencl.CommandQueue"
+        )
     return _core.adopt_queue(queue.int_ptr)
 
 
@@ -50,7 +52,9 @@ def as_tensor(array: Array, name: str) -> Tensor:
         return _core.adopt_buffer(device, 0, 0, shape, strides, dtype, array, name)
     memory = array.base_data
     if not isinstance(memory, cl.MemoryObjectHolder):
-        raise TypeError(f"{name} lies in a {type(memory).__name__}; expected a pyopencl.Buffer")
+        raise TypeError(
+            f"{name} lies in an object of type {type(memory).__name__}; expected a pyopencl.Buffer"
+        )
     reached = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True)]
     first = array.offset + sum(min(step, 0) for step in reached)
     last = array.offset + sum(max(step, 0) for step in reached) + size

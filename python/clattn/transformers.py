@@ -364,8 +364,8 @@ def _check(kwargs: dict[str, Any], mask: Any) -> None:
     if mask is not None and not (isinstance(mask, torch.Tensor) and mask.dim() == 4):
         shape = f" of shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else ""
         raise TypeError(
-            f"attention_mask is a {type(mask).__name__}{shape}; expected None or a tensor of four "
-            "dimensions, as clattn.transformers.register() makes masks"
+            f"attention_mask is of type {type(mask).__name__}{shape}; expected None or a tensor of "
+            "four dimensions, as clattn.transformers.register() makes masks"
         )
     given = {name for name, value in kwargs.items() if value is not None}
     # A tensor that is no AttentionMask was made for the sequences of a packed batch.

@@ -309,11 +309,11 @@ def test_sizes(device, name):
 def test_no_block_mask(device):
     arrays = qkv((2, 3), 9, 37, SMALL)
     for wrong in (band(), np.ones((9, 37), bool), 3, "mask"):
-        refused(TypeError, rf"block_mask is a {type(wrong).__name__}; expected a BlockMask",
+        refused(TypeError, rf"block_mask is of type {type(wrong).__name__}; expected a BlockMask",
                 *arrays, block_mask=wrong, device=device)  # fmt: skip
     mask = make(band(), None, None, 9, 37, 16, device=device)
     refused(TypeError, "mask_mod and block_mask are both given", *arrays, block_mask=mask,
             mask_mod=band(), device=device)  # fmt: skip
-    for wrong, words in ((3, "a int"), (None, "None")):
+    for wrong, words in ((3, "of type int"), (None, "None")):
         with pytest.raises(TypeError, match=f"mask_mod is {words}; expected a function of"):
             clattn.create_block_mask(wrong, None, None, 9, 37, device)

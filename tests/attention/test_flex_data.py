@@ -214,8 +214,8 @@ def test_tables_that_are_too_large(device):
 
 
 WRONG = {
-    "score_mod": (TypeError, 3, "score_mod is a int; expected a function"),
-    "mask_mod": (TypeError, draw((9, 37)) > 0, "mask_mod is a ndarray; expected a function"),
+    "score_mod": (TypeError, 3, "score_mod is of type int; expected a function"),
+    "mask_mod": (TypeError, draw((9, 37)) > 0, "mask_mod is of type ndarray; expected a function"),
     "scale": (TypeError, "1", "scale"),
     "softcap": (ValueError, -1.0, "softcap"),
     "enable_gqa": (TypeError, 2, "enable_gqa"),

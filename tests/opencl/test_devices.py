@@ -162,6 +162,14 @@ def test_use_device_checks_its_words_at_once():
         clattn.use_device("no such device")
 
 
+def test_a_short_name_of_a_platform_that_is_absent():
+    """It names no device, not even one whose own name has the word, such as a CPU of AMD."""
+    present = " ".join(d.platform for d in clattn.devices()).lower()
+    absent = next(word for word in ("amd", "nvidia", "oclgrind") if word not in present)
+    with pytest.raises(ValueError, match=f"'{absent}' names a platform that has no OpenCL device"):
+        clattn.set_default_device(absent)
+
+
 def test_use_device_nests(device):
     before = clattn.get_default_device()
     with clattn.use_device(device):

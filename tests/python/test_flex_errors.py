@@ -264,7 +264,7 @@ def test_text():
 
 @pytest.mark.parametrize("mod", [3, "causal", np.ones(3), [], object()])
 def test_no_function(mod):
-    words = f"is a {type(mod).__name__}; expected a function of "
+    words = f"is of type {type(mod).__name__}; expected a function of "
     assert refused(mod) == f"score_mod {words}(score, b, h, q_idx, kv_idx)"
     assert refused(None, mod) == f"mask_mod {words}(b, h, q_idx, kv_idx)"
 
@@ -340,13 +340,15 @@ def test_unknown_functions_of_torch():
 def test_masks_of_no_masks(combine):
     with pytest.raises(TypeError, match=f"{combine} is given no mask_mod"):
         getattr(clattn, combine)()
-    with pytest.raises(TypeError, match=f"{combine} is given a int; expected functions of"):
+    with pytest.raises(TypeError, match=f"{combine} is given an object of type int; expected func"):
         getattr(clattn, combine)(lambda b, h, q, k: q > k, 3)
+    with pytest.raises(TypeError, match=f"{combine}: a function takes other .*\n.*\n.*q, k: q > k"):
+        getattr(clattn, combine)(lambda b, q, k: q > k)
 
 
 def test_masks_of_wrong_masks():
     mod = clattn.and_masks(lambda b, h, q, k: q > k, lambda b, h, q, k: None)
-    assert "None (NoneType) in a mod" in refused(None, mod)
+    assert "and_masks: a function returns None: write return" in refused(None, mod)
     mod = clattn.or_masks(lambda b, h, q, k: q > k, lambda b, h, q, k: q - k)
     assert "returns a number (int)" in refused(None, mod)
 
@@ -360,7 +362,7 @@ def test_lookups_without_symbols(arguments):
 def test_explain_of_no_mod():
     with pytest.raises(TypeError, match="explain is given no mod"):
         explain()
-    with pytest.raises(TypeError, match="mod is a int; expected a function"):
+    with pytest.raises(TypeError, match="mod is of type int; expected a function"):
         explain(3)
     for mod in (lambda x: x, lambda *x: x[0]):
         with pytest.raises(TypeError, match="or say which by keyword"):

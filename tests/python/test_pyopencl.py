@@ -258,7 +258,7 @@ def test_what_is_refused(device, queue):
     for given, options, error, words in cases:
         with pytest.raises(error, match=words):
             clattn.scaled_dot_product_attention(*given, **options)
-    with pytest.raises(TypeError, match=r"queue is a int; expected a pyopencl\.CommandQueue"):
+    with pytest.raises(TypeError, match=r"queue is of type int; expected a pyopencl\.CommandQueue"):
         clattn.Device.from_pyopencl(3)
     if queue.device.queue_properties & backwards:
         with pytest.raises(ValueError, match="out of order"):

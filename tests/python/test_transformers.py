@@ -333,7 +333,7 @@ def test_packed_sequences():
 def test_what_is_refused():
     with pytest.raises(TypeError, match=r"Tensor of shape \(2, 5\); expected .* four dimensions"):
         attend(torch.ones(2, 5, dtype=torch.bool))
-    with pytest.raises(TypeError, match="attention_mask is a list"):
+    with pytest.raises(TypeError, match="attention_mask is of type list"):
         attend([])
     for name in ("cache", "indices", "block_indices", "cu_seq_lens_k", "seq_idx"):
         with pytest.raises(ValueError, match=f"{name} is given"):

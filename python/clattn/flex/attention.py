@@ -189,7 +189,7 @@ def flex_attention(
             raise TypeError("mask_mod and block_mask are both given; expected one of them")
         if not isinstance(block_mask, BlockMask):
             raise TypeError(
-                f"block_mask is a {type(block_mask).__name__}; expected a BlockMask, which "
+                f"block_mask is of type {type(block_mask).__name__}; expected a BlockMask, which "
                 "create_block_mask makes, or mask_mod=… for a function"
             )
         block_mask.check_unchanged()

@@ -86,8 +86,8 @@ class BlockMask:
     def for_kernels(self) -> tuple[Tensor, int, int, int, bool, bool]:
         """Return entries, rows and keys of the mask, size of a block, whether it uses b, and h."""
         _, _, rows, keys = self.shape
-        used = (uses(self._mods.text, name) for name in "bh")
-        return (self.entries, rows, keys, self.BLOCK_SIZE, *used)  # type: ignore[return-value]
+        text = self._mods.text
+        return self.entries, rows, keys, self.BLOCK_SIZE, uses(text, "b"), uses(text, "h")
 
     def check_unchanged(self) -> None:
         """Raise ValueError if the mask_mod is no longer the one that the blocks are made for."""

@@ -6,6 +6,7 @@ import functools
 import operator
 from typing import TYPE_CHECKING, Any
 
+from clattn.flex.locating import definition
 from clattn.flex.symbols import find_symbol
 from clattn.flex.tracing import MASK_PARAMETERS, SCORE_PARAMETERS, takes, trace_mods
 from clattn.flex.types import dtype_name
@@ -122,11 +123,21 @@ def _combine(
     for mod in mods:
         if not callable(mod):
             raise TypeError(
-                f"{name} is given a {type(mod).__name__}; expected functions of {MASK_PARAMETERS}"
+                f"{name} is given an object of type {type(mod).__name__}; expected functions of "
+                f"{MASK_PARAMETERS}"
+            )
+        if not takes(mod, 4):
+            raise TypeError(
+                f"{name}: a function takes other parameters; expected {MASK_PARAMETERS}"
+                f"{definition(mod)}"
             )
 
     def combined(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return functools.reduce(operation, [mod(b, h, q_idx, kv_idx) for mod in mods])
+        results = [mod(b, h, q_idx, kv_idx) for mod in mods]
+        for mod, result in zip(mods, results, strict=True):
+            if result is None:
+                raise TypeError(f"{name}: a function returns None: write return{definition(mod)}")
+        return functools.reduce(operation, results)
 
     return combined
 
@@ -183,7 +194,7 @@ def explain(
 def _sort(mod: Any) -> tuple[Any, Any]:
     """Return a mod as (score_mod, None) or (None, mask_mod)."""
     if not callable(mod):
-        raise TypeError(f"mod is a {type(mod).__name__}; expected a function")
+        raise TypeError(f"mod is of type {type(mod).__name__}; expected a function")
     as_score, as_mask = takes(mod, 5), takes(mod, 4)
     if as_score == as_mask:
         raise TypeError(

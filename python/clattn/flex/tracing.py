@@ -92,7 +92,9 @@ def _run(trace: Trace, role: str, mod: Any, arguments: tuple[Symbol, ...]) -> An
     trace.mod = mod
     expected = SCORE_PARAMETERS if role == "score_mod" else MASK_PARAMETERS
     if not callable(mod):
-        raise TypeError(f"{role} is a {type(mod).__name__}; expected a function of {expected}")
+        raise TypeError(
+            f"{role} is of type {type(mod).__name__}; expected a function of {expected}"
+        )
     try:
         return call_mod(mod, arguments)
     except RecursionError as error:
