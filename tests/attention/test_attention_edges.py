@@ -107,11 +107,19 @@ def test_lengths_that_change_after_the_check(device, name):
         def disturb():
             time.sleep(0.005)
             lengths[0] = -(2**63)
+        def disturbed():
+            lengths[0] = 4000
+            thread = threading.Thread(target=disturb)
+            thread.start()
+            try:
+                attend()
+            except ValueError:  # the write came before the check
+                return False
+            finally:
+                thread.join()
+            return True
         attend()
-        thread = threading.Thread(target=disturb)
-        thread.start()
-        attend()
-        thread.join()
+        assert any(disturbed() for _ in range(20))
         """,
         index_of(device),
         name,
