@@ -5,9 +5,6 @@ A task attends to one chunk of keys, and tasks of a tree merge the results by th
 Importing this module imports dask: ``pip install "clattn[dask]"``.
 """
 
-# dask's inferred types are narrower than what its functions take.
-# pyright: reportArgumentType=false, reportCallIssue=false
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, overload

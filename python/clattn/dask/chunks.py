@@ -1,8 +1,5 @@
 """Checks of a call, and arrays whose chunks fit each other."""
 
-# dask's inferred types are narrower than what its functions take.
-# pyright: reportArgumentType=false, reportCallIssue=false
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple

@@ -1,8 +1,5 @@
 """The graph of a call: tasks for pairs of chunks, and the trees that merge their results."""
 
-# dask's inferred types are narrower than what its functions take.
-# pyright: reportArgumentType=false, reportCallIssue=false
-
 from __future__ import annotations
 
 from functools import partial

@@ -48,7 +48,7 @@ class BlockMask:
         The device that holds `entries`.
     """
 
-    __slots__ = ("BLOCK_SIZE", "_mods", "entries", "mask_mod", "shape")
+    __slots__ = ("BLOCK_SIZE", "_mods", "_uses", "entries", "mask_mod", "shape")
 
     def __init__(
         self,
@@ -60,6 +60,7 @@ class BlockMask:
     ) -> None:
         self.mask_mod = mask_mod
         self._mods = mods
+        self._uses = uses(mods.text, "b"), uses(mods.text, "h")
         self.entries = entries
         self.shape = shape
         self.BLOCK_SIZE = block_size
@@ -84,10 +85,9 @@ class BlockMask:
         return np.asarray(self.entries.numpy() != _EMPTY, np.int32)
 
     def for_kernels(self) -> tuple[Tensor, int, int, int, bool, bool]:
-        """Return entries, rows and keys of the mask, size of a block, whether it uses b, and h."""
+        """Return entries, Q_LEN, KV_LEN, BLOCK_SIZE, and whether the mask_mod uses b, and h."""
         _, _, rows, keys = self.shape
-        text = self._mods.text
-        return self.entries, rows, keys, self.BLOCK_SIZE, uses(text, "b"), uses(text, "h")
+        return self.entries, rows, keys, self.BLOCK_SIZE, *self._uses
 
     def check_unchanged(self) -> None:
         """Raise ValueError if the mask_mod is no longer the one that the blocks are made for."""
