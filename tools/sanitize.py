@@ -70,7 +70,8 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 MALLOC = {"PYTHONMALLOC": "malloc"}  # Python's own allocator hides blocks
-# No stack for signals: AddressSanitizer cannot free it where another library has replaced it.
+# AddressSanitizer gives threads no stack for signals. It ends the process if another library has
+# replaced that stack.
 ADDRESS = "allocator_may_return_null=1:use_sigaltstack=0:log_path={reports}/report"
 
 

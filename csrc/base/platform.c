@@ -102,7 +102,7 @@ ca_fork_guard_is_child(const ca_fork_guard *guard)
 }
 
 #ifdef __GLIBC__
-/* An exit handler. Writes buffered output, and ends the process before later handlers run. */
+/* This exit handler writes buffered output and ends the process. So no later handler runs. */
 static void
 leave(int status, void *unused)
 {

@@ -47,8 +47,8 @@ void ca_fork_guard_init(ca_fork_guard *guard);
 void ca_fork_guard_destroy(ca_fork_guard *guard);
 bool ca_fork_guard_is_child(const ca_fork_guard *guard);
 
-/* Called in a forked child. The child will not run the exit handlers (atexit) that are registered by
-   now. Works with glibc; does nothing elsewhere. */
+/* Lets a forked child skip the exit handlers (atexit) that its parent has registered. The child calls
+   this function right after the fork. It works with glibc, and does nothing elsewhere. */
 void ca_skip_exit_handlers(void);
 
 /* Returns memory for a result, not initialised, 128-byte aligned at least, for ca_memory_free.

@@ -29,8 +29,8 @@ struct ca_storage {
 
 /* ---- making and freeing ---- */
 
-/* Round the size up to 5, 6, 7 or 8 eighths of a power of two, which is 4 KiB at least. Storages of
-   similar sizes are then equally large, and the pool can give one in the place of another. */
+/* Rounds a size up to 5, 6, 7 or 8 eighths of a power of two, of at least 4 KiB. Storages of similar
+   sizes then have the same size, and the pool can reuse one for another. */
 static size_t
 pool_class(const ca_device *device, size_t bytes)
 {

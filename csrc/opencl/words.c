@@ -67,6 +67,7 @@ number_of(const char *digits)
     return is_number ? strtol(digits, NULL, 10) : -1;
 }
 
+/* The part of a platform's name that a short name stands for; NULL for other words. */
 static const char *
 platform_of(const char *short_name)
 {

@@ -26,7 +26,7 @@ ca_status ca_words_read(ca_device_words *request, const char *words, const char 
 /* True if the device is of the type, or has the name. */
 bool ca_words_fit(const ca_device_words *request, const ca_device_info *info);
 
-/* The verdict on a name that fits no device. */
+/* Returns the verdict on a name that fits no device, for ca_words_error. */
 const char *ca_words_verdict(const char *name);
 
 /* Sets CA_ERROR_VALUE: `what` 'words' `verdict`, and the list of the devices. */

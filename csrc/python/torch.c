@@ -126,7 +126,7 @@ parse_arrays(PyObject *const *args, ca_torch_sdpa *sdpa, ca_py_call *call)
                                &sdpa->attn_mask);
 }
 
-/* Reads mods, and block_mask: None or a tuple (entries, rows, keys, size, uses b, uses h). */
+/* Reads mods and block_mask. block_mask is None, or the tuple that BlockMask.for_kernels returns. */
 static int
 parse_mods(PyObject *const *args, ca_torch_sdpa *sdpa, ca_mods *mods, ca_py_call *call)
 {

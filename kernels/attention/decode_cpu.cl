@@ -87,7 +87,8 @@ sum_of_lanes(realv x)
     return sum;
 }
 
-/* x[n] becomes the folded halves of each 2 * size lanes of x[n] and of x[n + size], by turns. */
+/* Folds size * 2 vectors into `size`. The new x[n] has blocks of `size` lanes: the first is the sum of
+   x[n]'s first two blocks, the second the sum of those of x[n + size], and so on by turns. */
 #define FOLD_BLOCKS(x, size)                                                                       \
     UNROLLED_FOR (int n = 0; n < (size); n++) {                                                    \
         x[n] = EVEN_##size(x[n], x[n + (size)]) + ODD_##size(x[n], x[n + (size)]);                 \

@@ -228,7 +228,7 @@ def test_other_batches_and_heads(device):
 
 @pytest.mark.parametrize(("name", "size"), [("b", 2), ("h", 3)])
 def test_one_mask_for_several(device, name, size):
-    """A mask_mod that uses b or h needs a mask for each. One batch, or one head, is enough."""
+    """A mask_mod that uses b or h needs a mask for each batch or head, if there are several."""
     mask_mod = {"b": lambda b, h, q, k: k <= q + b, "h": lambda b, h, q, k: k <= q + h}[name]
     mask = make(mask_mod, None, None, 9, 37, 16, device=device)
     size_of = f"{name.upper()}={size}, a mask for each"

@@ -157,13 +157,13 @@ def test_use_device(device):
 
 
 def test_use_device_checks_its_words_at_once():
-    """Not when the block begins, which may be never."""
+    """It refuses wrong words when it is called, not when the `with` block begins."""
     with pytest.raises(ValueError, match="device 'no such device' names no OpenCL device"):
         clattn.use_device("no such device")
 
 
 def test_a_short_name_of_a_platform_that_is_absent():
-    """It names no device, not even one whose own name has the word, such as a CPU of AMD."""
+    """It does not fit a device whose own name has the word, such as a CPU of AMD."""
     present = " ".join(d.platform for d in clattn.devices()).lower()
     absent = next(word for word in ("amd", "nvidia", "oclgrind") if word not in present)
     with pytest.raises(ValueError, match=f"'{absent}' names a platform that has no OpenCL device"):
