@@ -48,6 +48,17 @@ ca_process_id(void)
     return (int64_t)getpid();
 }
 
+int64_t
+ca_core_cache(void)
+{
+#ifdef _SC_LEVEL2_CACHE_SIZE
+    const int64_t bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+    return bytes > 0 ? bytes : 0;
+#else
+    return 0;
+#endif
+}
+
 double
 ca_seconds(void)
 {

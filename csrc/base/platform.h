@@ -28,6 +28,9 @@ void ca_mutex_unlock(ca_mutex *mutex);
 
 int64_t ca_process_id(void);
 
+/* Bytes of the second cache, which each core has for itself. 0: the system does not tell. */
+int64_t ca_core_cache(void);
+
 /* The time in seconds, for differences: the clock runs on when somebody sets the time of day. */
 double ca_seconds(void);
 

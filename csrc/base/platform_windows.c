@@ -39,6 +39,12 @@ ca_process_id(void)
     return (int64_t)GetCurrentProcessId();
 }
 
+int64_t
+ca_core_cache(void)
+{
+    return 0;
+}
+
 double
 ca_seconds(void)
 {

@@ -128,7 +128,7 @@ typedef struct {
 #define CA_CPU_HEAD_SIZE   512         /* E and Ev, at most */
 #define CA_CPU_CHUNKS      16          /* of MR keys in a block, at most */
 #define CA_CPU_TILES       16          /* of a work-item, at most */
-#define CA_CPU_TILES_BYTES (128 << 10) /* of their queries and results; they stay in a cache */
+#define CA_CPU_TILES_BYTES (512 << 10) /* of their queries and results; they stay in a cache */
 #define CA_CPU_COLUMNS     2048        /* E + Ev of the key heads of a work-item, at most */
 
 /* The arguments of every attention kernel, in this order. Only programs with mods take
