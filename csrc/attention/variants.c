@@ -75,6 +75,13 @@ takes(const ca_variant *variant, const ca_device_info *info, const ca_attention 
            (variant->can_run == NULL || variant->can_run(info, attention));
 }
 
+/* On a CPU such a variant runs only if it is forced, which shows that its numbers are right. */
+static bool
+is_for_gpus(const ca_variant *variant)
+{
+    return variant->fast == CA_FAST_ON_GPUS || variant->fast == CA_FAST_WITH_MATRIX_UNITS;
+}
+
 static bool
 is_fast(const ca_variant *variant, const ca_device_info *info, const ca_attention *attention)
 {
@@ -272,6 +279,10 @@ ca_attention_make_plan(const ca_device_info *info, const ca_forced *forced,
     CA_TRY(choose(seen, forced, attention, &row, error));
     variants[row]->make_plan(seen, attention, plan);
     plan->variant = (int)row;
+    if (seen->optimises_slowly && seen->type == CA_DEVICE_CPU && is_for_gpus(variants[row])) {
+        plan->spec.unoptimised = true;
+        plan->merge.unoptimised = true;
+    }
 done:
     return status;
 }

@@ -82,6 +82,7 @@ typedef struct {
     bool float64;              /* cl_khr_fp64 */
     bool float16;              /* cl_khr_fp16; storing halves needs no extension */
     bool keeps_programs;       /* the driver caches built programs on disk itself */
+    bool optimises_slowly;     /* kernels with large work-groups take seconds to compile */
     bool bfloat16_pairs;       /* see ca_device_find_pairs */
     ca_memory_mode memory;
     ca_tuning *tuning; /* the tuner's numbers; attention/knobs.h reads them */

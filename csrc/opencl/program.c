@@ -27,6 +27,7 @@ static void
 append_options(ca_strbuf *options, const ca_kernel_spec *spec)
 {
     ca_strbuf_append(options, spec->in_c30 ? "-cl-std=CL3.0" : "-cl-std=CL1.2");
+    ca_strbuf_append(options, spec->unoptimised ? " -cl-opt-disable" : "");
     for (int i = 0; i < spec->ndefines; i++) {
         ca_strbuf_append(options, " -D%s=%" PRId64, spec->defines[i].name, spec->defines[i].value);
     }

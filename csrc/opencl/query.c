@@ -285,8 +285,9 @@ query_platform(const ca_cl *cl, cl_platform_id platform, const char *memory_over
                               device->info.platform, NULL);
         device->info.platform[sizeof device->info.platform - 1] = '\0';
         /* PoCL keeps programs itself. It compiles a kernel again when asked for the binary. */
-        device->info.keeps_programs =
-            strcmp(device->info.platform, "Portable Computing Language") == 0;
+        bool is_pocl = strcmp(device->info.platform, "Portable Computing Language") == 0;
+        device->info.keeps_programs = is_pocl;
+        device->info.optimises_slowly = is_pocl;
         query_device(device, memory_override);
     }
 done:
