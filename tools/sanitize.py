@@ -73,6 +73,9 @@ MALLOC = {"PYTHONMALLOC": "malloc"}  # Python's own allocator hides blocks
 # AddressSanitizer gives threads no stack for signals. It ends the process if another library has
 # replaced that stack.
 ADDRESS = "allocator_may_return_null=1:use_sigaltstack=0:log_path={reports}/report"
+# OpenVINO's threads (TBB) load a library with RTLD_DEEPBIND, for which sanitizers end the process,
+# unless this is set.
+OPENVINO = {"TBB_ENABLE_SANITIZERS": "1"}
 
 
 class Tool(NamedTuple):
@@ -98,7 +101,7 @@ TOOLS = {
         HOSTILE,
         "-fsanitize=address,undefined -fno-sanitize-recover=undefined",
         libraries=("libasan.so", "libubsan.so"),
-        env={"ASAN_OPTIONS": f"detect_leaks=0:{ADDRESS}", **MALLOC,
+        env={"ASAN_OPTIONS": f"detect_leaks=0:{ADDRESS}", **MALLOC, **OPENVINO,
              "UBSAN_OPTIONS": "print_stacktrace=1:log_path={reports}/report"},
     ),
     "leaks": Tool(
@@ -106,7 +109,7 @@ TOOLS = {
         "-fsanitize=address",
         libraries=("libasan.so",),
         env={"ASAN_OPTIONS": f"detect_leaks=1:fast_unwind_on_malloc=0:{ADDRESS}", **MALLOC,
-             "LSAN_OPTIONS": "exitcode=0"},
+             **OPENVINO, "LSAN_OPTIONS": "exitcode=0"},
         leaves_out=OTHERS,
     ),
     "thread": Tool(
@@ -114,7 +117,7 @@ TOOLS = {
         "-fsanitize=thread",
         libraries=("libtsan.so",),
         env={"TSAN_OPTIONS": "ignore_noninstrumented_modules=1:report_signal_unsafe=0:"
-                             "allocator_may_return_null=1"},
+                             "allocator_may_return_null=1", **OPENVINO},
     ),
     "valgrind": Tool(
         [*WRONG, "-k", "not before_opencl"],  # valgrind lacks the call that waits for children
