@@ -328,7 +328,7 @@ def test_a_capsule_of_null(device):
     """Python makes no such capsule; the test writes into its memory."""
     producer = Producer(PLAIN)
     producer.answer = producer.capsule()
-    slot = c_void_p.from_address(id(producer.answer) + 2 * ctypes.sizeof(c_void_p))
+    slot = c_void_p.from_address(id(producer.answer) + object.__basicsize__)
     assert slot.value == ctypes.addressof(producer.managed), "CPython's layout has changed"
     slot.value = None
     with pytest.raises(ValueError, match="array"):
