@@ -21,6 +21,13 @@ typedef struct {
 #endif
 } ca_mutex;
 
+/* The first value of a mutex that lives as long as the process. */
+#ifdef _WIN32
+#define CA_STATIC_MUTEX {NULL}
+#else
+#define CA_STATIC_MUTEX {PTHREAD_MUTEX_INITIALIZER}
+#endif
+
 void ca_mutex_init(ca_mutex *mutex);
 void ca_mutex_destroy(ca_mutex *mutex);
 void ca_mutex_lock(ca_mutex *mutex);

@@ -1,51 +1,93 @@
 /* SPDX-License-Identifier: MIT */
 #include "python/dlpack_export.h"
 
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/platform.h"
 #include "python/error.h"
 #include "python/methods.h"
 #include "python/scalars.h"
 
 /* ---- capsules ---- */
 
-/* The memory of one export; the consumer gets one of the two structs. The consumer and the capsule,
-   if there is one, both hold the export: some consumers call the deleter, then fail and leave the
-   capsule as it was. */
-typedef struct {
+/* The memory of one export; the consumer gets one of the two structs. */
+typedef struct export {
     union {
         ca_dlpack_managed managed;
         ca_dlpack_versioned versioned;
     } as;
     PyObject *owner;
-    atomic_int holders;
-    atomic_bool deleted;
-    int64_t sizes[]; /* shape, then strides */
+    uintptr_t number;              /* of exports with a capsule, from 1; 0: no capsule */
+    struct export *before, *after; /* in `exports` */
+    int64_t sizes[];               /* shape, then strides */
 } export;
 
+/* Exports with a capsule that nobody has deleted. A capsule knows its export by number, and holds
+   nothing. For some consumers call the deleter, then fail and leave the capsule as it was; others
+   take the destructor from a capsule. */
+static struct {
+    export *first;
+    uintptr_t last_number;
+    ca_mutex guard; /* the interpreter's lock may not exist, or not any more */
+} exports = {.guard = CA_STATIC_MUTEX};
+
 static void
-let_go(export *exported)
+list_export(export *exported)
 {
-    if (atomic_fetch_sub(&exported->holders, 1) == 1) {
-        free(exported);
+    ca_mutex_lock(&exports.guard);
+    exported->number = ++exports.last_number;
+    exported->after = exports.first;
+    if (exports.first != NULL) {
+        exports.first->before = exported;
     }
+    exports.first = exported;
+    ca_mutex_unlock(&exports.guard);
+}
+
+static void
+unlist_export(export *exported)
+{
+    if (exported->number == 0) {
+        return;
+    }
+    ca_mutex_lock(&exports.guard);
+    if (exported->before != NULL) {
+        exported->before->after = exported->after;
+    } else {
+        exports.first = exported->after;
+    }
+    if (exported->after != NULL) {
+        exported->after->before = exported->before;
+    }
+    ca_mutex_unlock(&exports.guard);
+}
+
+/* Returns the export of a number, or NULL if it has been deleted. */
+static export *
+find_export(uintptr_t number)
+{
+    ca_mutex_lock(&exports.guard);
+    export *exported = exports.first;
+    while (exported != NULL && exported->number != number) {
+        exported = exported->after;
+    }
+    ca_mutex_unlock(&exports.guard);
+    return exported;
 }
 
 /* Runs in any thread, with or without the interpreter's lock, and after the interpreter's end. */
 static void
 delete_export(export *exported)
 {
-    if (atomic_exchange(&exported->deleted, true)) {
-        return;
-    }
-    if (Py_IsInitialized()) {
-        PyGILState_STATE gil = PyGILState_Ensure();
+    const bool running = Py_IsInitialized();
+    PyGILState_STATE gil = running ? PyGILState_Ensure() : PyGILState_UNLOCKED;
+    unlist_export(exported);
+    if (running) {
         Py_DECREF(exported->owner);
         PyGILState_Release(gil);
     }
-    let_go(exported);
+    free(exported);
 }
 
 static void
@@ -64,13 +106,13 @@ delete_versioned(ca_dlpack_versioned *self)
 static void
 free_capsule(PyObject *capsule)
 {
-    export *exported = PyCapsule_GetContext(capsule);
     if (PyCapsule_IsValid(capsule, "dltensor") ||
         PyCapsule_IsValid(capsule, "dltensor_versioned")) {
-        delete_export(exported);
+        export *exported = find_export((uintptr_t)PyCapsule_GetContext(capsule));
+        if (exported != NULL) {
+            delete_export(exported);
+        }
     }
-    /* The capsule's own hold. NOLINTNEXTLINE(clang-analyzer-unix.Malloc) */
-    let_go(exported);
 }
 
 void
@@ -116,8 +158,6 @@ new_export(const ca_tensor *tensor, PyObject *owner, const ca_dlpack_tensor *sta
         exported->as.managed.deleter = delete_managed;
     }
     exported->owner = Py_NewRef(owner);
-    atomic_init(&exported->holders, 1);
-    atomic_init(&exported->deleted, false);
     return exported;
 }
 
@@ -138,8 +178,8 @@ ca_py_dlpack_export(const ca_tensor *tensor, PyObject *owner, const ca_dlpack_te
         delete_export(exported);
         return NULL;
     }
-    atomic_store(&exported->holders, 2);
-    (void)PyCapsule_SetContext(capsule, exported); /* cannot fail for a capsule */
+    list_export(exported);
+    (void)PyCapsule_SetContext(capsule, (void *)exported->number); /* cannot fail for a capsule */
     return capsule;
 }
 

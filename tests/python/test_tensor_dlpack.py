@@ -253,6 +253,30 @@ def test_a_consumer_that_fails_half_way(device):
     )
 
 
+def test_a_consumer_that_takes_the_destructor(device):
+    """As JAX does. Neither the array's memory nor the export's leaks."""
+    run_on(
+        device,
+        """
+        import support.dlpack_structs as dlpack
+        t = clattn.tensor(np.ones((1,) * 8), device)
+        def consume(times):
+            for _ in range(times):
+                capsule = t.__dlpack__()
+                _, delete = dlpack.consume(capsule)
+                assert dlpack.set_destructor(capsule, None) == 0
+                del capsule
+                delete()
+        consume(1000)
+        start = status_field("VmRSS")
+        consume(20_000)
+        assert status_field("VmRSS") - start < 2**20
+        del t
+        assert clattn.memory_stats(device)["allocated_blocks"] == 0
+        """,
+    )
+
+
 def buffer_values(struct, dtype):
     """What a struct that names an OpenCL buffer describes, read by OpenCL itself."""
     t = struct.dl_tensor

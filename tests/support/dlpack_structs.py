@@ -40,6 +40,8 @@ get_pointer = c.pythonapi.PyCapsule_GetPointer
 get_pointer.restype, get_pointer.argtypes = c.c_void_p, [c.py_object, c.c_char_p]
 set_name = c.pythonapi.PyCapsule_SetName
 set_name.restype, set_name.argtypes = c.c_int, [c.py_object, c.c_char_p]
+set_destructor = c.pythonapi.PyCapsule_SetDestructor
+set_destructor.restype, set_destructor.argtypes = c.c_int, [c.py_object, c.c_void_p]
 USED = {name: b"used_" + name for name in STRUCTS}  # a capsule's name is not copied
 
 
