@@ -149,12 +149,24 @@ def test_commands_of_pages_are_commands(capsys):
     assert not wrong
 
 
+with (ROOT / "pyproject.toml").open("rb") as file:
+    EXTRAS = tomllib.load(file)["project"]["optional-dependencies"]
+PACKAGE_NAME = re.compile(r"[\w-]+")
+
+
 def test_pages_install_extras_that_there_are():
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        extras = tomllib.load(file)["project"]["optional-dependencies"]
     found = ",".join(name for text in TEXTS.values() for name in INSTALLED.findall(text))
     named = set(found.split(","))
-    assert {"cpu", "transformers"} <= named <= extras.keys()
+    assert {"cpu", "transformers"} <= named <= EXTRAS.keys()
+
+
+def test_every_extra_has_its_licences():
+    """SECURITY.md's row of an extra names each of its packages."""
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", TEXTS[Path("SECURITY.md")], re.MULTILINE))
+    assert rows.keys() == EXTRAS.keys()
+    for extra, needs in EXTRAS.items():
+        packages = {PACKAGE_NAME.match(need)[0] for need in needs}
+        assert packages <= set(PACKAGE_NAME.findall(rows[extra])), extra
 
 
 def test_paths_that_pages_name_exist():
