@@ -154,17 +154,18 @@ class Limits:
         if row.limit == "read":
             rate = self._measure("read", self._kernels.read, 1, MOST_PASSES)
             self.read = max(self.read, rate)
-        else:
-            dtype = "float64" if row.dtype == "float64" else "float32"
-            launch = functools.partial(self._kernels.fma, dtype)
-            rate = self._measure(dtype, launch, 1 << 12, MOST_STEPS)
-            self.fma[dtype] = max(self.fma[dtype], rate)
-        if row.limit == "scores":
-            self.exp = max(self.exp, self._measure("exp", self._kernels.exp, 1 << 10, MOST_STEPS))
-            pairs = pairs_in(row, self._kernels.rows_of_vector)
-            seconds = pairs * (4 * row.shape[-1] / self.fma["float32"] + 1 / self.exp)
-            return row.flop / seconds
-        return rate
+            return rate
+        dtype = "float64" if row.dtype == "float64" else "float32"
+        launch = functools.partial(self._kernels.fma, dtype)
+        rate = self._measure(dtype, launch, 1 << 12, MOST_STEPS)
+        self.fma[dtype] = max(self.fma[dtype], rate)
+        if dtype == "float64":
+            return rate
+        self.exp = max(self.exp, self._measure("exp", self._kernels.exp, 1 << 10, MOST_STEPS))
+        flop = 4 * row.shape[-1]  # of a pair
+        whole = row.limit == "scores"
+        pairs = pairs_in(row, self._kernels.rows_of_vector) if whole else row.flop / flop
+        return row.flop / (pairs * (flop / self.fma[dtype] + 1 / self.exp))
 
     def _measure(
         self, key: str, launch: Callable[[int], tuple[float, float, _Sums]], first: int, most: int

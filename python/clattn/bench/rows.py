@@ -24,12 +24,12 @@ class Row:
     `mask`: one for all heads; "padding" and "lowest" are causal masks of a batch whose sequences
     are padded at the left, bool or with the lowest finite number. `is_causal`: "lower_right" lets
     the last query see all keys. `window`: a query attends to so many keys before its own and to
-    none after it; a row with a window is causal. `limit`: what bounds the time: multiply-adds
-    ("fma"), these and exponentials in whole vectors of rows ("scores"), reading keys and values, or
-    matrix units ("product"). `on_device`: the arrays lie on the device. `layout`: contiguous heads
-    (B, H, L, E), or views of it: of projections (B, L, H, E), of one packed array
-    (B, L, 3, H, E), or of one stacked array (B, L, H, 3, E). `door`: the operator that clattn is
-    called by, with arrays as it takes them.
+    none after it; a row with a window is causal. `limit`: what bounds the time: multiply-adds and
+    float32's exponentials ("fma"), the same in whole vectors of rows ("scores"), reading keys and
+    values ("read"), or matrix units ("product"). `on_device`: the arrays lie on the device.
+    `layout`: contiguous heads (B, H, L, E), or views of it: of projections (B, L, H, E), of one
+    packed array (B, L, 3, H, E), or of one stacked array (B, L, H, 3, E). `door`: the operator that
+    clattn is called by, with arrays as it takes them.
     """
 
     name: str
