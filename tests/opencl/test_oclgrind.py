@@ -150,31 +150,31 @@ DECODE_GPU = {  # with 512 columns, 33 keys of one head are two parts
 }
 
 TILED = {  # with 7000 bytes of local memory: 16 rows and 32 keys
-    "rows and blocks": "check(*qkv((1, 1), 17, 33, 16), device=device, return_lse=True)",
+    "rows and blocks": "check(*qkv((1, 1), 17, 33, 4), device=device, return_lse=True)",
     "sizes differ": "check(*qkv((1, 1), 3, 5, 3, 13), device=device)",
     "parts of a head": "check(*qkv((1, 1), 2, 3, 72, 9), device=device, return_lse=True)",
-    "causal": "check(*qkv((1, 1), 17, 40, 16), device=device, return_lse=True, "
+    "causal": "check(*qkv((1, 1), 17, 34, 4), device=device, return_lse=True, "
     "is_causal='lower_right')",
-    "window": "check(*qkv((1, 1), 20, 70, 16), device=device, return_lse=True, window=(2, 1))",
-    "bool mask": "check(*qkv((1, 1), 3, 130, 16), device=device, return_lse=True, "
-    "attn_mask=np.arange(130) % 96 > 64)",
-    "float mask": "check(*qkv((1, 2), 5, 7, 16), device=device, return_lse=True, "
+    "window": "check(*qkv((1, 1), 17, 70, 4), device=device, return_lse=True, window=(2, 1))",
+    "bool mask": "check(*qkv((1, 1), 3, 98, 4), device=device, return_lse=True, "
+    "attn_mask=np.arange(98) % 96 > 64)",
+    "float mask": "check(*qkv((1, 2), 5, 7, 4), device=device, return_lse=True, "
     "attn_mask=draw((2, 1, 7)))",
-    "empty rows": "check(*qkv((1, 1), 5, 7, 16), device=device, attn_mask=np.zeros(7, bool))",
-    "no number": "q, k, v = qkv((1, 1), 5, 40, 16); v[..., 3, 5] = np.nan; "
+    "empty rows": "check(*qkv((1, 1), 5, 7, 4), device=device, attn_mask=np.zeros(7, bool))",
+    "no number": "q, k, v = qkv((1, 1), 5, 34, 4); v[..., 3, 1] = np.nan; "
     "check(q, k, v, device=device, return_lse=True, is_causal=True)",
-    "half": "check(*qkv((1, 1), 5, 7, 16, dtype=np.float16), device=device, return_lse=True)",
-    "bfloat16": "check(*qkv((1, 1), 5, 7, 16, dtype=ml_dtypes.bfloat16), device=device, "
+    "half": "check(*qkv((1, 1), 5, 7, 4, dtype=np.float16), device=device, return_lse=True)",
+    "bfloat16": "check(*qkv((1, 1), 5, 7, 4, dtype=ml_dtypes.bfloat16), device=device, "
     "return_lse=True)",
-    "strides": "check(*(a[..., ::-1] for a in qkv((1, 1), 5, 7, 16)), device=device, "
+    "strides": "check(*(a[..., ::-1] for a in qkv((1, 1), 5, 7, 4)), device=device, "
     "return_lse=True)",
-    "dropout": "check_dropout(*qkv((1, 1), 5, 7, 16), device=device)",
-    "past, weights": "onnx(*qkv((1, 1), 3, 5, 16), draw((3, 11)), "
-    "*qkv((1, 1), 3, 6, 16)[1:], device=device, return_qk=True, qk_matmul_output_mode=3)",
-    "scores": "onnx(*qkv((1, 1), 3, 14, 16), draw((3, 9)) > 0, device=device, return_qk=True, "
+    "dropout": "check_dropout(*qkv((1, 1), 5, 7, 4), device=device)",
+    "past, weights": "onnx(*qkv((1, 1), 3, 5, 8), draw((3, 11)), "
+    "*qkv((1, 1), 3, 6, 8)[1:], device=device, return_qk=True, qk_matmul_output_mode=3)",
+    "scores": "onnx(*qkv((1, 1), 3, 14, 8), draw((3, 9)) > 0, device=device, return_qk=True, "
     "qk_matmul_output_mode=2)",
     "lengths": CASES["lengths"],
-    "products": "onnx(*qkv((1, 1), 3, 14, 16), draw((3, 9)) > 0, device=device, return_qk=True, "
+    "products": "onnx(*qkv((1, 1), 3, 14, 8), draw((3, 9)) > 0, device=device, return_qk=True, "
     "qk_matmul_output_mode=0)",
     "biases": CASES["biases"],
     "sinks, offsets": "check(*qkv((2, 2), 5, 7, 8), device=device, return_lse=True, "

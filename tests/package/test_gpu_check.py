@@ -136,7 +136,7 @@ def test_a_command_that_does_not_end_is_stopped(tool, tmp_path, monkeypatch):
     """Its child is stopped too, though both ignore the interrupt. Its output is kept."""
     monkeypatch.setattr(tool.running, "PATIENCE", 0.2)
     marker = tmp_path / "alive"
-    child = f"import time; time.sleep(4); open({str(marker)!r}, 'w')"
+    child = f"import time; time.sleep(2.5); open({str(marker)!r}, 'w')"
     code = f"""if True:
         import signal, subprocess, sys, time
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -150,7 +150,7 @@ def test_a_command_that_does_not_end_is_stopped(tool, tmp_path, monkeypatch):
     assert done.is_late and not done.is_fine
     assert done.said == "started\n"
     assert "stopped after" in done.ended()
-    time.sleep(max(0, start + 6 - time.monotonic()))
+    time.sleep(max(0, start + 4.5 - time.monotonic()))
     assert not marker.exists()
 
 
