@@ -10,6 +10,7 @@ x86_64-w64-mingw32-gcc (apt-get install gcc-mingw-w64-x86-64) for Windows, and z
 ziglang) for Windows and macOS; the exit status is 2 where neither is there.
 """
 
+import argparse
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -81,8 +82,10 @@ def run(command):
     return said or (f"exit status {done.returncode}: {command}\n" if done.returncode else "")
 
 
-def main(folder="build/platforms"):
-    folder = Path(folder)
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("build/platforms"))
+    folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     embed = [sys.executable, ROOT / "cmake/embed_kernels.py", ROOT, folder / "embedded_kernels.c"]
     subprocess.run(embed, check=True)
@@ -95,4 +98,4 @@ def main(folder="build/platforms"):
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())
