@@ -2,7 +2,8 @@
 """Tiny models of transformers, their weights drawn, with attn_implementation="clattn".
 
 The truth is a model in float64 with attention as it is defined, `plain`. In float32 a model may err
-four times as much as with "eager".
+four times as much as with "eager". Parts of transformers that take seconds to import are imported
+where a test needs them, so not by each process that collects the tests.
 """
 
 import itertools
@@ -17,9 +18,6 @@ from support.helpers import run_python
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("transformers", "5.4")
-
-import clattn.transformers  # noqa: E402
-from transformers import masking_utils  # noqa: E402
 
 SIZES = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
          "num_attention_heads": 8, "max_position_embeddings": 64, "pad_token_id": 0}  # fmt: skip
@@ -76,7 +74,7 @@ def plain(module, query, key, value, mask, scaling=None, softcap=None, s_aux=Non
 
 
 def plain_mask(**options):
-    return masking_utils.sdpa_mask(**options | {"allow_is_causal_skip": False})
+    return transformers.masking_utils.sdpa_mask(**options | {"allow_is_causal_skip": False})
 
 
 @pytest.fixture(autouse=True)
@@ -183,12 +181,6 @@ def test_windows_and_padding_are_no_dense_masks(device, calls):
     assert [mask for mask, _ in calls] == [None, None]
 
 
-MASKS = {
-    "causal": (masking_utils.causal_mask_function, None),
-    "bidirectional": (masking_utils.bidirectional_mask_function, None),
-    "window": (masking_utils.sliding_window_causal_mask_function(4), 4),
-    "both sides": (masking_utils.sliding_window_bidirectional_mask_function(4), 4),
-}
 PLACES = [  # L, S, positions of the first row and the first key
     (9, 9, 0, 0), (1, 9, 8, 0), (3, 9, 6, 0), (9, 12, 0, 0), (1, 12, torch.tensor(8), 0),
     (1, 4, 8, 5), (3, 6, 6, 3),
@@ -205,7 +197,14 @@ def mask_of(band, L, S):
 
 
 def test_masks_are_those_of_sdpa(device):
-    cases = itertools.product(MASKS.values(), PLACES, (None, LEFT, RIGHT, RIGHT | True))
+    utils = transformers.masking_utils
+    masks = [
+        (utils.causal_mask_function, None),
+        (utils.bidirectional_mask_function, None),
+        (utils.sliding_window_causal_mask_function(4), 4),
+        (utils.sliding_window_bidirectional_mask_function(4), 4),
+    ]
+    cases = itertools.product(masks, PLACES, (None, LEFT, RIGHT, RIGHT | True))
     for (function, size), (L, S, row, key), padding in cases:
         given = {
             "batch_size": 3, "q_length": L, "kv_length": S, "q_offset": row, "kv_offset": key,
@@ -213,7 +212,7 @@ def test_masks_are_those_of_sdpa(device):
             "config": None, "dtype": torch.float32, "use_vmap": False,
         }  # fmt: skip
         mask = clattn.transformers.make_mask(**given, allow_is_causal_skip=True)
-        right = masking_utils.sdpa_mask(**given, allow_is_causal_skip=False)
+        right = utils.sdpa_mask(**given, allow_is_causal_skip=False)
         assert isinstance(mask, clattn.transformers.AttentionMask)
         assert mask.shape == right.shape
         assert mask.dtype is torch.bool
@@ -231,18 +230,19 @@ def test_masks_are_those_of_sdpa(device):
 def test_other_masks_are_tensors():
     """Those that are no band: packed sequences, chunks, other windows, what a user adds."""
     sequences = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2]] * 3)
+    utils = transformers.masking_utils
     makers = [
-        masking_utils.and_masks(masking_utils.causal_mask_function, lambda b, h, q, k: k != 2),
-        masking_utils.chunked_causal_mask_function(4, torch.zeros(3, dtype=int)),
-        masking_utils.sliding_window_causal_mask_function(3),
-        masking_utils.packed_sequence_mask_function(sequences),
+        utils.and_masks(utils.causal_mask_function, lambda b, h, q, k: k != 2),
+        utils.chunked_causal_mask_function(4, torch.zeros(3, dtype=int)),
+        utils.sliding_window_causal_mask_function(3),
+        utils.packed_sequence_mask_function(sequences),
         lambda b, h, q, k: k <= q,
     ]
     for function in makers:
         given = {"batch_size": 3, "q_length": 9, "kv_length": 9, "mask_function": function}
         mask = clattn.transformers.make_mask(**given, local_size=4, attention_mask=LEFT)
         assert type(mask) is torch.Tensor
-        right = masking_utils.sdpa_mask(**given, local_size=4, attention_mask=LEFT)
+        right = utils.sdpa_mask(**given, local_size=4, attention_mask=LEFT)
         assert torch.equal(mask, right)
     whole = clattn.transformers.make_mask(**given | {"mask_function": makers[1]}, local_size=10)
     assert whole is None  # causality alone
