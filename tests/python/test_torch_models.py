@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import clattn.torch  # noqa: E402
+from conftest import DEVICES  # noqa: E402
 from support.helpers_torch import close  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("torch_calls")
@@ -106,27 +107,34 @@ def embedder():
         return package.load_model(device="cpu")
 
 
+# Each of these tests goes over all devices, because every worker that runs one loads the model.
+
+
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_sentence_embeddings(device, torch_calls, embedder, batch_size):
+def test_sentence_embeddings(torch_calls, embedder, batch_size):
     theirs = embedder.encode(SENTENCES, batch_size=batch_size)
     assert not torch_calls
-    with clattn.torch.sdpa(device):
-        ours = embedder.encode(SENTENCES, batch_size=batch_size)
     batches = -(-len(SENTENCES) // batch_size)
-    assert torch_calls == [device] * 6 * batches
-    assert ours.shape == (len(SENTENCES), 384)
-    assert ours.dtype == theirs.dtype
-    np.testing.assert_allclose(np.linalg.norm(ours, axis=1), 1, atol=1e-5)
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+    for device in DEVICES:
+        torch_calls.clear()
+        with clattn.torch.sdpa(device):
+            ours = embedder.encode(SENTENCES, batch_size=batch_size)
+        assert torch_calls == [device] * 6 * batches
+        assert ours.shape == (len(SENTENCES), 384)
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_allclose(np.linalg.norm(ours, axis=1), 1, atol=1e-5)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 
 
-def test_embeddings_do_not_depend_on_padding(device, torch_calls, embedder):
+def test_embeddings_do_not_depend_on_padding(torch_calls, embedder):
     """What the mask hides does not reach a sentence, however long its neighbours are."""
-    with clattn.torch.sdpa(device):
-        alone = embedder.encode(SENTENCES[1:2])
-        beside = embedder.encode(SENTENCES, batch_size=len(SENTENCES))[1:2]
-    np.testing.assert_allclose(beside, alone, rtol=0, atol=1e-5)
-    assert len(torch_calls) == 12
+    for device in DEVICES:
+        torch_calls.clear()
+        with clattn.torch.sdpa(device):
+            alone = embedder.encode(SENTENCES[1:2])
+            beside = embedder.encode(SENTENCES, batch_size=len(SENTENCES))[1:2]
+        np.testing.assert_allclose(beside, alone, rtol=0, atol=1e-5)
+        assert len(torch_calls) == 12
 
 
 def test_text_is_generated_alike(device, torch_calls):

@@ -108,6 +108,10 @@ def sweep_with(library, device, code, *, timeout=600, **env):
 
 
 def open_with(library, device, code, **env):
-    """Run code after OPENING in a child process, in which `listed[index]` is the device."""
+    """Run code after OPENING in a child process, in which `listed[index]` is the device.
+
+    PoCL does not optimise: where the device says that it is a GPU, that would take seconds.
+    """
     index = clattn._core.all_devices().index(device)
+    env = {"POCL_EXTRA_BUILD_FLAGS": "-cl-opt-disable", **env}
     return run_python(OPENING + textwrap.dedent(code), library, index, env=env)
