@@ -27,7 +27,7 @@
 #include "kernels/attention/score.clh" /* mod_mask, mod_row */
 
 /* Sets what the mask needs of ROWS rows from `first` on; after row `last` it repeats. */
-static inline void
+INLINED void
 start_rows(mod_row *rows, const attention_call *call, const ca_int64 *batch, int first, int last)
 {
     rows->b = (int)batch[CA_BATCH_DIMS - 2];
@@ -36,26 +36,26 @@ start_rows(mod_row *rows, const attention_call *call, const ca_int64 *batch, int
     start_mod_row(rows, call);
 }
 
-__kernel __attribute__((vec_type_hint(float4))) void
-attention_blocks(ATTENTION_ARGUMENTS)
+/* Looks at mask block `item`. */
+SMALL void
+look_at_block(const attention_call *call, ca_int64 item)
 {
-    const attention_call call = ATTENTION_CALL;
-    const int block_rows = (int)numbers[CA_NUMBER_OF_BLOCK_ROWS];
-    const int block_keys = (int)numbers[CA_NUMBER_OF_BLOCK_KEYS];
-    const ca_int64 across = (params.T + block_keys - 1) / block_keys;
-    const ca_int64 down = (params.L + block_rows - 1) / block_rows;
-    const ca_int64 item = item_of(&params);
+    const ca_attention_params *params = call->params;
+    const int block_rows = (int)call->numbers[CA_NUMBER_OF_BLOCK_ROWS];
+    const int block_keys = (int)call->numbers[CA_NUMBER_OF_BLOCK_KEYS];
+    const ca_int64 across = (params->T + block_keys - 1) / block_keys;
+    const ca_int64 down = (params->L + block_rows - 1) / block_rows;
     const ca_int64 row_of_blocks = ca_divide(item, across);
     const ca_int64 linear = ca_divide(row_of_blocks, down);
-    if (linear >= params.batch[0] * params.batch[1] * params.batch[2]) {
+    if (linear >= params->batch[0] * params->batch[1] * params->batch[2]) {
         return;
     }
     ca_int64 batch[CA_BATCH_DIMS];
-    ca_unravel(linear, params.batch, batch);
+    ca_unravel(linear, params->batch, batch);
     const int row = (int)(row_of_blocks - linear * down) * block_rows;
     const int first_key = (int)(item - row_of_blocks * across) * block_keys;
-    const int last_row = min(row + block_rows, (int)params.L);
-    const int last_key = min(first_key + block_keys, (int)params.T);
+    const int last_row = min(row + block_rows, (int)params->L);
+    const int last_key = min(first_key + block_keys, (int)params->T);
 
     bool attends = false;
     bool excludes = false;
@@ -63,10 +63,10 @@ attention_blocks(ATTENTION_ARGUMENTS)
         mod_row rows;
         OP(bool, S) some = (OP(bool, S))0;
         OP(bool, S) all = ~some;
-        start_rows(&rows, &call, batch, i, last_row - 1);
+        start_rows(&rows, call, batch, i, last_row - 1);
         PLAIN_FOR (int j = first_key; j < last_key; j += KEYS) {
             UNROLLED_FOR (int n = 0; n < KEYS; n++) { /* the last key repeats */
-                const OP(bool, S) allowed = mod_mask(&call, &rows, min(j + n, last_key - 1));
+                const OP(bool, S) allowed = mod_mask(call, &rows, min(j + n, last_key - 1));
                 some |= allowed;
                 all &= allowed;
             }
@@ -74,7 +74,14 @@ attention_blocks(ATTENTION_ARGUMENTS)
         attends = attends || ANY(some);
         excludes = excludes || ANY(~all);
     }
-    ((__global uchar *)output)[item] = !attends   ? CA_BLOCK_EMPTY
-                                       : excludes ? CA_BLOCK_PARTIAL
-                                                  : CA_BLOCK_FULL;
+    ((__global uchar *)call->output)[item] = !attends   ? CA_BLOCK_EMPTY
+                                             : excludes ? CA_BLOCK_PARTIAL
+                                                        : CA_BLOCK_FULL;
+}
+
+__kernel __attribute__((vec_type_hint(float4))) void
+attention_blocks(ATTENTION_ARGUMENTS)
+{
+    const attention_call call = ATTENTION_CALL;
+    look_at_block(&call, item_of(&params));
 }

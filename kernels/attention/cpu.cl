@@ -41,21 +41,20 @@ DEFINE_PHILOX(philox_lanes, uintv)
 
 /* Sets the weights that dropout drops to 0, in a block of keys whose first key is j0. The
    sums of the rows already include these weights. */
-CALLED void
+SMALL void
 drop_weights(const tile_state *tile, ca_int64 j0, int keys, termv *weights)
 {
     const ca_attention_params *params = tile->call->params;
-    ulong lanes[BM];
+    ulongv rows[NV];
     PLAIN_FOR (int n = 0; n < BM; n++) {
         ca_int64 batch[CA_BATCH_DIMS];
         const ca_int64 i = row_of_tile(tile, n, batch);
-        lanes[n] = (ulong)(row_index(params, batch, i) + params->first_row);
+        ((ulong *)rows)[n] = (ulong)(row_index(params, batch, i) + params->first_row);
     }
     PLAIN_FOR (ca_int64 quad = j0 >> 2; quad <= (j0 + keys - 1) >> 2; quad++) {
         PLAIN_FOR (int v = 0; v < NV; v++) {
-            const ulongv rows = WIDE(vload)(v, lanes);
             uintv words[4] = {(uintv)(uint)quad, (uintv)(uint)((ulong)quad >> 32),
-                              convert_uintv(rows), convert_uintv(rows >> 32)};
+                              convert_uintv(rows[v]), convert_uintv(rows[v] >> 32)};
             philox_lanes(words, params->seed);
             PLAIN_FOR (int n = 0; n < 4; n++) {
                 const ca_int64 k = quad * 4 + n - j0;
@@ -74,7 +73,7 @@ drop_weights(const tile_state *tile, ca_int64 j0, int keys, termv *weights)
 }
 
 /* scores[lane][j0 + j] = block[j][lane] */
-static inline void
+INLINED void
 store_scores(const tile_state *tile, ca_int64 j0, int keys, const realv *block)
 {
     const attention_call *call = tile->call;
@@ -84,7 +83,7 @@ store_scores(const tile_state *tile, ca_int64 j0, int keys, const realv *block)
 
 /* Keeps scores of the chunks of a block after the `attended` keys: -inf in stage 2,
    after the mask, and like any others in the stages before it. */
-CALLED void
+SMALL void
 keep_unattended(const tile_state *tile, const key_block *block, const termv *queries, ca_int64 j0,
                 int attended, int keys, const realv *added, realv *kept)
 {
@@ -105,7 +104,7 @@ keep_unattended(const tile_state *tile, const key_block *block, const termv *que
 /* Writes all weights of the tile. A weight is divided by the sum of its row, which is
    known only at the end. So this function computes the scores a second time. `weights`
    has room for MAX_KEYS keys. */
-CALLED void
+SMALL void
 write_weights(const tile_state *tile, const termv *queries, const softmax_state *softmax,
               realv *weights, term *packed)
 {
@@ -159,7 +158,7 @@ typedef struct {
 /* A tile attends to keys first … end - 1 of a block. The block has `keys` keys and begins
    with key j0. `first` is a multiple of MR. `added` is NULL where mask and bias add
    nothing. */
-static inline void
+INLINED void
 attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int keys, int first, int end,
              const realv *added, termv *weights)
 {
@@ -217,7 +216,7 @@ typedef struct {
 
 /* All tiles attend to their keys. Before each block is read, this work-item copies the
    present keys and values of its share that lie in the block. */
-static inline void
+INLINED void
 attend(item_state *item, realv *added, termv *weights, term *packed)
 {
     const tile_state *tile = &item->tiles[0].tile;
@@ -281,7 +280,7 @@ attend(item_state *item, realv *added, termv *weights, term *packed)
 /* Starts a tile. Row `first_row` of the heads that share their keys is its first row, and
    `linear` is the batch index of the first of these heads. `memory` receives the tile's
    queries and result. */
-CALLED void
+SMALL void
 start_tile(tile_sums *sums, const attention_call *call, ca_int64 linear, ca_int64 first_row,
            realv *memory)
 {
@@ -323,7 +322,7 @@ start_tile(tile_sums *sums, const attention_call *call, ca_int64 linear, ca_int6
 }
 
 /* Adds the sinks of a tile's rows to the sums of their weights. */
-CALLED void
+SMALL void
 add_sinks(tile_sums *sums)
 {
     softmax_state *softmax = &sums->softmax;
@@ -340,7 +339,7 @@ add_sinks(tile_sums *sums)
 }
 
 /* Writes the rows of a tile. `weights` has room for MAX_KEYS keys. */
-CALLED void
+SMALL void
 finish_tile(tile_sums *sums, realv *weights, term *packed)
 {
     const tile_state *tile = &sums->tile;
@@ -366,7 +365,7 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
 }
 
 /* Attends to the keys of a work-item's tiles. */
-CALLED void
+SMALL void
 attend_tiles(const attention_call *call, ca_int64 number)
 {
     const ca_attention_params *params = call->params;

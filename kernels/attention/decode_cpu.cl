@@ -63,11 +63,10 @@ typedef struct {
 #define FIRST_LANE(x) (((const real *)&(x))[0])
 
 /* Returns the highest lane. */
-static inline real
+INLINED real
 highest_lane(realv x)
 {
-    real lanes[LANES];
-    WIDE(vstore)(x, 0, lanes);
+    const real *lanes = (const real *)&x;
     real highest = lanes[0];
     UNROLLED_FOR (int n = 1; n < LANES; n++) {
         highest = lanes[n] > highest ? lanes[n] : highest;
@@ -75,11 +74,10 @@ highest_lane(realv x)
     return highest;
 }
 
-static inline real
+INLINED real
 sum_of_lanes(realv x)
 {
-    real lanes[LANES];
-    WIDE(vstore)(x, 0, lanes);
+    const real *lanes = (const real *)&x;
     real sum = REAL(0.0);
     UNROLLED_FOR (int n = 0; n < LANES; n++) {
         sum += lanes[n];
@@ -115,22 +113,22 @@ sums_of_lanes(realv *x)
 
 /* queries[n * RT] = chunk n of a row, scaled. Columns that the last chunk shares with
    the chunk before are 0 in the last chunk. */
-static inline void
+INLINED void
 load_query(realv *queries, __global const storage *query, const ca_view *view, int E, real scale)
 {
     PLAIN_FOR (int n = 0; n < CHUNKS(E); n++) {
-        real chunk[LANES];
+        realv chunk;
         PLAIN_FOR (int k = 0; k < LANES; k++) {
             const int e = COLUMN(n, E) + k;
-            chunk[k] = e < n * LANES ? REAL(0.0) : load(query + e * view->column);
+            ((real *)&chunk)[k] = e < n * LANES ? REAL(0.0) : load(query + e * view->column);
         }
-        queries[n * RT] = WIDE(vload)(0, chunk) * scale;
+        queries[n * RT] = chunk * scale;
     }
 }
 
 /* Returns how many elements ahead the kernel asks for rows of a view. 0: rows or heads adjoin, and
    it does not ask. */
-static inline ca_int64
+INLINED ca_int64
 elements_ahead(const ca_attention_params *params, const ca_view *view, ca_int64 columns)
 {
     return view->row == columns ? 0 : ROWS_AHEAD * view->row;
@@ -226,7 +224,7 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
 {
     const ca_attention_params *params = call->params;
     const int here = (int)clamp(row->last + 1 - j0, (ca_int64)0, (ca_int64)keys);
-    real added[BN];
+    realv added[BN / LANES];
     score_bounds bounds = count_from(row->bounds, 0, j0);
     bounds.limit = min(bounds.limit, (ca_int64)keys);
     const bool asks = mask_block_at(call, row->batch, 1, row->mod.q, 1, j0, keys) != CA_BLOCK_FULL;
@@ -236,11 +234,15 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
     }
     if (HAS_ADDENDS(params)) {
         /* A mask may be short: it does not hold keys behind the band's end. */
-        load_addends_row(added, call, row->batch, row->i, j0, here);
+        const ca_int64 mask_at =
+            USES(params, MASK) ? ca_offset(VIEW(params, MASK), row->batch, row->i, j0) : 0;
+        const ca_int64 bias_at =
+            USES(params, BIAS) ? ca_offset(VIEW(params, BIAS), row->batch, row->i, j0) : 0;
+        load_addends_row((real *)added, call, mask_at, bias_at, here);
     }
     realv key = lane_indices();
     PLAIN_FOR (int k = 0; k < keys; k += LANES) {
-        const realv addend = HAS_ADDENDS(params) ? WIDE(vload)(k / LANES, added) : (realv)REAL(0.0);
+        const realv addend = HAS_ADDENDS(params) ? added[k / LANES] : (realv)REAL(0.0);
         realv bounded = bound_addend(&bounds, key, key, addend);
         realv unused;
         if (asks) {
@@ -284,7 +286,7 @@ DEFINE_ADD_PASS(add_pass, PASS)
 DEFINE_ADD_PASS(add_short_pass, SHORT_PASS)
 
 /* Returns the index of vector n of row r in the result of RT rows. */
-static inline int
+INLINED int
 slot_of(int r, int n, int Ev)
 {
     const int whole = SLOTS_OF_ROW(Ev) / PASS * PASS;
@@ -293,7 +295,7 @@ slot_of(int r, int n, int Ev)
 }
 
 /* result[r] *= decay[r] */
-static inline void
+INLINED void
 scale_result(realv *result, const realv *decay, int Ev)
 {
     PLAIN_FOR (int r = 0; r < RT; r++) {
@@ -304,7 +306,7 @@ scale_result(realv *result, const realv *decay, int Ev)
 }
 
 /* result[r] += sum_j weights[r][j] * value[j], for keys first … first + keys - 1 of a run */
-static inline void
+INLINED void
 add_values(const ca_attention_params *params, realv *result, const realv *weights,
            const key_run *run, int first, int keys)
 {
@@ -331,7 +333,7 @@ add_values(const ca_attention_params *params, realv *result, const realv *weight
    writes it as row i. A row is empty where masks and bounds exclude all its keys. Only
    excluded keys leave `highest` at -inf and `sum` at 0, because distinct_score has made
    NaN of an attended score of -inf. */
-CALLED void
+SMALL void
 finish_row(const attention_call *call, const ca_int64 *batch, ca_int64 i, const realv *result,
            real highest, real sum)
 {
@@ -361,11 +363,11 @@ finish_row(const attention_call *call, const ca_int64 *batch, ca_int64 i, const 
 
 #define PARTIAL_SIZE(Ev) ((int)(Ev) + 2) /* Ev sums, the highest score, the sum of weights */
 
-static inline void
+INLINED void
 store_partial(__global real *partial, const realv *result, real highest, real sum, int Ev)
 {
     PLAIN_FOR (int n = 0; n < CHUNKS(Ev); n++) {
-        WIDE(vstore)(result[n], 0, partial + COLUMN(n, Ev));
+        *(__global unaligned_realv *)(partial + COLUMN(n, Ev)) = result[n];
     }
     partial[Ev] = highest;
     partial[Ev + 1] = sum;
@@ -373,7 +375,7 @@ store_partial(__global real *partial, const realv *result, real highest, real su
 
 /* Replaces a row's scores by weights, exp(score - the highest score so far), and updates
    the row's sum. Returns the factor for the row's result so far. */
-static inline realv
+INLINED realv
 weigh_row(const ca_attention_params *params, decode_row *row, realv *scores, int keys)
 {
     realv highest = (realv)(-INFINITY);
@@ -396,7 +398,7 @@ weigh_row(const ca_attention_params *params, decode_row *row, realv *scores, int
 
 #if HAS_MASK_MOD
 /* True if the blocks of a mask say that none of RT rows attends to a key from j0 on. */
-CALLED bool
+SMALL bool
 skips_block(const attention_call *call, ca_int64 j0, int keys, const decode_row *rows)
 {
     bool empty = true;
@@ -420,7 +422,7 @@ typedef struct {
 /* All tiles attend to keys j0 … j0 + keys - 1. `run` has these keys of the first key head. Memory is
    read at full speed only in its order. So where heads lie side by side, the tiles take turns after
    a few keys, and where columns need several passes, a pass takes a few values. */
-static inline void
+INLINED void
 attend_block(const attention_call *call, const decode_tiles *tiles, const key_run *run, ca_int64 j0,
              int keys)
 {
@@ -467,7 +469,7 @@ attend_block(const attention_call *call, const decode_tiles *tiles, const key_ru
 }
 
 /* Starts row r of a share, whose last row repeats. */
-static inline void
+INLINED void
 start_row(decode_row *row, const attention_call *call, const split_share *share, int r)
 {
     row->i = row_of_share(call->params, share, r, row->batch);
@@ -483,7 +485,7 @@ start_row(decode_row *row, const attention_call *call, const split_share *share,
 }
 
 /* Merges the partial rows of row `index` of all batches. */
-CALLED void
+SMALL void
 merge_row(const attention_call *call, ca_int64 index)
 {
     const ca_attention_params *params = call->params;
@@ -503,14 +505,15 @@ merge_row(const attention_call *call, ca_int64 index)
         const realv factor = weight_of(params, (realv)(row[Ev] - base));
         sum += row[Ev + 1] * FIRST_LANE(factor);
         PLAIN_FOR (int n = 0; n < CHUNKS(Ev); n++) {
-            result[n] = fma(WIDE(vload)(0, row + COLUMN(n, Ev)), factor, result[n]);
+            const realv part = *(__global const unaligned_realv *)(row + COLUMN(n, Ev));
+            result[n] = fma(part, factor, result[n]);
         }
     }
     finish_row(call, batch, i, result, highest, sum);
 }
 
 /* Attends to the keys of a work-item's share. */
-CALLED void
+SMALL void
 attend_share(const attention_call *call, ca_int64 item)
 {
     const ca_attention_params *params = call->params;

@@ -69,7 +69,7 @@
 
 /* Unpacks word by word: clang would keep an array of four words in memory. */
 #define DEFINE_UNPACK(dtype, value)                                                                \
-    static inline void unpack_##dtype(uint4 raw, real *x)                                          \
+    INLINED void unpack_##dtype(uint4 raw, real *x)                                                \
     {                                                                                              \
         const uint words[4] = {raw.s0, raw.s1, raw.s2, raw.s3};                                    \
         UNROLLED_FOR (int n = 0; n < ELEMENTS_##dtype; n++) {                                      \
@@ -92,8 +92,8 @@ DEFINE_UNPACK(4, as_double((uint2)(word, words[2 * n + 1])))
    for `own` rows and `chunks` chunks of a lane. Rows from `count` on repeat the last one.
    Behind the `size` elements of a row are zeros. */
 #define DEFINE_LOAD_ROWS(name, dtype, size, own, step, chunks, lanes)                              \
-    static inline void name(uint4 *x, __global const JOIN(storage_, dtype) * rows,                 \
-                            const ca_view *view, int first, int lane, int count)                   \
+    INLINED void name(uint4 *x, __global const JOIN(storage_, dtype) * rows, const ca_view *view,  \
+                      int first, int lane, int count)                                              \
     {                                                                                              \
         const int end = size;                                                                      \
         UNROLLED_FOR (int k = 0; k < own; k++) {                                                   \
@@ -130,7 +130,7 @@ DEFINE_LOAD_ROWS(load_values, VALUE_DTYPE, HEAD_EV, VALUES_PER_LANE, SLICES, PER
 #define SAME_LANES (TERMS > KEY_LANES ? 1 : KEY_LANES / TERMS)
 
 /* Returns the term of sum n of lane `lane`. */
-static inline int
+INLINED int
 own_term(int lane, int n)
 {
     return lane / SAME_LANES * OWN_SUMS + n;
@@ -141,7 +141,7 @@ own_term(int lane, int n)
 #define EXCHANGE_SIZE (EXCHANGE == EXCHANGE_LOCAL ? HALF_TERMS * WG : 1)
 
 /* Replaces numbers by those of the work-item whose number differs in the bit `apart`. */
-static inline void
+INLINED void
 exchange_terms(real *x, int count, int apart, __local real *scratch)
 {
 #if EXCHANGE == EXCHANGE_LOCAL
@@ -162,7 +162,7 @@ exchange_terms(real *x, int count, int apart, __local real *scratch)
 }
 
 /* Leaves a lane's sums in the first OWN_SUMS terms. */
-static inline void
+INLINED void
 sums_over_lanes(real *terms, int lane, __local real *scratch)
 {
     UNROLLED_FOR (int apart = KEY_LANES / 2; apart > 0; apart /= 2) {
@@ -184,7 +184,7 @@ sums_over_lanes(real *terms, int lane, __local real *scratch)
 /* --- scores ----------------------------------------------------------------------- */
 
 /* Puts a query, times the scale, into local memory, in the order of QUERY_VECTORS. */
-static inline void
+INLINED void
 share_query(__local real_vector *queries, __global const storage *query, ca_int64 column,
             real scale)
 {
@@ -202,7 +202,7 @@ share_query(__local real_vector *queries, __global const storage *query, ca_int6
 }
 
 /* terms[k * RT + r] = this lane's share of the product of its key k and row r. */
-static inline void
+INLINED void
 multiply_keys(real *terms, const uint4 *keys, const __local real_vector *queries, int lane)
 {
     UNROLLED_FOR (int t = 0; t < TERMS; t++) {
@@ -235,7 +235,7 @@ multiply_keys(real *terms, const uint4 *keys, const __local real_vector *queries
 /* --- values ----------------------------------------------------------------------- */
 
 /* Loads the scores of this slice's key k, EXCLUDED where the block has no such key. */
-static inline void
+INLINED void
 load_scores(real *x, const __local real *scores, int k, int slice)
 {
     const int j = k * SLICES + slice;
@@ -250,7 +250,7 @@ load_scores(real *x, const __local real *scores, int k, int slice)
 /* Continues the softmax of each row with this slice's keys of a block. A key that all
    rows exclude is passed over, whatever its value holds. A key whose weights are 0 is
    not: a NaN in its value has to show. */
-static inline void
+INLINED void
 add_values(const ca_attention_params *params, slice_state *state, const uint4 *values,
            const __local real *scores, int slice)
 {
@@ -308,9 +308,9 @@ add_values(const ca_attention_params *params, slice_state *state, const uint4 *v
 /* Defines a function that copies `rows` rows of `size` elements. Neighbours copy
    neighbouring chunks of 16 bytes with WIDE, else neighbouring elements. */
 #define DEFINE_COPY_ROWS(name, dtype, size)                                                        \
-    static inline void name(__global JOIN(storage_, dtype) * to, const ca_view *to_view,           \
-                            __global const JOIN(storage_, dtype) * from, const ca_view *from_view, \
-                            int rows)                                                              \
+    INLINED void name(__global JOIN(storage_, dtype) * to, const ca_view *to_view,                 \
+                      __global const JOIN(storage_, dtype) * from, const ca_view *from_view,       \
+                      int rows)                                                                    \
     {                                                                                              \
         const int width = WIDE ? JOIN(ELEMENTS_, dtype) : 1;                                       \
         const int pieces = size / width;                                                           \
@@ -332,7 +332,7 @@ DEFINE_COPY_ROWS(copy_key_rows, DTYPE, HEAD_E)
 DEFINE_COPY_ROWS(copy_value_rows, VALUE_DTYPE, HEAD_EV)
 
 /* Copies keys first … end - 1 and their values. */
-static inline void
+INLINED void
 copy_present_rows(const attention_call *call, const ca_int64 *batch, ca_int64 first, ca_int64 end)
 {
     const ca_view *keys = VIEW(call->params, PRESENT_KEY);
@@ -374,7 +374,7 @@ typedef struct {
 
 /* Sets what mask and bias add to this work-item's scores of keys j0 … j0 + count - 1,
    -inf where a row does not attend. */
-static inline void
+INLINED void
 load_addends(real *added, const attention_call *call, const __local group_row *rows,
              const lane_share *mine, ca_int64 j0, int count)
 {
@@ -386,7 +386,7 @@ load_addends(real *added, const attention_call *call, const __local group_row *r
 }
 
 /* Writes this work-item's scores of a block to local memory. */
-static inline void
+INLINED void
 store_scores(__local real *block, const attention_call *call, const __local group_row *rows,
              const real *sums, const real *added, const lane_share *mine, int j0)
 {
@@ -407,7 +407,7 @@ store_scores(__local real *block, const attention_call *call, const __local grou
 }
 
 /* The group's rows attend to keys start … end - 1, which are in one run. */
-static inline void
+INLINED void
 attend_keys(slice_state *state, const attention_call *call, const split_share *group,
             const key_run *run, ca_int64 start, ca_int64 end, key_range share,
             const lane_share *mine, block_memory *memory)
@@ -463,7 +463,7 @@ attend_keys(slice_state *state, const attention_call *call, const split_share *g
 }
 
 /* The group's rows attend to their split of the keys. */
-static inline void
+INLINED void
 attend_split(slice_state *state, const attention_call *call, const split_share *group,
              const lane_share *mine, block_memory *memory)
 {

@@ -72,7 +72,7 @@ typedef struct {
 } split_source;
 
 /* Returns a chunk of a row, zeros behind the row's end. */
-static inline uint4
+INLINED uint4
 load_chunk(__global const storage *row, int chunk, int columns)
 {
     return chunk * 8 < columns ? ((__global const uint4 *)row)[chunk] : (uint4)0u;
@@ -80,7 +80,7 @@ load_chunk(__global const storage *row, int chunk, int columns)
 
 /* Loads this lane's chunks of the 16 keys that begin with key j. In the place of a key
    behind the end, the last key is loaded again. */
-static inline void
+INLINED void
 load_keys(uint4 (*keys)[KEY_LOADS], const split_source *source, int j)
 {
     const ca_attention_params *params = source->call->params;
@@ -95,14 +95,14 @@ load_keys(uint4 (*keys)[KEY_LOADS], const split_source *source, int j)
 
 /* Returns which of 16 keys, 0 … 15, is number n of this lane's four. The lane holds the
    scores of these four keys. */
-static inline int
+INLINED int
 key_of(const split_source *source, int n)
 {
     return 2 * source->t + n % 2 + n / 2 * 8;
 }
 
 /* Loads this lane's chunks of the values of its keys. */
-static inline void
+INLINED void
 load_values(uint4 (*values)[VALUE_LOADS], const split_source *source, int j)
 {
     const ca_attention_params *params = source->call->params;
@@ -116,7 +116,7 @@ load_values(uint4 (*values)[VALUE_LOADS], const split_source *source, int j)
 }
 
 /* scores += rows * 16 keys. */
-static inline void
+INLINED void
 multiply_keys(const warp_state *warp, __local const uint4 *queries, uint4 (*keys)[KEY_LOADS],
               float4 *scores)
 {
@@ -133,7 +133,7 @@ multiply_keys(const warp_state *warp, __local const uint4 *queries, uint4 (*keys
 }
 
 /* Returns column c of 8 of two rows, joined in a word. */
-static inline uint
+INLINED uint
 pair_of(uint4 low, uint4 high, int c)
 {
     const ushort2 x = as_ushort2(((const uint *)&low)[c / 2]);
@@ -143,7 +143,7 @@ pair_of(uint4 low, uint4 high, int c)
 
 /* result += weights * values of 16 keys. A value that no row attends to may hold a NaN,
    so it is replaced by zeros. */
-static inline void
+INLINED void
 multiply_values(const warp_state *warp, uint4 (*values)[VALUE_LOADS], uint used,
                 const float4 *weights, softmax_state *softmax, float4 *result)
 {
@@ -166,7 +166,7 @@ multiply_values(const warp_state *warp, uint4 (*values)[VALUE_LOADS], uint used,
 /* Copies the 16 rows of the group into local memory, in the order in which lanes load
    keys: for each load, the chunks of rows 0 … 7, then the chunks of rows 8 … 15. A
    negative scale would reverse the order of scores, so the queries take its sign. */
-static inline void
+INLINED void
 share_queries(__local uint4 *queries, const attention_call *call, const split_share *group)
 {
     const ca_attention_params *params = call->params;
@@ -187,7 +187,7 @@ share_queries(__local uint4 *queries, const attention_call *call, const split_sh
 /* Turns products with the 16 keys from j on into scores, -inf where a row does not
    attend. Returns a bit for each of the lane's four values that at least one row
    attends to. */
-static inline uint
+INLINED uint
 finish_scores(const warp_state *warp, const split_source *source, int j,
               float4 (*scores)[KEY_TILES], softmax_state *softmax)
 {
@@ -210,7 +210,7 @@ finish_scores(const warp_state *warp, const split_source *source, int j,
 
 /* The warp attends to its share of the split. All warps pass over the same keys that the blocks of a
    mask exclude. */
-static inline void
+INLINED void
 attend_split(const warp_state *warp, const split_source *source, const split_share *group,
              __local const uint4 *queries, softmax_state *softmax, float4 (*result)[EV_TILES])
 {
@@ -249,7 +249,7 @@ attend_split(const warp_state *warp, const split_source *source, const split_sha
    The result is scaled from the sum of rounded weights to the exact sum: the division
    by the rounded sum cancels the rounding of the weights, but the log-sum-exp needs the
    exact one. */
-static inline void
+INLINED void
 share_rows(const warp_state *warp, const split_source *source, const part_memory *memory,
            const softmax_state *softmax, float4 *result)
 {

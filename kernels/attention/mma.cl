@@ -90,7 +90,7 @@ typedef struct {
 #define ITEM_ROWS(chunks) (THREADS / (chunks))
 
 /* Returns the rows from row `first` on. */
-static inline tile_source
+INLINED tile_source
 source_at(__global const storage *tensor, const ca_view *view, const ca_int64 *batch, int first,
           ca_int64 columns, int chunks)
 {
@@ -106,7 +106,7 @@ source_at(__global const storage *tensor, const ca_view *view, const ca_int64 *b
 /* Fills the tile at chunk `tile` of local memory with the next rows of a source, which
    has `present` of them, and with zeros behind these. With ALIGNED the rows arrive
    later. */
-static inline void
+INLINED void
 load_tile(const warp_state *warp, __local uint4 *memory, int tile, tile_source *source, int present,
           int rows, int chunks)
 {
@@ -157,7 +157,7 @@ typedef struct {
     uint key_offset; /* a fragment has both chunks of a key */
 } mma_lane;
 
-static inline mma_lane
+INLINED mma_lane
 lane_of(const warp_state *warp)
 {
     const int n = (int)warp->lane;
@@ -170,7 +170,7 @@ lane_of(const warp_state *warp)
     return lane;
 }
 
-static inline mma_tile
+INLINED mma_tile
 tile_at(const attention_call *call, const ca_int64 *batch, ca_int64 row_of_tiles)
 {
     const ca_attention_params *params = call->params;
@@ -187,7 +187,7 @@ tile_at(const attention_call *call, const ca_int64 *batch, ca_int64 row_of_tiles
 }
 
 /* Starts to load the next keys and values, at most `left` of them, into a stage. */
-static inline void
+INLINED void
 load_block(const warp_state *warp, __local uint4 *memory, int stage, tile_source *key,
            tile_source *value, int left)
 {
@@ -200,7 +200,7 @@ load_block(const warp_state *warp, __local uint4 *memory, int stage, tile_source
 }
 
 /* Loads the warp's rows of query, by way of local memory. */
-static inline void
+INLINED void
 load_queries(const warp_state *warp, __local uint4 *memory, const mma_tile *tile,
              const mma_lane *lane, uint4 (*queries)[HEAD_E / 16])
 {
@@ -224,7 +224,7 @@ load_queries(const warp_state *warp, __local uint4 *memory, const mma_tile *tile
 }
 
 /* scores += queries of the warp * the CHUNK keys from an address on. */
-static inline void
+INLINED void
 multiply_keys(const warp_state *warp, const mma_lane *lane, uint keys,
               uint4 (*queries)[HEAD_E / 16], float4 (*scores)[KEY_TILES])
 {
@@ -242,7 +242,7 @@ multiply_keys(const warp_state *warp, const mma_lane *lane, uint keys,
 }
 
 /* Turns products with keys j … j + CHUNK - 1 into scores. */
-static inline void
+INLINED void
 finish_scores(const mma_tile *tile, const mma_lane *lane, int j, float4 (*scores)[KEY_TILES],
               softmax_state *softmax)
 {
@@ -263,7 +263,7 @@ finish_scores(const mma_tile *tile, const mma_lane *lane, int j, float4 (*scores
 }
 
 /* result += weights * values of the CHUNK keys from an address on. */
-static inline void
+INLINED void
 multiply_values(const warp_state *warp, const mma_lane *lane, uint values,
                 float4 (*weights)[KEY_TILES], softmax_state *softmax, float4 (*result)[EV_TILES])
 {
@@ -285,7 +285,7 @@ multiply_values(const warp_state *warp, const mma_lane *lane, uint values,
 }
 
 /* The warp attends to the block at an address, whose first key is j0. */
-static inline void
+INLINED void
 attend_block(const warp_state *warp, const mma_tile *tile, const mma_lane *lane, int j0,
              uint address, uint4 (*queries)[HEAD_E / 16], float factor, softmax_state *softmax,
              float4 (*result)[EV_TILES])
@@ -321,7 +321,7 @@ attend_block(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
 }
 
 /* Writes a pair of numbers to two columns of a row, those that are among `columns`. */
-static inline void
+INLINED void
 write_pair(__global ushort *to, ca_int64 stride, uint pair, int columns)
 {
     if (OUTPUT_ALIGNED && columns > 0) {
@@ -335,7 +335,7 @@ write_pair(__global ushort *to, ca_int64 stride, uint pair, int columns)
 }
 
 /* Divides each row of a warp by the sum of the row's weights, and writes the row. */
-static inline void
+INLINED void
 write_rows(const warp_state *warp, const mma_tile *tile, const mma_lane *lane,
            const softmax_state *softmax, float4 (*result)[EV_TILES])
 {

@@ -41,7 +41,7 @@ typedef struct {
     ca_int64 number; /* the row's, for dropout */
 } row_state;
 
-static inline void
+INLINED void
 find_row(row_state *row, const attention_call *call, const ca_int64 *batch, ca_int64 i)
 {
     const ca_attention_params *params = call->params;
@@ -82,7 +82,7 @@ product_with(const row_state *row, ca_int64 j)
 }
 
 /* Returns what is added to the score of key j, -inf where the key is excluded. */
-static inline real
+INLINED real
 addend_at(const row_state *row, ca_int64 j)
 {
     return addend_of(row->call, &row->addends, j, &row->bounds, j - row->i, j);
@@ -182,7 +182,7 @@ add_values(const row_state *row, real m, ca_int64 c, int columns, real *sums)
 }
 
 /* Computes row i of a batch and writes its result, lse and scores. */
-static inline void
+INLINED void
 attend(const attention_call *call, const ca_int64 *batch, ca_int64 i)
 {
     const ca_attention_params *params = call->params;
@@ -210,7 +210,7 @@ attend(const attention_call *call, const ca_int64 *batch, ca_int64 i)
 }
 
 /* True if every element of row i is finite. */
-static inline bool
+INLINED bool
 is_finite(const attention_call *call, const ca_int64 *batch, ca_int64 i)
 {
     const ca_attention_params *params = call->params;

@@ -57,7 +57,7 @@ typedef struct {
 } key_block;
 
 /* Returns the block of keys from j0 on, which ends before key `end`. */
-static inline key_block
+INLINED key_block
 block_at(const tile_state *tile, int j0, int end)
 {
     key_block block = {j0, min(BN, end - j0), count_from(tile->bounds, 0, j0)};
@@ -70,7 +70,7 @@ block_at(const tile_state *tile, int j0, int end)
 /* --- scores ----------------------------------------------------------------------- */
 
 /* Loads EC elements of the tile's queries, from element e0 on. */
-static inline void
+INLINED void
 load_queries(const tile_state *tile, int e0)
 {
     const attention_call *call = tile->call;
@@ -81,7 +81,7 @@ load_queries(const tile_state *tile, int e0)
 }
 
 /* Loads the values of KC keys of a block, from its key k0 on. */
-static inline void
+INLINED void
 load_values(const tile_state *tile, const key_run *run, __global const value_storage *values,
             const key_block *block, int k0)
 {
@@ -97,7 +97,7 @@ load_values(const tile_state *tile, const key_run *run, __global const value_sto
 /* Adds the products of the work-item's rows and keys of the block to its scores. The
    first values, unless NULL, come with the first keys, so that only one load is waited
    for. */
-static inline void
+INLINED void
 score_block(const tile_state *tile, const key_run *run, __global const storage *keys,
             __global const value_storage *values, const key_block *block, real *scores)
 {
@@ -125,7 +125,7 @@ score_block(const tile_state *tile, const key_run *run, __global const storage *
 }
 
 /* Writes score n of the work-item, or a weight, as `x`. */
-static inline void
+INLINED void
 write_score(const tile_state *tile, const key_block *block, int n, real x)
 {
     const ca_view *view = VIEW(tile->call->params, SCORES);
@@ -140,7 +140,7 @@ write_score(const tile_state *tile, const key_block *block, int n, real x)
    attends to it or, where the softcap comes last, where the key exists: an excluded key
    then has the weight of the score -softcap. Returns bits: bit m is set if row m of the
    work-item has such a key. */
-static inline uint
+INLINED uint
 finish_scores(const tile_state *tile, const key_block *block, real *scores)
 {
     const ca_attention_params *params = tile->call->params;
@@ -196,7 +196,7 @@ typedef struct {
     uint seen;     /* bit m: row m attends to one of these keys */
 } softmax_state;
 
-static inline void
+INLINED void
 start_softmax(softmax_state *softmax)
 {
     softmax->seen = 0;
@@ -207,7 +207,7 @@ start_softmax(softmax_state *softmax)
 }
 
 /* Sums x[m] over the work-items of row m. `scratch` has BM * TX reals. */
-static inline void
+INLINED void
 sum_rows(real *x, __local real *scratch, int tx, int ty)
 {
     barrier(CLK_LOCAL_MEM_FENCE); /* reads of `scratch` so far: these writes */
@@ -225,7 +225,7 @@ sum_rows(real *x, __local real *scratch, int tx, int ty)
 
 /* Maps the bits of floats to integers in the same order. The function is its own
    inverse. */
-static inline int
+INLINED int
 order_bits(int bits)
 {
     return bits ^ ((bits >> 31) & 0x7fffffff);
@@ -234,7 +234,7 @@ order_bits(int bits)
 /* Raises the bases that a score of this block exceeds by HEADROOM, and scales what has
    been summed. Most blocks have no such score: then no work-item writes. A barrier
    orders the reads of the keys before the writes of the weights. */
-static inline void
+INLINED void
 raise_bases(const ca_attention_params *params, softmax_state *softmax, const real *scores,
             real *result, __local int *highest, int ty)
 {
@@ -265,7 +265,7 @@ raise_bases(const ca_attention_params *params, softmax_state *softmax, const rea
 }
 
 /* Replaces scores by weights, and sums them. */
-static inline void
+INLINED void
 weigh_scores(const ca_attention_params *params, softmax_state *softmax, real *scores)
 {
     UNROLLED_FOR (int m = 0; m < MI; m++) {
@@ -283,7 +283,7 @@ weigh_scores(const ca_attention_params *params, softmax_state *softmax, real *sc
 
 /* Makes zeros of the weights that dropout drops, in a block of keys. The sums of the rows
    include these weights already. */
-static inline void
+INLINED void
 drop_weights(const tile_state *tile, const key_block *block, real *weights)
 {
     const ca_attention_params *params = tile->call->params;
@@ -300,7 +300,7 @@ drop_weights(const tile_state *tile, const key_block *block, real *weights)
 }
 
 /* result += weights * values of a block. The weights replace the keys in local memory. */
-static inline void
+INLINED void
 add_block(const tile_state *tile, const key_run *run, __global const value_storage *values,
           const key_block *block, const real *weights, real *result)
 {
@@ -326,7 +326,7 @@ add_block(const tile_state *tile, const key_run *run, __global const value_stora
 
 /* Weighs a block of keys and adds its values, or on the second pass, whose sums include the
    sinks, writes its weights. */
-static inline __attribute__((always_inline)) void
+INLINED __attribute__((always_inline)) void
 attend_block(const tile_state *tile, const key_run *run, int row, const key_block *block,
              bool again, softmax_state *softmax, real *result)
 {
@@ -353,7 +353,7 @@ attend_block(const tile_state *tile, const key_run *run, int row, const key_bloc
 
 /* The tile attends to its keys. A second pass, over all keys, writes weights: they need
    the sums. */
-static inline __attribute__((always_inline)) void
+INLINED __attribute__((always_inline)) void
 attend(const tile_state *tile, bool again, softmax_state *softmax, real *result)
 {
     const ca_attention_params *params = tile->call->params;
@@ -377,7 +377,7 @@ attend(const tile_state *tile, bool again, softmax_state *softmax, real *result)
 }
 
 /* Writes the rows. It is inlined so that the result stays in registers. */
-static inline __attribute__((always_inline)) void
+INLINED __attribute__((always_inline)) void
 write_rows(const tile_state *tile, const softmax_state *softmax, const real *seen,
            const real *result)
 {

@@ -65,7 +65,7 @@ typedef WIDE(int) indices;
 #endif
 
 /* With STREAM, `to` has to be aligned to the vector. */
-static inline void
+INLINED void
 store_vector(vector value, __global element *to)
 {
 #ifdef STORES_STREAM
@@ -77,7 +77,7 @@ store_vector(vector value, __global element *to)
 
 /* Returns how many of `count` elements come before the first address to which a vector
    can be streamed. */
-static inline ca_int64
+INLINED ca_int64
 unaligned_elements(__global const element *to, ca_int64 count)
 {
 #ifdef STORES_STREAM
@@ -89,7 +89,7 @@ unaligned_elements(__global const element *to, ca_int64 count)
 #endif
 }
 
-static inline indices
+INLINED indices
 lane_indices(void)
 {
     indices lanes;
@@ -128,7 +128,7 @@ typedef struct {
 #define INPUT_SPACE __global
 #endif
 
-static inline element
+INLINED element
 choose_one(INPUT_SPACE const element *from, ca_int64 x, const row_band *band)
 {
     return x >= band->begin && x < band->end ? INSIDE_ONE(from + x, band)
@@ -136,7 +136,7 @@ choose_one(INPUT_SPACE const element *from, ca_int64 x, const row_band *band)
 }
 
 /* Returns the vector of columns x … x + LANES - 1. */
-static inline vector
+INLINED vector
 choose_many(INPUT_SPACE const element *from, ca_int64 x, const row_band *band)
 {
     if (x >= band->end || x + LANES <= band->begin) {
@@ -154,7 +154,7 @@ choose_many(INPUT_SPACE const element *from, ca_int64 x, const row_band *band)
 }
 
 /* Writes columns first … last - 1 of a row. `from` is the row of the input. */
-static inline void
+INLINED void
 write_columns(__global element *to, INPUT_SPACE const element *from, ca_int64 first, ca_int64 last,
               const row_band *band)
 {
@@ -179,7 +179,7 @@ write_columns(__global element *to, INPUT_SPACE const element *from, ca_int64 fi
 }
 
 /* Writes columns first … last - 1 of a row, but leaves a skipped region as it is. */
-static inline void
+INLINED void
 write_row(__global element *to, INPUT_SPACE const element *from, ca_int64 first, ca_int64 last,
           const row_band *band)
 {
@@ -205,7 +205,7 @@ typedef struct {
     ca_int64 y;
 } tile_walk;
 
-static inline void
+INLINED void
 tile_start(tile_walk *walk, const ca_diagonal_params *params)
 {
     const ca_int64 group = params->first_group + (ca_int64)get_group_id(0);
@@ -222,13 +222,13 @@ tile_start(tile_walk *walk, const ca_diagonal_params *params)
 }
 
 /* Returns how many of the rows that are left belong to the same matrix. */
-static inline ca_int64
+INLINED ca_int64
 tile_rows_of_matrix(const tile_walk *walk)
 {
     return min(walk->rows, walk->params->rows - walk->y);
 }
 
-static inline void
+INLINED void
 tile_advance(tile_walk *walk, ca_int64 count)
 {
     walk->rows -= count;
@@ -245,7 +245,7 @@ tile_advance(tile_walk *walk, ca_int64 count)
 }
 
 /* Finds the band of row y between columns first and last, counted from `origin`. */
-static inline void
+INLINED void
 find_band(row_band *band, const ca_diagonal_params *params, ca_int64 y, ca_int64 first,
           ca_int64 last, ca_int64 origin)
 {
@@ -256,7 +256,7 @@ find_band(row_band *band, const ca_diagonal_params *params, ca_int64 y, ca_int64
 }
 
 #if LAYOUT == CA_DIAGONAL_ROWS
-static inline void
+INLINED void
 write_tile(__global element *output, __global const element *input,
            const ca_diagonal_params *params)
 {
@@ -285,7 +285,7 @@ write_tile(__global element *output, __global const element *input,
 
 /* True if a block contains an element that is copied. The band moves right from row to
    row. */
-static inline bool
+INLINED bool
 is_copied(const ca_diagonal_params *params, ca_int64 y, ca_int64 rows, ca_int64 x, ca_int64 columns)
 {
     const ca_int64 from_end = y + params->upper; /* in the first row */
@@ -304,7 +304,7 @@ is_copied(const ca_diagonal_params *params, ca_int64 y, ca_int64 rows, ca_int64 
 
 /* block[i * i_pitch + j * j_pitch] = from[i * i_stride + j * j_stride]
    Neighbouring items have neighbouring j. */
-static inline void
+INLINED void
 load_block(__local element *block, int i_pitch, int j_pitch, __global const element *from,
            ca_int64 i_stride, ca_int64 j_stride, int I, int J)
 {
@@ -316,7 +316,7 @@ load_block(__local element *block, int i_pitch, int j_pitch, __global const elem
     }
 }
 
-static inline void
+INLINED void
 write_block(__global element *to, __global const element *from, __local element *block,
             const ca_diagonal_params *params, ca_int64 y, int rows, ca_int64 x, int columns)
 {
@@ -337,7 +337,7 @@ write_block(__global element *to, __global const element *from, __local element 
     barrier(CLK_LOCAL_MEM_FENCE); /* all items have read, then they load again */
 }
 
-static inline void
+INLINED void
 write_tile(__global element *output, __global const element *input, __local element *block,
            const ca_diagonal_params *params)
 {
@@ -366,7 +366,7 @@ write_tile(__global element *output, __global const element *input, __local elem
 /* For each element of a matrix: all bits if it is inside, else none. The pattern is a
    stretch longer than a matrix, for stretches that begin in one matrix and end in a
    later one. */
-static inline void
+INLINED void
 load_pattern(__local element *pattern, const ca_diagonal_params *params)
 {
     const int rows = (int)params->rows;
@@ -384,7 +384,7 @@ load_pattern(__local element *pattern, const ca_diagonal_params *params)
 }
 
 /* Writes elements in the order of memory, across matrices. */
-static inline void
+INLINED void
 write_tile(__global element *output, __global const element *input, __local element *pattern,
            const ca_diagonal_params *params)
 {

@@ -107,7 +107,7 @@ class _Writer:
             *[f"    {self._type(i)} {self.names[i]};" for i in kept],
             "} mod_row;",
             "",
-            "static inline void start_mod_row(mod_row *row, const attention_call *call)",
+            "INLINED void start_mod_row(mod_row *row, const attention_call *call)",
             "{",
             f"    {_spell('bool', ROW)} outside = 0;",
             f"    {_spell('bool', ROW)} mask_outside = 0;",
@@ -133,7 +133,7 @@ class _Writer:
         score = f", {_spell('real', ALL)} score" if is_score else ""
         self.lines += [
             "",
-            f"static inline {returned} mod_{name}(const attention_call *call, const mod_row *row, "
+            f"INLINED {returned} mod_{name}(const attention_call *call, const mod_row *row, "
             f"{_spell('int', KEY)} key{score})",
             "{",
         ]
