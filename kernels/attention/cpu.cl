@@ -199,7 +199,7 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int keys, int
     }
     const term_rows value = block->value.at + TERMS(first) * block->value.stride;
     const ca_int64 stride = block->value.stride;
-    if (weighs || !HAS_ADDENDS(params) ||
+    if (!HAS_ADDENDS(params) || weighs ||
         !are_finite(value, stride, TERMS(end - first), (int)params->Ev)) {
         multiply_values(sums->result, weights, value, stride, end - first, (int)params->Ev);
     }
@@ -254,7 +254,7 @@ attend(item_state *item, realv *added, termv *weights, term *packed)
             int adds = NOTHING_ADDED;
             int first = before;
             int stop = attended;
-            PLAIN_FOR (int h = 0; h < params->key_heads && (attended > 0 || all); h++) {
+            PLAIN_FOR (int h = 0; h < HEADS_OF_ITEM(params) && (attended > 0 || all); h++) {
                 tile_sums *sums = &item->tiles[h * item->count + t];
                 if (!shared || h == 0) {
                     adds = find_added(added, &sums->tile, j0, attended, &first, &stop);
@@ -371,7 +371,7 @@ attend_tiles(const attention_call *call, ca_int64 number)
     const ca_attention_params *params = call->params;
     /* The last rows come first: below a causal diagonal they have the most keys. Heads
        that share a mask run side by side, while the mask's rows are in the cache. */
-    const int heads = (int)params->key_heads;
+    const int heads = HEADS_OF_ITEM(params);
     const ca_int64 rows = params->L * params->heads;
     const ca_int64 rows_of_item = BM * params->tiles;
     const ca_int64 items = (rows + rows_of_item - 1) / rows_of_item; /* of a head */
@@ -434,5 +434,5 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(realv))) vo
 attention_cpu(ATTENTION_ARGUMENTS)
 {
     const attention_call call = ATTENTION_CALL;
-    attend_tiles(&call, item_of(&params));
+    attend_tiles(&call, group_of(&params));
 }
