@@ -37,11 +37,18 @@
 
 /* --- what few calls ask for: dropout, scores -------------------------------------- */
 
-DEFINE_PHILOX(philox_lanes, uintv)
+/* mul_hi of vectors is a call. */
+INLINED uintv
+high_lanes(uintv a, uintv b)
+{
+    return convert_uintv((convert_ulongv(a) * convert_ulongv(b)) >> 32);
+}
+
+DEFINE_PHILOX(philox_lanes, uintv, high_lanes)
 
 /* Sets the weights that dropout drops to 0, in a block of keys whose first key is j0. The
    sums of the rows already include these weights. */
-SMALL void
+CALLED void
 drop_weights(const tile_state *tile, ca_int64 j0, int keys, termv *weights)
 {
     const ca_attention_params *params = tile->call->params;
