@@ -23,9 +23,12 @@
  *     -DNV              vectors of queries of a tile
  *     -DMR              keys that are scored together: 6, 8, 12 or 16. Their NV * MR sums
  *                       fill the registers
- *     LANES of support/lanes.clh and the macros of support/common.clh, of which a plan
- *     sets OPTIONS only for calls without options
+ *     -DUSUAL           1: the call has no options and asks for no log-sum-exp
+ *     LANES of support/lanes.clh and the macros of support/common.clh
  */
+#if USUAL
+#define OPTIONS 0
+#endif
 #define SCORE_LANES LANES_ARE_ROWS
 #include "kernels/attention/cpu/tiles.clh" /* tile_state, load_added, store_columns */
 
@@ -353,7 +356,7 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
     const attention_call *call = tile->call;
     const ca_attention_params *params = call->params;
     const softmax_state *softmax = &sums->softmax;
-    PLAIN_FOR (int n = 0; n < tile->rows && (params->flags & CA_HAS_LSE); n++) {
+    PLAIN_FOR (int n = 0; n < tile->rows && WRITES_LSE(params); n++) {
         ca_int64 batch[CA_BATCH_DIMS];
         const ca_int64 i = row_of_tile(tile, n, batch);
         write_lse(call, batch, i, ((const real *)softmax->base)[n], ((const real *)softmax->sum)[n],
