@@ -22,7 +22,7 @@
 /* Queries and results of a work-item's tiles. They fill CA_CPU_TILES_BYTES where a core's own cache
    is as large as LARGE_CORE_CACHE. */
 #define SMALL_TILES_BYTES (128 << 10)
-#define LARGE_CORE_CACHE  (2 << 20)
+#define LARGE_CORE_CACHE  (1 << 20)
 
 /* Bytes of the vectors of processors with 32 registers. Products keep at most so many sums there. */
 #define WIDE_VECTOR 64
