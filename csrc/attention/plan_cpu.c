@@ -11,8 +11,10 @@
 /* With at most this many vectors of rows, a tile may have one. */
 #define FEW_VECTORS 8
 
-/* Keys and values whose rows do not adjoin are packed for at least so many rows of queries. */
+/* Keys and values whose rows do not adjoin are packed for at least so many rows of queries: see
+   packing_rows. Addresses SET_BYTES apart share a set of a core's first cache. */
 #define PACKING_ROWS 32
+#define SET_BYTES    4096
 
 /* Fewer rows of queries read most keys before these are in a core's own cache, which has at
    least so many bytes. */
@@ -78,6 +80,15 @@ static int64_t
 chunk_keys(int64_t vectors, int64_t vector_bytes)
 {
     return vector_bytes < WIDE_VECTOR ? 6 : vectors == 1 ? 16 : 12;
+}
+
+/* Returns the rows of queries from which on packing pays. If keys have to be fetched, reading them in
+   place is as fast for more rows, provided that the first cache holds a chunk of keys whose rows all
+   share a set. */
+static int64_t
+packing_rows(const ca_device_info *info, bool fetches, int64_t chunk)
+{
+    return fetches && chunk * SET_BYTES <= info->first_cache ? NEAR_ROWS : PACKING_ROWS;
 }
 
 /* Set NV and MR. The rule's numbers take the place of the tuner's if those leave more rows of tiles
@@ -159,13 +170,11 @@ share_work(const ca_device_info *info, const ca_attention *attention, int64_t ro
     plan->grid[3] = ca_divide_up(tiles, plan->tiles);
 }
 
-/* True if rows of terms may be read where they lie: they adjoin, or too few rows use them
-   for packing to pay. */
+/* True if rows of terms may be read where they lie: they adjoin, or are not to be packed. */
 static bool
-lies_in_place(const ca_operand *operand, int64_t rows)
+lies_in_place(const ca_operand *operand, bool packs)
 {
-    return ca_operand_rows_contiguous(operand) &&
-           (ca_operand_rows_adjoin(operand) || rows < PACKING_ROWS);
+    return ca_operand_rows_contiguous(operand) && (ca_operand_rows_adjoin(operand) || !packs);
 }
 
 /* The plan of both variants. The terms of the products are reals, or pairs of bfloat16.
@@ -191,13 +200,16 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, bool pairs
     plan->grid[2] /= plan->heads;
     int64_t rows = plan->heads * attention->L;
     bool readable = info->type == CA_DEVICE_CPU && !biased;
-    plan->keys_in_place =
-        readable && terms && lies_in_place(key, rows) && lies_in_place(past, rows);
-    plan->values_in_place = readable && value->dtype == real && attention->Ev >= lanes &&
-                            lies_in_place(value, rows) &&
-                            lies_in_place(&operands[CA_ATTENTION_PAST_VALUE], rows);
-    bool in_place = plan->keys_in_place && plan->values_in_place;
     plan->fetches_ahead = keys_come_from_memory(attention, rows);
+    int64_t chunk = chunk_keys(vectors_of_rows(info, rows, lanes, false, pairs),
+                               lanes * ca_plan_real_bytes(attention));
+    bool packs = rows >= packing_rows(info, plan->fetches_ahead, chunk);
+    plan->keys_in_place =
+        readable && terms && lies_in_place(key, packs) && lies_in_place(past, packs);
+    plan->values_in_place = readable && value->dtype == real && attention->Ev >= lanes &&
+                            lies_in_place(value, packs) &&
+                            lies_in_place(&operands[CA_ATTENTION_PAST_VALUE], packs);
+    bool in_place = plan->keys_in_place && plan->values_in_place;
     int64_t vectors = vectors_of_rows(info, rows, lanes, in_place && !plan->fetches_ahead, pairs);
     int64_t keys;
     choose_shape(attention, rows, lanes, &knobs, &vectors, &keys);

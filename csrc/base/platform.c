@@ -49,12 +49,13 @@ ca_process_id(void)
 }
 
 int64_t
-ca_core_cache(void)
+ca_core_cache(int level)
 {
 #ifdef _SC_LEVEL2_CACHE_SIZE
-    const int64_t bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+    const int64_t bytes = sysconf(level == 1 ? _SC_LEVEL1_DCACHE_SIZE : _SC_LEVEL2_CACHE_SIZE);
     return bytes > 0 ? bytes : 0;
 #else
+    (void)level;
     return 0;
 #endif
 }

@@ -40,8 +40,9 @@ ca_process_id(void)
 }
 
 int64_t
-ca_core_cache(void)
+ca_core_cache(int level)
 {
+    (void)level;
     return 0;
 }
 
