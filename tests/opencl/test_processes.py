@@ -257,6 +257,24 @@ DAMAGES = {
 }
 
 
+def test_a_first_call_prints_nothing(device, tmp_path):
+    """PoCL prints how many warnings clang has."""
+    code = """
+    import sys
+    import clattn
+    from support.helpers import check, qkv
+
+    device = clattn.devices()[int(sys.argv[1])]
+    for options in {}, {"softcap": 3.0}:
+        for dtype in "f4", "f2":
+            for rows in 1, 40:
+                check(*qkv((1, 2), rows, 70, 24, dtype=dtype), device=device, **options)
+    """
+    env = {"XDG_CACHE_HOME": tmp_path, "POCL_CACHE_DIR": tmp_path}
+    done = run_python(code, clattn.devices().index(device), env=env)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
 def test_a_damaged_cache_entry_is_rebuilt(device, tmp_path):
     needs_a_cache(device)
     cached_call(device, tmp_path)
