@@ -21,10 +21,10 @@
 #define NEAR_ROWS   128
 #define CACHE_BYTES (4 << 20)
 
-/* Queries and results of a work-item's tiles. They fill CA_CPU_TILES_BYTES where a core's own cache
-   is as large as LARGE_CORE_CACHE. */
+/* Queries and results of a work-item's tiles. They fill CA_CPU_TILES_BYTES where a core's first
+   cache is as large as LARGE_FIRST_CACHE. */
 #define SMALL_TILES_BYTES (128 << 10)
-#define LARGE_CORE_CACHE  (1 << 20)
+#define LARGE_FIRST_CACHE (48 << 10)
 
 /* Bytes of the vectors of processors with 32 registers. Products keep at most so many sums there. */
 #define WIDE_VECTOR 64
@@ -144,7 +144,7 @@ share_work(const ca_device_info *info, const ca_attention *attention, int64_t ro
     int64_t tile_rows = vectors * lanes;
     int64_t tiles = ca_divide_up(rows, tile_rows);
     int64_t columns = attention->E + covered(attention->Ev, lanes);
-    int64_t bytes = info->core_cache < LARGE_CORE_CACHE ? SMALL_TILES_BYTES : CA_CPU_TILES_BYTES;
+    int64_t bytes = info->first_cache < LARGE_FIRST_CACHE ? SMALL_TILES_BYTES : CA_CPU_TILES_BYTES;
     int64_t most = ca_smaller(ca_knob_value(knobs, TILES, CA_CPU_TILES),
                               bytes / (columns * tile_rows * ca_plan_real_bytes(attention)));
     double wanted =

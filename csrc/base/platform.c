@@ -49,13 +49,12 @@ ca_process_id(void)
 }
 
 int64_t
-ca_core_cache(int level)
+ca_first_cache(void)
 {
-#ifdef _SC_LEVEL2_CACHE_SIZE
-    const int64_t bytes = sysconf(level == 1 ? _SC_LEVEL1_DCACHE_SIZE : _SC_LEVEL2_CACHE_SIZE);
+#ifdef _SC_LEVEL1_DCACHE_SIZE
+    const int64_t bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
     return bytes > 0 ? bytes : 0;
 #else
-    (void)level;
     return 0;
 #endif
 }

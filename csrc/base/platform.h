@@ -35,9 +35,8 @@ void ca_mutex_unlock(ca_mutex *mutex);
 
 int64_t ca_process_id(void);
 
-/* Bytes of a core's own cache of data, the first (level 1) or the second (2). 0: the system does not
-   tell. */
-int64_t ca_core_cache(int level);
+/* Bytes of a core's first cache of data. 0: the system does not tell. */
+int64_t ca_first_cache(void);
 
 /* The time in seconds, for differences: the clock runs on when somebody sets the time of day. */
 double ca_seconds(void);

@@ -40,9 +40,8 @@ ca_process_id(void)
 }
 
 int64_t
-ca_core_cache(int level)
+ca_first_cache(void)
 {
-    (void)level;
     return 0;
 }
 
