@@ -49,10 +49,12 @@ def test_ctrl_c_ends_an_append(cache):
 
 
 def test_ctrl_c_ends_a_reorder_before_it_changes_anything(cache):
+    """The first half of a reorder of 0.4 s (Zen 5) changes nothing, and can be ended."""
     before = state_of(cache)
-    late = interrupted(lambda: cache.reorder(np.arange(B)[::-1]), 0.2)
+    late = interrupted(lambda: cache.reorder(np.arange(B)[::-1]), 0.05)
     assert late < 2
-    assert state_of(cache) == before
+    same = [now == then for now, then in zip(state_of(cache), before, strict=True)]
+    assert all(same)  # pytest would take minutes to show where the bytes differ
 
 
 def test_a_handler_that_uses_the_cache(cache):
