@@ -279,8 +279,8 @@ def test_the_lock_is_released_while_a_kernel_runs(device):
 def test_a_driver_that_refuses_ptx(device, faults_library, tmp_path):
     """A GPU that says it has NVIDIA's instructions, and has not, runs what needs none.
 
-    A later process knows that from the disk. Small tiles and no sub-groups: their program is
-    built in a second.
+    A later process knows that from the disk. Small tiles and no sub-groups: their programs are
+    built in seconds.
     """
     for _ in range(2):
         open_with(
@@ -291,7 +291,8 @@ def test_a_driver_that_refuses_ptx(device, faults_library, tmp_path):
             device = listed[index]
             assert device.type == "gpu"
             assert device.usable and device.nvidia_capability == 0
-            check(*qkv((1, 2), 40, 50, 16, dtype="f2"), device=device, return_lse=True)
+            for rows in 1, 40:
+                check(*qkv((1, 2), rows, 50, 16, dtype="f2"), device=device, return_lse=True)
             """,
             FAULTS_NVIDIA="1",
             XDG_CACHE_HOME=tmp_path,
@@ -314,7 +315,7 @@ def test_sub_groups_that_compute_wrongly(device, faults_library, tmp_path):
                 assert name.startswith("sub-groups of "), name
                 assert reason.startswith("wrong results: word "), reason
             assert _core.lacks(device) or "Intel" not in device.platform
-            check(*qkv((1, 2), 1, 50, 16), device=device, return_lse=False)
+            check(*qkv((1, 2), 1, 50, 16), device=device)
             """,
             FAULTS_GPU="1",
             FAULTS_SUB_GROUPS="exp2=fabs",

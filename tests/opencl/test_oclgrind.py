@@ -54,7 +54,7 @@ DIAGONAL = {
     "columns first": "check_band(draw((2, 70, 5)).swapaxes(1, 2), 7, -1, 60, device=device)",
     "backwards": "check_band(draw((9, 140), 'f8')[::-1, ::-2], 7, 5, 3, device=device)",
     "small matrices": "check_band(draw((40, 5, 3), 'f2'), 7, 0, 2, device=device)",
-    "in place": "a = draw((4, 5, 3)); check_band(a, 7, 0, 2, device=device, out=a)",
+    "in place": "a = draw((16, 5, 3)); check_band(a, 7, 0, 2, device=device, out=a)",
     "in place, gaps": "a = draw((9, 70))[:, 3:40]; check_band(a, 7, 0, 2, device=device, out=a)",
     "out": "check_band(draw((9, 40)), 7, 0, 2, device=device, out=draw((40, 9)).T)",
 }
