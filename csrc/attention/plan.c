@@ -70,7 +70,8 @@ ca_plan_define_lanes(ca_kernel_spec *spec, const ca_device_info *info,
     ca_plan_define_common(spec, attention);
     ca_kernel_define(spec, "LANES", ca_plan_lanes(info, attention));
     ca_kernel_define(spec, "ON_CPU", info->type == CA_DEVICE_CPU);
-    /* To optimise twice is slower to build and no faster to run. */
+    /* The driver optimises the kernel later. An optimised build would take longer, and the kernel
+       would run no faster. */
     spec->unoptimised = info->type == CA_DEVICE_CPU && info->optimises_later;
     if (attention->mods != NULL) { /* a program of its own, which may as well be short */
         ca_kernel_define(spec, "OPTIONS", (int64_t)ca_attention_options(attention));

@@ -11,8 +11,9 @@
 /* With at most this many vectors of rows, a tile may have one. */
 #define FEW_VECTORS 8
 
-/* Keys and values whose rows do not adjoin are packed for at least so many rows of queries: see
-   packing_rows. Addresses SET_BYTES apart share a set of a core's first cache. */
+/* A work-item packs keys and values whose rows do not adjoin if a head has PACKING_ROWS rows of queries
+   or more, on some processors NEAR_ROWS: see packing_rows. Addresses SET_BYTES apart share a set of a
+   core's first cache. */
 #define PACKING_ROWS 32
 #define SET_BYTES    4096
 
@@ -21,8 +22,8 @@
 #define NEAR_ROWS   128
 #define CACHE_BYTES (4 << 20)
 
-/* Queries and results of a work-item's tiles. They fill CA_CPU_TILES_BYTES where a core's first
-   cache is as large as LARGE_FIRST_CACHE. */
+/* The tiles of a work-item have queries and results of SMALL_TILES_BYTES at most, or of
+   CA_CPU_TILES_BYTES if a core's first cache has LARGE_FIRST_CACHE bytes. */
 #define SMALL_TILES_BYTES (128 << 10)
 #define LARGE_FIRST_CACHE (48 << 10)
 
@@ -82,9 +83,9 @@ chunk_keys(int64_t vectors, int64_t vector_bytes)
     return vector_bytes < WIDE_VECTOR ? 6 : vectors == 1 ? 16 : 12;
 }
 
-/* Returns the rows of queries from which on packing pays. If keys have to be fetched, reading them in
-   place is as fast for more rows, provided that the first cache holds a chunk of keys whose rows all
-   share a set. */
+/* Returns the smallest number of rows of queries for which packing keys is faster than reading them
+   in place. That number is larger for keys that are prefetched, if the first cache can hold a whole
+   chunk of keys: the rows of a chunk all share one set when they lie a multiple of SET_BYTES apart. */
 static int64_t
 packing_rows(const ca_device_info *info, bool fetches, int64_t chunk)
 {
@@ -170,7 +171,8 @@ share_work(const ca_device_info *info, const ca_attention *attention, int64_t ro
     plan->grid[3] = ca_divide_up(tiles, plan->tiles);
 }
 
-/* True if rows of terms may be read where they lie: they adjoin, or are not to be packed. */
+/* True if the kernel can read an operand's rows where they lie: the rows are contiguous, and adjoin
+   unless the plan packs nothing. */
 static bool
 lies_in_place(const ca_operand *operand, bool packs)
 {

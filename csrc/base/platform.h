@@ -35,7 +35,7 @@ void ca_mutex_unlock(ca_mutex *mutex);
 
 int64_t ca_process_id(void);
 
-/* Bytes of a core's first cache of data. 0: the system does not tell. */
+/* Returns the bytes of a core's first cache of data, 0 if the system does not tell. */
 int64_t ca_first_cache(void);
 
 /* The time in seconds, for differences: the clock runs on when somebody sets the time of day. */

@@ -83,7 +83,7 @@ typedef struct {
     bool float16;              /* cl_khr_fp16; storing halves needs no extension */
     bool keeps_programs;       /* the driver caches built programs on disk itself */
     bool optimises_slowly;     /* kernels with large work-groups take seconds to compile */
-    bool optimises_later;      /* when a kernel first runs, even if its build must not optimise */
+    bool optimises_later;      /* the driver optimises a kernel when the kernel first runs */
     bool bfloat16_pairs;       /* see ca_device_find_pairs */
     ca_memory_mode memory;
     ca_tuning *tuning; /* the tuner's numbers; attention/knobs.h reads them */

@@ -289,7 +289,8 @@ query_platform(const ca_cl *cl, cl_platform_id platform, const char *memory_over
         device->info.keeps_programs = is_pocl;
         device->info.optimises_slowly = is_pocl;
         query_device(device, memory_override);
-        /* Up to 6.0 PoCL optimises a kernel when it first runs, whatever the build's options are. */
+        /* PoCL 6.0 and earlier versions optimise a kernel when the kernel first runs, even if the
+           program was built with -cl-opt-disable. */
         device->info.optimises_later = is_pocl && strtol(device->info.driver_version, NULL, 10) < 7;
     }
 done:

@@ -20,7 +20,7 @@ typedef struct {
 typedef struct {
     const char *name; /* a string literal */
     bool in_c30;      /* written in OpenCL C 3.0, for sub-groups; else in 1.2 */
-    bool unoptimised; /* by its build: the driver does so later, or the speed does not count */
+    bool unoptimised; /* built with -cl-opt-disable */
     bool is_probe;    /* its binary is not kept on disk: the verdict is */
     int lanes;        /* its sub-groups have to be as large; the macros tell it too */
     /* OpenCL C that the program begins with, as the macro MODS; NULL: none. Specs compare its

@@ -40,7 +40,7 @@
 
 /* --- what few calls ask for: dropout, scores -------------------------------------- */
 
-/* mul_hi of vectors is a call. */
+/* Returns the upper halves of products. Some compilers make a call of mul_hi(a, b). */
 INLINED uintv
 high_lanes(uintv a, uintv b)
 {
