@@ -66,7 +66,7 @@ drop_weights(const tile_state *tile, ca_int64 j0, int keys, termv *weights)
             uintv words[4] = {(uintv)(uint)quad, (uintv)(uint)((ulong)quad >> 32),
                               convert_uintv(rows[v]), convert_uintv(rows[v] >> 32)};
             philox_lanes(words, params->seed);
-            PLAIN_FOR (int n = 0; n < 4; n++) {
+            UNROLLED_FOR (int n = 0; n < 4; n++) {
                 const ca_int64 k = quad * 4 + n - j0;
                 if (k >= 0 && k < keys) {
                     const intv kept = convert_intv(words[n] > params->last_dropped);
@@ -241,8 +241,8 @@ attend(item_state *item, realv *added, termv *weights, term *packed)
         shared &= VIEW(params, BIAS)->batch[CA_BATCH_DIMS - 1] == 0;
     }
     const int most = keys_of_block(params);
-    const int packed_terms =
-        reads_in_place(params) ? MR * TERMS(params->E) : most * TERMS(PACKED_COLUMNS(params));
+    const int packed_terms = reads_in_place(params) ? MR * TERMS(params->E) + LANES
+                                                    : most * TERMS(PACKED_COLUMNS(params));
     const ca_int64 end = all ? params->T : item->keys.end;
     key_block blocks[CA_CPU_TILES];
     int keys;

@@ -305,9 +305,9 @@ add_values(const ca_attention_params *params, slice_state *state, const uint4 *v
 
 /* --- present keys and values ------------------------------------------------------ */
 
-/* Defines a function that copies `rows` rows of `size` elements. Neighbours copy
+/* Defines a function by which a group copies `rows` rows of `size` elements. Neighbours copy
    neighbouring chunks of 16 bytes with WIDE, else neighbouring elements. */
-#define DEFINE_COPY_ROWS(name, dtype, size)                                                        \
+#define DEFINE_SHARE_ROWS(name, dtype, size)                                                       \
     INLINED void name(__global JOIN(storage_, dtype) * to, const ca_view *to_view,                 \
                       __global const JOIN(storage_, dtype) * from, const ca_view *from_view,       \
                       int rows)                                                                    \
@@ -328,8 +328,8 @@ add_values(const ca_attention_params *params, slice_state *state, const uint4 *v
         }                                                                                          \
     }
 
-DEFINE_COPY_ROWS(copy_key_rows, DTYPE, HEAD_E)
-DEFINE_COPY_ROWS(copy_value_rows, VALUE_DTYPE, HEAD_EV)
+DEFINE_SHARE_ROWS(share_key_rows, DTYPE, HEAD_E)
+DEFINE_SHARE_ROWS(share_value_rows, VALUE_DTYPE, HEAD_EV)
 
 /* Copies keys first … end - 1 and their values. */
 INLINED void
@@ -342,10 +342,10 @@ copy_present_rows(const attention_call *call, const ca_int64 *batch, ca_int64 fi
         key_run run;
         find_key_run(&run, call, batch, j);
         rows = (int)min((ca_int64)BN, min(end - j, run.count));
-        copy_key_rows(call->present_key + ca_offset(keys, batch, j, 0), keys, run.key, run.key_view,
-                      rows);
-        copy_value_rows(call->present_value + ca_offset(values, batch, j, 0), values, run.value,
-                        run.value_view, rows);
+        share_key_rows(call->present_key + ca_offset(keys, batch, j, 0), keys, run.key,
+                       run.key_view, rows);
+        share_value_rows(call->present_value + ca_offset(values, batch, j, 0), values, run.value,
+                         run.value_view, rows);
     }
 }
 
