@@ -224,12 +224,12 @@ ca_attention_try(ca_device *device, const ca_attention *attention, int variant, 
     ca_status status = CA_OK;
     const ca_device_info *info = ca_device_get_info(device);
     int bit = first_bit(attention) + variant;
-    bool is_wrong = false;
-    trial t = {.is_wrong = &is_wrong};
     if (info->type == CA_DEVICE_CPU || variant == CA_INDEX_reference ||
         ca_device_was_tried(device, bit)) {
         return CA_OK;
     }
+    bool is_wrong = false;
+    trial t = {.is_wrong = &is_wrong};
     CA_TRY(start_trial(&t, info, attention, ca_variant_at(variant)->word, error));
     CA_TRY(ca_verdict_find(device, &t.plan.spec, false, compare, &t, error));
 done:

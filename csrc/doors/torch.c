@@ -405,9 +405,11 @@ ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output, const ca
     int64_t L = ca_tensor_size(&call->query, 2);
     int64_t S = ca_tensor_size(&call->key, 2);
     int64_t E = ca_tensor_size(&call->query, 1);
-    ca_tensor offsets = call->offsets;
-    if (offsets.data != NULL) {
-        offsets = spread_offsets(&call->offsets, call->query.ndim);
+    ca_tensor spread;
+    const ca_tensor *offsets = &call->offsets;
+    if (offsets->data != NULL) {
+        spread = spread_offsets(offsets, call->query.ndim);
+        offsets = &spread;
     }
     const struct {
         const ca_tensor *tensor;
@@ -418,7 +420,7 @@ ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output, const ca
         {&call->value, 2, CA_ATTENTION_VALUE}, {&call->attn_mask, 2, CA_ATTENTION_MASK},
         {output, 2, CA_ATTENTION_OUTPUT},      {lse, 1, CA_ATTENTION_LSE},
         {weights, 2, CA_ATTENTION_SCORES},     {&call->sinks, 0, CA_ATTENTION_SINKS},
-        {&offsets, 0, CA_ATTENTION_OFFSETS},
+        {offsets, 0, CA_ATTENTION_OFFSETS},
     };
 
     ca_attention_init(attention, views);

@@ -38,8 +38,8 @@ typedef struct {
 void ca_py_out_close(ca_py_out *out);
 
 /* Checks that `object` can take a result of that shape and dtype. `origin` says in messages where
-   the dtype comes from: "that of query". `out` starts as zeros. The caller closes it in any
-   case. Returns -1 with an exception. */
+   the dtype comes from: "that of query". out->shell and out->target start as NULL. The caller closes
+   `out` in any case. Returns -1 with an exception. */
 int ca_py_out_open(const ca_state *state, PyObject *object, ca_dtype dtype, const char *origin,
                    int ndim, const int64_t *shape, ca_py_out *out);
 

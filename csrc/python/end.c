@@ -37,7 +37,8 @@ end(PyObject *capsule)
         return;
     }
     for (int i = 0; runtime != NULL && ca_runtime_device(runtime, i) != NULL; i++) {
-        ca_error unasked = {0};
+        ca_error unasked;
+        ca_error_init(&unasked);
         (void)ca_device_synchronize(ca_runtime_device(runtime, i), &unasked);
         ca_error_clear(&unasked);
     }

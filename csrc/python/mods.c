@@ -74,6 +74,7 @@ ca_py_mods_parse(ca_py_call *call, PyObject *object, bool in_float64, ca_mods *m
     if (object == Py_None) {
         return 0;
     }
+    *mods = (ca_mods){.text = NULL};
     if (!PyArg_ParseTuple(object, "UppO!O!", &text, &has_score, &has_mask, &PyTuple_Type, &numbers,
                           &PyTuple_Type, &tables)) {
         return -1;
@@ -145,7 +146,8 @@ find_blocks(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     ca_mods mods = {.text = NULL};
     ca_mask_sizes sizes;
     ca_device *device;
-    ca_error error = {0};
+    ca_error error;
+    ca_error_init(&error);
     ca_py_work work;
     ca_status status;
     if (ca_py_call_begin(&call, module, "create_block_mask", nargs, ARGUMENTS) < 0 ||

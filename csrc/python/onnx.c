@@ -122,7 +122,8 @@ onnx_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     ca_onnx_outputs outputs;
     ca_attention attention;
     ca_tensor views[CA_ATTENTION_OPERANDS];
-    ca_error error = {0};
+    ca_error error;
+    ca_error_init(&error);
     bool return_qk;
 
     if (ca_py_call_begin(&call, module, "onnx.attention", nargs, ARGUMENTS) < 0 ||

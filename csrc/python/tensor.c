@@ -26,7 +26,8 @@ PyObject *
 ca_py_tensor_empty(const ca_state *state, ca_device *device, ca_dtype dtype, int ndim,
                    const int64_t *shape)
 {
-    ca_error error = {0};
+    ca_error error;
+    ca_error_init(&error);
     ca_storage *storage = NULL;
     ca_tensor view = {.dtype = dtype, .ndim = ndim};
     size_t bytes = ca_dtype_size(dtype);
@@ -62,7 +63,8 @@ ca_py_tensor_empty(const ca_state *state, ca_device *device, ca_dtype dtype, int
 int
 ca_py_tensor_wait(const ca_state *state, PyObject *object)
 {
-    ca_error error = {0};
+    ca_error error;
+    ca_error_init(&error);
     ca_py_work work;
     ca_status status;
     ca_py_work_begin(&work, state, &error);
@@ -84,7 +86,8 @@ read_extent(const ca_state *state, ca_storage *storage, PyObject *descr, ca_tens
         return NULL;
     }
     size_t offset = (size_t)((char *)extent.data - (char *)view->block->address);
-    ca_error error = {0};
+    ca_error error;
+    ca_error_init(&error);
     ca_py_work work;
     ca_status status;
     ca_py_work_begin(&work, state, &error);
@@ -129,7 +132,8 @@ int
 ca_py_tensor_assign(const ca_state *state, PyObject *object, const ca_tensor *tensor,
                     const char *call)
 {
-    ca_error error = {0};
+    ca_error error;
+    ca_error_init(&error);
     ca_py_work work;
     ca_status status;
     ca_py_work_begin(&work, state, &error);
@@ -157,7 +161,8 @@ write_array(const ca_state *state, ca_py_tensor *tensor, PyObject *array)
     }
     ca_tensor source;
     (void)ca_py_array_describe(contiguous, view->dtype, &source);
-    ca_error error = {0};
+    ca_error error;
+    ca_error_init(&error);
     ca_py_work work;
     ca_status status;
     ca_py_work_begin(&work, state, &error);

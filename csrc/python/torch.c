@@ -181,7 +181,8 @@ static ca_status
 check_layout(ca_torch_sdpa *sdpa, bool rows_first, int *ndim, int64_t shape[CA_MAX_DIMS],
              ca_error *error)
 {
-    ca_error other = {0};
+    ca_error other;
+    ca_error_init(&other);
     if (rows_first && !swap_all_heads(sdpa)) {
         return ca_error_set(error, CA_ERROR_VALUE,
                             "query, key and value have shapes %s, %s and %s; expected three "
@@ -240,7 +241,9 @@ ca_py_sdpa_run(const ca_py_call *call, const ca_torch_sdpa *sdpa, const ca_cache
     ca_dtype lse_dtype = dtype == CA_FLOAT64 ? CA_FLOAT64 : CA_FLOAT32;
     PyObject *out = wanted->out;
     PyObject *answer = NULL;
-    ca_py_out opened = {.shell = NULL};
+    ca_py_out opened;
+    opened.shell = NULL;
+    opened.target = NULL;
     ca_tensor output;
     ca_tensor lse;
     ca_tensor weights;
@@ -305,8 +308,10 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
     PyObject *answer = NULL;
     ca_py_call call;
     ca_torch_sdpa sdpa;
-    ca_mods mods = {.text = NULL};
-    ca_error error = {0};
+    ca_mods mods;
+    mods.numbers = NULL;
+    ca_error error;
+    ca_error_init(&error);
     ca_py_sdpa_results wanted = {.query = NULL};
     int ndim = 0;
     int64_t shape[CA_MAX_DIMS] = {0};

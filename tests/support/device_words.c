@@ -27,7 +27,8 @@ main(int count, char **arguments)
         snprintf(info->name, sizeof info->name, "%s", facts[2]);
     }
     ca_device_words request;
-    ca_error error = {0};
+    ca_error error;
+    ca_error_init(&error);
     if (ca_words_read(&request, arguments[1], "device", devices, listed, &error) != CA_OK) {
         puts(error.message);
         return 0;

@@ -90,7 +90,8 @@ static void
 try_words(const char *words)
 {
     ca_device_words request;
-    ca_error error = {0};
+    ca_error error;
+    ca_error_init(&error);
     if (ca_words_read(&request, words, "device", devices, DEVICES, &error) != CA_OK) {
         expect(error.message[0] != '\0', "no message");
         return;
@@ -106,7 +107,8 @@ static void
 try_limits(char *words)
 {
     ca_forced forced = {.kernel = NULL};
-    ca_error error = {0};
+    ca_error error;
+    ca_error_init(&error);
     char *second = strchr(words, ' ');
     if (second != NULL) {
         *second++ = '\0';
