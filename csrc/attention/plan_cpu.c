@@ -3,6 +3,7 @@
  * The variants cpu and pairs, for many rows on CPUs: attention/cpu.cl, with queries in
  * vector lanes.
  */
+#include <math.h>
 #include <stdlib.h>
 
 #include "attention/options.h"
@@ -11,9 +12,8 @@
 /* With at most this many vectors of rows, a tile may have one. */
 #define FEW_VECTORS 8
 
-/* A work-item packs keys and values whose rows do not adjoin if a head has PACKING_ROWS rows of queries
-   or more, on some processors NEAR_ROWS: see packing_rows. Addresses SET_BYTES apart share a set of a
-   core's first cache. */
+/* A work-item may pack keys and values whose rows do not adjoin if a head has PACKING_ROWS rows of
+   queries or more: see packing_pays. Addresses SET_BYTES apart share a set of a core's first cache. */
 #define PACKING_ROWS 32
 #define SET_BYTES    4096
 
@@ -26,6 +26,12 @@
    CA_CPU_TILES_BYTES if a core's first cache has LARGE_FIRST_CACHE bytes. */
 #define SMALL_TILES_BYTES (128 << 10)
 #define LARGE_FIRST_CACHE (48 << 10)
+
+/* Keys and values of a head that take fewer bytes stay in a core's second cache for all its tiles. */
+#define MANY_KEYS_BYTES (256 << 10)
+
+/* Work-items have fewer tiles than they might if cores are then idle for that much less of a call. */
+#define IDLE_SHARE (1.0 / 32)
 
 /* Bytes of the vectors of processors with 32 registers. Products keep at most so many sums there. */
 #define WIDE_VECTOR 64
@@ -83,13 +89,39 @@ chunk_keys(int64_t vectors, int64_t vector_bytes)
     return vector_bytes < WIDE_VECTOR ? 6 : vectors == 1 ? 16 : 12;
 }
 
-/* Returns the smallest number of rows of queries for which packing keys is faster than reading them
-   in place. That number is larger for keys that are prefetched, if the first cache can hold a whole
-   chunk of keys: the rows of a chunk all share one set when they lie a multiple of SET_BYTES apart. */
-static int64_t
-packing_rows(const ca_device_info *info, bool fetches, int64_t chunk)
+/* True if the rows of keys or values all lie in the same sets of the first cache. */
+static bool
+rows_share_sets(const ca_attention *attention)
 {
-    return fetches && chunk * SET_BYTES <= info->first_cache ? NEAR_ROWS : PACKING_ROWS;
+    const ca_attention_role roles[] = {CA_ATTENTION_KEY, CA_ATTENTION_VALUE, CA_ATTENTION_PAST_KEY,
+                                       CA_ATTENTION_PAST_VALUE};
+    bool share = false;
+    for (size_t n = 0; n < sizeof(roles) / sizeof(roles[0]); n++) {
+        const ca_operand *operand = &attention->operands[roles[n]];
+        int64_t bytes = operand->row_stride * (int64_t)ca_dtype_size(operand->dtype);
+        share = share || (ca_operand_has_rows(operand) && bytes % SET_BYTES == 0);
+    }
+    return share;
+}
+
+/* True if tiles that share many keys and values gain as much if these lie in place as if they are
+   packed, or more: a large first cache can read rows in several of its sets. */
+static bool
+tiles_share_in_place(const ca_device_info *info, const ca_attention *attention)
+{
+    return info->first_cache >= LARGE_FIRST_CACHE && !rows_share_sets(attention) &&
+           attention->T * ca_attention_key_bytes(attention) >= MANY_KEYS_BYTES;
+}
+
+/* True if packing keys and values is faster than reading them in place. Enough rows of queries have to
+   use them: more if keys are prefetched and the first cache holds a chunk of keys that share a set. */
+static bool
+packing_pays(const ca_device_info *info, const ca_attention *attention, int64_t rows, bool fetches,
+             int64_t chunk)
+{
+    bool holds_chunk = fetches && chunk * SET_BYTES <= info->first_cache;
+    return rows >= (holds_chunk ? NEAR_ROWS : PACKING_ROWS) &&
+           !tiles_share_in_place(info, attention);
 }
 
 /* Set NV and MR. The rule's numbers take the place of the tuner's if those leave more rows of tiles
@@ -135,9 +167,28 @@ heads_share_mask(const ca_attention *attention)
            operands[CA_ATTENTION_OFFSETS].batch[CA_BATCH_DIMS - 1] == 0;
 }
 
-/* Choose the tiles of a work-item. Tiles of a head share keys that are packed or come from
-   memory; heads share mask and bias, but each needs its own packed keys. The work-items must
-   keep all cores busy, and the tiles stay in a cache. */
+/* Returns how many of a head's tiles a work-item has, `most` or less: cores should end together. */
+static int64_t
+balanced_tiles(const ca_device_info *info, const ca_attention_plan *plan, int64_t tiles,
+               int64_t most)
+{
+    int64_t found = 1;
+    double busiest = 0; /* of the time of all cores */
+    for (int64_t n = ca_smaller(most, tiles); n > 0 && busiest < 1 - IDLE_SHARE; n--) {
+        double items = ca_plan_items(plan) * (double)ca_divide_up(tiles, n);
+        double turns = ceil(items / (double)info->compute_units);
+        double busy = items / (turns * (double)info->compute_units);
+        if (busy > busiest + IDLE_SHARE) {
+            found = n;
+            busiest = busy;
+        }
+    }
+    return ca_divide_up(tiles, ca_divide_up(tiles, found));
+}
+
+/* Choose the tiles of a work-item. Tiles of a head share keys if these are packed, come from memory,
+   or are many. Heads share mask and bias, but each needs its own packed keys. The work-items must keep
+   all cores busy, and the tiles stay in a cache. */
 static void
 share_work(const ca_device_info *info, const ca_attention *attention, int64_t rows, int64_t lanes,
            int64_t vectors, bool packs, const ca_knobs *knobs, ca_attention_plan *plan)
@@ -163,11 +214,11 @@ share_work(const ca_device_info *info, const ca_attention *attention, int64_t ro
     }
     bool windowed = attention->below != CA_BAND_UNBOUNDED ||
                     (attention->mods != NULL && attention->mods->has_mask);
-    bool together = packs || windowed || plan->fetches_ahead;
-    int64_t items = ca_divide_up(tiles, together && most > heads ? most / heads : 1);
+    bool together =
+        packs || windowed || plan->fetches_ahead || tiles_share_in_place(info, attention);
     plan->key_heads = heads;
-    plan->tiles = ca_divide_up(tiles, items);
     plan->grid[2] /= heads;
+    plan->tiles = together && most > heads ? balanced_tiles(info, plan, tiles, most / heads) : 1;
     plan->grid[3] = ca_divide_up(tiles, plan->tiles);
 }
 
@@ -205,7 +256,7 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, bool pairs
     plan->fetches_ahead = keys_come_from_memory(attention, rows);
     int64_t chunk = chunk_keys(vectors_of_rows(info, rows, lanes, false, pairs),
                                lanes * ca_plan_real_bytes(attention));
-    bool packs = rows >= packing_rows(info, plan->fetches_ahead, chunk);
+    bool packs = packing_pays(info, attention, rows, plan->fetches_ahead, chunk);
     plan->keys_in_place =
         readable && terms && lies_in_place(key, packs) && lies_in_place(past, packs);
     plan->values_in_place = readable && value->dtype == real && attention->Ev >= lanes &&

@@ -127,7 +127,7 @@ typedef struct {
 /* Limits of kernels for CPUs, because drivers limit the private memory of a work-item. */
 #define CA_CPU_HEAD_SIZE   512         /* E and Ev, at most */
 #define CA_CPU_CHUNKS      16          /* of MR keys in a block, at most */
-#define CA_CPU_TILES       16          /* of a work-item, at most */
+#define CA_CPU_TILES       32          /* of a work-item, at most */
 #define CA_CPU_TILES_BYTES (512 << 10) /* of their queries and results; they stay in a cache */
 #define CA_CPU_COLUMNS     2048        /* E + Ev of the key heads of a work-item, at most */
 
