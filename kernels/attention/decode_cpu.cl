@@ -126,32 +126,22 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
     }
 }
 
-/* Returns how many elements ahead the kernel asks for rows of a view. 0: rows or heads adjoin, and
-   it does not ask. */
-INLINED ca_int64
-elements_ahead(const ca_attention_params *params, const ca_view *view, ca_int64 columns)
-{
-    return view->row == columns ? 0 : ROWS_AHEAD * view->row;
-}
-
-#define FETCH_AHEAD(x, ahead, bytes)                                                               \
-    if ((ahead) != 0) {                                                                            \
-        UNROLLED_FOR (int b = 0; b < (bytes); b += CACHE_LINE) {                                   \
-            PREFETCH((__global const char *)((x) + (ahead)) + b);                                  \
-        }                                                                                          \
+/* Asks for `bytes` bytes of a row that the kernel reads ROWS_AHEAD rows later. */
+#define FETCH_AHEAD(x, stride, bytes)                                                              \
+    UNROLLED_FOR (int b = 0; b < (bytes); b += CACHE_LINE) {                                       \
+        PREFETCH((__global const char *)((x) + ROWS_AHEAD * (stride)) + b);                        \
     }
 
 /* Defines a function that adds the products of `chunks` chunks of LANES keys and of RT
-   queries to products[r][k], which count as 0 with `first`. Keys from `present` on
-   repeat the one before. The products of several keys could be interleaved, but memory
+   queries to products[r][k], which count as 0 with `first`. Those of keys from
+   `present` on become 0. The products of several keys could be interleaved, but memory
    is read at full speed only one key after the other, with few instructions for
    each. */
 #define DEFINE_ADD_PRODUCTS(name, chunks)                                                          \
     CALLED void name(realv *restrict products, __global const storage *key, ca_int64 stride,       \
-                     ca_int64 ahead, int present, const realv *restrict queries, intv own,         \
-                     bool first)                                                                   \
+                     int present, const realv *restrict queries, intv own, bool first)             \
     {                                                                                              \
-        PLAIN_FOR (int k = 0; k < LANES; k++) {                                                    \
+        PLAIN_FOR (int k = 0; k < present; k++) {                                                  \
             realv sums[RT];                                                                        \
             UNROLLED_FOR (int r = 0; r < RT; r++) {                                                \
                 sums[r] = first ? (realv)REAL(0.0) : products[r * LANES + k];                      \
@@ -166,8 +156,11 @@ elements_ahead(const ca_attention_params *params, const ca_view *view, ca_int64 
             UNROLLED_FOR (int r = 0; r < RT; r++) {                                                \
                 products[r * LANES + k] = sums[r];                                                 \
             }                                                                                      \
-            FETCH_AHEAD(key, ahead, (chunks) * LANES * (int)sizeof(storage))                       \
-            key += k + 1 < present ? stride : 0;                                                   \
+            FETCH_AHEAD(key, stride, (chunks) * LANES * (int)sizeof(storage))                      \
+            key += stride;                                                                         \
+        }                                                                                          \
+        PLAIN_FOR (int n = present * RT; n < LANES * RT; n++) {                                    \
+            products[n % RT * LANES + n / RT] = (realv)REAL(0.0);                                  \
         }                                                                                          \
     }
 
@@ -176,14 +169,13 @@ DEFINE_ADD_PRODUCTS(add_products_of_four, 4)
 DEFINE_ADD_PRODUCTS(add_products_of_one, 1)
 
 /* scores[r][k] = the product of row r and key k, for keys first … keys - 1 of a run, filled up to
-   whole vectors by the last key. */
+   whole vectors by 0. */
 CALLED void
 score_keys(const ca_attention_params *params, const key_run *run, int first, int keys,
            const realv *queries, realv *scores)
 {
     const ca_int64 stride = run->key_view->row;
     const int E = (int)params->E;
-    const ca_int64 ahead = elements_ahead(params, run->key_view, E);
     const int whole = E / LANES;
     /* What the last chunk shares with the chunk before is masked by bits: an infinity
        would become a NaN in a product with 0. */
@@ -195,17 +187,17 @@ score_keys(const ca_attention_params *params, const key_run *run, int first, int
         const int present = min(LANES, keys - k0);
         int n = 0;
         PLAIN_FOR (; n + 8 <= whole; n += 8) {
-            add_products_of_eight(products, key + n * LANES, stride, ahead, present,
-                                  queries + n * RT, all, n == 0);
+            add_products_of_eight(products, key + n * LANES, stride, present, queries + n * RT, all,
+                                  n == 0);
         }
         if (n + 4 <= whole) {
-            add_products_of_four(products, key + n * LANES, stride, ahead, present,
-                                 queries + n * RT, all, n == 0);
+            add_products_of_four(products, key + n * LANES, stride, present, queries + n * RT, all,
+                                 n == 0);
             n += 4;
         }
         PLAIN_FOR (; n < CHUNKS(E); n++) {
-            add_products_of_one(products, key + COLUMN(n, E), stride, ahead, present,
-                                queries + n * RT, n < whole ? all : own, n == 0);
+            add_products_of_one(products, key + COLUMN(n, E), stride, present, queries + n * RT,
+                                n < whole ? all : own, n == 0);
         }
         UNROLLED_FOR (int r = 0; r < RT; r++) {
             scores[r * (BN / LANES) + k0 / LANES] = sums_of_lanes(products + r * LANES);
@@ -259,7 +251,7 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
    `columns` vectors of RT rows. A vector begins at column `last` at the latest. */
 #define DEFINE_ADD_PASS(name, columns)                                                             \
     CALLED void name(realv *sums, const real *weights, __global const value_storage *value,        \
-                     ca_int64 stride, ca_int64 ahead, int keys, ca_int64 last)                     \
+                     ca_int64 stride, int keys, ca_int64 last)                                     \
     {                                                                                              \
         realv pass[RT * (columns)];                                                                \
         UNROLLED_FOR (int n = 0; n < RT * (columns); n++) {                                        \
@@ -274,7 +266,7 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
                 }                                                                                  \
             }                                                                                      \
             weights++;                                                                             \
-            FETCH_AHEAD(value, ahead, (columns) * LANES * (int)sizeof(value_storage))              \
+            FETCH_AHEAD(value, stride, (columns) * LANES * (int)sizeof(value_storage))             \
             value += stride;                                                                       \
         }                                                                                          \
         UNROLLED_FOR (int n = 0; n < RT * (columns); n++) {                                        \
@@ -312,17 +304,15 @@ add_values(const ca_attention_params *params, realv *result, const realv *weight
 {
     const int Ev = (int)params->Ev;
     const ca_int64 stride = run->value_view->row;
-    const ca_int64 ahead = elements_ahead(params, run->value_view, Ev);
     const int slots = SLOTS_OF_ROW(Ev);
     const real *weight = (const real *)weights + first;
     __global const value_storage *from = run->value + first * stride;
     int n = 0;
     PLAIN_FOR (; n + PASS <= slots; n += PASS) {
-        add_pass(result + n * RT, weight, from + n * LANES, stride, ahead, keys,
-                 Ev - LANES - n * LANES);
+        add_pass(result + n * RT, weight, from + n * LANES, stride, keys, Ev - LANES - n * LANES);
     }
     if (n < slots) {
-        add_short_pass(result + n * RT, weight, from + n * LANES, stride, ahead, keys,
+        add_short_pass(result + n * RT, weight, from + n * LANES, stride, keys,
                        Ev - LANES - n * LANES);
     }
 }
