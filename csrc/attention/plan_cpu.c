@@ -9,7 +9,7 @@
 #include "attention/options.h"
 #include "attention/variants.h"
 
-/* With at most this many vectors of rows, a tile may have one. */
+/* With at most this many vectors of rows, or of keys in a band, a tile may have one. */
 #define FEW_VECTORS 8
 
 /* A work-item may pack keys and values whose rows do not adjoin if a head has PACKING_ROWS rows of
@@ -69,17 +69,29 @@ keys_come_from_memory(const ca_attention *attention, int64_t rows)
     return ca_attention_keys_are_far(attention) || (rows < NEAR_ROWS && bytes > CACHE_BYTES);
 }
 
-/* Returns how many vectors of rows a tile has. Two vectors share each load of a key, and each
-   packed one. One leaves less of the last tile empty, which matters where rows are few; with 16
-   registers it has too few sums at a time. */
-static int64_t
-vectors_of_rows(const ca_device_info *info, int64_t rows, int64_t lanes, bool keys_are_near,
-                bool pairs)
+/* True if rows see so few keys that a tile of two vectors would score many pairs outside the band. */
+static bool
+band_is_narrow(const ca_attention *attention, int64_t lanes)
 {
+    bool bounded = attention->below != CA_BAND_UNBOUNDED && attention->above != CA_BAND_UNBOUNDED;
+    double keys = (double)attention->below + (double)attention->above;
+    return bounded && keys <= (double)(FEW_VECTORS * lanes);
+}
+
+/* Returns how many vectors of rows a tile has. Two vectors share each load of a key, and each
+   packed one. One leaves less of the last tile empty, and scores fewer pairs outside a narrow band;
+   with 16 registers it has too few sums at a time. */
+static int64_t
+vectors_of_rows(const ca_device_info *info, const ca_attention *attention, int64_t heads,
+                int64_t lanes, bool keys_are_near, bool pairs)
+{
+    int64_t rows = heads * attention->L;
     int64_t two = covered(rows, 2 * lanes);
+    bool wide = info->float_width >= 16;
     bool emptier = !pairs && two - covered(rows, lanes) > rows / 8;
-    bool narrow = info->float_width >= 16 && (keys_are_near || emptier);
-    return rows <= lanes || (rows <= FEW_VECTORS * lanes && narrow) ? 1 : 2;
+    bool few = rows <= FEW_VECTORS * lanes && wide && (keys_are_near || emptier);
+    bool narrow = heads == 1 && wide && !pairs && band_is_narrow(attention, lanes);
+    return rows <= lanes || few || narrow ? 1 : 2;
 }
 
 /* The rule for MR: NV * MR sums fill the registers. */
@@ -254,7 +266,7 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, bool pairs
     int64_t rows = plan->heads * attention->L;
     bool readable = info->type == CA_DEVICE_CPU && !biased;
     plan->fetches_ahead = keys_come_from_memory(attention, rows);
-    int64_t chunk = chunk_keys(vectors_of_rows(info, rows, lanes, false, pairs),
+    int64_t chunk = chunk_keys(vectors_of_rows(info, attention, plan->heads, lanes, false, pairs),
                                lanes * ca_plan_real_bytes(attention));
     bool packs = packing_pays(info, attention, rows, plan->fetches_ahead, chunk);
     plan->keys_in_place =
@@ -263,7 +275,8 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, bool pairs
                             lies_in_place(value, packs) &&
                             lies_in_place(&operands[CA_ATTENTION_PAST_VALUE], packs);
     bool in_place = plan->keys_in_place && plan->values_in_place;
-    int64_t vectors = vectors_of_rows(info, rows, lanes, in_place && !plan->fetches_ahead, pairs);
+    bool near = in_place && !plan->fetches_ahead;
+    int64_t vectors = vectors_of_rows(info, attention, plan->heads, lanes, near, pairs);
     int64_t keys;
     choose_shape(attention, rows, lanes, &knobs, &vectors, &keys);
     plan->chunks = ca_knob_value(&knobs, CHUNKS, CA_CPU_CHUNKS);

@@ -202,8 +202,7 @@ bool
 ca_probe_pairs(ca_device *device)
 {
     const ca_kernel_spec spec = {.name = "probe_pairs", .is_probe = true};
-    ca_error ignored;
-    ca_error_init(&ignored);
+    CA_NEW_ERROR(ignored);
     if (!device->is_host || device->info.float_width < LANES ||
         !ca_processor_has_bfloat16_pairs()) {
         return false;

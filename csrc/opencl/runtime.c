@@ -463,8 +463,7 @@ done:
 static bool
 is_usable(ca_device *device, ca_strbuf *reasons)
 {
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     bool usable = ca_device_prepare(device, &error) == CA_OK;
     if (!usable) {
         ca_strbuf_append(reasons, "%s%s", reasons->length > 0 ? "; " : "", error.message);

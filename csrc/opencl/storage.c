@@ -179,8 +179,7 @@ void
 ca_pool_empty(ca_device *device)
 {
     ca_pool *pool = &device->pool;
-    ca_error unasked;
-    ca_error_init(&unasked);
+    CA_NEW_ERROR(unasked);
     (void)ca_pending_drain(device, &unasked);
     ca_mutex_lock(&device->lock);
     for (size_t i = pool->stats.pooled_blocks; i-- > 0;) {

@@ -278,8 +278,7 @@ check_repeats(const ca_state *state, PyObject *shell)
 {
     ca_tensor bytes;
     bool repeats;
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     ca_py_array_describe_bytes(shell, &bytes);
     ca_status status = ca_tensor_find_repeats(&bytes, &repeats, &error);
     if (ca_py_error_check(state, status, &error) < 0) {

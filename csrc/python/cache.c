@@ -169,8 +169,7 @@ cache_append(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     int result = -1;
     ca_py_call call;
     ca_cache_append append;
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     if (begin(self, &call, "KVCache.append", nargs, ARGUMENTS) < 0 ||
         ca_py_call_array(&call, args[KEY], "key", CA_TAKES_FLOATS, &append.key) < 0 ||
         ca_py_call_array(&call, args[VALUE], "value", CA_TAKES_FLOATS, &append.value) < 0 ||
@@ -203,8 +202,7 @@ cache_attend(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     ca_py_call call;
     ca_cache cache;
     ca_torch_sdpa sdpa;
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     ca_mods mods;
     mods.numbers = NULL;
     bool causal;
@@ -255,8 +253,7 @@ cache_truncate(PyObject *object, PyObject *n)
     int result = -1;
     ca_py_call call;
     ca_cache_cut cut = {.numbers = NULL};
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     if (begin(self, &call, "KVCache.truncate", 1, 1) < 0 ||
         (PyLong_Check(n) ? ca_py_int(n, "n", 0, INT64_MAX, &cut.number)
                          : parse_numbers(&call, n, "n", &cut.numbers, &cut.count)) < 0) {
@@ -380,8 +377,7 @@ cache_reorder(PyObject *object, PyObject *argument)
     ca_cache cache;
     ca_apart apart;
     int64_t *before = NULL;
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     if (begin(self, &call, "KVCache.reorder", 1, 1) < 0 ||
         parse_numbers(&call, argument, "indices", &indices, &count) < 0 ||
         ca_py_error_check(call.state, ca_cache_reorder_check(&self->cache, indices, count, &error),
@@ -425,8 +421,7 @@ cache_copy_from(PyObject *object, PyObject *argument)
     int result = -1;
     ca_py_call call;
     ca_status status = CA_OK;
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     if (begin(self, &call, "KVCache.copy", 1, 1) < 0) {
         goto done;
     }

@@ -294,8 +294,7 @@ tell_notices(ca_device *device)
 static int
 run_problem(const ca_py_call *call, ca_attention *attention)
 {
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     ca_py_work work;
     ca_status status;
     bool trivial = ca_attention_is_trivial(attention);

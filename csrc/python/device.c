@@ -109,8 +109,7 @@ static PyObject *
 get_reason(PyObject *self, void *Py_UNUSED(closure))
 {
     const ca_state *state = ca_state_get(PyType_GetModule(Py_TYPE(self)));
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     ca_py_work work;
     ca_py_work_begin(&work, state, &error);
     error.stops = NULL; /* an exception would be no reason */

@@ -69,8 +69,7 @@ parse_dtype(diagonal_call *call, PyObject *dtype)
 static int
 check_source(diagonal_call *call, ca_status (*check)(ca_diagonal_source *source, ca_error *error))
 {
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     ca_status status = check(&call->source, &error);
     return ca_py_error_check(call->call.state, status, &error);
 }
@@ -173,8 +172,7 @@ fill(const diagonal_call *call, ca_device *device, PyObject *result)
 {
     const ca_py_call *kept = &call->call;
     PyObject *out = call->out;
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     ca_py_work work;
     ca_status status = CA_OK;
     if (device != NULL) {

@@ -79,8 +79,7 @@ multihead_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     ca_directml_shapes shapes;
     ca_attention attention;
     ca_tensor views[CA_ATTENTION_OPERANDS];
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     bool present;
 
     if (ca_py_call_begin(&call, module, "directml.multihead_attention", nargs, ARGUMENTS) < 0 ||

@@ -37,8 +37,7 @@ end(PyObject *capsule)
         return;
     }
     for (int i = 0; runtime != NULL && ca_runtime_device(runtime, i) != NULL; i++) {
-        ca_error unasked;
-        ca_error_init(&unasked);
+        CA_NEW_ERROR(unasked);
         (void)ca_device_synchronize(ca_runtime_device(runtime, i), &unasked);
         ca_error_clear(&unasked);
     }

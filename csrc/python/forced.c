@@ -12,8 +12,7 @@ static int
 read_words(const ca_state *state, const char *kernel, const char *sub_groups,
            const char *local_memory, ca_forced *forced)
 {
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     *forced = (ca_forced){.kernel = NULL};
     ca_status status = ca_forced_parse_limits(sub_groups, local_memory, forced, &error);
     if (status == CA_OK && kernel != NULL && kernel[0] != '\0') {

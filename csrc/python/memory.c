@@ -77,8 +77,7 @@ for_each_device(PyObject *module, PyObject *argument,
                         : runtime != NULL ? ca_runtime_device(runtime, 0)
                                           : NULL;
     for (int next = 1; device != NULL && status != CA_ERROR_STOPPED; next++) {
-        ca_error error;
-        ca_error_init(&error);
+        CA_NEW_ERROR(error);
         ca_py_work work;
         ca_py_work_begin(&work, state, &error);
         error.stops = result == 0 ? error.stops : NULL; /* an exception is raised already */
@@ -117,8 +116,7 @@ memory_stats(PyObject *module, PyObject *argument)
         return NULL;
     }
     ca_memory_stats stats = {0};
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     ca_py_work work;
     ca_py_work_begin(&work, state, &error);
     ca_status status = ca_device_memory_stats(device, &stats, &error);

@@ -146,8 +146,7 @@ find_blocks(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     ca_mods mods = {.text = NULL};
     ca_mask_sizes sizes;
     ca_device *device;
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     ca_py_work work;
     ca_status status;
     if (ca_py_call_begin(&call, module, "create_block_mask", nargs, ARGUMENTS) < 0 ||

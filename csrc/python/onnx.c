@@ -122,8 +122,7 @@ onnx_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     ca_onnx_outputs outputs;
     ca_attention attention;
     ca_tensor views[CA_ATTENTION_OPERANDS];
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     bool return_qk;
 
     if (ca_py_call_begin(&call, module, "onnx.attention", nargs, ARGUMENTS) < 0 ||

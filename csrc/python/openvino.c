@@ -77,8 +77,7 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
     ca_attention attention;
     ca_tensor views[CA_ATTENTION_OPERANDS];
     ca_tensor output;
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     int ndim;
     int64_t shape[CA_MAX_DIMS];
 

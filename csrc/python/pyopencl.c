@@ -56,8 +56,7 @@ static PyObject *
 adopt(const ca_state *state, ca_device *device, void *buffer, int64_t start, const char *name,
       ca_tensor *view)
 {
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     ca_storage *storage = NULL;
     size_t offset;
     ca_status status = ca_storage_adopt(device, buffer, name, &storage, &offset, &error);

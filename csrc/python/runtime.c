@@ -204,8 +204,7 @@ find_and_open(ca_state *state)
     if (preload == NULL || candidates == NULL) {
         goto done;
     }
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     ca_status status = open_runtime(state, preload, candidates, cache_folder, memory, longest,
                                     &forced, tuning, &warnings, &error);
     if (status == CA_ERROR_DEVICE) {
@@ -228,8 +227,7 @@ static ca_runtime *
 get_runtime(ca_state *state)
 {
     ca_runtime *runtime = atomic_load(&state->runtime);
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     if (runtime == NULL) {
         return find_and_open(state);
     }
@@ -261,8 +259,7 @@ find_by_words(ca_state *state, const char *words, const char *what, ca_device **
     if (runtime == NULL) {
         return -1;
     }
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     ca_py_work work;
     ca_py_work_begin(&work, state, &error);
     ca_status status = words != NULL ? ca_runtime_find_device(runtime, words, what, device, &error)
@@ -375,8 +372,7 @@ adopt_queue(PyObject *module, PyObject *argument)
     void *queue = PyLong_AsVoidPtr(argument);
     ca_runtime *runtime = queue != NULL ? get_runtime(state) : NULL;
     ca_device *device = NULL;
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     ca_py_work work;
     if (runtime == NULL) {
         return NULL;

@@ -26,8 +26,7 @@ PyObject *
 ca_py_tensor_empty(const ca_state *state, ca_device *device, ca_dtype dtype, int ndim,
                    const int64_t *shape)
 {
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     ca_storage *storage = NULL;
     ca_tensor view = {.dtype = dtype, .ndim = ndim};
     size_t bytes = ca_dtype_size(dtype);
@@ -63,8 +62,7 @@ ca_py_tensor_empty(const ca_state *state, ca_device *device, ca_dtype dtype, int
 int
 ca_py_tensor_wait(const ca_state *state, PyObject *object)
 {
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     ca_py_work work;
     ca_status status;
     ca_py_work_begin(&work, state, &error);
@@ -86,8 +84,7 @@ read_extent(const ca_state *state, ca_storage *storage, PyObject *descr, ca_tens
         return NULL;
     }
     size_t offset = (size_t)((char *)extent.data - (char *)view->block->address);
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     ca_py_work work;
     ca_status status;
     ca_py_work_begin(&work, state, &error);
@@ -132,8 +129,7 @@ int
 ca_py_tensor_assign(const ca_state *state, PyObject *object, const ca_tensor *tensor,
                     const char *call)
 {
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     ca_py_work work;
     ca_status status;
     ca_py_work_begin(&work, state, &error);
@@ -161,8 +157,7 @@ write_array(const ca_state *state, ca_py_tensor *tensor, PyObject *array)
     }
     ca_tensor source;
     (void)ca_py_array_describe(contiguous, view->dtype, &source);
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     ca_py_work work;
     ca_status status;
     ca_py_work_begin(&work, state, &error);

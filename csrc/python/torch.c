@@ -181,8 +181,7 @@ static ca_status
 check_layout(ca_torch_sdpa *sdpa, bool rows_first, int *ndim, int64_t shape[CA_MAX_DIMS],
              ca_error *error)
 {
-    ca_error other;
-    ca_error_init(&other);
+    CA_NEW_ERROR(other);
     if (rows_first && !swap_all_heads(sdpa)) {
         return ca_error_set(error, CA_ERROR_VALUE,
                             "query, key and value have shapes %s, %s and %s; expected three "
@@ -310,8 +309,7 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
     ca_torch_sdpa sdpa;
     ca_mods mods;
     mods.numbers = NULL;
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     ca_py_sdpa_results wanted = {.query = NULL};
     int ndim = 0;
     int64_t shape[CA_MAX_DIMS] = {0};

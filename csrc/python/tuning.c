@@ -92,8 +92,7 @@ read_knobs(const ca_state *state, int variant, PyObject *knobs, uint64_t *word)
     PyObject *value;
     PyObject *dict = PyDict_Copy(knobs);
     while (dict != NULL && PyDict_Next(dict, &position, &key, &value)) {
-        ca_error error;
-        ca_error_init(&error);
+        CA_NEW_ERROR(error);
         const char *name = PyUnicode_AsUTF8(key);
         long long number = name != NULL ? PyLong_AsLongLong(value) : -1;
         if (PyErr_Occurred()) {
@@ -121,8 +120,7 @@ tune(PyObject *module, PyObject *args)
     const char *rows;
     const char *variant_word;
     PyObject *dict;
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     int number = 0;
     int variant = 0;
     uint64_t word = 0;

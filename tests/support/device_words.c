@@ -27,8 +27,7 @@ main(int count, char **arguments)
         snprintf(info->name, sizeof info->name, "%s", facts[2]);
     }
     ca_device_words request;
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     if (ca_words_read(&request, arguments[1], "device", devices, listed, &error) != CA_OK) {
         puts(error.message);
         return 0;

@@ -90,8 +90,7 @@ static void
 try_words(const char *words)
 {
     ca_device_words request;
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     if (ca_words_read(&request, words, "device", devices, DEVICES, &error) != CA_OK) {
         expect(error.message[0] != '\0', "no message");
         return;
@@ -107,8 +106,7 @@ static void
 try_limits(char *words)
 {
     ca_forced forced = {.kernel = NULL};
-    ca_error error;
-    ca_error_init(&error);
+    CA_NEW_ERROR(error);
     char *second = strchr(words, ' ');
     if (second != NULL) {
         *second++ = '\0';
