@@ -69,13 +69,15 @@ keys_come_from_memory(const ca_attention *attention, int64_t rows)
     return ca_attention_keys_are_far(attention) || (rows < NEAR_ROWS && bytes > CACHE_BYTES);
 }
 
-/* True if rows see so few keys that a tile of two vectors would score many pairs outside the band. */
+/* True if rows see so few keys that a tile of two vectors would score many pairs outside the band. Only
+   for float32: with other dtypes such calls would build programs that few calls share. */
 static bool
 band_is_narrow(const ca_attention *attention, int64_t lanes)
 {
     bool bounded = attention->below != CA_BAND_UNBOUNDED && attention->above != CA_BAND_UNBOUNDED;
     double keys = (double)attention->below + (double)attention->above;
-    return bounded && keys <= (double)(FEW_VECTORS * lanes);
+    return bounded && keys <= (double)(FEW_VECTORS * lanes) &&
+           attention->operands[CA_ATTENTION_QUERY].dtype == CA_FLOAT32;
 }
 
 /* Returns how many vectors of rows a tile has. Two vectors share each load of a key, and each
@@ -90,7 +92,7 @@ vectors_of_rows(const ca_device_info *info, const ca_attention *attention, int64
     bool wide = info->float_width >= 16;
     bool emptier = !pairs && two - covered(rows, lanes) > rows / 8;
     bool few = rows <= FEW_VECTORS * lanes && wide && (keys_are_near || emptier);
-    bool narrow = heads == 1 && wide && !pairs && band_is_narrow(attention, lanes);
+    bool narrow = heads == 1 && wide && band_is_narrow(attention, lanes);
     return rows <= lanes || few || narrow ? 1 : 2;
 }
 
