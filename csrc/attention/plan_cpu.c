@@ -112,8 +112,8 @@ rows_share_sets(const ca_attention *attention)
     bool share = false;
     for (size_t n = 0; n < sizeof(roles) / sizeof(roles[0]); n++) {
         const ca_operand *operand = &attention->operands[roles[n]];
-        int64_t bytes = operand->row_stride * (int64_t)ca_dtype_size(operand->dtype);
-        share = share || (ca_operand_has_rows(operand) && bytes % SET_BYTES == 0);
+        int64_t beyond = operand->row_stride % SET_BYTES * (int64_t)ca_dtype_size(operand->dtype);
+        share = share || (ca_operand_has_rows(operand) && beyond % SET_BYTES == 0);
     }
     return share;
 }
@@ -123,8 +123,9 @@ rows_share_sets(const ca_attention *attention)
 static bool
 tiles_share_in_place(const ca_device_info *info, const ca_attention *attention)
 {
-    return info->first_cache >= LARGE_FIRST_CACHE && !rows_share_sets(attention) &&
-           attention->T * ca_attention_key_bytes(attention) >= MANY_KEYS_BYTES;
+    double bytes = (double)attention->T * (double)ca_attention_key_bytes(attention);
+    return info->first_cache >= LARGE_FIRST_CACHE && bytes >= MANY_KEYS_BYTES &&
+           !rows_share_sets(attention);
 }
 
 /* True if packing keys and values is faster than reading them in place. Enough rows of queries have to
