@@ -70,13 +70,15 @@ keys_come_from_memory(const ca_attention *attention, int64_t rows)
 }
 
 /* True if rows see so few keys that a tile of two vectors would score many pairs outside the band. Only
-   for float32: with other dtypes such calls would build programs that few calls share. */
+   for float32: with other dtypes such calls would build programs that few calls share. On Cascade
+   Lake, whose first cache is smaller, tiles of one vector lose a quarter. */
 static bool
-band_is_narrow(const ca_attention *attention, int64_t lanes)
+band_is_narrow(const ca_device_info *info, const ca_attention *attention, int64_t lanes)
 {
     bool bounded = attention->below != CA_BAND_UNBOUNDED && attention->above != CA_BAND_UNBOUNDED;
     double keys = (double)attention->below + (double)attention->above;
     return bounded && keys <= (double)(FEW_VECTORS * lanes) &&
+           info->first_cache >= LARGE_FIRST_CACHE &&
            attention->operands[CA_ATTENTION_QUERY].dtype == CA_FLOAT32;
 }
 
@@ -92,7 +94,7 @@ vectors_of_rows(const ca_device_info *info, const ca_attention *attention, int64
     bool wide = info->float_width >= 16;
     bool emptier = !pairs && two - covered(rows, lanes) > rows / 8;
     bool few = rows <= FEW_VECTORS * lanes && wide && (keys_are_near || emptier);
-    bool narrow = heads == 1 && wide && band_is_narrow(attention, lanes);
+    bool narrow = heads == 1 && wide && band_is_narrow(info, attention, lanes);
     return rows <= lanes || few || narrow ? 1 : 2;
 }
 
