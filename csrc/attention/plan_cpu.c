@@ -9,7 +9,8 @@
 #include "attention/options.h"
 #include "attention/variants.h"
 
-/* With at most this many vectors of rows, or of keys in a band, a tile may have one. */
+/* A tile may have one vector of rows if the heads that share keys have at most FEW_VECTORS vectors of
+   rows, or if a band has at most as many vectors of keys. */
 #define FEW_VECTORS 8
 
 /* A work-item may pack keys and values whose rows do not adjoin if a head has PACKING_ROWS rows of
@@ -17,8 +18,8 @@
 #define PACKING_ROWS 32
 #define SET_BYTES    4096
 
-/* Fewer rows of queries read most keys before these are in a core's own cache, which has at
-   least so many bytes. */
+/* With fewer than NEAR_ROWS rows of queries, tiles read most keys before a core's own caches have them.
+   This matters for keys and values of more than CACHE_BYTES, which such caches do not keep. */
 #define NEAR_ROWS   128
 #define CACHE_BYTES (4 << 20)
 
@@ -27,10 +28,12 @@
 #define SMALL_TILES_BYTES (128 << 10)
 #define LARGE_FIRST_CACHE (48 << 10)
 
-/* Keys and values of a head that take fewer bytes stay in a core's second cache for all its tiles. */
+/* A core's second cache keeps keys and values of less than MANY_KEYS_BYTES while the core computes all
+   tiles of their head. So these tiles gain nothing from sharing a work-item. */
 #define MANY_KEYS_BYTES (256 << 10)
 
-/* Work-items have fewer tiles than they might if cores are then idle for that much less of a call. */
+/* A plan gives work-items fewer tiles if this shortens the idle time of cores by more than IDLE_SHARE
+   of the call. */
 #define IDLE_SHARE (1.0 / 32)
 
 /* Bytes of the vectors of processors with 32 registers. Products keep at most so many sums there. */
@@ -69,9 +72,10 @@ keys_come_from_memory(const ca_attention *attention, int64_t rows)
     return ca_attention_keys_are_far(attention) || (rows < NEAR_ROWS && bytes > CACHE_BYTES);
 }
 
-/* True if rows see so few keys that a tile of two vectors would score many pairs outside the band. Only
-   for float32: with other dtypes such calls would build programs that few calls share. On Cascade
-   Lake, whose first cache is smaller, tiles of one vector lose a quarter. */
+/* True if the band of keys that a row sees is so narrow that a tile of one vector is faster. A tile of
+   two vectors would score many pairs outside the band. Other dtypes than float32 keep two vectors,
+   because their calls would build programs that few other calls use. So do cores with a smaller first
+   cache: on Cascade Lake tiles of one vector were slower by a quarter. */
 static bool
 band_is_narrow(const ca_device_info *info, const ca_attention *attention, int64_t lanes)
 {
@@ -82,9 +86,9 @@ band_is_narrow(const ca_device_info *info, const ca_attention *attention, int64_
            attention->operands[CA_ATTENTION_QUERY].dtype == CA_FLOAT32;
 }
 
-/* Returns how many vectors of rows a tile has. Two vectors share each load of a key, and each
-   packed one. One leaves less of the last tile empty, and scores fewer pairs outside a narrow band;
-   with 16 registers it has too few sums at a time. */
+/* Returns how many vectors of rows a tile has. A tile of two vectors loads and packs each key once for
+   both. A tile of one vector leaves fewer rows of the last tile empty, and scores fewer pairs outside
+   a narrow band. But with 16 registers it has too few sums at a time. */
 static int64_t
 vectors_of_rows(const ca_device_info *info, const ca_attention *attention, int64_t heads,
                 int64_t lanes, bool keys_are_near, bool pairs)
@@ -93,9 +97,9 @@ vectors_of_rows(const ca_device_info *info, const ca_attention *attention, int64
     int64_t two = covered(rows, 2 * lanes);
     bool wide = info->float_width >= 16;
     bool emptier = !pairs && two - covered(rows, lanes) > rows / 8;
-    bool few = rows <= FEW_VECTORS * lanes && wide && (keys_are_near || emptier);
-    bool narrow = heads == 1 && wide && band_is_narrow(info, attention, lanes);
-    return rows <= lanes || few || narrow ? 1 : 2;
+    bool few = rows <= FEW_VECTORS * lanes && (keys_are_near || emptier);
+    bool narrow = heads == 1 && band_is_narrow(info, attention, lanes);
+    return rows <= lanes || (wide && (few || narrow)) ? 1 : 2;
 }
 
 /* The rule for MR: NV * MR sums fill the registers. */
@@ -105,7 +109,8 @@ chunk_keys(int64_t vectors, int64_t vector_bytes)
     return vector_bytes < WIDE_VECTOR ? 6 : vectors == 1 ? 16 : 12;
 }
 
-/* True if the rows of keys or values all lie in the same sets of the first cache. */
+/* True if all rows of the keys, or all rows of the values, lie in the same sets of a core's first
+   cache, because the rows are a multiple of SET_BYTES apart. */
 static bool
 rows_share_sets(const ca_attention *attention)
 {
@@ -120,8 +125,9 @@ rows_share_sets(const ca_attention *attention)
     return share;
 }
 
-/* True if tiles that share many keys and values gain as much if these lie in place as if they are
-   packed, or more: a large first cache can read rows in several of its sets. */
+/* True if the tiles of a work-item should share keys and values that lie in place. Sharing pays if the
+   keys are many. A core with a large first cache reads them in place as fast as packed, unless all
+   rows lie in the same sets of that cache. */
 static bool
 tiles_share_in_place(const ca_device_info *info, const ca_attention *attention)
 {
@@ -130,8 +136,9 @@ tiles_share_in_place(const ca_device_info *info, const ca_attention *attention)
            !rows_share_sets(attention);
 }
 
-/* True if packing keys and values is faster than reading them in place. Enough rows of queries have to
-   use them: more if keys are prefetched and the first cache holds a chunk of keys that share a set. */
+/* True if packing keys and values is faster than reading them in place. Packing pays only if enough
+   rows of queries use each packed key. It takes more rows if keys are prefetched, and the first cache
+   can hold a chunk of keys whose rows share one set. */
 static bool
 packing_pays(const ca_device_info *info, const ca_attention *attention, int64_t rows, bool fetches,
              int64_t chunk)
@@ -184,17 +191,19 @@ heads_share_mask(const ca_attention *attention)
            operands[CA_ATTENTION_OFFSETS].batch[CA_BATCH_DIMS - 1] == 0;
 }
 
-/* Returns how many of a head's tiles a work-item has, `most` or less: cores should end together. */
+/* Returns how many tiles of a head a work-item has: at most `most`, and so many that all cores end at
+   about the same time. */
 static int64_t
 balanced_tiles(const ca_device_info *info, const ca_attention_plan *plan, int64_t tiles,
                int64_t most)
 {
+    const double heads = ca_plan_items(plan);
+    const double cores = (double)info->compute_units;
     int64_t found = 1;
-    double busiest = 0; /* of the time of all cores */
+    double busiest = 0; /* the busy share of the cores' time, with `found` tiles */
     for (int64_t n = ca_smaller(most, tiles); n > 0 && busiest < 1 - IDLE_SHARE; n--) {
-        double items = ca_plan_items(plan) * (double)ca_divide_up(tiles, n);
-        double turns = ceil(items / (double)info->compute_units);
-        double busy = items / (turns * (double)info->compute_units);
+        double items = heads * (double)ca_divide_up(tiles, n);
+        double busy = items / (ceil(items / cores) * cores);
         if (busy > busiest + IDLE_SHARE) {
             found = n;
             busiest = busy;
@@ -203,9 +212,10 @@ balanced_tiles(const ca_device_info *info, const ca_attention_plan *plan, int64_
     return ca_divide_up(tiles, ca_divide_up(tiles, found));
 }
 
-/* Choose the tiles of a work-item. Tiles of a head share keys if these are packed, come from memory,
-   or are many. Heads share mask and bias, but each needs its own packed keys. The work-items must keep
-   all cores busy, and the tiles stay in a cache. */
+/* Choose how many tiles a work-item has. Tiles of one head share its keys if the kernel packs the keys,
+   or if the keys come from memory or are many. Several heads may share a mask and a bias, but each head
+   needs its own packed keys. The work-items have to keep all cores busy. A cache has to hold the
+   queries and results of a work-item's tiles. */
 static void
 share_work(const ca_device_info *info, const ca_attention *attention, int64_t rows, int64_t lanes,
            int64_t vectors, bool packs, const ca_knobs *knobs, ca_attention_plan *plan)
@@ -239,8 +249,8 @@ share_work(const ca_device_info *info, const ca_attention *attention, int64_t ro
     plan->grid[3] = ca_divide_up(tiles, plan->tiles);
 }
 
-/* True if the kernel can read an operand's rows where they lie: the rows are contiguous, and adjoin
-   unless the plan packs nothing. */
+/* True if the kernel can read an operand's rows where they lie. Each row has to be contiguous. If
+   `packs` is true, each row also has to begin where the row before ends. */
 static bool
 lies_in_place(const ca_operand *operand, bool packs)
 {

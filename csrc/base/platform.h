@@ -35,7 +35,8 @@ void ca_mutex_unlock(ca_mutex *mutex);
 
 int64_t ca_process_id(void);
 
-/* Returns the bytes of a core's first cache of data, 0 if the system does not tell. */
+/* Returns the size of a core's first data cache in bytes, or 0 if the system does not report the
+   size. */
 int64_t ca_first_cache(void);
 
 /* The time in seconds, for differences: the clock runs on when somebody sets the time of day. */

@@ -38,8 +38,8 @@ typedef struct {
 #define CA_PRINTF(string, first)
 #endif
 
-/* CA_NEW_ERROR(name); declares an error without a message. It does not zero the whole message, which
-   would take a fiftieth of a tiny call. */
+/* CA_NEW_ERROR(name); declares a ca_error that has no message. The macro writes only the first byte of
+   `message`, because to zero the whole array takes 2 % of the time of a tiny call. */
 #define CA_NEW_ERROR(name)                                                                         \
     ca_error name;                                                                                 \
     ca_error_init(&(name))

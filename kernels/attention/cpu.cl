@@ -40,7 +40,8 @@
 
 /* --- what few calls ask for: dropout, scores -------------------------------------- */
 
-/* Returns the upper halves of products. Some compilers make a call of mul_hi(a, b). */
+/* Returns the upper 32 bits of each product a * b. mul_hi(a, b) is the same number, but some compilers
+   call a function for it. */
 INLINED uintv
 high_lanes(uintv a, uintv b)
 {

@@ -126,15 +126,15 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
     }
 }
 
-/* Asks for `bytes` bytes of a row that the kernel reads ROWS_AHEAD rows later. */
+/* Prefetches `bytes` bytes of the row that lies ROWS_AHEAD rows behind x. */
 #define FETCH_AHEAD(x, stride, bytes)                                                              \
     UNROLLED_FOR (int b = 0; b < (bytes); b += CACHE_LINE) {                                       \
         PREFETCH((__global const char *)((x) + ROWS_AHEAD * (stride)) + b);                        \
     }
 
 /* Defines a function that adds the products of `chunks` chunks of LANES keys and of RT
-   queries to products[r][k], which count as 0 with `first`. Those of keys from
-   `present` on become 0. The products of several keys could be interleaved, but memory
+   queries to products[r][k], which count as 0 with `first`. The products of
+   keys from `present` on become 0. The products of several keys could be interleaved, but memory
    is read at full speed only one key after the other, with few instructions for
    each. */
 #define DEFINE_ADD_PRODUCTS(name, chunks)                                                          \
