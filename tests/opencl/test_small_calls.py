@@ -103,27 +103,27 @@ def test_dtypes_of_few_rows(device, dtype):
 
 def test_many_keys_raise_the_base_of_few_rows(device):
     """Scores that grow from block to block scale the result down, row by row."""
-    q, k, v = qkv((1, 2), 20, 700, 64)
+    q, k, v = qkv((1, 2), 36, 700, 64)
     k *= np.linspace(0.1, 3, 700, dtype=np.float32)[:, None]
     check(q, k, v, device=device)
 
 
 def test_few_rows_of_excluded_keys(device):
     """Rows without a key, and NaN or infinity where no row looks, beside ordinary rows."""
-    q, k, v = qkv((1, 2), 20, 40, 64)
-    v[..., 20:, ::3] = np.nan
-    k[..., 30:, :] = np.inf
+    q, k, v = qkv((1, 2), 36, 60, 64)
+    v[..., 36:, ::3] = np.nan
+    k[..., 50:, :] = np.inf
     check(q, k, v, device=device, is_causal=True)
-    mask = np.ones((20, 40), bool)
-    mask[:, 20:] = False
+    mask = np.ones((36, 60), bool)
+    mask[:, 36:] = False
     mask[[3, 17]] = False
     check(q, k, v, device=device, attn_mask=mask)
 
 
 def test_few_rows_into_columns(device):
     """`out` is dense, but its last dimension is not."""
-    q, k, v = qkv((1, 2), 20, 40, 64)
-    out = np.empty((1, 2, 64, 20), np.float32).swapaxes(-1, -2)
+    q, k, v = qkv((1, 2), 36, 40, 64)
+    out = np.empty((1, 2, 64, 36), np.float32).swapaxes(-1, -2)
     check(q, k, v, device=device, out=out)
     assert out is sdpa(q, k, v, device=device, out=out)
     assert_close(out, attention(q, k, v)[0], tolerance(q, k, v)[0])
