@@ -30,3 +30,18 @@ ca_processor_has_bfloat16_pairs(void)
     return false;
 #endif
 }
+
+void
+ca_processor_describe(uint32_t words[CA_PROCESSOR_WORDS])
+{
+    for (int n = 0; n < CA_PROCESSOR_WORDS; n++) {
+        words[n] = 0;
+    }
+#if defined(__x86_64__) && defined(__GNUC__)
+    /* Of leaf 1, ebx differs between the cores of one processor. */
+    uint32_t other;
+    (void)__get_cpuid(1, &words[0], &other, &words[1], &words[2]);
+    (void)__get_cpuid_count(7, 0, &other, &words[3], &words[4], &words[5]);
+    (void)__get_cpuid_count(7, 1, &words[6], &other, &other, &other);
+#endif
+}

@@ -6,9 +6,15 @@
 #define CLATTN_PROCESSOR_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 /* True if the processor multiplies pairs of bfloat16, 16 at a time (vdpbf16ps on 512-bit
    registers), and the system saves these registers. */
 bool ca_processor_has_bfloat16_pairs(void);
+
+/* Fills words with the family, model and instructions of the processor; zeros where it does not
+   tell. */
+#define CA_PROCESSOR_WORDS 7
+void ca_processor_describe(uint32_t words[CA_PROCESSOR_WORDS]);
 
 #endif

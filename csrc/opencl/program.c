@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/processor.h"
 #include "base/strbuf.h"
 #include "opencl/device.h"
 #include "opencl/sources.h"
@@ -33,6 +34,23 @@ append_options(ca_strbuf *options, const ca_kernel_spec *spec)
     }
 }
 
+/* Append the instructions that a CPU's binary may have: devices of one name may be processors of
+   several kinds, and Intel's runtime lets a variable choose the kind. */
+static void
+append_processor(ca_strbuf *text, const ca_device_info *info)
+{
+    const char *kind = getenv("CL_CONFIG_CPU_TARGET_ARCH");
+    uint32_t words[CA_PROCESSOR_WORDS];
+    if (info->type != CA_DEVICE_CPU) {
+        return;
+    }
+    ca_processor_describe(words);
+    for (int n = 0; n < CA_PROCESSOR_WORDS; n++) {
+        ca_strbuf_append(text, "%08" PRIx32 "\n", words[n]);
+    }
+    ca_strbuf_append(text, "%s\n", kind != NULL ? kind : "");
+}
+
 /* A hash of everything that the binary depends on. */
 static bool
 build_identity(const ca_device *device, const ca_kernel_spec *spec, const char *options,
@@ -40,6 +58,7 @@ build_identity(const ca_device *device, const ca_kernel_spec *spec, const char *
 {
     const ca_device_info *info = &device->info;
     ca_strbuf text = {0};
+    append_processor(&text, info);
     ca_strbuf_append(&text, "%s\n%s\n%s\n%s\n%s\n%s\n%.*s", info->platform, info->name,
                      info->driver_version, info->version, options,
                      spec->mods != NULL ? spec->mods : "", (int)source->size,

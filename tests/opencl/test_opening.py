@@ -86,3 +86,14 @@ def test_without_a_folder_for_the_cache_every_process_probes(run_opening, tmp_pa
     env = {"XDG_CACHE_HOME": blocked, "POCL_CACHE_DIR": tmp_path / "pocl"}
     for _ in range(2):
         assert counted(run_opening(OPEN, **env)) == (1, 1)
+
+
+def test_a_binary_for_another_kind_of_processor_is_not_used(run_opening, device):
+    """The name of a device does not tell: Intel's runtime has a variable for the kind."""
+    if device.type != "cpu":
+        pytest.skip("the variable chooses the kind of a CPU")
+    assert counted(run_opening(OPEN)) == (1, 1)
+    for builds in (1, 0):
+        said = run_opening(OPEN, CL_CONFIG_CPU_TARGET_ARCH="core-avx2")
+        assert counted(said) == (builds, builds)
+    assert counted(run_opening(OPEN)) == (0, 0)
