@@ -60,6 +60,15 @@ covered(int64_t rows, int64_t of_tile)
     return ca_divide_up(rows, of_tile) * of_tile;
 }
 
+/* Returns how many numbers the queries and results of a tile have for each row. The kernel sums at least
+   two vectors of each row of the result. */
+static int64_t
+tile_columns(const ca_attention *attention, int64_t lanes)
+{
+    int64_t line = attention->Ev <= lanes ? 2 * lanes : covered(attention->Ev, lanes);
+    return attention->E + line;
+}
+
 /* True if tiles find keys and values in memory, or in a cache that cores share. */
 static bool
 keys_come_from_memory(const ca_attention *attention, int64_t rows)
@@ -161,7 +170,7 @@ choose_shape(const ca_attention *attention, int64_t rows, int64_t lanes, const c
              int64_t *vectors, int64_t *keys)
 {
     int64_t real = ca_plan_real_bytes(attention);
-    int64_t columns = attention->E + covered(attention->Ev, lanes);
+    int64_t columns = tile_columns(attention, lanes);
     int64_t found = ca_knob_value(knobs, NV, *vectors);
     int64_t together = ca_knob_value(knobs, MR, chunk_keys(found, lanes * real));
     int64_t emptier = covered(rows, found * lanes) - covered(rows, *vectors * lanes);
@@ -228,7 +237,7 @@ share_work(const ca_device_info *info, const ca_attention *attention, int64_t ro
 {
     int64_t tile_rows = vectors * lanes;
     int64_t tiles = ca_divide_up(rows, tile_rows);
-    int64_t columns = attention->E + covered(attention->Ev, lanes);
+    int64_t columns = tile_columns(attention, lanes);
     int64_t bytes = first_cache_is_large(info) ? CA_CPU_TILES_BYTES : SMALL_TILES_BYTES;
     int64_t most = ca_smaller(ca_knob_value(knobs, TILES, CA_CPU_TILES),
                               bytes / (columns * tile_rows * ca_plan_real_bytes(attention)));

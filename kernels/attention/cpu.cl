@@ -13,10 +13,12 @@
  *
  *     queries  [E][NV]   scaled; a score is the sum of key[j][e] * queries[e]
  *     weights  [keys][NV]  exp of the scores of one block of keys
- *     result   [Ev][NV]  the sum of value[j][c] * weights[j], which the sum of weights
- *                        divides at the end; by rows, [LANES][Ev / LANES], where NV is 1
+ *     result   [BM][vectors of Ev]  the sum of weights[j] * value[j], which the sum of
+ *                        weights divides at the end
  *
- * Both products keep up to 24 vectors of sums in registers over their inner loop.
+ * Scores and weights have a row in each lane. The second product reads one weight for all
+ * lanes, so that rows of values and of the result lie as in their arrays. Both products keep
+ * up to 24 vectors of sums in registers over their inner loop.
  * Head sizes, 1 … CA_CPU_HEAD_SIZE, and all options but a late softcap are data.
  *
  *     -DBFLOAT16_PAIRS  1: products of pairs of bfloat16, cpu/pairs.clh
@@ -164,6 +166,7 @@ typedef struct {
     softmax_state softmax;
     termv *queries;
     realv *result;
+    bool has_result; /* false: no block has written the result, which is all zeros */
 } tile_sums;
 
 /* A tile attends to keys first … end - 1 of a block. The block has `keys` keys and begins
@@ -175,6 +178,7 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int keys, int
 {
     const tile_state *tile = &sums->tile;
     const ca_attention_params *params = tile->call->params;
+    const int Ev = (int)params->Ev;
     const bool keeps = KEEPS_SCORES(params);
     realv kept[MAX_KEYS * NV];
     realv bounded[MR * NV];
@@ -203,16 +207,17 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int keys, int
     }
     const bool weighs = end_block(&sums->softmax);
     if (any_decay) {
-        settle_block(decays, chunks, weights, sums->result, (int)params->Ev);
+        settle_block(decays, chunks, weights, sums->result, Ev, sums->has_result ? tile->rows : 0);
     }
     if (USES(params, DROPOUT)) {
         drop_weights(tile, j0 + first, end - first, weights);
     }
     const term_rows value = block->value.at + TERMS(first) * block->value.stride;
     const ca_int64 stride = block->value.stride;
-    if (!HAS_ADDENDS(params) || weighs ||
-        !are_finite(value, stride, TERMS(end - first), (int)params->Ev)) {
-        multiply_values(sums->result, weights, value, stride, end - first, (int)params->Ev);
+    if (!HAS_ADDENDS(params) || weighs || !are_finite(value, stride, TERMS(end - first), Ev)) {
+        multiply_values(sums->result, weights, value, stride, end - first, Ev, tile->rows,
+                        !sums->has_result);
+        sums->has_result = true;
     }
 }
 
@@ -324,11 +329,8 @@ start_tile(tile_sums *sums, const attention_call *call, ca_int64 linear, ca_int6
 #endif
     sums->queries = (termv *)memory;
     sums->result = memory + TERMS(params->E) * NV;
-    const int result_vectors = RESULT_VECTORS(params->Ev);
     load_queries(sums->queries, tile, score_scale(params));
-    PLAIN_FOR (int n = 0; n < result_vectors; n++) {
-        sums->result[n] = (realv)REAL(0.0);
-    }
+    sums->has_result = false;
     start_softmax(&sums->softmax);
 }
 
@@ -369,10 +371,13 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
     if (WRITES_STAGE(params, 3)) {
         write_weights(tile, sums->queries, softmax, weights, packed);
     }
-    if (normalise(softmax, ca_kept_scale(params), tile->excluding, sums->result, (int)params->Ev)) {
+    const int unwritten = sums->has_result ? 0 : tile->rows * LINE_VECTORS(params->Ev);
+    PLAIN_FOR (int n = 0; n < unwritten; n++) {
+        sums->result[n] = (realv)REAL(0.0);
+    }
+    if (normalise(softmax, ca_kept_scale(params), tile, sums->result)) {
         ask_to_redo(call);
     }
-    store_result(sums->result, tile);
 }
 
 /* Attends to the keys of a work-item's tiles. */
@@ -398,9 +403,9 @@ attend_tiles(const attention_call *call, ca_int64 number)
     realv memory[MEMORY_VECTORS];
     termv weights[TERMS(MAX_KEYS) * NV];
     realv added[MAX_KEYS * NV];
-    term packed[PACKED_TERMS];
+    term packed[PACKED_TERMS] __attribute__((aligned(CACHE_LINE))); /* vectors cross no line */
     const ca_int64 first_row = index * rows_of_item;
-    const int size = TERMS((int)params->E) * NV + RESULT_VECTORS((int)params->Ev);
+    const int size = TERMS((int)params->E) * NV + BM * LINE_VECTORS(params->Ev);
     item.count = (int)min(params->tiles, (rows - first_row + BM - 1) / BM);
     const int count = heads * item.count;
     PLAIN_FOR (int n = 0; n < count; n++) {
