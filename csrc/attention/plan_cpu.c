@@ -60,13 +60,13 @@ covered(int64_t rows, int64_t of_tile)
     return ca_divide_up(rows, of_tile) * of_tile;
 }
 
-/* Returns how many numbers the queries and results of a tile have for each row. The kernel sums at least
-   two vectors of each row of the result. */
+/* Returns how many numbers a tile keeps for each of its rows: the query, and the result in whole
+   vectors. The result has at least two vectors, which the kernel sums at a time. */
 static int64_t
 tile_columns(const ca_attention *attention, int64_t lanes)
 {
-    int64_t line = attention->Ev <= lanes ? 2 * lanes : covered(attention->Ev, lanes);
-    return attention->E + line;
+    int64_t result = attention->Ev <= lanes ? 2 * lanes : covered(attention->Ev, lanes);
+    return attention->E + result;
 }
 
 /* True if tiles find keys and values in memory, or in a cache that cores share. */

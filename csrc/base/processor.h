@@ -12,8 +12,8 @@
    registers), and the system saves these registers. */
 bool ca_processor_has_bfloat16_pairs(void);
 
-/* Fills words with the family, model and instructions of the processor; zeros where it does not
-   tell. */
+/* Fills `words` with bits for the processor's family, model and instructions. A word that
+   the processor does not tell is 0, as are all words unless it is an x86-64. */
 #define CA_PROCESSOR_WORDS 7
 void ca_processor_describe(uint32_t words[CA_PROCESSOR_WORDS]);
 

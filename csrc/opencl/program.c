@@ -34,16 +34,17 @@ append_options(ca_strbuf *options, const ca_kernel_spec *spec)
     }
 }
 
-/* Append the instructions that a CPU's binary may have: devices of one name may be processors of
-   several kinds, and Intel's runtime lets a variable choose the kind. */
+/* Append what decides which instructions a binary for a CPU may have. The device's name does not
+   tell: processors with different instructions share a name. A variable makes Intel's runtime build
+   for another kind of processor. */
 static void
 append_processor(ca_strbuf *text, const ca_device_info *info)
 {
-    const char *kind = getenv("CL_CONFIG_CPU_TARGET_ARCH");
-    uint32_t words[CA_PROCESSOR_WORDS];
     if (info->type != CA_DEVICE_CPU) {
         return;
     }
+    const char *kind = getenv("CL_CONFIG_CPU_TARGET_ARCH");
+    uint32_t words[CA_PROCESSOR_WORDS];
     ca_processor_describe(words);
     for (int n = 0; n < CA_PROCESSOR_WORDS; n++) {
         ca_strbuf_append(text, "%08" PRIx32 "\n", words[n]);

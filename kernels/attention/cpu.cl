@@ -13,12 +13,14 @@
  *
  *     queries  [E][NV]   scaled; a score is the sum of key[j][e] * queries[e]
  *     weights  [keys][NV]  exp of the scores of one block of keys
- *     result   [BM][vectors of Ev]  the sum of weights[j] * value[j], which the sum of
- *                        weights divides at the end
+ *     result   [BM][vectors of Ev]  the sum of weights[j] * value[j]. At the end the sum of
+ *                        the weights divides it
  *
- * Scores and weights have a row in each lane. The second product reads one weight for all
- * lanes, so that rows of values and of the result lie as in their arrays. Both products keep
- * up to 24 vectors of sums in registers over their inner loop.
+ * Each lane of a query, score or weight vector is a row. The second product multiplies a
+ * vector of values, whose lanes are columns, by one weight. So the kernel transposes neither
+ * values nor results. The inner loop of each product keeps up to 24 vectors of sums in
+ * registers.
+ *
  * Head sizes, 1 … CA_CPU_HEAD_SIZE, and all options but a late softcap are data.
  *
  *     -DBFLOAT16_PAIRS  1: products of pairs of bfloat16, cpu/pairs.clh
@@ -166,7 +168,7 @@ typedef struct {
     softmax_state softmax;
     termv *queries;
     realv *result;
-    bool has_result; /* false: no block has written the result, which is all zeros */
+    bool has_result; /* false: no block has written the result, whose memory holds anything */
 } tile_sums;
 
 /* A tile attends to keys first … end - 1 of a block. The block has `keys` keys and begins
@@ -403,7 +405,8 @@ attend_tiles(const attention_call *call, ca_int64 number)
     realv memory[MEMORY_VECTORS];
     termv weights[TERMS(MAX_KEYS) * NV];
     realv added[MAX_KEYS * NV];
-    term packed[PACKED_TERMS] __attribute__((aligned(CACHE_LINE))); /* vectors cross no line */
+    /* Whole vectors of packed values lie in one line of the cache each. */
+    term packed[PACKED_TERMS] __attribute__((aligned(CACHE_LINE)));
     const ca_int64 first_row = index * rows_of_item;
     const int size = TERMS((int)params->E) * NV + BM * LINE_VECTORS(params->Ev);
     item.count = (int)min(params->tiles, (rows - first_row + BM - 1) / BM);

@@ -89,7 +89,7 @@ def test_without_a_folder_for_the_cache_every_process_probes(run_opening, tmp_pa
 
 
 def test_a_binary_for_another_kind_of_processor_is_not_used(run_opening, device):
-    """The name of a device does not tell: Intel's runtime has a variable for the kind."""
+    """The device keeps its name when the variable chooses another kind of processor."""
     if device.type != "cpu":
         pytest.skip("the variable chooses the kind of a CPU")
     assert counted(run_opening(OPEN)) == (1, 1)
