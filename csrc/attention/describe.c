@@ -65,6 +65,7 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
     bool moved = ca_attention_has(attention, CA_ATTENTION_OFFSETS); /* kernels clamp the band */
     int64_t farthest = moved ? CA_UNBOUNDED : shifted ? L + 2 * T : L + T;
     ca_optional_arrays arrays = ca_attention_optional(attention);
+    double softcap = ca_attention_softcap(attention);
     double kept_scale = attention->dropout < 1 ? 1 / (1 - attention->dropout) : 0;
     ca_attention_params params = {
         .L = L,
@@ -89,7 +90,8 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
         .first_row = attention->first_row,
         .seed = (int64_t)attention->seed,
         .scale = real_bits(attention, attention->scale),
-        .softcap = real_bits(attention, ca_attention_softcap(attention)),
+        .softcap = real_bits(attention, softcap),
+        .inverse_softcap = real_bits(attention, softcap > 0 ? 1 / softcap : 0),
         .kept_scale = real_bits(attention, kept_scale),
         .filter = (float)attention->filter,
         .chunks = (uint32_t)plan->chunks,

@@ -64,8 +64,9 @@ typedef struct {
     ca_int64 splits;    /* parts that the keys are divided into */
     ca_int64 first_row; /* dropout's number of row [0, 0, 0, 0] */
     ca_int64 seed;
-    ca_int64 scale;         /* the bits of a `real`, as in softcap and kept_scale */
-    ca_int64 softcap;       /* 0: none */
+    ca_int64 scale;   /* the bits of a `real`, as in softcap and kept_scale */
+    ca_int64 softcap; /* 0: none */
+    ca_int64 inverse_softcap;
     ca_int64 kept_scale;    /* dropout: the factor of the weights that are kept */
     float filter;           /* added where the mask's condition is false; may be -inf */
     ca_uint32 last_dropped; /* the highest random word whose weight is dropped */
@@ -162,4 +163,4 @@ typedef struct {
 #define CA_WARP_PTX         1
 #define CA_WARP_PTX_WAITING 2 /* without asynchronous copies */
 
-#define CA_ATTENTION_PARAMS_SIZE 832
+#define CA_ATTENTION_PARAMS_SIZE 840
