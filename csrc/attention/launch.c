@@ -17,6 +17,8 @@
 /* Arguments of kernels behind the operands: partial rows and marks. */
 #define OTHER_SPANS 2
 
+static const ca_span no_partials = {.access = CA_ACCESS_WRITE};
+
 static const char *const names[] = {
     [CA_ATTENTION_QUERY] = "query",
     [CA_ATTENTION_KEY] = "key",
@@ -59,6 +61,35 @@ access_of(const ca_attention *attention, ca_attention_role role)
         bytes *= strides[d] != 0 || sizes[d] == 0 ? (size_t)sizes[d] : 1;
     }
     return bytes == ca_attention_extent(attention, role).bytes ? CA_ACCESS_WRITE : CA_ACCESS_UPDATE;
+}
+
+/* True if the kernels of a plan take an operand. A usual program takes no optional ones, and
+   programs without mods none of these. */
+static bool
+takes(const ca_attention *attention, bool usual, ca_attention_role role)
+{
+    bool always = role <= CA_ATTENTION_VALUE || role == CA_ATTENTION_KEY_COUNTS ||
+                  role == CA_ATTENTION_OUTPUT;
+    bool optional = !usual && (attention->mods != NULL || !ca_attention_is_of_mods(role));
+    return always || optional;
+}
+
+/* List the operands that kernels take. Returns how many these are. */
+static int
+list_operands(const ca_attention *attention, bool usual, ca_span *spans)
+{
+    int nspans = 0;
+    for (int role = 0; role < OPERANDS; role++) {
+        const ca_operand *operand = &attention->operands[role];
+        if (takes(attention, usual, (ca_attention_role)role)) {
+            spans[nspans++] = (ca_span){.data = operand->memory.data,
+                                        .bytes = operand->memory.bytes,
+                                        .access = access_of(attention, (ca_attention_role)role),
+                                        .block = operand->block,
+                                        .name = names[role]};
+        }
+    }
+    return nspans;
 }
 
 /* Below this a thread alone is done before a second one would have been of use. Counted
@@ -152,11 +183,15 @@ redo(ca_device *device, const ca_attention *attention, const ca_mark *mark, ca_l
         ca_attention_plan_redo(ca_device_get_info(device), attention, marked, &plan);
         params->flags |= CA_REDOES;
         params->tiles = plan.tiles;
-        for (int n = 0; n < launch->nspans - OTHER_SPANS; n++) {
+        const ca_span marks = spans[launch->nspans - 1];
+        launch->nspans = list_operands(attention, false, spans);
+        for (int n = 0; n < launch->nspans; n++) {
             if (spans[n].access == CA_ACCESS_WRITE) {
                 spans[n].access = CA_ACCESS_UPDATE;
             }
         }
+        spans[launch->nspans++] = no_partials;
+        spans[launch->nspans++] = marks;
         launch->nsteps = 0;
         CA_TRY(
             add_step(device, launch, &plan.spec, params, plan.grid, plan.local_size, work, error));
@@ -179,22 +214,12 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
     ca_attention_params params = ca_attention_describe(attention, plan);
 
     ca_span spans[OPERANDS + OTHER_SPANS];
-    int nspans = 0;
-    for (int role = 0; role < OPERANDS; role++) {
-        const ca_operand *operand = &attention->operands[role];
-        if (attention->mods == NULL && ca_attention_is_of_mods((ca_attention_role)role)) {
-            continue;
-        }
-        spans[nspans++] = (ca_span){.data = operand->memory.data,
-                                    .bytes = operand->memory.bytes,
-                                    .access = access_of(attention, (ca_attention_role)role),
-                                    .block = operand->block,
-                                    .name = names[role]};
-    }
+    int nspans = list_operands(attention, plan->usual, spans);
     ca_span *partials = &spans[nspans];
-    *partials = (ca_span){.access = CA_ACCESS_WRITE};
-    CA_TRY(ca_mark_take(device, &mark, &spans[nspans + 1], error));
-    nspans += OTHER_SPANS;
+    if (!plan->usual) {
+        spans[nspans++] = no_partials;
+    }
+    CA_TRY(ca_mark_take(device, &mark, &spans[nspans++], error));
     params.redo_slot = mark.slot;
     params.redo_mark = mark.value;
     ca_launch launch = {

@@ -25,6 +25,7 @@ typedef struct {
     bool keys_in_place;                   /* attention_cpu reads them where they lie */
     bool values_in_place;
     bool fetches_ahead;
+    bool usual;  /* the kernel takes no optional arrays */
     bool redoes; /* the kernel may ask for rows to be computed again */
     /* With more than one split of the keys, each split leaves partial_bytes for each row.
        The second kernel, `merge`, makes results of these partial rows: a group of

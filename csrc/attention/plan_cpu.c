@@ -316,10 +316,10 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, bool pairs
     ca_kernel_define(&plan->spec, "MR", keys);
     ca_kernel_define(&plan->spec, "BFLOAT16_PAIRS", pairs);
     /* Usual calls have a program that is half as long, but float64 has one for all. */
-    bool usual = attention->mods == NULL && ca_attention_options(attention) == 0 &&
-                 !ca_attention_has(attention, CA_ATTENTION_LSE) &&
-                 !ca_attention_in_float64(attention);
-    ca_kernel_define(&plan->spec, "USUAL", usual);
+    plan->usual = attention->mods == NULL && ca_attention_options(attention) == 0 &&
+                  !ca_attention_has(attention, CA_ATTENTION_LSE) &&
+                  !ca_attention_in_float64(attention);
+    ca_kernel_define(&plan->spec, "USUAL", plan->usual);
 }
 
 static void
