@@ -44,6 +44,10 @@
 #define SHORT_PASS       (PASS / 2)
 #define SLOTS_OF_ROW(Ev) ((CHUNKS(Ev) + SHORT_PASS - 1) / SHORT_PASS * SHORT_PASS)
 
+/* Where columns need several passes, or heads take turns, a pass takes so many values: 32 of float32.
+   Fewer cost more starts of loops, and more are read too far out of order. */
+#define VALUES_AT_ONCE (128 / (int)sizeof(value_storage))
+
 /* One row: the keys that it may see, its softmax so far. */
 typedef struct {
     ca_int64 batch[CA_BATCH_DIMS];
@@ -52,7 +56,7 @@ typedef struct {
     ca_int64 first;      /* keys first … last */
     ca_int64 last;
     real highest; /* score */
-    real sum;     /* of the weights */
+    realv sum;    /* of the weights, by lanes */
 #if HAS_MODS
     mod_row mod;
 #endif
@@ -62,16 +66,18 @@ typedef struct {
 
 #define FIRST_LANE(x) (((const real *)&(x))[0])
 
-/* Returns the highest lane. */
-INLINED real
+/* Returns the highest lane, in all lanes. */
+INLINED realv
 highest_lane(realv x)
 {
-    const real *lanes = (const real *)&x;
-    real highest = lanes[0];
-    UNROLLED_FOR (int n = 1; n < LANES; n++) {
-        highest = lanes[n] > highest ? lanes[n] : highest;
-    }
-    return highest;
+#if LANES >= 16
+    x = larger(EVEN_8(x, x), ODD_8(x, x));
+#endif
+#if LANES >= 8
+    x = larger(EVEN_4(x, x), ODD_4(x, x));
+#endif
+    x = larger(INTERLEAVE_LOW(x, x), INTERLEAVE_HIGH(x, x));
+    return larger(INTERLEAVE_LOW(x, x), INTERLEAVE_HIGH(x, x));
 }
 
 INLINED real
@@ -117,12 +123,17 @@ INLINED void
 load_query(realv *queries, __global const storage *query, const ca_view *view, int E, real scale)
 {
     PLAIN_FOR (int n = 0; n < CHUNKS(E); n++) {
+        const int e = COLUMN(n, E);
         realv chunk;
-        PLAIN_FOR (int k = 0; k < LANES; k++) {
-            const int e = COLUMN(n, E) + k;
-            ((real *)&chunk)[k] = e < n * LANES ? REAL(0.0) : load(query + e * view->column);
+        if (view->column == 1) {
+            chunk = load_lanes(query + e);
+        } else {
+            PLAIN_FOR (int k = 0; k < LANES; k++) {
+                ((real *)&chunk)[k] = load(query + (e + k) * view->column);
+            }
         }
-        queries[n * RT] = chunk * scale;
+        const intv own = lane_indices() >= (realv)(real)(n * LANES - e);
+        queries[n * RT] = own ? chunk * scale : (realv)REAL(0.0);
     }
 }
 
@@ -374,7 +385,8 @@ weigh_row(const ca_attention_params *params, decode_row *row, realv *scores, int
         highest = larger(scores[k / LANES], highest);
     }
     const real old = row->highest;
-    row->highest = max(old, highest_lane(highest));
+    highest = highest_lane(highest);
+    row->highest = max(old, FIRST_LANE(highest));
     const real base = base_of(row->highest);
     PLAIN_FOR (int k = 0; k < keys; k += LANES) {
         const realv weight = weight_of(params, scores[k / LANES] - base);
@@ -382,7 +394,7 @@ weigh_row(const ca_attention_params *params, decode_row *row, realv *scores, int
         sum += weight;
     }
     const realv decay = weight_of(params, (realv)(old - base));
-    row->sum = row->sum * FIRST_LANE(decay) + sum_of_lanes(sum);
+    row->sum = row->sum * decay + sum;
     return decay;
 }
 
@@ -420,7 +432,7 @@ attend_block(const attention_call *call, const decode_tiles *tiles, const key_ru
     const int chunks = CHUNKS(params->E);
     const int slots = SLOTS_OF_ROW(params->Ev);
     const int keys_at_once = params->key_heads > 1 ? LANES : BN;
-    const int values_at_once = params->key_heads > 1 || slots > PASS ? 16 : BN;
+    const int values_at_once = params->key_heads > 1 || slots > PASS ? VALUES_AT_ONCE : BN;
     realv scores[TILES * RT * (BN / LANES)]; /* then weights */
     key_run runs[TILES];
     int attending = 0; /* tiles that attend to a key of the block */
@@ -468,7 +480,7 @@ start_row(decode_row *row, const attention_call *call, const split_share *share,
     row->first = max((ca_int64)0, row->i + band.lower);
     row->last = min(band.limit - 1, row->i + band.upper);
     row->highest = -INFINITY;
-    row->sum = REAL(0.0);
+    row->sum = (realv)REAL(0.0);
 #if HAS_MODS
     row->mod = mod_row_at(call, row->batch, row->i);
 #endif
@@ -566,9 +578,9 @@ attend_share(const attention_call *call, ca_int64 item)
         if (params->splits > 1) {
             store_partial(
                 partial_row(call, row->batch, row->i, mine.split, PARTIAL_SIZE(params->Ev)), of_row,
-                row->highest, row->sum, (int)params->Ev);
+                row->highest, sum_of_lanes(row->sum), (int)params->Ev);
         } else {
-            finish_row(call, row->batch, row->i, of_row, row->highest, row->sum);
+            finish_row(call, row->batch, row->i, of_row, row->highest, sum_of_lanes(row->sum));
         }
     }
 }
