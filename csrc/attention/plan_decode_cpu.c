@@ -102,6 +102,15 @@ heads_adjoin(const ca_operand *operand, int d)
            (operand->batch[d] == operand->columns && operand->row_stride > operand->columns);
 }
 
+/* True if the last cache cannot hold the keys and values that the call reads. */
+static bool
+keys_are_far(const ca_attention *attention, const ca_attention_plan *plan)
+{
+    return (double)ca_attention_visible_keys(attention) *
+               (double)ca_attention_key_bytes(attention) * ca_plan_items(plan) >
+           FAR_BYTES;
+}
+
 /* Returns the dimension of the key heads that a work-item may share, -1 if there is none. Their rows
    lie side by side, as in a cache (B, S, H, E), and are too many for the last cache, so a work-item
    that has several heads reads memory in its order. */
@@ -111,13 +120,11 @@ dimension_to_share(const ca_attention *attention, const ca_attention_plan *plan)
     const ca_operand *operands = attention->operands;
     const int last = CA_BATCH_DIMS - 1;
     const int d = plan->heads < attention->batch[last] ? last : last - 1;
-    const double bytes = (double)ca_attention_visible_keys(attention) *
-                         (double)ca_attention_key_bytes(attention) * ca_plan_items(plan);
     const bool adjoin = heads_adjoin(&operands[CA_ATTENTION_KEY], d) &&
                         heads_adjoin(&operands[CA_ATTENTION_VALUE], d) &&
                         heads_adjoin(&operands[CA_ATTENTION_PAST_KEY], d) &&
                         heads_adjoin(&operands[CA_ATTENTION_PAST_VALUE], d);
-    return adjoin && bytes > FAR_BYTES && !ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY)
+    return adjoin && plan->fetches_ahead && !ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY)
                ? d
                : -1;
 }
@@ -130,6 +137,7 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     plan->heads = ca_attention_heads_together(attention);
     int64_t rows = plan->heads * attention->L;
     plan->grid[2] /= plan->heads;
+    plan->fetches_ahead = keys_are_far(attention, plan);
     const int shared = dimension_to_share(attention, plan);
     /* Each number is a program. float64 has one: its rows take longer to read than to use. The tuner
        times heads that lie apart. */

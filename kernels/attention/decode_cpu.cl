@@ -48,6 +48,10 @@
    Fewer cost more starts of loops, and more are read too far out of order. */
 #define VALUES_AT_ONCE (128 / (int)sizeof(value_storage))
 
+/* Bytes between a row of keys or values that is read and the row that is prefetched meanwhile. */
+#define NEAR_AHEAD (4 << 10)
+#define FAR_AHEAD  (8 << 10)
+
 /* One row: the keys that it may see, its softmax so far. */
 typedef struct {
     ca_int64 batch[CA_BATCH_DIMS];
@@ -137,11 +141,19 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
     }
 }
 
-/* Prefetches `bytes` bytes of the row that lies ROWS_AHEAD rows behind x. */
-#define FETCH_AHEAD(x, stride, bytes)                                                              \
+/* Prefetches `bytes` bytes. */
+#define FETCH(x, bytes)                                                                            \
     UNROLLED_FOR (int b = 0; b < (bytes); b += CACHE_LINE) {                                       \
-        PREFETCH((__global const char *)((x) + ROWS_AHEAD * (stride)) + b);                        \
+        PREFETCH((__global const char *)(x) + b);                                                  \
     }
+
+/* Returns how many rows of `bytes` bytes lie between a row and the one that is prefetched with it. A
+   cache answers sooner than memory. */
+INLINED ca_int64
+rows_ahead(const ca_attention_params *params, int bytes)
+{
+    return ((params->flags & CA_FETCHES_AHEAD) != 0 ? FAR_AHEAD : NEAR_AHEAD) / bytes + 1;
+}
 
 /* Defines a function that adds the products of `chunks` chunks of LANES keys and of RT
    queries to products[r][k], which count as 0 with `first`. The products of
@@ -150,7 +162,8 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
    each. */
 #define DEFINE_ADD_PRODUCTS(name, chunks)                                                          \
     CALLED void name(realv *restrict products, __global const storage *key, ca_int64 stride,       \
-                     int present, const realv *restrict queries, intv own, bool first)             \
+                     ca_int64 ahead, int present, const realv *restrict queries, intv own,         \
+                     bool first)                                                                   \
     {                                                                                              \
         PLAIN_FOR (int k = 0; k < present; k++) {                                                  \
             realv sums[RT];                                                                        \
@@ -167,7 +180,7 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
             UNROLLED_FOR (int r = 0; r < RT; r++) {                                                \
                 products[r * LANES + k] = sums[r];                                                 \
             }                                                                                      \
-            FETCH_AHEAD(key, stride, (chunks) * LANES * (int)sizeof(storage))                      \
+            FETCH(key + ahead, (chunks) * LANES * (int)sizeof(storage))                            \
             key += stride;                                                                         \
         }                                                                                          \
         PLAIN_FOR (int n = present * RT; n < LANES * RT; n++) {                                    \
@@ -187,6 +200,7 @@ score_keys(const ca_attention_params *params, const key_run *run, int first, int
 {
     const ca_int64 stride = run->key_view->row;
     const int E = (int)params->E;
+    const ca_int64 ahead = rows_ahead(params, E * (int)sizeof(storage)) * stride;
     const int whole = E / LANES;
     /* What the last chunk shares with the chunk before is masked by bits: an infinity
        would become a NaN in a product with 0. */
@@ -198,17 +212,17 @@ score_keys(const ca_attention_params *params, const key_run *run, int first, int
         const int present = min(LANES, keys - k0);
         int n = 0;
         PLAIN_FOR (; n + 8 <= whole; n += 8) {
-            add_products_of_eight(products, key + n * LANES, stride, present, queries + n * RT, all,
-                                  n == 0);
+            add_products_of_eight(products, key + n * LANES, stride, ahead, present,
+                                  queries + n * RT, all, n == 0);
         }
         if (n + 4 <= whole) {
-            add_products_of_four(products, key + n * LANES, stride, present, queries + n * RT, all,
-                                 n == 0);
+            add_products_of_four(products, key + n * LANES, stride, ahead, present,
+                                 queries + n * RT, all, n == 0);
             n += 4;
         }
         PLAIN_FOR (; n < CHUNKS(E); n++) {
-            add_products_of_one(products, key + COLUMN(n, E), stride, present, queries + n * RT,
-                                n < whole ? all : own, n == 0);
+            add_products_of_one(products, key + COLUMN(n, E), stride, ahead, present,
+                                queries + n * RT, n < whole ? all : own, n == 0);
         }
         UNROLLED_FOR (int r = 0; r < RT; r++) {
             scores[r * (BN / LANES) + k0 / LANES] = sums_of_lanes(products + r * LANES);
@@ -262,7 +276,7 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
    `columns` vectors of RT rows. A vector begins at column `last` at the latest. */
 #define DEFINE_ADD_PASS(name, columns)                                                             \
     CALLED void name(realv *sums, const real *weights, __global const value_storage *value,        \
-                     ca_int64 stride, int keys, ca_int64 last)                                     \
+                     ca_int64 stride, ca_int64 ahead, int keys, ca_int64 last)                     \
     {                                                                                              \
         realv pass[RT * (columns)];                                                                \
         UNROLLED_FOR (int n = 0; n < RT * (columns); n++) {                                        \
@@ -277,7 +291,7 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
                 }                                                                                  \
             }                                                                                      \
             weights++;                                                                             \
-            FETCH_AHEAD(value, stride, (columns) * LANES * (int)sizeof(value_storage))             \
+            FETCH(value + ahead, (columns) * LANES * (int)sizeof(value_storage))                   \
             value += stride;                                                                       \
         }                                                                                          \
         UNROLLED_FOR (int n = 0; n < RT * (columns); n++) {                                        \
@@ -315,15 +329,17 @@ add_values(const ca_attention_params *params, realv *result, const realv *weight
 {
     const int Ev = (int)params->Ev;
     const ca_int64 stride = run->value_view->row;
+    const ca_int64 ahead = rows_ahead(params, Ev * (int)sizeof(value_storage)) * stride;
     const int slots = SLOTS_OF_ROW(Ev);
     const real *weight = (const real *)weights + first;
     __global const value_storage *from = run->value + first * stride;
     int n = 0;
     PLAIN_FOR (; n + PASS <= slots; n += PASS) {
-        add_pass(result + n * RT, weight, from + n * LANES, stride, keys, Ev - LANES - n * LANES);
+        add_pass(result + n * RT, weight, from + n * LANES, stride, ahead, keys,
+                 Ev - LANES - n * LANES);
     }
     if (n < slots) {
-        add_short_pass(result + n * RT, weight, from + n * LANES, stride, keys,
+        add_short_pass(result + n * RT, weight, from + n * LANES, stride, ahead, keys,
                        Ev - LANES - n * LANES);
     }
 }
