@@ -272,6 +272,29 @@ lies_in_place(const ca_operand *operand, bool packs)
     return ca_operand_rows_contiguous(operand) && (ca_operand_rows_adjoin(operand) || !packs);
 }
 
+/* True if each row of an operand is contiguous, and has at least `least` columns. */
+static bool
+rows_are_long(const ca_attention *attention, ca_attention_role role, int64_t least)
+{
+    const ca_operand *operand = &attention->operands[role];
+    return ca_operand_rows_contiguous(operand) && operand->columns >= least;
+}
+
+/* True if the call is one that the short program computes: without options, on rows of whole terms.
+   float64 has one program for all. */
+static bool
+call_is_usual(const ca_attention *attention, int64_t lanes, bool pairs)
+{
+    int64_t least = pairs ? 2 * lanes : lanes;
+    return attention->mods == NULL && ca_attention_options(attention) == 0 &&
+           !ca_attention_has(attention, CA_ATTENTION_LSE) && !ca_attention_in_float64(attention) &&
+           rows_are_long(attention, CA_ATTENTION_QUERY, least) &&
+           rows_are_long(attention, CA_ATTENTION_KEY, least) &&
+           rows_are_long(attention, CA_ATTENTION_VALUE, lanes) &&
+           rows_are_long(attention, CA_ATTENTION_OUTPUT, lanes) &&
+           (!pairs || attention->E % 2 == 0);
+}
+
 /* The plan of both variants. The terms of the products are reals, or pairs of bfloat16.
    Keys can be read as pairs where a row has an even size. */
 static void
@@ -315,10 +338,7 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, bool pairs
     ca_kernel_define(&plan->spec, "NV", vectors);
     ca_kernel_define(&plan->spec, "MR", keys);
     ca_kernel_define(&plan->spec, "BFLOAT16_PAIRS", pairs);
-    /* Usual calls have a program that is half as long, but float64 has one for all. */
-    plan->usual = attention->mods == NULL && ca_attention_options(attention) == 0 &&
-                  !ca_attention_has(attention, CA_ATTENTION_LSE) &&
-                  !ca_attention_in_float64(attention);
+    plan->usual = call_is_usual(attention, lanes, pairs);
     ca_kernel_define(&plan->spec, "USUAL", plan->usual);
 }
 

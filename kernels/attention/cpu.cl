@@ -27,7 +27,8 @@
  *     -DNV              vectors of queries of a tile
  *     -DMR              keys that are scored together: 6, 8, 12 or 16. Their NV * MR sums
  *                       fill the registers
- *     -DUSUAL           1: the call has no options and asks for no log-sum-exp
+ *     -DUSUAL           1: the call has no options and asks for no log-sum-exp. The rows of its
+ *                       arrays are contiguous, and have at least LANES terms
  *     LANES of support/lanes.clh and the macros of support/common.clh
  */
 #if USUAL
