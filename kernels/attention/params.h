@@ -59,9 +59,7 @@ typedef struct {
     ca_view optional[CA_OPTIONAL_VIEWS];
     ca_int64 slots;     /* 4 bits for each of CA_PAST_KEY …: the index of its view */
     ca_int64 heads;     /* query heads of a work-item, which share keys */
-    ca_int64 key_heads; /* on CPUs, key heads of a work-item, which share mask and bias */
     ca_int64 tiles;     /* of a work-item, on CPUs for each key head; attention_reference: rows */
-    ca_int64 splits;    /* parts that the keys are divided into */
     ca_int64 first_row; /* dropout's number of row [0, 0, 0, 0] */
     ca_int64 seed;
     ca_int64 scale;   /* the bits of a `real`, as in softcap and kept_scale */
@@ -75,7 +73,9 @@ typedef struct {
     ca_uint32 flags;     /* CA_HAS_LSE … CA_MERGES */
     ca_uint32 redo_slot; /* redo[redo_slot] = redo_mark asks for rows to be redone */
     ca_uint32 redo_mark;
-    ca_uint32 chunks; /* on CPUs, of a block of keys, at most CA_CPU_CHUNKS */
+    ca_uint32 chunks;    /* on CPUs, of a block of keys, at most CA_CPU_CHUNKS */
+    ca_uint32 key_heads; /* on CPUs, key heads of a work-item, which share mask and bias */
+    ca_uint32 splits;    /* parts that the keys are divided into */
 } ca_attention_params;
 
 /* The options of a call, as bits. Kernels for CPUs read params.options. Kernels for GPUs
@@ -163,4 +163,4 @@ typedef struct {
 #define CA_WARP_PTX         1
 #define CA_WARP_PTX_WAITING 2 /* without asynchronous copies */
 
-#define CA_ATTENTION_PARAMS_SIZE 840
+#define CA_ATTENTION_PARAMS_SIZE 832
