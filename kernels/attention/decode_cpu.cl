@@ -44,13 +44,12 @@
 #define SHORT_PASS       (PASS / 2)
 #define SLOTS_OF_ROW(Ev) ((CHUNKS(Ev) + SHORT_PASS - 1) / SHORT_PASS * SHORT_PASS)
 
-/* Where columns need several passes, or heads take turns, a pass takes so many values: 32 of float32.
-   Fewer cost more starts of loops, and more are read too far out of order. */
-#define VALUES_AT_ONCE (128 / (int)sizeof(value_storage))
+/* Where columns need several passes, or heads take turns, a pass takes so many values. Fewer would
+   start loops more often, and more would be read too far out of order. */
+#define VALUES_AT_ONCE (sizeof(value_storage) == 2 ? 32 : 16)
 
-/* Bytes between a row of keys or values that is read and the row that is prefetched meanwhile. */
-#define NEAR_AHEAD (4 << 10)
-#define FAR_AHEAD  (8 << 10)
+/* Bytes of rows that memory has to send while a row is read. */
+#define BYTES_AHEAD (8 << 10)
 
 /* One row: the keys that it may see, its softmax so far. */
 typedef struct {
@@ -147,12 +146,14 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
         PREFETCH((__global const char *)(x) + b);                                                  \
     }
 
-/* Returns how many rows of `bytes` bytes lie between a row and the one that is prefetched with it. A
-   cache answers sooner than memory. */
+/* Returns how many rows of `bytes` bytes lie between a row and the one that is prefetched meanwhile. A
+   cache answers sooner than memory. A single query leaves no time to wait in: memory's speed bounds
+   it, which is highest where reads are near each other. */
 INLINED ca_int64
 rows_ahead(const ca_attention_params *params, int bytes)
 {
-    return ((params->flags & CA_FETCHES_AHEAD) != 0 ? FAR_AHEAD : NEAR_AHEAD) / bytes + 1;
+    const bool far = (params->flags & CA_FETCHES_AHEAD) != 0;
+    return far && RT > 1 ? max(BYTES_AHEAD / bytes, ROWS_AHEAD) : ROWS_AHEAD;
 }
 
 /* Defines a function that adds the products of `chunks` chunks of LANES keys and of RT
