@@ -67,59 +67,6 @@ typedef struct {
 
 /* --- a block of keys -------------------------------------------------------------- */
 
-#define FIRST_LANE(x) (((const real *)&(x))[0])
-
-/* Returns the highest lane, in all lanes. */
-INLINED realv
-highest_lane(realv x)
-{
-#if LANES >= 16
-    x = larger(EVEN_8(x, x), ODD_8(x, x));
-#endif
-#if LANES >= 8
-    x = larger(EVEN_4(x, x), ODD_4(x, x));
-#endif
-    x = larger(INTERLEAVE_LOW(x, x), INTERLEAVE_HIGH(x, x));
-    return larger(INTERLEAVE_LOW(x, x), INTERLEAVE_HIGH(x, x));
-}
-
-INLINED real
-sum_of_lanes(realv x)
-{
-    const real *lanes = (const real *)&x;
-    real sum = REAL(0.0);
-    UNROLLED_FOR (int n = 0; n < LANES; n++) {
-        sum += lanes[n];
-    }
-    return sum;
-}
-
-/* Folds size * 2 vectors into `size`. The new x[n] has blocks of `size` lanes: the first is the sum of
-   x[n]'s first two blocks, the second the sum of those of x[n + size], and so on by turns. */
-#define FOLD_BLOCKS(x, size)                                                                       \
-    UNROLLED_FOR (int n = 0; n < (size); n++) {                                                    \
-        x[n] = EVEN_##size(x[n], x[n + (size)]) + ODD_##size(x[n], x[n + (size)]);                 \
-    }
-
-/* Returns a vector whose lane k is the sum of x[k]'s lanes. LANES - 1 steps fold two
-   vectors into one. */
-CALLED realv
-sums_of_lanes(realv *x)
-{
-#if LANES >= 16
-    FOLD_BLOCKS(x, 8)
-#endif
-#if LANES >= 8
-    FOLD_BLOCKS(x, 4)
-#endif
-    UNROLLED_FOR (int count = 2; count > 0; count /= 2) {
-        UNROLLED_FOR (int n = 0; n < count; n++) {
-            x[n] = INTERLEAVE_LOW(x[n], x[n + count]) + INTERLEAVE_HIGH(x[n], x[n + count]);
-        }
-    }
-    return x[0];
-}
-
 /* queries[n * RT] = chunk n of a row, scaled. Columns that the last chunk shares with
    the chunk before are 0 in the last chunk. */
 INLINED void
