@@ -10,7 +10,7 @@ import clattn
 import numpy as np
 import pytest
 from clattn.__main__ import main
-from clattn.bench import command, limits, measuring, scaling
+from clattn.bench import chart, command, limits, measuring, scaling
 from clattn.bench.peers import Call
 from clattn.bench.rows import GPU_ROWS, MODEL_ROWS, ROWS, Row
 from references.attention import attention
@@ -298,6 +298,12 @@ def test_scaling(first_device, capsys, monkeypatch, tmp_path):
         assert cost["error"] <= cost["allowed"]
         assert cost["memory"] >= 0
     assert curve["label"] in capsys.readouterr().out
+    png_size(tmp_path / "scaling.png")
+
+
+def test_a_chart_of_calls_that_took_no_memory(tmp_path):
+    growth = scaling.Growth("device", "cpu", {128: scaling.Cost(1.0, 0, 0.0, 1.0)})
+    chart.save_scaling(tmp_path / "scaling.png", [128], [growth])
     png_size(tmp_path / "scaling.png")
 
 
