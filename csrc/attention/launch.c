@@ -63,8 +63,8 @@ access_of(const ca_attention *attention, ca_attention_role role)
     return bytes == ca_attention_extent(attention, role).bytes ? CA_ACCESS_WRITE : CA_ACCESS_UPDATE;
 }
 
-/* True if the kernels of a plan take an operand. A usual program takes no optional ones, and
-   programs without mods none of these. */
+/* True if the kernels of a plan take an operand. Usual programs take no optional operands. Programs
+   without mods take no operands of mods. */
 static bool
 takes(const ca_attention *attention, bool usual, ca_attention_role role)
 {

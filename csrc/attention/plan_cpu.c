@@ -280,8 +280,8 @@ rows_are_long(const ca_attention *attention, ca_attention_role role, int64_t lea
     return ca_operand_rows_contiguous(operand) && operand->columns >= least;
 }
 
-/* True if the call is one that the short program computes: without options, on rows of whole terms.
-   float64 has one program for all. */
+/* True if the short program can compute the call, which has no options then. Each row is contiguous,
+   and holds at least one vector. float64 has one program for all calls. */
 static bool
 call_is_usual(const ca_attention *attention, int64_t lanes, bool pairs)
 {

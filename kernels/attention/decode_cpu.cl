@@ -48,7 +48,7 @@
    start loops more often, and more would be read too far out of order. */
 #define VALUES_AT_ONCE (sizeof(value_storage) == 2 ? 32 : 16)
 
-/* Bytes of rows that memory has to send while a row is read. */
+/* Memory needs the time of reading so many bytes to answer. */
 #define BYTES_AHEAD (8 << 10)
 
 /* One row: the keys that it may see, its softmax so far. */
@@ -93,9 +93,9 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
         PREFETCH((__global const char *)(x) + b);                                                  \
     }
 
-/* Returns how many rows of `bytes` bytes lie between a row and the one that is prefetched meanwhile. A
-   cache answers sooner than memory. A single query leaves no time to wait in: memory's speed bounds
-   it, which is highest where reads are near each other. */
+/* Returns how many rows lie between the row that is read and the row that is prefetched. A row has
+   `bytes` bytes. A cache answers sooner than memory. With a single query, memory's speed is the limit,
+   which is highest where reads lie near each other. */
 INLINED ca_int64
 rows_ahead(const ca_attention_params *params, int bytes)
 {
