@@ -87,9 +87,8 @@ parse_layout(PyObject *object, bool *rows_first)
     if (!PyUnicode_Check(object)) {
         return ca_py_wrong_type("layout", "\"BHLE\" or \"BLHE\"", object);
     }
-    bool heads_first = PyUnicode_CompareWithASCIIString(object, "BHLE") == 0;
-    *rows_first = !heads_first && PyUnicode_CompareWithASCIIString(object, "BLHE") == 0;
-    if (!heads_first && !*rows_first) {
+    *rows_first = PyUnicode_CompareWithASCIIString(object, "BLHE") == 0;
+    if (!*rows_first && PyUnicode_CompareWithASCIIString(object, "BHLE") != 0) {
         return ca_py_raise(PyExc_ValueError, "layout is %R; expected \"BHLE\" or \"BLHE\"", object);
     }
     return 0;
