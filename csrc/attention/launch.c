@@ -17,8 +17,6 @@
 /* Arguments of kernels behind the operands: partial rows and marks. */
 #define OTHER_SPANS 2
 
-static const ca_span no_partials = {.access = CA_ACCESS_WRITE};
-
 static const char *const names[] = {
     [CA_ATTENTION_QUERY] = "query",
     [CA_ATTENTION_KEY] = "key",
@@ -74,9 +72,10 @@ takes(const ca_attention *attention, bool usual, ca_attention_role role)
     return always || optional;
 }
 
-/* List the operands that kernels take. Returns how many these are. */
+/* List the arguments of kernels: operands, partial rows and marks. The memory of partial rows is not
+   there yet, and usual programs do not take it. Returns how many arguments these are. */
 static int
-list_operands(const ca_attention *attention, bool usual, ca_span *spans)
+list_spans(const ca_attention *attention, bool usual, ca_span marks, ca_span *spans)
 {
     int nspans = 0;
     for (int role = 0; role < OPERANDS; role++) {
@@ -89,6 +88,10 @@ list_operands(const ca_attention *attention, bool usual, ca_span *spans)
                                         .name = names[role]};
         }
     }
+    if (!usual) {
+        spans[nspans++] = (ca_span){.access = CA_ACCESS_WRITE};
+    }
+    spans[nspans++] = marks;
     return nspans;
 }
 
@@ -183,15 +186,12 @@ redo(ca_device *device, const ca_attention *attention, const ca_mark *mark, ca_l
         ca_attention_plan_redo(ca_device_get_info(device), attention, marked, &plan);
         params->flags |= CA_REDOES;
         params->tiles = plan.tiles;
-        const ca_span marks = spans[launch->nspans - 1];
-        launch->nspans = list_operands(attention, false, spans);
-        for (int n = 0; n < launch->nspans; n++) {
+        launch->nspans = list_spans(attention, false, spans[launch->nspans - 1], spans);
+        for (int n = 0; n < launch->nspans - OTHER_SPANS; n++) {
             if (spans[n].access == CA_ACCESS_WRITE) {
                 spans[n].access = CA_ACCESS_UPDATE;
             }
         }
-        spans[launch->nspans++] = no_partials;
-        spans[launch->nspans++] = marks;
         launch->nsteps = 0;
         CA_TRY(
             add_step(device, launch, &plan.spec, params, plan.grid, plan.local_size, work, error));
@@ -214,12 +214,9 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
     ca_attention_params params = ca_attention_describe(attention, plan);
 
     ca_span spans[OPERANDS + OTHER_SPANS];
-    int nspans = list_operands(attention, plan->usual, spans);
-    ca_span *partials = &spans[nspans];
-    if (!plan->usual) {
-        spans[nspans++] = no_partials;
-    }
-    CA_TRY(ca_mark_take(device, &mark, &spans[nspans++], error));
+    ca_span marks;
+    CA_TRY(ca_mark_take(device, &mark, &marks, error));
+    int nspans = list_spans(attention, plan->usual, marks, spans);
     params.redo_slot = mark.slot;
     params.redo_mark = mark.value;
     ca_launch launch = {
@@ -248,7 +245,7 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
         CA_TRY(ca_launch_check(device, &launch, error)); /* before memory is taken */
         CA_TRY(allocate_partial(device, plan, attention, &partial, error));
         ca_block *block = ca_storage_block(partial);
-        *partials =
+        spans[nspans - OTHER_SPANS] =
             (ca_span){block->address, block->bytes, CA_ACCESS_WRITE, block, "partial results"};
     }
     CA_TRY(ca_launch_run(device, &launch, error));

@@ -60,8 +60,8 @@ covered(int64_t rows, int64_t of_tile)
     return ca_divide_up(rows, of_tile) * of_tile;
 }
 
-/* Returns how many numbers a tile keeps for each of its rows: the query, and the result in whole
-   vectors. The result has at least two vectors, which the kernel sums at a time. */
+/* A tile keeps the query and the result of each row. Returns how many numbers these are. The result has
+   whole vectors, and at least two, because the kernel sums two at a time. */
 static int64_t
 tile_columns(const ca_attention *attention, int64_t lanes)
 {
@@ -272,26 +272,19 @@ lies_in_place(const ca_operand *operand, bool packs)
     return ca_operand_rows_contiguous(operand) && (ca_operand_rows_adjoin(operand) || !packs);
 }
 
-/* True if each row of an operand is contiguous, and has at least `least` columns. */
-static bool
-rows_are_long(const ca_attention *attention, ca_attention_role role, int64_t least)
-{
-    const ca_operand *operand = &attention->operands[role];
-    return ca_operand_rows_contiguous(operand) && operand->columns >= least;
-}
-
-/* True if the short program can compute the call, which has no options then. Each row is contiguous,
-   and holds at least one vector. float64 has one program for all calls. */
+/* True if the short program can compute the call: it has no options, and each row is contiguous and
+   holds at least one vector. float64 has one program for all calls. */
 static bool
 call_is_usual(const ca_attention *attention, int64_t lanes, bool pairs)
 {
+    const ca_operand *operands = attention->operands;
     int64_t least = pairs ? 2 * lanes : lanes;
     return attention->mods == NULL && ca_attention_options(attention) == 0 &&
            !ca_attention_has(attention, CA_ATTENTION_LSE) && !ca_attention_in_float64(attention) &&
-           rows_are_long(attention, CA_ATTENTION_QUERY, least) &&
-           rows_are_long(attention, CA_ATTENTION_KEY, least) &&
-           rows_are_long(attention, CA_ATTENTION_VALUE, lanes) &&
-           rows_are_long(attention, CA_ATTENTION_OUTPUT, lanes) &&
+           ca_operand_rows_hold(&operands[CA_ATTENTION_QUERY], least) &&
+           ca_operand_rows_hold(&operands[CA_ATTENTION_KEY], least) &&
+           ca_operand_rows_hold(&operands[CA_ATTENTION_VALUE], lanes) &&
+           ca_operand_rows_hold(&operands[CA_ATTENTION_OUTPUT], lanes) &&
            (!pairs || attention->E % 2 == 0);
 }
 

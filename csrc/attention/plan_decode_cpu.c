@@ -47,24 +47,16 @@ knobs_for(const ca_device_info *info, const ca_attention *attention)
     return ca_knobs_of(info, attention, CA_INDEX_decode_cpu, knobs_of_decode);
 }
 
-/* True if a row is contiguous and has at least one vector. */
-static bool
-holds_vectors(const ca_operand *operand, int64_t lanes)
-{
-    return !ca_operand_has_rows(operand) ||
-           (operand->columns >= lanes && ca_operand_rows_contiguous(operand));
-}
-
 static bool
 decode_can_run(const ca_device_info *info, const ca_attention *attention)
 {
     const ca_operand *operands = attention->operands;
     int64_t lanes = ca_plan_lanes(info, attention);
     return attention->E >= lanes && attention->Ev >= lanes &&
-           holds_vectors(&operands[CA_ATTENTION_KEY], lanes) &&
-           holds_vectors(&operands[CA_ATTENTION_VALUE], lanes) &&
-           holds_vectors(&operands[CA_ATTENTION_PAST_KEY], lanes) &&
-           holds_vectors(&operands[CA_ATTENTION_PAST_VALUE], lanes);
+           ca_operand_rows_hold(&operands[CA_ATTENTION_KEY], lanes) &&
+           ca_operand_rows_hold(&operands[CA_ATTENTION_VALUE], lanes) &&
+           ca_operand_rows_hold(&operands[CA_ATTENTION_PAST_KEY], lanes) &&
+           ca_operand_rows_hold(&operands[CA_ATTENTION_PAST_VALUE], lanes);
 }
 
 /* Returns how many splits of the keys are worth a work-item each. */
@@ -104,7 +96,7 @@ heads_adjoin(const ca_operand *operand, int d)
 
 /* True if the last cache cannot hold the keys and values that the call reads. */
 static bool
-keys_are_far(const ca_attention *attention, const ca_attention_plan *plan)
+keys_exceed_cache(const ca_attention *attention, const ca_attention_plan *plan)
 {
     return (double)ca_attention_visible_keys(attention) *
                (double)ca_attention_key_bytes(attention) * ca_plan_items(plan) >
@@ -137,7 +129,7 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     plan->heads = ca_attention_heads_together(attention);
     int64_t rows = plan->heads * attention->L;
     plan->grid[2] /= plan->heads;
-    plan->fetches_ahead = keys_are_far(attention, plan);
+    plan->fetches_ahead = keys_exceed_cache(attention, plan);
     const int shared = dimension_to_share(attention, plan);
     /* Each number is a program. float64 has one: its rows take longer to read than to use. The tuner
        times heads that lie apart. */

@@ -378,6 +378,13 @@ ca_operand_rows_contiguous(const ca_operand *operand)
 }
 
 bool
+ca_operand_rows_hold(const ca_operand *operand, int64_t columns)
+{
+    return !ca_operand_has_rows(operand) ||
+           (operand->columns >= columns && ca_operand_rows_contiguous(operand));
+}
+
+bool
 ca_operand_rows_adjoin(const ca_operand *operand)
 {
     return ca_operand_rows_contiguous(operand) &&

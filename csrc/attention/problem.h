@@ -182,6 +182,9 @@ bool ca_operand_has_rows(const ca_operand *operand);
 /* Do the elements of a row lie side by side? */
 bool ca_operand_rows_contiguous(const ca_operand *operand);
 
+/* Does each row also have at least so many columns? */
+bool ca_operand_rows_hold(const ca_operand *operand, int64_t columns);
+
 /* Does each row also begin where the row before ends? */
 bool ca_operand_rows_adjoin(const ca_operand *operand);
 
