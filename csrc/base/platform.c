@@ -159,8 +159,8 @@ ca_memory_allocate(size_t bytes)
     if (start == NULL) {
         return NULL;
     }
-    /* malloc aligns to two pointers, so one fits before the memory. posix_memalign takes five times
-       as long as malloc, which small calls notice. */
+    /* The pointer that free() needs stands before the memory. It has room there, because malloc aligns
+       to two pointers. posix_memalign takes five times as long as malloc: small calls notice. */
     void **memory = (void **)(start + RESULT_ALIGNMENT - (uintptr_t)start % RESULT_ALIGNMENT);
     memory[-1] = start;
     if (bytes >= LARGE_RESULT) {

@@ -34,9 +34,9 @@ append_options(ca_strbuf *options, const ca_kernel_spec *spec)
     }
 }
 
-/* Append what decides which instructions a binary for a CPU may have. The device's name does not
-   tell: processors with different instructions share a name. A variable makes Intel's runtime build
-   for another kind of processor. */
+/* Append what decides which instructions a binary for a CPU has: those of the processor, and a variable
+   that makes Intel's runtime build for another kind of processor. The device's name does not decide,
+   because processors with different instructions share a name. */
 static void
 append_processor(ca_strbuf *text, const ca_device_info *info)
 {

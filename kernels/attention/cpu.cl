@@ -13,11 +13,11 @@
  *
  *     queries  [E][NV]   scaled; a score is the sum of key[j][e] * queries[e]
  *     weights  [keys][NV]  exp of the scores of one block of keys
- *     result   [BM][vectors of Ev]  the sum of weights[j] * value[j]. At the end the sum of
- *                        the weights divides it
+ *     result   [BM][vectors of Ev]  the sum of weights[j] * value[j]. At the end the kernel
+ *                        divides it by the sum of the weights
  *
- * Each lane of a query, score or weight vector is a row. The second product multiplies a
- * vector of values, whose lanes are columns, by one weight. So the kernel transposes neither
+ * Vectors of queries, scores and weights have a row in each lane. The second product
+ * multiplies a vector of values, whose lanes are columns, by one weight. So the kernel transposes neither
  * values nor results. The inner loop of each product keeps up to 24 vectors of sums in
  * registers.
  *
@@ -169,7 +169,7 @@ typedef struct {
     softmax_state softmax;
     termv *queries;
     realv *result;
-    bool has_result; /* false: no block has written the result, whose memory holds anything */
+    bool has_result; /* false: no block has written the result yet */
 } tile_sums;
 
 /* A tile attends to keys first … end - 1 of a block. The block has `keys` keys and begins
@@ -406,7 +406,7 @@ attend_tiles(const attention_call *call, ca_int64 number)
     realv memory[MEMORY_VECTORS];
     termv weights[TERMS(MAX_KEYS) * NV];
     realv added[MAX_KEYS * NV];
-    /* Whole vectors of packed values lie in one line of the cache each. */
+    /* Then no whole vector of packed values lies in two lines of the cache. */
     term packed[PACKED_TERMS] __attribute__((aligned(CACHE_LINE)));
     const ca_int64 first_row = index * rows_of_item;
     const int size = TERMS((int)params->E) * NV + BM * LINE_VECTORS(params->Ev);

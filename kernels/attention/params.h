@@ -116,7 +116,7 @@ typedef struct {
 #define CA_HAS_LSE           1u
 #define CA_HAS_KEY_COUNTS    2u
 #define CA_COUNTS_SHIFT_BAND 4u
-#define CA_FETCHES_AHEAD     8u   /* attention_cpu asks for keys and values ahead of time */
+#define CA_FETCHES_AHEAD     8u   /* keys and values come from memory: CPUs prefetch them */
 #define CA_REDOES            16u  /* compute rows that are not finite, if the mark is set */
 #define CA_MERGES            32u  /* merge the partial rows of splits */
 #define CA_KEYS_IN_PLACE     64u  /* attention_cpu reads keys where they lie */
