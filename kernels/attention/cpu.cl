@@ -362,11 +362,13 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
     const attention_call *call = tile->call;
     const ca_attention_params *params = call->params;
     const softmax_state *softmax = &sums->softmax;
-    PLAIN_FOR (int n = 0; n < tile->rows && WRITES_LSE(params); n++) {
-        ca_int64 batch[CA_BATCH_DIMS];
-        const ca_int64 i = row_of_tile(tile, n, batch);
-        write_lse(call, batch, i, ((const real *)softmax->base)[n], ((const real *)softmax->sum)[n],
-                  ((const INT_NAME *)softmax->seen)[n] != 0);
+    if (WRITES_LSE(params)) {
+        PLAIN_FOR (int n = 0; n < tile->rows; n++) {
+            ca_int64 batch[CA_BATCH_DIMS];
+            const ca_int64 i = row_of_tile(tile, n, batch);
+            write_lse(call, batch, i, ((const real *)softmax->base)[n],
+                      ((const real *)softmax->sum)[n], ((const INT_NAME *)softmax->seen)[n] != 0);
+        }
     }
     if (USES(params, SINKS)) {
         add_sinks(sums);
@@ -378,7 +380,12 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
     PLAIN_FOR (int n = 0; n < unwritten; n++) {
         sums->result[n] = (realv)REAL(0.0);
     }
-    if (normalise(softmax, ca_kept_scale(params), tile, sums->result)) {
+    realv factor[NV]; /* 0 for empty rows: the result becomes zeros */
+    for (int v = 0; v < NV; v++) {
+        const realv inverse = ca_kept_scale(params) / softmax->DIVISOR[v];
+        factor[v] = softmax->seen[v] != 0 ? inverse : (realv)REAL(0.0);
+    }
+    if (store_result(sums->result, factor, tile)) {
         ask_to_redo(call);
     }
 }
