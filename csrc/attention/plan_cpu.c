@@ -142,25 +142,25 @@ rows_share_sets(const ca_attention *attention)
 }
 
 /* True if the tiles of a work-item should share keys and values that lie in place. Sharing pays if the
-   keys are many. A core with a large first cache reads them in place as fast as packed, unless all
-   rows lie in the same sets of that cache. */
+   keys are many, unless all rows lie in the same sets of a core's first cache. */
 static bool
-tiles_share_in_place(const ca_device_info *info, const ca_attention *attention)
+tiles_share_in_place(const ca_attention *attention)
 {
     double bytes = (double)attention->T * (double)ca_attention_key_bytes(attention);
-    return first_cache_is_large(info) && bytes >= MANY_KEYS_BYTES && !rows_share_sets(attention);
+    return bytes >= MANY_KEYS_BYTES && !rows_share_sets(attention);
 }
 
 /* True if packing keys and values is faster than reading them in place. Packing pays only if enough
    rows of queries use each packed key. It takes more rows if keys are prefetched, and the first cache
-   can hold a chunk of keys whose rows share one set. */
+   can hold a chunk of keys whose rows share one set. A core with a large first cache reads keys that tiles
+   share as fast in place. */
 static bool
 packing_pays(const ca_device_info *info, const ca_attention *attention, int64_t rows, bool fetches,
              int64_t chunk)
 {
     bool holds_chunk = fetches && chunk * SET_BYTES <= info->first_cache;
     return rows >= (holds_chunk ? NEAR_ROWS : PACKING_ROWS) &&
-           !tiles_share_in_place(info, attention);
+           !(first_cache_is_large(info) && tiles_share_in_place(attention));
 }
 
 /* Set NV and MR. The rule's numbers take the place of the tuner's if those leave more rows of tiles
@@ -256,8 +256,7 @@ share_work(const ca_device_info *info, const ca_attention *attention, int64_t ro
     }
     bool windowed = attention->below != CA_BAND_UNBOUNDED ||
                     (attention->mods != NULL && attention->mods->has_mask);
-    bool together =
-        packs || windowed || plan->fetches_ahead || tiles_share_in_place(info, attention);
+    bool together = packs || windowed || plan->fetches_ahead || tiles_share_in_place(attention);
     plan->key_heads = heads;
     plan->grid[2] /= heads;
     plan->tiles = together && most > heads ? balanced_tiles(info, plan, tiles, most / heads) : 1;
