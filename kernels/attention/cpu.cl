@@ -14,7 +14,7 @@
  *     queries  [E][NV]   scaled; a score is the sum of key[j][e] * queries[e]
  *     weights  [keys][NV]  exp of the scores of one block of keys
  *     result   [BM][vectors of Ev]  the sum of weights[j] * value[j]. At the end the kernel
- *                        divides it by the sum of the weights
+ *                        divides each row by the sum of its weights
  *
  * Vectors of queries, scores and weights have a row in each lane. The second product
  * multiplies a vector of values, whose lanes are columns, by one weight. So the kernel transposes neither
@@ -125,12 +125,9 @@ write_weights(const tile_state *tile, const termv *queries, const softmax_state 
               realv *weights, term *packed)
 {
     const ca_attention_params *params = tile->call->params;
-    realv factor[NV]; /* 0 for empty rows */
+    realv factors[NV];
     int keys;
-    for (int v = 0; v < NV; v++) {
-        const realv inverse = REAL(1.0) / softmax->sum[v];
-        factor[v] = softmax->seen[v] != 0 ? inverse : (realv)REAL(0.0);
-    }
+    find_factors(factors, softmax, softmax->sum, REAL(1.0));
     PLAIN_FOR (ca_int64 j0 = 0; j0 < params->T && !is_stopped(tile->call); j0 += keys) {
         key_run run;
         find_key_run(&run, tile->call, tile->batch, j0);
@@ -151,7 +148,7 @@ write_weights(const tile_state *tile, const termv *queries, const softmax_state 
             score_keys(tile, &block, queries, j0, k0, added, bounded, 0, seen, scores);
             PLAIN_FOR (int n = 0; n < MR * NV; n++) {
                 const int v = n % NV;
-                weights[k0 * NV + n] = weight_of(params, scores[n] - softmax->base[v]) * factor[v];
+                weights[k0 * NV + n] = weight_of(params, scores[n] - softmax->base[v]) * factors[v];
             }
         }
         PLAIN_FOR (int n = k0 * NV; n < keys * NV; n++) {
@@ -380,12 +377,9 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
     PLAIN_FOR (int n = 0; n < unwritten; n++) {
         sums->result[n] = (realv)REAL(0.0);
     }
-    realv factor[NV]; /* 0 for empty rows: the result becomes zeros */
-    for (int v = 0; v < NV; v++) {
-        const realv inverse = ca_kept_scale(params) / softmax->DIVISOR[v];
-        factor[v] = softmax->seen[v] != 0 ? inverse : (realv)REAL(0.0);
-    }
-    if (store_result(sums->result, factor, tile)) {
+    realv factors[NV];
+    find_factors(factors, softmax, softmax->DIVISOR, ca_kept_scale(params));
+    if (store_result(sums->result, factors, tile)) {
         ask_to_redo(call);
     }
 }
@@ -413,7 +407,8 @@ attend_tiles(const attention_call *call, ca_int64 number)
     realv memory[MEMORY_VECTORS];
     termv weights[TERMS(MAX_KEYS) * NV];
     realv added[MAX_KEYS * NV];
-    /* Then no whole vector of packed values lies in two lines of the cache. */
+    /* The array begins with a line of the cache, so no whole vector of packed values lies in two
+       lines. */
     term packed[PACKED_TERMS] __attribute__((aligned(CACHE_LINE)));
     const ca_int64 first_row = index * rows_of_item;
     const int size = TERMS((int)params->E) * NV + BM * LINE_VECTORS(params->Ev);
