@@ -60,8 +60,8 @@ covered(int64_t rows, int64_t of_tile)
     return ca_divide_up(rows, of_tile) * of_tile;
 }
 
-/* A tile keeps the query and the result of each row. Returns how many numbers these are. The result has
-   whole vectors, and at least two, because the kernel sums two at a time. */
+/* Returns how many numbers a tile keeps for each of its rows: those of the query and of the result. A
+   result has whole vectors, at least two of them, because the kernel sums two vectors at a time. */
 static int64_t
 tile_columns(const ca_attention *attention, int64_t lanes)
 {
@@ -152,8 +152,8 @@ tiles_share_in_place(const ca_attention *attention)
 
 /* True if packing keys and values is faster than reading them in place. Packing pays only if enough
    rows of queries use each packed key. It takes more rows if keys are prefetched, and the first cache
-   can hold a chunk of keys whose rows share one set. A core with a large first cache reads keys that tiles
-   share as fast in place. */
+   can hold a chunk of keys whose rows share one set. A core with a large first cache reads keys in
+   place as fast as packed ones, if tiles share them. */
 static bool
 packing_pays(const ca_device_info *info, const ca_attention *attention, int64_t rows, bool fetches,
              int64_t chunk)
@@ -271,8 +271,9 @@ lies_in_place(const ca_operand *operand, bool packs)
     return ca_operand_rows_contiguous(operand) && (ca_operand_rows_adjoin(operand) || !packs);
 }
 
-/* True if the short program can compute the call: it has no options, and each row is contiguous and
-   holds at least one vector. float64 has one program for all calls. */
+/* True if the short program can compute the call. Such a call has no options, and each row of its
+   arrays is contiguous and holds at least one vector. All calls in float64 share one program, the
+   long one. */
 static bool
 call_is_usual(const ca_attention *attention, int64_t lanes, bool pairs)
 {

@@ -182,10 +182,10 @@ bool ca_operand_has_rows(const ca_operand *operand);
 /* Do the elements of a row lie side by side? */
 bool ca_operand_rows_contiguous(const ca_operand *operand);
 
-/* Does each row also have at least so many columns? */
+/* Do the elements of a row lie side by side, at least `columns` of them? */
 bool ca_operand_rows_hold(const ca_operand *operand, int64_t columns);
 
-/* Does each row also begin where the row before ends? */
+/* Are rows contiguous, and does each row begin where the row before ends? */
 bool ca_operand_rows_adjoin(const ca_operand *operand);
 
 /* Is each row whole 16 bytes, at a multiple of 16 bytes on the device? */

@@ -159,8 +159,9 @@ ca_memory_allocate(size_t bytes)
     if (start == NULL) {
         return NULL;
     }
-    /* The pointer that free() needs stands before the memory. It has room there, because malloc aligns
-       to two pointers. posix_memalign takes five times as long as malloc: small calls notice. */
+    /* free() needs the pointer that malloc returned. The pointer is kept just before the memory. There
+       is room for one pointer, because malloc aligns to two. posix_memalign would do the same, but
+       takes five times as long as malloc, which small calls notice. */
     void **memory = (void **)(start + RESULT_ALIGNMENT - (uintptr_t)start % RESULT_ALIGNMENT);
     memory[-1] = start;
     if (bytes >= LARGE_RESULT) {

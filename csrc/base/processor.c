@@ -38,7 +38,8 @@ ca_processor_describe(uint32_t words[CA_PROCESSOR_WORDS])
         words[n] = 0;
     }
 #if defined(__x86_64__) && defined(__GNUC__)
-    /* ebx of answer 1 is left out: it has the number of the core, which differs from call to call. */
+    /* Answer 1 has the number of the core in ebx. This number differs from call to call, so the
+       description leaves it out. */
     uint32_t other;
     (void)__get_cpuid(1, &words[0], &other, &words[1], &words[2]);
     (void)__get_cpuid_count(7, 0, &other, &words[3], &words[4], &words[5]);

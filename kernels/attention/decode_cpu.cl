@@ -48,7 +48,7 @@
    would start more often. With more, memory would be read too far out of order. */
 #define VALUES_AT_ONCE (sizeof(value_storage) == 2 ? 32 : 16)
 
-/* While memory answers, the kernel reads about so many bytes. */
+/* The kernel reads about BYTES_AHEAD bytes in the time that memory takes to answer. */
 #define BYTES_AHEAD (8 << 10)
 
 /* One row: the keys that it may see, its softmax so far. */
