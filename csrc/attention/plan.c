@@ -32,6 +32,12 @@ ca_plan_items(const ca_attention_plan *plan)
     return items;
 }
 
+bool
+ca_first_cache_is_large(const ca_device_info *info)
+{
+    return info->first_cache >= 48 << 10;
+}
+
 int64_t
 ca_plan_lanes(const ca_device_info *info, const ca_attention *attention)
 {

@@ -25,8 +25,9 @@ typedef struct {
     bool keys_in_place;                   /* attention_cpu reads them where they lie */
     bool values_in_place;
     bool fetches_ahead;
-    bool usual;  /* the kernel takes no optional arrays */
-    bool redoes; /* the kernel may ask for rows to be computed again */
+    bool leaves_adjoining; /* attention_decode_cpu does not prefetch rows that adjoin */
+    bool usual;            /* the kernel takes no optional arrays */
+    bool redoes;           /* the kernel may ask for rows to be computed again */
     /* With more than one split of the keys, each split leaves partial_bytes for each row.
        The second kernel, `merge`, makes results of these partial rows: a group of
        merge_local work-items for each row. */
@@ -68,6 +69,10 @@ void ca_plan_define_warp(ca_kernel_spec *spec, const ca_device_info *info,
 
 /* Work-items for each core of a CPU, so that all cores end at about the same time. */
 #define CA_ITEMS_FOR_EACH_CORE 4
+
+/* True if a core's first cache has 48 KiB or more, as that of Zen 5. Zen 4 and Cascade Lake have
+   32 KiB. */
+bool ca_first_cache_is_large(const ca_device_info *info);
 
 /* Returns how many reals fill a vector register of a CPU. A real has the type in which the kernel
    computes, float or double. */

@@ -24,9 +24,8 @@
 #define CACHE_BYTES (4 << 20)
 
 /* The tiles of a work-item have queries and results of SMALL_TILES_BYTES at most, or of
-   CA_CPU_TILES_BYTES if a core's first cache is large. It is large from LARGE_FIRST_CACHE bytes on. */
+   CA_CPU_TILES_BYTES if a core's first cache is large. */
 #define SMALL_TILES_BYTES (128 << 10)
-#define LARGE_FIRST_CACHE (48 << 10)
 
 /* A core's second cache keeps keys and values of less than MANY_KEYS_BYTES while the core computes all
    tiles of their head. So these tiles gain nothing from sharing a work-item. */
@@ -81,12 +80,6 @@ keys_come_from_memory(const ca_attention *attention, int64_t rows)
     return ca_attention_keys_are_far(attention) || (rows < NEAR_ROWS && bytes > CACHE_BYTES);
 }
 
-static bool
-first_cache_is_large(const ca_device_info *info)
-{
-    return info->first_cache >= LARGE_FIRST_CACHE;
-}
-
 /* True if the band of keys that a row sees is so narrow that a tile of one vector is faster. A tile of
    two vectors would score many pairs outside the band. Other dtypes than float32 keep two vectors,
    because their calls would build programs that few other calls use. So do cores with a smaller first
@@ -96,7 +89,7 @@ band_is_narrow(const ca_device_info *info, const ca_attention *attention, int64_
 {
     bool bounded = attention->below != CA_BAND_UNBOUNDED && attention->above != CA_BAND_UNBOUNDED;
     double keys = (double)attention->below + (double)attention->above;
-    return bounded && keys <= (double)(FEW_VECTORS * lanes) && first_cache_is_large(info) &&
+    return bounded && keys <= (double)(FEW_VECTORS * lanes) && ca_first_cache_is_large(info) &&
            attention->operands[CA_ATTENTION_QUERY].dtype == CA_FLOAT32;
 }
 
@@ -112,7 +105,7 @@ vectors_of_rows(const ca_device_info *info, const ca_attention *attention, int64
     int64_t two = covered(rows, 2 * lanes);
     bool wide = info->float_width >= 16;
     bool emptier = !pairs && two - covered(rows, lanes) > rows / 8;
-    bool near = keys_are_near && !first_cache_is_large(info);
+    bool near = keys_are_near && !ca_first_cache_is_large(info);
     bool few = rows <= FEW_VECTORS * lanes && (near || emptier);
     bool narrow = heads == 1 && band_is_narrow(info, attention, lanes);
     return rows <= lanes || (wide && (few || narrow)) ? 1 : 2;
@@ -160,7 +153,7 @@ packing_pays(const ca_device_info *info, const ca_attention *attention, int64_t 
 {
     bool holds_chunk = fetches && chunk * SET_BYTES <= info->first_cache;
     return rows >= (holds_chunk ? NEAR_ROWS : PACKING_ROWS) &&
-           !(first_cache_is_large(info) && tiles_share_in_place(attention));
+           !(ca_first_cache_is_large(info) && tiles_share_in_place(attention));
 }
 
 /* Set NV and MR. The rule's numbers take the place of the tuner's if those leave more rows of tiles
@@ -238,7 +231,7 @@ share_work(const ca_device_info *info, const ca_attention *attention, int64_t ro
     int64_t tile_rows = vectors * lanes;
     int64_t tiles = ca_divide_up(rows, tile_rows);
     int64_t columns = tile_columns(attention, lanes);
-    int64_t bytes = first_cache_is_large(info) ? CA_CPU_TILES_BYTES : SMALL_TILES_BYTES;
+    int64_t bytes = ca_first_cache_is_large(info) ? CA_CPU_TILES_BYTES : SMALL_TILES_BYTES;
     int64_t most = ca_smaller(ca_knob_value(knobs, TILES, CA_CPU_TILES),
                               bytes / (columns * tile_rows * ca_plan_real_bytes(attention)));
     double wanted =

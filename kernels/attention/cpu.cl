@@ -172,7 +172,7 @@ typedef struct {
 /* A tile attends to keys first … end - 1 of a block. The block has `keys` keys and begins
    with key j0. `first` is a multiple of MR. `added` is NULL where mask and bias add
    nothing. */
-INLINED void
+SMALL void
 attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int keys, int first, int end,
              const realv *added, termv *weights)
 {
@@ -335,7 +335,7 @@ start_tile(tile_sums *sums, const attention_call *call, ca_int64 linear, ca_int6
 }
 
 /* Adds the sinks of a tile's rows to the sums of their weights. */
-SMALL void
+COLD void
 add_sinks(tile_sums *sums)
 {
     softmax_state *softmax = &sums->softmax;
@@ -385,7 +385,7 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
 }
 
 /* Attends to the keys of a work-item's tiles. */
-SMALL void
+COLD void
 attend_tiles(const attention_call *call, ca_int64 number)
 {
     const ca_attention_params *params = call->params;

@@ -87,28 +87,33 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
     }
 }
 
-/* Prefetches `bytes` bytes, a constant. The macro orders unrolling: a loop, as in prefetch_bytes, costs
-   up to 15 % on PoCL. */
-#define FETCH(x, bytes)                                                                            \
-    UNROLLED_FOR (int b = 0; b < (bytes); b += CACHE_LINE) {                                       \
-        PREFETCH((__global const char *)(x) + b);                                                  \
+/* Prefetches `bytes` bytes, a constant, `ahead` elements from x, or nothing if `ahead` is 0. The macro
+   orders unrolling: a loop, as in prefetch_bytes, costs up to 15 % on PoCL. With more than 2 rows,
+   `ahead` is never 0, and testing it would cost 2 to 5 %. */
+#define FETCH(x, ahead, bytes)                                                                     \
+    if (RT > 2 || (ahead) != 0) {                                                                  \
+        UNROLLED_FOR (int b = 0; b < (bytes); b += CACHE_LINE) {                                   \
+            PREFETCH((__global const char *)((x) + (ahead)) + b);                                  \
+        }                                                                                          \
     }
 
-/* Returns how many rows lie between the row that is read and the row that is prefetched. A row has
-   `bytes` bytes. A cache answers sooner than memory. With a single query, memory's speed is the limit,
-   which is highest where reads lie near each other. */
+/* Returns how many elements lie between the row that is read and the row that is prefetched, 0 if no
+   row is. A row has `columns` elements of `size` bytes. A cache answers sooner than memory. With a
+   single query, memory's speed is the limit, which is highest where reads lie near each other. */
 INLINED ca_int64
-rows_ahead(const ca_attention_params *params, int bytes)
+elements_ahead(const ca_attention_params *params, ca_int64 stride, int columns, int size)
 {
-    const bool far = (params->flags & CA_FETCHES_AHEAD) != 0;
-    return far && RT > 1 ? max(BYTES_AHEAD / bytes, ROWS_AHEAD) : ROWS_AHEAD;
+    if ((params->flags & CA_LEAVES_ADJOINING) && stride == columns) {
+        return 0;
+    }
+    const bool far = (params->flags & CA_FETCHES_AHEAD) && RT > 1;
+    return stride * (far ? max(BYTES_AHEAD / (columns * size), ROWS_AHEAD) : ROWS_AHEAD);
 }
 
-/* Defines a function that adds the products of `chunks` chunks of LANES keys and of RT
-   queries to products[r][k], which count as 0 with `first`. The products of
-   keys from `present` on become 0. The products of several keys could be interleaved, but memory
-   is read at full speed only one key after the other, with few instructions for
-   each. */
+/* Defines a function that adds the products of `chunks` chunks of `present` keys and of RT
+   queries to products[r][k], which count as 0 with `first`. The products of several keys could be
+   interleaved, but memory is read at full speed only one key after the other, with few
+   instructions for each. */
 #define DEFINE_ADD_PRODUCTS(name, chunks)                                                          \
     CALLED void name(realv *restrict products, __global const storage *key, ca_int64 stride,       \
                      ca_int64 ahead, int present, const realv *restrict queries, intv own,         \
@@ -129,11 +134,8 @@ rows_ahead(const ca_attention_params *params, int bytes)
             UNROLLED_FOR (int r = 0; r < RT; r++) {                                                \
                 products[r * LANES + k] = sums[r];                                                 \
             }                                                                                      \
-            FETCH(key + ahead, (chunks) * LANES * (int)sizeof(storage))                            \
+            FETCH(key, ahead, (chunks) * LANES * (int)sizeof(storage))                             \
             key += stride;                                                                         \
-        }                                                                                          \
-        PLAIN_FOR (int n = present * RT; n < LANES * RT; n++) {                                    \
-            products[n % RT * LANES + n / RT] = (realv)REAL(0.0);                                  \
         }                                                                                          \
     }
 
@@ -149,7 +151,7 @@ score_keys(const ca_attention_params *params, const key_run *run, int first, int
 {
     const ca_int64 stride = run->key_view->row;
     const int E = (int)params->E;
-    const ca_int64 ahead = rows_ahead(params, E * (int)sizeof(storage)) * stride;
+    const ca_int64 ahead = elements_ahead(params, stride, E, sizeof(storage));
     const int whole = E / LANES;
     /* What the last chunk shares with the chunk before is masked by bits: an infinity
        would become a NaN in a product with 0. */
@@ -159,6 +161,11 @@ score_keys(const ca_attention_params *params, const key_run *run, int first, int
         realv products[RT * LANES];
         __global const storage *key = run->key + k0 * stride;
         const int present = min(LANES, keys - k0);
+        if (present < LANES) {
+            PLAIN_FOR (int n = 0; n < RT * LANES; n++) {
+                products[n] = (realv)REAL(0.0);
+            }
+        }
         int n = 0;
         PLAIN_FOR (; n + 8 <= whole; n += 8) {
             add_products_of_eight(products, key + n * LANES, stride, ahead, present,
@@ -240,7 +247,7 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
                 }                                                                                  \
             }                                                                                      \
             weights++;                                                                             \
-            FETCH(value + ahead, (columns) * LANES * (int)sizeof(value_storage))                   \
+            FETCH(value, ahead, (columns) * LANES * (int)sizeof(value_storage))                    \
             value += stride;                                                                       \
         }                                                                                          \
         UNROLLED_FOR (int n = 0; n < RT * (columns); n++) {                                        \
@@ -278,7 +285,7 @@ add_values(const ca_attention_params *params, realv *result, const realv *weight
 {
     const int Ev = (int)params->Ev;
     const ca_int64 stride = run->value_view->row;
-    const ca_int64 ahead = rows_ahead(params, Ev * (int)sizeof(value_storage)) * stride;
+    const ca_int64 ahead = elements_ahead(params, stride, Ev, sizeof(value_storage));
     const int slots = SLOTS_OF_ROW(Ev);
     const real *weight = (const real *)weights + first;
     __global const value_storage *from = run->value + first * stride;
@@ -329,7 +336,7 @@ finish_row(const attention_call *call, const ca_int64 *batch, ca_int64 i, const 
 
 #define PARTIAL_SIZE(Ev) ((int)(Ev) + 2) /* Ev sums, the highest score, the sum of weights */
 
-INLINED void
+COLD void
 store_partial(__global real *partial, const realv *result, real highest, real sum, int Ev)
 {
     PLAIN_FOR (int n = 0; n < CHUNKS(Ev); n++) {
@@ -389,7 +396,7 @@ typedef struct {
 /* All tiles attend to keys j0 … j0 + keys - 1. `run` has these keys of the first key head. Memory is
    read at full speed only in its order. So where heads lie side by side, the tiles take turns after
    a few keys, and where columns need several passes, a pass takes a few values. */
-INLINED void
+SMALL void
 attend_block(const attention_call *call, const decode_tiles *tiles, const key_run *run, ca_int64 j0,
              int keys)
 {
@@ -436,10 +443,12 @@ attend_block(const attention_call *call, const decode_tiles *tiles, const key_ru
 }
 
 /* Starts row r of a share, whose last row repeats. */
-INLINED void
-start_row(decode_row *row, const attention_call *call, const split_share *share, int r)
+SMALL void
+start_row(decode_row *row, realv *queries, const attention_call *call, const split_share *share,
+          int r)
 {
-    row->i = row_of_share(call->params, share, r, row->batch);
+    const ca_attention_params *params = call->params;
+    row->i = row_of_share(params, share, r, row->batch);
     const key_band band = ca_band(call, row->batch);
     row->bounds = count_from(bounds_of(call, row->batch, &band), row->i, 0);
     row->first = max((ca_int64)0, row->i + band.lower);
@@ -449,10 +458,32 @@ start_row(decode_row *row, const attention_call *call, const split_share *share,
 #if HAS_MODS
     row->mod = mod_row_at(call, row->batch, row->i);
 #endif
+    load_query(queries, call->query + ca_offset(&params->query, row->batch, row->i, 0),
+               &params->query, (int)params->E, score_scale(params));
+}
+
+/* Ends row r of RT rows, whose sums are `result`. */
+SMALL void
+end_row(const attention_call *call, const decode_row *row, const realv *result, int r,
+        ca_int64 split)
+{
+    const ca_attention_params *params = call->params;
+    const int Ev = (int)params->Ev;
+    const real sum = sum_of_lanes(row->sum);
+    realv of_row[CHUNKS(CA_CPU_HEAD_SIZE)];
+    PLAIN_FOR (int n = 0; n < CHUNKS(Ev); n++) {
+        of_row[n] = result[slot_of(r, n, Ev)];
+    }
+    if (params->splits > 1) {
+        store_partial(partial_row(call, row->batch, row->i, split, PARTIAL_SIZE(Ev)), of_row,
+                      row->highest, sum, Ev);
+    } else {
+        finish_row(call, row->batch, row->i, of_row, row->highest, sum);
+    }
 }
 
 /* Merges the partial rows of row `index` of all batches. */
-SMALL void
+COLD void
 merge_row(const attention_call *call, ca_int64 index)
 {
     const ca_attention_params *params = call->params;
@@ -480,7 +511,7 @@ merge_row(const attention_call *call, ca_int64 index)
 }
 
 /* Attends to the keys of a work-item's share. */
-SMALL void
+COLD void
 attend_share(const attention_call *call, ca_int64 item)
 {
     const ca_attention_params *params = call->params;
@@ -501,12 +532,10 @@ attend_share(const attention_call *call, ca_int64 item)
         if (r > 0 && r % rows_of_head == 0) {
             find_share(&mine, params, item, r / rows_of_head, ROWS);
         }
-        start_row(&rows[r], call, &mine, r % rows_of_head);
+        start_row(&rows[r], queries + r / RT * RT * E_chunks + r % RT, call, &mine,
+                  r % rows_of_head);
         first = min(first, rows[r].first);
         last = max(last, rows[r].last);
-        load_query(queries + r / RT * RT * E_chunks + r % RT,
-                   call->query + ca_offset(&params->query, rows[r].batch, rows[r].i, 0),
-                   &params->query, (int)params->E, score_scale(params));
     }
     PLAIN_FOR (int n = 0; n < tiles * RT * Ev_slots; n++) {
         result[n] = (realv)REAL(0.0);
@@ -532,20 +561,8 @@ attend_share(const attention_call *call, ca_int64 item)
     }
 
     PLAIN_FOR (int r = 0; r < tiles * RT; r++) {
-        const decode_row *row = &rows[r];
-        if (r % rows_of_head >= mine.count) {
-            continue;
-        }
-        realv of_row[CHUNKS(CA_CPU_HEAD_SIZE)];
-        PLAIN_FOR (int n = 0; n < CHUNKS(params->Ev); n++) {
-            of_row[n] = result[r / RT * RT * Ev_slots + slot_of(r % RT, n, (int)params->Ev)];
-        }
-        if (params->splits > 1) {
-            store_partial(
-                partial_row(call, row->batch, row->i, mine.split, PARTIAL_SIZE(params->Ev)), of_row,
-                row->highest, sum_of_lanes(row->sum), (int)params->Ev);
-        } else {
-            finish_row(call, row->batch, row->i, of_row, row->highest, sum_of_lanes(row->sum));
+        if (r % rows_of_head < mine.count) {
+            end_row(call, &rows[r], result + r / RT * RT * Ev_slots, r % RT, mine.split);
         }
     }
 }

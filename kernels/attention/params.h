@@ -121,6 +121,7 @@ typedef struct {
 #define CA_MERGES            32u  /* merge the partial rows of splits */
 #define CA_KEYS_IN_PLACE     64u  /* attention_cpu reads keys where they lie */
 #define CA_VALUES_IN_PLACE   128u /* and values */
+#define CA_LEAVES_ADJOINING  256u /* attention_decode_cpu does not prefetch rows that adjoin */
 
 /* A bound, or the negative of one, that offsets do not shift. */
 #define CA_UNBOUNDED 0x7fffffffffffffff
