@@ -106,7 +106,7 @@ elements_ahead(const ca_attention_params *params, ca_int64 stride, int columns, 
     if ((params->flags & CA_LEAVES_ADJOINING) && stride == columns) {
         return 0;
     }
-    const bool far = (params->flags & CA_FETCHES_AHEAD) && RT > 1;
+    const bool far = RT > 1 && (params->flags & CA_FETCHES_AHEAD) != 0;
     return stride * (far ? max(BYTES_AHEAD / (columns * size), ROWS_AHEAD) : ROWS_AHEAD);
 }
 
