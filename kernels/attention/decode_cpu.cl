@@ -442,7 +442,8 @@ attend_block(const attention_call *call, const decode_tiles *tiles, const key_ru
     }
 }
 
-/* Starts row r of a share, whose last row repeats. */
+/* Starts row r of a share, whose last row repeats: its bounds and its softmax, and its query in
+   `queries`. */
 SMALL void
 start_row(decode_row *row, realv *queries, const attention_call *call, const split_share *share,
           int r)
