@@ -6,7 +6,7 @@
 #include <math.h>
 
 #include "attention/variants.h"
-#include "kernels/attention/params.h" /* CA_CPU_HEAD_SIZE */
+#include "kernels/attention/params.h" /* CA_CPU_HEAD_SIZE, CA_ROWS_BOUND_BY_MEMORY */
 
 /* With more rows of a head, or FULL_ROWS of the heads that share keys, attention_cpu fills enough
    lanes of its vectors. It does not split keys. So it leaves cores idle where batches and rows
@@ -14,9 +14,6 @@
 #define FEW_ROWS   8
 #define FULL_ROWS  16
 #define SPLIT_ROWS 64
-
-/* With so many rows or fewer, memory's speed is the limit. */
-#define ROWS_BOUND_BY_MEMORY 2
 
 /* Rows that share a load; and how many such sets a work-item has at most. */
 #define SHARED_ROWS 4
@@ -136,12 +133,13 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     const int shared = dimension_to_share(attention, plan);
     /* Each number is a program. float64 has one: its rows take longer to read than to use. The tuner
        times heads that lie apart. */
-    bool few = rows <= ROWS_BOUND_BY_MEMORY && !ca_attention_in_float64(attention);
+    bool few = rows <= CA_ROWS_BOUND_BY_MEMORY && !ca_attention_in_float64(attention);
     int64_t together = few           ? rows
                        : shared >= 0 ? SHARED_ROWS
                                      : ca_knob_value(&knobs, RT, SHARED_ROWS);
-    /* Cores with a small first cache prefetch rows that adjoin fastest by themselves. */
-    plan->leaves_adjoining = together <= ROWS_BOUND_BY_MEMORY && !ca_first_cache_is_large(info);
+    /* A core with a small first cache, such as Zen 4, reads rows that adjoin faster if the kernel does
+       not prefetch them. */
+    plan->leaves_adjoining = together <= CA_ROWS_BOUND_BY_MEMORY && !ca_first_cache_is_large(info);
     plan->grid[3] = ca_divide_up(rows, together * SHARES);
     if (shared >= 0 && rows <= together * SHARES) {
         plan->key_heads = SHARES / ca_divide_up(rows, together);

@@ -87,19 +87,20 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
     }
 }
 
-/* Prefetches `bytes` bytes, a constant, `ahead` elements from x, or nothing if `ahead` is 0. The macro
-   orders unrolling: a loop, as in prefetch_bytes, costs up to 15 % on PoCL. With more than 2 rows,
-   `ahead` is never 0, and testing it would cost 2 to 5 %. */
+/* Prefetches `bytes` bytes, `ahead` elements after x. `bytes` is a constant. If `ahead` is 0, one or two
+   rows prefetch nothing. More rows always prefetch: for them, testing `ahead` would cost 2 to 5 %. The
+   macro orders unrolling, because a loop as in prefetch_bytes would cost up to 15 % on PoCL. */
 #define FETCH(x, ahead, bytes)                                                                     \
-    if (RT > 2 || (ahead) != 0) {                                                                  \
+    if (RT > CA_ROWS_BOUND_BY_MEMORY || (ahead) != 0) {                                            \
         UNROLLED_FOR (int b = 0; b < (bytes); b += CACHE_LINE) {                                   \
             PREFETCH((__global const char *)((x) + (ahead)) + b);                                  \
         }                                                                                          \
     }
 
-/* Returns how many elements lie between the row that is read and the row that is prefetched, 0 if no
-   row is. A row has `columns` elements of `size` bytes. A cache answers sooner than memory. With a
-   single query, memory's speed is the limit, which is highest where reads lie near each other. */
+/* Returns how far ahead of the row that it reads the kernel prefetches, in elements, or 0 if it does not
+   prefetch. A row has `columns` elements of `size` bytes. Memory answers later than a cache, so several
+   queries prefetch rows further ahead if the rows come from memory. A single query does not: memory
+   delivers rows fastest if reads lie near each other. */
 INLINED ca_int64
 elements_ahead(const ca_attention_params *params, ca_int64 stride, int columns, int size)
 {
@@ -110,10 +111,10 @@ elements_ahead(const ca_attention_params *params, ca_int64 stride, int columns, 
     return stride * (far ? max(BYTES_AHEAD / (columns * size), ROWS_AHEAD) : ROWS_AHEAD);
 }
 
-/* Defines a function that adds the products of `chunks` chunks of `present` keys and of RT
-   queries to products[r][k], which count as 0 with `first`. The products of several keys could be
-   interleaved, but memory is read at full speed only one key after the other, with few
-   instructions for each. */
+/* Defines a function that multiplies `chunks` chunks of each of `present` keys by RT queries. The
+   function adds the products to products[r][k], or stores them there if `first` is true. It could
+   interleave the products of several keys. But memory delivers keys at full speed only if they are
+   read one after the other, with few instructions for each. */
 #define DEFINE_ADD_PRODUCTS(name, chunks)                                                          \
     CALLED void name(realv *restrict products, __global const storage *key, ca_int64 stride,       \
                      ca_int64 ahead, int present, const realv *restrict queries, intv own,         \
@@ -442,8 +443,8 @@ attend_block(const attention_call *call, const decode_tiles *tiles, const key_ru
     }
 }
 
-/* Starts row r of a share, whose last row repeats: its bounds and its softmax, and its query in
-   `queries`. */
+/* Starts row r of a share: finds which keys the row may see, and loads its query into `queries`. Rows
+   after the share's last one repeat that row. */
 SMALL void
 start_row(decode_row *row, realv *queries, const attention_call *call, const split_share *share,
           int r)
@@ -463,7 +464,8 @@ start_row(decode_row *row, realv *queries, const attention_call *call, const spl
                &params->query, (int)params->E, score_scale(params));
 }
 
-/* Ends row r of RT rows, whose sums are `result`. */
+/* Writes row r of a tile of RT rows: its result or, if keys are split, its partial sums. `result` holds
+   the sums of the tile's rows. */
 SMALL void
 end_row(const attention_call *call, const decode_row *row, const realv *result, int r,
         ca_int64 split)
@@ -483,7 +485,7 @@ end_row(const attention_call *call, const decode_row *row, const realv *result, 
     }
 }
 
-/* Merges the partial rows of row `index` of all batches. */
+/* Merges the partial sums of one row, and writes the row. `index` counts the rows of all batches. */
 COLD void
 merge_row(const attention_call *call, ca_int64 index)
 {

@@ -123,6 +123,10 @@ typedef struct {
 #define CA_VALUES_IN_PLACE   128u /* and values */
 #define CA_LEAVES_ADJOINING  256u /* attention_decode_cpu does not prefetch rows that adjoin */
 
+/* So many rows of queries, or fewer, use a key faster than memory delivers the next one. Only they may
+ * have CA_LEAVES_ADJOINING. */
+#define CA_ROWS_BOUND_BY_MEMORY 2
+
 /* A bound, or the negative of one, that offsets do not shift. */
 #define CA_UNBOUNDED 0x7fffffffffffffff
 
