@@ -2,12 +2,15 @@
 #include "attention/describe.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "attention/options.h"
 
 _Static_assert(sizeof(ca_attention_params) == CA_ATTENTION_PARAMS_SIZE,
                "host and device must agree on the parameters' layout");
+_Static_assert(offsetof(ca_attention_params, optional) + sizeof(ca_view) == CA_USUAL_PARAMS_SIZE,
+               "usual programs take the parameters without the last views");
 _Static_assert(CA_UNBOUNDED == CA_BAND_UNBOUNDED, "kernels know sides of the band without a bound");
 _Static_assert(CA_BOOL == CA_KERNEL_BOOL && CA_FLOAT16 == CA_KERNEL_FLOAT16 &&
                    CA_BFLOAT16 == CA_KERNEL_BFLOAT16 && CA_FLOAT32 == CA_KERNEL_FLOAT32 &&

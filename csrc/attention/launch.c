@@ -148,10 +148,11 @@ allocate_partial(ca_device *device, const ca_attention_plan *plan, const ca_atte
                : ca_storage_new(device, (size_t)bytes, "partial results", partial, error);
 }
 
-/* Build one kernel of a plan, and add it as the launch's next step. The product of `grid` is the
-   number of work-items, which whole work-groups round up. */
+/* Build one kernel of a plan, and add it as the launch's next step. `usual` tells whether it is of a
+   usual program. The product of `grid` is the number of work-items, which whole work-groups round
+   up. */
 static ca_status
-add_step(ca_device *device, ca_launch *launch, const ca_kernel_spec *spec,
+add_step(ca_device *device, ca_launch *launch, const ca_kernel_spec *spec, bool usual,
          const ca_attention_params *params, const int64_t grid[CA_ATTENTION_GRID_DIMS],
          size_t local_size, double work, ca_error *error)
 {
@@ -161,8 +162,9 @@ add_step(ca_device *device, ca_launch *launch, const ca_kernel_spec *spec,
     CA_TRY(ca_kernel_get(device, spec, &kernel, error));
     CA_TRY(ca_shape_count(CA_ATTENTION_GRID_DIMS, grid, "query", &items, error));
     size_t groups = ((size_t)items + local_size - 1) / local_size;
+    size_t bytes = usual ? CA_USUAL_PARAMS_SIZE : sizeof(*params);
     launch->steps[launch->nsteps++] =
-        (ca_step){kernel, params, sizeof(*params), groups * local_size, local_size, work};
+        (ca_step){kernel, params, bytes, groups * local_size, local_size, work};
 done:
     return status;
 }
@@ -193,8 +195,8 @@ redo(ca_device *device, const ca_attention *attention, const ca_mark *mark, ca_l
             }
         }
         launch->nsteps = 0;
-        CA_TRY(
-            add_step(device, launch, &plan.spec, params, plan.grid, plan.local_size, work, error));
+        CA_TRY(add_step(device, launch, &plan.spec, false, params, plan.grid, plan.local_size, work,
+                        error));
         CA_TRY(ca_launch_run(device, launch, error));
     }
 done:
@@ -233,15 +235,15 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
         write_sizes(attention, sizes, sizeof sizes);
         launch.sizes = sizes;
     }
-    CA_TRY(
-        add_step(device, &launch, &plan->spec, &params, plan->grid, plan->local_size, work, error));
+    CA_TRY(add_step(device, &launch, &plan->spec, plan->usual, &params, plan->grid,
+                    plan->local_size, work, error));
     if (plan->splits > 1) {
         const int64_t rows[] = {params.batch[0], params.batch[1], params.batch[2], params.L,
                                 (int64_t)plan->merge_local};
         merging = params;
         merging.flags |= CA_MERGES;
-        CA_TRY(
-            add_step(device, &launch, &plan->merge, &merging, rows, plan->merge_local, 0, error));
+        CA_TRY(add_step(device, &launch, &plan->merge, false, &merging, rows, plan->merge_local, 0,
+                        error));
         CA_TRY(ca_launch_check(device, &launch, error)); /* before memory is taken */
         CA_TRY(allocate_partial(device, plan, attention, &partial, error));
         ca_block *block = ca_storage_block(partial);

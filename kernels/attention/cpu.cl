@@ -385,7 +385,7 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
 }
 
 /* Attends to the keys of a work-item's tiles. */
-COLD void
+OUTER void
 attend_tiles(const attention_call *call, ca_int64 number)
 {
     const ca_attention_params *params = call->params;

@@ -514,7 +514,7 @@ merge_row(const attention_call *call, ca_int64 index)
 }
 
 /* Attends to the keys of a work-item's share. */
-COLD void
+OUTER void
 attend_share(const attention_call *call, ca_int64 item)
 {
     const ca_attention_params *params = call->params;

@@ -38,6 +38,14 @@
 #define CA_OPTIONAL_ROLES 16
 #define CA_OPTIONAL_VIEWS 7
 
+/* Drivers copy the params for each work-group. So those of usual programs, which use none of these
+   views, have only one, at the end. */
+#if USUAL
+#define CA_VIEWS_TAKEN 1
+#else
+#define CA_VIEWS_TAKEN CA_OPTIONAL_VIEWS
+#endif
+
 typedef struct {
     ca_int64 first_group;          /* that this launch runs: see group_of */
     ca_int64 batch[CA_BATCH_DIMS]; /* sizes of the leading dimensions */
@@ -56,9 +64,8 @@ typedef struct {
     ca_view output;                /* (L, Ev) */
     ca_view lse;                   /* (L), column unused */
     ca_view key_counts;            /* batch strides only: a count lowers `limit` */
-    ca_view optional[CA_OPTIONAL_VIEWS];
-    ca_int64 slots;     /* 4 bits for each of CA_PAST_KEY …: the index of its view */
-    ca_int64 heads;     /* query heads of a work-item, which share keys */
+    ca_int64 slots;                /* 4 bits for each of CA_PAST_KEY …: the index of its view */
+    ca_int64 heads;                /* query heads of a work-item, which share keys */
     ca_int64 tiles;     /* of a work-item, on CPUs for each key head; attention_reference: rows */
     ca_int64 first_row; /* dropout's number of row [0, 0, 0, 0] */
     ca_int64 seed;
@@ -76,6 +83,7 @@ typedef struct {
     ca_uint32 chunks;    /* on CPUs, of a block of keys, at most CA_CPU_CHUNKS */
     ca_uint32 key_heads; /* on CPUs, key heads of a work-item, which share mask and bias */
     ca_uint32 splits;    /* parts that the keys are divided into */
+    ca_view optional[CA_VIEWS_TAKEN];
 } ca_attention_params;
 
 /* The options of a call, as bits. Kernels for CPUs read params.options. Kernels for GPUs
@@ -169,3 +177,4 @@ typedef struct {
 #define CA_WARP_PTX_WAITING 2 /* without asynchronous copies */
 
 #define CA_ATTENTION_PARAMS_SIZE 832
+#define CA_USUAL_PARAMS_SIZE (CA_ATTENTION_PARAMS_SIZE - (CA_OPTIONAL_VIEWS - 1) * sizeof(ca_view))

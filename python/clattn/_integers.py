@@ -54,8 +54,6 @@ def integers(numbers: Any, name: str, expected: str = "a sequence of integers") 
 
 def offsets(query_offset: Any) -> int | np.ndarray:
     """Return an int, or int64 numbers of one dimension."""
-    if type(query_offset) is int:
-        return query_offset
     kind = type(query_offset)
     several = query_offset if issubclass(kind, list | tuple) else [query_offset]
     expected = "an int or a sequence of integers"

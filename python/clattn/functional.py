@@ -254,7 +254,7 @@ def scaled_dot_product_attention(
         out,
         device,
         sinks,
-        offsets(query_offset),
+        query_offset if type(query_offset) is int else offsets(query_offset),
         return_weights,
         layout,
         None,
