@@ -37,14 +37,17 @@
 #define TILES 8 /* of a work-item, at most; csrc/attention/plan_decode_cpu.c knows */
 #define ROWS  (TILES * RT)
 
-/* Vectors of columns whose sums stay in registers, for RT rows each: all registers, or
-   half of them at the end of a row. The result of RT rows is a sequence of passes,
-   [RT][PASS] or [RT][SHORT_PASS]. Slots after a row's last vector repeat it. */
-#define PASS             (RT <= 2 ? 8 : 4)
+/* The second product sums PASS vectors of columns of PASS_ROWS rows at a time, in registers. What is
+   left of RT rows are SHORT_PASS vectors of each. Four rows take turns by twos, so that the first two
+   read the values in memory's order, and the others from the first cache. Half types would be converted
+   twice, so all rows read them at once. The result of RT rows is a sequence of passes,
+   [PASS_ROWS][PASS], and a short one, [RT][SHORT_PASS]. Slots after a row's last vector repeat it. */
+#define PASS_ROWS        (RT == 4 && sizeof(value_storage) > 2 ? 2 : RT)
+#define PASS             (PASS_ROWS <= 2 ? 8 : 4)
 #define SHORT_PASS       (PASS / 2)
 #define SLOTS_OF_ROW(Ev) ((CHUNKS(Ev) + SHORT_PASS - 1) / SHORT_PASS * SHORT_PASS)
 
-/* A pass takes so many values where columns need several passes, or heads take turns. With fewer, loops
+/* A pass takes so many values where a value needs several passes, or heads take turns. With fewer, loops
    would start more often. With more, memory would be read too far out of order. */
 #define VALUES_AT_ONCE (sizeof(value_storage) == 2 ? 32 : 16)
 
@@ -230,19 +233,19 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
 }
 
 /* Defines a function that adds the weighted values of `keys` keys to the sums of
-   `columns` vectors of RT rows. A vector begins at column `last` at the latest. */
-#define DEFINE_ADD_PASS(name, columns)                                                             \
+   `columns` vectors of `rows` rows. A vector begins at column `last` at the latest. */
+#define DEFINE_ADD_PASS(name, rows, columns)                                                       \
     CALLED void name(realv *sums, const real *weights, __global const value_storage *value,        \
                      ca_int64 stride, ca_int64 ahead, int keys, ca_int64 last)                     \
     {                                                                                              \
-        realv pass[RT * (columns)];                                                                \
-        UNROLLED_FOR (int n = 0; n < RT * (columns); n++) {                                        \
+        realv pass[(rows) * (columns)];                                                            \
+        UNROLLED_FOR (int n = 0; n < (rows) * (columns); n++) {                                    \
             pass[n] = sums[n];                                                                     \
         }                                                                                          \
         PLAIN_FOR (int j = 0; j < keys; j++) {                                                     \
             UNROLLED_FOR (int n = 0; n < (columns); n++) {                                         \
                 const realv x = load_value_lanes(value + min((ca_int64)(n * LANES), last));        \
-                UNROLLED_FOR (int r = 0; r < RT; r++) {                                            \
+                UNROLLED_FOR (int r = 0; r < (rows); r++) {                                        \
                     pass[r * (columns) + n] =                                                      \
                         fma((realv)weights[r * BN], x, pass[r * (columns) + n]);                   \
                 }                                                                                  \
@@ -251,20 +254,21 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
             FETCH(value, ahead, (columns) * LANES * (int)sizeof(value_storage))                    \
             value += stride;                                                                       \
         }                                                                                          \
-        UNROLLED_FOR (int n = 0; n < RT * (columns); n++) {                                        \
+        UNROLLED_FOR (int n = 0; n < (rows) * (columns); n++) {                                    \
             sums[n] = pass[n];                                                                     \
         }                                                                                          \
     }
 
-DEFINE_ADD_PASS(add_pass, PASS)
-DEFINE_ADD_PASS(add_short_pass, SHORT_PASS)
+DEFINE_ADD_PASS(add_pass, PASS_ROWS, PASS)
+DEFINE_ADD_PASS(add_short_pass, RT, SHORT_PASS)
 
 /* Returns the index of vector n of row r in the result of RT rows. */
 INLINED int
 slot_of(int r, int n, int Ev)
 {
     const int whole = SLOTS_OF_ROW(Ev) / PASS * PASS;
-    return n < whole ? n / PASS * (RT * PASS) + r * PASS + n % PASS
+    const int row = r % PASS_ROWS;
+    return n < whole ? (r - row) * whole + n / PASS * (PASS_ROWS * PASS) + row * PASS + n % PASS
                      : whole * RT + r * SHORT_PASS + n - whole;
 }
 
@@ -290,14 +294,16 @@ add_values(const ca_attention_params *params, realv *result, const realv *weight
     const int slots = SLOTS_OF_ROW(Ev);
     const real *weight = (const real *)weights + first;
     __global const value_storage *from = run->value + first * stride;
-    int n = 0;
-    PLAIN_FOR (; n + PASS <= slots; n += PASS) {
-        add_pass(result + n * RT, weight, from + n * LANES, stride, ahead, keys,
-                 Ev - LANES - n * LANES);
+    const int whole = slots / PASS * PASS;
+    PLAIN_FOR (int r = 0; r < RT; r += PASS_ROWS) {
+        PLAIN_FOR (int n = 0; n < whole; n += PASS) {
+            add_pass(result + r * whole + n * PASS_ROWS, weight + r * BN, from + n * LANES, stride,
+                     ahead, keys, Ev - LANES - n * LANES);
+        }
     }
-    if (n < slots) {
-        add_short_pass(result + n * RT, weight, from + n * LANES, stride, ahead, keys,
-                       Ev - LANES - n * LANES);
+    if (whole < slots) {
+        add_short_pass(result + whole * RT, weight, from + whole * LANES, stride, ahead, keys,
+                       Ev - LANES - whole * LANES);
     }
 }
 
@@ -396,7 +402,7 @@ typedef struct {
 
 /* All tiles attend to keys j0 … j0 + keys - 1. `run` has these keys of the first key head. Memory is
    read at full speed only in its order. So where heads lie side by side, the tiles take turns after
-   a few keys, and where columns need several passes, a pass takes a few values. */
+   a few keys, and where a value needs several passes, a pass takes a few values. */
 SMALL void
 attend_block(const attention_call *call, const decode_tiles *tiles, const key_run *run, ca_int64 j0,
              int keys)
@@ -405,7 +411,8 @@ attend_block(const attention_call *call, const decode_tiles *tiles, const key_ru
     const int chunks = CHUNKS(params->E);
     const int slots = SLOTS_OF_ROW(params->Ev);
     const int keys_at_once = params->key_heads > 1 ? LANES : BN;
-    const int values_at_once = params->key_heads > 1 || slots > PASS ? VALUES_AT_ONCE : BN;
+    const bool several = slots * RT > PASS * PASS_ROWS; /* passes for each value */
+    const int values_at_once = params->key_heads > 1 || several ? VALUES_AT_ONCE : BN;
     realv scores[TILES * RT * (BN / LANES)]; /* then weights */
     key_run runs[TILES];
     int attending = 0; /* tiles that attend to a key of the block */
