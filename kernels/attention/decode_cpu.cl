@@ -37,18 +37,19 @@
 #define TILES 8 /* of a work-item, at most; csrc/attention/plan_decode_cpu.c knows */
 #define ROWS  (TILES * RT)
 
-/* The second product sums PASS vectors of columns of PASS_ROWS rows at a time, in registers. What is
-   left of RT rows are SHORT_PASS vectors of each. Four rows take turns by twos, so that the first two
-   read the values in memory's order, and the others from the first cache. Half types would be converted
-   twice, so all rows read them at once. The result of RT rows is a sequence of passes,
-   [PASS_ROWS][PASS], and a short one, [RT][SHORT_PASS]. Slots after a row's last vector repeat it. */
+/* A pass of the second product sums PASS vectors of columns of PASS_ROWS rows in registers. A short
+   pass at the end sums the SHORT_PASS vectors that may be left of all RT rows. Four rows take turns
+   by twos: the first two read the values in memory's order, the others from the first cache. Half
+   types would be converted twice, so four rows read them at once. The result of RT rows is a
+   sequence of passes, [PASS_ROWS][PASS], then [RT][SHORT_PASS]. Slots after a row's last vector
+   repeat it. */
 #define PASS_ROWS        (RT == 4 && sizeof(value_storage) > 2 ? 2 : RT)
 #define PASS             (PASS_ROWS <= 2 ? 8 : 4)
 #define SHORT_PASS       (PASS / 2)
 #define SLOTS_OF_ROW(Ev) ((CHUNKS(Ev) + SHORT_PASS - 1) / SHORT_PASS * SHORT_PASS)
 
-/* A pass takes so many values where a value needs several passes, or heads take turns. With fewer, loops
-   would start more often. With more, memory would be read too far out of order. */
+/* A pass takes so many values where a value needs several passes, or heads take turns. With fewer,
+   loops would start more often. With more, memory would be read too far out of order. */
 #define VALUES_AT_ONCE (sizeof(value_storage) == 2 ? 32 : 16)
 
 /* The kernel reads about BYTES_AHEAD bytes in the time that memory takes to answer. */
