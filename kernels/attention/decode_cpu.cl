@@ -37,18 +37,14 @@
 #define TILES 8 /* of a work-item, at most; csrc/attention/plan_decode_cpu.c knows */
 #define ROWS  (TILES * RT)
 
-/* A pass of the second product sums PASS vectors of columns of PASS_ROWS rows in registers. A short
-   pass at the end sums the SHORT_PASS vectors that may be left of all RT rows. Four rows take turns
-   by twos: the first two read the values in memory's order, the others from the first cache. Half
-   types would be converted twice, so four rows read them at once. The result of RT rows is a
-   sequence of passes, [PASS_ROWS][PASS], then [RT][SHORT_PASS]. Slots after a row's last vector
-   repeat it. */
-#define PASS_ROWS        (RT == 4 && sizeof(value_storage) > 2 ? 2 : RT)
-#define PASS             (PASS_ROWS <= 2 ? 8 : 4)
+/* Vectors of columns whose sums stay in registers, for RT rows each: all registers, or
+   half of them at the end of a row. The result of RT rows is a sequence of passes,
+   [RT][PASS] or [RT][SHORT_PASS]. Slots after a row's last vector repeat it. */
+#define PASS             (RT <= 2 ? 8 : 4)
 #define SHORT_PASS       (PASS / 2)
 #define SLOTS_OF_ROW(Ev) ((CHUNKS(Ev) + SHORT_PASS - 1) / SHORT_PASS * SHORT_PASS)
 
-/* A pass takes so many values where a value needs several passes, or heads take turns. With fewer,
+/* A pass takes so many values where columns need several passes, or heads take turns. With fewer,
    loops would start more often. With more, memory would be read too far out of order. */
 #define VALUES_AT_ONCE (sizeof(value_storage) == 2 ? 32 : 16)
 
@@ -91,20 +87,25 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
     }
 }
 
-/* Prefetches `bytes` bytes, `ahead` elements after x. `bytes` is a constant. If `ahead` is 0, one or two
-   rows prefetch nothing. More rows always prefetch: for them, testing `ahead` would cost 2 to 5 %. The
-   macro orders unrolling, because a loop as in prefetch_bytes would cost up to 15 % on PoCL. */
-#define FETCH(x, ahead, bytes)                                                                     \
-    if (RT > CA_ROWS_BOUND_BY_MEMORY || (ahead) != 0) {                                            \
-        UNROLLED_FOR (int b = 0; b < (bytes); b += CACHE_LINE) {                                   \
-            PREFETCH((__global const char *)((x) + (ahead)) + b);                                  \
-        }                                                                                          \
+/* Prefetches `bytes` bytes, `ahead` elements after x, to a core's second cache if `far` is true, else
+   to its first. `bytes` is a constant. More than two rows take `far` as true: for them, testing would
+   cost 2 to 5 %. Others prefetch nothing if `ahead` is 0. The macro orders unrolling, because a loop as
+   in prefetch_bytes would cost up to 15 % on PoCL. */
+#define FETCH(x, ahead, far, bytes)                                                                \
+    if (RT > CA_ROWS_BOUND_BY_MEMORY || (far)) {                                                   \
+        FETCH_TO(SECOND_CACHE, (x) + (ahead), bytes)                                               \
+    } else if ((ahead) != 0) {                                                                     \
+        FETCH_TO(FIRST_CACHE, (x) + (ahead), bytes)                                                \
+    }
+#define FETCH_TO(cache, x, bytes)                                                                  \
+    UNROLLED_FOR (int b = 0; b < (bytes); b += CACHE_LINE) {                                       \
+        PREFETCH((__global const char *)(x) + b, cache);                                           \
     }
 
-/* Returns how far ahead of the row that it reads the kernel prefetches, in elements, or 0 if it does not
-   prefetch. A row has `columns` elements of `size` bytes. Memory answers later than a cache, so several
-   queries prefetch rows further ahead if the rows come from memory. A single query does not: memory
-   delivers rows fastest if reads lie near each other. */
+/* Returns how far ahead of the row that it reads the kernel prefetches, in elements, or 0 if it does
+   not prefetch. A row has `columns` elements of `size` bytes. Memory answers later than a cache, so
+   several queries prefetch rows further ahead if the rows come from memory. A single query does not:
+   memory delivers rows fastest if reads lie near each other. */
 INLINED ca_int64
 elements_ahead(const ca_attention_params *params, ca_int64 stride, int columns, int size)
 {
@@ -115,14 +116,22 @@ elements_ahead(const ca_attention_params *params, ca_int64 stride, int columns, 
     return stride * (far ? max(BYTES_AHEAD / (columns * size), ROWS_AHEAD) : ROWS_AHEAD);
 }
 
+/* True if rows come from memory and do not adjoin. A core waits for few lines of its first cache at a
+   time, so it prefetches such rows faster to the second. */
+INLINED bool
+rows_are_far(const ca_attention_params *params, ca_int64 stride, int columns)
+{
+    return (params->flags & CA_FETCHES_AHEAD) != 0 && stride != columns;
+}
+
 /* Defines a function that multiplies `chunks` chunks of each of `present` keys by RT queries. The
    function adds the products to products[r][k], or stores them there if `first` is true. It could
    interleave the products of several keys. But memory delivers keys at full speed only if they are
    read one after the other, with few instructions for each. */
 #define DEFINE_ADD_PRODUCTS(name, chunks)                                                          \
     CALLED void name(realv *restrict products, __global const storage *key, ca_int64 stride,       \
-                     ca_int64 ahead, int present, const realv *restrict queries, intv own,         \
-                     bool first)                                                                   \
+                     ca_int64 ahead, bool far, int present, const realv *restrict queries,         \
+                     intv own, bool first)                                                         \
     {                                                                                              \
         PLAIN_FOR (int k = 0; k < present; k++) {                                                  \
             realv sums[RT];                                                                        \
@@ -139,7 +148,7 @@ elements_ahead(const ca_attention_params *params, ca_int64 stride, int columns, 
             UNROLLED_FOR (int r = 0; r < RT; r++) {                                                \
                 products[r * LANES + k] = sums[r];                                                 \
             }                                                                                      \
-            FETCH(key, ahead, (chunks) * LANES * (int)sizeof(storage))                             \
+            FETCH(key, ahead, far, (chunks) * LANES * (int)sizeof(storage))                        \
             key += stride;                                                                         \
         }                                                                                          \
     }
@@ -157,6 +166,7 @@ score_keys(const ca_attention_params *params, const key_run *run, int first, int
     const ca_int64 stride = run->key_view->row;
     const int E = (int)params->E;
     const ca_int64 ahead = elements_ahead(params, stride, E, sizeof(storage));
+    const bool far = rows_are_far(params, stride, E);
     const int whole = E / LANES;
     /* What the last chunk shares with the chunk before is masked by bits: an infinity
        would become a NaN in a product with 0. */
@@ -173,16 +183,16 @@ score_keys(const ca_attention_params *params, const key_run *run, int first, int
         }
         int n = 0;
         PLAIN_FOR (; n + 8 <= whole; n += 8) {
-            add_products_of_eight(products, key + n * LANES, stride, ahead, present,
+            add_products_of_eight(products, key + n * LANES, stride, ahead, far, present,
                                   queries + n * RT, all, n == 0);
         }
         if (n + 4 <= whole) {
-            add_products_of_four(products, key + n * LANES, stride, ahead, present,
+            add_products_of_four(products, key + n * LANES, stride, ahead, far, present,
                                  queries + n * RT, all, n == 0);
             n += 4;
         }
         PLAIN_FOR (; n < CHUNKS(E); n++) {
-            add_products_of_one(products, key + COLUMN(n, E), stride, ahead, present,
+            add_products_of_one(products, key + COLUMN(n, E), stride, ahead, far, present,
                                 queries + n * RT, n < whole ? all : own, n == 0);
         }
         UNROLLED_FOR (int r = 0; r < RT; r++) {
@@ -234,42 +244,41 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
 }
 
 /* Defines a function that adds the weighted values of `keys` keys to the sums of
-   `columns` vectors of `rows` rows. A vector begins at column `last` at the latest. */
-#define DEFINE_ADD_PASS(name, rows, columns)                                                       \
+   `columns` vectors of RT rows. A vector begins at column `last` at the latest. */
+#define DEFINE_ADD_PASS(name, columns)                                                             \
     CALLED void name(realv *sums, const real *weights, __global const value_storage *value,        \
-                     ca_int64 stride, ca_int64 ahead, int keys, ca_int64 last)                     \
+                     ca_int64 stride, ca_int64 ahead, bool far, int keys, ca_int64 last)           \
     {                                                                                              \
-        realv pass[(rows) * (columns)];                                                            \
-        UNROLLED_FOR (int n = 0; n < (rows) * (columns); n++) {                                    \
+        realv pass[RT * (columns)];                                                                \
+        UNROLLED_FOR (int n = 0; n < RT * (columns); n++) {                                        \
             pass[n] = sums[n];                                                                     \
         }                                                                                          \
         PLAIN_FOR (int j = 0; j < keys; j++) {                                                     \
             UNROLLED_FOR (int n = 0; n < (columns); n++) {                                         \
                 const realv x = load_value_lanes(value + min((ca_int64)(n * LANES), last));        \
-                UNROLLED_FOR (int r = 0; r < (rows); r++) {                                        \
+                UNROLLED_FOR (int r = 0; r < RT; r++) {                                            \
                     pass[r * (columns) + n] =                                                      \
                         fma((realv)weights[r * BN], x, pass[r * (columns) + n]);                   \
                 }                                                                                  \
             }                                                                                      \
             weights++;                                                                             \
-            FETCH(value, ahead, (columns) * LANES * (int)sizeof(value_storage))                    \
+            FETCH(value, ahead, far, (columns) * LANES * (int)sizeof(value_storage))               \
             value += stride;                                                                       \
         }                                                                                          \
-        UNROLLED_FOR (int n = 0; n < (rows) * (columns); n++) {                                    \
+        UNROLLED_FOR (int n = 0; n < RT * (columns); n++) {                                        \
             sums[n] = pass[n];                                                                     \
         }                                                                                          \
     }
 
-DEFINE_ADD_PASS(add_pass, PASS_ROWS, PASS)
-DEFINE_ADD_PASS(add_short_pass, RT, SHORT_PASS)
+DEFINE_ADD_PASS(add_pass, PASS)
+DEFINE_ADD_PASS(add_short_pass, SHORT_PASS)
 
 /* Returns the index of vector n of row r in the result of RT rows. */
 INLINED int
 slot_of(int r, int n, int Ev)
 {
     const int whole = SLOTS_OF_ROW(Ev) / PASS * PASS;
-    const int row = r % PASS_ROWS;
-    return n < whole ? (r - row) * whole + n / PASS * (PASS_ROWS * PASS) + row * PASS + n % PASS
+    return n < whole ? n / PASS * (RT * PASS) + r * PASS + n % PASS
                      : whole * RT + r * SHORT_PASS + n - whole;
 }
 
@@ -292,19 +301,18 @@ add_values(const ca_attention_params *params, realv *result, const realv *weight
     const int Ev = (int)params->Ev;
     const ca_int64 stride = run->value_view->row;
     const ca_int64 ahead = elements_ahead(params, stride, Ev, sizeof(value_storage));
+    const bool far = rows_are_far(params, stride, Ev);
     const int slots = SLOTS_OF_ROW(Ev);
     const real *weight = (const real *)weights + first;
     __global const value_storage *from = run->value + first * stride;
-    const int whole = slots / PASS * PASS;
-    PLAIN_FOR (int r = 0; r < RT; r += PASS_ROWS) {
-        PLAIN_FOR (int n = 0; n < whole; n += PASS) {
-            add_pass(result + r * whole + n * PASS_ROWS, weight + r * BN, from + n * LANES, stride,
-                     ahead, keys, Ev - LANES - n * LANES);
-        }
+    int n = 0;
+    PLAIN_FOR (; n + PASS <= slots; n += PASS) {
+        add_pass(result + n * RT, weight, from + n * LANES, stride, ahead, far, keys,
+                 Ev - LANES - n * LANES);
     }
-    if (whole < slots) {
-        add_short_pass(result + whole * RT, weight, from + whole * LANES, stride, ahead, keys,
-                       Ev - LANES - whole * LANES);
+    if (n < slots) {
+        add_short_pass(result + n * RT, weight, from + n * LANES, stride, ahead, far, keys,
+                       Ev - LANES - n * LANES);
     }
 }
 
@@ -403,7 +411,7 @@ typedef struct {
 
 /* All tiles attend to keys j0 … j0 + keys - 1. `run` has these keys of the first key head. Memory is
    read at full speed only in its order. So where heads lie side by side, the tiles take turns after
-   a few keys, and where a value needs several passes, a pass takes a few values. */
+   a few keys, and where columns need several passes, a pass takes a few values. */
 SMALL void
 attend_block(const attention_call *call, const decode_tiles *tiles, const key_run *run, ca_int64 j0,
              int keys)
@@ -412,8 +420,7 @@ attend_block(const attention_call *call, const decode_tiles *tiles, const key_ru
     const int chunks = CHUNKS(params->E);
     const int slots = SLOTS_OF_ROW(params->Ev);
     const int keys_at_once = params->key_heads > 1 ? LANES : BN;
-    const bool several = slots * RT > PASS * PASS_ROWS; /* passes for each value */
-    const int values_at_once = params->key_heads > 1 || several ? VALUES_AT_ONCE : BN;
+    const int values_at_once = params->key_heads > 1 || slots > PASS ? VALUES_AT_ONCE : BN;
     realv scores[TILES * RT * (BN / LANES)]; /* then weights */
     key_run runs[TILES];
     int attending = 0; /* tiles that attend to a key of the block */
