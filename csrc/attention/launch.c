@@ -148,9 +148,9 @@ allocate_partial(ca_device *device, const ca_attention_plan *plan, const ca_atte
                : ca_storage_new(device, (size_t)bytes, "partial results", partial, error);
 }
 
-/* Build one kernel of a plan, and add it as the launch's next step. `usual` tells whether it is of a
-   usual program. The product of `grid` is the number of work-items, which whole work-groups round
-   up. */
+/* Build one kernel of a plan, and add it as the launch's next step. If `usual` is true, the kernel
+   belongs to a usual program, which takes shorter params. The product of `grid` is the number of
+   work-items, which whole work-groups round up. */
 static ca_status
 add_step(ca_device *device, ca_launch *launch, const ca_kernel_spec *spec, bool usual,
          const ca_attention_params *params, const int64_t grid[CA_ATTENTION_GRID_DIMS],

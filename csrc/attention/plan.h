@@ -70,7 +70,8 @@ void ca_plan_define_warp(ca_kernel_spec *spec, const ca_device_info *info,
 /* Work-items for each core of a CPU, so that all cores end at about the same time. */
 #define CA_ITEMS_FOR_EACH_CORE 4
 
-/* True if a core's first cache has 48 KiB or more. Zen 5 has 48 KiB, Zen 4 and Cascade Lake have 32. */
+/* True if a core's first cache has 48 KiB or more. A core of Zen 5 has 48 KiB. Cores of Zen 4 and
+   Cascade Lake have 32 KiB. */
 bool ca_first_cache_is_large(const ca_device_info *info);
 
 /* Returns how many reals fill a vector register of a CPU. A real has the type in which the kernel

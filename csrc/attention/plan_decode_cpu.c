@@ -137,8 +137,8 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     int64_t together = few           ? rows
                        : shared >= 0 ? SHARED_ROWS
                                      : ca_knob_value(&knobs, RT, SHARED_ROWS);
-    /* A core with a small first cache, such as Zen 4, reads rows that adjoin faster if the kernel does
-       not prefetch them. */
+    /* A core of Zen 4, which has a small first cache, reads rows that adjoin faster if the kernel
+       does not prefetch them. */
     plan->leaves_adjoining = together <= CA_ROWS_BOUND_BY_MEMORY && !ca_first_cache_is_large(info);
     plan->grid[3] = ca_divide_up(rows, together * SHARES);
     if (shared >= 0 && rows <= together * SHARES) {

@@ -44,8 +44,8 @@
 #define SHORT_PASS       (PASS / 2)
 #define SLOTS_OF_ROW(Ev) ((CHUNKS(Ev) + SHORT_PASS - 1) / SHORT_PASS * SHORT_PASS)
 
-/* A pass takes so many values where columns need several passes, or heads take turns. With fewer,
-   loops would start more often. With more, memory would be read too far out of order. */
+/* Where columns need several passes, or heads take turns, each pass takes VALUES_AT_ONCE values. With
+   fewer, loops would start more often. With more, memory would be read too far out of order. */
 #define VALUES_AT_ONCE (sizeof(value_storage) == 2 ? 32 : 16)
 
 /* The kernel reads about BYTES_AHEAD bytes in the time that memory takes to answer. */
@@ -87,12 +87,13 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
     }
 }
 
-/* Prefetches `bytes` bytes, `ahead` elements after x, to a core's second cache if `far` is true, else
-   to its first. `bytes` is a constant. More than two rows take `far` as true: for them, testing would
-   cost 2 to 5 %. Others prefetch nothing if `ahead` is 0. The macro orders unrolling, because a loop as
-   in prefetch_bytes would cost up to 15 % on PoCL. */
-#define FETCH(x, ahead, far, bytes)                                                                \
-    if (RT > CA_ROWS_BOUND_BY_MEMORY || (far)) {                                                   \
+/* Prefetches `bytes` bytes, `ahead` elements after x, to a core's second cache if `to_second` is true,
+   else to its first cache. `bytes` is a constant. Tiles of more than two rows always prefetch, to the
+   second cache, because testing the arguments would cost them 2 to 5 %. Other tiles prefetch nothing
+   if `ahead` is 0. The macro orders unrolling, because the loop of prefetch_bytes would cost up to
+   15 % on PoCL. */
+#define FETCH(x, ahead, to_second, bytes)                                                          \
+    if (RT > CA_ROWS_BOUND_BY_MEMORY || (to_second)) {                                             \
         FETCH_TO(SECOND_CACHE, (x) + (ahead), bytes)                                               \
     } else if ((ahead) != 0) {                                                                     \
         FETCH_TO(FIRST_CACHE, (x) + (ahead), bytes)                                                \
@@ -102,10 +103,10 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
         PREFETCH((__global const char *)(x) + b, cache);                                           \
     }
 
-/* Returns how far ahead of the row that it reads the kernel prefetches, in elements, or 0 if it does
-   not prefetch. A row has `columns` elements of `size` bytes. Memory answers later than a cache, so
-   several queries prefetch rows further ahead if the rows come from memory. A single query does not:
-   memory delivers rows fastest if reads lie near each other. */
+/* Returns the distance, in elements, from the row that the kernel reads to the row that it prefetches.
+   The distance is 0 if the kernel prefetches nothing. A row has `columns` elements of `size` bytes.
+   Memory answers later than a cache, so several queries prefetch rows of memory further ahead. A
+   single query does not: memory delivers rows fastest if reads lie near each other. */
 INLINED ca_int64
 elements_ahead(const ca_attention_params *params, ca_int64 stride, int columns, int size)
 {
@@ -116,21 +117,21 @@ elements_ahead(const ca_attention_params *params, ca_int64 stride, int columns, 
     return stride * (far ? max(BYTES_AHEAD / (columns * size), ROWS_AHEAD) : ROWS_AHEAD);
 }
 
-/* True if rows come from memory and do not adjoin. A core waits for few lines of its first cache at a
-   time, so it prefetches such rows faster to the second. */
+/* True if one or two rows prefetch to the second cache: rows of memory that do not adjoin arrive
+   faster there. Keys that the last cache holds arrive faster in the first cache. */
 INLINED bool
-rows_are_far(const ca_attention_params *params, ca_int64 stride, int columns)
+fetches_to_second(const ca_attention_params *params, ca_int64 stride, int columns)
 {
     return (params->flags & CA_FETCHES_AHEAD) != 0 && stride != columns;
 }
 
-/* Defines a function that multiplies `chunks` chunks of each of `present` keys by RT queries. The
-   function adds the products to products[r][k], or stores them there if `first` is true. It could
-   interleave the products of several keys. But memory delivers keys at full speed only if they are
-   read one after the other, with few instructions for each. */
+/* Defines a function that multiplies each of `present` keys by RT queries, over `chunks` vectors of
+   columns. The function adds the products to products[r][k], or stores them there if `first` is true.
+   The function reads one key after the other, with few instructions for each. Memory delivers keys
+   at full speed only then, not where the products of several keys are interleaved. */
 #define DEFINE_ADD_PRODUCTS(name, chunks)                                                          \
     CALLED void name(realv *restrict products, __global const storage *key, ca_int64 stride,       \
-                     ca_int64 ahead, bool far, int present, const realv *restrict queries,         \
+                     ca_int64 ahead, bool to_second, int present, const realv *restrict queries,   \
                      intv own, bool first)                                                         \
     {                                                                                              \
         PLAIN_FOR (int k = 0; k < present; k++) {                                                  \
@@ -148,7 +149,7 @@ rows_are_far(const ca_attention_params *params, ca_int64 stride, int columns)
             UNROLLED_FOR (int r = 0; r < RT; r++) {                                                \
                 products[r * LANES + k] = sums[r];                                                 \
             }                                                                                      \
-            FETCH(key, ahead, far, (chunks) * LANES * (int)sizeof(storage))                        \
+            FETCH(key, ahead, to_second, (chunks) * LANES * (int)sizeof(storage))                  \
             key += stride;                                                                         \
         }                                                                                          \
     }
@@ -166,7 +167,7 @@ score_keys(const ca_attention_params *params, const key_run *run, int first, int
     const ca_int64 stride = run->key_view->row;
     const int E = (int)params->E;
     const ca_int64 ahead = elements_ahead(params, stride, E, sizeof(storage));
-    const bool far = rows_are_far(params, stride, E);
+    const bool to_second = fetches_to_second(params, stride, E);
     const int whole = E / LANES;
     /* What the last chunk shares with the chunk before is masked by bits: an infinity
        would become a NaN in a product with 0. */
@@ -183,16 +184,16 @@ score_keys(const ca_attention_params *params, const key_run *run, int first, int
         }
         int n = 0;
         PLAIN_FOR (; n + 8 <= whole; n += 8) {
-            add_products_of_eight(products, key + n * LANES, stride, ahead, far, present,
+            add_products_of_eight(products, key + n * LANES, stride, ahead, to_second, present,
                                   queries + n * RT, all, n == 0);
         }
         if (n + 4 <= whole) {
-            add_products_of_four(products, key + n * LANES, stride, ahead, far, present,
+            add_products_of_four(products, key + n * LANES, stride, ahead, to_second, present,
                                  queries + n * RT, all, n == 0);
             n += 4;
         }
         PLAIN_FOR (; n < CHUNKS(E); n++) {
-            add_products_of_one(products, key + COLUMN(n, E), stride, ahead, far, present,
+            add_products_of_one(products, key + COLUMN(n, E), stride, ahead, to_second, present,
                                 queries + n * RT, n < whole ? all : own, n == 0);
         }
         UNROLLED_FOR (int r = 0; r < RT; r++) {
@@ -247,7 +248,7 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
    `columns` vectors of RT rows. A vector begins at column `last` at the latest. */
 #define DEFINE_ADD_PASS(name, columns)                                                             \
     CALLED void name(realv *sums, const real *weights, __global const value_storage *value,        \
-                     ca_int64 stride, ca_int64 ahead, bool far, int keys, ca_int64 last)           \
+                     ca_int64 stride, ca_int64 ahead, bool to_second, int keys, ca_int64 last)     \
     {                                                                                              \
         realv pass[RT * (columns)];                                                                \
         UNROLLED_FOR (int n = 0; n < RT * (columns); n++) {                                        \
@@ -262,7 +263,7 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
                 }                                                                                  \
             }                                                                                      \
             weights++;                                                                             \
-            FETCH(value, ahead, far, (columns) * LANES * (int)sizeof(value_storage))               \
+            FETCH(value, ahead, to_second, (columns) * LANES * (int)sizeof(value_storage))         \
             value += stride;                                                                       \
         }                                                                                          \
         UNROLLED_FOR (int n = 0; n < RT * (columns); n++) {                                        \
@@ -301,17 +302,17 @@ add_values(const ca_attention_params *params, realv *result, const realv *weight
     const int Ev = (int)params->Ev;
     const ca_int64 stride = run->value_view->row;
     const ca_int64 ahead = elements_ahead(params, stride, Ev, sizeof(value_storage));
-    const bool far = rows_are_far(params, stride, Ev);
+    const bool to_second = fetches_to_second(params, stride, Ev);
     const int slots = SLOTS_OF_ROW(Ev);
     const real *weight = (const real *)weights + first;
     __global const value_storage *from = run->value + first * stride;
     int n = 0;
     PLAIN_FOR (; n + PASS <= slots; n += PASS) {
-        add_pass(result + n * RT, weight, from + n * LANES, stride, ahead, far, keys,
+        add_pass(result + n * RT, weight, from + n * LANES, stride, ahead, to_second, keys,
                  Ev - LANES - n * LANES);
     }
     if (n < slots) {
-        add_short_pass(result + n * RT, weight, from + n * LANES, stride, ahead, far, keys,
+        add_short_pass(result + n * RT, weight, from + n * LANES, stride, ahead, to_second, keys,
                        Ev - LANES - n * LANES);
     }
 }
@@ -352,7 +353,7 @@ finish_row(const attention_call *call, const ca_int64 *batch, ca_int64 i, const 
 
 #define PARTIAL_SIZE(Ev) ((int)(Ev) + 2) /* Ev sums, the highest score, the sum of weights */
 
-COLD void
+OUTER void
 store_partial(__global real *partial, const realv *result, real highest, real sum, int Ev)
 {
     PLAIN_FOR (int n = 0; n < CHUNKS(Ev); n++) {
@@ -458,8 +459,8 @@ attend_block(const attention_call *call, const decode_tiles *tiles, const key_ru
     }
 }
 
-/* Starts row r of a share: finds which keys the row may see, and loads its query into `queries`. Rows
-   after the share's last one repeat that row. */
+/* Finds which keys row r of a share may see, and loads the row's query into `queries`. If r is past
+   the share's last row, the function takes the last row again. */
 SMALL void
 start_row(decode_row *row, realv *queries, const attention_call *call, const split_share *share,
           int r)
@@ -501,7 +502,7 @@ end_row(const attention_call *call, const decode_row *row, const realv *result, 
 }
 
 /* Merges the partial sums of one row, and writes the row. `index` counts the rows of all batches. */
-COLD void
+OUTER void
 merge_row(const attention_call *call, ca_int64 index)
 {
     const ca_attention_params *params = call->params;

@@ -38,8 +38,8 @@
 #define CA_OPTIONAL_ROLES 16
 #define CA_OPTIONAL_VIEWS 7
 
-/* Drivers copy the params for each work-group. So those of usual programs, which use none of these
-   views, have only one, at the end. */
+/* Drivers copy the params for each work-group. Usual programs use none of the optional views. So
+   their params have one such view, because an array cannot be empty. */
 #if USUAL
 #define CA_VIEWS_TAKEN 1
 #else
@@ -131,8 +131,8 @@ typedef struct {
 #define CA_VALUES_IN_PLACE   128u /* and values */
 #define CA_LEAVES_ADJOINING  256u /* attention_decode_cpu does not prefetch rows that adjoin */
 
-/* So many rows of queries, or fewer, use a key faster than memory delivers the next one. Only they may
- * have CA_LEAVES_ADJOINING. */
+/* A tile of one or two rows of queries is done with a key before memory delivers the next key. Only
+ * such tiles may have the flag CA_LEAVES_ADJOINING. */
 #define CA_ROWS_BOUND_BY_MEMORY 2
 
 /* A bound, or the negative of one, that offsets do not shift. */
