@@ -164,6 +164,23 @@ def test_pieces(run_with_faults):
     """)
 
 
+def test_a_call_that_was_expected_to_be_long(run_with_faults):
+    """It shows its speed although each of its pieces is short, so the next call is whole."""
+    run_with_faults("""
+        def pieces(rows):
+            before = faults.faults_kernels()
+            attend(query[:, :, :rows], keys, keys, no_key, device=device)
+            return faults.faults_kernels() - before
+
+        query = np.ones((1, 1, 1024 * device.compute_units, 64), "f4")
+        keys = np.broadcast_to(np.float32(1), (1, 1, 2**13, 64))
+        no_key = np.zeros((1, 2**13), bool)
+        assert pieces(64) == 1  # builds the kernel
+        assert pieces(None) > 1
+        assert pieces(None) == 1
+    """)
+
+
 def test_ctrl_c_during_a_build():
     """A driver's compiler knows no signals. The call ends after it, not after the next program."""
     device = clattn.devices()[-1]  # each build takes a second, so one device has to do
