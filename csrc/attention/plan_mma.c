@@ -5,10 +5,8 @@
  */
 #include "attention/variants.h"
 
-/* The rule for the warps of a group and the blocks of keys in the ring. Devices with fewer
-   work-items are refused. */
+/* The rule for the warps of a group. Devices with fewer work-items are refused. */
 #define WARPS   4
-#define STAGES  3
 #define THREADS (WARPS * 32)
 
 /* Rows of a warp's matrix tile. A warp has one or two. */
@@ -19,13 +17,17 @@
 
 #define MAX_HEAD 256
 
-enum { ROW_TILES, BLOCK_KEYS, CHUNK_KEYS, RING_STAGES, GROUP_WARPS };
+enum { ROW_TILES, BLOCK_KEYS, CHUNK_KEYS, RING_STAGES, GROUP_WARPS, QUERIES };
 
 /* The kernel's macros. The registers of a compute unit hold eight warps of any shape. */
 static const ca_knob knobs_of_mma[] = {
-    [ROW_TILES] = {"MT", {1, 2}},         [BLOCK_KEYS] = {"BN", {16, 32, 64}},
-    [CHUNK_KEYS] = {"CHUNK", {16, 32}},   [RING_STAGES] = {"STAGES", {2, 3, 4}},
-    [GROUP_WARPS] = {"WARPS", {2, 4, 8}}, {NULL, {0}},
+    [ROW_TILES] = {"MT", {1, 2}},
+    [BLOCK_KEYS] = {"BN", {16, 32, 64}},
+    [CHUNK_KEYS] = {"CHUNK", {16, 32, 64}},
+    [RING_STAGES] = {"STAGES", {2, 3, 4}},
+    [GROUP_WARPS] = {"WARPS", {2, 4, 8}},
+    [QUERIES] = {"QUERIES", {CA_QUERIES_IN_REGISTERS, CA_QUERIES_IN_LOCAL_MEMORY}},
+    {NULL, {0}},
 };
 
 /* Where rows are copied by 16 bytes, the kernel counts offsets in a tile in 32 bits. */
@@ -59,16 +61,32 @@ padded(int64_t head)
     return MAX_HEAD;
 }
 
-/* Largest head sizes of a warp with two tiles of rows, so that nothing spills: with
-   masks and the like, without them, and without them for chunks of WIDE_CHUNK keys. */
+/* A work-group: warps, tiles of rows of each, blocks of the ring, keys of a block, keys that a warp
+   scores together, and where queries stay. */
+typedef struct {
+    int64_t warps;
+    int64_t tiles;
+    int64_t stages;
+    int64_t keys;
+    int64_t chunk;
+    int64_t queries;
+} shape;
+
+/* Keys that a warp scores together. More of them share the work of a chunk: branches, a
+   vote, the comparison with the base. */
+#define CHUNK        16
+#define WIDE_CHUNK   32
+#define WIDEST_CHUNK 64
+
+/* Largest head sizes of a warp with two tiles of rows whose queries stay in registers, so that
+   nothing spills: with masks and the like, without them, and without them for chunks of WIDE_CHUNK
+   keys. */
 #define TWO_TILES_HEAD       96
 #define TWO_TILES_PLAIN_HEAD 128
 #define TWO_TILES_WIDE_HEAD  80
 
-/* Keys that a warp scores together. More of them share the work of a chunk: branches, a
-   vote, the comparison with the base. */
-#define CHUNK      16
-#define WIDE_CHUNK 32
+/* The same of a warp whose queries stay in local memory, with chunks of any keys. */
+#define TWO_TILES_STAYING_HEAD 128
 
 /* True if a score is a scaled product, so that most chunks look at no single key. */
 static bool
@@ -78,50 +96,79 @@ is_plain(const ca_attention *attention)
            !ca_attention_has(attention, CA_ATTENTION_BIAS) && ca_attention_softcap(attention) == 0;
 }
 
-/* Returns how many tiles of rows a warp has. Two tiles halve the reads of keys and values.
-   Two need enough registers, rows that fill them, and enough groups for all units. */
-static int64_t
-row_tiles(const ca_device_info *info, const ca_attention *attention, int64_t head, double heads)
+/* Two tiles of rows halve the reads of keys and values. They need rows that fill them, and enough
+   groups for all units. */
+static bool
+fills_two_tiles(const ca_device_info *info, int64_t L, double heads)
 {
-    bool ample = !ca_plan_has_matrix_units(info, attention) || info->ample_registers;
-    bool fits =
-        head <= TWO_TILES_HEAD || (is_plain(attention) && head <= TWO_TILES_PLAIN_HEAD && ample);
-    int64_t L = attention->L;
     double groups = heads * (double)ca_divide_up(L, 2 * WARPS * TILE_ROWS);
-    return fits && L > WARPS * TILE_ROWS && groups >= (double)info->compute_units ? 2 : 1;
+    return L > WARPS * TILE_ROWS && groups >= (double)info->compute_units;
 }
 
-/* Returns the keys of a chunk, in blocks of `keys`. */
-static int64_t
-chunk_keys(const ca_attention *attention, int64_t tiles, int64_t head, int64_t keys)
+/* The shape of a group that fits 48 KiB of local memory, where the ring lies in the place of the
+   queries. */
+static shape
+small_shape(const ca_device_info *info, const ca_attention *attention, int64_t head, bool fills_two)
 {
-    bool fits = tiles == 1 || head <= TWO_TILES_WIDE_HEAD;
-    return is_plain(attention) && fits && keys >= WIDE_CHUNK ? WIDE_CHUNK : CHUNK;
+    bool plain = is_plain(attention);
+    bool ample = !ca_plan_has_matrix_units(info, attention) || info->ample_registers;
+    bool fits = head <= TWO_TILES_HEAD || (plain && head <= TWO_TILES_PLAIN_HEAD && ample);
+    int64_t tiles = fits && fills_two ? 2 : 1;
+    bool wide = plain && (tiles == 1 || head <= TWO_TILES_WIDE_HEAD);
+    return (shape){WARPS, tiles, 3, 64, wide ? WIDE_CHUNK : CHUNK, CA_QUERIES_IN_REGISTERS};
 }
 
-/* A work-group: warps, tiles of rows of each, blocks of the ring, keys of a block. */
-typedef struct {
-    int64_t warps;
-    int64_t tiles;
-    int64_t stages;
-    int64_t keys;
-} shape;
+/* The shape of a group that has CA_AMPLE_LOCAL_BYTES. */
+static shape
+ample_shape(const ca_attention *attention, int64_t head, bool fills_two)
+{
+    bool plain = is_plain(attention) && attention->mods == NULL;
+    int64_t tiles = head <= TWO_TILES_STAYING_HEAD && fills_two ? 2 : 1;
+    return (shape){WARPS, tiles, 2, 64, plain ? WIDEST_CHUNK : CHUNK, CA_QUERIES_IN_LOCAL_MEMORY};
+}
 
-/* Make the blocks of keys so small that they fit the local memory, which holds the queries first.
-   False if the group does not fit the device. The emulation of matrix units takes a KiB for each
-   warp, and a device that needs it has one for each of WARPS. */
+/* Make the blocks of keys so small that they fit the local memory. False if the group does not fit
+   the device. The emulation of matrix units takes a KiB for each warp, and a device that needs it has
+   one for each of WARPS. */
 static bool
 fit_device(shape *s, const ca_device_info *info, const ca_attention *attention, int64_t E,
            int64_t Ev)
 {
-    int64_t shown = ca_plan_has_matrix_units(info, attention) ? 0 : (s->warps - WARPS) << 10;
-    int64_t bytes = LOCAL_BYTES - shown;
-    while (s->keys > CHUNK && s->stages * s->keys * (E + Ev) * 2 > bytes) {
+    bool units = ca_plan_has_matrix_units(info, attention);
+    int64_t bytes = units && info->ample_local_memory ? CA_AMPLE_LOCAL_BYTES : LOCAL_BYTES;
+    int64_t shown = units ? 0 : (s->warps - WARPS) << 10;
+    int64_t queries = s->warps * s->tiles * TILE_ROWS * E * 2;
+    int64_t block = s->stages * (E + Ev) * 2; /* for each key */
+    int64_t left = bytes - shown - (s->queries == CA_QUERIES_IN_LOCAL_MEMORY ? queries : 0);
+    while (s->keys > CHUNK && s->keys * block > left) {
         s->keys /= 2;
     }
-    return s->stages * s->keys * (E + Ev) * 2 <= bytes &&
-           s->warps * s->tiles * TILE_ROWS * E * 2 <= bytes &&
+    s->chunk = ca_smaller(s->chunk, s->keys);
+    return s->keys * block <= left && queries <= bytes - shown &&
            s->warps * 32 <= info->max_work_group;
+}
+
+static shape
+choose_shape(const ca_device_info *info, const ca_attention *attention, int64_t E, int64_t Ev,
+             double heads)
+{
+    int64_t head = E > Ev ? E : Ev;
+    bool ample = info->ample_local_memory && ca_plan_has_matrix_units(info, attention);
+    bool fills_two = fills_two_tiles(info, attention->L, heads);
+    shape rule = ample ? ample_shape(attention, head, fills_two)
+                       : small_shape(info, attention, head, fills_two);
+    ca_knobs knobs = ca_knobs_of(info, attention, CA_INDEX_mma, knobs_of_mma);
+    shape s = {ca_knob_value(&knobs, GROUP_WARPS, rule.warps),
+               ca_knob_value(&knobs, ROW_TILES, rule.tiles),
+               ca_knob_value(&knobs, RING_STAGES, rule.stages),
+               ca_knob_value(&knobs, BLOCK_KEYS, rule.keys),
+               ca_knob_value(&knobs, CHUNK_KEYS, rule.chunk),
+               ca_knob_value(&knobs, QUERIES, rule.queries)};
+    if (!fit_device(&s, info, attention, E, Ev)) {
+        s = rule;
+        (void)fit_device(&s, info, attention, E, Ev);
+    }
+    return s;
 }
 
 static void
@@ -130,18 +177,7 @@ plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention
     int64_t E = padded(attention->E);
     int64_t Ev = padded(attention->Ev);
     ca_plan_begin(plan, attention, "attention_mma", THREADS);
-
-    ca_knobs knobs = ca_knobs_of(info, attention, CA_INDEX_mma, knobs_of_mma);
-    int64_t head = E > Ev ? E : Ev;
-    const shape rule = {WARPS, row_tiles(info, attention, head, ca_plan_items(plan)), STAGES, 64};
-    shape s = {ca_knob_value(&knobs, GROUP_WARPS, rule.warps),
-               ca_knob_value(&knobs, ROW_TILES, rule.tiles),
-               ca_knob_value(&knobs, RING_STAGES, rule.stages),
-               ca_knob_value(&knobs, BLOCK_KEYS, rule.keys)};
-    if (!fit_device(&s, info, attention, E, Ev)) {
-        s = rule;
-        (void)fit_device(&s, info, attention, E, Ev);
-    }
+    shape s = choose_shape(info, attention, E, Ev, ca_plan_items(plan));
     plan->local_size = (size_t)s.warps * 32;
     plan->grid[3] = ca_divide_up(attention->L, s.warps * s.tiles * TILE_ROWS);
     plan->grid[4] = s.warps * 32;
@@ -161,8 +197,8 @@ plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention
     ca_kernel_define(spec, "MT", s.tiles);
     ca_kernel_define(spec, "STAGES", s.stages);
     ca_kernel_define(spec, "BN", s.keys);
-    int64_t chunk = chunk_keys(attention, s.tiles, head, s.keys);
-    ca_kernel_define(spec, "CHUNK", ca_smaller(ca_knob_value(&knobs, CHUNK_KEYS, chunk), s.keys));
+    ca_kernel_define(spec, "CHUNK", s.chunk);
+    ca_kernel_define(spec, "QUERIES", s.queries);
 }
 
 const ca_variant ca_variant_mma = {

@@ -19,8 +19,8 @@
 #define OUTPUT (3 * ROW)
 
 /* More local memory than OpenCL promises, which kernels use where a device has it. */
-#define PROMISED_LOCAL_MEMORY (32 << 10)
-#define MOST_LOCAL_MEMORY     (48 << 10)
+#define PROMISED_LOCAL_BYTES (32 << 10)
+#define LARGE_LOCAL_BYTES    (48 << 10)
 
 /* Computes the output that is right for the input. */
 typedef void (*expectation)(const uint32_t *input, uint32_t *output);
@@ -115,15 +115,27 @@ expect_sub_groups_8(const uint32_t *input, uint32_t *output)
 }
 
 static void
-expect_local_memory(const uint32_t *input, uint32_t *output)
+expect_local_bytes(const uint32_t *input, uint32_t *output, uint32_t bytes)
 {
-    for (uint32_t n = 0; n < MOST_LOCAL_MEMORY / 16; n++) {
+    for (uint32_t n = 0; n < bytes / 16; n++) {
         uint32_t reader = ITEMS - 1 - n % ITEMS;
         for (uint32_t word = 0; word < 4; word++) {
             output[4 * reader + word] +=
                 (input[4 * (n % ITEMS) + word] + n) * (2 * (n / ITEMS) + 1);
         }
     }
+}
+
+static void
+expect_large_local_memory(const uint32_t *input, uint32_t *output)
+{
+    expect_local_bytes(input, output, LARGE_LOCAL_BYTES);
+}
+
+static void
+expect_ample_local_memory(const uint32_t *input, uint32_t *output)
+{
+    expect_local_bytes(input, output, CA_AMPLE_LOCAL_BYTES);
 }
 
 /* ---- what the programs of probe/warp.cl write; kernels/support/warp.clh has the layouts ---- */
@@ -364,18 +376,27 @@ try_sub_groups(ca_device *device)
     }
 }
 
+static bool
+has_local_bytes(ca_device *device, ca_capability capability, int64_t bytes, expectation expect)
+{
+    const ca_kernel_spec spec = {
+        .name = "probe_local", .is_probe = true, .ndefines = 1, .defines = {{"BYTES", bytes}}};
+    return has(device, capability, &spec, (capability_trial){.expect = expect});
+}
+
 static void
 try_local_memory(ca_device *device)
 {
-    const ca_kernel_spec spec = {.name = "probe_local",
-                                 .is_probe = true,
-                                 .ndefines = 1,
-                                 .defines = {{"BYTES", MOST_LOCAL_MEMORY}}};
-    if (device->info.local_memory >= MOST_LOCAL_MEMORY &&
-        !has(device, CA_LARGE_LOCAL_MEMORY, &spec,
-             (capability_trial){.expect = expect_local_memory})) {
-        device->info.local_memory = PROMISED_LOCAL_MEMORY;
+    ca_device_info *info = &device->info;
+    if (info->local_memory >= LARGE_LOCAL_BYTES &&
+        !has_local_bytes(device, CA_LARGE_LOCAL_MEMORY, LARGE_LOCAL_BYTES,
+                         expect_large_local_memory)) {
+        info->local_memory = PROMISED_LOCAL_BYTES;
     }
+    info->ample_local_memory = info->ample_local_memory &&
+                               info->local_memory >= LARGE_LOCAL_BYTES &&
+                               has_local_bytes(device, CA_AMPLE_LOCAL_MEMORY, CA_AMPLE_LOCAL_BYTES,
+                                               expect_ample_local_memory);
 }
 
 /* The host tries nothing on CPUs, whose kernels use none of these capabilities. */

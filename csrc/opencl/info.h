@@ -40,12 +40,17 @@ typedef enum {
     CA_BFLOAT16_MATRICES,
     CA_ASYNC_COPIES,
     CA_LARGE_LOCAL_MEMORY,
+    CA_AMPLE_LOCAL_MEMORY,
     CA_SUB_GROUPS_8,
     CA_SUB_GROUPS_16,
     CA_SUB_GROUPS_32,
     CA_SUB_GROUP_SHUFFLES,
     CA_CAPABILITIES,
 } ca_capability;
+
+/* Bytes of local memory that a work-group may have where local memory is ample. NVIDIA's driver takes
+   a program with more than the device says that there are. */
+#define CA_AMPLE_LOCAL_BYTES (96 << 10)
 
 typedef struct {
     char name[128];
@@ -71,12 +76,14 @@ typedef struct {
        none, or the device has sizes that a kernel may require. Final when the device is prepared. */
     int64_t shuffle_lanes;
     /* What kernels have as NVIDIA's PTX. Final when the device is prepared. */
-    bool warp_shuffles;        /* work-items of a warp exchange numbers */
-    bool float16_matrices;     /* a warp multiplies matrices of float16 */
-    bool bfloat16_matrices;    /* of bfloat16 */
-    bool async_copies;         /* and copies to local memory while it computes */
-    bool ample_registers;      /* matrix code for two tiles of rows of head size 128 fits the
+    bool warp_shuffles;     /* work-items of a warp exchange numbers */
+    bool float16_matrices;  /* a warp multiplies matrices of float16 */
+    bool bfloat16_matrices; /* of bfloat16 */
+    bool async_copies;      /* and copies to local memory while it computes */
+    bool ample_registers;   /* matrix code for two tiles of rows of head size 128 fits the
                              registers without spills */
+    bool
+        ample_local_memory; /* a compute unit runs two work-groups with CA_AMPLE_LOCAL_BYTES each */
     int64_t nvidia_capability; /* 80 for sm_80; 0: none of these. For Device alone: kernels
                                   are chosen by the flags above */
     bool float64;              /* cl_khr_fp64 */

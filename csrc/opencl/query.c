@@ -166,7 +166,8 @@ query_sub_groups(const ca_device *device, ca_device_info *info)
 }
 
 /* PTX has shuffles from capability 7.0 on, matrix units and asynchronous copies from 8.0
-   on. The compiler for 8.0 spills registers where the one for 9.0 does not. */
+   on. The compiler for 8.0 spills registers where the one for 9.0 does not. Units of
+   capabilities 9.0 to 11.0 have 228 KiB of local memory, those of others 164 at most. */
 static void
 query_nvidia(const ca_device *device, ca_device_info *info)
 {
@@ -178,6 +179,7 @@ query_nvidia(const ca_device *device, ca_device_info *info)
         info->bfloat16_matrices = info->float16_matrices;
         info->async_copies = info->float16_matrices;
         info->ample_registers = info->nvidia_capability >= 90;
+        info->ample_local_memory = info->nvidia_capability >= 90 && info->nvidia_capability < 120;
     }
 }
 

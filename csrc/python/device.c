@@ -144,6 +144,7 @@ lacks(PyObject *module, PyObject *object)
         [CA_BFLOAT16_MATRICES] = "matrices of bfloat16",
         [CA_ASYNC_COPIES] = "asynchronous copies",
         [CA_LARGE_LOCAL_MEMORY] = "48 KiB of local memory",
+        [CA_AMPLE_LOCAL_MEMORY] = "96 KiB of local memory",
         [CA_SUB_GROUPS_8] = "sub-groups of 8",
         [CA_SUB_GROUPS_16] = "sub-groups of 16",
         [CA_SUB_GROUPS_32] = "sub-groups of 32",

@@ -9,10 +9,10 @@
  *     warp         MT * 16 rows; all keys that one of the group's rows may see, with an
  *                  online softmax
  *
- * A warp keeps its queries and its result in registers, as the fragments of
- * support/warp.clh. Keys and values pass through local memory in blocks of BN keys,
- * STAGES blocks in a ring: while one block is multiplied, the next ones are on their
- * way. The warp takes CHUNK keys of a block at a time:
+ * A warp keeps its result in registers, as the fragments of support/warp.clh, and its
+ * queries there or in local memory. Keys and values pass through local memory in blocks
+ * of BN keys, STAGES blocks in a ring: while one block is multiplied, the next ones are
+ * on their way. The warp takes CHUNK keys of a block at a time:
  *
  *     scores   = queries (16 MT x E) * keys (CHUNK x E) transposed
  *     weights  = exp2(scores - base), rounded to the half type
@@ -24,6 +24,9 @@
  *     -DHEAD_E -DHEAD_EV  head sizes E and Ev, filled up with zeros to a multiple of 16
  *     -DALIGNED           1: rows of query, key and value are whole aligned 16 bytes
  *     -DOUTPUT_ALIGNED    1: so are rows of output
+ *     -DQUERIES           where queries stay: CA_QUERIES_IN_REGISTERS, or
+ *                         CA_QUERIES_IN_LOCAL_MEMORY, which leaves registers for a larger
+ *                         CHUNK
  *     -DBN                keys of a block, a multiple of CHUNK
  *     -DSTAGES            blocks of the ring, at least 2
  *     -DWARPS -DMT -DCHUNK -DLSE  see mma/softmax.clh
@@ -71,12 +74,20 @@ typedef ca_int64 row_step;
     (((offset) ^ ((chunk) & MIX_MASK(chunks)) * CHUNK_BYTES) +                                     \
      ((chunk) & ~MIX_MASK(chunks)) * CHUNK_BYTES)
 
-/* Local memory, in chunks: first the queries, then in their place the stages of keys
-   and values. */
+/* Local memory, in chunks: first the queries, then behind them, or in their place, the
+   stages of keys and values. */
 #define STAGE_CHUNKS (BN * (E_CHUNKS + EV_CHUNKS))
 #define RING_CHUNKS  (STAGES * STAGE_CHUNKS)
 #define QUERY_CHUNKS (BM * E_CHUNKS)
-#define LOCAL_CHUNKS (RING_CHUNKS > QUERY_CHUNKS ? RING_CHUNKS : QUERY_CHUNKS)
+#if QUERIES == CA_QUERIES_IN_LOCAL_MEMORY
+#define RING_START      QUERY_CHUNKS
+#define LOCAL_CHUNKS    (QUERY_CHUNKS + RING_CHUNKS)
+#define QUERY_FRAGMENTS 1 /* of 16 columns, which are loaded where they are multiplied */
+#else
+#define RING_START      0
+#define LOCAL_CHUNKS    (RING_CHUNKS > QUERY_CHUNKS ? RING_CHUNKS : QUERY_CHUNKS)
+#define QUERY_FRAGMENTS (HEAD_E / 16)
+#endif
 
 /* Rows of a tensor. `from` is this work-item's chunk of the next rows. */
 typedef struct {
@@ -191,7 +202,7 @@ INLINED void
 load_block(const warp_state *warp, __local uint4 *memory, int stage, tile_source *key,
            tile_source *value, int left)
 {
-    const int tile = stage * STAGE_CHUNKS;
+    const int tile = RING_START + stage * STAGE_CHUNKS;
     if (left > 0) {
         load_tile(warp, memory, tile, key, left, BN, E_CHUNKS);
         load_tile(warp, memory, tile + BN * E_CHUNKS, value, left, BN, EV_CHUNKS);
@@ -199,10 +210,21 @@ load_block(const warp_state *warp, __local uint4 *memory, int stage, tile_source
     warp_copies_end(warp);
 }
 
-/* Loads the warp's rows of query, by way of local memory. */
+/* Loads columns 16 e … 16 e + 15 of tile m of the warp's queries from local memory. */
+INLINED uint4
+load_query(const warp_state *warp, const mma_lane *lane, int m, int e)
+{
+    const uint rows =
+        warp->start + lane->query_offset + warp->index * (WARP_ROWS * E_CHUNKS * CHUNK_BYTES);
+    return warp_load(warp,
+                     CHUNK_OFFSET_FROM(rows, 2 * e, E_CHUNKS) + m * 16 * E_CHUNKS * CHUNK_BYTES);
+}
+
+/* Copies the group's queries into local memory. If they do not stay there, takes the warp's rows
+   from there. */
 INLINED void
 load_queries(const warp_state *warp, __local uint4 *memory, const mma_tile *tile,
-             const mma_lane *lane, uint4 (*queries)[HEAD_E / 16])
+             const mma_lane *lane, uint4 (*queries)[QUERY_FRAGMENTS])
 {
     const ca_attention_params *params = tile->call->params;
     tile_source source =
@@ -210,32 +232,46 @@ load_queries(const warp_state *warp, __local uint4 *memory, const mma_tile *tile
     const uint signs = query_signs(params);
     load_tile(warp, memory, 0, &source, tile->rows, BM, E_CHUNKS);
     warp_copies_end(warp);
+#if QUERIES == CA_QUERIES_IN_LOCAL_MEMORY
+    /* The first block waits for the queries too. */
+    if (signs != 0u) {
+        WARP_COPIES_WAIT(warp, 0);
+        barrier(CLK_LOCAL_MEM_FENCE); /* the copies: their reads */
+        for (int n = (int)get_local_id(0); n < QUERY_CHUNKS; n += THREADS) {
+            memory[n] ^= signs;
+        }
+    }
+#else
     WARP_COPIES_WAIT(warp, 0);
     barrier(CLK_LOCAL_MEM_FENCE); /* the copies: their reads */
-    const uint rows =
-        warp->start + lane->query_offset + warp->index * (WARP_ROWS * E_CHUNKS * CHUNK_BYTES);
     WARP_FOR (int m = 0; m < MT; m++) {
-        const uint address = rows + m * 16 * E_CHUNKS * CHUNK_BYTES;
         WARP_FOR (int e = 0; e < HEAD_E / 16; e++) {
-            queries[m][e] = warp_load(warp, CHUNK_OFFSET_FROM(address, 2 * e, E_CHUNKS)) ^ signs;
+            queries[m][e] = load_query(warp, lane, m, e) ^ signs;
         }
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* these reads: the copies of keys over them */
+#endif
 }
 
-/* scores += queries of the warp * the CHUNK keys from an address on. */
+/* scores += queries of the warp * the CHUNK keys from an address on. A product waits for the
+   one before it in the same tile, so all tiles take their turn. */
 INLINED void
 multiply_keys(const warp_state *warp, const mma_lane *lane, uint keys,
-              uint4 (*queries)[HEAD_E / 16], float4 (*scores)[KEY_TILES])
+              uint4 (*queries)[QUERY_FRAGMENTS], float4 (*scores)[KEY_TILES])
 {
-    WARP_FOR (int k = 0; k < KEY_TILES; k += 2) {
-        WARP_FOR (int e = 0; e < HEAD_E / 16; e++) {
+    WARP_FOR (int e = 0; e < HEAD_E / 16; e++) {
+        uint4 a[MT];
+        WARP_FOR (int m = 0; m < MT; m++) {
+            a[m] = QUERIES == CA_QUERIES_IN_LOCAL_MEMORY ? load_query(warp, lane, m, e)
+                                                         : queries[m][e % QUERY_FRAGMENTS];
+        }
+        WARP_FOR (int k = 0; k < KEY_TILES; k += 2) {
             const uint4 b =
                 warp_load(warp, CHUNK_OFFSET_FROM(keys + lane->key_offset, 2 * e, E_CHUNKS) +
                                     k * 8 * E_CHUNKS * CHUNK_BYTES);
             WARP_FOR (int m = 0; m < MT; m++) {
-                scores[m][k] = warp_multiply(warp, scores[m][k], queries[m][e], b.xy);
-                scores[m][k + 1] = warp_multiply(warp, scores[m][k + 1], queries[m][e], b.zw);
+                scores[m][k] = warp_multiply(warp, scores[m][k], a[m], b.xy);
+                scores[m][k + 1] = warp_multiply(warp, scores[m][k + 1], a[m], b.zw);
             }
         }
     }
@@ -287,7 +323,7 @@ multiply_values(const warp_state *warp, const mma_lane *lane, uint values,
 /* The warp attends to the block at an address, whose first key is j0. */
 INLINED void
 attend_block(const warp_state *warp, const mma_tile *tile, const mma_lane *lane, int j0,
-             uint address, uint4 (*queries)[HEAD_E / 16], float factor, softmax_state *softmax,
+             uint address, uint4 (*queries)[QUERY_FRAGMENTS], float factor, softmax_state *softmax,
              float4 (*result)[EV_TILES])
 {
     const ca_attention_params *params = tile->call->params;
@@ -385,7 +421,7 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
     const mma_lane lane = lane_of(&warp);
     const float factor = late_factor(&params);
 
-    uint4 queries[MT][HEAD_E / 16];
+    uint4 queries[MT][QUERY_FRAGMENTS];
     float4 result[MT][EV_TILES] = {{(float4)0.0f}};
     softmax_state softmax;
     start_softmax(&softmax);
@@ -399,12 +435,14 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
     int stage = 0;
     for (int j = tile.first; j < tile.end; j += BN) {
         WARP_COPIES_WAIT(&warp, STAGES - 2);
-        /* the copies: their reads; reads of the last block: the next copies over it */
+        /* the copies, and the queries: their reads; reads of the last block: the next copies over
+           it */
         barrier(CLK_LOCAL_MEM_FENCE);
         load_block(&warp, memory, stage == 0 ? STAGES - 1 : stage - 1, &keys, &values,
                    tile.end - j - (STAGES - 1) * BN);
-        attend_block(&warp, &tile, &lane, j, warp.start + stage * (STAGE_CHUNKS * CHUNK_BYTES),
-                     queries, factor, &softmax, result);
+        attend_block(&warp, &tile, &lane, j,
+                     warp.start + (RING_START + stage * STAGE_CHUNKS) * CHUNK_BYTES, queries,
+                     factor, &softmax, result);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
 

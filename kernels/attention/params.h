@@ -176,5 +176,9 @@ typedef struct {
 #define CA_WARP_PTX         1
 #define CA_WARP_PTX_WAITING 2 /* without asynchronous copies */
 
+/* -DQUERIES of attention/mma.cl: where the queries of a work-group stay. */
+#define CA_QUERIES_IN_REGISTERS    1
+#define CA_QUERIES_IN_LOCAL_MEMORY 2
+
 #define CA_ATTENTION_PARAMS_SIZE 832
 #define CA_USUAL_PARAMS_SIZE (CA_ATTENTION_PARAMS_SIZE - (CA_OPTIONAL_VIEWS - 1) * sizeof(ca_view))

@@ -33,6 +33,9 @@ FAULTS = {
     "local memory": (("probe_local", r"(st\.shared\.v4\.u32\s+\[%\w+\], \{%\w+), (%\w+)",
                       r"\1, %r0"),
                      "48 KiB of local memory", TILED, TILED),
+    "ample local memory": (("probe_local", r"(\[98304\];[\s\S]*?st\.shared\.v4\.u32\s+\[%\w+\], "
+                            r"\{%\w+), (%\w+)", r"\1, %r0"),
+                           "96 KiB of local memory", MMA, MMA),
     "nothing": (None, None, MMA, MMA),
 }  # fmt: skip
 # Kernels run where a capability that lacks changes their program. Those of the other cases run in

@@ -25,6 +25,7 @@
 #define LAUNCH_OUT_OF_RESOURCES 701
 #define LAUNCH_FAILED           719
 #define JIT_LOG                 5
+#define MOST_SHARED             (48 << 10) /* bytes that PTX may declare */
 #define VISIBLE_KERNEL          ".visible .entry"
 
 typedef int32_t (*launch_function)(const char *ptx, const char *name, uint32_t groups,
@@ -274,18 +275,30 @@ cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream)
 }
 
 /* A module is its text. */
+/* Returns the bytes of local memory that the PTX declares, as one array. */
+static long
+shared_of(const char *ptx)
+{
+    const char *line = strstr(ptx, ".shared ");
+    const char *size = line == NULL ? NULL : strchr(line, '[');
+    return size == NULL ? 0 : atol(size + 1);
+}
+
 int
 cuModuleLoadDataEx(void **module, const void *image, unsigned count, int *options, void **values)
 {
     int refused = bad[0] != '\0' && strstr(image, bad) != NULL;
+    int large = shared_of(image) > MOST_SHARED;
     if (ready() != SUCCESS) {
         return ready();
     }
-    if (refused || strstr(image, VISIBLE_KERNEL) == NULL ||
+    if (refused || large || strstr(image, VISIBLE_KERNEL) == NULL ||
         strstr(image, "texmode_independent") != NULL) {
         if (count == 2 && options[0] == JIT_LOG && options[1] == JIT_LOG + 1) {
             snprintf(values[0], (size_t)(uintptr_t)values[1], "ptxas fatal: %s",
-                     refused ? "it was asked for" : "no kernel for CUDA");
+                     refused ? "it was asked for"
+                     : large ? "too much shared data"
+                             : "no kernel for CUDA");
         }
         return INVALID_PTX;
     }

@@ -38,7 +38,7 @@ _STAGES = {
     "cpu": (("NV", "MR"), ("CHUNKS",), ("TILES",), ("ITEMS",)),
     "pairs": (("NV", "MR"), ("CHUNKS",), ("TILES",), ("ITEMS",)),
     "decode_cpu": (("RT",), ("BN",), ("KIB",), ("ITEMS",)),
-    "mma": (("MT", "BN", "CHUNK"), ("WARPS",), ("STAGES",)),
+    "mma": (("MT", "BN", "CHUNK", "QUERIES"), ("WARPS",), ("STAGES",)),
     "tiled": (("TILING",), ("EC",), ("KC",)),
     "decode_gpu": (("SPLITS",),),
     "decode_mma": (("SPLITS",),),
