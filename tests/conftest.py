@@ -15,6 +15,8 @@ from functools import partial
 # Of NumPy and torch, before they are imported: their products are small here, and threads of two
 # workers that share two cores mostly wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Arrays of jax lie in the host's memory here. On a GPU jax would take most of the memory first.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # What the user of this machine has tuned is no part of the tests.
 os.environ["CLATTN_TUNING"] = "off"
 

@@ -81,17 +81,17 @@ BOTH = ("sm_80", "sm_90")
 
 
 def mma(dtype, size, tiles, keys, *more, architectures=BOTH):
-    """A row of attention_mma, tiled as attention/plan_mma.c does in 48 KiB of local memory."""
+    """A row of attention_mma, tiled as attention/plan_mma.c does where queries stay in registers."""
     plain = not any(macro.startswith("OPTIONS") for macro in more)
     chunk = 32 if plain and keys >= 32 and (tiles == 1 or size <= 80) else 16
     macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"MT={tiles}", f"BN={keys}", f"CHUNK={chunk}")
     return "attention/mma.cl", (*macros, *more), architectures
 
 
-def ample_mma(dtype, size, tiles, keys, chunk, *more):
-    """A row of attention_mma, tiled as attention/plan_mma.c does in 96 KiB of local memory."""
-    macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"MT={tiles}", f"BN={keys}", f"CHUNK={chunk}")
-    return "attention/mma.cl", (*macros, "STAGES=2", "QUERIES=2", *ALIGNED, *more), ("sm_90",)
+def staying_mma(dtype, size, *more):
+    """A row of attention_mma whose queries stay in local memory, of up to 96 KiB."""
+    macros = (f"DTYPE={dtype}", f"HEAD_E={size}", "MT=2", "BN=64", "CHUNK=64", "STAGES=2")
+    return "attention/mma.cl", (*macros, "QUERIES=2", *ALIGNED, *more), ("sm_90",)
 
 
 def decode_mma(dtype, size, value_size, *more):
@@ -126,16 +126,9 @@ KERNELS = [
     mma(1, 64, 2, 64, *ALIGNED, "WARPS=8", "STAGES=2", architectures=("sm_90",)),
     mma(1, 128, 1, 32, *ALIGNED, "WARPS=8", "STAGES=2", architectures=("sm_90",)),
     mma(1, 128, 1, 16, *ALIGNED, "WARPS=2", "STAGES=4", architectures=("sm_90",)),
-    ample_mma(1, 64, 2, 64, 64, "LSE=1"),
-    ample_mma(1, 80, 2, 64, 64, "LSE=1"),
-    ample_mma(1, 96, 2, 64, 64, "LSE=1"),
-    ample_mma(1, 128, 2, 64, 64),
-    ample_mma(1, 128, 2, 64, 64, "LSE=1"),
-    ample_mma(1, 192, 1, 32, 32, "HEAD_EV=128", "LSE=1"),
-    ample_mma(1, 256, 1, 32, 32, "LSE=1"),
-    ample_mma(2, 128, 2, 64, 16, *BOOL_MASK, "LSE=1"),
-    ample_mma(1, 128, 2, 64, 16, *BOTH_AND_LSE),
-    ample_mma(1, 256, 1, 32, 16, *BOTH_AND_LSE),
+    staying_mma(1, 64),
+    staying_mma(1, 128),
+    staying_mma(2, 128, "LSE=1"),
     ("attention/tiled.cl", ("DTYPE=3", "HEAD_E=64", "EC=64", "exp2=native_exp2"), BOTH),
     ("attention/tiled.cl", ("DTYPE=1", "HEAD_E=128", "exp2=native_exp2"), BOTH),
     ("attention/decode_gpu.cl", ("DTYPE=1", "HEAD_E=128", "RT=4"), BOTH),

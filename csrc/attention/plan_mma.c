@@ -85,9 +85,6 @@ typedef struct {
 #define TWO_TILES_PLAIN_HEAD 128
 #define TWO_TILES_WIDE_HEAD  80
 
-/* The same of a warp whose queries stay in local memory, with chunks of any keys. */
-#define TWO_TILES_STAYING_HEAD 128
-
 /* True if a score is a scaled product, so that most chunks look at no single key. */
 static bool
 is_plain(const ca_attention *attention)
@@ -105,10 +102,10 @@ fills_two_tiles(const ca_device_info *info, int64_t L, double heads)
     return L > WARPS * TILE_ROWS && groups >= (double)info->compute_units;
 }
 
-/* The shape of a group that fits 48 KiB of local memory, where the ring lies in the place of the
-   queries. */
+/* The shape of a group whose queries stay in registers; the ring lies in their place in local
+   memory. */
 static shape
-small_shape(const ca_device_info *info, const ca_attention *attention, int64_t head, bool fills_two)
+usual_shape(const ca_device_info *info, const ca_attention *attention, int64_t head, bool fills_two)
 {
     bool plain = is_plain(attention);
     bool ample = !ca_plan_has_matrix_units(info, attention) || info->ample_registers;
@@ -118,13 +115,15 @@ small_shape(const ca_device_info *info, const ca_attention *attention, int64_t h
     return (shape){WARPS, tiles, 3, 64, wide ? WIDE_CHUNK : CHUNK, CA_QUERIES_IN_REGISTERS};
 }
 
-/* The shape of a group that has CA_AMPLE_LOCAL_BYTES. */
-static shape
-ample_shape(const ca_attention *attention, int64_t head, bool fills_two)
+/* True if queries should stay in local memory, for wider chunks. That pays where two tiles of rows
+   leave registers for CHUNK keys only, and keys have no option that takes registers too. */
+static bool
+queries_stay(const ca_device_info *info, const ca_attention *attention, int64_t head,
+             const shape *rule)
 {
-    bool plain = is_plain(attention) && attention->mods == NULL;
-    int64_t tiles = head <= TWO_TILES_STAYING_HEAD && fills_two ? 2 : 1;
-    return (shape){WARPS, tiles, 2, 64, plain ? WIDEST_CHUNK : CHUNK, CA_QUERIES_IN_LOCAL_MEMORY};
+    return info->ample_local_memory && ca_plan_has_matrix_units(info, attention) &&
+           is_plain(attention) && attention->mods == NULL && rule->tiles == 2 &&
+           head > TWO_TILES_HEAD;
 }
 
 /* Make the blocks of keys so small that they fit the local memory. False if the group does not fit
@@ -135,17 +134,18 @@ fit_device(shape *s, const ca_device_info *info, const ca_attention *attention, 
            int64_t Ev)
 {
     bool units = ca_plan_has_matrix_units(info, attention);
-    int64_t bytes = units && info->ample_local_memory ? CA_AMPLE_LOCAL_BYTES : LOCAL_BYTES;
+    bool stay = s->queries == CA_QUERIES_IN_LOCAL_MEMORY;
+    bool ample = stay && units && info->ample_local_memory;
     int64_t shown = units ? 0 : (s->warps - WARPS) << 10;
+    int64_t bytes = (ample ? CA_AMPLE_LOCAL_BYTES : LOCAL_BYTES) - shown;
     int64_t queries = s->warps * s->tiles * TILE_ROWS * E * 2;
     int64_t block = s->stages * (E + Ev) * 2; /* for each key */
-    int64_t left = bytes - shown - (s->queries == CA_QUERIES_IN_LOCAL_MEMORY ? queries : 0);
+    int64_t left = bytes - (stay ? queries : 0);
     while (s->keys > CHUNK && s->keys * block > left) {
         s->keys /= 2;
     }
     s->chunk = ca_smaller(s->chunk, s->keys);
-    return s->keys * block <= left && queries <= bytes - shown &&
-           s->warps * 32 <= info->max_work_group;
+    return s->keys * block <= left && queries <= bytes && s->warps * 32 <= info->max_work_group;
 }
 
 static shape
@@ -153,10 +153,10 @@ choose_shape(const ca_device_info *info, const ca_attention *attention, int64_t 
              double heads)
 {
     int64_t head = E > Ev ? E : Ev;
-    bool ample = info->ample_local_memory && ca_plan_has_matrix_units(info, attention);
-    bool fills_two = fills_two_tiles(info, attention->L, heads);
-    shape rule = ample ? ample_shape(attention, head, fills_two)
-                       : small_shape(info, attention, head, fills_two);
+    shape rule = usual_shape(info, attention, head, fills_two_tiles(info, attention->L, heads));
+    if (queries_stay(info, attention, head, &rule)) {
+        rule = (shape){WARPS, 2, 2, 64, WIDEST_CHUNK, CA_QUERIES_IN_LOCAL_MEMORY};
+    }
     ca_knobs knobs = ca_knobs_of(info, attention, CA_INDEX_mma, knobs_of_mma);
     shape s = {ca_knob_value(&knobs, GROUP_WARPS, rule.warps),
                ca_knob_value(&knobs, ROW_TILES, rule.tiles),

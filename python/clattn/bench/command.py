@@ -223,7 +223,7 @@ def _plot(
 ) -> None:
     if path is None:
         return
-    if not any(one.best for one in measured):
+    if not contestants.devices or not any(one.best for one in measured):
         console.print("no chart: there is nothing to compare with")
         return
     from clattn.bench import chart
