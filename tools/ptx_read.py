@@ -31,7 +31,8 @@ from ptx.program import Refused, parse  # noqa: E402
 
 GROUP, WARP, ITEM = 0, 1, 2  # how far a number is uniform
 WORDS = {WARP: "differ between warps", ITEM: "differ between work-items"}
-LANES = 32
+LANE_BITS = 5
+LANES = 1 << LANE_BITS
 END = -1  # in place of a block: the kernel has ended
 UNIFORM = ("%ctaid", "%nctaid", "%ntid", "%envreg", "%gridid")
 OF_A_WARP = ("%warpid", "%nwarpid")
@@ -158,24 +159,36 @@ class Levels:
         return {name: level for name, level in state.items() if level > GROUP}, found
 
     def _find_numbers(self):
-        """Find the registers that every definition makes from %tid.x alone."""
+        """Find the registers that every definition makes from %tid.x alone, shifted to the right.
+
+        `numbers` gives by how many bits; to the left is less than 0.
+        """
         made = {}
         for instruction in self.program.code:
             for name in results(instruction):
                 made.setdefault(name, []).append(instruction)
-        found = {"%tid.x"}
+        self.numbers = {"%tid.x": 0}
         while True:
-            more = {
-                name for name, makers in made.items()
-                if name not in found and all(
-                    m.parts[0] in ("mov", "cvt") and m.guard is None and m.operands[1] in found
-                    for m in makers
-                )
-            }  # fmt: skip
+            more = {}
+            for name, makers in made.items():
+                shifts = {self._shift(maker) for maker in makers}
+                if name not in self.numbers and len(shifts) == 1 and None not in shifts:
+                    more[name] = shifts.pop()
             if not more:
-                self.numbers = found
                 return
-            found |= more
+            self.numbers |= more
+
+    def _shift(self, instruction):
+        """Return by how much the result is %tid.x shifted, or None if it is not."""
+        kind, operands = instruction.parts[0], instruction.operands
+        shift = self.numbers.get(operands[1]) if len(operands) > 1 else None
+        if shift is None or instruction.guard is not None:
+            return None
+        if kind in ("mov", "cvt"):
+            return shift
+        if kind in ("shr", "shl") and (count := as_number(operands[2])) is not None:
+            return shift + count if kind == "shr" else shift - count
+        return None
 
     def _level(self, instruction, state):
         kind, name = instruction.parts[0], instruction.name
@@ -198,19 +211,25 @@ class Levels:
         return state.get(name, GROUP)
 
     def _is_of_a_warp(self, instruction):
-        """Is it the number of a warp, or of its first work-item: %tid.x / 32, & ~31 …?"""
+        """Is it made of the bits of %tid.x that are a warp's number: %tid.x / 32, & ~31 …?"""
         kind, operands = instruction.parts[0], instruction.operands
-        if len(operands) != 3 or operands[1] not in self.numbers:
+        constant = as_number(operands[2]) if len(operands) == 3 else None
+        if constant is None or operands[1] not in self.numbers:
             return False
-        try:
-            constant = int(operands[2], 0)
-        except ValueError:
-            return False
+        lane_bits = LANE_BITS - self.numbers[operands[1]]  # the lowest bits of the operand
         return (
-            (kind == "shr" and constant >= 5)
-            or (kind == "and" and constant % LANES == 0)
-            or (kind == "div" and constant % LANES == 0)
+            (kind == "shr" and constant >= lane_bits)
+            or (kind == "and" and constant % (1 << max(lane_bits, 0)) == 0)
+            or (kind == "div" and lane_bits == LANE_BITS and constant % LANES == 0)
         )
+
+
+def as_number(text):
+    """Return the number that an operand is, or None."""
+    try:
+        return int(text, 0)
+    except ValueError:
+        return None
 
 
 def results(instruction):

@@ -45,6 +45,7 @@ def test_a_driver_without_an_icd_file(tool, tmp_path):
     variables = tool.drivers.environment(found, folder)
     [icd] = Path(variables["OCL_ICD_VENDORS"]).iterdir()
     assert icd.suffix == ".icd" and icd.read_text() == f"{root / NVIDIA}\n"
+    assert variables["OCL_ICD_FILENAMES"] == str(root / NVIDIA)
     paths = variables["LD_LIBRARY_PATH"].split(":")
     assert paths[:2] == [str(folder / "lib"), str((root / NVIDIA).parent)]
     assert (folder / "lib/libOpenCL.so.1").resolve() == carried / "lib/libOpenCL.so.1"

@@ -58,6 +58,12 @@ BODIES = {
     "by the warp's number, a vote": (f"@%p3 bra A; {VOTE} A:", []),
     "by the warp's number, a barrier": (f"@%p3 bra A; {BARRIER} A:", ["bar"]),
     "by the number of a warp's first": (f"setp.lt.u32 %p5, %r5, %r1; @%p5 bra A; {VOTE} A:", []),
+    "by 16 times the warp's number": (
+        f"shr.u32 %r9, %r2, 1; and.b32 %r10, %r9, 2147483632; setp.lt.u32 %p5, %r10, %r1;"
+        f"@%p5 bra A; {VOTE} A:", []),
+    "by 8 times the number of half a warp": (
+        f"shr.u32 %r9, %r2, 1; and.b32 %r10, %r9, 2147483640; setp.lt.u32 %p5, %r10, %r1;"
+        f"@%p5 bra A; {VOTE} A:", ["vote"]),
     "guarded": (f"@%p1 {VOTE}", ["vote"]),
     "after an early return": (f"@%p1 ret; {BARRIER}", ["bar"]),
     "after a vote, by registers of a block": (

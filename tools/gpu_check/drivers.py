@@ -124,6 +124,10 @@ def environment(found: Found, folder: Path) -> dict[str, str]:
         for index, driver in enumerate(found.drivers):
             (vendors / f"{index:02}.icd").write_text(driver.library + "\n")
         variables["OCL_ICD_VENDORS"] = str(vendors)
+        # On one machine workers of pytest found only the drivers that this variable names.
+        alone = [driver.library for driver in found.drivers if driver.icd is None]
+        if alone:
+            variables["OCL_ICD_FILENAMES"] = os.pathsep.join(alone)
     if found.loader is not None:
         libraries = folder / "lib"
         libraries.mkdir(parents=True, exist_ok=True)
