@@ -196,7 +196,7 @@ score_keys(const ca_attention_params *params, const key_run *run, int first, int
             add_products_of_one(products, key + COLUMN(n, E), stride, ahead, to_second, present,
                                 queries + n * RT, n < whole ? all : own, n == 0);
         }
-        UNROLLED_FOR (int r = 0; r < RT; r++) {
+        PLAIN_FOR (int r = 0; r < RT; r++) {
             scores[r * (BN / LANES) + k0 / LANES] = sums_of_lanes(products + r * LANES);
         }
     }
@@ -284,7 +284,7 @@ slot_of(int r, int n, int Ev)
 }
 
 /* result[r] *= decay[r] */
-INLINED void
+CALLED void
 scale_result(realv *result, const realv *decay, int Ev)
 {
     PLAIN_FOR (int r = 0; r < RT; r++) {
@@ -365,7 +365,7 @@ store_partial(__global real *partial, const realv *result, real highest, real su
 
 /* Replaces a row's scores by weights, exp(score - the highest score so far), and updates
    the row's sum. Returns the factor for the row's result so far. */
-INLINED realv
+CALLED realv
 weigh_row(const ca_attention_params *params, decode_row *row, realv *scores, int keys)
 {
     realv highest = (realv)(-INFINITY);
@@ -413,7 +413,7 @@ typedef struct {
 /* All tiles attend to keys j0 … j0 + keys - 1. `run` has these keys of the first key head. Memory is
    read at full speed only in its order. So where heads lie side by side, the tiles take turns after
    a few keys, and where columns need several passes, a pass takes a few values. */
-SMALL void
+OUTER void
 attend_block(const attention_call *call, const decode_tiles *tiles, const key_run *run, ca_int64 j0,
              int keys)
 {
