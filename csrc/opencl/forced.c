@@ -69,8 +69,10 @@ ca_forced_limit(const ca_forced *forced, const ca_device_info *info, ca_device_i
         limited->sub_groups = forced->sub_group;
         limited->shuffle_lanes = 0;
     }
-    if (forced->local_memory > 0 && forced->local_memory < info->local_memory) {
-        limited->local_memory = forced->local_memory;
+    if (forced->local_memory > 0) {
+        limited->local_memory =
+            forced->local_memory < info->local_memory ? forced->local_memory : info->local_memory;
+        limited->ample_local_memory = false;
     }
     return CA_OK;
 }

@@ -167,6 +167,16 @@ for heads, S, splits in ((6, 1024, 1), (6, 2048, 4), (1, 1024, 4), (1, 512, 2)):
 """
 
 
+# Queries stay in registers where a kernel may not have more local memory than the device reports.
+LOCAL_MEMORY = """
+from clattn import _core
+for bytes, queries in (("", "2"), ("49152", "1")):
+    _core.force("", "", bytes)
+    sdpa(*halves((1, 2), 130, 100, 128), device=device)
+    assert dict(machine.launched)["attention_mma"]["QUERIES"] == queries
+"""
+
+
 def test_the_choice(library):
     """Calls choose the kernels of the cases. Here they are launched, but nothing runs."""
     code = """
@@ -178,7 +188,7 @@ launches = []
 machine.machine = lambda *launched: Nothing()
 """
     calls = "".join(code_of(name, "sdpa") for name in CASES)
-    run_on_machine(library, ARRAYS + code + calls + SPLITS)
+    run_on_machine(library, ARRAYS + code + calls + SPLITS + LOCAL_MEMORY)
 
 
 def test_the_listing_tells_of_matrix_units(library):
