@@ -81,7 +81,7 @@ BOTH = ("sm_80", "sm_90")
 
 
 def mma(dtype, size, tiles, keys, *more, architectures=BOTH):
-    """A row of attention_mma, tiled as attention/plan_mma.c does where queries stay in registers."""
+    """A row of attention_mma, as attention/plan_mma.c makes it where queries stay in registers."""
     plain = not any(macro.startswith("OPTIONS") for macro in more)
     chunk = 32 if plain and keys >= 32 and (tiles == 1 or size <= 80) else 16
     macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"MT={tiles}", f"BN={keys}", f"CHUNK={chunk}")

@@ -92,7 +92,7 @@ def test_a_handler_that_returns(device):
 
 
 def test_without_end(device):
-    """A call of days, on a CPU of years, is refused with its estimate, before its memory is taken."""
+    """A call of years, or of days on a large GPU, is refused before its memory is taken."""
     for rows, heads, keys in ((200, 1, 2**57), (16, 8, 2**60)):
         query = np.ones((1, heads, rows, 64), "f4")
         key = np.broadcast_to(np.float32(1), (1, heads, keys // heads, 1))

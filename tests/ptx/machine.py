@@ -24,8 +24,8 @@ from ptx.program import SHARED_START, Refused, parse
 
 WAITING = 1 << 29  # in place of the number of a work-item's block: at a barrier
 ENDED = 1 << 30
-# Bytes that a kernel may declare: those that capability 9.0 gives a group. NVIDIA's driver for OpenCL
-# takes so many, although its devices report 48 KiB.
+# Bytes that a kernel may declare: those that capability 9.0 gives a group. NVIDIA's driver takes so
+# many, although its devices report 48 KiB.
 MOST_SHARED = 227 << 10
 MOST_BLOCKS = 1 << 21  # of a group, until it is taken to run for ever
 
