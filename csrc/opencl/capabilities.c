@@ -22,11 +22,12 @@
 #define PROMISED_LOCAL_BYTES (32 << 10)
 #define LARGE_LOCAL_BYTES    (48 << 10)
 
-/* Computes the output that is right for the input. */
-typedef void (*expectation)(const uint32_t *input, uint32_t *output);
+/* Computes the output that is right for the input. `size` is the trial's. */
+typedef void (*expectation)(const uint32_t *input, uint32_t *output, uint32_t size);
 
 typedef struct {
     expectation expect;
+    uint32_t size;    /* lanes that exchange numbers, or bytes of local memory */
     bool approximate; /* results are floats that may round otherwise */
 } capability_trial;
 
@@ -97,25 +98,7 @@ expect_exchanged(const uint32_t *input, uint32_t *output, uint32_t lanes)
 }
 
 static void
-expect_shuffles(const uint32_t *input, uint32_t *output)
-{
-    expect_exchanged(input, output, 32);
-}
-
-static void
-expect_sub_groups_16(const uint32_t *input, uint32_t *output)
-{
-    expect_exchanged(input, output, 16);
-}
-
-static void
-expect_sub_groups_8(const uint32_t *input, uint32_t *output)
-{
-    expect_exchanged(input, output, 8);
-}
-
-static void
-expect_local_bytes(const uint32_t *input, uint32_t *output, uint32_t bytes)
+expect_local_memory(const uint32_t *input, uint32_t *output, uint32_t bytes)
 {
     for (uint32_t n = 0; n < bytes / 16; n++) {
         uint32_t reader = ITEMS - 1 - n % ITEMS;
@@ -126,23 +109,12 @@ expect_local_bytes(const uint32_t *input, uint32_t *output, uint32_t bytes)
     }
 }
 
-static void
-expect_large_local_memory(const uint32_t *input, uint32_t *output)
-{
-    expect_local_bytes(input, output, LARGE_LOCAL_BYTES);
-}
-
-static void
-expect_ample_local_memory(const uint32_t *input, uint32_t *output)
-{
-    expect_local_bytes(input, output, CA_AMPLE_LOCAL_BYTES);
-}
-
 /* ---- what the programs of probe/warp.cl write; kernels/support/warp.clh has the layouts ---- */
 
 static void
-expect_votes(const uint32_t *input, uint32_t *output)
+expect_votes(const uint32_t *input, uint32_t *output, uint32_t size)
 {
+    (void)size;
     (void)input;
     for (int item = 0; item < ITEMS; item++) {
         const uint32_t any[] = {1, 0, 1, 1};
@@ -158,8 +130,9 @@ half_of(const uint32_t *input, uint32_t row, uint32_t column)
 }
 
 static void
-expect_loads(const uint32_t *input, uint32_t *output)
+expect_loads(const uint32_t *input, uint32_t *output, uint32_t size)
 {
+    (void)size;
     for (uint32_t lane = 0; lane < ITEMS; lane++) {
         uint32_t g = lane / 4;
         uint32_t t = lane % 4;
@@ -208,22 +181,25 @@ expect_matrices(const uint32_t *input, uint32_t *output, uint32_t (*half_bits)(f
 }
 
 static void
-expect_float16_matrices(const uint32_t *input, uint32_t *output)
+expect_float16_matrices(const uint32_t *input, uint32_t *output, uint32_t size)
 {
+    (void)size;
     expect_matrices(input, output, float16_bits);
 }
 
 static void
-expect_bfloat16_matrices(const uint32_t *input, uint32_t *output)
+expect_bfloat16_matrices(const uint32_t *input, uint32_t *output, uint32_t size)
 {
+    (void)size;
     expect_matrices(input, output, bfloat16_bits);
 }
 
 /* The program copies rows 0 and 2 of the input, and the parts of row 1 with odd numbers. It writes
    the parts of each row in reverse order, with zeros for parts that it has not copied. */
 static void
-expect_copies(const uint32_t *input, uint32_t *output)
+expect_copies(const uint32_t *input, uint32_t *output, uint32_t size)
 {
+    (void)size;
     for (int item = 0; item < ITEMS; item++) {
         int from = ITEMS - 1 - item;
         for (int row = 0; row < 3; row++) {
@@ -257,7 +233,7 @@ try_capability(ca_device *device, const ca_kernel_spec *spec, const void *contex
         input[n] = input_word(n);
     }
     const capability_trial *trial = context;
-    trial->expect(input, wanted);
+    trial->expect(input, wanted, trial->size);
     CA_TRY(ca_kernel_get_locked(device, spec, &kernel, error));
     const ca_span spans[] = {
         {.data = input, .bytes = sizeof input, .access = CA_ACCESS_READ},
@@ -297,8 +273,7 @@ has(ca_device *device, ca_capability capability, const ca_kernel_spec *spec, cap
 }
 
 static bool
-has_exchange(ca_device *device, ca_capability capability, int exchange, int sub_group, int lanes,
-             expectation expect)
+has_exchange(ca_device *device, ca_capability capability, int exchange, int sub_group, int lanes)
 {
     bool by_sub_groups = exchange == CA_PROBE_EXCHANGE_SUB_GROUPS;
     const ca_kernel_spec spec = {
@@ -309,7 +284,8 @@ has_exchange(ca_device *device, ca_capability capability, int exchange, int sub_
         .ndefines = 3,
         .defines = {{"EXCHANGE", exchange}, {"SUB_GROUP", sub_group}, {"LANES", lanes}},
     };
-    return has(device, capability, &spec, (capability_trial){expect, .approximate = true});
+    return has(device, capability, &spec,
+               (capability_trial){expect_exchanged, (uint32_t)lanes, .approximate = true});
 }
 
 static bool
@@ -326,7 +302,7 @@ try_ptx(ca_device *device)
 {
     ca_device_info *info = &device->info;
     if (info->warp_shuffles &&
-        !has_exchange(device, CA_WARP_SHUFFLES, CA_PROBE_EXCHANGE_PTX, 0, 32, expect_shuffles)) {
+        !has_exchange(device, CA_WARP_SHUFFLES, CA_PROBE_EXCHANGE_PTX, 0, 32)) {
         info->warp_shuffles = info->float16_matrices = info->bfloat16_matrices = false;
         info->nvidia_capability = 0;
     }
@@ -350,16 +326,15 @@ try_sub_groups(ca_device *device)
     static const struct {
         ca_capability capability;
         int size;
-        expectation expect;
     } sizes[] = {
-        {CA_SUB_GROUPS_8, 8, expect_sub_groups_8},
-        {CA_SUB_GROUPS_16, 16, expect_sub_groups_16},
-        {CA_SUB_GROUPS_32, 32, expect_shuffles},
+        {CA_SUB_GROUPS_8, 8},
+        {CA_SUB_GROUPS_16, 16},
+        {CA_SUB_GROUPS_32, 32},
     };
     for (size_t n = 0; n < sizeof sizes / sizeof sizes[0]; n++) {
         if ((device->info.sub_groups & sizes[n].size) != 0 &&
             !has_exchange(device, sizes[n].capability, CA_PROBE_EXCHANGE_SUB_GROUPS, sizes[n].size,
-                          sizes[n].size, sizes[n].expect)) {
+                          sizes[n].size)) {
             device->info.sub_groups -= sizes[n].size;
         }
     }
@@ -370,18 +345,18 @@ try_sub_groups(ca_device *device)
     for (int n = 2; asked > 0 && n >= 0 && device->info.shuffle_lanes == 0; n--) {
         ca_error_clear(why); /* of more neighbours */
         if (has_exchange(device, CA_SUB_GROUP_SHUFFLES, CA_PROBE_EXCHANGE_SUB_GROUPS, 0,
-                         sizes[n].size, sizes[n].expect)) {
+                         sizes[n].size)) {
             device->info.shuffle_lanes = sizes[n].size;
         }
     }
 }
 
 static bool
-has_local_bytes(ca_device *device, ca_capability capability, int64_t bytes, expectation expect)
+has_local_bytes(ca_device *device, ca_capability capability, uint32_t bytes)
 {
     const ca_kernel_spec spec = {
         .name = "probe_local", .is_probe = true, .ndefines = 1, .defines = {{"BYTES", bytes}}};
-    return has(device, capability, &spec, (capability_trial){.expect = expect});
+    return has(device, capability, &spec, (capability_trial){expect_local_memory, bytes});
 }
 
 static void
@@ -389,14 +364,12 @@ try_local_memory(ca_device *device)
 {
     ca_device_info *info = &device->info;
     if (info->local_memory >= LARGE_LOCAL_BYTES &&
-        !has_local_bytes(device, CA_LARGE_LOCAL_MEMORY, LARGE_LOCAL_BYTES,
-                         expect_large_local_memory)) {
+        !has_local_bytes(device, CA_LARGE_LOCAL_MEMORY, LARGE_LOCAL_BYTES)) {
         info->local_memory = PROMISED_LOCAL_BYTES;
     }
     info->ample_local_memory = info->ample_local_memory &&
                                info->local_memory >= LARGE_LOCAL_BYTES &&
-                               has_local_bytes(device, CA_AMPLE_LOCAL_MEMORY, CA_AMPLE_LOCAL_BYTES,
-                                               expect_ample_local_memory);
+                               has_local_bytes(device, CA_AMPLE_LOCAL_MEMORY, CA_AMPLE_LOCAL_BYTES);
 }
 
 /* The host tries nothing on CPUs, whose kernels use none of these capabilities. */
