@@ -35,7 +35,6 @@ SHIM = Path(__file__).with_name("ptx_shim.h")
 LIBRARY = "nvptx64--nvidiacl.bc"
 
 MOST_LOCAL = 48 << 10  # bytes of static local memory that ptxas takes
-LOCAL = 3  # the number of a row's local memory
 
 # What is counted: the instruction, and what stands for it in PTX.
 COUNTED = {"HMMA": "mma.sync", "LDSM": "ldmatrix", "LDGSTS": "cp.async.cg"}
@@ -221,9 +220,9 @@ def count(programs, ptx, cubin):
 
 
 def shrink(ptx):
-    """Declare no more local memory than ptxas takes, which is less than drivers do.
+    """Make PTX declare no more local memory than ptxas takes. NVIDIA's driver takes more.
 
-    Return the bytes that are left out. Registers and instructions are the same.
+    Return the bytes that are left out. Registers and instructions stay the same.
     """
     text = ptx.read_text()
     declared = re.search(r"\.shared .*\[(\d+)\];", text)
@@ -233,8 +232,11 @@ def shrink(ptx):
     return max(more, 0)
 
 
-def assemble(programs, ptx, architecture):
-    """One row of the table: registers, spilled, stack and local memory in bytes, counts."""
+def assemble(programs, ptx, architecture, left_out):
+    """One row of the table: registers, spilled, stack and local memory in bytes, counts.
+
+    `left_out` is what `shrink` has returned.
+    """
     cubin = ptx.with_suffix(f".{architecture}.cubin")
     said = run(programs[2], f"-arch={architecture}", "-v", ptx, "-o", cubin)
     stack, stores, loads = map(
@@ -242,7 +244,7 @@ def assemble(programs, ptx, architecture):
     )
     registers = int(re.search(r"Used (\d+) registers", said)[1])
     local = re.search(r"(\d+) bytes smem", said)
-    return [registers, stores + loads, stack, int(local[1]) if local else 0,
+    return [registers, stores + loads, stack, int(local[1]) + left_out if local else 0,
             *count(programs, ptx, cubin)]  # fmt: skip
 
 
@@ -252,10 +254,7 @@ def check(programs, kernel, options, architectures):
         ptx = Path(folder) / "kernel.ptx"
         to_ptx(programs, kernel, with_macros(kernel, options), ptx)
         left_out = shrink(ptx)
-        rows = [(a, assemble(programs, ptx, a)) for a in architectures]
-        for _, numbers in rows:
-            numbers[LOCAL] += left_out
-        return rows
+        return [(a, assemble(programs, ptx, a, left_out)) for a in architectures]
 
 
 def check_all(programs, jobs):

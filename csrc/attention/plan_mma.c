@@ -72,11 +72,14 @@ typedef struct {
     int64_t queries;
 } shape;
 
-/* Keys that a warp scores together. More of them share the work of a chunk: branches, a
-   vote, the comparison with the base. */
+/* Keys that a warp scores together. More keys share the work of a chunk: branches, a vote, the
+   comparison with the base. */
 #define CHUNK        16
 #define WIDE_CHUNK   32
 #define WIDEST_CHUNK 64
+
+/* Keys of a block, at most. */
+#define MOST_KEYS 64
 
 /* Largest head sizes of a warp with two tiles of rows whose queries stay in registers, so that
    nothing spills: with masks and the like, without them, and without them for chunks of WIDE_CHUNK
@@ -102,8 +105,8 @@ fills_two_tiles(const ca_device_info *info, int64_t L, double heads)
     return L > WARPS * TILE_ROWS && groups >= (double)info->compute_units;
 }
 
-/* The shape of a group whose queries stay in registers; the ring lies in their place in local
-   memory. */
+/* Returns the shape of a group whose queries stay in registers. The ring of keys and values then takes
+   the place of the queries in local memory. */
 static shape
 usual_shape(const ca_device_info *info, const ca_attention *attention, int64_t head, bool fills_two)
 {
@@ -112,23 +115,29 @@ usual_shape(const ca_device_info *info, const ca_attention *attention, int64_t h
     bool fits = head <= TWO_TILES_HEAD || (plain && head <= TWO_TILES_PLAIN_HEAD && ample);
     int64_t tiles = fits && fills_two ? 2 : 1;
     bool wide = plain && (tiles == 1 || head <= TWO_TILES_WIDE_HEAD);
-    return (shape){WARPS, tiles, 3, 64, wide ? WIDE_CHUNK : CHUNK, CA_QUERIES_IN_REGISTERS};
+    return (shape){
+        .warps = WARPS,
+        .tiles = tiles,
+        .stages = 3,
+        .keys = MOST_KEYS,
+        .chunk = wide ? WIDE_CHUNK : CHUNK,
+        .queries = CA_QUERIES_IN_REGISTERS,
+    };
 }
 
-/* True if queries should stay in local memory, for wider chunks. That pays where two tiles of rows
-   leave registers for CHUNK keys only, and keys have no option that takes registers too. */
+/* True if the queries of the usual shape should move to local memory, to make room for wider chunks. A
+   device needs ample local memory for that. Wider chunks pay if two tiles of rows leave registers for
+   CHUNK keys only, and if no function of the user takes registers too. */
 static bool
-queries_stay(const ca_device_info *info, const ca_attention *attention, int64_t head,
-             const shape *rule)
+queries_move(const ca_device_info *info, const ca_attention *attention, int64_t head, int64_t tiles)
 {
     return info->ample_local_memory && ca_plan_has_matrix_units(info, attention) &&
-           is_plain(attention) && attention->mods == NULL && rule->tiles == 2 &&
-           head > TWO_TILES_HEAD;
+           attention->mods == NULL && tiles == 2 && head > TWO_TILES_HEAD;
 }
 
-/* Make the blocks of keys so small that they fit the local memory. False if the group does not fit
-   the device. The emulation of matrix units takes a KiB for each warp, and a device that needs it has
-   one for each of WARPS. */
+/* Halves the keys of a block until the group fits the local memory. Returns false if the group does
+   not fit the device. The emulation of matrix units takes a KiB for each warp, and a device that needs
+   the emulation has one KiB for each of WARPS. */
 static bool
 fit_device(shape *s, const ca_device_info *info, const ca_attention *attention, int64_t E,
            int64_t Ev)
@@ -154,8 +163,10 @@ choose_shape(const ca_device_info *info, const ca_attention *attention, int64_t 
 {
     int64_t head = E > Ev ? E : Ev;
     shape rule = usual_shape(info, attention, head, fills_two_tiles(info, attention->L, heads));
-    if (queries_stay(info, attention, head, &rule)) {
-        rule = (shape){WARPS, 2, 2, 64, WIDEST_CHUNK, CA_QUERIES_IN_LOCAL_MEMORY};
+    if (queries_move(info, attention, head, rule.tiles)) {
+        rule.stages = 2;
+        rule.chunk = WIDEST_CHUNK;
+        rule.queries = CA_QUERIES_IN_LOCAL_MEMORY;
     }
     ca_knobs knobs = ca_knobs_of(info, attention, CA_INDEX_mma, knobs_of_mma);
     shape s = {ca_knob_value(&knobs, GROUP_WARPS, rule.warps),

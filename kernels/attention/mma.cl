@@ -82,11 +82,13 @@ typedef ca_int64 row_step;
 #if QUERIES == CA_QUERIES_IN_LOCAL_MEMORY
 #define RING_START      QUERY_CHUNKS
 #define LOCAL_CHUNKS    (QUERY_CHUNKS + RING_CHUNKS)
-#define QUERY_FRAGMENTS 1 /* of 16 columns, which are loaded where they are multiplied */
+#define QUERY_FRAGMENTS 1 /* not used: a fragment is loaded where it is multiplied */
+#define QUERY_AT(warp, lane, queries, m, e) load_query(warp, lane, m, e)
 #else
 #define RING_START      0
 #define LOCAL_CHUNKS    (RING_CHUNKS > QUERY_CHUNKS ? RING_CHUNKS : QUERY_CHUNKS)
 #define QUERY_FRAGMENTS (HEAD_E / 16)
+#define QUERY_AT(warp, lane, queries, m, e) queries[m][e]
 #endif
 
 /* Rows of a tensor. `from` is this work-item's chunk of the next rows. */
@@ -220,8 +222,8 @@ load_query(const warp_state *warp, const mma_lane *lane, int m, int e)
                      CHUNK_OFFSET_FROM(rows, 2 * e, E_CHUNKS) + m * 16 * E_CHUNKS * CHUNK_BYTES);
 }
 
-/* Copies the group's queries into local memory. If they do not stay there, takes the warp's rows
-   from there. */
+/* Copies the group's queries into local memory. If queries stay in registers, the function also loads
+   the warp's rows from there. */
 INLINED void
 load_queries(const warp_state *warp, __local uint4 *memory, const mma_tile *tile,
              const mma_lane *lane, uint4 (*queries)[QUERY_FRAGMENTS])
@@ -233,7 +235,7 @@ load_queries(const warp_state *warp, __local uint4 *memory, const mma_tile *tile
     load_tile(warp, memory, 0, &source, tile->rows, BM, E_CHUNKS);
     warp_copies_end(warp);
 #if QUERIES == CA_QUERIES_IN_LOCAL_MEMORY
-    /* The first block waits for the queries too. */
+    /* The wait for the first block of keys is a wait for the queries too. */
     if (signs != 0u) {
         WARP_COPIES_WAIT(warp, 0);
         barrier(CLK_LOCAL_MEM_FENCE); /* the copies: their reads */
@@ -253,8 +255,8 @@ load_queries(const warp_state *warp, __local uint4 *memory, const mma_tile *tile
 #endif
 }
 
-/* scores += queries of the warp * the CHUNK keys from an address on. A product waits for the
-   one before it in the same tile, so all tiles take their turn. */
+/* scores += queries of the warp * the CHUNK keys from an address on. A product of a tile waits for
+   the tile's product before it, so the tiles take turns. */
 INLINED void
 multiply_keys(const warp_state *warp, const mma_lane *lane, uint keys,
               uint4 (*queries)[QUERY_FRAGMENTS], float4 (*scores)[KEY_TILES])
@@ -262,8 +264,7 @@ multiply_keys(const warp_state *warp, const mma_lane *lane, uint keys,
     WARP_FOR (int e = 0; e < HEAD_E / 16; e++) {
         uint4 a[MT];
         WARP_FOR (int m = 0; m < MT; m++) {
-            a[m] = QUERIES == CA_QUERIES_IN_LOCAL_MEMORY ? load_query(warp, lane, m, e)
-                                                         : queries[m][e % QUERY_FRAGMENTS];
+            a[m] = QUERY_AT(warp, lane, queries, m, e);
         }
         WARP_FOR (int k = 0; k < KEY_TILES; k += 2) {
             const uint4 b =
@@ -435,8 +436,8 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
     int stage = 0;
     for (int j = tile.first; j < tile.end; j += BN) {
         WARP_COPIES_WAIT(&warp, STAGES - 2);
-        /* the copies, and the queries: their reads; reads of the last block: the next copies over
-           it */
+        /* the copies of keys, values and queries: their reads; reads of the last block: the next
+           copies over it */
         barrier(CLK_LOCAL_MEM_FENCE);
         load_block(&warp, memory, stage == 0 ? STAGES - 1 : stage - 1, &keys, &values,
                    tile.end - j - (STAGES - 1) * BN);
