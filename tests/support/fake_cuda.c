@@ -274,8 +274,7 @@ cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream)
     return SUCCESS;
 }
 
-/* A module is its text. */
-/* Returns the bytes of local memory that the PTX declares, as one array. */
+/* Returns the bytes of the one array that PTX declares in local memory, 0 if there is none. */
 static long
 shared_of(const char *ptx)
 {
@@ -284,6 +283,7 @@ shared_of(const char *ptx)
     return size == NULL ? 0 : atol(size + 1);
 }
 
+/* A module is its text. */
 int
 cuModuleLoadDataEx(void **module, const void *image, unsigned count, int *options, void **values)
 {
