@@ -159,9 +159,9 @@ class Levels:
         return {name: level for name, level in state.items() if level > GROUP}, found
 
     def _find_numbers(self):
-        """Find the registers that every definition makes from %tid.x alone, shifted to the right.
+        """Find the registers whose definitions all shift %tid.x by the same number of bits.
 
-        `numbers` gives by how many bits; to the left is less than 0.
+        `numbers` has the bits by register. Bits of a shift to the left are negative.
         """
         made = {}
         for instruction in self.program.code:
@@ -179,7 +179,7 @@ class Levels:
             self.numbers |= more
 
     def _shift(self, instruction):
-        """Return by how much the result is %tid.x shifted, or None if it is not."""
+        """Return by how many bits an instruction's result is %tid.x shifted, or None."""
         kind, operands = instruction.parts[0], instruction.operands
         shift = self.numbers.get(operands[1]) if len(operands) > 1 else None
         if shift is None or instruction.guard is not None:
@@ -211,12 +211,12 @@ class Levels:
         return state.get(name, GROUP)
 
     def _is_of_a_warp(self, instruction):
-        """Is it made of the bits of %tid.x that are a warp's number: %tid.x / 32, & ~31 …?"""
+        """Is the result made of the bits of %tid.x that tell the warp: %tid.x / 32, & ~31 …?"""
         kind, operands = instruction.parts[0], instruction.operands
         constant = as_number(operands[2]) if len(operands) == 3 else None
         if constant is None or operands[1] not in self.numbers:
             return False
-        lane_bits = LANE_BITS - self.numbers[operands[1]]  # the lowest bits of the operand
+        lane_bits = LANE_BITS - self.numbers[operands[1]]  # these lowest bits tell the lane
         return (
             (kind == "shr" and constant >= lane_bits)
             or (kind == "and" and constant % (1 << max(lane_bits, 0)) == 0)

@@ -48,8 +48,8 @@ typedef enum {
     CA_CAPABILITIES,
 } ca_capability;
 
-/* Bytes of local memory that a work-group may have where local memory is ample. NVIDIA's driver takes
-   a program with more than the device says that there are. */
+/* Bytes of local memory that a work-group may have on a device whose local memory is ample. NVIDIA's
+   devices report less than the driver gives a work-group. */
 #define CA_AMPLE_LOCAL_BYTES (96 << 10)
 
 typedef struct {
@@ -76,14 +76,13 @@ typedef struct {
        none, or the device has sizes that a kernel may require. Final when the device is prepared. */
     int64_t shuffle_lanes;
     /* What kernels have as NVIDIA's PTX. Final when the device is prepared. */
-    bool warp_shuffles;     /* work-items of a warp exchange numbers */
-    bool float16_matrices;  /* a warp multiplies matrices of float16 */
-    bool bfloat16_matrices; /* of bfloat16 */
-    bool async_copies;      /* and copies to local memory while it computes */
-    bool ample_registers;   /* matrix code for two tiles of rows of head size 128 fits the
+    bool warp_shuffles;      /* work-items of a warp exchange numbers */
+    bool float16_matrices;   /* a warp multiplies matrices of float16 */
+    bool bfloat16_matrices;  /* of bfloat16 */
+    bool async_copies;       /* and copies to local memory while it computes */
+    bool ample_registers;    /* matrix code for two tiles of rows of head size 128 fits the
                              registers without spills */
-    bool
-        ample_local_memory; /* a compute unit runs two work-groups with CA_AMPLE_LOCAL_BYTES each */
+    bool ample_local_memory; /* two work-groups of a compute unit have CA_AMPLE_LOCAL_BYTES each */
     int64_t nvidia_capability; /* 80 for sm_80; 0: none of these. For Device alone: kernels
                                   are chosen by the flags above */
     bool float64;              /* cl_khr_fp64 */

@@ -166,8 +166,9 @@ query_sub_groups(const ca_device *device, ca_device_info *info)
 }
 
 /* PTX has shuffles from capability 7.0 on, matrix units and asynchronous copies from 8.0
-   on. The compiler for 8.0 spills registers where the one for 9.0 does not. Units of
-   capabilities 9.0 to 11.0 have 228 KiB of local memory, those of others 164 at most. */
+   on. The compiler for 8.0 spills registers where the one for 9.0 does not. A unit
+   of capabilities 9.0 to 11.0 has 228 KiB of local memory. Units of other capabilities have at
+   most 164 KiB. */
 static void
 query_nvidia(const ca_device *device, ca_device_info *info)
 {

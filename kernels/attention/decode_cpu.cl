@@ -44,8 +44,8 @@
 #define SHORT_PASS       (PASS / 2)
 #define SLOTS_OF_ROW(Ev) ((CHUNKS(Ev) + SHORT_PASS - 1) / SHORT_PASS * SHORT_PASS)
 
-/* Where columns need several passes, or heads take turns, each pass takes VALUES_AT_ONCE values. With
-   fewer, loops would start more often. With more, memory would be read too far out of order. */
+/* A pass takes VALUES_AT_ONCE values if columns need several passes, or if heads take turns. With
+   fewer values, loops would start more often. With more, reads of memory would be out of order. */
 #define VALUES_AT_ONCE (sizeof(value_storage) == 2 ? 32 : 16)
 
 /* The kernel reads about BYTES_AHEAD bytes in the time that memory takes to answer. */
@@ -87,11 +87,11 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
     }
 }
 
-/* Prefetches `bytes` bytes, `ahead` elements after x, to a core's second cache if `to_second` is true,
-   else to its first cache. `bytes` is a constant. Tiles of more than two rows always prefetch, to the
-   second cache, because testing the arguments would cost them 2 to 5 %. Other tiles prefetch nothing
-   if `ahead` is 0. The macro orders unrolling, because the loop of prefetch_bytes would cost up to
-   15 % on PoCL. */
+/* Prefetches `bytes` bytes, a constant, from `ahead` elements after x on. The bytes go to a core's
+   second cache if `to_second` is true, else to the first cache. Tiles of more than two rows always
+   prefetch to the second cache, because testing the arguments would cost them 2 to 5 %. Other tiles
+   prefetch nothing if `ahead` is 0. The macro orders unrolling, because the loop of prefetch_bytes
+   would cost up to 15 % on PoCL. */
 #define FETCH(x, ahead, to_second, bytes)                                                          \
     if (RT > CA_ROWS_BOUND_BY_MEMORY || (to_second)) {                                             \
         FETCH_TO(SECOND_CACHE, (x) + (ahead), bytes)                                               \

@@ -124,7 +124,8 @@ def environment(found: Found, folder: Path) -> dict[str, str]:
         for index, driver in enumerate(found.drivers):
             (vendors / f"{index:02}.icd").write_text(driver.library + "\n")
         variables["OCL_ICD_VENDORS"] = str(vendors)
-        # On one machine workers of pytest found only the drivers that this variable names.
+        # On one machine, pytest's workers did not find the drivers in that folder, for an unknown
+        # reason. They found the drivers that the next variable names.
         alone = [driver.library for driver in found.drivers if driver.icd is None]
         if alone:
             variables["OCL_ICD_FILENAMES"] = os.pathsep.join(alone)

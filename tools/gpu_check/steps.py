@@ -310,7 +310,8 @@ def check_programs(check):
     if not found:
         result.unmeasured.append("PTX of the driver: its binaries are no PTX")
         return result
-    # Work-items of the reference kernel do nothing together, and it calls functions.
+    # The reader refuses functions that are called. The reference kernel calls some. Its work-items
+    # do nothing together, so there is nothing to find.
     together = [file for file in found if "reference" not in file.name]
     reader = [sys.executable, needs.ROOT / "tools" / "ptx_read.py", *together]
     read = check.run("ptx_read", reader, check.left())

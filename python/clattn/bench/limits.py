@@ -44,7 +44,7 @@ class Kernels:
         is_cpu = device.type == "cpu"
         width = self.device.native_vector_width_float
         self._vector = 16 if not is_cpu else 64 if width >= 16 else 32 if width >= 8 else 16
-        # Bytes of a chain of multiply-adds. NVIDIA's GPUs are a fifth slower with 16.
+        # Bytes of a chain of multiply-adds. Chains of 16 make NVIDIA's GPUs a fifth slower.
         self._chain = self._vector if is_cpu else 8
         self._local = 1 if is_cpu else min(GROUP, self.device.max_work_group_size)
         # A GPU gets as many work-groups as its registers hold, so that every unit is busy.
