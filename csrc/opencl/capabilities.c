@@ -285,7 +285,8 @@ has_exchange(ca_device *device, ca_capability capability, int exchange, int sub_
         .defines = {{"EXCHANGE", exchange}, {"SUB_GROUP", sub_group}, {"LANES", lanes}},
     };
     return has(device, capability, &spec,
-               (capability_trial){expect_exchanged, (uint32_t)lanes, .approximate = true});
+               (capability_trial){
+                   .expect = expect_exchanged, .size = (uint32_t)lanes, .approximate = true});
 }
 
 static bool
@@ -356,7 +357,8 @@ has_local_bytes(ca_device *device, ca_capability capability, uint32_t bytes)
 {
     const ca_kernel_spec spec = {
         .name = "probe_local", .is_probe = true, .ndefines = 1, .defines = {{"BYTES", bytes}}};
-    return has(device, capability, &spec, (capability_trial){expect_local_memory, bytes});
+    return has(device, capability, &spec,
+               (capability_trial){.expect = expect_local_memory, .size = bytes});
 }
 
 static void
