@@ -100,6 +100,14 @@ def pytest_collection_modifyitems(config, items):
         chosen = "reference_kernel" not in item.fixturenames or "kernel" in item.fixturenames
         return not chosen or item.callspec.params.get("kernel") == "reference"
 
+    def for_another_device(item):
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        tested = [params["device"]] if "device" in params else DEVICES
+        return all(device is None or device.type != "cpu" for device in tested)
+
+    for item in items:
+        if item.get_closest_marker("cpus") and DEVICES and for_another_device(item):
+            item.add_marker(pytest.mark.skip(reason="for CPUs"))
     kept = [item for item in items if not (with_tensors(item) and with_reference(item))]
     out = set() if "full" in config.option.markexpr else set(left_out(kept))
     config.hook.pytest_deselected(items=out)

@@ -6,6 +6,8 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +18,9 @@
 
 #ifdef __GLIBC__
 #include <malloc.h>
+#endif
+#ifdef __linux__
+#include <sys/sysinfo.h>
 #endif
 
 void
@@ -57,6 +62,50 @@ ca_first_cache(void)
 #else
     return 0;
 #endif
+}
+
+int
+ca_processors(void)
+{
+    const long count = sysconf(_SC_NPROCESSORS_ONLN);
+    return count > 0 && count <= INT_MAX ? (int)count : 1;
+}
+
+typedef struct {
+    void (*work)(void *context, int number);
+    void *context;
+    int number;
+} thread_work;
+
+static void *
+run_thread(void *argument)
+{
+    const thread_work *mine = argument;
+    mine->work(mine->context, mine->number);
+    return NULL;
+}
+
+void
+ca_threads_run(void (*work)(void *context, int number), void *context, int count)
+{
+    pthread_t threads[CA_MAX_THREADS];
+    thread_work works[CA_MAX_THREADS];
+    sigset_t all;
+    sigset_t before;
+    int started = 1;
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (; started < count; started++) {
+        works[started] = (thread_work){work, context, started};
+        if (pthread_create(&threads[started], NULL, run_thread, &works[started]) != 0) {
+            break;
+        }
+    }
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    work(context, 0);
+    for (int i = 1; i < started; i++) {
+        pthread_join(threads[i], NULL);
+    }
 }
 
 double
@@ -152,10 +201,27 @@ advise_large_pages(void *memory, size_t bytes)
 #endif
 }
 
+/* True if the machine's memory can hold so many bytes. A Linux that overcommits gives a process more
+   addresses than there is memory, and kills the process once it uses them. */
+static bool
+machine_holds(size_t bytes)
+{
+#ifdef __linux__
+    struct sysinfo machine;
+    return bytes < LARGE_RESULT || sysinfo(&machine) != 0 ||
+           bytes / machine.mem_unit < machine.totalram + machine.totalswap;
+#else
+    (void)bytes;
+    return true;
+#endif
+}
+
 void *
 ca_memory_allocate(size_t bytes)
 {
-    char *start = bytes < SIZE_MAX - RESULT_ALIGNMENT ? malloc(bytes + RESULT_ALIGNMENT) : NULL;
+    char *start = machine_holds(bytes) && bytes < SIZE_MAX - RESULT_ALIGNMENT
+                      ? malloc(bytes + RESULT_ALIGNMENT)
+                      : NULL;
     if (start == NULL) {
         return NULL;
     }
@@ -198,6 +264,9 @@ void *
 ca_pages_allocate(size_t bytes)
 {
     size_t size = whole_large_pages(bytes);
+    if (!machine_holds(size)) {
+        return NULL;
+    }
     void *pages = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (pages == MAP_FAILED) {
         return NULL;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The operating system: mutexes, memory, shared libraries, files, a clock, the process's
+ * The operating system: mutexes, threads, memory, shared libraries, files, a clock, the process's
  * identity. Only platform.c calls POSIX, and only platform_windows.c, in its place, Windows.
  */
 #ifndef CLATTN_PLATFORM_H
@@ -39,6 +39,17 @@ int64_t ca_process_id(void);
    size. */
 int64_t ca_first_cache(void);
 
+/* Returns the number of processors, 1 if the system does not say. */
+int ca_processors(void);
+
+/* Runs work(context, 0) in this thread and, each in a thread of its own, work(context, 1) to
+   work(context, count - 1). Threads that the system does not start are left out. Returns when all are
+   done. Signals go to other threads. */
+void ca_threads_run(void (*work)(void *context, int number), void *context, int count);
+
+/* The most threads of ca_threads_run. */
+#define CA_MAX_THREADS 8
+
 /* The time in seconds, for differences: the clock runs on when somebody sets the time of day. */
 double ca_seconds(void);
 
@@ -63,8 +74,8 @@ bool ca_fork_guard_is_child(const ca_fork_guard *guard);
 void ca_skip_exit_handlers(void);
 
 /* Returns memory for a result, not initialised, 128-byte aligned at least, for ca_memory_free.
-   NULL if no memory is left. Large memory is made of large pages if the system has them:
-   touching new small pages takes as long as copying them. */
+   NULL if no memory is left, or the machine has less. Large memory is made of large pages if the
+   system has them: touching new small pages takes as long as copying them. */
 void *ca_memory_allocate(size_t bytes);
 void ca_memory_free(void *memory);
 

@@ -45,6 +45,48 @@ ca_first_cache(void)
     return 0;
 }
 
+int
+ca_processors(void)
+{
+    SYSTEM_INFO info;
+    GetSystemInfo(&info);
+    return (int)info.dwNumberOfProcessors;
+}
+
+typedef struct {
+    void (*work)(void *context, int number);
+    void *context;
+    int number;
+} thread_work;
+
+static DWORD WINAPI
+run_thread(void *argument)
+{
+    const thread_work *mine = argument;
+    mine->work(mine->context, mine->number);
+    return 0;
+}
+
+void
+ca_threads_run(void (*work)(void *context, int number), void *context, int count)
+{
+    HANDLE threads[CA_MAX_THREADS];
+    thread_work works[CA_MAX_THREADS];
+    int started = 1;
+    for (; started < count; started++) {
+        works[started] = (thread_work){work, context, started};
+        threads[started] = CreateThread(NULL, 0, run_thread, &works[started], 0, NULL);
+        if (threads[started] == NULL) {
+            break;
+        }
+    }
+    work(context, 0);
+    for (int i = 1; i < started; i++) {
+        (void)WaitForSingleObject(threads[i], INFINITE);
+        (void)CloseHandle(threads[i]);
+    }
+}
+
 double
 ca_seconds(void)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The struct of a device, for this room: OpenCL objects, two locks, and members that marks.c,
- * pending.c and storage.c keep. Rooms above use ca_device_info (info.h) and the functions of
+ * pending.c, staging.c and storage.c keep. Rooms above use ca_device_info (info.h) and the functions of
  * runtime.h.
  *
  *     build_lock  held while the device is prepared, and while a program is built
@@ -66,6 +66,13 @@ typedef struct {
     ca_memory_stats stats;
 } ca_pool;
 
+/* Kept by staging.c: pinned memory of the host. */
+typedef struct {
+    cl_mem buffer;
+    char *slots;      /* the buffer's memory; NULL before the first use */
+    atomic_bool busy; /* a thread copies by the slots */
+} ca_staging;
+
 typedef enum {
     CA_DEVICE_UNTRIED,
     CA_DEVICE_READY,
@@ -112,6 +119,7 @@ struct ca_device {
     ca_build_stats built;    /* under `lock` */
     ca_pool pool;
     ca_pending pending;
+    ca_staging staging;
     _Atomic(struct ca_storage *) marks; /* kept by marks.c; NULL before a mark is taken */
     _Atomic(uint64_t) marks_taken;
 };

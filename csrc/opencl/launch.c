@@ -219,6 +219,9 @@ launch_and_wait(ca_device *device, const ca_launch *launch, const ca_binding *bi
         if (launch->nsteps == 1) {
             ca_pace_correct(&launch->steps[0], ca_seconds() - start);
         }
+        if (status == CA_OK) {
+            status = ca_memory_collect(device, bindings, launch->nspans, error);
+        }
     } else {
         device->cl->clFinish(device->queue);
     }
@@ -337,6 +340,7 @@ launch_in_pieces(ca_device *device, const ca_launch *launch, const ca_binding *b
         CA_TRY(status);
         CA_TRY(wait_for(device, launch, event, error));
     }
+    CA_TRY(ca_memory_collect(device, bindings, launch->nspans, error));
 done:
     if (status != CA_OK && status != CA_ERROR_STOPPED) {
         device->cl->clFinish(device->queue);

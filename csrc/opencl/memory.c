@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "opencl/memory.h"
 
+#include "opencl/staging.h"
+
 /* Make a buffer over the span, which is host memory. */
 static ca_status
 bind_host(ca_device *device, ca_binding *binding, ca_error *error)
@@ -135,24 +137,38 @@ ca_memory_set(ca_device *device, ca_kernel *kernel, const ca_binding *bindings, 
 ca_status
 ca_memory_send(ca_device *device, const ca_binding *bindings, int nspans, ca_error *error)
 {
-    cl_int code = CL_SUCCESS;
+    ca_status status = CA_OK;
     bool copies = device->info.memory == CA_MEMORY_COPY;
-    for (int i = 0; i < nspans && copies && code == CL_SUCCESS; i++) {
+    for (int i = 0; i < nspans && copies && status == CA_OK; i++) {
         const ca_span *span = &bindings[i].span;
-        if (bindings[i].owned && !bindings[i].copied && span->access != CA_ACCESS_WRITE) {
-            code = device->cl->clEnqueueWriteBuffer(device->queue, bindings[i].buffer, CL_FALSE, 0,
-                                                    span->bytes, span->data, 0, NULL, NULL);
+        if (!bindings[i].owned || bindings[i].copied || span->access == CA_ACCESS_WRITE) {
+            continue;
         }
+        if (ca_staging_is_faster(device, span->bytes)) {
+            status =
+                ca_staging_write(device, bindings[i].buffer, 0, span->data, span->bytes, error);
+            continue;
+        }
+        cl_int code = device->cl->clEnqueueWriteBuffer(device->queue, bindings[i].buffer, CL_FALSE,
+                                                       0, span->bytes, span->data, 0, NULL, NULL);
+        status = ca_cl_check(code, "clEnqueueWriteBuffer", device->info.name, error);
     }
-    return ca_cl_check(code, "clEnqueueWriteBuffer", device->info.name, error);
+    return status;
 }
 
 /* True if the span is a result for the host that the kernel writes to other memory first. */
 static bool
-is_fetched(const ca_device *device, const ca_binding *binding)
+is_brought(const ca_device *device, const ca_binding *binding)
 {
     return binding->owned && binding->span.access != CA_ACCESS_READ &&
            device->info.memory != CA_MEMORY_SVM;
+}
+
+/* True if a command brings the result, and false if several threads do. */
+static bool
+is_fetched(const ca_device *device, const ca_binding *binding)
+{
+    return is_brought(device, binding) && !ca_staging_is_faster(device, binding->span.bytes);
 }
 
 /* Returns the index of the last span that is fetched, -1 if there is none. */
@@ -210,6 +226,19 @@ ca_memory_fetch(ca_device *device, const ca_binding *bindings, int nspans, cl_ev
         if (is_fetched(device, &bindings[i])) {
             status = maps ? fetch_host(device, &bindings[i], wanted, error)
                           : fetch_copy(device, &bindings[i], wanted, error);
+        }
+    }
+    return status;
+}
+
+ca_status
+ca_memory_collect(ca_device *device, const ca_binding *bindings, int nspans, ca_error *error)
+{
+    ca_status status = CA_OK;
+    for (int i = 0; i < nspans && status == CA_OK; i++) {
+        const ca_span *span = &bindings[i].span;
+        if (is_brought(device, &bindings[i]) && !is_fetched(device, &bindings[i])) {
+            status = ca_staging_read(device, bindings[i].buffer, 0, span->data, span->bytes, error);
         }
     }
     return status;

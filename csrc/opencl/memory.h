@@ -3,8 +3,8 @@
  * Memory as a kernel's arguments, in the device's memory mode. Only this room includes this header.
  *
  * One launch goes: bind; send; under the device's lock, set the arguments, enqueue the kernels,
- * fetch; wait for the event, unless the launch is left pending; release. After an error at any
- * point, wait for what was enqueued, then release.
+ * fetch; unless the launch is left pending, wait for the event and collect; release. After an error
+ * at any point, wait for what was enqueued, then release.
  */
 #ifndef CLATTN_OPENCL_MEMORY_H
 #define CLATTN_OPENCL_MEMORY_H
@@ -33,7 +33,7 @@ typedef struct {
 ca_status ca_memory_bind(ca_device *device, const ca_span *spans, int nspans, bool copy,
                          ca_binding *bindings, ca_error *error);
 
-/* Enqueue the copies of inputs to the device. They read the host's memory until the launch is
+/* Copy inputs to the device, or enqueue the copies. They read the host's memory until the launch is
    done. */
 ca_status ca_memory_send(ca_device *device, const ca_binding *bindings, int nspans,
                          ca_error *error);
@@ -45,9 +45,14 @@ ca_status ca_memory_set(ca_device *device, ca_kernel *kernel, const ca_binding *
 /* True if ca_memory_fetch enqueues a command. */
 bool ca_memory_fetches(const ca_device *device, const ca_binding *bindings, int nspans);
 
-/* Enqueue the commands that bring results to the host. *event is the last one's. */
+/* Enqueue the commands that bring results to the host, but large results to a device's own memory.
+   *event is the last one's. */
 ca_status ca_memory_fetch(ca_device *device, const ca_binding *bindings, int nspans,
                           cl_event *event, ca_error *error);
+
+/* After waiting: bring the results that ca_memory_fetch leaves. */
+ca_status ca_memory_collect(ca_device *device, const ca_binding *bindings, int nspans,
+                            ca_error *error);
 
 /* After waiting: ca_storage_check of all storages. */
 ca_status ca_memory_check(const ca_binding *bindings, int nspans, const char *call,

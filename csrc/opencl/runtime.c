@@ -10,6 +10,7 @@
 #include "opencl/loader.h"
 #include "opencl/probe.h"
 #include "opencl/query.h"
+#include "opencl/staging.h"
 #include "opencl/storage.h" /* ca_pool_empty */
 #include "opencl/words.h"
 
@@ -82,6 +83,7 @@ close_device(ca_device *device)
     ca_pool_empty(device);
     ca_storage_drop(device->marks);
     device->marks = NULL;
+    ca_staging_close(device);
     ca_device_close(device);
 }
 

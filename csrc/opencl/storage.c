@@ -12,6 +12,7 @@
 #include "opencl/guards.h"
 #include "opencl/pending.h"
 #include "opencl/query.h"
+#include "opencl/staging.h"
 
 struct ca_storage {
     ca_block block; /* first, see ca_storage_of */
@@ -556,13 +557,7 @@ ca_storage_write(ca_storage *storage, size_t offset, const void *source, size_t 
         }
         return status;
     }
-    cl_int code = device->cl->clEnqueueWriteBuffer(device->queue, storage->buffer, CL_TRUE, offset,
-                                                   bytes, source, 0, NULL, NULL);
-    if (code != CL_SUCCESS) { /* the failure of a call that the copy waited for says more */
-        status = ca_pending_check(device, error);
-    }
-    return status != CA_OK ? status
-                           : ca_cl_check(code, "clEnqueueWriteBuffer", device->info.name, error);
+    return ca_staging_write(device, storage->buffer, offset, source, bytes, error);
 }
 
 ca_status
@@ -577,9 +572,7 @@ ca_storage_read(ca_storage *storage, size_t offset, void *target, size_t bytes, 
         memcpy(target, (char *)storage->block.address + offset, bytes);
         return CA_OK;
     }
-    cl_int code = device->cl->clEnqueueReadBuffer(device->queue, storage->buffer, CL_TRUE, offset,
-                                                  bytes, target, 0, NULL, NULL);
-    return ca_cl_check(code, "clEnqueueReadBuffer", device->info.name, error);
+    return ca_staging_read(device, storage->buffer, offset, target, bytes, error);
 }
 
 /* ---- the device ---- */

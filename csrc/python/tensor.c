@@ -105,18 +105,22 @@ ca_py_tensor_fetch(const ca_state *state, PyObject *object, bool opaque)
     PyObject *descr = opaque ? ca_py_moving_descr(view.dtype) : ca_py_descr(view.dtype);
     PyObject *memory = NULL;
     PyObject *seen = NULL;
+    PyObject *array = NULL;
+    bool here = ca_storage_is_host(self->storage);
     if (descr == NULL) {
         return NULL;
     }
-    if (!ca_storage_is_host(self->storage)) {
+    if (!here) {
         memory = read_extent(state, self->storage, descr, &view);
     } else if (ca_py_tensor_wait(state, object) == 0) {
         memory = Py_NewRef(object);
     }
     if (memory != NULL) {
-        seen = ca_py_array_over(&view, descr, false, memory);
+        seen = ca_py_array_over(&view, descr, !here, memory);
     }
-    PyObject *array = seen != NULL ? ca_py_array_copy(seen) : NULL;
+    if (seen != NULL) { /* what was read from a device is new already */
+        array = here ? ca_py_array_copy(seen) : ca_py_contiguous(seen);
+    }
     Py_XDECREF(seen);
     Py_XDECREF(memory);
     Py_DECREF(descr);

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+MOST = 2**28  # numbers. A view that repeats a number may have more than the memory can hold.
+
 
 def _has_buffer(numbers: Any) -> bool:
     try:
@@ -39,6 +41,8 @@ def integers(numbers: Any, name: str, expected: str = "a sequence of integers") 
         raise ValueError(f"{name} has shape {array.shape}; expected one dimension")
     if array.dtype.kind not in "iuO":
         raise TypeError(f"{name} must be integers, got {array.dtype}")
+    if array.size > MOST:
+        raise ValueError(f"{name} has {array.size} numbers; expected at most {MOST}")
     if array.dtype.kind in "iu":
         copy = array.astype(np.int64)
         if array.dtype.kind == "u" and (copy < 0).any():

@@ -89,6 +89,7 @@ def test_no_columns_at_all(device, L):
     np.testing.assert_allclose(lse, np.log(7), rtol=1e-6)
 
 
+@pytest.mark.cpus
 @pytest.mark.arrays_only  # its own process has no Tensors
 @pytest.mark.parametrize("name", ["reference", "cpu", "decode"])
 def test_lengths_that_change_after_the_check(device, name):

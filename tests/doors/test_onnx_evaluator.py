@@ -89,6 +89,7 @@ def test_models_of_one_node(device, calls):
             np.testing.assert_allclose(left, right, rtol=0, atol=4e-6, err_msg=name)
 
 
+@pytest.mark.cpus
 def test_the_scores_are_made_where_they_are_asked_for(calls):
     run(make_model(["Q", "K", "V"]), {"Q": Q, "K": K, "V": V}, "cpu")
     assert not calls[-1]["return_qk"]
@@ -115,6 +116,7 @@ def test_a_function_of_the_model(device, calls):
     assert len(calls) == 2
 
 
+@pytest.mark.cpus
 def test_what_clattn_refuses_reaches_the_user():
     with pytest.raises(ValueError, match="head"):
         run(make_model(["Q", "K", "V"]), {"Q": Q, "K": K[..., :7], "V": V}, "cpu")

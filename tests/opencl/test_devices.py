@@ -277,6 +277,7 @@ def test_the_lock_is_released_while_a_kernel_runs(device):
     assert during > 5
 
 
+@pytest.mark.cpus
 def test_a_driver_that_refuses_ptx(device, faults_library, tmp_path):
     """A GPU that says it has NVIDIA's instructions, and has not, runs what needs none.
 
@@ -393,6 +394,7 @@ def test_the_trial_of_a_variant_is_kept(device, faults_library, tmp_path):
     assert later == [second, second]
 
 
+@pytest.mark.cpus
 def test_matrix_units_are_emulated_on_gpus_if_asked_for(device, faults_library):
     """A GPU without them refuses the word of a kernel for them: emulation is slow."""
     open_with(
@@ -442,6 +444,7 @@ def test_vectors_of_other_processors(faults_library, width):
     )
 
 
+@pytest.mark.cpus
 def test_a_program_that_does_not_build(run_with_faults, tmp_path):
     """DeviceError with the compiler's log and the source, by the same files and numbers."""
     run_with_faults(

@@ -50,11 +50,13 @@ def sweep(device, sweep_library):
     return lambda code, **env: faults.sweep_with(sweep_library, device, code, **env)
 
 
+@pytest.mark.cpus
 def test_every_operator(sweep):
     """Each call of each function fails once, with one of its errors."""
     sweep(WARM)
 
 
+@pytest.mark.cpus
 def test_every_operator_that_copies(sweep_library, first_device):
     """On one device: how memory is copied does not depend on it."""
     faults.sweep_with(sweep_library, first_device, WARM, CLATTN_MEMORY="copy")
@@ -73,6 +75,7 @@ def test_opening_with_one_driver(sweep_library, tmp_path):
     faults.sweep_with(sweep_library, None, COLD, OCL_ICD_VENDORS=tmp_path)
 
 
+@pytest.mark.cpus
 def test_memory_runs_out(device, tmp_path):
     """Each allocation of the extension fails once."""
     preload = faults.build(tmp_path, "failing_memory")
@@ -80,6 +83,7 @@ def test_memory_runs_out(device, tmp_path):
     run_python(code, index_of(device), env={"LD_PRELOAD": preload}, timeout=600)
 
 
+@pytest.mark.cpus
 def test_memory_of_the_interpreter_runs_out(device):
     """Each allocation of the interpreter fails once."""
     if importlib.util.find_spec("_testcapi") is None:
@@ -90,6 +94,7 @@ def test_memory_of_the_interpreter_runs_out(device):
 # ---- what the sweeps have found ----
 
 
+@pytest.mark.cpus
 @pytest.mark.parametrize("function", ["clRetainEvent", "clWaitForEvents", "clGetEventInfo"])
 def test_a_pending_call_whose_event_fails(sweep_library, function):
     """Its memory stays, and its result is not read, before it is done.
@@ -166,6 +171,7 @@ loader.sweep_fail(b"{function}", 1, -5)
     run_cached(CALL)
 
 
+@pytest.mark.cpus
 def test_a_folder_that_cannot_be_written(run_cached, tmp_path):
     """A full disk, or a file in the folder's place: nothing is kept, and nothing is left."""
     run_cached(FULL_DISK + CALL)
@@ -175,6 +181,7 @@ def test_a_folder_that_cannot_be_written(run_cached, tmp_path):
     run_cached(CALL, tmp_path / "file")
 
 
+@pytest.mark.cpus
 def test_files_that_are_no_programs(run_cached, tmp_path):
     """Cut, swapped, endless, a link to nowhere, a pipe: each is built again, and replaced."""
     run_cached(CALL)

@@ -124,6 +124,7 @@ def test_a_command_that_is_refused(run_with_faults):
     """)
 
 
+@pytest.mark.cpus
 @pytest.mark.parametrize(
     "arrays", ["tq, tk, tv", "q, k, v", "*(a[:1, :1, :40] for a in (q, k, v))"]
 )
@@ -149,6 +150,7 @@ def test_a_kernel_that_cannot_be_launched(run_with_faults, arrays):
     """)
 
 
+@pytest.mark.cpus
 def test_a_kernel_that_does_not_build(run_with_faults, tmp_path):
     """Another one takes its place, with one warning. One that is forced raises.
 

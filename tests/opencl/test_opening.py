@@ -4,6 +4,8 @@
 import pytest
 from support.faults import open_with
 
+pytestmark = pytest.mark.cpus  # opening a GPU tries capabilities too
+
 # How many programs and kernels it takes until the device is known to be usable.
 OPEN = """
 device = listed[index]
@@ -12,6 +14,7 @@ print(faults.faults_builds(), faults.faults_kernels())
 """
 CALL = """
 from support.helpers import check, qkv
+
 check(*qkv((1, 2), 17, 33, 8), device=device)
 """
 WRONG = """

@@ -240,6 +240,7 @@ def cached_call(device, folder, **env):
     return run_python(CALL, index_of(device), env={"XDG_CACHE_HOME": folder, **env})
 
 
+@pytest.mark.cpus
 def test_the_kernel_cache_is_used(device, tmp_path):
     """Built programs go below XDG_CACHE_HOME/clattn and are not built or written again."""
     needs_a_cache(device)
@@ -307,6 +308,7 @@ HOSTILE = [as_a_link, as_a_pipe, lambda path: path.chmod(0o620), lambda path: pa
 HOSTILE += [of_another_user] if os.geteuid() == 0 else []
 
 
+@pytest.mark.cpus
 def test_cache_entries_that_others_may_have_written(device, tmp_path):
     """None is read: each is built again, and becomes a file of this user alone."""
     needs_a_cache(device)

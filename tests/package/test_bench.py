@@ -93,6 +93,7 @@ def test_multiply_adds(device, kernels):
             np.testing.assert_allclose(kernels.fma(dtype, steps)[2], mean, rtol=1e-6)
 
 
+@pytest.mark.cpus
 def test_exponentials(kernels):
     """x = 2 ** -x in every chain ends near 0.6412, from 0 … 11 after a step near 0.1666."""
     for steps, mean in ((0, 5.5), (1, np.mean(2.0 ** -np.arange(12))), (60, 0.6411857445)):

@@ -87,7 +87,8 @@ def test_doctor_without_opencl(tmp_path):
 
 def test_doctor_names_a_driver_that_does_not_open(tmp_path):
     (tmp_path / "broken.icd").write_text("/nonexistent/libdriver.so\n")
-    done = run_cli("doctor", env={"OCL_ICD_VENDORS": tmp_path}, check_exit=False)
+    env = {"OCL_ICD_VENDORS": tmp_path, "OCL_ICD_FILENAMES": None}
+    done = run_cli("doctor", env=env, check_exit=False)
     assert done.returncode == 1
     assert (
         f"install the driver /nonexistent/libdriver.so again, or remove {tmp_path}" in done.stdout

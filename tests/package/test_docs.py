@@ -82,7 +82,13 @@ NEEDS = {
 }
 
 
-@pytest.mark.parametrize("name", MODULES)
+# Their examples name "cpu".
+ON_CPUS = ("clattn.device", "clattn.torch")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(m, marks=[pytest.mark.cpus] * (m in ON_CPUS)) for m in MODULES]
+)
 def test_examples_of_docstrings_run(name):
     if NO_DEVICE:
         pytest.fail(f"no OpenCL device to test on: {NO_DEVICE}")

@@ -558,6 +558,7 @@ def put_wheel(folder):
                 wheel.write(file.locate(), str(file))
 
 
+@pytest.mark.cpus
 @pytest.mark.skipif(not POCL.exists(), reason="a driver of the system's is needed: PoCL")
 def test_from_end_to_end(tmp_path):
     """Building fails here, so the carried wheel is installed, and the other steps use it."""

@@ -215,6 +215,7 @@ SPOILT = [
 ]  # fmt: skip
 
 
+@pytest.mark.cpus
 @pytest.mark.parametrize(("name", "old", "new", "says"), SPOILT)
 def test_probes_find_wrong_numbers(tool, context, monkeypatch, name, old, new, says):
     source_of = tool.opencl.source_of
@@ -232,6 +233,7 @@ def test_probes_find_wrong_numbers(tool, context, monkeypatch, name, old, new, s
         tool.probes.PROBES[name](context)
 
 
+@pytest.mark.cpus
 def test_probes_for_other_devices_are_left_out(tool, context):
     for name in ("inline PTX", "matrix units", "addresses"):
         with pytest.raises(tool.items.Skipped, match="capability"):
@@ -251,6 +253,7 @@ def test_programs_are_those_of_plans(tool, tmp_path):
     assert others and all("WARP" not in name and "EXCHANGE=0" in name for name in others)
 
 
+@pytest.mark.cpus
 def test_programs_are_kept(tool, context, tmp_path, monkeypatch):
     """A binary that is no PTX as it is, PTX with a line that names the program."""
     name = "attention_reference DTYPE=3 REAL64=0 VALUE_DTYPE=3"

@@ -236,6 +236,7 @@ def test_dtypes_that_clattn_lacks(device):
 # ---- memory ----
 
 
+@pytest.mark.cpus
 def test_nothing_is_copied(device):
     """Inputs of 64 MiB, contiguous or strided, and results of 64 MiB: no more than the results."""
     run_on(

@@ -121,6 +121,7 @@ class Shared:
             turn += 1
 
 
+@pytest.mark.cpus
 def test_threads_share_everything(device):
     shared = Shared(device)
     end = time.monotonic() + SECONDS

@@ -141,6 +141,7 @@ def during(call, *changes):
     return raised
 
 
+@pytest.mark.cpus
 def test_memory_stays_while_a_kernel_runs(device):
     """Arrays, `out`, and buffers that are no NumPy array's."""
     query, out = np.ones((2, 20000, 8), np.float32), np.ones((2, 20000, 8), np.float32)

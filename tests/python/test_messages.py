@@ -151,6 +151,7 @@ def fits(shown, said):
     return re.fullmatch(re.escape(shown).replace("…", ".*"), said, re.DOTALL)
 
 
+@pytest.mark.cpus
 @looped("title", list(CALLS))
 def test_the_page_shows_the_message(first_device, title):
     with clattn.use_device(first_device):

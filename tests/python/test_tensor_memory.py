@@ -267,6 +267,7 @@ def test_wrong_devices(device):
         assert clattn.memory_stats() == clattn.memory_stats(device)
 
 
+@pytest.mark.cpus
 def test_memory_at_the_start():
     """A process that has used no device has no memory of any in use, and asking is no error."""
     run_python("""

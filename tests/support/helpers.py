@@ -277,6 +277,12 @@ MIB = 1 << 20
 """
 
 
+def has_memory(device, mode):
+    """Whether the device takes CLATTN_MEMORY=mode. It takes the best mode by itself."""
+    modes = ("svm", "host", "copy")
+    return modes.index(mode) >= modes.index(device.memory_mode)
+
+
 def run_on(device, code, *args, **options):
     """Runs code after SETUP in a child process, in which no other test has left anything."""
     return run_python(SETUP + textwrap.dedent(code), index_of(device), *args, **options)
