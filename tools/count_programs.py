@@ -9,6 +9,10 @@ its time is that of the build. `--beside` names another program, and its build a
 the same device are timed in the same rounds, by pyopencl. Its kernel `fa` takes query, key, value
 and output of float32, two lengths of 32, a scale and a flag. The shortest time of all rounds
 counts.
+
+The last line has the time from the imports to a first result, NumPy's import included, with an
+empty cache and with a full one. Each driver of the machine is loaded in this time; OCL_ICD_VENDORS
+names a folder of fewer.
 """
 
 import argparse
@@ -130,6 +134,27 @@ FIRST = {
 }
 
 
+RESULT = """
+import time; start = time.perf_counter()
+import numpy as np, clattn
+ones = np.ones((1, 2, 64, 64), np.float32)
+clattn.scaled_dot_product_attention(ones, ones, ones)
+print(time.perf_counter() - start)
+"""
+
+
+def import_to_result(words, rounds):
+    """Seconds of processes that import clattn and make a call, the first with an empty cache."""
+    with tempfile.TemporaryDirectory() as folder:
+        env = dict(os.environ, XDG_CACHE_HOME=folder, POCL_CACHE_DIR=folder)
+        env |= {"CLATTN_DEVICE": words} if words else {}
+        command = [sys.executable, "-c", RESULT]
+        return [
+            float(subprocess.run(command, env=env, capture_output=True, check=True).stdout)
+            for _ in range(rounds)
+        ]
+
+
 def in_new_process(*arguments):
     """What this tool prints in a process whose caches are empty."""
     with tempfile.TemporaryDirectory() as folder:
@@ -169,6 +194,8 @@ def main():
         print(f"{name:40} {seconds:6.2f} s {ratio}")
     calls, programs, seconds = in_new_process(*given, "--only", "sweep")
     print(f"{calls} calls build {programs} programs in {seconds:.0f} s")
+    empty, *full = import_to_result(args.device, 1 + 5 * args.rounds)
+    print(f"import to result: {1e3 * empty:.0f} ms, with a full cache {1e3 * min(full):.0f} ms")
 
 
 if __name__ == "__main__":

@@ -73,3 +73,26 @@ def test_without_pinned_memory(sweep_library, first_device, function, n):
     assert loader.state()[0] == before[0] + 1  # the pinned memory
     """
     faults.sweep_with(sweep_library, first_device, code, CLATTN_MEMORY="copy")
+
+
+def test_faults(sweep_library, first_device):
+    """A call fails: the message names the call, nothing is lost, the next copy is right."""
+    code = """
+    import numpy as np
+    device = clattn._core.all_devices()[index]
+    assert device.usable
+    loader = sweep.Loader(library, device)
+    large = np.arange((4 << 20) + 3, dtype=np.int32)
+    run = lambda: [clattn.tensor(large, device).numpy()]
+    run()
+    before = loader.state()
+    counts = dict.fromkeys(("raised", "right"), 0)
+    for function in ("clEnqueueWriteBuffer", "clEnqueueReadBuffer", "clFlush", "clWaitForEvents",
+                     "clReleaseEvent"):
+        for n in (1, 2, 9, 17):
+            for code in list(sweep.errors_of(function).values())[:2]:
+                case = f"call {n} of {function}"
+                assert sweep.one_case(loader, run, [large], before, function, n, code, case, counts)
+    assert counts["raised"] == 32, counts
+    """
+    faults.sweep_with(sweep_library, first_device, code, CLATTN_MEMORY="copy")

@@ -144,8 +144,6 @@ def operations(device, everything=True):
         return [cache.attend(wide[0]), cache.attend(tensor[:, :, :2]), *lse]
 
     add("KVCache", cached, "reference")
-    large = draw(((1 << 22) + 3,), seed=7)  # copied by threads if the device has memory of its own
-    add("a large Tensor", lambda: [clattn.tensor(large, device)])
     add("Tensor", lambda: [clattn.tensor(wide[0], device), tensor.T.reshape(-1), tensor[0, 1:]])
     add("tril of a Tensor", lambda: [clattn.tril(tensor)])
     return made
