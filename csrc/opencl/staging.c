@@ -77,25 +77,25 @@ name_of(const copy *job)
 
 /* Give the driver a chunk that begins at a byte of the array. */
 static void
-start(copy *job, slot *free, size_t first)
+start(copy *job, slot *unused, size_t first)
 {
     const ca_device *device = job->device;
     const ca_cl *cl = device->cl;
     size_t left = job->bytes - first;
     size_t offset = job->offset + first;
-    free->host = job->host + first;
-    free->bytes = left < CHUNK ? left : CHUNK;
+    unused->host = job->host + first;
+    unused->bytes = left < CHUNK ? left : CHUNK;
     cl_int code;
     if (job->to_device) {
-        memcpy(free->memory, free->host, free->bytes);
-        code = cl->clEnqueueWriteBuffer(device->queue, job->buffer, CL_FALSE, offset, free->bytes,
-                                        free->memory, 0, NULL, &free->event);
+        memcpy(unused->memory, unused->host, unused->bytes);
+        code = cl->clEnqueueWriteBuffer(device->queue, job->buffer, CL_FALSE, offset, unused->bytes,
+                                        unused->memory, 0, NULL, &unused->event);
     } else {
-        code = cl->clEnqueueReadBuffer(device->queue, job->buffer, CL_FALSE, offset, free->bytes,
-                                       free->memory, 0, NULL, &free->event);
+        code = cl->clEnqueueReadBuffer(device->queue, job->buffer, CL_FALSE, offset, unused->bytes,
+                                       unused->memory, 0, NULL, &unused->event);
     }
     if (code != CL_SUCCESS) {
-        free->event = NULL;
+        unused->event = NULL;
         note(job, name_of(job), code);
         return;
     }
