@@ -201,8 +201,8 @@ advise_large_pages(void *memory, size_t bytes)
 #endif
 }
 
-/* True if the machine's memory can hold so many bytes. A Linux that overcommits gives a process more
-   addresses than there is memory, and kills the process once it uses them. */
+/* True if the machine has so many bytes of memory. Linux may give a process more addresses than the
+   machine has memory (overcommit), and kills the process when it uses them. */
 static bool
 machine_holds(size_t bytes)
 {

@@ -42,9 +42,9 @@ int64_t ca_first_cache(void);
 /* Returns the number of processors, 1 if the system does not say. */
 int ca_processors(void);
 
-/* Runs work(context, 0) in this thread and, each in a thread of its own, work(context, 1) to
-   work(context, count - 1). Threads that the system does not start are left out. Returns when all are
-   done. Signals go to other threads. */
+/* Calls work(context, 0) in this thread, and work(context, 1) to work(context, count - 1) in threads of
+   their own, and returns when all calls have returned. If the system starts fewer threads, the calls
+   of the others are left out. The new threads get no signals. */
 void ca_threads_run(void (*work)(void *context, int number), void *context, int count);
 
 /* The most threads of ca_threads_run. */

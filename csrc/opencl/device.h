@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The struct of a device, for this room: OpenCL objects, two locks, and members that marks.c,
- * pending.c, staging.c and storage.c keep. Rooms above use ca_device_info (info.h) and the functions of
- * runtime.h.
+ * The struct of a device has OpenCL objects, two locks, and members that belong to marks.c,
+ * pending.c, staging.c and storage.c. Only files of this room use the struct. Rooms above use
+ * ca_device_info (info.h) and the functions of runtime.h.
  *
  *     build_lock  held while the device is prepared, and while a program is built
  *     lock        held while commands are enqueued, and while a member is read or changed whose
@@ -68,9 +68,10 @@ typedef struct {
 
 /* Kept by staging.c: pinned memory of the host. */
 typedef struct {
+    int threads; /* that make one copy; 0 or 1: the driver makes all copies */
     cl_mem buffer;
     char *slots;      /* the buffer's memory; NULL before the first use */
-    atomic_bool busy; /* a thread copies by the slots */
+    atomic_bool busy; /* a copy uses the slots */
 } ca_staging;
 
 typedef enum {

@@ -304,8 +304,8 @@ run_pieces(ca_device *device, const ca_launch *launch, const ca_step *step,
         CA_TRY(ca_error_ask(error));
         CA_TRY(ca_pace_next(&pace, error));
     }
-    /* No piece was long enough to be timed, so the whole step is. Without this time, a fast device
-       would run every call in the short pieces of the guessed speed. */
+    /* No piece was long enough to be timed, so the host times the whole step. Without this time, a fast
+       device would run every call in short pieces, which suit the guessed speed. */
     if (timed == pace.groups) {
         ca_pace_note(step, timed, ca_seconds() - before);
     }

@@ -156,27 +156,22 @@ ca_memory_send(ca_device *device, const ca_binding *bindings, int nspans, ca_err
     return status;
 }
 
-/* True if the span is a result for the host that the kernel writes to other memory first. */
+/* Returns whether a result for the host lies in other memory when the kernel is done, and threads
+   (`by_threads`) or a command (else) have to fetch the result. */
 static bool
-is_brought(const ca_device *device, const ca_binding *binding)
+is_fetched(const ca_device *device, const ca_binding *binding, bool by_threads)
 {
     return binding->owned && binding->span.access != CA_ACCESS_READ &&
-           device->info.memory != CA_MEMORY_SVM;
+           device->info.memory != CA_MEMORY_SVM &&
+           ca_staging_is_faster(device, binding->span.bytes) == by_threads;
 }
 
-/* True if a command brings the result, and false if several threads do. */
-static bool
-is_fetched(const ca_device *device, const ca_binding *binding)
-{
-    return is_brought(device, binding) && !ca_staging_is_faster(device, binding->span.bytes);
-}
-
-/* Returns the index of the last span that is fetched, -1 if there is none. */
+/* Returns the index of the last span that a command fetches, -1 if there is none. */
 static int
 last_fetched(const ca_device *device, const ca_binding *bindings, int nspans)
 {
     int last = nspans - 1;
-    while (last >= 0 && !is_fetched(device, &bindings[last])) {
+    while (last >= 0 && !is_fetched(device, &bindings[last], false)) {
         last--;
     }
     return last;
@@ -223,7 +218,7 @@ ca_memory_fetch(ca_device *device, const ca_binding *bindings, int nspans, cl_ev
     int last = last_fetched(device, bindings, nspans);
     for (int i = 0; i <= last && status == CA_OK; i++) {
         cl_event *wanted = i == last ? event : NULL;
-        if (is_fetched(device, &bindings[i])) {
+        if (is_fetched(device, &bindings[i], false)) {
             status = maps ? fetch_host(device, &bindings[i], wanted, error)
                           : fetch_copy(device, &bindings[i], wanted, error);
         }
@@ -237,7 +232,7 @@ ca_memory_collect(ca_device *device, const ca_binding *bindings, int nspans, ca_
     ca_status status = CA_OK;
     for (int i = 0; i < nspans && status == CA_OK; i++) {
         const ca_span *span = &bindings[i].span;
-        if (is_brought(device, &bindings[i]) && !is_fetched(device, &bindings[i])) {
+        if (is_fetched(device, &bindings[i], true)) {
             status = ca_staging_read(device, bindings[i].buffer, 0, span->data, span->bytes, error);
         }
     }

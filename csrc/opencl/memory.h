@@ -33,8 +33,8 @@ typedef struct {
 ca_status ca_memory_bind(ca_device *device, const ca_span *spans, int nspans, bool copy,
                          ca_binding *bindings, ca_error *error);
 
-/* Copy inputs to the device, or enqueue the copies. They read the host's memory until the launch is
-   done. */
+/* Copy large inputs to the device, and enqueue the copies of other inputs, which read the host's
+   memory until the launch is done. */
 ca_status ca_memory_send(ca_device *device, const ca_binding *bindings, int nspans,
                          ca_error *error);
 
@@ -45,12 +45,12 @@ ca_status ca_memory_set(ca_device *device, ca_kernel *kernel, const ca_binding *
 /* True if ca_memory_fetch enqueues a command. */
 bool ca_memory_fetches(const ca_device *device, const ca_binding *bindings, int nspans);
 
-/* Enqueue the commands that bring results to the host, but large results to a device's own memory.
-   *event is the last one's. */
+/* Enqueue the commands that bring results to the host. ca_memory_collect brings the results that
+   threads copy. *event is the last command's. */
 ca_status ca_memory_fetch(ca_device *device, const ca_binding *bindings, int nspans,
                           cl_event *event, ca_error *error);
 
-/* After waiting: bring the results that ca_memory_fetch leaves. */
+/* After waiting: let threads copy the results that are large to the host. */
 ca_status ca_memory_collect(ca_device *device, const ca_binding *bindings, int nspans,
                             ca_error *error);
 

@@ -261,6 +261,7 @@ try_open(ca_device *device, ca_error *error)
     ca_status status = ca_device_open(device, error);
     bool opened = status == CA_OK;
     if (opened) {
+        ca_staging_open(device);
         status = ca_probe_device(device, &device->failure);
     }
     if (status == CA_OK) {

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- *     thread 0   copy chunk 0 | copy chunk 2 | …        host memory and the thread's two slots
- *     thread 1   copy chunk 1 | copy chunk 3 | …
- *     driver                  | move 0, 1    | …        slots and the buffer
+ * A thread has two slots of pinned memory. The threads copy between the array and their slots, and
+ * the driver moves chunks between slots and the buffer. To the device, two threads:
+ *
+ *     thread 0   copies chunk 0   copies chunk 2      copies chunk 4
+ *     thread 1   copies chunk 1   copies chunk 3      copies chunk 5
+ *     driver                      moves chunks 0, 1   moves chunks 2, 3
  */
 #include "opencl/staging.h"
 
@@ -12,11 +15,11 @@
 
 #define CHUNK ((size_t)1 << 20) /* bytes; an H200 moves one in 20 us */
 
-enum {
-    SLOTS = 2, /* of a thread: the driver moves one while the thread copies the other */
-    THREADS = CA_MAX_THREADS,
-    LEAST_CHUNKS = 16, /* on an H200 threads were slower for 4 MiB, and faster for 32 */
-};
+enum { SLOTS = 2 }; /* of a thread */
+
+/* The least bytes of an array that threads copy. On an H200 threads made a call with arrays of 4 MiB
+   slower, and a call with arrays of 32 MiB faster. */
+#define LEAST_BYTES (16 * CHUNK)
 
 /* One copy. */
 typedef struct {
@@ -27,19 +30,20 @@ typedef struct {
     char *host;
     size_t bytes;
     bool to_device;
-    atomic_size_t next;         /* the first byte that no thread has taken */
-    atomic_int code;            /* of the first failure */
-    _Atomic(const char *) call; /* what failed first */
+    atomic_size_t next;         /* the first byte of the array that no thread has taken */
+    atomic_int code;            /* OpenCL's, of the first call that failed */
+    _Atomic(const char *) call; /* the name of that call */
 } copy;
 
-/* The bytes that a slot holds for the driver, or that the driver brings. */
+/* A slot, and the bytes of the array that belong to it. */
 typedef struct {
     char *memory;
     char *host;
     size_t bytes;
-    cl_event event; /* NULL: the driver is done with the slot */
+    cl_event event; /* of the driver's move; NULL: the driver does not use the slot */
 } slot;
 
+/* Keep the first failure. */
 static void
 note(copy *job, const char *call, cl_int code)
 {
@@ -49,7 +53,7 @@ note(copy *job, const char *call, cl_int code)
     }
 }
 
-/* Wait until the driver is done with the slot, and hand the host what the driver has brought. */
+/* Wait until the driver has moved the chunk of the slot. Copy a chunk from the device to the array. */
 static void
 settle(copy *job, slot *used)
 {
@@ -75,7 +79,7 @@ name_of(const copy *job)
     return job->to_device ? "clEnqueueWriteBuffer" : "clEnqueueReadBuffer";
 }
 
-/* Give the driver a chunk that begins at a byte of the array. */
+/* Let the driver move the chunk that begins at byte `first` of the array. */
 static void
 start(copy *job, slot *unused, size_t first)
 {
@@ -126,21 +130,13 @@ work(void *context, int number)
     }
 }
 
-static int
-threads_for(size_t bytes)
-{
-    size_t chunks = (bytes + CHUNK - 1) / CHUNK;
-    int most = ca_processors() < THREADS ? ca_processors() : THREADS;
-    return chunks < (size_t)most ? (int)chunks : most;
-}
-
 /* Make the slots of all threads in pinned memory. */
 static cl_int
 make_slots(ca_device *device)
 {
     const ca_cl *cl = device->cl;
     ca_staging *staging = &device->staging;
-    const size_t bytes = THREADS * SLOTS * CHUNK;
+    const size_t bytes = (size_t)(staging->threads * SLOTS) * CHUNK;
     cl_int code = CL_SUCCESS;
     staging->buffer = cl->clCreateBuffer(device->context, CL_MEM_READ_WRITE | CL_MEM_ALLOC_HOST_PTR,
                                          bytes, NULL, &code);
@@ -158,11 +154,18 @@ make_slots(ca_device *device)
     return code;
 }
 
+void
+ca_staging_open(ca_device *device)
+{
+    int processors = ca_processors();
+    int most = processors < CA_MAX_THREADS ? processors : CA_MAX_THREADS;
+    device->staging.threads = device->info.memory == CA_MEMORY_COPY ? most : 0;
+}
+
 bool
 ca_staging_is_faster(const ca_device *device, size_t bytes)
 {
-    return device->info.memory == CA_MEMORY_COPY && bytes >= LEAST_CHUNKS * CHUNK &&
-           threads_for(bytes) > 1;
+    return device->staging.threads > 1 && bytes >= LEAST_BYTES;
 }
 
 static cl_int
@@ -176,8 +179,7 @@ copy_by_driver(const copy *job)
                                                  job->bytes, job->host, 0, NULL, NULL);
 }
 
-/* Copy by threads if that is faster, and the slots are there and free. Else the driver copies alone.
-   If a call fails that the copy had to wait for, its failure is reported. */
+/* Let threads copy if they are faster and no other copy uses the slots. Else the driver copies. */
 static ca_status
 run(copy *job, ca_error *error)
 {
@@ -186,7 +188,7 @@ run(copy *job, ca_error *error)
     if (ca_staging_is_faster(device, job->bytes) && !atomic_exchange(&device->staging.busy, true)) {
         if (device->staging.slots != NULL || make_slots(device) == CL_SUCCESS) {
             job->slots = device->staging.slots;
-            ca_threads_run(work, job, threads_for(job->bytes));
+            ca_threads_run(work, job, device->staging.threads);
             copied = true;
         }
         atomic_store(&device->staging.busy, false);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Copies between arrays of the host and a device with memory of its own. A driver copies pinned
- * memory several times as fast as other memory, which it first copies itself, with one thread. Here
- * several threads copy an array to pinned memory and back, a chunk each, while the driver moves other
- * chunks.
+ * Copies between arrays of the host and a device with memory of its own. A driver moves pinned memory
+ * several times as fast as other memory. One thread of the driver has to copy other memory to pinned
+ * memory first. Here several threads do that: each thread copies a chunk of the array, while the
+ * driver moves other chunks.
  */
 #ifndef CLATTN_OPENCL_STAGING_H
 #define CLATTN_OPENCL_STAGING_H
@@ -14,12 +14,17 @@
 #include "base/status.h"
 #include "opencl/device.h"
 
-/* True if arrays of this size are copied faster here than by the driver alone. */
+/* Decide how many threads copy. */
+void ca_staging_open(ca_device *device);
+
+/* Returns whether threads copy an array of this size faster than the driver does. */
 bool ca_staging_is_faster(const ca_device *device, size_t bytes);
 
-/* Copy from or to the buffer, from `offset` on, behind all commands in the device's queue: by
-   threads if that is faster, else by the driver. The source may change and the target is complete
-   when these return. They report the failure of a call that nobody has waited for, if there is one. */
+/* Copy bytes of the host to the buffer, or bytes of the buffer to the host. The bytes of the buffer
+   begin at `offset`. The copy comes after all commands in the device's queue. Threads make the copy if
+   they are faster, else the driver does. When the function returns, the source may change, and the
+   target is complete. If a copy fails because an earlier call has failed, the error is that of the
+   call. */
 ca_status ca_staging_write(ca_device *device, cl_mem buffer, size_t offset, const void *source,
                            size_t bytes, ca_error *error);
 ca_status ca_staging_read(ca_device *device, cl_mem buffer, size_t offset, void *target,

@@ -255,8 +255,8 @@ load_queries(const warp_state *warp, __local uint4 *memory, const mma_tile *tile
 #endif
 }
 
-/* scores += queries of the warp * the CHUNK keys from an address on. A product of a tile waits for
-   the tile's product before it, so the tiles take turns. */
+/* Adds the products of the warp's queries and CHUNK keys to the scores. `keys` is the address of the
+   first key. A tile's product waits for the product before it in the same tile, so tiles take turns. */
 INLINED void
 multiply_keys(const warp_state *warp, const mma_lane *lane, uint keys,
               uint4 (*queries)[QUERY_FRAGMENTS], float4 (*scores)[KEY_TILES])
