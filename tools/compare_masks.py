@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What masks, empty rows and few rows of grouped heads cost beside a call without them, in one run.
+"""Times calls with masks, empty rows or grouped heads beside a call without, in one run.
 
 python tools/compare_masks.py [--device WORDS] [--rounds N] [--memory]
 
-`--memory` instead measures the most memory that a call of 32768 rows takes beyond its result, in
-each layout of models.
+`--memory` measures how much memory a call of 32768 rows takes at most, in each layout of models.
 """
 
 import argparse
@@ -29,7 +28,7 @@ def draw(*shape):
 
 
 def make_masks():
-    """Masks by name, and the share of the rows that see keys."""
+    """Each mask by its name, with the share of the work of a call without a mask."""
     seen = np.ones((LENGTH, LENGTH), bool)
     padding = seen[0].copy()
     padding[-LENGTH // 8 :] = False
@@ -47,7 +46,7 @@ def make_masks():
 
 
 def make_calls(device):
-    """Calls by name, and the work of each beside that of the call without a mask."""
+    """Each call by its name, with its share of the work of the call without a mask."""
     attend = functools.partial(clattn.scaled_dot_product_attention, device=device)
     arrays = [draw(1, HEADS, LENGTH, HEAD_SIZE) for _ in range(3)]
     calls = {PLAIN: (functools.partial(attend, *arrays), 1)}
@@ -77,7 +76,7 @@ def compare_times(device, rounds):
 
 
 def in_layout(layout):
-    """Query, key and value as (1, 8, 32768, 64)."""
+    """Query, key and value of shape (1, 8, 32768, 64) in a layout."""
     shape = (1, LONG, HEADS, HEAD_SIZE)
     if layout == "packed":
         return list(draw(1, LONG, 3, HEADS, HEAD_SIZE).transpose(2, 0, 3, 1, 4))
@@ -87,11 +86,10 @@ def in_layout(layout):
 
 
 def print_memory(words, layout):
-    """Of one call, in this process."""
-    device = clattn.use_device(words)
-    with device:
+    """Print the memory of one call in this process, whose first call opens the device."""
+    with clattn.use_device(words):
         query, key, value = in_layout(layout)
-        clattn.scaled_dot_product_attention(query[:, :, :512], key, value)  # opens the device
+        clattn.scaled_dot_product_attention(query[:, :, :512], key, value)
         _, memory = measure_memory(
             lambda: clattn.scaled_dot_product_attention(query, key, value, is_causal=True)
         )
@@ -102,7 +100,7 @@ def print_memory(words, layout):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", metavar="WORDS", default="")
+    parser.add_argument("--device", metavar="WORDS", help="default: all devices")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--layout", help=argparse.SUPPRESS)  # of a process that --memory starts
@@ -110,9 +108,8 @@ def main():
     if given.layout:
         print_memory(given.device, given.layout)
         return
-    for device in clattn.devices():
-        if given.device.lower() not in f"{device.platform} {device.name}".lower():
-            continue
+    devices = [clattn._core.find_device(given.device)] if given.device else clattn.devices()
+    for device in devices:
         if not given.memory:
             compare_times(device, given.rounds)
             continue

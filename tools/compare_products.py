@@ -3,11 +3,10 @@
 
 python tools/compare_products.py [--device WORDS] [--rounds N]
 
-The products are query times key and weights times value, without scale or softmax, on contiguous
-arrays and into arrays that exist. So the faster library's time is what attention would take there
-if all else took none. The share is that of the device's multiply-adds, as `clattn bench` measures
-them. The last row is the product of two square matrices, which libraries of matrix products are
-made for.
+The products are query times key and weights times value. The libraries compute no scale and no
+softmax, read contiguous arrays, and write to arrays that exist. A share is the rate of a product's
+multiply-adds divided by the device's rate, which `clattn bench` measures too. The last row is one
+product of two square matrices, the case that such libraries are best at.
 """
 
 import argparse
@@ -26,7 +25,7 @@ SQUARE = 4096
 
 
 def find_rows():
-    """The rows of the bench without masks, grouped heads, half types or few rows."""
+    """Rows of the bench without masks, grouped heads and half types, but of many queries."""
     return [
         row for row in MODEL_ROWS
         if not (row.mask or row.is_causal or row.is_grouped)
@@ -35,7 +34,7 @@ def find_rows():
 
 
 def products(library, row):
-    """Return a function that computes both products by a library, "torch" or "NumPy"."""
+    """Return a function with which "torch" or "NumPy" computes both products."""
     B, H, _, L, S, E = row.shape
     shapes = ((B * H, L, E), (B * H, E, S), (B * H, S, E), (B * H, L, S), (B * H, L, E))
     query, key, value, weights, result = (np.ones(shape, np.float32) for shape in shapes)
@@ -68,8 +67,8 @@ def main():
     parser.add_argument("--device", metavar="WORDS")
     parser.add_argument("--rounds", type=int, default=8)
     given = parser.parse_args()
-    device = clattn._core.find_device(given.device) if given.device else None
-    device = device or clattn.get_default_device()
+    words = given.device
+    device = clattn._core.find_device(words) if words else clattn.get_default_device()
     torch.set_num_threads(THREADS)
     limits = Limits(device)
     measured = []

@@ -10,9 +10,9 @@ the same device are timed in the same rounds, by pyopencl. Its kernel `fa` takes
 and output of float32, two lengths of 32, a scale and a flag. The shortest time of all rounds
 counts.
 
-The last line has the time from the imports to a first result, NumPy's import included, with an
-empty cache and with a full one. Each driver of the machine is loaded in this time; OCL_ICD_VENDORS
-names a folder of fewer.
+The last line has the time from the first import, which is NumPy's, to a first result: with an empty
+cache, and with a full one. A process loads every driver of the machine in this time. The variable
+OCL_ICD_VENDORS can name a folder that lists fewer drivers.
 """
 
 import argparse
@@ -144,7 +144,7 @@ print(time.perf_counter() - start)
 
 
 def import_to_result(words, rounds):
-    """Seconds of processes that import clattn and make a call, the first with an empty cache."""
+    """Seconds in which new processes import clattn and make a call. The first fills the cache."""
     with tempfile.TemporaryDirectory() as folder:
         env = dict(os.environ, XDG_CACHE_HOME=folder, POCL_CACHE_DIR=folder)
         env |= {"CLATTN_DEVICE": words} if words else {}

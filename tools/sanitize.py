@@ -161,7 +161,7 @@ SEPARATE_FILES = "CMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF"
 def build(name, flags, options=""):
     """Installs clattn with flags of the compiler and options of CMake, and returns where.
 
-    Files are compiled each by itself: over a whole program gcc's analyzer takes three minutes.
+    The compiler sees each file by itself. gcc's analyzer takes three minutes for the whole program.
     """
     target = BUILD / name
     env = os.environ | {

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-MOST = 2**28  # numbers. A view that repeats a number may have more than the memory can hold.
+MOST = 2**28  # numbers. A view may repeat a number more often than memory can hold copies.
 
 
 def _has_buffer(numbers: Any) -> bool:

@@ -167,7 +167,7 @@ for heads, S, splits in ((6, 1024, 1), (6, 2048, 4), (1, 1024, 4), (1, 512, 2)):
 """
 
 
-# If a kernel may have no more local memory than the device reports, queries stay in registers.
+# Queries stay in registers if a kernel may have only the local memory that the device reports.
 LOCAL_MEMORY = """
 from clattn import _core
 for bytes, queries in (("", "2"), ("49152", "1")):
@@ -236,7 +236,8 @@ FAULTS_OF_STAYING = {
 
 @pytest.mark.parametrize(("faults", "knobs", "call"), [
     (FAULTS, {}, "64, dtype=float16), return_lse=True"),
-    # Rows that end in the middle of a warp's copies; a negative scale changes the queries' signs.
+    # A row of 80 columns ends in the middle of a warp's copies. A negative scale changes the signs
+    # of queries.
     (FAULTS_OF_STAYING, STAYING, "80, dtype=float16), return_lse=True, scale=-0.1"),
 ])  # fmt: skip
 def test_faults_are_found(library, faults, knobs, call):

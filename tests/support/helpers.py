@@ -278,7 +278,7 @@ MIB = 1 << 20
 
 
 def has_memory(device, mode):
-    """Whether the device takes CLATTN_MEMORY=mode. It takes the best mode by itself."""
+    """Whether the device takes CLATTN_MEMORY=mode: its own mode, or a slower one."""
     modes = ("svm", "host", "copy")
     return modes.index(mode) >= modes.index(device.memory_mode)
 
