@@ -28,7 +28,7 @@
  *     LANES of support/lanes.clh and the macros of support/common.clh
  */
 #define SCORE_LANES LANES_ARE_KEYS
-#include "kernels/attention/addends.clh" /* load_addends_row */
+#include "kernels/attention/addends.clh" /* load_addends_rows */
 #include "kernels/attention/keys.clh"    /* key_run */
 #include "kernels/attention/present.clh" /* copy_present */
 #include "kernels/attention/score.clh"   /* finish_score, weight_of, write_lse */
@@ -227,7 +227,7 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
             USES(params, MASK) ? ca_offset(VIEW(params, MASK), row->batch, row->i, j0) : 0;
         const ca_int64 bias_at =
             USES(params, BIAS) ? ca_offset(VIEW(params, BIAS), row->batch, row->i, j0) : 0;
-        load_addends_row((real *)added, call, mask_at, bias_at, here);
+        load_addends_rows(added, (here + LANES - 1) / LANES, call, &mask_at, &bias_at, 1, here);
     }
     realv key = lane_indices();
     PLAIN_FOR (int k = 0; k < keys; k += LANES) {
