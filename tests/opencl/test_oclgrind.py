@@ -271,7 +271,7 @@ def test_limits_are_clean(oclgrind):
         "limits.READ_BYTES = 1 << 20",
         "kernels = limits.Kernels(device)",
         "assert kernels.fma('float32', 3)[2].min() > 0",
-        "assert kernels.read(2)[2].sum() == 1 << 19",
+        "assert kernels.read(1, 2)[2].sum() == 1 << 19",
     )
     run_cleanly(oclgrind | {"OCLGRIND_CHECK_API": None}, cases)
 

@@ -103,14 +103,14 @@ def test_exponentials(kernels):
         np.testing.assert_allclose(means, mean, rtol=1e-6)
 
 
-@pytest.mark.parametrize("size", [1, 1 << 20, 5 << 20])
-def test_reading(kernels, size, monkeypatch):
-    """Whole tiles of ones, one tile at least."""
-    monkeypatch.setattr(limits, "READ_BYTES", size)
+@pytest.mark.parametrize(("size", "tiles"), [(1, 1), (3 << 19, 2), (5 << 20, 5), (9 << 20, 5)])
+def test_reading(kernels, size, tiles, monkeypatch):
+    """Whole tiles of ones, one tile at least, and at most as many as the array has."""
+    monkeypatch.setattr(limits, "READ_BYTES", 5 << 20)
     for passes in (1, 3):
-        seconds, count, sums = kernels.read(passes)
+        seconds, count, sums = kernels.read(size, passes)
         assert seconds > 0
-        assert count == 4 * sums.sum(dtype=np.float64) == max(size, 1 << 20) * passes
+        assert count == 4 * sums.sum(dtype=np.float64) == (tiles << 20) * passes
 
 
 @pytest.mark.parametrize("problem", ["pyopencl is not installed", "pyopencl lists 0 of"])

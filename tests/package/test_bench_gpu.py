@@ -197,9 +197,16 @@ def test_a_measurement_takes_long_enough(device, monkeypatch, no_peers):
         def __init__(self, device):
             pass
 
-        def read(self, passes):
+        def read(self, size, passes):
+            assert size == 2 * 8 * 8 * 4
             asked.append(passes)
             return 0.001 * passes + 0.1 * (len(asked) % 2), passes * 1e6, None
+
+        def fma(self, dtype, steps):
+            return 1.0, 4e9, None
+
+        def exp(self, steps):
+            return 1.0, 1e9, None
 
     monkeypatch.setattr(limits, "LEAST_SECONDS", 0.015)
     monkeypatch.setattr(limits, "Kernels", Kernels)
@@ -207,8 +214,10 @@ def test_a_measurement_takes_long_enough(device, monkeypatch, no_peers):
     row = Row("a", (1, 1, 1, 1, 8, 8), limit="read")
     assert limit.measure(row) == pytest.approx(1e9)
     assert asked == [1, 1, 4, 4, 16, 16]
-    assert limit.measure(row) == limit.read == pytest.approx(1e9)
+    assert limit.measure(row) == pytest.approx(limit.read[512]) == pytest.approx(1e9)
     assert asked[6:] == [16, 16]
+    grouped = Row("b", (1, 64, 1, 1, 8, 8), limit="read")  # its 512 pairs take 8 ns and 1 ns each
+    assert limit.measure(grouped) == pytest.approx(512 / (512 * 9e-9))
 
 
 def test_products_of_matrices_are_a_limit_where_they_are_measured(device):

@@ -12,7 +12,7 @@ from clattn import Device, _core
 from clattn.bench.peers import first_line
 from clattn.bench.rows import Row, pairs_in
 
-READ_BYTES = 512 << 20  # far more than caches hold
+READ_BYTES = 512 << 20  # read at most
 LEAST_SECONDS = 0.02  # of a measurement
 CALLS = 2  # per measurement; the shorter one counts
 MOST_STEPS, MOST_PASSES = 1 << 30, 1024
@@ -41,6 +41,7 @@ class Kernels:
         timed = self._cl.command_queue_properties.PROFILING_ENABLE
         self._queue = self._cl.CommandQueue(self._context, properties=timed)
         self._built: dict[tuple[str, bool], Any] = {}
+        self._input: Any = None  # of limit_read, as large as the largest so far
         is_cpu = device.type == "cpu"
         width = self.device.native_vector_width_float
         self._vector = 16 if not is_cpu else 64 if width >= 16 else 32 if width >= 8 else 16
@@ -75,21 +76,21 @@ class Kernels:
         """The query rows that a vector holds; a work-item of a GPU has its own."""
         return self._vector // 4 if self._local == 1 else 1
 
-    def read(self, passes: int) -> tuple[float, float, _Sums]:
-        """Return the seconds and bytes of reading an array `passes` times, and partial sums."""
+    def read(self, size: int, passes: int) -> tuple[float, float, _Sums]:
+        """Return the seconds and bytes of reading an array `passes` times, and partial sums.
+
+        The array has about `size` bytes, in whole tiles: a small one stays in a cache.
+        """
         kernel = self._build("limit_read", False, self._vector // 4)
-        count = self._input.size // 4
+        most = min(READ_BYTES, self.device.max_mem_alloc_size, self.device.global_mem_size // 4)
+        count = max(round(min(size, most) / (4 * TILE)), 1) * TILE
+        if self._input is None or self._input.size < 4 * count:
+            ones = np.ones(count, np.float32)  # pages of zeros might all be one page
+            flags = self._cl.mem_flags.READ_ONLY | self._cl.mem_flags.COPY_HOST_PTR
+            self._input = self._cl.Buffer(self._context, flags, hostbuf=ones)
         arguments = (self._input, np.int64(count), np.int64(TILE))
         seconds, sums = self._launch(kernel, count // TILE * passes, arguments)
         return seconds, float(4 * count * passes), sums
-
-    @functools.cached_property
-    def _input(self) -> Any:
-        """Whole tiles of ones: pages of zeros might all be one page."""
-        most = min(READ_BYTES, self.device.max_mem_alloc_size, self.device.global_mem_size // 4)
-        ones = np.ones(max(most // 4 // TILE, 1) * TILE, np.float32)
-        flags = self._cl.mem_flags.READ_ONLY | self._cl.mem_flags.COPY_HOST_PTR
-        return self._cl.Buffer(self._context, flags, hostbuf=ones)
 
     def _build(self, name: str, is_double: bool, lanes: int) -> Any:
         if (name, is_double) not in self._built:
@@ -133,7 +134,7 @@ class Limits:
         self.missing = ""  # why there are no kernels
         self.fma = {"float32": 0.0, "float64": 0.0}  # FLOP/s
         self.exp = 0.0  # exponentials/s, float32
-        self.read = 0.0  # bytes/s
+        self.read: dict[int, float] = {}  # bytes/s of an array of so many bytes
         self.product: dict[str, float] = {}  # FLOP/s of another library's product, by dtype
         try:
             self._kernels = Kernels(device)
@@ -154,21 +155,31 @@ class Limits:
             return rate
         if self._kernels is None:
             return 0.0
+        seconds = self._compute(row, self._kernels)
         if row.limit == "read":
-            rate = self._measure("read", self._kernels.read, 1, MOST_PASSES)
-            self.read = max(self.read, rate)
-            return rate
+            seconds = max(seconds, self._read(row, self._kernels))
+        return row.work / seconds
+
+    def _compute(self, row: Row, kernels: Kernels) -> float:
+        """Return the seconds of the row's multiply-adds and of float32's exponentials."""
         dtype = "float64" if row.dtype == "float64" else "float32"
-        launch = functools.partial(self._kernels.fma, dtype)
-        rate = self._measure(dtype, launch, 1 << 12, MOST_STEPS)
-        self.fma[dtype] = max(self.fma[dtype], rate)
+        launch = functools.partial(kernels.fma, dtype)
+        self.fma[dtype] = max(self.fma[dtype], self._measure(dtype, launch, 1 << 12, MOST_STEPS))
         if dtype == "float64":
-            return rate
-        self.exp = max(self.exp, self._measure("exp", self._kernels.exp, 1 << 10, MOST_STEPS))
+            return row.flop / self.fma[dtype]
+        self.exp = max(self.exp, self._measure("exp", kernels.exp, 1 << 10, MOST_STEPS))
         flop = 4 * row.shape[-1]  # of a pair
         whole = row.limit == "scores"
-        pairs = pairs_in(row, self._kernels.rows_of_vector) if whole else row.flop / flop
-        return row.flop / (pairs * (flop / self.fma[dtype] + 1 / self.exp))
+        pairs = pairs_in(row, kernels.rows_of_vector) if whole else row.flop / flop
+        return pairs * (flop / self.fma[dtype] + 1 / self.exp)
+
+    def _read(self, row: Row, kernels: Kernels) -> float:
+        """Return the seconds of reading the row's keys and values once."""
+        size = row.bytes_read
+        launch = functools.partial(kernels.read, size)
+        rate = self._measure(f"read {size}", launch, 1, MOST_PASSES)
+        self.read[size] = max(self.read.get(size, 0.0), rate)
+        return size / self.read[size]
 
     def _measure(
         self, key: str, launch: Callable[[int], tuple[float, float, _Sums]], first: int, most: int

@@ -37,7 +37,10 @@ def make_table(words: str, measured: Sequence[Measured], contestants: Contestant
     device, limits = contestants.devices[words], contestants.limits[words]
     rates = [f"fma {dtype} {rate / 1e9:.0f} GFLOP/s" for dtype, rate in limits.fma.items() if rate]
     rates += [f"exp {limits.exp / 1e9:.1f} G/s"] if limits.exp else []
-    rates += [f"reading {limits.read / 1e9:.1f} GB/s"] if limits.read else []
+    rates += [
+        f"reading {size / 2**20:.0f} MiB {rate / 1e9:.1f} GB/s"
+        for size, rate in sorted(limits.read.items())
+    ]
     rates += [f"torch's product {t} {r / 1e12:.0f} TFLOP/s" for t, r in limits.product.items()]
     table = Table(
         title=f"{device.name} ({device.platform})",
@@ -123,7 +126,7 @@ def as_json(measured: Sequence[Measured], contestants: Contestants, rounds: int)
             "tuned_classes": _tuning.count_in_use(device),
             "fma": {dtype: rate for dtype, rate in limits.fma.items() if rate},
             "exp": limits.exp or None,
-            "read": limits.read or None,
+            "read": limits.read,
             "product": limits.product,
         }
     return {

@@ -26,10 +26,10 @@ class Row:
     the last query see all keys. `window`: a query attends to so many keys before its own and to
     none after it; a row with a window is causal. `limit`: what bounds the time: multiply-adds and
     float32's exponentials ("fma"), the same in whole vectors of rows ("scores"), reading keys and
-    values ("read"), or matrix units ("product"). `on_device`: the arrays lie on the device.
-    `layout`: contiguous heads (B, H, L, E), or views of it: of projections (B, L, H, E), of one
-    packed array (B, L, 3, H, E), or of one stacked array (B, L, H, 3, E). `door`: the operator that
-    clattn is called by, with arrays as it takes them.
+    values where this takes longer ("read"), or matrix units ("product"). `on_device`: the arrays
+    lie on the device. `layout`: contiguous heads (B, H, L, E), or views of it: of projections
+    (B, L, H, E), of one packed array (B, L, 3, H, E), or of one stacked array (B, L, H, 3, E).
+    `door`: the operator that clattn is called by, with arrays as it takes them.
     """
 
     name: str
