@@ -21,7 +21,7 @@ typedef struct {
     int64_t heads;                        /* query heads of one work-item, which share keys */
     int64_t key_heads;                    /* its key heads; its tiles of each: attention_cpu */
     int64_t tiles;                        /* in attention_reference, its rows */
-    int64_t chunks;                       /* of a block of keys: attention_cpu */
+    int64_t chunks;                       /* of a block of keys, on CPUs */
     bool keys_in_place;                   /* attention_cpu reads them where they lie */
     bool values_in_place;
     bool fetches_ahead;

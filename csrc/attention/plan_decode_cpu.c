@@ -25,8 +25,10 @@
 /* Where keys and values take no more, the last cache holds them, whatever their order. */
 #define FAR_BYTES (16 << 20)
 
-/* Keys of a block, whose keys and values stay in the L2 cache. */
-#define BLOCK_KEYS 128
+/* Keys of a block, whose keys and values stay in the L2 cache. For one or two rows, a core with a small
+   first cache reads half types fastest if the keys of a block take HALF_BLOCK_BYTES. */
+#define BLOCK_KEYS       128
+#define HALF_BLOCK_BYTES (16 << 10)
 
 enum { RT, BN, KIB, ITEMS, ROWS };
 
@@ -121,6 +123,15 @@ dimension_to_share(const ca_attention *attention, const ca_attention_plan *plan)
                : -1;
 }
 
+/* Returns how many keys a block has, at most `most`. `few`: one or two rows share a load. */
+static int64_t
+keys_of_block(const ca_device_info *info, const ca_attention *attention, bool few, int64_t most)
+{
+    int64_t size = (int64_t)ca_dtype_size(attention->operands[CA_ATTENTION_KEY].dtype);
+    bool short_blocks = few && size == 2 && most == BLOCK_KEYS && !ca_first_cache_is_large(info);
+    return short_blocks ? ca_smaller(HALF_BLOCK_BYTES / (attention->E * size), most) : most;
+}
+
 static void
 plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
@@ -163,7 +174,10 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     plan->merge_local = 1;
     plan->partial_bytes = (attention->Ev + 2) * ca_plan_real_bytes(attention);
     ca_kernel_define(spec, "RT", together);
-    ca_kernel_define(spec, "BN", ca_knob_value(&knobs, BN, BLOCK_KEYS));
+    int64_t most = ca_knob_value(&knobs, BN, BLOCK_KEYS);
+    plan->chunks =
+        ca_divide_up(keys_of_block(info, attention, few, most), ca_plan_lanes(info, attention));
+    ca_kernel_define(spec, "BN", most);
     plan->merge = *spec;
 }
 

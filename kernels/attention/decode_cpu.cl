@@ -24,7 +24,7 @@
  * bias, no dropout and no late softcap, and writes no scores.
  *
  *     -DRT  rows that share a load of keys or values: 1, 2 or 4
- *     -DBN  keys of a block, whose keys and values stay in the L2 cache
+ *     -DBN  keys of a block, at most. Its keys and values stay in the L2 cache
  *     LANES of support/lanes.clh and the macros of support/common.clh
  */
 #define SCORE_LANES LANES_ARE_KEYS
@@ -572,7 +572,7 @@ attend_share(const attention_call *call, ca_int64 item)
     PLAIN_FOR (ca_int64 j0 = keys.start; j0 < keys.end && !is_stopped(call); j0 += count) {
         key_run run;
         find_key_run(&run, call, mine.batch, j0);
-        count = (int)min((ca_int64)BN, min(keys.end - j0, run.count));
+        count = (int)min((ca_int64)(params->chunks * LANES), min(keys.end - j0, run.count));
         if (USES(params, PRESENT)) {
             copy_present(call, mine.batch, max(copied.start, j0), min(copied.end, j0 + count));
         }

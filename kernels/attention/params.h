@@ -80,7 +80,7 @@ typedef struct {
     ca_uint32 flags;     /* CA_HAS_LSE … CA_MERGES */
     ca_uint32 redo_slot; /* redo[redo_slot] = redo_mark asks for rows to be redone */
     ca_uint32 redo_mark;
-    ca_uint32 chunks;    /* on CPUs, of a block of keys, at most CA_CPU_CHUNKS */
+    ca_uint32 chunks;    /* on CPUs, of a block: of MR keys each, or of LANES for few rows */
     ca_uint32 key_heads; /* on CPUs, key heads of a work-item, which share mask and bias */
     ca_uint32 splits;    /* parts that the keys are divided into */
     ca_view optional[CA_VIEWS_TAKEN];
