@@ -25,9 +25,13 @@
 /* Where keys and values take no more, the last cache holds them, whatever their order. */
 #define FAR_BYTES (16 << 20)
 
-/* Keys of a block, whose keys and values stay in the L2 cache. For one or two rows, a core with a small
-   first cache reads half types fastest if the keys of a block take HALF_BLOCK_BYTES. */
-#define BLOCK_KEYS       128
+/* Keys of a block, at most, for one or two rows that share a load, and for more. The L2 cache keeps the
+   keys and values of a block. */
+#define LONG_BLOCK  256
+#define SHORT_BLOCK 128
+
+/* For one or two rows of half types, a core with a small first cache is fastest if the keys of a block
+   take so many bytes. */
 #define HALF_BLOCK_BYTES (16 << 10)
 
 enum { RT, BN, KIB, ITEMS, ROWS };
@@ -36,7 +40,7 @@ enum { RT, BN, KIB, ITEMS, ROWS };
    "threshold", stands for FULL_ROWS. */
 static const ca_knob knobs_of_decode[] = {
     [RT] = {"RT", {1, 2, 4}},
-    [BN] = {"BN", {32, 64, 256}},
+    [BN] = {"BN", {32, 64, 128, 256}},
     [KIB] = {"KIB", {64, 128, 512, 1024}},
     [ITEMS] = {"ITEMS", {1, 2, 8, 16}},
     [ROWS] = {"ROWS", {8, 12, 24, 32}},
@@ -123,19 +127,23 @@ dimension_to_share(const ca_attention *attention, const ca_attention_plan *plan)
                : -1;
 }
 
-/* Returns how many keys a block has, at most `most`. `few`: one or two rows share a load. */
+/* Returns how many keys a block has. `few`: one or two rows share a load. */
 static int64_t
-keys_of_block(const ca_device_info *info, const ca_attention *attention, bool few, int64_t most)
+keys_of_block(const ca_device_info *info, const ca_attention *attention, bool few)
 {
     int64_t size = (int64_t)ca_dtype_size(attention->operands[CA_ATTENTION_KEY].dtype);
-    bool short_blocks = few && size == 2 && most == BLOCK_KEYS && !ca_first_cache_is_large(info);
-    return short_blocks ? ca_smaller(HALF_BLOCK_BYTES / (attention->E * size), most) : most;
+    if (few && size == 2 && !ca_first_cache_is_large(info)) {
+        return ca_smaller(HALF_BLOCK_BYTES / (size * attention->E), LONG_BLOCK);
+    }
+    return few ? LONG_BLOCK : SHORT_BLOCK;
 }
 
 static void
 plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
     ca_knobs knobs = knobs_for(info, attention);
+    int64_t lanes = ca_plan_lanes(info, attention);
+
     ca_plan_begin(plan, attention, "attention_decode_cpu", 1);
     plan->heads = ca_attention_heads_together(attention);
     int64_t rows = plan->heads * attention->L;
@@ -174,10 +182,9 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     plan->merge_local = 1;
     plan->partial_bytes = (attention->Ev + 2) * ca_plan_real_bytes(attention);
     ca_kernel_define(spec, "RT", together);
-    int64_t most = ca_knob_value(&knobs, BN, BLOCK_KEYS);
+    ca_kernel_define(spec, "BN", ca_knob_value(&knobs, BN, few ? LONG_BLOCK : SHORT_BLOCK));
     plan->chunks =
-        ca_divide_up(keys_of_block(info, attention, few, most), ca_plan_lanes(info, attention));
-    ca_kernel_define(spec, "BN", most);
+        ca_divide_up(ca_knob_value(&knobs, BN, keys_of_block(info, attention, few)), lanes);
     plan->merge = *spec;
 }
 
