@@ -384,24 +384,52 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
     }
 }
 
+/* Returns which of `items` sets of tiles work-item `number` has, counted from the first rows of a head,
+   and finds its first head, counted by heads that share their keys. It has `heads` of them.
+
+   Masks and lengths give unequal work to batches, and to rows: below a causal diagonal the last ones
+   have the most keys. PoCL hands a thread many neighbouring work-items at once, up to half of a call.
+   So neighbouring heads belong to different batches. Heads that share a mask run side by side, while
+   the mask's rows are in the cache. Their sets of tiles are dealt out like cards, and every two deals
+   have an equal share of early and late rows. Each batch comes once in a deal, because the last cache
+   may hold the keys and values of one batch, and not those of all. */
+#define DEALS 8
+SMALL ca_int64
+place_of_item(const ca_attention_params *params, ca_int64 number, int heads, ca_int64 items,
+              ca_int64 *first_head)
+{
+    const ca_int64 batches = params->batch[0] * params->batch[1];
+    const ca_int64 of_batch = params->batch[CA_BATCH_DIMS - 1] / (params->heads * heads);
+    if (!USES(params, MASK) || VIEW(params, MASK)->batch[CA_BATCH_DIMS - 1] != 0) {
+        const ca_int64 group = number / items;
+        *first_head = (group % batches * of_batch + group / batches) * heads;
+        return items - 1 - (number - group * items);
+    }
+    const ca_int64 column = number / of_batch; /* the same rows of all heads of a batch */
+    const ca_int64 deals = min(items, (ca_int64)DEALS);
+    const ca_int64 steps = items / deals;
+    const ca_int64 rest = (items - steps * deals) * batches; /* columns before the first deal */
+    const ca_int64 dealt = max(column - rest, (ca_int64)0);
+    const ca_int64 deal = dealt / (steps * batches);
+    const ca_int64 place = dealt - deal * steps * batches; /* in its deal */
+    const ca_int64 set = deal % 2 == 0 ? deal / 2 : deals - 1 - deal / 2;
+    const ca_int64 batch = column < rest ? column % batches : place / steps;
+    *first_head = (batch * of_batch + number - column * of_batch) * heads;
+    return column < rest ? items - 1 - column / batches
+                         : (steps - 1 - (place - batch * steps)) * deals + set;
+}
+
 /* Attends to the keys of a work-item's tiles. */
 OUTER void
 attend_tiles(const attention_call *call, ca_int64 number)
 {
     const ca_attention_params *params = call->params;
-    /* The last rows come first: below a causal diagonal they have the most keys. Heads
-       that share a mask run side by side, while the mask's rows are in the cache. */
     const int heads = HEADS_OF_ITEM(params);
     const ca_int64 rows = params->L * params->heads;
     const ca_int64 rows_of_item = BM * params->tiles;
     const ca_int64 items = (rows + rows_of_item - 1) / rows_of_item; /* of a head */
-    const bool shares = USES(params, MASK) && VIEW(params, MASK)->batch[CA_BATCH_DIMS - 1] == 0;
-    const ca_int64 neighbours =
-        shares ? params->batch[CA_BATCH_DIMS - 1] / (params->heads * heads) : 1;
-    const ca_int64 column = number / neighbours; /* the same rows of all neighbours */
-    const ca_int64 group = column / items;
-    const ca_int64 index = items - 1 - (column - group * items);
-    const ca_int64 linear = (group * neighbours + number - column * neighbours) * heads;
+    ca_int64 linear;
+    const ca_int64 index = place_of_item(params, number, heads, items, &linear);
 
     item_state item;
     realv memory[MEMORY_VECTORS];

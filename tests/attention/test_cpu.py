@@ -35,6 +35,16 @@ def test_numbers_of_heads(device, variant, lead):
         variant.check(*arrays, device=device, attn_mask=mask, **options)
 
 
+@pytest.mark.parametrize("heads", [1, 4], ids=["one mask", "of each head"])
+@with_cpu
+def test_work_items_of_all_batches(device, variant, heads):
+    """They take turns, in several orders: each row of each head is computed, by its own mask."""
+    for rows in (7, 300, 700):
+        mask = draw((3, heads, rows, 20)) > -0.3
+        mask[1, ..., :9] = mask[2, ..., 12:] = False
+        variant.check(*variant.arrays((3, 4, 4, rows, 20)), device=device, attn_mask=mask)
+
+
 @with_cpu
 def test_blocks_that_all_heads_exclude(device, variant):
     """For all rows at once, with NaN where nobody looks, and rows without a key."""
