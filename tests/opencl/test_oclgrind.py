@@ -17,15 +17,15 @@ CASES = {
     "plain": "check(*qkv((1, 2), 5, 7, 8), device=device)",
     "one": "check(*qkv((1, 1), 1, 1, 1), device=device)",
     "sizes differ": "check(*qkv((1, 1), 3, 5, 3, 5), device=device)",
-    "causal": "check(*qkv((1, 1), 7, 5, 8), device=device, is_causal='lower_right')",
-    "window": "check(*qkv((1, 1), 7, 9, 8), device=device, window=(2, 1))",
-    "bool mask": "check(*qkv((1, 2), 5, 7, 8), device=device, attn_mask=draw((5, 7)) > 0)",
-    "float mask": "check(*qkv((1, 2), 5, 7, 8), device=device, attn_mask=draw((2, 1, 7)))",
+    "causal": "check_lse(*qkv((1, 1), 7, 5, 8), device=device, is_causal='lower_right')",
+    "window": "check_lse(*qkv((1, 1), 7, 9, 8), device=device, window=(2, 1))",
+    "bool mask": "check_lse(*qkv((1, 2), 5, 7, 8), device=device, attn_mask=draw((5, 7)) > 0)",
+    "float mask": "check_lse(*qkv((1, 2), 5, 7, 8), device=device, attn_mask=draw((2, 1, 7)))",
     "empty rows": "check(*qkv((1, 1), 5, 7, 8), device=device, attn_mask=np.zeros(7, bool))",
-    "groups": "check(draw((4, 5, 8)), *qkv((2,), 5, 7, 8)[1:], device=device, enable_gqa=True)",
-    "half": "check(*qkv((1, 1), 5, 7, 8, dtype=np.float16), device=device)",
-    "bfloat16": "check(*qkv((1, 1), 5, 7, 8, dtype=ml_dtypes.bfloat16), device=device)",
-    "strides": "check(*(a[..., ::-1] for a in qkv((1, 1), 5, 7, 8)), device=device)",
+    "groups": "check_lse(draw((4, 5, 8)), *qkv((2,), 5, 7, 8)[1:], device=device, enable_gqa=True)",
+    "half": "check_lse(*qkv((1, 1), 5, 7, 8, dtype=np.float16), device=device)",
+    "bfloat16": "check_lse(*qkv((1, 1), 5, 7, 8, dtype=ml_dtypes.bfloat16), device=device)",
+    "strides": "check_lse(*(a[..., ::-1] for a in qkv((1, 1), 5, 7, 8)), device=device)",
     "no keys": "check(*qkv((1, 1), 5, 0, 8), device=device)",
     "dropout": "check_dropout(*qkv((1, 2), 5, 7, 8), device=device)",
     "past": "onnx(*qkv((1, 2), 3, 5, 8), None, *qkv((1, 2), 3, 6, 8)[1:], device=device)",
@@ -77,8 +77,9 @@ MODS = {
 
 TILES = {"tile and a rest": "check(*qkv((1, 1), 33, 35, 8), device=device)"}
 
-# A case without `return_lse` runs twice, with the log-sum-exp and without it. Oclgrind is slow, so
-# the long cases of a kernel run once, and its other cases show both ways.
+# `check` runs a case twice, with the log-sum-exp and without it, unless the case has `return_lse`.
+# `check_lse` runs it with the log-sum-exp. Oclgrind is slow, so most cases of a kernel run once,
+# and the others show both ways.
 
 DECODE = {  # head sizes of a vector at least; with 512 columns, 128 keys are two parts
     "rows": "check(*qkv((1, 2), 5, 19, 17), device=device)",
@@ -87,16 +88,18 @@ DECODE = {  # head sizes of a vector at least; with 512 columns, 128 keys are tw
     "attn_mask=np.where(np.arange(129) < 90, -np.inf, draw((129,))).astype('f4'))",
     "parts, no number": "q, k, v = qkv((1, 1), 1, 129, 512); v[..., 3, 5] = np.nan; "
     "check(q, k, v, device=device, return_lse=True, attn_mask=np.arange(129) % 100 == 3)",
-    "group": "check(draw((6, 1, 16)), *qkv((2,), 1, 19, 16)[1:], device=device, enable_gqa=True)",
-    "causal": "check(*qkv((1, 1), 7, 5, 16), device=device, is_causal='lower_right')",
-    "window": "check(*qkv((1, 1), 3, 40, 16), device=device, window=(2, 1))",
-    "bool mask": "check(*qkv((1, 2), 3, 19, 16), device=device, attn_mask=draw((2, 3, 19)) > 0)",
-    "columns apart": "check(*qkv((1, 2), 3, 19, 16), device=device, "
+    "group": "check_lse(draw((6, 1, 16)), *qkv((2,), 1, 19, 16)[1:], device=device, "
+    "enable_gqa=True)",
+    "causal": "check_lse(*qkv((1, 1), 7, 5, 16), device=device, is_causal='lower_right')",
+    "window": "check_lse(*qkv((1, 1), 3, 40, 16), device=device, window=(2, 1))",
+    "bool mask": "check_lse(*qkv((1, 2), 3, 19, 16), device=device, "
+    "attn_mask=draw((2, 3, 19)) > 0)",
+    "columns apart": "check_lse(*qkv((1, 2), 3, 19, 16), device=device, "
     "attn_mask=draw((3, 38))[:, ::2])",
     "empty rows": "check(*qkv((1, 1), 3, 19, 16), device=device, attn_mask=np.zeros(19, bool))",
-    "half": "check(*qkv((1, 1), 1, 19, 17, dtype=np.float16), device=device)",
-    "bfloat16": "check(*qkv((1, 1), 1, 19, 17, dtype=ml_dtypes.bfloat16), device=device)",
-    "rows apart": "check(*(a[..., ::-2, :] for a in qkv((1, 1), 5, 21, 16)), device=device)",
+    "half": "check_lse(*qkv((1, 1), 1, 19, 17, dtype=np.float16), device=device)",
+    "bfloat16": "check_lse(*qkv((1, 1), 1, 19, 17, dtype=ml_dtypes.bfloat16), device=device)",
+    "rows apart": "check_lse(*(a[..., ::-2, :] for a in qkv((1, 1), 5, 21, 16)), device=device)",
     "out": "check(*qkv((1, 1), 3, 19, 16), device=device, out=draw((1, 1, 16, 3)).swapaxes(2, 3))",
     "no keys": "check(*qkv((1, 1), 3, 0, 16), device=device)",
     "past": "onnx(*qkv((1, 2), 3, 5, 17), None, *qkv((1, 2), 3, 19, 17)[1:], device=device)",
@@ -183,6 +186,7 @@ TILED = {  # with 7000 bytes of local memory: 16 rows and 32 keys
 
 CODE = """
 import sys
+from functools import partial
 import clattn, ml_dtypes, numpy as np
 from clattn import _core
 from support.helpers import check, check_band, draw, qkv
@@ -191,6 +195,7 @@ from support.directml_calls import check as check_directml
 from support.dropout_calls import check as check_dropout
 from support.mods import COMPOSITE, PLACES, check_mods, check_outside
 from support.tuning import tune_all
+check_lse = partial(check, return_lse=True)
 devices = clattn.devices()
 assert [d.platform for d in devices] == ["Oclgrind"], devices
 device = devices[0]
