@@ -390,10 +390,9 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
    Masks and lengths give unequal work to batches, and to rows: below a causal diagonal the last ones
    have the most keys. PoCL hands a thread many neighbouring work-items at once, up to half of a call.
    So neighbouring heads belong to different batches. Heads that share a mask run side by side, while
-   the mask's rows are in the cache. Their sets of tiles are dealt out like cards, and every two deals
-   have an equal share of early and late rows. Each batch comes once in a deal, because the last cache
-   may hold the keys and values of one batch, and not those of all. */
-#define DEALS 8
+   the mask's rows are in the cache. There each half of the call has half of each batch, every first
+   and fourth set of tiles or every second and third: as many early rows as late ones. More than two
+   parts of a batch would read its keys and values from memory more often. */
 SMALL ca_int64
 place_of_item(const ca_attention_params *params, ca_int64 number, int heads, ca_int64 items,
               ca_int64 *first_head)
@@ -406,17 +405,16 @@ place_of_item(const ca_attention_params *params, ca_int64 number, int heads, ca_
         return items - 1 - (number - group * items);
     }
     const ca_int64 column = number / of_batch; /* the same rows of all heads of a batch */
-    const ca_int64 deals = min(items, (ca_int64)DEALS);
-    const ca_int64 steps = items / deals;
-    const ca_int64 rest = (items - steps * deals) * batches; /* columns before the first deal */
-    const ca_int64 dealt = max(column - rest, (ca_int64)0);
-    const ca_int64 deal = dealt / (steps * batches);
-    const ca_int64 place = dealt - deal * steps * batches; /* in its deal */
-    const ca_int64 set = deal % 2 == 0 ? deal / 2 : deals - 1 - deal / 2;
-    const ca_int64 batch = column < rest ? column % batches : place / steps;
+    const ca_int64 in_part = items / 4 * 2;    /* sets of a batch in a half of the call */
+    const ca_int64 rest = items - 2 * in_part; /* the last sets of a batch come before both */
+    const ca_int64 halved = column - rest * batches;
+    const ca_int64 part = halved < in_part * batches ? 0 : 1;
+    const ca_int64 sets = halved < 0 ? rest : in_part; /* of a batch, which neighbour each other */
+    const ca_int64 place = halved < 0 ? column : halved - part * in_part * batches;
+    const ca_int64 batch = place / sets;
+    const ca_int64 set = sets - 1 - (place - batch * sets);
     *first_head = (batch * of_batch + number - column * of_batch) * heads;
-    return column < rest ? items - 1 - column / batches
-                         : (steps - 1 - (place - batch * steps)) * deals + set;
+    return halved < 0 ? 2 * in_part + set : set / 2 * 4 + (set % 2 == 0 ? part : 3 - part);
 }
 
 /* Attends to the keys of a work-item's tiles. */
