@@ -25,13 +25,13 @@
 /* Where keys and values take no more, the last cache holds them, whatever their order. */
 #define FAR_BYTES (16 << 20)
 
-/* Keys of a block, at most, for one or two rows that share a load, and for more. The L2 cache keeps the
-   keys and values of a block. */
+/* The most keys of a block. Tiles of one or two rows have long blocks, other tiles have short ones. The
+   second cache keeps the keys and values of a block. */
 #define LONG_BLOCK  256
 #define SHORT_BLOCK 128
 
-/* For one or two rows of half types, a core with a small first cache is fastest if the keys of a block
-   take so many bytes. */
+/* The bytes of a block's keys, for tiles of one or two rows of half types on a core with a small first
+   cache. Such a core is slower with twice as many bytes. */
 #define HALF_BLOCK_BYTES (16 << 10)
 
 enum { RT, BN, KIB, ITEMS, ROWS };
@@ -127,7 +127,7 @@ dimension_to_share(const ca_attention *attention, const ca_attention_plan *plan)
                : -1;
 }
 
-/* Returns how many keys a block has. `few`: one or two rows share a load. */
+/* Returns how many keys a block has. `few` is true if tiles have one or two rows. */
 static int64_t
 keys_of_block(const ca_device_info *info, const ca_attention *attention, bool few)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The struct of a device has OpenCL objects, two locks, and members that belong to marks.c,
- * pending.c, staging.c and storage.c. Only files of this room use the struct. Rooms above use
- * ca_device_info (info.h) and the functions of runtime.h.
+ * ca_device is a device: its OpenCL objects, two locks, and what marks.c, pending.c, staging.c and
+ * storage.c keep for it. Only files of csrc/opencl use its members. Files above this folder read
+ * ca_device_info (info.h) and call the functions of runtime.h.
  *
  *     build_lock  held while the device is prepared, and while a program is built
  *     lock        held while commands are enqueued, and while a member is read or changed whose

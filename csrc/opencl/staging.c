@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * A thread has two slots of pinned memory. The threads copy between the array and their slots, and
- * the driver moves chunks between slots and the buffer. To the device, two threads:
+ * A thread has two slots of pinned memory. It copies chunks between the array and its slots. The
+ * driver moves chunks between the slots and the device's buffer. Two threads copy an array to the
+ * device:
  *
  *     thread 0   copies chunk 0   copies chunk 2      copies chunk 4
  *     thread 1   copies chunk 1   copies chunk 3      copies chunk 5
@@ -179,7 +180,8 @@ copy_by_driver(const copy *job)
                                                  job->bytes, job->host, 0, NULL, NULL);
 }
 
-/* Let threads copy if they are faster and no other copy uses the slots. Else the driver copies. */
+/* Threads make the copy if they are faster and no other copy uses the slots. Else the driver makes
+   the copy. */
 static ca_status
 run(copy *job, ca_error *error)
 {

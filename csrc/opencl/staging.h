@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * Copies between arrays of the host and a device with memory of its own. A driver moves pinned memory
- * several times as fast as other memory. One thread of the driver has to copy other memory to pinned
- * memory first. Here several threads do that: each thread copies a chunk of the array, while the
- * driver moves other chunks.
+ * several times as fast as other memory. Given an array in other memory, a driver lets one thread copy
+ * the array to pinned memory first. This file copies with several threads. While a thread copies one
+ * chunk of the array, the driver moves other chunks.
  */
 #ifndef CLATTN_OPENCL_STAGING_H
 #define CLATTN_OPENCL_STAGING_H
@@ -14,7 +14,7 @@
 #include "base/status.h"
 #include "opencl/device.h"
 
-/* Decide how many threads copy. */
+/* Decide how many threads copy an array. */
 void ca_staging_open(ca_device *device);
 
 /* Returns whether threads copy an array of this size faster than the driver does. */

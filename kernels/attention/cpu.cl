@@ -384,15 +384,16 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
     }
 }
 
-/* Returns which of `items` sets of tiles work-item `number` has, counted from the first rows of a head,
-   and finds its first head, counted by heads that share their keys. It has `heads` of them.
+/* Returns which set of tiles work-item `number` has, and finds the first of its `heads` heads. Heads that
+   share their keys count as one. The rows of a head are `items` sets of tiles: set 0 has the first rows.
 
-   Masks and lengths give unequal work to batches, and to rows: below a causal diagonal the last ones
-   have the most keys. PoCL hands a thread many neighbouring work-items at once, up to half of a call.
-   So neighbouring heads belong to different batches. Heads that share a mask run side by side, while
-   the mask's rows are in the cache. There each half of the call has half of each batch, every first
-   and fourth set of tiles or every second and third: as many early rows as late ones. More than two
-   parts of a batch would read its keys and values from memory more often. */
+   Batches have unequal work because of masks and lengths. Below a causal diagonal the last rows of a
+   batch have the most keys. PoCL hands a thread up to half of the work-items at once, and these
+   neighbour each other. So neighbouring heads belong to different batches. Heads that share a mask run
+   side by side, while the cache has the mask's rows. Then each half of the work-items has half of each
+   batch. One half has every first and fourth set, the other has every second and third. So both have as
+   many early rows as late ones. With more than two parts of a batch, its keys and values would be read
+   from memory more often. */
 SMALL ca_int64
 place_of_item(const ca_attention_params *params, ca_int64 number, int heads, ca_int64 items,
               ca_int64 *first_head)
@@ -405,16 +406,22 @@ place_of_item(const ca_attention_params *params, ca_int64 number, int heads, ca_
         return items - 1 - (number - group * items);
     }
     const ca_int64 column = number / of_batch; /* the same rows of all heads of a batch */
-    const ca_int64 in_part = items / 4 * 2;    /* sets of a batch in a half of the call */
-    const ca_int64 rest = items - 2 * in_part; /* the last sets of a batch come before both */
-    const ca_int64 halved = column - rest * batches;
-    const ca_int64 part = halved < in_part * batches ? 0 : 1;
-    const ca_int64 sets = halved < 0 ? rest : in_part; /* of a batch, which neighbour each other */
-    const ca_int64 place = halved < 0 ? column : halved - part * in_part * batches;
-    const ca_int64 batch = place / sets;
-    const ca_int64 set = sets - 1 - (place - batch * sets);
-    *first_head = (batch * of_batch + number - column * of_batch) * heads;
-    return halved < 0 ? 2 * in_part + set : set / 2 * 4 + (set % 2 == 0 ? part : 3 - part);
+    const ca_int64 head = number - column * of_batch;
+    const ca_int64 in_half = items / 4 * 2; /* sets of a batch */
+    const ca_int64 rest =
+        items - 2 * in_half; /* the last sets of a batch come before both halves */
+    if (column < rest * batches) {
+        const ca_int64 batch = column / rest;
+        *first_head = (batch * of_batch + head) * heads;
+        return items - 1 - (column - batch * rest);
+    }
+    const ca_int64 beyond = column - rest * batches;
+    const ca_int64 second = beyond < in_half * batches ? 0 : 1; /* 1: the second half */
+    const ca_int64 place = beyond - second * in_half * batches;
+    const ca_int64 batch = place / in_half;
+    const ca_int64 n = in_half - 1 - (place - batch * in_half);
+    *first_head = (batch * of_batch + head) * heads;
+    return n / 2 * 4 + (n % 2 == 0 ? second : 3 - second);
 }
 
 /* Attends to the keys of a work-item's tiles. */

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-MOST = 2**28  # numbers. A view may repeat a number more often than memory can hold copies.
+# The most numbers of an array, which is copied. A view may repeat one number so often that memory
+# could not hold the copy.
+MOST = 2**28
 
 
 def _has_buffer(numbers: Any) -> bool:

@@ -12,7 +12,7 @@ from clattn import Device, _core
 from clattn.bench.peers import first_line
 from clattn.bench.rows import Row, pairs_in
 
-READ_BYTES = 512 << 20  # read at most
+READ_BYTES = 512 << 20  # of the largest array that is read
 LEAST_SECONDS = 0.02  # of a measurement
 CALLS = 2  # per measurement; the shorter one counts
 MOST_STEPS, MOST_PASSES = 1 << 30, 1024
@@ -41,7 +41,7 @@ class Kernels:
         timed = self._cl.command_queue_properties.PROFILING_ENABLE
         self._queue = self._cl.CommandQueue(self._context, properties=timed)
         self._built: dict[tuple[str, bool], Any] = {}
-        self._input: Any = None  # of limit_read, as large as the largest so far
+        self._input: Any = None  # the array that limit_read reads; large rows enlarge it
         is_cpu = device.type == "cpu"
         width = self.device.native_vector_width_float
         self._vector = 16 if not is_cpu else 64 if width >= 16 else 32 if width >= 8 else 16
@@ -83,7 +83,7 @@ class Kernels:
         """
         kernel = self._build("limit_read", False, self._vector // 4)
         most = min(READ_BYTES, self.device.max_mem_alloc_size, self.device.global_mem_size // 4)
-        count = max(round(min(size, most) / (4 * TILE)), 1) * TILE
+        count = max(min(round(size / (4 * TILE)), most // (4 * TILE)), 1) * TILE
         if self._input is None or self._input.size < 4 * count:
             ones = np.ones(count, np.float32)  # pages of zeros might all be one page
             flags = self._cl.mem_flags.READ_ONLY | self._cl.mem_flags.COPY_HOST_PTR
