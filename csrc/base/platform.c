@@ -7,6 +7,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -121,6 +122,12 @@ ca_sleep(int milliseconds)
 {
     const struct timespec time = {milliseconds / 1000, milliseconds % 1000 * 1000000L};
     (void)nanosleep(&time, NULL);
+}
+
+void
+ca_yield(void)
+{
+    (void)sched_yield();
 }
 
 void

@@ -56,6 +56,9 @@ double ca_seconds(void);
 /* Sleep for some milliseconds, or less if a signal comes. */
 void ca_sleep(int milliseconds);
 
+/* Let other threads of this processor run first. */
+void ca_yield(void);
+
 /* A guard tells a forked child from the process that made the guard. A test of the guard
    is one load if the system can clear a page in the child (Linux). Elsewhere the test asks
    the system for the process id. */

@@ -103,6 +103,12 @@ ca_sleep(int milliseconds)
     Sleep((DWORD)milliseconds);
 }
 
+void
+ca_yield(void)
+{
+    (void)SwitchToThread();
+}
+
 /* Windows forks no process. */
 void
 ca_fork_guard_init(ca_fork_guard *guard)

@@ -184,7 +184,7 @@ static ca_pending_call
 as_pending(const ca_device *device, const ca_launch *launch, cl_event event)
 {
     return (ca_pending_call){event, launch->call, last_kernel(launch)->spec.name,
-                             ca_pace_seconds(device, launch)};
+                             ca_pace_seconds(device, launch), launch->small};
 }
 
 /* Wait for the launch. Reports failures of calls before it, too. */
@@ -192,6 +192,7 @@ static ca_status
 wait_for(ca_device *device, const ca_launch *launch, cl_event event, ca_error *error)
 {
     const ca_pending_call call = as_pending(device, launch, event);
+    ca_pending_poll(device, &call);
     cl_int code = device->cl->clWaitForEvents(1, &event);
     if (code != CL_SUCCESS) {
         device->cl->clFinish(device->queue);

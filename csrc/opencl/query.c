@@ -291,6 +291,7 @@ query_platform(const ca_cl *cl, cl_platform_id platform, const char *memory_over
         bool is_pocl = strcmp(device->info.platform, "Portable Computing Language") == 0;
         device->info.keeps_programs = is_pocl;
         device->info.optimises_slowly = is_pocl;
+        device->info.wakes_late = is_pocl;
         query_device(device, memory_override);
         /* PoCL 6.0 and earlier versions optimise a kernel when the kernel first runs, even if the
            program was built with -cl-opt-disable. */
