@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import is_named
-from support.gpu_check import POCL, TOOL, load, put
+from support.gpu_check import HOLDS, POCL, TOOL, has_ended, load, put
 from support.helpers import OCLGRIND, ROOT, run, run_cli
 
 
@@ -136,8 +136,7 @@ def test_a_python_that_is_too_old_is_passed_over(tool, tmp_path, monkeypatch):
 def test_a_command_that_does_not_end_is_stopped(tool, tmp_path, monkeypatch):
     """Its child is stopped too, though both ignore the interrupt. Its output is kept."""
     monkeypatch.setattr(tool.running, "PATIENCE", 0.2)
-    marker = tmp_path / "alive"
-    child = f"import time; time.sleep(2.5); open({str(marker)!r}, 'w')"
+    child = HOLDS.format(str(tmp_path / "alive"))
     code = f"""if True:
         import signal, subprocess, sys, time
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -151,8 +150,7 @@ def test_a_command_that_does_not_end_is_stopped(tool, tmp_path, monkeypatch):
     assert done.is_late and not done.is_fine
     assert done.said == "started\n"
     assert "stopped after" in done.ended()
-    time.sleep(max(0, start + 4.5 - time.monotonic()))
-    assert not marker.exists()
+    assert has_ended(tmp_path / "alive")
 
 
 def test_a_program_that_there_is_not(tool, tmp_path):
@@ -333,8 +331,7 @@ def step(name, is_fine=True):
     return run, 1
 
 def starts_others(check):
-    marker = {folder!r} + "/alive"
-    code = f"import time; time.sleep(2.5); open({{marker!r}}, 'w')"
+    code = {holds!r}
     subprocess.Popen([sys.executable, "-c", code], preexec_fn=os.setpgrp)
     time.sleep(60)
 
@@ -352,7 +349,8 @@ def stand_ins(tmp_path):
     """Run the tool with steps in the place of its own; returns the process and the report."""
 
     def call(steps, *arguments, device="a device", faults=None):
-        code = STAND_INS.format(tool=str(TOOL), folder=str(tmp_path), steps=steps)
+        code = STAND_INS.format(tool=str(TOOL), folder=str(tmp_path), steps=steps,
+                                holds=HOLDS.format(str(tmp_path / "alive")))  # fmt: skip
         command = [sys.executable, "-c", code, "--folder", tmp_path / "folder", "--carried",
                    tmp_path / "carried", "--out", tmp_path / "out", "--device", device,
                    *arguments]  # fmt: skip
@@ -385,8 +383,7 @@ def test_a_fault_costs_one_step(stand_ins, tmp_path):
     assert "RuntimeError: a fault for tests: raise=fail" in report
     assert "the body of first" in report and "- last: no time" in report
     assert found["others"][0] == "FAILED"
-    time.sleep(2.5)
-    assert not (tmp_path / "alive").exists()
+    assert has_ended(tmp_path / "alive")
 
 
 def test_a_later_call_goes_on(stand_ins, tmp_path):

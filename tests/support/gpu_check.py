@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""The modules of tools/gpu_check, for its tests."""
+"""What the tests of tools/gpu_check share: its modules, files, and a process that lives on."""
 
+import contextlib
+import fcntl
 import functools
 import importlib
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +16,14 @@ TOOL = ROOT / "tools" / "gpu_check"
 POCL = Path("/etc/OpenCL/vendors/pocl.icd")
 NAMES = ("drivers", "items", "needs", "opencl", "probes", "programs", "running", "smoke", "steps",
          "tables")  # fmt: skip
+# A process that lives on holds the lock of a file.
+HOLDS = """
+import fcntl, time
+file = open({!r}, "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", file=file, flush=True)
+time.sleep(60)
+"""
 
 
 @functools.cache
@@ -34,3 +45,15 @@ def put(root, *paths, text=""):
     for path in paths:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
+
+
+def has_ended(path):
+    """True if the process that held the lock of the file ends within seconds."""
+    assert path.read_text() == "held\n", "the process did not start"
+    with path.open() as file:
+        for _ in range(100):
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            time.sleep(0.05)
+    return False
