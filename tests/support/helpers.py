@@ -3,6 +3,7 @@
 
 import functools
 import gc
+import math
 import os
 import signal
 import struct
@@ -41,8 +42,14 @@ BANDS = [
 
 def draw(shape, dtype=np.float32, seed=0):
     """Standard normal numbers; the shape is part of the seed, so no two arrays start alike."""
-    rng = np.random.default_rng([seed, *shape])
-    return rng.standard_normal(shape).astype(dtype)
+    is_small = math.prod(shape) < 1 << 18
+    return (normal if is_small else normal.__wrapped__)(tuple(shape), seed).astype(dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def normal(shape, seed):
+    """The numbers of `draw`. Neighbouring tests draw the same ones."""
+    return np.random.default_rng([seed, *shape]).standard_normal(shape)
 
 
 def qkv(lead=(2, 3), L=17, S=33, E=8, Ev=None, dtype=np.float32, seed=0):
