@@ -411,7 +411,9 @@ write_rows(const tile_state *tile, const softmax_state *softmax, const real *see
     }
 }
 
-__kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void
+/* The vector hint keeps compilers for CPUs, on which tests run the kernel, from vectorising over
+   work-items. That would take half of a build. */
+__kernel __attribute__((reqd_work_group_size(THREADS, 1, 1), vec_type_hint(float4))) void
 attention_tiled(ATTENTION_ARGUMENTS)
 {
     __local real4 queries[BM * STRIDE_E];
