@@ -104,6 +104,7 @@ def test_a_bias_without_a_mask(device, variant):
     assert_close(answer.output.reshape(B, L, H, -1).swapaxes(1, 2), right, 2e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("options", [{}, {"is_causal": "lower_right"}, {"window": (40, 9)}],
                          ids=str)  # fmt: skip

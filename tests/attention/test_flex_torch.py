@@ -90,6 +90,7 @@ def run_both(device, mods, mods_of_torch, sinks=None):
     assert_close(got_lse.numpy(), lse.numpy(), allowed_lse, "lse")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", GALLERY)
 def test_gallery(device, name):
     run_both(device, GALLERY[name], OF_TORCH[name])
