@@ -32,7 +32,6 @@ typedef struct {
     const char *call;   /* the function that made the launch */
     const char *kernel; /* the last one of the launch */
     double seconds;     /* that it takes, about */
-    bool small;         /* see ca_launch */
 } ca_pending_call;
 
 #define CA_MAX_PENDING 64

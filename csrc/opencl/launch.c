@@ -26,6 +26,9 @@
 /* The host looks at a long piece, and at signals, this often. */
 #define WAITING_MILLISECONDS 5
 
+/* A small launch is done in less time. */
+#define POLLED_SECONDS 100e-6
+
 /* As ca_cl_check; the message also names the kernel. */
 static ca_status
 check_call(cl_int code, const char *call, const ca_device *device, const ca_kernel *kernel,
@@ -103,12 +106,13 @@ can_be_left(const ca_device *device, const ca_launch *launch)
     return copied <= COPIED_BYTES || !device->storage_is_host;
 }
 
-/* True if the calling thread can run the launch. The local queue is not in order with the
-   other one, so no call may be pending. */
+/* True if the launch is small, and the calling thread runs it or waits for it awake. The local queue is
+   not in order with the other one, and waiting for earlier calls may take long. So no call may be
+   pending. */
 static bool
-can_run_here(ca_device *device, const ca_launch *launch)
+takes_no_sleep(ca_device *device, const ca_launch *launch)
 {
-    if (!launch->small || device->local_queue == NULL) {
+    if (!launch->small || (device->local_queue == NULL && !device->info.wakes_late)) {
         return false;
     }
     ca_mutex_lock(&device->lock);
@@ -184,7 +188,18 @@ static ca_pending_call
 as_pending(const ca_device *device, const ca_launch *launch, cl_event event)
 {
     return (ca_pending_call){event, launch->call, last_kernel(launch)->spec.name,
-                             ca_pace_seconds(device, launch), launch->small};
+                             ca_pace_seconds(device, launch)};
+}
+
+/* Wait awake for a small launch, but not long. A thread that sleeps may take longer to wake up than the
+   device takes for the launch. The kernels of larger launches need all processors. */
+static void
+poll(const ca_device *device, cl_event event)
+{
+    double end = ca_seconds() + POLLED_SECONDS;
+    while (ca_pending_status(device, event) > CL_COMPLETE && ca_seconds() < end) {
+        ca_yield();
+    }
 }
 
 /* Wait for the launch. Reports failures of calls before it, too. */
@@ -192,7 +207,9 @@ static ca_status
 wait_for(ca_device *device, const ca_launch *launch, cl_event event, ca_error *error)
 {
     const ca_pending_call call = as_pending(device, launch, event);
-    ca_pending_poll(device, &call);
+    if (launch->small && device->info.wakes_late) {
+        poll(device, event);
+    }
     cl_int code = device->cl->clWaitForEvents(1, &event);
     if (code != CL_SUCCESS) {
         device->cl->clFinish(device->queue);
@@ -396,9 +413,10 @@ launch_once(ca_device *device, const ca_launch *launch, ca_error *error)
     if (status != CA_OK) {
         return status;
     }
-    bool here = can_run_here(device, launch);
+    bool awake = takes_no_sleep(device, launch);
+    bool here = awake && device->local_queue != NULL;
     bool is_long = ca_pace_seconds(device, launch) > CA_LONG_SECONDS;
-    bool leave = !here && !is_long && can_be_left(device, launch);
+    bool leave = !awake && !is_long && can_be_left(device, launch);
     if (launch->left != NULL) {
         *launch->left = leave;
     }

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "opencl/pending.h"
 
-/* A small call is done in less time. */
-#define POLLED_SECONDS 100e-6
-
 static ca_pending_call *
 call_of(ca_pending *pending, uint64_t ticket)
 {
@@ -29,17 +26,6 @@ ca_pending_status(const ca_device *device, cl_event event)
         code = wait_for_event(device, event);
     }
     return code;
-}
-
-void
-ca_pending_poll(const ca_device *device, const ca_pending_call *call)
-{
-    if (call->small && device->info.wakes_late) {
-        double end = ca_seconds() + POLLED_SECONDS;
-        while (ca_pending_status(device, call->event) > CL_COMPLETE && ca_seconds() < end) {
-            ca_yield();
-        }
-    }
 }
 
 /* Describe the failure of a call with that code. */
@@ -197,31 +183,27 @@ wait_for(ca_device *device, uint64_t ticket, ca_error *error)
     ca_status status = CA_OK;
     bool last = false;
     while (!last && status == CA_OK) {
-        ca_pending_call call = {0};
+        cl_event event = NULL;
         cl_int code = CL_SUCCESS;
         ca_mutex_lock(&device->lock);
         last = ca_pending_is_done(device, ticket);
         if (!last) {
             uint64_t next = pending->first;
             double seconds = call_of(&device->pending, next)->seconds;
-            bool small = call_of(&device->pending, next)->small;
             while (next < ticket) {
                 seconds += call_of(&device->pending, next + 1)->seconds;
                 if (seconds > CA_LONG_SECONDS) {
                     break;
                 }
                 next++;
-                small = small && call_of(&device->pending, next)->small;
             }
             last = next == ticket;
-            call = *call_of(&device->pending, next);
-            call.small = small; /* of all calls up to this one */
-            code = keep_event(device, &call.event);
+            event = call_of(&device->pending, next)->event;
+            code = keep_event(device, &event);
         }
         ca_mutex_unlock(&device->lock);
-        if (call.event != NULL) {
-            ca_pending_poll(device, &call);
-            code = wait_and_release(device, call.event);
+        if (event != NULL) {
+            code = wait_and_release(device, event);
         }
         if (code != CL_SUCCESS) {
             CA_TRY(ca_cl_check(code, "clFinish", device->info.name, error));

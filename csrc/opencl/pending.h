@@ -37,10 +37,6 @@ ca_status ca_pending_check(ca_device *device, ca_error *error);
 /* CL_COMPLETE; a larger number while the command is under way; a smaller one, an error. */
 cl_int ca_pending_status(const ca_device *device, cl_event event);
 
-/* If the call is small, wait for the call awake, but not long. A thread that sleeps may take longer to
-   wake up than the device takes for the call. Larger calls need all processors. */
-void ca_pending_poll(const ca_device *device, const ca_pending_call *call);
-
 /* Describe the failure of a call that was waited for with that code. */
 ca_status ca_pending_failure(const ca_device *device, const ca_pending_call *call, cl_int code,
                              ca_error *error);
