@@ -412,7 +412,7 @@ write_rows(const tile_state *tile, const softmax_state *softmax, const real *see
 }
 
 /* The vector hint keeps compilers for CPUs, on which tests run the kernel, from vectorising over
-   work-items. That would take half of a build. */
+   work-items. That would take a third of a build. */
 __kernel __attribute__((reqd_work_group_size(THREADS, 1, 1), vec_type_hint(float4))) void
 attention_tiled(ATTENTION_ARGUMENTS)
 {

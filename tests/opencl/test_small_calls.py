@@ -9,7 +9,7 @@ import pytest
 from references.attention import attention, tolerance
 from support.helpers import assert_close, check, check_band, draw, qkv, run_on, sdpa
 from support.sizes import REST, WIDE
-from support.variants import forced
+from support.variants import POCL, forced
 
 # Attention is small below 0.6 million operations, 2 * rows * keys * (E + Ev) of them; diagonal
 # matrices are up to 128 KiB.
@@ -78,6 +78,19 @@ def test_a_small_call_runs_in_the_calling_thread(device):
         """,
         env=forced() | {"CLATTN_MEMORY": None},
     )
+
+
+def test_a_small_call_is_done_when_it_returns(device, run_with_faults):
+    """On PoCL, of Tensors too: the call itself raises its error."""
+    if device.platform != POCL:
+        pytest.skip("the calling thread runs small calls, or they are left pending")
+    run_with_faults("""
+        small = tq[:1, :1, :16]
+        faults.faults_fail(1, LOST)
+        refusal(lambda: attend(small, small, small), *WORDS)
+        del small
+        afterwards()
+    """)
 
 
 @pytest.mark.parametrize("Ev", [REST, WIDE])
