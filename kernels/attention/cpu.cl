@@ -384,44 +384,54 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
     }
 }
 
-/* Returns which set of tiles work-item `number` has, and finds the first of its `heads` heads. Heads that
-   share their keys count as one. The rows of a head are `items` sets of tiles: set 0 has the first rows.
+/* Work-item `number` computes one set of tiles for `heads` heads. The function returns the number of this
+   set, and stores the first head in *first_head. The rows of a head are `items` sets of tiles, and set 0
+   has the first rows. Query heads that share their keys count as one head.
 
-   Batches have unequal work because of masks and lengths. Below a causal diagonal the last rows of a
-   batch have the most keys. PoCL hands a thread up to half of the work-items at once, and these
-   neighbour each other. So neighbouring heads belong to different batches. Heads that share a mask run
-   side by side, while the cache has the mask's rows. Then each half of the work-items has half of each
-   batch. One half has every first and fourth set, the other has every second and third. So both have as
-   many early rows as late ones. With more than two parts of a batch, its keys and values would be read
-   from memory more often. */
+   The order of the work-items balances the work of threads. Masks and lengths give batches unequal work,
+   and below a causal diagonal the last rows of a batch have the most keys. PoCL hands a thread up to
+   half of the work-items at once, and these have neighbouring numbers. So work-items with neighbouring
+   numbers have heads of different batches.
+
+   If the heads of a batch share a mask, their work-items follow each other, while the cache has the
+   rows of the mask. Then the first half of the work-items has every first and fourth set of each batch,
+   and the second half has every second and third. So both halves have as many early rows as late ones.
+   With more than two parts of a batch, the cores would read its keys and values from memory more
+   often. */
 SMALL ca_int64
 place_of_item(const ca_attention_params *params, ca_int64 number, int heads, ca_int64 items,
               ca_int64 *first_head)
 {
     const ca_int64 batches = params->batch[0] * params->batch[1];
     const ca_int64 of_batch = params->batch[CA_BATCH_DIMS - 1] / (params->heads * heads);
-    if (!USES(params, MASK) || VIEW(params, MASK)->batch[CA_BATCH_DIMS - 1] != 0) {
-        const ca_int64 group = number / items;
-        *first_head = (group % batches * of_batch + group / batches) * heads;
-        return items - 1 - (number - group * items);
+    const bool shares_mask =
+        USES(params, MASK) && VIEW(params, MASK)->batch[CA_BATCH_DIMS - 1] == 0;
+    const ca_int64 in_half = items / 4 * 2;          /* sets of a batch in each half */
+    const ca_int64 rest = items - 2 * in_half;       /* the last sets come before both halves */
+    const ca_int64 column = number / of_batch;       /* the same set of all heads of a batch */
+    const ca_int64 beyond = column - rest * batches; /* columns before this one in both halves */
+    ca_int64 batch;
+    ca_int64 head;
+    ca_int64 set;
+    if (!shares_mask) {
+        const ca_int64 counted = number / items; /* heads before this one */
+        batch = counted % batches;
+        head = counted / batches;
+        set = items - 1 - (number - counted * items);
+    } else if (beyond < 0) {
+        batch = column / rest;
+        head = number - column * of_batch;
+        set = items - 1 - (column - batch * rest);
+    } else {
+        const ca_int64 second = beyond < in_half * batches ? 0 : 1; /* 1: the second half */
+        const ca_int64 place = beyond - second * in_half * batches;
+        batch = place / in_half;
+        head = number - column * of_batch;
+        const ca_int64 n = in_half - 1 - (place - batch * in_half);
+        set = n / 2 * 4 + (n % 2 == 0 ? second : 3 - second);
     }
-    const ca_int64 column = number / of_batch; /* the same rows of all heads of a batch */
-    const ca_int64 head = number - column * of_batch;
-    const ca_int64 in_half = items / 4 * 2; /* sets of a batch */
-    const ca_int64 rest =
-        items - 2 * in_half; /* the last sets of a batch come before both halves */
-    if (column < rest * batches) {
-        const ca_int64 batch = column / rest;
-        *first_head = (batch * of_batch + head) * heads;
-        return items - 1 - (column - batch * rest);
-    }
-    const ca_int64 beyond = column - rest * batches;
-    const ca_int64 second = beyond < in_half * batches ? 0 : 1; /* 1: the second half */
-    const ca_int64 place = beyond - second * in_half * batches;
-    const ca_int64 batch = place / in_half;
-    const ca_int64 n = in_half - 1 - (place - batch * in_half);
     *first_head = (batch * of_batch + head) * heads;
-    return n / 2 * 4 + (n % 2 == 0 ? second : 3 - second);
+    return set;
 }
 
 /* Attends to the keys of a work-item's tiles. */
