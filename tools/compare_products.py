@@ -67,8 +67,7 @@ def main():
     parser.add_argument("--device", metavar="WORDS")
     parser.add_argument("--rounds", type=int, default=8)
     given = parser.parse_args()
-    words = given.device
-    device = clattn._core.find_device(words) if words else clattn.get_default_device()
+    device = clattn._core.find_device(given.device)
     torch.set_num_threads(THREADS)
     limits = Limits(device)
     measured = []

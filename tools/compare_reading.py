@@ -3,10 +3,11 @@
 
 python tools/compare_reading.py [--device WORDS] [--rounds N]
 
-The rows are those of the bench whose limit is reading, on views of projections and on contiguous
-copies. The kernel reads the same arrays in one launch, which the host waits for. A work-group reads
-a part of a head, 256 keys and then their values, or rows as they lie in memory, which hold all
-heads. The time of each order is that of the best number of parts. Times are in milliseconds.
+The tool takes the rows of the bench whose limit is reading. Each row runs on views of projections,
+then on contiguous copies. The kernel reads the same arrays in two orders. "By heads", a work-group
+reads one head, or a part of it: 256 keys, then their values. "As rows lie", it reads whole rows of
+memory, which have all heads. The host waits for each launch. The tool tries several numbers of
+work-groups, and prints the shortest time of each order in milliseconds.
 """
 
 import argparse
@@ -19,10 +20,10 @@ from clattn.bench.limits import Kernels
 from clattn.bench.measuring import clattn_call
 from clattn.bench.rows import MODEL_ROWS, contiguous, draw
 
-VECTOR = 64  # bytes; a row of a head has a multiple of four vectors
-PARTS = 1, 2, 4, 8  # of a head
+VECTOR = 64  # bytes of a float16 vector; the kernel reads four of them at a time
+PARTS = 1, 2, 4, 8  # work-groups that share a head
 SOURCE = """
-/* Adds up four vectors at a time, so that no sum waits for another. */
+/* Adds up keys and values. Four sums take turns, so that no addition waits for the last one. */
 __kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16))) void
 read_keys(__global const float *key, __global const float *value, __global float *sums, int rows,
           int vectors, long row_stride, long head_stride, int parts)
@@ -60,7 +61,7 @@ class Reader:
         self.program = cl.Program(self.context, SOURCE).build(["-cl-std=CL1.2"], cache_dir=False)
 
     def calls(self, problem):
-        """Return functions that read all keys and values, by the order and the number of parts."""
+        """Return functions that read all keys and values; the names are (order, parts)."""
         _, heads, rows, E = problem.key.shape
         vectors = E * problem.key.itemsize // VECTOR
         head_stride, row_stride = (stride // 4 for stride in problem.key.strides[1:3])
@@ -84,7 +85,7 @@ class Reader:
         kernel = cl.Kernel(self.program, "read_keys")
         kernel.set_args(*buffers, sums, *sizes)
 
-        def run(kept=(buffers, sums)):
+        def run(arguments=(buffers, sums)):  # the kernel does not keep them alive
             cl.enqueue_nd_range_kernel(self.queue, kernel, (groups,), (1,)).wait()
 
         return run
@@ -95,8 +96,7 @@ def main():
     parser.add_argument("--device", metavar="WORDS")
     parser.add_argument("--rounds", type=int, default=8)
     given = parser.parse_args()
-    words = given.device
-    device = clattn._core.find_device(words) if words else clattn.get_default_device()
+    device = clattn._core.find_device(given.device)
     reader = Reader(device)
     print(f"{device.name} ({device.platform}); milliseconds")
     for row in MODEL_ROWS:

@@ -38,7 +38,7 @@ def test_numbers_of_heads(device, variant, lead):
 @pytest.mark.parametrize("heads", [1, 4], ids=["one mask", "of each head"])
 @with_cpu
 def test_work_items_of_all_batches(device, variant, heads):
-    """They take turns, in several orders: each row of each head is computed, by its own mask."""
+    """The order of work-items depends on mask and rows. Each row of each head gets its own mask."""
     for rows in (7, 300, 700):
         mask = draw((3, heads, rows, 20)) > -0.3
         mask[1, ..., :9] = mask[2, ..., 12:] = False

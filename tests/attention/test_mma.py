@@ -10,7 +10,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 from references.attention import attention, bfloat16, eps, float16
 from support.helpers import draw, index_of, qkv, run_python, sdpa
-from support.variants import forced, with_kernels
+from support.variants import POCL, forced, with_kernels
 
 pytestmark = pytest.mark.full
 
@@ -78,7 +78,7 @@ def test_places_in_memory(device, variant, place):
 @mma
 def test_masks_that_begin_anywhere(device, variant, tmp_path):
     """A mask does not keep keys from being copied by 16 bytes: there is no program for it."""
-    if device.platform == "Portable Computing Language":
+    if device.platform == POCL:
         pytest.skip("PoCL keeps its programs itself")
     code = """
     import sys

@@ -14,7 +14,7 @@ import pytest
 from support.helpers import IMPORTED_FROM, WHAT_TO_INSTALL, index_of, no_opencl, run_on, run_python
 from support.variants import POCL
 
-# A program that builds fast.
+# Tests of the cache call a function whose program builds fast.
 CALL = """
 import sys, clattn
 from support.helpers import check_band
@@ -261,7 +261,7 @@ DAMAGES = {
 
 
 def test_a_first_call_prints_nothing(device, tmp_path):
-    """PoCL prints how many warnings clang has, so it builds more programs here."""
+    """PoCL prints the number of clang's warnings, so the test builds more programs on PoCL."""
     dtypes = ("f4", "f2") if device.platform == POCL else ("f4",)
     code = f"""
     import sys

@@ -81,7 +81,7 @@ def test_a_small_call_runs_in_the_calling_thread(device):
 
 
 def test_a_small_call_is_done_when_it_returns(device, run_with_faults):
-    """On PoCL, of Tensors too: the call itself raises its error."""
+    """On PoCL the function waits for a small call of Tensors, and raises the call's error."""
     if device.platform != POCL:
         pytest.skip("the calling thread runs small calls, or they are left pending")
     run_with_faults("""

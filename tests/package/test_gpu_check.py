@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import is_named
-from support.gpu_check import HOLDS, POCL, TOOL, has_ended, load, put
+from support.gpu_check import POCL, TOOL, code_that_holds, has_ended, load, put
 from support.helpers import OCLGRIND, ROOT, run, run_cli
 
 
@@ -136,7 +136,7 @@ def test_a_python_that_is_too_old_is_passed_over(tool, tmp_path, monkeypatch):
 def test_a_command_that_does_not_end_is_stopped(tool, tmp_path, monkeypatch):
     """Its child is stopped too, though both ignore the interrupt. Its output is kept."""
     monkeypatch.setattr(tool.running, "PATIENCE", 0.2)
-    child = HOLDS.format(str(tmp_path / "alive"))
+    child = code_that_holds(tmp_path / "alive")
     code = f"""if True:
         import signal, subprocess, sys, time
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -350,7 +350,7 @@ def stand_ins(tmp_path):
 
     def call(steps, *arguments, device="a device", faults=None):
         code = STAND_INS.format(tool=str(TOOL), folder=str(tmp_path), steps=steps,
-                                holds=HOLDS.format(str(tmp_path / "alive")))  # fmt: skip
+                                holds=code_that_holds(tmp_path / "alive"))  # fmt: skip
         command = [sys.executable, "-c", code, "--folder", tmp_path / "folder", "--carried",
                    tmp_path / "carried", "--out", tmp_path / "out", "--device", device,
                    *arguments]  # fmt: skip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the tests of tools/gpu_check share: its modules, files, and a process that lives on."""
+"""What the tests of tools/gpu_check share: its modules, files, processes that it has to stop."""
 
 import contextlib
 import fcntl
@@ -16,14 +16,6 @@ TOOL = ROOT / "tools" / "gpu_check"
 POCL = Path("/etc/OpenCL/vendors/pocl.icd")
 NAMES = ("drivers", "items", "needs", "opencl", "probes", "programs", "running", "smoke", "steps",
          "tables")  # fmt: skip
-# A process that lives on holds the lock of a file.
-HOLDS = """
-import fcntl, time
-file = open({!r}, "w")
-fcntl.flock(file, fcntl.LOCK_EX)
-print("held", file=file, flush=True)
-time.sleep(60)
-"""
 
 
 @functools.cache
@@ -47,8 +39,19 @@ def put(root, *paths, text=""):
         (root / path).write_text(text)
 
 
+def code_that_holds(path):
+    """Return code that locks a file, and holds the lock until its process is stopped."""
+    return f"""
+import fcntl, time
+file = open({str(path)!r}, "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", file=file, flush=True)
+time.sleep(60)
+"""
+
+
 def has_ended(path):
-    """True if the process that held the lock of the file ends within seconds."""
+    """Return whether the process of `code_that_holds` has ended, or ends within seconds."""
     assert path.read_text() == "held\n", "the process did not start"
     with path.open() as file:
         for _ in range(100):

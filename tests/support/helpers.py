@@ -42,13 +42,14 @@ BANDS = [
 
 def draw(shape, dtype=np.float32, seed=0):
     """Standard normal numbers; the shape is part of the seed, so no two arrays start alike."""
-    is_small = math.prod(shape) < 1 << 18
-    return (normal if is_small else normal.__wrapped__)(tuple(shape), seed).astype(dtype)
+    is_large = math.prod(shape) >= 1 << 18  # the cache would take too much memory
+    numbers = normal.__wrapped__ if is_large else normal
+    return numbers(tuple(shape), seed).astype(dtype)
 
 
 @functools.lru_cache(maxsize=64)
 def normal(shape, seed):
-    """The numbers of `draw`. Neighbouring tests draw the same ones."""
+    """The numbers of `draw` in float64. Neighbouring tests often draw the same numbers."""
     return np.random.default_rng([seed, *shape]).standard_normal(shape)
 
 
