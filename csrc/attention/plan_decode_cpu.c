@@ -127,7 +127,7 @@ dimension_to_share(const ca_attention *attention, const ca_attention_plan *plan)
                : -1;
 }
 
-/* Returns how many keys a block has. `few` is true if tiles have one or two rows. */
+/* Returns how many keys the kernel reads as one block. `few` is true if a tile has one or two rows. */
 static int64_t
 keys_of_block(const ca_device_info *info, const ca_attention *attention, bool few)
 {

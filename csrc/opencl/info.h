@@ -90,7 +90,7 @@ typedef struct {
     bool keeps_programs;       /* the driver caches built programs on disk itself */
     bool optimises_slowly;     /* kernels with large work-groups take seconds to compile */
     bool optimises_later;      /* the driver optimises a kernel when the kernel first runs */
-    bool wakes_late;           /* the driver sends a thread that waits to sleep at once */
+    bool wakes_late;           /* a thread that waits for a command sleeps, and wakes up late */
     bool bfloat16_pairs;       /* see ca_device_find_pairs */
     ca_memory_mode memory;
     ca_tuning *tuning; /* the tuner's numbers; attention/knobs.h reads them */

@@ -26,7 +26,7 @@
 /* The host looks at a long piece, and at signals, this often. */
 #define WAITING_MILLISECONDS 5
 
-/* A small launch is done in less time. */
+/* The calling thread polls a small launch for so long at most. A small launch takes less time. */
 #define POLLED_SECONDS 100e-6
 
 /* As ca_cl_check; the message also names the kernel. */
@@ -106,11 +106,11 @@ can_be_left(const ca_device *device, const ca_launch *launch)
     return copied <= COPIED_BYTES || !device->storage_is_host;
 }
 
-/* True if the launch is small, and the calling thread runs it or waits for it awake. The local queue is
-   not in order with the other one, and waiting for earlier calls may take long. So no call may be
-   pending. */
+/* True if the calling thread stays awake until the launch is done: it runs a small launch itself, or
+   polls it. No earlier call may be pending. The local queue would overtake such a call, and polling
+   would have to wait for it. */
 static bool
-takes_no_sleep(ca_device *device, const ca_launch *launch)
+stays_awake(ca_device *device, const ca_launch *launch)
 {
     if (!launch->small || (device->local_queue == NULL && !device->info.wakes_late)) {
         return false;
@@ -191,8 +191,8 @@ as_pending(const ca_device *device, const ca_launch *launch, cl_event event)
                              ca_pace_seconds(device, launch)};
 }
 
-/* Wait awake for a small launch, but not long. A thread that sleeps may take longer to wake up than the
-   device takes for the launch. The kernels of larger launches need all processors. */
+/* Poll a small launch. A thread that sleeps may take longer to wake up than the device takes for the
+   launch. Larger launches are not polled, because their kernels need all processors. */
 static void
 poll(const ca_device *device, cl_event event)
 {
@@ -413,7 +413,7 @@ launch_once(ca_device *device, const ca_launch *launch, ca_error *error)
     if (status != CA_OK) {
         return status;
     }
-    bool awake = takes_no_sleep(device, launch);
+    bool awake = stays_awake(device, launch);
     bool here = awake && device->local_queue != NULL;
     bool is_long = ca_pace_seconds(device, launch) > CA_LONG_SECONDS;
     bool leave = !awake && !is_long && can_be_left(device, launch);

@@ -411,8 +411,8 @@ write_rows(const tile_state *tile, const softmax_state *softmax, const real *see
     }
 }
 
-/* The vector hint keeps compilers for CPUs, on which tests run the kernel, from vectorising over
-   work-items. That would take a third of a build. */
+/* Tests run the kernel on CPUs. The vector hint keeps their compilers from vectorising over work-items,
+   which would take a third of a build. */
 __kernel __attribute__((reqd_work_group_size(THREADS, 1, 1), vec_type_hint(float4))) void
 attention_tiled(ATTENTION_ARGUMENTS)
 {

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-# The most numbers of an array, which is copied. A view may repeat one number so often that memory
-# could not hold the copy.
+# An array may have so many numbers at most, because the functions below copy the array. A view may
+# repeat one number so often that memory could not hold the copy.
 MOST = 2**28
 
 
