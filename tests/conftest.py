@@ -286,7 +286,7 @@ def variant(request, device, monkeypatch):
     if row.cpu_only and device.type != "cpu":
         pytest.skip(f"{row.kernel} is for CPUs")
     row.force(monkeypatch)
-    if row.kernel == "pairs":
+    if row.needs_instructions:
         try:
             row.call(*row.arrays((1, 1, 1, 1, 1)), device=device)
         except ValueError as refusal:

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The variants cpu and pairs, for many rows on CPUs: attention/cpu.cl, with queries in
+ * The variants cpu, pairs and amx, for many rows on CPUs: attention/cpu.cl, with queries in
  * vector lanes.
  */
 #include <math.h>
@@ -39,18 +39,38 @@
 #define WIDE_VECTOR 64
 #define MOST_SUMS   24
 
-enum { NV, MR, CHUNKS, TILES, ITEMS };
+enum { CHUNKS, TILES, ITEMS, NV, MR };
 
-/* NV and MR are the kernel's macros. Tiles and chunks of keys are the most of a work-item and of a
-   block. ITEMS are the work-items for each core. */
+/* Tiles and chunks of keys are the most of a work-item and of a block. ITEMS are the work-items for
+   each core. NV and MR are the kernel's macros; AMX leaves no choice of them. */
+#define KNOBS_OF_BOTH                                                                              \
+    [CHUNKS] = {"CHUNKS", {2, 4, 6, 8, 12}}, [TILES] = {"TILES", {1, 2, 4, 8}},                    \
+    [ITEMS] = {"ITEMS", {1, 2, 3, 6, 8}}
 static const ca_knob knobs_of_cpu[] = {
+    KNOBS_OF_BOTH,
     [NV] = {"NV", {1, 2, 3, 4}},
     [MR] = {"MR", {6, 8, 12, 16}},
-    [CHUNKS] = {"CHUNKS", {2, 4, 6, 8, 12}},
-    [TILES] = {"TILES", {1, 2, 4, 8}},
-    [ITEMS] = {"ITEMS", {1, 2, 3, 6, 8}},
     {NULL, {0}},
 };
+static const ca_knob knobs_of_amx[] = {KNOBS_OF_BOTH, {NULL, {0}}};
+
+/* What the kernel's products multiply. */
+typedef struct {
+    bool pairs; /* pairs of bfloat16, not reals */
+    bool amx;   /* AMX multiplies, not vectors */
+} products;
+
+/* AMX scores AMX_KEYS keys together, and multiplies AMX_ELEMENTS elements of a row. A block has
+   AMX_CHUNKS times as many keys. */
+#define AMX_KEYS     32
+#define AMX_ELEMENTS 32
+#define AMX_CHUNKS   8
+
+/* The rows of a matrix of AMX. Numbers of float16 are split into LIMBS numbers of bfloat16 if there are
+   more than AMX_FEW rows and keys. */
+#define AMX_SIDE 16
+#define LIMBS    2
+#define AMX_FEW  128
 
 /* How many rows the tiles have that cover `rows` rows, `of_tile` each. */
 static int64_t
@@ -62,10 +82,19 @@ covered(int64_t rows, int64_t of_tile)
 /* Returns how many numbers a tile keeps for each of its rows: those of the query and of the result. A
    result has whole vectors, at least two of them, because the kernel sums two vectors at a time. */
 static int64_t
-tile_columns(const ca_attention *attention, int64_t lanes)
+tile_columns(const ca_attention *attention, int64_t lanes, products of)
 {
     int64_t result = attention->Ev <= lanes ? 2 * lanes : covered(attention->Ev, lanes);
-    return attention->E + result;
+    int64_t pairs = covered(attention->E, AMX_ELEMENTS) / 2; /* of one limb */
+    return (!of.amx ? attention->E : of.pairs ? pairs : LIMBS * pairs) + result;
+}
+
+/* Returns how many columns of packed keys and values a tile has, in one limb. */
+static int64_t
+packed_columns(const ca_attention *attention, int64_t lanes, products of)
+{
+    int64_t key = covered(attention->E, of.amx ? AMX_ELEMENTS : 2);
+    return key + covered(attention->Ev, lanes);
 }
 
 /* True if tiles find keys and values in memory, or in a cache that cores share. */
@@ -99,16 +128,16 @@ band_is_narrow(const ca_device_info *info, const ca_attention *attention, int64_
    whose keys are near. But with 16 registers it has too few sums at a time. */
 static int64_t
 vectors_of_rows(const ca_device_info *info, const ca_attention *attention, int64_t heads,
-                int64_t lanes, bool keys_are_near, bool pairs)
+                int64_t lanes, bool keys_are_near, products of)
 {
     int64_t rows = heads * attention->L;
     int64_t two = covered(rows, 2 * lanes);
     bool wide = info->float_width >= 16;
-    bool emptier = !pairs && two - covered(rows, lanes) > rows / 8;
+    bool emptier = !of.pairs && two - covered(rows, lanes) > rows / 8;
     bool near = keys_are_near && !ca_first_cache_is_large(info);
     bool few = rows <= FEW_VECTORS * lanes && (near || emptier);
     bool narrow = heads == 1 && band_is_narrow(info, attention, lanes);
-    return rows <= lanes || (wide && (few || narrow)) ? 1 : 2;
+    return rows <= lanes || (!of.amx && wide && (few || narrow)) ? 1 : 2;
 }
 
 /* The rule for MR: NV * MR sums fill the registers. */
@@ -159,11 +188,15 @@ packing_pays(const ca_device_info *info, const ca_attention *attention, int64_t 
 /* Set NV and MR. The rule's numbers take the place of the tuner's if those leave more rows of tiles
    empty, or if tiles of so many rows do not fit a work-item's memory. */
 static void
-choose_shape(const ca_attention *attention, int64_t rows, int64_t lanes, const ca_knobs *knobs,
-             int64_t *vectors, int64_t *keys)
+choose_shape(const ca_attention *attention, int64_t rows, int64_t lanes, products of,
+             const ca_knobs *knobs, int64_t *vectors, int64_t *keys)
 {
+    if (of.amx) {
+        *keys = AMX_KEYS;
+        return;
+    }
     int64_t real = ca_plan_real_bytes(attention);
-    int64_t columns = tile_columns(attention, lanes);
+    int64_t columns = tile_columns(attention, lanes, of);
     int64_t found = ca_knob_value(knobs, NV, *vectors);
     int64_t together = ca_knob_value(knobs, MR, chunk_keys(found, lanes * real));
     int64_t emptier = covered(rows, found * lanes) - covered(rows, *vectors * lanes);
@@ -226,11 +259,11 @@ balanced_tiles(const ca_device_info *info, const ca_attention_plan *plan, int64_
    queries and results of a work-item's tiles. */
 static void
 share_work(const ca_device_info *info, const ca_attention *attention, int64_t rows, int64_t lanes,
-           int64_t vectors, bool packs, const ca_knobs *knobs, ca_attention_plan *plan)
+           int64_t vectors, bool packs, products of, const ca_knobs *knobs, ca_attention_plan *plan)
 {
     int64_t tile_rows = vectors * lanes;
     int64_t tiles = ca_divide_up(rows, tile_rows);
-    int64_t columns = tile_columns(attention, lanes);
+    int64_t columns = tile_columns(attention, lanes, of);
     int64_t bytes = ca_first_cache_is_large(info) ? CA_CPU_TILES_BYTES : SMALL_TILES_BYTES;
     int64_t most = ca_smaller(ca_knob_value(knobs, TILES, CA_CPU_TILES),
                               bytes / (columns * tile_rows * ca_plan_real_bytes(attention)));
@@ -241,7 +274,7 @@ share_work(const ca_device_info *info, const ca_attention *attention, int64_t ro
 
     int64_t heads = 1;
     if (plan->heads == 1 && heads_share_mask(attention)) {
-        heads = ca_smaller(most, CA_CPU_COLUMNS / (columns + lanes));
+        heads = ca_smaller(most, CA_CPU_COLUMNS / packed_columns(attention, lanes, of));
         heads = packs && heads > 2 ? 2 : heads < 1 ? 1 : heads;
         while (attention->batch[CA_BATCH_DIMS - 1] % heads != 0) {
             heads--;
@@ -268,24 +301,24 @@ lies_in_place(const ca_operand *operand, bool packs)
    arrays is contiguous and holds at least one vector. All calls in float64 share one program, the
    long one. */
 static bool
-call_is_usual(const ca_attention *attention, int64_t lanes, bool pairs)
+call_is_usual(const ca_attention *attention, int64_t lanes, products of)
 {
     const ca_operand *operands = attention->operands;
-    int64_t least = pairs ? 2 * lanes : lanes;
+    int64_t least = of.pairs ? 2 * lanes : lanes;
+    int64_t whole = !of.pairs ? 1 : of.amx ? AMX_ELEMENTS : 2;
     return attention->mods == NULL && ca_attention_options(attention) == 0 &&
            !ca_attention_has(attention, CA_ATTENTION_LSE) && !ca_attention_in_float64(attention) &&
            ca_operand_rows_hold(&operands[CA_ATTENTION_QUERY], least) &&
            ca_operand_rows_hold(&operands[CA_ATTENTION_KEY], least) &&
            ca_operand_rows_hold(&operands[CA_ATTENTION_VALUE], lanes) &&
-           ca_operand_rows_hold(&operands[CA_ATTENTION_OUTPUT], lanes) &&
-           (!pairs || attention->E % 2 == 0);
+           ca_operand_rows_hold(&operands[CA_ATTENTION_OUTPUT], lanes) && attention->E % whole == 0;
 }
 
-/* The plan of both variants. The terms of the products are reals, or pairs of bfloat16.
-   Keys can be read as pairs where a row has an even size. */
+/* The plan of all variants. Keys can be read as pairs where a row has an even size, and by AMX where
+   it has whole matrices. */
 static void
-plan_tiles(const ca_device_info *info, const ca_attention *attention, bool pairs,
-           ca_attention_plan *plan)
+plan_tiles(const ca_device_info *info, const ca_attention *attention, products of, int variant,
+           const ca_knob *list, ca_attention_plan *plan)
 {
     const ca_operand *operands = attention->operands;
     const ca_operand *key = &operands[CA_ATTENTION_KEY];
@@ -294,10 +327,10 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, bool pairs
     ca_dtype real = ca_attention_in_float64(attention) ? CA_FLOAT64 : CA_FLOAT32;
     bool biased = ca_attention_has(attention, CA_ATTENTION_INPUT_BIAS);
     bool even = (attention->E | key->row_stride | past->row_stride) % 2 == 0;
-    bool terms = pairs ? even : key->dtype == real;
+    bool whole = !of.amx || attention->E % AMX_ELEMENTS == 0;
+    bool keys_are_terms = of.pairs ? even && whole : key->dtype == real;
     int64_t lanes = ca_plan_lanes(info, attention);
-    ca_knobs knobs =
-        ca_knobs_of(info, attention, pairs ? CA_INDEX_pairs : CA_INDEX_cpu, knobs_of_cpu);
+    ca_knobs knobs = ca_knobs_of(info, attention, variant, list);
 
     ca_plan_begin(plan, attention, "attention_cpu", 1);
     plan->heads = biased ? 1 : ca_attention_heads_together(attention);
@@ -305,33 +338,34 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, bool pairs
     int64_t rows = plan->heads * attention->L;
     bool readable = info->type == CA_DEVICE_CPU && !biased;
     plan->fetches_ahead = keys_come_from_memory(attention, rows);
-    int64_t chunk = chunk_keys(vectors_of_rows(info, attention, plan->heads, lanes, false, pairs),
+    int64_t chunk = chunk_keys(vectors_of_rows(info, attention, plan->heads, lanes, false, of),
                                lanes * ca_plan_real_bytes(attention));
     bool packs = packing_pays(info, attention, rows, plan->fetches_ahead, chunk);
     plan->keys_in_place =
-        readable && terms && lies_in_place(key, packs) && lies_in_place(past, packs);
+        readable && keys_are_terms && lies_in_place(key, packs) && lies_in_place(past, packs);
     plan->values_in_place = readable && value->dtype == real && attention->Ev >= lanes &&
                             lies_in_place(value, packs) &&
                             lies_in_place(&operands[CA_ATTENTION_PAST_VALUE], packs);
     bool in_place = plan->keys_in_place && plan->values_in_place;
     bool near = in_place && !plan->fetches_ahead;
-    int64_t vectors = vectors_of_rows(info, attention, plan->heads, lanes, near, pairs);
+    int64_t vectors = vectors_of_rows(info, attention, plan->heads, lanes, near, of);
     int64_t keys;
-    choose_shape(attention, rows, lanes, &knobs, &vectors, &keys);
-    plan->chunks = ca_knob_value(&knobs, CHUNKS, CA_CPU_CHUNKS);
-    share_work(info, attention, rows, lanes, vectors, !in_place, &knobs, plan);
+    choose_shape(attention, rows, lanes, of, &knobs, &vectors, &keys);
+    plan->chunks = ca_knob_value(&knobs, CHUNKS, of.amx ? AMX_CHUNKS : CA_CPU_CHUNKS);
+    share_work(info, attention, rows, lanes, vectors, !in_place, of, &knobs, plan);
     ca_plan_define_lanes(&plan->spec, info, attention);
     ca_kernel_define(&plan->spec, "NV", vectors);
     ca_kernel_define(&plan->spec, "MR", keys);
-    ca_kernel_define(&plan->spec, "BFLOAT16_PAIRS", pairs);
-    plan->usual = call_is_usual(attention, lanes, pairs);
+    ca_kernel_define(&plan->spec, "BFLOAT16_PAIRS", of.pairs);
+    ca_kernel_define(&plan->spec, "AMX", of.amx);
+    plan->usual = call_is_usual(attention, lanes, of);
     ca_kernel_define(&plan->spec, "USUAL", plan->usual);
 }
 
 static void
 plan_cpu(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
-    plan_tiles(info, attention, false, plan);
+    plan_tiles(info, attention, (products){false, false}, CA_INDEX_cpu, knobs_of_cpu, plan);
 }
 
 const ca_variant ca_variant_cpu = {
@@ -353,10 +387,19 @@ pairs_can_run(const ca_device_info *info, const ca_attention *attention)
     return info->bfloat16_pairs;
 }
 
+/* Processors with AMX have the instruction for vectors of pairs too. There it multiplies half as many
+   numbers in a cycle as fma does. */
+static bool
+pairs_are_fast(const ca_device_info *info, const ca_attention *attention)
+{
+    (void)attention;
+    return !info->amx;
+}
+
 static void
 plan_pairs(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
-    plan_tiles(info, attention, true, plan);
+    plan_tiles(info, attention, (products){true, false}, CA_INDEX_pairs, knobs_of_cpu, plan);
 }
 
 /* An input bias is refused: its sum with an element would have to be rounded. */
@@ -369,6 +412,49 @@ const ca_variant ca_variant_pairs = {
     .can_run = pairs_can_run,
     .of_device = "that multiply pairs of bfloat16",
     .fast = CA_FAST_ON_CPUS,
+    .is_fast = pairs_are_fast,
     .make_plan = plan_pairs,
     .knobs = knobs_of_cpu,
+};
+
+/* ---- attention/cpu.cl with AMX ---- */
+
+static bool
+amx_can_run(const ca_device_info *info, const ca_attention *attention)
+{
+    (void)attention;
+    return info->amx;
+}
+
+/* Matrices of fewer rows than the processor has would be mostly empty. Numbers of float16 have to be
+   split into limbs, which pays if many rows use each key, and many keys each row. */
+static bool
+amx_is_fast(const ca_device_info *info, const ca_attention *attention)
+{
+    (void)info;
+    int64_t rows = ca_attention_heads_together(attention) * attention->L;
+    bool splits = attention->operands[CA_ATTENTION_QUERY].dtype == CA_FLOAT16;
+    return splits ? rows > AMX_FEW && attention->T > AMX_FEW : rows > AMX_SIDE;
+}
+
+static void
+plan_amx(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
+{
+    bool pairs = attention->operands[CA_ATTENTION_QUERY].dtype == CA_BFLOAT16;
+    plan_tiles(info, attention, (products){pairs, true}, CA_INDEX_amx, knobs_of_amx, plan);
+}
+
+/* An input bias is refused as by the variant pairs. */
+const ca_variant ca_variant_amx = {
+    .word = "amx",
+    .dtypes = CA_ONE_HALF_TYPE,
+    .max_head = CA_CPU_HEAD_SIZE,
+    .max_value_head = CA_CPU_HEAD_SIZE,
+    .refuses = CA_NO_INPUT_BIAS | CA_NO_LATE_SOFTCAP,
+    .can_run = amx_can_run,
+    .of_device = "with AMX",
+    .fast = CA_FAST_ON_CPUS,
+    .is_fast = amx_is_fast,
+    .make_plan = plan_amx,
+    .knobs = knobs_of_amx,
 };

@@ -171,8 +171,12 @@ launch_whole(ca_device *device, const ca_forced *forced, const ca_attention *att
     ca_attention_plan plan;
     bool again = true;
     uint32_t passed_over = forced->left_out;
-    if (attention->operands[CA_ATTENTION_QUERY].dtype == CA_BFLOAT16) {
+    ca_dtype dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
+    if (dtype == CA_BFLOAT16) {
         CA_TRY(ca_device_find_pairs(device, error));
+    }
+    if (dtype == CA_BFLOAT16 || dtype == CA_FLOAT16) {
+        CA_TRY(ca_device_find_amx(device, error));
     }
     CA_TRY(ca_device_prepare(device, error));
     passed_over |= ca_attention_wrong(device, attention);

@@ -71,8 +71,8 @@ typedef struct {
 
 /* The planner tries the variants in this order. */
 #define CA_VARIANTS(row)                                                                           \
-    row(decode_mma) row(decode_gpu) row(mma) row(tiled) row(decode_cpu) row(pairs) row(cpu)        \
-        row(reference)
+    row(decode_mma) row(decode_gpu) row(mma) row(tiled) row(decode_cpu) row(amx) row(pairs)        \
+        row(cpu) row(reference)
 
 #define CA_DECLARE_VARIANT(word) extern const ca_variant ca_variant_##word;
 CA_VARIANTS(CA_DECLARE_VARIANT)

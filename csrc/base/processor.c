@@ -1,15 +1,30 @@
 /* SPDX-License-Identifier: MIT */
+#define _DEFAULT_SOURCE /* syscall */
 #include "base/processor.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <cpuid.h>
 #endif
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
-/* The registers of SSE, AVX and AVX-512 that the system has to save. */
+/* The registers of SSE, AVX and AVX-512 that the system has to save, and those of AMX. */
 #define WIDE_REGISTERS 0xe6u
+#define AMX_REGISTERS  (3u << 17)
 
-bool
-ca_processor_has_bfloat16_pairs(void)
+/* Of answer 7. */
+#define HAS_AMX            (1u << 24 | 1u << 22) /* in edx: matrix registers, bfloat16 */
+#define HAS_BFLOAT16_PAIRS (1u << 5)             /* in eax of its second part */
+
+/* How Linux is asked for the use of AMX, and the number of its data registers. */
+#define ARCH_REQ_XCOMP_PERM 0x1023
+#define AMX_DATA            18
+
+/* True if the system saves these registers. */
+static bool
+saves(unsigned registers)
 {
 #if defined(__x86_64__) && defined(__GNUC__)
     unsigned eax;
@@ -21,11 +36,49 @@ ca_processor_has_bfloat16_pairs(void)
     }
     unsigned saved;
     __asm__("xgetbv" : "=a"(saved), "=d"(edx) : "c"(0));
-    if ((saved & WIDE_REGISTERS) != WIDE_REGISTERS ||
-        !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || !(ebx & bit_AVX512F)) {
-        return false;
-    }
-    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1u << 5) != 0;
+    return (saved & registers) == registers;
+#else
+    (void)registers;
+    return false;
+#endif
+}
+
+bool
+ca_processor_has_bfloat16_pairs(void)
+{
+#if defined(__x86_64__) && defined(__GNUC__)
+    unsigned eax;
+    unsigned ebx;
+    unsigned ecx;
+    unsigned edx;
+    return saves(WIDE_REGISTERS) && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) &&
+           (ebx & bit_AVX512F) != 0 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) &&
+           (eax & HAS_BFLOAT16_PAIRS) != 0;
+#else
+    return false;
+#endif
+}
+
+bool
+ca_processor_has_amx(void)
+{
+#if defined(__x86_64__) && defined(__GNUC__)
+    unsigned eax;
+    unsigned ebx;
+    unsigned ecx;
+    unsigned edx;
+    return saves(AMX_REGISTERS) && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) &&
+           (edx & HAS_AMX) == HAS_AMX;
+#else
+    return false;
+#endif
+}
+
+bool
+ca_processor_allow_amx(void)
+{
+#if defined(__linux__) && defined(__x86_64__)
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, AMX_DATA) == 0;
 #else
     return false;
 #endif

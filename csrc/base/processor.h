@@ -12,6 +12,13 @@
    registers), and the system saves these registers. */
 bool ca_processor_has_bfloat16_pairs(void);
 
+/* True if the processor has AMX with bfloat16, and the system saves its registers. */
+bool ca_processor_has_amx(void);
+
+/* Ask the system for the use of AMX in all threads of this process. False if it refuses: an
+   instruction of AMX would end the process then. */
+bool ca_processor_allow_amx(void);
+
 /* Fills `words` with bits for the processor's family, model and instructions. A word that
    the processor does not tell is 0, as are all words unless it is an x86-64. */
 #define CA_PROCESSOR_WORDS 7

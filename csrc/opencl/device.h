@@ -99,6 +99,7 @@ struct ca_device {
     /* Why the device lacks a capability that its driver reports; written before `state`. */
     ca_error lacks[CA_CAPABILITIES];
     atomic_bool pairs_known; /* info.bfloat16_pairs is final, and was written before */
+    atomic_bool amx_known;   /* info.amx is final, and was written before */
 
     /* Kept for the room that has variants of kernels. */
     _Atomic(uint64_t) tried; /* bits, like `wrong` */

@@ -303,20 +303,35 @@ ca_device_prepare(ca_device *device, ca_error *error)
     return status;
 }
 
-ca_status
-ca_device_find_pairs(ca_device *device, ca_error *error)
+/* Prepare the device. Set *answer to that of the probe, and then *known, unless it is set. */
+static ca_status
+find_out(ca_device *device, atomic_bool *known, bool *answer, bool (*probe)(ca_device *),
+         ca_error *error)
 {
     ca_status status = ca_device_prepare(device, error);
-    if (status != CA_OK || atomic_load_explicit(&device->pairs_known, memory_order_acquire)) {
+    if (status != CA_OK || atomic_load_explicit(known, memory_order_acquire)) {
         return status;
     }
     ca_mutex_lock(&device->build_lock);
-    if (!atomic_load(&device->pairs_known)) {
-        device->info.bfloat16_pairs = ca_probe_pairs(device);
-        atomic_store(&device->pairs_known, true);
+    if (!atomic_load(known)) {
+        *answer = probe(device);
+        atomic_store(known, true);
     }
     ca_mutex_unlock(&device->build_lock);
     return CA_OK;
+}
+
+ca_status
+ca_device_find_pairs(ca_device *device, ca_error *error)
+{
+    return find_out(device, &device->pairs_known, &device->info.bfloat16_pairs, ca_probe_pairs,
+                    error);
+}
+
+ca_status
+ca_device_find_amx(ca_device *device, ca_error *error)
+{
+    return find_out(device, &device->amx_known, &device->info.amx, ca_probe_amx, error);
 }
 
 /* ---- queues of other libraries ---- */
@@ -344,6 +359,7 @@ new_adopted(ca_device *base, const ca_adopted_queue *adopted)
     device->info = base->info;
     ca_mutex_unlock(&base->build_lock);
     device->info.bfloat16_pairs = false; /* not asked for yet */
+    device->info.amx = false;
     device->info.memory = CA_MEMORY_COPY;
     device->info.tuning = &device->tuning;
     atomic_init(&device->tuning.in_use, atomic_load(&base->tuning.in_use));

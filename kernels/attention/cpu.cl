@@ -24,9 +24,11 @@
  * Head sizes, 1 … CA_CPU_HEAD_SIZE, and all options but a late softcap are data.
  *
  *     -DBFLOAT16_PAIRS  1: products of pairs of bfloat16, cpu/pairs.clh
+ *     -DAMX             1: AMX multiplies, cpu/amx.clh: these pairs, or the limbs of a float16,
+ *                       cpu/limbs.clh
  *     -DNV              vectors of queries of a tile
- *     -DMR              keys that are scored together: 6, 8, 12 or 16. Their NV * MR sums
- *                       fill the registers
+ *     -DMR              keys that are scored together: 6, 8, 12 or 16, so that their NV * MR
+ *                       sums fill the registers; 32 with AMX
  *     -DUSUAL           1: the call has no options and asks for no log-sum-exp. The rows of its
  *                       arrays are contiguous, and have at least LANES terms
  *     LANES of support/lanes.clh and the macros of support/common.clh
@@ -58,7 +60,7 @@ DEFINE_PHILOX(philox_lanes, uintv, high_lanes)
 /* Sets the weights that dropout drops to 0, in a block of keys whose first key is j0. The
    sums of the rows already include these weights. */
 CALLED void
-drop_weights(const tile_state *tile, ca_int64 j0, int keys, termv *weights)
+drop_weights(const tile_state *tile, ca_int64 j0, int keys, weightv *weights)
 {
     const ca_attention_params *params = tile->call->params;
     ulongv rows[NV];
@@ -174,7 +176,7 @@ typedef struct {
    nothing. */
 SMALL void
 attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int keys, int first, int end,
-             const realv *added, termv *weights)
+             const realv *added, weightv *weights)
 {
     const tile_state *tile = &sums->tile;
     const ca_attention_params *params = tile->call->params;
@@ -198,7 +200,7 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int keys, int
             decay[v] = (realv)REAL(1.0);
         }
         any_decay |= weigh_scores(params, &sums->softmax, scores, addends,
-                                  weights + TERMS(k0 - first) * NV, decay);
+                                  weights + WEIGHTS(k0 - first) * NV, decay);
         chunks++;
     }
     if (keeps) {
@@ -233,7 +235,7 @@ typedef struct {
 /* All tiles attend to their keys. Before each block is read, this work-item copies the
    present keys and values of its share that lie in the block. */
 INLINED void
-attend(item_state *item, realv *added, termv *weights, term *packed)
+attend(item_state *item, realv *added, weightv *weights, term *packed)
 {
     const tile_state *tile = &item->tiles[0].tile;
     const attention_call *call = tile->call;
@@ -247,8 +249,8 @@ attend(item_state *item, realv *added, termv *weights, term *packed)
         shared &= VIEW(params, BIAS)->batch[CA_BATCH_DIMS - 1] == 0;
     }
     const int most = keys_of_block(params);
-    const int packed_terms = reads_in_place(params) ? MR * TERMS(params->E) + LANES
-                                                    : most * TERMS(PACKED_COLUMNS(params));
+    const int packed_terms = reads_in_place(params) ? MR * ROW_TERMS(params->E) + LANES
+                                                    : most * LIMBS * TERMS(PACKED_COLUMNS(params));
     const ca_int64 end = all ? params->T : item->keys.end;
     key_block blocks[CA_CPU_TILES];
     int keys;
@@ -328,8 +330,8 @@ start_tile(tile_sums *sums, const attention_call *call, ca_int64 linear, ca_int6
     start_mod_rows(tile);
 #endif
     sums->queries = (termv *)memory;
-    sums->result = memory + TERMS(params->E) * NV;
-    load_queries(sums->queries, tile, score_scale(params));
+    sums->result = memory + LIMBS * ROW_TERMS(params->E) * NV;
+    load_queries(sums->queries, tile, AMX ? REAL(1.0) : score_scale(params));
     sums->has_result = false;
     start_softmax(&sums->softmax);
 }
@@ -359,6 +361,9 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
     const attention_call *call = tile->call;
     const ca_attention_params *params = call->params;
     const softmax_state *softmax = &sums->softmax;
+#if AMX
+    realv turned[BM * CHUNKS(CA_CPU_HEAD_SIZE)];
+#endif
     if (WRITES_LSE(params)) {
         PLAIN_FOR (int n = 0; n < tile->rows; n++) {
             ca_int64 batch[CA_BATCH_DIMS];
@@ -373,13 +378,18 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
     if (WRITES_STAGE(params, 3)) {
         write_weights(tile, sums->queries, softmax, weights, packed);
     }
-    const int unwritten = sums->has_result ? 0 : tile->rows * LINE_VECTORS(params->Ev);
+    const int unwritten = sums->has_result ? 0 : BM * LINE_VECTORS(params->Ev);
     PLAIN_FOR (int n = 0; n < unwritten; n++) {
         sums->result[n] = (realv)REAL(0.0);
     }
     realv factors[NV];
     find_factors(factors, softmax, softmax->DIVISOR, ca_kept_scale(params));
-    if (store_result(sums->result, factors, tile)) {
+    const realv *result = sums->result;
+#if AMX
+    turn_result(turned, result, (int)params->Ev);
+    result = turned;
+#endif
+    if (store_result(result, factors, tile)) {
         ask_to_redo(call);
     }
 }
@@ -448,13 +458,13 @@ attend_tiles(const attention_call *call, ca_int64 number)
 
     item_state item;
     realv memory[MEMORY_VECTORS];
-    termv weights[TERMS(MAX_KEYS) * NV];
+    weightv weights[WEIGHTS(MAX_KEYS) * NV];
     realv added[MAX_KEYS * NV];
     /* The array begins with a line of the cache, so no whole vector of packed values lies in two
        lines. */
     term packed[PACKED_TERMS] __attribute__((aligned(CACHE_LINE)));
     const ca_int64 first_row = index * rows_of_item;
-    const int size = TERMS((int)params->E) * NV + BM * LINE_VECTORS(params->Ev);
+    const int size = LIMBS * ROW_TERMS(params->E) * NV + BM * LINE_VECTORS(params->Ev);
     item.count = (int)min(params->tiles, (rows - first_row + BM - 1) / BM);
     const int count = heads * item.count;
     PLAIN_FOR (int n = 0; n < count; n++) {
@@ -499,5 +509,11 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(realv))) vo
 attention_cpu(ATTENTION_ARGUMENTS)
 {
     const attention_call call = ATTENTION_CALL;
+#if AMX
+    amx_start();
+#endif
     attend_tiles(&call, group_of(&params));
+#if AMX
+    amx_end();
+#endif
 }

@@ -9,9 +9,13 @@
  */
 #include "kernels/support/bfloat16_pairs.clh"
 
+typedef uint16 unaligned_pairs __attribute__((aligned(2)));
+
 __kernel void
 probe_pairs(__global const ushort *a, __global const ushort *b, __global float *sums,
             const float start)
 {
-    vstore16(add_pair_products((float16)start, load_pairs(a), load_pairs(b)), 0, sums);
+    const uint16 pairs = *(__global const unaligned_pairs *)a;
+    const uint16 others = *(__global const unaligned_pairs *)b;
+    vstore16(add_pair_products((float16)start, pairs, others), 0, sums);
 }

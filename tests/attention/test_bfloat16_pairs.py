@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""attention/cpu.cl with products of pairs of bfloat16, besides the kernel contract.
+"""attention/cpu.cl with pairs of bfloat16, by vectors and by AMX, besides the kernel contract.
 
 Results are compared with float64, and where operators have no oracle here, with the reference
 kernel in float64. Other devices convert bfloat16, as all other tests see.
@@ -19,26 +19,42 @@ from support.variants import force
 HALF_AN_EPS = eps(bfloat16) / 2
 
 
-@pytest.fixture(autouse=True)
-def pairs(device, monkeypatch):
-    """The variant, which is refused where the device does not multiply pairs."""
-    force(monkeypatch, "pairs")
+FLAGS = {"pairs": "avx512_bf16", "amx": "amx_bf16"}
+
+
+def refusal_of(device):
     try:
         sdpa(*qkv(L=1, S=1, E=1, dtype=bfloat16), device=device)
     except ValueError as refusal:
-        pytest.skip(str(refusal))
+        return str(refusal)
+    return None
 
 
-def test_pairs_are_chosen(device, monkeypatch):
-    """Not float32, whose results are others; other dtypes are refused where pairs are forced."""
+@pytest.fixture(autouse=True, params=FLAGS)
+def word(device, monkeypatch, request):
+    """The variant, which is refused where the device lacks its instruction."""
+    force(monkeypatch, request.param)
+    refusal = refusal_of(device)
+    if refusal:
+        pytest.skip(refusal)
+    return request.param
+
+
+def test_they_are_chosen(device, monkeypatch, word):
+    """Not vectors where the processor has AMX, which is faster there, as float32 is."""
+    force(monkeypatch, "amx")
+    if word == "pairs" and refusal_of(device) is None:
+        pytest.skip("the processor has AMX")
     arrays = qkv((2, 3), 90, 200, 64, dtype=bfloat16)
-    forced = sdpa(*arrays, device=device)
     results = {}
-    for name in (None, "cpu"):
+    for name in (None, word, "cpu"):
         force(monkeypatch, name)
         results[name] = sdpa(*arrays, device=device).tobytes()
-    assert results[None] == forced.tobytes() != results["cpu"]
-    force(monkeypatch, "pairs")
+    assert results[None] == results[word] != results["cpu"]
+
+
+@pytest.mark.parametrize("word", ["pairs"], indirect=True)
+def test_pairs_take_bfloat16_alone(device, word):
     with pytest.raises(ValueError, match='CLATTN_KERNEL is "pairs", whose kernel takes bfloat16'):
         sdpa(*qkv(), device=device)
 
@@ -132,7 +148,7 @@ def test_dropout(device, size, monkeypatch):
 
 
 @pytest.mark.parametrize("mode", [1, 3])  # scores, and weights, which another pass writes
-def test_past_present_and_scores(device, mode, monkeypatch):
+def test_past_present_and_scores(device, mode, monkeypatch, word):
     """Past and new keys meet within a pair: an odd number of each."""
     shapes = [(2, 4, 37, WIDE), (2, 2, 45, WIDE), (2, 2, 45, REST), (2, 2, 51, WIDE),
               (2, 2, 51, REST)]  # fmt: skip
@@ -145,15 +161,15 @@ def test_past_present_and_scores(device, mode, monkeypatch):
             qk_matmul_output_mode=mode, device=device)  # fmt: skip
 
     compare_with_reference(call, arrays, device, monkeypatch)
-    force(monkeypatch, "pairs")
+    force(monkeypatch, word)
     got = call(arrays)
     past_k, key = arrays[3], arrays[1]
     assert got.present_key.tobytes() == np.concatenate([past_k, key], axis=2).tobytes()
 
 
-def test_the_processor_says_so(device):
+def test_the_processor_says_so(device, word):
     """The instruction is there: where Linux lists a processor's features."""
     listed = Path("/proc/cpuinfo")
     if not listed.exists():
         pytest.skip("no /proc/cpuinfo")
-    assert "avx512_bf16" in listed.read_text().split()
+    assert FLAGS[word] in listed.read_text().split()

@@ -8,7 +8,7 @@ from clattn import _core
 from references.attention import float16, float32
 from support.helpers import draw, sdpa
 from support.masks import masked
-from support.variants import each
+from support.variants import each, force
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +24,7 @@ SETTINGS = {
     "cpu": ["NV=1 MR=12 TILES=1", "NV=3 MR=8 CHUNKS=6", "NV=4 MR=6 ITEMS=8",
                     "NV=2 MR=6 CHUNKS=2 TILES=2"],
     "pairs": ["NV=3 MR=8", "NV=1 MR=6 CHUNKS=4", "NV=1 MR=12"],
+    "amx": ["CHUNKS=2 TILES=2", "CHUNKS=12 ITEMS=8"],
     "decode_cpu": ["RT=1 BN=32 KIB=64 ITEMS=16", "RT=2 BN=256 KIB=1024"],
     "tiled": ["TILING=3 EC=32 KC=8"],
     "mma": ["MT=1 BN=32 CHUNK=16 STAGES=2 WARPS=8", "MT=2 BN=64 CHUNK=64 STAGES=2 QUERIES=2"],
@@ -90,10 +91,11 @@ PROBLEMS = {
     ],
     ids=str,
 )
-def test_a_class_is_a_dtype_a_head_size_and_a_range_of_rows(device, one, found):
+def test_a_class_is_a_dtype_a_head_size_and_a_range_of_rows(device, monkeypatch, one, found):
     """Blocks of other sizes give other bits; problems of other classes keep theirs."""
     if device.type != "cpu":
         pytest.skip("the knob is of attention_cpu")
+    force(monkeypatch, "cpu")
     before = {name: bits(device, **options) for name, options in PROBLEMS.items()}
     _core.tune(device, *one, "cpu", {"CHUNKS": 2})
     after = {name: bits(device, **options) for name, options in PROBLEMS.items()}

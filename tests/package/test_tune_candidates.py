@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """python -m clattn tune: which classes come first, and what is tried for each."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -21,8 +22,8 @@ def test_every_class_has_candidates(device, gpu):
     some = gpu or device
     found = [one for one in _tuning.classes() if candidates.has_candidates(one, some)]
     assert len(found) == (60 if gpu else 80)
-    for one in found:
-        variant = candidates.variant_of(one, some, has_pairs=True)
+    for one, special in itertools.product(found, (("amx", "pairs"), ("pairs",), ())):
+        variant = candidates.variant_of(one, some, special)
         stages = list(candidates.stages(one, variant, some))
         assert sum(map(len, stages)) == candidates.count(one, variant, some) > 3
         for knobs in (knobs for stage in stages for knobs in stage):

@@ -20,9 +20,9 @@ def builds(action):
     action()
     return faults.faults_builds() - before
 
-def prefill(**options):
+def prefill(dtype="f4", **options):
     for heads, rows, keys in [(2, 17, 33), (1, 100, 100), (3, 300, 70), (64, 512, 512)]:
-        sdpa(*qkv((1, heads), rows, keys, 64), device=device, **options)
+        sdpa(*qkv((1, heads), rows, keys, 64, dtype=dtype), device=device, **options)
 
 def decode(**options):
     for query_heads, heads in [(4, 4), (4, 2), (6, 2), (8, 2), (8, 1)]:
@@ -44,6 +44,18 @@ def test_calls_of_the_default_kinds_build_nothing(device, faults_library):
         assert builds(lambda: clattn.warm_up(device=device, head_sizes=[64])) == 0
         other = {"dtype": "f2"} if device.type == "cpu" else {}  # head sizes are data there
         assert builds(lambda: sdpa(*qkv((1, 2), 17, 33, 24, **other), device=device)) == 1
+    """
+    open_with(faults_library, device, START + textwrap.dedent(code))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_calls_of_half_types_build_nothing(device, faults_library, dtype):
+    """Few rows of them use vectors, many rows AMX."""
+    code = f"""
+        import ml_dtypes
+        clattn.warm_up(["{dtype}"], ["prefill"], head_sizes=[64], device=device)
+        assert builds(lambda: prefill("{dtype}")) == 0
+        assert builds(lambda: prefill("{dtype}", is_causal=True)) == 0
     """
     open_with(faults_library, device, START + textwrap.dedent(code))
 

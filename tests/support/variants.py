@@ -102,9 +102,10 @@ class Variant:
     limits: dict = field(default_factory=dict)  # what else is forced
     cpu_only: bool = False
     tensors: bool = False  # run once more with Tensors in the place of arrays
-    rounds_weights: bool = False  # to the query's half type, before values are summed
+    rounds_weights: tuple = ()  # the dtypes to which weights are rounded before values are summed
     lse_is_built_in: bool = False  # programs with the lse and without it differ
     builds_slowly: bool = False  # on PoCL, 3 to 30 seconds a program
+    needs_instructions: bool = False  # that many processors lack
 
     def force(self, monkeypatch):
         force(monkeypatch, self.kernel, **self.limits)
@@ -124,7 +125,8 @@ class Variant:
         if self.lse_is_built_in:
             options = {"return_lse": True} | options
         options = {"enable_gqa": arrays[0].ndim > 2} | options
-        return check(*arrays, device=device, rounds_weights=self.rounds_weights, **options)
+        rounds = arrays[0].dtype in self.rounds_weights
+        return check(*arrays, device=device, rounds_weights=rounds, **options)
 
     def call(self, *arrays, device, **options):
         """(result, lse)"""
@@ -157,10 +159,30 @@ VARIANTS = [
         groups=[(6, 2)],
         takes="bfloat16",
         dtype=bfloat16,
-        rounds_weights=True,
+        rounds_weights=(bfloat16,),
         mask_dtypes=[(bfloat16, bfloat16)],
         doors=EVERY_DOOR,
         cpu_only=True,
+        needs_instructions=True,
+    ),
+    Variant(
+        "amx",
+        {"shared masks": (2, 8, 8, 41, 70), "several blocks, groups": (1, 6, 2, 41, 600)},
+        rows=[(2, 2, n) for n in (1, 16, 17, 33, 100)],
+        keys=[1, 31, 32, 33, 64, 70],
+        groups=[(8, 2), (6, 3)],
+        takes="query and value of one half type, head sizes of 1 to 512",
+        dtype=float16,
+        head_sizes=[(1, 1, float16, 5), (16, 48, bfloat16, 40), (31, 17, float16, 40),
+                    (80, 64, bfloat16, 40), (512, 512, float16, 40), (96, 33, float16, 40)],
+        dtypes=[bfloat16],
+        rounds_weights=(bfloat16,),
+        mask_dtype=float16,
+        mask_dtypes=[(bfloat16, bfloat16)],
+        doors=EVERY_DOOR,
+        cpu_only=True,
+        tensors=True,
+        needs_instructions=True,
     ),
     Variant(
         "tiled",
@@ -183,7 +205,7 @@ VARIANTS = [
         groups=[(6, 2)],
         takes="query.*no past keys, input bias, dropout",
         dtype=float16,
-        rounds_weights=True,
+        rounds_weights=(float16, bfloat16),
         head_sizes=[(1, 1, float16, 5), (40, 8, float16, 50), (72, 72, bfloat16, 50),
                     (80, 64, float16, 50), (96, 96, float16, 50), (128, 128, bfloat16, 50),
                     (192, 128, bfloat16, 50), (64, 256, float16, 50), (256, 256, bfloat16, 50)],
@@ -235,7 +257,7 @@ VARIANTS = [
         groups=[(2, 1), (6, 2), (24, 3)],
         takes="one half type, head sizes of 1 to 192.*no past keys, input bias, dropout",
         dtype=float16,
-        rounds_weights=True,
+        rounds_weights=(float16, bfloat16),
         head_sizes=[(8, 8, bfloat16, 1), (80, 40, bfloat16, 2), (128, 128, bfloat16, 1),
                     (192, 128, float16, 1)],
         head_size_keys=(9, 100, 2500),

@@ -1,6 +1,6 @@
 """What the tuner tries: the problems that stand for a class, and the knobs of its variant."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
@@ -37,6 +37,7 @@ _CHECKED = {"many": (1, 4, 2, 83, 203), "few": (1, 4, 2, 21, 203), "decode": (1,
 _STAGES = {
     "cpu": (("NV", "MR"), ("CHUNKS",), ("TILES",), ("ITEMS",)),
     "pairs": (("NV", "MR"), ("CHUNKS",), ("TILES",), ("ITEMS",)),
+    "amx": (("CHUNKS",), ("TILES",), ("ITEMS",)),
     "decode_cpu": (("RT",), ("BN",), ("KIB",), ("ITEMS",)),
     "mma": (("MT", "BN", "CHUNK", "QUERIES"), ("WARPS",), ("STAGES",)),
     "tiled": (("TILING",), ("EC",), ("KC",)),
@@ -72,13 +73,20 @@ def problems_of(one: Class, device: Device) -> Problems:
     )
 
 
-def variant_of(one: Class, device: Device, has_pairs: bool) -> str:
-    """Return the variant that computes the problems of a class, unless the planner is forced."""
+def variant_of(one: Class, device: Device, special: Container[str]) -> str:
+    """Return the variant that computes the problems of a class, unless the planner is forced.
+
+    `special` has those of "amx" and "pairs" that run on the device.
+    """
     is_half = one.dtype in ("float16", "bfloat16")
     on_matrix_units = is_half and device.nvidia_capability >= 80
     if device.type == "cpu":
-        many = "pairs" if has_pairs and one.dtype == "bfloat16" else "cpu"
-        return "decode_cpu" if one.rows in ("decode", "threshold") else many
+        if one.rows in ("decode", "threshold"):
+            return "decode_cpu"
+        is_bfloat16 = one.dtype == "bfloat16"
+        if "amx" in special and (is_bfloat16 or (one.rows == "many" and one.dtype != "float64")):
+            return "amx"
+        return "pairs" if "pairs" in special and is_bfloat16 else "cpu"
     if one.rows == "decode":
         return "decode_mma" if on_matrix_units and one.head_size <= 128 else "decode_gpu"
     return "mma" if on_matrix_units else "tiled"

@@ -129,8 +129,8 @@ def _tune(session: Session, todo: Sequence[Class], seconds: float, console: Any)
     device = session.device
     todo = [one for one in todo if has_candidates(one, device) and _can_run(one, device)]
     session.left = len(todo)
-    has_pairs = any(one.dtype == "bfloat16" for one in todo) and measuring.has_pairs(device)
-    variants = {one: variant_of(one, device, has_pairs) for one in todo}
+    special = [variant for variant in ("amx", "pairs") if measuring.runs(variant, device)]
+    variants = {one: variant_of(one, device, special) for one in todo}
     with Progress(console=console, transient=True) as progress:
         steps = sum(count(one, variant, device) for one, variant in variants.items())
         task = progress.add_task("", total=steps)

@@ -209,11 +209,11 @@ def forced(kernel: str) -> Iterator[None]:
         _core.force(chosen, *limits)
 
 
-def has_pairs(device: Device) -> bool:
-    """Return whether calls with bfloat16 multiply pairs on the device."""
+def runs(variant: str, device: Device) -> bool:
+    """Return whether the device runs a variant that takes bfloat16."""
     try:
-        row = Row("pairs", (1, 1, 1, 1, 1, 16), "bfloat16", on_device=device.type != "cpu")
-        with forced("pairs"):
+        row = Row(variant, (1, 1, 1, 1, 1, 16), "bfloat16", on_device=device.type != "cpu")
+        with forced(variant):
             clattn_call(draw(row), device).run()
     except (ValueError, clattn.DeviceError):
         return False
