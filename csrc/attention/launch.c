@@ -61,13 +61,14 @@ access_of(const ca_attention *attention, ca_attention_role role)
     return bytes == ca_attention_extent(attention, role).bytes ? CA_ACCESS_WRITE : CA_ACCESS_UPDATE;
 }
 
-/* True if the kernels of a plan take an operand. Usual programs take no optional operands. Programs
-   without mods take no operands of mods. */
+/* True if the kernels of a plan take an operand. Usual programs take no optional operands, but for a
+   mask. Programs without mods take no operands of mods. */
 static bool
-takes(const ca_attention *attention, bool usual, ca_attention_role role)
+takes(const ca_attention *attention, int usual, ca_attention_role role)
 {
     bool always = role <= CA_ATTENTION_VALUE || role == CA_ATTENTION_KEY_COUNTS ||
-                  role == CA_ATTENTION_OUTPUT;
+                  role == CA_ATTENTION_OUTPUT ||
+                  (role == CA_ATTENTION_MASK && usual == CA_USUAL_MASKED);
     bool optional = !usual && (attention->mods != NULL || !ca_attention_is_of_mods(role));
     return always || optional;
 }
@@ -75,7 +76,7 @@ takes(const ca_attention *attention, bool usual, ca_attention_role role)
 /* List the arguments of kernels: operands, partial rows and marks. The memory of partial rows is not
    there yet, and usual programs do not take it. Returns how many arguments these are. */
 static int
-list_spans(const ca_attention *attention, bool usual, ca_span marks, ca_span *spans)
+list_spans(const ca_attention *attention, int usual, ca_span marks, ca_span *spans)
 {
     int nspans = 0;
     for (int role = 0; role < OPERANDS; role++) {
@@ -148,11 +149,11 @@ allocate_partial(ca_device *device, const ca_attention_plan *plan, const ca_atte
                : ca_storage_new(device, (size_t)bytes, "partial results", partial, error);
 }
 
-/* Build one kernel of a plan, and add it as the launch's next step. If `usual` is true, the kernel
+/* Build one kernel of a plan, and add it as the launch's next step. Unless `usual` is 0, the kernel
    belongs to a usual program, which takes shorter params. The product of `grid` is the number of
    work-items, which whole work-groups round up. */
 static ca_status
-add_step(ca_device *device, ca_launch *launch, const ca_kernel_spec *spec, bool usual,
+add_step(ca_device *device, ca_launch *launch, const ca_kernel_spec *spec, int usual,
          const ca_attention_params *params, const int64_t grid[CA_ATTENTION_GRID_DIMS],
          size_t local_size, double work, ca_error *error)
 {

@@ -26,8 +26,8 @@ typedef struct {
     bool values_in_place;
     bool fetches_ahead;
     bool leaves_adjoining; /* attention_decode_cpu does not prefetch rows that adjoin */
-    bool usual;            /* the kernel takes no optional arrays */
-    bool redoes;           /* the kernel may ask for rows to be computed again */
+    int usual;   /* CA_USUAL…: the kernel takes no optional arrays, but for a mask; or 0 */
+    bool redoes; /* the kernel may ask for rows to be computed again */
     /* With more than one split of the keys, each split leaves partial_bytes for each row.
        The second kernel, `merge`, makes results of these partial rows: a group of
        merge_local work-items for each row. */

@@ -43,16 +43,16 @@ enum { CHUNKS, TILES, ITEMS, NV, MR };
 
 /* Tiles and chunks of keys are the most of a work-item and of a block. ITEMS are the work-items for
    each core. NV and MR are the kernel's macros; AMX leaves no choice of them. */
-#define KNOBS_OF_BOTH                                                                              \
+#define COMMON_KNOBS                                                                               \
     [CHUNKS] = {"CHUNKS", {2, 4, 6, 8, 12}}, [TILES] = {"TILES", {1, 2, 4, 8}},                    \
     [ITEMS] = {"ITEMS", {1, 2, 3, 6, 8}}
 static const ca_knob knobs_of_cpu[] = {
-    KNOBS_OF_BOTH,
+    COMMON_KNOBS,
     [NV] = {"NV", {1, 2, 3, 4}},
     [MR] = {"MR", {6, 8, 12, 16}},
     {NULL, {0}},
 };
-static const ca_knob knobs_of_amx[] = {KNOBS_OF_BOTH, {NULL, {0}}};
+static const ca_knob knobs_of_amx[] = {COMMON_KNOBS, {NULL, {0}}};
 
 /* What the kernel's products multiply. */
 typedef struct {
@@ -297,21 +297,30 @@ lies_in_place(const ca_operand *operand, bool packs)
     return ca_operand_rows_contiguous(operand) && (ca_operand_rows_adjoin(operand) || !packs);
 }
 
-/* True if the short program can compute the call. Such a call has no options, and each row of its
-   arrays is contiguous and holds at least one vector. All calls in float64 share one program, the
-   long one. */
-static bool
-call_is_usual(const ca_attention *attention, int64_t lanes, products of)
+/* Returns which short program can compute the call, or 0. Such a call has no options, or a bool mask
+   alone, and each row of its arrays is contiguous and holds at least one vector. Only calls in float32
+   have a short program for masks. All calls in float64 share one program, the long one. */
+static int
+find_usual(const ca_attention *attention, int64_t lanes, products of)
 {
     const ca_operand *operands = attention->operands;
     int64_t least = of.pairs ? 2 * lanes : lanes;
     int64_t whole = !of.pairs ? 1 : of.amx ? AMX_ELEMENTS : 2;
-    return attention->mods == NULL && ca_attention_options(attention) == 0 &&
-           !ca_attention_has(attention, CA_ATTENTION_LSE) && !ca_attention_in_float64(attention) &&
-           ca_operand_rows_hold(&operands[CA_ATTENTION_QUERY], least) &&
-           ca_operand_rows_hold(&operands[CA_ATTENTION_KEY], least) &&
-           ca_operand_rows_hold(&operands[CA_ATTENTION_VALUE], lanes) &&
-           ca_operand_rows_hold(&operands[CA_ATTENTION_OUTPUT], lanes) && attention->E % whole == 0;
+    bool adjoins = ca_operand_rows_hold(&operands[CA_ATTENTION_QUERY], least) &&
+                   ca_operand_rows_hold(&operands[CA_ATTENTION_KEY], least) &&
+                   ca_operand_rows_hold(&operands[CA_ATTENTION_VALUE], lanes) &&
+                   ca_operand_rows_hold(&operands[CA_ATTENTION_OUTPUT], lanes) &&
+                   attention->E % whole == 0;
+    if (!adjoins || attention->mods != NULL || ca_attention_has(attention, CA_ATTENTION_LSE) ||
+        ca_attention_in_float64(attention)) {
+        return 0;
+    }
+    uint32_t options = ca_attention_options(attention);
+    bool float32 = operands[CA_ATTENTION_QUERY].dtype == CA_FLOAT32 &&
+                   operands[CA_ATTENTION_VALUE].dtype == CA_FLOAT32;
+    bool masked =
+        options == CA_USES_MASK && float32 && operands[CA_ATTENTION_MASK].dtype == CA_BOOL;
+    return options == 0 ? CA_USUAL : masked ? CA_USUAL_MASKED : 0;
 }
 
 /* The plan of all variants. Keys can be read as pairs where a row has an even size, and by AMX where
@@ -358,7 +367,7 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, products o
     ca_kernel_define(&plan->spec, "MR", keys);
     ca_kernel_define(&plan->spec, "BFLOAT16_PAIRS", of.pairs);
     ca_kernel_define(&plan->spec, "AMX", of.amx);
-    plan->usual = call_is_usual(attention, lanes, of);
+    plan->usual = find_usual(attention, lanes, of);
     ca_kernel_define(&plan->spec, "USUAL", plan->usual);
 }
 
@@ -444,7 +453,7 @@ plan_amx(const ca_device_info *info, const ca_attention *attention, ca_attention
     plan_tiles(info, attention, (products){pairs, true}, CA_INDEX_amx, knobs_of_amx, plan);
 }
 
-/* An input bias is refused as by the variant pairs. */
+/* An input bias is refused, as the variant pairs does. */
 const ca_variant ca_variant_amx = {
     .word = "amx",
     .dtypes = CA_ONE_HALF_TYPE,

@@ -159,6 +159,24 @@ join_inputs(const ca_device_info *info, ca_attention *attention)
 
 /* ---- one problem, by the first variant that works ---- */
 
+/* Ask, once, whether the device has the instructions for half types. A device with AMX is not asked for
+   pairs, which are slower there, unless the variant is forced. */
+static ca_status
+find_instructions(ca_device *device, const ca_forced *forced, const ca_attention *attention,
+                  ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_dtype dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
+    if (dtype == CA_FLOAT16 || dtype == CA_BFLOAT16) {
+        CA_TRY(ca_device_find_amx(device, error));
+    }
+    if (dtype == CA_BFLOAT16 && (forced->kernel != NULL || !ca_device_get_info(device)->amx)) {
+        CA_TRY(ca_device_find_pairs(device, error));
+    }
+done:
+    return status;
+}
+
 /* Launches the problem as the best variant that works. A kernel that the driver cannot build, create
    or launch is left out from now on, and so is a variant that gives wrong results for a dtype at its
    first use on a GPU. The next variant then computes the problem, and a notice tells the caller. The
@@ -171,13 +189,7 @@ launch_whole(ca_device *device, const ca_forced *forced, const ca_attention *att
     ca_attention_plan plan;
     bool again = true;
     uint32_t passed_over = forced->left_out;
-    ca_dtype dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
-    if (dtype == CA_BFLOAT16) {
-        CA_TRY(ca_device_find_pairs(device, error));
-    }
-    if (dtype == CA_BFLOAT16 || dtype == CA_FLOAT16) {
-        CA_TRY(ca_device_find_amx(device, error));
-    }
+    CA_TRY(find_instructions(device, forced, attention, error));
     CA_TRY(ca_device_prepare(device, error));
     passed_over |= ca_attention_wrong(device, attention);
     while (again) {

@@ -30,10 +30,17 @@
  *     -DMR              keys that are scored together: 6, 8, 12 or 16, so that their NV * MR
  *                       sums fill the registers; 32 with AMX
  *     -DUSUAL           1: the call has no options and asks for no log-sum-exp. The rows of its
- *                       arrays are contiguous, and have at least LANES terms
+ *                       arrays are contiguous, and have at least LANES terms. 2: the same, but
+ *                       for a bool mask
  *     LANES of support/lanes.clh and the macros of support/common.clh
  */
-#if USUAL
+#include "kernels/attention/params.h" /* CA_USUAL_MASKED */
+
+#if USUAL == CA_USUAL_MASKED
+#define OPTIONS    CA_USES_MASK
+#define MASK_DTYPE CA_KERNEL_BOOL
+#define SLOTS      0
+#elif USUAL
 #define OPTIONS 0
 #endif
 #define SCORE_LANES LANES_ARE_ROWS

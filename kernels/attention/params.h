@@ -38,8 +38,13 @@
 #define CA_OPTIONAL_ROLES 16
 #define CA_OPTIONAL_VIEWS 7
 
-/* Drivers copy the params for each work-group. Usual programs use none of the optional views. So
-   their params have one such view, because an array cannot be empty. */
+/* -DUSUAL: 0, or a program for calls without options, or for those whose only option is a bool
+ * mask. */
+#define CA_USUAL        1
+#define CA_USUAL_MASKED 2
+
+/* Drivers copy the params for each work-group. Usual programs use at most the mask's view. So their
+   params have one of the optional views. */
 #if USUAL
 #define CA_VIEWS_TAKEN 1
 #else

@@ -84,7 +84,7 @@ def variant_of(one: Class, device: Device, special: Container[str]) -> str:
         if one.rows in ("decode", "threshold"):
             return "decode_cpu"
         is_bfloat16 = one.dtype == "bfloat16"
-        if "amx" in special and (is_bfloat16 or (one.rows == "many" and one.dtype != "float64")):
+        if "amx" in special and (is_bfloat16 or (one.dtype, one.rows) == ("float16", "many")):
             return "amx"
         return "pairs" if "pairs" in special and is_bfloat16 else "cpu"
     if one.rows == "decode":
