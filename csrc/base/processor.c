@@ -10,11 +10,12 @@
 #include <unistd.h>
 #endif
 
-/* The registers of SSE, AVX and AVX-512 that the system has to save, and those of AMX. */
+/* Bits of the registers that the system has to save: for AVX-512, those of SSE, AVX and AVX-512; for
+   AMX, those of AMX. */
 #define WIDE_REGISTERS 0xe6u
 #define AMX_REGISTERS  (3u << 17)
 
-/* Of answer 7. */
+/* Bits of cpuid's answer 7. */
 #define HAS_AMX            (1u << 24 | 1u << 22) /* in edx: matrix registers, bfloat16 */
 #define HAS_BFLOAT16_PAIRS (1u << 5)             /* in eax of its second part */
 

@@ -91,8 +91,8 @@ typedef struct {
     bool optimises_slowly;     /* kernels with large work-groups take seconds to compile */
     bool optimises_later;      /* the driver optimises a kernel when the kernel first runs */
     bool wakes_late;           /* a thread that waits for a command sleeps, and wakes up late */
-    bool bfloat16_pairs;       /* vectors of pairs are multiplied; see ca_device_find_pairs */
-    bool amx;                  /* matrices of pairs are; see ca_device_find_amx */
+    bool bfloat16_pairs;       /* it multiplies vectors of pairs; see ca_device_find_pairs */
+    bool amx;                  /* it multiplies matrices of pairs; see ca_device_find_amx */
     ca_memory_mode memory;
     ca_tuning *tuning; /* the tuner's numbers; attention/knobs.h reads them */
 } ca_device_info;

@@ -21,7 +21,8 @@ ca_status ca_probe_device(ca_device *device, ca_error *error);
    driver's compiler takes it (kernels/probe/pairs.cl), and the sums are right. */
 bool ca_probe_pairs(ca_device *device);
 
-/* True if AMX multiplies such pairs: as above, with kernels/probe/amx.cl, and the system allows it. */
+/* True if AMX multiplies such pairs: the processor has AMX, the system allows its use, the driver's
+   compiler takes the instructions (kernels/probe/amx.cl), and the sums are right. */
 bool ca_probe_amx(ca_device *device);
 
 #endif

@@ -27,11 +27,11 @@
  *     -DAMX             1: AMX multiplies, cpu/amx.clh: these pairs, or the limbs of a float16,
  *                       cpu/limbs.clh
  *     -DNV              vectors of queries of a tile
- *     -DMR              keys that are scored together: 6, 8, 12 or 16, so that their NV * MR
- *                       sums fill the registers; 32 with AMX
+ *     -DMR              keys that are scored together: 32 with AMX, else 6, 8, 12 or 16, whose
+ *                       NV * MR sums fill the registers
  *     -DUSUAL           1: the call has no options and asks for no log-sum-exp. The rows of its
- *                       arrays are contiguous, and have at least LANES terms. 2: the same, but
- *                       for a bool mask
+ *                       arrays are contiguous, and have at least LANES terms. 2: the only option
+ *                       of such a call is a bool mask
  *     LANES of support/lanes.clh and the macros of support/common.clh
  */
 #include "kernels/attention/params.h" /* CA_USUAL_MASKED */
