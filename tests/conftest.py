@@ -26,7 +26,7 @@ import support.faults as faults
 from ptx.device import build as build_machine
 from support.helpers import forks
 from support.passing import pass_tensors
-from support.variants import WITH_ARRAYS, force, left_out, row_id
+from support.variants import WITH_ARRAYS, force, left_out, refusal_of, row_id
 
 
 def is_named(device, words):
@@ -286,11 +286,9 @@ def variant(request, device, monkeypatch):
     if row.cpu_only and device.type != "cpu":
         pytest.skip(f"{row.kernel} is for CPUs")
     row.force(monkeypatch)
-    if row.needs_instructions:
-        try:
-            row.call(*row.arrays((1, 1, 1, 1, 1)), device=device)
-        except ValueError as refusal:
-            pytest.skip(str(refusal))
+    refusal = refusal_of(device, row.dtype) if row.needs_instructions else None
+    if refusal:
+        pytest.skip(refusal)
     with pytest.MonkeyPatch.context() as patch:
         if passed == "tensors":
             pass_tensors(patch)

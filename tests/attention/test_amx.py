@@ -8,17 +8,16 @@ import numpy as np
 import pytest
 from references.attention import bfloat16, float16
 from support.helpers import check, draw, qkv, sdpa
-from support.variants import force
+from support.variants import force, refusal_of
 
 
 @pytest.fixture(autouse=True)
 def amx(device, monkeypatch):
     """The variant, which is refused where the processor has no AMX."""
     force(monkeypatch, "amx")
-    try:
-        sdpa(*qkv(L=1, S=1, E=1, dtype=float16), device=device)
-    except ValueError as refusal:
-        pytest.skip(str(refusal))
+    refusal = refusal_of(device, float16)
+    if refusal:
+        pytest.skip(refusal)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from references.attention import attention, bfloat16, eps, largest, max_error
 from support.helpers import assert_close, check, draw, qkv, sdpa
 from support.sizes import REST, WIDE
-from support.variants import force
+from support.variants import force, refusal_of
 
 HALF_AN_EPS = eps(bfloat16) / 2
 
@@ -22,19 +22,11 @@ HALF_AN_EPS = eps(bfloat16) / 2
 FLAGS = {"pairs": "avx512_bf16", "amx": "amx_bf16"}
 
 
-def refusal_of(device):
-    try:
-        sdpa(*qkv(L=1, S=1, E=1, dtype=bfloat16), device=device)
-    except ValueError as refusal:
-        return str(refusal)
-    return None
-
-
 @pytest.fixture(autouse=True, params=FLAGS)
 def word(device, monkeypatch, request):
     """The variant, which is refused where the device lacks its instruction."""
     force(monkeypatch, request.param)
-    refusal = refusal_of(device)
+    refusal = refusal_of(device, bfloat16)
     if refusal:
         pytest.skip(refusal)
     return request.param
@@ -43,7 +35,7 @@ def word(device, monkeypatch, request):
 def test_they_are_chosen(device, monkeypatch, word):
     """Not vectors where the processor has AMX, which is faster there, as float32 is."""
     force(monkeypatch, "amx")
-    if word == "pairs" and refusal_of(device) is None:
+    if word == "pairs" and refusal_of(device, bfloat16) is None:
         pytest.skip("the processor has AMX")
     arrays = qkv((2, 3), 90, 200, 64, dtype=bfloat16)
     results = {}

@@ -70,6 +70,15 @@ def force(monkeypatch, kernel=None, *, sub_groups=None, local_memory=None):
     monkeypatch.setattr(FORCED, "words", words)
 
 
+def refusal_of(device, dtype):
+    """What the forced variant answers to a call of one number that it refuses, or None."""
+    try:
+        sdpa(*(draw((1, 1, 1, 1), dtype) for _ in range(3)), device=device)
+    except ValueError as refusal:
+        return str(refusal)
+    return None
+
+
 def decode_for(device):
     """The variant for few rows that is meant for the device's type."""
     return "decode_cpu" if device.type == "cpu" else "decode_gpu"
