@@ -44,8 +44,9 @@
 #define OPTIONS 0
 #endif
 #define SCORE_LANES LANES_ARE_ROWS
-#include "kernels/attention/cpu/tiles.clh" /* tile_state, load_added, store_columns */
+#include "kernels/attention/cpu/tiles.clh" /* tile_state, store_result */
 
+#include "kernels/attention/cpu/addends.clh"  /* find_added */
 #include "kernels/attention/cpu/products.clh" /* start_block, multiply_values */
 #include "kernels/attention/cpu/softmax.clh"  /* score_keys, softmax_state */
 #include "kernels/attention/keys.clh"         /* find_key_run */
@@ -92,6 +93,33 @@ drop_weights(const tile_state *tile, ca_int64 j0, int keys, weightv *weights)
                     weights[k * NV + v] = as_realv(as_intv(weights[k * NV + v]) & kept);
 #endif
                 }
+            }
+        }
+    }
+}
+
+/* output[row][c] = x[c][lane of the row] */
+SMALL void
+store_columns(const realv *x, int columns, __global storage *output, const ca_view *view,
+              const tile_state *tile)
+{
+    ca_int64 offsets[BM];
+    find_rows(offsets, tile, view, 0);
+    const bool whole = view->column == 1 && columns >= LANES;
+    PLAIN_FOR (int v = 0; v * LANES < tile->rows; v++) {
+        const int count = min(LANES, tile->rows - v * LANES);
+        PLAIN_FOR (int k = 0; k < CHUNKS(columns) && whole; k++) {
+            const int c = COLUMN(k, columns);
+            realv block[LANES];
+            transpose_block(block, 1, x + c * NV + v, NV);
+            PLAIN_FOR (int n = 0; n < count; n++) {
+                store_lanes(block[n], output + offsets[v * LANES + n] + c);
+            }
+        }
+        PLAIN_FOR (int c = 0; c < columns && !whole; c++) {
+            PLAIN_FOR (int n = 0; n < count; n++) {
+                store(((const real *)&x[c * NV + v])[n],
+                      output + offsets[v * LANES + n] + c * view->column);
             }
         }
     }
