@@ -196,33 +196,27 @@ done:
     return status;
 }
 
-/* True if the probe runs and gives the right sums. A refusal is kept on disk: refusing takes a driver
-   as long as building, and calls without pairs are slower, but right. */
-static bool
-passes(ca_device *device, const char *probe)
-{
-    const ca_kernel_spec spec = {.name = probe, .is_probe = true};
-    CA_NEW_ERROR(ignored);
-    ca_status status = ca_verdict_find(device, &spec, true, run_pairs_probe, NULL, &ignored);
-    ca_error_clear(&ignored);
-    return status == CA_OK;
-}
-
 static bool
 has_lanes(const ca_device *device)
 {
     return device->is_host && device->info.float_width >= LANES;
 }
 
+/* A refusal is kept on disk: refusing takes a driver as long as building, and calls without pairs are
+   slower, but right. */
 bool
 ca_probe_pairs(ca_device *device)
 {
-    return has_lanes(device) && ca_processor_has_bfloat16_pairs() && passes(device, "probe_pairs");
+    const ca_kernel_spec spec = {.name = "probe_pairs", .is_probe = true};
+    CA_NEW_ERROR(ignored);
+    bool passes = has_lanes(device) && ca_processor_has_bfloat16_pairs() &&
+                  ca_verdict_find(device, &spec, true, run_pairs_probe, NULL, &ignored) == CA_OK;
+    ca_error_clear(&ignored);
+    return passes;
 }
 
 bool
-ca_probe_amx(ca_device *device)
+ca_may_use_amx(ca_device *device)
 {
-    return has_lanes(device) && ca_processor_has_amx() && ca_processor_allow_amx() &&
-           passes(device, "probe_amx");
+    return has_lanes(device) && ca_processor_has_amx() && ca_processor_allow_amx();
 }

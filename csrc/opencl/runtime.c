@@ -303,9 +303,9 @@ ca_device_prepare(ca_device *device, ca_error *error)
     return status;
 }
 
-/* Prepare the device. Set *answer to that of the probe, and then *known, unless it is set. */
+/* Prepare the device. Set *answer to what `find` returns, and then *known, unless it is set. */
 static ca_status
-find_out(ca_device *device, atomic_bool *known, bool *answer, bool (*probe)(ca_device *),
+find_out(ca_device *device, atomic_bool *known, bool *answer, bool (*find)(ca_device *),
          ca_error *error)
 {
     ca_status status = ca_device_prepare(device, error);
@@ -314,7 +314,7 @@ find_out(ca_device *device, atomic_bool *known, bool *answer, bool (*probe)(ca_d
     }
     ca_mutex_lock(&device->build_lock);
     if (!atomic_load(known)) {
-        *answer = probe(device);
+        *answer = find(device);
         atomic_store(known, true);
     }
     ca_mutex_unlock(&device->build_lock);
@@ -331,7 +331,7 @@ ca_device_find_pairs(ca_device *device, ca_error *error)
 ca_status
 ca_device_find_amx(ca_device *device, ca_error *error)
 {
-    return find_out(device, &device->amx_known, &device->info.amx, ca_probe_amx, error);
+    return find_out(device, &device->amx_known, &device->info.amx, ca_may_use_amx, error);
 }
 
 /* ---- queues of other libraries ---- */

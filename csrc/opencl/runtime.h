@@ -92,8 +92,8 @@ char *ca_device_take_notice(ca_device *device);
    it. Only then may info->bfloat16_pairs be read. Fails as ca_device_prepare does. */
 ca_status ca_device_find_pairs(ca_device *device, ca_error *error);
 
-/* Prepare the device and find out, once, whether kernels/support/amx.clh runs on it. Only then may
-   info->amx be read. Fails as ca_device_prepare does. */
+/* Prepare the device and find out, once, whether kernels may use AMX. Only then may info->amx be read.
+   Fails as ca_device_prepare does. */
 ca_status ca_device_find_amx(ca_device *device, ca_error *error);
 
 #endif

@@ -7,8 +7,9 @@ The kernel contract and test_bfloat16_pairs.py test the variant too.
 import numpy as np
 import pytest
 from references.attention import bfloat16, float16
+from support.faults import open_with
 from support.helpers import check, draw, qkv, sdpa
-from support.variants import force, refusal_of
+from support.variants import force, forced, refusal_of
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +66,25 @@ def test_float16_of_any_size(device):
     check(q, k, np.broadcast_to(tiny, v.shape), device=device)
     check(q, k, np.full_like(v, 65504), device=device)
     check(q * float16.type(100), k * float16.type(100), v, device=device, return_lse=True)
+
+
+def test_a_compiler_that_refuses_it(device, faults_library, tmp_path):
+    """Another kernel computes the calls, and the first one warns."""
+    open_with(
+        faults_library,
+        device,
+        """
+        import pytest
+        from references.attention import bfloat16
+        from support.helpers import check, qkv
+        device = listed[index]
+        arrays = qkv((1, 2), 40, 70, 64, dtype=bfloat16)
+        faults.faults_define(b"amx_start=goto")
+        with pytest.warns(RuntimeWarning, match="'attention_cpu' does not build"):
+            check(*arrays, device=device)
+        check(*arrays, device=device)
+        """,
+        XDG_CACHE_HOME=tmp_path,
+        POCL_CACHE_DIR=tmp_path,
+        **forced(),
+    )
