@@ -22,8 +22,10 @@
 /* A work-item reads at least so many KiB. Handing out less would cost as much as reading. */
 #define KIB_OF_AN_ITEM 256
 
-/* Where keys and values take no more, the last cache holds them, whatever their order. */
-#define FAR_BYTES (16 << 20)
+/* The last cache delivers keys and values as fast as memory in its order, if they take no more. Tiles of
+   more than two rows wait for fewer bytes where heads take turns. */
+#define FAR_BYTES           (16 << 20)
+#define FAR_BYTES_OF_GROUPS (8 << 20)
 
 /* The most keys of a block. Tiles of one or two rows have long blocks, other tiles have short ones. The
    second cache keeps the keys and values of a block. */
@@ -100,13 +102,13 @@ heads_adjoin(const ca_operand *operand, int d)
            (operand->batch[d] == operand->columns && operand->row_stride > operand->columns);
 }
 
-/* True if the last cache cannot hold the keys and values that the call reads. */
+/* True if the call reads so many keys and values that their order in memory matters. */
 static bool
-keys_exceed_cache(const ca_attention *attention, const ca_attention_plan *plan)
+keys_are_far(const ca_attention *attention, const ca_attention_plan *plan, int64_t rows)
 {
-    return (double)ca_attention_visible_keys(attention) *
-               (double)ca_attention_key_bytes(attention) * ca_plan_items(plan) >
-           FAR_BYTES;
+    double bytes = (double)ca_attention_visible_keys(attention) *
+                   (double)ca_attention_key_bytes(attention) * ca_plan_items(plan);
+    return bytes > (rows > CA_ROWS_BOUND_BY_MEMORY ? FAR_BYTES_OF_GROUPS : FAR_BYTES);
 }
 
 /* Returns the dimension of the key heads that a work-item may share, -1 if there is none. Their rows
@@ -148,7 +150,7 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     plan->heads = ca_attention_heads_together(attention);
     int64_t rows = plan->heads * attention->L;
     plan->grid[2] /= plan->heads;
-    plan->fetches_ahead = keys_exceed_cache(attention, plan);
+    plan->fetches_ahead = keys_are_far(attention, plan, rows);
     const int shared = dimension_to_share(attention, plan);
     /* Each number is a program. float64 has one: its rows take longer to read than to use. The tuner
        times heads that lie apart. */
