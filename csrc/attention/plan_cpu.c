@@ -23,6 +23,9 @@
 #define NEAR_ROWS   128
 #define CACHE_BYTES (4 << 20)
 
+/* A tile of three vectors of rows has a whole head only if each core has so many heads. */
+#define HEADS_FOR_EACH_CORE 2
+
 /* The tiles of a work-item have queries and results of SMALL_TILES_BYTES at most, or of
    CA_CPU_TILES_BYTES if a core's first cache is large. */
 #define SMALL_TILES_BYTES (128 << 10)
@@ -122,21 +125,36 @@ band_is_narrow(const ca_device_info *info, const ca_attention *attention, int64_
            attention->operands[CA_ATTENTION_QUERY].dtype == CA_FLOAT32;
 }
 
+/* True if a tile of three vectors has all rows of the heads that share keys, and is faster than tiles of
+   one or two vectors. Such a head is one work-item, so each core needs several heads. Where a diagonal
+   excludes about half of the keys, smaller tiles score fewer pairs. */
+static bool
+three_hold_all(const ca_device_info *info, const ca_attention *attention,
+               const ca_attention_plan *plan, int64_t rows, int64_t lanes, products of)
+{
+    return !of.pairs && info->float_width >= 16 && rows > 2 * lanes && rows <= 3 * lanes &&
+           attention->above > attention->L &&
+           ca_plan_items(plan) >= HEADS_FOR_EACH_CORE * (double)info->compute_units;
+}
+
 /* Returns how many vectors of rows a tile has. A tile of two vectors loads and packs each key once for
    both. A tile of one vector leaves fewer rows of the last tile empty, and scores fewer pairs outside
    a narrow band. On cores with a small first cache, such as Zen 4, it also is faster for few rows
    whose keys are near. But with 16 registers it has too few sums at a time. */
 static int64_t
-vectors_of_rows(const ca_device_info *info, const ca_attention *attention, int64_t heads,
-                int64_t lanes, bool keys_are_near, products of)
+vectors_of_rows(const ca_device_info *info, const ca_attention *attention,
+                const ca_attention_plan *plan, int64_t lanes, bool keys_are_near, products of)
 {
-    int64_t rows = heads * attention->L;
+    int64_t rows = plan->heads * attention->L;
+    if (!of.amx && three_hold_all(info, attention, plan, rows, lanes, of)) {
+        return 3;
+    }
     int64_t two = covered(rows, 2 * lanes);
     bool wide = info->float_width >= 16;
     bool emptier = !of.pairs && two - covered(rows, lanes) > rows / 8;
     bool near = keys_are_near && !ca_first_cache_is_large(info);
     bool few = rows <= FEW_VECTORS * lanes && (near || emptier);
-    bool narrow = heads == 1 && band_is_narrow(info, attention, lanes);
+    bool narrow = plan->heads == 1 && band_is_narrow(info, attention, lanes);
     return rows <= lanes || (!of.amx && wide && (few || narrow)) ? 1 : 2;
 }
 
@@ -144,7 +162,7 @@ vectors_of_rows(const ca_device_info *info, const ca_attention *attention, int64
 static int64_t
 chunk_keys(int64_t vectors, int64_t vector_bytes)
 {
-    return vector_bytes < WIDE_VECTOR ? 6 : vectors == 1 ? 16 : 12;
+    return vector_bytes < WIDE_VECTOR ? 6 : vectors == 1 ? 16 : vectors == 2 ? 12 : 8;
 }
 
 /* True if all rows of the keys, or all rows of the values, lie in the same sets of a core's first
@@ -347,7 +365,7 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, products o
     int64_t rows = plan->heads * attention->L;
     bool readable = info->type == CA_DEVICE_CPU && !biased;
     plan->fetches_ahead = keys_come_from_memory(attention, rows);
-    int64_t chunk = chunk_keys(vectors_of_rows(info, attention, plan->heads, lanes, false, of),
+    int64_t chunk = chunk_keys(vectors_of_rows(info, attention, plan, lanes, false, of),
                                lanes * ca_plan_real_bytes(attention));
     bool packs = packing_pays(info, attention, rows, plan->fetches_ahead, chunk);
     plan->keys_in_place =
@@ -357,7 +375,7 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, products o
                             lies_in_place(&operands[CA_ATTENTION_PAST_VALUE], packs);
     bool in_place = plan->keys_in_place && plan->values_in_place;
     bool near = in_place && !plan->fetches_ahead;
-    int64_t vectors = vectors_of_rows(info, attention, plan->heads, lanes, near, of);
+    int64_t vectors = vectors_of_rows(info, attention, plan, lanes, near, of);
     int64_t keys;
     choose_shape(attention, rows, lanes, of, &knobs, &vectors, &keys);
     plan->chunks = ca_knob_value(&knobs, CHUNKS, of.amx ? AMX_CHUNKS : CA_CPU_CHUNKS);
