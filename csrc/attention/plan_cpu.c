@@ -132,8 +132,8 @@ static bool
 three_hold_all(const ca_device_info *info, const ca_attention *attention,
                const ca_attention_plan *plan, int64_t rows, int64_t lanes, products of)
 {
-    return !of.pairs && info->float_width >= 16 && rows > 2 * lanes && rows <= 3 * lanes &&
-           attention->above > attention->L &&
+    return !of.pairs && !of.amx && info->float_width >= 16 && rows > 2 * lanes &&
+           rows <= 3 * lanes && attention->above > attention->L &&
            ca_plan_items(plan) >= HEADS_FOR_EACH_CORE * (double)info->compute_units;
 }
 
@@ -146,7 +146,7 @@ vectors_of_rows(const ca_device_info *info, const ca_attention *attention,
                 const ca_attention_plan *plan, int64_t lanes, bool keys_are_near, products of)
 {
     int64_t rows = plan->heads * attention->L;
-    if (!of.amx && three_hold_all(info, attention, plan, rows, lanes, of)) {
+    if (three_hold_all(info, attention, plan, rows, lanes, of)) {
         return 3;
     }
     int64_t two = covered(rows, 2 * lanes);

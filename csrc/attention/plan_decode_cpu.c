@@ -22,8 +22,8 @@
 /* A work-item reads at least so many KiB. Handing out less would cost as much as reading. */
 #define KIB_OF_AN_ITEM 256
 
-/* The last cache delivers keys and values as fast as memory in its order, if they take no more. Tiles of
-   more than two rows wait for fewer bytes where heads take turns. */
+/* Keys and values that take more bytes are read in the order of memory. The last cache delivers fewer
+   bytes fast enough in any order, but for tiles of more than two rows only half as many. */
 #define FAR_BYTES           (16 << 20)
 #define FAR_BYTES_OF_GROUPS (8 << 20)
 
@@ -102,9 +102,9 @@ heads_adjoin(const ca_operand *operand, int d)
            (operand->batch[d] == operand->columns && operand->row_stride > operand->columns);
 }
 
-/* True if the call reads so many keys and values that their order in memory matters. */
+/* True if the call reads so many keys and values that it has to read them in the order of memory. */
 static bool
-keys_are_far(const ca_attention *attention, const ca_attention_plan *plan, int64_t rows)
+order_matters(const ca_attention *attention, const ca_attention_plan *plan, int64_t rows)
 {
     double bytes = (double)ca_attention_visible_keys(attention) *
                    (double)ca_attention_key_bytes(attention) * ca_plan_items(plan);
@@ -150,7 +150,7 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     plan->heads = ca_attention_heads_together(attention);
     int64_t rows = plan->heads * attention->L;
     plan->grid[2] /= plan->heads;
-    plan->fetches_ahead = keys_are_far(attention, plan, rows);
+    plan->fetches_ahead = order_matters(attention, plan, rows);
     const int shared = dimension_to_share(attention, plan);
     /* Each number is a program. float64 has one: its rows take longer to read than to use. The tuner
        times heads that lie apart. */
