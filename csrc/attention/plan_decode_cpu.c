@@ -22,10 +22,12 @@
 /* A work-item reads at least so many KiB. Handing out less would cost as much as reading. */
 #define KIB_OF_AN_ITEM 256
 
-/* Keys and values that take more bytes are read in the order of memory. The last cache delivers fewer
-   bytes fast enough in any order, but for tiles of more than two rows only half as many. */
-#define FAR_BYTES           (16 << 20)
-#define FAR_BYTES_OF_GROUPS (8 << 20)
+/* Where keys and values take no more, the last cache holds them. */
+#define FAR_BYTES (16 << 20)
+
+/* Tiles of more than two rows read heads that lie side by side in the order of memory if keys and values
+   take more. Other tiles do so from FAR_BYTES on. */
+#define ORDERED_BYTES (8 << 20)
 
 /* The most keys of a block. Tiles of one or two rows have long blocks, other tiles have short ones. The
    second cache keeps the keys and values of a block. */
@@ -102,18 +104,17 @@ heads_adjoin(const ca_operand *operand, int d)
            (operand->batch[d] == operand->columns && operand->row_stride > operand->columns);
 }
 
-/* True if the call reads so many keys and values that it has to read them in the order of memory. */
-static bool
-order_matters(const ca_attention *attention, const ca_attention_plan *plan, int64_t rows)
+/* Returns the bytes of all keys and values that the call reads. */
+static double
+bytes_to_read(const ca_attention *attention, const ca_attention_plan *plan)
 {
-    double bytes = (double)ca_attention_visible_keys(attention) *
-                   (double)ca_attention_key_bytes(attention) * ca_plan_items(plan);
-    return bytes > (rows > CA_ROWS_BOUND_BY_MEMORY ? FAR_BYTES_OF_GROUPS : FAR_BYTES);
+    return (double)ca_attention_visible_keys(attention) *
+           (double)ca_attention_key_bytes(attention) * ca_plan_items(plan);
 }
 
 /* Returns the dimension of the key heads that a work-item may share, -1 if there is none. Their rows
-   lie side by side, as in a cache (B, S, H, E), and are too many for the last cache, so a work-item
-   that has several heads reads memory in its order. */
+   lie side by side, as in a cache (B, S, H, E), so a work-item that has several heads reads memory in
+   its order. */
 static int
 dimension_to_share(const ca_attention *attention, const ca_attention_plan *plan)
 {
@@ -124,9 +125,7 @@ dimension_to_share(const ca_attention *attention, const ca_attention_plan *plan)
                         heads_adjoin(&operands[CA_ATTENTION_VALUE], d) &&
                         heads_adjoin(&operands[CA_ATTENTION_PAST_KEY], d) &&
                         heads_adjoin(&operands[CA_ATTENTION_PAST_VALUE], d);
-    return adjoin && plan->fetches_ahead && !ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY)
-               ? d
-               : -1;
+    return adjoin && !ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY) ? d : -1;
 }
 
 /* Returns how many keys the kernel reads as one block. `few` is true if a tile has one or two rows. */
@@ -150,8 +149,10 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     plan->heads = ca_attention_heads_together(attention);
     int64_t rows = plan->heads * attention->L;
     plan->grid[2] /= plan->heads;
-    plan->fetches_ahead = order_matters(attention, plan, rows);
-    const int shared = dimension_to_share(attention, plan);
+    double bytes = bytes_to_read(attention, plan);
+    double most = rows > CA_ROWS_BOUND_BY_MEMORY ? ORDERED_BYTES : FAR_BYTES;
+    const int shared = bytes > most ? dimension_to_share(attention, plan) : -1;
+    plan->fetches_ahead = bytes > FAR_BYTES || shared >= 0;
     /* Each number is a program. float64 has one: its rows take longer to read than to use. The tuner
        times heads that lie apart. */
     bool few = rows <= CA_ROWS_BOUND_BY_MEMORY && !ca_attention_in_float64(attention);
