@@ -61,8 +61,8 @@ access_of(const ca_attention *attention, ca_attention_role role)
     return bytes == ca_attention_extent(attention, role).bytes ? CA_ACCESS_WRITE : CA_ACCESS_UPDATE;
 }
 
-/* True if the kernels of a plan take an operand. Usual programs take no optional operands, but for a
-   mask. Programs without mods take no operands of mods. */
+/* True if the kernels of a plan take an operand. Of the optional operands, usual programs take none, or
+   a mask alone. Programs without mods take no operands of mods. */
 static bool
 takes(const ca_attention *attention, int usual, ca_attention_role role)
 {

@@ -26,7 +26,7 @@ typedef struct {
     bool values_in_place;
     bool fetches_ahead;
     bool leaves_adjoining; /* attention_decode_cpu does not prefetch rows that adjoin */
-    int usual;   /* CA_USUAL…: the kernel takes no optional arrays, but for a mask; or 0 */
+    int usual;   /* which usual program the kernel is, CA_USUAL or CA_USUAL_MASKED; else 0 */
     bool redoes; /* the kernel may ask for rows to be computed again */
     /* With more than one split of the keys, each split leaves partial_bytes for each row.
        The second kernel, `merge`, makes results of these partial rows: a group of

@@ -23,7 +23,8 @@
 #define NEAR_ROWS   128
 #define CACHE_BYTES (4 << 20)
 
-/* A tile of three vectors of rows has a whole head only if each core has so many heads. */
+/* A tile of three vectors takes all rows of a head only if there are so many heads for each core. With
+   fewer heads, some cores would be idle. */
 #define HEADS_FOR_EACH_CORE 2
 
 /* The tiles of a work-item have queries and results of SMALL_TILES_BYTES at most, or of
@@ -125,15 +126,14 @@ band_is_narrow(const ca_device_info *info, const ca_attention *attention, int64_
            attention->operands[CA_ATTENTION_QUERY].dtype == CA_FLOAT32;
 }
 
-/* True if a tile of three vectors has all rows of the heads that share keys, and is faster than tiles of
-   one or two vectors. Such a head is one work-item, so each core needs several heads. Where a diagonal
-   excludes about half of the keys, smaller tiles score fewer pairs. */
+/* True if one tile of three vectors can take all `rows` rows that share keys, and is faster than several
+   smaller tiles. If a causal diagonal excludes about half of the keys, smaller tiles are faster, because
+   they score fewer pairs. */
 static bool
 three_hold_all(const ca_device_info *info, const ca_attention *attention,
-               const ca_attention_plan *plan, int64_t rows, int64_t lanes, products of)
+               const ca_attention_plan *plan, int64_t rows, int64_t lanes)
 {
-    return !of.pairs && !of.amx && info->float_width >= 16 && rows > 2 * lanes &&
-           rows <= 3 * lanes && attention->above > attention->L &&
+    return rows > 2 * lanes && rows <= 3 * lanes && attention->above > attention->L &&
            ca_plan_items(plan) >= HEADS_FOR_EACH_CORE * (double)info->compute_units;
 }
 
@@ -146,16 +146,16 @@ vectors_of_rows(const ca_device_info *info, const ca_attention *attention,
                 const ca_attention_plan *plan, int64_t lanes, bool keys_are_near, products of)
 {
     int64_t rows = plan->heads * attention->L;
-    if (three_hold_all(info, attention, plan, rows, lanes, of)) {
+    bool wide = !of.amx && info->float_width >= 16;
+    if (wide && !of.pairs && three_hold_all(info, attention, plan, rows, lanes)) {
         return 3;
     }
     int64_t two = covered(rows, 2 * lanes);
-    bool wide = info->float_width >= 16;
     bool emptier = !of.pairs && two - covered(rows, lanes) > rows / 8;
     bool near = keys_are_near && !ca_first_cache_is_large(info);
     bool few = rows <= FEW_VECTORS * lanes && (near || emptier);
     bool narrow = plan->heads == 1 && band_is_narrow(info, attention, lanes);
-    return rows <= lanes || (!of.amx && wide && (few || narrow)) ? 1 : 2;
+    return rows <= lanes || (wide && (few || narrow)) ? 1 : 2;
 }
 
 /* The rule for MR: NV * MR sums fill the registers. */
@@ -471,7 +471,7 @@ plan_amx(const ca_device_info *info, const ca_attention *attention, ca_attention
     plan_tiles(info, attention, (products){pairs, true}, CA_INDEX_amx, knobs_of_amx, plan);
 }
 
-/* An input bias is refused, as the variant pairs does. */
+/* The variant refuses an input bias, as the variant pairs does. */
 const ca_variant ca_variant_amx = {
     .word = "amx",
     .dtypes = CA_ONE_HALF_TYPE,

@@ -25,8 +25,8 @@
 /* Where keys and values take no more, the last cache holds them. */
 #define FAR_BYTES (16 << 20)
 
-/* Tiles of more than two rows read heads that lie side by side in the order of memory if keys and values
-   take more. Other tiles do so from FAR_BYTES on. */
+/* If the keys and values of a call take more, a work-item reads several heads that lie side by side, in
+   the order of memory. This bound is for tiles of more than two rows, and FAR_BYTES for other tiles. */
 #define ORDERED_BYTES (8 << 20)
 
 /* The most keys of a block. Tiles of one or two rows have long blocks, other tiles have short ones. The
@@ -150,8 +150,8 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     int64_t rows = plan->heads * attention->L;
     plan->grid[2] /= plan->heads;
     double bytes = bytes_to_read(attention, plan);
-    double most = rows > CA_ROWS_BOUND_BY_MEMORY ? ORDERED_BYTES : FAR_BYTES;
-    const int shared = bytes > most ? dimension_to_share(attention, plan) : -1;
+    double least = rows > CA_ROWS_BOUND_BY_MEMORY ? ORDERED_BYTES : FAR_BYTES;
+    const int shared = bytes > least ? dimension_to_share(attention, plan) : -1;
     plan->fetches_ahead = bytes > FAR_BYTES || shared >= 0;
     /* Each number is a program. float64 has one: its rows take longer to read than to use. The tuner
        times heads that lie apart. */

@@ -159,8 +159,8 @@ join_inputs(const ca_device_info *info, ca_attention *attention)
 
 /* ---- one problem, by the first variant that works ---- */
 
-/* Ask, once, whether the device has the instructions for half types. A device with AMX is not asked for
-   pairs, which are slower there, unless the variant is forced. */
+/* Find out whether the device has the instructions for the query's half type. On a device with AMX, pairs
+   are slower, so the function asks for pairs there only if a variant is forced. */
 static ca_status
 find_instructions(ca_device *device, const ca_forced *forced, const ca_attention *attention,
                   ca_error *error)

@@ -10,8 +10,8 @@
 #include <unistd.h>
 #endif
 
-/* Bits of the registers that the system has to save: for AVX-512, those of SSE, AVX and AVX-512; for
-   AMX, those of AMX. */
+/* Kernels may use registers only if the system saves them. The first number has the bits of all registers
+   that AVX-512 needs: those of SSE, AVX and AVX-512. The second number has the bits of AMX's. */
 #define WIDE_REGISTERS 0xe6u
 #define AMX_REGISTERS  (3u << 17)
 

@@ -21,8 +21,9 @@ ca_status ca_probe_device(ca_device *device, ca_error *error);
    driver's compiler takes it (kernels/probe/pairs.cl), and the sums are right. */
 bool ca_probe_pairs(ca_device *device);
 
-/* True if kernels may use AMX: the processor has AMX, and the system allows its use. No program finds
-   this out. A compiler that refuses the instructions of AMX refuses the first kernel that has them. */
+/* True if kernels may use AMX: the processor has AMX, and the system allows its use. The
+   function builds no program. If a compiler refuses the instructions of AMX, the kernels that have these
+   instructions do not build, and other variants compute the calls. */
 bool ca_may_use_amx(ca_device *device);
 
 #endif

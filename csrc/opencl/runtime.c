@@ -303,7 +303,8 @@ ca_device_prepare(ca_device *device, ca_error *error)
     return status;
 }
 
-/* Prepare the device. Set *answer to what `find` returns, and then *known, unless it is set. */
+/* Prepare the device. The first call for this answer stores what `find` returns in *answer, then sets
+   *known. */
 static ca_status
 find_out(ca_device *device, atomic_bool *known, bool *answer, bool (*find)(ca_device *),
          ca_error *error)

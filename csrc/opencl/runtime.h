@@ -92,8 +92,8 @@ char *ca_device_take_notice(ca_device *device);
    it. Only then may info->bfloat16_pairs be read. Fails as ca_device_prepare does. */
 ca_status ca_device_find_pairs(ca_device *device, ca_error *error);
 
-/* Prepare the device and find out, once, whether kernels may use AMX. Only then may info->amx be read.
-   Fails as ca_device_prepare does. */
+/* Prepare the device. The first call also finds out whether kernels may use AMX, and stores the answer in
+   info->amx. Callers read info->amx only after this call. Fails as ca_device_prepare does. */
 ca_status ca_device_find_amx(ca_device *device, ca_error *error);
 
 #endif

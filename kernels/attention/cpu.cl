@@ -30,8 +30,8 @@
  *     -DMR              keys that are scored together: 32 with AMX, else 6, 8, 12 or 16, whose
  *                       NV * MR sums fill the registers
  *     -DUSUAL           1: the call has no options and asks for no log-sum-exp. The rows of its
- *                       arrays are contiguous, and have at least LANES terms. 2: the only option
- *                       of such a call is a bool mask
+ *                       arrays are contiguous, and have at least LANES terms. 2: such a call
+ *                       with a bool mask, and no other option
  *     LANES of support/lanes.clh and the macros of support/common.clh
  */
 #include "kernels/attention/params.h" /* CA_USUAL_MASKED */
@@ -98,40 +98,34 @@ drop_weights(const tile_state *tile, ca_int64 j0, int keys, weightv *weights)
     }
 }
 
-/* output[row][c] = x[c][lane of the row] */
+/* scores[row][j0 + k] = block[k][lane of the row] for `keys` keys. `scores` is the array that the call
+   asks for. */
 SMALL void
-store_columns(const realv *x, int columns, __global storage *output, const ca_view *view,
-              const tile_state *tile)
-{
-    ca_int64 offsets[BM];
-    find_rows(offsets, tile, view, 0);
-    const bool whole = view->column == 1 && columns >= LANES;
-    PLAIN_FOR (int v = 0; v * LANES < tile->rows; v++) {
-        const int count = min(LANES, tile->rows - v * LANES);
-        PLAIN_FOR (int k = 0; k < CHUNKS(columns) && whole; k++) {
-            const int c = COLUMN(k, columns);
-            realv block[LANES];
-            transpose_block(block, 1, x + c * NV + v, NV);
-            PLAIN_FOR (int n = 0; n < count; n++) {
-                store_lanes(block[n], output + offsets[v * LANES + n] + c);
-            }
-        }
-        PLAIN_FOR (int c = 0; c < columns && !whole; c++) {
-            PLAIN_FOR (int n = 0; n < count; n++) {
-                store(((const real *)&x[c * NV + v])[n],
-                      output + offsets[v * LANES + n] + c * view->column);
-            }
-        }
-    }
-}
-
-/* scores[lane][j0 + j] = block[j][lane] */
-INLINED void
 store_scores(const tile_state *tile, ca_int64 j0, int keys, const realv *block)
 {
     const attention_call *call = tile->call;
     const ca_view *view = VIEW(call->params, SCORES);
-    store_columns(block, keys, call->scores + j0 * view->column, view, tile);
+    __global storage *scores = call->scores + j0 * view->column;
+    ca_int64 offsets[BM];
+    find_rows(offsets, tile, view, 0);
+    const bool whole = view->column == 1 && keys >= LANES;
+    PLAIN_FOR (int v = 0; v * LANES < tile->rows; v++) {
+        const int count = min(LANES, tile->rows - v * LANES);
+        PLAIN_FOR (int n = 0; n < CHUNKS(keys) && whole; n++) {
+            const int k = COLUMN(n, keys);
+            realv rows[LANES];
+            transpose_block(rows, 1, block + k * NV + v, NV);
+            PLAIN_FOR (int r = 0; r < count; r++) {
+                store_lanes(rows[r], scores + offsets[v * LANES + r] + k);
+            }
+        }
+        PLAIN_FOR (int k = 0; k < keys && !whole; k++) {
+            PLAIN_FOR (int r = 0; r < count; r++) {
+                store(((const real *)&block[k * NV + v])[r],
+                      scores + offsets[v * LANES + r] + k * view->column);
+            }
+        }
+    }
 }
 
 /* Keeps scores of the chunks of a block after the `attended` keys: -inf in stage 2,

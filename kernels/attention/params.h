@@ -38,8 +38,8 @@
 #define CA_OPTIONAL_ROLES 16
 #define CA_OPTIONAL_VIEWS 7
 
-/* -DUSUAL: 0, or a program for calls without options, or for those whose only option is a bool
- * mask. */
+/* -DUSUAL. The first program is for calls without options. The second is for calls whose only option
+ * is a bool mask. Other programs have 0. */
 #define CA_USUAL        1
 #define CA_USUAL_MASKED 2
 

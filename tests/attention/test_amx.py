@@ -69,7 +69,7 @@ def test_float16_of_any_size(device):
 
 
 def test_a_compiler_that_refuses_it(device, faults_library, tmp_path):
-    """Another kernel computes the calls, and the first one warns."""
+    """Another kernel computes the calls, and the first call warns."""
     open_with(
         faults_library,
         device,
