@@ -316,10 +316,11 @@ lies_in_place(const ca_operand *operand, bool packs)
 }
 
 /* Returns which short program can compute the call, or 0. Such a call has no options, or a bool mask
-   alone, and each row of its arrays is contiguous and holds at least one vector. Only calls in float32
-   have a short program for masks. All calls in float64 share one program, the long one. */
+   alone, and each row of its arrays is contiguous and holds at least one vector. The program for masks is
+   for float32 alone. It knows neither a band nor key counts, and prefetches no keys. All calls in float64
+   share one program, the long one. */
 static int
-find_usual(const ca_attention *attention, int64_t lanes, products of)
+find_usual(const ca_attention *attention, const ca_attention_plan *plan, int64_t lanes, products of)
 {
     const ca_operand *operands = attention->operands;
     int64_t least = of.pairs ? 2 * lanes : lanes;
@@ -336,8 +337,11 @@ find_usual(const ca_attention *attention, int64_t lanes, products of)
     uint32_t options = ca_attention_options(attention);
     bool float32 = operands[CA_ATTENTION_QUERY].dtype == CA_FLOAT32 &&
                    operands[CA_ATTENTION_VALUE].dtype == CA_FLOAT32;
-    bool masked =
-        options == CA_USES_MASK && float32 && operands[CA_ATTENTION_MASK].dtype == CA_BOOL;
+    bool bounded = attention->below != CA_BAND_UNBOUNDED || attention->above != CA_BAND_UNBOUNDED ||
+                   ca_attention_has(attention, CA_ATTENTION_KEY_COUNTS) ||
+                   operands[CA_ATTENTION_MASK].columns != attention->T;
+    bool masked = options == CA_USES_MASK && float32 && !bounded && !plan->fetches_ahead &&
+                  operands[CA_ATTENTION_MASK].dtype == CA_BOOL;
     return options == 0 ? CA_USUAL : masked ? CA_USUAL_MASKED : 0;
 }
 
@@ -385,7 +389,7 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, products o
     ca_kernel_define(&plan->spec, "MR", keys);
     ca_kernel_define(&plan->spec, "BFLOAT16_PAIRS", of.pairs);
     ca_kernel_define(&plan->spec, "AMX", of.amx);
-    plan->usual = find_usual(attention, lanes, of);
+    plan->usual = find_usual(attention, plan, lanes, of);
     ca_kernel_define(&plan->spec, "USUAL", plan->usual);
 }
 

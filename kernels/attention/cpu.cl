@@ -31,7 +31,8 @@
  *                       NV * MR sums fill the registers
  *     -DUSUAL           1: the call has no options and asks for no log-sum-exp. The rows of its
  *                       arrays are contiguous, and have at least LANES terms. 2: such a call
- *                       with a bool mask, and no other option
+ *                       with a bool mask of all keys. It has no band and no key counts,
+ *                       and its keys lie in a cache
  *     LANES of support/lanes.clh and the macros of support/common.clh
  */
 #include "kernels/attention/params.h" /* CA_USUAL_MASKED */
@@ -245,7 +246,10 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int keys, int
     }
     const term_rows value = block->value.at + TERMS(first) * block->value.stride;
     const ca_int64 stride = block->value.stride;
-    if (!HAS_ADDENDS(params) || weighs || !are_finite(value, stride, TERMS(end - first), Ev)) {
+    /* Weights that are all 0 change the result only if a value is not finite. */
+    const bool changes =
+        !ADDS_NUMBERS(params) || weighs || !are_finite(value, stride, TERMS(end - first), Ev);
+    if (first < end && changes) {
         multiply_values(sums->result, weights, value, stride, end - first, Ev, tile->rows,
                         !sums->has_result);
         sums->has_result = true;
@@ -383,7 +387,7 @@ add_sinks(tile_sums *sums)
 }
 
 /* Writes the rows of a tile. `weights` has room for MAX_KEYS keys. */
-SMALL void
+OUTER void
 finish_tile(tile_sums *sums, realv *weights, term *packed)
 {
     const tile_state *tile = &sums->tile;
@@ -437,7 +441,7 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
    and the second half has every second and third. So both halves have as many early rows as late ones.
    With more than two parts of a batch, the cores would read its keys and values from memory more
    often. */
-SMALL ca_int64
+OUTER ca_int64
 place_of_item(const ca_attention_params *params, ca_int64 number, int heads, ca_int64 items,
               ca_int64 *first_head)
 {

@@ -39,7 +39,7 @@
 #define CA_OPTIONAL_VIEWS 7
 
 /* -DUSUAL. The first program is for calls without options. The second is for calls whose only option
- * is a bool mask. Other programs have 0. */
+ * is a bool mask, without a band or key counts, and whose keys lie in a cache. Other programs have 0. */
 #define CA_USUAL        1
 #define CA_USUAL_MASKED 2
 

@@ -150,6 +150,21 @@ def test_blocks_that_are_all_true_or_all_false(device, variant, heads):
         variant.check(*arrays, device=device, attn_mask=~other)
 
 
+@pytest.mark.parametrize("keys", [1, 5, 11, 12, 16, 77, 210])
+@with_cpu
+def test_a_bool_mask_alone(device, variant, keys):
+    """Its program has no bounds, so the mask excludes the keys that the last chunk lacks."""
+    arrays = variant.arrays((2, 4, 4, L, keys), E=24)
+    every_second = np.ones((L, 2 * keys), bool)
+    every_second[:, 1::2] = False
+    row = np.ones((1, keys), bool)
+    random = draw((2, 1, L, keys)) > 0
+    for mask in (np.ones((L, keys), bool), every_second[:, ::2], row, random):
+        variant.check(*arrays, device=device, attn_mask=mask)
+        variant.check(*arrays, device=device, attn_mask=mask, is_causal=True)
+        variant.check(*arrays, device=device, attn_mask=mask, window=(keys // 2, 3))
+
+
 @with_cpu
 def test_weights_of_blocks_that_a_mask_excludes(device, variant):
     """ONNX: the weights are written. Those of excluded blocks are zeros."""
