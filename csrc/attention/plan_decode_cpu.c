@@ -151,7 +151,8 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     plan->grid[2] /= plan->heads;
     double bytes = bytes_to_read(attention, plan);
     double least = rows > CA_ROWS_BOUND_BY_MEMORY ? ORDERED_BYTES : FAR_BYTES;
-    const int shared = bytes > least ? dimension_to_share(attention, plan) : -1;
+    const int adjoining = dimension_to_share(attention, plan);
+    const int shared = bytes > least ? adjoining : -1;
     plan->fetches_ahead = bytes > FAR_BYTES || shared >= 0;
     /* Each number is a program. float64 has one: its rows take longer to read than to use. The tuner
        times heads that lie apart. */
@@ -179,6 +180,11 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
         plan->splits = ca_smaller((int64_t)ceil(wanted / items), worthwhile);
         plan->grid[4] = plan->splits;
     }
+
+    /* Cores that read neighbouring heads at the same time help each other: one fetches what the other reads
+       next. Caches of a core may hold a smaller call's keys until the next call. */
+    bool turns = few && adjoining >= 0 && bytes > ORDERED_BYTES && plan->splits == 1;
+    plan->tiles = turns ? info->compute_units : 1;
 
     ca_kernel_spec *spec = &plan->spec;
     ca_plan_define_lanes(spec, info, attention);

@@ -591,10 +591,9 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(realv))) vo
 attention_decode_cpu(ATTENTION_ARGUMENTS)
 {
     const attention_call call = ATTENTION_CALL;
-    const ca_int64 item = group_of(&params);
     if (params.flags & CA_MERGES) {
-        merge_row(&call, item);
+        merge_row(&call, group_of(&params));
     } else {
-        attend_share(&call, item);
+        attend_share(&call, share_of_group(&params));
     }
 }

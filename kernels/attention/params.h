@@ -71,7 +71,8 @@ typedef struct {
     ca_view key_counts;            /* batch strides only: a count lowers `limit` */
     ca_int64 slots;                /* 4 bits for each of CA_PAST_KEY …: the index of its view */
     ca_int64 heads;                /* query heads of a work-item, which share keys */
-    ca_int64 tiles;     /* of a work-item, on CPUs for each key head; attention_reference: rows */
+    ca_int64 tiles;     /* of a work-item, on CPUs for each key head; attention_reference: rows;
+                           attention_decode_cpu: cores that take turns at neighbouring heads */
     ca_int64 first_row; /* dropout's number of row [0, 0, 0, 0] */
     ca_int64 seed;
     ca_int64 scale;   /* the bits of a `real`, as in softcap and kept_scale */

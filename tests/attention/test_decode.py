@@ -21,16 +21,19 @@ from support.variants import decode_for, each, force, forced, with_kernels
 
 # ---- heads that lie side by side ----
 
-BESIDE = {  # B, Hq, Hk, L, S, options: more than 16 MiB of keys and values
+# More than 16 MiB of keys and values, or 8 where cores take turns.
+BESIDE = {  # B, Hq, Hk, L, S, options
     "a row of each head": (1, 6, 6, 1, 4600, {}),
     "a tile of each head": (1, 12, 6, 2, 4600, {"is_causal": "lower_right"}),
     "several tiles, which two heads have": (2, 18, 6, 5, 2300, {"window": (2000, 0)}),
+    "cores take turns": (1, 13, 13, 1, 1100, {}),
+    "cores take turns at heads of batches": (3, 5, 5, 2, 1000, {}),
 }
 
 
 @pytest.mark.parametrize(("B", "Hq", "Hk", "L", "S", "options"), BESIDE.values(), ids=BESIDE)
 def test_heads_side_by_side(device, B, Hq, Hk, L, S, options):
-    """A work-item reads several heads of a cache (B, S, H, E), in the order of memory."""
+    """A work-item, or several cores, read heads of a cache (B, S, H, E) in the order of memory."""
     query = draw((B, Hq, L, 80))
     key, value = (draw((B, S, Hk, 80), seed=n).swapaxes(1, 2) for n in (1, 2))
     mask = draw((B, Hq, 1, S), seed=3) > -1
