@@ -181,8 +181,8 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
         plan->grid[4] = plan->splits;
     }
 
-    /* Cores that read neighbouring heads at the same time help each other: one fetches what the other reads
-       next. Caches of a core may hold a smaller call's keys until the next call. */
+    /* Cores read neighbouring heads faster if they read them at the same time. But in smaller calls each
+       core keeps its heads: its caches may hold them until the next call. */
     bool turns = few && adjoining >= 0 && bytes > ORDERED_BYTES && plan->splits == 1;
     plan->tiles = turns ? info->compute_units : 1;
 
