@@ -7,8 +7,9 @@ The sweep is 202 calls of 12 head sizes, 4 dtypes and 10 options, on many rows a
 empty cache of kernels. A first call is timed in a process of its own, on a device that is open:
 its time is that of the build. `--beside` names another program, and its build and first launch on
 the same device are timed in the same rounds, by pyopencl. Its kernel `fa` takes query, key, value
-and output of float32, two lengths of 32, a scale and a flag. The shortest time of all rounds
-counts.
+and output of float32, two lengths of 32, a scale and a flag. Each row has the shortest time of all
+rounds, this time divided by the sketch's, and the median of the ratios of each round. On a machine
+with other users, the medians vary less.
 
 The last line has the time from the first import, which is NumPy's, to a first result: with an empty
 cache, and with a full one. A process loads every driver of the machine in this time. The variable
@@ -17,7 +18,9 @@ OCL_ICD_VENDORS can name a folder that lists fewer drivers.
 
 import argparse
 import json
+import operator
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -183,15 +186,18 @@ def main():
         return
     given = ["--device", args.device] if args.device else []
     rows = [*(["sketch"] if args.beside else []), *FIRST]
-    best = dict.fromkeys(rows, float("inf"))
+    times = {row: [] for row in rows}
     for _ in range(args.rounds):
         for row in rows:
             extra = ["--beside", args.beside] if row == "sketch" else []
-            best[row] = min(best[row], in_new_process(*given, *extra, "--only", row))
-    for row, seconds in best.items():
-        ratio = f"{seconds / best['sketch']:6.2f}" if args.beside else ""
+            times[row].append(in_new_process(*given, *extra, "--only", row))
+    for row, seconds in times.items():
+        ratios = ""
+        if args.beside:
+            median = statistics.median(map(operator.truediv, seconds, times["sketch"]))
+            ratios = f"{min(seconds) / min(times['sketch']):6.2f} {median:6.2f}"
         name = args.beside if row == "sketch" else f"first call, {row}"
-        print(f"{name:40} {seconds:6.2f} s {ratio}")
+        print(f"{name:40} {min(seconds):6.2f} s {ratios}")
     calls, programs, seconds = in_new_process(*given, "--only", "sweep")
     print(f"{calls} calls build {programs} programs in {seconds:.0f} s")
     empty, *full = import_to_result(args.device, 1 + 5 * args.rounds)
