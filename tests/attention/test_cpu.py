@@ -150,7 +150,7 @@ def test_blocks_that_are_all_true_or_all_false(device, variant, heads):
         variant.check(*arrays, device=device, attn_mask=~other)
 
 
-@pytest.mark.parametrize("keys", [1, 5, 11, 12, 16, 77, 210])
+@pytest.mark.parametrize("keys", [5, 77, 210])
 @with_cpu
 def test_a_bool_mask_alone(device, variant, keys):
     """Its program has no bounds, so the mask excludes the keys that the last chunk lacks."""
