@@ -8,8 +8,8 @@ empty cache of kernels. A first call is timed in a process of its own, on a devi
 its time is that of the build. `--beside` names another program, and its build and first launch on
 the same device are timed in the same rounds, by pyopencl. Its kernel `fa` takes query, key, value
 and output of float32, two lengths of 32, a scale and a flag. Each row has the shortest time of all
-rounds, this time divided by the sketch's, and the median of the ratios of each round. On a machine
-with other users, the medians vary less.
+rounds, and two ratios: this time divided by the other program's shortest, and the median of the
+ratios of each round.
 
 The last line has the time from the first import, which is NumPy's, to a first result: with an empty
 cache, and with a full one. A process loads every driver of the machine in this time. The variable

@@ -22,11 +22,13 @@
 /* A work-item reads at least so many KiB. Handing out less would cost as much as reading. */
 #define KIB_OF_AN_ITEM 256
 
-/* Where keys and values take no more, the last cache holds them. */
+/* The last cache holds the keys and values of a call that take at most so many bytes. */
 #define FAR_BYTES (16 << 20)
 
-/* If the keys and values of a call take more, a work-item reads several heads that lie side by side, in
-   the order of memory. This bound is for tiles of more than two rows, and FAR_BYTES for other tiles. */
+/* If the keys and values of a call take more than ORDERED_BYTES, heads that lie side by side are read in
+   the order of memory. A work-item with tiles of more than two rows reads several such heads. Cores with
+   tiles of one or two rows take turns at them. Above FAR_BYTES, a work-item reads several heads for any
+   number of rows. */
 #define ORDERED_BYTES (8 << 20)
 
 /* The most keys of a block. Tiles of one or two rows have long blocks, other tiles have short ones. The

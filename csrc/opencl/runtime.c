@@ -303,8 +303,8 @@ ca_device_prepare(ca_device *device, ca_error *error)
     return status;
 }
 
-/* Prepare the device. The first call for this answer stores what `find` returns in *answer, then sets
-   *known. */
+/* Prepare the device, and find out something about it. The first call asks `find`, stores its answer in
+   *answer, and sets *known. Later calls leave both as they are. */
 static ca_status
 find_out(ca_device *device, atomic_bool *known, bool *answer, bool (*find)(ca_device *),
          ca_error *error)

@@ -99,8 +99,8 @@ drop_weights(const tile_state *tile, ca_int64 j0, int keys, weightv *weights)
     }
 }
 
-/* scores[row][j0 + k] = block[k][lane of the row] for `keys` keys. `scores` is the array that the call
-   asks for. */
+/* Writes the scores of a block of `keys` keys to the array of scores that the call asks for:
+   scores[row][j0 + k] = block[k][lane of the row]. */
 SMALL void
 store_scores(const tile_state *tile, ca_int64 j0, int keys, const realv *block)
 {
@@ -322,7 +322,7 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
                 attend_block(sums, &blocks[h], j0, keys, max(before, first) / MR * MR,
                              adds == ALL_EXCLUDED ? 0 : stop, adds == SOME_ADDED ? added : 0,
                              weights);
-                blocks[h].is_far = false;
+                blocks[h].is_new = false;
             }
         }
     }

@@ -21,7 +21,7 @@ from support.variants import decode_for, each, force, forced, with_kernels
 
 # ---- heads that lie side by side ----
 
-# More than 16 MiB of keys and values, or 8 where cores take turns.
+# Keys and values take more than 16 MiB, or more than 8 MiB in calls in which cores take turns.
 BESIDE = {  # B, Hq, Hk, L, S, options
     "a row of each head": (1, 6, 6, 1, 4600, {}),
     "a tile of each head": (1, 12, 6, 2, 4600, {"is_causal": "lower_right"}),
