@@ -165,42 +165,23 @@ chunk_keys(int64_t vectors, int64_t vector_bytes)
     return vector_bytes < WIDE_VECTOR ? 6 : vectors == 1 ? 16 : vectors == 2 ? 12 : 8;
 }
 
-/* True if all rows of the keys, or all rows of the values, lie in the same sets of a core's first
-   cache, because the rows are a multiple of SET_BYTES apart. */
-static bool
-rows_share_sets(const ca_attention *attention)
-{
-    const ca_attention_role roles[] = {CA_ATTENTION_KEY, CA_ATTENTION_VALUE, CA_ATTENTION_PAST_KEY,
-                                       CA_ATTENTION_PAST_VALUE};
-    bool share = false;
-    for (size_t n = 0; n < sizeof(roles) / sizeof(roles[0]); n++) {
-        const ca_operand *operand = &attention->operands[roles[n]];
-        int64_t beyond = operand->row_stride % SET_BYTES * (int64_t)ca_dtype_size(operand->dtype);
-        share = share || (ca_operand_has_rows(operand) && beyond % SET_BYTES == 0);
-    }
-    return share;
-}
-
-/* True if the tiles of a work-item should share keys and values that lie in place. Sharing pays if the
-   keys are many, unless all rows lie in the same sets of a core's first cache. */
+/* True if the tiles of a work-item should share keys and values that lie in place: if these are many. */
 static bool
 tiles_share_in_place(const ca_attention *attention)
 {
     double bytes = (double)attention->T * (double)ca_attention_key_bytes(attention);
-    return bytes >= MANY_KEYS_BYTES && !rows_share_sets(attention);
+    return bytes >= MANY_KEYS_BYTES;
 }
 
-/* True if packing keys and values is faster than reading them in place. Packing pays only if enough
-   rows of queries use each packed key. It takes more rows if keys are prefetched, and the first cache
-   can hold a chunk of keys whose rows share one set. A core with a large first cache reads keys in
-   place as fast as packed ones, if tiles share them. */
+/* True if packing keys and values whose rows do not adjoin is faster than reading them in place. Such
+   rows lie in few sets of a core's first cache. If the core runs a second thread, these sets cannot hold
+   the rows. Packing pays only if enough rows of queries use each packed key. It takes more rows if keys
+   are prefetched, and the first cache can hold a chunk of keys whose rows share one set. */
 static bool
-packing_pays(const ca_device_info *info, const ca_attention *attention, int64_t rows, bool fetches,
-             int64_t chunk)
+packing_pays(const ca_device_info *info, int64_t rows, bool fetches, int64_t chunk)
 {
     bool holds_chunk = fetches && chunk * SET_BYTES <= info->first_cache;
-    return rows >= (holds_chunk ? NEAR_ROWS : PACKING_ROWS) &&
-           !(ca_first_cache_is_large(info) && tiles_share_in_place(attention));
+    return rows >= (holds_chunk ? NEAR_ROWS : PACKING_ROWS);
 }
 
 /* Set NV and MR. The rule's numbers take the place of the tuner's if those leave more rows of tiles
@@ -371,7 +352,7 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, products o
     plan->fetches_ahead = keys_come_from_memory(attention, rows);
     int64_t chunk = chunk_keys(vectors_of_rows(info, attention, plan, lanes, false, of),
                                lanes * ca_plan_real_bytes(attention));
-    bool packs = packing_pays(info, attention, rows, plan->fetches_ahead, chunk);
+    bool packs = packing_pays(info, rows, plan->fetches_ahead, chunk);
     plan->keys_in_place =
         readable && keys_are_terms && lies_in_place(key, packs) && lies_in_place(past, packs);
     plan->values_in_place = readable && value->dtype == real && attention->Ev >= lanes &&

@@ -110,8 +110,7 @@ def test_a_bias_without_a_mask(device, variant):
                          ids=str)  # fmt: skip
 @with_cpu
 def test_packed_keys_give_the_bits_of_contiguous_ones(device, variant, options, dtype):
-    """Projections (batch, rows, heads, E), for several tiles, whole ones and not, and for keys that
-    some processors pack and others read in place."""
+    """Projections (batch, rows, heads, E), for several tiles, whole ones and not."""
     shapes = ((1, 6, 2, 150, 410), (1, 3, 3, 70, 97), (2, 4, 4, 33, 30), (1, 2, 2, 70, 410))
     for shape, E in zip(shapes, (None, None, None, 100), strict=True):
         arrays = variant.arrays(shape, dtype, E)
