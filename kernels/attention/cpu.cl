@@ -440,7 +440,8 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
    rows of the mask. Then the first half of the work-items has every first and fourth set of each batch,
    and the second half has every second and third. So both halves have as many early rows as late ones.
    With more than two parts of a batch, the cores would read its keys and values from memory more
-   often. */
+   often. The sets that are left over come first, those of each batch's first heads before the others: a
+   batch with less than four sets has no other sets. */
 OUTER ca_int64
 place_of_item(const ca_attention_params *params, ca_int64 number, int heads, ca_int64 items,
               ca_int64 *first_head)
@@ -462,9 +463,14 @@ place_of_item(const ca_attention_params *params, ca_int64 number, int heads, ca_
         head = counted / batches;
         set = items - 1 - (number - counted * items);
     } else if (beyond < 0) {
-        batch = column / rest;
-        head = number - column * of_batch;
-        set = items - 1 - (column - batch * rest);
+        const ca_int64 first = (of_batch + 1) / 2; /* heads of a batch that come first */
+        const ca_int64 start = number < rest * batches * first ? 0 : first;
+        const ca_int64 count = start == 0 ? first : of_batch - first;
+        const ca_int64 counted = number - rest * batches * start;
+        const ca_int64 of_heads = counted / count; /* the same set of these heads of a batch */
+        batch = of_heads / rest;
+        head = start + counted - of_heads * count;
+        set = items - 1 - (of_heads - batch * rest);
     } else {
         const ca_int64 second = beyond < in_half * batches ? 0 : 1; /* 1: the second half */
         const ca_int64 place = beyond - second * in_half * batches;
