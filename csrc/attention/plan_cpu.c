@@ -165,7 +165,8 @@ chunk_keys(int64_t vectors, int64_t vector_bytes)
     return vector_bytes < WIDE_VECTOR ? 6 : vectors == 1 ? 16 : vectors == 2 ? 12 : 8;
 }
 
-/* True if the tiles of a work-item should share keys and values that lie in place: if these are many. */
+/* True if the tiles of a work-item should share keys and values that lie in place. Sharing pays if the
+   keys are many. */
 static bool
 tiles_share_in_place(const ca_attention *attention)
 {
@@ -174,8 +175,8 @@ tiles_share_in_place(const ca_attention *attention)
 }
 
 /* True if packing keys and values whose rows do not adjoin is faster than reading them in place. Such
-   rows lie in few sets of a core's first cache. If the core runs a second thread, these sets cannot hold
-   the rows. Packing pays only if enough rows of queries use each packed key. It takes more rows if keys
+   rows lie in few sets of a core's first cache, and these sets cannot hold the rows if the core runs a
+   second thread. Packing pays only if enough rows of queries use each packed key. It takes more rows if keys
    are prefetched, and the first cache can hold a chunk of keys whose rows share one set. */
 static bool
 packing_pays(const ca_device_info *info, int64_t rows, bool fetches, int64_t chunk)

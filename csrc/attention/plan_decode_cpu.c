@@ -22,7 +22,7 @@
 /* A work-item reads at least so many KiB. Handing out less would cost as much as reading. */
 #define KIB_OF_AN_ITEM 256
 
-/* The last cache holds the keys and values of a call that take at most so many bytes. */
+/* If the keys and values of a call take at most FAR_BYTES, the last cache holds them. */
 #define FAR_BYTES (16 << 20)
 
 /* If the keys and values of a call take more than ORDERED_BYTES, heads that lie side by side are read in

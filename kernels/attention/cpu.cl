@@ -440,8 +440,11 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
    rows of the mask. Then the first half of the work-items has every first and fourth set of each batch,
    and the second half has every second and third. So both halves have as many early rows as late ones.
    With more than two parts of a batch, the cores would read its keys and values from memory more
-   often. The sets that are left over come first, those of each batch's first heads before the others: a
-   batch with less than four sets has no other sets. */
+   often.
+
+   Sets that are left over come before both halves. Of these sets, the first heads of all batches come
+   before the other heads. All sets of a batch with fewer than four sets are left over. So the order
+   gives each thread of PoCL heads of every batch. */
 OUTER ca_int64
 place_of_item(const ca_attention_params *params, ca_int64 number, int heads, ca_int64 items,
               ca_int64 *first_head)
