@@ -218,11 +218,7 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int keys, int
     bool any_decay = false;
     int chunks = 0;
     PLAIN_FOR (int k0 = first; k0 < end; k0 += MR) {
-#if BFLOAT16_PAIRS
         realv scores[MR * NV];
-#else
-        realv *scores = weights + (k0 - first) * NV;
-#endif
         const realv *addends = score_keys(tile, block, sums->queries, j0, k0, added, bounded,
                                           keeps ? kept : 0, sums->softmax.seen, scores);
         realv *decay = decays + chunks * NV;
