@@ -261,69 +261,6 @@ typedef struct {
     key_range share; /* of the present keys and values */
 } item_state;
 
-/* All tiles attend to their keys. Before each block is read, this work-item copies the
-   present keys and values of its share that lie in the block. */
-INLINED void
-attend(item_state *item, realv *added, weightv *weights, term *packed)
-{
-    const tile_state *tile = &item->tiles[0].tile;
-    const attention_call *call = tile->call;
-    const ca_attention_params *params = call->params;
-    const bool all = KEEPS_SCORES(params);
-    bool shared = !HAS_MASK_MOD; /* heads have the same mask and bias */
-    if (USES(params, MASK)) {
-        shared &= VIEW(params, MASK)->batch[CA_BATCH_DIMS - 1] == 0;
-    }
-    if (USES(params, BIAS)) {
-        shared &= VIEW(params, BIAS)->batch[CA_BATCH_DIMS - 1] == 0;
-    }
-    const int most = keys_of_block(params);
-    const int packed_terms = reads_in_place(params) ? MR * ROW_TERMS(params->E) + LANES
-                                                    : most * LIMBS * TERMS(PACKED_COLUMNS(params));
-    const ca_int64 end = all ? params->T : item->keys.end;
-    key_block blocks[CA_CPU_TILES];
-    int keys;
-    PLAIN_FOR (ca_int64 j0 = all ? 0 : item->keys.start; j0 < end && !is_stopped(call);
-               j0 += keys) {
-        key_run first_run;
-        find_key_run(&first_run, call, tile->batch, j0);
-        keys = (int)min((ca_int64)most, min(end - j0, first_run.count));
-        if (USES(params, PRESENT)) {
-            copy_present(call, tile->batch, max(item->share.start, max(j0, item->keys.start)),
-                         min(item->share.end, min(j0 + keys, item->keys.end)));
-        }
-        uint started = 0; /* bit h: the block of head h is there */
-        PLAIN_FOR (int t = 0; t < item->count; t++) {
-            const tile_state *rows = &item->tiles[t].tile;
-            const int until = (int)clamp(rows->last + 1 - j0, (ca_int64)0, (ca_int64)keys);
-            const int before = all ? 0 : (int)clamp(rows->first - j0, (ca_int64)0, (ca_int64)keys);
-            const int attended = before < until ? until : 0;
-            int adds = NOTHING_ADDED;
-            int first = before;
-            int stop = attended;
-            PLAIN_FOR (int h = 0; h < HEADS_OF_ITEM(params) && (attended > 0 || all); h++) {
-                tile_sums *sums = &item->tiles[h * item->count + t];
-                if (!shared || h == 0) {
-                    adds = find_added(added, &sums->tile, j0, attended, &first, &stop);
-                }
-                if (!all && adds == ALL_EXCLUDED) {
-                    continue;
-                }
-                if ((started >> h & 1) == 0) {
-                    key_run run;
-                    find_key_run(&run, call, sums->tile.batch, j0);
-                    start_block(&blocks[h], params, &run, keys, packed + h * packed_terms);
-                    started |= 1u << h;
-                }
-                attend_block(sums, &blocks[h], j0, keys, max(before, first) / MR * MR,
-                             adds == ALL_EXCLUDED ? 0 : stop, adds == SOME_ADDED ? added : 0,
-                             weights);
-                blocks[h].is_new = false;
-            }
-        }
-    }
-}
-
 /* Starts a tile. Row `first_row` of the heads that share their keys is its first row, and
    `linear` is the batch index of the first of these heads. `memory` receives the tile's
    queries and result. */
@@ -360,7 +297,6 @@ start_tile(tile_sums *sums, const attention_call *call, ca_int64 linear, ca_int6
 #endif
     sums->queries = (termv *)memory;
     sums->result = memory + LIMBS * ROW_TERMS(params->E) * NV;
-    load_queries(sums->queries, tile, AMX ? REAL(1.0) : score_scale(params));
     sums->has_result = false;
     start_softmax(&sums->softmax);
 }
@@ -421,6 +357,80 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
     if (store_result(result, factors, tile)) {
         ask_to_redo(call);
     }
+}
+
+/* All tiles attend to their keys. In the first block each loads its queries, and in the last one it is
+   finished, so that its rows come and go while others compute. Before each block is read, this work-item
+   copies the present keys and values of its share that lie in the block. False if tiles are still to be
+   finished. */
+INLINED bool
+attend(item_state *item, realv *added, weightv *weights, term *packed)
+{
+    const tile_state *tile = &item->tiles[0].tile;
+    const attention_call *call = tile->call;
+    const ca_attention_params *params = call->params;
+    const bool all = KEEPS_SCORES(params);
+    bool shared = !HAS_MASK_MOD; /* heads have the same mask and bias */
+    if (USES(params, MASK)) {
+        shared &= VIEW(params, MASK)->batch[CA_BATCH_DIMS - 1] == 0;
+    }
+    if (USES(params, BIAS)) {
+        shared &= VIEW(params, BIAS)->batch[CA_BATCH_DIMS - 1] == 0;
+    }
+    const int most = keys_of_block(params);
+    const int packed_terms = reads_in_place(params) ? MR * ROW_TERMS(params->E) + LANES
+                                                    : most * LIMBS * TERMS(PACKED_COLUMNS(params));
+    const ca_int64 start = all ? 0 : item->keys.start;
+    const ca_int64 end = all ? params->T : item->keys.end;
+    key_block blocks[CA_CPU_TILES];
+    bool is_last = false;
+    int keys;
+    PLAIN_FOR (ca_int64 j0 = start; j0 < end && !is_stopped(call); j0 += keys) {
+        key_run first_run;
+        find_key_run(&first_run, call, tile->batch, j0);
+        keys = (int)min((ca_int64)most, min(end - j0, first_run.count));
+        is_last = j0 + keys == end && !WRITES_STAGE(params, 3);
+        if (USES(params, PRESENT)) {
+            copy_present(call, tile->batch, max(item->share.start, max(j0, item->keys.start)),
+                         min(item->share.end, min(j0 + keys, item->keys.end)));
+        }
+        uint started = 0; /* bit h: the block of head h is there */
+        PLAIN_FOR (int t = 0; t < item->count; t++) {
+            const tile_state *rows = &item->tiles[t].tile;
+            const int until = (int)clamp(rows->last + 1 - j0, (ca_int64)0, (ca_int64)keys);
+            const int before = all ? 0 : (int)clamp(rows->first - j0, (ca_int64)0, (ca_int64)keys);
+            const int attended = before < until ? until : 0;
+            int adds = NOTHING_ADDED;
+            int first = before;
+            int stop = attended;
+            PLAIN_FOR (int h = 0; h < HEADS_OF_ITEM(params); h++) {
+                tile_sums *sums = &item->tiles[h * item->count + t];
+                if (j0 == start) {
+                    load_queries(sums->queries, &sums->tile, AMX ? REAL(1.0) : score_scale(params));
+                }
+                const bool attends = attended > 0 || all;
+                if (attends && (!shared || h == 0)) {
+                    adds = find_added(added, &sums->tile, j0, attended, &first, &stop);
+                }
+                if (all || (attends && adds != ALL_EXCLUDED)) {
+                    if ((started >> h & 1) == 0) {
+                        key_run run;
+                        find_key_run(&run, call, sums->tile.batch, j0);
+                        start_block(&blocks[h], params, &run, keys, packed + h * packed_terms);
+                        started |= 1u << h;
+                    }
+                    attend_block(sums, &blocks[h], j0, keys, max(before, first) / MR * MR,
+                                 adds == ALL_EXCLUDED ? 0 : stop, adds == SOME_ADDED ? added : 0,
+                                 weights);
+                    blocks[h].is_new = false;
+                }
+                if (is_last) {
+                    finish_tile(sums, added, packed);
+                }
+            }
+        }
+    }
+    return is_last;
 }
 
 /* Work-item `number` computes one set of tiles for `heads` heads. The function returns the number of this
@@ -502,7 +512,10 @@ attend_tiles(const attention_call *call, ca_int64 number)
        lines. */
     term packed[PACKED_TERMS] __attribute__((aligned(CACHE_LINE)));
     const ca_int64 first_row = index * rows_of_item;
-    const int size = LIMBS * ROW_TERMS(params->E) * NV + BM * LINE_VECTORS(params->Ev);
+    const bool one_at_a_time =
+        params->T <= keys_of_block(params) && !USES(params, PAST) && !WRITES_STAGE(params, 3);
+    const int size =
+        one_at_a_time ? 0 : LIMBS * ROW_TERMS(params->E) * NV + BM * LINE_VECTORS(params->Ev);
     item.count = (int)min(params->tiles, (rows - first_row + BM - 1) / BM);
     const int count = heads * item.count;
     PLAIN_FOR (int n = 0; n < count; n++) {
@@ -534,9 +547,10 @@ attend_tiles(const attention_call *call, ca_int64 number)
         copy_present(call, batch, item.share.start, min(item.share.end, item.keys.start));
         copy_present(call, batch, max(item.share.start, item.keys.end), item.share.end);
     }
-    attend(&item, added, weights, packed);
-    PLAIN_FOR (int n = 0; n < count; n++) {
-        finish_tile(&item.tiles[n], added, packed);
+    if (!attend(&item, added, weights, packed)) {
+        PLAIN_FOR (int n = 0; n < count; n++) {
+            finish_tile(&item.tiles[n], added, packed);
+        }
     }
 }
 
