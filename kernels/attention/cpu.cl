@@ -389,7 +389,8 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
         key_run first_run;
         find_key_run(&first_run, call, tile->batch, j0);
         keys = (int)min((ca_int64)most, min(end - j0, first_run.count));
-        is_last = j0 + keys == end && !WRITES_STAGE(params, 3);
+        is_last =
+            WRITES_STAGE(params, 3) ? false : j0 + keys == end; /* weights need all tiles' memory */
         if (USES(params, PRESENT)) {
             copy_present(call, tile->batch, max(item->share.start, max(j0, item->keys.start)),
                          min(item->share.end, min(j0 + keys, item->keys.end)));
@@ -512,10 +513,11 @@ attend_tiles(const attention_call *call, ca_int64 number)
        lines. */
     term packed[PACKED_TERMS] __attribute__((aligned(CACHE_LINE)));
     const ca_int64 first_row = index * rows_of_item;
-    const bool one_at_a_time =
-        params->T <= keys_of_block(params) && !USES(params, PAST) && !WRITES_STAGE(params, 3);
+    /* If all keys are one block, each tile is finished before the next one begins, in the same memory. */
+    const bool in_turn =
+        USES(params, PAST) || WRITES_STAGE(params, 3) ? false : params->T <= keys_of_block(params);
     const int size =
-        one_at_a_time ? 0 : LIMBS * ROW_TERMS(params->E) * NV + BM * LINE_VECTORS(params->Ev);
+        in_turn ? 0 : LIMBS * ROW_TERMS(params->E) * NV + BM * LINE_VECTORS(params->Ev);
     item.count = (int)min(params->tiles, (rows - first_row + BM - 1) / BM);
     const int count = heads * item.count;
     PLAIN_FOR (int n = 0; n < count; n++) {
