@@ -389,8 +389,8 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
         key_run first_run;
         find_key_run(&first_run, call, tile->batch, j0);
         keys = (int)min((ca_int64)most, min(end - j0, first_run.count));
-        is_last =
-            WRITES_STAGE(params, 3) ? false : j0 + keys == end; /* weights need all tiles' memory */
+        /* A tile that writes weights packs the keys again, where other tiles still need this block. */
+        is_last = WRITES_STAGE(params, 3) ? false : j0 + keys == end;
         if (USES(params, PRESENT)) {
             copy_present(call, tile->batch, max(item->share.start, max(j0, item->keys.start)),
                          min(item->share.end, min(j0 + keys, item->keys.end)));
