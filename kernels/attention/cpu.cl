@@ -444,7 +444,8 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
    numbers have heads of different batches.
 
    If the heads of a batch share a mask, their work-items follow each other, while the cache has the
-   rows of the mask. Then the first half of the work-items has every first and fourth set of each batch,
+   rows of the mask. The same holds if all keys are one block: in projections the queries of heads adjoin,
+   and processors fetch lines that adjoin. Then the first half of the work-items has every first and fourth set of each batch,
    and the second half has every second and third. So both halves have as many early rows as late ones.
    With more than two parts of a batch, the cores would read its keys and values from memory more
    often.
@@ -460,6 +461,7 @@ place_of_item(const ca_attention_params *params, ca_int64 number, int heads, ca_
     const ca_int64 of_batch = params->batch[CA_BATCH_DIMS - 1] / (params->heads * heads);
     const bool shares_mask =
         USES(params, MASK) && VIEW(params, MASK)->batch[CA_BATCH_DIMS - 1] == 0;
+    const bool by_heads = !shares_mask && params->T > keys_of_block(params);
     const ca_int64 in_half = items / 4 * 2;          /* sets of a batch in each half */
     const ca_int64 rest = items - 2 * in_half;       /* the last sets come before both halves */
     const ca_int64 column = number / of_batch;       /* the same set of all heads of a batch */
@@ -467,7 +469,7 @@ place_of_item(const ca_attention_params *params, ca_int64 number, int heads, ca_
     ca_int64 batch;
     ca_int64 head;
     ca_int64 set;
-    if (!shares_mask) {
+    if (by_heads) {
         const ca_int64 counted = number / items; /* heads before this one */
         batch = counted % batches;
         head = counted / batches;
