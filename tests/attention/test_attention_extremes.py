@@ -18,6 +18,21 @@ def test_a_large_value_with_a_late_high_score(device, kernel):
     check(np.ones((1, 1), np.float32), key, value, device=device, scale=1.0)
 
 
+@pytest.mark.parametrize("added", [False, True], ids=["products", "mask"])
+def test_scores_that_jump(device, kernel, added):
+    """A score may exceed all scores before it by thousands, in any chunk and block of keys."""
+    q, k, v = qkv((1, 2), 40, 700, 8)
+    jumps = np.zeros(700, np.float32)
+    jumps[[5, 30, 31, 250, 690]] = 100, 300, 4000, 20000, 60000
+    if added:
+        check(q, k, v, attn_mask=jumps, device=device, return_lse=True)
+        return
+    q[..., 0] = np.linspace(-1, 1, 40)
+    k[..., 0] = jumps
+    check(q, k, v, device=device, return_lse=True)
+    check(q, k, v, device=device)
+
+
 @pytest.mark.parametrize("softcap", [1e-50, 1e-38, 3e38, 1e39, 1e300])
 def test_softcaps_at_the_ends_of_float32(device, kernel, softcap):
     """One below every score makes all weights equal; one far above changes nothing."""
