@@ -133,9 +133,9 @@ store_scores(const tile_state *tile, ca_int64 j0, int keys, const realv *block)
    after the mask, and like any others in the stages before it. */
 SMALL void
 keep_unattended(const tile_state *tile, const key_block *block, const termv *queries, ca_int64 j0,
-                int attended, int keys, const realv *added, realv *kept)
+                int attended, const realv *added, realv *kept)
 {
-    PLAIN_FOR (int k0 = (attended + MR - 1) / MR * MR; k0 < keys; k0 += MR) {
+    PLAIN_FOR (int k0 = (attended + MR - 1) / MR * MR; k0 < block->keys; k0 += MR) {
         realv scores[MR * NV];
         realv bounded[MR * NV];
         intv seen[NV] = {(intv)0};
@@ -201,11 +201,10 @@ typedef struct {
     bool has_result; /* false: no block has written the result yet */
 } tile_sums;
 
-/* A tile attends to keys first … end - 1 of a block. The block has `keys` keys and begins
-   with key j0. `first` is a multiple of MR. `added` is NULL where mask and bias add
-   nothing. */
+/* A tile attends to keys first … end - 1 of a block, which begins with key j0. `first` is a multiple
+   of MR. `added` is NULL where mask and bias add nothing. */
 SMALL void
-attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int keys, int first, int end,
+attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int first, int end,
              const realv *added, weightv *weights)
 {
     const tile_state *tile = &sums->tile;
@@ -230,8 +229,8 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int keys, int
         chunks++;
     }
     if (keeps) {
-        keep_unattended(tile, block, sums->queries, j0, end, keys, added, kept);
-        store_scores(tile, j0, keys, kept);
+        keep_unattended(tile, block, sums->queries, j0, end, added, kept);
+        store_scores(tile, j0, block->keys, kept);
     }
     const bool weighs = end_block(&sums->softmax);
     if (any_decay) {
@@ -420,7 +419,7 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
                         start_block(&blocks[h], params, &run, keys, packed + h * packed_terms);
                         started |= 1u << h;
                     }
-                    attend_block(sums, &blocks[h], j0, keys, max(before, first) / MR * MR,
+                    attend_block(sums, &blocks[h], j0, max(before, first) / MR * MR,
                                  adds == ALL_EXCLUDED ? 0 : stop, adds == SOME_ADDED ? added : 0,
                                  weights);
                     blocks[h].is_new = false;
@@ -445,10 +444,10 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
 
    If the heads of a batch share a mask, their work-items follow each other, while the cache has the
    rows of the mask. The same holds if all keys are one block: in projections the queries of heads adjoin,
-   and processors fetch lines that adjoin. Then the first half of the work-items has every first and fourth set of each batch,
-   and the second half has every second and third. So both halves have as many early rows as late ones.
-   With more than two parts of a batch, the cores would read its keys and values from memory more
-   often.
+   and processors fetch lines that adjoin. Then the first half of the work-items has every first and fourth
+   set of each batch, and the second half has every second and third. So both halves have as many early
+   rows as late ones. With more than two parts of a batch, the cores would read its keys and values from
+   memory more often.
 
    Sets that are left over come before both halves. Of these sets, the first heads of all batches come
    before the other heads. All sets of a batch with fewer than four sets are left over. So the order
