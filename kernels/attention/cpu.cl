@@ -358,10 +358,10 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
     }
 }
 
-/* All tiles attend to their keys. In the first block each loads its queries, and in the last one it is
-   finished, so that its rows come and go while others compute. Before each block is read, this work-item
-   copies the present keys and values of its share that lie in the block. False if tiles are still to be
-   finished. */
+/* All tiles attend to their keys. Each tile loads its queries just before its first block, and is finished
+   right after its last one. So memory moves some rows at a time, between the products. Before each block is
+   read, this work-item copies the present keys and values of its share that lie in the block. Returns false
+   if the tiles still have to be finished. */
 INLINED bool
 attend(item_state *item, realv *added, weightv *weights, term *packed)
 {
@@ -388,7 +388,8 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
         key_run first_run;
         find_key_run(&first_run, call, tile->batch, j0);
         keys = (int)min((ca_int64)most, min(end - j0, first_run.count));
-        /* A tile that writes weights packs the keys again, where other tiles still need this block. */
+        /* A tile that writes weights packs keys into the memory of this block, which other tiles still
+           need. */
         is_last = WRITES_STAGE(params, 3) ? false : j0 + keys == end;
         if (USES(params, PRESENT)) {
             copy_present(call, tile->batch, max(item->share.start, max(j0, item->keys.start)),
@@ -460,7 +461,7 @@ place_of_item(const ca_attention_params *params, ca_int64 number, int heads, ca_
     const ca_int64 of_batch = params->batch[CA_BATCH_DIMS - 1] / (params->heads * heads);
     const bool shares_mask =
         USES(params, MASK) && VIEW(params, MASK)->batch[CA_BATCH_DIMS - 1] == 0;
-    const bool by_heads = !shares_mask && params->T > keys_of_block(params);
+    const bool by_heads = !shares_mask && !keys_are_one_block(params);
     const ca_int64 in_half = items / 4 * 2;          /* sets of a batch in each half */
     const ca_int64 rest = items - 2 * in_half;       /* the last sets come before both halves */
     const ca_int64 column = number / of_batch;       /* the same set of all heads of a batch */
@@ -514,9 +515,9 @@ attend_tiles(const attention_call *call, ca_int64 number)
        lines. */
     term packed[PACKED_TERMS] __attribute__((aligned(CACHE_LINE)));
     const ca_int64 first_row = index * rows_of_item;
-    /* If all keys are one block, each tile is finished before the next one begins, in the same memory. */
-    const bool in_turn =
-        USES(params, PAST) || WRITES_STAGE(params, 3) ? false : params->T <= keys_of_block(params);
+    /* If all keys are one block, each tile is finished before the next one begins. Then all tiles use the
+       same memory. */
+    const bool in_turn = WRITES_STAGE(params, 3) ? false : keys_are_one_block(params);
     const int size =
         in_turn ? 0 : LIMBS * ROW_TERMS(params->E) * NV + BM * LINE_VECTORS(params->Ev);
     item.count = (int)min(params->tiles, (rows - first_row + BM - 1) / BM);

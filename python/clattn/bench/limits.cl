@@ -82,7 +82,7 @@ typedef JOIN(int, LANES) intv;
 #define AS_REALV JOIN(as_, JOIN(float, LANES))
 #define AS_INTV  JOIN(as_, JOIN(int, LANES))
 
-/* Intel's compiler calls a vector register X in statements in assembly, clang calls it v. */
+/* In a statement in assembly, the letter for a vector register is X for Intel's compiler, v for clang. */
 #if LOCAL == 1 && LANES == 16 && defined(__INTEL_LLVM_COMPILER)
 #define AVX512_REGISTER "X"
 #elif LOCAL == 1 && LANES == 16 && defined(__AVX512DQ__)
@@ -91,7 +91,7 @@ typedef JOIN(int, LANES) intv;
 
 /* 2^x, |x| < 126, by as few operations as float32 takes. AVX-512 has an instruction for x - floor(x), the
  * rest of x, and one that multiplies by 2^floor(x). Elsewhere adding 1.5 * 2^23 + 127 rounds x, and leaves
- * the exponent in the low bits. A polynomial has the rest of x. */
+ * the exponent in the low bits. A polynomial computes the power of the rest. */
 static realv
 exp2_of(realv x)
 {
