@@ -31,6 +31,11 @@
    CA_CPU_TILES_BYTES if a core's first cache is large. */
 #define SMALL_TILES_BYTES (128 << 10)
 
+/* Heads that share a mask have so many bytes of queries and results in a work-item, at most, if keys and
+   values are read where they lie. With more heads the work-item has fewer tiles of each, and reads keys and
+   values more often from a cache that cores share. */
+#define SHARED_MASK_BYTES (64 << 10)
+
 /* A core's second cache keeps keys and values of less than MANY_KEYS_BYTES while the core computes all
    tiles of their head. So these tiles gain nothing from sharing a work-item. */
 #define MANY_KEYS_BYTES (256 << 10)
@@ -218,17 +223,20 @@ heads_adjoin(const ca_operand *added)
     return stride == 0 || stride < llabs(added->column_stride);
 }
 
-/* True if one work-item should read mask and bias for several heads, each with its own keys. */
+/* True if one work-item should read mask and bias for several heads, each with its own keys. If all rows
+   have the same numbers, reading them is cheap, and tiles of one head are faster unless the kernel packs. */
 static bool
-heads_share_mask(const ca_attention *attention)
+heads_share_mask(const ca_attention *attention, bool packs)
 {
     const ca_operand *operands = attention->operands;
+    const ca_operand *mask = &operands[CA_ATTENTION_MASK];
+    const ca_operand *bias = &operands[CA_ATTENTION_BIAS];
     bool adds = ca_attention_has(attention, CA_ATTENTION_MASK) ||
                 ca_attention_has(attention, CA_ATTENTION_BIAS);
-    return adds && !ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY) &&
-           heads_adjoin(&operands[CA_ATTENTION_MASK]) &&
-           heads_adjoin(&operands[CA_ATTENTION_BIAS]) &&
-           operands[CA_ATTENTION_KEY_COUNTS].batch[CA_BATCH_DIMS - 1] == 0 &&
+    bool rows_differ = mask->row_stride != 0 || bias->row_stride != 0;
+    return adds && (packs || rows_differ) &&
+           !ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY) && heads_adjoin(mask) &&
+           heads_adjoin(bias) && operands[CA_ATTENTION_KEY_COUNTS].batch[CA_BATCH_DIMS - 1] == 0 &&
            operands[CA_ATTENTION_OFFSETS].batch[CA_BATCH_DIMS - 1] == 0;
 }
 
@@ -264,18 +272,19 @@ share_work(const ca_device_info *info, const ca_attention *attention, int64_t ro
     int64_t tile_rows = vectors * lanes;
     int64_t tiles = ca_divide_up(rows, tile_rows);
     int64_t columns = tile_columns(attention, lanes, of);
+    int64_t tile_bytes = columns * tile_rows * ca_plan_real_bytes(attention);
     int64_t bytes = ca_first_cache_is_large(info) ? CA_CPU_TILES_BYTES : SMALL_TILES_BYTES;
-    int64_t most = ca_smaller(ca_knob_value(knobs, TILES, CA_CPU_TILES),
-                              bytes / (columns * tile_rows * ca_plan_real_bytes(attention)));
+    int64_t most = ca_smaller(ca_knob_value(knobs, TILES, CA_CPU_TILES), bytes / tile_bytes);
     double wanted =
         (double)(info->compute_units * ca_knob_value(knobs, ITEMS, CA_ITEMS_FOR_EACH_CORE));
     double shares = ca_plan_items(plan) * (double)tiles / wanted; /* tiles that may share */
     most = most < 1 || shares < 1 ? 1 : shares < (double)most ? (int64_t)shares : most;
 
     int64_t heads = 1;
-    if (plan->heads == 1 && heads_share_mask(attention)) {
+    if (plan->heads == 1 && heads_share_mask(attention, packs)) {
         heads = ca_smaller(most, CA_CPU_COLUMNS / packed_columns(attention, lanes, of));
-        heads = packs && heads > 2 ? 2 : heads < 1 ? 1 : heads;
+        heads = ca_smaller(heads, packs ? 2 : SHARED_MASK_BYTES / tile_bytes);
+        heads = heads < 1 ? 1 : heads;
         while (attention->batch[CA_BATCH_DIMS - 1] % heads != 0) {
             heads--;
         }

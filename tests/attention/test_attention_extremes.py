@@ -33,6 +33,21 @@ def test_scores_that_jump(device, kernel, added):
     check(q, k, v, device=device)
 
 
+@pytest.mark.parametrize("dtype", [bool, np.float32], ids=["bool", "float"])
+def test_scores_of_minus_infinity(device, kernel, dtype):
+    """A row whose attended keys all score -inf is NaN. It is not empty, as a row of zeros is."""
+    q, k, v = qkv((1, 2), 40, 77, 8)
+    q[..., 0] = 1
+    k[..., 10:, 0] = -np.inf
+    mask = np.ones((40, 77), bool)
+    mask[3, :10] = mask[5] = mask[34, :10] = False
+    added = mask if dtype is bool else np.where(mask, 0, -np.inf).astype(dtype)
+    got = sdpa(q, k, v, attn_mask=added, device=device)
+    right = sdpa(q, k[..., :10, :], v[..., :10, :], device=device)
+    right[..., [3, 34], :], right[..., 5, :] = np.nan, 0
+    np.testing.assert_allclose(got, right, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("softcap", [1e-50, 1e-38, 3e38, 1e39, 1e300])
 def test_softcaps_at_the_ends_of_float32(device, kernel, softcap):
     """One below every score makes all weights equal; one far above changes nothing."""
