@@ -201,12 +201,44 @@ typedef struct {
     bool has_result; /* false: no block has written the result yet */
 } tile_sums;
 
-/* A tile attends to keys first … end - 1 of a block, which begins with key j0. `first` is a multiple
-   of MR. `added` is NULL where mask and bias add nothing. */
-SMALL void
-attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, int first, int end,
-             const realv *added, weightv *weights)
+/* The keys of a block that a tile attends to: first … end - 1. `first` is a multiple of MR. `added` is NULL
+   where mask and bias add nothing. */
+typedef struct {
+    bool any; /* false: the tile passes over the block */
+    int first;
+    int end;
+    const realv *added;
+} attended_keys;
+
+/* Finds which of `keys` keys from j0 on a tile attends to. `added` receives what mask and bias add. */
+INLINED attended_keys
+find_attended(realv *added, const tile_state *tile, ca_int64 j0, int keys)
 {
+    const bool all = KEEPS_SCORES(tile->call->params);
+    const int before = all ? 0 : (int)clamp(tile->first - j0, (ca_int64)0, (ca_int64)keys);
+    const int until = (int)clamp(tile->last + 1 - j0, (ca_int64)0, (ca_int64)keys);
+    const int attended = before < until ? until : 0;
+    int first = 0;
+    int end = 0;
+    const int adds =
+        all || attended > 0 ? find_added(added, tile, j0, attended, &first, &end) : ALL_EXCLUDED;
+    const attended_keys found = {
+        .any = all || adds != ALL_EXCLUDED,
+        .first = max(before, first) / MR * MR,
+        .end = adds == ALL_EXCLUDED ? 0 : end,
+        .added = adds == SOME_ADDED ? added : 0,
+    };
+    return found;
+}
+
+/* A tile attends to keys of a block, which begins with key j0. */
+SMALL void
+attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, const attended_keys *attended,
+             weightv *weights)
+{
+    const int first = attended->first;
+    const int end = attended->end;
+    const realv *added = attended->added;
     const tile_state *tile = &sums->tile;
     const ca_attention_params *params = tile->call->params;
     const int Ev = (int)params->Ev;
@@ -397,32 +429,23 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
         }
         uint started = 0; /* bit h: the block of head h is there */
         PLAIN_FOR (int t = 0; t < item->count; t++) {
-            const tile_state *rows = &item->tiles[t].tile;
-            const int until = (int)clamp(rows->last + 1 - j0, (ca_int64)0, (ca_int64)keys);
-            const int before = all ? 0 : (int)clamp(rows->first - j0, (ca_int64)0, (ca_int64)keys);
-            const int attended = before < until ? until : 0;
-            int adds = NOTHING_ADDED;
-            int first = before;
-            int stop = attended;
+            attended_keys attended;
             PLAIN_FOR (int h = 0; h < HEADS_OF_ITEM(params); h++) {
                 tile_sums *sums = &item->tiles[h * item->count + t];
                 if (j0 == start) {
                     load_queries(sums->queries, &sums->tile, AMX ? REAL(1.0) : score_scale(params));
                 }
-                const bool attends = attended > 0 || all;
-                if (attends && (!shared || h == 0)) {
-                    adds = find_added(added, &sums->tile, j0, attended, &first, &stop);
+                if (!shared || h == 0) {
+                    attended = find_attended(added, &sums->tile, j0, keys);
                 }
-                if (all || (attends && adds != ALL_EXCLUDED)) {
+                if (attended.any) {
                     if ((started >> h & 1) == 0) {
                         key_run run;
                         find_key_run(&run, call, sums->tile.batch, j0);
                         start_block(&blocks[h], params, &run, keys, packed + h * packed_terms);
                         started |= 1u << h;
                     }
-                    attend_block(sums, &blocks[h], j0, max(before, first) / MR * MR,
-                                 adds == ALL_EXCLUDED ? 0 : stop, adds == SOME_ADDED ? added : 0,
-                                 weights);
+                    attend_block(sums, &blocks[h], j0, &attended, weights);
                     blocks[h].is_new = false;
                 }
                 if (is_last) {
