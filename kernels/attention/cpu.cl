@@ -48,56 +48,13 @@
 #include "kernels/attention/cpu/tiles.clh" /* tile_state, store_result */
 
 #include "kernels/attention/cpu/addends.clh"  /* find_added */
+#include "kernels/attention/cpu/dropout.clh"  /* drop_weights */
 #include "kernels/attention/cpu/products.clh" /* start_block, multiply_values */
 #include "kernels/attention/cpu/softmax.clh"  /* score_keys, softmax_state */
 #include "kernels/attention/keys.clh"         /* find_key_run */
 #include "kernels/attention/present.clh"      /* copy_present */
-#include "kernels/support/philox.clh"         /* DEFINE_PHILOX */
 
-/* --- what few calls ask for: dropout, scores -------------------------------------- */
-
-/* Returns the upper 32 bits of each product a * b. mul_hi(a, b) is the same number, but some compilers
-   call a function for it. */
-INLINED uintv
-high_lanes(uintv a, uintv b)
-{
-    return convert_uintv((convert_ulongv(a) * convert_ulongv(b)) >> 32);
-}
-
-DEFINE_PHILOX(philox_lanes, uintv, high_lanes)
-
-/* Sets the weights that dropout drops to 0, in a block of keys whose first key is j0. The
-   sums of the rows already include these weights. */
-CALLED void
-drop_weights(const tile_state *tile, ca_int64 j0, int keys, weightv *weights)
-{
-    const ca_attention_params *params = tile->call->params;
-    ulongv rows[NV];
-    PLAIN_FOR (int n = 0; n < BM; n++) {
-        ca_int64 batch[CA_BATCH_DIMS];
-        const ca_int64 i = row_of_tile(tile, n, batch);
-        ((ulong *)rows)[n] = (ulong)(row_index(params, batch, i) + params->first_row);
-    }
-    PLAIN_FOR (ca_int64 quad = j0 >> 2; quad <= (j0 + keys - 1) >> 2; quad++) {
-        PLAIN_FOR (int v = 0; v < NV; v++) {
-            uintv words[4] = {(uintv)(uint)quad, (uintv)(uint)((ulong)quad >> 32),
-                              convert_uintv(rows[v]), convert_uintv(rows[v] >> 32)};
-            philox_lanes(words, params->seed);
-            UNROLLED_FOR (int n = 0; n < 4; n++) {
-                const ca_int64 k = quad * 4 + n - j0;
-                if (k >= 0 && k < keys) {
-                    const intv kept = convert_intv(words[n] > params->last_dropped);
-#if BFLOAT16_PAIRS
-                    const intv other = k % 2 == 0 ? (intv)~0xffff : (intv)0xffff;
-                    weights[k / 2 * NV + v] &= as_uintv(kept | other);
-#else
-                    weights[k * NV + v] = as_realv(as_intv(weights[k * NV + v]) & kept);
-#endif
-                }
-            }
-        }
-    }
-}
+/* --- what few calls ask for: scores ------------------------------------------------- */
 
 /* Writes the scores of a block of `keys` keys to the array of scores that the call asks for:
    scores[row][j0 + k] = block[k][lane of the row]. */
