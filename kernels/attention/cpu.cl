@@ -188,6 +188,10 @@ find_attended(realv *added, const tile_state *tile, ca_int64 j0, int keys)
     return found;
 }
 
+/* Each chunk of a tile's first block prefetches so many rows of the next tile's queries. A core that asks for
+   all of them at once has to wait. */
+#define FETCHED_ROWS 5
+
 /* A tile attends to keys of a block, which begins with key j0. */
 SMALL void
 attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, const attended_keys *attended,
@@ -203,6 +207,11 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, const attende
     realv kept[MAX_KEYS * NV];
     realv bounded[MR * NV];
     realv decays[CA_CPU_CHUNKS * NV];
+    const int heads = (int)params->heads;
+    const ca_int64 next_row = ca_offset(&params->query, tile->batch, tile->i0 + BM / heads, 0);
+    __global const storage *next = tile->call->query + next_row;
+    /* A small call has one tile in a work-item. */
+    int next_rows = params->tiles > 1 && sums->softmax.is_new ? tile->rows / heads : 0;
     bool any_decay = false;
     int chunks = 0;
     PLAIN_FOR (int k0 = first; k0 < end; k0 += MR) {
@@ -212,6 +221,11 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, const attende
         realv *decay = decays + chunks * NV;
         UNROLLED_FOR (int v = 0; v < NV; v++) {
             decay[v] = (realv)REAL(1.0);
+        }
+        PLAIN_FOR (int n = 0; n < FETCHED_ROWS && next_rows > 0; n++, next_rows--) {
+            prefetch_bytes_to_second((__global const char *)next,
+                                     (int)params->E * (int)sizeof(storage));
+            next += params->query.row;
         }
         any_decay |= weigh_scores(params, &sums->softmax, scores, addends,
                                   weights + WEIGHTS(k0 - first) * NV, decay);
