@@ -31,9 +31,9 @@
    CA_CPU_TILES_BYTES if a core's first cache is large. */
 #define SMALL_TILES_BYTES (128 << 10)
 
-/* Heads that share a mask have so many bytes of queries and results in a work-item, at most, if keys and
-   values are read where they lie. With more heads the work-item has fewer tiles of each, and reads keys and
-   values more often from a cache that cores share. */
+/* Heads share a mask in a work-item if one tile of each takes SHARED_MASK_BYTES at most, all together, and
+   keys and values are read where they lie. With more heads the work-item has fewer tiles of each, and reads
+   keys and values more often from a cache that cores share. */
 #define SHARED_MASK_BYTES (64 << 10)
 
 /* A core's second cache keeps keys and values of less than MANY_KEYS_BYTES while the core computes all
