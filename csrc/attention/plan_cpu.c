@@ -31,9 +31,9 @@
    CA_CPU_TILES_BYTES if a core's first cache is large. */
 #define SMALL_TILES_BYTES (128 << 10)
 
-/* Heads share a mask in a work-item if one tile of each takes SHARED_MASK_BYTES at most, all together, and
-   keys and values are read where they lie. With more heads the work-item has fewer tiles of each, and reads
-   keys and values more often from a cache that cores share. */
+/* A work-item may read a mask for several heads. If it reads keys and values where they lie, the queries and
+   results of one tile of each head take SHARED_MASK_BYTES at most, in sum. With more heads, the work-item
+   would have fewer tiles of each, and would read keys and values more often from a cache that cores share. */
 #define SHARED_MASK_BYTES (64 << 10)
 
 /* A core's second cache keeps keys and values of less than MANY_KEYS_BYTES while the core computes all
@@ -224,7 +224,8 @@ heads_adjoin(const ca_operand *added)
 }
 
 /* True if one work-item should read mask and bias for several heads, each with its own keys. If all rows
-   have the same numbers, reading them is cheap, and tiles of one head are faster unless the kernel packs. */
+   of a mask have the same numbers, the mask is cheap to read. Then work-items of one head are faster, unless
+   the kernel packs keys. */
 static bool
 heads_share_mask(const ca_attention *attention, bool packs)
 {

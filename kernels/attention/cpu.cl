@@ -158,8 +158,8 @@ typedef struct {
     bool has_result; /* false: no block has written the result yet */
 } tile_sums;
 
-/* The keys of a block that a tile attends to: first … end - 1. `first` is a multiple of MR. `added` is NULL
-   where mask and bias add nothing. */
+/* A tile attends to keys first … end - 1 of a block. `first` is a multiple of MR. `added` has what mask and
+   bias add to the scores of the block's keys, or is NULL if they add nothing. */
 typedef struct {
     bool any; /* false: the tile passes over the block */
     int first;
@@ -167,7 +167,8 @@ typedef struct {
     const realv *added;
 } attended_keys;
 
-/* Finds which of `keys` keys from j0 on a tile attends to. `added` receives what mask and bias add. */
+/* Finds which keys of a block a tile attends to. The block has `keys` keys from j0 on. `added` receives what
+   mask and bias add to their scores. */
 INLINED attended_keys
 find_attended(realv *added, const tile_state *tile, ca_int64 j0, int keys)
 {
@@ -188,11 +189,11 @@ find_attended(realv *added, const tile_state *tile, ca_int64 j0, int keys)
     return found;
 }
 
-/* Each chunk of a tile's first block prefetches so many rows of the next tile's queries. A core that asks for
-   all of them at once has to wait. */
+/* With each chunk of its first block, a tile prefetches FETCHED_ROWS rows of the next tile's queries. A core
+   that prefetches all these rows at once has to wait for them. */
 #define FETCHED_ROWS 5
 
-/* A tile attends to keys of a block, which begins with key j0. */
+/* A tile attends to some keys of a block. Key j0 is the block's first. */
 SMALL void
 attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, const attended_keys *attended,
              weightv *weights)
@@ -208,10 +209,11 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, const attende
     realv bounded[MR * NV];
     realv decays[CA_CPU_CHUNKS * NV];
     const int heads = (int)params->heads;
-    const ca_int64 next_row = ca_offset(&params->query, tile->batch, tile->i0 + BM / heads, 0);
-    __global const storage *next = tile->call->query + next_row;
-    /* A small call has one tile in a work-item. */
+    /* In a small call each work-item has one tile, and no tile follows. */
     int next_rows = params->tiles > 1 && sums->softmax.is_new ? tile->rows / heads : 0;
+    const ca_int64 next_i0 = tile->i0 + BM / heads;
+    __global const storage *next = tile->call->query;
+    next += next_rows > 0 ? ca_offset(&params->query, tile->batch, next_i0, 0) : 0;
     bool any_decay = false;
     int chunks = 0;
     PLAIN_FOR (int k0 = first; k0 < end; k0 += MR) {

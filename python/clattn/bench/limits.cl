@@ -82,7 +82,8 @@ typedef JOIN(int, LANES) intv;
 #define AS_REALV JOIN(as_, JOIN(float, LANES))
 #define AS_INTV  JOIN(as_, JOIN(int, LANES))
 
-/* In a statement in assembly, the letter for a vector register is X for Intel's compiler, v for clang. */
+/* Inline assembly names the kind of a register by a letter: for vectors, Intel's compiler takes X, and clang
+   takes v. */
 #if LOCAL == 1 && LANES == 16 && defined(__INTEL_LLVM_COMPILER)
 #define AVX512_REGISTER "X"
 #elif LOCAL == 1 && LANES == 16 && defined(__AVX512DQ__)
