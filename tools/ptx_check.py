@@ -9,8 +9,8 @@ A kernel of MACROS has the macros named there, except those that the options def
 clang compiles a kernel to PTX, and ptxas compiles the PTX to machine code. The table has a row for
 each kernel, its macros and each architecture. The row gives registers of a work-item, bytes spilled
 (stores and loads), bytes of stack, bytes of local memory, instructions of matrix units (HMMA),
-loads of matrices (LDSM) and asynchronous copies (LDGSTS). The tool counts instructions in the
-machine code if it finds nvdisasm, else in the PTX.
+those of groups of warps (HGMMA), loads of matrices (LDSM) and asynchronous copies (LDGSTS). The
+tool counts instructions in the machine code if it finds nvdisasm, else in the PTX.
 
 The exit status is 1 if a kernel does not assemble, spills registers, or keeps arrays on its stack.
 The exit status is 2 if a program is missing.
@@ -37,7 +37,12 @@ LIBRARY = "nvptx64--nvidiacl.bc"
 MOST_LOCAL = 48 << 10  # bytes of static local memory that ptxas takes
 
 # What is counted: the instruction, and what stands for it in PTX.
-COUNTED = {"HMMA": "mma.sync", "LDSM": "ldmatrix", "LDGSTS": "cp.async.cg"}
+COUNTED = {
+    "HMMA": "\tmma.sync",
+    "HGMMA": "wgmma.mma_async",
+    "LDSM": "ldmatrix",
+    "LDGSTS": "cp.async.cg",
+}
 
 # What calls ask for, as kernels know it: the bits of OPTIONS.
 USES = {
@@ -62,12 +67,13 @@ MACROS = {
     "attention/reference.cl": DTYPES,
     "attention/tiled.cl": f"{SIZES} TX=8 TY=16 MI=4 NJ=8 NC=(HEAD_EV/TX) EC=32 KC=32",
     "attention/mma.cl": f"{SIZES} WARPS=4 MT=1 STAGES=3 BN=32 CHUNK=16 LSE=0 ALIGNED=0 "
-    "OUTPUT_ALIGNED=0 WARP=1 QUERIES=1",
+    "OUTPUT_ALIGNED=0 WARP=1 QUERIES=1 TOGETHER=1",
     "attention/decode_mma.cl": f"{SIZES} WARP=1 WARPS=4",
     "attention/decode_gpu.cl": f"{SIZES} WG=128 RT=1 KEY_LANES=8 BN=32 WIDE=1 EXCHANGE=2",
     "attention/decode_gpu_merge.cl": f"{CALL} HEAD_EV=128 WG=256 EXCHANGE=2",
     "probe/exchange.cl": "EXCHANGE=2 SUB_GROUP=0 LANES=32",
     "probe/warp.cl": "TEST=2",
+    "probe/group.cl": "TEST=2",
     "probe/local.cl": "BYTES=49152",
 }
 
@@ -77,6 +83,7 @@ FLOAT_MASK = uses("MASK", "ADDED_MASK", mask_dtype=1)
 SOFTCAP = uses("SOFTCAP")
 BOTH_AND_LSE = (*uses("MASK", "ADDED_MASK", "SOFTCAP", mask_dtype=1), "LSE=1")
 BOTH = ("sm_80", "sm_90")
+RETARGETED = "sm_90a"  # PTX for it is other PTX, changed by clattn
 
 
 def mma(dtype, size, tiles, keys, *more, architectures=BOTH):
@@ -91,6 +98,13 @@ def staying_mma(dtype, size, *more):
     """A row of attention_mma whose queries stay in local memory, of up to 96 KiB."""
     macros = (f"DTYPE={dtype}", f"HEAD_E={size}", "MT=2", "BN=64", "CHUNK=64", "STAGES=2")
     return "attention/mma.cl", (*macros, "QUERIES=2", *ALIGNED, *more), ("sm_90",)
+
+
+def grouped_mma(dtype, size, warps, keys, *more):
+    """A row of attention_mma whose warps multiply in groups of four."""
+    macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"WARPS={warps}", f"BN={keys}", f"CHUNK={keys}")
+    more = ("WARP=3", "TOGETHER=4", "MT=1", "STAGES=2", "QUERIES=2", *ALIGNED, *more)
+    return "attention/mma.cl", (*macros, *more), (RETARGETED,)
 
 
 def decode_mma(dtype, size, value_size, *more):
@@ -128,11 +142,17 @@ KERNELS = [
     staying_mma(1, 64),
     staying_mma(1, 128),
     staying_mma(2, 128, "LSE=1"),
+    grouped_mma(1, 64, 4, 128),
+    grouped_mma(1, 128, 4, 64),
+    grouped_mma(2, 128, 4, 64, "LSE=1"),
+    grouped_mma(1, 192, 8, 64),
+    grouped_mma(1, 256, 8, 64),
     ("attention/tiled.cl", ("DTYPE=3", "HEAD_E=64", "EC=64", "exp2=native_exp2"), BOTH),
     ("attention/tiled.cl", ("DTYPE=1", "HEAD_E=128", "exp2=native_exp2"), BOTH),
     ("attention/decode_gpu.cl", ("DTYPE=1", "HEAD_E=128", "RT=4"), BOTH),
     ("probe/exchange.cl", (), BOTH),
     *[("probe/warp.cl", (f"TEST={test}",), BOTH) for test in range(5)],
+    ("probe/group.cl", (), (RETARGETED,)),
     mma(1, 128, 1, 32, *ALIGNED, "WARP=2"),
     decode_mma(1, 64, 64),
     decode_mma(1, 128, 128, *BOOL_MASK),
@@ -232,6 +252,12 @@ def shrink(ptx):
     return max(more, 0)
 
 
+def retarget(text):
+    """PTX for RETARGETED, as csrc/opencl/ptx.c makes it. clang's has an older version."""
+    text = re.sub(r"\.target sm_\d+", f".target {RETARGETED}", text.replace("//@90a ", ""))
+    return re.sub(r"\.version [0-7]\..*", ".version 8.0", text)
+
+
 def assemble(programs, ptx, architecture, left_out):
     """One row of the table: registers, spilled, stack and local memory in bytes, counts.
 
@@ -254,6 +280,8 @@ def check(programs, kernel, options, architectures):
         ptx = Path(folder) / "kernel.ptx"
         to_ptx(programs, kernel, with_macros(kernel, options), ptx)
         left_out = shrink(ptx)
+        if architectures == (RETARGETED,):
+            ptx.write_text(retarget(ptx.read_text()))
         return [(a, assemble(programs, ptx, a, left_out)) for a in architectures]
 
 

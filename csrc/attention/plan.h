@@ -63,9 +63,9 @@ void ca_plan_define_sizes(ca_kernel_spec *spec, const ca_attention *attention);
 /* True if the device has matrix units for the query's dtype. */
 bool ca_plan_has_matrix_units(const ca_device_info *info, const ca_attention *attention);
 
-/* For kernels that multiply matrices: define WARP, how warps do so. */
+/* For kernels that multiply matrices: define WARP, how warps do so. `grouped`: in groups of four. */
 void ca_plan_define_warp(ca_kernel_spec *spec, const ca_device_info *info,
-                         const ca_attention *attention);
+                         const ca_attention *attention, bool grouped);
 
 /* Work-items for each core of a CPU, so that all cores end at about the same time. */
 #define CA_ITEMS_FOR_EACH_CORE 4

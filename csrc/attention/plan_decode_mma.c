@@ -94,7 +94,7 @@ plan_decode_mma(const ca_device_info *info, const ca_attention *attention, ca_at
     plan->splits = ca_plan_tuned_splits(attention, splits, &knobs);
     plan->grid[4] = plan->splits * THREADS;
     ca_plan_define_sizes(&plan->spec, attention);
-    ca_plan_define_warp(&plan->spec, info, attention);
+    ca_plan_define_warp(&plan->spec, info, attention, false);
     ca_kernel_define(&plan->spec, "WARPS", WARPS);
     ca_plan_merge_on_gpu(info, attention, plan);
 }

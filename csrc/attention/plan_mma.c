@@ -17,16 +17,24 @@
 
 #define MAX_HEAD 256
 
-enum { ROW_TILES, BLOCK_KEYS, CHUNK_KEYS, RING_STAGES, GROUP_WARPS, QUERIES };
+/* Warps that multiply together, if they do. Their tiles in local memory are panels of PANEL_COLUMNS, and
+   a product has LEAST_GROUP_KEYS keys, or twice as many. */
+#define TOGETHER_WARPS   4
+#define PANEL_COLUMNS    64
+#define LEAST_GROUP_KEYS 64
+#define MOST_GROUP_KEYS  128
+
+enum { ROW_TILES, BLOCK_KEYS, CHUNK_KEYS, RING_STAGES, GROUP_WARPS, QUERIES, TOGETHER };
 
 /* The kernel's macros. The registers of a compute unit hold eight warps of any shape. */
 static const ca_knob knobs_of_mma[] = {
     [ROW_TILES] = {"MT", {1, 2}},
-    [BLOCK_KEYS] = {"BN", {16, 32, 64}},
-    [CHUNK_KEYS] = {"CHUNK", {16, 32, 64}},
+    [BLOCK_KEYS] = {"BN", {16, 32, 64, 128}},
+    [CHUNK_KEYS] = {"CHUNK", {16, 32, 64, 128}},
     [RING_STAGES] = {"STAGES", {2, 3, 4}},
     [GROUP_WARPS] = {"WARPS", {2, 4, 8}},
     [QUERIES] = {"QUERIES", {CA_QUERIES_IN_REGISTERS, CA_QUERIES_IN_LOCAL_MEMORY}},
+    [TOGETHER] = {"TOGETHER", {1, TOGETHER_WARPS}},
     {NULL, {0}},
 };
 
@@ -70,6 +78,7 @@ typedef struct {
     int64_t keys;
     int64_t chunk;
     int64_t queries;
+    int64_t together; /* warps that multiply together */
 } shape;
 
 /* Keys that a warp scores together. More keys share the work of a chunk: branches, a vote, the
@@ -122,6 +131,7 @@ usual_shape(const ca_device_info *info, const ca_attention *attention, int64_t h
         .keys = MOST_KEYS,
         .chunk = wide ? WIDE_CHUNK : CHUNK,
         .queries = CA_QUERIES_IN_REGISTERS,
+        .together = 1,
     };
 }
 
@@ -135,26 +145,95 @@ queries_move(const ca_device_info *info, const ca_attention *attention, int64_t 
            attention->mods == NULL && tiles == 2 && head > TWO_TILES_HEAD;
 }
 
-/* Halves the keys of a block until the group fits the local memory. Returns false if the group does
-   not fit the device. The emulation of matrix units takes a KiB for each warp, and a device that needs
-   the emulation has one KiB for each of WARPS. */
+/* Returns a head size filled up to whole panels. */
+static int64_t
+whole_panels(int64_t head)
+{
+    return ca_divide_up(head, PANEL_COLUMNS) * PANEL_COLUMNS;
+}
+
+/* True if warps should multiply together. They skip no block of keys, so a mask that excludes blocks would
+   gain nothing. Head sizes that panels do not divide would multiply zeros. */
+static bool
+groups_pay(const ca_device_info *info, const ca_attention *attention, int64_t head)
+{
+    return info->group_matrices && ca_plan_has_matrix_units(info, attention) &&
+           is_plain(attention) && attention->mods == NULL && attention->L > WARPS * TILE_ROWS &&
+           whole_panels(head) == head;
+}
+
+/* Returns the shape of a group whose warps multiply together. With head sizes up to 128, two or three
+   work-groups share a compute unit, and one multiplies while another computes weights. */
+static shape
+grouped_shape(int64_t head)
+{
+    return (shape){
+        .warps = head <= 128 ? WARPS : 2 * WARPS,
+        .tiles = 1,
+        .stages = 2,
+        .keys = head <= PANEL_COLUMNS ? MOST_GROUP_KEYS : LEAST_GROUP_KEYS,
+        .queries = CA_QUERIES_IN_LOCAL_MEMORY,
+        .together = TOGETHER_WARPS,
+    };
+}
+
+/* Returns the local memory of a work-group of this shape. The emulation of matrix units takes a KiB of it
+   for each warp, and a device that needs the emulation has one KiB more for each of WARPS. */
+static int64_t
+local_bytes(const shape *s, const ca_device_info *info, const ca_attention *attention)
+{
+    bool units = ca_plan_has_matrix_units(info, attention);
+    bool ample = s->queries == CA_QUERIES_IN_LOCAL_MEMORY && units && info->ample_local_memory;
+    int64_t bytes = s->together > 1 && units && info->group_matrices ? CA_GROUP_LOCAL_BYTES
+                    : ample                                          ? CA_AMPLE_LOCAL_BYTES
+                                                                     : LOCAL_BYTES;
+    return bytes - (units ? 0 : (s->warps - WARPS) << 10);
+}
+
+/* Halves the keys of a block until the group fits the local memory. Warps that multiply together score
+   a block as one chunk, and take queries from local memory. Returns false if the group does not fit
+   the device. */
 static bool
 fit_device(shape *s, const ca_device_info *info, const ca_attention *attention, int64_t E,
            int64_t Ev)
 {
-    bool units = ca_plan_has_matrix_units(info, attention);
-    bool stay = s->queries == CA_QUERIES_IN_LOCAL_MEMORY;
-    bool ample = stay && units && info->ample_local_memory;
-    int64_t shown = units ? 0 : (s->warps - WARPS) << 10;
-    int64_t bytes = (ample ? CA_AMPLE_LOCAL_BYTES : LOCAL_BYTES) - shown;
+    bool grouped = s->together > 1;
+    int64_t least = CHUNK;
+    if (grouped) {
+        s->tiles = 1;
+        s->queries = CA_QUERIES_IN_LOCAL_MEMORY;
+        s->keys = s->keys < LEAST_GROUP_KEYS ? LEAST_GROUP_KEYS : s->keys;
+        least = LEAST_GROUP_KEYS;
+        E = whole_panels(E);
+        Ev = whole_panels(Ev);
+    }
+    int64_t bytes = local_bytes(s, info, attention);
     int64_t queries = s->warps * s->tiles * TILE_ROWS * E * 2;
     int64_t block = s->stages * (E + Ev) * 2; /* for each key */
-    int64_t left = bytes - (stay ? queries : 0);
-    while (s->keys > CHUNK && s->keys * block > left) {
+    int64_t left = bytes - (s->queries == CA_QUERIES_IN_LOCAL_MEMORY ? queries : 0);
+    int64_t most = grouped ? MOST_GROUP_KEYS : MOST_KEYS;
+    while (s->keys > most || (s->keys > least && s->keys * block > left)) {
         s->keys /= 2;
     }
-    s->chunk = ca_smaller(s->chunk, s->keys);
-    return s->keys * block <= left && queries <= bytes && s->warps * 32 <= info->max_work_group;
+    s->chunk = grouped ? s->keys : ca_smaller(s->chunk, ca_smaller(s->keys, WIDEST_CHUNK));
+    return s->keys * block <= left && queries <= bytes && s->warps % s->together == 0 &&
+           s->warps * 32 <= info->max_work_group;
+}
+
+/* Returns the rule's shape, of warps that multiply together or alone. */
+static shape
+rule_shape(const ca_device_info *info, const ca_attention *attention, int64_t head, bool together,
+           double heads)
+{
+    shape rule = usual_shape(info, attention, head, fills_two_tiles(info, attention->L, heads));
+    if (together) {
+        rule = grouped_shape(head);
+    } else if (queries_move(info, attention, head, rule.tiles)) {
+        rule.stages = 2;
+        rule.chunk = WIDEST_CHUNK;
+        rule.queries = CA_QUERIES_IN_LOCAL_MEMORY;
+    }
+    return rule;
 }
 
 static shape
@@ -162,24 +241,25 @@ choose_shape(const ca_device_info *info, const ca_attention *attention, int64_t 
              double heads)
 {
     int64_t head = E > Ev ? E : Ev;
-    shape rule = usual_shape(info, attention, head, fills_two_tiles(info, attention->L, heads));
-    if (queries_move(info, attention, head, rule.tiles)) {
-        rule.stages = 2;
-        rule.chunk = WIDEST_CHUNK;
-        rule.queries = CA_QUERIES_IN_LOCAL_MEMORY;
-    }
+    int64_t usual = groups_pay(info, attention, head) ? TOGETHER_WARPS : 1;
     ca_knobs knobs = ca_knobs_of(info, attention, CA_INDEX_mma, knobs_of_mma);
+    bool together = ca_knob_value(&knobs, TOGETHER, usual) > 1;
+    shape rule = rule_shape(info, attention, head, together, heads);
     shape s = {ca_knob_value(&knobs, GROUP_WARPS, rule.warps),
                ca_knob_value(&knobs, ROW_TILES, rule.tiles),
                ca_knob_value(&knobs, RING_STAGES, rule.stages),
                ca_knob_value(&knobs, BLOCK_KEYS, rule.keys),
                ca_knob_value(&knobs, CHUNK_KEYS, rule.chunk),
-               ca_knob_value(&knobs, QUERIES, rule.queries)};
-    if (!fit_device(&s, info, attention, E, Ev)) {
-        s = rule;
-        (void)fit_device(&s, info, attention, E, Ev);
+               ca_knob_value(&knobs, QUERIES, rule.queries),
+               rule.together};
+    if (fit_device(&s, info, attention, E, Ev)) {
+        return s;
     }
-    return s;
+    if (!fit_device(&rule, info, attention, E, Ev)) {
+        rule = rule_shape(info, attention, head, false, heads);
+        (void)fit_device(&rule, info, attention, E, Ev);
+    }
+    return rule;
 }
 
 static void
@@ -189,6 +269,10 @@ plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention
     int64_t Ev = padded(attention->Ev);
     ca_plan_begin(plan, attention, "attention_mma", THREADS);
     shape s = choose_shape(info, attention, E, Ev, ca_plan_items(plan));
+    if (s.together > 1) {
+        E = whole_panels(E);
+        Ev = whole_panels(Ev);
+    }
     plan->local_size = (size_t)s.warps * 32;
     plan->grid[3] = ca_divide_up(attention->L, s.warps * s.tiles * TILE_ROWS);
     plan->grid[4] = s.warps * 32;
@@ -203,13 +287,14 @@ plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention
                          rows_are_aligned(attention, CA_ATTENTION_KEY) &&
                          rows_are_aligned(attention, CA_ATTENTION_VALUE));
     ca_kernel_define(spec, "OUTPUT_ALIGNED", rows_are_aligned(attention, CA_ATTENTION_OUTPUT));
-    ca_plan_define_warp(spec, info, attention);
+    ca_plan_define_warp(spec, info, attention, s.together > 1);
     ca_kernel_define(spec, "WARPS", s.warps);
     ca_kernel_define(spec, "MT", s.tiles);
     ca_kernel_define(spec, "STAGES", s.stages);
     ca_kernel_define(spec, "BN", s.keys);
     ca_kernel_define(spec, "CHUNK", s.chunk);
     ca_kernel_define(spec, "QUERIES", s.queries);
+    ca_kernel_define(spec, "TOGETHER", s.together);
 }
 
 const ca_variant ca_variant_mma = {

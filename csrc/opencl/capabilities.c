@@ -10,13 +10,16 @@
 #include "opencl/program.h"
 #include "opencl/verdict.h"
 
-/* Each program runs on one group of so many work-items, as many as NVIDIA's warps have. */
+/* Most programs run on one group of so many work-items, as many as NVIDIA's warps have. */
 #define ITEMS 32
+
+/* The program of probe/group.cl runs on one group of so many. */
+#define GROUP_ITEMS 128
 
 /* Words of the arrays: a row is one uint4 of each work-item. */
 #define ROW    (4 * ITEMS)
 #define INPUT  (4 * ROW)
-#define OUTPUT (3 * ROW)
+#define OUTPUT (8 * ROW)
 
 /* More local memory than OpenCL promises, which kernels use where a device has it. */
 #define PROMISED_LOCAL_BYTES (32 << 10)
@@ -29,6 +32,7 @@ typedef struct {
     expectation expect;
     uint32_t size;    /* lanes that exchange numbers, or bytes of local memory */
     bool approximate; /* results are floats that may round otherwise */
+    size_t items;     /* work-items; 0: ITEMS */
 } capability_trial;
 
 /* ---- numbers ---- */
@@ -211,6 +215,50 @@ expect_copies(const uint32_t *input, uint32_t *output, uint32_t size)
     }
 }
 
+/* ---- what the program of probe/group.cl writes; its head says what it computes ---- */
+
+static float
+number_of(const uint32_t *input, int n)
+{
+    return float_of(input[n % CA_PROBE_NUMBERS]);
+}
+
+/* Returns element (row, column) of a panel, in number n of its 64 rows. */
+static float
+panel_of(const uint32_t *input, int panel, int row, int column)
+{
+    return number_of(input, (panel * 64 + row) * 64 + column);
+}
+
+static void
+expect_groups(const uint32_t *input, uint32_t *output, uint32_t size)
+{
+    (void)size;
+    for (int item = 0; item < GROUP_ITEMS; item++) {
+        for (int n = 0; n < 4; n++) {
+            int row = item / 32 * 16 + item % 32 / 4 + n / 2 * 8;
+            float tiles = 0;
+            float rows = 0;
+            for (int fragment = 0; fragment < 16; fragment++) {
+                int column = fragment * 8 + item % 4 * 2 + n % 2;
+                float product = 0;
+                for (int k = 0; k < 16; k++) {
+                    product += number_of(input, row * 16 + k) *
+                               panel_of(input, 1 + column / 64, 16 + k, column % 64);
+                }
+                rows += product * (float)(fragment + 1);
+                product = 0;
+                for (int k = 16; k < 32 && column < 64; k++) {
+                    product += panel_of(input, 0, row, k) * panel_of(input, 1, column, k);
+                }
+                tiles += product * (float)(fragment + 1);
+            }
+            output[4 * item + n] = bits_of(tiles);
+            output[4 * (GROUP_ITEMS + item) + n] = bits_of(rows);
+        }
+    }
+}
+
 /* ---- trials ---- */
 
 static bool
@@ -233,6 +281,7 @@ try_capability(ca_device *device, const ca_kernel_spec *spec, const void *contex
         input[n] = input_word(n);
     }
     const capability_trial *trial = context;
+    const size_t items = trial->items != 0 ? trial->items : ITEMS;
     trial->expect(input, wanted, trial->size);
     CA_TRY(ca_kernel_get_locked(device, spec, &kernel, error));
     const ca_span spans[] = {
@@ -242,7 +291,7 @@ try_capability(ca_device *device, const ca_kernel_spec *spec, const void *contex
     const ca_launch launch = {
         .spans = spans,
         .nspans = sizeof spans / sizeof spans[0],
-        .steps = {{.kernel = kernel, .global_size = ITEMS, .local_size = ITEMS}},
+        .steps = {{.kernel = kernel, .global_size = items, .local_size = items}},
         .nsteps = 1,
         .call = "the probe",
     };
@@ -295,6 +344,18 @@ has_warp(ca_device *device, ca_capability capability, int test, expectation expe
     const ca_kernel_spec spec = {
         .name = "probe_warp", .is_probe = true, .ndefines = 1, .defines = {{"TEST", test}}};
     return has(device, capability, &spec, (capability_trial){.expect = expect});
+}
+
+static bool
+has_groups(ca_device *device, ca_capability capability, int test)
+{
+    const ca_kernel_spec spec = {.name = "probe_group",
+                                 .is_probe = true,
+                                 .for_90a = true,
+                                 .ndefines = 1,
+                                 .defines = {{"TEST", test}}};
+    return has(device, capability, &spec,
+               (capability_trial){.expect = expect_groups, .items = GROUP_ITEMS});
 }
 
 /* Kernels use no PTX at all on a device whose shuffles fail. */
@@ -374,6 +435,19 @@ try_local_memory(ca_device *device)
                                has_local_bytes(device, CA_AMPLE_LOCAL_MEMORY, CA_AMPLE_LOCAL_BYTES);
 }
 
+/* Kernels whose warps multiply together use all other capabilities of PTX too, so this comes last. */
+static void
+try_groups(ca_device *device)
+{
+    ca_device_info *info = &device->info;
+    info->group_matrices = info->group_matrices && info->float16_matrices &&
+                           info->bfloat16_matrices && info->async_copies &&
+                           info->ample_local_memory &&
+                           has_groups(device, CA_FLOAT16_GROUPS, CA_PROBE_FLOAT16_MATRICES) &&
+                           has_groups(device, CA_BFLOAT16_GROUPS, CA_PROBE_BFLOAT16_MATRICES) &&
+                           has_local_bytes(device, CA_GROUP_LOCAL_MEMORY, CA_GROUP_LOCAL_BYTES);
+}
+
 /* The host tries nothing on CPUs, whose kernels use none of these capabilities. */
 void
 ca_probe_capabilities(ca_device *device)
@@ -382,5 +456,6 @@ ca_probe_capabilities(ca_device *device)
         try_ptx(device);
         try_sub_groups(device);
         try_local_memory(device);
+        try_groups(device);
     }
 }

@@ -58,7 +58,7 @@ ca_forced_limit(const ca_forced *forced, const ca_device_info *info, ca_device_i
 {
     *limited = *info;
     if (forced->emulates) {
-        limited->float16_matrices = limited->bfloat16_matrices = false;
+        limited->float16_matrices = limited->bfloat16_matrices = limited->group_matrices = false;
     }
     if (forced->chooses_sub_group) {
         if ((info->sub_groups & forced->sub_group) != forced->sub_group) {
@@ -72,7 +72,7 @@ ca_forced_limit(const ca_forced *forced, const ca_device_info *info, ca_device_i
     if (forced->local_memory > 0) {
         limited->local_memory =
             forced->local_memory < info->local_memory ? forced->local_memory : info->local_memory;
-        limited->ample_local_memory = false;
+        limited->ample_local_memory = limited->group_matrices = false;
     }
     return CA_OK;
 }

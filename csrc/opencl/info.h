@@ -39,8 +39,11 @@ typedef enum {
     CA_FLOAT16_MATRICES,
     CA_BFLOAT16_MATRICES,
     CA_ASYNC_COPIES,
+    CA_FLOAT16_GROUPS,
+    CA_BFLOAT16_GROUPS,
     CA_LARGE_LOCAL_MEMORY,
     CA_AMPLE_LOCAL_MEMORY,
+    CA_GROUP_LOCAL_MEMORY,
     CA_SUB_GROUPS_8,
     CA_SUB_GROUPS_16,
     CA_SUB_GROUPS_32,
@@ -51,6 +54,9 @@ typedef enum {
 /* Bytes of local memory that a work-group may have on a device whose local memory is ample. NVIDIA's
    devices report less than the driver gives a work-group. */
 #define CA_AMPLE_LOCAL_BYTES (96 << 10)
+
+/* The same, of one work-group whose warps multiply together. */
+#define CA_GROUP_LOCAL_BYTES (192 << 10)
 
 typedef struct {
     char name[128];
@@ -79,6 +85,8 @@ typedef struct {
     bool warp_shuffles;      /* work-items of a warp exchange numbers */
     bool float16_matrices;   /* a warp multiplies matrices of float16 */
     bool bfloat16_matrices;  /* of bfloat16 */
+    bool group_matrices;     /* four warps multiply matrices of both types together, and a
+                                work-group may have CA_GROUP_LOCAL_BYTES */
     bool async_copies;       /* and copies to local memory while it computes */
     bool ample_registers;    /* matrix code for two tiles of rows of head size 128 fits the
                              registers without spills */

@@ -9,6 +9,7 @@
 #include "base/processor.h"
 #include "base/strbuf.h"
 #include "opencl/device.h"
+#include "opencl/ptx.h"
 #include "opencl/sources.h"
 
 /* Returns the embedded source of that name, or NULL. */
@@ -155,51 +156,69 @@ is_kept(const ca_device *device, const ca_kernel_spec *spec)
     return !spec->is_probe && !device->info.keeps_programs && device->cache_folder != NULL;
 }
 
-/* Make the program from a binary of the cache; NULL if it has to be built from source. */
+/* Make a program from its binary; NULL if the driver refuses it. */
 static cl_program
-program_from_cache(ca_device *device, const ca_kernel_spec *spec, const char *options,
-                   ca_hash identity)
+program_from_binary(const ca_device *device, const unsigned char *binary, size_t size,
+                    const char *options)
 {
     const ca_cl *cl = device->cl;
-    unsigned char *binary = NULL;
-    size_t size = 0;
-    cl_program program = NULL;
-    if (!is_kept(device, spec) ||
-        !ca_cache_read(device->cache_folder, spec->name, identity, &binary, &size)) {
-        return NULL;
-    }
-    const unsigned char *bytes = binary;
     cl_int loaded = CL_SUCCESS;
     cl_int code = CL_SUCCESS;
-    program = cl->clCreateProgramWithBinary(device->context, 1, &device->id, &size, &bytes, &loaded,
-                                            &code);
+    cl_program program = cl->clCreateProgramWithBinary(device->context, 1, &device->id, &size,
+                                                       &binary, &loaded, &code);
     if (program != NULL &&
         (code != CL_SUCCESS || loaded != CL_SUCCESS ||
          cl->clBuildProgram(program, 1, &device->id, options, NULL, NULL) != CL_SUCCESS)) {
         cl->clReleaseProgram(program);
         program = NULL;
     }
+    return program;
+}
+
+/* Make the program from a binary of the cache; NULL if it has to be built from source. */
+static cl_program
+program_from_cache(ca_device *device, const ca_kernel_spec *spec, const char *options,
+                   ca_hash identity)
+{
+    unsigned char *binary = NULL;
+    size_t size = 0;
+    cl_program program = NULL;
+    if (is_kept(device, spec) &&
+        ca_cache_read(device->cache_folder, spec->name, identity, &binary, &size)) {
+        program = program_from_binary(device, binary, size, options);
+    }
     free(binary);
     return program;
+}
+
+/* Returns the program's one binary, which the caller frees, or NULL. */
+static unsigned char *
+binary_of(const ca_device *device, cl_program program, size_t *size)
+{
+    const ca_cl *cl = device->cl;
+    *size = 0; /* of the one binary: the context has one device */
+    if (cl->clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, sizeof *size, size, NULL) !=
+            CL_SUCCESS ||
+        *size == 0) {
+        return NULL;
+    }
+    unsigned char *binary = malloc(*size);
+    if (binary != NULL &&
+        cl->clGetProgramInfo(program, CL_PROGRAM_BINARIES, sizeof(unsigned char *), &binary,
+                             NULL) != CL_SUCCESS) {
+        free(binary);
+        binary = NULL;
+    }
+    return binary;
 }
 
 static void
 program_to_cache(const ca_device *device, const ca_kernel_spec *spec, ca_hash identity,
                  cl_program program)
 {
-    const ca_cl *cl = device->cl;
-    size_t size = 0; /* of the one binary: the context has one device */
-    unsigned char *binary = NULL;
-    if (!is_kept(device, spec) ||
-        cl->clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, sizeof size, &size, NULL) !=
-            CL_SUCCESS ||
-        size == 0) {
-        return;
-    }
-    binary = malloc(size);
-    if (binary != NULL &&
-        cl->clGetProgramInfo(program, CL_PROGRAM_BINARIES, sizeof(unsigned char *), &binary,
-                             NULL) == CL_SUCCESS) {
+    size_t size = 0;
+    unsigned char *binary = is_kept(device, spec) ? binary_of(device, program, &size) : NULL;
+    if (binary != NULL) {
         ca_cache_write(device->cache_folder, spec->name, identity, binary, size);
     }
     free(binary);
@@ -217,6 +236,34 @@ program_compile(ca_device *device, cl_program program, const char *options)
     device->built.seconds += seconds;
     ca_mutex_unlock(&device->lock);
     return code;
+}
+
+/* Replace a program by one for compute capability 9.0a. */
+static ca_status
+program_retarget(const ca_device *device, const char *name, const char *options,
+                 cl_program *program, ca_error *error)
+{
+    size_t size = 0;
+    unsigned char *binary = binary_of(device, *program, &size);
+    ca_strbuf ptx = {0};
+    cl_program retargeted = NULL;
+    if (binary != NULL) {
+        ca_ptx_retarget((const char *)binary, size, &ptx);
+        if (!ptx.failed) {
+            retargeted =
+                program_from_binary(device, (const unsigned char *)ptx.data, ptx.length, options);
+        }
+    }
+    ca_strbuf_free(&ptx);
+    free(binary);
+    if (retargeted == NULL) {
+        return ca_error_set(error, CA_ERROR_KERNEL,
+                            "kernel '%s' does not build on device '%s' for compute capability 9.0a",
+                            name, device->info.name);
+    }
+    device->cl->clReleaseProgram(*program);
+    *program = retargeted;
+    return CA_OK;
 }
 
 /* The text of spec->mods as a macro's definition, a line of a program. */
@@ -262,6 +309,9 @@ program_from_source(ca_device *device, const ca_kernel_spec *spec, const ca_kern
             error, CA_ERROR_KERNEL,
             "kernel '%s' does not build on device '%s' with '%s': clBuildProgram gave %s (%d)",
             source->name, device->info.name, options, ca_cl_error_name(code), (int)code));
+    }
+    if (spec->for_90a) {
+        CA_TRY(program_retarget(device, source->name, options, program, error));
     }
 done:
     ca_strbuf_free(&mods);

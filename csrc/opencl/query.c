@@ -168,7 +168,7 @@ query_sub_groups(const ca_device *device, ca_device_info *info)
 /* PTX has shuffles from capability 7.0 on, matrix units and asynchronous copies from 8.0
    on. The compiler for 8.0 spills registers where the one for 9.0 does not. A unit
    of capabilities 9.0 to 11.0 has 228 KiB of local memory. Units of other capabilities have at
-   most 164 KiB. */
+   most 164 KiB. Products of groups of warps are instructions of 9.0 alone. */
 static void
 query_nvidia(const ca_device *device, ca_device_info *info)
 {
@@ -179,6 +179,7 @@ query_nvidia(const ca_device *device, ca_device_info *info)
         info->float16_matrices = info->nvidia_capability >= 80;
         info->bfloat16_matrices = info->float16_matrices;
         info->async_copies = info->float16_matrices;
+        info->group_matrices = info->nvidia_capability == 90;
         info->ample_registers = info->nvidia_capability >= 90;
         info->ample_local_memory = info->nvidia_capability >= 90 && info->nvidia_capability < 120;
     }

@@ -38,9 +38,10 @@
 #define VALUE_LOADS ((HEAD_EV + 63) / 64) /* for one value */
 #define EV_TILES    (8 * VALUE_LOADS)     /* of 8 columns */
 
-#define MT    1
-#define CHUNK 16
-#define LSE   1 /* the merge needs the exact sum of weights */
+#define MT      1
+#define CHUNK   16
+#define GROUPED 0
+#define LSE     1 /* the merge needs the exact sum of weights */
 
 /* The result of a warp in local memory: rows are longer than 64 * VALUE_LOADS, so that
    two rows begin in different banks. */
@@ -237,7 +238,13 @@ attend_split(const warp_state *warp, const split_source *source, const split_sha
             load_keys(keys, source, j + ahead);
         }
         const uint used = finish_scores(warp, source, j, scores, softmax);
-        weigh_scores(warp, params, softmax, scores, factor, result);
+        float highest[ROWS];
+        if (bases_are_low(warp, softmax, scores, factor, highest)) {
+            float decay[ROWS];
+            raise_bases(warp, params, softmax, highest, factor, decay);
+            scale_result(softmax, decay, result);
+        }
+        weigh_scores(params, softmax, scores, factor);
         multiply_values(warp, values, used, scores[0], softmax, result[0]);
         if (j + ahead < source->count) {
             load_values(values, source, j + ahead);

@@ -30,7 +30,7 @@ typedef struct {
 #define CA_PROBE_EXCHANGE_SUB_GROUPS 1
 #define CA_PROBE_EXCHANGE_PTX        2
 
-/* TEST of probe/warp.cl */
+/* TEST of probe/warp.cl and probe/group.cl */
 #define CA_PROBE_VOTES             0
 #define CA_PROBE_LOADS             1
 #define CA_PROBE_FLOAT16_MATRICES  2
@@ -39,3 +39,6 @@ typedef struct {
 
 /* Times this factor, few numbers are numbers of a half type. */
 #define CA_PROBE_FACTOR (4105.0f / 4096.0f)
+
+/* Of the input of probe/group.cl; a prime, so that no two rows of a panel are the same. */
+#define CA_PROBE_NUMBERS 509

@@ -27,7 +27,8 @@ SETTINGS = {
     "amx": ["CHUNKS=2 TILES=2", "CHUNKS=12 ITEMS=8"],
     "decode_cpu": ["RT=1 BN=32 KIB=64 ITEMS=16", "RT=2 BN=256 KIB=1024"],
     "tiled": ["TILING=3 EC=32 KC=8"],
-    "mma": ["MT=1 BN=32 CHUNK=16 STAGES=2 WARPS=8", "MT=2 BN=64 CHUNK=64 STAGES=2 QUERIES=2"],
+    "mma": ["MT=1 BN=32 CHUNK=16 STAGES=2 WARPS=8", "MT=2 BN=64 CHUNK=64 STAGES=2 QUERIES=2",
+                    "TOGETHER=4 WARPS=4 BN=64 STAGES=2"],
     "decode_gpu": ["SPLITS=400", "SPLITS=25"],
     "decode_mma": ["SPLITS=200"],
 }  # fmt: skip

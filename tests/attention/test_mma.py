@@ -7,6 +7,7 @@ the lse.
 
 import numpy as np
 import pytest
+import support.tuning as tuning
 from numpy.lib.stride_tricks import as_strided
 from references.attention import attention, bfloat16, eps, float16
 from support.helpers import draw, index_of, qkv, run_python, sdpa
@@ -16,6 +17,16 @@ pytestmark = pytest.mark.full
 
 mma = with_kernels("mma")
 decode_mma = with_kernels("decode_mma")
+
+# Warps that multiply alone, as on most devices, and groups of four that multiply together.
+TOGETHER = {"alone": {}, "together": {"TOGETHER": 4, "WARPS": 4, "BN": 64, "STAGES": 2}}
+
+
+@pytest.fixture(params=TOGETHER)
+def warps(request, device):
+    tuning.tune_all(device, "float16", "mma", TOGETHER[request.param])
+    yield request.param
+    tuning.clear(device)
 
 
 def halves(*shape):
@@ -31,7 +42,15 @@ def test_widest_tiles_of_two(device, variant, half):
 
 
 @mma
-def test_scores_that_grow(device, variant):
+def test_groups_that_do_not_fit_the_local_memory(device, variant):
+    """Warps multiply alone then."""
+    tuning.tune_all(device, "float16", "mma", TOGETHER["together"])
+    variant.check(*halves((2, 4), 130, 140, 128), device=device, return_lse=False)
+    tuning.clear(device)
+
+
+@mma
+def test_scores_that_grow(device, variant, warps):
     """The base of exponents rises: weights are beyond half's range under the first base."""
     q, k, v = halves((1, 1), 40, 200, 64)
     k *= np.linspace(0, 16, 200, dtype=float16)[:, None]
@@ -40,7 +59,7 @@ def test_scores_that_grow(device, variant):
 
 
 @mma
-def test_error_is_that_of_rounded_weights(device, variant):
+def test_error_is_that_of_rounded_weights(device, variant, warps):
     """Root mean square: that of plain arithmetic, rounded once, and as much again."""
     q, k, v = halves((1, 1), 64, 257, 64)
     result = variant.call(q, k, v, device=device)[0].astype("f8")
@@ -52,7 +71,7 @@ def test_error_is_that_of_rounded_weights(device, variant):
 
 
 @mma
-def test_elements_at_odd_places(device, variant):
+def test_elements_at_odd_places(device, variant, warps):
     """Rows that begin anywhere and columns apart are read element by element."""
     q, k, v = halves((1, 2), 18, 70, 64)
     out = np.full((1, 2, 64, 18), np.nan, float16).swapaxes(2, 3)
@@ -61,9 +80,28 @@ def test_elements_at_odd_places(device, variant):
     variant.check(q[..., ::-1, :], k[..., ::-2, ::-1], v[..., ::2, :], device=device)
 
 
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {},
+        {"is_causal": True},
+        {"is_causal": "lower_right"},
+        {"window": (20, 5)},
+        {"is_causal": True, "window": (3, 0)},
+        {"scale": -0.5},
+    ],
+    ids=str,
+)
+@mma
+def test_blocks_that_bounds_cut(device, variant, warps, bounds):
+    """More and fewer keys than a block has, and than rows: some rows see no key of some blocks."""
+    for L, S in ((70, 200), (130, 64), (3, 65), (90, 1), (200, 70)):
+        variant.check(*halves((1, 2), L, S, 64), device=device, **bounds)
+
+
 @pytest.mark.parametrize("place", range(5))
 @mma
-def test_places_in_memory(device, variant, place):
+def test_places_in_memory(device, variant, warps, place):
     """Rows of whole 16 bytes that begin anywhere."""
     arrays = []
     for n, rows in enumerate((18, 70, 70)):

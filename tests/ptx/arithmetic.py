@@ -31,10 +31,10 @@ def remainder(a, b):
 
 
 def high_half(a, b):
-    if a.dtype.itemsize != 4:
-        raise Refused("the high half of a product of 64 bits")
+    if a.dtype.itemsize == 8:
+        raise Refused("the high half of a product of 128 bits")
     wide = a.astype("i8" if a.dtype.kind == "i" else "u8") * b
-    return (wide >> 32).astype(a.dtype)
+    return (wide >> 8 * a.dtype.itemsize).astype(a.dtype)
 
 
 def bit_field(a, at, length):

@@ -52,6 +52,17 @@ machine = Device(sys.argv[1])
 OPEN = "device = clattn.devices()[0]\n"
 
 
+# What the text of a program begins with that was made from a binary: the header that
+# interpreted_machine.c gives binaries, before and after clattn changes their target. The program's
+# source comes behind it.
+HEADERS = (b".target sm_90\n//@90a .mark\n", RETARGETED := b".target sm_90a\n.mark\n")
+
+
+def split_header(text):
+    found = [header for header in HEADERS if text.startswith(header)]
+    return (found[0], text.removeprefix(found[0])) if found else (None, text)
+
+
 class Argument(ctypes.Structure):
     _fields_ = (("bytes", ctypes.c_void_p), ("size", ctypes.c_size_t),
                 ("is_buffer", ctypes.c_int32))  # fmt: skip
@@ -102,8 +113,9 @@ class Device:
         self.refusal = None
         try:
             name, options = name.decode(), options.decode()
+            header, source = split_header(source)
             macros = tuple(o for o in options.split() if o.startswith("-D"))
-            machine = self.machine(source, macros, name, local)
+            machine = self.machine(source, macros, name, local, header == RETARGETED)
             self.launched.append((name, dict(m[2:].split("=") for m in macros)))
             machine.launch(groups, [arguments[n].value() for n in range(count)])
         except Exception as error:
@@ -114,10 +126,12 @@ class Device:
             return OUT_OF_RESOURCES
         return 0
 
-    def machine(self, source, macros, name, local):
-        key = (source, name, macros, local, self.edit)
+    def machine(self, source, macros, name, local, retargeted):
+        key = (source, name, macros, local, self.edit, retargeted)
         if key not in self.machines:
-            self.machines[key] = Machine(self.edited(source, macros, name), name, local)
+            text = self.edited(source, macros, name)
+            text = ptx_check.retarget(text) if retargeted else text
+            self.machines[key] = Machine(text, name, local)
         return self.machines[key]
 
     def ptx(self, source, macros, name):

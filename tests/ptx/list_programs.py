@@ -30,7 +30,7 @@ class Nothing:
 def main():
     found = set()
 
-    def note(source, macros, name, local):
+    def note(source, macros, name, local, retargeted):
         found.add(title(name, macros))
         return Nothing()
 

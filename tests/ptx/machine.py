@@ -9,6 +9,7 @@ memory.py says what memory refuses. The files:
     program.py      reads the text
     arithmetic.py   instructions of one work-item
     warp.py         instructions of a warp: matrices, shuffles, copies
+    groups.py       products of groups of warps
     memory.py       memory
 """
 
@@ -17,6 +18,7 @@ import struct
 
 import numpy as np
 import ptx.arithmetic as ptx_arithmetic
+import ptx.groups as ptx_groups
 import ptx.memory as ptx_memory
 import ptx.warp as ptx_warp
 from ptx.memory import WARP
@@ -193,7 +195,7 @@ class Machine:
         return start, steps, *jump
 
     def make_step(self, instruction):
-        step = ptx_warp.compiled(self, instruction)
+        step = ptx_warp.compiled(self, instruction) or ptx_groups.compiled(self, instruction)
         if step is None and instruction.parts[-1] in ptx_arithmetic.TYPES:
             step = self.make_memory(instruction) or ptx_arithmetic.compiled(self, instruction)
         if step is None:

@@ -242,6 +242,9 @@ class Shared(Watched):
         self.flying[...] = False
         self.copies = []  # (lanes, numbers of their sets, offsets, bytes)
         self.sets = np.zeros(self.lanes, np.int64)  # that each lane has ended
+        self.shown = np.zeros(len(self.written), bool)  # to products of groups of warps
+        self.products = np.zeros(len(self.written), np.int32)  # that read
+        self.running = {}  # group of warps: its sets of products
 
     def check_flying(self, granules, doing):
         if self.flying[granules].any():
@@ -262,6 +265,9 @@ class Shared(Watched):
         granules = self.granules(offsets, width)
         warps = lanes // WARP
         self.check_flying(granules, "write")
+        if self.products[granules].any():
+            self.race(granules, self.products[granules] > 0, "a product reads when this writes")
+        self.shown[granules] = False
         self.check_writers(granules, warps[:, None] if by is None else by, "write")
         read = self.read_at[:, granules] == self.clock.now
         read[warps, np.arange(len(warps))] = False
@@ -275,6 +281,22 @@ class Shared(Watched):
         self.will_write(offsets, lanes, 16)
         self.flying[self.granules(offsets, 16)] = True
         self.copies.append((lanes, self.sets[lanes], offsets, contents))
+
+    def show(self, lanes):
+        """Shows bytes that the warps of these lanes have written to later products."""
+        self.shown |= np.isin(self.writer, lanes // WARP) & ~self.flying
+
+    def begin_product(self, addresses):
+        """A product begins to read 2 bytes at each address. Returns what end_product takes."""
+        granules = self.granules(self.offsets(addresses, 2), 2)
+        if not self.shown[granules].all():
+            at = int(granules[~self.shown[granules]][0]) * GRANULE
+            raise Refused(f"byte {at} of local memory was not shown to products after its writing")
+        np.add.at(self.products, granules, 1)
+        return granules
+
+    def end_product(self, granules):
+        np.add.at(self.products, granules, -1)
 
     def end_set(self, lanes):
         self.sets[lanes] += 1

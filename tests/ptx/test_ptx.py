@@ -55,11 +55,18 @@ def test_kernels_do_not_spill(programs, capsys, monkeypatch):
     lines = capsys.readouterr().out.splitlines()
     rows = [[cell.strip() for cell in n.strip("|").split("|")] for n in lines if "sm_" in n]
     assert len(rows) == sum(len(architectures) for *_, architectures in ptx_check.KERNELS)
-    for _, macros, _, registers, spilled, _, local, hmma, ldsm, ldgsts in rows:
+    for _, macros, _, registers, spilled, _, local, hmma, hgmma, ldsm, ldgsts in rows:
         defines = dict(macro.split("=") for macro in macros.split())
         size, tiles, keys = (int(defines[name]) for name in ("HEAD_E", "MT", "CHUNK"))
-        most = (96 if defines.get("QUERIES") == "2" else 48) << 10
+        if grouped := defines.get("TOGETHER") == "4":
+            # of a block: one for each 16 elements; for each 16 keys, one for 128 or 64 columns
+            columns = 128 if size % 128 == 0 else 64
+            assert int(hgmma) == 2 * (size // 16 + keys // 16 * (size // columns))
+            assert (int(hmma), int(ldsm)) == (0, 0)
+        most = (192 if grouped else 96 if defines.get("QUERIES") == "2" else 48) << 10
         assert (int(registers) <= 255, int(spilled), int(local) <= most) == (True, 0, True)
+        if grouped:
+            continue
         # of 16 keys: two for each 16 elements, two for each 16 columns, one for the sum
         assert int(hmma) == keys // 16 * tiles * (4 * size // 16 + 1)
         assert int(ldsm) == (2 * keys // 16 + tiles) * size // 16

@@ -12,6 +12,7 @@ from ptx.device import run_on_machine
 # Test of a capability: what is broken in the PTX of its probe, its name, and what the last kernel
 # of a call of float16 and of bfloat16 is then: its name and its macro WARP.
 MMA = ("attention_mma", "1")
+GROUPS = ("attention_mma", "3")
 TILED = ("attention_tiled", None)
 FAULTS = {
     "shuffle": (("probe_exchange", r"(shfl\S+ %\w+, %\w+), %\w+", r"\1, 4"),
@@ -36,7 +37,15 @@ FAULTS = {
     "ample local memory": (("probe_local", r"(\[98304\];[\s\S]*?st\.shared\.v4\.u32\s+\[%\w+\], "
                             r"\{%\w+), (%\w+)", r"\1, %r0"),
                            "96 KiB of local memory", MMA, MMA),
-    "nothing": (None, None, MMA, MMA),
+    "float16 in groups": (("probe_group", r"(f16\.f16 \{[^}]*\}, \{%\w+), (%\w+), (%\w+)",
+                           r"\1, \3, \2"),
+                          "matrices of float16 in groups of warps", MMA, MMA),
+    "bfloat16 in groups": (("probe_group", r"(bf16\.bf16 .*\{%\w+), (%\w+), (%\w+)", r"\1, \3, \2"),
+                        "matrices of bfloat16 in groups of warps", MMA, MMA),
+    "much local memory": (("probe_local", r"(\[196608\];[\s\S]*?st\.shared\.v4\.u32\s+\[%\w+\], "
+                           r"\{%\w+), (%\w+)", r"\1, %r0"),
+                          "192 KiB of local memory", MMA, MMA),
+    "nothing": (None, None, GROUPS, GROUPS),
 }  # fmt: skip
 # Kernels run where a capability that lacks changes their program. Those of the other cases run in
 # test_ptx_kernels.py; here they are launched, and nothing happens.
@@ -69,7 +78,7 @@ call = check if {run} else sdpa
 if call is sdpa:
     machine.machine = lambda *launched: Nothing()
 for dtype in float16, bfloat16:
-    call(*qkv((1, 1), 17, 20, 16, dtype=dtype), device=device)
+    call(*qkv((1, 1), 65, 20, 16, dtype=dtype), device=device)
     kernel, macros = machine.launched[-1]
     kernels.append((kernel, macros.get("WARP")))
 print(json.dumps((lacks, device.nvidia_capability, kernels)))

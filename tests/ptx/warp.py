@@ -143,7 +143,11 @@ def load_matrices(machine, instruction):
 def numbers_of(fragments, kind):
     """Turns words in [registers][lanes] into doubles in [warps][register, lane, half]."""
     bits = fragments.reshape(len(fragments), -1, WARP).swapaxes(0, 1)
-    halves = np.ascontiguousarray(bits).view(np.uint16).reshape(len(bits), -1)
+    return doubles_of(np.ascontiguousarray(bits).view(np.uint16).reshape(len(bits), -1), kind)
+
+
+def doubles_of(halves, kind):
+    """Turns the bits of half types into doubles."""
     if kind == "f16":
         return halves.view(np.float16).astype(np.float64)
     return (halves.astype(np.uint32) << 16).view(np.float32).astype(np.float64)

@@ -120,6 +120,7 @@ finish(void)
 }
 
 const machine_backend backend = {
+    .header = ".target sm_90\n//@90a .mark\n",
     .open = open_device,
     .build = build,
     .find = find,

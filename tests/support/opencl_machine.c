@@ -7,11 +7,14 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define USE_HOST_PTR (1 << 3)
+#define USE_HOST_PTR         (1 << 3)
+#define PROGRAM_BINARY_SIZES 0x1165
+#define PROGRAM_BINARIES     0x1166
 
 /* Most functions ignore most of OpenCL's parameters. */
 #pragma GCC diagnostic ignored "-Wunused-parameter"
@@ -273,8 +276,12 @@ clCreateProgramWithBinary(handle context, uint32_t count, const handle *devices,
                           const size_t *lengths, const unsigned char **binaries, int32_t *loaded,
                           int32_t *status)
 {
-    *status = INVALID_BINARY;
-    return NULL;
+    machine_program *made = backend.header == NULL ? NULL : calloc(1, sizeof *made);
+    if (made != NULL) {
+        made->source = copied((const char *)binaries[0], lengths[0]);
+    }
+    *status = *loaded = made == NULL || made->source == NULL ? INVALID_BINARY : SUCCESS;
+    return made;
 }
 
 int32_t
@@ -289,7 +296,29 @@ clBuildProgram(handle made, uint32_t count, const handle *devices, const char *o
 /* Programs and kernels are few, and live as long as the process. */
 NOTHING(clReleaseProgram, handle made)
 NOTHING(clReleaseKernel, handle made)
-NOTHING(clGetProgramInfo, handle made, uint32_t name, size_t size, void *to, size_t *needed)
+
+/* A program's binary is its source behind a header. */
+int32_t
+clGetProgramInfo(handle made, uint32_t name, size_t size, void *to, size_t *needed)
+{
+    const char *source = ((machine_program *)made)->source;
+    const char *header = backend.header == NULL ? "" : backend.header;
+    bool has_header = strncmp(source, header, strlen(".target")) == 0;
+    size_t before = has_header ? 0 : strlen(header);
+    size_t length = before + strlen(source);
+    if (backend.header == NULL) {
+        return INVALID_OPERATION;
+    }
+    if (name == PROGRAM_BINARY_SIZES) {
+        return answer(&length, sizeof length, size, to, needed);
+    }
+    if (name != PROGRAM_BINARIES) {
+        return INVALID_VALUE;
+    }
+    memcpy(*(char **)to, header, before);
+    memcpy(*(char **)to + before, source, length - before);
+    return SUCCESS;
+}
 
 int32_t
 clGetProgramBuildInfo(handle made, handle device, uint32_t name, size_t size, void *to,

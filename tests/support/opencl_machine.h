@@ -70,6 +70,7 @@ typedef struct {
 /* Functions return OpenCL's codes. Commands run in order. A mark stands for all commands before
    it. */
 typedef struct {
+    const char *header; /* of a binary, in front of the source; NULL: programs have no binaries */
     const machine_facts *(*open)(void); /* NULL: there is no device */
     int32_t (*build)(machine_program *program);
     int32_t (*find)(machine_kernel *kernel); /* in its program; fills in function, work_group */
