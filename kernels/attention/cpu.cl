@@ -156,6 +156,7 @@ typedef struct {
     termv *queries;
     realv *result;
     bool has_result; /* false: no block has written the result yet */
+    bool is_stored;  /* the output has the result */
 } tile_sums;
 
 /* A tile attends to keys first … end - 1 of a block. `first` is a multiple of MR. `added` has what mask and
@@ -250,9 +251,19 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, const attende
     const bool changes =
         !ADDS_NUMBERS(params) || weighs || !are_finite(value, stride, TERMS(end - first), Ev);
     if (first < end && changes) {
+        const output_rows *output = 0;
+#if WRITES_OUTPUT
+        output_rows rows;
+        realv factors[NV];
+        if (block->is_all && heads == 1 && tile->rows == BM) {
+            start_output(&rows, factors, tile, &sums->softmax);
+            output = &rows;
+        }
+#endif
         multiply_values(sums->result, weights, value, stride, end - first, Ev, tile->rows,
-                        !sums->has_result);
+                        !sums->has_result, output);
         sums->has_result = true;
+        sums->is_stored = output != 0;
     }
 }
 
@@ -302,6 +313,7 @@ start_tile(tile_sums *sums, const attention_call *call, ca_int64 linear, ca_int6
     sums->queries = (termv *)memory;
     sums->result = memory + LIMBS * ROW_TERMS(params->E) * NV;
     sums->has_result = false;
+    sums->is_stored = false;
     start_softmax(&sums->softmax);
 }
 
@@ -346,6 +358,9 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
     }
     if (WRITES_STAGE(params, 3)) {
         write_weights(tile, sums->queries, softmax, weights, packed);
+    }
+    if (sums->is_stored) {
+        return;
     }
     const int unwritten = sums->has_result ? 0 : BM * LINE_VECTORS(params->Ev);
     PLAIN_FOR (int n = 0; n < unwritten; n++) {

@@ -9,7 +9,7 @@ import clattn
 import numpy as np
 import pytest
 from references.attention import DTYPES
-from support.helpers import assert_close, draw
+from support.helpers import assert_close, draw, sdpa
 from support.layouts import far_rows
 from support.masks import masked
 from support.variants import force, with_kernels
@@ -53,6 +53,32 @@ def test_blocks_that_all_heads_exclude(device, variant):
     mask[:, 96:250] = mask[5] = False
     k[..., 100:240, :], v[..., 100:240, :] = np.nan, np.inf
     variant.check(q, k, v, device=device, attn_mask=mask)
+
+
+# What some heads hold: an array, its rows, and the number that one column of them has.
+SPOILT = {
+    "values that overflow sums": ("v", slice(None), 3e38),
+    "a large value": ("v", 30, 3e38),
+    "an infinite value": ("v", 30, np.inf),
+    "a value that is no number": ("v", 30, np.nan),
+    "a key that is no number": ("k", 30, np.nan),
+    "an infinite key": ("k", 30, np.inf),
+    "a query that is no number": ("q", 30, np.nan),
+}
+
+
+@pytest.mark.parametrize("L", [64, 75])
+@pytest.mark.parametrize("spoilt", SPOILT)
+@with_kernels("cpu")
+def test_results_that_the_second_product_writes(device, variant, spoilt, L):
+    """Of one packed block of keys: rows of models, which do not adjoin; the last tile is not whole."""
+    name, place, x = SPOILT[spoilt]
+    arrays = {n: draw((2, rows, 4, 80), seed=i) for i, (n, rows) in
+              enumerate({"q": L, "k": 77, "v": 77}.items())}  # fmt: skip
+    arrays[name][:, place, 1:3, 20] = x
+    q, k, v = (a.swapaxes(1, 2) for a in arrays.values())
+    right = by_reference(lambda: sdpa(q, k, v, device=device))
+    np.testing.assert_allclose(sdpa(q, k, v, device=device), right, rtol=1e-5, atol=2e-6)
 
 
 @with_cpu
