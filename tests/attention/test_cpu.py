@@ -71,7 +71,7 @@ SPOILT = {
 @pytest.mark.parametrize("spoilt", SPOILT)
 @with_kernels("cpu")
 def test_results_that_the_second_product_writes(device, variant, spoilt, L):
-    """Of one packed block of keys: rows of models, which do not adjoin; the last tile is not whole."""
+    """One packed block of keys: rows of models do not adjoin. One length has a part of a tile."""
     name, place, x = SPOILT[spoilt]
     arrays = {n: draw((2, rows, 4, 80), seed=i) for i, (n, rows) in
               enumerate({"q": L, "k": 77, "v": 77}.items())}  # fmt: skip
