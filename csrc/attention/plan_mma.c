@@ -145,21 +145,21 @@ queries_move(const ca_device_info *info, const ca_attention *attention, int64_t 
            attention->mods == NULL && tiles == 2 && head > TWO_TILES_HEAD;
 }
 
-/* Returns a head size filled up to whole panels. */
+/* Returns the head size that the kernel multiplies: of warps that multiply together, whole panels. */
 static int64_t
-whole_panels(int64_t head)
+multiplied(int64_t head, int64_t together)
 {
-    return ca_divide_up(head, PANEL_COLUMNS) * PANEL_COLUMNS;
+    return together > 1 ? ca_divide_up(head, PANEL_COLUMNS) * PANEL_COLUMNS : head;
 }
 
-/* True if warps should multiply together. They skip no block of keys, so a mask that excludes blocks would
-   gain nothing. Head sizes that panels do not divide would multiply zeros. */
+/* True if warps should multiply together. Such warps skip no block of keys, so a mask that excludes blocks
+   would save no time. A head size that is no multiple of a panel's columns would make them multiply zeros. */
 static bool
 groups_pay(const ca_device_info *info, const ca_attention *attention, int64_t head)
 {
     return info->group_matrices && ca_plan_has_matrix_units(info, attention) &&
            is_plain(attention) && attention->mods == NULL && attention->L > WARPS * TILE_ROWS &&
-           whole_panels(head) == head;
+           multiplied(head, TOGETHER_WARPS) == head;
 }
 
 /* Returns the shape of a group whose warps multiply together. With head sizes up to 128, two or three
@@ -204,9 +204,9 @@ fit_device(shape *s, const ca_device_info *info, const ca_attention *attention, 
         s->queries = CA_QUERIES_IN_LOCAL_MEMORY;
         s->keys = s->keys < LEAST_GROUP_KEYS ? LEAST_GROUP_KEYS : s->keys;
         least = LEAST_GROUP_KEYS;
-        E = whole_panels(E);
-        Ev = whole_panels(Ev);
     }
+    E = multiplied(E, s->together);
+    Ev = multiplied(Ev, s->together);
     int64_t bytes = local_bytes(s, info, attention);
     int64_t queries = s->warps * s->tiles * TILE_ROWS * E * 2;
     int64_t block = s->stages * (E + Ev) * 2; /* for each key */
@@ -269,18 +269,14 @@ plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention
     int64_t Ev = padded(attention->Ev);
     ca_plan_begin(plan, attention, "attention_mma", THREADS);
     shape s = choose_shape(info, attention, E, Ev, ca_plan_items(plan));
-    if (s.together > 1) {
-        E = whole_panels(E);
-        Ev = whole_panels(Ev);
-    }
     plan->local_size = (size_t)s.warps * 32;
     plan->grid[3] = ca_divide_up(attention->L, s.warps * s.tiles * TILE_ROWS);
     plan->grid[4] = s.warps * 32;
 
     ca_kernel_spec *spec = &plan->spec;
     ca_plan_define_options(spec, attention);
-    ca_kernel_define(spec, "HEAD_E", E);
-    ca_kernel_define(spec, "HEAD_EV", Ev);
+    ca_kernel_define(spec, "HEAD_E", multiplied(E, s.together));
+    ca_kernel_define(spec, "HEAD_EV", multiplied(Ev, s.together));
     ca_kernel_define(spec, "LSE", ca_attention_has(attention, CA_ATTENTION_LSE));
     ca_kernel_define(spec, "ALIGNED",
                      rows_are_aligned(attention, CA_ATTENTION_QUERY) &&

@@ -156,7 +156,7 @@ is_kept(const ca_device *device, const ca_kernel_spec *spec)
     return !spec->is_probe && !device->info.keeps_programs && device->cache_folder != NULL;
 }
 
-/* Make a program from its binary; NULL if the driver refuses it. */
+/* Make a program from its binary. Returns NULL if the driver refuses the binary. */
 static cl_program
 program_from_binary(const ca_device *device, const unsigned char *binary, size_t size,
                     const char *options)
@@ -238,7 +238,7 @@ program_compile(ca_device *device, cl_program program, const char *options)
     return code;
 }
 
-/* Replace a program by one for compute capability 9.0a. */
+/* Build the program again for compute capability 9.0a, from its binary, in the place of the first one. */
 static ca_status
 program_retarget(const ca_device *device, const char *name, const char *options,
                  cl_program *program, ca_error *error)

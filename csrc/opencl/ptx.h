@@ -7,9 +7,9 @@
 
 #include "base/strbuf.h"
 
-/* Append PTX of `size` bytes for compute capability 9.0, turned into PTX for 9.0a. Kernels write instructions
-   of 9.0a behind a mark that makes them comments (kernels/support/warp_group.clh), because the driver
-   builds OpenCL C for 9.0 only. */
+/* Turn PTX of `size` bytes for compute capability 9.0 into PTX for 9.0a, and append the result. The driver
+   builds OpenCL C for 9.0 only. So kernels write each instruction of 9.0a as a comment, behind a mark
+   (kernels/support/warp_group.clh). This function removes the marks and changes the target. */
 void ca_ptx_retarget(const char *ptx, size_t size, ca_strbuf *retargeted);
 
 #endif

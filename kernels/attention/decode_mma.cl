@@ -238,13 +238,7 @@ attend_split(const warp_state *warp, const split_source *source, const split_sha
             load_keys(keys, source, j + ahead);
         }
         const uint used = finish_scores(warp, source, j, scores, softmax);
-        float highest[ROWS];
-        if (bases_are_low(warp, softmax, scores, factor, highest)) {
-            float decay[ROWS];
-            raise_bases(warp, params, softmax, highest, factor, decay);
-            scale_result(softmax, decay, result);
-        }
-        weigh_scores(params, softmax, scores, factor);
+        weigh_chunk(warp, params, softmax, scores, factor, result);
         multiply_values(warp, values, used, scores[0], softmax, result[0]);
         if (j + ahead < source->count) {
             load_values(values, source, j + ahead);

@@ -37,9 +37,9 @@
 #define GROUPED         (TOGETHER > 1)
 #define CAP             warp_tanh
 #define SCORES_IN_LOG2  1
-#define EV_TILES        (HEAD_EV / 8)          /* of 8 columns */
-#define LOCAL_ALIGNMENT (GROUPED ? 1024 : 128) /* 1024: GROUP_PANEL_BYTES */
-#include "kernels/attention/mma/tiles.clh"     /* mma_tile, mma_lane, load_tile */
+#define EV_TILES        (HEAD_EV / 8) /* of 8 columns */
+#define LOCAL_ALIGNMENT (GROUPED ? GROUP_PANEL_BYTES : 128)
+#include "kernels/attention/mma/tiles.clh" /* mma_tile, mma_lane, load_tile */
 #if GROUPED
 #include "kernels/attention/mma/groups.clh" /* attend */
 #else

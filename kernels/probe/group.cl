@@ -8,22 +8,18 @@
  * Number n is input[n % CA_PROBE_NUMBERS]. Three panels hold 64 rows of 64 numbers each: panel p begins with
  * number 4096 p. The matrix `left`, 64 x 16, has the first 1024 numbers.
  *
- *     output[i]         of panel 0, columns 16 … 31, times the same columns of panel 1, transposed
- *     output[128 + i]   of left times rows 16 … 31 of panels 1 and 2 side by side
+ * The group computes two products:
  *
- * Each is the sum of the fragments that work-item i holds, fragment k times k + 1.
+ *     first     columns 16 … 31 of panel 0, times the same columns of panel 1, transposed
+ *     second    left, times rows 16 … 31 of panels 1 and 2, which lie side by side
+ *
+ * A work-item holds fragments of each product. It multiplies fragment k by k + 1, and adds them up.
+ * Work-item i writes this sum of the first product to output[i], and that of the second to output[128 + i].
  */
-#include "kernels/probe/params.h"
+#include "kernels/probe/halves.clh" /* DTYPE */
 
-#if TEST == CA_PROBE_BFLOAT16_MATRICES
-#define DTYPE CA_KERNEL_BFLOAT16
-#else
-#define DTYPE CA_KERNEL_FLOAT16
-#endif
-#define VALUE_DTYPE     DTYPE
-#define REAL64          0
 #define WARP            CA_WARP_PTX_GROUPS
-#define LOCAL_ALIGNMENT 1024
+#define LOCAL_ALIGNMENT GROUP_PANEL_BYTES
 #include "kernels/support/warp_group.clh"
 
 #define PANEL (GROUP_ROWS * 64) /* numbers */

@@ -11,16 +11,9 @@
  *             CA_PROBE_COPIES: output[i], … = three rows of copies, in reverse order, of
  *             which the second is partly zeros
  */
-#include "kernels/probe/params.h"
+#include "kernels/probe/halves.clh" /* DTYPE */
 
-#if TEST == CA_PROBE_BFLOAT16_MATRICES
-#define DTYPE CA_KERNEL_BFLOAT16
-#else
-#define DTYPE CA_KERNEL_FLOAT16
-#endif
-#define VALUE_DTYPE DTYPE
-#define REAL64      0
-#define WARP        1
+#define WARP 1
 #include "kernels/support/warp.clh"
 
 #define ROWS 96 /* of 16 bytes, in local memory */

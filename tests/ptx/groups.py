@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Products of groups of four warps: `wgmma` of the PTX ISA, as far as kernels use it.
 
-A product runs until a wait for its set. Before that, its sums are not in the registers. The machine
-refuses a product of bytes that no fence has shown to it, writes of local memory that a product
-reads, and changes of the registers of its left matrix.
+A product runs until a warp waits for its set of products. Only then do the registers get its sums.
+The machine refuses three things: a product that reads bytes which no fence has shown, a write to
+local memory that a running product reads, and a change of a register that holds its left matrix.
 
-Matrices in local memory are panels of rows of 128 bytes, in which the chunks of 16 bytes are mixed.
+A matrix in local memory is made of panels. A panel's rows have 128 bytes, in mixed chunks of 16.
 With lane 4 g + t of warp w in its group, register r of the sums is the element
 
     row 16 w + g + 8 (r // 2 % 2), column 8 (r // 4) + 2 t + r % 2

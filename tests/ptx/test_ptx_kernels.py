@@ -104,8 +104,8 @@ assert not any(m.bank_conflicts for m in machine.machines.values())
 STAYING = {"QUERIES": 2, "STAGES": 2, "BN": 64, "CHUNK": 64}
 GROUPED = {"TOGETHER": 4, "WARPS": 4, "STAGES": 2, "BN": 64}
 
-# Numbers of the tuner, macros that follow, and a call: more warps and fewer stages than the rule
-# has, the reverse, STAYING, more stages of groups; and what devices without such products do.
+# Each row has numbers of the tuner, macros that the plan derives from them, and the arguments of a
+# call. The last two rows show what the plan does for devices without products of groups.
 USUAL = "*halves((1, 1), 20, 75, 64), return_lse=True"
 TUNED = (
     ({"WARPS": 8, "STAGES": 2}, {"MT": 1}, USUAL),
