@@ -194,6 +194,8 @@ class Levels:
         kind, name = instruction.parts[0], instruction.name
         if kind in ("vote", "activemask", "redux", "match"):
             return WARP
+        if name.startswith("bar.red."):
+            return GROUP
         if kind in ("shfl", "ldmatrix", "mma", "wmma", "atom", "wgmma") or "ld.local" in name:
             return ITEM
         if self._is_of_a_warp(instruction):
@@ -235,7 +237,9 @@ def as_number(text):
 def results(instruction):
     """Return the registers that an instruction writes."""
     kind = instruction.parts[0]
-    if kind in ("st", "red", "bar", "barrier", "membar", "fence", "cp", *("bra", "ret", "exit")):
+    if kind in ("st", "red", "barrier", "membar", "fence", "cp", *("bra", "ret", "exit")):
+        return []
+    if kind == "bar" and not instruction.name.startswith("bar.red."):
         return []
     return NAME.findall(instruction.operands[0]) if instruction.operands else []
 

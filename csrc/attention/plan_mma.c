@@ -3,6 +3,7 @@
  * The variant mma, for many rows on devices with matrix units: attention/mma.cl, with
  * tiles of half types.
  */
+#include "attention/options.h"
 #include "attention/variants.h"
 
 /* The rule for the warps of a group. Devices with fewer work-items are refused. */
@@ -152,26 +153,37 @@ multiplied(int64_t head, int64_t together)
     return together > 1 ? ca_divide_up(head, PANEL_COLUMNS) * PANEL_COLUMNS : head;
 }
 
-/* True if warps should multiply together. Such warps skip no block of keys, so a mask that excludes blocks
-   would save no time. A head size that is no multiple of a panel's columns would make them multiply zeros. */
+/* True if a score is a scaled product wherever mask and band allow the key. */
+static bool
+only_excludes(const ca_attention *attention)
+{
+    uint32_t others = CA_USES_ADDED_MASK | CA_USES_FILTER | CA_USES_BIAS | CA_USES_SOFTCAP;
+    return (ca_attention_options(attention) & others) == 0 && attention->mods == NULL;
+}
+
+/* True if warps should multiply together. Such warps keep scores of many keys, so that numbers added to
+   each of them would cost more than they save. A head size that is no multiple of a panel's columns would
+   make them multiply zeros. */
 static bool
 groups_pay(const ca_device_info *info, const ca_attention *attention, int64_t head)
 {
     return info->group_matrices && ca_plan_has_matrix_units(info, attention) &&
-           is_plain(attention) && attention->mods == NULL && attention->L > WARPS * TILE_ROWS &&
+           only_excludes(attention) && attention->L > WARPS * TILE_ROWS &&
            multiplied(head, TOGETHER_WARPS) == head;
 }
 
 /* Returns the shape of a group whose warps multiply together. With head sizes up to 128, two or three
-   work-groups share a compute unit, and one multiplies while another computes weights. */
+   work-groups share a compute unit, and one multiplies while another computes weights. A mask's bits take
+   registers, so that blocks have fewer keys. */
 static shape
-grouped_shape(int64_t head)
+grouped_shape(const ca_attention *attention, int64_t head)
 {
+    bool ample = head <= PANEL_COLUMNS && is_plain(attention);
     return (shape){
         .warps = head <= 128 ? WARPS : 2 * WARPS,
         .tiles = 1,
         .stages = 2,
-        .keys = head <= PANEL_COLUMNS ? MOST_GROUP_KEYS : LEAST_GROUP_KEYS,
+        .keys = ample ? MOST_GROUP_KEYS : LEAST_GROUP_KEYS,
         .queries = CA_QUERIES_IN_LOCAL_MEMORY,
         .together = TOGETHER_WARPS,
     };
@@ -227,7 +239,7 @@ rule_shape(const ca_device_info *info, const ca_attention *attention, int64_t he
 {
     shape rule = usual_shape(info, attention, head, fills_two_tiles(info, attention->L, heads));
     if (together) {
-        rule = grouped_shape(head);
+        rule = grouped_shape(attention, head);
     } else if (queries_move(info, attention, head, rule.tiles)) {
         rule.stages = 2;
         rule.chunk = WIDEST_CHUNK;

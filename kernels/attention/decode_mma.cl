@@ -198,10 +198,12 @@ finish_scores(const warp_state *warp, const split_source *source, int j,
         const group_row row = source->rows[source->g + 8 * r];
         score_bounds bounds = count_from(row.bounds, 0, (int)source->start + key);
         bounds.limit = min(bounds.limit, source->count - key);
-        const uint attended =
-            finish_row(source->call, &row.addends, source->start + key, &bounds, 0, r, scores);
-        used |= attended;
-        softmax->seen |= attended != 0u ? 1u << r : 0u;
+        attended_keys attended;
+        attended.words[r][0] = allowed_keys(&bounds, 0, 0);
+        const uint seen =
+            finish_row(source->call, &row.addends, source->start + key, &attended, r, scores);
+        used |= seen;
+        softmax->seen |= seen != 0u ? 1u << r : 0u;
     }
     WARP_FOR (uint mask = 4u; mask < WARP_LANES; mask *= 2u) {
         used |= as_uint(warp_exchange(warp, as_float(used), mask));

@@ -36,6 +36,7 @@
  */
 #define GROUPED         (TOGETHER > 1)
 #define CAP             warp_tanh
+#define OWN_CONDITIONS  1
 #define SCORES_IN_LOG2  1
 #define EV_TILES        (HEAD_EV / 8) /* of 8 columns */
 #define LOCAL_ALIGNMENT (GROUPED ? GROUP_PANEL_BYTES : 128)

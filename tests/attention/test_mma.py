@@ -113,6 +113,42 @@ def test_places_in_memory(device, variant, warps, place):
     variant.check(*arrays, device=device)
 
 
+def masks(L, S):
+    """Bool masks of every kind of block, and of every way to read them."""
+    rows, keys = np.arange(L)[:, None], np.arange(S)
+    random = np.random.default_rng(3).random((L, S)) < 0.6
+    wide = np.random.default_rng(4).random((L, 2 * S + 37)) < 0.6
+    return {
+        "all true": np.ones((L, S), bool),
+        "all false": np.zeros((L, S), bool),
+        "random": random,
+        "a triangle": keys <= rows,
+        "a band": abs(keys - rows - 100) < 5,
+        "documents": rows // 70 == keys // 70,
+        "some blocks": (keys // 64 % 3 != 0) & (random | (keys // 64 % 3 == 1)),
+        "one key": keys == S - 3,
+        "for keys": random[:1],
+        "for rows": random[:, :1],
+        "rows that begin anywhere": wide[:, 3 : S + 3],
+        "columns apart": wide[:, 1 : 2 * S : 2],
+        "other bytes than 1": (np.where(random, 1 + rows % 255, 0).astype("u1")).view(bool),
+    }
+
+
+@pytest.mark.parametrize("mask", masks(130, 330))
+@mma
+def test_bool_masks(device, variant, warps, mask):
+    variant.check(*halves((1, 2), 130, 330, 64), device=device, attn_mask=masks(130, 330)[mask])
+
+
+@mma
+def test_bool_masks_with_bounds(device, variant, warps):
+    for mask in "random", "some blocks", "rows that begin anywhere":
+        for bounds in {"is_causal": True}, {"window": (150, 5)}, {"scale": -0.5}:
+            arrays = halves((1, 2), 130, 330, 64)
+            variant.check(*arrays, device=device, attn_mask=masks(130, 330)[mask], **bounds)
+
+
 @mma
 def test_masks_that_begin_anywhere(device, variant, tmp_path):
     """A mask does not keep keys from being copied by 16 bytes: there is no program for it."""

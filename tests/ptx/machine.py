@@ -100,6 +100,7 @@ class Machine:
             "%nctaid.x": np.zeros(self.lanes, np.uint32),
         }
         self.memory = {"const": ReadOnly("constants", program.constants)}
+        self.votes = {}  # of barriers: the register of the answer, and that of the votes
         self.blocks = self.make_blocks()
         self.bank_conflicts = 0  # matrices that are loaded, two rows of which share banks
 
@@ -277,7 +278,8 @@ class Machine:
     def make_jump(self, instruction, n):
         """Returns a function of the active lanes and its argument, which moves these lanes."""
         name = instruction.parts[0]
-        if name == "bar" and instruction.name == "bar.sync" and instruction.operands == ["0"]:
+        if name == "bar":
+            self.add_barrier(instruction, n)
             return self.to_barrier, n
         if name == "ret" and instruction.guard is None:
             return self.to_next, ENDED
@@ -288,6 +290,13 @@ class Machine:
             return self.to_next, place
         guard = self.register(instruction.guard)
         return self.to_either, (guard, instruction.negated, self.rank[place], self.rank[n + 1])
+
+    def add_barrier(self, instruction, n):
+        *operands, last = instruction.operands
+        if instruction.name == "bar.red.or.pred" and operands[1:] == ["0"]:
+            self.votes[n] = self.target(operands[0], "pred"), self.source(last, "pred")
+        elif instruction.name != "bar.sync" or instruction.operands != ["0"]:
+            raise ptx_arithmetic.unknown(instruction)
 
     def to_next(self, active, place):
         self.at[active] = self.rank.get(place, ENDED)
@@ -311,6 +320,9 @@ class Machine:
         if len(places) > 1:
             lines = [code[int(n)].line for n in places]
             raise Refused(f"lines {lines}: work-items wait at different barriers")
+        if int(places[0]) in self.votes:
+            to, x = self.votes[int(places[0])]
+            to[self.exist] = (x & self.exist).any()
         self.at[self.exist] = self.rank[int(places[0]) + 1]
         self.clock.now += 1
 

@@ -29,6 +29,11 @@ CASES = {
         "*halves((1, 1), 70, 50, 180, 256), window=(9, 30)"),
     "groups, not aligned": ("mma", "HEAD_E=64 TOGETHER=4 ALIGNED=0 OUTPUT_ALIGNED=0",
         "*(a[..., 3:43] for a in halves((1, 1), 65, 150, 64)), out=wide"),
+    "groups, blocks of a bool mask": ("mma", "HEAD_E=64 TOGETHER=4 BN=64 " + BOOL_MASK,
+        "*halves((1, 2), 130, 330, 64), attn_mask=blocks"),
+    "groups, 128, a bool mask": ("mma", "DTYPE=2 HEAD_E=128 TOGETHER=4 LSE=1 " + BOOL_MASK,
+        "*qkv((1, 2), 70, 150, 128, dtype=bfloat16), attn_mask=blocks[:70, 3:153],"
+        "is_causal='lower_right', return_lse=True"),
     "bfloat16, 80": ("mma", "DTYPE=2 HEAD_E=80 BN=32",
         "*qkv((1, 1), 70, 130, 80, dtype=bfloat16), is_causal=True"),
     "256": ("mma", "HEAD_E=256 BN=16", "*halves((1, 1), 20, 75, 256)"),
@@ -75,6 +80,9 @@ mask[draw((20, 150)) > 1] = -np.inf
 mask[2], mask[3] = -np.inf, np.finfo(np.float16).min
 mask_of_bool = draw((40, 90)) > 0
 mask_of_bool[7:12] = False
+# Blocks of 64 keys: some of each, none, all for one row, none for the second warp, some.
+blocks = np.tile(draw((130, 11)) > 0, 30)
+blocks[:, 64:128], blocks[:, 128:192], blocks[16:32, 192:256] = False, np.eye(130, 1, -5), False
 q, k, v = halves((1, 2), 20, 40, 8)
 k[..., 10, 3], v[..., 15, 5], v[..., 16, 2] = np.nan, np.inf, np.nan
 out = np.empty((1, 1, 40, 20), float16).swapaxes(2, 3)
@@ -272,12 +280,22 @@ FAULTS_OF_GROUPS = {
 }  # fmt: skip
 
 
+# The same of groups of warps with a mask, of which one warp alone needs the second block.
+FAULTS_OF_MASKS = {
+    "vote of one warp": ((r"bar\.red\.or\.pred q, 0, p", "vote.sync.any.pred q, p, 0xffffffff"),
+                         "work-items"),
+    "vote for no block": ((r"(bar\.red\S+ q, 0, p; selp\S+ %\w+), 1, 0", r"\1, 0, 1"), "error"),
+}  # fmt: skip
+MASK = "attn_mask=np.arange(199) < np.where(np.arange(20) < 16, 128, 64)[:, None]"
+
+
 @pytest.mark.parametrize(("faults", "knobs", "call"), [
     (FAULTS, {}, "64, dtype=float16), return_lse=True"),
     # A row of 80 columns ends in the middle of a warp's copies. A negative scale changes the signs
     # of queries.
     (FAULTS_OF_STAYING, STAYING, "80, dtype=float16), return_lse=True, scale=-0.1"),
     (FAULTS_OF_GROUPS, GROUPED, "64, dtype=float16), return_lse=True, scale=-0.1"),
+    (FAULTS_OF_MASKS, GROUPED, "64, dtype=float16), return_lse=True, " + MASK),
 ])  # fmt: skip
 def test_faults_are_found(library, faults, knobs, call):
     code = f"""

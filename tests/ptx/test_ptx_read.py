@@ -71,6 +71,10 @@ BODIES = {
         f"setp.eq.u32 %p5, %r9, 0; @%p5 bra A; {VOTE} A: @%p5 bra B; {BARRIER} B:", ["bar"]),
     "after a vote": (f"{VOTE} @%p4 bra A; {VOTE} A:", []),
     "after a vote, a barrier": (f"{VOTE} @%p4 bra A; {BARRIER} A:", ["bar"]),
+    "after a vote of the group, a barrier": (
+        f"bar.red.or.pred %p4, 0, %p1; @%p4 bra A; {BARRIER} A:", []),
+    "a vote of the group, by the warp's number": (
+        "@%p3 bra A; bar.red.or.pred %p4, 0, %p1; A:", ["bar"]),
     "a loop whose count differs": (
         f"A: add.u32 %r9, %r9, 1; {BARRIER} setp.lt.u32 %p5, %r9, %r2; @%p5 bra A;", ["bar"]),
     "a loop whose count is the same": (
