@@ -162,14 +162,14 @@ only_excludes(const ca_attention *attention)
 }
 
 /* True if warps should multiply together. Such warps keep scores of many keys, so that numbers added to
-   each of them would cost more than they save. A head size that is no multiple of a panel's columns would
-   make them multiply zeros. */
+   each of them would cost more than they save. A head size that is no multiple of a panel's columns makes
+   them multiply zeros, which pays only with a mask. */
 static bool
 groups_pay(const ca_device_info *info, const ca_attention *attention, int64_t head)
 {
     return info->group_matrices && ca_plan_has_matrix_units(info, attention) &&
            only_excludes(attention) && attention->L > WARPS * TILE_ROWS &&
-           multiplied(head, TOGETHER_WARPS) == head;
+           (multiplied(head, TOGETHER_WARPS) == head || !is_plain(attention));
 }
 
 /* Returns the shape of a group whose warps multiply together. With head sizes up to 128, two or three

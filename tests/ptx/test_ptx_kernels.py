@@ -31,8 +31,8 @@ CASES = {
         "*(a[..., 3:43] for a in halves((1, 1), 65, 150, 64)), out=wide"),
     "groups, blocks of a bool mask": ("mma", "HEAD_E=64 TOGETHER=4 BN=64 " + BOOL_MASK,
         "*halves((1, 2), 130, 330, 64), attn_mask=blocks"),
-    "groups, 128, a bool mask": ("mma", "DTYPE=2 HEAD_E=128 TOGETHER=4 LSE=1 " + BOOL_MASK,
-        "*qkv((1, 2), 70, 150, 128, dtype=bfloat16), attn_mask=blocks[:70, 3:153],"
+    "groups, a bool mask": ("mma", "DTYPE=2 HEAD_E=128 TOGETHER=4 LSE=1 " + BOOL_MASK,
+        "*qkv((1, 2), 70, 150, 80, dtype=bfloat16), attn_mask=blocks[:70, 3:153],"
         "is_causal='lower_right', return_lse=True"),
     "bfloat16, 80": ("mma", "DTYPE=2 HEAD_E=80 BN=32",
         "*qkv((1, 1), 70, 130, 80, dtype=bfloat16), is_causal=True"),
