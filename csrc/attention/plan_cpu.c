@@ -103,7 +103,9 @@ static int64_t
 packed_columns(const ca_attention *attention, int64_t lanes, products of)
 {
     int64_t key = covered(attention->E, of.amx ? AMX_ELEMENTS : 2);
-    return key + covered(attention->Ev, lanes);
+    int64_t value = covered(attention->Ev, lanes);
+    int64_t bytes = ca_plan_real_bytes(attention);
+    return key + value + (of.amx ? 0 : CA_BYTES_BEHIND(value * bytes) / bytes);
 }
 
 /* True if tiles find keys and values in memory, or in a cache that cores share. */

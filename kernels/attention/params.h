@@ -149,7 +149,11 @@ typedef struct {
 #define CA_CPU_CHUNKS      16          /* of MR keys in a block, at most */
 #define CA_CPU_TILES       32          /* of a work-item, at most */
 #define CA_CPU_TILES_BYTES (512 << 10) /* of their queries and results; they stay in a cache */
-#define CA_CPU_COLUMNS     2048        /* E + Ev of the key heads of a work-item, at most */
+#define CA_CPU_COLUMNS     2176        /* of packed keys and values of a work-item, at most */
+
+/* The bytes behind a packed row of values. The second product reads a few vectors of each row, of all keys,
+ * again and again. If rows were 512 bytes apart, half of the first cache's sets would hold these vectors. */
+#define CA_BYTES_BEHIND(row) ((row) % 512 == 0 ? 64 : 0)
 
 /* The arguments of every attention kernel, in this order. Only programs with mods take
  * mask_blocks … table3:
