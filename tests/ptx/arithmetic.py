@@ -145,13 +145,15 @@ def elementwise(machine, instruction):
     if any((name, modifier) not in PLAIN for modifier in modifiers) or function is None:
         return by_value(machine, instruction)
     to = machine.target(operands[0], kind)
-    inputs = [machine.source(x, kind) for x in operands[1:]]
     if name in ("shl", "shr"):
+        inputs = [machine.source(operands[1], kind)]
         by = machine.source(operands[2], "u32")
         if by.ndim:
             x = inputs[0]
             return lambda active: assign(to, function(x, by.astype(dtype)), active)
-        inputs[1] = by.astype(dtype)
+        inputs.append(by.astype(dtype))
+    else:
+        inputs = [machine.source(x, kind) for x in operands[1:]]
 
     def run(active):
         function(*inputs, out=to, where=active)

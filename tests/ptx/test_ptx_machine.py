@@ -83,6 +83,8 @@ OF_INTEGERS = {
     "bfe.s32 %r0, %r1, 29, 3;": SIGNED >> 29,
     "mul.wide.s32 %rd9, %r1, -3; shr.u64 %rd9, %rd9, 16; cvt.u32.u64 %r0, %rd9;": SIGNED * -3 >> 16,
     "cvt.s64.s32 %rd9, %r1; shr.s64 %rd9, %rd9, 33; cvt.u32.u64 %r0, %rd9;": SIGNED >> 33,
+    "cvt.s64.s32 %rd9, %r1; mov.u32 %r9, 7; shr.s64 %rd9, %rd9, %r9; cvt.u32.u64 %r0, %rd9;":
+        SIGNED >> 7,
     "cvt.u16.u32 %h1, %r1; cvt.s32.s8 %r0, %h1;": INTEGERS.astype("u1").view("i1").astype("i8"),
     "setp.lt.s32 %p1, %r1, 7; selp.b32 %r0, 1, 0, %p1;": SIGNED < 7,
     "setp.lt.u32 %p1, %r1, 7; not.pred %p1, %p1; selp.b32 %r0, 1, 0, %p1;": WIDE >= 7,
@@ -240,6 +242,13 @@ def test_votes():
     body = """setp.eq.s32 %p1, %r2, 40;
     { .reg .pred p; vote.sync.any.pred p, %p1, 0xffffffff; selp.u32 %r0, 1, 0, p; }"""
     np.testing.assert_array_equal(run(body, NUMBERS), NUMBERS >= 32)
+
+
+@pytest.mark.parametrize("voter", [40, 1000])
+def test_votes_of_a_work_group(voter):
+    body = f"""setp.eq.s32 %p1, %r2, {voter};
+    {{ .reg .pred p; bar.red.or.pred p, 0, %p1; selp.u32 %r0, 1, 0, p; }}"""
+    np.testing.assert_array_equal(run(body, NUMBERS), voter < len(NUMBERS))
 
 
 COPY = """
