@@ -83,8 +83,8 @@ OF_INTEGERS = {
     "bfe.s32 %r0, %r1, 29, 3;": SIGNED >> 29,
     "mul.wide.s32 %rd9, %r1, -3; shr.u64 %rd9, %rd9, 16; cvt.u32.u64 %r0, %rd9;": SIGNED * -3 >> 16,
     "cvt.s64.s32 %rd9, %r1; shr.s64 %rd9, %rd9, 33; cvt.u32.u64 %r0, %rd9;": SIGNED >> 33,
-    "cvt.s64.s32 %rd9, %r1; mov.u32 %r9, 7; shr.s64 %rd9, %rd9, %r9; cvt.u32.u64 %r0, %rd9;":
-        SIGNED >> 7,
+    "cvt.s64.s32 %rd9, %r1; mov.u32 %r9, 7; shr.s64 %rd9, %rd9, %r9; cvt.u32.u64 %r0, %rd9;": SIGNED
+    >> 7,
     "cvt.u16.u32 %h1, %r1; cvt.s32.s8 %r0, %h1;": INTEGERS.astype("u1").view("i1").astype("i8"),
     "setp.lt.s32 %p1, %r1, 7; selp.b32 %r0, 1, 0, %p1;": SIGNED < 7,
     "setp.lt.u32 %p1, %r1, 7; not.pred %p1, %p1; selp.b32 %r0, 1, 0, %p1;": WIDE >= 7,
