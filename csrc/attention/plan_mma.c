@@ -153,28 +153,31 @@ multiplied(int64_t head, int64_t together)
     return together > 1 ? ca_divide_up(head, PANEL_COLUMNS) * PANEL_COLUMNS : head;
 }
 
-/* True if a score is a scaled product wherever mask and band allow the key. */
-static bool
-only_excludes(const ca_attention *attention)
+/* Returns the largest head size whose warps should multiply together. Above 64, numbers that a mask or a bias
+   adds to scores cost as much as such warps save. Softcaps were timed up to 128; with 256, registers spill. */
+static int64_t
+most_grouped_head(const ca_attention *attention)
 {
-    uint32_t others = CA_USES_ADDED_MASK | CA_USES_FILTER | CA_USES_BIAS | CA_USES_SOFTCAP;
-    return (ca_attention_options(attention) & others) == 0 && attention->mods == NULL;
+    uint32_t numbers = CA_USES_ADDED_MASK | CA_USES_FILTER | CA_USES_BIAS;
+    bool adds = (ca_attention_options(attention) & numbers) != 0;
+    return adds ? 64 : ca_attention_softcap(attention) != 0 ? 128 : MAX_HEAD;
 }
 
-/* True if warps should multiply together. Such warps keep scores of many keys, so that numbers added to
-   each of them would cost more than they save. A head size that is no multiple of a panel's columns makes
-   them multiply zeros, which pays only with a mask. */
+/* True if warps should multiply together. A head size that is no multiple of a panel's columns makes them
+   multiply zeros, which pays only with a mask. */
 static bool
 groups_pay(const ca_device_info *info, const ca_attention *attention, int64_t head)
 {
     return info->group_matrices && ca_plan_has_matrix_units(info, attention) &&
-           only_excludes(attention) && attention->L > WARPS * TILE_ROWS &&
-           (multiplied(head, TOGETHER_WARPS) == head || !is_plain(attention));
+           attention->mods == NULL && attention->L > WARPS * TILE_ROWS &&
+           head <= most_grouped_head(attention) &&
+           (multiplied(head, TOGETHER_WARPS) == head ||
+            ca_attention_has(attention, CA_ATTENTION_MASK));
 }
 
 /* Returns the shape of a group whose warps multiply together. With head sizes up to 128, two or three
-   work-groups share a compute unit, and one multiplies while another computes weights. A mask's bits take
-   registers, so that blocks have fewer keys. */
+   work-groups share a compute unit, and one multiplies while another computes weights. Masks and the like
+   take registers, so that blocks have fewer keys. */
 static shape
 grouped_shape(const ca_attention *attention, int64_t head)
 {

@@ -149,6 +149,18 @@ def test_bool_masks_with_bounds(device, variant, warps):
             variant.check(*arrays, device=device, attn_mask=masks(130, 330)[mask], **bounds)
 
 
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+@pytest.mark.parametrize("added", [False, True])
+@mma
+def test_numbers_that_are_added(device, variant, warps, added, softcap):
+    rng = np.random.default_rng(5)
+    mask = rng.standard_normal((2, 130, 330)).astype(float16)
+    mask[rng.random(mask.shape) < 0.3] = -np.inf
+    mask = mask if added else mask > 0
+    options = {"attn_mask": mask, "softcap": softcap, "is_causal": "lower_right"}
+    variant.check(*halves((1, 2), 130, 330, 64), device=device, **options)
+
+
 @mma
 def test_masks_that_begin_anywhere(device, variant, tmp_path):
     """A mask does not keep keys from being copied by 16 bytes: there is no program for it."""

@@ -34,6 +34,8 @@ CASES = {
     "groups, a bool mask": ("mma", "DTYPE=2 HEAD_E=128 TOGETHER=4 LSE=1 " + BOOL_MASK,
         "*qkv((1, 2), 70, 150, 80, dtype=bfloat16), attn_mask=blocks[:70, 3:153],"
         "is_causal='lower_right', return_lse=True"),
+    "groups, mask, softcap": ("mma", "HEAD_E=64 TOGETHER=4 BN=64 " + MASK_AND_SOFTCAP,
+        "*halves((1, 1), 70, 150, 64), attn_mask=np.tile(mask, (4, 1))[:70], softcap=3.0"),
     "bfloat16, 80": ("mma", "DTYPE=2 HEAD_E=80 BN=32",
         "*qkv((1, 1), 70, 130, 80, dtype=bfloat16), is_causal=True"),
     "256": ("mma", "HEAD_E=256 BN=16", "*halves((1, 1), 20, 75, 256)"),
