@@ -146,15 +146,16 @@ queries_move(const ca_device_info *info, const ca_attention *attention, int64_t 
            attention->mods == NULL && tiles == 2 && head > TWO_TILES_HEAD;
 }
 
-/* Returns the head size that the kernel multiplies: of warps that multiply together, whole panels. */
+/* Returns the head size that the kernel multiplies. Warps that multiply together multiply whole panels, and
+   zeros fill the last one. */
 static int64_t
 multiplied(int64_t head, int64_t together)
 {
     return together > 1 ? ca_divide_up(head, PANEL_COLUMNS) * PANEL_COLUMNS : head;
 }
 
-/* Returns the largest head size whose warps should multiply together. Above 64, numbers that a mask or a bias
-   adds to scores cost as much as such warps save. Softcaps were timed up to 128; with 256, registers spill. */
+/* Returns the largest head size for which warps should multiply together. If a mask or a bias adds numbers to
+   scores, larger heads gain nothing. Softcaps were timed up to 128, and with 256 columns registers spill. */
 static int64_t
 most_grouped_head(const ca_attention *attention)
 {
@@ -163,8 +164,8 @@ most_grouped_head(const ca_attention *attention)
     return adds ? 64 : ca_attention_softcap(attention) != 0 ? 128 : MAX_HEAD;
 }
 
-/* True if warps should multiply together. A head size that is no multiple of a panel's columns makes them
-   multiply zeros, which pays only with a mask. */
+/* True if groups of warps should multiply together. Groups multiply whole panels. If a head does not fill its
+   last panel, they multiply zeros too, which pays only with a mask. */
 static bool
 groups_pay(const ca_device_info *info, const ca_attention *attention, int64_t head)
 {

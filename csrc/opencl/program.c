@@ -156,7 +156,7 @@ is_kept(const ca_device *device, const ca_kernel_spec *spec)
     return !spec->is_probe && !device->info.keeps_programs && device->cache_folder != NULL;
 }
 
-/* Make a program from its binary. Returns NULL if the driver refuses the binary. */
+/* Makes a program from its binary. Returns NULL if the driver refuses the binary. */
 static cl_program
 program_from_binary(const ca_device *device, const unsigned char *binary, size_t size,
                     const char *options)

@@ -10,8 +10,10 @@
  *
  * The group computes two products:
  *
- *     first     columns 16 … 31 of panel 0, times the same columns of panel 1, transposed
- *     second    left, times rows 16 … 31 of panels 1 and 2, which lie side by side
+ *     first     left matrix: columns 16 … 31 of panel 0
+ *               right matrix: columns 16 … 31 of panel 1, transposed
+ *     second    left matrix: `left`
+ *               right matrix: rows 16 … 31 of panels 1 and 2, which lie side by side
  *
  * A work-item holds fragments of each product. It multiplies fragment k by k + 1, and adds them up.
  * Work-item i writes this sum of the first product to output[i], and that of the second to output[128 + i].

@@ -2,10 +2,12 @@
 """Products of groups of four warps: `wgmma` of the PTX ISA, as far as kernels use it.
 
 A product runs until a warp waits for its set of products. Only then do the registers get its sums.
-The machine refuses three things: a product that reads bytes which no fence has shown, a write to
-local memory that a running product reads, and a change of a register that holds its left matrix.
+The machine refuses a product if it reads bytes that no fence has shown. While a product runs, the
+machine refuses a write to the local memory that the product reads, and a write to a register that
+holds its left matrix.
 
-A matrix in local memory is made of panels. A panel's rows have 128 bytes, in mixed chunks of 16.
+A matrix in local memory consists of panels. A row of a panel has 8 chunks of 16 bytes. Chunk c of
+row r lies at place c ^ r % 8.
 With lane 4 g + t of warp w in its group, register r of the sums is the element
 
     row 16 w + g + 8 (r // 2 % 2), column 8 (r // 4) + 2 t + r % 2

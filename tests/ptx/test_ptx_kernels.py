@@ -82,7 +82,8 @@ mask[draw((20, 150)) > 1] = -np.inf
 mask[2], mask[3] = -np.inf, np.finfo(np.float16).min
 mask_of_bool = draw((40, 90)) > 0
 mask_of_bool[7:12] = False
-# Blocks of 64 keys: some of each, none, all for one row, none for the second warp, some.
+# A block has 64 keys. The second block excludes all rows, the third all rows but row 5, and the
+# fourth the rows of the second warp. Other blocks are random.
 blocks = np.tile(draw((130, 11)) > 0, 30)
 blocks[:, 64:128], blocks[:, 128:192], blocks[16:32, 192:256] = False, np.eye(130, 1, -5), False
 q, k, v = halves((1, 2), 20, 40, 8)
@@ -114,8 +115,9 @@ assert not any(m.bank_conflicts for m in machine.machines.values())
 STAYING = {"QUERIES": 2, "STAGES": 2, "BN": 64, "CHUNK": 64}
 GROUPED = {"TOGETHER": 4, "WARPS": 4, "STAGES": 2, "BN": 64}
 
-# Each row has numbers of the tuner, macros that the plan derives from them, and the arguments of a
-# call. The last two rows show what the plan does for devices without products of groups.
+# A row has three parts: numbers that the tuner sets, macros that the plan makes of these numbers,
+# and the arguments of a call. The last two rows show what the plan does for devices without
+# products of groups.
 USUAL = "*halves((1, 1), 20, 75, 64), return_lse=True"
 TUNED = (
     ({"WARPS": 8, "STAGES": 2}, {"MT": 1}, USUAL),
@@ -282,7 +284,7 @@ FAULTS_OF_GROUPS = {
 }  # fmt: skip
 
 
-# The same of groups of warps with a mask, of which one warp alone needs the second block.
+# Faults of groups of warps whose call has a mask. Only the first warp needs the second block.
 FAULTS_OF_MASKS = {
     "vote of one warp": ((r"bar\.red\.or\.pred q, 0, p", "vote.sync.any.pred q, p, 0xffffffff"),
                          "work-items"),
