@@ -412,13 +412,11 @@ pairs_can_run(const ca_device_info *info, const ca_attention *attention)
     return info->bfloat16_pairs;
 }
 
-/* Processors with AMX have the instruction for vectors of pairs too. There it multiplies half as many
-   numbers in a cycle as fma does. */
 static bool
 pairs_are_fast(const ca_device_info *info, const ca_attention *attention)
 {
     (void)attention;
-    return !info->amx;
+    return info->fast_pairs;
 }
 
 static void

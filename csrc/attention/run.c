@@ -159,8 +159,8 @@ join_inputs(const ca_device_info *info, ca_attention *attention)
 
 /* ---- one problem, by the first variant that works ---- */
 
-/* Find out whether the device has the instructions for the query's half type. On a device with AMX, pairs
-   are slower, so the function asks for pairs there only if a variant is forced. */
+/* Find out whether the device has the instructions for the query's half type. Where pairs are slower than
+   floats, the function asks for pairs only if a variant is forced. */
 static ca_status
 find_instructions(ca_device *device, const ca_forced *forced, const ca_attention *attention,
                   ca_error *error)
@@ -170,7 +170,8 @@ find_instructions(ca_device *device, const ca_forced *forced, const ca_attention
     if (dtype == CA_FLOAT16 || dtype == CA_BFLOAT16) {
         CA_TRY(ca_device_find_amx(device, error));
     }
-    if (dtype == CA_BFLOAT16 && (forced->kernel != NULL || !ca_device_get_info(device)->amx)) {
+    if (dtype == CA_BFLOAT16 &&
+        (forced->kernel != NULL || ca_device_get_info(device)->fast_pairs)) {
         CA_TRY(ca_device_find_pairs(device, error));
     }
 done:

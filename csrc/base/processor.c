@@ -61,6 +61,21 @@ ca_processor_has_bfloat16_pairs(void)
 }
 
 bool
+ca_processor_has_fast_pairs(void)
+{
+#if defined(__x86_64__) && defined(__GNUC__)
+    unsigned eax;
+    unsigned ebx;
+    unsigned ecx;
+    unsigned edx;
+    return ca_processor_has_bfloat16_pairs() && __get_cpuid(0, &eax, &ebx, &ecx, &edx) &&
+           ebx != signature_INTEL_ebx;
+#else
+    return false;
+#endif
+}
+
+bool
 ca_processor_has_amx(void)
 {
 #if defined(__x86_64__) && defined(__GNUC__)

@@ -12,6 +12,10 @@
    registers), and the system saves these registers. */
 bool ca_processor_has_bfloat16_pairs(void);
 
+/* True if the instruction for pairs multiplies more numbers in a cycle than fma does. Intel's processors
+   have the instruction, but multiply half as many with it. */
+bool ca_processor_has_fast_pairs(void);
+
 /* True if the processor has AMX with bfloat16, and the system saves its registers. */
 bool ca_processor_has_amx(void);
 

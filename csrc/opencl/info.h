@@ -100,6 +100,7 @@ typedef struct {
     bool optimises_later;      /* the driver optimises a kernel when the kernel first runs */
     bool wakes_late;           /* a thread that waits for a command sleeps, and wakes up late */
     bool bfloat16_pairs;       /* it multiplies vectors of pairs; see ca_device_find_pairs */
+    bool fast_pairs;           /* if it multiplies vectors of pairs, it is faster so than by fma */
     bool amx;                  /* it multiplies matrices of pairs; see ca_device_find_amx */
     ca_memory_mode memory;
     ca_tuning *tuning; /* the tuner's numbers; attention/knobs.h reads them */

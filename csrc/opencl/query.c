@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/platform.h"
+#include "base/processor.h"
 #include "opencl/device.h"
 
 /* Devices found so far. */
@@ -234,6 +235,7 @@ query_device(ca_device *device, const char *memory_override)
     device->local_execution = query_extension(device, "cl_intel_exec_by_local_thread");
     device->is_host =
         info->type == CA_DEVICE_CPU && query_number(device, CL_DEVICE_HOST_UNIFIED_MEMORY) != 0;
+    info->fast_pairs = device->is_host && ca_processor_has_fast_pairs();
     bool available = QUERY_NEEDED(device, CL_DEVICE_AVAILABLE) != 0;
     bool compiler = QUERY_NEEDED(device, CL_DEVICE_COMPILER_AVAILABLE) != 0;
     bool little = QUERY_NEEDED(device, CL_DEVICE_ENDIAN_LITTLE) != 0;

@@ -33,16 +33,15 @@ def word(device, monkeypatch, request):
 
 
 def test_they_are_chosen(device, monkeypatch, word):
-    """Not vectors where the processor has AMX, which is faster there, as float32 is."""
-    force(monkeypatch, "amx")
-    if word == "pairs" and refusal_of(device, bfloat16) is None:
-        pytest.skip("the processor has AMX")
+    """But not vectors of pairs on Intel's processors, which multiply floats faster."""
     arrays = qkv((2, 3), 90, 200, 64, dtype=bfloat16)
     results = {}
     for name in (None, word, "cpu"):
         force(monkeypatch, name)
         results[name] = sdpa(*arrays, device=device).tobytes()
-    assert results[None] == results[word] != results["cpu"]
+    assert results[word] != results["cpu"]
+    chosen = word != "pairs" or "GenuineIntel" not in Path("/proc/cpuinfo").read_text()
+    assert (results[None] == results[word]) == chosen
 
 
 @pytest.mark.parametrize("word", ["pairs"], indirect=True)
