@@ -169,9 +169,10 @@ typedef struct {
 } attended_keys;
 
 /* Finds which keys of a block a tile attends to. The block has `keys` keys from j0 on. `added` receives what
-   mask and bias add to their scores. */
-INLINED attended_keys
-find_attended(realv *added, const tile_state *tile, ca_int64 j0, int keys)
+   mask and bias add to their scores. Each member is written where it is read: compilers copy a result by
+   words of two members, and such a load waits until all stores before it have ended. */
+INLINED void
+find_attended(attended_keys *found, realv *added, const tile_state *tile, ca_int64 j0, int keys)
 {
     const bool all = KEEPS_SCORES(tile->call->params);
     const int before = all ? 0 : (int)clamp(tile->first - j0, (ca_int64)0, (ca_int64)keys);
@@ -181,13 +182,10 @@ find_attended(realv *added, const tile_state *tile, ca_int64 j0, int keys)
     int end = 0;
     const int adds =
         all || attended > 0 ? find_added(added, tile, j0, attended, &first, &end) : ALL_EXCLUDED;
-    const attended_keys found = {
-        .any = all || adds != ALL_EXCLUDED,
-        .first = max(before, first) / MR * MR,
-        .end = adds == ALL_EXCLUDED ? 0 : end,
-        .added = adds == SOME_ADDED ? added : 0,
-    };
-    return found;
+    found->any = all || adds != ALL_EXCLUDED;
+    found->first = max(before, first) / MR * MR;
+    found->end = adds == ALL_EXCLUDED ? 0 : end;
+    found->added = adds == SOME_ADDED ? added : 0;
 }
 
 /* With each chunk of its first block, a tile prefetches FETCHED_ROWS rows of the next tile's queries. A core
@@ -424,7 +422,7 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
                     load_queries(sums->queries, &sums->tile, AMX ? REAL(1.0) : score_scale(params));
                 }
                 if (!shared || h == 0) {
-                    attended = find_attended(added, &sums->tile, j0, keys);
+                    find_attended(&attended, added, &sums->tile, j0, keys);
                 }
                 if (attended.any) {
                     if ((started >> h & 1) == 0) {
