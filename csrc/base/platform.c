@@ -54,15 +54,33 @@ ca_process_id(void)
     return (int64_t)getpid();
 }
 
+/* The macros are glibc's. */
+#ifdef _SC_LEVEL1_DCACHE_SIZE
+#define FIRST_CACHE  _SC_LEVEL1_DCACHE_SIZE
+#define SECOND_CACHE _SC_LEVEL2_CACHE_SIZE
+#else
+#define FIRST_CACHE  -1
+#define SECOND_CACHE -1
+#endif
+
+/* Returns a size that the system reports, 0 if it does not. */
+static int64_t
+size_of(int name)
+{
+    const int64_t bytes = sysconf(name);
+    return bytes > 0 ? bytes : 0;
+}
+
 int64_t
 ca_first_cache(void)
 {
-#ifdef _SC_LEVEL1_DCACHE_SIZE
-    const int64_t bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
-    return bytes > 0 ? bytes : 0;
-#else
-    return 0;
-#endif
+    return size_of(FIRST_CACHE);
+}
+
+int64_t
+ca_second_cache(void)
+{
+    return size_of(SECOND_CACHE);
 }
 
 int

@@ -35,9 +35,10 @@ void ca_mutex_unlock(ca_mutex *mutex);
 
 int64_t ca_process_id(void);
 
-/* Returns the size of a core's first data cache in bytes, or 0 if the system does not report the
-   size. */
+/* Return the size of a core's first data cache, or of its second cache, in bytes, or 0 if the system
+   does not report the size. */
 int64_t ca_first_cache(void);
+int64_t ca_second_cache(void);
 
 /* Returns the number of processors, 1 if the system does not say. */
 int ca_processors(void);

@@ -45,6 +45,12 @@ ca_first_cache(void)
     return 0;
 }
 
+int64_t
+ca_second_cache(void)
+{
+    return 0;
+}
+
 int
 ca_processors(void)
 {

@@ -72,6 +72,7 @@ typedef struct {
     int64_t local_memory;       /* bytes */
     int64_t cache;              /* bytes of the last cache; some drivers report an earlier one */
     int64_t first_cache;        /* bytes of a core's own first cache; 0: unknown, or no CPU */
+    int64_t second_cache;       /* and of its second cache */
     int64_t max_work_group;     /* work-items */
     int64_t max_parameter_size; /* bytes of kernel arguments */
     int64_t float_width;        /* native lanes of a float vector */

@@ -223,6 +223,7 @@ query_device(ca_device *device, const char *memory_override)
     info->max_allocation = QUERY_NEEDED(device, CL_DEVICE_MAX_MEM_ALLOC_SIZE);
     info->cache = query_number(device, CL_DEVICE_GLOBAL_MEM_CACHE_SIZE);
     info->first_cache = info->type == CA_DEVICE_CPU ? ca_first_cache() : 0;
+    info->second_cache = info->type == CA_DEVICE_CPU ? ca_second_cache() : 0;
     info->local_memory = query_number(device, CL_DEVICE_LOCAL_MEM_SIZE);
     info->max_work_group = QUERY_NEEDED(device, CL_DEVICE_MAX_WORK_GROUP_SIZE);
     info->max_parameter_size = QUERY_NEEDED(device, CL_DEVICE_MAX_PARAMETER_SIZE);

@@ -87,13 +87,14 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
     }
 }
 
-/* Prefetches `bytes` bytes, a constant, from `ahead` elements after x on. The bytes go to a core's
-   second cache if `to_second` is true, else to the first cache. Tiles of more than two rows always
-   prefetch to the second cache, because testing the arguments would cost them 2 to 5 %. Other tiles
-   prefetch nothing if `ahead` is 0. The macro orders unrolling, because the loop of prefetch_bytes
-   would cost up to 15 % on PoCL. */
+/* Prefetches `bytes` bytes, a constant, from `ahead` elements after x on, to a core's second cache if
+   `to_second` is true, else to the first cache. Tiles of more than two rows always prefetch to the second
+   cache, because testing the arguments would cost them 2 to 5 %. Other tiles prefetch nothing if `ahead`
+   is 0. The macro orders unrolling, because the loop of prefetch_bytes would cost up to 15 % on PoCL. */
 #define FETCH(x, ahead, to_second, bytes)                                                          \
-    if (RT > CA_ROWS_BOUND_BY_MEMORY || (to_second)) {                                             \
+    if (RT > CA_ROWS_BOUND_BY_MEMORY) {                                                            \
+        FETCH_TO(SECOND_CACHE, (x) + (ahead), FETCHED(bytes))                                      \
+    } else if (to_second) {                                                                        \
         FETCH_TO(SECOND_CACHE, (x) + (ahead), bytes)                                               \
     } else if ((ahead) != 0) {                                                                     \
         FETCH_TO(FIRST_CACHE, (x) + (ahead), bytes)                                                \
