@@ -105,6 +105,7 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
                  (counted ? CA_HAS_KEY_COUNTS : 0) | (shifted ? CA_COUNTS_SHIFT_BAND : 0) |
                  (plan->fetches_ahead ? CA_FETCHES_AHEAD : 0) |
                  (plan->leaves_adjoining ? CA_LEAVES_ADJOINING : 0) |
+                 (plan->fetches_starts ? CA_FETCHES_STARTS : 0) |
                  (plan->keys_in_place ? CA_KEYS_IN_PLACE : 0) |
                  (plan->values_in_place ? CA_VALUES_IN_PLACE : 0),
     };

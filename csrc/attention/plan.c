@@ -4,10 +4,6 @@
 #include "attention/options.h"
 #include "kernels/attention/params.h"
 
-/* A core prefetches most of a row by itself if its second cache has at least FETCHING_BYTES. Emerald Rapids
-   has 2 MiB. Zen 5, Zen 4 and Cascade Lake have 1 MiB, and are faster if kernels prefetch whole rows. */
-#define FETCHING_BYTES (2 << 20)
-
 void
 ca_plan_begin(ca_attention_plan *plan, const ca_attention *attention, const char *name,
               size_t local_size)
@@ -40,6 +36,12 @@ bool
 ca_first_cache_is_large(const ca_device_info *info)
 {
     return info->first_cache >= 48 << 10;
+}
+
+bool
+ca_second_cache_is_large(const ca_device_info *info)
+{
+    return info->second_cache >= 2 << 20;
 }
 
 int64_t
@@ -80,9 +82,6 @@ ca_plan_define_lanes(ca_kernel_spec *spec, const ca_device_info *info,
     ca_plan_define_common(spec, attention);
     ca_kernel_define(spec, "LANES", ca_plan_lanes(info, attention));
     ca_kernel_define(spec, "ON_CPU", info->type == CA_DEVICE_CPU);
-    if (info->second_cache >= FETCHING_BYTES) {
-        ca_kernel_define(spec, "FETCHES_STARTS", 1);
-    }
     /* The driver optimises the kernel later. An optimised build would take longer, and the kernel
        would run no faster. */
     spec->unoptimised = info->type == CA_DEVICE_CPU && info->optimises_later;

@@ -24,7 +24,8 @@ typedef struct {
     int64_t chunks;                       /* of a block of keys, on CPUs */
     bool keys_in_place;                   /* attention_cpu reads them where they lie */
     bool values_in_place;
-    bool fetches_ahead;
+    bool fetches_ahead;    /* CPUs prefetch keys and values */
+    bool fetches_starts;   /* but the starts of their rows alone */
     bool leaves_adjoining; /* attention_decode_cpu does not prefetch rows that adjoin */
     int usual;   /* which usual program the kernel is, CA_USUAL or CA_USUAL_MASKED; else 0 */
     bool redoes; /* the kernel may ask for rows to be computed again */
@@ -73,6 +74,11 @@ void ca_plan_define_warp(ca_kernel_spec *spec, const ca_device_info *info,
 /* True if a core's first cache has 48 KiB or more. A core of Zen 5 has 48 KiB. Cores of Zen 4 and
    Cascade Lake have 32 KiB. */
 bool ca_first_cache_is_large(const ca_device_info *info);
+
+/* True if a core's second cache has 2 MiB or more, as that of Emerald Rapids. Such a core prefetches a row by
+   itself once the row's start is on its way. Cores of Zen 5, Zen 4 and Cascade Lake have 1 MiB, and are
+   faster if kernels prefetch whole rows. */
+bool ca_second_cache_is_large(const ca_device_info *info);
 
 /* Returns how many reals fill a vector register of a CPU. A real has the type in which the kernel
    computes, float or double. */

@@ -146,6 +146,7 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
 {
     ca_knobs knobs = knobs_for(info, attention);
     int64_t lanes = ca_plan_lanes(info, attention);
+    const double cores = (double)info->compute_units;
 
     ca_plan_begin(plan, attention, "attention_decode_cpu", 1);
     plan->heads = ca_attention_heads_together(attention);
@@ -156,6 +157,7 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     const int adjoining = dimension_to_share(attention, plan);
     const int shared = bytes > least ? adjoining : -1;
     plan->fetches_ahead = bytes > FAR_BYTES || shared >= 0;
+    plan->fetches_starts = plan->fetches_ahead && ca_second_cache_is_large(info);
     /* Each number is a program. float64 has one: its rows take longer to read than to use. The tuner
        times heads that lie apart. */
     bool few = rows <= CA_ROWS_BOUND_BY_MEMORY && !ca_attention_in_float64(attention);
@@ -171,14 +173,21 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
         while (plan->grid[shared] % plan->key_heads != 0) {
             plan->key_heads--;
         }
+        /* Half as many heads are read nearly as fast, if this gives each core a work-item. */
+        double items = ca_plan_items(plan) / (double)plan->key_heads;
+        bool halves = plan->key_heads == SHARES && items < cores && 2 * items >= cores;
+        plan->key_heads /= halves ? 2 : 1;
         plan->grid[shared] /= plan->key_heads;
     }
 
     double items = ca_plan_items(plan);
     int64_t each = ca_knob_value(&knobs, ITEMS, CA_ITEMS_FOR_EACH_CORE);
-    double wanted = (double)(info->compute_units * each);
+    double wanted = cores * (double)each;
     int64_t worthwhile = splits_worthwhile(attention, plan->key_heads, &knobs);
-    if (items < wanted && worthwhile > 1) {
+    /* Work-items with several heads are long. If all cores have as many of them, splits would only have to be
+       merged. */
+    bool even = plan->key_heads > 1 && fmod(items, cores) == 0;
+    if (items < wanted && worthwhile > 1 && !even) {
         plan->splits = ca_smaller((int64_t)ceil(wanted / items), worthwhile);
         plan->grid[4] = plan->splits;
     }

@@ -28,11 +28,12 @@
  *     LANES of support/lanes.clh and the macros of support/common.clh
  */
 #define SCORE_LANES LANES_ARE_KEYS
-#include "kernels/attention/addends.clh" /* load_addends_rows */
-#include "kernels/attention/keys.clh"    /* key_run */
-#include "kernels/attention/present.clh" /* copy_present */
-#include "kernels/attention/score.clh"   /* finish_score, weight_of, write_lse */
-#include "kernels/attention/splits.clh"  /* base_of, partial_row, find_share */
+#include "kernels/attention/addends.clh"             /* load_addends_rows */
+#include "kernels/attention/decode_cpu/fetching.clh" /* find_fetching, FETCH */
+#include "kernels/attention/keys.clh"                /* key_run */
+#include "kernels/attention/present.clh"             /* copy_present */
+#include "kernels/attention/score.clh"               /* finish_score, weight_of, write_lse */
+#include "kernels/attention/splits.clh"              /* base_of, partial_row, find_share */
 
 #define TILES 8 /* of a work-item, at most; csrc/attention/plan_decode_cpu.c knows */
 #define ROWS  (TILES * RT)
@@ -47,9 +48,6 @@
 /* A pass takes VALUES_AT_ONCE values if columns need several passes, or if heads take turns. With
    fewer values, loops would start more often. With more, reads of memory would be out of order. */
 #define VALUES_AT_ONCE (sizeof(value_storage) == 2 ? 32 : 16)
-
-/* The kernel reads about BYTES_AHEAD bytes in the time that memory takes to answer. */
-#define BYTES_AHEAD (8 << 10)
 
 /* One row: the keys that it may see, its softmax so far. */
 typedef struct {
@@ -87,53 +85,14 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
     }
 }
 
-/* Prefetches `bytes` bytes, a constant, from `ahead` elements after x on, to a core's second cache if
-   `to_second` is true, else to the first cache. Tiles of more than two rows always prefetch to the second
-   cache, because testing the arguments would cost them 2 to 5 %. Other tiles prefetch nothing if `ahead`
-   is 0. The macro orders unrolling, because the loop of prefetch_bytes would cost up to 15 % on PoCL. */
-#define FETCH(x, ahead, to_second, bytes)                                                          \
-    if (RT > CA_ROWS_BOUND_BY_MEMORY) {                                                            \
-        FETCH_TO(SECOND_CACHE, (x) + (ahead), FETCHED(bytes))                                      \
-    } else if (to_second) {                                                                        \
-        FETCH_TO(SECOND_CACHE, (x) + (ahead), bytes)                                               \
-    } else if ((ahead) != 0) {                                                                     \
-        FETCH_TO(FIRST_CACHE, (x) + (ahead), bytes)                                                \
-    }
-#define FETCH_TO(cache, x, bytes)                                                                  \
-    UNROLLED_FOR (int b = 0; b < (bytes); b += CACHE_LINE) {                                       \
-        PREFETCH((__global const char *)(x) + b, cache);                                           \
-    }
-
-/* Returns the distance, in elements, from the row that the kernel reads to the row that it prefetches.
-   The distance is 0 if the kernel prefetches nothing. A row has `columns` elements of `size` bytes.
-   Memory answers later than a cache, so several queries prefetch rows of memory further ahead. A
-   single query does not: memory delivers rows fastest if reads lie near each other. */
-INLINED ca_int64
-elements_ahead(const ca_attention_params *params, ca_int64 stride, int columns, int size)
-{
-    if ((params->flags & CA_LEAVES_ADJOINING) && stride == columns) {
-        return 0;
-    }
-    const bool far = RT > 1 && (params->flags & CA_FETCHES_AHEAD) != 0;
-    return stride * (far ? max(BYTES_AHEAD / (columns * size), ROWS_AHEAD) : ROWS_AHEAD);
-}
-
-/* True if one or two rows prefetch to the second cache: rows of memory that do not adjoin arrive
-   faster there. Keys that the last cache holds arrive faster in the first cache. */
-INLINED bool
-fetches_to_second(const ca_attention_params *params, ca_int64 stride, int columns)
-{
-    return (params->flags & CA_FETCHES_AHEAD) != 0 && stride != columns;
-}
-
 /* Defines a function that multiplies each of `present` keys by RT queries, over `chunks` vectors of
    columns. The function adds the products to products[r][k], or stores them there if `first` is true.
    The function reads one key after the other, with few instructions for each. Memory delivers keys
    at full speed only then, not where the products of several keys are interleaved. */
 #define DEFINE_ADD_PRODUCTS(name, chunks)                                                          \
     CALLED void name(realv *restrict products, __global const storage *key, ca_int64 stride,       \
-                     ca_int64 ahead, bool to_second, int present, const realv *restrict queries,   \
-                     intv own, bool first)                                                         \
+                     const fetching *fetch, int present, const realv *restrict queries, intv own,  \
+                     bool first)                                                                   \
     {                                                                                              \
         PLAIN_FOR (int k = 0; k < present; k++) {                                                  \
             realv sums[RT];                                                                        \
@@ -150,7 +109,7 @@ fetches_to_second(const ca_attention_params *params, ca_int64 stride, int column
             UNROLLED_FOR (int r = 0; r < RT; r++) {                                                \
                 products[r * LANES + k] = sums[r];                                                 \
             }                                                                                      \
-            FETCH(key, ahead, to_second, (chunks) * LANES * (int)sizeof(storage))                  \
+            FETCH(key, *fetch, (chunks) * LANES * (int)sizeof(storage))                            \
             key += stride;                                                                         \
         }                                                                                          \
     }
@@ -167,8 +126,7 @@ score_keys(const ca_attention_params *params, const key_run *run, int first, int
 {
     const ca_int64 stride = run->key_view->row;
     const int E = (int)params->E;
-    const ca_int64 ahead = elements_ahead(params, stride, E, sizeof(storage));
-    const bool to_second = fetches_to_second(params, stride, E);
+    const fetching fetch = find_fetching(params, stride, E, sizeof(storage));
     const int whole = E / LANES;
     /* What the last chunk shares with the chunk before is masked by bits: an infinity
        would become a NaN in a product with 0. */
@@ -185,16 +143,16 @@ score_keys(const ca_attention_params *params, const key_run *run, int first, int
         }
         int n = 0;
         PLAIN_FOR (; n + 8 <= whole; n += 8) {
-            add_products_of_eight(products, key + n * LANES, stride, ahead, to_second, present,
+            add_products_of_eight(products, key + n * LANES, stride, &fetch, present,
                                   queries + n * RT, all, n == 0);
         }
         if (n + 4 <= whole) {
-            add_products_of_four(products, key + n * LANES, stride, ahead, to_second, present,
+            add_products_of_four(products, key + n * LANES, stride, &fetch, present,
                                  queries + n * RT, all, n == 0);
             n += 4;
         }
         PLAIN_FOR (; n < CHUNKS(E); n++) {
-            add_products_of_one(products, key + COLUMN(n, E), stride, ahead, to_second, present,
+            add_products_of_one(products, key + COLUMN(n, E), stride, &fetch, present,
                                 queries + n * RT, n < whole ? all : own, n == 0);
         }
         PLAIN_FOR (int r = 0; r < RT; r++) {
@@ -249,7 +207,7 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
    `columns` vectors of RT rows. A vector begins at column `last` at the latest. */
 #define DEFINE_ADD_PASS(name, columns)                                                             \
     CALLED void name(realv *sums, const real *weights, __global const value_storage *value,        \
-                     ca_int64 stride, ca_int64 ahead, bool to_second, int keys, ca_int64 last)     \
+                     ca_int64 stride, const fetching *fetch, int keys, ca_int64 last)              \
     {                                                                                              \
         realv pass[RT * (columns)];                                                                \
         UNROLLED_FOR (int n = 0; n < RT * (columns); n++) {                                        \
@@ -264,7 +222,7 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
                 }                                                                                  \
             }                                                                                      \
             weights++;                                                                             \
-            FETCH(value, ahead, to_second, (columns) * LANES * (int)sizeof(value_storage))         \
+            FETCH(value, *fetch, (columns) * LANES * (int)sizeof(value_storage))                   \
             value += stride;                                                                       \
         }                                                                                          \
         UNROLLED_FOR (int n = 0; n < RT * (columns); n++) {                                        \
@@ -302,18 +260,17 @@ add_values(const ca_attention_params *params, realv *result, const realv *weight
 {
     const int Ev = (int)params->Ev;
     const ca_int64 stride = run->value_view->row;
-    const ca_int64 ahead = elements_ahead(params, stride, Ev, sizeof(value_storage));
-    const bool to_second = fetches_to_second(params, stride, Ev);
+    const fetching fetch = find_fetching(params, stride, Ev, sizeof(value_storage));
     const int slots = SLOTS_OF_ROW(Ev);
     const real *weight = (const real *)weights + first;
     __global const value_storage *from = run->value + first * stride;
     int n = 0;
     PLAIN_FOR (; n + PASS <= slots; n += PASS) {
-        add_pass(result + n * RT, weight, from + n * LANES, stride, ahead, to_second, keys,
+        add_pass(result + n * RT, weight, from + n * LANES, stride, &fetch, keys,
                  Ev - LANES - n * LANES);
     }
     if (n < slots) {
-        add_short_pass(result + n * RT, weight, from + n * LANES, stride, ahead, to_second, keys,
+        add_short_pass(result + n * RT, weight, from + n * LANES, stride, &fetch, keys,
                        Ev - LANES - n * LANES);
     }
 }

@@ -25,6 +25,7 @@ from support.variants import decode_for, each, force, forced, with_kernels
 BESIDE = {  # B, Hq, Hk, L, S, options
     "a row of each head": (1, 6, 6, 1, 4600, {}),
     "a tile of each head": (1, 12, 6, 2, 4600, {"is_causal": "lower_right"}),
+    "half of the heads for each of two cores": (1, 24, 8, 1, 1700, {}),
     "several tiles, which two heads have": (2, 18, 6, 5, 2300, {"window": (2000, 0)}),
     "cores take turns": (1, 13, 13, 1, 1100, {}),
     "cores take turns at heads of batches": (3, 5, 5, 2, 1000, {}),
