@@ -25,7 +25,7 @@ typedef struct {
     bool keys_in_place;                   /* attention_cpu reads them where they lie */
     bool values_in_place;
     bool fetches_ahead;    /* CPUs prefetch keys and values */
-    bool fetches_starts;   /* but the starts of their rows alone */
+    bool fetches_starts;   /* but only the starts of their rows */
     bool leaves_adjoining; /* attention_decode_cpu does not prefetch rows that adjoin */
     int usual;   /* which usual program the kernel is, CA_USUAL or CA_USUAL_MASKED; else 0 */
     bool redoes; /* the kernel may ask for rows to be computed again */

@@ -363,7 +363,7 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, products o
     int64_t rows = plan->heads * attention->L;
     bool readable = info->type == CA_DEVICE_CPU && !biased;
     plan->fetches_ahead = keys_come_from_memory(attention, rows);
-    plan->fetches_starts = ca_second_cache_is_large(info);
+    plan->fetches_starts = plan->fetches_ahead && ca_second_cache_is_large(info);
     int64_t chunk = chunk_keys(vectors_of_rows(info, attention, plan, lanes, false, of),
                                lanes * ca_plan_real_bytes(attention));
     bool packs = packing_pays(info, rows, plan->fetches_ahead, chunk);

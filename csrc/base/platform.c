@@ -65,7 +65,7 @@ ca_process_id(void)
 
 /* Returns a size that the system reports, 0 if it does not. */
 static int64_t
-size_of(int name)
+reported_size(int name)
 {
     const int64_t bytes = sysconf(name);
     return bytes > 0 ? bytes : 0;
@@ -74,13 +74,13 @@ size_of(int name)
 int64_t
 ca_first_cache(void)
 {
-    return size_of(FIRST_CACHE);
+    return reported_size(FIRST_CACHE);
 }
 
 int64_t
 ca_second_cache(void)
 {
-    return size_of(SECOND_CACHE);
+    return reported_size(SECOND_CACHE);
 }
 
 int

@@ -13,7 +13,7 @@
 bool ca_processor_has_bfloat16_pairs(void);
 
 /* True if the instruction for pairs multiplies more numbers in a cycle than fma does. Intel's processors
-   have the instruction, but multiply half as many with it. */
+   have the instruction, but multiply half as many numbers with it. */
 bool ca_processor_has_fast_pairs(void);
 
 /* True if the processor has AMX with bfloat16, and the system saves its registers. */

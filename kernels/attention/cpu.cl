@@ -169,8 +169,8 @@ typedef struct {
 } attended_keys;
 
 /* Finds which keys of a block a tile attends to. The block has `keys` keys from j0 on. `added` receives what
-   mask and bias add to their scores. Each member is written where it is read: compilers copy a result by
-   words of two members, and such a load waits until all stores before it have ended. */
+   mask and bias add to their scores. The function does not return the struct: compilers would copy two
+   members with one load, and this load would wait for all earlier stores. */
 INLINED void
 find_attended(attended_keys *found, realv *added, const tile_state *tile, ca_int64 j0, int keys)
 {

@@ -136,7 +136,7 @@ typedef struct {
 #define CA_KEYS_IN_PLACE     64u  /* attention_cpu reads keys where they lie */
 #define CA_VALUES_IN_PLACE   128u /* and values */
 #define CA_LEAVES_ADJOINING  256u /* attention_decode_cpu does not prefetch rows that adjoin */
-#define CA_FETCHES_STARTS    512u /* CPUs prefetch the starts of rows alone */
+#define CA_FETCHES_STARTS    512u /* CPUs prefetch only the starts of rows */
 
 /* A tile of one or two rows of queries is done with a key before memory delivers the next key. Only
  * such tiles may have the flag CA_LEAVES_ADJOINING. */

@@ -2,9 +2,9 @@
 """Products of groups of four warps: `wgmma` of the PTX ISA, as far as kernels use it.
 
 A product runs until a warp waits for its set of products. Only then do the registers get its sums.
-The machine refuses a product if it reads bytes that no fence has shown. While a product runs, the
-machine refuses a write to the local memory that the product reads, and a write to a register that
-holds its left matrix.
+The machine refuses a product of bytes that no fence has shown to products. While a product runs,
+the machine refuses a write to the local memory that the product reads, and a write to a register
+that holds its left matrix.
 
 A matrix in local memory consists of panels. A row of a panel has 8 chunks of 16 bytes. Chunk c of
 row r lies at place c ^ r % 8.

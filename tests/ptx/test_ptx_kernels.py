@@ -82,8 +82,8 @@ mask[draw((20, 150)) > 1] = -np.inf
 mask[2], mask[3] = -np.inf, np.finfo(np.float16).min
 mask_of_bool = draw((40, 90)) > 0
 mask_of_bool[7:12] = False
-# A block has 64 keys. The second block excludes all rows, the third all rows but row 5, and the
-# fourth the rows of the second warp. Other blocks are random.
+# A block has 64 keys. In the second block no row attends to a key. In the third block only row 5
+# does, and in the fourth all rows but those of the second warp may. Other blocks are random.
 blocks = np.tile(draw((130, 11)) > 0, 30)
 blocks[:, 64:128], blocks[:, 128:192], blocks[16:32, 192:256] = False, np.eye(130, 1, -5), False
 q, k, v = halves((1, 2), 20, 40, 8)
