@@ -124,7 +124,7 @@ CALLED void
 score_keys(const ca_attention_params *params, const key_run *run, int first, int keys,
            const realv *queries, realv *scores)
 {
-    const ca_int64 stride = run->key_view->row;
+    const ca_int64 stride = run->key_strides.row;
     const int E = (int)params->E;
     const fetching fetch = find_fetching(params, stride, E, sizeof(storage));
     const int whole = E / LANES;
@@ -259,7 +259,7 @@ add_values(const ca_attention_params *params, realv *result, const realv *weight
            const key_run *run, int first, int keys)
 {
     const int Ev = (int)params->Ev;
-    const ca_int64 stride = run->value_view->row;
+    const ca_int64 stride = run->value_strides.row;
     const fetching fetch = find_fetching(params, stride, Ev, sizeof(value_storage));
     const int slots = SLOTS_OF_ROW(Ev);
     const real *weight = (const real *)weights + first;

@@ -92,14 +92,14 @@ DEFINE_UNPACK(4, as_double((uint2)(word, words[2 * n + 1])))
    for `own` rows and `chunks` chunks of a lane. Rows from `count` on repeat the last one.
    Behind the `size` elements of a row are zeros. */
 #define DEFINE_LOAD_ROWS(name, dtype, size, own, step, chunks, lanes)                              \
-    INLINED void name(uint4 *x, __global const JOIN(storage_, dtype) * rows, const ca_view *view,  \
+    INLINED void name(uint4 *x, __global const JOIN(storage_, dtype) * rows, row_strides strides,  \
                       int first, int lane, int count)                                              \
     {                                                                                              \
         const int end = size;                                                                      \
         UNROLLED_FOR (int k = 0; k < own; k++) {                                                   \
             __global const JOIN(bits_, dtype) *row =                                               \
                 (__global const JOIN(bits_, dtype) *)rows +                                        \
-                min(k * step + first, count - 1) * view -> row;                                    \
+                min(k * step + first, count - 1) * strides.row;                                    \
             UNROLLED_FOR (int n = 0; n < chunks; n++) {                                            \
                 const int e = (n * lanes + lane) * JOIN(ELEMENTS_, dtype);                         \
                 x[k * chunks + n] = !WIDE     ? JOIN(raw_, dtype)(ELEMENT)                         \
@@ -109,7 +109,7 @@ DEFINE_UNPACK(4, as_double((uint2)(word, words[2 * n + 1])))
         }                                                                                          \
     }
 
-#define ELEMENT(n) (e + (n) < end ? row[(e + (n)) * view->column] : 0)
+#define ELEMENT(n) (e + (n) < end ? row[(e + (n)) * strides.column] : 0)
 
 DEFINE_LOAD_ROWS(load_keys, DTYPE, HEAD_E, KEYS_PER_LANE, KEYS_AT_ONCE, KEY_PER_LANE, KEY_LANES)
 DEFINE_LOAD_ROWS(load_values, VALUE_DTYPE, HEAD_EV, VALUES_PER_LANE, SLICES, PER_LANE, ROW_LANES)
@@ -308,8 +308,8 @@ add_values(const ca_attention_params *params, slice_state *state, const uint4 *v
 /* Defines a function by which a group copies `rows` rows of `size` elements. Neighbours copy
    neighbouring chunks of 16 bytes with WIDE, else neighbouring elements. */
 #define DEFINE_SHARE_ROWS(name, dtype, size)                                                       \
-    INLINED void name(__global JOIN(storage_, dtype) * to, const ca_view *to_view,                 \
-                      __global const JOIN(storage_, dtype) * from, const ca_view *from_view,       \
+    INLINED void name(__global JOIN(storage_, dtype) * to, row_strides to_strides,                 \
+                      __global const JOIN(storage_, dtype) * from, row_strides from_strides,       \
                       int rows)                                                                    \
     {                                                                                              \
         const int width = WIDE ? JOIN(ELEMENTS_, dtype) : 1;                                       \
@@ -317,8 +317,8 @@ add_values(const ca_attention_params *params, slice_state *state, const uint4 *v
         for (int n = (int)get_local_id(0); n < rows * pieces; n += WG) {                           \
             const int row = n / pieces;                                                            \
             const int c = (n - row * pieces) * width;                                              \
-            __global void *to_piece = to + row * to_view->row + c * to_view->column;               \
-            __global const void *piece = from + row * from_view->row + c * from_view->column;      \
+            __global void *to_piece = to + row * to_strides.row + c * to_strides.column;           \
+            __global const void *piece = from + row * from_strides.row + c * from_strides.column;  \
             if (WIDE) {                                                                            \
                 *(__global uint4 *)to_piece = *(__global const uint4 *)piece;                      \
             } else {                                                                               \
@@ -342,10 +342,10 @@ copy_present_rows(const attention_call *call, const ca_int64 *batch, ca_int64 fi
         key_run run;
         find_key_run(&run, call, batch, j);
         rows = (int)min((ca_int64)BN, min(end - j, run.count));
-        share_key_rows(call->present_key + ca_offset(keys, batch, j, 0), keys, run.key,
-                       run.key_view, rows);
-        share_value_rows(call->present_value + ca_offset(values, batch, j, 0), values, run.value,
-                         run.value_view, rows);
+        share_key_rows(call->present_key + ca_offset(keys, batch, j, 0), ca_strides(keys), run.key,
+                       run.key_strides, rows);
+        share_value_rows(call->present_value + ca_offset(values, batch, j, 0), ca_strides(values),
+                         run.value, run.value_strides, rows);
     }
 }
 
@@ -412,13 +412,13 @@ attend_keys(slice_state *state, const attention_call *call, const split_share *g
             const key_run *run, ca_int64 start, ca_int64 end, key_range share,
             const lane_share *mine, block_memory *memory)
 {
-    const ca_view *key_view = run->key_view;
-    const ca_view *value_view = run->value_view;
+    const row_strides key_strides = run->key_strides;
+    const row_strides value_strides = run->value_strides;
     const ca_int64 *batch = group->batch;
     const int place = place_of_group(call, group);
     int ahead = keys_ahead(call, group, place, start, end - start, BN);
-    __global const storage *keys = run->key + ahead * key_view->row;
-    __global const value_storage *values = run->value + ahead * value_view->row;
+    __global const storage *keys = run->key + ahead * key_strides.row;
+    __global const value_storage *values = run->value + ahead * value_strides.row;
     uint4 key_chunks[KEYS_PER_LANE * KEY_PER_LANE];
     uint4 value_chunks[VALUES_PER_LANE * PER_LANE];
     if (HAS_MASK_MOD && USES(call->params, PRESENT)) {
@@ -427,8 +427,8 @@ attend_keys(slice_state *state, const attention_call *call, const split_share *g
     }
     int count = (int)min((ca_int64)BN, end - start - ahead);
     if (count > 0) {
-        load_keys(key_chunks, keys, key_view, mine->key, mine->key_lane, count);
-        load_values(value_chunks, values, value_view, mine->slice, mine->lane, count);
+        load_keys(key_chunks, keys, key_strides, mine->key, mine->key_lane, count);
+        load_values(value_chunks, values, value_strides, mine->slice, mine->lane, count);
     }
     for (ca_int64 j0 = start + ahead; j0 < end; j0 += ahead) {
         real added[OWN_SUMS];
@@ -437,10 +437,10 @@ attend_keys(slice_state *state, const attention_call *call, const split_share *g
         multiply_keys(terms, key_chunks, memory->queries, mine->key_lane);
         ahead = BN + keys_ahead(call, group, place, j0 + BN, end - j0 - BN, BN);
         const int next = (int)min((ca_int64)BN, end - j0 - ahead);
-        keys += ahead * key_view->row;
-        values += ahead * value_view->row;
+        keys += ahead * key_strides.row;
+        values += ahead * value_strides.row;
         if (next > 0) {
-            load_keys(key_chunks, keys, key_view, mine->key, mine->key_lane, next);
+            load_keys(key_chunks, keys, key_strides, mine->key, mine->key_lane, next);
         }
         __local real *block = memory->scores + memory->buffer * BN * RT;
         sums_over_lanes(terms, mine->key_lane, memory->scratch);
@@ -455,7 +455,7 @@ attend_keys(slice_state *state, const attention_call *call, const split_share *g
         barrier(CLK_LOCAL_MEM_FENCE);
         add_values(call->params, state, value_chunks, block, mine->slice);
         if (next > 0) {
-            load_values(value_chunks, values, value_view, mine->slice, mine->lane, next);
+            load_values(value_chunks, values, value_strides, mine->slice, mine->lane, next);
         }
         memory->buffer ^= 1;
         count = next;

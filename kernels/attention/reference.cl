@@ -71,7 +71,7 @@ product_with(const row_state *row, ca_int64 j)
         real block_sum = REAL(0.0);
         PLAIN_FOR (ca_int64 e = e0; e < min(e0 + BLOCK, params->E); e++) {
             real q = load(row->query + e * params->query.column);
-            real k = load(key.key + e * key.key_view->column);
+            real k = load(key.key + e * key.key_strides.column);
             q += row->query_bias != 0 ? load(row->query_bias + e) : REAL(0.0);
             k += key.key_bias != 0 ? load(key.key_bias + e) : REAL(0.0);
             block_sum = fma(q, k, block_sum);
@@ -170,7 +170,7 @@ add_values(const row_state *row, real m, ca_int64 c, int columns, real *sums)
             key_run key;
             find_key_run(&key, row->call, row->batch, j);
             PLAIN_FOR (int n = 0; n < columns; n++) {
-                real x = load_value(key.value + (c + n) * key.value_view->column);
+                real x = load_value(key.value + (c + n) * key.value_strides.column);
                 x += key.value_bias != 0 ? load(key.value_bias + c + n) : REAL(0.0);
                 block_sums[n] = fma(weight, x, block_sums[n]);
             }

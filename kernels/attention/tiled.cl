@@ -76,8 +76,9 @@ load_queries(const tile_state *tile, int e0)
     const attention_call *call = tile->call;
     const ca_attention_params *params = call->params;
     load_tile(tile->queries, STRIDE_E, BM, EC / 4,
-              call->query + ca_offset(&params->query, tile->batch, tile->i0, 0), &params->query,
-              tile->rows, e0, HEAD_E, query_bias_at(call, tile->batch), tile->item);
+              call->query + ca_offset(&params->query, tile->batch, tile->i0, 0),
+              ca_strides(&params->query), tile->rows, e0, HEAD_E, query_bias_at(call, tile->batch),
+              tile->item);
 }
 
 /* Loads the values of KC keys of a block, from its key k0 on. */
@@ -86,7 +87,7 @@ load_values(const tile_state *tile, const key_run *run, __global const value_sto
             const key_block *block, int k0)
 {
     load_value_tile(tile->shared + VALUES_AT, STRIDE_C, KC, STRIDE_C,
-                    values + k0 * run->value_view->row, run->value_view, block->keys - k0, 0,
+                    values + k0 * run->value_strides.row, run->value_strides, block->keys - k0, 0,
                     HEAD_EV, run->value_bias, tile->item);
 }
 
@@ -106,8 +107,8 @@ score_block(const tile_state *tile, const key_run *run, __global const storage *
         if (E_PASSES > 1) {
             load_queries(tile, e0);
         }
-        load_tile(tile->shared, STRIDE_E, BN, EC / 4, keys, run->key_view, block->keys, e0, HEAD_E,
-                  run->key_bias, tile->item);
+        load_tile(tile->shared, STRIDE_E, BN, EC / 4, keys, run->key_strides, block->keys, e0,
+                  HEAD_E, run->key_bias, tile->item);
         if (e0 == 0 && values != 0) {
             load_values(tile, run, values, block, 0);
         }
@@ -332,8 +333,8 @@ attend_block(const tile_state *tile, const key_run *run, int row, const key_bloc
 {
     const ca_attention_params *params = tile->call->params;
     real scores[MI * NJ] = {REAL(0.0)};
-    __global const value_storage *values = again ? 0 : run->value + row * run->value_view->row;
-    score_block(tile, run, run->key + row * run->key_view->row, values, block, scores);
+    __global const value_storage *values = again ? 0 : run->value + row * run->value_strides.row;
+    score_block(tile, run, run->key + row * run->key_strides.row, values, block, scores);
     softmax->seen |= finish_scores(tile, block, scores);
     if (again) {
         UNROLLED_FOR (int n = 0; n < MI * NJ; n++) {
