@@ -12,16 +12,17 @@ make_plan(const ca_device_info *info, const ca_attention *attention)
 {
     const ca_operand *output = &attention->operands[CA_ATTENTION_OUTPUT];
     ca_attention_plan plan;
-    bool lanes = info->type == CA_DEVICE_CPU;
+    bool alone = !info->items_are_lanes;
     ca_plan_begin(&plan, attention, "attention_blocks",
-                  lanes ? 1 : (size_t)ca_smaller(info->max_work_group, GPU_GROUP));
+                  alone ? 1 : (size_t)ca_smaller(info->max_work_group, GPU_GROUP));
     plan.grid[3] = output->rows;
     plan.grid[4] = output->columns;
+    plan.any_local_size = true;
     plan.redoes = false;
-    if (lanes) {
+    if (alone) {
         ca_plan_define_lanes(&plan.spec, info, attention);
     } else {
-        ca_plan_define_common(&plan.spec, attention);
+        ca_plan_define_options(&plan.spec, attention);
     }
     return plan;
 }
@@ -54,7 +55,7 @@ ca_attention_find_blocks(ca_device *device, ca_mods *mods, const ca_mask_sizes *
     ca_attention_set_output(&attention, entries);
     CA_TRY(ca_device_prepare(device, error));
     ca_attention_plan plan = make_plan(ca_device_get_info(device), &attention);
-    CA_TRY(ca_attention_launch(device, &attention, &plan, error));
+    CA_TRY(ca_attention_launch(device, &attention, &plan, &(ca_plan_excess){0}, error));
 done:
     return status;
 }

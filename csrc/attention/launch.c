@@ -149,23 +149,53 @@ allocate_partial(ca_device *device, const ca_attention_plan *plan, const ca_atte
                : ca_storage_new(device, (size_t)bytes, "partial results", partial, error);
 }
 
-/* Build one kernel of a plan, and add it as the launch's next step. Unless `usual` is 0, the kernel
-   belongs to a usual program, which takes shorter params. The product of `grid` is the number of
-   work-items, which whole work-groups round up. */
+/* Notes where a built kernel allows less than a group of `local_size` work-items, or takes more local
+   memory than the device has. */
+static void
+note_excess(const ca_device *device, const ca_kernel *kernel, size_t local_size,
+            ca_plan_excess *excess)
+{
+    const ca_kernel_limits *limits = ca_kernel_get_limits(kernel);
+    if (local_size > limits->work_group) {
+        excess->group = (int64_t)limits->work_group;
+    }
+    if (limits->local_memory > (uint64_t)ca_device_get_info(device)->local_memory) {
+        excess->taken = (double)limits->local_memory;
+    }
+}
+
+/* One kernel of a plan. The product of `grid` is the number of work-items, which whole work-groups
+   round up. Unless `usual` is 0, the kernel belongs to a usual program, which takes shorter params. */
+typedef struct {
+    const ca_kernel_spec *spec;
+    const ca_attention_params *params;
+    int usual;
+    const int64_t *grid;
+    size_t local_size;
+    bool any_local_size;
+    double work;
+} planned_step;
+
+/* Build the kernel, and add it as the launch's next step. */
 static ca_status
-add_step(ca_device *device, ca_launch *launch, const ca_kernel_spec *spec, int usual,
-         const ca_attention_params *params, const int64_t grid[CA_ATTENTION_GRID_DIMS],
-         size_t local_size, double work, ca_error *error)
+add_step(ca_device *device, ca_launch *launch, const planned_step *step, ca_plan_excess *excess,
+         ca_error *error)
 {
     ca_status status = CA_OK;
     ca_kernel *kernel = NULL;
     int64_t items;
-    CA_TRY(ca_kernel_get(device, spec, &kernel, error));
-    CA_TRY(ca_shape_count(CA_ATTENTION_GRID_DIMS, grid, "query", &items, error));
+    size_t local_size = step->local_size;
+    CA_TRY(ca_kernel_get(device, step->spec, &kernel, error));
+    CA_TRY(ca_shape_count(CA_ATTENTION_GRID_DIMS, step->grid, "query", &items, error));
+    size_t most = ca_kernel_get_limits(kernel)->work_group;
+    if (step->any_local_size && local_size > most && most > 0) {
+        local_size = most;
+    }
+    note_excess(device, kernel, local_size, excess);
     size_t groups = ((size_t)items + local_size - 1) / local_size;
-    size_t bytes = usual ? CA_USUAL_PARAMS_SIZE : sizeof(*params);
+    size_t bytes = step->usual ? CA_USUAL_PARAMS_SIZE : sizeof(*step->params);
     launch->steps[launch->nsteps++] =
-        (ca_step){kernel, params, bytes, groups * local_size, local_size, work};
+        (ca_step){kernel, step->params, bytes, groups * local_size, local_size, step->work};
 done:
     return status;
 }
@@ -196,8 +226,13 @@ redo(ca_device *device, const ca_attention *attention, const ca_mark *mark, ca_l
             }
         }
         launch->nsteps = 0;
-        CA_TRY(add_step(device, launch, &plan.spec, false, params, plan.grid, plan.local_size, work,
-                        error));
+        const planned_step step = {.spec = &plan.spec,
+                                   .params = params,
+                                   .grid = plan.grid,
+                                   .local_size = plan.local_size,
+                                   .any_local_size = plan.any_local_size,
+                                   .work = work};
+        CA_TRY(add_step(device, launch, &step, &(ca_plan_excess){0}, error));
         CA_TRY(ca_launch_run(device, launch, error));
     }
 done:
@@ -206,7 +241,7 @@ done:
 
 ca_status
 ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_attention_plan *plan,
-                    ca_error *error)
+                    ca_plan_excess *excess, ca_error *error)
 {
     ca_status status = CA_OK;
     ca_storage *partial = NULL;
@@ -236,15 +271,25 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
         write_sizes(attention, sizes, sizeof sizes);
         launch.sizes = sizes;
     }
-    CA_TRY(add_step(device, &launch, &plan->spec, plan->usual, &params, plan->grid,
-                    plan->local_size, work, error));
+    *excess = (ca_plan_excess){0};
+    const planned_step step = {.spec = &plan->spec,
+                               .params = &params,
+                               .usual = plan->usual,
+                               .grid = plan->grid,
+                               .local_size = plan->local_size,
+                               .any_local_size = plan->any_local_size,
+                               .work = work};
+    CA_TRY(add_step(device, &launch, &step, excess, error));
     if (plan->splits > 1) {
         const int64_t rows[] = {params.batch[0], params.batch[1], params.batch[2], params.L,
                                 (int64_t)plan->merge_local};
         merging = params;
         merging.flags |= CA_MERGES;
-        CA_TRY(add_step(device, &launch, &plan->merge, false, &merging, rows, plan->merge_local, 0,
-                        error));
+        const planned_step merge = {.spec = &plan->merge,
+                                    .params = &merging,
+                                    .grid = rows,
+                                    .local_size = plan->merge_local};
+        CA_TRY(add_step(device, &launch, &merge, excess, error));
         CA_TRY(ca_launch_check(device, &launch, error)); /* before memory is taken */
         CA_TRY(allocate_partial(device, plan, attention, &partial, error));
         ca_block *block = ca_storage_block(partial);
@@ -257,5 +302,43 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
     }
 done:
     ca_storage_release(partial);
+    return status;
+}
+
+/* Makes the limits tighter, so that a plan within them has what a kernel exceeded. A compiler may take
+   more local memory than its kernel declares, and takes as many times more of less. False if the
+   kernel exceeded nothing. */
+static bool
+tighten(ca_plan_limits *limits, const ca_plan_excess *excess, int64_t available)
+{
+    bool smaller = excess->group > 0 && excess->group < limits->group;
+    if (smaller) {
+        limits->group = excess->group;
+    }
+    if (excess->taken > 0) {
+        limits->local_memory =
+            (int64_t)((double)limits->local_memory * (double)available / excess->taken);
+    }
+    return smaller || excess->taken > 0;
+}
+
+ca_status
+ca_attention_launch_within(ca_device *device, const ca_forced *forced,
+                           const ca_attention *attention, const ca_attention_plan *plan,
+                           ca_error *error)
+{
+    const ca_device_info *info = ca_device_get_info(device);
+    ca_plan_limits limits = {info->max_work_group, info->local_memory};
+    ca_plan_excess excess;
+    ca_attention_plan within; /* a copy costs a small call time, so most calls make none */
+    ca_status status = ca_attention_launch(device, attention, plan, &excess, error);
+    while (status == CA_ERROR_KERNEL && tighten(&limits, &excess, info->local_memory)) {
+        within.variant = plan->variant;
+        if (!ca_attention_plan_within(info, forced, attention, &limits, &within)) {
+            break;
+        }
+        ca_error_clear(error);
+        status = ca_attention_launch(device, attention, &within, &excess, error);
+    }
     return status;
 }

@@ -8,12 +8,21 @@
 #include "attention/plan.h"
 #include "attention/problem.h"
 #include "base/status.h"
-#include "opencl/info.h" /* ca_device */
+#include "opencl/forced.h" /* ca_forced */
+#include "opencl/info.h"   /* ca_device */
 
 /* Build the plan's kernels and launch them on a prepared device; wait, except for results that the
    device holds (ca_launch_run). CA_ERROR_KERNEL where the driver cannot build, create or enqueue a
-   kernel: no result is defined then, and another plan may be launched. */
+   kernel: no result is defined then, and another plan may be launched. *excess says what the kernels
+   exceed, once they are built. */
 ca_status ca_attention_launch(ca_device *device, const ca_attention *attention,
-                              const ca_attention_plan *plan, ca_error *error);
+                              const ca_attention_plan *plan, ca_plan_excess *excess,
+                              ca_error *error);
+
+/* The same. If the kernels allow less than the plan asks for, plan the variant again within their
+   limits. */
+ca_status ca_attention_launch_within(ca_device *device, const ca_forced *forced,
+                                     const ca_attention *attention, const ca_attention_plan *plan,
+                                     ca_error *error);
 
 #endif

@@ -18,6 +18,7 @@ typedef struct {
     ca_kernel_spec spec;
     int64_t grid[CA_ATTENTION_GRID_DIMS]; /* work-items: the product */
     size_t local_size;                    /* work-items of a group */
+    bool any_local_size;                  /* the kernel works in smaller groups, too */
     int64_t heads;                        /* query heads of one work-item, which share keys */
     int64_t key_heads;                    /* its key heads; its tiles of each: attention_cpu */
     int64_t tiles;                        /* in attention_reference, its rows */
@@ -37,6 +38,18 @@ typedef struct {
     ca_kernel_spec merge;
     size_t merge_local;
 } ca_attention_plan;
+
+/* What a plan may ask for: at most what the device has. */
+typedef struct {
+    int64_t group;        /* work-items */
+    int64_t local_memory; /* bytes */
+} ca_plan_limits;
+
+/* Where the kernels of a plan exceed a limit that only a built kernel tells. 0: nowhere. */
+typedef struct {
+    int64_t group; /* the most work-items that a kernel allows */
+    double taken;  /* bytes of local memory that a kernel takes, more than the device has */
+} ca_plan_excess;
 
 /* Start a plan: the kernel's name, and one work-item for each entry of the leading
    dimensions. A work-item has one head and all keys. */

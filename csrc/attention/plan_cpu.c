@@ -361,7 +361,7 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, products o
     plan->heads = biased ? 1 : ca_attention_heads_together(attention);
     plan->grid[2] /= plan->heads;
     int64_t rows = plan->heads * attention->L;
-    bool readable = info->type == CA_DEVICE_CPU && !biased;
+    bool readable = !info->items_are_lanes && !biased;
     plan->fetches_ahead = keys_come_from_memory(attention, rows);
     plan->fetches_starts = plan->fetches_ahead && ca_second_cache_is_large(info);
     int64_t chunk = chunk_keys(vectors_of_rows(info, attention, plan, lanes, false, of),

@@ -10,11 +10,13 @@ plan_reference(const ca_device_info *info, const ca_attention *attention, ca_att
     ca_plan_begin(plan, attention, "attention_reference", 1);
     plan->grid[3] = attention->L;
     plan->redoes = false;
-    /* A CPU takes a row a work-group; a GPU wants its lanes filled. */
-    if (info->type != CA_DEVICE_CPU) {
+    if (info->items_are_lanes) {
         plan->local_size = (size_t)ca_smaller(info->max_work_group, 64);
+        plan->any_local_size = true;
+        ca_plan_define_options(&plan->spec, attention);
+    } else {
+        ca_plan_define_common(&plan->spec, attention);
     }
-    ca_plan_define_common(&plan->spec, attention);
 }
 
 const ca_variant ca_variant_reference = {

@@ -179,9 +179,9 @@ done:
 }
 
 /* Launches the problem as the best variant that works. A kernel that the driver cannot build, create
-   or launch is left out from now on, and so is a variant that gives wrong results for a dtype at its
-   first use on a GPU. The next variant then computes the problem, and a notice tells the caller. The
-   reference is the last variant: if it fails, the call fails. */
+   or launch within its limits is left out from now on, and so is a variant that fails its trial. The
+   next variant then computes the problem, and a notice tells the caller. The reference is the last
+   variant: if it fails, the call fails. */
 static ca_status
 launch_whole(ca_device *device, const ca_forced *forced, const ca_attention *attention,
              ca_error *error)
@@ -203,11 +203,11 @@ launch_whole(ca_device *device, const ca_forced *forced, const ca_attention *att
         if (again) {
             continue;
         }
-        if (may_choose) {
-            status = ca_attention_try(device, attention, plan.variant, error);
+        if (forced->kernel == NULL && forced->trials != CA_TRIALS_OFF) {
+            status = ca_attention_try(device, attention, &plan, error);
         }
         if (status == CA_OK) {
-            status = ca_attention_launch(device, attention, &plan, error);
+            status = ca_attention_launch_within(device, forced, attention, &plan, error);
         }
         again = may_choose && status == CA_ERROR_KERNEL;
         if (again) {

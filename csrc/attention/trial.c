@@ -2,11 +2,14 @@
 #include "attention/trial.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "attention/launch.h"
 #include "attention/variants.h"
+#include "opencl/apart.h"
+#include "opencl/program.h"
 #include "opencl/runtime.h"
 #include "opencl/verdict.h"
 
@@ -86,28 +89,26 @@ number_at(const void *array, ca_dtype dtype, size_t i)
     return (bits >> (f.mantissa + f.exponent) & 1) != 0 ? -magnitude : magnitude;
 }
 
-/* The largest difference of two arrays; NaN where a number is not finite. */
-static double
-difference_of(const void *a, const void *b, ca_dtype dtype, size_t count)
+/* Returns new memory with the numbers of an array, NULL if there is none. */
+static double *
+numbers_of(const void *array, ca_dtype dtype, size_t count)
 {
-    double most = 0;
-    for (size_t i = 0; i < count; i++) {
-        double apart = fabs(number_at(a, dtype, i) - number_at(b, dtype, i));
-        most = apart <= most ? most : apart;
+    double *numbers = malloc(count * sizeof *numbers);
+    for (size_t i = 0; i < count && numbers != NULL; i++) {
+        numbers[i] = number_at(array, dtype, i);
     }
-    return most;
+    return numbers;
 }
 
 /* ---- the small problem ---- */
 
-enum { QUERY, KEY, VALUE, FOUND, RIGHT, ARRAYS };
+enum { QUERY, KEY, VALUE, FOUND, ARRAYS };
 
 typedef struct {
     const ca_device_info *info;
     ca_attention problem;
     ca_attention_plan plan; /* the variant's */
     ca_dtype dtype;         /* of queries and results */
-    size_t results;
     void *arrays[ARRAYS];
     bool *is_wrong; /* becomes true where results differ */
 } trial;
@@ -162,42 +163,98 @@ start_trial(trial *t, const ca_device_info *info, const ca_attention *attention,
     }
     t->info = info;
     t->dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
-    t->results = (size_t)(HEADS * ROWS * Ev);
     CA_TRY(add_operand(t, CA_ATTENTION_QUERY, t->dtype, QUERY, ROWS, E, true, error));
     CA_TRY(add_operand(t, CA_ATTENTION_KEY, t->dtype, KEY, KEYS, E, false, error));
     CA_TRY(add_operand(t, CA_ATTENTION_VALUE, value_dtype, VALUE, KEYS, Ev, false, error));
-    CA_TRY(add_operand(t, CA_ATTENTION_OUTPUT, t->dtype, RIGHT, ROWS, Ev, true, error));
     CA_TRY(add_operand(t, CA_ATTENTION_OUTPUT, t->dtype, FOUND, ROWS, Ev, true, error));
     CA_TRY(ca_attention_make_plan(info, &forced, small, &t->plan, error));
 done:
     return status;
 }
 
-/* Compute the small problem by the reference and by the variant's plan, and compare. */
+/* Returns by how much the results found for a row differ at most from the right ones: from the sum of its
+   keys' values, by the softmax of their scores. NaN where a result is not finite. */
+static double
+difference_of_row(const trial *t, int row, const double *query, const double *keys,
+                  const double *values, const double *found)
+{
+    const size_t E = (size_t)t->problem.E;
+    const size_t Ev = (size_t)t->problem.Ev;
+    const int attended = KEYS - ROWS + row + 1;
+    double weights[KEYS];
+    double highest = -INFINITY;
+    double sum = 0;
+    double most = 0;
+    for (int j = 0; j < attended; j++) {
+        weights[j] = 0;
+        for (size_t e = 0; e < E; e++) {
+            weights[j] += t->problem.scale * query[e] * keys[(size_t)j * E + e];
+        }
+        highest = fmax(highest, weights[j]);
+    }
+    for (int j = 0; j < attended; j++) {
+        weights[j] = exp(weights[j] - highest);
+        sum += weights[j];
+    }
+    for (size_t c = 0; c < Ev; c++) {
+        double right = 0;
+        for (int j = 0; j < attended; j++) {
+            right += weights[j] / sum * values[(size_t)j * Ev + c];
+        }
+        double apart = fabs(found[c] - right);
+        most = apart <= most ? most : apart;
+    }
+    return most;
+}
+
+/* The same, of all rows of all heads. */
+static ca_status
+difference_of(const trial *t, double *most, ca_error *error)
+{
+    ca_status status = CA_OK;
+    const size_t E = (size_t)t->problem.E;
+    const size_t Ev = (size_t)t->problem.Ev;
+    ca_dtype value_dtype = t->problem.operands[CA_ATTENTION_VALUE].dtype;
+    double *numbers[ARRAYS] = {
+        [QUERY] = numbers_of(t->arrays[QUERY], t->dtype, HEADS * ROWS * E),
+        [KEY] = numbers_of(t->arrays[KEY], t->dtype, KEYS * E),
+        [VALUE] = numbers_of(t->arrays[VALUE], value_dtype, KEYS * Ev),
+        [FOUND] = numbers_of(t->arrays[FOUND], t->dtype, HEADS * ROWS * Ev),
+    };
+    *most = 0;
+    for (int n = 0; n < ARRAYS; n++) {
+        if (numbers[n] == NULL) {
+            CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory to try a kernel"));
+        }
+    }
+    for (size_t n = 0; n < HEADS * ROWS; n++) {
+        double apart = difference_of_row(t, (int)(n % ROWS), numbers[QUERY] + n * E, numbers[KEY],
+                                         numbers[VALUE], numbers[FOUND] + n * Ev);
+        *most = apart <= *most ? *most : apart;
+    }
+done:
+    for (int n = 0; n < ARRAYS; n++) {
+        free(numbers[n]);
+    }
+    return status;
+}
+
+/* Compute the small problem by the variant's plan, and compare with what the host computes. */
 static ca_status
 compare(ca_device *device, const ca_kernel_spec *spec, const void *context, ca_error *error)
 {
     ca_status status = CA_OK;
     const trial *t = context;
-    ca_attention_plan reference;
-    const ca_forced forced = {.kernel = ca_variant_reference.word};
-    ca_attention small = t->problem;
-    ca_operand *output = &small.operands[CA_ATTENTION_OUTPUT];
-    output->data = output->memory.data = t->arrays[RIGHT];
-    CA_TRY(ca_attention_make_plan(t->info, &forced, &small, &reference, error));
-    status = ca_attention_launch(device, &small, &reference, error);
-    if (status == CA_ERROR_KERNEL) { /* which says nothing about the variant */
-        status = CA_ERROR_DEVICE;
-    }
-    CA_TRY(status);
-    CA_TRY(ca_attention_launch(device, &t->problem, &t->plan, error));
+    const ca_forced none = {.kernel = NULL};
+    double apart;
+    CA_TRY(ca_attention_launch_within(device, &none, &t->problem, &t->plan, error));
+    CA_TRY(difference_of(t, &apart, error));
     int steps = ca_dtype_size(t->dtype) == 2 ? STEPS_OF_HALF_TYPES : STEPS_OF_FLOATS;
-    double apart = difference_of(t->arrays[FOUND], t->arrays[RIGHT], t->dtype, t->results);
     *t->is_wrong = !(apart <= ldexp(steps, -format_of(t->dtype).mantissa));
     if (*t->is_wrong) {
         CA_TRY(ca_error_set(error, CA_ERROR_KERNEL,
-                            "kernel '%s' gives wrong results: they differ by %g from those of "
-                            "the reference",
+                            "kernel '%s' gives wrong results: they differ by %g from the right "
+                            "ones",
                             spec->name, apart));
     }
 done:
@@ -218,24 +275,56 @@ ca_attention_wrong(const ca_device *device, const ca_attention *attention)
            ((UINT32_C(1) << VARIANT_BITS) - 1);
 }
 
+/* Asks another process for the trial of a variant, if the driver is not known. */
+static ca_status
+try_apart(ca_device *device, const trial *t, const char *word, ca_error *error)
+{
+    char request[128];
+    const ca_attention *small = &t->problem;
+    (void)snprintf(request, sizeof request, "attention %s %s %s %lld %lld", word,
+                   ca_dtype_name(t->dtype),
+                   ca_dtype_name(small->operands[CA_ATTENTION_VALUE].dtype), (long long)small->E,
+                   (long long)small->Ev);
+    return ca_apart_try(device, &t->plan.spec, request, error);
+}
+
+static void
+end_trial(trial *t)
+{
+    for (int n = 0; n < ARRAYS; n++) {
+        free(t->arrays[n]);
+    }
+}
+
+/* True if the variant of the plan has not been tried on a device whose drivers are tried. */
+static bool
+needs_trial(ca_device *device, const ca_attention_plan *plan, int bit)
+{
+    const ca_device_info *info = ca_device_get_info(device);
+    if (!info->is_known) {
+        return !ca_kernel_is_built(device, &plan->spec);
+    }
+    return info->type != CA_DEVICE_CPU && plan->variant != CA_INDEX_reference &&
+           !ca_device_was_tried(device, bit);
+}
+
 ca_status
-ca_attention_try(ca_device *device, const ca_attention *attention, int variant, ca_error *error)
+ca_attention_try(ca_device *device, const ca_attention *attention, const ca_attention_plan *plan,
+                 ca_error *error)
 {
     ca_status status = CA_OK;
-    const ca_device_info *info = ca_device_get_info(device);
-    int bit = first_bit(attention) + variant;
-    if (info->type == CA_DEVICE_CPU || variant == CA_INDEX_reference ||
-        ca_device_was_tried(device, bit)) {
+    int bit = first_bit(attention) + plan->variant;
+    if (!needs_trial(device, plan, bit)) {
         return CA_OK;
     }
     bool is_wrong = false;
     trial t = {.is_wrong = &is_wrong};
-    CA_TRY(start_trial(&t, info, attention, ca_variant_at(variant)->word, error));
-    CA_TRY(ca_verdict_find(device, &t.plan.spec, false, compare, &t, error));
+    const char *word = ca_variant_at(plan->variant)->word;
+    CA_TRY(start_trial(&t, ca_device_get_info(device), attention, word, error));
+    CA_TRY(try_apart(device, &t, word, error));
+    CA_TRY(ca_verdict_find(device, &t.plan.spec, "", false, compare, &t, error));
 done:
-    for (int n = 0; n < ARRAYS; n++) {
-        free(t.arrays[n]);
-    }
+    end_trial(&t);
     if (is_wrong ||
         (status != CA_ERROR_KERNEL && status != CA_ERROR_MEMORY && status != CA_ERROR_STOPPED)) {
         ca_device_set_tried(device, bit, !is_wrong);
@@ -245,5 +334,30 @@ done:
         ca_error_clear(error);
         status = CA_OK;
     }
+    return status;
+}
+
+ca_status
+ca_attention_try_variant(ca_device *device, int variant, ca_dtype dtype, ca_dtype value_dtype,
+                         int64_t E, int64_t Ev, bool anew, ca_error *error)
+{
+    ca_status status = CA_OK;
+    bool is_wrong = false;
+    trial t = {.is_wrong = &is_wrong};
+    ca_attention like = {.E = E, .Ev = Ev, .in_float64 = dtype == CA_FLOAT64};
+    like.operands[CA_ATTENTION_QUERY].dtype = dtype;
+    like.operands[CA_ATTENTION_VALUE].dtype = value_dtype;
+    const char *word = ca_variant_at(variant)->word;
+    CA_TRY(ca_device_prepare(device, error));
+    CA_TRY(start_trial(&t, ca_device_get_info(device), &like, word, error));
+    if (anew) {
+        CA_TRY(compare(device, &t.plan.spec, &t, error));
+        ca_verdict_keep_pass(device, &t.plan.spec);
+    } else {
+        CA_TRY(try_apart(device, &t, word, error));
+        CA_TRY(ca_verdict_find(device, &t.plan.spec, "", false, compare, &t, error));
+    }
+done:
+    end_trial(&t);
     return status;
 }

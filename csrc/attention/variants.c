@@ -83,14 +83,20 @@ is_for_gpus(const ca_variant *variant)
 }
 
 static bool
+is_fast_on(const ca_variant *variant, const ca_device_info *info, const ca_attention *attention)
+{
+    bool lanes = info->items_are_lanes;
+    return variant->fast == CA_FAST_ANYWHERE || (variant->fast == CA_FAST_ON_CPUS && !lanes) ||
+           (variant->fast == CA_FAST_ON_GPUS && lanes) ||
+           (variant->fast == CA_FAST_WITH_MATRIX_UNITS &&
+            ca_plan_has_matrix_units(info, attention));
+}
+
+static bool
 is_fast(const ca_variant *variant, const ca_device_info *info, const ca_attention *attention)
 {
-    bool cpu = info->type == CA_DEVICE_CPU;
-    bool here =
-        variant->fast == CA_FAST_ANYWHERE || (variant->fast == CA_FAST_ON_CPUS && cpu) ||
-        (variant->fast == CA_FAST_ON_GPUS && !cpu) ||
-        (variant->fast == CA_FAST_WITH_MATRIX_UNITS && ca_plan_has_matrix_units(info, attention));
-    return here && (variant->fast_rows == 0 || attention->L <= variant->fast_rows) &&
+    return is_fast_on(variant, info, attention) &&
+           (variant->fast_rows == 0 || attention->L <= variant->fast_rows) &&
            (variant->fewest_rows == 0 ||
             ca_attention_heads_together(attention) * attention->L >= variant->fewest_rows) &&
            (variant->is_fast == NULL || variant->is_fast(info, attention));
@@ -160,6 +166,14 @@ const ca_variant *
 ca_variant_at(int row)
 {
     return variants[row];
+}
+
+bool
+ca_variant_is_fast_on(const ca_device_info *info, int row, ca_dtype dtype)
+{
+    ca_attention attention = {.E = 1};
+    attention.operands[CA_ATTENTION_QUERY].dtype = dtype;
+    return is_fast_on(variants[row], info, &attention);
 }
 
 /* The index of the variant whose word has `length` characters. */
@@ -258,6 +272,19 @@ choose(const ca_device_info *info, const ca_forced *forced, const ca_attention *
     return CA_OK;
 }
 
+/* Makes the plan of a row of the table for a device that looks like this. */
+static void
+make_plan(const ca_device_info *seen, const ca_attention *attention, int row,
+          ca_attention_plan *plan)
+{
+    variants[row]->make_plan(seen, attention, plan);
+    plan->variant = row;
+    if (seen->optimises_slowly && seen->type == CA_DEVICE_CPU && is_for_gpus(variants[row])) {
+        plan->spec.unoptimised = true;
+        plan->merge.unoptimised = true;
+    }
+}
+
 ca_status
 ca_attention_make_plan(const ca_device_info *info, const ca_forced *forced,
                        const ca_attention *attention, ca_attention_plan *plan, ca_error *error)
@@ -277,14 +304,31 @@ ca_attention_make_plan(const ca_device_info *info, const ca_forced *forced,
         seen = &limited;
     }
     CA_TRY(choose(seen, forced, attention, &row, error));
-    variants[row]->make_plan(seen, attention, plan);
-    plan->variant = (int)row;
-    if (seen->optimises_slowly && seen->type == CA_DEVICE_CPU && is_for_gpus(variants[row])) {
-        plan->spec.unoptimised = true;
-        plan->merge.unoptimised = true;
-    }
+    make_plan(seen, attention, (int)row, plan);
 done:
     return status;
+}
+
+bool
+ca_attention_plan_within(const ca_device_info *info, const ca_forced *forced,
+                         const ca_attention *attention, const ca_plan_limits *limits,
+                         ca_attention_plan *plan)
+{
+    ca_device_info limited;
+    CA_NEW_ERROR(refused);
+    if (ca_forced_limit(forced, info, &limited, &refused) != CA_OK) {
+        return false;
+    }
+    limited.max_work_group = ca_smaller(limited.max_work_group, limits->group);
+    if (limits->local_memory < limited.local_memory) {
+        limited.local_memory = limits->local_memory;
+        limited.ample_local_memory = limited.group_matrices = false;
+    }
+    if (!takes(variants[plan->variant], &limited, attention)) {
+        return false;
+    }
+    make_plan(&limited, attention, plan->variant, plan);
+    return true;
 }
 
 void

@@ -26,7 +26,7 @@ typedef enum {
 typedef enum {
     CA_FAST_ANYWHERE,
     CA_FAST_ON_CPUS,
-    CA_FAST_ON_GPUS, /* on devices that are no CPUs */
+    CA_FAST_ON_GPUS, /* where the work-items of a group are lanes */
     CA_FAST_WITH_MATRIX_UNITS,
 } ca_variant_devices;
 
@@ -91,6 +91,9 @@ ca_status ca_variant_force(const char *words, ca_forced *forced, ca_error *error
 /* The variant in a row of the table, below CA_VARIANT_COUNT. */
 const ca_variant *ca_variant_at(int row);
 
+/* True if the device is of the kind on which the variant is fast, with queries of that dtype. */
+bool ca_variant_is_fast_on(const ca_device_info *info, int row, ca_dtype dtype);
+
 /* The plan of the variant that is forced, else of the first that is fast and takes the
    problem. CA_ERROR_VALUE where the variant that is forced does not take the problem.
    CA_ERROR_DEVICE where the device lacks the dtype, or where the problem has more than
@@ -98,6 +101,12 @@ const ca_variant *ca_variant_at(int row);
 ca_status ca_attention_make_plan(const ca_device_info *info, const ca_forced *forced,
                                  const ca_attention *attention, ca_attention_plan *plan,
                                  ca_error *error);
+
+/* Plan the problem again by the variant plan->variant, within limits of its kernels. False if the
+   variant has no plan within them. */
+bool ca_attention_plan_within(const ca_device_info *info, const ca_forced *forced,
+                              const ca_attention *attention, const ca_plan_limits *limits,
+                              ca_attention_plan *plan);
 
 /* The plan of a launch that computes rows again: the reference's, with fewer work-items. `marked`:
    there are such rows. */

@@ -22,13 +22,16 @@ typedef enum {
 } ca_status;
 
 /* Owned by the caller, who declares it by CA_NEW_ERROR. Between the parts of long work the work asks
-   `stops`, unless it is NULL, and ends if the answer is true. */
-typedef struct {
+   `stops`, unless it is NULL, and ends if the answer is true. Unless `apart` is NULL, it does what a
+   request says in another process (opencl/apart.h). */
+typedef struct ca_error ca_error;
+struct ca_error {
     char message[1024];
     char *log; /* a compiler's build log, or NULL; freed by ca_error_clear */
     bool (*stops)(void *caller);
+    ca_status (*apart)(void *caller, const char *request, ca_error *error);
     void *caller;
-} ca_error;
+};
 
 #if defined(__MINGW32__) && !defined(__clang__)
 #define CA_PRINTF(string, first) __attribute__((format(gnu_printf, string, first)))
@@ -50,8 +53,16 @@ ca_error_init(ca_error *error)
     error->message[0] = '\0';
     error->log = NULL;
     error->stops = NULL;
+    error->apart = NULL;
     error->caller = NULL;
 }
+
+/* CA_NEW_ERROR_FOR(name, error); declares one for a part of the work, which has the same caller. */
+#define CA_NEW_ERROR_FOR(name, error)                                                              \
+    CA_NEW_ERROR(name);                                                                            \
+    (name).stops = (error)->stops;                                                                 \
+    (name).apart = (error)->apart;                                                                 \
+    (name).caller = (error)->caller
 
 /* Writes the message, cut to fit. Returns `status`. */
 ca_status ca_error_set(ca_error *error, ca_status status, const char *format, ...) CA_PRINTF(3, 4);

@@ -105,7 +105,7 @@ action_of(const ca_diagonal_regions *regions, const ca_diagonal_region *region, 
 static bool
 items_are_alone(const ca_device_info *info, const char *kernel)
 {
-    return kernel == NULL ? info->type == CA_DEVICE_CPU : strcmp(kernel, "cpu") == 0;
+    return kernel == NULL ? !info->items_are_lanes : strcmp(kernel, "cpu") == 0;
 }
 
 static size_t

@@ -4,10 +4,12 @@
  */
 #include "diagonal/run.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/fold.h"
 #include "diagonal/plan.h"
+#include "opencl/apart.h"
 #include "opencl/launch.h"
 #include "opencl/program.h"
 #include "opencl/runtime.h"
@@ -142,14 +144,50 @@ view_of(const ca_tensor *tensor, const ca_extent *extent, const ca_leading_dims 
     return view;
 }
 
+/* Let another process copy and fill such elements first, if the driver is not known. */
+static ca_status
+try_apart(ca_device *device, const ca_kernel_spec *spec, int64_t width, ca_error *error)
+{
+    char request[32];
+    ca_kernel_spec of_width = {.name = spec->name};
+    if (ca_device_get_info(device)->is_known || ca_kernel_is_built(device, spec)) {
+        return CA_OK;
+    }
+    ca_kernel_define(&of_width, "WIDTH", width);
+    (void)snprintf(request, sizeof request, "diagonal %d", (int)width);
+    return ca_apart_try(device, &of_width, request, error);
+}
+
+/* Make a plan and its kernel. A built kernel may allow smaller groups than the device does. */
+static ca_status
+plan_and_build(ca_device *device, const ca_diagonal_regions *regions, const ca_leading_dims *dims,
+               ca_diagonal_plan *plan, ca_kernel **kernel, ca_error *error)
+{
+    ca_status status = CA_OK;
+    const ca_device_info *info = ca_device_get_info(device);
+    ca_device_info limited;
+    *plan = ca_diagonal_make_plan(info, regions, dims);
+    CA_TRY(try_apart(device, &plan->spec, (int64_t)ca_dtype_size(regions->tensors[OUTPUT].dtype),
+                     error));
+    CA_TRY(ca_kernel_get(device, &plan->spec, kernel, error));
+    while (plan->local_size > ca_kernel_get_limits(*kernel)->work_group && plan->local_size > 1) {
+        limited = *info;
+        limited.max_work_group = (int64_t)ca_kernel_get_limits(*kernel)->work_group;
+        *plan = ca_diagonal_make_plan(&limited, regions, dims);
+        CA_TRY(ca_kernel_get(device, &plan->spec, kernel, error));
+    }
+done:
+    return status;
+}
+
 static ca_status
 launch_whole(ca_device *device, const ca_diagonal_regions *regions, const ca_leading_dims *dims,
              ca_error *error)
 {
     ca_status status = CA_OK;
-    ca_diagonal_plan plan = ca_diagonal_make_plan(ca_device_get_info(device), regions, dims);
+    ca_diagonal_plan plan;
     ca_kernel *kernel = NULL;
-    CA_TRY(ca_kernel_get(device, &plan.spec, &kernel, error));
+    CA_TRY(plan_and_build(device, regions, dims, &plan, &kernel, error));
 
     const ca_tensor *output = &regions->tensors[OUTPUT];
     bool whole = ca_tensor_fills_extent(output) && !regions->in_place &&

@@ -317,7 +317,7 @@ done:
 static bool
 has(ca_device *device, ca_capability capability, const ca_kernel_spec *spec, capability_trial trial)
 {
-    return ca_verdict_find(device, spec, true, try_capability, &trial,
+    return ca_verdict_find(device, spec, "", true, try_capability, &trial,
                            &device->lacks[capability]) == CA_OK;
 }
 

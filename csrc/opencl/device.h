@@ -87,9 +87,12 @@ struct ca_device {
     const char *cache_folder; /* NULL: built programs are not kept on disk */
     cl_platform_id platform;
     cl_device_id id;
+    int index; /* in the runtime's list */
     ca_device_info info;
     ca_tuning tuning;
     bool system_svm;      /* supports CA_MEMORY_SVM, whatever mode is chosen */
+    bool shares_memory;   /* the same of CA_MEMORY_HOST_PTR */
+    bool memory_is_given; /* by CLATTN_MEMORY: no other mode is tried */
     bool local_execution; /* has cl_intel_exec_by_local_thread */
     bool is_host;         /* runs on the processor that this process runs on */
     bool storage_is_host; /* the host reads and writes storages where they lie */
@@ -133,6 +136,10 @@ ca_status ca_device_check_fork(const ca_device *device, ca_error *error);
 /* Make the context and the queues, or take the adopted ones, under the build_lock. After a failure some of them may
    be there, for ca_device_close. */
 ca_status ca_device_open(ca_device *device, ca_error *error);
+
+/* Let kernels reach the host's memory in this mode, or in the next one that the device has. Before the
+   device is ready. */
+void ca_device_set_memory(ca_device *device, ca_memory_mode mode);
 
 /* Release the kernels, the queues and the context. No storage may be left. */
 void ca_device_close(ca_device *device);

@@ -20,6 +20,27 @@ is_given(const char *words)
 }
 
 ca_status
+ca_forced_parse_trials(const char *words, ca_forced *forced, ca_error *error)
+{
+    static const char *const names[] = {
+        [CA_TRIALS_APART] = "apart",
+        [CA_TRIALS_HERE] = "here",
+        [CA_TRIALS_OFF] = "off",
+    };
+    forced->trials = CA_TRIALS_APART;
+    for (int n = 0; is_given(words) && strcmp(words, names[n]) != 0; n++) {
+        if (n == CA_TRIALS_OFF) {
+            return ca_error_set(error, CA_ERROR_VALUE,
+                                "CLATTN_TRIALS is \"%.100s\"; expected \"apart\", \"here\" or "
+                                "\"off\"",
+                                words);
+        }
+        forced->trials = (ca_trials)(n + 1);
+    }
+    return CA_OK;
+}
+
+ca_status
 ca_forced_parse_limits(const char *sub_groups, const char *local_memory, ca_forced *forced,
                        ca_error *error)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What tests force: one variant, and tighter limits than the device has.
+ * What the environment forces, mostly for tests: one variant, tighter limits than the device has,
+ * where trials run.
  */
 #ifndef CLATTN_OPENCL_FORCED_H
 #define CLATTN_OPENCL_FORCED_H
@@ -11,6 +12,13 @@
 #include "base/status.h"
 #include "opencl/info.h" /* ca_device_info */
 
+/* CLATTN_TRIALS: where variants, and drivers that are not known, are tried before their first use. */
+typedef enum {
+    CA_TRIALS_APART, /* drivers that are not known in another process, variants here */
+    CA_TRIALS_HERE,  /* in this process */
+    CA_TRIALS_OFF,   /* nowhere */
+} ca_trials;
+
 /* All zero: nothing is forced. */
 typedef struct {
     const char *kernel; /* CLATTN_KERNEL, a variant's word; NULL: the fastest */
@@ -19,7 +27,11 @@ typedef struct {
     bool chooses_sub_group;
     int64_t sub_group;    /* CLATTN_SUB_GROUPS, the only size; 0: there are none */
     int64_t local_memory; /* CLATTN_LOCAL_MEMORY, bytes at most; 0: all there are */
+    ca_trials trials;
 } ca_forced;
+
+/* Read CLATTN_TRIALS; NULL or "": apart. CA_ERROR_VALUE for other words. */
+ca_status ca_forced_parse_trials(const char *words, ca_forced *forced, ca_error *error);
 
 /* Read the two limits; NULL or "": not limited. CA_ERROR_VALUE for other words. */
 ca_status ca_forced_parse_limits(const char *sub_groups, const char *local_memory,

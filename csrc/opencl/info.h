@@ -48,6 +48,7 @@ typedef enum {
     CA_SUB_GROUPS_16,
     CA_SUB_GROUPS_32,
     CA_SUB_GROUP_SHUFFLES,
+    CA_MEMORY_IN_PLACE, /* by the best mode that its driver reports */
     CA_CAPABILITIES,
 } ca_capability;
 
@@ -76,6 +77,9 @@ typedef struct {
     int64_t max_work_group;     /* work-items */
     int64_t max_parameter_size; /* bytes of kernel arguments */
     int64_t float_width;        /* native lanes of a float vector */
+    /* The work-items of a group are lanes: GPUs, and CPUs whose compiler has no vectors of a
+       work-item's own. Kernels for GPUs are the fast ones then. */
+    bool items_are_lanes;
     /* The sum of the sizes of sub-groups that a kernel may require; each size is a power
        of 2, and sub-groups can shuffle. 0: the device has none. */
     int64_t sub_groups;
@@ -99,6 +103,7 @@ typedef struct {
     bool keeps_programs;       /* the driver caches built programs on disk itself */
     bool optimises_slowly;     /* kernels with large work-groups take seconds to compile */
     bool optimises_later;      /* the driver optimises a kernel when the kernel first runs */
+    bool is_known;             /* the driver has never ended a process: see opencl/apart.h */
     bool wakes_late;           /* a thread that waits for a command sleeps, and wakes up late */
     bool bfloat16_pairs;       /* it multiplies vectors of pairs; see ca_device_find_pairs */
     bool fast_pairs;           /* if it multiplies vectors of pairs, it is faster so than by fma */

@@ -50,7 +50,7 @@ check_step(const ca_device *device, const ca_step *step, int nspans, ca_error *e
 {
     const ca_device_info *info = &device->info;
     const char *name = step->kernel->spec.name;
-    size_t most = step->kernel->work_group;
+    size_t most = step->kernel->limits.work_group;
     if (nspans < 0 || nspans > CA_MAX_SPANS) {
         return ca_error_set(error, CA_ERROR_DEVICE,
                             "kernel '%s' is given %d arrays; at most %d can be bound", name, nspans,
@@ -67,6 +67,13 @@ check_step(const ca_device *device, const ca_step *step, int nspans, ca_error *e
             error, CA_ERROR_DEVICE,
             "kernel '%s' is given %zu bytes of arguments; device '%s' takes at most %" PRId64, name,
             parameters, info->name, info->max_parameter_size);
+    }
+    if (step->kernel->limits.local_memory > (uint64_t)info->local_memory) {
+        return ca_error_set(error, CA_ERROR_KERNEL,
+                            "kernel '%s' takes %" PRIu64 " bytes of local memory; device '%s' has "
+                            "%" PRId64,
+                            name, step->kernel->limits.local_memory, info->name,
+                            info->local_memory);
     }
     if (step->local_size == 0 || step->local_size > most || step->global_size == 0 ||
         step->global_size % step->local_size != 0) {

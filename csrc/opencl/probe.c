@@ -7,6 +7,7 @@
 
 #include "base/processor.h"
 #include "kernels/probe/params.h"
+#include "opencl/apart.h"
 #include "opencl/device.h"
 #include "opencl/launch.h"
 #include "opencl/program.h"
@@ -139,7 +140,14 @@ ca_status
 ca_probe_device(ca_device *device, ca_error *error)
 {
     const ca_kernel_spec spec = {.name = "probe_device", .is_probe = true};
-    return ca_verdict_find(device, &spec, false, run_device_probe, NULL, error);
+    return ca_verdict_find(device, &spec, "", false, run_device_probe, NULL, error);
+}
+
+ca_status
+ca_probe_apart(ca_device *device, ca_error *error)
+{
+    const ca_kernel_spec spec = {.name = "probe_device", .is_probe = true};
+    return ca_apart_try(device, &spec, "open", error);
 }
 
 /* ---- pairs of bfloat16 ---- */
@@ -196,10 +204,11 @@ done:
     return status;
 }
 
+/* Only drivers that are known are given instructions of the processor. */
 static bool
 has_lanes(const ca_device *device)
 {
-    return device->is_host && device->info.float_width >= LANES;
+    return device->is_host && device->info.is_known && device->info.float_width >= LANES;
 }
 
 /* A refusal is kept on disk: refusing takes a driver as long as building, and calls without pairs are
@@ -209,8 +218,9 @@ ca_probe_pairs(ca_device *device)
 {
     const ca_kernel_spec spec = {.name = "probe_pairs", .is_probe = true};
     CA_NEW_ERROR(ignored);
-    bool passes = has_lanes(device) && ca_processor_has_bfloat16_pairs() &&
-                  ca_verdict_find(device, &spec, true, run_pairs_probe, NULL, &ignored) == CA_OK;
+    bool passes =
+        has_lanes(device) && ca_processor_has_bfloat16_pairs() &&
+        ca_verdict_find(device, &spec, "", true, run_pairs_probe, NULL, &ignored) == CA_OK;
     ca_error_clear(&ignored);
     return passes;
 }

@@ -2,8 +2,8 @@
  *
  * Probes: small programs that test a device. One tells whether the device can be used, another
  * whether it multiplies pairs of bfloat16; capabilities.h has those of GPUs. Their verdicts are
- * kept on disk (verdict.h). The caller of each function holds the device's build_lock. Only this
- * room includes this header.
+ * kept on disk (verdict.h). The caller of each function but one holds the device's build_lock. Only
+ * this room includes this header.
  */
 #ifndef CLATTN_OPENCL_PROBE_H
 #define CLATTN_OPENCL_PROBE_H
@@ -16,6 +16,10 @@
 /* Build kernels/probe/device.cl and run it once. CA_ERROR_KERNEL where it does not build
    or gives wrong results. Only a pass is kept on disk. */
 ca_status ca_probe_device(ca_device *device, ca_error *error);
+
+/* Let another process make the device ready, if its driver is not known: ca_apart_try. The caller holds
+   no lock. */
+ca_status ca_probe_apart(ca_device *device, ca_error *error);
 
 /* True if the device multiplies pairs of bfloat16: the processor has the instruction, the
    driver's compiler takes it (kernels/probe/pairs.cl), and the sums are right. */

@@ -328,6 +328,12 @@ kernel_find(ca_device *device, const ca_kernel_spec *spec, uint64_t hash)
     return kernel;
 }
 
+bool
+ca_kernel_is_built(ca_device *device, const ca_kernel_spec *spec)
+{
+    return kernel_find(device, spec, ca_kernel_spec_hash(spec)) != NULL;
+}
+
 /* Make the kernel's handle and read its limits. */
 static cl_int
 kernel_open(const ca_device *device, ca_kernel *kernel)
@@ -339,8 +345,20 @@ kernel_open(const ca_device *device, ca_kernel *kernel)
         kernel->handle = NULL;
         return code;
     }
+    ca_kernel_limits *limits = &kernel->limits;
+    code = cl->clGetKernelWorkGroupInfo(kernel->handle, device->id, CL_KERNEL_LOCAL_MEM_SIZE,
+                                        sizeof limits->local_memory, &limits->local_memory, NULL);
+    if (code != CL_SUCCESS) { /* launching tells */
+        limits->local_memory = 0;
+    }
     return cl->clGetKernelWorkGroupInfo(kernel->handle, device->id, CL_KERNEL_WORK_GROUP_SIZE,
-                                        sizeof kernel->work_group, &kernel->work_group, NULL);
+                                        sizeof limits->work_group, &limits->work_group, NULL);
+}
+
+const ca_kernel_limits *
+ca_kernel_get_limits(const ca_kernel *kernel)
+{
+    return &kernel->limits;
 }
 
 /* True if the compiler has chosen sub-groups that are large enough for the kernel's work-groups,

@@ -24,6 +24,11 @@ ca_status ca_kernel_get(ca_device *device, const ca_kernel_spec *spec, ca_kernel
 ca_status ca_kernel_get_locked(ca_device *device, const ca_kernel_spec *spec, ca_kernel **kernel,
                                ca_error *error);
 
+/* True if this process has the kernel in memory. Thread-safe. */
+bool ca_kernel_is_built(ca_device *device, const ca_kernel_spec *spec);
+
+const ca_kernel_limits *ca_kernel_get_limits(const ca_kernel *kernel);
+
 /* The builds from source by this process for the device. A program that the driver takes from a
    cache of its own counts as built. Thread-safe. */
 ca_build_stats ca_device_built(ca_device *device);

@@ -186,25 +186,60 @@ query_nvidia(const ca_device *device, ca_device_info *info)
     }
 }
 
+static bool
+has_memory(const ca_device *device, int mode)
+{
+    const bool has[] = {device->system_svm, device->shares_memory, true}; /* by ca_memory_mode */
+    return has[mode];
+}
+
+void
+ca_device_set_memory(ca_device *device, ca_memory_mode mode)
+{
+    while (!has_memory(device, (int)mode) && !device->memory_is_given) {
+        mode++;
+    }
+    device->info.memory = mode;
+    device->storage_is_host =
+        mode == CA_MEMORY_SVM || (mode == CA_MEMORY_HOST_PTR && device->info.type == CA_DEVICE_CPU);
+}
+
 /* Choose the memory mode: the best, or the override. False if the device lacks it. */
 static bool
 choose_memory(ca_device *device, const char *override)
 {
     static const char *const words[] = {"svm", "host", "copy"}; /* by ca_memory_mode */
-    bool unified = query_number(device, CL_DEVICE_HOST_UNIFIED_MEMORY) != 0;
-    const bool has[] = {device->system_svm, unified, true};
     int mode = CA_MEMORY_SVM;
-    if (override == NULL || override[0] == '\0') {
-        while (!has[mode]) {
-            mode++;
-        }
-    } else {
-        while (mode < CA_MEMORY_COPY && strcmp(override, words[mode]) != 0) {
-            mode++;
+    device->memory_is_given = override != NULL && override[0] != '\0';
+    while (device->memory_is_given && mode < CA_MEMORY_COPY && strcmp(override, words[mode]) != 0) {
+        mode++;
+    }
+    ca_device_set_memory(device, (ca_memory_mode)mode);
+    return has_memory(device, (int)device->info.memory);
+}
+
+/* True for the drivers that clattn's tests run on, of these or later versions. Others are tried in
+   another process first. */
+static bool
+is_known(const ca_device_info *info)
+{
+    static const struct {
+        const char *platform;
+        ca_device_type type;
+        long version;
+    } known[] = {
+        {"Intel(R) OpenCL", CA_DEVICE_CPU, 0},
+        {"Portable Computing Language", CA_DEVICE_CPU, 3},
+        {"Oclgrind", CA_DEVICE_CPU, 0},
+        {"NVIDIA CUDA", CA_DEVICE_GPU, 0},
+    };
+    for (size_t n = 0; n < sizeof known / sizeof known[0]; n++) {
+        if (strcmp(info->platform, known[n].platform) == 0 && info->type == known[n].type &&
+            strtol(info->driver_version, NULL, 10) >= known[n].version) {
+            return true;
         }
     }
-    device->info.memory = (ca_memory_mode)mode;
-    return has[mode];
+    return false;
 }
 
 /* Fill in everything about a device whose `cl`, `platform` and `id` are set. */
@@ -228,14 +263,15 @@ query_device(ca_device *device, const char *memory_override)
     info->max_work_group = QUERY_NEEDED(device, CL_DEVICE_MAX_WORK_GROUP_SIZE);
     info->max_parameter_size = QUERY_NEEDED(device, CL_DEVICE_MAX_PARAMETER_SIZE);
     info->float_width = query_number(device, CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT);
+    info->items_are_lanes = info->type != CA_DEVICE_CPU || info->float_width == 1;
     query_sub_groups(device, info);
     query_nvidia(device, info);
     info->float64 = query_extension(device, "cl_khr_fp64");
     info->float16 = query_extension(device, "cl_khr_fp16");
     device->system_svm = query_system_svm(device);
+    device->shares_memory = query_number(device, CL_DEVICE_HOST_UNIFIED_MEMORY) != 0;
     device->local_execution = query_extension(device, "cl_intel_exec_by_local_thread");
-    device->is_host =
-        info->type == CA_DEVICE_CPU && query_number(device, CL_DEVICE_HOST_UNIFIED_MEMORY) != 0;
+    device->is_host = info->type == CA_DEVICE_CPU && device->shares_memory;
     info->fast_pairs = device->is_host && ca_processor_has_fast_pairs();
     bool available = QUERY_NEEDED(device, CL_DEVICE_AVAILABLE) != 0;
     bool compiler = QUERY_NEEDED(device, CL_DEVICE_COMPILER_AVAILABLE) != 0;
@@ -252,8 +288,7 @@ query_device(ca_device *device, const char *memory_override)
     } else if (!chosen) {
         device_unusable(device, "lacks the memory mode asked for: ", memory_override);
     }
-    device->storage_is_host = info->memory == CA_MEMORY_SVM ||
-                              (info->memory == CA_MEMORY_HOST_PTR && info->type == CA_DEVICE_CPU);
+    info->is_known = is_known(info);
 }
 
 /* Append the devices of a platform to the list. */
@@ -366,6 +401,9 @@ ca_query_devices(const ca_cl *cl, const char *memory_override, ca_device **devic
                             (unsigned)platform_count, ca_cl_error_name(list.code)));
     }
     devices_sort(list.devices, list.count);
+    for (int n = 0; n < list.count; n++) {
+        list.devices[n].index = n;
+    }
     *devices = list.devices;
     *count = list.count;
     list.devices = NULL;

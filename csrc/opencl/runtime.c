@@ -253,28 +253,90 @@ ca_runtime_check_fork(const ca_runtime *runtime, ca_error *error)
     return ca_check_fork(&runtime->fork_guard, error);
 }
 
+/* True if a failure of this kind is the device's, not one of lack of memory or a stop. */
+static bool
+is_final(ca_status status)
+{
+    return status == CA_ERROR_KERNEL || status == CA_ERROR_DEVICE;
+}
+
+/* Take the next memory mode, if there is one. `why` the present one fails becomes a reason that the
+   listing shows. */
+static bool
+take_next_memory(ca_device *device, ca_error *why)
+{
+    ca_error *reason = &device->lacks[CA_MEMORY_IN_PLACE];
+    if (device->info.memory == CA_MEMORY_COPY || device->memory_is_given) {
+        return false;
+    }
+    if (reason->message[0] == '\0') {
+        ca_error_set(reason, CA_ERROR_KERNEL, "%s", why->message);
+    }
+    ca_error_clear(why);
+    ca_device_set_memory(device, device->info.memory + 1);
+    return true;
+}
+
+/* Open and probe the device in one memory mode. *opened: it has a context, so a failure is the
+   probe's, and is in device->failure. */
+static ca_status
+open_and_probe(ca_device *device, bool *opened, ca_error *error)
+{
+    ca_status status = ca_device_open(device, error);
+    *opened = status == CA_OK;
+    if (*opened) {
+        ca_staging_open(device);
+        status = ca_probe_device(device, &device->failure);
+    }
+    if (status != CA_OK) {
+        close_device(device);
+    }
+    return status;
+}
+
 /* Open and probe the device, under the build_lock. The probe's verdict is final; a context
    or memory that was not there may be there at the next call. */
 static ca_status
 try_open(ca_device *device, ca_error *error)
 {
-    ca_status status = ca_device_open(device, error);
-    bool opened = status == CA_OK;
-    if (opened) {
-        ca_staging_open(device);
-        status = ca_probe_device(device, &device->failure);
+    bool opened;
+    ca_status status = open_and_probe(device, &opened, error);
+    while (opened && is_final(status) && take_next_memory(device, &device->failure)) {
+        status = open_and_probe(device, &opened, error);
     }
     if (status == CA_OK) {
         ca_probe_capabilities(device);
         atomic_store(&device->state, CA_DEVICE_READY);
-        return CA_OK;
-    }
-    close_device(device);
-    if (opened && (status == CA_ERROR_KERNEL || status == CA_ERROR_DEVICE)) {
+    } else if (opened && is_final(status)) {
         atomic_store(&device->state, CA_DEVICE_UNUSABLE);
     } else if (opened) {
         ca_error_set(error, status, "%s", device->failure.message);
         ca_error_clear(&device->failure);
+    }
+    return status;
+}
+
+/* Let another process open a device whose driver is not known, in the first memory mode that does not
+   end that process. A device that ends it in each mode is unusable. */
+static ca_status
+open_apart(ca_device *device, ca_error *error)
+{
+    ca_status status = CA_OK;
+    bool again = atomic_load(&device->state) == CA_DEVICE_UNTRIED && !ca_device_is_adopted(device);
+    while (again) {
+        const ca_memory_mode tried = device->info.memory;
+        status = ca_probe_apart(device, error);
+        again = status == CA_ERROR_KERNEL;
+        if (again) {
+            ca_mutex_lock(&device->build_lock);
+            /* Another thread may have found out the same. */
+            again = device->info.memory != tried || take_next_memory(device, error);
+            if (!again && atomic_load(&device->state) == CA_DEVICE_UNTRIED) {
+                ca_error_set(&device->failure, status, "%s", error->message);
+                atomic_store(&device->state, CA_DEVICE_UNUSABLE);
+            }
+            ca_mutex_unlock(&device->build_lock);
+        }
     }
     return status;
 }
@@ -288,6 +350,10 @@ ca_device_prepare(ca_device *device, ca_error *error)
     }
     if (atomic_load_explicit(&device->state, memory_order_acquire) == CA_DEVICE_READY) {
         return CA_OK;
+    }
+    status = open_apart(device, error);
+    if (status == CA_ERROR_STOPPED) {
+        return status;
     }
     ca_mutex_lock(&device->build_lock);
     if (atomic_load(&device->state) == CA_DEVICE_UNTRIED) {
@@ -356,6 +422,7 @@ new_adopted(ca_device *base, const ca_adopted_queue *adopted)
     device->cache_folder = base->cache_folder;
     device->platform = base->platform;
     device->id = base->id;
+    device->index = base->index;
     ca_mutex_lock(&base->build_lock);
     device->info = base->info;
     ca_mutex_unlock(&base->build_lock);
@@ -479,17 +546,19 @@ done:
 
 /* ---- finding a device ---- */
 
-/* True if the device can be used; else its reason is appended to `reasons`. */
-static bool
-is_usable(ca_device *device, ca_strbuf *reasons)
+/* Find out whether the device can be used; if not, its reason is appended to `reasons`.
+   CA_ERROR_STOPPED is the only failure. */
+static ca_status
+check_usable(ca_device *device, ca_strbuf *reasons, bool *usable, const ca_error *error)
 {
-    CA_NEW_ERROR(error);
-    bool usable = ca_device_prepare(device, &error) == CA_OK;
-    if (!usable) {
-        ca_strbuf_append(reasons, "%s%s", reasons->length > 0 ? "; " : "", error.message);
+    CA_NEW_ERROR_FOR(why, error);
+    ca_status status = ca_device_prepare(device, &why);
+    *usable = status == CA_OK;
+    if (!*usable) {
+        ca_strbuf_append(reasons, "%s%s", reasons->length > 0 ? "; " : "", why.message);
     }
-    ca_error_clear(&error);
-    return usable;
+    ca_error_clear(&why);
+    return status == CA_ERROR_STOPPED ? status : CA_OK;
 }
 
 ca_status
@@ -500,7 +569,9 @@ ca_runtime_default_device(ca_runtime *runtime, ca_device **device, ca_error *err
     *device = NULL;
     CA_TRY(ca_runtime_check_fork(runtime, error));
     for (int i = 0; i < runtime->device_count; i++) {
-        if (is_usable(&runtime->devices[i], &reasons)) {
+        bool usable;
+        CA_TRY(check_usable(&runtime->devices[i], &reasons, &usable, error));
+        if (usable) {
             *device = &runtime->devices[i];
             goto done;
         }
@@ -525,13 +596,19 @@ ca_runtime_find_device(ca_runtime *runtime, const char *words, const char *what,
     CA_TRY(ca_words_read(&request, words, what, runtime->devices, runtime->device_count, error));
     for (int i = 0; i < runtime->device_count; i++) {
         ca_device *candidate = &runtime->devices[i];
-        if (!ca_words_fit(&request, &candidate->info) ||
-            (request.counts_usable && !is_usable(candidate, &reasons))) {
+        if (!ca_words_fit(&request, &candidate->info)) {
             continue;
         }
-        const bool wanted = request.number < 0 || request.number == matches;
-        matches++;
-        if (wanted && is_usable(candidate, &reasons)) {
+        bool usable = true;
+        if (request.counts_usable) {
+            CA_TRY(check_usable(candidate, &reasons, &usable, error));
+        }
+        const bool wanted = usable && (request.number < 0 || request.number == matches);
+        matches += usable;
+        if (wanted && !request.counts_usable) {
+            CA_TRY(check_usable(candidate, &reasons, &usable, error));
+        }
+        if (wanted && usable) {
             *device = candidate;
             goto done;
         }

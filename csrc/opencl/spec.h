@@ -6,6 +6,7 @@
 #define CLATTN_OPENCL_SPEC_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 typedef struct {
@@ -43,5 +44,12 @@ ca_kernel_define(ca_kernel_spec *spec, const char *name, int64_t value)
 }
 
 typedef struct ca_kernel ca_kernel; /* a built kernel; lives as long as its device */
+
+/* What a driver says of a built kernel. */
+typedef struct {
+    size_t
+        work_group; /* most work-items of a group; registers may allow fewer than the device does */
+    uint64_t local_memory; /* bytes that it takes, with what the compiler adds */
+} ca_kernel_limits;
 
 #endif

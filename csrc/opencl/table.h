@@ -18,10 +18,10 @@ struct ca_kernel {
     cl_program program;
     cl_kernel handle;
     ca_kernel_spec spec;
-    ca_kernel *next;   /* in the table */
-    uint64_t hash;     /* of the spec */
-    char *notice;      /* why the device cannot use the kernel, until somebody takes it, or NULL */
-    size_t work_group; /* most work-items of a work-group */
+    ca_kernel *next; /* in the table */
+    uint64_t hash;   /* of the spec */
+    char *notice;    /* why the device cannot use the kernel, until somebody takes it, or NULL */
+    ca_kernel_limits limits;
     _Atomic(double) speed; /* work that it did lately in a second (ca_step); 0: unknown */
     /* Bit i: argument i is set to pointers[i]. Under the device's lock. */
     uint32_t given;

@@ -10,7 +10,7 @@
 
 /* Part of the identity of each verdict. Raise the number whenever the host's side of a trial
    changes: its input, or the results that pass. */
-#define EDITION 2
+#define EDITION 3
 
 /* The file of a verdict: two texts, each with its final 0, the message and the compiler's log. Both
    are empty if the kernel passes. */
@@ -18,13 +18,19 @@
 
 /* A hash of everything that a verdict depends on. */
 static bool
-verdict_identity(const ca_device *device, const ca_kernel_spec *spec, ca_hash *identity)
+verdict_identity(const ca_device *device, const ca_kernel_spec *spec, const char *what,
+                 ca_hash *identity)
 {
     ca_hash program;
+    const ca_hash tried = ca_cache_hash(what, strlen(what));
     if (!ca_kernel_identity(device, spec, &program)) {
         return false;
     }
-    const uint64_t parts[] = {program.words[0], program.words[1], (uint64_t)device->info.memory,
+    const uint64_t parts[] = {program.words[0],
+                              program.words[1],
+                              tried.words[0],
+                              tried.words[1],
+                              (uint64_t)device->info.memory,
                               EDITION};
     *identity = ca_cache_hash(parts, sizeof parts);
     return true;
@@ -72,12 +78,12 @@ keep_verdict(const ca_device *device, ca_hash identity, const ca_error *error)
 }
 
 ca_status
-ca_verdict_find(ca_device *device, const ca_kernel_spec *spec, bool keeps_failures, ca_trial trial,
-                const void *context, ca_error *error)
+ca_verdict_find(ca_device *device, const ca_kernel_spec *spec, const char *what,
+                bool keeps_failures, ca_trial trial, const void *context, ca_error *error)
 {
     ca_status status;
     ca_hash identity;
-    bool identified = verdict_identity(device, spec, &identity);
+    bool identified = verdict_identity(device, spec, what, &identity);
     if (identified && read_verdict(device, identity, &status, error)) {
         return status;
     }
@@ -86,4 +92,14 @@ ca_verdict_find(ca_device *device, const ca_kernel_spec *spec, bool keeps_failur
         keep_verdict(device, identity, error);
     }
     return status;
+}
+
+void
+ca_verdict_keep_pass(const ca_device *device, const ca_kernel_spec *spec)
+{
+    ca_hash identity;
+    CA_NEW_ERROR(none);
+    if (verdict_identity(device, spec, "", &identity)) {
+        keep_verdict(device, identity, &none);
+    }
 }

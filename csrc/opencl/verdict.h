@@ -18,9 +18,14 @@ typedef ca_status (*ca_trial)(ca_device *device, const ca_kernel_spec *spec, con
                               ca_error *error);
 
 /* The verdict about the kernel: an earlier process's, or that of `trial`, which gets `context`. It
-   belongs to the program, driver and device and to the way in which kernels reach memory.
-   `keeps_failures`: a failure is kept on disk too, with its message and the compiler's log. */
-ca_status ca_verdict_find(ca_device *device, const ca_kernel_spec *spec, bool keeps_failures,
-                          ca_trial trial, const void *context, ca_error *error);
+   belongs to the program, driver and device, to the way in which kernels reach memory, and to what
+   is tried (`what`, any text). `keeps_failures`: a failure is kept on disk too, with its message and
+   the compiler's log. */
+ca_status ca_verdict_find(ca_device *device, const ca_kernel_spec *spec, const char *what,
+                          bool keeps_failures, ca_trial trial, const void *context,
+                          ca_error *error);
+
+/* Keep the verdict on disk that the kernel passes. */
+void ca_verdict_keep_pass(const ca_device *device, const ca_kernel_spec *spec);
 
 #endif

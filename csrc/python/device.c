@@ -115,6 +115,9 @@ get_reason(PyObject *self, void *Py_UNUSED(closure))
     error.stops = NULL; /* an exception would be no reason */
     ca_status status = ca_device_prepare(ca_py_device_get(self), &error);
     ca_py_work_end(&work);
+    if (status == CA_ERROR_STOPPED) {
+        return NULL;
+    }
     PyObject *reason =
         status == CA_OK
             ? Py_NewRef(Py_None)
@@ -152,6 +155,7 @@ lacks(PyObject *module, PyObject *object)
         [CA_SUB_GROUPS_16] = "sub-groups of 16",
         [CA_SUB_GROUPS_32] = "sub-groups of 32",
         [CA_SUB_GROUP_SHUFFLES] = "shuffles of sub-groups",
+        [CA_MEMORY_IN_PLACE] = "the host's memory in place",
     };
     if (!Py_IS_TYPE(object, ca_state_get(module)->device_type)) {
         PyErr_Format(PyExc_TypeError, "device must be a Device, not %s", Py_TYPE(object)->tp_name);

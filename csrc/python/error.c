@@ -3,6 +3,8 @@
 
 #include <stdarg.h>
 
+#include "python/trials.h"
+
 int
 ca_py_error_init(PyObject *module)
 {
@@ -77,6 +79,7 @@ ca_py_work_begin(ca_py_work *work, const ca_state *state, ca_error *error)
     work->workers = state->workers;
     work->error = error;
     error->stops = is_interrupted;
+    error->apart = state->forced.trials == CA_TRIALS_APART ? ca_py_try_apart : NULL;
     error->caller = work;
     atomic_fetch_add(&state->workers->count, 1);
     work->thread = PyEval_SaveThread();
@@ -86,6 +89,7 @@ void
 ca_py_work_end(ca_py_work *work)
 {
     work->error->stops = NULL;
+    work->error->apart = NULL;
     work->error->caller = NULL;
     atomic_fetch_sub(&work->workers->count, 1);
     PyEval_RestoreThread(work->thread);

@@ -26,6 +26,7 @@ extern PyMethodDef ca_py_directml_methods[]; /* python/directml.c */
 extern PyMethodDef ca_py_forced_methods[];   /* python/forced.c */
 extern PyMethodDef ca_py_tuning_methods[];   /* python/tuning.c */
 extern PyMethodDef ca_py_mods_methods[];     /* python/mods.c */
+extern PyMethodDef ca_py_trials_methods[];   /* python/trials.c */
 extern PyMethodDef ca_py_pyopencl_methods[]; /* python/pyopencl.c */
 
 /* Function and flags of a row. FASTCALL: (self, args, nargs). KEYWORDS: (self, args, kwargs). */
