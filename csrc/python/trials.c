@@ -120,7 +120,18 @@ fast_variants(PyObject *module, PyObject *args)
     return words;
 }
 
+/* is_known(device, /) -> bool: the driver is not tried in another process */
+static PyObject *
+is_known(PyObject *module, PyObject *object)
+{
+    return Py_IS_TYPE(object, ca_state_get(module)->device_type)
+               ? PyBool_FromLong(ca_device_get_info(ca_py_device_get(object))->is_known)
+               : PyErr_Format(PyExc_TypeError, "device must be a Device, not %s",
+                              Py_TYPE(object)->tp_name);
+}
+
 PyMethodDef ca_py_trials_methods[] = {
+    {"is_known", is_known, METH_O, NULL},
     {"try_variant", try_variant, METH_VARARGS, NULL},
     {"fast_variants", fast_variants, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -1,6 +1,6 @@
-"""Trials of drivers in another process, which some of them end: csrc/opencl/apart.h.
+"""Trials of drivers in another process, which some drivers end: csrc/opencl/apart.h.
 
-The core calls `run` in the process of the user. `main` is what the other process does.
+The core calls `run` in the user's process. `main` is what the other process does.
 """
 
 from __future__ import annotations
@@ -10,85 +10,129 @@ import json
 import os
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
-SECONDS = 20  # that a driver may take for a step: to be opened, to build and run a kernel
+from clattn import _core
 
-_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from clattn import _apart; _apart.main()"
-_LIVED = "lived"
+if TYPE_CHECKING:
+    from clattn import Device
+
+SECONDS = 20  # that a driver may take for a step: opening, building and running a kernel
+
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
+    "from clattn import _apart; _apart.main(*sys.argv[2:])"
+)
+
+
+class NoProcessError(Exception):
+    """No other process can be started here, or it did not get as far as the driver."""
 
 
 def run(request: str) -> str | None:
-    """Do in another process what `request` says: device, memory mode, what to do.
+    """Do what `request` says in another process: a device, its memory mode, what to do.
 
     Returns
     -------
     reason : str or None
-        None: the process has lived. Else why it has not; empty if none could be started.
+        None: the process has lived. Else why it has not; empty if there was none.
     """
-    from clattn import _core
-
     index, memory, *words = request.split(" ")
     device = _core.all_devices()[int(index)]
-    known = [device.platform, device.name, device.driver_version]
-    environment = os.environ | {
-        "CLATTN_TRIALS": "here",
-        "CLATTN_MEMORY": memory,
-        "CLATTN_KERNEL": "",
-    }
-    if not os.path.basename(sys.executable or "").lower().startswith("python"):
-        return ""  # a program that has Python in it, and would start itself
-    command = [sys.executable, "-c", _START, json.dumps(sys.path), index, json.dumps(known), *words]
     try:
-        done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL,
+        found = ask(device, *words, environment={"CLATTN_MEMORY": memory})
+    except NoProcessError:
+        return ""
+    return found.get("ended")
+
+
+def ask(device: Device, *words: str, environment: dict[str, str] | None = None) -> dict[str, str]:
+    """Do what the words say with a device in another process.
+
+    Returns
+    -------
+    found : dict
+        "ended": how the driver has ended the process; "reason": why the device or the variant is
+        not used; "refused": what the variant takes, which such a call is not. Empty: all is well.
+
+    Raises
+    ------
+    NoProcessError
+    """
+    if not os.path.basename(sys.executable or "").lower().startswith("python"):
+        raise NoProcessError  # a program that has Python in it would start itself
+    command = [sys.executable, "-c", _START, json.dumps(sys.path), json.dumps(_identity(device)),
+               str(_core.all_devices().index(device)), *words]  # fmt: skip
+    variables = os.environ | {"CLATTN_TRIALS": "here", "CLATTN_KERNEL": ""} | (environment or {})
+    try:
+        done = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL,
                               capture_output=True, text=True, errors="replace",
                               timeout=5 * SECONDS, check=False)  # fmt: skip
-    except OSError:
-        return ""
+    except OSError as error:
+        raise NoProcessError from error
     except subprocess.TimeoutExpired:
-        return f"does not end within {5 * SECONDS} seconds in another process"
-    said = done.stdout.split()
-    if _LIVED in said:
-        return None
-    return f"{_ending(done)} in another process: {' '.join(words)}" if "started" in said else ""
+        return {"ended": f"{_what(words)} in another process hung for {5 * SECONDS} seconds"}
+    lines: list[dict[str, str]] = [
+        json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")
+    ]
+    if not lines:
+        raise NoProcessError
+    if "lived" in lines[-1]:
+        return {name: text for name, text in lines[-1].items() if name != "lived"}
+    return {"ended": f"{_what(words)} in another process {_ending(done)}"}
+
+
+def _identity(device: Device) -> list[str]:
+    return [device.platform, device.name, device.driver_version]
+
+
+def _what(words: tuple[str, ...]) -> str:
+    return {"open": "opening the device", "attention": "its trial"}.get(words[0], "a small call")
 
 
 def _ending(done: subprocess.CompletedProcess[str]) -> str:
     """Say how the process has ended, and its last words."""
     if "Timeout (" in done.stderr:
-        return f"hangs for {SECONDS} seconds"
+        return f"hung for {SECONDS} seconds"
     how = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
-    words = [line for line in done.stderr.splitlines() if line.strip()]
-    return f"ends the process ({how}{'; ' + words[-1].strip()[:200] if words else ''})"
+    words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    last = f": {words[-1][:200]}" if words else ""
+    return f"ended that process ({how}{last})"
 
 
-def main() -> None:
-    """Do what the arguments say, and leave without the exit handlers of the driver."""
-    from clattn import _core
-
-    _, _, index, known, *words = sys.argv
+def main(known: str, index: str, *words: str) -> None:
+    """Do what the words say, and leave without the driver's exit handlers."""
     device = _core.all_devices()[int(index)]
-    if [device.platform, device.name, device.driver_version] != json.loads(known):
+    if _identity(device) != json.loads(known):
         os._exit(1)
-    print("started", flush=True)
-    _step()
-    if device.usable and words[0] == "attention":
-        word, dtype, value_dtype, head_size, v_head_size = words[1:]
-        _step()
-        _core.try_variant(device, word, dtype, value_dtype, int(head_size), int(v_head_size), True)
-    elif device.usable and words[0] == "diagonal":
-        _step()
-        _try_diagonal(device, int(words[1]))
-    print(_LIVED, flush=True)
+    print(json.dumps({"started": True}), flush=True)
+    _begin_step()
+    found = {"lived": "yes"}
+    reason = device.reason
+    _begin_step()
+    if reason is None and words[0] == "attention":
+        _, word, dtype, value_dtype, size, value_size = words
+        try:
+            reason = _core.try_variant(
+                device, word, dtype, value_dtype, int(size), int(value_size), True
+            )
+        except ValueError as error:
+            found["refused"] = str(error)
+    elif reason is None and words[0] == "diagonal":
+        _fill_and_copy(device, int(words[1]))
+    if reason is not None:
+        found["reason"] = reason
+    print(json.dumps(found), flush=True)
     os._exit(0)
 
 
-def _step() -> None:
-    """Let the process end if the next step takes too long."""
+def _begin_step() -> None:
+    """End the process if what comes next takes too long."""
     faulthandler.dump_traceback_later(SECONDS, exit=True)
 
 
-def _try_diagonal(device: object, width: int) -> None:
-    """Copy and fill matrices whose elements have `width` bytes."""
+def _fill_and_copy(device: Device, width: int) -> None:
+    """Fill and copy matrices whose elements have `width` bytes."""
     import numpy as np
 
     import clattn

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import clattn
-from clattn import Device, _core, _drivers, _listing
+from clattn import Device, _apart, _core, _drivers, _listing
 
 _PACKAGES = ("numpy", "ml_dtypes", "intel-opencl-rt", "torch", "jax", "dask", "mpi4py", "onnx",
              "transformers", "pyopencl")  # fmt: skip
@@ -55,6 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
                 advice.append(f"{device.name} ({device.platform}) computes wrongly: please report "
                               "this page, and choose another device by CLATTN_DEVICE")  # fmt: skip
         _print("A call on each device", lines)
+        lines, wrong = _try_kernels()
+        advice += wrong
+        _print("Each kernel, in another process", lines)
     _print("To do", [("", text) for text in advice] or [("", "nothing")])
     return 0 if works else 1
 
@@ -136,6 +139,25 @@ def _cache() -> tuple[list[Line], list[str]]:
     if os.access(place, os.W_OK):
         return lines, []
     return lines, [f"make {place} writable, or set XDG_CACHE_HOME: each process builds its kernels"]
+
+
+def _try_kernels() -> tuple[list[Line], list[str]]:
+    """Try each kernel that float32 calls choose from in another process, on each usable device."""
+    lines: list[Line] = []
+    advice: list[str] = []
+    for device in clattn.devices():
+        for word in _core.fast_variants(device, "float32"):
+            try:
+                found = _apart.ask(device, "attention", word, "float32", "float32", "64", "64")
+            except _apart.NoProcessError:
+                return [("", "no process can be started")], advice
+            problem = found.get("ended") or found.get("reason")
+            if "refused" not in found:
+                lines.append((device.name, f"{word}: {problem or 'right'}"))
+            if problem is not None:
+                advice.append(f"{device.name} ({device.platform}) does without the kernel {word}: "
+                              "please report this page")  # fmt: skip
+    return lines, advice
 
 
 def _try_call(device: Device) -> tuple[str, bool]:

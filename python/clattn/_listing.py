@@ -6,6 +6,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import clattn
 from clattn import Device, _core, _tuning
@@ -100,11 +101,31 @@ def facts(device: Device, word: str) -> Iterator[tuple[str, str]]:
             major, minor = divmod(device.nvidia_capability, 10)
             yield "matrix units", f"NVIDIA's, of capability {major}.{minor}"
         yield "tuned", _tuned(device)
+        if not _core.is_known(device):
+            yield from _kernels(device)
         for capability, reason in lacks.items():
             first, *log = reason.splitlines()
             yield "not used", f"{capability}: {first}"
             for line in itertools.takewhile(_is_of_log, log):
                 yield "", line
+
+
+def kernels_for(device: Device, dtype: str) -> Iterator[tuple[str, str | None]]:
+    """Yield the kernels that calls of a dtype choose from, and why one is not used, or None."""
+    for word in _core.fast_variants(device, dtype):
+        with suppress(ValueError):  # the device lacks what the kernel needs
+            yield word, _core.try_variant(device, word, dtype, dtype, 64, 64, False)
+
+
+def _kernels(device: Device) -> Iterator[tuple[str, str]]:
+    """Yield which kernels a driver that is not known is used with: each is tried."""
+    refused: dict[str, str] = {}
+    for dtype in ("float32", "float16"):
+        found = dict(kernels_for(device, dtype))
+        yield f"for {dtype}", ", ".join(word for word, why in found.items() if why is None)
+        refused |= {word: why for word, why in found.items() if why is not None}
+    for word, why in refused.items():
+        yield "not used", f"{word}: {why.splitlines()[0]}"
 
 
 def _tuned(device: Device) -> str:
