@@ -130,6 +130,12 @@ ca_runtime_close(ca_runtime *runtime)
     free(runtime);
 }
 
+void *
+ca_runtime_loader(const ca_runtime *runtime)
+{
+    return runtime->cl.library;
+}
+
 int
 ca_runtime_device_count(const ca_runtime *runtime)
 {
@@ -485,8 +491,14 @@ append_adopted(ca_runtime *runtime, ca_device *base, const ca_adopted_queue *ado
     if (made == NULL) {
         return ca_error_set(error, CA_ERROR_MEMORY, "no memory for a device");
     }
+    const cl_int kept = cl->clRetainContext(adopted->context);
     ca_status status =
-        ca_cl_check(cl->clRetainContext(adopted->context), "clRetainContext", name, error);
+        kept == CL_INVALID_CONTEXT /* some runtimes release a context before its queues */
+            ? ca_error_set(error, CA_ERROR_DEVICE,
+                           "the context of queue is gone (CL_INVALID_CONTEXT) on device '%s'; keep "
+                           "the context in a variable as long as the queue",
+                           name)
+            : ca_cl_check(kept, "clRetainContext", name, error);
     if (status == CA_OK) {
         status = ca_cl_check(cl->clRetainCommandQueue(adopted->queue), "clRetainCommandQueue", name,
                              error);

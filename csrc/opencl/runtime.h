@@ -31,6 +31,9 @@ void ca_runtime_close(ca_runtime *runtime); /* NULL is fine */
    drivers are gone, so only the accessors below may be called there. */
 ca_status ca_runtime_check_fork(const ca_runtime *runtime, ca_error *error);
 
+/* The loader, for ca_library_symbol. */
+void *ca_runtime_loader(const ca_runtime *runtime);
+
 int ca_runtime_device_count(const ca_runtime *runtime);
 
 /* The device of that index. Devices of adopted queues follow those of the list, in the order in

@@ -15,6 +15,7 @@ extern PyType_Spec ca_py_cache_spec;    /* python/cache.c */
 extern PyType_Spec ca_py_producer_spec; /* python/dlpack_export.c */
 
 extern PyMethodDef ca_py_runtime_methods[];  /* python/runtime.c */
+extern PyMethodDef ca_py_loaders_methods[];  /* python/loaders.c */
 extern PyMethodDef ca_py_end_methods[];      /* python/end.c */
 extern PyMethodDef ca_py_device_methods[];   /* python/device.c */
 extern PyMethodDef ca_py_memory_methods[];   /* python/memory.c */

@@ -50,6 +50,7 @@ module_exec(PyObject *module)
         PyModule_AddType(module, state->cache_type) < 0 ||
         PyModule_AddStringConstant(module, "__version__", CLATTN_VERSION) < 0 ||
         PyModule_AddFunctions(module, ca_py_runtime_methods) < 0 ||
+        PyModule_AddFunctions(module, ca_py_loaders_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_end_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_memory_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_device_methods) < 0 ||

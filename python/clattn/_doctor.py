@@ -98,9 +98,17 @@ def _versions() -> Iterator[Line]:
 
 
 def _drivers_found() -> tuple[list[Line], list[str]]:
-    """Return the loader, the drivers that it is told of, and what to do."""
+    """Return the loaders, the drivers that they are told of, and what to do."""
     advice = []
-    lines = [("loader", _drivers.loader_in_use() or "none is open")]
+    ours = _core.loader()
+    lines = [("loader", os.fsdecode(ours) if ours else "none is open, or the system does not say")]
+    others = [os.fsdecode(path) for path in _drivers.loaders_in_use() if path != ours]
+    lines += [("another loader", path) for path in others]
+    if ours and others:
+        advice.append("several loaders are open, and handles of OpenCL belong to one: import "
+                      "pyopencl, or the package that has opened the other, before clattn's first "
+                      "call, or call clattn.devices() before that package looks for "
+                      "drivers")  # fmt: skip
     place = Path(os.environ.get("OCL_ICD_VENDORS", _drivers.SYSTEM_VENDORS))
     lines.append(("drivers listed in", str(place)))
     files = [place] if place.is_file() else sorted(place.glob("*.icd"))

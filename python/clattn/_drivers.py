@@ -12,6 +12,9 @@ import stat
 import sys
 import zlib
 from contextlib import suppress
+from itertools import takewhile
+
+from clattn import _core
 
 SYSTEM_VENDORS = "/etc/OpenCL/vendors"
 _IS_WINDOWS = sys.platform == "win32"
@@ -99,12 +102,50 @@ def _read(file: str) -> bytes:
     return b""
 
 
-def loader_in_use() -> str | None:
-    """Return the path of the loader that this process has opened; it has read the environment."""
-    for line in _read("/proc/self/maps").splitlines():
-        if b"/libOpenCL.so" in line:
-            return os.fsdecode(line[line.index(b"/") :])
+def loaders_in_use() -> list[bytes]:
+    """Return the loaders that this process has opened, under any name: pyopencl's before others."""
+    opened = [path for path in _core.libraries() if _core.loader_of(path) == path]
+    theirs = loader_of_pyopencl()
+    return sorted(opened, key=lambda path: path != theirs)
+
+
+def loader_of_pyopencl() -> bytes | None:
+    """Return the loader that pyopencl calls, None if it is not imported."""
+    file = getattr(sys.modules.get("pyopencl._cl"), "__file__", None)
+    return None if file is None else _core.loader_of(os.fsencode(file))
+
+
+def _installed_loader_of_pyopencl() -> bytes | None:
+    """Return the loader that pyopencl's wheel brings, None without one. Imports nothing."""
+    for entry in sys.path:
+        folder = os.path.abspath(os.path.join(entry, "pyopencl"))
+        for name in _names_in(os.path.join(folder, ".libs")):
+            if name.startswith("libOpenCL"):
+                return os.fsencode(os.path.join(folder, ".libs", name))
+        if os.path.isfile(os.path.join(folder, "__init__.py")):
+            break
     return None
+
+
+def _serves(loader: bytes, preload: tuple[bytes, ...], *, needs_wheel: bool) -> bool:
+    """Return whether a loader that is open lists platforms, those of clattn's packages included.
+
+    A loader reads the environment once. So one that another package has called before may not know
+    the driver of intel-opencl-rt. If pyopencl calls it, it serves nevertheless: clattn shares
+    pyopencl's handles.
+    """
+    import ctypes
+
+    # PyDLL keeps the interpreter's lock, so no other thread forks meanwhile.
+    for library in preload:
+        with suppress(OSError):
+            ctypes.PyDLL(os.fsdecode(library), ctypes.RTLD_GLOBAL)
+    count = ctypes.c_uint()
+    ctypes.PyDLL(os.fsdecode(loader)).clGetPlatformIDs(0, None, ctypes.byref(count))
+    if count.value == 0 or not needs_wheel or loader == loader_of_pyopencl():
+        return count.value > 0
+    driver = os.fsencode(_WHEEL_DRIVER)
+    return any(os.path.basename(path) == driver for path in _core.libraries())
 
 
 def _installed_drivers() -> list[bytes]:
@@ -181,6 +222,16 @@ def _write_vendors_folder(drivers: list[bytes]) -> str | None:
     return None
 
 
+def _name_drivers(driver: bytes) -> None:
+    """Name the driver of intel-opencl-rt to the loader, beside the system's drivers."""
+    drivers = [driver, *(d for d in _installed_drivers() if d != driver)]
+    folder = None if sys.platform == "win32" else _write_vendors_folder(drivers)
+    if folder is not None:
+        os.environ["OCL_ICD_VENDORS"] = folder
+    else:  # some loaders ignore this variable, but it needs no folder
+        os.environ["OCL_ICD_FILENAMES"] = os.fsdecode(driver)
+
+
 def check_environment() -> None:
     """Check the words of environment variables.
 
@@ -207,8 +258,10 @@ def discover() -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes | None, str]
     preload : tuple of bytes
         Libraries to open before the loader, globally.
     candidates : tuple of bytes
-        Loaders; the core uses the first that opens. The system's loader comes first, then that
-        of intel-opencl-rt; the other way round if the process has used a loader before.
+        Loaders; the core uses the first that opens. Those come first that this process has
+        opened, then that of pyopencl's wheel, which pyopencl would open later, the system's, and
+        that of intel-opencl-rt. One that is open and lacks drivers comes last; the system's
+        would be the same, so that of intel-opencl-rt comes before it.
     cache : bytes or None
         The folder for built kernels; None: there is none.
     memory : str
@@ -224,19 +277,23 @@ def discover() -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes | None, str]
     preload: tuple[bytes, ...] = ()
     candidates = [os.fsencode(_SYSTEM_LOADER)]
     wheel = _wheel_libraries()
+    # These variables are the user's choice of drivers.
+    adds = wheel is not None and not {"OCL_ICD_VENDORS", "OCL_ICD_FILENAMES"} & os.environ.keys()
     if wheel is not None:
         preload = tuple(os.fsencode(os.path.join(wheel, name)) for name in _PRELOAD)
-        own = os.fsencode(os.path.join(wheel, _WHEEL_LOADER))
-        # A loader that another package has used ignores the folder that is written below.
-        candidates.insert(0 if loader_in_use() else 1, own)
-        # These variables are the user's choice of drivers.
-        if not {"OCL_ICD_VENDORS", "OCL_ICD_FILENAMES"} & os.environ.keys():
-            driver = os.fsencode(os.path.join(wheel, _WHEEL_DRIVER))
-            drivers = [driver, *(d for d in _installed_drivers() if d != driver)]
-            folder = None if sys.platform == "win32" else _write_vendors_folder(drivers)
-            if folder is not None:
-                os.environ["OCL_ICD_VENDORS"] = folder
-            else:  # some loaders ignore this variable, but it needs no folder
-                os.environ["OCL_ICD_FILENAMES"] = os.fsdecode(driver)
+        if adds:
+            _name_drivers(os.fsencode(os.path.join(wheel, _WHEEL_DRIVER)))
+    theirs = _installed_loader_of_pyopencl()
+    if theirs is not None:  # it crashes without the variable, which an import of pyopencl sets
+        folder = os.path.dirname(os.path.dirname(theirs))
+        os.environ.setdefault("PYOPENCL_HOME", os.fsdecode(folder))
+    opened = loaders_in_use()
+    blind = list(takewhile(lambda path: not _serves(path, preload, needs_wheel=adds), opened))
+    if wheel is not None:
+        candidates.insert(0 if blind else 1, os.fsencode(os.path.join(wheel, _WHEEL_LOADER)))
+    # That loader is an ocl-icd, which does not read this variable.
+    if theirs is not None and theirs not in blind and "OCL_ICD_FILENAMES" not in os.environ:
+        candidates.insert(0, theirs)
+    candidates = [*opened[len(blind) :], *candidates, *blind]
     cache = cache_folder()
     return preload, tuple(candidates), None if cache is None else os.fsencode(cache), memory

@@ -5,9 +5,11 @@ pyopencl is imported by whoever has its objects.
 
 from __future__ import annotations
 
+import os
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from clattn import _core
+from clattn import _core, _drivers
 
 try:
     import pyopencl as cl
@@ -21,12 +23,30 @@ if TYPE_CHECKING:
     from clattn._core import Device, Tensor
 
 
+@cache
+def _check_loader() -> None:
+    """Open OpenCL, and check that pyopencl calls the loader that clattn calls.
+
+    A loader may keep data of its own in a driver's objects, so another one does not know them.
+    """
+    _core.all_devices()
+    ours, theirs = _core.loader(), _drivers.loader_of_pyopencl()
+    if ours is not None and theirs is not None and ours != theirs:
+        raise _core.DeviceError(
+            f"queue belongs to pyopencl's OpenCL loader, {os.fsdecode(theirs)}, while clattn calls "
+            f"{os.fsdecode(ours)}; expected one loader for both: import pyopencl before clattn's "
+            "first call, or build a pyopencl that calls the system's loader: "
+            "pip install --no-binary pyopencl pyopencl"
+        )
+
+
 def device_of(queue: cl.CommandQueue) -> Device:
     """Return the device that runs calls in the queue, and in the queue's context."""
     if not isinstance(queue, cl.CommandQueue):
         raise TypeError(
             f"queue is of type {type(queue).__name__}; expected a pyopencl.CommandQueue"
         )
+    _check_loader()
     return _core.adopt_queue(queue.int_ptr)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import clattn._drivers as drivers
 import pytest
-from support.helpers import run_python
+from support.helpers import copy_of_a_loader, run_python
 
 
 @pytest.fixture
@@ -23,7 +23,8 @@ def environment(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    monkeypatch.setattr(drivers, "loader_in_use", lambda: None)
+    monkeypatch.setattr(drivers, "loaders_in_use", list)
+    monkeypatch.setattr(drivers, "_installed_loader_of_pyopencl", lambda: None)
     (tmp_path / "system").mkdir()
     monkeypatch.setattr(drivers, "SYSTEM_VENDORS", str(tmp_path / "system"))
     yield tmp_path
@@ -300,6 +301,30 @@ def test_a_loader_that_was_used_before_is_not_relied_on(used):
     assert "Intel" in said
 
 
+@pytest.mark.parametrize("name", ["libOpenCL.so.1", "libOpenCL-0a1b2c3d.so.1.0.0", "libanother.so"])
+@pytest.mark.parametrize("chosen", [False, True], ids=["found", "chosen"])
+def test_a_loader_that_is_open_is_used_under_any_name(tmp_path, name, chosen):
+    """One in a process. Also one that a library brings, which is a link, or in a strange folder."""
+    (tmp_path / "\udcff").mkdir()
+    loader = copy_of_a_loader(tmp_path / "\udcff", name)
+    (tmp_path / "link.so").symlink_to(loader)
+    variables = {} if chosen else {"OCL_ICD_VENDORS": None, "OCL_ICD_FILENAMES": None}
+    run_python(
+        """
+        import ctypes, os, sys
+        ctypes.CDLL(sys.argv[1])
+        import clattn, clattn._drivers as drivers
+        from support.helpers import check, qkv
+        assert clattn._core.loader() is None
+        assert drivers.loaders_in_use() == [os.fsencode(sys.argv[1])]
+        check(*qkv(), device=clattn.devices()[0])
+        assert drivers.loaders_in_use() == [os.fsencode(sys.argv[1])] == [clattn._core.loader()]
+        """,
+        tmp_path / "link.so",
+        env=variables,
+    )
+
+
 @pytest.mark.parametrize(
     ("system", "loaders", "variables"),
     [
@@ -322,7 +347,7 @@ def test_loaders_of_other_systems(environment, monkeypatch, system, loaders, var
     spec = importlib.util.spec_from_file_location("drivers_elsewhere", drivers.__file__)
     elsewhere = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(elsewhere)
-    monkeypatch.setattr(elsewhere, "loader_in_use", lambda: None)
+    monkeypatch.setattr(elsewhere, "loaders_in_use", list)
     _, candidates, cache, _ = elsewhere.discover()
     folder = os.path.realpath(environment / "Library/bin")
     assert [os.fsdecode(c) for c in candidates] == [text.format(bin=folder) for text in loaders]

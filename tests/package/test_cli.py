@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 from clattn import _measuring
 from clattn.__main__ import main
-from support.helpers import WHAT_TO_INSTALL, no_opencl, png_size, run, run_cli
+from support.helpers import (
+    WHAT_TO_INSTALL,
+    copy_of_a_loader,
+    no_opencl,
+    png_size,
+    run,
+    run_cli,
+    run_python,
+)
 
 
 def test_the_listing_names_every_device():
@@ -93,6 +101,25 @@ def test_doctor_names_a_driver_that_does_not_open(tmp_path):
     assert (
         f"install the driver /nonexistent/libdriver.so again, or remove {tmp_path}" in done.stdout
     )
+
+
+def test_doctor_names_the_loaders(tmp_path):
+    """In a process that has opened two."""
+    loaders = [copy_of_a_loader(tmp_path, f"lib{n}.so") for n in range(2)]
+    done = run_python(
+        """
+        import ctypes, sys
+        from clattn.__main__ import main
+        for loader in sys.argv[1:]:
+            ctypes.CDLL(loader)
+        main(["doctor"])
+        """,
+        *loaders,
+    )
+    said, advice = done.stdout.split("\nTo do\n")
+    assert f"  loader                   {loaders[0]}\n" in said
+    assert f"  another loader           {loaders[1]}\n" in said
+    assert "several loaders are open" in advice
 
 
 def test_doctor_finds_wrong_results(monkeypatch, capsys):

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Queues and arrays of pyopencl: calls in their order, on their buffers."""
 
+import ctypes.util
 import gc
+import os
 import threading
 
 import clattn
+import clattn._drivers as drivers
 import numpy as np
 import pytest
 from references.attention import bfloat16
@@ -276,3 +279,131 @@ def test_without_pyopencl():
             clattn.Device.from_pyopencl(3)
     """
     run_python(code)
+
+
+SHARING = """
+import ctypes, sys
+import numpy as np
+
+order, platform, name, other = sys.argv[1:]
+if other:
+    ctypes.CDLL(other)
+if order == "clattn first":
+    import clattn
+    clattn.devices()
+import pyopencl as cl, pyopencl.array as cla
+if order == "pyopencl asked first":
+    cl.get_platforms()
+import clattn, clattn._drivers as drivers
+clattn.devices()
+
+def attend(device):
+    "Through a queue of pyopencl's, and its arrays."
+    context = cl.Context([device])
+    queue = cl.CommandQueue(context)
+    x = np.random.default_rng(0).standard_normal((1, 2, 9, 8), np.float32)
+    adopted = clattn.Device.from_pyopencl(queue)
+    right = clattn.scaled_dot_product_attention(x, x, x, device=adopted)
+    a = cla.to_device(queue, x)
+    result = clattn.scaled_dot_product_attention(a, a, a).get()
+    np.testing.assert_allclose(result, right, rtol=0, atol=4e-6)
+
+every = [device for platform in cl.get_platforms() for device in platform.get_devices()]
+found = [device for device in every if (device.platform.name, device.name) == (platform, name)]
+ours = {(device.platform, device.name) for device in clattn._core.all_devices()}
+"""
+
+
+def share(device, order, code, other="", **env):
+    """Run code after SHARING in a process that imports clattn and pyopencl in this order."""
+    make_context(device)
+    return run_python(SHARING + code, order, device.platform, device.name, other, env=env)
+
+
+@pytest.mark.parametrize("order", ["clattn first", "pyopencl first", "pyopencl asked first"])
+@pytest.mark.parametrize("chosen", [False, True], ids=["found", "chosen"])
+def test_both_call_one_loader(device, order, chosen):
+    """Whatever name it has, and whoever opens it; the user may choose drivers.
+
+    If pyopencl has asked for platforms before clattn could name the drivers of pip, both have
+    pyopencl's.
+    """
+    code = """
+assert drivers.loaders_in_use() == [clattn._core.loader()] == [drivers.loader_of_pyopencl()]
+assert ours == {(device.platform.name, device.name) for device in every}
+assert found or order == "pyopencl asked first"
+for device in found:
+    attend(device)
+"""
+    vendors = os.environ.get("OCL_ICD_VENDORS", drivers.SYSTEM_VENDORS) if chosen else None
+    done = share(device, order, code, OCL_ICD_VENDORS=vendors, OCL_ICD_FILENAMES=None)
+    assert "fault" not in done.stderr
+
+
+def test_a_loader_of_its_own(device):
+    """Another package has opened a loader before, so clattn calls that: pyopencl has another.
+
+    Its queues and arrays are refused, unless it was imported before clattn's first call.
+    """
+    if drivers._installed_loader_of_pyopencl() is None:
+        pytest.skip("this pyopencl calls the system's loader; the wheel has one of its own")
+    other = ctypes.util.find_library("OpenCL")
+    if other is None:
+        pytest.skip("the system has no loader beside that of pyopencl's wheel")
+    code = """
+ours, theirs = clattn._core.loader().decode(), drivers.loader_of_pyopencl().decode()
+assert other in ours and ours != theirs
+for _ in range(2):
+    try:
+        attend(found[0])
+    except clattn.DeviceError as error:
+        said = str(error)
+    assert "import pyopencl before clattn's first call" in said
+    assert ours in said and theirs in said
+context = cl.Context([found[0]])
+array = cla.zeros(cl.CommandQueue(context), 5, np.float32)
+try:
+    clattn.tensor(array)
+except clattn.DeviceError as error:
+    assert str(error) == said
+else:
+    raise SystemExit("the array was taken")
+x = np.ones((1, 2, 9, 8), np.float32)
+np.testing.assert_allclose(clattn.scaled_dot_product_attention(x, x, x), x, atol=1e-6)
+"""
+    done = share(device, "clattn first", code, other)
+    assert "fault" not in done.stderr
+    remedy = """
+assert clattn._core.loader() == drivers.loader_of_pyopencl()
+attend(found[0])
+"""
+    share(device, "pyopencl first", remedy, other)
+
+
+def test_a_context_that_nobody_keeps(device):
+    """Intel's runtime releases it before its queues. In a process of its own: handles dangle."""
+    code = """
+queue = cl.CommandQueue(cl.Context([found[0]]))
+try:
+    clattn.Device.from_pyopencl(queue)
+except clattn.DeviceError as error:
+    assert "keep the context in a variable as long as the queue" in str(error), error
+"""
+    share(device, "pyopencl first", code)
+
+
+def test_a_pyopencl_that_has_found_no_platform(tmp_path):
+    """Its loader does not look again, so clattn calls another."""
+    code = """
+        import os, sys
+        import pyopencl as cl, pytest
+        with pytest.raises(cl.LogicError, match="PLATFORM_NOT_FOUND"):
+            cl.get_platforms()
+        del os.environ["OCL_ICD_VENDORS"]
+        import clattn, clattn._drivers as drivers
+        assert clattn.devices()
+        assert clattn._core.loader() != drivers.loader_of_pyopencl()
+    """
+    if drivers._wheel_libraries() is None or drivers._installed_loader_of_pyopencl() is None:
+        pytest.skip("needs pyopencl's wheel, and intel-opencl-rt, which has a loader too")
+    run_python(code, env={"OCL_ICD_VENDORS": tmp_path, "OCL_ICD_FILENAMES": None})

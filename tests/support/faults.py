@@ -4,6 +4,7 @@
 It is built by the system's C compiler, and child processes of tests are given it.
 """
 
+import os
 import shutil
 import subprocess
 import textwrap
@@ -69,21 +70,12 @@ WORDS = ("scaled_dot_product_attention", "CL_OUT_OF_RESOURCES", "attention_", de
 """
 
 
-def loader_in_use():
-    """The path of the OpenCL loader that this process has opened."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.split()[-1]
-        if "/libOpenCL.so" in path:
-            return path
-    raise AssertionError("no loader is open")
-
-
 def build(folder, source="opencl_faults"):
     """The loader with faults, or another library of these tests, made in that folder."""
     if COMPILER is None:
         pytest.skip("there is no C compiler")
     clattn.get_default_device()
-    loader, made = Path(loader_in_use()), Path(folder) / f"lib{source}.so"
+    loader, made = Path(os.fsdecode(clattn._core.loader())), Path(folder) / f"lib{source}.so"
     command = [COMPILER, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
                "-o", made, TESTS / "support" / f"{source}.c", "-Wl,--no-as-needed", loader,
                f"-Wl,-rpath,{loader.parent}", "-ldl"]  # fmt: skip

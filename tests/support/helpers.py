@@ -5,6 +5,7 @@ import functools
 import gc
 import math
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import clattn
 import numpy as np
+import pytest
 from references.attention import (
     attention,
     compute_dtype,
@@ -199,6 +201,14 @@ def run_python(code, *args, timeout=120, check_exit=True, env=None, cwd=None):
                    env=env, cwd=cwd)  # fmt: skip
     done = forks().run(code, args, timeout=timeout, env=full, cwd=cwd and str(cwd))
     return checked(done) if check_exit else done
+
+
+def copy_of_a_loader(folder, name="libanother.so"):
+    """The path of another loader than clattn's, which does not look like one."""
+    loader = clattn._core.loader() if clattn.devices() else None
+    if loader is None:
+        pytest.skip("the system does not say which loader is open")
+    return shutil.copyfile(os.fsdecode(loader), f"{folder}/{name}")
 
 
 @functools.cache
