@@ -184,6 +184,32 @@ def test_the_page_shows_what_two_devices_give():
     assert fits(SHOWN["tensors on two devices"], said), said
 
 
+def test_the_page_shows_what_a_queue_of_another_loader_gives(monkeypatch):
+    cl = pytest.importorskip("pyopencl")
+    context = cl.Context([cl.get_platforms()[0].get_devices()[0]])
+    from clattn import _drivers, _pyopencl
+
+    monkeypatch.setattr(_drivers, "loader_of_pyopencl", lambda: b"/opt/libanother.so")
+    _pyopencl._check_loader.cache_clear()
+    said = message(lambda: clattn.Device.from_pyopencl(cl.CommandQueue(context)))
+    assert fits(SHOWN["a queue of another loader"], said), said
+
+
+def test_the_page_shows_what_a_context_that_nobody_keeps_gives(device):
+    """In a process of its own, where nothing else can get the handle's memory."""
+    pytest.importorskip("pyopencl")
+    code = """
+    import sys
+    import clattn, pyopencl as cl
+    found = [d for p in cl.get_platforms() for d in p.get_devices() if d.name == sys.argv[1]]
+    for queue in (cl.CommandQueue(cl.Context([device])) for device in found):
+        try: clattn.Device.from_pyopencl(queue)
+        except clattn.DeviceError as error: print(f"DeviceError: {error}")
+    """
+    for said in run_python(code, device.name).stdout.splitlines():  # some runtimes keep it
+        assert fits(SHOWN["a queue whose context is gone"], said), said
+
+
 def test_the_page_shows_what_float64_gives_without_it(first_device, faults_library):
     code = """
     clattn.set_default_device(listed[index])
@@ -203,6 +229,8 @@ def test_each_entry_of_the_page_is_tested():
         "a tensor that requires gradients",
         "tensors on two devices",
         "float64 on a device without it",
+        "a queue of another loader",
+        "a queue whose context is gone",
     }
     assert SHOWN.keys() == CALLS.keys() | others
     assert len(SHOWN) == PAGE.count("```text")
