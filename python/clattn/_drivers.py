@@ -127,6 +127,17 @@ def _installed_loader_of_pyopencl() -> bytes | None:
     return None
 
 
+def _needs_another_loader() -> bool:
+    """Return whether the environment asks for what pyopencl's loader is not, or cannot do.
+
+    That is a loader in ``LD_LIBRARY_PATH``, and a variable that ocl-icd does not read.
+    """
+    folders = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    return "OCL_ICD_FILENAMES" in os.environ or any(
+        os.path.exists(os.path.join(folder, _SYSTEM_LOADER)) for folder in folders if folder
+    )
+
+
 def _serves(loader: bytes, preload: tuple[bytes, ...], *, needs_wheel: bool) -> bool:
     """Return whether a loader that is open lists platforms, those of clattn's packages included.
 
@@ -291,8 +302,7 @@ def discover() -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes | None, str]
     blind = list(takewhile(lambda path: not _serves(path, preload, needs_wheel=adds), opened))
     if wheel is not None:
         candidates.insert(0 if blind else 1, os.fsencode(os.path.join(wheel, _WHEEL_LOADER)))
-    # That loader is an ocl-icd, which does not read this variable.
-    if theirs is not None and theirs not in blind and "OCL_ICD_FILENAMES" not in os.environ:
+    if theirs is not None and theirs not in blind and not _needs_another_loader():
         candidates.insert(0, theirs)
     candidates = [*opened[len(blind) :], *candidates, *blind]
     cache = cache_folder()

@@ -12,6 +12,8 @@ import clattn._drivers as drivers
 import pytest
 from support.helpers import copy_of_a_loader, run_python
 
+find_loader_of_pyopencl = drivers._installed_loader_of_pyopencl
+
 
 @pytest.fixture
 def environment(monkeypatch, tmp_path):
@@ -299,6 +301,31 @@ def test_a_loader_that_was_used_before_is_not_relied_on(used):
         env={"OCL_ICD_VENDORS": None, "OCL_ICD_FILENAMES": None},
     ).stdout
     assert "Intel" in said
+
+
+def test_the_loader_of_pyopencls_wheel_comes_before_the_systems(environment, monkeypatch):
+    """Nobody has imported pyopencl. The user may choose another loader, or drivers for one."""
+    monkeypatch.setattr(drivers, "_installed_loader_of_pyopencl", find_loader_of_pyopencl)
+    monkeypatch.setattr(drivers, "_wheel_libraries", lambda: None)
+    theirs = environment / "pyopencl" / ".libs" / "libOpenCL-0a1b2c3d.so.1.0.0"
+    theirs.parent.mkdir(parents=True)
+    theirs.touch()
+    others = environment / "others"
+    others.mkdir()
+    monkeypatch.setattr(sys, "path", ["/nowhere", str(environment)])
+    monkeypatch.setenv("PYOPENCL_HOME", "restored afterwards")
+    monkeypatch.delenv("PYOPENCL_HOME")
+    monkeypatch.setenv("LD_LIBRARY_PATH", f":{others}")
+    assert drivers.discover()[1] == (os.fsencode(theirs), b"libOpenCL.so.1")
+    assert os.environ["PYOPENCL_HOME"] == str(environment / "pyopencl")
+    (others / "libOpenCL.so.1").touch()
+    assert drivers.discover()[1] == (b"libOpenCL.so.1",)
+    (others / "libOpenCL.so.1").unlink()
+    monkeypatch.setenv("OCL_ICD_FILENAMES", "/somewhere")
+    assert drivers.discover()[1] == (b"libOpenCL.so.1",)
+    monkeypatch.delenv("OCL_ICD_FILENAMES")
+    theirs.unlink()
+    assert drivers.discover()[1] == (b"libOpenCL.so.1",)
 
 
 @pytest.mark.parametrize("name", ["libOpenCL.so.1", "libOpenCL-0a1b2c3d.so.1.0.0", "libanother.so"])
