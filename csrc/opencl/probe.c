@@ -143,6 +143,53 @@ ca_probe_device(ca_device *device, ca_error *error)
     return ca_verdict_find(device, &spec, "", false, run_device_probe, NULL, error);
 }
 
+/* ---- loops, of drivers that are not known ---- */
+
+#define ROUNDS 100000
+
+static ca_status
+run_loops_probe(ca_device *device, const ca_kernel_spec *spec, const void *context, ca_error *error)
+{
+    (void)context;
+    ca_status status = CA_OK;
+    ca_kernel *kernel = NULL;
+    const int64_t rounds = ROUNDS;
+    uint32_t found = 0;
+    uint32_t x = 1;
+    uint32_t sum = 0;
+    for (int64_t n = 0; n < rounds; n++) {
+        x = x * UINT32_C(1664525) + UINT32_C(1013904223);
+        sum += x >> 16;
+    }
+    CA_TRY(ca_kernel_get_locked(device, spec, &kernel, error));
+    const ca_span spans[] = {{.data = &found, .bytes = sizeof found, .access = CA_ACCESS_WRITE}};
+    const ca_launch launch = {
+        .spans = spans,
+        .nspans = 1,
+        .steps = {{kernel, &rounds, sizeof rounds, 1, 1, 0}},
+        .nsteps = 1,
+        .call = "the probe",
+    };
+    CA_TRY(ca_launch_run(device, &launch, error));
+    if (found != sum) {
+        CA_TRY(ca_error_set(error, CA_ERROR_KERNEL,
+                            "device '%s' gives wrong results: loops of %d rounds end early; try "
+                            "another version of its driver",
+                            device->info.name, ROUNDS));
+    }
+done:
+    return status;
+}
+
+ca_status
+ca_probe_loops(ca_device *device, ca_error *error)
+{
+    const ca_kernel_spec spec = {.name = "probe_loops", .is_probe = true};
+    return device->info.is_known
+               ? CA_OK
+               : ca_verdict_find(device, &spec, "", false, run_loops_probe, NULL, error);
+}
+
 ca_status
 ca_probe_apart(ca_device *device, ca_error *error)
 {

@@ -17,6 +17,10 @@
    or gives wrong results. Only a pass is kept on disk. */
 ca_status ca_probe_device(ca_device *device, ca_error *error);
 
+/* Build kernels/probe/loops.cl and run it once, if the driver is not known. CA_ERROR_KERNEL where it
+   gives wrong results. Only a pass is kept on disk. */
+ca_status ca_probe_loops(ca_device *device, ca_error *error);
+
 /* Let another process make the device ready, if its driver is not known: ca_apart_try. The caller holds
    no lock. */
 ca_status ca_probe_apart(ca_device *device, ca_error *error);

@@ -37,7 +37,8 @@ check_memory_override(const char *words, ca_error *error)
 
 ca_status
 ca_runtime_open(const char *const *preload, const char *const *candidates, const char *cache_folder,
-                const char *memory_override, double longest, ca_runtime **runtime, ca_error *error)
+                const char *memory_override, double longest, bool trusts_drivers,
+                ca_runtime **runtime, ca_error *error)
 {
     ca_status status = CA_OK;
     ca_runtime *opened = NULL;
@@ -65,6 +66,7 @@ ca_runtime_open(const char *const *preload, const char *const *candidates, const
         device->fork_guard = &opened->fork_guard;
         device->cache_folder = opened->cache_folder;
         device->longest = longest;
+        device->info.is_known = device->info.is_known || trusts_drivers;
         device->info.tuning = &device->tuning;
         ca_mutex_init(&device->build_lock);
         ca_mutex_init(&device->lock);
@@ -309,6 +311,12 @@ try_open(ca_device *device, ca_error *error)
     ca_status status = open_and_probe(device, &opened, error);
     while (opened && is_final(status) && take_next_memory(device, &device->failure)) {
         status = open_and_probe(device, &opened, error);
+    }
+    if (status == CA_OK) {
+        status = ca_probe_loops(device, &device->failure);
+        if (status != CA_OK) {
+            close_device(device);
+        }
     }
     if (status == CA_OK) {
         ca_probe_capabilities(device);

@@ -20,10 +20,11 @@ typedef struct ca_runtime ca_runtime;
    `memory_override` is "svm", "host" or "copy" (NULL or "": the best the device has); a
    device that lacks the mode cannot be used.
    `longest`: a launch that would take more seconds is refused.
+   `trusts_drivers`: every driver counts as known (opencl/apart.h).
    CA_ERROR_DEVICE when there is no loader, no platform or no device. */
 ca_status ca_runtime_open(const char *const *preload, const char *const *candidates,
                           const char *cache_folder, const char *memory_override, double longest,
-                          ca_runtime **runtime, ca_error *error);
+                          bool trusts_drivers, ca_runtime **runtime, ca_error *error);
 
 void ca_runtime_close(ca_runtime *runtime); /* NULL is fine */
 

@@ -106,8 +106,8 @@ open_runtime(ca_state *state, const char *const *preload, const char *const *can
     ca_py_work work;
     ca_py_work_begin(&work, state, error);
     if (atomic_load(&state->runtime) == NULL) {
-        status =
-            ca_runtime_open(preload, candidates, cache_folder, memory, longest, &runtime, error);
+        status = ca_runtime_open(preload, candidates, cache_folder, memory, longest,
+                                 forced->trials == CA_TRIALS_OFF, &runtime, error);
     }
     ca_py_work_end(&work);
     if (runtime != NULL) {

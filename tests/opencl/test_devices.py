@@ -364,7 +364,7 @@ def test_shuffles_of_sub_groups_without_a_size(device, faults_library, tmp_path)
 
 
 def test_the_trial_of_a_variant_is_kept(device, faults_library, tmp_path):
-    """A process compares a kernel with the reference at its first use; the next one need not.
+    """A process tries a kernel at its first use; the next one need not.
 
     Nor if its calls have a mask, for which kernels on GPUs are other programs.
     """

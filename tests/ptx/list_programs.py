@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import clattn
 from ptx.device import OPEN, SETUP, build, title
 from ptx.test_ptx_kernels import ARRAYS, CASES
 
@@ -40,6 +41,7 @@ def main():
         names = {}
         exec(SETUP + OPEN + ARRAYS, names)
         names["machine"].machine = note
+        clattn._core.force("", "", "", "off")  # there are no results to compare
         for _, _, arguments in CASES.values():
             lse = "" if "return_lse" in arguments else ", return_lse=False"
             with suppress(AssertionError):  # there are no results
