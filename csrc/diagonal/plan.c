@@ -64,8 +64,21 @@ has_no_gaps(const ca_tensor *tensor, const ca_leading_dims *dims, int t)
            dims->count == 1 && dims->stride[0][t] == rows * columns;
 }
 
+/* Returns the rows and columns of a block: the most of which the device's local memory holds one. */
+static int64_t
+block_size(const ca_device_info *info, int64_t width)
+{
+    int64_t size = width == 8 ? CA_DIAGONAL_LARGEST_BLOCK / 2 : CA_DIAGONAL_LARGEST_BLOCK;
+    while (size > CA_DIAGONAL_SMALLEST_BLOCK &&
+           CA_DIAGONAL_BLOCK_BYTES(size, width) > info->local_memory) {
+        size /= 2;
+    }
+    return size;
+}
+
 static int
-choose_layout(const ca_diagonal_regions *regions, const ca_leading_dims *dims)
+choose_layout(const ca_device_info *info, const ca_diagonal_regions *regions,
+              const ca_leading_dims *dims)
 {
     const ca_tensor *input = &regions->tensors[CA_DIAGONAL_INPUT];
     const ca_tensor *output = &regions->tensors[CA_DIAGONAL_OUTPUT];
@@ -75,7 +88,8 @@ choose_layout(const ca_diagonal_regions *regions, const ca_leading_dims *dims)
     }
     int64_t most = CA_DIAGONAL_SHORT_BYTES / (int64_t)ca_dtype_size(output->dtype);
     int64_t rows = ca_tensor_size(output, 2);
-    bool is_short = rows <= most && ca_tensor_size(output, 1) <= most / rows;
+    bool is_short = rows <= most && ca_tensor_size(output, 1) <= most / rows &&
+                    CA_DIAGONAL_PATTERN_BYTES <= info->local_memory;
     bool dense = has_no_gaps(output, dims, CA_DIAGONAL_OUTPUT) &&
                  (!copies || has_no_gaps(input, dims, CA_DIAGONAL_INPUT));
     return is_short && dense ? CA_DIAGONAL_SHORT : CA_DIAGONAL_ROWS;
@@ -174,7 +188,7 @@ ca_diagonal_make_plan(const ca_device_info *info, const ca_diagonal_regions *reg
     int64_t count = ca_tensor_count(output);
     bool alone = items_are_alone(info, regions->forced->kernel);
     int64_t lanes = (alone ? 64 : 16) / width;
-    int layout = choose_layout(regions, dims);
+    int layout = choose_layout(info, regions, dims);
     ca_diagonal_plan plan = {
         .spec = {.name = "diagonal_band"},
         .params = {.batch = {1, 1, 1},
@@ -192,6 +206,7 @@ ca_diagonal_make_plan(const ca_device_info *info, const ca_diagonal_regions *reg
     ca_kernel_define(&plan.spec, "LANES", lanes < 16 ? lanes : 16);
     ca_kernel_define(&plan.spec, "LOCAL", (int64_t)plan.local_size);
     ca_kernel_define(&plan.spec, "LAYOUT", layout);
+    ca_kernel_define(&plan.spec, "BLOCK", block_size(info, width));
     ca_kernel_define(&plan.spec, "INSIDE", action_of(regions, &regions->inside, layout));
     ca_kernel_define(&plan.spec, "OUTSIDE", action_of(regions, &regions->outside, layout));
     ca_kernel_define(&plan.spec, "STREAM", alone && streams(info, regions->problem, count * width));

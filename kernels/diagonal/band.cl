@@ -16,6 +16,7 @@
  *     -DLANES              elements of a vector: 2, 4, 8, 16
  *     -DLOCAL              work-items of a group; 1: an item owns a tile alone
  *     -DLAYOUT             CA_DIAGONAL_ROWS, …
+ *     -DBLOCK              rows and columns of a block of CA_DIAGONAL_BLOCKS
  *     -DINSIDE, -DOUTSIDE  CA_DIAGONAL_FILL, …
  *     -DSTREAM             1: stores that bypass the caches, if the compiler has them
  */
@@ -280,8 +281,7 @@ write_tile(__global element *output, __global const element *input,
 /* --- blocks, for a strided input -------------------------------------------------- */
 
 #if LAYOUT == CA_DIAGONAL_BLOCKS
-#define BLOCK CA_DIAGONAL_BLOCK(WIDTH)
-#define PITCH (BLOCK + 16 / WIDTH) /* puts rows into different banks of memory */
+#define PITCH (BLOCK + CA_DIAGONAL_GAP / WIDTH) /* puts rows into different banks of memory */
 
 /* True if a block contains an element that is copied. The band moves right from row to
    row. */

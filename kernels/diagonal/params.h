@@ -43,10 +43,15 @@ typedef struct {
 #define CA_DIAGONAL_BLOCKS 1 /* the input's columns are strided: block by block */
 #define CA_DIAGONAL_SHORT  2 /* small matrices without gaps, with a pattern */
 
-/* Rows and columns of a block of CA_DIAGONAL_BLOCKS, for elements of `width` bytes. The
-   largest is a multiple of all. */
-#define CA_DIAGONAL_BLOCK(width)  ((width) == 8 ? 32 : 64)
-#define CA_DIAGONAL_LARGEST_BLOCK 64
+/* -DBLOCK: rows and columns of a block of CA_DIAGONAL_BLOCKS, a power of two. The largest is a
+   multiple of all. The smallest fits the local memory of every device, 1 KiB, in which a row is
+   followed by CA_DIAGONAL_GAP bytes. */
+#define CA_DIAGONAL_LARGEST_BLOCK             64
+#define CA_DIAGONAL_SMALLEST_BLOCK            8
+#define CA_DIAGONAL_GAP                       16
+#define CA_DIAGONAL_BLOCK_BYTES(block, width) ((block) * ((block) * (width) + CA_DIAGONAL_GAP))
 
-/* The largest matrix of CA_DIAGONAL_SHORT, in bytes. */
-#define CA_DIAGONAL_SHORT_BYTES 4096
+/* The largest matrix of CA_DIAGONAL_SHORT, in bytes, and the local memory for its pattern: a matrix
+   and at most four vectors of 64 bytes. */
+#define CA_DIAGONAL_SHORT_BYTES   4096
+#define CA_DIAGONAL_PATTERN_BYTES (CA_DIAGONAL_SHORT_BYTES + 4 * 64)
