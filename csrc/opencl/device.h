@@ -36,6 +36,10 @@ typedef struct {
 
 #define CA_MAX_PENDING 64
 
+/* Bytes that a kernel's arguments may take. OpenCL promises as many, except for embedded devices,
+   which cannot be used if they have fewer. */
+#define CA_PARAMETER_BYTES 1024
+
 /* Kept by pending.c, changed under `lock`. Calls have tickets in the queue's order; the
    call of ticket t is calls[t % CA_MAX_PENDING]. Calls before `first` are done. */
 typedef struct {

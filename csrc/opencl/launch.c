@@ -16,9 +16,6 @@
    ones waiting costs less, where the device can read them where they lie. */
 #define COPIED_BYTES ((size_t)1 << 20)
 
-/* The most bytes of a params struct: the least that every device takes, for all arguments. */
-#define CA_PARAMS_SIZE 1024
-
 /* A host that wakes up late finds two pieces done. The second seems to have taken no time, so shorter
    times are added to the next. */
 #define TIMED_SECONDS 5e-3
@@ -56,10 +53,10 @@ check_step(const ca_device *device, const ca_step *step, int nspans, ca_error *e
                             "kernel '%s' is given %d arrays; at most %d can be bound", name, nspans,
                             CA_MAX_SPANS);
     }
-    if (step->params_size > CA_PARAMS_SIZE) {
+    if (step->params_size > CA_PARAMETER_BYTES) {
         return ca_error_set(error, CA_ERROR_DEVICE,
                             "kernel '%s' is given params of %zu bytes; at most %d can be passed",
-                            name, step->params_size, CA_PARAMS_SIZE);
+                            name, step->params_size, CA_PARAMETER_BYTES);
     }
     size_t parameters = step->params_size + (size_t)nspans * sizeof(void *);
     if (parameters > (uint64_t)info->max_parameter_size) {
@@ -262,7 +259,7 @@ enqueue_piece(ca_device *device, const ca_launch *launch, const ca_pace *pace,
               const ca_binding *bindings, cl_event *event, ca_error *error)
 {
     ca_status status = CA_OK;
-    int64_t params[CA_PARAMS_SIZE / sizeof(int64_t)];
+    int64_t params[CA_PARAMETER_BYTES / sizeof(int64_t)];
     ca_step piece = *pace->step;
     memcpy(params, piece.params, piece.params_size);
     if (piece.work > 0) {

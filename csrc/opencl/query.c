@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "opencl/query.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -282,6 +283,11 @@ query_device(ca_device *device, const char *memory_override)
         device_unusable(device, "has no compiler", "");
     } else if (!little) {
         device_unusable(device, "is big-endian", "");
+    } else if (info->max_parameter_size < CA_PARAMETER_BYTES) {
+        char bytes[64];
+        (void)snprintf(bytes, sizeof bytes, "%" PRId64 "; expected %d or more",
+                       info->max_parameter_size, CA_PARAMETER_BYTES);
+        device_unusable(device, "takes too few bytes of kernel arguments: ", bytes);
     } else if (!chosen) {
         device_unusable(device, "lacks the memory mode asked for: ", memory_override);
     }
