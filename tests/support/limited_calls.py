@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: MIT
+"""Every operator at least once, with small problems, on one device: results against the oracles.
+
+Rows, head sizes and dtypes are selected so that each of them occurs with many rows and with one: a
+cross product would build a program for each combination.
+"""
+
+import clattn
+import numpy as np
+import pytest
+from references.attention import bfloat16, float16, float32, float64
+from references.diagonal import assert_same
+from references.directml import make
+from references.flex import blocks
+from references.onnx import check as check_onnx
+from support.cache_pair import Pair
+from support.directml_calls import check as check_directml
+from support.dropout_calls import check as check_dropout
+from support.helpers import check, check_band, draw, qkv, sdpa
+from support.mods import alibi, causal, check_flex
+from support.onnx_calls import cache, inputs
+from support.openvino_calls import check as check_openvino
+from support.tensors import same_bits
+
+LEAD = (1, 2)
+MANY = {"L": 20, "S": 50}
+ONE = {"L": 1, "S": 400}  # so many keys that some devices split them; 1 MiB holds a head
+
+
+def call_attention(device, has_float64=True):
+    """Dtypes and head sizes, for many rows and for one."""
+    bands = ({"is_causal": True}, {"window": (5, 2)}, {})
+    for dtype, E in ((float32, 64), (float16, 80), (bfloat16, 128), (float64, 8), (float32, 520)):
+        arrays = qkv(LEAD, **MANY, E=E, dtype=dtype)
+        if dtype == float64 and not has_float64:
+            with pytest.raises(clattn.DeviceError, match="float64"):
+                sdpa(*arrays, device=device)
+            continue
+        for band in bands if E == 64 else bands[2:]:
+            check(*arrays, device=device, **band)
+    for dtype, E in ((float32, 128), (float16, 64), (bfloat16, 8), (float64, 80), (float32, 520)):
+        if dtype != float64 or has_float64:
+            check(*qkv(LEAD, **ONE, E=E, dtype=dtype), device=device)
+
+
+def call_options(device):
+    """Masks, softcap, sinks, dropout and weights, each with many rows; a mask with one row too."""
+    q, k, v = qkv(LEAD, **MANY, E=8)
+    check(q, k, v, device=device, attn_mask=draw((20, 50)), softcap=3.0, sinks=draw((2,)),
+          query_offset=7)  # fmt: skip
+    check(q, k, v, device=device, attn_mask=draw((2, 20, 50)) > 0, return_weights=True)
+    check_dropout(q, k, v, device=device)
+    check(*qkv(LEAD, **ONE, E=8), device=device, attn_mask=draw((400,)) > 0)
+
+
+def call_flex(device):
+    """Mods with and without blocks; create_block_mask against the oracle."""
+    arrays = qkv(LEAD, **MANY, E=8)
+    check_flex(*arrays, device=device, score_mod=alibi, mask_mod=causal)
+    mask = clattn.create_block_mask(causal, None, None, 20, 50, device, 8)
+    right = blocks(causal, None, None, 20, 50, 8)
+    assert mask.shape == (1, 1, 20, 50)
+    assert np.array_equal(mask.to_dense(), right > 0)
+    check_flex(*arrays, device=device, score_mod=alibi, block_mask=mask)
+
+
+def call_merge(device):
+    """Results over two parts of the keys are the result over all keys."""
+    q, k, v = qkv(LEAD, **MANY, E=64)
+    parts = [sdpa(q, k[..., part, :], v[..., part, :], device=device, return_lse=True)
+             for part in (slice(0, 7), slice(7, 50))]  # fmt: skip
+    with clattn.use_device(device):
+        out, lse = clattn.merge_attention(parts)
+    right, right_lse = sdpa(q, k, v, device=device, return_lse=True)
+    np.testing.assert_allclose(out, right, atol=1e-5)
+    np.testing.assert_allclose(lse, right_lse, atol=1e-5)
+
+
+def call_cache(device):
+    """A prompt, a step and several rows; sequences exchanged and cut."""
+    pair = Pair(device, E=64, EV=64).append(9)
+    pair.attend(9)
+    pair.append(1).attend(1)
+    pair.reorder([1, 0]).truncate(5).contents_agree()
+
+
+def call_matrices(device):
+    """Bands of elements of each width; rows or columns that lie side by side."""
+    wide = draw((3, 40, 70))
+    for source in (wide, wide.swapaxes(1, 2), draw((2, 5, 7), np.float16), (9, 11)):
+        check_band(source, 3, -2, 4, device=device)
+    check_band(np.arange(600, dtype=np.int8).reshape(20, 30), 3, 4, -2, device=device)
+    with clattn.use_device(device):
+        assert_same(clattn.eye(5, 7), np.eye(5, 7, dtype=np.float32))
+        assert_same(clattn.tril(wide, 2), np.tril(wide, 2))
+        assert_same(clattn.triu(wide, -1), np.triu(wide, -1))
+
+
+def call_doors(device):
+    """The operators of ONNX, OpenVINO and DirectML."""
+    check_onnx(*inputs(), None, *cache(), device=device)
+    q, k, v = qkv(LEAD, **MANY, E=64)
+    check_openvino(q, k, v, draw((20, 50)), device=device)
+    check_directml(make(), device=device)
+    check_directml(make("stacked_query_key_value", P=3, bias=True), device=device)
+    matrix = draw((1, 1, 6, 9))
+    band = clattn.directml.diagonal_matrix1(matrix, value=2.0, diagonal_fill_begin=0,
+                                            diagonal_fill_end=2, device=device)  # fmt: skip
+    assert_same(band, clattn.diagonal_matrix(matrix, 2.0, 0, 2, device=device))
+    one = clattn.directml.diagonal_matrix(matrix, value=2.0, offset=1, device=device)
+    assert_same(one, clattn.diagonal_matrix(matrix, 2.0, 1, 2, device=device))
+
+
+def call_tensors(device):
+    """Arrays in the device's memory: the same bits; views; copies of parts."""
+    arrays = qkv(LEAD, **MANY, E=64)
+    tensors = [clattn.tensor(array, device) for array in arrays]
+    same_bits(sdpa(*tensors, device=device), sdpa(*arrays, device=device))
+    same_bits(tensors[1][:, :, ::2], arrays[1][:, :, ::2])
+    same_bits(clattn.tril(tensors[0]), np.tril(arrays[0]))
+
+
+def call_each_kernel(device):
+    """Each kernel that GPUs have: many rows, one row and its splits, mask blocks, matrices."""
+    check(*qkv(LEAD, **MANY, E=64), device=device)
+    check(*qkv(LEAD, **ONE, E=128), device=device)
+    call_flex(device)
+    call_matrices(device)
+
+
+def call_few(device):
+    """Many rows, one row and its splits, a matrix."""
+    for length in (MANY, ONE):
+        check(*qkv(LEAD, **length, E=64), device=device)
+    check_band((5, 7), 3, 0, 2, device=device)
+
+
+def call_every_operator(device, has_float64=True):
+    call_attention(device, has_float64)
+    for calls in (call_options, call_flex, call_merge, call_cache, call_matrices, call_doors,
+                  call_tensors):  # fmt: skip
+        calls(device)
