@@ -3,6 +3,7 @@
 
 #include "attention/launch.h"
 #include "attention/plan.h"
+#include "opencl/prepare.h"
 #include "opencl/runtime.h"
 
 #define GPU_GROUP 64

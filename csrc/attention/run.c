@@ -9,6 +9,7 @@
 #include "attention/plan.h"
 #include "attention/trial.h"
 #include "attention/variants.h"
+#include "opencl/prepare.h"
 #include "opencl/runtime.h"
 #include "opencl/storage.h"
 

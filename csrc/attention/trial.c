@@ -9,6 +9,7 @@
 #include "attention/launch.h"
 #include "attention/variants.h"
 #include "opencl/apart.h"
+#include "opencl/prepare.h"
 #include "opencl/program.h"
 #include "opencl/runtime.h"
 #include "opencl/verdict.h"

@@ -11,6 +11,7 @@
 #include "diagonal/plan.h"
 #include "opencl/apart.h"
 #include "opencl/launch.h"
+#include "opencl/prepare.h"
 #include "opencl/program.h"
 #include "opencl/runtime.h"
 

@@ -19,6 +19,28 @@ ca_device_check_fork(const ca_device *device, ca_error *error)
     return ca_check_fork(device->fork_guard, error);
 }
 
+bool
+ca_device_has_memory(const ca_device *device, ca_memory_mode mode)
+{
+    const bool has[] = {
+        [CA_MEMORY_SVM] = device->system_svm,
+        [CA_MEMORY_HOST_PTR] = device->shares_memory,
+        [CA_MEMORY_COPY] = true,
+    };
+    return has[mode];
+}
+
+void
+ca_device_set_memory(ca_device *device, ca_memory_mode mode)
+{
+    while (!ca_device_has_memory(device, mode) && !device->memory_is_given) {
+        mode++;
+    }
+    device->info.memory = mode;
+    device->storage_is_host =
+        mode == CA_MEMORY_SVM || (mode == CA_MEMORY_HOST_PTR && device->info.type == CA_DEVICE_CPU);
+}
+
 /* cl_ext.h defines this value, but includes headers that some packages lack. */
 #define CA_CL_QUEUE_THREAD_LOCAL_EXEC ((cl_command_queue_properties)1 << 31)
 

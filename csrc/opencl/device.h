@@ -141,6 +141,9 @@ ca_status ca_device_check_fork(const ca_device *device, ca_error *error);
    be there, for ca_device_close. */
 ca_status ca_device_open(ca_device *device, ca_error *error);
 
+/* True if the device has the mode, whichever is chosen. */
+bool ca_device_has_memory(const ca_device *device, ca_memory_mode mode);
+
 /* Let kernels reach the host's memory in this mode, or in the next one that the device has. Before the
    device is ready. */
 void ca_device_set_memory(ca_device *device, ca_memory_mode mode);

@@ -187,24 +187,6 @@ query_nvidia(const ca_device *device, ca_device_info *info)
     }
 }
 
-static bool
-has_memory(const ca_device *device, int mode)
-{
-    const bool has[] = {device->system_svm, device->shares_memory, true}; /* by ca_memory_mode */
-    return has[mode];
-}
-
-void
-ca_device_set_memory(ca_device *device, ca_memory_mode mode)
-{
-    while (!has_memory(device, (int)mode) && !device->memory_is_given) {
-        mode++;
-    }
-    device->info.memory = mode;
-    device->storage_is_host =
-        mode == CA_MEMORY_SVM || (mode == CA_MEMORY_HOST_PTR && device->info.type == CA_DEVICE_CPU);
-}
-
 /* Choose the memory mode: the best, or the override. False if the device lacks it. */
 static bool
 choose_memory(ca_device *device, const char *override)
@@ -216,7 +198,7 @@ choose_memory(ca_device *device, const char *override)
         mode++;
     }
     ca_device_set_memory(device, (ca_memory_mode)mode);
-    return has_memory(device, (int)device->info.memory);
+    return ca_device_has_memory(device, device->info.memory);
 }
 
 /* True for the drivers that clattn has run on, of these or later versions, and for NVIDIA's. What others

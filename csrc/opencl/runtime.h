@@ -65,13 +65,6 @@ const ca_device_info *ca_device_get_info(const ca_device *device);
 /* True if one of the extents is larger than a buffer of the device may be. */
 bool ca_exceeds_device(const ca_device_info *info, const ca_extent *extents, int count);
 
-/* Make the device's context and queues at the first call, and find out whether the device passes
-   the probe. The probe kernel runs unless a verdict on disk says that the device passes. Every call
-   that uses a device calls this function first. The verdict is final. If a context or memory cannot
-   be had, the next call tries again. Thread-safe. CA_ERROR_DEVICE if the device is unusable, or in
-   a forked child. */
-ca_status ca_device_prepare(ca_device *device, ca_error *error);
-
 /* Why the device lacks a capability that its driver reports, or NULL. Final when the device is
    prepared. */
 const ca_error *ca_device_lacks(const ca_device *device, ca_capability capability);
@@ -91,13 +84,5 @@ void ca_device_leave_out(ca_device *device, const ca_kernel_spec *spec, const ch
 
 /* Take one of the device's notices, to be freed. NULL: there is none. Thread-safe. */
 char *ca_device_take_notice(ca_device *device);
-
-/* Prepare the device and find out, once, whether kernels/support/bfloat16_pairs.clh runs on
-   it. Only then may info->bfloat16_pairs be read. Fails as ca_device_prepare does. */
-ca_status ca_device_find_pairs(ca_device *device, ca_error *error);
-
-/* Prepare the device. The first call also finds out whether kernels may use AMX, and stores the answer in
-   info->amx. Callers read info->amx only after this call. Fails as ca_device_prepare does. */
-ca_status ca_device_find_amx(ca_device *device, ca_error *error);
 
 #endif

@@ -3,6 +3,7 @@
  * The type clattn.Device; python/clattn/_core.pyi lists the attributes.
  */
 #include "python/device.h"
+#include "opencl/prepare.h"
 
 #include <stddef.h>
 

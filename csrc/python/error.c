@@ -3,7 +3,7 @@
 
 #include <stdarg.h>
 
-#include "python/trials.h"
+#include "python/imports.h"
 
 int
 ca_py_error_init(PyObject *module)
@@ -73,13 +73,37 @@ is_interrupted(void *caller)
     return raised;
 }
 
+/* Runs clattn/_apart.py, which does what the request says in another process. CA_ERROR_DEVICE if no
+   process can be started. */
+static ca_status
+try_apart(void *caller, const char *request, ca_error *error)
+{
+    ca_py_work *work = caller;
+    ca_status status = CA_ERROR_STOPPED;
+    if (atomic_load(&work->workers->stop)) { /* as in is_interrupted */
+        return status;
+    }
+    PyEval_RestoreThread(work->thread);
+    PyObject *reason = ca_py_call_from("clattn._apart", "run", "(s)", request);
+    const char *text = reason != NULL && PyUnicode_Check(reason) ? PyUnicode_AsUTF8(reason) : NULL;
+    if (text != NULL) {
+        status =
+            ca_error_set(error, text[0] == '\0' ? CA_ERROR_DEVICE : CA_ERROR_KERNEL, "%s", text);
+    } else if (reason == Py_None) {
+        status = CA_OK;
+    }
+    Py_XDECREF(reason);
+    work->thread = PyEval_SaveThread();
+    return status;
+}
+
 void
 ca_py_work_begin(ca_py_work *work, const ca_state *state, ca_error *error)
 {
     work->workers = state->workers;
     work->error = error;
     error->stops = is_interrupted;
-    error->apart = state->forced.trials == CA_TRIALS_APART ? ca_py_try_apart : NULL;
+    error->apart = state->forced.trials == CA_TRIALS_APART ? try_apart : NULL;
     error->caller = work;
     atomic_fetch_add(&state->workers->count, 1);
     work->thread = PyEval_SaveThread();

@@ -2,6 +2,7 @@
 #include "python/tensor.h"
 
 #include "diagonal/copy.h"
+#include "opencl/prepare.h"
 #include "python/convert.h"
 #include "python/error.h"
 

@@ -1,35 +1,12 @@
-/* SPDX-License-Identifier: MIT */
-#include "python/trials.h"
-
+/* SPDX-License-Identifier: MIT
+ *
+ * Trials of variants, for clattn/_apart.py and the listing.
+ */
 #include "attention/trial.h"
 #include "attention/variants.h"
-#include "python/convert.h"
 #include "python/device.h"
 #include "python/error.h"
-#include "python/imports.h"
 #include "python/methods.h"
-
-ca_status
-ca_py_try_apart(void *caller, const char *request, ca_error *error)
-{
-    ca_py_work *work = caller;
-    ca_status status = CA_ERROR_STOPPED;
-    if (atomic_load(&work->workers->stop)) { /* the interpreter ends: see error.c */
-        return status;
-    }
-    PyEval_RestoreThread(work->thread);
-    PyObject *reason = ca_py_call_from("clattn._apart", "run", "(s)", request);
-    const char *text = reason != NULL && PyUnicode_Check(reason) ? PyUnicode_AsUTF8(reason) : NULL;
-    if (text != NULL) {
-        status =
-            ca_error_set(error, text[0] == '\0' ? CA_ERROR_DEVICE : CA_ERROR_KERNEL, "%s", text);
-    } else if (reason == Py_None) {
-        status = CA_OK;
-    }
-    Py_XDECREF(reason);
-    work->thread = PyEval_SaveThread();
-    return status;
-}
 
 /* Reads the name of a float dtype. Returns -1 with a ValueError. */
 static int
