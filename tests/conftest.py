@@ -26,7 +26,7 @@ import support.faults as faults
 from ptx.device import build as build_machine
 from support.helpers import forks
 from support.passing import pass_tensors
-from support.variants import WITH_ARRAYS, force, left_out, refusal_of, row_id
+from support.variants import WITH_ARRAYS, force, left_out, refusal_of, row_id, takes_cpu_kernels
 
 
 def is_named(device, words):
@@ -236,6 +236,22 @@ def memory_comes_back(request):
 
 
 @pytest.fixture(autouse=True)
+def float64_where_there_is_any(request):
+    """Skips a case of float64 on a device that lacks it: test_limits.py sees that it is refused."""
+    params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    device = params.get("device")
+    if device is not None and not device.float64 and any(map(is_float64, params.values())):
+        pytest.skip("the device has no float64")
+
+
+def is_float64(value):
+    """Of a parameter: a dtype, its name, or a variant with one."""
+    row = value[0] if isinstance(value, tuple) and value else value
+    dtype = getattr(row, "dtype", row)
+    return str(dtype) in ("float64", "<class 'numpy.float64'>")
+
+
+@pytest.fixture(autouse=True)
 def passed_as(request):
     """How arrays are passed to the operators: as they are, or copied to the device before."""
     if getattr(request, "param", "arrays") == "arrays":
@@ -283,7 +299,7 @@ def reference_kernel(request, monkeypatch):
 def variant(request, device, monkeypatch):
     """A variant of support/variants.py that is forced, where the device can run it."""
     row, passed = request.param
-    if row.cpu_only and device.type != "cpu":
+    if row.cpu_only and not takes_cpu_kernels(device):
         pytest.skip(f"{row.kernel} is for CPUs")
     row.force(monkeypatch)
     refusal = refusal_of(device, row.dtype) if row.needs_instructions else None

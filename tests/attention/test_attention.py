@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from references.attention import DTYPES, attention, bfloat16, compute_dtype, eps, float16
 from support.helpers import assert_close, check, draw, qkv, sdpa
-from support.variants import VARIANTS, force
+from support.variants import VARIANTS, force, takes_cpu_kernels
 
 pytestmark = pytest.mark.tensors
 
@@ -260,7 +260,7 @@ def test_the_fast_kernel_runs_what_it_must(device, monkeypatch, options, dtype):
 
     With so many heads that eight of them share a mask, as in other tests.
     """
-    if device.type != "cpu":
+    if not takes_cpu_kernels(device):
         pytest.skip("attention_cpu is for CPUs")
     force(monkeypatch, "cpu")
     q, k, v = qkv((2, 8), 97, 113, 64, dtype=dtype)
@@ -275,7 +275,7 @@ def test_the_fast_kernel_runs_what_it_must(device, monkeypatch, options, dtype):
 
 @pytest.mark.parametrize("mask", [draw((5, 113)) > 0, draw((5, 113))], ids=["bool", "float"])
 def test_the_fast_kernel_with_few_rows_and_a_mask(device, monkeypatch, mask):
-    if device.type != "cpu":
+    if not takes_cpu_kernels(device):
         pytest.skip("attention_cpu is for CPUs")
     force(monkeypatch, "cpu")
     check(*qkv((1, 4), 5, 113, 64), device=device, attn_mask=mask)
@@ -297,7 +297,7 @@ def test_variants_are_left_out(device, monkeypatch):
         force(monkeypatch, kernel)
         return sdpa(*arrays, device=device).tobytes()
 
-    first, second = ("decode_cpu", "cpu") if device.type == "cpu" else ("decode_gpu", "tiled")
+    first, second = ("decode_cpu", "cpu") if takes_cpu_kernels(device) else ("decode_gpu", "tiled")
     assert attend(None) == attend(first) != attend(second)
     assert attend(f"-{first}") == attend(second)
     words = ",".join(f"-{variant.kernel}" for variant in VARIANTS)

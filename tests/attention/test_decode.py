@@ -17,7 +17,7 @@ from support.helpers import assert_close, check, draw, index_of, qkv, run_python
 from support.layouts import far_rows
 from support.random_calls import bounded
 from support.sizes import WIDE
-from support.variants import decode_for, each, force, forced, with_kernels
+from support.variants import decode_for, each, force, forced, takes_cpu_kernels, with_kernels
 
 # ---- heads that lie side by side ----
 
@@ -306,14 +306,14 @@ def test_few_rows_take_the_kernel_of_the_device(device, L):
     arrays = qkv((2, 4), L, 1000, WIDE)
     chosen = bits(device, arrays)
     assert chosen == bits(device, arrays, decode_for(device))
-    if device.type == "cpu":
+    if takes_cpu_kernels(device):
         assert chosen != bits(device, arrays, "cpu")
         if L == 1:  # each number of rows is a program there
             assert chosen != bits(device, arrays, "decode_gpu")
 
 
 def test_more_rows_do_not(device):
-    if device.type != "cpu":
+    if not takes_cpu_kernels(device):
         pytest.skip("attention_decode_cpu is for CPUs")
     arrays = qkv((2, 4), 9, 1000, WIDE)
     assert bits(device, arrays) == bits(device, arrays, "cpu") != bits(device, arrays, "decode_cpu")
@@ -322,5 +322,5 @@ def test_more_rows_do_not(device):
 def test_emulated_matrix_units_are_not_chosen(device):
     arrays = draw((1, 8, 1, 64), float16), *(draw((1, 8, 900, 64), float16, n) for n in (1, 2))
     few_rows = bits(device, arrays, decode_for(device))
-    assert bits(device, arrays) == few_rows or device.type != "cpu"
+    assert bits(device, arrays) == few_rows or not takes_cpu_kernels(device)
     assert bits(device, arrays, "decode_mma") != few_rows

@@ -27,7 +27,7 @@ from support.mods import (
 from support.sizes import SMALL, WIDE
 from support.tensors import same_bits, strided
 from support.threads import run_together
-from support.variants import force
+from support.variants import force, takes_cpu_kernels
 
 # ---- kernels ----
 
@@ -114,7 +114,7 @@ SHARED = [(1, 1), (2, 1), (1, 3), (2, 3)]
 @pytest.mark.parametrize("lead", SHARED, ids=str)
 def test_keys_that_batches_and_heads_share(device, monkeypatch, kernel_name, L, lead):
     """Rows that are computed together still belong to one batch and head each."""
-    if device.type == "cpu":
+    if takes_cpu_kernels(device):
         force(monkeypatch, kernel_name)
     q, (k, v) = draw((2, 3, L, WIDE)), qkv(lead, 5, 33, WIDE)[1:]
     k, v = (np.broadcast_to(a, (2, 3, 33, WIDE)) for a in (k, v))

@@ -9,7 +9,7 @@ from support.helpers import draw, qkv, run_on
 from support.mods import call, check_flex, lookup
 from support.sizes import SMALL, WIDE
 from support.tensors import same_bits
-from support.variants import force
+from support.variants import force, takes_cpu_kernels
 
 ALL = np.ones((500, 800), bool)
 BUT_KEY_7 = np.broadcast_to(np.arange(800) != 7, (500, 800))
@@ -126,7 +126,7 @@ def test_results_with_blocks_and_without(device, size):
 @pytest.mark.parametrize("kernel_name", ["cpu", "decode_cpu"])
 def test_blocks_decide_for_what_is_known(device, monkeypatch, kernel_name):
     """The mask is asked in partial blocks alone. A table that has changed since shows it."""
-    if device.type != "cpu":
+    if not takes_cpu_kernels(device):
         pytest.skip("kernels for GPUs may ask everywhere")
     force(monkeypatch, kernel_name)
     flags = np.tile(np.arange(768) // 256 == 1, (9, 1))
@@ -168,7 +168,7 @@ def test_grouped_heads(device):
 @pytest.mark.parametrize("lead", [(), (3,), (4,), (2, 3), (2, 2, 3), (2, 1, 2, 3)], ids=str)
 def test_dimensions(device, monkeypatch, lead):
     """b numbers all dimensions before the heads, and so do the blocks."""
-    force(monkeypatch, "cpu" if device.type == "cpu" else "reference")
+    force(monkeypatch, "cpu" if takes_cpu_kernels(device) else "reference")
     B, H = int(np.prod(lead[:-1])), (lead or (1,))[-1]
     mask_mod = band(30, 9, -20)
     arrays = qkv(lead, 41, 130, WIDE)

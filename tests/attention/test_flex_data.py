@@ -11,7 +11,7 @@ from support.helpers import draw, qkv
 from support.mods import call, check_flex, check_outside, lookup
 from support.sizes import SMALL, WIDE
 from support.tensors import same_bits
-from support.variants import force
+from support.variants import force, takes_cpu_kernels
 
 ARRAYS = qkv((2, 3), 9, 37, SMALL)
 
@@ -137,7 +137,7 @@ OUTSIDE = {
 @pytest.mark.parametrize("kernel_name", ["reference", "cpu", "decode_cpu"])
 def test_indexes_outside(device, monkeypatch, kernel_name):
     """A score is NaN, a mask False, also if np.where takes the other branch."""
-    if device.type != "cpu" and kernel_name != "reference":
+    if not takes_cpu_kernels(device) and kernel_name != "reference":
         pytest.skip(f"{kernel_name} is for CPUs")
     force(monkeypatch, kernel_name)
     with np.errstate(over="ignore"):

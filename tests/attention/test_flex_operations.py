@@ -12,7 +12,7 @@ import pytest
 from references.attention import eps, float32, float64
 from references.flex import ULPS, positions
 from support.mods import lookup, where
-from support.variants import force
+from support.variants import force, takes_cpu_kernels
 
 L, S, E = 21, 23, 16
 INT, LONG = np.int32, np.int64
@@ -194,7 +194,7 @@ def wanted(shift):
 @pytest.mark.parametrize("kernel_name", ["reference", "cpu", "decode_cpu"])
 def test_operations(device, kernel_name):
     """As NumPy's. All kernels give the same numbers, to the last rounding."""
-    if device.type != "cpu" and kernel_name != "reference":
+    if not takes_cpu_kernels(device) and kernel_name != "reference":
         pytest.skip(f"{kernel_name} is for CPUs")
     most = {name: 0 if name in EXACT else ULPS for name in OPERATIONS} | {"power": 16}
     for shift, got in scores_by(kernel_name, device).items():

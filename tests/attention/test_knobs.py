@@ -8,7 +8,7 @@ from clattn import _core
 from references.attention import float16, float32
 from support.helpers import draw, sdpa
 from support.masks import masked
-from support.variants import each, force
+from support.variants import each, force, takes_cpu_kernels
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +94,7 @@ PROBLEMS = {
 )
 def test_a_class_is_a_dtype_a_head_size_and_a_range_of_rows(device, monkeypatch, one, found):
     """Blocks of other sizes give other bits; problems of other classes keep theirs."""
-    if device.type != "cpu":
+    if not takes_cpu_kernels(device):
         pytest.skip("the knob is of attention_cpu")
     force(monkeypatch, "cpu")
     before = {name: bits(device, **options) for name, options in PROBLEMS.items()}
@@ -107,7 +107,7 @@ def test_a_class_is_a_dtype_a_head_size_and_a_range_of_rows(device, monkeypatch,
 
 def test_a_threshold_moves_the_choice_of_variants(device):
     """Only for the rows between the rule's number and the tuner's."""
-    if device.type != "cpu":
+    if not takes_cpu_kernels(device):
         pytest.skip("the threshold is one of CPUs")
 
     def of_rows(L):  # 4 query heads share the keys of one, in enough batches for all cores

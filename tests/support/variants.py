@@ -79,9 +79,14 @@ def refusal_of(device, dtype):
     return None
 
 
+def takes_cpu_kernels(device):
+    """Whether kernels for CPUs are meant for the device. Some CPUs' compilers have no vectors."""
+    return "cpu" in clattn._core.fast_variants(device, "float32")
+
+
 def decode_for(device):
-    """The variant for few rows that is meant for the device's type."""
-    return "decode_cpu" if device.type == "cpu" else "decode_gpu"
+    """The variant for few rows that is meant for the device."""
+    return "decode_cpu" if takes_cpu_kernels(device) else "decode_gpu"
 
 
 ROWS_IN_ONE_PIECE = [negative_rows, transposed, part_of_a_projection, one_element_in, read_only,
