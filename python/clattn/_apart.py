@@ -61,8 +61,9 @@ def ask(device: Device, *words: str, environment: dict[str, str] | None = None) 
     """
     if not os.path.basename(sys.executable or "").lower().startswith("python"):
         raise NoProcessError  # a program that has Python in it would start itself
-    command = [sys.executable, "-c", _START, json.dumps(sys.path), json.dumps(_identity(device)),
-               str(_core.all_devices().index(device)), *words]  # fmt: skip
+    index = _core.all_devices().index(device)
+    command = [sys.executable, "-c", _START, json.dumps(sys.path), str(SECONDS),
+               json.dumps(_identity(device)), str(index), *words]  # fmt: skip
     variables = os.environ | {"CLATTN_TRIALS": "here", "CLATTN_KERNEL": ""} | (environment or {})
     try:
         done = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL,
@@ -100,16 +101,16 @@ def _ending(done: subprocess.CompletedProcess[str]) -> str:
     return f"ended that process ({how}{last})"
 
 
-def main(known: str, index: str, *words: str) -> None:
+def main(seconds: str, known: str, index: str, *words: str) -> None:
     """Do what the words say, and leave without the driver's exit handlers."""
     device = _core.all_devices()[int(index)]
     if _identity(device) != json.loads(known):
         os._exit(1)
     print(json.dumps({"started": True}), flush=True)
-    _begin_step()
+    _begin_step(seconds)
     found = {"lived": "yes"}
     reason = device.reason
-    _begin_step()
+    _begin_step(seconds)
     if reason is None and words[0] == "attention":
         _, word, dtype, value_dtype, size, value_size = words
         try:
@@ -126,9 +127,9 @@ def main(known: str, index: str, *words: str) -> None:
     os._exit(0)
 
 
-def _begin_step() -> None:
-    """End the process if what comes next takes too long."""
-    faulthandler.dump_traceback_later(SECONDS, exit=True)
+def _begin_step(seconds: str) -> None:
+    """End the process if what comes next takes longer."""
+    faulthandler.dump_traceback_later(float(seconds), exit=True)
 
 
 def _fill_and_copy(device: Device, width: int) -> None:

@@ -126,7 +126,7 @@ DEVICES = {
     # clvk on Mesa's Vulkan driver v3dv, on a Raspberry Pi 4. Groups: v3dv's source.
     "V3D 4.2": Limits(
         platform="clvk",
-        vendor="FIXME",
+        vendor="nobody",
         name="V3D 4.2",
         version="OpenCL 3.0 CLVK on Vulkan v1.2.230 driver 92680291",
         c_version="OpenCL C 1.2 CLVK on Vulkan v1.2.230 driver 92680291",

@@ -49,13 +49,19 @@ def listed(numbers):
     return " ".join(f"{name}={number}" for name, number in numbers.items())
 
 
+HANGS = 99
+
+
 class Limited:
     """Runs code in processes whose one device is a row of the table.
 
-    `groups` and `local_memory` are what built kernels tell, by their names.
+    `groups` and `local_memory` are what built kernels tell, by their names; `ends` are the signals
+    by which kernels end the process, or HANGS.
     """
 
-    def __init__(self, library, platform, folder, limits, groups=None, local_memory=None, **env):
+    def __init__(
+        self, library, platform, folder, limits, groups=None, local_memory=None, ends=None, **env
+    ):
         self.log = Path(folder) / "log"
         paths = [str(library), os.environ.get("LD_LIBRARY_PATH", "")]
         self.env = limits.variables() | {
@@ -64,6 +70,7 @@ class Limited:
             "LIMITS_LOG": str(self.log),
             "LIMITS_GROUPS": listed(groups or {}),
             "LIMITS_LOCALS": listed(local_memory or {}),
+            "LIMITS_ENDS": listed(ends or {}),
             # Trials in other processes take a second each.
             "CLATTN_TRIALS": "here",
             # Kernels for GPUs take PoCL long to optimise.

@@ -6,12 +6,14 @@
  * FAULTS_SUB_GROUPS names a macro for programs with sub-groups, FAULTS_WITHOUT an extension that no
  * device has; kernels say that their sub-groups have FAULTS_SUB_GROUP_SIZE work-items. With FAULTS_GPU every device
  * reports that it is a GPU, with FAULTS_NVIDIA one of NVIDIA's, with FAULTS_WIDTH that a vector
- * register holds so many floats. faults.py builds the loader and puts it in the real one's place.
+ * register holds so many floats. With FAULTS_UNKNOWN no platform has a name that clattn knows, with
+ * FAULTS_UNMAP memory cannot be unmapped, with FAULTS_ROUNDS the probe of loops makes so many. faults.py builds the loader and puts it in the real one's place.
  */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -21,6 +23,8 @@
 #define TYPE                0x1000
 #define EXTENSIONS          0x1030
 #define FLOAT_WIDTH         0x103A
+#define PLATFORM_NAME       0x0902
+#define INVALID_VALUE       (-30)
 #define CAPABILITY_MAJOR    0x4000
 #define CAPABILITY_MINOR    0x4001
 #define GPU                 4
@@ -170,6 +174,31 @@ clEnqueueUnmapMemObject(handle queue, handle buffer, void *mapped, uint32_t wait
 {
     int32_t status = REAL(clEnqueueUnmapMemObject)(queue, buffer, mapped, waits, wait_list, event);
     follow(queue, event);
+    return getenv("FAULTS_UNMAP") != NULL ? INVALID_VALUE : status;
+}
+
+typedef int32_t clSetKernelArg_type(handle, uint32_t, size_t, const void *);
+
+int32_t
+clSetKernelArg(handle kernel, uint32_t index, size_t size, const void *value)
+{
+    const char *rounds = getenv("FAULTS_ROUNDS");
+    const int64_t fewer = rounds != NULL ? atoll(rounds) : 0;
+    const int64_t probed = 100000;
+    bool is_probe = rounds != NULL && size == sizeof probed && value != NULL &&
+                    memcmp(value, &probed, sizeof probed) == 0;
+    return REAL(clSetKernelArg)(kernel, index, size, is_probe ? &fewer : value);
+}
+
+typedef int32_t clGetPlatformInfo_type(handle, uint32_t, size_t, void *, size_t *);
+
+int32_t
+clGetPlatformInfo(handle platform, uint32_t what, size_t size, void *value, size_t *wanted)
+{
+    int32_t status = REAL(clGetPlatformInfo)(platform, what, size, value, wanted);
+    if (getenv("FAULTS_UNKNOWN") != NULL && what == PLATFORM_NAME && size > 0) {
+        *(char *)value = '?';
+    }
     return status;
 }
 

@@ -15,7 +15,8 @@
  *     properties of queues that came after OpenCL 1.2
  *
  * A function that came after the device's version of OpenCL, or system pointers where the device has
- * none, end the process: a driver may crash there. LIMITS_LOG is a file to which each refusal adds a
+ * none, end the process: a driver may crash there. So does a kernel of LIMITS_ENDS, by a signal, or it
+ * hangs. LIMITS_LOG is a file to which each refusal adds a
  * line "refused WHY", and each kernel that runs a line "ran NAME WORK_ITEMS PROCESS". limits.py
  * builds it.
  */
@@ -32,6 +33,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "opencl_ending.h"
 
 #define INVALID_VALUE            (-30)
 #define INVALID_QUEUE_PROPERTIES (-35)
@@ -588,6 +591,7 @@ clEnqueueNDRangeKernel(handle queue, handle kernel, uint32_t dims, const size_t 
     if (status != 0) {
         return status;
     }
+    end_process((int)listed("LIMITS_ENDS", kernel, 0));
     REAL(clGetKernelInfo)(kernel, 0x1190, sizeof name, name, NULL);
     note("ran %s %zu %d\n", name, items, (int)getpid());
     return REAL(clEnqueueNDRangeKernel)(queue, kernel, dims, offset, global, local, waits,
