@@ -13,7 +13,7 @@
 #include "opencl/info.h" /* ca_device_info */
 
 #define CA_MAX_KNOBS   8 /* of a variant */
-#define CA_KNOB_VALUES 8
+#define CA_KNOB_VALUES 9
 
 /* A plan is right with any legal value, and may pass over a value that does not suit a problem. */
 typedef struct {

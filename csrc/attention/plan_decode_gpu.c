@@ -44,10 +44,13 @@ typedef enum { EXCHANGE_LOCAL, EXCHANGE_SUB_GROUPS, EXCHANGE_PTX } exchange;
 /* Sizes of sub-groups that the kernel can have. */
 #define SUB_GROUPS (8 | 16 | 32)
 
+/* Registers for addresses, bounds and what is computed in between, so counted that compilers for
+   Intel's GPUs spill nothing. */
+#define OTHER_REGISTERS   84
+#define SEVERAL_REGISTERS 4 /* where a work-group has several rows */
+
 /* Returns how many neighbours can exchange numbers: a warp, a sub-group, or any number in
-   local memory. The smallest sub-groups are best where a sub-group has a fixed share of
-   the registers, as on Intel's GPUs: 4 KiB with sizes from 8 on, 8 KiB with sizes from 16
-   on, so that a lane of the smallest has 128 registers. One row takes about 100. */
+   local memory. In the smallest sub-groups a lane has the most registers. */
 static int64_t
 lanes_of(const ca_device_info *info, exchange by)
 {
@@ -132,6 +135,31 @@ loads_of_values(const ca_attention *attention, int64_t group, int64_t keys)
     return ca_divide_up(keys, slices) * for_each;
 }
 
+/* Returns the registers of what a work-item has loaded ahead, of its products and of its sums of
+   columns. */
+static int64_t
+registers_of(const ca_attention *attention, const tile *t)
+{
+    ca_dtype dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
+    ca_dtype value_dtype = attention->operands[CA_ATTENTION_VALUE].dtype;
+    int64_t chunk = BYTES_OF_LOAD / (int64_t)ca_dtype_size(dtype);
+    int64_t value_chunk = BYTES_OF_LOAD / (int64_t)ca_dtype_size(value_dtype);
+    int64_t keys = t->keys * t->lanes / t->group;
+    int64_t loads = keys * ca_divide_up(ca_divide_up(attention->E, chunk), t->lanes) +
+                    loads_of_values(attention, t->group, t->keys);
+    int64_t columns = ca_divide_up(ca_divide_up(attention->Ev, value_chunk), t->group);
+    int64_t reals = t->rows * (columns * value_chunk + keys);
+    return (loads * BYTES_OF_LOAD + reals * ca_plan_real_bytes(attention)) / 4 +
+           (t->rows > 1 ? SEVERAL_REGISTERS : 0);
+}
+
+static bool
+tile_fits(const ca_device_info *info, const ca_attention *attention, exchange by, const tile *t)
+{
+    return local_reals(attention, by, t) <= LOCAL_BYTES / ca_plan_real_bytes(attention) &&
+           registers_of(attention, t) <= info->registers - OTHER_REGISTERS;
+}
+
 static tile
 choose_tile(const ca_device_info *info, const ca_attention *attention, exchange by, int64_t rows)
 {
@@ -139,7 +167,6 @@ choose_tile(const ca_device_info *info, const ca_attention *attention, exchange 
     int64_t chunk = BYTES_OF_LOAD / (int64_t)ca_dtype_size(dtype);
     int64_t chunks = ca_divide_up(attention->E, chunk);
     int64_t most_lanes = lanes_of(info, by);
-    int64_t reals = LOCAL_BYTES / ca_plan_real_bytes(attention);
     tile t = {.group = info->max_work_group < GROUP ? FEWEST_GROUP : GROUP};
     t.lanes = key_lanes(chunks, most_lanes);
     int64_t keys = t.group / t.lanes * LOADS_AHEAD;
@@ -157,11 +184,11 @@ choose_tile(const ca_device_info *info, const ca_attention *attention, exchange 
         int64_t tiles = ca_divide_up(rows, most);
         t.rows = power_of_two(ca_divide_up(rows, tiles));
         t.keys = keys;
-        while (t.keys * t.lanes > t.group && local_reals(attention, by, &t) > reals) {
+        while (t.keys * t.lanes > t.group && !tile_fits(info, attention, by, &t)) {
             t.keys /= 2;
         }
         most = t.rows / 2;
-    } while (t.rows > 1 && local_reals(attention, by, &t) > reals);
+    } while (t.rows > 1 && !tile_fits(info, attention, by, &t));
     return t;
 }
 
@@ -187,16 +214,17 @@ ca_plan_tuned_splits(const ca_attention *attention, int64_t splits, const ca_kno
 
 /* Define the macros that the kernel and its merge share. `lanes` neighbours exchange numbers. */
 static void
-define_exchange(ca_kernel_spec *spec, const ca_device_info *info, int64_t lanes)
+define_exchange(ca_kernel_spec *spec, const ca_device_info *info, exchange by, int64_t lanes)
 {
-    exchange by = exchange_of(info);
-    spec->in_c30 = by == EXCHANGE_SUB_GROUPS;
+    bool shuffles = by == EXCHANGE_SUB_GROUPS;
+    bool chosen = shuffles && info->shuffle_lanes != 0; /* by the compiler */
+    spec->in_c30 = shuffles;
+    spec->lanes = chosen ? (int)lanes : 0;
     ca_kernel_define(spec, "EXCHANGE", (int)by);
-    if (by == EXCHANGE_SUB_GROUPS) {
-        bool required = info->shuffle_lanes == 0;
-        ca_kernel_define(spec, "SUB_GROUP", required ? lanes_of(info, by) : 0);
-        spec->lanes = required ? 0 : (int)lanes;
-    }
+    ca_kernel_define(spec, "SUB_GROUP",
+                     chosen     ? 0
+                     : shuffles ? lanes_of(info, by)
+                                : info->smallest_sub_group);
 }
 
 void
@@ -210,7 +238,7 @@ ca_plan_merge_on_gpu(const ca_device_info *info, const ca_attention *attention,
     plan->merge_local = (size_t)ca_smaller(MERGE_GROUP, info->max_work_group);
     ca_plan_define_options(&plan->merge, attention);
     ca_kernel_define(&plan->merge, "HEAD_EV", attention->Ev);
-    define_exchange(&plan->merge, info, 0);
+    define_exchange(&plan->merge, info, exchange_of(info), 0);
     ca_kernel_define(&plan->merge, "WG", (int64_t)plan->merge_local);
 }
 
@@ -225,6 +253,10 @@ plan_decode_gpu(const ca_device_info *info, const ca_attention *attention, ca_at
     int64_t rows = plan->heads * attention->L;
     exchange by = exchange_of(info);
     tile t = choose_tile(info, attention, by, rows);
+    if (by == EXCHANGE_SUB_GROUPS && !tile_fits(info, attention, by, &t)) {
+        by = EXCHANGE_LOCAL; /* more work-items than a sub-group share a key */
+        t = choose_tile(info, attention, by, rows);
+    }
     plan->local_size = (size_t)t.group;
     plan->grid[2] /= plan->heads;
     plan->grid[3] = ca_divide_up(rows, t.rows);
@@ -235,7 +267,7 @@ plan_decode_gpu(const ca_device_info *info, const ca_attention *attention, ca_at
 
     ca_kernel_spec *spec = &plan->spec;
     ca_plan_define_sizes(spec, attention);
-    define_exchange(spec, info, t.lanes);
+    define_exchange(spec, info, by, t.lanes);
     ca_plan_merge_on_gpu(info, attention, plan);
     ca_kernel_define(spec, "WG", t.group);
     ca_kernel_define(spec, "KEY_LANES", t.lanes);

@@ -14,8 +14,13 @@
    array may not be larger. */
 #define MAX_LOCAL_MEMORY (48 << 10)
 
-/* A work-item keeps at most this many elements of the result in registers. */
+/* A work-item keeps at most this many elements of the result in registers, and reals of 32 bits where
+   it has few registers. */
 #define MAX_RESULT 64
+#define FEW_RESULT 24
+
+/* The first tilings need so many registers. */
+#define MANY_REGISTERS 256
 
 /* Local memory holds at most so many elements of a query or key at a time, and the values of at most
    so many keys, unless a knob says otherwise. */
@@ -33,18 +38,22 @@ typedef struct {
     int64_t KC;
 } tiling;
 
-/* Best first: a larger tile needs fewer loads for each fma. */
+/* Best first: a larger tile needs fewer loads for each fma. The first six are for work-items with many
+   registers, the others for those with few, whose work-groups have more of them. */
 static const tiling tilings[] = {
-    {8, 16, 4, 8, 0, 0, 0}, {16, 8, 4, 4, 0, 0, 0}, {32, 8, 4, 2, 0, 0, 0},
-    {8, 8, 4, 4, 0, 0, 0},  {8, 8, 2, 4, 0, 0, 0},  {8, 8, 1, 4, 0, 0, 0},
+    {8, 16, 4, 8, 0, 0, 0}, {16, 8, 4, 4, 0, 0, 0}, {32, 8, 4, 2, 0, 0, 0},  {8, 8, 4, 4, 0, 0, 0},
+    {8, 8, 2, 4, 0, 0, 0},  {8, 8, 1, 4, 0, 0, 0},  {16, 16, 2, 4, 0, 0, 0}, {32, 8, 2, 2, 0, 0, 0},
+    {32, 8, 1, 4, 0, 0, 0}, {8, 8, 2, 4, 0, 0, 0},  {8, 8, 1, 4, 0, 0, 0},
 };
+
+enum { WIDE_TILINGS = 6, TILINGS = sizeof(tilings) / sizeof(tilings[0]) };
 
 enum { TILING, CHUNK, KEYS };
 
 /* The number of a row of `tilings`, from 1 on; one that does not fit is passed over. EC and KC are
    the most that the kernel's macros may be; where local memory is short, these are less. */
 static const ca_knob knobs_of_tiled[] = {
-    [TILING] = {"TILING", {1, 2, 3, 4, 5, 6}},
+    [TILING] = {"TILING", {1, 2, 3, 4, 5, 6, 7, 8, 9}},
     [CHUNK] = {"EC", {16, 32, 64, 128}},
     [KEYS] = {"KC", {8, 16, 32}},
     {NULL, {0}},
@@ -100,27 +109,44 @@ fit_chunks(tiling *t, int64_t E, int64_t real, int64_t available, const ca_knobs
     return false;
 }
 
-/* False where no tiling fits the device. */
+/* Fill in the rest of a tiling, with at most `result` elements of the result in a work-item. False
+   where it does not fit. */
+static bool
+complete_tiling(tiling *t, const ca_device_info *info, const ca_attention *attention,
+                int64_t result, int64_t available, const ca_knobs *knobs)
+{
+    t->NC = columns_of_item(attention->Ev, t->TX);
+    return t->MI * t->NC <= result && t->TX * t->TY <= info->max_work_group &&
+           fit_chunks(t, attention->E, ca_plan_real_bytes(attention),
+                      ca_smaller(available, MAX_LOCAL_MEMORY), knobs);
+}
+
+/* False where no tiling fits the device. Where work-items have few registers, two work-groups share a
+   unit's local memory, if the last tiling is not needed. */
 static bool
 choose_tiling(const ca_device_info *info, const ca_attention *attention, tiling *chosen)
 {
-    int64_t E = attention->E;
-    int64_t Ev = attention->Ev;
-    int64_t L = attention->L;
-    int64_t real = ca_plan_real_bytes(attention);
-    int64_t available = ca_smaller(info->local_memory, MAX_LOCAL_MEMORY);
+    bool few = info->registers < MANY_REGISTERS;
+    int64_t few_result = FEW_RESULT * 4 / ca_plan_real_bytes(attention);
+    int64_t local = info->local_memory;
     ca_knobs knobs = ca_knobs_of(info, attention, CA_INDEX_tiled, knobs_of_tiled);
-    size_t tuned = (size_t)ca_knob_value(&knobs, TILING, 0);
+    int64_t tuned = ca_knob_value(&knobs, TILING, 0);
+    if (tuned != 0) {
+        *chosen = tilings[tuned - 1];
+        if (complete_tiling(chosen, info, attention, MAX_RESULT, local, &knobs)) {
+            return true;
+        }
+    }
     bool found = false;
-    for (size_t n = tuned != 0 ? 0 : 1; n <= sizeof(tilings) / sizeof(tilings[0]); n++) {
-        tiling t = tilings[n == 0 ? tuned - 1 : n - 1];
-        int64_t rows = t.TY * t.MI;
-        t.NC = columns_of_item(Ev, t.TX);
-        if (t.MI * t.NC <= MAX_RESULT && t.TX * t.TY <= info->max_work_group &&
-            fit_chunks(&t, E, real, available, &knobs)) {
+    int last = few ? TILINGS - 1 : WIDE_TILINGS - 1;
+    for (int n = few ? WIDE_TILINGS : 0; n <= last; n++) {
+        tiling t = tilings[n];
+        bool lean = few && n < last;
+        if (complete_tiling(&t, info, attention, lean ? few_result : MAX_RESULT,
+                            lean ? local / 2 : local, &knobs)) {
             *chosen = t;
             found = true;
-            if (n == 0 || rows / 2 < L) {
+            if (t.TY * t.MI / 2 < attention->L) {
                 break; /* else half the tile would be empty */
             }
         }
@@ -154,6 +180,9 @@ plan_tiled(const ca_device_info *info, const ca_attention *attention, ca_attenti
     ca_kernel_define(spec, "NC", t.NC);
     ca_kernel_define(spec, "EC", t.EC);
     ca_kernel_define(spec, "KC", t.KC);
+    /* NVIDIA's compilers read params where they are used, from constant memory. */
+    ca_kernel_define(spec, "ENDS_IN_LOCAL", !info->warp_shuffles);
+    ca_kernel_define(spec, "SUB_GROUP", info->smallest_sub_group);
 }
 
 const ca_variant ca_variant_tiled = {

@@ -210,5 +210,6 @@ ca_diagonal_make_plan(const ca_device_info *info, const ca_diagonal_regions *reg
     ca_kernel_define(&plan.spec, "INSIDE", action_of(regions, &regions->inside, layout));
     ca_kernel_define(&plan.spec, "OUTSIDE", action_of(regions, &regions->outside, layout));
     ca_kernel_define(&plan.spec, "STREAM", alone && streams(info, regions->problem, count * width));
+    ca_kernel_define(&plan.spec, "SUB_GROUP", alone ? 0 : info->smallest_sub_group);
     return plan;
 }

@@ -88,6 +88,7 @@ ca_forced_limit(const ca_forced *forced, const ca_device_info *info, ca_device_i
                                 (int)forced->sub_group, info->name);
         }
         limited->sub_groups = forced->sub_group;
+        limited->smallest_sub_group = forced->sub_group;
         limited->shuffle_lanes = 0;
     }
     if (forced->local_memory > 0) {

@@ -86,6 +86,10 @@ typedef struct {
     /* So many neighbours can shuffle, 8, 16 or 32, in sub-groups whose size the compiler chooses. 0:
        none, or the device has sizes that a kernel may require. Final when the device is prepared. */
     int64_t shuffle_lanes;
+    /* The smallest size of sub-groups that a kernel may require, shuffles or not. There a work-item
+       has the most registers. 0: none, or the device is a CPU. */
+    int64_t smallest_sub_group;
+    int64_t registers; /* of 32 bits, that a work-item may keep without spills; see query.c */
     /* What kernels have as NVIDIA's PTX. Final when the device is prepared. */
     bool warp_shuffles;      /* work-items of a warp exchange numbers */
     bool float16_matrices;   /* a warp multiplies matrices of float16 */

@@ -144,27 +144,51 @@ query_system_svm(const ca_device *device)
 #define CA_CL_SUB_GROUP_SIZES_INTEL 0x4108
 #define CA_CL_CAPABILITY_MAJOR_NV   0x4000
 #define CA_CL_CAPABILITY_MINOR_NV   0x4001
+#define CA_CL_WAVEFRONT_WIDTH_AMD   0x4043
 
-/* Finds whether the lanes of a sub-group can exchange numbers, and how many lanes a sub-group has.
-   Some drivers list the sizes that a kernel may require. With the others the compiler chooses the
-   size of each kernel, and a built kernel tells its size, from OpenCL 2.1 on. */
+/* Finds the sizes of sub-groups, whether the lanes of a sub-group can exchange numbers, and how many
+   lanes a sub-group has. Some drivers list the sizes that a kernel may require. With the others the
+   compiler chooses the size of each kernel, and a built kernel tells its size, from OpenCL 2.1 on. */
 static void
 query_sub_groups(const ca_device *device, ca_device_info *info)
 {
     size_t sizes[16];
     size_t bytes = 0;
+    int64_t sum = 0;
+    bool listed = query_extension(device, "cl_intel_required_subgroup_size") &&
+                  device->cl->clGetDeviceInfo(device->id, CA_CL_SUB_GROUP_SIZES_INTEL, sizeof sizes,
+                                              sizes, &bytes) == CL_SUCCESS;
+    for (size_t n = 0; listed && n < bytes / sizeof sizes[0]; n++) {
+        sum += (int64_t)sizes[n];
+    }
+    info->smallest_sub_group = info->type != CA_DEVICE_CPU ? sum & -sum : 0;
     if (major_of(info->version) < 3 || !query_extension(device, "cl_khr_subgroup_shuffle")) {
         return;
     }
-    if (query_extension(device, "cl_intel_required_subgroup_size") &&
-        device->cl->clGetDeviceInfo(device->id, CA_CL_SUB_GROUP_SIZES_INTEL, sizeof sizes, sizes,
-                                    &bytes) == CL_SUCCESS) {
-        for (size_t n = 0; n < bytes / sizeof sizes[0]; n++) {
-            info->sub_groups += (int64_t)sizes[n];
-        }
-    } else if (info->type != CA_DEVICE_CPU && device->cl->clGetKernelSubGroupInfo != NULL) {
+    info->sub_groups = sum;
+    if (!listed && info->type != CA_DEVICE_CPU && device->cl->clGetKernelSubGroupInfo != NULL) {
         info->shuffle_lanes = 32;
     }
+}
+
+#define MANY_REGISTERS 256
+#define FEW_REGISTERS  128
+#define WAVE_REGISTERS 8192
+
+/* Returns how many registers a work-item may keep. NVIDIA's threads have 255. The waves of a SIMD
+   of AMD's share its registers; two waves of 64 work-items, or four of 32, have 8192 each. A thread
+   of Intel's GPUs has 4 KiB for 8 work-items or 8 KiB for 16, which are the smallest sub-groups. A
+   device that says nothing counts as one of these. CPUs keep what does not fit in a cache. */
+static int64_t
+query_registers(const ca_device *device, const ca_device_info *info)
+{
+    int64_t wave = 0;
+    if (query_extension(device, "cl_amd_device_attribute_query")) {
+        wave = query_number(device, CA_CL_WAVEFRONT_WIDTH_AMD);
+    }
+    bool many = info->type == CA_DEVICE_CPU || info->nvidia_capability > 0 ||
+                (wave > 0 && wave <= WAVE_REGISTERS / MANY_REGISTERS);
+    return many ? MANY_REGISTERS : FEW_REGISTERS;
 }
 
 /* PTX has shuffles from capability 7.0 on, matrix units and asynchronous copies from 8.0
@@ -246,6 +270,7 @@ query_device(ca_device *device, const char *memory_override)
     info->items_are_lanes = info->type != CA_DEVICE_CPU || info->float_width == 1;
     query_sub_groups(device, info);
     query_nvidia(device, info);
+    info->registers = query_registers(device, info);
     info->float64 = query_extension(device, "cl_khr_fp64");
     info->float16 = query_extension(device, "cl_khr_fp16");
     device->system_svm = query_system_svm(device);

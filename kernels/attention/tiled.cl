@@ -19,6 +19,9 @@
  *                         Ev / TX
  *     -DEC                elements of queries and keys in local memory, a multiple of 8
  *     -DKC                keys whose values are in local memory, a divisor of BN
+ *     -DENDS_IN_LOCAL     1: local memory keeps where the rows are written, for compilers that
+ *                         would keep all params of the output in registers from the start
+ *     -DSUB_GROUP         see support/sub_group.clh
  *     and the macros of support/common.clh
  *
  * L and T are at most 2^28, so that an int holds the sum of a few of them.
@@ -28,9 +31,19 @@
 #include "kernels/attention/score.clh"       /* finish_score, write_lse */
 #include "kernels/attention/tiled/tiles.clh" /* load_tile, multiply_keys, multiply_values */
 #include "kernels/support/philox.clh"        /* ca_drops */
+#include "kernels/support/sub_group.clh"     /* SUB_GROUP_ATTRIBUTE */
 
 /* True if scores are written when they are computed: stages 0 … 2, of all keys. */
 #define KEEPS_SCORES(params) (USES(params, SCORES) && !WRITES_STAGE(params, 3))
+
+/* Where a tile's first row is written, and how far its rows and columns are apart. */
+typedef struct {
+    ca_int64 output;
+    ca_int64 output_row;
+    ca_int64 output_column;
+    ca_int64 lse;
+    ca_int64 lse_row;
+} row_ends;
 
 /* The rows of a work-group, and this work-item. */
 typedef struct {
@@ -38,6 +51,9 @@ typedef struct {
     __local real4 *queries;
     __local real4 *shared; /* keys or weights, and values */
     __local int *highest;  /* [BM], of the scores of each row: see raise_bases */
+#if ENDS_IN_LOCAL
+    __local row_ends *ends;
+#endif
     ca_int64 batch[CA_BATCH_DIMS];
     int i0;
     int rows;
@@ -218,7 +234,7 @@ sum_rows(real *x, __local real *scratch, int tx, int ty)
     barrier(CLK_LOCAL_MEM_FENCE); /* these writes: their reads */
     UNROLLED_FOR (int m = 0; m < MI; m++) {
         x[m] = REAL(0.0);
-        UNROLLED_FOR (int n = 0; n < TX; n++) {
+        PLAIN_FOR (int n = 0; n < TX; n++) { /* unrolled, it would load all at once */
             x[m] += scratch[(ty * MI + m) * TX + n];
         }
     }
@@ -377,6 +393,17 @@ attend(const tile_state *tile, bool again, softmax_state *softmax, real *result)
     }
 }
 
+#if ENDS_IN_LOCAL
+#define OUTPUT_AT(tile, r)  ((tile)->ends->output + (r) * (tile)->ends->output_row)
+#define OUTPUT_COLUMN(tile) ((tile)->ends->output_column)
+#define LSE_AT(tile, r)     ((tile)->ends->lse + (r) * (tile)->ends->lse_row)
+#else
+#define OUTPUT_AT(tile, r)                                                                         \
+    ca_offset(&(tile)->call->params->output, (tile)->batch, (tile)->i0 + (r), 0)
+#define OUTPUT_COLUMN(tile) ((tile)->call->params->output.column)
+#define LSE_AT(tile, r) ca_offset(&(tile)->call->params->lse, (tile)->batch, (tile)->i0 + (r), 0)
+#endif
+
 /* Writes the rows. It is inlined so that the result stays in registers. */
 INLINED __attribute__((always_inline)) void
 write_rows(const tile_state *tile, const softmax_state *softmax, const real *seen,
@@ -393,18 +420,18 @@ write_rows(const tile_state *tile, const softmax_state *softmax, const real *see
         if (r >= tile->rows) {
             continue;
         }
-        __global storage *to =
-            call->output + ca_offset(&params->output, tile->batch, tile->i0 + r, 0);
+        __global storage *to = call->output + OUTPUT_AT(tile, r);
         UNROLLED_FOR (int n = 0; n < NC; n++) {
             const int c = VC * (tile->tx + TX * (n / VC)) + n % VC;
             const real x = attends ? result[m * NC + n] * factor : REAL(0.0);
             if (c < HEAD_EV) {
                 finite = finite && x * REAL(0.0) == REAL(0.0);
-                store(x, to + c * params->output.column);
+                store(x, to + c * OUTPUT_COLUMN(tile));
             }
         }
-        if (tile->tx == 0) {
-            write_lse(call, tile->batch, tile->i0 + r, softmax->base[m], softmax->sum[m], attends);
+        if (tile->tx == 0 && (params->flags & CA_HAS_LSE) != 0) {
+            call->lse[LSE_AT(tile, r)] =
+                lse_of_row(call, tile->batch, softmax->base[m], softmax->sum[m], attends);
         }
         if (!finite) {
             ask_to_redo(call);
@@ -412,18 +439,22 @@ write_rows(const tile_state *tile, const softmax_state *softmax, const real *see
     }
 }
 
-/* Tests run the kernel on CPUs. The vector hint keeps their compilers from vectorising over work-items,
-   which would take a third of a build. */
-__kernel __attribute__((reqd_work_group_size(THREADS, 1, 1), vec_type_hint(float4))) void
-attention_tiled(ATTENTION_ARGUMENTS)
+__kernel __attribute__((reqd_work_group_size(THREADS, 1, 1)))
+SUB_GROUP_ATTRIBUTE(float4) void attention_tiled(ATTENTION_ARGUMENTS)
 {
     __local real4 queries[BM * STRIDE_E];
     __local real4 shared[SHARED_SIZE];
     __local int highest[BM];
     __local key_band band;
+#if ENDS_IN_LOCAL
+    __local row_ends ends;
+#endif
 
     const attention_call call = ATTENTION_CALL;
     tile_state tile = {&call, queries, shared, highest};
+#if ENDS_IN_LOCAL
+    tile.ends = &ends;
+#endif
     tile.item = (int)get_local_id(0);
     tile.ty = tile.item / TX;
     tile.tx = tile.item - tile.ty * TX;
@@ -444,6 +475,13 @@ attention_tiled(ATTENTION_ARGUMENTS)
         /* One work-item reads the key counts: another thread of the host may write them
            meanwhile, and the group has to agree on its blocks. */
         band = ca_band(&call, tile.batch);
+#if ENDS_IN_LOCAL
+        ends.output = ca_offset(&params.output, tile.batch, tile.i0, 0);
+        ends.output_row = params.output.row;
+        ends.output_column = params.output.column;
+        ends.lse = ca_offset(&params.lse, tile.batch, tile.i0, 0);
+        ends.lse_row = params.lse.row;
+#endif
     }
 #if E_PASSES == 1
     load_queries(&tile, 0);

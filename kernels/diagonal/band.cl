@@ -19,9 +19,11 @@
  *     -DBLOCK              rows and columns of a block of CA_DIAGONAL_BLOCKS
  *     -DINSIDE, -DOUTSIDE  CA_DIAGONAL_FILL, …
  *     -DSTREAM             1: stores that bypass the caches, if the compiler has them
+ *     -DSUB_GROUP          see support/sub_group.clh
  */
 #include "kernels/diagonal/params.h"
-#include "kernels/support/view.clh" /* ca_offset, ca_unravel */
+#include "kernels/support/sub_group.clh" /* SUB_GROUP_ATTRIBUTE */
+#include "kernels/support/view.clh"      /* ca_offset, ca_unravel */
 
 /* --- a row, in vectors ------------------------------------------------------------ */
 
@@ -149,7 +151,8 @@ choose_many(INPUT_SPACE const element *from, ca_int64 x, const row_band *band)
     const int begin = (int)max(band->begin - x, (ca_int64)0);
     const int end = (int)min(band->end - x, (ca_int64)LANES);
     const indices lanes = lane_indices();
-    const indices is_inside = (lanes >= (indices)begin) & (lanes < (indices)end);
+    /* The sign of: lanes >= begin and lanes < end. Comparisons would take a scalar register a lane. */
+    const indices is_inside = (~(lanes - (indices)begin) & (lanes - (indices)end)) >> 31;
     return bitselect(OUTSIDE_MANY(from + x, band), INSIDE_MANY(from + x, band),
                      as_vector(to_masks(is_inside)));
 }
@@ -236,12 +239,12 @@ tile_advance(tile_walk *walk, ca_int64 count)
     walk->y += count;
     if (walk->y == walk->params->rows) {
         walk->y = 0;
-        for (int n = CA_BATCH_DIMS - 1; n >= 0; n--) {
-            if (++walk->batch[n] < walk->params->batch[n] || n == 0) {
-                break;
-            }
-            walk->batch[n] = 0;
-        }
+        /* Without a loop that ends early, which would keep the indices in memory. */
+        const bool next1 = ++walk->batch[2] == walk->params->batch[2];
+        walk->batch[2] = next1 ? 0 : walk->batch[2];
+        const bool next0 = next1 && ++walk->batch[1] == walk->params->batch[1];
+        walk->batch[1] = next0 ? 0 : walk->batch[1];
+        walk->batch[0] += next0 ? 1 : 0;
     }
 }
 
@@ -424,9 +427,9 @@ write_tile(__global element *output, __global const element *input, __local elem
 }
 #endif
 
-/* The vector hint keeps compilers from vectorising over work-items too. */
-__kernel __attribute__((reqd_work_group_size(LOCAL, 1, 1), vec_type_hint(vector))) void
-diagonal_band(__global const element *input, __global element *output, ca_diagonal_params params)
+__kernel __attribute__((reqd_work_group_size(LOCAL, 1, 1)))
+SUB_GROUP_ATTRIBUTE(vector) void diagonal_band(__global const element *input,
+                                               __global element *output, ca_diagonal_params params)
 {
 #if LAYOUT == CA_DIAGONAL_ROWS
     write_tile(output, input, &params);
