@@ -6,7 +6,7 @@
 
 For tests and measurements. clattn finds a loader of OpenCL with one device, whose platform is
 "CUDA by clattn's test loader" (tests/support/opencl_machine.c and cuda_machine.c). clang makes PTX
-of each kernel, as in tools/ptx_check.py, and libcuda.so.1 runs it. The code is that of clang, not
+of each kernel, as in tools/machine_code, and libcuda.so.1 runs it. The code is that of clang, not
 of the compiler in NVIDIA's driver for OpenCL.
 
 FOLDER holds the loader and the PTX of all programs so far. A machine without a C compiler, clang or
@@ -31,9 +31,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-import ptx_check
+from machine_code import common, nvidia
 
-SUPPORT = ptx_check.ROOT / "tests" / "support"
+SUPPORT = common.ROOT / "tests" / "support"
 SOURCES = ("opencl_machine.c", "cuda_machine.c")
 LOADER = "libOpenCL.so.1"
 # Containers may have the driver in folders that the system does not search.
@@ -76,16 +76,16 @@ def put_loader(folder):
 
 def find_compiler(programs):
     """The command that makes PTX, or "", and who makes it. PTX by anyone else is deleted."""
-    found, _ = ptx_check.find_programs()
+    found, _ = nvidia.find_programs()
     note = programs / "made_by.txt"
     known = note.read_text() if note.exists() else ""
     if None in found[:2]:
         if not known:
             raise MissingError(f"there is no clang or no libclc, and no PTX in {programs}")
         return "", known.partition("\n")[0]
-    command = shlex.join(map(str, ptx_check.compiler(found)))
+    command = shlex.join(map(str, nvidia.compiler(found)))
     said = subprocess.run([found[0], "--version"], capture_output=True, text=True, check=True)
-    made_by = "\n".join((said.stdout, command, ptx_check.SHIM.read_text()))
+    made_by = "\n".join((said.stdout, command, nvidia.SHIM.read_text()))
     if made_by != known:
         for program in programs.glob("*.ptx"):
             program.unlink(missing_ok=True)
@@ -139,7 +139,7 @@ def imitate(folder, units):
     os.environ["XDG_CACHE_HOME"] = str(imitation)
     os.environ["FAKE_CUDA_UNITS"] = str(units)
     added = environment(folder, str(library))
-    paths = [str(ptx_check.ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(common.ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
     added["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     probe = "import ptx.fake_cuda as f; cuda = f.Cuda(); import clattn; clattn.get_default_device()"
     subprocess.run([sys.executable, "-c", probe], env=os.environ | added, check=True)

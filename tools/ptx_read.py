@@ -2,7 +2,7 @@
 """Read PTX, a driver's or clang's, for two faults that its text shows.
 
     python tools/ptx_read.py FILE.ptx...
-    python tools/ptx_read.py --kernels      # the kernels that tools/ptx_check.py lists, by clang
+    python tools/ptx_read.py --kernels      # the kernels that tools/machine_code lists, by clang
 
 Divergence: an instruction of a whole warp (.sync), or a barrier of a group, that some work-items
 may come to without the others. A number is uniform in a group, uniform in a warp, or differs
@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
 
-import ptx_check  # noqa: E402
+from machine_code import nvidia, table  # noqa: E402
 from ptx.program import Refused, parse  # noqa: E402
 
 GROUP, WARP, ITEM = 0, 1, 2  # how far a number is uniform
@@ -300,24 +300,24 @@ def read_file(path):
 
 
 def by_clang():
-    """Return titles and reports of the kernels that tools/ptx_check.py lists."""
-    programs, missing = ptx_check.find_programs()
+    """Return titles and reports of the kernels that tools/machine_code lists."""
+    programs, missing = nvidia.find_programs()
     missing = [what for what in missing if not what.startswith("ptxas")]
     if missing:
         sys.exit("ptx_read: not found: " + ", ".join(missing))
 
     def one(row):
-        file, macros, _ = row
+        file, macros = row.file, row.macros
         with tempfile.TemporaryDirectory() as folder:
             ptx, kernel = Path(folder) / "kernel.ptx", ROOT / "kernels" / file
-            options = ptx_check.with_macros(kernel, [f"-D{macro}" for macro in macros])
-            ptx_check.to_ptx(programs, kernel, options, ptx)
+            options = table.with_macros(kernel, [f"-D{macro}" for macro in macros])
+            nvidia.to_ptx(programs, kernel, options, ptx)
             title = f"{file} {' '.join(macros)}"
             text = ptx.read_text()
             return title, text
 
     with ThreadPoolExecutor() as pool:
-        for title, text in pool.map(one, ptx_check.KERNELS):
+        for title, text in pool.map(one, table.NVIDIA):
             yield title, [read(text, kernel) for kernel in kernels_of(text)]
 
 
@@ -336,7 +336,7 @@ def describe(title, report):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
-    parser.add_argument("--kernels", action="store_true", help="those of tools/ptx_check.py")
+    parser.add_argument("--kernels", action="store_true", help="those of tools/machine_code")
     arguments = parser.parse_args()
     status = 0
 

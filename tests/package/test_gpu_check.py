@@ -525,14 +525,14 @@ PTX = "import sys; print('a table'); print('no clang', file=sys.stderr); sys.exi
     (1, "exit status 0\nold", (False, "on this machine: exit status 1", "a table")),
     (2, "exit status 0\nold", (True, "beforehand", "old")),
     (2, "no clang there", (None, "no clang", "")),
-    (None, "", (None, "there is no tools/ptx_check.py", "")),
+    (None, "", (None, "there is no tools/machine_code", "")),
 ])  # fmt: skip
 def test_the_check_of_ptx(tool, tmp_path, monkeypatch, status, carried, expected):
     """The check runs here. Without its programs (status 2) the carried result is used, if any."""
     monkeypatch.setattr(tool.needs, "ROOT", tmp_path)
-    put(tmp_path, "carried/ptx_check.txt", text=carried)
+    put(tmp_path, "carried/machine_code.txt", text=carried)
     if status is not None:
-        put(tmp_path, "tools/ptx_check.py", text=PTX.format(status))
+        put(tmp_path, "tools/machine_code", text=PTX.format(status))
     check = SimpleNamespace(left=lambda: 60, carried=tmp_path / "carried")
     result = tool.steps.check_ptx(check)
     is_fine, summary, body = expected

@@ -241,7 +241,7 @@ def test_probes_for_other_devices_are_left_out(tool, context):
 
 
 def test_programs_are_those_of_plans(tool, tmp_path):
-    """Macros are numbers. Programs of tests are added to those of tools/ptx_check.py."""
+    """Macros are numbers. Programs of tests are added to those of tools/machine_code."""
     put(tmp_path, "programs.json", text='["attention_mma WARP=1"]')
     names = tool.programs.names({"capability": "9.0"}, tmp_path)
     assert len(names) > 25 and names[-1] == "attention_mma WARP=1"
@@ -275,7 +275,7 @@ def test_programs_are_kept(tool, context, tmp_path, monkeypatch):
 
 def test_preparing_without_packages(tool, tmp_path, capsys, monkeypatch):
     """Copies the loader of this machine, and uses no network."""
-    monkeypatch.setattr(tool.needs, "run_ptx_check", lambda: ("exit status 0\nfine", ""))
+    monkeypatch.setattr(tool.needs, "run_machine_code", lambda: ("exit status 0\nfine", ""))
     monkeypatch.setattr(tool.needs, "list_programs", lambda: ('["a program"]', ""))
     asked = []
     monkeypatch.setattr(tool.needs, "make_ptx", lambda *given: asked.append(given) or "no clang")
@@ -285,7 +285,7 @@ def test_preparing_without_packages(tool, tmp_path, capsys, monkeypatch):
     here = tool.drivers.find(tmp_path)
     assert (carried / "lib/libOpenCL.so.1").exists() == (here.loader is not None)
     assert (status == 0) == (here.loader is not None)
-    assert (carried / "ptx_check.txt").read_text() == "exit status 0\nfine"
+    assert (carried / "machine_code.txt").read_text() == "exit status 0\nfine"
     assert (carried / "programs.json").read_text() == '["a program"]'
     assert list((carried / "wheels").iterdir()) == []
     assert str(carried) in said.out

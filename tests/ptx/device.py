@@ -31,7 +31,8 @@ from support.helpers import ROOT, run_python
 from support.variants import forced
 
 sys.path.insert(0, str(ROOT / "tools"))
-cuda_machine, ptx_check = map(importlib.import_module, ("cuda_machine", "ptx_check"))
+cuda_machine = importlib.import_module("cuda_machine")
+nvidia = importlib.import_module("machine_code.nvidia")
 
 OUT_OF_RESOURCES = -5
 
@@ -44,7 +45,8 @@ import numpy as np
 import clattn
 from support.helpers import check, draw, qkv, sdpa
 from references.attention import bfloat16, float16
-from ptx.device import Device, ptx_check
+from ptx.device import Device
+from machine_code import table
 
 machine = Device(sys.argv[1])
 """
@@ -101,7 +103,7 @@ class Device:
         ctypes.c_void_p.in_dll(self.library, "machine_launch").value = ctypes.cast(
             self.function, ctypes.c_void_p
         ).value
-        self.programs, _ = ptx_check.find_programs()
+        self.programs, _ = nvidia.find_programs()
         self.given = given_texts(os.environ.get("CLATTN_PTX"))
         self.kept = Path(library).parent / "ptx"
         self.texts = {}
@@ -130,7 +132,7 @@ class Device:
         key = (source, name, macros, local, self.edit, retargeted)
         if key not in self.machines:
             text = self.edited(source, macros, name)
-            text = ptx_check.retarget(text) if retargeted else text
+            text = nvidia.retarget(text) if retargeted else text
             self.machines[key] = Machine(text, name, local)
         return self.machines[key]
 
@@ -153,7 +155,7 @@ class Device:
         with tempfile.TemporaryDirectory() as folder:
             kernel, ptx = Path(folder) / "kernel.cl", Path(folder) / "kernel.ptx"
             kernel.write_bytes(source)
-            ptx_check.to_ptx(self.programs, kernel, options, ptx)
+            nvidia.to_ptx(self.programs, kernel, options, ptx)
             text = ptx.read_text()
         if self.kept.exists():
             whole = kept.with_suffix(f".{os.getpid()}")
@@ -184,7 +186,7 @@ def given_texts(folder):
 
 def programs_or_skip():
     """Returns the programs that make PTX of kernels. Without them, the test is skipped."""
-    found, _ = ptx_check.find_programs()
+    found, _ = nvidia.find_programs()
     if None in found[:2]:
         pytest.skip("there is no clang and libclc for PTX")
     return found
@@ -192,7 +194,7 @@ def programs_or_skip():
 
 def build(folder):
     """Builds the loader in a folder."""
-    programs, _ = ptx_check.find_programs()
+    programs, _ = nvidia.find_programs()
     if cuda_machine.C_COMPILER is None or None in programs[:2]:
         pytest.skip("there is no C compiler, or no clang and libclc for PTX")
     made = Path(folder) / "libmachine.so"

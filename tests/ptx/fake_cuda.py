@@ -100,7 +100,7 @@ class Cuda:
 
 def prepare(folder):
     """Builds the loader and the fake. Returns what child processes need to find them."""
-    found, _ = cuda_machine.ptx_check.find_programs()
+    found, _ = cuda_machine.nvidia.find_programs()
     if cuda_machine.C_COMPILER is None or None in found[:2]:
         pytest.skip("there is no C compiler, or no clang and libclc for PTX")
     fake = folder / "libcuda.so.1"

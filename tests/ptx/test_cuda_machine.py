@@ -220,7 +220,7 @@ def test_without_a_driver(environment, tmp_path):
 
 def test_without_compilers(environment, tmp_path, monkeypatch):
     """What another machine has left is used; PTX of another clang is not."""
-    monkeypatch.setattr(cuda_machine.ptx_check, "find_programs", lambda: ((None, None), []))
+    monkeypatch.setattr(cuda_machine.nvidia, "find_programs", lambda: ((None, None), []))
     with pytest.raises(cuda_machine.MissingError, match="no clang or no libclc, and no PTX in"):
         cuda_machine.environment(tmp_path, CUDA)
     monkeypatch.setattr(cuda_machine, "C_COMPILER", None)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""tools/ptx_check.py: kernels with PTX assemble for NVIDIA GPUs, and spill no registers."""
+"""tools/machine_code: kernels with PTX assemble for NVIDIA GPUs, and spill no registers."""
 
 import sys
 
 import pytest
-from ptx.device import ptx_check
+from machine_code import __main__ as machine_code
+from machine_code import common, nvidia, table
 
 SPILLS = """
 __kernel __attribute__((reqd_work_group_size(1024, 1, 1))) void
@@ -40,7 +41,7 @@ stack(__global float *x, int count)
 
 @pytest.fixture(scope="module")
 def programs():
-    found, missing = ptx_check.find_programs()
+    found, missing = nvidia.find_programs()
     if missing:
         pytest.skip("not found: " + ", ".join(missing))
     return found
@@ -48,14 +49,14 @@ def programs():
 
 def test_kernels_do_not_spill(programs, capsys, monkeypatch):
     """Some rows of the list. Products, loads of matrices and copies are counted too."""
-    rows = [row for row in ptx_check.KERNELS if row[0] == "attention/mma.cl"]
-    monkeypatch.setattr(sys, "argv", ["ptx_check.py"])
-    monkeypatch.setattr(ptx_check, "KERNELS", rows[::4])
-    assert ptx_check.main() == 0, capsys.readouterr()
+    rows = [row for row in table.NVIDIA if row[0] == "attention/mma.cl"]
+    monkeypatch.setattr(sys, "argv", ["machine_code", "--for", "nvidia"])
+    monkeypatch.setattr(table, "NVIDIA", rows[::4])
+    assert machine_code.main() == 0, capsys.readouterr()
     lines = capsys.readouterr().out.splitlines()
     rows = [[cell.strip() for cell in n.strip("|").split("|")] for n in lines if "sm_" in n]
-    assert len(rows) == sum(len(architectures) for *_, architectures in ptx_check.KERNELS)
-    for _, macros, _, registers, spilled, _, local, hmma, hgmma, ldsm, ldgsts in rows:
+    assert len(rows) == sum(len(row.devices) for row in table.NVIDIA)
+    for _, macros, _, registers, spilled, _, local, _, _, _, hmma, hgmma, ldsm, ldgsts in rows:
         defines = dict(macro.split("=") for macro in macros.split())
         size, tiles, keys = (int(defines[name]) for name in ("HEAD_E", "MT", "CHUNK"))
         if grouped := defines.get("TOGETHER") == "4":
@@ -76,25 +77,25 @@ def test_kernels_do_not_spill(programs, capsys, monkeypatch):
 
 def test_results_stay_in_registers(programs, capsys, monkeypatch):
     """Of attention_tiled with halves: libclc converts by so much code that little is inlined."""
-    rows = [row for row in ptx_check.KERNELS if row[0] == "attention/tiled.cl"]
-    monkeypatch.setattr(sys, "argv", ["ptx_check.py"])
-    monkeypatch.setattr(ptx_check, "KERNELS", [row for row in rows if "DTYPE=1" in row[1]])
-    assert ptx_check.main() == 0, capsys.readouterr()
+    rows = [row for row in table.NVIDIA if row[0] == "attention/tiled.cl"]
+    monkeypatch.setattr(sys, "argv", ["machine_code", "--for", "nvidia"])
+    monkeypatch.setattr(table, "NVIDIA", [row for row in rows if "DTYPE=1" in row[1]])
+    assert machine_code.main() == 0, capsys.readouterr()
     assert capsys.readouterr().out.count("| attention_tiled |") == 2
 
 
 def test_the_limit_of_reading_reads_16_bytes_at_once(programs, tmp_path):
     ptx = tmp_path / "limits.ptx"
-    kernel = ptx_check.ROOT / "python/clattn/bench/limits.cl"
-    ptx_check.to_ptx(programs, kernel, ["-DLANES=4", "-DLOCAL=64"], ptx)
+    kernel = common.ROOT / "python/clattn/bench/limits.cl"
+    nvidia.to_ptx(programs, kernel, ["-DLANES=4", "-DLOCAL=64"], ptx)
     assert ptx.read_text().count("ld.global.v4.f32") == 8
 
 
 def test_keys_and_values_are_loaded_by_16_bytes(programs, tmp_path):
     """Of attention_decode_mma: four keys and four values of a lane, before the loop and in it."""
     ptx = tmp_path / "decode.ptx"
-    kernel = ptx_check.ROOT / "kernels/attention/decode_mma.cl"
-    ptx_check.to_ptx(programs, kernel, ptx_check.with_macros(kernel, ["-DHEAD_E=64"]), ptx)
+    kernel = common.ROOT / "kernels/attention/decode_mma.cl"
+    nvidia.to_ptx(programs, kernel, table.with_macros(kernel, ["-DHEAD_E=64"]), ptx)
     assert ptx.read_text().count("ld.global.v4.u32") == 16
 
 
@@ -103,10 +104,10 @@ def test_faults_are_told(programs, tmp_path, monkeypatch, capsys, text, status):
     """A kernel spills, has an array on its stack or does not compile, or there is no compiler."""
     kernel = tmp_path / "spills.cl"
     kernel.write_text(text or SPILLS)
-    monkeypatch.setattr(sys, "argv", ["ptx_check.py", str(kernel)])
+    monkeypatch.setattr(sys, "argv", ["machine_code", "--for", "nvidia", str(kernel)])
     if text is None:
-        monkeypatch.setattr(ptx_check.shutil, "which", lambda name: None)
-        monkeypatch.setattr(ptx_check, "installed", lambda *places: None)
-    assert ptx_check.main() == status
+        monkeypatch.setattr(nvidia.shutil, "which", lambda name: None)
+        monkeypatch.setattr(nvidia, "installed", lambda *places: None)
+    assert machine_code.main() == status
     if text is None:
         assert "ptxas (pip install nvidia-cuda-nvcc-cu12)" in capsys.readouterr().err

@@ -9,12 +9,13 @@ and the arguments of `check`.
 import json
 
 import pytest
-from ptx.device import ptx_check, run_on_machine
+from machine_code import table
+from ptx.device import run_on_machine
 
-BOOL_MASK = " ".join(ptx_check.uses("MASK"))
-SINKS_AND_OFFSETS = ptx_check.uses("SINKS", "OFFSETS")[0]
+BOOL_MASK = " ".join(table.uses("MASK"))
+SINKS_AND_OFFSETS = table.uses("SINKS", "OFFSETS")[0]
 BY_SEQUENCE = "sinks=draw(({},)), is_causal=True, query_offset=[{}, {}], return_lse=True"
-MASK_AND_SOFTCAP = " ".join(ptx_check.uses("MASK", "ADDED_MASK", "SOFTCAP", mask_dtype=1))
+MASK_AND_SOFTCAP = " ".join(table.uses("MASK", "ADDED_MASK", "SOFTCAP", mask_dtype=1))
 
 CASES = {
     # Four blocks of 64 keys in three stages, the last one of 7 keys.
@@ -105,7 +106,7 @@ for kernel in {kernels.split()}:
     macros = launched["attention_" + kernel]
 assert {dict(m.split("=") for m in macros.split())}.items() <= macros.items(), macros
 for kernel, macros in launched.items():
-    listed = ptx_check.MACROS[kernel.replace("_", "/", 1) + ".cl"]
+    listed = table.MACROS[kernel.replace("_", "/", 1) + ".cl"]
     assert macros.keys() == {{m.partition("=")[0] for m in listed.split()}}, (kernel, macros)
 assert not any(m.bank_conflicts for m in machine.machines.values())
 """

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ptx.device import programs_or_skip, ptx_check
+from machine_code import common, nvidia
+from ptx.device import programs_or_skip
 from ptx.machine import Machine, Refused
 from support.gpu_check import load
 
@@ -44,8 +45,8 @@ class Interpreted:
             kernel, ptx = Path(folder) / "kernel.cl", Path(folder) / "kernel.ptx"
             kernel.write_text(text)
             try:
-                ptx_check.to_ptx(self.programs, kernel, options.split(), ptx)
-            except ptx_check.CheckError as error:
+                nvidia.to_ptx(self.programs, kernel, options.split(), ptx)
+            except common.CheckError as error:
                 raise tool.opencl.Error(str(error)) from error
             made = ptx.read_text()
         if self.edit:

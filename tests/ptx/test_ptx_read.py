@@ -7,10 +7,10 @@ import re
 import sys
 
 import pytest
+from machine_code import nvidia, table
 from ptx.device import (
     given_texts,
     programs_or_skip,
-    ptx_check,
     run_on_machine,
     title,
 )
@@ -147,7 +147,7 @@ indexed(numbers given, __global int *x, int i)
 def test_clang_copies_a_struct_that_is_changed(programs, tmp_path, capsys, monkeypatch):
     kernel, ptx = tmp_path / "k.cl", tmp_path / "k.ptx"
     kernel.write_text(INDEXED)
-    ptx_check.to_ptx(programs, kernel, (), ptx)
+    nvidia.to_ptx(programs, kernel, (), ptx)
     monkeypatch.setattr(sys, "argv", ["ptx_read.py", str(ptx)])
     assert ptx_read.main() == 1
     assert "stores of parameters to the stack" in capsys.readouterr().out
@@ -155,8 +155,8 @@ def test_clang_copies_a_struct_that_is_changed(programs, tmp_path, capsys, monke
 
 def test_kernels_for_matrix_units(programs, capsys, monkeypatch):
     """They come to each operation together, and their parameters stay where they are."""
-    rows = [row for row in ptx_check.KERNELS if "mma" in row[0]]
-    monkeypatch.setattr(ptx_read.ptx_check, "KERNELS", rows[::8])
+    rows = [row for row in table.NVIDIA if "mma" in row[0]]
+    monkeypatch.setattr(ptx_read.table, "NVIDIA", rows[::8])
     monkeypatch.setattr(sys, "argv", ["ptx_read.py", "--kernels"])
     status, said = ptx_read.main(), capsys.readouterr().out
     assert (status, said.count("fine: attention/")) == (0, len(rows[::8])), said
@@ -164,8 +164,8 @@ def test_kernels_for_matrix_units(programs, capsys, monkeypatch):
 
 def test_a_branch_of_lanes_in_a_kernel_is_found(programs, tmp_path):
     ptx = tmp_path / "kernel.ptx"
-    options = ptx_check.with_macros(ROOT / "kernels/attention/mma.cl", ["-DHEAD_E=64"])
-    ptx_check.to_ptx(programs, ROOT / "kernels/attention/mma.cl", options, ptx)
+    options = table.with_macros(ROOT / "kernels/attention/mma.cl", ["-DHEAD_E=64"])
+    nvidia.to_ptx(programs, ROOT / "kernels/attention/mma.cl", options, ptx)
     text = ptx.read_text()
     branch = "{ .reg .pred q; setp.lt.u32 q, %laneid, 16; @q bra L; } "
     spoilt = re.sub(r"(shfl\.sync.*;)", branch + r"\1 L: ", text, count=1)

@@ -7,7 +7,10 @@
  * device has; kernels say that their sub-groups have FAULTS_SUB_GROUP_SIZE work-items. With FAULTS_GPU every device
  * reports that it is a GPU, with FAULTS_NVIDIA one of NVIDIA's, with FAULTS_WIDTH that a vector
  * register holds so many floats. With FAULTS_UNKNOWN no platform has a name that clattn knows, with
- * FAULTS_UNMAP memory cannot be unmapped, with FAULTS_ROUNDS the probe of loops makes so many. faults.py builds the loader and puts it in the real one's place.
+ * FAULTS_UNMAP memory cannot be unmapped, with FAULTS_ROUNDS the probe of loops makes so many.
+ * FAULTS_EXTENSIONS, FAULTS_SIZES (of sub-groups, such as "8 16"), FAULTS_WAVE and FAULTS_LOCAL are
+ * facts of a GPU, whose attention kernels are not built: their options are told instead. faults.py
+ * builds the loader and puts it in the real one's place.
  */
 
 #define _GNU_SOURCE
@@ -25,6 +28,9 @@
 #define FLOAT_WIDTH         0x103A
 #define PLATFORM_NAME       0x0902
 #define INVALID_VALUE       (-30)
+#define LOCAL_MEMORY        0x1023
+#define SUB_GROUP_SIZES     0x4108
+#define WAVE                0x4043
 #define CAPABILITY_MAJOR    0x4000
 #define CAPABILITY_MINOR    0x4001
 #define GPU                 4
@@ -275,6 +281,15 @@ clSetEventCallback(handle event, int32_t type, callback function, void *data)
     return REAL(clSetEventCallback)(event, type, function, data);
 }
 
+static char told[4096];
+
+/* The options of the last attention kernel that was not built. */
+const char *
+faults_options(void)
+{
+    return told;
+}
+
 typedef int32_t clBuildProgram_type(handle, uint32_t, const handle *, const char *,
                                     void (*)(handle, void *), void *);
 
@@ -286,7 +301,11 @@ clBuildProgram(handle program, uint32_t count, const handle *devices, const char
     char all[4096];
     const char *given = getenv("FAULTS_SUB_GROUPS");
     if (given != NULL) {
-        faults_define(strstr(options, "-DSUB_GROUP=") != NULL ? given : "");
+        faults_define(strstr(options, "-DEXCHANGE=1") != NULL ? given : "");
+    }
+    if (getenv("FAULTS_EXTENSIONS") != NULL && strstr(options, "-DHEAD_E=") != NULL) {
+        snprintf(told, sizeof told, "%s", options);
+        return -11;
     }
     snprintf(all, sizeof all, "%s%s", options, definition);
     return REAL(clBuildProgram)(program, count, devices, all, notify, data);
@@ -337,12 +356,47 @@ answer(const void *data, size_t bytes, size_t size, void *value, size_t *wanted)
     return 0;
 }
 
+/* Answers a query of a fact that a variable gives. False where there is none. */
+static int
+answer_fact(uint32_t what, size_t size, void *value, size_t *wanted)
+{
+    const char *extensions = getenv("FAULTS_EXTENSIONS");
+    const char *sizes = getenv("FAULTS_SIZES");
+    const char *number = what == WAVE           ? getenv("FAULTS_WAVE")
+                         : what == LOCAL_MEMORY ? getenv("FAULTS_LOCAL")
+                                                : NULL;
+    if (extensions != NULL && what == EXTENSIONS) {
+        answer(extensions, strlen(extensions) + 1, size, value, wanted);
+        return 1;
+    }
+    if (sizes != NULL && what == SUB_GROUP_SIZES) {
+        size_t list[8];
+        size_t count = 0;
+        for (char *end; count < 8 && *sizes != '\0'; sizes = end) {
+            list[count++] = strtoul(sizes, &end, 10);
+        }
+        answer(list, count * sizeof list[0], size, value, wanted);
+        return 1;
+    }
+    if (number != NULL) {
+        const uint64_t wide = strtoul(number, NULL, 10);
+        const uint32_t narrow = (uint32_t)wide;
+        what == WAVE ? answer(&narrow, sizeof narrow, size, value, wanted)
+                     : answer(&wide, sizeof wide, size, value, wanted);
+        return 1;
+    }
+    return 0;
+}
+
 int32_t
 clGetDeviceInfo(handle device, uint32_t what, size_t size, void *value, size_t *wanted)
 {
     static const char extensions[] = "cl_khr_fp64 cl_nv_device_attribute_query";
     const uint64_t type = GPU;
     const uint32_t number = what == CAPABILITY_MAJOR ? 9 : 0;
+    if (answer_fact(what, size, value, wanted)) {
+        return 0;
+    }
     if (getenv("FAULTS_GPU") != NULL && what == TYPE) {
         return answer(&type, sizeof type, size, value, wanted);
     }

@@ -3,7 +3,7 @@
 
 FOLDER/lib           a loader of OpenCL
 FOLDER/wheels        packages, pip's own among them
-FOLDER/ptx_check.txt the output of tools/ptx_check.py
+FOLDER/machine_code.txt the output of tools/machine_code
 FOLDER/programs.json the programs that tests execute as PTX. The check brings back their PTX by the
                      driver's compiler
 FOLDER/cuda          the loader and the PTX of tools/cuda_machine.py for smoke calls and key rows of
@@ -94,8 +94,8 @@ def prepare(folder, python_version, packages, key_rows):
         (folder / "lib").mkdir(exist_ok=True)
         shutil.copy(here.loader.resolve(), folder / "lib" / drivers.LOADER)
     missing += download(folder / "wheels", python_version, packages)
-    said, why = run_ptx_check()
-    (folder / "ptx_check.txt").write_text(said or why)
+    said, why = run_machine_code()
+    (folder / "machine_code.txt").write_text(said or why)
     missing += [] if said else [f"a check of PTX: {why}"]
     said, why = list_programs()
     (folder / "programs.json").write_text(said or "[]")
@@ -167,14 +167,18 @@ def list_programs():
     return done.stdout, ""
 
 
-def run_ptx_check(seconds=300):
-    """Return the output of tools/ptx_check.py and "", or "" and why there is none."""
-    script = ROOT / "tools" / "ptx_check.py"
+def run_machine_code(seconds=300):
+    """Return the output of tools/machine_code and "", or "" and why there is none."""
+    script = ROOT / "tools" / "machine_code"
     if not script.exists():
-        return "", "there is no tools/ptx_check.py"
+        return "", "there is no tools/machine_code"
     try:
         done = subprocess.run(
-            [sys.executable, str(script)], capture_output=True, text=True, timeout=seconds, cwd=ROOT
+            [sys.executable, str(script), "--for", "nvidia"],
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            cwd=ROOT,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return "", str(error)

@@ -17,7 +17,7 @@ import items
 from opencl import ROOT, Context, joined
 
 sys.path.append(str(ROOT / "tools"))
-import ptx_check
+from machine_code import table
 
 CARRIED = "programs.json"  # programs that the interpreter of PTX runs in tests, by their names
 FOR_ANY_GPU = "attention/tiled.cl", "attention/decode_gpu.cl", "attention/reference.cl"
@@ -26,7 +26,10 @@ FOR_CLANG = "exp2="  # the compiler of a driver knows exp2
 
 def names(device, carried):
     """Return the programs for a device, each a kernel and its macros."""
-    rows = [("attention/reference.cl", ("DTYPE=3",)), *((f, m) for f, m, _ in ptx_check.KERNELS)]
+    rows = [
+        ("attention/reference.cl", ("DTYPE=3",)),
+        *((row.file, row.macros) for row in table.NVIDIA),
+    ]
     if float(device.get("capability", 0)) < 8:
         rows = [(file, (*macros, "EXCHANGE=0")) for file, macros in rows if file in FOR_ANY_GPU]
     found = [name_of(file, macros) for file, macros in rows]
@@ -39,7 +42,7 @@ def names(device, carried):
 def name_of(file, macros):
     """Return a kernel's name with all its macros, as numbers."""
     options = [f"-D{macro}" for macro in macros if not macro.startswith(FOR_CLANG)]
-    every = ptx_check.with_macros(Path(file), options)
+    every = table.with_macros(Path(file), options)
     defined = dict(option[2:].split("=") for option in every)
     kernel = file.removesuffix(".cl").replace("/", "_")
     return " ".join([kernel, *sorted(f"{n}={number(x, defined)}" for n, x in defined.items())])

@@ -511,10 +511,10 @@ def _lacking(check, wanted):
 
 
 def check_ptx(check):
-    """Return the output of tools/ptx_check.py, from here or from the machine that prepared."""
-    said, why = needs.run_ptx_check(check.left())  # in the Python that runs this
+    """Return the output of tools/machine_code, from here or from the machine that prepared."""
+    said, why = needs.run_machine_code(check.left())  # in the Python that runs this
     place = "on this machine"
-    carried = check.carried / "ptx_check.txt"
+    carried = check.carried / "machine_code.txt"
     if not said and carried.exists() and carried.read_text().startswith("exit status"):
         said, place = carried.read_text(), "beforehand, on the machine that prepared the check"
     if not said:

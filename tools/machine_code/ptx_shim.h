@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * For ptx_check.py: functions of OpenCL C that libclc lacks on NVPTX, by the instructions that
+ * For machine_code: functions of OpenCL C that libclc lacks on NVPTX, by the instructions that
  * drivers use for them. Not for use on a device.
  */
 #define SHIM static inline __attribute__((overloadable))

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: MIT
+"""The kernels of machine_code's table, their macros and their devices."""
+
+import re
+from typing import NamedTuple
+
+from machine_code.common import ROOT
+
+
+class Row(NamedTuple):
+    file: str
+    macros: tuple[str, ...]  # that are not as in MACROS
+    devices: tuple[str, ...]
+    scalars: int = 15  # scalar registers that may be spilled
+    scratch: bool = False  # it has arrays that do not fit registers
+
+
+# What calls ask for, as kernels know it: the bits of OPTIONS.
+USES = {
+    name: int(bit)
+    for name, bit in re.findall(
+        r"#define CA_USES_(\w+) +(\d+)u", (ROOT / "kernels/attention/params.h").read_text()
+    )
+}
+
+
+def uses(*names, mask_dtype=0):
+    """Macros of a call that asks for these."""
+    return f"OPTIONS={sum(USES[name] for name in names)}", f"MASK_DTYPE={mask_dtype}"
+
+
+# All macros that a plan sets, for a call without options on an NVIDIA GPU: csrc/attention/plan_*.c.
+# tests/ptx compares the names with those of real plans. DTYPE 1 is float16, 2 bfloat16, 3 float32.
+DTYPES = "DTYPE=1 VALUE_DTYPE=DTYPE REAL64=0"
+CALL = f"{DTYPES} OPTIONS=0 SLOTS=0 MASK_DTYPE=0"
+SIZES = f"{CALL} HEAD_E=128 HEAD_EV=HEAD_E"
+MACROS = {
+    "attention/reference.cl": DTYPES,
+    "attention/tiled.cl": f"{SIZES} TX=8 TY=16 MI=4 NJ=8 NC=(HEAD_EV/TX) EC=32 KC=32 "
+    "ENDS_IN_LOCAL=0 SUB_GROUP=0",
+    "attention/mma.cl": f"{SIZES} WARPS=4 MT=1 STAGES=3 BN=32 CHUNK=16 LSE=0 ALIGNED=0 "
+    "OUTPUT_ALIGNED=0 WARP=1 QUERIES=1 TOGETHER=1",
+    "attention/decode_mma.cl": f"{SIZES} WARP=1 WARPS=4",
+    "attention/decode_gpu.cl": f"{SIZES} WG=128 RT=1 KEY_LANES=8 BN=32 WIDE=1 EXCHANGE=2 "
+    "SUB_GROUP=0",
+    "attention/decode_gpu_merge.cl": f"{CALL} HEAD_EV=128 WG=256 EXCHANGE=2 SUB_GROUP=0",
+    "diagonal/band.cl": "WIDTH=4 LANES=4 LOCAL=256 LAYOUT=0 INSIDE=0 OUTSIDE=1 STREAM=0 "
+    "SUB_GROUP=0",
+    "probe/exchange.cl": "EXCHANGE=2 SUB_GROUP=0 LANES=32",
+    "probe/warp.cl": "TEST=2",
+    "probe/group.cl": "TEST=2",
+    "probe/local.cl": "BYTES=49152",
+}
+
+ALIGNED = ("ALIGNED=1", "OUTPUT_ALIGNED=1")
+BOOL_MASK = uses("MASK")
+FLOAT_MASK = uses("MASK", "ADDED_MASK", mask_dtype=1)
+SOFTCAP = uses("SOFTCAP")
+BOTH_AND_LSE = (*uses("MASK", "ADDED_MASK", "SOFTCAP", mask_dtype=1), "LSE=1")
+BOTH = ("sm_80", "sm_90")
+RETARGETED = "sm_90a"  # PTX for it is other PTX, changed by clattn
+
+
+def mma(dtype, size, tiles, keys, *more, architectures=BOTH):
+    """A row of attention_mma, as attention/plan_mma.c makes it where queries stay in registers."""
+    plain = not any(macro.startswith("OPTIONS") for macro in more)
+    chunk = 32 if plain and keys >= 32 and (tiles == 1 or size <= 80) else 16
+    macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"MT={tiles}", f"BN={keys}", f"CHUNK={chunk}")
+    return Row("attention/mma.cl", (*macros, *more), architectures)
+
+
+def staying_mma(dtype, size, *more):
+    """A row of attention_mma whose queries stay in local memory, of up to 96 KiB."""
+    macros = (f"DTYPE={dtype}", f"HEAD_E={size}", "MT=2", "BN=64", "CHUNK=64", "STAGES=2")
+    return Row("attention/mma.cl", (*macros, "QUERIES=2", *ALIGNED, *more), ("sm_90",))
+
+
+def grouped_mma(dtype, size, warps, keys, *more):
+    """A row of attention_mma whose warps multiply in groups of four."""
+    macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"WARPS={warps}", f"BN={keys}", f"CHUNK={keys}")
+    more = ("WARP=3", "TOGETHER=4", "MT=1", "STAGES=2", "QUERIES=2", *ALIGNED, *more)
+    return Row("attention/mma.cl", (*macros, *more), (RETARGETED,))
+
+
+def decode_mma(dtype, size, value_size, *more):
+    macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"HEAD_EV={value_size}", *more)
+    return Row("attention/decode_mma.cl", macros, BOTH)
+
+
+# exp2 is named as the driver's compiler makes it, which is not how libclc does.
+NVIDIA = [
+    mma(1, 64, 2, 64, *ALIGNED),
+    mma(1, 80, 2, 32, *ALIGNED),
+    mma(1, 96, 2, 32, *ALIGNED),
+    mma(1, 128, 1, 32, *ALIGNED),
+    mma(1, 128, 2, 32, *ALIGNED, architectures=("sm_90",)),
+    mma(1, 192, 1, 16, "HEAD_EV=128", *ALIGNED),
+    mma(1, 192, 1, 16, *ALIGNED, *BOTH_AND_LSE),
+    mma(1, 256, 1, 16, *ALIGNED),
+    mma(1, 64, 2, 64, *ALIGNED, *BOTH_AND_LSE),
+    mma(1, 80, 2, 32, *ALIGNED, *BOTH_AND_LSE),
+    mma(1, 96, 2, 32, *ALIGNED, *BOTH_AND_LSE),
+    mma(1, 96, 2, 32, "LSE=1"),
+    mma(1, 128, 1, 32, *ALIGNED, *BOTH_AND_LSE),
+    mma(1, 256, 1, 16, *ALIGNED, *SOFTCAP),
+    mma(1, 256, 1, 16, *ALIGNED, *FLOAT_MASK),
+    mma(1, 128, 1, 32),
+    mma(2, 64, 2, 64, *ALIGNED, *BOOL_MASK),
+    mma(2, 80, 2, 32, *ALIGNED, "LSE=1"),
+    mma(2, 96, 2, 32, *ALIGNED),
+    mma(2, 128, 2, 32, *ALIGNED, "LSE=1", architectures=("sm_90",)),
+    mma(2, 256, 1, 16, *ALIGNED, *BOOL_MASK),
+    mma(1, 64, 2, 64, *ALIGNED, "WARPS=8", "STAGES=2", architectures=("sm_90",)),
+    mma(1, 128, 1, 32, *ALIGNED, "WARPS=8", "STAGES=2", architectures=("sm_90",)),
+    mma(1, 128, 1, 16, *ALIGNED, "WARPS=2", "STAGES=4", architectures=("sm_90",)),
+    staying_mma(1, 64),
+    staying_mma(1, 128),
+    staying_mma(2, 128, "LSE=1"),
+    grouped_mma(1, 64, 4, 128),
+    grouped_mma(1, 128, 4, 64),
+    grouped_mma(2, 128, 4, 64, "LSE=1"),
+    grouped_mma(1, 192, 8, 64),
+    grouped_mma(1, 256, 8, 64),
+    grouped_mma(1, 64, 4, 128, *BOOL_MASK),
+    grouped_mma(2, 64, 4, 64, *BOOL_MASK),
+    grouped_mma(2, 128, 4, 64, *BOOL_MASK, "LSE=1"),
+    grouped_mma(1, 192, 8, 64, *BOOL_MASK),
+    grouped_mma(1, 256, 8, 64, *BOOL_MASK),
+    grouped_mma(1, 64, 4, 64, *FLOAT_MASK),
+    grouped_mma(1, 64, 4, 64, *BOTH_AND_LSE),
+    grouped_mma(2, 128, 4, 64, *SOFTCAP),
+    grouped_mma(1, 128, 4, 64, *uses("MASK", "SOFTCAP"), "LSE=1"),
+    Row("attention/tiled.cl", ("DTYPE=3", "HEAD_E=64", "EC=64", "exp2=native_exp2"), BOTH),
+    Row("attention/tiled.cl", ("DTYPE=1", "HEAD_E=128", "exp2=native_exp2"), BOTH),
+    Row("attention/decode_gpu.cl", ("DTYPE=1", "HEAD_E=128", "RT=4"), BOTH),
+    Row("probe/exchange.cl", (), BOTH),
+    *[Row("probe/warp.cl", (f"TEST={test}",), BOTH) for test in range(5)],
+    Row("probe/group.cl", (), (RETARGETED,)),
+    mma(1, 128, 1, 32, *ALIGNED, "WARP=2"),
+    decode_mma(1, 64, 64),
+    decode_mma(1, 128, 128, *BOOL_MASK),
+    decode_mma(2, 128, 128, *uses("MASK", "ADDED_MASK", "SOFTCAP", "BIAS", mask_dtype=1)),
+    decode_mma(2, 192, 128),
+]
+
+# --- Intel's and AMD's GPUs ----------------------------------------------------------------------
+
+HEADS = 40, 64, 80, 96, 128, 192, 256
+FLOAT16, FLOAT32 = 1, 3
+
+# Devices of a short run: those with the fewest registers.
+IN_SHORT = "skl", "pvc", "gfx906"
+
+
+class Facts(NamedTuple):
+    """What plans know of a device: csrc/opencl/info.h."""
+
+    registers: int
+    sub_group: int  # the smallest that kernels may require
+    local_memory: int
+
+
+FACTS = {
+    **dict.fromkeys(("skl", "icllp", "tgllp", "dg2"), Facts(128, 8, 64 << 10)),
+    "pvc": Facts(128, 16, 128 << 10),
+    **dict.fromkeys(("gfx906", "gfx90a"), Facts(128, 0, 64 << 10)),
+    **dict.fromkeys(("gfx1030", "gfx1100"), Facts(256, 0, 64 << 10)),
+}
+
+# TX, TY, MI, NJ: the rows of csrc/attention/plan_tiled.c that these head sizes take.
+MANY = (8, 16, 4, 8), (16, 8, 4, 4)
+FEW = (16, 16, 2, 4), (32, 8, 2, 2)
+
+
+def up(count, step):
+    return -(-count // step) * step
+
+
+def tiled(device, dtype, size):
+    """A row of attention_tiled for many rows of float32 or float16: csrc/attention/plan_tiled.c."""
+    registers, sub_group, memory = FACTS[device]
+    many = registers >= 256
+    columns = 64 if many else 24
+
+    def columns_of(tiling):
+        least = -(-size // tiling[0])
+        return up(least, 4 if least > 12 else 2 if least > 2 else 1)
+
+    TX, TY, MI, NJ = next(t for t in (MANY if many else FEW) if t[2] * columns_of(t) <= columns)
+    NC = columns_of((TX,))
+    rows, keys = TY * MI, TX * NJ
+    most = min(memory if many else memory // 2, 48 << 10)
+
+    def fits(EC, KC):
+        reals = rows * (EC + 4) + keys * (max(EC, rows) + 4) + KC * up(TX * NC, 4)
+        return reals * 4 + rows * 4 + 64 <= most
+
+    chunks = [up(-(-size // n), 8) for n in range(-(-size // 64), size)]
+    pairs = [(EC, KC) for KC in (32, 16, 8, 4) for n, EC in enumerate(chunks, -(-size // 64))
+             if 8 * (EC * n - up(size, 8)) < up(size, 8)]  # fmt: skip
+    EC, KC = next(pair for pair in pairs if fits(*pair))
+    macros = f"TX={TX} TY={TY} MI={MI} NJ={NJ} NC={NC} EC={EC} KC={KC} SUB_GROUP={sub_group}"
+    macros = f"DTYPE={dtype} HEAD_E={size} {macros} ENDS_IN_LOCAL=1"
+    return Row("attention/tiled.cl", tuple(macros.split()), (device,))
+
+
+def decode_gpu(device, dtype, size, heads):
+    """A row of attention_decode_gpu for heads that share keys: csrc/attention/plan_decode_gpu.c.
+
+    AMD's drivers do not let kernels require a size of sub-groups, and have no shuffles.
+    """
+    registers, sub_group, _ = FACTS[device]
+    chunk, group = (4 if dtype == FLOAT32 else 8), 128
+    chunks = -(-size // chunk)
+
+    def fits(shuffles, lanes, keys, rows):
+        own = keys * lanes // group
+        loads = own * -(-chunks // lanes) + -(-keys // (group // chunks))
+        held = 4 * loads + rows * (chunk + own) + (4 if rows > 1 else 0)
+        exchanged = 0 if shuffles else -(-own * rows // 2) * group
+        reals = rows * up(chunks, lanes) * chunk + 2 * keys * rows
+        reals += max(chunk * group, exchanged) + 2 * -(-group // chunks) * rows
+        return held <= registers - 84 and reals <= (15 << 10) // 4
+
+    def tile(shuffles):
+        most = sub_group if shuffles else 32
+        lanes = min(8, most)
+        while lanes < most and -(-chunks // lanes) > 2:
+            lanes *= 2
+        while lanes > 1 and up(chunks, lanes) * 4 > chunks * 5:
+            lanes //= 2
+        keys = group // lanes * 4
+        while keys * lanes > group and keys * up(chunks, lanes) > group * 4:
+            keys //= 2
+        while -(-keys // (group // chunks)) > 8 and (keys * lanes > group or lanes < most):
+            lanes *= 1 if keys * lanes > group else 2
+            keys //= 2
+        rows = heads
+        while True:
+            fewer = keys
+            while fewer * lanes > group and not fits(shuffles, lanes, fewer, rows):
+                fewer //= 2
+            if rows == 1 or fits(shuffles, lanes, fewer, rows):
+                return lanes, fewer, rows
+            rows //= 2
+
+    shuffles = sub_group > 0
+    if shuffles and not fits(True, *tile(True)):
+        shuffles = False
+    lanes, keys, rows = tile(shuffles)
+    macros = f"KEY_LANES={lanes} BN={keys} RT={rows} EXCHANGE={int(shuffles)} SUB_GROUP={sub_group}"
+    macros = f"DTYPE={dtype} HEAD_E={size} {macros}"
+    scalars = 48 if sub_group == 0 else 15
+    return Row("attention/decode_gpu.cl", tuple(macros.split()), (device,), scalars)
+
+
+def band(device, width, layout):
+    macros = (f"WIDTH={width}", f"LANES={16 // width}", f"LAYOUT={layout}")
+    macros = (*macros, f"SUB_GROUP={FACTS[device].sub_group}")
+    return Row("diagonal/band.cl", macros, (device,), 48)
+
+
+def rows_for(device):
+    """All rows of a device, each once."""
+    kinds = [(dtype, size) for size in HEADS for dtype in (FLOAT32, FLOAT16)]
+    sub_group = FACTS[device].sub_group
+    merge = f"EXCHANGE={int(sub_group > 0)}", f"SUB_GROUP={sub_group}"
+    return list(dict.fromkeys([
+        *(tiled(device, *kind) for kind in kinds),
+        *(decode_gpu(device, *kind, heads) for kind in kinds for heads in (1, 2, 4, 8)),
+        Row("attention/decode_gpu_merge.cl", ("DTYPE=3", *merge), (device,)),
+        *(band(device, width, layout) for width in (1, 4) for layout in (0, 1, 2)),
+        *(Row("attention/reference.cl", (f"DTYPE={dtype}",), (device,), scratch=True)
+          for dtype in (FLOAT32, FLOAT16)),
+    ]))  # fmt: skip
+
+
+INTEL = [row for device in FACTS if "gfx" not in device for row in rows_for(device)]
+AMD = [row for device in FACTS if "gfx" in device for row in rows_for(device)]
+
+
+def is_short(row):
+    """True for a row of a short run. attention_tiled converts float16 when it loads a tile."""
+    return row.devices[0] in IN_SHORT and (
+        "tiled" not in row.file or f"DTYPE={FLOAT32}" in row.macros
+    )
+
+
+def with_macros(kernel, options):
+    """A compiler's options, and the kernel's MACROS that they do not define."""
+    defined = {option[2:].partition("=")[0] for option in options if option.startswith("-D")}
+    macros = MACROS.get(f"{kernel.parent.name}/{kernel.name}", "").split()
+    return [*options, *(f"-D{m}" for m in macros if m.partition("=")[0] not in defined)]
