@@ -502,16 +502,17 @@ attention_decode_gpu(ATTENTION_ARGUMENTS)
 
     split_share group;
     find_share(&group, &params, group_of(&params), 0, RT);
-    ca_int64 batch[CA_BATCH_DIMS];
-    PLAIN_FOR (int r = 0; r < RT; r++) {
-        const ca_int64 i = row_of_share(&params, &group, r, batch);
-        share_query(queries + r * QUERY_VECTORS, query + ca_offset(&params.query, batch, i, 0),
-                    params.query.column, score_scale(&params));
-        if (item == 0) {
-            start_group_row(&group_rows[r], &call, batch, i);
-        }
+    if (item < RT) {
+        ca_int64 batch[CA_BATCH_DIMS];
+        const ca_int64 i = row_of_share(&params, &group, item, batch);
+        start_group_row(&group_rows[item], &call, batch, i);
     }
-    barrier(CLK_LOCAL_MEM_FENCE); /* writes of queries and rows: their reads */
+    barrier(CLK_LOCAL_MEM_FENCE); /* writes of rows: their reads */
+    PLAIN_FOR (int r = 0; r < RT; r++) {
+        share_query(queries + r * QUERY_VECTORS, query + group_rows[r].query, params.query.column,
+                    score_scale(&params));
+    }
+    barrier(CLK_LOCAL_MEM_FENCE); /* writes of queries: their reads */
 
     slice_state state;
     start_slice(&state);
@@ -520,6 +521,6 @@ attention_decode_gpu(ATTENTION_ARGUMENTS)
     merge_slices(&params, &state, &ends, slice, mine.lane);
     PLAIN_FOR (int r = 0; r < group.count; r++) {
         share_columns(&ends, &state, r, slice, mine.lane);
-        end_row(&call, &group, &ends, r, 0, item, WG);
+        end_row(&call, &group, &group_rows[r], &ends, r, 0, item, WG);
     }
 }

@@ -57,5 +57,6 @@ attention_decode_gpu_merge(ATTENTION_ARGUMENTS)
 
     merge_slices(&params, &state, &memory, slice, lane);
     share_columns(&memory, &state, 0, slice, lane);
-    write_row(&call, batch, i, &memory, 0, 0, item, WG);
+    write_row(&call, batch, ca_offset(&params.output, batch, i, 0),
+              ca_offset(&params.lse, batch, i, 0), &memory, 0, 0, item, WG);
 }

@@ -334,6 +334,6 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
     share_rows(&warp, &source, &ends, &softmax, result[0]);
     barrier(CLK_LOCAL_MEM_FENCE); /* writes of the warps' rows: their reads */
     for (int r = (int)warp.index; r < group.count; r += WARPS) {
-        end_row(&call, &group, &ends, r, r * ROW_SIZE, (int)warp.lane, WARP_LANES);
+        end_row(&call, &group, &group_rows[r], &ends, r, r * ROW_SIZE, (int)warp.lane, WARP_LANES);
     }
 }

@@ -250,14 +250,16 @@ def decode_gpu(device, dtype, size, heads):
     lanes, keys, rows = tile(shuffles)
     macros = f"KEY_LANES={lanes} BN={keys} RT={rows} EXCHANGE={int(shuffles)} SUB_GROUP={sub_group}"
     macros = f"DTYPE={dtype} HEAD_E={size} {macros}"
-    scalars = 48 if sub_group == 0 else 15
-    return Row("attention/decode_gpu.cl", tuple(macros.split()), (device,), scalars)
+    return Row("attention/decode_gpu.cl", tuple(macros.split()), (device,))
+
+
+ROWS, BLOCKS, SHORT = range(3)  # layouts of kernels/diagonal/params.h
 
 
 def band(device, width, layout):
     macros = (f"WIDTH={width}", f"LANES={16 // width}", f"LAYOUT={layout}")
     macros = (*macros, f"SUB_GROUP={FACTS[device].sub_group}")
-    return Row("diagonal/band.cl", macros, (device,), 48)
+    return Row("diagonal/band.cl", macros, (device,), 48 if layout == BLOCKS else 15)
 
 
 def rows_for(device):
@@ -269,7 +271,7 @@ def rows_for(device):
         *(tiled(device, *kind) for kind in kinds),
         *(decode_gpu(device, *kind, heads) for kind in kinds for heads in (1, 2, 4, 8)),
         Row("attention/decode_gpu_merge.cl", ("DTYPE=3", *merge), (device,)),
-        *(band(device, width, layout) for width in (1, 4) for layout in (0, 1, 2)),
+        *(band(device, width, layout) for width in (1, 4) for layout in (ROWS, BLOCKS, SHORT)),
         *(Row("attention/reference.cl", (f"DTYPE={dtype}",), (device,), scratch=True)
           for dtype in (FLOAT32, FLOAT16)),
     ]))  # fmt: skip
