@@ -26,7 +26,7 @@ SETTINGS = {
     "pairs": ["NV=3 MR=8", "NV=1 MR=6 CHUNKS=4", "NV=1 MR=12"],
     "amx": ["CHUNKS=2 TILES=2", "CHUNKS=12 ITEMS=8"],
     "decode_cpu": ["RT=1 BN=32 KIB=64 ITEMS=16", "RT=2 BN=256 KIB=1024"],
-    "tiled": ["TILING=3 EC=32 KC=8", "TILING=7", "TILING=8", "TILING=9 EC=16"],
+    "tiled": ["TILING=3 EC=32 KC=8", "TILING=7", "TILING=9 EC=16"],
     "mma": ["MT=1 BN=32 CHUNK=16 STAGES=2 WARPS=8", "MT=2 BN=64 CHUNK=64 STAGES=2 QUERIES=2",
                     "TOGETHER=4 WARPS=4 BN=64 STAGES=2"],
     "decode_gpu": ["SPLITS=400", "SPLITS=25"],
