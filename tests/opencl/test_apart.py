@@ -8,6 +8,7 @@ import signal
 from functools import partial
 
 import pytest
+from clattn import _apart
 from conftest import DEVICES as REAL_DEVICES
 from support.devices import DEVICES
 from support.faults import open_with
@@ -21,7 +22,7 @@ import clattn
 from clattn import _apart
 from support.helpers import check, qkv
 
-_apart.SECONDS = 3
+_apart.SECONDS = seconds
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     (device,) = clattn._core.all_devices()
@@ -45,29 +46,34 @@ def ending(library, tmp_path):
     )
 
 
+def call(seconds=_apart.SECONDS):
+    return f"seconds = {seconds}\n{CALL}"
+
+
 def test_a_driver_that_lives_is_tried_once(ending):
     """Another process opens the device, another one tries the kernel; later calls need neither."""
     on_device = ending()
     for processes in (3, 4):
-        assert on_device.run(CALL).stdout == "None\n"
+        assert on_device.run(call()).stdout == "None\n"
         assert on_device.processes() == processes
 
 
 @pytest.mark.parametrize(
     ("how", "words"),
     [(signal.SIGSEGV, "ended that process (signal 11)"),
-     (signal.SIGABRT, "ended that process (signal 6)"), (HANGS, "hung for 3 seconds")],
+     (signal.SIGABRT, "ended that process (signal 6)"), (HANGS, "hung for 5 seconds")],
     ids=["SIGSEGV", "SIGABRT", "hangs"],
 )  # fmt: skip
 def test_a_kernel_that_ends_the_process_is_not_used(ending, how, words):
     """The next one takes its place, in later processes too, which do not try it again."""
     on_device = ending(attention_tiled=how)
-    said = on_device.run(CALL).stdout
+    code = call(5) if how == HANGS else call()
+    said = on_device.run(code).stdout
     assert said.startswith("None\n")
     assert "cannot use the kernel 'attention_tiled'" in said
     assert f"its trial in another process {words}" in said
     processes = on_device.processes()
-    assert on_device.run(CALL).stdout == said
+    assert on_device.run(code).stdout == said
     assert on_device.processes() == processes + 1, "the verdict is kept"
     assert {name for name, _ in on_device.told()[1]} == {
         "probe_device", "probe_loops", "attention_reference"}  # fmt: skip
@@ -76,7 +82,7 @@ def test_a_kernel_that_ends_the_process_is_not_used(ending, how, words):
 def test_a_device_that_cannot_be_opened_is_passed_over(ending):
     on_device = ending(probe_device=signal.SIGABRT)
     for _ in range(2):
-        said = on_device.run(CALL).stdout
+        said = on_device.run(call()).stdout
         assert "opening the device in another process ended that process (signal 6)" in said
     assert on_device.told()[1] == {}
 
@@ -120,7 +126,7 @@ def test_the_listing_names_what_is_not_used(ending):
 def test_where_trials_run_is_a_choice(ending, word, trials):
     on_device = ending()
     on_device.env["CLATTN_TRIALS"] = word
-    done = on_device.run(CALL, check_exit=trials is not None)
+    done = on_device.run(call(), check_exit=trials is not None)
     if trials is None:
         assert 'CLATTN_TRIALS is "elsewhere"; expected "apart", "here" or "off"' in done.stderr
     else:
