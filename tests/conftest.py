@@ -26,7 +26,15 @@ import support.faults as faults
 from ptx.device import build as build_machine
 from support.helpers import forks
 from support.passing import pass_tensors
-from support.variants import WITH_ARRAYS, force, left_out, refusal_of, row_id, takes_cpu_kernels
+from support.variants import (
+    WITH_ARRAYS,
+    force,
+    left_out,
+    refusal_of,
+    row_id,
+    skip_unless_used,
+    takes_cpu_kernels,
+)
 
 
 def is_named(device, words):
@@ -301,6 +309,7 @@ def variant(request, device, monkeypatch):
     row, passed = request.param
     if row.cpu_only and not takes_cpu_kernels(device):
         pytest.skip(f"{row.kernel} is for CPUs")
+    skip_unless_used(device, row.kernel, dtype=row.dtype)
     row.force(monkeypatch)
     refusal = refusal_of(device, row.dtype) if row.needs_instructions else None
     if refusal:

@@ -84,6 +84,15 @@ def takes_cpu_kernels(device):
     return "cpu" in clattn._core.fast_variants(device, "float32")
 
 
+def skip_unless_used(device, *words, dtype=float32):
+    """Skips a test that forces kernels with which a driver that is not known is not used."""
+    if not clattn._core.is_known(device):
+        name = np.dtype(dtype).name
+        for word in words:
+            if clattn._core.try_variant(device, word, name, name, 64, 64, False) is not None:
+                pytest.skip(f"the driver is not used with {word}")
+
+
 def decode_for(device):
     """The variant for few rows that is meant for the device."""
     return "decode_cpu" if takes_cpu_kernels(device) else "decode_gpu"
