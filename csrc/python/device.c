@@ -259,7 +259,7 @@ device_dealloc(PyObject *self)
 
 static PyGetSetDef device_getset[] = {
     {"name", get_text, NULL, "The device's own name.", INFO(name)},
-    {"vendor", get_text, NULL, "Its maker.", INFO(vendor)},
+    {"vendor", get_text, NULL, "Its vendor.", INFO(vendor)},
     {"platform", get_text, NULL, "The OpenCL platform it belongs to.", INFO(platform)},
     {"version", get_text, NULL, "The OpenCL version it speaks.", INFO(version)},
     {"driver_version", get_text, NULL, "The driver's version.", INFO(driver_version)},

@@ -120,7 +120,7 @@ def _drivers_found() -> tuple[list[Line], list[str]]:
             advice.append(f"install the driver {library} again, or remove {file}")
     if not files:
         advice.append(f"no driver is listed in {place}: pip install \"clattn[cpu]\", or the driver "
-                      "of your device's maker; a container needs its own")  # fmt: skip
+                      "of your device's vendor; a container needs its own")  # fmt: skip
     return lines, advice
 
 
