@@ -142,7 +142,7 @@ sum_weights(const row_state *row, real *m, real *l)
             if (score > *m) {
                 const real decay = exp(*m - score);
                 *l *= decay;
-                block_sum = block_sum * decay + (REAL(1.0) + (score - score));
+                block_sum = block_sum * decay + (is_finite(score) ? REAL(1.0) : NAN);
                 *m = score;
             } else if (score != -INFINITY) {
                 block_sum += exp(score - *m);
@@ -211,13 +211,13 @@ attend(const attention_call *call, const ca_int64 *batch, ca_int64 i)
 
 /* True if every element of row i is finite. */
 INLINED bool
-is_finite(const attention_call *call, const ca_int64 *batch, ca_int64 i)
+is_finite_row(const attention_call *call, const ca_int64 *batch, ca_int64 i)
 {
     const ca_attention_params *params = call->params;
     bool finite = true;
     PLAIN_FOR (ca_int64 c = 0; c < params->Ev; c++) {
         const real x = load(call->output + ca_offset(&params->output, batch, i, c));
-        finite = finite && x * REAL(0.0) == REAL(0.0);
+        finite = finite && is_finite(x);
     }
     return finite;
 }
@@ -241,7 +241,7 @@ attention_reference(ATTENTION_ARGUMENTS)
             const key_range share = present_share_of(&params, batch, i, params.L);
             copy_present(&call, batch, share.start, share.end);
         }
-        if (!redoes || !is_finite(&call, batch, i)) {
+        if (!redoes || !is_finite_row(&call, batch, i)) {
             attend(&call, batch, i);
         }
     }

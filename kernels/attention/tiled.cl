@@ -425,7 +425,7 @@ write_rows(const tile_state *tile, const softmax_state *softmax, const real *see
             const int c = VC * (tile->tx + TX * (n / VC)) + n % VC;
             const real x = attends ? result[m * NC + n] * factor : REAL(0.0);
             if (c < HEAD_EV) {
-                finite = finite && x * REAL(0.0) == REAL(0.0);
+                finite = finite && is_finite(x);
                 store(x, to + c * OUTPUT_COLUMN(tile));
             }
         }
