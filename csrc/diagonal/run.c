@@ -159,7 +159,31 @@ try_apart(ca_device *device, const ca_kernel_spec *spec, int64_t width, ca_error
     return ca_apart_try(device, &of_width, request, error);
 }
 
-/* Make a plan and its kernel. A built kernel may allow smaller groups than the device does. */
+/* True if a built kernel allows smaller groups, or takes more local memory, than its plan reckons with. */
+static bool
+exceeds(const ca_device_info *info, const ca_kernel *kernel, const ca_diagonal_plan *plan)
+{
+    const ca_kernel_limits *limits = ca_kernel_get_limits(kernel);
+    return (plan->local_size > limits->work_group && plan->local_size > 1) ||
+           limits->local_memory > (uint64_t)info->local_memory;
+}
+
+/* Makes limits tighter, so that the kernel's next plan exceeds nothing. A compiler that takes more local
+   memory than the text declares takes as many times more of less. */
+static void
+tighten(ca_device_info *limited, const ca_kernel *kernel, int64_t available)
+{
+    const ca_kernel_limits *limits = ca_kernel_get_limits(kernel);
+    double times = (double)limits->local_memory / (double)available;
+    if (limited->max_work_group > (int64_t)limits->work_group) {
+        limited->max_work_group = (int64_t)limits->work_group;
+    }
+    if (times > 1) {
+        limited->local_memory = (int64_t)((double)limited->local_memory / times);
+    }
+}
+
+/* Make a plan and its kernel, within the limits that only a built kernel tells. */
 static ca_status
 plan_and_build(ca_device *device, const ca_diagonal_regions *regions, const ca_leading_dims *dims,
                ca_diagonal_plan *plan, ca_kernel **kernel, ca_error *error)
@@ -171,12 +195,15 @@ plan_and_build(ca_device *device, const ca_diagonal_regions *regions, const ca_l
     CA_TRY(try_apart(device, &plan->spec, (int64_t)ca_dtype_size(regions->tensors[OUTPUT].dtype),
                      error));
     CA_TRY(ca_kernel_get(device, &plan->spec, kernel, error));
-    while (plan->local_size > ca_kernel_get_limits(*kernel)->work_group && plan->local_size > 1) {
-        limited = *info;
-        limited.max_work_group = (int64_t)ca_kernel_get_limits(*kernel)->work_group;
+    if (!exceeds(info, *kernel, plan)) {
+        goto done;
+    }
+    limited = *info;
+    do {
+        tighten(&limited, *kernel, info->local_memory);
         *plan = ca_diagonal_make_plan(&limited, regions, dims);
         CA_TRY(ca_kernel_get(device, &plan->spec, kernel, error));
-    }
+    } while (exceeds(info, *kernel, plan) && limited.local_memory > 0);
 done:
     return status;
 }
