@@ -90,15 +90,14 @@ number_at(const void *array, ca_dtype dtype, size_t i)
     return (bits >> (f.mantissa + f.exponent) & 1) != 0 ? -magnitude : magnitude;
 }
 
-/* Returns new memory with the numbers of an array, NULL if there is none. */
+/* Writes the numbers of an array. Returns what follows them. */
 static double *
-numbers_of(const void *array, ca_dtype dtype, size_t count)
+read_numbers(const void *array, ca_dtype dtype, size_t count, double *numbers)
 {
-    double *numbers = malloc(count * sizeof *numbers);
-    for (size_t i = 0; i < count && numbers != NULL; i++) {
+    for (size_t i = 0; i < count; i++) {
         numbers[i] = number_at(array, dtype, i);
     }
-    return numbers;
+    return numbers + count;
 }
 
 /* ---- the small problem ---- */
@@ -212,32 +211,26 @@ difference_of_row(const trial *t, int row, const double *query, const double *ke
 static ca_status
 difference_of(const trial *t, double *most, ca_error *error)
 {
-    ca_status status = CA_OK;
+    const size_t rows = HEADS * ROWS;
     const size_t E = (size_t)t->problem.E;
     const size_t Ev = (size_t)t->problem.Ev;
-    ca_dtype value_dtype = t->problem.operands[CA_ATTENTION_VALUE].dtype;
-    double *numbers[ARRAYS] = {
-        [QUERY] = numbers_of(t->arrays[QUERY], t->dtype, HEADS * ROWS * E),
-        [KEY] = numbers_of(t->arrays[KEY], t->dtype, KEYS * E),
-        [VALUE] = numbers_of(t->arrays[VALUE], value_dtype, KEYS * Ev),
-        [FOUND] = numbers_of(t->arrays[FOUND], t->dtype, HEADS * ROWS * Ev),
-    };
-    *most = 0;
-    for (int n = 0; n < ARRAYS; n++) {
-        if (numbers[n] == NULL) {
-            CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory to try a kernel"));
-        }
+    double *query = malloc((rows + KEYS) * (E + Ev) * sizeof *query);
+    if (query == NULL) {
+        return ca_error_set(error, CA_ERROR_MEMORY, "no memory to try a kernel");
     }
-    for (size_t n = 0; n < HEADS * ROWS; n++) {
-        double apart = difference_of_row(t, (int)(n % ROWS), numbers[QUERY] + n * E, numbers[KEY],
-                                         numbers[VALUE], numbers[FOUND] + n * Ev);
+    ca_dtype value_dtype = t->problem.operands[CA_ATTENTION_VALUE].dtype;
+    double *keys = read_numbers(t->arrays[QUERY], t->dtype, rows * E, query);
+    double *values = read_numbers(t->arrays[KEY], t->dtype, KEYS * E, keys);
+    double *found = read_numbers(t->arrays[VALUE], value_dtype, KEYS * Ev, values);
+    (void)read_numbers(t->arrays[FOUND], t->dtype, rows * Ev, found);
+    *most = 0;
+    for (size_t n = 0; n < rows; n++) {
+        double apart =
+            difference_of_row(t, (int)(n % ROWS), query + n * E, keys, values, found + n * Ev);
         *most = apart <= *most ? *most : apart;
     }
-done:
-    for (int n = 0; n < ARRAYS; n++) {
-        free(numbers[n]);
-    }
-    return status;
+    free(query);
+    return CA_OK;
 }
 
 /* Compute the small problem by the variant's plan, and compare with what the host computes. */
@@ -247,7 +240,7 @@ compare(ca_device *device, const ca_kernel_spec *spec, const void *context, ca_e
     ca_status status = CA_OK;
     const trial *t = context;
     const ca_forced none = {.kernel = NULL};
-    double apart;
+    double apart = 0;
     CA_TRY(ca_attention_launch_within(device, &none, &t->problem, &t->plan, error));
     CA_TRY(difference_of(t, &apart, error));
     int steps = ca_dtype_size(t->dtype) == 2 ? STEPS_OF_HALF_TYPES : STEPS_OF_FLOATS;

@@ -24,6 +24,8 @@ _START = (
     "from clattn import _apart; _apart.main(*sys.argv[2:])"
 )
 
+_TOLD = "clattn tells: "  # before what the other process prints; drivers print too
+
 
 class NoProcessError(Exception):
     """No other process can be started here, or it did not get as far as the driver."""
@@ -74,7 +76,9 @@ def ask(device: Device, *words: str, environment: dict[str, str] | None = None) 
     except subprocess.TimeoutExpired:
         return {"ended": f"{_what(words)} in another process hung for {5 * SECONDS} seconds"}
     lines: list[dict[str, str]] = [
-        json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")
+        json.loads(line.removeprefix(_TOLD))
+        for line in done.stdout.splitlines()
+        if line.startswith(_TOLD)
     ]
     if not lines:
         raise NoProcessError
@@ -106,25 +110,31 @@ def main(seconds: str, known: str, index: str, *words: str) -> None:
     device = _core.all_devices()[int(index)]
     if _identity(device) != json.loads(known):
         os._exit(1)
-    print(json.dumps({"started": True}), flush=True)
-    _begin_step(seconds)
+    _tell({})
     found = {"lived": "yes"}
+    _begin_step(seconds)
     reason = device.reason
     _begin_step(seconds)
-    if reason is None and words[0] == "attention":
-        _, word, dtype, value_dtype, size, value_size = words
-        try:
+    try:
+        if reason is None and words[0] == "attention":
+            _, word, dtype, value_dtype, size, value_size = words
             reason = _core.try_variant(
                 device, word, dtype, value_dtype, int(size), int(value_size), True
             )
-        except ValueError as error:
-            found["refused"] = str(error)
-    elif reason is None and words[0] == "diagonal":
-        _fill_and_copy(device, int(words[1]))
+        elif reason is None and words[0] == "diagonal":
+            _fill_and_copy(device, int(words[1]))
+    except ValueError as error:
+        found["refused"] = str(error)
+    except Exception as error:  # any that an operator raises: the process lives
+        reason = str(error)
     if reason is not None:
         found["reason"] = reason
-    print(json.dumps(found), flush=True)
+    _tell(found)
     os._exit(0)
+
+
+def _tell(found: dict[str, str]) -> None:
+    print(_TOLD + json.dumps(found), flush=True)
 
 
 def _begin_step(seconds: str) -> None:
