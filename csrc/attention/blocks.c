@@ -23,7 +23,7 @@ make_plan(const ca_device_info *info, const ca_attention *attention)
     if (alone) {
         ca_plan_define_lanes(&plan.spec, info, attention);
     } else {
-        ca_plan_define_options(&plan.spec, attention);
+        ca_plan_define_data(&plan.spec, info, attention);
     }
     return plan;
 }

@@ -107,6 +107,16 @@ ca_plan_define_sizes(ca_kernel_spec *spec, const ca_attention *attention)
     ca_kernel_define(spec, "HEAD_EV", attention->Ev);
 }
 
+void
+ca_plan_define_data(ca_kernel_spec *spec, const ca_device_info *info, const ca_attention *attention)
+{
+    if (info->items_are_lanes && info->type == CA_DEVICE_CPU) {
+        ca_plan_define_options(spec, attention);
+    } else {
+        ca_plan_define_common(spec, attention);
+    }
+}
+
 bool
 ca_plan_has_matrix_units(const ca_device_info *info, const ca_attention *attention)
 {

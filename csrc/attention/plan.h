@@ -62,6 +62,12 @@ double ca_plan_items(const ca_attention_plan *plan);
 /* Define DTYPE, VALUE_DTYPE and REAL64. */
 void ca_plan_define_common(ca_kernel_spec *spec, const ca_attention *attention);
 
+/* For kernels that read a call's options as data: define the macros of ca_plan_define_common, and where
+   work-items of a CPU are lanes those of ca_plan_define_options. Mesa's compiler for CPUs cannot read
+   params at a place that is data. */
+void ca_plan_define_data(ca_kernel_spec *spec, const ca_device_info *info,
+                         const ca_attention *attention);
+
 /* For kernels on CPUs: define the macros of ca_plan_define_common, LANES and ON_CPU, and set
    `unoptimised`. */
 void ca_plan_define_lanes(ca_kernel_spec *spec, const ca_device_info *info,

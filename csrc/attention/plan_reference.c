@@ -13,10 +13,8 @@ plan_reference(const ca_device_info *info, const ca_attention *attention, ca_att
     if (info->items_are_lanes) {
         plan->local_size = (size_t)ca_smaller(info->max_work_group, 64);
         plan->any_local_size = true;
-        ca_plan_define_options(&plan->spec, attention);
-    } else {
-        ca_plan_define_common(&plan->spec, attention);
     }
+    ca_plan_define_data(&plan->spec, info, attention);
 }
 
 const ca_variant ca_variant_reference = {

@@ -92,14 +92,14 @@ DEFINE_UNPACK(4, as_double((uint2)(word, words[2 * n + 1])))
    for `own` rows and `chunks` chunks of a lane. Rows from `count` on repeat the last one.
    Behind the `size` elements of a row are zeros. */
 #define DEFINE_LOAD_ROWS(name, dtype, size, own, step, chunks, lanes)                              \
-    INLINED void name(uint4 *x, __global const JOIN(storage_, dtype) * rows, row_strides strides,  \
-                      int first, int lane, int count)                                              \
+    INLINED void name(uint4 *x, __global const JOIN(storage_, dtype) * rows,                       \
+                      const row_strides *strides, int first, int lane, int count)                  \
     {                                                                                              \
         const int end = size;                                                                      \
         UNROLLED_FOR (int k = 0; k < own; k++) {                                                   \
             __global const JOIN(bits_, dtype) *row =                                               \
                 (__global const JOIN(bits_, dtype) *)rows +                                        \
-                min(k * step + first, count - 1) * strides.row;                                    \
+                min(k * step + first, count - 1) * strides -> row;                                 \
             UNROLLED_FOR (int n = 0; n < chunks; n++) {                                            \
                 const int e = (n * lanes + lane) * JOIN(ELEMENTS_, dtype);                         \
                 x[k * chunks + n] = !WIDE     ? JOIN(raw_, dtype)(ELEMENT)                         \
@@ -109,7 +109,7 @@ DEFINE_UNPACK(4, as_double((uint2)(word, words[2 * n + 1])))
         }                                                                                          \
     }
 
-#define ELEMENT(n) (e + (n) < end ? row[(e + (n)) * strides.column] : 0)
+#define ELEMENT(n) (e + (n) < end ? row[(e + (n)) * strides->column] : 0)
 
 DEFINE_LOAD_ROWS(load_keys, DTYPE, HEAD_E, KEYS_PER_LANE, KEYS_AT_ONCE, KEY_PER_LANE, KEY_LANES)
 DEFINE_LOAD_ROWS(load_values, VALUE_DTYPE, HEAD_EV, VALUES_PER_LANE, SLICES, PER_LANE, ROW_LANES)
@@ -308,17 +308,18 @@ add_values(const ca_attention_params *params, slice_state *state, const uint4 *v
 /* Defines a function by which a group copies `rows` rows of `size` elements. Neighbours copy
    neighbouring chunks of 16 bytes with WIDE, else neighbouring elements. */
 #define DEFINE_SHARE_ROWS(name, dtype, size)                                                       \
-    INLINED void name(__global JOIN(storage_, dtype) * to, row_strides to_strides,                 \
-                      __global const JOIN(storage_, dtype) * from, row_strides from_strides,       \
-                      int rows)                                                                    \
+    INLINED void name(__global JOIN(storage_, dtype) * to, const row_strides *to_strides,          \
+                      __global const JOIN(storage_, dtype) * from,                                 \
+                      const row_strides *from_strides, int rows)                                   \
     {                                                                                              \
         const int width = WIDE ? JOIN(ELEMENTS_, dtype) : 1;                                       \
         const int pieces = size / width;                                                           \
         for (int n = (int)get_local_id(0); n < rows * pieces; n += WG) {                           \
             const int row = n / pieces;                                                            \
             const int c = (n - row * pieces) * width;                                              \
-            __global void *to_piece = to + row * to_strides.row + c * to_strides.column;           \
-            __global const void *piece = from + row * from_strides.row + c * from_strides.column;  \
+            __global void *to_piece = to + row * to_strides->row + c * to_strides->column;         \
+            __global const void *piece =                                                           \
+                from + row * from_strides->row + c * from_strides->column;                         \
             if (WIDE) {                                                                            \
                 *(__global uint4 *)to_piece = *(__global const uint4 *)piece;                      \
             } else {                                                                               \
@@ -337,15 +338,17 @@ copy_present_rows(const attention_call *call, const ca_int64 *batch, ca_int64 fi
 {
     const ca_view *keys = VIEW(call->params, PRESENT_KEY);
     const ca_view *values = VIEW(call->params, PRESENT_VALUE);
+    const row_strides to_keys = CA_STRIDES(keys);
+    const row_strides to_values = CA_STRIDES(values);
     int rows;
     for (ca_int64 j = first; j < end; j += rows) {
         key_run run;
         find_key_run(&run, call, batch, j);
         rows = (int)min((ca_int64)BN, min(end - j, run.count));
-        share_key_rows(call->present_key + ca_offset(keys, batch, j, 0), ca_strides(keys), run.key,
-                       run.key_strides, rows);
-        share_value_rows(call->present_value + ca_offset(values, batch, j, 0), ca_strides(values),
-                         run.value, run.value_strides, rows);
+        share_key_rows(call->present_key + ca_offset(keys, batch, j, 0), &to_keys, run.key,
+                       &run.key_strides, rows);
+        share_value_rows(call->present_value + ca_offset(values, batch, j, 0), &to_values,
+                         run.value, &run.value_strides, rows);
     }
 }
 
@@ -427,8 +430,8 @@ attend_keys(slice_state *state, const attention_call *call, const split_share *g
     }
     int count = (int)min((ca_int64)BN, end - start - ahead);
     if (count > 0) {
-        load_keys(key_chunks, keys, key_strides, mine->key, mine->key_lane, count);
-        load_values(value_chunks, values, value_strides, mine->slice, mine->lane, count);
+        load_keys(key_chunks, keys, &key_strides, mine->key, mine->key_lane, count);
+        load_values(value_chunks, values, &value_strides, mine->slice, mine->lane, count);
     }
     for (ca_int64 j0 = start + ahead; j0 < end; j0 += ahead) {
         real added[OWN_SUMS];
@@ -440,7 +443,7 @@ attend_keys(slice_state *state, const attention_call *call, const split_share *g
         keys += ahead * key_strides.row;
         values += ahead * value_strides.row;
         if (next > 0) {
-            load_keys(key_chunks, keys, key_strides, mine->key, mine->key_lane, next);
+            load_keys(key_chunks, keys, &key_strides, mine->key, mine->key_lane, next);
         }
         __local real *block = memory->scores + memory->buffer * BN * RT;
         sums_over_lanes(terms, mine->key_lane, memory->scratch);
@@ -455,7 +458,7 @@ attend_keys(slice_state *state, const attention_call *call, const split_share *g
         barrier(CLK_LOCAL_MEM_FENCE);
         add_values(call->params, state, value_chunks, block, mine->slice);
         if (next > 0) {
-            load_values(value_chunks, values, value_strides, mine->slice, mine->lane, next);
+            load_values(value_chunks, values, &value_strides, mine->slice, mine->lane, next);
         }
         memory->buffer ^= 1;
         count = next;

@@ -76,7 +76,8 @@ typedef struct {
 INLINED key_block
 block_at(const tile_state *tile, int j0, int end)
 {
-    key_block block = {j0, min(BN, end - j0), count_from(tile->bounds, 0, j0)};
+    key_block block = {j0, min(BN, end - j0), tile->bounds};
+    recount(&block.bounds, 0, j0);
     block.bounds.limit = min(block.bounds.limit, block.keys);
     block.known =
         mask_block_at(tile->call, tile->batch, 1, tile->addends.mod.q, tile->rows, j0, block.keys);
@@ -91,10 +92,10 @@ load_queries(const tile_state *tile, int e0)
 {
     const attention_call *call = tile->call;
     const ca_attention_params *params = call->params;
+    const row_strides strides = CA_STRIDES(&params->query);
     load_tile(tile->queries, STRIDE_E, BM, EC / 4,
-              call->query + ca_offset(&params->query, tile->batch, tile->i0, 0),
-              ca_strides(&params->query), tile->rows, e0, HEAD_E, query_bias_at(call, tile->batch),
-              tile->item);
+              call->query + ca_offset(&params->query, tile->batch, tile->i0, 0), &strides,
+              tile->rows, e0, HEAD_E, query_bias_at(call, tile->batch), tile->item);
 }
 
 /* Loads the values of KC keys of a block, from its key k0 on. */
@@ -103,7 +104,7 @@ load_values(const tile_state *tile, const key_run *run, __global const value_sto
             const key_block *block, int k0)
 {
     load_value_tile(tile->shared + VALUES_AT, STRIDE_C, KC, STRIDE_C,
-                    values + k0 * run->value_strides.row, run->value_strides, block->keys - k0, 0,
+                    values + k0 * run->value_strides.row, &run->value_strides, block->keys - k0, 0,
                     HEAD_EV, run->value_bias, tile->item);
 }
 
@@ -123,7 +124,7 @@ score_block(const tile_state *tile, const key_run *run, __global const storage *
         if (E_PASSES > 1) {
             load_queries(tile, e0);
         }
-        load_tile(tile->shared, STRIDE_E, BN, EC / 4, keys, run->key_strides, block->keys, e0,
+        load_tile(tile->shared, STRIDE_E, BN, EC / 4, keys, &run->key_strides, block->keys, e0,
                   HEAD_E, run->key_bias, tile->item);
         if (e0 == 0 && values != 0) {
             load_values(tile, run, values, block, 0);

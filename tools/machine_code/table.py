@@ -35,7 +35,7 @@ DTYPES = "DTYPE=1 VALUE_DTYPE=DTYPE REAL64=0"
 CALL = f"{DTYPES} OPTIONS=0 SLOTS=0 MASK_DTYPE=0"
 SIZES = f"{CALL} HEAD_E=128 HEAD_EV=HEAD_E"
 MACROS = {
-    "attention/reference.cl": CALL,
+    "attention/reference.cl": DTYPES,
     "attention/tiled.cl": f"{SIZES} TX=8 TY=16 MI=4 NJ=8 NC=(HEAD_EV/TX) EC=32 KC=32 "
     "ENDS_IN_LOCAL=0 SUB_GROUP=0",
     "attention/mma.cl": f"{SIZES} WARPS=4 MT=1 STAGES=3 BN=32 CHUNK=16 LSE=0 ALIGNED=0 "
