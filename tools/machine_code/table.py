@@ -44,7 +44,7 @@ MACROS = {
     "attention/decode_gpu.cl": f"{SIZES} WG=128 RT=1 KEY_LANES=8 BN=32 WIDE=1 EXCHANGE=2 "
     "SUB_GROUP=0",
     "attention/decode_gpu_merge.cl": f"{CALL} HEAD_EV=128 WG=256 EXCHANGE=2 SUB_GROUP=0",
-    "diagonal/band.cl": "WIDTH=4 LANES=4 LOCAL=256 LAYOUT=0 INSIDE=0 OUTSIDE=1 STREAM=0 "
+    "diagonal/band.cl": "WIDTH=4 LANES=4 LOCAL=256 LAYOUT=0 INSIDE=0 OUTSIDE=1 STREAM=0 BLOCK=64 "
     "SUB_GROUP=0",
     "probe/exchange.cl": "EXCHANGE=2 SUB_GROUP=0 LANES=32",
     "probe/warp.cl": "TEST=2",
