@@ -56,7 +56,7 @@ ca_attention_find_blocks(ca_device *device, ca_mods *mods, const ca_mask_sizes *
     ca_attention_set_output(&attention, entries);
     CA_TRY(ca_device_prepare(device, error));
     ca_attention_plan plan = make_plan(ca_device_get_info(device), &attention);
-    CA_TRY(ca_attention_launch(device, &attention, &plan, &(ca_plan_excess){0}, error));
+    CA_TRY(ca_attention_launch(device, &attention, &plan, &(ca_plan_limits){0}, error));
 done:
     return status;
 }

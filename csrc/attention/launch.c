@@ -149,21 +149,6 @@ allocate_partial(ca_device *device, const ca_attention_plan *plan, const ca_atte
                : ca_storage_new(device, (size_t)bytes, "partial results", partial, error);
 }
 
-/* Notes where a built kernel allows less than a group of `local_size` work-items, or takes more local
-   memory than the device has. */
-static void
-note_excess(const ca_device *device, const ca_kernel *kernel, size_t local_size,
-            ca_plan_excess *excess)
-{
-    const ca_kernel_limits *limits = ca_kernel_get_limits(kernel);
-    if (local_size > limits->work_group) {
-        excess->group = (int64_t)limits->work_group;
-    }
-    if (limits->local_memory > (uint64_t)ca_device_get_info(device)->local_memory) {
-        excess->taken = (double)limits->local_memory;
-    }
-}
-
 /* One kernel of a plan. The product of `grid` is the number of work-items, which whole work-groups
    round up. Unless `usual` is 0, the kernel belongs to a usual program, which takes shorter params. */
 typedef struct {
@@ -178,7 +163,7 @@ typedef struct {
 
 /* Build the kernel, and add it as the launch's next step. */
 static ca_status
-add_step(ca_device *device, ca_launch *launch, const planned_step *step, ca_plan_excess *excess,
+add_step(ca_device *device, ca_launch *launch, const planned_step *step, ca_plan_limits *limits,
          ca_error *error)
 {
     ca_status status = CA_OK;
@@ -191,7 +176,7 @@ add_step(ca_device *device, ca_launch *launch, const planned_step *step, ca_plan
     if (step->any_local_size && local_size > most && most > 0) {
         local_size = most;
     }
-    note_excess(device, kernel, local_size, excess);
+    (void)ca_kernel_tighten(device, kernel, local_size, limits);
     size_t groups = ((size_t)items + local_size - 1) / local_size;
     size_t bytes = step->usual ? CA_USUAL_PARAMS_SIZE : sizeof(*step->params);
     launch->steps[launch->nsteps++] =
@@ -232,7 +217,7 @@ redo(ca_device *device, const ca_attention *attention, const ca_mark *mark, ca_l
                                    .local_size = plan.local_size,
                                    .any_local_size = plan.any_local_size,
                                    .work = work};
-        CA_TRY(add_step(device, launch, &step, &(ca_plan_excess){0}, error));
+        CA_TRY(add_step(device, launch, &step, &(ca_plan_limits){0}, error));
         CA_TRY(ca_launch_run(device, launch, error));
     }
 done:
@@ -241,7 +226,7 @@ done:
 
 ca_status
 ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_attention_plan *plan,
-                    ca_plan_excess *excess, ca_error *error)
+                    ca_plan_limits *limits, ca_error *error)
 {
     ca_status status = CA_OK;
     ca_storage *partial = NULL;
@@ -271,7 +256,6 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
         write_sizes(attention, sizes, sizeof sizes);
         launch.sizes = sizes;
     }
-    *excess = (ca_plan_excess){0};
     const planned_step step = {.spec = &plan->spec,
                                .params = &params,
                                .usual = plan->usual,
@@ -279,7 +263,7 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
                                .local_size = plan->local_size,
                                .any_local_size = plan->any_local_size,
                                .work = work};
-    CA_TRY(add_step(device, &launch, &step, excess, error));
+    CA_TRY(add_step(device, &launch, &step, limits, error));
     if (plan->splits > 1) {
         const int64_t rows[] = {params.batch[0], params.batch[1], params.batch[2], params.L,
                                 (int64_t)plan->merge_local};
@@ -289,7 +273,7 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
                                     .params = &merging,
                                     .grid = rows,
                                     .local_size = plan->merge_local};
-        CA_TRY(add_step(device, &launch, &merge, excess, error));
+        CA_TRY(add_step(device, &launch, &merge, limits, error));
         CA_TRY(ca_launch_check(device, &launch, error)); /* before memory is taken */
         CA_TRY(allocate_partial(device, plan, attention, &partial, error));
         ca_block *block = ca_storage_block(partial);
@@ -305,21 +289,10 @@ done:
     return status;
 }
 
-/* Makes the limits tighter, so that a plan within them has what a kernel exceeded. A compiler may take
-   more local memory than its kernel declares, and takes as many times more of less. False if the
-   kernel exceeded nothing. */
 static bool
-tighten(ca_plan_limits *limits, const ca_plan_excess *excess, int64_t available)
+are_tighter(const ca_plan_limits *limits, const ca_plan_limits *before)
 {
-    bool smaller = excess->group > 0 && excess->group < limits->group;
-    if (smaller) {
-        limits->group = excess->group;
-    }
-    if (excess->taken > 0) {
-        limits->local_memory =
-            (int64_t)((double)limits->local_memory * (double)available / excess->taken);
-    }
-    return smaller || excess->taken > 0;
+    return limits->group < before->group || limits->local_memory < before->local_memory;
 }
 
 ca_status
@@ -329,16 +302,17 @@ ca_attention_launch_within(ca_device *device, const ca_forced *forced,
 {
     const ca_device_info *info = ca_device_get_info(device);
     ca_plan_limits limits = {info->max_work_group, info->local_memory};
-    ca_plan_excess excess;
-    ca_attention_plan within; /* a copy costs a small call time, so most calls make none */
-    ca_status status = ca_attention_launch(device, attention, plan, &excess, error);
-    while (status == CA_ERROR_KERNEL && tighten(&limits, &excess, info->local_memory)) {
+    ca_plan_limits before = limits;
+    ca_attention_plan within; /* no copy of *plan, which would cost each call time */
+    ca_status status = ca_attention_launch(device, attention, plan, &limits, error);
+    while (status == CA_ERROR_KERNEL && are_tighter(&limits, &before)) {
+        before = limits;
         within.variant = plan->variant;
         if (!ca_attention_plan_within(info, forced, attention, &limits, &within)) {
             break;
         }
         ca_error_clear(error);
-        status = ca_attention_launch(device, attention, &within, &excess, error);
+        status = ca_attention_launch(device, attention, &within, &limits, error);
     }
     return status;
 }

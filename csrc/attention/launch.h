@@ -13,10 +13,10 @@
 
 /* Build the plan's kernels and launch them on a prepared device; wait, except for results that the
    device holds (ca_launch_run). CA_ERROR_KERNEL where the driver cannot build, create or enqueue a
-   kernel: no result is defined then, and another plan may be launched. *excess says what the kernels
-   exceed, once they are built. */
+   kernel: no result is defined then, and another plan may be launched. *limits become tighter
+   where a kernel, once it is built, allows less than the plan asks for. */
 ca_status ca_attention_launch(ca_device *device, const ca_attention *attention,
-                              const ca_attention_plan *plan, ca_plan_excess *excess,
+                              const ca_attention_plan *plan, ca_plan_limits *limits,
                               ca_error *error);
 
 /* The same. If the kernels allow less than the plan asks for, plan the variant again within their

@@ -39,18 +39,6 @@ typedef struct {
     size_t merge_local;
 } ca_attention_plan;
 
-/* What a plan may ask for: at most what the device has. */
-typedef struct {
-    int64_t group;        /* work-items */
-    int64_t local_memory; /* bytes */
-} ca_plan_limits;
-
-/* Where the kernels of a plan exceed a limit that only a built kernel tells. 0: nowhere. */
-typedef struct {
-    int64_t group; /* the most work-items that a kernel allows */
-    double taken;  /* bytes of local memory that a kernel takes, more than the device has */
-} ca_plan_excess;
-
 /* Start a plan: the kernel's name, and one work-item for each entry of the leading
    dimensions. A work-item has one head and all keys. */
 void ca_plan_begin(ca_attention_plan *plan, const ca_attention *attention, const char *name,

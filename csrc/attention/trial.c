@@ -105,7 +105,6 @@ read_numbers(const void *array, ca_dtype dtype, size_t count, double *numbers)
 enum { QUERY, KEY, VALUE, FOUND, ARRAYS };
 
 typedef struct {
-    const ca_device_info *info;
     ca_attention problem;
     ca_attention_plan plan; /* the variant's */
     ca_dtype dtype;         /* of queries and results */
@@ -161,7 +160,6 @@ start_trial(trial *t, const ca_device_info *info, const ca_attention *attention,
     for (int role = 0; role < CA_ATTENTION_OPERANDS; role++) {
         small->operands[role].dtype = CA_FLOAT32;
     }
-    t->info = info;
     t->dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
     CA_TRY(add_operand(t, CA_ATTENTION_QUERY, t->dtype, QUERY, ROWS, E, true, error));
     CA_TRY(add_operand(t, CA_ATTENTION_KEY, t->dtype, KEY, KEYS, E, false, error));

@@ -150,37 +150,13 @@ static ca_status
 try_apart(ca_device *device, const ca_kernel_spec *spec, int64_t width, ca_error *error)
 {
     char request[32];
-    ca_kernel_spec of_width = {.name = spec->name};
     if (ca_device_get_info(device)->is_known || ca_kernel_is_built(device, spec)) {
         return CA_OK;
     }
+    ca_kernel_spec of_width = {.name = spec->name};
     ca_kernel_define(&of_width, "WIDTH", width);
     (void)snprintf(request, sizeof request, "diagonal %d", (int)width);
     return ca_apart_try(device, &of_width, request, error);
-}
-
-/* True if a built kernel allows smaller groups, or takes more local memory, than its plan reckons with. */
-static bool
-exceeds(const ca_device_info *info, const ca_kernel *kernel, const ca_diagonal_plan *plan)
-{
-    const ca_kernel_limits *limits = ca_kernel_get_limits(kernel);
-    return (plan->local_size > limits->work_group && plan->local_size > 1) ||
-           limits->local_memory > (uint64_t)info->local_memory;
-}
-
-/* Makes limits tighter, so that the kernel's next plan exceeds nothing. A compiler that takes more local
-   memory than the text declares takes as many times more of less. */
-static void
-tighten(ca_device_info *limited, const ca_kernel *kernel, int64_t available)
-{
-    const ca_kernel_limits *limits = ca_kernel_get_limits(kernel);
-    double times = (double)limits->local_memory / (double)available;
-    if (limited->max_work_group > (int64_t)limits->work_group) {
-        limited->max_work_group = (int64_t)limits->work_group;
-    }
-    if (times > 1) {
-        limited->local_memory = (int64_t)((double)limited->local_memory / times);
-    }
 }
 
 /* Make a plan and its kernel, within the limits that only a built kernel tells. */
@@ -190,20 +166,18 @@ plan_and_build(ca_device *device, const ca_diagonal_regions *regions, const ca_l
 {
     ca_status status = CA_OK;
     const ca_device_info *info = ca_device_get_info(device);
-    ca_device_info limited;
+    ca_plan_limits limits = {info->max_work_group, info->local_memory};
     *plan = ca_diagonal_make_plan(info, regions, dims);
     CA_TRY(try_apart(device, &plan->spec, (int64_t)ca_dtype_size(regions->tensors[OUTPUT].dtype),
                      error));
     CA_TRY(ca_kernel_get(device, &plan->spec, kernel, error));
-    if (!exceeds(info, *kernel, plan)) {
-        goto done;
-    }
-    limited = *info;
-    do {
-        tighten(&limited, *kernel, info->local_memory);
+    while (ca_kernel_tighten(device, *kernel, plan->local_size, &limits)) {
+        ca_device_info limited = *info;
+        limited.max_work_group = limits.group;
+        limited.local_memory = limits.local_memory;
         *plan = ca_diagonal_make_plan(&limited, regions, dims);
         CA_TRY(ca_kernel_get(device, &plan->spec, kernel, error));
-    } while (exceeds(info, *kernel, plan) && limited.local_memory > 0);
+    }
 done:
     return status;
 }

@@ -361,6 +361,24 @@ ca_kernel_get_limits(const ca_kernel *kernel)
     return &kernel->limits;
 }
 
+bool
+ca_kernel_tighten(const ca_device *device, const ca_kernel *kernel, size_t local_size,
+                  ca_plan_limits *limits)
+{
+    const int64_t most = (int64_t)kernel->limits.work_group;
+    const double available = (double)device->info.local_memory;
+    const double taken = (double)kernel->limits.local_memory;
+    const bool is_large = local_size > kernel->limits.work_group && most < limits->group;
+    const bool takes_more = taken > available && limits->local_memory > 0;
+    if (is_large) {
+        limits->group = most;
+    }
+    if (takes_more) {
+        limits->local_memory = (int64_t)((double)limits->local_memory * available / taken);
+    }
+    return is_large || takes_more;
+}
+
 /* True if the compiler has chosen sub-groups that are large enough for the kernel's work-groups,
    whose size the kernel says. */
 static bool

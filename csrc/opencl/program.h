@@ -29,6 +29,12 @@ bool ca_kernel_is_built(ca_device *device, const ca_kernel_spec *spec);
 
 const ca_kernel_limits *ca_kernel_get_limits(const ca_kernel *kernel);
 
+/* Make the limits of the next plan tighter where the built kernel does not allow groups of `local_size`
+   work-items, or takes more local memory than the device has. A compiler that takes more than the
+   kernel declares takes as many times more of less. False if nothing became tighter. */
+bool ca_kernel_tighten(const ca_device *device, const ca_kernel *kernel, size_t local_size,
+                       ca_plan_limits *limits);
+
 /* The builds from source by this process for the device. A program that the driver takes from a
    cache of its own counts as built. Thread-safe. */
 ca_build_stats ca_device_built(ca_device *device);

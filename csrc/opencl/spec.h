@@ -52,4 +52,10 @@ typedef struct {
     uint64_t local_memory; /* bytes that it takes, with what the compiler adds */
 } ca_kernel_limits;
 
+/* What a plan may ask for: at most what the device has. */
+typedef struct {
+    int64_t group;        /* work-items */
+    int64_t local_memory; /* bytes */
+} ca_plan_limits;
+
 #endif

@@ -110,7 +110,7 @@ def facts(device: Device, word: str) -> Iterator[tuple[str, str]]:
                 yield "", line
 
 
-def kernels_for(device: Device, dtype: str) -> Iterator[tuple[str, str | None]]:
+def _kernels_for(device: Device, dtype: str) -> Iterator[tuple[str, str | None]]:
     """Yield the kernels that calls of a dtype choose from, and why one is not used, or None."""
     for word in _core.fast_variants(device, dtype):
         with suppress(ValueError):  # the device lacks what the kernel needs
@@ -121,7 +121,7 @@ def _kernels(device: Device) -> Iterator[tuple[str, str]]:
     """Yield which kernels a driver that is not known is used with: each is tried."""
     refused: dict[str, str] = {}
     for dtype in ("float32", "float16"):
-        found = dict(kernels_for(device, dtype))
+        found = dict(_kernels_for(device, dtype))
         yield f"for {dtype}", ", ".join(word for word, why in found.items() if why is None)
         refused |= {word: why for word, why in found.items() if why is not None}
     for word, why in refused.items():
