@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#define _GNU_SOURCE /* POSIX, madvise, and lists of libraries */
+#define _DEFAULT_SOURCE /* POSIX, and madvise */
 
 #include "base/platform.h"
 
@@ -18,7 +18,6 @@
 #include <unistd.h>
 
 #ifdef __GLIBC__
-#include <link.h>
 #include <malloc.h>
 #endif
 #ifdef __linux__
@@ -336,73 +335,6 @@ ca_library_symbol(void *library, const char *name)
 {
     return dlsym(library, name);
 }
-
-#ifdef __GLIBC__
-typedef struct {
-    void (*found)(void *context, const char *path);
-    void *context;
-} library_listing;
-
-static int
-pass_on(struct dl_phdr_info *info, size_t size, void *argument)
-{
-    const library_listing *listing = argument;
-    (void)size;
-    if (strchr(info->dlpi_name, '/') != NULL) { /* a file; the program itself has no name */
-        listing->found(listing->context, info->dlpi_name);
-    }
-    return 0;
-}
-
-void
-ca_libraries_list(void (*found)(void *context, const char *path), void *context)
-{
-    library_listing listing = {found, context};
-    (void)dl_iterate_phdr(pass_on, &listing);
-}
-
-const char *
-ca_library_defining(const char *path, const char *name, const char *version)
-{
-    void *library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
-    const void *function = library != NULL ? dlvsym(library, name, version) : NULL;
-    const char *definer = function != NULL ? ca_library_at(function) : NULL;
-    if (library != NULL) {
-        (void)dlclose(library); /* it stays open: somebody else has opened it */
-    }
-    return definer;
-}
-
-const char *
-ca_library_at(const void *address)
-{
-    Dl_info found;
-    return dladdr(address, &found) != 0 ? found.dli_fname : NULL;
-}
-#else
-void
-ca_libraries_list(void (*found)(void *context, const char *path), void *context)
-{
-    (void)found;
-    (void)context;
-}
-
-const char *
-ca_library_defining(const char *path, const char *name, const char *version)
-{
-    (void)path;
-    (void)name;
-    (void)version;
-    return NULL;
-}
-
-const char *
-ca_library_at(const void *address)
-{
-    (void)address;
-    return NULL;
-}
-#endif
 
 /* No program or verdict is larger. A file may say that it has any size. */
 #define LARGEST_FILE ((off_t)1 << 30)

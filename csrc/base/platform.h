@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The operating system: mutexes, threads, memory, shared libraries, files, a clock, the process's
- * identity. Only platform.c calls POSIX, and only platform_windows.c, in its place, Windows.
+ * identity. Only platform.c calls POSIX, and only platform_windows.c, in its place, Windows;
+ * libraries.c asks glibc.
  */
 #ifndef CLATTN_PLATFORM_H
 #define CLATTN_PLATFORM_H
@@ -110,19 +111,6 @@ void ca_addresses_release(void *addresses, size_t bytes);
 void *ca_library_open(const char *path, bool global, char *message, size_t size);
 
 void *ca_library_symbol(void *library, const char *name);
-
-/* Calls `found` with the path of each library of this process, in the order in which they were
-   opened. `found` opens none. Where the system has no such list, nothing is called (all but glibc). */
-void ca_libraries_list(void (*found)(void *context, const char *path), void *context);
-
-/* Returns the path of the library that defines the function `name` of that version for the library
-   at `path`: itself, or one that it is linked to. NULL: none does, `path` is not open in this
-   process, or the system has no versions. */
-const char *ca_library_defining(const char *path, const char *name, const char *version);
-
-/* Returns the path of the library in which `address` lies, NULL if the system does not say. Paths are
-   as in the list, and valid until the library is closed. */
-const char *ca_library_at(const void *address);
 
 /* Reads a whole file. The caller frees *data. False, and NULL, if it cannot be read, is no regular
    file, or if a user other than this one and root may have written it. On Windows, where the rights

@@ -226,29 +226,6 @@ ca_library_symbol(void *library, const char *name)
     return symbol;
 }
 
-void
-ca_libraries_list(void (*found)(void *context, const char *path), void *context)
-{
-    (void)found;
-    (void)context;
-}
-
-const char *
-ca_library_defining(const char *path, const char *name, const char *version)
-{
-    (void)path;
-    (void)name;
-    (void)version;
-    return NULL;
-}
-
-const char *
-ca_library_at(const void *address)
-{
-    (void)address;
-    return NULL;
-}
-
 /* No program or verdict is larger. A file may say that it has any size. */
 #define LARGEST_FILE ((int64_t)1 << 30)
 

@@ -4,20 +4,16 @@
 #include <stdio.h>
 
 #include "opencl/device.h"
+#include "opencl/modes.h"
 #include "opencl/verdict.h"
 
 static ca_status
 ask_caller(ca_device *device, const ca_kernel_spec *spec, const void *context, ca_error *error)
 {
     (void)spec;
-    static const char *const modes[] = {
-        [CA_MEMORY_SVM] = "svm",
-        [CA_MEMORY_HOST_PTR] = "host",
-        [CA_MEMORY_COPY] = "copy",
-    };
     char request[256];
-    (void)snprintf(request, sizeof request, "%d %s %s", device->index, modes[device->info.memory],
-                   (const char *)context);
+    (void)snprintf(request, sizeof request, "%d %s %s", device->index,
+                   ca_memory_word(device->info.memory), (const char *)context);
     return error->apart(error->caller, request, error);
 }
 

@@ -10,16 +10,17 @@
 #include "opencl/info.h"
 #include "opencl/spec.h"
 
-/* Lets another process do what the request says with the device, unless the driver is known, or the
- * caller has no other process (error->apart). clattn/_apart.py reads requests:
+/* Runs a request for the device in another process. Does nothing if the driver is known, or if
+ * error->apart is NULL. clattn/_apart.py reads the request, which is one of these:
  *
  *     open                                        make the device ready
  *     attention WORD DTYPE VALUE_DTYPE E EV       try the variant WORD: see attention/trial.h
  *     diagonal WIDTH                              copy and fill elements of WIDTH bytes
  *
- * CA_OK if that process has lived, whatever came out there. CA_ERROR_KERNEL, with the reason, if it
- * has not. This is kept on disk, for the driver, the request and the program of `spec`.
- * CA_ERROR_STOPPED after a signal whose handler raises. The calling thread holds no lock. */
+ * CA_OK if the other process did not end early, whether its results were right or not.
+ * CA_ERROR_KERNEL, with the reason, if the process ended early or hung. Both are kept on disk for the
+ * driver, the request and the program of `spec`. CA_ERROR_STOPPED if the handler of a signal raised an
+ * exception. The calling thread holds no lock. */
 ca_status ca_apart_try(ca_device *device, const ca_kernel_spec *spec, const char *request,
                        ca_error *error);
 

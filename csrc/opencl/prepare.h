@@ -11,8 +11,10 @@
 /* Make the device's context and queues at the first call, and find out whether the device passes
    the probe. The probe kernel runs unless a verdict on disk says that the device passes. Every call
    that uses a device calls this function first. The verdict is final. If a context or memory cannot
-   be had, the next call tries again. Thread-safe. CA_ERROR_DEVICE if the device is unusable, or in
-   a forked child. */
+   be had, the next call tries again. If the probe fails in one memory mode, the next mode is tried. A
+   driver that is not known opens the device in another process first (opencl/apart.h), so the calling
+   thread holds no lock. Thread-safe. CA_ERROR_DEVICE if the device is unusable, or in a forked
+   child. */
 ca_status ca_device_prepare(ca_device *device, ca_error *error);
 
 /* Prepare the device and find out, once, whether kernels/support/bfloat16_pairs.clh runs on

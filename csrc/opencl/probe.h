@@ -2,7 +2,7 @@
  *
  * Probes: small programs that test a device. One tells whether the device can be used, another
  * whether it multiplies pairs of bfloat16; capabilities.h has those of GPUs. Their verdicts are
- * kept on disk (verdict.h). The caller of each function but one holds the device's build_lock. Only
+ * kept on disk (verdict.h). The caller holds the device's build_lock, except in ca_probe_apart. Only
  * this room includes this header.
  */
 #ifndef CLATTN_OPENCL_PROBE_H

@@ -9,6 +9,7 @@
 #include "base/platform.h"
 #include "base/processor.h"
 #include "opencl/device.h"
+#include "opencl/modes.h"
 
 /* Devices found so far. */
 typedef struct {
@@ -146,9 +147,9 @@ query_system_svm(const ca_device *device)
 #define CA_CL_CAPABILITY_MINOR_NV   0x4001
 #define CA_CL_WAVEFRONT_WIDTH_AMD   0x4043
 
-/* Finds the sizes of sub-groups, whether the lanes of a sub-group can exchange numbers, and how many
-   lanes a sub-group has. Some drivers list the sizes that a kernel may require. With the others the
-   compiler chooses the size of each kernel, and a built kernel tells its size, from OpenCL 2.1 on. */
+/* Finds three things: the sizes of sub-groups, whether lanes of a sub-group exchange numbers, and the
+   number of lanes. Some drivers list the sizes that a kernel may require. The compilers of other drivers
+   choose a size for each kernel; from OpenCL 2.1 on, a built kernel reports its size. */
 static void
 query_sub_groups(const ca_device *device, ca_device_info *info)
 {
@@ -215,13 +216,10 @@ query_nvidia(const ca_device *device, ca_device_info *info)
 static bool
 choose_memory(ca_device *device, const char *override)
 {
-    static const char *const words[] = {"svm", "host", "copy"}; /* by ca_memory_mode */
-    int mode = CA_MEMORY_SVM;
-    device->memory_is_given = override != NULL && override[0] != '\0';
-    while (device->memory_is_given && mode < CA_MEMORY_COPY && strcmp(override, words[mode]) != 0) {
-        mode++;
-    }
-    ca_device_set_memory(device, (ca_memory_mode)mode);
+    ca_memory_mode mode = CA_MEMORY_SVM;
+    device->memory_is_given =
+        override != NULL && override[0] != '\0' && ca_memory_find(override, &mode);
+    ca_device_set_memory(device, mode);
     return ca_device_has_memory(device, device->info.memory);
 }
 

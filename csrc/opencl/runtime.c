@@ -7,6 +7,7 @@
 #include "base/strbuf.h"
 #include "opencl/device.h"
 #include "opencl/loader.h"
+#include "opencl/modes.h"
 #include "opencl/prepare.h"
 #include "opencl/query.h"
 #include "opencl/words.h"
@@ -24,8 +25,8 @@ struct ca_runtime {
 static ca_status
 check_memory_override(const char *words, ca_error *error)
 {
-    if (words == NULL || words[0] == '\0' || strcmp(words, "svm") == 0 ||
-        strcmp(words, "host") == 0 || strcmp(words, "copy") == 0) {
+    ca_memory_mode mode;
+    if (words == NULL || words[0] == '\0' || ca_memory_find(words, &mode)) {
         return CA_OK;
     }
     return ca_error_set(error, CA_ERROR_VALUE, "memory mode '%s': expected 'svm', 'host' or 'copy'",

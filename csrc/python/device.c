@@ -3,6 +3,7 @@
  * The type clattn.Device; python/clattn/_core.pyi lists the attributes.
  */
 #include "python/device.h"
+#include "opencl/modes.h"
 #include "opencl/prepare.h"
 
 #include <stddef.h>
@@ -22,12 +23,6 @@ static const char *const type_names[] = {
     [CA_DEVICE_GPU] = "gpu",
     [CA_DEVICE_ACCELERATOR] = "accelerator",
     [CA_DEVICE_CPU] = "cpu",
-};
-
-static const char *const memory_names[] = {
-    [CA_MEMORY_SVM] = "svm",
-    [CA_MEMORY_HOST_PTR] = "host",
-    [CA_MEMORY_COPY] = "copy",
 };
 
 int
@@ -102,7 +97,7 @@ get_type(PyObject *self, void *Py_UNUSED(closure))
 static PyObject *
 get_memory_mode(PyObject *self, void *Py_UNUSED(closure))
 {
-    return PyUnicode_FromString(memory_names[info_of(self)->memory]);
+    return PyUnicode_FromString(ca_memory_word(info_of(self)->memory));
 }
 
 /* Returns why the device is not usable, or None. The first call makes the device ready. */

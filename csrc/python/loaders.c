@@ -2,6 +2,7 @@
  *
  * What _drivers.py asks about the libraries of this process, to find the loaders among them.
  */
+#include "base/libraries.h"
 #include "python/methods.h"
 #include "python/state.h"
 
@@ -46,7 +47,8 @@ loader_of(PyObject *Py_UNUSED(module), PyObject *path)
     return bytes != NULL ? path_or_none(ca_library_defining(bytes, NAME, VERSION)) : NULL;
 }
 
-/* loader() -> bytes | None: clattn's own; None before it is open, and where the system does not say */
+/* loader() -> bytes | None: the path of the loader that clattn calls. None before clattn has opened one,
+   and on systems that do not report paths. */
 static PyObject *
 loader(PyObject *module, PyObject *Py_UNUSED(ignored))
 {

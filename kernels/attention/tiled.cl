@@ -19,8 +19,8 @@
  *                         Ev / TX
  *     -DEC                elements of queries and keys in local memory, a multiple of 8
  *     -DKC                keys whose values are in local memory, a divisor of BN
- *     -DENDS_IN_LOCAL     1: local memory keeps where the rows are written, for compilers that
- *                         would keep all params of the output in registers from the start
+ *     -DENDS_IN_LOCAL     1: local memory holds the offsets and strides of the output. Some
+ *                         compilers load params when the kernel starts, and hold them in registers
  *     -DSUB_GROUP         see support/sub_group.clh
  *     and the macros of support/common.clh
  *

@@ -356,7 +356,7 @@ answer(const void *data, size_t bytes, size_t size, void *value, size_t *wanted)
     return 0;
 }
 
-/* Answers a query of a fact that a variable gives. False where there is none. */
+/* Answers a query with the value of a FAULTS_… variable. Returns 0 if no variable holds that value. */
 static int
 answer_fact(uint32_t what, size_t size, void *value, size_t *wanted)
 {

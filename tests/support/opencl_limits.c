@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: MIT */
 /* An OpenCL loader whose one device has the limits of another device, and is strict about them.
  *
- * It stands as libOpenCL.so.1 in a folder of LD_LIBRARY_PATH, so that a process and its children find
- * it, and it depends on the real loader. It shows one device of the real platform whose name has the
- * words of LIMITS_REAL. Variables LIMITS_… say what this device tells of itself: `told` below has
- * them. What exceeds a limit fails as a strict driver lets it fail:
+ * The library lies as libOpenCL.so.1 in a folder of LD_LIBRARY_PATH, so a process and its children find
+ * it. It is linked to the real loader. It shows one device, of the real platform that LIMITS_REAL names.
+ * The other variables LIMITS_… hold what the device reports; `told` below lists them. The loader
+ * refuses what exceeds a limit, as a strict driver does:
  *
  *     a work-group larger than the device's, or than the kernel's own limit, which LIMITS_GROUPS sets
  *     ("attention_tiled=64 *=128": "*" is every other kernel), or larger than the size in the source
- *     more local memory than the device has; LIMITS_LOCALS says how much a kernel seems to take
+ *     more local memory than the device has; LIMITS_LOCALS lists the bytes that kernels report
  *     a buffer larger than an allocation, buffers larger than all memory
  *     arguments of a kernel that take more bytes than the device passes
- *     a program in a later OpenCL C; with LIMITS_NAMES, one with a double or a shuffle that it lacks
+ *     a program in a later OpenCL C than the device's; with LIMITS_NAMES, a program with a double or a
+ *     shuffle on a device that lacks it
  *     properties of queues that came after OpenCL 1.2
  *
- * A function that came after the device's version of OpenCL, or system pointers where the device has
- * none, end the process: a driver may crash there. So does a kernel of LIMITS_ENDS, by a signal, or it
- * hangs. LIMITS_LOG is a file to which each refusal adds a
- * line "refused WHY", and each kernel that runs a line "ran NAME WORK_ITEMS PROCESS". limits.py
- * builds it.
+ * Three things end the process, because a driver may crash there: a function that is newer than the
+ * device's OpenCL, a system pointer that the device does not take, and a kernel of LIMITS_ENDS. Each
+ * refusal adds a line "refused WHY" to the file LIMITS_LOG, each kernel that runs a line "ran NAME
+ * WORK_ITEMS PROCESS". limits.py builds the library.
  */
 
 #define _GNU_SOURCE
