@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Plans for GPUs whose work-items have few registers, and the rows of tools/machine_code.
 
-A loader lets a CPU report the facts of such a GPU. It builds no attention kernel. It hands the test the
-build options instead.
+A loader lets a CPU report the facts of such a GPU. It builds no attention kernel. It hands the
+test the build options instead.
 """
 
 import pytest
