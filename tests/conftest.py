@@ -360,7 +360,7 @@ def torch_calls(monkeypatch):
     clattn_torch = importlib.import_module("clattn.torch")
     functions = importlib.import_module("torch.nn.functional")
     theirs = functions.scaled_dot_product_attention
-    attend = clattn.functional.scaled_dot_product_attention
+    attend = clattn.attention.scaled_dot_product_attention
     answered = []
 
     def count(*args, **options):
@@ -368,7 +368,7 @@ def torch_calls(monkeypatch):
         answered.append(options["device"])
         return result
 
-    monkeypatch.setattr(clattn.functional, "scaled_dot_product_attention", count)
+    monkeypatch.setattr(clattn.attention, "scaled_dot_product_attention", count)
     yield answered
     left = functions.scaled_dot_product_attention
     clattn_torch.unpatch()

@@ -27,7 +27,7 @@ NEEDED_IN_WHEEL = (
     r"clattn/_core\.pyi",
     r"clattn/_core\.[\w.-]+\.(so|pyd)",
     r"clattn/py\.typed",
-    r"clattn/tuned/[\w.-]+\.json",
+    r"clattn/_host/tuned/[\w.-]+\.json",
     r"clattn-[^/]+\.dist-info/RECORD",
     r"clattn-[^/]+\.dist-info/licenses/LICENSE",
 )

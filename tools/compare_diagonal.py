@@ -11,7 +11,7 @@ import os
 import clattn
 import numpy as np
 import torch
-from clattn._measuring import take_turns
+from clattn._commands.timing import take_turns
 
 N = 4096
 BATCH = (10_000, 8, 8)

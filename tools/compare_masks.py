@@ -13,7 +13,7 @@ import sys
 
 import clattn
 import numpy as np
-from clattn._measuring import measure_memory, take_turns
+from clattn._commands.timing import measure_memory, take_turns
 
 HEADS, LENGTH, HEAD_SIZE = 8, 2048, 64
 CACHE = (1, 8, 4096, 128)  # of 32 query heads

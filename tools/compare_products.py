@@ -16,10 +16,10 @@ import time
 import clattn
 import numpy as np
 import torch
-from clattn._measuring import THREADS, take_turns
-from clattn.bench.limits import Limits
-from clattn.bench.measuring import clattn_call
-from clattn.bench.rows import MODEL_ROWS, Row, draw
+from clattn._commands.bench.contest import clattn_call
+from clattn._commands.bench.limits import Limits
+from clattn._commands.bench.rows import MODEL_ROWS, Row, draw
+from clattn._commands.timing import THREADS, take_turns
 
 SQUARE = 4096
 

@@ -15,10 +15,10 @@ import argparse
 import clattn
 import numpy as np
 import pyopencl as cl
-from clattn._measuring import take_turns
-from clattn.bench.limits import Kernels
-from clattn.bench.measuring import clattn_call
-from clattn.bench.rows import MODEL_ROWS, contiguous, draw
+from clattn._commands.bench.contest import clattn_call
+from clattn._commands.bench.limits import Kernels
+from clattn._commands.bench.rows import MODEL_ROWS, contiguous, draw
+from clattn._commands.timing import take_turns
 
 VECTOR = 64  # bytes of a float16 vector; the kernel reads four of them at a time
 PARTS = 1, 2, 4, 8  # work-groups that share a head

@@ -114,7 +114,7 @@ def first_call(words, arguments, options):
 def build_beside(words, path):
     """Seconds of building and launching another program, in this process."""
     import pyopencl as cl
-    from clattn.bench.limits import Kernels
+    from clattn._commands.bench.limits import Kernels
 
     limits = Kernels(clattn._core.find_device(words))  # opens the device
     arrays = [cl.Buffer(limits._context, cl.mem_flags.READ_WRITE, 32 * 64 * 4) for _ in range(4)]

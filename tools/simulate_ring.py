@@ -14,7 +14,7 @@ import argparse
 import sys
 
 import numpy as np
-from clattn._ring import LAYOUTS, Schedule, part_lengths, pieces
+from clattn._parts.ring import LAYOUTS, Schedule, part_lengths, pieces
 
 RANKS = [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
 

@@ -11,7 +11,7 @@
 #include "opencl/spec.h"
 
 /* Runs a request for the device in another process. Does nothing if the driver is known, or if
- * error->apart is NULL. clattn/_apart.py reads the request, which is one of these:
+ * error->apart is NULL. clattn/_host/apart.py reads the request, which is one of these:
  *
  *     open                                        make the device ready
  *     attention WORD DTYPE VALUE_DTYPE E EV       try the variant WORD: see attention/trial.h

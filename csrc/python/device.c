@@ -188,13 +188,13 @@ device_repr(PyObject *self)
 static PyObject *
 device_html(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
-    return ca_py_call_from("clattn._html", "of_device", "(O)", self);
+    return ca_py_call_from("clattn._host.html", "of_device", "(O)", self);
 }
 
 static PyObject *
 from_pyopencl(PyObject *Py_UNUSED(none), PyObject *queue)
 {
-    return ca_py_call_from("clattn._pyopencl", "device_of", "(O)", queue);
+    return ca_py_call_from("clattn._host.pyopencl", "device_of", "(O)", queue);
 }
 
 static PyMethodDef device_methods[] = {

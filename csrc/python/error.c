@@ -73,8 +73,8 @@ is_interrupted(void *caller)
     return raised;
 }
 
-/* Runs clattn/_apart.py, which does what the request says in another process. CA_ERROR_DEVICE if no
-   process can be started. */
+/* Runs clattn._host.apart, which does what the request says in another process. CA_ERROR_DEVICE if
+   no process can be started. */
 static ca_status
 try_apart(void *caller, const char *request, ca_error *error)
 {
@@ -84,7 +84,7 @@ try_apart(void *caller, const char *request, ca_error *error)
         return status;
     }
     PyEval_RestoreThread(work->thread);
-    PyObject *reason = ca_py_call_from("clattn._apart", "run", "(s)", request);
+    PyObject *reason = ca_py_call_from("clattn._host.apart", "run", "(s)", request);
     const char *text = reason != NULL && PyUnicode_Check(reason) ? PyUnicode_AsUTF8(reason) : NULL;
     if (text != NULL) {
         status =

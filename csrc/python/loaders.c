@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What _drivers.py asks about the libraries of this process, to find the loaders among them.
+ * What clattn._host.drivers asks about the libraries of this process, to find the loaders in it.
  */
 #include "base/libraries.h"
 #include "python/methods.h"

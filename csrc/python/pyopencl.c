@@ -26,7 +26,7 @@ ca_py_is_pyopencl(PyObject *object)
 PyObject *
 ca_py_pyopencl_tensor(PyObject *array, const char *name)
 {
-    return ca_py_call_from("clattn._pyopencl", "as_tensor", "(Os)", array, name);
+    return ca_py_call_from("clattn._host.pyopencl", "as_tensor", "(Os)", array, name);
 }
 
 PyObject *
@@ -44,7 +44,7 @@ ca_py_pyopencl_empty(PyObject *like, ca_dtype dtype, int ndim, const int64_t *sh
         }
     }
     if (sizes != NULL) {
-        tensor = ca_py_call_from("clattn._pyopencl", "empty", "(OOO)", like, sizes, descr);
+        tensor = ca_py_call_from("clattn._host.pyopencl", "empty", "(OOO)", like, sizes, descr);
     }
     Py_XDECREF(sizes);
     Py_XDECREF(descr);
@@ -71,7 +71,7 @@ adopt(const ca_state *state, ca_device *device, void *buffer, int64_t start, con
 }
 
 /* adopt_buffer(device, buffer, start, shape, strides, dtype, owner, name, /) -> Tensor: of a cl_mem
-   and a first byte, which _pyopencl.py has checked; with buffer 0, empty */
+   and a first byte, which clattn/_host/pyopencl.py has checked; with buffer 0, empty */
 static PyObject *
 adopt_buffer(PyObject *module, PyObject *args)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Arrays of pyopencl as Tensors of their buffers. clattn._pyopencl reads and makes them.
+ * Arrays of pyopencl as Tensors of their buffers. clattn._host.pyopencl reads and makes them.
  */
 #ifndef CLATTN_PYTHON_PYOPENCL_H
 #define CLATTN_PYTHON_PYOPENCL_H

@@ -77,8 +77,8 @@ list_devices(ca_state *state, const ca_runtime *runtime)
     return list;
 }
 
-/* Lets clattn._tuning set what the tuner has found for the devices. Returns a list of warnings, or
-   NULL with an exception. No other thread uses the devices yet. */
+/* Lets clattn._host.tuning set what the tuner has found for the devices. Returns a list of warnings,
+   or NULL with an exception. No other thread uses the devices yet. */
 static PyObject *
 load_tuning(ca_state *state, const ca_runtime *runtime, PyObject *tuning)
 {
@@ -88,9 +88,10 @@ load_tuning(ca_state *state, const ca_runtime *runtime, PyObject *tuning)
     return warnings;
 }
 
-/* Opens OpenCL in the first thread that gets here; clattn._drivers.discover() has said where to
-   look. The interpreter's lock is not held while the thread waits for another one, or for drivers.
-   Only the thread that opens sets `forced`: others may be in calls by then. Sets `warnings` as load_tuning does, or to None. */
+/* Opens OpenCL in the first thread that gets here; clattn._host.drivers.discover() has said where
+   to look. The interpreter's lock is not held while the thread waits for another one, or for
+   drivers. Only the thread that opens sets `forced`: others may be in calls by then. Sets
+   `warnings` as load_tuning does, or to None. */
 static ca_status
 open_runtime(ca_state *state, const char *const *preload, const char *const *candidates,
              const char *cache_folder, const char *memory, double longest, const ca_forced *forced,
@@ -188,8 +189,8 @@ find_and_open(ca_state *state)
                                              "OpenCL; use the 'spawn' start method");
         goto done;
     }
-    drivers = PyImport_ImportModule("clattn._drivers");
-    tuning = drivers != NULL ? PyImport_ImportModule("clattn._tuning") : NULL;
+    drivers = PyImport_ImportModule("clattn._host.drivers");
+    tuning = drivers != NULL ? PyImport_ImportModule("clattn._host.tuning") : NULL;
     found = tuning != NULL && read_longest(&longest) == 0 &&
                     ca_py_forced_by_environment(state, &forced) == 0
                 ? PyObject_CallMethod(drivers, "discover", NULL)
@@ -364,7 +365,7 @@ find_device(PyObject *module, PyObject *argument)
     return ca_py_wrap_device(module, device);
 }
 
-/* adopt_queue(queue, /) -> Device: of a cl_command_queue, which _pyopencl.py has checked */
+/* adopt_queue(queue, /) -> Device: of a cl_command_queue that clattn._host.pyopencl has checked */
 static PyObject *
 adopt_queue(PyObject *module, PyObject *argument)
 {

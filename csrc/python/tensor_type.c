@@ -380,7 +380,7 @@ represent(PyObject *self)
 static PyObject *
 html(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
-    return ca_py_call_from("clattn._html", "of_tensor", "(O)", self);
+    return ca_py_call_from("clattn._host.html", "of_tensor", "(O)", self);
 }
 
 static PyObject *

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Trials of variants, for clattn/_apart.py and the listing.
+ * Trials of variants, for clattn/_host/apart.py and the listing.
  */
 #include "attention/trial.h"
 #include "attention/variants.h"

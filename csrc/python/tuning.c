@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The tuner's numbers, for python/clattn/_tuning.py, which keeps them, and for the tuner, which
+ * The tuner's numbers, for clattn/_host/tuning.py, which keeps them, and for the tuner, which
  * tries them.
  */
 #include "attention/tuning.h"

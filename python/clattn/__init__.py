@@ -16,8 +16,10 @@ from typing import Any
 from clattn import directml, flex, onnx, openvino
 from clattn._core import Device, DeviceError, Tensor
 from clattn._core import __version__ as __version__
+from clattn.attention import scaled_dot_product_attention
 from clattn.cache import KVCache
 from clattn.device import devices, get_default_device, set_default_device, use_device
+from clattn.diagonal import diagonal_matrix, eye, tril, triu
 from clattn.flex import (
     BlockMask,
     and_masks,
@@ -26,8 +28,6 @@ from clattn.flex import (
     lookup,
     or_masks,
 )
-from clattn.functional import scaled_dot_product_attention
-from clattn.matrices import diagonal_matrix, eye, tril, triu
 from clattn.merging import merge_attention
 from clattn.tensors import empty_cache, memory_stats, synchronize, tensor
 from clattn.warming import warm_up
@@ -78,9 +78,9 @@ def show_config() -> None:
     ValueError
         An environment variable of clattn has a wrong value.
     """
-    from clattn import _doctor
+    from clattn._commands import doctor
 
-    _doctor.show()
+    doctor.show()
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import DTypeLike
 
-from clattn._typing import Array, ArrayT, DeviceLike
+from clattn._arguments.arrays import Array, ArrayT, DeviceLike
 
 # text, has_score, has_mask, numbers, tables
 _Mods = tuple[str, bool, bool, tuple[float, ...], tuple[Array, ...]]

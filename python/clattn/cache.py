@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from clattn import _core
-from clattn._integers import integers
+from clattn._arguments.integers import integers
 from clattn.flex import trace_mods
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
+    from clattn._arguments.arrays import Array, ArrayT, DeviceLike
     from clattn._core import Device, Tensor
-    from clattn._typing import Array, ArrayT, DeviceLike
 
 __all__ = ["KVCache"]
 

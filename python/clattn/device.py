@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
+    from clattn._arguments.arrays import DeviceLike
     from clattn._core import Device
-    from clattn._typing import DeviceLike
 
 __all__ = ["devices", "get_default_device", "set_default_device", "use_device"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, overload
 
 from clattn import _core
-from clattn._typing import ArrayT
+from clattn._arguments.arrays import ArrayT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import DTypeLike
 
-    from clattn._typing import Array, DeviceLike
+    from clattn._arguments.arrays import Array, DeviceLike
 
     _MaskType = Literal[
         "none",

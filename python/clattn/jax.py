@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from clattn import _core, functional
+from clattn import _core, attention
 
 try:
     import jax
@@ -22,7 +22,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from typing import Literal, TypedDict, Unpack
 
-    from clattn._typing import DeviceLike
+    from clattn._arguments.arrays import DeviceLike
 
     class _Options(TypedDict, total=False):
         scale: float | None
@@ -170,7 +170,7 @@ def dot_product_attention(
     }
     result = jax.eval_shape(_theirs, *arrays, **lengths, **options)
     attend = partial(
-        functional.scaled_dot_product_attention,
+        attention.scaled_dot_product_attention,
         scale=scale,
         is_causal=is_causal,
         window=window,

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clattn import _core
-from clattn.functional import scaled_dot_product_attention
+from clattn.attention import scaled_dot_product_attention
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any
 
+    from clattn._arguments.arrays import ArrayT, LseT
     from clattn._core import Tensor
-    from clattn._typing import ArrayT, LseT
 
 __all__ = ["merge_attention", "merge_into", "wide"]
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from clattn import _core
 from clattn._core import DeviceError, Tensor
-from clattn._ring import LAYOUTS, Schedule, Share, part_lengths, pieces
+from clattn._parts.ring import LAYOUTS, Schedule, Share, part_lengths, pieces
+from clattn.attention import scaled_dot_product_attention
 from clattn.device import use_device
-from clattn.functional import scaled_dot_product_attention
 from clattn.merging import wide
 from clattn.tensors import tensor
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any, Literal
 
-    from clattn._typing import Array, ArrayT
+    from clattn._arguments.arrays import Array, ArrayT
 
     Layout = Literal["contiguous", "zigzag"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from clattn import _core
-from clattn._typing import ArrayT
+from clattn._arguments.arrays import ArrayT
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from clattn._typing import Array, DeviceLike
+    from clattn._arguments.arrays import Array, DeviceLike
 
 __all__ = ["AttentionOutput", "attention", "reference_ops"]
 

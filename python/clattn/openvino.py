@@ -9,7 +9,7 @@ from clattn import _core
 if TYPE_CHECKING:
     import numpy as np
 
-    from clattn._typing import Array, ArrayT, DeviceLike
+    from clattn._arguments.arrays import Array, ArrayT, DeviceLike
 
 __all__ = ["scaled_dot_product_attention"]
 

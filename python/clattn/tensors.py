@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from clattn import _core
 
 if TYPE_CHECKING:
+    from clattn._arguments.arrays import Array, DeviceLike
     from clattn._core import Tensor
-    from clattn._typing import Array, DeviceLike
 
 __all__ = ["empty_cache", "memory_stats", "synchronize", "tensor"]
 

@@ -12,7 +12,7 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from clattn import _core, functional
+from clattn import _core, attention
 
 try:
     import torch
@@ -26,8 +26,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from clattn._arguments.arrays import DeviceLike
     from clattn._core import Device
-    from clattn._typing import DeviceLike
 
 __all__ = [
     "call_counts",
@@ -367,7 +367,7 @@ def _attend(
     if query.dtype not in _FLOATS:
         return _TENSORS
     try:
-        return functional.scaled_dot_product_attention(
+        return attention.scaled_dot_product_attention(
             query,
             key,
             value,
@@ -395,7 +395,7 @@ def _are_taken(
     scale: float | None,
     enable_gqa: bool,
 ) -> bool:
-    """Whether shapes and scale keep the rules of `functional.scaled_dot_product_attention`."""
+    """Whether shapes and scale keep the rules of `attention.scaled_dot_product_attention`."""
     tensors = (query, key, value)
     if min(tensor.dim() for tensor in tensors) < 2:
         return False

@@ -10,7 +10,7 @@ import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from clattn import _core, functional
+from clattn import _core, attention
 
 try:
     import torch
@@ -28,8 +28,8 @@ from clattn.torch import autocast
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from clattn._arguments.arrays import DeviceLike
     from clattn._core import Device
-    from clattn._typing import DeviceLike
 
 __all__ = ["AttentionMask", "attend", "make_mask", "register"]
 
@@ -338,7 +338,7 @@ def attend(
         mask = _add_bias(position_bias.detach()[..., :S], mask)
     B = max(len(query), len(key))
     output = query.new_empty((B, L, Hq, Ev))
-    result = functional.scaled_dot_product_attention(
+    result = attention.scaled_dot_product_attention(
         query,
         key,
         value,

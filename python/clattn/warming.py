@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from clattn import _core
-from clattn._progress import open_bar, show_nothing
+from clattn._host.progress import open_bar, show_nothing
+from clattn.attention import scaled_dot_product_attention
 from clattn.cache import KVCache, _float_dtype
-from clattn.functional import scaled_dot_product_attention
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
+    from clattn._arguments.arrays import DeviceLike
     from clattn._core import Device
-    from clattn._typing import DeviceLike
 
 __all__ = ["warm_up"]
 

@@ -8,7 +8,7 @@ import signal
 from functools import partial
 
 import pytest
-from clattn import _apart
+from clattn._host import apart
 from conftest import DEVICES as REAL_DEVICES
 from support.devices import DEVICES
 from support.faults import open_with
@@ -19,10 +19,10 @@ pytestmark = pytest.mark.cpus  # which can have the limits of any device
 CALL = """
 import warnings
 import clattn
-from clattn import _apart
+from clattn._host import apart
 from support.helpers import check, qkv
 
-_apart.SECONDS = seconds
+apart.SECONDS = seconds
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     (device,) = clattn._core.all_devices()
@@ -46,7 +46,7 @@ def ending(library, tmp_path):
     )
 
 
-def call(seconds=_apart.SECONDS):
+def call(seconds=apart.SECONDS):
     return f"seconds = {seconds}\n{CALL}"
 
 
@@ -110,9 +110,9 @@ def test_the_listing_names_what_is_not_used(ending):
     on_device = ending(attention_decode_gpu=signal.SIGSEGV)
     code = """
     from argparse import Namespace
-    from clattn import _doctor, _listing
-    _listing.run(Namespace())
-    _doctor.run(Namespace())
+    from clattn._commands import doctor, listing
+    listing.run(Namespace())
+    doctor.run(Namespace())
     """
     said = on_device.run(code).stdout
     assert "for float32    tiled, reference" in said

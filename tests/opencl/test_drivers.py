@@ -8,7 +8,7 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-import clattn._drivers as drivers
+import clattn._host.drivers as drivers
 import pytest
 from support.helpers import copy_of_a_loader, run_python
 
@@ -270,7 +270,7 @@ def test_an_unknown_memory_mode_is_refused(environment, monkeypatch):
 def test_the_loader_of_pip_serves_where_the_system_has_none():
     said = run_python(
         """
-        import os, clattn, clattn._drivers as drivers
+        import os, clattn, clattn._host.drivers as drivers
         from support.helpers import check, qkv
         wheel = os.fsencode(drivers._wheel_libraries())
         discover = drivers.discover
@@ -340,7 +340,7 @@ def test_a_loader_that_is_open_is_used_under_any_name(tmp_path, name, chosen):
         """
         import ctypes, os, sys
         ctypes.CDLL(sys.argv[1])
-        import clattn, clattn._drivers as drivers
+        import clattn, clattn._host.drivers as drivers
         from support.helpers import check, qkv
         assert clattn._core.loader() is None
         assert drivers.loaders_in_use() == [os.fsencode(sys.argv[1])]

@@ -272,7 +272,7 @@ def test_limits_are_clean(oclgrind):
     pytest.importorskip("pyopencl")
     cases = (
         "assert device.type != 'cpu'",
-        "from clattn.bench import limits",
+        "from clattn._commands.bench import limits",
         "limits.READ_BYTES = 1 << 20",
         "kernels = limits.Kernels(device)",
         "assert kernels.fma('float32', 3)[2].min() > 0",

@@ -179,7 +179,7 @@ def test_fork(device, used):
 
 SLOW_FIRST_CALL = """
 import sys, threading, time
-import clattn, clattn._drivers as drivers
+import clattn, clattn._host.drivers as drivers
 from support.helpers import run_forked
 discover, begun = drivers.discover, threading.Event()
 

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import clattn
 import numpy as np
 import pytest
-from clattn.__main__ import main
-from clattn.bench import chart, command, limits, measuring, scaling
-from clattn.bench.peers import Call
-from clattn.bench.rows import GPU_ROWS, MODEL_ROWS, ROWS, Row
+from clattn._commands.bench import chart, command, contest, limits, scaling
+from clattn._commands.bench.peers import Call
+from clattn._commands.bench.rows import GPU_ROWS, MODEL_ROWS, ROWS, Row
+from clattn._commands.main import main
 from references.attention import attention
 from support.helpers import png_size, run_cli
 
@@ -45,11 +45,11 @@ def few_limits(monkeypatch):
 @pytest.fixture
 def fake_peer(monkeypatch, few_limits):
     """One in place of all that are installed."""
-    monkeypatch.setattr(measuring, "peer_classes", lambda on_gpu: [lambda stack: Fake("fake")])
+    monkeypatch.setattr(contest, "peer_classes", lambda on_gpu: [lambda stack: Fake("fake")])
 
 
 def contestants(device, *peers):
-    return measuring.Contestants({"d": device}, peers, {"d": limits.Limits(device)}, {})
+    return contest.Contestants({"d": device}, peers, {"d": limits.Limits(device)}, {})
 
 
 # --- a row in turn ---------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def test_a_peer_that_fails_or_is_wrong_is_left_out(device, few_limits):
         Fake("absent", supports=False),
     ]
     rivals = contestants(device, *fakes)
-    measured = measuring.measure(PLAIN, rivals, 1, lambda: None)
+    measured = contest.measure(PLAIN, rivals, 1, lambda: None)
     assert set(measured.seconds) == {"d", "good"}
     assert measured.best == "good"
     assert [note.partition(":")[0] for note in measured.notes] == ["wrong", "broken"]
@@ -181,7 +181,7 @@ def test_all_devices_beside_every_peer(tmp_path):
     assert set(row["results"]) == {*content["devices"], *content["peers"]} - {"ORT GQA"}
     assert row["shape"] == {"B": 1, "Hq": 8, "Hk": 8, "L": 16, "S": 16, "E": 64}
     assert set(content["peers"]) | set(content["missing"]) == {
-        p.label for p in measuring.peer_classes()
+        p.label for p in contest.peer_classes()
     }
     for peer in content["peers"].values():
         assert peer["version"] in said
@@ -191,7 +191,7 @@ def test_all_devices_beside_every_peer(tmp_path):
 
 
 def test_without_peers_there_is_no_chart(tmp_path, capsys, monkeypatch, fake_peer):
-    monkeypatch.setattr(measuring, "peer_classes", lambda on_gpu: [])
+    monkeypatch.setattr(contest, "peer_classes", lambda on_gpu: [])
     picture = tmp_path / "bench.png"
     assert bench("--rows", "tiny", "--rounds", 1, "--plot", picture) == 0
     assert "no chart" in capsys.readouterr().out
@@ -265,7 +265,7 @@ def test_a_device_that_there_is_not(capsys):
 @pytest.mark.parametrize("option", ["--json", "--plot"])
 def test_a_file_that_cannot_be_written(option, tmp_path, capsys, monkeypatch):
     """It is refused before anything is measured."""
-    monkeypatch.setattr(measuring, "measure", None)
+    monkeypatch.setattr(contest, "measure", None)
     for path in (tmp_path, tmp_path / "no" / "such"):
         assert bench("--rows", "tiny", option, path) == 2
         assert str(path) in capsys.readouterr().err

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from clattn import _measuring
-from clattn.__main__ import main
-from clattn.bench import flex, limits, measuring, report
-from clattn.bench.flex import FLEX_ROWS, FlexRow
-from clattn.bench.rows import scaled
+from clattn._commands import timing
+from clattn._commands.bench import contest, flex, limits, report
+from clattn._commands.bench.flex import FLEX_ROWS, FlexRow
+from clattn._commands.bench.rows import scaled
+from clattn._commands.main import main
 from rich.text import Text
 
 BY_NAME = {row.name: row for row in FLEX_ROWS}
@@ -80,18 +80,18 @@ def test_documents_of_several_lengths():
 @pytest.mark.parametrize(("seconds", "rounds"), [(0, 2), (60, 5)])
 def test_a_slow_row_gets_two_rounds(seconds, rounds):
     done = []
-    nobody = measuring.Contestants({}, [], {}, {})
+    nobody = contest.Contestants({}, [], {}, {})
     row = FlexRow("small", (1, 1, 1, 16, 16, 16))
-    measuring.measure(row, nobody, 5, lambda: done.append(1), flex.flex_calls, seconds)
+    contest.measure(row, nobody, 5, lambda: done.append(1), flex.flex_calls, seconds)
     assert len(done) == rounds
 
 
 @pytest.mark.parametrize(("limit", "calls"), [(0, 1), (60, 2)])
 def test_a_long_call_is_a_turn(monkeypatch, limit, calls):
     done, best = [], {"call": np.inf}
-    monkeypatch.setattr(_measuring, "LONG_SECONDS", limit)
-    monkeypatch.setattr(_measuring, "TURN_SECONDS", 0)
-    _measuring.take_turns({"call": lambda: done.append(1)}, best)
+    monkeypatch.setattr(timing, "LONG_SECONDS", limit)
+    monkeypatch.setattr(timing, "TURN_SECONDS", 0)
+    timing.take_turns({"call": lambda: done.append(1)}, best)
     assert len(done) == calls
     assert 0 < best["call"] < 60
 
@@ -159,7 +159,7 @@ def test_torch_needs_a_compiler(monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.setenv("CXX", "no-such-compiler -O2")
     with ExitStack() as stack:
-        found, missing = measuring.find_peers(stack, [flex.TorchFlex])
+        found, missing = contest.find_peers(stack, [flex.TorchFlex])
     assert found == []
     assert missing == {
         "torch": "torch.compile needs a C++ compiler, and there is no no-such-compiler"
@@ -190,14 +190,14 @@ def test_list(capsys):
 
 def results_of(row, seconds, beside, first, torch_first, mask=None, limit=1.5):
     """Results of one row on a device "d", which takes 1 s, and 1 / `limit` s at its limit."""
-    one = measuring.Measured(row, 1.0, {"d": 1.0, "torch": seconds}, {"d": 1e-6, "torch": 1e-6})
+    one = contest.Measured(row, 1.0, {"d": 1.0, "torch": seconds}, {"d": 1e-6, "torch": 1e-6})
     one.beside = {"d": 1 / beside}
     one.limits = {"d": limit * row.flop}
     alone = {
         "d": flex.Alone({row.name: first}, mask, {}),
         "torch": flex.Alone({row.name: torch_first}, None, {}),
     }
-    return report.FlexResults([one], measuring.Contestants({}, [], {}, {}), alone)
+    return report.FlexResults([one], contest.Contestants({}, [], {}, {}), alone)
 
 
 @pytest.mark.parametrize(("name", "figures", "verdicts"), [

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 import clattn
 import numpy as np
 import pytest
-from clattn.__main__ import main
-from clattn.bench import command, exact, limits, measuring, peers, torch_peers
-from clattn.bench.rows import GPU_ROWS, ROWS, Row, draw, scaled
+from clattn._commands.bench import command, contest, exact, limits, peers, torch_peers
+from clattn._commands.bench.rows import GPU_ROWS, ROWS, Row, draw, scaled
+from clattn._commands.main import main
 
 MIB = 1 << 20
 HALVES = ("float16", "bfloat16")
@@ -21,7 +21,7 @@ def no_peers(monkeypatch):
     """Limits in no time, and nothing to compare with."""
     monkeypatch.setattr(limits, "READ_BYTES", MIB)
     monkeypatch.setattr(limits, "LEAST_SECONDS", 1e-4)
-    monkeypatch.setattr(measuring, "peer_classes", lambda on_gpu: [])
+    monkeypatch.setattr(contest, "peer_classes", lambda on_gpu: [])
     monkeypatch.setattr(torch_peers, "find_product", lambda: None)
 
 
@@ -82,11 +82,11 @@ def test_calls_that_are_waited_for_together():
 def test_the_time_of_a_call_is_its_share(device, monkeypatch, no_peers):
     """Of ten calls that take 20 ms and a wait of 10 ms."""
     call = peers.Call(lambda: time.sleep(0.03), lambda: None, 10)
-    monkeypatch.setattr(measuring, "clattn_call", lambda problem, device: call)
+    monkeypatch.setattr(contest, "clattn_call", lambda problem, device: call)
     monkeypatch.setattr(exact.Exact, "error", lambda self, result: 0.0)
     row = Row("a", (1, 1, 1, 8, 8, 16), on_device=True)
-    rivals = measuring.Contestants({"d": device}, [], {"d": limits.Limits(device)}, {})
-    measured = measuring.measure(row, rivals, 1, lambda: None)
+    rivals = contest.Contestants({"d": device}, [], {"d": limits.Limits(device)}, {})
+    measured = contest.measure(row, rivals, 1, lambda: None)
     assert 0.003 <= measured.seconds["d"] < 0.03
     assert measured.rate("d") == row.flop / measured.seconds["d"]
 
@@ -150,14 +150,14 @@ def test_a_row_that_fails_is_said_and_the_next_one_measured(
 
 def test_what_is_measured_is_written_after_each_row(device, tmp_path, monkeypatch, no_peers):
     """So that a run that is stopped leaves what it has."""
-    file, measure = tmp_path / "bench.json", measuring.measure
+    file, measure = tmp_path / "bench.json", contest.measure
 
     def stop_at_the_second(row, *args):
         if row.name == "f32-E64-causal":
             raise KeyboardInterrupt
         return measure(row, *args)
 
-    monkeypatch.setattr(measuring, "measure", stop_at_the_second)
+    monkeypatch.setattr(contest, "measure", stop_at_the_second)
     with pytest.raises(KeyboardInterrupt):
         bench("--gpu", "--scale", 128, "--rows", "f32-E64*", "--rounds", 1,
               "--device", device.platform, "--json", file)  # fmt: skip
@@ -226,12 +226,10 @@ def test_products_of_matrices_are_a_limit_where_they_are_measured(device):
     limit = limits.Limits(device, lambda dtype: next(rates) if dtype == "float16" else 0.0)
     assert (limit.measure(row), limit.measure(row)) == (3e12, 2e12)
     assert limit.product == {"float16": 3e12}
-    measured = measuring.Measured(row, 0.0, seconds={"d": 1e-6}, limits={"d": 3e12})
+    measured = contest.Measured(row, 0.0, seconds={"d": 1e-6}, limits={"d": 3e12})
     assert measured.limit_share("d") == pytest.approx(row.flop / 3e6)
     assert limits.Limits(device).measure(row) == 0
-    assert (
-        measuring.Measured(row, 0.0, limits={"d": 0.0}, seconds={"d": 1}).limit_share("d") is None
-    )
+    assert contest.Measured(row, 0.0, limits={"d": 0.0}, seconds={"d": 1}).limit_share("d") is None
 
 
 # --- torch's backends ------------------------------------------------------------------------
@@ -288,11 +286,11 @@ def test_a_backend_that_does_not_take_a_row_is_left_out_with_a_note(device, no_p
         label, backend = "efficient", "EFFICIENT_ATTENTION"
 
     with ExitStack() as stack:
-        rivals, missing = measuring.find_peers(stack, [Here, Elsewhere])
-        contestants = measuring.Contestants(
+        rivals, missing = contest.find_peers(stack, [Here, Elsewhere])
+        contestants = contest.Contestants(
             {"d": device}, rivals, {"d": limits.Limits(device)}, missing
         )
-        measured = measuring.measure(SMALL["causal"], contestants, 1, lambda: None)
+        measured = contest.measure(SMALL["causal"], contestants, 1, lambda: None)
     assert set(measured.seconds) == {"d", "math"}
     assert measured.best == "math"
     assert [note.partition(":")[0] for note in measured.notes] == ["efficient"]
@@ -312,7 +310,7 @@ def test_without_cuda_the_backends_are_missing():
     if torch.cuda.is_available():
         pytest.skip("torch has CUDA")
     with ExitStack() as stack:
-        found, missing = measuring.find_peers(stack, measuring.peer_classes(on_gpu=True))
+        found, missing = contest.find_peers(stack, contest.peer_classes(on_gpu=True))
     assert found == []
     assert set(missing) == {"flash", "efficient", "cuDNN"}
     assert {*missing.values()} == {"torch sees no CUDA device"}

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 import clattn
 import numpy as np
 import pytest
-from clattn.bench import exact, measuring
-from clattn.bench.rows import MODEL_ROWS, ROWS, Row, contiguous, draw
+from clattn._commands.bench import contest, exact
+from clattn._commands.bench.rows import MODEL_ROWS, ROWS, Row, contiguous, draw
 from references.attention import attention, max_error, tolerance
 
 PREFILL, DECODE, GQA = (
@@ -116,7 +116,7 @@ def test_doors_compute_the_same(device, door):
     layout = "projections" if door == "onnx" else "stacked"
     problem = draw(Row("r", (2, 3, 3, 5, 5, 8), layout=layout, door=door))
     right = exact.exact_rows(problem)
-    assert right.error(measuring.clattn_call(problem, device).result()) <= right.allowed
+    assert right.error(contest.clattn_call(problem, device).result()) <= right.allowed
 
 
 def test_what_is_counted():
@@ -179,9 +179,7 @@ def peers():
     """Every peer that is installed, by its label; a device's driver is loaded before them."""
     clattn.devices()
     with ExitStack() as stack:
-        yield {
-            peer.label: peer for peer in measuring.find_peers(stack, measuring.peer_classes())[0]
-        }
+        yield {peer.label: peer for peer in contest.find_peers(stack, contest.peer_classes())[0]}
 
 
 UNSUPPORTED = {
@@ -220,7 +218,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch):
     for name in ("torch", "onnx", "openvino", "jax"):
         monkeypatch.setitem(sys.modules, name, None)
     with ExitStack() as stack:
-        found, missing = measuring.find_peers(stack, measuring.peer_classes())
+        found, missing = contest.find_peers(stack, contest.peer_classes())
     assert found == []
     assert "torch is not installed" in missing["torch"]
     assert set(missing) == set(UNSUPPORTED)

@@ -7,8 +7,8 @@ import sys
 import clattn
 import numpy as np
 import pytest
-from clattn import _measuring
-from clattn.__main__ import main
+from clattn._commands.demo import measuring
+from clattn._commands.main import main
 from support.helpers import (
     WHAT_TO_INSTALL,
     copy_of_a_loader,
@@ -109,7 +109,7 @@ def test_doctor_names_the_loaders(tmp_path):
     done = run_python(
         """
         import ctypes, sys
-        from clattn.__main__ import main
+        from clattn._commands.main import main
         for loader in sys.argv[1:]:
             ctypes.CDLL(loader)
         main(["doctor"])
@@ -187,7 +187,7 @@ def test_demo_on_a_terminal(is_installed, tmp_path, monkeypatch):
     if not is_installed:
         monkeypatch.setitem(sys.modules, "rich.progress", None)
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setattr(_measuring, "shortest", lambda call: 1.0)
+    monkeypatch.setattr(measuring, "shortest", lambda call: 1.0)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stdout", Terminal())
     assert main(["demo", "--output", str(tmp_path / "demo.png"), *SMALL]) == 0

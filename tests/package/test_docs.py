@@ -13,7 +13,7 @@ from pathlib import Path
 import clattn
 import numpy as np
 import pytest
-from clattn.__main__ import make_parser
+from clattn._commands.main import make_parser
 from conftest import DEVICES, NO_DEVICE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -47,7 +47,7 @@ def test_the_tree_of_rooms():
 
 def test_the_way_of_a_call():
     """It names files that exist, and fits a screen."""
-    way = block("docs/design.md", "python/clattn/functional.py")
+    way = block("docs/design.md", "python/clattn/attention.py")
     files = re.findall(r"(?:csrc|kernels|python)/[\w/]+\.\w+", way)
     assert len(files) > 10
     assert all((ROOT / file).exists() for file in files)

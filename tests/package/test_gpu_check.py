@@ -475,7 +475,7 @@ def test_the_tuner_where_there_is_one(tool, tmp_path):
     def tune(command):
         if "--help" not in command:
             assert command[-4:] == ["--device", "gpu", "--seconds", "55"]
-            put(tmp_path, "clattn/tuned/a.json", text='{"MT": 2}')
+            put(tmp_path, "clattn/_host/tuned/a.json", text='{"MT": 2}')
         return tool.running.Done(0, "a table", 1.0, False)
 
     result = tool.steps.check_tune(stub_check(tool, tmp_path, tune))

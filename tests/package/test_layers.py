@@ -4,6 +4,7 @@
 A folder of csrc/ is a room. Includes go one way between rooms, and form no circle inside one.
 """
 
+import ast
 import re
 
 import pytest
@@ -199,3 +200,41 @@ def test_a_program_has_one_kernel_that_is_named_after_it(path):
     kernels = re.findall(r"\b(?:__)?kernel\s+(?:\w+(?:\([^()]*\))?\s+)*?void\s+(\w+)", code)
     named = "_".join(path.relative_to(ROOT / "kernels").with_suffix("").parts)
     assert kernels == ([named] if path.suffix == ".cl" else [])
+
+
+# Rooms of python/clattn, and the names under clattn that a module of a room may import, besides its
+# own room; every other module is public, and imports no command.
+PYTHON_BELOW = {
+    "_arguments": {"_core"},
+    "_host": {"_core", "_arguments"},
+    "_parts": {"_core", "_arguments", "attention", "merging"},
+    "flex": {"_core", "_arguments"},
+}
+# The listing, with all that it says of drivers, and the command line.
+ABOVE_COMMANDS = {"__init__", "__main__"}
+
+
+def imports_of(path):
+    """Names under clattn that a module imports: _core, flex; of clattn itself: nothing."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "clattn":
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module.startswith("clattn."):
+            yield node.module.split(".")[1]
+        elif isinstance(node, ast.Import):
+            names = (alias.name.split(".") for alias in node.names)
+            yield from (name[1] for name in names if name[0] == "clattn" and len(name) > 1)
+
+
+PYTHON_PACKAGE = ROOT / "python" / "clattn"
+
+
+@each(sorted(PYTHON_PACKAGE.rglob("*.py")))
+def test_imports_go_one_way_between_rooms_of_the_package(path):
+    inside = path.relative_to(PYTHON_PACKAGE).with_suffix("").parts[0]
+    classes = {"Device", "Tensor", "DeviceError"}  # of _core
+    found = set(imports_of(path)) - classes
+    if inside in PYTHON_BELOW:
+        assert found <= PYTHON_BELOW[inside] | {inside}, f"{name(path)} imports {sorted(found)}"
+    elif inside not in {"_commands", *ABOVE_COMMANDS}:
+        assert "_commands" not in found, name(path)

@@ -18,15 +18,16 @@ import clattn
 import numpy as np
 import pytest
 import support.tuning as tuning
-from clattn import _core, _tuning
-from clattn.__main__ import main
-from clattn._tuning import Class, Winner
-from clattn.tuner import candidates, measuring
+from clattn import _core
+from clattn._commands.main import main
+from clattn._commands.tune import candidates, search
+from clattn._host import tuning as host_tuning
+from clattn._host.tuning import Class, Winner
 from support.helpers import run, run_cli
 
 MANY, FEW = Class("float32", 64, "many"), Class("float32", 64, "few")
 BOTH = ("float32-64-many", "float32-64-few")
-SHIPPED = _tuning._SHIPPED
+SHIPPED = host_tuning._SHIPPED
 GUARD_ROWS = 150  # query rows of the problem that a winner must not lose
 
 
@@ -56,7 +57,7 @@ def quick(device, tmp_path, monkeypatch):
     tuning.clear(device)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CLATTN_TUNING", raising=False)
-    monkeypatch.setattr(_tuning, "_SHIPPED", str(tmp_path / "shipped"))
+    monkeypatch.setattr(host_tuning, "_SHIPPED", str(tmp_path / "shipped"))
     shapes = {("many", True): (((1, 2, 2, 200, 90),), ((1, 2, 2, GUARD_ROWS, 90),)),
               ("few", True): (((1, 2, 2, 20, 90),), ((1, 2, 2, 30, 90),)),
               ("threshold", True): (tuple((1, 8, 2, L, 90) for L in (2, 3, 5)),
@@ -70,7 +71,7 @@ def quick(device, tmp_path, monkeypatch):
 @pytest.fixture
 def clock(device, monkeypatch):
     made_up = Clock(device)
-    monkeypatch.setattr(measuring, "shortest", made_up.shortest)
+    monkeypatch.setattr(search, "shortest", made_up.shortest)
     return made_up
 
 
@@ -80,7 +81,7 @@ def tune(device, *classes, options=()):
 
 
 def kept(device):
-    with open(_tuning.user_file(device)) as file:
+    with open(host_tuning.user_file(device)) as file:
         return json.load(file)["winners"]
 
 
@@ -133,10 +134,10 @@ def test_a_winner_must_not_lose_elsewhere(device, clock, capsys):
 
 
 def test_a_few_lucky_rounds_are_no_win():
-    assert measuring._is_faster([0.9] * 9)
-    assert measuring._is_faster([0.9] * 7 + [1.2] * 2)
-    assert not measuring._is_faster([0.9] * 6 + [1.2] * 3)
-    assert not measuring._is_faster([0.98] * 9)
+    assert search._is_faster([0.9] * 9)
+    assert search._is_faster([0.9] * 7 + [1.2] * 2)
+    assert not search._is_faster([0.9] * 6 + [1.2] * 3)
+    assert not search._is_faster([0.98] * 9)
 
 
 def spoil(monkeypatch, device, change, knob=("CHUNKS", 4)):
@@ -181,7 +182,7 @@ def other_bits():
 def test_what_is_wrong(device):
     """More than rounding explains, in a row that is compared with float64."""
     problems = candidates.problems_of(MANY, device)
-    check = measuring._Check(problems.checked, device)
+    check = search._Check(problems.checked, device)
     check.run()
     exact, right = check._exact, check._reference
     for share, is_right in ((0.1, True), (1.5, False)):
@@ -189,7 +190,7 @@ def test_what_is_wrong(device):
         if is_right:
             check.run()
             continue
-        with pytest.raises(measuring._WrongError, match="wrong: error"):
+        with pytest.raises(search._WrongError, match="wrong: error"):
             check.run()
 
 
@@ -242,7 +243,7 @@ def test_by_the_real_clock(device):
 @pytest.fixture
 def order(monkeypatch):
     """The classes in the order in which they are tuned; may stop at one."""
-    real = measuring.Tuner.tune
+    real = search.Tuner.tune
     seen = []
 
     def recording(self, one, variant):
@@ -252,13 +253,13 @@ def order(monkeypatch):
         return real(self, one, variant)
 
     stop = {}
-    monkeypatch.setattr(measuring.Tuner, "tune", recording)
+    monkeypatch.setattr(search.Tuner, "tune", recording)
     return seen, stop
 
 
 @pytest.mark.parametrize(
     ("reason", "status", "says"),
-    [(KeyboardInterrupt(), 130, "interrupted"), (measuring.OutOfTime(), 0, "stopped after")],
+    [(KeyboardInterrupt(), 130, "interrupted"), (search.OutOfTime(), 0, "stopped after")],
     ids=["interrupted", "out-of-time"],
 )
 def test_finished_classes_are_kept(device, clock, order, capsys, reason, status, says):
@@ -300,16 +301,16 @@ def test_a_stop_within_a_class(device, clock, monkeypatch):
             raise KeyboardInterrupt
         return 1e-3
 
-    monkeypatch.setattr(measuring, "shortest", shortest)
+    monkeypatch.setattr(search, "shortest", shortest)
     assert tune(device) == 130
     assert in_use(device) == {}
-    assert not os.path.exists(_tuning.user_file(device))
+    assert not os.path.exists(host_tuning.user_file(device))
 
 
 def test_no_time(device, clock, capsys):
     assert tune(device, options=["--seconds", "1e-9"]) == 0
     assert in_use(device) == {}
-    assert not os.path.exists(_tuning.user_file(device))
+    assert not os.path.exists(host_tuning.user_file(device))
     assert "classes left: 1;" in capsys.readouterr().out
 
 
@@ -338,7 +339,7 @@ def report(device, **env):
 
 def change(of, **changes):
     """Write a file, and change some of its parts."""
-    path = _tuning.write(of, {MANY: WINNER})
+    path = host_tuning.write(of, {MANY: WINNER})
     with open(path) as file:
         content = json.load(file)
     for name, part in changes.items():
@@ -349,10 +350,10 @@ def change(of, **changes):
 
 
 def test_a_new_process_uses_the_winners(device, monkeypatch):
-    _tuning.write(device, {MANY: WINNER})
+    host_tuning.write(device, {MANY: WINNER})
     assert report(device) == [[], [(*MANY, "cpu", WINNER.knobs)]]
-    monkeypatch.setattr(_tuning, "_SHIPPED", SHIPPED)
-    shipped, _ = _tuning.read(_tuning.shipped_file(device), device)
+    monkeypatch.setattr(host_tuning, "_SHIPPED", SHIPPED)
+    shipped, _ = host_tuning.read(host_tuning.shipped_file(device), device)
     count = len(shipped) + 1
     said = run_cli(env={"CLATTN_TUNING": None}).stdout
     assert f"{count} class{'es' if count > 1 else ''} of problems" in said
@@ -360,7 +361,7 @@ def test_a_new_process_uses_the_winners(device, monkeypatch):
 
 def test_off(device):
     """For calls and in the listing."""
-    _tuning.write(device, {MANY: WINNER})
+    host_tuning.write(device, {MANY: WINNER})
     assert report(device, CLATTN_TUNING="off") == [[], []]
     assert "off, by CLATTN_TUNING" in run_cli(env={"CLATTN_TUNING": "off"}).stdout
     done = run_cli(env={"CLATTN_TUNING": "of"}, check_exit=False)
@@ -368,7 +369,7 @@ def test_off(device):
 
 
 def test_a_damaged_file_is_worth_one_warning(device):
-    path = _tuning.write(device, {MANY: WINNER})
+    path = host_tuning.write(device, {MANY: WINNER})
     with open(path, "w") as file:
         file.write("{")
     [[message], loaded] = report(device)
@@ -388,7 +389,7 @@ except RuntimeWarning as warning:
 
 def test_a_warning_that_is_an_error(device):
     """It is raised once, and the next call works."""
-    path = _tuning.write(device, {MANY: WINNER})
+    path = host_tuning.write(device, {MANY: WINNER})
     with open(path, "w") as file:
         file.write("{")
     done = run([sys.executable, "-c", STRICT], timeout=100, check_exit=True,
@@ -409,10 +410,10 @@ GOOD = WINNER._asdict()
     ids=["empty", "cut", "no-text", "deep", "list", "null", "no-device", "large"],
 )  # fmt: skip
 def test_bytes_that_no_tuner_wrote(device, content, reason):
-    path = _tuning.write(device, {MANY: WINNER})
+    path = host_tuning.write(device, {MANY: WINNER})
     with open(path, "wb") as file:
         file.write(content)
-    found, warning = _tuning.read(path, device)
+    found, warning = host_tuning.read(path, device)
     assert found == {} and f"{path} is ignored" in warning and reason in warning
 
 
@@ -438,7 +439,7 @@ def test_winners_that_no_tuner_wrote(device, winners):
     content["winners"] = good | winners if isinstance(winners, dict) else winners
     with open(path, "w") as file:
         json.dump(content, file)
-    found, warning = _tuning.read(path, device)
+    found, warning = host_tuning.read(path, device)
     assert found == {} and "is ignored" in warning
 
 
@@ -450,16 +451,16 @@ def test_winners_that_no_tuner_wrote(device, winners):
 )  # fmt: skip
 def test_a_file_of_another_version_device_or_driver_is_ignored(device, changes):
     """In silence: it was right where it was made."""
-    path = _tuning.write(device, {MANY: WINNER})
-    assert _tuning.read(path, device) == ({MANY: WINNER}, "")
-    assert _tuning.read(change(device, **changes), device) == ({}, "")
+    path = host_tuning.write(device, {MANY: WINNER})
+    assert host_tuning.read(path, device) == ({MANY: WINNER}, "")
+    assert host_tuning.read(change(device, **changes), device) == ({}, "")
 
 
 def test_what_is_no_file_is_not_opened(device):
-    path = _tuning.write(device, {MANY: WINNER})
+    path = host_tuning.write(device, {MANY: WINNER})
     os.unlink(path)
     os.mkfifo(path)
-    assert _tuning.read(path, device) == ({}, "")
+    assert host_tuning.read(path, device) == ({}, "")
 
 
 def test_a_driver_has_a_file_of_its_own(device):
@@ -467,42 +468,42 @@ def test_a_driver_has_a_file_of_its_own(device):
         def __getattr__(self, name):
             return "another" if name == "driver_version" else getattr(device, name)
 
-    assert _tuning.user_file(Other()) != _tuning.user_file(device)
+    assert host_tuning.user_file(Other()) != host_tuning.user_file(device)
 
 
 def test_a_shipped_file_is_used_where_the_user_has_measured_nothing(device, tmp_path):
     """It is of any driver and kernels, but of the same processor; the user's classes come first."""
     (tmp_path / "shipped").mkdir()
     path = change(device, device={"driver_version": "another", "vendor": "another"}, kernels="")
-    os.rename(path, _tuning.shipped_file(device))
-    assert _tuning.load([device]) == []
+    os.rename(path, host_tuning.shipped_file(device))
+    assert host_tuning.load([device]) == []
     assert in_use(device) == {MANY: WINNER.knobs}
     tuning.clear(device)
     own = WINNER._replace(knobs={"TILES": 8})
-    _tuning.write(device, {FEW: own})
-    assert _tuning.load([device]) == []
+    host_tuning.write(device, {FEW: own})
+    assert host_tuning.load([device]) == []
     assert in_use(device) == {MANY: WINNER.knobs, FEW: own.knobs}
     tuning.clear(device)
-    _tuning.write(device, {MANY: WINNER._replace(knobs={})})
-    assert _tuning.load([device]) == []
+    host_tuning.write(device, {MANY: WINNER._replace(knobs={})})
+    assert host_tuning.load([device]) == []
     assert in_use(device) == {}
     tuning.clear(device)
-    os.unlink(_tuning.user_file(device))
+    os.unlink(host_tuning.user_file(device))
     path = change(device, device={"float_width": 1})
-    os.replace(path, _tuning.shipped_file(device))
-    assert _tuning.load([device]) == []
+    os.replace(path, host_tuning.shipped_file(device))
+    assert host_tuning.load([device]) == []
     assert in_use(device) == {}
 
 
 @pytest.mark.parametrize("name", sorted(os.listdir(SHIPPED)))
 def test_what_is_shipped(name, monkeypatch):
     """Legal winners of the device that the name is made of, each of which gains enough."""
-    monkeypatch.setattr(_tuning, "_SHIPPED", SHIPPED)
+    monkeypatch.setattr(host_tuning, "_SHIPPED", SHIPPED)
     path = os.path.join(SHIPPED, name)
     with open(path) as file:
         device = SimpleNamespace(**json.load(file)["device"])
-    assert _tuning.shipped_file(device) == path
-    found, warning = _tuning.read(path, device)
+    assert host_tuning.shipped_file(device) == path
+    found, warning = host_tuning.read(path, device)
     assert found and not warning
     for one, winner in found.items():
         assert winner.knobs and winner.seconds < 0.97 * winner.rule_seconds, one
@@ -510,7 +511,7 @@ def test_what_is_shipped(name, monkeypatch):
 
 def test_a_folder_that_cannot_be_written(device, clock, capsys, monkeypatch):
     """Winners hold for the process, and nothing is left behind."""
-    folder = os.path.dirname(_tuning.user_file(device))
+    folder = os.path.dirname(host_tuning.user_file(device))
     clock.factors = {("TILES", 2): 0.5}
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(OSError("disk full")))
@@ -524,7 +525,7 @@ def test_a_folder_that_cannot_be_written(device, clock, capsys, monkeypatch):
 def test_no_warning_without_a_file(device):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert _tuning.load([device]) == []
+        assert host_tuning.load([device]) == []
     assert report(device) == [[], []]
 
 
@@ -554,12 +555,12 @@ def test_a_forced_variant_is_refused(device, monkeypatch, capsys):
 
 def test_bench_says_whether_it_ran_tuned(device):
     pytest.importorskip("rich")
-    from clattn.bench import report as bench_report
-    from clattn.bench.limits import Limits
-    from clattn.bench.measuring import Contestants
+    from clattn._commands.bench import report as bench_report
+    from clattn._commands.bench.contest import Contestants
+    from clattn._commands.bench.limits import Limits
 
     contestants = Contestants({"cpu": device}, [], {"cpu": Limits(device)}, {})
     assert "clattn cpu: not tuned" in list(bench_report.notes([], contestants))
-    _tuning.apply(device, {MANY: WINNER, FEW: WINNER})
+    host_tuning.apply(device, {MANY: WINNER, FEW: WINNER})
     assert "clattn cpu: tuned for 2 classes of problems" in bench_report.notes([], contestants)
     assert bench_report.as_json([], contestants, 1)["devices"]["cpu"]["tuned_classes"] == 2

@@ -5,10 +5,11 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-from clattn import _core, _tuning
+from clattn import _core
+from clattn._host import tuning
 
 pytest.importorskip("rich")
-from clattn.tuner import candidates, command
+from clattn._commands.tune import candidates, command
 
 GPUS = [SimpleNamespace(type="gpu", nvidia_capability=n, float_width=1) for n in (90, 0)]
 
@@ -20,7 +21,7 @@ def test_every_class_has_candidates(device, gpu):
         pytest.skip("the candidates are those of CPUs, and of two made-up GPUs")
     legal = _core.tunables()[3]
     some = gpu or device
-    found = [one for one in _tuning.classes() if candidates.has_candidates(one, some)]
+    found = [one for one in tuning.classes() if candidates.has_candidates(one, some)]
     assert len(found) == (60 if gpu else 80)
     for one, special in itertools.product(found, (("amx", "pairs"), ("pairs",), ())):
         variant = candidates.variant_of(one, some, special)
@@ -44,10 +45,10 @@ def test_every_class_has_candidates(device, gpu):
 
 def test_common_problems_come_first():
     def names(kind):
-        return list(map(str, command._by_value(set(_tuning.classes()), SimpleNamespace(type=kind))))
+        return list(map(str, command._by_value(set(tuning.classes()), SimpleNamespace(type=kind))))
 
     cpu, gpu = names("cpu"), names("gpu")
-    assert sorted(cpu) == sorted(gpu) == sorted(map(str, _tuning.classes()))
+    assert sorted(cpu) == sorted(gpu) == sorted(map(str, tuning.classes()))
     assert cpu[:2] == ["float32-64-many", "float32-128-many"]
     assert gpu[:2] == ["float16-64-many", "float16-128-many"]
     assert all("float64" in name for name in cpu[-20:])

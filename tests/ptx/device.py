@@ -93,7 +93,7 @@ class Device:
     """
 
     def __init__(self, library):
-        import clattn._drivers as drivers
+        import clattn._host.drivers as drivers
 
         memory = os.environ.get("CLATTN_MEMORY") or "host"  # where buffers are as long as arrays
         drivers.discover = lambda: ((), (os.fsencode(library),), None, memory)

@@ -181,8 +181,8 @@ def tool(environment, *command, check_exit=True, **more):
 def test_a_command_and_its_children_find_the_device(environment):
     code = f"""{SETUP}
 from argparse import Namespace
-from clattn import _listing
-_listing.run(Namespace())
+from clattn._commands import listing
+listing.run(Namespace())
 """
     child = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {code!r}]))"
     said = tool(environment, "--", sys.executable, "-c", child).stdout

@@ -86,7 +86,7 @@ def test_results_stay_in_registers(programs, capsys, monkeypatch):
 
 def test_the_limit_of_reading_reads_16_bytes_at_once(programs, tmp_path):
     ptx = tmp_path / "limits.ptx"
-    kernel = common.ROOT / "python/clattn/bench/limits.cl"
+    kernel = common.ROOT / "python/clattn/_commands/bench/limits.cl"
     nvidia.to_ptx(programs, kernel, ["-DLANES=4", "-DLOCAL=64"], ptx)
     assert ptx.read_text().count("ld.global.v4.f32") == 8
 

@@ -101,8 +101,8 @@ def test_a_wrong_capability_is_not_used(library, name):
 def test_the_listing_says_what_is_not_used(library):
     code = """
 from argparse import Namespace
-from clattn import _listing
-_listing.run(Namespace())
+from clattn._commands import listing
+listing.run(Namespace())
 """
     for name in ("vote", "copy"):
         fault, capability, *_ = FAULTS[name]

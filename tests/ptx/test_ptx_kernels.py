@@ -232,8 +232,8 @@ _core.force("", "", "", "off")  # there are no results to compare
 def test_the_listing_tells_of_matrix_units(library):
     code = """
 from argparse import Namespace
-from clattn import _listing
-_listing.run(Namespace())
+from clattn._commands import listing
+listing.run(Namespace())
 assert device.nvidia_capability == 90
 """
     said = run_on_machine(library, code).stdout

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import clattn
 import numpy as np
-from clattn import _html
+from clattn._host import html
 
 
 class Reader(HTMLParser):
@@ -63,6 +63,6 @@ def test_texts_of_drivers_are_escaped():
         type="cpu", name=name, platform=name, driver_version=name,
         compute_units=2, memory=3 << 30, float64=False,
     )  # fmt: skip
-    assert texts(_html.of_device(stand_in))["td"] == [
+    assert texts(html.of_device(stand_in))["td"] == [
         name, name, name, "2", "3.0 GiB", "float32, float16, bfloat16",
     ]  # fmt: skip

@@ -82,13 +82,13 @@ def test_dtypes(device):
 def test_vmap_is_one_call(device, monkeypatch):
     """Over any of the operands, of any of their dimensions, twice, and under jit."""
     calls = []
-    attend = clattn.functional.scaled_dot_product_attention
+    attend = clattn.attention.scaled_dot_product_attention
 
     def watch(query, *args, **options):
         calls.append(query.shape)
         return attend(query, *args, **options)
 
-    monkeypatch.setattr(clattn.functional, "scaled_dot_product_attention", watch)
+    monkeypatch.setattr(clattn.attention, "scaled_dot_product_attention", watch)
     many = [draw((3, *array.shape)) for array in QKV]
     masks = np.stack([MASK, MASK, ~MASK | (np.arange(S) == 0)])
     lengths, keys = np.int32([[3, 5], [5, 5], [1, 2]]), np.int32([[7, 4], [1, 1], [2, 7]])
@@ -144,13 +144,13 @@ def test_large_arrays_under_jit(device):
 
 def test_the_device_is_that_of_the_trace(device, monkeypatch):
     used = []
-    attend = clattn.functional.scaled_dot_product_attention
+    attend = clattn.attention.scaled_dot_product_attention
 
     def watch(*args, **options):
         used.append(options["device"])
         return attend(*args, **options)
 
-    monkeypatch.setattr(clattn.functional, "scaled_dot_product_attention", watch)
+    monkeypatch.setattr(clattn.attention, "scaled_dot_product_attention", watch)
     call = jax.jit(lambda q, k, v: clattn.jax.dot_product_attention(q, k, v))
     with clattn.use_device(device):
         call(*QKV).block_until_ready()

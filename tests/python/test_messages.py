@@ -187,10 +187,10 @@ def test_the_page_shows_what_two_devices_give():
 def test_the_page_shows_what_a_queue_of_another_loader_gives(monkeypatch):
     cl = pytest.importorskip("pyopencl")
     context = cl.Context([cl.get_platforms()[0].get_devices()[0]])
-    from clattn import _drivers, _pyopencl
+    from clattn._host import drivers, pyopencl
 
-    monkeypatch.setattr(_drivers, "loader_of_pyopencl", lambda: b"/opt/libanother.so")
-    _pyopencl._check_loader.cache_clear()
+    monkeypatch.setattr(drivers, "loader_of_pyopencl", lambda: b"/opt/libanother.so")
+    pyopencl._check_loader.cache_clear()
     said = message(lambda: clattn.Device.from_pyopencl(cl.CommandQueue(context)))
     assert fits(SHOWN["a queue of another loader"], said), said
 

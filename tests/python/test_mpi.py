@@ -10,7 +10,7 @@ import sys
 import clattn
 import numpy as np
 import pytest
-from clattn._ring import Schedule, Share, part_lengths, pieces
+from clattn._parts.ring import Schedule, Share, part_lengths, pieces
 from clattn.merging import merge_into
 from references.attention import attention, tolerance
 from support.helpers import ROOT, assert_close, index_of, qkv, run, run_python

@@ -7,7 +7,7 @@ import os
 import threading
 
 import clattn
-import clattn._drivers as drivers
+import clattn._host.drivers as drivers
 import numpy as np
 import pytest
 from references.attention import bfloat16
@@ -296,7 +296,7 @@ if order == "clattn first":
 import pyopencl as cl, pyopencl.array as cla
 if order == "pyopencl asked first":
     cl.get_platforms()
-import clattn, clattn._drivers as drivers
+import clattn, clattn._host.drivers as drivers
 clattn.devices()
 
 def attend(device):
@@ -391,7 +391,7 @@ def test_a_pyopencl_that_has_found_no_platform(tmp_path):
         with pytest.raises(cl.LogicError, match="PLATFORM_NOT_FOUND"):
             cl.get_platforms()
         del os.environ["OCL_ICD_VENDORS"]
-        import clattn, clattn._drivers as drivers
+        import clattn, clattn._host.drivers as drivers
         assert clattn.devices()
         assert clattn._core.loader() != drivers.loader_of_pyopencl()
     """

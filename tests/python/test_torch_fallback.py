@@ -6,7 +6,7 @@ import re
 import clattn
 import numpy as np
 import pytest
-from clattn import functional
+from clattn import attention
 from support.helpers import draw
 
 torch = pytest.importorskip("torch")
@@ -270,7 +270,7 @@ def test_other_errors_are_raised(monkeypatch, error):
     def fail(*args, **options):
         raise error("gone")
 
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", fail)
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", fail)
     with clattn.torch.sdpa(), pytest.raises(error, match="gone"):
         F.scaled_dot_product_attention(q, k, v)
 

@@ -7,7 +7,7 @@ from itertools import chain
 
 import clattn
 import pytest
-from clattn import functional
+from clattn import attention
 from support.helpers import no_opencl, run_python
 
 torch = pytest.importorskip("torch")
@@ -50,13 +50,13 @@ def test_a_device_is_named_by_words(device, torch_calls):
 
 def test_the_default_device_is_that_of_the_call(device, torch_calls, monkeypatch):
     used = []
-    attend = functional.scaled_dot_product_attention
+    attend = attention.scaled_dot_product_attention
 
     def watch(*args, **options):
         used.append(clattn.get_default_device())
         return attend(*args, **options)
 
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", watch)
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", watch)
     clattn.torch.patch()
     with clattn.use_device(device):
         F.scaled_dot_product_attention(q, k, v)

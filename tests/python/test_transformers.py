@@ -12,7 +12,7 @@ from functools import partial
 import clattn
 import numpy as np
 import pytest
-from clattn import functional
+from clattn import attention
 from support.helpers import run_python
 
 torch = pytest.importorskip("torch")
@@ -89,13 +89,13 @@ def registered(request):
 def calls(monkeypatch):
     """The masks and options of the calls of clattn."""
     seen = []
-    attend = functional.scaled_dot_product_attention
+    attend = attention.scaled_dot_product_attention
 
     def watch(query, key, value, mask, *args, **options):
         seen.append((mask, options))
         return attend(query, key, value, mask, *args, **options)
 
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", watch)
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", watch)
     return seen
 
 

@@ -19,7 +19,7 @@ COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 # `listed` has every device, none of which is open.
 OPENING = """
 import ctypes, gc, sys
-import clattn, clattn._drivers as drivers, numpy as np
+import clattn, clattn._host.drivers as drivers, numpy as np
 
 library, index = sys.argv[1], int(sys.argv[2])
 discover = drivers.discover

@@ -14,7 +14,7 @@ import clattn.mpi
 import ml_dtypes
 import numpy as np
 import pytest
-from clattn import _ring
+from clattn._parts import ring
 from mpi4py import MPI
 from references.attention import attention, compute_dtype, eps, largest, tolerance
 from support.helpers import assert_close, qkv
@@ -149,7 +149,7 @@ def check(given, layout):
 
 def fail_at(rank, call, error):
     """Let attention to a piece raise on a rank; return what puts it right again."""
-    plain, calls = _ring.scaled_dot_product_attention, []
+    plain, calls = ring.scaled_dot_product_attention, []
 
     def attend(*args, **options):
         calls.append(args)
@@ -157,8 +157,8 @@ def fail_at(rank, call, error):
             raise error
         return plain(*args, **options)
 
-    _ring.scaled_dot_product_attention = attend
-    return lambda: setattr(_ring, "scaled_dot_product_attention", plain)
+    ring.scaled_dot_product_attention = attend
+    return lambda: setattr(ring, "scaled_dot_product_attention", plain)
 
 
 # name: (rank, what it does differently, the error, what it says)

@@ -22,7 +22,8 @@ sys.path[:0] = [str(TESTS), str(TESTS / "python")]
 
 import clattn  # noqa: E402
 import numpy as np  # noqa: E402
-from clattn import _core, _drivers, _tuning  # noqa: E402
+from clattn import _core  # noqa: E402
+from clattn._host import drivers, tuning  # noqa: E402
 from support.fake_dlpack import Producer  # noqa: E402
 from test_fuzz import RIGHT, WRONG  # noqa: E402
 
@@ -216,7 +217,7 @@ def words(data):
     for name in ("CLATTN_MEMORY", "CLATTN_TUNING"):
         os.environ[name] = texts[1].replace("\0", "").encode("utf-8", "replace").decode()
     with contextlib.suppress(ValueError):
-        _drivers.check_environment()
+        drivers.check_environment()
     for name in ("CLATTN_MEMORY", "CLATTN_TUNING"):
         del os.environ[name]
 
@@ -236,7 +237,7 @@ def plain(data, depth=0):
     return several if kind == 5 else {str(n): item for n, item in enumerate(several)}
 
 
-CLASSES = [str(one) for one in _tuning.classes()]
+CLASSES = [str(one) for one in tuning.classes()]
 KNOBS = _core.tunables()[3]
 FILE = Path(tempfile.mkdtemp()) / "winners.json"
 
@@ -262,15 +263,15 @@ def winners(data):
                 winner[data.PickValueInList([*winner, "more"])] = plain(data)
             name = data.PickValueInList(CLASSES) if data.ConsumeBool() else str(plain(data))
             found[name] = winner
-        device = {name: getattr(DEVICE, name) for name in _tuning._SAME}
-        whole = {**_tuning._identity(), "device": device, "winners": found}
+        device = {name: getattr(DEVICE, name) for name in tuning._SAME}
+        whole = {**tuning._identity(), "device": device, "winners": found}
         if data.ConsumeIntInRange(0, 4) == 0:
             whole[data.PickValueInList(list(whole))] = plain(data)
         content = json.dumps(whole).encode()
     FILE.write_bytes(content)
-    read, warning = _tuning.read(str(FILE), DEVICE)
+    read, warning = tuning.read(str(FILE), DEVICE)
     assert not (read and warning)
-    _tuning.apply(DEVICE, read)
+    tuning.apply(DEVICE, read)
     with contextlib.suppress(*DOCUMENTED, OverflowError):
         _core.tune(DEVICE, *(value(data) for _ in range(5)))
 

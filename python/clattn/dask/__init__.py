@@ -14,7 +14,7 @@ try:
 except ImportError as error:
     raise ImportError('clattn.dask needs dask: pip install "clattn[dask]"') from error
 
-from clattn import flex, functional
+from clattn import attention, flex
 from clattn.dask.chunks import check_arrays, check_call, empty_like, lay_out
 from clattn.dask.graph import build_graph, name_of
 from clattn.dask.tasks import Call
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from clattn._typing import DeviceLike
+    from clattn._arguments.arrays import DeviceLike
 
     class _Where(TypedDict, total=False):
         device: DeviceLike | None
@@ -163,7 +163,7 @@ def scaled_dot_product_attention(
     }
     arrays = check_arrays(query, key, value)
     shape = check_call(
-        functional.scaled_dot_product_attention,
+        attention.scaled_dot_product_attention,
         arrays,
         return_lse,
         attn_mask=empty_like("attn_mask", attn_mask),

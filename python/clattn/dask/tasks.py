@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from clattn import _core, flex, functional
+from clattn import _core, attention, flex
 from clattn.device import devices
 from clattn.merging import merge_into, wide
 
@@ -72,7 +72,7 @@ def _attend(
         mods = _shift_mods(call.mods, lead, call.lead, origins)
         return flex.flex_attention(query, key, value, **mods, **call.options, **arguments)
     offset = origins[-2] - origins[-1] + call.shift
-    return functional.scaled_dot_product_attention(
+    return attention.scaled_dot_product_attention(
         query, key, value, mask, query_offset=offset, **call.options, **arguments
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, overload
 
 from clattn import _core
-from clattn._integers import offsets
+from clattn._arguments.integers import offsets
 from clattn.flex.blocks import BlockMask
 from clattn.flex.tracing import trace_mods
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from clattn._arguments.arrays import Array, ArrayT, DeviceLike
     from clattn._core import Tensor
-    from clattn._typing import Array, ArrayT, DeviceLike
 
     class _Options(TypedDict, total=False):
         mask_mod: Callable[..., Any] | None

@@ -14,8 +14,8 @@ from clattn.flex.tracing import MASK_PARAMETERS, Mods, trace_mods
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from clattn._arguments.arrays import DeviceLike
     from clattn._core import Device, Tensor
-    from clattn._typing import DeviceLike
 
 __all__ = ["BlockMask", "create_block_mask"]
 

@@ -1,0 +1,1 @@
+"""Arguments of calls: types of arrays, whole numbers."""

@@ -1,0 +1,101 @@
+"""The right result in float64, and the allowed error."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clattn._commands.bench.rows import Array, Problem
+
+SAMPLE = 64  # query rows that are compared
+SAMPLE_LONG = 8  # of float64 results: NumPy has no fast product of long doubles
+SAMPLE_LARGE = 16  # of rows for GPUs, whose problems are large
+
+# A peer may round to a half type on the way, where clattn does not.
+PEER_FACTOR = 10
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Some query rows of a problem, computed in a wider type."""
+
+    rows: NDArray[np.intp]
+    result: Array  # (B, Hq, len(rows), E)
+    # (B, 1, len(rows), 1): False in rows of padding, to which implementations give different
+    # numbers. These rows are not compared.
+    attends: NDArray[np.bool_]
+    allowed: float  # the largest error that rounding explains
+
+    def error(self, result: Array) -> float:
+        """Return the largest error of a whole result in these rows; infinity for NaN."""
+        if result.shape[:2] + result.shape[3:] != self.result.shape[:2] + self.result.shape[3:]:
+            return float("inf")
+        difference = np.abs(result[:, :, self.rows].astype(self.result.dtype) - self.result)
+        difference = np.where(self.attends, difference, 0)
+        return float(np.nan_to_num(difference, nan=np.inf).max())
+
+
+def exact_rows(problem: Problem) -> Exact:
+    """Compute rows spread over the problem, the first and the last among them.
+
+    The allowed error is twice the error of the plain computation in float32 (in float64 for
+    float64), rounded to the dtype, plus a floor for errors that no computation avoids: half a
+    step of the result, and the errors of exp, sum and division for the largest value.
+    """
+    L = problem.query.shape[2]
+    is_double = problem.query.dtype == np.float64
+    sample = SAMPLE_LONG if is_double else SAMPLE_LARGE if problem.row.on_device else SAMPLE
+    rows = np.linspace(0, L - 1, min(sample, L)).astype(np.intp)
+    wide: np.dtype[Any] = np.dtype(np.longdouble if is_double else np.float64)
+    narrow: np.dtype[Any] = np.dtype(np.float64 if is_double else np.float32)
+    seen = [problem.row.attended(rows, b).any(axis=-1) for b in range(problem.row.shape[0])]
+    result, score = _attend(problem, rows, wide)
+    plain = _attend(problem, rows, narrow)[0].astype(problem.query.dtype)
+
+    error = float(np.abs(plain.astype(wide) - result).max())
+    step = _step(problem.query.dtype) * float(np.abs(result).max())
+    value = float(np.abs(problem.value.astype(narrow)).max())
+    floor = value * _step(narrow) * (1 + score / 2)
+    attends = np.stack(seen)[:, None, :, None]
+    return Exact(rows, result, attends, max(2 * error, step / 2) + floor)
+
+
+def _seen(problem: Problem, rows: NDArray[np.intp], batch: int) -> NDArray[np.bool_]:
+    """Return which keys some query rows of a batch attend to: (len(rows), S)."""
+    mask, row = problem.mask, problem.row
+    if row.mask == "lowest":
+        return np.ones((len(rows), row.shape[4]), bool)
+    seen = row.attended(rows, batch)
+    return seen & mask[rows] if mask is not None and row.mask == "bool" else seen
+
+
+def _attend(problem: Problem, rows: NDArray[np.intp], dtype: np.dtype[Any]) -> tuple[Array, float]:
+    """Return result rows, computed in `dtype` from the definition, and the largest score."""
+    B, Hq, Hk, _, _, E = problem.row.shape
+    result, largest = np.empty((B, Hq, len(rows), E), dtype), 0.0
+    bias = problem.row.bias(rows)
+    for b in range(B):  # wider copies of the keys of a whole batch may be gigabytes
+        key, value = (a[b].astype(dtype)[:, None] for a in (problem.key, problem.value))
+        query = problem.query[b][:, rows].astype(dtype).reshape(Hk, Hq // Hk, len(rows), E)
+        scores = query @ key.swapaxes(-1, -2) / np.sqrt(dtype.type(E))
+        largest = max(largest, float(np.abs(scores).max()))
+        if problem.mask is not None and problem.mask.dtype != bool:
+            mask = problem.mask[b, 0] if problem.mask.ndim == 4 else problem.mask
+            scores += mask[rows].astype(dtype)
+        if bias is not None:
+            scores += bias.astype(dtype).reshape(scores.shape)
+        seen = _seen(problem, rows, b)
+        scores = np.where(seen, scores, -np.inf)
+        highest = scores.max(axis=-1, keepdims=True)
+        weights = np.where(
+            seen, np.exp(scores - np.where(seen.any(-1, keepdims=True), highest, 0)), 0
+        )
+        sums = np.maximum(weights.sum(axis=-1, keepdims=True), np.finfo(dtype).tiny)
+        result[b] = (weights @ value / sums).reshape(result[b].shape)
+    return result, largest
+
+
+def _step(dtype: np.dtype[Any]) -> float:
+    """Return the relative distance of neighbours, for bfloat16 too."""
+    return 2.0**-7 if dtype.name == "bfloat16" else float(np.finfo(dtype).eps)

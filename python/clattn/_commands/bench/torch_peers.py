@@ -1,0 +1,129 @@
+"""torch as a peer of bench: on the host, and on CUDA a peer for each of its backends."""
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from clattn._commands.bench.peers import Call, Peer, repeated
+from clattn._commands.bench.rows import Array, Problem
+from clattn._commands.timing import THREADS
+
+PRODUCT_SIZE = 8192  # rows and columns of the matrices that torch multiplies
+PRODUCT_CALLS = 10
+
+
+class Torch(Peer):
+    """torch.nn.functional.scaled_dot_product_attention."""
+
+    name = label = "torch"
+    place = "cpu"
+    backend = ""  # of torch.nn.attention.SDPBackend: it alone, and only on arrays of the device
+    half_only = False
+
+    def __init__(self, stack: ExitStack) -> None:
+        import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        if self.place == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError("torch sees no CUDA device")
+        torch.set_num_threads(THREADS)
+        stack.enter_context(torch.inference_mode())
+        self._torch = torch
+        self._only: Callable[[], Any] = contextlib.nullcontext
+        if self.backend:
+            self._only = functools.partial(sdpa_kernel, getattr(SDPBackend, self.backend))
+        self.version = f"torch {torch.__version__}"
+
+    def prepare(self, problem: Problem) -> Call | None:
+        """Return calls that torch computes with the backend and no other in its place."""
+        row, mask = problem.row, problem.additive_mask
+        is_left_out = not row.on_device or (self.half_only and row.dtype == "float32")
+        if self.backend and is_left_out:
+            return None
+        tensors = [self._tensor(a) for a in (problem.query, problem.key, problem.value)]
+        attend = functools.partial(
+            self._torch.nn.functional.scaled_dot_product_attention,
+            *tensors,
+            attn_mask=None if mask is None else self._tensor(mask),
+            is_causal=row.is_causal_only,
+            enable_gqa=row.is_grouped,
+        )
+
+        def run_some(count: int) -> None:
+            with self._only():
+                for _ in range(count):
+                    attend()
+            if self.place == "cuda":
+                self._torch.cuda.synchronize()
+
+        def result() -> Array:
+            with self._only():
+                output = attend().cpu()
+            is_bfloat16 = row.dtype == "bfloat16"
+            array = (output.view(self._torch.int16) if is_bfloat16 else output).numpy()
+            return np.asarray(array).view(problem.query.dtype)
+
+        if not self.backend:
+            return Call(attend, result)
+        result()  # raises where the backend does not take the problem
+        return repeated(run_some, result)
+
+    def _tensor(self, array: Array) -> Any:
+        torch = self._torch
+        if array.dtype.name == "bfloat16":
+            return torch.from_numpy(array.view("int16")).view(torch.bfloat16).to(self.place)
+        return torch.from_numpy(array).to(self.place)
+
+
+class Flash(Torch):
+    """torch's own FlashAttention."""
+
+    name, label = "torch, flash attention", "flash"
+    place, backend, half_only = "cuda", "FLASH_ATTENTION", True
+
+
+class Efficient(Torch):
+    """The memory-efficient backend."""
+
+    name, label = "torch, memory-efficient attention", "efficient"
+    place, backend = "cuda", "EFFICIENT_ATTENTION"
+
+
+class Cudnn(Torch):
+    """The backend that calls cuDNN."""
+
+    name, label = "torch, cuDNN", "cuDNN"
+    place, backend, half_only = "cuda", "CUDNN_ATTENTION", True
+
+
+def find_product() -> Callable[[str], float] | None:
+    """Return a function that measures torch's matrix product of a dtype in FLOP/s.
+
+    None where torch has no CUDA.
+    """
+    try:
+        import torch
+    except ImportError:
+        return None
+    if not torch.cuda.is_available():
+        return None
+    matrices: dict[str, Any] = {}
+
+    def measure(dtype: str) -> float:
+        if dtype not in matrices:
+            size = (PRODUCT_SIZE, PRODUCT_SIZE)
+            matrices[dtype] = torch.randn(size, device="cuda").to(getattr(torch, dtype))
+            torch.matmul(matrices[dtype], matrices[dtype])
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(PRODUCT_CALLS):
+            torch.matmul(matrices[dtype], matrices[dtype])
+        torch.cuda.synchronize()
+        return 2 * PRODUCT_SIZE**3 * PRODUCT_CALLS / (time.perf_counter() - start)
+
+    return measure

@@ -1,0 +1,1 @@
+"""Attention over parts of the keys, for processes and tasks."""
