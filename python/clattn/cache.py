@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from clattn import _core
+from clattn._arguments.dtypes import float_dtype
 from clattn._arguments.integers import integers
 from clattn.flex import trace_mods
 
@@ -84,7 +85,7 @@ class KVCache:
         capacity = _size(capacity, "capacity", 0)
         head_size = _size(head_size, "head_size", 1)
         v_head_size = head_size if v_head_size is None else _size(v_head_size, "v_head_size", 1)
-        dtype = _float_dtype(dtype)
+        dtype = float_dtype(dtype)
         lead = (batch, num_kv_heads, capacity)
         key = _core.empty((*lead, head_size), dtype, device)
         value = _core.empty((*lead, v_head_size), dtype, key.device)
@@ -407,22 +408,3 @@ def _size(number: Any, name: str, lowest: int) -> int:
     if not lowest <= size < 2**63:
         raise ValueError(f"{name} is {size}; expected {lowest} or more, below 2**63")
     return size
-
-
-def _float_dtype(dtype: DTypeLike) -> DTypeLike:
-    """Return a float dtype; NumPy knows the word "bfloat16" only after ml_dtypes is imported."""
-    if isinstance(dtype, str) and dtype == "bfloat16":
-        try:
-            import ml_dtypes
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "NumPy's bfloat16 needs the package ml_dtypes: pip install ml_dtypes"
-            ) from error
-        dtype = np.dtype(ml_dtypes.bfloat16)
-    try:
-        name = np.dtype(dtype).name
-    except TypeError:
-        name = repr(dtype)
-    if name not in ("float16", "bfloat16", "float32", "float64"):
-        raise TypeError(f"dtype is {name}; expected float16, bfloat16, float32 or float64")
-    return dtype

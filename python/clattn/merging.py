@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clattn import _core
+from clattn._arguments.dtypes import FLOAT_WORDS, FLOATS
 from clattn.attention import scaled_dot_product_attention
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from clattn._arguments.arrays import ArrayT, LseT
     from clattn._core import Tensor
 
-__all__ = ["merge_attention", "merge_into", "wide"]
+__all__ = ["merge_attention", "merge_into"]
 
 
 def merge_attention(parts: Iterable[tuple[ArrayT, LseT]]) -> tuple[ArrayT, LseT]:
@@ -123,10 +124,8 @@ def _tensor(array: Any, name: str, device: Any) -> Tensor:
 def _check(out: Tensor, lse: Tensor, n: int, first: Tensor) -> None:
     """Check the shapes and dtypes of a part by those of the first one."""
     name = str(out.dtype)
-    if name not in ("float16", "bfloat16", "float32", "float64"):
-        raise TypeError(
-            f"parts[{n}][0] has dtype {name}; expected float16, bfloat16, float32 or float64"
-        )
+    if name not in FLOATS:
+        raise TypeError(f"parts[{n}][0] has dtype {name}; expected {FLOAT_WORDS}")
     if out.dtype != first.dtype:
         raise TypeError(f"parts[{n}][0] has dtype {name}; expected {first.dtype}, as parts[0][0]")
     right = "float64" if name == "float64" else "float32"
@@ -157,11 +156,6 @@ def _without_columns(array: Any, dtype: np.dtype[Any], shape: Sequence[int]) -> 
         return array[..., None, :0]
     except (TypeError, ValueError, IndexError, NotImplementedError):
         return np.empty((*shape[:-1], 1, 0), dtype)
-
-
-def wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of sums and log-sum-exp."""
-    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
 
 
 def merge_into(out: np.ndarray, lse: np.ndarray, more: np.ndarray, more_lse: np.ndarray) -> None:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from clattn import _core
+from clattn._arguments.dtypes import wide
 from clattn._core import DeviceError, Tensor
 from clattn._parts.ring import LAYOUTS, Schedule, Share, part_lengths, pieces
 from clattn.attention import scaled_dot_product_attention
 from clattn.device import use_device
-from clattn.merging import wide
 from clattn.tensors import tensor
 
 try:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from clattn import _core
+from clattn._arguments.dtypes import float_dtype
 from clattn._host.progress import open_bar, show_nothing
 from clattn.attention import scaled_dot_product_attention
-from clattn.cache import KVCache, _float_dtype
+from clattn.cache import KVCache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -184,7 +185,7 @@ def _dtypes(given: Any) -> list[np.dtype[Any]]:
     found = []
     for dtype in _listed(given, "dtypes", "['float32']"):
         try:
-            found.append(np.dtype(_float_dtype(dtype)))
+            found.append(np.dtype(float_dtype(dtype)))
         except TypeError as error:
             raise TypeError(f"dtypes: {error}") from None
     return list(dict.fromkeys(found))

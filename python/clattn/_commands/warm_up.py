@@ -4,17 +4,16 @@ import argparse
 import sys
 
 import clattn
+from clattn._arguments.dtypes import FLOATS
 from clattn._host import drivers
 from clattn.warming import KINDS
-
-_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments to `parser`."""
     add = parser.add_argument
-    add("--dtypes", metavar="DTYPE", nargs="+", choices=_DTYPES, default=["float32"],
-        help=f"of {', '.join(_DTYPES)} (default: float32)")  # fmt: skip
+    add("--dtypes", metavar="DTYPE", nargs="+", choices=FLOATS, default=["float32"],
+        help=f"of {', '.join(FLOATS)} (default: float32)")  # fmt: skip
     add("--kinds", metavar="KIND", nargs="+", choices=KINDS, default=["prefill", "decode"],
         help=f"of {', '.join(KINDS)} (default: prefill decode)")  # fmt: skip
     add("--head-sizes", metavar="E", nargs="+", type=_size, default=[64, 128],

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from clattn._arguments.dtypes import wide
 from clattn.attention import scaled_dot_product_attention
-from clattn.merging import merge_into, wide
+from clattn.merging import merge_into
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

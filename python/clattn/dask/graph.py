@@ -16,9 +16,9 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.utils import is_integer
 
 from clattn import _core, flex
+from clattn._arguments.dtypes import wide
 from clattn.dask.chunks import seen_keys
 from clattn.dask.tasks import Call, attend, attend_to_part, blank, finish, merge
-from clattn.merging import wide
 
 if TYPE_CHECKING:
     from clattn.dask.chunks import Layout

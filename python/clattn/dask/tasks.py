@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from clattn import _core, attention, flex
+from clattn._arguments.dtypes import wide
 from clattn.device import devices
-from clattn.merging import merge_into, wide
+from clattn.merging import merge_into
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
