@@ -103,9 +103,9 @@ INLINED void
 load_values(const tile_state *tile, const key_run *run, __global const value_storage *values,
             const key_block *block, int k0)
 {
-    load_value_tile(tile->shared + VALUES_AT, STRIDE_C, KC, STRIDE_C,
-                    values + k0 * run->value_strides.row, &run->value_strides, block->keys - k0, 0,
-                    HEAD_EV, run->value_bias, tile->item);
+    const row_strides strides = STRIDES_OF_RUN(run, tile->call->params, value);
+    load_value_tile(tile->shared + VALUES_AT, STRIDE_C, KC, STRIDE_C, values + k0 * strides.row,
+                    &strides, block->keys - k0, 0, HEAD_EV, run->value_bias, tile->item);
 }
 
 /* A product of more terms is the sum of shorter ones: a long plain sum loses a
@@ -124,8 +124,9 @@ score_block(const tile_state *tile, const key_run *run, __global const storage *
         if (E_PASSES > 1) {
             load_queries(tile, e0);
         }
-        load_tile(tile->shared, STRIDE_E, BN, EC / 4, keys, &run->key_strides, block->keys, e0,
-                  HEAD_E, run->key_bias, tile->item);
+        const row_strides strides = STRIDES_OF_RUN(run, tile->call->params, key);
+        load_tile(tile->shared, STRIDE_E, BN, EC / 4, keys, &strides, block->keys, e0, HEAD_E,
+                  run->key_bias, tile->item);
         if (e0 == 0 && values != 0) {
             load_values(tile, run, values, block, 0);
         }
