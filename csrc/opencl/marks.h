@@ -29,7 +29,8 @@ ca_status ca_mark_take(ca_device *device, ca_mark *mark, ca_span *marks, ca_erro
 ca_status ca_mark_is_set(ca_device *device, const ca_mark *mark, bool *set, ca_error *error);
 
 /* Tell the call's kernels to end, where the host reaches the marks while kernels run. The results are
-   undefined then. Later calls that use the slot go on. */
+   undefined then. Other calls that use the slot go on, earlier and later ones. Two such calls that
+   are to end at once share the word: the first one may run to its end. */
 void ca_mark_stop(ca_device *device, const ca_mark *mark);
 
 #endif

@@ -90,8 +90,9 @@ load_tuning(ca_state *state, const ca_runtime *runtime, PyObject *tuning)
 
 /* Opens OpenCL in the first thread that gets here; clattn._host.drivers.discover() has said where
    to look. The interpreter's lock is not held while the thread waits for another one, or for
-   drivers. Only the thread that opens sets `forced`: others may be in calls by then. Sets
-   `warnings` as load_tuning does, or to None. */
+   drivers. Handlers of signals and finalizers may run in load_tuning, which is Python: `opener` and
+   `opened` let them go on. Only the thread that opens sets `forced`: others may be in calls by
+   then. Sets `warnings` as load_tuning does, or to None. */
 static ca_status
 open_runtime(ca_state *state, const char *const *preload, const char *const *candidates,
              const char *cache_folder, const char *memory, double longest, const ca_forced *forced,
@@ -113,8 +114,11 @@ open_runtime(ca_state *state, const char *const *preload, const char *const *can
     ca_py_work_end(&work);
     if (runtime != NULL) {
         state->forced = *forced;
+        state->opened = runtime;
+        atomic_store(&state->opener, PyThread_get_thread_ident());
         Py_SETREF(*warnings, load_tuning(state, runtime, tuning));
         atomic_store(&state->runtime, runtime);
+        atomic_store(&state->opener, 0);
     }
     ca_mutex_unlock(&state->lock);
     atomic_fetch_sub(&state->opening, 1);
@@ -188,6 +192,9 @@ find_and_open(ca_state *state)
         PyErr_SetString(state->device_error, "this process was forked while its parent was opening "
                                              "OpenCL; use the 'spawn' start method");
         goto done;
+    }
+    if (atomic_load(&state->opener) == PyThread_get_thread_ident()) {
+        return state->opened;
     }
     drivers = PyImport_ImportModule("clattn._host.drivers");
     tuning = drivers != NULL ? PyImport_ImportModule("clattn._host.tuning") : NULL;

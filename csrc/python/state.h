@@ -34,6 +34,8 @@ typedef struct {
 
     ca_mutex lock;               /* guards the opening of `runtime` */
     atomic_int opening;          /* threads that open it now */
+    _Atomic(uint64_t) opener;    /* a thread that has opened it, and reads its tuning; 0: none */
+    ca_runtime *opened;          /* by the opener; other threads do not see it yet */
     _Atomic(int64_t) process_id; /* may open it; a forked child has another */
     _Atomic(ca_runtime *) runtime;
     _Atomic(ca_device *) default_device; /* NULL: not chosen yet */

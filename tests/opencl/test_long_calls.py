@@ -3,6 +3,7 @@
 
 import contextlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import clattn
 import numpy as np
@@ -86,6 +87,23 @@ def test_ctrl_c_while_calls_are_pending(device):
     assert late < 2
     for result in results:
         same_bits(result, expected)
+
+
+def test_ctrl_c_ends_no_other_call(device):
+    """Neither one that shares a word of the marks with the call that ends: there are 1024."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 2, 8192, 64)).astype("f4") for _ in range(3))
+    row = np.broadcast_to(k[:, :1, :1], (1, 1, KEYS, 64))
+    small, out = (clattn.tensor(q[:, :1, :8], device) for _ in range(2))
+    attend(small, small, small, out=out)
+    expected = attend(q, k, v, device=device)
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(attend, q, k, v, device=device)
+        time.sleep(0.02)
+        for _ in range(1023):
+            attend(small, small, small, out=out)
+        interrupted(lambda: attend(q[:, :1, :8], row, row, device=device), 0.05)
+        same_bits(result.result(), expected)
 
 
 def test_a_handler_that_returns(device):

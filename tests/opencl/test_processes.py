@@ -215,6 +215,25 @@ assert clattn.get_default_device()
     )
 
 
+def test_a_signal_handler_during_the_first_call():
+    """It uses the device itself. Before it is used by others, the tuner's numbers are read."""
+    said = run_python(
+        """
+        import clattn, clattn._host.tuning as tuning
+        load = tuning.load
+
+        def load_after_a_handler(devices):
+            print(clattn.eye(3).sum())
+            return load(devices)
+
+        tuning.load = load_after_a_handler
+        print(clattn.eye(5).sum())
+        """,
+        timeout=60,
+    ).stdout
+    assert said.split() == ["3.0", "5.0"]
+
+
 def test_a_default_that_is_set_during_the_first_call_stays(device):
     run_python(
         SLOW_FIRST_CALL
