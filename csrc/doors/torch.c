@@ -13,14 +13,23 @@
 void
 ca_torch_sdpa_init(ca_torch_sdpa *call)
 {
-    ca_tensor_set_absent(&call->sinks);
-    ca_tensor_set_absent(&call->offsets);
+    ca_tensor *tensors[] = {&call->query, &call->key,     &call->value,         &call->attn_mask,
+                            &call->sinks, &call->offsets, &call->blocks.entries};
+    call->has_mask = false;
     call->position = 0;
+    call->causal = CA_CAUSAL_NONE;
+    call->enable_gqa = false;
+    call->has_scale = false;
+    call->softcap = 0;
+    call->window_left = CA_BAND_UNBOUNDED;
+    call->window_right = CA_BAND_UNBOUNDED;
     call->dropout = 0;
     call->seed = 0;
     call->returns_weights = false;
     call->mods = NULL;
-    ca_tensor_set_absent(&call->blocks.entries);
+    for (size_t t = 0; t < sizeof tensors / sizeof tensors[0]; t++) {
+        ca_tensor_set_absent(tensors[t]);
+    }
 }
 
 static ca_status

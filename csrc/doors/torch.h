@@ -51,7 +51,7 @@ typedef struct {
     ca_blocks blocks; /* of a mask that mods have; entries absent: none */
 } ca_torch_sdpa;
 
-/* Start a call without what few calls have: sinks, positions, dropout, weights. */
+/* Start a call without arrays, options and results beside the output. */
 void ca_torch_sdpa_init(ca_torch_sdpa *call);
 
 /* Check every rule; the result's shape (…, Hq, L, Ev) is written to `shape`.

@@ -149,8 +149,14 @@ find_blocks(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     CA_NEW_ERROR(error);
     ca_py_work work;
     ca_status status;
-    if (ca_py_call_begin(&call, module, "create_block_mask", nargs, ARGUMENTS) < 0 ||
-        parse_sizes(args + SIZES, &sizes) < 0 ||
+    if (ca_py_call_begin(&call, module, "create_block_mask", nargs, ARGUMENTS) < 0) {
+        goto done;
+    }
+    if (args[MODS] == Py_None) {
+        ca_py_wrong_type("mods", "the tuple of a traced mask_mod", args[MODS]);
+        goto done;
+    }
+    if (parse_sizes(args + SIZES, &sizes) < 0 ||
         ca_py_mods_parse(&call, args[MODS], false, &mods) < 0 ||
         ca_py_call_ready(&call, args[DEVICE]) < 0 || ca_py_call_device(&call, &device) < 0) {
         goto done;

@@ -219,16 +219,20 @@ static bool
 is_direct(const ca_torch_sdpa *sdpa, const ca_py_out *out)
 {
     const ca_tensor *tensor = &out->tensor;
-    for (int t = 0; sdpa->mods != NULL && t < CA_TABLES; t++) {
-        const ca_tensor *table = &sdpa->mods->tables[t];
-        if (table->data != NULL && overlaps(tensor, table)) {
+    const ca_tensor *inputs[] = {&sdpa->query,         &sdpa->key,   &sdpa->value,
+                                 &sdpa->attn_mask,     &sdpa->sinks, &sdpa->offsets,
+                                 &sdpa->blocks.entries};
+    for (size_t n = 0; n < sizeof inputs / sizeof inputs[0]; n++) {
+        if (overlaps(tensor, inputs[n])) {
             return false;
         }
     }
-    return out->usable && ca_tensor_is_nested(tensor) && ca_tensor_fills_extent(tensor) &&
-           !overlaps(tensor, &sdpa->query) && !overlaps(tensor, &sdpa->key) &&
-           !overlaps(tensor, &sdpa->value) &&
-           !(sdpa->has_mask && overlaps(tensor, &sdpa->attn_mask));
+    for (int t = 0; sdpa->mods != NULL && t < CA_TABLES; t++) {
+        if (overlaps(tensor, &sdpa->mods->tables[t])) {
+            return false;
+        }
+    }
+    return out->usable && ca_tensor_is_nested(tensor) && ca_tensor_fills_extent(tensor);
 }
 
 PyObject *
