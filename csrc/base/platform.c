@@ -241,6 +241,36 @@ machine_holds(size_t bytes)
 #endif
 }
 
+#define KEPT_SIGNALS 8
+
+static const int kept_signals[KEPT_SIGNALS] = {SIGHUP,  SIGINT,  SIGQUIT, SIGPIPE,
+                                               SIGALRM, SIGTERM, SIGUSR1, SIGUSR2};
+
+struct ca_signals {
+    struct sigaction actions[KEPT_SIGNALS];
+};
+
+ca_signals *
+ca_signals_save(void)
+{
+    ca_signals *signals = calloc(1, sizeof *signals);
+    for (int n = 0; signals != NULL && n < KEPT_SIGNALS; n++) {
+        (void)sigaction(kept_signals[n], NULL, &signals->actions[n]);
+    }
+    return signals;
+}
+
+void
+ca_signals_restore(ca_signals *signals)
+{
+    for (int n = 0; signals != NULL && n < KEPT_SIGNALS; n++) {
+        if (signals->actions[n].sa_handler != SIG_DFL) {
+            (void)sigaction(kept_signals[n], &signals->actions[n], NULL);
+        }
+    }
+    free(signals);
+}
+
 void *
 ca_memory_allocate(size_t bytes)
 {

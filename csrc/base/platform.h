@@ -78,6 +78,17 @@ bool ca_fork_guard_is_child(const ca_fork_guard *guard);
    this function right after the fork. It works with glibc, and does nothing elsewhere. */
 void ca_skip_exit_handlers(void);
 
+/* The handlers of signals that ask a process for something, such as SIGUSR1 and SIGTERM. Libraries may
+   replace them: LLVM does, which drivers bring. Faults, such as SIGFPE, are not among them, since a
+   driver may need its own handlers of these. Windows has no such signals. */
+typedef struct ca_signals ca_signals;
+
+/* NULL if there is no memory. */
+ca_signals *ca_signals_save(void);
+
+/* Gives those that had a handler, or were ignored, what they had, and frees `signals`. */
+void ca_signals_restore(ca_signals *signals);
+
 /* Returns memory for a result, not initialised, 128-byte aligned at least, for ca_memory_free.
    NULL if no memory is left, or the machine has less. Large memory is made of large pages if the
    system has them: touching new small pages takes as long as copying them. */

@@ -142,6 +142,18 @@ ca_skip_exit_handlers(void)
 
 #define RESULT_ALIGNMENT 128 /* of host pointers, for Intel's runtime */
 
+ca_signals *
+ca_signals_save(void)
+{
+    return NULL;
+}
+
+void
+ca_signals_restore(ca_signals *signals)
+{
+    (void)signals;
+}
+
 void *
 ca_memory_allocate(size_t bytes)
 {

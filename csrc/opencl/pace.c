@@ -126,11 +126,15 @@ ca_pace_check(const ca_device *device, const ca_launch *launch, ca_error *error)
 /* ---- pieces ---- */
 
 /* Limit the piece to so many seconds, in whole rounds of the compute units, and to the groups that
-   are left. */
+   are left. A step of little work is one piece. */
 static void
 set_count(ca_pace *pace, double seconds, size_t most)
 {
     size_t left = pace->groups - pace->first;
+    if (pace->step->work == 0) {
+        pace->count = left;
+        return;
+    }
     double units = units_of(pace->device);
     double group = pace->step->work / (double)pace->groups;
     double count = seconds * speed_of(pace->device, pace->step, SLOWEST) / group;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "opencl/prepare.h"
 
+#include "base/platform.h" /* ca_signals */
 #include "opencl/capabilities.h"
 #include "opencl/device.h"
 #include "opencl/probe.h"
@@ -127,7 +128,9 @@ ca_device_prepare(ca_device *device, ca_error *error)
     }
     ca_mutex_lock(&device->build_lock);
     if (atomic_load(&device->state) == CA_DEVICE_UNTRIED) {
+        ca_signals *signals = ca_signals_save();
         status = try_open(device, error);
+        ca_signals_restore(signals);
     }
     if (atomic_load(&device->state) == CA_DEVICE_UNUSABLE) {
         status = ca_error_set(error, CA_ERROR_DEVICE, "%s", device->failure.message);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/platform.h" /* ca_signals */
 #include "base/strbuf.h"
 #include "opencl/device.h"
 #include "opencl/loader.h"
@@ -40,6 +41,7 @@ ca_runtime_open(const char *const *preload, const char *const *candidates, const
 {
     ca_status status = CA_OK;
     ca_runtime *opened = NULL;
+    ca_signals *signals = ca_signals_save();
     *runtime = NULL;
     CA_TRY(check_memory_override(memory_override, error));
     opened = calloc(1, sizeof *opened);
@@ -72,6 +74,7 @@ ca_runtime_open(const char *const *preload, const char *const *candidates, const
     *runtime = opened;
     opened = NULL;
 done:
+    ca_signals_restore(signals);
     ca_runtime_close(opened);
     return status;
 }

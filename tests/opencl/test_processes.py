@@ -234,6 +234,26 @@ def test_a_signal_handler_during_the_first_call():
     assert said.split() == ["3.0", "5.0"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+def test_handlers_of_signals_stay():
+    """Drivers bring LLVM, which sets handlers of its own when it is loaded, and when it compiles."""
+    run_python("""
+        import os, signal
+        import clattn, numpy as np
+        got = []
+        signals = [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP]
+        for number in signals:
+            signal.signal(number, lambda number, frame: got.append(number))
+        x = np.ones((1, 1, 4, 8), np.float32)
+        for device in clattn.devices():
+            clattn.scaled_dot_product_attention(x, x, x, device=device)
+            got.clear()
+            for number in signals:
+                os.kill(os.getpid(), number)
+            assert sorted(got) == sorted(signals), (device, got)
+    """)
+
+
 def test_a_default_that_is_set_during_the_first_call_stays(device):
     run_python(
         SLOW_FIRST_CALL
