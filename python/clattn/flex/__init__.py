@@ -17,8 +17,8 @@ reads an element of a Tensor or torch tensor, ``clattn.lookup(table, h)`` one of
 
 from clattn.flex.attention import flex_attention
 from clattn.flex.blocks import BlockMask, create_block_mask
-from clattn.flex.combining import and_masks, explain, lookup, or_masks
-from clattn.flex.tracing import Mods, trace_mods
+from clattn.flex.compile import Mods, trace_mods
+from clattn.flex.masks import and_masks, explain, lookup, or_masks
 
 __all__ = [
     "BlockMask",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 from clattn import _core
 from clattn._arguments.integers import offsets
 from clattn.flex.blocks import BlockMask
-from clattn.flex.tracing import trace_mods
+from clattn.flex.compile import trace_mods
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clattn import _core
-from clattn.flex.text import uses
-from clattn.flex.tracing import MASK_PARAMETERS, Mods, trace_mods
+from clattn.flex.compile import MASK_PARAMETERS, Mods, trace_mods
+from clattn.flex.opencl_c import uses
 
 if TYPE_CHECKING:
     from collections.abc import Callable

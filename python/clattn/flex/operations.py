@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from clattn.flex.types import BOOL, CASTS, INT, REAL, dtype_name
+from clattn.flex.kinds import BOOL, CASTS, INT, REAL, dtype_name
 
 if TYPE_CHECKING:
+    from clattn.flex.graph import Trace
     from clattn.flex.symbols import Symbol
-    from clattn.flex.trace import Trace
 
 # The highest exponent that makes a product; others are data.
 _MOST_FACTORS = 4

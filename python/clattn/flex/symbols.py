@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from clattn.flex import operations as ops
-from clattn.flex.functions import call_function, call_torch, call_ufunc, method
-from clattn.flex.types import BOOL, INT, LONG, REAL, TYPE_NAMES
+from clattn.flex.kinds import BOOL, INT, LONG, REAL, TYPE_NAMES
+from clattn.flex.names import call_function, call_torch, call_ufunc, method
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clattn.flex.trace import Trace
+    from clattn.flex.graph import Trace
 
 __all__ = ["Symbol", "UnknownAttributeError", "find_symbol"]
 
@@ -58,7 +58,7 @@ class Symbol:
     index : int
         The place of its node in the trace.
     type, kind : int
-        See `clattn.flex.types`.
+        See `clattn.flex.kinds`.
     """
 
     __slots__ = ("index", "kind", "trace", "type")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from clattn.flex.locating import call_mod, definition
+from clattn.flex.graph import Trace
+from clattn.flex.kinds import BOOL, REAL, TYPE_NAMES
+from clattn.flex.opencl_c import score_is_read, write
+from clattn.flex.source_lines import call_mod, definition
 from clattn.flex.symbols import Symbol
-from clattn.flex.text import score_is_read, write
-from clattn.flex.trace import Trace
-from clattn.flex.types import BOOL, REAL, TYPE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from clattn.flex import operations as ops
 
 if TYPE_CHECKING:
+    from clattn.flex.graph import Trace
     from clattn.flex.symbols import Symbol
-    from clattn.flex.trace import Trace
 
     Operation = Callable[..., Symbol]
 

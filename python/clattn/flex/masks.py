@@ -6,10 +6,10 @@ import functools
 import operator
 from typing import TYPE_CHECKING, Any
 
-from clattn.flex.locating import definition
+from clattn.flex.compile import MASK_PARAMETERS, SCORE_PARAMETERS, takes, trace_mods
+from clattn.flex.kinds import dtype_name
+from clattn.flex.source_lines import definition
 from clattn.flex.symbols import find_symbol
-from clattn.flex.tracing import MASK_PARAMETERS, SCORE_PARAMETERS, takes, trace_mods
-from clattn.flex.types import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from clattn.flex.types import ALL, BOOL, DTYPES, KEY, KIND_NAMES, REAL, ROW, TYPE_NAMES
+from clattn.flex.kinds import ALL, BOOL, DTYPES, KEY, KIND_NAMES, REAL, ROW, TYPE_NAMES
 
 if TYPE_CHECKING:
+    from clattn.flex.graph import Key
     from clattn.flex.symbols import Symbol
-    from clattn.flex.trace import Key
 
 __all__ = ["score_is_read", "uses", "write"]
 

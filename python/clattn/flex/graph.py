@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from clattn.flex.locating import definition, user_line
-from clattn.flex.symbols import Symbol
-from clattn.flex.types import (
+from clattn.flex.kinds import (
     ALL,
     BOOL,
     CALL,
@@ -21,6 +19,8 @@ from clattn.flex.types import (
     TYPE_NAMES,
     dtype_name,
 )
+from clattn.flex.source_lines import definition, user_line
+from clattn.flex.symbols import Symbol
 
 __all__ = ["Key", "Trace"]
 
