@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any, overload
 from clattn import _core
 from clattn._arguments.integers import offsets
 from clattn.flex.blocks import BlockMask
-from clattn.flex.compile import trace_mods
+from clattn.flex.compile import trace_both
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Literal, TypedDict, Unpack
-
-    import numpy as np
 
     from clattn._arguments.arrays import Array, ArrayT, DeviceLike
     from clattn._core import Tensor
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
         mask_mod: Callable[..., Any] | None
         softcap: float
         sinks: Array | None
-        query_offset: int | Sequence[int] | np.ndarray
+        query_offset: int | Sequence[int] | Array
         out: Array | None
         device: DeviceLike | None
 
@@ -95,7 +93,7 @@ def flex_attention(
     return_lse: bool = False,
     softcap: float = 0.0,
     sinks: Array | None = None,
-    query_offset: int | Sequence[int] | np.ndarray = 0,
+    query_offset: int | Sequence[int] | Array = 0,
     out: Array | None = None,
     device: DeviceLike | None = None,
 ) -> Any:
@@ -192,12 +190,13 @@ def flex_attention(
                 f"block_mask is of type {type(block_mask).__name__}; expected a BlockMask, which "
                 "create_block_mask makes, or mask_mod=… for a function"
             )
-        block_mask.check_unchanged()
         mask_mod = block_mask.mask_mod
         blocks = block_mask.for_kernels()
     mods = None
     if score_mod is not None or mask_mod is not None:
-        mods = trace_mods(score_mod, mask_mod)
+        mask, mods = trace_both(score_mod, mask_mod)
+        if block_mask is not None:
+            block_mask.check_unchanged(mask)
     return _core.scaled_dot_product_attention(
         query,
         key,

@@ -10,6 +10,7 @@ import numpy as np
 from clattn import _core
 from clattn.flex.compile import MASK_PARAMETERS, Mods, trace_mods
 from clattn.flex.opencl_c import uses
+from clattn.flex.tables import checksum, dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +49,7 @@ class BlockMask:
         The device that holds `entries`.
     """
 
-    __slots__ = ("BLOCK_SIZE", "_mods", "_uses", "entries", "mask_mod", "shape")
+    __slots__ = ("BLOCK_SIZE", "_checksums", "_mods", "_uses", "entries", "mask_mod", "shape")
 
     def __init__(
         self,
@@ -59,7 +60,8 @@ class BlockMask:
         block_size: int,
     ) -> None:
         self.mask_mod = mask_mod
-        self._mods = mods
+        self._mods = mods._replace(tables=())
+        self._checksums = tuple(map(checksum, mods.tables))
         self._uses = uses(mods.text, "b"), uses(mods.text, "h")
         self.entries = entries
         self.shape = shape
@@ -89,15 +91,29 @@ class BlockMask:
         _, _, rows, keys = self.shape
         return self.entries, rows, keys, self.BLOCK_SIZE, *self._uses
 
-    def check_unchanged(self) -> None:
-        """Raise ValueError if the mask_mod is no longer the one that the blocks are made for."""
-        now = trace_mods(None, self.mask_mod)
-        if now.text != self._mods.text or now.numbers != self._mods.numbers:
-            raise ValueError(
-                "block_mask: its mask_mod captures other numbers than at create_block_mask, "
-                f"{_numbers(now)} instead of {_numbers(self._mods)}; expected the same: make a "
-                "new block mask"
+    def check_unchanged(self, now: Mods) -> None:
+        """Raise ValueError if the mask_mod is no longer the one that the blocks are made for.
+
+        Parameters
+        ----------
+        now : Mods
+            The mask_mod as it is traced now.
+        """
+        made = self._mods
+        if now.text != made.text or len(now.tables) != len(self._checksums):
+            raise _changed("computes something else than at create_block_mask")
+        if repr(now.numbers) != repr(made.numbers):  # NaN is equal to itself
+            raise _changed(
+                f"captures other numbers than at create_block_mask, {_numbers(now)} instead of "
+                f"{_numbers(made)}"
             )
+        for table, before in zip(now.tables, self._checksums, strict=True):
+            after = checksum(table)
+            if after != before and None not in (after, before):
+                raise _changed(
+                    "captures an array of other numbers than at create_block_mask, "
+                    f"{dtype_name(table.dtype)} of shape {tuple(table.shape)}"
+                )
 
     def __repr__(self) -> str:
         """Shape, sparsity, and a drawing of the first mask."""
@@ -108,8 +124,12 @@ class BlockMask:
         )
 
 
+def _changed(how: str) -> ValueError:
+    return ValueError(f"block_mask: its mask_mod {how}; expected the same: make a new block mask")
+
+
 def _numbers(mods: Mods) -> str:
-    return ", ".join(map(str, mods.numbers)) or "none"
+    return ", ".join(map(str, mods.numbers))
 
 
 def _draw(entries: np.ndarray) -> str:

@@ -5,21 +5,30 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from clattn.flex.graph import Trace
+from clattn.flex.graph import Graph, Node
 from clattn.flex.kinds import BOOL, REAL, TYPE_NAMES
-from clattn.flex.opencl_c import score_is_read, write
+from clattn.flex.opencl_c import write
 from clattn.flex.source_lines import call_mod, definition
-from clattn.flex.symbols import Symbol
+from clattn.flex.symbols import Symbol, node_of
+from clattn.flex.tables import dimensions, without_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MASK_PARAMETERS", "SCORE_PARAMETERS", "Mods", "trace_mods"]
+__all__ = [
+    "MASK_PARAMETERS",
+    "SCORE_PARAMETERS",
+    "Mods",
+    "run_mask",
+    "takes",
+    "trace_both",
+    "trace_mods",
+]
 
 SCORE_PARAMETERS = "(score, b, h, q_idx, kv_idx)"
 MASK_PARAMETERS = "(b, h, q_idx, kv_idx)"
 
-# Texts by the structure of traces. Writing a text takes several times as long as tracing.
+# Texts by the structure of graphs. Writing a text takes several times as long as tracing.
 _MOST_TEXTS = 256
 _texts: dict[Any, str] = {}
 
@@ -68,33 +77,48 @@ def trace_mods(score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any
         A function does something that symbols cannot do, or returns something else. The message
         shows the line of the function. Exceptions of the function's own pass through.
     """
-    trace = Trace()
+    return trace_both(score_mod, mask_mod)[1]
+
+
+def trace_both(
+    score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None
+) -> tuple[Mods, Mods]:
+    """Call the functions once, as `trace_mods`; return the mask_mod alone, and both.
+
+    The mask_mod is called first. So what it becomes alone does not depend on the score_mod.
+    """
+    graph = Graph()
     try:
-        arguments = trace.parameters()
+        arguments = tuple(map(Symbol, graph.parameters()))
         score = mask = None
-        if score_mod is not None:
-            score = _read_score(trace, _run(trace, "score_mod", score_mod, arguments))
         if mask_mod is not None:
-            mask = _read_mask(trace, _run(trace, "mask_mod", mask_mod, arguments[1:]))
-        return Mods(
-            _text_of(trace, score, mask),
-            score is not None,
-            mask is not None,
-            tuple(trace.numbers),
-            tuple(trace.tables),
-        )
+            mask = run_mask(graph, mask_mod, arguments[1:])
+        alone = both = _mods_of(graph, None, mask)
+        if score_mod is not None:
+            score = _run_score(graph, score_mod, arguments)
+            both = _mods_of(graph, score, mask)
+        return alone, both
     finally:
-        trace.close()
+        graph.close()
 
 
-def _run(trace: Trace, role: str, mod: Any, arguments: tuple[Symbol, ...]) -> Any:
-    trace.role = role
-    trace.mod = mod
-    expected = SCORE_PARAMETERS if role == "score_mod" else MASK_PARAMETERS
+def _mods_of(graph: Graph, score: Node | None, mask: Node | None) -> Mods:
+    return Mods(
+        _text_of(graph, score, mask),
+        score is not None,
+        mask is not None,
+        tuple(graph.numbers),
+        tuple(map(without_gradients, graph.tables)),
+    )
+
+
+def _run(graph: Graph, role: str, mod: Any, arguments: tuple[Any, ...], expected: str) -> Any:
     if not callable(mod):
         raise TypeError(
             f"{role} is of type {type(mod).__name__}; expected a function of {expected}"
         )
+    outer = graph.role, graph.mod  # of and_masks, or the function that calls these
+    graph.role, graph.mod = role, mod
     try:
         return call_mod(mod, arguments)
     except RecursionError as error:
@@ -102,6 +126,13 @@ def _run(trace: Trace, role: str, mod: Any, arguments: tuple[Symbol, ...]) -> An
             f"{role}: the function calls itself without end; symbols cannot end a recursion: "
             f"write np.where{definition(mod)}"
         ) from error
+    except IndexError as error:
+        if "<symbol: " in str(error):  # JAX's refusal of an index
+            raise TypeError(
+                f"{role}: an array is indexed by a symbol; write clattn.lookup(array, index) for "
+                f"array[index]{definition(mod)}"
+            ) from error
+        raise
     except TypeError:
         if not takes(mod, len(arguments)):
             advice = " Is it a mask_mod?" if role == "score_mod" and takes(mod, 4) else ""
@@ -110,6 +141,9 @@ def _run(trace: Trace, role: str, mod: Any, arguments: tuple[Symbol, ...]) -> An
                 f"{definition(mod)}"
             ) from None
         raise
+    finally:
+        if outer[0]:
+            graph.role, graph.mod = outer
 
 
 def takes(mod: Any, count: int) -> bool:
@@ -128,62 +162,60 @@ def takes(mod: Any, count: int) -> bool:
 # ---- results ----
 
 
-def _read_score(trace: Trace, result: Any) -> Symbol:
-    symbol = _read_result(trace, result, "a number")
-    if symbol.type == BOOL:
+def _run_score(graph: Graph, mod: Any, arguments: tuple[Any, ...]) -> Node:
+    result = _run(graph, "score_mod", mod, arguments, SCORE_PARAMETERS)
+    node = _read_result(graph, result, "score_mod", mod)
+    if node.type == BOOL:
         raise _refuse_result(
-            trace, "a bool", "a number", "write np.where(condition, score, -np.inf)"
+            "score_mod", mod, "a bool", "write np.where(condition, score, -np.inf)"
         )
-    return trace.cast(symbol, REAL)
+    return graph.cast(node, REAL)
 
 
-def _read_mask(trace: Trace, result: Any) -> Symbol:
-    symbol = _read_result(trace, result, "a bool")
-    if symbol.type != BOOL:
-        raise _refuse_result(
-            trace, f"a number ({TYPE_NAMES[symbol.type]})", "a bool", "write a comparison, x != 0"
-        )
-    if score_is_read(trace.nodes, symbol):
-        raise _refuse_result(trace, "a symbol of score_mod", "a bool", "write no symbol elsewhere")
-    return symbol
+def run_mask(graph: Graph, mod: Any, arguments: tuple[Any, ...]) -> Node:
+    """Call a mask_mod with symbols, or what stands for them; return the node of its bool."""
+    result = _run(graph, "mask_mod", mod, arguments, MASK_PARAMETERS)
+    node = _read_result(graph, result, "mask_mod", mod)
+    if node.type != BOOL:
+        given = f"a number ({TYPE_NAMES[node.type]})"
+        raise _refuse_result("mask_mod", mod, given, "write a comparison, x != 0")
+    return node
 
 
-def _read_result(trace: Trace, result: Any, expected: str) -> Symbol:
+def _read_result(graph: Graph, result: Any, role: str, mod: Any) -> Node:
     if type(result) is Symbol:
-        if result.trace is not trace:
-            raise _refuse_result(
-                trace, "a symbol of another call", expected, "a mod must not keep symbols"
-            )
-        return result
+        node: Node = node_of(result)
+        if node.graph is not graph:
+            given = "a symbol of another call"
+            raise _refuse_result(role, mod, given, "a mod must not keep symbols")
+        return node
     if result is None:
-        raise _refuse_result(trace, "None", expected, "write return before the result")
-    is_number = isinstance(result, (bool, int, float)) or getattr(result, "ndim", None) == 0
-    if not is_number:
-        raise _refuse_result(
-            trace, f"a {type(result).__name__}", expected, "return one result of the arguments"
-        )
-    return trace.symbol(result)
+        raise _refuse_result(role, mod, "None", "write return before the result")
+    if not isinstance(result, (bool, int, float)) and dimensions(result) != 0:
+        given = f"a {type(result).__name__}"
+        raise _refuse_result(role, mod, given, "return one result of the arguments")
+    return graph.operand(result)
 
 
-def _refuse_result(trace: Trace, given: str, expected: str, remedy: str) -> TypeError:
+def _refuse_result(role: str, mod: Any, given: str, remedy: str) -> TypeError:
+    expected = "a number" if role == "score_mod" else "a bool"
     return TypeError(
-        f"{trace.role}: the function returns {given}; expected {expected}: {remedy}"
-        f"{definition(trace.mod)}"
+        f"{role}: the function returns {given}; expected {expected}: {remedy}{definition(mod)}"
     )
 
 
 # ---- text ----
 
 
-def _text_of(trace: Trace, score: Symbol | None, mask: Symbol | None) -> str:
+def _text_of(graph: Graph, score: Node | None, mask: Node | None) -> str:
     key = (
-        tuple(trace.nodes),
+        tuple(graph.nodes),
         None if score is None else score.index,
         None if mask is None else mask.index,
     )
     text = _texts.get(key)
     if text is None:
-        text = write(trace.nodes, score, mask)
+        text = write(graph.nodes, score, mask)
         if len(_texts) >= _MOST_TEXTS:
             _texts.clear()
         _texts[key] = text

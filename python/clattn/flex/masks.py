@@ -6,10 +6,10 @@ import functools
 import operator
 from typing import TYPE_CHECKING, Any
 
-from clattn.flex.compile import MASK_PARAMETERS, SCORE_PARAMETERS, takes, trace_mods
-from clattn.flex.kinds import dtype_name
+from clattn.flex.compile import MASK_PARAMETERS, SCORE_PARAMETERS, run_mask, takes, trace_mods
 from clattn.flex.source_lines import definition
-from clattn.flex.symbols import find_symbol
+from clattn.flex.symbols import Symbol, find_graph, node_of
+from clattn.flex.tables import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,13 +48,15 @@ def lookup(table: Any, *indices: Any) -> Any:
     >>> def alibi(score, b, h, q_idx, kv_idx):
     ...     return score + lookup(slopes, h) * (kv_idx - q_idx)
     """
-    symbol = find_symbol(indices)
-    if symbol is None and not (indices and hasattr(type(table), "__dlpack__")):
+    graph = find_graph(indices)
+    if graph is not None:
+        return Symbol(graph.lookup(table, node_of(indices)))
+    if not (indices and hasattr(type(table), "__dlpack__")):
         raise TypeError(
             f"lookup is given a {type(table).__name__} and {len(indices)} indices; expected an "
             "array and an integer for each of its dimensions"
         )
-    return table[indices] if symbol is None else symbol.trace.lookup(table, indices)
+    return table[indices]
 
 
 def and_masks(*mods: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,10 +135,12 @@ def _combine(
             )
 
     def combined(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        results = [mod(b, h, q_idx, kv_idx) for mod in mods]
-        for mod, result in zip(mods, results, strict=True):
-            if result is None:
-                raise TypeError(f"{name}: a function returns None: write return{definition(mod)}")
+        places = (b, h, q_idx, kv_idx)
+        graph = find_graph(places)
+        if graph is None:
+            results = [mod(*places) for mod in mods]
+        else:  # each is checked alone, so that messages show it
+            results = [Symbol(run_mask(graph, mod, places)) for mod in mods]
         return functools.reduce(operation, results)
 
     return combined

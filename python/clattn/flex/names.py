@@ -5,28 +5,39 @@ Nothing here imports torch: what arrives by `__torch_function__` has a name.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clattn.flex import operations as ops
+from clattn.flex.graph import Graph, Node
+from clattn.flex.kinds import BOOL, INT, LONG, REAL
 
-if TYPE_CHECKING:
-    from clattn.flex.graph import Trace
-    from clattn.flex.symbols import Symbol
+__all__ = ["OPERATORS", "call_method", "call_numpy", "call_torch", "is_method"]
 
-    Operation = Callable[..., Symbol]
+Operation = Callable[..., Node]
 
-__all__ = ["call_function", "call_torch", "call_ufunc", "method"]
-
-_COMPARISONS: dict[str, Operation] = {
-    "lt": ops.less,
-    "le": ops.less_equal,
-    "gt": ops.greater,
-    "ge": ops.greater_equal,
-    "eq": ops.equal,
-    "ne": ops.not_equal,
+# The operators of two operands, by the names of their methods.
+OPERATORS: dict[str, Operation] = {
+    "__add__": ops.add,
+    "__sub__": ops.subtract,
+    "__mul__": ops.multiply,
+    "__truediv__": ops.divide,
+    "__floordiv__": ops.floor_divide,
+    "__mod__": ops.remainder,
+    "__pow__": ops.power,
+    "__and__": ops.bitwise_and,
+    "__or__": ops.bitwise_or,
+    "__xor__": ops.bitwise_xor,
+    "__lshift__": ops.left_shift,
+    "__rshift__": ops.right_shift,
+    "__lt__": ops.less,
+    "__le__": ops.less_equal,
+    "__gt__": ops.greater,
+    "__ge__": ops.greater_equal,
+    "__eq__": ops.equal,
+    "__ne__": ops.not_equal,
 }
-_REAL_FUNCTIONS = ("exp", "exp2", "log", "log2", "sqrt", "tanh", "sin", "cos")
 
 # Of NumPy and of torch.
 _COMMON: dict[str, Operation] = {
@@ -34,7 +45,6 @@ _COMMON: dict[str, Operation] = {
     "subtract": ops.subtract,
     "multiply": ops.multiply,
     "divide": ops.divide,
-    "true_divide": ops.divide,
     "floor_divide": ops.floor_divide,
     "remainder": ops.remainder,
     "square": ops.square,
@@ -63,9 +73,13 @@ _COMMON: dict[str, Operation] = {
     "greater_equal": ops.greater_equal,
     "equal": ops.equal,
     "not_equal": ops.not_equal,
-    **{name: ops.real_function(name) for name in _REAL_FUNCTIONS},
+}
+_COMMON |= {
+    name: ops.real_function(name)
+    for name in ("exp", "exp2", "log", "log2", "sqrt", "tanh", "sin", "cos")
 }
 
+# By the names that functions have: that of np.abs is "absolute".
 _NUMPY: dict[str, Operation] = {
     **_COMMON,
     "power": ops.power,
@@ -74,89 +88,102 @@ _NUMPY: dict[str, Operation] = {
     "right_shift": ops.right_shift,
 }
 
+# Torch has a function of each name, and a method of nearly each.
 _TORCH: dict[str, Operation] = {
     **_COMMON,
+    **{name: OPERATORS[f"__{name}__"] for name in ("lt", "le", "gt", "ge", "eq", "ne")},
     "sub": ops.subtract,
     "mul": ops.multiply,
     "div": ops.divide,
+    "true_divide": ops.divide,
     "pow": ops.power,
     "neg": ops.negative,
     "abs": ops.absolute,
+    "sgn": ops.sign,
     "clamp": ops.clip,
     "bitwise_not": ops.invert,
     "bitwise_left_shift": ops.left_shift,
     "bitwise_right_shift": ops.right_shift,
     "masked_fill": ops.masked_fill,
-    "sgn": ops.sign,
-    **_COMPARISONS,
 }
 
-# What torch calls for operators with a tensor on the left; `rsub` and the like are the reflected.
-_TORCH_OPERATORS: dict[str, Operation] = {
-    "__add__": ops.add,
-    "__sub__": ops.subtract,
-    "__mul__": ops.multiply,
-    "__truediv__": ops.divide,
-    "__floordiv__": ops.floor_divide,
-    "__mod__": ops.remainder,
-    "__pow__": ops.power,
-    "__and__": ops.bitwise_and,
-    "__or__": ops.bitwise_or,
-    "__xor__": ops.bitwise_xor,
-    "__lshift__": ops.left_shift,
-    "__rshift__": ops.right_shift,
-    **{f"__{name}__": operation for name, operation in _COMPARISONS.items()},
+# Methods of torch's and NumPy's arrays.
+_METHODS: dict[str, Operation] = {
+    **_TORCH,
+    "where": ops.tensor_where,
+    "astype": ops.cast,
+    "to": ops.to,
+    "bool": ops.cast_to(BOOL),
+    "int": ops.cast_to(INT),
+    "long": ops.cast_to(LONG),
+    **dict.fromkeys(("float", "half", "bfloat16", "double"), ops.cast_to(REAL)),
+    "new_ones": ops.new_constant(1),
+    "new_zeros": ops.new_constant(0),
 }
 
 
-def call_ufunc(trace: Trace, name: str, way: str, inputs: Any, options: Any) -> Symbol:
-    """Do what NumPy asks of `__array_ufunc__`; `way` is "__call__", or "reduce" and the like."""
-    if way != "__call__":
-        raise trace.refuse(f"np.{name}.{way} of a symbol, which is a single number")
-    return _call(trace, f"np.{name}", _NUMPY.get(name), _NUMPY, inputs, options)
+def call_numpy(graph: Graph, function: str, inputs: Any, options: Any) -> Node:
+    """Do what NumPy asks of `__array_ufunc__` or `__array_function__`."""
+    return _call(graph, f"np.{function}", _NUMPY.get(function), _NUMPY, inputs, options)
 
 
-def call_function(trace: Trace, name: str, inputs: Any, options: Any) -> Symbol:
-    """Do what NumPy asks of `__array_function__`."""
-    return _call(trace, f"np.{name}", _NUMPY.get(name), _NUMPY, inputs, options)
-
-
-def call_torch(trace: Trace, function: Any, inputs: Any, options: Any) -> Symbol:
+def call_torch(graph: Graph, function: Any, inputs: Any, options: Any) -> Node:
     """Do what torch asks of `__torch_function__`."""
     name = getattr(function, "__name__", str(function))
     if name == "__getitem__":
-        table, index = inputs
-        return trace.lookup(table, index)
-    is_method = getattr(function, "__objclass__", None) is not None
-    operation = _TORCH.get(name) or _TORCH_OPERATORS.get(name)
-    if name == "where" and is_method:
-        operation = ops.tensor_where
-    if operation is None and name.startswith("__r"):
-        operation = _TORCH_OPERATORS.get(f"__{name[3:]}")
-        inputs = inputs[::-1]
-    return _call(trace, f"torch.{name}", operation, _TORCH, inputs, options)
+        return graph.lookup(*inputs)
+    if name == "where" and getattr(function, "__objclass__", None) is not None:  # the method
+        return call_method(graph, name, inputs, options)
+    operation = _TORCH.get(name) or OPERATORS.get(name)
+    return _call(graph, f"torch.{name}", operation, _TORCH, inputs, options)
 
 
-def method(name: str) -> Operation | None:
-    """Return the operation of torch's and NumPy's methods of that name: score.abs(), x.clamp()."""
-    return ops.tensor_where if name == "where" else _TORCH.get(name)
+def is_method(name: str) -> bool:
+    """Return whether symbols have a method of that name: score.abs(), x.clamp()."""
+    return name in _METHODS
+
+
+def call_method(graph: Graph, name: str, inputs: Any, options: Any) -> Node:
+    """Call a method; the first of the inputs is the symbol that has it."""
+    return _call(graph, f"the method {name}", _METHODS[name], _METHODS, inputs, options)
 
 
 def _call(
-    trace: Trace,
+    graph: Graph,
     name: str,
     operation: Operation | None,
     known: Iterable[str],
     inputs: Any,
     options: Any,
-) -> Symbol:
+) -> Node:
     if operation is None:
-        raise trace.refuse(f"{name} is not known; there are {', '.join(sorted(known))}")
+        raise graph.refuse(f"{name} is not known; there are {', '.join(sorted(known))}")
     if options:
-        code = operation.__code__
-        taken = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
         options = {option: value for option, value in options.items() if value is not None}
-        for option in options:
-            if option not in taken:
-                raise trace.refuse(f"{name} of a symbol takes no {option}")
-    return operation(trace, *inputs, **(options or {}))
+    try:
+        return operation(graph, *inputs, **options)
+    except TypeError:
+        _check_arguments(graph, name, operation, inputs, options)
+        raise
+
+
+def _check_arguments(
+    graph: Graph, name: str, operation: Operation, inputs: Any, options: dict[str, Any]
+) -> None:
+    """Raise TypeError if an operation does not take such arguments."""
+    signature = inspect.signature(operation)
+    for option in options:
+        if option not in signature.parameters:
+            raise graph.refuse(f"{name} of a symbol takes no {option}")
+    try:
+        signature.bind(graph, *inputs, **options)
+    except TypeError:
+        plain = [
+            parameter.replace(annotation=parameter.empty)
+            for parameter in list(signature.parameters.values())[1:]
+        ]
+        expected = signature.replace(parameters=plain, return_annotation=signature.empty)
+        raise graph.refuse(
+            f"{name} of a symbol is given {len(inputs) + len(options)} arguments; expected "
+            f"{expected}"
+        ) from None
