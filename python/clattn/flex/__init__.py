@@ -9,8 +9,9 @@ torch's functions of the same names, ``np.where``, ``np.clip``, ``np.minimum``, 
 ``np.exp`` and the like; a message lists them all where one is not known. ``x.astype(dtype)``, or
 ``x.to(dtype)``, makes a bool, int32, int64 or float. All floats are the call's float32, or float64.
 
-Numbers and arrays that a mod captures are data: other values need no other program. ``table[h]``
-reads an element of a Tensor or torch tensor, ``clattn.lookup(table, h)`` one of any array.
+Numbers and arrays that a mod captures are data: other values need no other program. A finite float
+beyond float32 becomes the largest float32, in calls that compute in float32. ``table[h]`` reads an
+element of a Tensor or torch tensor, ``clattn.lookup(table, h)`` one of any array.
 
 ``explain(mod)`` prints the OpenCL C of a mod.
 """

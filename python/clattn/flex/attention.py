@@ -102,8 +102,8 @@ def flex_attention(
     As ``torch.nn.attention.flex_attention.flex_attention``, with additions. Score and mask
     functions are called once with symbols, and become a part of the kernel (`clattn.flex`).
     Numbers and arrays that they capture are data, read at the time of the call: other values
-    need no other program. Arrays, dtypes and results are those of
-    `clattn.scaled_dot_product_attention`.
+    need no other program. A finite one beyond the range of the call's floats becomes the largest
+    of them. Arrays, dtypes and results are those of `clattn.scaled_dot_product_attention`.
 
     Parameters
     ----------
@@ -120,7 +120,8 @@ def flex_attention(
     block_mask : BlockMask, optional
         Of `create_block_mask`: a mask_mod, and its blocks that are skipped or need no mask. It
         has a row for each position of the queries, S keys, and 1 or as many batches and heads
-        as the result.
+        as the result. What the mask_mod captures has to be as it was then: other numbers, and
+        arrays on the host with other elements, are refused. A Tensor is not compared.
     scale : float, optional
         Default ``1 / sqrt(E)``.
     enable_gqa : bool
@@ -159,7 +160,8 @@ def flex_attention(
         An argument of the wrong kind or dtype, or a function that cannot be traced; the message
         shows its line.
     ValueError
-        Shapes, ranges or combinations do not fit; the message names the argument.
+        Shapes, ranges or combinations do not fit; the message names the argument. A captured
+        tensor requires gradients while torch computes them.
     MemoryError
         Host or device memory does not suffice.
     DeviceError

@@ -73,7 +73,15 @@ class BlockMask:
         return self.entries.device
 
     def sparsity(self) -> float:
-        """Return how many blocks are empty, in per cent."""
+        """Return how many blocks are empty, in per cent.
+
+        Raises
+        ------
+        MemoryError
+            The host's memory does not suffice.
+        DeviceError
+            OpenCL reports an error, also one of the kernel that makes the blocks.
+        """
         return 100.0 * float(np.mean(self.entries.numpy() == _EMPTY))
 
     def to_dense(self) -> np.ndarray:
@@ -83,6 +91,13 @@ class BlockMask:
         -------
         int32 array of shape (B, H, blocks of rows, blocks of keys)
             1 for partial and full blocks, 0 for empty ones.
+
+        Raises
+        ------
+        MemoryError
+            The host's memory does not suffice.
+        DeviceError
+            OpenCL reports an error, also one of the kernel that makes the blocks.
         """
         return np.asarray(self.entries.numpy() != _EMPTY, np.int32)
 
@@ -116,7 +131,7 @@ class BlockMask:
                 )
 
     def __repr__(self) -> str:
-        """Shape, sparsity, and a drawing of the first mask."""
+        """Shape, sparsity, and a drawing of the first mask; raises as `sparsity`."""
         B, H, rows, keys = self.shape
         return (
             f"clattn.BlockMask(shape=({B}, {H}, {rows}, {keys}), BLOCK_SIZE={self.BLOCK_SIZE}, "
@@ -129,7 +144,7 @@ def _changed(how: str) -> ValueError:
 
 
 def _numbers(mods: Mods) -> str:
-    return ", ".join(map(str, mods.numbers))
+    return ", ".join(map(str, mods.numbers)) or "none"
 
 
 def _draw(entries: np.ndarray) -> str:
@@ -160,6 +175,11 @@ def create_block_mask(
     As ``torch.nn.attention.flex_attention.create_block_mask``. A kernel computes the blocks; no
     memory of the size (Q_LEN, KV_LEN) is used. One block mask serves many calls.
 
+    The blocks belong to the numbers and arrays that the mask_mod captures now. `flex_attention`
+    refuses a block mask if a number has changed, or an array on the host: it compares a checksum at
+    each call. What a Tensor holds is not compared; after a change of it the user has to make the
+    block mask anew.
+
     Parameters
     ----------
     mask_mod : callable
@@ -187,7 +207,15 @@ def create_block_mask(
     TypeError
         The mask_mod cannot be traced, or a size is no whole number.
     ValueError
-        A size is below 1.
+        A size is below 1, or an array that the mask_mod captures does not fit.
+    MemoryError
+        Host or device memory does not suffice.
+    DeviceError
+        There is no usable OpenCL device, or OpenCL reports an error.
+
+    Notes
+    -----
+    Block masks of FlexAttention: Dong et al., 2024, arXiv:2412.05496.
 
     Examples
     --------

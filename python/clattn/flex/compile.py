@@ -76,6 +76,9 @@ def trace_mods(score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any
     TypeError
         A function does something that symbols cannot do, or returns something else. The message
         shows the line of the function. Exceptions of the function's own pass through.
+    ValueError
+        A captured tensor requires gradients while torch computes them, or an array of uint64 has
+        an element that int64 does not hold.
     """
     return trace_both(score_mod, mask_mod)[1]
 

@@ -27,7 +27,8 @@ def lookup(table: Any, *indices: Any) -> Any:
     ----------
     table : array
         A NumPy array, Tensor, torch tensor or other array with ``__dlpack__``, of 1 to 5
-        dimensions. A bool, integer or float dtype.
+        dimensions. A bool, integer or float dtype; with uint64, numbers below 2**63, which each
+        call checks.
     *indices : integers
         One for each dimension. A negative one counts from the end.
 
@@ -40,6 +41,9 @@ def lookup(table: Any, *indices: Any) -> Any:
     ------
     TypeError
         Not an array, or not an integer for each dimension.
+    ValueError
+        A torch tensor that requires gradients, where torch computes them; a uint64 number of
+        2**63 or more.
 
     Examples
     --------
@@ -168,6 +172,8 @@ def explain(
     ------
     TypeError
         No mod, or one that cannot be traced.
+    ValueError
+        A captured array does not fit, as for `lookup`.
 
     Examples
     --------
