@@ -158,19 +158,23 @@ def _call(
 ) -> Node:
     if operation is None:
         raise graph.refuse(f"{name} is not known; there are {', '.join(sorted(known))}")
-    if options:
+    if options:  # all of them are None by default
         options = {option: value for option, value in options.items() if value is not None}
     try:
         return operation(graph, *inputs, **options)
     except TypeError:
-        _check_arguments(graph, name, operation, inputs, options)
+        own = 2 if known is _METHODS else 1  # the graph, and the symbol that has the method
+        _check_arguments(graph, name, operation, own, inputs, options)
         raise
 
 
 def _check_arguments(
-    graph: Graph, name: str, operation: Operation, inputs: Any, options: dict[str, Any]
+    graph: Graph, name: str, operation: Operation, own: int, inputs: Any, options: dict[str, Any]
 ) -> None:
-    """Raise TypeError if an operation does not take such arguments."""
+    """Raise TypeError if an operation does not take such arguments.
+
+    The first ones, of number `own`, are none that the user has written.
+    """
     signature = inspect.signature(operation)
     for option in options:
         if option not in signature.parameters:
@@ -178,12 +182,12 @@ def _check_arguments(
     try:
         signature.bind(graph, *inputs, **options)
     except TypeError:
+        given = 1 + len(inputs) + len(options) - own
         plain = [
             parameter.replace(annotation=parameter.empty)
-            for parameter in list(signature.parameters.values())[1:]
+            for parameter in list(signature.parameters.values())[own:]
         ]
         expected = signature.replace(parameters=plain, return_annotation=signature.empty)
         raise graph.refuse(
-            f"{name} of a symbol is given {len(inputs) + len(options)} arguments; expected "
-            f"{expected}"
+            f"{name} of a symbol is given {given} argument{'s' * (given != 1)}; expected {expected}"
         ) from None
