@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "python/mods.h"
 
+#include <float.h>
+#include <math.h>
 #include <string.h>
 
 #include "attention/blocks.h"
@@ -10,13 +12,14 @@
 #include "python/scalars.h"
 #include "python/tensor.h"
 
-/* Reads a number into the 64 bits that kernels read. */
+/* Reads a number into the 64 bits that kernels read. A finite number stays finite, as that of a
+   table does. */
 static int
 parse_number(PyObject *number, bool in_float64, int64_t *bits)
 {
     if (PyFloat_Check(number)) {
         double wide = PyFloat_AS_DOUBLE(number);
-        float single = (float)wide;
+        float single = (float)(isfinite(wide) ? fmax(fmin(wide, FLT_MAX), -FLT_MAX) : wide);
         *bits = 0;
         memcpy(bits, in_float64 ? (void *)&wide : (void *)&single,
                in_float64 ? sizeof wide : sizeof single);

@@ -4,6 +4,8 @@
 import clattn
 import numpy as np
 import pytest
+from clattn.flex.tables import checksum
+from references.attention import bfloat16
 from references.flex import blocks
 from support.helpers import draw, qkv, run_on
 from support.mods import call, check_flex, lookup
@@ -125,17 +127,21 @@ def test_results_with_blocks_and_without(device, size):
 
 @pytest.mark.parametrize("kernel_name", ["cpu", "decode_cpu"])
 def test_blocks_decide_for_what_is_known(device, monkeypatch, kernel_name):
-    """The mask is asked in partial blocks alone. A table that has changed since shows it."""
+    """The mask is asked in partial blocks alone. A Tensor that was exchanged since shows it."""
     if not takes_cpu_kernels(device):
         pytest.skip("kernels for GPUs may ask everywhere")
     force(monkeypatch, kernel_name)
     flags = np.tile(np.arange(768) // 256 == 1, (9, 1))
-    mask_mod = band(10**6, step=0, flags=flags)
+    tables = [clattn.tensor(flags, device)]
+
+    def mask_mod(b, h, q_idx, kv_idx):
+        return tables[0][q_idx, kv_idx]
+
     arrays = qkv((1, 2), 9, 768, WIDE)
     mask = make(mask_mod, None, None, 9, 768, 256, device=device)
     assert mask.entries.numpy().ravel().tolist() == [0, 2, 0]
-    right = check_flex(*arrays, device=device, block_mask=mask)
-    flags[...] = ~flags
+    right = check_flex(*arrays, device=device, mask_mod=lambda *at: lookup(flags, *at[2:]))
+    tables[0] = clattn.tensor(~flags, device)
     same_bits(call(*arrays, device=device, block_mask=mask), right)
 
 
@@ -241,22 +247,96 @@ def test_one_mask_for_several(device, name, size):
                block_mask=make(mask_mod, *each.values(), 9, 37, 16, device=device))  # fmt: skip
 
 
-def test_numbers_that_have_changed(device):
-    width = [20]
+def test_data_that_have_changed(device):
+    """The blocks are those of other data, so the call is refused."""
+    data = {"width": 20, "flags": draw((41, 130)) > -1, "flip": None}
 
     def mask_mod(b, h, q_idx, kv_idx):
-        return band(width[0], step=0)(b, h, q_idx, kv_idx)
+        near = abs(q_idx - kv_idx) <= data["width"]
+        inside = near & (lookup(data["flags"], q_idx, kv_idx) != 0)
+        return inside if data["flip"] is None else inside ^ (kv_idx > data["flip"])
 
-    arrays = qkv((2, 3), 41, 130, WIDE)
+    arrays = qkv((2, 3), 41, 130, SMALL)
     mask = make(mask_mod, None, None, 41, 130, 16, device=device)
-    call(*arrays, device=device, block_mask=mask)
-    width[0] = 21
-    words = "captures other numbers than at create_block_mask, 0, 0, 21 instead of 0, 0, 20"
-    refused(ValueError, words, *arrays, block_mask=mask, device=device)
-    width[0] = 2**40
-    refused(ValueError, "make a new block mask", *arrays, block_mask=mask, device=device)
-    width[0] = 20
-    call(*arrays, device=device, block_mask=mask)
+    right = check_flex(*arrays, device=device, block_mask=mask)
+    kept = dict(data)
+    than = "than at create_block_mask"
+    other = "computes something else " + than
+    for name, value, words in (
+        ("width", 21, f"captures other numbers {than}, 21, 0 instead of 20, 0"),
+        ("width", np.nan, other),
+        ("flip", 3, other),
+        ("flags", kept["flags"][:, :129], f"captures an array of other numbers {than}, bool of"),
+        ("flags", kept["flags"].astype(np.int8), other),
+    ):
+        data[name] = value
+        words += ".*expected the same: make a new block mask"
+        refused(ValueError, words, *arrays, block_mask=mask, device=device)
+        data |= kept
+    for flags in (data["flags"], data["flags"][::-1], data["flags"].T):  # in place
+        flags[3, 5] ^= True
+        refused(ValueError, "an array of other numbers", *arrays, block_mask=mask, device=device)
+        flags[3, 5] ^= True
+    data["flags"] = np.asfortranarray(data["flags"].copy())  # the same in another memory
+    same_bits(call(*arrays, device=device, block_mask=mask), right)
+
+
+NUMBERS = np.arange(600).reshape(20, 30)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [NUMBERS, NUMBERS[::-2, ::2], NUMBERS.T, NUMBERS[:0], NUMBERS.astype(">i4"),
+     NUMBERS.astype(bfloat16)],
+    ids=["plain", "strided", "transposed", "empty", "other bytes", "bfloat16"],
+)  # fmt: skip
+def test_equal_tables_of_any_layout_have_one_checksum(table):
+    copy = np.array(table, table.dtype.newbyteorder("="), order="C")
+    assert checksum(table) == checksum(copy)
+    if copy.size:
+        copy[-1, -1] = 0 if copy[-1, -1] else 1
+        assert checksum(table) != checksum(copy)
+
+
+def test_a_table_that_is_broadcast_is_read_once():
+    ones, others = (np.broadcast_to(np.float32(n), (2**20, 2**20)) for n in (1, 2))
+    assert checksum(ones) != checksum(others)
+
+
+def test_tables_of_other_libraries_have_one_checksum(device):
+    torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")
+    right = checksum(NUMBERS.astype("i4"))
+    assert checksum(torch.arange(600, dtype=torch.int32).reshape(20, 30)) == right
+    assert checksum(jax.numpy.asarray(NUMBERS, "i4")) == right
+    halves = torch.arange(600).reshape(20, 30).to(torch.bfloat16)  # NumPy reads none
+    assert checksum(halves) == checksum(NUMBERS.astype(bfloat16))
+    assert checksum(clattn.tensor(NUMBERS, device)) is None
+
+
+def test_a_nan_is_a_number_like_others(device):
+    """It is not equal to itself."""
+    width = np.float32("nan")
+    mask = make(lambda b, h, q, k: q - k < width, None, None, 9, 37, 16, device=device)
+    assert not call(*qkv((2, 3), 9, 37, SMALL), device=device, block_mask=mask).any()
+
+
+def test_a_mask_mod_is_called_once(device):
+    calls = []
+
+    def mask_mod(b, h, q_idx, kv_idx):
+        calls.append("mask")
+        return band(step=0)(b, h, q_idx, kv_idx)
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        calls.append("score")
+        return score * lookup(np.ones((3, 7)), h, kv_idx % 7) + 0.5
+
+    arrays = qkv((2, 3), 9, 37, SMALL)
+    mask = make(mask_mod, None, None, 9, 37, 16, device=device)
+    for options, called in (({}, ["mask"]), ({"score_mod": score_mod}, ["mask", "score"])):
+        calls.clear()
+        call(*arrays, device=device, block_mask=mask, **options)
+        assert calls == called
 
 
 CHANGED = {  # attributes that the caller has changed

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from references.attention import float32
 from support.helpers import draw, qkv
-from support.mods import call, check_flex, check_outside, lookup
+from support.mods import call, check_flex, check_outside, lookup, where
 from support.sizes import SMALL, WIDE
 from support.tensors import same_bits
 from support.variants import force, takes_cpu_kernels
@@ -111,6 +111,24 @@ def test_a_closure_is_read_at_the_time_of_the_call(device):
 
     for numbers[0] in (1.0, -2.0, 0.25):
         check_flex(*ARRAYS, device=device, score_mod=mod)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_numbers_beyond_float32(device, sign):
+    """A finite number stays finite, in a table and elsewhere. Infinity stays infinity."""
+    most = sign * float(np.finfo(float32).max)
+    for number, kept in ((sign * 1e300, most), (most, most), (sign * np.inf, sign * np.inf)):
+        mods = (
+            lambda s, b, h, q, k, number=number: where(k == 0, number, 0.0),
+            lambda s, b, h, q, k, number=number: where(k == 0, lookup(np.array([number]), 0), 0.0),
+        )
+        for mod in mods:
+            one = [a[:, :, :1] if n else a for n, a in enumerate(ARRAYS)]
+            lse = call(*one, device=device, score_mod=mod, return_lse=True)[1]
+            np.testing.assert_array_equal(lse, np.nan if kept == np.inf else kept)
+        wide = [a.astype(np.float64) for a in one]
+        got = call(*wide, device=device, score_mod=mods[0], return_lse=True)[1]
+        np.testing.assert_array_equal(got, np.nan if number == np.inf else number)
 
 
 # ---- indexes outside a table ----

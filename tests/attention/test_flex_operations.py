@@ -102,6 +102,8 @@ EXACT = {
     "real /": lambda s, h, q, k: s / np.exp2(number(k)),
     "real //": lambda s, h, q, k: s // 0.75,
     "real // -x": lambda s, h, q, k: s // (number(k) * 0.5 + 0.25),
+    "real // inf": lambda s, h, q, k: s // where(k % 2 == 0, np.inf, -np.inf),
+    "inf // real": lambda s, h, q, k: where(k % 2 == 0, np.inf, s) // (number(k) * 0.5 + 0.25),
     "real %": lambda s, h, q, k: s % 0.75,
     "real % -x": lambda s, h, q, k: s % (number(k) * 0.25),
     "real minimum": lambda s, h, q, k: np.minimum(s, k * 0.125),

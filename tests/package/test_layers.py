@@ -99,15 +99,8 @@ def test_includes_go_one_way_between_rooms(path):
         assert other in allowed, f"{name(path)} includes {included}"
 
 
-@pytest.mark.parametrize("inside", BELOW)
-def test_includes_form_no_circle_inside_a_room(inside):
-    """A file and its header are one: device.c and device.h."""
-    graph = {}
-    for path in C_SOURCES:
-        if room(path) == inside:
-            below = {i.rpartition(".")[0] for i in own_includes(path)}
-            own = f"{inside}/{path.stem}"
-            graph.setdefault(own, set()).update(below - {own})
+def refuse_circles(graph):
+    """`graph` has the names below each name."""
     done = set()
 
     def visit(node, above):
@@ -119,6 +112,18 @@ def test_includes_form_no_circle_inside_a_room(inside):
 
     for node in sorted(graph):
         visit(node, [])
+
+
+@pytest.mark.parametrize("inside", BELOW)
+def test_includes_form_no_circle_inside_a_room(inside):
+    """A file and its header are one: device.c and device.h."""
+    graph = {}
+    for path in C_SOURCES:
+        if room(path) == inside:
+            below = {i.rpartition(".")[0] for i in own_includes(path)}
+            own = f"{inside}/{path.stem}"
+            graph.setdefault(own, set()).update(below - {own})
+    refuse_circles(graph)
 
 
 # Headers of the functions of several files.
@@ -214,16 +219,21 @@ PYTHON_BELOW = {
 ABOVE_COMMANDS = {"__init__", "__main__"}
 
 
+def modules_of(path):
+    """What a module imports of clattn, for type checkers too: flex.graph.Node, _core."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            found = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from (name.partition(".")[2] for name in found if name.startswith("clattn."))
+
+
 def imports_of(path):
     """Names under clattn that a module imports: _core, flex; of clattn itself: nothing."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module == "clattn":
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module.startswith("clattn."):
-            yield node.module.split(".")[1]
-        elif isinstance(node, ast.Import):
-            names = (alias.name.split(".") for alias in node.names)
-            yield from (name[1] for name in names if name[0] == "clattn" and len(name) > 1)
+    return (name.partition(".")[0] for name in modules_of(path))
 
 
 PYTHON_PACKAGE = ROOT / "python" / "clattn"
@@ -238,3 +248,15 @@ def test_imports_go_one_way_between_rooms_of_the_package(path):
         assert found <= PYTHON_BELOW[inside] | {inside}, f"{name(path)} imports {sorted(found)}"
     elif inside not in {"_commands", *ABOVE_COMMANDS}:
         assert "_commands" not in found, name(path)
+
+
+def test_imports_form_no_circle_inside_flex():
+    """The package itself imports the names that users call, and is below nothing."""
+    files = {path.stem: path for path in (PYTHON_PACKAGE / "flex").glob("*.py")}
+    del files["__init__"]
+    graph = {
+        name: {other.split(".")[1] for other in modules_of(path) if other.startswith("flex.")}
+        for name, path in files.items()
+    }
+    assert graph["symbols"] >= {"graph", "names"} and graph["graph"] <= set(files)
+    refuse_circles(graph)

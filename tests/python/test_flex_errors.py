@@ -43,6 +43,22 @@ SCORES = {
     "an array": (lambda s, b, h, q, k: np.array([s, k]), "a symbol is no array"),
     "an output": (lambda s, b, h, q, k: np.add(s, k, out=s), "np.add of a symbol takes no out"),
     "option": (lambda s, b, h, q, k: np.exp(s, dtype="f4"), "np.exp of a symbol takes no dtype"),
+    "where of one": (lambda s, b, h, q, k: np.where(q > k), "np.where of a symbol is given 1"),
+    "clip with out": (lambda s, b, h, q, k: np.clip(s, 0, 1, None), "clip of a symbol is given 4"),
+    "clamp": (lambda s, b, h, q, k: s.clamp(0, 1, 2), "the method clamp of a symbol is given 3"),
+    "alpha": (lambda s, b, h, q, k: s.add(1, alpha=2), "the method add of a symbol takes no alpha"),
+    "a device": (lambda s, b, h, q, k: s.new_ones((), device="cuda"), "new_ones of a symbol takes"),
+    "expected": (lambda s, b, h, q, k: s.where(q), "given 1 argument; expected (condition, y)"),
+    "round": (lambda s, b, h, q, k: round(s), "round of a symbol; write np.floor(x + 0.5)"),
+    "divmod": (lambda s, b, h, q, k: divmod(q, 2), "divmod of a symbol; write x // y and x % y"),
+    "divmod by": (lambda s, b, h, q, k: divmod(2, q), "divmod of a symbol"),
+    "pow": (lambda s, b, h, q, k: pow(q, 2, 5), "three arguments; write x ** y % z"),
+    "@": (lambda s, b, h, q, k: s @ s, "@ of a symbol, which is a single number; write x * y"),
+    "[]": (lambda s, b, h, q, k: s[0], "with nothing to index"),
+    "contains": (lambda s, b, h, q, k: 2 in s, "a single number, which contains nothing"),
+    "called": (lambda s, b, h, q, k: s(2), "a symbol is a number, which cannot be called"),
+    "type": (lambda s, b, h, q, k: q.type(np.float32), "a symbol has no type"),
+    "index": (lambda s, b, h, q, k: s + q.index, "a symbol has no index"),
     "a list": (lambda s, b, h, q, k: s + lookup(numbers, h), "of a list; expected an array"),
     "a tuple": (lambda s, b, h, q, k: s + lookup((1, 2), h), "reads a tuple"),
     "a symbol": (lambda s, b, h, q, k: s + lookup(k, h), "reads a Symbol"),
@@ -55,7 +71,7 @@ SCORES = {
     "a float": (lambda s, b, h, q, k: lookup(table, h, 1.0), "index is 1.0 (float); expected"),
     "True": (lambda s, b, h, q, k: lookup(table, h, True), "an index is True (bool); expected"),
     "a slice": (lambda s, b, h, q, k: lookup(table, h, slice(2)), "slice(None, 2, None) (slice)"),
-    "...": (lambda s, b, h, q, k: lookup(table, h, ...), "an index is a ellipsis"),
+    "...": (lambda s, b, h, q, k: lookup(table, h, ...), "an index is an ellipsis"),
     "None": (lambda s, b, h, q, k: lookup(table, h, None), "an index is None (NoneType)"),
     "complex": (lambda s, b, h, q, k: lookup(np.ones(3, "c8"), h), "dtype complex64; expected"),
     "strings": (lambda s, b, h, q, k: lookup(np.array(["a"]), h), "dtype <U1; expected one of"),
@@ -67,6 +83,7 @@ SCORES = {
     "left": (lambda s, b, h, q, k: table * s, "an array of 2 dimensions is used as a number"),
     "2**63": (lambda s, b, h, q, k: k + 2**63, "is out of the range of long"),
     "10**400": (lambda s, b, h, q, k: s * 10**400, "is out of the range of real"),
+    "10**5000": (lambda s, b, h, q, k: s - 10**5000, "an int is out of the range of real"),
     "& of a real": (lambda s, b, h, q, k: s & 1, "& of a real; it takes bools and integers"),
     "brackets": (lambda s, b, h, q, k: where(s & k > 2, s, 0), "put comparisons in brackets"),
     "~ of a real": (lambda s, b, h, q, k: ~s, "~ of a real; it takes bools and integers"),
@@ -74,6 +91,8 @@ SCORES = {
     "bool - bool": (lambda s, b, h, q, k: (q > k) - (k > 2), "a bool minus a bool; write a ^ b"),
     "- bool": (lambda s, b, h, q, k: -(q > k), "write ~x for not x"),
     "int8": (lambda s, b, h, q, k: q.astype(np.int8), "expected one of bool, int32, int64, float"),
+    "astype None": (lambda s, b, h, q, k: q.astype(None), "a cast to None; expected one of bool"),
+    "fields": (lambda s, b, h, q, k: q.astype("f4,,"), "a cast to f4,,; expected one of bool"),
     "to device": (lambda s, b, h, q, k: s.to("cuda"), "a cast to cuda; expected one of bool"),
     "size": (lambda s, b, h, q, k: s.new_ones((2, 2)), "size is (2, 2); expected ()"),
     "kept": (lambda s, b, h, q, k: s + kept[0], "a symbol of another call"),
@@ -228,7 +247,7 @@ def test_both_mods_share_four_tables():
         lambda s, b, h, q, k: s + sum(lookup(a, h) for a in arrays[:3]),
         lambda b, h, q, k: sum(lookup(a, h) for a in arrays[3:]) > 0,
     )
-    assert message.startswith("mask_mod: more than 4 captured arrays")
+    assert message.startswith("score_mod: more than 4 captured arrays")
 
 
 def test_recursion():
@@ -257,24 +276,11 @@ def test_other_parameters(mod):
     assert "Is it a mask_mod?" in refused(lambda b, h, q, k: q >= k)
 
 
-def test_text():
-    """A text of a symbol would say nothing of its number."""
-    assert "a symbol has no text" in refused(None, lambda b, h, q, k: f"{q}" == "0")
-
-
 @pytest.mark.parametrize("mod", [3, "causal", np.ones(3), [], object()])
 def test_no_function(mod):
     words = f"is of type {type(mod).__name__}; expected a function of "
     assert refused(mod) == f"score_mod {words}(score, b, h, q_idx, kv_idx)"
     assert refused(None, mod) == f"mask_mod {words}(b, h, q_idx, kv_idx)"
-
-
-def test_a_mask_mod_cannot_use_the_score():
-    symbols = []
-    message = refused(
-        lambda s, b, h, q, k: symbols.append(s) or s, lambda b, h, q, k: symbols[0] > 0
-    )
-    assert "mask_mod: the function returns a symbol of score_mod" in message
 
 
 def test_exceptions_of_the_mod_s_own_pass_through():
@@ -333,6 +339,48 @@ def test_unknown_functions_of_torch():
     assert "1 indexes of an array of 2" in refused(lambda s, b, h, q, k: torch.ones(3, 3)[h] + s)
 
 
+@pytest.mark.parametrize("shape", [(), (8,)], ids=str)
+def test_tensors_that_require_gradients(shape):
+    """They are read where torch computes no gradients."""
+    torch = pytest.importorskip("torch")
+    weight = torch.nn.Parameter(torch.full(shape, 0.5))
+
+    def mod(score, b, h, q_idx, kv_idx):
+        return score * (weight[h] if shape else weight)  # weighed
+
+    with pytest.raises(ValueError, match="requires gradients") as caught:
+        trace_mods(mod, None)
+    message = str(caught.value)
+    assert message.startswith(f"score_mod: a captured tensor of shape {shape} requires gradients")
+    assert "torch.no_grad()" in message and message.endswith("# weighed")
+    for guard in (torch.no_grad, torch.inference_mode):
+        with guard():
+            mods = trace_mods(mod, None)
+        assert [np.asarray(table).tolist() for table in mods.tables] == [[0.5] * 8] * len(shape)
+        assert mods.numbers == (() if shape else (0.5,))
+    trace_mods(lambda s, b, h, q, k: s * (weight.detach()[h] if shape else weight.detach()), None)
+
+
+def test_an_array_of_jax_indexed_by_a_symbol():
+    jax = pytest.importorskip("jax")
+    array = jax.numpy.ones(8)
+    message = refused(lambda s, b, h, q, k: s + array[h])
+    assert message.startswith("score_mod: an array is indexed by a symbol; write clattn.lookup")
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_tables_of_numbers_that_int64_does_not_hold(on_device):
+    most = np.array([[3, 2**63 - 1], [0, 1]], np.uint64)
+    for table, element in ((most, None), (most[:0], None), (most + np.uint64(1), 2**63)):
+        held = clattn.tensor(table) if on_device else table
+        mod = lambda s, b, h, q, k, held=held: s + lookup(held, h, k)  # noqa: E731
+        if element is None:
+            assert len(trace_mods(mod, None).tables) == 1
+            continue
+        with pytest.raises(ValueError, match=f"score_mod: .* uint64 has the element {element}; "):
+            trace_mods(mod, None)
+
+
 # ---- and_masks, or_masks, explain ----
 
 
@@ -346,11 +394,21 @@ def test_masks_of_no_masks(combine):
         getattr(clattn, combine)(lambda b, q, k: q > k)
 
 
-def test_masks_of_wrong_masks():
-    mod = clattn.and_masks(lambda b, h, q, k: q > k, lambda b, h, q, k: None)
-    assert "and_masks: a function returns None: write return" in refused(None, mod)
-    mod = clattn.or_masks(lambda b, h, q, k: q > k, lambda b, h, q, k: q - k)
-    assert "returns a number (int)" in refused(None, mod)
+@pytest.mark.parametrize("combine", ["and_masks", "or_masks"])
+@pytest.mark.parametrize("name", MASK_RESULTS)
+def test_masks_of_wrong_masks(combine, name):
+    """The message shows the function of the user's that is wrong."""
+    wrong, words = MASK_RESULTS[name]
+    mod = getattr(clattn, combine)(lambda b, h, q, k: q > k, wrong)
+    check(refused(None, mod), "mask_mod", name, words)
+    in_a_score = refused(lambda s, b, h, q, k: where(mod(b, h, q, k), s, 0))
+    check(in_a_score, "mask_mod", name, words)
+
+
+def test_after_and_masks_the_message_is_the_score_mod_s_again():
+    causal = clattn.and_masks(lambda b, h, q, k: q >= k)
+    message = refused(lambda s, b, h, q, k: where(causal(b, h, q, k), s, 0) & 1)
+    assert message.startswith("score_mod: & of a real")
 
 
 @pytest.mark.parametrize("arguments", [([1, 2], 0), (slopes,), (3, 0)], ids=repr)

@@ -2,6 +2,7 @@
 """What mods become: the text runs in NumPy (support/mod_text.py) and gives what the mod gives when
 it is called with arrays of all positions."""
 
+import copy
 import gc
 import weakref
 
@@ -27,6 +28,13 @@ n, x, big = 3, 0.75, 2**40
 
 def lookup(*arguments):
     return clattn.lookup(*arguments)
+
+
+def of_device(n, by_name=False):
+    """`n.to(n.device)`, which is `n`; NumPy's arrays have no such method."""
+    if isinstance(n, np.ndarray):
+        return n
+    return n.to(device=n.device) if by_name else n.to(n.device)
 
 
 def run(mod, kind="score"):
@@ -90,6 +98,7 @@ SCORES = {
     "cast to bool": lambda s, b, h, q, k: s + q.astype(bool) + (s > 0).astype(np.int64) * 2,
     "numbers of numpy": lambda s, b, h, q, k: np.float32(2) * s + np.int64(3) * k + s * np.array(4),
     "a bool of numpy": lambda s, b, h, q, k: np.where((q > k) & np.bool_(True), s, np.float64(1)),
+    "to a device": lambda s, b, h, q, k: s + of_device(q) // 2 + of_device(k, True) // 2,
     "like": lambda s, b, h, q, k: np.zeros_like(s) + np.ones_like(q) + np.full_like(s, x) + 0 * k,
     "depends on b": lambda s, b, h, q, k: s + b * 3 + (b + 1) ** 2 * h,
     "two tables": lambda s, b, h, q, k: lookup(bias, h, q, k) + s * lookup(slopes, h),
@@ -145,7 +154,7 @@ def test_both_in_one_text():
 
     mods = trace_mods(score_mod, mask_mod)
     assert mods.has_score and mods.has_mask and len(mods.tables) == 2
-    assert mods.text.count("load_real, R)(call, 1, 3") == 1, "slopes are read once for both"
+    assert mods.text.count("load_real, R)(call, 0, 3") == 1, "slopes are read once for both"
     program = Program(mods)
     score = program.run("mod_score", b0, h0, q0, k0, score0)
     np.testing.assert_allclose(score, expect(score_mod), rtol=1e-12)
@@ -272,6 +281,22 @@ def test_numbers_are_no_structure():
     """Two equal numbers are two numbers, for they may differ in the next call."""
     mods = trace_mods(lambda s, b, h, q, k: s * x + q * x, None)
     assert mods.numbers == (x, x)
+
+
+def test_a_copy_of_a_symbol_is_the_symbol():
+    def mod(score, b, h, q_idx, kv_idx):
+        assert copy.copy(score) is score and copy.deepcopy([q_idx])[0] is q_idx
+        return score + q_idx
+
+    assert trace_mods(mod, None).text == trace_mods(lambda s, b, h, q, k: s + q, None).text
+
+
+def test_a_symbol_is_printed_as_its_type():
+    def mod(score, b, h, q_idx, kv_idx):
+        assert f"{score} {q_idx:>3}" == f"{score!r} {q_idx}" == "<symbol: real> <symbol: int>"
+        return score
+
+    assert trace_mods(mod, None).has_score
 
 
 def test_data_are_read_at_the_time_of_the_trace():

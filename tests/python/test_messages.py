@@ -51,6 +51,20 @@ def blocks(rows, keys):
     return clattn.create_block_mask(causal, None, None, rows, keys)
 
 
+def changed_blocks(of_an_array):
+    """A block mask whose array, or number, has changed since."""
+    width, document = [2], np.arange(5)
+
+    def mask_mod(b, h, q_idx, kv_idx):
+        if of_an_array:
+            return clattn.lookup(document, q_idx) == clattn.lookup(document, kv_idx)
+        return q_idx - kv_idx < width[0]
+
+    mask = clattn.create_block_mask(mask_mod, None, None, 3, 5)
+    width[0] = document[0] = 9
+    return mask
+
+
 def big():
     return np.broadcast_to(f32(1), (1 << 20, 1 << 20, 1, 128))
 
@@ -128,6 +142,9 @@ CALLS = {
     "a list in a mod": lambda: flex(q, k, k, of_a_list),
     "a number from a mask_mod": lambda: flex(q, k, k, mask_mod=lambda b, h, i, j: i - j),
     "a function as block mask": lambda: flex(q, k, k, block_mask=causal),
+    "a block mask whose numbers have changed": lambda: flex(
+        q, k, k, block_mask=changed_blocks(False)),
+    "a block mask whose array has changed": lambda: flex(q, k, k, block_mask=changed_blocks(True)),
     "a block mask of other lengths": lambda: flex(q, k, k, block_mask=blocks(3, 7)),
     "three dimensions without heads": lambda: onnx(*(ones(2, n, 32) for n in (3, 5, 5))),
     "a past key alone": lambda: onnx(q, k, k, past_key=k),

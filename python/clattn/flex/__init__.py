@@ -9,16 +9,17 @@ torch's functions of the same names, ``np.where``, ``np.clip``, ``np.minimum``, 
 ``np.exp`` and the like; a message lists them all where one is not known. ``x.astype(dtype)``, or
 ``x.to(dtype)``, makes a bool, int32, int64 or float. All floats are the call's float32, or float64.
 
-Numbers and arrays that a mod captures are data: other values need no other program. ``table[h]``
-reads an element of a Tensor or torch tensor, ``clattn.lookup(table, h)`` one of any array.
+Numbers and arrays that a mod captures are data: other values need no other program. A finite float
+beyond float32 becomes the largest float32, in calls that compute in float32. ``table[h]`` reads an
+element of a Tensor or torch tensor, ``clattn.lookup(table, h)`` one of any array.
 
 ``explain(mod)`` prints the OpenCL C of a mod.
 """
 
 from clattn.flex.attention import flex_attention
 from clattn.flex.blocks import BlockMask, create_block_mask
-from clattn.flex.combining import and_masks, explain, lookup, or_masks
-from clattn.flex.tracing import Mods, trace_mods
+from clattn.flex.compile import Mods, trace_mods
+from clattn.flex.masks import and_masks, explain, lookup, or_masks
 
 __all__ = [
     "BlockMask",

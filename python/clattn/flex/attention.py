@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any, overload
 from clattn import _core
 from clattn._arguments.integers import offsets
 from clattn.flex.blocks import BlockMask
-from clattn.flex.tracing import trace_mods
+from clattn.flex.compile import trace_both
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Literal, TypedDict, Unpack
-
-    import numpy as np
 
     from clattn._arguments.arrays import Array, ArrayT, DeviceLike
     from clattn._core import Tensor
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
         mask_mod: Callable[..., Any] | None
         softcap: float
         sinks: Array | None
-        query_offset: int | Sequence[int] | np.ndarray
+        query_offset: int | Sequence[int] | Array
         out: Array | None
         device: DeviceLike | None
 
@@ -95,7 +93,7 @@ def flex_attention(
     return_lse: bool = False,
     softcap: float = 0.0,
     sinks: Array | None = None,
-    query_offset: int | Sequence[int] | np.ndarray = 0,
+    query_offset: int | Sequence[int] | Array = 0,
     out: Array | None = None,
     device: DeviceLike | None = None,
 ) -> Any:
@@ -104,8 +102,8 @@ def flex_attention(
     As ``torch.nn.attention.flex_attention.flex_attention``, with additions. Score and mask
     functions are called once with symbols, and become a part of the kernel (`clattn.flex`).
     Numbers and arrays that they capture are data, read at the time of the call: other values
-    need no other program. Arrays, dtypes and results are those of
-    `clattn.scaled_dot_product_attention`.
+    need no other program. A finite one beyond the range of the call's floats becomes the largest
+    of them. Arrays, dtypes and results are those of `clattn.scaled_dot_product_attention`.
 
     Parameters
     ----------
@@ -122,7 +120,8 @@ def flex_attention(
     block_mask : BlockMask, optional
         Of `create_block_mask`: a mask_mod, and its blocks that are skipped or need no mask. It
         has a row for each position of the queries, S keys, and 1 or as many batches and heads
-        as the result.
+        as the result. What the mask_mod captures has to be as it was then: other numbers, and
+        arrays on the host with other elements, are refused. A Tensor is not compared.
     scale : float, optional
         Default ``1 / sqrt(E)``.
     enable_gqa : bool
@@ -161,7 +160,8 @@ def flex_attention(
         An argument of the wrong kind or dtype, or a function that cannot be traced; the message
         shows its line.
     ValueError
-        Shapes, ranges or combinations do not fit; the message names the argument.
+        Shapes, ranges or combinations do not fit; the message names the argument. A captured
+        tensor requires gradients while torch computes them.
     MemoryError
         Host or device memory does not suffice.
     DeviceError
@@ -192,12 +192,13 @@ def flex_attention(
                 f"block_mask is of type {type(block_mask).__name__}; expected a BlockMask, which "
                 "create_block_mask makes, or mask_mod=… for a function"
             )
-        block_mask.check_unchanged()
         mask_mod = block_mask.mask_mod
         blocks = block_mask.for_kernels()
     mods = None
     if score_mod is not None or mask_mod is not None:
-        mods = trace_mods(score_mod, mask_mod)
+        mask, mods = trace_both(score_mod, mask_mod)
+        if block_mask is not None:
+            block_mask.check_unchanged(mask)
     return _core.scaled_dot_product_attention(
         query,
         key,

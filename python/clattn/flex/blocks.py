@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clattn import _core
-from clattn.flex.text import uses
-from clattn.flex.tracing import MASK_PARAMETERS, Mods, trace_mods
+from clattn.flex.compile import MASK_PARAMETERS, Mods, trace_mods
+from clattn.flex.opencl_c import uses
+from clattn.flex.tables import checksum, dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +49,7 @@ class BlockMask:
         The device that holds `entries`.
     """
 
-    __slots__ = ("BLOCK_SIZE", "_mods", "_uses", "entries", "mask_mod", "shape")
+    __slots__ = ("BLOCK_SIZE", "_checksums", "_mods", "_uses", "entries", "mask_mod", "shape")
 
     def __init__(
         self,
@@ -59,7 +60,8 @@ class BlockMask:
         block_size: int,
     ) -> None:
         self.mask_mod = mask_mod
-        self._mods = mods
+        self._mods = mods._replace(tables=())
+        self._checksums = tuple(map(checksum, mods.tables))
         self._uses = uses(mods.text, "b"), uses(mods.text, "h")
         self.entries = entries
         self.shape = shape
@@ -71,7 +73,15 @@ class BlockMask:
         return self.entries.device
 
     def sparsity(self) -> float:
-        """Return how many blocks are empty, in per cent."""
+        """Return how many blocks are empty, in per cent.
+
+        Raises
+        ------
+        MemoryError
+            The host's memory does not suffice.
+        DeviceError
+            OpenCL reports an error, also one of the kernel that makes the blocks.
+        """
         return 100.0 * float(np.mean(self.entries.numpy() == _EMPTY))
 
     def to_dense(self) -> np.ndarray:
@@ -81,6 +91,13 @@ class BlockMask:
         -------
         int32 array of shape (B, H, blocks of rows, blocks of keys)
             1 for partial and full blocks, 0 for empty ones.
+
+        Raises
+        ------
+        MemoryError
+            The host's memory does not suffice.
+        DeviceError
+            OpenCL reports an error, also one of the kernel that makes the blocks.
         """
         return np.asarray(self.entries.numpy() != _EMPTY, np.int32)
 
@@ -89,23 +106,41 @@ class BlockMask:
         _, _, rows, keys = self.shape
         return self.entries, rows, keys, self.BLOCK_SIZE, *self._uses
 
-    def check_unchanged(self) -> None:
-        """Raise ValueError if the mask_mod is no longer the one that the blocks are made for."""
-        now = trace_mods(None, self.mask_mod)
-        if now.text != self._mods.text or now.numbers != self._mods.numbers:
-            raise ValueError(
-                "block_mask: its mask_mod captures other numbers than at create_block_mask, "
-                f"{_numbers(now)} instead of {_numbers(self._mods)}; expected the same: make a "
-                "new block mask"
+    def check_unchanged(self, now: Mods) -> None:
+        """Raise ValueError if the mask_mod is no longer the one that the blocks are made for.
+
+        Parameters
+        ----------
+        now : Mods
+            The mask_mod as it is traced now.
+        """
+        made = self._mods
+        if now.text != made.text or len(now.tables) != len(self._checksums):
+            raise _changed("computes something else than at create_block_mask")
+        if repr(now.numbers) != repr(made.numbers):  # NaN is equal to itself
+            raise _changed(
+                f"captures other numbers than at create_block_mask, {_numbers(now)} instead of "
+                f"{_numbers(made)}"
             )
+        for table, before in zip(now.tables, self._checksums, strict=True):
+            after = checksum(table)
+            if after != before and None not in (after, before):
+                raise _changed(
+                    "captures an array of other numbers than at create_block_mask, "
+                    f"{dtype_name(table.dtype)} of shape {tuple(table.shape)}"
+                )
 
     def __repr__(self) -> str:
-        """Shape, sparsity, and a drawing of the first mask."""
+        """Shape, sparsity, and a drawing of the first mask; raises as `sparsity`."""
         B, H, rows, keys = self.shape
         return (
             f"clattn.BlockMask(shape=({B}, {H}, {rows}, {keys}), BLOCK_SIZE={self.BLOCK_SIZE}, "
             f"sparsity={self.sparsity():.2f}%)\n{_draw(self.entries.numpy()[0, 0])}"
         )
+
+
+def _changed(how: str) -> ValueError:
+    return ValueError(f"block_mask: its mask_mod {how}; expected the same: make a new block mask")
 
 
 def _numbers(mods: Mods) -> str:
@@ -140,6 +175,11 @@ def create_block_mask(
     As ``torch.nn.attention.flex_attention.create_block_mask``. A kernel computes the blocks; no
     memory of the size (Q_LEN, KV_LEN) is used. One block mask serves many calls.
 
+    The blocks belong to the numbers and arrays that the mask_mod captures now. `flex_attention`
+    refuses a block mask if a number has changed, or an array on the host: it compares a checksum at
+    each call. What a Tensor holds is not compared; after a change of it the user has to make the
+    block mask anew.
+
     Parameters
     ----------
     mask_mod : callable
@@ -167,7 +207,15 @@ def create_block_mask(
     TypeError
         The mask_mod cannot be traced, or a size is no whole number.
     ValueError
-        A size is below 1.
+        A size is below 1, or an array that the mask_mod captures does not fit.
+    MemoryError
+        Host or device memory does not suffice.
+    DeviceError
+        There is no usable OpenCL device, or OpenCL reports an error.
+
+    Notes
+    -----
+    Block masks of FlexAttention: Dong et al., 2024, arXiv:2412.05496.
 
     Examples
     --------

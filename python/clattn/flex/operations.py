@@ -1,19 +1,17 @@
-"""What can be done with symbols: each function adds the nodes of one operation to a trace.
+"""What can be done with symbols: each function adds the nodes of one operation to a graph.
 
-Operands are symbols and numbers. Types are promoted as NumPy and torch promote dtypes; numbers of
-Python and of NumPy are weak: they take the type of the other operand if it can hold them.
+Operands are nodes, and numbers that a mod captures. Types are promoted as NumPy and torch promote
+dtypes, see `clattn.flex.graph`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from clattn.flex.types import BOOL, CASTS, INT, REAL, dtype_name
-
-if TYPE_CHECKING:
-    from clattn.flex.symbols import Symbol
-    from clattn.flex.trace import Trace
+from clattn.flex.graph import Graph, Node
+from clattn.flex.kinds import BOOL, CASTS, INT, REAL
+from clattn.flex.tables import dtype_name
 
 # The highest exponent that makes a product; others are data.
 _MOST_FACTORS = 4
@@ -22,150 +20,150 @@ _MOST_FACTORS = 4
 # ---- arithmetic ----
 
 
-def add(trace: Trace, x: Any, y: Any) -> Symbol:
+def add(graph: Graph, x: Any, y: Any) -> Node:
     """`x + y`; of bools their "or", as in NumPy."""
-    a, b, common = trace.pair(x, y)
-    op = "|" if common == BOOL else "+"
-    return trace.node((op, common, a.index, b.index), common, a.kind | b.kind)
+    a, b = graph.operands(x, y)
+    op = "|" if a.type == BOOL else "+"
+    return graph.node((op, a.type, a.index, b.index), a.type, a.kind | b.kind)
 
 
-def subtract(trace: Trace, x: Any, y: Any) -> Symbol:
+def subtract(graph: Graph, x: Any, y: Any) -> Node:
     """`x - y`."""
-    a, b, common = trace.pair(x, y)
-    if common == BOOL:
-        raise trace.refuse("a bool minus a bool; write a ^ b, or a & ~b")
-    return trace.node(("-", common, a.index, b.index), common, a.kind | b.kind)
+    a, b = graph.operands(x, y)
+    if a.type == BOOL:
+        raise graph.refuse("a bool minus a bool; write a ^ b, or a & ~b")
+    return graph.node(("-", a.type, a.index, b.index), a.type, a.kind | b.kind)
 
 
-def multiply(trace: Trace, x: Any, y: Any) -> Symbol:
+def multiply(graph: Graph, x: Any, y: Any) -> Node:
     """`x * y`; of bools their "and", as in NumPy."""
-    a, b, common = trace.pair(x, y)
-    op = "&" if common == BOOL else "*"
-    return trace.node((op, common, a.index, b.index), common, a.kind | b.kind)
+    a, b = graph.operands(x, y)
+    op = "&" if a.type == BOOL else "*"
+    return graph.node((op, a.type, a.index, b.index), a.type, a.kind | b.kind)
 
 
-def divide(trace: Trace, x: Any, y: Any, *, rounding_mode: str | None = None) -> Symbol:
+def divide(graph: Graph, x: Any, y: Any, *, rounding_mode: str | None = None) -> Node:
     """`x / y`, which is real; with torch's rounding mode "floor" `x // y`."""
     if rounding_mode == "floor":
-        return floor_divide(trace, x, y)
+        return floor_divide(graph, x, y)
     if rounding_mode is not None:
-        raise trace.refuse(f'rounding_mode is {rounding_mode!r}; expected None or "floor"')
-    a, b, _ = trace.pair(x, y, REAL)
-    return trace.node(("/", REAL, a.index, b.index), REAL, a.kind | b.kind)
+        raise graph.refuse(f'rounding_mode is {rounding_mode!r}; expected None or "floor"')
+    a, b = graph.operands(x, y, REAL)
+    return graph.node(("/", REAL, a.index, b.index), REAL, a.kind | b.kind)
 
 
-def floor_divide(trace: Trace, x: Any, y: Any) -> Symbol:
+def floor_divide(graph: Graph, x: Any, y: Any) -> Node:
     """`x // y`."""
-    return _call_two(trace, "floor_div", x, y)
+    return _call_two(graph, "floor_div", x, y)
 
 
-def remainder(trace: Trace, x: Any, y: Any) -> Symbol:
+def remainder(graph: Graph, x: Any, y: Any) -> Node:
     """`x % y`, with the sign of `y`."""
-    return _call_two(trace, "modulo", x, y)
+    return _call_two(graph, "modulo", x, y)
 
 
-def power(trace: Trace, x: Any, y: Any) -> Symbol:
+def power(graph: Graph, x: Any, y: Any) -> Node:
     """`x ** y`. An exponent that is an int from 0 to 4 is no data: it makes a product."""
     if type(y) is not int or not 0 <= y <= _MOST_FACTORS:
-        return _call_two(trace, "power", x, y)
-    base = trace.at_least(x, INT)
+        return _call_two(graph, "power", x, y)
+    base = graph.operand(x, INT)
     if y == 0:
-        return trace.cast(1, base.type)
+        return graph.cast(1, base.type)
     if y == _MOST_FACTORS:
-        base = multiply(trace, base, base)
+        base = multiply(graph, base, base)
         y = 2
     product = base
     for _ in range(y - 1):
-        product = multiply(trace, product, base)
+        product = multiply(graph, product, base)
     return product
 
 
-def square(trace: Trace, x: Any) -> Symbol:
+def square(graph: Graph, x: Any) -> Node:
     """`x * x`."""
-    return power(trace, x, 2)
+    return power(graph, x, 2)
 
 
-def negative(trace: Trace, x: Any) -> Symbol:
+def negative(graph: Graph, x: Any) -> Node:
     """`-x`."""
-    a = trace.symbol(x)
+    a = graph.operand(x)
     if a.type == BOOL:
-        raise trace.refuse("the negative of a bool; write ~x for not x")
-    return trace.node(("negate", a.type, a.index), a.type, a.kind)
+        raise graph.refuse("the negative of a bool; write ~x for not x")
+    return graph.node(("negate", a.type, a.index), a.type, a.kind)
 
 
-def positive(trace: Trace, x: Any) -> Symbol:
+def positive(graph: Graph, x: Any) -> Node:
     """`+x`."""
-    return trace.symbol(x)
+    return graph.operand(x)
 
 
-def absolute(trace: Trace, x: Any) -> Symbol:
+def absolute(graph: Graph, x: Any) -> Node:
     """`abs(x)`."""
-    a = trace.symbol(x)
-    return a if a.type == BOOL else trace.call("absolute", a)
+    a = graph.operand(x)
+    return a if a.type == BOOL else graph.call("absolute", a)
 
 
-def sign(trace: Trace, x: Any) -> Symbol:
+def sign(graph: Graph, x: Any) -> Node:
     """-1, 0 or 1; NaN for NaN."""
-    return trace.call("sign", trace.at_least(x, INT))
+    return graph.call("sign", graph.operand(x, INT))
 
 
-def minimum(trace: Trace, x: Any, y: Any) -> Symbol:
+def minimum(graph: Graph, x: Any, y: Any) -> Node:
     """Return the lower one, or NaN if one is NaN."""
-    a, b, common = trace.pair(x, y)
-    return bitwise_and(trace, a, b) if common == BOOL else _call_two(trace, "minimum", a, b)
+    a, b = graph.operands(x, y)
+    return bitwise_and(graph, a, b) if a.type == BOOL else _call_two(graph, "minimum", a, b)
 
 
-def maximum(trace: Trace, x: Any, y: Any) -> Symbol:
+def maximum(graph: Graph, x: Any, y: Any) -> Node:
     """Return the higher one, or NaN if one is NaN."""
-    a, b, common = trace.pair(x, y)
-    return bitwise_or(trace, a, b) if common == BOOL else _call_two(trace, "maximum", a, b)
+    a, b = graph.operands(x, y)
+    return bitwise_or(graph, a, b) if a.type == BOOL else _call_two(graph, "maximum", a, b)
 
 
 def clip(
-    trace: Trace, x: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None
-) -> Symbol:
+    graph: Graph, x: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None
+) -> Node:
     """`minimum(maximum(x, low), high)`; a bound that is None does not bind."""
     low = a_min if min is None else min
     high = a_max if max is None else max
-    clipped = trace.symbol(x) if low is None else maximum(trace, x, low)
-    return clipped if high is None else minimum(trace, clipped, high)
+    clipped = graph.operand(x) if low is None else maximum(graph, x, low)
+    return clipped if high is None else minimum(graph, clipped, high)
 
 
-def floor(trace: Trace, x: Any) -> Symbol:
+def floor(graph: Graph, x: Any) -> Node:
     """Return the greatest integer that is not above `x`, in the type of `x`."""
-    a = trace.symbol(x)
-    return trace.call("floor", a) if a.type == REAL else a
+    a = graph.operand(x)
+    return graph.call("floor", a) if a.type == REAL else a
 
 
-def real_function(name: str) -> Callable[[Trace, Any], Symbol]:
+def real_function(name: str) -> Callable[[Graph, Any], Node]:
     """Return the operation of a function of reals, such as exp."""
 
-    def operation(trace: Trace, x: Any) -> Symbol:
-        return trace.call(name, trace.cast(x, REAL))
+    def operation(graph: Graph, x: Any) -> Node:
+        return graph.call(name, graph.cast(x, REAL))
 
     operation.__doc__ = f"{name}(x), which is real."
     return operation
 
 
-def _call_two(trace: Trace, name: str, x: Any, y: Any) -> Symbol:
-    a, b, common = trace.pair(x, y, INT)
-    return trace.node((name, common, a.index, b.index), common, a.kind | b.kind)
+def _call_two(graph: Graph, name: str, x: Any, y: Any) -> Node:
+    a, b = graph.operands(x, y, INT)
+    return graph.node((name, a.type, a.index, b.index), a.type, a.kind | b.kind)
 
 
 # ---- comparisons and logic ----
 
 
-def comparison(name: str) -> Callable[[Trace, Any, Any], Symbol]:
+def comparison(name: str) -> Callable[[Graph, Any, Any], Node]:
     """Return the operation of a comparison: lt, le, gt, ge, eq or ne."""
 
-    def operation(trace: Trace, x: Any, y: Any) -> Symbol:
-        a, b, common = trace.pair(x, y)
-        if common == BOOL and name in ("eq", "ne"):
-            differ = bitwise_xor(trace, a, b)
-            return differ if name == "ne" else invert(trace, differ)
-        if common == BOOL:
-            a, b, common = trace.pair(a, b, INT)
-        return trace.node((name, common, a.index, b.index), BOOL, a.kind | b.kind)
+    def operation(graph: Graph, x: Any, y: Any) -> Node:
+        a, b = graph.operands(x, y)
+        if a.type == BOOL and name in ("eq", "ne"):
+            differ = bitwise_xor(graph, a, b)
+            return differ if name == "ne" else invert(graph, differ)
+        if a.type == BOOL:
+            a, b = graph.operands(a, b, INT)
+        return graph.node((name, a.type, a.index, b.index), BOOL, a.kind | b.kind)
 
     operation.__doc__ = f"Compare with {name}; the result is a bool."
     return operation
@@ -179,118 +177,139 @@ equal = comparison("eq")
 not_equal = comparison("ne")
 
 
-def bitwise_and(trace: Trace, x: Any, y: Any) -> Symbol:
+def bitwise_and(graph: Graph, x: Any, y: Any) -> Node:
     """`x & y`."""
-    return _bits(trace, "&", x, y)
+    return _bits(graph, "&", x, y)
 
 
-def bitwise_or(trace: Trace, x: Any, y: Any) -> Symbol:
+def bitwise_or(graph: Graph, x: Any, y: Any) -> Node:
     """`x | y`."""
-    return _bits(trace, "|", x, y)
+    return _bits(graph, "|", x, y)
 
 
-def bitwise_xor(trace: Trace, x: Any, y: Any) -> Symbol:
+def bitwise_xor(graph: Graph, x: Any, y: Any) -> Node:
     """`x ^ y`."""
-    return _bits(trace, "^", x, y)
+    return _bits(graph, "^", x, y)
 
 
-def invert(trace: Trace, x: Any) -> Symbol:
+def invert(graph: Graph, x: Any) -> Node:
     """`~x`."""
-    a = trace.symbol(x)
+    a = graph.operand(x)
     if a.type == REAL:
-        raise trace.refuse("~ of a real; it takes bools and integers: write a comparison, x != 0")
-    return trace.node(("invert", a.type, a.index), a.type, a.kind)
+        raise graph.refuse("~ of a real; it takes bools and integers: write a comparison, x != 0")
+    return graph.node(("invert", a.type, a.index), a.type, a.kind)
 
 
-def left_shift(trace: Trace, x: Any, y: Any) -> Symbol:
+def left_shift(graph: Graph, x: Any, y: Any) -> Node:
     """`x << y`."""
-    return _bits(trace, "shift_left", x, y, INT)
+    return _bits(graph, "shift_left", x, y, INT)
 
 
-def right_shift(trace: Trace, x: Any, y: Any) -> Symbol:
+def right_shift(graph: Graph, x: Any, y: Any) -> Node:
     """`x >> y`."""
-    return _bits(trace, "shift_right", x, y, INT)
+    return _bits(graph, "shift_right", x, y, INT)
 
 
-def logical_and(trace: Trace, x: Any, y: Any) -> Symbol:
+def logical_and(graph: Graph, x: Any, y: Any) -> Node:
     """`x` and `y`, each compared with 0."""
-    return _bits(trace, "&", trace.cast(x, BOOL), trace.cast(y, BOOL))
+    return _bits(graph, "&", graph.cast(x, BOOL), graph.cast(y, BOOL))
 
 
-def logical_or(trace: Trace, x: Any, y: Any) -> Symbol:
+def logical_or(graph: Graph, x: Any, y: Any) -> Node:
     """`x` or `y`, each compared with 0."""
-    return _bits(trace, "|", trace.cast(x, BOOL), trace.cast(y, BOOL))
+    return _bits(graph, "|", graph.cast(x, BOOL), graph.cast(y, BOOL))
 
 
-def logical_xor(trace: Trace, x: Any, y: Any) -> Symbol:
+def logical_xor(graph: Graph, x: Any, y: Any) -> Node:
     """Either `x` or `y`, each compared with 0."""
-    return _bits(trace, "^", trace.cast(x, BOOL), trace.cast(y, BOOL))
+    return _bits(graph, "^", graph.cast(x, BOOL), graph.cast(y, BOOL))
 
 
-def logical_not(trace: Trace, x: Any) -> Symbol:
+def logical_not(graph: Graph, x: Any) -> Node:
     """Not `x`, compared with 0."""
-    return invert(trace, trace.cast(x, BOOL))
+    return invert(graph, graph.cast(x, BOOL))
 
 
-def _bits(trace: Trace, op: str, x: Any, y: Any, lowest: int = BOOL) -> Symbol:
-    a, b, common = trace.pair(x, y, lowest)
-    if common == REAL:
-        raise trace.refuse(
+def _bits(graph: Graph, op: str, x: Any, y: Any, lowest: int = BOOL) -> Node:
+    a, b = graph.operands(x, y, lowest)
+    if a.type == REAL:
+        raise graph.refuse(
             f"{op} of a real; it takes bools and integers: put comparisons in brackets, "
             "(a >= b) & (c < d), and cast with x.astype(np.int32)"
         )
-    return trace.node((op, common, a.index, b.index), common, a.kind | b.kind)
+    return graph.node((op, a.type, a.index, b.index), a.type, a.kind | b.kind)
 
 
 # ---- choices ----
 
 
-def where(trace: Trace, condition: Any, x: Any, y: Any) -> Symbol:
+def where(graph: Graph, condition: Any, x: Any, y: Any) -> Node:
     """`x` where the condition holds, else `y`."""
-    c = trace.cast(condition, BOOL)
-    a, b, common = trace.pair(x, y)
-    key = ("where", common, c.index, a.index, b.index)
-    return trace.node(key, common, c.kind | a.kind | b.kind)
+    c = graph.cast(condition, BOOL)
+    a, b = graph.operands(x, y)
+    key = ("where", a.type, c.index, a.index, b.index)
+    return graph.node(key, a.type, c.kind | a.kind | b.kind)
 
 
-def tensor_where(trace: Trace, x: Any, condition: Any, y: Any) -> Symbol:
+def tensor_where(graph: Graph, x: Any, condition: Any, y: Any) -> Node:
     """Torch's method: `x` where the condition holds, else `y`."""
-    return where(trace, condition, x, y)
+    return where(graph, condition, x, y)
 
 
-def masked_fill(trace: Trace, x: Any, mask: Any, value: Any) -> Symbol:
+def masked_fill(graph: Graph, x: Any, mask: Any, value: Any) -> Node:
     """Torch's method: `value` where the mask holds, else `x`."""
-    return where(trace, mask, value, x)
+    return where(graph, mask, value, x)
 
 
 # ---- casts and constants ----
 
 
-def cast(trace: Trace, x: Any, dtype: Any) -> Symbol:
+def cast(graph: Graph, x: Any, dtype: Any) -> Node:
     """`x` as a bool, int32, int64 or float. All floats are the call's real, and are not rounded."""
     name = dtype_name(dtype)
     if name not in CASTS:
-        raise trace.refuse(f"a cast to {dtype}; expected one of {', '.join(CASTS)}")
-    return trace.cast(x, CASTS[name])
+        raise graph.refuse(f"a cast to {dtype}; expected one of {', '.join(CASTS)}")
+    return graph.cast(x, CASTS[name])
 
 
-def full_like(trace: Trace, x: Any, fill_value: Any) -> Symbol:
+def to(graph: Graph, x: Any, dtype: Any = None) -> Node:
+    """Torch's method. None is the device of a symbol: `x.to(y.device)` is `x`."""
+    return graph.operand(x) if dtype is None else cast(graph, x, dtype)
+
+
+def cast_to(type_: int) -> Callable[[Graph, Any], Node]:
+    """Return the operation of torch's methods bool, int, long, float and the like."""
+
+    def operation(graph: Graph, x: Any) -> Node:
+        return graph.cast(x, type_)
+
+    return operation
+
+
+def full_like(graph: Graph, x: Any, fill_value: Any) -> Node:
     """Return a number, of the type of `x`."""
-    return trace.cast(fill_value, trace.symbol(x).type)
+    return graph.cast(fill_value, graph.operand(x).type)
 
 
-def zeros_like(trace: Trace, x: Any) -> Symbol:
+def zeros_like(graph: Graph, x: Any) -> Node:
     """0, of the type of `x`."""
-    return full_like(trace, x, 0)
+    return full_like(graph, x, 0)
 
 
-def ones_like(trace: Trace, x: Any) -> Symbol:
+def ones_like(graph: Graph, x: Any) -> Node:
     """1, of the type of `x`."""
-    return full_like(trace, x, 1)
+    return full_like(graph, x, 1)
 
 
-def new_constant(trace: Trace, x: Symbol, value: int, size: Any, dtype: Any) -> Symbol:
-    """Torch's `x.new_ones(())` and `x.new_zeros(())`: a number of a type."""
-    if size not in ((), []):
-        raise trace.refuse(f"size is {size!r}; expected (), for a mod computes single numbers")
-    return cast(trace, value, dtype) if dtype is not None else trace.cast(value, x.type)
+def new_constant(value: int) -> Callable[..., Node]:
+    """Return the operation of torch's methods new_ones, of which `size` is (), and new_zeros.
+
+    Torch's `noop_mask`, `and_masks` and `or_masks` call them.
+    """
+
+    def operation(graph: Graph, x: Any, size: Any, *, dtype: Any = None) -> Node:
+        if size not in ((), []):
+            raise graph.refuse(f"size is {size!r}; expected (), for a mod computes single numbers")
+        return full_like(graph, x, value) if dtype is None else cast(graph, value, dtype)
+
+    return operation

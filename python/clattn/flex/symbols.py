@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from clattn.flex import operations as ops
-from clattn.flex.functions import call_function, call_torch, call_ufunc, method
-from clattn.flex.types import BOOL, INT, LONG, REAL, TYPE_NAMES
+from clattn.flex.graph import Graph, Node
+from clattn.flex.kinds import TYPE_NAMES
+from clattn.flex.names import OPERATORS, call_method, call_numpy, call_torch, is_method
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from clattn.flex.trace import Trace
-
-__all__ = ["Symbol", "UnknownAttributeError", "find_symbol"]
+__all__ = ["Symbol", "UnknownAttributeError", "find_graph", "node_of"]
 
 
-def _operator(operation: Callable[..., Symbol]) -> tuple[Any, Any]:
-    """Return the method of an operator, and that with the operands exchanged."""
-
-    def forward(self: Symbol, other: Any) -> Symbol:
-        return operation(self.trace, self, other)
-
-    def reflected(self: Symbol, other: Any) -> Symbol:
-        return operation(self.trace, other, self)
-
-    return forward, reflected
+def node_of(x: Any) -> Any:
+    """Return the node of a symbol, a tuple with nodes for symbols, any other object as it is."""
+    if type(x) is Symbol:
+        return x._node
+    return tuple([node_of(value) for value in x]) if type(x) is tuple else x
 
 
-def _unary(operation: Callable[..., Symbol]) -> Any:
+def _unary(operation: Callable[..., Node]) -> Any:
     def method(self: Symbol) -> Symbol:
-        return operation(self.trace, self)
+        return Symbol(operation(self._node.graph, self._node))
 
     return method
 
@@ -39,7 +31,7 @@ def _refusal(text: str) -> Any:
     """Return a method that raises TypeError."""
 
     def refuse(self: Symbol, *_: Any, **__: Any) -> NoReturn:
-        raise self.trace.refuse(text)
+        raise self._node.graph.refuse(text)
 
     return refuse
 
@@ -49,51 +41,32 @@ class UnknownAttributeError(TypeError, AttributeError):
 
 
 class Symbol:
-    """A number that a mod computes, for any position.
+    """A number that a mod computes: a node, with what NumPy's and torch's numbers can do.
 
-    Attributes
-    ----------
-    trace : Trace
-        The call that it belongs to.
-    index : int
-        The place of its node in the trace.
-    type, kind : int
-        See `clattn.flex.types`.
+    The operators of two operands are attached below.
     """
 
-    __slots__ = ("index", "kind", "trace", "type")
+    __slots__ = ("_node",)
 
-    def __init__(self, trace: Trace, index: int, type_: int, kind: int) -> None:
-        self.trace = trace
-        self.index = index
-        self.type = type_
-        self.kind = kind
+    def __init__(self, node: Node) -> None:
+        self._node = node
 
     def __repr__(self) -> str:
         """Return the type."""
-        return f"<symbol: {TYPE_NAMES[self.type]}>"
+        return f"<symbol: {TYPE_NAMES[self._node.type]}>"
 
     def __format__(self, spec: str) -> str:
-        """Raise TypeError: a number has no text before the kernel runs."""
-        raise self.trace.refuse("a symbol has no text; compare symbols: q_idx == 0")
+        """Return the same as `repr`."""
+        return repr(self)
 
-    # ---- operators ----
+    def __copy__(self) -> Symbol:
+        """Return the symbol, which never changes."""
+        return self
 
-    __add__, __radd__ = _operator(ops.add)
-    __sub__, __rsub__ = _operator(ops.subtract)
-    __mul__, __rmul__ = _operator(ops.multiply)
-    __truediv__, __rtruediv__ = _operator(ops.divide)
-    __floordiv__, __rfloordiv__ = _operator(ops.floor_divide)
-    __mod__, __rmod__ = _operator(ops.remainder)
-    __pow__, __rpow__ = _operator(ops.power)
-    __and__, __rand__ = _operator(ops.bitwise_and)
-    __or__, __ror__ = _operator(ops.bitwise_or)
-    __xor__, __rxor__ = _operator(ops.bitwise_xor)
-    __lshift__, __rlshift__ = _operator(ops.left_shift)
-    __rshift__, __rrshift__ = _operator(ops.right_shift)
-    __lt__, __gt__ = _operator(ops.less)[0], _operator(ops.greater)[0]
-    __le__, __ge__ = _operator(ops.less_equal)[0], _operator(ops.greater_equal)[0]
-    __eq__, __ne__ = _operator(ops.equal)[0], _operator(ops.not_equal)[0]
+    def __deepcopy__(self, memo: Any) -> Symbol:
+        """Return the symbol."""
+        return self
+
     __neg__ = _unary(ops.negative)
     __pos__ = _unary(ops.positive)
     __invert__ = _unary(ops.invert)
@@ -103,75 +76,50 @@ class Symbol:
 
     def __array_ufunc__(self, ufunc: Any, way: str, *inputs: Any, **options: Any) -> Symbol:
         """NumPy's protocol for ufuncs; `way` is "__call__", "reduce" or another."""
-        return call_ufunc(self.trace, ufunc.__name__, way, inputs, options)
+        graph = self._node.graph
+        if way != "__call__":
+            raise graph.refuse(f"np.{ufunc.__name__}.{way} of a symbol, which is a single number")
+        return Symbol(call_numpy(graph, ufunc.__name__, node_of(inputs), options))
 
     def __array_function__(self, function: Any, types: Any, inputs: Any, options: Any) -> Symbol:
         """NumPy's protocol for other functions."""
-        return call_function(self.trace, function.__name__, inputs, options)
+        graph = self._node.graph
+        options = {name: node_of(option) for name, option in options.items()}
+        return Symbol(call_numpy(graph, function.__name__, node_of(inputs), options))
 
     @classmethod
     def __torch_function__(
         cls, function: Any, types: Any, inputs: Any = (), options: Any = None
     ) -> Symbol:
         """Torch's protocol; the operands are anywhere in the arguments."""
-        symbol = find_symbol((*inputs, *(options or {}).values()))
-        assert symbol is not None
-        return call_torch(symbol.trace, function, inputs, options)
+        options = options or {}
+        graph = find_graph((*inputs, *options.values()))
+        assert graph is not None
+        options = {name: node_of(option) for name, option in options.items()}
+        return Symbol(call_torch(graph, function, node_of(inputs), options))
 
     def __clattn_lookup__(self, table: Any, index: Any) -> Symbol:
         """`table[index]` of a Tensor whose index is this symbol, or a tuple with it."""
-        return self.trace.lookup(table, index)
+        return Symbol(self._node.graph.lookup(table, node_of(index)))
 
-    # ---- casts, and attributes of tensors ----
-
-    def astype(self, dtype: Any) -> Symbol:
-        """As a bool, int32, int64 or float, see `clattn.flex`."""
-        return ops.cast(self.trace, self, dtype)
-
-    def to(self, dtype: Any) -> Symbol:
-        """Torch's name of `astype`."""
-        return ops.cast(self.trace, self, dtype)
-
-    def bool(self) -> Symbol:
-        """`x != 0`."""
-        return self.trace.cast(self, BOOL)
-
-    def int(self) -> Symbol:
-        """As an int32."""
-        return self.trace.cast(self, INT)
-
-    def long(self) -> Symbol:
-        """As an int64."""
-        return self.trace.cast(self, LONG)
-
-    def float(self) -> Symbol:
-        """As a real."""
-        return self.trace.cast(self, REAL)
-
-    half = bfloat16 = double = float
-
-    def new_ones(self, size: Any, *, dtype: Any = None, device: Any = None) -> Symbol:
-        """Torch's method, of which `size` is ()."""
-        return ops.new_constant(self.trace, self, 1, size, dtype)
-
-    def new_zeros(self, size: Any, *, dtype: Any = None, device: Any = None) -> Symbol:
-        """Torch's method, of which `size` is ()."""
-        return ops.new_constant(self.trace, self, 0, size, dtype)
+    # ---- methods and attributes of arrays ----
 
     @property
     def device(self) -> None:
-        """None, which torch's `new_ones` takes."""
+        """None, which the methods to, new_ones and new_zeros take."""
 
     def __getattr__(self, name: str) -> Callable[..., Symbol]:
         """Return a method of what is a function too: score.abs(), score.clamp(min=0)."""
-        operation = method(name)
-        if operation is None:
-            raise UnknownAttributeError(
-                self.trace.message(f"a symbol has no {name}; it is a single number")
-            )
+        if name.startswith("_"):  # protocols of Python and of libraries ask for such
+            raise AttributeError(name)
+        if not is_method(name):
+            message = self._node.graph.message(f"a symbol has no {name}; it is a single number")
+            raise UnknownAttributeError(message)
 
         def bound(*inputs: Any, **options: Any) -> Symbol:
-            return operation(self.trace, self, *inputs, **options)
+            options = {name: node_of(option) for name, option in options.items()}
+            node = self._node
+            return Symbol(call_method(node.graph, name, (node, *node_of(inputs)), options))
 
         return bound
 
@@ -195,6 +143,15 @@ class Symbol:
     __int__ = _refusal(
         "a symbol has no value yet; write x.astype(np.int32) for int(x), np.floor for math.floor"
     )
+    __complex__ = _refusal("a symbol is no complex number; a mod computes bools, ints and floats")
+    __round__ = _refusal("round of a symbol; write np.floor(x + 0.5)")
+    __divmod__ = __rdivmod__ = _refusal("divmod of a symbol; write x // y and x % y")
+    __matmul__ = __rmatmul__ = _refusal("@ of a symbol, which is a single number; write x * y")
+    __getitem__ = __setitem__ = __delitem__ = _refusal(
+        "a symbol is a single number, with nothing to index; clattn.lookup reads an array"
+    )
+    __contains__ = _refusal("a symbol is a single number, which contains nothing")
+    __call__ = _refusal("a symbol is a number, which cannot be called")
     __iter__ = _refusal("a symbol is a single number, with nothing to iterate over")
     __len__ = _refusal("a symbol is a single number, without a length")
     __hash__ = _refusal(
@@ -202,13 +159,35 @@ class Symbol:
     )
 
 
-def find_symbol(values: Any) -> Symbol | None:
-    """Return the first symbol of some arguments, or of a tuple or list among them."""
+def _attach(name: str, operation: Callable[..., Node]) -> None:
+    """Give symbols an operator, and that with the operands exchanged."""
+
+    def forward(self: Symbol, other: Any, *more: Any) -> Symbol:
+        node = self._node
+        if more:
+            raise node.graph.refuse("pow of a symbol with three arguments; write x ** y % z")
+        return Symbol(operation(node.graph, node, other._node if type(other) is Symbol else other))
+
+    def reflected(self: Symbol, other: Any) -> Symbol:
+        node = self._node
+        return Symbol(operation(node.graph, other, node))
+
+    setattr(Symbol, name, forward)
+    if hasattr(int, f"__r{name[2:]}"):  # comparisons have none
+        setattr(Symbol, f"__r{name[2:]}", reflected)
+
+
+for _name, _operation in OPERATORS.items():
+    _attach(_name, _operation)
+
+
+def find_graph(values: Any) -> Graph | None:
+    """Return the graph of the first symbol among values, and in tuples and lists of them."""
     for value in values:
         if type(value) is Symbol:
-            return value
+            return value._node.graph
         if isinstance(value, (tuple, list)):
-            found = find_symbol(value)
+            found = find_graph(value)
             if found is not None:
                 return found
     return None

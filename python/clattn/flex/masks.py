@@ -6,10 +6,10 @@ import functools
 import operator
 from typing import TYPE_CHECKING, Any
 
-from clattn.flex.locating import definition
-from clattn.flex.symbols import find_symbol
-from clattn.flex.tracing import MASK_PARAMETERS, SCORE_PARAMETERS, takes, trace_mods
-from clattn.flex.types import dtype_name
+from clattn.flex.compile import MASK_PARAMETERS, SCORE_PARAMETERS, run_mask, takes, trace_mods
+from clattn.flex.source_lines import definition
+from clattn.flex.symbols import Symbol, find_graph, node_of
+from clattn.flex.tables import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,8 @@ def lookup(table: Any, *indices: Any) -> Any:
     ----------
     table : array
         A NumPy array, Tensor, torch tensor or other array with ``__dlpack__``, of 1 to 5
-        dimensions. A bool, integer or float dtype.
+        dimensions. A bool, integer or float dtype; with uint64, numbers below 2**63, which each
+        call checks.
     *indices : integers
         One for each dimension. A negative one counts from the end.
 
@@ -40,6 +41,9 @@ def lookup(table: Any, *indices: Any) -> Any:
     ------
     TypeError
         Not an array, or not an integer for each dimension.
+    ValueError
+        A torch tensor that requires gradients, where torch computes them; a uint64 number of
+        2**63 or more.
 
     Examples
     --------
@@ -48,13 +52,15 @@ def lookup(table: Any, *indices: Any) -> Any:
     >>> def alibi(score, b, h, q_idx, kv_idx):
     ...     return score + lookup(slopes, h) * (kv_idx - q_idx)
     """
-    symbol = find_symbol(indices)
-    if symbol is None and not (indices and hasattr(type(table), "__dlpack__")):
+    graph = find_graph(indices)
+    if graph is not None:
+        return Symbol(graph.lookup(table, node_of(indices)))
+    if not (indices and hasattr(type(table), "__dlpack__")):
         raise TypeError(
             f"lookup is given a {type(table).__name__} and {len(indices)} indices; expected an "
             "array and an integer for each of its dimensions"
         )
-    return table[indices] if symbol is None else symbol.trace.lookup(table, indices)
+    return table[indices]
 
 
 def and_masks(*mods: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,10 +139,12 @@ def _combine(
             )
 
     def combined(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        results = [mod(b, h, q_idx, kv_idx) for mod in mods]
-        for mod, result in zip(mods, results, strict=True):
-            if result is None:
-                raise TypeError(f"{name}: a function returns None: write return{definition(mod)}")
+        places = (b, h, q_idx, kv_idx)
+        graph = find_graph(places)
+        if graph is None:
+            results = [mod(*places) for mod in mods]
+        else:  # each is checked alone, so that messages show it
+            results = [Symbol(run_mask(graph, mod, places)) for mod in mods]
         return functools.reduce(operation, results)
 
     return combined
@@ -164,6 +172,8 @@ def explain(
     ------
     TypeError
         No mod, or one that cannot be traced.
+    ValueError
+        A captured array does not fit, as for `lookup`.
 
     Examples
     --------

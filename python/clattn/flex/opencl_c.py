@@ -1,4 +1,4 @@
-"""The OpenCL C of a trace: functions for kernels/attention/mods.clh."""
+"""The OpenCL C of a graph: functions for kernels/attention/mods.clh."""
 
 from __future__ import annotations
 
@@ -6,28 +6,25 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from clattn.flex.types import ALL, BOOL, DTYPES, KEY, KIND_NAMES, REAL, ROW, TYPE_NAMES
+from clattn.flex.kinds import ALL, BOOL, DTYPES, KEY, KIND_NAMES, REAL, ROW, TYPE_NAMES
 
 if TYPE_CHECKING:
-    from clattn.flex.symbols import Symbol
-    from clattn.flex.trace import Key
+    from clattn.flex.graph import Key, Node
 
-__all__ = ["score_is_read", "uses", "write"]
+__all__ = ["uses", "write"]
 
 _INFIX = frozenset({"+", "-", "*", "/", "&", "|", "^"})
 _PREFIX = {"negate": "-", "invert": "~"}
 _PARAMETERS = {"score": "score", "b": "row->b", "h": "row->h", "q": "row->q", "key": "key"}
 _DTYPE_NAMES = tuple(DTYPES)
 
+# What a function of the text calls its nodes, by their indexes.
+_Names = dict[int, str]
 
-def write(nodes: dict[Key, Symbol], score: Symbol | None, mask: Symbol | None) -> str:
+
+def write(nodes: dict[Key, Node], score: Node | None, mask: Node | None) -> str:
     """Return the text of the functions of a score_mod and a mask_mod, one of which may be None."""
     return _Writer(nodes, score, mask).write()
-
-
-def score_is_read(nodes: dict[Key, Symbol], result: Symbol) -> bool:
-    """Return whether a result depends on the score."""
-    return 0 in _needed(list(nodes), result)
 
 
 def uses(text: str, parameter: str) -> bool:
@@ -42,7 +39,7 @@ def _operands(key: Key) -> tuple[int, ...]:
     return key[3:] if op == "load" else key[2:]
 
 
-def _needed(keys: list[Key], result: Symbol | None) -> set[int]:
+def _needed(keys: list[Key], result: Node | None) -> set[int]:
     """Return the indexes of the nodes that a result depends on, and of its own."""
     needed = set() if result is None else {result.index}
     for index in range(len(keys) - 1, -1, -1):
@@ -56,27 +53,28 @@ def _spell(name: str, kind: int) -> str:
 
 
 class _Writer:
-    def __init__(self, nodes: dict[Key, Symbol], score: Symbol | None, mask: Symbol | None) -> None:
+    def __init__(self, nodes: dict[Key, Node], score: Node | None, mask: Node | None) -> None:
         self.keys = list(nodes)
-        self.symbols = list(nodes.values())
+        self.nodes = list(nodes.values())
         self.results = {"score": score, "mask": mask}
         self.needed = {name: _needed(self.keys, root) for name, root in self.results.items()}
-        self.names: dict[int, str] = {}
         self.lines: list[str] = []
 
     def write(self) -> str:
         either = self.needed["score"] | self.needed["mask"]
-        self._name(either)
+        names = self._names(either)
         row = [i for i in sorted(either) if self._is_of_row(i) and not self._is_parameter(i)]
         kept = self._kept(either)
-        self._write_row(row, [i for i in row if i in kept])
+        members = [i for i in row if i in kept]
+        self._write_row(names, row, members)
+        in_mods = names | {index: f"row->{names[index]}" for index in members}
         for name, result in self.results.items():
             if result is not None:
-                self._write_mod(name, result)
+                self._write_mod(in_mods, name, result)
         return "\n".join(self.lines) + "\n"
 
     def _is_of_row(self, index: int) -> bool:
-        return self.symbols[index].kind <= ROW
+        return self.nodes[index].kind <= ROW
 
     def _is_parameter(self, index: int) -> bool:
         return self.keys[index][0] in _PARAMETERS
@@ -89,22 +87,25 @@ class _Writer:
                 kept.update(_operands(self.keys[user]))
         return kept
 
-    def _name(self, needed: Iterable[int]) -> None:
+    def _names(self, needed: Iterable[int]) -> _Names:
         """Name nodes by kind and place, so that a node which is not needed changes no name."""
+        names = {}
         for place, index in enumerate(sorted(needed)):
             op = self.keys[index][0]
-            kind = KIND_NAMES[self.symbols[index].kind].lower()
-            self.names[index] = _PARAMETERS.get(op, f"{kind}{place}")
+            kind = KIND_NAMES[self.nodes[index].kind].lower()
+            names[index] = _PARAMETERS.get(op, f"{kind}{place}")
+        return names
 
     # ---- functions ----
 
-    def _write_row(self, row: list[int], kept: list[int]) -> None:
+    def _write_row(self, names: _Names, row: list[int], members: list[int]) -> None:
+        """Write the struct of a row, and the function that computes its members."""
         self.lines += [
             "typedef struct {",
             "    int b;",
             f"    {_spell('int', ROW)} h, q;",
             f"    {_spell('bool', ROW)} outside, mask_outside;",
-            *[f"    {self._type(i)} {self.names[i]};" for i in kept],
+            *[f"    {self._type(i)} {names[i]};" for i in members],
             "} mod_row;",
             "",
             "INLINED void start_mod_row(mod_row *row, const attention_call *call)",
@@ -114,17 +115,16 @@ class _Writer:
         ]
         for index in row:
             flags = {"score": "outside", "mask": "mask_outside"}
-            self._write_node(index, ROW, [f for n, f in flags.items() if index in self.needed[n]])
-        for index in kept:
-            self.lines.append(f"    row->{self.names[index]} = {self.names[index]};")
-            self.names[index] = f"row->{self.names[index]}"
+            flags_of = [f for n, f in flags.items() if index in self.needed[n]]
+            self._write_node(names, index, ROW, flags_of)
         self.lines += [
+            *[f"    row->{names[index]} = {names[index]};" for index in members],
             "    row->outside = outside;",
             "    row->mask_outside = mask_outside;",
             "}",
         ]
 
-    def _write_mod(self, name: str, result: Symbol) -> None:
+    def _write_mod(self, names: _Names, name: str, result: Node) -> None:
         is_score = name == "score"
         needed = sorted(self.needed[name])
         type_ = REAL if is_score else BOOL
@@ -142,8 +142,8 @@ class _Writer:
             self.lines.append(f"    {_spell('bool', ALL)} outside = ({_spell('bool', ALL)}){flag};")
         for index in needed:
             if not self._is_of_row(index) and not self._is_parameter(index):
-                self._write_node(index, ALL, ["outside"])
-        value = self._as_kind(result.index, ALL)
+                self._write_node(names, index, ALL, ["outside"])
+        value = self._as_kind(names, result.index, ALL)
         if loads and is_score:
             value = f"{_spell('where_real', ALL)}(outside, ({returned})NAN, {value})"
         elif loads:
@@ -153,51 +153,51 @@ class _Writer:
     # ---- nodes ----
 
     def _type(self, index: int) -> str:
-        symbol = self.symbols[index]
-        return _spell(TYPE_NAMES[symbol.type], symbol.kind)
+        node = self.nodes[index]
+        return _spell(TYPE_NAMES[node.type], node.kind)
 
-    def _as_kind(self, index: int, kind: int) -> str:
+    def _as_kind(self, names: _Names, index: int, kind: int) -> str:
         """Return the name of a node, cast to a kind."""
-        symbol = self.symbols[index]
-        name = self.names[index]
-        return name if symbol.kind == kind else f"({_spell(TYPE_NAMES[symbol.type], kind)}){name}"
+        node = self.nodes[index]
+        name = names[index]
+        return name if node.kind == kind else f"({_spell(TYPE_NAMES[node.type], kind)}){name}"
 
-    def _write_node(self, index: int, flags_kind: int, flags: list[str]) -> None:
+    def _write_node(self, names: _Names, index: int, flags_kind: int, flags: list[str]) -> None:
         """Write the node; a load sets the flags, which are of that kind, where it is outside."""
-        name = self.names[index]
-        kind = self.symbols[index].kind
+        name = names[index]
+        kind = self.nodes[index].kind
         if self.keys[index][0] == "load":
-            value = self._write_place(index)
+            value = self._write_place(names, index)
             wide = "" if kind == flags_kind else f"({_spell('bool', flags_kind)})"
             self.lines += [f"    {flag} |= {wide}{name}_outside;" for flag in flags]
         else:
-            value = self._expression(index)
+            value = self._expression(names, index)
         self.lines.append(f"    const {self._type(index)} {name} = {value};")
 
-    def _write_place(self, index: int) -> str:
+    def _write_place(self, names: _Names, index: int) -> str:
         """Write where in its table a load finds the element; return the load."""
         _, dtype, table, *places = self.keys[index]
-        symbol = self.symbols[index]
-        name = self.names[index]
+        node = self.nodes[index]
+        name = names[index]
         self.lines += [
-            f"    {_spell('int', symbol.kind)} {name}_at = 0;",
-            f"    {_spell('bool', symbol.kind)} {name}_outside = 0;",
+            f"    {_spell('int', node.kind)} {name}_at = 0;",
+            f"    {_spell('bool', node.kind)} {name}_outside = 0;",
         ]
         for d, place in enumerate(places):
-            function = _spell(f"index_{TYPE_NAMES[self.symbols[place].type]}", symbol.kind)
+            function = _spell(f"index_{TYPE_NAMES[self.nodes[place].type]}", node.kind)
             self.lines.append(
-                f"    {function}(call, {table}, {d}, {self._as_kind(place, symbol.kind)}, "
+                f"    {function}(call, {table}, {d}, {self._as_kind(names, place, node.kind)}, "
                 f"&{name}_at, &{name}_outside);"
             )
-        load = _spell(f"load_{TYPE_NAMES[symbol.type]}", symbol.kind)
+        load = _spell(f"load_{TYPE_NAMES[node.type]}", node.kind)
         return f"{load}(call, {table}, {dtype} /* {_DTYPE_NAMES[dtype]} */, {name}_at)"
 
-    def _expression(self, index: int) -> str:
+    def _expression(self, names: _Names, index: int) -> str:
         op, type_, *rest = self.keys[index]
         if op == "number":
             return f"number_{TYPE_NAMES[type_]}(call, {rest[0]})"
-        kind = self.symbols[index].kind
-        operands = [self._as_kind(operand, kind) for operand in rest]
+        kind = self.nodes[index].kind
+        operands = [self._as_kind(names, operand, kind) for operand in rest]
         if op in _INFIX:
             return f"{operands[0]} {op} {operands[1]}"
         if op in _PREFIX:

@@ -7,9 +7,7 @@ bits ROW (head or query position) and KEY (key position); a score has both.
 
 from __future__ import annotations
 
-from typing import Any, Final
-
-import numpy as np
+from typing import Final
 
 __all__ = [
     "ALL",
@@ -24,7 +22,6 @@ __all__ = [
     "REAL",
     "ROW",
     "TYPE_NAMES",
-    "dtype_name",
 ]
 
 BOOL: Final = 0
@@ -40,7 +37,7 @@ ALL: Final = 3
 KIND_NAMES: Final = "URKS"
 
 # The dtypes of tables in the order of ca_dtype (csrc/base/tensor.h), with the types of their
-# elements.
+# elements. Mods compute with int64, so tables of uint64 hold no number from 2**63 on.
 DTYPES: Final = {
     "bool": BOOL,
     "float16": REAL,
@@ -67,11 +64,3 @@ CASTS: Final = {
     "float32": REAL,
     "float64": REAL,
 }
-
-
-def dtype_name(dtype: Any) -> str:
-    """Return the name of a dtype of any library: torch.float32 and np.float32 are float32."""
-    try:
-        return str(np.dtype(dtype).name)
-    except TypeError:
-        return str(dtype).rpartition(".")[2]

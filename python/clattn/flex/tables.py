@@ -1,0 +1,110 @@
+"""Arrays that mods capture, of any library, as far as Python looks into them."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from typing import Any
+
+import numpy as np
+
+from clattn import _core
+
+__all__ = [
+    "checksum",
+    "dimensions",
+    "dtype_name",
+    "highest",
+    "read_element",
+    "requires_gradients",
+    "without_gradients",
+]
+
+
+def dimensions(array: Any) -> int | None:
+    """Return the number of dimensions of an array; None if the object is none."""
+    dims = getattr(array, "ndim", None)
+    if dims is None and hasattr(type(array), "__dlpack__"):
+        dims = len(getattr(array, "shape", ()))
+    return dims if type(dims) is int else None
+
+
+def dtype_name(dtype: Any) -> str:
+    """Return the name of a dtype of any library: torch.float32 and np.float32 are float32."""
+    if dtype is None:  # which NumPy takes for float64
+        return "None"
+    try:
+        return str(np.dtype(dtype).name)
+    except (TypeError, ValueError, SyntaxError):
+        return str(dtype).rpartition(".")[2]
+
+
+def read_element(array: Any) -> Any:
+    """Return the number of an array without dimensions; a float for a float of another library."""
+    read = getattr(array, "item", None)
+    element = np.array(array, copy=True).item() if read is None else read()
+    return float(element) if isinstance(element, np.generic) else element
+
+
+def _elements(table: Any) -> np.ndarray:
+    """Return what a table holds, in host memory; waits for a Tensor.
+
+    A dimension that is broadcast, with a stride of 0, may be long and is there once.
+    """
+    elements = np.asarray(_on_host(table))
+    return elements[tuple(slice(1) if step == 0 else slice(None) for step in elements.strides)]
+
+
+def _on_host(table: Any) -> np.ndarray:
+    if isinstance(table, np.ndarray):
+        return table
+    if not isinstance(table, _core.Tensor):
+        try:
+            return np.from_dlpack(table)
+        except (BufferError, RuntimeError, TypeError, ValueError):
+            pass  # a dtype that NumPy's function does not know, such as torch's bfloat16
+        table = _core.tensor(table, None)
+    return table.numpy()  # type: ignore[no-any-return]
+
+
+def highest(table: Any) -> int:
+    """Return the highest element of a table of unsigned integers, or 0."""
+    return int(_elements(table).max(initial=0))
+
+
+def checksum(table: Any) -> tuple[Any, ...] | None:
+    """Return the shape of a table and a CRC-32 of its elements; None for a Tensor.
+
+    Equal elements have the same one, whatever their order in memory, byte order and library, but
+    for arrays that are broadcast. 16 MB take 4 ms.
+    """
+    if isinstance(table, _core.Tensor):
+        return None
+    flags: Any = ["readonly", "contig", "nbo"]  # in NumPy's stub "contig" is misspelt
+    parts: Any = np.nditer(
+        _elements(table),
+        ["external_loop", "buffered", "zerosize_ok"],
+        [flags],
+        order="C",
+        buffersize=1 << 16,
+    )
+    total = 0
+    for part in parts:
+        total = zlib.crc32(part.view(np.uint8), total)
+    return (tuple(table.shape), total)
+
+
+# ---- torch's gradients ----
+
+
+def requires_gradients(array: Any) -> bool:
+    """Return whether torch would expect the gradient of an array."""
+    if getattr(array, "requires_grad", False) is not True:
+        return False
+    torch = sys.modules.get("torch")
+    return torch is None or bool(torch.is_grad_enabled())
+
+
+def without_gradients(array: Any) -> Any:
+    """Return the array, or torch's view of it that requires no gradients."""
+    return array.detach() if getattr(array, "requires_grad", False) is True else array
