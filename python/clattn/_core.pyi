@@ -96,6 +96,7 @@ class Tensor:
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 device_override: ContextVar[Device]
+base_and_sum: object
 
 def tunables() -> tuple[list[str], list[int], list[str], dict[str, dict[str, list[int]]]]: ...
 def tune(
