@@ -32,10 +32,10 @@ check_interpreter(void)
 
 /* Adds an object that is equal to no other. */
 static int
-add_base_and_sum(PyObject *module, ca_state *state)
+add_object(PyObject *module, const char *name, PyObject **object)
 {
-    state->base_and_sum = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
-    return PyModule_AddObjectRef(module, "base_and_sum", state->base_and_sum);
+    *object = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
+    return PyModule_AddObjectRef(module, name, *object);
 }
 
 static int
@@ -57,7 +57,8 @@ module_exec(PyObject *module)
         PyModule_AddType(module, state->tensor_type) < 0 ||
         PyModule_AddType(module, state->cache_type) < 0 ||
         PyModule_AddStringConstant(module, "__version__", CLATTN_VERSION) < 0 ||
-        add_base_and_sum(module, state) < 0 ||
+        add_object(module, "base_and_sum", &state->base_and_sum) < 0 ||
+        add_object(module, "only_check", &state->only_check) < 0 ||
         PyModule_AddFunctions(module, ca_py_runtime_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_loaders_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_end_methods) < 0 ||
@@ -89,6 +90,7 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->producer_type);
     Py_VISIT(state->device_override);
     Py_VISIT(state->base_and_sum);
+    Py_VISIT(state->only_check);
     return 0;
 }
 
@@ -103,6 +105,7 @@ module_clear(PyObject *module)
     Py_CLEAR(state->producer_type);
     Py_CLEAR(state->device_override);
     Py_CLEAR(state->base_and_sum);
+    Py_CLEAR(state->only_check);
     return 0;
 }
 

@@ -112,8 +112,11 @@ parse_options(PyObject *const *args, const ca_state *state, ca_torch_sdpa *sdpa,
     if (wanted->splits_lse && sdpa->sinks.data != NULL) {
         return ca_py_raise(PyExc_ValueError, "sinks have no base and sum; expected none");
     }
+    wanted->only_check = args[RETURN_LSE] == state->only_check;
     wanted->return_lse = wanted->splits_lse;
-    return wanted->splits_lse ? 0 : ca_py_flag(args[RETURN_LSE], "return_lse", &wanted->return_lse);
+    return wanted->splits_lse || wanted->only_check
+               ? 0
+               : ca_py_flag(args[RETURN_LSE], "return_lse", &wanted->return_lse);
 }
 
 static int
@@ -182,12 +185,13 @@ swap_all_heads(ca_torch_sdpa *sdpa)
 }
 
 /* Checks the call, in whose views heads come before rows afterwards. Where the other layout would
-   fit, the message says so. */
+   fit, the message says so; the doors that only check have no layout. */
 static ca_status
-check_layout(ca_torch_sdpa *sdpa, bool rows_first, int *ndim, int64_t shape[CA_MAX_DIMS],
-             ca_error *error)
+check_layout(ca_torch_sdpa *sdpa, const ca_py_sdpa_results *wanted, int *ndim,
+             int64_t shape[CA_MAX_DIMS], ca_error *error)
 {
     CA_NEW_ERROR(other);
+    const bool rows_first = wanted->rows_first;
     if (rows_first && !swap_all_heads(sdpa)) {
         return ca_error_set(error, CA_ERROR_VALUE,
                             "query, key and value have shapes %s, %s and %s; expected three "
@@ -196,7 +200,7 @@ check_layout(ca_torch_sdpa *sdpa, bool rows_first, int *ndim, int64_t shape[CA_M
                             CA_SHAPE_OF(&sdpa->value));
     }
     const ca_status status = ca_torch_sdpa_check(sdpa, ndim, shape, error);
-    if (status != CA_ERROR_VALUE) {
+    if (status != CA_ERROR_VALUE || wanted->only_check) {
         return status;
     }
     const char *advice = rows_first ? " (in this message rows come after heads, as with "
@@ -346,11 +350,12 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
         parse_arrays(args, &sdpa, &call) == 0 &&
         parse_options(args, call.state, &sdpa, &wanted) == 0 &&
         parse_mods(args, &sdpa, &mods, &call) == 0 && ca_py_call_ready(&call, args[DEVICE]) == 0 &&
-        ca_py_error_check(call.state, check_layout(&sdpa, wanted.rows_first, &ndim, shape, &error),
-                          &error) == 0) {
+        ca_py_error_check(call.state, check_layout(&sdpa, &wanted, &ndim, shape, &error), &error) ==
+            0) {
         wanted.query = args[QUERY];
         wanted.out = args[OUT] != Py_None ? args[OUT] : NULL;
-        answer = ca_py_sdpa_run(&call, &sdpa, NULL, &wanted, ndim, shape);
+        answer = wanted.only_check ? ca_py_tuple(ndim, shape, 1)
+                                   : ca_py_sdpa_run(&call, &sdpa, NULL, &wanted, ndim, shape);
     }
     ca_py_mods_free(&mods);
     ca_py_call_end(&call);

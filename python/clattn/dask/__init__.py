@@ -15,9 +15,12 @@ except ImportError as error:
     raise ImportError('clattn.dask needs dask: pip install "clattn[dask]"') from error
 
 from clattn import attention, flex
-from clattn.dask.chunks import check_arrays, check_call, empty_like, lay_out
-from clattn.dask.graph import build_graph, name_of
-from clattn.dask.tasks import Call
+from clattn._parts.bands import Band, band_of
+from clattn.dask.chunks import check_arrays, check_call, lay_out, read_operand
+from clattn.dask.graph import build_graph
+from clattn.dask.mods import trace_for_chunks
+from clattn.dask.tasks import Call, packed
+from clattn.dask.tasks import flex_attention as attend_by_mods
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,16 +162,17 @@ def scaled_dot_product_attention(
         "scale": scale,
         "enable_gqa": enable_gqa,
         "softcap": softcap,
-        "window": window,
     }
     arrays = check_arrays(query, key, value)
+    attn_mask, sinks = read_operand("attn_mask", attn_mask), read_operand("sinks", sinks)
     shape = check_call(
         attention.scaled_dot_product_attention,
         arrays,
         return_lse,
-        attn_mask=empty_like("attn_mask", attn_mask),
+        attn_mask=attn_mask,
         is_causal=is_causal,
-        sinks=empty_like("sinks", sinks),
+        window=window,
+        sinks=sinks,
         device=device,
         **options,
     )
@@ -176,20 +180,16 @@ def scaled_dot_product_attention(
         # Sinks belong to heads.
         query, key, value = (array[None] for array in arrays)
         results = scaled_dot_product_attention(
-            query, key, value, attn_mask, is_causal, sinks=sinks, return_lse=return_lse,
-            device=device, split_every=split_every, **options,
+            query, key, value, attn_mask, is_causal, window=window, sinks=sinks,
+            return_lse=return_lse, device=device, split_every=split_every, **options,
         )  # fmt: skip
         return tuple(result[0] for result in results) if return_lse else results[0]
     layout = lay_out(shape, arrays, attn_mask, sinks, enable_gqa)
-    shift = key.shape[-2] - query.shape[-2] if isinstance(is_causal, str) else 0
-    left, right = (None, None) if window is None else window
-    if is_causal:
-        right = 0 if right is None else min(right, 0)
-    bounds = None if left is None and right is None else (left, right)
-    call = Call(
-        options | {"is_causal": bool(is_causal)}, shift, {}, (), name_of(device), bool(return_lse)
-    )
-    return build_graph(layout, call, bounds, split_every)
+    band = band_of(is_causal, window, query.shape[-2], key.shape[-2])
+    # Tasks get a window for causality too.
+    options["window"] = None if band.left is None and band.right is None else band[:2]
+    call = Call(options, band.shift, None, packed(device), bool(return_lse))
+    return build_graph(layout, call, band, split_every)
 
 
 @overload
@@ -294,10 +294,22 @@ def flex_attention(
     (2, 4, 1)
     """
     options = {"scale": scale, "enable_gqa": enable_gqa}
-    mods = {"score_mod": score_mod, "mask_mod": mask_mod}
+    functions = {"score_mod": score_mod, "mask_mod": mask_mod}
     arrays = check_arrays(query, key, value)
-    shape = check_call(flex.flex_attention, arrays, return_lse, device=device, **mods, **options)
+    if score_mod is None and mask_mod is None:
+        return scaled_dot_product_attention(
+            query, key, value, None, False, scale, enable_gqa, return_lse=return_lse,
+            device=device, split_every=split_every,
+        )  # fmt: skip
+    shape = check_call(
+        attend_by_mods,
+        arrays,
+        return_lse,
+        mods=flex.trace_mods(**functions),
+        device=device,
+        **options,
+    )
     layout = lay_out(shape, arrays, None, None, enable_gqa)
-    mods = mods if any(mods.values()) else {}
-    call = Call(options, 0, mods, shape[:-2], name_of(device), bool(return_lse))
-    return build_graph(layout, call, None, split_every)
+    mods = trace_for_chunks(functions, shape if len(shape) > 1 else (1, *shape), key.shape[-2])
+    call = Call(options, 0, mods, packed(device), bool(return_lse))
+    return build_graph(layout, call, Band(None, None, 0), split_every)
