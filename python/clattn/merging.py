@@ -81,11 +81,12 @@ def merge_attention(parts: Iterable[tuple[ArrayT, LseT]]) -> tuple[ArrayT, LseT]
     ((2, 6, 8), (2, 6))
     """
     try:
-        pairs = list(iter(parts))
+        each = iter(parts)
     except TypeError:
         raise TypeError(
             f"parts must be pairs (out, lse), such as a list of them, got {type(parts).__name__}"
         ) from None
+    pairs = list(each)
     if not pairs:
         raise ValueError("parts is empty; expected one pair (out, lse) or more")
     like: Any = None
