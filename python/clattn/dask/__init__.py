@@ -1,7 +1,7 @@
 """Attention on dask arrays: on more keys or heads than one memory holds, or on several machines.
 
 ``clattn.dask.scaled_dot_product_attention`` and ``clattn.dask.flex_attention`` return lazy arrays.
-A task attends to one chunk of keys, and tasks of a tree merge the results by their log-sum-exp.
+A task attends to one chunk of keys, and tasks of a tree merge the results.
 Importing this module imports dask: ``pip install "clattn[dask]"``.
 """
 
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Literal, TypedDict, Unpack
 
-    import numpy as np
-
-    from clattn._arguments.arrays import DeviceLike
+    from clattn._arguments.arrays import Array, DeviceLike
 
     class _Where(TypedDict, total=False):
         device: DeviceLike | None
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     class _Options(_Where, total=False):
         window: tuple[int | None, int | None] | None
         softcap: float
-        sinks: da.Array | np.ndarray | None
+        sinks: da.Array | Array | None
 
 
 __all__ = ["flex_attention", "scaled_dot_product_attention"]
@@ -48,7 +46,7 @@ def scaled_dot_product_attention(
     query: da.Array,
     key: da.Array,
     value: da.Array,
-    attn_mask: da.Array | np.ndarray | None = None,
+    attn_mask: da.Array | Array | None = None,
     is_causal: bool | Literal["lower_right"] = False,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -61,7 +59,7 @@ def scaled_dot_product_attention(
     query: da.Array,
     key: da.Array,
     value: da.Array,
-    attn_mask: da.Array | np.ndarray | None = None,
+    attn_mask: da.Array | Array | None = None,
     is_causal: bool | Literal["lower_right"] = False,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -74,7 +72,7 @@ def scaled_dot_product_attention(
     query: da.Array,
     key: da.Array,
     value: da.Array,
-    attn_mask: da.Array | np.ndarray | None = None,
+    attn_mask: da.Array | Array | None = None,
     is_causal: bool | Literal["lower_right"] = False,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -86,14 +84,14 @@ def scaled_dot_product_attention(
     query: da.Array,
     key: da.Array,
     value: da.Array,
-    attn_mask: da.Array | np.ndarray | None = None,
+    attn_mask: da.Array | Array | None = None,
     is_causal: bool | Literal["lower_right"] = False,
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
     window: tuple[int | None, int | None] | None = None,
     softcap: float = 0.0,
-    sinks: da.Array | np.ndarray | None = None,
+    sinks: da.Array | Array | None = None,
     return_lse: bool = False,
     device: DeviceLike | None = None,
     split_every: int | None = None,
@@ -109,7 +107,7 @@ def scaled_dot_product_attention(
     query, key, value : dask arrays of shape (..., Hq, L, E), (..., Hk, S, E), (..., Hk, S, Ev)
         Where the leading dimensions of key and value have other chunks than query's, they are
         rechunked to query's. Value is unified with key along S.
-    attn_mask : dask or NumPy array, optional
+    attn_mask : dask array or other array, optional
         Broadcasts to (..., Hq, L, S). It is rechunked to the chunks of query and key.
     is_causal : bool or "lower_right"
         As for the whole arrays: True is ``j <= i``, "lower_right" is ``j <= i + S - L``.
@@ -121,13 +119,13 @@ def scaled_dot_product_attention(
         Keys to the left and to the right of a row's position that are kept.
     softcap : float
         Above 0, a scaled score s becomes ``softcap * tanh(s / softcap)`` before the mask.
-    sinks : dask or NumPy array of shape (Hq,), optional
+    sinks : dask array or other array of shape (Hq,), optional
         A logit for each query head that takes part in the sum and in no value.
     return_lse : bool
         Also return the log-sum-exp of the masked scores.
     device : Device, str or int, optional
-        Where workers run. A Device is found by its platform and name. Default: each worker's
-        default device, such as its ``CLATTN_DEVICE``.
+        Where workers run. A Device is found by its platform, name and number. Default: each
+        worker's default device, such as its ``CLATTN_DEVICE``.
     split_every : int, optional
         At most so many parts are merged in one task, 2 or more. Default: dask's.
 
@@ -145,11 +143,15 @@ def scaled_dot_product_attention(
     ValueError
         Shapes, ranges or combinations do not fit, or chunks do not; the message has the
         ``rechunk`` that helps.
+    MemoryError, DeviceError
+        While the result is computed: memory of a worker or its device does not suffice, it has no
+        such device, or OpenCL reports an error.
 
     Notes
     -----
-    A row's results over several chunks of keys are float32 (float64 for float64), and are rounded
-    once.
+    A row's results over several chunks of keys are float32 (float64 for float64). They are merged
+    in float64, by the base and the sum of each row's softmax, and rounded once. Splits of the keys
+    are those of Flash-Decoding (Dao et al., 2023).
 
     Examples
     --------
@@ -248,7 +250,8 @@ def flex_attention(
 
     The arguments are those of `clattn.flex_attention`; chunks, `device` and `split_every` those
     of `scaled_dot_product_attention`. Functions get the numbers of batch, head, row and key in the
-    whole arrays. They are called with symbols here, and once more in each task.
+    whole arrays. They are called with symbols here, more than once, and not in the tasks. Numbers
+    and arrays that they capture are copied here.
 
     Parameters
     ----------
@@ -283,6 +286,8 @@ def flex_attention(
         An argument of the wrong kind or dtype, or a function that cannot be traced.
     ValueError
         Shapes, ranges, combinations or chunks do not fit.
+    MemoryError, DeviceError
+        While the result is computed, as for `scaled_dot_product_attention`.
 
     Examples
     --------
