@@ -69,6 +69,7 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
     int64_t farthest = moved ? CA_UNBOUNDED : shifted ? L + 2 * T : L + T;
     ca_optional_arrays arrays = ca_attention_optional(attention);
     double softcap = ca_attention_softcap(attention);
+    bool split = attention->operands[CA_ATTENTION_LSE].columns == 2;
     double kept_scale = attention->dropout < 1 ? 1 / (1 - attention->dropout) : 0;
     ca_attention_params params = {
         .L = L,
@@ -102,7 +103,8 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
         .mask_dtype = (uint32_t)attention->operands[CA_ATTENTION_MASK].dtype,
         .options = ca_attention_options(attention),
         .flags = (ca_attention_has(attention, CA_ATTENTION_LSE) ? CA_HAS_LSE : 0) |
-                 (counted ? CA_HAS_KEY_COUNTS : 0) | (shifted ? CA_COUNTS_SHIFT_BAND : 0) |
+                 (split ? CA_SPLITS_LSE : 0) | (counted ? CA_HAS_KEY_COUNTS : 0) |
+                 (shifted ? CA_COUNTS_SHIFT_BAND : 0) |
                  (plan->fetches_ahead ? CA_FETCHES_AHEAD : 0) |
                  (plan->leaves_adjoining ? CA_LEAVES_ADJOINING : 0) |
                  (plan->fetches_starts ? CA_FETCHES_STARTS : 0) |

@@ -42,7 +42,6 @@ trailing_of(ca_attention_role role)
     case CA_ATTENTION_OFFSETS:
         return 0;
     case CA_ATTENTION_INPUT_BIAS:
-    case CA_ATTENTION_LSE:
         return 1;
     default:
         return 2;

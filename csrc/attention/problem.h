@@ -36,7 +36,7 @@ typedef enum {
     CA_ATTENTION_TABLE2,
     CA_ATTENTION_TABLE3,
     CA_ATTENTION_OUTPUT,        /* (L, Ev) */
-    CA_ATTENTION_LSE,           /* (L), of the type of the arithmetic */
+    CA_ATTENTION_LSE,           /* (L, 1), or (L, 2): base and sum; of the type of the arithmetic */
     CA_ATTENTION_PRESENT_KEY,   /* (T, E), of key's dtype */
     CA_ATTENTION_PRESENT_VALUE, /* (T, Ev), of value's dtype */
     CA_ATTENTION_SCORES,        /* (L, T) */

@@ -87,13 +87,29 @@ done:
     return status;
 }
 
+/* Fill the bases and the sums of rows without a key. */
+static ca_status
+fill_base_and_sum(const ca_attention *attention, ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_attention one = *attention;
+    ca_operand *lse = &one.operands[CA_ATTENTION_LSE];
+    lse->columns = 1;
+    CA_TRY(fill(&one, CA_ATTENTION_LSE, -INFINITY, error));
+    lse->data = (char *)lse->data + lse->column_stride * (ptrdiff_t)ca_dtype_size(lse->dtype);
+    CA_TRY(fill(&one, CA_ATTENTION_LSE, 0, error));
+done:
+    return status;
+}
+
 ca_status
 ca_attention_fill(const ca_attention *attention, ca_error *error)
 {
     ca_status status = CA_OK;
     CA_TRY(fill(attention, CA_ATTENTION_OUTPUT, 0, error));
-    CA_TRY(ca_attention_has(attention, CA_ATTENTION_SINKS)
-               ? fill_sinks(attention, error)
+    CA_TRY(ca_attention_has(attention, CA_ATTENTION_SINKS) ? fill_sinks(attention, error)
+           : attention->operands[CA_ATTENTION_LSE].columns == 2
+               ? fill_base_and_sum(attention, error)
                : fill(attention, CA_ATTENTION_LSE, -INFINITY, error));
 done:
     return status;

@@ -427,7 +427,7 @@ ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output, const ca
     } operands[] = {
         {&call->query, 2, CA_ATTENTION_QUERY}, {&call->key, 2, CA_ATTENTION_KEY},
         {&call->value, 2, CA_ATTENTION_VALUE}, {&call->attn_mask, 2, CA_ATTENTION_MASK},
-        {output, 2, CA_ATTENTION_OUTPUT},      {lse, 1, CA_ATTENTION_LSE},
+        {output, 2, CA_ATTENTION_OUTPUT},      {lse, 2, CA_ATTENTION_LSE},
         {weights, 2, CA_ATTENTION_SCORES},     {&call->sinks, 0, CA_ATTENTION_SINKS},
         {offsets, 0, CA_ATTENTION_OFFSETS},
     };

@@ -65,8 +65,8 @@ ca_status ca_torch_sdpa_check(const ca_torch_sdpa *call, int *ndim, int64_t shap
 void ca_torch_convert_sinks(const ca_tensor *sinks, ca_tensor *converted);
 
 /* Set the options and views of the checked call, which are to be folded. `output` has the result's
-   shape, `lse` that without its last dimension (data NULL: not wanted), `weights` (…, Hq, L, S)
-   likewise. */
+   shape, `lse` (…, Hq, L, 1), or (…, Hq, L, 2) for base and sum (data NULL: not wanted), `weights`
+   (…, Hq, L, S) likewise. */
 void ca_torch_sdpa_views(const ca_torch_sdpa *call, const ca_tensor *output, const ca_tensor *lse,
                          const ca_tensor *weights, ca_attention *attention,
                          ca_tensor views[CA_ATTENTION_OPERANDS]);

@@ -38,6 +38,29 @@ done:
     return result;
 }
 
+/* host_array(array, name, /) -> NumPy array of the elements of any array, without a copy if they lie
+   on the host. Messages call it `name`. */
+static PyObject *
+host_array(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    enum { ARRAY, NAME, ARGUMENTS };
+    PyObject *result = NULL;
+    ca_py_call call;
+    ca_tensor tensor;
+    int begun = ca_py_call_begin(&call, module, "host_array", nargs, ARGUMENTS);
+    const char *name = begun == 0 ? PyUnicode_AsUTF8(args[NAME]) : NULL;
+    if (name != NULL &&
+        (args[ARRAY] != Py_None
+             ? ca_py_call_host_array(&call, args[ARRAY], name, CA_TAKES_NUMBERS, &tensor)
+             : ca_py_call_array(&call, Py_None, name, CA_TAKES_NUMBERS, &tensor)) == 0) {
+        PyObject *descr = ca_py_descr(tensor.dtype);
+        result = descr != NULL ? ca_py_array_over(&tensor, descr, false, call.keep[0]) : NULL;
+        Py_XDECREF(descr);
+    }
+    ca_py_call_end(&call);
+    return result;
+}
+
 /* empty(shape, dtype, device, /) -> Tensor, not initialised */
 static PyObject *
 empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
@@ -132,7 +155,11 @@ memory_stats(PyObject *module, PyObject *argument)
 }
 
 PyMethodDef ca_py_memory_methods[] = {
-    {"tensor", CA_PY_FASTCALL(tensor), NULL},     {"empty", CA_PY_FASTCALL(empty), NULL},
-    {"empty_cache", empty_cache, METH_O, NULL},   {"synchronize", synchronize, METH_O, NULL},
-    {"memory_stats", memory_stats, METH_O, NULL}, {NULL, NULL, 0, NULL},
+    {"host_array", CA_PY_FASTCALL(host_array), NULL},
+    {"tensor", CA_PY_FASTCALL(tensor), NULL},
+    {"empty", CA_PY_FASTCALL(empty), NULL},
+    {"empty_cache", empty_cache, METH_O, NULL},
+    {"synchronize", synchronize, METH_O, NULL},
+    {"memory_stats", memory_stats, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
 };

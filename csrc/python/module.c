@@ -30,6 +30,14 @@ check_interpreter(void)
                        "support; use the main interpreter or another process");
 }
 
+/* Adds an object that is equal to no other. */
+static int
+add_object(PyObject *module, const char *name, PyObject **object)
+{
+    *object = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
+    return PyModule_AddObjectRef(module, name, *object);
+}
+
 static int
 module_exec(PyObject *module)
 {
@@ -49,6 +57,8 @@ module_exec(PyObject *module)
         PyModule_AddType(module, state->tensor_type) < 0 ||
         PyModule_AddType(module, state->cache_type) < 0 ||
         PyModule_AddStringConstant(module, "__version__", CLATTN_VERSION) < 0 ||
+        add_object(module, "base_and_sum", &state->base_and_sum) < 0 ||
+        add_object(module, "only_check", &state->only_check) < 0 ||
         PyModule_AddFunctions(module, ca_py_runtime_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_loaders_methods) < 0 ||
         PyModule_AddFunctions(module, ca_py_end_methods) < 0 ||
@@ -79,6 +89,8 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->cache_type);
     Py_VISIT(state->producer_type);
     Py_VISIT(state->device_override);
+    Py_VISIT(state->base_and_sum);
+    Py_VISIT(state->only_check);
     return 0;
 }
 
@@ -92,6 +104,8 @@ module_clear(PyObject *module)
     Py_CLEAR(state->cache_type);
     Py_CLEAR(state->producer_type);
     Py_CLEAR(state->device_override);
+    Py_CLEAR(state->base_and_sum);
+    Py_CLEAR(state->only_check);
     return 0;
 }
 

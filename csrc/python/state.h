@@ -28,6 +28,8 @@ typedef struct {
     PyTypeObject *cache_type;    /* clattn._core.Cache */
     PyTypeObject *producer_type; /* python/dlpack_export.c's */
     PyObject *device_override;   /* the ContextVar that use_device sets */
+    PyObject *base_and_sum;      /* as return_lse: not the log-sum-exp, but two numbers */
+    PyObject *only_check;        /* as return_lse: nothing is computed; gives the result's shape */
 
     ca_py_workers *workers;
     PyObject *end; /* see python/end.h; borrowed; NULL: none is left */

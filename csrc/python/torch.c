@@ -96,7 +96,8 @@ parse_layout(PyObject *object, bool *rows_first)
 
 /* Reads all arguments that are not arrays. */
 static int
-parse_options(PyObject *const *args, ca_torch_sdpa *sdpa, ca_py_sdpa_results *wanted)
+parse_options(PyObject *const *args, const ca_state *state, ca_torch_sdpa *sdpa,
+              ca_py_sdpa_results *wanted)
 {
     if (parse_layout(args[LAYOUT], &wanted->rows_first) < 0 || parse_dropout(args, sdpa) < 0 ||
         ca_py_causal(args[IS_CAUSAL], &sdpa->causal) < 0 ||
@@ -107,7 +108,15 @@ parse_options(PyObject *const *args, ca_torch_sdpa *sdpa, ca_py_sdpa_results *wa
         ca_py_flag(args[RETURN_WEIGHTS], "return_weights", &sdpa->returns_weights) < 0) {
         return -1;
     }
-    return ca_py_flag(args[RETURN_LSE], "return_lse", &wanted->return_lse);
+    wanted->splits_lse = args[RETURN_LSE] == state->base_and_sum;
+    if (wanted->splits_lse && sdpa->sinks.data != NULL) {
+        return ca_py_raise(PyExc_ValueError, "sinks have no base and sum; expected none");
+    }
+    wanted->only_check = args[RETURN_LSE] == state->only_check;
+    wanted->return_lse = wanted->splits_lse;
+    return wanted->splits_lse || wanted->only_check
+               ? 0
+               : ca_py_flag(args[RETURN_LSE], "return_lse", &wanted->return_lse);
 }
 
 static int
@@ -176,12 +185,13 @@ swap_all_heads(ca_torch_sdpa *sdpa)
 }
 
 /* Checks the call, in whose views heads come before rows afterwards. Where the other layout would
-   fit, the message says so. */
+   fit, the message says so; the doors that only check have no layout. */
 static ca_status
-check_layout(ca_torch_sdpa *sdpa, bool rows_first, int *ndim, int64_t shape[CA_MAX_DIMS],
-             ca_error *error)
+check_layout(ca_torch_sdpa *sdpa, const ca_py_sdpa_results *wanted, int *ndim,
+             int64_t shape[CA_MAX_DIMS], ca_error *error)
 {
     CA_NEW_ERROR(other);
+    const bool rows_first = wanted->rows_first;
     if (rows_first && !swap_all_heads(sdpa)) {
         return ca_error_set(error, CA_ERROR_VALUE,
                             "query, key and value have shapes %s, %s and %s; expected three "
@@ -190,7 +200,7 @@ check_layout(ca_torch_sdpa *sdpa, bool rows_first, int *ndim, int64_t shape[CA_M
                             CA_SHAPE_OF(&sdpa->value));
     }
     const ca_status status = ca_torch_sdpa_check(sdpa, ndim, shape, error);
-    if (status != CA_ERROR_VALUE) {
+    if (status != CA_ERROR_VALUE || wanted->only_check) {
         return status;
     }
     const char *advice = rows_first ? " (in this message rows come after heads, as with "
@@ -203,6 +213,19 @@ check_layout(ca_torch_sdpa *sdpa, bool rows_first, int *ndim, int64_t shape[CA_M
     const size_t used = strlen(error->message);
     (void)snprintf(error->message + used, sizeof error->message - used, "%s", advice);
     return status;
+}
+
+/* View log-sum-exps (…, L) as (…, L, 1), or bases and sums (2, …, L) as (…, L, 2). */
+static void
+move_numbers_last(ca_tensor *lse, bool are_split)
+{
+    if (!are_split) {
+        ca_tensor_add_dim(lse, 1, 0);
+        return;
+    }
+    for (int d = 0; d + 1 < lse->ndim; d++) {
+        ca_tensor_swap(lse, d);
+    }
 }
 
 static bool
@@ -251,6 +274,7 @@ ca_py_sdpa_run(const ca_py_call *call, const ca_torch_sdpa *sdpa, const ca_cache
     ca_tensor lse;
     ca_tensor weights;
     int64_t output_shape[CA_MAX_DIMS];
+    int64_t lse_shape[CA_MAX_DIMS + 1] = {2};
     int64_t weights_shape[CA_MAX_DIMS];
     int count = 1;
     ca_attention attention;
@@ -272,7 +296,10 @@ ca_py_sdpa_run(const ca_py_call *call, const ca_torch_sdpa *sdpa, const ca_cache
     ca_tensor_set_absent(&lse);
     ca_tensor_set_absent(&weights);
     if (wanted->return_lse) {
-        results[count++] = ca_py_output_of(true, wanted->query, lse_dtype, ndim - 1, shape, &lse);
+        memcpy(lse_shape + 1, shape, (size_t)(ndim - 1) * sizeof(*shape));
+        results[count++] =
+            ca_py_output_of(true, wanted->query, lse_dtype, ndim - !wanted->splits_lse,
+                            lse_shape + !wanted->splits_lse, &lse);
     }
     if (sdpa->returns_weights) {
         memcpy(weights_shape, shape, (size_t)ndim * sizeof(*shape));
@@ -286,6 +313,9 @@ ca_py_sdpa_run(const ca_py_call *call, const ca_torch_sdpa *sdpa, const ca_cache
     ca_tensor *written = direct ? &opened.tensor : &output;
     if (wanted->rows_first) {
         swap_heads(written);
+    }
+    if (lse.data != NULL) {
+        move_numbers_last(&lse, wanted->splits_lse);
     }
     ca_torch_sdpa_views(sdpa, written, &lse, &weights, &attention, views);
     if (cache != NULL) {
@@ -321,13 +351,15 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
     const char *name = flex ? "flex_attention" : "scaled_dot_product_attention";
     ca_torch_sdpa_init(&sdpa);
     if (ca_py_call_begin(&call, module, name, nargs, ARGUMENTS) == 0 &&
-        parse_arrays(args, &sdpa, &call) == 0 && parse_options(args, &sdpa, &wanted) == 0 &&
+        parse_arrays(args, &sdpa, &call) == 0 &&
+        parse_options(args, call.state, &sdpa, &wanted) == 0 &&
         parse_mods(args, &sdpa, &mods, &call) == 0 && ca_py_call_ready(&call, args[DEVICE]) == 0 &&
-        ca_py_error_check(call.state, check_layout(&sdpa, wanted.rows_first, &ndim, shape, &error),
-                          &error) == 0) {
+        ca_py_error_check(call.state, check_layout(&sdpa, &wanted, &ndim, shape, &error), &error) ==
+            0) {
         wanted.query = args[QUERY];
         wanted.out = args[OUT] != Py_None ? args[OUT] : NULL;
-        answer = ca_py_sdpa_run(&call, &sdpa, NULL, &wanted, ndim, shape);
+        answer = wanted.only_check ? ca_py_tuple(ndim, shape, 1)
+                                   : ca_py_sdpa_run(&call, &sdpa, NULL, &wanted, ndim, shape);
     }
     ca_py_mods_free(&mods);
     ca_py_call_end(&call);

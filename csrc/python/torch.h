@@ -14,6 +14,8 @@ typedef struct {
     PyObject *query; /* the argument, whose library the results are of */
     PyObject *out;   /* the argument; NULL: none */
     bool return_lse;
+    bool only_check; /* give nothing but the shape of the output */
+    bool splits_lse; /* as (2, …, Hq, L): base and sum of kernels/attention/params.h */
     bool rows_first; /* the output is (…, L, Hq, Ev) */
 } ca_py_sdpa_results;
 

@@ -13,6 +13,8 @@
  *     weight[i, j] = exp(score[i, j]) / (sum_j exp(score[i, j]) + exp(sink))
  *     output[i]   = sum_j weight[i, j] * value[j, :]            0 for an empty row
  *     lse[i]      = log(sum_j exp(score[i, j]) + exp(sink))     without a sink, it is -inf
+ *     or lse[i, 0] = base, lse[i, 1] = sum_j exp(score[i, j] - base)    any base near the
+ *                    highest score; no sink; -inf and 0 for an empty row
  */
 #pragma once
 
@@ -67,7 +69,7 @@ typedef struct {
     ca_view key;                   /* (S, E) */
     ca_view value;                 /* (S, Ev) */
     ca_view output;                /* (L, Ev) */
-    ca_view lse;                   /* (L), column unused */
+    ca_view lse;                   /* (L), or (L, 2) with CA_SPLITS_LSE */
     ca_view key_counts;            /* batch strides only: a count lowers `limit` */
     ca_int64 slots;                /* 4 bits for each of CA_PAST_KEY …: the index of its view */
     ca_int64 heads;                /* query heads of a work-item, which share keys */
@@ -130,13 +132,14 @@ typedef struct {
 #define CA_HAS_LSE           1u
 #define CA_HAS_KEY_COUNTS    2u
 #define CA_COUNTS_SHIFT_BAND 4u
-#define CA_FETCHES_AHEAD     8u   /* keys and values come from memory: CPUs prefetch them */
-#define CA_REDOES            16u  /* compute rows that are not finite, if the mark is set */
-#define CA_MERGES            32u  /* merge the partial rows of splits */
-#define CA_KEYS_IN_PLACE     64u  /* attention_cpu reads keys where they lie */
-#define CA_VALUES_IN_PLACE   128u /* and values */
-#define CA_LEAVES_ADJOINING  256u /* attention_decode_cpu does not prefetch rows that adjoin */
-#define CA_FETCHES_STARTS    512u /* CPUs prefetch only the starts of rows */
+#define CA_FETCHES_AHEAD     8u    /* keys and values come from memory: CPUs prefetch them */
+#define CA_REDOES            16u   /* compute rows that are not finite, if the mark is set */
+#define CA_MERGES            32u   /* merge the partial rows of splits */
+#define CA_KEYS_IN_PLACE     64u   /* attention_cpu reads keys where they lie */
+#define CA_VALUES_IN_PLACE   128u  /* and values */
+#define CA_LEAVES_ADJOINING  256u  /* attention_decode_cpu does not prefetch rows that adjoin */
+#define CA_FETCHES_STARTS    512u  /* CPUs prefetch only the starts of rows */
+#define CA_SPLITS_LSE        1024u /* lse is two numbers, base and sum */
 
 /* A tile of one or two rows of queries is done with a key before memory delivers the next key. Only
  * such tiles may have the flag CA_LEAVES_ADJOINING. */

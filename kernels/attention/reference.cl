@@ -192,7 +192,12 @@ attend(const attention_call *call, const ca_int64 *batch, ca_int64 i)
     real l;
     const bool attends = sum_weights(&row, &m, &l);
     if (params->flags & CA_HAS_LSE) {
-        call->lse[ca_offset(&params->lse, batch, i, 0)] = m + log(l);
+        const ca_int64 at = ca_offset(&params->lse, batch, i, 0);
+        const bool splits = (params->flags & CA_SPLITS_LSE) != 0;
+        call->lse[at] = splits ? m : m + log(l);
+        if (splits) {
+            call->lse[at + params->lse.column] = l;
+        }
     }
     if (USES(params, SCORES)) {
         write_scores(&row, m, l);

@@ -28,7 +28,7 @@
  */
 #define SCORES_IN_LOG2 1
 #include "kernels/attention/present.clh"     /* copy_present, find_key_run */
-#include "kernels/attention/score.clh"       /* finish_score, write_lse */
+#include "kernels/attention/score.clh"       /* finish_score, store_lse */
 #include "kernels/attention/tiled/tiles.clh" /* load_tile, multiply_keys, multiply_values */
 #include "kernels/support/philox.clh"        /* ca_drops */
 #include "kernels/support/sub_group.clh"     /* SUB_GROUP_ATTRIBUTE */
@@ -432,8 +432,8 @@ write_rows(const tile_state *tile, const softmax_state *softmax, const real *see
             }
         }
         if (tile->tx == 0 && (params->flags & CA_HAS_LSE) != 0) {
-            call->lse[LSE_AT(tile, r)] =
-                lse_of_row(call, tile->batch, softmax->base[m], softmax->sum[m], attends);
+            store_lse(call, tile->batch, LSE_AT(tile, r), softmax->base[m], softmax->sum[m],
+                      attends);
         }
         if (!finite) {
             ask_to_redo(call);

@@ -8,6 +8,7 @@ import numpy as np
 
 from clattn import _core
 from clattn._arguments.dtypes import FLOAT_WORDS, FLOATS
+from clattn._parts.copies import copy_into
 from clattn.attention import scaled_dot_product_attention
 
 if TYPE_CHECKING:
@@ -17,14 +18,15 @@ if TYPE_CHECKING:
     from clattn._arguments.arrays import ArrayT, LseT
     from clattn._core import Tensor
 
-__all__ = ["merge_attention", "merge_into"]
+__all__ = ["merge_attention"]
 
 
 def merge_attention(parts: Iterable[tuple[ArrayT, LseT]]) -> tuple[ArrayT, LseT]:
     """Join results of attention over disjoint parts of the keys.
 
     Each part is what `clattn.scaled_dot_product_attention` returns with ``return_lse=True`` for the
-    same queries and some of the keys. The result is that of one call with all keys.
+    same queries and some of the keys. The result is that of one call with all keys, as far as the
+    log-sum-exps tell it, see Notes.
 
     Parameters
     ----------
@@ -43,7 +45,7 @@ def merge_attention(parts: Iterable[tuple[ArrayT, LseT]]) -> tuple[ArrayT, LseT]
     Raises
     ------
     TypeError
-        A part is no pair of arrays, or dtypes differ.
+        `parts` cannot be iterated, a part is no pair of arrays, or dtypes differ.
     ValueError
         There is no part, shapes differ, or Tensors are on several devices.
     MemoryError
@@ -56,6 +58,14 @@ def merge_attention(parts: Iterable[tuple[ArrayT, LseT]]) -> tuple[ArrayT, LseT]
     ``lse = log(sum(exp(lse[p])))`` and ``out = sum(exp(lse[p] - lse) * out[p])``. A row whose lse
     is -inf has no key in its part, and does not matter, whatever it holds. If no part has a key,
     the row is zeros, its lse -inf. A sink belongs to one of the parts.
+
+    Weights are as exact as lse, whose spacing is about ``1e-7 * abs(lse)`` for float32: with scores
+    of 1e4 the weights of parts have an error of 0.1 %, and from about 1e8 on the number of a part's
+    keys is lost, as in rows of a mask whose elements are all ``finfo.min``. `clattn.dask` and
+    `clattn.mpi` merge without this loss.
+
+    Attention over splits of the keys is of Flash-Decoding (Dao et al., 2023); parts that several
+    queries share make cascade attention (FlashInfer: Ye et al., 2025, arXiv:2501.01005).
 
     Examples
     --------
@@ -70,7 +80,13 @@ def merge_attention(parts: Iterable[tuple[ArrayT, LseT]]) -> tuple[ArrayT, LseT]
     >>> out.shape, lse.shape
     ((2, 6, 8), (2, 6))
     """
-    pairs = list(parts)
+    try:
+        each = iter(parts)
+    except TypeError:
+        raise TypeError(
+            f"parts must be pairs (out, lse), such as a list of them, got {type(parts).__name__}"
+        ) from None
+    pairs = list(each)
     if not pairs:
         raise ValueError("parts is empty; expected one pair (out, lse) or more")
     like: Any = None
@@ -85,8 +101,9 @@ def merge_attention(parts: Iterable[tuple[ArrayT, LseT]]) -> tuple[ArrayT, LseT]
         _check(out, lse, n, tensors[0][0] if tensors else out)
         tensors.append((out, lse[..., None]))
 
-    # A row attends to its parts: the score of a part is its lse, the value its row. Queries and
-    # keys have no columns.
+    # A softmax over the lses of the parts gives their weights. So a row attends to its parts as if
+    # they were keys. Queries and keys have no columns, which makes all products 0; the lses are the
+    # mask, so scores are 0 + lse; and the value of a part is its row of out.
     outs, lses = (_stacked(arrays) for arrays in zip(*tensors, strict=True))
     shape = tensors[0][0].shape
     last = len(shape) - 1
@@ -146,31 +163,14 @@ def _stacked(arrays: Sequence[Tensor]) -> Tensor:
     shape = arrays[0].shape
     stack = _core.empty((len(arrays), *shape), arrays[0].dtype, arrays[0].device)
     for n, array in enumerate(arrays):
-        _core.diagonal_matrix(array, 0, 0, 0, None, stack[n], None)
+        copy_into(stack[n], array)
     return stack
 
 
 def _without_columns(array: Any, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
     """Return an array (..., L, 1, 0), of the library of an array (..., L, Ev) if it has views."""
+    wanted = (*shape[:-1], 1, 0)
     try:
-        return array[..., None, :0]
-    except (TypeError, ValueError, IndexError, NotImplementedError):
-        return np.empty((*shape[:-1], 1, 0), dtype)
-
-
-def merge_into(out: np.ndarray, lse: np.ndarray, more: np.ndarray, more_lse: np.ndarray) -> None:
-    """Add results over other keys to (out, lse), as `merge_attention` does, without new arrays.
-
-    `more` is spoilt. Two rows without keys, -inf and -inf, stay zeros.
-    """
-    with np.errstate(invalid="ignore", divide="ignore", under="ignore"):
-        peak = np.maximum(lse, more_lse)
-        peak[np.isneginf(peak)] = 0
-        weight, more_weight = np.exp(lse - peak), np.exp(more_lse - peak)
-        total = weight + more_weight
-        lse[...] = peak + np.log(total)
-        # Divided by their own sum, the weights add up to 1 however large lse is.
-        total[total == 0] = 1
-        out *= (weight / total)[..., None]
-        more *= (more_weight / total)[..., None]
-    out += more
+        return array[..., :0].reshape(wanted)
+    except (AttributeError, TypeError, ValueError, IndexError, NotImplementedError):
+        return np.empty(wanted, dtype)

@@ -8,6 +8,7 @@ together. MPI moves the keys and values (mpi4py: ``pip install "clattn[mpi]"``).
 from __future__ import annotations
 
 import math
+import operator
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -15,9 +16,12 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from clattn import _core
+from clattn._arguments.arrays import host_array
 from clattn._arguments.dtypes import wide
+from clattn._arguments.options import check_flag
 from clattn._core import DeviceError, Tensor
+from clattn._parts.checks import shape_of_call
+from clattn._parts.copies import copy_into
 from clattn._parts.ring import LAYOUTS, Schedule, Share, part_lengths, pieces
 from clattn.attention import scaled_dot_product_attention
 from clattn.device import use_device
@@ -33,11 +37,18 @@ except (ImportError, RuntimeError) as error:
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Any, Literal
+    from concurrent.futures import Executor
+    from typing import Any, Literal, Unpack
 
     from clattn._arguments.arrays import Array, ArrayT
+    from clattn._arguments.options import BandOptions
 
     Layout = Literal["contiguous", "zigzag"]
+
+    class _Options(BandOptions, total=False):
+        comm: Any
+        layout: Layout
+
 
 __all__ = ["join", "ring_attention", "split"]
 
@@ -47,6 +58,9 @@ _MOST = 1 << 30
 # when it is called.
 _PAUSES = 0.00001, 0.0005
 _KINDS = (TypeError, ValueError, MemoryError, DeviceError)
+# A communicator keeps the duplicate for clattn's messages, which is freed together with it. To free
+# one takes all ranks, so no call may do so that other ranks have not ended.
+_DUPLICATE = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, own: own.Free())
 
 
 @overload
@@ -55,13 +69,8 @@ def ring_attention(
     key: Array,
     value: Array,
     *,
-    comm: Any = None,
-    is_causal: bool | Literal["lower_right"] = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    layout: Layout = "contiguous",
     return_lse: Literal[False] = False,
+    **options: Unpack[_Options],
 ) -> ArrayT: ...
 @overload
 def ring_attention(
@@ -69,13 +78,8 @@ def ring_attention(
     key: Array,
     value: Array,
     *,
-    comm: Any = None,
-    is_causal: bool | Literal["lower_right"] = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    layout: Layout = "contiguous",
     return_lse: Literal[True],
+    **options: Unpack[_Options],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def ring_attention(
@@ -83,13 +87,8 @@ def ring_attention(
     key: Array,
     value: Array,
     *,
-    comm: Any = None,
-    is_causal: bool | Literal["lower_right"] = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    layout: Layout = "contiguous",
     return_lse: Literal[True],
+    **options: Unpack[_Options],
 ) -> tuple[ArrayT, Any]: ...
 @overload
 def ring_attention(
@@ -97,13 +96,8 @@ def ring_attention(
     key: Array,
     value: Array,
     *,
-    comm: Any = None,
-    is_causal: bool | Literal["lower_right"] = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    layout: Layout = "contiguous",
     return_lse: bool = False,
+    **options: Unpack[_Options],
 ) -> Any: ...
 def ring_attention(
     query: Array,
@@ -168,7 +162,12 @@ def ring_attention(
 
     Notes
     -----
-    Partial results and sums are float32 at least, and rounded once. Tensors are staged through
+    Ring attention is of Liu et al., 2023, arXiv:2310.01889; the zigzag layout is that of the
+    training of Llama 3 (2024, arXiv:2407.21783, section 3.3.2).
+
+    Scores and the results of steps are float32 (float64 for float64). They are summed in float64
+    and rounded once. So ranks that hold the same rows get the same results up to float32, though
+    each sums in its own order; with float64 the last bit may differ. Tensors are staged through
     host memory. Beside its own part of the keys and values a rank holds two that go round.
 
     Examples
@@ -183,14 +182,11 @@ def ring_attention(
     comm = _communicator(MPI.COMM_WORLD if comm is None else comm)
     options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "window": window}
     with _together(comm):
-        _check_flag("return_lse", return_lse)
+        check_flag("return_lse", return_lse)
         ring = _Ring(query, key, value, layout, options)
     ring.meet(comm)
-    own = comm.Dup()
-    try:
-        results = ring.go_round(own)
-    finally:
-        own.Free()
+    with ThreadPoolExecutor(1) as helper:
+        results = ring.go_round(_duplicate(comm), helper)
     return results if return_lse else results[0]
 
 
@@ -222,9 +218,13 @@ def split(array: Array, comm: Any, layout: Layout = "contiguous", axis: int = -2
     ------
     TypeError, ValueError
         Not an array, a communicator, a layout or a dimension.
+    MemoryError
+        Memory does not suffice, that of the device for a Tensor.
+    DeviceError
+        OpenCL reports an error, for a Tensor.
     """
     comm = _communicator(comm)
-    whole = _sequence(array, layout, axis)
+    whole = _sequence(array, "array", layout, axis)
     where = pieces(part_lengths(len(whole), comm.size, layout), layout)
     cuts = [whole[start : start + length] for start, length in where.of(comm.rank)]
     return _as_kind(array, np.concatenate(cuts), axis)
@@ -260,11 +260,16 @@ def join(part: Array, comm: Any, layout: Layout = "contiguous", axis: int = -2) 
     TypeError, ValueError
         On all ranks: not an array, a layout or a dimension, or ranks disagree on dtypes, layouts,
         dimensions or shapes beside the part's length. A freed `comm` is refused by this rank alone.
+    MemoryError
+        Memory does not suffice: on all ranks, but for a Tensor of the result on this one.
+    DeviceError
+        OpenCL reports an error, for a Tensor.
     """
     comm = _communicator(comm)
     with _together(comm):
-        own = np.ascontiguousarray(_sequence(part, layout, axis))
-    words = {"dtype": own.dtype.name, "layout": str(layout), "axis": str(axis % own.ndim)}
+        own = np.ascontiguousarray(_sequence(part, "part", layout, axis))
+    # A structured dtype has its fields in its text, and not in its name.
+    words = {"dtype": str(own.dtype), "layout": str(layout), "axis": str(axis % own.ndim)}
     words["shape beside the axis"] = str(own.shape[1:])
     lengths = _compared(comm, words, len(own))
     where = pieces(lengths, layout)
@@ -290,26 +295,21 @@ class _Ring:
         self, query: Array, key: Array, value: Array, layout: Layout, options: dict[str, Any]
     ) -> None:
         _check_layout(layout)
-        # Without keys the function checks all but their number, and runs no kernel.
-        arrays = [_host(key), _host(value)]
-        blanks = [_none_of(*pair) for pair in zip((key, value), arrays, strict=True)]
-        try:
-            self.blank = scaled_dot_product_attention(query, *blanks, return_lse=True, **options)
-        except ValueError as error:
-            text = str(error)  # says 0 keys
-            for blank, array in zip(blanks, arrays, strict=True):
-                text = text.replace(str(tuple(blank.shape)), str(array.shape))
-            raise ValueError(text) from None
-        self.query, self.keys = _host(query), arrays[0].shape[-2]
-        if arrays[1].shape[-2] != self.keys:
-            raise ValueError(
-                f"value has shape {arrays[1].shape}; expected {self.keys} rows, as key of shape "
-                f"{arrays[0].shape}"
-            )
+        shape_of_call(scaled_dot_product_attention, query, key, value, **options)
+        given = {"query": query, "key": key, "value": value}
+        self.query, *self.arrays = (host_array(array, name) for name, array in given.items())
+        self.keys = self.arrays[0].shape[-2]
+        # The results of a call without keys have the shapes, the dtypes and the library of those to
+        # come; their memory is filled in the end.
+        no_key, no_value = (array[..., :0, :] for array in self.arrays)
+        self.blank: tuple[Any, Any] = scaled_dot_product_attention(
+            query, no_key, no_value, return_lse=True, **options
+        )
         self.dtype = self.query.dtype
-        self.shapes = [(*array.shape[:-2], array.shape[-1]) for array in arrays]
-        self.device = query.device if isinstance(query, Tensor) else None
-        self.layout, self.arrays = layout, arrays
+        self.shapes = [(*array.shape[:-2], array.shape[-1]) for array in self.arrays]
+        tensors = (array for array in given.values() if isinstance(array, Tensor))
+        self.device = next((array.device for array in tensors), None)
+        self.layout = layout
         scale, window = options["scale"], options["window"]
         window = (None, None) if window is None else window
         self.options = options | {
@@ -329,12 +329,15 @@ class _Ring:
         where = pieces(rows, self.layout), pieces(self.lengths, self.layout)
         self.schedule = Schedule(*where, self.options["is_causal"], self.options["window"])
 
-    def go_round(self, comm: Any) -> tuple[Any, Any]:
-        """Attend to the keys of one rank after the other; return output and lse."""
+    def go_round(self, comm: Any, helper: Executor) -> tuple[Any, Any]:
+        """Attend to the keys of one rank after the other; return output and lse.
+
+        `helper` has a thread that looks at messages.
+        """
         schedule, rank = self.schedule, comm.rank
         with _together(comm):
             options = self.options | {"is_causal": bool(self.options["is_causal"])}
-            share = Share(self.query, schedule.rows.of(rank), schedule.shift, **options)
+            share = Share(self.query, schedule.rows.of(rank), schedule.band.shift, **options)
             most = sum(self.sizes(max(self.lengths)))
             buffers = [np.empty(most, np.uint8) for _ in range(2)]
             own = self.views(buffers[0], self.lengths[rank])
@@ -342,8 +345,12 @@ class _Ring:
                 view[...] = array
         for step in range(schedule.steps):
             source = (rank - step) % comm.size
-            moves = [] if step + 1 == schedule.steps else self.start(comm, buffers, source)
-            with _together(comm), _moving(moves), self.computing():
+            goes_on = step + 1 < schedule.steps
+            with (
+                _together(comm),
+                _moving(self.start(comm, buffers, source) if goes_on else [], helper),
+                self.computing(),
+            ):
                 key, value = self.views(buffers[0], self.lengths[source])
                 share.attend(key, value, schedule.keys.of(source), schedule.seen(step)[rank])
             buffers.reverse()
@@ -392,9 +399,21 @@ def _communicator(comm: Any) -> Any:
     return comm
 
 
+def _duplicate(comm: Any) -> Any:
+    """Return the communicator of clattn's own messages to the ranks of `comm`."""
+    own = comm.Get_attr(_DUPLICATE)
+    if own is None:
+        own = comm.Dup()
+        comm.Set_attr(_DUPLICATE, own)
+    return own
+
+
 @contextmanager
 def _together(comm: Any) -> Iterator[None]:
-    """Wait for the block's end on all ranks; if it raises on some of them, raise on all."""
+    """Wait for the block's end on all ranks; if it raises on some of them, raise on all.
+
+    What is no Exception, such as KeyboardInterrupt, is raised as it is by its own rank.
+    """
     fault: BaseException | None = None
     try:
         yield
@@ -405,17 +424,18 @@ def _together(comm: Any) -> Iterator[None]:
     _wait([comm.Iallreduce(failed, any_failed, MPI.LOR)])
     if not any_failed:
         return
-    said = comm.allgather(fault and (_kind(fault).__name__, str(fault) or repr(fault)))
+    own = None if fault is None else (_number_of_kind(fault), str(fault) or repr(fault))
+    faults = comm.allgather(own)  # (number of the kind, words) of each rank, None where all is well
     if fault is not None and not isinstance(fault, Exception):
         raise fault
-    first = next(filter(None, said), None)
-    if first:
-        kind = next((kind for kind in _KINDS if kind.__name__ == first[0]), RuntimeError)
-        raise kind(_by_rank([one and one[1] for one in said])) from fault
+    first = next(one[0] for one in faults if one is not None)
+    kind = _KINDS[first] if first < len(_KINDS) else RuntimeError
+    raise kind(_by_rank([None if one is None else one[1] for one in faults])) from fault
 
 
-def _kind(fault: BaseException) -> type[BaseException]:
-    return next((kind for kind in _KINDS if isinstance(fault, kind)), RuntimeError)
+def _number_of_kind(fault: BaseException) -> int:
+    """Return which of _KINDS a fault is; their number if it is none."""
+    return next((n for n, kind in enumerate(_KINDS) if isinstance(fault, kind)), len(_KINDS))
 
 
 def _compared(comm: Any, words: dict[str, str], fact: Any) -> list[Any]:
@@ -454,15 +474,14 @@ def _wait(moves: list[Any]) -> None:
 
 
 @contextmanager
-def _moving(moves: list[Any]) -> Iterator[None]:
+def _moving(moves: list[Any], helper: Executor) -> Iterator[None]:
     """Move messages during the block, and wait for them at its end."""
-    with ThreadPoolExecutor(1) as helper:
-        threads = moves and MPI.Query_thread() == MPI.THREAD_MULTIPLE
-        arrival = helper.submit(_wait, moves) if threads else None
-        try:
-            yield
-        finally:
-            arrival.result() if arrival else _wait(moves)
+    threads = moves and MPI.Query_thread() == MPI.THREAD_MULTIPLE
+    arrival = helper.submit(_wait, moves) if threads else None
+    try:
+        yield
+    finally:
+        arrival.result() if arrival else _wait(moves)
 
 
 def _check_layout(layout: Any) -> None:
@@ -470,32 +489,18 @@ def _check_layout(layout: Any) -> None:
         raise ValueError(f"layout is {layout!r}; expected 'contiguous' or 'zigzag'")
 
 
-def _check_flag(name: str, flag: Any) -> None:
-    if not isinstance(flag, bool | np.bool):
-        raise TypeError(f"{name} must be True or False, got {type(flag).__name__}")
-
-
-def _none_of(array: Any, host: np.ndarray) -> Any:
-    """Return an array (..., 0, E) of an array (..., S, E), on its device."""
-    if host.ndim < 2:
-        return array
-    return (array if isinstance(array, Tensor) else host)[..., :0, :]
-
-
-def _host(array: Any) -> np.ndarray:
-    """Return an array of any library as one of NumPy, in native byte order."""
-    if not isinstance(array, np.ndarray):
-        array = (array if isinstance(array, Tensor) else tensor(array)).numpy()
-    native: np.ndarray = array.astype(array.dtype.newbyteorder("="), copy=False)
-    return native
-
-
-def _sequence(array: Any, layout: str, axis: int) -> np.ndarray:
+def _sequence(array: Any, name: str, layout: str, axis: Any) -> np.ndarray:
     """Return an array with the dimension of the sequence at the front."""
     _check_layout(layout)
-    host = _host(array)
+    host = host_array(array, name)
     if host.dtype.hasobject:
-        raise TypeError(f"array has dtype {host.dtype}; expected numbers")
+        raise TypeError(f"{name} has dtype {host.dtype}; expected numbers")
+    if isinstance(axis, bool | np.bool) or not hasattr(type(axis), "__index__"):
+        raise TypeError(f"axis must be an int, got {type(axis).__name__}")
+    if not -host.ndim <= operator.index(axis) < host.ndim:
+        raise ValueError(
+            f"axis is {axis}; expected a dimension of {name}, which has shape {host.shape}"
+        )
     return np.moveaxis(host, axis, 0)
 
 
@@ -512,5 +517,5 @@ def _filled(blank: Any, array: np.ndarray) -> Any:
         return tensor(array, blank.device)
     if hasattr(blank, "__array_namespace__"):
         return blank.__array_namespace__().asarray(array)
-    _core.diagonal_matrix(array[None], 0, 0, 0, None, blank[None], None)
+    copy_into(blank[None], array[None])
     return blank

@@ -13,6 +13,7 @@ test_kernel_doors.py.
 
 import itertools
 
+import clattn
 import ml_dtypes
 import numpy as np
 import pytest
@@ -424,6 +425,30 @@ def test_beside_the_reference_kernel(device, variant, shape):
         allowed, allowed_lse = tolerance(q, k, v, enable_gqa=True, **options)
         assert_close(got, right.astype(float64), 2 * allowed)
         assert_close(lse, right_lse.astype(float64), 2 * allowed_lse, "lse")
+
+
+@pytest.mark.options
+@both_shapes
+def test_base_and_sum(device, variant, shape):
+    """The log-sum-exp as two numbers, which tells what one number of its size cannot."""
+    q, k, v = variant.arrays(shape)
+    mask = np.zeros((q.shape[-2], k.shape[-2]), variant.mask_dtype)
+    mask[0], mask[1] = -INF, np.finfo(mask.dtype).min
+    for options in ({"attn_mask": mask}, {"is_causal": True}):
+        right, lse = variant.call(q, k, v, device=device, **options)
+        split = {"return_lse": clattn._core.base_and_sum} | options
+        result, (base, total) = variant.call(q, k, v, device=device, **split)
+        np.testing.assert_array_equal(result, right)
+        with np.errstate(divide="ignore"):
+            np.testing.assert_allclose(base + np.log(total), lse, rtol=2e-6, atol=2e-6)
+    q[...] = 0
+    _, (base, total) = variant.call(
+        q, k, v, device=device, attn_mask=mask, return_lse=clattn._core.base_and_sum
+    )
+    empty = np.isneginf(base[..., 0]) & (total[..., 0] == 0)
+    assert empty.all()
+    assert (base[..., 1] == mask[1, 0].astype(base.dtype)).all()
+    np.testing.assert_allclose(total[..., 1], k.shape[-2], rtol=1e-6)
 
 
 @both_shapes

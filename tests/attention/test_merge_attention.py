@@ -190,8 +190,29 @@ def test_wrong_parts(device, error, message, parts):
 
 def test_no_parts_at_all():
     for parts in (3, None):
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match=r"parts must be pairs \(out, lse\)"):
             clattn.merge_attention(parts)
+
+
+def test_an_error_of_the_iterator_is_its_own():
+    with pytest.raises(TypeError, match="of the caller"):
+        clattn.merge_attention(pair for pair in raising(TypeError("of the caller")))
+
+
+def raising(error):
+    yield good()
+    raise error
+
+
+def test_arrays_of_pyopencl(device):
+    cl = pytest.importorskip("pyopencl", reason="pyopencl is not installed")
+    arrays = pytest.importorskip("pyopencl.array")
+    queue = cl.CommandQueue(cl.create_some_context(interactive=False))
+    parts = [good(n) for n in range(2)]
+    given = [tuple(arrays.to_device(queue, np.ascontiguousarray(a)) for a in p) for p in parts]
+    for got, right in zip(clattn.merge_attention(given), merge(parts, device), strict=True):
+        assert type(got) is arrays.Array
+        np.testing.assert_allclose(got.get(), right, rtol=0, atol=1e-6)
 
 
 def test_tensors_of_two_devices():

@@ -196,3 +196,12 @@ def test_other_sinks_are_the_same_program(device):
     built = clattn._core.built_programs()[0]
     sdpa(*arrays, device=device, sinks=sinks_of(2, 3.0))
     assert clattn._core.built_programs()[0] == built
+
+
+def test_a_sink_belongs_to_no_part():
+    """Base and sum, by which parts of a call are merged, are those of keys alone."""
+    q, k, v = (draw((2, 3, 8), seed=n) for n in range(3))
+    with pytest.raises(ValueError, match="sinks have no base and sum"):
+        clattn.scaled_dot_product_attention(
+            q, k, v, sinks=draw((2,)), return_lse=clattn._core.base_and_sum
+        )

@@ -212,7 +212,7 @@ def test_a_program_has_one_kernel_that_is_named_after_it(path):
 PYTHON_BELOW = {
     "_arguments": {"_core"},
     "_host": {"_core", "_arguments"},
-    "_parts": {"_core", "_arguments", "attention", "merging"},
+    "_parts": {"_core", "_arguments", "attention"},
     "flex": {"_core", "_arguments"},
 }
 # The listing, with all that it says of drivers, and the command line.

@@ -8,18 +8,19 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import clattn
 import numpy as np
 import pytest
-from references.attention import DTYPES, attention, float32, max_error, tolerance
+from references.attention import DTYPES, attention, bfloat16, float32, max_error, tolerance
 from support.helpers import draw, qkv, run_python
 
 da = pytest.importorskip("dask.array", reason="dask is not installed")
 dask = pytest.importorskip("dask")
-cloudpickle = pytest.importorskip("cloudpickle")
 clattn_dask = pytest.importorskip("clattn.dask")
 sdpa = clattn_dask.scaled_dot_product_attention
+trace_for_chunks = pytest.importorskip("clattn.dask.mods").trace_for_chunks
 
 
 @pytest.fixture(autouse=True)
@@ -137,9 +138,74 @@ def test_grouped_heads(device, heads, chunks):
     check(arrays, (chunks[0], 4), (chunks[1], 5), device, enable_gqa=True, sinks=sinks)
 
 
+def test_matrices_beside_grouped_heads(device):
+    arrays = draw((9, 8)), draw((1, 12, 8)), draw((1, 12, 8))
+    options = {"enable_gqa": True, "device": device}
+    out = sdpa(chunked(arrays[0], 4), *(chunked(a, 1, 5) for a in arrays[1:]), **options)
+    right = clattn.scaled_dot_product_attention(*arrays, **options)
+    assert out.shape == right.shape and max_error(out.compute(), right) < 1e-6
+
+
 def test_leading_dimensions_broadcast(device):
     arrays = draw((1, 2, 9, 8)), draw((3, 2, 12, 8)), draw((2, 12, 8))
     check(arrays, (1, 1, 4), (1, 2, 5), device, (1, 5))
+
+
+def large(number, sign=-1, dtype=float32):
+    """Query and key whose scores are all sign * number**2 * sqrt(8), values 0 ... 8."""
+    query = np.full((9, 8), number, dtype)
+    return query, dtype.type(sign) * query, np.repeat(np.arange(9), 8).reshape(9, 8).astype(dtype)
+
+
+LOWEST = np.full((9, 9), np.finfo(float32).min, float32)
+EQUAL_SCORES = {
+    "1e36": (large(1e18), None),
+    "2e6": (large(840), None),
+    "float16": (large(200, 1, np.dtype(np.float16)), None),
+    "the lowest number": (qkv((), 9, 9)[:2] + large(1)[2:], LOWEST),
+}
+
+
+@pytest.mark.parametrize(("arrays", "mask"), EQUAL_SCORES.values(), ids=EQUAL_SCORES)
+def test_equal_scores_of_any_size_give_the_mean(device, arrays, mask):
+    """One number of float32 could not tell how many keys a part has."""
+    for split_every in (2, 4):
+        lazy = [chunked(a, (2, 7)) for a in arrays]
+        lazy[1:] = [a.rechunk(((2, 1, 5, 1), -1)) for a in lazy[1:]]
+        out = sdpa(*lazy, mask, device=device, split_every=split_every)
+        np.testing.assert_array_equal(out.compute(), np.full((9, 8), 4, arrays[0].dtype))
+
+
+@pytest.mark.parametrize("number", [np.uint8, np.int8, np.uint64])
+def test_windows_of_numpys_integers(number):
+    """Sums with them would wrap."""
+    arrays = qkv((), 12, 400)
+    window = (number(2), number(1))
+    for causal in (False, "lower_right"):
+        right, _ = attention(*arrays, window=(2, 1), is_causal=causal)
+        out = sdpa(*(chunked(a, 5) for a in arrays), window=window, is_causal=causal)
+        assert max_error(out.compute(), right) < 1e-6
+
+
+def test_sinks_of_any_size():
+    """As in one call: a finite number stays finite; a row without a key is zeros."""
+    sinks = np.array([1e300, -1e300, 0, np.nan, np.inf, -np.inf])
+    q, k, v = qkv((6,), 9, 9)
+    mask = np.arange(9)[:, None] > np.arange(9)
+    options = {"attn_mask": mask, "sinks": sinks, "return_lse": True}
+    right = clattn.scaled_dot_product_attention(q, k, v, **options)
+    got = dask.compute(*sdpa(*(chunked(a, 6, 4) for a in (q, k, v)), **options))
+    for a, b in zip(got, right, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_byte_order(device):
+    """Arrays of another byte order give results of the machine's, with one chunk and several."""
+    swapped = [a.astype(a.dtype.newbyteorder()) for a in ARRAYS]
+    for chunks in (33, 7):
+        out = sdpa(*(chunked(a, 2, 4, chunks) for a in swapped), device=device)
+        assert out.dtype == float32 and out.dtype.isnative
+        assert_blocks(out, ARRAYS[0])
 
 
 @pytest.mark.parametrize(("L", "S"), [(0, 5), (5, 0), (0, 0)])
@@ -210,16 +276,34 @@ def test_flex(device, lead):
         assert a.dtype == b.dtype and max_error(a, b) < 2e-6
 
 
-def test_flex_names_depend_on_what_functions_capture():
+def test_what_functions_capture_is_read_when_the_graph_is_made():
+    """Names depend on it. Numbers may be equal to those that stand for a chunk's places."""
     lazy = [chunked(a, 1, 2, 5) for a in ARRAYS]
+    table = np.arange(4, dtype=float32)
+    number = 2**30
 
-    def name(number):
-        def mod(score, b, h, q_idx, kv_idx):
-            return score + number * b
+    def mod(score, b, h, q_idx, kv_idx):
+        return score * clattn.lookup(table, h) + b * (number - 2**30) + (kv_idx + number) * 1e-9
 
-        return clattn_dask.flex_attention(*lazy, mod).name
+    first, same = (clattn_dask.flex_attention(*lazy, mod) for _ in range(2))
+    right = clattn.flex_attention(*ARRAYS, mod)
+    table[:] = 1
+    second = clattn_dask.flex_attention(*lazy, mod)
+    number += 1
+    third = clattn_dask.flex_attention(*lazy, mod)
+    assert first.name == same.name and len({a.name for a in (first, second, third)}) == 3
+    assert max_error(first.compute(), right) < 2e-6
+    assert max_error(third.compute(), clattn.flex_attention(*ARRAYS, mod)) < 2e-6
 
-    assert name(1.0) == name(1.0) != name(2.0)
+
+def test_flex_of_matrices_and_of_more_places_than_32_bits(device):
+    arrays = qkv((), 9, 14)
+    lazy = [chunked(a, 5) for a in arrays]
+    for keys in (14, 2**31):
+        traced = trace_for_chunks({"score_mod": biased, "mask_mod": third}, (1, 9), keys)
+        assert {max(traced.traced.numbers) > 2**31} == {keys > 2**31 - 1}
+    got = clattn_dask.flex_attention(*lazy, biased, third, device=device).compute()
+    assert max_error(got, clattn.flex_attention(*arrays, biased, mask_mod=third)) < 2e-6
 
 
 # ---- graphs ----
@@ -278,7 +362,7 @@ def test_names_are_equal_for_equal_calls(device):
 def test_graphs_are_pickled(device):
     lazy = [chunked(a, 1, 2, 9) for a in ARRAYS]
     out = clattn_dask.flex_attention(*lazy, biased, device=device)
-    again = pickle.loads(cloudpickle.dumps(out))
+    again = pickle.loads(pickle.dumps(out))
     np.testing.assert_array_equal(again.compute(), out.compute())
 
 
@@ -332,6 +416,13 @@ REFUSED = {
     "causal": (lazy, {"is_causal": "left"}, ValueError, "is_causal"),
     "return_lse": (lazy, {"return_lse": 1}, TypeError, "return_lse must be True or False"),
     "device": (lazy, {"device": 1.5}, TypeError, "device"),
+    "0 dimensions": ((q[0, 0, 0, 0],) * 3, {}, ValueError, "query has shape (); expected"),
+    "masked": (lazy, {"attn_mask": np.ma.masked_array(np.ones((17, 33)))}, TypeError,
+               "attn_mask must be an array, got MaskedArray, whose mask would be ignored"),
+    "masked, dask": (lazy, {"attn_mask": da.ma.masked_array(da.ones((17, 33)))}, TypeError,
+                     "attn_mask must be an array, got MaskedArray"),
+    "masked sinks": (lazy, {"sinks": np.ma.masked_array(np.ones(4))}, TypeError, "sinks must be"),
+    "a list": (lazy, {"attn_mask": [[True]]}, TypeError, "attn_mask must be an array"),
     "split_every": (lazy, {"split_every": 1}, ValueError, "split_every is 1; expected None or an"),
 }  # fmt: skip
 
@@ -343,16 +434,43 @@ def test_refused_while_the_graph_is_made(arrays, options, error, words):
     assert words in str(caught.value)
 
 
+def test_a_message_names_no_argument_that_is_not_there():
+    """Arrays (B, L, H, E) have no layout to take here."""
+    lazy = [chunked(a.swapaxes(1, 2), 4, 5) for a in qkv((2, 4), 17, 33)]
+    with pytest.raises(ValueError, match="key has shape") as caught:
+        sdpa(*lazy)
+    assert "layout" not in str(caught.value)
+
+
+def test_masks_and_sinks_of_other_libraries():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    mask, sinks = draw((17, 33), bfloat16), draw((4,), bfloat16)
+    given = [torch.tensor(a.astype(float32), dtype=torch.bfloat16) for a in (mask, sinks)]
+    out = sdpa(*lazy, given[0], sinks=given[1])
+    assert max_error(out.compute(), attention(*ARRAYS, attn_mask=mask, sinks=sinks)[0]) < 1e-6
+
+
 def test_a_mod_is_refused_while_the_graph_is_made():
     with pytest.raises(TypeError, match=r"np\.where"):
         clattn_dask.flex_attention(*lazy, lambda s, b, h, i, j: s if i > j else -s)
 
 
-def test_a_device_that_a_worker_lacks(monkeypatch, device):
+def test_devices_travel_by_name_and_number(monkeypatch, device):
+    """The second of two equal ones is the second on a worker, which may have none."""
+    twin = SimpleNamespace(platform=device.platform, name=device.name)
+    monkeypatch.setattr(clattn._core, "all_devices", lambda: [twin, device])
     out = sdpa(*lazy, device=device)
-    monkeypatch.setattr("clattn.dask.tasks.devices", list)
-    with pytest.raises(clattn.DeviceError, match="this worker has no device"):
+    assert max_error(out.compute(), attention(*ARRAYS)[0]) < 1e-6
+    monkeypatch.setattr(clattn._core, "all_devices", list)
+    with pytest.raises(clattn.DeviceError, match=re.escape(device.name)):
         out.compute()
+
+
+def test_a_device_of_a_queue_is_refused():
+    cl = pytest.importorskip("pyopencl", reason="pyopencl is not installed")
+    adopted = clattn.Device.from_pyopencl(cl.CommandQueue(cl.create_some_context(False)))
+    with pytest.raises(TypeError, match="of a pyopencl queue"):
+        sdpa(*lazy, device=adopted)
 
 
 # ---- a scheduler with one worker ----

@@ -10,8 +10,8 @@ import sys
 import clattn
 import numpy as np
 import pytest
+from clattn._parts import sums
 from clattn._parts.ring import Schedule, Share, part_lengths, pieces
-from clattn.merging import merge_into
 from references.attention import attention, tolerance
 from support.helpers import ROOT, assert_close, index_of, qkv, run, run_python
 
@@ -88,7 +88,7 @@ def test_more_ranks_than_processes(device, ranks, layout):
     for rank in range(ranks):
         own = rows.of(rank)
         given = {"is_causal": True, "window": options["window"]}
-        share = Share(taken(query, own), own, schedule.shift, **given)
+        share = Share(taken(query, own), own, schedule.band.shift, **given)
         for step in range(schedule.steps):
             there = keys.of((rank - step) % ranks)
             with clattn.use_device(device):
@@ -102,17 +102,32 @@ def test_more_ranks_than_processes(device, ranks, layout):
         assert_close(lse, taken(right[1][..., None], own)[..., 0], 4 * allowed[1])
 
 
-def test_results_without_keys_are_merged_in_any_order():
-    """Rows: both have keys; only one; neither; one is NaN. Large sums do not overflow."""
-    rows = np.array([[1, 2], [5, 0], [0, 0], [np.nan, 2]], np.float32)
-    sums = np.array([[900, 900], [-900, -np.inf], [-np.inf, -np.inf], [np.nan, 1]], np.float32)
-    right = [[1.5], [5], [0], [np.nan]], [900 + np.log(2), -900, -np.inf, np.nan]
-    for first, second in ((0, 1), (1, 0)):
-        out, lse = rows[:, [first]].copy(), sums[:, first].copy()
-        with np.errstate(all="raise"):
-            merge_into(out, lse, rows[:, [second]].copy(), sums[:, second])
-        np.testing.assert_allclose(out, right[0], rtol=1e-6)
-        np.testing.assert_allclose(lse, right[1], rtol=1e-6)
+# Rows of two parts, (out, base, total) each, and the result, (out, lse).
+LOW = np.finfo(np.float32).min
+MERGED = {
+    "both have keys": ((1, 900, 1), (2, 900, 1), (1.5, 900 + np.log(2))),
+    "two keys and one": ((1, -5, 2), (4, -5, 1), (2, -5 + np.log(3))),
+    "the lowest scores": ((1, LOW, 2), (4, LOW, 1), (2, LOW)),
+    "far apart": ((1, LOW, 1), (4, -LOW, 1), (4, -LOW)),
+    "one has keys": ((5, -900, 1), (0, -np.inf, 0), (5, -900)),
+    "one has scores of -inf": ((5, -900, 1), (np.nan, -np.inf, 0), (5, -900)),
+    "none has keys": ((0, -np.inf, 0), (0, -np.inf, 0), (0, -np.inf)),
+    "a score of NaN": ((np.nan, 3, np.nan), (2, 1, 1), (np.nan, np.nan)),
+    "a score of inf": ((np.nan, np.inf, np.nan), (2, 1, 1), (np.nan, np.nan)),
+}
+
+
+def test_parts_are_merged_in_any_order():
+    for name, (first, second, (out, lse)) in MERGED.items():
+        parts = [
+            sums.Sums(*(np.array(x, np.float32)[None] for x in ([a], b, c)))
+            for a, b, c in (first, second)
+        ]
+        for order in (parts, parts[::-1]):
+            with np.errstate(all="raise"):
+                merged = sums.finish(sums.merge(order))
+            np.testing.assert_allclose(merged[0], [[out]], rtol=1e-7, err_msg=name)
+            np.testing.assert_allclose(merged[1], [lse], rtol=1e-7, err_msg=name)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

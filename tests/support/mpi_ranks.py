@@ -173,9 +173,13 @@ WRONG = {
     "window": (2, {"window": (1, 1)}, ValueError, "rank 2: (1, 1)"),
     "layout": (0, {"layout": "zigzag"}, ValueError, "ranks disagree on layout"),
     "integers": (2, {"dtype": np.int32}, TypeError, "rank 2: query"),
-    "no array": (0, {"key": "words"}, TypeError, "rank 0: "),
+    "no array": (0, {"key": "words"}, TypeError, "rank 0: key must be an array"),
+    "masked": (2, {"value": np.ma.masked_array(np.ones((2, 3, 7, 8), np.float32))}, TypeError,
+               "rank 2: value must be an array, got MaskedArray"),
     "keys and values": (0, {"value": np.ones((2, 3, 2, 8), np.float32)}, ValueError,
-                        "rank 0: value has shape (2, 3, 2, 8); expected 7 rows"),
+                        "rank 0: value has length 2 (shape (2, 3, 2, 8)); expected 7, that of key"),
+    "head sizes": (1, {"key": np.ones((2, 3, 7, 5), np.float32)}, ValueError,
+                   "rank 1: key has head size 5 (shape (2, 3, 7, 5)); expected 8, that of query"),
     "key heads": (1, {"key": np.ones((2, 2, 7, 8), np.float32)}, ValueError,
                   "rank 1: key has shape (2, 2, 7, 8), whose dimension -3"),
     "an unknown layout": (1, {"layout": "striped"}, ValueError, "rank 1: layout is 'striped'"),
@@ -207,6 +211,15 @@ def refuse(rank, change, kind, words):
     check(CASES["causal"], "zigzag")
 
 
+def interrupt():
+    """One rank is interrupted, and hears that; the others end too, and the next call is right."""
+    mend = fail_at(1, 2, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt if COMM.rank == 1 else RuntimeError):
+        clattn.mpi.ring_attention(*qkv(L=6, S=7))
+    mend()
+    check(CASES["causal"], "zigzag")
+
+
 def refuse_communicators():
     freed = COMM.Dup()
     freed.Free()
@@ -225,11 +238,50 @@ def refuse_joins():
     for part, options, words in (
         (np.ones((4, 2 + COMM.rank)), {}, "ranks disagree on shape beside the axis"),
         (np.ones((4, 2)), {"axis": -2 if COMM.rank else -1}, "ranks disagree on axis"),
-        (np.ones((4, 2)), {"axis": 0 if COMM.rank else 2}, "rank 0: "),
+        (np.ones((4, 2)), {"axis": 0 if COMM.rank else 2}, "rank 0: axis is 2; expected a dim"),
         (np.ones((4, 2), "f4" if COMM.rank else "i4"), {}, "ranks disagree on dtype"),
+        (np.ones((4, 2), [("a", "f4" if COMM.rank else "i4")]), {}, "ranks disagree on dtype"),
+        (np.ones((4, 2), [("a", "i4")] if COMM.rank else "V4"), {}, "ranks disagree on dtype"),
     ):
         with pytest.raises(ValueError, match=words):
             clattn.mpi.join(part, COMM, **options)
+    for call in (clattn.mpi.join, clattn.mpi.split):
+        for axis in (0.0, True, None):
+            with pytest.raises(TypeError, match="axis must be an int"):
+                call(np.ones((4, 2)), COMM, axis=axis)
+    with pytest.raises(TypeError, match="array must be an array, got MaskedArray"):
+        clattn.mpi.split(np.ma.masked_array(np.ones((4, 2))), COMM)
+
+
+def equal_scores():
+    """Scores of any size: rows are the mean of all values, the same bits on every rank."""
+    for dtype, number, sign in (("f4", 1e18, -1), ("f4", 840, -1), ("f4", 1, 1), ("f2", 200, 1)):
+        query = np.full((3, 8), number, dtype)
+        value = np.full((3, 8), COMM.rank, dtype)
+        out, lse = clattn.mpi.ring_attention(
+            query, np.asarray(sign * query, dtype), value, return_lse=True
+        )
+        right = np.full((3, 8), (COMM.size - 1) / 2).astype(dtype)
+        np.testing.assert_array_equal(out, right)
+        assert len(set(COMM.allgather((out.tobytes(), lse.tobytes())))) == 1
+
+
+def device_of_the_keys():
+    """A query of NumPy goes to the device where the keys are, as in one call."""
+    device, plain, used = clattn.devices()[-1], ring.scaled_dot_product_attention, set()
+
+    def attend(*args, **options):
+        used.add(clattn.get_default_device())
+        return plain(*args, **options)
+
+    ring.scaled_dot_product_attention = attend
+    try:
+        query, key, value = qkv(L=6, S=7)
+        keys = (clattn.tensor(array, device) for array in (key, value))
+        assert type(clattn.mpi.ring_attention(query, *keys)) is np.ndarray
+    finally:
+        ring.scaled_dot_product_attention = plain
+    assert used == {device}
 
 
 def other_communicators():
@@ -252,10 +304,10 @@ def main():
     if sys.argv[2] == "results":
         runs = {f"{name}, {layout}": (check, given, layout)
                 for name, given in CASES.items() for layout in given["layouts"]}  # fmt: skip
-        runs["other communicators"] = (other_communicators,)
+        runs |= {f.__name__: (f,) for f in (other_communicators, equal_scores, device_of_the_keys)}
     else:
         runs = {name: (refuse, *given) for name, given in WRONG.items()}
-        runs |= {"communicators": (refuse_communicators,), "joins": (refuse_joins,)}
+        runs |= {f.__name__: (f,) for f in (refuse_communicators, refuse_joins, interrupt)}
     for name, (run, *args) in runs.items():
         try:
             run(*args)

@@ -1,4 +1,4 @@
-"""The types of arrays that the functions take."""
+"""The arrays that the functions take: their types, and their elements on the host."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
+from clattn import _core
+
 if TYPE_CHECKING:
     from clattn._core import Device, Tensor
 
-__all__ = ["Array", "ArrayT", "DeviceLike", "LseT"]
+__all__ = ["Array", "ArrayT", "DeviceLike", "LseT", "host_array"]
 
 
 class _HasDLPack(Protocol):
@@ -33,3 +35,15 @@ LseT = TypeVar("LseT", bound=Array)
 
 # What names a device: itself, words such as "gpu:1", or its index in `clattn.devices()`.
 DeviceLike: TypeAlias = "Device | str | int"
+
+
+def host_array(array: Any, name: str) -> np.ndarray:
+    """Return the elements of an array of any library, in native byte order.
+
+    They are copied only where they lie on a device or in another byte order. Structured dtypes of
+    NumPy pass; a masked array is refused, as in the core.
+    """
+    plain = isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
+    found = array if plain else _core.host_array(array, name)
+    native: np.ndarray = found.astype(found.dtype.newbyteorder("="), copy=False)
+    return native

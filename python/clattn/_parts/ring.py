@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from clattn._arguments.dtypes import wide
+from clattn._parts.bands import band_of
+from clattn._parts.sums import Sums, attend_to_part, finish, merge_into, widened
 from clattn.attention import scaled_dot_product_attention
-from clattn.merging import merge_into
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,14 +45,26 @@ def part_lengths(total: int, ranks: int, layout: str) -> list[int]:
 def pieces(lengths: Sequence[int], layout: str) -> Pieces:
     """Return the pieces of ranks whose parts have these lengths.
 
-    A zigzag part is cut in the middle, the longer piece first: as `part_lengths` has it.
+    A zigzag sequence is the first halves of ranks 0 ... n - 1, then the second halves of ranks
+    n - 1 ... 0. A part of odd length has the longer half first, as in `part_lengths`. Three ranks
+    with the lengths 5, 4 and 4:
+
+        place  0 1 2  3 4  5 6  7 8  9 10  11 12
+        rank   0 0 0  1 1  2 2  2 2  1  1   0  0
     """
     parts = np.array(lengths, np.int64)
-    sizes = [parts] if layout == "contiguous" else [(parts + 1) // 2, parts // 2]
-    ordered = np.concatenate([sizes[0], *(size[::-1] for size in sizes[1:])])
-    starts = np.split(np.cumsum(ordered) - ordered, len(sizes))
-    starts[1:] = [start[::-1] for start in starts[1:]]
-    return Pieces(np.stack(starts, 1), np.stack(sizes, 1))
+    if layout == "contiguous":
+        return Pieces(_starts(parts)[:, None], parts[:, None])
+    first, second = (parts + 1) // 2, parts // 2
+    starts = _starts(np.concatenate([first, second[::-1]]))
+    ranks = len(parts)
+    return Pieces(np.stack([starts[:ranks], starts[ranks:][::-1]], 1), np.stack([first, second], 1))
+
+
+def _starts(lengths: np.ndarray) -> np.ndarray:
+    """Return where each of some adjoining pieces begins."""
+    starts: np.ndarray = np.cumsum(lengths) - lengths
+    return starts
 
 
 class Schedule:
@@ -65,13 +78,8 @@ class Schedule:
         window: tuple[int | None, int | None] | None = None,
     ) -> None:
         self.rows, self.keys = rows, keys
-        left, right = window or (None, None)
-        if is_causal:
-            right = 0 if right is None else min(right, 0)
-        self._left, self._right = left, right
-        # How far row 0 of the sequence stands from key 0.
-        lower_right = isinstance(is_causal, str)
-        self.shift = int(keys.lengths.sum() - rows.lengths.sum()) if lower_right else 0
+        totals = (int(whole.lengths.sum()) for whole in (rows, keys))
+        self.band = band_of(is_causal, window, *totals)
         # Later steps have no keys that any rank sees.
         ranks = len(rows.starts)
         self.steps = next((n for n in range(ranks, 0, -1) if self.seen(n - 1).any()), 0)
@@ -81,20 +89,16 @@ class Schedule:
 
         A pair is False if a piece is empty, or if causality or the window excludes all of it.
         """
-        row, length = (part[:, :, None] for part in self.rows)
-        key, count = (np.roll(part, step, axis=0)[:, None, :] for part in self.keys)
-        seen: np.ndarray = (length > 0) & (count > 0)
-        if self._left is not None:
-            seen &= key + count > row + self.shift - self._left
-        if self._right is not None:
-            seen &= key < row + self.shift + length + self._right
-        return seen
+        row, rows = (part[:, :, None] for part in self.rows)
+        key, keys = (np.roll(part, step, axis=0)[:, None, :] for part in self.keys)
+        return self.band.meets(row, rows, key, keys)
 
 
 class Share:
     """The rows of one rank, and their results from the keys seen so far.
 
-    All is computed in float32, float64 in itself: a result is rounded once, at the end.
+    Attention is computed in float32, float64 in itself, and the results are summed in float64: they
+    are rounded to query's dtype once, at the end.
     """
 
     def __init__(
@@ -103,7 +107,7 @@ class Share:
         self._dtype = wide(query.dtype)
         self._starts = [start + shift for start, _ in rows]
         self._queries = _cut(query, rows)
-        self._results: list[Any] = [None] * len(rows)
+        self._results: list[Sums | None] = [None] * len(rows)
         self._options = options
 
     def attend(
@@ -115,30 +119,31 @@ class Share:
     ) -> None:
         """Attend to a part of the keys, where `seen` (pieces of rows, pieces of keys) is True."""
         parts = [part.astype(self._dtype, copy=False) for part in (key, value)]
-        cuts = [_cut(part, where) for part in parts]
+        keys, values = (_cut(part, where) for part in parts)
         for r in np.flatnonzero(seen.any(1)):
             query = self._queries[r].astype(self._dtype, copy=False)
             for k in map(int, np.flatnonzero(seen[r])):
-                result = scaled_dot_product_attention(
+                more = attend_to_part(
+                    scaled_dot_product_attention,
                     query,
-                    cuts[0][k],
-                    cuts[1][k],
+                    keys[k],
+                    values[k],
                     query_offset=self._starts[r] - where[k][0],
-                    return_lse=True,
                     **self._options,
                 )
-                if self._results[r]:
-                    merge_into(*self._results[r], *result)
+                sums = self._results[r]
+                if sums is None:
+                    self._results[r] = widened(more)
                 else:
-                    self._results[r] = result
+                    merge_into(sums, more)
 
     def write(self, out: np.ndarray, lse: np.ndarray) -> None:
         """Write output (..., L, Ev) and log-sum-exp (..., L) of the pieces that have seen keys."""
         at = 0
-        for query, result in zip(self._queries, self._results, strict=True):
+        for query, sums in zip(self._queries, self._results, strict=True):
             end = at + query.shape[-2]
-            if result:
-                out[..., at:end, :], lse[..., at:end] = result
+            if sums is not None:
+                out[..., at:end, :], lse[..., at:end] = finish(sums)
             at = end
 
 

@@ -1,7 +1,7 @@
 """Attention on dask arrays: on more keys or heads than one memory holds, or on several machines.
 
 ``clattn.dask.scaled_dot_product_attention`` and ``clattn.dask.flex_attention`` return lazy arrays.
-A task attends to one chunk of keys, and tasks of a tree merge the results by their log-sum-exp.
+A task attends to one chunk of keys, and tasks of a tree merge the results.
 Importing this module imports dask: ``pip install "clattn[dask]"``.
 """
 
@@ -15,17 +15,18 @@ except ImportError as error:
     raise ImportError('clattn.dask needs dask: pip install "clattn[dask]"') from error
 
 from clattn import attention, flex
-from clattn.dask.chunks import check_arrays, check_call, empty_like, lay_out
-from clattn.dask.graph import build_graph, name_of
-from clattn.dask.tasks import Call
+from clattn._parts.bands import Band, band_of
+from clattn.dask.chunks import check_arrays, check_call, lay_out, read_operand
+from clattn.dask.graph import build_graph
+from clattn.dask.mods import trace_for_chunks
+from clattn.dask.tasks import Call, packed
+from clattn.dask.tasks import flex_attention as attend_by_mods
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Literal, TypedDict, Unpack
 
-    import numpy as np
-
-    from clattn._arguments.arrays import DeviceLike
+    from clattn._arguments.arrays import Array, DeviceLike
 
     class _Where(TypedDict, total=False):
         device: DeviceLike | None
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     class _Options(_Where, total=False):
         window: tuple[int | None, int | None] | None
         softcap: float
-        sinks: da.Array | np.ndarray | None
+        sinks: da.Array | Array | None
 
 
 __all__ = ["flex_attention", "scaled_dot_product_attention"]
@@ -45,7 +46,7 @@ def scaled_dot_product_attention(
     query: da.Array,
     key: da.Array,
     value: da.Array,
-    attn_mask: da.Array | np.ndarray | None = None,
+    attn_mask: da.Array | Array | None = None,
     is_causal: bool | Literal["lower_right"] = False,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -58,7 +59,7 @@ def scaled_dot_product_attention(
     query: da.Array,
     key: da.Array,
     value: da.Array,
-    attn_mask: da.Array | np.ndarray | None = None,
+    attn_mask: da.Array | Array | None = None,
     is_causal: bool | Literal["lower_right"] = False,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -71,7 +72,7 @@ def scaled_dot_product_attention(
     query: da.Array,
     key: da.Array,
     value: da.Array,
-    attn_mask: da.Array | np.ndarray | None = None,
+    attn_mask: da.Array | Array | None = None,
     is_causal: bool | Literal["lower_right"] = False,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -83,14 +84,14 @@ def scaled_dot_product_attention(
     query: da.Array,
     key: da.Array,
     value: da.Array,
-    attn_mask: da.Array | np.ndarray | None = None,
+    attn_mask: da.Array | Array | None = None,
     is_causal: bool | Literal["lower_right"] = False,
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
     window: tuple[int | None, int | None] | None = None,
     softcap: float = 0.0,
-    sinks: da.Array | np.ndarray | None = None,
+    sinks: da.Array | Array | None = None,
     return_lse: bool = False,
     device: DeviceLike | None = None,
     split_every: int | None = None,
@@ -106,7 +107,7 @@ def scaled_dot_product_attention(
     query, key, value : dask arrays of shape (..., Hq, L, E), (..., Hk, S, E), (..., Hk, S, Ev)
         Where the leading dimensions of key and value have other chunks than query's, they are
         rechunked to query's. Value is unified with key along S.
-    attn_mask : dask or NumPy array, optional
+    attn_mask : dask array or other array, optional
         Broadcasts to (..., Hq, L, S). It is rechunked to the chunks of query and key.
     is_causal : bool or "lower_right"
         As for the whole arrays: True is ``j <= i``, "lower_right" is ``j <= i + S - L``.
@@ -118,13 +119,13 @@ def scaled_dot_product_attention(
         Keys to the left and to the right of a row's position that are kept.
     softcap : float
         Above 0, a scaled score s becomes ``softcap * tanh(s / softcap)`` before the mask.
-    sinks : dask or NumPy array of shape (Hq,), optional
+    sinks : dask array or other array of shape (Hq,), optional
         A logit for each query head that takes part in the sum and in no value.
     return_lse : bool
         Also return the log-sum-exp of the masked scores.
     device : Device, str or int, optional
-        Where workers run. A Device is found by its platform and name. Default: each worker's
-        default device, such as its ``CLATTN_DEVICE``.
+        Where workers run. A Device is found by its platform, name and number. Default: each
+        worker's default device, such as its ``CLATTN_DEVICE``.
     split_every : int, optional
         At most so many parts are merged in one task, 2 or more. Default: dask's.
 
@@ -142,11 +143,15 @@ def scaled_dot_product_attention(
     ValueError
         Shapes, ranges or combinations do not fit, or chunks do not; the message has the
         ``rechunk`` that helps.
+    MemoryError, DeviceError
+        While the result is computed: memory of a worker or its device does not suffice, it has no
+        such device, or OpenCL reports an error.
 
     Notes
     -----
-    A row's results over several chunks of keys are float32 (float64 for float64), and are rounded
-    once.
+    A row's results over several chunks of keys are float32 (float64 for float64). They are merged
+    in float64, by the base and the sum of each row's softmax, and rounded once. Splits of the keys
+    are those of Flash-Decoding (Dao et al., 2023).
 
     Examples
     --------
@@ -159,16 +164,17 @@ def scaled_dot_product_attention(
         "scale": scale,
         "enable_gqa": enable_gqa,
         "softcap": softcap,
-        "window": window,
     }
     arrays = check_arrays(query, key, value)
+    attn_mask, sinks = read_operand("attn_mask", attn_mask), read_operand("sinks", sinks)
     shape = check_call(
         attention.scaled_dot_product_attention,
         arrays,
         return_lse,
-        attn_mask=empty_like("attn_mask", attn_mask),
+        attn_mask=attn_mask,
         is_causal=is_causal,
-        sinks=empty_like("sinks", sinks),
+        window=window,
+        sinks=sinks,
         device=device,
         **options,
     )
@@ -176,20 +182,16 @@ def scaled_dot_product_attention(
         # Sinks belong to heads.
         query, key, value = (array[None] for array in arrays)
         results = scaled_dot_product_attention(
-            query, key, value, attn_mask, is_causal, sinks=sinks, return_lse=return_lse,
-            device=device, split_every=split_every, **options,
+            query, key, value, attn_mask, is_causal, window=window, sinks=sinks,
+            return_lse=return_lse, device=device, split_every=split_every, **options,
         )  # fmt: skip
         return tuple(result[0] for result in results) if return_lse else results[0]
     layout = lay_out(shape, arrays, attn_mask, sinks, enable_gqa)
-    shift = key.shape[-2] - query.shape[-2] if isinstance(is_causal, str) else 0
-    left, right = (None, None) if window is None else window
-    if is_causal:
-        right = 0 if right is None else min(right, 0)
-    bounds = None if left is None and right is None else (left, right)
-    call = Call(
-        options | {"is_causal": bool(is_causal)}, shift, {}, (), name_of(device), bool(return_lse)
-    )
-    return build_graph(layout, call, bounds, split_every)
+    band = band_of(is_causal, window, query.shape[-2], key.shape[-2])
+    # Tasks get a window for causality too.
+    options["window"] = None if band.left is None and band.right is None else band[:2]
+    call = Call(options, band.shift, None, packed(device), bool(return_lse))
+    return build_graph(layout, call, band, split_every)
 
 
 @overload
@@ -248,7 +250,8 @@ def flex_attention(
 
     The arguments are those of `clattn.flex_attention`; chunks, `device` and `split_every` those
     of `scaled_dot_product_attention`. Functions get the numbers of batch, head, row and key in the
-    whole arrays. They are called with symbols here, and once more in each task.
+    whole arrays. They are called with symbols here, more than once, and not in the tasks. Numbers
+    and arrays that they capture are copied here.
 
     Parameters
     ----------
@@ -283,6 +286,8 @@ def flex_attention(
         An argument of the wrong kind or dtype, or a function that cannot be traced.
     ValueError
         Shapes, ranges, combinations or chunks do not fit.
+    MemoryError, DeviceError
+        While the result is computed, as for `scaled_dot_product_attention`.
 
     Examples
     --------
@@ -294,10 +299,22 @@ def flex_attention(
     (2, 4, 1)
     """
     options = {"scale": scale, "enable_gqa": enable_gqa}
-    mods = {"score_mod": score_mod, "mask_mod": mask_mod}
+    functions = {"score_mod": score_mod, "mask_mod": mask_mod}
     arrays = check_arrays(query, key, value)
-    shape = check_call(flex.flex_attention, arrays, return_lse, device=device, **mods, **options)
+    if score_mod is None and mask_mod is None:
+        return scaled_dot_product_attention(
+            query, key, value, None, False, scale, enable_gqa, return_lse=return_lse,
+            device=device, split_every=split_every,
+        )  # fmt: skip
+    shape = check_call(
+        attend_by_mods,
+        arrays,
+        return_lse,
+        mods=flex.trace_mods(**functions),
+        device=device,
+        **options,
+    )
     layout = lay_out(shape, arrays, None, None, enable_gqa)
-    mods = mods if any(mods.values()) else {}
-    call = Call(options, 0, mods, shape[:-2], name_of(device), bool(return_lse))
-    return build_graph(layout, call, None, split_every)
+    mods = trace_for_chunks(functions, shape if len(shape) > 1 else (1, *shape), key.shape[-2])
+    call = Call(options, 0, mods, packed(device), bool(return_lse))
+    return build_graph(layout, call, Band(None, None, 0), split_every)

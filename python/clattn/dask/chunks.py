@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import dask.array as da
 import numpy as np
 
+from clattn._arguments.arrays import host_array
+from clattn._arguments.options import check_flag
+from clattn._parts.checks import shape_of_call
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Layout", "check_arrays", "check_call", "empty_like", "lay_out", "seen_keys"]
+    from clattn._parts.bands import Band
+
+__all__ = ["Layout", "check_arrays", "check_call", "lay_out", "read_operand", "seen_keys"]
 
 
 def check_arrays(*arrays: Any) -> tuple[da.Array, ...]:
@@ -38,32 +44,30 @@ def _check_known(name: str, array: da.Array) -> None:
         )
 
 
-def empty_like(name: str, array: Any) -> Any:
-    """Return an array of the same shape and dtype without memory; what is no array, as it is."""
+def read_operand(name: str, array: Any) -> Any:
+    """Return a mask or sinks as an array of dask or NumPy; None stays."""
     if isinstance(array, da.Array):
         _check_known(name, array)
-    elif not isinstance(array, np.ndarray):
+    elif array is not None:
+        array = host_array(array, name)
+    return array
+
+
+def _without_memory(array: Any) -> Any:
+    """Return a NumPy array of the shape, the dtype and the kind of a dask array."""
+    if not isinstance(array, da.Array):
         return array
-    return np.broadcast_to(np.zeros((), array.dtype), array.shape)
+    none = np.broadcast_to(np.zeros((), array.dtype), array.shape)
+    return np.ma.masked_array(none) if isinstance(array._meta, np.ma.MaskedArray) else none
 
 
 def check_call(
     attend: Callable[..., Any], arrays: tuple[da.Array, ...], return_lse: bool, **options: Any
 ) -> tuple[int, ...]:
-    """Let the core check a call; return the shape (..., Hq, L) of the result's rows.
-
-    A result without columns has nothing to compute, and so needs no device. A call that is refused
-    is repeated with value's own shape, for the message.
-    """
-    query, key, value = (empty_like("array", array) for array in arrays)
-    none = np.empty((0, 0), np.float32)
-    try:
-        rows = attend(query, key, value[..., :0], **options)
-        attend(none, none, none, return_lse=return_lse)
-    except (TypeError, ValueError):
-        attend(query, key, value, return_lse=return_lse, **options)
-        raise
-    return tuple(rows.shape[:-1])
+    """Let the core check a call; return the shape (..., Hq, L) of the result's rows."""
+    check_flag("return_lse", return_lse)
+    options = {name: _without_memory(option) for name, option in options.items()}
+    return shape_of_call(attend, *map(_without_memory, arrays), **options)[:-1]
 
 
 class Layout(NamedTuple):
@@ -112,9 +116,10 @@ def lay_out(
             a.chunks[n] for a in (query, key, value) if a.ndim >= -n and a.shape[n] == size
         )
     query = _rechunk(query, lead)
-    if enable_gqa and key.ndim > 2 and key.shape[-3] not in (1, query.shape[-3]):
-        beside = {n: sizes for n, sizes in lead.items() if n != -3}
-        key, value = (_serve_heads(_rechunk(a, beside), query) for a in (key, value))
+    has_groups = enable_gqa and min(query.ndim, key.ndim) > 2
+    if has_groups and key.shape[-3] not in (1, query.shape[-3]):
+        others = {n: sizes for n, sizes in lead.items() if n != -3}
+        key, value = (_serve_heads(_rechunk(a, others), query) for a in (key, value))
     else:
         key, value = (_rechunk(array, lead) for array in (key, value))
     chunks = (*lead.values(), query.chunks[-2], key.chunks[-2])
@@ -130,7 +135,12 @@ def _serve_heads(array: da.Array, query: da.Array) -> da.Array:
     """Return keys or values with a chunk of heads for each chunk of query's heads.
 
     A chunk of query's heads that has whole groups, or is within one, gets the heads of these
-    groups. Any other gets a head for each of its own, so that each is a group by itself.
+    groups. Any other gets a head for each of its own, so that each is a group by itself. Eight
+    heads of query in chunks of 4, 3 and 1, two heads of keys:
+
+        heads of query   0 1 2 3 | 4 5 6 | 7
+        their key heads  0 0 0 0 | 1 1 1 | 1
+        what chunks get  0       | 1     | 1      of chunks 3 and 5: 0 | 0 1 1 1 1
     """
     group = query.shape[-3] // array.shape[-3]
     ends = np.cumsum(query.chunks[-3]).tolist()
@@ -163,22 +173,8 @@ def _rechunk(array: da.Array, chunks: dict[int, tuple[int, ...]]) -> da.Array:
     return array.rechunk(wanted)
 
 
-def seen_keys(
-    layout: Layout, bounds: tuple[int | None, int | None] | None, shift: int
-) -> list[list[int]]:
-    """Return for each chunk of rows the numbers of the chunks of keys that it attends to.
-
-    Row i attends to the keys from ``i + shift - left`` to ``i + shift + right``.
-    """
-    left, right = bounds or (None, None)
-    keys = np.array(layout.chunks[-1])
-    starts = layout.origins[-1]
-    found = []
-    for first, count in zip(layout.origins[-2].tolist(), layout.chunks[-2], strict=True):
-        seen = (keys > 0) & (count > 0)
-        if left is not None:
-            seen &= starts + keys > first + shift - left
-        if right is not None:
-            seen &= starts < first + count + shift + right
-        found.append(np.flatnonzero(seen).tolist())
-    return found
+def seen_keys(layout: Layout, band: Band) -> list[list[int]]:
+    """Return for each chunk of rows the numbers of the chunks of keys that it attends to."""
+    starts, counts = layout.origins[-1], np.array(layout.chunks[-1], np.int64)
+    rows = zip(layout.origins[-2].tolist(), layout.chunks[-2], strict=True)
+    return [np.flatnonzero(band.meets(row, n, starts, counts)).tolist() for row, n in rows]

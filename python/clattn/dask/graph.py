@@ -15,37 +15,29 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 from dask.utils import is_integer
 
-from clattn import _core, flex
 from clattn._arguments.dtypes import wide
+from clattn._parts.sums import without_keys
 from clattn.dask.chunks import seen_keys
-from clattn.dask.tasks import Call, attend, attend_to_part, blank, finish, merge
+from clattn.dask.tasks import Call, attend, attend_to_part, merge, merge_last
 
 if TYPE_CHECKING:
+    from clattn._parts.bands import Band
     from clattn.dask.chunks import Layout
 
-__all__ = ["build_graph", "name_of"]
+__all__ = ["build_graph"]
 
 
-def build_graph(
-    layout: Layout,
-    call: Call,
-    bounds: tuple[int | None, int | None] | None,
-    split_every: int | None,
-) -> Any:
-    """Return output, or (output, lse).
-
-    `bounds` are the keys to the left and to the right of a row's position that it attends to, None
-    for all.
-    """
+def build_graph(layout: Layout, call: Call, band: Band, split_every: int | None) -> Any:
+    """Return output, or (output, lse)."""
     most = dask.config.get("split_every", 4) if split_every is None else split_every
     if not is_integer(most) or most < 2:
         raise ValueError(f"split_every is {most!r}; expected None or an int of 2 or more")
-    token = tokenize(layout, call._replace(mods={}), most, _mods_token(call))
+    token = tokenize(layout, call, most)
     tasks = _Tasks(layout, call, token, most)
-    seen = seen_keys(layout, bounds, call.shift)
+    seen = seen_keys(layout, band)
     for index in product(*(range(len(sizes)) for sizes in layout.chunks[:-1])):
         tasks.add(index, seen[index[-1]])
-    dtype = layout.query.dtype
+    dtype = tasks.dtype
     chunks = (*layout.chunks[:-1], layout.value.chunks[-1])
     arrays = [array for array in layout[2:] if array is not None]
     result = _array(tasks.name, tasks.graph, arrays, chunks, dtype)
@@ -54,19 +46,6 @@ def build_graph(
     # The last tasks return pairs.
     output = _take(result, 0, f"output-{token}", chunks, dtype)
     return output, _take(result, 1, f"lse-{token}", chunks[:-1], wide(dtype))
-
-
-def name_of(device: Any) -> Any:
-    """Return a plain value that workers find the device by."""
-    return (device.platform, device.name) if isinstance(device, _core.Device) else device
-
-
-def _mods_token(call: Call) -> Any:
-    """Return what functions compute and capture, as plain values and NumPy arrays."""
-    if not call.mods:
-        return None
-    traced = flex.trace_mods(**call.mods)
-    return traced.text, traced.numbers, [np.asarray(table) for table in traced.tables]
 
 
 def _array(
@@ -89,6 +68,7 @@ class _Tasks:
     def __init__(self, layout: Layout, call: Call, token: str, split_every: int) -> None:
         self.graph: dict[Any, Any] = {}
         self.name = f"attention-{token}"
+        self.dtype = layout.query.dtype.newbyteorder("=")
         self._layout, self._call, self._token, self._most = layout, call, token, split_every
 
     def add(self, index: tuple[int, ...], keys: list[int]) -> None:
@@ -98,7 +78,7 @@ class _Tasks:
             alone = partial(attend, call=self._call)
             task = (alone, *self._pair(index, keys[0]), sinks)
         else:
-            last = partial(finish, call=self._call, dtype=self._layout.query.dtype)
+            last = partial(merge_last, call=self._call, dtype=self.dtype)
             task = (last, self._merge(index, self._parts(index, keys)), sinks)
         self.graph[(self.name, *index, 0)] = task
 
@@ -107,7 +87,7 @@ class _Tasks:
         if not keys:
             shape = [sizes[n] for sizes, n in zip(self._layout.chunks, index, strict=False)]
             size = self._layout.value.shape[-1]
-            return [(partial(blank, (*shape, size), wide(self._layout.query.dtype)),)]
+            return [(partial(without_keys, (*shape, size), wide(self.dtype)),)]
         part = partial(attend_to_part, call=self._call)
         tasks = {(f"attend-{self._token}", *index, n): (part, *self._pair(index, n)) for n in keys}
         self.graph |= tasks

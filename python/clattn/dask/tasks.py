@@ -2,46 +2,89 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from clattn import _core, attention, flex
+from clattn import _core, attention
 from clattn._arguments.dtypes import wide
-from clattn.device import devices
-from clattn.merging import merge_into
+from clattn._parts import sums
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Call", "attend", "attend_to_part", "blank", "finish", "merge"]
+    from clattn._parts.sums import Sums
+    from clattn.dask.mods import ChunkMods
+    from clattn.flex import Mods
+
+__all__ = ["Call", "attend", "attend_to_part", "flex_attention", "merge", "merge_last", "packed"]
 
 
 class Call(NamedTuple):
-    """What is the same in all tasks of a call: plain values, and the functions of the user.
+    """What is the same in all tasks of a call.
 
     Attributes
     ----------
     options : dict
         Arguments of the core's function that have no chunks.
     shift : int
-        S - L of the whole arrays for "lower_right", else 0: row i stands at ``i + shift``.
-    mods : dict
-        score_mod and mask_mod; empty without both.
-    lead : tuple of int
-        The shape of the result before the heads, for mods.
-    device : str, tuple or None
-        A word, or the platform and the name of a device.
+        Row i stands at key ``i + shift`` of the whole arrays.
+    mods : ChunkMods or None
+        What the user's functions compute.
+    device : str, int, bytes or None
+        Words, or what `packed` makes of a Device.
     return_lse : bool
         What the last tasks return: (output, lse), or the output alone.
     """
 
     options: dict[str, Any]
     shift: int
-    mods: dict[str, Any]
-    lead: tuple[int, ...]
+    mods: ChunkMods | None
     device: Any
     return_lse: bool
+
+
+def packed(device: Any) -> Any:
+    """Return a device as a plain value; a scheduler, which reads all of a graph, may have none."""
+    if not isinstance(device, _core.Device):
+        return device
+    try:
+        return pickle.dumps(device)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"device '{device.name}' is of a pyopencl queue, which workers do not have; give the "
+            "Device that the queue is on, of clattn.devices()"
+        ) from None
+
+
+def flex_attention(
+    query: Any, key: Any, value: Any, *, mods: Mods, scale: float | None, enable_gqa: bool,
+    return_lse: Any, device: Any, sinks: Any = None
+) -> Any:  # fmt: skip
+    """Return `clattn.flex_attention` of functions that are traced."""
+    return _core.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        None,
+        0.0,
+        False,
+        scale,
+        enable_gqa,
+        None,
+        0.0,
+        None,
+        return_lse,
+        None,
+        device,
+        sinks,
+        0,
+        False,
+        "BHLE",
+        mods,
+        None,
+    )
 
 
 def attend(
@@ -51,95 +94,47 @@ def attend(
 
     `origins` are the places in the whole arrays where the chunks begin, those of keys last.
     """
-    return _attend(query, key, value, mask, origins, call, call.return_lse, sinks=sinks)
+    function, arguments, options = _call_of(query, key, value, mask, origins, call)
+    return function(*arguments, sinks=sinks, return_lse=call.return_lse, **options)
 
 
 def attend_to_part(
     query: Any, key: Any, value: Any, mask: Any, origins: Sequence[int], *, call: Call
-) -> Any:
-    """Attend from a chunk of rows to one of several chunks of keys; (output, lse) in float32."""
+) -> Sums:
+    """Attend from a chunk of rows to one of several chunks of keys, in float32 at least."""
     dtype = wide(query.dtype)
     query, key, value = (array.astype(dtype, copy=False) for array in (query, key, value))
-    return _attend(query, key, value, mask, origins, call, True)
+    function, arguments, options = _call_of(query, key, value, mask, origins, call)
+    return sums.attend_to_part(function, *arguments, **options)
 
 
-def _attend(
-    query: Any, key: Any, value: Any, mask: Any, origins: Sequence[int], call: Call,
-    return_lse: bool, **arguments: Any
-) -> Any:  # fmt: skip
-    arguments |= {"return_lse": return_lse, "device": _find_device(call.device)}
-    if call.mods:
+def _call_of(
+    query: Any, key: Any, value: Any, mask: Any, origins: Sequence[int], call: Call
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Return the function of a pair of chunks, its arrays and its options."""
+    device = pickle.loads(call.device) if isinstance(call.device, bytes) else call.device
+    options = call.options | {"device": device}
+    if call.mods is not None:
         lead = np.broadcast_shapes(*(array.shape[:-3] for array in (query, key, value)))
-        mods = _shift_mods(call.mods, lead, call.lead, origins)
-        return flex.flex_attention(query, key, value, **mods, **call.options, **arguments)
+        heads = [0] * (3 - len(origins))  # two dimensions have none
+        mods = call.mods.at(lead, [*heads, *origins])
+        return flex_attention, (query, key, value), options | {"mods": mods}
     offset = origins[-2] - origins[-1] + call.shift
-    return attention.scaled_dot_product_attention(
-        query, key, value, mask, query_offset=offset, **call.options, **arguments
-    )
+    function = attention.scaled_dot_product_attention
+    return function, (query, key, value, mask), options | {"query_offset": offset}
 
 
-def _find_device(device: Any) -> Any:
-    if not isinstance(device, tuple):
-        return device
-    for found in devices():
-        if (found.platform, found.name) == device:
-            return found
-    raise _core.DeviceError(f"this worker has no device '{device[1]}' of platform '{device[0]}'")
+def merge(parts: list[Sums]) -> Sums:
+    """Merge results over several chunks of keys; the output travels in their dtype."""
+    merged = sums.merge(parts)
+    return merged._replace(out=merged.out.astype(parts[0].out.dtype, copy=False))
 
 
-def _shift_mods(
-    mods: dict[str, Any], lead: tuple[int, ...], whole: tuple[int, ...], origins: Sequence[int]
-) -> dict[str, Any]:
-    """Return functions that get the numbers of batch, head, row and key in the whole arrays.
-
-    `lead` is the shape of a chunk before the heads, `whole` that of the arrays, and `origins` where
-    the chunk begins. b counts the entries of all dimensions before the heads.
-    """
-    *first, head = origins[:-2] or [0]
-    row, key = origins[-2:]
-
-    def shift_batch(b: Any) -> Any:
-        places = []
-        for size in reversed(lead[1:]):
-            places.append(b % max(size, 1))
-            b = b // max(size, 1)
-        numbers = [n + origin for n, origin in zip([b, *reversed(places)], first, strict=False)]
-        total = numbers[0] if numbers else b
-        for number, size in zip(numbers[1:], whole[1:], strict=True):
-            total = total * size + number
-        return total
-
-    def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return mods["mask_mod"](shift_batch(b), h + head, q_idx + row, kv_idx + key)
-
-    def score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return mods["score_mod"](score, shift_batch(b), h + head, q_idx + row, kv_idx + key)
-
-    given = {"mask_mod": mask, "score_mod": score}
-    return {name: mod for name, mod in given.items() if mods[name] is not None}
-
-
-def blank(shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return (output, lse) of rows that see no chunk of keys; `shape` is the output's."""
-    return np.zeros(shape, dtype), np.full(shape[:-1], -np.inf, dtype)
-
-
-def merge(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Merge results (output, lse) over several chunks of keys."""
-    out, lse = (array.copy() for array in parts[0])
-    for more, more_lse in parts[1:]:
-        merge_into(out, lse, more.copy(), more_lse)
-    return out, lse
-
-
-def finish(
-    parts: Sequence[tuple[np.ndarray, np.ndarray]], sinks: Any, *, call: Call, dtype: Any
-) -> Any:
+def merge_last(parts: list[Sums], sinks: Any, *, call: Call, dtype: np.dtype[Any]) -> Any:
     """Merge the last parts of a chunk of rows, add the sinks and round to `dtype`."""
-    out, lse = merge(parts)
+    merged = sums.merge(parts)
     if sinks is not None:
-        # A sink is one more part, whose row is zeros.
-        logits = np.broadcast_to(sinks.astype(lse.dtype)[:, None], lse.shape)
-        merge_into(out, lse, np.zeros_like(out), logits)
+        sums.add_sinks(merged, sinks, wide(dtype))
+    out, lse = sums.finish(merged)
     out = out.astype(dtype, copy=False)
-    return (out, lse) if call.return_lse else out
+    return (out, lse.astype(wide(dtype), copy=False)) if call.return_lse else out
