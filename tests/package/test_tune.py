@@ -514,8 +514,10 @@ def test_bench_says_whether_it_ran_tuned(device):
     from clattn._commands.bench.contest import Contestants
     from clattn._commands.bench.limits import Limits
 
-    contestants = Contestants({"cpu": device}, [], {"cpu": Limits(device)}, {})
-    assert "clattn cpu: not tuned" in list(bench_report.notes([], contestants))
+    results = bench_report.Results(
+        [], Contestants({"cpu": device}, [], {"cpu": Limits(device)}, {}), 1
+    )
+    assert "clattn cpu: not tuned" in list(bench_report.notes(results))
     host_tuning.apply(device, {MANY: WINNER, FEW: WINNER})
-    assert "clattn cpu: tuned for 2 classes of problems" in bench_report.notes([], contestants)
-    assert bench_report.as_json([], contestants, 1)["devices"]["cpu"]["tuned_classes"] == 2
+    assert "clattn cpu: tuned for 2 classes of problems" in bench_report.notes(results)
+    assert bench_report.as_json(results)["devices"]["cpu"]["tuned_classes"] == 2
