@@ -27,13 +27,13 @@ NEEDED_IN_WHEEL = (
     r"clattn/_core\.pyi",
     r"clattn/_core\.[\w.-]+\.(so|pyd)",
     r"clattn/py\.typed",
-    r"clattn/_host/tuned/[\w.-]+\.json",
     r"clattn-[^/]+\.dist-info/RECORD",
     r"clattn-[^/]+\.dist-info/licenses/LICENSE",
 )
-ALLOWED_IN_WHEEL = (
-    r"clattn/.*\.(py|pyi|typed|json|cl)|clattn/_core\.[\w.-]+|clattn-[^/]+\.dist-info/.*"
-)
+ALLOWED_IN_WHEEL = "|".join((
+    r"clattn/.*\.(py|pyi|typed)", r"clattn/_core\.[\w.-]+",
+    r"clattn/_commands/bench/limits\.cl", r"clattn-[^/]+\.dist-info/.*",
+))  # fmt: skip
 NEEDED_IN_SDIST = ("CMakeLists.txt", "LICENSE", "PKG-INFO", "csrc/base/platform.c",
                    "kernels/attention/reference.cl", "third_party/opencl-headers/CL/cl.h",
                    "third_party/opencl-headers/LICENSE")  # fmt: skip

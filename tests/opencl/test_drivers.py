@@ -7,9 +7,11 @@ import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 
 import clattn._host.drivers as drivers
 import pytest
+from clattn._host import files
 from support.helpers import copy_of_a_loader, run_python
 
 find_loader_of_pyopencl = drivers._installed_loader_of_pyopencl
@@ -19,7 +21,7 @@ find_loader_of_pyopencl = drivers._installed_loader_of_pyopencl
 def environment(monkeypatch, tmp_path):
     """No OCL_ICD_ variable, no driver of the system, folders for the cache and temporary files."""
     for name in list(os.environ):
-        if name.startswith("OCL_ICD_"):
+        if name.startswith(("OCL_ICD_", drivers._MARK)):
             monkeypatch.delenv(name)
     monkeypatch.delenv("CLATTN_MEMORY", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -30,8 +32,9 @@ def environment(monkeypatch, tmp_path):
     (tmp_path / "system").mkdir()
     monkeypatch.setattr(drivers, "SYSTEM_VENDORS", str(tmp_path / "system"))
     yield tmp_path
-    os.environ.pop("OCL_ICD_VENDORS", None)
-    os.environ.pop("OCL_ICD_FILENAMES", None)
+    for name in list(os.environ):
+        if name.startswith(("OCL_ICD_", drivers._MARK)):
+            del os.environ[name]
 
 
 @pytest.fixture
@@ -89,6 +92,30 @@ def test_a_user_who_points_the_loader_somewhere_is_left_alone(environment, monke
     monkeypatch.setenv(name, "/somewhere")
     drivers.discover()
     assert {k: v for k, v in os.environ.items() if k.startswith("OCL_ICD_")} == {name: "/somewhere"}
+
+
+@pytest.mark.parametrize("theirs", ["another", None])
+def test_what_clattn_has_set_is_no_choice_of_the_user(wheel, environment, monkeypatch, theirs):
+    """A child process inherits it, and may be of another environment."""
+    folder = discover_folder()
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # as in the child
+    monkeypatch.setattr(drivers, "_wheel_libraries", lambda: theirs)
+    drivers.discover()
+    if theirs is None:
+        assert "OCL_ICD_VENDORS" not in os.environ
+    else:
+        assert named_in(Path(os.environ["OCL_ICD_VENDORS"])) == ["another/libintelocl.so"]
+    monkeypatch.setenv("OCL_ICD_VENDORS", str(folder) + "/.")  # now it is one
+    drivers.discover()
+    assert os.environ["OCL_ICD_VENDORS"] == str(folder) + "/."
+
+
+def test_a_second_thread_changes_no_variable(wheel, monkeypatch):
+    """While the first one is in the loader, which reads them without the interpreter's lock."""
+    drivers.discover()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "environ", MappingProxyType(os.environ))
+        drivers.discover()
 
 
 def test_other_variables_of_the_loader_do_not_hide_the_driver_of_pip(wheel, monkeypatch):
@@ -196,7 +223,7 @@ def test_an_icd_file_that_cannot_be_read_is_skipped(wheel, environment, monkeypa
     def open_others(file, *args):
         return refuse() if file == str(system / "a.icd") else open(file, *args)
 
-    monkeypatch.setattr(drivers, "open", open_others, raising=False)
+    monkeypatch.setattr(files, "open", open_others, raising=False)
     assert named_in(discover_folder()) == [str(wheel / "libintelocl.so"), "libb.so"]
 
 
@@ -224,7 +251,7 @@ def test_a_user_without_a_home_has_no_cache_folder(wheel, environment, monkeypat
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("os.getuid", lambda: 2**31 - 2)
-    assert drivers.cache_folder() is None
+    assert files.cache_folder() is None
     assert drivers.discover()[2] is None
     folder = Path(os.environ["OCL_ICD_VENDORS"])
     assert folder.parent == environment / "tmp"
@@ -235,18 +262,18 @@ def test_a_cache_folder_that_others_may_write_to_is_not_used(environment, monkey
     """What lies there is executed. A folder of root is as good as one's own."""
     folder = environment / "cache" / "clattn"
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent))
-    assert drivers.cache_folder() == str(folder), "it need not exist"
+    assert files.cache_folder() == str(folder), "it need not exist"
     folder.mkdir(parents=True)
     for mode, used in ((0o700, True), (0o755, True), (0o775, False), (0o702, False)):
         folder.chmod(mode)
-        assert drivers.cache_folder() == (str(folder) if used else None), oct(mode)
+        assert files.cache_folder() == (str(folder) if used else None), oct(mode)
     folder.chmod(0o700)
     monkeypatch.setattr("os.geteuid", lambda: 2**31 - 2)
-    assert drivers.cache_folder() == (str(folder) if folder.stat().st_uid == 0 else None)
+    assert files.cache_folder() == (str(folder) if folder.stat().st_uid == 0 else None)
     folder.rmdir()
     for wrong in (folder.touch, lambda: folder.symlink_to("nowhere")):
         wrong()
-        assert drivers.cache_folder() is None
+        assert files.cache_folder() is None
         folder.unlink()
 
 
@@ -257,7 +284,7 @@ def test_the_cache_folder_without_a_usable_xdg_variable(environment, monkeypatch
         monkeypatch.delenv("XDG_CACHE_HOME")
     else:
         monkeypatch.setenv("XDG_CACHE_HOME", base)
-    assert drivers.cache_folder() == str(environment / ".cache" / "clattn")
+    assert files.cache_folder() == str(environment / ".cache" / "clattn")
 
 
 def test_an_unknown_memory_mode_is_refused(environment, monkeypatch):

@@ -152,7 +152,7 @@ import os, pathlib, resource, signal
 import numpy as np
 clattn.scaled_dot_product_attention(*np.ones((3, 2, 4), np.float32))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the driver has set a handler that ends the process
-for path in pathlib.Path(os.environ["XDG_CACHE_HOME"], "clattn").iterdir():
+for path in pathlib.Path(os.environ["XDG_CACHE_HOME"], "clattn").glob("*.bin"):
     path.unlink()
 resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16))
 """

@@ -1,26 +1,29 @@
 # SPDX-License-Identifier: MIT
 """python -m clattn bench: what it measures, writes and refuses."""
 
+import fnmatch
 import json
 import re
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import clattn
 import numpy as np
 import pytest
-from clattn._commands.bench import chart, command, contest, limits, scaling
+from clattn._commands.bench import command, contest, limits, report
 from clattn._commands.bench.peers import Call
 from clattn._commands.bench.rows import GPU_ROWS, MODEL_ROWS, ROWS, Row
 from clattn._commands.main import main
 from references.attention import attention
+from rich.text import Text
 from support.helpers import png_size, run_cli
 
 
 class Fake:
     """A peer that computes in NumPy, and may be wrong, fail, or not support anything."""
 
-    name, counts, version = "fake", True, "fake 1"
+    name, version = "fake", "fake 1"
 
     def __init__(self, label, add=0.0, failure=None, supports=True):
         self.label, self.add, self.failure, self.supports = label, add, failure, supports
@@ -65,7 +68,7 @@ def test_a_peer_that_fails_or_is_wrong_is_left_out(device, few_limits):
         Fake("absent", supports=False),
     ]
     rivals = contestants(device, *fakes)
-    measured = contest.measure(PLAIN, rivals, 1, lambda: None)
+    measured = contest.measure(PLAIN, rivals, 1)
     assert set(measured.seconds) == {"d", "good"}
     assert measured.best == "good"
     assert [note.partition(":")[0] for note in measured.notes] == ["wrong", "broken"]
@@ -178,7 +181,7 @@ def test_all_devices_beside_every_peer(tmp_path):
     content = json.loads(file.read_text())
     assert len(content["devices"]) == len(clattn.devices())
     [row] = content["rows"]
-    assert set(row["results"]) == {*content["devices"], *content["peers"]} - {"ORT GQA"}
+    assert set(row["results"]) == {*content["devices"], *content["peers"]}
     assert row["shape"] == {"B": 1, "Hq": 8, "Hk": 8, "L": 16, "S": 16, "E": 64}
     assert set(content["peers"]) | set(content["missing"]) == {
         p.label for p in contest.peer_classes()
@@ -232,17 +235,48 @@ def test_a_row_of_models_stands_beside_contiguous_copies(tmp_path, capsys, fake_
     assert not any("beside_seconds" in result for result in tiny.values())
 
 
-def test_list(capsys):
-    assert bench("--list") == 0
+@pytest.mark.parametrize("pattern", ["*", "*decode*"])
+def test_list(capsys, pattern):
+    assert bench("--list", "--rows", pattern) == 0
     said = capsys.readouterr().out
-    assert [line.split()[0] for line in said.splitlines()[1:]] == [row.name for row in ROWS]
+    names = [row.name for row in ROWS if fnmatch.fnmatch(row.name, pattern)]
+    assert [line.split()[0] for line in said.splitlines()[1:]] == names
+
+
+def test_rows_that_cannot_be_measured(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    assert bench("--rows", "llama-bf16") == 1
+    assert "needs ml_dtypes: pip install ml_dtypes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("limit", ["fma", "product"])
+def test_limits_that_fail(first_device, monkeypatch, limit):
+    """The row is measured all the same, and a line says what has failed."""
+
+    def fail(*args):
+        raise RuntimeError("out of\nresources")
+
+    monkeypatch.setattr(limits, "Kernels", lambda device: SimpleNamespace(fma=fail))
+    fallible = {"d": limits.Limits(first_device, fail)}
+    rivals = contest.Contestants({"d": first_device}, [], fallible, {})
+    measured = contest.measure(replace(PLAIN, limit=limit), rivals, 2)
+    assert measured.seconds["d"] > 0 and measured.limit_share("d") is None
+    results = report.Results([measured], rivals, 2)
+    assert "limits of d: out of resources" in report.notes(results)
+    assert report.as_json(results)["missing"] == {"limits of d": "out of resources"}
+
+
+def test_names_of_devices_are_no_markup(first_device):
+    device = SimpleNamespace(name="[red]gfx90a[/]", platform="AMD [/]")
+    rivals = contest.Contestants({"d": device}, [], {"d": limits.Limits(first_device)}, {})
+    table = report.make_table("d", report.Results([], rivals, 1))
+    assert Text.from_markup(table.title).plain == "[red]gfx90a[/] (AMD [/])"
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--rows", "no-such-row"], "names no row"),
     (["--rounds", "0"], "1 or more"),
     (["--rounds", "many"], "1 or more"),
-    (["--scaling", "7"], "128 or more"),
     (["--no-such-option"], "usage"),
 ])  # fmt: skip
 def test_wrong_arguments(arguments, words, capsys):
@@ -250,16 +284,6 @@ def test_wrong_arguments(arguments, words, capsys):
         bench(*arguments)
     assert stopped.value.code == 2
     assert words in capsys.readouterr().err
-
-
-def test_rows_or_scaling(capsys):
-    assert bench("--rows", "tiny", "--scaling", 128) == 2
-    assert "--rows" in capsys.readouterr().err
-
-
-def test_a_device_that_there_is_not(capsys):
-    assert bench("--rows", "tiny", "--device", "no such device") == 2
-    assert "no such device" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--json", "--plot"])
@@ -279,63 +303,3 @@ def test_a_missing_library(package, options, tmp_path, capsys, monkeypatch):
     assert f'{package} is missing; install it with: pip install "clattn[bench]"' in (
         capsys.readouterr().err
     )
-
-
-# --- scaling ---------------------------------------------------------------------------------
-
-
-def test_scaling(first_device, capsys, monkeypatch, tmp_path):
-    """On one device, in processes of its own."""
-    monkeypatch.setattr(scaling, "peer_classes", list)
-    file = tmp_path / "scaling.json"
-    status = bench("--scaling", 256, "--device", first_device.platform, "--json", file,
-                   "--plot", tmp_path / "scaling.png")  # fmt: skip
-    assert status == 0
-    [curve] = json.loads(file.read_text())["scaling"]
-    assert curve["ended"] == ""
-    assert [cost["S"] for cost in curve["costs"]] == [128, 256]
-    for cost in curve["costs"]:
-        assert cost["seconds"] > 0
-        assert cost["error"] <= cost["allowed"]
-        assert cost["memory"] >= 0
-    assert curve["label"] in capsys.readouterr().out
-    png_size(tmp_path / "scaling.png")
-
-
-def test_a_chart_of_calls_that_took_no_memory(tmp_path):
-    growth = scaling.Growth("device", "cpu", {128: scaling.Cost(1.0, 0, 0.0, 1.0)})
-    chart.save_scaling(tmp_path / "scaling.png", [128], [growth])
-    png_size(tmp_path / "scaling.png")
-
-
-@pytest.mark.parametrize(
-    ("limit", "word"), [("MOST_SECONDS", "more than 0 s"), ("MOST_MEMORY", "memory")]
-)
-def test_scaling_ends_where_a_call_would_take_too_much(monkeypatch, limit, word):
-    cost = json.dumps({"seconds": 1.0, "memory": 1 << 20, "error": 0.0, "allowed": 1.0})
-    done = SimpleNamespace(returncode=0, stdout=cost + "\n", stderr="")
-    monkeypatch.setattr(scaling.subprocess, "run", lambda *args, **options: done)
-    whole, limited = scaling.Growth("peer", "fake"), scaling.Growth("peer", "fake")
-    for size in (128, 256, 512):
-        scaling.measure_next(whole, size)
-    monkeypatch.setattr(scaling, limit, 1e-9)
-    for size in (128, 256, 512):
-        scaling.measure_next(limited, size)
-    assert list(whole.costs) == [128, 256, 512]
-    assert whole.ended == ""
-    assert list(limited.costs) == [128]
-    assert "S = 256" in limited.ended
-    assert word in limited.ended
-
-
-def test_scaling_says_why_a_process_failed():
-    growth = scaling.Growth("device", "no such device")
-    scaling.measure_next(growth, 128)
-    assert growth.costs == {}
-    assert "no such device" in growth.ended
-
-
-def test_scaling_says_what_is_wrong():
-    fine, wrong = scaling.Cost(1.0, None, 0.5, 1.0), scaling.Cost(1.0, None, float("nan"), 1.0)
-    assert scaling.Growth("device", "cpu", {128: fine, 256: wrong}).wrong() == [256]
-    assert scaling.Growth("peer", "torch", {128: wrong}).wrong() == []

@@ -1,23 +1,29 @@
 # SPDX-License-Identifier: MIT
 """python -m clattn: the listing, and the demonstration on a small crop."""
 
+import argparse
 import io
 import sys
 
 import clattn
 import numpy as np
 import pytest
+from clattn._commands import common
 from clattn._commands.demo import measuring
 from clattn._commands.main import main
+from clattn._host.progress import open_bar
 from support.helpers import (
     WHAT_TO_INSTALL,
-    copy_of_a_loader,
     no_opencl,
     png_size,
     run,
     run_cli,
-    run_python,
 )
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
 
 def test_the_listing_names_every_device():
@@ -52,12 +58,62 @@ def test_a_driver_that_cannot_be_loaded_is_not_fatal(tmp_path):
 
 @pytest.mark.parametrize("arguments", [["no-such-command"], ["--no-such-option"],
                                        ["demo", "--no-such-option"], ["warm-up", "--kinds", "x"],
-                                       ["warm-up", "--head-sizes", "0"]], ids=" ".join)  # fmt: skip
-def test_wrong_arguments(arguments):
-    done = run_cli(*arguments, check_exit=False)
-    assert done.returncode not in (0, 1)
-    assert "usage" in done.stderr.lower()
-    assert "Traceback" not in done.stderr
+                                       ["warm-up", "--head-sizes", "0"],
+                                       ["demo", "--size", "9.5"]], ids=" ".join)  # fmt: skip
+def test_wrong_arguments(arguments, capsys):
+    with pytest.raises(SystemExit) as refusal:
+        main(arguments)
+    assert refusal.value.code == 2
+    assert "usage" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "above", "right", "wrong"),
+    [
+        (int, 7, False, "7", {"9.5": "a whole number of 7 or more", "6": "7 or more"}),
+        (float, 0, True, "0.5", {"0": "a number above 0", "nan": "above 0", "inf": "above 0"}),
+    ],
+)
+def test_numbers(kind, least, above, right, wrong):
+    parse = common.number(kind, least, above=above)
+    assert parse(right) == kind(right)
+    for text, words in wrong.items():
+        with pytest.raises(argparse.ArgumentTypeError, match=f"'{text}'; expected .*{words}"):
+            parse(text)
+
+
+@pytest.mark.parametrize(("failure", "status", "words"), [
+    (common.CommandError("no such picture", 2), 2, "no such picture"),
+    (clattn.DeviceError("lost"), 1, "lost"),
+    (MemoryError("64 GiB"), 1, "there is not enough memory: 64 GiB"),
+    (MemoryError(), 1, "there is not enough memory"),
+    (KeyboardInterrupt(), 130, "interrupted"),
+])  # fmt: skip
+def test_a_command_that_fails_ends_in_a_line(monkeypatch, capsys, failure, status, words):
+    def fail(*args, **options):
+        raise failure
+
+    monkeypatch.setattr(clattn, "warm_up", fail)
+    assert main(["warm-up", "--quiet"]) == status
+    assert capsys.readouterr().err == f"clattn warm-up: {words}\n"
+
+
+@pytest.mark.parametrize("command", ["demo", "bench", "tune", "warm-up"])
+@pytest.mark.parametrize("words", ["no such device", ""])
+def test_a_device_that_there_is_not(command, words, capsys):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("rich")
+    assert main([command, "--device", words]) == 2
+    assert f"clattn {command}: device '{words}' names no OpenCL device" in capsys.readouterr().err
+
+
+def test_an_exception_below_a_bar_is_the_only_one(monkeypatch):
+    """Where no bar can be drawn, nothing else is said to have happened before."""
+    for stream in (io.StringIO(), Terminal()):
+        monkeypatch.setitem(sys.modules, "rich.progress", None)
+        with pytest.raises(OSError, match="disk full") as caught, open_bar(1, stream):
+            raise OSError("disk full")
+        assert caught.value.__context__ is None
 
 
 @pytest.mark.parametrize("variable", ["CLATTN_MEMORY", "CLATTN_TUNING", "CLATTN_DEVICE"])
@@ -72,77 +128,6 @@ def test_wrong_words_in_the_environment(variable):
 def test_the_variable_that_hides_drivers_is_named(tmp_path):
     done = run_cli(env=no_opencl(tmp_path), check_exit=False)
     assert "the loader looks where OCL_ICD_VENDORS says: " in done.stderr
-
-
-def test_doctor(tmp_path):
-    """Every device, what it computes, and nothing to do."""
-    done = run_cli("doctor", env={"XDG_CACHE_HOME": tmp_path})
-    said = done.stdout
-    for device in clattn.devices():
-        assert said.count(device.name) >= 2 and device.platform in said
-    assert said.count("right, error ") == len(clattn.devices())
-    assert said.endswith("To do\n  nothing\n")
-    assert f"folder                   {tmp_path}/clattn" in said
-
-
-def test_doctor_without_opencl(tmp_path):
-    """The folder that holds no driver, and what to install."""
-    done = run_cli("doctor", env=no_opencl(tmp_path), check_exit=False)
-    assert (done.returncode, done.stderr) == (1, "")
-    _, advice = done.stdout.split("\nTo do\n")
-    assert "no driver is listed in" in advice and "clattn[cpu]" in advice
-
-
-def test_doctor_names_a_driver_that_does_not_open(tmp_path):
-    (tmp_path / "broken.icd").write_text("/nonexistent/libdriver.so\n")
-    env = {"OCL_ICD_VENDORS": tmp_path, "OCL_ICD_FILENAMES": None}
-    done = run_cli("doctor", env=env, check_exit=False)
-    assert done.returncode == 1
-    assert (
-        f"install the driver /nonexistent/libdriver.so again, or remove {tmp_path}" in done.stdout
-    )
-
-
-def test_doctor_names_the_loaders(tmp_path):
-    """In a process that has opened two."""
-    loaders = [copy_of_a_loader(tmp_path, f"lib{n}.so") for n in range(2)]
-    done = run_python(
-        """
-        import ctypes, sys
-        from clattn._commands.main import main
-        for loader in sys.argv[1:]:
-            ctypes.CDLL(loader)
-        main(["doctor"])
-        """,
-        *loaders,
-    )
-    said, advice = done.stdout.split("\nTo do\n")
-    assert f"  loader                   {loaders[0]}\n" in said
-    assert f"  another loader           {loaders[1]}\n" in said
-    assert "several loaders are open" in advice
-
-
-def test_doctor_finds_wrong_results(monkeypatch, capsys):
-    def attend(query, key, value, device):
-        return np.zeros_like(query)
-
-    monkeypatch.setattr(clattn, "scaled_dot_product_attention", attend)
-    assert main(["doctor"]) == 1
-    said = capsys.readouterr().out
-    assert said.count("WRONG, error ") == said.count("computes wrongly") == len(clattn.devices())
-
-
-def test_show_config(capsys):
-    clattn.show_config()
-    said = capsys.readouterr().out
-    for words in (
-        clattn.__version__,
-        "Environment",
-        "Kernel cache",
-        *(d.name for d in clattn.devices()),
-    ):
-        assert words in said
-    assert "To do" not in said
 
 
 def test_a_reader_that_leaves_early():
@@ -172,11 +157,6 @@ def test_demo(device, tmp_path):
     assert device.name in said
     for word in ("psnr", "error", "numpy", "memory"):
         assert word in said.lower(), said
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @pytest.mark.parametrize("is_installed", [True, False])
@@ -229,7 +209,7 @@ def test_warm_up(device, tmp_path):
     assert sorted(p.name for p in (tmp_path / "clattn").glob("*.bin")) == kept
 
 
-def test_warm_up_on_an_unknown_device():
-    done = run_cli("warm-up", "--device", "no such device", check_exit=False)
-    assert done.returncode == 2
-    assert "no such device" in done.stderr and "Traceback" not in done.stderr
+def test_warm_up_without_the_package_for_bfloat16(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    assert main(["warm-up", "--dtypes", "bfloat16", "--quiet"]) == 1
+    assert "pip install ml_dtypes" in capsys.readouterr().err

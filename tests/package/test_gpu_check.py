@@ -505,7 +505,7 @@ def test_the_table_of_the_bench(tool):
         bench_row("broken", failed={"gpu": "no register"}),
     ]  # fmt: skip
     device = {"name": "H9", "platform": "CUDA", "driver_version": "1", "fma": {"float32": 6e13},
-              "read": 4.2e12, "product": {"float16": 7e14}}  # fmt: skip
+              "read": {"536870912": 4.2e12}, "product": {"float16": 7e14}}  # fmt: skip
     peers = {"flash": {"version": "torch 2"}, "cuDNN": {"version": "torch 2"}}
     text = tool.tables.describe_bench({"rows": rows, "devices": {"gpu": device}, "peers": peers})
     f, d, broken = text.splitlines()[4:7]
@@ -513,7 +513,10 @@ def test_the_table_of_the_bench(tool):
     assert d == "| d | 8, 8 | float16 | 2 |  | 4000 | 50% |  |  |  | **NaN wrong** | 1.0e-03 |"
     assert broken.startswith("| broken | 8, 8 | float16 | FAILED: no register |")
     assert broken.count("|") == f.count("|")
-    assert "fma float32 60 TFLOP/s, reading 4200 GB/s, torch's product float16 700 TFLOP/s" in text
+    assert (
+        "fma float32 60 TFLOP/s, reading 512 MiB 4200 GB/s, torch's product float16 700 TFLOP/s"
+        in text
+    )
     assert "- d: cuDNN: no \\| kernel" in text and "Beside: torch 2." in text
 
 

@@ -24,7 +24,7 @@ KERNELS = sorted(ROOT.glob("kernels/**/*.cl"))
 KERNEL_TEXTS = sorted([*KERNELS, *ROOT.glob("kernels/**/*.clh")])
 TEXTS = sorted(
     path
-    for folder in ("csrc", "kernels", "python", "tests", "tools", "cmake")
+    for folder in ("csrc", "kernels", "python", "tests", "tools", "benchmarks", "cmake")
     for path in (ROOT / folder).rglob("*")
     if path.suffix in (".c", ".h", ".cl", ".clh", ".py", ".pyi", ".cmake", ".txt")
 )

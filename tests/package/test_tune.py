@@ -12,7 +12,6 @@ import os
 import sys
 import warnings
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 
 import clattn
 import numpy as np
@@ -27,7 +26,6 @@ from support.helpers import run, run_cli
 
 MANY, FEW = Class("float32", 64, "many"), Class("float32", 64, "few")
 BOTH = ("float32-64-many", "float32-64-few")
-SHIPPED = host_tuning._SHIPPED
 GUARD_ROWS = 150  # query rows of the problem that a winner must not lose
 
 
@@ -57,7 +55,6 @@ def quick(device, tmp_path, monkeypatch):
     tuning.clear(device)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CLATTN_TUNING", raising=False)
-    monkeypatch.setattr(host_tuning, "_SHIPPED", str(tmp_path / "shipped"))
     shapes = {("many", True): (((1, 2, 2, 200, 90),), ((1, 2, 2, GUARD_ROWS, 90),)),
               ("few", True): (((1, 2, 2, 20, 90),), ((1, 2, 2, 30, 90),)),
               ("threshold", True): (tuple((1, 8, 2, L, 90) for L in (2, 3, 5)),
@@ -81,7 +78,7 @@ def tune(device, *classes, options=()):
 
 
 def kept(device):
-    with open(host_tuning.user_file(device)) as file:
+    with open(host_tuning.path_of(device)) as file:
         return json.load(file)["winners"]
 
 
@@ -304,13 +301,13 @@ def test_a_stop_within_a_class(device, clock, monkeypatch):
     monkeypatch.setattr(search, "shortest", shortest)
     assert tune(device) == 130
     assert in_use(device) == {}
-    assert not os.path.exists(host_tuning.user_file(device))
+    assert not os.path.exists(host_tuning.path_of(device))
 
 
 def test_no_time(device, clock, capsys):
     assert tune(device, options=["--seconds", "1e-9"]) == 0
     assert in_use(device) == {}
-    assert not os.path.exists(host_tuning.user_file(device))
+    assert not os.path.exists(host_tuning.path_of(device))
     assert "classes left: 1;" in capsys.readouterr().out
 
 
@@ -349,14 +346,10 @@ def change(of, **changes):
     return path
 
 
-def test_a_new_process_uses_the_winners(device, monkeypatch):
+def test_a_new_process_uses_the_winners(device):
     host_tuning.write(device, {MANY: WINNER})
     assert report(device) == [[], [(*MANY, "cpu", WINNER.knobs)]]
-    monkeypatch.setattr(host_tuning, "_SHIPPED", SHIPPED)
-    shipped, _ = host_tuning.read(host_tuning.shipped_file(device), device)
-    count = len(shipped) + 1
-    said = run_cli(env={"CLATTN_TUNING": None}).stdout
-    assert f"{count} class{'es' if count > 1 else ''} of problems" in said
+    assert "1 class of problems" in run_cli(env={"CLATTN_TUNING": None}).stdout
 
 
 def test_off(device):
@@ -468,50 +461,12 @@ def test_a_driver_has_a_file_of_its_own(device):
         def __getattr__(self, name):
             return "another" if name == "driver_version" else getattr(device, name)
 
-    assert host_tuning.user_file(Other()) != host_tuning.user_file(device)
-
-
-def test_a_shipped_file_is_used_where_the_user_has_measured_nothing(device, tmp_path):
-    """It is of any driver and kernels, but of the same processor; the user's classes come first."""
-    (tmp_path / "shipped").mkdir()
-    path = change(device, device={"driver_version": "another", "vendor": "another"}, kernels="")
-    os.rename(path, host_tuning.shipped_file(device))
-    assert host_tuning.load([device]) == []
-    assert in_use(device) == {MANY: WINNER.knobs}
-    tuning.clear(device)
-    own = WINNER._replace(knobs={"TILES": 8})
-    host_tuning.write(device, {FEW: own})
-    assert host_tuning.load([device]) == []
-    assert in_use(device) == {MANY: WINNER.knobs, FEW: own.knobs}
-    tuning.clear(device)
-    host_tuning.write(device, {MANY: WINNER._replace(knobs={})})
-    assert host_tuning.load([device]) == []
-    assert in_use(device) == {}
-    tuning.clear(device)
-    os.unlink(host_tuning.user_file(device))
-    path = change(device, device={"float_width": 1})
-    os.replace(path, host_tuning.shipped_file(device))
-    assert host_tuning.load([device]) == []
-    assert in_use(device) == {}
-
-
-@pytest.mark.parametrize("name", sorted(os.listdir(SHIPPED)))
-def test_what_is_shipped(name, monkeypatch):
-    """Legal winners of the device that the name is made of, each of which gains enough."""
-    monkeypatch.setattr(host_tuning, "_SHIPPED", SHIPPED)
-    path = os.path.join(SHIPPED, name)
-    with open(path) as file:
-        device = SimpleNamespace(**json.load(file)["device"])
-    assert host_tuning.shipped_file(device) == path
-    found, warning = host_tuning.read(path, device)
-    assert found and not warning
-    for one, winner in found.items():
-        assert winner.knobs and winner.seconds < 0.97 * winner.rule_seconds, one
+    assert host_tuning.path_of(Other()) != host_tuning.path_of(device)
 
 
 def test_a_folder_that_cannot_be_written(device, clock, capsys, monkeypatch):
     """Winners hold for the process, and nothing is left behind."""
-    folder = os.path.dirname(host_tuning.user_file(device))
+    folder = os.path.dirname(host_tuning.path_of(device))
     clock.factors = {("TILES", 2): 0.5}
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(OSError("disk full")))
@@ -559,8 +514,10 @@ def test_bench_says_whether_it_ran_tuned(device):
     from clattn._commands.bench.contest import Contestants
     from clattn._commands.bench.limits import Limits
 
-    contestants = Contestants({"cpu": device}, [], {"cpu": Limits(device)}, {})
-    assert "clattn cpu: not tuned" in list(bench_report.notes([], contestants))
+    results = bench_report.Results(
+        [], Contestants({"cpu": device}, [], {"cpu": Limits(device)}, {}), 1
+    )
+    assert "clattn cpu: not tuned" in list(bench_report.notes(results))
     host_tuning.apply(device, {MANY: WINNER, FEW: WINNER})
-    assert "clattn cpu: tuned for 2 classes of problems" in bench_report.notes([], contestants)
-    assert bench_report.as_json([], contestants, 1)["devices"]["cpu"]["tuned_classes"] == 2
+    assert "clattn cpu: tuned for 2 classes of problems" in bench_report.notes(results)
+    assert bench_report.as_json(results)["devices"]["cpu"]["tuned_classes"] == 2

@@ -52,7 +52,10 @@ def describe_bench(content):
                   *peers, "error", "allowed"]  # fmt: skip
         rows = [_bench_row(row, words, peers) for row in content["rows"]]
         limits = [f"fma {dtype} {rate / 1e12:.3g} TFLOP/s" for dtype, rate in device["fma"].items()]
-        limits += [f"reading {device['read'] / 1e9:.4g} GB/s"] if device["read"] else []
+        limits += [
+            f"reading {format_bytes(int(size))} {rate / 1e9:.4g} GB/s"
+            for size, rate in device["read"].items()
+        ]
         limits += [
             f"torch's product {dtype} {rate / 1e12:.3g} TFLOP/s"
             for dtype, rate in device["product"].items()

@@ -4,10 +4,11 @@ import argparse
 import importlib.metadata
 import os
 import platform
+import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +17,8 @@ import numpy as np
 import clattn
 from clattn import Device, _core
 from clattn._commands import listing
-from clattn._host import apart, drivers, facts
+from clattn._commands.softmax import weigh
+from clattn._host import apart, drivers, facts, files
 
 _PACKAGES = ("numpy", "ml_dtypes", "intel-opencl-rt", "torch", "jax", "dask", "mpi4py", "onnx",
              "transformers", "pyopencl")  # fmt: skip
@@ -24,7 +26,10 @@ _VARIABLES = ("CLATTN_", "OCL_", "OPENCL_", "POCL_", "XDG_CACHE_HOME", "CUDA_VIS
               "OMP_WAIT_POLICY", "LD_LIBRARY_PATH")  # fmt: skip
 _MOST_ERROR = 1e-5  # of the call that the doctor tries, whose values are about 1
 
+_OPEN = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"  # what another process runs
+
 Line = tuple[str, str]  # a label and a text
+Section = tuple[str, list[Line], list[str]]  # a title, its lines, and what to do about them
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,54 +39,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def show() -> None:
     """Print what `clattn.show_config` shows."""
-    for title, lines, _ in _examine():
-        _print(title, lines)
+    _print(_examine())
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what there is, what fails and what to do; return 0 if the default device computes."""
     del arguments
-    advice: list[str] = []
-    for title, lines, wrong in _examine():
-        _print(title, lines)
-        advice += wrong
+    advice = _print(_examine())
+    devices, default, _ = _find()
+    usable = [device for device in devices if device.usable]
     works = False
-    with suppress(clattn.DeviceError, ValueError):
-        default = clattn.get_default_device()
-        lines = []
-        for device in clattn.devices():
-            word, is_right = _try_call(device)
-            lines.append((device.name, word))
-            works |= is_right and device == default
-            if not is_right:
-                advice.append(f"{device.name} ({device.platform}) computes wrongly: please report "
-                              "this page, and choose another device by CLATTN_DEVICE")  # fmt: skip
-        _print("A call on each device", lines)
-        lines, wrong = _try_kernels()
-        advice += wrong
-        _print("Each kernel, in another process", lines)
-    _print("To do", [("", text) for text in advice] or [("", "nothing")])
+    if usable:
+        calls = {device: _try_call(device) for device in usable}
+        lines = [(device.name, said) for device, (said, _) in calls.items()]
+        wrong = [text for _, text in calls.values() if text]
+        advice += _print([("A call on each device", lines, wrong)])
+        advice += _print([("Each kernel, in another process", *_try_kernels(usable))])
+        works = default is not None and not calls[default][1]
+    _print([("To do", [("", text) for text in advice] or [("", "nothing")], [])])
     return 0 if works else 1
 
 
-def _print(title: str, lines: list[Line]) -> None:
-    print(f"\n{title}")
-    for label, text in lines:
-        print(f"  {label:<24} {text}" if label else f"  {text}")
+def _print(sections: Iterable[Section]) -> list[str]:
+    """Print sections, each as soon as it is there; return what to do about them."""
+    advice: list[str] = []
+    for title, lines, wrong in sections:
+        text = "".join(f"  {a:<24} {b}\n" if a else f"  {b}\n" for a, b in lines)
+        # Paths and variables need not be text.
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        print(f"\n{title}\n{text}".encode(encoding, "backslashreplace").decode(encoding), end="")
+        advice += wrong
+    return advice
 
 
-def _examine() -> Iterator[tuple[str, list[Line], list[str]]]:
-    """Yield a title, its lines, and what to do about them."""
-    yield "Versions", list(_versions()), []
-    given = {name: text for name, text in os.environ.items() if name.startswith(_VARIABLES)}
-    yield "Environment", sorted(given.items()) or [("", "no variable of clattn or OpenCL")], []
-    problem = ""
+def _find() -> tuple[list[Device], Device | None, str]:
+    """Return all devices, the default one, and why there is no default."""
     devices: list[Device] = []
     try:
         devices = _core.all_devices()
-        clattn.get_default_device()
+        return devices, clattn.get_default_device(), ""
     except (clattn.DeviceError, ValueError) as error:
-        problem = str(error)
+        return devices, None, str(error)
+
+
+def _examine() -> Iterator[Section]:
+    """Yield what there is."""
+    yield "Versions", list(_versions()), []
+    given = {name: text for name, text in os.environ.items() if name.startswith(_VARIABLES)}
+    yield "Environment", sorted(given.items()) or [("", "no variable of clattn or OpenCL")], []
+    devices, _, problem = _find()
     yield "Drivers", *_drivers_found()
     lines: list[Line] = []
     for device, word in zip(devices, listing.words_of(devices), strict=True):
@@ -111,16 +117,28 @@ def _drivers_found() -> tuple[list[Line], list[str]]:
                       "pyopencl, or the package that has opened the other, before clattn's first "
                       "call, or call clattn.devices() before that package looks for "
                       "drivers")  # fmt: skip
+    named = [name for name in os.environ.get("OCL_ICD_FILENAMES", "").split(os.pathsep) if name]
+    for library in named:
+        lines.append(("named by a variable", f"{library}: {_open_apart(library) or 'opens'}"))
+    if not drivers.HAS_ICD_FILES:
+        return lines, advice
     place = Path(os.environ.get("OCL_ICD_VENDORS", drivers.SYSTEM_VENDORS))
     lines.append(("drivers listed in", str(place)))
-    files = [place] if place.is_file() else sorted(place.glob("*.icd"))
-    for file in files:
-        library = file.read_text(errors="replace").strip()
+    listed = [place] if place.is_file() else sorted(place.glob("*.icd"))
+    for file in listed:
+        try:
+            if not stat.S_ISREG(file.stat().st_mode):
+                raise OSError(0, "it is no file")
+            library = os.fsdecode(file.read_bytes()).strip()
+        except OSError as error:  # also a link to a file that is gone
+            lines.append((f"  {file.name}", f"cannot be read: {error.strerror}"))
+            advice.append(f"remove {file}, which cannot be read: {error.strerror}")
+            continue
         failure = _open_apart(library)
         lines.append((f"  {file.name}", f"{library}: {failure or 'opens'}"))
         if failure:
             advice.append(f"install the driver {library} again, or remove {file}")
-    if not files:
+    if not listed and not named:
         advice.append(f"no driver is listed in {place}: pip install \"clattn[cpu]\", or the driver "
                       "of your device's vendor; a container needs its own")  # fmt: skip
     return lines, advice
@@ -128,22 +146,34 @@ def _drivers_found() -> tuple[list[Line], list[str]]:
 
 def _open_apart(library: str) -> str:
     """Open a library in another process; return why that fails, or nothing."""
-    code = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
-    done = subprocess.run([sys.executable, "-c", code, library], capture_output=True, text=True)
+    try:
+        command = [apart.find_python(), "-c", _OPEN, library]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              errors="replace", timeout=apart.SECONDS)  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"hangs for {apart.SECONDS} seconds"
+    except (OSError, apart.NoProcessError):
+        return ""
     if done.returncode < 0:
         return f"ends the process with signal {-done.returncode}"
-    return done.stderr.strip().splitlines()[-1] if done.returncode else ""
+    said = done.stderr.strip().splitlines() or [f"ends the process with status {done.returncode}"]
+    return said[-1] if done.returncode else ""
 
 
 def _cache() -> tuple[list[Line], list[str]]:
     """Return what the kernel cache holds, and what to do."""
-    folder = drivers.cache_folder()
-    if folder is None:
+    path = files.cache_path()
+    if path is None:
         return [("", "none")], ["set XDG_CACHE_HOME, or each process builds its kernels anew"]
-    files = list(Path(folder).glob("*.bin"))
-    size = sum(file.stat().st_size for file in files)
-    lines = [("folder", folder), ("files", f"{len(files)}, {facts.format_bytes(size)}")]
-    place = Path(folder)
+    if files.cache_folder() is None:
+        return [("folder", f"{path}: not used, as others may write there")], [
+            f"let only yourself write to the folder {path} (chmod go-w), or set XDG_CACHE_HOME: "
+            "each process builds its kernels anew"
+        ]
+    programs = list(Path(path).glob("*.bin"))
+    size = sum(file.stat().st_size for file in programs)
+    lines = [("folder", path), ("files", f"{len(programs)}, {facts.format_bytes(size)}")]
+    place = Path(path)
     while not place.exists():
         place = place.parent
     if os.access(place, os.W_OK):
@@ -151,11 +181,11 @@ def _cache() -> tuple[list[Line], list[str]]:
     return lines, [f"make {place} writable, or set XDG_CACHE_HOME: each process builds its kernels"]
 
 
-def _try_kernels() -> tuple[list[Line], list[str]]:
-    """Try each kernel that float32 calls choose from in another process, on each usable device."""
+def _try_kernels(devices: Iterable[Device]) -> tuple[list[Line], list[str]]:
+    """Try each kernel that float32 calls choose from in another process, on each device."""
     lines: list[Line] = []
     advice: list[str] = []
-    for device in clattn.devices():
+    for device in devices:
         for word in _core.fast_variants(device, "float32"):
             try:
                 found = apart.ask(device, "attention", word, "float32", "float32", "64", "64")
@@ -170,18 +200,21 @@ def _try_kernels() -> tuple[list[Line], list[str]]:
     return lines, advice
 
 
-def _try_call(device: Device) -> tuple[str, bool]:
-    """Attend on a device; return a line about the call, and whether it is right."""
+def _try_call(device: Device) -> tuple[str, str]:
+    """Attend on a device; return a line about the call, and what to do, nothing if it is right."""
     query, key, value = np.random.default_rng(0).standard_normal((3, 2, 40, 16), np.float32)
-    scores = query @ key.mT / 4
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    right = weights / weights.sum(axis=-1, keepdims=True) @ value
+    right = weigh(query @ key.mT / 4, value)
     start = time.perf_counter()
+    where = f"{device.name} ({device.platform})"
+    report = "please report this page, and choose another device by CLATTN_DEVICE"
     try:
         result = clattn.scaled_dot_product_attention(query, key, value, device=device)
-    except (clattn.DeviceError, MemoryError) as failure:
-        return str(failure), False
-    seconds, error = time.perf_counter() - start, float(np.abs(result - right).max())
-    is_right = error <= _MOST_ERROR
-    word = "right" if is_right else "WRONG"
-    return f"{word}, error {error:.0e}, {seconds * 1e3:.0f} ms with the build", is_right
+    except ValueError as error:  # a variable forces a kernel that does not take the call
+        return f"refused: {error}", f"{where} refuses a plain call: {error}"
+    except (clattn.DeviceError, MemoryError) as error:
+        return f"FAILED: {error}", f"{where} fails: {report}"
+    seconds, most = time.perf_counter() - start, float(np.abs(result - right).max())
+    said = f"error {most:.0e}, {seconds * 1e3:.0f} ms with the build"
+    if most <= _MOST_ERROR:
+        return f"right, {said}", ""
+    return f"WRONG, {said}", f"{where} computes wrongly: {report}"

@@ -8,9 +8,26 @@ from collections.abc import Sequence
 import clattn
 from clattn._commands import doctor, listing, warm_up
 from clattn._commands.bench import command as bench
+from clattn._commands.common import CommandError
 from clattn._commands.demo import command as demo
 from clattn._commands.tune import command as tune
 from clattn._host import drivers
+
+INTERRUPTED = 130  # the exit status of a shell's command after Ctrl-C
+
+# By name: the module, a line for the list of commands, and what its own help says.
+_COMMANDS = {
+    "demo": (demo, "denoise a photograph with one attention call",
+             "Denoise a photograph by non-local means, as one attention call."),
+    "bench": (bench, "time attention beside other implementations",
+              "Time attention beside other implementations that are installed, in turn."),
+    "tune": (tune, "find the best tiles for a device",
+             "Time tiles of kernels on a device, and keep those that beat the defaults."),
+    "warm-up": (warm_up, "build programs ahead of time",
+                "Build the programs of later calls, and keep them on disk."),
+    "doctor": (doctor, "examine drivers, devices and the cache, for a report of a problem",
+               "Say what there is, try a call on each device, and say what to do."),
+}  # fmt: skip
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -20,48 +37,18 @@ def make_parser() -> argparse.ArgumentParser:
         description="Attention on OpenCL devices. Without a command: list the devices.",
     )
     parser.add_argument("--version", action="version", version=f"clattn {clattn.__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    demo.add_arguments(
-        commands.add_parser(
-            "demo",
-            help="denoise a photograph with one attention call",
-            description="Denoise a photograph by non-local means, as one attention call.",
-        )
-    )
-    bench.add_arguments(
-        commands.add_parser(
-            "bench",
-            help="time attention beside other implementations",
-            description="Time attention beside other implementations that are installed, in turn.",
-        )
-    )
-    tune.add_arguments(
-        commands.add_parser(
-            "tune",
-            help="find the best tiles for a device",
-            description="Time tiles of kernels on a device, and keep those that beat the defaults.",
-        )
-    )
-    warm_up.add_arguments(
-        commands.add_parser(
-            "warm-up",
-            help="build programs ahead of time",
-            description="Build the programs of later calls, and keep them on disk.",
-        )
-    )
-    doctor.add_arguments(
-        commands.add_parser(
-            "doctor",
-            help="examine drivers, devices and the cache, for a report of a problem",
-            description="Say what there is, try a call on each device, and say what to do.",
-        )
-    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    for name, (module, line, description) in _COMMANDS.items():
+        module.add_arguments(commands.add_parser(name, help=line, description=description))
     parser.set_defaults(run=listing.run)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that `argv` names and return the exit status."""
+    """Run the command that `argv` names and return the exit status.
+
+    0: all is well. 1: something failed, or a result was wrong. 2: wrong arguments. 130: Ctrl-C.
+    """
     parser = make_parser()
     arguments = parser.parse_args(argv)
     try:
@@ -71,9 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status: int = arguments.run(arguments)
         sys.stdout.flush()
+        return status
+    except CommandError as error:
+        message, status = str(error), error.status
     except clattn.DeviceError as error:
-        print(error, file=sys.stderr)
-        return 1
+        message, status = str(error), 1
+    except MemoryError as error:
+        message, status = f"there is not enough memory: {error}".rstrip(": "), 1
+    except KeyboardInterrupt:
+        message, status = "interrupted", INTERRUPTED
+    print(f"clattn {arguments.command or ''}".rstrip() + f": {message}", file=sys.stderr)
     return status
 
 

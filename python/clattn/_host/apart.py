@@ -31,6 +31,19 @@ class NoProcessError(Exception):
     """No other process can be started here, or it did not get as far as the driver."""
 
 
+def find_python() -> str:
+    """Return what starts another Python.
+
+    Raises
+    ------
+    NoProcessError
+        This process is a program that has Python in it, and would start itself.
+    """
+    if not os.path.basename(sys.executable or "").lower().startswith("python"):
+        raise NoProcessError
+    return sys.executable
+
+
 def run(request: str) -> str | None:
     """Do what `request` says in another process: a device, its memory mode, what to do.
 
@@ -61,10 +74,9 @@ def ask(device: Device, *words: str, environment: dict[str, str] | None = None) 
     ------
     NoProcessError
     """
-    if not os.path.basename(sys.executable or "").lower().startswith("python"):
-        raise NoProcessError  # a program that has Python in it would start itself
+    python = find_python()
     index = _core.all_devices().index(device)
-    command = [sys.executable, "-c", _START, json.dumps(sys.path), str(SECONDS),
+    command = [python, "-c", _START, json.dumps(sys.path), str(SECONDS),
                json.dumps(_identity(device)), str(index), *words]  # fmt: skip
     variables = os.environ | {"CLATTN_TRIALS": "here", "CLATTN_KERNEL": ""} | (environment or {})
     try:

@@ -8,16 +8,20 @@ because importing pathlib takes 6 ms.
 from __future__ import annotations
 
 import os
-import stat
 import sys
 import zlib
 from contextlib import suppress
 from itertools import takewhile
 
 from clattn import _core
+from clattn._host import files
 
 SYSTEM_VENDORS = "/etc/OpenCL/vendors"
 _IS_WINDOWS = sys.platform == "win32"
+# Windows lists drivers in its registry, and Apple's framework has its own.
+HAS_ICD_FILES = sys.platform not in ("win32", "darwin")
+_CHOICES = ("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES")  # the user's choice of drivers
+_MARK = "CLATTN_SET_"  # before the name of a variable: which process has set it, and to what
 # The system's loader. The others are in the package intel-opencl-rt.
 _SYSTEM_LOADER = {
     "win32": "OpenCL.dll",
@@ -36,70 +40,20 @@ _PRELOAD = (
 )
 
 
-def _is_private(folder: str) -> bool:
-    """Return whether a folder is this user's or root's, and no other user may write to it.
-
-    On Windows the rights of the user's folder say who may write there.
-    """
-    try:
-        status = os.stat(folder)
-    except OSError:
-        return False
-    if sys.platform == "win32":
-        return stat.S_ISDIR(status.st_mode)
-    trusted = stat.S_ISDIR(status.st_mode) and status.st_uid in (os.geteuid(), 0)
-    return trusted and not status.st_mode & 0o022
-
-
-def cache_folder() -> str | None:
-    """Return the folder for built kernels, ``clattn`` in the user's XDG cache folder.
-
-    It need not exist yet. None: the user has no home folder, or the folder is not private: what
-    lies there is executed.
-    """
-    # The XDG specification: a relative path is invalid and ignored. Without a home, "~" stays.
-    names = ("XDG_CACHE_HOME", "LOCALAPPDATA") if _IS_WINDOWS else ("XDG_CACHE_HOME",)
-    bases = (os.environ.get(name, "") for name in names)
-    for base in (*bases, os.path.expanduser("~/.cache")):
-        if os.path.isabs(base):
-            folder = os.path.join(base, "clattn")
-            return folder if _is_private(folder) or not os.path.lexists(folder) else None
-    return None
-
-
 def _wheel_libraries() -> str | None:
     """Return the folder of libraries of the package intel-opencl-rt, if installed.
 
     Reads the package's list of files itself: importing importlib.metadata takes 20 ms.
     """
     for entry in sys.path:
-        for info in _names_in(entry or os.curdir):
+        for info in files.names_in(entry or os.curdir):
             if not (info.startswith("intel_opencl_rt-") and info.endswith(".dist-info")):
                 continue
-            for line in _read(os.path.join(entry, info, "RECORD")).splitlines():
+            for line in files.read(os.path.join(entry, info, "RECORD")).splitlines():
                 name = os.fsdecode(line.partition(b",")[0])
                 if name.rpartition("/")[2] == _WHEEL_DRIVER:
                     return os.path.dirname(os.path.realpath(os.path.join(entry, name)))
     return None
-
-
-def _names_in(folder: str) -> list[str]:
-    """Return the names in a folder; none if it cannot be read."""
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
-
-
-def _read(file: str) -> bytes:
-    """Return the content of a file; empty if it is no file or cannot be read."""
-    try:
-        if os.path.isfile(file):
-            with open(file, "rb") as content:
-                return content.read()
-    except OSError:
-        pass
-    return b""
 
 
 def loaders_in_use() -> list[bytes]:
@@ -119,7 +73,7 @@ def _installed_loader_of_pyopencl() -> bytes | None:
     """Return the loader that pyopencl's wheel brings, None without one. Imports nothing."""
     for entry in sys.path:
         folder = os.path.abspath(os.path.join(entry, "pyopencl"))
-        for name in _names_in(os.path.join(folder, ".libs")):
+        for name in files.names_in(os.path.join(folder, ".libs")):
             if name.startswith("libOpenCL"):
                 return os.fsencode(os.path.join(folder, ".libs", name))
         if os.path.isfile(os.path.join(folder, "__init__.py")):
@@ -161,9 +115,9 @@ def _serves(loader: bytes, preload: tuple[bytes, ...], *, needs_wheel: bool) -> 
 
 def _installed_drivers() -> list[bytes]:
     """Return the drivers that the system's .icd files name, in the order of the files' names."""
-    names = sorted(_names_in(SYSTEM_VENDORS))
-    files = (os.path.join(SYSTEM_VENDORS, name) for name in names if name.endswith(".icd"))
-    texts = (_read(file).strip() for file in files)
+    names = sorted(files.names_in(SYSTEM_VENDORS))
+    listed = (os.path.join(SYSTEM_VENDORS, name) for name in names if name.endswith(".icd"))
+    texts = (files.read(file).strip() for file in listed)
     return [text for text in texts if text]
 
 
@@ -179,26 +133,16 @@ def _fill(folder: str, contents: dict[str, bytes]) -> None:
     """
     os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    if os.path.islink(folder) or not _is_private(folder):
+    if os.path.islink(folder) or not files.is_private(folder):
         raise PermissionError(f"{folder} is not a folder of this user alone")
     for name in os.listdir(folder):
         if name.endswith(".icd") and name not in contents:
             with suppress(FileNotFoundError):
                 os.unlink(os.path.join(folder, name))
     for name, content in contents.items():
-        target = os.path.join(folder, name)
-        if _read(target) == content:
-            continue
-        import tempfile
-
-        handle, temporary = tempfile.mkstemp(dir=folder)
-        try:
-            with open(handle, "wb") as file:
-                file.write(content)
-            os.replace(temporary, target)
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary)
+        file = os.path.join(folder, name)
+        if files.read(file) != content:
+            files.write(file, content)
 
 
 def _write_vendors_folder(drivers: list[bytes]) -> str | None:
@@ -210,7 +154,7 @@ def _write_vendors_folder(drivers: list[bytes]) -> str | None:
     """
     contents = {f"{index:02}.icd": driver + b"\n" for index, driver in enumerate(drivers)}
     name = f"vendors-{zlib.crc32(b''.join(contents.values())):08x}"
-    cache = cache_folder()
+    cache = files.cache_folder()
     if cache is not None:
         with suppress(OSError):
             folder = os.path.join(cache, name)
@@ -233,14 +177,72 @@ def _write_vendors_folder(drivers: list[bytes]) -> str | None:
     return None
 
 
-def _name_drivers(driver: bytes) -> None:
-    """Name the driver of intel-opencl-rt to the loader, beside the system's drivers."""
-    drivers = [driver, *(d for d in _installed_drivers() if d != driver)]
-    folder = None if sys.platform == "win32" else _write_vendors_folder(drivers)
-    if folder is not None:
-        os.environ["OCL_ICD_VENDORS"] = folder
-    else:  # some loaders ignore this variable, but it needs no folder
-        os.environ["OCL_ICD_FILENAMES"] = os.fsdecode(driver)
+def _mark(text: str) -> str:
+    """Return what says beside a variable that this process has given it a text."""
+    return f"{os.getpid()} {text}"
+
+
+def _set(name: str, text: str) -> None:
+    """Set a variable for the loader, and mark it as set by clattn.
+
+    Child processes inherit both. They may be of another environment, with other drivers. What is
+    set already is left alone: another thread, or another interpreter of the process, may be in the
+    loader, which reads the environment.
+    """
+    for variable, wanted in ((name, text), (_MARK + name, _mark(text))):
+        if os.environ.get(variable) != wanted:
+            os.environ[variable] = wanted
+
+
+def _unset_inherited() -> None:
+    """Unset what clattn has set in a parent process, and nobody has changed since."""
+    for name in (*_CHOICES, "PYOPENCL_HOME"):
+        mark = os.environ.get(_MARK + name, "")
+        process, _, text = mark.partition(" ")
+        if mark and process != str(os.getpid()):
+            del os.environ[_MARK + name]
+            if os.environ.get(name) == text:
+                del os.environ[name]
+
+
+def _is_choice(name: str) -> bool:
+    """Return whether a variable is set, and not by this process."""
+    text = os.environ.get(name)
+    return text is not None and os.environ.get(_MARK + name) != _mark(text)
+
+
+def _set_environment(driver: str | None, pyopencl: bytes | None) -> None:
+    """Name a driver to the loader, beside the system's, and pyopencl's folder to its loader."""
+    if driver is not None:
+        ours = os.fsencode(driver)
+        drivers = [ours, *(d for d in _installed_drivers() if d != ours)]
+        folder = None if sys.platform == "win32" else _write_vendors_folder(drivers)
+        if folder is not None:
+            _set("OCL_ICD_VENDORS", folder)
+        else:  # some loaders ignore this variable, but it needs no folder
+            _set("OCL_ICD_FILENAMES", driver)
+    # pyopencl's loader crashes without the variable, which an import of pyopencl sets.
+    if pyopencl is not None and "PYOPENCL_HOME" not in os.environ:
+        _set("PYOPENCL_HOME", os.path.dirname(os.path.dirname(os.fsdecode(pyopencl))))
+
+
+def _order_loaders(
+    wheel: str | None, pyopencl: bytes | None, preload: tuple[bytes, ...], *, needs_wheel: bool
+) -> tuple[bytes, ...]:
+    """Return the loaders to try, the best one first.
+
+    Those come first that this process has opened, then that of pyopencl's wheel, which pyopencl
+    would open later, the system's, and that of intel-opencl-rt. One that is open and lacks drivers
+    comes last; the system's would be the same, so that of intel-opencl-rt comes before it.
+    """
+    opened = loaders_in_use()
+    blind = list(takewhile(lambda p: not _serves(p, preload, needs_wheel=needs_wheel), opened))
+    others = [os.fsencode(_SYSTEM_LOADER)]
+    if wheel is not None:
+        others.insert(0 if blind else 1, os.fsencode(os.path.join(wheel, _WHEEL_LOADER)))
+    if pyopencl is not None and pyopencl not in blind and not _needs_another_loader():
+        others.insert(0, pyopencl)
+    return (*opened[len(blind) :], *others, *blind)
 
 
 def check_environment() -> None:
@@ -269,10 +271,7 @@ def discover() -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes | None, str]
     preload : tuple of bytes
         Libraries to open before the loader, globally.
     candidates : tuple of bytes
-        Loaders; the core uses the first that opens. Those come first that this process has
-        opened, then that of pyopencl's wheel, which pyopencl would open later, the system's, and
-        that of intel-opencl-rt. One that is open and lacks drivers comes last; the system's
-        would be the same, so that of intel-opencl-rt comes before it.
+        Loaders, see `_order_loaders`; the core uses the first that opens.
     cache : bytes or None
         The folder for built kernels; None: there is none.
     memory : str
@@ -285,25 +284,15 @@ def discover() -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes | None, str]
     """
     check_environment()
     memory = os.environ.get("CLATTN_MEMORY", "")
+    _unset_inherited()
+    wheel, pyopencl = _wheel_libraries(), _installed_loader_of_pyopencl()
     preload: tuple[bytes, ...] = ()
-    candidates = [os.fsencode(_SYSTEM_LOADER)]
-    wheel = _wheel_libraries()
-    # These variables are the user's choice of drivers.
-    adds = wheel is not None and not {"OCL_ICD_VENDORS", "OCL_ICD_FILENAMES"} & os.environ.keys()
+    driver = None
     if wheel is not None:
         preload = tuple(os.fsencode(os.path.join(wheel, name)) for name in _PRELOAD)
-        if adds:
-            _name_drivers(os.fsencode(os.path.join(wheel, _WHEEL_DRIVER)))
-    theirs = _installed_loader_of_pyopencl()
-    if theirs is not None:  # it crashes without the variable, which an import of pyopencl sets
-        folder = os.path.dirname(os.path.dirname(theirs))
-        os.environ.setdefault("PYOPENCL_HOME", os.fsdecode(folder))
-    opened = loaders_in_use()
-    blind = list(takewhile(lambda path: not _serves(path, preload, needs_wheel=adds), opened))
-    if wheel is not None:
-        candidates.insert(0 if blind else 1, os.fsencode(os.path.join(wheel, _WHEEL_LOADER)))
-    if theirs is not None and theirs not in blind and not _needs_another_loader():
-        candidates.insert(0, theirs)
-    candidates = [*opened[len(blind) :], *candidates, *blind]
-    cache = cache_folder()
-    return preload, tuple(candidates), None if cache is None else os.fsencode(cache), memory
+        if not any(map(_is_choice, _CHOICES)):
+            driver = os.path.join(wheel, _WHEEL_DRIVER)
+    _set_environment(driver, pyopencl)
+    candidates = _order_loaders(wheel, pyopencl, preload, needs_wheel=driver is not None)
+    cache = files.cache_folder()
+    return preload, candidates, None if cache is None else os.fsencode(cache), memory

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import TextIO
 
+    from rich.progress import Progress
+
     Show = Callable[[int, str], None]
 
 
@@ -23,15 +25,26 @@ def open_bar(total: int, stream: TextIO, otherwise: Show = show_nothing) -> Iter
     It is `otherwise` if `stream` is no terminal, or the package rich is not installed. The bar is
     gone at the end. What the block prints stands above it.
     """
+    progress = _progress_on(stream)
+    if progress is None:
+        yield otherwise
+        return
+    from rich.markup import escape
+
+    with progress:
+        task = progress.add_task("", total=total)
+        yield lambda done, name: progress.update(
+            task, description=escape(name), completed=done, refresh=True
+        )
+
+
+def _progress_on(stream: TextIO) -> Progress | None:
+    """Return a bar that is drawn when it is told to, and not by a thread: the block may time."""
+    if not stream.isatty():
+        return None
     try:
-        if not stream.isatty():
-            raise ModuleNotFoundError
         from rich.console import Console
         from rich.progress import Progress
     except ModuleNotFoundError:
-        yield otherwise
-        return
-    # Without a thread that draws the bar again and again: the block may measure times.
-    with Progress(console=Console(file=stream), transient=True, auto_refresh=False) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda done, name: bar.update(task, description=name, completed=done, refresh=True)
+        return None
+    return Progress(console=Console(file=stream), transient=True, auto_refresh=False)

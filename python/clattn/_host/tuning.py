@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 import zlib
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clattn import _core
-from clattn._host.drivers import cache_folder
+from clattn._host import files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,9 +21,7 @@ if TYPE_CHECKING:
 
 _FORMAT = 1
 _LARGEST = 1 << 20  # bytes of a file
-_SHIPPED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tuned")
 _SAME = ("name", "vendor", "platform", "driver_version", "compute_units", "float_width")
-_SHIPPED_SAME = ("name", "platform", "compute_units", "float_width")
 
 
 class Class(NamedTuple):
@@ -74,12 +71,9 @@ def load(devices: Sequence[Device]) -> list[str]:
         return []
     warnings = []
     for device in devices:
-        found: Winners = {}
-        for path in (shipped_file(device), user_file(device)):
-            more, warning = read(path, device)
-            warnings += [warning] if warning else []
-            found |= more
-        apply(device, found)
+        winners, warning = read(path_of(device), device)
+        warnings += [warning] if warning else []
+        apply(device, winners)
     return warnings
 
 
@@ -94,17 +88,12 @@ def count_in_use(device: Device) -> int:
     return len({entry[:3] for entry in _core.tuned(device)})
 
 
-def user_file(device: Device) -> str | None:
+def path_of(device: Device) -> str | None:
     """Return the path of the device's file in the cache folder; None without such a folder."""
-    cache = cache_folder()
+    cache = files.cache_folder()
     text = "\n".join(str(getattr(device, name)) for name in _SAME)
-    name = f"{slug(device)}-{zlib.crc32(text.encode()):08x}.json"
+    name = f"{_slug(device)}-{zlib.crc32(text.encode()):08x}.json"
     return None if cache is None else os.path.join(cache, "tuned", name)
-
-
-def shipped_file(device: Device) -> str:
-    """Return the path of the file that the package has for such a device."""
-    return os.path.join(_SHIPPED, f"{slug(device)}.json")
 
 
 def read(path: str | None, device: Device) -> tuple[Winners, str]:
@@ -116,7 +105,7 @@ def read(path: str | None, device: Device) -> tuple[Winners, str]:
     if path is None or not os.path.isfile(path):
         return {}, ""
     try:
-        return _parse(_decode(path), device, is_shipped=os.path.dirname(path) == _SHIPPED), ""
+        return _parse(_decode(path), device), ""
     except (OSError, _DamagedError) as error:
         message = f"{path} is ignored: {error}; python -m clattn tune writes a new one"
         return {}, message
@@ -130,11 +119,10 @@ def write(device: Device, winners: Mapping[Class, Winner]) -> str | None:
     OSError
         The file cannot be written.
     """
-    path = user_file(device)
+    path = path_of(device)
     if path is None:
         return None
     import json
-    import tempfile
 
     content = {
         **_identity(),
@@ -142,18 +130,11 @@ def write(device: Device, winners: Mapping[Class, Winner]) -> str | None:
         "winners": {str(one): winner._asdict() for one, winner in winners.items()},
     }
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path))
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(json.dumps(content, indent=1) + "\n")
-        os.replace(temporary, path)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
+    files.write(path, (json.dumps(content, indent=1) + "\n").encode())
     return path
 
 
-def slug(device: Device) -> str:
+def _slug(device: Device) -> str:
     """Return a part of a file's name that a reader recognises."""
     words = f"{device.platform} {device.name}".lower()
     return "-".join("".join(c if c.isascii() and c.isalnum() else " " for c in words).split())[:80]
@@ -184,15 +165,13 @@ def _decode(path: str) -> dict[str, Any]:
     return decoded
 
 
-def _parse(content: dict[str, Any], device: Device, is_shipped: bool) -> Winners:
+def _parse(content: dict[str, Any], device: Device) -> Winners:
     """Return the winners if the file is of this device and version, else none."""
     of_device = content.get("device")
     if not isinstance(of_device, dict):
         raise _DamagedError("it names no device")
-    same = _SHIPPED_SAME if is_shipped else _SAME
-    identity = {"format": _FORMAT} if is_shipped else _identity()
-    if any(content.get(key) != value for key, value in identity.items()) or any(
-        of_device.get(name) != getattr(device, name) for name in same
+    if any(content.get(key) != value for key, value in _identity().items()) or any(
+        of_device.get(name) != getattr(device, name) for name in _SAME
     ):
         return {}
     winners = content.get("winners")

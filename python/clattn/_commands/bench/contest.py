@@ -29,7 +29,15 @@ class Contestants:
     devices: dict[str, Device]
     peers: Sequence[Peer]
     limits: dict[str, Limits]
-    missing: dict[str, str]  # why a peer, or a device's limits, are not there
+    missing: dict[str, str]  # why a peer is not there
+
+    def all_missing(self) -> dict[str, str]:
+        """Return why peers, and limits of devices, are not there; a driver may fail meanwhile."""
+        return self.missing | {
+            f"limits of {words}": limits.missing
+            for words, limits in self.limits.items()
+            if limits.missing
+        }
 
 
 @dataclass
@@ -43,7 +51,7 @@ class Measured:
     wrong: list[str] = field(default_factory=list)  # whose error is too large
     failed: dict[str, str] = field(default_factory=dict)  # devices that gave no result, and why
     notes: list[str] = field(default_factory=list)
-    best: str | None = None  # the label of the fastest peer that counts
+    best: str | None = None  # the label of the fastest peer
     limits: dict[str, float] = field(default_factory=dict)  # FLOP/s or bytes/s, by device
     # By device: the seconds of another call of clattn's that the row stands beside.
     beside: dict[str, float] = field(default_factory=dict)
@@ -71,7 +79,6 @@ def peer_classes(on_gpu: bool = False) -> list[type[Peer]]:
         onnx_peers.OnnxMultiHeadAttention,
         peers.OpenVino,
         peers.Jax,
-        onnx_peers.OnnxGroupQueryAttention,
     ]
 
 
@@ -159,11 +166,10 @@ def measure(
     row: Row,
     contestants: Contestants,
     rounds: int,
-    advance: Callable[[], None],
     make_calls: Callable[[Problem, Device], tuple[Call, Call | None]] = clattn_calls,
     seconds: float = math.inf,
 ) -> Measured:
-    """Check a row, then time it in rounds, all in turn; call `advance` after each round.
+    """Check a row, then time it in rounds, all in turn.
 
     `make_calls` makes clattn's call, and the one that it stands beside. No round but the first
     two begins after so many `seconds`.
@@ -179,13 +185,12 @@ def measure(
         for words, limit in measured.limits.items():
             measured.limits[words] = max(limit, contestants.limits[words].measure(row))
         take_turns(runs, measured.seconds)
-        advance()
     for name, call in calls.items():
         measured.seconds[name] /= call.count
     for words in contestants.devices:
         if BESIDE + words in runs:
             measured.beside[words] = measured.seconds.pop(BESIDE + words)
-    labels = [peer.label for peer in contestants.peers if peer.counts and peer.label in runs]
+    labels = [peer.label for peer in contestants.peers if peer.label in runs]
     measured.best = min(labels, key=lambda label: measured.seconds[label], default=None)
     return measured
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clattn._commands.bench.rows import Array, Problem
+from clattn._commands.softmax import weigh
 
 SAMPLE = 64  # query rows that are compared
 SAMPLE_LONG = 8  # of float64 results: NumPy has no fast product of long doubles
@@ -24,8 +25,8 @@ class Exact:
     result: Array  # (B, Hq, len(rows), E)
     # (B, 1, len(rows), 1): False in rows of padding, to which implementations give different
     # numbers. These rows are not compared.
-    attends: NDArray[np.bool_]
-    allowed: float  # the largest error that rounding explains
+    attends: NDArray[np.bool_] | bool = True
+    allowed: float = np.inf  # the largest error that rounding explains
 
     def error(self, result: Array) -> float:
         """Return the largest error of a whole result in these rows; infinity for NaN."""
@@ -85,14 +86,8 @@ def _attend(problem: Problem, rows: NDArray[np.intp], dtype: np.dtype[Any]) -> t
             scores += mask[rows].astype(dtype)
         if bias is not None:
             scores += bias.astype(dtype).reshape(scores.shape)
-        seen = _seen(problem, rows, b)
-        scores = np.where(seen, scores, -np.inf)
-        highest = scores.max(axis=-1, keepdims=True)
-        weights = np.where(
-            seen, np.exp(scores - np.where(seen.any(-1, keepdims=True), highest, 0)), 0
-        )
-        sums = np.maximum(weights.sum(axis=-1, keepdims=True), np.finfo(dtype).tiny)
-        result[b] = (weights @ value / sums).reshape(result[b].shape)
+        scores = np.where(_seen(problem, rows, b), scores, -np.inf)
+        result[b] = weigh(scores, value).reshape(result[b].shape)
     return result, largest
 
 

@@ -37,12 +37,6 @@ WARM_LENGTH = 4096  # of one that loads everything before
 # Where the documents of a row end, as shares of its length.
 ENDS = (0.03, 0.11, 0.25, 0.3, 0.5, 0.56, 0.79, 1)
 
-# What is asked of the figures.
-LEAST_RATIO = 4.0  # torch's time / clattn's
-MOST_ALIBI, MOST_CAUSAL = 1.15, 1.1  # time / that of clattn's own call
-MOST_FIRST = 0.2  # clattn's first call / torch's
-MOST_MASK_SECONDS, MOST_MASK_MEMORY = 0.1, 16 << 20
-
 
 @dataclass(frozen=True)
 class FlexRow(Row):
@@ -98,13 +92,6 @@ class FlexRow(Row):
         if self.window is not None:
             return {"window": (self.window, 0)}
         return {"is_causal": bool(self.is_causal)}
-
-    @property
-    def most_beside(self) -> float | None:
-        """The most that is asked of the time beside clattn's own call."""
-        if self.window is not None or self.own is None or (self.alibi and self.is_causal):
-            return None
-        return MOST_ALIBI if self.alibi else MOST_CAUSAL
 
 
 def _rows(suffix: str, length: int, **options: Any) -> tuple[FlexRow, ...]:
@@ -216,6 +203,10 @@ class MaskCost:
     length: int
     seconds: float
     memory: int | None
+
+    def __str__(self) -> str:
+        text = f"create_block_mask, {self.length} x {self.length}: {self.seconds * 1e3:.3g} ms"
+        return text if self.memory is None else f"{text}, {self.memory / 2**20:.1f} MiB"
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ class Limits:
         self._product = product
         self._kernels: Kernels | None = None
         self._counts: dict[str, int] = {}
-        self.missing = ""  # why there are no kernels
+        self.missing = ""  # why there are no kernels, or what has failed
         self.fma = {"float32": 0.0, "float64": 0.0}  # FLOP/s
         self.exp = 0.0  # exponentials/s, float32
         self.read: dict[int, float] = {}  # bytes/s of an array of so many bytes
@@ -146,19 +146,29 @@ class Limits:
     def measure(self, row: Row) -> float:
         """Measure the limit of a row; return it in FLOP/s or bytes/s.
 
-        0: not known. Another library measures products of matrices.
+        0: not known. Another library measures products of matrices. After a failure, which
+        `missing` tells, there are no more limits: the rows themselves are still measured.
         """
-        if row.limit == "product":
-            rate = self._product(row.dtype) if self._product else 0.0
-            if rate:
-                self.product[row.dtype] = max(self.product.get(row.dtype, 0.0), rate)
-            return rate
-        if self._kernels is None:
+        try:
+            if row.limit == "product":
+                return self._multiply(row.dtype)
+            if self._kernels is None:
+                return 0.0
+            seconds = self._compute(row, self._kernels)
+            if row.limit == "read":
+                seconds = max(seconds, self._read(row, self._kernels))
+            return row.work / seconds
+        except Exception as error:  # of pyopencl, a driver or torch
+            self.missing = first_line(error)
+            self._kernels = self._product = None
             return 0.0
-        seconds = self._compute(row, self._kernels)
-        if row.limit == "read":
-            seconds = max(seconds, self._read(row, self._kernels))
-        return row.work / seconds
+
+    def _multiply(self, dtype: str) -> float:
+        """Return the rate of another library's matrix product."""
+        rate = self._product(dtype) if self._product else 0.0
+        if rate:
+            self.product[dtype] = max(self.product.get(dtype, 0.0), rate)
+        return rate
 
     def _compute(self, row: Row, kernels: Kernels) -> float:
         """Return the seconds of the row's multiply-adds and of float32's exponentials."""

@@ -24,7 +24,7 @@ class _OnnxRuntime(Peer):
         self._parse, self._ort = onnx.parser.parse_model, onnxruntime
         self.version = f"onnxruntime {onnxruntime.__version__}"
 
-    def _session(self, inputs: Arrays, outputs: dict[str, Array], attributes: str) -> Any:
+    def _session(self, inputs: Arrays, output: Array, attributes: str) -> Any:
         def declare(arrays: Arrays) -> str:
             return ", ".join(
                 f"{a.dtype.name.replace('float32', 'float')}{list(a.shape)} {name}"
@@ -35,8 +35,8 @@ class _OnnxRuntime(Peer):
         names = ", ".join(name if array is not None else "" for name, array in inputs.items())
         model = self._parse(
             '<ir_version: 11, opset_import: ["" : 23, "com.microsoft" : 1]>'
-            f"bench ({declare(inputs)}) => ({declare(dict(outputs))})"
-            f"{{ {', '.join(outputs)} = {self.operator}<{attributes}>({names}) }}"
+            f"bench ({declare(inputs)}) => ({declare({'Y': output})})"
+            f"{{ Y = {self.operator}<{attributes}>({names}) }}"
         )
         options = self._ort.SessionOptions()
         options.intra_op_num_threads = THREADS
@@ -44,34 +44,27 @@ class _OnnxRuntime(Peer):
         providers = ["CPUExecutionProvider"]
         return self._ort.InferenceSession(model.SerializeToString(), options, providers)
 
-    def _call(
-        self, inputs: Arrays, outputs: dict[str, Array], heads: int = 0, **attributes: int
-    ) -> Call:
-        """Return the call, whose result is the first output.
+    def _call(self, inputs: Arrays, output: Array, heads: int = 0, **attributes: int) -> Call:
+        """Return the call, whose result is written to an array like `output`.
 
-        An output present_* is written in the memory of the input past_*, if there is one.
         `heads`: the result has that many heads side by side, which are taken apart.
         """
         text = ", ".join(f"{name} = {value}" for name, value in attributes.items())
-        session = self._session(inputs, outputs, text)
+        session = self._session(inputs, output, text)
         binding = session.io_binding()
         make = self._ort.OrtValue.ortvalue_from_numpy
         values = {name: make(a) for name, a in inputs.items() if a is not None}
         for name, value in values.items():
             binding.bind_ortvalue_input(name, value)
-        written = [
-            values.get(name.replace("present", "past")) or make(array)
-            for name, array in outputs.items()
-        ]
-        for name, value in zip(outputs, written, strict=True):
-            binding.bind_ortvalue_output(name, value)
+        written = make(output)
+        binding.bind_ortvalue_output("Y", written)
 
         def run() -> None:
             session.run_with_iobinding(binding)
 
         def result() -> Array:
             run()
-            array = np.asarray(written[0].numpy())
+            array = np.asarray(written.numpy())
             return split_heads(array, heads) if heads else array
 
         return Call(run, result)
@@ -96,7 +89,7 @@ class OnnxAttention(_OnnxRuntime):
             heads = row.shape[1]
             attributes |= {"q_num_heads": heads, "kv_num_heads": row.shape[2]}
         inputs: Arrays = {**dict(zip("QKV", arrays, strict=True)), "mask": mask}
-        return self._call(inputs, {"Y": np.zeros_like(arrays[0])}, heads, **attributes)
+        return self._call(inputs, np.zeros_like(arrays[0]), heads, **attributes)
 
 
 class OnnxMultiHeadAttention(_OnnxRuntime):
@@ -117,46 +110,5 @@ class OnnxMultiHeadAttention(_OnnxRuntime):
         if mask is not None:
             inputs |= {"bias": None, "padding": None, "attention_bias": as_4d(mask)}
         heads, causal = row.shape[1], int(row.is_causal_only)
-        outputs = {"Y": np.zeros_like(query)}
-        return self._call(inputs, outputs, heads, num_heads=heads, unidirectional=causal)
-
-
-class OnnxGroupQueryAttention(_OnnxRuntime):
-    """com.microsoft GroupQueryAttention, always causal, aligned to the bottom right.
-
-    With one query row, and all keys but one in the cache, it is plain attention.
-    """
-
-    name, label = "ONNX Runtime GroupQueryAttention", "ORT GQA"
-    counts = False
-    operator = "com.microsoft.GroupQueryAttention"
-
-    def prepare(self, problem: Problem) -> Call | None:
-        """Half and single precision without masks: causal and square, or one query row."""
-        row = problem.row
-        B, Hq, Hk, L, S, _ = row.shape
-        if row.dtype not in ("float32", "float16") or row.mask is not None:
-            return None
-        if not (row.is_causal and L == S) and L != 1:
-            return None
-        past = S - L
-        new = (problem.query, problem.key[:, :, past:], problem.value[:, :, past:])
-        query, key, value = map(joined_heads, new)
-        inputs: Arrays = {
-            "query": query,
-            "key": key,
-            "value": value,
-            "past_key": problem.key if past else None,
-            "past_value": problem.value if past else None,
-            "seqlens_k": np.full(B, S - 1, np.int32),
-            "total_sequence_length": np.array(S, np.int32).reshape(1),
-        }
-        outputs = {
-            "Y": np.zeros_like(query),
-            "present_key": np.zeros_like(problem.key),
-            "present_value": np.zeros_like(problem.value),
-        }
-        attributes = {"num_heads": Hq, "kv_num_heads": Hk}
-        if row.window is not None:
-            attributes["local_window_size"] = row.window + 1
-        return self._call(inputs, outputs, Hq, **attributes)
+        output = np.zeros_like(query)
+        return self._call(inputs, output, heads, num_heads=heads, unidirectional=causal)

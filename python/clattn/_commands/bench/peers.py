@@ -69,7 +69,6 @@ class Peer:
 
     name: ClassVar[str]
     label: ClassVar[str]  # a table's column
-    counts: ClassVar[bool] = True  # may it be the best peer?
     version: str  # the package and its version
 
     def __init__(self, stack: ExitStack) -> None:

@@ -1,15 +1,14 @@
 """``python -m clattn demo``: denoise a photograph with one attention call."""
 
 import argparse
-import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 import clattn
 from clattn._commands import timing
+from clattn._commands.common import CommandError, add_device, find_device, need, number
 from clattn._commands.demo import measuring
 from clattn._commands.demo.denoising import (
     PATCH,
@@ -21,14 +20,6 @@ from clattn._commands.demo.denoising import (
 )
 from clattn._host.facts import format_bytes
 from clattn._host.progress import open_bar
-
-
-class DemoError(Exception):
-    """A message for the user, and the exit status."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,19 +34,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size",
         metavar="N",
-        type=_number(int, PATCH),
+        type=number(int, PATCH),
         default=128,
         help="edge of the crop in pixels (default: %(default)s)",
     )
     parser.add_argument(
         "--sigma",
-        type=_number(float, 1e-3),
+        type=number(float, 1e-3),
         default=0.1,
         help="standard deviation of the noise added, where white is 1 (default: %(default)s)",
     )
     parser.add_argument(
         "--seed",
-        type=_number(int, 0),
+        type=number(int, 0),
         default=0,
         help="seed of the noise (default: %(default)s)",
     )
@@ -66,62 +57,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Path("demo.png"),
         help="the PNG to write (default: %(default)s)",
     )
-    parser.add_argument(
-        "--device",
-        metavar="WORDS",
-        help='where to run: "cpu", "gpu:1", or part of a device\'s name',
-    )
+    add_device(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo and return its exit status."""
-    try:
-        _run(arguments)
-    except DemoError as error:
-        print(f"clattn demo: {error}", file=sys.stderr)
-        return error.status
-    return 0
+    need("demo", "matplotlib", "PIL")
+    from clattn._commands.demo import pictures
 
-
-def _number(kind: type[int] | type[float], least: float) -> Callable[[str], float]:
-    """Return an argument's type: a finite number of at least `least`."""
-
-    def parse(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = kind(-1)
-        if not least <= value < math.inf:
-            raise argparse.ArgumentTypeError(f"{text!r}; expected a number of {least} or more")
-        return value
-
-    return parse
-
-
-def _choose_device(words: str | None) -> clattn.Device:
-    try:
-        if words is None:
-            return clattn.get_default_device()
-        with clattn.use_device(words) as device:
-            return device
-    except ValueError as error:  # words, or CLATTN_DEVICE, that name no device
-        raise DemoError(str(error), 2) from error
-
-
-def _run(arguments: argparse.Namespace) -> None:
-    try:
-        from clattn._commands.demo import pictures
-    except ModuleNotFoundError as error:
-        if error.name not in ("matplotlib", "PIL"):
-            raise
-        message = f'{error.name} is missing; install it with: pip install "clattn[demo]"'
-        raise DemoError(message, 1) from None
     try:
         clean = pictures.load_image(arguments.image, arguments.size)
     except pictures.PictureError as error:
-        raise DemoError(str(error), 2) from error
-    device = _choose_device(arguments.device)
+        raise CommandError(str(error), 2) from error
+    device = find_device(arguments.device)
 
     noise = np.random.default_rng(arguments.seed).standard_normal(clean.shape, np.float32)
     noisy = clean + np.float32(arguments.sigma) * noise
@@ -132,11 +81,11 @@ def _run(arguments: argparse.Namespace) -> None:
     _line("value", f"{problem.value.shape} {problem.value.dtype}, the pixels")
     _line("attn_mask", f"{problem.mask.shape} {problem.mask.dtype}")
 
-    denoised, timing = _measure(problem, device, clean, noisy)
+    denoised, seconds = _measure(problem, device, clean, noisy)
     before, after = psnr(noisy, clean), psnr(denoised, clean)
     title = (
         f"Non-local means as one attention call: {count:,} pixels attend to {count:,}"
-        f"\nclattn on {device.name}: {timing.seconds * 1e3:.0f} ms"
+        f"\nclattn on {device.name}: {seconds * 1e3:.0f} ms"
     )
     panels = {
         f"noisy, {before:.1f} dB": noisy,
@@ -146,14 +95,15 @@ def _run(arguments: argparse.Namespace) -> None:
     try:
         pictures.save_panels(arguments.output, title, panels)
     except OSError as error:
-        raise DemoError(f"cannot write {arguments.output}: {error}", 1) from error
+        raise CommandError(f"cannot write {arguments.output}: {error}") from error
     print(f"\nwrote {arguments.output}")
+    return 0
 
 
 def _measure(
     problem: Problem, device: clattn.Device, clean: FloatArray, noisy: FloatArray
-) -> tuple[FloatArray, measuring.Timing]:
-    """Print every figure; return the denoised picture and clattn's time."""
+) -> tuple[FloatArray, float]:
+    """Print every figure; return the denoised picture and clattn's seconds."""
     with open_bar(4, sys.stdout) as show:
         show(0, "float64 NumPy")
         exact = measuring.exact_rows(problem)
@@ -172,17 +122,18 @@ def _measure(
         print(f"\n{'':<24} {'ms':>9} {'error':>9}")
         _print_timing(own)
         show(2, "torch")
-        _print_timing(measuring.time_torch(problem, exact))
+        of_torch = measuring.time_torch(problem, exact)
+        if of_torch is not None:
+            _print_timing(of_torch)
         show(3, "NumPy")
         _print_timing(measuring.time_numpy(problem, exact))
-    return denoised, own
+    return denoised, own.seconds
 
 
 def _line(label: str, text: str) -> None:
     print(f"{label:<11} {text}", flush=True)
 
 
-def _print_timing(timing: measuring.Timing | None) -> None:
-    if timing is not None:
-        figures = f"{timing.name:<24} {timing.seconds * 1e3:>9.1f} {timing.error:>9.1e}"
-        print(f"{figures}  {timing.note}".rstrip(), flush=True)
+def _print_timing(timing: measuring.Timing) -> None:
+    figures = f"{timing.name:<24} {timing.seconds * 1e3:>9.1f} {timing.error:>9.1e}"
+    print(f"{figures}  {timing.note}".rstrip(), flush=True)

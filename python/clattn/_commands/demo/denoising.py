@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clattn import Device, scaled_dot_product_attention
+from clattn._commands.softmax import weigh
 
 FloatArray: TypeAlias = NDArray[np.floating[Any]]
 
@@ -89,10 +90,7 @@ def numpy_attention(
     for start in range(0, len(query), step):
         scores = (query[start : start + step] * query.dtype.type(scale)) @ key.T
         scores += mask
-        scores -= scores.max(axis=1, keepdims=True)
-        np.exp(scores, out=scores)
-        total = scores.sum(axis=1, keepdims=True)
-        result[start : start + step] = (scores @ value) / total
+        result[start : start + step] = weigh(scores, value)
     return result
 
 

@@ -5,26 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from clattn import Device
-from clattn._commands.demo.denoising import FloatArray, Problem, attention, numpy_attention
+from clattn._commands.bench.exact import Exact
+from clattn._commands.demo.denoising import Problem, attention, numpy_attention
 from clattn._commands.timing import THREADS, shortest
 
 ERROR_ROWS = 256  # query rows that are compared with float64
 NUMPY_ROWS = 16384  # query rows that NumPy computes at most; its time is scaled up
-
-
-@dataclass(frozen=True)
-class Exact:
-    """A sample of query rows and their results in float64."""
-
-    rows: NDArray[np.intp]
-    result: FloatArray
-
-    def error(self, result: FloatArray) -> float:
-        """Return the largest error of a whole result in the sampled rows."""
-        return float(np.abs(result[self.rows] - self.result).max())
 
 
 @dataclass(frozen=True)
@@ -44,7 +32,7 @@ def exact_rows(problem: Problem) -> Exact:
     key, value, mask = (
         array.astype(np.float64) for array in (problem.query, problem.value, problem.mask)
     )
-    return Exact(rows, numpy_attention(key[rows], key, value, mask, problem.scale))
+    return Exact(rows, numpy_attention(key[rows], key, value, mask, problem.scale)[None, None])
 
 
 def time_first_call(problem: Problem, device: Device) -> float:
@@ -60,7 +48,7 @@ def time_first_call(problem: Problem, device: Device) -> float:
 
 def time_clattn(problem: Problem, device: Device, exact: Exact) -> Timing:
     """Time clattn."""
-    error = exact.error(attention(problem, device))
+    error = exact.error(attention(problem, device)[None, None])
     return Timing("clattn", shortest(lambda: attention(problem, device)), error)
 
 
@@ -86,7 +74,7 @@ def time_torch(problem: Problem, exact: Exact) -> Timing | None:
         )
 
     with torch.inference_mode():
-        error = exact.error(call()[0, 0, :, :columns].numpy())
+        error = exact.error(call()[..., :columns].numpy())
         seconds = shortest(call)
     return Timing(f"torch {torch.__version__}", seconds, error, f"{THREADS} threads")
 

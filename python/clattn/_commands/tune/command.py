@@ -2,7 +2,7 @@
 
 import argparse
 import fnmatch
-import math
+import itertools
 import os
 import sys
 import time
@@ -12,7 +12,9 @@ from typing import Any
 
 import clattn
 from clattn import Device
+from clattn._commands.common import CommandError, add_device, find_device, need, number
 from clattn._host import tuning
+from clattn._host.progress import open_bar
 from clattn._host.tuning import Class, Winners
 
 SECONDS = 120.0
@@ -34,9 +36,8 @@ class Session:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments to `parser`."""
     add = parser.add_argument
-    add("--device", metavar="WORDS",
-        help='where to run: "cpu", "gpu:1", or part of a device\'s name')  # fmt: skip
-    add("--seconds", metavar="N", type=_seconds, default=SECONDS,
+    add_device(parser)
+    add("--seconds", metavar="N", type=number(float, 0, above=True), default=SECONDS,
         help="stop after so long; the next run goes on (default: %(default)g)")  # fmt: skip
     add("--classes", metavar="NAME", nargs="+", type=_classes,
         help="classes of problems, such as 'float32-64-many', or patterns (default: all)"
@@ -47,34 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
-    try:
-        import rich  # noqa: F401
-    except ModuleNotFoundError:
-        message = 'rich is missing; install it with: pip install "clattn[bench]"'
-        print(f"clattn tune: {message}", file=sys.stderr)
-        return 1
+    need("bench", "rich")
     forced = os.environ.get("CLATTN_KERNEL", "")
     if forced and not forced.startswith("-"):
         message = f"CLATTN_KERNEL is {forced!r}; expected none, or variants to leave out"
-        print(f"clattn tune: {message}", file=sys.stderr)
-        return 2
-    try:
-        with clattn.use_device(arguments.device or clattn.get_default_device()) as device:
-            pass
-    except ValueError as error:  # words, or CLATTN_DEVICE, that name no device
-        print(f"clattn tune: {error}", file=sys.stderr)
-        return 2
-    return _run(arguments, device)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not seconds > 0:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected a number of seconds above 0")
-    return seconds
+        raise CommandError(message, 2)
+    return _run(arguments, find_device(arguments.device))
 
 
 def _classes(pattern: str) -> list[Class]:
@@ -89,7 +68,7 @@ def _run(arguments: argparse.Namespace, device: Device) -> int:
     from clattn._commands.bench.report import open_console
 
     console = open_console()
-    path = tuning.user_file(device)
+    path = tuning.path_of(device)
     kept, warning = tuning.read(path, device)
     if warning:
         print(f"clattn tune: {warning}", file=sys.stderr)
@@ -100,7 +79,7 @@ def _run(arguments: argparse.Namespace, device: Device) -> int:
     todo = [one for one in _by_value(chosen, device) if one not in kept]
     status = 0
     try:
-        _tune(session, todo, arguments.seconds, console)
+        _tune(session, todo, arguments.seconds)
     except KeyboardInterrupt:
         session.stopped, status = "interrupted", 130
     _report(session, console, path)
@@ -120,10 +99,8 @@ def _by_value(chosen: set[Class], device: Device) -> list[Class]:
     return sorted((one for one in tuning.classes() if one in chosen), key=rank)
 
 
-def _tune(session: Session, todo: Sequence[Class], seconds: float, console: Any) -> None:
+def _tune(session: Session, todo: Sequence[Class], seconds: float) -> None:
     """Tune classes until the time is over, and keep each that is finished."""
-    from rich.progress import Progress
-
     from clattn._commands.tune import search
     from clattn._commands.tune.candidates import count, has_candidates, variant_of
 
@@ -132,14 +109,14 @@ def _tune(session: Session, todo: Sequence[Class], seconds: float, console: Any)
     session.left = len(todo)
     special = [variant for variant in ("amx", "pairs") if search.runs(variant, device)]
     variants = {one: variant_of(one, device, special) for one in todo}
-    with Progress(console=console, transient=True) as progress:
-        steps = sum(count(one, variant, device) for one, variant in variants.items())
-        task = progress.add_task("", total=steps)
-
-        def advance(one: Class, knobs: dict[str, int]) -> None:
-            progress.update(task, description=f"{one}  {_words(knobs)}", advance=1)
-
-        tuner = search.Tuner(device, time.monotonic() + seconds, advance)
+    steps = sum(count(one, variant, device) for one, variant in variants.items())
+    done = itertools.count()
+    with open_bar(steps, sys.stdout) as show:
+        tuner = search.Tuner(
+            device,
+            time.monotonic() + seconds,
+            lambda one, knobs: show(next(done), f"{one}  {_words(knobs)}"),
+        )
         try:
             for one in todo:
                 _tune_class(session, tuner, one, variants[one])

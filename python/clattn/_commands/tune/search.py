@@ -24,7 +24,7 @@ GAIN = 0.03  # a candidate that gains less loses
 QUICK_ROUNDS = 3  # of all candidates of a stage
 ROUNDS = 9  # of the best of them
 FASTER = 0.75  # of the rounds, at least
-_NONE: Knobs = {}
+_RULE: Knobs = {}  # no knobs: the plan's own rule
 
 
 class OutOfTime(Exception):
@@ -56,7 +56,7 @@ class Tuner:
         OutOfTime
             The time is over. The class follows the plan's rule.
         """
-        knobs = _NONE
+        knobs = _RULE
         try:
             tuned = _Tuning(self, one, variant).run()
             knobs = tuned.winner.knobs
@@ -71,7 +71,7 @@ class _Tuning:
     def __init__(self, tuner: Tuner, one: Class, variant: str) -> None:
         self._tuner, self._one, self._variant = tuner, one, variant
         self._problems = problems_of(one, tuner.device)
-        self._use(_NONE)
+        self._use(_RULE)
         # These are too large for the reference kernel.
         timed = [_Check(row, tuner.device, "") for row in self._problems.timed]
         self._timed = [check.call for check in timed]
@@ -80,38 +80,44 @@ class _Tuning:
 
     def run(self) -> Tuned:
         """Try the stages in turn, each with the best of the stages before."""
-        best = _NONE
+        best = _RULE
         for settings in stages(self._one, self._variant, self._tuner.device):
             candidates = [best | knobs for knobs in settings]
             best = self._best_of(best, [c for c in candidates if self._passes(c)])
-        if best and not self._wins(best):
-            best = _NONE
-        seconds = statistics.median(self._seconds(self._timed, _NONE) for _ in range(3))
-        ratio = self._ratios(self._timed, _NONE, [best], ROUNDS)[0] if best else [1.0]
-        winner = Winner(self._variant, best, seconds, seconds * statistics.median(ratio))
+        if best and not self._beats_rule(best):
+            best = _RULE
+        seconds = statistics.median(self._seconds(self._timed, _RULE) for _ in range(3))
+        share = 1.0
+        if best:
+            share = statistics.median(self._ratios(self._timed, _RULE, [best], ROUNDS)[0])
+        winner = Winner(self._variant, best, seconds, seconds * share)
         return Tuned(self._one, winner, self._failed)
 
     def _best_of(self, best: Knobs, candidates: list[Knobs]) -> Knobs:
         """Return the best of a stage: a candidate, or the best so far."""
+        if not candidates:
+            return best
         ratios = self._ratios(self._timed, best, candidates, QUICK_ROUNDS)
-        order = sorted(range(len(candidates)), key=lambda n: statistics.median(ratios[n]))
-        for n in order[:1]:
-            if statistics.median(ratios[n]) < 1 - GAIN / 2 and self._beats(best, candidates[n]):
-                return candidates[n]
-        return best
+        medians = [statistics.median(rounds) for rounds in ratios]
+        quickest = medians.index(min(medians))
+        is_quicker = medians[quickest] < 1 - GAIN / 2
+        return (
+            candidates[quickest] if is_quicker and self._beats(candidates[quickest], best) else best
+        )
 
-    def _beats(self, best: Knobs, candidate: Knobs) -> bool:
-        return _is_faster(self._ratios(self._timed, best, [candidate], ROUNDS)[0])
+    def _beats(self, candidate: Knobs, base: Knobs) -> bool:
+        """Return whether a candidate is faster than other knobs, in many rounds."""
+        return _is_faster(self._ratios(self._timed, base, [candidate], ROUNDS)[0])
 
-    def _wins(self, best: Knobs) -> bool:
+    def _beats_rule(self, winner: Knobs) -> bool:
         """Return whether a class is better off with these knobs than with the rule."""
         rows = (*self._problems.guard, self._problems.masked)
         checks = [_Check(row, self._tuner.device) for row in rows]
-        if not self._passes(best, checks) or not self._beats(_NONE, best):
+        if not self._passes(winner, checks) or not self._beats(winner, _RULE):
             return False
-        calls = [clattn_call(draw(row), self._tuner.device) for row in self._problems.guard]
-        if statistics.median(self._ratios(calls, _NONE, [best], ROUNDS)[0]) > 1 + GAIN:
-            self._failed.append((best, "slower on the second problem"))
+        guard = [clattn_call(draw(row), self._tuner.device) for row in self._problems.guard]
+        if statistics.median(self._ratios(guard, _RULE, [winner], ROUNDS)[0]) > 1 + GAIN:
+            self._failed.append((winner, "slower on the second problem"))
             return False
         return True
 
@@ -130,14 +136,14 @@ class _Tuning:
         return True
 
     def _ratios(
-        self, calls: list[Call], rule: Knobs, candidates: list[Knobs], rounds: int
+        self, calls: list[Call], base: Knobs, candidates: list[Knobs], rounds: int
     ) -> list[list[float]]:
-        """Return each candidate's times divided by the rule's, which has its turn before."""
+        """Return each candidate's times divided by those of `base`, which has its turn before."""
         found: list[list[float]] = [[] for _ in candidates]
         for _ in range(rounds):
             for ratios, knobs in zip(found, candidates, strict=True):
-                of_rule = self._seconds(calls, rule)
-                ratios.append(self._seconds(calls, knobs) / of_rule)
+                of_base = self._seconds(calls, base)
+                ratios.append(self._seconds(calls, knobs) / of_base)
         return found
 
     def _seconds(self, calls: list[Call], knobs: Knobs) -> float:

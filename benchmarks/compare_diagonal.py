@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Time of diagonal matrices beside NumPy and torch, in one run: figures of docs/performance.md.
 
-python tools/compare_diagonal.py [--rounds N] [--rows WORDS]
+python benchmarks/compare_diagonal.py [--rounds N] [--rows WORDS]
 """
 
 import argparse

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Attention beside its two matrix products alone, by torch and NumPy, in one run.
 
-python tools/compare_products.py [--device WORDS] [--rounds N]
+python benchmarks/compare_products.py [--device WORDS] [--rounds N]
 
 The products are query times key and weights times value. The libraries compute no scale and no
 softmax, read contiguous arrays, and write to arrays that exist. A share is the rate of a product's

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Attention of one query row beside a kernel that only reads the keys and values, in one run.
 
-python tools/compare_reading.py [--device WORDS] [--rounds N]
+python benchmarks/compare_reading.py [--device WORDS] [--rounds N]
 
 The tool takes the rows of the bench whose limit is reading. Each row runs on views of projections,
 then on contiguous copies. The kernel reads the same arrays in two orders. "By heads", a work-group

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Times calls with masks, empty rows or grouped heads beside a call without, in one run.
 
-python tools/compare_masks.py [--device WORDS] [--rounds N] [--memory]
+python benchmarks/compare_masks.py [--device WORDS] [--rounds N] [--memory]
 
 `--memory` measures how much memory a call of 32768 rows takes at most, in each layout of models.
 """

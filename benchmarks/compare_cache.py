@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Time of decoding with clattn.KVCache beside bare attention of the same length, in one run.
 
-python tools/compare_cache.py [--tokens N] [--rounds N] [--dtype NAME] [--batch B] [--host]
+python benchmarks/compare_cache.py [--tokens N] [--rounds N] [--dtype NAME] [--batch B] [--host]
 
 A step is append and attend of one token for Hq 32, Hk 8, E 128. The bare call is
 scaled_dot_product_attention of the same query Tensor on views of as many keys. Both end with

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Times ring attention of two processes with one thread each beside one process with two threads.
 
-python tools/compare_ring.py [--length 16384] [--causal] [--rounds 3]
+python benchmarks/compare_ring.py [--length 16384] [--causal] [--rounds 3]
 
 A process is bound to its cores before it opens OpenCL, so Intel's runtime starts as many threads. A
 variable tells PoCL to.

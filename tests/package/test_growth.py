@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: MIT
+"""benchmarks/growth.py: time and memory by S, in processes of their own."""
+
+import importlib.util
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+from support.helpers import ROOT, png_size, run
+
+pytest.importorskip("rich")
+pytest.importorskip("matplotlib")
+SCRIPT = ROOT / "benchmarks" / "growth.py"
+
+
+@pytest.fixture(scope="module")
+def growth():
+    spec = importlib.util.spec_from_file_location("growth", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["growth"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["growth"]
+
+
+def test_a_device_without_others(growth, first_device, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(growth, "peer_classes", list)
+    file, picture = tmp_path / "growth.json", tmp_path / "growth.png"
+    words = ["256", "--device", first_device.platform, "--json", str(file), "--plot", str(picture)]
+    monkeypatch.setattr(sys, "argv", ["growth.py", *words])
+    assert growth.main() == 0
+    [curve] = json.loads(file.read_text())["scaling"]
+    assert curve["ended"] == ""
+    assert [cost["S"] for cost in curve["costs"]] == [128, 256]
+    for cost in curve["costs"]:
+        assert cost["seconds"] > 0
+        assert cost["error"] <= cost["allowed"]
+        assert cost["memory"] >= 0
+    assert curve["label"] in capsys.readouterr().out
+    png_size(picture)
+    growth.save_chart(picture, [128], [growth.Growth("device", "no memory", {
+        128: growth.Cost(1.0, 0, 0.0, 1.0)})])  # fmt: skip
+    png_size(picture)
+
+
+@pytest.mark.parametrize(
+    ("limit", "word"), [("MOST_SECONDS", "more than 0 s"), ("MOST_MEMORY", "memory")]
+)
+def test_it_ends_where_a_call_would_take_too_much(growth, monkeypatch, limit, word):
+    cost = json.dumps({"seconds": 1.0, "memory": 1 << 20, "error": 0.0, "allowed": 1.0})
+    done = SimpleNamespace(returncode=0, stdout=cost + "\n", stderr="")
+    monkeypatch.setattr(growth.subprocess, "run", lambda *args, **options: done)
+    monkeypatch.setattr(growth, limit, 1e-9)
+    limited = growth.Growth("peer", "fake")
+    for size in (128, 256, 512):
+        growth.measure_next(limited, size)
+    assert list(limited.costs) == [128]
+    assert "S = 256" in limited.ended and word in limited.ended
+
+
+def test_a_process_that_fails_is_named():
+    words = [sys.executable, str(SCRIPT), "--one", "device", "no such device", "128"]
+    done = run(words, timeout=60, check_exit=False, env=None, cwd=None)
+    assert done.returncode != 0 and "no such device" in done.stderr
+
+
+def test_what_is_wrong(growth):
+    fine, wrong = growth.Cost(1.0, None, 0.5, 1.0), growth.Cost(1.0, None, float("nan"), 1.0)
+    assert growth.Growth("device", "cpu", {128: fine, 256: wrong}).wrong() == [256]
+    assert growth.Growth("peer", "torch", {128: wrong}).wrong() == []
