@@ -236,7 +236,7 @@ def test_a_signal_handler_during_the_first_call():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 def test_handlers_of_signals_stay():
-    """Drivers bring LLVM, which sets handlers of its own when it is loaded, and when it compiles."""
+    """Drivers bring LLVM, which sets handlers of its own when a driver loads or opens a device."""
     run_python("""
         import os, signal
         import clattn, numpy as np
