@@ -10,7 +10,8 @@ import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from clattn import _core, attention
+from clattn import attention
+from clattn._arguments.devices import find_named
 
 try:
     import torch
@@ -23,7 +24,7 @@ except ImportError as error:
 
 from torch.utils import _pytree
 
-from clattn.torch import autocast
+from clattn._arguments.autocast import autocast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,8 +78,7 @@ def register(device: DeviceLike | None = None) -> None:
     ...     model(torch.tensor([[1, 2, 3]])).logits.shape
     torch.Size([1, 3, 100])
     """
-    chosen = None if device is None else _core.find_device(device)
-    AttentionInterface.register("clattn", partial(attend, device=chosen))
+    AttentionInterface.register("clattn", partial(attend, device=find_named(device)))
     AttentionMaskInterface.register("clattn", make_mask)
 
 
