@@ -18,7 +18,7 @@ ca_status ca_attention_fill(const ca_attention *attention, ca_error *error);
 
 /* Plan the problem, launch it and wait, except for results that a device holds
    (ca_launch_run). The problem must not be trivial; it is changed on the way.
-   CA_ERROR_VALUE where the variant that is forced does not take the problem, or the
+   CA_ERROR_SETTING where the variant that is forced does not take the problem, or the
    device lacks the limits that are forced. */
 ca_status ca_attention_run(ca_device *device, const ca_forced *forced, ca_attention *attention,
                            ca_error *error);

@@ -22,7 +22,7 @@ ca_status ca_attention_try(ca_device *device, const ca_attention *attention,
                            const ca_attention_plan *plan, ca_error *error);
 
 /* Do that on any device, for the variant in a row of the table. `anew`: here, whatever is kept on disk
-   of it. CA_ERROR_VALUE if the variant does not take the small problem. */
+   of it. CA_ERROR_SETTING if the variant does not take the small problem. */
 ca_status ca_attention_try_variant(ca_device *device, int variant, ca_dtype dtype,
                                    ca_dtype value_dtype, int64_t E, int64_t Ev, bool anew,
                                    ca_error *error);

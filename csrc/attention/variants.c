@@ -156,7 +156,7 @@ refuse(const ca_variant *variant, ca_error *error)
                          (long long)variant->group, (long long)bytes >> 10);
     }
     ca_status status =
-        ca_error_set(error, CA_ERROR_VALUE, "CLATTN_KERNEL is \"%s\", whose kernel takes %s",
+        ca_error_set(error, CA_ERROR_SETTING, "CLATTN_KERNEL is \"%s\", whose kernel takes %s",
                      variant->word, !text.failed ? text.data : "something else");
     ca_strbuf_free(&text);
     return status;
@@ -193,9 +193,9 @@ find(const char *word, size_t length, size_t *found, ca_error *error)
                                                     : " or ",
                          variants[n]->word);
     }
-    ca_status status = ca_error_set(error, CA_ERROR_VALUE, "CLATTN_KERNEL is \"%.*s\"; expected %s",
-                                    (int)(length < 100 ? length : 100), word,
-                                    !words.failed ? words.data : "a variant");
+    ca_status status = ca_error_set(
+        error, CA_ERROR_SETTING, "CLATTN_KERNEL is \"%.*s\"; expected %s",
+        (int)(length < 100 ? length : 100), word, !words.failed ? words.data : "a variant");
     ca_strbuf_free(&words);
     return status;
 }
@@ -226,7 +226,7 @@ ca_variant_force(const char *words, ca_forced *forced, ca_error *error)
             CA_TRY(find(words, strlen(words), &n, error)); /* refuses all of them */
         }
         if (n == CA_INDEX_reference) {
-            CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
+            CA_TRY(ca_error_set(error, CA_ERROR_SETTING,
                                 "CLATTN_KERNEL is \"%.100s\"; \"%s\" takes what the others refuse "
                                 "and cannot be left out",
                                 words, variants[n]->word));
@@ -264,7 +264,7 @@ choose(const ca_device_info *info, const ca_forced *forced, const ca_attention *
     }
     if (variants[n]->multiplies_matrices && info->type != CA_DEVICE_CPU && !forced->emulates &&
         !ca_plan_has_matrix_units(info, attention)) {
-        return ca_error_set(error, CA_ERROR_VALUE,
+        return ca_error_set(error, CA_ERROR_SETTING,
                             "CLATTN_KERNEL is \"%s\", but %s has no matrix units for this dtype; "
                             "\"%s" EMULATED "\" emulates them, slowly",
                             variants[n]->word, info->name, variants[n]->word);

@@ -84,7 +84,7 @@ enum { CA_VARIANTS(CA_INDEX) CA_VARIANT_COUNT };
 #undef CA_INDEX
 
 /* Read CLATTN_KERNEL into `forced`: the word of a variant, which all calls use, or several words
-   with commas, each after a "-", which no call uses. CA_ERROR_VALUE where no variant has a word,
+   with commas, each after a "-", which no call uses. CA_ERROR_SETTING where no variant has a word,
    or where the reference is left out. */
 ca_status ca_variant_force(const char *words, ca_forced *forced, ca_error *error);
 
@@ -95,7 +95,7 @@ const ca_variant *ca_variant_at(int row);
 bool ca_variant_is_fast_on(const ca_device_info *info, int row, ca_dtype dtype);
 
 /* The plan of the variant that is forced, else of the first that is fast and takes the
-   problem. CA_ERROR_VALUE where the variant that is forced does not take the problem.
+   problem. CA_ERROR_SETTING where the variant that is forced does not take the problem.
    CA_ERROR_DEVICE where the device lacks the dtype, or where the problem has more than
    CA_OPTIONAL_VIEWS optional arrays, which no door makes. */
 ca_status ca_attention_make_plan(const ca_device_info *info, const ca_forced *forced,

@@ -14,6 +14,8 @@ typedef enum {
     CA_OK = 0,
     CA_ERROR_TYPE,    /* wrong kind of object or dtype    -> TypeError */
     CA_ERROR_VALUE,   /* shape, range or combination      -> ValueError */
+    CA_ERROR_SETTING, /* words of a CLATTN_ variable, or a call that the variable
+                        does not allow                   -> clattn._core.SettingError */
     CA_ERROR_MEMORY,  /* host or device memory ran out    -> MemoryError */
     CA_ERROR_KERNEL,  /* the driver cannot build, create or launch a kernel, or the kernel
                         gives wrong results              -> clattn.DeviceError */

@@ -30,7 +30,7 @@ ca_forced_parse_trials(const char *words, ca_forced *forced, ca_error *error)
     forced->trials = CA_TRIALS_APART;
     for (int n = 0; is_given(words) && strcmp(words, names[n]) != 0; n++) {
         if (n == CA_TRIALS_OFF) {
-            return ca_error_set(error, CA_ERROR_VALUE,
+            return ca_error_set(error, CA_ERROR_SETTING,
                                 "CLATTN_TRIALS is \"%.100s\"; expected \"apart\", \"here\" or "
                                 "\"off\"",
                                 words);
@@ -49,7 +49,7 @@ ca_forced_parse_limits(const char *sub_groups, const char *local_memory, ca_forc
     if (is_given(sub_groups)) {
         int64_t size = parse_number(sub_groups);
         if (size != 0 && size != 8 && size != 16 && size != 32) {
-            return ca_error_set(error, CA_ERROR_VALUE,
+            return ca_error_set(error, CA_ERROR_SETTING,
                                 "CLATTN_SUB_GROUPS is \"%.100s\"; expected 0, 8, 16 or 32",
                                 sub_groups);
         }
@@ -59,7 +59,7 @@ ca_forced_parse_limits(const char *sub_groups, const char *local_memory, ca_forc
     if (is_given(local_memory)) {
         forced->local_memory = parse_number(local_memory);
         if (forced->local_memory < 1) {
-            return ca_error_set(error, CA_ERROR_VALUE,
+            return ca_error_set(error, CA_ERROR_SETTING,
                                 "CLATTN_LOCAL_MEMORY is \"%.100s\"; expected a number of bytes",
                                 local_memory);
         }
@@ -83,7 +83,7 @@ ca_forced_limit(const ca_forced *forced, const ca_device_info *info, ca_device_i
     }
     if (forced->chooses_sub_group) {
         if ((info->sub_groups & forced->sub_group) != forced->sub_group) {
-            return ca_error_set(error, CA_ERROR_VALUE,
+            return ca_error_set(error, CA_ERROR_SETTING,
                                 "CLATTN_SUB_GROUPS is %d, but %s has no sub-groups of that size",
                                 (int)forced->sub_group, info->name);
         }

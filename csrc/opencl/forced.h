@@ -30,17 +30,17 @@ typedef struct {
     ca_trials trials;
 } ca_forced;
 
-/* Read CLATTN_TRIALS; NULL or "": apart. CA_ERROR_VALUE for other words. */
+/* Read CLATTN_TRIALS; NULL or "": apart. CA_ERROR_SETTING for other words. */
 ca_status ca_forced_parse_trials(const char *words, ca_forced *forced, ca_error *error);
 
-/* Read the two limits; NULL or "": not limited. CA_ERROR_VALUE for other words. */
+/* Read the two limits; NULL or "": not limited. CA_ERROR_SETTING for other words. */
 ca_status ca_forced_parse_limits(const char *sub_groups, const char *local_memory,
                                  ca_forced *forced, ca_error *error);
 
 /* True if the device is limited. */
 bool ca_forced_limits(const ca_forced *forced);
 
-/* Copy `info` with the limits applied. CA_ERROR_VALUE where the device lacks the sub-groups. */
+/* Copy `info` with the limits applied. CA_ERROR_SETTING where the device lacks the sub-groups. */
 ca_status ca_forced_limit(const ca_forced *forced, const ca_device_info *info,
                           ca_device_info *limited, ca_error *error);
 

@@ -9,7 +9,7 @@
 #include "opencl/info.h"
 #include "opencl/step.h"
 
-/* CA_ERROR_VALUE if the launch would take too long (ca_runtime_open). Needs no spans yet. */
+/* CA_ERROR_SETTING if the launch would take too long (ca_runtime_open). Needs no spans yet. */
 ca_status ca_launch_check(const ca_device *device, const ca_launch *launch, ca_error *error);
 
 /* Run the launch: check the device's limits, bind the memory, enqueue the steps, and wait until the

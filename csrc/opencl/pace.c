@@ -92,7 +92,7 @@ refuse(const ca_device *device, const ca_launch *launch, double seconds, ca_erro
     char allowed[64];
     write_time(seconds, needed);
     write_time(device->longest, allowed);
-    return ca_error_set(error, CA_ERROR_VALUE,
+    return ca_error_set(error, CA_ERROR_SETTING,
                         "%s would take about %s on device '%s'%s%s; expected at most %s, or "
                         "the environment variable CLATTN_MAX_SECONDS to allow more",
                         launch->call, needed, device->info.name,

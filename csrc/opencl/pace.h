@@ -20,7 +20,7 @@
 /* Returns the expected seconds of all steps of a launch take. */
 double ca_pace_seconds(const ca_device *device, const ca_launch *launch);
 
-/* CA_ERROR_VALUE if the launch takes longer than the device's `longest`. A kernel that was never
+/* CA_ERROR_SETTING if the launch takes longer than the device's `longest`. A kernel that was never
    measured is taken to be as fast as the fastest device. */
 ca_status ca_pace_check(const ca_device *device, const ca_launch *launch, ca_error *error);
 
@@ -48,7 +48,7 @@ ca_pace ca_pace_begin(const ca_device *device, const ca_launch *launch, const ca
 /* Returns the expected seconds of the piece. They are too many where one work-group takes too long. */
 double ca_pace_piece_seconds(const ca_pace *pace);
 
-/* Sets the next piece, whose count is 0 after the last one. CA_ERROR_VALUE if the whole step takes
+/* Sets the next piece, whose count is 0 after the last one. CA_ERROR_SETTING if the whole step takes
    longer than the device's `longest` at the speed that the pieces so far have shown. */
 ca_status ca_pace_next(ca_pace *pace, ca_error *error);
 

@@ -30,8 +30,8 @@ check_memory_override(const char *words, ca_error *error)
     if (words == NULL || words[0] == '\0' || ca_memory_find(words, &mode)) {
         return CA_OK;
     }
-    return ca_error_set(error, CA_ERROR_VALUE, "memory mode '%s': expected 'svm', 'host' or 'copy'",
-                        words);
+    return ca_error_set(error, CA_ERROR_SETTING,
+                        "memory mode '%s': expected 'svm', 'host' or 'copy'", words);
 }
 
 ca_status

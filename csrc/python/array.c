@@ -22,8 +22,8 @@ bool
 ca_py_is_array(const ca_state *state, PyObject *object)
 {
     return ca_py_is_ndarray(object) || ca_py_is_tensor(state, object) ||
-           (ca_py_is_numpy_scalar(object) && !PyFloat_Check(object)) || ca_py_has_dlpack(object) ||
-           ca_py_is_pyopencl(object) || numpy_takes(object);
+           (ca_py_is_numpy_scalar(object) && !PyFloat_Check(object)) ||
+           ca_py_has_dlpack(state, object) || ca_py_is_pyopencl(object) || numpy_takes(object);
 }
 
 static int
@@ -44,11 +44,11 @@ is_aligned(const ca_tensor *tensor)
 }
 
 static int
-array_from_dlpack(PyObject *object, const char *name, ca_py_dtypes dtypes, ca_tensor *tensor,
-                  PyObject **keep)
+array_from_dlpack(const ca_state *state, PyObject *object, const char *name, ca_py_dtypes dtypes,
+                  ca_tensor *tensor, PyObject **keep)
 {
     ca_py_import import;
-    if (ca_py_dlpack_import(object, name, &import) < 0) {
+    if (ca_py_dlpack_import(state, object, name, &import) < 0) {
         return -1;
     }
     *tensor = import.tensor;
@@ -86,8 +86,8 @@ ca_py_array(const ca_state *state, PyObject *object, const char *name, ca_py_dty
     if (ca_py_is_numpy_scalar(object)) {
         return refuse(object, name);
     }
-    if (ca_py_has_dlpack(object)) {
-        return array_from_dlpack(object, name, dtypes, tensor, keep);
+    if (ca_py_has_dlpack(state, object)) {
+        return array_from_dlpack(state, object, name, dtypes, tensor, keep);
     }
     if (ca_py_is_pyopencl(object)) {
         *keep = ca_py_pyopencl_tensor(object, name);
@@ -152,12 +152,13 @@ taker_of(PyObject *like)
 }
 
 PyObject *
-ca_py_host_result(PyObject *like, ca_dtype dtype, int ndim, const int64_t *shape, ca_tensor *tensor)
+ca_py_host_result(const ca_state *state, PyObject *like, ca_dtype dtype, int ndim,
+                  const int64_t *shape, ca_tensor *tensor)
 {
     PyObject *descr = NULL;
     if (like != NULL && ca_py_is_ndarray(like) && ca_py_array_has_dtype(like, dtype)) {
         descr = ca_py_native_descr(like);
-    } else if (like != NULL && ca_py_has_dlpack(like)) {
+    } else if (like != NULL && ca_py_has_dlpack(state, like)) {
         descr = ca_py_moving_descr(dtype);
     } else {
         descr = ca_py_descr(dtype);
@@ -182,12 +183,12 @@ exchange(const ca_dlpack_exchange *functions, const ca_tensor *tensor, PyObject 
 PyObject *
 ca_py_give(const ca_state *state, PyObject *like, ca_dtype dtype, PyObject *memory)
 {
-    if (like == NULL || ca_py_is_ndarray(like) || !ca_py_has_dlpack(like)) {
+    if (like == NULL || ca_py_is_ndarray(like) || !ca_py_has_dlpack(state, like)) {
         return Py_NewRef(memory);
     }
     ca_tensor tensor;
     (void)ca_py_array_describe(memory, dtype, &tensor);
-    const ca_dlpack_exchange *functions = ca_py_dlpack_exchange(like);
+    const ca_dlpack_exchange *functions = ca_py_dlpack_exchange(state, like);
     if (functions != NULL) {
         return exchange(functions, &tensor, memory);
     }
@@ -240,9 +241,9 @@ open_other(const ca_state *state, PyObject *object, ca_py_out *out)
     if (ca_py_is_tensor(state, object)) {
         out->tensor = ((ca_py_tensor *)object)->view;
         keep = Py_NewRef(object);
-    } else if (ca_py_has_dlpack(object)) {
+    } else if (ca_py_has_dlpack(state, object)) {
         ca_py_import import;
-        if (ca_py_dlpack_import(object, "out", &import) < 0) {
+        if (ca_py_dlpack_import(state, object, "out", &import) < 0) {
             return -1;
         }
         keep = import.owner;

@@ -22,8 +22,8 @@ bool ca_py_is_array(const ca_state *state, PyObject *object);
 
 /* Returns host memory for a result: a NumPy array, which ca_py_give turns into an array of the
    library of `like`. `like` NULL or None: NumPy's. */
-PyObject *ca_py_host_result(PyObject *like, ca_dtype dtype, int ndim, const int64_t *shape,
-                            ca_tensor *tensor);
+PyObject *ca_py_host_result(const ca_state *state, PyObject *like, ca_dtype dtype, int ndim,
+                            const int64_t *shape, ca_tensor *tensor);
 PyObject *ca_py_give(const ca_state *state, PyObject *like, ca_dtype dtype, PyObject *memory);
 
 /* The caller's `out`. */

@@ -207,7 +207,7 @@ ca_py_call_result(const ca_py_call *call, PyObject *like, ca_dtype dtype, int nd
     } else if (like != NULL && !ca_py_is_ndarray(like) && ca_py_is_pyopencl(like)) {
         result = ca_py_pyopencl_empty(like, dtype, ndim, shape);
     } else {
-        return ca_py_host_result(like, dtype, ndim, shape, tensor);
+        return ca_py_host_result(call->state, like, dtype, ndim, shape, tensor);
     }
     if (result != NULL) {
         *tensor = ((ca_py_tensor *)result)->view;

@@ -28,12 +28,31 @@ give_back(PyObject *owner)
     PyErr_Restore(type, value, traceback);
 }
 
+int
+ca_py_dlpack_init(ca_state *state)
+{
+    static const char *const names[] = {
+        [CA_NAME_DLPACK] = "__dlpack__",
+        [CA_NAME_DLPACK_DEVICE] = "__dlpack_device__",
+        [CA_NAME_DLPACK_EXCHANGE] = "__dlpack_c_exchange_api__",
+        [CA_NAME_REQUIRES_GRAD] = "requires_grad",
+        [CA_NAME_IS_NEG] = "is_neg",
+    };
+    for (int n = 0; n < CA_NAME_COUNT; n++) {
+        state->names[n] = PyUnicode_InternFromString(names[n]);
+        if (state->names[n] == NULL) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
 bool
-ca_py_has_dlpack(PyObject *object)
+ca_py_has_dlpack(const ca_state *state, PyObject *object)
 {
     PyObject *type = (PyObject *)Py_TYPE(object);
-    return PyObject_HasAttrString(type, "__dlpack__") &&
-           PyObject_HasAttrString(type, "__dlpack_device__");
+    return PyObject_HasAttr(type, state->names[CA_NAME_DLPACK]) &&
+           PyObject_HasAttr(type, state->names[CA_NAME_DLPACK_DEVICE]);
 }
 
 int
@@ -65,10 +84,10 @@ ca_py_raise_from(PyObject *exception, const char *name, PyObject *object, const 
 
 /* Returns 1 if object.name, or object.name() if `calls`, is True, else 0; -1 with an exception. */
 static int
-is_true(PyObject *object, const char *name, bool calls)
+is_true(PyObject *object, PyObject *name, bool calls)
 {
     PyObject *flag =
-        calls ? PyObject_CallMethod(object, name, NULL) : PyObject_GetAttrString(object, name);
+        calls ? PyObject_CallMethodNoArgs(object, name) : PyObject_GetAttr(object, name);
     if (flag == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
         PyErr_Clear();
         return 0;
@@ -81,13 +100,14 @@ is_true(PyObject *object, const char *name, bool calls)
 /* Refuses a torch tensor that requires gradients, or whose signs are not turned yet. A capsule does
    not say either. */
 static int
-check_torch(PyObject *object, const char *name)
+check_torch(const ca_state *state, PyObject *object, const char *name)
 {
-    if (!PyObject_HasAttrString((PyObject *)Py_TYPE(object), "requires_grad")) {
+    PyObject *requires_grad = state->names[CA_NAME_REQUIRES_GRAD];
+    if (!PyObject_HasAttr((PyObject *)Py_TYPE(object), requires_grad)) {
         return 0;
     }
-    int gradient = is_true(object, "requires_grad", false);
-    int negative = gradient == 0 ? is_true(object, "is_neg", true) : 0;
+    int gradient = is_true(object, requires_grad, false);
+    int negative = gradient == 0 ? is_true(object, state->names[CA_NAME_IS_NEG], true) : 0;
     if (gradient > 0) {
         PyErr_Format(PyExc_ValueError,
                      "%s requires gradients, which clattn does not compute; pass %s.detach()", name,
@@ -227,12 +247,12 @@ consume(PyObject *capsule, const char *name, PyObject **owner)
 }
 
 const ca_dlpack_exchange *
-ca_py_dlpack_exchange(PyObject *object)
+ca_py_dlpack_exchange(const ca_state *state, PyObject *object)
 {
     static const char name[] = "dlpack_exchange_api";
     const ca_dlpack_exchange *exchange = NULL;
     PyObject *capsule =
-        PyObject_GetAttrString((PyObject *)Py_TYPE(object), "__dlpack_c_exchange_api__");
+        PyObject_GetAttr((PyObject *)Py_TYPE(object), state->names[CA_NAME_DLPACK_EXCHANGE]);
     if (capsule != NULL && PyCapsule_IsValid(capsule, name)) {
         exchange = PyCapsule_GetPointer(capsule, name);
     }
@@ -419,11 +439,11 @@ read_tensor(const ca_dlpack_tensor *given, const char *name, ca_tensor *tensor)
 }
 
 int
-ca_py_dlpack_import(PyObject *object, const char *name, ca_py_import *import)
+ca_py_dlpack_import(const ca_state *state, PyObject *object, const char *name, ca_py_import *import)
 {
-    const ca_dlpack_exchange *exchange = ca_py_dlpack_exchange(object);
+    const ca_dlpack_exchange *exchange = ca_py_dlpack_exchange(state, object);
     import->owner = NULL;
-    if (check_torch(object, name) < 0 ||
+    if (check_torch(state, object, name) < 0 ||
         (exchange != NULL && exchange_owner(exchange, object, &import->owner) < 0) ||
         (import->owner == NULL && capsule_owner(object, name, &import->owner) < 0)) {
         return -1;

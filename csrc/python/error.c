@@ -8,14 +8,22 @@
 int
 ca_py_error_init(PyObject *module)
 {
-    PyObject *type = PyErr_NewExceptionWithDoc(
+    ca_state *state = ca_state_get(module);
+    state->device_error = PyErr_NewExceptionWithDoc(
         "clattn.DeviceError",
         "What OpenCL reports beyond wrong arguments and lack of memory: no loader, no\n"
         "usable device, a kernel that does not build. The message carries OpenCL's\n"
         "name for the error, the device, and the compiler's log where there is one.",
         PyExc_RuntimeError, NULL);
-    ca_state_get(module)->device_error = type;
-    return PyModule_AddObjectRef(module, "DeviceError", type);
+    if (PyModule_AddObjectRef(module, "DeviceError", state->device_error) < 0) {
+        return -1;
+    }
+    state->setting_error = PyErr_NewExceptionWithDoc(
+        "clattn._core.SettingError",
+        "A ValueError about an environment variable of clattn: its words, or a call that\n"
+        "it does not allow. The arguments of the call may be right.",
+        PyExc_ValueError, NULL);
+    return PyModule_AddObjectRef(module, "SettingError", state->setting_error);
 }
 
 static PyObject *
@@ -26,6 +34,8 @@ exception_type(const ca_state *state, ca_status status)
         return PyExc_TypeError;
     case CA_ERROR_VALUE:
         return PyExc_ValueError;
+    case CA_ERROR_SETTING:
+        return state->setting_error;
     case CA_ERROR_MEMORY:
         return PyExc_MemoryError;
     case CA_ERROR_KERNEL:

@@ -3,6 +3,7 @@
  * The module clattn._core; python/clattn/_core.pyi lists what it has.
  */
 #include "python/convert.h"
+#include "python/dlpack_import.h"
 #include "python/end.h"
 #include "python/error.h"
 #include "python/methods.h"
@@ -48,7 +49,8 @@ module_exec(PyObject *module)
     atomic_init(&state->runtime, NULL);
     atomic_init(&state->default_device, NULL);
     if (check_interpreter() < 0 || ca_py_end_init(module) < 0 || ca_py_convert_init() < 0 ||
-        ca_py_error_init(module) < 0 || ca_py_runtime_init(module) < 0 ||
+        ca_py_dlpack_init(state) < 0 || ca_py_error_init(module) < 0 ||
+        ca_py_runtime_init(module) < 0 ||
         make_type(module, &ca_py_device_spec, &state->device_type) < 0 ||
         make_type(module, &ca_py_tensor_spec, &state->tensor_type) < 0 ||
         make_type(module, &ca_py_cache_spec, &state->cache_type) < 0 ||
@@ -83,7 +85,11 @@ static int
 module_traverse(PyObject *module, visitproc visit, void *arg)
 {
     ca_state *state = ca_state_get(module);
+    for (int n = 0; n < CA_NAME_COUNT; n++) {
+        Py_VISIT(state->names[n]);
+    }
     Py_VISIT(state->device_error);
+    Py_VISIT(state->setting_error);
     Py_VISIT(state->device_type);
     Py_VISIT(state->tensor_type);
     Py_VISIT(state->cache_type);
@@ -98,7 +104,11 @@ static int
 module_clear(PyObject *module)
 {
     ca_state *state = ca_state_get(module);
+    for (int n = 0; n < CA_NAME_COUNT; n++) {
+        Py_CLEAR(state->names[n]);
+    }
     Py_CLEAR(state->device_error);
+    Py_CLEAR(state->setting_error);
     Py_CLEAR(state->device_type);
     Py_CLEAR(state->tensor_type);
     Py_CLEAR(state->cache_type);

@@ -152,9 +152,9 @@ may_open(ca_state *state)
     return true;
 }
 
-/* Reads CLATTN_MAX_SECONDS, the seconds that a launch may take. Returns -1 with a ValueError. */
+/* Reads CLATTN_MAX_SECONDS, the seconds that a launch may take. Returns -1 with an exception. */
 static int
-read_longest(double *longest)
+read_longest(const ca_state *state, double *longest)
 {
     const char *words = getenv("CLATTN_MAX_SECONDS");
     *longest = SECONDS_OF_A_DAY;
@@ -164,7 +164,7 @@ read_longest(double *longest)
     *longest = PyOS_string_to_double(words, NULL, NULL);
     PyErr_Clear();
     return *longest > 0 ? 0
-                        : ca_py_raise(PyExc_ValueError,
+                        : ca_py_raise(state->setting_error,
                                       "CLATTN_MAX_SECONDS is \"%.100s\"; expected seconds above 0, "
                                       "such as 3600, or inf",
                                       words);
@@ -198,7 +198,7 @@ find_and_open(ca_state *state)
     }
     drivers = PyImport_ImportModule("clattn._host.drivers");
     tuning = drivers != NULL ? PyImport_ImportModule("clattn._host.tuning") : NULL;
-    found = tuning != NULL && read_longest(&longest) == 0 &&
+    found = tuning != NULL && read_longest(state, &longest) == 0 &&
                     ca_py_forced_by_environment(state, &forced) == 0
                 ? PyObject_CallMethod(drivers, "discover", NULL)
                 : NULL;
@@ -258,6 +258,8 @@ ca_py_check_device(ca_state *state, PyObject *argument)
         argument);
 }
 
+static const char DEVICE_VARIABLE[] = "CLATTN_DEVICE";
+
 /* Finds the device that `words` name; NULL: the runtime's choice. `what` names the words in
    messages. */
 static int
@@ -273,6 +275,9 @@ find_by_words(ca_state *state, const char *words, const char *what, ca_device **
     ca_status status = words != NULL ? ca_runtime_find_device(runtime, words, what, device, &error)
                                      : ca_runtime_default_device(runtime, device, &error);
     ca_py_work_end(&work);
+    if (status == CA_ERROR_VALUE && what == DEVICE_VARIABLE) {
+        status = CA_ERROR_SETTING;
+    }
     return ca_py_error_check(state, status, &error);
 }
 
@@ -280,9 +285,9 @@ find_by_words(ca_state *state, const char *words, const char *what, ca_device **
 static int
 choose_default(ca_state *state, ca_device **device)
 {
-    const char *words = getenv("CLATTN_DEVICE");
+    const char *words = getenv(DEVICE_VARIABLE);
     bool given = words != NULL && words[0] != '\0';
-    if (find_by_words(state, given ? words : NULL, "CLATTN_DEVICE", device) < 0) {
+    if (find_by_words(state, given ? words : NULL, DEVICE_VARIABLE, device) < 0) {
         return -1;
     }
     ca_device *chosen = NULL; /* the choice of another thread stays */

@@ -21,8 +21,20 @@ typedef struct {
     atomic_bool stop; /* the interpreter ends: long work of other threads than `main` stops */
 } ca_py_workers;
 
+/* Names of attributes that calls look up, as strings of Python. */
+typedef enum {
+    CA_NAME_DLPACK,
+    CA_NAME_DLPACK_DEVICE,
+    CA_NAME_DLPACK_EXCHANGE,
+    CA_NAME_REQUIRES_GRAD,
+    CA_NAME_IS_NEG,
+    CA_NAME_COUNT,
+} ca_py_name;
+
 typedef struct {
+    PyObject *names[CA_NAME_COUNT];
     PyObject *device_error;      /* clattn.DeviceError */
+    PyObject *setting_error;     /* clattn._core.SettingError, a ValueError */
     PyTypeObject *device_type;   /* clattn.Device */
     PyTypeObject *tensor_type;   /* clattn.Tensor */
     PyTypeObject *cache_type;    /* clattn._core.Cache */

@@ -64,7 +64,7 @@ parse_sinks(PyObject *object, ca_torch_sdpa *sdpa, ca_py_call *call)
         return ca_py_raise(PyExc_ValueError, "sinks has %d dimensions; expected one", sinks.ndim);
     }
     ca_dtype dtype = sdpa->query.dtype == CA_FLOAT64 ? CA_FLOAT64 : CA_FLOAT32;
-    PyObject *converted = ca_py_host_result(NULL, dtype, 1, sinks.shape, &sdpa->sinks);
+    PyObject *converted = ca_py_host_result(call->state, NULL, dtype, 1, sinks.shape, &sdpa->sinks);
     if (converted == NULL) {
         return -1;
     }

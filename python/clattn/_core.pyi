@@ -13,6 +13,7 @@ _Mods = tuple[str, bool, bool, tuple[float, ...], tuple[Array, ...]]
 __version__: str
 
 class DeviceError(RuntimeError): ...
+class SettingError(ValueError): ...
 
 @final
 class Device:

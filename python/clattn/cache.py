@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
 import weakref
 from typing import TYPE_CHECKING, overload
 
@@ -12,6 +11,7 @@ import numpy as np
 from clattn import _core
 from clattn._arguments.dtypes import float_dtype
 from clattn._arguments.integers import integers
+from clattn._host.fork import call_in_children
 from clattn.flex import trace_mods
 
 if TYPE_CHECKING:
@@ -386,7 +386,6 @@ class KVCache:
         )
 
 
-# A lock that another thread holds during a fork stays locked in the child for ever.
 _caches: weakref.WeakSet[KVCache] = weakref.WeakSet()
 
 
@@ -395,8 +394,7 @@ def _renew_locks() -> None:
         cache._state.renew_lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_locks)
+call_in_children(_renew_locks)
 
 
 def _size(number: Any, name: str, lowest: int) -> int:

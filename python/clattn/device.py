@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copyreg
-import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from clattn import _core
+from clattn._host.fork import call_in_children
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -123,5 +123,4 @@ def _reduce(device: Device) -> tuple[Callable[..., Device], tuple[str, str, int]
 
 copyreg.pickle(_core.Device, _reduce)
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_core.after_fork)
+call_in_children(_core.after_fork)

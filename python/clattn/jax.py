@@ -6,8 +6,9 @@ they take functions of ``jax.nn``.
 
 from __future__ import annotations
 
+import operator
 from functools import partial
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
@@ -16,76 +17,94 @@ from clattn import _core, attention
 try:
     import jax
     import jax.numpy as jnp
+    from jax.core import Tracer
+
+    if jax.__version_info__ < (0, 6):
+        raise ImportError(f"jax {jax.__version__} is too old")
 except ImportError as error:
     raise ImportError("clattn.jax needs jax 0.6 or later: pip install 'clattn[jax]'") from error
 
 if TYPE_CHECKING:
     from typing import Literal, TypedDict, Unpack
 
+    from jax.typing import ArrayLike
+
     from clattn._arguments.arrays import DeviceLike
 
     class _Options(TypedDict, total=False):
-        scale: float | None
+        scale: ArrayLike | None
         is_causal: bool
-        query_seq_lengths: jax.Array | None
-        key_value_seq_lengths: jax.Array | None
-        local_window_size: int | tuple[int, int] | None
+        query_seq_lengths: ArrayLike | None
+        key_value_seq_lengths: ArrayLike | None
+        local_window_size: ArrayLike | tuple[int, int] | None
         implementation: None
         device: DeviceLike | None
 
 
 __all__ = ["dot_product_attention"]
 
-_OPTIONS = ("scale", "is_causal", "local_window_size", "return_residual")
-# Shapes and rules are those of jax's function, which is traced once for each of them.
-_theirs = jax.jit(jax.nn.dot_product_attention, static_argnames=_OPTIONS)
+# Shapes and dtypes have the rules of jax's function, which is traced once for each of them. Other
+# options have no rules there, and not every version knows all of them.
+_theirs = jax.jit(jax.nn.dot_product_attention)
+
+
+class _Operands(NamedTuple):
+    """The arrays of a call, as jax's function names them; query to mask have four dimensions."""
+
+    query: Any  # (B, L, Hq, E)
+    key: Any  # (B, S, Hk, E)
+    value: Any
+    bias: Any  # None, or it broadcasts to (B, Hq, L, S), as mask does
+    mask: Any
+    query_seq_lengths: Any  # None or (B,)
+    key_value_seq_lengths: Any
 
 
 @overload
 def dot_product_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array | None = None,
-    mask: jax.Array | None = None,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     *,
     return_residual: Literal[False] = False,
     **options: Unpack[_Options],
 ) -> jax.Array: ...
 @overload
 def dot_product_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array | None = None,
-    mask: jax.Array | None = None,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     *,
     return_residual: Literal[True],
     **options: Unpack[_Options],
 ) -> tuple[jax.Array, jax.Array]: ...
 @overload
 def dot_product_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array | None = None,
-    mask: jax.Array | None = None,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     *,
     return_residual: bool = False,
     **options: Unpack[_Options],
 ) -> Any: ...
 def dot_product_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array | None = None,
-    mask: jax.Array | None = None,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     *,
-    scale: float | None = None,
+    scale: ArrayLike | None = None,
     is_causal: bool = False,
-    query_seq_lengths: jax.Array | None = None,
-    key_value_seq_lengths: jax.Array | None = None,
-    local_window_size: int | tuple[int, int] | None = None,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: ArrayLike | tuple[int, int] | None = None,
     implementation: None = None,
     return_residual: bool = False,
     device: DeviceLike | None = None,
@@ -105,7 +124,7 @@ def dot_product_attention(
     mask : array, optional
         Broadcasts to (B, Hq, L, S); bool, True attends.
     scale : float, optional
-        Default ``1 / sqrt(E)``. A number of Python, not a traced one.
+        Default ``1 / sqrt(E)``. A number, or an array of no dimensions that is not traced.
     is_causal : bool
         Row i attends key j where ``j <= i``.
     query_seq_lengths : int32 array of shape (B,), optional
@@ -113,11 +132,12 @@ def dot_product_attention(
     key_value_seq_lengths : int32 array of shape (B,), optional
         Keys from this number on are excluded.
     local_window_size : int or (int, int), optional
-        ``(left, right)`` keeps the keys ``i - left ... i + right`` of row i; an int is both.
+        ``(left, right)`` keeps the keys ``i - left ... i + right`` of row i; an int is both. An
+        array that is not traced will do.
     implementation : None
         jax's word for one of its own implementations, which is refused here.
     return_residual : bool
-        Also return the log-sum-exp of the masked scores.
+        Also return the log-sum-exp of the masked scores, with every version of jax.
     device : Device, str or int, optional
         Where to run, see `clattn.devices`. Default: `clattn.get_default_device` when the call
         is traced.
@@ -126,16 +146,22 @@ def dot_product_attention(
     -------
     output : array of query's shape and dtype
     residual : array of shape (B, L, Hq) or (L, Hq)
-        With `return_residual`, of query's dtype; -inf for a row with no key.
+        With `return_residual`, of query's dtype; -inf for a row with no key, and for the rows from
+        `query_seq_lengths` on.
 
     Raises
     ------
     TypeError
-        A dtype that clattn does not take, or not a device.
+        A dtype that clattn does not take, an option of another type or a traced one, or not a
+        device.
     ValueError
         Shapes or options do not fit, gradients are asked for, or no device matches.
     DeviceError
-        There is no usable OpenCL device.
+        No OpenCL device is usable.
+    MemoryError
+        Host or device memory does not suffice for the check of the dtypes.
+
+    What fails while a program runs is raised by JAX, with clattn's message inside.
 
     Notes
     -----
@@ -153,36 +179,62 @@ def dot_product_attention(
             f"implementation is {implementation!r}, which names one of jax's; expected None, for "
             "clattn is the implementation"
         )
-    options: dict[str, Any] = {"scale": scale, "is_causal": is_causal}
-    if return_residual:
-        options["return_residual"] = True
-    window: Any = local_window_size
-    if window is not None:
-        window = (window, window) if isinstance(window, int) else tuple(window)
-        if min(window) < 0:
-            raise ValueError(f"local_window_size is {local_window_size}; expected 0 or more")
-        options["local_window_size"] = window
-    shape = jnp.shape(query)
+    for name, flag in (("is_causal", is_causal), ("return_residual", return_residual)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name} must be True or False, got {type(flag).__name__}")
     arrays = [_with_batch(array) for array in (query, key, value, bias, mask)]
-    lengths = {
-        "query_seq_lengths": query_seq_lengths,
-        "key_value_seq_lengths": key_value_seq_lengths,
-    }
-    result = jax.eval_shape(_theirs, *arrays, **lengths, **options)
+    operands = _Operands._make([*arrays, query_seq_lengths, key_value_seq_lengths])
+    result = jax.eval_shape(_theirs, **operands._asdict())
+    if return_residual:
+        result = (result, jax.ShapeDtypeStruct(result.shape[:-1], result.dtype))
     attend = partial(
         attention.scaled_dot_product_attention,
-        scale=scale,
+        scale=_read_number(scale),
         is_causal=is_causal,
-        window=window,
+        window=_read_window(local_window_size),
         enable_gqa=True,
         return_lse=return_residual,
         device=_core.find_device(device),
     )
-    _check_dtypes(attend, arrays)
-    output = _call(partial(_compute, attend), result, (*arrays, *lengths.values()))
+    _check_dtypes(attend, operands)
+    output = _call(partial(_compute, attend), result, operands)
+    shape = jnp.shape(query)
     if return_residual:
         return output[0].reshape(shape), output[1].reshape(shape[:-1])
     return output.reshape(shape)
+
+
+def _read_number(scale: Any) -> Any:
+    """Return the number of an array of no dimensions. clattn refuses what is no number."""
+    if isinstance(scale, Tracer):
+        raise TypeError(
+            "scale is traced; expected a number, which a program keeps: make it a static argument "
+            "of jax.jit, or multiply query by it and pass scale=1.0"
+        )
+    is_number = isinstance(scale, jax.Array | np.ndarray) and scale.ndim == 0
+    return scale.item() if is_number else scale
+
+
+def _read_window(size: Any) -> tuple[int, int] | None:
+    """Return how many keys a window has to the left and to the right."""
+    if size is None:
+        return None
+    if isinstance(size, Tracer):
+        raise TypeError(
+            "local_window_size is traced; expected an integer or two, which a program keeps: make "
+            "it a static argument of jax.jit"
+        )
+    try:
+        both = tuple(map(operator.index, size if np.ndim(size) else (size, size)))
+    except (TypeError, ValueError):  # ValueError: np.ndim of sequences in a sequence
+        both = ()
+    if len(both) != 2:
+        raise TypeError(
+            f"local_window_size is {size!r:.80}; expected an integer, or two: (left, right)"
+        )
+    if min(both) < 0:
+        raise ValueError(f"local_window_size is {size!r:.80}; expected 0 or more")
+    return both
 
 
 def _with_batch(array: Any) -> Any:
@@ -193,17 +245,20 @@ def _with_batch(array: Any) -> Any:
     return jnp.expand_dims(array, tuple(range(4 - array.ndim)))
 
 
-def _check_dtypes(attend: Any, arrays: list[Any]) -> None:
-    """Let clattn refuse dtypes and options before the program runs: attend by no row."""
+def _check_dtypes(attend: Any, operands: _Operands) -> None:
+    """Let clattn refuse dtypes and options before the program runs.
+
+    It attends with arrays of these dtypes that have no rows and one head.
+    """
     query, key, value, bias = (
-        None if array is None else np.zeros((1, 0, 1), array.dtype) for array in arrays[:4]
+        None if array is None else np.zeros((1, 0, 1), array.dtype) for array in operands[:4]
     )
     if bias is not None and bias.dtype == bool:
         raise TypeError("bias is an array of bool; expected floats, or mask=… for bools")
     attend(query, key, value, bias if bias is None else bias[..., :0])
 
 
-def _call(compute: Any, result: Any, operands: tuple[Any, ...]) -> Any:
+def _call(compute: Any, result: Any, operands: _Operands) -> Any:
     """Make the computation a part of JAX's program."""
 
     @jax.custom_jvp  # type: ignore[untyped-decorator, unused-ignore]
@@ -220,18 +275,25 @@ def _call(compute: Any, result: Any, operands: tuple[Any, ...]) -> Any:
     return call(operands)
 
 
-def _compute(attend: Any, operands: tuple[Any, ...]) -> Any:
-    """Attend. vmap puts dimensions before the batch, of size 1 for operands that lack them."""
-    query, key, value = (np.asarray(x).swapaxes(-3, -2) for x in operands[:3])  # (…, B, H, L, E)
-    bias, mask, rows, keys = (None if x is None else np.asarray(x) for x in operands[3:])
-    L = query.shape[-2]
-    if keys is not None:
-        within = np.arange(key.shape[-2]) < keys[..., None, None, None]
+def _compute(attend: Any, operands: _Operands) -> Any:
+    """Attend.
+
+    Under vmap each operand has a dimension more in front, of size 1 if vmap does not go over it:
+    of three queries and one key, query is (3, B, L, Hq, E) and key is (1, B, S, Hk, E). The result
+    is (3, B, L, Hq, E). Nested vmaps add several dimensions.
+    """
+    given = _Operands(*(None if array is None else np.asarray(array) for array in operands))
+    query, key, value = (x.swapaxes(-3, -2) for x in (given.query, given.key, given.value))
+    L, S = query.shape[-2], key.shape[-2]
+    mask, lengths = given.mask, given.query_seq_lengths
+    if given.key_value_seq_lengths is not None:
+        within = np.arange(S) < given.key_value_seq_lengths[..., None, None, None]
         mask = within if mask is None else mask & within
-    if bias is not None:
+    if given.bias is not None:
+        bias = given.bias
         mask = bias if mask is None else np.where(mask, bias, bias.dtype.type(-np.inf))
     leading = [array.shape[:-3] for array in (query, key, value, mask) if array is not None]
-    batch = np.broadcast_shapes(*leading, () if rows is None else rows.shape)
+    batch = np.broadcast_shapes(*leading, () if lengths is None else lengths.shape)
     output = np.empty((*batch, L, *query.shape[-3:-2], value.shape[-1]), query.dtype)
     result = attend(
         np.broadcast_to(query, (*batch, *query.shape[-3:])),
@@ -241,8 +303,8 @@ def _compute(attend: Any, operands: tuple[Any, ...]) -> Any:
         out=output.swapaxes(-3, -2),
     )
     residual = result[1].swapaxes(-2, -1).astype(query.dtype) if isinstance(result, tuple) else None
-    if rows is not None:
-        beyond = np.broadcast_to(np.arange(L) >= rows[..., None], (*batch, L))
+    if lengths is not None:
+        beyond = np.broadcast_to(np.arange(L) >= lengths[..., None], (*batch, L))
         output[beyond] = 0
         if residual is not None:
             residual[beyond] = -np.inf

@@ -2,26 +2,39 @@
 
 ``clattn.torch.patch()``, or ``with clattn.torch.sdpa():`` for a block, puts clattn where the
 modules of a model call torch, so that the model runs on clattn as it is. Calls that clattn
-does not take, such as those that need gradients, go to torch as before.
+does not take, such as those that need gradients, go where they went before.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextvars import ContextVar
+from operator import length_hint
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from clattn import _core, attention
+from clattn._arguments.devices import find_named
+from clattn._host.fork import call_in_children
 
 try:
     import torch
+
+    if torch.__version__ < "2.5":  # a TorchVersion, which compares numbers
+        raise ImportError(f"torch {torch.__version__} is too old")
 except ImportError as error:
     raise ImportError("clattn.torch needs torch 2.5 or later: pip install torch") from error
 
+from torch._C import _get_tracing_state, _len_torch_dispatch_stack
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
+
+from clattn._arguments.autocast import autocast, autocast_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,11 +52,15 @@ __all__ = [
 ]
 
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_MASKS = _FLOATS | {torch.bool}
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_STRIDED = torch.strided
+_NUMBERS = (float, int, np.floating, np.integer)
 
 _torch_attention = torch.nn.functional.scaled_dot_product_attention
 
-# Why torch computes a call, in `call_counts`.
+# Who computes a call, and why torch does: the names of `call_counts`.
+_OURS = "clattn"
 _DROPOUT = "torch: dropout_p is not 0"
 _RECORDING = "torch: it records or transforms the call"
 _TENSORS = "torch: tensors of other kinds, devices or dtypes"
@@ -51,14 +68,30 @@ _GRADIENTS = "torch: gradients are needed"
 _REFUSED = "torch: clattn refuses the arguments"
 
 # The uses in force, the newest last: the call of patch() and the blocks of sdpa(), with the
-# device of each. _replaced is what stood in torch.nn.functional before the first of them.
-_lock = threading.Lock()
+# device of each. _replaced is what stood in torch.nn.functional before them.
 _uses: dict[object, Device | None] = {}
 _device: Device | None = None
 _replaced = _torch_attention
+# Whether this thread is in a call of _replaced.
+_leaving = ContextVar("_leaving", default=False)
 
-_counting = threading.Lock()
-_counts: Counter[str] = Counter()
+# How often next() was called is the count. One call of next() needs no lock: neither another thread
+# nor the handler of a signal comes between.
+_counts = {
+    who: iter(range(sys.maxsize))
+    for who in (_OURS, _DROPOUT, _RECORDING, _TENSORS, _GRADIENTS, _REFUSED)
+}
+
+# Guards the uses. The handler of a signal may call `sdpa` while its own thread holds the lock.
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+call_in_children(_renew_lock)
 
 
 def patch(device: DeviceLike | None = None) -> None:
@@ -97,7 +130,7 @@ def patch(device: DeviceLike | None = None) -> None:
     torch.Size([1, 2, 4, 8])
     >>> unpatch()
     """
-    chosen = _find_device(device)
+    chosen = find_named(device)
     with _lock:
         _uses.pop(patch, None)
         _uses[patch] = chosen
@@ -150,17 +183,17 @@ def call_counts() -> Counter[str]:
     1 clattn
     1 torch: dropout_p is not 0
     """
-    with _counting:
-        return _counts.copy()
+    made = {who: sys.maxsize - length_hint(numbers) for who, numbers in _counts.items()}
+    return Counter({who: count for who, count in made.items() if count})
 
 
 @contextmanager
 def sdpa(device: DeviceLike | None = None) -> Iterator[None]:
     """Do as `patch` does, for a ``with`` block.
 
-    Blocks nest; the newest one that has not ended names the device. As `patch`, they hold
-    for all threads: blocks of several threads may overlap, and torch's function is back
-    when the last of them has ended.
+    Blocks may nest: the block that began last, of those that have not ended, names the device. Like
+    `patch`, a block holds for all threads. Blocks of several threads may overlap: torch's function
+    returns when the last of them ends.
 
     Parameters
     ----------
@@ -181,7 +214,7 @@ def sdpa(device: DeviceLike | None = None) -> Iterator[None]:
     >>> y.dtype
     torch.float32
     """
-    chosen, use = _find_device(device), object()
+    chosen, use = find_named(device), object()
     with _lock:
         _uses[use] = chosen
         _put()
@@ -205,16 +238,16 @@ def scaled_dot_product_attention(
 ) -> torch.Tensor:
     """Return what torch's function of this name does, by clattn where it can.
 
-    It is what `patch` puts into ``torch.nn.functional``, and may be called itself. clattn
-    computes for strided CPU tensors of one float dtype, while no gradients are needed and
-    torch is not recording what it is called with. The rest is torch's:
+    `patch` puts it into ``torch.nn.functional``; it may be called by itself. clattn computes calls
+    with strided CPU tensors of one float dtype, while no gradients are needed and torch does not
+    record the call. Other calls go to the function that `patch` has replaced, usually torch's:
 
     - a tensor that requires gradients while they are enabled, forward-mode ones included;
     - `dropout_p` other than 0, since it is torch's random numbers that drop;
     - tensors of other devices or dtypes, nested, sparse and quantized ones, subclasses;
     - ``torch.compile``, ``torch.export``, ``torch.jit.trace``, the transforms of
       ``torch.func``, and modes that watch operators, as counters of FLOP do;
-    - arguments that clattn does not take, so that errors about them are those of torch.
+    - arguments that clattn refuses, so that errors about them are torch's.
 
     Parameters
     ----------
@@ -239,21 +272,21 @@ def scaled_dot_product_attention(
     Returns
     -------
     output : Tensor of shape (..., Hq, L, Ev)
-        Of query's dtype. Its heads are laid out as those of query, as torch's are: where
-        ``query.transpose(1, 2)`` is contiguous, so is ``output.transpose(1, 2)``.
+        Of query's dtype, with the strides that torch gives it: where ``query.transpose(1, 2)`` is
+        contiguous, so is ``output.transpose(1, 2)``.
 
     Raises
     ------
     MemoryError
         Host or device memory does not suffice.
     DeviceError
-        No usable OpenCL device, or what it reports.
+        No OpenCL device is usable, or OpenCL reports an error.
     ValueError
-        ``CLATTN_DEVICE`` names no device.
+        An environment variable of clattn has a wrong value, or does not allow the call.
 
     Notes
     -----
-    Under ``torch.autocast`` query, key and value are cast as torch casts them.
+    Under ``torch.autocast`` query, key, value and a float mask are cast as torch casts them.
 
     Examples
     --------
@@ -266,26 +299,19 @@ def scaled_dot_product_attention(
         tensors = (query, key, value)
         overridden = has_torch_function((query, key, value, attn_mask))
         if overridden and all(type(tensor) in _PLAIN for tensor in tensors):
-            return _hand_over(*tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+            return _let_override(*tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         result = _attend(*tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        with _counting:
-            _counts[result if isinstance(result, str) else "clattn"] += 1
-        if not isinstance(result, str):
+        if result is not None:
             return result
-    return _torch_attention(
+    return _leave(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
-
-
-def _find_device(device: DeviceLike | None) -> Device | None:
-    """Find the device that is named. None is left to each call, and touches no OpenCL."""
-    return None if device is None else _core.find_device(device)
 
 
 def _put() -> None:
     """Put in place what `_uses` say. The caller holds the lock."""
     global _device, _replaced
-    _device = next(reversed(_uses.values()), None)
+    _device = [None, *_uses.values()][-1]
     functions = torch.nn.functional
     stands = functions.scaled_dot_product_attention
     if _uses and stands is not scaled_dot_product_attention:
@@ -293,9 +319,27 @@ def _put() -> None:
         functions.scaled_dot_product_attention = scaled_dot_product_attention
     elif not _uses and stands is scaled_dot_product_attention:
         functions.scaled_dot_product_attention = _replaced
+        _replaced = _torch_attention
 
 
-def _hand_over(
+def _leave(*args: Any, **options: Any) -> torch.Tensor:
+    """Call what stood in the place of clattn's function.
+
+    It may be a wrapper of clattn's function, made under an earlier patch. A call that comes back
+    from the wrapper is torch's.
+    """
+    if _replaced is _torch_attention or torch.compiler.is_compiling():
+        return _replaced(*args, **options)
+    if _leaving.get():
+        return _torch_attention(*args, **options)
+    token = _leaving.set(True)
+    try:
+        return _replaced(*args, **options)
+    finally:
+        _leaving.reset(token)
+
+
+def _let_override(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -307,14 +351,15 @@ def _hand_over(
 ) -> torch.Tensor:
     """Let a ``TorchFunctionMode`` or the mask's class decide, as torch's functions do.
 
-    A mode, such as that of ``torch.set_default_device``, then calls the function again. A
-    mask's class, such as ``CausalBias``, knows the function by the name that it has in torch.
+    A mode, such as that of ``torch.set_default_device``, is told clattn's function, and calls it
+    again. A mask's class, such as ``CausalBias``, is told what stands in ``torch.nn.functional``:
+    it compares the function with that.
     """
-    function = scaled_dot_product_attention
-    if attn_mask is not None and type(attn_mask) not in _PLAIN:
-        function = torch.nn.functional.scaled_dot_product_attention
+    by_class = attn_mask is not None and type(attn_mask) not in _PLAIN
     return handle_torch_function(
-        function,
+        torch.nn.functional.scaled_dot_product_attention
+        if by_class
+        else scaled_dot_product_attention,
         (attn_mask,),
         query,
         key,
@@ -331,8 +376,8 @@ def _is_watched() -> bool:
     """Whether torch records or transforms what it is called with, beyond gradients."""
     return (
         peek_interpreter_stack() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._get_tracing_state() is not None
+        or _len_torch_dispatch_stack() > 0
+        or _get_tracing_state() is not None
         or forward_ad._current_level >= 0
     )
 
@@ -343,113 +388,99 @@ def _attend(
     value: torch.Tensor,
     attn_mask: torch.Tensor | None,
     dropout_p: float,
-    is_causal: object,
+    is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
-) -> torch.Tensor | str:
-    """Compute attention by clattn; return the reason where it is torch's."""
+) -> torch.Tensor | None:
+    """Compute attention by clattn; None where the call is torch's. Counts the call."""
+    given = [query, key, value] if attn_mask is None else [query, key, value, attn_mask]
+    casts = torch.is_autocast_enabled("cpu")
+    reason = _find_reason(given, casts, dropout_p, is_causal, scale, enable_gqa)
+    result = None
+    if reason is None:
+        if not torch.is_grad_enabled() and any([tensor.requires_grad for tensor in given]):
+            given = [tensor.detach() for tensor in given]
+        if casts:
+            given = [autocast(tensor) for tensor in given]
+        query, key, value, *mask = given
+        try:
+            result = attention.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                mask[0] if mask else None,
+                0.0,
+                is_causal,
+                scale,
+                enable_gqa,
+                out=_allocate(query, key, value, enable_gqa),
+                device=_device,
+            )
+        except _core.SettingError:  # what the arguments are does not matter
+            raise
+        except ValueError:  # shapes, or a scale that is not finite
+            reason = _REFUSED
+    next(_counts[reason or _OURS])
+    return result
+
+
+def _find_reason(
+    given: list[torch.Tensor],
+    casts: bool,
+    dropout_p: float,
+    is_causal: object,
+    scale: object,
+    enable_gqa: object,
+) -> str | None:
+    """Find out why a call is torch's, as far as shapes do not matter. None: it is clattn's."""
     if dropout_p != 0.0:
         return _DROPOUT
-    if not isinstance(is_causal, bool):  # clattn has words for is_causal that torch refuses
+    if not (isinstance(is_causal, bool) and isinstance(enable_gqa, bool)):
+        return _REFUSED  # clattn has words for is_causal that torch refuses
+    if not (scale is None or isinstance(scale, _NUMBERS)):
         return _REFUSED
     if _is_watched():
         return _RECORDING
-    given = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
-    if not all(map(_is_plain, given)):
-        return _TENSORS
-    if any([tensor.requires_grad for tensor in given]):
-        if torch.is_grad_enabled():
+    dtypes = []
+    for tensor in given:
+        if (
+            type(tensor) not in _PLAIN
+            or not tensor.is_cpu
+            or tensor.layout is not _STRIDED
+            or tensor.is_nested
+            or tensor.is_neg()
+        ):
+            return _TENSORS
+        if tensor.requires_grad and torch.is_grad_enabled():
             return _GRADIENTS
-        query, key, value = query.detach(), key.detach(), value.detach()
-        attn_mask = None if attn_mask is None else attn_mask.detach()
-    if torch.is_autocast_enabled("cpu"):
-        query, key, value = autocast(query), autocast(key), autocast(value)
-    if query.dtype not in _FLOATS:
+        dtypes.append(autocast_dtype(tensor.dtype) if casts else tensor.dtype)
+    dtype = dtypes[0]
+    if dtype not in _FLOATS:
         return _TENSORS
-    try:
-        return attention.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask,
-            0.0,
-            is_causal,
-            scale,
-            enable_gqa,
-            out=_allocate(query, key, value),
-            device=_device,
-        )
-    except TypeError:  # a dtype or a class that clattn does not take
-        return _REFUSED
-    except ValueError:
-        if _are_taken(query, key, value, attn_mask, scale, enable_gqa):
-            raise  # about the device or the environment, such as CLATTN_KERNEL
-        return _REFUSED
+    fits = dtype is dtypes[1] is dtypes[2] and (len(given) == 3 or dtypes[3] in _MASKS)
+    return None if fits else _REFUSED
 
 
-def _are_taken(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None,
-    scale: float | None,
-    enable_gqa: bool,
-) -> bool:
-    """Whether shapes and scale keep the rules of `attention.scaled_dot_product_attention`."""
-    tensors = (query, key, value)
-    if min(tensor.dim() for tensor in tensors) < 2:
-        return False
-    (L, E), (S, Ek), (Sv, _) = (tensor.shape[-2:] for tensor in tensors)
-    if Ek != E or Sv != S:
-        return False
-    wide = query.dtype is torch.float64
-    largest = torch.finfo(torch.float64).max if wide else torch.finfo(torch.float32).max / 2
-    if scale is not None and not abs(scale) <= largest:
-        return False
-    leading = [tensor.shape[:-2] for tensor in tensors]
-    if enable_gqa:
-        Hq, Hk, Hv = (shape[-1] if shape else 1 for shape in leading)
-        if Hv != Hk or (Hq % Hk if Hk else Hq):
-            return False
-        # Heads are grouped in place of broadcast: give all three the heads of query.
-        leading = [torch.Size((*shape[:-1], Hq)) if shape else shape for shape in leading]
-    try:
-        scores = (*torch.broadcast_shapes(*leading), L, S)
-        return attn_mask is None or torch.broadcast_shapes(attn_mask.shape, scores) == scores
-    except RuntimeError:  # dimensions that do not broadcast
-        return False
+def _allocate(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool
+) -> torch.Tensor | None:
+    """Allocate the result, laid out as torch's is. None for shapes that clattn refuses.
 
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it is an array of the host and nothing else."""
-    return (
-        type(tensor) in _PLAIN
-        and tensor.is_cpu
-        and tensor.layout is torch.strided
-        and not tensor.is_nested
-        and not tensor.is_neg()
-    )
-
-
-def autocast(tensor: torch.Tensor) -> torch.Tensor:
-    """Cast as torch does for its function under autocast, which leaves float64 alone."""
-    if tensor.dtype is torch.float64 or not tensor.is_floating_point():
-        return tensor
-    return tensor.to(torch.get_autocast_dtype("cpu"))
-
-
-def _allocate(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor | None:
-    """Allocate a result with query's order of dimensions, as torch does; None elsewhere.
-
-    Where the heads of a query are views of one row, (B, L, Hq, E) transposed, joining them
-    again then needs no copy. That is for four dimensions, of which key and value bring no
+    Where the heads of a query are views of one row, (B, L, Hq, E) transposed, they stay so, and
+    joining them again needs no copy. That is for four dimensions, of which key and value bring no
     batch and no heads of their own, and Ev = E.
     """
-    if query.is_contiguous():  # so is clattn's result
+    queries, keys, values = query.shape, key.shape, value.shape
+    if len(queries) == len(keys) == len(values) == 4:
+        (B, H, L, E), (Bk, Hk, _, _), (Bv, Hv, _, Ev) = queries, keys, values
+        if B == Bk == Bv and (enable_gqa or H == Hk == Hv):
+            if Ev == E and query.stride(3) == 1:
+                return torch.empty_like(query)
+            return query.new_empty((B, H, L, Ev))
+    end = -3 if enable_gqa else -2
+    try:
+        leading = torch.broadcast_shapes(queries[:end], keys[:end], values[:end])
+    except RuntimeError:
         return None
-    shape, keys, values = query.shape, key.shape, value.shape
-    if not (len(shape) == len(keys) == len(values) == 4 and query.stride(3) == 1):
-        return None
-    if not (shape[0] == keys[0] == values[0] and shape[3] == values[3]):
-        return None
-    return torch.empty_like(query) if keys[1] <= shape[1] >= values[1] else None
+    heads = (queries[-3:-2] or keys[-3:-2] or values[-3:-2]) if enable_gqa else ()
+    return query.new_empty((*leading, *heads, *queries[-2:-1], *values[-1:]))

@@ -10,11 +10,15 @@ import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from clattn import _core, attention
+from clattn import attention
+from clattn._arguments.devices import find_named
 
 try:
     import torch
     from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+    from transformers.utils.versions import require_version
+
+    require_version("transformers>=5.4")
 except ImportError as error:
     raise ImportError(
         "clattn.transformers needs torch and transformers 5.4 or later: "
@@ -23,7 +27,7 @@ except ImportError as error:
 
 from torch.utils import _pytree
 
-from clattn.torch import autocast
+from clattn._arguments.autocast import autocast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,8 +81,7 @@ def register(device: DeviceLike | None = None) -> None:
     ...     model(torch.tensor([[1, 2, 3]])).logits.shape
     torch.Size([1, 3, 100])
     """
-    chosen = None if device is None else _core.find_device(device)
-    AttentionInterface.register("clattn", partial(attend, device=chosen))
+    AttentionInterface.register("clattn", partial(attend, device=find_named(device)))
     AttentionMaskInterface.register("clattn", make_mask)
 
 
@@ -93,18 +96,21 @@ class _Band(NamedTuple):
 class AttentionMask(torch.Tensor):  # type: ignore[misc]
     """A bool mask (B, 1, L, S) that is known by its band and its padding: see `make_mask`.
 
-    It has no elements. torch's functions that get it make them first, and work on the tensor
-    that ``masking_utils.sdpa_mask`` returns. So models that change the mask work as with "sdpa".
+    It has no elements at first. torch's functions that get it make them, and work on the tensor
+    that ``masking_utils.sdpa_mask`` returns. So models that use or change the mask work as with
+    "sdpa". A mask that was changed, or of which a view was taken, which may be changed, is its
+    elements from then on.
 
     Attributes
     ----------
-    band : tuple
+    band : tuple or None
         ``is_causal``, ``window`` and ``query_offset`` of `clattn.scaled_dot_product_attention`.
+        None: the elements count.
     padding : Tensor of shape (B, S) or None
         bool; True where a key is attended to.
     """
 
-    band: _Band
+    band: _Band | None
     padding: torch.Tensor | None
     _build: Callable[[], torch.Tensor]
 
@@ -129,17 +135,48 @@ class AttentionMask(torch.Tensor):  # type: ignore[misc]
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Call a function of torch with the elements."""
-        args, kwargs = _pytree.tree_map_only(cls, cls.dense, (args, kwargs or {}))
-        return function(*args, **kwargs)
+        kwargs = kwargs or {}
+        # An argument with alias_info is written to, or the result is a view of it.
+        schema = function._schema.arguments
+        names = {argument.name for argument in schema if argument.alias_info is not None}
+        named = zip((argument.name for argument in schema), args, strict=False)
+        shared = [value for name, value in (*named, *kwargs.items()) if name in names]
+        masks = {
+            id(mask._keep()): mask for mask in _pytree.tree_leaves(shared) if type(mask) is cls
+        }
+        args, kwargs = _pytree.tree_map_only(cls, cls.dense, (args, kwargs))
+        result = function(*args, **kwargs)
+        # Functions that write return what they wrote to.
+        return masks.get(id(result), result)
 
     def dense(self) -> torch.Tensor:
         """Return the mask as a tensor with elements."""
         return self._build()
 
+    def _keep(self) -> torch.Tensor:
+        """Make the elements now, and keep them in the place of the band."""
+        if self.band is not None:
+            elements = self._build()
+            self.band, self.padding, self._build = None, None, lambda: elements
+        return self._build()
+
+    def __copy__(self) -> AttentionMask:
+        """Return the mask itself: a shallow copy of a tensor has its memory."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        """Return a tensor with the elements."""
+        return memo.setdefault(id(self), self.dense().clone())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle the elements."""
+        return self.dense().__reduce_ex__(protocol)
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """Shape, band, and whether there is padding."""
+        band = "elements" if self.band is None else str(self.band)
         padding = "" if self.padding is None else ", padding"
-        return f"AttentionMask({tuple(self.shape)}, {self.band}{padding})"
+        return f"AttentionMask({tuple(self.shape)}, {band}{padding})"
 
 
 def make_mask(
@@ -228,7 +265,13 @@ def _find_band(mask_function: Callable[..., Any], local_size: int | None) -> _Ba
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Compare functions: they are the same if they have one text and capture the same."""
+    """Compare functions: they are the same if they have one text and capture the same.
+
+    transformers makes its mask functions anew for each mask: ``and_masks(*functions)`` of
+    ``masking_utils`` returns a closure over a tuple of functions, and
+    ``sliding_window_overlay(4)``, one of these, a closure over the int 4. So a causal window of 4
+    equals another one, and differs from a window of 5 and from one that a model has added to.
+    """
     if one is other:
         return True
     if type(one) is not type(other):
@@ -307,6 +350,15 @@ def attend(
     ValueError
         Gradients are enabled, and a tensor requires them; shapes do not fit; or an argument
         chooses keys in a way that clattn does not know.
+    DeviceError
+        No OpenCL device is usable, or OpenCL reports an error.
+    MemoryError
+        Host or device memory does not suffice.
+
+    Notes
+    -----
+    Under ``torch.autocast`` query, key, value and a float mask, with the bias in it, are cast as
+    torch casts them.
     """
     _check(kwargs, attention_mask)
     sinks = kwargs.get("sinks") if s_aux is None else s_aux
@@ -318,7 +370,8 @@ def attend(
             'attn_implementation="sdpa"'
         )
     query, key, value = query.detach(), key.detach(), value.detach()
-    if torch.is_autocast_enabled("cpu"):
+    casts = torch.is_autocast_enabled("cpu")
+    if casts:
         query, key, value = autocast(query), autocast(key), autocast(value)
     (_, Hq, L, _), (_, _, S, Ev) = query.shape, value.shape
     band = _Band()
@@ -327,7 +380,7 @@ def attend(
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         band = _Band(is_causal=bool(causal) and L > 1)
     elif isinstance(mask, AttentionMask):
-        if mask.shape[2] == L and mask.shape[3] >= S:
+        if mask.band is not None and mask.shape[2] == L and mask.shape[3] >= S:
             mask, band = mask.padding, mask.band
             mask = None if mask is None else mask[:, None, None]
         else:
@@ -336,7 +389,9 @@ def attend(
         mask = mask.detach()[..., :S]
     if position_bias is not None:
         mask = _add_bias(position_bias.detach()[..., :S], mask)
-    B = max(len(query), len(key))
+    if mask is not None and casts:
+        mask = autocast(mask)
+    B = next((n for n in (len(query), len(key), len(value)) if n != 1), 1)
     output = query.new_empty((B, L, Hq, Ev))
     result = attention.scaled_dot_product_attention(
         query,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """clattn.jax beside jax.nn.dot_product_attention."""
 
+import inspect
 from functools import cache, partial
 
 import clattn
@@ -35,6 +36,9 @@ CASES = {
 }
 
 
+RESIDUAL = "return_residual" in inspect.signature(jax.nn.dot_product_attention).parameters
+
+
 def ours(*arrays, device=None, jit=False, **options):
     """Operands and static options as keywords, under jit or not."""
     call = partial(clattn.jax.dot_product_attention, device=device)
@@ -52,7 +56,10 @@ def close(left, right, name):
 
 @cache
 def theirs(case):
-    options = CASES[case]
+    # Version 0.6.2 ignores a window without another mask, and lengths of queries without those of
+    # keys: hand over what changes nothing.
+    more = {"mask": np.ones((1, 1, 1, 1), bool), "key_value_seq_lengths": np.int32([S] * B)}
+    options = more | CASES[case]
     static = [name for name, value in options.items() if not isinstance(value, np.ndarray)]
     return jax.jit(jax.nn.dot_product_attention, static_argnames=static)(*QKV, **options)
 
@@ -60,12 +67,45 @@ def theirs(case):
 def test_it_is_jaxs_function(device):
     """As it stands, and under jit."""
     for name, options in CASES.items():
+        if name == "residual" and not RESIDUAL:  # see test_residuals
+            continue
         close(ours(*QKV, device=device, **options), theirs(name), name)
-    for name in ("lengths, bias, mask", "residual"):
+    for name in ("lengths, bias, mask", *(["residual"] if RESIDUAL else [])):
         close(ours(*QKV, device=device, jit=True, **CASES[name]), theirs(name), f"{name}, jit")
     alone = ours(*(array[0] for array in QKV), bias=BIAS[0], device=device)
     assert alone.shape == (L, HQ, E)
     close(alone, theirs("bias")[0], "no batch")
+
+
+def test_residuals(device):
+    """With every version of jax; of rows without keys and beyond the lengths: -inf."""
+    options = {"mask": MASK, "return_residual": True, **LENGTHS}
+    output, residual = ours(*QKV, device=device, jit=True, **options)
+    close(output, ours(*QKV, device=device, mask=MASK, **LENGTHS), "output")
+    assert residual.shape == (B, L, HQ)
+    q, k, v = (array.swapaxes(1, 2).astype(np.float64) for array in QKV)
+    within = MASK & (np.arange(S) < LENGTHS["key_value_seq_lengths"][:, None, None, None])
+    _, lse = attention(q, k.repeat(2, 1), v.repeat(2, 1), attn_mask=within)
+    right = np.where(
+        np.arange(L)[:, None] < LENGTHS["query_seq_lengths"][:, None, None],
+        lse.swapaxes(1, 2),
+        -np.inf,
+    )
+    np.testing.assert_allclose(residual, right, rtol=0, atol=4e-6)
+
+
+def test_options_may_be_arrays(device):
+    """As 1 / jnp.sqrt(E) is one. Traced ones are refused."""
+    for given, plain in [
+        ({"scale": jnp.float32(0.5)}, {"scale": 0.5}),
+        ({"scale": np.array(0.5)}, {"scale": 0.5}),
+        ({"local_window_size": jnp.array([1, 2])}, {"local_window_size": (1, 2)}),
+        ({"local_window_size": [1, 2]}, {"local_window_size": (1, 2)}),
+        ({"local_window_size": jnp.array(1)}, {"local_window_size": 1}),
+        ({"local_window_size": np.int64(1)}, {"local_window_size": 1}),
+    ]:
+        result = clattn.jax.dot_product_attention(*QKV, device=device, **given)
+        assert (result == ours(*QKV, device=device, **plain)).all(), given
 
 
 def test_dtypes(device):
@@ -176,6 +216,15 @@ def test_what_is_refused():
         ({"implementation": "xla"}, ValueError, "implementation is 'xla'"),
         ({"local_window_size": (2, -1)}, ValueError, "local_window_size is .* 0 or more"),
         ({"scale": np.nan}, ValueError, "scale"),
+        ({"scale": np.ones(2)}, TypeError, "scale"),
+        ({"scale": "1"}, TypeError, "scale"),
+        ({"is_causal": "lower_right"}, TypeError, "is_causal must be True or False, got str"),
+        ({"is_causal": 1}, TypeError, "is_causal must be True or False, got int"),
+        ({"return_residual": 1}, TypeError, "return_residual must be True or False, got int"),
+        *(
+            ({"local_window_size": size}, TypeError, "local_window_size is .* expected an integer")
+            for size in [(None, 1), (1,), (1, 2, 3), 1.5, "ab", [[1], [2, 3]], [[1, 2]]]
+        ),
         ({"key": k[:, :, :1], "value": v}, ValueError, "value"),
         ({"mask": BIAS}, ValueError, "mask dtype"),
         ({"bias": MASK}, TypeError, "bias is an array of bool"),
@@ -186,6 +235,39 @@ def test_what_is_refused():
         arrays = {"query": q, "key": k, "value": v} | wrong
         with pytest.raises(error, match=words):
             clattn.jax.dot_product_attention(**arrays)
+
+
+def test_traced_options_are_refused():
+    for name, value in (("scale", 0.5), ("local_window_size", 1), ("is_causal", True)):
+        call = jax.jit(lambda x, name=name: clattn.jax.dot_product_attention(*QKV, **{name: x}))
+        with pytest.raises(TypeError, match=f"^{name} "):
+            call(value)
+
+
+def test_other_versions_of_jax():
+    """One whose function lacks return_residual, as those before 0.8 do; one that is too old."""
+    code = """
+        import jax, pytest, sys
+        theirs = jax.nn.dot_product_attention
+
+        def older(query, key, value, bias=None, mask=None, *, scale=None, is_causal=False,
+                  query_seq_lengths=None, key_value_seq_lengths=None, local_window_size=None,
+                  implementation=None):
+            return theirs(query, key, value, bias, mask, query_seq_lengths=query_seq_lengths,
+                          key_value_seq_lengths=key_value_seq_lengths)
+
+        jax.nn.dot_product_attention = older
+        import clattn.jax
+        x = jax.numpy.ones((1, 2, 1, 4))
+        output, residual = clattn.jax.dot_product_attention(x, x, x, return_residual=True)
+        assert (output.shape, residual.shape) == ((1, 2, 1, 4), (1, 2, 1))
+
+        del sys.modules["clattn.jax"]
+        jax.__version_info__ = (0, 5, 3)
+        with pytest.raises(ImportError, match="jax 0.6 or later"):
+            import clattn.jax
+    """
+    run_python(code)
 
 
 def test_without_jax():

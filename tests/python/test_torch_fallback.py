@@ -7,7 +7,7 @@ import clattn
 import numpy as np
 import pytest
 from clattn import attention
-from support.helpers import draw
+from support.helpers import draw, run_python
 
 torch = pytest.importorskip("torch")
 
@@ -246,7 +246,9 @@ REFUSED = {
     "None": ((q, None, v), {}),
     "a word for is_causal": ((q, k, v), {"is_causal": "lower_right"}),
     "a number for is_causal": ((q, k, v), {"is_causal": 1}),
+    "a number for enable_gqa": ((q, k, v), {"enable_gqa": 1}),
     "a word for scale": ((q, k, v), {"scale": "1"}),
+    "a scale beyond float64": ((q, k, v), {"scale": 10**400}),
     "dropout above 1": ((q, k, v), {"dropout_p": 1.5}),
     "dropout below 0": ((q, k, v), {"dropout_p": -0.5}),
 }
@@ -263,9 +265,9 @@ def test_errors_are_torchs(device, torch_calls, case):
     assert not torch_calls
 
 
-@pytest.mark.parametrize("error", [clattn.DeviceError, ValueError])
+@pytest.mark.parametrize("error", [clattn.DeviceError, TypeError, clattn._core.SettingError])
 def test_other_errors_are_raised(monkeypatch, error):
-    """If torch answered instead, nobody would see that the device is gone."""
+    """If torch answered instead, nobody would see that the device is gone, or a fault of clattn."""
 
     def fail(*args, **options):
         raise error("gone")
@@ -275,26 +277,31 @@ def test_other_errors_are_raised(monkeypatch, error):
         F.scaled_dot_product_attention(q, k, v)
 
 
-# Calls that clattn takes: the reason why a forced kernel refuses them is not in the arguments.
-TAKEN = {
-    "plain": ((q, k, v), {}),
-    "scale": ((q, k, v), {"scale": 0.5}),
-    "wide scale": ((q.double(), k.double(), v.double()), {"scale": 1e39}),
-    "mask": ((q, k, v), {"attn_mask": torch.ones(2, 1, 1, 33)}),
-    "broadcast": ((q, k[:1], v[:, :1]), {}),
-    "groups": ((q, k[:, :1], v[:, :1]), {"enable_gqa": True}),
-    "groups, broadcast batches": ((q, k[:1, :1], v[:, :1]), {"enable_gqa": True}),
-    "groups, two dimensions": ((q[0, 0], k[0, 0], v[0, 0]), {"enable_gqa": True}),
-}
+def test_errors_about_the_environment_are_raised():
+    """If torch answered instead, a measurement would measure torch. Each in a new process."""
+    code = """
+        import clattn.torch, os, pytest, torch
+        from clattn._core import SettingError
+        x = torch.ones(1, 1, 2, 4)
+        with clattn.torch.sdpa():
+            for name, words in [
+                ("CLATTN_MEMORY", "ram"), ("CLATTN_TUNING", "maybe"), ("CLATTN_KERNEL", "fastest"),
+                ("CLATTN_SUB_GROUPS", "7"), ("CLATTN_LOCAL_MEMORY", "0"), ("CLATTN_TRIALS", "no"),
+                ("CLATTN_MAX_SECONDS", "-1"), ("CLATTN_DEVICE", "no such device"),
+            ]:
+                os.environ[name] = words
+                with pytest.raises(SettingError, match=name):
+                    torch.nn.functional.scaled_dot_product_attention(x, x, x)
+                del os.environ[name]
+    """
+    run_python(code)
 
 
-@pytest.mark.parametrize("case", TAKEN.values(), ids=TAKEN)
-def test_a_forced_kernel_that_refuses_is_raised(device, monkeypatch, torch_calls, case):
-    """attention_mma refuses float64. If torch answered, a measurement would measure torch."""
-    arguments, options = case
+def test_a_forced_kernel_that_refuses_is_raised(device, monkeypatch, torch_calls):
+    """attention_mma refuses float64."""
     force(monkeypatch, "mma")
     with clattn.torch.sdpa(device), pytest.raises(ValueError, match="CLATTN_KERNEL"):
-        F.scaled_dot_product_attention(*(x.double() for x in arguments), **options)
+        F.scaled_dot_product_attention(q.double(), k.double(), v.double())
     assert not torch_calls
 
 

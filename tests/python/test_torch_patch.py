@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Putting clattn behind torch's function, and taking it away again."""
 
+import os
 import threading
 from contextlib import suppress
 from itertools import chain
@@ -163,6 +164,81 @@ def test_anothers_replacement_is_kept(device):
         F.scaled_dot_product_attention = TORCH
 
 
+def test_what_is_left_goes_to_what_stood_there(device, torch_calls):
+    """A wrapper may itself call clattn's function, which an earlier patch put there."""
+    seen = []
+
+    def wrap(function):
+        def wrapper(*args, **options):
+            seen.append(len(args))
+            return function(*args, **options)
+
+        return wrapper
+
+    learnt = q.clone().requires_grad_()
+    try:
+        for stands in (wrap(TORCH), wrap(clattn.torch.scaled_dot_product_attention)):
+            F.scaled_dot_product_attention = stands
+            with clattn.torch.sdpa(device):
+                F.scaled_dot_product_attention(q, k, v)
+                assert not seen
+                result = F.scaled_dot_product_attention(learnt, k, v)
+                assert len(seen) == 1
+            assert torch.equal(result, TORCH(learnt, k, v))
+            assert F.scaled_dot_product_attention is stands
+            seen.clear()
+        clattn.torch.scaled_dot_product_attention(learnt, k, v)  # without a patch: torch's own
+        assert not seen
+    finally:
+        F.scaled_dot_product_attention = TORCH
+    assert torch_calls == [device] * 2
+
+
+def test_a_handler_may_interrupt_a_patch(device):
+    """The handler of a signal runs in a thread that may hold the lock just then."""
+
+    def work():
+        with clattn.torch._lock, clattn.torch.sdpa(device):
+            seen.append(clattn.torch.is_patched())
+
+    seen = []
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert seen == [True]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_has_locks_of_its_own():
+    """Those that other threads of the parent hold stay locked in it for ever."""
+    code = """
+        import os, signal, threading, torch
+        import clattn.torch
+        held, done = threading.Event(), threading.Event()
+
+        def hold():
+            with clattn.torch._lock:
+                held.set()
+                done.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            x = torch.ones(1, 1, 2, 4, requires_grad=True)
+            with clattn.torch.sdpa():
+                torch.nn.functional.scaled_dot_product_attention(x, x, x)
+            assert clattn.torch.call_counts().total() == 1
+            os._exit(0)
+        done.set()
+        thread.join()
+        assert os.waitpid(child, 0)[1] == 0
+    """
+    run_python(code)
+
+
 def test_is_patched():
     assert not clattn.torch.is_patched()
     clattn.torch.patch()
@@ -221,6 +297,16 @@ def test_patching_touches_no_opencl(tmp_path):
             F.scaled_dot_product_attention(x.detach(), x.detach(), x.detach())
     """
     run_python(code, env=no_opencl(tmp_path))
+
+
+def test_a_torch_that_is_too_old():
+    code = """
+        import torch, pytest, clattn
+        torch.__version__ = type(torch.__version__)("2.4.1+cpu")
+        with pytest.raises(ImportError, match="torch 2.5 or later"):
+            import clattn.torch
+    """
+    run_python(code)
 
 
 def test_without_torch():

@@ -71,7 +71,9 @@ def test_grouped_heads(device, torch_calls, key_heads):
     k, v = (to_torch(draw((2, key_heads, 33, 8), seed=n)) for n in (1, 2))
     with clattn.torch.sdpa(device):
         ours = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-    close(ours, TORCH(q, k, v, enable_gqa=True))
+    theirs = TORCH(q, k, v, enable_gqa=True)
+    close(ours, theirs)
+    assert ours.stride() == theirs.stride()
     assert torch_calls == [device]
 
 
@@ -92,22 +94,42 @@ def test_leading_dimensions_broadcast(device, torch_calls, case):
     assert torch_calls == [device]
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "heads inside", "steps", "rows inside"])
-def test_layouts(device, torch_calls, layout):
-    """The result is laid out as torch's, so that joining heads that lie inside copies nothing."""
-    shape = {
-        "contiguous": lambda x: x,
-        "heads inside": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
-        "steps": lambda x: x.repeat_interleave(2, -1)[..., ::2],
-        "rows inside": lambda x: x.mT.contiguous().mT,
-    }[layout]
-    q, k, v = map(shape, tensors())
+def inside(B=2, Hk=4, Ev=8):
+    """Heads inside rows: (B, L, H, E) transposed; keys of B batches and Hk heads."""
+    shapes = (2, 5, 4, 8), (B, 7, Hk, 8), (B, 7, Hk, Ev)
+    return [torch.randn(shape).transpose(1, 2) for shape in shapes]
+
+
+LAYOUTS = {
+    "contiguous": tensors,
+    "one batch": lambda: tensors(lead=(1, 3)),
+    "one head, one row": lambda: tensors(lead=(2, 1), L=1),
+    "no rows": lambda: tensors(L=0),
+    "three dimensions": lambda: tensors(lead=(3,)),
+    "heads inside": inside,
+    "heads inside, narrower values": lambda: inside(Ev=6),
+    "heads inside, one of keys": lambda: inside(Hk=1),
+    "heads inside, one batch of keys": lambda: inside(B=1),
+    "query, key and value in one": lambda: torch.randn(2, 5, 3, 4, 8).permute(2, 0, 3, 1, 4),
+    "steps": lambda: [x.repeat_interleave(2, -1)[..., ::2] for x in tensors()],
+    "rows inside": lambda: [x.mT.contiguous().mT for x in tensors()],
+}
+
+
+@pytest.mark.parametrize("make", LAYOUTS.values(), ids=LAYOUTS)
+def test_layouts(device, torch_calls, make):
+    """The result is laid out as torch's, so that joining heads that lie inside copies nothing.
+
+    Its memory is torch's own, and can be resized.
+    """
+    q, k, v = make()
     with clattn.torch.sdpa(device):
         ours = F.scaled_dot_product_attention(q, k, v)
     theirs = TORCH(q, k, v)
     close(ours, theirs)
     assert ours.stride() == theirs.stride()
     assert torch_calls == [device]
+    assert ours.resize_(40, 50).shape == (40, 50)
 
 
 def test_result_is_the_callers_alone(device):
@@ -173,6 +195,21 @@ def test_autocast(device, torch_calls, given, low):
     assert ours.dtype is theirs.dtype
     allowed = 2 * torch.finfo(ours.dtype).eps * v.abs().max().item()
     torch.testing.assert_close(ours, theirs, rtol=0, atol=allowed)
+    assert torch_calls == [device]
+
+
+def test_autocast_casts_a_float_mask(device, torch_calls):
+    """256.9 is 256 in bfloat16, as 256 is: the scores of all keys become equal."""
+    q, k, v = tensors()
+    mask = (256 + 0.9 * (torch.arange(33) % 2)).expand(17, 33)
+    with torch.autocast("cpu", torch.bfloat16):
+        theirs = TORCH(torch.zeros_like(q), k, v, mask)
+        with clattn.torch.sdpa(device):
+            ours = F.scaled_dot_product_attention(torch.zeros_like(q), k, v, mask)
+    allowed = 2 * torch.finfo(ours.dtype).eps * v.abs().max().item()
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=allowed)
+    mean = v.mean(-2, keepdim=True).expand_as(ours)
+    torch.testing.assert_close(ours.float(), mean, rtol=0, atol=allowed)
     assert torch_calls == [device]
 
 

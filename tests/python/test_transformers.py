@@ -6,7 +6,9 @@ four times as much as with "eager". Parts of transformers that take seconds to i
 where a test needs them, so not by each process that collects the tests.
 """
 
+import copy
 import itertools
+import pickle
 from functools import partial
 
 import clattn
@@ -216,15 +218,15 @@ def test_masks_are_those_of_sdpa(device):
         assert isinstance(mask, clattn.transformers.AttentionMask)
         assert mask.shape == right.shape
         assert mask.dtype is torch.bool
+        assert (mask.padding is None) == bool(
+            padding is None or (padding.all() and key + S <= padding.shape[1])
+        )
         ours = mask_of(mask.band, L, S) & torch.ones(3, 1, 1, 1, dtype=torch.bool)
         if mask.padding is not None:
             ours &= mask.padding[:, None, None]
         assert torch.equal(ours, right)
         assert torch.equal(mask & True, right)
         assert torch.equal(mask[..., 1:], right[..., 1:])
-        assert (mask.padding is None) == bool(
-            padding is None or (padding.all() and key + S <= padding.shape[1])
-        )
 
 
 def test_other_masks_are_tensors():
@@ -248,11 +250,81 @@ def test_other_masks_are_tensors():
     assert whole is None  # causality alone
 
 
+def change_elements(mask):
+    mask[:, :, :, 0] = False
+
+
+def change_a_view(mask):
+    mask[..., 1:].detach().logical_not_()
+
+
+def change_by_out(mask):
+    assert torch.logical_or(mask, mask.flip(-1), out=mask) is mask
+
+
+def change_in_place(mask):
+    same = mask
+    same &= mask.flip(-1)
+    assert same is mask
+    assert mask.masked_fill_(mask.flip(-2), True) is mask
+
+
+@pytest.mark.parametrize("change", [change_elements, change_a_view, change_by_out, change_in_place])
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+def test_a_mask_may_be_changed(change, mode):
+    with mode():
+        given = {"q_offset": 1, "attention_mask": torch.arange(5) > torch.tensor([[-1], [0]])}
+        mask = clattn.transformers.make_mask(2, 3, 5, **given)
+        changed = transformers.masking_utils.sdpa_mask(2, 3, 5, **given)
+        assert torch.equal(mask | False, changed)
+        assert mask.band is not None  # reading changes nothing
+        change(changed)
+        change(mask)
+        assert torch.equal(mask | False, changed)
+        ours, reference = attend(mask)
+        torch.testing.assert_close(ours, reference(changed)[0])
+
+
+def test_copies_of_a_mask():
+    mask = clattn.transformers.make_mask(2, 3, 5, 1)
+    assert copy.copy(mask) is mask
+    for twin in (copy.deepcopy(mask), pickle.loads(pickle.dumps(mask)), mask.clone()):
+        assert type(twin) is torch.Tensor
+        assert torch.equal(twin, mask | False)
+    twice = copy.deepcopy([mask, mask])
+    assert twice[0] is twice[1]
+    assert mask.band is not None
+
+
+def test_values_with_a_batch_of_their_own():
+    x = torch.randn(3, 2, 4, 8)
+    for batches in ((1, 1, 3), (1, 3, 1), (3, 1, 3)):
+        q, k, v = (x[:n] for n in batches)
+        ours, _ = clattn.transformers.attend(torch.nn.Identity(), q, k, v, None, is_causal=False)
+        right = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        torch.testing.assert_close(ours, right.transpose(1, 2))
+
+
+def test_autocast_casts_a_float_mask():
+    """256.9 is 256 in bfloat16, as 256 is: the scores of all keys become equal."""
+    v = torch.randn(1, 2, 5, 8)
+    mask = (256 + 0.9 * (torch.arange(5) % 2)).expand(1, 1, 3, 5)
+    for given in ({"attention_mask": mask}, {"attention_mask": None, "position_bias": mask}):
+        with torch.autocast("cpu", torch.bfloat16):
+            ours, _ = clattn.transformers.attend(
+                torch.nn.Identity(), torch.zeros(1, 2, 3, 8), v, v, **given, is_causal=False
+            )
+        mean = v.mean(-2, keepdim=True).expand(1, 2, 3, 8).transpose(1, 2)
+        torch.testing.assert_close(ours.float(), mean, rtol=0, atol=2**-6)
+
+
 def test_a_mask_shows_what_it_says():
     mask = clattn.transformers.make_mask(2, 3, 5, 2)
     assert repr(mask) == (
         "AttentionMask((2, 1, 3, 5), _Band(is_causal=True, window=None, query_offset=2))"
     )
+    mask[0].fill_(True)
+    assert repr(mask) == "AttentionMask((2, 1, 3, 5), elements)"
 
 
 def attend(mask=None, module=None, L=3, S=5, dtype=torch.float32, **options):
@@ -401,6 +473,16 @@ def test_in_a_compiled_function():
 def test_a_device_that_is_none():
     with pytest.raises(ValueError, match="no such device"):
         clattn.transformers.register("no such device")
+
+
+def test_transformers_that_are_too_old():
+    code = """
+        import importlib.metadata, pytest, clattn, transformers
+        importlib.metadata.version = lambda name: "5.3.0"
+        with pytest.raises(ImportError, match="transformers 5.4 or later"):
+            import clattn.transformers
+    """
+    run_python(code)
 
 
 def test_without_transformers():

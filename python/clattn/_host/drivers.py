@@ -255,10 +255,10 @@ def check_environment() -> None:
     """
     memory = os.environ.get("CLATTN_MEMORY", "")
     if memory not in ("", "svm", "host", "copy"):
-        raise ValueError(f"CLATTN_MEMORY is {memory!r}; expected 'svm', 'host' or 'copy'")
+        raise _core.SettingError(f"CLATTN_MEMORY is {memory!r}; expected 'svm', 'host' or 'copy'")
     tuning = os.environ.get("CLATTN_TUNING", "")
     if tuning not in ("", "on", "off"):
-        raise ValueError(f"CLATTN_TUNING is {tuning!r}; expected 'on' or 'off'")
+        raise _core.SettingError(f"CLATTN_TUNING is {tuning!r}; expected 'on' or 'off'")
 
 
 def discover() -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes | None, str]:
