@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 if TYPE_CHECKING:
+    from typing import SupportsIndex
+
     from clattn._core import Device, Tensor
 
 __all__ = ["Array", "ArrayT", "DeviceLike", "LseT"]
@@ -32,4 +34,4 @@ ArrayT = TypeVar("ArrayT", bound=Array)
 LseT = TypeVar("LseT", bound=Array)
 
 # What names a device: itself, words such as "gpu:1", or its index in `clattn.devices()`.
-DeviceLike: TypeAlias = "Device | str | int"
+DeviceLike: TypeAlias = "Device | str | SupportsIndex"
