@@ -10,7 +10,6 @@
 
 #include "python/error.h"
 #include "python/imports.h"
-#include "python/scalars.h" /* ca_py_refuse */
 
 int
 ca_py_convert_init(void)

@@ -5,7 +5,6 @@
 
 #include "python/dlpack_export.h" /* ca_py_dlpack_set_dtype */
 #include "python/error.h"
-#include "python/scalars.h" /* ca_py_repr */
 
 /* Calls the deleter of the struct of `owner`, which may run Python code. Keeps a set exception. */
 static void

@@ -15,37 +15,6 @@ ca_py_wrong_type(const char *name, const char *expected, PyObject *object)
                        Py_TYPE(object)->tp_name);
 }
 
-#define REPR_LENGTH 80
-
-PyObject *
-ca_py_repr(PyObject *object)
-{
-    PyObject *text = PyObject_Repr(object);
-    if (text == NULL && PyErr_ExceptionMatches(PyExc_ValueError)) {
-        PyErr_Clear();
-        return PyUnicode_FromString("a number too long to print");
-    }
-    if (text == NULL || PyUnicode_GET_LENGTH(text) <= REPR_LENGTH) {
-        return text;
-    }
-    PyObject *start = PyUnicode_Substring(text, 0, REPR_LENGTH);
-    Py_DECREF(text);
-    text = start != NULL ? PyUnicode_FromFormat("%U...", start) : NULL;
-    Py_XDECREF(start);
-    return text;
-}
-
-int
-ca_py_refuse(PyObject *type, const char *name, PyObject *object, const char *expected)
-{
-    PyObject *text = ca_py_repr(object);
-    if (text != NULL) {
-        PyErr_Format(type, "%s is %U; expected %s", name, text, expected);
-        Py_DECREF(text);
-    }
-    return -1;
-}
-
 PyObject *
 ca_py_tuple(int64_t count, const int64_t *numbers, int64_t unit)
 {

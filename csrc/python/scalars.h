@@ -17,13 +17,6 @@
 /* Raises the TypeError "<name> must be <expected>, got <its type>". Returns -1. */
 int ca_py_wrong_type(const char *name, const char *expected, PyObject *object);
 
-/* Returns repr(object) for a message, cut to fit, a new reference; NULL with an exception. Python
-   refuses to print very long numbers: a text stands for them. */
-PyObject *ca_py_repr(PyObject *object);
-
-/* Raises "<name> is <repr of the object>; expected <expected>". Returns -1. */
-int ca_py_refuse(PyObject *type, const char *name, PyObject *object, const char *expected);
-
 /* Returns a tuple of numbers[i] * unit. NULL with an exception. */
 PyObject *ca_py_tuple(int64_t count, const int64_t *numbers, int64_t unit);
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "python/convert.h" /* ca_py_is_other_scalar */
+#include "python/error.h"
 #include "python/scalars.h" /* ca_py_double */
 
 /* ---- float types ---- */
