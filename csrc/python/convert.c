@@ -280,12 +280,9 @@ ca_py_dtype(PyObject *object, const char *name, ca_dtype *dtype, PyObject **nati
         PyErr_Clear();
     }
     if (descr == NULL || !dtype_from_descr(descr, dtype)) {
-        PyErr_Format(
-            PyExc_TypeError,
-            "%s is %R; expected bool, an integer type, float16, bfloat16, float32 or float64", name,
-            object);
         Py_XDECREF(descr);
-        return -1;
+        return ca_py_refuse(PyExc_TypeError, name, object,
+                            "bool, an integer type, float16, bfloat16, float32 or float64");
     }
     *native = (PyObject *)PyArray_DescrNewByteorder(descr, NPY_NATIVE);
     Py_DECREF(descr);
@@ -361,17 +358,17 @@ ca_py_array_new(ca_pages pages, PyObject *descr, ca_dtype dtype, int ndim, const
 {
     npy_intp dims[CA_MAX_DIMS];
     bool empty = false;
+    size_t bytes = ca_dtype_size(dtype);
     for (int d = 0; d < ndim; d++) {
         dims[d] = (npy_intp)shape[d];
         empty = empty || shape[d] == 0;
-    }
-    size_t bytes = ca_dtype_size(dtype); /* an empty array has memory, too */
-    for (int d = 0; d < ndim && !empty; d++) {
-        if (bytes > PTRDIFF_MAX / (size_t)shape[d]) {
+        size_t length = shape[d] > 0 ? (size_t)shape[d] : 1; /* as NumPy counts empty arrays */
+        if (bytes > PTRDIFF_MAX / length) {
             return no_memory(dtype, ndim, shape);
         }
-        bytes *= (size_t)shape[d];
+        bytes *= length;
     }
+    bytes = empty ? ca_dtype_size(dtype) : bytes; /* an empty array has memory, too */
     void *memory;
     PyObject *owner = allocate(bytes, pages, &memory);
     if (owner == NULL) {
@@ -468,8 +465,16 @@ is_same_view(PyArrayObject *a, PyArrayObject *b)
 /* The limit of numpy.shares_memory, whose worst case is exponential. */
 #define SHARING_WORK 100000
 
-int
-ca_py_sharing_of(PyObject *out, PyObject *input, ca_py_sharing *sharing)
+/* Returns the array as an ndarray: NumPy's functions ask a subclass, which may answer anything. */
+static PyObject *
+as_base_class(PyObject *array)
+{
+    return PyArray_CheckExact(array) ? Py_NewRef(array)
+                                     : PyArray_View((PyArrayObject *)array, NULL, &PyArray_Type);
+}
+
+static int
+find_sharing(PyObject *out, PyObject *input, ca_py_sharing *sharing)
 {
     PyObject *near = ca_py_call_from("numpy", "may_share_memory", "(OO)", out, input);
     PyObject *shared = NULL;
@@ -489,5 +494,16 @@ ca_py_sharing_of(PyObject *out, PyObject *input, ca_py_sharing *sharing)
     }
     Py_XDECREF(shared);
     Py_XDECREF(near);
+    return result;
+}
+
+int
+ca_py_sharing_of(PyObject *out, PyObject *input, ca_py_sharing *sharing)
+{
+    PyObject *plain_out = as_base_class(out);
+    PyObject *plain_input = plain_out != NULL ? as_base_class(input) : NULL;
+    int result = plain_input != NULL ? find_sharing(plain_out, plain_input, sharing) : -1;
+    Py_XDECREF(plain_input);
+    Py_XDECREF(plain_out);
     return result;
 }

@@ -197,7 +197,16 @@ from_pyopencl(PyObject *Py_UNUSED(none), PyObject *queue)
     return ca_py_call_from("clattn._host.pyopencl", "device_of", "(O)", queue);
 }
 
+/* __copy__() and __deepcopy__(memo): Devices never change. */
+static PyObject *
+copy(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    return Py_NewRef(self);
+}
+
 static PyMethodDef device_methods[] = {
+    {"__copy__", copy, METH_NOARGS, NULL},
+    {"__deepcopy__", copy, METH_O, NULL},
     {"_repr_html_", device_html, METH_NOARGS, "_repr_html_($self)\n--\n\nA table for notebooks."},
     {"from_pyopencl", from_pyopencl, METH_O | METH_STATIC,
      "from_pyopencl(queue, /)\n--\n\n"

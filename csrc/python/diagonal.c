@@ -2,6 +2,7 @@
  *
  * The functions that fill diagonals: their arguments, their output and their call.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "diagonal/run.h"
@@ -96,11 +97,14 @@ static int
 parse_out(diagonal_call *call, PyObject *out)
 {
     const ca_diagonal_source *source = &call->source;
-    const char *origin = source->has_input   ? "that of input_or_shape"
-                         : source->has_dtype ? "which dtype says"
-                                             : "the default of dtype";
+    char origin[64] = "the default of dtype";
     if (out == Py_None) {
         return 0;
+    }
+    if (source->has_input) {
+        (void)snprintf(origin, sizeof(origin), "that of %s", source->input_name);
+    } else if (source->has_dtype) {
+        (void)snprintf(origin, sizeof(origin), "which dtype says");
     }
     call->out = out;
     if (ca_py_call_note_out(&call->call, out) < 0 ||
@@ -110,8 +114,10 @@ parse_out(diagonal_call *call, PyObject *out)
         return -1;
     }
     if (call->sharing == CA_PY_OVERLAPPING) {
-        return ca_py_raise(PyExc_ValueError, "out shares memory with input_or_shape; expected one "
-                                             "that does not, or the same view of it");
+        return ca_py_raise(PyExc_ValueError,
+                           "out shares memory with %s; expected one that does not, or the same "
+                           "view of it",
+                           source->input_name);
     }
     return 0;
 }
@@ -232,7 +238,7 @@ finish(diagonal_call *call, bool parsed)
 
 /* ---- module functions ---- */
 
-/* diagonal_matrix(input_or_shape, value, begin, end, dtype, out, device, /): see matrices.py */
+/* diagonal_matrix(input_or_shape, value, begin, end, dtype, out, device, /): see diagonal.py */
 static PyObject *
 diagonal_matrix(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {

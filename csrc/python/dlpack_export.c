@@ -222,9 +222,8 @@ ca_py_dlpack_parse(PyObject *args, PyObject *kwargs, ca_py_dlpack_request *reque
         return -1;
     }
     if (stream != Py_None) {
-        return ca_py_raise(PyExc_BufferError,
-                           "stream is %R; expected None, for OpenCL and the host have none",
-                           stream);
+        return ca_py_refuse(PyExc_BufferError, "stream", stream,
+                            "None, for OpenCL and the host have none");
     }
     if (request->copy != Py_None && !PyBool_Check(request->copy)) {
         return ca_py_wrong_type("copy", "True, False or None", request->copy);

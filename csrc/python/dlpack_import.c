@@ -155,10 +155,14 @@ check_device(PyObject *object, const char *name)
     }
     bool parsed = PyTuple_Check(device) && PyArg_ParseTuple(device, "ii", &type, &id);
     if (!parsed) {
-        PyErr_Format(
-            PyExc_TypeError,
-            "%s (%.200s) has a __dlpack_device__ that returns %R; expected a pair of integers",
-            name, Py_TYPE(object)->tp_name, device);
+        PyObject *text = ca_py_repr(device);
+        if (text != NULL) {
+            PyErr_Format(
+                PyExc_TypeError,
+                "%s (%.200s) has a __dlpack_device__ that returns %U; expected a pair of integers",
+                name, Py_TYPE(object)->tp_name, text);
+            Py_DECREF(text);
+        }
     }
     Py_DECREF(device);
     return parsed ? check_host((ca_dlpack_device){type, id}, object, name) : -1;

@@ -138,3 +138,34 @@ ca_py_raise(PyObject *type, const char *format, ...)
     va_end(values);
     return -1;
 }
+
+#define REPR_LENGTH 80
+
+PyObject *
+ca_py_repr(PyObject *object)
+{
+    PyObject *text = PyObject_Repr(object);
+    if (text == NULL && PyErr_ExceptionMatches(PyExc_ValueError)) {
+        PyErr_Clear();
+        return PyUnicode_FromString("a number too long to print");
+    }
+    if (text == NULL || PyUnicode_GET_LENGTH(text) <= REPR_LENGTH) {
+        return text;
+    }
+    PyObject *start = PyUnicode_Substring(text, 0, REPR_LENGTH);
+    Py_DECREF(text);
+    text = start != NULL ? PyUnicode_FromFormat("%U...", start) : NULL;
+    Py_XDECREF(start);
+    return text;
+}
+
+int
+ca_py_refuse(PyObject *type, const char *name, PyObject *object, const char *expected)
+{
+    PyObject *text = ca_py_repr(object);
+    if (text != NULL) {
+        PyErr_Format(type, "%s is %U; expected %s", name, text, expected);
+        Py_DECREF(text);
+    }
+    return -1;
+}

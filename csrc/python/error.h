@@ -34,4 +34,11 @@ void ca_py_work_end(ca_py_work *work);
 /* Raises an exception with a message that PyErr_Format makes. Returns -1. */
 int ca_py_raise(PyObject *type, const char *format, ...);
 
+/* Returns repr(object) for a message, cut to fit, a new reference; NULL with an exception. Python
+   refuses to print very long numbers: a text stands for them. */
+PyObject *ca_py_repr(PyObject *object);
+
+/* Raises "<name> is <repr of the object>; expected <expected>". Returns -1. */
+int ca_py_refuse(PyObject *type, const char *name, PyObject *object, const char *expected);
+
 #endif

@@ -79,11 +79,23 @@ parse_softmax_precision(PyObject *object, int64_t *precision)
     return 0;
 }
 
+/* Reads the attribute is_causal, 0 or 1, for which a bool may stand. */
+static int
+parse_causal(PyObject *object, bool *causal)
+{
+    int64_t number = 0;
+    if (PyBool_Check(object) || ca_py_is_numpy_bool(object)) {
+        return ca_py_flag(object, "is_causal", causal);
+    }
+    int result = ca_py_int(object, "is_causal", 0, 1, &number);
+    *causal = number == 1;
+    return result;
+}
+
 static int
 parse_attributes(PyObject *const *args, ca_onnx_attention *onnx, bool *return_qk)
 {
-    int64_t is_causal;
-    if (ca_py_int(args[IS_CAUSAL], "is_causal", 0, 1, &is_causal) < 0 ||
+    if (parse_causal(args[IS_CAUSAL], &onnx->is_causal) < 0 ||
         parse_heads(args[KV_NUM_HEADS], "kv_num_heads", &onnx->kv_num_heads) < 0 ||
         parse_heads(args[Q_NUM_HEADS], "q_num_heads", &onnx->q_num_heads) < 0 ||
         ca_py_int(args[QK_MATMUL_OUTPUT_MODE], "qk_matmul_output_mode", 0, 3,
@@ -100,7 +112,6 @@ parse_attributes(PyObject *const *args, ca_onnx_attention *onnx, bool *return_qk
         ca_py_flag(args[RETURN_QK], "return_qk", return_qk) < 0) {
         return -1;
     }
-    onnx->is_causal = is_causal == 1;
     if (onnx->qk_matmul_output_mode != 0 && !*return_qk) {
         return ca_py_raise(PyExc_ValueError,
                            "qk_matmul_output_mode is %lld without return_qk; expected "

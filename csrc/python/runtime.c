@@ -245,17 +245,24 @@ get_runtime(ca_state *state)
 
 /* ---- arguments ---- */
 
+/* Returns a device's index, an int, as a new reference; NULL with a TypeError. */
+static PyObject *
+index_of(PyObject *argument)
+{
+    return ca_py_whole(argument, "device",
+                       "a clattn.Device, a string such as \"cpu\" or \"gpu:1\", an index, or None");
+}
+
 int
 ca_py_check_device(ca_state *state, PyObject *argument)
 {
     if (argument == Py_None || PyUnicode_Check(argument) ||
-        (PyLong_Check(argument) && !PyBool_Check(argument)) ||
         Py_IS_TYPE(argument, state->device_type)) {
         return 0;
     }
-    return ca_py_wrong_type(
-        "device", "a clattn.Device, a string such as \"cpu\" or \"gpu:1\", an index, or None",
-        argument);
+    PyObject *index = index_of(argument);
+    Py_XDECREF(index);
+    return index != NULL ? 0 : -1;
 }
 
 static const char DEVICE_VARIABLE[] = "CLATTN_DEVICE";
@@ -331,25 +338,37 @@ find_by_text(ca_state *state, PyObject *text, ca_device **device)
     return find_by_words(state, words, "device", device);
 }
 
+/* Finds the device that an int names, whose digits are words, too. */
+static int
+find_by_index(ca_state *state, PyObject *index, ca_device **device)
+{
+    int overflow;
+    (void)PyLong_AsLongLongAndOverflow(index, &overflow);
+    if (overflow != 0) {
+        return ca_py_refuse(PyExc_ValueError, "device", index, "an index in clattn.devices()");
+    }
+    PyObject *digits = PyObject_Str(index);
+    int found = digits != NULL ? find_by_text(state, digits, device) : -1;
+    Py_XDECREF(digits);
+    return found;
+}
+
 int
 ca_py_find_device(ca_state *state, PyObject *argument, ca_device **device)
 {
     if (argument == Py_None) {
         return find_without_argument(state, device);
     }
-    if (ca_py_check_device(state, argument) < 0) {
-        return -1;
-    }
     if (Py_IS_TYPE(argument, state->device_type)) {
         *device = ca_py_device_get(argument);
         return 0;
     }
-    PyObject *text = PyObject_Str(argument); /* an index is a word of digits */
-    if (text == NULL) {
-        return -1;
+    if (PyUnicode_Check(argument)) {
+        return find_by_text(state, argument, device);
     }
-    int found = find_by_text(state, text, device);
-    Py_DECREF(text);
+    PyObject *index = index_of(argument);
+    int found = index != NULL ? find_by_index(state, index, device) : -1;
+    Py_XDECREF(index);
     return found;
 }
 

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "python/convert.h" /* ca_py_is_other_scalar */
 #include "python/error.h"
 #include "python/imports.h"
 
@@ -12,26 +13,6 @@ ca_py_wrong_type(const char *name, const char *expected, PyObject *object)
 {
     return ca_py_raise(PyExc_TypeError, "%s must be %s, got %.200s", name, expected,
                        Py_TYPE(object)->tp_name);
-}
-
-#define REPR_LENGTH 80
-
-PyObject *
-ca_py_repr(PyObject *object)
-{
-    PyObject *text = PyObject_Repr(object);
-    if (text == NULL && PyErr_ExceptionMatches(PyExc_ValueError)) {
-        PyErr_Clear();
-        return PyUnicode_FromString("a number too long to print");
-    }
-    if (text == NULL || PyUnicode_GET_LENGTH(text) <= REPR_LENGTH) {
-        return text;
-    }
-    PyObject *start = PyUnicode_Substring(text, 0, REPR_LENGTH);
-    Py_DECREF(text);
-    text = start != NULL ? PyUnicode_FromFormat("%U...", start) : NULL;
-    Py_XDECREF(start);
-    return text;
 }
 
 PyObject *
@@ -60,6 +41,9 @@ ca_py_double(PyObject *object, const char *name, double *value)
     if (!PyNumber_Check(object) || PyObject_HasAttrString(object, "__len__")) {
         return ca_py_wrong_type(name, "a number", object);
     }
+    if (ca_py_is_other_scalar(object)) {
+        return ca_py_wrong_type(name, "a real number", object);
+    }
     *value = PyFloat_AsDouble(object);
     if (*value != -1 || !PyErr_Occurred()) {
         return 0;
@@ -68,12 +52,7 @@ ca_py_double(PyObject *object, const char *name, double *value)
         return ca_py_wrong_type(name, "a real number", object);
     }
     if (PyErr_ExceptionMatches(PyExc_OverflowError) || PyErr_ExceptionMatches(PyExc_ValueError)) {
-        PyObject *text = ca_py_repr(object);
-        if (text != NULL) {
-            PyErr_Format(PyExc_ValueError, "%s is %U; expected a number that a double holds", name,
-                         text);
-            Py_DECREF(text);
-        }
+        return ca_py_refuse(PyExc_ValueError, name, object, "a number that a double holds");
     }
     return -1;
 }
@@ -127,25 +106,24 @@ ca_py_causal(PyObject *object, ca_causal *causal)
     return result;
 }
 
-/* Returns object.__index__(), a new reference; NULL with a TypeError if the object is no whole
-   number. An array has __index__, too, which may raise. */
-static PyObject *
-whole_number(PyObject *object, const char *name, const char *expected)
+/* An array has __index__, too, which may raise. NumPy's bool has none. */
+PyObject *
+ca_py_whole(PyObject *object, const char *name, const char *expected)
 {
-    PyObject *whole = PyIndex_Check(object) ? PyNumber_Index(object) : NULL;
+    bool counts = PyIndex_Check(object) && !PyBool_Check(object);
+    PyObject *whole = counts ? PyNumber_Index(object) : NULL;
     if (whole == NULL && (!PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_TypeError))) {
         (void)ca_py_wrong_type(name, expected, object);
     }
     return whole;
 }
 
-/* Returns a whole number, bool included, as a new reference. *nearest is the nearest number of 64
+/* Returns a whole number as a new reference. *nearest is the nearest number of 64
    bits, and *overflow says on which side of 64 bits the number is. */
 static PyObject *
 read_int(PyObject *object, const char *name, int64_t *nearest, int *overflow)
 {
-    PyObject *whole = ca_py_is_numpy_bool(object) ? PyNumber_Long(object)
-                                                  : whole_number(object, name, "a whole number");
+    PyObject *whole = ca_py_whole(object, name, "a whole number");
     if (whole != NULL) {
         long long number = PyLong_AsLongLongAndOverflow(whole, overflow);
         *nearest = *overflow > 0 ? INT64_MAX : *overflow < 0 ? INT64_MIN : number;
@@ -165,13 +143,10 @@ ca_py_int(PyObject *object, const char *name, int64_t lowest, int64_t highest, i
     if (overflow == 0 && *value >= lowest && *value <= highest) {
         return 0;
     }
-    PyObject *text = ca_py_repr(object);
-    if (text != NULL) {
-        PyErr_Format(PyExc_ValueError, "%s is %U; expected %lld %s %lld", name, text,
-                     (long long)lowest, highest == lowest + 1 ? "or" : "to", (long long)highest);
-        Py_DECREF(text);
-    }
-    return -1;
+    char expected[64];
+    (void)snprintf(expected, sizeof(expected), "%lld %s %lld", (long long)lowest,
+                   highest == lowest + 1 ? "or" : "to", (long long)highest);
+    return ca_py_refuse(PyExc_ValueError, name, object, expected);
 }
 
 int
@@ -191,10 +166,7 @@ window_bound(PyObject *object, int64_t *bound)
         *bound = CA_BAND_UNBOUNDED;
         return 0;
     }
-    if (PyBool_Check(object)) {
-        return ca_py_wrong_type("window", "a pair of whole numbers or None", object);
-    }
-    PyObject *whole = whole_number(object, "window", "a pair of whole numbers or None");
+    PyObject *whole = ca_py_whole(object, "window", "a pair of whole numbers or None");
     if (whole == NULL) {
         return -1;
     }
@@ -202,8 +174,13 @@ window_bound(PyObject *object, int64_t *bound)
     long long value = PyLong_AsLongLongAndOverflow(whole, &overflow);
     Py_DECREF(whole);
     if (overflow < 0 || (overflow == 0 && value < 0)) {
-        return ca_py_raise(PyExc_ValueError, "window has the bound %R; expected 0 or more, or None",
-                           object);
+        PyObject *text = ca_py_repr(object);
+        if (text != NULL) {
+            PyErr_Format(PyExc_ValueError, "window has the bound %U; expected 0 or more, or None",
+                         text);
+            Py_DECREF(text);
+        }
+        return -1;
     }
     *bound = overflow > 0 || value > INT64_MAX / 2 ? CA_BAND_UNBOUNDED : value;
     return 0;
@@ -322,14 +299,14 @@ ca_py_seed(PyObject *object, bool needed, uint64_t *seed)
     if (object == Py_None) {
         return needed ? random_seed(seed) : 0;
     }
-    PyObject *whole = whole_number(object, "seed", "a whole number or None");
+    PyObject *whole = ca_py_whole(object, "seed", "a whole number or None");
     if (whole == NULL) {
         return -1;
     }
     *seed = PyLong_AsUnsignedLongLong(whole);
     Py_DECREF(whole);
     if (PyErr_Occurred()) {
-        return ca_py_raise(PyExc_ValueError, "seed is %R; expected 0 to 2**64 - 1", object);
+        return ca_py_refuse(PyExc_ValueError, "seed", object, "0 to 2**64 - 1");
     }
     return 0;
 }

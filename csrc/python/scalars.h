@@ -17,17 +17,14 @@
 /* Raises the TypeError "<name> must be <expected>, got <its type>". Returns -1. */
 int ca_py_wrong_type(const char *name, const char *expected, PyObject *object);
 
-/* Returns repr(object) for a message, cut to fit, a new reference; NULL with an exception. Python
-   refuses to print very long numbers: a text stands for them. */
-PyObject *ca_py_repr(PyObject *object);
-
 /* Returns a tuple of numbers[i] * unit. NULL with an exception. */
 PyObject *ca_py_tuple(int64_t count, const int64_t *numbers, int64_t unit);
 
 /* True for NumPy's bool, which is no subclass of Python's. */
 bool ca_py_is_numpy_bool(PyObject *object);
 
-/* Reads a real number: Python's, NumPy's, or anything with __float__ or __index__. */
+/* Reads a real number: Python's, NumPy's, or anything with __float__ or __index__. A bool is 0 or
+   1. */
 int ca_py_double(PyObject *object, const char *name, double *value);
 
 /* Reads scale: a real number, or None. */
@@ -42,8 +39,11 @@ int ca_py_causal(PyObject *object, ca_causal *causal);
 /* Reads window: None, or (left, right), each a whole number or None (CA_BAND_UNBOUNDED). */
 int ca_py_window(PyObject *object, int64_t *left, int64_t *right);
 
-/* Reads a whole number from `lowest` to `highest`: Python's, NumPy's, or anything else with
-   __index__. A bool counts as 0 or 1. */
+/* Returns a whole number as an int, a new reference: Python's, NumPy's, or anything else with
+   __index__, but no bool. NULL with a TypeError "<name> must be <expected>". */
+PyObject *ca_py_whole(PyObject *object, const char *name, const char *expected);
+
+/* Reads a whole number from `lowest` to `highest`. */
 int ca_py_int(PyObject *object, const char *name, int64_t lowest, int64_t highest, int64_t *value);
 
 /* Reads a whole number of any size; *value is the nearest number of 64 bits. */

@@ -15,6 +15,7 @@ ca_py_tensor_new(const ca_state *state, ca_storage *storage, const ca_tensor *vi
     if (self != NULL) {
         ca_storage_retain(storage);
         self->module = Py_NewRef(PyType_GetModule(state->tensor_type));
+        self->weak_references = NULL;
         self->owner = NULL;
         self->storage = storage;
         self->view = *view;
@@ -36,7 +37,8 @@ ca_py_tensor_empty(const ca_state *state, ca_device *device, ca_dtype dtype, int
         view.strides[d] = (int64_t)(bytes / ca_dtype_size(dtype));
         if (shape[d] > 0 && bytes > PTRDIFF_MAX / (size_t)shape[d]) {
             return PyErr_Format(PyExc_MemoryError,
-                                "no memory for a Tensor of more bytes than 63 bits count");
+                                "no memory for a Tensor of shape %s and dtype %s",
+                                CA_SHAPE_WORDS(ndim, shape), ca_dtype_name(dtype));
         }
         bytes *= shape[d] > 0 ? (size_t)shape[d] : 1;
     }

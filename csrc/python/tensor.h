@@ -13,7 +13,8 @@
 typedef struct {
     PyObject_HEAD
     PyObject *module; /* keeps the runtime, and so the device */
-    PyObject *owner;  /* the array of pyopencl whose buffer `storage` is; else NULL */
+    PyObject *weak_references;
+    PyObject *owner; /* the array of pyopencl whose buffer `storage` is; else NULL */
     ca_storage *storage;
     ca_tensor view;
 } ca_py_tensor;

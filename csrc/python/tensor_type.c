@@ -3,6 +3,10 @@
  * The type clattn.Tensor; python/clattn/_core.pyi lists attributes and methods.
  */
 #include "python/convert.h"
+
+#include <stddef.h>
+#include <structmember.h> /* PyMemberDef */
+
 #include "python/device.h"
 #include "python/dlpack_export.h"
 #include "python/error.h"
@@ -198,6 +202,10 @@ array(PyObject *self, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO:__array__", names, &dtype, &copy)) {
         return NULL;
     }
+    if (copy != Py_None && !PyBool_Check(copy)) {
+        (void)ca_py_wrong_type("copy", "True, False or None", copy);
+        return NULL;
+    }
     if (copy == Py_False && !ca_storage_is_host(storage_of(self))) {
         return PyErr_Format(PyExc_ValueError,
                             "copy is False, but the Tensor is in memory that only its device has");
@@ -246,6 +254,16 @@ export_copy(PyObject *self, bool versioned)
     return capsule;
 }
 
+static bool
+has_negative_strides(const ca_tensor *view)
+{
+    bool found = false;
+    for (int d = 0; d < view->ndim; d++) {
+        found = found || view->strides[d] < 0;
+    }
+    return found;
+}
+
 /* Returns a capsule of the Tensor's own memory. */
 static PyObject *
 export_memory(PyObject *self, bool versioned, bool copied)
@@ -273,7 +291,9 @@ dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     ca_dlpack_device here = device_of(self);
-    bool moves = request.wants_host && here.type != CA_DLPACK_CPU;
+    const bool on_host = here.type == CA_DLPACK_CPU;
+    bool moves = request.wants_host && !on_host;
+    bool flips = on_host && has_negative_strides(view_of(self));
     if (request.wants_other && (request.type != here.type || request.id != here.id)) {
         return PyErr_Format(PyExc_BufferError,
                             "dl_device is (%lld, %lld); expected None, the host (1, 0) or the "
@@ -284,7 +304,12 @@ dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
         return PyErr_Format(PyExc_BufferError,
                             "copy is False, but the host does not have the Tensor's memory");
     }
-    if (moves || (request.copy == Py_True && here.type == CA_DLPACK_CPU)) {
+    if (flips && request.copy == Py_False) {
+        return PyErr_Format(
+            PyExc_BufferError,
+            "copy is False, but a stride is negative, which not every library takes");
+    }
+    if (moves || flips || (request.copy == Py_True && on_host)) {
         return export_copy(self, request.versioned);
     }
     if (request.copy != Py_True) {
@@ -383,6 +408,14 @@ html(PyObject *self, PyObject *Py_UNUSED(ignored))
     return ca_py_call_from("clattn._host.html", "of_tensor", "(O)", self);
 }
 
+/* __copy__() and __deepcopy__(memo) */
+static PyObject *
+copy(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    return ca_py_tensor_copy(state_of(self), ca_py_tensor_device(self), view_of(self), self,
+                             "copy of a Tensor");
+}
+
 static PyObject *
 refuse_pickling(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(ignored))
 {
@@ -412,6 +445,7 @@ dealloc(PyObject *object)
     ca_py_tensor *self = (ca_py_tensor *)object;
     PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
+    PyObject_ClearWeakRefs(object);
     ca_storage_release(self->storage);
     Py_CLEAR(self->owner);
     Py_CLEAR(self->module);
@@ -432,6 +466,11 @@ static PyGetSetDef getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
+static PyMemberDef members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(ca_py_tensor, weak_references), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
 static PyMethodDef methods[] = {
     {"reshape", reshape, METH_VARARGS,
      "reshape($self, *shape)\n--\n\n"
@@ -444,6 +483,8 @@ static PyMethodDef methods[] = {
      "to($self, device, /)\n--\n\n"
      "The Tensor itself if it is on that device, else a copy there."},
     {"_repr_html_", html, METH_NOARGS, "_repr_html_($self)\n--\n\nA table for notebooks."},
+    {"__copy__", copy, METH_NOARGS, NULL},
+    {"__deepcopy__", copy, METH_O, NULL},
     {"__reduce__", refuse_pickling, METH_NOARGS, NULL},
     {"__reduce_ex__", refuse_pickling, METH_O, NULL},
     {"numpy", numpy, METH_NOARGS,
@@ -477,6 +518,7 @@ static PyType_Slot slots[] = {
     {Py_nb_bool, truth},
     {Py_tp_traverse, traverse},
     {Py_tp_dealloc, dealloc},
+    {Py_tp_members, members},
     {Py_tp_getset, getset},
     {Py_tp_methods, methods},
     {0, NULL},

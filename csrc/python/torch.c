@@ -12,7 +12,7 @@
 #include "python/scalars.h"
 #include "python/tensor.h"
 
-/* The positional arguments, in functional.py's order. */
+/* The positional arguments, in the order of _core.pyi. */
 enum {
     QUERY,
     KEY,
@@ -40,11 +40,14 @@ enum {
 static int
 parse_dropout(PyObject *const *args, ca_torch_sdpa *sdpa)
 {
+    if (args[DROPOUT_P] == Py_True) { /* meant for is_causal, the argument behind it */
+        return ca_py_refuse(PyExc_TypeError, "dropout_p", Py_True, "a number from 0 to 1");
+    }
     if (ca_py_double(args[DROPOUT_P], "dropout_p", &sdpa->dropout) < 0) {
         return -1;
     }
     if (!(sdpa->dropout >= 0 && sdpa->dropout <= 1)) {
-        return ca_py_raise(PyExc_ValueError, "dropout_p is %R; expected 0 to 1", args[DROPOUT_P]);
+        return ca_py_refuse(PyExc_ValueError, "dropout_p", args[DROPOUT_P], "0 to 1");
     }
     return ca_py_seed(args[SEED], sdpa->dropout > 0, &sdpa->seed);
 }
@@ -73,7 +76,7 @@ parse_sinks(PyObject *object, ca_torch_sdpa *sdpa, ca_py_call *call)
     return 0;
 }
 
-/* Reads query_offset: a whole number, or the int64 numbers that functional.py makes. */
+/* Reads query_offset: a whole number, or the int64 numbers of clattn._arguments.integers. */
 static int
 parse_offset(PyObject *object, ca_torch_sdpa *sdpa, ca_py_call *call)
 {
@@ -334,7 +337,7 @@ done:
     return answer;
 }
 
-/* scaled_dot_product_attention(query, key, …, block_mask, /): see functional.py */
+/* scaled_dot_product_attention(query, key, …, block_mask, /): see attention.py */
 static PyObject *
 scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {

@@ -3,9 +3,11 @@
 
 #include <math.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "python/convert.h" /* ca_py_is_other_scalar */
+#include "python/error.h"
 #include "python/scalars.h" /* ca_py_double */
 
 /* ---- float types ---- */
@@ -175,14 +177,11 @@ integer_value(PyObject *object, const char *name, ca_dtype dtype, uint64_t *bits
     int result = exact < 0 ? -2 : exact == 0 ? -1 : whole_bits(whole, lowest, highest, bits);
     Py_XDECREF(whole);
     if (result == -1) {
-        PyObject *text = ca_py_repr(object);
-        if (text != NULL) {
-            PyErr_Format(PyExc_ValueError,
-                         "%s is %U; expected a whole number from %lld to %llu, which %s holds",
-                         name, text, (long long)lowest, (unsigned long long)highest,
-                         ca_dtype_name(dtype));
-            Py_DECREF(text);
-        }
+        char expected[128];
+        (void)snprintf(expected, sizeof(expected),
+                       "a whole number from %lld to %llu, which %s holds", (long long)lowest,
+                       (unsigned long long)highest, ca_dtype_name(dtype));
+        (void)ca_py_refuse(PyExc_ValueError, name, object, expected);
     }
     *bits &= all;
     return result < 0 ? -1 : 0;

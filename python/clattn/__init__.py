@@ -11,7 +11,8 @@ Importing clattn touches no OpenCL; the first call that needs a device opens it.
 """
 
 from importlib import import_module
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from clattn import directml, flex, onnx, openvino
 from clattn._core import Device, DeviceError, Tensor
@@ -31,6 +32,13 @@ from clattn.flex import (
 from clattn.merging import merge_attention
 from clattn.tensors import empty_cache, memory_stats, synchronize, tensor
 from clattn.warming import warm_up
+
+if TYPE_CHECKING:
+    from clattn import dask as dask
+    from clattn import jax as jax
+    from clattn import mpi as mpi
+    from clattn import torch as torch
+    from clattn import transformers as transformers
 
 __all__ = [
     "BlockMask",
@@ -83,8 +91,17 @@ def show_config() -> None:
     doctor.show()
 
 
-def __getattr__(name: str) -> Any:
-    """Import a module that needs another package."""
-    if name in _ON_DEMAND:
-        return import_module(f"clattn.{name}")
-    raise AttributeError(f"module 'clattn' has no attribute {name!r}")
+if not TYPE_CHECKING:  # type checkers would take any name
+
+    def __getattr__(name: str) -> ModuleType:
+        """Import a module that needs another package."""
+        if name not in _ON_DEMAND:
+            raise AttributeError(f"module 'clattn' has no attribute {name!r}")
+        try:
+            return import_module(f"clattn.{name}")
+        except ImportError as error:  # hasattr and getattr's default expect an AttributeError
+            raise AttributeError(f"module 'clattn' has no attribute {name!r}: {error}") from error
+
+    def __dir__() -> list[str]:
+        """Return the names of the module, with those that are not imported yet."""
+        return sorted({*globals(), *_ON_DEMAND})

@@ -9,22 +9,11 @@ from clattn._arguments.integers import offsets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any, Literal, TypedDict, Unpack
+    from typing import Any, Literal, Unpack
 
     from clattn._arguments.arrays import Array, ArrayT, DeviceLike
+    from clattn._arguments.options import AttentionOptions, Window
     from clattn._core import Tensor
-
-    class _Options(TypedDict, total=False):
-        window: tuple[int | None, int | None] | None
-        softcap: float
-        seed: int | None
-        out: Array | None
-        device: DeviceLike | None
-        sinks: Array | None
-        query_offset: int | Sequence[int] | Array
-        layout: Literal["BHLE", "BLHE"]
-
-
 __all__ = ["scaled_dot_product_attention"]
 
 
@@ -41,7 +30,7 @@ def scaled_dot_product_attention(
     *,
     return_lse: Literal[False] = False,
     return_weights: Literal[False] = False,
-    **options: Unpack[_Options],
+    **options: Unpack[AttentionOptions],
 ) -> ArrayT: ...
 @overload
 def scaled_dot_product_attention(
@@ -56,7 +45,7 @@ def scaled_dot_product_attention(
     *,
     return_lse: Literal[False] = False,
     return_weights: Literal[True],
-    **options: Unpack[_Options],
+    **options: Unpack[AttentionOptions],
 ) -> tuple[ArrayT, ArrayT]: ...
 @overload
 def scaled_dot_product_attention(
@@ -71,7 +60,7 @@ def scaled_dot_product_attention(
     *,
     return_lse: Literal[True],
     return_weights: Literal[False] = False,
-    **options: Unpack[_Options],
+    **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def scaled_dot_product_attention(
@@ -86,7 +75,7 @@ def scaled_dot_product_attention(
     *,
     return_lse: Literal[True],
     return_weights: Literal[False] = False,
-    **options: Unpack[_Options],
+    **options: Unpack[AttentionOptions],
 ) -> tuple[ArrayT, Any]: ...
 @overload
 def scaled_dot_product_attention(
@@ -101,7 +90,7 @@ def scaled_dot_product_attention(
     *,
     return_lse: Literal[True],
     return_weights: Literal[True],
-    **options: Unpack[_Options],
+    **options: Unpack[AttentionOptions],
 ) -> tuple[ArrayT, Any, ArrayT]: ...
 @overload
 def scaled_dot_product_attention(
@@ -116,7 +105,7 @@ def scaled_dot_product_attention(
     *,
     return_lse: bool = False,
     return_weights: bool = False,
-    **options: Unpack[_Options],
+    **options: Unpack[AttentionOptions],
 ) -> Any: ...
 def scaled_dot_product_attention(
     query: Array,
@@ -128,7 +117,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    window: tuple[int | None, int | None] | None = None,
+    window: Window = None,
     softcap: float = 0.0,
     seed: int | None = None,
     return_lse: bool = False,
@@ -201,8 +190,8 @@ def scaled_dot_product_attention(
         Also return the weights, before any are dropped. They take memory for (..., Hq, L, S).
     layout : {"BHLE", "BLHE"}
         "BLHE": `query`, `key`, `value`, `out` and the result have their heads after their rows,
-        (..., L, H, E). `attn_mask`, log-sum-exp and weights are as they are without. Arrays in the
-        wrong layout give wrong results, without an error if H, L and S are such that they fit.
+        (..., L, H, E); `attn_mask`, log-sum-exp and weights have the same shape in both layouts.
+        Arrays in the wrong layout give wrong results, without an error where their shapes fit.
 
     Returns
     -------

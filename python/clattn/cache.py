@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import weakref
 from typing import TYPE_CHECKING, overload
 
@@ -10,17 +9,18 @@ import numpy as np
 
 from clattn import _core
 from clattn._arguments.dtypes import float_dtype
-from clattn._arguments.integers import integers
+from clattn._arguments.integers import integers, one_or_several, size
 from clattn._host.fork import call_in_children
 from clattn.flex import trace_mods
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any, Literal
+    from typing import Any, Literal, Unpack
 
     from numpy.typing import DTypeLike
 
     from clattn._arguments.arrays import Array, ArrayT, DeviceLike
+    from clattn._arguments.options import AttendOptions, Window
     from clattn._core import Device, Tensor
 
 __all__ = ["KVCache"]
@@ -54,10 +54,17 @@ class KVCache:
     ------
     TypeError, ValueError
         An argument of the wrong kind or range; the message names it.
+    ModuleNotFoundError
+        `dtype` is the word "bfloat16", and ml_dtypes is not installed.
     MemoryError
         The device's memory does not suffice.
     DeviceError
         There is no usable OpenCL device, or OpenCL reports an error.
+
+    Notes
+    -----
+    Keys and values of earlier positions are kept because decoding needs them for each new token
+    (Pope et al., 2022, "Efficiently scaling transformer inference", arXiv:2211.05102).
 
     Examples
     --------
@@ -80,11 +87,11 @@ class KVCache:
         dtype: DTypeLike = np.float32,
         device: DeviceLike | None = None,
     ) -> None:
-        batch = _size(batch, "batch", 1)
-        num_kv_heads = _size(num_kv_heads, "num_kv_heads", 1)
-        capacity = _size(capacity, "capacity", 0)
-        head_size = _size(head_size, "head_size", 1)
-        v_head_size = head_size if v_head_size is None else _size(v_head_size, "v_head_size", 1)
+        batch = size(batch, "batch", 1)
+        num_kv_heads = size(num_kv_heads, "num_kv_heads", 1)
+        capacity = size(capacity, "capacity", 0)
+        head_size = size(head_size, "head_size", 1)
+        v_head_size = head_size if v_head_size is None else size(v_head_size, "v_head_size", 1)
         dtype = float_dtype(dtype)
         lead = (batch, num_kv_heads, capacity)
         key = _core.empty((*lead, head_size), dtype, device)
@@ -92,7 +99,7 @@ class KVCache:
         self._state = _core.Cache(key, value)
         _caches.add(self)
 
-    def append(self, key: Array, value: Array, counts: Sequence[int] | None = None) -> None:
+    def append(self, key: Array, value: Array, counts: Sequence[int] | Array | None = None) -> None:
         """Write keys and values behind the filled positions.
 
         Parameters
@@ -113,6 +120,10 @@ class KVCache:
         ValueError
             Shapes do not fit, counts are outside 0 to n, or a sequence would exceed the
             capacity. The cache stays as it was.
+        MemoryError
+            Host or device memory does not suffice. The cache stays as it was.
+        DeviceError
+            OpenCL reports an error.
         RuntimeError
             The handler of a signal changes a cache that its thread is changing.
 
@@ -130,12 +141,11 @@ class KVCache:
         attn_mask: Array | None = None,
         is_causal: bool = True,
         scale: float | None = None,
-        window: tuple[int | None, int | None] | None = None,
+        window: Window = None,
         softcap: float = 0.0,
         *,
-        score_mod: Callable[..., Any] | None = None,
         return_lse: Literal[False] = False,
-        out: Array | None = None,
+        **options: Unpack[AttendOptions],
     ) -> ArrayT: ...
     @overload
     def attend(
@@ -144,12 +154,11 @@ class KVCache:
         attn_mask: Array | None = None,
         is_causal: bool = True,
         scale: float | None = None,
-        window: tuple[int | None, int | None] | None = None,
+        window: Window = None,
         softcap: float = 0.0,
         *,
-        score_mod: Callable[..., Any] | None = None,
         return_lse: Literal[True],
-        out: Array | None = None,
+        **options: Unpack[AttendOptions],
     ) -> tuple[Tensor, Tensor]: ...
     @overload
     def attend(
@@ -158,12 +167,11 @@ class KVCache:
         attn_mask: Array | None = None,
         is_causal: bool = True,
         scale: float | None = None,
-        window: tuple[int | None, int | None] | None = None,
+        window: Window = None,
         softcap: float = 0.0,
         *,
-        score_mod: Callable[..., Any] | None = None,
         return_lse: Literal[True],
-        out: Array | None = None,
+        **options: Unpack[AttendOptions],
     ) -> tuple[ArrayT, Any]: ...
     @overload
     def attend(
@@ -172,12 +180,11 @@ class KVCache:
         attn_mask: Array | None = None,
         is_causal: bool = True,
         scale: float | None = None,
-        window: tuple[int | None, int | None] | None = None,
+        window: Window = None,
         softcap: float = 0.0,
         *,
-        score_mod: Callable[..., Any] | None = None,
         return_lse: bool = False,
-        out: Array | None = None,
+        **options: Unpack[AttendOptions],
     ) -> Any: ...
     def attend(
         self,
@@ -185,7 +192,7 @@ class KVCache:
         attn_mask: Array | None = None,
         is_causal: bool = True,
         scale: float | None = None,
-        window: tuple[int | None, int | None] | None = None,
+        window: Window = None,
         softcap: float = 0.0,
         *,
         score_mod: Callable[..., Any] | None = None,
@@ -233,7 +240,7 @@ class KVCache:
 
         Raises
         ------
-        TypeError, ValueError
+        TypeError, ValueError, MemoryError, DeviceError
             As `clattn.scaled_dot_product_attention`.
         """
         mods = None if score_mod is None else trace_mods(score_mod, None)
@@ -241,7 +248,7 @@ class KVCache:
             query, attn_mask, is_causal, scale, window, softcap, return_lse, out, mods
         )
 
-    def truncate(self, n: int | Sequence[int]) -> None:
+    def truncate(self, n: int | Sequence[int] | Array) -> None:
         """Forget the positions from n on.
 
         Parameters
@@ -256,7 +263,8 @@ class KVCache:
         ValueError
             A number is below 0 or above the length. The cache stays as it was.
         """
-        self._state.truncate(_size(n, "n", 0) if np.ndim(n) == 0 else integers(n, "n"))
+        lengths = one_or_several(n, "n")
+        self._state.truncate(size(lengths, "n", 0) if isinstance(lengths, int) else lengths)
 
     def reset(self) -> None:
         """Forget all positions."""
@@ -281,6 +289,8 @@ class KVCache:
             Not B numbers, or a number is no sequence's. The cache stays as it was.
         MemoryError
             The device's memory does not suffice. The cache stays as it was.
+        DeviceError
+            OpenCL reports an error.
 
         Examples
         --------
@@ -294,12 +304,14 @@ class KVCache:
         self._state.reorder(integers(indices, "indices"))
 
     def copy(self) -> KVCache:
-        """Return a new cache of the same sizes, with memory of its own, that holds the same.
+        """Return a new cache with the same sizes, keys and values, in memory of its own.
 
         Raises
         ------
         MemoryError
             The device's memory does not suffice.
+        DeviceError
+            OpenCL reports an error.
         """
         other = KVCache(self.batch, self.num_kv_heads, self.capacity, self.head_size,
                         self.v_head_size, self.dtype, self.device)  # fmt: skip
@@ -395,14 +407,3 @@ def _renew_locks() -> None:
 
 
 call_in_children(_renew_locks)
-
-
-def _size(number: Any, name: str, lowest: int) -> int:
-    """Return a whole number of `lowest` or more, of 63 bits."""
-    try:
-        size = operator.index(number)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {type(number).__name__}") from None
-    if not lowest <= size < 2**63:
-        raise ValueError(f"{name} is {size}; expected {lowest} or more, below 2**63")
-    return size

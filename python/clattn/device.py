@@ -65,6 +65,8 @@ def set_default_device(device: DeviceLike | None) -> None:
     ------
     TypeError, ValueError
         Not a device, or no device matches.
+    DeviceError
+        There is no usable OpenCL device.
     """
     _core.set_default_device(device)
 
@@ -77,10 +79,17 @@ def use_device(device: DeviceLike) -> AbstractContextManager[Device]:
     device : Device, str or int
         As for `set_default_device`.
 
+    Returns
+    -------
+    context manager
+        ``with`` binds the Device. Blocks nest: the innermost one names the device.
+
     Raises
     ------
     TypeError, ValueError
         Not a device, or no device matches.
+    DeviceError
+        There is no usable OpenCL device.
 
     Examples
     --------
@@ -117,8 +126,13 @@ def _alike(platform: str, name: str) -> list[Device]:
 
 def _reduce(device: Device) -> tuple[Callable[..., Device], tuple[str, str, int]]:
     """Pickle a device by its names; equal ones are told apart by their number."""
-    number = _alike(device.platform, device.name).index(device)
-    return _find_again, (device.platform, device.name, number)
+    alike = _alike(device.platform, device.name)
+    if device not in alike:
+        raise TypeError(
+            "a Device of a queue of pyopencl cannot be pickled; pickle the one of clattn.devices() "
+            "that the queue is on"
+        )
+    return _find_again, (device.platform, device.name, alike.index(device))
 
 
 copyreg.pickle(_core.Device, _reduce)

@@ -27,7 +27,7 @@ def diagonal_matrix(
     end: int,
     *,
     dtype: DTypeLike | None = None,
-    out: Array | None = None,
+    out: None = None,
     device: DeviceLike | None = None,
 ) -> np.ndarray: ...
 @overload
@@ -38,7 +38,18 @@ def diagonal_matrix(
     end: int,
     *,
     dtype: DTypeLike | None = None,
-    out: Array | None = None,
+    out: None = None,
+    device: DeviceLike | None = None,
+) -> ArrayT: ...
+@overload
+def diagonal_matrix(
+    input_or_shape: Array | Sequence[int],
+    value: float,
+    begin: int,
+    end: int,
+    *,
+    dtype: DTypeLike | None = None,
+    out: ArrayT,
     device: DeviceLike | None = None,
 ) -> ArrayT: ...
 def diagonal_matrix(

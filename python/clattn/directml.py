@@ -9,37 +9,18 @@ from clattn._arguments.arrays import ArrayT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Literal, Required, TypedDict, Unpack
+    from typing import Unpack
 
     import numpy as np
     from numpy.typing import DTypeLike
 
     from clattn._arguments.arrays import Array, DeviceLike
-
-    _MaskType = Literal[
-        "none",
-        "boolean",
-        "key_sequence_length",
-        "key_sequence_end_start",
-        "key_query_sequence_length_start_end",
-    ]
-
-    class _Options(TypedDict, total=False):
-        stacked_query_key: Array | None
-        stacked_key_value: Array | None
-        stacked_query_key_value: Array | None
-        bias: Array | None
-        mask: Array | None
-        mask_type: _MaskType
-        relative_position_bias: Array | None
-        past_key: Array | None
-        past_value: Array | None
-        scale: Required[float]
-        mask_filter_value: float
-        head_count: Required[int]
-        return_present: bool
-        device: DeviceLike | None
-
+    from clattn._arguments.options import (
+        Diagonal1Options,
+        DiagonalOptions,
+        MaskType,
+        MultiheadOptions,
+    )
 
 __all__ = [
     "MultiheadAttentionOutput",
@@ -62,14 +43,14 @@ def multihead_attention(
     query: ArrayT,
     key: Array | None = None,
     value: Array | None = None,
-    **options: Unpack[_Options],
+    **options: Unpack[MultiheadOptions],
 ) -> MultiheadAttentionOutput[ArrayT]: ...
 @overload
 def multihead_attention(
     query: None = None,
     key: Array | None = None,
     value: Array | None = None,
-    **options: Unpack[_Options],
+    **options: Unpack[MultiheadOptions],
 ) -> MultiheadAttentionOutput[Any]: ...
 def multihead_attention(
     query: Array | None = None,
@@ -81,7 +62,7 @@ def multihead_attention(
     stacked_query_key_value: Array | None = None,
     bias: Array | None = None,
     mask: Array | None = None,
-    mask_type: _MaskType = "none",
+    mask_type: MaskType = "none",
     relative_position_bias: Array | None = None,
     past_key: Array | None = None,
     past_value: Array | None = None,
@@ -207,27 +188,9 @@ def multihead_attention(
 
 
 @overload
-def diagonal_matrix1(
-    input: ArrayT,
-    *,
-    sizes: Sequence[int] | None = None,
-    dtype: DTypeLike | None = None,
-    value: float,
-    diagonal_fill_begin: int,
-    diagonal_fill_end: int,
-    device: DeviceLike | None = None,
-) -> ArrayT: ...
+def diagonal_matrix1(input: ArrayT, **options: Unpack[Diagonal1Options]) -> ArrayT: ...
 @overload
-def diagonal_matrix1(
-    input: None = None,
-    *,
-    sizes: Sequence[int] | None = None,
-    dtype: DTypeLike | None = None,
-    value: float,
-    diagonal_fill_begin: int,
-    diagonal_fill_end: int,
-    device: DeviceLike | None = None,
-) -> np.ndarray: ...
+def diagonal_matrix1(input: None = None, **options: Unpack[Diagonal1Options]) -> np.ndarray: ...
 def diagonal_matrix1(
     input: Array | None = None,
     *,
@@ -248,8 +211,7 @@ def diagonal_matrix1(
     ----------
     input : array of shape (..., rows, columns), optional
         Copied outside the band; without an input these elements are zero. Two to four
-        dimensions; an integer
-        type, float16, float32 or float64.
+        dimensions; an integer type, float16, float32 or float64.
     sizes : tuple or list of int, optional
         The shape; needed without an input, else the input's.
     dtype : dtype, optional
@@ -276,6 +238,10 @@ def diagonal_matrix1(
     DeviceError
         There is no usable OpenCL device, or OpenCL reports an error.
 
+    Notes
+    -----
+    Microsoft, "DML_DIAGONAL_MATRIX1_OPERATOR_DESC structure (directml.h)".
+
     Examples
     --------
     >>> diagonal_matrix1(
@@ -290,25 +256,9 @@ def diagonal_matrix1(
 
 
 @overload
-def diagonal_matrix(
-    input: ArrayT,
-    *,
-    sizes: Sequence[int] | None = None,
-    dtype: DTypeLike | None = None,
-    value: float,
-    offset: int,
-    device: DeviceLike | None = None,
-) -> ArrayT: ...
+def diagonal_matrix(input: ArrayT, **options: Unpack[DiagonalOptions]) -> ArrayT: ...
 @overload
-def diagonal_matrix(
-    input: None = None,
-    *,
-    sizes: Sequence[int] | None = None,
-    dtype: DTypeLike | None = None,
-    value: float,
-    offset: int,
-    device: DeviceLike | None = None,
-) -> np.ndarray: ...
+def diagonal_matrix(input: None = None, **options: Unpack[DiagonalOptions]) -> np.ndarray: ...
 def diagonal_matrix(
     input: Array | None = None,
     *,
@@ -324,8 +274,7 @@ def diagonal_matrix(
     ----------
     input : array of shape (..., rows, columns), optional
         Copied outside the band; without an input these elements are zero. Two to four
-        dimensions; an integer
-        type, float16, float32 or float64.
+        dimensions; an integer type, float16, float32 or float64.
     sizes : tuple or list of int, optional
         The shape; needed without an input, else the input's.
     dtype : dtype, optional
@@ -351,6 +300,10 @@ def diagonal_matrix(
         Host or device memory does not suffice.
     DeviceError
         There is no usable OpenCL device, or OpenCL reports an error.
+
+    Notes
+    -----
+    Microsoft, "DML_DIAGONAL_MATRIX_OPERATOR_DESC structure (directml.h)".
 
     Examples
     --------

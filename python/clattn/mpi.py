@@ -18,9 +18,8 @@ import numpy as np
 
 from clattn._arguments.arrays import host_array
 from clattn._arguments.dtypes import wide
-from clattn._arguments.options import check_flag
 from clattn._core import DeviceError, Tensor
-from clattn._parts.checks import shape_of_call
+from clattn._parts.checks import check_flag, shape_of_call
 from clattn._parts.copies import copy_into
 from clattn._parts.ring import LAYOUTS, Schedule, Share, part_lengths, pieces
 from clattn.attention import scaled_dot_product_attention

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from clattn import _core
 from clattn._arguments.arrays import ArrayT
+from clattn._arguments.devices import find_named
 
 if TYPE_CHECKING:
     import numpy as np
@@ -204,7 +205,7 @@ def reference_ops(device: DeviceLike | None = None) -> list[type]:
         raise ImportError(
             "clattn.onnx.reference_ops needs onnx 1.19 or later: pip install 'clattn[onnx]'"
         ) from error
-    chosen = None if device is None else _core.find_device(device)
+    chosen = find_named(device)
 
     class Attention(OpRun):  # type: ignore[misc]
         """A node of a model."""

@@ -76,7 +76,8 @@ def scaled_dot_product_attention(
 
     Notes
     -----
-    Source: the specification of ScaledDotProductAttention-13 in OpenVINO's opset 13.
+    OpenVINO, "ScaledDotProductAttention" of opset 13:
+    https://docs.openvino.ai/2024/documentation/openvino-ir-format/operation-sets/operation-specs/sequence/scaled-dot-product-attention.html
 
     Examples
     --------

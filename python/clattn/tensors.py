@@ -61,12 +61,19 @@ def tensor(array: Array, device: DeviceLike | None = None) -> Tensor:
 
 
 def synchronize(device: DeviceLike | None = None) -> None:
-    """Wait for all calls on a device; None: on every device in use.
+    """Wait for all calls on a device.
+
+    Parameters
+    ----------
+    device : Device, str or int, optional
+        Default: every device in use.
 
     Raises
     ------
+    TypeError, ValueError
+        Not a device, or no device matches.
     DeviceError
-        A call failed; the message names the call.
+        A call failed; the message names the call. Or there is no usable OpenCL device.
     """
     _core.synchronize(device)
 
@@ -87,6 +94,13 @@ def memory_stats(device: DeviceLike | None = None) -> dict[str, int]:
         ``pooled_bytes`` and ``pooled_blocks``: kept for later Tensors. ``peak_bytes``: the
         largest ``allocated_bytes`` so far. Bytes are the sizes of blocks of memory: a block has
         some KiB at least, and may be a quarter larger than its Tensor.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Not a device, or no device matches.
+    DeviceError
+        There is no usable OpenCL device.
     """
     return _core.memory_stats(device)
 
@@ -101,5 +115,12 @@ def empty_cache(device: DeviceLike | None = None) -> None:
     ----------
     device : Device, str or int, optional
         Default: every device in use.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Not a device, or no device matches.
+    DeviceError
+        There is no usable OpenCL device, or a pending call failed.
     """
     _core.empty_cache(device)

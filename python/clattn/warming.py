@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 import time
 from contextlib import nullcontext
@@ -14,6 +13,7 @@ import numpy as np
 
 from clattn import _core
 from clattn._arguments.dtypes import float_dtype
+from clattn._arguments.integers import size
 from clattn._host.progress import open_bar, show_nothing
 from clattn.attention import scaled_dot_product_attention
 from clattn.cache import KVCache
@@ -47,9 +47,9 @@ def warm_up(
 
     A first call with a new dtype or another kind of rows builds a program, which takes half a
     second; on GPUs also one with new head sizes or features. `warm_up` makes small calls of these
-    combinations. Their programs are
-    then in this process, and on disk for later processes on the same machine. A container keeps
-    them if its build runs ``python -m clattn warm-up`` on the processor that it will run on.
+    combinations. Their programs are then in this process, and on disk for later processes on the
+    same machine. A container keeps them if its build runs ``python -m clattn warm-up`` on the
+    processor that it will run on.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def warm_up(
     head_sizes : sequence of int
         The sizes E of a row of query, key and value. On GPUs each needs programs of its own.
     progress : bool
-        Show on the standard error stream how far it is: a bar on a terminal where the package
+        Show the progress on the standard error stream: a bar on a terminal where the package
         rich is installed, else a line for each dtype, head size and kind.
 
     Returns
@@ -174,7 +174,7 @@ def _print_line(steps: Sequence[_Step], done: int, label: str) -> None:
 
 
 def _listed(given: Any, name: str, example: str) -> list[Any]:
-    """Return the elements of a sequence; a string is none, though it could be walked."""
+    """Return the elements of a sequence. A string is refused, though it can be iterated."""
     if isinstance(given, str | bytes) or not hasattr(type(given), "__iter__"):
         kind = repr(given) if isinstance(given, str) else type(given).__name__
         raise TypeError(f"{name} must be a sequence such as {example}, got {kind}")
@@ -203,13 +203,5 @@ def _kinds(given: Any) -> list[str]:
 
 
 def _head_sizes(given: Any) -> list[int]:
-    found = []
-    for size in _listed(given, "head_sizes", "[64, 128]"):
-        try:
-            number = operator.index(size)
-        except TypeError:
-            raise TypeError(f"head_sizes must be integers, got {type(size).__name__}") from None
-        if number < 1:
-            raise ValueError(f"head_sizes has {number}; expected 1 or more")
-        found.append(number)
-    return list(dict.fromkeys(found))
+    sizes = _listed(given, "head_sizes", "[64, 128]")
+    return list(dict.fromkeys(size(number, "an element of head_sizes", 1) for number in sizes))

@@ -378,3 +378,30 @@ def refuse_all():
 
 def test_arguments_are_checked_before_opencl(tmp_path):
     check_without_opencl("diagonal.test_diagonal_errors", tmp_path)
+
+
+WITH_OUT = (
+    (clattn.tril, "input"),
+    (clattn.triu, "input"),
+    (lambda a, out: clattn.diagonal_matrix(a, 2, 0, 1, out=out), "input_or_shape"),
+)
+
+
+class Mute(np.ndarray):
+    """Answers NumPy's functions, numpy.may_share_memory among them, with nonsense."""
+
+    def __array_function__(self, func, types, args, kwargs):
+        return "no answer"
+
+
+def test_subclasses_do_not_say_what_overlaps(device):
+    a = numbers((6, 6), np.float32)
+    before = a.copy()
+    flipped = a[::-1]
+    with clattn.use_device(device):
+        for input, out in ((a, flipped.view(Mute)), (a.view(Mute), flipped), (a, a.T)):
+            for call, name in WITH_OUT:
+                with pytest.raises(ValueError, match=f"out shares memory with {name};"):
+                    call(input, out=out)
+        np.testing.assert_array_equal(a, before)
+        np.testing.assert_array_equal(clattn.tril(a.view(Mute), out=a), np.tril(before))

@@ -89,6 +89,21 @@ def test_a_device_is_pickled_by_its_names(device):
         clattn.device._find_again("another platform", device.name, 0)
 
 
+def test_a_device_of_a_queue_is_copied_and_not_pickled(device):
+    cl = pytest.importorskip("pyopencl")
+    for platform in cl.get_platforms():
+        for found in platform.get_devices():
+            if (platform.name.strip(), found.name.strip()) == (device.platform, device.name):
+                context = cl.Context([found])
+                queue = cl.CommandQueue(context)
+                adopted = clattn.Device.from_pyopencl(queue)
+                assert copy.copy(adopted) == copy.deepcopy([adopted])[0] == adopted != device
+                with pytest.raises(TypeError, match="queue of pyopencl cannot be pickled"):
+                    pickle.dumps(adopted)
+                return
+    pytest.skip("pyopencl does not list the device")
+
+
 def test_device_error_is_a_runtime_error():
     assert issubclass(clattn.DeviceError, RuntimeError)
 

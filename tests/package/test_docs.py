@@ -2,6 +2,7 @@
 """The examples of README.md, of pages in docs/ and of docstrings run as they stand."""
 
 import ast
+import contextlib
 import doctest
 import importlib
 import re
@@ -111,6 +112,18 @@ def entries():
             module = found[1] or module
             if found[2]:
                 yield f"{module}.{found[2]}"
+
+
+def test_entries_of_the_reference_are_imported_by_their_paths():
+    """From the installed package: public paths stay. A package that is missing takes its module."""
+    modules = {}
+    for path in entries():
+        module, _, name = path.rpartition(".")
+        with contextlib.suppress(ImportError):
+            modules[module] = importlib.import_module(module)
+        assert module in modules or module in NEEDS, module
+        assert module not in modules or hasattr(modules[module], name), path
+    assert {"clattn", "clattn.directml", "clattn.flex", "clattn.onnx"} <= set(modules)
 
 
 def public_names(module):

@@ -36,6 +36,10 @@ def flex(x: np.ndarray, t: Tensor) -> None:
 def cache(x: np.ndarray, t: Tensor) -> None:
     kept = KVCache(1, 2, 100, 64, dtype="bfloat16")
     kept.append(x, t)
+    kept.append(x, x, counts=np.array([1]))
+    kept.truncate(np.array([0]))
+    kept.reorder((0,))
+    assert_type(kept.attend(x, None, True, score_mod=None, out=x), np.ndarray)
     assert_type(kept.attend(x), np.ndarray)
     assert_type(kept.attend(t, return_lse=True), tuple[Tensor, Tensor])
     assert_type(kept.key, Tensor)
@@ -50,6 +54,10 @@ def operators(x: np.ndarray, t: Tensor) -> None:
     packed = directml.multihead_attention(stacked_query_key_value=x, scale=1, head_count=2)
     assert_type(packed.output, Any)
     assert_type(directml.diagonal_matrix(t, value=1, offset=0), Tensor)
+    assert_type(directml.diagonal_matrix(sizes=(2, 2), dtype="f4", value=1, offset=0), np.ndarray)
+    assert_type(
+        directml.diagonal_matrix1(t, value=1, diagonal_fill_begin=0, diagonal_fill_end=1), Tensor
+    )
 
 
 def matrices(x: np.ndarray, t: Tensor) -> None:
@@ -58,12 +66,15 @@ def matrices(x: np.ndarray, t: Tensor) -> None:
     assert_type(clattn.eye(3), np.ndarray)
     assert_type(clattn.diagonal_matrix((3, 3), 1, 0, 1), np.ndarray)
     assert_type(clattn.diagonal_matrix(t, 1, 0, 1), Tensor)
+    assert_type(clattn.diagonal_matrix((3, 3), 1, 0, 1, out=t), Tensor)
+    assert_type(clattn.diagonal_matrix(x, 1, 0, 1, out=x), np.ndarray)
 
 
 def devices(x: np.ndarray) -> None:
     assert_type(clattn.tensor(x), Tensor)
     assert_type(clattn.tensor(x).to("cpu").T[0].numpy(), np.ndarray)
     assert_type(clattn.devices(), list[Device])
+    assert_type(clattn.tensor(x, device=np.int64(0)), Tensor)
     with clattn.use_device("cpu") as device:
         assert_type(device, Device)
     assert_type(clattn.warm_up(["float32"]), float)
@@ -75,3 +86,4 @@ def refused(x: np.ndarray) -> None:
     clattn.scaled_dot_product_attention(x, x, x, layout="BSHD")  # type: ignore[call-overload]
     clattn.scaled_dot_product_attention([1.0], x, x)  # type: ignore[call-overload]
     clattn.KVCache(1, 2, 3)  # type: ignore[call-arg]
+    directml.diagonal_matrix(x, offset=1)  # type: ignore[call-overload]

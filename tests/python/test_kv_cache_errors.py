@@ -344,8 +344,9 @@ def test_many_errors_keep_nothing(device):
 
 @pytest.mark.parametrize(("indices", "error"), [
     ([0], ValueError), ([0, 1, 0], ValueError), ([0, 2], ValueError), ([-1, 0], ValueError),
-    ([0, 2**70], ValueError), ([[0, 1]], TypeError), ([0.0, 1.0], TypeError), ("01", TypeError),
+    ([0, 2**70], ValueError), ([[0, 1]], ValueError), ([0.0, 1.0], TypeError), ("01", TypeError),
     (1, TypeError), (None, TypeError), (np.array([0.5, 1]), TypeError),
+    ([True, False], TypeError),
 ], ids=str)  # fmt: skip
 def test_wrong_indices(device, indices, error):
     both = filled(device)

@@ -121,6 +121,8 @@ CALLS = {
     "a window below 0": called(window=(-1, 0)),
     "a soft cap below 0": called(softcap=-1.0),
     "dropout in per cent": called(dropout_p=50),
+    "true as the fifth argument": lambda: attend(q, k, k, None, True),
+    "a bool as a number": called(dropout_p=0.1, seed=True),
     "a generator as seed": called(dropout_p=0.1, seed=np.random.default_rng(0)),
     "out of another dtype": called(out=ones(2, 4, 3, 8, dtype=np.float64)),
     "out of another shape": called(out=ones(2, 4, 5, 8)),

@@ -7,9 +7,11 @@ test_tensor_operators.py. test_tensor_devices.py runs all of them in each mode o
 
 import contextlib
 import copy
+import gc
 import operator
 import pickle
 import re
+import weakref
 
 import clattn
 import numpy as np
@@ -243,6 +245,9 @@ def test_array_protocol_with_another_dtype(device):
     assert np.add(t, 1).tolist() == (a + 1).tolist()
     with pytest.raises(TypeError):
         t.__array__(dtype=3.5)
+    for wrong in (1, "no", np.True_, np.False_):
+        with pytest.raises(TypeError, match="copy must be True, False or None"):
+            t.__array__(np.float64, copy=wrong)
 
 
 def squeezed(text):
@@ -284,10 +289,29 @@ def test_identity(device):
 
 
 def test_no_pickle(device):
+    with pytest.raises(TypeError, match="Tensor"):
+        pickle.dumps(clattn.tensor(np.ones(3), device))
+
+
+def test_copies(device):
+    """They are contiguous, on the same device, in memory of their own."""
+    a = numbers((3, 4), np.dtype("f4"))
+    t = clattn.tensor(a, device)[::-1]
+    for made in (copy.copy(t), copy.deepcopy(t), copy.deepcopy({"kept": t})["kept"]):
+        clattn.tril(made, out=made)
+        same_bits(made, np.tril(a[::-1]))
+        assert made.device == device
+        same_bits(t, a[::-1])
+
+
+def test_weak_references(device):
     t = clattn.tensor(np.ones(3), device)
-    for write in (pickle.dumps, copy.copy, copy.deepcopy):
-        with pytest.raises(TypeError, match="Tensor"):
-            write(t)
+    ended = []
+    reference = weakref.ref(t, ended.append)
+    assert reference() is t and not ended
+    del t
+    gc.collect()
+    assert reference() is None and ended == [reference]
 
 
 def test_synchronize(device):

@@ -71,7 +71,7 @@ CODES = {"f": dlpack.FLOAT, "i": dlpack.INT, "u": dlpack.UINT, "b": dlpack.BOOL}
 @each_version
 @dtypes
 def test_fields(device, dtype, version):
-    """Contiguous, a view with an offset, backwards."""
+    """Contiguous, a view with an offset, and one that runs backwards, which is copied."""
     a = numbers((4, 3, 5), dtype)
     t = clattn.tensor(a, device)
     for view, right in ((t, a), (t[1:, :, 2], a[1:, :, 2]), (t[::-1, ::2].T, a[::-1, ::2].T)):
@@ -83,13 +83,14 @@ def test_fields(device, dtype, version):
         code = dlpack.BFLOAT if dtype == bfloat16 else CODES[dtype.kind]
         assert (got.code, got.bits, got.lanes) == (code, 8 * dtype.itemsize, 1)
         assert tuple(got.shape[: got.ndim]) == right.shape
-        if in_host_memory(device):
+        shared = in_host_memory(device) and min(view.strides) >= 0
+        if shared:
             assert tuple(s * dtype.itemsize for s in got.strides[: got.ndim]) == view.strides
         same_bits(values_of(struct, dtype).copy(), right)
         if VERSIONS[version] == b"dltensor_versioned":
             assert struct.major == 1
             assert not struct.flags & dlpack.READ_ONLY
-            assert bool(struct.flags & dlpack.IS_COPIED) != in_host_memory(device)
+            assert bool(struct.flags & dlpack.IS_COPIED) != shared
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 2**40), (1,) * 64], ids=len)
@@ -104,7 +105,7 @@ def test_odd_shapes(device, shape):
 def test_memory_is_shared(host):
     """The very bytes that numpy() shows."""
     t = clattn.tensor(np.zeros((4, 6), np.float32), host)
-    view = t[1:, ::-2]
+    view = t[1:, 1::2]
     for ask in ({}, {"copy": False}, {"dl_device": (dlpack.HOST, 0)}, {"copy": None},
                 {"dl_device": (dlpack.HOST, 0), "copy": False}, {"stream": None}):  # fmt: skip
         struct = dlpack.look_into(capsule := view.__dlpack__(max_version=(1, 0), **ask))
@@ -177,9 +178,21 @@ def test_what_cannot_be_had(device):
         with pytest.raises(BufferError) as caught:
             t.__dlpack__(**options)
         assert next(iter(options)) in str(caught.value)
-    if not in_host_memory(device):
+    for view in (t[::-1], t[:, ::-1], *([] if in_host_memory(device) else [t])):
         with pytest.raises(BufferError, match="copy"):
-            host_capsule(t, copy=False)
+            host_capsule(view, copy=False)
+
+
+def test_torch_takes_what_runs_backwards(host):
+    """Torch ends the process at a negative stride."""
+    torch = pytest.importorskip("torch")
+    a = numbers((4, 6), np.dtype("f4"))
+    for view, right in (
+        (clattn.tensor(a, host)[::-1], a[::-1]),
+        (clattn.tensor(a, host)[:1, ::-1], a[:1, ::-1]),
+    ):
+        for take in (torch.from_dlpack, torch.as_tensor, torch.tensor):
+            same_bits(take(view).numpy(), right)
 
 
 @pytest.mark.parametrize(
@@ -218,13 +231,13 @@ def test_a_consumer_gives_the_memory_back(device, version, where):
     start = settled(device)
     t = clattn.tensor(np.arange(1000.0), device)
     here = settled(device)
-    capsule = t[::-2].__dlpack__(max_version=version)
+    capsule = t[1::2].__dlpack__(max_version=version)
     struct, delete = dlpack.consume(capsule)
     del t, capsule
     gc.collect()
     assert settled(device) == here
     if in_host_memory(device):
-        same_bits(values_of(struct, np.dtype("f8")).copy(), np.arange(1000.0)[::-2])
+        same_bits(values_of(struct, np.dtype("f8")).copy(), np.arange(1000.0)[1::2])
     if where == "this thread":
         delete()
     else:

@@ -315,7 +315,9 @@ def test_without_torch():
         sys.modules["torch"] = None
         with pytest.raises(ImportError, match="pip install torch"):
             import clattn.torch
-        with pytest.raises(ImportError, match="pip install torch"):
+        with pytest.raises(AttributeError, match="pip install torch"):
             clattn.torch
+        assert not hasattr(clattn, "torch") and getattr(clattn, "torch", None) is None
+        assert {"torch", "jax", "dask", "mpi", "transformers", "tensor"} <= set(dir(clattn))
     """
     run_python(code)

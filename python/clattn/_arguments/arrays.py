@@ -10,6 +10,8 @@ import numpy as np
 from clattn import _core
 
 if TYPE_CHECKING:
+    from typing import SupportsIndex
+
     from clattn._core import Device, Tensor
 
 __all__ = ["Array", "ArrayT", "DeviceLike", "LseT", "host_array"]
@@ -34,7 +36,7 @@ ArrayT = TypeVar("ArrayT", bound=Array)
 LseT = TypeVar("LseT", bound=Array)
 
 # What names a device: itself, words such as "gpu:1", or its index in `clattn.devices()`.
-DeviceLike: TypeAlias = "Device | str | int"
+DeviceLike: TypeAlias = "Device | str | SupportsIndex"
 
 
 def host_array(array: Any, name: str) -> np.ndarray:

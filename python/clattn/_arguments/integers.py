@@ -1,73 +1,137 @@
-"""Integers that a caller hands over: a sequence, or an array of any library."""
+"""Integers that a caller hands over: one, a sequence, or any array. A bool is refused."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-# An array may have so many numbers at most, because the functions below copy the array. A view may
-# repeat one number so often that memory could not hold the copy.
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+# So many numbers at most are copied. A view or a range may stand for more than memory could hold.
 MOST = 2**28
 
+_ONE_OR_SEVERAL = "an int or a sequence of integers"
 
-def _has_buffer(numbers: Any) -> bool:
+
+def _shown(given: Any) -> str:
+    """Return repr, cut to fit; Python refuses to print numbers of more than 4300 digits."""
     try:
-        memoryview(numbers).release()
+        return f"{given!r:.80}"
+    except ValueError:
+        return "a number too long to print"
+
+
+def _index(number: Any) -> int:
+    """Return a whole number, or raise a TypeError."""
+    if type(number) is int:
+        return number
+    if isinstance(number, bool) or str(getattr(number, "dtype", "")).endswith("bool"):
+        raise TypeError
+    return operator.index(number)
+
+
+def integer(number: Any, name: str, expected: str = "an integer") -> int:
+    """Return a whole number of any size."""
+    try:
+        return _index(number)
     except TypeError:
-        return False
-    return True
+        raise TypeError(f"{name} must be {expected}, got {type(number).__name__}") from None
 
 
-def _too_large(numbers: Any, name: str) -> ValueError:
-    return ValueError(f"{name} is {numbers!r:.80}; expected numbers of 63 bits")
+def size(number: Any, name: str, lowest: int) -> int:
+    """Return a whole number of `lowest` or more, of 63 bits."""
+    found = integer(number, name)
+    if not lowest <= found < 2**63:
+        raise ValueError(f"{name} is {_shown(found)}; expected {lowest} or more, below 2**63")
+    return found
 
 
 def integers(numbers: Any, name: str, expected: str = "a sequence of integers") -> np.ndarray:
     """Return a new int64 array of one dimension."""
     kind = type(numbers)
-    if hasattr(kind, "__array__"):
-        array = np.asarray(numbers)
-    elif hasattr(kind, "__dlpack__"):
-        array = np.from_dlpack(numbers)
-    elif isinstance(numbers, Sequence) and not isinstance(numbers, str | bytes):
-        array = np.empty(len(numbers), object)
-        array[:] = numbers
-    elif not isinstance(numbers, str | bytes) and _has_buffer(numbers):
-        array = np.asarray(memoryview(numbers))
-    else:
+    if hasattr(kind, "__array__") or hasattr(kind, "__dlpack__"):
+        return _from_array(_read(numbers, name), numbers, name)
+    if isinstance(numbers, str | bytes):
         raise TypeError(f"{name} must be {expected}, got {kind.__name__}")
-    if array.ndim != 1:
-        raise ValueError(f"{name} has shape {array.shape}; expected one dimension")
-    if array.dtype.kind not in "iuO":
-        raise TypeError(f"{name} must be integers, got {array.dtype}")
-    if array.size > MOST:
-        raise ValueError(f"{name} has {array.size} numbers; expected at most {MOST}")
-    if array.dtype.kind in "iu":
-        copy = array.astype(np.int64)
-        if array.dtype.kind == "u" and (copy < 0).any():
-            raise _too_large(numbers, name)
-        return copy
+    if isinstance(numbers, Sequence) and not isinstance(numbers, memoryview):
+        return _from_sequence(numbers, name)
     try:
-        return np.array([operator.index(number) for number in array], np.int64)
+        view = memoryview(numbers)
     except TypeError:
-        raise TypeError(f"{name} must be integers, got {numbers!r:.80}") from None
-    except OverflowError:
-        raise _too_large(numbers, name) from None
+        raise TypeError(f"{name} must be {expected}, got {kind.__name__}") from None
+    return _from_array(np.asarray(view), numbers, name)
+
+
+def one_or_several(numbers: Any, name: str) -> int | np.ndarray:
+    """Return an int, or int64 numbers of one dimension."""
+    dims = getattr(numbers, "ndim", None)
+    if dims == 0 or (dims is None and hasattr(type(numbers), "__index__")):
+        return integer(numbers, name, _ONE_OR_SEVERAL)
+    return integers(numbers, name, _ONE_OR_SEVERAL)
 
 
 def offsets(query_offset: Any) -> int | np.ndarray:
-    """Return an int, or int64 numbers of one dimension."""
-    kind = type(query_offset)
-    several = query_offset if issubclass(kind, list | tuple) else [query_offset]
-    expected = "an int or a sequence of integers"
-    if any(isinstance(offset, bool | np.bool) for offset in several):
-        raise TypeError(f"query_offset must be {expected}, got bool")
-    if not hasattr(kind, "__index__") or np.ndim(query_offset) != 0:
-        return integers(query_offset, "query_offset", expected)
+    """Return the argument `query_offset`: an int, or int64 numbers of one dimension."""
+    return one_or_several(query_offset, "query_offset")
+
+
+def _read(numbers: Any, name: str) -> np.ndarray:
+    """Return another library's array, which may refuse to be read, as NumPy's."""
+    kind = type(numbers)
     try:
-        return operator.index(query_offset)
+        return np.asarray(numbers) if hasattr(kind, "__array__") else np.from_dlpack(numbers)
+    except (MemoryError, ImportError):
+        raise
+    except Exception as error:
+        raise ValueError(f"{name} ({kind.__name__}) cannot be read: {error}") from error
+
+
+def _from_array(array: np.ndarray, given: Any, name: str) -> np.ndarray:
+    if array.ndim != 1:
+        raise ValueError(f"{name} has shape {array.shape}; expected one dimension")
+    if array.dtype.kind == "O":
+        return _from_sequence(array, name)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, got {array.dtype}")
+    _check_length(array.size, name)
+    copy = array.astype(np.int64)
+    if array.dtype.kind == "u" and (copy < 0).any():
+        _refuse_large(given, name)
+    return copy
+
+
+def _from_sequence(numbers: Sequence[Any] | np.ndarray, name: str) -> np.ndarray:
+    length = len(numbers)
+    _check_length(length, name)
+    try:
+        return np.fromiter((_index(number) for number in islice(numbers, length)), np.int64)
+    except OverflowError:
+        _refuse_large(numbers, name)
     except TypeError:
-        raise TypeError(f"query_offset must be {expected}, got {kind.__name__}") from None
+        if dims := _regular_shape(numbers)[1:]:
+            raise ValueError(
+                f"{name} has shape {(length, *dims)}; expected one dimension"
+            ) from None
+        raise TypeError(f"{name} must be integers, got {_shown(numbers)}") from None
+
+
+def _regular_shape(numbers: Any) -> tuple[int, ...]:
+    """Return the shape of nested sequences; () if they have none."""
+    try:
+        return np.shape(numbers)
+    except (TypeError, ValueError):
+        return ()
+
+
+def _check_length(length: int, name: str) -> None:
+    if length > MOST:
+        raise ValueError(f"{name} has {length} numbers; expected at most {MOST}")
+
+
+def _refuse_large(numbers: Any, name: str) -> NoReturn:
+    raise ValueError(f"{name} is {_shown(numbers)}; expected numbers of 63 bits") from None

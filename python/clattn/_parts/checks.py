@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from clattn import _core
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["shape_of_call"]
+__all__ = ["check_flag", "shape_of_call"]
 
 
 def shape_of_call(attend: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[int, ...]:
@@ -20,3 +22,9 @@ def shape_of_call(attend: Callable[..., Any], *arguments: Any, **options: Any) -
     """
     shape: tuple[int, ...] = attend(*arguments, return_lse=_core.only_check, **options)
     return shape
+
+
+def check_flag(name: str, flag: Any) -> None:
+    """Refuse what is neither True nor False, in the words of the core."""
+    if not isinstance(flag, bool | np.bool):
+        raise TypeError(f"{name} must be True or False, got {type(flag).__name__}")

@@ -8,8 +8,7 @@ import dask.array as da
 import numpy as np
 
 from clattn._arguments.arrays import host_array
-from clattn._arguments.options import check_flag
-from clattn._parts.checks import shape_of_call
+from clattn._parts.checks import check_flag, shape_of_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
