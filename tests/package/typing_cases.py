@@ -5,6 +5,7 @@ from typing import Any, assert_type
 
 import clattn
 import numpy as np
+import pyopencl.array as cla
 from clattn import Device, KVCache, Tensor, directml, onnx, openvino
 
 
@@ -87,3 +88,7 @@ def refused(x: np.ndarray) -> None:
     clattn.scaled_dot_product_attention([1.0], x, x)  # type: ignore[call-overload]
     clattn.KVCache(1, 2, 3)  # type: ignore[call-arg]
     directml.diagonal_matrix(x, offset=1)  # type: ignore[call-overload]
+
+
+def pyopencl(x: cla.Array) -> None:
+    assert_type(clattn.scaled_dot_product_attention(x, x, x), cla.Array)

@@ -26,8 +26,16 @@ class _HasArray(Protocol):
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray: ...
 
 
+class _InBuffer(Protocol):
+    """A pyopencl.array.Array, as far as its types are known."""
+
+    queue: Any
+    base_data: Any
+    offset: Any
+
+
 Array: TypeAlias = (
-    "np.ndarray | Tensor | _HasDLPack | _HasArray | memoryview | bytearray | array[Any]"
+    "np.ndarray | Tensor | _HasDLPack | _HasArray | _InBuffer | memoryview | bytearray | array[Any]"
 )
 
 # A result has the type of an argument. A log-sum-exp has other dimensions than the result, and
