@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from array import array
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
 from clattn import _core
 
 if TYPE_CHECKING:
-    from typing import SupportsIndex
+    from array import array
+    from typing import Any, Protocol, SupportsIndex
 
     from clattn._core import Device, Tensor
 
+    class _HasDLPack(Protocol):
+        def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+        def __dlpack_device__(self) -> tuple[Any, int]: ...
+
+    class _HasArray(Protocol):
+        def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray: ...
+
+    class _InBuffer(Protocol):
+        """A pyopencl.array.Array, as far as its types are known."""
+
+        queue: Any
+        base_data: Any
+        offset: Any
+
+
 __all__ = ["Array", "ArrayT", "DeviceLike", "LseT", "host_array"]
-
-
-class _HasDLPack(Protocol):
-    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
-    def __dlpack_device__(self) -> tuple[Any, int]: ...
-
-
-class _HasArray(Protocol):
-    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray: ...
-
-
-class _InBuffer(Protocol):
-    """A pyopencl.array.Array, as far as its types are known."""
-
-    queue: Any
-    base_data: Any
-    offset: Any
 
 
 Array: TypeAlias = (

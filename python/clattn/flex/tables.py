@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import zlib
 from typing import Any
 
 import numpy as np
@@ -78,6 +77,8 @@ def checksum(table: Any) -> tuple[Any, ...] | None:
     Equal elements have the same one, whatever their order in memory, byte order and library, but
     for arrays that are broadcast. 16 MB take 4 ms.
     """
+    import zlib  # a library that importing clattn does not load
+
     if isinstance(table, _core.Tensor):
         return None
     flags: Any = ["readonly", "contig", "nbo"]  # in NumPy's stub "contig" is misspelt
