@@ -22,11 +22,11 @@ import clattn
 from clattn._host import apart
 from support.helpers import check, qkv
 
-apart.SECONDS = seconds
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     (device,) = clattn._core.all_devices()
     if device.usable:
+        apart.SECONDS = seconds
         check(*qkv((1, 2), 20, 50, 64), device=device)
 print(device.reason, *(w.message for w in told), sep="\\n")
 """

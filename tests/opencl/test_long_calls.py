@@ -162,7 +162,7 @@ def test_a_limit_that_is_no_number():
         done = run_python("import clattn; clattn.devices()", check_exit=False,
                           env={"CLATTN_MAX_SECONDS": words})  # fmt: skip
         expected = f'CLATTN_MAX_SECONDS is "{words}"; expected seconds above 0'
-        assert f"ValueError: {expected}" in done.stderr
+        assert f"SettingError: {expected}" in done.stderr
 
 
 def test_pieces(run_with_faults):
