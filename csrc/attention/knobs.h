@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Knobs: numbers that a plan chooses by a rule, and for which the tuner may have found better ones
- * on this device. The tuner's numbers hold for a class of problems: a dtype, a range of head sizes
- * and a range of rows.
+ * on this device. Variants for GPUs have knobs. The tuner's numbers hold for a class of problems: a
+ * dtype, a range of head sizes and a range of rows.
  */
 #ifndef CLATTN_ATTENTION_KNOBS_H
 #define CLATTN_ATTENTION_KNOBS_H
@@ -22,24 +22,16 @@ typedef struct {
 } ca_knob;
 
 /* The classes: all combinations of these. A problem belongs to the smallest head size that is not
-   smaller than its own E and Ev. */
+   smaller than its own E and Ev, and to a range of rows of all heads that share their keys. */
 #define CA_CLASS_DTYPES 4
 #define CA_CLASS_HEADS  5
-#define CA_CLASS_ROWS   4
+#define CA_CLASS_ROWS   3
 #define CA_CLASSES      (CA_CLASS_DTYPES * CA_CLASS_HEADS * CA_CLASS_ROWS)
 
-extern const ca_dtype ca_class_dtypes[CA_CLASS_DTYPES];
-extern const int64_t ca_class_heads[CA_CLASS_HEADS];
-/* "many", "few" and "decode": rows of all heads that share their keys. "threshold" is a class
-   without problems, for knobs by which variants are chosen. */
-extern const char *const ca_class_rows[CA_CLASS_ROWS];
+#define CA_CLASS_NAME_SIZE 32
 
-/* The number of a class: the indices of its dtype, head size and rows. */
-static inline int
-ca_class_number(int dtype, int head, int rows)
-{
-    return (dtype * CA_CLASS_HEADS + head) * CA_CLASS_ROWS + rows;
-}
+/* Write the name of a class, such as "float16-64-many". */
+void ca_class_name(int number, char name[CA_CLASS_NAME_SIZE]);
 
 /* The tuner's numbers for one problem and one variant. Byte n of the word is 1 + the index of the
    value of knob n, or 0 for the plan's rule. */
@@ -59,10 +51,6 @@ ca_knobs_place(int class_number, int variant)
    numbers. */
 ca_knobs ca_knobs_of(const ca_device_info *info, const ca_attention *attention, int variant,
                      const ca_knob *list);
-
-/* The same of the class "threshold" of the problem's dtype and head size. */
-ca_knobs ca_knobs_of_threshold(const ca_device_info *info, const ca_attention *attention,
-                               int variant, const ca_knob *list);
 
 /* Returns the tuner's value of knob n, or the rule's where there is none. */
 static inline int64_t

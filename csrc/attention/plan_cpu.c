@@ -44,24 +44,8 @@
    of the call. */
 #define IDLE_SHARE (1.0 / 32)
 
-/* Bytes of the vectors of processors with 32 registers. Products keep at most so many sums there. */
+/* Bytes of the vectors of processors with 32 registers. */
 #define WIDE_VECTOR 64
-#define MOST_SUMS   24
-
-enum { CHUNKS, TILES, ITEMS, NV, MR };
-
-/* Tiles and chunks of keys are the most of a work-item and of a block. ITEMS are the work-items for
-   each core. NV and MR are the kernel's macros; AMX leaves no choice of them. */
-#define COMMON_KNOBS                                                                               \
-    [CHUNKS] = {"CHUNKS", {2, 4, 6, 8, 12}}, [TILES] = {"TILES", {1, 2, 4, 8}},                    \
-    [ITEMS] = {"ITEMS", {1, 2, 3, 6, 8}}
-static const ca_knob knobs_of_cpu[] = {
-    COMMON_KNOBS,
-    [NV] = {"NV", {1, 2, 3, 4}},
-    [MR] = {"MR", {6, 8, 12, 16}},
-    {NULL, {0}},
-};
-static const ca_knob knobs_of_amx[] = {COMMON_KNOBS, {NULL, {0}}};
 
 /* What the kernel's products multiply. */
 typedef struct {
@@ -165,7 +149,7 @@ vectors_of_rows(const ca_device_info *info, const ca_attention *attention,
     return rows <= lanes || (wide && (few || narrow)) ? 1 : 2;
 }
 
-/* The rule for MR: NV * MR sums fill the registers. */
+/* Returns MR, the keys that are scored together: NV * MR sums fill the registers. */
 static int64_t
 chunk_keys(int64_t vectors, int64_t vector_bytes)
 {
@@ -190,30 +174,6 @@ packing_pays(const ca_device_info *info, int64_t rows, bool fetches, int64_t chu
 {
     bool holds_chunk = fetches && chunk * SET_BYTES <= info->first_cache;
     return rows >= (holds_chunk ? NEAR_ROWS : PACKING_ROWS);
-}
-
-/* Set NV and MR. The rule's numbers take the place of the tuner's if those leave more rows of tiles
-   empty, or if tiles of so many rows do not fit a work-item's memory. */
-static void
-choose_shape(const ca_attention *attention, int64_t rows, int64_t lanes, products of,
-             const ca_knobs *knobs, int64_t *vectors, int64_t *keys)
-{
-    if (of.amx) {
-        *keys = AMX_KEYS;
-        return;
-    }
-    int64_t real = ca_plan_real_bytes(attention);
-    int64_t columns = tile_columns(attention, lanes, of);
-    int64_t found = ca_knob_value(knobs, NV, *vectors);
-    int64_t together = ca_knob_value(knobs, MR, chunk_keys(found, lanes * real));
-    int64_t emptier = covered(rows, found * lanes) - covered(rows, *vectors * lanes);
-    if (found * together > MOST_SUMS || emptier > rows / 8 ||
-        columns * found * lanes * real > CA_CPU_TILES_BYTES) {
-        found = *vectors;
-        together = chunk_keys(found, lanes * real);
-    }
-    *vectors = found;
-    *keys = together;
 }
 
 /* True if neighbouring heads have the same numbers of a mask or bias, or numbers side by side, as in
@@ -270,16 +230,15 @@ balanced_tiles(const ca_device_info *info, const ca_attention_plan *plan, int64_
    queries and results of a work-item's tiles. */
 static void
 share_work(const ca_device_info *info, const ca_attention *attention, int64_t rows, int64_t lanes,
-           int64_t vectors, bool packs, products of, const ca_knobs *knobs, ca_attention_plan *plan)
+           int64_t vectors, bool packs, products of, ca_attention_plan *plan)
 {
     int64_t tile_rows = vectors * lanes;
     int64_t tiles = ca_divide_up(rows, tile_rows);
     int64_t columns = tile_columns(attention, lanes, of);
     int64_t tile_bytes = columns * tile_rows * ca_plan_real_bytes(attention);
     int64_t bytes = ca_first_cache_is_large(info) ? CA_CPU_TILES_BYTES : SMALL_TILES_BYTES;
-    int64_t most = ca_smaller(ca_knob_value(knobs, TILES, CA_CPU_TILES), bytes / tile_bytes);
-    double wanted =
-        (double)(info->compute_units * ca_knob_value(knobs, ITEMS, CA_ITEMS_FOR_EACH_CORE));
+    int64_t most = ca_smaller(CA_CPU_TILES, bytes / tile_bytes);
+    double wanted = (double)(info->compute_units * CA_ITEMS_FOR_EACH_CORE);
     double shares = ca_plan_items(plan) * (double)tiles / wanted; /* tiles that may share */
     most = most < 1 || shares < 1 ? 1 : shares < (double)most ? (int64_t)shares : most;
 
@@ -342,8 +301,8 @@ find_usual(const ca_attention *attention, const ca_attention_plan *plan, int64_t
 /* The plan of all variants. Keys can be read as pairs where a row has an even size, and by AMX where
    it has whole matrices. */
 static void
-plan_tiles(const ca_device_info *info, const ca_attention *attention, products of, int variant,
-           const ca_knob *list, ca_attention_plan *plan)
+plan_tiles(const ca_device_info *info, const ca_attention *attention, products of,
+           ca_attention_plan *plan)
 {
     const ca_operand *operands = attention->operands;
     const ca_operand *key = &operands[CA_ATTENTION_KEY];
@@ -355,7 +314,6 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, products o
     bool whole = !of.amx || attention->E % AMX_ELEMENTS == 0;
     bool keys_are_terms = of.pairs ? even && whole : key->dtype == real;
     int64_t lanes = ca_plan_lanes(info, attention);
-    ca_knobs knobs = ca_knobs_of(info, attention, variant, list);
 
     ca_plan_begin(plan, attention, "attention_cpu", 1);
     plan->heads = biased ? 1 : ca_attention_heads_together(attention);
@@ -375,10 +333,9 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, products o
     bool in_place = plan->keys_in_place && plan->values_in_place;
     bool near = in_place && !plan->fetches_ahead;
     int64_t vectors = vectors_of_rows(info, attention, plan, lanes, near, of);
-    int64_t keys;
-    choose_shape(attention, rows, lanes, of, &knobs, &vectors, &keys);
-    plan->chunks = ca_knob_value(&knobs, CHUNKS, of.amx ? AMX_CHUNKS : CA_CPU_CHUNKS);
-    share_work(info, attention, rows, lanes, vectors, !in_place, of, &knobs, plan);
+    int64_t keys = of.amx ? AMX_KEYS : chunk_keys(vectors, lanes * ca_plan_real_bytes(attention));
+    plan->chunks = of.amx ? AMX_CHUNKS : CA_CPU_CHUNKS;
+    share_work(info, attention, rows, lanes, vectors, !in_place, of, plan);
     ca_plan_define_lanes(&plan->spec, info, attention);
     ca_kernel_define(&plan->spec, "NV", vectors);
     ca_kernel_define(&plan->spec, "MR", keys);
@@ -391,7 +348,7 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, products o
 static void
 plan_cpu(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
-    plan_tiles(info, attention, (products){false, false}, CA_INDEX_cpu, knobs_of_cpu, plan);
+    plan_tiles(info, attention, (products){false, false}, plan);
 }
 
 const ca_variant ca_variant_cpu = {
@@ -401,7 +358,6 @@ const ca_variant ca_variant_cpu = {
     .refuses = CA_NO_LATE_SOFTCAP,
     .fast = CA_FAST_ON_CPUS,
     .make_plan = plan_cpu,
-    .knobs = knobs_of_cpu,
 };
 
 /* ---- attention/cpu.cl with pairs of bfloat16 ---- */
@@ -423,7 +379,7 @@ pairs_are_fast(const ca_device_info *info, const ca_attention *attention)
 static void
 plan_pairs(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
-    plan_tiles(info, attention, (products){true, false}, CA_INDEX_pairs, knobs_of_cpu, plan);
+    plan_tiles(info, attention, (products){true, false}, plan);
 }
 
 /* An input bias is refused: its sum with an element would have to be rounded. */
@@ -438,7 +394,6 @@ const ca_variant ca_variant_pairs = {
     .fast = CA_FAST_ON_CPUS,
     .is_fast = pairs_are_fast,
     .make_plan = plan_pairs,
-    .knobs = knobs_of_cpu,
 };
 
 /* ---- attention/cpu.cl with AMX ---- */
@@ -465,7 +420,7 @@ static void
 plan_amx(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
     bool pairs = attention->operands[CA_ATTENTION_QUERY].dtype == CA_BFLOAT16;
-    plan_tiles(info, attention, (products){pairs, true}, CA_INDEX_amx, knobs_of_amx, plan);
+    plan_tiles(info, attention, (products){pairs, true}, plan);
 }
 
 /* The variant refuses an input bias, as the variant pairs does. */
@@ -480,5 +435,4 @@ const ca_variant ca_variant_amx = {
     .fast = CA_FAST_ON_CPUS,
     .is_fast = amx_is_fast,
     .make_plan = plan_amx,
-    .knobs = knobs_of_amx,
 };

@@ -19,8 +19,8 @@
 #define SHARED_ROWS 4
 #define SHARES      8
 
-/* A work-item reads at least so many KiB. Handing out less would cost as much as reading. */
-#define KIB_OF_AN_ITEM 256
+/* A work-item reads at least so many bytes. Handing out less would cost as much as reading. */
+#define BYTES_OF_AN_ITEM (256 << 10)
 
 /* If the keys and values of a call take at most FAR_BYTES, the last cache holds them. */
 #define FAR_BYTES (16 << 20)
@@ -40,25 +40,6 @@
    cache. Such a core is slower with twice as many bytes. */
 #define HALF_BLOCK_BYTES (16 << 10)
 
-enum { RT, BN, KIB, ITEMS, ROWS };
-
-/* RT and BN are the kernel's macros. ITEMS are the work-items for each core. ROWS, of the class
-   "threshold", stands for FULL_ROWS. */
-static const ca_knob knobs_of_decode[] = {
-    [RT] = {"RT", {1, 2, 4}},
-    [BN] = {"BN", {32, 64, 128, 256}},
-    [KIB] = {"KIB", {64, 128, 512, 1024}},
-    [ITEMS] = {"ITEMS", {1, 2, 8, 16}},
-    [ROWS] = {"ROWS", {8, 12, 24, 32}},
-    {NULL, {0}},
-};
-
-static ca_knobs
-knobs_for(const ca_device_info *info, const ca_attention *attention)
-{
-    return ca_knobs_of(info, attention, CA_INDEX_decode_cpu, knobs_of_decode);
-}
-
 static bool
 decode_can_run(const ca_device_info *info, const ca_attention *attention)
 {
@@ -73,29 +54,26 @@ decode_can_run(const ca_device_info *info, const ca_attention *attention)
 
 /* Returns how many splits of the keys are worth a work-item each. */
 static int64_t
-splits_worthwhile(const ca_attention *attention, int64_t key_heads, const ca_knobs *knobs)
+splits_worthwhile(const ca_attention *attention, int64_t key_heads)
 {
-    int64_t bytes = ca_knob_value(knobs, KIB, KIB_OF_AN_ITEM) << 10;
     int64_t key_bytes = key_heads * ca_attention_key_bytes(attention);
-    return key_bytes > 0 ? ca_attention_visible_keys(attention) / ca_divide_up(bytes, key_bytes)
-                         : 0;
+    return key_bytes > 0
+               ? ca_attention_visible_keys(attention) / ca_divide_up(BYTES_OF_AN_ITEM, key_bytes)
+               : 0;
 }
 
 static bool
 decode_is_fast(const ca_device_info *info, const ca_attention *attention)
 {
-    ca_knobs knobs = knobs_for(info, attention);
-    ca_knobs threshold =
-        ca_knobs_of_threshold(info, attention, CA_INDEX_decode_cpu, knobs_of_decode);
     int64_t heads = ca_attention_heads_together(attention);
     int64_t rows = heads * attention->L;
     double tiles = (double)ca_divide_up(rows, 2 * ca_plan_lanes(info, attention));
     for (int d = 0; d < CA_BATCH_DIMS; d++) {
         tiles *= (double)attention->batch[d];
     }
-    return (attention->L <= FEW_ROWS && rows < ca_knob_value(&threshold, ROWS, FULL_ROWS)) ||
+    return (attention->L <= FEW_ROWS && rows < FULL_ROWS) ||
            (rows <= SPLIT_ROWS && tiles < (double)(heads * info->compute_units) &&
-            splits_worthwhile(attention, 1, &knobs) > 1);
+            splits_worthwhile(attention, 1) > 1);
 }
 
 /* True if the heads of dimension `d` lie side by side in each row. */
@@ -144,7 +122,6 @@ keys_of_block(const ca_device_info *info, const ca_attention *attention, bool fe
 static void
 plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
-    ca_knobs knobs = knobs_for(info, attention);
     int64_t lanes = ca_plan_lanes(info, attention);
     const double cores = (double)info->compute_units;
 
@@ -157,12 +134,9 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     const int adjoining = dimension_to_share(attention, plan);
     const int shared = bytes > least ? adjoining : -1;
     plan->fetches_ahead = bytes > FAR_BYTES || shared >= 0;
-    /* Each number is a program. float64 has one: its rows take longer to read than to use. The tuner
-       times heads that lie apart. */
+    /* Each number is a program. float64 has one: its rows take longer to read than to use. */
     bool few = rows <= CA_ROWS_BOUND_BY_MEMORY && !ca_attention_in_float64(attention);
-    int64_t together = few           ? rows
-                       : shared >= 0 ? SHARED_ROWS
-                                     : ca_knob_value(&knobs, RT, SHARED_ROWS);
+    int64_t together = few ? rows : SHARED_ROWS;
     /* A core of Zen 4, which has a small first cache, reads rows that adjoin faster if the kernel
        does not prefetch them. */
     plan->leaves_adjoining = together <= CA_ROWS_BOUND_BY_MEMORY && !ca_first_cache_is_large(info);
@@ -184,9 +158,8 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     }
 
     double items = ca_plan_items(plan);
-    int64_t each = ca_knob_value(&knobs, ITEMS, CA_ITEMS_FOR_EACH_CORE);
-    double wanted = cores * (double)each;
-    int64_t worthwhile = splits_worthwhile(attention, plan->key_heads, &knobs);
+    double wanted = cores * CA_ITEMS_FOR_EACH_CORE;
+    int64_t worthwhile = splits_worthwhile(attention, plan->key_heads);
     /* Work-items of several heads are long. If each core gets the same number of them, splitting their keys
        would only add a merge. */
     bool even = plan->key_heads > 1 && fmod(items, cores) == 0;
@@ -205,9 +178,8 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     plan->merge_local = 1;
     plan->partial_bytes = (attention->Ev + 2) * ca_plan_real_bytes(attention);
     ca_kernel_define(spec, "RT", together);
-    ca_kernel_define(spec, "BN", ca_knob_value(&knobs, BN, few ? LONG_BLOCK : SHORT_BLOCK));
-    plan->chunks =
-        ca_divide_up(ca_knob_value(&knobs, BN, keys_of_block(info, attention, few)), lanes);
+    ca_kernel_define(spec, "BN", few ? LONG_BLOCK : SHORT_BLOCK);
+    plan->chunks = ca_divide_up(keys_of_block(info, attention, few), lanes);
     plan->merge = *spec;
 }
 
@@ -221,5 +193,4 @@ const ca_variant ca_variant_decode_cpu = {
     .fast = CA_FAST_ON_CPUS,
     .is_fast = decode_is_fast,
     .make_plan = plan_decode,
-    .knobs = knobs_of_decode,
 };

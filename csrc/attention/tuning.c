@@ -8,27 +8,17 @@
 _Static_assert(CA_TUNING_WORDS >= CA_CLASSES * CA_VARIANT_COUNT, "every class has its words");
 
 ca_status
-ca_tuning_find_class(const char *dtype, int64_t head, const char *rows, int *number,
-                     ca_error *error)
+ca_tuning_find_class(const char *name, int *number, ca_error *error)
 {
-    int d = 0;
-    int h = 0;
-    int r = 0;
-    while (d < CA_CLASS_DTYPES && strcmp(ca_dtype_name(ca_class_dtypes[d]), dtype) != 0) {
-        d++;
+    char found[CA_CLASS_NAME_SIZE];
+    for (int n = 0; n < CA_CLASSES; n++) {
+        ca_class_name(n, found);
+        if (strcmp(found, name) == 0) {
+            *number = n;
+            return CA_OK;
+        }
     }
-    while (h < CA_CLASS_HEADS && ca_class_heads[h] != head) {
-        h++;
-    }
-    while (r < CA_CLASS_ROWS && strcmp(ca_class_rows[r], rows) != 0) {
-        r++;
-    }
-    if (d == CA_CLASS_DTYPES || h == CA_CLASS_HEADS || r == CA_CLASS_ROWS) {
-        return ca_error_set(error, CA_ERROR_VALUE, "there is no class %.20s, %lld, %.20s", dtype,
-                            (long long)head, rows);
-    }
-    *number = ca_class_number(d, h, r);
-    return CA_OK;
+    return ca_error_set(error, CA_ERROR_VALUE, "there is no class '%.40s'", name);
 }
 
 ca_status

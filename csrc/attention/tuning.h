@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The tuner's numbers of a device, set and read by words: a dtype, a head size and "many", "few" or
- * "decode" name a class, a word each a variant and a knob.
+ * The tuner's numbers of a device, set and read by words for a class, a variant and a knob.
  */
 #ifndef CLATTN_ATTENTION_TUNING_H
 #define CLATTN_ATTENTION_TUNING_H
@@ -10,9 +9,8 @@
 #include "attention/variants.h"
 #include "base/status.h"
 
-/* Find a class. CA_ERROR_VALUE where there is none of these words. */
-ca_status ca_tuning_find_class(const char *dtype, int64_t head, const char *rows, int *number,
-                               ca_error *error);
+/* Find a class by its name. CA_ERROR_VALUE where there is none. */
+ca_status ca_tuning_find_class(const char *name, int *number, ca_error *error);
 
 /* Find a variant of that word with knobs. */
 ca_status ca_tuning_find_variant(const char *word, int *variant, ca_error *error);

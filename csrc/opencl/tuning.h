@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define CA_TUNING_WORDS 720
+#define CA_TUNING_WORDS 540
 
 /* All zero: nothing is tuned. A word is read and written whole, so calls take no lock. */
 typedef struct ca_tuning {

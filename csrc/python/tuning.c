@@ -50,34 +50,25 @@ legal_values(const ca_knob *knobs)
     return found;
 }
 
-/* tunables() -> (dtypes, head sizes, rows, {variant: {knob: [value, …]}}): a class is one of each
-   of the first three */
+/* tunables() -> (classes, {variant: {knob: [value, …]}}) */
 static PyObject *
 tunables(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {
-    PyObject *dtypes = PyList_New(0);
-    PyObject *heads = PyList_New(0);
-    PyObject *rows = PyList_New(0);
+    PyObject *classes = PyList_New(0);
     PyObject *variants = PyDict_New();
-    bool failed = dtypes == NULL || heads == NULL || rows == NULL || variants == NULL;
-    for (int n = 0; n < CA_CLASS_DTYPES && !failed; n++) {
-        failed = append(dtypes, PyUnicode_FromString(ca_dtype_name(ca_class_dtypes[n]))) < 0;
-    }
-    for (int n = 0; n < CA_CLASS_HEADS && !failed; n++) {
-        failed = append(heads, PyLong_FromLongLong(ca_class_heads[n])) < 0;
-    }
-    for (int n = 0; n < CA_CLASS_ROWS && !failed; n++) {
-        failed = append(rows, PyUnicode_FromString(ca_class_rows[n])) < 0;
+    bool failed = classes == NULL || variants == NULL;
+    for (int n = 0; n < CA_CLASSES && !failed; n++) {
+        char name[CA_CLASS_NAME_SIZE];
+        ca_class_name(n, name);
+        failed = append(classes, PyUnicode_FromString(name)) < 0;
     }
     for (int n = 0; n < CA_VARIANT_COUNT && !failed; n++) {
         const ca_variant *variant = ca_variant_at(n);
         failed = variant->knobs != NULL &&
                  put(variants, variant->word, legal_values(variant->knobs)) < 0;
     }
-    PyObject *all = failed ? NULL : Py_BuildValue("(OOOO)", dtypes, heads, rows, variants);
-    Py_XDECREF(dtypes);
-    Py_XDECREF(heads);
-    Py_XDECREF(rows);
+    PyObject *all = failed ? NULL : PyTuple_Pack(2, classes, variants);
+    Py_XDECREF(classes);
     Py_XDECREF(variants);
     return all;
 }
@@ -109,26 +100,24 @@ done:
     return result;
 }
 
-/* tune(device, dtype, head_size, rows, variant, knobs, /): {} for the plan's rules */
+/* tune(device, class, variant, knobs, /): {} for the plan's rules */
 static PyObject *
 tune(PyObject *module, PyObject *args)
 {
     ca_state *state = ca_state_get(module);
     PyObject *device;
-    const char *dtype;
-    long long head;
-    const char *rows;
+    const char *class_name;
     const char *variant_word;
     PyObject *dict;
     CA_NEW_ERROR(error);
     int number = 0;
     int variant = 0;
     uint64_t word = 0;
-    if (!PyArg_ParseTuple(args, "O!sLssO!", state->device_type, &device, &dtype, &head, &rows,
-                          &variant_word, &PyDict_Type, &dict)) {
+    if (!PyArg_ParseTuple(args, "O!ssO!", state->device_type, &device, &class_name, &variant_word,
+                          &PyDict_Type, &dict)) {
         return NULL;
     }
-    ca_status status = ca_tuning_find_class(dtype, head, rows, &number, &error);
+    ca_status status = ca_tuning_find_class(class_name, &number, &error);
     if (status == CA_OK) {
         status = ca_tuning_find_variant(variant_word, &variant, &error);
     }
@@ -155,11 +144,12 @@ knobs_of_word(const ca_knob *list, uint64_t word)
     return found;
 }
 
-/* Appends (dtype, head size, rows, variant, {knob: value}) for each word of a class. */
+/* Appends (class, variant, {knob: value}) for each word of a class. */
 static int
-append_class(PyObject *list, const ca_device_info *info, int d, int h, int r)
+append_class(PyObject *list, const ca_device_info *info, int number)
 {
-    int number = ca_class_number(d, h, r);
+    char name[CA_CLASS_NAME_SIZE];
+    ca_class_name(number, name);
     for (int n = 0; n < CA_VARIANT_COUNT; n++) {
         uint64_t word = ca_tuning_get(info, number, n);
         const ca_variant *variant = ca_variant_at(n);
@@ -167,17 +157,14 @@ append_class(PyObject *list, const ca_device_info *info, int d, int h, int r)
             continue;
         }
         PyObject *knobs = knobs_of_word(variant->knobs, word);
-        if (knobs == NULL ||
-            append(list, Py_BuildValue("(sLssN)", ca_dtype_name(ca_class_dtypes[d]),
-                                       (long long)ca_class_heads[h], ca_class_rows[r],
-                                       variant->word, knobs)) < 0) {
+        if (knobs == NULL || append(list, Py_BuildValue("(ssN)", name, variant->word, knobs)) < 0) {
             return -1;
         }
     }
     return 0;
 }
 
-/* tuned(device, /) -> [(dtype, head size, rows, variant, {knob: value}), …]: what is in use */
+/* tuned(device, /) -> [(class, variant, {knob: value}), …]: what is in use */
 static PyObject *
 tuned(PyObject *module, PyObject *device)
 {
@@ -189,9 +176,7 @@ tuned(PyObject *module, PyObject *device)
     const ca_device_info *info = ca_device_get_info(ca_py_device_get(device));
     PyObject *list = PyList_New(0);
     for (int n = 0; list != NULL && n < CA_CLASSES; n++) {
-        int r = n % CA_CLASS_ROWS;
-        int h = n / CA_CLASS_ROWS % CA_CLASS_HEADS;
-        if (append_class(list, info, n / CA_CLASS_ROWS / CA_CLASS_HEADS, h, r) < 0) {
+        if (append_class(list, info, n) < 0) {
             Py_CLEAR(list);
         }
     }

@@ -8,7 +8,7 @@ that are packed are packed once for several tiles of rows.
 import clattn
 import numpy as np
 import pytest
-from references.attention import DTYPES
+from references.attention import DTYPES, float16
 from support.helpers import assert_close, draw, sdpa
 from support.layouts import far_rows
 from support.masks import masked
@@ -222,3 +222,11 @@ def test_odd_head_sizes_in_pairs(device, variant):
         arrays = variant.arrays((2 * device.compute_units, 4, 4, 70, 200), E=E, Ev=Ev)
         variant.check(*arrays, device=device, attn_mask=draw((70, 200)) > -1)
         variant.check(*arrays, device=device)
+
+
+@with_kernels("cpu", "pairs")
+def test_columns_that_chunks_do_not_divide(device, variant):
+    """Tiles of an item lie side by side in memory, and each is summed a few columns at a time."""
+    dtype = float16 if variant.kernel == "cpu" else variant.dtype  # packed: tiles share keys
+    for Ev in (20, 49, 128):
+        variant.check(*variant.arrays((4, 4, 4, 200, 90), dtype, 64, Ev), device=device)

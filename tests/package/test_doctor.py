@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from clattn._commands import doctor
 from clattn._commands.main import main
-from clattn._commands.tune.search import forced
 from clattn._host import apart, drivers
 from support.helpers import copy_of_a_loader, no_opencl, run_cli, run_python
+from support.variants import force
 
 
 def test_doctor(tmp_path):
@@ -98,8 +98,8 @@ def test_a_cache_folder_that_others_may_write_to(monkeypatch, tmp_path):
 @pytest.mark.cpus
 def test_a_kernel_that_is_forced_and_refuses(capsys, monkeypatch):
     """The calls are shown, and what to do says why."""
-    with forced("mma"):
-        assert main(["doctor"]) == 1
+    force(monkeypatch, "mma")
+    assert main(["doctor"]) == 1
     said, advice = capsys.readouterr().out.split("\nTo do\n")
     assert 'refused: CLATTN_KERNEL is "mma"' in said
     assert 'refuses a plain call: CLATTN_KERNEL is "mma"' in advice

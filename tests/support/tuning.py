@@ -3,20 +3,18 @@
 
 from clattn import _core
 
-DTYPES, HEAD_SIZES, ROWS, KNOBS = _core.tunables()
+CLASSES, KNOBS = _core.tunables()
 
 
 def clear(device):
     """All classes follow the plans' rules."""
-    for dtype in DTYPES:
-        for size in HEAD_SIZES:
-            for rows in ROWS:
-                for variant in KNOBS:
-                    _core.tune(device, dtype, size, rows, variant, {})
+    for one in CLASSES:
+        for variant in KNOBS:
+            _core.tune(device, one, variant, {})
 
 
 def tune_all(device, dtype, variant, knobs):
     """The same numbers for all classes of a dtype."""
-    for size in HEAD_SIZES:
-        for rows in ROWS:
-            _core.tune(device, dtype, size, rows, variant, knobs)
+    for one in CLASSES:
+        if one.startswith(f"{dtype}-"):
+            _core.tune(device, one, variant, knobs)

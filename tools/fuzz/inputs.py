@@ -237,8 +237,7 @@ def plain(data, depth=0):
     return several if kind == 5 else {str(n): item for n, item in enumerate(several)}
 
 
-CLASSES = [str(one) for one in tuning.classes()]
-KNOBS = _core.tunables()[3]
+CLASSES, KNOBS = _core.tunables()
 FILE = Path(tempfile.mkdtemp()) / "winners.json"
 
 
@@ -258,13 +257,12 @@ def winners(data):
                 for name, values in KNOBS[variant].items()
                 if data.ConsumeBool()
             }
-            winner = {"variant": variant, "knobs": knobs, "rule_seconds": 1.0, "seconds": 0.5}
+            winner = {"variant": variant, "knobs": knobs}
             if data.ConsumeBool():
                 winner[data.PickValueInList([*winner, "more"])] = plain(data)
             name = data.PickValueInList(CLASSES) if data.ConsumeBool() else str(plain(data))
             found[name] = winner
-        device = {name: getattr(DEVICE, name) for name in tuning._SAME}
-        whole = {**tuning._identity(), "device": device, "winners": found}
+        whole = tuning._identity(DEVICE) | {"winners": found}
         if data.ConsumeIntInRange(0, 4) == 0:
             whole[data.PickValueInList(list(whole))] = plain(data)
         content = json.dumps(whole).encode()
@@ -273,7 +271,7 @@ def winners(data):
     assert not (read and warning)
     tuning.apply(DEVICE, read)
     with contextlib.suppress(*DOCUMENTED, OverflowError):
-        _core.tune(DEVICE, *(value(data) for _ in range(5)))
+        _core.tune(DEVICE, *(value(data) for _ in range(3)))
 
 
 TARGETS = {f.__name__: f for f in (arguments, cache, capsules, words, winners)}

@@ -88,7 +88,8 @@ def facts(device: Device, word: str) -> Iterator[tuple[str, str]]:
         if device.nvidia_capability >= _MATRIX_UNITS and not _ALL_MATRICES & lacks.keys():
             major, minor = divmod(device.nvidia_capability, 10)
             yield "matrix units", f"NVIDIA's, of capability {major}.{minor}"
-        yield "tuned", _tuned(device)
+        if tuning.is_tunable(device):
+            yield "tuned", _tuned(device)
         if not _core.is_known(device):
             yield from _kernels(device)
         for capability, reason in lacks.items():

@@ -6,11 +6,10 @@ import sys
 from collections.abc import Sequence
 
 import clattn
-from clattn._commands import doctor, listing, warm_up
+from clattn._commands import doctor, listing, tune, warm_up
 from clattn._commands.bench import command as bench
 from clattn._commands.common import CommandError
 from clattn._commands.demo import command as demo
-from clattn._commands.tune import command as tune
 from clattn._host import drivers
 
 INTERRUPTED = 130  # the exit status of a shell's command after Ctrl-C
@@ -21,8 +20,8 @@ _COMMANDS = {
              "Denoise a photograph by non-local means, as one attention call."),
     "bench": (bench, "time attention beside other implementations",
               "Time attention beside other implementations that are installed, in turn."),
-    "tune": (tune, "find the best tiles for a device",
-             "Time tiles of kernels on a device, and keep those that beat the defaults."),
+    "tune": (tune, "find the best tiles for a GPU",
+             "Time tiles of kernels on a GPU, and keep those that beat the defaults."),
     "warm-up": (warm_up, "build programs ahead of time",
                 "Build the programs of later calls, and keep them on disk."),
     "doctor": (doctor, "examine drivers, devices and the cache, for a report of a problem",

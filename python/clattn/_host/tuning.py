@@ -15,24 +15,13 @@ from clattn import _core
 from clattn._host import files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Sequence
 
     from clattn import Device
 
-_FORMAT = 1
+_FORMAT = 2
 _LARGEST = 1 << 20  # bytes of a file
 _SAME = ("name", "vendor", "platform", "driver_version", "compute_units", "float_width")
-
-
-class Class(NamedTuple):
-    """Problems that share their winners; a problem has the next larger head size."""
-
-    dtype: str
-    head_size: int
-    rows: str  # "many", "few", "decode"; "threshold": the choice of variants
-
-    def __str__(self) -> str:
-        return f"{self.dtype}-{self.head_size}-{self.rows}"
 
 
 class Winner(NamedTuple):
@@ -40,29 +29,25 @@ class Winner(NamedTuple):
 
     variant: str
     knobs: dict[str, int]
-    rule_seconds: float  # of the tuner's problem, by the plan's rule
-    seconds: float
 
 
-Winners = dict[Class, Winner]
-
-
-class _DamagedError(Exception):
-    """A file that no tuner has written like this."""
-
-
-def classes() -> Iterator[Class]:
-    """Yield all classes, those that gain most first."""
-    dtypes, head_sizes, rows, _ = _core.tunables()
-    for dtype in dtypes:
-        for kind in rows:
-            for size in head_sizes:
-                yield Class(dtype, size, kind)
+Winners = dict[str, Winner]  # by the name of a class, such as "float16-64-many"
 
 
 def is_off() -> bool:
     """Return whether the environment says that winners are not used."""
     return os.environ.get("CLATTN_TUNING", "") == "off"
+
+
+def variants(device: Device, dtype: str) -> list[str]:
+    """Return the variants with knobs that are made for such a device."""
+    legal = _core.tunables()[1]
+    return [word for word in _core.fast_variants(device, dtype) if word in legal]
+
+
+def is_tunable(device: Device) -> bool:
+    """Return whether there is something to choose for the device; on CPUs there is not."""
+    return bool(variants(device, "float32"))
 
 
 def load(devices: Sequence[Device]) -> list[str]:
@@ -77,15 +62,15 @@ def load(devices: Sequence[Device]) -> list[str]:
     return warnings
 
 
-def apply(device: Device, winners: Mapping[Class, Winner]) -> None:
+def apply(device: Device, winners: Winners) -> None:
     """Let calls on the device use these winners."""
     for one, winner in winners.items():
-        _core.tune(device, *one, winner.variant, winner.knobs)
+        _core.tune(device, one, *winner)
 
 
 def count_in_use(device: Device) -> int:
     """Return how many classes of calls on the device use winners."""
-    return len({entry[:3] for entry in _core.tuned(device)})
+    return len({one for one, *_ in _core.tuned(device)})
 
 
 def path_of(device: Device) -> str | None:
@@ -104,15 +89,21 @@ def read(path: str | None, device: Device) -> tuple[Winners, str]:
     """
     if path is None or not os.path.isfile(path):
         return {}, ""
+    import json
+
     try:
-        return _parse(_decode(path), device), ""
-    except (OSError, _DamagedError) as error:
-        message = f"{path} is ignored: {error}; python -m clattn tune writes a new one"
-        return {}, message
+        with open(path, "rb") as file:
+            content = json.loads(file.read(_LARGEST))
+        return _parse(content, device), ""
+    except OSError as error:
+        reason = str(error)
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        reason = "it is damaged"
+    return {}, f"{path} is ignored: {reason}; python -m clattn tune writes a new one"
 
 
-def write(device: Device, winners: Mapping[Class, Winner]) -> str | None:
-    """Write the winners to the device's file and return its path; None without a cache folder.
+def write(device: Device, winners: Winners) -> None:
+    """Write the winners to the device's file, if there is a cache folder.
 
     Raises
     ------
@@ -121,17 +112,13 @@ def write(device: Device, winners: Mapping[Class, Winner]) -> str | None:
     """
     path = path_of(device)
     if path is None:
-        return None
+        return
     import json
 
-    content = {
-        **_identity(),
-        "device": {name: getattr(device, name) for name in _SAME},
-        "winners": {str(one): winner._asdict() for one, winner in winners.items()},
-    }
+    found = {one: winner._asdict() for one, winner in winners.items()}
+    content = json.dumps(_identity(device) | {"winners": found}, indent=1) + "\n"
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    files.write(path, (json.dumps(content, indent=1) + "\n").encode())
-    return path
+    files.write(path, content.encode())
 
 
 def _slug(device: Device) -> str:
@@ -140,63 +127,29 @@ def _slug(device: Device) -> str:
     return "-".join("".join(c if c.isascii() and c.isalnum() else " " for c in words).split())[:80]
 
 
-def _identity() -> dict[str, Any]:
+def _identity(device: Device) -> dict[str, Any]:
     """Return what a file and this process have in common."""
     return {
         "format": _FORMAT,
         "clattn": _core.__version__,
         "kernels": _core.kernels_identity(),
+        "device": {name: getattr(device, name) for name in _SAME},
     }
 
 
-def _decode(path: str) -> dict[str, Any]:
-    import json
+def _parse(content: Any, device: Device) -> Winners:
+    """Return the winners if the file is of this device and version, else none.
 
-    with open(path, "rb") as file:
-        content = file.read(_LARGEST + 1)
-    if len(content) > _LARGEST:
-        raise _DamagedError("it is too large")
-    try:
-        decoded = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise _DamagedError("it is not JSON") from error
-    if not isinstance(decoded, dict):
-        raise _DamagedError("it holds no object")
-    return decoded
-
-
-def _parse(content: dict[str, Any], device: Device) -> Winners:
-    """Return the winners if the file is of this device and version, else none."""
-    of_device = content.get("device")
-    if not isinstance(of_device, dict):
-        raise _DamagedError("it names no device")
-    if any(content.get(key) != value for key, value in _identity().items()) or any(
-        of_device.get(name) != getattr(device, name) for name in _SAME
-    ):
+    A file that no tuner has written ends in one of many exceptions.
+    """
+    if any(content[key] != value for key, value in _identity(device).items()):
         return {}
-    winners = content.get("winners")
-    if not isinstance(winners, dict):
-        raise _DamagedError("it holds no winners")
-    known = {str(one): one for one in classes()}
-    found: Winners = {}
-    for text, winner in winners.items():
-        if text not in known:
-            raise _DamagedError(f"there is no class {text[:40]!r}")
-        found[known[text]] = _parse_winner(winner)
-    return found
-
-
-def _parse_winner(winner: Any) -> Winner:
-    if not isinstance(winner, dict) or winner.keys() != set(Winner._fields):
-        raise _DamagedError("a winner lacks a part")
-    legal = _core.tunables()[3].get(winner["variant"] if type(winner["variant"]) is str else "")
-    knobs = winner["knobs"]
-    if legal is None or not isinstance(knobs, dict):
-        raise _DamagedError("a winner is of no variant")
-    for name, value in knobs.items():
-        if type(value) is not int or value not in legal.get(name, ()):
-            raise _DamagedError(f"{name[:20]} may not be {str(value)[:20]}")
-    for name in ("rule_seconds", "seconds"):
-        if type(winner[name]) is not float or not 0 < winner[name] < 1e6:
-            raise _DamagedError("a time is not a number of seconds")
-    return Winner(**winner)
+    winners = {one: Winner(**winner) for one, winner in content["winners"].items()}
+    classes, legal = _core.tunables()
+    for one, (variant, knobs) in winners.items():
+        values = legal[variant]
+        if one not in classes or any(
+            type(value) is not int or value not in values[name] for name, value in knobs.items()
+        ):
+            raise ValueError(one)
+    return winners

@@ -133,9 +133,10 @@ def notes(results: Results) -> Iterator[str]:
     threads = "" if any(one.row.on_device for one in measured) else f"{THREADS} threads each; "
     yield threads + (", ".join(versions) or "nothing to compare with")
     for words, device in contestants.devices.items():
-        tuned = tuning.count_in_use(device)
-        how = f"tuned for {tuned} classes of problems" if tuned else "not tuned"
-        yield f"clattn {words}: {how}"
+        if tuning.is_tunable(device):
+            tuned = tuning.count_in_use(device)
+            how = f"tuned for {tuned} classes of problems" if tuned else "not tuned"
+            yield f"clattn {words}: {how}"
     for label, reason in contestants.all_missing().items():
         yield f"{label}: {reason}"
     for name, alone in results.alone.items():

@@ -1,1 +1,0 @@
-"""``python -m clattn tune``: find the best tiles for a device, by timing them."""
