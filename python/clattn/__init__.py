@@ -6,8 +6,8 @@
 ``clattn.devices()`` lists the devices, and ``clattn.warm_up`` builds programs ahead of time.
 ``clattn.flex_attention`` takes scores and masks that the user writes (``clattn.flex``).
 ``clattn.torch``, ``transformers``, ``jax``, ``dask`` and ``mpi`` are imported when they are first
-used, because they need packages that clattn does not install.
-Importing clattn touches no OpenCL; the first call that needs a device opens it.
+used, because they need packages that clattn does not install. Importing clattn touches no OpenCL;
+the first call that needs a device opens it.
 """
 
 from importlib import import_module

@@ -210,8 +210,8 @@ class KVCache:
             Of the cache's dtype; Hq is a multiple of Hk, query head h reads key head
             ``h // (Hq // Hk)``.
         attn_mask : array, optional
-            Broadcasts to (B, Hq, L, length). bool (True attends) or any float dtype (added
-            to the scaled scores; -inf excludes).
+            Broadcasts to (B, Hq, L, length). bool (True attends) or any float dtype (added to the
+            scaled scores; -inf excludes).
         is_causal : bool
             Row i attends key j where ``j <= p``. Composes with `attn_mask`.
         scale : float, optional

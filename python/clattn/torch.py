@@ -67,8 +67,8 @@ _TENSORS = "torch: tensors of other kinds, devices or dtypes"
 _GRADIENTS = "torch: gradients are needed"
 _REFUSED = "torch: clattn refuses the arguments"
 
-# The uses in force, the newest last: the call of patch() and the blocks of sdpa(), with the
-# device of each. _replaced is what stood in torch.nn.functional before them.
+# The uses in force, the newest last: the call of patch() and the blocks of sdpa(), with the device
+# of each. _replaced is what stood in torch.nn.functional before them.
 _uses: dict[object, Device | None] = {}
 _device: Device | None = None
 _replaced = _torch_attention
@@ -97,8 +97,7 @@ call_in_children(_renew_lock)
 def patch(device: DeviceLike | None = None) -> None:
     """Put clattn behind ``torch.nn.functional.scaled_dot_product_attention``.
 
-    In this process and all its threads, until `unpatch`. Calling it again changes the
-    device.
+    In this process and all its threads, until `unpatch`. Calling it again changes the device.
 
     Parameters
     ----------

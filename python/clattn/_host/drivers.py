@@ -30,9 +30,9 @@ _SYSTEM_LOADER = {
 _WHEEL_LOADER = "OpenCL.dll" if _IS_WINDOWS else "libOpenCL.so.1"
 _WHEEL_DRIVER = "intelocl64.dll" if _IS_WINDOWS else "libintelocl.so"
 
-# Opened first and by path. Intel's runtime looks for these libraries beside itself only, and
-# does not find them if another package has loaded an older libtbb. Windows looks for the libraries
-# of a driver beside it only if it is opened by clattn.
+# Opened first and by path. Intel's runtime looks for these libraries beside itself only, and does
+# not find them if another package has loaded an older libtbb. Windows looks for the libraries of a
+# driver beside it only if it is opened by clattn.
 _PRELOAD = (
     (_WHEEL_DRIVER,)
     if _IS_WINDOWS

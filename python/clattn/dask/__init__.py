@@ -1,8 +1,8 @@
 """Attention on dask arrays: on more keys or heads than one memory holds, or on several machines.
 
 ``clattn.dask.scaled_dot_product_attention`` and ``clattn.dask.flex_attention`` return lazy arrays.
-A task attends to one chunk of keys, and tasks of a tree merge the results.
-Importing this module imports dask: ``pip install "clattn[dask]"``.
+A task attends to one chunk of keys, and tasks of a tree merge the results. Importing this module
+imports dask: ``pip install "clattn[dask]"``.
 """
 
 from __future__ import annotations
