@@ -178,7 +178,7 @@ def _write_vendors_folder(drivers: list[bytes]) -> str | None:
 
 
 def _mark(text: str) -> str:
-    """Return what says beside a variable that this process has given it a text."""
+    """Return the value of the variable that marks another one, with this text, as clattn's."""
     return f"{os.getpid()} {text}"
 
 
@@ -195,7 +195,7 @@ def _set(name: str, text: str) -> None:
 
 
 def _unset_inherited() -> None:
-    """Unset what clattn has set in a parent process, and nobody has changed since."""
+    """Unset what clattn has set in a parent process, if it has not been changed since."""
     for name in (*_CHOICES, "PYOPENCL_HOME"):
         mark = os.environ.get(_MARK + name, "")
         process, _, text = mark.partition(" ")

@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from typing import Literal, TypedDict, Unpack
 
     from clattn._arguments.arrays import Array, DeviceLike
+    from clattn._arguments.options import Window
 
     class _Where(TypedDict, total=False):
         device: DeviceLike | None
         split_every: int | None
 
     class _Options(_Where, total=False):
-        window: tuple[int | None, int | None] | None
+        window: Window
         softcap: float
         sinks: da.Array | Array | None
 
@@ -89,7 +90,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    window: tuple[int | None, int | None] | None = None,
+    window: Window = None,
     softcap: float = 0.0,
     sinks: da.Array | Array | None = None,
     return_lse: bool = False,

@@ -46,7 +46,7 @@ class Call(NamedTuple):
 
 
 def packed(device: Any) -> Any:
-    """Return a device as a plain value; a scheduler, which reads all of a graph, may have none."""
+    """Return a device as a plain value: the scheduler reads graphs and may lack the device."""
     if not isinstance(device, _core.Device):
         return device
     try:

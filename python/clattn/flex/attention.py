@@ -115,8 +115,9 @@ def flex_attention(
         Of query's dtype.
     score_mod : callable, optional
         A function of (score, b, h, q_idx, kv_idx) that returns the score to use: after the scale,
-        before softcap and softmax. -inf excludes the key. h is the query's head, b the number
-        of all dimensions before the heads, q_idx and kv_idx are int32.
+        before softcap and softmax. -inf excludes the key. h is the query's head, b counts the
+        entries of all dimensions before the heads, q_idx and kv_idx are the positions of row and
+        key. They are int32.
     block_mask : BlockMask, optional
         Of `create_block_mask`: a mask_mod, and its blocks that are skipped or need no mask. It
         has a row for each position of the queries, S keys, and 1 or as many batches and heads
