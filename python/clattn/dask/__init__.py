@@ -20,7 +20,7 @@ from clattn.dask.chunks import check_arrays, check_call, lay_out, read_operand
 from clattn.dask.graph import build_graph
 from clattn.dask.mods import trace_for_chunks
 from clattn.dask.tasks import Call, packed
-from clattn.dask.tasks import flex_attention as attend_by_mods
+from clattn.flex.attention import attend_with_mods
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -308,7 +308,7 @@ def flex_attention(
             device=device, split_every=split_every,
         )  # fmt: skip
     shape = check_call(
-        attend_by_mods,
+        attend_with_mods,
         arrays,
         return_lse,
         mods=flex.trace_mods(**functions),

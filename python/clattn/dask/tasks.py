@@ -10,15 +10,15 @@ import numpy as np
 from clattn import _core, attention
 from clattn._arguments.dtypes import wide
 from clattn._parts import sums
+from clattn.flex.attention import attend_with_mods
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from clattn._parts.sums import Sums
     from clattn.dask.mods import ChunkMods
-    from clattn.flex import Mods
 
-__all__ = ["Call", "attend", "attend_to_part", "flex_attention", "merge", "merge_last", "packed"]
+__all__ = ["Call", "attend", "attend_to_part", "merge", "merge_last", "packed"]
 
 
 class Call(NamedTuple):
@@ -58,35 +58,6 @@ def packed(device: Any) -> Any:
         ) from None
 
 
-def flex_attention(
-    query: Any, key: Any, value: Any, *, mods: Mods, scale: float | None, enable_gqa: bool,
-    return_lse: Any, device: Any, sinks: Any = None
-) -> Any:  # fmt: skip
-    """Return `clattn.flex_attention` of functions that are traced."""
-    return _core.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        None,
-        0.0,
-        False,
-        scale,
-        enable_gqa,
-        None,
-        0.0,
-        None,
-        return_lse,
-        None,
-        device,
-        sinks,
-        0,
-        False,
-        "BHLE",
-        mods,
-        None,
-    )
-
-
 def attend(
     query: Any, key: Any, value: Any, mask: Any, origins: Sequence[int], sinks: Any, *, call: Call
 ) -> Any:
@@ -118,7 +89,7 @@ def _call_of(
         lead = np.broadcast_shapes(*(array.shape[:-3] for array in (query, key, value)))
         heads = [0] * (3 - len(origins))  # two dimensions have none
         mods = call.mods.at(lead, [*heads, *origins])
-        return flex_attention, (query, key, value), options | {"mods": mods}
+        return attend_with_mods, (query, key, value), options | {"mods": mods}
     offset = origins[-2] - origins[-1] + call.shift
     function = attention.scaled_dot_product_attention
     return function, (query, key, value, mask), options | {"query_offset": offset}
