@@ -1,13 +1,15 @@
 """Attention and diagonal matrices on OpenCL devices, for NumPy.
 
-``clattn.scaled_dot_product_attention`` computes attention. ``clattn.onnx``, ``clattn.openvino`` and
+``clattn.scaled_dot_product_attention`` computes attention, ``clattn.KVCache`` keeps keys and values
+for decoding, and ``clattn.merge_attention`` joins results over parts of the keys. ``clattn.tensor``
+puts an array into a device's memory. ``clattn.onnx``, ``clattn.openvino`` and
 ``clattn.directml`` offer attention under the names and by the rules of these specifications.
 ``clattn.diagonal_matrix``, ``eye``, ``tril`` and ``triu`` fill or keep bands of diagonals.
 ``clattn.devices()`` lists the devices, and ``clattn.warm_up`` builds programs ahead of time.
 ``clattn.flex_attention`` takes scores and masks that the user writes (``clattn.flex``).
 ``clattn.torch``, ``transformers``, ``jax``, ``dask`` and ``mpi`` are imported when they are first
-used, because they need packages that clattn does not install.
-Importing clattn touches no OpenCL; the first call that needs a device opens it.
+used, because they need packages that clattn does not install. Importing clattn touches no OpenCL;
+the first call that needs a device opens it.
 """
 
 from importlib import import_module
@@ -80,11 +82,8 @@ def show_config() -> None:
     """Print versions, environment variables, drivers, devices and the kernel cache.
 
     ``python -m clattn doctor`` prints the same, tries a call on each device, and says what to do.
-
-    Raises
-    ------
-    ValueError
-        An environment variable of clattn has a wrong value.
+    Problems, such as a missing driver or a wrong environment variable, do not raise an exception
+    here.
     """
     from clattn._commands import doctor
 

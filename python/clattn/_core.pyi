@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from clattn._arguments.arrays import Array, ArrayT, DeviceLike
+from clattn._arguments.options import Window
 
 # text, has_score, has_mask, numbers, tables
 _Mods = tuple[str, bool, bool, tuple[float, ...], tuple[Array, ...]]
@@ -144,7 +145,7 @@ class Cache:
         attn_mask: Array | None,
         is_causal: bool,
         scale: float | None,
-        window: tuple[int | None, int | None] | None,
+        window: Window,
         softcap: float,
         return_lse: bool,
         out: Array | None,
@@ -193,7 +194,7 @@ def scaled_dot_product_attention(
     is_causal: bool | Literal["lower_right"],
     scale: float | None,
     enable_gqa: bool,
-    window: tuple[int | None, int | None] | None,
+    window: Window,
     softcap: float,
     seed: int | None,
     return_lse: bool,

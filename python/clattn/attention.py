@@ -130,18 +130,17 @@ def scaled_dot_product_attention(
 ) -> Any:
     """Return ``softmax(scale * query @ key.T + attn_mask) @ value``.
 
-    As ``torch.nn.functional.scaled_dot_product_attention``, with additions. Leading
-    dimensions broadcast, any strides are accepted, inputs are never modified. An array is a
-    NumPy array, a `Tensor`, or an array of another library on the host; results are of the
-    library of `query`. Scores and softmax are computed in float32 at least (float64 for
-    float64). A row with no key to attend to gives zeros. A key that the mask, causality or the
-    window excludes does not matter, even if it is NaN.
+    As ``torch.nn.functional.scaled_dot_product_attention``, with additions. Leading dimensions
+    broadcast, any strides are accepted, inputs are never modified. An array is a NumPy array, a
+    `Tensor`, or an array of another library on the host; results are of the library of `query`.
+    Scores and softmax are computed in float32 at least (float64 for float64). A row with no key to
+    attend to gives zeros. A key that the mask, causality or the window excludes does not matter,
+    even if it is NaN.
 
     Parameters
     ----------
     query : array of shape (..., Hq, L, E)
-        float16, bfloat16 (``ml_dtypes.bfloat16``), float32 or float64; two dimensions or
-        more.
+        float16, bfloat16 (``ml_dtypes.bfloat16``), float32 or float64; two dimensions or more.
     key : array of shape (..., Hk, S, E)
         Of query's dtype.
     value : array of shape (..., Hk, S, Ev)
@@ -153,17 +152,16 @@ def scaled_dot_product_attention(
         Probability with which each weight is dropped, 0 to 1; the others are multiplied by
         ``1 / (1 - dropout_p)``.
     is_causal : bool or "lower_right"
-        True: row i attends key j where ``j <= i``; "lower_right": where
-        ``j <= i + S - L``. Composes with `attn_mask`.
+        True: row i attends key j where ``j <= i``; "lower_right": where ``j <= i + S - L``.
+        Composes with `attn_mask`.
     scale : float, optional
         Default ``1 / sqrt(E)``.
     enable_gqa : bool
         Grouped heads: Hq is a multiple of Hk, query head h reads key and value head
         ``h // (Hq // Hk)``.
     window : (int or None, int or None), optional
-        ``(left, right)`` keeps the keys ``p - left ... p + right`` of row i, where p is i,
-        or ``i + S - L`` with "lower_right"; `query_offset` is added. None leaves a side
-        unbounded.
+        ``(left, right)`` keeps the keys ``p - left ... p + right`` of row i, where p is i, or
+        ``i + S - L`` with "lower_right"; `query_offset` is added. None leaves a side unbounded.
     softcap : float
         Above 0, a scaled score s becomes ``softcap * tanh(s / softcap)`` before the mask.
     seed : int, optional

@@ -46,7 +46,7 @@ class KVCache:
     v_head_size : int, optional
         Of values, Ev. Default: `head_size`.
     dtype : dtype
-        float16, bfloat16, float32 or float64, of keys, values and queries.
+        Of keys, values and queries: float16, bfloat16, float32 or float64.
     device : Device, str or int, optional
         See `clattn.devices`. Default: `clattn.get_default_device`.
 
@@ -210,8 +210,8 @@ class KVCache:
             Of the cache's dtype; Hq is a multiple of Hk, query head h reads key head
             ``h // (Hq // Hk)``.
         attn_mask : array, optional
-            Broadcasts to (B, Hq, L, length). bool (True attends) or any float dtype (added
-            to the scaled scores; -inf excludes).
+            Broadcasts to (B, Hq, L, length). bool (True attends) or any float dtype (added to the
+            scaled scores; -inf excludes).
         is_causal : bool
             Row i attends key j where ``j <= p``. Composes with `attn_mask`.
         scale : float, optional
@@ -262,12 +262,20 @@ class KVCache:
             `n` is not made of integers.
         ValueError
             A number is below 0 or above the length. The cache stays as it was.
+        RuntimeError
+            As for `append`.
         """
         lengths = one_or_several(n, "n")
         self._state.truncate(size(lengths, "n", 0) if isinstance(lengths, int) else lengths)
 
     def reset(self) -> None:
-        """Forget all positions."""
+        """Forget all positions.
+
+        Raises
+        ------
+        RuntimeError
+            As for `append`.
+        """
         self._state.truncate(0)
 
     def reorder(self, indices: Sequence[int] | Array) -> None:
@@ -291,6 +299,8 @@ class KVCache:
             The device's memory does not suffice. The cache stays as it was.
         DeviceError
             OpenCL reports an error.
+        RuntimeError
+            As for `append`.
 
         Examples
         --------
@@ -312,6 +322,8 @@ class KVCache:
             The device's memory does not suffice.
         DeviceError
             OpenCL reports an error.
+        RuntimeError
+            As for `append`.
         """
         other = KVCache(self.batch, self.num_kv_heads, self.capacity, self.head_size,
                         self.v_head_size, self.dtype, self.device)  # fmt: skip

@@ -29,6 +29,8 @@ def devices() -> list[Device]:
     ------
     DeviceError
         No OpenCL loader, platform or device is installed.
+    ValueError
+        An environment variable of clattn has a wrong value.
     """
     return [device for device in _core.all_devices() if device.usable]
 
@@ -45,7 +47,8 @@ def get_default_device() -> Device:
     DeviceError
         No device is usable.
     ValueError
-        ``CLATTN_DEVICE`` names no device.
+        ``CLATTN_DEVICE`` names no device, or another environment variable of clattn has a wrong
+        value.
     """
     return _core.find_device(None)
 

@@ -99,8 +99,8 @@ def multihead_attention(
     stacked_query_key_value : array of shape (B, L, H, 3, E), optional
         All three.
     bias : array of shape (H * E + H * E + H * Ev,), optional
-        Added to query, key and value, not to the past; 1 to 5 dimensions, the leading ones
-        of size 1.
+        Added to query, key and value, not to the past; 1 to 5 dimensions, the leading ones of size
+        1.
     mask : array of int32, optional
         The positions that are padding, as `mask_type` says; 1 to 5 dimensions.
     mask_type : str
@@ -154,8 +154,7 @@ def multihead_attention(
 
     Notes
     -----
-    Microsoft, "DML_MULTIHEAD_ATTENTION_OPERATOR_DESC structure (directml.h)", feature
-    level 6.1.
+    Microsoft, "DML_MULTIHEAD_ATTENTION_OPERATOR_DESC structure (directml.h)", feature level 6.1.
 
     Examples
     --------

@@ -205,7 +205,7 @@ def dot_product_attention(
 
 
 def _read_number(scale: Any) -> Any:
-    """Return the number of an array of no dimensions. clattn refuses what is no number."""
+    """Return the number of an array without dimensions, and other objects as they are."""
     if isinstance(scale, Tracer):
         raise TypeError(
             "scale is traced; expected a number, which a program keeps: make it a static argument "

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal, Unpack
 
     from clattn._arguments.arrays import Array, ArrayT
-    from clattn._arguments.options import BandOptions
+    from clattn._arguments.options import BandOptions, Window
 
     Layout = Literal["contiguous", "zigzag"]
 
@@ -53,12 +53,12 @@ __all__ = ["join", "ring_attention", "split"]
 
 # The most bytes of one message: MPI libraries count in 32 bits.
 _MOST = 1 << 30
-# Seconds between two looks at messages under way, the first and the most: Open MPI moves large ones
+# Seconds between two looks at messages under way, at first and at most: Open MPI moves large ones
 # when it is called.
 _PAUSES = 0.00001, 0.0005
 _KINDS = (TypeError, ValueError, MemoryError, DeviceError)
-# A communicator keeps the duplicate for clattn's messages, which is freed together with it. To free
-# one takes all ranks, so no call may do so that other ranks have not ended.
+# A communicator keeps the duplicate for clattn's messages, and both are freed together. All ranks
+# take part in freeing one, so a call does not: other ranks may not reach the end of the call.
 _DUPLICATE = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, own: own.Free())
 
 
@@ -107,7 +107,7 @@ def ring_attention(
     is_causal: bool | Literal["lower_right"] = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-    window: tuple[int | None, int | None] | None = None,
+    window: Window = None,
     layout: Layout = "contiguous",
     return_lse: bool = False,
 ) -> Any:
@@ -387,6 +387,7 @@ class _Ring:
         return moves + [comm.Isend(message, after) for message in _messages(buffers[0][:sent])]
 
     def computing(self) -> Any:
+        """Return a context in which attention runs on the device of the Tensors."""
         return nullcontext() if self.device is None else use_device(self.device)
 
 
@@ -438,7 +439,13 @@ def _number_of_kind(fault: BaseException) -> int:
 
 
 def _compared(comm: Any, words: dict[str, str], fact: Any) -> list[Any]:
-    """Return the facts of all ranks, if the words of all are the same."""
+    """Return the facts of all ranks.
+
+    Raises
+    ------
+    ValueError
+        The words, which have the same names on all ranks, differ.
+    """
     said = comm.allgather((words, fact))
     for name in words:
         each = [other.get(name) for other, _ in said]
@@ -489,7 +496,7 @@ def _check_layout(layout: Any) -> None:
 
 
 def _sequence(array: Any, name: str, layout: str, axis: Any) -> np.ndarray:
-    """Return an array with the dimension of the sequence at the front."""
+    """Return the elements on the host, with the dimension of the sequence at the front."""
     _check_layout(layout)
     host = host_array(array, name)
     if host.dtype.hasobject:
@@ -504,6 +511,7 @@ def _sequence(array: Any, name: str, layout: str, axis: Any) -> np.ndarray:
 
 
 def _as_kind(like: Any, array: np.ndarray, axis: int) -> Any:
+    """Move the sequence from the front to its dimension; return a Tensor if `like` is one."""
     array = np.ascontiguousarray(np.moveaxis(array, 0, axis))
     return tensor(array, like.device) if isinstance(like, Tensor) else array
 

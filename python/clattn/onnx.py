@@ -69,16 +69,15 @@ def attention(
     Parameters
     ----------
     Q : array of shape (B, Hq, L, E) or (B, L, Hq * E)
-        float16, bfloat16 (``ml_dtypes.bfloat16``), float32 or float64. With three
-        dimensions, K and V have three too, and `q_num_heads` and `kv_num_heads` are
-        needed.
+        float16, bfloat16 (``ml_dtypes.bfloat16``), float32 or float64. With three dimensions, K and
+        V have three too, and `q_num_heads` and `kv_num_heads` are needed.
     K : array of shape (B, Hk, S, E) or (B, S, Hk * E)
         Of Q's dtype. Hq is a multiple of Hk; query head h reads head ``h // (Hq // Hk)``.
     V : array of shape (B, Hk, S, Ev) or (B, S, Hk * Ev)
         Of any of these dtypes.
     attn_mask : array, optional
-        Broadcasts to (B, Hq, L, T). bool (True attends); any other number is added. From
-        opset 24 on, keys beyond a shorter last dimension (1 included) are excluded.
+        Broadcasts to (B, Hq, L, T). bool (True attends); any other number is added. From opset 24
+        on, keys beyond a shorter last dimension (1 included) are excluded.
     past_key, past_value : array of shape (B, Hk, P, E) and (B, Hk, P, Ev), optional
         Both or neither; with them, present_key and present_value are returned.
     nonpad_kv_seqlen : array of shape (B,), optional

@@ -1,8 +1,8 @@
 """clattn behind ``torch.nn.functional.scaled_dot_product_attention``.
 
 ``clattn.torch.patch()``, or ``with clattn.torch.sdpa():`` for a block, puts clattn where the
-modules of a model call torch, so that the model runs on clattn as it is. Calls that clattn
-does not take, such as those that need gradients, go where they went before.
+modules of a model call torch, so an unchanged model runs on clattn. Calls that clattn does not
+take, such as those that need gradients, go where they went before.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ _TENSORS = "torch: tensors of other kinds, devices or dtypes"
 _GRADIENTS = "torch: gradients are needed"
 _REFUSED = "torch: clattn refuses the arguments"
 
-# The uses in force, the newest last: the call of patch() and the blocks of sdpa(), with the
-# device of each. _replaced is what stood in torch.nn.functional before them.
+# The call of patch() and the blocks of sdpa() that are in force, in the order in which they began,
+# with the device of each. _replaced is what stood in torch.nn.functional before them.
 _uses: dict[object, Device | None] = {}
 _device: Device | None = None
 _replaced = _torch_attention
@@ -97,8 +97,7 @@ call_in_children(_renew_lock)
 def patch(device: DeviceLike | None = None) -> None:
     """Put clattn behind ``torch.nn.functional.scaled_dot_product_attention``.
 
-    In this process and all its threads, until `unpatch`. Calling it again changes the
-    device.
+    In this process and all its threads, until `unpatch`. Calling it again changes the device.
 
     Parameters
     ----------
@@ -191,9 +190,9 @@ def call_counts() -> Counter[str]:
 def sdpa(device: DeviceLike | None = None) -> Iterator[None]:
     """Do as `patch` does, for a ``with`` block.
 
-    Blocks may nest: the block that began last, of those that have not ended, names the device. Like
-    `patch`, a block holds for all threads. Blocks of several threads may overlap: torch's function
-    returns when the last of them ends.
+    Blocks may nest: the innermost one names the device. As with `patch`, a block is in force in all
+    threads. Blocks of several threads may overlap: the one that began last names the device, and
+    torch's function returns when the last of them ends.
 
     Parameters
     ----------
@@ -309,7 +308,7 @@ def scaled_dot_product_attention(
 
 
 def _put() -> None:
-    """Put in place what `_uses` say. The caller holds the lock."""
+    """Put clattn's function or the replaced one in place, by `_uses`. The caller holds the lock."""
     global _device, _replaced
     _device = [None, *_uses.values()][-1]
     functions = torch.nn.functional
@@ -323,7 +322,7 @@ def _put() -> None:
 
 
 def _leave(*args: Any, **options: Any) -> torch.Tensor:
-    """Call what stood in the place of clattn's function.
+    """Call the function that clattn's has replaced.
 
     It may be a wrapper of clattn's function, made under an earlier patch. A call that comes back
     from the wrapper is torch's.
@@ -432,7 +431,7 @@ def _find_reason(
     scale: object,
     enable_gqa: object,
 ) -> str | None:
-    """Find out why a call is torch's, as far as shapes do not matter. None: it is clattn's."""
+    """Find out, without shapes, why a call is torch's. None: it is clattn's."""
     if dropout_p != 0.0:
         return _DROPOUT
     if not (isinstance(is_causal, bool) and isinstance(enable_gqa, bool)):

@@ -96,10 +96,10 @@ class _Band(NamedTuple):
 class AttentionMask(torch.Tensor):  # type: ignore[misc]
     """A bool mask (B, 1, L, S) that is known by its band and its padding: see `make_mask`.
 
-    It has no elements at first. torch's functions that get it make them, and work on the tensor
-    that ``masking_utils.sdpa_mask`` returns. So models that use or change the mask work as with
-    "sdpa". A mask that was changed, or of which a view was taken, which may be changed, is its
-    elements from then on.
+    It has no elements at first. A function of torch that gets the mask works on the tensor that
+    ``masking_utils.sdpa_mask`` returns. So models that use or change the mask work as with "sdpa".
+    A mask that was changed, or of which a view was taken, keeps its elements in place of the band:
+    the view may be changed too.
 
     Attributes
     ----------
@@ -322,11 +322,12 @@ def attend(
     scaling : float, optional
         Default ``1 / sqrt(E)``.
     is_causal : bool, optional
-        In the place of the module's. Like that, it holds without a mask, for more than one row.
+        Overrides the module's. Both hold only without a mask, for more than one row.
     softcap : float, optional
         A score s becomes ``softcap * tanh(s / softcap)``, before the mask.
     s_aux : Tensor of shape (Hq,), optional
-        A logit for each query head that takes part in the softmax's sum and in no value.
+        A logit for each query head that takes part in the softmax's sum and in no value. Some
+        models call it ``sinks``.
     position_bias : Tensor, optional
         Broadcasts to (B, Hq, L, S or more); added to the scaled scores.
     output_attentions : bool, optional
@@ -334,8 +335,7 @@ def attend(
     device : Device, optional
         Where to run.
     **kwargs
-        Others are ignored if they say nothing about attention. A warning names those that are
-        unknown.
+        Arguments that say nothing about attention are ignored. A warning names unknown ones.
 
     Returns
     -------

@@ -31,7 +31,8 @@ __all__ = ["warm_up"]
 
 KINDS = ("prefill", "decode", "masked", "cache")
 
-# Keys and values of a head beyond which few rows divide the keys.
+# If the keys and values of a head have more bytes, a call of few rows is planned in another way:
+# ca_attention_keys_are_far.
 _FAR = 4 << 20
 
 
@@ -121,7 +122,7 @@ def warm_up(
 
 
 class _Step(NamedTuple):
-    """One call, or the steps of a cache. One key head suffices: query heads are the work."""
+    """One call, or the steps of a cache. One key head is enough: the work is in query heads."""
 
     dtype: np.dtype[Any]
     head_size: int
@@ -149,7 +150,7 @@ class _Step(NamedTuple):
 
 
 def _steps(dtype: np.dtype[Any], head_size: int, kind: str, device: Device) -> list[_Step]:
-    """Return calls that need, all in all, every program of the kind."""
+    """Return calls that together need every program of the kind."""
     every_core = 4 * device.compute_units  # heads that give each core several work-items
     far = _FAR // (2 * head_size * dtype.itemsize) + 1
     # Many rows and keys of half types use AMX.

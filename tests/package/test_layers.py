@@ -220,7 +220,7 @@ ABOVE_COMMANDS = {"__init__", "__main__"}
 
 
 def modules_of(path):
-    """What a module imports of clattn, for type checkers too: flex.graph.Node, _core."""
+    """What a module imports of clattn, for type checkers too: flex.graph.Node; "": clattn."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             found = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -228,11 +228,12 @@ def modules_of(path):
             found = [alias.name for alias in node.names]
         else:
             continue
-        yield from (name.partition(".")[2] for name in found if name.startswith("clattn."))
+        split = (name.partition(".") for name in found)
+        yield from (rest for package, _, rest in split if package == "clattn")
 
 
 def imports_of(path):
-    """Names under clattn that a module imports: _core, flex; of clattn itself: nothing."""
+    """Names under clattn that a module imports: _core, flex; "": clattn itself."""
     return (name.partition(".")[0] for name in modules_of(path))
 
 

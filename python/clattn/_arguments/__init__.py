@@ -1,1 +1,1 @@
-"""Arguments of calls: types of arrays, whole numbers."""
+"""Arguments that several modules read: arrays, whole numbers, dtypes, devices."""

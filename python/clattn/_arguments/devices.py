@@ -12,5 +12,5 @@ if TYPE_CHECKING:
 
 
 def find_named(device: DeviceLike | None) -> Device | None:
-    """Find the device that is named. None is left to each call, and touches no OpenCL."""
+    """Find the device that is named. None stays None, and no OpenCL is opened."""
     return None if device is None else _core.find_device(device)

@@ -16,14 +16,21 @@ FLOAT_WORDS = "float16, bfloat16, float32 or float64"
 
 
 def wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of sums and log-sum-exp."""
+    """Return the dtype of sums and log-sum-exp: float32, or float64 for float64."""
     return np.dtype(np.float64 if dtype == np.float64 else np.float32)
 
 
 def float_dtype(dtype: DTypeLike) -> DTypeLike:
     """Return a float dtype; NumPy knows the word "bfloat16" only after ml_dtypes is imported.
 
-    None is refused: for NumPy it is float64, which nobody means here.
+    None is refused: NumPy takes it for float64, while clattn's default is float32.
+
+    Raises
+    ------
+    TypeError
+        Not a float dtype of attention.
+    ModuleNotFoundError
+        The dtype is the word "bfloat16", and ml_dtypes is not installed.
     """
     if isinstance(dtype, str) and dtype == "bfloat16":
         try:

@@ -12,14 +12,14 @@ import numpy as np
 if TYPE_CHECKING:
     from typing import NoReturn
 
-# So many numbers at most are copied. A view or a range may stand for more than memory could hold.
+# The most numbers that are copied. A view or a range may stand for more than memory could hold.
 MOST = 2**28
 
 _ONE_OR_SEVERAL = "an int or a sequence of integers"
 
 
 def _shown(given: Any) -> str:
-    """Return repr, cut to fit; Python refuses to print numbers of more than 4300 digits."""
+    """Return the beginning of repr; Python prints no numbers of more than 4300 digits."""
     try:
         return f"{given!r:.80}"
     except ValueError:

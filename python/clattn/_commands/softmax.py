@@ -1,4 +1,4 @@
-"""The one attention in NumPy that results are compared with."""
+"""Softmax in NumPy: the commands compare results with it."""
 
 from typing import Any
 

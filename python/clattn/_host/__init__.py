@@ -1,1 +1,1 @@
-"""What the C core imports by name, and what clattn knows of the machine it runs on."""
+"""What the C core imports by name, and what clattn knows of the machine: devices, files."""

@@ -12,10 +12,12 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from clattn import _core
 
 if TYPE_CHECKING:
-    from clattn import Device
+    from clattn._core import Device
 
 SECONDS = 20  # that a driver may take for a step: opening, building and running a kernel
 
@@ -156,10 +158,6 @@ def _begin_step(seconds: str) -> None:
 
 def _fill_and_copy(device: Device, width: int) -> None:
     """Fill and copy matrices whose elements have `width` bytes."""
-    import numpy as np
-
-    import clattn
-
     matrices = np.ones((2, 33, 70), f"u{width}")
     for array in (matrices, matrices.mT):
-        clattn.tril(clattn.tensor(array, device), 1).numpy()
+        _core.tril(_core.tensor(array, device), 1, None).numpy()

@@ -30,9 +30,9 @@ _SYSTEM_LOADER = {
 _WHEEL_LOADER = "OpenCL.dll" if _IS_WINDOWS else "libOpenCL.so.1"
 _WHEEL_DRIVER = "intelocl64.dll" if _IS_WINDOWS else "libintelocl.so"
 
-# Opened first and by path. Intel's runtime looks for these libraries beside itself only, and
-# does not find them if another package has loaded an older libtbb. Windows looks for the libraries
-# of a driver beside it only if it is opened by clattn.
+# Opened first and by path. Intel's runtime looks for these libraries beside itself only, and does
+# not find them if another package has loaded an older libtbb. Windows looks for the libraries of a
+# driver beside it only if it is opened by clattn.
 _PRELOAD = (
     (_WHEEL_DRIVER,)
     if _IS_WINDOWS
@@ -178,7 +178,7 @@ def _write_vendors_folder(drivers: list[bytes]) -> str | None:
 
 
 def _mark(text: str) -> str:
-    """Return what says beside a variable that this process has given it a text."""
+    """Return the value of the variable that marks another one, with this text, as clattn's."""
     return f"{os.getpid()} {text}"
 
 
@@ -195,7 +195,7 @@ def _set(name: str, text: str) -> None:
 
 
 def _unset_inherited() -> None:
-    """Unset what clattn has set in a parent process, and nobody has changed since."""
+    """Unset what clattn has set in a parent process, if it has not been changed since."""
     for name in (*_CHOICES, "PYOPENCL_HOME"):
         mark = os.environ.get(_MARK + name, "")
         process, _, text = mark.partition(" ")

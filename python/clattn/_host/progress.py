@@ -1,4 +1,4 @@
-"""A bar that shows how far long work is."""
+"""A bar that shows the progress of long work."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Queues and arrays of pyopencl: what `_core` calls for them.
 
-pyopencl is imported by whoever has its objects.
+The core imports this module only when a call gets an object of pyopencl.
 """
 
 from __future__ import annotations

@@ -10,9 +10,11 @@ import numpy as np
 if TYPE_CHECKING:
     from typing import Any
 
+    from clattn._arguments.options import Window
+
 __all__ = ["Band", "band_of"]
 
-# No sequence is so long. Sums of it and of positions fit 64 bits.
+# Longer than any sequence; sums of it and of positions fit 64 bits.
 _FAR = 1 << 61
 
 
@@ -36,9 +38,7 @@ class Band(NamedTuple):
         return meets
 
 
-def band_of(
-    is_causal: bool | str, window: tuple[int | None, int | None] | None, rows: int, keys: int
-) -> Band:
+def band_of(is_causal: bool | str, window: Window, rows: int, keys: int) -> Band:
     """Return the band of a call whose arguments are checked, on `rows` rows and `keys` keys."""
     left, right = (None if bound is None else _int(bound) for bound in window or (None, None))
     return Band(left, 0 if is_causal else right, keys - rows if isinstance(is_causal, str) else 0)

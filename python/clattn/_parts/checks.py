@@ -25,6 +25,6 @@ def shape_of_call(attend: Callable[..., Any], *arguments: Any, **options: Any) -
 
 
 def check_flag(name: str, flag: Any) -> None:
-    """Refuse what is neither True nor False, in the words of the core."""
+    """Raise TypeError, with the message of the core, for what is neither True nor False."""
     if not isinstance(flag, bool | np.bool):
         raise TypeError(f"{name} must be True or False, got {type(flag).__name__}")

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from clattn._arguments.options import Window
+
 __all__ = ["LAYOUTS", "Pieces", "Schedule", "Share", "part_lengths", "pieces"]
 
 LAYOUTS = ("contiguous", "zigzag")
@@ -75,7 +77,7 @@ class Schedule:
         rows: Pieces,
         keys: Pieces,
         is_causal: bool | str = False,
-        window: tuple[int | None, int | None] | None = None,
+        window: Window = None,
     ) -> None:
         self.rows, self.keys = rows, keys
         totals = (int(whole.lengths.sum()) for whole in (rows, keys))

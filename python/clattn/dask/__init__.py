@@ -1,8 +1,8 @@
 """Attention on dask arrays: on more keys or heads than one memory holds, or on several machines.
 
 ``clattn.dask.scaled_dot_product_attention`` and ``clattn.dask.flex_attention`` return lazy arrays.
-A task attends to one chunk of keys, and tasks of a tree merge the results.
-Importing this module imports dask: ``pip install "clattn[dask]"``.
+A task attends to one chunk of keys, and tasks of a tree merge the results. Importing this module
+imports dask: ``pip install "clattn[dask]"``.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from clattn.dask.chunks import check_arrays, check_call, lay_out, read_operand
 from clattn.dask.graph import build_graph
 from clattn.dask.mods import trace_for_chunks
 from clattn.dask.tasks import Call, packed
-from clattn.dask.tasks import flex_attention as attend_by_mods
+from clattn.flex.attention import attend_with_mods
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Literal, TypedDict, Unpack
 
     from clattn._arguments.arrays import Array, DeviceLike
+    from clattn._arguments.options import Window
 
     class _Where(TypedDict, total=False):
         device: DeviceLike | None
         split_every: int | None
 
     class _Options(_Where, total=False):
-        window: tuple[int | None, int | None] | None
+        window: Window
         softcap: float
         sinks: da.Array | Array | None
 
@@ -89,7 +90,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    window: tuple[int | None, int | None] | None = None,
+    window: Window = None,
     softcap: float = 0.0,
     sinks: da.Array | Array | None = None,
     return_lse: bool = False,
@@ -307,7 +308,7 @@ def flex_attention(
             device=device, split_every=split_every,
         )  # fmt: skip
     shape = check_call(
-        attend_by_mods,
+        attend_with_mods,
         arrays,
         return_lse,
         mods=flex.trace_mods(**functions),

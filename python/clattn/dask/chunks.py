@@ -99,7 +99,7 @@ def lay_out(
     sinks: Any,
     enable_gqa: bool,
 ) -> Layout:
-    """Rechunk the arrays of a call that is right; `shape` is (..., Hq, L) of the result."""
+    """Rechunk the arrays of a checked call; `shape` is (..., Hq, L) of the result."""
     query, key, value = arrays
     ndim = len(shape) + 1
     if key.chunks[-2] != value.chunks[-2]:

@@ -10,15 +10,15 @@ import numpy as np
 from clattn import _core, attention
 from clattn._arguments.dtypes import wide
 from clattn._parts import sums
+from clattn.flex.attention import attend_with_mods
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from clattn._parts.sums import Sums
     from clattn.dask.mods import ChunkMods
-    from clattn.flex import Mods
 
-__all__ = ["Call", "attend", "attend_to_part", "flex_attention", "merge", "merge_last", "packed"]
+__all__ = ["Call", "attend", "attend_to_part", "merge", "merge_last", "packed"]
 
 
 class Call(NamedTuple):
@@ -46,7 +46,7 @@ class Call(NamedTuple):
 
 
 def packed(device: Any) -> Any:
-    """Return a device as a plain value; a scheduler, which reads all of a graph, may have none."""
+    """Return a device as a plain value: the scheduler reads graphs and may lack the device."""
     if not isinstance(device, _core.Device):
         return device
     try:
@@ -56,35 +56,6 @@ def packed(device: Any) -> Any:
             f"device '{device.name}' is of a pyopencl queue, which workers do not have; give the "
             "Device that the queue is on, of clattn.devices()"
         ) from None
-
-
-def flex_attention(
-    query: Any, key: Any, value: Any, *, mods: Mods, scale: float | None, enable_gqa: bool,
-    return_lse: Any, device: Any, sinks: Any = None
-) -> Any:  # fmt: skip
-    """Return `clattn.flex_attention` of functions that are traced."""
-    return _core.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        None,
-        0.0,
-        False,
-        scale,
-        enable_gqa,
-        None,
-        0.0,
-        None,
-        return_lse,
-        None,
-        device,
-        sinks,
-        0,
-        False,
-        "BHLE",
-        mods,
-        None,
-    )
 
 
 def attend(
@@ -118,7 +89,7 @@ def _call_of(
         lead = np.broadcast_shapes(*(array.shape[:-3] for array in (query, key, value)))
         heads = [0] * (3 - len(origins))  # two dimensions have none
         mods = call.mods.at(lead, [*heads, *origins])
-        return flex_attention, (query, key, value), options | {"mods": mods}
+        return attend_with_mods, (query, key, value), options | {"mods": mods}
     offset = origins[-2] - origins[-1] + call.shift
     function = attention.scaled_dot_product_attention
     return function, (query, key, value, mask), options | {"query_offset": offset}

@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Literal, TypedDict, Unpack
 
+    import numpy as np
+
     from clattn._arguments.arrays import Array, ArrayT, DeviceLike
     from clattn._core import Tensor
+    from clattn.flex.compile import Mods
 
     class _Options(TypedDict, total=False):
         mask_mod: Callable[..., Any] | None
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
         device: DeviceLike | None
 
 
-__all__ = ["flex_attention"]
+__all__ = ["attend_with_mods", "flex_attention"]
 
 
 @overload
@@ -115,8 +118,9 @@ def flex_attention(
         Of query's dtype.
     score_mod : callable, optional
         A function of (score, b, h, q_idx, kv_idx) that returns the score to use: after the scale,
-        before softcap and softmax. -inf excludes the key. h is the query's head, b the number
-        of all dimensions before the heads, q_idx and kv_idx are int32.
+        before softcap and softmax. -inf excludes the key. h is the query's head, b counts the
+        entries of all dimensions before the heads, q_idx and kv_idx are the positions of row and
+        key. They are int32.
     block_mask : BlockMask, optional
         Of `create_block_mask`: a mask_mod, and its blocks that are skipped or need no mask. It
         has a row for each position of the queries, S keys, and 1 or as many batches and heads
@@ -199,6 +203,40 @@ def flex_attention(
         mask, mods = trace_both(score_mod, mask_mod)
         if block_mask is not None:
             block_mask.check_unchanged(mask)
+    return attend_with_mods(
+        query,
+        key,
+        value,
+        mods=mods,
+        blocks=blocks,
+        scale=scale,
+        enable_gqa=enable_gqa,
+        return_lse=return_lse,
+        softcap=softcap,
+        sinks=sinks,
+        query_offset=offsets(query_offset),
+        out=out,
+        device=device,
+    )
+
+
+def attend_with_mods(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    mods: Mods | None,
+    blocks: tuple[Tensor, int, int, int, bool, bool] | None = None,
+    scale: float | None,
+    enable_gqa: bool,
+    return_lse: Any,
+    softcap: float = 0.0,
+    sinks: Array | None = None,
+    query_offset: int | np.ndarray = 0,
+    out: Array | None = None,
+    device: DeviceLike | None,
+) -> Any:
+    """Return `flex_attention` of functions that are traced, and of `BlockMask.for_kernels`."""
     return _core.scaled_dot_product_attention(
         query,
         key,
@@ -215,7 +253,7 @@ def flex_attention(
         out,
         device,
         sinks,
-        offsets(query_offset),
+        query_offset,
         False,
         "BHLE",
         mods,

@@ -173,7 +173,7 @@ def _check_arguments(
 ) -> None:
     """Raise TypeError if an operation does not take such arguments.
 
-    The first ones, of number `own`, are none that the user has written.
+    The first `own` arguments are not among those that the user has written.
     """
     signature = inspect.signature(operation)
     for option in options:

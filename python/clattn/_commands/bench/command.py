@@ -1,7 +1,5 @@
 """The command ``python -m clattn bench``."""
 
-from __future__ import annotations
-
 import argparse
 import fnmatch
 import math
@@ -9,19 +7,17 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import clattn
 from clattn import Device, _core
 from clattn._commands import listing
+from clattn._commands.bench import contest, flex, torch_peers
+from clattn._commands.bench.contest import Contestants, Measured
 from clattn._commands.bench.flex import FLEX_ROWS, ROW_SECONDS, FlexRow
+from clattn._commands.bench.limits import Limits
 from clattn._commands.bench.rows import GPU_ROWS, MODEL_ROWS, ROWS, Row, numpy_dtype, scaled
 from clattn._commands.common import CommandError, find_device, need, number
 from clattn._host.progress import open_bar
-
-if TYPE_CHECKING:
-    from clattn._commands.bench.contest import Contestants, Measured
-    from clattn._commands.bench.flex import Alone
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -142,14 +138,13 @@ def _possible(rows: list[Row]) -> list[Row]:
 
 
 def _measure(arguments: argparse.Namespace, rows: list[Row], devices: dict[str, Device]) -> int:
-    from clattn._commands.bench import contest, flex, report, torch_peers
-    from clattn._commands.bench.limits import Limits
+    from clattn._commands.bench import report  # which needs rich
 
     classes = [flex.TorchFlex] if arguments.flex else contest.peer_classes(arguments.gpu)
     make_calls = flex.flex_calls if arguments.flex else contest.clattn_calls
     seconds = ROW_SECONDS if arguments.flex else math.inf
     measured: list[Measured] = []
-    alone: dict[str, Alone] = {}
+    alone: dict[str, flex.Alone] = {}
     with ExitStack() as stack:
         peers, missing = contest.find_peers(stack, classes)
         product = torch_peers.find_product() if arguments.gpu else None
@@ -188,6 +183,6 @@ def _plot(path: Path, measured: Sequence[Measured], contestants: Contestants) ->
     if not contestants.devices or not any(one.best for one in measured):
         print("no chart: there is nothing to compare with")
         return
-    from clattn._commands.bench import chart
+    from clattn._commands.bench import chart  # which needs matplotlib
 
     chart.save_ratios(path, measured, contestants)

@@ -77,7 +77,10 @@ class OnnxAttention(_OnnxRuntime):
     operator = "Attention"
 
     def prepare(self, problem: Problem) -> Call | None:
-        """Half and single precision; heads side by side unless they are contiguous."""
+        """Return the call for float16 and float32, else None.
+
+        Arrays are (B, L, H * E) unless their heads are contiguous.
+        """
         row, mask = problem.row, problem.additive_mask
         if row.dtype not in ("float32", "float16"):
             return None
@@ -99,7 +102,7 @@ class OnnxMultiHeadAttention(_OnnxRuntime):
     operator = "com.microsoft.MultiHeadAttention"
 
     def prepare(self, problem: Problem) -> Call | None:
-        """Half and single precision without grouped heads; masks are added."""
+        """Return the call for float16 and float32; None for grouped heads and bool masks."""
         row, mask = problem.row, problem.additive_mask
         if row.dtype not in ("float32", "float16") or row.is_grouped:
             return None

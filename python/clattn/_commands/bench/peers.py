@@ -93,7 +93,7 @@ class Jax(Peer):
         self.version = f"jax {jax.__version__}"
 
     def prepare(self, problem: Problem) -> Call:
-        """JAX wants (B, L, H, E)."""
+        """Return the compiled call; JAX takes arrays (B, L, H, E)."""
         row, jax = problem.row, self._jax
         arrays = [
             jax.numpy.asarray(a.swapaxes(1, 2)) for a in (problem.query, problem.key, problem.value)

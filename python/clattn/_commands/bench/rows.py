@@ -6,7 +6,9 @@ from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
+
+from clattn._arguments.dtypes import float_dtype
 
 Array = NDArray[Any]
 Shape = tuple[int, int, int, int, int, int]  # B, Hq, Hk, L, S, E
@@ -124,12 +126,7 @@ def pairs_in(row: Row, rows: int) -> int:
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """Return NumPy's dtype of a name; bfloat16 is that of ml_dtypes."""
-    kind: DTypeLike = name
-    if name == "bfloat16":
-        import ml_dtypes
-
-        kind = ml_dtypes.bfloat16
-    return np.dtype(kind)
+    return np.dtype(float_dtype(name))
 
 
 def _model(name: str, shape: Shape, **options: Any) -> Row:

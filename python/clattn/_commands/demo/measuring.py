@@ -59,8 +59,8 @@ def time_torch(problem: Problem, exact: Exact) -> Timing | None:
     except ImportError:
         return None
     torch.set_num_threads(THREADS)
-    # torch's fused kernel wants four dimensions and values as wide as the keys; without
-    # the padding torch holds all scores at once and takes several times as long.
+    # torch's fused kernel wants four dimensions and values as wide as the keys; without the padding
+    # torch holds all scores at once and takes several times as long.
     query, value, mask = (
         torch.from_numpy(array)[None, None]
         for array in (problem.query, problem.value, problem.mask)
