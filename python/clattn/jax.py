@@ -6,13 +6,13 @@ they take functions of ``jax.nn``.
 
 from __future__ import annotations
 
-import operator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
 from clattn import _core, attention
+from clattn._arguments.integers import integer
 
 try:
     import jax
@@ -225,7 +225,8 @@ def _read_window(size: Any) -> tuple[int, int] | None:
             "it a static argument of jax.jit"
         )
     try:
-        both = tuple(map(operator.index, size if np.ndim(size) else (size, size)))
+        numbers = size if np.ndim(size) else (size, size)
+        both = tuple(integer(number, "local_window_size") for number in numbers)
     except (TypeError, ValueError):  # ValueError: np.ndim of sequences in a sequence
         both = ()
     if len(both) != 2:

@@ -223,7 +223,7 @@ def test_what_is_refused():
         ({"return_residual": 1}, TypeError, "return_residual must be True or False, got int"),
         *(
             ({"local_window_size": size}, TypeError, "local_window_size is .* expected an integer")
-            for size in [(None, 1), (1,), (1, 2, 3), 1.5, "ab", [[1], [2, 3]], [[1, 2]]]
+            for size in [(None, 1), (1,), (1, 2, 3), 1.5, "ab", [[1], [2, 3]], [[1, 2]], True]
         ),
         ({"key": k[:, :, :1], "value": v}, ValueError, "value"),
         ({"mask": BIAS}, ValueError, "mask dtype"),
