@@ -153,7 +153,6 @@ def _steps(dtype: np.dtype[Any], head_size: int, kind: str, device: Device) -> l
     every_core = 4 * device.compute_units  # heads that give each core several work-items
     far = _FAR // (2 * head_size * dtype.itemsize) + 1
     # 128 rows and 256 leave no vector of rows empty, so that plans take numbers of the tuner.
-    # Many rows and keys of half types use AMX.
     prefill = [(1, 16, 64), (1, 32, 64), (1, 128, 64), (1, 256, 64), (1, 256, 256),
                (every_core, 256, 64)]  # fmt: skip
     decode = [(group, 1, far) for group in (1, 2, 3, 4, 8)]

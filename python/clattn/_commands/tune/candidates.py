@@ -83,10 +83,8 @@ def variant_of(one: Class, device: Device, special: Container[str]) -> str:
     if device.type == "cpu":
         if one.rows in ("decode", "threshold"):
             return "decode_cpu"
-        is_bfloat16 = one.dtype == "bfloat16"
-        if "amx" in special and (is_bfloat16 or (one.dtype, one.rows) == ("float16", "many")):
-            return "amx"
-        return "pairs" if "pairs" in special and is_bfloat16 else "cpu"
+        found = [word for word in ("amx", "pairs") if word in special and one.dtype == "bfloat16"]
+        return found[0] if found else "cpu"
     if one.rows == "decode":
         return "decode_mma" if on_matrix_units and one.head_size <= 128 else "decode_gpu"
     return "mma" if on_matrix_units else "tiled"
