@@ -50,7 +50,7 @@
 /* What the kernel's products multiply. */
 typedef struct {
     bool pairs; /* pairs of bfloat16, not reals */
-    bool amx;   /* AMX multiplies, not vectors */
+    bool amx;   /* AMX multiplies the pairs, not vectors */
 } products;
 
 /* AMX scores AMX_KEYS keys together, and multiplies AMX_ELEMENTS elements of a row. A block has
@@ -59,11 +59,8 @@ typedef struct {
 #define AMX_ELEMENTS 32
 #define AMX_CHUNKS   8
 
-/* The rows of a matrix of AMX. Numbers of float16 are split into LIMBS numbers of bfloat16 if there are
-   more than AMX_FEW rows and keys. */
+/* The rows of a matrix of AMX. */
 #define AMX_SIDE 16
-#define LIMBS    2
-#define AMX_FEW  128
 
 /* How many rows the tiles have that cover `rows` rows, `of_tile` each. */
 static int64_t
@@ -78,11 +75,10 @@ static int64_t
 tile_columns(const ca_attention *attention, int64_t lanes, products of)
 {
     int64_t result = attention->Ev <= lanes ? 2 * lanes : covered(attention->Ev, lanes);
-    int64_t pairs = covered(attention->E, AMX_ELEMENTS) / 2; /* of one limb */
-    return (!of.amx ? attention->E : of.pairs ? pairs : LIMBS * pairs) + result;
+    return (of.amx ? covered(attention->E, AMX_ELEMENTS) / 2 : attention->E) + result;
 }
 
-/* Returns how many columns of packed keys and values a tile has, in one limb. */
+/* Returns how many columns of packed keys and values a tile has. */
 static int64_t
 packed_columns(const ca_attention *attention, int64_t lanes, products of)
 {
@@ -405,28 +401,24 @@ amx_can_run(const ca_device_info *info, const ca_attention *attention)
     return info->amx;
 }
 
-/* Matrices of fewer rows than the processor has would be mostly empty. Numbers of float16 have to be
-   split into limbs, which pays if many rows use each key, and many keys each row. */
+/* Matrices of fewer rows than the processor has would be mostly empty. */
 static bool
 amx_is_fast(const ca_device_info *info, const ca_attention *attention)
 {
     (void)info;
-    int64_t rows = ca_attention_heads_together(attention) * attention->L;
-    bool splits = attention->operands[CA_ATTENTION_QUERY].dtype == CA_FLOAT16;
-    return splits ? rows > AMX_FEW && attention->T > AMX_FEW : rows > AMX_SIDE;
+    return ca_attention_heads_together(attention) * attention->L > AMX_SIDE;
 }
 
 static void
 plan_amx(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
-    bool pairs = attention->operands[CA_ATTENTION_QUERY].dtype == CA_BFLOAT16;
-    plan_tiles(info, attention, (products){pairs, true}, plan);
+    plan_tiles(info, attention, (products){true, true}, plan);
 }
 
 /* The variant refuses an input bias, as the variant pairs does. */
 const ca_variant ca_variant_amx = {
     .word = "amx",
-    .dtypes = CA_ONE_HALF_TYPE,
+    .dtypes = CA_BFLOAT16_ONLY,
     .max_head = CA_CPU_HEAD_SIZE,
     .max_value_head = CA_CPU_HEAD_SIZE,
     .refuses = CA_NO_INPUT_BIAS | CA_NO_LATE_SOFTCAP,

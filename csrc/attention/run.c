@@ -176,20 +176,18 @@ join_inputs(const ca_device_info *info, ca_attention *attention)
 
 /* ---- one problem, by the first variant that works ---- */
 
-/* Find out whether the device has the instructions for the query's half type. Where pairs are slower than
-   floats, the function asks for pairs only if a variant is forced. */
+/* Find out whether the device has instructions for bfloat16, if the query has this dtype. Where pairs are
+   slower than floats, the function asks for pairs only if a variant is forced. */
 static ca_status
 find_instructions(ca_device *device, const ca_forced *forced, const ca_attention *attention,
                   ca_error *error)
 {
     ca_status status = CA_OK;
-    ca_dtype dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
-    if (dtype == CA_FLOAT16 || dtype == CA_BFLOAT16) {
+    if (attention->operands[CA_ATTENTION_QUERY].dtype == CA_BFLOAT16) {
         CA_TRY(ca_device_find_amx(device, error));
-    }
-    if (dtype == CA_BFLOAT16 &&
-        (forced->kernel != NULL || ca_device_get_info(device)->fast_pairs)) {
-        CA_TRY(ca_device_find_pairs(device, error));
+        if (forced->kernel != NULL || ca_device_get_info(device)->fast_pairs) {
+            CA_TRY(ca_device_find_pairs(device, error));
+        }
     }
 done:
     return status;

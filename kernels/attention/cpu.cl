@@ -24,8 +24,7 @@
  * Head sizes, 1 … CA_CPU_HEAD_SIZE, and all options but a late softcap are data.
  *
  *     -DBFLOAT16_PAIRS  1: products of pairs of bfloat16, cpu/pairs.clh
- *     -DAMX             1: AMX multiplies, cpu/amx.clh: these pairs, or the limbs of a float16,
- *                       cpu/limbs.clh
+ *     -DAMX             1: AMX multiplies these pairs, cpu/amx.clh
  *     -DNV              vectors of queries of a tile
  *     -DMR              keys that are scored together: 32 with AMX, else 6, 8, 12 or 16, whose
  *                       NV * MR sums fill the registers
@@ -309,7 +308,7 @@ start_tile(tile_sums *sums, const attention_call *call, ca_int64 linear, ca_int6
     start_mod_rows(tile);
 #endif
     sums->queries = (termv *)memory;
-    sums->result = memory + LIMBS * ROW_TERMS(params->E) * NV;
+    sums->result = memory + ROW_TERMS(params->E) * NV;
     sums->has_result = false;
     sums->is_stored = false;
     start_softmax(&sums->softmax);
@@ -396,7 +395,7 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
     }
     const int most = keys_of_block(params);
     const int packed_terms = reads_in_place(params) ? MR * ROW_TERMS(params->E) + LANES
-                                                    : most * LIMBS * TERMS(PACKED_COLUMNS(params));
+                                                    : most * TERMS(PACKED_COLUMNS(params));
     const ca_int64 start = all ? 0 : item->keys.start;
     const ca_int64 end = all ? params->T : item->keys.end;
     key_block blocks[CA_CPU_TILES];
@@ -527,8 +526,7 @@ attend_tiles(const attention_call *call, ca_int64 number)
     /* If all keys are one block, each tile is finished before the next one begins. Then all tiles use the
        same memory. */
     const bool in_turn = WRITES_STAGE(params, 3) ? false : keys_are_one_block(params);
-    const int size =
-        in_turn ? 0 : LIMBS * ROW_TERMS(params->E) * NV + BM * LINE_VECTORS(params->Ev);
+    const int size = in_turn ? 0 : ROW_TERMS(params->E) * NV + BM * LINE_VECTORS(params->Ev);
     item.count = (int)min(params->tiles, (rows - first_row + BM - 1) / BM);
     const int count = heads * item.count;
     PLAIN_FOR (int n = 0; n < count; n++) {

@@ -153,7 +153,6 @@ def _steps(dtype: np.dtype[Any], head_size: int, kind: str, device: Device) -> l
     """Return calls that together need every program of the kind."""
     every_core = 4 * device.compute_units  # heads that give each core several work-items
     far = _FAR // (2 * head_size * dtype.itemsize) + 1
-    # Many rows and keys of half types use AMX.
     prefill = [(1, 16, 64), (1, 32, 64), (1, 256, 64), (1, 256, 256), (every_core, 256, 64)]
     decode = [(group, 1, far) for group in (1, 2, 3, 4, 8)]
     shapes = {

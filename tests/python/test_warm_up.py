@@ -50,7 +50,7 @@ def test_calls_of_the_default_kinds_build_nothing(device, faults_library):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_calls_of_half_types_build_nothing(device, faults_library, dtype):
-    """Few rows of them use vectors, many rows AMX."""
+    """Few rows of bfloat16 use vectors, many rows AMX."""
     code = f"""
         import ml_dtypes
         clattn.warm_up(["{dtype}"], ["prefill"], head_sizes=[64], device=device)
