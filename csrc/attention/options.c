@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-/* The operands in the order of CA_PAST_KEY … CA_SCORES. */
+/* The operand of each slot. */
 static const ca_attention_role operands[] = {
     [CA_PAST_KEY] = CA_ATTENTION_PAST_KEY,
     [CA_PAST_VALUE] = CA_ATTENTION_PAST_VALUE,

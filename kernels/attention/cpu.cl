@@ -447,8 +447,8 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
    has the first rows. Query heads that share their keys count as one head.
 
    The order of the work-items balances the work of threads. Masks and lengths give batches unequal work,
-   and below a causal diagonal the last rows of a batch have the most keys. PoCL hands a thread up to
-   half of the work-items at once, and these have neighbouring numbers. So work-items with neighbouring
+   and below a causal diagonal the last rows of a batch have the most keys. A driver may hand a thread
+   up to half of the work-items at once, and these have neighbouring numbers. So work-items with neighbouring
    numbers have heads of different batches.
 
    If the heads of a batch share a mask, their work-items follow each other, while the cache has the
@@ -460,7 +460,7 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
 
    Sets that are left over come before both halves. Of these sets, the first heads of all batches come
    before the other heads. All sets of a batch with fewer than four sets are left over. So the order
-   gives each thread of PoCL heads of every batch. */
+   gives each such thread heads of every batch. */
 OUTER ca_int64
 place_of_item(const ca_attention_params *params, ca_int64 number, int heads, ca_int64 items,
               ca_int64 *first_head)
