@@ -8,7 +8,8 @@
 #include "base/status.h"
 #include "python/state.h"
 
-/* Creates clattn.DeviceError and clattn._core.SettingError and adds them to the module. Returns -1 with an exception. */
+/* Creates clattn.DeviceError and clattn._core.SettingError and adds them to the module. Returns -1
+   with an exception. */
 int ca_py_error_init(PyObject *module);
 
 /* Returns 0 for CA_OK. Else raises the exception of the status, clears the error and returns -1.

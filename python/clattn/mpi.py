@@ -12,6 +12,7 @@ import operator
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
@@ -57,9 +58,6 @@ _MOST = 1 << 30
 # when it is called.
 _PAUSES = 0.00001, 0.0005
 _KINDS = (TypeError, ValueError, MemoryError, DeviceError)
-# A communicator keeps the duplicate for clattn's messages, and both are freed together. All ranks
-# take part in freeing one, so a call does not: other ranks may not reach the end of the call.
-_DUPLICATE = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, own: own.Free())
 
 
 @overload
@@ -399,12 +397,24 @@ def _communicator(comm: Any) -> Any:
     return comm
 
 
+@cache
+def _duplicate_key() -> Any:
+    """Return the key under which a communicator keeps the duplicate for clattn's messages.
+
+    Both are freed together. All ranks take part in freeing one, so a call does not: other ranks may
+    not reach the end of the call. It is made in a call, because MPI ends a process that makes it
+    before MPI is initialised.
+    """
+    return MPI.Comm.Create_keyval(delete_fn=lambda comm, key, own: own.Free())
+
+
 def _duplicate(comm: Any) -> Any:
     """Return the communicator of clattn's own messages to the ranks of `comm`."""
-    own = comm.Get_attr(_DUPLICATE)
+    key = _duplicate_key()
+    own = comm.Get_attr(key)
     if own is None:
         own = comm.Dup()
-        comm.Set_attr(_DUPLICATE, own)
+        comm.Set_attr(key, own)
     return own
 
 

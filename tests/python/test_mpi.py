@@ -213,3 +213,16 @@ def test_clattn_does_not_import_mpi():
             raise AssertionError
     """
     run_python(code)
+
+
+def test_an_import_starts_no_mpi():
+    """Nor needs it: a page's examples and its docstrings are read in processes without ranks."""
+    pytest.importorskip("mpi4py", reason='mpi4py is not installed: pip install "clattn[mpi]"')
+    code = """
+        import mpi4py
+        mpi4py.rc.initialize = False
+        import clattn.mpi
+        from mpi4py import MPI
+        assert not MPI.Is_initialized()
+    """
+    run_python(code)

@@ -173,7 +173,7 @@ def explain(
     TypeError
         No mod, or one that cannot be traced.
     ValueError
-        A captured array does not fit, as for `lookup`.
+        A captured array does not fit, as for `clattn.lookup`.
 
     Examples
     --------
