@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Knobs: numbers that a plan chooses by a rule, and for which the tuner may have found better ones
- * on this device. Variants for GPUs have knobs. The tuner's numbers hold for a class of problems: a
- * dtype, a range of head sizes and a range of rows.
+ * A knob is a number of a plan. A rule chooses it, or the tuner, where it has measured a better
+ * number on this device. Only variants for GPUs have knobs. The tuner chooses numbers for each class
+ * of problems: a dtype, a range of head sizes and a range of rows.
  */
 #ifndef CLATTN_ATTENTION_KNOBS_H
 #define CLATTN_ATTENTION_KNOBS_H

@@ -401,7 +401,7 @@ amx_can_run(const ca_device_info *info, const ca_attention *attention)
     return info->amx;
 }
 
-/* Matrices of fewer rows than the processor has would be mostly empty. */
+/* AMX multiplies matrices of AMX_SIDE rows. Fewer query rows would leave them mostly empty. */
 static bool
 amx_is_fast(const ca_device_info *info, const ca_attention *attention)
 {

@@ -38,8 +38,8 @@ done:
     return result;
 }
 
-/* host_array(array, name, /) -> NumPy array of the elements of any array, without a copy if they lie
-   on the host. Messages call it `name`. */
+/* host_array(array, name, /) -> a NumPy array with the elements of an array of any library. The
+   elements are copied only from a device. Error messages call the array `name`. */
 static PyObject *
 host_array(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {

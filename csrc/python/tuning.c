@@ -50,7 +50,7 @@ legal_values(const ca_knob *knobs)
     return found;
 }
 
-/* tunables() -> (classes, {variant: {knob: [value, …]}}) */
+/* tunables() -> (names of all classes, {variant: {knob: [each value that it may have]}}) */
 static PyObject *
 tunables(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {
@@ -144,7 +144,7 @@ knobs_of_word(const ca_knob *list, uint64_t word)
     return found;
 }
 
-/* Appends (class, variant, {knob: value}) for each word of a class. */
+/* Appends (class, variant, {knob: value}) for each variant with numbers of the tuner. */
 static int
 append_class(PyObject *list, const ca_device_info *info, int number)
 {

@@ -67,22 +67,22 @@ _TENSORS = "torch: tensors of other kinds, devices or dtypes"
 _GRADIENTS = "torch: gradients are needed"
 _REFUSED = "torch: clattn refuses the arguments"
 
-# The call of patch() and the blocks of sdpa() that are in force, in the order in which they began,
-# with the device of each. _replaced is what stood in torch.nn.functional before them.
+# The call of patch() and the blocks of sdpa() that are in force, oldest first, with their devices.
+# _replaced is the attention function that torch.nn.functional had before the first of them.
 _uses: dict[object, Device | None] = {}
 _device: Device | None = None
 _replaced = _torch_attention
 # Whether this thread is in a call of _replaced.
 _leaving = ContextVar("_leaving", default=False)
 
-# How often next() was called is the count. One call of next() needs no lock: neither another thread
-# nor the handler of a signal comes between.
+# Each call advances an iterator, whose position is the count. next() needs no lock: no other thread
+# and no signal handler can interrupt it.
 _counts = {
     who: iter(range(sys.maxsize))
     for who in (_OURS, _DROPOUT, _RECORDING, _TENSORS, _GRADIENTS, _REFUSED)
 }
 
-# Guards the uses. The handler of a signal may call `sdpa` while its own thread holds the lock.
+# Guards _uses. A signal handler may call `sdpa` while its own thread holds the lock.
 _lock = threading.RLock()
 
 

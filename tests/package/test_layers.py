@@ -207,15 +207,15 @@ def test_a_program_has_one_kernel_that_is_named_after_it(path):
     assert kernels == ([named] if path.suffix == ".cl" else [])
 
 
-# Rooms of python/clattn, and the names under clattn that a module of a room may import, besides its
-# own room; every other module is public, and imports no command.
+# Folders of python/clattn. A module in one imports from its own folder and from those named here.
+# All modules outside these folders and _commands are public, and import nothing from _commands.
 PYTHON_BELOW = {
     "_arguments": {"_core"},
     "_host": {"_core", "_arguments"},
     "_parts": {"_core", "_arguments", "attention"},
     "flex": {"_core", "_arguments"},
 }
-# The listing, with all that it says of drivers, and the command line.
+# clattn.show_config prints what the command `doctor` prints. __main__ starts the command line.
 ABOVE_COMMANDS = {"__init__", "__main__"}
 
 

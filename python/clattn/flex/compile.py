@@ -28,7 +28,8 @@ __all__ = [
 SCORE_PARAMETERS = "(score, b, h, q_idx, kv_idx)"
 MASK_PARAMETERS = "(b, h, q_idx, kv_idx)"
 
-# Texts by the structure of graphs. Writing a text takes several times as long as tracing.
+# A cache of OpenCL C, by the structure of the graph. Writing OpenCL C takes several times as long
+# as tracing a mod.
 _MOST_TEXTS = 256
 _texts: dict[Any, str] = {}
 
