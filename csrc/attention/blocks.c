@@ -21,9 +21,9 @@ make_plan(const ca_device_info *info, const ca_attention *attention)
     plan.any_local_size = true;
     plan.redoes = false;
     if (alone) {
-        ca_plan_define_lanes(&plan.spec, info, attention);
+        ca_plan_define_lanes(&plan, info, attention);
     } else {
-        ca_plan_define_data(&plan.spec, info, attention);
+        ca_plan_define_data(&plan, info, attention);
     }
     return plan;
 }

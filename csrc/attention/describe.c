@@ -2,15 +2,12 @@
 #include "attention/describe.h"
 
 #include <math.h>
-#include <stddef.h>
 #include <string.h>
 
 #include "attention/options.h"
 
 _Static_assert(sizeof(ca_attention_params) == CA_ATTENTION_PARAMS_SIZE,
                "host and device must agree on the parameters' layout");
-_Static_assert(offsetof(ca_attention_params, optional) + sizeof(ca_view) == CA_USUAL_PARAMS_SIZE,
-               "usual programs take the parameters without the last views");
 _Static_assert(CA_UNBOUNDED == CA_BAND_UNBOUNDED, "kernels know sides of the band without a bound");
 _Static_assert(CA_BOOL == CA_KERNEL_BOOL && CA_FLOAT16 == CA_KERNEL_FLOAT16 &&
                    CA_BFLOAT16 == CA_KERNEL_BFLOAT16 && CA_FLOAT32 == CA_KERNEL_FLOAT32 &&
@@ -67,7 +64,8 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
     bool shifted = counted && attention->band_follows_counts;
     bool moved = ca_attention_has(attention, CA_ATTENTION_OFFSETS); /* kernels clamp the band */
     int64_t farthest = moved ? CA_UNBOUNDED : shifted ? L + 2 * T : L + T;
-    ca_optional_arrays arrays = ca_attention_optional(attention);
+    ca_attention_role optional[CA_OPTIONAL_ROLES];
+    int count = ca_attention_optional(attention, optional);
     double softcap = ca_attention_softcap(attention);
     bool split = attention->operands[CA_ATTENTION_LSE].columns == 2;
     double kept_scale = attention->dropout < 1 ? 1 / (1 - attention->dropout) : 0;
@@ -86,7 +84,7 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
         .output = view_of(attention, CA_ATTENTION_OUTPUT),
         .lse = view_of(attention, CA_ATTENTION_LSE),
         .key_counts = view_of(attention, CA_ATTENTION_KEY_COUNTS),
-        .slots = arrays.slots,
+        .options = ca_attention_options(attention),
         .heads = plan->heads,
         .tiles = plan->tiles,
         .first_row = attention->first_row,
@@ -101,7 +99,6 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
         .splits = (uint32_t)plan->splits,
         .last_dropped = last_dropped(attention->dropout),
         .mask_dtype = (uint32_t)attention->operands[CA_ATTENTION_MASK].dtype,
-        .options = ca_attention_options(attention),
         .flags = (ca_attention_has(attention, CA_ATTENTION_LSE) ? CA_HAS_LSE : 0) |
                  (split ? CA_SPLITS_LSE : 0) | (counted ? CA_HAS_KEY_COUNTS : 0) |
                  (shifted ? CA_COUNTS_SHIFT_BAND : 0) |
@@ -112,8 +109,8 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
                  (plan->values_in_place ? CA_VALUES_IN_PLACE : 0),
     };
     memcpy(params.batch, attention->batch, sizeof(params.batch));
-    for (int n = 0; n < arrays.count; n++) {
-        params.optional[n] = view_of(attention, arrays.roles[n]);
+    for (int n = 0; n < count; n++) {
+        params.optional[n] = view_of(attention, optional[n]);
     }
     return params;
 }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "attention/describe.h"
+#include "attention/options.h"
 #include "attention/variants.h" /* ca_attention_plan_redo */
 #include "opencl/launch.h"
 #include "opencl/marks.h"
@@ -12,35 +13,15 @@
 #include "opencl/runtime.h"
 #include "opencl/storage.h"
 
-#define OPERANDS CA_ATTENTION_OPERANDS
-
 /* Arguments of kernels behind the operands: partial rows and marks. */
 #define OTHER_SPANS 2
 
-static const char *const names[] = {
-    [CA_ATTENTION_QUERY] = "query",
-    [CA_ATTENTION_KEY] = "key",
-    [CA_ATTENTION_VALUE] = "value",
-    [CA_ATTENTION_PAST_KEY] = "past_key",
-    [CA_ATTENTION_PAST_VALUE] = "past_value",
-    [CA_ATTENTION_INPUT_BIAS] = "input bias",
-    [CA_ATTENTION_MASK] = "mask",
-    [CA_ATTENTION_BIAS] = "bias",
-    [CA_ATTENTION_KEY_COUNTS] = "key counts",
-    [CA_ATTENTION_SINKS] = "sinks",
-    [CA_ATTENTION_OFFSETS] = "offsets",
-    [CA_ATTENTION_BLOCKS] = "mask blocks",
-    [CA_ATTENTION_NUMBERS] = "numbers of mods",
-    [CA_ATTENTION_TABLE0] = "table 0",
-    [CA_ATTENTION_TABLE1] = "table 1",
-    [CA_ATTENTION_TABLE2] = "table 2",
-    [CA_ATTENTION_TABLE3] = "table 3",
-    [CA_ATTENTION_OUTPUT] = "output",
-    [CA_ATTENTION_LSE] = "lse",
-    [CA_ATTENTION_PRESENT_KEY] = "present_key",
-    [CA_ATTENTION_PRESENT_VALUE] = "present_value",
-    [CA_ATTENTION_SCORES] = "scores",
-};
+_Static_assert(CA_ATTENTION_FIRST_OPTIONAL + CA_OPTIONAL_VIEWS + OTHER_SPANS <= CA_MAX_SPANS,
+               "a launch binds all arguments of a kernel");
+_Static_assert((CA_ATTENTION_FIRST_OPTIONAL + CA_OPTIONAL_VIEWS + OTHER_SPANS) * 8 +
+                       CA_ATTENTION_PARAMS_SIZE <=
+                   1024,
+               "every device takes 1,024 bytes of arguments");
 
 /* A result that fills its extent is written as a whole. */
 static ca_access
@@ -61,37 +42,32 @@ access_of(const ca_attention *attention, ca_attention_role role)
     return bytes == ca_attention_extent(attention, role).bytes ? CA_ACCESS_WRITE : CA_ACCESS_UPDATE;
 }
 
-/* True if the kernels of a plan take an operand. Of the optional operands, usual programs take none, or
-   a mask alone. Programs without mods take no operands of mods. */
-static bool
-takes(const ca_attention *attention, int usual, ca_attention_role role)
+static ca_span
+span_of(const ca_attention *attention, ca_attention_role role)
 {
-    bool always = role <= CA_ATTENTION_VALUE || role == CA_ATTENTION_KEY_COUNTS ||
-                  role == CA_ATTENTION_OUTPUT ||
-                  (role == CA_ATTENTION_MASK && usual == CA_USUAL_MASKED);
-    bool optional = !usual && (attention->mods != NULL || !ca_attention_is_of_mods(role));
-    return always || optional;
+    const ca_operand *operand = &attention->operands[role];
+    return (ca_span){.data = operand->memory.data,
+                     .bytes = operand->memory.bytes,
+                     .access = access_of(attention, role),
+                     .block = operand->block,
+                     .name = ca_attention_name(role)};
 }
 
-/* List the arguments of kernels: operands, partial rows and marks. The memory of partial rows is not
-   there yet, and usual programs do not take it. Returns how many arguments these are. */
+/* List the arguments of kernels that take `arrays` optional operands. Partial rows come before the marks;
+   their memory is not there yet. Returns how many arguments these are. */
 static int
-list_spans(const ca_attention *attention, int usual, ca_span marks, ca_span *spans)
+list_spans(const ca_attention *attention, int arrays, ca_span marks, ca_span *spans)
 {
+    ca_attention_role optional[CA_OPTIONAL_ROLES];
+    int count = ca_attention_optional(attention, optional);
     int nspans = 0;
-    for (int role = 0; role < OPERANDS; role++) {
-        const ca_operand *operand = &attention->operands[role];
-        if (takes(attention, usual, (ca_attention_role)role)) {
-            spans[nspans++] = (ca_span){.data = operand->memory.data,
-                                        .bytes = operand->memory.bytes,
-                                        .access = access_of(attention, (ca_attention_role)role),
-                                        .block = operand->block,
-                                        .name = names[role]};
-        }
+    for (int role = 0; role < CA_ATTENTION_FIRST_OPTIONAL; role++) {
+        spans[nspans++] = span_of(attention, role);
     }
-    if (!usual) {
-        spans[nspans++] = (ca_span){.access = CA_ACCESS_WRITE};
+    for (int n = 0; n < arrays; n++) {
+        spans[nspans++] = n < count ? span_of(attention, optional[n]) : (ca_span){0};
     }
+    spans[nspans++] = (ca_span){.access = CA_ACCESS_WRITE};
     spans[nspans++] = marks;
     return nspans;
 }
@@ -150,11 +126,11 @@ allocate_partial(ca_device *device, const ca_attention_plan *plan, const ca_atte
 }
 
 /* One kernel of a plan. The product of `grid` is the number of work-items, which whole work-groups
-   round up. Unless `usual` is 0, the kernel belongs to a usual program, which takes shorter params. */
+   round up. The kernel takes `arrays` optional operands, and a view of each. */
 typedef struct {
     const ca_kernel_spec *spec;
     const ca_attention_params *params;
-    int usual;
+    int arrays;
     const int64_t *grid;
     size_t local_size;
     bool any_local_size;
@@ -178,7 +154,8 @@ add_step(ca_device *device, ca_launch *launch, const planned_step *step, ca_plan
     }
     (void)ca_kernel_tighten(device, kernel, local_size, limits);
     size_t groups = ((size_t)items + local_size - 1) / local_size;
-    size_t bytes = step->usual ? CA_USUAL_PARAMS_SIZE : sizeof(*step->params);
+    int unused = CA_OPTIONAL_VIEWS - (step->arrays > 0 ? step->arrays : 1); /* views, at the end */
+    size_t bytes = sizeof(*step->params) - (size_t)unused * sizeof(ca_view);
     launch->steps[launch->nsteps++] =
         (ca_step){kernel, step->params, bytes, groups * local_size, local_size, step->work};
 done:
@@ -204,7 +181,7 @@ redo(ca_device *device, const ca_attention *attention, const ca_mark *mark, ca_l
         ca_attention_plan_redo(ca_device_get_info(device), attention, marked, &plan);
         params->flags |= CA_REDOES;
         params->tiles = plan.tiles;
-        launch->nspans = list_spans(attention, false, spans[launch->nspans - 1], spans);
+        launch->nspans = list_spans(attention, plan.arrays, spans[launch->nspans - 1], spans);
         for (int n = 0; n < launch->nspans - OTHER_SPANS; n++) {
             if (spans[n].access == CA_ACCESS_WRITE) {
                 spans[n].access = CA_ACCESS_UPDATE;
@@ -213,6 +190,7 @@ redo(ca_device *device, const ca_attention *attention, const ca_mark *mark, ca_l
         launch->nsteps = 0;
         const planned_step step = {.spec = &plan.spec,
                                    .params = params,
+                                   .arrays = plan.arrays,
                                    .grid = plan.grid,
                                    .local_size = plan.local_size,
                                    .any_local_size = plan.any_local_size,
@@ -236,10 +214,10 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
     bool left;
     ca_attention_params params = ca_attention_describe(attention, plan);
 
-    ca_span spans[OPERANDS + OTHER_SPANS];
+    ca_span spans[CA_MAX_SPANS];
     ca_span marks;
     CA_TRY(ca_mark_take(device, &mark, &marks, error));
-    int nspans = list_spans(attention, plan->usual, marks, spans);
+    int nspans = list_spans(attention, plan->arrays, marks, spans);
     params.redo_slot = mark.slot;
     params.redo_mark = mark.value;
     ca_launch launch = {
@@ -258,7 +236,7 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
     }
     const planned_step step = {.spec = &plan->spec,
                                .params = &params,
-                               .usual = plan->usual,
+                               .arrays = plan->arrays,
                                .grid = plan->grid,
                                .local_size = plan->local_size,
                                .any_local_size = plan->any_local_size,
@@ -271,6 +249,7 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
         merging.flags |= CA_MERGES;
         const planned_step merge = {.spec = &plan->merge,
                                     .params = &merging,
+                                    .arrays = plan->arrays,
                                     .grid = rows,
                                     .local_size = plan->merge_local};
         CA_TRY(add_step(device, &launch, &merge, limits, error));

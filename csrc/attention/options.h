@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a problem asks of kernels, as bits. They are data for kernels on CPUs and macros for
- * kernels on GPUs.
+ * What a problem asks of kernels, as the bits of kernels/attention/operands.h. They are data for kernels
+ * on CPUs and macros for kernels on GPUs.
  */
 #ifndef CLATTN_ATTENTION_OPTIONS_H
 #define CLATTN_ATTENTION_OPTIONS_H
@@ -9,19 +9,28 @@
 #include <stdint.h>
 
 #include "attention/problem.h"
-#include "kernels/attention/params.h" /* CA_USES_…, CA_OPTIONAL_VIEWS */
 
-/* CA_USES_… and the stage of scores. */
-uint32_t ca_attention_options(const ca_attention *attention);
+/* CA_USES (…) and the stage of scores. */
+int64_t ca_attention_options(const ca_attention *attention);
 
-/* The optional arrays that a problem has. View n of a kernel's params is that of roles[n]. A plan
-   is made only if there are at most CA_OPTIONAL_VIEWS of them. */
-typedef struct {
-    int count;
-    ca_attention_role roles[CA_OPTIONAL_ROLES];
-    int64_t slots; /* 4 bits for each of CA_PAST_KEY … CA_SCORES: the number n of its view */
-} ca_optional_arrays;
+/* Write the optional operands that a problem has, in the order of their views in a kernel's params.
+   Returns how many there are. A plan is made only if there are at most CA_OPTIONAL_VIEWS. */
+int ca_attention_optional(const ca_attention *attention,
+                          ca_attention_role roles[CA_OPTIONAL_ROLES]);
 
-ca_optional_arrays ca_attention_optional(const ca_attention *attention);
+#define CA_ALL_OPTIONS INT64_MAX
+
+/* The options that every kernel takes. */
+#define CA_COMMON_OPTIONS                                                                          \
+    (CA_USES(MASK) | CA_USES(ADDED_MASK) | CA_USES(FILTER) | CA_USES(BIAS) | CA_USES(SOFTCAP) |    \
+     CA_USES(SINKS) | CA_USES(OFFSETS) | CA_USES(BLOCKS) | CA_USES(NUMBERS) | CA_USES(TABLE0) |    \
+     CA_USES(TABLE1) | CA_USES(TABLE2) | CA_USES(TABLE3))
+
+/* Past and present keys and values. */
+#define CA_PAST_OPTIONS                                                                            \
+    (CA_USES(PAST_KEY) | CA_USES(PAST_VALUE) | CA_USES(PRESENT_KEY) | CA_USES(PRESENT_VALUE))
+
+/* Scores that are written, of any stage. */
+#define CA_SCORE_OPTIONS (CA_USES(SCORES) | INT64_C(3) << CA_OPTION_STAGE)
 
 #endif

@@ -15,6 +15,7 @@ ca_plan_begin(ca_attention_plan *plan, const ca_attention *attention, const char
         .key_heads = 1,
         .tiles = 1,
         .splits = 1,
+        .arrays = CA_OPTIONAL_VIEWS,
         .redoes = true,
     };
     for (int d = 0; d < CA_ATTENTION_GRID_DIMS; d++) {
@@ -76,9 +77,20 @@ ca_plan_define_common(ca_kernel_spec *spec, const ca_attention *attention)
 }
 
 void
-ca_plan_define_lanes(ca_kernel_spec *spec, const ca_device_info *info,
+ca_plan_define_options(ca_attention_plan *plan, ca_kernel_spec *spec, const ca_attention *attention)
+{
+    ca_attention_role roles[CA_OPTIONAL_ROLES];
+    plan->arrays = ca_attention_optional(attention, roles);
+    ca_kernel_define(spec, "OPTIONS", ca_attention_options(attention));
+    ca_kernel_define(spec, "ARRAYS", plan->arrays);
+    ca_kernel_define(spec, "MASK_DTYPE", (int64_t)attention->operands[CA_ATTENTION_MASK].dtype);
+}
+
+void
+ca_plan_define_lanes(ca_attention_plan *plan, const ca_device_info *info,
                      const ca_attention *attention)
 {
+    ca_kernel_spec *spec = &plan->spec;
     ca_plan_define_common(spec, attention);
     ca_kernel_define(spec, "LANES", ca_plan_lanes(info, attention));
     ca_kernel_define(spec, "ON_CPU", info->type == CA_DEVICE_CPU);
@@ -86,34 +98,26 @@ ca_plan_define_lanes(ca_kernel_spec *spec, const ca_device_info *info,
        would run no faster. */
     spec->unoptimised = info->type == CA_DEVICE_CPU && info->optimises_later;
     if (attention->mods != NULL) { /* a program of its own, which may as well be short */
-        ca_kernel_define(spec, "OPTIONS", (int64_t)ca_attention_options(attention));
+        ca_plan_define_options(plan, spec, attention);
     }
 }
 
 void
-ca_plan_define_options(ca_kernel_spec *spec, const ca_attention *attention)
+ca_plan_define_sizes(ca_attention_plan *plan, const ca_attention *attention)
 {
-    ca_plan_define_common(spec, attention);
-    ca_kernel_define(spec, "OPTIONS", (int64_t)ca_attention_options(attention));
-    ca_kernel_define(spec, "SLOTS", ca_attention_optional(attention).slots);
-    ca_kernel_define(spec, "MASK_DTYPE", (int64_t)attention->operands[CA_ATTENTION_MASK].dtype);
+    ca_plan_define_common(&plan->spec, attention);
+    ca_plan_define_options(plan, &plan->spec, attention);
+    ca_kernel_define(&plan->spec, "HEAD_E", attention->E);
+    ca_kernel_define(&plan->spec, "HEAD_EV", attention->Ev);
 }
 
 void
-ca_plan_define_sizes(ca_kernel_spec *spec, const ca_attention *attention)
+ca_plan_define_data(ca_attention_plan *plan, const ca_device_info *info,
+                    const ca_attention *attention)
 {
-    ca_plan_define_options(spec, attention);
-    ca_kernel_define(spec, "HEAD_E", attention->E);
-    ca_kernel_define(spec, "HEAD_EV", attention->Ev);
-}
-
-void
-ca_plan_define_data(ca_kernel_spec *spec, const ca_device_info *info, const ca_attention *attention)
-{
+    ca_plan_define_common(&plan->spec, attention);
     if (info->items_are_lanes && info->type == CA_DEVICE_CPU) {
-        ca_plan_define_options(spec, attention);
-    } else {
-        ca_plan_define_common(spec, attention);
+        ca_plan_define_options(plan, &plan->spec, attention);
     }
 }
 

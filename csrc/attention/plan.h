@@ -28,8 +28,8 @@ typedef struct {
     bool fetches_ahead;    /* CPUs prefetch keys and values */
     bool fetches_starts;   /* but only the starts of their rows */
     bool leaves_adjoining; /* attention_decode_cpu does not prefetch rows that adjoin */
-    int usual;   /* which usual program the kernel is, CA_USUAL or CA_USUAL_MASKED; else 0 */
-    bool redoes; /* the kernel may ask for rows to be computed again */
+    int arrays;            /* optional operands that the program takes */
+    bool redoes;           /* the kernel may ask for rows to be computed again */
     /* With more than one split of the keys, each split leaves partial_bytes for each row.
        The second kernel, `merge`, makes results of these partial rows: a group of
        merge_local work-items for each row. */
@@ -50,23 +50,25 @@ double ca_plan_items(const ca_attention_plan *plan);
 /* Define DTYPE, VALUE_DTYPE and REAL64. */
 void ca_plan_define_common(ca_kernel_spec *spec, const ca_attention *attention);
 
+/* Let the call's options be macros of one of the plan's programs: OPTIONS, ARRAYS and MASK_DTYPE. Other
+   programs read options as data, and take CA_OPTIONAL_VIEWS optional operands. */
+void ca_plan_define_options(ca_attention_plan *plan, ca_kernel_spec *spec,
+                            const ca_attention *attention);
+
 /* For kernels that read a call's options as data: define the macros of ca_plan_define_common, and where
    work-items of a CPU are lanes those of ca_plan_define_options. Mesa's compiler for CPUs cannot read
    params at a place that is data. */
-void ca_plan_define_data(ca_kernel_spec *spec, const ca_device_info *info,
+void ca_plan_define_data(ca_attention_plan *plan, const ca_device_info *info,
                          const ca_attention *attention);
 
 /* For kernels on CPUs: define the macros of ca_plan_define_common, LANES and ON_CPU, and set
    `unoptimised`. */
-void ca_plan_define_lanes(ca_kernel_spec *spec, const ca_device_info *info,
+void ca_plan_define_lanes(ca_attention_plan *plan, const ca_device_info *info,
                           const ca_attention *attention);
 
-/* For kernels on GPUs: define the macros of ca_plan_define_common, and those of the call's options:
-   OPTIONS, SLOTS and MASK_DTYPE. */
-void ca_plan_define_options(ca_kernel_spec *spec, const ca_attention *attention);
-
-/* For kernels on GPUs: define the macros of ca_plan_define_options, HEAD_E and HEAD_EV. */
-void ca_plan_define_sizes(ca_kernel_spec *spec, const ca_attention *attention);
+/* For kernels on GPUs: define the macros of ca_plan_define_common and ca_plan_define_options, HEAD_E and
+   HEAD_EV. */
+void ca_plan_define_sizes(ca_attention_plan *plan, const ca_attention *attention);
 
 /* True if the device has matrix units for the query's dtype. */
 bool ca_plan_has_matrix_units(const ca_device_info *info, const ca_attention *attention);

@@ -283,13 +283,13 @@ find_usual(const ca_attention *attention, const ca_attention_plan *plan, int64_t
         ca_attention_in_float64(attention)) {
         return 0;
     }
-    uint32_t options = ca_attention_options(attention);
+    int64_t options = ca_attention_options(attention);
     bool float32 = operands[CA_ATTENTION_QUERY].dtype == CA_FLOAT32 &&
                    operands[CA_ATTENTION_VALUE].dtype == CA_FLOAT32;
     bool bounded = attention->below != CA_BAND_UNBOUNDED || attention->above != CA_BAND_UNBOUNDED ||
                    ca_attention_has(attention, CA_ATTENTION_KEY_COUNTS) ||
                    operands[CA_ATTENTION_MASK].columns != attention->T;
-    bool masked = options == CA_USES_MASK && float32 && !bounded && !plan->fetches_ahead &&
+    bool masked = options == CA_USES(MASK) && float32 && !bounded && !plan->fetches_ahead &&
                   operands[CA_ATTENTION_MASK].dtype == CA_BOOL;
     return options == 0 ? CA_USUAL : masked ? CA_USUAL_MASKED : 0;
 }
@@ -332,13 +332,16 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, products o
     int64_t keys = of.amx ? AMX_KEYS : chunk_keys(vectors, lanes * ca_plan_real_bytes(attention));
     plan->chunks = of.amx ? AMX_CHUNKS : CA_CPU_CHUNKS;
     share_work(info, attention, rows, lanes, vectors, !in_place, of, plan);
-    ca_plan_define_lanes(&plan->spec, info, attention);
+    ca_plan_define_lanes(plan, info, attention);
     ca_kernel_define(&plan->spec, "NV", vectors);
     ca_kernel_define(&plan->spec, "MR", keys);
     ca_kernel_define(&plan->spec, "BFLOAT16_PAIRS", of.pairs);
     ca_kernel_define(&plan->spec, "AMX", of.amx);
-    plan->usual = find_usual(attention, plan, lanes, of);
-    ca_kernel_define(&plan->spec, "USUAL", plan->usual);
+    int usual = find_usual(attention, plan, lanes, of);
+    ca_kernel_define(&plan->spec, "USUAL", usual);
+    if (usual != 0) {
+        ca_plan_define_options(plan, &plan->spec, attention);
+    }
 }
 
 static void
@@ -351,7 +354,8 @@ const ca_variant ca_variant_cpu = {
     .word = "cpu",
     .max_head = CA_CPU_HEAD_SIZE,
     .max_value_head = CA_CPU_HEAD_SIZE,
-    .refuses = CA_NO_LATE_SOFTCAP,
+    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_USES(INPUT_BIAS) | CA_USES(DROPOUT) |
+             CA_SCORE_OPTIONS,
     .fast = CA_FAST_ON_CPUS,
     .make_plan = plan_cpu,
 };
@@ -384,7 +388,7 @@ const ca_variant ca_variant_pairs = {
     .dtypes = CA_BFLOAT16_ONLY,
     .max_head = CA_CPU_HEAD_SIZE,
     .max_value_head = CA_CPU_HEAD_SIZE,
-    .refuses = CA_NO_INPUT_BIAS | CA_NO_LATE_SOFTCAP,
+    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_USES(DROPOUT) | CA_SCORE_OPTIONS,
     .can_run = pairs_can_run,
     .of_device = "that multiply pairs of bfloat16",
     .fast = CA_FAST_ON_CPUS,
@@ -421,7 +425,7 @@ const ca_variant ca_variant_amx = {
     .dtypes = CA_BFLOAT16_ONLY,
     .max_head = CA_CPU_HEAD_SIZE,
     .max_value_head = CA_CPU_HEAD_SIZE,
-    .refuses = CA_NO_INPUT_BIAS | CA_NO_LATE_SOFTCAP,
+    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_USES(DROPOUT) | CA_SCORE_OPTIONS,
     .can_run = amx_can_run,
     .of_device = "with AMX",
     .fast = CA_FAST_ON_CPUS,

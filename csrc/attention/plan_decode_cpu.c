@@ -174,7 +174,7 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     plan->tiles = turns ? info->compute_units : 1;
 
     ca_kernel_spec *spec = &plan->spec;
-    ca_plan_define_lanes(spec, info, attention);
+    ca_plan_define_lanes(plan, info, attention);
     plan->merge_local = 1;
     plan->partial_bytes = (attention->Ev + 2) * ca_plan_real_bytes(attention);
     ca_kernel_define(spec, "RT", together);
@@ -187,7 +187,7 @@ const ca_variant ca_variant_decode_cpu = {
     .word = "decode_cpu",
     .max_head = CA_CPU_HEAD_SIZE,
     .max_value_head = CA_CPU_HEAD_SIZE,
-    .refuses = CA_NO_INPUT_BIAS | CA_NO_DROPOUT | CA_NO_SCORES | CA_NO_LATE_SOFTCAP,
+    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS,
     .can_run = decode_can_run,
     .of_problem = "keys and values with contiguous rows of at least one vector",
     .fast = CA_FAST_ON_CPUS,

@@ -236,7 +236,8 @@ ca_plan_merge_on_gpu(const ca_device_info *info, const ca_attention *attention,
     plan->partial_bytes = (sums + 1) * BYTES_OF_LOAD;
     plan->merge.name = "attention_decode_gpu_merge";
     plan->merge_local = (size_t)ca_smaller(MERGE_GROUP, info->max_work_group);
-    ca_plan_define_options(&plan->merge, attention);
+    ca_plan_define_common(&plan->merge, attention);
+    ca_plan_define_options(plan, &plan->merge, attention);
     ca_kernel_define(&plan->merge, "HEAD_EV", attention->Ev);
     define_exchange(&plan->merge, info, exchange_of(info), 0);
     ca_kernel_define(&plan->merge, "WG", (int64_t)plan->merge_local);
@@ -266,7 +267,7 @@ plan_decode_gpu(const ca_device_info *info, const ca_attention *attention, ca_at
     plan->grid[4] = plan->splits * t.group;
 
     ca_kernel_spec *spec = &plan->spec;
-    ca_plan_define_sizes(spec, attention);
+    ca_plan_define_sizes(plan, attention);
     define_exchange(spec, info, by, t.lanes);
     ca_plan_merge_on_gpu(info, attention, plan);
     ca_kernel_define(spec, "WG", t.group);
@@ -286,7 +287,7 @@ const ca_variant ca_variant_decode_gpu = {
     .word = "decode_gpu",
     .max_head = 512,
     .max_value_head = 512,
-    .refuses = CA_NO_INPUT_BIAS | CA_NO_DROPOUT | CA_NO_SCORES | CA_NO_LATE_SOFTCAP,
+    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS,
     .group = FEWEST_GROUP,
     .local_memory = LOCAL_BYTES + (1 << 10),
     .fast = CA_FAST_ON_GPUS,

@@ -93,7 +93,7 @@ plan_decode_mma(const ca_device_info *info, const ca_attention *attention, ca_at
     int64_t splits = choose_splits(info, attention, ca_plan_items(plan));
     plan->splits = ca_plan_tuned_splits(attention, splits, &knobs);
     plan->grid[4] = plan->splits * THREADS;
-    ca_plan_define_sizes(&plan->spec, attention);
+    ca_plan_define_sizes(plan, attention);
     ca_plan_define_warp(&plan->spec, info, attention, false);
     ca_kernel_define(&plan->spec, "WARPS", WARPS);
     ca_plan_merge_on_gpu(info, attention, plan);
@@ -104,7 +104,7 @@ const ca_variant ca_variant_decode_mma = {
     .dtypes = CA_ONE_HALF_TYPE,
     .max_head = MAX_HEAD,
     .max_value_head = MAX_VALUE_HEAD,
-    .refuses = CA_NO_PAST | CA_NO_INPUT_BIAS | CA_NO_DROPOUT | CA_NO_SCORES | CA_NO_LATE_SOFTCAP,
+    .takes = CA_COMMON_OPTIONS,
     .group = THREADS,
     .local_memory = LOCAL_BYTES,
     .multiplies_matrices = true,

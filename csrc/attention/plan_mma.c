@@ -159,7 +159,7 @@ multiplied(int64_t head, int64_t together)
 static int64_t
 most_grouped_head(const ca_attention *attention)
 {
-    uint32_t numbers = CA_USES_ADDED_MASK | CA_USES_FILTER | CA_USES_BIAS;
+    int64_t numbers = CA_USES(ADDED_MASK) | CA_USES(FILTER) | CA_USES(BIAS);
     bool adds = (ca_attention_options(attention) & numbers) != 0;
     return adds ? 64 : ca_attention_softcap(attention) != 0 ? 128 : MAX_HEAD;
 }
@@ -290,7 +290,8 @@ plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention
     plan->grid[4] = s.warps * 32;
 
     ca_kernel_spec *spec = &plan->spec;
-    ca_plan_define_options(spec, attention);
+    ca_plan_define_common(spec, attention);
+    ca_plan_define_options(plan, spec, attention);
     ca_kernel_define(spec, "HEAD_E", multiplied(E, s.together));
     ca_kernel_define(spec, "HEAD_EV", multiplied(Ev, s.together));
     ca_kernel_define(spec, "LSE", ca_attention_has(attention, CA_ATTENTION_LSE));
@@ -314,7 +315,7 @@ const ca_variant ca_variant_mma = {
     .dtypes = CA_ONE_HALF_TYPE,
     .max_head = MAX_HEAD,
     .max_value_head = MAX_HEAD,
-    .refuses = CA_NO_PAST | CA_NO_INPUT_BIAS | CA_NO_DROPOUT | CA_NO_SCORES | CA_NO_LATE_SOFTCAP,
+    .takes = CA_COMMON_OPTIONS,
     .group = THREADS,
     .local_memory = LOCAL_BYTES,
     .multiplies_matrices = true,

@@ -14,11 +14,12 @@ plan_reference(const ca_device_info *info, const ca_attention *attention, ca_att
         plan->local_size = (size_t)ca_smaller(info->max_work_group, 64);
         plan->any_local_size = true;
     }
-    ca_plan_define_data(&plan->spec, info, attention);
+    ca_plan_define_data(plan, info, attention);
 }
 
 const ca_variant ca_variant_reference = {
     .word = "reference",
+    .takes = CA_ALL_OPTIONS,
     .fast = CA_FAST_ANYWHERE,
     .make_plan = plan_reference,
 };

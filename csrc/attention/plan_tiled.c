@@ -172,7 +172,7 @@ plan_tiled(const ca_device_info *info, const ca_attention *attention, ca_attenti
     plan->grid[3] = ca_divide_up(attention->L, t.TY * t.MI);
     plan->grid[4] = threads;
     ca_kernel_spec *spec = &plan->spec;
-    ca_plan_define_sizes(spec, attention);
+    ca_plan_define_sizes(plan, attention);
     ca_kernel_define(spec, "TX", t.TX);
     ca_kernel_define(spec, "TY", t.TY);
     ca_kernel_define(spec, "MI", t.MI);
@@ -189,6 +189,7 @@ const ca_variant ca_variant_tiled = {
     .word = "tiled",
     .max_head = MAX_HEAD,
     .max_value_head = MAX_HEAD,
+    .takes = CA_ALL_OPTIONS,
     .can_run = tiled_can_run,
     .of_device = "with work-groups of 64 and local memory for its tiles (16 KiB in "
                  "float32)",

@@ -8,6 +8,27 @@
 
 #define OPERANDS CA_ATTENTION_OPERANDS
 
+_Static_assert(OPERANDS <= CA_FOLD_TENSORS, "all operands are folded together");
+_Static_assert(CA_OPTIONAL_ROLES <= CA_OPTION_ADDED_MASK, "each optional operand has a bit");
+
+/* The rows of kernels/attention/operands.h. */
+static const struct {
+    int dimensions; /* behind the leading ones */
+    unsigned traits;
+    const char *name;
+} operand_rows[] = {
+#define ROW(role, member, element, dimensions, traits, name)                                       \
+    [CA_ATTENTION_##role] = {dimensions, traits, name},
+    CA_OWN_OPERANDS(ROW) CA_OPTIONAL_OPERANDS(ROW) CA_MOD_OPERANDS(ROW)
+#undef ROW
+};
+
+static bool
+has_trait(ca_attention_role role, unsigned trait)
+{
+    return (operand_rows[role].traits & trait) != 0;
+}
+
 void
 ca_attention_init(ca_attention *attention, ca_tensor views[OPERANDS])
 {
@@ -31,22 +52,6 @@ ca_attention_init(ca_attention *attention, ca_tensor views[OPERANDS])
 }
 
 /* ---- folding ---- */
-
-/* How many dimensions follow the leading ones. */
-static int
-trailing_of(ca_attention_role role)
-{
-    switch (role) {
-    case CA_ATTENTION_KEY_COUNTS:
-    case CA_ATTENTION_SINKS:
-    case CA_ATTENTION_OFFSETS:
-        return 0;
-    case CA_ATTENTION_INPUT_BIAS:
-        return 1;
-    default:
-        return 2;
-    }
-}
 
 static ca_extent
 extent_of(const ca_operand *operand, const int64_t batch[CA_BATCH_DIMS])
@@ -94,7 +99,7 @@ set_operand(ca_operand *operand, const ca_tensor *view, ca_attention_role role, 
             const ca_leading_dims *dims)
 {
     ptrdiff_t size = (ptrdiff_t)ca_dtype_size(view->dtype);
-    int trailing = trailing_of(role);
+    int trailing = operand_rows[role].dimensions;
     operand->dtype = view->dtype;
     operand->data = (char *)view->data + offset * size;
     operand->block = view->block;
@@ -225,10 +230,6 @@ ca_attention_fold(ca_attention *attention, const ca_tensor views[OPERANDS], int6
 void
 ca_attention_take(ca_attention *attention, int d, int64_t first, int64_t count)
 {
-    static const bool has_query_rows[OPERANDS] = {
-        [CA_ATTENTION_QUERY] = true,  [CA_ATTENTION_MASK] = true, [CA_ATTENTION_BIAS] = true,
-        [CA_ATTENTION_OUTPUT] = true, [CA_ATTENTION_LSE] = true,  [CA_ATTENTION_SCORES] = true,
-    };
     bool rows = d == CA_BATCH_DIMS;
     int64_t rows_before = first; /* and those of a whole entry of dimension d */
     for (int inner = d + 1; inner <= CA_BATCH_DIMS; inner++) {
@@ -238,11 +239,10 @@ ca_attention_take(ca_attention *attention, int d, int64_t first, int64_t count)
     *(rows ? &attention->L : &attention->batch[d]) = count;
     for (int role = 0; role < OPERANDS; role++) {
         ca_operand *operand = &attention->operands[role];
-        bool whole = role >= CA_ATTENTION_NUMBERS && role <= CA_ATTENTION_TABLE3;
-        if (operand->data == NULL || whole) { /* of numbers and tables each part reads all */
+        if (operand->data == NULL || has_trait(role, CA_IS_WHOLE)) {
             continue;
         }
-        if (!rows || has_query_rows[role]) {
+        if (!rows || has_trait(role, CA_IS_BY_ROWS)) {
             int64_t stride = rows ? operand->row_stride : operand->batch[d];
             operand->data =
                 (char *)operand->data + first * stride * (int64_t)ca_dtype_size(operand->dtype);
@@ -275,13 +275,13 @@ ca_attention_has(const ca_attention *attention, ca_attention_role role)
 bool
 ca_attention_is_result(ca_attention_role role)
 {
-    return role >= CA_ATTENTION_OUTPUT;
+    return has_trait(role, CA_IS_RESULT);
 }
 
-bool
-ca_attention_is_of_mods(ca_attention_role role)
+const char *
+ca_attention_name(ca_attention_role role)
 {
-    return role >= CA_ATTENTION_BLOCKS && role <= CA_ATTENTION_TABLE3;
+    return operand_rows[role].name;
 }
 
 bool

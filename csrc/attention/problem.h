@@ -11,37 +11,20 @@
 
 #include "attention/mods.h"
 #include "base/tensor.h"
+#include "kernels/attention/operands.h"
 #include "kernels/support/view_params.h" /* CA_BATCH_DIMS */
 
 /* An unbounded side of the band of keys. */
 #define CA_BAND_UNBOUNDED INT64_MAX
 
-/* The operands of a problem, with their last two dimensions. */
+/* The operands of a problem: kernels/attention/operands.h. */
+#define CA_ROLE_OF(role, member, element, dimensions, traits, name) CA_ATTENTION_##role,
 typedef enum {
-    CA_ATTENTION_QUERY,      /* (L, E) */
-    CA_ATTENTION_KEY,        /* (S, E) */
-    CA_ATTENTION_VALUE,      /* (S, Ev), of any float dtype */
-    CA_ATTENTION_PAST_KEY,   /* (P, E), of key's dtype */
-    CA_ATTENTION_PAST_VALUE, /* (P, Ev), of value's dtype */
-    CA_ATTENTION_INPUT_BIAS, /* (E + E + Ev), contiguous */
-    CA_ATTENTION_MASK,       /* (L, M), M <= T, of any dtype */
-    CA_ATTENTION_BIAS,       /* (L, T) */
-    CA_ATTENTION_KEY_COUNTS, /* () int64, 0 … T */
-    CA_ATTENTION_SINKS,      /* (), of the type of the arithmetic; host memory, never +inf */
-    CA_ATTENTION_OFFSETS,    /* () int64, positions of row 0 */
-    CA_ATTENTION_BLOCKS,     /* (blocks of rows, blocks of keys), uint8 */
-    CA_ATTENTION_NUMBERS,    /* of scores that the user writes: int64 */
-    CA_ATTENTION_TABLE0,     /* and arrays of them, of any dtype and 1 to 5 dimensions */
-    CA_ATTENTION_TABLE1,
-    CA_ATTENTION_TABLE2,
-    CA_ATTENTION_TABLE3,
-    CA_ATTENTION_OUTPUT,        /* (L, Ev) */
-    CA_ATTENTION_LSE,           /* (L, 1), or (L, 2): base and sum; of the type of the arithmetic */
-    CA_ATTENTION_PRESENT_KEY,   /* (T, E), of key's dtype */
-    CA_ATTENTION_PRESENT_VALUE, /* (T, Ev), of value's dtype */
-    CA_ATTENTION_SCORES,        /* (L, T) */
-    CA_ATTENTION_OPERANDS,
+    CA_OWN_OPERANDS(CA_ROLE_OF) CA_OPTIONAL_OPERANDS(CA_ROLE_OF) CA_MOD_OPERANDS(CA_ROLE_OF)
+        CA_ATTENTION_OPERANDS,
+    CA_ATTENTION_FIRST_OPTIONAL = CA_ATTENTION_OPERANDS - CA_OPTIONAL_ROLES,
 } ca_attention_role;
+#undef CA_ROLE_OF
 
 /* One array of a problem. Strides count elements. */
 typedef struct {
@@ -146,8 +129,8 @@ bool ca_attention_has(const ca_attention *attention, ca_attention_role role);
 /* True if kernels write the operand of this role. */
 bool ca_attention_is_result(ca_attention_role role);
 
-/* Does only a call with mods have the operand of this role? Kernels without mods do not take it. */
-bool ca_attention_is_of_mods(ca_attention_role role);
+/* What messages call the operand of this role. */
+const char *ca_attention_name(ca_attention_role role);
 
 /* Is the arithmetic in double? */
 bool ca_attention_in_float64(const ca_attention *attention);

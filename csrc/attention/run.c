@@ -21,8 +21,9 @@ bool
 ca_attention_is_trivial(const ca_attention *attention)
 {
     bool writes = false;
-    for (int role = CA_ATTENTION_OUTPUT; role < CA_ATTENTION_OPERANDS; role++) {
-        writes = writes || attention->operands[role].memory.bytes != 0;
+    for (int role = 0; role < OPERANDS; role++) {
+        writes =
+            writes || (ca_attention_is_result(role) && attention->operands[role].memory.bytes != 0);
     }
     return !writes || attention->T == 0;
 }
@@ -161,9 +162,11 @@ join_inputs(const ca_device_info *info, ca_attention *attention)
     }
     while (joined) {
         joined = false;
-        for (int a = 0; a < CA_ATTENTION_OUTPUT; a++) {
+        for (int a = 0; a < OPERANDS; a++) {
             for (int b = 0; b < a; b++) {
-                joined = join(&operands[a], &operands[b], &memory[a], &memory[b]) || joined;
+                bool inputs = !ca_attention_is_result(a) && !ca_attention_is_result(b);
+                joined =
+                    (inputs && join(&operands[a], &operands[b], &memory[a], &memory[b])) || joined;
             }
         }
     }

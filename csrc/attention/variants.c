@@ -37,19 +37,6 @@ takes_dtypes(const ca_variant *variant, const ca_attention *attention)
             (dtype == CA_BFLOAT16 || (variant->dtypes == CA_ONE_HALF_TYPE && dtype == CA_FLOAT16)));
 }
 
-/* Of the things that variants refuse, those that the problem has. */
-static unsigned
-options_of(const ca_attention *attention)
-{
-    bool cached = ca_attention_has(attention, CA_ATTENTION_PAST_KEY) ||
-                  ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY);
-    return (cached ? CA_NO_PAST : 0) |
-           (ca_attention_has(attention, CA_ATTENTION_INPUT_BIAS) ? CA_NO_INPUT_BIAS : 0) |
-           (ca_attention_drops(attention) ? CA_NO_DROPOUT : 0) |
-           (ca_attention_has(attention, CA_ATTENTION_SCORES) ? CA_NO_SCORES : 0) |
-           (ca_attention_caps_last(attention) ? CA_NO_LATE_SOFTCAP : 0);
-}
-
 static bool
 takes_heads(const ca_variant *variant, const ca_attention *attention)
 {
@@ -70,7 +57,7 @@ static bool
 takes(const ca_variant *variant, const ca_device_info *info, const ca_attention *attention)
 {
     return takes_dtypes(variant, attention) && takes_heads(variant, attention) &&
-           (variant->refuses & options_of(attention)) == 0 &&
+           (ca_attention_options(attention) & ~variant->takes) == 0 &&
            fits_device(variant, info, attention) &&
            (variant->can_run == NULL || variant->can_run(info, attention));
 }
@@ -105,25 +92,32 @@ is_fast(const ca_variant *variant, const ca_device_info *info, const ca_attentio
 /* ---- the same in words ---- */
 
 static void
-append_refused(ca_strbuf *text, unsigned refuses)
+append_refused(ca_strbuf *text, int64_t takes)
 {
     static const struct {
-        unsigned option;
+        int64_t options;
         const char *name;
-    } options[] = {
-        {CA_NO_PAST, "past keys"},
-        {CA_NO_INPUT_BIAS, "input bias"},
-        {CA_NO_DROPOUT, "dropout"},
-        {CA_NO_SCORES, "scores"},
-        {CA_NO_LATE_SOFTCAP, "softcap after the mask"},
+    } refused[] = {
+        {CA_PAST_OPTIONS, "past keys"},
+        {CA_USES(INPUT_BIAS), "input bias"},
+        {CA_USES(DROPOUT), "dropout"},
+        {CA_USES(SCORES), "scores"},
+        {CA_USES(LATE_SOFTCAP), "softcap after the mask"},
     };
+    const char *last = NULL;
     const char *before = ", and no ";
-    for (size_t n = 0; n < sizeof(options) / sizeof(options[0]); n++) {
-        unsigned later = refuses & ~(2 * options[n].option - 1);
-        if ((refuses & options[n].option) != 0) {
-            ca_strbuf_append(text, "%s%s", before, options[n].name);
-            before = (later & (later - 1)) != 0 ? ", " : " or ";
+    for (size_t n = 0; n < sizeof(refused) / sizeof(refused[0]); n++) {
+        if ((refused[n].options & takes) != 0) {
+            continue;
         }
+        if (last != NULL) {
+            ca_strbuf_append(text, "%s%s", before, last);
+            before = ", ";
+        }
+        last = refused[n].name;
+    }
+    if (last != NULL) {
+        ca_strbuf_append(text, "%s%s", strcmp(before, ", ") == 0 ? " or " : before, last);
     }
 }
 
@@ -144,7 +138,7 @@ refuse(const ca_variant *variant, ca_error *error)
     if (variant->of_problem != NULL) {
         ca_strbuf_append(&text, ", %s", variant->of_problem);
     }
-    append_refused(&text, variant->refuses);
+    append_refused(&text, variant->takes);
     if (variant->of_device != NULL) {
         ca_strbuf_append(&text, ", on devices %s", variant->of_device);
     } else if (variant->local_memory > 0) {
@@ -293,7 +287,8 @@ ca_attention_make_plan(const ca_device_info *info, const ca_forced *forced,
     size_t row = 0;
     const ca_device_info *seen = info;
     ca_device_info limited;
-    int optional = ca_attention_optional(attention).count;
+    ca_attention_role roles[CA_OPTIONAL_ROLES];
+    int optional = ca_attention_optional(attention, roles);
     if (optional > CA_OPTIONAL_VIEWS) {
         CA_TRY(ca_error_set(error, CA_ERROR_DEVICE,
                             "internal error: %s has %d optional arrays; kernels take at most %d",

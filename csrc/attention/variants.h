@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "attention/knobs.h"
+#include "attention/options.h" /* CA_COMMON_OPTIONS */
 #include "attention/plan.h"
 #include "attention/problem.h"
 #include "base/status.h"
@@ -30,15 +31,6 @@ typedef enum {
     CA_FAST_WITH_MATRIX_UNITS,
 } ca_variant_devices;
 
-/* What a variant refuses, as bits. */
-enum {
-    CA_NO_PAST = 1, /* past or present keys */
-    CA_NO_INPUT_BIAS = 2,
-    CA_NO_DROPOUT = 4,
-    CA_NO_SCORES = 8,
-    CA_NO_LATE_SOFTCAP = 16, /* the softcap after the mask */
-};
-
 typedef struct {
     const char *word; /* of CLATTN_KERNEL, of the kernel and of the plan */
 
@@ -46,7 +38,7 @@ typedef struct {
     ca_variant_dtypes dtypes;
     int64_t max_head; /* E and Ev are 1 to these; 0: any, 0 included */
     int64_t max_value_head;
-    unsigned refuses;
+    int64_t takes;            /* options */
     int64_t group;            /* work-items that a group of the device has to hold */
     int64_t local_memory;     /* bytes */
     bool multiplies_matrices; /* by matrix units, or by their emulation */

@@ -82,6 +82,6 @@ look_at_block(const attention_call *call, ca_int64 item)
 __kernel __attribute__((vec_type_hint(float4))) void
 attention_blocks(ATTENTION_ARGUMENTS)
 {
-    const attention_call call = ATTENTION_CALL;
+    DEFINE_CALL(call);
     look_at_block(&call, item_of(&params));
 }

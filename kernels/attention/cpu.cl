@@ -34,15 +34,6 @@
  *                       and its keys lie in a cache
  *     LANES of support/lanes.clh and the macros of support/common.clh
  */
-#include "kernels/attention/params.h" /* CA_USUAL_MASKED */
-
-#if USUAL == CA_USUAL_MASKED
-#define OPTIONS    CA_USES_MASK
-#define MASK_DTYPE CA_KERNEL_BOOL
-#define SLOTS      0
-#elif USUAL
-#define OPTIONS 0
-#endif
 #define SCORE_LANES LANES_ARE_ROWS
 #include "kernels/attention/cpu/tiles.clh" /* tile_state, store_result */
 
@@ -408,7 +399,7 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
         /* A tile that writes weights packs keys into the memory of this block, which other tiles still
            need. */
         is_last = WRITES_STAGE(params, 3) ? false : j0 + keys == end;
-        if (USES(params, PRESENT)) {
+        if (USES(params, PRESENT_KEY)) {
             copy_present(call, tile->batch, max(item->share.start, max(j0, item->keys.start)),
                          min(item->share.end, min(j0 + keys, item->keys.end)));
         }
@@ -552,7 +543,7 @@ attend_tiles(const attention_call *call, ca_int64 number)
     item.keys.end = max(item.keys.start, item.keys.end);
     item.share.start = 0;
     item.share.end = 0;
-    if (USES(params, PRESENT)) {
+    if (USES(params, PRESENT_KEY)) {
         const ca_int64 *batch = first->batch;
         item.share = present_share_of(params, batch, index, items);
         copy_present(call, batch, item.share.start, min(item.share.end, item.keys.start));
@@ -571,7 +562,7 @@ attend_tiles(const attention_call *call, ca_int64 number)
 __kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(realv))) void
 attention_cpu(ATTENTION_ARGUMENTS)
 {
-    const attention_call call = ATTENTION_CALL;
+    DEFINE_CALL(call);
 #if AMX
     amx_start();
 #endif

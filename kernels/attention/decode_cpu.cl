@@ -520,7 +520,7 @@ attend_share(const attention_call *call, ca_int64 item)
     const key_range keys = part_of_keys(first, last, mine.split, params->splits);
 
     key_range copied = {0, 0};
-    if (USES(params, PRESENT)) {
+    if (USES(params, PRESENT_KEY)) {
         copied = present_share_of(params, mine.batch, mine.part, mine.parts);
         copy_present(call, mine.batch, copied.start, min(copied.end, keys.start));
         copy_present(call, mine.batch, max(copied.start, keys.end), copied.end);
@@ -531,7 +531,7 @@ attend_share(const attention_call *call, ca_int64 item)
         key_run run;
         find_key_run(&run, call, mine.batch, j0);
         count = (int)min((ca_int64)(params->chunks * LANES), min(keys.end - j0, run.count));
-        if (USES(params, PRESENT)) {
+        if (USES(params, PRESENT_KEY)) {
             copy_present(call, mine.batch, max(copied.start, j0), min(copied.end, j0 + count));
         }
         attend_block(call, &all, &run, j0, count);
@@ -548,7 +548,7 @@ attend_share(const attention_call *call, ca_int64 item)
 __kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(realv))) void
 attention_decode_cpu(ATTENTION_ARGUMENTS)
 {
-    const attention_call call = ATTENTION_CALL;
+    DEFINE_CALL(call);
     if (params.flags & CA_MERGES) {
         merge_row(&call, group_of(&params));
     } else {

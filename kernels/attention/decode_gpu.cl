@@ -424,7 +424,7 @@ attend_keys(slice_state *state, const attention_call *call, const split_share *g
     __global const value_storage *values = run->value + ahead * value_strides.row;
     uint4 key_chunks[KEYS_PER_LANE * KEY_PER_LANE];
     uint4 value_chunks[VALUES_PER_LANE * PER_LANE];
-    if (HAS_MASK_MOD && USES(call->params, PRESENT)) {
+    if (HAS_MASK_MOD && USES(call->params, PRESENT_KEY)) {
         copy_present_rows(call, batch, max(share.start, start),
                           min(share.end, min(start + ahead, end)));
     }
@@ -448,7 +448,7 @@ attend_keys(slice_state *state, const attention_call *call, const split_share *g
         __local real *block = memory->scores + memory->buffer * BN * RT;
         sums_over_lanes(terms, mine->key_lane, memory->scratch);
         store_scores(block, call, memory->rows, terms, added, mine, (int)j0);
-        if (USES(call->params, PRESENT)) {
+        if (USES(call->params, PRESENT_KEY)) {
             copy_present_rows(call, batch, max(share.start, j0),
                               min(share.end, min(j0 + ahead, end)));
         }
@@ -474,7 +474,7 @@ attend_split(slice_state *state, const attention_call *call, const split_share *
     const ca_int64 *batch = group->batch;
     const key_range range = keys_of_group(params, memory->rows, RT, group->split);
     const key_range share = present_share_of(params, batch, group->part, group->parts);
-    if (USES(params, PRESENT)) {
+    if (USES(params, PRESENT_KEY)) {
         copy_present_rows(call, batch, share.start, min(share.end, range.start));
         copy_present_rows(call, batch, max(share.start, range.end), share.end);
     }
@@ -482,7 +482,7 @@ attend_split(slice_state *state, const attention_call *call, const split_share *
     for (ca_int64 start = range.start; start < range.end; start = end) {
         key_run run;
         find_key_run(&run, call, batch, start);
-        end = USES(params, PAST) ? min(range.end, start + run.count) : range.end;
+        end = USES(params, PAST_KEY) ? min(range.end, start + run.count) : range.end;
         attend_keys(state, call, group, &run, start, end, share, mine, memory);
     }
 }
@@ -498,7 +498,7 @@ attention_decode_gpu(ATTENTION_ARGUMENTS)
     __local group_row group_rows[RT];
     const part_memory ends = {slice_highest, slice_sum, scratch};
     block_memory memory = {queries, group_rows, blocks, scratch, 0};
-    const attention_call call = ATTENTION_CALL;
+    DEFINE_CALL(call);
     const int item = (int)get_local_id(0);
     const int slice = item / ROW_LANES;
     const lane_share mine = {item / KEY_LANES, item % KEY_LANES, slice, item - slice * ROW_LANES};

@@ -24,7 +24,7 @@ attention_decode_gpu_merge(ATTENTION_ARGUMENTS)
     __local real sums[SLICES];
     __local real columns[SLICES * ROW_SIZE];
     const part_memory memory = {highest, sums, columns};
-    const attention_call call = ATTENTION_CALL;
+    DEFINE_CALL(call);
     const int item = (int)get_local_id(0);
     const int slice = item / ROW_LANES;
     const int lane = item - slice * ROW_LANES;

@@ -300,7 +300,7 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
     __local float highest[WARPS * TILE_ROWS];
     __local float sums[WARPS * TILE_ROWS];
     const part_memory ends = {highest, sums, (__local float *)memory};
-    const attention_call call = ATTENTION_CALL;
+    DEFINE_CALL(call);
     const int item = (int)get_local_id(0);
 
     split_share group;

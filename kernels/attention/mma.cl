@@ -134,7 +134,7 @@ __kernel
 WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
 {
     WARP_DECLARE(warp, WARPS, memory, LOCAL_CHUNKS);
-    const attention_call call = ATTENTION_CALL;
+    DEFINE_CALL(call);
     /* The last rows come first: below a causal diagonal they have the most keys. */
     const ca_int64 tiles = (params.L + BM - 1) / BM;
     const ca_int64 group = group_of(&params);

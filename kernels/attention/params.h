@@ -18,37 +18,19 @@
  */
 #pragma once
 
+#include "kernels/attention/operands.h"  /* CA_OPTIONAL_VIEWS */
 #include "kernels/support/view_params.h" /* ca_view, CA_BATCH_DIMS, ca_int64 */
-
-/* Arrays that few calls have. A call has at most CA_OPTIONAL_VIEWS of them, so that the
-   arguments of a kernel fit the 1,024 bytes that every device takes. */
-#define CA_PAST_KEY       0 /* (P, E) */
-#define CA_PAST_VALUE     1 /* (P, Ev) */
-#define CA_INPUT_BIAS     2 /* (E + E + Ev), for query, key and value */
-#define CA_MASK           3 /* (L, T), row or column stride 0 if it broadcasts */
-#define CA_BIAS           4 /* like mask */
-#define CA_PRESENT_KEY    5 /* (T, E); heads that share present keys and values, */
-#define CA_PRESENT_VALUE  6 /* (T, Ev)   with stride 0, divide the copying */
-#define CA_SCORES         7 /* (L, T) */
-#define CA_SINKS          8 /* batch strides only, as in offsets; in natural units */
-#define CA_OFFSETS        9
-#define CA_BLOCKS         10 /* (blocks of rows, blocks of keys) */
-#define CA_TABLE0         11 /* up to 5 dimensions: batch, row and column are their strides */
-#define CA_TABLE1         12
-#define CA_TABLE2         13
-#define CA_TABLE3         14
-#define CA_OPTIONAL_ROLES 16
-#define CA_OPTIONAL_VIEWS 7
 
 /* -DUSUAL. The first program is for calls without options. The second is for calls whose only option
  * is a bool mask, without a band or key counts, and whose keys lie in a cache. Other programs have 0. */
 #define CA_USUAL        1
 #define CA_USUAL_MASKED 2
 
-/* Drivers copy the params for each work-group. Usual programs use at most the mask's view. So their
-   params have one of the optional views. */
-#if USUAL
-#define CA_VIEWS_TAKEN 1
+/* -DARRAYS: how many optional operands a program takes. Programs that read a call's options as data
+   take as many as a call may have. Drivers bind each argument, and copy the params for each
+   work-group. */
+#ifdef ARRAYS
+#define CA_VIEWS_TAKEN (ARRAYS > 0 ? ARRAYS : 1)
 #else
 #define CA_VIEWS_TAKEN CA_OPTIONAL_VIEWS
 #endif
@@ -71,7 +53,7 @@ typedef struct {
     ca_view output;                /* (L, Ev) */
     ca_view lse;                   /* (L), or (L, 2) with CA_SPLITS_LSE */
     ca_view key_counts;            /* batch strides only: a count lowers `limit` */
-    ca_int64 slots;                /* 4 bits for each of CA_PAST_KEY …: the index of its view */
+    ca_int64 options;              /* CA_USES (…), and the stage of scores */
     ca_int64 heads;                /* query heads of a work-item, which share keys */
     ca_int64 tiles;     /* of a work-item, on CPUs for each key head; attention_reference: rows;
                            attention_decode_cpu: cores that take turns at neighbouring heads */
@@ -84,33 +66,14 @@ typedef struct {
     float filter;           /* added where the mask's condition is false; may be -inf */
     ca_uint32 last_dropped; /* the highest random word whose weight is dropped */
     ca_uint32 mask_dtype;
-    ca_uint32 options;   /* CA_USES_… and a stage */
     ca_uint32 flags;     /* CA_HAS_LSE … CA_MERGES */
     ca_uint32 redo_slot; /* redo[redo_slot] = redo_mark asks for rows to be redone */
     ca_uint32 redo_mark;
     ca_uint32 chunks;    /* on CPUs, of a block: of MR keys each, or of LANES for few rows */
     ca_uint32 key_heads; /* on CPUs, key heads of a work-item, which share mask and bias */
     ca_uint32 splits;    /* parts that the keys are divided into */
-    ca_view optional[CA_VIEWS_TAKEN];
+    ca_view optional[CA_VIEWS_TAKEN]; /* in the order of attention/operands.h */
 } ca_attention_params;
-
-/* The options of a call, as bits. Kernels for CPUs read params.options. Kernels for GPUs
-   have the bits as the macro OPTIONS, so that options that are not used take no registers. */
-#define CA_USES_MASK         1u
-#define CA_USES_ADDED_MASK   2u /* the mask's values are added; else they are conditions */
-#define CA_USES_FILTER       4u /* a false condition adds `filter`, a finite number */
-#define CA_USES_BIAS         8u
-#define CA_USES_INPUT_BIAS   16u
-#define CA_USES_PAST         32u
-#define CA_USES_PRESENT      64u
-#define CA_USES_SOFTCAP      128u
-#define CA_USES_LATE_SOFTCAP 256u /* the softcap comes after mask and bias */
-#define CA_USES_DROPOUT      512u
-#define CA_USES_SCORES       1024u /* scores are written, those of a stage */
-#define CA_STAGE_SHIFT       11u   /* bits 11 and 12: the stage, a ca_scores_stage */
-#define CA_USES_SINKS        8192u
-#define CA_USES_OFFSETS      16384u /* the offset of a batch shifts its band */
-#define CA_USES_BLOCKS       32768u /* blocks tell where a mask that the user writes is known */
 
 /* The argument `numbers`: of the whole call, of the tables' sizes, and the user's own. */
 #define CA_NUMBER_OF_ROWS       0 /* query rows */
@@ -159,12 +122,10 @@ typedef struct {
  * again and again. If rows were 512 bytes apart, half of the first cache's sets would hold these vectors. */
 #define CA_BYTES_BEHIND(row) ((row) % 512 == 0 ? 64 : 0)
 
-/* The arguments of every attention kernel, in this order. Only programs with mods take
- * mask_blocks … table3:
- *     query, key, value, past_key, past_value, input_bias, mask, bias, key_counts, sinks,
- *     offsets, mask_blocks, numbers, table0 … table3, output, lse, present_key, present_value,
- *     scores
+/* The arguments of every attention kernel, in this order:
+ *     query, key, value, key_counts, output, lse
  *                            __global pointers; those that a call lacks are NULL
+ *     ARRAYS optional ones   those that the call has, in the order of attention/operands.h; the rest NULL
  *     partial                the rows of the splits, for the merge, or NULL
  *     redo                   the device's marks (csrc/opencl/marks.h): calls with rows to redo
  *     params                 ca_attention_params by value
@@ -195,5 +156,4 @@ typedef struct {
 #define CA_QUERIES_IN_REGISTERS    1
 #define CA_QUERIES_IN_LOCAL_MEMORY 2
 
-#define CA_ATTENTION_PARAMS_SIZE 832
-#define CA_USUAL_PARAMS_SIZE (CA_ATTENTION_PARAMS_SIZE - (CA_OPTIONAL_VIEWS - 1) * sizeof(ca_view))
+#define CA_ATTENTION_PARAMS_SIZE 880

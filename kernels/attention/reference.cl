@@ -231,7 +231,7 @@ is_finite_row(const attention_call *call, const ca_int64 *batch, ca_int64 i)
 __kernel __attribute__((vec_type_hint(float4))) void
 attention_reference(ATTENTION_ARGUMENTS)
 {
-    const attention_call call = ATTENTION_CALL;
+    DEFINE_CALL(call);
     const bool redoes = (params.flags & CA_REDOES) != 0;
     const ca_int64 rows = params.batch[0] * params.batch[1] * params.batch[2] * params.L;
     if (redoes && redo[params.redo_slot] < params.redo_mark) {
@@ -242,7 +242,7 @@ attention_reference(ATTENTION_ARGUMENTS)
     PLAIN_FOR (ca_int64 row = item; item < items && row < rows; row += items) {
         ca_int64 batch[CA_BATCH_DIMS];
         const ca_int64 i = row_of_index(&params, row, batch);
-        if (USES(&params, PRESENT) && !redoes) {
+        if (USES(&params, PRESENT_KEY) && !redoes) {
             const key_range share = present_share_of(&params, batch, i, params.L);
             copy_present(&call, batch, share.start, share.end);
         }

@@ -384,7 +384,7 @@ attend(const tile_state *tile, bool again, softmax_state *softmax, real *result)
     for (int first = all ? 0 : max(0, bounds->lower); first < end; first = run_end) {
         key_run run;
         find_key_run(&run, tile->call, tile->batch, first);
-        run_end = USES(params, PAST) ? min(end, first + (int)run.count) : end;
+        run_end = USES(params, PAST_KEY) ? min(end, first + (int)run.count) : end;
         PLAIN_FOR (int j0 = first; j0 < run_end; j0 += BN) {
             const key_block block = block_at(tile, j0, run_end);
             if (block.known == CA_BLOCK_EMPTY && !all) { /* so it is for the whole group */
@@ -452,7 +452,7 @@ SUB_GROUP_ATTRIBUTE(float4) void attention_tiled(ATTENTION_ARGUMENTS)
     __local row_ends ends;
 #endif
 
-    const attention_call call = ATTENTION_CALL;
+    DEFINE_CALL(call);
     tile_state tile = {&call, queries, shared, highest};
 #if ENDS_IN_LOCAL
     tile.ends = &ends;
@@ -488,7 +488,7 @@ SUB_GROUP_ATTRIBUTE(float4) void attention_tiled(ATTENTION_ARGUMENTS)
 #if E_PASSES == 1
     load_queries(&tile, 0);
 #endif
-    if (USES(&params, PRESENT)) {
+    if (USES(&params, PRESENT_KEY)) {
         const key_range share = present_share_of(
             &params, tile.batch, row_of_tiles * THREADS + tile.item, tiles * THREADS);
         copy_present(&call, tile.batch, share.start, share.end);

@@ -178,7 +178,7 @@ def test_ptx_of_a_driver_is_executed(programs, library, tmp_path, monkeypatch):
     """CLATTN_PTX names its folder. Other programs are clang's."""
     listed = [sys.executable, TESTS / "ptx" / "list_programs.py"]
     done = run(list(map(str, listed)), timeout=60, check_exit=True, env=None, cwd=None)
-    tiled = re.compile(r"attention_tiled DTYPE=3 .* MI=4 .* OPTIONS=0 ")
+    tiled = re.compile(r"attention_tiled ARRAYS=0 DTYPE=3 .* MI=4 .* OPTIONS=0 ")
     name = next(filter(tiled.match, json.loads(done.stdout)))
     code = """
 from clattn import _core

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The kernels of machine_code's table, their macros and their devices."""
 
-import re
 from typing import NamedTuple
-
-from machine_code.common import ROOT
 
 
 class Row(NamedTuple):
@@ -15,24 +12,17 @@ class Row(NamedTuple):
     scratch: bool = False  # it has arrays that do not fit registers
 
 
-# What calls ask for, as kernels know it: the bits of OPTIONS.
-USES = {
-    name: int(bit)
-    for name, bit in re.findall(
-        r"#define CA_USES_(\w+) +(\d+)u", (ROOT / "kernels/attention/params.h").read_text()
-    )
-}
-
-
 def uses(*names, mask_dtype=0):
-    """Macros of a call that asks for these."""
-    return f"OPTIONS={sum(USES[name] for name in names)}", f"MASK_DTYPE={mask_dtype}"
+    """Macros of a call that asks for these options of kernels/attention/operands.h."""
+    options = "+".join(f"CA_USES({name})" for name in names)
+    arrays = sum(name in ("MASK", "BIAS") for name in names)
+    return f"OPTIONS=({options})", f"ARRAYS={arrays}", f"MASK_DTYPE={mask_dtype}"
 
 
 # All macros that a plan sets, for a call without options on an NVIDIA GPU: csrc/attention/plan_*.c.
 # tests/ptx compares the names with those of real plans. DTYPE 1 is float16, 2 bfloat16, 3 float32.
 DTYPES = "DTYPE=1 VALUE_DTYPE=DTYPE REAL64=0"
-CALL = f"{DTYPES} OPTIONS=0 SLOTS=0 MASK_DTYPE=0"
+CALL = f"{DTYPES} OPTIONS=0 ARRAYS=0 MASK_DTYPE=0"
 SIZES = f"{CALL} HEAD_E=128 HEAD_EV=HEAD_E"
 MACROS = {
     "attention/reference.cl": DTYPES,

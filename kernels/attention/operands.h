@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The operands of an attention problem: one table, which host C and OpenCL C include. From it come the
+ * roles of a problem and their names, the arguments of kernels, the bits of options, and what folding
+ * and launches have to hold. A new operand is a row here, a view that a door sets, and a kernel that
+ * reads it.
+ *
+ *     X(role, member, element, dimensions, traits, name)
+ *
+ *     role        CA_ATTENTION_<role> on the host; USES and VIEW (support/common.clh) in kernels
+ *     member      of attention_call in kernels: __global element *member
+ *     dimensions  that follow the leading ones: 2 are rows and columns, 1 is rows
+ *     traits      bits of CA_IS_…, or 0
+ *     name        for messages
+ */
+#pragma once
+
+#define CA_IS_RESULT  1 /* kernels write it */
+#define CA_IS_BY_ROWS 2 /* its rows are rows of the query */
+#define CA_IS_WHOLE   4 /* each part of a divided problem reads all of it */
+
+/* Operands that every kernel takes. */
+#define CA_OWN_OPERANDS(X)                                                                         \
+    X(QUERY, query, const storage, 2, CA_IS_BY_ROWS, "query")             /* (L, E) */             \
+    X(KEY, key, const storage, 2, 0, "key")                               /* (S, E) */             \
+    X(VALUE, value, const value_storage, 2, 0, "value")                   /* (S, Ev) */            \
+    X(KEY_COUNTS, key_counts, const long, 0, 0, "key counts")             /* 0 … T */              \
+    X(OUTPUT, output, storage, 2, CA_IS_RESULT | CA_IS_BY_ROWS, "output") /* (L, Ev) */            \
+    X(LSE, lse, real, 2, CA_IS_RESULT | CA_IS_BY_ROWS, "lse") /* (L, 1), or (L, 2): base and sum */
+
+/* Operands that few calls have. A call has at most CA_OPTIONAL_VIEWS of these and of the next ones.
+   Row or column strides of mask and bias are 0 where they broadcast, and M <= T. Heads that share
+   present keys and values, with stride 0, divide the copying. */
+#define CA_OPTIONAL_OPERANDS(X)                                                                    \
+    X(PAST_KEY, past_key, const storage, 2, 0, "past_key")             /* (P, E) */                \
+    X(PAST_VALUE, past_value, const value_storage, 2, 0, "past_value") /* (P, Ev) */               \
+    X(INPUT_BIAS, input_bias, const storage, 1, 0, "input bias") /* (E + E + Ev), contiguous */    \
+    X(MASK, mask, const void, 2, CA_IS_BY_ROWS, "mask")          /* (L, M), of any dtype */        \
+    X(BIAS, bias, const storage, 2, CA_IS_BY_ROWS, "bias")       /* (L, T) */                      \
+    X(PRESENT_KEY, present_key, storage, 2, CA_IS_RESULT, "present_key")             /* (T, E) */  \
+    X(PRESENT_VALUE, present_value, value_storage, 2, CA_IS_RESULT, "present_value") /* (T, Ev) */ \
+    X(SCORES, scores, storage, 2, CA_IS_RESULT | CA_IS_BY_ROWS, "scores")            /* (L, T) */  \
+    X(SINKS, sinks, const real, 0, 0, "sinks")       /* natural units, in host memory, not +inf */ \
+    X(OFFSETS, offsets, const long, 0, 0, "offsets") /* positions of row 0 */
+
+/* Operands of mods, which only programs with mods take. Tables have up to 5 dimensions and any
+   dtype: batch, row and column are their strides. */
+#define CA_MOD_OPERANDS(X)                                                                         \
+    X(BLOCKS, mask_blocks, const uchar, 2, 0, "mask blocks") /* (blocks of rows, of keys) */       \
+    X(NUMBERS, numbers, const long, 1, CA_IS_WHOLE, "numbers of mods")                             \
+    X(TABLE0, table0, const void, 2, CA_IS_WHOLE, "table 0")                                       \
+    X(TABLE1, table1, const void, 2, CA_IS_WHOLE, "table 1")                                       \
+    X(TABLE2, table2, const void, 2, CA_IS_WHOLE, "table 2")                                       \
+    X(TABLE3, table3, const void, 2, CA_IS_WHOLE, "table 3")
+
+/* Optional operands of a call, at most: the arguments of a kernel fit the 1,024 bytes that every device
+   takes. */
+#define CA_OPTIONAL_VIEWS 8
+
+/* What a call asks for, as bits of a number: first the optional operands that it has. Kernels for CPUs
+   read params.options. Kernels for GPUs have the number as the macro OPTIONS, so that options that are
+   not used take no registers. */
+#define CA_OPTION_OF(role, member, element, dimensions, traits, name) CA_OPTION_##role,
+enum {
+    CA_OPTIONAL_OPERANDS(CA_OPTION_OF) CA_MOD_OPERANDS(CA_OPTION_OF) CA_OPTIONAL_ROLES,
+    CA_OPTION_ADDED_MASK = 48, /* the mask's values are added; else they are conditions */
+    CA_OPTION_FILTER,          /* a false condition adds `filter`, a finite number */
+    CA_OPTION_SOFTCAP,
+    CA_OPTION_LATE_SOFTCAP, /* the softcap comes after mask and bias */
+    CA_OPTION_DROPOUT,
+    CA_OPTION_STAGE, /* and the bit behind it: which scores are written, a ca_scores_stage */
+};
+#undef CA_OPTION_OF
+
+#define CA_USES(option) ((ca_int64)1 << CA_OPTION_##option)
