@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "attention/describe.h"
+#include "attention/inputs.h"
 #include "attention/options.h"
 #include "attention/variants.h" /* ca_attention_plan_redo */
 #include "opencl/launch.h"
@@ -13,14 +14,12 @@
 #include "opencl/runtime.h"
 #include "opencl/storage.h"
 
-/* Arguments of kernels behind the operands: partial rows and marks. */
-#define OTHER_SPANS 2
+/* Arguments of a kernel before its params: operands, partial rows and marks. */
+#define MOST_ARGUMENTS (CA_ATTENTION_FIRST_OPTIONAL + CA_OPTIONAL_VIEWS + 2)
 
-_Static_assert(CA_ATTENTION_FIRST_OPTIONAL + CA_OPTIONAL_VIEWS + OTHER_SPANS <= CA_MAX_SPANS,
-               "a launch binds all arguments of a kernel");
-_Static_assert((CA_ATTENTION_FIRST_OPTIONAL + CA_OPTIONAL_VIEWS + OTHER_SPANS) * 8 +
-                       CA_ATTENTION_PARAMS_SIZE <=
-                   1024,
+/* A launch binds those of the kernel of inputs, which writes three operands, and of the one behind. */
+_Static_assert(MOST_ARGUMENTS + CA_OPTIONAL_VIEWS + 3 <= CA_MAX_SPANS, "a launch binds so many");
+_Static_assert(MOST_ARGUMENTS * 8 + CA_ATTENTION_PARAMS_SIZE <= 1024,
                "every device takes 1,024 bytes of arguments");
 
 /* A result that fills its extent is written as a whole. */
@@ -53,23 +52,55 @@ span_of(const ca_attention *attention, ca_attention_role role)
                      .name = ca_attention_name(role)};
 }
 
-/* List the arguments of kernels that take `arrays` optional operands. Partial rows come before the marks;
-   their memory is not there yet. Returns how many arguments these are. */
+/* A launch in the making: its memory, and its steps with their arguments. */
+typedef struct {
+    ca_launch launch;
+    ca_span spans[CA_MAX_SPANS];
+    uint8_t arguments[CA_MAX_STEPS][CA_MAX_SPANS];
+    ca_attention_params params[CA_MAX_STEPS];
+    ca_mark mark;
+} making;
+
+/* The first spans of a launch: of operands that a call lacks, of partial rows, whose memory comes later,
+   and of the marks. */
+enum { ABSENT, PARTIAL, MARKS, FIXED_SPANS };
+
+/* Add a span, unless the launch has it, and return its number. A kernel may read what a kernel before it
+   has written. */
+static uint8_t
+add_span(making *m, ca_span span)
+{
+    int n = FIXED_SPANS;
+    if (span.bytes == 0) {
+        return ABSENT;
+    }
+    while (n < m->launch.nspans &&
+           (m->spans[n].data != span.data || m->spans[n].bytes != span.bytes)) {
+        n++;
+    }
+    if (n == m->launch.nspans) {
+        m->spans[m->launch.nspans++] = span;
+    }
+    return (uint8_t)n;
+}
+
+/* List the arguments of a kernel that takes `arrays` optional operands. Returns how many there are. */
 static int
-list_spans(const ca_attention *attention, int arrays, ca_span marks, ca_span *spans)
+list_arguments(making *m, const ca_attention *attention, int arrays, uint8_t *arguments)
 {
     ca_attention_role optional[CA_OPTIONAL_ROLES];
     int count = ca_attention_optional(attention, optional);
-    int nspans = 0;
+    int listed = 0;
     for (int role = 0; role < CA_ATTENTION_FIRST_OPTIONAL; role++) {
-        spans[nspans++] = span_of(attention, role);
+        arguments[listed++] = add_span(m, span_of(attention, role));
     }
     for (int n = 0; n < arrays; n++) {
-        spans[nspans++] = n < count ? span_of(attention, optional[n]) : (ca_span){0};
+        arguments[listed++] =
+            n < count ? add_span(m, span_of(attention, optional[n])) : (uint8_t)ABSENT;
     }
-    spans[nspans++] = (ca_span){.access = CA_ACCESS_WRITE};
-    spans[nspans++] = marks;
-    return nspans;
+    arguments[listed++] = PARTIAL;
+    arguments[listed++] = MARKS;
+    return listed;
 }
 
 /* Below this a thread alone is done before a second one would have been of use. Counted
@@ -78,16 +109,16 @@ list_spans(const ca_attention *attention, int arrays, ca_span marks, ca_span *sp
 
 /* The operations of a call, where a score costs as many as `more` columns beside its products. */
 static double
-work_of(const ca_attention *attention, const ca_attention_params *params, int64_t more)
+work_of(const ca_attention *attention, int64_t more)
 {
     bool wide = attention->operands[CA_ATTENTION_QUERY].dtype == CA_FLOAT64;
-    double keys = (double)params->upper - (double)params->lower + 1; /* of the band */
-    keys = keys < (double)params->T ? keys : (double)params->T;
-    double work = (wide ? 4 : 2) * keys * (double)(params->E + params->Ev + more);
+    double keys = (double)attention->above + (double)attention->below + 1; /* of the band */
+    keys = keys < (double)attention->T ? keys : (double)attention->T;
+    double work = (wide ? 4 : 2) * keys * (double)(attention->E + attention->Ev + more);
     for (int d = 0; d < CA_BATCH_DIMS; d++) {
-        work *= (double)params->batch[d];
+        work *= (double)attention->batch[d];
     }
-    return work * (double)params->L;
+    return work * (double)attention->L;
 }
 
 /* The work of a score's softmax, mask and options, as columns of the head size. */
@@ -125,27 +156,40 @@ allocate_partial(ca_device *device, const ca_attention_plan *plan, const ca_atte
                : ca_storage_new(device, (size_t)bytes, "partial results", partial, error);
 }
 
+/* Start a launch whose steps have `mark`. */
+static void
+start(making *m, const ca_attention *attention, ca_mark mark, ca_span marks, bool *left)
+{
+    m->launch = (ca_launch){.spans = m->spans, .call = attention->call, .left = left};
+    m->mark = mark;
+    m->launch.mark = &m->mark;
+    m->launch.nspans = FIXED_SPANS;
+    m->spans[ABSENT] = m->spans[PARTIAL] = (ca_span){.access = CA_ACCESS_READ};
+    m->spans[MARKS] = marks;
+}
+
 /* One kernel of a plan. The product of `grid` is the number of work-items, which whole work-groups
-   round up. The kernel takes `arrays` optional operands, and a view of each. */
+   round up. */
 typedef struct {
     const ca_kernel_spec *spec;
-    const ca_attention_params *params;
-    int arrays;
     const int64_t *grid;
     size_t local_size;
     bool any_local_size;
+    uint32_t flags; /* of the params, beside those of the call */
     double work;
 } planned_step;
 
 /* Build the kernel, and add it as the launch's next step. */
 static ca_status
-add_step(ca_device *device, ca_launch *launch, const planned_step *step, ca_plan_limits *limits,
-         ca_error *error)
+add_step(ca_device *device, making *m, const ca_attention *attention, const ca_attention_plan *plan,
+         const planned_step *step, ca_plan_limits *limits, ca_error *error)
 {
     ca_status status = CA_OK;
     ca_kernel *kernel = NULL;
     int64_t items;
     size_t local_size = step->local_size;
+    int number = m->launch.nsteps;
+    ca_attention_params *params = &m->params[number];
     CA_TRY(ca_kernel_get(device, step->spec, &kernel, error));
     CA_TRY(ca_shape_count(CA_ATTENTION_GRID_DIMS, step->grid, "query", &items, error));
     size_t most = ca_kernel_get_limits(kernel)->work_group;
@@ -154,49 +198,72 @@ add_step(ca_device *device, ca_launch *launch, const planned_step *step, ca_plan
     }
     (void)ca_kernel_tighten(device, kernel, local_size, limits);
     size_t groups = ((size_t)items + local_size - 1) / local_size;
-    int unused = CA_OPTIONAL_VIEWS - (step->arrays > 0 ? step->arrays : 1); /* views, at the end */
-    size_t bytes = sizeof(*step->params) - (size_t)unused * sizeof(ca_view);
-    launch->steps[launch->nsteps++] =
-        (ca_step){kernel, step->params, bytes, groups * local_size, local_size, step->work};
+    *params = ca_attention_describe(attention, plan);
+    params->redo_slot = m->mark.slot;
+    params->redo_mark = m->mark.value;
+    params->flags |= step->flags;
+    int unused = CA_OPTIONAL_VIEWS - (plan->arrays > 0 ? plan->arrays : 1); /* views, at the end */
+    m->launch.steps[m->launch.nsteps++] =
+        (ca_step){.kernel = kernel,
+                  .params = params,
+                  .params_size = sizeof(*params) - (size_t)unused * sizeof(ca_view),
+                  .global_size = groups * local_size,
+                  .local_size = local_size,
+                  .work = step->work,
+                  .arguments = m->arguments[number],
+                  .narguments = list_arguments(m, attention, plan->arrays, m->arguments[number])};
 done:
     return status;
+}
+
+/* Add the kernel that computes inputs. */
+static ca_status
+add_inputs(ca_device *device, making *m, const ca_attention *inputs, ca_error *error)
+{
+    ca_attention_plan plan;
+    ca_attention_plan_inputs(ca_device_get_info(device), inputs, &plan);
+    double rows = (double)inputs->T + (double)inputs->L;
+    double entries = (double)inputs->batch[0] * (double)inputs->batch[1] * (double)inputs->batch[2];
+    const planned_step step = {.spec = &plan.spec,
+                               .grid = plan.grid,
+                               .local_size = plan.local_size,
+                               .work = entries * rows * (double)ca_attention_key_bytes(inputs)};
+    return add_step(device, m, inputs, &plan, &step, &(ca_plan_limits){0}, error);
 }
 
 /* If the kernel of a launch has set the mark, launch the kernel that computes each row again that
    is not finite. If the host has waited for the first launch, the host reads the mark. If the first
    launch is left pending, the second one is enqueued behind it, and its work-items read the mark. */
 static ca_status
-redo(ca_device *device, const ca_attention *attention, const ca_mark *mark, ca_launch *launch,
-     ca_attention_params *params, ca_span *spans, ca_error *error)
+redo(ca_device *device, const ca_attention *attention, making *m, ca_error *error)
 {
     ca_status status = CA_OK;
-    bool needed = *launch->left;
+    bool *left = m->launch.left;
+    bool needed = *left;
     ca_attention_plan plan;
     if (!needed) {
-        CA_TRY(ca_mark_is_set(device, mark, &needed, error));
+        CA_TRY(ca_mark_is_set(device, &m->mark, &needed, error));
     }
     if (needed) {
-        bool marked = !*launch->left;
-        double work = marked ? REFERENCE_TIMES * work_of(attention, params, SCORE_COLUMNS) : 0;
+        bool marked = !*left;
+        bool small = m->launch.small;
         ca_attention_plan_redo(ca_device_get_info(device), attention, marked, &plan);
-        params->flags |= CA_REDOES;
-        params->tiles = plan.tiles;
-        launch->nspans = list_spans(attention, plan.arrays, spans[launch->nspans - 1], spans);
-        for (int n = 0; n < launch->nspans - OTHER_SPANS; n++) {
-            if (spans[n].access == CA_ACCESS_WRITE) {
-                spans[n].access = CA_ACCESS_UPDATE;
+        start(m, attention, m->mark, m->spans[MARKS], left);
+        m->launch.small = small;
+        const planned_step step = {
+            .spec = &plan.spec,
+            .grid = plan.grid,
+            .local_size = plan.local_size,
+            .any_local_size = plan.any_local_size,
+            .flags = CA_REDOES,
+            .work = marked ? REFERENCE_TIMES * work_of(attention, SCORE_COLUMNS) : 0};
+        CA_TRY(add_step(device, m, attention, &plan, &step, &(ca_plan_limits){0}, error));
+        for (int n = 0; n < m->launch.nspans; n++) {
+            if (m->spans[n].access == CA_ACCESS_WRITE) {
+                m->spans[n].access = CA_ACCESS_UPDATE;
             }
         }
-        launch->nsteps = 0;
-        const planned_step step = {.spec = &plan.spec,
-                                   .params = params,
-                                   .arrays = plan.arrays,
-                                   .grid = plan.grid,
-                                   .local_size = plan.local_size,
-                                   .any_local_size = plan.any_local_size,
-                                   .work = work};
-        CA_TRY(add_step(device, launch, &step, &(ca_plan_limits){0}, error));
-        CA_TRY(ca_launch_run(device, launch, error));
+        CA_TRY(ca_launch_run(device, &m->launch, error));
     }
 done:
     return status;
@@ -208,63 +275,64 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
 {
     ca_status status = CA_OK;
     ca_storage *partial = NULL;
-    ca_attention_params merging;
-    ca_mark mark;
     char sizes[192];
     bool left;
-    ca_attention_params params = ca_attention_describe(attention, plan);
-
-    ca_span spans[CA_MAX_SPANS];
+    making m;
+    ca_mark mark;
     ca_span marks;
     CA_TRY(ca_mark_take(device, &mark, &marks, error));
-    int nspans = list_spans(attention, plan->arrays, marks, spans);
-    params.redo_slot = mark.slot;
-    params.redo_mark = mark.value;
-    ca_launch launch = {
-        .spans = spans,
-        .nspans = nspans,
-        .small = work_of(attention, &params, 0) < SMALL_WORK,
-        .call = attention->call,
-        .mark = &mark,
-        .left = &left,
-    };
-    double work = work_of(attention, &params, SCORE_COLUMNS);
+    start(&m, attention, mark, marks, &left);
+    m.launch.small = work_of(attention, 0) < SMALL_WORK;
+    double work = work_of(attention, SCORE_COLUMNS);
     work *= plan->variant == CA_INDEX_reference ? REFERENCE_TIMES : 1;
     if (work > DESCRIBED_WORK) {
         write_sizes(attention, sizes, sizeof sizes);
-        launch.sizes = sizes;
+        m.launch.sizes = sizes;
+    }
+    if (attention->inputs != NULL) {
+        CA_TRY(add_inputs(device, &m, attention->inputs, error));
     }
     const planned_step step = {.spec = &plan->spec,
-                               .params = &params,
-                               .arrays = plan->arrays,
                                .grid = plan->grid,
                                .local_size = plan->local_size,
                                .any_local_size = plan->any_local_size,
                                .work = work};
-    CA_TRY(add_step(device, &launch, &step, limits, error));
+    CA_TRY(add_step(device, &m, attention, plan, &step, limits, error));
     if (plan->splits > 1) {
-        const int64_t rows[] = {params.batch[0], params.batch[1], params.batch[2], params.L,
-                                (int64_t)plan->merge_local};
-        merging = params;
-        merging.flags |= CA_MERGES;
+        const int64_t rows[] = {attention->batch[0], attention->batch[1], attention->batch[2],
+                                attention->L, (int64_t)plan->merge_local};
         const planned_step merge = {.spec = &plan->merge,
-                                    .params = &merging,
-                                    .arrays = plan->arrays,
                                     .grid = rows,
-                                    .local_size = plan->merge_local};
-        CA_TRY(add_step(device, &launch, &merge, limits, error));
-        CA_TRY(ca_launch_check(device, &launch, error)); /* before memory is taken */
+                                    .local_size = plan->merge_local,
+                                    .flags = CA_MERGES};
+        CA_TRY(add_step(device, &m, attention, plan, &merge, limits, error));
+        CA_TRY(ca_launch_check(device, &m.launch, error)); /* before memory is taken */
         CA_TRY(allocate_partial(device, plan, attention, &partial, error));
         ca_block *block = ca_storage_block(partial);
-        spans[nspans - OTHER_SPANS] =
+        m.spans[PARTIAL] =
             (ca_span){block->address, block->bytes, CA_ACCESS_WRITE, block, "partial results"};
     }
-    CA_TRY(ca_launch_run(device, &launch, error));
+    CA_TRY(ca_launch_run(device, &m.launch, error));
     if (plan->redoes) {
-        CA_TRY(redo(device, attention, &mark, &launch, &params, spans, error));
+        CA_TRY(redo(device, attention, &m, error));
     }
 done:
     ca_storage_release(partial);
+    return status;
+}
+
+ca_status
+ca_attention_launch_inputs(ca_device *device, const ca_attention *inputs, ca_error *error)
+{
+    ca_status status = CA_OK;
+    making m;
+    ca_mark mark;
+    ca_span marks;
+    CA_TRY(ca_mark_take(device, &mark, &marks, error));
+    start(&m, inputs, mark, marks, NULL);
+    CA_TRY(add_inputs(device, &m, inputs, error));
+    CA_TRY(ca_launch_run(device, &m.launch, error));
+done:
     return status;
 }
 

@@ -19,7 +19,11 @@ ca_status ca_attention_launch(ca_device *device, const ca_attention *attention,
                               const ca_attention_plan *plan, ca_plan_limits *limits,
                               ca_error *error);
 
-/* The same. If the kernels allow less than the plan asks for, plan the variant again within their
+/* Launch the kernel of inputs alone, as a whole problem (attention/inputs.h). */
+ca_status ca_attention_launch_inputs(ca_device *device, const ca_attention *inputs,
+                                     ca_error *error);
+
+/* As ca_attention_launch. If the kernels allow less than the plan asks for, plan the variant again within their
    limits. */
 ca_status ca_attention_launch_within(ca_device *device, const ca_forced *forced,
                                      const ca_attention *attention, const ca_attention_plan *plan,

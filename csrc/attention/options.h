@@ -26,9 +26,7 @@ int ca_attention_optional(const ca_attention *attention,
      CA_USES(SINKS) | CA_USES(OFFSETS) | CA_USES(BLOCKS) | CA_USES(NUMBERS) | CA_USES(TABLE0) |    \
      CA_USES(TABLE1) | CA_USES(TABLE2) | CA_USES(TABLE3))
 
-/* Past and present keys and values. */
-#define CA_PAST_OPTIONS                                                                            \
-    (CA_USES(PAST_KEY) | CA_USES(PAST_VALUE) | CA_USES(PRESENT_KEY) | CA_USES(PRESENT_VALUE))
+#define CA_PAST_OPTIONS (CA_USES(PAST_KEY) | CA_USES(PAST_VALUE))
 
 /* Scores that are written, of any stage. */
 #define CA_SCORE_OPTIONS (CA_USES(SCORES) | INT64_C(3) << CA_OPTION_STAGE)

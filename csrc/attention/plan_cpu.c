@@ -354,8 +354,7 @@ const ca_variant ca_variant_cpu = {
     .word = "cpu",
     .max_head = CA_CPU_HEAD_SIZE,
     .max_value_head = CA_CPU_HEAD_SIZE,
-    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_USES(INPUT_BIAS) | CA_USES(DROPOUT) |
-             CA_SCORE_OPTIONS,
+    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_USES(DROPOUT) | CA_SCORE_OPTIONS,
     .fast = CA_FAST_ON_CPUS,
     .make_plan = plan_cpu,
 };

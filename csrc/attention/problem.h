@@ -62,7 +62,7 @@ typedef enum {
 
    The input bias is not added to past keys and values. A row without a key is zeros, and its
    log-sum-exp is the sink, or -inf without one. */
-typedef struct {
+typedef struct ca_attention {
     int64_t batch[CA_BATCH_DIMS]; /* sizes; those of dimensions that are not there are 1 */
     int64_t L;                    /* query rows */
     int64_t S;                    /* new keys */
@@ -96,6 +96,8 @@ typedef struct {
     const ca_mods *mods; /* what the user's functions make of scores; NULL: nothing */
     ca_scores_stage stage;
     const char *call; /* the function that the user called, for messages */
+    /* What is computed before (attention/inputs.h), on the way to a launch; NULL: nothing. */
+    const struct ca_attention *inputs;
 } ca_attention;
 
 /* Make a problem without options: full band, scale 1. All `views` become absent. */

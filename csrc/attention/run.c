@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attention/inputs.h"
 #include "attention/launch.h"
 #include "attention/plan.h"
 #include "attention/trial.h"
@@ -201,8 +202,8 @@ done:
    next variant then computes the problem, and a notice tells the caller. The reference is the last
    variant: if it fails, the call fails. */
 static ca_status
-launch_whole(ca_device *device, const ca_forced *forced, const ca_attention *attention,
-             ca_error *error)
+launch_best(ca_device *device, const ca_forced *forced, const ca_attention *attention,
+            ca_error *error)
 {
     ca_status status = CA_OK;
     ca_attention_plan plan;
@@ -238,6 +239,28 @@ done:
     return status;
 }
 
+/* The same, of a problem that may have inputs to compute first. Without query rows, these are all. */
+static ca_status
+launch_whole(ca_device *device, const ca_forced *forced, const ca_attention *attention,
+             ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_separated separated;
+    if (!ca_attention_has_inputs(attention)) {
+        return launch_best(device, forced, attention, error);
+    }
+    status = ca_device_prepare(device, error);
+    if (status != CA_OK) {
+        return status;
+    }
+    CA_TRY(ca_attention_separate(device, attention, &separated, error));
+    status = attention->L > 0 ? launch_best(device, forced, &separated.attended, error)
+                              : ca_attention_launch_inputs(device, &separated.inputs, error);
+done:
+    ca_separated_release(&separated);
+    return status;
+}
+
 /* ---- halves, where a device cannot hold the memory of one launch ---- */
 
 /* The outermost leading dimension above 1, else the rows. Halves keep the order of rows,
@@ -252,9 +275,9 @@ dimension_to_halve(const ca_attention *attention)
     return d;
 }
 
-static ca_status
-launch_or_halve(ca_device *device, const ca_forced *forced, ca_attention *attention,
-                ca_error *error)
+ca_status
+ca_attention_run(ca_device *device, const ca_forced *forced, ca_attention *attention,
+                 ca_error *error)
 {
     const ca_device_info *info = ca_device_get_info(device);
     int d = dimension_to_halve(attention);
@@ -271,63 +294,11 @@ launch_or_halve(ca_device *device, const ca_forced *forced, ca_attention *attent
     }
     ca_attention half = *attention;
     ca_attention_take(&half, d, 0, size / 2);
-    ca_status status = launch_or_halve(device, forced, &half, error);
+    ca_status status = ca_attention_run(device, forced, &half, error);
     if (status == CA_OK) {
         half = *attention;
         ca_attention_take(&half, d, size / 2, size - size / 2);
-        status = launch_or_halve(device, forced, &half, error);
+        status = ca_attention_run(device, forced, &half, error);
     }
     return status;
-}
-
-/* ---- no queries, but present keys and values ---- */
-
-/* Give the problem one row of zeros for each batch, which does the writing. */
-static ca_status
-run_without_rows(ca_device *device, const ca_forced *forced, ca_attention *attention,
-                 ca_error *error)
-{
-    ca_status status = CA_OK;
-    ca_operand *query = &attention->operands[CA_ATTENTION_QUERY];
-    ca_operand *output = &attention->operands[CA_ATTENTION_OUTPUT];
-    void *zeros = NULL;
-    void *unused = NULL;
-    const int64_t *batch = attention->batch;
-    const int64_t shape[] = {batch[0], batch[1], batch[2], attention->Ev};
-    int64_t count;
-    CA_TRY(ca_shape_count(4, shape, "the result", &count, error));
-    size_t size = ca_dtype_size(query->dtype);
-    zeros = calloc((size_t)attention->E + 1, size);
-    unused = calloc((size_t)count + 1, size);
-    if (zeros == NULL || unused == NULL) {
-        CA_TRY(ca_error_set(error, CA_ERROR_MEMORY, "no memory for a row of the query"));
-    }
-    *query = (ca_operand){
-        .dtype = query->dtype, .data = zeros, .columns = attention->E, .column_stride = 1};
-    *output = (ca_operand){
-        .dtype = query->dtype, .data = unused, .columns = attention->Ev, .column_stride = 1};
-    int64_t stride = attention->Ev;
-    for (int d = CA_BATCH_DIMS - 1; d >= 0; d--) {
-        output->batch[d] = stride;
-        stride *= batch[d];
-    }
-    static const ca_attention_role absent[] = {CA_ATTENTION_MASK, CA_ATTENTION_BIAS,
-                                               CA_ATTENTION_LSE, CA_ATTENTION_SCORES};
-    for (size_t n = 0; n < sizeof(absent) / sizeof(absent[0]); n++) {
-        attention->operands[absent[n]] = (ca_operand){.dtype = CA_FLOAT32};
-    }
-    ca_attention_take(attention, CA_BATCH_DIMS, 0, 1);
-    CA_TRY(launch_or_halve(device, forced, attention, error));
-done:
-    free(unused);
-    free(zeros);
-    return status;
-}
-
-ca_status
-ca_attention_run(ca_device *device, const ca_forced *forced, ca_attention *attention,
-                 ca_error *error)
-{
-    return attention->L == 0 ? run_without_rows(device, forced, attention, error)
-                             : launch_or_halve(device, forced, attention, error);
 }

@@ -99,7 +99,6 @@ append_refused(ca_strbuf *text, int64_t takes)
         const char *name;
     } refused[] = {
         {CA_PAST_OPTIONS, "past keys"},
-        {CA_USES(INPUT_BIAS), "input bias"},
         {CA_USES(DROPOUT), "dropout"},
         {CA_USES(SCORES), "scores"},
         {CA_USES(LATE_SOFTCAP), "softcap after the mask"},

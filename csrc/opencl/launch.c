@@ -39,26 +39,32 @@ check_call(cl_int code, const char *call, const ca_device *device, const ca_kern
     return ca_cl_check_kernel(code, text, device->info.name, error);
 }
 
+static int
+count_arguments(const ca_launch *launch, const ca_step *step)
+{
+    return step->arguments != NULL ? step->narguments : launch->nspans;
+}
+
 /* ---- checks ---- */
 
 /* Refuse a step that exceeds the device's limits. */
 static ca_status
-check_step(const ca_device *device, const ca_step *step, int nspans, ca_error *error)
+check_step(const ca_device *device, const ca_step *step, int narguments, ca_error *error)
 {
     const ca_device_info *info = &device->info;
     const char *name = step->kernel->spec.name;
     size_t most = step->kernel->limits.work_group;
-    if (nspans < 0 || nspans > CA_MAX_SPANS) {
+    if (narguments < 0 || narguments > CA_MAX_SPANS) {
         return ca_error_set(error, CA_ERROR_DEVICE,
-                            "kernel '%s' is given %d arrays; at most %d can be bound", name, nspans,
-                            CA_MAX_SPANS);
+                            "kernel '%s' is given %d arrays; at most %d can be bound", name,
+                            narguments, CA_MAX_SPANS);
     }
     if (step->params_size > CA_PARAMETER_BYTES) {
         return ca_error_set(error, CA_ERROR_DEVICE,
                             "kernel '%s' is given params of %zu bytes; at most %d can be passed",
                             name, step->params_size, CA_PARAMETER_BYTES);
     }
-    size_t parameters = step->params_size + (size_t)nspans * sizeof(void *);
+    size_t parameters = step->params_size + (size_t)narguments * sizeof(void *);
     if (parameters > (uint64_t)info->max_parameter_size) {
         return ca_error_set(
             error, CA_ERROR_DEVICE,
@@ -87,7 +93,8 @@ check_steps(const ca_device *device, const ca_launch *launch, ca_error *error)
 {
     ca_status status = CA_OK;
     for (int i = 0; i < launch->nsteps && status == CA_OK; i++) {
-        status = check_step(device, &launch->steps[i], launch->nspans, error);
+        const ca_step *step = &launch->steps[i];
+        status = check_step(device, step, count_arguments(launch, step), error);
     }
     return status;
 }
@@ -129,16 +136,18 @@ stays_awake(ca_device *device, const ca_launch *launch)
 
 /* Enqueue one kernel. *event, if wanted, is the kernel's. */
 static ca_status
-enqueue_step(ca_device *device, cl_command_queue queue, const ca_step *step,
-             const ca_binding *bindings, int nspans, cl_event *event, ca_error *error)
+enqueue_step(ca_device *device, cl_command_queue queue, const ca_launch *launch,
+             const ca_step *step, const ca_binding *bindings, cl_event *event, ca_error *error)
 {
     const ca_cl *cl = device->cl;
     ca_kernel *kernel = step->kernel;
     ca_status status = CA_OK;
-    CA_TRY(ca_memory_set(device, kernel, bindings, nspans, error));
+    int narguments = count_arguments(launch, step);
+    CA_TRY(ca_memory_set(device, kernel, bindings, step->arguments, narguments, error));
     cl_int code = CL_SUCCESS;
     if (step->params_size > 0) {
-        code = cl->clSetKernelArg(kernel->handle, (cl_uint)nspans, step->params_size, step->params);
+        code = cl->clSetKernelArg(kernel->handle, (cl_uint)narguments, step->params_size,
+                                  step->params);
         CA_TRY(check_call(code, "clSetKernelArg", device, kernel, error));
     }
     code = cl->clEnqueueNDRangeKernel(queue, kernel->handle, 1, NULL, &step->global_size,
@@ -156,7 +165,7 @@ enqueue_steps(ca_device *device, cl_command_queue queue, const ca_launch *launch
     ca_status status = CA_OK;
     for (int i = 0; i < launch->nsteps && status == CA_OK; i++) {
         bool last = i == launch->nsteps - 1;
-        status = enqueue_step(device, queue, &launch->steps[i], bindings, launch->nspans,
+        status = enqueue_step(device, queue, launch, &launch->steps[i], bindings,
                               last ? event : NULL, error);
     }
     return status;
@@ -268,7 +277,7 @@ enqueue_piece(ca_device *device, const ca_launch *launch, const ca_pace *pace,
     }
     piece.params = params;
     ca_mutex_lock(&device->lock);
-    CA_TRY(enqueue_step(device, device->queue, &piece, bindings, launch->nspans, event, error));
+    CA_TRY(enqueue_step(device, device->queue, launch, &piece, bindings, event, error));
     CA_TRY(check_call(device->cl->clFlush(device->queue), "clFlush", device, piece.kernel, error));
 done:
     ca_mutex_unlock(&device->lock);

@@ -107,15 +107,16 @@ done:
 }
 
 ca_status
-ca_memory_set(ca_device *device, ca_kernel *kernel, const ca_binding *bindings, int nspans,
-              ca_error *error)
+ca_memory_set(ca_device *device, ca_kernel *kernel, const ca_binding *bindings,
+              const uint8_t *arguments, int count, ca_error *error)
 {
     const ca_cl *cl = device->cl;
     bool svm = device->info.memory == CA_MEMORY_SVM;
     cl_int code = CL_SUCCESS;
-    for (int i = 0; i < nspans && code == CL_SUCCESS; i++) {
-        const void *pointer = bindings[i].span.bytes > 0 ? bindings[i].data : NULL;
-        bool empty = bindings[i].span.bytes == 0;
+    for (int i = 0; i < count && code == CL_SUCCESS; i++) {
+        const ca_binding *binding = &bindings[arguments != NULL ? arguments[i] : i];
+        bool empty = binding->span.bytes == 0;
+        const void *pointer = empty ? NULL : binding->data;
         const uint32_t bit = UINT32_C(1) << i;
         bool stays = svm || empty; /* a buffer is a new one each time */
         if (stays && (kernel->given & bit) != 0 && kernel->pointers[i] == pointer) {
@@ -123,7 +124,7 @@ ca_memory_set(ca_device *device, ca_kernel *kernel, const ca_binding *bindings, 
         }
         code = svm ? cl->clSetKernelArgSVMPointer(kernel->handle, (cl_uint)i, pointer)
                    : cl->clSetKernelArg(kernel->handle, (cl_uint)i, sizeof(cl_mem),
-                                        empty ? NULL : &bindings[i].buffer);
+                                        empty ? NULL : &binding->buffer);
         kernel->pointers[i] = pointer;
         kernel->given &= ~bit;
         if (stays && code == CL_SUCCESS) {

@@ -38,9 +38,10 @@ ca_status ca_memory_bind(ca_device *device, const ca_span *spans, int nspans, bo
 ca_status ca_memory_send(ca_device *device, const ca_binding *bindings, int nspans,
                          ca_error *error);
 
-/* Set the kernel's arguments 0 to nspans - 1, except pointers that are set already. */
+/* Set the kernel's first `count` arguments, except pointers that are set already. Argument n is
+   bindings[arguments[n]], or bindings[n] if `arguments` is NULL. */
 ca_status ca_memory_set(ca_device *device, ca_kernel *kernel, const ca_binding *bindings,
-                        int nspans, ca_error *error);
+                        const uint8_t *arguments, int count, ca_error *error);
 
 /* True if ca_memory_fetch enqueues a command. */
 bool ca_memory_fetches(const ca_device *device, const ca_binding *bindings, int nspans);

@@ -120,7 +120,11 @@ run_device_probe(ca_device *device, const ca_kernel_spec *spec, const void *cont
     const ca_launch launch = {
         .spans = spans,
         .nspans = sizeof spans / sizeof spans[0],
-        .steps = {{kernel, &probe_params, sizeof probe_params, PROBE_COUNT, 1, 0}},
+        .steps = {{.kernel = kernel,
+                   .params = &probe_params,
+                   .params_size = sizeof probe_params,
+                   .global_size = PROBE_COUNT,
+                   .local_size = 1}},
         .nsteps = 1,
         .call = "the probe",
     };
@@ -166,7 +170,11 @@ run_loops_probe(ca_device *device, const ca_kernel_spec *spec, const void *conte
     const ca_launch launch = {
         .spans = spans,
         .nspans = 1,
-        .steps = {{kernel, &rounds, sizeof rounds, 1, 1, 0}},
+        .steps = {{.kernel = kernel,
+                   .params = &rounds,
+                   .params_size = sizeof rounds,
+                   .global_size = 1,
+                   .local_size = 1}},
         .nsteps = 1,
         .call = "the probe",
     };
@@ -235,7 +243,11 @@ run_pairs_probe(ca_device *device, const ca_kernel_spec *spec, const void *conte
     const ca_launch launch = {
         .spans = spans,
         .nspans = sizeof spans / sizeof spans[0],
-        .steps = {{kernel, &start, sizeof start, 1, 1, 0}},
+        .steps = {{.kernel = kernel,
+                   .params = &start,
+                   .params_size = sizeof start,
+                   .global_size = 1,
+                   .local_size = 1}},
         .nsteps = 1,
         .call = "the probe",
     };

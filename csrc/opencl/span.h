@@ -24,6 +24,7 @@ typedef struct {
     const char *name; /* for messages; NULL: nobody has named it */
 } ca_span;
 
-#define CA_MAX_SPANS 24
+/* Spans of a launch, and arguments of a kernel. */
+#define CA_MAX_SPANS 32
 
 #endif

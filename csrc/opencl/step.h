@@ -7,15 +7,15 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "opencl/marks.h" /* ca_mark */
 #include "opencl/span.h"
 #include "opencl/spec.h" /* ca_kernel */
 
-#define CA_MAX_STEPS 3
+#define CA_MAX_STEPS 4
 
-/* One kernel. Arguments 0 to nspans - 1 are the launch's spans; argument nspans is a params
-   struct by value. The range has one dimension. A step with work may run in pieces: its params begin
+/* One kernel. Its arguments are spans of the launch, then a params struct by value. The range has one dimension. A step with work may run in pieces: its params begin
    with an int64, the first work-group of a piece, which is 0 here. */
 typedef struct {
     ca_kernel *kernel;
@@ -24,6 +24,9 @@ typedef struct {
     size_t global_size; /* work-items, a multiple of local_size */
     size_t local_size;
     double work; /* operations, or bytes; 0: little, or nobody knows */
+    /* Which spans are the arguments; NULL: all, in their order. */
+    const uint8_t *arguments;
+    int narguments;
 } ca_step;
 
 /* Kernels that run one after the other on the same memory. */

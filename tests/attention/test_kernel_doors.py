@@ -44,10 +44,12 @@ PASTS = {  # (heads, L)
 
 @each(PASTS)
 def test_past_and_present(device, variant, case):
-    """Past and new keys meet within a vector or block; present is their concatenation."""
+    """Past and new keys meet within a vector or block, where nobody asks for the present ones."""
     heads, L = case
+    sizes = {"B": 2, "H": heads[0], "L": L, "S": L, "E": variant.E, "Ev": variant.E}
     for P in (0, 1, 15, 16, 63, 64, 130):
         check(*with_past(variant, L, P, heads=heads), device=device, is_causal=1)
+        directml.check_alone(make(**sizes, P=P), device=device)
     for rows, S in ((L, 40), (L, 0), (0, 5)):
         check(*with_past(variant, rows, 13, S=S, heads=heads), device=device)
 
@@ -59,6 +61,9 @@ def test_past_and_present_in_splits(device, variant, heads, lengths):
     args = with_past(variant, 1, *lengths, heads=heads, B=1)
     check(*args, device=device)
     check(*args, device=device, is_causal=1, left_window_size=700)
+    P, S = lengths
+    sizes = {"B": 1, "H": heads[0], "L": 1, "S": S, "E": variant.E, "Ev": variant.E}
+    directml.check_alone(make(**sizes, P=P), device=device)
 
 
 @pytest.mark.parametrize("window", [(3, 0), (40, -1), (-1, 2), (0, 0)], ids=str)
@@ -304,30 +309,24 @@ def test_another_dtype_of_values(device, variant):
 def call_with(variant, option, device):
     """The result of a call that asks for an option of other doors."""
     q, k, v = variant.arrays((1, 2, 2, 3, 50), E=WIDE)
-    past = variant.arrays((1, 2, 2, 3, 20), E=WIDE)[1:]
     onnx = clattn.onnx.attention
-    if option == "past":
-        return onnx(q, k, v, None, *past, device=device).Y
-    if option == "past key columns apart":
-        return onnx(q, k, v, None, sliced(past[0]), past[1], device=device).Y
-    if option == "past value columns apart":
-        return onnx(q, k, v, None, past[0], columns_first(past[1]), device=device).Y
     if option == "scores":
         return onnx(q, k, v, return_qk=True, device=device).Y
     if option == "softcap last":
         return onnx(q, k, v, softcap=2.0, opset=24, pre_errata=True, device=device).Y
     if option == "dropout":
         return clattn.scaled_dot_product_attention(q, k, v, dropout_p=0.3, seed=1, device=device)
-    sizes = {"L": 3, "S": 50, "E": WIDE, "Ev": WIDE, "dtype": variant.dtype}
-    call = make(**sizes, bias=True)
-    return clattn.directml.multihead_attention(**call, device=device).output
+    call = make(L=3, S=50, P=20, E=WIDE, Ev=WIDE, dtype=variant.dtype)
+    if option == "past key columns apart":
+        call["past_key"] = sliced(call["past_key"])
+    if option == "past value columns apart":
+        call["past_value"] = columns_first(call["past_value"])
+    return directml.run(call, device=device).output
 
 
 def refused(variant):
     """Options that the variant refuses."""
-    options = ["past", "scores", "softcap last", "dropout", "input bias"]
-    if variant.dtype == bfloat16:
-        options.remove("input bias")  # DirectML has no bfloat16
+    options = ["past", "scores", "softcap last", "dropout"]
     if variant.kernel == "decode_cpu":
         options += ["past key columns apart", "past value columns apart"]
     return [option for option in options if option not in variant.doors]

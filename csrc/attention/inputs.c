@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: MIT */
+#include "attention/inputs.h"
+
+#include "opencl/storage.h"
+
+/* Work-items of a group on GPUs. */
+#define GROUP 128
+
+/* Bytes of keys and values that a group copies, about. */
+#define BYTES_OF_GROUP (64 << 10)
+
+bool
+ca_attention_has_inputs(const ca_attention *attention)
+{
+    return ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY) ||
+           ca_attention_has(attention, CA_ATTENTION_INPUT_BIAS);
+}
+
+/* Make memory for the sums of an operand with the input bias. Entries of the batch share sums where they
+   share the operand and the bias. */
+static ca_status
+add_sums(ca_device *device, const ca_attention *attention, ca_attention_role role,
+         ca_storage **storage, ca_operand *sums, ca_error *error)
+{
+    ca_status status = CA_OK;
+    const ca_operand *operand = &attention->operands[role];
+    const ca_operand *bias = &attention->operands[CA_ATTENTION_INPUT_BIAS];
+    int64_t sizes[CA_BATCH_DIMS + 2];
+    int64_t count;
+    for (int d = 0; d < CA_BATCH_DIMS; d++) {
+        bool shared = operand->batch[d] == 0 && bias->batch[d] == 0;
+        sizes[d] = shared ? 1 : attention->batch[d];
+    }
+    sizes[CA_BATCH_DIMS] = operand->rows;
+    sizes[CA_BATCH_DIMS + 1] = operand->columns;
+    CA_TRY(ca_shape_count(CA_BATCH_DIMS + 2, sizes, "a sum with the bias", &count, error));
+    size_t bytes = (size_t)count * ca_dtype_size(operand->dtype);
+    CA_TRY(ca_storage_new(device, bytes, "sums with the bias", storage, error));
+    ca_block *block = ca_storage_block(*storage);
+    *sums = (ca_operand){.dtype = operand->dtype,
+                         .data = block->address,
+                         .block = block,
+                         .rows = operand->rows,
+                         .columns = operand->columns,
+                         .row_stride = operand->columns,
+                         .column_stride = 1,
+                         .memory = {.data = block->address, .bytes = block->bytes}};
+    int64_t stride = operand->rows * operand->columns;
+    for (int d = CA_BATCH_DIMS - 1; d >= 0; d--) {
+        sums->batch[d] = sizes[d] > 1 ? stride : 0;
+        stride *= sizes[d];
+    }
+done:
+    return status;
+}
+
+/* Keep the operands that the kernel of inputs reads and writes. */
+static void
+keep_inputs(ca_attention *inputs)
+{
+    static const ca_attention_role kept[] = {
+        CA_ATTENTION_QUERY,       CA_ATTENTION_KEY,           CA_ATTENTION_VALUE,
+        CA_ATTENTION_PAST_KEY,    CA_ATTENTION_PAST_VALUE,    CA_ATTENTION_INPUT_BIAS,
+        CA_ATTENTION_PRESENT_KEY, CA_ATTENTION_PRESENT_VALUE,
+    };
+    ca_attention all = *inputs;
+    for (int role = 0; role < CA_ATTENTION_OPERANDS; role++) {
+        inputs->operands[role] = (ca_operand){.dtype = CA_FLOAT32};
+    }
+    for (size_t n = 0; n < sizeof(kept) / sizeof(kept[0]); n++) {
+        inputs->operands[kept[n]] = all.operands[kept[n]];
+    }
+    inputs->mods = NULL;
+    inputs->softcap = 0;
+    inputs->dropout = 0;
+    inputs->band_follows_counts = false;
+}
+
+static void
+remove_past(ca_attention *attention)
+{
+    attention->operands[CA_ATTENTION_PAST_KEY] = (ca_operand){.dtype = CA_FLOAT32};
+    attention->operands[CA_ATTENTION_PAST_VALUE] = (ca_operand){.dtype = CA_FLOAT32};
+    attention->P = 0;
+}
+
+ca_status
+ca_attention_separate(ca_device *device, const ca_attention *attention, ca_separated *separated,
+                      ca_error *error)
+{
+    ca_status status = CA_OK;
+    ca_attention *inputs = &separated->inputs;
+    ca_attention *attended = &separated->attended;
+    ca_storage **sums = separated->sums;
+    ca_operand *results = inputs->operands;
+    bool biased = ca_attention_has(attention, CA_ATTENTION_INPUT_BIAS);
+    bool present = ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY);
+    *inputs = *attended = *attention;
+    sums[0] = sums[1] = sums[2] = NULL;
+    keep_inputs(inputs);
+    inputs->L = 0;
+    if (biased && attention->L > 0) {
+        inputs->L = attention->L;
+        CA_TRY(add_sums(device, attention, CA_ATTENTION_QUERY, &sums[0],
+                        &results[CA_ATTENTION_OUTPUT], error));
+        attended->operands[CA_ATTENTION_QUERY] = results[CA_ATTENTION_OUTPUT];
+    }
+    if (present) {
+        remove_past(attended);
+        attended->S = attended->T;
+    } else {
+        remove_past(inputs);
+        inputs->T = inputs->S;
+        CA_TRY(add_sums(device, attention, CA_ATTENTION_KEY, &sums[1],
+                        &results[CA_ATTENTION_PRESENT_KEY], error));
+        CA_TRY(add_sums(device, attention, CA_ATTENTION_VALUE, &sums[2],
+                        &results[CA_ATTENTION_PRESENT_VALUE], error));
+    }
+    attended->operands[CA_ATTENTION_KEY] = results[CA_ATTENTION_PRESENT_KEY];
+    attended->operands[CA_ATTENTION_VALUE] = results[CA_ATTENTION_PRESENT_VALUE];
+    static const ca_attention_role computed[] = {CA_ATTENTION_INPUT_BIAS, CA_ATTENTION_PRESENT_KEY,
+                                                 CA_ATTENTION_PRESENT_VALUE};
+    for (size_t n = 0; n < sizeof(computed) / sizeof(computed[0]); n++) {
+        attended->operands[computed[n]] = (ca_operand){.dtype = CA_FLOAT32};
+    }
+    attended->inputs = inputs;
+done:
+    return status;
+}
+
+void
+ca_separated_release(ca_separated *separated)
+{
+    for (int n = 0; n < 3; n++) {
+        ca_storage_release(separated->sums[n]);
+    }
+}
+
+void
+ca_attention_plan_inputs(const ca_device_info *info, const ca_attention *inputs,
+                         ca_attention_plan *plan)
+{
+    static const ca_attention_role rows[] = {CA_ATTENTION_KEY,         CA_ATTENTION_VALUE,
+                                             CA_ATTENTION_PAST_KEY,    CA_ATTENTION_PAST_VALUE,
+                                             CA_ATTENTION_PRESENT_KEY, CA_ATTENTION_PRESENT_VALUE};
+    bool alone = !info->items_are_lanes;
+    bool wide = true;
+    int64_t longest = inputs->T > inputs->L ? inputs->T : inputs->L;
+    int64_t bytes = ca_attention_key_bytes(inputs);
+    for (size_t n = 0; n < sizeof(rows) / sizeof(rows[0]); n++) {
+        wide = wide && ca_operand_is_wide(&inputs->operands[rows[n]]);
+    }
+    int64_t group = alone ? 1 : ca_smaller(info->max_work_group, GROUP);
+    ca_plan_begin(plan, inputs, "attention_inputs", (size_t)group);
+    plan->tiles = bytes < BYTES_OF_GROUP ? BYTES_OF_GROUP / (bytes + 1) : 1;
+    plan->grid[3] = ca_divide_up(longest, plan->tiles);
+    plan->grid[4] = group;
+    plan->redoes = false;
+    ca_plan_define_data(plan, info, inputs);
+    ca_kernel_define(&plan->spec, "ON_CPU", info->type == CA_DEVICE_CPU && alone);
+    ca_kernel_define(&plan->spec, "WIDE", wide && !alone);
+    ca_kernel_define(&plan->spec, "WG", group);
+}
