@@ -220,8 +220,7 @@ attend_split(const warp_state *warp, const split_source *source, const split_sha
     const ca_attention_params *params = source->call->params;
     const float factor = late_factor(params);
     const int turn = WARPS * CHUNK;
-    const int place = place_of_group(source->call, group);
-    int ahead = keys_ahead(source->call, group, place, source->start, source->count, turn);
+    int ahead = keys_ahead(source->call, group, source->rows, source->start, source->count, turn);
     int j = (int)warp->index * CHUNK + ahead;
     uint4 keys[2][KEY_LOADS];
     uint4 values[4][VALUE_LOADS];
@@ -232,8 +231,8 @@ attend_split(const warp_state *warp, const split_source *source, const split_sha
             break;
         }
         const int left = source->count - j0 - turn;
-        ahead =
-            turn + keys_ahead(source->call, group, place, source->start + j0 + turn, left, turn);
+        ahead = turn + keys_ahead(source->call, group, source->rows, source->start + j0 + turn,
+                                  left, turn);
         float4 scores[1][KEY_TILES] = {{(float4)0.0f}};
         multiply_keys(warp, queries, keys, scores[0]);
         if (j + ahead < source->count) {

@@ -141,7 +141,7 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
     const ca_int64 linear = ca_divide(group, tiles);
     ca_int64 batch[CA_BATCH_DIMS];
     ca_unravel(linear, params.batch, batch);
-    const mma_tile tile = tile_at(&call, batch, tiles - 1 - (group - linear * tiles));
+    const mma_tile tile = tile_at(&call, batch, tiles - 1 - (group - linear * tiles), memory);
     const mma_lane lane = lane_of(&warp);
     const float factor = late_factor(&params);
 
