@@ -136,8 +136,7 @@ ca_plan_define_warp(ca_kernel_spec *spec, const ca_device_info *info, const ca_a
     bool units = ca_plan_has_matrix_units(info, attention);
     spec->for_90a = grouped && info->group_matrices;
     ca_kernel_define(spec, "WARP",
-                     !units               ? CA_WARP_EMULATED
-                     : spec->for_90a      ? CA_WARP_PTX_GROUPS
-                     : info->async_copies ? CA_WARP_PTX
-                                          : CA_WARP_PTX_WAITING);
+                     !units          ? CA_WARP_EMULATED
+                     : spec->for_90a ? CA_WARP_PTX_GROUPS
+                                     : CA_WARP_PTX);
 }

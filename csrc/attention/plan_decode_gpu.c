@@ -275,10 +275,7 @@ plan_decode_gpu(const ca_device_info *info, const ca_attention *attention, ca_at
     ca_kernel_define(spec, "BN", t.keys);
     ca_kernel_define(spec, "RT", t.rows);
     ca_kernel_define(spec, "WIDE",
-                     ca_operand_is_wide(&operands[CA_ATTENTION_KEY]) &&
-                         ca_operand_is_wide(&operands[CA_ATTENTION_VALUE]) &&
-                         ca_operand_is_wide(&operands[CA_ATTENTION_PAST_KEY]) &&
-                         ca_operand_is_wide(&operands[CA_ATTENTION_PAST_VALUE]) &&
+                     ca_attention_keys_are(attention, ca_operand_is_wide) &&
                          ca_operand_is_wide(&operands[CA_ATTENTION_PRESENT_KEY]) &&
                          ca_operand_is_wide(&operands[CA_ATTENTION_PRESENT_VALUE]));
 }

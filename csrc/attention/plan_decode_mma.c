@@ -76,8 +76,7 @@ decode_mma_can_run(const ca_device_info *info, const ca_attention *attention)
 {
     (void)info;
     return attention->T <= CA_MATRIX_MAX_ROWS && attention->L <= CA_MATRIX_MAX_ROWS &&
-           ca_operand_is_wide(&attention->operands[CA_ATTENTION_KEY]) &&
-           ca_operand_is_wide(&attention->operands[CA_ATTENTION_VALUE]);
+           ca_attention_keys_are(attention, ca_operand_is_wide);
 }
 
 static const ca_knob knobs_of_decode_mma[] = CA_KNOBS_OF_SPLITS;

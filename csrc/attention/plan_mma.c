@@ -50,9 +50,8 @@ mma_can_run(const ca_device_info *info, const ca_attention *attention)
 }
 
 static bool
-rows_are_aligned(const ca_attention *attention, ca_attention_role role)
+rows_are_aligned(const ca_operand *operand)
 {
-    const ca_operand *operand = &attention->operands[role];
     return ca_operand_is_wide(operand) && operand->row_stride <= MAX_STRIDE &&
            operand->row_stride >= -MAX_STRIDE;
 }
@@ -296,10 +295,10 @@ plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention
     ca_kernel_define(spec, "HEAD_EV", multiplied(Ev, s.together));
     ca_kernel_define(spec, "LSE", ca_attention_has(attention, CA_ATTENTION_LSE));
     ca_kernel_define(spec, "ALIGNED",
-                     rows_are_aligned(attention, CA_ATTENTION_QUERY) &&
-                         rows_are_aligned(attention, CA_ATTENTION_KEY) &&
-                         rows_are_aligned(attention, CA_ATTENTION_VALUE));
-    ca_kernel_define(spec, "OUTPUT_ALIGNED", rows_are_aligned(attention, CA_ATTENTION_OUTPUT));
+                     rows_are_aligned(&attention->operands[CA_ATTENTION_QUERY]) &&
+                         ca_attention_keys_are(attention, rows_are_aligned));
+    ca_kernel_define(spec, "OUTPUT_ALIGNED",
+                     rows_are_aligned(&attention->operands[CA_ATTENTION_OUTPUT]));
     ca_plan_define_warp(spec, info, attention, s.together > 1);
     ca_kernel_define(spec, "WARPS", s.warps);
     ca_kernel_define(spec, "MT", s.tiles);

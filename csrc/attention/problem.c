@@ -314,6 +314,14 @@ ca_attention_drops(const ca_attention *attention)
     return nearbyint(ldexp(attention->dropout, 32)) >= 1;
 }
 
+bool
+ca_attention_keys_are(const ca_attention *attention, bool (*test)(const ca_operand *))
+{
+    const ca_operand *operands = attention->operands;
+    return test(&operands[CA_ATTENTION_KEY]) && test(&operands[CA_ATTENTION_VALUE]) &&
+           test(&operands[CA_ATTENTION_PAST_KEY]) && test(&operands[CA_ATTENTION_PAST_VALUE]);
+}
+
 int64_t
 ca_attention_key_bytes(const ca_attention *attention)
 {
@@ -342,18 +350,23 @@ ca_attention_visible_keys(const ca_attention *attention)
     return band < 0 ? 0 : band < T ? band : T;
 }
 
+static bool
+heads_share(const ca_operand *operand)
+{
+    return operand->batch[CA_BATCH_DIMS - 1] == 0;
+}
+
 int64_t
 ca_attention_heads_together(const ca_attention *attention)
 {
-    static const ca_attention_role shared[] = {CA_ATTENTION_KEY,           CA_ATTENTION_VALUE,
-                                               CA_ATTENTION_PAST_KEY,      CA_ATTENTION_PAST_VALUE,
-                                               CA_ATTENTION_KEY_COUNTS,    CA_ATTENTION_PRESENT_KEY,
-                                               CA_ATTENTION_PRESENT_VALUE, CA_ATTENTION_OFFSETS};
+    const ca_operand *operands = attention->operands;
     const int last = CA_BATCH_DIMS - 1;
-    for (size_t n = 0; n < sizeof(shared) / sizeof(shared[0]); n++) {
-        if (attention->operands[shared[n]].batch[last] != 0) {
-            return 1;
-        }
+    if (!ca_attention_keys_are(attention, heads_share) ||
+        !heads_share(&operands[CA_ATTENTION_PRESENT_KEY]) ||
+        !heads_share(&operands[CA_ATTENTION_PRESENT_VALUE]) ||
+        !heads_share(&operands[CA_ATTENTION_KEY_COUNTS]) ||
+        !heads_share(&operands[CA_ATTENTION_OFFSETS])) {
+        return 1;
     }
     if (attention->mods != NULL) {
         /* The rows of mods that are computed together belong to one entry of the batch. */

@@ -147,6 +147,10 @@ bool ca_attention_caps_last(const ca_attention *attention);
 /* False where the probability of dropping is less than a random word resolves. */
 bool ca_attention_drops(const ca_attention *attention);
 
+/* Returns whether a function, such as ca_operand_is_wide, is true of all operands that kernels read keys
+   and values from. */
+bool ca_attention_keys_are(const ca_attention *attention, bool (*test)(const ca_operand *));
+
 /* Bytes of a key and its value. */
 int64_t ca_attention_key_bytes(const ca_attention *attention);
 

@@ -371,14 +371,14 @@ try_ptx(ca_device *device)
     if (info->float16_matrices) {
         bool votes = has_warp(device, CA_WARP_VOTES, CA_PROBE_VOTES, expect_votes);
         bool loads = has_warp(device, CA_MATRIX_LOADS, CA_PROBE_LOADS, expect_loads);
-        bool all = votes && loads;
+        bool copies = has_warp(device, CA_ASYNC_COPIES, CA_PROBE_COPIES, expect_copies);
+        bool all = votes && loads && copies;
         info->float16_matrices = has_warp(device, CA_FLOAT16_MATRICES, CA_PROBE_FLOAT16_MATRICES,
                                           expect_float16_matrices) &&
                                  all;
         info->bfloat16_matrices = has_warp(device, CA_BFLOAT16_MATRICES, CA_PROBE_BFLOAT16_MATRICES,
                                            expect_bfloat16_matrices) &&
                                   all;
-        info->async_copies = has_warp(device, CA_ASYNC_COPIES, CA_PROBE_COPIES, expect_copies);
     }
 }
 
@@ -441,8 +441,7 @@ try_groups(ca_device *device)
 {
     ca_device_info *info = &device->info;
     info->group_matrices = info->group_matrices && info->float16_matrices &&
-                           info->bfloat16_matrices && info->async_copies &&
-                           info->ample_local_memory &&
+                           info->bfloat16_matrices && info->ample_local_memory &&
                            has_groups(device, CA_FLOAT16_GROUPS, CA_PROBE_FLOAT16_MATRICES) &&
                            has_groups(device, CA_BFLOAT16_GROUPS, CA_PROBE_BFLOAT16_MATRICES) &&
                            has_local_bytes(device, CA_GROUP_LOCAL_MEMORY, CA_GROUP_LOCAL_BYTES);

@@ -96,7 +96,6 @@ typedef struct {
     bool bfloat16_matrices;  /* of bfloat16 */
     bool group_matrices;     /* four warps multiply matrices of both types together, and a
                                 work-group may have CA_GROUP_LOCAL_BYTES */
-    bool async_copies;       /* and copies to local memory while it computes */
     bool ample_registers;    /* matrix code for two tiles of rows of head size 128 fits the
                              registers without spills */
     bool ample_local_memory; /* two work-groups of a compute unit have CA_AMPLE_LOCAL_BYTES each */

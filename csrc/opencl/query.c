@@ -205,7 +205,6 @@ query_nvidia(const ca_device *device, ca_device_info *info)
         info->warp_shuffles = info->nvidia_capability >= 70;
         info->float16_matrices = info->nvidia_capability >= 80;
         info->bfloat16_matrices = info->float16_matrices;
-        info->async_copies = info->float16_matrices;
         info->group_matrices = info->nvidia_capability == 90;
         info->ample_registers = info->nvidia_capability >= 90;
         info->ample_local_memory = info->nvidia_capability >= 90 && info->nvidia_capability < 120;

@@ -288,15 +288,15 @@ start_tile(tile_sums *sums, const attention_call *call, ca_int64 linear, ca_int6
             place++;
         }
     }
-    const key_band band = ca_band(call, tile->batch);
-    tile->first = max((ca_int64)0, tile->i0 + band.lower);
-    tile->last = min(band.limit, tile->i0 + place + 1 + band.upper) - 1;
-    tile->bounds = count_from(bounds_of(call, tile->batch, &band), tile->i0, 0);
+    const batch_sequence sequence = sequence_of(call, tile->batch);
+    tile->first = max((ca_int64)0, tile->i0 + sequence.lower);
+    tile->last = min(sequence.limit, tile->i0 + place + 1 + sequence.upper) - 1;
+    tile->bounds = count_from(bounds_of(&sequence), tile->i0, 0);
     tile->excluding = HAS_ADDENDS(params) || HAS_MODS || USES(params, DROPOUT) ||
-                      band.limit < params->T || band.lower > 1 - params->L ||
-                      band.upper < params->T - 1;
+                      sequence.limit < params->T || sequence.lower > 1 - params->L ||
+                      sequence.upper < params->T - 1;
 #if HAS_MODS
-    start_mod_rows(tile);
+    start_mod_rows(tile, &sequence);
 #endif
     sums->queries = (termv *)memory;
     sums->result = memory + ROW_TERMS(params->E) * NV;

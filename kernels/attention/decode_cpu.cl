@@ -177,7 +177,7 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
     bounds.limit = min(bounds.limit, (ca_int64)keys);
     const bool asks = mask_block_at(call, row->batch, 1, row->mod.q, 1, j0, keys) != CA_BLOCK_FULL;
     if (SCORE_IS_PLAIN(params) && !asks &&
-        sees_all(params, &bounds, 0, 1, 0, (keys + LANES - 1) / LANES * LANES)) {
+        sees_all(&bounds, 0, 1, 0, (keys + LANES - 1) / LANES * LANES)) {
         return;
     }
     if (HAS_ADDENDS(params)) {
@@ -425,14 +425,14 @@ start_row(decode_row *row, realv *queries, const attention_call *call, const spl
 {
     const ca_attention_params *params = call->params;
     row->i = row_of_share(params, share, r, row->batch);
-    const key_band band = ca_band(call, row->batch);
-    row->bounds = count_from(bounds_of(call, row->batch, &band), row->i, 0);
-    row->first = max((ca_int64)0, row->i + band.lower);
-    row->last = min(band.limit - 1, row->i + band.upper);
+    const batch_sequence sequence = sequence_of(call, row->batch);
+    row->bounds = count_from(bounds_of(&sequence), row->i, 0);
+    row->first = max((ca_int64)0, row->i + sequence.lower);
+    row->last = min(sequence.limit - 1, row->i + sequence.upper);
     row->highest = -INFINITY;
     row->sum = (realv)REAL(0.0);
 #if HAS_MODS
-    row->mod = mod_row_at(call, row->batch, row->i);
+    row->mod = mod_row_at(call, &sequence, row->batch, row->i);
 #endif
     load_query(queries, call->query + ca_offset(&params->query, row->batch, row->i, 0),
                &params->query, (int)params->E, score_scale(params));

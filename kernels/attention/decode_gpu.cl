@@ -418,8 +418,7 @@ attend_keys(slice_state *state, const attention_call *call, const split_share *g
     const row_strides key_strides = run->key_strides;
     const row_strides value_strides = run->value_strides;
     const ca_int64 *batch = group->batch;
-    const int place = place_of_group(call, group);
-    int ahead = keys_ahead(call, group, place, start, end - start, BN);
+    int ahead = keys_ahead(call, group, memory->rows, start, end - start, BN);
     __global const storage *keys = run->key + ahead * key_strides.row;
     __global const value_storage *values = run->value + ahead * value_strides.row;
     uint4 key_chunks[KEYS_PER_LANE * KEY_PER_LANE];
@@ -438,7 +437,7 @@ attend_keys(slice_state *state, const attention_call *call, const split_share *g
         real terms[TERMS];
         load_addends(added, call, memory->rows, mine, j0, count);
         multiply_keys(terms, key_chunks, memory->queries, mine->key_lane);
-        ahead = BN + keys_ahead(call, group, place, j0 + BN, end - j0 - BN, BN);
+        ahead = BN + keys_ahead(call, group, memory->rows, j0 + BN, end - j0 - BN, BN);
         const int next = (int)min((ca_int64)BN, end - j0 - ahead);
         keys += ahead * key_strides.row;
         values += ahead * value_strides.row;

@@ -64,8 +64,7 @@
 typedef struct {
     const attention_call *call;
     const __local group_row *rows; /* of the rows */
-    __global const storage *keys;
-    __global const storage *values;
+    key_run run;
     ca_int64 start; /* the number of the split's first key */
     int count;      /* of keys */
     int g;          /* lane / 4 */
@@ -84,10 +83,10 @@ load_chunk(__global const storage *row, int chunk, int columns)
 INLINED void
 load_keys(uint4 (*keys)[KEY_LOADS], const split_source *source, int j)
 {
-    const ca_attention_params *params = source->call->params;
+    const row_strides strides = STRIDES_OF_RUN(&source->run, source->call->params, key);
     WARP_FOR (int k = 0; k < 2; k++) {
         const int key = min(j + source->g + 8 * k, source->count - 1);
-        __global const storage *row = source->keys + key * params->key.row;
+        __global const storage *row = source->run.key + key * strides.row;
         WARP_FOR (int n = 0; n < KEY_LOADS; n++) {
             keys[k][n] = load_chunk(row, source->t + 4 * n, HEAD_E);
         }
@@ -106,10 +105,10 @@ key_of(const split_source *source, int n)
 INLINED void
 load_values(uint4 (*values)[VALUE_LOADS], const split_source *source, int j)
 {
-    const ca_attention_params *params = source->call->params;
+    const row_strides strides = STRIDES_OF_RUN(&source->run, source->call->params, value);
     WARP_FOR (int k = 0; k < 4; k++) {
         const int key = min(j + key_of(source, k), source->count - 1);
-        __global const storage *row = source->values + key * params->value.row;
+        __global const storage *row = source->run.value + key * strides.row;
         WARP_FOR (int n = 0; n < VALUE_LOADS; n++) {
             values[k][n] = load_chunk(row, source->g + 8 * n, HEAD_EV);
         }
@@ -220,8 +219,7 @@ attend_split(const warp_state *warp, const split_source *source, const split_sha
     const ca_attention_params *params = source->call->params;
     const float factor = late_factor(params);
     const int turn = WARPS * CHUNK;
-    const int place = place_of_group(source->call, group);
-    int ahead = keys_ahead(source->call, group, place, source->start, source->count, turn);
+    int ahead = keys_ahead(source->call, group, source->rows, source->start, source->count, turn);
     int j = (int)warp->index * CHUNK + ahead;
     uint4 keys[2][KEY_LOADS];
     uint4 values[4][VALUE_LOADS];
@@ -232,8 +230,8 @@ attend_split(const warp_state *warp, const split_source *source, const split_sha
             break;
         }
         const int left = source->count - j0 - turn;
-        ahead =
-            turn + keys_ahead(source->call, group, place, source->start + j0 + turn, left, turn);
+        ahead = turn + keys_ahead(source->call, group, source->rows, source->start + j0 + turn,
+                                  left, turn);
         float4 scores[1][KEY_TILES] = {{(float4)0.0f}};
         multiply_keys(warp, queries, keys, scores[0]);
         if (j + ahead < source->count) {
@@ -314,16 +312,13 @@ WARP_KERNEL(THREADS) void attention_decode_mma(ATTENTION_ARGUMENTS)
     barrier(CLK_LOCAL_MEM_FENCE); /* writes of queries and rows: their reads */
 
     const key_range keys = keys_of_group(&params, group_rows, TILE_ROWS, group.split);
-    const split_source source = {
-        &call,
-        group_rows,
-        key + ca_offset(&params.key, group.batch, keys.start, 0),
-        value + ca_offset(&params.value, group.batch, keys.start, 0),
-        keys.start,
-        (int)(keys.end - keys.start),
-        (int)warp.lane / 4,
-        (int)warp.lane % 4,
-    };
+    split_source source = {.call = &call,
+                           .rows = group_rows,
+                           .start = keys.start,
+                           .count = (int)(keys.end - keys.start),
+                           .g = (int)warp.lane / 4,
+                           .t = (int)warp.lane % 4};
+    find_key_run(&source.run, &call, group.batch, keys.start);
     softmax_state softmax;
     float4 result[1][EV_TILES] = {{(float4)0.0f}};
     start_softmax(&softmax);

@@ -54,8 +54,10 @@ load_queries(const warp_state *warp, __local uint4 *memory, const mma_tile *tile
              const mma_lane *lane, uint4 (*queries)[QUERY_FRAGMENTS])
 {
     const ca_attention_params *params = tile->call->params;
+    const row_strides strides = CA_STRIDES(&params->query);
     tile_source source =
-        source_at(tile->call->query, &params->query, tile->batch, tile->i0, params->E, E_CHUNKS);
+        source_at(tile->call->query + ca_offset(&params->query, tile->batch, tile->i0, 0), &strides,
+                  params->E, E_CHUNKS);
     const uint signs = query_signs(params);
     load_tile(warp, memory, 0, &source, tile->rows, BM, E_CHUNKS);
     warp_copies_end(warp);
@@ -141,7 +143,7 @@ WARP_KERNEL(THREADS) void attention_mma(ATTENTION_ARGUMENTS)
     const ca_int64 linear = ca_divide(group, tiles);
     ca_int64 batch[CA_BATCH_DIMS];
     ca_unravel(linear, params.batch, batch);
-    const mma_tile tile = tile_at(&call, batch, tiles - 1 - (group - linear * tiles));
+    const mma_tile tile = tile_at(&call, batch, tiles - 1 - (group - linear * tiles), memory);
     const mma_lane lane = lane_of(&warp);
     const float factor = late_factor(&params);
 

@@ -147,10 +147,9 @@ typedef struct {
 #define CA_KERNEL_UINT64   12
 
 /* -DWARP: how the operations of support/warp.clh are made. */
-#define CA_WARP_EMULATED    0
-#define CA_WARP_PTX         1
-#define CA_WARP_PTX_WAITING 2 /* without asynchronous copies */
-#define CA_WARP_PTX_GROUPS  3 /* with products of four warps */
+#define CA_WARP_EMULATED   0
+#define CA_WARP_PTX        1
+#define CA_WARP_PTX_GROUPS 2 /* with products of four warps */
 
 /* -DQUERIES of attention/mma.cl: where the queries of a work-group stay. */
 #define CA_QUERIES_IN_REGISTERS    1

@@ -45,17 +45,17 @@ INLINED void
 find_row(row_state *row, const attention_call *call, const ca_int64 *batch, ca_int64 i)
 {
     const ca_attention_params *params = call->params;
-    const key_band band = ca_band(call, batch);
+    const batch_sequence sequence = sequence_of(call, batch);
     const bool all = USES(params, LATE_SOFTCAP); /* excluded keys have a weight too */
     row->call = call;
     row->batch = batch;
     row->i = i;
     row->query = call->query + ca_offset(&params->query, batch, i, 0);
     row->query_bias = query_bias_at(call, batch);
-    row->addends = addend_row_at(call, batch, i);
-    row->bounds = bounds_of(call, batch, &band);
-    row->first = all ? 0 : max((ca_int64)0, i + band.lower);
-    row->last = all ? params->T - 1 : min(band.limit - 1, i + band.upper);
+    row->addends = addend_row_at(call, &sequence, batch, i);
+    row->bounds = bounds_of(&sequence);
+    row->first = all ? 0 : max((ca_int64)0, i + sequence.lower);
+    row->last = all ? params->T - 1 : min(sequence.limit - 1, i + sequence.upper);
     row->number = row_index(params, batch, i) + params->first_row;
 }
 

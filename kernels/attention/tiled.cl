@@ -166,7 +166,7 @@ finish_scores(const tile_state *tile, const key_block *block, real *scores)
     const score_bounds bounds = count_from(block->bounds, tile->ty, tile->tx);
     const real scale = score_scale(params);
     const bool plain = SCORE_IS_PLAIN(params) && block->known == CA_BLOCK_FULL &&
-                       sees_all(params, &block->bounds, 0, BM, 0, BN);
+                       sees_all(&block->bounds, 0, BM, 0, BN);
     uint seen = plain ? ~0u : 0u;
     if (plain) {
         UNROLLED_FOR (int n = 0; n < MI * NJ; n++) {
@@ -447,7 +447,7 @@ SUB_GROUP_ATTRIBUTE(float4) void attention_tiled(ATTENTION_ARGUMENTS)
     __local real4 queries[BM * STRIDE_E];
     __local real4 shared[SHARED_SIZE];
     __local int highest[BM];
-    __local key_band band;
+    __local batch_shift shift;
 #if ENDS_IN_LOCAL
     __local row_ends ends;
 #endif
@@ -473,18 +473,15 @@ SUB_GROUP_ATTRIBUTE(float4) void attention_tiled(ATTENTION_ARGUMENTS)
     for (int n = tile.item; n < BM; n += THREADS) {
         highest[n] = order_bits(as_int(LOWEST_BASE));
     }
-    if (tile.item == 0) {
-        /* One work-item reads the key counts: another thread of the host may write them
-           meanwhile, and the group has to agree on its blocks. */
-        band = ca_band(&call, tile.batch);
 #if ENDS_IN_LOCAL
+    if (tile.item == 0) {
         ends.output = ca_offset(&params.output, tile.batch, tile.i0, 0);
         ends.output_row = params.output.row;
         ends.output_column = params.output.column;
         ends.lse = ca_offset(&params.lse, tile.batch, tile.i0, 0);
         ends.lse_row = params.lse.row;
-#endif
     }
+#endif
 #if E_PASSES == 1
     load_queries(&tile, 0);
 #endif
@@ -494,9 +491,9 @@ SUB_GROUP_ATTRIBUTE(float4) void attention_tiled(ATTENTION_ARGUMENTS)
         copy_present(&call, tile.batch, share.start, share.end);
     }
     barrier(CLK_LOCAL_MEM_FENCE); /* these writes: their reads */
-    const key_band own_band = band;
-    tile.bounds = count_from(bounds_of(&call, tile.batch, &own_band), tile.i0, 0);
-    tile.addends = addend_row_at(&call, tile.batch, tile.i0);
+    const batch_sequence sequence = sequence_of_group(&call, tile.batch, &shift);
+    tile.bounds = count_from(bounds_of(&sequence), tile.i0, 0);
+    tile.addends = addend_row_at(&call, &sequence, tile.batch, tile.i0);
 
     softmax_state softmax;
     real result[MI * NC] = {REAL(0.0)};

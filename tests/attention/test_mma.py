@@ -5,12 +5,16 @@ A program takes PoCL many seconds to build, so most tests share one: float16, he
 the lse.
 """
 
+import threading
+
+import clattn
 import numpy as np
 import pytest
 import support.tuning as tuning
 from numpy.lib.stride_tricks import as_strided
 from references.attention import attention, bfloat16, eps, float16
 from support.helpers import draw, index_of, qkv, run_python, sdpa
+from support.threads import run_together
 from support.variants import POCL, forced, with_kernels
 
 pytestmark = pytest.mark.full
@@ -186,6 +190,33 @@ def test_masks_that_begin_anywhere(device, variant, tmp_path):
 
 
 # ---- the warps of attention_decode_mma, which take 16 keys each in turn ----
+
+
+@mma
+def test_a_group_has_one_count_of_keys(device, variant, warps):
+    """Another thread writes to the counts during calls. A row that sees n keys is (n - 1) / 2."""
+    if device.memory_mode == "copy":
+        pytest.skip("the device has a copy of the counts")
+    counts = np.array([40])
+    q, k = np.zeros((1, 64, 16, 64), float16), np.zeros((1, 64, 168, 64), float16)
+    v = np.broadcast_to(np.arange(168, dtype=float16)[:, None], k.shape)
+    right = {(n - 1) / 2 for n in (40, 168)}
+    done = threading.Event()
+
+    def write():
+        while not done.is_set():
+            counts[0] = 168
+            counts[0] = 40
+
+    def call():
+        try:
+            for _ in range(20):
+                rows, *_ = clattn.onnx.attention(q, k, v, nonpad_kv_seqlen=counts, device=device)
+                assert set(np.unique(rows)) <= right
+        finally:
+            done.set()
+
+    run_together(write, call)
 
 
 @decode_mma

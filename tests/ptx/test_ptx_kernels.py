@@ -249,6 +249,9 @@ def without(pattern, n):
 
 MMA = r"(mma\.sync\S+ \{[^}]*\}, "
 
+# The first two barriers run only in calls with offsets or key counts, which one work-item reads.
+OF_OFFSETS = 2
+
 # Each fault: a change of the PTX of a call, and words of the interpreter's refusal. "error" is the
 # word of a test that finds wrong numbers.
 FAULTS = {
@@ -264,13 +267,23 @@ FAULTS = {
     "wait": ((r"wait_group 1", "wait_group 2"), "a copy is on its way"),
     "set": (without(r"cp\.async\.commit_group;", 2), "a copy is on its way"),
     "place of a matrix": ((r"(ldmatrix.*\[%\w+)\]", r"\1+2]"), "misaligned"),
-    **{f"barrier {n}": (without(r"bar\.sync\s+0;", n), "a race") for n in range(3)},
+    **{
+        f"barrier {n}": (without(r"bar\.sync\s+0;", n), "a race")
+        for n in range(OF_OFFSETS, OF_OFFSETS + 3)
+    },
+}
+# The same of a call with offsets.
+FAULTS_OF_OFFSETS = {
+    f"barrier {n}": (without(r"bar\.sync\s+0;", n), "a race") for n in range(OF_OFFSETS)
 }
 # The same of a work-group that is STAYING: it has other waits and barriers.
 FAULTS_OF_STAYING = {
     "wait": ((r"wait_group 0", "wait_group 1"), "a copy is on its way"),
     "set": (without(r"cp\.async\.commit_group;", 2), "a copy is on its way"),
-    **{f"barrier {n}": (without(r"bar\.sync\s+0;", n), "a race") for n in range(2)},
+    **{
+        f"barrier {n}": (without(r"bar\.sync\s+0;", n), "a race")
+        for n in range(OF_OFFSETS, OF_OFFSETS + 2)
+    },
 }
 # The same of groups of warps. The text of products is a comment until clattn changes the program.
 WGMMA = r"(wgmma\.mma_async\S+ \{[^}]*\}, "
@@ -284,8 +297,9 @@ FAULTS_OF_GROUPS = {
     "wait for results": (without(r"wgmma\.wait_group\.sync\.aligned 0;", 1),
                          "a product reads when this writes"),
     "set of scores": (without(r"wgmma\.commit_group\.sync\.aligned;", 1), "error"),
-    # The first barrier orders work of one warp here.
-    **{f"barrier {n}": (without(r"bar\.sync\s+0;", n), "a race") for n in (1, 2)},
+    # The next barrier orders work of one warp here.
+    **{f"barrier {n}": (without(r"bar\.sync\s+0;", n), "a race")
+       for n in (OF_OFFSETS + 1, OF_OFFSETS + 2)},
 }  # fmt: skip
 
 
@@ -300,6 +314,7 @@ MASK = "attn_mask=np.arange(199) < np.where(np.arange(20) < 16, 128, 64)[:, None
 
 @pytest.mark.parametrize(("faults", "knobs", "call"), [
     (FAULTS, {}, "64, dtype=float16), return_lse=True"),
+    (FAULTS_OF_OFFSETS, {}, "64, dtype=float16), is_causal=True, query_offset=[170]"),
     # A row of 80 columns ends in the middle of a warp's copies. A negative scale changes the signs
     # of queries.
     (FAULTS_OF_STAYING, STAYING, "80, dtype=float16), return_lse=True, scale=-0.1"),

@@ -68,7 +68,7 @@ def staying_mma(dtype, size, *more):
 def grouped_mma(dtype, size, warps, keys, *more):
     """A row of attention_mma whose warps multiply in groups of four."""
     macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"WARPS={warps}", f"BN={keys}", f"CHUNK={keys}")
-    more = ("WARP=3", "TOGETHER=4", "MT=1", "STAGES=2", "QUERIES=2", *ALIGNED, *more)
+    more = ("WARP=2", "TOGETHER=4", "MT=1", "STAGES=2", "QUERIES=2", *ALIGNED, *more)
     return Row("attention/mma.cl", (*macros, *more), (RETARGETED,))
 
 
@@ -126,7 +126,6 @@ NVIDIA = [
     Row("probe/exchange.cl", (), BOTH),
     *[Row("probe/warp.cl", (f"TEST={test}",), BOTH) for test in range(5)],
     Row("probe/group.cl", (), (RETARGETED,)),
-    mma(1, 128, 1, 32, *ALIGNED, "WARP=2"),
     decode_mma(1, 64, 64),
     decode_mma(1, 128, 128, *BOOL_MASK),
     decode_mma(2, 128, 128, *uses("MASK", "ADDED_MASK", "SOFTCAP", "BIAS", mask_dtype=1)),

@@ -19,7 +19,8 @@ _HOST_MEMORY = {
     "copy": "copied to the device and back",
 }
 _MATRIX_UNITS = 80  # the least capability whose matrix units the kernels use
-_ALL_MATRICES = {"votes of a warp", "loads of matrices"}  # without these there are no products
+# Without these there are no products.
+_ALL_MATRICES = {"votes of a warp", "loads of matrices", "asynchronous copies"}
 
 
 def run(arguments: argparse.Namespace) -> int:
