@@ -155,7 +155,6 @@ typedef struct {
     termv *queries;
     realv *result;
     bool has_result; /* false: no block has written the result yet */
-    bool is_stored;  /* the output has the result */
 } tile_sums;
 
 /* A tile attends to keys first … end - 1 of a block. `first` is a multiple of MR. `added` has what mask and
@@ -248,19 +247,9 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, const attende
     const bool changes =
         !ADDS_NUMBERS(params) || weighs || !are_finite(value, stride, TERMS(end - first), Ev);
     if (first < end && changes) {
-        const output_rows *output = 0;
-#if WRITES_OUTPUT
-        output_rows rows;
-        realv factors[NV];
-        if (block->is_all && heads == 1 && tile->rows == BM) {
-            start_output(&rows, factors, tile, &sums->softmax);
-            output = &rows;
-        }
-#endif
         multiply_values(sums->result, weights, value, stride, end - first, Ev, tile->rows,
-                        !sums->has_result, output);
+                        !sums->has_result);
         sums->has_result = true;
-        sums->is_stored = output != 0;
     }
 }
 
@@ -310,7 +299,6 @@ start_tile(tile_sums *sums, const attention_call *call, ca_int64 linear, ca_int6
     sums->queries = (termv *)memory;
     sums->result = memory + ROW_TERMS(params->E) * NV;
     sums->has_result = false;
-    sums->is_stored = false;
     start_softmax(&sums->softmax);
 }
 
@@ -355,9 +343,6 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
     }
     if (WRITES_STAGE(params, 3)) {
         write_weights(tile, sums->queries, softmax, weights, packed);
-    }
-    if (sums->is_stored) {
-        return;
     }
     const int unwritten = sums->has_result ? 0 : BM * LINE_VECTORS(params->Ev);
     PLAIN_FOR (int n = 0; n < unwritten; n++) {
@@ -452,8 +437,7 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
    numbers have heads of different batches.
 
    If the heads of a batch share a mask, their work-items follow each other, while the cache has the
-   rows of the mask. The same holds if all keys are one block: in projections the queries of heads adjoin,
-   and processors fetch lines that adjoin. Then the first half of the work-items has every first and fourth
+   rows of the mask. Then the first half of the work-items has every first and fourth
    set of each batch, and the second half has every second and third. So both halves have as many early
    rows as late ones. With more than two parts of a batch, the cores would read its keys and values from
    memory more often.
@@ -469,7 +453,6 @@ place_of_item(const ca_attention_params *params, ca_int64 number, int heads, ca_
     const ca_int64 of_batch = params->batch[CA_BATCH_DIMS - 1] / (params->heads * heads);
     const bool shares_mask =
         USES(params, MASK) && VIEW(params, MASK)->batch[CA_BATCH_DIMS - 1] == 0;
-    const bool by_heads = !shares_mask && !keys_are_one_block(params);
     const ca_int64 in_half = items / 4 * 2;          /* sets of a batch in each half */
     const ca_int64 rest = items - 2 * in_half;       /* the last sets come before both halves */
     const ca_int64 column = number / of_batch;       /* the same set of all heads of a batch */
@@ -477,7 +460,7 @@ place_of_item(const ca_attention_params *params, ca_int64 number, int heads, ca_
     ca_int64 batch;
     ca_int64 head;
     ca_int64 set;
-    if (by_heads) {
+    if (!shares_mask) {
         const ca_int64 counted = number / items; /* heads before this one */
         batch = counted % batches;
         head = counted / batches;
