@@ -427,63 +427,23 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
     return is_last;
 }
 
-/* Work-item `number` computes one set of tiles for `heads` heads. The function returns the number of this
-   set, and stores the first head in *first_head. The rows of a head are `items` sets of tiles, and set 0
-   has the first rows. Query heads that share their keys count as one head.
+/* Returns the number of the set of tiles that work-item `number` computes, and stores the first of its
+   `heads` heads in *first_head. The rows of a head are `items` sets of tiles, and set 0 has the first rows.
+   Query heads that share their keys count as one head.
 
-   The order of the work-items balances the work of threads. Masks and lengths give batches unequal work,
-   and below a causal diagonal the last rows of a batch have the most keys. A driver may hand a thread
-   up to half of the work-items at once, and these have neighbouring numbers. So work-items with neighbouring
-   numbers have heads of different batches.
-
-   If the heads of a batch share a mask, their work-items follow each other, while the cache has the
-   rows of the mask. Then the first half of the work-items has every first and fourth
-   set of each batch, and the second half has every second and third. So both halves have as many early
-   rows as late ones. With more than two parts of a batch, the cores would read its keys and values from
-   memory more often.
-
-   Sets that are left over come before both halves. Of these sets, the first heads of all batches come
-   before the other heads. All sets of a batch with fewer than four sets are left over. So the order
-   gives each such thread heads of every batch. */
+   A driver may hand a thread half of the work-items at once, and deals out fewer and fewer of the rest. So
+   the first work-items should not have more work than others. Below a causal diagonal the first rows have
+   the fewest keys. Lengths give batches unequal work, so heads of different batches take turns. The sets of
+   a head follow each other, while caches have its keys. */
 OUTER ca_int64
 place_of_item(const ca_attention_params *params, ca_int64 number, int heads, ca_int64 items,
               ca_int64 *first_head)
 {
     const ca_int64 batches = params->batch[0] * params->batch[1];
     const ca_int64 of_batch = params->batch[CA_BATCH_DIMS - 1] / (params->heads * heads);
-    const bool shares_mask =
-        USES(params, MASK) && VIEW(params, MASK)->batch[CA_BATCH_DIMS - 1] == 0;
-    const ca_int64 in_half = items / 4 * 2;          /* sets of a batch in each half */
-    const ca_int64 rest = items - 2 * in_half;       /* the last sets come before both halves */
-    const ca_int64 column = number / of_batch;       /* the same set of all heads of a batch */
-    const ca_int64 beyond = column - rest * batches; /* columns before this one in both halves */
-    ca_int64 batch;
-    ca_int64 head;
-    ca_int64 set;
-    if (!shares_mask) {
-        const ca_int64 counted = number / items; /* heads before this one */
-        batch = counted % batches;
-        head = counted / batches;
-        set = items - 1 - (number - counted * items);
-    } else if (beyond < 0) {
-        const ca_int64 first = (of_batch + 1) / 2; /* heads of a batch that come first */
-        const ca_int64 start = number < rest * batches * first ? 0 : first;
-        const ca_int64 count = start == 0 ? first : of_batch - first;
-        const ca_int64 counted = number - rest * batches * start;
-        const ca_int64 of_heads = counted / count; /* the same set of these heads of a batch */
-        batch = of_heads / rest;
-        head = start + counted - of_heads * count;
-        set = items - 1 - (of_heads - batch * rest);
-    } else {
-        const ca_int64 second = beyond < in_half * batches ? 0 : 1; /* 1: the second half */
-        const ca_int64 place = beyond - second * in_half * batches;
-        batch = place / in_half;
-        head = number - column * of_batch;
-        const ca_int64 n = in_half - 1 - (place - batch * in_half);
-        set = n / 2 * 4 + (n % 2 == 0 ? second : 3 - second);
-    }
-    *first_head = (batch * of_batch + head) * heads;
-    return set;
+    const ca_int64 before = number / items; /* heads before this one */
+    *first_head = (before % batches * of_batch + before / batches) * heads;
+    return number - before * items;
 }
 
 /* Attends to the keys of a work-item's tiles. */
