@@ -104,10 +104,8 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
         .options = ca_attention_options(attention),
         .flags = (ca_attention_has(attention, CA_ATTENTION_LSE) ? CA_HAS_LSE : 0) |
                  (split ? CA_SPLITS_LSE : 0) | (counted ? CA_HAS_KEY_COUNTS : 0) |
-                 (shifted ? CA_COUNTS_SHIFT_BAND : 0) |
-                 (plan->fetches_ahead ? CA_FETCHES_AHEAD : 0) |
-                 (plan->leaves_adjoining ? CA_LEAVES_ADJOINING : 0) |
-                 (plan->fetches_starts ? CA_FETCHES_STARTS : 0) |
+                 (shifted ? CA_COUNTS_SHIFT_BAND : 0) | plan->fetches |
+                 (plan->keys_are_far ? CA_KEYS_ARE_FAR : 0) |
                  (plan->keys_in_place ? CA_KEYS_IN_PLACE : 0) |
                  (plan->values_in_place ? CA_VALUES_IN_PLACE : 0),
     };

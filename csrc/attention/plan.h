@@ -25,11 +25,10 @@ typedef struct {
     int64_t chunks;                       /* of a block of keys, on CPUs */
     bool keys_in_place;                   /* attention_cpu reads them where they lie */
     bool values_in_place;
-    bool fetches_ahead;    /* CPUs prefetch keys and values */
-    bool fetches_starts;   /* but only the starts of their rows */
-    bool leaves_adjoining; /* attention_decode_cpu does not prefetch rows that adjoin */
-    int usual;   /* which usual program the kernel is, CA_USUAL or CA_USUAL_MASKED; else 0 */
-    bool redoes; /* the kernel may ask for rows to be computed again */
+    bool keys_are_far; /* from CPUs: they come from memory */
+    uint32_t fetches;  /* what CPUs prefetch of them: CA_FETCHES_ROWS, CA_FETCHES_STARTS or 0 */
+    int usual;         /* which usual program the kernel is, CA_USUAL or CA_USUAL_MASKED; else 0 */
+    bool redoes;       /* the kernel may ask for rows to be computed again */
     /* With more than one split of the keys, each split leaves partial_bytes for each row.
        The second kernel, `merge`, makes results of these partial rows: a group of
        merge_local work-items for each row. */

@@ -132,18 +132,14 @@ typedef struct {
 #define CA_HAS_LSE           1u
 #define CA_HAS_KEY_COUNTS    2u
 #define CA_COUNTS_SHIFT_BAND 4u
-#define CA_FETCHES_AHEAD     8u    /* keys and values come from memory: CPUs prefetch them */
+#define CA_FETCHES_ROWS      8u    /* CPUs prefetch rows of keys and values, */
 #define CA_REDOES            16u   /* compute rows that are not finite, if the mark is set */
 #define CA_MERGES            32u   /* merge the partial rows of splits */
 #define CA_KEYS_IN_PLACE     64u   /* attention_cpu reads keys where they lie */
 #define CA_VALUES_IN_PLACE   128u  /* and values */
-#define CA_LEAVES_ADJOINING  256u  /* attention_decode_cpu does not prefetch rows that adjoin */
-#define CA_FETCHES_STARTS    512u  /* CPUs prefetch only the starts of rows */
+#define CA_FETCHES_STARTS    256u  /* or their starts, or neither */
+#define CA_KEYS_ARE_FAR      512u  /* they and values come from memory, not from a cache */
 #define CA_SPLITS_LSE        1024u /* lse is two numbers, base and sum */
-
-/* A tile of one or two rows of queries is done with a key before memory delivers the next key. Only
- * such tiles may have the flag CA_LEAVES_ADJOINING. */
-#define CA_ROWS_BOUND_BY_MEMORY 2
 
 /* A bound, or the negative of one, that offsets do not shift. */
 #define CA_UNBOUNDED 0x7fffffffffffffff
