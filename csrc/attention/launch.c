@@ -203,7 +203,7 @@ redo(ca_device *device, const ca_attention *attention, const ca_mark *mark, ca_l
         double work = marked ? REFERENCE_TIMES * work_of(attention, params, SCORE_COLUMNS) : 0;
         ca_attention_plan_redo(ca_device_get_info(device), attention, marked, &plan);
         params->flags |= CA_REDOES;
-        params->tiles = plan.tiles;
+        params->tiles = (uint32_t)plan.tiles;
         launch->nspans = list_spans(attention, false, spans[launch->nspans - 1], spans);
         for (int n = 0; n < launch->nspans - OTHER_SPANS; n++) {
             if (spans[n].access == CA_ACCESS_WRITE) {

@@ -12,8 +12,8 @@ ca_plan_begin(ca_attention_plan *plan, const ca_attention *attention, const char
         .spec = {.name = name},
         .local_size = local_size,
         .heads = 1,
-        .key_heads = 1,
         .tiles = 1,
+        .cpu = {.key_heads = 1, .turns = 1},
         .splits = 1,
         .redoes = true,
     };

@@ -147,28 +147,28 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     const int adjoining = dimension_to_share(attention, plan);
     const bool far = ca_attention_keys_exceed(attention, true, FAR_BYTES);
     const int shared = far || (many && rows > ROWS_BOUND_BY_MEMORY) ? adjoining : -1;
-    plan->keys_are_far = far || shared >= 0;
-    plan->fetches = what_to_fetch(info, attention, few, plan->keys_are_far);
+    plan->cpu.keys_are_far = far || shared >= 0;
+    plan->cpu.fetches = what_to_fetch(info, attention, few, plan->cpu.keys_are_far);
     plan->grid[3] = ca_divide_up(rows, together * SHARES);
     if (shared >= 0 && rows <= together * SHARES) {
-        plan->key_heads = SHARES / ca_divide_up(rows, together);
-        while (plan->grid[shared] % plan->key_heads != 0) {
-            plan->key_heads--;
+        plan->cpu.key_heads = SHARES / ca_divide_up(rows, together);
+        while (plan->grid[shared] % plan->cpu.key_heads != 0) {
+            plan->cpu.key_heads--;
         }
         /* Reading half as many heads is nearly as fast, and may give each core a work-item. */
-        double found = ca_plan_items(plan) / (double)plan->key_heads;
-        if (plan->key_heads == SHARES && found < cores && 2 * found >= cores) {
-            plan->key_heads /= 2;
+        double found = ca_plan_items(plan) / (double)plan->cpu.key_heads;
+        if (plan->cpu.key_heads == SHARES && found < cores && 2 * found >= cores) {
+            plan->cpu.key_heads /= 2;
         }
-        plan->grid[shared] /= plan->key_heads;
+        plan->grid[shared] /= plan->cpu.key_heads;
     }
 
     double items = ca_plan_items(plan);
     double wanted = cores * CA_ITEMS_FOR_EACH_CORE;
-    int64_t worthwhile = splits_worthwhile(attention, plan->key_heads);
+    int64_t worthwhile = splits_worthwhile(attention, plan->cpu.key_heads);
     /* Work-items of several heads are long. If each core gets the same number of them, splitting their keys
        would only add a merge. */
-    bool even = plan->key_heads > 1 && fmod(items, cores) == 0;
+    bool even = plan->cpu.key_heads > 1 && fmod(items, cores) == 0;
     if (items < wanted && worthwhile > 1 && !even) {
         plan->splits = ca_smaller((int64_t)ceil(wanted / items), worthwhile);
         plan->grid[4] = plan->splits;
@@ -177,7 +177,7 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     /* Cores read neighbouring heads faster if they read them at the same time. But in smaller calls each
        core keeps its heads: its caches may hold them until the next call. */
     bool turns = few && adjoining >= 0 && many && plan->splits == 1;
-    plan->tiles = turns ? info->compute_units : 1;
+    plan->cpu.turns = turns ? info->compute_units : 1;
 
     ca_kernel_spec *spec = &plan->spec;
     ca_plan_define_lanes(spec, info, attention);
@@ -185,7 +185,7 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     plan->partial_bytes = (attention->Ev + 2) * ca_plan_real_bytes(attention);
     ca_kernel_define(spec, "RT", together);
     ca_kernel_define(spec, "BN", few ? LONG_BLOCK : SHORT_BLOCK);
-    plan->chunks = ca_divide_up(keys_of_block(info, attention, few), lanes);
+    plan->cpu.block_keys = ca_divide_up(keys_of_block(info, attention, few), lanes) * lanes;
     plan->merge = *spec;
 }
 

@@ -68,7 +68,7 @@ store_scores(const tile_state *tile, ca_int64 j0, int keys, const realv *block)
     const bool whole = view->column == 1 && keys >= LANES;
     PLAIN_FOR (int v = 0; v * LANES < tile->rows; v++) {
         const int count = min(LANES, tile->rows - v * LANES);
-        PLAIN_FOR (int n = 0; n < CHUNKS(keys) && whole; n++) {
+        PLAIN_FOR (int n = 0; n < VECTORS_OF(keys) && whole; n++) {
             const int k = COLUMN(n, keys);
             realv rows[LANES];
             transpose_block(rows, 1, block + k * NV + v, NV);
@@ -88,15 +88,14 @@ store_scores(const tile_state *tile, ca_int64 j0, int keys, const realv *block)
 /* Keeps scores of the chunks of a block after the `attended` keys: -inf in stage 2,
    after the mask, and like any others in the stages before it. */
 SMALL void
-keep_unattended(const tile_state *tile, const key_block *block, const termv *queries, ca_int64 j0,
-                int attended, const realv *added, realv *kept)
+keep_unattended(const tile_state *tile, const term_block *block, const termv *queries, int attended,
+                const realv *added, realv *kept)
 {
     PLAIN_FOR (int k0 = (attended + MR - 1) / MR * MR; k0 < block->keys; k0 += MR) {
-        realv scores[MR * NV];
-        realv bounded[MR * NV];
+        scored_chunk chunk;
         intv seen[NV] = {(intv)0};
         if (!WRITES_STAGE(tile->call->params, 2)) {
-            score_keys(tile, block, queries, j0, k0, added, bounded, kept, seen, scores);
+            score_keys(&chunk, tile, block, queries, k0, added, kept, seen);
             continue;
         }
         PLAIN_FOR (int n = 0; n < MR * NV; n++) {
@@ -126,17 +125,17 @@ write_weights(const tile_state *tile, const termv *queries, const softmax_state 
         const int adds = find_added(weights, tile, j0, attended, &first_key, &last_key);
         attended = adds == ALL_EXCLUDED ? 0 : attended;
         const realv *added = adds == SOME_ADDED ? weights : 0;
-        key_block block;
-        start_block(&block, params, &run, keys, packed);
+        term_block block;
+        start_block(&block, params, &run, j0, keys, packed);
         int k0 = 0;
         PLAIN_FOR (; k0 < attended; k0 += MR) {
-            realv scores[MR * NV];
-            realv bounded[MR * NV];
+            scored_chunk chunk;
             intv seen[NV] = {(intv)0};
-            score_keys(tile, &block, queries, j0, k0, added, bounded, 0, seen, scores);
+            score_keys(&chunk, tile, &block, queries, k0, added, 0, seen);
             PLAIN_FOR (int n = 0; n < MR * NV; n++) {
                 const int v = n % NV;
-                weights[k0 * NV + n] = weight_of(params, scores[n] - softmax->base[v]) * factors[v];
+                weights[k0 * NV + n] =
+                    weight_of(params, chunk.scores[n] - softmax->base[v]) * factors[v];
             }
         }
         PLAIN_FOR (int n = k0 * NV; n < keys * NV; n++) {
@@ -190,9 +189,9 @@ find_attended(attended_keys *found, realv *added, const tile_state *tile, ca_int
    that prefetches all these rows at once has to wait for them. */
 #define FETCHED_ROWS 5
 
-/* A tile attends to some keys of a block. Key j0 is the block's first. */
+/* A tile attends to some keys of a block. */
 SMALL void
-attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, const attended_keys *attended,
+attend_block(tile_sums *sums, const term_block *block, const attended_keys *attended,
              weightv *weights)
 {
     const int first = attended->first;
@@ -203,7 +202,6 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, const attende
     const int Ev = (int)params->Ev;
     const bool keeps = KEEPS_SCORES(params);
     realv kept[MAX_KEYS * NV];
-    realv bounded[MR * NV];
     realv decays[CA_CPU_CHUNKS * NV];
     const int heads = (int)params->heads;
     /* In a small call each work-item has one tile, and no tile follows. */
@@ -214,9 +212,9 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, const attende
     bool any_decay = false;
     int chunks = 0;
     PLAIN_FOR (int k0 = first; k0 < end; k0 += MR) {
-        realv scores[MR * NV];
-        const realv *addends = score_keys(tile, block, sums->queries, j0, k0, added, bounded,
-                                          keeps ? kept : 0, sums->softmax.seen, scores);
+        scored_chunk chunk;
+        score_keys(&chunk, tile, block, sums->queries, k0, added, keeps ? kept : 0,
+                   sums->softmax.seen);
         realv *decay = decays + chunks * NV;
         UNROLLED_FOR (int v = 0; v < NV; v++) {
             decay[v] = (realv)REAL(1.0);
@@ -226,20 +224,20 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, const attende
                                      (int)params->E * (int)sizeof(storage));
             next += params->query.row;
         }
-        any_decay |= weigh_scores(params, &sums->softmax, scores, addends,
+        any_decay |= weigh_scores(params, &sums->softmax, chunk.scores, chunk.added,
                                   weights + WEIGHTS(k0 - first) * NV, decay);
         chunks++;
     }
     if (keeps) {
-        keep_unattended(tile, block, sums->queries, j0, end, added, kept);
-        store_scores(tile, j0, block->keys, kept);
+        keep_unattended(tile, block, sums->queries, end, added, kept);
+        store_scores(tile, block->j0, block->keys, kept);
     }
     const bool weighs = end_block(&sums->softmax);
     if (any_decay) {
         settle_block(decays, chunks, weights, sums->result, Ev, sums->has_result ? tile->rows : 0);
     }
     if (USES(params, DROPOUT)) {
-        drop_weights(tile, j0 + first, end - first, weights);
+        drop_weights(tile, block->j0 + first, end - first, weights);
     }
     const term_rows value = block->value.at + TERMS(first) * block->value.stride;
     const ca_int64 stride = block->value.stride;
@@ -328,7 +326,7 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
     const ca_attention_params *params = call->params;
     const softmax_state *softmax = &sums->softmax;
 #if AMX
-    realv turned[BM * CHUNKS(CA_CPU_HEAD_SIZE)];
+    realv turned[BM * VECTORS_OF(CA_CPU_HEAD_SIZE)];
 #endif
     if (WRITES_LSE(params)) {
         PLAIN_FOR (int n = 0; n < tile->rows; n++) {
@@ -383,7 +381,7 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
                                                     : most * TERMS(PACKED_COLUMNS(params));
     const ca_int64 start = all ? 0 : item->keys.start;
     const ca_int64 end = all ? params->T : item->keys.end;
-    key_block blocks[CA_CPU_TILES];
+    term_block blocks[CA_CPU_TILES];
     bool is_last = false;
     int keys;
     PLAIN_FOR (ca_int64 j0 = start; j0 < end && !is_stopped(call); j0 += keys) {
@@ -412,10 +410,10 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
                     if ((started >> h & 1) == 0) {
                         key_run run;
                         find_key_run(&run, call, sums->tile.batch, j0);
-                        start_block(&blocks[h], params, &run, keys, packed + h * packed_terms);
+                        start_block(&blocks[h], params, &run, j0, keys, packed + h * packed_terms);
                         started |= 1u << h;
                     }
-                    attend_block(sums, &blocks[h], j0, &attended, weights);
+                    attend_block(sums, &blocks[h], &attended, weights);
                     blocks[h].is_new = false;
                 }
                 if (is_last) {
@@ -453,7 +451,7 @@ attend_tiles(const attention_call *call, ca_int64 number)
     const ca_attention_params *params = call->params;
     const int heads = HEADS_OF_ITEM(params);
     const ca_int64 rows = params->L * params->heads;
-    const ca_int64 rows_of_item = BM * params->tiles;
+    const ca_int64 rows_of_item = (ca_int64)BM * params->tiles;
     const ca_int64 items = (rows + rows_of_item - 1) / rows_of_item; /* of a head */
     ca_int64 linear;
     const ca_int64 index = place_of_item(params, number, heads, items, &linear);
@@ -470,7 +468,7 @@ attend_tiles(const attention_call *call, ca_int64 number)
        same memory. */
     const bool in_turn = WRITES_STAGE(params, 3) ? false : keys_are_one_block(params);
     const int size = in_turn ? 0 : ROW_TERMS(params->E) * NV + BM * LINE_VECTORS(params->Ev);
-    item.count = (int)min(params->tiles, (rows - first_row + BM - 1) / BM);
+    item.count = (int)min((ca_int64)params->tiles, (rows - first_row + BM - 1) / BM);
     const int count = heads * item.count;
     PLAIN_FOR (int n = 0; n < count; n++) {
         const int h = n / item.count;

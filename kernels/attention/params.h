@@ -73,8 +73,8 @@ typedef struct {
     ca_view key_counts;            /* batch strides only: a count lowers `limit` */
     ca_int64 slots;                /* 4 bits for each of CA_PAST_KEY …: the index of its view */
     ca_int64 heads;                /* query heads of a work-item, which share keys */
-    ca_int64 tiles;     /* of a work-item, on CPUs for each key head; attention_reference: rows;
-                           attention_decode_cpu: cores that take turns at neighbouring heads */
+    ca_uint32 tiles; /* of a work-item, on CPUs for each key head; a row in attention_reference */
+    ca_uint32 turns; /* attention_decode_cpu: cores that take turns at neighbouring heads, or 1 */
     ca_int64 first_row; /* dropout's number of row [0, 0, 0, 0] */
     ca_int64 seed;
     ca_int64 scale;   /* the bits of a `real`, as in softcap and kept_scale */
@@ -88,9 +88,9 @@ typedef struct {
     ca_uint32 flags;     /* CA_HAS_LSE … CA_MERGES */
     ca_uint32 redo_slot; /* redo[redo_slot] = redo_mark asks for rows to be redone */
     ca_uint32 redo_mark;
-    ca_uint32 chunks;    /* on CPUs, of a block: of MR keys each, or of LANES for few rows */
-    ca_uint32 key_heads; /* on CPUs, key heads of a work-item, which share mask and bias */
-    ca_uint32 splits;    /* parts that the keys are divided into */
+    ca_uint32 block_keys; /* on CPUs, of a block, at most: whole chunks */
+    ca_uint32 key_heads;  /* on CPUs, of a work-item */
+    ca_uint32 splits;     /* parts that the keys are divided into */
     ca_view optional[CA_VIEWS_TAKEN];
 } ca_attention_params;
 
