@@ -86,7 +86,8 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
         .key_counts = view_of(attention, CA_ATTENTION_KEY_COUNTS),
         .options = ca_attention_options(attention),
         .heads = plan->heads,
-        .tiles = plan->tiles,
+        .tiles = (uint32_t)plan->tiles,
+        .turns = (uint32_t)plan->cpu.turns,
         .first_row = attention->first_row,
         .seed = (int64_t)attention->seed,
         .scale = real_bits(attention, attention->scale),
@@ -94,19 +95,17 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
         .inverse_softcap = real_bits(attention, softcap > 0 ? 1 / softcap : 0),
         .kept_scale = real_bits(attention, kept_scale),
         .filter = (float)attention->filter,
-        .chunks = (uint32_t)plan->chunks,
-        .key_heads = (uint32_t)plan->key_heads,
+        .block_keys = (uint32_t)plan->cpu.block_keys,
+        .key_heads = (uint32_t)plan->cpu.key_heads,
         .splits = (uint32_t)plan->splits,
         .last_dropped = last_dropped(attention->dropout),
         .mask_dtype = (uint32_t)attention->operands[CA_ATTENTION_MASK].dtype,
         .flags = (ca_attention_has(attention, CA_ATTENTION_LSE) ? CA_HAS_LSE : 0) |
                  (split ? CA_SPLITS_LSE : 0) | (counted ? CA_HAS_KEY_COUNTS : 0) |
-                 (shifted ? CA_COUNTS_SHIFT_BAND : 0) |
-                 (plan->fetches_ahead ? CA_FETCHES_AHEAD : 0) |
-                 (plan->leaves_adjoining ? CA_LEAVES_ADJOINING : 0) |
-                 (plan->fetches_starts ? CA_FETCHES_STARTS : 0) |
-                 (plan->keys_in_place ? CA_KEYS_IN_PLACE : 0) |
-                 (plan->values_in_place ? CA_VALUES_IN_PLACE : 0),
+                 (shifted ? CA_COUNTS_SHIFT_BAND : 0) | plan->cpu.fetches |
+                 (plan->cpu.keys_are_far ? CA_KEYS_ARE_FAR : 0) |
+                 (plan->cpu.keys_in_place ? CA_KEYS_IN_PLACE : 0) |
+                 (plan->cpu.values_in_place ? CA_VALUES_IN_PLACE : 0),
     };
     memcpy(params.batch, attention->batch, sizeof(params.batch));
     for (int n = 0; n < count; n++) {

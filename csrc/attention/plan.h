@@ -13,6 +13,17 @@
 
 #define CA_ATTENTION_GRID_DIMS 5
 
+/* What only kernels for CPUs read. */
+typedef struct {
+    int64_t key_heads;  /* of a work-item */
+    int64_t block_keys; /* of a block, at most */
+    int64_t turns;      /* cores that take turns at neighbouring heads, or 1 */
+    bool keys_in_place; /* attention_cpu reads them where they lie */
+    bool values_in_place;
+    bool keys_are_far; /* they come from memory */
+    uint32_t fetches;  /* what to prefetch of them: CA_FETCHES_ROWS, CA_FETCHES_STARTS or 0 */
+} ca_cpu_plan;
+
 typedef struct {
     int variant; /* its row in the table of variants */
     ca_kernel_spec spec;
@@ -20,16 +31,10 @@ typedef struct {
     size_t local_size;                    /* work-items of a group */
     bool any_local_size;                  /* the kernel works in smaller groups, too */
     int64_t heads;                        /* query heads of one work-item, which share keys */
-    int64_t key_heads;                    /* its key heads; its tiles of each: attention_cpu */
-    int64_t tiles;                        /* in attention_reference, its rows */
-    int64_t chunks;                       /* of a block of keys, on CPUs */
-    bool keys_in_place;                   /* attention_cpu reads them where they lie */
-    bool values_in_place;
-    bool fetches_ahead;    /* CPUs prefetch keys and values */
-    bool fetches_starts;   /* but only the starts of their rows */
-    bool leaves_adjoining; /* attention_decode_cpu does not prefetch rows that adjoin */
-    int arrays;            /* optional operands that the program takes */
-    bool redoes;           /* the kernel may ask for rows to be computed again */
+    int64_t tiles;                        /* of a work-item; see the params */
+    ca_cpu_plan cpu;
+    int arrays;  /* optional operands that the program takes */
+    bool redoes; /* the kernel may ask for rows to be computed again */
     /* With more than one split of the keys, each split leaves partial_bytes for each row.
        The second kernel, `merge`, makes results of these partial rows: a group of
        merge_local work-items for each row. */

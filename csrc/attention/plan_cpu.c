@@ -18,10 +18,10 @@
 #define PACKING_ROWS 32
 #define SET_BYTES    4096
 
-/* With fewer than NEAR_ROWS rows of queries, tiles read most keys before a core's own caches have them.
-   This matters for keys and values of more than CACHE_BYTES, which such caches do not keep. */
-#define NEAR_ROWS   128
-#define CACHE_BYTES (4 << 20)
+/* Keys and values are far if those of a head take more than NEAR_BYTES: caches do not keep them from one tile
+   of rows to the next. Fewer than NEAR_ROWS rows are few tiles, which count the keys of all heads. */
+#define NEAR_ROWS  128
+#define NEAR_BYTES (4 << 20)
 
 /* A tile of three vectors takes all rows of a head only if there are so many heads for each core. With
    fewer heads, some cores would be idle. */
@@ -86,18 +86,6 @@ packed_columns(const ca_attention *attention, int64_t lanes, products of)
     int64_t value = covered(attention->Ev, lanes);
     int64_t bytes = ca_plan_real_bytes(attention);
     return key + value + (of.amx ? 0 : CA_BYTES_BEHIND(value * bytes) / bytes);
-}
-
-/* True if tiles find keys and values in memory, or in a cache that cores share. */
-static bool
-keys_come_from_memory(const ca_attention *attention, int64_t rows)
-{
-    double bytes = (double)attention->T * (double)ca_attention_key_bytes(attention);
-    for (int d = 0; d < CA_BATCH_DIMS; d++) {
-        bool own = attention->operands[CA_ATTENTION_KEY].batch[d] != 0;
-        bytes *= own ? (double)attention->batch[d] : 1;
-    }
-    return ca_attention_keys_are_far(attention) || (rows < NEAR_ROWS && bytes > CACHE_BYTES);
 }
 
 /* True if the band of keys that a row sees is so narrow that a tile of one vector is faster. A tile of
@@ -249,8 +237,8 @@ share_work(const ca_device_info *info, const ca_attention *attention, int64_t ro
     }
     bool windowed = attention->below != CA_BAND_UNBOUNDED ||
                     (attention->mods != NULL && attention->mods->has_mask);
-    bool together = packs || windowed || plan->fetches_ahead || tiles_share_in_place(attention);
-    plan->key_heads = heads;
+    bool together = packs || windowed || plan->cpu.keys_are_far || tiles_share_in_place(attention);
+    plan->cpu.key_heads = heads;
     plan->grid[2] /= heads;
     plan->tiles = together && most > heads ? balanced_tiles(info, plan, tiles, most / heads) : 1;
     plan->grid[3] = ca_divide_up(tiles, plan->tiles);
@@ -289,7 +277,7 @@ find_usual(const ca_attention *attention, const ca_attention_plan *plan, int64_t
     bool bounded = attention->below != CA_BAND_UNBOUNDED || attention->above != CA_BAND_UNBOUNDED ||
                    ca_attention_has(attention, CA_ATTENTION_KEY_COUNTS) ||
                    operands[CA_ATTENTION_MASK].columns != attention->T;
-    bool masked = options == CA_USES(MASK) && float32 && !bounded && !plan->fetches_ahead &&
+    bool masked = options == CA_USES(MASK) && float32 && !bounded && !plan->cpu.keys_are_far &&
                   operands[CA_ATTENTION_MASK].dtype == CA_BOOL;
     return options == 0 ? CA_USUAL : masked ? CA_USUAL_MASKED : 0;
 }
@@ -316,21 +304,22 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, products o
     plan->grid[2] /= plan->heads;
     int64_t rows = plan->heads * attention->L;
     bool readable = !info->items_are_lanes && !biased;
-    plan->fetches_ahead = keys_come_from_memory(attention, rows);
-    plan->fetches_starts = plan->fetches_ahead && ca_second_cache_is_large(info);
+    plan->cpu.keys_are_far = ca_attention_keys_exceed(attention, rows < NEAR_ROWS, NEAR_BYTES);
+    uint32_t fetches = ca_second_cache_is_large(info) ? CA_FETCHES_STARTS : CA_FETCHES_ROWS;
+    plan->cpu.fetches = plan->cpu.keys_are_far ? fetches : 0;
     int64_t chunk = chunk_keys(vectors_of_rows(info, attention, plan, lanes, false, of),
                                lanes * ca_plan_real_bytes(attention));
-    bool packs = packing_pays(info, rows, plan->fetches_ahead, chunk);
-    plan->keys_in_place =
+    bool packs = packing_pays(info, rows, plan->cpu.keys_are_far, chunk);
+    plan->cpu.keys_in_place =
         readable && keys_are_terms && lies_in_place(key, packs) && lies_in_place(past, packs);
-    plan->values_in_place = readable && value->dtype == real && attention->Ev >= lanes &&
-                            lies_in_place(value, packs) &&
-                            lies_in_place(&operands[CA_ATTENTION_PAST_VALUE], packs);
-    bool in_place = plan->keys_in_place && plan->values_in_place;
-    bool near = in_place && !plan->fetches_ahead;
+    plan->cpu.values_in_place = readable && value->dtype == real && attention->Ev >= lanes &&
+                                lies_in_place(value, packs) &&
+                                lies_in_place(&operands[CA_ATTENTION_PAST_VALUE], packs);
+    bool in_place = plan->cpu.keys_in_place && plan->cpu.values_in_place;
+    bool near = in_place && !plan->cpu.keys_are_far;
     int64_t vectors = vectors_of_rows(info, attention, plan, lanes, near, of);
     int64_t keys = of.amx ? AMX_KEYS : chunk_keys(vectors, lanes * ca_plan_real_bytes(attention));
-    plan->chunks = of.amx ? AMX_CHUNKS : CA_CPU_CHUNKS;
+    plan->cpu.block_keys = keys * (of.amx ? AMX_CHUNKS : CA_CPU_CHUNKS);
     share_work(info, attention, rows, lanes, vectors, !in_place, of, plan);
     ca_plan_define_lanes(plan, info, attention);
     ca_kernel_define(&plan->spec, "NV", vectors);

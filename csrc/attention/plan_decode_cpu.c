@@ -6,7 +6,7 @@
 #include <math.h>
 
 #include "attention/variants.h"
-#include "kernels/attention/params.h" /* CA_CPU_HEAD_SIZE, CA_ROWS_BOUND_BY_MEMORY */
+#include "kernels/attention/params.h" /* CA_CPU_HEAD_SIZE, CA_FETCHES_ROWS */
 
 /* With more rows of a head, or FULL_ROWS of the heads that share keys, attention_cpu fills enough
    lanes of its vectors. It does not split keys. So it leaves cores idle where batches and rows
@@ -22,12 +22,15 @@
 /* A work-item reads at least so many bytes. Handing out less would cost as much as reading. */
 #define BYTES_OF_AN_ITEM (256 << 10)
 
-/* If the keys and values of a call take at most FAR_BYTES, the last cache holds them. */
+/* A tile of one or two rows of queries is done with a key before memory delivers the next key. */
+#define ROWS_BOUND_BY_MEMORY 2
+
+/* Keys and values are far if they take more than FAR_BYTES: the last cache does not hold them. */
 #define FAR_BYTES (16 << 20)
 
 /* If the keys and values of a call take more than ORDERED_BYTES, heads that lie side by side are read in
    the order of memory. A work-item with tiles of more than two rows reads several such heads. Cores with
-   tiles of one or two rows take turns at them. Above FAR_BYTES, a work-item reads several heads for any
+   tiles of one or two rows take turns at them. If keys are far, a work-item reads several heads for any
    number of rows. */
 #define ORDERED_BYTES (8 << 20)
 
@@ -84,14 +87,6 @@ heads_adjoin(const ca_operand *operand, int d)
            (operand->batch[d] == operand->columns && operand->row_stride > operand->columns);
 }
 
-/* Returns the bytes of all keys and values that the call reads. */
-static double
-bytes_to_read(const ca_attention *attention, const ca_attention_plan *plan)
-{
-    return (double)ca_attention_visible_keys(attention) *
-           (double)ca_attention_key_bytes(attention) * ca_plan_items(plan);
-}
-
 /* Returns the dimension of the key heads that a work-item may share, -1 if there is none. Their rows
    lie side by side, as in a cache (B, S, H, E), so a work-item that has several heads reads memory in
    its order. */
@@ -119,6 +114,22 @@ keys_of_block(const ca_device_info *info, const ca_attention *attention, bool fe
     return few ? LONG_BLOCK : SHORT_BLOCK;
 }
 
+/* Returns what the kernel prefetches. A core with a small first cache reads rows that adjoin faster if tiles
+   of one or two rows do not prefetch them. */
+static uint32_t
+what_to_fetch(const ca_device_info *info, const ca_attention *attention, bool few, bool far)
+{
+    const ca_operand *operands = attention->operands;
+    bool adjoin = ca_operand_rows_adjoin(&operands[CA_ATTENTION_KEY]) &&
+                  ca_operand_rows_adjoin(&operands[CA_ATTENTION_VALUE]) &&
+                  ca_operand_rows_adjoin(&operands[CA_ATTENTION_PAST_KEY]) &&
+                  ca_operand_rows_adjoin(&operands[CA_ATTENTION_PAST_VALUE]);
+    if (few) {
+        return adjoin && !ca_first_cache_is_large(info) ? 0 : CA_FETCHES_ROWS;
+    }
+    return far && ca_second_cache_is_large(info) ? CA_FETCHES_STARTS : CA_FETCHES_ROWS;
+}
+
 static void
 plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
@@ -129,40 +140,35 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     plan->heads = ca_attention_heads_together(attention);
     int64_t rows = plan->heads * attention->L;
     plan->grid[2] /= plan->heads;
-    double bytes = bytes_to_read(attention, plan);
-    double least = rows > CA_ROWS_BOUND_BY_MEMORY ? ORDERED_BYTES : FAR_BYTES;
-    const int adjoining = dimension_to_share(attention, plan);
-    const int shared = bytes > least ? adjoining : -1;
-    plan->fetches_ahead = bytes > FAR_BYTES || shared >= 0;
+    bool many = ca_attention_keys_exceed(attention, true, ORDERED_BYTES);
     /* Each number is a program. float64 has one: its rows take longer to read than to use. */
-    bool few = rows <= CA_ROWS_BOUND_BY_MEMORY && !ca_attention_in_float64(attention);
+    bool few = rows <= ROWS_BOUND_BY_MEMORY && !ca_attention_in_float64(attention);
     int64_t together = few ? rows : SHARED_ROWS;
-    /* A core of Zen 4, which has a small first cache, reads rows that adjoin faster if the kernel
-       does not prefetch them. */
-    plan->leaves_adjoining = together <= CA_ROWS_BOUND_BY_MEMORY && !ca_first_cache_is_large(info);
-    /* Tiles of one or two rows are up to 5 % slower with the starts alone. */
-    plan->fetches_starts =
-        plan->fetches_ahead && together > CA_ROWS_BOUND_BY_MEMORY && ca_second_cache_is_large(info);
+    const int adjoining = dimension_to_share(attention, plan);
+    const bool far = ca_attention_keys_exceed(attention, true, FAR_BYTES);
+    const int shared = far || (many && rows > ROWS_BOUND_BY_MEMORY) ? adjoining : -1;
+    plan->cpu.keys_are_far = far || shared >= 0;
+    plan->cpu.fetches = what_to_fetch(info, attention, few, plan->cpu.keys_are_far);
     plan->grid[3] = ca_divide_up(rows, together * SHARES);
     if (shared >= 0 && rows <= together * SHARES) {
-        plan->key_heads = SHARES / ca_divide_up(rows, together);
-        while (plan->grid[shared] % plan->key_heads != 0) {
-            plan->key_heads--;
+        plan->cpu.key_heads = SHARES / ca_divide_up(rows, together);
+        while (plan->grid[shared] % plan->cpu.key_heads != 0) {
+            plan->cpu.key_heads--;
         }
         /* Reading half as many heads is nearly as fast, and may give each core a work-item. */
-        double found = ca_plan_items(plan) / (double)plan->key_heads;
-        if (plan->key_heads == SHARES && found < cores && 2 * found >= cores) {
-            plan->key_heads /= 2;
+        double found = ca_plan_items(plan) / (double)plan->cpu.key_heads;
+        if (plan->cpu.key_heads == SHARES && found < cores && 2 * found >= cores) {
+            plan->cpu.key_heads /= 2;
         }
-        plan->grid[shared] /= plan->key_heads;
+        plan->grid[shared] /= plan->cpu.key_heads;
     }
 
     double items = ca_plan_items(plan);
     double wanted = cores * CA_ITEMS_FOR_EACH_CORE;
-    int64_t worthwhile = splits_worthwhile(attention, plan->key_heads);
+    int64_t worthwhile = splits_worthwhile(attention, plan->cpu.key_heads);
     /* Work-items of several heads are long. If each core gets the same number of them, splitting their keys
        would only add a merge. */
-    bool even = plan->key_heads > 1 && fmod(items, cores) == 0;
+    bool even = plan->cpu.key_heads > 1 && fmod(items, cores) == 0;
     if (items < wanted && worthwhile > 1 && !even) {
         plan->splits = ca_smaller((int64_t)ceil(wanted / items), worthwhile);
         plan->grid[4] = plan->splits;
@@ -170,8 +176,8 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
 
     /* Cores read neighbouring heads faster if they read them at the same time. But in smaller calls each
        core keeps its heads: its caches may hold them until the next call. */
-    bool turns = few && adjoining >= 0 && bytes > ORDERED_BYTES && plan->splits == 1;
-    plan->tiles = turns ? info->compute_units : 1;
+    bool turns = few && adjoining >= 0 && many && plan->splits == 1;
+    plan->cpu.turns = turns ? info->compute_units : 1;
 
     ca_kernel_spec *spec = &plan->spec;
     ca_plan_define_lanes(plan, info, attention);
@@ -179,7 +185,7 @@ plan_decode(const ca_device_info *info, const ca_attention *attention, ca_attent
     plan->partial_bytes = (attention->Ev + 2) * ca_plan_real_bytes(attention);
     ca_kernel_define(spec, "RT", together);
     ca_kernel_define(spec, "BN", few ? LONG_BLOCK : SHORT_BLOCK);
-    plan->chunks = ca_divide_up(keys_of_block(info, attention, few), lanes);
+    plan->cpu.block_keys = ca_divide_up(keys_of_block(info, attention, few), lanes) * lanes;
     plan->merge = *spec;
 }
 

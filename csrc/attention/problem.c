@@ -330,15 +330,6 @@ ca_attention_key_bytes(const ca_attention *attention)
            attention->Ev * (int64_t)ca_dtype_size(operands[CA_ATTENTION_VALUE].dtype);
 }
 
-/* Drivers do not tell how much of the last cache a core has to itself; 4 MiB still
-   stayed. */
-bool
-ca_attention_keys_are_far(const ca_attention *attention)
-{
-    double bytes = (double)attention->T * (double)ca_attention_key_bytes(attention);
-    return bytes > 4 << 20;
-}
-
 int64_t
 ca_attention_visible_keys(const ca_attention *attention)
 {
@@ -348,6 +339,18 @@ ca_attention_visible_keys(const ca_attention *attention)
     }
     int64_t band = attention->below + attention->above + attention->L;
     return band < 0 ? 0 : band < T ? band : T;
+}
+
+bool
+ca_attention_keys_exceed(const ca_attention *attention, bool all, int64_t bytes)
+{
+    double read =
+        (double)ca_attention_visible_keys(attention) * (double)ca_attention_key_bytes(attention);
+    for (int d = 0; all && d < CA_BATCH_DIMS; d++) {
+        bool own = attention->operands[CA_ATTENTION_KEY].batch[d] != 0;
+        read *= own ? (double)attention->batch[d] : 1;
+    }
+    return read > (double)bytes;
 }
 
 static bool

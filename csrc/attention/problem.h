@@ -154,9 +154,9 @@ bool ca_attention_keys_are(const ca_attention *attention, bool (*test)(const ca_
 /* Bytes of a key and its value. */
 int64_t ca_attention_key_bytes(const ca_attention *attention);
 
-/* Are a head's keys and values too large to stay in a cache from one tile of rows to
-   the next? */
-bool ca_attention_keys_are_far(const ca_attention *attention);
+/* Are the keys and values that the call reads, each counted once, more than `bytes`? Those of a head, or
+   those of all heads? */
+bool ca_attention_keys_exceed(const ca_attention *attention, bool all, int64_t bytes);
 
 /* Returns the largest number of keys that a row may see. */
 int64_t ca_attention_visible_keys(const ca_attention *attention);

@@ -336,7 +336,7 @@ ca_attention_plan_redo(const ca_device_info *info, const ca_attention *attention
     int64_t rows = grid[0] * grid[1] * grid[2] * grid[3];
     int64_t items = info->compute_units * REDOING_GROUPS * (int64_t)plan->local_size;
     plan->tiles = ca_divide_up(rows, items);
-    plan->tiles = marked ? ca_smaller(plan->tiles, REDOING_ROWS) : plan->tiles;
+    plan->tiles = ca_smaller(plan->tiles, marked ? REDOING_ROWS : INT32_MAX);
     plan->grid[0] = ca_divide_up(rows, plan->tiles);
     plan->grid[1] = plan->grid[2] = plan->grid[3] = 1;
 }

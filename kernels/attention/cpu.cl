@@ -59,7 +59,7 @@ store_scores(const tile_state *tile, ca_int64 j0, int keys, const realv *block)
     const bool whole = view->column == 1 && keys >= LANES;
     PLAIN_FOR (int v = 0; v * LANES < tile->rows; v++) {
         const int count = min(LANES, tile->rows - v * LANES);
-        PLAIN_FOR (int n = 0; n < CHUNKS(keys) && whole; n++) {
+        PLAIN_FOR (int n = 0; n < VECTORS_OF(keys) && whole; n++) {
             const int k = COLUMN(n, keys);
             realv rows[LANES];
             transpose_block(rows, 1, block + k * NV + v, NV);
@@ -79,15 +79,14 @@ store_scores(const tile_state *tile, ca_int64 j0, int keys, const realv *block)
 /* Keeps scores of the chunks of a block after the `attended` keys: -inf in stage 2,
    after the mask, and like any others in the stages before it. */
 SMALL void
-keep_unattended(const tile_state *tile, const key_block *block, const termv *queries, ca_int64 j0,
-                int attended, const realv *added, realv *kept)
+keep_unattended(const tile_state *tile, const term_block *block, const termv *queries, int attended,
+                const realv *added, realv *kept)
 {
     PLAIN_FOR (int k0 = (attended + MR - 1) / MR * MR; k0 < block->keys; k0 += MR) {
-        realv scores[MR * NV];
-        realv bounded[MR * NV];
+        scored_chunk chunk;
         intv seen[NV] = {(intv)0};
         if (!WRITES_STAGE(tile->call->params, 2)) {
-            score_keys(tile, block, queries, j0, k0, added, bounded, kept, seen, scores);
+            score_keys(&chunk, tile, block, queries, k0, added, kept, seen);
             continue;
         }
         PLAIN_FOR (int n = 0; n < MR * NV; n++) {
@@ -117,17 +116,17 @@ write_weights(const tile_state *tile, const termv *queries, const softmax_state 
         const int adds = find_added(weights, tile, j0, attended, &first_key, &last_key);
         attended = adds == ALL_EXCLUDED ? 0 : attended;
         const realv *added = adds == SOME_ADDED ? weights : 0;
-        key_block block;
-        start_block(&block, params, &run, keys, packed);
+        term_block block;
+        start_block(&block, params, &run, j0, keys, packed);
         int k0 = 0;
         PLAIN_FOR (; k0 < attended; k0 += MR) {
-            realv scores[MR * NV];
-            realv bounded[MR * NV];
+            scored_chunk chunk;
             intv seen[NV] = {(intv)0};
-            score_keys(tile, &block, queries, j0, k0, added, bounded, 0, seen, scores);
+            score_keys(&chunk, tile, &block, queries, k0, added, 0, seen);
             PLAIN_FOR (int n = 0; n < MR * NV; n++) {
                 const int v = n % NV;
-                weights[k0 * NV + n] = weight_of(params, scores[n] - softmax->base[v]) * factors[v];
+                weights[k0 * NV + n] =
+                    weight_of(params, chunk.scores[n] - softmax->base[v]) * factors[v];
             }
         }
         PLAIN_FOR (int n = k0 * NV; n < keys * NV; n++) {
@@ -146,7 +145,6 @@ typedef struct {
     termv *queries;
     realv *result;
     bool has_result; /* false: no block has written the result yet */
-    bool is_stored;  /* the output has the result */
 } tile_sums;
 
 /* A tile attends to keys first … end - 1 of a block. `first` is a multiple of MR. `added` has what mask and
@@ -182,9 +180,9 @@ find_attended(attended_keys *found, realv *added, const tile_state *tile, ca_int
    that prefetches all these rows at once has to wait for them. */
 #define FETCHED_ROWS 5
 
-/* A tile attends to some keys of a block. Key j0 is the block's first. */
+/* A tile attends to some keys of a block. */
 SMALL void
-attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, const attended_keys *attended,
+attend_block(tile_sums *sums, const term_block *block, const attended_keys *attended,
              weightv *weights)
 {
     const int first = attended->first;
@@ -195,7 +193,6 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, const attende
     const int Ev = (int)params->Ev;
     const bool keeps = KEEPS_SCORES(params);
     realv kept[MAX_KEYS * NV];
-    realv bounded[MR * NV];
     realv decays[CA_CPU_CHUNKS * NV];
     const int heads = (int)params->heads;
     /* In a small call each work-item has one tile, and no tile follows. */
@@ -206,9 +203,9 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, const attende
     bool any_decay = false;
     int chunks = 0;
     PLAIN_FOR (int k0 = first; k0 < end; k0 += MR) {
-        realv scores[MR * NV];
-        const realv *addends = score_keys(tile, block, sums->queries, j0, k0, added, bounded,
-                                          keeps ? kept : 0, sums->softmax.seen, scores);
+        scored_chunk chunk;
+        score_keys(&chunk, tile, block, sums->queries, k0, added, keeps ? kept : 0,
+                   sums->softmax.seen);
         realv *decay = decays + chunks * NV;
         UNROLLED_FOR (int v = 0; v < NV; v++) {
             decay[v] = (realv)REAL(1.0);
@@ -218,20 +215,20 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, const attende
                                      (int)params->E * (int)sizeof(storage));
             next += params->query.row;
         }
-        any_decay |= weigh_scores(params, &sums->softmax, scores, addends,
+        any_decay |= weigh_scores(params, &sums->softmax, chunk.scores, chunk.added,
                                   weights + WEIGHTS(k0 - first) * NV, decay);
         chunks++;
     }
     if (keeps) {
-        keep_unattended(tile, block, sums->queries, j0, end, added, kept);
-        store_scores(tile, j0, block->keys, kept);
+        keep_unattended(tile, block, sums->queries, end, added, kept);
+        store_scores(tile, block->j0, block->keys, kept);
     }
     const bool weighs = end_block(&sums->softmax);
     if (any_decay) {
         settle_block(decays, chunks, weights, sums->result, Ev, sums->has_result ? tile->rows : 0);
     }
     if (USES(params, DROPOUT)) {
-        drop_weights(tile, j0 + first, end - first, weights);
+        drop_weights(tile, block->j0 + first, end - first, weights);
     }
     const term_rows value = block->value.at + TERMS(first) * block->value.stride;
     const ca_int64 stride = block->value.stride;
@@ -239,19 +236,9 @@ attend_block(tile_sums *sums, const key_block *block, ca_int64 j0, const attende
     const bool changes =
         !ADDS_NUMBERS(params) || weighs || !are_finite(value, stride, TERMS(end - first), Ev);
     if (first < end && changes) {
-        const output_rows *output = 0;
-#if WRITES_OUTPUT
-        output_rows rows;
-        realv factors[NV];
-        if (block->is_all && heads == 1 && tile->rows == BM) {
-            start_output(&rows, factors, tile, &sums->softmax);
-            output = &rows;
-        }
-#endif
         multiply_values(sums->result, weights, value, stride, end - first, Ev, tile->rows,
-                        !sums->has_result, output);
+                        !sums->has_result);
         sums->has_result = true;
-        sums->is_stored = output != 0;
     }
 }
 
@@ -301,7 +288,6 @@ start_tile(tile_sums *sums, const attention_call *call, ca_int64 linear, ca_int6
     sums->queries = (termv *)memory;
     sums->result = memory + ROW_TERMS(params->E) * NV;
     sums->has_result = false;
-    sums->is_stored = false;
     start_softmax(&sums->softmax);
 }
 
@@ -331,7 +317,7 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
     const ca_attention_params *params = call->params;
     const softmax_state *softmax = &sums->softmax;
 #if AMX
-    realv turned[BM * CHUNKS(CA_CPU_HEAD_SIZE)];
+    realv turned[BM * VECTORS_OF(CA_CPU_HEAD_SIZE)];
 #endif
     if (WRITES_LSE(params)) {
         PLAIN_FOR (int n = 0; n < tile->rows; n++) {
@@ -346,9 +332,6 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
     }
     if (WRITES_STAGE(params, 3)) {
         write_weights(tile, sums->queries, softmax, weights, packed);
-    }
-    if (sums->is_stored) {
-        return;
     }
     const int unwritten = sums->has_result ? 0 : BM * LINE_VECTORS(params->Ev);
     PLAIN_FOR (int n = 0; n < unwritten; n++) {
@@ -389,7 +372,7 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
                                                     : most * TERMS(PACKED_COLUMNS(params));
     const ca_int64 start = all ? 0 : item->keys.start;
     const ca_int64 end = all ? params->T : item->keys.end;
-    key_block blocks[CA_CPU_TILES];
+    term_block blocks[CA_CPU_TILES];
     bool is_last = false;
     int keys;
     PLAIN_FOR (ca_int64 j0 = start; j0 < end && !is_stopped(call); j0 += keys) {
@@ -418,10 +401,10 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
                     if ((started >> h & 1) == 0) {
                         key_run run;
                         find_key_run(&run, call, sums->tile.batch, j0);
-                        start_block(&blocks[h], params, &run, keys, packed + h * packed_terms);
+                        start_block(&blocks[h], params, &run, j0, keys, packed + h * packed_terms);
                         started |= 1u << h;
                     }
-                    attend_block(sums, &blocks[h], j0, &attended, weights);
+                    attend_block(sums, &blocks[h], &attended, weights);
                     blocks[h].is_new = false;
                 }
                 if (is_last) {
@@ -433,65 +416,23 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
     return is_last;
 }
 
-/* Work-item `number` computes one set of tiles for `heads` heads. The function returns the number of this
-   set, and stores the first head in *first_head. The rows of a head are `items` sets of tiles, and set 0
-   has the first rows. Query heads that share their keys count as one head.
+/* Returns the number of the set of tiles that work-item `number` computes, and stores the first of its
+   `heads` heads in *first_head. The rows of a head are `items` sets of tiles, and set 0 has the first rows.
+   Query heads that share their keys count as one head.
 
-   The order of the work-items balances the work of threads. Masks and lengths give batches unequal work,
-   and below a causal diagonal the last rows of a batch have the most keys. A driver may hand a thread
-   up to half of the work-items at once, and these have neighbouring numbers. So work-items with neighbouring
-   numbers have heads of different batches.
-
-   If the heads of a batch share a mask, their work-items follow each other, while the cache has the
-   rows of the mask. The same holds if all keys are one block: in projections the queries of heads adjoin,
-   and processors fetch lines that adjoin. Then the first half of the work-items has every first and fourth
-   set of each batch, and the second half has every second and third. So both halves have as many early
-   rows as late ones. With more than two parts of a batch, the cores would read its keys and values from
-   memory more often.
-
-   Sets that are left over come before both halves. Of these sets, the first heads of all batches come
-   before the other heads. All sets of a batch with fewer than four sets are left over. So the order
-   gives each such thread heads of every batch. */
+   A driver may hand a thread half of the work-items at once, and deals out fewer and fewer of the rest. So
+   the first work-items should not have more work than others. Below a causal diagonal the first rows have
+   the fewest keys. Lengths give batches unequal work, so heads of different batches take turns. The sets of
+   a head follow each other, while caches have its keys. */
 OUTER ca_int64
 place_of_item(const ca_attention_params *params, ca_int64 number, int heads, ca_int64 items,
               ca_int64 *first_head)
 {
     const ca_int64 batches = params->batch[0] * params->batch[1];
     const ca_int64 of_batch = params->batch[CA_BATCH_DIMS - 1] / (params->heads * heads);
-    const bool shares_mask =
-        USES(params, MASK) && VIEW(params, MASK)->batch[CA_BATCH_DIMS - 1] == 0;
-    const bool by_heads = !shares_mask && !keys_are_one_block(params);
-    const ca_int64 in_half = items / 4 * 2;          /* sets of a batch in each half */
-    const ca_int64 rest = items - 2 * in_half;       /* the last sets come before both halves */
-    const ca_int64 column = number / of_batch;       /* the same set of all heads of a batch */
-    const ca_int64 beyond = column - rest * batches; /* columns before this one in both halves */
-    ca_int64 batch;
-    ca_int64 head;
-    ca_int64 set;
-    if (by_heads) {
-        const ca_int64 counted = number / items; /* heads before this one */
-        batch = counted % batches;
-        head = counted / batches;
-        set = items - 1 - (number - counted * items);
-    } else if (beyond < 0) {
-        const ca_int64 first = (of_batch + 1) / 2; /* heads of a batch that come first */
-        const ca_int64 start = number < rest * batches * first ? 0 : first;
-        const ca_int64 count = start == 0 ? first : of_batch - first;
-        const ca_int64 counted = number - rest * batches * start;
-        const ca_int64 of_heads = counted / count; /* the same set of these heads of a batch */
-        batch = of_heads / rest;
-        head = start + counted - of_heads * count;
-        set = items - 1 - (of_heads - batch * rest);
-    } else {
-        const ca_int64 second = beyond < in_half * batches ? 0 : 1; /* 1: the second half */
-        const ca_int64 place = beyond - second * in_half * batches;
-        batch = place / in_half;
-        head = number - column * of_batch;
-        const ca_int64 n = in_half - 1 - (place - batch * in_half);
-        set = n / 2 * 4 + (n % 2 == 0 ? second : 3 - second);
-    }
-    *first_head = (batch * of_batch + head) * heads;
-    return set;
+    const ca_int64 before = number / items; /* heads before this one */
+    *first_head = (before % batches * of_batch + before / batches) * heads;
+    return number - before * items;
 }
 
 /* Attends to the keys of a work-item's tiles. */
@@ -501,7 +442,7 @@ attend_tiles(const attention_call *call, ca_int64 number)
     const ca_attention_params *params = call->params;
     const int heads = HEADS_OF_ITEM(params);
     const ca_int64 rows = params->L * params->heads;
-    const ca_int64 rows_of_item = BM * params->tiles;
+    const ca_int64 rows_of_item = (ca_int64)BM * params->tiles;
     const ca_int64 items = (rows + rows_of_item - 1) / rows_of_item; /* of a head */
     ca_int64 linear;
     const ca_int64 index = place_of_item(params, number, heads, items, &linear);
@@ -518,7 +459,7 @@ attend_tiles(const attention_call *call, ca_int64 number)
        same memory. */
     const bool in_turn = WRITES_STAGE(params, 3) ? false : keys_are_one_block(params);
     const int size = in_turn ? 0 : ROW_TERMS(params->E) * NV + BM * LINE_VECTORS(params->Ev);
-    item.count = (int)min(params->tiles, (rows - first_row + BM - 1) / BM);
+    item.count = (int)min((ca_int64)params->tiles, (rows - first_row + BM - 1) / BM);
     const int count = heads * item.count;
     PLAIN_FOR (int n = 0; n < count; n++) {
         const int h = n / item.count;

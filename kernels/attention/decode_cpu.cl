@@ -29,7 +29,7 @@
  */
 #define SCORE_LANES LANES_ARE_KEYS
 #include "kernels/attention/addends.clh"             /* load_addends_rows */
-#include "kernels/attention/decode_cpu/fetching.clh" /* find_fetching, FETCH */
+#include "kernels/attention/decode_cpu/fetching.clh" /* find_stream, FETCH */
 #include "kernels/attention/keys.clh"                /* key_run */
 #include "kernels/attention/present.clh"             /* copy_present */
 #include "kernels/attention/score.clh"               /* finish_score, weight_of, write_lse */
@@ -43,7 +43,7 @@
    [RT][PASS] or [RT][SHORT_PASS]. Slots after a row's last vector repeat it. */
 #define PASS             (RT <= 2 ? 8 : 4)
 #define SHORT_PASS       (PASS / 2)
-#define SLOTS_OF_ROW(Ev) ((CHUNKS(Ev) + SHORT_PASS - 1) / SHORT_PASS * SHORT_PASS)
+#define SLOTS_OF_ROW(Ev) ((VECTORS_OF(Ev) + SHORT_PASS - 1) / SHORT_PASS * SHORT_PASS)
 
 /* A pass takes VALUES_AT_ONCE values if columns need several passes, or if heads take turns. With
    fewer values, loops would start more often. With more, reads of memory would be out of order. */
@@ -65,43 +65,43 @@ typedef struct {
 
 /* --- a block of keys -------------------------------------------------------------- */
 
-/* queries[n * RT] = chunk n of a row, scaled. Columns that the last chunk shares with
-   the chunk before are 0 in the last chunk. */
+/* queries[n * RT] = vector n of a row, scaled. Columns that the last vector shares with
+   the vector before are 0 in the last vector. */
 INLINED void
 load_query(realv *queries, __global const storage *query, const ca_view *view, int E, real scale)
 {
-    PLAIN_FOR (int n = 0; n < CHUNKS(E); n++) {
+    PLAIN_FOR (int n = 0; n < VECTORS_OF(E); n++) {
         const int e = COLUMN(n, E);
-        realv chunk;
+        realv x;
         if (view->column == 1) {
-            chunk = load_lanes(query + e);
+            x = load_lanes(query + e);
         } else {
             PLAIN_FOR (int k = 0; k < LANES; k++) {
-                ((real *)&chunk)[k] = load(query + (e + k) * view->column);
+                ((real *)&x)[k] = load(query + (e + k) * view->column);
             }
         }
         const intv own = lane_indices() >= (realv)(real)(n * LANES - e);
-        queries[n * RT] = own ? chunk * scale : (realv)REAL(0.0);
+        queries[n * RT] = own ? x * scale : (realv)REAL(0.0);
     }
 }
 
-/* Defines a function that multiplies each of `present` keys by RT queries, over `chunks` vectors of
+/* Defines a function that multiplies each of `present` keys by RT queries, over `vectors` vectors of
    columns. The function adds the products to products[r][k], or stores them there if `first` is true.
    The function reads one key after the other, with few instructions for each. Memory delivers keys
    at full speed only then, not where the products of several keys are interleaved. */
-#define DEFINE_ADD_PRODUCTS(name, chunks)                                                          \
-    CALLED void name(realv *restrict products, __global const storage *key, ca_int64 stride,       \
-                     const fetching *fetch, int present, const realv *restrict queries, intv own,  \
-                     bool first)                                                                   \
+#define DEFINE_ADD_PRODUCTS(name, vectors)                                                         \
+    CALLED void name(realv *restrict products, __global const storage *key,                        \
+                     const row_stream *stream, int present, const realv *restrict queries,         \
+                     intv own, bool first)                                                         \
     {                                                                                              \
         PLAIN_FOR (int k = 0; k < present; k++) {                                                  \
             realv sums[RT];                                                                        \
             UNROLLED_FOR (int r = 0; r < RT; r++) {                                                \
                 sums[r] = first ? (realv)REAL(0.0) : products[r * LANES + k];                      \
             }                                                                                      \
-            UNROLLED_FOR (int n = 0; n < (chunks); n++) {                                          \
+            UNROLLED_FOR (int n = 0; n < (vectors); n++) {                                         \
                 realv x = load_lanes(key + n * LANES);                                             \
-                x = (chunks) == 1 ? as_realv(as_intv(x) & own) : x;                                \
+                x = (vectors) == 1 ? as_realv(as_intv(x) & own) : x;                               \
                 UNROLLED_FOR (int r = 0; r < RT; r++) {                                            \
                     sums[r] = fma(x, queries[n * RT + r], sums[r]);                                \
                 }                                                                                  \
@@ -109,8 +109,8 @@ load_query(realv *queries, __global const storage *query, const ca_view *view, i
             UNROLLED_FOR (int r = 0; r < RT; r++) {                                                \
                 products[r * LANES + k] = sums[r];                                                 \
             }                                                                                      \
-            FETCH(key, *fetch, (chunks) * LANES * (int)sizeof(storage))                            \
-            key += stride;                                                                         \
+            FETCH(key, *stream, (vectors) * LANES * (int)sizeof(storage))                          \
+            key += stream->stride;                                                                 \
         }                                                                                          \
     }
 
@@ -126,9 +126,9 @@ score_keys(const ca_attention_params *params, const key_run *run, int first, int
 {
     const ca_int64 stride = run->key_strides.row;
     const int E = (int)params->E;
-    const fetching fetch = find_fetching(params, stride, E, sizeof(storage));
+    const row_stream stream = find_stream(params, stride, E, sizeof(storage));
     const int whole = E / LANES;
-    /* What the last chunk shares with the chunk before is masked by bits: an infinity
+    /* What the last vector shares with the vector before is masked by bits: an infinity
        would become a NaN in a product with 0. */
     const intv all = ~(intv)0;
     const intv own = lane_indices() >= (realv)(real)(LANES - E % LANES);
@@ -143,17 +143,17 @@ score_keys(const ca_attention_params *params, const key_run *run, int first, int
         }
         int n = 0;
         PLAIN_FOR (; n + 8 <= whole; n += 8) {
-            add_products_of_eight(products, key + n * LANES, stride, &fetch, present,
-                                  queries + n * RT, all, n == 0);
+            add_products_of_eight(products, key + n * LANES, &stream, present, queries + n * RT,
+                                  all, n == 0);
         }
         if (n + 4 <= whole) {
-            add_products_of_four(products, key + n * LANES, stride, &fetch, present,
-                                 queries + n * RT, all, n == 0);
+            add_products_of_four(products, key + n * LANES, &stream, present, queries + n * RT, all,
+                                 n == 0);
             n += 4;
         }
-        PLAIN_FOR (; n < CHUNKS(E); n++) {
-            add_products_of_one(products, key + COLUMN(n, E), stride, &fetch, present,
-                                queries + n * RT, n < whole ? all : own, n == 0);
+        PLAIN_FOR (; n < VECTORS_OF(E); n++) {
+            add_products_of_one(products, key + COLUMN(n, E), &stream, present, queries + n * RT,
+                                n < whole ? all : own, n == 0);
         }
         PLAIN_FOR (int r = 0; r < RT; r++) {
             scores[r * (BN / LANES) + k0 / LANES] = sums_of_lanes(products + r * LANES);
@@ -207,7 +207,7 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
    `columns` vectors of RT rows. A vector begins at column `last` at the latest. */
 #define DEFINE_ADD_PASS(name, columns)                                                             \
     CALLED void name(realv *sums, const real *weights, __global const value_storage *value,        \
-                     ca_int64 stride, const fetching *fetch, int keys, ca_int64 last)              \
+                     const row_stream *stream, int keys, ca_int64 last)                            \
     {                                                                                              \
         realv pass[RT * (columns)];                                                                \
         UNROLLED_FOR (int n = 0; n < RT * (columns); n++) {                                        \
@@ -222,8 +222,8 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
                 }                                                                                  \
             }                                                                                      \
             weights++;                                                                             \
-            FETCH(value, *fetch, (columns) * LANES * (int)sizeof(value_storage))                   \
-            value += stride;                                                                       \
+            FETCH(value, *stream, (columns) * LANES * (int)sizeof(value_storage))                  \
+            value += stream->stride;                                                               \
         }                                                                                          \
         UNROLLED_FOR (int n = 0; n < RT * (columns); n++) {                                        \
             sums[n] = pass[n];                                                                     \
@@ -260,17 +260,16 @@ add_values(const ca_attention_params *params, realv *result, const realv *weight
 {
     const int Ev = (int)params->Ev;
     const ca_int64 stride = run->value_strides.row;
-    const fetching fetch = find_fetching(params, stride, Ev, sizeof(value_storage));
+    const row_stream stream = find_stream(params, stride, Ev, sizeof(value_storage));
     const int slots = SLOTS_OF_ROW(Ev);
     const real *weight = (const real *)weights + first;
     __global const value_storage *from = run->value + first * stride;
     int n = 0;
     PLAIN_FOR (; n + PASS <= slots; n += PASS) {
-        add_pass(result + n * RT, weight, from + n * LANES, stride, &fetch, keys,
-                 Ev - LANES - n * LANES);
+        add_pass(result + n * RT, weight, from + n * LANES, &stream, keys, Ev - LANES - n * LANES);
     }
     if (n < slots) {
-        add_short_pass(result + n * RT, weight, from + n * LANES, stride, &fetch, keys,
+        add_short_pass(result + n * RT, weight, from + n * LANES, &stream, keys,
                        Ev - LANES - n * LANES);
     }
 }
@@ -292,7 +291,7 @@ finish_row(const attention_call *call, const ca_int64 *batch, ca_int64 i, const 
     const real factor = factor_of_row(call, batch, base_of(highest), sum, attends);
     __global storage *row = call->output + ca_offset(&params->output, batch, i, 0);
     realv nonzero = (realv)REAL(0.0);
-    PLAIN_FOR (int n = 0; n < CHUNKS(Ev); n++) {
+    PLAIN_FOR (int n = 0; n < VECTORS_OF(Ev); n++) {
         const realv x = attends ? result[n] * factor : (realv)REAL(0.0);
         nonzero += x * REAL(0.0);
         if (column == 1) {
@@ -314,7 +313,7 @@ finish_row(const attention_call *call, const ca_int64 *batch, ca_int64 i, const 
 OUTER void
 store_partial(__global real *partial, const realv *result, real highest, real sum, int Ev)
 {
-    PLAIN_FOR (int n = 0; n < CHUNKS(Ev); n++) {
+    PLAIN_FOR (int n = 0; n < VECTORS_OF(Ev); n++) {
         *(__global unaligned_realv *)(partial + COLUMN(n, Ev)) = result[n];
     }
     partial[Ev] = highest;
@@ -364,7 +363,7 @@ skips_block(const attention_call *call, ca_int64 j0, int keys, const decode_row 
 typedef struct {
     int count;
     decode_row *rows;
-    realv *queries; /* [count][chunks of E][RT] */
+    realv *queries; /* [count][vectors of E][RT] */
     realv *result;  /* [count][RT][slots of Ev] */
 } decode_tiles;
 
@@ -376,7 +375,7 @@ attend_block(const attention_call *call, const decode_tiles *tiles, const key_ru
              int keys)
 {
     const ca_attention_params *params = call->params;
-    const int chunks = CHUNKS(params->E);
+    const int vectors = VECTORS_OF(params->E);
     const int slots = SLOTS_OF_ROW(params->Ev);
     const int keys_at_once = params->key_heads > 1 ? LANES : BN;
     const int values_at_once = params->key_heads > 1 || slots > PASS ? VALUES_AT_ONCE : BN;
@@ -396,7 +395,7 @@ attend_block(const attention_call *call, const decode_tiles *tiles, const key_ru
     PLAIN_FOR (int k = 0; k < keys; k += keys_at_once) {
         PLAIN_FOR (int n = 0; n < attending; n++) {
             score_keys(params, &runs[n], k, min(keys, k + keys_at_once),
-                       tiles->queries + numbers[n] * RT * chunks, scores + n * RT * (BN / LANES));
+                       tiles->queries + numbers[n] * RT * vectors, scores + n * RT * (BN / LANES));
         }
     }
     PLAIN_FOR (int n = 0; n < attending; n++) {
@@ -447,8 +446,8 @@ end_row(const attention_call *call, const decode_row *row, const realv *result, 
     const ca_attention_params *params = call->params;
     const int Ev = (int)params->Ev;
     const real sum = sum_of_lanes(row->sum);
-    realv of_row[CHUNKS(CA_CPU_HEAD_SIZE)];
-    PLAIN_FOR (int n = 0; n < CHUNKS(Ev); n++) {
+    realv of_row[VECTORS_OF(CA_CPU_HEAD_SIZE)];
+    PLAIN_FOR (int n = 0; n < VECTORS_OF(Ev); n++) {
         of_row[n] = result[slot_of(r, n, Ev)];
     }
     if (params->splits > 1) {
@@ -473,13 +472,13 @@ merge_row(const attention_call *call, ca_int64 index)
         highest = max(highest, partial_row(call, batch, i, split, PARTIAL_SIZE(Ev))[Ev]);
     }
     const real base = base_of(highest);
-    realv result[CHUNKS(CA_CPU_HEAD_SIZE)] = {(realv)REAL(0.0)};
+    realv result[VECTORS_OF(CA_CPU_HEAD_SIZE)] = {(realv)REAL(0.0)};
     real sum = REAL(0.0);
     PLAIN_FOR (ca_int64 split = 0; split < params->splits; split++) {
         __global const real *row = partial_row(call, batch, i, split, PARTIAL_SIZE(Ev));
         const realv factor = weight_of(params, (realv)(row[Ev] - base));
         sum += row[Ev + 1] * FIRST_LANE(factor);
-        PLAIN_FOR (int n = 0; n < CHUNKS(Ev); n++) {
+        PLAIN_FOR (int n = 0; n < VECTORS_OF(Ev); n++) {
             const realv part = *(__global const unaligned_realv *)(row + COLUMN(n, Ev));
             result[n] = fma(part, factor, result[n]);
         }
@@ -498,10 +497,10 @@ attend_share(const attention_call *call, ca_int64 item)
     const int tiles_of_head = (mine.count + RT - 1) / RT;
     const int rows_of_head = tiles_of_head * RT;
     const int tiles = heads * tiles_of_head;
-    const int E_chunks = CHUNKS(params->E);
+    const int E_vectors = VECTORS_OF(params->E);
     const int Ev_slots = SLOTS_OF_ROW(params->Ev);
     decode_row rows[ROWS];
-    realv queries[ROWS * CHUNKS(CA_CPU_HEAD_SIZE)];
+    realv queries[ROWS * VECTORS_OF(CA_CPU_HEAD_SIZE)];
     realv result[ROWS * SLOTS_OF_ROW(CA_CPU_HEAD_SIZE)];
     ca_int64 first = params->T;
     ca_int64 last = -1;
@@ -509,7 +508,7 @@ attend_share(const attention_call *call, ca_int64 item)
         if (r > 0 && r % rows_of_head == 0) {
             find_share(&mine, params, item, r / rows_of_head, ROWS);
         }
-        start_row(&rows[r], queries + r / RT * RT * E_chunks + r % RT, call, &mine,
+        start_row(&rows[r], queries + r / RT * RT * E_vectors + r % RT, call, &mine,
                   r % rows_of_head);
         first = min(first, rows[r].first);
         last = max(last, rows[r].last);
@@ -530,7 +529,7 @@ attend_share(const attention_call *call, ca_int64 item)
     PLAIN_FOR (ca_int64 j0 = keys.start; j0 < keys.end && !is_stopped(call); j0 += count) {
         key_run run;
         find_key_run(&run, call, mine.batch, j0);
-        count = (int)min((ca_int64)(params->chunks * LANES), min(keys.end - j0, run.count));
+        count = (int)min((ca_int64)(params->block_keys), min(keys.end - j0, run.count));
         if (USES(params, PRESENT_KEY)) {
             copy_present(call, mine.batch, max(copied.start, j0), min(copied.end, j0 + count));
         }

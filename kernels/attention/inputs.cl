@@ -145,12 +145,12 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1), vec_type_hint(float4))) 
 attention_inputs(ATTENTION_ARGUMENTS)
 {
     DEFINE_CALL(call);
-    const ca_int64 rows = max(params.L, params.T);
-    const ca_int64 shares = ca_divide(rows + params.tiles - 1, params.tiles);
+    const ca_int64 tile = params.tiles; /* rows */
+    const ca_int64 shares = ca_divide(max(params.L, params.T) + tile - 1, tile);
     const ca_int64 group = group_of(&params);
     const ca_int64 linear = ca_divide(group, shares);
-    const ca_int64 first = (group - linear * shares) * params.tiles;
-    const ca_int64 end = min(first + params.tiles, params.T);
+    const ca_int64 first = (group - linear * shares) * tile;
+    const ca_int64 end = min(first + tile, params.T);
     const ca_int64 past = clamp(params.P, first, max(first, end)); /* where new keys begin */
     ca_int64 batch[CA_BATCH_DIMS];
     ca_unravel(linear, params.batch, batch);
@@ -169,7 +169,7 @@ attention_inputs(ATTENTION_ARGUMENTS)
         add_to_rows(output + ca_offset(&params.output, batch, first, 0), &to,
                     query + ca_offset(&params.query, batch, first, 0), &from,
                     call.input_bias + ca_offset(VIEW(&params, INPUT_BIAS), batch, 0, 0),
-                    (int)min(params.tiles, params.L - first), (int)params.E);
+                    (int)min(tile, params.L - first), (int)params.E);
     }
 #endif
 }

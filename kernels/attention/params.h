@@ -55,8 +55,8 @@ typedef struct {
     ca_view key_counts;            /* batch strides only: a count lowers `limit` */
     ca_int64 options;              /* CA_USES (…), and the stage of scores */
     ca_int64 heads;                /* query heads of a work-item, which share keys */
-    ca_int64 tiles;     /* of a work-item, on CPUs for each key head; attention_reference: rows;
-                           attention_decode_cpu: cores that take turns at neighbouring heads */
+    ca_uint32 tiles; /* of a work-item, on CPUs for each key head; a row in attention_reference */
+    ca_uint32 turns; /* attention_decode_cpu: cores that take turns at neighbouring heads, or 1 */
     ca_int64 first_row; /* dropout's number of row [0, 0, 0, 0] */
     ca_int64 seed;
     ca_int64 scale;   /* the bits of a `real`, as in softcap and kept_scale */
@@ -69,9 +69,9 @@ typedef struct {
     ca_uint32 flags;     /* CA_HAS_LSE … CA_MERGES */
     ca_uint32 redo_slot; /* redo[redo_slot] = redo_mark asks for rows to be redone */
     ca_uint32 redo_mark;
-    ca_uint32 chunks;    /* on CPUs, of a block: of MR keys each, or of LANES for few rows */
-    ca_uint32 key_heads; /* on CPUs, key heads of a work-item, which share mask and bias */
-    ca_uint32 splits;    /* parts that the keys are divided into */
+    ca_uint32 block_keys; /* on CPUs, of a block, at most: whole chunks */
+    ca_uint32 key_heads;  /* on CPUs, of a work-item */
+    ca_uint32 splits;     /* parts that the keys are divided into */
     ca_view optional[CA_VIEWS_TAKEN]; /* in the order of attention/operands.h */
 } ca_attention_params;
 
@@ -95,18 +95,14 @@ typedef struct {
 #define CA_HAS_LSE           1u
 #define CA_HAS_KEY_COUNTS    2u
 #define CA_COUNTS_SHIFT_BAND 4u
-#define CA_FETCHES_AHEAD     8u    /* keys and values come from memory: CPUs prefetch them */
+#define CA_FETCHES_ROWS      8u    /* CPUs prefetch rows of keys and values, */
 #define CA_REDOES            16u   /* compute rows that are not finite, if the mark is set */
 #define CA_MERGES            32u   /* merge the partial rows of splits */
 #define CA_KEYS_IN_PLACE     64u   /* attention_cpu reads keys where they lie */
 #define CA_VALUES_IN_PLACE   128u  /* and values */
-#define CA_LEAVES_ADJOINING  256u  /* attention_decode_cpu does not prefetch rows that adjoin */
-#define CA_FETCHES_STARTS    512u  /* CPUs prefetch only the starts of rows */
+#define CA_FETCHES_STARTS    256u  /* or their starts, or neither */
+#define CA_KEYS_ARE_FAR      512u  /* they and values come from memory, not from a cache */
 #define CA_SPLITS_LSE        1024u /* lse is two numbers, base and sum */
-
-/* A tile of one or two rows of queries is done with a key before memory delivers the next key. Only
- * such tiles may have the flag CA_LEAVES_ADJOINING. */
-#define CA_ROWS_BOUND_BY_MEMORY 2
 
 /* A bound, or the negative of one, that offsets do not shift. */
 #define CA_UNBOUNDED 0x7fffffffffffffff

@@ -32,7 +32,7 @@ __all__ = ["warm_up"]
 KINDS = ("prefill", "decode", "masked", "cache")
 
 # If the keys and values of a head have more bytes, a call of few rows is planned in another way:
-# ca_attention_keys_are_far.
+# csrc/attention/plan_cpu.c, NEAR_BYTES.
 _FAR = 4 << 20
 
 
