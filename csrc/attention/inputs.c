@@ -140,16 +140,12 @@ void
 ca_attention_plan_inputs(const ca_device_info *info, const ca_attention *inputs,
                          ca_attention_plan *plan)
 {
-    static const ca_attention_role rows[] = {CA_ATTENTION_KEY,         CA_ATTENTION_VALUE,
-                                             CA_ATTENTION_PAST_KEY,    CA_ATTENTION_PAST_VALUE,
-                                             CA_ATTENTION_PRESENT_KEY, CA_ATTENTION_PRESENT_VALUE};
     bool alone = !info->items_are_lanes;
-    bool wide = true;
+    bool wide = ca_attention_keys_are(inputs, ca_operand_is_wide) &&
+                ca_operand_is_wide(&inputs->operands[CA_ATTENTION_PRESENT_KEY]) &&
+                ca_operand_is_wide(&inputs->operands[CA_ATTENTION_PRESENT_VALUE]);
     int64_t longest = inputs->T > inputs->L ? inputs->T : inputs->L;
     int64_t bytes = ca_attention_key_bytes(inputs);
-    for (size_t n = 0; n < sizeof(rows) / sizeof(rows[0]); n++) {
-        wide = wide && ca_operand_is_wide(&inputs->operands[rows[n]]);
-    }
     int64_t group = alone ? 1 : ca_smaller(info->max_work_group, GROUP);
     ca_plan_begin(plan, inputs, "attention_inputs", (size_t)group);
     plan->tiles = bytes < BYTES_OF_GROUP ? BYTES_OF_GROUP / (bytes + 1) : 1;

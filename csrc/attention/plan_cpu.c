@@ -181,9 +181,8 @@ heads_share_mask(const ca_attention *attention, bool packs)
     bool adds = ca_attention_has(attention, CA_ATTENTION_MASK) ||
                 ca_attention_has(attention, CA_ATTENTION_BIAS);
     bool rows_differ = mask->row_stride != 0 || bias->row_stride != 0;
-    return adds && (packs || rows_differ) &&
-           !ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY) && heads_adjoin(mask) &&
-           heads_adjoin(bias) && operands[CA_ATTENTION_KEY_COUNTS].batch[CA_BATCH_DIMS - 1] == 0 &&
+    return adds && (packs || rows_differ) && heads_adjoin(mask) && heads_adjoin(bias) &&
+           operands[CA_ATTENTION_KEY_COUNTS].batch[CA_BATCH_DIMS - 1] == 0 &&
            operands[CA_ATTENTION_OFFSETS].batch[CA_BATCH_DIMS - 1] == 0;
 }
 
@@ -293,17 +292,16 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, products o
     const ca_operand *past = &operands[CA_ATTENTION_PAST_KEY];
     const ca_operand *value = &operands[CA_ATTENTION_VALUE];
     ca_dtype real = ca_attention_in_float64(attention) ? CA_FLOAT64 : CA_FLOAT32;
-    bool biased = ca_attention_has(attention, CA_ATTENTION_INPUT_BIAS);
     bool even = (attention->E | key->row_stride | past->row_stride) % 2 == 0;
     bool whole = !of.amx || attention->E % AMX_ELEMENTS == 0;
     bool keys_are_terms = of.pairs ? even && whole : key->dtype == real;
     int64_t lanes = ca_plan_lanes(info, attention);
 
     ca_plan_begin(plan, attention, "attention_cpu", 1);
-    plan->heads = biased ? 1 : ca_attention_heads_together(attention);
+    plan->heads = ca_attention_heads_together(attention);
     plan->grid[2] /= plan->heads;
     int64_t rows = plan->heads * attention->L;
-    bool readable = !info->items_are_lanes && !biased;
+    bool readable = !info->items_are_lanes;
     plan->cpu.keys_are_far = ca_attention_keys_exceed(attention, rows < NEAR_ROWS, NEAR_BYTES);
     uint32_t fetches = ca_second_cache_is_large(info) ? CA_FETCHES_STARTS : CA_FETCHES_ROWS;
     plan->cpu.fetches = plan->cpu.keys_are_far ? fetches : 0;

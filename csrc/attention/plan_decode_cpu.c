@@ -87,20 +87,29 @@ heads_adjoin(const ca_operand *operand, int d)
            (operand->batch[d] == operand->columns && operand->row_stride > operand->columns);
 }
 
+static bool
+last_heads_adjoin(const ca_operand *operand)
+{
+    return heads_adjoin(operand, CA_BATCH_DIMS - 1);
+}
+
+static bool
+outer_heads_adjoin(const ca_operand *operand)
+{
+    return heads_adjoin(operand, CA_BATCH_DIMS - 2);
+}
+
 /* Returns the dimension of the key heads that a work-item may share, -1 if there is none. Their rows
    lie side by side, as in a cache (B, S, H, E), so a work-item that has several heads reads memory in
    its order. */
 static int
 dimension_to_share(const ca_attention *attention, const ca_attention_plan *plan)
 {
-    const ca_operand *operands = attention->operands;
     const int last = CA_BATCH_DIMS - 1;
-    const int d = plan->heads < attention->batch[last] ? last : last - 1;
-    const bool adjoin = heads_adjoin(&operands[CA_ATTENTION_KEY], d) &&
-                        heads_adjoin(&operands[CA_ATTENTION_VALUE], d) &&
-                        heads_adjoin(&operands[CA_ATTENTION_PAST_KEY], d) &&
-                        heads_adjoin(&operands[CA_ATTENTION_PAST_VALUE], d);
-    return adjoin && !ca_attention_has(attention, CA_ATTENTION_PRESENT_KEY) ? d : -1;
+    const bool shares_outer = plan->heads == attention->batch[last];
+    const bool adjoin =
+        ca_attention_keys_are(attention, shares_outer ? outer_heads_adjoin : last_heads_adjoin);
+    return !adjoin ? -1 : shares_outer ? last - 1 : last;
 }
 
 /* Returns how many keys the kernel reads as one block. `few` is true if a tile has one or two rows. */

@@ -248,7 +248,6 @@ static const ca_knob knobs_of_decode_gpu[] = CA_KNOBS_OF_SPLITS;
 static void
 plan_decode_gpu(const ca_device_info *info, const ca_attention *attention, ca_attention_plan *plan)
 {
-    const ca_operand *operands = attention->operands;
     ca_plan_begin(plan, attention, "attention_decode_gpu", 0);
     plan->heads = ca_attention_heads_together(attention);
     int64_t rows = plan->heads * attention->L;
@@ -274,10 +273,7 @@ plan_decode_gpu(const ca_device_info *info, const ca_attention *attention, ca_at
     ca_kernel_define(spec, "KEY_LANES", t.lanes);
     ca_kernel_define(spec, "BN", t.keys);
     ca_kernel_define(spec, "RT", t.rows);
-    ca_kernel_define(spec, "WIDE",
-                     ca_attention_keys_are(attention, ca_operand_is_wide) &&
-                         ca_operand_is_wide(&operands[CA_ATTENTION_PRESENT_KEY]) &&
-                         ca_operand_is_wide(&operands[CA_ATTENTION_PRESENT_VALUE]));
+    ca_kernel_define(spec, "WIDE", ca_attention_keys_are(attention, ca_operand_is_wide));
 }
 
 const ca_variant ca_variant_decode_gpu = {

@@ -365,8 +365,6 @@ ca_attention_heads_together(const ca_attention *attention)
     const ca_operand *operands = attention->operands;
     const int last = CA_BATCH_DIMS - 1;
     if (!ca_attention_keys_are(attention, heads_share) ||
-        !heads_share(&operands[CA_ATTENTION_PRESENT_KEY]) ||
-        !heads_share(&operands[CA_ATTENTION_PRESENT_VALUE]) ||
         !heads_share(&operands[CA_ATTENTION_KEY_COUNTS]) ||
         !heads_share(&operands[CA_ATTENTION_OFFSETS])) {
         return 1;

@@ -42,7 +42,6 @@
 #include "kernels/attention/cpu/products.clh" /* start_block, multiply_values */
 #include "kernels/attention/cpu/softmax.clh"  /* score_keys, softmax_state */
 #include "kernels/attention/keys.clh"         /* find_key_run */
-#include "kernels/attention/present.clh"      /* copy_present */
 
 /* --- what few calls ask for: scores ------------------------------------------------- */
 
@@ -247,8 +246,7 @@ attend_block(tile_sums *sums, const term_block *block, const attended_keys *atte
 typedef struct {
     tile_sums tiles[CA_CPU_TILES];
     int count;
-    key_range keys;  /* that some row may see */
-    key_range share; /* of the present keys and values */
+    key_range keys; /* that some row may see */
 } item_state;
 
 /* Starts a tile. Row `first_row` of the heads that share their keys is its first row, and
@@ -350,9 +348,8 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
 }
 
 /* All tiles attend to their keys. Each tile loads its queries just before its first block, and is finished
-   right after its last one. So memory moves some rows at a time, between the products. Before each block is
-   read, this work-item copies the present keys and values of its share that lie in the block. Returns false
-   if the tiles still have to be finished. */
+   right after its last one. So memory moves some rows at a time, between the products. Returns
+   false if the tiles still have to be finished. */
 INLINED bool
 attend(item_state *item, realv *added, weightv *weights, term *packed)
 {
@@ -382,10 +379,6 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
         /* A tile that writes weights packs keys into the memory of this block, which other tiles still
            need. */
         is_last = WRITES_STAGE(params, 3) ? false : j0 + keys == end;
-        if (USES(params, PRESENT_KEY)) {
-            copy_present(call, tile->batch, max(item->share.start, max(j0, item->keys.start)),
-                         min(item->share.end, min(j0 + keys, item->keys.end)));
-        }
         uint started = 0; /* bit h: the block of head h is there */
         PLAIN_FOR (int t = 0; t < item->count; t++) {
             attended_keys attended;
@@ -482,14 +475,6 @@ attend_tiles(const attention_call *call, ca_int64 number)
     }
 #endif
     item.keys.end = max(item.keys.start, item.keys.end);
-    item.share.start = 0;
-    item.share.end = 0;
-    if (USES(params, PRESENT_KEY)) {
-        const ca_int64 *batch = first->batch;
-        item.share = present_share_of(params, batch, index, items);
-        copy_present(call, batch, item.share.start, min(item.share.end, item.keys.start));
-        copy_present(call, batch, max(item.share.start, item.keys.end), item.share.end);
-    }
     if (!attend(&item, added, weights, packed)) {
         PLAIN_FOR (int n = 0; n < count; n++) {
             finish_tile(&item.tiles[n], added, packed);

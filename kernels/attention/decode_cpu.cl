@@ -31,7 +31,6 @@
 #include "kernels/attention/addends.clh"             /* load_addends_rows */
 #include "kernels/attention/decode_cpu/fetching.clh" /* find_stream, FETCH */
 #include "kernels/attention/keys.clh"                /* key_run */
-#include "kernels/attention/present.clh"             /* copy_present */
 #include "kernels/attention/score.clh"               /* finish_score, weight_of, write_lse */
 #include "kernels/attention/splits.clh"              /* base_of, partial_row, find_share */
 
@@ -517,22 +516,12 @@ attend_share(const attention_call *call, ca_int64 item)
         result[n] = (realv)REAL(0.0);
     }
     const key_range keys = part_of_keys(first, last, mine.split, params->splits);
-
-    key_range copied = {0, 0};
-    if (USES(params, PRESENT_KEY)) {
-        copied = present_share_of(params, mine.batch, mine.part, mine.parts);
-        copy_present(call, mine.batch, copied.start, min(copied.end, keys.start));
-        copy_present(call, mine.batch, max(copied.start, keys.end), copied.end);
-    }
     const decode_tiles all = {tiles, rows, queries, result};
     int count; /* of the keys of a block */
     PLAIN_FOR (ca_int64 j0 = keys.start; j0 < keys.end && !is_stopped(call); j0 += count) {
         key_run run;
         find_key_run(&run, call, mine.batch, j0);
         count = (int)min((ca_int64)(params->block_keys), min(keys.end - j0, run.count));
-        if (USES(params, PRESENT_KEY)) {
-            copy_present(call, mine.batch, max(copied.start, j0), min(copied.end, j0 + count));
-        }
         attend_block(call, &all, &run, j0, count);
     }
 

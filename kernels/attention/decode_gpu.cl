@@ -41,7 +41,7 @@
 #define CHUNK      JOIN(ELEMENTS_, VALUE_DTYPE)
 
 #include "kernels/attention/decode_gpu/slices.clh" /* slice_state, SLICES, VECTOR, group_row */
-#include "kernels/attention/present.clh"           /* bits_1, present_share_of, find_key_run */
+#include "kernels/attention/keys.clh"              /* find_key_run */
 
 /* A lane has KEY_PER_LANE chunks of a key, KEY_LANES chunks apart, and KEYS_PER_LANE
    keys of a block. Its TERMS products are those of these keys with RT rows. */
@@ -303,55 +303,6 @@ add_values(const ca_attention_params *params, slice_state *state, const uint4 *v
     }
 }
 
-/* --- present keys and values ------------------------------------------------------ */
-
-/* Defines a function by which a group copies `rows` rows of `size` elements. Neighbours copy
-   neighbouring chunks of 16 bytes with WIDE, else neighbouring elements. */
-#define DEFINE_SHARE_ROWS(name, dtype, size)                                                       \
-    INLINED void name(__global JOIN(storage_, dtype) * to, const row_strides *to_strides,          \
-                      __global const JOIN(storage_, dtype) * from,                                 \
-                      const row_strides *from_strides, int rows)                                   \
-    {                                                                                              \
-        const int width = WIDE ? JOIN(ELEMENTS_, dtype) : 1;                                       \
-        const int pieces = size / width;                                                           \
-        for (int n = (int)get_local_id(0); n < rows * pieces; n += WG) {                           \
-            const int row = n / pieces;                                                            \
-            const int c = (n - row * pieces) * width;                                              \
-            __global void *to_piece = to + row * to_strides->row + c * to_strides->column;         \
-            __global const void *piece =                                                           \
-                from + row * from_strides->row + c * from_strides->column;                         \
-            if (WIDE) {                                                                            \
-                *(__global uint4 *)to_piece = *(__global const uint4 *)piece;                      \
-            } else {                                                                               \
-                *(__global JOIN(bits_, dtype) *)to_piece =                                         \
-                    *(__global const JOIN(bits_, dtype) *)piece;                                   \
-            }                                                                                      \
-        }                                                                                          \
-    }
-
-DEFINE_SHARE_ROWS(share_key_rows, DTYPE, HEAD_E)
-DEFINE_SHARE_ROWS(share_value_rows, VALUE_DTYPE, HEAD_EV)
-
-/* Copies keys first … end - 1 and their values. */
-INLINED void
-copy_present_rows(const attention_call *call, const ca_int64 *batch, ca_int64 first, ca_int64 end)
-{
-    const ca_view *keys = VIEW(call->params, PRESENT_KEY);
-    const ca_view *values = VIEW(call->params, PRESENT_VALUE);
-    const row_strides to_keys = CA_STRIDES(keys);
-    const row_strides to_values = CA_STRIDES(values);
-    int rows;
-    for (ca_int64 j = first; j < end; j += rows) {
-        key_run run;
-        find_key_run(&run, call, batch, j);
-        rows = (int)min((ca_int64)BN, min(end - j, run.count));
-        share_key_rows(call->present_key + ca_offset(keys, batch, j, 0), &to_keys, run.key,
-                       &run.key_strides, rows);
-        share_value_rows(call->present_value + ca_offset(values, batch, j, 0), &to_values,
-                         run.value, &run.value_strides, rows);
-    }
-}
-
 /* --- a work-group ----------------------------------------------------------------- */
 
 /* Local memory for the columns of the slices, and before the end for exchanges. */
@@ -412,8 +363,8 @@ store_scores(__local real *block, const attention_call *call, const __local grou
 /* The group's rows attend to keys start … end - 1, which are in one run. */
 INLINED void
 attend_keys(slice_state *state, const attention_call *call, const split_share *group,
-            const key_run *run, ca_int64 start, ca_int64 end, key_range share,
-            const lane_share *mine, block_memory *memory)
+            const key_run *run, ca_int64 start, ca_int64 end, const lane_share *mine,
+            block_memory *memory)
 {
     const row_strides key_strides = run->key_strides;
     const row_strides value_strides = run->value_strides;
@@ -423,10 +374,6 @@ attend_keys(slice_state *state, const attention_call *call, const split_share *g
     __global const value_storage *values = run->value + ahead * value_strides.row;
     uint4 key_chunks[KEYS_PER_LANE * KEY_PER_LANE];
     uint4 value_chunks[VALUES_PER_LANE * PER_LANE];
-    if (HAS_MASK_MOD && USES(call->params, PRESENT_KEY)) {
-        copy_present_rows(call, batch, max(share.start, start),
-                          min(share.end, min(start + ahead, end)));
-    }
     int count = (int)min((ca_int64)BN, end - start - ahead);
     if (count > 0) {
         load_keys(key_chunks, keys, &key_strides, mine->key, mine->key_lane, count);
@@ -447,10 +394,6 @@ attend_keys(slice_state *state, const attention_call *call, const split_share *g
         __local real *block = memory->scores + memory->buffer * BN * RT;
         sums_over_lanes(terms, mine->key_lane, memory->scratch);
         store_scores(block, call, memory->rows, terms, added, mine, (int)j0);
-        if (USES(call->params, PRESENT_KEY)) {
-            copy_present_rows(call, batch, max(share.start, j0),
-                              min(share.end, min(j0 + ahead, end)));
-        }
         /* Orders the writes of this block's scores before their reads. The scores of
            two blocks ago, which the writes replace, were read before the last
            barrier. */
@@ -472,17 +415,12 @@ attend_split(slice_state *state, const attention_call *call, const split_share *
     const ca_attention_params *params = call->params;
     const ca_int64 *batch = group->batch;
     const key_range range = keys_of_group(params, memory->rows, RT, group->split);
-    const key_range share = present_share_of(params, batch, group->part, group->parts);
-    if (USES(params, PRESENT_KEY)) {
-        copy_present_rows(call, batch, share.start, min(share.end, range.start));
-        copy_present_rows(call, batch, max(share.start, range.end), share.end);
-    }
     ca_int64 end;
     for (ca_int64 start = range.start; start < range.end; start = end) {
         key_run run;
         find_key_run(&run, call, batch, start);
         end = USES(params, PAST_KEY) ? min(range.end, start + run.count) : range.end;
-        attend_keys(state, call, group, &run, start, end, share, mine, memory);
+        attend_keys(state, call, group, &run, start, end, mine, memory);
     }
 }
 

@@ -18,12 +18,8 @@
  */
 #include "kernels/attention/keys.clh"
 
-/* Pieces of a row, of bits, because half is a type for storage only. A core copies vectors from any
-   place. Work-items of a GPU copy 16 bytes each, or neighbouring elements. */
-typedef ushort bits_1;
-typedef ushort bits_2;
-typedef uint bits_3;
-typedef ulong bits_4;
+/* Pieces of a row, of bits. A core copies vectors from any place. Work-items of a GPU copy 16 bytes each,
+   or neighbouring elements. */
 #if ON_CPU
 typedef ushort16 piece_1 __attribute__((aligned(2)));
 typedef ushort16 piece_2 __attribute__((aligned(2)));

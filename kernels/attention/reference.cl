@@ -8,8 +8,7 @@
  *
  *     rows         batch[0] * batch[1] * batch[2] * L, counted from 0 on
  *     global size  G = ceil(rows / params.tiles), or more
- *     work-item n  rows n, n + G, n + 2 G, …, at most params.tiles, and with each row a share
- *                  of the present keys and values
+ *     work-item n  rows n, n + G, n + 2 G, …, at most params.tiles
  *
  * A third pass writes scores, if the call asks for them. The kernel never reads an
  * excluded key. So it also redoes rows of other kernels, which a NaN or infinity of an
@@ -19,10 +18,9 @@
  * Macros: DTYPE, VALUE_DTYPE and REAL64, see support/common.clh.
  */
 #define SCORE_PLACE ca_int64
-#include "kernels/attention/keys.clh"    /* find_key_run */
-#include "kernels/attention/present.clh" /* copy_present */
-#include "kernels/attention/score.clh"   /* addend_of, finish_score, sink_of */
-#include "kernels/support/philox.clh"    /* ca_drops */
+#include "kernels/attention/keys.clh"  /* find_key_run */
+#include "kernels/attention/score.clh" /* addend_of, finish_score, sink_of */
+#include "kernels/support/philox.clh"  /* ca_drops */
 
 #define CHUNK 64  /* output columns summed at once */
 #define BLOCK 128 /* terms of a block's sum: a long plain sum loses a digit */
@@ -33,7 +31,6 @@ typedef struct {
     const ca_int64 *batch;
     ca_int64 i;
     __global const storage *query; /* row i */
-    __global const storage *query_bias;
     addend_row addends;
     score_bounds bounds; /* counted from row 0 and key 0 */
     ca_int64 first;      /* keys first … last have a weight */
@@ -51,7 +48,6 @@ find_row(row_state *row, const attention_call *call, const ca_int64 *batch, ca_i
     row->batch = batch;
     row->i = i;
     row->query = call->query + ca_offset(&params->query, batch, i, 0);
-    row->query_bias = query_bias_at(call, batch);
     row->addends = addend_row_at(call, &sequence, batch, i);
     row->bounds = bounds_of(&sequence);
     row->first = all ? 0 : max((ca_int64)0, i + sequence.lower);
@@ -70,10 +66,8 @@ product_with(const row_state *row, ca_int64 j)
     PLAIN_FOR (ca_int64 e0 = 0; e0 < params->E; e0 += BLOCK) {
         real block_sum = REAL(0.0);
         PLAIN_FOR (ca_int64 e = e0; e < min(e0 + BLOCK, params->E); e++) {
-            real q = load(row->query + e * params->query.column);
-            real k = load(key.key + e * key.key_strides.column);
-            q += row->query_bias != 0 ? load(row->query_bias + e) : REAL(0.0);
-            k += key.key_bias != 0 ? load(key.key_bias + e) : REAL(0.0);
+            const real q = load(row->query + e * params->query.column);
+            const real k = load(key.key + e * key.key_strides.column);
             block_sum = fma(q, k, block_sum);
         }
         sum += block_sum;
@@ -170,8 +164,7 @@ add_values(const row_state *row, real m, ca_int64 c, int columns, real *sums)
             key_run key;
             find_key_run(&key, row->call, row->batch, j);
             PLAIN_FOR (int n = 0; n < columns; n++) {
-                real x = load_value(key.value + (c + n) * key.value_strides.column);
-                x += key.value_bias != 0 ? load(key.value_bias + c + n) : REAL(0.0);
+                const real x = load_value(key.value + (c + n) * key.value_strides.column);
                 block_sums[n] = fma(weight, x, block_sums[n]);
             }
         }
@@ -242,10 +235,6 @@ attention_reference(ATTENTION_ARGUMENTS)
     PLAIN_FOR (ca_int64 row = item; item < items && row < rows; row += items) {
         ca_int64 batch[CA_BATCH_DIMS];
         const ca_int64 i = row_of_index(&params, row, batch);
-        if (USES(&params, PRESENT_KEY) && !redoes) {
-            const key_range share = present_share_of(&params, batch, i, params.L);
-            copy_present(&call, batch, share.start, share.end);
-        }
         if (!redoes || !is_finite_row(&call, batch, i)) {
             attend(&call, batch, i);
         }

@@ -27,7 +27,7 @@
  * L and T are at most 2^28, so that an int holds the sum of a few of them.
  */
 #define SCORES_IN_LOG2 1
-#include "kernels/attention/present.clh"     /* copy_present, find_key_run */
+#include "kernels/attention/keys.clh"        /* find_key_run */
 #include "kernels/attention/score.clh"       /* finish_score, store_lse */
 #include "kernels/attention/tiled/tiles.clh" /* load_tile, multiply_keys, multiply_values */
 #include "kernels/support/philox.clh"        /* ca_drops */
@@ -95,7 +95,7 @@ load_queries(const tile_state *tile, int e0)
     const row_strides strides = CA_STRIDES(&params->query);
     load_tile(tile->queries, STRIDE_E, BM, EC / 4,
               call->query + ca_offset(&params->query, tile->batch, tile->i0, 0), &strides,
-              tile->rows, e0, HEAD_E, query_bias_at(call, tile->batch), tile->item);
+              tile->rows, e0, HEAD_E, tile->item);
 }
 
 /* Loads the values of KC keys of a block, from its key k0 on. */
@@ -105,7 +105,7 @@ load_values(const tile_state *tile, const key_run *run, __global const value_sto
 {
     const row_strides strides = STRIDES_OF_RUN(run, tile->call->params, value);
     load_value_tile(tile->shared + VALUES_AT, STRIDE_C, KC, STRIDE_C, values + k0 * strides.row,
-                    &strides, block->keys - k0, 0, HEAD_EV, run->value_bias, tile->item);
+                    &strides, block->keys - k0, 0, HEAD_EV, tile->item);
 }
 
 /* A product of more terms is the sum of shorter ones: a long plain sum loses a
@@ -126,7 +126,7 @@ score_block(const tile_state *tile, const key_run *run, __global const storage *
         }
         const row_strides strides = STRIDES_OF_RUN(run, tile->call->params, key);
         load_tile(tile->shared, STRIDE_E, BN, EC / 4, keys, &strides, block->keys, e0, HEAD_E,
-                  run->key_bias, tile->item);
+                  tile->item);
         if (e0 == 0 && values != 0) {
             load_values(tile, run, values, block, 0);
         }
@@ -485,11 +485,6 @@ SUB_GROUP_ATTRIBUTE(float4) void attention_tiled(ATTENTION_ARGUMENTS)
 #if E_PASSES == 1
     load_queries(&tile, 0);
 #endif
-    if (USES(&params, PRESENT_KEY)) {
-        const key_range share = present_share_of(
-            &params, tile.batch, row_of_tiles * THREADS + tile.item, tiles * THREADS);
-        copy_present(&call, tile.batch, share.start, share.end);
-    }
     barrier(CLK_LOCAL_MEM_FENCE); /* these writes: their reads */
     const batch_sequence sequence = sequence_of_group(&call, tile.batch, &shift);
     tile.bounds = count_from(bounds_of(&sequence), tile.i0, 0);
