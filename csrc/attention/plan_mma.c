@@ -25,13 +25,13 @@
 #define LEAST_GROUP_KEYS 64
 #define MOST_GROUP_KEYS  128
 
-enum { ROW_TILES, BLOCK_KEYS, CHUNK_KEYS, RING_STAGES, GROUP_WARPS, QUERIES, TOGETHER };
+enum { ROW_TILES, BLOCK_KEYS, STRIP_KEYS, RING_STAGES, GROUP_WARPS, QUERIES, TOGETHER };
 
 /* The kernel's macros. The registers of a compute unit hold eight warps of any shape. */
 static const ca_knob knobs_of_mma[] = {
     [ROW_TILES] = {"MT", {1, 2}},
     [BLOCK_KEYS] = {"BN", {16, 32, 64, 128}},
-    [CHUNK_KEYS] = {"CHUNK", {16, 32, 64, 128}},
+    [STRIP_KEYS] = {"STRIP", {16, 32, 64, 128}},
     [RING_STAGES] = {"STAGES", {2, 3, 4}},
     [GROUP_WARPS] = {"WARPS", {2, 4, 8}},
     [QUERIES] = {"QUERIES", {CA_QUERIES_IN_REGISTERS, CA_QUERIES_IN_LOCAL_MEMORY}},
@@ -76,28 +76,28 @@ typedef struct {
     int64_t tiles;
     int64_t stages;
     int64_t keys;
-    int64_t chunk;
+    int64_t strip;
     int64_t queries;
     int64_t together; /* warps that multiply together */
 } shape;
 
-/* Keys that a warp scores together. More keys share the work of a chunk: branches, a vote, the
+/* Keys that a warp scores together. More keys share the work of a strip: branches, a vote, the
    comparison with the base. */
-#define CHUNK        16
-#define WIDE_CHUNK   32
-#define WIDEST_CHUNK 64
+#define STRIP        16
+#define WIDE_STRIP   32
+#define WIDEST_STRIP 64
 
 /* Keys of a block, at most. */
 #define MOST_KEYS 64
 
 /* Largest head sizes of a warp with two tiles of rows whose queries stay in registers, so that
-   nothing spills: with masks and the like, without them, and without them for chunks of WIDE_CHUNK
+   nothing spills: with masks and the like, without them, and without them for strips of WIDE_STRIP
    keys. */
 #define TWO_TILES_HEAD       96
 #define TWO_TILES_PLAIN_HEAD 128
 #define TWO_TILES_WIDE_HEAD  80
 
-/* True if a score is a scaled product, so that most chunks look at no single key. */
+/* True if a score is a scaled product, so that most strips look at no single key. */
 static bool
 is_plain(const ca_attention *attention)
 {
@@ -129,15 +129,15 @@ usual_shape(const ca_device_info *info, const ca_attention *attention, int64_t h
         .tiles = tiles,
         .stages = 3,
         .keys = MOST_KEYS,
-        .chunk = wide ? WIDE_CHUNK : CHUNK,
+        .strip = wide ? WIDE_STRIP : STRIP,
         .queries = CA_QUERIES_IN_REGISTERS,
         .together = 1,
     };
 }
 
-/* True if the queries of the usual shape should move to local memory, to make room for wider chunks. A
-   device needs ample local memory for that. Wider chunks pay if two tiles of rows leave registers for
-   CHUNK keys only, and if no function of the user takes registers too. */
+/* True if the queries of the usual shape should move to local memory, to make room for wider strips. A
+   device needs ample local memory for that. Wider strips pay if two tiles of rows leave registers for
+   STRIP keys only, and if no function of the user takes registers too. */
 static bool
 queries_move(const ca_device_info *info, const ca_attention *attention, int64_t head, int64_t tiles)
 {
@@ -206,14 +206,14 @@ local_bytes(const shape *s, const ca_device_info *info, const ca_attention *atte
 }
 
 /* Halves the keys of a block until the group fits the local memory. Warps that multiply together score
-   a block as one chunk, and take queries from local memory. Returns false if the group does not fit
+   a block as one strip, and take queries from local memory. Returns false if the group does not fit
    the device. */
 static bool
 fit_device(shape *s, const ca_device_info *info, const ca_attention *attention, int64_t E,
            int64_t Ev)
 {
     bool grouped = s->together > 1;
-    int64_t least = CHUNK;
+    int64_t least = STRIP;
     if (grouped) {
         s->tiles = 1;
         s->queries = CA_QUERIES_IN_LOCAL_MEMORY;
@@ -230,7 +230,7 @@ fit_device(shape *s, const ca_device_info *info, const ca_attention *attention, 
     while (s->keys > most || (s->keys > least && s->keys * block > left)) {
         s->keys /= 2;
     }
-    s->chunk = grouped ? s->keys : ca_smaller(s->chunk, ca_smaller(s->keys, WIDEST_CHUNK));
+    s->strip = grouped ? s->keys : ca_smaller(s->strip, ca_smaller(s->keys, WIDEST_STRIP));
     return s->keys * block <= left && queries <= bytes && s->warps % s->together == 0 &&
            s->warps * 32 <= info->max_work_group;
 }
@@ -245,7 +245,7 @@ rule_shape(const ca_device_info *info, const ca_attention *attention, int64_t he
         rule = grouped_shape(attention, head);
     } else if (queries_move(info, attention, head, rule.tiles)) {
         rule.stages = 2;
-        rule.chunk = WIDEST_CHUNK;
+        rule.strip = WIDEST_STRIP;
         rule.queries = CA_QUERIES_IN_LOCAL_MEMORY;
     }
     return rule;
@@ -264,7 +264,7 @@ choose_shape(const ca_device_info *info, const ca_attention *attention, int64_t 
                ca_knob_value(&knobs, ROW_TILES, rule.tiles),
                ca_knob_value(&knobs, RING_STAGES, rule.stages),
                ca_knob_value(&knobs, BLOCK_KEYS, rule.keys),
-               ca_knob_value(&knobs, CHUNK_KEYS, rule.chunk),
+               ca_knob_value(&knobs, STRIP_KEYS, rule.strip),
                ca_knob_value(&knobs, QUERIES, rule.queries),
                rule.together};
     if (fit_device(&s, info, attention, E, Ev)) {
@@ -304,7 +304,7 @@ plan_mma(const ca_device_info *info, const ca_attention *attention, ca_attention
     ca_kernel_define(spec, "MT", s.tiles);
     ca_kernel_define(spec, "STAGES", s.stages);
     ca_kernel_define(spec, "BN", s.keys);
-    ca_kernel_define(spec, "CHUNK", s.chunk);
+    ca_kernel_define(spec, "STRIP", s.strip);
     ca_kernel_define(spec, "QUERIES", s.queries);
     ca_kernel_define(spec, "TOGETHER", s.together);
 }

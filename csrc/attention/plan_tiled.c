@@ -24,8 +24,8 @@
 
 /* Local memory holds at most so many elements of a query or key at a time, and the values of at most
    so many keys, unless a knob says otherwise. */
-#define MAX_CHUNK 64
-#define MAX_KEYS  32
+#define MAX_PASS 64
+#define MAX_KEYS 32
 
 /* How a work-group is arranged; see the kernel. */
 typedef struct {
@@ -48,13 +48,13 @@ static const tiling tilings[] = {
 
 enum { WIDE_TILINGS = 6, TILINGS = sizeof(tilings) / sizeof(tilings[0]) };
 
-enum { TILING, CHUNK, KEYS };
+enum { TILING, PASS, KEYS };
 
 /* The number of a row of `tilings`, from 1 on; one that does not fit is passed over. EC and KC are
    the most that the kernel's macros may be; where local memory is short, these are less. */
 static const ca_knob knobs_of_tiled[] = {
     [TILING] = {"TILING", {1, 2, 3, 4, 5, 6, 7, 8, 9}},
-    [CHUNK] = {"EC", {16, 32, 64, 128}},
+    [PASS] = {"EC", {16, 32, 64, 128}},
     [KEYS] = {"KC", {8, 16, 32}},
     {NULL, {0}},
 };
@@ -87,17 +87,17 @@ local_memory(const tiling *t, int64_t real)
     return (queries_size + keys_size + values_size) * real + rows * 4 + 64;
 }
 
-/* Choose the most values, then the largest chunk of a head, that fit. A chunk that leaves
-   much of the last chunk empty does not count. */
+/* Choose the most values, then the fewest passes over a head, that fit. Passes that leave much of the
+   last one empty do not count. */
 static bool
-fit_chunks(tiling *t, int64_t E, int64_t real, int64_t available, const ca_knobs *knobs)
+fit_passes(tiling *t, int64_t E, int64_t real, int64_t available, const ca_knobs *knobs)
 {
     int64_t whole = round_up(E, 8);
-    int64_t most = ca_knob_value(knobs, CHUNK, MAX_CHUNK);
+    int64_t most = ca_knob_value(knobs, PASS, MAX_PASS);
     for (t->KC = ca_knob_value(knobs, KEYS, MAX_KEYS); t->KC >= 4; t->KC /= 2) {
-        for (int64_t chunks = ca_divide_up(whole, most);; chunks++) {
-            t->EC = round_up(ca_divide_up(E, chunks), 8);
-            bool wastes = 8 * (t->EC * chunks - whole) >= whole;
+        for (int64_t passes = ca_divide_up(whole, most);; passes++) {
+            t->EC = round_up(ca_divide_up(E, passes), 8);
+            bool wastes = 8 * (t->EC * passes - whole) >= whole;
             if (!wastes && local_memory(t, real) <= available) {
                 return true;
             }
@@ -117,7 +117,7 @@ complete_tiling(tiling *t, const ca_device_info *info, const ca_attention *atten
 {
     t->NC = columns_of_item(attention->Ev, t->TX);
     return t->MI * t->NC <= result && t->TX * t->TY <= info->max_work_group &&
-           fit_chunks(t, attention->E, ca_plan_real_bytes(attention),
+           fit_passes(t, attention->E, ca_plan_real_bytes(attention),
                       ca_smaller(available, MAX_LOCAL_MEMORY), knobs);
 }
 

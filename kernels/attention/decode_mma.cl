@@ -39,7 +39,7 @@
 #define EV_TILES    (8 * VALUE_LOADS)     /* of 8 columns */
 
 #define MT      1
-#define CHUNK   16
+#define STRIP   16
 #define GROUPED 0
 #define LSE     1 /* the merge needs the exact sum of weights */
 
@@ -218,9 +218,9 @@ attend_split(const warp_state *warp, const split_source *source, const split_sha
 {
     const ca_attention_params *params = source->call->params;
     const float factor = late_factor(params);
-    const int turn = WARPS * CHUNK;
+    const int turn = WARPS * STRIP;
     int ahead = keys_ahead(source->call, group, source->rows, source->start, source->count, turn);
-    int j = (int)warp->index * CHUNK + ahead;
+    int j = (int)warp->index * STRIP + ahead;
     uint4 keys[2][KEY_LOADS];
     uint4 values[4][VALUE_LOADS];
     load_keys(keys, source, j);
@@ -238,7 +238,7 @@ attend_split(const warp_state *warp, const split_source *source, const split_sha
             load_keys(keys, source, j + ahead);
         }
         const uint used = finish_scores(warp, source, j, scores, softmax);
-        weigh_chunk(warp, params, softmax, scores, factor, result);
+        weigh_strip(warp, params, softmax, scores, factor, result);
         multiply_values(warp, values, used, scores[0], softmax, result[0]);
         if (j + ahead < source->count) {
             load_values(values, source, j + ahead);

@@ -12,11 +12,11 @@
  * A warp keeps its result in registers, as the fragments of support/warp.clh, and its
  * queries there or in local memory. Keys and values pass through local memory in blocks
  * of BN keys, STAGES blocks in a ring: while one block is multiplied, the next ones are
- * on their way. The warp takes CHUNK keys of a block at a time:
+ * on their way. The warp takes STRIP keys of a block at a time:
  *
- *     scores   = queries (16 MT x E) * keys (CHUNK x E) transposed
+ *     scores   = queries (16 MT x E) * keys (STRIP x E) transposed
  *     weights  = exp2(scores - base), rounded to the half type
- *     result  += weights * values (CHUNK x Ev)
+ *     result  += weights * values (STRIP x Ev)
  *
  * The fragments of scores that the first product gives are, rounded, the fragments of
  * weights that the second product takes, so only maxima and sums move between lanes.
@@ -26,12 +26,12 @@
  *     -DOUTPUT_ALIGNED    1: so are rows of output
  *     -DQUERIES           where queries stay: CA_QUERIES_IN_REGISTERS, or
  *                         CA_QUERIES_IN_LOCAL_MEMORY, which leaves registers for a larger
- *                         CHUNK
+ *                         STRIP
  *     -DTOGETHER          warps that multiply together: 1, or 4, with queries in local memory,
- *                         head sizes that are multiples of 64, MT 1 and CHUNK BN
- *     -DBN                keys of a block, a multiple of CHUNK
+ *                         head sizes that are multiples of 64, MT 1 and STRIP BN
+ *     -DBN                keys of a block, a multiple of STRIP
  *     -DSTAGES            blocks of the ring, at least 2
- *     -DWARPS -DMT -DCHUNK -DLSE  see mma/softmax.clh
+ *     -DWARPS -DMT -DSTRIP -DLSE  see mma/softmax.clh
  *     and the macros of support/warp.clh
  */
 #define GROUPED         (TOGETHER > 1)

@@ -70,13 +70,13 @@ typedef struct {
     int keys;            /* that exist */
     score_bounds bounds; /* counted from row i0 and key j0 */
     int known;           /* CA_BLOCK_…: what the user's mask does to it */
-} key_block;
+} tile_block;
 
 /* Returns the block of keys from j0 on, which ends before key `end`. */
-INLINED key_block
+INLINED tile_block
 block_at(const tile_state *tile, int j0, int end)
 {
-    key_block block = {j0, min(BN, end - j0), tile->bounds};
+    tile_block block = {j0, min(BN, end - j0), tile->bounds};
     recount(&block.bounds, 0, j0);
     block.bounds.limit = min(block.bounds.limit, block.keys);
     block.known =
@@ -101,7 +101,7 @@ load_queries(const tile_state *tile, int e0)
 /* Loads the values of KC keys of a block, from its key k0 on. */
 INLINED void
 load_values(const tile_state *tile, const key_run *run, __global const value_storage *values,
-            const key_block *block, int k0)
+            const tile_block *block, int k0)
 {
     const row_strides strides = STRIDES_OF_RUN(run, tile->call->params, value);
     load_value_tile(tile->shared + VALUES_AT, STRIDE_C, KC, STRIDE_C, values + k0 * strides.row,
@@ -117,7 +117,7 @@ load_values(const tile_state *tile, const key_run *run, __global const value_sto
    for. */
 INLINED void
 score_block(const tile_state *tile, const key_run *run, __global const storage *keys,
-            __global const value_storage *values, const key_block *block, real *scores)
+            __global const value_storage *values, const tile_block *block, real *scores)
 {
     PLAIN_FOR (int e0 = 0; e0 < HEAD_E; e0 += EC) {
         barrier(CLK_LOCAL_MEM_FENCE); /* reads of the pass before: these writes */
@@ -145,7 +145,7 @@ score_block(const tile_state *tile, const key_run *run, __global const storage *
 
 /* Writes score n of the work-item, or a weight, as `x`. */
 INLINED void
-write_score(const tile_state *tile, const key_block *block, int n, real x)
+write_score(const tile_state *tile, const tile_block *block, int n, real x)
 {
     const ca_view *view = VIEW(tile->call->params, SCORES);
     const int r = tile->ty + TY * (n / NJ);
@@ -160,7 +160,7 @@ write_score(const tile_state *tile, const key_block *block, int n, real x)
    then has the weight of the score -softcap. Returns bits: bit m is set if row m of the
    work-item has such a key. */
 INLINED uint
-finish_scores(const tile_state *tile, const key_block *block, real *scores)
+finish_scores(const tile_state *tile, const tile_block *block, real *scores)
 {
     const ca_attention_params *params = tile->call->params;
     const score_bounds bounds = count_from(block->bounds, tile->ty, tile->tx);
@@ -303,7 +303,7 @@ weigh_scores(const ca_attention_params *params, softmax_state *softmax, real *sc
 /* Makes zeros of the weights that dropout drops, in a block of keys. The sums of the rows
    include these weights already. */
 INLINED void
-drop_weights(const tile_state *tile, const key_block *block, real *weights)
+drop_weights(const tile_state *tile, const tile_block *block, real *weights)
 {
     const ca_attention_params *params = tile->call->params;
     const ca_int64 row = row_index(params, tile->batch, tile->i0) + params->first_row;
@@ -321,7 +321,7 @@ drop_weights(const tile_state *tile, const key_block *block, real *weights)
 /* result += weights * values of a block. The weights replace the keys in local memory. */
 INLINED void
 add_block(const tile_state *tile, const key_run *run, __global const value_storage *values,
-          const key_block *block, const real *weights, real *result)
+          const tile_block *block, const real *weights, real *result)
 {
     __local real4 *shared = tile->shared;
     __local row_vector *to = (__local row_vector *)shared + tile->ty;
@@ -334,7 +334,7 @@ add_block(const tile_state *tile, const key_run *run, __global const value_stora
     }
     PLAIN_FOR (int k0 = 0; k0 < block->keys; k0 += KC) {
         if (k0 > 0) {
-            /* reads of the chunk before: these writes */
+            /* reads of the values before: these writes */
             barrier(CLK_LOCAL_MEM_FENCE);
             load_values(tile, run, values, block, k0);
         }
@@ -346,7 +346,7 @@ add_block(const tile_state *tile, const key_run *run, __global const value_stora
 /* Weighs a block of keys and adds its values, or on the second pass, whose sums include the
    sinks, writes its weights. */
 INLINED __attribute__((always_inline)) void
-attend_block(const tile_state *tile, const key_run *run, int row, const key_block *block,
+attend_block(const tile_state *tile, const key_run *run, int row, const tile_block *block,
              bool again, softmax_state *softmax, real *result)
 {
     const ca_attention_params *params = tile->call->params;
@@ -386,7 +386,7 @@ attend(const tile_state *tile, bool again, softmax_state *softmax, real *result)
         find_key_run(&run, tile->call, tile->batch, first);
         run_end = USES(params, PAST_KEY) ? min(end, first + (int)run.count) : end;
         PLAIN_FOR (int j0 = first; j0 < run_end; j0 += BN) {
-            const key_block block = block_at(tile, j0, run_end);
+            const tile_block block = block_at(tile, j0, run_end);
             if (block.known == CA_BLOCK_EMPTY && !all) { /* so it is for the whole group */
                 continue;
             }

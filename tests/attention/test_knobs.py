@@ -21,7 +21,7 @@ def untuned(device):
 # Values that are macros of a kernel, and others.
 SETTINGS = {
     "tiled": ["TILING=3 EC=32 KC=8", "TILING=7", "TILING=9 EC=16"],
-    "mma": ["MT=1 BN=32 CHUNK=16 STAGES=2 WARPS=8", "MT=2 BN=64 CHUNK=64 STAGES=2 QUERIES=2",
+    "mma": ["MT=1 BN=32 STRIP=16 STAGES=2 WARPS=8", "MT=2 BN=64 STRIP=64 STAGES=2 QUERIES=2",
                     "TOGETHER=4 WARPS=4 BN=64 STAGES=2"],
     "decode_gpu": ["SPLITS=400", "SPLITS=25"],
     "decode_mma": ["SPLITS=200"],

@@ -124,7 +124,7 @@ DECODE = {  # head sizes of a vector at least; with 512 columns, 128 keys are tw
 }
 
 MMA = {  # head sizes are filled up to 64; four warps, of which one has rows
-    "fewer keys at a time": "tune_all(device, 'float16', 'mma', dict(MT=1, BN=32, CHUNK=16))",
+    "fewer keys at a time": "tune_all(device, 'float16', 'mma', dict(MT=1, BN=32, STRIP=16))",
     "rows": "check(*qkv((1, 1), 3, 40, 64, dtype=np.float16), device=device, return_lse=True)",
     "strides, causal, sinks, offsets": "check(*(a[..., ::-2] for a in qkv((2, 1), 3, 19, 16, "
     "dtype=np.float16)), device=device, return_lse=True, is_causal=True, sinks=draw((1,)), "

@@ -314,6 +314,13 @@ def convert(machine, instruction):
     return lambda active: assign(to, change(x), active)
 
 
+def count_ones(machine, instruction):
+    _, kind = instruction.parts
+    to, x = instruction.operands
+    to, x = machine.target(to, "u32"), machine.source(x, kind)
+    return lambda active: assign(to, np.bitwise_count(x), active)
+
+
 def permute(machine, instruction):
     """Picks four bytes of eight, first those of a. A digit of the last operand picks each byte."""
     if len(instruction.parts) != 2:
@@ -351,5 +358,6 @@ MAKERS = {
     "mov": move,
     "cvt": convert,
     "cvta": to_space,
+    "popc": count_ones,
     "prmt": permute,
 }

@@ -58,7 +58,7 @@ def test_kernels_do_not_spill(programs, capsys, monkeypatch):
     assert len(rows) == sum(len(row.devices) for row in table.NVIDIA)
     for _, macros, _, registers, spilled, _, local, _, _, _, hmma, hgmma, ldsm, ldgsts in rows:
         defines = dict(macro.split("=") for macro in macros.split())
-        size, tiles, keys = (int(defines[name]) for name in ("HEAD_E", "MT", "CHUNK"))
+        size, tiles, keys = (int(defines[name]) for name in ("HEAD_E", "MT", "STRIP"))
         if grouped := defines.get("TOGETHER") == "4":
             # of a block: one for each 16 elements; for each 16 keys, one for 128 or 64 columns
             columns = 128 if size % 128 == 0 else 64

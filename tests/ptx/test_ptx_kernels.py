@@ -19,7 +19,7 @@ MASK_AND_SOFTCAP = " ".join(table.uses("MASK", "ADDED_MASK", "SOFTCAP", mask_dty
 
 CASES = {
     # Four blocks of 64 keys in three stages, the last one of 7 keys.
-    "ring": ("mma", "DTYPE=1 HEAD_E=64 MT=1 BN=64 CHUNK=32 LSE=1",
+    "ring": ("mma", "DTYPE=1 HEAD_E=64 MT=1 BN=64 STRIP=32 LSE=1",
         "*halves((1, 1), 20, 199, 64), return_lse=True"),
     # Two blocks, the last one of 72 keys; and three, the last one of 22 keys.
     "groups of warps": ("mma", "DTYPE=1 HEAD_E=64 TOGETHER=4 WARPS=4 BN=128 LSE=0",
@@ -113,7 +113,7 @@ assert not any(m.bank_conflicts for m in machine.machines.values())
 
 
 # A work-group whose queries stay in local memory, and one whose warps multiply together.
-STAYING = {"QUERIES": 2, "STAGES": 2, "BN": 64, "CHUNK": 64}
+STAYING = {"QUERIES": 2, "STAGES": 2, "BN": 64, "STRIP": 64}
 GROUPED = {"TOGETHER": 4, "WARPS": 4, "STAGES": 2, "BN": 64}
 
 # A row has three parts: numbers that the tuner sets, macros that the plan makes of these numbers,
@@ -124,8 +124,8 @@ TUNED = (
     ({"WARPS": 8, "STAGES": 2}, {"MT": 1}, USUAL),
     ({"WARPS": 2, "STAGES": 4, "BN": 16}, {"MT": 1}, USUAL),
     (STAYING, {"MT": 1}, USUAL),
-    ({"TOGETHER": 4, "WARPS": 8, "STAGES": 3, "BN": 64}, {"MT": 1, "CHUNK": 64}, USUAL),
-    ({"TOGETHER": 1}, {"MT": 2, "CHUNK": 32, "QUERIES": 1},
+    ({"TOGETHER": 4, "WARPS": 8, "STAGES": 3, "BN": 64}, {"MT": 1, "STRIP": 64}, USUAL),
+    ({"TOGETHER": 1}, {"MT": 2, "STRIP": 32, "QUERIES": 1},
         "*halves((1, 2), 130, 200, 64), is_causal='lower_right'"),
     ({"TOGETHER": 1}, {"MT": 2, "HEAD_E": 128, **STAYING},
         "*qkv((1, 2), 130, 100, 128, dtype=bfloat16), scale=-0.2, return_lse=True"),

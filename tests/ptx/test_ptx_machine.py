@@ -74,6 +74,8 @@ OF_INTEGERS = {
     "neg.s32 %r0, %r1;": -SIGNED,
     "not.b32 %r0, %r1;": ~WIDE,
     "xor.b32 %r0, %r1, 0x1ff;": WIDE ^ 0x1FF,
+    "popc.b32 %r0, %r1;": np.bitwise_count(INTEGERS),
+    "cvt.s64.s32 %rd9, %r1; popc.b64 %r0, %rd9;": np.bitwise_count(SIGNED.view("u8")),
     "shl.b32 %r0, %r1, 3;": WIDE << 3,
     "shl.b32 %r0, %r1, 32;": WIDE * 0,
     "shr.u32 %r0, %r1, 3;": WIDE >> 3,
@@ -311,7 +313,7 @@ REFUSED = {
         "{%r4, %r4, %r4, %r4}, {%r4, %r4}, {%f4, %f4, %f4, %f4}; L:", "of warp 1 execute it"),
     "division by zero": ("div.u32 %r0, %r1, 0;", "a division by zero"),
     "runs for ever": ("L: bra.uni L;", "does not come to an end"),
-    "not known": ("popc.b32 %r0, %r1;", "the instruction popc.b32 is not known here"),
+    "not known": ("clz.b32 %r0, %r1;", "the instruction clz.b32 is not known here"),
     "not known of a known name": ("add.sat.s32 %r0, %r1, 1;", "add.sat.s32 is not known here"),
     "a register of another type": ("add.s32 %rd9, %r1, 1;", "is no register of s32"),
 }  # fmt: skip

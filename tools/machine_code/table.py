@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The kernels of machine_code's table, their macros and their devices."""
 
+import re
 from typing import NamedTuple
+
+from machine_code.common import ROOT
 
 
 class Row(NamedTuple):
@@ -12,11 +15,19 @@ class Row(NamedTuple):
     scratch: bool = False  # it has arrays that do not fit registers
 
 
+OPERANDS = (ROOT / "kernels/attention/operands.h").read_text()
+# What calls ask for: arrays have the first bits, the rest has bits of its own.
+ARRAYS = re.findall(r"^    X\((\w+),", OPERANDS.partition("CA_OPTIONAL_OPERANDS(X)")[2], re.M)
+FIRST = int(re.search(r"CA_OPTION_ADDED_MASK = (\d+)", OPERANDS)[1])
+OTHERS = re.findall(r"^    CA_OPTION_(\w+)", OPERANDS, re.M)
+BITS = {name: n for n, name in [*enumerate(ARRAYS), *enumerate(OTHERS, FIRST)]}
+
+
 def uses(*names, mask_dtype=0):
     """Macros of a call that asks for these options of kernels/attention/operands.h."""
-    options = "+".join(f"CA_USES({name})" for name in names)
-    arrays = sum(name in ("MASK", "BIAS") for name in names)
-    return f"OPTIONS=({options})", f"ARRAYS={arrays}", f"MASK_DTYPE={mask_dtype}"
+    options = sum(1 << BITS[name] for name in names)
+    arrays = sum(name in ARRAYS for name in names)
+    return f"OPTIONS={options}", f"ARRAYS={arrays}", f"MASK_DTYPE={mask_dtype}"
 
 
 # All macros that a plan sets, for a call without options on an NVIDIA GPU: csrc/attention/plan_*.c.
@@ -28,7 +39,7 @@ MACROS = {
     "attention/reference.cl": DTYPES,
     "attention/tiled.cl": f"{SIZES} TX=8 TY=16 MI=4 NJ=8 NC=(HEAD_EV/TX) EC=32 KC=32 "
     "ENDS_IN_LOCAL=0 SUB_GROUP=0",
-    "attention/mma.cl": f"{SIZES} WARPS=4 MT=1 STAGES=3 BN=32 CHUNK=16 LSE=0 ALIGNED=0 "
+    "attention/mma.cl": f"{SIZES} WARPS=4 MT=1 STAGES=3 BN=32 STRIP=16 LSE=0 ALIGNED=0 "
     "OUTPUT_ALIGNED=0 WARP=1 QUERIES=1 TOGETHER=1",
     "attention/decode_mma.cl": f"{SIZES} WARP=1 WARPS=4",
     "attention/decode_gpu.cl": f"{SIZES} WG=128 RT=1 KEY_LANES=8 BN=32 WIDE=1 EXCHANGE=2 "
@@ -55,19 +66,19 @@ def mma(dtype, size, tiles, keys, *more, architectures=BOTH):
     """A row of attention_mma, as attention/plan_mma.c makes it where queries stay in registers."""
     plain = not any(macro.startswith("OPTIONS") for macro in more)
     chunk = 32 if plain and keys >= 32 and (tiles == 1 or size <= 80) else 16
-    macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"MT={tiles}", f"BN={keys}", f"CHUNK={chunk}")
+    macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"MT={tiles}", f"BN={keys}", f"STRIP={chunk}")
     return Row("attention/mma.cl", (*macros, *more), architectures)
 
 
 def staying_mma(dtype, size, *more):
     """A row of attention_mma whose queries stay in local memory, of up to 96 KiB."""
-    macros = (f"DTYPE={dtype}", f"HEAD_E={size}", "MT=2", "BN=64", "CHUNK=64", "STAGES=2")
+    macros = (f"DTYPE={dtype}", f"HEAD_E={size}", "MT=2", "BN=64", "STRIP=64", "STAGES=2")
     return Row("attention/mma.cl", (*macros, "QUERIES=2", *ALIGNED, *more), ("sm_90",))
 
 
 def grouped_mma(dtype, size, warps, keys, *more):
     """A row of attention_mma whose warps multiply in groups of four."""
-    macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"WARPS={warps}", f"BN={keys}", f"CHUNK={keys}")
+    macros = (f"DTYPE={dtype}", f"HEAD_E={size}", f"WARPS={warps}", f"BN={keys}", f"STRIP={keys}")
     more = ("WARP=2", "TOGETHER=4", "MT=1", "STAGES=2", "QUERIES=2", *ALIGNED, *more)
     return Row("attention/mma.cl", (*macros, *more), (RETARGETED,))
 

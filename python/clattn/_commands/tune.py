@@ -33,7 +33,7 @@ _SHAPES = {
 }
 # Knobs that are tried together, in turn.
 _STAGES = {
-    "mma": (("MT", "BN", "CHUNK", "QUERIES"), ("WARPS",), ("STAGES",)),
+    "mma": (("MT", "BN", "STRIP", "QUERIES"), ("WARPS",), ("STAGES",)),
     "tiled": (("TILING",), ("EC",), ("KC",)),
     "decode_gpu": (("SPLITS",),),
     "decode_mma": (("SPLITS",),),
