@@ -28,19 +28,16 @@
 /* Keys and values are far if they take more than FAR_BYTES: the last cache does not hold them. */
 #define FAR_BYTES (16 << 20)
 
-/* If the keys and values of a call take more than ORDERED_BYTES, heads that lie side by side are read in
-   the order of memory. A work-item with tiles of more than two rows reads several such heads. Cores with
-   tiles of one or two rows take turns at them. If keys are far, a work-item reads several heads for any
-   number of rows. */
+/* Above ORDERED_BYTES of keys and values, heads that lie side by side are read in the order of memory: by one
+   work-item, or for one or two rows whose keys are not far by cores that take turns. */
 #define ORDERED_BYTES (8 << 20)
 
-/* The most keys of a block. Tiles of one or two rows have long blocks, other tiles have short ones. The
-   second cache keeps the keys and values of a block. */
+/* The most keys of a block, whose keys and values the second cache keeps: for tiles of one or two rows, and for
+   other tiles. */
 #define LONG_BLOCK  256
 #define SHORT_BLOCK 128
 
-/* The bytes of a block's keys, for tiles of one or two rows of half types on a core with a small first
-   cache. Such a core is slower with twice as many bytes. */
+/* The bytes of a block's keys, for tiles of one or two rows of half types on a core with a small first cache. */
 #define HALF_BLOCK_BYTES (16 << 10)
 
 static bool
