@@ -116,11 +116,7 @@ keys_of_block(const ca_device_info *info, const ca_attention *attention, bool fe
 static uint32_t
 what_to_fetch(const ca_device_info *info, const ca_attention *attention, bool few, bool far)
 {
-    const ca_operand *operands = attention->operands;
-    bool adjoin = ca_operand_rows_adjoin(&operands[CA_ATTENTION_KEY]) &&
-                  ca_operand_rows_adjoin(&operands[CA_ATTENTION_VALUE]) &&
-                  ca_operand_rows_adjoin(&operands[CA_ATTENTION_PAST_KEY]) &&
-                  ca_operand_rows_adjoin(&operands[CA_ATTENTION_PAST_VALUE]);
+    bool adjoin = ca_attention_keys_are(attention, ca_operand_rows_adjoin);
     if (few) {
         return adjoin && !ca_first_cache_is_large(info) ? 0 : CA_FETCHES_ROWS;
     }
