@@ -88,10 +88,8 @@ packed_columns(const ca_attention *attention, int64_t lanes, products of)
     return key + value + (of.amx ? 0 : CA_BYTES_BEHIND(value * bytes) / bytes);
 }
 
-/* True if the band of keys that a row sees is so narrow that a tile of one vector is faster. A tile of
-   two vectors would score many pairs outside the band. Other dtypes than float32 keep two vectors,
-   because their calls would build programs that few other calls use. So do cores with a smaller first
-   cache: on Cascade Lake tiles of one vector were slower by a quarter. */
+/* True if the band of keys that a row sees is so narrow that a tile of one vector is faster. Only float32
+   counts: for other dtypes this would be one more program. */
 static bool
 band_is_narrow(const ca_device_info *info, const ca_attention *attention, int64_t lanes)
 {
@@ -112,10 +110,9 @@ three_hold_all(const ca_device_info *info, const ca_attention *attention,
            ca_plan_items(plan) >= HEADS_FOR_EACH_CORE * (double)info->compute_units;
 }
 
-/* Returns how many vectors of rows a tile has. A tile of two vectors loads and packs each key once for
-   both. A tile of one vector leaves fewer rows of the last tile empty, and scores fewer pairs outside
-   a narrow band. On cores with a small first cache, such as Zen 4, it also is faster for few rows
-   whose keys are near. But with 16 registers it has too few sums at a time. */
+/* Returns how many vectors of rows a tile has. More vectors read each key for more rows. Fewer leave fewer
+   rows of the last tile empty, and score fewer pairs outside a narrow band. A small first cache reads near
+   keys as fast for one vector. Narrow vectors have too few registers for tiles of one. */
 static int64_t
 vectors_of_rows(const ca_device_info *info, const ca_attention *attention,
                 const ca_attention_plan *plan, int64_t lanes, bool keys_are_near, products of)
@@ -149,10 +146,9 @@ tiles_share_in_place(const ca_attention *attention)
     return bytes >= MANY_KEYS_BYTES;
 }
 
-/* True if packing keys and values whose rows do not adjoin is faster than reading them in place. Such
-   rows lie in few sets of a core's first cache, and these sets cannot hold the rows if the core runs a
-   second thread. Packing pays only if enough rows of queries use each packed key. It takes more rows if keys
-   are prefetched, and the first cache can hold a chunk of keys whose rows share one set. */
+/* True if packing keys and values whose rows do not adjoin is faster than reading them in place. Such rows
+   lie in few sets of a core's first cache. Packing costs as much as some rows of queries gain, and more rows
+   if keys are prefetched into a cache that holds a whole chunk in one set. */
 static bool
 packing_pays(const ca_device_info *info, int64_t rows, bool fetches, int64_t chunk)
 {

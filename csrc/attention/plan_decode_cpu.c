@@ -28,19 +28,16 @@
 /* Keys and values are far if they take more than FAR_BYTES: the last cache does not hold them. */
 #define FAR_BYTES (16 << 20)
 
-/* If the keys and values of a call take more than ORDERED_BYTES, heads that lie side by side are read in
-   the order of memory. A work-item with tiles of more than two rows reads several such heads. Cores with
-   tiles of one or two rows take turns at them. If keys are far, a work-item reads several heads for any
-   number of rows. */
+/* Above ORDERED_BYTES of keys and values, heads that lie side by side are read in the order of memory: by one
+   work-item, or for one or two rows whose keys are not far by cores that take turns. */
 #define ORDERED_BYTES (8 << 20)
 
-/* The most keys of a block. Tiles of one or two rows have long blocks, other tiles have short ones. The
-   second cache keeps the keys and values of a block. */
+/* The most keys of a block, whose keys and values the second cache keeps: for tiles of one or two rows, and for
+   other tiles. */
 #define LONG_BLOCK  256
 #define SHORT_BLOCK 128
 
-/* The bytes of a block's keys, for tiles of one or two rows of half types on a core with a small first
-   cache. Such a core is slower with twice as many bytes. */
+/* The bytes of a block's keys, for tiles of one or two rows of half types on a core with a small first cache. */
 #define HALF_BLOCK_BYTES (16 << 10)
 
 static bool
@@ -128,11 +125,7 @@ keys_of_block(const ca_device_info *info, const ca_attention *attention, bool fe
 static uint32_t
 what_to_fetch(const ca_device_info *info, const ca_attention *attention, bool few, bool far)
 {
-    const ca_operand *operands = attention->operands;
-    bool adjoin = ca_operand_rows_adjoin(&operands[CA_ATTENTION_KEY]) &&
-                  ca_operand_rows_adjoin(&operands[CA_ATTENTION_VALUE]) &&
-                  ca_operand_rows_adjoin(&operands[CA_ATTENTION_PAST_KEY]) &&
-                  ca_operand_rows_adjoin(&operands[CA_ATTENTION_PAST_VALUE]);
+    bool adjoin = ca_attention_keys_are(attention, ca_operand_rows_adjoin);
     if (few) {
         return adjoin && !ca_first_cache_is_large(info) ? 0 : CA_FETCHES_ROWS;
     }

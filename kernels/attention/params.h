@@ -55,7 +55,8 @@ typedef struct {
     ca_view key_counts;            /* batch strides only: a count lowers `limit` */
     ca_int64 options;              /* CA_USES (…), and the stage of scores */
     ca_int64 heads;                /* query heads of a work-item, which share keys */
-    ca_uint32 tiles; /* of a work-item, on CPUs for each key head; a row in attention_reference */
+    ca_uint32 tiles; /* of a work-item, on CPUs for each key head; in attention_reference and
+                        attention_inputs, rows */
     ca_uint32 turns; /* attention_decode_cpu: cores that take turns at neighbouring heads, or 1 */
     ca_int64 first_row; /* dropout's number of row [0, 0, 0, 0] */
     ca_int64 seed;
@@ -69,9 +70,9 @@ typedef struct {
     ca_uint32 flags;     /* CA_HAS_LSE … CA_MERGES */
     ca_uint32 redo_slot; /* redo[redo_slot] = redo_mark asks for rows to be redone */
     ca_uint32 redo_mark;
-    ca_uint32 block_keys; /* on CPUs, of a block, at most: whole chunks */
-    ca_uint32 key_heads;  /* on CPUs, of a work-item */
-    ca_uint32 splits;     /* parts that the keys are divided into */
+    ca_uint32 block_keys;             /* on CPUs, of a block, at most: whole chunks */
+    ca_uint32 key_heads;              /* on CPUs, of a work-item */
+    ca_uint32 splits;                 /* parts that the keys are divided into */
     ca_view optional[CA_VIEWS_TAKEN]; /* in the order of attention/operands.h */
 } ca_attention_params;
 

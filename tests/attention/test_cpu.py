@@ -70,8 +70,8 @@ SPOILT = {
 @pytest.mark.parametrize("L", [64, 75])
 @pytest.mark.parametrize("spoilt", SPOILT)
 @with_kernels("cpu")
-def test_results_that_the_second_product_writes(device, variant, spoilt, L):
-    """One packed block of keys: rows of models do not adjoin. One length has a part of a tile."""
+def test_one_packed_block(device, variant, spoilt, L):
+    """One block has all keys: rows of models do not adjoin. One length has a part of a tile."""
     name, place, x = SPOILT[spoilt]
     arrays = {n: draw((2, rows, 4, 80), seed=i) for i, (n, rows) in
               enumerate({"q": L, "k": 77, "v": 77}.items())}  # fmt: skip
