@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 #include "python/arguments.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 #include "python/error.h"
 #include "python/methods.h"
 
-/* Returns what the text of a default means, a new reference. Ellipsis: there is none. */
+/* Returns what the text of a default means, a new reference; None for a required argument. */
 static PyObject *
 default_of(const char *text)
 {
     switch (text[0]) {
     case '\0':
-        return Py_NewRef(Py_Ellipsis);
     case 'N':
         return Py_NewRef(Py_None);
     case 'F':
@@ -29,6 +29,7 @@ read_texts(const char *const *texts, ca_py_signature *signature)
 {
     Py_ssize_t count = 0;
     signature->positional = 0;
+    signature->required = 0;
     for (int n = 0; texts[n] != NULL; n++) {
         count += texts[n][0] != '*';
     }
@@ -44,9 +45,9 @@ read_texts(const char *const *texts, ca_py_signature *signature)
             continue;
         }
         const size_t length = strcspn(texts[n], "=");
-        const char *text = texts[n] + length + (texts[n][length] == '=');
+        const bool required = texts[n][length] == '\0';
         PyObject *name = PyUnicode_FromStringAndSize(texts[n], (Py_ssize_t)length);
-        PyObject *value = default_of(text);
+        PyObject *value = default_of(texts[n] + length + !required);
         if (name != NULL) {
             PyUnicode_InternInPlace(&name);
         }
@@ -56,6 +57,7 @@ read_texts(const char *const *texts, ca_py_signature *signature)
             return -1;
         }
         slot++;
+        signature->required = required ? slot : signature->required;
     }
     return 0;
 }
@@ -111,25 +113,23 @@ ca_py_arguments(const ca_state *state, ca_py_function function, PyObject *const 
                            "expected at most %zd arguments without a name, got %zd",
                            signature->positional, nargs);
     }
-    for (Py_ssize_t n = 0; n < count; n++) {
-        slots[n] = n < nargs ? args[n] : NULL;
-    }
+    memcpy(slots, PySequence_Fast_ITEMS(signature->defaults), (size_t)count * sizeof(*slots));
+    memcpy(slots, args, (size_t)nargs * sizeof(*slots));
+    uint64_t set = ((uint64_t)1 << nargs) - 1; /* a bit for each slot */
     Py_ssize_t next = nargs;
     for (Py_ssize_t n = 0; n < named; n++, next++) {
         PyObject *name = PyTuple_GET_ITEM(names, n);
         next = find_slot(signature->names, name, next);
-        if (next < 0 || slots[next] != NULL) {
+        const uint64_t bit = next < 0 ? 0 : (uint64_t)1 << next;
+        if (bit == 0 || (set & bit) != 0) {
             return ca_py_raise(PyExc_TypeError, "argument %R is %s", name,
-                               next < 0 ? "not known" : "given twice");
+                               bit == 0 ? "not known" : "given twice");
         }
+        set |= bit;
         slots[next] = args[nargs + n];
     }
-    for (Py_ssize_t n = nargs; n < count; n++) {
-        if (slots[n] != NULL) {
-            continue;
-        }
-        slots[n] = PyTuple_GET_ITEM(signature->defaults, n);
-        if (slots[n] == Py_Ellipsis) {
+    for (Py_ssize_t n = nargs; n < signature->required; n++) {
+        if ((set >> n & 1) == 0) {
             return ca_py_raise(PyExc_TypeError, "argument %R is missing",
                                PyTuple_GET_ITEM(signature->names, n));
         }

@@ -42,11 +42,12 @@ typedef enum {
     CA_PY_FUNCTIONS,
 } ca_py_function;
 
-/* What such a function takes: an entry for each slot. */
+/* What such a function takes, 63 arguments at most: an entry for each slot. */
 typedef struct {
     PyObject *names;       /* a tuple of interned strings */
-    PyObject *defaults;    /* a tuple; Ellipsis: the argument has none */
+    PyObject *defaults;    /* a tuple */
     Py_ssize_t positional; /* the first so many may be given without a name */
+    Py_ssize_t required;   /* the first so many have no default */
 } ca_py_signature;
 
 typedef struct {
