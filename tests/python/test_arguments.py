@@ -12,6 +12,7 @@ import pytest
 from clattn import _core
 from clattn._arguments.dtypes import float_dtype
 from clattn._arguments.integers import integers, one_or_several, size
+from clattn._arguments.operands import Operands
 from clattn.flex.attention import attend_with_mods
 from support.helpers import index_of
 
@@ -208,6 +209,18 @@ def test_arguments_of_the_core_by_name(first_device):
 def test_wrong_names_of_arguments_of_the_core(arguments, options, words):
     with pytest.raises(TypeError, match=words):
         _core.scaled_dot_product_attention(*arguments, **options)
+
+
+def test_operands_that_are_handed_on_alike():
+    mask, sinks = np.arange(6).reshape(2, 3), np.arange(4)
+    operands = Operands(np.ones((4, 2, 5)), np.ones((1, 3, 5)), np.ones((1, 3, 6)), mask, sinks)
+    part = operands.cut("S", slice(1, 3)).cut("L", slice(1)).given()
+    assert [a.shape for a in part.values()] == [(4, 1, 5), (1, 2, 5), (1, 2, 6), (1, 2), (4,)]
+    np.testing.assert_array_equal(part["attn_mask"], [[1, 2]])
+    assert part["sinks"] is sinks
+    less = Operands(operands.query, None, operands.value)
+    assert list(less.given()) == ["query", "key", "value"]
+    assert less.map(np.negative, "query").query.sum() == -40
 
 
 @pytest.mark.parametrize(
