@@ -13,6 +13,7 @@
 #include "base/platform.h"
 #include "diagonal/copy.h"
 #include "doors/cache.h"
+#include "python/arguments.h"
 #include "python/call.h"
 #include "python/error.h"
 #include "python/lock.h"
@@ -59,11 +60,9 @@ look(ca_py_cache *self, ca_cache *cache, int64_t **lengths)
 
 /* Starts a call of the method `name` on the cache's device. ca_py_call_end follows in any case. */
 static int
-begin(ca_py_cache *self, ca_py_call *call, const char *name, Py_ssize_t given, int expected)
+begin(ca_py_cache *self, ca_py_call *call, const char *name)
 {
-    if (ca_py_call_begin(call, self->module, name, given, expected) < 0) {
-        return -1;
-    }
+    ca_py_call_begin(call, self->module, name);
     return ca_py_call_note(call, self->key, "the cache");
 }
 
@@ -170,7 +169,7 @@ cache_append(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     ca_py_call call;
     ca_cache_append append;
     CA_NEW_ERROR(error);
-    if (begin(self, &call, "KVCache.append", nargs, ARGUMENTS) < 0 ||
+    if (begin(self, &call, "KVCache.append") < 0 || ca_py_check_count(nargs, ARGUMENTS) < 0 ||
         ca_py_call_array(&call, args[KEY], "key", CA_TAKES_FLOATS, &append.key) < 0 ||
         ca_py_call_array(&call, args[VALUE], "value", CA_TAKES_FLOATS, &append.value) < 0 ||
         parse_numbers(&call, args[COUNTS], "counts", &append.counts, &append.ncounts) < 0 ||
@@ -191,11 +190,24 @@ done:
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* attend(query, attn_mask, is_causal, scale, window, softcap, return_lse, out, mods, /) */
+#define ATTEND(ROW, STAR)                                                                          \
+    ROW(QUERY, "query")                                                                            \
+    STAR()                                                                                         \
+    ROW(ATTN_MASK, "attn_mask")                                                                    \
+    ROW(IS_CAUSAL, "is_causal")                                                                    \
+    ROW(SCALE, "scale")                                                                            \
+    ROW(WINDOW, "window")                                                                          \
+    ROW(SOFTCAP, "softcap")                                                                        \
+    ROW(RETURN_LSE, "return_lse")                                                                  \
+    ROW(OUT, "out")                                                                                \
+    ROW(MODS, "mods")
+const char *const ca_py_cache_attend_arguments[] = CA_PY_TEXTS(ATTEND);
+
 static PyObject *
-cache_attend(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
+cache_attend(PyObject *object, PyObject *const *given, Py_ssize_t count, PyObject *names)
 {
-    enum { QUERY, ATTN_MASK, IS_CAUSAL, SCALE, WINDOW, SOFTCAP, RETURN_LSE, OUT, MODS, ARGUMENTS };
+    enum { CA_PY_SLOTS(ATTEND) ARGUMENTS };
+    PyObject *args[ARGUMENTS];
     ca_py_cache *self = (ca_py_cache *)object;
     PyObject *answer = NULL;
     int64_t *lengths = NULL;
@@ -206,38 +218,33 @@ cache_attend(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     ca_mods mods;
     mods.numbers = NULL;
     bool causal;
-    bool return_lse;
+    ca_py_sdpa_results wanted = {.query = NULL};
     int64_t shape[4];
     ca_torch_sdpa_init(&sdpa);
-    if (begin(self, &call, "KVCache.attend", nargs, ARGUMENTS) < 0 ||
+    if (begin(self, &call, "KVCache.attend") < 0 ||
+        ca_py_arguments(call.state, CA_PY_CACHE_ATTEND, given, count, names, args) < 0 ||
         ca_py_call_array(&call, args[QUERY], "query", CA_TAKES_FLOATS, &sdpa.query) < 0 ||
         ca_py_call_optional(&call, args[ATTN_MASK], "attn_mask", CA_TAKES_BOOL_AND_FLOATS,
                             &sdpa.attn_mask) < 0 ||
-        ca_py_call_note_out(&call, args[OUT]) < 0) {
-        goto done;
-    }
-    sdpa.has_mask = args[ATTN_MASK] != Py_None;
-    if (ca_py_flag(args[IS_CAUSAL], "is_causal", &causal) < 0 ||
+        ca_py_call_note_out(&call, args[OUT]) < 0 ||
+        ca_py_flag(args[IS_CAUSAL], "is_causal", &causal) < 0 ||
         ca_py_scale(args[SCALE], &sdpa.has_scale, &sdpa.scale) < 0 ||
         ca_py_window(args[WINDOW], &sdpa.window_left, &sdpa.window_right) < 0 ||
         ca_py_double(args[SOFTCAP], "softcap", &sdpa.softcap) < 0 ||
-        ca_py_flag(args[RETURN_LSE], "return_lse", &return_lse) < 0 ||
+        ca_py_flag(args[RETURN_LSE], "return_lse", &wanted.return_lse) < 0 ||
         ca_py_mods_parse(&call, args[MODS], sdpa.query.dtype == CA_FLOAT64, &mods) < 0 ||
         ca_py_call_ready(&call, Py_None) < 0 || look(self, &cache, &lengths) < 0) {
         goto done;
     }
+    sdpa.has_mask = args[ATTN_MASK] != Py_None;
     sdpa.causal = causal ? CA_CAUSAL_LOWER_RIGHT : CA_CAUSAL_NONE;
     sdpa.mods = args[MODS] != Py_None ? &mods : NULL;
+    wanted.query = args[QUERY];
+    wanted.out = args[OUT] != Py_None ? args[OUT] : NULL;
     ca_status status = ca_cache_attend_check(&cache, &sdpa, shape, &error);
-    if (ca_py_error_check(call.state, status, &error) < 0) {
-        goto done;
+    if (ca_py_error_check(call.state, status, &error) == 0) {
+        answer = ca_py_sdpa_run(&call, &sdpa, &cache, &wanted, 4, shape);
     }
-    const ca_py_sdpa_results wanted = {
-        .query = args[QUERY],
-        .out = args[OUT] != Py_None ? args[OUT] : NULL,
-        .return_lse = return_lse,
-    };
-    answer = ca_py_sdpa_run(&call, &sdpa, &cache, &wanted, 4, shape);
 done:
     ca_py_mods_free(&mods);
     ca_py_call_end(&call);
@@ -254,12 +261,10 @@ cache_truncate(PyObject *object, PyObject *n)
     ca_py_call call;
     ca_cache_cut cut = {.numbers = NULL};
     CA_NEW_ERROR(error);
-    if (begin(self, &call, "KVCache.truncate", 1, 1) < 0 ||
+    if (begin(self, &call, "KVCache.truncate") < 0 ||
         (PyLong_Check(n) ? ca_py_int(n, "n", 0, INT64_MAX, &cut.number)
-                         : parse_numbers(&call, n, "n", &cut.numbers, &cut.count)) < 0) {
-        goto done;
-    }
-    if (ca_py_lock_take(&self->changing, call.name) < 0) {
+                         : parse_numbers(&call, n, "n", &cut.numbers, &cut.count)) < 0 ||
+        ca_py_lock_take(&self->changing, call.name) < 0) {
         goto done;
     }
     ca_status status = ca_cache_cut_check(&self->cache, &cut, &error);
@@ -378,7 +383,7 @@ cache_reorder(PyObject *object, PyObject *argument)
     ca_apart apart;
     int64_t *before = NULL;
     CA_NEW_ERROR(error);
-    if (begin(self, &call, "KVCache.reorder", 1, 1) < 0 ||
+    if (begin(self, &call, "KVCache.reorder") < 0 ||
         parse_numbers(&call, argument, "indices", &indices, &count) < 0 ||
         ca_py_error_check(call.state, ca_cache_reorder_check(&self->cache, indices, count, &error),
                           &error) < 0) {
@@ -392,10 +397,8 @@ cache_reorder(PyObject *object, PyObject *argument)
         while (call.kept > kept) {
             Py_DECREF(call.keep[--call.kept]);
         }
-        if (look(self, &cache, &before) < 0 || make_room(&call, &cache, &apart) < 0) {
-            goto done;
-        }
-        if (ca_py_lock_take(&self->changing, call.name) < 0) {
+        if (look(self, &cache, &before) < 0 || make_room(&call, &cache, &apart) < 0 ||
+            ca_py_lock_take(&self->changing, call.name) < 0) {
             goto done;
         }
         fits = self->cache.length <= cache.length;
@@ -420,9 +423,8 @@ cache_copy_from(PyObject *object, PyObject *argument)
     ca_py_cache *other = (ca_py_cache *)argument;
     int result = -1;
     ca_py_call call;
-    ca_status status = CA_OK;
     CA_NEW_ERROR(error);
-    if (begin(self, &call, "KVCache.copy", 1, 1) < 0) {
+    if (begin(self, &call, "KVCache.copy") < 0) {
         goto done;
     }
     if (!Py_IS_TYPE(argument, Py_TYPE(object)) ||
@@ -440,8 +442,8 @@ cache_copy_from(PyObject *object, PyObject *argument)
     }
     ca_py_work work;
     ca_py_work_begin(&work, call.state, &error);
-    status = copy_sequence(call.device, &other->cache.key, -1, &self->cache.key, -1,
-                           other->cache.length, call.name, &error);
+    ca_status status = copy_sequence(call.device, &other->cache.key, -1, &self->cache.key, -1,
+                                     other->cache.length, call.name, &error);
     if (status == CA_OK) {
         status = copy_sequence(call.device, &other->cache.value, -1, &self->cache.value, -1,
                                other->cache.length, call.name, &error);
@@ -560,7 +562,7 @@ dealloc(PyObject *object)
 
 static PyMethodDef methods[] = {
     {"append", CA_PY_FASTCALL(cache_append), NULL},
-    {"attend", CA_PY_FASTCALL(cache_attend), NULL},
+    {"attend", CA_PY_NAMED(cache_attend), CA_PY_SIGNATURE("attend", "$self", ATTEND)},
     {"truncate", cache_truncate, METH_O, NULL},
     {"reorder", cache_reorder, METH_O, NULL},
     {"copy_from", cache_copy_from, METH_O, NULL},

@@ -18,9 +18,8 @@ ca_py_check_count(Py_ssize_t given, int expected)
     return 0;
 }
 
-int
-ca_py_call_begin(ca_py_call *call, PyObject *module, const char *name, Py_ssize_t given,
-                 int expected)
+void
+ca_py_call_begin(ca_py_call *call, PyObject *module, const char *name)
 {
     call->state = ca_state_get(module);
     call->name = name;
@@ -28,7 +27,6 @@ ca_py_call_begin(ca_py_call *call, PyObject *module, const char *name, Py_ssize_
     call->device = NULL;
     call->holder = NULL;
     call->kept = 0;
-    return ca_py_check_count(given, expected);
 }
 
 void

@@ -26,9 +26,8 @@ typedef struct {
 /* Returns -1 with a TypeError if the number of arguments is wrong. */
 int ca_py_check_count(Py_ssize_t given, int expected);
 
-/* Starts a call of the function `name`, with the check above. ca_py_call_end always follows. */
-int ca_py_call_begin(ca_py_call *call, PyObject *module, const char *name, Py_ssize_t given,
-                     int expected);
+/* Starts a call of the function `name`. ca_py_call_end always follows. */
+void ca_py_call_begin(ca_py_call *call, PyObject *module, const char *name);
 void ca_py_call_end(ca_py_call *call);
 
 /* Reads `object`, argument `name`, as a tensor whose memory the call keeps. Returns -1 with a

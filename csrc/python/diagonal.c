@@ -7,6 +7,7 @@
 
 #include "diagonal/run.h"
 #include "doors/diagonal.h"
+#include "python/arguments.h"
 #include "python/call.h"
 #include "python/error.h"
 #include "python/methods.h"
@@ -217,12 +218,12 @@ run(diagonal_call *call)
     return answer;
 }
 
-static int
-begin(diagonal_call *call, PyObject *module, const char *name, Py_ssize_t given, int expected)
+static void
+begin(diagonal_call *call, PyObject *module, const char *name)
 {
     memset(call, 0, sizeof(*call));
     ca_tensor_set_absent(&call->source.input);
-    return ca_py_call_begin(&call->call, module, name, given, expected);
+    ca_py_call_begin(&call->call, module, name);
 }
 
 /* Runs the call if its arguments are `parsed`, and releases what it keeps. */
@@ -238,14 +239,27 @@ finish(diagonal_call *call, bool parsed)
 
 /* ---- module functions ---- */
 
-/* diagonal_matrix(input_or_shape, value, begin, end, dtype, out, device, /): see diagonal.py */
+/* As in diagonal.py. */
+#define DIAGONAL(ROW, STAR)                                                                        \
+    ROW(INPUT_OR_SHAPE, "input_or_shape")                                                          \
+    STAR()                                                                                         \
+    ROW(VALUE, "value")                                                                            \
+    ROW(BEGIN, "begin")                                                                            \
+    ROW(END, "end")                                                                                \
+    ROW(DTYPE, "dtype=None")                                                                       \
+    ROW(OUT, "out=None")                                                                           \
+    ROW(DEVICE, "device=None")
+const char *const ca_py_diagonal_arguments[] = CA_PY_TEXTS(DIAGONAL);
+
 static PyObject *
-diagonal_matrix(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+diagonal_matrix(PyObject *module, PyObject *const *given, Py_ssize_t count, PyObject *names)
 {
-    enum { INPUT_OR_SHAPE, VALUE, BEGIN, END, DTYPE, OUT, DEVICE, ARGUMENTS };
+    enum { CA_PY_SLOTS(DIAGONAL) ARGUMENTS };
+    PyObject *args[ARGUMENTS];
     diagonal_call call;
+    begin(&call, module, "diagonal_matrix");
     bool parsed =
-        begin(&call, module, "diagonal_matrix", nargs, ARGUMENTS) == 0 &&
+        ca_py_arguments(call.call.state, CA_PY_DIAGONAL, given, count, names, args) == 0 &&
         parse_input_or_shape(&call, args[INPUT_OR_SHAPE]) == 0 &&
         parse_dtype(&call, args[DTYPE]) == 0 && check_source(&call, ca_torch_diagonal_check) == 0 &&
         parse_value(&call, args[VALUE]) == 0 && parse_band(&call, args[BEGIN], args[END]) == 0 &&
@@ -265,14 +279,15 @@ eye(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     enum { N, M, DTYPE, DEVICE, ARGUMENTS };
     diagonal_call call;
-    bool begun = begin(&call, module, "eye", nargs, ARGUMENTS) == 0;
+    begin(&call, module, "eye");
     ca_diagonal_source *source = &call.source;
     source->shape_name = "the result";
     source->has_shape = true;
     source->ndim = 2;
     call.problem.upper = 1;
     bool parsed =
-        begun && parse_size(args[N], "n", &source->shape[0]) == 0 &&
+        ca_py_check_count(nargs, ARGUMENTS) == 0 &&
+        parse_size(args[N], "n", &source->shape[0]) == 0 &&
         parse_size(args[M] != Py_None ? args[M] : args[N], "m", &source->shape[1]) == 0 &&
         parse_dtype(&call, args[DTYPE]) == 0 && check_source(&call, ca_torch_diagonal_check) == 0 &&
         parse_value(&call, Py_True) == 0 && ca_py_call_ready(&call.call, args[DEVICE]) == 0;
@@ -286,7 +301,8 @@ triangle(PyObject *module, PyObject *const *args, Py_ssize_t nargs, bool lower)
     enum { INPUT, DIAGONAL, OUT, ARGUMENTS };
     diagonal_call call;
     int64_t diagonal = 0;
-    bool parsed = begin(&call, module, lower ? "tril" : "triu", nargs, ARGUMENTS) == 0 &&
+    begin(&call, module, lower ? "tril" : "triu");
+    bool parsed = ca_py_check_count(nargs, ARGUMENTS) == 0 &&
                   parse_input(&call, args[INPUT], "input") == 0 &&
                   check_source(&call, ca_torch_diagonal_check) == 0 &&
                   ca_py_any_int(args[DIAGONAL], "diagonal", &diagonal) == 0 &&
@@ -342,8 +358,8 @@ directml_diagonal_matrix1(PyObject *module, PyObject *const *args, Py_ssize_t na
     diagonal_call call;
     int64_t first = 0;
     int64_t last = 0;
-    bool parsed = begin(&call, module, "directml.diagonal_matrix1", nargs, ARGUMENTS) == 0 &&
-                  parse_directml(&call, args) == 0 &&
+    begin(&call, module, "directml.diagonal_matrix1");
+    bool parsed = ca_py_check_count(nargs, ARGUMENTS) == 0 && parse_directml(&call, args) == 0 &&
                   parse_int32(args[BEGIN], "diagonal_fill_begin", &first) == 0 &&
                   parse_int32(args[END], "diagonal_fill_end", &last) == 0 &&
                   ca_py_call_ready(&call.call, args[DEVICE]) == 0;
@@ -359,8 +375,8 @@ directml_diagonal_matrix(PyObject *module, PyObject *const *args, Py_ssize_t nar
 {
     enum { OFFSET = DML_BAND, DEVICE, ARGUMENTS };
     diagonal_call call;
-    bool parsed = begin(&call, module, "directml.diagonal_matrix", nargs, ARGUMENTS) == 0 &&
-                  parse_directml(&call, args) == 0 &&
+    begin(&call, module, "directml.diagonal_matrix");
+    bool parsed = ca_py_check_count(nargs, ARGUMENTS) == 0 && parse_directml(&call, args) == 0 &&
                   parse_int32(args[OFFSET], "offset", &call.problem.lower) == 0 &&
                   ca_py_call_ready(&call.call, args[DEVICE]) == 0;
     if (parsed) {
@@ -370,7 +386,8 @@ directml_diagonal_matrix(PyObject *module, PyObject *const *args, Py_ssize_t nar
 }
 
 PyMethodDef ca_py_diagonal_methods[] = {
-    {"diagonal_matrix", CA_PY_FASTCALL(diagonal_matrix), NULL},
+    {"diagonal_matrix", CA_PY_NAMED(diagonal_matrix),
+     CA_PY_SIGNATURE("diagonal_matrix", "$module", DIAGONAL)},
     {"eye", CA_PY_FASTCALL(eye), NULL},
     {"tril", CA_PY_FASTCALL(tril), NULL},
     {"triu", CA_PY_FASTCALL(triu), NULL},

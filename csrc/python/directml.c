@@ -4,21 +4,35 @@
 #include "attention/problem.h"
 #include "doors/directml.h"
 #include "doors/directml_mask.h"
+#include "python/arguments.h"
 #include "python/call.h"
 #include "python/error.h"
 #include "python/methods.h"
 #include "python/scalars.h"
 
-/* The positional arguments, in directml.py's order: the tensors, then these. */
-enum {
-    MASK_TYPE = CA_DIRECTML_TENSORS,
-    SCALE,
-    MASK_FILTER_VALUE,
-    HEAD_COUNT,
-    RETURN_PRESENT,
-    DEVICE,
-    ARGUMENTS,
-};
+/* As in directml.py. The tensors come first, in the order of ca_directml_tensor. */
+#define ATTENTION(ROW, STAR)                                                                       \
+    ROW(QUERY, "query")                                                                            \
+    ROW(KEY, "key")                                                                                \
+    ROW(VALUE, "value")                                                                            \
+    ROW(STACKED_QUERY_KEY, "stacked_query_key")                                                    \
+    ROW(STACKED_KEY_VALUE, "stacked_key_value")                                                    \
+    ROW(STACKED_QUERY_KEY_VALUE, "stacked_query_key_value")                                        \
+    ROW(BIAS, "bias")                                                                              \
+    ROW(MASK, "mask")                                                                              \
+    ROW(RELATIVE_POSITION_BIAS, "relative_position_bias")                                          \
+    ROW(PAST_KEY, "past_key")                                                                      \
+    ROW(PAST_VALUE, "past_value")                                                                  \
+    STAR()                                                                                         \
+    ROW(MASK_TYPE, "mask_type")                                                                    \
+    ROW(SCALE, "scale")                                                                            \
+    ROW(MASK_FILTER_VALUE, "mask_filter_value")                                                    \
+    ROW(HEAD_COUNT, "head_count")                                                                  \
+    ROW(RETURN_PRESENT, "return_present")                                                          \
+    ROW(DEVICE, "device")
+enum { CA_PY_SLOTS(ATTENTION) ARGUMENTS };
+_Static_assert((int)MASK_TYPE == (int)CA_DIRECTML_TENSORS, "a slot for each tensor");
+const char *const ca_py_multihead_arguments[] = CA_PY_TEXTS(ATTENTION);
 
 enum { OUTPUT, PRESENT_KEY, PRESENT_VALUE, RESULTS };
 
@@ -65,11 +79,11 @@ parse_options(PyObject *const *args, ca_directml_attention *dml, bool *return_pr
     return ca_py_int(args[HEAD_COUNT], "head_count", 1, UINT32_MAX, &dml->head_count);
 }
 
-/* directml_multihead_attention(query, key, …, device, /) -> (output, present_key, present_value):
-   see directml.py */
+/* Returns (output, present_key, present_value). */
 static PyObject *
-multihead_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+multihead_attention(PyObject *module, PyObject *const *given, Py_ssize_t count, PyObject *names)
 {
+    PyObject *args[ARGUMENTS];
     PyObject *answer = NULL;
     ca_py_output results[RESULTS] = {{.result = NULL}};
     void *scratch = NULL;
@@ -82,7 +96,8 @@ multihead_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     CA_NEW_ERROR(error);
     bool present;
 
-    if (ca_py_call_begin(&call, module, "directml.multihead_attention", nargs, ARGUMENTS) < 0 ||
+    ca_py_call_begin(&call, module, "directml.multihead_attention");
+    if (ca_py_arguments(call.state, CA_PY_MULTIHEAD, given, count, names, args) < 0 ||
         parse_mask_type(args, &dml) < 0 || parse_tensors(args, &dml, &call) < 0 ||
         parse_options(args, &dml, &present) < 0 || ca_py_call_ready(&call, args[DEVICE]) < 0 ||
         ca_py_error_check(call.state, ca_directml_attention_check(&dml, &shapes, &error), &error) <
@@ -118,6 +133,7 @@ done:
 }
 
 PyMethodDef ca_py_directml_methods[] = {
-    {"directml_multihead_attention", CA_PY_FASTCALL(multihead_attention), NULL},
+    {"directml_multihead_attention", CA_PY_NAMED(multihead_attention),
+     CA_PY_SIGNATURE("directml_multihead_attention", "$module", ATTENTION)},
     {NULL, NULL, 0, NULL},
 };

@@ -47,8 +47,9 @@ host_array(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     PyObject *result = NULL;
     ca_py_call call;
     ca_tensor tensor;
-    int begun = ca_py_call_begin(&call, module, "host_array", nargs, ARGUMENTS);
-    const char *name = begun == 0 ? PyUnicode_AsUTF8(args[NAME]) : NULL;
+    ca_py_call_begin(&call, module, "host_array");
+    const char *name =
+        ca_py_check_count(nargs, ARGUMENTS) == 0 ? PyUnicode_AsUTF8(args[NAME]) : NULL;
     if (name != NULL &&
         (args[ARRAY] != Py_None
              ? ca_py_call_host_array(&call, args[ARRAY], name, CA_TAKES_NUMBERS, &tensor)

@@ -30,8 +30,18 @@ extern PyMethodDef ca_py_mods_methods[];     /* python/mods.c */
 extern PyMethodDef ca_py_trials_methods[];   /* python/trials.c */
 extern PyMethodDef ca_py_pyopencl_methods[]; /* python/pyopencl.c */
 
-/* Function and flags of a row. FASTCALL: (self, args, nargs). KEYWORDS: (self, args, kwargs). */
+/* The arguments of functions that take them by name, as texts; see python/arguments.h. */
+extern const char *const ca_py_sdpa_arguments[];         /* python/torch.c */
+extern const char *const ca_py_cache_attend_arguments[]; /* python/cache.c */
+extern const char *const ca_py_onnx_arguments[];         /* python/onnx.c */
+extern const char *const ca_py_openvino_arguments[];     /* python/openvino.c */
+extern const char *const ca_py_multihead_arguments[];    /* python/directml.c */
+extern const char *const ca_py_diagonal_arguments[];     /* python/diagonal.c */
+
+/* Function and flags of a row. FASTCALL: (self, args, nargs). NAMED: (self, args, nargs, names).
+   KEYWORDS: (self, args, kwargs). */
 #define CA_PY_FASTCALL(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL
+#define CA_PY_NAMED(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL | METH_KEYWORDS
 #define CA_PY_KEYWORDS(function)                                                                   \
     (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
 

@@ -152,7 +152,8 @@ find_blocks(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     CA_NEW_ERROR(error);
     ca_py_work work;
     ca_status status;
-    if (ca_py_call_begin(&call, module, "create_block_mask", nargs, ARGUMENTS) < 0) {
+    ca_py_call_begin(&call, module, "create_block_mask");
+    if (ca_py_check_count(nargs, ARGUMENTS) < 0) {
         goto done;
     }
     if (args[MODS] == Py_None) {

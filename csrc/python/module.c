@@ -2,6 +2,7 @@
  *
  * The module clattn._core; python/clattn/_core.pyi lists what it has.
  */
+#include "python/arguments.h"
 #include "python/convert.h"
 #include "python/dlpack_import.h"
 #include "python/end.h"
@@ -49,8 +50,8 @@ module_exec(PyObject *module)
     atomic_init(&state->runtime, NULL);
     atomic_init(&state->default_device, NULL);
     if (check_interpreter() < 0 || ca_py_end_init(module) < 0 || ca_py_convert_init() < 0 ||
-        ca_py_dlpack_init(state) < 0 || ca_py_error_init(module) < 0 ||
-        ca_py_runtime_init(module) < 0 ||
+        ca_py_dlpack_init(state) < 0 || ca_py_arguments_init(state) < 0 ||
+        ca_py_error_init(module) < 0 || ca_py_runtime_init(module) < 0 ||
         make_type(module, &ca_py_device_spec, &state->device_type) < 0 ||
         make_type(module, &ca_py_tensor_spec, &state->tensor_type) < 0 ||
         make_type(module, &ca_py_cache_spec, &state->cache_type) < 0 ||
@@ -88,6 +89,10 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     for (int n = 0; n < CA_NAME_COUNT; n++) {
         Py_VISIT(state->names[n]);
     }
+    for (int n = 0; n < CA_PY_FUNCTIONS; n++) {
+        Py_VISIT(state->signatures[n].names);
+        Py_VISIT(state->signatures[n].defaults);
+    }
     Py_VISIT(state->device_error);
     Py_VISIT(state->setting_error);
     Py_VISIT(state->device_type);
@@ -106,6 +111,10 @@ module_clear(PyObject *module)
     ca_state *state = ca_state_get(module);
     for (int n = 0; n < CA_NAME_COUNT; n++) {
         Py_CLEAR(state->names[n]);
+    }
+    for (int n = 0; n < CA_PY_FUNCTIONS; n++) {
+        Py_CLEAR(state->signatures[n].names);
+        Py_CLEAR(state->signatures[n].defaults);
     }
     Py_CLEAR(state->device_error);
     Py_CLEAR(state->setting_error);

@@ -1,35 +1,37 @@
 /* SPDX-License-Identifier: MIT */
 #include "doors/onnx.h"
 #include "attention/problem.h"
+#include "python/arguments.h"
 #include "python/call.h"
 #include "python/error.h"
 #include "python/methods.h"
 #include "python/scalars.h"
 
-/* The positional arguments, in onnx.py's order. */
-enum {
-    Q,
-    K,
-    V,
-    ATTN_MASK,
-    PAST_KEY,
-    PAST_VALUE,
-    NONPAD_KV_SEQLEN,
-    IS_CAUSAL,
-    KV_NUM_HEADS,
-    Q_NUM_HEADS,
-    QK_MATMUL_OUTPUT_MODE,
-    SCALE,
-    SOFTCAP,
-    SOFTMAX_PRECISION,
-    LEFT_WINDOW_SIZE,
-    RIGHT_WINDOW_SIZE,
-    OPSET,
-    PRE_ERRATA,
-    RETURN_QK,
-    DEVICE,
-    ARGUMENTS,
-};
+/* As in onnx.py. */
+#define ATTENTION(ROW, STAR)                                                                       \
+    ROW(Q, "Q")                                                                                    \
+    ROW(K, "K")                                                                                    \
+    ROW(V, "V")                                                                                    \
+    ROW(ATTN_MASK, "attn_mask")                                                                    \
+    ROW(PAST_KEY, "past_key")                                                                      \
+    ROW(PAST_VALUE, "past_value")                                                                  \
+    ROW(NONPAD_KV_SEQLEN, "nonpad_kv_seqlen")                                                      \
+    ROW(IS_CAUSAL, "is_causal")                                                                    \
+    ROW(KV_NUM_HEADS, "kv_num_heads")                                                              \
+    ROW(Q_NUM_HEADS, "q_num_heads")                                                                \
+    STAR()                                                                                         \
+    ROW(QK_MATMUL_OUTPUT_MODE, "qk_matmul_output_mode")                                            \
+    ROW(SCALE, "scale")                                                                            \
+    ROW(SOFTCAP, "softcap")                                                                        \
+    ROW(SOFTMAX_PRECISION, "softmax_precision")                                                    \
+    ROW(LEFT_WINDOW_SIZE, "left_window_size")                                                      \
+    ROW(RIGHT_WINDOW_SIZE, "right_window_size")                                                    \
+    ROW(OPSET, "opset")                                                                            \
+    ROW(PRE_ERRATA, "pre_errata")                                                                  \
+    ROW(RETURN_QK, "return_qk")                                                                    \
+    ROW(DEVICE, "device")
+enum { CA_PY_SLOTS(ATTENTION) ARGUMENTS };
+const char *const ca_py_onnx_arguments[] = CA_PY_TEXTS(ATTENTION);
 
 enum { Y, PRESENT_KEY, PRESENT_VALUE, QK_MATMUL_OUTPUT, OUTPUTS };
 
@@ -121,10 +123,11 @@ parse_attributes(PyObject *const *args, ca_onnx_attention *onnx, bool *return_qk
     return 0;
 }
 
-/* onnx_attention(Q, K, …, device, /) -> (Y, present_key, present_value, qk): see onnx.py */
+/* Returns (Y, present_key, present_value, qk). */
 static PyObject *
-onnx_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+onnx_attention(PyObject *module, PyObject *const *given, Py_ssize_t count, PyObject *names)
 {
+    PyObject *args[ARGUMENTS];
     PyObject *answer = NULL;
     ca_py_output results[OUTPUTS] = {{.result = NULL}};
     ca_py_call call;
@@ -136,7 +139,8 @@ onnx_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     CA_NEW_ERROR(error);
     bool return_qk;
 
-    if (ca_py_call_begin(&call, module, "onnx.attention", nargs, ARGUMENTS) < 0 ||
+    ca_py_call_begin(&call, module, "onnx.attention");
+    if (ca_py_arguments(call.state, CA_PY_ONNX, given, count, names, args) < 0 ||
         parse_inputs(args, &onnx, &call) < 0 || parse_attributes(args, &onnx, &return_qk) < 0 ||
         ca_py_call_ready(&call, args[DEVICE]) < 0 ||
         ca_py_error_check(call.state, ca_onnx_attention_check(&onnx, &sizes, &error), &error) < 0) {
@@ -173,6 +177,7 @@ done:
 }
 
 PyMethodDef ca_py_onnx_methods[] = {
-    {"onnx_attention", CA_PY_FASTCALL(onnx_attention), NULL},
+    {"onnx_attention", CA_PY_NAMED(onnx_attention),
+     CA_PY_SIGNATURE("onnx_attention", "$module", ATTENTION)},
     {NULL, NULL, 0, NULL},
 };

@@ -1,13 +1,24 @@
 /* SPDX-License-Identifier: MIT */
 #include "doors/openvino.h"
 #include "attention/problem.h"
+#include "python/arguments.h"
 #include "python/call.h"
 #include "python/error.h"
 #include "python/methods.h"
 #include "python/scalars.h"
 
-/* The positional arguments, in openvino.py's order. */
-enum { QUERY, KEY, VALUE, ATTENTION_MASK, SCALE, CAUSAL, DEVICE, ARGUMENTS };
+/* As in openvino.py. */
+#define SDPA(ROW, STAR)                                                                            \
+    ROW(QUERY, "query")                                                                            \
+    ROW(KEY, "key")                                                                                \
+    ROW(VALUE, "value")                                                                            \
+    STAR()                                                                                         \
+    ROW(ATTENTION_MASK, "attention_mask")                                                          \
+    ROW(SCALE, "scale")                                                                            \
+    ROW(CAUSAL, "causal")                                                                          \
+    ROW(DEVICE, "device")
+enum { CA_PY_SLOTS(SDPA) ARGUMENTS };
+const char *const ca_py_openvino_arguments[] = CA_PY_TEXTS(SDPA);
 
 /* Reads attention_mask, which causal=True ignores. The host reads a mask without dimensions. */
 static int
@@ -66,10 +77,11 @@ parse(PyObject *const *args, ca_openvino_sdpa *sdpa, ca_py_call *call)
     return parse_mask(args, sdpa, call) < 0 ? -1 : parse_scale(args, sdpa, call);
 }
 
-/* openvino_scaled_dot_product_attention(query, key, …, device, /): see openvino.py */
 static PyObject *
-scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+scaled_dot_product_attention(PyObject *module, PyObject *const *given, Py_ssize_t count,
+                             PyObject *names)
 {
+    PyObject *args[ARGUMENTS];
     PyObject *answer = NULL;
     PyObject *result = NULL;
     ca_py_call call;
@@ -81,8 +93,8 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
     int ndim;
     int64_t shape[CA_MAX_DIMS];
 
-    if (ca_py_call_begin(&call, module, "openvino.scaled_dot_product_attention", nargs, ARGUMENTS) <
-            0 ||
+    ca_py_call_begin(&call, module, "openvino.scaled_dot_product_attention");
+    if (ca_py_arguments(call.state, CA_PY_OPENVINO, given, count, names, args) < 0 ||
         parse(args, &sdpa, &call) < 0 || ca_py_call_ready(&call, args[DEVICE]) < 0 ||
         ca_py_error_check(call.state, ca_openvino_sdpa_check(&sdpa, &ndim, shape, &error), &error) <
             0) {
@@ -92,9 +104,9 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
     if (result == NULL) {
         goto done;
     }
-    int64_t count = ca_tensor_extent(&output).bytes != 0;
-    for (int64_t index = 0; index < count; index++) {
-        count = ca_openvino_sdpa_views(&sdpa, &output, index, &attention, views);
+    int64_t parts = ca_tensor_extent(&output).bytes != 0;
+    for (int64_t index = 0; index < parts; index++) {
+        parts = ca_openvino_sdpa_views(&sdpa, &output, index, &attention, views);
         if (ca_py_call_attention(&call, &attention, views) < 0) {
             goto done;
         }
@@ -107,6 +119,7 @@ done:
 }
 
 PyMethodDef ca_py_openvino_methods[] = {
-    {"openvino_scaled_dot_product_attention", CA_PY_FASTCALL(scaled_dot_product_attention), NULL},
+    {"openvino_scaled_dot_product_attention", CA_PY_NAMED(scaled_dot_product_attention),
+     CA_PY_SIGNATURE("openvino_scaled_dot_product_attention", "$module", SDPA)},
     {NULL, NULL, 0, NULL},
 };

@@ -31,8 +31,28 @@ typedef enum {
     CA_NAME_COUNT,
 } ca_py_name;
 
+/* Functions that take arguments by name; see python/arguments.h. */
+typedef enum {
+    CA_PY_SDPA,
+    CA_PY_CACHE_ATTEND,
+    CA_PY_ONNX,
+    CA_PY_OPENVINO,
+    CA_PY_MULTIHEAD,
+    CA_PY_DIAGONAL,
+    CA_PY_FUNCTIONS,
+} ca_py_function;
+
+/* What such a function takes, 63 arguments at most: an entry for each slot. */
+typedef struct {
+    PyObject *names;       /* a tuple of interned strings */
+    PyObject *defaults;    /* a tuple */
+    Py_ssize_t positional; /* the first so many may be given without a name */
+    Py_ssize_t required;   /* the first so many have no default */
+} ca_py_signature;
+
 typedef struct {
     PyObject *names[CA_NAME_COUNT];
+    ca_py_signature signatures[CA_PY_FUNCTIONS];
     PyObject *device_error;      /* clattn.DeviceError */
     PyObject *setting_error;     /* clattn._core.SettingError, a ValueError */
     PyTypeObject *device_type;   /* clattn.Device */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "attention/problem.h"
+#include "python/arguments.h"
 #include "python/call.h"
 #include "python/error.h"
 #include "python/methods.h"
@@ -12,30 +13,31 @@
 #include "python/scalars.h"
 #include "python/tensor.h"
 
-/* The positional arguments, in the order of _core.pyi. */
-enum {
-    QUERY,
-    KEY,
-    VALUE,
-    ATTN_MASK,
-    DROPOUT_P,
-    IS_CAUSAL,
-    SCALE,
-    ENABLE_GQA,
-    WINDOW,
-    SOFTCAP,
-    SEED,
-    RETURN_LSE,
-    OUT,
-    DEVICE,
-    SINKS,
-    QUERY_OFFSET,
-    RETURN_WEIGHTS,
-    LAYOUT,
-    MODS,
-    BLOCK_MASK,
-    ARGUMENTS,
-};
+/* As in _core.pyi; attention.py and flex/attention.py have the meanings. */
+#define SDPA(ROW, STAR)                                                                            \
+    ROW(QUERY, "query")                                                                            \
+    ROW(KEY, "key")                                                                                \
+    ROW(VALUE, "value")                                                                            \
+    ROW(ATTN_MASK, "attn_mask=None")                                                               \
+    ROW(DROPOUT_P, "dropout_p=0")                                                                  \
+    ROW(IS_CAUSAL, "is_causal=False")                                                              \
+    ROW(SCALE, "scale=None")                                                                       \
+    ROW(ENABLE_GQA, "enable_gqa=False")                                                            \
+    STAR()                                                                                         \
+    ROW(WINDOW, "window=None")                                                                     \
+    ROW(SOFTCAP, "softcap=0")                                                                      \
+    ROW(SEED, "seed=None")                                                                         \
+    ROW(RETURN_LSE, "return_lse=False")                                                            \
+    ROW(OUT, "out=None")                                                                           \
+    ROW(DEVICE, "device=None")                                                                     \
+    ROW(SINKS, "sinks=None")                                                                       \
+    ROW(QUERY_OFFSET, "query_offset=0")                                                            \
+    ROW(RETURN_WEIGHTS, "return_weights=False")                                                    \
+    ROW(LAYOUT, "layout='BHLE'")                                                                   \
+    ROW(MODS, "mods=None")                                                                         \
+    ROW(BLOCK_MASK, "block_mask=None")
+enum { CA_PY_SLOTS(SDPA) ARGUMENTS };
+const char *const ca_py_sdpa_arguments[] = CA_PY_TEXTS(SDPA);
 
 static int
 parse_dropout(PyObject *const *args, ca_torch_sdpa *sdpa)
@@ -149,6 +151,7 @@ parse_mods(PyObject *const *args, ca_torch_sdpa *sdpa, ca_mods *mods, ca_py_call
     int uses[2];
     ca_blocks *blocks = &sdpa->blocks;
     sdpa->mods = args[MODS] != Py_None ? mods : NULL;
+    call->name = sdpa->mods != NULL ? "flex_attention" : call->name;
     if (ca_py_mods_parse(call, args[MODS], sdpa->query.dtype == CA_FLOAT64, mods) < 0) {
         return -1;
     }
@@ -337,10 +340,11 @@ done:
     return answer;
 }
 
-/* scaled_dot_product_attention(query, key, …, block_mask, /): see attention.py */
 static PyObject *
-scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+scaled_dot_product_attention(PyObject *module, PyObject *const *given, Py_ssize_t count,
+                             PyObject *names)
 {
+    PyObject *args[ARGUMENTS];
     PyObject *answer = NULL;
     ca_py_call call;
     ca_torch_sdpa sdpa;
@@ -350,10 +354,9 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
     ca_py_sdpa_results wanted = {.query = NULL};
     int ndim = 0;
     int64_t shape[CA_MAX_DIMS] = {0};
-    bool flex = nargs == ARGUMENTS && args[MODS] != Py_None;
-    const char *name = flex ? "flex_attention" : "scaled_dot_product_attention";
+    ca_py_call_begin(&call, module, "scaled_dot_product_attention");
     ca_torch_sdpa_init(&sdpa);
-    if (ca_py_call_begin(&call, module, name, nargs, ARGUMENTS) == 0 &&
+    if (ca_py_arguments(call.state, CA_PY_SDPA, given, count, names, args) == 0 &&
         parse_arrays(args, &sdpa, &call) == 0 &&
         parse_options(args, call.state, &sdpa, &wanted) == 0 &&
         parse_mods(args, &sdpa, &mods, &call) == 0 && ca_py_call_ready(&call, args[DEVICE]) == 0 &&
@@ -370,6 +373,7 @@ scaled_dot_product_attention(PyObject *module, PyObject *const *args, Py_ssize_t
 }
 
 PyMethodDef ca_py_torch_methods[] = {
-    {"scaled_dot_product_attention", CA_PY_FASTCALL(scaled_dot_product_attention), NULL},
+    {"scaled_dot_product_attention", CA_PY_NAMED(scaled_dot_product_attention),
+     CA_PY_SIGNATURE("scaled_dot_product_attention", "$module", SDPA)},
     {NULL, NULL, 0, NULL},
 };

@@ -245,7 +245,15 @@ class KVCache:
         """
         mods = None if score_mod is None else trace_mods(score_mod, None)
         return self._state.attend(
-            query, attn_mask, is_causal, scale, window, softcap, return_lse, out, mods
+            query,
+            attn_mask=attn_mask,
+            is_causal=is_causal,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            return_lse=return_lse,
+            out=out,
+            mods=mods,
         )
 
     def truncate(self, n: int | Sequence[int] | Array) -> None:

@@ -109,7 +109,9 @@ def diagonal_matrix(
     array([[7, 7, 0],
            [0, 7, 7]], dtype=int32)
     """
-    return _core.diagonal_matrix(input_or_shape, value, begin, end, dtype, out, device)
+    return _core.diagonal_matrix(
+        input_or_shape, value=value, begin=begin, end=end, dtype=dtype, out=out, device=device
+    )
 
 
 def eye(

@@ -176,12 +176,12 @@ def multihead_attention(
             relative_position_bias,
             past_key,
             past_value,
-            mask_type,
-            scale,
-            mask_filter_value,
-            head_count,
-            return_present,
-            device,
+            mask_type=mask_type,
+            scale=scale,
+            mask_filter_value=mask_filter_value,
+            head_count=head_count,
+            return_present=return_present,
+            device=device,
         )
     )
 

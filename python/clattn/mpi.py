@@ -12,6 +12,7 @@ import operator
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, overload
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from clattn._arguments.arrays import host_array
 from clattn._arguments.dtypes import wide
+from clattn._arguments.operands import DIMENSIONS, Operands
 from clattn._core import DeviceError, Tensor
 from clattn._parts.checks import check_flag, shape_of_call
 from clattn._parts.copies import copy_into
@@ -180,7 +182,7 @@ def ring_attention(
     options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "window": window}
     with _together(comm):
         check_flag("return_lse", return_lse)
-        ring = _Ring(query, key, value, layout, options)
+        ring = _Ring(Operands(query, key, value), layout, options)
     ring.meet(comm)
     with ThreadPoolExecutor(1) as helper:
         results = ring.go_round(_duplicate(comm), helper)
@@ -288,22 +290,22 @@ def join(part: Array, comm: Any, layout: Layout = "contiguous", axis: int = -2) 
 class _Ring:
     """A call on this rank: its arrays, checked by the rules of the function for one machine."""
 
-    def __init__(
-        self, query: Array, key: Array, value: Array, layout: Layout, options: dict[str, Any]
-    ) -> None:
+    def __init__(self, operands: Operands, layout: Layout, options: dict[str, Any]) -> None:
         _check_layout(layout)
-        shape_of_call(scaled_dot_product_attention, query, key, value, **options)
-        given = {"query": query, "key": key, "value": value}
-        self.query, *self.arrays = (host_array(array, name) for name, array in given.items())
-        self.keys = self.arrays[0].shape[-2]
+        given = operands.given()
+        shape_of_call(scaled_dot_product_attention, **given, **options)
+        arrays = {name: host_array(array, name) for name, array in given.items()}
+        self.operands = Operands(**arrays)
+        self.rows, self.keys = arrays["query"].shape[-2], arrays["key"].shape[-2]
         # The results of a call without keys have the shapes, the dtypes and the library of those to
         # come; their memory is filled in the end.
-        no_key, no_value = (array[..., :0, :] for array in self.arrays)
+        no_keys = replace(self.operands.cut("S", slice(0)), query=operands.query)
         self.blank: tuple[Any, Any] = scaled_dot_product_attention(
-            query, no_key, no_value, return_lse=True, **options
+            **no_keys.given(), return_lse=True, **options
         )
-        self.dtype = self.query.dtype
-        self.shapes = [(*array.shape[:-2], array.shape[-1]) for array in self.arrays]
+        self.dtype = arrays["query"].dtype
+        # What goes round: arrays of keys, not of rows and keys.
+        self.moving = {n: a for n, a in arrays.items() if {"S", "L"} & {*DIMENSIONS[n]} == {"S"}}
         tensors = (array for array in given.values() if isinstance(array, Tensor))
         self.device = next((array.device for array in tensors), None)
         self.layout = layout
@@ -318,10 +320,9 @@ class _Ring:
         """Compare the call with those of the other ranks, and find out what each rank holds."""
         words = {name: str(option) for name, option in self.options.items()}
         words |= {"layout": self.layout, "dtype": self.dtype.name}
-        shapes = [(*self.query.shape[:-2], self.query.shape[-1]), *self.shapes]
-        for name, shape in zip(("query", "key", "value"), shapes, strict=True):
-            words[f"shape of {name} without L and S"] = str(shape)
-        lengths = _compared(comm, words, (self.query.shape[-2], self.keys))
+        for name, array in self.operands.given().items():
+            words[f"shape of {name} without L and S"] = str(_shape(name, array, L=None, S=None))
+        lengths = _compared(comm, words, (self.rows, self.keys))
         rows, self.lengths = zip(*lengths, strict=True)
         where = pieces(rows, self.layout), pieces(self.lengths, self.layout)
         self.schedule = Schedule(*where, self.options["is_causal"], self.options["window"])
@@ -334,12 +335,11 @@ class _Ring:
         schedule, rank = self.schedule, comm.rank
         with _together(comm):
             options = self.options | {"is_causal": bool(self.options["is_causal"])}
-            share = Share(self.query, schedule.rows.of(rank), schedule.band.shift, **options)
-            most = sum(self.sizes(max(self.lengths)))
+            share = Share(self.operands, schedule.rows.of(rank), schedule.band.shift, **options)
+            most = self.size(max(self.lengths))
             buffers = [np.empty(most, np.uint8) for _ in range(2)]
-            own = self.views(buffers[0], self.lengths[rank])
-            for view, array in zip(own, self.arrays, strict=True):
-                view[...] = array
+            for name, view in self.views(buffers[0], self.lengths[rank]).items():
+                view[...] = self.moving[name]
         for step in range(schedule.steps):
             source = (rank - step) % comm.size
             goes_on = step + 1 < schedule.steps
@@ -348,8 +348,8 @@ class _Ring:
                 _moving(self.start(comm, buffers, source) if goes_on else [], helper),
                 self.computing(),
             ):
-                key, value = self.views(buffers[0], self.lengths[source])
-                share.attend(key, value, schedule.keys.of(source), schedule.seen(step)[rank])
+                keys = self.views(buffers[0], self.lengths[source])
+                share.attend(keys, schedule.keys.of(source), schedule.seen(step)[rank])
             buffers.reverse()
         with _together(comm):
             # The blank results of NumPy are zeros and -inf: the results of rows without keys.
@@ -363,23 +363,24 @@ class _Ring:
             results = _filled(self.blank[0], out), _filled(self.blank[1], lse)
         return results
 
-    def sizes(self, keys: int) -> list[int]:
-        """Return the bytes of keys and of values of a part."""
-        return [math.prod(shape) * keys * self.dtype.itemsize for shape in self.shapes]
+    def size(self, keys: int) -> int:
+        """Return the bytes of a part that goes round."""
+        shapes = {name: _shape(name, array, S=keys) for name, array in self.moving.items()}
+        return sum(math.prod(shape) * self.moving[name].itemsize for name, shape in shapes.items())
 
-    def views(self, buffer: np.ndarray, keys: int) -> list[np.ndarray]:
-        """Return the keys and the values of a part that lies in a buffer."""
-        cut, more = self.sizes(keys)
-        return [
-            part.view(self.dtype).reshape(*shape[:-1], keys, shape[-1])
-            for part, shape in zip(
-                (buffer[:cut], buffer[cut : cut + more]), self.shapes, strict=True
-            )
-        ]
+    def views(self, buffer: np.ndarray, keys: int) -> dict[str, np.ndarray]:
+        """Return the arrays of a part that lies in a buffer."""
+        views, start = {}, 0
+        for name, array in self.moving.items():
+            shape = _shape(name, array, S=keys)
+            end = start + math.prod(shape) * array.itemsize
+            views[name] = buffer[start:end].view(array.dtype).reshape(shape)
+            start = end
+        return views
 
     def start(self, comm: Any, buffers: Sequence[np.ndarray], source: int) -> list[Any]:
         """Begin to pass the part of a rank on, and to receive the one that comes after it."""
-        sent, came = (sum(self.sizes(self.lengths[of])) for of in (source, source - 1))
+        sent, came = (self.size(self.lengths[of]) for of in (source, source - 1))
         before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
         moves = [comm.Irecv(message, before) for message in _messages(buffers[1][:came])]
         return moves + [comm.Isend(message, after) for message in _messages(buffers[0][:sent])]
@@ -387,6 +388,15 @@ class _Ring:
     def computing(self) -> Any:
         """Return a context in which attention runs on the device of the Tensors."""
         return nullcontext() if self.device is None else use_device(self.device)
+
+
+def _shape(name: str, array: np.ndarray, **sizes: int | None) -> tuple[int, ...]:
+    """Return the shape of an operand with other sizes of dimensions; None: without this one."""
+    shape: list[int | None] = [*array.shape]
+    last = DIMENSIONS[name]
+    for dimension in sizes.keys() & {*last}:
+        shape[last.index(dimension) - len(last)] = sizes[dimension]
+    return tuple(size for size in shape if size is not None)
 
 
 def _communicator(comm: Any) -> Any:

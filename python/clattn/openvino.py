@@ -87,5 +87,11 @@ def scaled_dot_product_attention(
     (1, 2, 4, 8)
     """
     return _core.openvino_scaled_dot_product_attention(
-        query, key, value, attention_mask, scale, causal, device
+        query,
+        key,
+        value,
+        attention_mask=attention_mask,
+        scale=scale,
+        causal=causal,
+        device=device,
     )

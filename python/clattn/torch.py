@@ -20,6 +20,7 @@ import numpy as np
 from clattn import _core, attention
 from clattn._arguments.devices import find_named
 from clattn._host.fork import call_in_children
+from clattn._parts.checks import shape_of_call
 
 try:
     import torch
@@ -34,7 +35,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
-from clattn._arguments.autocast import autocast, autocast_dtype
+from clattn._arguments.autocast import autocast
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,9 +53,7 @@ __all__ = [
 ]
 
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-_MASKS = _FLOATS | {torch.bool}
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-_STRIDED = torch.strided
 _NUMBERS = (float, int, np.floating, np.integer)
 
 _torch_attention = torch.nn.functional.scaled_dot_product_attention
@@ -393,13 +392,12 @@ def _attend(
 ) -> torch.Tensor | None:
     """Compute attention by clattn; None where the call is torch's. Counts the call."""
     given = [query, key, value] if attn_mask is None else [query, key, value, attn_mask]
-    casts = torch.is_autocast_enabled("cpu")
-    reason = _find_reason(given, casts, dropout_p, is_causal, scale, enable_gqa)
+    reason = _find_reason(given, dropout_p, is_causal, scale, enable_gqa)
     result = None
     if reason is None:
         if not torch.is_grad_enabled() and any([tensor.requires_grad for tensor in given]):
             given = [tensor.detach() for tensor in given]
-        if casts:
+        if torch.is_autocast_enabled("cpu"):
             given = [autocast(tensor) for tensor in given]
         query, key, value, *mask = given
         try:
@@ -415,55 +413,67 @@ def _attend(
                 out=_allocate(query, key, value, enable_gqa),
                 device=_device,
             )
-        except _core.SettingError:  # what the arguments are does not matter
-            raise
-        except ValueError:  # shapes, or a scale that is not finite
-            reason = _REFUSED
+        except Exception:
+            if not _is_refused(given, is_causal, scale, enable_gqa):
+                raise  # a device fails, or a variable of the environment is wrong
+            taken = query.dtype in _FLOATS and not any(map(_is_strange, given))
+            reason = _REFUSED if taken else _TENSORS
     next(_counts[reason or _OURS])
     return result
 
 
 def _find_reason(
     given: list[torch.Tensor],
-    casts: bool,
     dropout_p: float,
     is_causal: object,
     scale: object,
     enable_gqa: object,
 ) -> str | None:
-    """Find out, without shapes, why a call is torch's. None: it is clattn's."""
+    """Find out why a call is torch's, whether or not the core takes it. None: nothing says so."""
     if dropout_p != 0.0:
         return _DROPOUT
     if not (isinstance(is_causal, bool) and isinstance(enable_gqa, bool)):
-        return _REFUSED  # clattn has words for is_causal that torch refuses
+        return _REFUSED  # the core has words for is_causal that torch refuses
     if not (scale is None or isinstance(scale, _NUMBERS)):
         return _REFUSED
     if _is_watched():
         return _RECORDING
-    dtypes = []
+    records = torch.is_grad_enabled()
     for tensor in given:
-        if (
-            type(tensor) not in _PLAIN
-            or not tensor.is_cpu
-            or tensor.layout is not _STRIDED
-            or tensor.is_nested
-            or tensor.is_neg()
-        ):
+        # The result would be made on the tensor's device, to be thrown away.
+        if type(tensor) not in _PLAIN or not tensor.is_cpu:
             return _TENSORS
-        if tensor.requires_grad and torch.is_grad_enabled():
-            return _GRADIENTS
-        dtypes.append(autocast_dtype(tensor.dtype) if casts else tensor.dtype)
-    dtype = dtypes[0]
-    if dtype not in _FLOATS:
-        return _TENSORS
-    fits = dtype is dtypes[1] is dtypes[2] and (len(given) == 3 or dtypes[3] in _MASKS)
-    return None if fits else _REFUSED
+        if records and tensor.requires_grad:
+            return _TENSORS if _is_strange(tensor) else _GRADIENTS
+    return None
+
+
+def _is_strange(tensor: torch.Tensor) -> bool:
+    """Whether it is the tensor itself that the core refuses, whatever the others are."""
+    return tensor.layout is not torch.strided or tensor.is_nested or tensor.is_neg()
+
+
+def _is_refused(
+    given: list[torch.Tensor], is_causal: bool, scale: float | None, enable_gqa: bool
+) -> bool:
+    """Whether the core refuses the arguments, on any device."""
+    try:
+        shape_of_call(
+            _core.scaled_dot_product_attention,
+            *given,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+        )
+    except (TypeError, ValueError):
+        return True
+    return False
 
 
 def _allocate(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool
-) -> torch.Tensor | None:
-    """Allocate the result, laid out as torch's is. None for shapes that clattn refuses.
+) -> torch.Tensor:
+    """Allocate the result, laid out as torch's is.
 
     Where the heads of a query are views of one row, (B, L, Hq, E) transposed, they stay so, and
     joining them again needs no copy. That is for four dimensions, of which key and value bring no
@@ -476,10 +486,5 @@ def _allocate(
             if Ev == E and query.stride(3) == 1:
                 return torch.empty_like(query)
             return query.new_empty((B, H, L, Ev))
-    end = -3 if enable_gqa else -2
-    try:
-        leading = torch.broadcast_shapes(queries[:end], keys[:end], values[:end])
-    except RuntimeError:
-        return None
-    heads = (queries[-3:-2] or keys[-3:-2] or values[-3:-2]) if enable_gqa else ()
-    return query.new_empty((*leading, *heads, *queries[-2:-1], *values[-1:]))
+    attend = _core.scaled_dot_product_attention
+    return query.new_empty(shape_of_call(attend, query, key, value, enable_gqa=enable_gqa))

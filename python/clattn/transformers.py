@@ -7,11 +7,13 @@ After ``clattn.transformers.register()`` the name "clattn" is one of those that
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clattn import attention
 from clattn._arguments.devices import find_named
+from clattn._arguments.operands import FACTORS, Operands
 
 try:
     import torch
@@ -362,17 +364,18 @@ def attend(
     """
     _check(kwargs, attention_mask)
     sinks = kwargs.get("sinks") if s_aux is None else s_aux
-    given = (query, key, value, attention_mask, sinks, position_bias)
+    operands = Operands(query, key, value, sinks=sinks)
+    given = (*operands.given().values(), attention_mask, position_bias)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given):
         raise ValueError(
             "clattn computes no gradients, which are enabled: run the model under "
             "torch.inference_mode() or torch.no_grad(), and train it with "
             'attn_implementation="sdpa"'
         )
-    query, key, value = query.detach(), key.detach(), value.detach()
+    operands = operands.map(torch.Tensor.detach)
     casts = torch.is_autocast_enabled("cpu")
     if casts:
-        query, key, value = autocast(query), autocast(key), autocast(value)
+        operands = operands.map(autocast, *FACTORS)
     (_, Hq, L, _), (_, _, S, Ev) = query.shape, value.shape
     band = _Band()
     mask: Any = attention_mask
@@ -392,22 +395,18 @@ def attend(
     if mask is not None and casts:
         mask = autocast(mask)
     B = next((n for n in (len(query), len(key), len(value)) if n != 1), 1)
-    output = query.new_empty((B, L, Hq, Ev))
+    output = operands.query.new_empty((B, L, Hq, Ev))
     result = attention.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        mask,
-        dropout,
-        band.is_causal,
-        scaling,
+        **replace(operands, attn_mask=mask).given(),
+        dropout_p=dropout,
+        is_causal=band.is_causal,
+        scale=scaling,
         enable_gqa=True,
         window=band.window,
         softcap=softcap or 0.0,
         seed=int(torch.randint(2**63 - 1, ())) if dropout else None,
         out=output.transpose(1, 2),
         device=device,
-        sinks=None if sinks is None else sinks.detach(),
         query_offset=band.query_offset,
         return_weights=bool(output_attentions),
     )

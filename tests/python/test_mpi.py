@@ -10,6 +10,7 @@ import sys
 import clattn
 import numpy as np
 import pytest
+from clattn._arguments.operands import Operands
 from clattn._parts import sums
 from clattn._parts.ring import Schedule, Share, part_lengths, pieces
 from references.attention import attention, tolerance
@@ -88,13 +89,13 @@ def test_more_ranks_than_processes(device, ranks, layout):
     for rank in range(ranks):
         own = rows.of(rank)
         given = {"is_causal": True, "window": options["window"]}
-        share = Share(taken(query, own), own, schedule.band.shift, **given)
+        operands = Operands(taken(query, own), key, value)
+        share = Share(operands, own, schedule.band.shift, **given)
         for step in range(schedule.steps):
             there = keys.of((rank - step) % ranks)
+            part = {"key": taken(key, there), "value": taken(value, there)}
             with clattn.use_device(device):
-                share.attend(
-                    taken(key, there), taken(value, there), there, schedule.seen(step)[rank]
-                )
+                share.attend(part, there, schedule.seen(step)[rank])
         count = sum(n for _, n in own)
         out, lse = np.zeros((2, 3, count, 8)), np.full((2, 3, count), -np.inf)
         share.write(out, lse)

@@ -265,7 +265,9 @@ def test_errors_are_torchs(device, torch_calls, case):
     assert not torch_calls
 
 
-@pytest.mark.parametrize("error", [clattn.DeviceError, TypeError, clattn._core.SettingError])
+@pytest.mark.parametrize(
+    "error", [clattn.DeviceError, TypeError, ValueError, clattn._core.SettingError]
+)
 def test_other_errors_are_raised(monkeypatch, error):
     """If torch answered instead, nobody would see that the device is gone, or a fault of clattn."""
 

@@ -257,8 +257,17 @@ def test_calls_are_counted_with_the_reason(device):
         "clattn": [{}, {"is_causal": True}, {"scale": 0.5}],
         "torch: dropout_p is not 0": [{"dropout_p": 0.5}],
         "torch: gradients are needed": [{"query": learnt}, {"key": learnt}],
-        "torch: tensors of other kinds, devices or dtypes": [{"query": q.to("meta")}],
-        "torch: clattn refuses the arguments": [{"value": v.double()}, {"is_causal": "upper"}],
+        "torch: tensors of other kinds, devices or dtypes": [
+            {"query": q.to("meta")},
+            {"key": k.to_sparse()},
+            {"query": q.int()},
+        ],
+        "torch: clattn refuses the arguments": [
+            {"value": v.double()},
+            {"key": k.int()},
+            {"key": k[..., 1:]},
+            {"is_causal": "upper"},
+        ],
     }
     before = clattn.torch.call_counts()
     with clattn.torch.sdpa(device):

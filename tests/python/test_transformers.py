@@ -93,9 +93,9 @@ def calls(monkeypatch):
     seen = []
     attend = attention.scaled_dot_product_attention
 
-    def watch(query, key, value, mask, *args, **options):
-        seen.append((mask, options))
-        return attend(query, key, value, mask, *args, **options)
+    def watch(**options):
+        seen.append((options.get("attn_mask"), options))
+        return attend(**options)
 
     monkeypatch.setattr(attention, "scaled_dot_product_attention", watch)
     return seen

@@ -1,1 +1,1 @@
-"""Arguments that several modules read: arrays, whole numbers, dtypes, devices."""
+"""Arguments that several modules read: operands, whole numbers, dtypes, devices."""

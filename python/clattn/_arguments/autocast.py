@@ -1,16 +1,11 @@
-"""The dtypes of attention under ``torch.autocast``."""
+"""Tensors under ``torch.autocast``."""
 
 from __future__ import annotations
 
 import torch
 
 
-def autocast_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype to which autocast casts tensors of a dtype; it leaves float64 alone."""
-    casts = dtype.is_floating_point and dtype is not torch.float64
-    return torch.get_autocast_dtype("cpu") if casts else dtype
-
-
 def autocast(tensor: torch.Tensor) -> torch.Tensor:
-    """Cast a tensor as torch does for its attention."""
-    return tensor.to(autocast_dtype(tensor.dtype))
+    """Cast a tensor as torch does for its attention: floats but float64."""
+    casts = tensor.is_floating_point() and tensor.dtype is not torch.float64
+    return tensor.to(torch.get_autocast_dtype("cpu")) if casts else tensor

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from clattn._arguments.dtypes import wide
+from clattn._arguments.operands import FACTORS
 from clattn._parts.bands import band_of
 from clattn._parts.sums import Sums, attend_to_part, finish, merge_into, widened
 from clattn.attention import scaled_dot_product_attention
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
+    from clattn._arguments.operands import Operands
     from clattn._arguments.options import Window
 
 __all__ = ["LAYOUTS", "Pieces", "Schedule", "Share", "part_lengths", "pieces"]
@@ -104,32 +107,29 @@ class Share:
     """
 
     def __init__(
-        self, query: np.ndarray, rows: Sequence[tuple[int, int]], shift: int, **options: Any
+        self, own: Operands, rows: Sequence[tuple[int, int]], shift: int, **options: Any
     ) -> None:
-        self._dtype = wide(query.dtype)
+        self._dtype = wide(own.query.dtype)
         self._starts = [start + shift for start, _ in rows]
-        self._queries = _cut(query, rows)
+        self._rows = [own.cut("L", part) for part in _parts(rows)]
         self._results: list[Sums | None] = [None] * len(rows)
         self._options = options
 
     def attend(
-        self,
-        key: np.ndarray,
-        value: np.ndarray,
-        where: Sequence[tuple[int, int]],
-        seen: np.ndarray,
+        self, keys: Mapping[str, np.ndarray], where: Sequence[tuple[int, int]], seen: np.ndarray
     ) -> None:
-        """Attend to a part of the keys, where `seen` (pieces of rows, pieces of keys) is True."""
-        parts = [part.astype(self._dtype, copy=False) for part in (key, value)]
-        keys, values = (_cut(part, where) for part in parts)
+        """Attend to a part of the keys, where `seen` (pieces of rows, pieces of keys) is True.
+
+        `keys` are the operands that have keys, and no rows.
+        """
+        keys = {name: self._widen(a) if name in FACTORS else a for name, a in keys.items()}
         for r in np.flatnonzero(seen.any(1)):
-            query = self._queries[r].astype(self._dtype, copy=False)
+            rows = replace(self._rows[r].map(self._widen, "query"), **keys)
+            parts = list(_parts(where))
             for k in map(int, np.flatnonzero(seen[r])):
                 more = attend_to_part(
                     scaled_dot_product_attention,
-                    query,
-                    keys[k],
-                    values[k],
+                    **rows.cut("S", parts[k]).given(),
                     query_offset=self._starts[r] - where[k][0],
                     **self._options,
                 )
@@ -139,16 +139,22 @@ class Share:
                 else:
                     merge_into(sums, more)
 
+    def _widen(self, array: np.ndarray) -> np.ndarray:
+        return array.astype(self._dtype, copy=False)
+
     def write(self, out: np.ndarray, lse: np.ndarray) -> None:
         """Write output (..., L, Ev) and log-sum-exp (..., L) of the pieces that have seen keys."""
         at = 0
-        for query, sums in zip(self._queries, self._results, strict=True):
-            end = at + query.shape[-2]
+        for rows, sums in zip(self._rows, self._results, strict=True):
+            end = at + rows.query.shape[-2]
             if sums is not None:
                 out[..., at:end, :], lse[..., at:end] = finish(sums)
             at = end
 
 
-def _cut(part: np.ndarray, where: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-    """Return the pieces of a part (..., L, E)."""
-    return np.split(part, np.cumsum([length for _, length in where])[:-1], axis=-2)
+def _parts(where: Sequence[tuple[int, int]]) -> Iterator[slice]:
+    """Return where the pieces of a part lie in it."""
+    end = 0
+    for _, length in where:
+        end += length
+        yield slice(end - length, end)

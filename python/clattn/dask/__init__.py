@@ -15,8 +15,9 @@ except ImportError as error:
     raise ImportError('clattn.dask needs dask: pip install "clattn[dask]"') from error
 
 from clattn import attention, flex
+from clattn._arguments.operands import FACTORS, Operands
 from clattn._parts.bands import Band, band_of
-from clattn.dask.chunks import check_arrays, check_call, lay_out, read_operand
+from clattn.dask.chunks import check_call, lay_out, read_operands
 from clattn.dask.graph import build_graph
 from clattn.dask.mods import trace_for_chunks
 from clattn.dask.tasks import Call, packed
@@ -166,33 +167,28 @@ def scaled_dot_product_attention(
         "enable_gqa": enable_gqa,
         "softcap": softcap,
     }
-    arrays = check_arrays(query, key, value)
-    attn_mask, sinks = read_operand("attn_mask", attn_mask), read_operand("sinks", sinks)
+    operands = read_operands(Operands(query, key, value, attn_mask, sinks))
     shape = check_call(
         attention.scaled_dot_product_attention,
-        arrays,
+        operands,
         return_lse,
-        attn_mask=attn_mask,
         is_causal=is_causal,
         window=window,
-        sinks=sinks,
         device=device,
         **options,
     )
-    if sinks is not None and len(shape) == 1:
-        # Sinks belong to heads.
-        query, key, value = (array[None] for array in arrays)
-        results = scaled_dot_product_attention(
-            query, key, value, attn_mask, is_causal, window=window, sinks=sinks,
-            return_lse=return_lse, device=device, split_every=split_every, **options,
-        )  # fmt: skip
-        return tuple(result[0] for result in results) if return_lse else results[0]
-    layout = lay_out(shape, arrays, attn_mask, sinks, enable_gqa)
+    no_heads = operands.sinks is not None and len(shape) == 1
+    if no_heads:  # but sinks are of heads
+        operands, shape = operands.map(lambda array: array[None], *FACTORS), (1, *shape)
+    layout = lay_out(shape, operands, enable_gqa)
     band = band_of(is_causal, window, query.shape[-2], key.shape[-2])
     # Tasks get a window for causality too.
     options["window"] = None if band.left is None and band.right is None else band[:2]
     call = Call(options, band.shift, None, packed(device), bool(return_lse))
-    return build_graph(layout, call, band, split_every)
+    results = build_graph(layout, call, band, split_every)
+    if not no_heads:
+        return results
+    return tuple(result[0] for result in results) if return_lse else results[0]
 
 
 @overload
@@ -301,7 +297,7 @@ def flex_attention(
     """
     options = {"scale": scale, "enable_gqa": enable_gqa}
     functions = {"score_mod": score_mod, "mask_mod": mask_mod}
-    arrays = check_arrays(query, key, value)
+    operands = read_operands(Operands(query, key, value))
     if score_mod is None and mask_mod is None:
         return scaled_dot_product_attention(
             query, key, value, None, False, scale, enable_gqa, return_lse=return_lse,
@@ -309,13 +305,13 @@ def flex_attention(
         )  # fmt: skip
     shape = check_call(
         attend_with_mods,
-        arrays,
+        operands,
         return_lse,
         mods=flex.trace_mods(**functions),
         device=device,
         **options,
     )
-    layout = lay_out(shape, arrays, None, None, enable_gqa)
+    layout = lay_out(shape, operands, enable_gqa)
     mods = trace_for_chunks(functions, shape if len(shape) > 1 else (1, *shape), key.shape[-2])
     call = Call(options, 0, mods, packed(device), bool(return_lse))
     return build_graph(layout, call, Band(None, None, 0), split_every)

@@ -8,6 +8,7 @@ import dask.array as da
 import numpy as np
 
 from clattn._arguments.arrays import host_array
+from clattn._arguments.operands import DIMENSIONS, FACTORS, Operands
 from clattn._parts.checks import check_flag, shape_of_call
 
 if TYPE_CHECKING:
@@ -15,41 +16,37 @@ if TYPE_CHECKING:
 
     from clattn._parts.bands import Band
 
-__all__ = ["Layout", "check_arrays", "check_call", "lay_out", "read_operand", "seen_keys"]
+__all__ = ["Layout", "check_call", "lay_out", "read_operands", "seen_keys"]
 
 
-def check_arrays(*arrays: Any) -> tuple[da.Array, ...]:
-    """Return query, key and value if they are dask arrays with one chunk in the last dimension."""
-    for name, array in zip(("query", "key", "value"), arrays, strict=True):
+def read_operands(operands: Operands) -> Operands:
+    """Return the operands as arrays of dask or NumPy.
+
+    Query, key and value have to be dask arrays with one chunk in the last dimension.
+    """
+    arrays = {}
+    for name in DIMENSIONS:
+        array = getattr(operands, name)
         if not isinstance(array, da.Array):
-            raise TypeError(
-                f"{name} must be a dask array, got {type(array).__name__}; expected one such as "
-                f"da.from_array({name}, chunks=…)"
+            if name in FACTORS:
+                raise TypeError(
+                    f"{name} must be a dask array, got {type(array).__name__}; expected one such "
+                    f"as da.from_array({name}, chunks=…)"
+                )
+            arrays[name] = None if array is None else host_array(array, name)
+            continue
+        arrays[name] = array
+        if any(np.isnan(size) for size in array.shape):
+            raise ValueError(
+                f"{name} has chunks of unknown size, shape {array.shape}; expected known ones: "
+                f"{name}.compute_chunk_sizes()"
             )
-        _check_known(name, array)
-        if array.ndim and array.numblocks[-1] != 1:
+        if name in FACTORS and array.ndim and array.numblocks[-1] != 1:
             raise ValueError(
                 f"{name} has the chunks {array.chunks[-1]} in its last dimension; expected one "
                 f"chunk: {name}.rechunk({{-1: -1}})"
             )
-    return arrays
-
-
-def _check_known(name: str, array: da.Array) -> None:
-    if any(np.isnan(size) for size in array.shape):
-        raise ValueError(
-            f"{name} has chunks of unknown size, shape {array.shape}; expected known ones: "
-            f"{name}.compute_chunk_sizes()"
-        )
-
-
-def read_operand(name: str, array: Any) -> Any:
-    """Return a mask or sinks as an array of dask or NumPy; None stays."""
-    if isinstance(array, da.Array):
-        _check_known(name, array)
-    elif array is not None:
-        array = host_array(array, name)
-    return array
+    return Operands(**arrays)
 
 
 def _without_memory(array: Any) -> Any:
@@ -61,12 +58,11 @@ def _without_memory(array: Any) -> Any:
 
 
 def check_call(
-    attend: Callable[..., Any], arrays: tuple[da.Array, ...], return_lse: bool, **options: Any
+    attend: Callable[..., Any], operands: Operands, return_lse: bool, **options: Any
 ) -> tuple[int, ...]:
     """Let the core check a call; return the shape (..., Hq, L) of the result's rows."""
     check_flag("return_lse", return_lse)
-    options = {name: _without_memory(option) for name, option in options.items()}
-    return shape_of_call(attend, *map(_without_memory, arrays), **options)[:-1]
+    return shape_of_call(attend, **operands.map(_without_memory).given(), **options)[:-1]
 
 
 class Layout(NamedTuple):
@@ -78,60 +74,54 @@ class Layout(NamedTuple):
         Those of (..., Hq, L) of the result, then those of the keys.
     origins : tuple of arrays
         Where each of these chunks begins.
-    query, key, value : dask arrays
-        A chunk of key's heads is for the chunk of query's heads with the same number.
-    mask, sinks : dask arrays or None
+    operands : Operands
+        Dask arrays. A chunk of key's heads is for the chunk of query's heads with the same number.
     """
 
     chunks: tuple[tuple[int, ...], ...]
     origins: tuple[np.ndarray, ...]
-    query: da.Array
-    key: da.Array
-    value: da.Array
-    mask: da.Array | None
-    sinks: da.Array | None
+    operands: Operands
 
 
-def lay_out(
-    shape: tuple[int, ...],
-    arrays: tuple[da.Array, ...],
-    mask: Any,
-    sinks: Any,
-    enable_gqa: bool,
-) -> Layout:
+def lay_out(shape: tuple[int, ...], operands: Operands, enable_gqa: bool) -> Layout:
     """Rechunk the arrays of a checked call; `shape` is (..., Hq, L) of the result."""
-    query, key, value = arrays
+    query, key, value = (getattr(operands, name) for name in FACTORS)
     ndim = len(shape) + 1
-    if key.chunks[-2] != value.chunks[-2]:
-        names = ([f"{name}{n}" for n in range(a.ndim)] for name, a in (("k", key), ("v", value)))
-        key_names, value_names = names
-        key_names[-2] = value_names[-2] = "s"
-        unified: Any = da.unify_chunks(key, key_names, value, value_names)
-        key, value = unified[1]
     # The chunks of a dimension are those of the first array that has all of its size.
     lead: dict[int, tuple[int, ...]] = {}
     for n, size in zip(range(-ndim, -2), shape, strict=False):
         lead[n] = next(
             a.chunks[n] for a in (query, key, value) if a.ndim >= -n and a.shape[n] == size
         )
-    query = _rechunk(query, lead)
-    has_groups = enable_gqa and min(query.ndim, key.ndim) > 2
-    if has_groups and key.shape[-3] not in (1, query.shape[-3]):
-        others = {n: sizes for n, sizes in lead.items() if n != -3}
-        key, value = (_serve_heads(_rechunk(a, others), query) for a in (key, value))
-    else:
-        key, value = (_rechunk(array, lead) for array in (key, value))
-    chunks = (*lead.values(), query.chunks[-2], key.chunks[-2])
-    if mask is not None:
-        mask = _rechunk(_as_dask(mask), dict(zip(range(-ndim, 0), chunks, strict=True)))
-    if sinks is not None:
-        sinks = _rechunk(_as_dask(sinks), {-1: lead[-3]})
-    origins = tuple(np.cumsum([0, *sizes[:-1]]) for sizes in chunks)
-    return Layout(chunks, origins, query, key, value, mask, sinks)
+    serves = enable_gqa and min(query.ndim, key.ndim) > 2 and key.shape[-3] not in (1, shape[-2])
+    sizes = {"L": query.chunks[-2], "S": _unified(key.chunks[-2], value.chunks[-2])}
+    if -3 in lead:
+        sizes |= {"Hq": lead[-3]} if serves else {"Hq": lead[-3], "Hk": lead[-3]}
+    arrays = {}
+    for name, array in operands.given().items():
+        last = DIMENSIONS[name]
+        wanted = {n - len(last): sizes[one] for n, one in enumerate(last) if one in sizes}
+        wanted |= {n + 3 - len(last): some for n, some in lead.items() if n < -3}
+        arrays[name] = _rechunk(_as_dask(array), wanted)
+        if serves and "Hk" in last:
+            arrays[name] = _serve_heads(arrays[name], last.index("Hk") - len(last), lead[-3])
+    chunks = (*lead.values(), sizes["L"], sizes["S"])
+    origins = tuple(np.cumsum([0, *some[:-1]]) for some in chunks)
+    return Layout(chunks, origins, Operands(**arrays))
 
 
-def _serve_heads(array: da.Array, query: da.Array) -> da.Array:
-    """Return keys or values with a chunk of heads for each chunk of query's heads.
+def _unified(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """Return chunks of one dimension that two arrays with these chunks both take."""
+    if one == other:
+        return one
+    both = (da.empty(sum(sizes), chunks=(sizes,)) for sizes in (one, other))
+    unified: Any = da.unify_chunks(*(part for array in both for part in (array, "s")))
+    chunks: tuple[int, ...] = unified[0]["s"]
+    return chunks
+
+
+def _serve_heads(array: da.Array, axis: int, chunks: tuple[int, ...]) -> da.Array:
+    """Return keys or values with a chunk of heads for each of these chunks of query's heads.
 
     A chunk of query's heads that has whole groups, or is within one, gets the heads of these
     groups. Any other gets a head for each of its own, so that each is a group by itself. Eight
@@ -141,21 +131,22 @@ def _serve_heads(array: da.Array, query: da.Array) -> da.Array:
         their key heads  0 0 0 0 | 1 1 1 | 1
         what chunks get  0       | 1     | 1      of chunks 3 and 5: 0 | 0 1 1 1 1
     """
-    group = query.shape[-3] // array.shape[-3]
-    ends = np.cumsum(query.chunks[-3]).tolist()
+    group = sum(chunks) // array.shape[axis]
+    ends = np.cumsum(chunks).tolist()
     parts = []
     for begin, end in zip([0, *ends[:-1]], ends, strict=True):
         # Without heads it gets one all the same: da.concatenate leaves empty arrays out.
-        first = min(begin // group, array.shape[-3] - 1)
+        first = min(begin // group, array.shape[axis] - 1)
         last = max(-(-end // group), first + 1)
         whole = begin % group == end % group == 0
         if whole or last - first == 1:
             heads = [slice(first, last)]
         else:
             heads = [slice(n // group, n // group + 1) for n in range(begin, end)]
-        part = da.concatenate([array[..., some, :, :] for some in heads], axis=-3)
-        parts.append(part.rechunk({-3: -1}))
-    return da.concatenate(parts, axis=-3)
+        after = [slice(None)] * (-1 - axis)
+        part = da.concatenate([array[(..., some, *after)] for some in heads], axis=axis)
+        parts.append(part.rechunk({axis: -1}))
+    return da.concatenate(parts, axis=axis)
 
 
 def _as_dask(array: Any) -> da.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from operator import getitem
@@ -16,11 +17,13 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.utils import is_integer
 
 from clattn._arguments.dtypes import wide
+from clattn._arguments.operands import DIMENSIONS
 from clattn._parts.sums import without_keys
 from clattn.dask.chunks import seen_keys
 from clattn.dask.tasks import Call, attend, attend_to_part, merge, merge_last
 
 if TYPE_CHECKING:
+    from clattn._arguments.operands import Operands
     from clattn._parts.bands import Band
     from clattn.dask.chunks import Layout
 
@@ -38,8 +41,8 @@ def build_graph(layout: Layout, call: Call, band: Band, split_every: int | None)
     for index in product(*(range(len(sizes)) for sizes in layout.chunks[:-1])):
         tasks.add(index, seen[index[-1]])
     dtype = tasks.dtype
-    chunks = (*layout.chunks[:-1], layout.value.chunks[-1])
-    arrays = [array for array in layout[2:] if array is not None]
+    chunks = (*layout.chunks[:-1], layout.operands.value.chunks[-1])
+    arrays = list(layout.operands.given().values())
     result = _array(tasks.name, tasks.graph, arrays, chunks, dtype)
     if not call.return_lse:
         return result
@@ -68,17 +71,20 @@ class _Tasks:
     def __init__(self, layout: Layout, call: Call, token: str, split_every: int) -> None:
         self.graph: dict[Any, Any] = {}
         self.name = f"attention-{token}"
-        self.dtype = layout.query.dtype.newbyteorder("=")
+        self.dtype = layout.operands.query.dtype.newbyteorder("=")
+        # The sinks of a row belong to its result, not to each chunk of its keys.
+        self._of_part = replace(layout.operands, sinks=None)
         self._layout, self._call, self._token, self._most = layout, call, token, split_every
 
     def add(self, index: tuple[int, ...], keys: list[int]) -> None:
         """Add the tasks of a chunk (..., row) that attends to these chunks of keys."""
-        sinks = _block(self._layout.sinks, index[-2:-1])
+        operands = self._layout.operands
         if len(keys) == 1:
             alone = partial(attend, call=self._call)
-            task = (alone, *self._pair(index, keys[0]), sinks)
+            task: tuple[Any, ...] = (alone, *self._pair(operands, index, keys[0]))
         else:
             last = partial(merge_last, call=self._call, dtype=self.dtype)
+            sinks = _block("sinks", operands.sinks, index, 0)
             task = (last, self._merge(index, self._parts(index, keys)), sinks)
         self.graph[(self.name, *index, 0)] = task
 
@@ -86,10 +92,13 @@ class _Tasks:
         """Add the tasks that attend; return their keys, or one task that makes a part."""
         if not keys:
             shape = [sizes[n] for sizes, n in zip(self._layout.chunks, index, strict=False)]
-            size = self._layout.value.shape[-1]
+            size = self._layout.operands.value.shape[-1]
             return [(partial(without_keys, (*shape, size), wide(self.dtype)),)]
         part = partial(attend_to_part, call=self._call)
-        tasks = {(f"attend-{self._token}", *index, n): (part, *self._pair(index, n)) for n in keys}
+        tasks = {
+            (f"attend-{self._token}", *index, n): (part, *self._pair(self._of_part, index, n))
+            for n in keys
+        }
         self.graph |= tasks
         return list(tasks)
 
@@ -103,23 +112,22 @@ class _Tasks:
             level += 1
         return parts
 
-    def _pair(self, index: tuple[int, ...], n: int) -> tuple[Any, ...]:
+    def _pair(self, operands: Operands, index: tuple[int, ...], n: int) -> tuple[Any, ...]:
         """Return the arguments of a task that attends to chunk n of the keys."""
-        layout = self._layout
-        lead = index[:-1]
-        origins = [int(a[k]) for a, k in zip(layout.origins, (*index, n), strict=True)]
-        return (
-            _block(layout.query, (*index, 0)),
-            _block(layout.key, (*lead, n, 0)),
-            _block(layout.value, (*lead, n, 0)),
-            _block(layout.mask, (*index, n)),
-            origins,
-        )
+        origins = [int(a[k]) for a, k in zip(self._layout.origins, (*index, n), strict=True)]
+        blocks = [_block(name, getattr(operands, name), index, n) for name in DIMENSIONS]
+        return blocks, origins
 
 
-def _block(array: da.Array | None, index: tuple[int, ...]) -> Any:
-    """Return the key of the chunk that meets a chunk of the result; one chunk meets all."""
+def _block(name: str, array: da.Array | None, index: tuple[int, ...], n: int) -> Any:
+    """Return the key of an operand's chunk for a chunk of the result and chunk n of the keys.
+
+    `index` is (..., head, row), or (row,) without heads. One chunk of a dimension is for all.
+    """
     if array is None:
         return None
-    own = index[len(index) - array.ndim :]
+    *before, head, row = (0, *index)
+    places = {"Hq": head, "Hk": head, "L": row, "S": n}
+    full = (*before, *(places.get(dimension, 0) for dimension in DIMENSIONS[name]))
+    own = full[len(full) - array.ndim :]
     return (array.name, *(min(n, k - 1) for n, k in zip(own, array.numblocks, strict=True)))

@@ -9,6 +9,7 @@ import numpy as np
 
 from clattn import _core, attention
 from clattn._arguments.dtypes import wide
+from clattn._arguments.operands import FACTORS, Operands
 from clattn._parts import sums
 from clattn.flex.attention import attend_with_mods
 
@@ -58,41 +59,35 @@ def packed(device: Any) -> Any:
         ) from None
 
 
-def attend(
-    query: Any, key: Any, value: Any, mask: Any, origins: Sequence[int], sinks: Any, *, call: Call
-) -> Any:
+def attend(blocks: Sequence[Any], origins: Sequence[int], *, call: Call) -> Any:
     """Attend from a chunk of rows to the only chunk of keys that they see.
 
-    `origins` are the places in the whole arrays where the chunks begin, those of keys last.
+    `blocks` are the chunks of the operands. `origins` are the places in the whole arrays where the
+    chunks begin, those of keys last.
     """
-    function, arguments, options = _call_of(query, key, value, mask, origins, call)
-    return function(*arguments, sinks=sinks, return_lse=call.return_lse, **options)
+    function, arguments = _call_of(Operands(*blocks), origins, call)
+    return function(**arguments, return_lse=call.return_lse)
 
 
-def attend_to_part(
-    query: Any, key: Any, value: Any, mask: Any, origins: Sequence[int], *, call: Call
-) -> Sums:
+def attend_to_part(blocks: Sequence[Any], origins: Sequence[int], *, call: Call) -> Sums:
     """Attend from a chunk of rows to one of several chunks of keys, in float32 at least."""
-    dtype = wide(query.dtype)
-    query, key, value = (array.astype(dtype, copy=False) for array in (query, key, value))
-    function, arguments, options = _call_of(query, key, value, mask, origins, call)
-    return sums.attend_to_part(function, *arguments, **options)
+    operands = Operands(*blocks)
+    dtype = wide(operands.query.dtype)
+    operands = operands.map(lambda array: array.astype(dtype, copy=False), *FACTORS)
+    function, arguments = _call_of(operands, origins, call)
+    return sums.attend_to_part(function, **arguments)
 
 
-def _call_of(
-    query: Any, key: Any, value: Any, mask: Any, origins: Sequence[int], call: Call
-) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Return the function of a pair of chunks, its arrays and its options."""
+def _call_of(operands: Operands, origins: Sequence[int], call: Call) -> tuple[Any, dict[str, Any]]:
+    """Return the function of a pair of chunks and its arguments."""
     device = pickle.loads(call.device) if isinstance(call.device, bytes) else call.device
-    options = call.options | {"device": device}
+    arguments = operands.given() | call.options | {"device": device}
     if call.mods is not None:
-        lead = np.broadcast_shapes(*(array.shape[:-3] for array in (query, key, value)))
+        lead = np.broadcast_shapes(*(getattr(operands, name).shape[:-3] for name in FACTORS))
         heads = [0] * (3 - len(origins))  # two dimensions have none
-        mods = call.mods.at(lead, [*heads, *origins])
-        return attend_with_mods, (query, key, value), options | {"mods": mods}
+        return attend_with_mods, arguments | {"mods": call.mods.at(lead, [*heads, *origins])}
     offset = origins[-2] - origins[-1] + call.shift
-    function = attention.scaled_dot_product_attention
-    return function, (query, key, value, mask), options | {"query_offset": offset}
+    return attention.scaled_dot_product_attention, arguments | {"query_offset": offset}
 
 
 def merge(parts: list[Sums]) -> Sums:
