@@ -82,6 +82,22 @@ addend_at(const row_state *row, ca_int64 j)
     return addend_of(row->call, &row->addends, j, &row->bounds, j - row->i, j);
 }
 
+/* As finish_score. A late softcap comes after mask and bias: it gives an excluded key the score
+   -softcap. */
+INLINED real
+finish_score_in_order(const ca_attention_params *params, real score, real added, real *kept)
+{
+    if (!USES(params, LATE_SOFTCAP)) {
+        return finish_score(params, score, added, kept);
+    }
+    const real softcap = ca_softcap(params);
+    const real masked = add_to_score(params, score, added);
+    const real capped =
+        added == -INFINITY ? -softcap : tanh(masked * ca_inverse_softcap(params)) * softcap;
+    *kept = WRITES_STAGE(params, 0) ? score : WRITES_STAGE(params, 2) ? capped : masked;
+    return capped;
+}
+
 /* Computes the final score of key j, into *score. Returns true if the key has a weight. */
 CALLED bool
 score_of(const row_state *row, ca_int64 j, real *score)
@@ -93,7 +109,7 @@ score_of(const row_state *row, ca_int64 j, real *score)
     if (added != -INFINITY) {
         product = MODIFY_SCORE(row->call, &row->addends.mod, (int)j, product_with(row, j), &added);
     }
-    *score = finish_score(params, product, added, &kept);
+    *score = finish_score_in_order(params, product, added, &kept);
     return added != -INFINITY || USES(params, LATE_SOFTCAP);
 }
 
@@ -110,7 +126,7 @@ write_scores(const row_state *row, real m, real l)
         if (WRITES_STAGE(params, 3)) {
             score = score_of(row, j, &score) ? exp(score - m) / l : REAL(0.0);
         } else {
-            finish_score(params, product_with(row, j), addend_at(row, j), &score);
+            finish_score_in_order(params, product_with(row, j), addend_at(row, j), &score);
         }
         store(score, scores + j * view->column);
     }

@@ -155,10 +155,8 @@ write_score(const tile_state *tile, const tile_block *block, int n, real x)
     }
 }
 
-/* Turns products into scores, -inf where a key has no weight. It has one where the row
-   attends to it or, where the softcap comes last, where the key exists: an excluded key
-   then has the weight of the score -softcap. Returns bits: bit m is set if row m of the
-   work-item has such a key. */
+/* Turns products into scores, -inf where the row does not attend to the key. Returns bits: bit m is set
+   if row m of the work-item attends to a key. */
 INLINED uint
 finish_scores(const tile_state *tile, const tile_block *block, real *scores)
 {
@@ -192,8 +190,7 @@ finish_scores(const tile_state *tile, const tile_block *block, real *scores)
             if (KEEPS_SCORES(params)) {
                 write_score(tile, block, n, kept);
             }
-            const bool weighs = USES(params, LATE_SOFTCAP) ? is_row && k < block->keys - tile->tx
-                                                           : added != -INFINITY;
+            const bool weighs = added != -INFINITY;
             scores[n] = weighs ? score : -INFINITY;
             seen |= weighs ? 1u << m : 0u;
         }
@@ -376,8 +373,7 @@ INLINED __attribute__((always_inline)) void
 attend(const tile_state *tile, bool again, softmax_state *softmax, real *result)
 {
     const ca_attention_params *params = tile->call->params;
-    /* No block is skipped where excluded keys are written, or have a score. */
-    const bool all = again || KEEPS_SCORES(params) || USES(params, LATE_SOFTCAP);
+    const bool all = again || KEEPS_SCORES(params); /* excluded keys are written too */
     const score_bounds *bounds = &tile->bounds;
     const int end = all ? (int)params->T : min(bounds->limit, bounds->upper + tile->rows);
     int run_end;

@@ -269,7 +269,7 @@ def test_dropout(device, variant):
 def test_scores_with_a_past(device, variant):
     """Weights, present keys and values, a mask that ends before the keys, an empty row.
 
-    Scores are in test_a_softcap_after_the_mask, the other stages in test_oclgrind.py.
+    The other stages are in test_oclgrind.py.
     """
     q, k, v = qkv((1, 2), 20, 30, 16)
     past = qkv((1, 2), 20, 37, 16, seed=1)[1:]
@@ -278,23 +278,6 @@ def test_scores_with_a_past(device, variant):
     mask[7] = False
     check(q, k, v, mask, *past, device=device, is_causal=1,
           return_qk=True, qk_matmul_output_mode=3)  # fmt: skip
-
-
-@pytest.mark.parametrize("numbers", [False, True])
-@with_door("softcap last")
-def test_a_softcap_after_the_mask(device, variant, numbers):
-    """The order first published for ONNX: excluded keys have a score of -softcap and a weight."""
-    q, k, v = qkv((1, 2), 20, 70, 16)
-    mask = draw((20, 65)) + 1
-    mask[:, 40:], mask[3] = -INF, -INF
-    options = {"softcap": 0.9, "opset": 24, "pre_errata": True, "device": device}
-    if numbers:
-        past = qkv((1, 2), 20, 37, 16, seed=1)[1:]
-        k, v = k[:, :, :33], v[:, :, :33]
-        check(q, k, v, mask, *past, is_causal=1, return_qk=True, qk_matmul_output_mode=1,
-              **options)  # fmt: skip
-    else:
-        check(q, k, v, mask > 0, **options)
 
 
 @with_door("scores", ["tiled"])

@@ -218,7 +218,7 @@ VARIANTS = [
         groups=[(6, 2)],
         takes="head sizes of 1 to 512",
         E=16,
-        doors=EVERY_DOOR | {"softcap last"},
+        doors=EVERY_DOOR,
         limits={"local_memory": SMALL_TILE},
         builds_slowly=True,
     ),
