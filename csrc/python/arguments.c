@@ -20,7 +20,9 @@ default_of(const char *text)
     case '\'':
         return PyUnicode_FromStringAndSize(text + 1, (Py_ssize_t)strlen(text) - 2);
     default:
-        return PyLong_FromString(text, NULL, 10);
+        return strchr(text, '.') != NULL
+                   ? PyFloat_FromDouble(PyOS_string_to_double(text, NULL, NULL))
+                   : PyLong_FromString(text, NULL, 10);
     }
 }
 
@@ -114,7 +116,9 @@ ca_py_arguments(const ca_state *state, ca_py_function function, PyObject *const 
                            signature->positional, nargs);
     }
     memcpy(slots, PySequence_Fast_ITEMS(signature->defaults), (size_t)count * sizeof(*slots));
-    memcpy(slots, args, (size_t)nargs * sizeof(*slots));
+    for (Py_ssize_t n = 0; n < nargs; n++) {
+        slots[n] = args[n];
+    }
     uint64_t set = ((uint64_t)1 << nargs) - 1; /* a bit for each slot */
     Py_ssize_t next = nargs;
     for (Py_ssize_t n = 0; n < named; n++, next++) {

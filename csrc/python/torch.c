@@ -19,13 +19,13 @@
     ROW(KEY, "key")                                                                                \
     ROW(VALUE, "value")                                                                            \
     ROW(ATTN_MASK, "attn_mask=None")                                                               \
-    ROW(DROPOUT_P, "dropout_p=0")                                                                  \
+    ROW(DROPOUT_P, "dropout_p=0.0")                                                                \
     ROW(IS_CAUSAL, "is_causal=False")                                                              \
     ROW(SCALE, "scale=None")                                                                       \
     ROW(ENABLE_GQA, "enable_gqa=False")                                                            \
     STAR()                                                                                         \
     ROW(WINDOW, "window=None")                                                                     \
-    ROW(SOFTCAP, "softcap=0")                                                                      \
+    ROW(SOFTCAP, "softcap=0.0")                                                                    \
     ROW(SEED, "seed=None")                                                                         \
     ROW(RETURN_LSE, "return_lse=False")                                                            \
     ROW(OUT, "out=None")                                                                           \
