@@ -151,9 +151,9 @@ ca_attention_plan_inputs(const ca_device_info *info, const ca_attention *inputs,
     plan->tiles = bytes < BYTES_OF_GROUP ? BYTES_OF_GROUP / (bytes + 1) : 1;
     plan->grid[3] = ca_divide_up(longest, plan->tiles);
     plan->grid[4] = group;
+    plan->any_local_size = true;
     plan->redoes = false;
     ca_plan_define_data(plan, info, inputs);
     ca_kernel_define(&plan->spec, "ON_CPU", info->type == CA_DEVICE_CPU && alone);
     ca_kernel_define(&plan->spec, "WIDE", wide && !alone);
-    ca_kernel_define(&plan->spec, "WG", group);
 }

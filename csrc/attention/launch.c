@@ -227,6 +227,7 @@ add_inputs(ca_device *device, making *m, const ca_attention *inputs, ca_error *e
     const planned_step step = {.spec = &plan.spec,
                                .grid = plan.grid,
                                .local_size = plan.local_size,
+                               .any_local_size = plan.any_local_size,
                                .work = entries * rows * (double)ca_attention_key_bytes(inputs)};
     return add_step(device, m, inputs, &plan, &step, &(ca_plan_limits){0}, error);
 }

@@ -9,10 +9,9 @@
  * A call without an input bias has L == 0, and its rows are copied bit by bit. Entries of the batch may
  * share a result, with a stride of 0: the first of them writes it.
  *
- *     global size  batch[0] * batch[1] * batch[2] * ceil(max(L, T) / params.tiles) * WG
- *     work-group   params.tiles rows of an entry of the batch
+ *     global size  batch[0] * batch[1] * batch[2] * ceil(max(L, T) / params.tiles) groups, or more
+ *     work-group   params.tiles rows of an entry of the batch; its work-items take pieces of rows by turns
  *
- *     -DWG    work-items of a group, which take pieces of rows by turns
  *     -DWIDE  1: all rows are whole 16 bytes, at multiples of 16 bytes
  *     and the macros of support/common.clh
  */
@@ -59,7 +58,7 @@ typedef ulong piece_4;
                     at[c * to_strides->column] = source[c * from_strides->column];                 \
                 }                                                                                  \
             }                                                                                      \
-            for (n += WG; n >= pieces; n -= pieces) {                                              \
+            for (n += (int)get_local_size(0); n >= pieces; n -= pieces) {                          \
                 row++;                                                                             \
             }                                                                                      \
         }                                                                                          \
@@ -85,7 +84,7 @@ add_to_rows(__global storage *to, const row_strides *to_strides, __global const 
     PLAIN_FOR (; row < rows;) {
         store(load(from + row * from_strides->row + c * from_strides->column) + load(bias + c),
               to + row * to_strides->row + c * to_strides->column);
-        for (c += WG; c >= columns; c -= columns) {
+        for (c += (int)get_local_size(0); c >= columns; c -= columns) {
             row++;
         }
     }
@@ -137,7 +136,7 @@ write_keys(const attention_call *call, const ca_int64 *batch, ca_int64 j, int ro
                     (int)params->Ev);
 }
 
-__kernel __attribute__((reqd_work_group_size(WG, 1, 1), vec_type_hint(float4))) void
+__kernel __attribute__((vec_type_hint(float4))) void
 attention_inputs(ATTENTION_ARGUMENTS)
 {
     DEFINE_CALL(call);
@@ -149,6 +148,9 @@ attention_inputs(ATTENTION_ARGUMENTS)
     const ca_int64 end = min(first + tile, params.T);
     const ca_int64 past = clamp(params.P, first, max(first, end)); /* where new keys begin */
     ca_int64 batch[CA_BATCH_DIMS];
+    if (linear >= params.batch[0] * params.batch[1] * params.batch[2]) {
+        return;
+    }
     ca_unravel(linear, params.batch, batch);
     const bool keys = is_first(VIEW(&params, PRESENT_KEY), batch);
     const bool values = is_first(VIEW(&params, PRESENT_VALUE), batch);

@@ -21,7 +21,7 @@ FEW = ("the least", "Mali-G78")
 # Work-groups and local memory that the kernels for GPUs need.
 GROUP, LOCAL_BYTES = 64, 16 << 10
 FAST = {"attention_tiled", "attention_decode_gpu", "attention_decode_gpu_merge"}
-SLOW = {"attention_reference", "attention_blocks", "diagonal_band"}
+SLOW = {"attention_reference", "attention_blocks", "attention_inputs", "diagonal_band"}
 
 CALLS = """
 import warnings
@@ -70,7 +70,8 @@ def test_every_operator(limited, name):
 SMALLER = {
     "smaller tiles": {
         "attention_tiled": 64, "attention_decode_gpu": 64, "attention_decode_gpu_merge": 128,
-        "attention_reference": 16, "attention_blocks": 8, "diagonal_band": 32,
+        "attention_reference": 16, "attention_inputs": 16, "attention_blocks": 8,
+        "diagonal_band": 32,
     },
     "no tiles": {"attention_tiled": 32, "attention_decode_gpu": 32},
     "one work-item": {"*": 1},
@@ -88,7 +89,7 @@ def test_kernels_that_allow_smaller_groups(limited, case):
     for name, group in ran:
         assert group <= groups.get(name, groups.get("*", 256)), name
     fast = FAST if case == "smaller tiles" else {"attention_reference"}
-    assert kernels_of(ran) == {"attention_blocks", "diagonal_band"} | fast
+    assert kernels_of(ran) == SLOW - {"attention_reference"} | fast
 
 
 def test_kernels_that_take_too_much_local_memory(limited):

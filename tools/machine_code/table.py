@@ -250,7 +250,7 @@ def decode_gpu(device, dtype, size, heads):
     lanes, keys, rows = tile(shuffles)
     macros = f"KEY_LANES={lanes} BN={keys} RT={rows} EXCHANGE={int(shuffles)} SUB_GROUP={sub_group}"
     macros = f"DTYPE={dtype} HEAD_E={size} {macros}"
-    return Row("attention/decode_gpu.cl", tuple(macros.split()), (device,))
+    return Row("attention/decode_gpu.cl", tuple(macros.split()), (device,), scalars=24)
 
 
 ROWS, BLOCKS, SHORT = range(3)  # layouts of kernels/diagonal/params.h
