@@ -17,8 +17,6 @@
 /* Arguments of a kernel before its params: operands, partial rows and marks. */
 #define MOST_ARGUMENTS (CA_ATTENTION_FIRST_OPTIONAL + CA_OPTIONAL_VIEWS + 2)
 
-/* A launch binds those of the kernel of inputs, which writes three operands, and of the one behind. */
-_Static_assert(MOST_ARGUMENTS + CA_OPTIONAL_VIEWS + 3 <= CA_MAX_SPANS, "a launch binds so many");
 _Static_assert(MOST_ARGUMENTS * 8 + CA_ATTENTION_PARAMS_SIZE <= 1024,
                "every device takes 1,024 bytes of arguments");
 
@@ -64,6 +62,11 @@ typedef struct {
 /* The first spans of a launch: of operands that a call lacks, of partial rows, whose memory comes later,
    and of the marks. */
 enum { ABSENT, PARTIAL, MARKS, FIXED_SPANS };
+
+/* The kernel of inputs has five optional operands of its own, and writes up to three sums. */
+_Static_assert(FIXED_SPANS + CA_ATTENTION_FIRST_OPTIONAL + CA_OPTIONAL_VIEWS + 5 + 3 <=
+                   CA_MAX_SPANS,
+               "a launch binds all arguments of its kernels");
 
 /* Add a span, unless the launch has it, and return its number. A kernel may read what a kernel before it
    has written. */

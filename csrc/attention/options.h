@@ -18,6 +18,7 @@ int64_t ca_attention_options(const ca_attention *attention);
 int ca_attention_optional(const ca_attention *attention,
                           ca_attention_role roles[CA_OPTIONAL_ROLES]);
 
+/* Of the reference. */
 #define CA_ALL_OPTIONS INT64_MAX
 
 /* The options that every kernel takes. */

@@ -189,7 +189,7 @@ const ca_variant ca_variant_tiled = {
     .word = "tiled",
     .max_head = MAX_HEAD,
     .max_value_head = MAX_HEAD,
-    .takes = CA_ALL_OPTIONS & ~CA_USES(LATE_SOFTCAP),
+    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_USES(DROPOUT) | CA_SCORE_OPTIONS,
     .can_run = tiled_can_run,
     .of_device = "with work-groups of 64 and local memory for its tiles (16 KiB in "
                  "float32)",

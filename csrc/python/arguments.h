@@ -6,9 +6,10 @@
  *
  * Arguments before STAR() may also be given by position. CPython makes a dict for a call whose
  * arguments by position and twice those by name are more than 30, which takes longer than all that
- * is done here. So a function with many arguments gets the first ones by position. From the rows come the slots of an array of
- * objects, an enum; the texts, which the module reads once; and the signature, which
- * mypy.stubtest compares with _core.pyi.
+ * is done here. So a function with many arguments takes the first ones by position, too.
+ *
+ * From the rows come the slots of an array of objects, an enum; the texts, which the module reads
+ * once; and the signature, which mypy.stubtest compares with _core.pyi.
  */
 #ifndef CLATTN_PYTHON_ARGUMENTS_H
 #define CLATTN_PYTHON_ARGUMENTS_H
