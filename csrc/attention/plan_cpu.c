@@ -54,10 +54,10 @@ typedef struct {
 } products;
 
 /* AMX scores AMX_KEYS keys together, and multiplies AMX_ELEMENTS elements of a row. A block has
-   AMX_CHUNKS times as many keys. */
+   AMX_STRIPS times as many keys. */
 #define AMX_KEYS     32
 #define AMX_ELEMENTS 32
-#define AMX_CHUNKS   8
+#define AMX_STRIPS   8
 
 /* The rows of a matrix of AMX. */
 #define AMX_SIDE 16
@@ -132,7 +132,7 @@ vectors_of_rows(const ca_device_info *info, const ca_attention *attention,
 
 /* Returns MR, the keys that are scored together: NV * MR sums fill the registers. */
 static int64_t
-chunk_keys(int64_t vectors, int64_t vector_bytes)
+strip_keys(int64_t vectors, int64_t vector_bytes)
 {
     return vector_bytes < WIDE_VECTOR ? 6 : vectors == 1 ? 16 : vectors == 2 ? 12 : 8;
 }
@@ -148,12 +148,12 @@ tiles_share_in_place(const ca_attention *attention)
 
 /* True if packing keys and values whose rows do not adjoin is faster than reading them in place. Such rows
    lie in few sets of a core's first cache. Packing costs as much as some rows of queries gain, and more rows
-   if keys are prefetched into a cache that holds a whole chunk in one set. */
+   if keys are prefetched into a cache that holds a whole strip in one set. */
 static bool
-packing_pays(const ca_device_info *info, int64_t rows, bool fetches, int64_t chunk)
+packing_pays(const ca_device_info *info, int64_t rows, bool fetches, int64_t strip)
 {
-    bool holds_chunk = fetches && chunk * SET_BYTES <= info->first_cache;
-    return rows >= (holds_chunk ? NEAR_ROWS : PACKING_ROWS);
+    bool holds_strip = fetches && strip * SET_BYTES <= info->first_cache;
+    return rows >= (holds_strip ? NEAR_ROWS : PACKING_ROWS);
 }
 
 /* True if neighbouring heads have the same numbers of a mask or bias, or numbers side by side, as in
@@ -301,9 +301,9 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, products o
     plan->cpu.keys_are_far = ca_attention_keys_exceed(attention, rows < NEAR_ROWS, NEAR_BYTES);
     uint32_t fetches = ca_second_cache_is_large(info) ? CA_FETCHES_STARTS : CA_FETCHES_ROWS;
     plan->cpu.fetches = plan->cpu.keys_are_far ? fetches : 0;
-    int64_t chunk = chunk_keys(vectors_of_rows(info, attention, plan, lanes, false, of),
+    int64_t strip = strip_keys(vectors_of_rows(info, attention, plan, lanes, false, of),
                                lanes * ca_plan_real_bytes(attention));
-    bool packs = packing_pays(info, rows, plan->cpu.keys_are_far, chunk);
+    bool packs = packing_pays(info, rows, plan->cpu.keys_are_far, strip);
     plan->cpu.keys_in_place =
         readable && keys_are_terms && lies_in_place(key, packs) && lies_in_place(past, packs);
     plan->cpu.values_in_place = readable && value->dtype == real && attention->Ev >= lanes &&
@@ -312,8 +312,8 @@ plan_tiles(const ca_device_info *info, const ca_attention *attention, products o
     bool in_place = plan->cpu.keys_in_place && plan->cpu.values_in_place;
     bool near = in_place && !plan->cpu.keys_are_far;
     int64_t vectors = vectors_of_rows(info, attention, plan, lanes, near, of);
-    int64_t keys = of.amx ? AMX_KEYS : chunk_keys(vectors, lanes * ca_plan_real_bytes(attention));
-    plan->cpu.block_keys = keys * (of.amx ? AMX_CHUNKS : CA_CPU_CHUNKS);
+    int64_t keys = of.amx ? AMX_KEYS : strip_keys(vectors, lanes * ca_plan_real_bytes(attention));
+    plan->cpu.block_keys = keys * (of.amx ? AMX_STRIPS : CA_CPU_STRIPS);
     share_work(info, attention, rows, lanes, vectors, !in_place, of, plan);
     ca_plan_define_lanes(plan, info, attention);
     ca_kernel_define(&plan->spec, "NV", vectors);

@@ -75,17 +75,17 @@ store_scores(const tile_state *tile, ca_int64 j0, int keys, const realv *block)
     }
 }
 
-/* Keeps scores of the chunks of a block after the `attended` keys: -inf in stage 2,
+/* Keeps scores of the strips of a block after the `attended` keys: -inf in stage 2,
    after the mask, and like any others in the stages before it. */
 SMALL void
 keep_unattended(const tile_state *tile, const term_block *block, const termv *queries, int attended,
                 const realv *added, realv *kept)
 {
     PLAIN_FOR (int k0 = (attended + MR - 1) / MR * MR; k0 < block->keys; k0 += MR) {
-        scored_chunk chunk;
+        scored_strip strip;
         intv seen[NV] = {(intv)0};
         if (!WRITES_STAGE(tile->call->params, 2)) {
-            score_keys(&chunk, tile, block, queries, k0, added, kept, seen);
+            score_keys(&strip, tile, block, queries, k0, added, kept, seen);
             continue;
         }
         PLAIN_FOR (int n = 0; n < MR * NV; n++) {
@@ -119,13 +119,13 @@ write_weights(const tile_state *tile, const termv *queries, const softmax_state 
         start_block(&block, params, &run, j0, keys, packed);
         int k0 = 0;
         PLAIN_FOR (; k0 < attended; k0 += MR) {
-            scored_chunk chunk;
+            scored_strip strip;
             intv seen[NV] = {(intv)0};
-            score_keys(&chunk, tile, &block, queries, k0, added, 0, seen);
+            score_keys(&strip, tile, &block, queries, k0, added, 0, seen);
             PLAIN_FOR (int n = 0; n < MR * NV; n++) {
                 const int v = n % NV;
                 weights[k0 * NV + n] =
-                    weight_of(params, chunk.scores[n] - softmax->base[v]) * factors[v];
+                    weight_of(params, strip.scores[n] - softmax->base[v]) * factors[v];
             }
         }
         PLAIN_FOR (int n = k0 * NV; n < keys * NV; n++) {
@@ -175,7 +175,7 @@ find_attended(attended_keys *found, realv *added, const tile_state *tile, ca_int
     found->added = adds == SOME_ADDED ? added : 0;
 }
 
-/* With each chunk of its first block, a tile prefetches FETCHED_ROWS rows of the next tile's queries. A core
+/* With each strip of its first block, a tile prefetches FETCHED_ROWS rows of the next tile's queries. A core
    that prefetches all these rows at once has to wait for them. */
 #define FETCHED_ROWS 5
 
@@ -192,7 +192,7 @@ attend_block(tile_sums *sums, const term_block *block, const attended_keys *atte
     const int Ev = (int)params->Ev;
     const bool keeps = KEEPS_SCORES(params);
     realv kept[MAX_KEYS * NV];
-    realv decays[CA_CPU_CHUNKS * NV];
+    realv decays[CA_CPU_STRIPS * NV];
     const int heads = (int)params->heads;
     /* In a small call each work-item has one tile, and no tile follows. */
     int next_rows = params->tiles > 1 && sums->softmax.is_new ? tile->rows / heads : 0;
@@ -200,12 +200,12 @@ attend_block(tile_sums *sums, const term_block *block, const attended_keys *atte
     __global const storage *next = tile->call->query;
     next += next_rows > 0 ? ca_offset(&params->query, tile->batch, next_i0, 0) : 0;
     bool any_decay = false;
-    int chunks = 0;
+    int strips = 0;
     PLAIN_FOR (int k0 = first; k0 < end; k0 += MR) {
-        scored_chunk chunk;
-        score_keys(&chunk, tile, block, sums->queries, k0, added, keeps ? kept : 0,
+        scored_strip strip;
+        score_keys(&strip, tile, block, sums->queries, k0, added, keeps ? kept : 0,
                    sums->softmax.seen);
-        realv *decay = decays + chunks * NV;
+        realv *decay = decays + strips * NV;
         UNROLLED_FOR (int v = 0; v < NV; v++) {
             decay[v] = (realv)REAL(1.0);
         }
@@ -214,9 +214,9 @@ attend_block(tile_sums *sums, const term_block *block, const attended_keys *atte
                                      (int)params->E * (int)sizeof(storage));
             next += params->query.row;
         }
-        any_decay |= weigh_scores(params, &sums->softmax, chunk.scores, chunk.added,
+        any_decay |= weigh_scores(params, &sums->softmax, strip.scores, strip.added,
                                   weights + WEIGHTS(k0 - first) * NV, decay);
-        chunks++;
+        strips++;
     }
     if (keeps) {
         keep_unattended(tile, block, sums->queries, end, added, kept);
@@ -224,7 +224,7 @@ attend_block(tile_sums *sums, const term_block *block, const attended_keys *atte
     }
     const bool weighs = end_block(&sums->softmax);
     if (any_decay) {
-        settle_block(decays, chunks, weights, sums->result, Ev, sums->has_result ? tile->rows : 0);
+        settle_block(decays, strips, weights, sums->result, Ev, sums->has_result ? tile->rows : 0);
     }
     if (USES(params, DROPOUT)) {
         drop_weights(tile, block->j0 + first, end - first, weights);

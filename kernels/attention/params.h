@@ -70,7 +70,7 @@ typedef struct {
     ca_uint32 flags;     /* CA_HAS_LSE … CA_MERGES */
     ca_uint32 redo_slot; /* redo[redo_slot] = redo_mark asks for rows to be redone */
     ca_uint32 redo_mark;
-    ca_uint32 block_keys;             /* on CPUs, of a block, at most: whole chunks */
+    ca_uint32 block_keys;             /* on CPUs, of a block, at most: whole strips */
     ca_uint32 key_heads;              /* on CPUs, of a work-item */
     ca_uint32 splits;                 /* parts that the keys are divided into */
     ca_view optional[CA_VIEWS_TAKEN]; /* in the order of attention/operands.h */
@@ -110,7 +110,7 @@ typedef struct {
 
 /* Limits of kernels for CPUs, because drivers limit the private memory of a work-item. */
 #define CA_CPU_HEAD_SIZE   512         /* E and Ev, at most */
-#define CA_CPU_CHUNKS      16          /* of MR keys in a block, at most */
+#define CA_CPU_STRIPS      16          /* of MR keys in a block, at most */
 #define CA_CPU_TILES       32          /* of a work-item, at most */
 #define CA_CPU_TILES_BYTES (512 << 10) /* of their queries and results; they stay in a cache */
 #define CA_CPU_COLUMNS     2176        /* of packed keys and values of a work-item, at most */

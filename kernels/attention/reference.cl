@@ -4,7 +4,7 @@
  * its keys and O(1) memory:
  *
  *     m, l      = max_j score[j], sum_j exp(score[j] - m)     pass 1, online; the sink counts
- *     output[c] = sum_j exp(score[j] - m) / l * value[j, c]   pass 2, by chunks of c
+ *     output[c] = sum_j exp(score[j] - m) / l * value[j, c]   pass 2, some columns at a time
  *
  *     rows         batch[0] * batch[1] * batch[2] * L, counted from 0 on
  *     global size  G = ceil(rows / params.tiles), or more
@@ -22,8 +22,8 @@
 #include "kernels/attention/score.clh" /* addend_of, finish_score, sink_of */
 #include "kernels/support/philox.clh"  /* ca_drops */
 
-#define CHUNK 64  /* output columns summed at once */
-#define BLOCK 128 /* terms of a block's sum: a long plain sum loses a digit */
+#define COLUMNS_AT_ONCE 64  /* of the output */
+#define BLOCK           128 /* terms of a block's sum: a long plain sum loses a digit */
 
 /* Row i of a batch: its operands, bounds and number. */
 typedef struct {
@@ -169,7 +169,7 @@ add_values(const row_state *row, real m, ca_int64 c, int columns, real *sums)
 {
     const ca_attention_params *params = row->call->params;
     PLAIN_FOR (ca_int64 j0 = row->first; j0 <= row->last && !is_stopped(row->call); j0 += BLOCK) {
-        real block_sums[CHUNK] = {REAL(0.0)};
+        real block_sums[COLUMNS_AT_ONCE] = {REAL(0.0)};
         PLAIN_FOR (ca_int64 j = j0; j <= min(j0 + BLOCK - 1, row->last); j++) {
             real score;
             if ((USES(params, DROPOUT) && ca_drops(params, row->number, j)) ||
@@ -212,9 +212,9 @@ attend(const attention_call *call, const ca_int64 *batch, ca_int64 i)
         write_scores(&row, m, l);
     }
     __global storage *output_i = call->output + ca_offset(&params->output, batch, i, 0);
-    PLAIN_FOR (ca_int64 c = 0; c < params->Ev; c += CHUNK) {
-        const int columns = (int)min((ca_int64)CHUNK, params->Ev - c);
-        real sums[CHUNK] = {REAL(0.0)};
+    PLAIN_FOR (ca_int64 c = 0; c < params->Ev; c += COLUMNS_AT_ONCE) {
+        const int columns = (int)min((ca_int64)COLUMNS_AT_ONCE, params->Ev - c);
+        real sums[COLUMNS_AT_ONCE] = {REAL(0.0)};
         add_values(&row, m, c, columns, sums);
         PLAIN_FOR (int n = 0; n < columns; n++) {
             const real mean = sums[n] / l * ca_kept_scale(params);
