@@ -83,6 +83,8 @@ add_span(making *m, ca_span span)
     }
     if (n == m->launch.nspans) {
         m->spans[m->launch.nspans++] = span;
+    } else if (m->spans[n].access == CA_ACCESS_WRITE && span.access == CA_ACCESS_READ) {
+        m->spans[n].access = CA_ACCESS_PASS;
     }
     return (uint8_t)n;
 }

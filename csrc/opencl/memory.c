@@ -10,6 +10,7 @@ bind_host(ca_device *device, ca_binding *binding, ca_error *error)
     static const cl_mem_flags flags[] = {
         [CA_ACCESS_READ] = CL_MEM_READ_ONLY,
         [CA_ACCESS_WRITE] = CL_MEM_WRITE_ONLY,
+        [CA_ACCESS_PASS] = CL_MEM_READ_WRITE,
         [CA_ACCESS_UPDATE] = CL_MEM_READ_WRITE,
     };
     const ca_span *span = &binding->span;
@@ -142,7 +143,8 @@ ca_memory_send(ca_device *device, const ca_binding *bindings, int nspans, ca_err
     bool copies = device->info.memory == CA_MEMORY_COPY;
     for (int i = 0; i < nspans && copies && status == CA_OK; i++) {
         const ca_span *span = &bindings[i].span;
-        if (!bindings[i].owned || bindings[i].copied || span->access == CA_ACCESS_WRITE) {
+        bool whole = span->access == CA_ACCESS_WRITE || span->access == CA_ACCESS_PASS;
+        if (!bindings[i].owned || bindings[i].copied || whole) {
             continue;
         }
         if (ca_staging_is_faster(device, span->bytes)) {

@@ -12,6 +12,7 @@
 typedef enum {
     CA_ACCESS_READ,
     CA_ACCESS_WRITE,  /* the kernel writes every byte */
+    CA_ACCESS_PASS,   /* a kernel writes every byte, and a kernel behind it reads them */
     CA_ACCESS_UPDATE, /* the kernel writes some bytes and keeps the others */
 } ca_access;
 

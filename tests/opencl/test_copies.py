@@ -93,7 +93,7 @@ assert calls(device) == right
 
 
 def test_everything_is_sent_and_fetched_once(device, run_with_faults):
-    """Also arrays that two kernels use: one for splits of the keys, one that merges them."""
+    """Also arrays that several kernels use: for inputs, for splits of the keys, for their merge."""
     run_with_faults(
         COUNTED
         + """
@@ -105,7 +105,7 @@ from clattn import onnx
 with clattn.use_device(device):
     call = lambda: onnx.attention(row, row + 1, row + 2, past_key=past, past_value=past + 1)
     inputs, results = 3 * row.nbytes + 2 * past.nbytes, 3 * row.nbytes + 2 * past.nbytes
-    assert counts(call) == (inputs, results + MARK, 2), (counts(call), inputs, results)
+    assert counts(call) == (inputs, results + MARK, 3), (counts(call), inputs, results)
 """,
         CLATTN_MEMORY="copy",
         **forced(decode_for(device)),
