@@ -296,8 +296,7 @@ def test_the_lock_is_released_while_a_kernel_runs(device):
 def test_a_driver_that_refuses_ptx(device, faults_library, tmp_path):
     """A GPU that says it has NVIDIA's instructions, and has not, runs what needs none.
 
-    A later process knows that from the disk. Small tiles and no sub-groups: their programs are
-    built in seconds.
+    A later process knows that from the disk. Programs with small tiles are built in seconds.
     """
     for _ in range(2):
         open_with(
@@ -313,7 +312,7 @@ def test_a_driver_that_refuses_ptx(device, faults_library, tmp_path):
             """,
             FAULTS_NVIDIA="1",
             XDG_CACHE_HOME=tmp_path,
-            **forced(sub_groups=0, local_memory=SMALL_TILE),
+            **forced(local_memory=SMALL_TILE),
         )
 
 
@@ -401,7 +400,7 @@ def test_the_trial_of_a_variant_is_kept(device, faults_library, tmp_path):
             """,
             FAULTS_GPU="1",
             XDG_CACHE_HOME=tmp_path,
-            **forced(sub_groups=0, local_memory=SMALL_TILE),
+            **forced(local_memory=SMALL_TILE),
         )
         kernels.append([int(n) for n in done.stdout.split()])
     (first, second), later = kernels

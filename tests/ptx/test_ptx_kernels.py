@@ -209,7 +209,7 @@ for heads, S, splits in ((6, 1024, 1), (6, 2048, 4), (1, 1024, 4), (1, 512, 2)):
 LOCAL_MEMORY = """
 from clattn import _core
 for bytes, queries in (("", "2"), ("49152", "1")):
-    _core.force("", "", bytes, "off")
+    _core.force("", bytes, "off")
     sdpa(*halves((1, 2), 130, 100, 128), device=device)
     assert dict(machine.launched)["attention_mma"]["QUERIES"] == queries
 """
@@ -225,7 +225,7 @@ class Nothing:
 launches = []
 machine.machine = lambda *launched: Nothing()
 from clattn import _core
-_core.force("", "", "", "off")  # there are no results to compare
+_core.force("", "", "off")  # there are no results to compare
 """
     calls = "".join(code_of(name, "sdpa") for name in CASES)
     run_on_machine(library, ARRAYS + code + calls + SPLITS + LOCAL_MEMORY)
