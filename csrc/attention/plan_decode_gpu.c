@@ -38,44 +38,22 @@
 #define SMALLEST_SPLIT (64 << 10) /* bytes */
 #define LARGEST_SPLIT  (1 << 20)
 
-/* How work-items exchange numbers: EXCHANGE of support/exchange.clh. */
-typedef enum { EXCHANGE_LOCAL, EXCHANGE_SUB_GROUPS, EXCHANGE_PTX } exchange;
-
-/* Sizes of sub-groups that the kernel can have. */
-#define SUB_GROUPS (8 | 16 | 32)
+/* Work-items that may share a key: a warp has as many, and local memory serves any number. */
+#define MOST_LANES 32
 
 /* Registers for addresses, bounds and what is computed in between, so counted that compilers for
    Intel's GPUs spill nothing. */
 #define OTHER_REGISTERS   84
 #define SEVERAL_REGISTERS 4 /* where a work-group has several rows */
 
-/* Returns how many neighbours can exchange numbers: a warp, a sub-group, or any number in
-   local memory. In the smallest sub-groups a lane has the most registers. */
-static int64_t
-lanes_of(const ca_device_info *info, exchange by)
-{
-    int64_t sizes = info->sub_groups & SUB_GROUPS;
-    return by != EXCHANGE_SUB_GROUPS ? 32 : sizes != 0 ? sizes & -sizes : info->shuffle_lanes;
-}
-
-static exchange
-exchange_of(const ca_device_info *info)
-{
-    if (info->warp_shuffles) {
-        return EXCHANGE_PTX;
-    }
-    bool shuffles = (info->sub_groups & SUB_GROUPS) != 0 || info->shuffle_lanes != 0;
-    return shuffles ? EXCHANGE_SUB_GROUPS : EXCHANGE_LOCAL;
-}
-
 /* Returns how many work-items share a key of `chunks` loads. Eight, which read 128 bytes
    together. More, if one key would take more than half of a work-item's loads. Fewer, if
    more than a quarter of the work-items had nothing to do. */
 static int64_t
-key_lanes(int64_t chunks, int64_t most)
+key_lanes(int64_t chunks)
 {
-    int64_t lanes = ca_smaller(8, most);
-    while (lanes < most && ca_divide_up(chunks, lanes) > LOADS_AHEAD / 2) {
+    int64_t lanes = 8;
+    while (lanes < MOST_LANES && ca_divide_up(chunks, lanes) > LOADS_AHEAD / 2) {
         lanes *= 2;
     }
     while (lanes > 1 && ca_divide_up(chunks, lanes) * lanes * 4 > chunks * 5) {
@@ -106,7 +84,7 @@ typedef struct {
    columns of slices or numbers that work-items exchange, two numbers of each slice and
    row. */
 static int64_t
-local_reals(const ca_attention *attention, exchange by, const tile *t)
+local_reals(const ca_device_info *info, const ca_attention *attention, const tile *t)
 {
     int64_t Ev = attention->Ev;
     ca_dtype value_dtype = attention->operands[CA_ATTENTION_VALUE].dtype;
@@ -117,7 +95,7 @@ local_reals(const ca_attention *attention, exchange by, const tile *t)
     int64_t value_chunks = ca_divide_up(Ev, value_chunk);
     int64_t columns = ca_divide_up(value_chunks, t->group) * value_chunk * t->group;
     int64_t terms = t->keys * t->lanes / t->group * t->rows;
-    int64_t exchanged = by == EXCHANGE_LOCAL ? ca_divide_up(terms, 2) * t->group : 0;
+    int64_t exchanged = info->warp_shuffles ? 0 : ca_divide_up(terms, 2) * t->group;
     int64_t slices = ca_divide_up(t->group, value_chunks);
     return t->rows * E + 2 * t->keys * t->rows + (columns > exchanged ? columns : exchanged) +
            2 * slices * t->rows;
@@ -154,28 +132,27 @@ registers_of(const ca_attention *attention, const tile *t)
 }
 
 static bool
-tile_fits(const ca_device_info *info, const ca_attention *attention, exchange by, const tile *t)
+tile_fits(const ca_device_info *info, const ca_attention *attention, const tile *t)
 {
-    return local_reals(attention, by, t) <= LOCAL_BYTES / ca_plan_real_bytes(attention) &&
+    return local_reals(info, attention, t) <= LOCAL_BYTES / ca_plan_real_bytes(attention) &&
            registers_of(attention, t) <= info->registers - OTHER_REGISTERS;
 }
 
 static tile
-choose_tile(const ca_device_info *info, const ca_attention *attention, exchange by, int64_t rows)
+choose_tile(const ca_device_info *info, const ca_attention *attention, int64_t rows)
 {
     ca_dtype dtype = attention->operands[CA_ATTENTION_QUERY].dtype;
     int64_t chunk = BYTES_OF_LOAD / (int64_t)ca_dtype_size(dtype);
     int64_t chunks = ca_divide_up(attention->E, chunk);
-    int64_t most_lanes = lanes_of(info, by);
     tile t = {.group = info->max_work_group < GROUP ? FEWEST_GROUP : GROUP};
-    t.lanes = key_lanes(chunks, most_lanes);
+    t.lanes = key_lanes(chunks);
     int64_t keys = t.group / t.lanes * LOADS_AHEAD;
     while (keys * t.lanes > t.group &&
            keys * ca_divide_up(chunks, t.lanes) * t.lanes > t.group * LOADS_AHEAD) {
         keys /= 2;
     }
     while (loads_of_values(attention, t.group, keys) > 2 * LOADS_AHEAD &&
-           (keys * t.lanes > t.group || t.lanes < most_lanes)) {
+           (keys * t.lanes > t.group || t.lanes < MOST_LANES)) {
         t.lanes *= keys * t.lanes > t.group ? 1 : 2;
         keys /= 2;
     }
@@ -184,11 +161,11 @@ choose_tile(const ca_device_info *info, const ca_attention *attention, exchange 
         int64_t tiles = ca_divide_up(rows, most);
         t.rows = power_of_two(ca_divide_up(rows, tiles));
         t.keys = keys;
-        while (t.keys * t.lanes > t.group && !tile_fits(info, attention, by, &t)) {
+        while (t.keys * t.lanes > t.group && !tile_fits(info, attention, &t)) {
             t.keys /= 2;
         }
         most = t.rows / 2;
-    } while (t.rows > 1 && !tile_fits(info, attention, by, &t));
+    } while (t.rows > 1 && !tile_fits(info, attention, &t));
     return t;
 }
 
@@ -212,21 +189,6 @@ ca_plan_tuned_splits(const ca_attention *attention, int64_t splits, const ca_kno
     return splits == 1 || tuned < 1 ? 1 : tuned;
 }
 
-/* Define the macros that the kernel and its merge share. `lanes` neighbours exchange numbers. */
-static void
-define_exchange(ca_kernel_spec *spec, const ca_device_info *info, exchange by, int64_t lanes)
-{
-    bool shuffles = by == EXCHANGE_SUB_GROUPS;
-    bool chosen = shuffles && info->shuffle_lanes != 0; /* by the compiler */
-    spec->in_c30 = shuffles;
-    spec->lanes = chosen ? (int)lanes : 0;
-    ca_kernel_define(spec, "EXCHANGE", (int)by);
-    ca_kernel_define(spec, "SUB_GROUP",
-                     chosen     ? 0
-                     : shuffles ? lanes_of(info, by)
-                                : info->smallest_sub_group);
-}
-
 void
 ca_plan_merge_on_gpu(const ca_device_info *info, const ca_attention *attention,
                      ca_attention_plan *plan)
@@ -239,7 +201,7 @@ ca_plan_merge_on_gpu(const ca_device_info *info, const ca_attention *attention,
     ca_plan_define_common(&plan->merge, attention);
     ca_plan_define_options(plan, &plan->merge, attention);
     ca_kernel_define(&plan->merge, "HEAD_EV", attention->Ev);
-    define_exchange(&plan->merge, info, exchange_of(info), 0);
+    ca_kernel_define(&plan->merge, "WARP_SHUFFLES", info->warp_shuffles);
     ca_kernel_define(&plan->merge, "WG", (int64_t)plan->merge_local);
 }
 
@@ -251,12 +213,7 @@ plan_decode_gpu(const ca_device_info *info, const ca_attention *attention, ca_at
     ca_plan_begin(plan, attention, "attention_decode_gpu", 0);
     plan->heads = ca_attention_heads_together(attention);
     int64_t rows = plan->heads * attention->L;
-    exchange by = exchange_of(info);
-    tile t = choose_tile(info, attention, by, rows);
-    if (by == EXCHANGE_SUB_GROUPS && !tile_fits(info, attention, by, &t)) {
-        by = EXCHANGE_LOCAL; /* more work-items than a sub-group share a key */
-        t = choose_tile(info, attention, by, rows);
-    }
+    tile t = choose_tile(info, attention, rows);
     plan->local_size = (size_t)t.group;
     plan->grid[2] /= plan->heads;
     plan->grid[3] = ca_divide_up(rows, t.rows);
@@ -267,7 +224,8 @@ plan_decode_gpu(const ca_device_info *info, const ca_attention *attention, ca_at
 
     ca_kernel_spec *spec = &plan->spec;
     ca_plan_define_sizes(plan, attention);
-    define_exchange(spec, info, by, t.lanes);
+    ca_kernel_define(spec, "WARP_SHUFFLES", info->warp_shuffles);
+    ca_kernel_define(spec, "SUB_GROUP", info->smallest_sub_group);
     ca_plan_merge_on_gpu(info, attention, plan);
     ca_kernel_define(spec, "WG", t.group);
     ca_kernel_define(spec, "KEY_LANES", t.lanes);

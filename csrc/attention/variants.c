@@ -294,7 +294,7 @@ ca_attention_make_plan(const ca_device_info *info, const ca_forced *forced,
                             attention->call, optional, CA_OPTIONAL_VIEWS));
     }
     if (ca_forced_limits(forced)) {
-        CA_TRY(ca_forced_limit(forced, info, &limited, error));
+        ca_forced_limit(forced, info, &limited);
         seen = &limited;
     }
     CA_TRY(choose(seen, forced, attention, &row, error));
@@ -309,10 +309,7 @@ ca_attention_plan_within(const ca_device_info *info, const ca_forced *forced,
                          ca_attention_plan *plan)
 {
     ca_device_info limited;
-    CA_NEW_ERROR(refused);
-    if (ca_forced_limit(forced, info, &limited, &refused) != CA_OK) {
-        return false;
-    }
+    ca_forced_limit(forced, info, &limited);
     limited.max_work_group = ca_smaller(limited.max_work_group, limits->group);
     if (limits->local_memory < limited.local_memory) {
         limited.local_memory = limits->local_memory;

@@ -30,7 +30,7 @@ typedef void (*expectation)(const uint32_t *input, uint32_t *output, uint32_t si
 
 typedef struct {
     expectation expect;
-    uint32_t size;    /* lanes that exchange numbers, or bytes of local memory */
+    uint32_t size;    /* bytes of local memory */
     bool approximate; /* results are floats that may round otherwise */
     size_t items;     /* work-items; 0: ITEMS */
 } capability_trial;
@@ -90,9 +90,10 @@ bfloat16_bits(float x)
 /* ---- what the programs of probe/exchange.cl and probe/local.cl write ---- */
 
 static void
-expect_exchanged(const uint32_t *input, uint32_t *output, uint32_t lanes)
+expect_exchanged(const uint32_t *input, uint32_t *output, uint32_t size)
 {
-    const uint32_t apart[] = {1, 2, 4, lanes / 2};
+    (void)size;
+    const uint32_t apart[] = {1, 2, 4, 16};
     for (uint32_t item = 0; item < ITEMS; item++) {
         for (uint32_t n = 0; n < 4; n++) {
             output[4 * item + n] = input[4 * (item ^ apart[n]) + n];
@@ -322,20 +323,11 @@ has(ca_device *device, ca_capability capability, const ca_kernel_spec *spec, cap
 }
 
 static bool
-has_exchange(ca_device *device, ca_capability capability, int exchange, int sub_group, int lanes)
+has_shuffles(ca_device *device)
 {
-    bool by_sub_groups = exchange == CA_PROBE_EXCHANGE_SUB_GROUPS;
-    const ca_kernel_spec spec = {
-        .name = "probe_exchange",
-        .is_probe = true,
-        .in_c30 = by_sub_groups,
-        .lanes = by_sub_groups && sub_group == 0 ? lanes : 0,
-        .ndefines = 3,
-        .defines = {{"EXCHANGE", exchange}, {"SUB_GROUP", sub_group}, {"LANES", lanes}},
-    };
-    return has(device, capability, &spec,
-               (capability_trial){
-                   .expect = expect_exchanged, .size = (uint32_t)lanes, .approximate = true});
+    const ca_kernel_spec spec = {.name = "probe_exchange", .is_probe = true};
+    return has(device, CA_WARP_SHUFFLES, &spec,
+               (capability_trial){.expect = expect_exchanged, .approximate = true});
 }
 
 static bool
@@ -363,8 +355,7 @@ static void
 try_ptx(ca_device *device)
 {
     ca_device_info *info = &device->info;
-    if (info->warp_shuffles &&
-        !has_exchange(device, CA_WARP_SHUFFLES, CA_PROBE_EXCHANGE_PTX, 0, 32)) {
+    if (info->warp_shuffles && !has_shuffles(device)) {
         info->warp_shuffles = info->float16_matrices = info->bfloat16_matrices = false;
         info->nvidia_capability = 0;
     }
@@ -379,37 +370,6 @@ try_ptx(ca_device *device)
         info->bfloat16_matrices = has_warp(device, CA_BFLOAT16_MATRICES, CA_PROBE_BFLOAT16_MATRICES,
                                            expect_bfloat16_matrices) &&
                                   all;
-    }
-}
-
-static void
-try_sub_groups(ca_device *device)
-{
-    static const struct {
-        ca_capability capability;
-        int size;
-    } sizes[] = {
-        {CA_SUB_GROUPS_8, 8},
-        {CA_SUB_GROUPS_16, 16},
-        {CA_SUB_GROUPS_32, 32},
-    };
-    for (size_t n = 0; n < sizeof sizes / sizeof sizes[0]; n++) {
-        if ((device->info.sub_groups & sizes[n].size) != 0 &&
-            !has_exchange(device, sizes[n].capability, CA_PROBE_EXCHANGE_SUB_GROUPS, sizes[n].size,
-                          sizes[n].size)) {
-            device->info.sub_groups -= sizes[n].size;
-        }
-    }
-    /* The most neighbours that exchange numbers in sub-groups of no required size. */
-    ca_error *why = &device->lacks[CA_SUB_GROUP_SHUFFLES];
-    int64_t asked = device->info.shuffle_lanes;
-    device->info.shuffle_lanes = 0;
-    for (int n = 2; asked > 0 && n >= 0 && device->info.shuffle_lanes == 0; n--) {
-        ca_error_clear(why); /* of more neighbours */
-        if (has_exchange(device, CA_SUB_GROUP_SHUFFLES, CA_PROBE_EXCHANGE_SUB_GROUPS, 0,
-                         sizes[n].size)) {
-            device->info.shuffle_lanes = sizes[n].size;
-        }
     }
 }
 
@@ -453,7 +413,6 @@ ca_probe_capabilities(ca_device *device)
 {
     if (device->info.type != CA_DEVICE_CPU) {
         try_ptx(device);
-        try_sub_groups(device);
         try_local_memory(device);
         try_groups(device);
     }

@@ -21,11 +21,9 @@ typedef enum {
 
 /* All zero: nothing is forced. */
 typedef struct {
-    const char *kernel; /* CLATTN_KERNEL, a variant's word; NULL: the fastest */
-    bool emulates;      /* the variant emulates matrix units, also on a device that has them */
-    uint32_t left_out;  /* a bit for each row of the table of variants that calls may not use */
-    bool chooses_sub_group;
-    int64_t sub_group;    /* CLATTN_SUB_GROUPS, the only size; 0: there are none */
+    const char *kernel;   /* CLATTN_KERNEL, a variant's word; NULL: the fastest */
+    bool emulates;        /* the variant emulates matrix units, also on a device that has them */
+    uint32_t left_out;    /* a bit for each row of the table of variants that calls may not use */
     int64_t local_memory; /* CLATTN_LOCAL_MEMORY, bytes at most; 0: all there are */
     ca_trials trials;
 } ca_forced;
@@ -33,15 +31,13 @@ typedef struct {
 /* Read CLATTN_TRIALS; NULL or "": apart. CA_ERROR_SETTING for other words. */
 ca_status ca_forced_parse_trials(const char *words, ca_forced *forced, ca_error *error);
 
-/* Read the two limits; NULL or "": not limited. CA_ERROR_SETTING for other words. */
-ca_status ca_forced_parse_limits(const char *sub_groups, const char *local_memory,
-                                 ca_forced *forced, ca_error *error);
+/* Read CLATTN_LOCAL_MEMORY; NULL or "": not limited. CA_ERROR_SETTING for other words. */
+ca_status ca_forced_parse_local_memory(const char *words, ca_forced *forced, ca_error *error);
 
 /* True if the device is limited. */
 bool ca_forced_limits(const ca_forced *forced);
 
-/* Copy `info` with the limits applied. CA_ERROR_SETTING where the device lacks the sub-groups. */
-ca_status ca_forced_limit(const ca_forced *forced, const ca_device_info *info,
-                          ca_device_info *limited, ca_error *error);
+/* Copy `info` with the limits applied. */
+void ca_forced_limit(const ca_forced *forced, const ca_device_info *info, ca_device_info *limited);
 
 #endif

@@ -44,10 +44,6 @@ typedef enum {
     CA_LARGE_LOCAL_MEMORY,
     CA_AMPLE_LOCAL_MEMORY,
     CA_GROUP_LOCAL_MEMORY,
-    CA_SUB_GROUPS_8,
-    CA_SUB_GROUPS_16,
-    CA_SUB_GROUPS_32,
-    CA_SUB_GROUP_SHUFFLES,
     CA_MEMORY_IN_PLACE, /* by the best mode that its driver reports */
     CA_CAPABILITIES,
 } ca_capability;
@@ -80,14 +76,8 @@ typedef struct {
     /* The work-items of a group are lanes: GPUs, and CPUs whose compiler has no vectors of a
        work-item's own. Kernels for GPUs are the fast ones then. */
     bool items_are_lanes;
-    /* The sum of the sizes of sub-groups that a kernel may require; each size is a power
-       of 2, and sub-groups can shuffle. 0: the device has none. */
-    int64_t sub_groups;
-    /* So many neighbours can shuffle, 8, 16 or 32, in sub-groups whose size the compiler chooses. 0:
-       none, or the device has sizes that a kernel may require. Final when the device is prepared. */
-    int64_t shuffle_lanes;
-    /* The smallest size of sub-groups that a kernel may require, shuffles or not. There a work-item
-       has the most registers. 0: none, or the device is a CPU. */
+    /* The smallest size of sub-groups that a kernel may require. There a work-item has the most
+       registers. 0: none, or the device is a CPU. */
     int64_t smallest_sub_group;
     int64_t registers; /* of 32 bits, that a work-item may keep without spills; see query.c */
     /* What kernels have as NVIDIA's PTX. Final when the device is prepared. */

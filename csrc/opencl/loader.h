@@ -50,7 +50,6 @@
 
 #define CA_CL_OPTIONAL_FUNCTIONS(X)                                                                \
     X(clSetKernelArgSVMPointer)                                                                    \
-    X(clGetKernelSubGroupInfo)                                                                     \
     X(clGetCommandQueueInfo)                                                                       \
     X(clGetMemObjectInfo)                                                                          \
     X(clRetainCommandQueue)                                                                        \

@@ -28,7 +28,7 @@ source_find(const char *name)
 static void
 append_options(ca_strbuf *options, const ca_kernel_spec *spec)
 {
-    ca_strbuf_append(options, spec->in_c30 ? "-cl-std=CL3.0" : "-cl-std=CL1.2");
+    ca_strbuf_append(options, "-cl-std=CL1.2");
     ca_strbuf_append(options, spec->unoptimised ? " -cl-opt-disable" : "");
     for (int i = 0; i < spec->ndefines; i++) {
         ca_strbuf_append(options, " -D%s=%" PRId64, spec->defines[i].name, spec->defines[i].value);
@@ -379,24 +379,6 @@ ca_kernel_tighten(const ca_device *device, const ca_kernel *kernel, size_t local
     return is_large || takes_more;
 }
 
-/* True if the compiler has chosen sub-groups that are large enough for the kernel's work-groups,
-   whose size the kernel says. */
-static bool
-has_lanes(const ca_device *device, const ca_kernel *kernel)
-{
-    const ca_cl *cl = device->cl;
-    size_t group[3];
-    size_t size = 0;
-    return kernel->spec.lanes == 0 ||
-           (cl->clGetKernelWorkGroupInfo(kernel->handle, device->id,
-                                         CL_KERNEL_COMPILE_WORK_GROUP_SIZE, sizeof group, group,
-                                         NULL) == CL_SUCCESS &&
-            cl->clGetKernelSubGroupInfo(kernel->handle, device->id,
-                                        CL_KERNEL_MAX_SUB_GROUP_SIZE_FOR_NDRANGE, sizeof group,
-                                        group, sizeof size, &size, NULL) == CL_SUCCESS &&
-            size >= (size_t)kernel->spec.lanes);
-}
-
 /* Build the kernel, from the cache on disk or from source. */
 static ca_status
 kernel_build(ca_device *device, const ca_kernel_source *source, ca_kernel *kernel, ca_error *error)
@@ -428,11 +410,6 @@ kernel_build(ca_device *device, const ca_kernel_source *source, ca_kernel *kerne
         char call[128];
         (void)snprintf(call, sizeof call, "clCreateKernel of '%s'", name);
         CA_TRY(ca_cl_check_kernel(code, call, device->info.name, error));
-    }
-    if (!has_lanes(device, kernel)) {
-        CA_TRY(ca_error_set(error, CA_ERROR_KERNEL,
-                            "kernel '%s' has sub-groups of fewer than %d work-items", name,
-                            kernel->spec.lanes));
     }
     program_to_cache(device, &kernel->spec, identity, kernel->program);
 done:

@@ -147,11 +147,10 @@ query_system_svm(const ca_device *device)
 #define CA_CL_CAPABILITY_MINOR_NV   0x4001
 #define CA_CL_WAVEFRONT_WIDTH_AMD   0x4043
 
-/* Finds three things: the sizes of sub-groups, whether lanes of a sub-group exchange numbers, and the
-   number of lanes. Some drivers list the sizes that a kernel may require. The compilers of other drivers
-   choose a size for each kernel; from OpenCL 2.1 on, a built kernel reports its size. */
-static void
-query_sub_groups(const ca_device *device, ca_device_info *info)
+/* Returns the smallest size of sub-groups that a kernel may require, 0 if the driver lists none. Each
+   size is a power of 2. */
+static int64_t
+query_smallest_sub_group(const ca_device *device)
 {
     size_t sizes[16];
     size_t bytes = 0;
@@ -162,14 +161,7 @@ query_sub_groups(const ca_device *device, ca_device_info *info)
     for (size_t n = 0; listed && n < bytes / sizeof sizes[0]; n++) {
         sum += (int64_t)sizes[n];
     }
-    info->smallest_sub_group = info->type != CA_DEVICE_CPU ? sum & -sum : 0;
-    if (major_of(info->version) < 3 || !query_extension(device, "cl_khr_subgroup_shuffle")) {
-        return;
-    }
-    info->sub_groups = sum;
-    if (!listed && info->type != CA_DEVICE_CPU && device->cl->clGetKernelSubGroupInfo != NULL) {
-        info->shuffle_lanes = 32;
-    }
+    return sum & -sum;
 }
 
 #define MANY_REGISTERS 256
@@ -265,7 +257,7 @@ query_device(ca_device *device, const char *memory_override)
     info->max_parameter_size = QUERY_NEEDED(device, CL_DEVICE_MAX_PARAMETER_SIZE);
     info->float_width = query_number(device, CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT);
     info->items_are_lanes = info->type != CA_DEVICE_CPU || info->float_width == 1;
-    query_sub_groups(device, info);
+    info->smallest_sub_group = info->type != CA_DEVICE_CPU ? query_smallest_sub_group(device) : 0;
     query_nvidia(device, info);
     info->registers = query_registers(device, info);
     info->float64 = query_extension(device, "cl_khr_fp64");

@@ -20,11 +20,9 @@ typedef struct {
    defines are, in the same order. */
 typedef struct {
     const char *name; /* a string literal */
-    bool in_c30;      /* written in OpenCL C 3.0, for sub-groups; else in 1.2 */
     bool unoptimised; /* built with -cl-opt-disable */
     bool is_probe;    /* its binary is not kept on disk: the verdict is */
     bool for_90a;     /* written for compute capability 9.0a; see ca_ptx_retarget */
-    int lanes;        /* its sub-groups have to be as large; the macros tell it too */
     /* OpenCL C that the program begins with, as the macro MODS; NULL: none. Specs compare its
        hash, so that they need the text only while their kernel is built. */
     const char *mods;

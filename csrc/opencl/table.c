@@ -29,9 +29,9 @@ same_text(const char *a, const char *b)
 static bool
 spec_equal(const ca_kernel_spec *a, const ca_kernel_spec *b)
 {
-    bool same = a->ndefines == b->ndefines && a->in_c30 == b->in_c30 &&
-                a->unoptimised == b->unoptimised && a->mods_hash[0] == b->mods_hash[0] &&
-                a->mods_hash[1] == b->mods_hash[1] && same_text(a->name, b->name);
+    bool same = a->ndefines == b->ndefines && a->unoptimised == b->unoptimised &&
+                a->mods_hash[0] == b->mods_hash[0] && a->mods_hash[1] == b->mods_hash[1] &&
+                same_text(a->name, b->name);
     for (int i = 0; i < a->ndefines && same; i++) {
         same = a->defines[i].value == b->defines[i].value &&
                same_text(a->defines[i].name, b->defines[i].name);

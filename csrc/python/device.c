@@ -147,10 +147,6 @@ lacks(PyObject *module, PyObject *object)
         [CA_LARGE_LOCAL_MEMORY] = "48 KiB of local memory",
         [CA_AMPLE_LOCAL_MEMORY] = "96 KiB of local memory",
         [CA_GROUP_LOCAL_MEMORY] = "192 KiB of local memory",
-        [CA_SUB_GROUPS_8] = "sub-groups of 8",
-        [CA_SUB_GROUPS_16] = "sub-groups of 16",
-        [CA_SUB_GROUPS_32] = "sub-groups of 32",
-        [CA_SUB_GROUP_SHUFFLES] = "shuffles of sub-groups",
         [CA_MEMORY_IN_PLACE] = "the host's memory in place",
     };
     if (!Py_IS_TYPE(object, ca_state_get(module)->device_type)) {

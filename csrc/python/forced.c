@@ -7,14 +7,14 @@
 #include "python/error.h"
 #include "python/methods.h"
 
-/* Reads a variant, limits and where trials run; NULL or "" forces nothing. */
+/* Reads a variant, a limit and where trials run; NULL or "" forces nothing. */
 static int
-read_words(const ca_state *state, const char *kernel, const char *sub_groups,
-           const char *local_memory, const char *trials, ca_forced *forced)
+read_words(const ca_state *state, const char *kernel, const char *local_memory, const char *trials,
+           ca_forced *forced)
 {
     CA_NEW_ERROR(error);
     *forced = (ca_forced){.kernel = NULL};
-    ca_status status = ca_forced_parse_limits(sub_groups, local_memory, forced, &error);
+    ca_status status = ca_forced_parse_local_memory(local_memory, forced, &error);
     if (status == CA_OK) {
         status = ca_forced_parse_trials(trials, forced, &error);
     }
@@ -27,23 +27,22 @@ read_words(const ca_state *state, const char *kernel, const char *sub_groups,
 int
 ca_py_forced_by_environment(const ca_state *state, ca_forced *forced)
 {
-    return read_words(state, getenv("CLATTN_KERNEL"), getenv("CLATTN_SUB_GROUPS"),
-                      getenv("CLATTN_LOCAL_MEMORY"), getenv("CLATTN_TRIALS"), forced);
+    return read_words(state, getenv("CLATTN_KERNEL"), getenv("CLATTN_LOCAL_MEMORY"),
+                      getenv("CLATTN_TRIALS"), forced);
 }
 
-/* force(kernel="", sub_groups="", local_memory="", trials="", /), for tests: takes the words of the variables.
-   A call that another thread has begun may see the old words or the new ones. */
+/* force(kernel="", local_memory="", trials="", /), for tests: takes the words of the variables. A call
+   that another thread has begun may see the old words or the new ones. */
 static PyObject *
 force_words(PyObject *module, PyObject *args)
 {
     const char *kernel = "";
-    const char *sub_groups = "";
     const char *local_memory = "";
     const char *trials = "";
     ca_state *state = ca_state_get(module);
     ca_forced forced;
-    if (!PyArg_ParseTuple(args, "|ssss", &kernel, &sub_groups, &local_memory, &trials) ||
-        read_words(state, kernel, sub_groups, local_memory, trials, &forced) < 0) {
+    if (!PyArg_ParseTuple(args, "|sss", &kernel, &local_memory, &trials) ||
+        read_words(state, kernel, local_memory, trials, &forced) < 0) {
         return NULL;
     }
     state->forced = forced;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What tests force, by the environment variables CLATTN_KERNEL, CLATTN_SUB_GROUPS and
- * CLATTN_LOCAL_MEMORY, or by a function in a running process.
+ * What tests force, by the environment variables CLATTN_KERNEL and CLATTN_LOCAL_MEMORY, or by a function in a running process.
  */
 #ifndef CLATTN_PYTHON_FORCED_H
 #define CLATTN_PYTHON_FORCED_H

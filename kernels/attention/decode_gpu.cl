@@ -26,8 +26,8 @@
  *     -DKEY_LANES         work-items that share a key, a power of 2
  *     -DWIDE              1: rows of keys and values, past and present ones too, are
  *                         whole aligned 16 bytes
- *     and the macros of support/exchange.clh and support/common.clh; OPTIONS never asks
- *     for an input bias, scores, a late softcap or dropout
+ *     and the macros of support/exchange.clh, support/sub_group.clh and support/common.clh;
+ *     OPTIONS never asks for an input bias, scores, a late softcap or dropout
  */
 #define SCORE_PLACE    ca_int64
 #define SCORES_IN_LOG2 1
@@ -42,6 +42,7 @@
 
 #include "kernels/attention/decode_gpu/slices.clh" /* slice_state, SLICES, VECTOR, group_row */
 #include "kernels/attention/keys.clh"              /* find_key_run */
+#include "kernels/support/sub_group.clh"           /* SUB_GROUP_ATTRIBUTE */
 
 /* A lane has KEY_PER_LANE chunks of a key, KEY_LANES chunks apart, and KEYS_PER_LANE
    keys of a block. Its TERMS products are those of these keys with RT rows. */
@@ -138,13 +139,17 @@ own_term(int lane, int n)
 
 /* Numbers that are exchanged at once, and reals of local memory for them. */
 #define HALF_TERMS    ((TERMS + 1) / 2)
-#define EXCHANGE_SIZE (EXCHANGE == EXCHANGE_LOCAL ? HALF_TERMS * WG : 1)
+#define EXCHANGE_SIZE (WARP_SHUFFLES ? 1 : HALF_TERMS * WG)
 
 /* Replaces numbers by those of the work-item whose number differs in the bit `apart`. */
 INLINED void
 exchange_terms(real *x, int count, int apart, __local real *scratch)
 {
-#if EXCHANGE == EXCHANGE_LOCAL
+#if WARP_SHUFFLES
+    UNROLLED_FOR (int n = 0; n < HALF_TERMS; n++) {
+        x[n] = n < count ? exchange(x[n], apart) : x[n];
+    }
+#else
     const int item = (int)get_local_id(0);
     barrier(CLK_LOCAL_MEM_FENCE); /* reads of the numbers before: these writes */
     for (int n = 0; n < count; n++) {
@@ -153,10 +158,6 @@ exchange_terms(real *x, int count, int apart, __local real *scratch)
     barrier(CLK_LOCAL_MEM_FENCE); /* these writes: their reads */
     for (int n = 0; n < count; n++) {
         x[n] = scratch[n * WG + (item ^ apart)];
-    }
-#else
-    UNROLLED_FOR (int n = 0; n < HALF_TERMS; n++) {
-        x[n] = n < count ? exchange(x[n], apart) : x[n];
     }
 #endif
 }
@@ -424,8 +425,8 @@ attend_split(slice_state *state, const attention_call *call, const split_share *
     }
 }
 
-__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) EXCHANGE_ATTRIBUTE void
-attention_decode_gpu(ATTENTION_ARGUMENTS)
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
+SUB_GROUP_ATTRIBUTE(float4) void attention_decode_gpu(ATTENTION_ARGUMENTS)
 {
     __local real_vector queries[RT * QUERY_VECTORS];
     __local real blocks[2 * BN * RT] __attribute__((aligned(64)));

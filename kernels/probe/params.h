@@ -26,10 +26,6 @@ typedef struct {
 
 #define CA_PROBE_PARAMS_SIZE 80
 
-/* EXCHANGE of probe/exchange.cl, as in support/exchange.clh */
-#define CA_PROBE_EXCHANGE_SUB_GROUPS 1
-#define CA_PROBE_EXCHANGE_PTX        2
-
 /* TEST of probe/warp.cl and probe/group.cl */
 #define CA_PROBE_VOTES             0
 #define CA_PROBE_LOADS             1

@@ -77,19 +77,6 @@ def test_splits(device, variant, B):
             variant.check(*arrays, device=device, **options)
 
 
-@pytest.mark.parametrize("size", [0, 16, 32])
-@with_kernels("decode_gpu")
-def test_sub_groups(device, variant, monkeypatch, size):
-    """Lanes add up by shuffles, or without sub-groups through local memory."""
-    force(monkeypatch, "decode_gpu", sub_groups=size)
-    try:
-        variant.check(*variant.arrays("split"), device=device)
-    except ValueError as refusal:
-        if "no sub-groups of that size" not in str(refusal):
-            raise
-        pytest.skip(str(refusal))
-
-
 @pytest.mark.parametrize("dtype", [float64, float16, bfloat16], ids=str)
 @with_kernels("decode_cpu")
 def test_splits_in_every_dtype(device, variant, dtype):

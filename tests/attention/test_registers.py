@@ -10,7 +10,7 @@ from machine_code import table
 from support.faults import open_with
 from support.helpers import ROOT
 
-INTEL = "cl_intel_required_subgroup_size cl_khr_subgroup_shuffle"
+INTEL = "cl_intel_required_subgroup_size"
 AMD = "cl_amd_device_attribute_query"
 LOCAL = 64 << 10
 GPUS = {  # what a device says, and the device of the table that it is like
@@ -49,8 +49,6 @@ def numbers_of(options):
 def test_rows_have_the_macros_of_plans(device, faults_library, tmp_path, says):
     """Of attention_tiled and attention_decode_gpu, for a device like the one of the table."""
     like, facts = GPUS[says]
-    if "SIZES" in facts and "Intel" not in device.platform:
-        pytest.skip("the driver has no shuffles of sub-groups")
     kinds = [(dtype, size) for size in table.HEADS for dtype in (table.FLOAT32, table.FLOAT16)]
     problems = [("tiled", *kind, 1, 99) for kind in kinds]
     problems += [("decode_gpu", *kind, heads, 1) for kind in kinds for heads in (1, 2, 4, 8)]

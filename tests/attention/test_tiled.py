@@ -115,12 +115,6 @@ def test_it_is_refused_where_it_cannot_run(device, monkeypatch):
         sdpa(*qkv((1,), 2, 3, 16), device=device)
 
 
-@pytest.mark.parametrize("words", ["4", "64", "-8", "8 ", "all"])
-def test_wrong_sub_groups_are_refused(monkeypatch, words):
-    with pytest.raises(ValueError, match=f'CLATTN_SUB_GROUPS is "{words}"; expected 0, 8'):
-        force(monkeypatch, "tiled", sub_groups=words)
-
-
 @pytest.mark.parametrize("words", ["0", "-1", "16k", "1e4", "9999999999"])
 def test_wrong_local_memory_is_refused(monkeypatch, words):
     with pytest.raises(ValueError, match=f'CLATTN_LOCAL_MEMORY is "{words}"; expected a number'):

@@ -296,8 +296,7 @@ def test_the_lock_is_released_while_a_kernel_runs(device):
 def test_a_driver_that_refuses_ptx(device, faults_library, tmp_path):
     """A GPU that says it has NVIDIA's instructions, and has not, runs what needs none.
 
-    A later process knows that from the disk. Small tiles and no sub-groups: their programs are
-    built in seconds.
+    A later process knows that from the disk. Programs with small tiles are built in seconds.
     """
     for _ in range(2):
         open_with(
@@ -313,68 +312,7 @@ def test_a_driver_that_refuses_ptx(device, faults_library, tmp_path):
             """,
             FAULTS_NVIDIA="1",
             XDG_CACHE_HOME=tmp_path,
-            **forced(sub_groups=0, local_memory=SMALL_TILE),
-        )
-
-
-def test_sub_groups_that_compute_wrongly(device, faults_library, tmp_path):
-    """A GPU whose sub-groups compute wrong numbers has none, and says so; calls are right."""
-    for _ in range(2):
-        open_with(
-            faults_library,
-            device,
-            """
-            from clattn import _core
-            from support.helpers import check, qkv
-            device = listed[index]
-            assert device.type == "gpu" and device.usable, device.reason
-            for name, reason in _core.lacks(device).items():
-                assert name.startswith("sub-groups of "), name
-                assert reason.startswith("wrong results: word "), reason
-            assert _core.lacks(device) or "Intel" not in device.platform
-            check(*qkv((1, 2), 1, 50, 16), device=device)
-            """,
-            FAULTS_GPU="1",
-            FAULTS_SUB_GROUPS="exp2=fabs",
-            XDG_CACHE_HOME=tmp_path,
-        )
-
-
-def test_shuffles_of_sub_groups_without_a_size(device, faults_library, tmp_path):
-    """The compiler chooses the size, and the host asks each kernel for it.
-
-    Without shuffles that pass the probe, calls are right. With them, a kernel whose sub-groups have
-    become too small is passed over, which shows that it needs them.
-    """
-    if "Intel" not in device.platform:
-        pytest.skip("the driver has no shuffles of sub-groups")
-    for lacks in (True, False):
-        open_with(
-            faults_library,
-            device,
-            f"""
-            import os, warnings
-            from clattn import _core
-            from support.helpers import check, qkv
-            device = next(d for d in listed if "Intel" in d.platform)  # GPUs have another order
-            assert device.type == "gpu" and device.usable, device.reason
-            reasons = _core.lacks(device)
-            assert list(reasons) == ["shuffles of sub-groups"] * {lacks}, reasons
-            assert all("wrong results: word" in reason for reason in reasons.values())
-            check(*qkv((1, 2), 1, 50, 16), device=device, return_lse=False)
-            os.environ["FAULTS_SUB_GROUP_SIZE"] = "2"  # of later kernels
-            with warnings.catch_warnings(record=True) as told:
-                warnings.simplefilter("always")
-                check(*qkv((1, 2), 1, 50, 32), device=device, return_lse=False)
-            told = [str(warning.message) for warning in told]
-            assert len(told) == (not {lacks}), told
-            assert all("'attention_decode_gpu' has sub-groups of fewer" in text for text in told)
-            """,
-            FAULTS_GPU="1",
-            FAULTS_WITHOUT="cl_intel_required_subgroup_size",
-            FAULTS_SUB_GROUPS="exp2=fabs" if lacks else "",
-            FAULTS_SUB_GROUP_SIZE=None if lacks else "8",  # the probe has passed with 8 alone
-            XDG_CACHE_HOME=tmp_path / str(lacks),
+            **forced(local_memory=SMALL_TILE),
         )
 
 
@@ -401,7 +339,7 @@ def test_the_trial_of_a_variant_is_kept(device, faults_library, tmp_path):
             """,
             FAULTS_GPU="1",
             XDG_CACHE_HOME=tmp_path,
-            **forced(sub_groups=0, local_memory=SMALL_TILE),
+            **forced(local_memory=SMALL_TILE),
         )
         kernels.append([int(n) for n in done.stdout.split()])
     (first, second), later = kernels

@@ -312,7 +312,7 @@ def test_default_settings(oclgrind):
     cases = ["import warnings", 'warnings.simplefilter("error")']
     for kernel, names in BY_DEFAULT.items():
         local_memory = str(SMALL_TILE) if kernel == "tiled" else ""
-        cases.append(f"_core.force({kernel!r}, '', {local_memory!r})")
+        cases.append(f"_core.force({kernel!r}, {local_memory!r})")
         found = RUNS[kernel or "reference"]
         cases += [found[name] for name in names]
     env = oclgrind | dict.fromkeys((*CHECKS, "OCLGRIND_BUILD_OPTIONS"))

@@ -41,7 +41,7 @@ def main():
         names = {}
         exec(SETUP + OPEN + ARRAYS, names)
         names["machine"].machine = note
-        clattn._core.force("", "", "", "off")  # there are no results to compare
+        clattn._core.force("", "", "off")  # there are no results to compare
         for _, _, arguments in CASES.values():
             lse = "" if "return_lse" in arguments else ", return_lse=False"
             with suppress(AssertionError):  # there are no results

@@ -77,7 +77,7 @@ kernels = []
 call = check if {run} else sdpa
 if call is sdpa:
     machine.machine = lambda *launched: Nothing()
-    _core.force("", "", "", "off")  # a kernel that does not run has no results to compare
+    _core.force("", "", "off")  # a kernel that does not run has no results to compare
 for dtype in float16, bfloat16:
     call(*qkv((1, 1), 65, 20, 16, dtype=dtype), device=device)
     kernel, macros = machine.launched[-1]

@@ -50,11 +50,11 @@ CASES = {
     "rows again": ("mma", "HEAD_E=64", "q, k, v, is_causal=True"),
     "not aligned": ("mma", "ALIGNED=0 OUTPUT_ALIGNED=0",
         "*(a[..., 3:43] for a in halves((1, 1), 20, 150, 64)), out=out"),
-    "decode": ("decode_gpu decode_gpu_merge", "DTYPE=2 EXCHANGE=2",
+    "decode": ("decode_gpu decode_gpu_merge", "DTYPE=2 WARP_SHUFFLES=1",
         "*qkv((1, 1), 1, 1200, 128, dtype=bfloat16), return_lse=True"),
-    "decode, four rows": ("decode_gpu", "DTYPE=3 EXCHANGE=2 RT=4",
+    "decode, four rows": ("decode_gpu", "DTYPE=3 WARP_SHUFFLES=1 RT=4",
         "*qkv((1, 2), 3, 150, 72), softcap=5.0, attn_mask=mask[:3]"),
-    "decode, group of heads": ("decode_mma decode_gpu_merge", "DTYPE=1 EXCHANGE=2",
+    "decode, group of heads": ("decode_mma decode_gpu_merge", "DTYPE=1 WARP_SHUFFLES=1",
         "draw((1, 8, 1, 64), float16), *halves((1, 1), 1, 1100, 64)[1:], enable_gqa=True,"
         "return_lse=True"),
     "decode, rows of two tiles": ("decode_mma", "DTYPE=2 HEAD_E=80 HEAD_EV=72",
@@ -209,7 +209,7 @@ for heads, S, splits in ((6, 1024, 1), (6, 2048, 4), (1, 1024, 4), (1, 512, 2)):
 LOCAL_MEMORY = """
 from clattn import _core
 for bytes, queries in (("", "2"), ("49152", "1")):
-    _core.force("", "", bytes, "off")
+    _core.force("", bytes, "off")
     sdpa(*halves((1, 2), 130, 100, 128), device=device)
     assert dict(machine.launched)["attention_mma"]["QUERIES"] == queries
 """
@@ -225,7 +225,7 @@ class Nothing:
 launches = []
 machine.machine = lambda *launched: Nothing()
 from clattn import _core
-_core.force("", "", "", "off")  # there are no results to compare
+_core.force("", "", "off")  # there are no results to compare
 """
     calls = "".join(code_of(name, "sdpa") for name in CASES)
     run_on_machine(library, ARRAYS + code + calls + SPLITS + LOCAL_MEMORY)

@@ -288,7 +288,7 @@ def test_errors_about_the_environment_are_raised():
         with clattn.torch.sdpa():
             for name, words in [
                 ("CLATTN_MEMORY", "ram"), ("CLATTN_TUNING", "maybe"), ("CLATTN_KERNEL", "fastest"),
-                ("CLATTN_SUB_GROUPS", "7"), ("CLATTN_LOCAL_MEMORY", "0"), ("CLATTN_TRIALS", "no"),
+                ("CLATTN_LOCAL_MEMORY", "0"), ("CLATTN_TRIALS", "no"),
                 ("CLATTN_MAX_SECONDS", "-1"), ("CLATTN_DEVICE", "no such device"),
             ]:
                 os.environ[name] = words

@@ -3,14 +3,13 @@
  *
  * It is linked against the real loader, passes every call on to that loader, and changes some
  * answers. It counts copies, builds and kernels, and defines a macro for programs.
- * FAULTS_SUB_GROUPS names a macro for programs with sub-groups, FAULTS_WITHOUT an extension that no
- * device has; kernels say that their sub-groups have FAULTS_SUB_GROUP_SIZE work-items. With FAULTS_GPU every device
- * reports that it is a GPU, with FAULTS_NVIDIA one of NVIDIA's, with FAULTS_WIDTH that a vector
- * register holds so many floats. With FAULTS_UNKNOWN no platform has a name that clattn knows, with
- * FAULTS_UNMAP memory cannot be unmapped, with FAULTS_ROUNDS the probe of loops makes so many.
- * FAULTS_EXTENSIONS, FAULTS_SIZES (of sub-groups, such as "8 16"), FAULTS_WAVE and FAULTS_LOCAL are
- * facts of a GPU, whose attention kernels are not built: their options are told instead. faults.py
- * builds the loader and puts it in the real one's place.
+ * FAULTS_WITHOUT names an extension that no device has. With FAULTS_GPU every device reports that it
+ * is a GPU, with FAULTS_NVIDIA one of NVIDIA's, with FAULTS_WIDTH that a vector register holds so many
+ * floats. With FAULTS_UNKNOWN no platform has a name that clattn knows, with FAULTS_UNMAP memory cannot
+ * be unmapped, with FAULTS_ROUNDS the probe of loops makes so many. FAULTS_EXTENSIONS, FAULTS_SIZES (of
+ * sub-groups, such as "8 16"), FAULTS_WAVE and FAULTS_LOCAL are facts of a GPU, whose attention kernels
+ * are not built: their options are told instead. faults.py builds the loader and puts it in the real
+ * one's place.
  */
 
 #define _GNU_SOURCE
@@ -299,32 +298,12 @@ clBuildProgram(handle program, uint32_t count, const handle *devices, const char
 {
     builds++;
     char all[4096];
-    const char *given = getenv("FAULTS_SUB_GROUPS");
-    if (given != NULL) {
-        faults_define(strstr(options, "-DEXCHANGE=1") != NULL ? given : "");
-    }
     if (getenv("FAULTS_EXTENSIONS") != NULL && strstr(options, "-DHEAD_E=") != NULL) {
         snprintf(told, sizeof told, "%s", options);
         return -11;
     }
     snprintf(all, sizeof all, "%s%s", options, definition);
     return REAL(clBuildProgram)(program, count, devices, all, notify, data);
-}
-
-typedef int32_t clGetKernelSubGroupInfo_type(handle, handle, uint32_t, size_t, const void *, size_t,
-                                             void *, size_t *);
-
-int32_t
-clGetKernelSubGroupInfo(handle kernel, handle device, uint32_t what, size_t input_size,
-                        const void *input, size_t size, void *value, size_t *wanted)
-{
-    const char *given = getenv("FAULTS_SUB_GROUP_SIZE");
-    if (given != NULL) {
-        *(size_t *)value = (size_t)atoi(given);
-        return 0;
-    }
-    return REAL(clGetKernelSubGroupInfo)(kernel, device, what, input_size, input, size, value,
-                                         wanted);
 }
 
 typedef handle clCreateBuffer_type(handle, uint64_t, size_t, void *, int32_t *);

@@ -11,8 +11,8 @@
  *     more local memory than the device has; LIMITS_LOCALS lists the bytes that kernels report
  *     a buffer larger than an allocation, buffers larger than all memory
  *     arguments of a kernel that take more bytes than the device passes
- *     a program in a later OpenCL C than the device's; with LIMITS_NAMES, a program with a double or a
- *     shuffle on a device that lacks it
+ *     a program in a later OpenCL C than the device's; with LIMITS_NAMES, a program with a double on a
+ *     device that lacks it
  *     properties of queues that came after OpenCL 1.2
  *
  * Three things end the process, because a driver may crash there: a function that is newer than the
@@ -297,26 +297,22 @@ clGetDeviceInfo(handle device, uint32_t what, size_t size, void *value, size_t *
 typedef handle clCreateProgramWithSource_type(handle, uint32_t, const char **, const size_t *,
                                               int32_t *);
 
-/* With LIMITS_NAMES the compiler does not know the types and functions that the device lacks. Without
- * it all devices share programs. */
+/* With LIMITS_NAMES the compiler does not know the type that the device lacks. Without it all devices
+ * share programs. */
 handle
 clCreateProgramWithSource(handle context, uint32_t count, const char **texts, const size_t *sizes,
                           int32_t *status)
 {
     static const char no_double[] = "#define double the_device_has_no_double\n";
-    static const char no_shuffle[] = "#define sub_group_shuffle the_device_has_no_shuffles\n"
-                                     "#define sub_group_shuffle_xor the_device_has_no_shuffles\n";
     const char *all[8];
     size_t lengths[8];
     uint32_t n = 0;
     if (getenv("LIMITS_NAMES") == NULL) {
         return REAL(clCreateProgramWithSource)(context, count, texts, sizes, status);
     }
-    all[n++] = has_extension("cl_khr_fp64") ? "" : no_double;
-    all[n++] = has_extension("cl_khr_subgroup_shuffle") ? "" : no_shuffle;
-    for (uint32_t i = 0; i < n; i++) {
-        lengths[i] = strlen(all[i]);
-    }
+    all[n] = has_extension("cl_khr_fp64") ? "" : no_double;
+    lengths[n] = strlen(all[n]);
+    n++;
     for (uint32_t i = 0; i < count && n < 8; i++) {
         lengths[n] = sizes != NULL && sizes[i] != 0 ? sizes[i] : strlen(texts[i]);
         all[n++] = texts[i];
@@ -470,18 +466,6 @@ clSetKernelArgSVMPointer(handle kernel, uint32_t index, const void *pointer)
     return fits(kernel, index, sizeof pointer)
                ? REAL(clSetKernelArgSVMPointer)(kernel, index, pointer)
                : INVALID_ARG_SIZE;
-}
-
-typedef int32_t clGetKernelSubGroupInfo_type(handle, handle, uint32_t, size_t, const void *, size_t,
-                                             void *, size_t *);
-
-int32_t
-clGetKernelSubGroupInfo(handle kernel, handle device, uint32_t what, size_t input_size,
-                        const void *input, size_t size, void *value, size_t *wanted)
-{
-    need_version("clGetKernelSubGroupInfo", 21);
-    return REAL(clGetKernelSubGroupInfo)(kernel, device, what, input_size, input, size, value,
-                                         wanted);
 }
 
 /* ---- memory ---- */

@@ -47,7 +47,7 @@ class Forced:
         self._words = words
 
 
-def forced(kernel=None, *, sub_groups=None, local_memory=None):
+def forced(kernel=None, *, local_memory=None):
     """Environment of a child process whose problems run as this variant; None forces nothing.
 
     Variants that the tests' own environment leaves out stay left out.
@@ -55,7 +55,6 @@ def forced(kernel=None, *, sub_groups=None, local_memory=None):
     words = os.environ.get("CLATTN_KERNEL", "")
     return {
         "CLATTN_KERNEL": kernel or (words if words.startswith("-") else None),
-        "CLATTN_SUB_GROUPS": sub_groups,
         "CLATTN_LOCAL_MEMORY": local_memory,
     }
 
@@ -63,9 +62,9 @@ def forced(kernel=None, *, sub_groups=None, local_memory=None):
 FORCED = Forced()
 
 
-def force(monkeypatch, kernel=None, *, sub_groups=None, local_memory=None):
+def force(monkeypatch, kernel=None, *, local_memory=None):
     """Force a variant in this process until the patch is undone; None forces nothing."""
-    texts = forced(kernel, sub_groups=sub_groups, local_memory=local_memory).values()
+    texts = forced(kernel, local_memory=local_memory).values()
     words = tuple("" if text is None else str(text) for text in texts)
     monkeypatch.setattr(FORCED, "words", words)
 

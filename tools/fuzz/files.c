@@ -103,17 +103,13 @@ try_words(const char *words)
 }
 
 static void
-try_limits(char *words)
+try_limits(const char *words)
 {
     ca_forced forced = {.kernel = NULL};
     CA_NEW_ERROR(error);
-    char *second = strchr(words, ' ');
-    if (second != NULL) {
-        *second++ = '\0';
-    }
-    if (ca_forced_parse_limits(words, second, &forced, &error) == CA_OK) {
+    if (ca_forced_parse_local_memory(words, &forced, &error) == CA_OK) {
         ca_device_info limited;
-        (void)ca_forced_limit(&forced, &devices[0].info, &limited, &error);
+        ca_forced_limit(&forced, &devices[0].info, &limited);
     } else {
         expect(error.message[0] != '\0', "no message");
     }

@@ -20,9 +20,9 @@ MIB = 1 << 20
 FORMS = (
     "__asm__ volatile", "asm volatile", "__asm__", '"+r"', "{ .reg }", '"memory"', '"n"',
     '__global as "l"', "__local as uint", '__local as "l"', "%%laneid", '"h" and "f"',
-    '_Pragma("unroll")', "opencl_unroll_hint", "a comment", "sub-groups",
+    '_Pragma("unroll")', "opencl_unroll_hint", "a comment",
 )  # fmt: skip
-REFUSED_FORMS = {1, 9, 15}  # those that kernels here do not use
+REFUSED_FORMS = {1, 9}  # those that kernels here do not use
 VERBOSE = "-cl-nv-verbose"
 NVIDIA_OPTIONS = (VERBOSE, "-cl-nv-maxrregcount=64", "-cl-nv-opt-level=0", "-cl-nv-arch sm_90a",
                   "-cl-nv-arch=sm_90a", "-cl-fast-relaxed-math")  # fmt: skip
@@ -93,8 +93,7 @@ def inline_ptx(context):
     refused = {}
     for form, words in enumerate(FORMS):
         try:
-            options = f"-DFORM={form}" + (" -cl-std=CL3.0" if words == "sub-groups" else "")
-            program = context.build(source_of("forms.cl"), options)
+            program = context.build(source_of("forms.cl"), f"-DFORM={form}")
             numbers = context.buffer(struct.pack("32I", *range(32)))
             context.run(program.kernel("forms"), 32, 32, numbers)
             right = unpacked("I", context.read(numbers, 128)) == tuple(range(3, 35))

@@ -31,7 +31,9 @@ def names(device, carried):
         *((row.file, row.macros) for row in table.NVIDIA),
     ]
     if float(device.get("capability", 0)) < 8:
-        rows = [(file, (*macros, "EXCHANGE=0")) for file, macros in rows if file in FOR_ANY_GPU]
+        rows = [
+            (file, (*macros, "WARP_SHUFFLES=0")) for file, macros in rows if file in FOR_ANY_GPU
+        ]
     found = [name_of(file, macros) for file, macros in rows]
     more = Path(carried) / CARRIED
     if more.exists() and float(device.get("capability", 0)) >= 8:

@@ -24,9 +24,6 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "clattn
 SCRATCH = {"18": 1, "55": 1, "38": 3}
 LANES = {"23": 3}
 
-# This ocloc compiles OpenCL C 3.0 for some of the devices only. The extension's name is older.
-OPTIONS = "-cl-std=CL1.2 -Dsub_group_shuffle_xor=intel_sub_group_shuffle_xor"
-
 
 def prepare():
     """Bring ocloc into the cache folder: the driver's packages are unpacked, not installed."""
@@ -62,7 +59,7 @@ def compile_row(programs, kernel, options, devices):
 
 def numbers_of(programs, kernel, options, device):
     ocloc, folders = programs
-    text = " ".join([OPTIONS, "-I", str(ROOT), *options])
+    text = " ".join(["-cl-std=CL1.2", "-I", str(ROOT), *options])
     paths = {"LD_LIBRARY_PATH": folders} if folders else {}
     with tempfile.TemporaryDirectory() as folder:
         said = run(ocloc, "compile", "-file", kernel, "-device", device, "-options", text,

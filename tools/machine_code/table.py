@@ -42,12 +42,11 @@ MACROS = {
     "attention/mma.cl": f"{SIZES} WARPS=4 MT=1 STAGES=3 BN=32 STRIP=16 LSE=0 ALIGNED=0 "
     "OUTPUT_ALIGNED=0 WARP=1 QUERIES=1 TOGETHER=1",
     "attention/decode_mma.cl": f"{SIZES} WARP=1 WARPS=4",
-    "attention/decode_gpu.cl": f"{SIZES} WG=128 RT=1 KEY_LANES=8 BN=32 WIDE=1 EXCHANGE=2 "
-    "SUB_GROUP=0",
-    "attention/decode_gpu_merge.cl": f"{CALL} HEAD_EV=128 WG=256 EXCHANGE=2 SUB_GROUP=0",
+    "attention/decode_gpu.cl": f"{SIZES} WG=128 RT=1 KEY_LANES=8 BN=32 WIDE=1 "
+    "WARP_SHUFFLES=1 SUB_GROUP=0",
+    "attention/decode_gpu_merge.cl": f"{CALL} HEAD_EV=128 WG=256 WARP_SHUFFLES=1",
     "diagonal/band.cl": "WIDTH=4 LANES=4 LOCAL=256 LAYOUT=0 INSIDE=0 OUTSIDE=1 STREAM=0 BLOCK=64 "
     "SUB_GROUP=0",
-    "probe/exchange.cl": "EXCHANGE=2 SUB_GROUP=0 LANES=32",
     "probe/warp.cl": "TEST=2",
     "probe/group.cl": "TEST=2",
     "probe/local.cl": "BYTES=49152",
@@ -205,50 +204,35 @@ def tiled(device, dtype, size):
 
 
 def decode_gpu(device, dtype, size, heads):
-    """A row of attention_decode_gpu for heads that share keys: csrc/attention/plan_decode_gpu.c.
-
-    AMD's drivers do not let kernels require a size of sub-groups, and have no shuffles.
-    """
+    """A row of attention_decode_gpu for heads that share keys: csrc/attention/plan_decode_gpu.c."""
     registers, sub_group, _ = FACTS[device]
-    chunk, group = (4 if dtype == FLOAT32 else 8), 128
+    chunk, group, most = (4 if dtype == FLOAT32 else 8), 128, 32
     chunks = -(-size // chunk)
 
-    def fits(shuffles, lanes, keys, rows):
+    def fits(keys, rows):
         own = keys * lanes // group
         loads = own * -(-chunks // lanes) + -(-keys // (group // chunks))
         held = 4 * loads + rows * (chunk + own) + (4 if rows > 1 else 0)
-        exchanged = 0 if shuffles else -(-own * rows // 2) * group
+        exchanged = -(-own * rows // 2) * group
         reals = rows * up(chunks, lanes) * chunk + 2 * keys * rows
         reals += max(chunk * group, exchanged) + 2 * -(-group // chunks) * rows
         return held <= registers - 84 and reals <= (15 << 10) // 4
 
-    def tile(shuffles):
-        most = sub_group if shuffles else 32
-        lanes = min(8, most)
-        while lanes < most and -(-chunks // lanes) > 2:
-            lanes *= 2
-        while lanes > 1 and up(chunks, lanes) * 4 > chunks * 5:
-            lanes //= 2
-        keys = group // lanes * 4
-        while keys * lanes > group and keys * up(chunks, lanes) > group * 4:
-            keys //= 2
-        while -(-keys // (group // chunks)) > 8 and (keys * lanes > group or lanes < most):
-            lanes *= 1 if keys * lanes > group else 2
-            keys //= 2
-        rows = heads
-        while True:
-            fewer = keys
-            while fewer * lanes > group and not fits(shuffles, lanes, fewer, rows):
-                fewer //= 2
-            if rows == 1 or fits(shuffles, lanes, fewer, rows):
-                return lanes, fewer, rows
-            rows //= 2
-
-    shuffles = sub_group > 0
-    if shuffles and not fits(True, *tile(True)):
-        shuffles = False
-    lanes, keys, rows = tile(shuffles)
-    macros = f"KEY_LANES={lanes} BN={keys} RT={rows} EXCHANGE={int(shuffles)} SUB_GROUP={sub_group}"
+    lanes = 8
+    while lanes < most and -(-chunks // lanes) > 2:
+        lanes *= 2
+    while lanes > 1 and up(chunks, lanes) * 4 > chunks * 5:
+        lanes //= 2
+    keys = group // lanes * 4
+    while keys * lanes > group and keys * up(chunks, lanes) > group * 4:
+        keys //= 2
+    while -(-keys // (group // chunks)) > 8 and (keys * lanes > group or lanes < most):
+        lanes *= 1 if keys * lanes > group else 2
+        keys //= 2
+    rows, fewer = heads, keys
+    while not fits(fewer, rows) and (fewer * lanes > group or rows > 1):
+        rows, fewer = (rows, fewer // 2) if fewer * lanes > group else (rows // 2, keys)
+    macros = f"KEY_LANES={lanes} BN={fewer} RT={rows} WARP_SHUFFLES=0 SUB_GROUP={sub_group}"
     macros = f"DTYPE={dtype} HEAD_E={size} {macros}"
     return Row("attention/decode_gpu.cl", tuple(macros.split()), (device,), scalars=24)
 
@@ -265,12 +249,10 @@ def band(device, width, layout):
 def rows_for(device):
     """All rows of a device, each once."""
     kinds = [(dtype, size) for size in HEADS for dtype in (FLOAT32, FLOAT16)]
-    sub_group = FACTS[device].sub_group
-    merge = f"EXCHANGE={int(sub_group > 0)}", f"SUB_GROUP={sub_group}"
     return list(dict.fromkeys([
         *(tiled(device, *kind) for kind in kinds),
         *(decode_gpu(device, *kind, heads) for kind in kinds for heads in (1, 2, 4, 8)),
-        Row("attention/decode_gpu_merge.cl", ("DTYPE=3", *merge), (device,)),
+        Row("attention/decode_gpu_merge.cl", ("DTYPE=3", "WARP_SHUFFLES=0"), (device,)),
         *(band(device, width, layout) for width in (1, 4) for layout in (ROWS, BLOCKS, SHORT)),
         *(Row("attention/reference.cl", (f"DTYPE={dtype}",), (device,), scratch=True)
           for dtype in (FLOAT32, FLOAT16)),

@@ -57,10 +57,8 @@ forms(__global uint *numbers)
     __attribute__((opencl_unroll_hint(3))) for (uint n = 0; n < 3; n++) {
         y += 1;
     }
-#elif FORM == 14
-    __asm__ volatile("// add.u32 %0, %1, 100;\n\tadd.u32 %0, %1, 3;" : "=r"(y) : "r"(x));
 #else
-    y = x + (uint)sub_group_reduce_add(3) / (uint)get_sub_group_size();
+    __asm__ volatile("// add.u32 %0, %1, 100;\n\tadd.u32 %0, %1, 3;" : "=r"(y) : "r"(x));
 #endif
     numbers[item] = y;
 }
