@@ -136,6 +136,13 @@ ca_separated_release(ca_separated *separated)
     }
 }
 
+/* Copies depend on the width of a dtype alone, so dtypes of one width share a program. */
+static ca_dtype
+dtype_of_width(ca_dtype dtype)
+{
+    return dtype == CA_FLOAT16 ? CA_BFLOAT16 : dtype;
+}
+
 void
 ca_attention_plan_inputs(const ca_device_info *info, const ca_attention *inputs,
                          ca_attention_plan *plan)
@@ -153,7 +160,14 @@ ca_attention_plan_inputs(const ca_device_info *info, const ca_attention *inputs,
     plan->grid[4] = group;
     plan->any_local_size = true;
     plan->redoes = false;
-    ca_plan_define_data(plan, info, inputs);
+    ca_attention copied = *inputs;
+    if (!ca_attention_has(inputs, CA_ATTENTION_INPUT_BIAS)) {
+        ca_dtype *query = &copied.operands[CA_ATTENTION_QUERY].dtype;
+        ca_dtype *value = &copied.operands[CA_ATTENTION_VALUE].dtype;
+        *query = dtype_of_width(*query);
+        *value = dtype_of_width(*value);
+    }
+    ca_plan_define_data(plan, info, &copied);
     ca_kernel_define(&plan->spec, "ON_CPU", info->type == CA_DEVICE_CPU && alone);
     ca_kernel_define(&plan->spec, "WIDE", wide && !alone);
 }
