@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "attention/inputs.h"
 
-#include "opencl/storage.h"
-
 /* Work-items of a group on GPUs. */
 #define GROUP 128
 
@@ -54,21 +52,26 @@ done:
     return status;
 }
 
-/* Keep the operands that the kernel of inputs reads and writes. */
+static void
+remove_operand(ca_attention *attention, ca_attention_role role)
+{
+    attention->operands[role] = (ca_operand){.dtype = CA_FLOAT32};
+}
+
+/* Remove the operands that the kernel of inputs neither reads nor writes. */
 static void
 keep_inputs(ca_attention *inputs)
 {
-    static const ca_attention_role kept[] = {
-        CA_ATTENTION_QUERY,       CA_ATTENTION_KEY,           CA_ATTENTION_VALUE,
-        CA_ATTENTION_PAST_KEY,    CA_ATTENTION_PAST_VALUE,    CA_ATTENTION_INPUT_BIAS,
-        CA_ATTENTION_PRESENT_KEY, CA_ATTENTION_PRESENT_VALUE,
+    static const bool kept[CA_ATTENTION_OPERANDS] = {
+        [CA_ATTENTION_QUERY] = true,       [CA_ATTENTION_KEY] = true,
+        [CA_ATTENTION_VALUE] = true,       [CA_ATTENTION_PAST_KEY] = true,
+        [CA_ATTENTION_PAST_VALUE] = true,  [CA_ATTENTION_INPUT_BIAS] = true,
+        [CA_ATTENTION_PRESENT_KEY] = true, [CA_ATTENTION_PRESENT_VALUE] = true,
     };
-    ca_attention all = *inputs;
     for (int role = 0; role < CA_ATTENTION_OPERANDS; role++) {
-        inputs->operands[role] = (ca_operand){.dtype = CA_FLOAT32};
-    }
-    for (size_t n = 0; n < sizeof(kept) / sizeof(kept[0]); n++) {
-        inputs->operands[kept[n]] = all.operands[kept[n]];
+        if (!kept[role]) {
+            remove_operand(inputs, role);
+        }
     }
     inputs->mods = NULL;
     inputs->softcap = 0;
@@ -79,8 +82,8 @@ keep_inputs(ca_attention *inputs)
 static void
 remove_past(ca_attention *attention)
 {
-    attention->operands[CA_ATTENTION_PAST_KEY] = (ca_operand){.dtype = CA_FLOAT32};
-    attention->operands[CA_ATTENTION_PAST_VALUE] = (ca_operand){.dtype = CA_FLOAT32};
+    remove_operand(attention, CA_ATTENTION_PAST_KEY);
+    remove_operand(attention, CA_ATTENTION_PAST_VALUE);
     attention->P = 0;
 }
 
@@ -118,11 +121,9 @@ ca_attention_separate(ca_device *device, const ca_attention *attention, ca_separ
     }
     attended->operands[CA_ATTENTION_KEY] = results[CA_ATTENTION_PRESENT_KEY];
     attended->operands[CA_ATTENTION_VALUE] = results[CA_ATTENTION_PRESENT_VALUE];
-    static const ca_attention_role computed[] = {CA_ATTENTION_INPUT_BIAS, CA_ATTENTION_PRESENT_KEY,
-                                                 CA_ATTENTION_PRESENT_VALUE};
-    for (size_t n = 0; n < sizeof(computed) / sizeof(computed[0]); n++) {
-        attended->operands[computed[n]] = (ca_operand){.dtype = CA_FLOAT32};
-    }
+    remove_operand(attended, CA_ATTENTION_INPUT_BIAS);
+    remove_operand(attended, CA_ATTENTION_PRESENT_KEY);
+    remove_operand(attended, CA_ATTENTION_PRESENT_VALUE);
     attended->inputs = inputs;
 done:
     return status;

@@ -11,9 +11,8 @@
 #include "attention/plan.h"
 #include "attention/problem.h"
 #include "base/status.h"
-#include "opencl/info.h" /* ca_device */
-
-typedef struct ca_storage ca_storage;
+#include "opencl/info.h"    /* ca_device */
+#include "opencl/storage.h" /* ca_storage */
 
 typedef struct {
     ca_attention inputs;   /* what is computed first */
@@ -24,14 +23,14 @@ typedef struct {
 /* True if the problem has inputs that are computed first. */
 bool ca_attention_has_inputs(const ca_attention *attention);
 
-/* Separate them from the problem. The struct may not move, and has to be released, whatever the status
-   is. */
+/* Separate the inputs from the problem. `attended` points to `inputs`, so the caller keeps the struct where
+   it is. The caller releases the struct, also after an error. */
 ca_status ca_attention_separate(ca_device *device, const ca_attention *attention,
                                 ca_separated *separated, ca_error *error);
 
 void ca_separated_release(ca_separated *separated);
 
-/* Plan the kernel that computes them. */
+/* Plan the kernel that computes the inputs. */
 void ca_attention_plan_inputs(const ca_device_info *info, const ca_attention *inputs,
                               ca_attention_plan *plan);
 

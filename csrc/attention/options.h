@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a problem asks of kernels, as the bits of kernels/attention/operands.h. They are data for kernels
- * on CPUs and macros for kernels on GPUs.
+ * What a problem asks of kernels, as the bits of kernels/attention/operands.h. Kernels for CPUs read the
+ * bits from params, and kernels for GPUs have them as a macro.
  */
 #ifndef CLATTN_ATTENTION_OPTIONS_H
 #define CLATTN_ATTENTION_OPTIONS_H

@@ -239,7 +239,8 @@ done:
     return status;
 }
 
-/* The same, of a problem that may have inputs to compute first. Without query rows, these are all. */
+/* Launches a problem that may have inputs to compute first. A problem without query rows has nothing else to
+   compute. */
 static ca_status
 launch_whole(ca_device *device, const ca_forced *forced, const ca_attention *attention,
              ca_error *error)

@@ -239,7 +239,7 @@ finish(diagonal_call *call, bool parsed)
 
 /* ---- module functions ---- */
 
-/* As in diagonal.py. */
+/* The arguments that diagonal.py explains. */
 #define DIAGONAL(ROW, STAR)                                                                        \
     ROW(INPUT_OR_SHAPE, "input_or_shape")                                                          \
     STAR()                                                                                         \

@@ -10,7 +10,7 @@
 #include "python/methods.h"
 #include "python/scalars.h"
 
-/* As in directml.py. The tensors come first, in the order of ca_directml_tensor. */
+/* The arguments that directml.py explains. The tensors come first, in the order of ca_directml_tensor. */
 #define ATTENTION(ROW, STAR)                                                                       \
     ROW(QUERY, "query")                                                                            \
     ROW(KEY, "key")                                                                                \

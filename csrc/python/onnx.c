@@ -7,7 +7,7 @@
 #include "python/methods.h"
 #include "python/scalars.h"
 
-/* As in onnx.py. */
+/* The arguments that onnx.py explains. */
 #define ATTENTION(ROW, STAR)                                                                       \
     ROW(Q, "Q")                                                                                    \
     ROW(K, "K")                                                                                    \

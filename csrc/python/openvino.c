@@ -7,7 +7,7 @@
 #include "python/methods.h"
 #include "python/scalars.h"
 
-/* As in openvino.py. */
+/* The arguments that openvino.py explains. */
 #define SDPA(ROW, STAR)                                                                            \
     ROW(QUERY, "query")                                                                            \
     ROW(KEY, "key")                                                                                \

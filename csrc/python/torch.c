@@ -13,7 +13,7 @@
 #include "python/scalars.h"
 #include "python/tensor.h"
 
-/* As in _core.pyi; attention.py and flex/attention.py have the meanings. */
+/* The arguments of _core.pyi. attention.py and flex/attention.py explain each. */
 #define SDPA(ROW, STAR)                                                                            \
     ROW(QUERY, "query")                                                                            \
     ROW(KEY, "key")                                                                                \

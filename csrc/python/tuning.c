@@ -144,7 +144,7 @@ knobs_of_word(const ca_knob *list, uint64_t word)
     return found;
 }
 
-/* Appends (class, variant, {knob: value}) for each variant with numbers of the tuner. */
+/* Appends (class, variant, {knob: value}) for each variant whose knobs the tuner has chosen in a class. */
 static int
 append_class(PyObject *list, const ca_device_info *info, int number)
 {

@@ -6,8 +6,8 @@
  *     present_key[j] = past_key[j] for j < P, else key[j - P] + bias      T rows; values likewise
  *     output[i]      = query[i] + bias                                    L rows of E columns
  *
- * A call without an input bias has L == 0, and its rows are copied bit by bit. Entries of the batch may
- * share a result, with a stride of 0: the first of them writes it.
+ * Without an input bias L is 0, and the kernel copies the bits of each row. Where entries of the batch
+ * share a result, by a stride of 0, the first entry writes it.
  *
  *     global size  batch[0] * batch[1] * batch[2] * ceil(max(L, T) / params.tiles) groups, or more
  *     work-group   params.tiles rows of an entry of the batch; its work-items take pieces of rows by turns

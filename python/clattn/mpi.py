@@ -56,8 +56,8 @@ __all__ = ["join", "ring_attention", "split"]
 
 # The most bytes of one message: MPI libraries count in 32 bits.
 _MOST = 1 << 30
-# Seconds between two looks at messages under way, at first and at most: Open MPI moves large ones
-# when it is called.
+# A rank asks MPI again and again whether its messages have arrived, because Open MPI moves large
+# messages only when it is asked. It waits this many seconds at first, and at most.
 _PAUSES = 0.00001, 0.0005
 _KINDS = (TypeError, ValueError, MemoryError, DeviceError)
 

@@ -3,13 +3,20 @@
  *
  * It is linked against the real loader, passes every call on to that loader, and changes some
  * answers. It counts copies, builds and kernels, and defines a macro for programs.
- * FAULTS_WITHOUT names an extension that no device has. With FAULTS_GPU every device reports that it
- * is a GPU, with FAULTS_NVIDIA one of NVIDIA's, with FAULTS_WIDTH that a vector register holds so many
- * floats. With FAULTS_UNKNOWN no platform has a name that clattn knows, with FAULTS_UNMAP memory cannot
- * be unmapped, with FAULTS_ROUNDS the probe of loops makes so many. FAULTS_EXTENSIONS, FAULTS_SIZES (of
- * sub-groups, such as "8 16"), FAULTS_WAVE and FAULTS_LOCAL are facts of a GPU, whose attention kernels
- * are not built: their options are told instead. faults.py builds the loader and puts it in the real
- * one's place.
+ * Variables of the environment say what it changes:
+ *
+ *     FAULTS_WITHOUT  an extension that no device has
+ *     FAULTS_GPU      every device reports that it is a GPU
+ *     FAULTS_NVIDIA   every device reports that it is a GPU of NVIDIA
+ *     FAULTS_WIDTH    how many floats a vector register holds
+ *     FAULTS_UNKNOWN  no platform has a name that clattn knows
+ *     FAULTS_UNMAP    memory cannot be unmapped
+ *     FAULTS_ROUNDS   how many rounds the probe of loops makes
+ *     FAULTS_EXTENSIONS, FAULTS_SIZES (of sub-groups, such as "8 16"), FAULTS_WAVE, FAULTS_LOCAL
+ *                     facts of a GPU; its attention kernels are not built, and their options are
+ *                     printed instead
+ *
+ * faults.py builds the loader and puts it in the real one's place.
  */
 
 #define _GNU_SOURCE

@@ -19,7 +19,7 @@ _HOST_MEMORY = {
     "copy": "copied to the device and back",
 }
 _MATRIX_UNITS = 80  # the least capability whose matrix units the kernels use
-# Without these there are no products.
+# The kernels for matrix units need all of these.
 _ALL_MATRICES = {"votes of a warp", "loads of matrices", "asynchronous copies"}
 
 

@@ -72,7 +72,7 @@ class _Tasks:
         self.graph: dict[Any, Any] = {}
         self.name = f"attention-{token}"
         self.dtype = layout.operands.query.dtype.newbyteorder("=")
-        # The sinks of a row belong to its result, not to each chunk of its keys.
+        # A row counts its sink once, when the parts of its keys are merged.
         self._of_part = replace(layout.operands, sinks=None)
         self._layout, self._call, self._token, self._most = layout, call, token, split_every
 
