@@ -221,7 +221,8 @@ done:
     return status;
 }
 
-/* Add the kernel that computes inputs. */
+/* Add the kernel that computes inputs. Its failure is no CA_ERROR_KERNEL, for which the variant that attends
+   would be left out. */
 static ca_status
 add_inputs(ca_device *device, making *m, const ca_attention *inputs, ca_error *error)
 {
@@ -234,7 +235,8 @@ add_inputs(ca_device *device, making *m, const ca_attention *inputs, ca_error *e
                                .local_size = plan.local_size,
                                .any_local_size = plan.any_local_size,
                                .work = entries * rows * (double)ca_attention_key_bytes(inputs)};
-    return add_step(device, m, inputs, &plan, &step, &(ca_plan_limits){0}, error);
+    ca_status status = add_step(device, m, inputs, &plan, &step, &(ca_plan_limits){0}, error);
+    return status == CA_ERROR_KERNEL ? CA_ERROR_DEVICE : status;
 }
 
 /* If the kernel of a launch has set the mark, launch the kernel that computes each row again that

@@ -398,6 +398,24 @@ def test_vectors_of_other_processors(faults_library, width):
 
 
 @pytest.mark.cpus
+def test_a_step_before_that_does_not_build(run_with_faults, tmp_path):
+    """The kernel that attends is not to blame: it is not left out, and computes the next call."""
+    run_with_faults(
+        """
+        import warnings
+        from clattn import onnx
+        warnings.simplefilter("error")
+        faults.faults_define(b"copy_key_rows=goto")
+        past = [np.ones((1, 2, 3, 8), "f4")] * 5
+        refusal(lambda: onnx.attention(*past[:3], None, *past[3:], device=device),
+                "'attention_inputs' does not build")
+        onnx.attention(*past[:3], device=device)
+        """,
+        XDG_CACHE_HOME=tmp_path,
+    )
+
+
+@pytest.mark.cpus
 def test_a_program_that_does_not_build(run_with_faults, tmp_path):
     """DeviceError with the compiler's log and the source, by the same files and numbers."""
     run_with_faults(
