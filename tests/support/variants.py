@@ -161,7 +161,7 @@ class Variant:
         return sdpa(*arrays, device=device, **options)
 
 
-EVERY_DOOR = frozenset({"past", "counts", "filter", "input bias", "dropout", "scores"})
+EVERY_DOOR = frozenset({"past", "counts", "filter", "input bias", "dropout"})
 ON_MATRIX_UNITS = frozenset({"counts", "filter"})
 
 VARIANTS = [
@@ -292,6 +292,9 @@ VARIANTS = [
         builds_slowly=True,
     ),
 ]  # fmt: skip
+
+# The variants with a kernel of their own that writes scores, and one without.
+WITH_SCORES = ("cpu", "pairs", "amx", "tiled", "decode_cpu")
 
 # Each variant with how arrays are passed to it.
 ROWS = [(v, passed) for v in VARIANTS for passed in ("arrays", "tensors")[: 1 + v.tensors]]
