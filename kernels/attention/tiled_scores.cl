@@ -19,7 +19,7 @@
 #include "kernels/support/sub_group.clh"       /* SUB_GROUP_ATTRIBUTE */
 
 /* Writes the scores of the work-item in a block or, where weights are written, its weights. */
-INLINED void
+INLINED __attribute__((always_inline)) void
 write_scores(const tile_state *tile, const tile_block *block, const softmax_state *softmax,
              const real *scores)
 {
@@ -41,7 +41,7 @@ write_scores(const tile_state *tile, const tile_block *block, const softmax_stat
 }
 
 /* Goes over the keys of a tile: sums the weights, or writes scores or weights. */
-INLINED void
+INLINED __attribute__((always_inline)) void
 pass_over_keys(const tile_state *tile, bool sums, softmax_state *softmax)
 {
     const ca_attention_params *params = tile->call->params;
