@@ -23,9 +23,9 @@ os.environ["CLATTN_TUNING"] = "off"
 import clattn
 import pytest
 import support.faults as faults
-from ptx.device import build as build_machine
 from support.helpers import forks
 from support.passing import pass_tensors
+from support.ptx_device import build as build_machine
 from support.variants import (
     WITH_ARRAYS,
     force,
@@ -63,7 +63,7 @@ def list_devices():
 if os.environ.get("CLATTN_TEST_DEVICES") == "ptx":
     import ptx.device as ptx_device
 
-    MACHINE = ptx_device.Device(ptx_device.build(tempfile.mkdtemp()))
+    MACHINE = ptx_device.Device(build_machine(tempfile.mkdtemp()))
 
 DEVICES, NO_DEVICE = list_devices()
 
