@@ -192,7 +192,7 @@ SUB_GROUP_ATTRIBUTE(float4) void attention_tiled(ATTENTION_ARGUMENTS)
 
     DEFINE_CALL(call);
     tile_state tile = {&call, queries, shared, highest};
-    start_tile(&tile, &shift);
+    find_tile(&tile);
     if (ENDS_IN_LOCAL && tile.item == 0) {
         ends->output = ca_offset(&params.output, tile.batch, tile.i0, 0);
         ends->output_row = params.output.row;
@@ -200,6 +200,7 @@ SUB_GROUP_ATTRIBUTE(float4) void attention_tiled(ATTENTION_ARGUMENTS)
         ends->lse = ca_offset(&params.lse, tile.batch, tile.i0, 0);
         ends->lse_row = params.lse.row;
     }
+    start_tile(&tile, &shift);
 
     softmax_state softmax;
     real result[MI * NC] = {REAL(0.0)};

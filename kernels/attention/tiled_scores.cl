@@ -82,15 +82,18 @@ SUB_GROUP_ATTRIBUTE(float4) void attention_tiled_scores(ATTENTION_ARGUMENTS)
 
     DEFINE_CALL(call);
     tile_state tile = {&call, queries, shared, highest};
+    find_tile(&tile);
     start_tile(&tile, &shift);
     softmax_state softmax;
     start_softmax(&softmax);
-    if (WRITES_STAGE(&params, 3)) {
-        pass_over_keys(&tile, true, &softmax);
-        sum_rows(softmax.sum, &tile);
-        UNROLLED_FOR (int m = 0; m < MI && USES(&params, SINKS); m++) {
-            softmax.sum[m] += weight_of_sink(&call, tile.batch, softmax.base[m]);
+    /* One loop has the text of both passes once, so that all of it is inlined. */
+    PLAIN_FOR (int pass = WRITES_STAGE(&params, 3) ? 0 : 1; pass < 2; pass++) {
+        pass_over_keys(&tile, pass == 0, &softmax);
+        if (pass == 0) {
+            sum_rows(softmax.sum, &tile);
+            UNROLLED_FOR (int m = 0; m < MI && USES(&params, SINKS); m++) {
+                softmax.sum[m] += weight_of_sink(&call, tile.batch, softmax.base[m]);
+            }
         }
     }
-    pass_over_keys(&tile, false, &softmax);
 }

@@ -70,6 +70,8 @@ CASES = {
     "sinks, offsets": ("mma", SINKS_AND_OFFSETS + " LSE=1",
         "*halves((2, 2), 20, 150, 64), " + BY_SEQUENCE.format(2, -5, 100)),
     "tiled": ("tiled", "DTYPE=3", "*qkv((1, 1), 40, 50, 64), is_causal=True, return_lse=True"),
+    "tiled, weights": ("tiled tiled_scores", "DTYPE=3",
+        "*qkv((1, 1), 40, 50, 64), is_causal=True, return_weights=True"),
     "tiled, sinks, offsets": ("tiled", SINKS_AND_OFFSETS,
         "*qkv((2, 2), 20, 50, 64), " + BY_SEQUENCE.format(2, -5, 30)),
 }  # fmt: skip
