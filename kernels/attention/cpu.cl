@@ -236,11 +236,8 @@ attend_tiles(const attention_call *call, ca_int64 number)
 {
     const ca_attention_params *params = call->params;
     const int heads = HEADS_OF_ITEM(params);
-    const ca_int64 rows = params->L * params->heads;
-    const ca_int64 rows_of_item = (ca_int64)BM * params->tiles;
-    const ca_int64 items = (rows + rows_of_item - 1) / rows_of_item; /* of a head */
-    ca_int64 linear;
-    const ca_int64 index = place_of_item(params, number, heads, items, &linear);
+    item_rows rows;
+    find_rows_of_item(&rows, params, number);
 
     item_state item;
     realv memory[MEMORY_VECTORS];
@@ -249,17 +246,16 @@ attend_tiles(const attention_call *call, ca_int64 number)
     /* The array begins with a line of the cache, so no whole vector of packed values lies in two
        lines. */
     term packed[PACKED_TERMS] __attribute__((aligned(CACHE_LINE)));
-    const ca_int64 first_row = index * rows_of_item;
     /* If all keys are one block, each tile is finished before the next one begins. Then all tiles use the
        same memory. */
     const bool in_turn = keys_are_one_block(params);
     const int size = in_turn ? 0 : ROW_TERMS(params->E) * NV + BM * LINE_VECTORS(params->Ev);
-    item.count = (int)min((ca_int64)params->tiles, (rows - first_row + BM - 1) / BM);
+    item.count = (int)((rows.end - rows.first + BM - 1) / BM);
     const int count = heads * item.count;
     PLAIN_FOR (int n = 0; n < count; n++) {
         const int h = n / item.count;
-        start_sums(&item.tiles[n], call, (linear + h) * params->heads,
-                   first_row + (n - h * item.count) * BM, memory + n * size);
+        start_sums(&item.tiles[n], call, rows.head + h * params->heads,
+                   rows.first + (n - h * item.count) * BM, memory + n * size);
     }
     const tile_state *first = &item.tiles[0].tile;
     const tile_state *last = &item.tiles[item.count - 1].tile;

@@ -13,7 +13,7 @@
  */
 #define SCORE_LANES   LANES_ARE_ROWS
 #define WRITES_SCORES 1
-#include "kernels/attention/cpu/tiles.clh" /* tile_state, place_of_item */
+#include "kernels/attention/cpu/tiles.clh" /* tile_state, find_rows_of_item */
 
 #include "kernels/attention/cpu/addends.clh"  /* find_attended */
 #include "kernels/attention/cpu/products.clh" /* start_block, load_queries */
@@ -136,12 +136,12 @@ write_tile(scored_tile *of)
     const tile_state *tile = &of->tile;
     const ca_attention_params *params = tile->call->params;
     load_queries(of->queries, tile, AMX ? REAL(1.0) : score_scale(params));
+    start_softmax(&of->softmax);
     if (!WRITES_STAGE(params, 3)) {
         pass_over_keys(of, false, 0);
         return;
     }
     realv factors[NV];
-    start_softmax(&of->softmax);
     pass_over_keys(of, true, 0);
     if (USES(params, SINKS)) {
         add_sinks(&of->softmax, tile);
@@ -155,13 +155,8 @@ OUTER void
 write_tiles(const attention_call *call, ca_int64 number)
 {
     const ca_attention_params *params = call->params;
-    const int heads = HEADS_OF_ITEM(params);
-    const ca_int64 rows = params->L * params->heads;
-    const ca_int64 rows_of_item = (ca_int64)BM * params->tiles;
-    const ca_int64 items = (rows + rows_of_item - 1) / rows_of_item; /* of a head */
-    ca_int64 linear;
-    const ca_int64 first_row = place_of_item(params, number, heads, items, &linear) * rows_of_item;
-    const ca_int64 end_row = min(first_row + rows_of_item, rows);
+    item_rows rows;
+    find_rows_of_item(&rows, params, number);
 
     realv memory[MEMORY_VECTORS];
     realv added[MAX_KEYS * NV];
@@ -172,9 +167,9 @@ write_tiles(const attention_call *call, ca_int64 number)
     of.added = added;
     of.written = written;
     of.packed = packed;
-    PLAIN_FOR (int h = 0; h < heads; h++) {
-        PLAIN_FOR (ca_int64 row = first_row; row < end_row; row += BM) {
-            start_tile(&of.tile, call, (linear + h) * params->heads, row);
+    PLAIN_FOR (int h = 0; h < HEADS_OF_ITEM(params); h++) {
+        PLAIN_FOR (ca_int64 row = rows.first; row < rows.end; row += BM) {
+            start_tile(&of.tile, call, rows.head + h * params->heads, row);
             write_tile(&of);
         }
     }
