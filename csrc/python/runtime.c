@@ -459,6 +459,13 @@ describe_step(const ca_launched_step *step)
         }
         Py_XDECREF(value);
     }
+    if (macros != NULL && spec->mods_hash[0] != 0) {
+        PyObject *hash = PyLong_FromUnsignedLongLong(spec->mods_hash[0]);
+        if (hash == NULL || PyDict_SetItemString(macros, "MODS", hash) < 0) {
+            Py_CLEAR(macros);
+        }
+        Py_XDECREF(hash);
+    }
     return macros != NULL
                ? Py_BuildValue("(sNK)", spec->name, macros, (unsigned long long)step->groups)
                : NULL;

@@ -188,7 +188,7 @@ def built_programs() -> tuple[int, float]: ...
 
 # For tests: the kernels that this thread has launched since it asked last, in their order, device
 # by device; of each the name, the macros and the number of work-groups. Probes and trials count
-# too. A device remembers the last 64 kernels that any thread has launched.
+# too. A device remembers the last 256 kernels that any thread has launched.
 def launched() -> list[tuple[str, dict[str, int], int]]: ...
 def scaled_dot_product_attention(
     query: Array,

@@ -14,7 +14,6 @@ import support.tuning as tuning
 from numpy.lib.stride_tricks import as_strided
 from references.attention import attention, bfloat16, eps, float16
 from support.helpers import draw, qkv, sdpa
-from support.launches import launched_by
 from support.threads import run_together
 from support.variants import with_kernels
 
@@ -164,22 +163,6 @@ def test_numbers_that_are_added(device, variant, warps, added, softcap):
     mask = mask if added else mask > 0
     options = {"attn_mask": mask, "softcap": softcap, "is_causal": "lower_right"}
     variant.check(*halves((1, 2), 130, 330, 64), device=device, **options)
-
-
-@mma
-def test_masks_that_begin_anywhere(device, variant):
-    """A mask does not keep keys from being copied by 16 bytes: there is no program for it."""
-    q, k, v = qkv((1, 1), 18, 70, 64, dtype=float16)
-    memory = np.ones(18 * 70 + 32, bool)
-    start = -memory.ctypes.data % 16
-    programs = set()
-    for place in 0, 3:
-        mask = memory[start + place :][: 18 * 70].reshape(18, 70)
-        mask[:, 5] = False
-        variant.check(q, k, v, device=device, attn_mask=mask)
-        used = launched_by(variant.call, q, k, v, device=device, attn_mask=mask)
-        programs |= {one.program for one in used}
-    assert len(programs) == 1
 
 
 # ---- the warps of attention_decode_mma, which take 16 keys each in turn ----

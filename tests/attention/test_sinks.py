@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from references.attention import eps, float32, float64
 from support.helpers import assert_close, check, draw, qkv, sdpa
-from support.launches import launched_by
 from support.layouts import negative_rows, sliced
 from support.masks import INF, NAN, seen_in_band, spoil
 from support.variants import each, force, with_door, with_kernels
@@ -189,15 +188,6 @@ def test_scores_of_minus_infinity(device):
     result, lse = sdpa(q, k, v, device=device, sinks=sinks_of(2), scale=3.0, return_lse=True)
     assert not result[..., 0, :].any()
     np.testing.assert_array_equal(lse[0, :, 0], sinks_of(2))
-
-
-def test_other_sinks_are_the_same_program(device):
-    arrays = qkv((1, 2), 5, 30, 16)
-    first, other = (
-        {one.program for one in launched_by(sdpa, *arrays, device=device, sinks=sinks)}
-        for sinks in (sinks_of(2), sinks_of(2, 3.0))
-    )
-    assert first == other
 
 
 def test_a_sink_belongs_to_no_part():

@@ -60,6 +60,6 @@ def test_each_thread_sees_its_own(device):
 
 def test_the_last_ones_are_remembered(device):
     launched()
-    for _ in range(70):
+    for _ in range(300):
         matrix(device)
-    assert names() == ["diagonal_band"] * 64
+    assert names() == ["diagonal_band"] * 256
