@@ -16,7 +16,6 @@ from support.directml_calls import (
     HALF_AND_SINGLE,
     check,
     check_alone,
-    check_or_type_error,
     compare,
     run,
 )
@@ -306,12 +305,11 @@ def test_zero_strides(device):
 
 @pytest.mark.parametrize("layout", ODD, ids=lambda f: f.__name__)
 @pytest.mark.usefixtures("reference_kernel")
-def test_odd_layouts_are_right_or_a_type_error(device, layout):
+def test_odd_layouts(device, layout):
     call = make(P=3, bias=True, relative_position_bias=draw((1, 2, 5, 10), seed=7))
     for name in FLOATS:
         if name in call:
-            check_or_type_error(call | {name: layout(call[name])}, name, device=device)
-    check(call, device=device)
+            check(call | {name: layout(call[name])}, device=device)
 
 
 def test_the_output_is_a_named_tuple(device):

@@ -6,7 +6,6 @@ and random calls: test_onnx_properties.py. Cross products of types and options r
 reference kernel alone, whose head sizes are data: each combination is a program to build.
 """
 
-import contextlib
 import itertools
 
 import clattn
@@ -275,14 +274,6 @@ def test_empty_dimensions(device, reference_kernel, sizes, rank):
     check(*inputs(*sizes), np.ones((L, S), bool), None, None, lengths, device=device)
 
 
-def test_no_query_heads(device, reference_kernel):
-    """Zero query heads give an empty result or a ValueError."""
-    Q, K, V = inputs()
-    with contextlib.suppress(ValueError):
-        assert clattn.onnx.attention(Q[:, :0], K, V, device=device).Y.shape == (B, 0, L, E)
-    check(Q, K, V, device=device)
-
-
 layouts = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda f: f.__name__)
 
 
@@ -313,14 +304,12 @@ def test_zero_strides(device, kernel):
 
 
 @pytest.mark.parametrize("layout", ODD, ids=lambda f: f.__name__)
-def test_odd_layouts_are_right_or_a_type_error(device, reference_kernel, layout):
-    """Misaligned and byte-swapped: right, or refused, one argument at a time."""
+def test_odd_layouts(device, reference_kernel, layout):
+    """Misaligned and byte-swapped, one argument at a time."""
     arguments = [*inputs(), mask_of(float32, (L, S + P)), *cache()]
     for n, argument in enumerate(arguments):
         changed = [layout(argument) if n == m else a for m, a in enumerate(arguments)]
-        with contextlib.suppress(TypeError):
-            check(*changed, device=device)
-    check(*arguments, device=device)
+        check(*changed, device=device)
 
 
 def test_arguments_by_position_and_by_name(device, reference_kernel):

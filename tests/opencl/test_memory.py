@@ -4,15 +4,14 @@
 Child processes measure, so that what other tests left behind does not count.
 """
 
-import clattn
+import os
+
 import numpy as np
 import pytest
 from support.helpers import (
     assert_references_return,
-    check,
     draw,
     has_memory,
-    index_of,
     qkv,
     run_on,
     run_python,
@@ -284,6 +283,8 @@ def test_queries_too_far_apart_for_one_buffer(device):
 
 
 def test_devices_report_their_memory(device):
+    """Not more than the machine has, where the device shares it; one buffer at most all of it."""
     assert device.memory >= 1 << 28
-    check(*qkv(), device=device)
-    assert clattn.devices()[index_of(device)].memory == device.memory
+    assert 0 < device.max_allocation <= device.memory
+    if device.type == "cpu":
+        assert device.memory <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
