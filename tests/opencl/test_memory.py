@@ -242,6 +242,58 @@ def test_offsets_beyond_32_bits(device, kernel_name, shape):
     )
 
 
+def test_keys_of_more_than_two_thousand_million_elements(device):
+    """Pages that nobody has written take no memory, and are read as zeros: a kernel reads all keys.
+
+    One key at the start, in the middle or at the end weighs more than all others together.
+    """
+    run_on(
+        device,
+        """
+    S = 2**25 + 5
+    k, v = (np.zeros((S, 64), "float16") for _ in range(2))
+    q = np.ones((1, 64), "float16")
+    assert k.size > 2**31
+
+    def call():
+        return sdpa(q, k, v, device=device, scale=1.0)
+
+    if device.memory_mode != "svm" and device.max_allocation < k.nbytes:
+        try:
+            call()
+        except MemoryError as error:
+            assert f"allocates at once ({device.max_allocation} bytes)" in str(error)
+            raise SystemExit
+        raise AssertionError("one buffer held more than the device allows")
+    for place in 3, S // 2, S - 1:
+        k[place], v[place] = 1, np.arange(64) / 64
+        result, rise = peak_of(call)
+        assert (result == v[place]).all(), place
+        assert rise < 200 * MIB, f"{rise / MIB:.0f} MiB"
+        k[place] = v[place] = 0
+    """,
+        env=forced() | {"CLATTN_MEMORY": None},
+    )
+
+
+def test_a_matrix_of_more_than_two_thousand_million_elements(device):
+    """A band is written in place; the pages between take no memory."""
+    run_on(
+        device,
+        """
+    a = np.zeros((48, 1 << 26), np.uint8)
+    assert a.size > 2**31
+    result, rise = peak_of(lambda: clattn.diagonal_matrix(a, 7, 3, 4, out=a, device=device))
+    assert result is a
+    rows = np.arange(48)
+    assert (a[rows, rows + 3] == 7).all()
+    assert a[-1].sum() == a[20].sum() == 7
+    assert rise < 600 * MIB, f"{rise / MIB:.0f} MiB"  # large pages, two of each row
+    """,
+        env={"CLATTN_MEMORY": None},
+    )
+
+
 @pytest.mark.skipif(not LONG, reason="takes 9 GiB; CLATTN_FUZZ runs it")
 def test_two_thousand_million_elements(device):
     """For real: the last rows of a query and of a matrix of more than 2**31 elements."""
