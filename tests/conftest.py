@@ -30,6 +30,7 @@ from support.variants import (
     WITH_ARRAYS,
     force,
     left_out,
+    of_other_devices,
     refusal_of,
     row_id,
     skip_unless_used,
@@ -117,7 +118,8 @@ def pytest_collection_modifyitems(config, items):
         if item.get_closest_marker("cpus") and DEVICES and for_another_device(item):
             item.add_marker(pytest.mark.skip(reason="for CPUs"))
     kept = [item for item in items if not (with_tensors(item) and with_reference(item))]
-    out = set() if "full" in config.option.markexpr else set(left_out(kept))
+    everything = "full" in config.option.markexpr
+    out = set() if everything else {*left_out(kept), *of_other_devices(kept)}
     config.hook.pytest_deselected(items=out)
     items[:] = sorted((item for item in kept if item not in out), key=with_tensors)
 

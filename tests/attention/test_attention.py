@@ -15,6 +15,7 @@ from references.attention import (
 )
 from support.helpers import assert_close, check, draw, qkv, sdpa
 from support.launches import chosen
+from support.loops import looped
 from support.variants import VARIANTS, force, skip_unless_used, takes_cpu_kernels
 
 pytestmark = pytest.mark.tensors
@@ -70,7 +71,7 @@ LEADS = {  # of query, key, value
 }
 
 
-@pytest.mark.parametrize("lead", LEADS.values(), ids=LEADS)
+@looped("lead", LEADS.values(), ids=LEADS)
 def test_ranks_and_broadcasting(device, kernel, lead):
     """Leading dimensions broadcast as NumPy's do, missing ones included."""
     q = draw((*lead[0], 17, 8))

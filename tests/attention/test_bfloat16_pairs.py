@@ -14,6 +14,7 @@ import pytest
 from references.attention import attention, bfloat16, eps, largest, max_error
 from support.helpers import assert_close, check, draw, qkv, sdpa
 from support.launches import chosen
+from support.loops import looped
 from support.sizes import REST, WIDE
 from support.variants import force, refusal_of
 
@@ -72,8 +73,8 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("size", sorted(SIZES), ids=str)
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@looped("size", sorted(SIZES), ids=str)
+@looped("options", OPTIONS.values(), ids=OPTIONS)
 def test_sizes(device, size, options):
     L, S, E, Ev = size
     check(*qkv((2, 4), L, S, E, Ev, bfloat16), device=device, **options)

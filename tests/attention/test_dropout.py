@@ -15,6 +15,7 @@ from references.attention import DTYPES, float16
 from support.dropout_calls import SEED, P, check
 from support.helpers import assert_close, draw, qkv, sdpa
 from support.layouts import LAYOUTS, ODD
+from support.loops import looped
 from support.variants import force
 
 pytestmark = pytest.mark.tensors
@@ -157,7 +158,7 @@ LEADS = {  # of query, key, value
 }
 
 
-@pytest.mark.parametrize("lead", LEADS.values(), ids=LEADS)
+@looped("lead", LEADS.values(), ids=LEADS)
 def test_batch_dimensions(device, kernel, lead):
     """Rows are counted in the result's shape: a repeated query drops other keys each time."""
     q = draw((*lead[0], 17, 8))
@@ -301,7 +302,7 @@ SEEDS = [0, 1, 7, 2**31, 2**32 - 1, 2**32, 2**32 + 7, 2**53 + 1, 2**63, 2**64 - 
 SCALARS = [np.uint64(2**64 - 1), np.int64(7), np.uint8(200), np.int32(2**31 - 1), np.int16(5)]
 
 
-@pytest.mark.parametrize("seed", [*SEEDS, *SCALARS], ids=repr)
+@looped("seed", [*SEEDS, *SCALARS], ids=repr)
 def test_seeds(device, seed):
     """Integers from 0 to 2**64 - 1, NumPy's too; every bit counts."""
     check(*qkv((2, 3), 17, 40, 8), device=device, seed=seed)

@@ -171,7 +171,7 @@ OVERLAPS = {  # a fresh buffer of 500 elements -> two matrices that have some of
 
 
 @pytest.mark.arrays_only
-@pytest.mark.parametrize("overlap", OVERLAPS.values(), ids=OVERLAPS)
+@looped("overlap", OVERLAPS.values(), ids=OVERLAPS)
 @widths
 def test_overlaps_are_refused(device, overlap, dtype):
     """ValueError, whatever the bounds, before anything is written; then the same in place works."""

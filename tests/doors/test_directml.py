@@ -21,10 +21,11 @@ from support.directml_calls import (
 )
 from support.helpers import draw
 from support.layouts import LAYOUTS, ODD
+from support.loops import looped
 
 pytestmark = pytest.mark.tensors
 
-each_source = pytest.mark.parametrize("source", SOURCES)
+each_source = looped("source", SOURCES)
 
 
 def test_the_oracle_by_hand():
@@ -65,8 +66,8 @@ def test_the_oracle_stacks_as_numpy_does():
 
 @each_source
 @HALF_AND_SINGLE
-@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
-@pytest.mark.parametrize("past", [None, 3], ids=["no past", "past"])
+@looped("bias", [False, True], ids=["no bias", "bias"])
+@looped("past", [None, 3], ids=["no past", "past"])
 @pytest.mark.usefixtures("reference_kernel")
 def test_sources(device, source, dtype, bias, past):
     call = make(source, dtype=dtype, bias=bias, P=past)

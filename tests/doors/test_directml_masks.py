@@ -20,6 +20,7 @@ from support.directml_calls import (
 )
 from support.helpers import draw
 from support.layouts import LAYOUTS, ODD
+from support.loops import looped
 
 pytestmark = pytest.mark.tensors
 
@@ -241,7 +242,7 @@ FILTERS = [-10000.0, -1e5, -65504, -1000, -5, -0.5, 0, 0.0, 3, 2.5, 200.0, 1e4, 
 
 @quick
 @HALF_AND_SINGLE
-@pytest.mark.parametrize("value", FILTERS, ids=repr)
+@looped("value", FILTERS, ids=repr)
 def test_filter_values(device, value, dtype):
     """The value is added in float32, also for float16 tensors: negative, zero, positive, large."""
     masks = {"boolean": flags((B, L, T)), LENGTH: int32(0, 6), END_START: int32(0, 7, 0, 2),

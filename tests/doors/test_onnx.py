@@ -15,6 +15,7 @@ from references.attention import DTYPES, bfloat16, float16, float32, float64
 from references.onnx import attention, check, tolerances
 from support.helpers import assert_close
 from support.layouts import LAYOUTS, ODD
+from support.loops import looped
 from support.onnx_calls import HK, HQ, B, E, L, P, S, cache, flat, inputs, mask_of
 
 pytestmark = pytest.mark.tensors
@@ -46,8 +47,8 @@ def test_values_of_another_size(device, kernel, rank):
     check(*arrays, None, *cache(Ev=5), device=device, **options)
 
 
-@pytest.mark.parametrize("is_causal", [0, 1], ids=["all", "causal"])
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@looped("is_causal", [0, 1], ids=["all", "causal"])
+@looped("lengths", LENGTHS, ids=str)
 def test_lengths(device, kernel, lengths, is_causal):
     """Tiles and rests; causality without a past starts at the top left, whatever the lengths."""
     check(*inputs(*lengths), device=device, is_causal=is_causal)
@@ -154,8 +155,8 @@ def test_past(device, kernel, P, is_causal):
 NONPAD = [(33, 20), (17, 33), (5, 16), (0, 33), (1, 0), (0, 0)]
 
 
-@pytest.mark.parametrize("is_causal", [0, 1], ids=["all", "causal"])
-@pytest.mark.parametrize("lengths", NONPAD, ids=str)
+@looped("is_causal", [0, 1], ids=["all", "causal"])
+@looped("lengths", NONPAD, ids=str)
 def test_nonpad_kv_seqlen(device, kernel, lengths, is_causal):
     """Causality is offset by n - L in each batch; a negative offset leaves the first rows empty."""
     for rows, opset in ((17, 24), (1, 25), (40, 25)):
@@ -274,7 +275,7 @@ def test_empty_dimensions(device, reference_kernel, sizes, rank):
     check(*inputs(*sizes), np.ones((L, S), bool), None, None, lengths, device=device)
 
 
-layouts = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda f: f.__name__)
+layouts = looped("layout", LAYOUTS, ids=lambda f: f.__name__)
 
 
 @layouts

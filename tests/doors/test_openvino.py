@@ -9,6 +9,7 @@ import references.openvino as oracle
 from references.attention import DTYPES, bfloat16, float16, float32
 from support.helpers import assert_close, draw, qkv
 from support.layouts import LAYOUTS, ODD
+from support.loops import looped
 from support.openvino_calls import arrays, call, check
 
 pytestmark = pytest.mark.tensors
@@ -115,7 +116,7 @@ LEADS = {  # of query, key, value
 
 
 @pytest.mark.usefixtures("reference_kernel")
-@pytest.mark.parametrize("leads", LEADS.values(), ids=LEADS)
+@looped("leads", LEADS.values(), ids=LEADS)
 def test_batch_dimensions(device, leads):
     check(*arrays(leads), device=device)
 

@@ -8,6 +8,8 @@ import pytest
 from support.helpers import index_of, run_on, run_python
 from support.variants import decode_for, forced
 
+pytestmark = pytest.mark.by_turns
+
 COUNTED = """
 def counts(action):
     "Bytes that were sent and fetched, and kernels that ran."

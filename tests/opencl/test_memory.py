@@ -23,6 +23,7 @@ from support.variants import forced
 MIB = 1 << 20
 
 
+@pytest.mark.by_turns
 def test_long_causal_sequences_need_no_square_matrix(device):
     """S = 16384 causal: less than 64 MiB beyond inputs and output (scores alone were 1 GiB)."""
     run_on(
@@ -42,6 +43,7 @@ def test_long_causal_sequences_need_no_square_matrix(device):
     )
 
 
+@pytest.mark.by_turns
 def test_a_broadcast_batch_is_not_copied_out(device):
     """Keys of zero stride stand for 64 times their bytes: scratch stays small."""
     run_on(
@@ -55,6 +57,7 @@ def test_a_broadcast_batch_is_not_copied_out(device):
     )
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("kind", ["right", "wrong"])
 def test_repeated_calls_keep_nothing(device, kind):
     """Thousands of calls, right or refused, strided or not: no growth of memory or open files."""
@@ -95,6 +98,7 @@ def test_repeated_calls_keep_nothing(device, kind):
     )
 
 
+@pytest.mark.by_turns
 def test_distinct_shapes_keep_nothing(device):
     """A growing sequence neither recompiles nor collects one buffer for each length."""
     run_on(
@@ -319,6 +323,7 @@ def test_two_thousand_million_elements(device):
     )
 
 
+@pytest.mark.by_turns
 def test_queries_too_far_apart_for_one_buffer(device):
     """Such a call is made in parts, along with which causality and window move."""
     run_on(

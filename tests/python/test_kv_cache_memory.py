@@ -61,6 +61,7 @@ def test_attending_keeps_nothing(device):
             assert settled(device) == start
 
 
+@pytest.mark.by_turns
 def test_growth_allocates_nothing(device):
     """400 tokens, in a process of its own, whose pool no other test has filled."""
     run_on(
@@ -92,6 +93,7 @@ def test_growth_allocates_nothing(device):
     )
 
 
+@pytest.mark.by_turns
 def test_nothing_is_copied(device):
     """append, attend and views copy nothing of a cache of 128 MiB."""
     run_on(
@@ -270,6 +272,7 @@ def test_emptying_the_pool_leaves_a_cache(device):
     both.append(1).contents_agree().attend(2)
 
 
+@pytest.mark.by_turns
 def test_a_cache_of_a_default_device_in_a_child(device):
     """CLATTN_DEVICE, and exit with a cache alive and calls that nobody waited for."""
     peers = [d for d in clattn.devices() if d.type == device.type]
@@ -287,6 +290,7 @@ def test_a_cache_of_a_default_device_in_a_child(device):
     )
 
 
+@pytest.mark.by_turns
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_child_forked_during_an_append(device):
     """The lock that the appending thread holds does not exist in the child."""
