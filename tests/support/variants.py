@@ -350,8 +350,8 @@ def of_other_devices(items):
         if item.get_closest_marker("by_turns") and device and device.type == "cpu":
             name = re.sub(r"\bcpu\d+-[^-\]]+", "", item.name)  # without the CPU
             tests.setdefault((item.path, name), []).append(item)
-    for (_, name), cases in tests.items():
-        turn = crc32(name.encode()) % len(cases)
+    for (path, name), cases in tests.items():
+        turn = crc32(f"{path.name}{name}".encode()) % len(cases)
         yield from (case for n, case in enumerate(cases) if n != turn)
 
 
