@@ -23,10 +23,10 @@ def directml(**arrays):
     return clattn.directml.multihead_attention(**arrays, scale=1.0, head_count=1)
 
 
-def overlapping():
-    """Rows that share elements, in no order that tells so at once."""
+def strided(shape, strides):
+    """An array of these strides, in elements."""
     memory = np.zeros(1000, np.float32)
-    return np.lib.stride_tricks.as_strided(memory, (1, 2, 3, 8), (0, 40, 24, 4))
+    return np.lib.stride_tricks.as_strided(memory, shape, [4 * n for n in strides])
 
 
 CALLS = {
@@ -72,9 +72,37 @@ CALLS = {
         "input_or_shape has 65 dimensions; expected 64 at most",
     ),
     "rows that share elements": (
-        lambda: attend(q, q, q, out=overlapping()),
+        lambda: attend(q, q, q, out=strided((1, 2, 3, 8), (0, 10, 6, 1))),
         ValueError,
         "out has elements that share memory",
+    ),
+    "elements that meet far apart": (
+        lambda: clattn.diagonal_matrix(strided((4, 3), (2, 3)), 1, 0, 1,
+                                       out=strided((4, 3), (2, 3))),
+        ValueError,
+        "out has elements that share memory",
+    ),
+    "a Tensor as a condition": (
+        lambda: bool(tensor(3)),
+        TypeError,
+        "a Tensor is neither true nor false; use tensor.numpy()",
+    ),
+    "an infinite scale": (
+        lambda: clattn.openvino.scaled_dot_product_attention(
+            *[q.astype(np.float16)] * 3, np.float16(0), np.array(np.inf, np.float16)
+        ),
+        ValueError,
+        "scale is inf",
+    ),
+    "a window below 0": (
+        lambda: attend(q, q, q, window=(-2, 0)),
+        ValueError,
+        "window has the bound -2; expected 0 or more, or None",
+    ),
+    "a position beyond 32 bits": (
+        lambda: clattn.flex_attention(q, q, q, lambda s, b, h, i, j: s + i, query_offset=2**31),
+        ValueError,
+        "query_offset has the number 2147483648; expected ",
     ),
     "a number among a Tensor's": (
         lambda: 1.0 in tensor(3),
