@@ -137,7 +137,8 @@ def test_devices_that_cannot_be_used(limited, reason):
         (device,) = clattn._core.all_devices()
         assert not device.usable
         assert {reason!r} in device.reason, device.reason
-        for words, said in (device.name, "cannot be used: "), (None, "no OpenCL device is usable: "):
+        refusals = {{device.name: "cannot be used: ", None: "no OpenCL device is usable: "}}
+        for words, said in refusals.items():
             try:
                 clattn.diagonal_matrix((2, 2), 1, 0, 1, device=words)
             except clattn.DeviceError as error:

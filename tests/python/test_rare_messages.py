@@ -82,6 +82,12 @@ CALLS = {
         ValueError,
         "out has elements that share memory",
     ),
+    "a result that no machine holds": (
+        lambda: clattn.diagonal_matrix((2**31, 2**31), 1, 0, 1),
+        MemoryError,
+        "no memory for a result of shape (2147483648, 2147483648) and dtype float32; compute it in "
+        "parts",
+    ),
     "a Tensor as a condition": (
         lambda: bool(tensor(3)),
         TypeError,
