@@ -116,6 +116,23 @@ def test_types_that_the_device_lacks(limited):
     assert on_device.processes() > 1
 
 
+def test_a_device_without_float64(limited):
+    """What computes in it is refused by name; what only reads such numbers is right."""
+    on_device = limited(DEVICES["Mali-G78"])
+    said = on_device.run(
+        CALLS
+        + """
+assert not device.float64
+calls.refuse_float64(device)
+calls.convert_float64(device)
+clattn.show_config()
+"""
+    ).stdout
+    assert on_device.told()[0] == []
+    [dtypes] = [line for line in said.splitlines() if line.split()[:1] == ["dtypes"]]
+    assert dtypes.split()[1:] == ["float32,", "float16,", "bfloat16"]
+
+
 @pytest.mark.parametrize("reason", UNUSABLE)
 def test_devices_that_cannot_be_used(limited, reason):
     """They are passed over, and the reason names what they lack."""
@@ -125,6 +142,14 @@ def test_devices_that_cannot_be_used(limited, reason):
         (device,) = clattn._core.all_devices()
         assert not device.usable
         assert {reason!r} in device.reason, device.reason
+        refusals = {{device.name: "cannot be used: ", None: "no OpenCL device is usable: "}}
+        for words, said in refusals.items():
+            try:
+                clattn.diagonal_matrix((2, 2), 1, 0, 1, device=words)
+            except clattn.DeviceError as error:
+                assert said in str(error) and {reason!r} in str(error), str(error)
+            else:
+                raise AssertionError(words)
     """)
     assert on_device.told()[1] == {}, "no kernel ran"
 

@@ -180,14 +180,6 @@ def assert_references_return(calls, things):
     raise AssertionError(changed)
 
 
-def check_or_type_error(*args, **options):
-    """For memory layouts that may be refused, but only so: right, or a TypeError."""
-    try:
-        return check(*args, **options)
-    except TypeError:
-        return None
-
-
 def run_python(code, *args, timeout=120, check_exit=True, env=None, cwd=None):
     """Run code in a process that has opened no device and can import the helpers; returns it.
 
