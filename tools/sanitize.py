@@ -258,14 +258,15 @@ def tidy():
     """The checks of .clang-tidy, over each file by itself."""
     files = [file for file in sorted(ROOT.glob("csrc/**/*.c")) if "windows" not in file.name]
     found = program("clang-tidy")
-    flags = ["-std=c11", "-Wall", "-Wextra", "-DCLATTN_ANALYZER", '-DCLATTN_VERSION=""',
-             "-I", ROOT / "csrc", "-I", ROOT, "-isystem", ROOT / "third_party/opencl-headers",
-             "-isystem", sysconfig.get_path("include"), "-isystem", numpy.get_include()]  # fmt: skip
+    flags = [
+        "-std=c11", "-Wall", "-Wextra", "-DCLATTN_ANALYZER", '-DCLATTN_VERSION=""',
+        "-I", ROOT / "csrc", "-I", ROOT, "-isystem", ROOT / "third_party/opencl-headers",
+        "-isystem", sysconfig.get_path("include"), "-isystem", numpy.get_include(),
+    ]  # fmt: skip
 
     def check(file):
-        done = subprocess.run(
-            [found, "--quiet", file, "--", *flags], capture_output=True, text=True
-        )
+        command = [found, "--quiet", file, "--", *flags]
+        done = subprocess.run(command, capture_output=True, text=True)
         print(done.stdout, end="", flush=True)
         return done.returncode
 
