@@ -5,8 +5,6 @@ Results are compared with float64, and where operators have no oracle here, with
 kernel in float64. Other devices convert bfloat16, as all other tests see.
 """
 
-from pathlib import Path
-
 import clattn
 import ml_dtypes
 import numpy as np
@@ -14,21 +12,15 @@ import pytest
 from references.attention import attention, bfloat16, eps, largest, max_error
 from support.helpers import assert_close, check, draw, qkv, sdpa
 from support.sizes import REST, WIDE
-from support.variants import force, refusal_of
+from support.variants import INSTRUCTIONS, force, force_or_skip, processor
 
 HALF_AN_EPS = eps(bfloat16) / 2
 
 
-FLAGS = {"pairs": "avx512_bf16", "amx": "amx_bf16"}
-
-
-@pytest.fixture(autouse=True, params=FLAGS)
+@pytest.fixture(autouse=True, params=INSTRUCTIONS)
 def word(device, monkeypatch, request):
-    """The variant, which is refused where the device lacks its instruction."""
-    force(monkeypatch, request.param)
-    refusal = refusal_of(device, bfloat16)
-    if refusal:
-        pytest.skip(refusal)
+    """The variant, where the device has its instruction."""
+    force_or_skip(monkeypatch, device, request.param)
     return request.param
 
 
@@ -40,7 +32,7 @@ def test_they_are_chosen(device, monkeypatch, word):
         force(monkeypatch, name)
         results[name] = sdpa(*arrays, device=device).tobytes()
     assert results[word] != results["cpu"]
-    chosen = word != "pairs" or "GenuineIntel" not in Path("/proc/cpuinfo").read_text()
+    chosen = word != "pairs" or "GenuineIntel" not in processor()
     assert (results[None] == results[word]) == chosen
 
 
@@ -156,11 +148,3 @@ def test_past_present_and_scores(device, mode, monkeypatch, word):
     got = call(arrays)
     past_k, key = arrays[3], arrays[1]
     assert got.present_key.tobytes() == np.concatenate([past_k, key], axis=2).tobytes()
-
-
-def test_the_processor_says_so(device, word):
-    """The instruction is there: where Linux lists a processor's features."""
-    listed = Path("/proc/cpuinfo")
-    if not listed.exists():
-        pytest.skip("no /proc/cpuinfo")
-    assert FLAGS[word] in listed.read_text().split()
