@@ -158,6 +158,7 @@ TOOLS = {
 }  # fmt: skip
 
 
+SLOW = ("objects", "valgrind")  # a test may take longer than it may elsewhere
 SEPARATE_FILES = "CMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF"
 
 
@@ -227,8 +228,10 @@ def run_tests(name, arguments):
     env = os.environ | {"CLATTN_KERNEL": "reference", "PYTHONPATH": paths}
     env |= {key: value.format(reports=reports) for key, value in tool.env.items()}
     env["LD_PRELOAD"] = " ".join(map(library, tool.libraries))
+    slow = name in SLOW or "CLATTN_FUZZ" in os.environ
     runner = [word.format(reports=reports) for word in tool.runner]
     command = [*runner, sys.executable, "-c", tool.code, end, "-q", "-p", "no:cacheprovider",
+               *(["-o", "faulthandler_timeout=0"] if slow else []),
                *(arguments or tool.tests)]  # fmt: skip
     status = subprocess.run(command, env=env, cwd=ROOT).returncode
     found = findings(reports, tool.leaves_out)
