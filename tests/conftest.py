@@ -29,13 +29,14 @@ from support.ptx_device import build as build_machine
 from support.variants import (
     WITH_ARRAYS,
     force,
+    force_or_skip,
     left_out,
     of_other_devices,
-    refusal_of,
     row_id,
     skip_unless_used,
-    takes_cpu_kernels,
 )
+
+pytest_plugins = ["support.skips"]
 
 
 def is_named(device, words):
@@ -288,13 +289,8 @@ def reference_kernel(request, monkeypatch):
 def variant(request, device, monkeypatch):
     """A variant of support/variants.py that is forced, where the device can run it."""
     row, passed = request.param
-    if row.cpu_only and not takes_cpu_kernels(device):
-        pytest.skip(f"{row.kernel} is for CPUs")
     skip_unless_used(device, row.kernel, dtype=row.dtype)
-    row.force(monkeypatch)
-    refusal = refusal_of(device, row.dtype) if row.needs_instructions else None
-    if refusal:
-        pytest.skip(refusal)
+    force_or_skip(monkeypatch, device, row.kernel, **row.limits)
     with pytest.MonkeyPatch.context() as patch:
         if passed == "tensors":
             pass_tensors(patch)

@@ -86,7 +86,7 @@ class Flow:
     def _post_dominators(self):
         """Return, for each block, the blocks that every way from it to the end comes to."""
         every = {*self.blocks, END}
-        behind = {block: every for block in self.blocks} | {END: {END}}
+        behind = dict.fromkeys(self.blocks, every) | {END: {END}}
         changed = True
         while changed:
             changed = False

@@ -26,7 +26,7 @@ OLDEST_PYTHON = "3.11"
 # Least versions, as in pyproject.toml (tests/package/test_gpu_check.py compares).
 BUILD = {"scikit-build-core": "0.10", "setuptools-scm": "8.0", "numpy": "2.0"}
 PROGRAMS = {"cmake": "3.20", "ninja": "1.5"}  # packages, for a machine without these programs
-TEST = {"pytest": "8.0", "pytest-xdist": "3.6", "hypothesis": "6.100", "ml_dtypes": "0.5"}
+TEST = {"pytest": "9.0", "pytest-xdist": "3.6", "hypothesis": "6.100", "ml_dtypes": "0.5"}
 BENCH = {"rich": "13"}
 LIMITS = {"pyopencl": "2024.1"}  # bench measures the limits of a device with it
 EVERYTHING = BUILD | PROGRAMS | TEST | BENCH | LIMITS
