@@ -25,17 +25,18 @@ write_scores(const tile_state *tile, const tile_block *block, const softmax_stat
 {
     const ca_attention_params *params = tile->call->params;
     const ca_view *view = VIEW(params, SCORES);
+    __global storage *first = tile->call->scores + ca_offset(view, tile->batch, tile->i0 + tile->ty,
+                                                             block->j0 + tile->tx);
     UNROLLED_FOR (int n = 0; n < MI * NJ; n++) {
-        const int r = tile->ty + TY * (n / NJ);
-        const int k = tile->tx + TX * (n % NJ);
+        const int r = TY * (n / NJ);
+        const int k = TX * (n % NJ);
         real x = scores[n];
         if (WRITES_STAGE(params, 3)) {
             const real weight = exp2(TO_LOG2(params, x - softmax->base[n / NJ]));
             x = x != -INFINITY ? weight / softmax->sum[n / NJ] : REAL(0.0);
         }
-        if (r < tile->rows && k < block->keys) {
-            store(x,
-                  tile->call->scores + ca_offset(view, tile->batch, tile->i0 + r, block->j0 + k));
+        if (r < tile->rows - tile->ty && k < block->keys - tile->tx) {
+            store(x, first + r * view->row + k * view->column);
         }
     }
 }
