@@ -1,30 +1,20 @@
 # SPDX-License-Identifier: MIT
 """benchmarks/growth.py: time and memory by S, in processes of their own."""
 
-import importlib.util
 import json
 import sys
 from types import SimpleNamespace
 
 import pytest
-from support.helpers import ROOT, png_size, run
+from support.helpers import png_size, run
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
-SCRIPT = ROOT / "benchmarks" / "growth.py"
+
+import growth
 
 
-@pytest.fixture(scope="module")
-def growth():
-    spec = importlib.util.spec_from_file_location("growth", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["growth"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["growth"]
-
-
-def test_a_device_without_others(growth, first_device, capsys, monkeypatch, tmp_path):
+def test_a_device_without_others(first_device, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(growth, "peer_classes", list)
     file, picture = tmp_path / "growth.json", tmp_path / "growth.png"
     words = ["256", "--device", first_device.platform, "--json", str(file), "--plot", str(picture)]
@@ -47,7 +37,7 @@ def test_a_device_without_others(growth, first_device, capsys, monkeypatch, tmp_
 @pytest.mark.parametrize(
     ("limit", "word"), [("MOST_SECONDS", "more than 0 s"), ("MOST_MEMORY", "memory")]
 )
-def test_it_ends_where_a_call_would_take_too_much(growth, monkeypatch, limit, word):
+def test_it_ends_where_a_call_would_take_too_much(monkeypatch, limit, word):
     cost = json.dumps({"seconds": 1.0, "memory": 1 << 20, "error": 0.0, "allowed": 1.0})
     done = SimpleNamespace(returncode=0, stdout=cost + "\n", stderr="")
     monkeypatch.setattr(growth.subprocess, "run", lambda *args, **options: done)
@@ -60,12 +50,12 @@ def test_it_ends_where_a_call_would_take_too_much(growth, monkeypatch, limit, wo
 
 
 def test_a_process_that_fails_is_named():
-    words = [sys.executable, str(SCRIPT), "--one", "device", "no such device", "128"]
+    words = [sys.executable, growth.__file__, "--one", "device", "no such device", "128"]
     done = run(words, timeout=60, check_exit=False, env=None, cwd=None)
     assert done.returncode != 0 and "no such device" in done.stderr
 
 
-def test_what_is_wrong(growth):
+def test_what_is_wrong():
     fine, wrong = growth.Cost(1.0, None, 0.5, 1.0), growth.Cost(1.0, None, float("nan"), 1.0)
     assert growth.Growth("device", "cpu", {128: fine, 256: wrong}).wrong() == [256]
     assert growth.Growth("peer", "torch", {128: wrong}).wrong() == []
