@@ -23,19 +23,20 @@ os.environ["CLATTN_TUNING"] = "off"
 import clattn
 import pytest
 import support.faults as faults
-from ptx.device import build as build_machine
 from support.helpers import forks
 from support.passing import pass_tensors
+from support.ptx_device import build as build_machine
 from support.variants import (
     WITH_ARRAYS,
     force,
+    force_or_skip,
     left_out,
     of_other_devices,
-    refusal_of,
     row_id,
     skip_unless_used,
-    takes_cpu_kernels,
 )
+
+pytest_plugins = ["support.skips"]
 
 
 def is_named(device, words):
@@ -64,7 +65,7 @@ def list_devices():
 if os.environ.get("CLATTN_TEST_DEVICES") == "ptx":
     import ptx.device as ptx_device
 
-    MACHINE = ptx_device.Device(ptx_device.build(tempfile.mkdtemp()))
+    MACHINE = ptx_device.Device(build_machine(tempfile.mkdtemp()))
 
 DEVICES, NO_DEVICE = list_devices()
 
@@ -288,13 +289,8 @@ def reference_kernel(request, monkeypatch):
 def variant(request, device, monkeypatch):
     """A variant of support/variants.py that is forced, where the device can run it."""
     row, passed = request.param
-    if row.cpu_only and not takes_cpu_kernels(device):
-        pytest.skip(f"{row.kernel} is for CPUs")
     skip_unless_used(device, row.kernel, dtype=row.dtype)
-    row.force(monkeypatch)
-    refusal = refusal_of(device, row.dtype) if row.needs_instructions else None
-    if refusal:
-        pytest.skip(refusal)
+    force_or_skip(monkeypatch, device, row.kernel, **row.limits)
     with pytest.MonkeyPatch.context() as patch:
         if passed == "tensors":
             pass_tensors(patch)

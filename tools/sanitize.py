@@ -9,28 +9,31 @@
     python tools/sanitize.py guards [pytest's arguments]     # guard zones around memory
     python tools/sanitize.py analyzer | cppcheck | tidy
 
-Every word needs gcc; valgrind, cppcheck and tidy (clang-tidy) also need the program of that name.
-The words that run tests build clattn into build/sanitize/<word>. Without arguments for pytest, they
-run some of the tests; `guards` runs all of them. The exit status is not 0 after a finding or a
-failed test.
+Every word needs gcc; valgrind, cppcheck and tidy (clang-tidy, of the extra `dev`) also need the
+program of that name. The last three words look at the text of files: `analyzer` and `tidy` at the C
+of clattn, `cppcheck` also at that of tests and tools, and at OpenCL C. The other words build clattn
+into build/sanitize/<word>. Without arguments for pytest, they run some of the tests; `guards` runs
+all of them. The exit status is not 0 after a finding or a failed test.
 """
 
 import argparse
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy
+from machine_code.table import MACROS
+
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "sanitize"
-TIDY = "clang-tidy-16"  # of Debian 12; other versions have other checks
 
 WRONG = [
     "tests/attention/test_attention_errors.py", "tests/diagonal/test_diagonal_errors.py",
@@ -155,6 +158,7 @@ TOOLS = {
 }  # fmt: skip
 
 
+SLOW = ("objects", "valgrind")  # a test may take longer than it may elsewhere
 SEPARATE_FILES = "CMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF"
 
 
@@ -224,8 +228,10 @@ def run_tests(name, arguments):
     env = os.environ | {"CLATTN_KERNEL": "reference", "PYTHONPATH": paths}
     env |= {key: value.format(reports=reports) for key, value in tool.env.items()}
     env["LD_PRELOAD"] = " ".join(map(library, tool.libraries))
+    slow = name in SLOW or "CLATTN_FUZZ" in os.environ
     runner = [word.format(reports=reports) for word in tool.runner]
     command = [*runner, sys.executable, "-c", tool.code, end, "-q", "-p", "no:cacheprovider",
+               *(["-o", "faulthandler_timeout=0"] if slow else []),
                *(arguments or tool.tests)]  # fmt: skip
     status = subprocess.run(command, env=env, cwd=ROOT).returncode
     found = findings(reports, tool.leaves_out)
@@ -253,34 +259,57 @@ def analyze():
 
 def tidy():
     """The checks of .clang-tidy, over each file by itself."""
-    folder = BUILD / "tidy"
-    configure = ["cmake", "-S", ROOT, "-B", folder, f"-DPython_EXECUTABLE={sys.executable}",
-                 "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]  # fmt: skip
-    subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
+    files = [file for file in sorted(ROOT.glob("csrc/**/*.c")) if "windows" not in file.name]
+    found = program("clang-tidy")
+    flags = [
+        "-std=c11", "-Wall", "-Wextra", "-DCLATTN_ANALYZER", '-DCLATTN_VERSION=""',
+        "-I", ROOT / "csrc", "-I", ROOT, "-isystem", ROOT / "third_party/opencl-headers",
+        "-isystem", sysconfig.get_path("include"), "-isystem", numpy.get_include(),
+    ]  # fmt: skip
 
     def check(file):
-        command = [TIDY, "--quiet", "-p", folder, "--extra-arg=-DCLATTN_ANALYZER", file]
+        command = [found, "--quiet", file, "--", *flags]
         done = subprocess.run(command, capture_output=True, text=True)
         print(done.stdout, end="", flush=True)
         return done.returncode
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        built = json.loads((folder / "compile_commands.json").read_text())  # no files for Windows
-        files = {Path(entry["file"]) for entry in built}
-        own = sorted(file for file in files if file.is_relative_to(ROOT / "csrc"))
-        return max(threads.map(check, own))
+        return any(list(threads.map(check, files)))
+
+
+def program(name):
+    """The path of a program beside this Python, or else on PATH. None if there is none."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    return shutil.which(name, path=path)
+
+
+COMMON = ["--quiet", "--std=c11", "--enable=warning,portability,performance", "--inline-suppr",
+          "--error-exitcode=1", "-I", ROOT]  # fmt: skip
+OF_C = [
+    "-I", ROOT / "csrc", "-I", ROOT / "third_party/opencl-headers", "--library=posix",
+    "--library=python", "-D__x86_64__", "-D__linux__", '-DCLATTN_VERSION=""',
+    "--suppress=*:*/third_party/*",
+    "--suppress=readdirCalled",  # a folder that no other thread has
+    "--suppress=invalidFunctionArg:*/platform.c",  # mmap of no file takes -1
+    "--suppress=memleak:*/platform.c",  # reserved addresses are returned
+]  # fmt: skip
+# cppcheck knows no vectors, and no types of a kernel's parameters.
+OF_KERNELS = [
+    "--language=c", "-D__OPENCL_VERSION__=120", "-D__constant=const",
+    *(f"-D{word}=" for word in ("__kernel", "kernel", "__global", "__local", "__private")),
+    *(f"--suppress={kind}" for kind in ("uninitvar", "legacyUninitvar", "ctuuninitvar",
+      "selfAssignment", "nullPointerRedundantCheck", "shiftTooManyBitsSigned")),
+]  # fmt: skip
 
 
 def cppcheck():
-    """Cppcheck's errors and warnings."""
-    return subprocess.run(
-        ["cppcheck", ROOT / "csrc", "-I", ROOT / "csrc", "-I", ROOT, "--std=c11", "--quiet",
-         "--enable=warning,portability,performance", "--inline-suppr", "--library=posix",
-         "--library=python", "-D__x86_64__", "-D__linux__", '-DCLATTN_VERSION=""',
-         "--suppress=invalidFunctionArg:*/platform.c",  # mmap of no file takes -1
-         "--suppress=memleak:*/platform.c",  # reserved addresses are returned
-         "--suppress=readdirCalled:*/platform.c",  # a folder that no other thread has
-         "--error-exitcode=1"]).returncode  # fmt: skip
+    """Cppcheck's errors and warnings: all C at once, then each program with a plan's macros."""
+    c = [ROOT / "csrc", *sorted(ROOT.glob("tests/**/*.c")), *sorted(ROOT.glob("tools/**/*.c"))]
+    runs = [[*OF_C, *c]]
+    for kernel in sorted([*ROOT.glob("kernels/**/*.cl"), *ROOT.glob("tools/**/*.cl")]):
+        name = kernel.relative_to(ROOT).as_posix().removeprefix("kernels/")
+        runs.append([*OF_KERNELS, *(f"-D{word}" for word in MACROS.get(name, "").split()), kernel])
+    return any([subprocess.run(["cppcheck", *COMMON, *run]).returncode for run in runs])
 
 
 def main():
@@ -289,8 +318,9 @@ def main():
     parser.add_argument("tool", choices=[*TOOLS, *analyzers])
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="for pytest")
     given = parser.parse_args()
-    needed = {"cppcheck": "cppcheck", "tidy": TIDY, "valgrind": "valgrind"}.get(given.tool, "gcc")
-    if shutil.which(needed) is None:
+    needed = {"cppcheck": "cppcheck", "tidy": "clang-tidy", "valgrind": "valgrind"}
+    needed = needed.get(given.tool, "gcc")
+    if program(needed) is None:
         parser.error(f"{needed} is not installed")
     if given.tool in analyzers:
         sys.exit(analyzers[given.tool]())

@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "pythons"
-PACKAGES = ["pytest>=8.0", "pytest-xdist>=3.6", "hypothesis>=6.100", "ml_dtypes>=0.5"]
+PACKAGES = ["pytest>=9.0", "pytest-xdist>=3.6", "hypothesis>=6.100", "ml_dtypes>=0.5"]
 
 TESTS = [f"tests/{room}" for room in ("attention", "diagonal", "doors", "opencl", "python")]
 

@@ -212,7 +212,7 @@ difference_of(const trial *t, double *most, ca_error *error)
     const size_t rows = HEADS * ROWS;
     const size_t E = (size_t)t->problem.E;
     const size_t Ev = (size_t)t->problem.Ev;
-    double *query = malloc((rows + KEYS) * (E + Ev) * sizeof *query);
+    double *query = calloc((rows + KEYS) * (E + Ev), sizeof *query);
     if (query == NULL) {
         return ca_error_set(error, CA_ERROR_MEMORY, "no memory to try a kernel");
     }

@@ -442,13 +442,14 @@ remove_unfinished(char *path)
     if (folder == NULL) {
         return;
     }
+    const int inside = dirfd(folder);
     for (struct dirent *entry = readdir(folder); entry != NULL; entry = readdir(folder)) {
         const char *end = strstr(entry->d_name, UNFINISHED);
         struct stat info;
-        if (end != NULL && strlen(end) == strlen(UNFINISHED LETTERS) &&
-            fstatat(dirfd(folder), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+        if (end != NULL && inside >= 0 && strlen(end) == strlen(UNFINISHED LETTERS) &&
+            fstatat(inside, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 &&
             time(NULL) - info.st_mtime > SECONDS_OF_A_DAY) {
-            (void)unlinkat(dirfd(folder), entry->d_name, 0);
+            (void)unlinkat(inside, entry->d_name, 0);
         }
     }
     (void)closedir(folder);

@@ -111,7 +111,8 @@ append_numbered(ca_strbuf *text, const ca_kernel_source *source)
         char line[128];
         char file[sizeof line];
         (void)snprintf(line, sizeof line, "%.*s", length, at);
-        /* The build of clattn has written these lines. NOLINTNEXTLINE(cert-err34-c) */
+        /* The build of clattn has written these lines.
+           NOLINTNEXTLINE(*-string-to-number-conversion,cert-err34-c) */
         if (sscanf(line, "#line %d \"%127[^\"]\"", &number, file) == 2) {
             ca_strbuf_append(text, "%s:\n", file);
         } else {

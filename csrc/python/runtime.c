@@ -390,7 +390,7 @@ all_devices(PyObject *module, PyObject *Py_UNUSED(ignored))
 static PyObject *
 find_device(PyObject *module, PyObject *argument)
 {
-    ca_device *device;
+    ca_device *device = NULL;
     if (ca_py_find_device(ca_state_get(module), argument, &device) < 0) {
         return NULL;
     }

@@ -9,16 +9,13 @@ from references.attention import bfloat16
 from support.faults import open_with
 from support.helpers import draw, sdpa
 from support.launches import chosen
-from support.variants import force, forced, refusal_of
+from support.variants import force_or_skip, forced
 
 
 @pytest.fixture(autouse=True)
 def amx(device, monkeypatch):
-    """The variant, which is refused where the processor has no AMX."""
-    force(monkeypatch, "amx")
-    refusal = refusal_of(device, bfloat16)
-    if refusal:
-        pytest.skip(refusal)
+    """The variant, where the processor has AMX."""
+    force_or_skip(monkeypatch, device, "amx")
 
 
 @pytest.mark.parametrize(("rows", "uses"), [(17, True), (16, False)])

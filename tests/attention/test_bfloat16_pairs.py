@@ -5,8 +5,6 @@ Results are compared with float64, and where operators have no oracle here, with
 kernel in float64. Other devices convert bfloat16, as all other tests see.
 """
 
-from pathlib import Path
-
 import clattn
 import ml_dtypes
 import numpy as np
@@ -16,21 +14,15 @@ from support.helpers import assert_close, check, draw, qkv, sdpa
 from support.launches import chosen
 from support.loops import looped
 from support.sizes import REST, WIDE
-from support.variants import force, refusal_of
+from support.variants import INSTRUCTIONS, force, force_or_skip, processor
 
 HALF_AN_EPS = eps(bfloat16) / 2
 
 
-FLAGS = {"pairs": "avx512_bf16", "amx": "amx_bf16"}
-
-
-@pytest.fixture(autouse=True, params=FLAGS)
+@pytest.fixture(autouse=True, params=INSTRUCTIONS)
 def word(device, monkeypatch, request):
-    """The variant, which is refused where the device lacks its instruction."""
-    force(monkeypatch, request.param)
-    refusal = refusal_of(device, bfloat16)
-    if refusal:
-        pytest.skip(refusal)
+    """The variant, where the device has its instruction."""
+    force_or_skip(monkeypatch, device, request.param)
     return request.param
 
 
@@ -42,7 +34,7 @@ def test_they_are_chosen(device, word):
     arrays = qkv((2, 3), 90, 200, 64, dtype=bfloat16)
     for forced in word, "cpu":
         assert chosen(forced, sdpa, *arrays, device=device) == forced
-    fast = word != "pairs" or "GenuineIntel" not in Path("/proc/cpuinfo").read_text()
+    fast = word != "pairs" or "GenuineIntel" not in processor()
     words = None if word == "amx" else "-amx"
     assert (chosen(words, sdpa, *arrays, device=device) == word) == fast
 
@@ -159,11 +151,3 @@ def test_past_present_and_scores(device, mode, monkeypatch, word):
     got = call(arrays)
     past_k, key = arrays[3], arrays[1]
     assert got.present_key.tobytes() == np.concatenate([past_k, key], axis=2).tobytes()
-
-
-def test_the_processor_says_so(device, word):
-    """The instruction is there: where Linux lists a processor's features."""
-    listed = Path("/proc/cpuinfo")
-    if not listed.exists():
-        pytest.skip("no /proc/cpuinfo")
-    assert FLAGS[word] in listed.read_text().split()

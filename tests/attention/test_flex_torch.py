@@ -12,8 +12,10 @@ from support.helpers import assert_close, draw, qkv
 from support.mods import BUCKETS, DOCUMENTS, GALLERY, MOST, RELATIVE, SLOPES, SWIN, WIDTH
 from support.sizes import SMALL
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", "2.9")
 attention = pytest.importorskip("torch.nn.attention.flex_attention")
+# torch advises to compile its function.
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
 slopes, documents, buckets, relative, swin = map(
     torch.from_numpy, (SLOPES, DOCUMENTS, BUCKETS, RELATIVE, SWIN)
@@ -72,9 +74,11 @@ def run_both(device, mods, mods_of_torch, sinks=None):
     (wanted, near), (wanted_lse, near_lse) = flex(*doubles, **right)
 
     blocks = attention.create_block_mask(mask_mod, 2, 8, 43, 130, device="cpu")
-    expected, lse = attention.flex_attention(
-        *map(torch.from_numpy, doubles), score_mod, blocks, return_lse=True
-    )
+    expected, others = attention.flex_attention(
+        *map(torch.from_numpy, doubles), score_mod, blocks,
+        return_aux=attention.AuxRequest(lse=True),
+    )  # fmt: skip
+    lse = others.lse
     assert_close(expected.numpy(), wanted, near, "torch's result")
     assert_close(lse.numpy(), wanted_lse, near_lse, "torch's lse")
     if sinks is not None:

@@ -6,9 +6,9 @@ import pytest
 from references.attention import DTYPES, compute_dtype, eps, float32
 from support.helpers import check, draw, qkv, sdpa
 from support.masks import INF, NAN, seen_in_band, spoil
-from support.variants import each, force, with_door
+from support.variants import WITH_SCORES, each, force, with_kernels
 
-both_shapes = each(lambda v: v.shapes if "scores" in v.doors else (), "shape", tensors=True)
+both_shapes = each(lambda v: v.shapes if v.kernel in WITH_SCORES else (), "shape", tensors=True)
 
 
 @pytest.mark.full
@@ -31,7 +31,7 @@ def test_weights(device, variant, shape):
 
 @pytest.mark.full
 @pytest.mark.options
-@with_door("scores", ["cpu", "pairs"])
+@with_kernels("cpu", "pairs", "decode_cpu")
 def test_weights_with_masks(device, variant):
     for shape in variant.shapes:
         q, k, v = variant.arrays(shape)

@@ -187,7 +187,7 @@ ROWS = [  # (what is wrong, exception, pattern in the message, changed arguments
 def wrong_tensors(name):
     """Rows in which the tensor is no tensor of the call's type."""
     base = {} if name in correct() else {
-        QK: only(**{"value": V16}), KV: only(query=(B, L, 16)), QKV: only(),
+        QK: only(value=V16), KV: only(query=(B, L, 16)), QKV: only(),
     }[name]  # fmt: skip
     yield from wrong_arrays(name, TENSORS[name], ["float32", "float16"], None, base)
     if name != QKV:  # without another tensor beside it any float type is right

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.cpus  # which can have the limits of any device
 FEW = ("the least", "Mali-G78")
 # Work-groups and local memory that the kernels for GPUs need.
 GROUP, LOCAL_BYTES = 64, 16 << 10
-FAST = {"attention_tiled", "attention_decode_gpu", "attention_decode_gpu_merge"}
+FAST = {"attention_tiled", "attention_tiled_scores", "attention_decode_gpu",
+        "attention_decode_gpu_merge"}  # fmt: skip
+REFERENCE = {"attention_reference"}
 SLOW = {"attention_reference", "attention_blocks", "attention_inputs", "diagonal_band"}
 
 CALLS = """
@@ -68,11 +70,13 @@ def test_every_operator(limited, name):
 # room for 256, and tells of some kernels that they need too many registers for as many.
 SMALLER = {
     "smaller tiles": {
-        "attention_tiled": 64, "attention_decode_gpu": 64, "attention_decode_gpu_merge": 128,
-        "attention_reference": 16, "attention_inputs": 16, "attention_blocks": 8,
-        "diagonal_band": 32,
+        "attention_tiled": 64, "attention_tiled_scores": 64, "attention_decode_gpu": 64,
+        "attention_decode_gpu_merge": 128, "attention_reference": 16, "attention_inputs": 16,
+        "attention_blocks": 8, "diagonal_band": 32,
     },
     "no tiles": {"attention_tiled": 32, "attention_decode_gpu": 32},
+    "smaller tiles of scores": {"attention_tiled_scores": 64},
+    "no tiles of scores": {"attention_tiled_scores": 32},
     "one work-item": {"*": 1},
 }  # fmt: skip
 
@@ -87,8 +91,9 @@ def test_kernels_that_allow_smaller_groups(limited, case):
     assert not refused
     for name, group in ran:
         assert group <= groups.get(name, groups.get("*", 256)), name
-    fast = FAST if case == "smaller tiles" else {"attention_reference"}
-    assert kernels_of(ran) == SLOW - {"attention_reference"} | fast
+    fast = {"smaller": FAST, "no tiles of scores": FAST - {"attention_tiled_scores"} | REFERENCE}
+    fast = next((kernels for start, kernels in fast.items() if case.startswith(start)), REFERENCE)
+    assert kernels_of(ran) == SLOW - REFERENCE | fast
 
 
 def test_kernels_that_take_too_much_local_memory(limited):

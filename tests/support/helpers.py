@@ -29,7 +29,7 @@ from support.children import Forks
 TESTS = Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent
 # What a child process imports from.
-IMPORTED_FROM = [str(TESTS)]
+IMPORTED_FROM = [str(TESTS), str(ROOT / "tools")]
 # Oclgrind as an OpenCL driver, where Debian puts it.
 OCLGRIND = Path("/usr/lib/oclgrind/liboclgrind-rt-icd.so")
 WHAT_TO_INSTALL = ("clattn[cpu]", "intel-opencl-rt", "pocl-opencl-icd")

@@ -123,6 +123,7 @@ def call_tensors(device):
 def call_each_kernel(device):
     """Each kernel that GPUs have: many rows, one row, splits, a past, mask blocks, matrices."""
     check(*qkv(LEAD, **MANY, E=64), device=device)
+    check(*qkv(LEAD, **MANY, E=64), device=device, return_weights=True)
     check_onnx(*qkv(LEAD, **MANY, E=64), None, *qkv(LEAD, 1, 3, 64)[1:], device=device)
     check(*qkv(LEAD, **ONE, E=128), device=device)
     call_flex(device)

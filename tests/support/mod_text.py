@@ -92,7 +92,7 @@ class Program:
         struct = lines[: lines.index("} mod_row;")]
         for line in struct:
             if found := re.fullmatch(rf"{WORD} (.*);", line):
-                self.members |= {n: (found[1], found[2]) for n in found[3].split(", ")}
+                self.members |= dict.fromkeys(found[3].split(", "), (found[1], found[2]))
         for n, line in enumerate(lines):
             if line == "{":
                 name = re.search(r" (\w+)\(const attention_call|(start_mod_row)\(", lines[n - 1])

@@ -5,6 +5,8 @@ import os
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from zlib import crc32
 
 import clattn
@@ -70,18 +72,44 @@ def force(monkeypatch, kernel=None, *, local_memory=None):
     monkeypatch.setattr(FORCED, "words", words)
 
 
-def refusal_of(device, dtype):
-    """What the forced variant answers to a call of one number that it refuses, or None."""
-    try:
-        sdpa(*(draw((1, 1, 1, 1), dtype) for _ in range(3)), device=device)
-    except ValueError as refusal:
-        return str(refusal)
+# What /proc/cpuinfo lists where a processor has the instructions of a variant.
+INSTRUCTIONS = {"pairs": {"avx512_bf16"}, "amx": {"amx_tile", "amx_bf16"}}
+
+
+@cache
+def processor():
+    """The words of /proc/cpuinfo; none where there is no such file."""
+    listed = Path("/proc/cpuinfo")
+    return frozenset(listed.read_text().split() if listed.exists() else ())
+
+
+def lacks(device, kernel, words):
+    """Why a device has no instructions for a variant. None: it has to run it.
+
+    Only what driver and processor say of themselves counts, never what clattn answers.
+    """
+    needed = INSTRUCTIONS.get(kernel, set())
+    if not takes_cpu_kernels(device) and kernel in CPU_ONLY:
+        return f"{kernel} is for CPUs"
+    if needed - words:
+        return f"the processor has no {' and '.join(sorted(needed - words))}"
+    if needed and not (clattn._core.is_known(device) and device.float_width >= 16):
+        return f"the driver is not given instructions of the processor: {device.platform}"
+    if kernel == "pairs" and "Intel" in device.platform and "GenuineIntel" not in words:
+        return "Intel's runtime has no registers of 512 bits on others' processors"
     return None
+
+
+def force_or_skip(monkeypatch, device, kernel, **limits):
+    """Force a variant in this process. Skips a test where the device lacks its instructions."""
+    if reason := lacks(device, kernel, processor()):
+        pytest.skip(reason)
+    force(monkeypatch, kernel, **limits)
 
 
 def takes_cpu_kernels(device):
     """Whether kernels for CPUs are meant for the device. Some CPUs' compilers have no vectors."""
-    return "cpu" in clattn._core.fast_variants(device, "float32")
+    return device.type == "cpu" and device.float_width > 1
 
 
 def skip_unless_used(device, *words, dtype=float32):
@@ -133,10 +161,6 @@ class Variant:
     rounds_weights: tuple = ()  # the dtypes to which weights are rounded before values are summed
     lse_is_built_in: bool = False  # programs with the lse and without it differ
     builds_slowly: bool = False  # on PoCL, 3 to 30 seconds a program
-    needs_instructions: bool = False  # that many processors lack
-
-    def force(self, monkeypatch):
-        force(monkeypatch, self.kernel, **self.limits)
 
     def arrays(self, shape, dtype=None, E=None, Ev=None, seed=0):
         """Query, key and value of a shape, or of the table's shape of that name."""
@@ -162,7 +186,7 @@ class Variant:
         return sdpa(*arrays, device=device, **options)
 
 
-EVERY_DOOR = frozenset({"past", "counts", "filter", "input bias", "dropout", "scores"})
+EVERY_DOOR = frozenset({"past", "counts", "filter", "input bias", "dropout"})
 ON_MATRIX_UNITS = frozenset({"counts", "filter"})
 
 VARIANTS = [
@@ -191,7 +215,6 @@ VARIANTS = [
         mask_dtypes=[(bfloat16, bfloat16)],
         doors=EVERY_DOOR,
         cpu_only=True,
-        needs_instructions=True,
     ),
     Variant(
         "amx",
@@ -208,7 +231,6 @@ VARIANTS = [
         doors=EVERY_DOOR,
         cpu_only=True,
         tensors=True,
-        needs_instructions=True,
     ),
     Variant(
         "tiled",
@@ -293,6 +315,10 @@ VARIANTS = [
         builds_slowly=True,
     ),
 ]  # fmt: skip
+
+CPU_ONLY = {variant.kernel for variant in VARIANTS if variant.cpu_only}
+# The variants with a kernel of their own that writes scores, and one without.
+WITH_SCORES = ("cpu", "pairs", "amx", "tiled", "decode_cpu")
 
 # Each variant with how arrays are passed to it.
 ROWS = [(v, passed) for v in VARIANTS for passed in ("arrays", "tensors")[: 1 + v.tensors]]

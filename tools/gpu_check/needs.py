@@ -11,6 +11,7 @@ FOLDER/cuda          the loader and the PTX of tools/cuda_machine.py for smoke c
 FOLDER/commit.txt    of the checkout
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -25,7 +26,7 @@ OLDEST_PYTHON = "3.11"
 # Least versions, as in pyproject.toml (tests/package/test_gpu_check.py compares).
 BUILD = {"scikit-build-core": "0.10", "setuptools-scm": "8.0", "numpy": "2.0"}
 PROGRAMS = {"cmake": "3.20", "ninja": "1.5"}  # packages, for a machine without these programs
-TEST = {"pytest": "8.0", "pytest-xdist": "3.6", "hypothesis": "6.100", "ml_dtypes": "0.5"}
+TEST = {"pytest": "9.0", "pytest-xdist": "3.6", "hypothesis": "6.100", "ml_dtypes": "0.5"}
 BENCH = {"rich": "13"}
 LIMITS = {"pyopencl": "2024.1"}  # bench measures the limits of a device with it
 EVERYTHING = BUILD | PROGRAMS | TEST | BENCH | LIMITS
@@ -161,7 +162,9 @@ def find_commit():
 def list_programs():
     """Return the programs that tests execute from PTX, as JSON, and "", or "" and why not."""
     script = ROOT / "tests" / "ptx" / "list_programs.py"
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=ROOT)
+    paths = os.pathsep.join(str(ROOT / name) for name in ("tests", "tools"))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=ROOT,
+                          env=os.environ | {"PYTHONPATH": paths})  # fmt: skip
     if done.returncode:
         return "", (done.stderr.strip().splitlines() or ["it failed"])[-1]
     return done.stdout, ""
