@@ -7,7 +7,7 @@ import support.tuning as tuning
 from clattn import _core
 from references.attention import float32
 from support.helpers import draw, sdpa
-from support.launches import launched_by
+from support.launches import launched_once
 from support.variants import each, with_kernels
 
 
@@ -50,7 +50,7 @@ def groups(device, E=64, Ev=None, L=129, dtype=float32):
     Ev = Ev or E
     S = (17 << 16) // ((E + Ev) * np.dtype(dtype).itemsize)
     arrays = draw((L, E), dtype), draw((S, E), dtype, 1), draw((S, Ev), dtype, 2)
-    return launched_by(sdpa, *arrays, device=device)[0].groups
+    return launched_once(sdpa, *arrays, device=device)[0].groups
 
 
 # Problems by the class that they are of.
@@ -74,9 +74,10 @@ def test_a_class_is_a_dtype_a_head_size_and_a_range_of_rows(device, variant):
         found = [groups(device, **options) for _, options in PROBLEMS]
         return [now > old for now, old in zip(found, before, strict=True)]
 
-    for n, (one, _) in enumerate(PROBLEMS[2:-1], start=2):
+    for (one, options), old in zip(PROBLEMS[2:-1], before[2:-1], strict=True):
         _core.tune(device, one, "decode_gpu", {"SPLITS": 200})
-        assert more() == [False] * 2 + [True] * (n - 1) + [False] * (6 - n)
+        assert groups(device, **options) > old
+    assert more() == [False, False, True, True, True, True, False]
     tuning.clear(device)
     _core.tune(device, "float32-64-many", "decode_gpu", {"SPLITS": 200})
     assert more() == [True, True, False, False, False, False, False]

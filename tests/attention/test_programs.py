@@ -15,7 +15,7 @@ from count_programs import DTYPES, HEAD_SIZES, attend, kinds
 from references.attention import float16
 from support.faults import open_with
 from support.helpers import ROOT, draw, qkv, sdpa
-from support.launches import Launched
+from support.launches import launched_once
 from support.mods import call, check_flex, lookup
 from support.sizes import SMALL
 from support.tensors import same_bits
@@ -26,9 +26,7 @@ KINDS = kinds()
 
 def programs(action, *args, **options):
     """The programs that an action runs, without probes."""
-    clattn._core.launched()
-    action(*args, **options)
-    launched = [Launched(*entry) for entry in clattn._core.launched()]
+    launched = launched_once(action, *args, **options)
     assert len(launched) < 256, "some were forgotten"
     return {one.program for one in launched if not one.kernel.startswith("probe_")}
 

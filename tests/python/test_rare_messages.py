@@ -105,6 +105,13 @@ CALLS = {
         ValueError,
         "window has the bound -2; expected 0 or more, or None",
     ),
+    "more keys than a mod counts": (
+        lambda: clattn.flex_attention(q, *[np.broadcast_to(q[:, :, :1], (1, 2, 2**31, 8))] * 2,
+                                      lambda s, b, h, i, j: s + j),
+        ValueError,
+        "query has 3 rows and key has 2147483648; expected at most 1073741823 with score_mod, "
+        "mask_mod or block_mask",
+    ),
     "a position beyond 32 bits": (
         lambda: clattn.flex_attention(q, q, q, lambda s, b, h, i, j: s + i, query_offset=2**31),
         ValueError,

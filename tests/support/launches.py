@@ -29,12 +29,17 @@ class Launched:
         return self.kernel.removeprefix("attention_")
 
 
-def launched_by(call, *args, **options):
-    """What a call launches, in order. It is called twice: the first call may try kernels too."""
-    call(*args, **options)
+def launched_once(call, *args, **options):
+    """What a call launches, in order, and what it tries if it is the first of its kind."""
     clattn._core.launched()
     call(*args, **options)
     return [Launched(*entry) for entry in clattn._core.launched()]
+
+
+def launched_by(call, *args, **options):
+    """What a call launches, in order. It is called twice: the first call may try kernels too."""
+    call(*args, **options)
+    return launched_once(call, *args, **options)
 
 
 def chosen(word, call, *args, **options):
