@@ -23,14 +23,15 @@ os.environ["CLATTN_TUNING"] = "off"
 import clattn
 import pytest
 import support.faults as faults
-from ptx.device import build as build_machine
 from support.helpers import forks
 from support.passing import pass_tensors
+from support.ptx_device import build as build_machine
 from support.variants import (
     WITH_ARRAYS,
     force,
     force_or_skip,
     left_out,
+    of_other_devices,
     row_id,
     skip_unless_used,
 )
@@ -64,7 +65,7 @@ def list_devices():
 if os.environ.get("CLATTN_TEST_DEVICES") == "ptx":
     import ptx.device as ptx_device
 
-    MACHINE = ptx_device.Device(ptx_device.build(tempfile.mkdtemp()))
+    MACHINE = ptx_device.Device(build_machine(tempfile.mkdtemp()))
 
 DEVICES, NO_DEVICE = list_devices()
 
@@ -118,7 +119,8 @@ def pytest_collection_modifyitems(config, items):
         if item.get_closest_marker("cpus") and DEVICES and for_another_device(item):
             item.add_marker(pytest.mark.skip(reason="for CPUs"))
     kept = [item for item in items if not (with_tensors(item) and with_reference(item))]
-    out = set() if "full" in config.option.markexpr else set(left_out(kept))
+    everything = "full" in config.option.markexpr
+    out = set() if everything else {*left_out(kept), *of_other_devices(kept)}
     config.hook.pytest_deselected(items=out)
     items[:] = sorted((item for item in kept if item not in out), key=with_tensors)
 
@@ -147,14 +149,6 @@ def freeze():
 
 # ---- programs ----
 
-# The most programs that a run may build on each device: a few more than the suite builds. A run
-# that builds more fails. Then tests have to share programs, or a kernel has got more of them than
-# it should. The count takes in the programs of PoCL that another worker has left in PoCL's cache,
-# so a run with more than two workers may exceed the budget, and is not judged by it. The count
-# leaves out the programs of child processes.
-BUDGET = 345
-WORKERS = 2
-
 BUILT = {}  # by the test: programs, seconds of the compiler, seconds of the test
 COUNTED = pytest.StashKey()
 
@@ -182,20 +176,9 @@ def pytest_runtest_logreport(report):
             sums[n] += number
 
 
-def over_budget(config):
-    """What to say if the run has built too many programs, else None."""
-    programs, allowed = sum(sums[0] for sums in BUILT.values()), BUDGET * len(DEVICES)
-    more_than_usual = config.option.markexpr or (config.getoption("numprocesses", 0) or 0) > WORKERS
-    if programs <= allowed or more_than_usual:
-        return None
-    return f"{programs} programs were built; BUDGET in tests/conftest.py allows {allowed}"
-
-
-def pytest_sessionfinish(session):
+def pytest_sessionfinish():
     if forks.cache_info().currsize:
         forks().close()
-    if session.exitstatus == pytest.ExitCode.OK and over_budget(session.config):
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def write_programs(terminal):
@@ -208,8 +191,6 @@ def write_programs(terminal):
     slowest = sorted(BUILT.items(), key=lambda item: item[1][2], reverse=True)[:10]
     for name, (programs, building, seconds) in slowest:
         terminal.write_line(f"{programs:4} programs {building:6.1f} of {seconds:6.1f} s  {name}")
-    if message := over_budget(terminal.config):
-        terminal.write_line(message, red=True)
 
 
 # ---- memory ----

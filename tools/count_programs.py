@@ -70,30 +70,26 @@ def attend(device, dtype, E, rows=MANY, keys=KEYS, *, heads=(4, 4), option="", E
     clattn.scaled_dot_product_attention(q, k, v, enable_gqa=True, device=device, **given)
 
 
-def sweep():
-    """(text, arguments of `attend`) of each call."""
-    calls = [((dtype, E), {}) for dtype in DTYPES for E in HEAD_SIZES]
-    calls += [
-        ((dtype, E), {"option": option, "heads": (4, 2) if option == "groups" else (4, 4)})
-        for dtype in DTYPES for option in OPTIONS for E in (64, 80, 128)
-    ]  # fmt: skip
+def kinds():
+    """The sweep: for each kind of call a list of arguments and options of `attend`."""
     few = {"rows": 1, "keys": FEW_KEYS}
-    calls += [
-        ((dtype, E), {**few, "heads": heads})
-        for dtype in DTYPES for E in (64, 80, 128) for heads in ((4, 4), (8, 2))
-    ]  # fmt: skip
-    calls += [
-        ((dtype, 64), {**few, "option": option})
-        for dtype in DTYPES for option in ("bool mask", "softcap")
-    ]  # fmt: skip
-    calls += [((dtype, 64), {**few, "Ev": 128}) for dtype in DTYPES[:2]]
-    return calls
+    made = {"head sizes": [((dtype, E), {}) for dtype in DTYPES for E in HEAD_SIZES]}
+    for option in OPTIONS:
+        given = {"option": option, "heads": (4, 2) if option == "groups" else (4, 4)}
+        made[option] = [((dtype, E), given) for dtype in DTYPES for E in (64, 80, 128)]
+    for name, heads in ("few rows", (4, 4)), ("few rows of groups", (8, 2)):
+        given = few | {"heads": heads}
+        made[name] = [((dtype, E), given) for dtype in DTYPES for E in (64, 80, 128)]
+    for option in "bool mask", "softcap":
+        made[f"few rows, {option}"] = [((dtype, 64), few | {"option": option}) for dtype in DTYPES]
+    made["few rows, wide values"] = [((dtype, 64), few | {"Ev": 128}) for dtype in DTYPES[:2]]
+    return made
 
 
 def count(words):
     """(calls, programs, seconds) of the sweep, in this process."""
     device = clattn._core.find_device(words)  # opens the device
-    calls = sweep()
+    calls = [call for of_kind in kinds().values() for call in of_kind]
     before, start = clattn._core.built_programs()[0], time.perf_counter()
     for arguments, options in calls:
         attend(device, *arguments, **options)

@@ -5,7 +5,7 @@
     python tools/cuda_machine.py -- python -m pytest tests    # any command, with its children
 
 For tests and measurements. clattn finds a loader of OpenCL with one device, whose platform is
-"CUDA by clattn's test loader" (tests/support/opencl_machine.c and cuda_machine.c). clang makes PTX
+"CUDA by clattn's test loader" (tools/ptx: opencl_machine.c and cuda_machine.c). clang makes PTX
 of each kernel, as in tools/machine_code, and libcuda.so.1 runs it. The code is that of clang, not
 of the compiler in NVIDIA's driver for OpenCL.
 
@@ -33,7 +33,7 @@ from pathlib import Path
 
 from machine_code import common, nvidia
 
-SUPPORT = common.ROOT / "tests" / "support"
+PTX = common.ROOT / "tools" / "ptx"
 SOURCES = ("opencl_machine.c", "cuda_machine.c")
 LOADER = "libOpenCL.so.1"
 # Containers may have the driver in folders that the system does not search.
@@ -54,9 +54,9 @@ def default_folder():
 
 
 def build(library, *sources):
-    """Compile C files of tests/support to a library."""
+    """Compile C files of tools/ptx to a library."""
     command = [C_COMPILER, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-O1",
-               "-pthread", "-o", library, *(SUPPORT / name for name in sources),
+               "-pthread", "-o", library, *(PTX / name for name in sources),
                f"-Wl,-soname,{library.name}", "-ldl"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
@@ -139,7 +139,7 @@ def imitate(folder, units):
     os.environ["XDG_CACHE_HOME"] = str(imitation)
     os.environ["FAKE_CUDA_UNITS"] = str(units)
     added = environment(folder, str(library))
-    paths = [str(common.ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(common.ROOT / "tools"), os.environ.get("PYTHONPATH", "")]
     added["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     probe = "import ptx.fake_cuda as f; cuda = f.Cuda(); import clattn; clattn.get_default_device()"
     subprocess.run([sys.executable, "-c", probe], env=os.environ | added, check=True)

@@ -11,7 +11,7 @@ number puts all blocks up to the place where its ways meet again under the contr
 Copies: parameters that are stored to a work-item's stack, as compilers do for a struct that is
 indexed by a number they do not know.
 
-What is found is possible as far as the text shows; tests/ptx/machine.py executes PTX and sees what
+What is found is possible as far as the text shows; tools/ptx/machine.py executes PTX and sees what
 happens. The exit status is 1 if a kernel has such a fault, 2 if a text cannot be read.
 """
 
@@ -23,11 +23,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
-
-from machine_code import nvidia, table  # noqa: E402
-from ptx.program import Refused, parse  # noqa: E402
+from machine_code import nvidia, table
+from machine_code.common import ROOT
+from ptx.program import Refused, parse
 
 GROUP, WARP, ITEM = 0, 1, 2  # how far a number is uniform
 WORDS = {WARP: "differ between warps", ITEM: "differ between work-items"}

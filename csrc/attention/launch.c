@@ -63,7 +63,8 @@ typedef struct {
    and of the marks. */
 enum { ABSENT, PARTIAL, MARKS, FIXED_SPANS };
 
-/* The kernel of inputs has five optional operands of its own, and writes up to three sums. */
+/* The kernel of inputs has five optional operands of its own, and writes up to three sums. The others have
+   at most CA_OPTIONAL_VIEWS, scores included. */
 _Static_assert(FIXED_SPANS + CA_ATTENTION_FIRST_OPTIONAL + CA_OPTIONAL_VIEWS + 5 + 3 <=
                    CA_MAX_SPANS,
                "a launch binds all arguments of its kernels");
@@ -239,6 +240,25 @@ add_inputs(ca_device *device, making *m, const ca_attention *inputs, ca_error *e
     return status == CA_ERROR_KERNEL ? CA_ERROR_DEVICE : status;
 }
 
+/* Add the kernel that writes the scores of attention->scored behind a variant. */
+static ca_status
+add_scores(ca_device *device, making *m, const ca_attention *attention, int variant,
+           ca_plan_limits *limits, ca_error *error)
+{
+    ca_attention_plan plan;
+    const ca_device_info *info = ca_device_get_info(device);
+    if (!ca_attention_plan_scores(info, attention, limits, variant, &plan)) {
+        return ca_error_set(error, CA_ERROR_KERNEL, "no kernel that writes scores fits the device");
+    }
+    const ca_attention *scored = attention->scored;
+    const planned_step step = {.spec = &plan.spec,
+                               .grid = plan.grid,
+                               .local_size = plan.local_size,
+                               .any_local_size = plan.any_local_size,
+                               .work = work_of(scored, SCORE_COLUMNS)};
+    return add_step(device, m, scored, &plan, &step, limits, error);
+}
+
 /* If the kernel of a launch has set the mark, launch the kernel that computes each row again that
    is not finite. If the host has waited for the first launch, the host reads the mark. If the first
    launch is left pending, the second one is enqueued behind it, and its work-items read the mark. */
@@ -288,6 +308,8 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
     making m;
     ca_mark mark;
     ca_span marks;
+    const ca_attention *scored = attention->scored != NULL ? attention->scored : attention;
+    attention = plan->variant == CA_INDEX_reference ? scored : attention;
     CA_TRY(ca_mark_take(device, &mark, &marks, error));
     start(&m, attention, mark, marks, &left);
     m.launch.small = work_of(attention, 0) < SMALL_WORK;
@@ -320,9 +342,12 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
         m.spans[PARTIAL] =
             (ca_span){block->address, block->bytes, CA_ACCESS_WRITE, block, "partial results"};
     }
+    if (scored != attention) {
+        CA_TRY(add_scores(device, &m, attention, plan->variant, limits, error));
+    }
     CA_TRY(ca_launch_run(device, &m.launch, error));
     if (plan->redoes) {
-        CA_TRY(redo(device, attention, &m, error));
+        CA_TRY(redo(device, scored, &m, error));
     }
 done:
     ca_storage_release(partial);
@@ -356,7 +381,8 @@ ca_attention_launch_within(ca_device *device, const ca_forced *forced,
                            ca_error *error)
 {
     const ca_device_info *info = ca_device_get_info(device);
-    ca_plan_limits limits = {info->max_work_group, info->local_memory};
+    int64_t forced_memory = forced->local_memory > 0 ? forced->local_memory : INT64_MAX;
+    ca_plan_limits limits = {info->max_work_group, ca_smaller(info->local_memory, forced_memory)};
     ca_plan_limits before = limits;
     ca_attention_plan within; /* no copy of *plan, which would cost each call time */
     ca_status status = ca_attention_launch(device, attention, plan, &limits, error);

@@ -29,7 +29,4 @@ int ca_attention_optional(const ca_attention *attention,
 
 #define CA_PAST_OPTIONS (CA_USES(PAST_KEY) | CA_USES(PAST_VALUE))
 
-/* Scores that are written, of any stage. */
-#define CA_SCORE_OPTIONS (CA_USES(SCORES) | INT64_C(3) << CA_OPTION_STAGE)
-
 #endif

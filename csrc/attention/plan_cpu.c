@@ -335,9 +335,10 @@ plan_cpu(const ca_device_info *info, const ca_attention *attention, ca_attention
 
 const ca_variant ca_variant_cpu = {
     .word = "cpu",
+    .scores = "attention_cpu_scores",
     .max_head = CA_CPU_HEAD_SIZE,
     .max_value_head = CA_CPU_HEAD_SIZE,
-    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_USES(DROPOUT) | CA_SCORE_OPTIONS,
+    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_USES(DROPOUT),
     .fast = CA_FAST_ON_CPUS,
     .make_plan = plan_cpu,
 };
@@ -367,10 +368,11 @@ plan_pairs(const ca_device_info *info, const ca_attention *attention, ca_attenti
 /* An input bias is refused: its sum with an element would have to be rounded. */
 const ca_variant ca_variant_pairs = {
     .word = "pairs",
+    .scores = "attention_cpu_scores",
     .dtypes = CA_BFLOAT16_ONLY,
     .max_head = CA_CPU_HEAD_SIZE,
     .max_value_head = CA_CPU_HEAD_SIZE,
-    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_USES(DROPOUT) | CA_SCORE_OPTIONS,
+    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_USES(DROPOUT),
     .can_run = pairs_can_run,
     .of_device = "that multiply pairs of bfloat16",
     .fast = CA_FAST_ON_CPUS,
@@ -404,10 +406,11 @@ plan_amx(const ca_device_info *info, const ca_attention *attention, ca_attention
 /* The variant refuses an input bias, as the variant pairs does. */
 const ca_variant ca_variant_amx = {
     .word = "amx",
+    .scores = "attention_cpu_scores",
     .dtypes = CA_BFLOAT16_ONLY,
     .max_head = CA_CPU_HEAD_SIZE,
     .max_value_head = CA_CPU_HEAD_SIZE,
-    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_USES(DROPOUT) | CA_SCORE_OPTIONS,
+    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_USES(DROPOUT),
     .can_run = amx_can_run,
     .of_device = "with AMX",
     .fast = CA_FAST_ON_CPUS,

@@ -187,9 +187,10 @@ plan_tiled(const ca_device_info *info, const ca_attention *attention, ca_attenti
 
 const ca_variant ca_variant_tiled = {
     .word = "tiled",
+    .scores = "attention_tiled_scores",
     .max_head = MAX_HEAD,
     .max_value_head = MAX_HEAD,
-    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_USES(DROPOUT) | CA_SCORE_OPTIONS,
+    .takes = CA_COMMON_OPTIONS | CA_PAST_OPTIONS | CA_USES(DROPOUT),
     .can_run = tiled_can_run,
     .of_device = "with work-groups of 64 and local memory for its tiles (16 KiB in "
                  "float32)",

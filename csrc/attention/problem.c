@@ -49,7 +49,7 @@ ca_attention_init(ca_attention *attention, ca_tensor views[OPERANDS])
     attention->mods = NULL;
     attention->stage = CA_SCORES_SCALED;
     attention->call = "attention";
-    attention->inputs = NULL;
+    attention->inputs = attention->scored = NULL;
 }
 
 /* ---- folding ---- */

@@ -98,6 +98,8 @@ typedef struct ca_attention {
     const char *call; /* the function that the user called, for messages */
     /* What is computed before (attention/inputs.h), on the way to a launch; NULL: nothing. */
     const struct ca_attention *inputs;
+    /* The same problem with the scores that a kernel behind writes, on the way to a launch; NULL: none. */
+    const struct ca_attention *scored;
 } ca_attention;
 
 /* Make a problem without options: full band, scale 1. All `views` become absent. */

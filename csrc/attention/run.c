@@ -197,6 +197,33 @@ done:
     return status;
 }
 
+/* Build the kernel that writes scores behind the variant of a plan, if the problem has one. *works becomes
+   false if the driver cannot build it: then the reference writes the scores. A kernel of a variant that is
+   forced has to work. */
+static ca_status
+prepare_scores(ca_device *device, const ca_forced *forced, const ca_attention *attention,
+               const ca_attention_plan *plan, bool *works, ca_error *error)
+{
+    const ca_device_info *info = ca_device_get_info(device);
+    const ca_plan_limits limits = {info->max_work_group, info->local_memory};
+    ca_attention_plan scores;
+    ca_kernel *kernel;
+    *works = true;
+    if (attention->scored == NULL || plan->variant == CA_INDEX_reference ||
+        !ca_attention_plan_scores(info, attention, &limits, plan->variant, &scores)) {
+        return CA_OK;
+    }
+    *works = !ca_device_leaves_out(device, &scores.spec);
+    ca_status status = *works ? ca_kernel_get(device, &scores.spec, &kernel, error) : CA_OK;
+    if (status == CA_ERROR_KERNEL && forced->kernel == NULL) {
+        ca_device_leave_out(device, &scores.spec, error->message);
+        ca_error_clear(error);
+        *works = false;
+        status = CA_OK;
+    }
+    return status;
+}
+
 /* Launches the problem as the best variant that works. A kernel that the driver cannot build, create
    or launch within its limits is left out from now on, and so is a variant that fails its trial. The
    next variant then computes the problem, and a notice tells the caller. The reference is the last
@@ -208,6 +235,7 @@ launch_best(ca_device *device, const ca_forced *forced, const ca_attention *atte
     ca_status status = CA_OK;
     ca_attention_plan plan;
     bool again = true;
+    bool scored;
     uint32_t passed_over = forced->left_out;
     CA_TRY(find_instructions(device, forced, attention, error));
     CA_TRY(ca_device_prepare(device, error));
@@ -220,6 +248,12 @@ launch_best(ca_device *device, const ca_forced *forced, const ca_attention *atte
         passed_over |= UINT32_C(1) << plan.variant;
         again = may_choose && ca_device_leaves_out(device, &plan.spec);
         if (again) {
+            continue;
+        }
+        CA_TRY(prepare_scores(device, forced, attention, &plan, &scored, error));
+        if (!scored) {
+            passed_over = ~(UINT32_C(1) << CA_INDEX_reference);
+            again = true;
             continue;
         }
         if (forced->kernel == NULL && forced->trials != CA_TRIALS_OFF) {
@@ -239,6 +273,20 @@ done:
     return status;
 }
 
+/* Launches a problem whose scores, if it has any, a kernel behind writes. */
+static ca_status
+launch_scored(ca_device *device, const ca_forced *forced, const ca_attention *attention,
+              ca_error *error)
+{
+    if (!ca_attention_has(attention, CA_ATTENTION_SCORES)) {
+        return launch_best(device, forced, attention, error);
+    }
+    ca_attention attended = *attention;
+    attended.operands[CA_ATTENTION_SCORES] = (ca_operand){.dtype = CA_FLOAT32};
+    attended.scored = attention;
+    return launch_best(device, forced, &attended, error);
+}
+
 /* Launches a problem that may have inputs to compute first. A problem without query rows has nothing else to
    compute. */
 static ca_status
@@ -248,14 +296,14 @@ launch_whole(ca_device *device, const ca_forced *forced, const ca_attention *att
     ca_status status = CA_OK;
     ca_separated separated;
     if (!ca_attention_has_inputs(attention)) {
-        return launch_best(device, forced, attention, error);
+        return launch_scored(device, forced, attention, error);
     }
     status = ca_device_prepare(device, error);
     if (status != CA_OK) {
         return status;
     }
     CA_TRY(ca_attention_separate(device, attention, &separated, error));
-    status = attention->L > 0 ? launch_best(device, forced, &separated.attended, error)
+    status = attention->L > 0 ? launch_scored(device, forced, &separated.attended, error)
                               : ca_attention_launch_inputs(device, &separated.inputs, error);
 done:
     ca_separated_release(&separated);

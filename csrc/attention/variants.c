@@ -53,8 +53,25 @@ fits_device(const ca_variant *variant, const ca_device_info *info, const ca_atte
            info->local_memory >= variant->local_memory + (emulated ? EMULATION_BYTES : 0);
 }
 
+/* On a CPU such a variant runs only if it is forced, which shows that its numbers are right. */
 static bool
-takes(const ca_variant *variant, const ca_device_info *info, const ca_attention *attention)
+is_for_gpus(const ca_variant *variant)
+{
+    return variant->fast == CA_FAST_ON_GPUS || variant->fast == CA_FAST_WITH_MATRIX_UNITS;
+}
+
+/* Returns the row of the variant whose kernel of scores runs behind a row's variant. */
+static int
+scorer_of(int row)
+{
+    return variants[row]->scores != NULL ? row
+           : is_for_gpus(variants[row])  ? CA_INDEX_tiled
+                                         : CA_INDEX_cpu;
+}
+
+/* True if the variant takes the problem, without the scores that a kernel behind writes. */
+static bool
+attends(const ca_variant *variant, const ca_device_info *info, const ca_attention *attention)
 {
     return takes_dtypes(variant, attention) && takes_heads(variant, attention) &&
            (ca_attention_options(attention) & ~variant->takes) == 0 &&
@@ -62,11 +79,13 @@ takes(const ca_variant *variant, const ca_device_info *info, const ca_attention 
            (variant->can_run == NULL || variant->can_run(info, attention));
 }
 
-/* On a CPU such a variant runs only if it is forced, which shows that its numbers are right. */
+/* True if a row's variant takes the problem. It writes scores itself, or a kernel behind does. */
 static bool
-is_for_gpus(const ca_variant *variant)
+takes(int row, const ca_device_info *info, const ca_attention *attention)
 {
-    return variant->fast == CA_FAST_ON_GPUS || variant->fast == CA_FAST_WITH_MATRIX_UNITS;
+    bool scores = attention->scored != NULL && (variants[row]->takes & CA_USES(SCORES)) == 0;
+    return attends(variants[row], info, attention) &&
+           (!scores || scorer_of(row) == row || attends(variants[scorer_of(row)], info, attention));
 }
 
 static bool
@@ -100,7 +119,6 @@ append_refused(ca_strbuf *text, int64_t takes)
     } refused[] = {
         {CA_PAST_OPTIONS, "past keys"},
         {CA_USES(DROPOUT), "dropout"},
-        {CA_USES(SCORES), "scores"},
         {CA_USES(LATE_SOFTCAP), "softcap after the mask"},
     };
     const char *last = NULL;
@@ -248,11 +266,11 @@ choose(const ca_device_info *info, const ca_forced *forced, const ca_attention *
     while (forced->kernel != NULL
                ? strcmp(forced->kernel, variants[n]->word) != 0
                : (forced->left_out >> n & 1) != 0 || !is_fast(variants[n], info, attention) ||
-                     !takes(variants[n], info, attention)) {
+                     !takes((int)n, info, attention)) {
         n++;
     }
     *chosen = n;
-    if (!takes(variants[n], info, attention)) {
+    if (!takes((int)n, info, attention)) {
         return refuse(variants[n], error);
     }
     if (variants[n]->multiplies_matrices && info->type != CA_DEVICE_CPU && !forced->emulates &&
@@ -270,11 +288,23 @@ static void
 make_plan(const ca_device_info *seen, const ca_attention *attention, int row,
           ca_attention_plan *plan)
 {
-    variants[row]->make_plan(seen, attention, plan);
+    bool scores = row == CA_INDEX_reference && attention->scored != NULL;
+    variants[row]->make_plan(seen, scores ? attention->scored : attention, plan);
     plan->variant = row;
     if (seen->optimises_slowly && seen->type == CA_DEVICE_CPU && is_for_gpus(variants[row])) {
         plan->spec.unoptimised = true;
         plan->merge.unoptimised = true;
+    }
+}
+
+/* Limit what a device looks like. */
+static void
+limit(ca_device_info *info, const ca_plan_limits *limits)
+{
+    info->max_work_group = ca_smaller(info->max_work_group, limits->group);
+    if (limits->local_memory < info->local_memory) {
+        info->local_memory = limits->local_memory;
+        info->ample_local_memory = info->group_matrices = false;
     }
 }
 
@@ -287,7 +317,8 @@ ca_attention_make_plan(const ca_device_info *info, const ca_forced *forced,
     const ca_device_info *seen = info;
     ca_device_info limited;
     ca_attention_role roles[CA_OPTIONAL_ROLES];
-    int optional = ca_attention_optional(attention, roles);
+    int optional =
+        ca_attention_optional(attention->scored != NULL ? attention->scored : attention, roles);
     if (optional > CA_OPTIONAL_VIEWS) {
         CA_TRY(ca_error_set(error, CA_ERROR_DEVICE,
                             "internal error: %s has %d optional arrays; kernels take at most %d",
@@ -310,15 +341,28 @@ ca_attention_plan_within(const ca_device_info *info, const ca_forced *forced,
 {
     ca_device_info limited;
     ca_forced_limit(forced, info, &limited);
-    limited.max_work_group = ca_smaller(limited.max_work_group, limits->group);
-    if (limits->local_memory < limited.local_memory) {
-        limited.local_memory = limits->local_memory;
-        limited.ample_local_memory = limited.group_matrices = false;
-    }
-    if (!takes(variants[plan->variant], &limited, attention)) {
+    limit(&limited, limits);
+    if (!takes(plan->variant, &limited, attention)) {
         return false;
     }
     make_plan(&limited, attention, plan->variant, plan);
+    return true;
+}
+
+bool
+ca_attention_plan_scores(const ca_device_info *info, const ca_attention *attention,
+                         const ca_plan_limits *limits, int variant, ca_attention_plan *plan)
+{
+    ca_device_info limited = *info;
+    limit(&limited, limits);
+    int row = scorer_of(variant);
+    if (!attends(variants[row], &limited, attention)) {
+        return false;
+    }
+    make_plan(&limited, attention->scored, row, plan);
+    plan->spec.name = variants[row]->scores;
+    plan->cpu.values_in_place = true; /* nobody reads them */
+    plan->cpu.fetches = 0;
     return true;
 }
 

@@ -33,6 +33,8 @@ typedef enum {
 
 typedef struct {
     const char *word; /* of CLATTN_KERNEL, of the kernel and of the plan */
+    const char *
+        scores; /* the kernel that writes scores behind this one, by the same plan; NULL: another's */
 
     /* What the variant takes. Refusals are put in words from the same fields. */
     ca_variant_dtypes dtypes;
@@ -99,6 +101,11 @@ ca_status ca_attention_make_plan(const ca_device_info *info, const ca_forced *fo
 bool ca_attention_plan_within(const ca_device_info *info, const ca_forced *forced,
                               const ca_attention *attention, const ca_plan_limits *limits,
                               ca_attention_plan *plan);
+
+/* Plan the kernel that writes the scores of attention->scored behind a variant, within limits. False if no
+   plan is within them. */
+bool ca_attention_plan_scores(const ca_device_info *info, const ca_attention *attention,
+                              const ca_plan_limits *limits, int variant, ca_attention_plan *plan);
 
 /* The plan of a launch that computes rows again: the reference's, with fewer work-items. `marked`:
    there are such rows. */

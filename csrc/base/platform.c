@@ -148,6 +148,12 @@ ca_yield(void)
     (void)sched_yield();
 }
 
+uint64_t
+ca_thread_id(void)
+{
+    return (uint64_t)(uintptr_t)pthread_self();
+}
+
 void
 ca_fork_guard_init(ca_fork_guard *guard)
 {

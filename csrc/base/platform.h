@@ -61,6 +61,9 @@ void ca_sleep(int milliseconds);
 /* Let other threads of this processor run first. */
 void ca_yield(void);
 
+/* A number that no other thread of the process has while this one runs. */
+uint64_t ca_thread_id(void);
+
 /* A guard tells a forked child from the process that made the guard. A test of the guard
    is one load if the system can clear a page in the child (Linux). Elsewhere the test asks
    the system for the process id. */

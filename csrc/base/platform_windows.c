@@ -115,6 +115,12 @@ ca_yield(void)
     (void)SwitchToThread();
 }
 
+uint64_t
+ca_thread_id(void)
+{
+    return GetCurrentThreadId();
+}
+
 /* Windows forks no process. */
 void
 ca_fork_guard_init(ca_fork_guard *guard)

@@ -279,9 +279,6 @@ const char *
 ca_shape_format(int ndim, const int64_t *shape, char *text, size_t size)
 {
     size_t length = 0;
-    if (size == 0) {
-        return text;
-    }
     /* snprintf returns the full length, even if the text was cut. */
     for (int i = 0; i < ndim && length < size; i++) {
         length += (size_t)snprintf(text + length, size - length, "%s%" PRId64, i == 0 ? "(" : ", ",

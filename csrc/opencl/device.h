@@ -78,6 +78,17 @@ typedef struct {
     atomic_bool busy; /* a copy uses the slots */
 } ca_staging;
 
+/* Kept by launched.c, under `lock`: step n is in entry n % CA_MAX_LAUNCHED. */
+typedef struct {
+    struct {
+        const ca_kernel *kernel; /* NULL: no step, or one that was told */
+        uint64_t thread;
+        size_t global_size;
+        size_t local_size;
+    } steps[CA_MAX_LAUNCHED];
+    uint64_t next;
+} ca_launched;
+
 typedef enum {
     CA_DEVICE_UNTRIED,
     CA_DEVICE_READY,
@@ -125,7 +136,8 @@ struct ca_device {
        done. NULL: the device cannot do so, or has to copy memory. */
     cl_command_queue local_queue;
     ca_kernel_table kernels; /* under `lock` */
-    ca_build_stats built;    /* under `lock` */
+    ca_launched launched;
+    ca_build_stats built; /* under `lock` */
     ca_pool pool;
     ca_pending pending;
     ca_staging staging;

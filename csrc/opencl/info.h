@@ -113,6 +113,9 @@ typedef struct {
     size_t peak_bytes; /* the most that was in use at once */
 } ca_memory_stats;
 
+/* A device remembers so many steps of launches, the last ones of all threads: see opencl/launched.h. */
+#define CA_MAX_LAUNCHED 256
+
 /* Builds from source by a driver's compiler. PoCL compiles a kernel when the kernel first runs, and
    that time does not count. */
 typedef struct {

@@ -7,6 +7,7 @@
 
 #include "opencl/device.h"
 #include "opencl/guards.h"
+#include "opencl/launched.h"
 #include "opencl/memory.h"
 #include "opencl/pace.h"
 #include "opencl/pending.h"
@@ -167,6 +168,9 @@ enqueue_steps(ca_device *device, cl_command_queue queue, const ca_launch *launch
         bool last = i == launch->nsteps - 1;
         status = enqueue_step(device, queue, launch, &launch->steps[i], bindings,
                               last ? event : NULL, error);
+    }
+    if (status == CA_OK) {
+        ca_launched_add(device, launch);
     }
     return status;
 }
@@ -364,6 +368,9 @@ launch_in_pieces(ca_device *device, const ca_launch *launch, const ca_binding *b
     for (int i = 0; i < launch->nsteps; i++) {
         CA_TRY(run_pieces(device, launch, &launch->steps[i], bindings, error));
     }
+    ca_mutex_lock(&device->lock);
+    ca_launched_add(device, launch);
+    ca_mutex_unlock(&device->lock);
     if (ca_memory_fetches(device, bindings, launch->nspans)) {
         ca_mutex_lock(&device->lock);
         status = ca_memory_fetch(device, bindings, launch->nspans, &event, error);

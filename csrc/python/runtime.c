@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "opencl/launched.h"
 #include "opencl/program.h" /* ca_device_built */
 #include "python/device.h"
 #include "python/error.h"
@@ -445,6 +446,52 @@ built_programs(PyObject *module, PyObject *Py_UNUSED(ignored))
     return Py_BuildValue("(Ld)", (long long)sum.programs, sum.seconds);
 }
 
+/* (name, macros, work-groups) of a step */
+static PyObject *
+describe_step(const ca_launched_step *step)
+{
+    const ca_kernel_spec *spec = step->spec;
+    PyObject *macros = PyDict_New();
+    for (int n = 0; n < spec->ndefines && macros != NULL; n++) {
+        PyObject *value = PyLong_FromLongLong(spec->defines[n].value);
+        if (value == NULL || PyDict_SetItemString(macros, spec->defines[n].name, value) < 0) {
+            Py_CLEAR(macros);
+        }
+        Py_XDECREF(value);
+    }
+    if (macros != NULL && spec->mods_hash[0] != 0) {
+        PyObject *hash = PyLong_FromUnsignedLongLong(spec->mods_hash[0]);
+        if (hash == NULL || PyDict_SetItemString(macros, "MODS", hash) < 0) {
+            Py_CLEAR(macros);
+        }
+        Py_XDECREF(hash);
+    }
+    return macros != NULL
+               ? Py_BuildValue("(sNK)", spec->name, macros, (unsigned long long)step->groups)
+               : NULL;
+}
+
+/* launched() -> list[tuple[str, dict[str, int], int]], for tests: see opencl/launched.h */
+static PyObject *
+launched(PyObject *module, PyObject *Py_UNUSED(ignored))
+{
+    ca_launched_step steps[CA_MAX_LAUNCHED];
+    ca_runtime *runtime = get_runtime(ca_state_get(module));
+    PyObject *list = runtime != NULL ? PyList_New(0) : NULL;
+    ca_device *device;
+    for (int i = 0; list != NULL && (device = ca_runtime_device(runtime, i)) != NULL; i++) {
+        int count = ca_launched_take(device, steps);
+        for (int n = 0; n < count && list != NULL; n++) {
+            PyObject *step = describe_step(&steps[n]);
+            if (step == NULL || PyList_Append(list, step) < 0) {
+                Py_CLEAR(list);
+            }
+            Py_XDECREF(step);
+        }
+    }
+    return list;
+}
+
 int
 ca_py_runtime_init(PyObject *module)
 {
@@ -459,5 +506,6 @@ PyMethodDef ca_py_runtime_methods[] = {
     {"adopt_queue", adopt_queue, METH_O, NULL},
     {"set_default_device", set_default_device, METH_O, NULL},
     {"built_programs", built_programs, METH_NOARGS, NULL},
+    {"launched", launched, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

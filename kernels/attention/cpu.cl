@@ -21,7 +21,7 @@
  * values nor results. The inner loop of each product keeps up to 24 vectors of sums in
  * registers.
  *
- * Head sizes, 1 … CA_CPU_HEAD_SIZE, and all options but a late softcap are data.
+ * Head sizes, 1 … CA_CPU_HEAD_SIZE, and all options but scores and a late softcap are data.
  *
  *     -DBFLOAT16_PAIRS  1: products of pairs of bfloat16, cpu/pairs.clh
  *     -DAMX             1: AMX multiplies these pairs, cpu/amx.clh
@@ -43,98 +43,6 @@
 #include "kernels/attention/cpu/softmax.clh"  /* score_keys, softmax_state */
 #include "kernels/attention/keys.clh"         /* find_key_run */
 
-/* --- what few calls ask for: scores ------------------------------------------------- */
-
-/* Writes the scores of a block of `keys` keys to the array of scores that the call asks for:
-   scores[row][j0 + k] = block[k][lane of the row]. */
-SMALL void
-store_scores(const tile_state *tile, ca_int64 j0, int keys, const realv *block)
-{
-    const attention_call *call = tile->call;
-    const ca_view *view = VIEW(call->params, SCORES);
-    __global storage *scores = call->scores + j0 * view->column;
-    ca_int64 offsets[BM];
-    find_rows(offsets, tile, view, 0);
-    const bool whole = view->column == 1 && keys >= LANES;
-    PLAIN_FOR (int v = 0; v * LANES < tile->rows; v++) {
-        const int count = min(LANES, tile->rows - v * LANES);
-        PLAIN_FOR (int n = 0; n < VECTORS_OF(keys) && whole; n++) {
-            const int k = COLUMN(n, keys);
-            realv rows[LANES];
-            transpose_block(rows, 1, block + k * NV + v, NV);
-            PLAIN_FOR (int r = 0; r < count; r++) {
-                store_lanes(rows[r], scores + offsets[v * LANES + r] + k);
-            }
-        }
-        PLAIN_FOR (int k = 0; k < keys && !whole; k++) {
-            PLAIN_FOR (int r = 0; r < count; r++) {
-                store(((const real *)&block[k * NV + v])[r],
-                      scores + offsets[v * LANES + r] + k * view->column);
-            }
-        }
-    }
-}
-
-/* Keeps scores of the strips of a block after the `attended` keys: -inf in stage 2,
-   after the mask, and like any others in the stages before it. */
-SMALL void
-keep_unattended(const tile_state *tile, const term_block *block, const termv *queries, int attended,
-                const realv *added, realv *kept)
-{
-    PLAIN_FOR (int k0 = (attended + MR - 1) / MR * MR; k0 < block->keys; k0 += MR) {
-        scored_strip strip;
-        intv seen[NV] = {(intv)0};
-        if (!WRITES_STAGE(tile->call->params, 2)) {
-            score_keys(&strip, tile, block, queries, k0, added, kept, seen);
-            continue;
-        }
-        PLAIN_FOR (int n = 0; n < MR * NV; n++) {
-            kept[k0 * NV + n] = (realv)(-INFINITY);
-        }
-    }
-}
-
-/* Writes all weights of the tile. A weight is divided by the sum of its row, which is
-   known only at the end. So this function computes the scores a second time. `weights`
-   has room for MAX_KEYS keys. */
-SMALL void
-write_weights(const tile_state *tile, const termv *queries, const softmax_state *softmax,
-              realv *weights, term *packed)
-{
-    const ca_attention_params *params = tile->call->params;
-    realv factors[NV];
-    int keys;
-    find_factors(factors, softmax, softmax->sum, REAL(1.0));
-    PLAIN_FOR (ca_int64 j0 = 0; j0 < params->T && !is_stopped(tile->call); j0 += keys) {
-        key_run run;
-        find_key_run(&run, tile->call, tile->batch, j0);
-        keys = (int)min((ca_int64)keys_of_block(params), run.count);
-        int attended = (int)clamp(tile->last + 1 - j0, (ca_int64)0, (ca_int64)keys);
-        int first_key;
-        int last_key;
-        const int adds = find_added(weights, tile, j0, attended, &first_key, &last_key);
-        attended = adds == ALL_EXCLUDED ? 0 : attended;
-        const realv *added = adds == SOME_ADDED ? weights : 0;
-        term_block block;
-        start_block(&block, params, &run, j0, keys, packed);
-        int k0 = 0;
-        PLAIN_FOR (; k0 < attended; k0 += MR) {
-            scored_strip strip;
-            intv seen[NV] = {(intv)0};
-            score_keys(&strip, tile, &block, queries, k0, added, 0, seen);
-            PLAIN_FOR (int n = 0; n < MR * NV; n++) {
-                const int v = n % NV;
-                weights[k0 * NV + n] =
-                    weight_of(params, strip.scores[n] - softmax->base[v]) * factors[v];
-            }
-        }
-        PLAIN_FOR (int n = k0 * NV; n < keys * NV; n++) {
-            weights[n] = (realv)REAL(0.0);
-        }
-        store_scores(tile, j0, keys, weights);
-    }
-}
-
 /* --- tiles of a work-item --------------------------------------------------------- */
 
 /* A tile and what it has summed so far. */
@@ -145,35 +53,6 @@ typedef struct {
     realv *result;
     bool has_result; /* false: no block has written the result yet */
 } tile_sums;
-
-/* A tile attends to keys first … end - 1 of a block. `first` is a multiple of MR. `added` has what mask and
-   bias add to the scores of the block's keys, or is NULL if they add nothing. */
-typedef struct {
-    bool any; /* false: the tile passes over the block */
-    int first;
-    int end;
-    const realv *added;
-} attended_keys;
-
-/* Finds which keys of a block a tile attends to. The block has `keys` keys from j0 on. `added` receives what
-   mask and bias add to their scores. The function does not return the struct: compilers would copy two
-   members with one load, and this load would wait for all earlier stores. */
-INLINED void
-find_attended(attended_keys *found, realv *added, const tile_state *tile, ca_int64 j0, int keys)
-{
-    const bool all = KEEPS_SCORES(tile->call->params);
-    const int before = all ? 0 : (int)clamp(tile->first - j0, (ca_int64)0, (ca_int64)keys);
-    const int until = (int)clamp(tile->last + 1 - j0, (ca_int64)0, (ca_int64)keys);
-    const int attended = before < until ? until : 0;
-    int first = 0;
-    int end = 0;
-    const int adds =
-        all || attended > 0 ? find_added(added, tile, j0, attended, &first, &end) : ALL_EXCLUDED;
-    found->any = all || adds != ALL_EXCLUDED;
-    found->first = max(before, first) / MR * MR;
-    found->end = adds == ALL_EXCLUDED ? 0 : end;
-    found->added = adds == SOME_ADDED ? added : 0;
-}
 
 /* With each strip of its first block, a tile prefetches FETCHED_ROWS rows of the next tile's queries. A core
    that prefetches all these rows at once has to wait for them. */
@@ -190,8 +69,6 @@ attend_block(tile_sums *sums, const term_block *block, const attended_keys *atte
     const tile_state *tile = &sums->tile;
     const ca_attention_params *params = tile->call->params;
     const int Ev = (int)params->Ev;
-    const bool keeps = KEEPS_SCORES(params);
-    realv kept[MAX_KEYS * NV];
     realv decays[CA_CPU_STRIPS * NV];
     const int heads = (int)params->heads;
     /* In a small call each work-item has one tile, and no tile follows. */
@@ -203,8 +80,7 @@ attend_block(tile_sums *sums, const term_block *block, const attended_keys *atte
     int strips = 0;
     PLAIN_FOR (int k0 = first; k0 < end; k0 += MR) {
         scored_strip strip;
-        score_keys(&strip, tile, block, sums->queries, k0, added, keeps ? kept : 0,
-                   sums->softmax.seen);
+        score_keys(&strip, tile, block, sums->queries, k0, added, sums->softmax.seen);
         realv *decay = decays + strips * NV;
         UNROLLED_FOR (int v = 0; v < NV; v++) {
             decay[v] = (realv)REAL(1.0);
@@ -217,10 +93,6 @@ attend_block(tile_sums *sums, const term_block *block, const attended_keys *atte
         any_decay |= weigh_scores(params, &sums->softmax, strip.scores, strip.added,
                                   weights + WEIGHTS(k0 - first) * NV, decay);
         strips++;
-    }
-    if (keeps) {
-        keep_unattended(tile, block, sums->queries, end, added, kept);
-        store_scores(tile, block->j0, block->keys, kept);
     }
     const bool weighs = end_block(&sums->softmax);
     if (any_decay) {
@@ -249,71 +121,26 @@ typedef struct {
     key_range keys; /* that some row may see */
 } item_state;
 
-/* Starts a tile. Row `first_row` of the heads that share their keys is its first row, and
-   `linear` is the batch index of the first of these heads. `memory` receives the tile's
-   queries and result. */
-SMALL void
-start_tile(tile_sums *sums, const attention_call *call, ca_int64 linear, ca_int64 first_row,
+/* Starts a tile and its sums. `memory` receives the tile's queries and result. */
+INLINED void
+start_sums(tile_sums *sums, const attention_call *call, ca_int64 linear, ca_int64 first_row,
            realv *memory)
 {
-    const ca_attention_params *params = call->params;
-    const int heads = (int)params->heads;
-    tile_state *tile = &sums->tile;
-    tile->call = call;
-    ca_unravel(linear, params->batch, tile->batch);
-    tile->i0 = first_row / heads;
-    tile->rows = (int)min((ca_int64)BM, params->L * heads - first_row);
-    int head = (int)(first_row - tile->i0 * heads);
-    int place = 0;
-    PLAIN_FOR (int n = 0; n < BM; n++) {
-        tile->head[n] = head;
-        tile->place[n] = place;
-        if (n + 1 < tile->rows && ++head == heads) {
-            head = 0;
-            place++;
-        }
-    }
-    const batch_sequence sequence = sequence_of(call, tile->batch);
-    tile->first = max((ca_int64)0, tile->i0 + sequence.lower);
-    tile->last = min(sequence.limit, tile->i0 + place + 1 + sequence.upper) - 1;
-    tile->bounds = count_from(bounds_of(&sequence), tile->i0, 0);
-    tile->excluding = HAS_ADDENDS(params) || HAS_MODS || USES(params, DROPOUT) ||
-                      sequence.limit < params->T || sequence.lower > 1 - params->L ||
-                      sequence.upper < params->T - 1;
-#if HAS_MODS
-    start_mod_rows(tile, &sequence);
-#endif
+    start_tile(&sums->tile, call, linear, first_row);
     sums->queries = (termv *)memory;
-    sums->result = memory + ROW_TERMS(params->E) * NV;
+    sums->result = memory + ROW_TERMS(call->params->E) * NV;
     sums->has_result = false;
     start_softmax(&sums->softmax);
 }
 
-/* Adds the sinks of a tile's rows to the sums of their weights. */
-COLD void
-add_sinks(tile_sums *sums)
-{
-    softmax_state *softmax = &sums->softmax;
-    PLAIN_FOR (int n = 0; n < BM; n++) {
-        ca_int64 batch[CA_BATCH_DIMS];
-        (void)row_of_tile(&sums->tile, n, batch);
-        const real weight =
-            weight_of_sink(sums->tile.call, batch, ((const real *)softmax->base)[n]);
-        ((real *)softmax->sum)[n] += weight;
-#if BFLOAT16_PAIRS
-        ((real *)softmax->rounded)[n] += weight;
-#endif
-    }
-}
-
-/* Writes the rows of a tile. `weights` has room for MAX_KEYS keys. */
+/* Writes the rows of a tile. */
 OUTER void
-finish_tile(tile_sums *sums, realv *weights, term *packed)
+finish_tile(tile_sums *sums)
 {
     const tile_state *tile = &sums->tile;
     const attention_call *call = tile->call;
     const ca_attention_params *params = call->params;
-    const softmax_state *softmax = &sums->softmax;
+    softmax_state *softmax = &sums->softmax;
 #if AMX
     realv turned[BM * VECTORS_OF(CA_CPU_HEAD_SIZE)];
 #endif
@@ -326,10 +153,7 @@ finish_tile(tile_sums *sums, realv *weights, term *packed)
         }
     }
     if (USES(params, SINKS)) {
-        add_sinks(sums);
-    }
-    if (WRITES_STAGE(params, 3)) {
-        write_weights(tile, sums->queries, softmax, weights, packed);
+        add_sinks(softmax, tile);
     }
     const int unwritten = sums->has_result ? 0 : BM * LINE_VECTORS(params->Ev);
     PLAIN_FOR (int n = 0; n < unwritten; n++) {
@@ -356,7 +180,6 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
     const tile_state *tile = &item->tiles[0].tile;
     const attention_call *call = tile->call;
     const ca_attention_params *params = call->params;
-    const bool all = KEEPS_SCORES(params);
     bool shared = !HAS_MASK_MOD; /* heads have the same mask and bias */
     if (USES(params, MASK)) {
         shared &= VIEW(params, MASK)->batch[CA_BATCH_DIMS - 1] == 0;
@@ -367,8 +190,8 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
     const int most = keys_of_block(params);
     const int packed_terms = reads_in_place(params) ? MR * ROW_TERMS(params->E) + LANES
                                                     : most * TERMS(PACKED_COLUMNS(params));
-    const ca_int64 start = all ? 0 : item->keys.start;
-    const ca_int64 end = all ? params->T : item->keys.end;
+    const ca_int64 start = item->keys.start;
+    const ca_int64 end = item->keys.end;
     term_block blocks[CA_CPU_TILES];
     bool is_last = false;
     int keys;
@@ -376,9 +199,7 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
         key_run first_run;
         find_key_run(&first_run, call, tile->batch, j0);
         keys = (int)min((ca_int64)most, min(end - j0, first_run.count));
-        /* A tile that writes weights packs keys into the memory of this block, which other tiles still
-           need. */
-        is_last = WRITES_STAGE(params, 3) ? false : j0 + keys == end;
+        is_last = j0 + keys == end;
         uint started = 0; /* bit h: the block of head h is there */
         PLAIN_FOR (int t = 0; t < item->count; t++) {
             attended_keys attended;
@@ -401,31 +222,12 @@ attend(item_state *item, realv *added, weightv *weights, term *packed)
                     blocks[h].is_new = false;
                 }
                 if (is_last) {
-                    finish_tile(sums, added, packed);
+                    finish_tile(sums);
                 }
             }
         }
     }
     return is_last;
-}
-
-/* Returns the number of the set of tiles that work-item `number` computes, and stores the first of its
-   `heads` heads in *first_head. The rows of a head are `items` sets of tiles, and set 0 has the first rows.
-   Query heads that share their keys count as one head.
-
-   A driver may hand a thread half of the work-items at once, and deals out fewer and fewer of the rest. So
-   the first work-items should not have more work than others. Below a causal diagonal the first rows have
-   the fewest keys. Lengths give batches unequal work, so heads of different batches take turns. The sets of
-   a head follow each other, while caches have its keys. */
-OUTER ca_int64
-place_of_item(const ca_attention_params *params, ca_int64 number, int heads, ca_int64 items,
-              ca_int64 *first_head)
-{
-    const ca_int64 batches = params->batch[0] * params->batch[1];
-    const ca_int64 of_batch = params->batch[CA_BATCH_DIMS - 1] / (params->heads * heads);
-    const ca_int64 before = number / items; /* heads before this one */
-    *first_head = (before % batches * of_batch + before / batches) * heads;
-    return number - before * items;
 }
 
 /* Attends to the keys of a work-item's tiles. */
@@ -434,11 +236,8 @@ attend_tiles(const attention_call *call, ca_int64 number)
 {
     const ca_attention_params *params = call->params;
     const int heads = HEADS_OF_ITEM(params);
-    const ca_int64 rows = params->L * params->heads;
-    const ca_int64 rows_of_item = (ca_int64)BM * params->tiles;
-    const ca_int64 items = (rows + rows_of_item - 1) / rows_of_item; /* of a head */
-    ca_int64 linear;
-    const ca_int64 index = place_of_item(params, number, heads, items, &linear);
+    item_rows rows;
+    find_rows_of_item(&rows, params, number);
 
     item_state item;
     realv memory[MEMORY_VECTORS];
@@ -447,17 +246,16 @@ attend_tiles(const attention_call *call, ca_int64 number)
     /* The array begins with a line of the cache, so no whole vector of packed values lies in two
        lines. */
     term packed[PACKED_TERMS] __attribute__((aligned(CACHE_LINE)));
-    const ca_int64 first_row = index * rows_of_item;
     /* If all keys are one block, each tile is finished before the next one begins. Then all tiles use the
        same memory. */
-    const bool in_turn = WRITES_STAGE(params, 3) ? false : keys_are_one_block(params);
+    const bool in_turn = keys_are_one_block(params);
     const int size = in_turn ? 0 : ROW_TERMS(params->E) * NV + BM * LINE_VECTORS(params->Ev);
-    item.count = (int)min((ca_int64)params->tiles, (rows - first_row + BM - 1) / BM);
+    item.count = (int)((rows.end - rows.first + BM - 1) / BM);
     const int count = heads * item.count;
     PLAIN_FOR (int n = 0; n < count; n++) {
         const int h = n / item.count;
-        start_tile(&item.tiles[n], call, (linear + h) * params->heads,
-                   first_row + (n - h * item.count) * BM, memory + n * size);
+        start_sums(&item.tiles[n], call, rows.head + h * params->heads,
+                   rows.first + (n - h * item.count) * BM, memory + n * size);
     }
     const tile_state *first = &item.tiles[0].tile;
     const tile_state *last = &item.tiles[item.count - 1].tile;
@@ -477,7 +275,7 @@ attend_tiles(const attention_call *call, ca_int64 number)
     item.keys.end = max(item.keys.start, item.keys.end);
     if (!attend(&item, added, weights, packed)) {
         PLAIN_FOR (int n = 0; n < count; n++) {
-            finish_tile(&item.tiles[n], added, packed);
+            finish_tile(&item.tiles[n]);
         }
     }
 }

@@ -191,12 +191,11 @@ finish_scores(const attention_call *call, const decode_row *row, ca_int64 j0, in
     PLAIN_FOR (int k = 0; k < keys; k += LANES) {
         const realv addend = HAS_ADDENDS(params) ? added[k / LANES] : (realv)REAL(0.0);
         realv bounded = bound_addend(&bounds, key, key, addend);
-        realv unused;
         if (asks) {
             bounded = EXCLUDE(call, &row->mod, KEYS_FROM(j0 + k), bounded);
         }
         realv score = MODIFY_SCORE(call, &row->mod, KEYS_FROM(j0 + k), scores[k / LANES], &bounded);
-        score = finish_score(params, score, bounded, &unused);
+        score = finish_score(params, score, bounded);
         scores[k / LANES] = distinct_score(score, bounded);
         key += (realv)(real)LANES;
     }

@@ -349,13 +349,12 @@ store_scores(__local real *block, const attention_call *call, const __local grou
         const int t = own_term(mine->key_lane, n);
         const int k = t / RT * KEYS_AT_ONCE + mine->key;
         if (mine->key_lane % SAME_LANES == 0) {
-            real kept;
             real addend = added[n];
 #if HAS_SCORE_MOD
             const mod_row mod = rows[t % RT].addends.mod;
 #endif
             real score = MODIFY_SCORE(call, &mod, j0 + k, sums[n], &addend);
-            score = finish_score(call->params, score, addend, &kept);
+            score = finish_score(call->params, score, addend);
             block[k * RT + t % RT] = distinct_score(score, addend);
         }
     }

@@ -85,17 +85,23 @@ addend_at(const row_state *row, ca_int64 j)
 /* As finish_score. A late softcap comes after mask and bias: it gives an excluded key the score
    -softcap. */
 INLINED real
-finish_score_in_order(const ca_attention_params *params, real score, real added, real *kept)
+finish_score_in_order(const ca_attention_params *params, real score, real added)
 {
     if (!USES(params, LATE_SOFTCAP)) {
-        return finish_score(params, score, added, kept);
+        return finish_score(params, score, added);
     }
-    const real softcap = ca_softcap(params);
-    const real masked = add_to_score(params, score, added);
-    const real capped =
-        added == -INFINITY ? -softcap : tanh(masked * ca_inverse_softcap(params)) * softcap;
-    *kept = WRITES_STAGE(params, 0) ? score : WRITES_STAGE(params, 2) ? capped : masked;
-    return capped;
+    return added == -INFINITY ? -ca_softcap(params)
+                              : cap_score(params, add_to_score(params, score, added));
+}
+
+/* Returns a score of the stage that is written, one before the weights. */
+INLINED real
+score_of_stage(const ca_attention_params *params, real score, real added)
+{
+    const real earlier = WRITES_STAGE(params, 0)      ? score
+                         : USES(params, LATE_SOFTCAP) ? add_to_score(params, score, added)
+                                                      : cap_score(params, score);
+    return WRITES_STAGE(params, 2) ? finish_score_in_order(params, score, added) : earlier;
 }
 
 /* Computes the final score of key j, into *score. Returns true if the key has a weight. */
@@ -105,11 +111,10 @@ score_of(const row_state *row, ca_int64 j, real *score)
     const ca_attention_params *params = row->call->params;
     real added = addend_at(row, j);
     real product = REAL(0.0);
-    real kept;
     if (added != -INFINITY) {
         product = MODIFY_SCORE(row->call, &row->addends.mod, (int)j, product_with(row, j), &added);
     }
-    *score = finish_score_in_order(params, product, added, &kept);
+    *score = finish_score_in_order(params, product, added);
     return added != -INFINITY || USES(params, LATE_SOFTCAP);
 }
 
@@ -126,7 +131,7 @@ write_scores(const row_state *row, real m, real l)
         if (WRITES_STAGE(params, 3)) {
             score = score_of(row, j, &score) ? exp(score - m) / l : REAL(0.0);
         } else {
-            finish_score_in_order(params, product_with(row, j), addend_at(row, j), &score);
+            score = score_of_stage(params, product_with(row, j), addend_at(row, j));
         }
         store(score, scores + j * view->column);
     }

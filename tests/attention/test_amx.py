@@ -8,7 +8,8 @@ import pytest
 from references.attention import bfloat16
 from support.faults import open_with
 from support.helpers import draw, sdpa
-from support.variants import force, force_or_skip, forced
+from support.launches import chosen
+from support.variants import force_or_skip, forced
 
 
 @pytest.fixture(autouse=True)
@@ -17,16 +18,13 @@ def amx(device, monkeypatch):
     force_or_skip(monkeypatch, device, "amx")
 
 
-@pytest.mark.parametrize(("rows", "chosen"), [(17, "amx"), (16, "-amx")])
-def test_which_calls_use_it(device, monkeypatch, rows, chosen):
+@pytest.mark.parametrize(("rows", "uses"), [(17, True), (16, False)])
+def test_which_calls_use_it(device, rows, uses):
     """Matrices have to be full."""
     arrays = [draw((2, n, 64), bfloat16, seed) for seed, n in enumerate((rows, 129, 129))]
-    results = {}
-    for name in (None, "cpu", "-amx", "amx"):
-        force(monkeypatch, name)
-        results[name] = sdpa(*arrays, device=device, return_lse=True)[1].tobytes()
-    assert results["cpu"] != results["amx"]
-    assert results[None] == results[chosen]
+    assert (chosen(None, sdpa, *arrays, device=device) == "amx") == uses
+    assert chosen("-amx", sdpa, *arrays, device=device) != "amx"
+    assert chosen("amx", sdpa, *arrays, device=device) == "amx"
 
 
 def test_a_compiler_that_refuses_it(device, faults_library, tmp_path):

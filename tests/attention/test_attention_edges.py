@@ -20,12 +20,6 @@ def test_no_query_heads_for_heads_of_keys(device):
         clattn.onnx.attention(np.ones((1, 0, 3, 4), np.float32), key, key, device=device)
 
 
-def test_a_window_of_more_keys_than_numbers_count(device):
-    arrays = qkv((1, 2), 5, 7, 8)
-    got, right = (sdpa(*arrays, device=device, window=(n, 0)) for n in (10**30, None))
-    np.testing.assert_array_equal(got, right)
-
-
 def test_an_infinite_score_makes_its_row_nan(device, kernel):
     """exp(inf - inf) is NaN, whichever way a row is computed; other rows are as ever."""
     query, key, value = np.ones((1, 1, 2, 8), np.float32), draw((1, 1, 3, 8)), draw((1, 1, 3, 8))

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from references.attention import attention, bfloat16, eps, largest, max_error
 from support.helpers import assert_close, check, draw, qkv, sdpa
+from support.launches import chosen
+from support.loops import looped
 from support.sizes import REST, WIDE
 from support.variants import INSTRUCTIONS, force, force_or_skip, processor
 
@@ -24,16 +26,17 @@ def word(device, monkeypatch, request):
     return request.param
 
 
-def test_they_are_chosen(device, monkeypatch, word):
-    """But not vectors of pairs on Intel's processors, which multiply floats faster."""
+def test_they_are_chosen(device, word):
+    """But not vectors of pairs on Intel's processors, which multiply floats faster.
+
+    Where AMX can run, it comes first.
+    """
     arrays = qkv((2, 3), 90, 200, 64, dtype=bfloat16)
-    results = {}
-    for name in (None, word, "cpu"):
-        force(monkeypatch, name)
-        results[name] = sdpa(*arrays, device=device).tobytes()
-    assert results[word] != results["cpu"]
-    chosen = word != "pairs" or "GenuineIntel" not in processor()
-    assert (results[None] == results[word]) == chosen
+    for forced in word, "cpu":
+        assert chosen(forced, sdpa, *arrays, device=device) == forced
+    fast = word != "pairs" or "GenuineIntel" not in processor()
+    words = None if word == "amx" else "-amx"
+    assert (chosen(words, sdpa, *arrays, device=device) == word) == fast
 
 
 @pytest.mark.parametrize("word", ["pairs"], indirect=True)
@@ -62,8 +65,8 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("size", sorted(SIZES), ids=str)
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@looped("size", sorted(SIZES), ids=str)
+@looped("options", OPTIONS.values(), ids=OPTIONS)
 def test_sizes(device, size, options):
     L, S, E, Ev = size
     check(*qkv((2, 4), L, S, E, Ev, bfloat16), device=device, **options)

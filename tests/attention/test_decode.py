@@ -14,10 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from references.attention import bfloat16, float16, float64, tolerance
 from support.helpers import assert_close, check, draw, index_of, qkv, run_python, sdpa
+from support.launches import chosen
 from support.layouts import far_rows
 from support.random_calls import bounded
 from support.sizes import WIDE
-from support.variants import decode_for, each, force, forced, takes_cpu_kernels, with_kernels
+from support.variants import decode_for, each, forced, takes_cpu_kernels, with_kernels
 
 # ---- heads that lie side by side ----
 
@@ -280,34 +281,20 @@ for S in (77, 2500):
 # ---- which kernel runs ----
 
 
-def bits(device, arrays, kernel=None):
-    """The result of a variant, or with None of the one that is chosen."""
-    with pytest.MonkeyPatch.context() as patch:
-        force(patch, kernel)
-        return sdpa(*arrays, device=device).tobytes()
-
-
 @pytest.mark.parametrize("L", [1, 2, 8])
 def test_few_rows_take_the_kernel_of_the_device(device, L):
-    """Kernels differ in the last bits of such sums."""
-    arrays = qkv((2, 4), L, 1000, WIDE)
-    chosen = bits(device, arrays)
-    assert chosen == bits(device, arrays, decode_for(device))
-    if takes_cpu_kernels(device):
-        assert chosen != bits(device, arrays, "cpu")
-        if L == 1:  # each number of rows is a program there
-            assert chosen != bits(device, arrays, "decode_gpu")
+    assert chosen(None, sdpa, *qkv((2, 4), L, 1000, WIDE), device=device) == decode_for(device)
 
 
 def test_more_rows_do_not(device):
     if not takes_cpu_kernels(device):
         pytest.skip("attention_decode_cpu is for CPUs")
-    arrays = qkv((2, 4), 9, 1000, WIDE)
-    assert bits(device, arrays) == bits(device, arrays, "cpu") != bits(device, arrays, "decode_cpu")
+    assert chosen(None, sdpa, *qkv((2, 4), 9, 1000, WIDE), device=device) == "cpu"
 
 
 def test_emulated_matrix_units_are_not_chosen(device):
+    if not takes_cpu_kernels(device):
+        pytest.skip("the device may have matrix units")
     arrays = draw((1, 8, 1, 64), float16), *(draw((1, 8, 900, 64), float16, n) for n in (1, 2))
-    few_rows = bits(device, arrays, decode_for(device))
-    assert bits(device, arrays) == few_rows or not takes_cpu_kernels(device)
-    assert bits(device, arrays, "decode_mma") != few_rows
+    assert chosen(None, sdpa, *arrays, device=device) == decode_for(device)
+    assert chosen("decode_mma", sdpa, *arrays, device=device) == "decode_mma"

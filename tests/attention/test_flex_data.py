@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What mods capture is data: other values need no other program. Indexes outside a table."""
+"""What mods capture is data, read at the time of the call. Indexes outside a table.
 
-import os
+That other values need no other program, test_programs.py shows.
+"""
 
 import clattn
 import numpy as np
@@ -23,63 +24,14 @@ def reference_kernel(request, monkeypatch):
         force(monkeypatch, "reference")
 
 
-def programs():
-    return clattn._core.built_programs()[0]
-
-
-# Operations of this run alone, so that its programs are in no cache, and building one is seen.
-RUN = [bool(byte & 1) for byte in os.urandom(16)]
-
-
 def mod_of(table, factor, shift, most):
     def mod(score, b, h, q_idx, kv_idx):
-        for adds in RUN:
-            score = score + 0.25 if adds else score - 0.25
         return score * factor + lookup(table, h, (q_idx + kv_idx + shift) % most)
 
     return mod
 
 
-# ---- programs ----
-
-
-def test_other_numbers_and_tables_use_the_same_program(device):
-    """Tables of a dtype and a number of dimensions; of any shape and strides."""
-    check_flex(*ARRAYS, device=device, score_mod=mod_of(draw((3, 7)), 1.5, 2, 7))
-    before = programs()
-    for table in (draw((3, 7), seed=1), draw((5, 90))[::-1, ::3], draw((8, 3)).T, draw((3, 1))):
-        for factor, shift in (
-            (-0.3, -5),
-            (1e-3, 2**31 - 100),
-            (0.0, 0),
-            (np.float32(2), np.int8(3)),
-        ):
-            check_flex(*ARRAYS, device=device,
-                       score_mod=mod_of(table, factor, shift, table.shape[1]))  # fmt: skip
-    for shape in ((1, 1, 1, 1), (3, 2, 40, 5)):
-        B, H, L, S = shape
-        check_flex(*qkv((B, H), L, S, SMALL), device=device,
-                   score_mod=mod_of(draw((3, 7)), 1.5, 2, 7))  # fmt: skip
-    assert programs() == before
-
-
-def test_functions_with_the_same_expression_share_a_program(device):
-    table = draw((3, 7))
-    right = call(*ARRAYS, device=device, score_mod=mod_of(table, 0.5, 1, 7))
-    before = programs()
-
-    def other(s, batch, head, i, j):
-        np.exp(s) + lookup(table, head, batch)  # of no use, and so no part of the program
-        for adds in RUN:
-            s = s + 0.25 if adds else s - 0.25
-        scaled = s * 0.5
-        place = (i + j + 1) % table.shape[1]
-        return scaled + lookup(table, head, place)
-
-    same_bits(call(*ARRAYS, device=device, score_mod=other), right)
-    assert programs() == before
-    call(*ARRAYS, device=device, score_mod=lambda s, b, h, q, k: other(s, b, h, q, k) + 1)
-    assert programs() == before + 1
+# ---- what is captured ----
 
 
 def test_a_table_is_read_at_the_time_of_the_call(device):

@@ -192,7 +192,8 @@ def wanted(shift):
     return np.stack([m.astype(float64)[c] for m, c in zip(made, chosen, strict=True)])
 
 
-# Single scores, rows in lanes, keys in lanes.
+# Single scores, rows in lanes, keys in lanes. A hundred operations are one program.
+@pytest.mark.by_turns
 @pytest.mark.parametrize("kernel_name", ["reference", "cpu", "decode_cpu"])
 def test_operations(device, kernel_name):
     """As NumPy's. All kernels give the same numbers, to the last rounding."""

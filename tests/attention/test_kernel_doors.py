@@ -20,7 +20,7 @@ from support.layouts import columns_first, negative_rows, sliced, transposed
 from support.masks import INF, NAN
 from support.onnx_calls import cache, flat, inputs, mask_of
 from support.sizes import WIDE
-from support.variants import each, force, with_door
+from support.variants import each, force, with_door, with_kernels
 
 pytestmark = [pytest.mark.full, pytest.mark.options]
 
@@ -265,7 +265,7 @@ def test_dropout(device, variant):
     check_dropout(*qkv((1, 2), 40, 40, 16), device=device, is_causal=True)
 
 
-@with_door("scores", ["tiled"])
+@with_kernels("tiled", "decode_cpu")
 def test_scores_with_a_past(device, variant):
     """Weights, present keys and values, a mask that ends before the keys, an empty row.
 
@@ -280,7 +280,7 @@ def test_scores_with_a_past(device, variant):
           return_qk=True, qk_matmul_output_mode=3)  # fmt: skip
 
 
-@with_door("scores", ["tiled"])
+@with_kernels("tiled")
 def test_another_dtype_of_values(device, variant):
     q, k, _ = qkv((1, 2), 20, 40, 16)
     check(q, k, draw((1, 2, 40, 24), float16), device=device)
@@ -293,8 +293,6 @@ def call_with(variant, option, device):
     """The result of a call that asks for an option of other doors."""
     q, k, v = variant.arrays((1, 2, 2, 3, 50), E=WIDE)
     onnx = clattn.onnx.attention
-    if option == "scores":
-        return onnx(q, k, v, return_qk=True, device=device).Y
     if option == "softcap last":
         return onnx(q, k, v, softcap=2.0, opset=24, pre_errata=True, device=device).Y
     if option == "dropout":
@@ -309,7 +307,7 @@ def call_with(variant, option, device):
 
 def refused(variant):
     """Options that the variant refuses."""
-    options = ["past", "scores", "softcap last", "dropout"]
+    options = ["past", "softcap last", "dropout"]
     if variant.kernel == "decode_cpu":
         options += ["past key columns apart", "past value columns apart"]
     return [option for option in options if option not in variant.doors]

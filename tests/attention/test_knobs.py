@@ -7,6 +7,7 @@ import support.tuning as tuning
 from clattn import _core
 from references.attention import float32
 from support.helpers import draw, sdpa
+from support.launches import launched_by
 from support.variants import each, with_kernels
 
 
@@ -44,12 +45,12 @@ def test_right_results(device, variant, setting):
         assert first.tobytes() == again.tobytes()
 
 
-def bits(device, E=64, Ev=None, L=129, dtype=float32):
-    """The bits of a call whose keys and values have so many bytes that they are split."""
+def groups(device, E=64, Ev=None, L=129, dtype=float32):
+    """The work-groups of a call whose keys and values have so many bytes that they are split."""
     Ev = Ev or E
     S = (17 << 16) // ((E + Ev) * np.dtype(dtype).itemsize)
-    return sdpa(draw((L, E), dtype), draw((S, E), dtype, 1), draw((S, Ev), dtype, 2),
-                device=device).tobytes()  # fmt: skip
+    arrays = draw((L, E), dtype), draw((S, E), dtype, 1), draw((S, Ev), dtype, 2)
+    return launched_by(sdpa, *arrays, device=device)[0].groups
 
 
 # Problems by the class that they are of.
@@ -66,21 +67,19 @@ PROBLEMS = [
 
 @with_kernels("decode_gpu")
 def test_a_class_is_a_dtype_a_head_size_and_a_range_of_rows(device, variant):
-    """Other splits of the keys give other bits; problems of other classes keep theirs."""
-    before = [bits(device, **options) for _, options in PROBLEMS]
-    for one, options in PROBLEMS[2:-1]:
+    """More splits of the keys are more work-groups; problems of other classes keep theirs."""
+    before = [groups(device, **options) for _, options in PROBLEMS]
+
+    def more():
+        found = [groups(device, **options) for _, options in PROBLEMS]
+        return [now > old for now, old in zip(found, before, strict=True)]
+
+    for n, (one, _) in enumerate(PROBLEMS[2:-1], start=2):
         _core.tune(device, one, "decode_gpu", {"SPLITS": 200})
-        assert bits(device, **options) not in before
-    found = [
-        bits(device, **options) == old for (_, options), old in zip(PROBLEMS, before, strict=True)
-    ]
-    assert found == [True, True, False, False, False, False, True]
+        assert more() == [False] * 2 + [True] * (n - 1) + [False] * (6 - n)
     tuning.clear(device)
     _core.tune(device, "float32-64-many", "decode_gpu", {"SPLITS": 200})
-    found = [
-        bits(device, **options) == old for (_, options), old in zip(PROBLEMS, before, strict=True)
-    ]
-    assert found == [False, False, True, True, True, True, True]
+    assert more() == [True, True, False, False, False, False, False]
 
 
 def test_what_is_set_is_what_is_listed(device):

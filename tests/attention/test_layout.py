@@ -5,6 +5,7 @@ import clattn
 import numpy as np
 import pytest
 from support.helpers import draw, sdpa
+from support.loops import looped
 
 pytestmark = pytest.mark.tensors
 
@@ -29,8 +30,8 @@ def arrays(leading, groups):
             draw((*leading, 9, Hk, 13), seed=2))  # fmt: skip
 
 
-@pytest.mark.parametrize("leading", SHAPES, ids=SHAPES.values())
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "plain")
+@looped("leading", SHAPES, ids=SHAPES.values())
+@looped("options", OPTIONS, ids=lambda options: "-".join(options) or "plain")
 def test_the_result_of_the_other_layout(device, options, leading):
     """Bit by bit; log-sum-exp, weights and mask have heads first all the same."""
     given = arrays(leading, options.get("enable_gqa", False))

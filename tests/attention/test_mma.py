@@ -13,9 +13,9 @@ import pytest
 import support.tuning as tuning
 from numpy.lib.stride_tricks import as_strided
 from references.attention import attention, bfloat16, eps, float16
-from support.helpers import draw, index_of, qkv, run_python, sdpa
+from support.helpers import draw, qkv, sdpa
 from support.threads import run_together
-from support.variants import POCL, forced, with_kernels
+from support.variants import with_kernels
 
 pytestmark = pytest.mark.full
 
@@ -163,30 +163,6 @@ def test_numbers_that_are_added(device, variant, warps, added, softcap):
     mask = mask if added else mask > 0
     options = {"attn_mask": mask, "softcap": softcap, "is_causal": "lower_right"}
     variant.check(*halves((1, 2), 130, 330, 64), device=device, **options)
-
-
-@mma
-def test_masks_that_begin_anywhere(device, variant, tmp_path):
-    """A mask does not keep keys from being copied by 16 bytes: there is no program for it."""
-    if device.platform == POCL:
-        pytest.skip("PoCL keeps its programs itself")
-    code = """
-    import sys
-    from pathlib import Path
-    import clattn, numpy as np
-    from support.helpers import check, qkv
-    q, k, v = qkv((1, 1), 18, 70, 64, dtype=np.float16)
-    memory = np.ones(18 * 70 + 32, bool)
-    start = -memory.ctypes.data % 16
-    for place in 0, 3:
-        mask = memory[start + place :][: 18 * 70].reshape(18, 70)
-        mask[:, 5] = False
-        check(q, k, v, device=clattn.devices()[int(sys.argv[1])], attn_mask=mask, return_lse=True)
-    print(len([*Path(sys.argv[2]).rglob("attention_mma-*.bin")]))
-    """
-    env = forced(variant.kernel) | {"XDG_CACHE_HOME": tmp_path}
-    done = run_python(code, index_of(device), tmp_path, env=env)
-    assert done.stdout.split() == ["1"], done.stdout
 
 
 # ---- the warps of attention_decode_mma, which take 16 keys each in turn ----

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from references.attention import attention, bfloat16, eps, float16, float32, float64
 from support.helpers import check, qkv, sdpa
+from support.launches import chosen
 from support.sizes import WIDE
 from support.variants import SMALL_TILE, force, takes_cpu_kernels, with_kernels
 
@@ -121,10 +122,8 @@ def test_wrong_local_memory_is_refused(monkeypatch, words):
         force(monkeypatch, "tiled", local_memory=words)
 
 
-def test_gpus_choose_it(device, monkeypatch):
+def test_gpus_choose_it(device):
     """On its own account it is for GPUs alone."""
-    force(monkeypatch)
     arrays = qkv((1, 2), 40, 70, WIDE)
-    chosen = sdpa(*arrays, device=device)
-    force(monkeypatch, "cpu" if takes_cpu_kernels(device) else "tiled")
-    np.testing.assert_array_equal(sdpa(*arrays, device=device), chosen)
+    fast = "cpu" if takes_cpu_kernels(device) else "tiled"
+    assert chosen(None, sdpa, *arrays, device=device) == fast

@@ -107,7 +107,7 @@ SHAPES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(map(str, s[-6:])))
+@looped("shape", SHAPES, ids=lambda s: "x".join(map(str, s[-6:])))
 @widths
 def test_shapes(device, shape, dtype):
     """One row, one column, empty dimensions anywhere, NumPy's highest rank."""
@@ -186,7 +186,7 @@ FINITE = (
 TWICE = (1 + 2**-8 + 2**-40, 1 + 2**-11 + 2**-40, 2**54 + 2**30 + 1, -(2**60) - 2**36 - 1, 10**400)
 
 
-@pytest.mark.parametrize("value", FINITE + TWICE, ids=lambda v: f"{type(v).__name__} {v!r:.30}")
+@looped("value", FINITE + TWICE, ids=lambda v: f"{type(v).__name__} {v!r:.30}")
 def test_values_are_rounded(device, value):
     """Values are rounded to nearest, ties to even. TWICE: two roundings would differ from one."""
     for dtype in FLOATS:

@@ -20,7 +20,6 @@ from references.diagonal import (
     bfloat16,
     check,
     numbers,
-    owner_of,
 )
 from support.layouts import one_element_in
 from support.loops import looped
@@ -92,19 +91,13 @@ def test_every_width_in_place(device, dtype):
 
 @pytest.mark.parametrize("layout", ODD, ids=lambda f: f.__name__)
 @dtypes
-def test_odd_out_is_right_or_a_type_error(device, layout, dtype):
-    """As in scaled_dot_product_attention: misaligned, packed or of the other byte order."""
+def test_odd_out(device, layout, dtype):
+    """Misaligned, packed or of the other byte order."""
     if layout is ODD[2] and (dtype == bfloat16 or dtype.itemsize == 1):
         return  # has no other byte order
     out = layout(numbers(SHAPE, dtype))
     for source in (numbers(SHAPE, dtype, 5), out):
-        before = owner_of(out).tobytes()
-        try:
-            check(source, 1, 0, 3, device=device, out=out)
-        except TypeError as error:
-            refused = "out" in str(error) and owner_of(out).tobytes() == before
-            if not refused:
-                raise
+        check(source, 1, 0, 3, device=device, out=out)
 
 
 def test_out_in_a_file(device, tmp_path):
@@ -178,7 +171,7 @@ OVERLAPS = {  # a fresh buffer of 500 elements -> two matrices that have some of
 
 
 @pytest.mark.arrays_only
-@pytest.mark.parametrize("overlap", OVERLAPS.values(), ids=OVERLAPS)
+@looped("overlap", OVERLAPS.values(), ids=OVERLAPS)
 @widths
 def test_overlaps_are_refused(device, overlap, dtype):
     """ValueError, whatever the bounds, before anything is written; then the same in place works."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from references.attention import bfloat16, compute_dtype, eps, float16, float32, float64
 from references.onnx import attention, check, tolerances
 from support.helpers import assert_close, draw
+from support.loops import looped
 from support.onnx_calls import HK, HQ, B, E, cache, flat, inputs, mask_of
 from support.random_calls import bounded, examples, relay, shrink
 from support.variants import force
@@ -85,8 +86,8 @@ def check_poison(device, case, garbage, dtype=float32):
         check(*bad, **options, device=device)
 
 
-@pytest.mark.parametrize("garbage", [np.nan, np.inf, 3e38], ids=str)
-@pytest.mark.parametrize("name", EXCLUSIONS)
+@looped("garbage", [np.nan, np.inf, 3e38], ids=str)
+@looped("name", EXCLUSIONS)
 def test_an_excluded_key_does_not_matter(device, reference_kernel, name, garbage):
     check_poison(device, EXCLUSIONS[name], garbage)
 

@@ -416,6 +416,28 @@ def test_a_step_before_that_does_not_build(run_with_faults, tmp_path):
 
 
 @pytest.mark.cpus
+def test_a_step_behind_that_does_not_build(run_with_faults, tmp_path):
+    """The reference writes the weights; the kernel that attends is not left out."""
+    run_with_faults(
+        """
+        import warnings
+        sdpa = clattn.scaled_dot_product_attention
+        args = [np.random.default_rng(0).standard_normal((2, 5, 16), "f4") for _ in range(3)]
+        right = sdpa(*args, device=device)
+        faults.faults_define(b"write_tiles=goto")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result, weights = sdpa(*args, device=device, return_weights=True)
+        assert "'attention_cpu_scores' does not build" in str(caught[0].message), caught[0].message
+        np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
+        np.testing.assert_allclose(weights @ args[2], result, atol=1e-6)
+        same_bits(sdpa(*args, device=device), right)
+        """,
+        XDG_CACHE_HOME=tmp_path,
+    )
+
+
+@pytest.mark.cpus
 def test_a_program_that_does_not_build(run_with_faults, tmp_path):
     """DeviceError with the compiler's log and the source, by the same files and numbers."""
     run_with_faults(

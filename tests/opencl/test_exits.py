@@ -14,7 +14,10 @@ from support.helpers import index_of, run_on, run_python
 
 MOMENTS = max(2, int(float(os.environ.get("CLATTN_STRESS", 0))))
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # 3.12 warns of every fork
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # 3.12 warns of every fork
+    pytest.mark.by_turns,
+]
 
 CALLS = """
 import signal, threading, time, warnings

@@ -4,6 +4,8 @@
 import pytest
 from support.variants import decode_for, forced
 
+pytestmark = pytest.mark.by_turns  # how a process lives and ends depends on no kernel
+
 
 def test_the_next_thing_that_waits_says_it(run_with_faults):
     """The error is raised once. It names the function, the kernel, the device and OpenCL's code."""

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.cpus  # which can have the limits of any device
 FEW = ("the least", "Mali-G78")
 # Work-groups and local memory that the kernels for GPUs need.
 GROUP, LOCAL_BYTES = 64, 16 << 10
-FAST = {"attention_tiled", "attention_decode_gpu", "attention_decode_gpu_merge"}
+FAST = {"attention_tiled", "attention_tiled_scores", "attention_decode_gpu",
+        "attention_decode_gpu_merge"}  # fmt: skip
+REFERENCE = {"attention_reference"}
 SLOW = {"attention_reference", "attention_blocks", "attention_inputs", "diagonal_band"}
 
 CALLS = """
@@ -68,11 +70,13 @@ def test_every_operator(limited, name):
 # room for 256, and tells of some kernels that they need too many registers for as many.
 SMALLER = {
     "smaller tiles": {
-        "attention_tiled": 64, "attention_decode_gpu": 64, "attention_decode_gpu_merge": 128,
-        "attention_reference": 16, "attention_inputs": 16, "attention_blocks": 8,
-        "diagonal_band": 32,
+        "attention_tiled": 64, "attention_tiled_scores": 64, "attention_decode_gpu": 64,
+        "attention_decode_gpu_merge": 128, "attention_reference": 16, "attention_inputs": 16,
+        "attention_blocks": 8, "diagonal_band": 32,
     },
     "no tiles": {"attention_tiled": 32, "attention_decode_gpu": 32},
+    "smaller tiles of scores": {"attention_tiled_scores": 64},
+    "no tiles of scores": {"attention_tiled_scores": 32},
     "one work-item": {"*": 1},
 }  # fmt: skip
 
@@ -87,8 +91,9 @@ def test_kernels_that_allow_smaller_groups(limited, case):
     assert not refused
     for name, group in ran:
         assert group <= groups.get(name, groups.get("*", 256)), name
-    fast = FAST if case == "smaller tiles" else {"attention_reference"}
-    assert kernels_of(ran) == SLOW - {"attention_reference"} | fast
+    fast = {"smaller": FAST, "no tiles of scores": FAST - {"attention_tiled_scores"} | REFERENCE}
+    fast = next((kernels for start, kernels in fast.items() if case.startswith(start)), REFERENCE)
+    assert kernels_of(ran) == SLOW - REFERENCE | fast
 
 
 def test_kernels_that_take_too_much_local_memory(limited):
@@ -111,6 +116,23 @@ def test_types_that_the_device_lacks(limited):
     assert on_device.processes() > 1
 
 
+def test_a_device_without_float64(limited):
+    """What computes in it is refused by name; what only reads such numbers is right."""
+    on_device = limited(DEVICES["Mali-G78"])
+    said = on_device.run(
+        CALLS
+        + """
+assert not device.float64
+calls.refuse_float64(device)
+calls.convert_float64(device)
+clattn.show_config()
+"""
+    ).stdout
+    assert on_device.told()[0] == []
+    [dtypes] = [line for line in said.splitlines() if line.split()[:1] == ["dtypes"]]
+    assert dtypes.split()[1:] == ["float32,", "float16,", "bfloat16"]
+
+
 @pytest.mark.parametrize("reason", UNUSABLE)
 def test_devices_that_cannot_be_used(limited, reason):
     """They are passed over, and the reason names what they lack."""
@@ -120,6 +142,14 @@ def test_devices_that_cannot_be_used(limited, reason):
         (device,) = clattn._core.all_devices()
         assert not device.usable
         assert {reason!r} in device.reason, device.reason
+        refusals = {{device.name: "cannot be used: ", None: "no OpenCL device is usable: "}}
+        for words, said in refusals.items():
+            try:
+                clattn.diagonal_matrix((2, 2), 1, 0, 1, device=words)
+            except clattn.DeviceError as error:
+                assert said in str(error) and {reason!r} in str(error), str(error)
+            else:
+                raise AssertionError(words)
     """)
     assert on_device.told()[1] == {}, "no kernel ran"
 

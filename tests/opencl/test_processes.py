@@ -118,6 +118,7 @@ def test_an_unknown_clattn_device():
     )
 
 
+@pytest.mark.by_turns
 def test_set_default_device_beats_clattn_device(device):
     other = clattn.devices()[0]
     run_on(
@@ -146,6 +147,7 @@ def test_a_child_process_finds_the_same_devices():
     run_python(code)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("used", [False, True], ids=["before use", "after use"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_fork(device, used):
@@ -254,6 +256,7 @@ def test_handlers_of_signals_stay():
     """)
 
 
+@pytest.mark.by_turns
 def test_a_default_that_is_set_during_the_first_call_stays(device):
     run_python(
         SLOW_FIRST_CALL
@@ -383,6 +386,7 @@ def unfinished(folder):
     return {path for path in entries(folder / "clattn") if ".part-" in path.name}
 
 
+@pytest.mark.by_turns
 @pytest.mark.skipif(sys.platform != "linux", reason="process handling as on Linux")
 @pytest.mark.parametrize("count", [2, 4])
 def test_processes_that_fill_the_cache_at_once(device, tmp_path, count):

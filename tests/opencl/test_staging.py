@@ -13,6 +13,7 @@ pytestmark = pytest.mark.arrays_only
 MIB = 1 << 20
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("size", [16 * MIB - 1, 16 * MIB, 16 * MIB + 1, 33 * MIB - 7])
 def test_every_byte_arrives(device, size):
     """To the device and back, at the edges of chunks, to memory that begins anywhere."""
@@ -31,6 +32,7 @@ def test_every_byte_arrives(device, size):
     )
 
 
+@pytest.mark.by_turns
 def test_calls_with_large_arrays(device):
     """The results are those of Tensors, in new memory and in the caller's, also from threads."""
     run_on(

@@ -146,9 +146,11 @@ UNSUPPORTED = {
     "ORT MHA": {"bool mask", "groups", "groups, rows", "bfloat16", "float64",
                 "projections, groups", "padding"},
     "OpenVINO": {"float64", "projections, groups"},
-    "JAX": {"float16", "float64"},
+    "JAX": set(),
     "torch": set(),
 }  # fmt: skip
+# Some versions of JAX refuse float16 on CPUs, and compute float64 in float32.
+INEXACT = {("JAX", "float16"), ("JAX", "float64")}
 
 
 @pytest.mark.parametrize("label", UNSUPPORTED)
@@ -159,8 +161,12 @@ def test_peers_compute_the_same(peers, label, row):
         pytest.skip(f"{label} is not installed")
     problem = draw(row)
     if row.name in UNSUPPORTED[label]:
-        if label != "JAX":
-            assert peers[label].prepare(problem) is None
+        assert peers[label].prepare(problem) is None
+        return
+    if (label, row.name) in INEXACT:
+        measured = contest.measure(row, contest.Contestants({}, [peers[label]], {}, {}), 1)
+        is_noted = any(note.startswith(f"{label}: ") for note in measured.notes)
+        assert is_noted != (label in measured.errors), "a wrong peer is left out with a note"
         return
     right = exact.exact_rows(problem)
     call = peers[label].prepare(problem)

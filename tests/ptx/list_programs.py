@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Prints the programs that test_ptx_kernels.py executes, as JSON: kernel and macros of each.
 
-    python tests/ptx/list_programs.py
+    PYTHONPATH=tests:tools python tests/ptx/list_programs.py
 
 tools/gpu_check builds these with a driver and brings back its PTX, which the tests can execute
-instead of clang's: see CLATTN_PTX in device.py.
+instead of clang's: see CLATTN_PTX in tools/ptx/device.py.
 """
 
 import json
@@ -12,13 +12,11 @@ import os
 import sys
 import tempfile
 from contextlib import redirect_stdout, suppress
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import clattn
-from ptx.device import OPEN, SETUP, build, title
-from ptx.test_ptx_kernels import ARRAYS, CASES
+from ptx.device import title
+from support.ptx_device import OPEN, SETUP, build
+from test_ptx_kernels import ARRAYS, CASES
 
 
 class Nothing:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""tools/cuda_machine.py and support/cuda_machine.c, with a fake of CUDA's driver: see fake_cuda.py.
+"""tools/cuda_machine.py and tools/ptx/cuda_machine.c, with a fake of CUDA's driver: see tools/ptx.
 
 All child processes share a folder of programs, so that each program is compiled once.
 """
@@ -7,10 +7,10 @@ All child processes share a folder of programs, so that each program is compiled
 import sys
 from pathlib import Path
 
+import cuda_machine
 import pytest
-from ptx.device import cuda_machine
-from ptx.fake_cuda import SETUP, prepare, run_on_cuda
 from support.helpers import ROOT, run, run_python
+from support.ptx_cuda import SETUP, prepare, run_on_cuda
 
 TOOL = ROOT / "tools" / "cuda_machine.py"
 CUDA = "/driver/libcuda.so.1"

@@ -7,7 +7,7 @@ What gives wrong numbers is not used, nor what needs it, and calls without it ar
 import json
 
 import pytest
-from ptx.device import run_on_machine
+from support.ptx_device import run_on_machine
 
 # Test of a capability: what is broken in the PTX of its probe, its name, and what the last kernel
 # of a call of float16 and of bfloat16 is then: its name and its macro WARP.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the PTX of kernels for NVIDIA GPUs computes, without such a GPU: see device.py.
+"""What the PTX of kernels for NVIDIA GPUs computes, without such a GPU: see tools/ptx.
 
 clattn plans and launches as on a GPU of capability 9.0. Results are compared with the reference,
 within its tolerances. A case is the kernels that have to be used, some macros of the last kernel,
@@ -10,7 +10,7 @@ import json
 
 import pytest
 from machine_code import table
-from ptx.device import run_on_machine
+from support.ptx_device import run_on_machine
 
 BOOL_MASK = " ".join(table.uses("MASK"))
 SINKS_AND_OFFSETS = table.uses("SINKS", "OFFSETS")[0]
@@ -70,6 +70,8 @@ CASES = {
     "sinks, offsets": ("mma", SINKS_AND_OFFSETS + " LSE=1",
         "*halves((2, 2), 20, 150, 64), " + BY_SEQUENCE.format(2, -5, 100)),
     "tiled": ("tiled", "DTYPE=3", "*qkv((1, 1), 40, 50, 64), is_causal=True, return_lse=True"),
+    "tiled, weights": ("tiled tiled_scores", "DTYPE=3",
+        "*qkv((1, 1), 40, 50, 64), is_causal=True, return_weights=True"),
     "tiled, sinks, offsets": ("tiled", SINKS_AND_OFFSETS,
         "*qkv((2, 2), 20, 50, 64), " + BY_SEQUENCE.format(2, -5, 30)),
 }  # fmt: skip

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from machine_code import common, nvidia
-from ptx.device import programs_or_skip
 from ptx.machine import Machine, Refused
 from support.gpu_check import load
+from support.ptx_device import programs_or_skip
 
 tool = load()
 

@@ -1,26 +1,17 @@
 # SPDX-License-Identifier: MIT
 """tools/ptx_read.py: what it finds in the text of PTX; and PTX of a driver, which tests execute."""
 
-import importlib.util
 import json
 import re
 import sys
 
+import ptx_read
 import pytest
 from machine_code import nvidia, table
-from ptx.device import (
-    given_texts,
-    programs_or_skip,
-    run_on_machine,
-    title,
-)
+from ptx.device import given_texts, title
 from ptx.program import Refused
 from support.helpers import ROOT, TESTS, run
-
-SPEC = importlib.util.spec_from_file_location("ptx_read", ROOT / "tools" / "ptx_read.py")
-ptx_read = importlib.util.module_from_spec(SPEC)
-sys.modules["ptx_read"] = ptx_read  # dataclasses look for it
-SPEC.loader.exec_module(ptx_read)
+from support.ptx_device import programs_or_skip, run_on_machine
 
 TEXT = """
 .version 7.0

@@ -31,8 +31,9 @@ from support.fake_dlpack import OldestProducer, OldProducer, Producer, name_of, 
 from support.foreign import same
 from support.helpers import assert_references_return, draw, sdpa
 from support.layouts import misaligned, negative_everywhere, sliced, transposed
+from support.loops import looped
 
-BOTH = pytest.mark.parametrize("versioned", [True, False], ids=["versioned", "unversioned"])
+BOTH = looped("versioned", [True, False], ids=["versioned", "unversioned"])
 PLAIN = draw((2, 3))
 MINUS = np.iinfo(np.int64).min
 
@@ -51,7 +52,7 @@ def good(device, producer, right):
 
 
 @BOTH
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@looped("dtype", DTYPES, ids=str)
 def test_every_dtype(device, dtype, versioned):
     a = numbers(3, 4, dtype=dtype)
     good(device, Producer(a, versioned=versioned), a)
@@ -90,7 +91,7 @@ RIGHT = {  # fields that are changed, and what the array then is
 
 
 @BOTH
-@pytest.mark.parametrize("row", RIGHT.values(), ids=RIGHT)
+@looped("row", RIGHT.values(), ids=RIGHT)
 def test_right_ones(device, row, versioned):
     fields, right = row
     good(device, Producer(PLAIN, versioned=versioned, **fields), right)
@@ -280,7 +281,7 @@ VALUE_ERRORS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("row", VALUE_ERRORS.values(), ids=VALUE_ERRORS)
+@looped("row", VALUE_ERRORS.values(), ids=VALUE_ERRORS)
 def test_wrong_values(device, row):
     fields, match = row
     producer = Producer(PLAIN, **fields)
@@ -347,7 +348,7 @@ TYPE_ERRORS = [
 
 
 @BOTH
-@pytest.mark.parametrize("dtype", TYPE_ERRORS, ids=str)
+@looped("dtype", TYPE_ERRORS, ids=str)
 def test_wrong_dtypes(device, dtype, versioned):
     bad(device, Producer(PLAIN, versioned=versioned, dtype=dtype), TypeError, "array")
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.foreign import LIBRARIES, TORCH, same
 from support.helpers import sdpa
+from support.loops import looped
 from support.tensors import CALLS, DECIDES, Call, openvino, torch_like
 
 SCALARS = {"attention_mask": np.array(0, "f4"), "scale": np.array(0.3, "f4")}
@@ -26,7 +27,7 @@ DOORS = CALLS | {
     "cache": Attend("", "query", torch_like().arrays | {"counts": np.array([33, 4])}, {}),
 }
 EACH = pytest.mark.parametrize("library", LIBRARIES, ids=str)
-EVERY_DOOR = pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
+EVERY_DOOR = looped("door", DOORS.values(), ids=DOORS)
 
 
 def has(library, door):
@@ -41,7 +42,7 @@ def has(library, door):
 def test_every_door(device, library, door):
     """All results of a call are the query's library's."""
     if not has(library, door):
-        pytest.skip("the library has no such arrays")
+        return  # the library has no such arrays
     right = door.run(device=device)
     got = door.run(lambda _, a: library.of(a), device)
     assert got.keys() == right.keys()

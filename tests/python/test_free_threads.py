@@ -251,6 +251,8 @@ def test_a_refused_append_holds_no_lock(device):
                 refuse()
             except ValueError:
                 gc.set_threshold(700)
+            else:
+                sys.exit("nine positions fit into eight")
         """,
         device.platform,
         timeout=20,

@@ -173,13 +173,12 @@ def test_large_arrays_under_jit(device):
     """The callback reads arrays that jax's threads have just computed."""
     x = jnp.asarray(draw((1, 2048, 4, 64)))
 
-    @jax.jit
     def layers(x):
         for _ in range(3):
-            x = x + clattn.jax.dot_product_attention(x * 2, x + 1, x, device=device)
-        return x.sum()
+            x = x + ours(x * 2, x + 1, x, device=device)
+        return x
 
-    assert np.isfinite(layers(x))
+    np.testing.assert_array_equal(jax.jit(layers)(x), layers(x))
 
 
 def test_the_device_is_that_of_the_trace(device, monkeypatch):

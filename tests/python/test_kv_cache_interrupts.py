@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from support.alarms import alarm, interrupted
 
+pytestmark = pytest.mark.by_turns  # how a process lives and ends depends on no kernel
+
 B = 1_000_000
 ROW = np.broadcast_to(np.arange(2, dtype="f4")[:, None], (B, 1, 2, 1))
 COUNTS = np.arange(B) % 2 + 1

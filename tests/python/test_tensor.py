@@ -20,6 +20,7 @@ from numpy.lib.stride_tricks import as_strided
 from references.diagonal import DTYPES, LAYOUTS, ODD, WIDTHS, bfloat16, numbers
 from support.helpers import sdpa
 from support.layouts import read_only
+from support.loops import looped
 from support.refusals import NUMBERS, cases, refuse, wrong_arrays
 from support.tensors import in_host_memory, same_bits
 
@@ -45,8 +46,8 @@ def test_every_dtype(device, dtype):
     same_bits(back, a)
 
 
-@pytest.mark.parametrize("layout", [*LAYOUTS, *ODD, read_only], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("dtype", [*WIDTHS, bfloat16], ids=str)
+@looped("layout", [*LAYOUTS, *ODD, read_only], ids=lambda f: f.__name__)
+@looped("dtype", [*WIDTHS, bfloat16], ids=str)
 def test_every_layout(device, dtype, layout):
     """The copy is contiguous, native and aligned."""
     a = numbers((3, 4, 5), dtype)

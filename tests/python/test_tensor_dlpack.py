@@ -12,6 +12,7 @@ import pytest
 import support.dlpack_structs as dlpack
 from references.diagonal import DTYPES, bfloat16, numbers
 from support.helpers import draw, index_of, run_on, sdpa
+from support.loops import looped
 from support.sizes import WIDE
 from support.tensors import in_host_memory, same_bits, settled
 from support.threads import run_together
@@ -19,7 +20,7 @@ from support.threads import run_together
 with contextlib.suppress(ImportError):  # before conftest.py says what garbage collection sees
     import torch
 
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+dtypes = looped("dtype", DTYPES)
 VERSIONS = {  # max_version and the capsule's name
     None: b"dltensor",
     (0, 8): b"dltensor",
@@ -27,7 +28,7 @@ VERSIONS = {  # max_version and the capsule's name
     (1, 5): b"dltensor_versioned",
     (2, 0): b"dltensor_versioned",
 }
-each_version = pytest.mark.parametrize("version", VERSIONS, ids=str)
+each_version = looped("version", VERSIONS)
 
 
 @pytest.fixture

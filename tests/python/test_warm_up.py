@@ -1,85 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""clattn.warm_up: later calls of the kinds that it was asked for build nothing."""
+"""clattn.warm_up: its arguments and its progress. What it builds: attention/test_programs.py."""
 
 import io
 import sys
-import textwrap
 
 import clattn
 import numpy as np
 import pytest
-from support.faults import open_with
-
-START = """
-from support.helpers import sdpa, qkv
-device = listed[index]
-
-def builds(action):
-    "How many programs it takes."
-    before = faults.faults_builds()
-    action()
-    return faults.faults_builds() - before
-
-def prefill(dtype="f4", **options):
-    for heads, rows, keys in [(2, 17, 33), (1, 100, 100), (3, 300, 70), (64, 512, 512)]:
-        sdpa(*qkv((1, heads), rows, keys, 64, dtype=dtype), device=device, **options)
-
-def decode(**options):
-    for query_heads, heads in [(4, 4), (4, 2), (6, 2), (8, 2), (8, 1)]:
-        for keys in 40, 9000:
-            q = qkv((1, query_heads), 1, 1, 64)[0]
-            k, v = qkv((1, heads), 1, keys, 64)[1:]
-            sdpa(q, k, v, enable_gqa=True, device=device, **options)
-"""
-
-
-def test_calls_of_the_default_kinds_build_nothing(device, faults_library):
-    """Calls of another kind do: the count itself sees builds."""
-    code = """
-        assert builds(lambda: clattn.warm_up(device=device, head_sizes=[64])) > 2
-        assert builds(prefill) == 0
-        assert builds(lambda: prefill(is_causal=True)) == 0
-        assert builds(lambda: prefill(window=(9, 0), is_causal=True, scale=0.3)) == 0
-        assert builds(decode) == 0
-        assert builds(lambda: clattn.warm_up(device=device, head_sizes=[64])) == 0
-        other = {"dtype": "f2"} if device.type == "cpu" else {}  # head sizes are data there
-        assert builds(lambda: sdpa(*qkv((1, 2), 17, 33, 24, **other), device=device)) == 1
-    """
-    open_with(faults_library, device, START + textwrap.dedent(code))
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_calls_of_half_types_build_nothing(device, faults_library, dtype):
-    """Few rows of bfloat16 use vectors, many rows AMX."""
-    code = f"""
-        import ml_dtypes
-        clattn.warm_up(["{dtype}"], ["prefill"], head_sizes=[64], device=device)
-        assert builds(lambda: prefill("{dtype}")) == 0
-        assert builds(lambda: prefill("{dtype}", is_causal=True)) == 0
-    """
-    open_with(faults_library, device, START + textwrap.dedent(code))
-
-
-def test_calls_of_other_kinds_build_nothing(device, faults_library):
-    """A cache, masks that are shared by all heads; keys that are far from each other."""
-    code = """
-        clattn.warm_up(kinds=["cache", "masked", "prefill"], head_sizes=[64], device=device)
-
-        def cached():
-            cache = clattn.KVCache(2, 4, 6000, 64, device=device)
-            for n in 5000, 1, 1:
-                q, k, v = qkv((2, 4), n, n, 64)
-                cache.append(k, v)
-                cache.attend(np.repeat(q[:, :, -1:], 2, axis=1))
-
-        assert builds(cached) == 0
-        for mask in np.ones((1, 33), bool), np.ones((1, 33), "f4"):
-            assert builds(lambda: sdpa(*qkv((1, 2), 17, 33, 64), mask, device=device)) == 0
-        q, k, v = qkv((1, 16), 256, 1, 64)
-        assert builds(lambda: sdpa(q, np.zeros((1, 16, 9000, 64), "f4"),
-                                   np.zeros((1, 16, 9000, 64), "f4"), device=device)) == 0
-    """
-    open_with(faults_library, device, START + textwrap.dedent(code))
 
 
 def test_the_answer_is_a_time(device):

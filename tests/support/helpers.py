@@ -29,7 +29,7 @@ from support.children import Forks
 TESTS = Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent
 # What a child process imports from.
-IMPORTED_FROM = [str(TESTS)]
+IMPORTED_FROM = [str(TESTS), str(ROOT / "tools")]
 # Oclgrind as an OpenCL driver, where Debian puts it.
 OCLGRIND = Path("/usr/lib/oclgrind/liboclgrind-rt-icd.so")
 WHAT_TO_INSTALL = ("clattn[cpu]", "intel-opencl-rt", "pocl-opencl-icd")
@@ -178,14 +178,6 @@ def assert_references_return(calls, things):
         if np.abs(changed).max() < 5:
             return
     raise AssertionError(changed)
-
-
-def check_or_type_error(*args, **options):
-    """For memory layouts that may be refused, but only so: right, or a TypeError."""
-    try:
-        return check(*args, **options)
-    except TypeError:
-        return None
 
 
 def run_python(code, *args, timeout=120, check_exit=True, env=None, cwd=None):

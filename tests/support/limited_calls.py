@@ -123,6 +123,7 @@ def call_tensors(device):
 def call_each_kernel(device):
     """Each kernel that GPUs have: many rows, one row, splits, a past, mask blocks, matrices."""
     check(*qkv(LEAD, **MANY, E=64), device=device)
+    check(*qkv(LEAD, **MANY, E=64), device=device, return_weights=True)
     check_onnx(*qkv(LEAD, **MANY, E=64), None, *qkv(LEAD, 1, 3, 64)[1:], device=device)
     check(*qkv(LEAD, **ONE, E=128), device=device)
     call_flex(device)
@@ -134,6 +135,58 @@ def call_few(device):
     for length in (MANY, ONE):
         check(*qkv(LEAD, **length, E=64), device=device)
     check_band((5, 7), 3, 0, 2, device=device)
+
+
+def refuse_float64(device):
+    """Each door to a computation in float64, and the words of its refusal."""
+    said = f"this call computes in float64, which {device.name} cannot; use float32 or choose"
+    wide, narrow = (qkv(LEAD, **MANY, E=8, dtype=dtype) for dtype in (float64, float32))
+    cache = clattn.KVCache(1, 2, 60, 8, dtype=float64, device=device)
+    cache.append(*wide[1:])
+    calls = {
+        "scaled_dot_product_attention": lambda: sdpa(*wide, device=device),
+        "out": lambda: sdpa(*wide, device=device, out=np.empty_like(wide[0])),
+        "Tensors": lambda: sdpa(*(clattn.tensor(a, device) for a in wide), device=None),
+        "onnx, V": lambda: clattn.onnx.attention(*narrow[:2], wide[2], device=device),
+        "onnx, softmax_precision": lambda: clattn.onnx.attention(
+            *narrow, softmax_precision=11, device=device
+        ),
+        "flex_attention": lambda: clattn.flex_attention(*wide, alibi, device=device),
+        "KVCache": lambda: cache.attend(wide[0]),
+        "warm_up": lambda: clattn.warm_up(["float64"], ["decode"], device, head_sizes=[8]),
+    }
+    for name, call in calls.items():
+        with pytest.raises(clattn.DeviceError) as caught:
+            call()
+        assert said in str(caught.value), name
+
+
+def convert_float64(device):
+    """Masks, sinks and tables of float64 are read as float32; matrices are copied."""
+    q, k, v = qkv(LEAD, **MANY, E=8)
+    mask = draw((20, 50), float64)
+    check(q, k, v, device=device, attn_mask=mask, sinks=draw((2,), float64))
+    table = draw((3,), float64)
+    check_flex(q, k, v, device=device,
+               score_mod=lambda s, b, h, i, j: s + clattn.lookup(table, j % 3))  # fmt: skip
+    # Numbers beyond float32's range saturate, so the lowest one excludes no key of a row that has
+    # nothing else. Those below the range are 0.
+    lowest, tiny = float(np.finfo(float64).min), 1e-300
+    for number, kept in (
+        (lowest, float(np.finfo(float32).min)),
+        (-tiny, 0.0),
+        (1 / 3, float(np.float32(1 / 3))),
+        (1 + 2**-24, 1.0),  # halfway, to even
+        (1 + 3 * 2**-24, 1 + 2**-22),
+        (-np.inf, -np.inf),
+        (np.nan, np.nan),
+    ):
+        one, zeros = np.full((1, 1), number), np.zeros((1, 8), np.float32)
+        _, lse = sdpa(zeros, zeros, zeros, attn_mask=one, return_lse=True, device=device)
+        np.testing.assert_array_equal(lse, np.float32(kept), err_msg=str(number))
+    wide = draw((5, 7), float64)
+    check_band(wide, 1 / 3, 0, 2, device=device)
+    same_bits(clattn.tensor(wide, device).T, wide.T)
 
 
 def call_every_operator(device, has_float64=True):

@@ -2,6 +2,7 @@
 """The variants of attention: what each takes, the sizes that matter to it, and how to force it."""
 
 import os
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
@@ -185,7 +186,7 @@ class Variant:
         return sdpa(*arrays, device=device, **options)
 
 
-EVERY_DOOR = frozenset({"past", "counts", "filter", "input bias", "dropout", "scores"})
+EVERY_DOOR = frozenset({"past", "counts", "filter", "input bias", "dropout"})
 ON_MATRIX_UNITS = frozenset({"counts", "filter"})
 
 VARIANTS = [
@@ -316,6 +317,9 @@ VARIANTS = [
 ]  # fmt: skip
 
 CPU_ONLY = {variant.kernel for variant in VARIANTS if variant.cpu_only}
+# The variants with a kernel of their own that writes scores, and one without.
+WITH_SCORES = ("cpu", "pairs", "amx", "tiled", "decode_cpu")
+
 # Each variant with how arrays are passed to it.
 ROWS = [(v, passed) for v in VARIANTS for passed in ("arrays", "tensors")[: 1 + v.tensors]]
 WITH_ARRAYS = [row for row in ROWS if row[1] == "arrays"]
@@ -360,9 +364,29 @@ def takes_turns(item, marked):
     return not contract and options and variant and not variant[0].cpu_only
 
 
+def of_other_devices(items):
+    """Of tests marked `by_turns`, those of the CPUs whose turn it is not.
+
+    A test's name chooses the CPU, and so do its other parameters. Other devices run all tests.
+    """
+    tests = {}
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        device = params.get("device")
+        if item.get_closest_marker("by_turns") and device and device.type == "cpu":
+            name = re.sub(r"\bcpu\d+-[^-\]]+", "", item.name)  # without the CPU
+            tests.setdefault((item.path, name), []).append(item)
+    for (path, name), cases in tests.items():
+        turn = crc32(f"{path.name}{name}".encode()) % len(cases)
+        yield from (case for n, case in enumerate(cases) if n != turn)
+
+
 def left_out(items):
     """The tests that run only if `-m` asks for `full`: on PoCL, which builds slowly, and of kernels
     for GPUs.
+
+    The second run of a test, with Tensors, is for variants alone: how an operator takes Tensors
+    does not depend on its options, and the tests of Tensors call each on every device.
 
     Outside of the contract, which is marked `full(contract=True)`, each test marked `options`
     builds a program of its own in kernels for GPUs. There these take turns: a test runs with one
@@ -384,15 +408,18 @@ def left_out(items):
     dtypes runs with four, in which each dtype occurs on either side. Any other test that has no
     variant runs with one of its cases.
 
-    Of the tests that run again with Tensors, it runs those of variants only. How an operator takes
-    Tensors does not depend on its options, and the tests of Tensors call each on every device.
+    The reference kernel is plain C: of a file's tests that run with it beside the chosen kernel,
+    PoCL runs the first, and those of test_attention.py.
     """
-    groups, had = {}, Counter()
+    groups, had, with_reference = {}, Counter(), set()
     for item in items:
         params = dict(item.callspec.params) if hasattr(item, "callspec") else {}
         device = params.pop("device", None)
         marked = item.get_closest_marker("full")
         if not device:
+            continue
+        if params.get("passed_as") == "tensors" and "variant" not in params:
+            yield item
             continue
         if device.platform != POCL:
             if takes_turns(item, marked):
@@ -404,9 +431,12 @@ def left_out(items):
                 test = item.path, item.originalname, device
                 groups.setdefault(test, []).append((item, values, {}))
             continue
-        if not marked:
-            if params.get("passed_as") == "tensors":
+        if params.get("kernel") == "reference" and item.path.name != "test_attention.py":
+            if item.path in with_reference:
                 yield item
+                continue
+            with_reference.add(item.path)
+        if not marked:
             continue
         if marked.kwargs.get("slowest"):
             yield item

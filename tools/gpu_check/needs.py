@@ -11,6 +11,7 @@ FOLDER/cuda          the loader and the PTX of tools/cuda_machine.py for smoke c
 FOLDER/commit.txt    of the checkout
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -161,7 +162,9 @@ def find_commit():
 def list_programs():
     """Return the programs that tests execute from PTX, as JSON, and "", or "" and why not."""
     script = ROOT / "tests" / "ptx" / "list_programs.py"
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=ROOT)
+    paths = os.pathsep.join(str(ROOT / name) for name in ("tests", "tools"))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=ROOT,
+                          env=os.environ | {"PYTHONPATH": paths})  # fmt: skip
     if done.returncode:
         return "", (done.stderr.strip().splitlines() or ["it failed"])[-1]
     return done.stdout, ""

@@ -3,7 +3,7 @@
 
 python programs.py --device WORDS --folder FOLDER FILE PROGRAM...
 
-The first line of each PTX file names the kernel and its macros. tests/ptx/device.py executes such
+The first line of each PTX file names the kernel and its macros. tools/ptx/device.py executes such
 files, and tools/ptx_read.py reads them.
 """
 

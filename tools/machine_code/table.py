@@ -35,10 +35,11 @@ def uses(*names, mask_dtype=0):
 DTYPES = "DTYPE=1 VALUE_DTYPE=DTYPE REAL64=0"
 CALL = f"{DTYPES} OPTIONS=0 ARRAYS=0 MASK_DTYPE=0"
 SIZES = f"{CALL} HEAD_E=128 HEAD_EV=HEAD_E"
+TILING = "TX=8 TY=16 MI=4 NJ=8 NC=(HEAD_EV/TX) EC=32 KC=32 ENDS_IN_LOCAL=0 SUB_GROUP=0"
 MACROS = {
     "attention/reference.cl": DTYPES,
-    "attention/tiled.cl": f"{SIZES} TX=8 TY=16 MI=4 NJ=8 NC=(HEAD_EV/TX) EC=32 KC=32 "
-    "ENDS_IN_LOCAL=0 SUB_GROUP=0",
+    "attention/tiled.cl": f"{SIZES} {TILING}",
+    "attention/tiled_scores.cl": f"{SIZES} {TILING}",
     "attention/mma.cl": f"{SIZES} WARPS=4 MT=1 STAGES=3 BN=32 STRIP=16 LSE=0 ALIGNED=0 "
     "OUTPUT_ALIGNED=0 WARP=1 QUERIES=1 TOGETHER=1",
     "attention/decode_mma.cl": f"{SIZES} WARP=1 WARPS=4",
@@ -56,6 +57,7 @@ ALIGNED = ("ALIGNED=1", "OUTPUT_ALIGNED=1")
 BOOL_MASK = uses("MASK")
 FLOAT_MASK = uses("MASK", "ADDED_MASK", mask_dtype=1)
 SOFTCAP = uses("SOFTCAP")
+WEIGHTS = (f"OPTIONS={(1 << BITS['SCORES']) + (3 << BITS['STAGE'])}", "ARRAYS=1")
 BOTH_AND_LSE = (*uses("MASK", "ADDED_MASK", "SOFTCAP", mask_dtype=1), "LSE=1")
 BOTH = ("sm_80", "sm_90")
 RETARGETED = "sm_90a"  # PTX for it is other PTX, changed by clattn
@@ -132,6 +134,7 @@ NVIDIA = [
     grouped_mma(1, 128, 4, 64, *uses("MASK", "SOFTCAP"), "LSE=1"),
     Row("attention/tiled.cl", ("DTYPE=3", "HEAD_E=64", "EC=64", "exp2=native_exp2"), BOTH),
     Row("attention/tiled.cl", ("DTYPE=1", "HEAD_E=128", "exp2=native_exp2"), BOTH),
+    Row("attention/tiled_scores.cl", ("DTYPE=3", "HEAD_E=64", "EC=64", *WEIGHTS), BOTH),
     Row("attention/decode_gpu.cl", ("DTYPE=1", "HEAD_E=128", "RT=4"), BOTH),
     Row("probe/exchange.cl", (), BOTH),
     *[Row("probe/warp.cl", (f"TEST={test}",), BOTH) for test in range(5)],
@@ -175,7 +178,7 @@ def up(count, step):
     return -(-count // step) * step
 
 
-def tiled(device, dtype, size):
+def tiled(device, dtype, size, *more, file="attention/tiled.cl"):
     """A row of attention_tiled for many rows of float32 or float16: csrc/attention/plan_tiled.c."""
     registers, sub_group, memory = FACTS[device]
     many = registers >= 256
@@ -200,7 +203,7 @@ def tiled(device, dtype, size):
     EC, KC = next(pair for pair in pairs if fits(*pair))
     macros = f"TX={TX} TY={TY} MI={MI} NJ={NJ} NC={NC} EC={EC} KC={KC} SUB_GROUP={sub_group}"
     macros = f"DTYPE={dtype} HEAD_E={size} {macros} ENDS_IN_LOCAL=1"
-    return Row("attention/tiled.cl", tuple(macros.split()), (device,))
+    return Row(file, (*macros.split(), *more), (device,))
 
 
 def decode_gpu(device, dtype, size, heads):
@@ -251,6 +254,7 @@ def rows_for(device):
     kinds = [(dtype, size) for size in HEADS for dtype in (FLOAT32, FLOAT16)]
     return list(dict.fromkeys([
         *(tiled(device, *kind) for kind in kinds),
+        *(tiled(device, *kind, *WEIGHTS, file="attention/tiled_scores.cl") for kind in kinds),
         *(decode_gpu(device, *kind, heads) for kind in kinds for heads in (1, 2, 4, 8)),
         Row("attention/decode_gpu_merge.cl", ("DTYPE=3", "WARP_SHUFFLES=0"), (device,)),
         *(band(device, width, layout) for width in (1, 4) for layout in (ROWS, BLOCKS, SHORT)),

@@ -6,6 +6,7 @@ the instruction. It computes the numbers of all lanes at once, and writes those 
 """
 
 import numpy as np
+
 from ptx.program import Refused
 
 TYPES = {

@@ -10,6 +10,7 @@ half `h` of register `r` is the element
 """
 
 import numpy as np
+
 from ptx.memory import WARP
 from ptx.program import Refused
 

@@ -1,22 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""CUDA's driver without a GPU: machine.py executes what support/fake_cuda.c is given.
-
-A process has the fake instead of a driver:
-
-    run_on_cuda(environment, "check(*qkv((1, 1), 20, 90, 64, dtype=float16), device=device)")
-"""
+"""CUDA's driver without a GPU: machine.py executes what fake_cuda.c is given."""
 
 import ctypes
 import os
-import textwrap
 import traceback
 
 import numpy as np
-import pytest
-from ptx.device import INLINE, cuda_machine
+
 from ptx.machine import Machine
-from support.helpers import run_python
-from support.variants import forced
 
 LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int32, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32,
@@ -24,27 +15,6 @@ LAUNCH = ctypes.CFUNCTYPE(
 )  # fmt: skip
 
 LAUNCH_OUT_OF_RESOURCES = 701
-
-SETUP = """
-import numpy as np
-import clattn
-from clattn import _core
-from support.helpers import check, draw, qkv, sdpa
-from references.attention import bfloat16, float16
-from ptx.fake_cuda import Cuda
-
-cuda = Cuda()
-device = clattn.devices()[0]
-arrays = qkv((1, 1), 20, 90, 64, dtype=float16)
-
-def refusal(action):
-    "The text of the error."
-    try:
-        action()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    raise SystemExit("no error")
-"""
 
 
 class Cuda:
@@ -96,21 +66,3 @@ class Cuda:
             return value
         contents = (ctypes.c_ubyte * length).from_address(address ^ self.disguise)
         return np.frombuffer(contents, np.uint8), address
-
-
-def prepare(folder):
-    """Builds the loader and the fake. Returns what child processes need to find them."""
-    found, _ = cuda_machine.nvidia.find_programs()
-    if cuda_machine.C_COMPILER is None or None in found[:2]:
-        pytest.skip("there is no C compiler, or no clang and libclc for PTX")
-    fake = folder / "libcuda.so.1"
-    cuda_machine.build(fake, "fake_cuda.c")
-    environment = cuda_machine.environment(folder, str(fake))
-    environment["CLATTN_CUDA_COMPILER"] += " " + " ".join(INLINE)
-    return environment
-
-
-def run_on_cuda(environment, code, kernel=None, **more):
-    """Runs code after SETUP in a child process, which it returns. `kernel` forces a variant."""
-    env = environment | forced(kernel) | more
-    return run_python(SETUP + textwrap.dedent(code), env=env)

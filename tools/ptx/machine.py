@@ -17,6 +17,7 @@ import math
 import struct
 
 import numpy as np
+
 import ptx.arithmetic as ptx_arithmetic
 import ptx.groups as ptx_groups
 import ptx.memory as ptx_memory

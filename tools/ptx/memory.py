@@ -9,6 +9,7 @@ noticed.
 """
 
 import numpy as np
+
 from ptx.program import SHARED_START, Refused
 
 GRANULE = 2  # bytes that are watched together: no kernel writes single bytes

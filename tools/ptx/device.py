@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""A device for clattn whose kernels machine.py executes, by way of support/opencl_machine.c
-and its back end interpreted_machine.c.
+"""A device for clattn whose kernels machine.py executes, by way of opencl_machine.c and its back
+end interpreted_machine.c.
 
 clattn takes it for an NVIDIA GPU, and plans and launches as on one. Results are what the PTX
-computes that clang makes of the kernel. A process has this device instead of its own:
-
-    run_on_machine(library, "check(*qkv((1, 1), 20, 90, 64, dtype=float16), device=device)")
+computes that clang makes of the kernel.
 
 CLATTN_PTX names a folder with PTX that a driver's compiler made: what tools/gpu_check brings back
 in programs.zip. It is executed in the place of clang's where kernel and macros are the same.
@@ -15,44 +13,21 @@ The folder `ptx` beside the loader, if there is one, keeps clang's PTX for the n
 
 import ctypes
 import hashlib
-import importlib
 import os
 import re
-import sys
 import tempfile
-import textwrap
 import traceback
 from pathlib import Path
 
 import numpy as np
-import pytest
-from ptx.machine import Machine, Refused
-from support.helpers import ROOT, run_python
-from support.variants import forced
+from machine_code import nvidia
 
-sys.path.insert(0, str(ROOT / "tools"))
-cuda_machine = importlib.import_module("cuda_machine")
-nvidia = importlib.import_module("machine_code.nvidia")
+from ptx.machine import Machine, Refused
 
 OUT_OF_RESOURCES = -5
 
 # The interpreter knows no calls, which attention/reference.cl has.
 INLINE = ("-Dnoinline=always_inline", "-mllvm", "-inline-threshold=100000")
-
-SETUP = """
-import sys
-import numpy as np
-import clattn
-from support.helpers import check, draw, qkv, sdpa
-from references.attention import bfloat16, float16
-from ptx.device import Device
-from machine_code import table
-
-machine = Device(sys.argv[1])
-"""
-
-OPEN = "device = clattn.devices()[0]\n"
-
 
 # What the text of a program begins with that was made from a binary: the header that
 # interpreted_machine.c gives binaries, before and after clattn changes their target. The program's
@@ -182,30 +157,3 @@ def given_texts(folder):
     """Returns the PTX in a folder by the programs' names."""
     files = sorted(Path(folder).glob("*.ptx")) if folder else []
     return {text.partition("\n")[0][3:]: text for text in (file.read_text() for file in files)}
-
-
-def programs_or_skip():
-    """Returns the programs that make PTX of kernels. Without them, the test is skipped."""
-    found, _ = nvidia.find_programs()
-    if None in found[:2]:
-        pytest.skip("there is no clang and libclc for PTX")
-    return found
-
-
-def build(folder):
-    """Builds the loader in a folder."""
-    programs, _ = nvidia.find_programs()
-    if cuda_machine.C_COMPILER is None or None in programs[:2]:
-        pytest.skip("there is no C compiler, or no clang and libclc for PTX")
-    made = Path(folder) / "libmachine.so"
-    cuda_machine.build(made, "opencl_machine.c", "interpreted_machine.c")
-    return made
-
-
-def run_on_machine(library, code, before="", kernel=None):
-    """Runs `before`, opens the device and runs `code`, in a child process. Returns the process.
-
-    `kernel` forces a variant. A variant that is not forced is tried at its first use.
-    """
-    code = SETUP + before + OPEN + textwrap.dedent(code)
-    return run_python(code, library, env=forced(kernel))

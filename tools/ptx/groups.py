@@ -14,6 +14,7 @@ With lane 4 g + t of warp w in its group, register r of the sums is the element
 """
 
 import numpy as np
+
 from ptx.memory import WARP
 from ptx.program import Refused
 from ptx.warp import A, G, T, doubles_of, lanes_of, numbers_of, vector, warps_of
