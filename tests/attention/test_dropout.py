@@ -202,7 +202,7 @@ def test_out(device, layout):
     np.testing.assert_array_equal(out, sdpa(q, k, v, device=device, dropout_p=P, seed=SEED))
     right = out.copy()
     assert sdpa(q, k, v, device=device, dropout_p=P, seed=SEED, out=q) is q
-    np.testing.assert_allclose(q, right, rtol=0, atol=2 * allowed)
+    assert_close(q, right, 2 * allowed)
 
 
 EMPTIES = {"B": ((0, 3), 5, 7, 8, 8), "L": ((2, 3), 0, 7, 8, 8), "Ev": ((2, 3), 5, 7, 8, 0),
@@ -240,7 +240,7 @@ def test_everything_dropped(device, kernel, p):
             dropping = options | {"dropout_p": p, "seed": seed, "return_lse": True}
             result, same = sdpa(q, k, v, device=device, **dropping)
             assert (result == 0).all()
-            np.testing.assert_allclose(same, lse, rtol=0, atol=2 * allowed)
+            assert_close(same, lse, 2 * allowed)
 
 
 @quick
@@ -261,7 +261,7 @@ def test_the_lse_has_all_keys_in_it(device, kernel):
     allowed = reference.tolerance(q, k, v, is_causal="lower_right")[1]
     for p, seed in ((0.1, 1), (0.9, 2), (0.5, None), (1.0, 3), (np.nextafter(1, 0), 4)):
         _, lse = sdpa(q, k, v, device=device, dropout_p=p, seed=seed, **options)
-        np.testing.assert_allclose(lse, right, rtol=0, atol=2 * allowed)
+        assert_close(lse, right, 2 * allowed)
 
 
 @pytest.mark.parametrize("garbage", [NAN, INF, -INF], ids=str)
@@ -287,7 +287,7 @@ def test_an_excluded_key_does_not_matter(device, garbage):
     allowed = oracle.tolerance(q, k, v, P, SEED, attn_mask=seen)
     k[..., ~seen, :], v[..., ~seen, :] = garbage, garbage
     got = sdpa(q, k, v, device=device, attn_mask=seen, dropout_p=P, seed=SEED)
-    np.testing.assert_allclose(got, right, rtol=0, atol=2 * allowed)
+    assert_close(got, right, 2 * allowed)
 
 
 @quick

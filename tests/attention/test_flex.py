@@ -45,8 +45,7 @@ def test_variants(device, variant, shape):
     """
     mods = COMPOSITE if variant.cpu_only else PLACES
     for size in SHAPES + (MORE_SHAPES if variant.kernel in ("cpu", "decode_cpu") else []):
-        check_mods(*variant.arrays(size), mods=mods, blocks=mods is PLACES, device=device,
-                   rounds_weights=variant.dtype in variant.rounds_weights)  # fmt: skip
+        check_mods(*variant.arrays(size), mods=mods, blocks=mods is PLACES, device=device)
 
 
 def test_reference_kernel(device, monkeypatch):

@@ -206,7 +206,7 @@ def test_directml_masks(device, variant, sizes, kind):
         calls.append(make(**sizes, dtype=np.float16, mask=mask, mask_type=kind,
                           relative_position_bias=bias.astype(np.float16)))  # fmt: skip
     for call in calls:
-        directml.compare(call, directml.run(call, device=device).output)
+        directml.compare(call, directml.run(call, device=device).output, device=device)
 
 
 @with_door("filter", ("mma", "decode_mma"))
@@ -224,7 +224,7 @@ def test_bias_and_numbers_for_what_a_mask_leaves_out(device, variant):
         "head_count": heads,
         "scale": 0.1,
     }
-    directml.compare(call, directml.run(call, device=device).output)
+    directml.compare(call, directml.run(call, device=device).output, device=device)
 
 
 @with_door("input bias", ["tiled"])
@@ -238,7 +238,7 @@ def test_biases_and_a_filter(device, variant):
         mask_filter_value=-1.5,
     )  # fmt: skip
     answer = clattn.directml.multihead_attention(**call, device=device, return_present=True)
-    directml.compare(call, answer.output)
+    directml.compare(call, answer.output, device=device)
     presents = (answer.present_key, answer.present_value)
     for got, right in zip(presents, oracle.present(call), strict=True):
         assert got.tobytes() == right.tobytes()

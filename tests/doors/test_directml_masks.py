@@ -258,7 +258,7 @@ def test_a_filter_value_at_the_end_of_float32(device, dtype):
     for value in (-3e38, float(np.finfo(np.float32).min)):
         call = masked(int32(4, 9), LENGTH, dtype=dtype, mask_filter_value=value)
         got = check(call, device=device)
-        compare(call | {"mask_filter_value": -10000.0}, got)
+        compare(call | {"mask_filter_value": -10000.0}, got, device=device)
 
 
 def test_the_default_filter_value(device):

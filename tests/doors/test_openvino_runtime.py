@@ -11,7 +11,6 @@ import clattn
 import numpy as np
 import pytest
 import references.openvino as oracle
-from references.attention import max_error
 from support.helpers import assert_close, draw
 
 FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32"}  # by default it may compute in bfloat16
@@ -103,7 +102,7 @@ def test_the_runtime_agrees(device, name):
     assert_close(theirs, right, allowed, "the runtime's result")
     ours = clattn.openvino.scaled_dot_product_attention(*args, **options, device=device)
     assert_close(ours, right, allowed)
-    assert max_error(ours, theirs.astype(np.float64)) <= 2 * allowed
+    assert_close(ours, theirs.astype(np.float64), 2 * allowed)
 
 
 REPEATED = {

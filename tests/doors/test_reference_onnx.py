@@ -45,4 +45,4 @@ def test_plain_is_near(dtype):
     error = max_error(plain(q, k, v).Y, attention(q, k, v).Y)
     limit = {"float64": 1e-15, "float32": 1e-6, "float16": 1e-3, "bfloat16": 1e-2}[str(dtype)]
     assert 0 < error < limit
-    assert 2 * error <= tolerances(q, k, v).Y < 10 * limit
+    assert error <= tolerances(q, k, v).Y.each.max() < 10 * limit

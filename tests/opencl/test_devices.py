@@ -355,13 +355,14 @@ def test_matrix_units_are_emulated_on_gpus_if_asked_for(device, faults_library):
         device,
         """
         import pytest
+        from support.forced import FORCED
         from support.helpers import check, qkv
         device = listed[index]
         arrays = qkv((1, 1), 20, 50, 64, dtype="f2")
         clattn._core.force("mma")
         with pytest.raises(ValueError, match='no matrix units.*"mma_emulated" emulates them'):
             check(*arrays, device=device)
-        clattn._core.force("mma_emulated")
+        FORCED.words = ("mma_emulated", "")
         check(*arrays, device=device, return_lse=False)
         """,
         FAULTS_GPU="1",

@@ -188,7 +188,7 @@ CODE = """
 import sys
 from functools import partial
 import clattn, ml_dtypes, numpy as np
-from clattn import _core
+from support.forced import FORCED
 from support.helpers import check, check_band, draw, qkv
 from references.onnx import check as onnx
 from support.directml_calls import check as check_directml
@@ -310,7 +310,7 @@ def test_default_settings(oclgrind):
     cases = ["import warnings", 'warnings.simplefilter("error")']
     for kernel, names in BY_DEFAULT.items():
         local_memory = str(SMALL_TILE) if kernel == "tiled" else ""
-        cases.append(f"_core.force({kernel!r}, {local_memory!r})")
+        cases.append(f"FORCED.words = {kernel!r}, {local_memory!r}")
         found = RUNS[kernel or "reference"]
         cases += [found[name] for name in names]
     env = oclgrind | dict.fromkeys((*CHECKS, "OCLGRIND_BUILD_OPTIONS"))

@@ -83,7 +83,7 @@ def test_the_time_of_a_call_is_its_share(device, monkeypatch, no_peers):
     """Of ten calls that take 20 ms and a wait of 10 ms."""
     call = peers.Call(lambda: time.sleep(0.03), lambda: None, 10)
     monkeypatch.setattr(contest, "clattn_call", lambda problem, device: call)
-    monkeypatch.setattr(exact.Exact, "error", lambda self, result: 0.0)
+    monkeypatch.setattr(exact.Exact, "_errors", lambda self, result: np.zeros(1))
     row = Row("a", (1, 1, 1, 8, 8, 16), on_device=True)
     rivals = contest.Contestants({"d": device}, [], {"d": limits.Limits(device)}, {})
     measured = contest.measure(row, rivals, 1)

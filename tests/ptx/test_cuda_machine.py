@@ -36,16 +36,16 @@ def test_results(environment):
     assert device.driver_version.startswith("CUDA 12.4, ") and "clang" in device.driver_version
     assert list(_core.lacks(device)) == ["96 KiB of local memory"], _core.lacks(device)
     used("probe_device", "probe_exchange", "probe_warp", "probe_local")
-    check(*arrays, device=device)
+    check(*arrays, device=device, rounds_weights=True)
     used("attention_mma")
     q, k, v = qkv((1, 2), 20, 40, 8, dtype=float16)
     k[..., 10, 3], v[..., 15, 5], v[..., 16, 2] = np.nan, np.inf, np.nan
-    check(q, k, v, is_causal=True, device=device)
+    check(q, k, v, is_causal=True, device=device, rounds_weights=True)
     used("attention_mma", "attention_reference")
-    _core.force("decode_gpu")  # what is forced is not compared
+    FORCED.words = ("decode_gpu", "")  # what is forced is not compared
     check(*qkv((1, 1), 1, 1200, 64, dtype=float16), device=device)
     used("attention_decode_gpu", "attention_decode_gpu_merge")
-    _core.force("tiled")
+    FORCED.words = ("tiled", "")
     check(*qkv((1, 1), 40, 50, 64), device=device, is_causal=True)
     used("attention_tiled")
 

@@ -161,7 +161,7 @@ def test_kernels(library, kernel):
 MODS = """
 from support.mods import PLACES, check_mods
 q, (k, v) = draw((1, 2, {L}, {E}), {dtype}), qkv((1, 1), {L}, {S}, {E}, dtype={dtype})[1:]
-check_mods(q, k, v, mods=PLACES, blocks=True, device=device, rounds_weights={half})
+check_mods(q, k, v, mods=PLACES, blocks=True, device=device)
 assert {{"attention_{kernel}", "attention_blocks"}} <= dict(machine.launched).keys()
 """
 
@@ -175,8 +175,7 @@ flags = np.arange(500) // 128 % 2 == 1
 table = clattn.tensor(flags, device)
 mask = clattn.create_block_mask(lambda b, h, q, k: table[k], None, None, 2, 500, device, 32)
 arrays = qkv((1, 2), 2, 500, {E}, dtype={dtype})
-right = check_flex(*arrays, device=device, mask_mod=lambda b, h, q, k: lookup(flags, k),
-                   rounds_weights={half})
+right = check_flex(*arrays, device=device, mask_mod=lambda b, h, q, k: lookup(flags, k))
 table = clattn.tensor(flags | (np.arange(500) < 384), device)  # empty blocks are not asked again
 assert call(*arrays, device=device, block_mask=mask).tobytes() == right.tobytes()
 assert "attention_{kernel}" in dict(machine.launched)

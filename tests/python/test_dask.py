@@ -14,7 +14,7 @@ import clattn
 import numpy as np
 import pytest
 from references.attention import DTYPES, attention, bfloat16, float32, max_error, tolerance
-from support.helpers import draw, qkv, run_python
+from support.helpers import assert_close, draw, qkv, run_python
 
 da = pytest.importorskip("dask.array", reason="dask is not installed")
 dask = pytest.importorskip("dask")
@@ -62,8 +62,8 @@ def check(arrays, query_chunks, key_chunks, device, value_chunks=None, **options
     alone = sdpa(*lazy, device=device, **options).compute()
     # A merge adds a few roundings of numbers that are smaller than the largest value.
     for result in (got, alone):
-        assert max_error(result, right) <= 2 * allowed + 1e-7
-    assert max_error(got_lse, right_lse) <= 2 * allowed_lse + 1e-6
+        assert_close(result, right, 2 * allowed + 1e-7)
+    assert_close(got_lse, right_lse, 2 * allowed_lse + 1e-6)
     assert not got[np.isneginf(right_lse)].any()
 
 
@@ -116,7 +116,7 @@ def test_masks(mask, chunks):
     allowed, _ = tolerance(*ARRAYS, attn_mask=mask, is_causal=True)
     for given in (mask, da.from_array(mask, chunks=chunks)):
         out = sdpa(*lazy, given, is_causal=True)
-        assert max_error(out.compute(), right) <= 2 * allowed + 1e-7
+        assert_close(out.compute(), right, 2 * allowed + 1e-7)
 
 
 GROUPED = {

@@ -15,10 +15,11 @@ import clattn
 import numpy as np
 import pytest
 from references.attention import DTYPES as FLOATS
-from references.attention import attention, tolerance
+from references.attention import judged
 from references.diagonal import DTYPES, numbers
+from support.forced import weights_are_rounded
 from support.foreign import LIBRARIES, TORCH, OnlyArray, OnlyDLPack, same
-from support.helpers import assert_references_return, draw, qkv, sdpa
+from support.helpers import assert_close, assert_references_return, draw, qkv, sdpa
 from support.layouts import (
     columns_first,
     misaligned,
@@ -45,14 +46,15 @@ def test_attention(device, library, dtype):
     arrays = qkv((2, 3), 2, 17, WIDE, REST, dtype=dtype)
     before = [a.tobytes() for a in arrays]
     right, right_lse = sdpa(*arrays, device=device, is_causal=True, return_lse=True)
+    rounds = weights_are_rounded(right, lambda: sdpa(*arrays, device=device, is_causal=True))
     given = [library.of(a) for a in arrays]
     got, lse = sdpa(*given, device=device, is_causal=True, return_lse=True)
     library.check(got, right)
     library.check(lse, right_lse)
     library.check(sdpa(*given, device=device, is_causal=True), right)
     assert before == [a.tobytes() for a in arrays]
-    error = np.abs(right.astype(np.float64) - attention(*arrays, is_causal=True)[0]).max()
-    assert error <= tolerance(*arrays, is_causal=True)[0]
+    wanted = judged(*arrays, rounds_weights=rounds, is_causal=True)
+    assert_close(right, wanted.result, wanted.allowed)
 
 
 @EACH

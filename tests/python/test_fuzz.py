@@ -18,7 +18,7 @@ from support import directml_calls, dropout_calls, openvino_calls
 from support.helpers import check, draw
 from support.mod_text import Program
 from support.mods import check_flex
-from support.random_calls import BOUNDS, LONG, examples, relay, rounds_weights, shrink
+from support.random_calls import BOUNDS, LONG, examples, relay, shrink
 from support.variants import force
 
 SIZES = st.integers(0, 40)
@@ -83,7 +83,6 @@ def attention_calls(draw_from):
 @given(call=attention_calls())
 def test_attention(device, call):
     arrays, options = call
-    options["rounds_weights"] = LONG > 0 and rounds_weights(arrays[0])
     (dropout_calls.check if "dropout_p" in options else check)(*arrays, device=device, **options)
 
 
@@ -110,7 +109,6 @@ def openvino_inputs(draw_from):
 @given(call=openvino_inputs())
 def test_openvino(device, call):
     arrays, options = call
-    options["rounds_weights"] = LONG > 0 and rounds_weights(arrays[0])
     openvino_calls.check(*arrays, device=device, **options)
 
 

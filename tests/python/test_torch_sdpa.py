@@ -7,7 +7,8 @@ from functools import partial
 import clattn
 import numpy as np
 import pytest
-from references.attention import DTYPES, attention, tolerance
+from references.attention import DTYPES, judged
+from support.forced import weights_are_rounded
 from support.helpers import assert_close, draw, qkv
 from support.threads import run_together
 
@@ -60,9 +61,14 @@ def test_patched_function_computes_by_clattn(device, torch_calls, case, dtype):
     assert result.dtype is q.dtype
     assert not result.requires_grad
     assert all(torch.equal(x, y) for x, y in zip((q, k, v), before, strict=True))
-    right, _ = attention(*arrays, **options)
-    allowed, _ = tolerance(*arrays, **options)
-    assert_close(from_torch(result), right, allowed)
+
+    def again():
+        with clattn.torch.sdpa(device):
+            return from_torch(F.scaled_dot_product_attention(q, k, v, **given))
+
+    result = from_torch(result)
+    right = judged(*arrays, rounds_weights=weights_are_rounded(result, again), **options)
+    assert_close(result, right.result, right.allowed)
 
 
 @pytest.mark.parametrize("key_heads", [1, 2, 3, 6])

@@ -7,7 +7,7 @@ rule (causality, window, mask) as one explicit mask.
 """
 
 import numpy as np
-from references.attention import attention, compute_dtype, tolerance
+from references.attention import compute_dtype, judged
 
 
 def visible(rows, length, is_causal=True, window=None):
@@ -85,13 +85,13 @@ class CacheModel:
             arrays = query[b], self.keys[b], self.values[b]
             yield arrays, options | {"attn_mask": mask, "enable_gqa": True}
 
-    def attend(self, query, **options):
+    def attend(self, query, *, rounds_weights=False, **options):
         """The right result (B, Hq, L, Ev), how far off each sequence's may be, empty rows."""
         results, allowed, empty = [], [], []
         for arrays, known in self.problems(query, **options):
-            result, lse = attention(*arrays, **known)
-            results.append(result)
-            allowed.append(tolerance(*arrays, **known)[0])
-            empty.append(np.isneginf(lse))
+            right = judged(*arrays, rounds_weights=rounds_weights, **known)
+            results.append(right.result)
+            allowed.append(right.allowed)
+            empty.append(np.isneginf(right.lse))
         assert compute_dtype(query.dtype).itemsize <= results[0].dtype.itemsize
         return np.stack(results), allowed, np.stack(empty)

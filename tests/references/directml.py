@@ -6,7 +6,17 @@ is computed in float64 and the plain computation in float32, whose error gives t
 """
 
 import numpy as np
-from references.attention import compute_dtype, eps, largest, max_error, weighted_sum
+from references.attention import (
+    Allowed,
+    bases,
+    bounds,
+    compute_dtype,
+    in_halves,
+    lost_in_sums,
+    relative_error,
+    score_bounds,
+    weighted_sum,
+)
 from support.helpers import draw, native
 
 SOURCES = ("separate", "stacked_query_key", "stacked_key_value", "stacked_query_key_value")
@@ -72,11 +82,11 @@ def sources(call):
     return [split_heads(given[name], heads) for name in ("query", "key", "value")]
 
 
-def operands(call, dtype, stored=False):
+def operands(call, dtype):
     """Query, key and value in `dtype`: bias added to what is new, which goes behind the past.
 
-    With `stored` the biased tensors are rounded to the tensors' own type on the way, as they are
-    in a graph that adds the bias in a node of its own, and in the present outputs.
+    The biased tensors are rounded to the tensors' own type on the way, as they are in a graph that
+    adds the bias in a node of its own, and in the present outputs.
     """
     given, heads, found = inputs(call), call["head_count"], sources(call)
     own = found[0].dtype
@@ -89,8 +99,7 @@ def operands(call, dtype, stored=False):
             part = bias[at : at + size].reshape(heads, 1, array.shape[-1])
             wide[n], at = array + part, at + size
         assert at == bias.size
-        if stored:
-            wide = [a.astype(own).astype(dtype) for a in wide]
+        wide = [a.astype(own).astype(dtype) for a in wide]
     for n, name in ((1, "past_key"), (2, "past_value")):
         if given[name] is not None:
             past = given[name].reshape(given[name].shape[-4:]).astype(dtype)
@@ -118,9 +127,9 @@ def padding(call, batch, length, total):
     return (j < start) | (j >= end)
 
 
-def attention_in(dtype, call, stored=False):
+def attention_in(dtype, call, weights_dtype=None, base=0):
     """(result, scores, weights), per head: (B, H, L, Ev), and twice (B, H, L, T)."""
-    query, key, value = operands(call, dtype, stored)
+    query, key, value = operands(call, dtype)
     batch, length, total = query.shape[0], query.shape[2], key.shape[2]
     with np.errstate(all="ignore"):
         scores = np.matmul(query, key.swapaxes(-1, -2)) * dtype.type(call["scale"])
@@ -137,6 +146,8 @@ def attention_in(dtype, call, stored=False):
         empty = ~seen.any(axis=-1, keepdims=True)
         peak = np.where(empty, 0, scores.max(axis=-1, keepdims=True, initial=-np.inf))
         weights = np.where(seen, np.exp(scores - peak), 0).astype(dtype)
+        if weights_dtype is not None:
+            weights = in_halves(weights, weights_dtype, base)
         sums = np.where(empty, 1, weights.sum(axis=-1, keepdims=True, dtype=dtype))
         result = weighted_sum(weights, value, seen) / sums.astype(dtype)
         return result.astype(dtype), scores, weights / sums
@@ -161,30 +172,28 @@ def present(call):
     return tuple(a.astype(dtype) for a in operands(call, np.dtype(np.float64))[1:])
 
 
-def tolerance(call):
-    """How far each element of the output may be from `attention`; of the output's shape.
-
-    Twice the error of the plain computation, or of the one that rounds biased tensors on the way
-    where that is worse; plus a floor: both as in `reference.tolerance`. But a score near -10000
-    is rounded to 1e-3, one of a row that has unpadded keys is not. So rows are taken together
-    only with rows of like scores: those that carry weight, up to the next power of two.
-    """
-    right, scores, weights = attention_in(np.dtype(np.float64), call)
-    sums = 1 if call.get("bias") is None else 2  # an input with its bias is one more rounding
+def judged(call, *, rounds_weights=False):
+    """The right output, and how far a kernel may be from it: see `attention.judged`."""
+    wide = np.dtype(np.float64)
+    right, scores, weights = attention_in(wide, call)
     dtype = sources(call)[0].dtype
-    near = [attention_in(compute_dtype(dtype), call, stored)[0] for stored in (False, True)]
-    near = [a.astype(dtype) for a in near]
-    precision = eps(compute_dtype(dtype))
-    with np.errstate(all="ignore"):
-        heavy = np.where(weights > precision, np.nan_to_num(np.abs(scores), posinf=0), 0)
-    heaviest = heavy.max(axis=-1, initial=1)
-    group = np.ceil(np.log2(np.maximum(heaviest, 16)))  # 16: all usual scores in one
-    value = largest(operands(call, np.dtype(np.float64))[2])
-    allowed = np.zeros(right.shape)
-    for size in np.unique(group):
-        rows = group == size
-        error = 2 * max(max_error(a[rows], right[rows]) for a in near)
-        rounding = largest(right[rows]) * eps(dtype) / 2
-        floor = sums * value * precision * (1 + heaviest[rows].max() / 2)
-        allowed[rows] = max(error, rounding) + floor
-    return as_output(call, allowed)
+    compute = compute_dtype(dtype)
+    near = attention_in(compute, call)[0]
+    query, key, value = operands(call, wide)
+    raw = np.matmul(query, key.swapaxes(-1, -2)) * call["scale"]
+    most = score_bounds(query, key, call["scale"], np.isfinite(scores))
+    lost = lost_in_sums(compute, raw, scores)
+    relative = relative_error(compute, most, lost=lost, weights=weights)
+    rounded = [
+        attention_in(compute, call, weights_dtype=dtype, base=base)[0]
+        for base in bases(right)
+        if rounds_weights
+    ]
+    allowed = bounds(right, near, weights, value, relative, dtype, rounded=rounded)
+    each = as_output(call, np.broadcast_to(allowed.each, right.shape))
+    return as_output(call, right), Allowed(each, allowed.rms)
+
+
+def tolerance(call):
+    """How far each number of the output may be from `attention`."""
+    return judged(call)[1].each

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 import references.attention as reference
-from references.attention import compute_dtype, eps, float64, largest, max_error, weighted_sum
+from references.attention import bases, bounds, compute_dtype, in_halves, weighted_sum, wide_type
 from support.helpers import native
 
 ROUNDS = 10
@@ -69,56 +69,49 @@ def leading_shape(query, key, value, enable_gqa=False):
     return (*np.broadcast_shapes(query.shape[:-2], *heads), query.shape[-2])
 
 
-def attention_in(dtype, query, key, value, dropout_p, seed, *, weights_dtype=None, **options):
-    """The result in `dtype`: probabilities of `reference`, some of them dropped, times values.
+def steps_in(dtype, query, key, value, dropout_p, seed, *, weights_dtype=None, base=0, **options):
+    """The result in `dtype`, the steps of `reference`, and its weights, some of them dropped.
 
-    With `weights_dtype` the probabilities are rounded to this type before.
+    With `weights_dtype` the weights are rounded to this type before: see `reference.in_halves`.
     """
-    gqa = options.get("enable_gqa", False)
-    leading = leading_shape(query, key, value, gqa)
-    keys = key.shape[-2]
-    mask = options.get("attn_mask")
-    seen = reference.attended(leading[-1], keys, mask, options.get("is_causal", False),
-                              options.get("window"))  # fmt: skip
-    # A value matrix of ones on the diagonal gives the probabilities themselves.
-    ones = np.broadcast_to(np.eye(keys, dtype=query.dtype), (*key.shape[:-2], keys, keys))
-    probability, _ = reference.attention_in(dtype, query, key, ones, **options)
-    used = seen & ~dropped(leading, keys, dropout_p, seed)
+    steps = reference.steps_in(dtype, query, key, value, **options)
+    leading = leading_shape(query, key, value, options.get("enable_gqa", False))
+    used = steps.seen & ~dropped(leading, key.shape[-2], dropout_p, seed)
     if not used.any():
-        return np.zeros((*leading, value.shape[-1]), dtype)
+        zeros = np.zeros((*leading, value.shape[-1]), dtype)
+        return zeros, steps, np.zeros(used.shape, dtype)
     with np.errstate(all="ignore"):
-        kept = np.where(used, probability * dtype.type(1 / (1 - float(dropout_p))), 0)
-        kept = kept.astype(dtype if weights_dtype is None else weights_dtype)
-        value = reference.cast(value, dtype)
-        if gqa:
-            value = np.repeat(value, leading[-2] // value.shape[-3], axis=-3)
-        return weighted_sum(kept.astype(dtype), value, used)
-
-
-def wide_type(query):
-    return np.dtype(np.longdouble) if query.dtype == float64 else float64
+        kept = np.where(used, steps.weights * dtype.type(1 / (1 - float(dropout_p))), 0)
+        kept = kept.astype(dtype)
+        if weights_dtype is not None:
+            kept = in_halves(kept, weights_dtype, base)
+        return weighted_sum(kept, steps.value, used), steps, kept
 
 
 def attention(query, key, value, dropout_p, seed, **options):
     """The right answer, wider than any kernel's arithmetic."""
-    return attention_in(wide_type(query), query, key, value, dropout_p, seed, **options)
+    return steps_in(wide_type(query), query, key, value, dropout_p, seed, **options)[0]
 
 
-def tolerance(query, key, value, dropout_p, seed, *, rounds_weights=False, **options):
-    """How far a result may be from `attention`: as `reference.tolerance` says.
+def judged(query, key, value, dropout_p, seed, *, rounds_weights=False, **options):
+    """The right result and lse, and how far a kernel may be from each: see `reference.judged`."""
+    given, dtype = (query, key, value, dropout_p, seed), query.dtype
+    right, steps, kept = steps_in(wide_type(query), *given, **options)
+    compute = compute_dtype(dtype)
+    near = steps_in(compute, *given, **options)[0]
+    rounded = [
+        steps_in(compute, *given, weights_dtype=dtype, base=base, **options)[0]
+        for base in bases(near)
+        if rounds_weights
+    ]
+    whole = reference.judged(query, key, value, **options)
+    allowed = bounds(right, near, kept, steps.value, whole.relative, dtype, rounded=rounded)
+    return (right, allowed), (whole.lse, whole.allowed_lse)
 
-    The probabilities add up to 1 / (1 - p) at most, so the floor grows by that.
-    """
-    right = attention(query, key, value, dropout_p, seed, **options)
-    dtype = compute_dtype(query.dtype)
-    options["weights_dtype"] = query.dtype if rounds_weights else None
-    near = attention_in(dtype, query, key, value, dropout_p, seed, **options).astype(query.dtype)
-    del options["weights_dtype"]
-    rounding = largest(right) * eps(query.dtype) / (1 if rounds_weights else 2)
-    score = reference.score_magnitude(query, key, options)
-    total = 1 / (1 - float(dropout_p)) if largest(right) else 1
-    floor = largest(value) * eps(dtype) * (1 + score / 2) * total
-    return max(2 * max_error(near, right), rounding) + floor
+
+def tolerance(*args, **options):
+    """How far each number of a result may be from `attention`."""
+    return judged(*args, **options)[0][1].each
 
 
 def translated(query, key, value, options):

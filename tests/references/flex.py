@@ -11,15 +11,22 @@ order; without dimensions before the rows b and h are 0. Widths and tolerances a
 attention.py.
 """
 
+from typing import NamedTuple
+
 import numpy as np
+from clattn._commands.rounding import explained, half_step
 from references.attention import (
+    bases,
+    bounds,
     cast,
     compute_dtype,
     eps,
     float64,
-    largest,
-    max_error,
+    in_halves,
+    relative_error,
+    score_bounds,
     weighted_sum,
+    wide_type,
 )
 
 # OpenCL C lets the functions of mods be off by so many units in the last place: tanh 5, exp 3.
@@ -41,40 +48,54 @@ def in_four(array):
     return array.reshape(B, lead[-1], *array.shape[-2:])
 
 
-def scores_in(dtype, query, key, score_mod, mask_mod, scale=None, softcap=0.0):
-    """Scores of four dimensions, which keys count, and the largest magnitude on the way."""
-    width = query.shape[-1]
-    if scale is None:
-        scale = 1 / np.sqrt(np.longdouble(max(width, 1)))
+def scores_in(dtype, query, key, score_mod, mask_mod, scale, softcap=0.0):
+    """Scores, which keys count, and the largest magnitude of each score on the way."""
     with np.errstate(all="ignore"):
         scores = np.matmul(query, np.swapaxes(key, -1, -2)) * dtype.type(scale)
         lead = scores.shape
         scores = in_four(scores)
         place = positions(scores.shape)
         seen = np.ones(scores.shape, bool)
-        top = largest(scores)
+        top = np.abs(scores)
         if score_mod is not None:
             scores = np.broadcast_to(score_mod(scores, *place), scores.shape).astype(dtype)
             seen = scores != -np.inf
-            top = max(top, largest(scores))
+            top = np.fmax(top, np.abs(scores))
         if softcap:
             scores = dtype.type(softcap) * np.tanh(scores / dtype.type(softcap))
         if mask_mod is not None:
             allowed = np.asarray(mask_mod(*place))
             assert allowed.dtype == bool
             seen = seen & allowed
-    return scores.reshape(lead), seen.reshape(lead), top
+    return scores.reshape(lead), seen.reshape(lead), top.reshape(lead)
+
+
+class Steps(NamedTuple):
+    """What flex attention computes on its way."""
+
+    result: np.ndarray
+    lse: np.ndarray
+    weights: np.ndarray
+    seen: np.ndarray
+    top: np.ndarray  # the largest magnitude of each score on the way
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+    scale: np.ndarray
+    total: np.ndarray  # of a row's weights, of which the largest is 1
 
 
 def flex_in(dtype, query, key, value, score_mod=None, mask_mod=None, scale=None,
-            enable_gqa=False, softcap=0.0, weights_dtype=None):  # fmt: skip
-    """Result, log-sum-exp, and the largest magnitude of a score, computed in `dtype`."""
+            enable_gqa=False, softcap=0.0, weights_dtype=None, base=0):  # fmt: skip
+    """The steps of flex attention, computed in `dtype`."""
     q, k, v = (cast(a, dtype) for a in (query, key, value))
     if enable_gqa:
         group = q.shape[-3] // k.shape[-3]
         k, v = np.repeat(k, group, axis=-3), np.repeat(v, group, axis=-3)
     lead = np.broadcast_shapes(*(a.shape[:-2] for a in (q, k, v)))
     q, k, v = (np.broadcast_to(a, (*lead, *a.shape[-2:])) for a in (q, k, v))
+    if scale is None:
+        scale = 1 / np.sqrt(np.longdouble(max(q.shape[-1], 1)))
     scores, seen, top = scores_in(dtype, q, k, score_mod, mask_mod, scale, softcap)
     with np.errstate(all="ignore"):
         scores = np.where(seen, scores, -np.inf)
@@ -83,33 +104,41 @@ def flex_in(dtype, query, key, value, score_mod=None, mask_mod=None, scale=None,
         weights = np.where(seen, np.exp(scores - peak), 0).astype(dtype)
         total = weights.sum(axis=-1, keepdims=True, dtype=dtype)
         lse = np.where(empty, -np.inf, peak + np.log(total))[..., 0]
+        total = np.where(empty, 1, total).astype(dtype)
+        exact = weights / total
+        sums = total
         if weights_dtype is not None:
-            weights = weights.astype(weights_dtype).astype(dtype)
-            total = weights.sum(axis=-1, keepdims=True, dtype=dtype)
-        result = weighted_sum(weights, v, seen) / np.where(empty, 1, total).astype(dtype)
-    return result.astype(dtype), lse.astype(dtype), top
+            weights = in_halves(weights, weights_dtype, base)
+            sums = np.where(empty, 1, weights.sum(axis=-1, keepdims=True, dtype=dtype))
+        result = weighted_sum(weights, v, seen) / sums.astype(dtype)
+    return Steps(result.astype(dtype), lse.astype(dtype), exact, seen, top, q, k, v, scale, total)
 
 
 def flex(query, key, value, **options):
     """The right answer, (result, lse), and how far a kernel may be from each.
 
-    That is twice the error of the plain computation in the kernel's precision, and the floor of
-    attention.tolerance. The scores of the floor are those that the mods make.
+    As attention.judged has it; the scores are those that the mods make.
     """
     rounds_weights = options.pop("rounds_weights", False)
-    wide = np.dtype(np.longdouble) if query.dtype == float64 else float64
-    compute = compute_dtype(query.dtype)
-    right, right_lse, score = flex_in(wide, query, key, value, **options)
-    weights = query.dtype if rounds_weights else None
-    near, near_lse, _ = flex_in(compute, query, key, value, weights_dtype=weights, **options)
-    near = near.astype(query.dtype)
-    rounding = largest(right) * eps(query.dtype) / (1 if rounds_weights else 2)
-    floor = largest(value) * eps(compute) * (1 + ULPS * score)
-    lse_floor = ULPS * eps(compute) * max(1.0, score, largest(right_lse))
-    return (
-        (right, max(2 * max_error(near, right), rounding) + floor),
-        (right_lse, 2 * max_error(near_lse, right_lse) + lse_floor),
-    )
+    dtype, compute = query.dtype, compute_dtype(query.dtype)
+    right = flex_in(wide_type(query), query, key, value, **options)
+    near = flex_in(compute, query, key, value, **options)
+    rounded = [
+        flex_in(compute, query, key, value, weights_dtype=dtype, base=base, **options).result
+        for base in bases(near.result)
+        if rounds_weights
+    ]
+    # What is off in a mod's functions is relative to its scores, of which the row's largest counts.
+    top = np.where(right.seen & np.isfinite(right.top), right.top, 0)
+    top = top.max(axis=-1, keepdims=True, initial=0).astype(float64)
+    most = score_bounds(right.query, right.key, right.scale, right.seen)
+    relative = relative_error(compute, most + 2 * ULPS * top)
+    allowed = bounds(right.result, near.result, right.weights, right.value, relative, dtype,
+                     rounded=rounded, total=right.total.astype(float64))  # fmt: skip
+    with np.errstate(all="ignore"):
+        unit = relative[..., 0] + ULPS * eps(compute) * np.abs(right.lse).astype(float64)
+    allowed_lse = half_step(right.lse, compute) + explained(right.lse, near.lse, unit)
+    return (right.result, allowed), (right.lse, allowed_lse)
 
 
 def blocks(mask_mod, B, H, rows, keys, size):

@@ -11,7 +11,23 @@ from typing import NamedTuple
 
 import clattn
 import numpy as np
-from references.attention import cast, compute_dtype, eps, float64, largest, max_error, weighted_sum
+from clattn._commands.rounding import explained, half_step
+from references.attention import (
+    Allowed,
+    bases,
+    bounds,
+    cast,
+    compute_dtype,
+    eps,
+    float64,
+    in_halves,
+    lost_in_sums,
+    relative_error,
+    score_bounds,
+    weighted_sum,
+    wide_type,
+)
+from support.forced import weights_are_rounded
 from support.helpers import assert_close, native
 
 FLOAT64_SOFTMAX = 11  # ONNX's number for the type, as softmax_precision takes it
@@ -85,10 +101,27 @@ def seen_by_position(length, keys, past, nonpad, is_causal, left, right, pre_err
     return seen
 
 
+class Stages(NamedTuple):
+    """What is computed on the way."""
+
+    Y: np.ndarray
+    present_key: np.ndarray
+    present_value: np.ndarray
+    stages: list  # scores scaled, and after mask and softcap, in the order of the opset; weights
+    by_heads: np.ndarray  # Y in four dimensions
+    seen: np.ndarray
+    query: np.ndarray
+    key: np.ndarray  # a head for each of the query's
+    value: np.ndarray
+    scale: np.ndarray
+    bias: np.ndarray
+
+
 def stages_in(dtype, Q, K, V, attn_mask=None, past_key=None, past_value=None,
               nonpad_kv_seqlen=None, *, is_causal=0, kv_num_heads=None, q_num_heads=None,
               scale=None, softcap=0.0, softmax_precision=None, left_window_size=-1,
-              right_window_size=-1, opset=25, pre_errata=False):  # fmt: skip
+              right_window_size=-1, opset=25, pre_errata=False,
+              weights_dtype=None, base=0):  # fmt: skip
     """Y, the present keys and values, and qk_matmul_output by its mode."""
     three = Q.ndim == 3
     if three:
@@ -129,9 +162,13 @@ def stages_in(dtype, Q, K, V, attn_mask=None, past_key=None, past_value=None,
             stages = [scaled, capped, masked]
         precision = float64 if softmax_precision == FLOAT64_SOFTMAX else dtype
         weights = softmax(stages[-1].astype(np.promote_types(dtype, precision)), seen)
-        Y = weighted_sum(weights.astype(dtype), v, seen)
+        used = weights.astype(dtype)
+        if weights_dtype is not None:
+            used = in_halves(used, weights_dtype, base)
+            used = used / np.where(used.any(axis=-1, keepdims=True), used.sum(-1, keepdims=True), 1)
+        Y = weighted_sum(used, v, seen)
     stages.append(weights)
-    return joined_heads(Y) if three else Y, K, V, stages
+    return Stages(joined_heads(Y) if three else Y, K, V, stages, Y, seen, q, k, v, scale, bias)
 
 
 def attention_in(dtype, *args, qk_matmul_output_mode=0, **options):
@@ -140,8 +177,7 @@ def attention_in(dtype, *args, qk_matmul_output_mode=0, **options):
 
 
 def chosen(computed, mode):
-    *rest, stages = computed
-    return Answer(*rest, stages[mode])
+    return Answer(*computed[:3], computed.stages[mode])
 
 
 def softmax(scores, seen):
@@ -154,8 +190,7 @@ def softmax(scores, seen):
 
 def right_stages(Q, *args, qk_matmul_output_mode=0, **options):
     """Wider than any kernel's arithmetic, whatever the mode is."""
-    wide = np.dtype(np.longdouble) if Q.dtype == float64 else float64
-    return stages_in(wide, Q, *args, **options)
+    return stages_in(wide_type(Q), Q, *args, **options)
 
 
 def attention(*args, qk_matmul_output_mode=0, **options):
@@ -183,44 +218,48 @@ def overflowed(array, dtype):
 
 
 class Tolerances(NamedTuple):
-    """The largest error that an entry of Y, or of qk_matmul_output, may have."""
+    """How far Y, and each entry of qk_matmul_output, may be off."""
 
-    Y: float
-    qk: float
+    Y: Allowed
+    qk: np.ndarray
 
 
-def tolerances(Q, K, V, *args, compute=None, stages=None, **options):
-    """Twice the error of `plain`, plus a floor for results that are exact there by luck.
+def tolerances(Q, K, V, *args, compute=None, stages=None, rounds_weights=False, **options):
+    """As references/attention.py has them; `stages` is what `right_stages` gives.
 
-    `stages` is what `right_stages` gives, where the caller has it already.
-
-    The floors are those of references/attention.py:
-
-    - Y: half an eps of the stored type, relative to the largest entry; one eps of the compute
-      type, relative to the largest value, times 1 + s / 2 for scores of magnitude s.
-    - Modes 0 to 2 are sums of products, scaled, capped and shifted: 4 eps of the compute type,
-      relative to the largest of 1, score and entry, as for an lse.
-    - Mode 3 is a Y whose values are 1.
+    Modes 0 to 2 of qk_matmul_output are sums of products, scaled, capped and shifted: one unit is
+    that of a score, and 2 eps of the entry. Mode 3 has the errors of weights.
     """
-    compute = compute or compute_dtype(Q.dtype)
-    stages = stages or right_stages(Q, K, V, *args, **options)
-    right = chosen(stages, options.get("qk_matmul_output_mode", 0))
-    near = plain(Q, K, V, *args, compute=compute, **options)
-    score = largest(chosen(stages, 0).qk_matmul_output)
-    score = min(score, options.get("softcap") or score)
-    right_qk = overflowed(right.qk_matmul_output, Q.dtype)
+    compute, dtype = compute or compute_dtype(Q.dtype), Q.dtype
+    mode = options.get("qk_matmul_output_mode", 0)
+    given = {name: option for name, option in options.items() if name != "qk_matmul_output_mode"}
+    right = stages or right_stages(Q, K, V, *args, **given)
+    near = stages_in(compute, Q, K, V, *args, **given)
+    halves = [
+        stages_in(compute, Q, K, V, *args, weights_dtype=dtype, base=base, **given).by_heads
+        for base in bases(near.by_heads)
+        if rounds_weights
+    ]
+    *scores, weights = right.stages
+    weights = weights.astype(float64)
+    masked = scores[1 if options.get("pre_errata") else 2]
+    most = score_bounds(right.query, right.key, right.scale, right.seen)
+    softcap = options.get("softcap", 0.0)
+    with np.errstate(all="ignore"):
+        lost = lost_in_sums(compute, masked - right.bias, masked) if np.any(right.bias) else None
+        relative = relative_error(compute, most, softcap=softcap, lost=lost, weights=weights)
+        allowed = bounds(right.by_heads, near.by_heads, weights, right.value, relative, dtype,
+                         rounded=halves)  # fmt: skip
+        if right.Y.ndim == 3:
+            allowed = Allowed(joined_heads(allowed.each), allowed.rms)
 
-    def allowed(got, wanted, floor):
-        return max(2 * max_error(got, wanted), eps(Q.dtype) / 2 * largest(wanted)) + floor
-
-    Y_floor = largest(right.present_value) * eps(compute) * (1 + score / 2)
-    qk_floor = 4 * eps(compute) * max(1.0, score, largest(right_qk))
-    if options.get("qk_matmul_output_mode") == 3:
-        qk_floor = eps(compute) * (1 + score / 2)
-    return Tolerances(
-        allowed(near.Y, right.Y, Y_floor),
-        allowed(near.qk_matmul_output, right_qk, qk_floor),
-    )
+        right_qk = overflowed(right.stages[mode], dtype)
+        near_qk = near.stages[mode].astype(compute)
+        unit = relative_error(compute, most) + 2 * eps(compute) * np.abs(right_qk).astype(float64)
+        if mode == 3:
+            unit = 2 * relative * weights + np.finfo(np.float32).tiny
+        qk = half_step(right_qk, dtype) + explained(right_qk, near_qk, unit)
+    return Tolerances(allowed, qk)
 
 
 def check(*args, device, **options):
@@ -232,10 +271,14 @@ def check(*args, device, **options):
     arrays = tuple(native(a) for a in args)
     stages = right_stages(*arrays, **known)
     right = chosen(stages, known.get("qk_matmul_output_mode", 0))
-    allowed = tolerances(*arrays, stages=stages, **known)
     before = [None if a is None else a.tobytes() for a in args]
 
-    got = clattn.onnx.attention(*args, device=device, **options)
+    def call():
+        return clattn.onnx.attention(*args, device=device, **options)
+
+    got = call()
+    rounds = weights_are_rounded(got.Y, lambda: call().Y)
+    allowed = tolerances(*arrays, stages=stages, rounds_weights=rounds, **known)
 
     assert before == [None if a is None else a.tobytes() for a in args], "an input was modified"
     assert type(got.Y) is np.ndarray

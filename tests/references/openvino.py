@@ -62,13 +62,12 @@ def attention(*args, **options):
     return reference.attention(*arrays, **options)[0]
 
 
-def empty_rows(*args, **options):
-    """Rows with no key to attend to: bool, shape (..., L)."""
+def judged(*args, rounds_weights=False, **options):
+    """The right answer and how far a result may be from it: see `reference.judged`."""
     arrays, options = translated(*args, **options)
-    return np.isneginf(reference.attention(*arrays, **options)[1])
+    return reference.judged(*arrays, rounds_weights=rounds_weights, **options)
 
 
-def tolerance(*args, rounds_weights=False, **options):
-    """How far a result may be from `attention`: see `reference.tolerance`."""
-    arrays, options = translated(*args, **options)
-    return reference.tolerance(*arrays, rounds_weights=rounds_weights, **options)[0]
+def tolerance(*args, **options):
+    """How far each number of a result may be from `attention`."""
+    return judged(*args, **options).allowed.each

@@ -5,6 +5,7 @@ import clattn
 import numpy as np
 from references.attention import float32
 from references.cache import CacheModel
+from support.forced import weights_are_rounded
 from support.helpers import assert_close, draw
 from support.sizes import REST, WIDE
 
@@ -86,7 +87,8 @@ class Pair:
         return self
 
     def compare(self, got, query, **options):
-        right, allowed, empty = self.model.attend(query, **options)
+        rounds = weights_are_rounded(got, lambda: self.cache.attend(query, **options))
+        right, allowed, empty = self.model.attend(query, rounds_weights=rounds, **options)
         assert got.dtype == self.dtype
         assert got.shape == (self.B, self.HQ, query.shape[2], self.EV)
         for b in range(self.B):

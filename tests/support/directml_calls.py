@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import references.directml as oracle
 from references.attention import float16, float32
+from support.forced import weights_are_rounded
+from support.helpers import assert_close
 
 HALF_AND_SINGLE = pytest.mark.parametrize("dtype", [float32, float16], ids=str)
 
@@ -14,27 +16,20 @@ def run(call, *, device, **more):
     return clattn.directml.multihead_attention(**call, **more, device=device)
 
 
-def compare(call, result):
-    """The output against the oracle, element by element of its tolerance."""
-    right, allowed = oracle.attention(call), oracle.tolerance(call)
+def compare(call, result, *, device):
+    """The output against the oracle."""
+    rounds = weights_are_rounded(result, lambda: run(call, device=device).output)
+    right, allowed = oracle.judged(call, rounds_weights=rounds)
     assert type(result) is np.ndarray
     assert result.dtype == oracle.sources(call)[0].dtype
-    assert result.shape == right.shape
-    wide = result.astype(np.float64)
-    np.testing.assert_array_equal(np.isnan(wide), np.isnan(right))
-    infinite = np.isinf(right)
-    np.testing.assert_array_equal(wide[infinite], right[infinite])
-    finite = np.isfinite(right)
-    error = np.abs(wide - np.where(finite, right, 0))
-    over = finite & ~(error <= allowed)
-    assert not over.any(), f"errors {error[over][:5]}, allowed {allowed[over][:5]}"
+    assert_close(result, right, allowed)
 
 
 def check_alone(call, *, device):
     """Without the present outputs: another program, so few tests run it beside `check`."""
     alone = run(call, device=device)
     assert alone.present_key is None and alone.present_value is None
-    compare(call, alone.output)
+    compare(call, alone.output, device=device)
 
 
 def check(call, *, device):
@@ -42,7 +37,7 @@ def check(call, *, device):
     arrays = [a for a in call.values() if isinstance(a, np.ndarray)]
     before = [a.tobytes() for a in arrays]
     answer = run(call, device=device, return_present=True)
-    compare(call, answer.output)
+    compare(call, answer.output, device=device)
     presents = (answer.present_key, answer.present_value)
     for got, right in zip(presents, oracle.present(call), strict=True):
         assert type(got) is np.ndarray

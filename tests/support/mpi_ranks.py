@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from clattn._parts import ring
 from mpi4py import MPI
-from references.attention import attention, compute_dtype, eps, largest, tolerance
+from references.attention import attention, compute_dtype, eps, judged, largest
 from support.helpers import assert_close, qkv
 
 COMM = MPI.COMM_WORLD
@@ -129,14 +129,13 @@ def check(given, layout):
     finally:
         clattn.mpi._MOST = given_messages
 
-    right = attention(query, key, value, **options)
-    allowed = tolerance(query, key, value, right=right, **options)
+    right = judged(query, key, value, **options)
     # Each of the merges, two in a step, rounds weights, products and sums.
     merging = 6 * COMM.size * eps(compute_dtype(query.dtype))
     expected = clattn.Tensor if kind is clattn.tensor else np.ndarray
     for got, all_rows, answer, error, size in (
-        (out, whole, right[0], allowed[0], largest(value)),
-        (lse, whole_lse, right[1], allowed[1], max(1, largest(right[1]))),
+        (out, whole, right.result, right.allowed.each, largest(value)),
+        (lse, whole_lse, right.lse, right.allowed_lse, max(1, largest(right.lse))),
     ):
         assert type(got) is type(all_rows) is expected, f"a {type(got).__name__}"
         got, all_rows = np.array(got), np.array(all_rows)

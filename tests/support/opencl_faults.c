@@ -12,6 +12,8 @@
  *     FAULTS_UNKNOWN  no platform has a name that clattn knows
  *     FAULTS_UNMAP    memory cannot be unmapped
  *     FAULTS_ROUNDS   how many rounds the probe of loops makes
+ *     FAULTS_TEXT, FAULTS_INSTEAD
+ *                     a text in the source of kernels, and what stands in its place
  *     FAULTS_EXTENSIONS, FAULTS_SIZES (of sub-groups, such as "8 16"), FAULTS_WAVE, FAULTS_LOCAL
  *                     facts of a GPU; its attention kernels are not built, and their options are
  *                     printed instead
@@ -75,6 +77,7 @@ FAULT(fail_buffers) /* creating each of the next n buffers returns `code` */
         return name;                                                                               \
     }
 
+COUNTER(planted, int)    /* sources so far in which FAULTS_INSTEAD stands */
 COUNTER(builds, int)     /* of programs so far, from a source or a binary */
 COUNTER(kernels, int)    /* enqueued so far */
 COUNTER(had_event, int)  /* the caller had asked for the event of the kernel that failed last */
@@ -311,6 +314,39 @@ clBuildProgram(handle program, uint32_t count, const handle *devices, const char
     }
     snprintf(all, sizeof all, "%s%s", options, definition);
     return REAL(clBuildProgram)(program, count, devices, all, notify, data);
+}
+
+typedef handle clCreateProgramWithSource_type(handle, uint32_t, const char **, const size_t *,
+                                              int32_t *);
+
+/* The last text is that of the kernel. */
+handle
+clCreateProgramWithSource(handle context, uint32_t count, const char **texts, const size_t *sizes,
+                          int32_t *status)
+{
+    const char *old = getenv("FAULTS_TEXT");
+    const char *instead = getenv("FAULTS_INSTEAD");
+    const char *text = texts[count - 1];
+    const size_t size = sizes != NULL ? sizes[count - 1] : strlen(text);
+    const char *at = old != NULL && instead != NULL ? memmem(text, size, old, strlen(old)) : NULL;
+    const char *changed[2] = {texts[0], NULL};
+    size_t changed_sizes[2] = {sizes != NULL ? sizes[0] : strlen(texts[0]), 0};
+    char *own = at != NULL && count <= 2 ? malloc(size + strlen(instead)) : NULL;
+    if (own != NULL) {
+        const size_t before = (size_t)(at - text);
+        const size_t after = size - before - strlen(old);
+        memcpy(own, text, before);
+        memcpy(own + before, instead, strlen(instead));
+        memcpy(own + before + strlen(instead), at + strlen(old), after);
+        changed[count - 1] = own;
+        changed_sizes[count - 1] = before + strlen(instead) + after;
+        texts = changed;
+        sizes = changed_sizes;
+        planted++;
+    }
+    handle program = REAL(clCreateProgramWithSource)(context, count, texts, sizes, status);
+    free(own);
+    return program;
 }
 
 typedef handle clCreateBuffer_type(handle, uint64_t, size_t, void *, int32_t *);

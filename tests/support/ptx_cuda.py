@@ -16,6 +16,7 @@ SETUP = """
 import numpy as np
 import clattn
 from clattn import _core
+from support.forced import FORCED
 from support.helpers import check, draw, qkv, sdpa
 from references.attention import bfloat16, float16
 from ptx.fake_cuda import Cuda

@@ -11,7 +11,6 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase
-from references.attention import bfloat16
 from support.helpers import ROOT
 
 LONG = int(os.environ.get("CLATTN_FUZZ", 0))
@@ -27,14 +26,6 @@ def examples(count, share=1):
         print_blob=bool(LONG),
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
-
-
-def rounds_weights(query):
-    """Whether the kernel that clattn chooses may round weights to the query's dtype.
-
-    On CPUs this is the kernel for pairs of bfloat16, which some processors multiply.
-    """
-    return query.dtype == bfloat16
 
 
 bounded = examples(40)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The variants of attention: what each takes, the sizes that matter to it, and how to force it."""
 
-import os
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import clattn
 import numpy as np
 import pytest
 from references.attention import DTYPES, bfloat16, float16, float32, float64
+from support.forced import FORCED, ROUND_WEIGHTS, force, forced  # noqa: F401 (for the tests)
 from support.helpers import check, draw, sdpa
 from support.layouts import (
     columns_first,
@@ -32,44 +32,6 @@ from support.sizes import WIDE
 POCL = "Portable Computing Language"
 # Local memory with which tiles of attention_tiled have 16 rows and 32 keys of head size 16.
 SMALL_TILE = 7000
-
-
-class Forced:
-    """What is forced in this process, as an attribute that a patch can set back."""
-
-    def __init__(self):
-        self._words = tuple(os.environ.get(name, "") for name in forced())
-
-    @property
-    def words(self):
-        return self._words
-
-    @words.setter
-    def words(self, words):
-        clattn._core.force(*words)
-        self._words = words
-
-
-def forced(kernel=None, *, local_memory=None):
-    """Environment of a child process whose problems run as this variant; None forces nothing.
-
-    Variants that the tests' own environment leaves out stay left out.
-    """
-    words = os.environ.get("CLATTN_KERNEL", "")
-    return {
-        "CLATTN_KERNEL": kernel or (words if words.startswith("-") else None),
-        "CLATTN_LOCAL_MEMORY": local_memory,
-    }
-
-
-FORCED = Forced()
-
-
-def force(monkeypatch, kernel=None, *, local_memory=None):
-    """Force a variant in this process until the patch is undone; None forces nothing."""
-    texts = forced(kernel, local_memory=local_memory).values()
-    words = tuple("" if text is None else str(text) for text in texts)
-    monkeypatch.setattr(FORCED, "words", words)
 
 
 # What /proc/cpuinfo lists where a processor has the instructions of a variant.
@@ -158,9 +120,11 @@ class Variant:
     limits: dict = field(default_factory=dict)  # what else is forced
     cpu_only: bool = False
     tensors: bool = False  # run once more with Tensors in the place of arrays
-    rounds_weights: tuple = ()  # the dtypes to which weights are rounded before values are summed
     lse_is_built_in: bool = False  # programs with the lse and without it differ
     builds_slowly: bool = False  # on PoCL, 3 to 30 seconds a program
+
+    def rounds_weights(self, dtype):
+        return dtype in ROUND_WEIGHTS.get(self.kernel, ())
 
     def arrays(self, shape, dtype=None, E=None, Ev=None, seed=0):
         """Query, key and value of a shape, or of the table's shape of that name."""
@@ -177,8 +141,7 @@ class Variant:
         if self.lse_is_built_in:
             options = {"return_lse": True} | options
         options = {"enable_gqa": arrays[0].ndim > 2} | options
-        rounds = arrays[0].dtype in self.rounds_weights
-        return check(*arrays, device=device, rounds_weights=rounds, **options)
+        return check(*arrays, device=device, **options)
 
     def call(self, *arrays, device, **options):
         """(result, lse)"""
@@ -211,7 +174,6 @@ VARIANTS = [
         groups=[(6, 2)],
         takes="bfloat16",
         dtype=bfloat16,
-        rounds_weights=(bfloat16,),
         mask_dtypes=[(bfloat16, bfloat16)],
         doors=EVERY_DOOR,
         cpu_only=True,
@@ -226,7 +188,6 @@ VARIANTS = [
         dtype=bfloat16,
         head_sizes=[(1, 1, bfloat16, 5), (16, 48, bfloat16, 40), (31, 17, bfloat16, 40),
                     (80, 64, bfloat16, 40), (512, 512, bfloat16, 40), (96, 33, bfloat16, 40)],
-        rounds_weights=(bfloat16,),
         mask_dtypes=[(bfloat16, bfloat16)],
         doors=EVERY_DOOR,
         cpu_only=True,
@@ -253,7 +214,6 @@ VARIANTS = [
         groups=[(6, 2)],
         takes="query.*no past keys, dropout",
         dtype=float16,
-        rounds_weights=(float16, bfloat16),
         head_sizes=[(1, 1, float16, 5), (40, 8, float16, 50), (72, 72, bfloat16, 50),
                     (80, 64, float16, 50), (96, 96, float16, 50), (128, 128, bfloat16, 50),
                     (192, 128, bfloat16, 50), (64, 256, float16, 50), (256, 256, bfloat16, 50)],
@@ -305,7 +265,6 @@ VARIANTS = [
         groups=[(2, 1), (6, 2), (24, 3)],
         takes="one half type, head sizes of 1 to 192.*no past keys, dropout",
         dtype=float16,
-        rounds_weights=(float16, bfloat16),
         head_sizes=[(8, 8, bfloat16, 1), (80, 40, bfloat16, 2), (128, 128, bfloat16, 1),
                     (192, 128, float16, 1)],
         head_size_keys=(9, 100, 2500),

@@ -208,9 +208,8 @@ class _Tuning:
         self._use(knobs)
         for call, exact in self._checked:
             result = call.result()
-            error = exact.error(result)
-            if not error <= exact.allowed:
-                raise clattn.DeviceError(f"wrong: error {error:.1e}")
+            if not exact.is_right(result):
+                raise clattn.DeviceError(f"wrong: error {exact.error(result):.1e}")
             if call.result().tobytes() != result.tobytes():
                 raise clattn.DeviceError("wrong: not the same bits again")
 

@@ -213,25 +213,26 @@ def _check(
             continue
         try:
             call, beside = make_calls(problem, device)
-            error = exact.error(call.result())
+            result = call.result()
         except (clattn.DeviceError, MemoryError, ValueError) as failure:
             measured.failed[words] = first_line(failure)
             continue
-        calls[words], measured.errors[words] = call, error
+        calls[words], measured.errors[words] = call, exact.error(result)
         if beside is not None:
             calls[BESIDE + words] = beside
-        if not error <= exact.allowed:
+        if not exact.is_right(result):
             measured.wrong.append(words)
     for peer in contestants.peers:
         try:
             prepared = peer.prepare(problem)
             if prepared is None:
                 continue
-            error = exact.error(prepared.result())
+            result = prepared.result()
+            error = exact.error(result)
         except Exception as failure:
             measured.notes.append(f"{peer.label}: {first_line(failure)}")
             continue
-        if error <= PEER_FACTOR * exact.allowed:
+        if exact.is_right(result, PEER_FACTOR):
             calls[peer.label], measured.errors[peer.label] = prepared, error
         else:
             measured.notes.append(f"{peer.label}: left out, its error is {error:.1e}")

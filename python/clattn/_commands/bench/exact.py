@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clattn._commands.bench.rows import Array, Problem
+from clattn._commands.rounding import epsilon, explained, half_step, unit_of
 from clattn._commands.softmax import weigh
 
 SAMPLE = 64  # query rows that are compared
@@ -23,43 +24,52 @@ class Exact:
 
     rows: NDArray[np.intp]
     result: Array  # (B, Hq, len(rows), E)
+    each: Array | float = np.inf  # the largest error of each number that rounding explains
     # (B, 1, len(rows), 1): False in rows of padding, to which implementations give different
     # numbers. These rows are not compared.
     attends: NDArray[np.bool_] | bool = True
-    allowed: float = np.inf  # the largest error that rounding explains
+
+    @property
+    def allowed(self) -> float:
+        """The largest error that rounding explains anywhere."""
+        return float(np.where(self.attends, self.each, 0).max())
 
     def error(self, result: Array) -> float:
         """Return the largest error of a whole result in these rows; infinity for NaN."""
+        return float(self._errors(result).max())
+
+    def is_right(self, result: Array, factor: float = 1) -> bool:
+        """Return whether rounding explains each number's error, or a multiple of it does."""
+        return bool((self._errors(result) <= factor * self.each).all())
+
+    def _errors(self, result: Array) -> Array:
         if result.shape[:2] + result.shape[3:] != self.result.shape[:2] + self.result.shape[3:]:
-            return float("inf")
+            return np.full((), np.inf)
         difference = np.abs(result[:, :, self.rows].astype(self.result.dtype) - self.result)
-        difference = np.where(self.attends, difference, 0)
-        return float(np.nan_to_num(difference, nan=np.inf).max())
+        return np.nan_to_num(np.where(self.attends, difference, 0), nan=np.inf)
 
 
 def exact_rows(problem: Problem) -> Exact:
     """Compute rows spread over the problem, the first and the last among them.
 
-    The allowed error is twice the error of the plain computation in float32 (in float64 for
-    float64), rounded to the dtype, plus a floor for errors that no computation avoids: half a
-    step of the result, and the errors of exp, sum and division for the largest value.
+    What the plain computation in float32 (in float64 for float64) loses says what rounding
+    explains. On matrix units kernels also round the weights to half types.
     """
-    L = problem.query.shape[2]
-    is_double = problem.query.dtype == np.float64
+    dtype, L = problem.query.dtype, problem.query.shape[2]
+    is_double = dtype == np.float64
     sample = SAMPLE_LONG if is_double else SAMPLE_LARGE if problem.row.on_device else SAMPLE
     rows = np.linspace(0, L - 1, min(sample, L)).astype(np.intp)
     wide: np.dtype[Any] = np.dtype(np.longdouble if is_double else np.float64)
     narrow: np.dtype[Any] = np.dtype(np.float64 if is_double else np.float32)
     seen = [problem.row.attended(rows, b).any(axis=-1) for b in range(problem.row.shape[0])]
-    result, score = _attend(problem, rows, wide)
-    plain = _attend(problem, rows, narrow)[0].astype(problem.query.dtype)
+    result, square, score = _attend(problem, rows, wide)
+    plain = _attend(problem, rows, narrow)[0]
 
-    error = float(np.abs(plain.astype(wide) - result).max())
-    step = _step(problem.query.dtype) * float(np.abs(result).max())
-    value = float(np.abs(problem.value.astype(narrow)).max())
-    floor = value * _step(narrow) * (1 + score / 2)
-    attends = np.stack(seen)[:, None, :, None]
-    return Exact(rows, result, attends, max(2 * error, step / 2) + floor)
+    unit = unit_of(epsilon(narrow) * (1 + score / 2), square, result)
+    each = half_step(result, dtype) + explained(result, plain, unit)
+    if dtype.itemsize == 2:
+        each += epsilon(dtype) / 2 * np.sqrt(square)
+    return Exact(rows, result, each, np.stack(seen)[:, None, :, None])
 
 
 def _seen(problem: Problem, rows: NDArray[np.intp], batch: int) -> NDArray[np.bool_]:
@@ -71,10 +81,16 @@ def _seen(problem: Problem, rows: NDArray[np.intp], batch: int) -> NDArray[np.bo
     return seen & mask[rows] if mask is not None and row.mask == "bool" else seen
 
 
-def _attend(problem: Problem, rows: NDArray[np.intp], dtype: np.dtype[Any]) -> tuple[Array, float]:
-    """Return result rows, computed in `dtype` from the definition, and the largest score."""
+def _attend(
+    problem: Problem, rows: NDArray[np.intp], dtype: np.dtype[Any]
+) -> tuple[Array, Array, float]:
+    """Return result rows, computed in `dtype` from the definition.
+
+    The same with the squares of values follows, and the largest score.
+    """
     B, Hq, Hk, _, _, E = problem.row.shape
-    result, largest = np.empty((B, Hq, len(rows), E), dtype), 0.0
+    result, square = (np.empty((B, Hq, len(rows), E), dtype) for _ in range(2))
+    largest = 0.0
     bias = problem.row.bias(rows)
     for b in range(B):  # wider copies of the keys of a whole batch may be gigabytes
         key, value = (a[b].astype(dtype)[:, None] for a in (problem.key, problem.value))
@@ -87,10 +103,6 @@ def _attend(problem: Problem, rows: NDArray[np.intp], dtype: np.dtype[Any]) -> t
         if bias is not None:
             scores += bias.astype(dtype).reshape(scores.shape)
         scores = np.where(_seen(problem, rows, b), scores, -np.inf)
-        result[b] = weigh(scores, value).reshape(result[b].shape)
-    return result, largest
-
-
-def _step(dtype: np.dtype[Any]) -> float:
-    """Return the relative distance of neighbours, for bfloat16 too."""
-    return 2.0**-7 if dtype.name == "bfloat16" else float(np.finfo(dtype).eps)
+        both = weigh(scores, np.concatenate((value, value * value), axis=-1))
+        result[b], square[b] = (a.reshape(result[b].shape) for a in np.split(both, 2, axis=-1))
+    return result, square, largest

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: MIT
+"""How tests force a variant of attention, in this process and in children."""
+
+import os
+
+import clattn
+import pytest
+from references.attention import bfloat16, float16
+
+# The variants that round weights to a half type before values are summed, and to which.
+ROUND_WEIGHTS = {
+    "pairs": (bfloat16,),
+    "amx": (bfloat16,),
+    "mma": (float16, bfloat16),
+    "decode_mma": (float16, bfloat16),
+}
+
+
+class Forced:
+    """What is forced in this process, as an attribute that a patch can set back.
+
+    A forked child gets its variables after this module is imported.
+    """
+
+    _words = None
+
+    @property
+    def words(self):
+        return self._words or tuple(os.environ.get(name, "") for name in forced())
+
+    @property
+    def kernel(self):
+        """For messages."""
+        return f" (CLATTN_KERNEL={self.words[0]})" if self.words[0] else ""
+
+    @words.setter
+    def words(self, words):
+        clattn._core.force(*words)
+        self._words = words
+
+
+def forced(kernel=None, *, local_memory=None):
+    """Environment of a child process whose problems run as this variant; None forces nothing.
+
+    Variants that the tests' own environment leaves out stay left out.
+    """
+    words = os.environ.get("CLATTN_KERNEL", "")
+    return {
+        "CLATTN_KERNEL": kernel or (words if words.startswith("-") else None),
+        "CLATTN_LOCAL_MEMORY": local_memory,
+    }
+
+
+FORCED = Forced()
+
+
+def force(monkeypatch, kernel=None, *, local_memory=None):
+    """Force a variant in this process until the patch is undone; None forces nothing."""
+    texts = forced(kernel, local_memory=local_memory).values()
+    words = tuple("" if text is None else str(text) for text in texts)
+    monkeypatch.setattr(FORCED, "words", words)
+
+
+def weights_are_rounded(result, call):
+    """Whether a variant that rounds weights to the result's dtype answers `call()`.
+
+    The call returns the result, or a tuple whose first part it is.
+
+    A forced variant says so in the table. Otherwise the bits say it, which differ where the
+    variants of the table are left out.
+    """
+    words, *others = FORCED.words
+    dtype = result.dtype
+    if dtype not in (float16, bfloat16):
+        return False
+    if words and not words.startswith("-"):
+        return dtype in ROUND_WEIGHTS.get(words.removesuffix("_emulated"), ())
+    left_out = ",".join(filter(None, [words, *(f"-{word}" for word in ROUND_WEIGHTS)]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FORCED, "words", (left_out, *others))
+        other = call()
+    other = other[0] if isinstance(other, tuple) else other
+    return other.tobytes() != result.tobytes()

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: MIT
+"""Plant faults in kernels, one at a time, and demand that the kernels' contract turns red.
+
+    .venv/bin/python tools/plant_faults.py
+
+A fault is a text of a kernel and what stands in its place while tests run: those of the kernels
+that have this text in tests/attention/test_kernel_designed.py and test_kernel_contract.py, or in
+the file that the fault names. Nothing is built or installed: a loader of OpenCL changes the text
+(tests/support/planted.py).
+
+Rows of the table say which test found the fault, after how many seconds. The exit status is 1 if
+no test did. Arguments choose faults by parts of their names.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = ROOT / "tests"
+sys.path.insert(0, str(TESTS))
+
+CONTRACT = "attention/test_kernel_designed.py", "attention/test_kernel_contract.py"
+
+
+def to_half(x, as_real="as_float", as_bits="as_uint"):
+    """Rounds a number of a half type's kernel to that type. Other kernels keep it as it is."""
+    dropped = "(DTYPE == CA_KERNEL_FLOAT16 ? 13 : 16)"
+    return f"""
+#if DTYPE < CA_KERNEL_FLOAT32
+    {x} = {as_real}(({as_bits}({x}) + (1 << {dropped} >> 1)) >> {dropped} << {dropped});
+#endif
+"""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A text of a file below kernels/ and what stands in its place."""
+
+    name: str
+    file: str
+    text: str
+    instead: str
+    kernels: str  # the variants whose tests run
+    tests: tuple[str, ...] = CONTRACT
+
+
+FAULTS = [
+    Fault("the last key of a split is lost", "attention/keys.clh",
+          "first + min(count, start + length)};",
+          "first + min(count, start + length) - (start > 0 && start < count)};",
+          "decode_cpu decode_gpu decode_mma"),
+    Fault("the last key of a block is lost", "attention/tiled.cl",
+          "min(BN, end - j0), tile->bounds};", "min(BN - 1, end - j0), tile->bounds};", "tiled"),
+    Fault("causality is off by one", "attention/score.clh",
+          "(distance <= PLACE_OF(bounds->upper))", "(distance < PLACE_OF(bounds->upper))",
+          "cpu tiled decode_cpu decode_gpu"),
+    Fault("causality of strips is off by one", "attention/mma/softmax.clh",
+          "min(bounds->upper + row + 1, bounds->limit)",
+          "min(bounds->upper + row + 2, bounds->limit)", "mma decode_mma"),
+    Fault("heads read the values of the first one", "attention/keys.clh",
+          "run->value = value + ca_offset(value_view, batch, row, 0);",
+          "const ca_int64 other[CA_BATCH_DIMS] = {batch[0], batch[1], 0};"
+          "run->value = value + ca_offset(value_view, other, row, 0);",
+          "cpu tiled decode_cpu decode_gpu"),
+    Fault("weights are rounded to half", "attention/cpu/softmax.clh",
+          "x[n] = weight_in(in_log2, score - base[n % NV]);",
+          "x[n] = weight_in(in_log2, score - base[n % NV]);"
+          + to_half("x[n]", "as_realv", "as_intv"), "cpu"),
+    Fault("values are summed in half", "attention/decode_gpu.cl",
+          "*sum = fma(weights[r], x[e], *sum);",
+          "*sum = fma(weights[r], x[e], *sum);" + to_half("*sum"), "decode_gpu"),
+    Fault("scores are rounded to half", "attention/score.clh",
+          "score = add_to_score(params, score, added);",
+          "score = add_to_score(params, score, added);" + to_half("score"),
+          "decode_gpu decode_mma"),
+    Fault("no rescale after a late maximum", "attention/decode_cpu.cl",
+          "result[slot_of(r, n, Ev)] *= decay[r];", "(void)decay;", "decode_cpu"),
+    Fault("no rescale when bases rise", "attention/mma/softmax.clh",
+          "result[m][c] = scale_rows(result[m][c], low, high);", "", "mma decode_mma"),
+    Fault("no rescale after a heavy strip", "attention/cpu/softmax.clh",
+          "scale_result(result, factor, Ev, rows);", "", "cpu"),
+    Fault("a barrier is gone", "attention/tiled.cl",
+          "barrier(CLK_LOCAL_MEM_FENCE); /* these writes: the reads */", "", "tiled"),
+    Fault("a tile of values is stale", "attention/tiled.cl",
+          "load_values(tile, run, values, block, k0);", "", "tiled"),
+    Fault("a row that NaN has reached is not computed again", "support/common.clh",
+          "atomic_max(&call->redo[call->params->redo_slot], call->params->redo_mark);", "",
+          "cpu tiled mma decode_cpu decode_gpu"),
+    Fault("a mask of NaN excludes", "attention/score.clh",
+          "return added != (score_t)(-INFINITY) ? sum : added;",
+          "return added > (score_t)(-INFINITY) ? sum : (score_t)(-INFINITY);",
+          "cpu tiled decode_cpu decode_gpu"),
+    Fault("a split is counted twice", "attention/decode_cpu.cl",
+          "const realv factor = weight_of(params, (realv)(row[Ev] - base));",
+          "const realv factor = weight_of(params, (realv)(row[Ev] - base)) * (split == 1 ? 2 : 1);",
+          "decode_cpu"),
+    Fault("a split is counted twice on GPUs", "attention/decode_gpu_merge.cl",
+          "partial_row(&call, batch, i, split, PARTIAL_SIZE);",
+          "partial_row(&call, batch, i, split == 1 ? 0 : split, PARTIAL_SIZE);", "decode_gpu"),
+    # Of 30 bits: with 32 the kernel would read where no memory is.
+    Fault("an offset is cut", "support/view.clh",
+          "offset += batch[n] * view->batch[n];",
+          "offset += batch[n] * view->batch[n] & ((1 << 30) - 1);",
+          "cpu tiled mma decode_cpu decode_gpu"),
+    Fault("the log-sum-exp lacks the sink", "attention/score.clh",
+          "return USES(params, SINKS) ? add_sink(call, batch, lse) : lse;", "return lse;",
+          "cpu tiled decode_cpu decode_gpu", ("attention/test_sinks.py",)),
+    Fault("the log-sum-exp is in units of log 2", "attention/score.clh",
+          "const real lse = attends ? TO_NATURAL(params, base) + log(sum) : -INFINITY;",
+          "const real lse = attends ? base + log(sum) : -INFINITY;", "cpu tiled decode_gpu"),
+    Fault("a softcap lacks its inner factor", "attention/score.clh",
+          "CAP(score * ca_inverse_softcap(params)) * ca_softcap(params)",
+          "CAP(score) * ca_softcap(params)", "cpu tiled decode_cpu decode_gpu mma"),
+    Fault("the log-sum-exp of a row without a key is 0", "attention/score.clh",
+          "TO_NATURAL(params, base) + log(sum) : -INFINITY;",
+          "TO_NATURAL(params, base) + log(sum) : REAL(0.0);", "cpu tiled decode_cpu decode_gpu"),
+]  # fmt: skip
+
+
+def run_tests(fault, kernels, library, words, folder):
+    """(whether a test failed, what to say of it) of the tests of some variants."""
+    chosen = " or ".join(f"-{kernel}{end}" for kernel in kernels for end in "-]")
+    env = os.environ | {
+        "PYTHONPATH": str(TESTS),
+        "XDG_CACHE_HOME": str(folder),  # programs of the cache are without the fault
+        "FAULTS_LIBRARY": str(library),
+        "FAULTS_TEXT": fault.text,
+        "FAULTS_INSTEAD": fault.instead,
+        "CLATTN_TEST_DEVICES": words,
+    }
+    chosen = ["-m", "full or not full", f"-k={chosen}", *(TESTS / file for file in fault.tests)]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=line", "-p", "no:cacheprovider",
+               "-p", "support.planted", *chosen]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    planted = re.search(r"planted in (\d+) programs", done.stdout)
+    if done.returncode == 1:
+        failed = re.search(r"^FAILED \S+?::(.+?)( - .*)?$", done.stdout, re.MULTILINE)
+        if planted and int(planted[1]) and failed:
+            return True, failed[1]
+    if done.returncode == 0 and planted and int(planted[1]):
+        return False, "NOT FOUND"
+    return False, f"exit {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+
+
+def main():
+    from support import faults
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="parts of the names of faults")
+    parser.add_argument("--device", default="cpu", help="a type, or a part of a name or platform")
+    arguments = parser.parse_args()
+    missed = 0
+    print("| fault | kernel | found by | seconds |")
+    print("|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        library = faults.build(folder)
+        for fault in FAULTS:
+            if arguments.names and not any(name in fault.name for name in arguments.names):
+                continue
+            for number, kernel in enumerate(fault.kernels.split()):
+                start = time.monotonic()
+                cache = Path(folder) / f"{fault.name} {number}"
+                found, words = run_tests(fault, [kernel], library, arguments.device, cache)
+                missed += not found
+                seconds = time.monotonic() - start
+                print(f"| {fault.name} | {kernel} | {words} | {seconds:.0f} |", flush=True)
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
