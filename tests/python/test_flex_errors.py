@@ -37,9 +37,9 @@ SCORES = {
     "length": (lambda s, b, h, q, k: len(s), "a single number"),
     "an attribute": (lambda s, b, h, q, k: s.shape, "a symbol has no shape"),
     "a method": (lambda s, b, h, q, k: s.softmax(-1), "a symbol has no softmax"),
-    "a ufunc": (lambda s, b, h, q, k: np.arctan(s), "np.arctan is not known; there are abs"),
+    "a ufunc": (lambda s, b, h, q, k: np.arctan(s), "nearest is np.arctan2; docs/"),
     "a reduction": (lambda s, b, h, q, k: np.add.reduce(s), "np.add.reduce of a symbol"),
-    "a function": (lambda s, b, h, q, k: np.cumsum(s), "np.cumsum is not known; there are"),
+    "a function": (lambda s, b, h, q, k: np.cumsum(s), "np.cumsum is not known; docs/"),
     "an array": (lambda s, b, h, q, k: np.array([s, k]), "a symbol is no array"),
     "an output": (lambda s, b, h, q, k: np.add(s, k, out=s), "np.add of a symbol takes no out"),
     "option": (lambda s, b, h, q, k: np.exp(s, dtype="f4"), "np.exp of a symbol takes no dtype"),
@@ -49,7 +49,12 @@ SCORES = {
     "alpha": (lambda s, b, h, q, k: s.add(1, alpha=2), "the method add of a symbol takes no alpha"),
     "a device": (lambda s, b, h, q, k: s.new_ones((), device="cuda"), "new_ones of a symbol takes"),
     "expected": (lambda s, b, h, q, k: s.where(q), "given 1 argument; expected (condition, y)"),
-    "round": (lambda s, b, h, q, k: round(s), "round of a symbol; write np.floor(x + 0.5)"),
+    "decimals": (lambda s, b, h, q, k: np.round(s, 2), "decimals is 2; expected 0"),
+    "gelu": (lambda s, b, h, q, k: s.gelu(approximate="x"), "approximate is 'x'; expected \"none"),
+    "max of one": (lambda s, b, h, q, k: s.max(), "the method max of a symbol is given 0 arg"),
+    "isin": (lambda s, b, h, q, k: s + np.isin(k, np.arange(65)), "with 65 numbers; at most 64"),
+    "isin of one": (lambda s, b, h, q, k: s + k.isin(3), "isin of a symbol in what is no array"),
+    "round": (lambda s, b, h, q, k: round(s), "round of a symbol; write np.round(x)"),
     "divmod": (lambda s, b, h, q, k: divmod(q, 2), "divmod of a symbol; write x // y and x % y"),
     "divmod by": (lambda s, b, h, q, k: divmod(2, q), "divmod of a symbol"),
     "pow": (lambda s, b, h, q, k: pow(q, 2, 5), "three arguments; write x ** y % z"),
@@ -321,16 +326,16 @@ def test_wrong_indexes_of_a_tensor(device):
 def test_unknown_functions_of_torch():
     torch = pytest.importorskip("torch")
     t = torch.ones(8)
-    assert "torch.sigmoid is not known; there are abs" in refused(
-        lambda s, b, h, q, k: torch.sigmoid(s)
+    assert "torch.logit is not known; the nearest is torch.log" in refused(
+        lambda s, b, h, q, k: torch.logit(s)
     )
     assert "torch.stack is not known" in refused(lambda s, b, h, q, k: torch.stack([s, k]))
     assert "torch.add_ is not known" in refused(lambda s, b, h, q, k: t.add_(s))
     assert "torch.add of a symbol takes no alpha" in refused(
         lambda s, b, h, q, k: torch.add(s, k, alpha=2)
     )
-    assert "rounding_mode is 'trunc'" in refused(
-        lambda s, b, h, q, k: torch.div(s, k, rounding_mode="trunc")
+    assert "rounding_mode is 'up'" in refused(
+        lambda s, b, h, q, k: torch.div(s, k, rounding_mode="up")
     )
     assert "is used as a number" in refused(lambda s, b, h, q, k: t * s)
     assert "dtype torch.complex64" in refused(

@@ -4,6 +4,7 @@ it is called with arrays of all positions."""
 
 import copy
 import gc
+import math
 import weakref
 
 import clattn
@@ -291,6 +292,37 @@ def test_a_copy_of_a_symbol_is_the_symbol():
     assert trace_mods(mod, None).text == trace_mods(lambda s, b, h, q, k: s + q, None).text
 
 
+def dtypes_of(like):
+    """The dtypes of score, q_idx, a comparison and a long, with a query."""
+    found = []
+
+    def mod(s, b, h, q, k):
+        found.extend(x.dtype for x in (s, q, q > k, q + big))
+        return s
+
+    trace_mods(mod, None, like)
+    return found
+
+
+def test_symbols_have_the_dtypes_of_the_query():
+    names = ["float32", "int32", "bool", "int64"]
+    for dtype in (np.float16, np.float32):
+        assert dtypes_of(np.ones(2, dtype)) == [np.dtype(name) for name in names]
+    assert dtypes_of(np.ones(2))[0] == np.float64
+    torch = pytest.importorskip("torch")
+    for like in (None, torch.ones(2), torch.ones(2).half()):
+        assert dtypes_of(like) == [getattr(torch, name) for name in names]
+    assert dtypes_of(torch.ones(2).double())[0] == torch.float64
+
+
+def test_ufuncs_of_scipy():
+    special = pytest.importorskip("scipy.special")
+    for name in ("erf", "erfc", "expit", "log_expit", "log1p", "expm1"):
+        function = getattr(special, name)
+        got = run(lambda s, b, h, q, k, f=function: f(s))
+        np.testing.assert_allclose(got, function(score0), rtol=1e-12, err_msg=name)
+
+
 def test_a_symbol_is_printed_as_its_type():
     def mod(score, b, h, q_idx, kv_idx):
         assert f"{score} {q_idx:>3}" == f"{score!r} {q_idx}" == "<symbol: real> <symbol: int>"
@@ -361,6 +393,7 @@ def test_any_object_with_the_method_is_an_index_of_a_tensor(device):
 
 def test_mods_of_torch_run_unchanged():
     torch = pytest.importorskip("torch")
+    F = torch.nn.functional
     t_slopes, t_bias = torch.from_numpy(slopes).double(), torch.from_numpy(bias)
     t_documents, half = torch.from_numpy(documents), torch.tensor(0.5, dtype=torch.float64)
     mods = [
@@ -378,6 +411,22 @@ def test_mods_of_torch_run_unchanged():
         lambda s, b, h, q, k: torch.div(q, 3, rounding_mode="floor") + s + torch.remainder(q, 3),
         lambda s, b, h, q, k: s.masked_fill(q < k, -1e9) + torch.zeros_like(s) + s.abs(),
         lambda s, b, h, q, k: s.where(q < k, half) + half.where(q < k, s),
+        lambda s, b, h, q, k: torch.relu(s) + F.relu(k - 3) + s.relu() + F.leaky_relu(s, 0.2),
+        lambda s, b, h, q, k: F.gelu(s) + F.gelu(s, approximate="tanh") + F.silu(s) + F.elu(s),
+        lambda s, b, h, q, k: torch.sigmoid(s) + s.sigmoid() + F.logsigmoid(s) + F.softplus(s),
+        lambda s, b, h, q, k: F.softplus(s, 30.0, 10.0) + F.softplus(s, beta=2.0, threshold=1),
+        lambda s, b, h, q, k: torch.erf(s) + s.erfc() + torch.log1p(s * s) + torch.expm1(s),
+        lambda s, b, h, q, k: torch.rsqrt(s * s + 1) + torch.reciprocal(k + 1) + torch.atan2(s, k),
+        lambda s, b, h, q, k: torch.ceil(s) + torch.round(s * 3) + torch.trunc(s * 3) + k.ceil(),
+        lambda s, b, h, q, k: torch.fmod(s, 0.7) + torch.fmod(q - k, 3) + torch.hypot(s, s + 1),
+        lambda s, b, h, q, k: torch.div(q - k, 3, rounding_mode="trunc") + s,
+        lambda s, b, h, q, k: torch.div(s * 9, -2.0, rounding_mode="trunc"),
+        lambda s, b, h, q, k: torch.nan_to_num(torch.where(k == 3, math.nan, s), nan=2.0),
+        lambda s, b, h, q, k: torch.where(torch.isnan(s / (q - q)) | torch.isinf(s), 1.0, s),
+        lambda s, b, h, q, k: torch.min(s, k) + torch.max(q, k) + s.max(half) + q.min(k),
+        lambda s, b, h, q, k: torch.where(torch.isin(k, torch.tensor([1, 4, 5])), s, -s),
+        lambda s, b, h, q, k: torch.where(q > k, s, torch.tensor(-1e9, dtype=s.dtype)),
+        lambda s, b, h, q, k: s + torch.ones_like(q, dtype=torch.float32) / 3 + k.to(s.dtype),
         lambda s, b, h, q, k: torch.add(s, q).sub(k).mul(2).div(3).neg() + torch.floor(s),
     ]  # fmt: skip
     arguments = [torch.from_numpy(a) for a in (score0, b0, h0, q0, k0)]

@@ -200,7 +200,7 @@ def flex_attention(
         blocks = block_mask.for_kernels()
     mods = None
     if score_mod is not None or mask_mod is not None:
-        mask, mods = trace_both(score_mod, mask_mod)
+        mask, mods = trace_both(score_mod, mask_mod, query)
         if block_mask is not None:
             block_mask.check_unchanged(mask)
     return attend_with_mods(

@@ -57,7 +57,9 @@ class Mods(NamedTuple):
     tables: tuple[Any, ...]
 
 
-def trace_mods(score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None) -> Mods:
+def trace_mods(
+    score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None, like: Any = None
+) -> Mods:
     """Call the functions once, with symbols.
 
     Parameters
@@ -66,6 +68,8 @@ def trace_mods(score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any
         A function of (score, b, h, q_idx, kv_idx) that returns a number.
     mask_mod : callable or None
         A function of (b, h, q_idx, kv_idx) that returns a bool.
+    like : array, optional
+        The query, whose library and precision the dtypes of symbols have.
 
     Returns
     -------
@@ -81,17 +85,17 @@ def trace_mods(score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any
         A captured tensor requires gradients while torch computes them, or an array of uint64 has
         an element that int64 does not hold.
     """
-    return trace_both(score_mod, mask_mod)[1]
+    return trace_both(score_mod, mask_mod, like)[1]
 
 
 def trace_both(
-    score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None
+    score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None, like: Any = None
 ) -> tuple[Mods, Mods]:
     """Call the functions once, as `trace_mods`; return the mask_mod alone, and both.
 
     The mask_mod is called first. So what it becomes alone does not depend on the score_mod.
     """
-    graph = Graph()
+    graph = Graph(like)
     try:
         arguments = tuple(map(Symbol, graph.parameters()))
         score = mask = None

@@ -78,11 +78,14 @@ class Graph:
         The function that runs, or has run last.
     role : str
         What the function is: "score_mod" or "mask_mod".
+    like : array or None
+        The query, whose library and precision the dtypes of symbols have.
     """
 
-    __slots__ = ("closed", "mod", "nodes", "numbers", "role", "tables")
+    __slots__ = ("closed", "like", "mod", "nodes", "numbers", "role", "tables")
 
-    def __init__(self) -> None:
+    def __init__(self, like: Any = None) -> None:
+        self.like = like
         self.nodes: dict[Key, Node] = {}
         self.numbers: list[int | float] = []
         self.tables: list[Any] = []

@@ -7,10 +7,15 @@ from typing import Any, NoReturn
 
 from clattn.flex import operations as ops
 from clattn.flex.graph import Graph, Node
-from clattn.flex.kinds import TYPE_NAMES
+from clattn.flex.kinds import REAL, TYPE_NAMES
 from clattn.flex.names import OPERATORS, call_method, call_numpy, call_torch, is_method
+from clattn.flex.tables import dtype_like, dtype_name
 
 __all__ = ["Symbol", "UnknownAttributeError", "find_graph", "node_of"]
+
+
+# The dtypes of symbols, by their types. Reals are float64 in calls of that dtype.
+_DTYPE_NAMES = ("bool", "int32", "int64", "float32")
 
 
 def node_of(x: Any) -> Any:
@@ -108,6 +113,16 @@ class Symbol:
     def device(self) -> None:
         """None, which the methods to, new_ones and new_zeros take."""
 
+    @property
+    def dtype(self) -> Any:
+        """The dtype of a bool, int32, int64 or float, of torch or of NumPy as the query is."""
+        node = self._node
+        name = _DTYPE_NAMES[node.type]
+        like = node.graph.like
+        if node.type == REAL and dtype_name(getattr(like, "dtype", None)) == "float64":
+            name = "float64"
+        return dtype_like(like, name)
+
     def __getattr__(self, name: str) -> Callable[..., Symbol]:
         """Return a method of what is a function too: score.abs(), score.clamp(min=0)."""
         if name.startswith("_"):  # protocols of Python and of libraries ask for such
@@ -144,7 +159,7 @@ class Symbol:
         "a symbol has no value yet; write x.astype(np.int32) for int(x), np.floor for math.floor"
     )
     __complex__ = _refusal("a symbol is no complex number; a mod computes bools, ints and floats")
-    __round__ = _refusal("round of a symbol; write np.floor(x + 0.5)")
+    __round__ = _refusal("round of a symbol; write np.round(x)")
     __divmod__ = __rdivmod__ = _refusal("divmod of a symbol; write x // y and x % y")
     __matmul__ = __rmatmul__ = _refusal("@ of a symbol, which is a single number; write x * y")
     __getitem__ = __setitem__ = __delitem__ = _refusal(

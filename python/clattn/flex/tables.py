@@ -12,7 +12,9 @@ from clattn import _core
 __all__ = [
     "checksum",
     "dimensions",
+    "dtype_like",
     "dtype_name",
+    "elements",
     "highest",
     "read_element",
     "requires_gradients",
@@ -38,11 +40,32 @@ def dtype_name(dtype: Any) -> str:
         return str(dtype).rpartition(".")[2]
 
 
+def dtype_like(array: Any, name: str) -> Any:
+    """Return the dtype of a name, of the array's library: torch's, or else NumPy's.
+
+    None is an array that is not known yet: then the dtype is torch's if torch is there.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and (array is None or isinstance(array, torch.Tensor)):
+        return getattr(torch, name)
+    return np.dtype(name)
+
+
 def read_element(array: Any) -> Any:
     """Return the number of an array without dimensions; a float for a float of another library."""
     read = getattr(array, "item", None)
     element = np.array(array, copy=True).item() if read is None else read()
     return float(element) if isinstance(element, np.generic) else element
+
+
+def elements(values: Any) -> list[Any] | None:
+    """Return the numbers of an array, or of a list, tuple or set; None for other objects."""
+    if isinstance(values, (list, tuple, set, frozenset, range)):
+        return list(values)
+    if dimensions(values) is None:
+        return None
+    listed: Any = _on_host(values).ravel().tolist()
+    return listed if isinstance(listed, list) else None
 
 
 def _elements(table: Any) -> np.ndarray:
