@@ -21,6 +21,8 @@ INT, LONG = np.int32, np.int64
 FLAGS = np.arange(12).reshape(4, 3) % 5 < 2
 WIDE = np.array([[2**40 + 3, -(2**35)], [-7, 0]])[:, ::-1]
 
+THREE = list(np.arange(12, dtype=np.int32).reshape(3, 4))
+
 
 def number(kv_idx):
     """Small integers of both signs; rarely 0."""
@@ -166,6 +168,8 @@ EXACT = {
     # tables, and what depends on the row or the key alone
     "of a row": lambda s, h, q, k: q // 4 % 3 - 2,
     "of a key": lambda s, h, q, k: where(k > 6, k // -4, 2),
+    "of arrays that share": lambda s, h, q, k: (
+        lookup(THREE[0], q % 4) + lookup(THREE[1], k % 4) * lookup(THREE[2], (q + k) % 4)),
     "flag of a row": lambda s, h, q, k: where(lookup(FLAGS, q % 4, -1 - h % 3), s, k),
     "flag of a key": lambda s, h, q, k: where(lookup(FLAGS, k % 4, 1), q, k),
     "flag": lambda s, h, q, k: where(lookup(FLAGS, (q - k) % 4, k % 3), q, k),

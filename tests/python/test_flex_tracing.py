@@ -24,11 +24,40 @@ slopes = rng.standard_normal(H).astype(np.float32)
 bias = rng.standard_normal((H, L, S))
 documents = rng.integers(0, 3, (B, max(L, S)))
 chosen = rng.random((L, S)) > 0.5
+many = list(rng.standard_normal((7, H, S)))
 n, x, big = 3, 0.75, 2**40
 
 
 def lookup(*arguments):
     return clattn.lookup(*arguments)
+
+
+def index(table, *keys):
+    """`table[keys]`, whose other dimensions are behind those of the positions in NumPy."""
+    if any(isinstance(key, np.ndarray) for key in keys):
+        return Part(table, keys)
+    return lookup(table, *keys)
+
+
+def rest(table, key):
+    return index(table, slice(None), key)
+
+
+class Part:
+    """A part of an array as symbols have it: of NumPy, by all indexes at once."""
+
+    def __init__(self, table, keys):
+        self.table, self.keys = table, list(keys)
+        if ... in [key for key in keys if not isinstance(key, np.ndarray)]:
+            self.keys[0:1] = [slice(None)] * (table.ndim - len(keys) + 1)
+        self.keys += [slice(None)] * (table.ndim - len(self.keys))
+
+    def __getitem__(self, more):
+        more = list(more) if isinstance(more, tuple) else [more]
+        keys = [more.pop(0) if isinstance(k, slice) and more else k for k in self.keys]
+        if any(isinstance(k, slice) for k in keys):
+            return Part(self.table, keys)
+        return self.table[tuple(keys)]
 
 
 def of_device(n, by_name=False):
@@ -107,6 +136,11 @@ SCORES = {
     "an index by a table": lambda s, b, h, q, k: s + lookup(slopes, lookup(documents, b, k)),
     "a wide index": lambda s, b, h, q, k: s + lookup(slopes, h.astype(np.int64)),
     "one of keys": lambda s, b, h, q, k: s * lookup(documents, 0, k) + k * k,
+    "a list": lambda s, b, h, q, k: s * lookup([0.5, 2.0, 3.0], h) + lookup((1, 2, 3), -h),
+    "lists": lambda s, b, h, q, k: s + lookup([[1, 2], [3, 4]], b, k % 2) + lookup([2**40, 3], b),
+    "of a part": lambda s, b, h, q, k: s + index(bias, h)[q, k] + index(bias, h)[q][k],
+    "by colons": lambda s, b, h, q, k: s + index(bias, ..., k)[h, q] + rest(bias, q)[h, k],
+    "8 tables": lambda s, b, h, q, k: s + sum(lookup(t, h, k) for t in many) + lookup(slopes, h),
     "a bool table": lambda s, b, h, q, k: np.where(lookup(chosen, q, k), s, -np.inf),
 }  # fmt: skip
 
@@ -290,6 +324,27 @@ def test_a_copy_of_a_symbol_is_the_symbol():
         return score + q_idx
 
     assert trace_mods(mod, None).text == trace_mods(lambda s, b, h, q, k: s + q, None).text
+
+
+def test_tables_of_torch_by_parts():
+    torch = pytest.importorskip("torch")
+    t_bias, spans = torch.from_numpy(bias), torch.tensor([[0, 5], [2, 7], [4, 9]])
+
+    def inside(b, h, q, k):
+        low, high = spans[h]
+        return (k >= low) & (k < spans[h][1]) & (k < high)
+
+    first, last = spans[h0].unbind(-1)
+    inside_of = (k0 >= first.numpy()) & (k0 < last.numpy())
+    np.testing.assert_array_equal(run(inside, "mask"), np.broadcast_to(inside_of, score0.shape))
+    for mod in (
+        lambda s, b, h, q, k: s + t_bias[h][q][k],
+        lambda s, b, h, q, k: s + t_bias[h, ...][q, k] + 0 * t_bias[..., k][h, q],
+        lambda s, b, h, q, k: s + torch.nn.functional.embedding(h, t_bias)[:, k][q],
+        lambda s, b, h, q, k: s + clattn.tensor(bias)[h][q, k],
+        lambda s, b, h, q, k: s + lookup(t_bias[h], q, k),
+    ):
+        np.testing.assert_allclose(run(mod), score0 + bias[h0, q0, k0], rtol=1e-12)
 
 
 def dtypes_of(like):

@@ -13,10 +13,12 @@ from typing import Any
 from clattn.flex import operations as ops
 from clattn.flex.graph import Graph, Node
 from clattn.flex.kinds import BOOL, INT, REAL
+from clattn.flex.smaller_tables import SmallerTable
 from clattn.flex.tables import elements
 
 __all__ = [
     "elu",
+    "embedding",
     "fmod",
     "gelu",
     "isfinite",
@@ -126,6 +128,19 @@ def isin(
         equal = ops.equal(graph, x, number)
         found = equal if n == 0 else ops.bitwise_or(graph, found, equal)
     return ops.invert(graph, found) if invert else found
+
+
+# ---- tables ----
+
+
+def embedding(
+    graph: Graph, x: Any, weight: Any, padding_idx: Any = None, *, max_norm: Any = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Node | SmallerTable:  # fmt: skip
+    """`weight[x]`, a table of a dimension less. All options but max_norm are for training."""
+    if max_norm is not None:
+        raise graph.refuse(f"max_norm is {max_norm!r}; expected None")
+    return graph.lookup(weight, x)
 
 
 # ---- activations ----

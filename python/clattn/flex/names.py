@@ -135,6 +135,7 @@ _TORCH: dict[str, Operation] = {
     "bitwise_left_shift": ops.left_shift,
     "bitwise_right_shift": ops.right_shift,
     "masked_fill": ops.masked_fill,
+    "embedding": fns.embedding,
     "min": ops.minimum,
     "max": ops.maximum,
     "atan2": ops.real_function_of_two("atan2"),

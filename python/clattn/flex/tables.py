@@ -10,6 +10,9 @@ import numpy as np
 from clattn import _core
 
 __all__ = [
+    "MOST_DIMS",
+    "MOST_TABLES",
+    "array_of",
     "checksum",
     "dimensions",
     "dtype_like",
@@ -18,8 +21,18 @@ __all__ = [
     "highest",
     "read_element",
     "requires_gradients",
+    "share_arguments",
+    "stack_shared",
     "without_gradients",
 ]
+
+# The most dimensions of a table, and the most tables that kernels read: CA_TABLE_DIMS and CA_TABLES
+# of kernels/attention/params.h.
+MOST_DIMS = 5
+MOST_TABLES = 4
+
+# For each table the number of its argument, and its place there: None if it is alone.
+Arguments = list[tuple[int, int | None]]
 
 
 def dimensions(array: Any) -> int | None:
@@ -38,6 +51,46 @@ def dtype_name(dtype: Any) -> str:
         return str(np.dtype(dtype).name)
     except (TypeError, ValueError, SyntaxError):
         return str(dtype).rpartition(".")[2]
+
+
+def array_of(numbers: list[Any] | tuple[Any, ...]) -> np.ndarray:
+    """Return the array of a list of numbers, of int32 if that holds them.
+
+    ValueError: it is no list of numbers, or lists of them, of one length.
+    """
+    array = np.asarray(numbers)
+    narrow = array.astype(np.int32) if array.dtype.kind == "i" else array
+    return narrow if (narrow == array).all() else array
+
+
+def share_arguments(tables: list[Any]) -> Arguments | None:
+    """Return which argument of a kernel each table is in; None if that takes too many.
+
+    While there are few tables, each is an argument. Of more, those of one dtype and shape are
+    stacked in one.
+    """
+    if len(tables) <= MOST_TABLES:
+        return [(n, None) for n in range(len(tables))]
+    groups: dict[Any, list[int]] = {}
+    for n, table in enumerate(tables):
+        shape = tuple(table.shape)
+        alone = n if len(shape) == MOST_DIMS else None
+        groups.setdefault((dtype_name(table.dtype), shape, alone), []).append(n)
+    if len(groups) > MOST_TABLES:
+        return None
+    arguments: Arguments = [(0, None)] * len(tables)
+    for argument, members in enumerate(groups.values()):
+        for place, n in enumerate(members):
+            arguments[n] = argument, (place if len(members) > 1 else None)
+    return arguments
+
+
+def stack_shared(tables: list[Any], arguments: Arguments) -> tuple[Any, ...]:
+    """Return the arguments that hold the tables."""
+    members: list[list[Any]] = [[] for _ in range(1 + max([n for n, _ in arguments], default=-1))]
+    for table, (argument, _) in zip(tables, arguments, strict=True):
+        members[argument].append(without_gradients(table))
+    return tuple([m[0] if len(m) == 1 else np.stack([*map(_on_host, m)]) for m in members])
 
 
 def dtype_like(array: Any, name: str) -> Any:
