@@ -226,8 +226,8 @@ class Graph:
         number = self._number_table(whole.table, whole.dtype)
         kind = 0
         for position in places:
-            kind |= position.kind  # type: ignore[union-attr]
-        indexes = [position.index for position in places]  # type: ignore[union-attr]
+            kind |= position.kind
+        indexes = [position.index for position in places]
         key = ("load", whole.dtype, number, *indexes)
         return self.node(key, _DTYPE_TYPES[whole.dtype], kind)
 

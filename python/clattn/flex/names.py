@@ -11,12 +11,12 @@ from typing import Any
 
 from clattn.flex import functions as fns
 from clattn.flex import operations as ops
-from clattn.flex.graph import Graph, Node
+from clattn.flex.graph import Graph
 from clattn.flex.kinds import BOOL, INT, LONG, REAL
 
 __all__ = ["OPERATORS", "call_method", "call_numpy", "call_torch", "is_method"]
 
-Operation = Callable[..., Node]
+Operation = Callable[..., Any]
 
 # Where users read which functions there are.
 _PAGE = "docs/operators/flex_attention.md"
@@ -167,12 +167,12 @@ _METHODS: dict[str, Operation] = {
 }
 
 
-def call_numpy(graph: Graph, function: str, inputs: Any, options: Any) -> Node:
+def call_numpy(graph: Graph, function: str, inputs: Any, options: Any) -> Any:
     """Do what NumPy asks of `__array_ufunc__` or `__array_function__`."""
     return _call(graph, f"np.{function}", _NUMPY.get(function), _NUMPY, inputs, options)
 
 
-def call_torch(graph: Graph, function: Any, inputs: Any, options: Any) -> Node:
+def call_torch(graph: Graph, function: Any, inputs: Any, options: Any) -> Any:
     """Do what torch asks of `__torch_function__`."""
     name = getattr(function, "__name__", str(function))
     if name == "__getitem__":
@@ -188,7 +188,7 @@ def is_method(name: str) -> bool:
     return name in _METHODS
 
 
-def call_method(graph: Graph, name: str, inputs: Any, options: Any) -> Node:
+def call_method(graph: Graph, name: str, inputs: Any, options: Any) -> Any:
     """Call a method; the first of the inputs is the symbol that has it."""
     return _call(graph, f"the method {name}", _METHODS[name], _METHODS, inputs, options)
 
@@ -200,7 +200,7 @@ def _call(
     known: Iterable[str],
     inputs: Any,
     options: Any,
-) -> Node:
+) -> Any:
     if operation is None:
         raise graph.refuse(f"{name} is not known{_nearest(name, known)}; {_PAGE} lists what is")
     if options:  # all of them are None by default

@@ -104,7 +104,7 @@ class Symbol:
     @classmethod
     def __torch_function__(
         cls, function: Any, types: Any, inputs: Any = (), options: Any = None
-    ) -> Symbol:
+    ) -> Any:
         """Torch's protocol; the operands are anywhere in the arguments."""
         options = options or {}
         graph = find_graph((*inputs, *options.values()))
@@ -112,7 +112,7 @@ class Symbol:
         options = {name: node_of(option) for name, option in options.items()}
         return symbol_of(call_torch(graph, function, node_of(inputs), options))
 
-    def __clattn_lookup__(self, table: Any, index: Any) -> Symbol:
+    def __clattn_lookup__(self, table: Any, index: Any) -> Any:
         """`table[index]` of a Tensor whose index is this symbol, or a tuple with it."""
         return symbol_of(self._node.graph.lookup(table, node_of(index)))
 
@@ -132,7 +132,7 @@ class Symbol:
             name = "float64"
         return dtype_like(like, name)
 
-    def __getattr__(self, name: str) -> Callable[..., Symbol]:
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         """Return a method of what is a function too: score.abs(), score.clamp(min=0)."""
         if name.startswith("_"):  # protocols of Python and of libraries ask for such
             raise AttributeError(name)
@@ -140,10 +140,10 @@ class Symbol:
             message = self._node.graph.message(f"a symbol has no {name}; it is a single number")
             raise UnknownAttributeError(message)
 
-        def bound(*inputs: Any, **options: Any) -> Symbol:
+        def bound(*inputs: Any, **options: Any) -> Any:
             options = {name: node_of(option) for name, option in options.items()}
             node = self._node
-            return Symbol(call_method(node.graph, name, (node, *node_of(inputs)), options))
+            return symbol_of(call_method(node.graph, name, (node, *node_of(inputs)), options))
 
         return bound
 
@@ -264,7 +264,7 @@ def find_graph(values: Any) -> Graph | None:
     """Return the graph of the first symbol among values, and in tuples and lists of them."""
     for value in values:
         if type(value) is Symbol or type(value) is TableSymbol:
-            return value._node.graph  # type: ignore[no-any-return]
+            return value._node.graph
         if isinstance(value, (tuple, list)):
             found = find_graph(value)
             if found is not None:
