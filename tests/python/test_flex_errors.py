@@ -356,6 +356,9 @@ def test_unknown_functions_of_torch():
     assert "dtype torch.complex64" in refused(
         lambda s, b, h, q, k: s + torch.ones(3).to(torch.complex64)[h]
     )
+    for wrong in (lambda h: h, lambda h: torch.ones(3, 4)[h], lambda h: torch.ones(3, 3, 3)[h]):
+        mod = lambda s, b, h, q, k, of=wrong: torch.dot(torch.ones(3, 3)[h], of(h))  # noqa: E731
+        assert "torch.dot takes two rows of arrays, of one length" in refused(mod)
     for mod in (
         lambda s, b, h, q, k: torch.ones(3, 3)[h] + s,
         lambda s, b, h, q, k: torch.exp(torch.ones(3, 3)[h]),

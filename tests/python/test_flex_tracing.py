@@ -345,6 +345,10 @@ def test_tables_of_torch_by_parts():
         lambda s, b, h, q, k: s + lookup(t_bias[h], q, k),
     ):
         np.testing.assert_allclose(run(mod), score0 + bias[h0, q0, k0], rtol=1e-12)
+    products = np.einsum("hqs,hks->hqk", bias, np.resize(bias, (H, S, S)))
+    wide = torch.from_numpy(np.resize(bias, (H, S, S)))
+    got = run(lambda s, b, h, q, k: s + torch.dot(t_bias[h, q], wide[h, k]))
+    np.testing.assert_allclose(got, score0 + products[h0, q0, k0], rtol=1e-12, atol=1e-12)
 
 
 def dtypes_of(like):

@@ -17,6 +17,7 @@ from clattn.flex.smaller_tables import SmallerTable
 from clattn.flex.tables import elements
 
 __all__ = [
+    "dot",
     "elu",
     "embedding",
     "fmod",
@@ -141,6 +142,20 @@ def embedding(
     if max_norm is not None:
         raise graph.refuse(f"max_norm is {max_norm!r}; expected None")
     return graph.lookup(weight, x)
+
+
+def dot(graph: Graph, x: Any, y: Any) -> Node:
+    """Return the sum of the products of two rows of tables, one operation for each element."""
+    rows = [row for row in (x, y) if type(row) is SmallerTable and row.ndim == 1]
+    if len(rows) != 2 or rows[0].shape != rows[1].shape or not rows[0].shape[0]:
+        raise graph.refuse(
+            "torch.dot takes two rows of arrays, of one length: dot(table[h], row[q])"
+        )
+    total = graph.cast(0, BOOL)
+    for n in range(rows[0].shape[0]):
+        product = ops.multiply(graph, *[graph.lookup(row, n) for row in rows])
+        total = product if n == 0 else ops.add(graph, total, product)
+    return total
 
 
 # ---- activations ----

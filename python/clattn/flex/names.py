@@ -136,6 +136,7 @@ _TORCH: dict[str, Operation] = {
     "bitwise_right_shift": ops.right_shift,
     "masked_fill": ops.masked_fill,
     "embedding": fns.embedding,
+    "dot": fns.dot,
     "min": ops.minimum,
     "max": ops.maximum,
     "atan2": ops.real_function_of_two("atan2"),
