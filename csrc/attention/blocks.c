@@ -50,8 +50,8 @@ ca_attention_find_blocks(ca_device *device, ca_mods *mods, const ca_mask_sizes *
     mods->numbers[CA_NUMBER_OF_ROWS] = sizes->rows;
     mods->numbers[CA_NUMBER_OF_HEADS] = sizes->H;
     mods->numbers[CA_NUMBER_OF_POSITION] = 0;
-    mods->numbers[CA_NUMBER_OF_BLOCK_ROWS] = sizes->size;
-    mods->numbers[CA_NUMBER_OF_BLOCK_KEYS] = sizes->size;
+    mods->numbers[CA_NUMBER_OF_BLOCK_ROWS] = sizes->block_rows;
+    mods->numbers[CA_NUMBER_OF_BLOCK_KEYS] = sizes->block_keys;
     ca_attention_set_mods(&attention, mods);
     ca_attention_set_output(&attention, entries);
     CA_TRY(ca_device_prepare(device, error));

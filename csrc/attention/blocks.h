@@ -14,7 +14,8 @@ typedef struct {
     int64_t H;
     int64_t rows;
     int64_t keys;
-    int64_t size; /* rows of a block, and its keys; all these are 1 or more */
+    int64_t block_rows; /* of a block; all these are 1 or more */
+    int64_t block_keys;
 } ca_mask_sizes;
 
 /* Write CA_BLOCK_… of each block to `entries`, a storage's (B, H, blocks of rows, blocks of keys)

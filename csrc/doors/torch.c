@@ -166,25 +166,29 @@ static ca_status
 check_entries(const ca_blocks *blocks, ca_error *error)
 {
     const ca_tensor *entries = &blocks->entries;
-    if (blocks->size < 1 || blocks->size > HIGHEST_POSITION) {
-        return ca_error_set(error, CA_ERROR_VALUE,
-                            "block_mask has a BLOCK_SIZE of %lld; expected 1 to %d",
-                            (long long)blocks->size, HIGHEST_POSITION);
+    const int64_t sizes[] = {blocks->block_rows, blocks->block_keys};
+    const int64_t lengths[] = {blocks->rows, blocks->keys};
+    int64_t counts[2];
+    for (int n = 0; n < 2; n++) {
+        if (sizes[n] < 1 || sizes[n] > HIGHEST_POSITION) {
+            return ca_error_set(error, CA_ERROR_VALUE,
+                                "block_mask has a BLOCK_SIZE of %lld; expected 1 to %d",
+                                (long long)sizes[n], HIGHEST_POSITION);
+        }
+        counts[n] = lengths[n] / sizes[n] + (lengths[n] % sizes[n] != 0);
     }
-    int64_t rows = blocks->rows / blocks->size + (blocks->rows % blocks->size != 0);
-    int64_t keys = blocks->keys / blocks->size + (blocks->keys % blocks->size != 0);
-    if (entries->dtype == CA_UINT8 && entries->ndim == 4 && entries->shape[2] == rows &&
-        entries->shape[3] == keys) {
+    if (entries->dtype == CA_UINT8 && entries->ndim == 4 && entries->shape[2] == counts[0] &&
+        entries->shape[3] == counts[1]) {
         return CA_OK;
     }
     return ca_error_set(error, CA_ERROR_VALUE,
                         "block_mask has entries of dtype %s and shape %s; expected uint8 and "
-                        "(B, H, %lld, %lld), for blocks of %lld",
-                        ca_dtype_name(entries->dtype), CA_SHAPE_OF(entries), (long long)rows,
-                        (long long)keys, (long long)blocks->size);
+                        "(B, H, %lld, %lld), for blocks of %lld rows and %lld keys",
+                        ca_dtype_name(entries->dtype), CA_SHAPE_OF(entries), (long long)counts[0],
+                        (long long)counts[1], (long long)sizes[0], (long long)sizes[1]);
 }
 
-/* A mask's blocks fit the keys, the positions of rows, and the leading dimensions or 1. */
+/* A mask's blocks have all keys, all positions of rows, and the leading dimensions or 1. */
 static ca_status
 check_blocks(const ca_torch_sdpa *call, int ndim, const int64_t *shape, int64_t first, int64_t last,
              ca_error *error)
@@ -196,7 +200,7 @@ check_blocks(const ca_torch_sdpa *call, int ndim, const int64_t *shape, int64_t 
     for (int d = 0; d < ndim - 3; d++) {
         B *= shape[d];
     }
-    if (blocks->keys != keys || first < 0 || last >= blocks->rows) {
+    if (blocks->keys < keys || first < 0 || last >= blocks->rows) {
         return ca_error_set(error, CA_ERROR_VALUE,
                             "block_mask is for positions 0 to %lld of queries and %lld keys; "
                             "expected positions %lld to %lld and %lld keys",
@@ -361,8 +365,8 @@ set_mods(const ca_torch_sdpa *call, const ca_tensor *output, int64_t Hk, ca_atte
     numbers[CA_NUMBER_OF_ROWS] = ca_tensor_size(output, 2) > 0 ? ca_tensor_size(output, 2) : 1;
     numbers[CA_NUMBER_OF_HEADS] = ca_tensor_size(output, 3) > 0 ? ca_tensor_size(output, 3) : 1;
     numbers[CA_NUMBER_OF_POSITION] = call->position;
-    numbers[CA_NUMBER_OF_BLOCK_ROWS] = call->blocks.size;
-    numbers[CA_NUMBER_OF_BLOCK_KEYS] = call->blocks.size;
+    numbers[CA_NUMBER_OF_BLOCK_ROWS] = call->blocks.block_rows;
+    numbers[CA_NUMBER_OF_BLOCK_KEYS] = call->blocks.block_keys;
     attention->mods = call->mods;
     if (call->blocks.entries.data == NULL) {
         return;

@@ -24,7 +24,8 @@ typedef struct {
     ca_tensor entries; /* (B or 1, Hq or 1, blocks of rows, blocks of keys) uint8: CA_BLOCK_… */
     int64_t rows;      /* of the mask */
     int64_t keys;
-    int64_t size; /* rows of a block, and its keys */
+    int64_t block_rows; /* of a block */
+    int64_t block_keys;
     bool uses[2]; /* does the mask_mod use b, h? */
 } ca_blocks;
 

@@ -129,7 +129,8 @@ parse_sizes(PyObject *const *args, ca_mask_sizes *sizes)
         {"H", &sizes->H},
         {"Q_LEN", &sizes->rows},
         {"KV_LEN", &sizes->keys},
-        {"BLOCK_SIZE", &sizes->size},
+        {"BLOCK_SIZE", &sizes->block_rows},
+        {"BLOCK_SIZE", &sizes->block_keys},
     };
     for (size_t n = 0; n < sizeof(numbers) / sizeof(numbers[0]); n++) {
         if (ca_py_int(args[n], numbers[n].name, 1, INT32_MAX / 2, numbers[n].value) < 0) {
@@ -139,11 +140,11 @@ parse_sizes(PyObject *const *args, ca_mask_sizes *sizes)
     return 0;
 }
 
-/* find_blocks(mods, B, H, Q_LEN, KV_LEN, BLOCK_SIZE, device, /) -> Tensor, uint8 */
+/* find_blocks(mods, B, H, Q_LEN, KV_LEN, block_rows, block_keys, device, /) -> Tensor, uint8 */
 static PyObject *
 find_blocks(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    enum { MODS, SIZES, DEVICE = SIZES + 5, ARGUMENTS };
+    enum { MODS, SIZES, DEVICE = SIZES + 6, ARGUMENTS };
     PyObject *entries = NULL;
     ca_py_call call;
     ca_mods mods = {.text = NULL};
@@ -165,8 +166,9 @@ find_blocks(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         ca_py_call_ready(&call, args[DEVICE]) < 0 || ca_py_call_device(&call, &device) < 0) {
         goto done;
     }
-    const int64_t shape[] = {sizes.B, sizes.H, (sizes.rows + sizes.size - 1) / sizes.size,
-                             (sizes.keys + sizes.size - 1) / sizes.size};
+    const int64_t shape[] = {sizes.B, sizes.H,
+                             (sizes.rows + sizes.block_rows - 1) / sizes.block_rows,
+                             (sizes.keys + sizes.block_keys - 1) / sizes.block_keys};
     entries = ca_py_tensor_empty(call.state, device, CA_UINT8, 4, shape);
     if (entries == NULL) {
         goto done;

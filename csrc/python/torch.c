@@ -147,7 +147,8 @@ parse_mods(PyObject *const *args, ca_torch_sdpa *sdpa, ca_mods *mods, ca_py_call
     PyObject *entries;
     long long rows;
     long long keys;
-    long long size;
+    long long block_rows;
+    long long block_keys;
     int uses[2];
     ca_blocks *blocks = &sdpa->blocks;
     sdpa->mods = args[MODS] != Py_None ? mods : NULL;
@@ -158,13 +159,14 @@ parse_mods(PyObject *const *args, ca_torch_sdpa *sdpa, ca_mods *mods, ca_py_call
     if (args[BLOCK_MASK] == Py_None) {
         return 0;
     }
-    if (!PyArg_ParseTuple(args[BLOCK_MASK], "OLLLpp", &entries, &rows, &keys, &size, &uses[0],
-                          &uses[1])) {
+    if (!PyArg_ParseTuple(args[BLOCK_MASK], "OLL(LL)pp", &entries, &rows, &keys, &block_rows,
+                          &block_keys, &uses[0], &uses[1])) {
         return -1;
     }
     blocks->rows = rows;
     blocks->keys = keys;
-    blocks->size = size;
+    blocks->block_rows = block_rows;
+    blocks->block_keys = block_keys;
     blocks->uses[0] = uses[0];
     blocks->uses[1] = uses[1];
     return ca_py_call_array(call, entries, "block_mask", CA_TAKES_NUMBERS, &blocks->entries);

@@ -211,7 +211,7 @@ def scaled_dot_product_attention(
     return_weights: bool = False,
     layout: str = "BHLE",
     mods: _Mods | None = None,
-    block_mask: tuple[Tensor, int, int, int, bool, bool] | None = None,
+    block_mask: tuple[Tensor, int, int, tuple[int, int], bool, bool] | None = None,
 ) -> Any: ...
 def find_blocks(
     mods: _Mods,
@@ -219,7 +219,8 @@ def find_blocks(
     H: int,
     Q_LEN: int,
     KV_LEN: int,
-    BLOCK_SIZE: int,
+    block_rows: int,
+    block_keys: int,
     device: DeviceLike | None,
     /,
 ) -> Tensor: ...

@@ -243,7 +243,7 @@ class KVCache:
         TypeError, ValueError, MemoryError, DeviceError
             As `clattn.scaled_dot_product_attention`.
         """
-        mods = None if score_mod is None else trace_mods(score_mod, None)
+        mods = None if score_mod is None else trace_mods(score_mod, None, query)
         return self._state.attend(
             query,
             attn_mask=attn_mask,

@@ -77,6 +77,96 @@ def test_indexes_outside_a_table_are_false(device):
     assert (whole.entries.numpy() == 2).all()
 
 
+def test_blocks_of_two_sizes(device):
+    mask = make(band(), 2, 3, 130, 300, (16, 64), device=device)
+    same_bits(mask.entries, blocks(band(), 2, 3, 130, 300, (16, 64)))
+    check_flex(*qkv((2, 3), 130, 300, SMALL), device=device, block_mask=mask)
+    assert make(band(), 2, 3, 130, 300, 64, device=device).BLOCK_SIZE == 64
+    same = clattn.create_block_mask(band(), 2, 3, 130, 300, device, BLOCK_SIZE=(64, 64))
+    assert same.BLOCK_SIZE == 64
+    with pytest.raises(ValueError, match=r"BLOCK_SIZE is \(1, 2, 3\); expected a number, or one"):
+        clattn.create_block_mask(band(), None, None, 9, 37, device, (1, 2, 3))
+
+
+def lists_of(mask):
+    """The arguments of from_kv_blocks."""
+    return {name: getattr(mask, name) for name in (
+        "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")}  # fmt: skip
+
+
+def test_lists_of_blocks(device):
+    mask = make(band(70), 2, 3, 130, 300, (16, 64), device=device)
+    entries = mask.entries.numpy()
+    for name, of_rows, entry in (("kv", False, 1), ("full_kv", False, 2), ("q", True, 1),
+                                 ("full_q", True, 2)):  # fmt: skip
+        flags = (entries.swapaxes(2, 3) if of_rows else entries) == entry
+        counts, columns = getattr(mask, f"{name}_num_blocks"), getattr(mask, f"{name}_indices")
+        assert counts.dtype == columns.dtype == np.int32 and flags.any() and not flags.all()
+        np.testing.assert_array_equal(counts, flags.sum(-1))
+        for place in np.ndindex(flags.shape[:3]):
+            expected = np.flatnonzero(flags[place])
+            np.testing.assert_array_equal(columns[place][: counts[place]], expected)
+            np.testing.assert_array_equal(np.sort(columns[place]), np.arange(flags.shape[3]))
+    made = clattn.BlockMask.from_kv_blocks(
+        **lists_of(mask), BLOCK_SIZE=(16, 64), mask_mod=band(70), seq_lengths=(130, 300),
+        device=device)  # fmt: skip
+    same_bits(made.entries, entries)
+    assert (made.shape, made.BLOCK_SIZE) == (mask.shape, (16, 64))
+    assert made.seq_lengths == (130, 300)
+    arrays = qkv((2, 3), 130, 300, SMALL)
+    same_bits(call(*arrays, device=device, block_mask=made),
+              call(*arrays, device=device, block_mask=mask))  # fmt: skip
+
+
+def test_lists_without_a_mask_mod(device):
+    """The blocks are all there is to know; lengths are those of whole blocks."""
+    counts, columns = np.array([1, 2]), np.array([[2, 0, 1], [0, 2, -9]])
+    mask = clattn.BlockMask.from_kv_blocks(counts, columns, BLOCK_SIZE=8, device=device)
+    assert mask.shape == (1, 1, 16, 24)
+    np.testing.assert_array_equal(mask.entries.numpy()[0, 0], [[0, 0, 1], [1, 0, 1]])
+    arrays = qkv((2, 3), 16, 24, SMALL)
+    right = clattn.scaled_dot_product_attention(
+        *arrays, np.kron([[0, 0, 1], [1, 0, 1]], np.ones((8, 8))) > 0, device=device)  # fmt: skip
+    np.testing.assert_allclose(call(*arrays, device=device, block_mask=mask), right, atol=1e-5)
+
+
+def test_wrong_lists(device):
+    counts, columns = np.array([[[1]]]), np.array([[[[0, 1]]]])
+    make_of = clattn.BlockMask.from_kv_blocks
+    for arguments, exception, words in (
+        ((counts, columns + 2), ValueError, "kv_indices has a block outside of 0 to 1"),
+        ((counts + 2, columns), ValueError, "kv_indices has a block outside of 0 to 1"),
+        ((counts[0], columns), ValueError, "kv_indices has shape .1, 1, 1, 2., with counts of"),
+        ((counts, columns * 0.5), TypeError, "kv_indices has dtype float64; expected integers"),
+        ((counts, columns, counts), TypeError, "one is None; expected both, or none"),
+        ((counts, columns, counts, columns[..., :1]), ValueError, "full_kv_indices has shape"),
+    ):
+        with pytest.raises(exception, match=words):
+            make_of(*arguments, device=device)
+
+
+def test_some_batches_and_heads(device):
+    """The mask_mod gets the numbers that they have in the whole mask."""
+    whole = make(band(), 2, 3, 130, 300, 16, device=device)
+    entries = blocks(band(), 2, 3, 130, 300, 16)
+    for index, picked in (
+        (1, entries[1:]),
+        ((-1, 2), entries[1:, 2:]),
+        ((slice(None), slice(1, 3)), entries[:, 1:]),
+        (([0, 1], np.array([2, 0])), entries[:, [2, 0]]),
+    ):
+        some = whole[index]
+        same_bits(some.entries, picked)
+        B, H = picked.shape[:2]
+        assert some.shape == (B, H, 130, 300)
+        arrays = qkv((B, H), 130, 300, SMALL)
+        check_flex(*arrays, device=device, block_mask=some)
+    for index, exception in ((2, IndexError), ((0, 0, 0), TypeError), (slice(2, 2), IndexError)):
+        with pytest.raises(exception):
+            whole[index]
+    same_bits(whole.to(device).entries, entries)
+
+
 def test_drawing(device):
     mask = make(band(40, flags=BUT_KEY_7), None, None, 300, 450, 64, device=device)
     assert repr(mask) == (
@@ -152,6 +242,17 @@ def test_more_rows_than_the_query_has(device):
         check_flex(*qkv((2, 3), L, 130, WIDE), device=device, block_mask=mask)
 
 
+def test_fewer_keys_than_the_mask_has(device, monkeypatch):
+    """As if the mask had been made for the first keys."""
+    whole = make(band(70), 2, 3, 130, 300, (16, 64), device=device)
+    names = ["reference", "cpu", "decode_cpu"] if takes_cpu_kernels(device) else ["reference"]
+    for name in names:
+        force(monkeypatch, name)
+        for S in (299, 257, 256, 32):
+            arrays = qkv((2, 3), 130, S, WIDE)
+            check_flex(*arrays, device=device, block_mask=whole)
+
+
 def test_keys_end_with_a_full_block(device):
     """No number excludes the keys behind it, which a chunk of keys may reach."""
     q, k, v = qkv((2, 3), 41, 130, WIDE)
@@ -214,7 +315,7 @@ def refused(exception, words, *arrays, **options):
 
 def test_other_lengths(device):
     mask = make(band(), None, 3, 41, 130, 16, device=device)
-    for L, S in ((42, 130), (41, 129), (41, 131), (41, 0)):
+    for L, S in ((42, 130), (41, 131)):
         words = (
             "block_mask is for positions 0 to 40 of queries and 130 keys; "
             f"expected positions 0 to {L - 1} and {S} keys"

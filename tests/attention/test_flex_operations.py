@@ -6,6 +6,8 @@ row: the log-sum-exp is then the score as the mod made it. Scores are multiples 
 kernel computes exactly.
 """
 
+import math
+
 import clattn
 import numpy as np
 import pytest
@@ -18,6 +20,8 @@ L, S, E = 21, 23, 16
 INT, LONG = np.int32, np.int64
 FLAGS = np.arange(12).reshape(4, 3) % 5 < 2
 WIDE = np.array([[2**40 + 3, -(2**35)], [-7, 0]])[:, ::-1]
+
+THREE = list(np.arange(12, dtype=np.int32).reshape(3, 4))
 
 
 def number(kv_idx):
@@ -32,6 +36,31 @@ def lowest(kv_idx):
 
 def wide(q_idx, kv_idx):
     return (q_idx - kv_idx).astype(LONG) * 2**33 + kv_idx
+
+
+def torch_s(name, function):
+    """A function that torch has and NumPy lacks: a symbol's method, or what numbers become."""
+
+    def of(x, *more, **options):
+        method = getattr(x, name, None)
+        if method is None:
+            return np.vectorize(function, otypes=[float64])(x, *more)
+        return method(*more, **options)
+
+    return of
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def cubic(x):
+    return math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+
+
+def odd(s, k):
+    """Scores, infinities and NaN."""
+    return where(k % 4 == 0, np.inf, where(k % 4 == 1, -np.inf, where(k % 4 == 2, np.nan, s)))
 
 
 # Functions of (score, h, q_idx, kv_idx) whose results are exact in float32, or rounded once.
@@ -118,9 +147,29 @@ EXACT = {
     "-inf": lambda s, h, q, k: where(k % 2 == 0, -np.inf, s),
     "NaN": lambda s, h, q, k: np.minimum(s, where(k % 2 == 0, np.nan, 1.0)),
     "inf": lambda s, h, q, k: where(1.0 / (k % 3 - 1.0) == np.inf, s, -s),
+    "ceil": lambda s, h, q, k: np.ceil(s * 0.7),
+    "trunc": lambda s, h, q, k: np.trunc(s * 0.7),
+    "round": lambda s, h, q, k: np.round(s * 2),
+    "rint of halves": lambda s, h, q, k: np.rint(number(k) * 0.5),
+    "ceil of int": lambda s, h, q, k: np.ceil(q) + np.trunc(k) + np.round(h),
+    "fmod": lambda s, h, q, k: np.fmod(s, number(k) * 0.25),
+    "fmod of int": lambda s, h, q, k: np.fmod(q - k, number(k)),
+    "isnan": lambda s, h, q, k: where(np.isnan(odd(s, k)), 3, k),
+    "isinf": lambda s, h, q, k: where(np.isinf(odd(s, k)), 3, k),
+    "isfinite": lambda s, h, q, k: where(np.isfinite(odd(s, k)), 3, k),
+    "isnan of int": lambda s, h, q, k: np.isnan(q) + 2 * np.isinf(k) + 4 * np.isfinite(h),
+    "nan_to_num": lambda s, h, q, k: np.nan_to_num(odd(s, k), nan=2.5, posinf=9.0, neginf=-8.0),
+    "nan_to_num 0": lambda s, h, q, k: np.nan_to_num(where(k % 4 == 2, np.nan, s)),
+    "isin": lambda s, h, q, k: where(np.isin(k, np.array([3, 8, 21])), s, k),
+    "isin of none": lambda s, h, q, k: where(np.isin(k - q, [], invert=True), s, k),
+    "ones_like": lambda s, h, q, k: np.ones_like(q, dtype=float32) / 4 + np.zeros_like(s, int),
+    "relu": lambda s, h, q, k: torch_s("relu", lambda x: max(x, 0))(s),
+    "leaky_relu": lambda s, h, q, k: torch_s("leaky_relu", lambda x, a: max(x, x * a))(s, 0.25),
     # tables, and what depends on the row or the key alone
     "of a row": lambda s, h, q, k: q // 4 % 3 - 2,
     "of a key": lambda s, h, q, k: where(k > 6, k // -4, 2),
+    "of arrays that share": lambda s, h, q, k: (
+        lookup(THREE[0], q % 4) + lookup(THREE[1], k % 4) * lookup(THREE[2], (q + k) % 4)),
     "flag of a row": lambda s, h, q, k: where(lookup(FLAGS, q % 4, -1 - h % 3), s, k),
     "flag of a key": lambda s, h, q, k: where(lookup(FLAGS, k % 4, 1), q, k),
     "flag": lambda s, h, q, k: where(lookup(FLAGS, (q - k) % 4, k % 3), q, k),
@@ -140,10 +189,43 @@ ROUNDED = {
     "tanh of little": lambda s, h, q, k: np.tanh(s * 1e-3),
     "root": lambda s, h, q, k: np.sqrt(abs(s) + k),
     "power": lambda s, h, q, k: (abs(s) + 0.7) ** (0.3 * number(k)),
+    "expm1": lambda s, h, q, k: np.expm1(s * 0.01),
+    "log1p": lambda s, h, q, k: np.log1p(s * s * 0.01),
+    "atan2": lambda s, h, q, k: np.arctan2(s, number(k)),
+    "hypot": lambda s, h, q, k: np.hypot(s, q - k),
+    "reciprocal": lambda s, h, q, k: np.reciprocal(s - 0.375),
+    "rsqrt": lambda s, h, q, k: torch_s("rsqrt", lambda x: x**-0.5)(s * s + 0.5),
+    "erf": lambda s, h, q, k: torch_s("erf", math.erf)(s * 0.25),
+    "erfc": lambda s, h, q, k: torch_s("erfc", math.erfc)(s * 0.25),
+    "sigmoid": lambda s, h, q, k: torch_s("sigmoid", sigmoid)(s),
+    "silu": lambda s, h, q, k: torch_s("silu", lambda x: x * sigmoid(x))(s),
+    "gelu": lambda s, h, q, k: torch_s("gelu", lambda x: x * math.erfc(-x / 2**0.5) / 2)(s * 0.25),
+    "gelu by tanh": lambda s, h, q, k: torch_s("gelu", lambda x: x * sigmoid(2 * cubic(x)))(
+        s * 0.25, approximate="tanh"
+    ),
+    "softplus": lambda s, h, q, k: torch_s("softplus", lambda x: math.log1p(math.exp(x)))(s),
+    "log_sigmoid": lambda s, h, q, k: torch_s("log_sigmoid", lambda x: -math.log1p(math.exp(-x)))(
+        s
+    ),
+    "elu": lambda s, h, q, k: torch_s("elu", lambda x: x if x > 0 else math.expm1(x))(s),
     "exp of a row": lambda s, h, q, k: np.exp(-0.125 * q),
     "tanh of a key": lambda s, h, q, k: np.tanh(k / 9),
 }
 OPERATIONS = EXACT | ROUNDED
+
+# What is allowed in units in the last place, beside ULPS: OpenCL C's bounds of the functions. In
+# gelu, an argument that is off by n units moves erfc(z) and exp(z) by up to 2 * z**2 * n and z * n;
+# z**2 is at most 2, and the other z at most 4.
+MORE_ULPS = {
+    "power": 16,
+    "erf": 16,
+    "erfc": 16,
+    "atan2": 6,
+    "silu": 6,
+    "softplus": 7,
+    "gelu": 16 + 4 + 2,
+    "gelu by tanh": 4 * 4 + 3 + 2,
+}
 H = len(OPERATIONS)
 
 
@@ -199,7 +281,7 @@ def test_operations(device, kernel_name):
     """As NumPy's. All kernels give the same numbers, to the last rounding."""
     if not takes_cpu_kernels(device) and kernel_name != "reference":
         pytest.skip(f"{kernel_name} is for CPUs")
-    most = {name: 0 if name in EXACT else ULPS for name in OPERATIONS} | {"power": 16}
+    most = {name: 0 if name in EXACT else ULPS for name in OPERATIONS} | MORE_ULPS
     for shift, got in scores_by(kernel_name, device).items():
         right = wanted(shift)
         for n, (name, ulps) in enumerate(most.items()):

@@ -111,3 +111,107 @@ def test_sinks_and_lengths(device):
         return (k <= q + 90) & (k < counts[b])
 
     run_both(device, (None, padded), (None, padded_of_torch), SINKS)
+
+
+# ---- torch's arguments ----
+
+
+def causal(b, h, q, k):
+    return q >= k
+
+
+def of_heads(b, h, q, k):
+    return (q >= k) & (q - k < 40 + 8 * h)
+
+
+def tensors(L=130, S=200):
+    return [torch.from_numpy(a) for a in qkv((2, 3), L, S, SMALL)]
+
+
+@pytest.mark.parametrize("size", [64, (64, 32)], ids=str)
+def test_block_masks_of_torch(device, size):
+    theirs = attention.create_block_mask(of_heads, None, 3, 128, 192, "cpu", size)
+    ours = clattn.create_block_mask(of_heads, None, 3, 128, 192, device, size)
+    for name in ("kv", "full_kv", "q", "full_q"):
+        counts = getattr(theirs, f"{name}_num_blocks").numpy()
+        np.testing.assert_array_equal(getattr(ours, f"{name}_num_blocks"), counts)
+        columns = getattr(theirs, f"{name}_indices").numpy()
+        used = np.arange(columns.shape[-1]) < counts[..., None]
+        np.testing.assert_array_equal(getattr(ours, f"{name}_indices")[used], columns[used])
+    theirs = attention.create_block_mask(of_heads, None, 3, 130, 200, "cpu", size)
+    ours = clattn.create_block_mask(of_heads, None, 3, 130, 200, device, size)
+    arrays = tensors()
+    right = clattn.flex_attention(*arrays, block_mask=ours, device=device)
+    got = clattn.flex_attention(*arrays, block_mask=theirs, device=device)
+    torch.testing.assert_close(got, right)
+    one = clattn.flex_attention(
+        *[a[:, 1:2] for a in arrays], block_mask=ours[:, 1], device=device)  # fmt: skip
+    torch.testing.assert_close(one, right[:, 1:2])
+
+
+def test_blocks_of_torch_decide(device):
+    """Blocks that the mask_mod does not follow from."""
+    counts, columns = torch.tensor([[[1, 1]]]), torch.tensor([[[[1, 0], [0, 1]]]])
+    mask = attention.BlockMask.from_kv_blocks(counts, columns, BLOCK_SIZE=128)
+    arrays = tensors(256, 256)
+    allowed = torch.zeros(256, 256, dtype=torch.bool)
+    allowed[:128, 128:] = allowed[128:, :128] = True
+    right = torch.nn.functional.scaled_dot_product_attention(*arrays, allowed)
+    got = clattn.flex_attention(*arrays, block_mask=mask, device=device)
+    torch.testing.assert_close(got, right, atol=1e-5, rtol=0)
+
+
+def test_a_device_of_torch():
+    cpu = torch.device("cpu")
+    mask = clattn.create_block_mask(causal, None, None, 130, 200, device=cpu, _compile=True)
+    arrays = tensors()
+    right = clattn.flex_attention(*arrays, block_mask=mask)
+    assert torch.equal(clattn.flex_attention(*arrays, block_mask=mask, device=cpu), right)
+    for function in (clattn.flex_attention, clattn.create_block_mask):
+        given = arrays if function is clattn.flex_attention else (causal, 1, 1, 9, 9)
+        with pytest.raises(ValueError, match=r"device is device\(type='cuda'\); expected"):
+            function(*given, device=torch.device("cuda"))
+
+
+def test_kernel_options_are_said_once_to_have_no_effect(device, monkeypatch):
+    monkeypatch.setattr(clattn.flex.attention, "_warned", False)
+    arrays = tensors()
+    right = clattn.flex_attention(*arrays, mask_mod=causal, device=device)
+    options = {"mask_mod": causal, "device": device, "kernel_options": {"BLOCK_M": 64}}
+    with pytest.warns(UserWarning, match="kernel_options of flex_attention has no effect") as said:
+        got = [clattn.flex_attention(*arrays, **options) for _ in range(2)]
+    assert all(torch.equal(one, right) for one in got)
+    assert [warning.filename for warning in said] == [__file__]
+
+
+def test_auxiliary_outputs(device):
+    arrays = tensors()
+    right, lse = clattn.flex_attention(*arrays, mask_mod=causal, device=device, return_lse=True)
+    for wanted in (True, False):
+        request = attention.AuxRequest(lse=wanted)
+        got, more = clattn.flex_attention(
+            *arrays, mask_mod=causal, device=device, return_aux=request)  # fmt: skip
+        assert torch.equal(got, right) and isinstance(more, attention.AuxOutput)
+        assert more.max_scores is None
+        assert torch.equal(more.lse, lse) if wanted else more.lse is None
+    for request, options, exception, words in (
+        (attention.AuxRequest(max_scores=True), {}, ValueError, "requests max_scores"),
+        (attention.AuxRequest(lse=True), {"return_lse": True}, ValueError, "both given"),
+        ({"lse": True}, {}, TypeError, "return_aux is of type dict; expected torch's AuxRequest"),
+    ):
+        with pytest.raises(exception, match=words):
+            clattn.flex_attention(*arrays, device=device, return_aux=request, **options)
+
+
+def test_compiled(device):
+    """The compiler calls both functions, and compiles what is around them."""
+
+    def attend(q, k, v):
+        mask = clattn.create_block_mask(causal, None, None, 130, 200, device)
+        return clattn.flex_attention(
+            q * 2, k, v, lambda s, b, h, i, j: s + i - j, mask, device=device) + 1  # fmt: skip
+
+    arrays = tensors()
+    compiled = torch.compile(attend, backend="eager")
+    for _ in range(2):
+        assert torch.equal(compiled(*arrays), attend(*arrays))

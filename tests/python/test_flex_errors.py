@@ -37,9 +37,9 @@ SCORES = {
     "length": (lambda s, b, h, q, k: len(s), "a single number"),
     "an attribute": (lambda s, b, h, q, k: s.shape, "a symbol has no shape"),
     "a method": (lambda s, b, h, q, k: s.softmax(-1), "a symbol has no softmax"),
-    "a ufunc": (lambda s, b, h, q, k: np.arctan(s), "np.arctan is not known; there are abs"),
+    "a ufunc": (lambda s, b, h, q, k: np.arctan(s), "nearest is np.arctan2; docs/"),
     "a reduction": (lambda s, b, h, q, k: np.add.reduce(s), "np.add.reduce of a symbol"),
-    "a function": (lambda s, b, h, q, k: np.cumsum(s), "np.cumsum is not known; there are"),
+    "a function": (lambda s, b, h, q, k: np.cumsum(s), "np.cumsum is not known; docs/"),
     "an array": (lambda s, b, h, q, k: np.array([s, k]), "a symbol is no array"),
     "an output": (lambda s, b, h, q, k: np.add(s, k, out=s), "np.add of a symbol takes no out"),
     "option": (lambda s, b, h, q, k: np.exp(s, dtype="f4"), "np.exp of a symbol takes no dtype"),
@@ -49,7 +49,12 @@ SCORES = {
     "alpha": (lambda s, b, h, q, k: s.add(1, alpha=2), "the method add of a symbol takes no alpha"),
     "a device": (lambda s, b, h, q, k: s.new_ones((), device="cuda"), "new_ones of a symbol takes"),
     "expected": (lambda s, b, h, q, k: s.where(q), "given 1 argument; expected (condition, y)"),
-    "round": (lambda s, b, h, q, k: round(s), "round of a symbol; write np.floor(x + 0.5)"),
+    "decimals": (lambda s, b, h, q, k: np.round(s, 2), "decimals is 2; expected 0"),
+    "gelu": (lambda s, b, h, q, k: s.gelu(approximate="x"), "approximate is 'x'; expected \"none"),
+    "max of one": (lambda s, b, h, q, k: s.max(), "the method max of a symbol is given 0 arg"),
+    "isin": (lambda s, b, h, q, k: s + np.isin(k, np.arange(65)), "with 65 numbers; at most 64"),
+    "isin of one": (lambda s, b, h, q, k: s + k.isin(3), "isin of a symbol in what is no array"),
+    "round": (lambda s, b, h, q, k: round(s), "round of a symbol; write np.round(x)"),
     "divmod": (lambda s, b, h, q, k: divmod(q, 2), "divmod of a symbol; write x // y and x % y"),
     "divmod by": (lambda s, b, h, q, k: divmod(2, q), "divmod of a symbol"),
     "pow": (lambda s, b, h, q, k: pow(q, 2, 5), "three arguments; write x ** y % z"),
@@ -59,19 +64,27 @@ SCORES = {
     "called": (lambda s, b, h, q, k: s(2), "a symbol is a number, which cannot be called"),
     "type": (lambda s, b, h, q, k: q.type(np.float32), "a symbol has no type"),
     "index": (lambda s, b, h, q, k: s + q.index, "a symbol has no index"),
-    "a list": (lambda s, b, h, q, k: s + lookup(numbers, h), "of a list; expected an array"),
-    "a tuple": (lambda s, b, h, q, k: s + lookup((1, 2), h), "reads a tuple"),
+    "ragged": (lambda s, b, h, q, k: s + lookup([[1], [1, 2]], h), "reads a list: "),
+    "of strings": (lambda s, b, h, q, k: s + lookup(["a"], h), "dtype <U1; expected one of"),
+    "a set": (lambda s, b, h, q, k: s + lookup({1, 2}, h), "reads a set; expected an array"),
+    "norm": (lambda s, b, h, q, k: h.embedding(table, max_norm=1), "max_norm is 1; expected None"),
     "a symbol": (lambda s, b, h, q, k: s + lookup(k, h), "reads a Symbol"),
     "no index": (lambda s, b, h, q, k: s + lookup(np.float32(1), h), "0 dimensions; expected 1"),
     "six": (lambda s, b, h, q, k: lookup(np.ones((1,) * 6), *[h] * 6), "6 dimensions; expected"),
-    "one index": (lambda s, b, h, q, k: s + lookup(table, h), "1 indexes of an array of 2"),
+    "one index": (lambda s, b, h, q, k: s + lookup(table, h), "1 dimensions is used as a number"),
     "two indexes": (lambda s, b, h, q, k: s + lookup(slopes, h, k), "2 indexes of an array of 1"),
     "a real": (lambda s, b, h, q, k: lookup(slopes, s), "an index is a real; expected an integer"),
     "a bool": (lambda s, b, h, q, k: lookup(slopes, q > k), "an index is a bool; expected an"),
     "a float": (lambda s, b, h, q, k: lookup(table, h, 1.0), "index is 1.0 (float); expected"),
     "True": (lambda s, b, h, q, k: lookup(table, h, True), "an index is True (bool); expected"),
     "a slice": (lambda s, b, h, q, k: lookup(table, h, slice(2)), "slice(None, 2, None) (slice)"),
-    "...": (lambda s, b, h, q, k: lookup(table, h, ...), "an index is an ellipsis"),
+    "...": (lambda s, b, h, q, k: lookup(table, ..., h, ...), "1 indexes of an array of 2"),
+    "rest": (lambda s, b, h, q, k: lookup(table, ..., h), "of 1 dimensions is used as a number"),
+    "rest + 1": (lambda s, b, h, q, k: lookup(table, h) + 1, "is used as a number; take an"),
+    "1 - rest": (lambda s, b, h, q, k: 1 - lookup(table, h), "is used as a number; take an"),
+    "rest of": (lambda s, b, h, q, k: lookup(table, lookup(table, h)), "is used as a number"),
+    "one more": (lambda s, b, h, q, k: lookup(table, h)[k, k], "2 indexes of an array of 1 dim"),
+    "exp of rest": (lambda s, b, h, q, k: np.exp(lookup(table, h)), "is used as a number"),
     "None": (lambda s, b, h, q, k: lookup(table, h, None), "an index is None (NoneType)"),
     "complex": (lambda s, b, h, q, k: lookup(np.ones(3, "c8"), h), "dtype complex64; expected"),
     "strings": (lambda s, b, h, q, k: lookup(np.array(["a"]), h), "dtype <U1; expected one of"),
@@ -230,19 +243,26 @@ def test_more_than_a_thousand_operations():
     assert "more than 1000 operations" in refused(long(1001))
 
 
+def sum_of(arrays):
+    return lambda s, b, h, q, k: s + sum(lookup(a, h) for a in arrays)
+
+
 def test_more_than_four_tables():
-    arrays = [np.ones(3) for _ in range(5)]
-
-    def mod(score, b, h, q_idx, kv_idx):
-        return score + sum(lookup(a, h) for a in arrays)
-
-    assert "more than 4 captured arrays" in refused(mod)
+    """Those of one dtype and shape share an argument."""
+    arrays = [np.ones(n) for n in (3, 4, 5, 6, 7)]
+    assert "more than 4 captured arrays, and other dtypes or shapes" in refused(sum_of(arrays))
     arrays[4] = arrays[0]
-    assert len(trace_mods(mod, None).tables) == 4
+    assert len(trace_mods(sum_of(arrays), None).tables) == 4
+    arrays[4] = arrays[0] + 1
+    assert len(trace_mods(sum_of(arrays), None).tables) == 4
+    deep = [np.ones((1, 1, 1, 1, 3)) for _ in range(5)]
+    assert "more than 4" in refused(
+        lambda s, b, h, q, k: sum(lookup(a, 0, 0, 0, 0, h) for a in deep)
+    )
 
 
 def test_both_mods_share_four_tables():
-    arrays = [np.ones(3) for _ in range(5)]
+    arrays = [np.ones(n) for n in (3, 4, 5, 6, 7)]
     message = refused(
         lambda s, b, h, q, k: s + sum(lookup(a, h) for a in arrays[:3]),
         lambda b, h, q, k: sum(lookup(a, h) for a in arrays[3:]) > 0,
@@ -307,8 +327,8 @@ def test_after_an_error_the_next_mod_works():
 def test_wrong_indexes_of_a_tensor(device):
     t = clattn.tensor(table, device)
     for index, words in {
-        "one": (lambda h: t[h], "1 indexes of an array of 2 dimensions"),
-        "slice": (lambda h: t[h, :], "expected an integer for each dimension"),
+        "one": (lambda h: t[h], "an array of 1 dimensions is used as a number"),
+        "slice": (lambda h: t[h, :2], "expected an integer for each dimension"),
         "real": (lambda h: t[h / 2, 0], "an index is a real"),
         "deep": (lambda h: t[[h]], "a Tensor is indexed with integers"),
     }.values():
@@ -321,22 +341,30 @@ def test_wrong_indexes_of_a_tensor(device):
 def test_unknown_functions_of_torch():
     torch = pytest.importorskip("torch")
     t = torch.ones(8)
-    assert "torch.sigmoid is not known; there are abs" in refused(
-        lambda s, b, h, q, k: torch.sigmoid(s)
+    assert "torch.logit is not known; the nearest is torch.log" in refused(
+        lambda s, b, h, q, k: torch.logit(s)
     )
     assert "torch.stack is not known" in refused(lambda s, b, h, q, k: torch.stack([s, k]))
     assert "torch.add_ is not known" in refused(lambda s, b, h, q, k: t.add_(s))
     assert "torch.add of a symbol takes no alpha" in refused(
         lambda s, b, h, q, k: torch.add(s, k, alpha=2)
     )
-    assert "rounding_mode is 'trunc'" in refused(
-        lambda s, b, h, q, k: torch.div(s, k, rounding_mode="trunc")
+    assert "rounding_mode is 'up'" in refused(
+        lambda s, b, h, q, k: torch.div(s, k, rounding_mode="up")
     )
     assert "is used as a number" in refused(lambda s, b, h, q, k: t * s)
     assert "dtype torch.complex64" in refused(
         lambda s, b, h, q, k: s + torch.ones(3).to(torch.complex64)[h]
     )
-    assert "1 indexes of an array of 2" in refused(lambda s, b, h, q, k: torch.ones(3, 3)[h] + s)
+    for wrong in (lambda h: h, lambda h: torch.ones(3, 4)[h], lambda h: torch.ones(3, 3, 3)[h]):
+        mod = lambda s, b, h, q, k, of=wrong: torch.dot(torch.ones(3, 3)[h], of(h))  # noqa: E731
+        assert "torch.dot takes two rows of arrays, of one length" in refused(mod)
+    for mod in (
+        lambda s, b, h, q, k: torch.ones(3, 3)[h] + s,
+        lambda s, b, h, q, k: torch.exp(torch.ones(3, 3)[h]),
+        lambda s, b, h, q, k: torch.where(q > k, s, torch.ones(3, 3)[h]),
+    ):
+        assert "array of 1 dimensions is used as a number" in refused(mod)
 
 
 @pytest.mark.parametrize("shape", [(), (8,)], ids=str)
@@ -411,7 +439,7 @@ def test_after_and_masks_the_message_is_the_score_mod_s_again():
     assert message.startswith("score_mod: & of a real")
 
 
-@pytest.mark.parametrize("arguments", [([1, 2], 0), (slopes,), (3, 0)], ids=repr)
+@pytest.mark.parametrize("arguments", [({1, 2}, 0), (slopes,), (3, 0)], ids=repr)
 def test_lookups_without_symbols(arguments):
     with pytest.raises(TypeError, match="expected an array and an integer for each of its dim"):
         lookup(*arguments)

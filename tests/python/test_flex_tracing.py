@@ -4,6 +4,7 @@ it is called with arrays of all positions."""
 
 import copy
 import gc
+import math
 import weakref
 
 import clattn
@@ -23,11 +24,40 @@ slopes = rng.standard_normal(H).astype(np.float32)
 bias = rng.standard_normal((H, L, S))
 documents = rng.integers(0, 3, (B, max(L, S)))
 chosen = rng.random((L, S)) > 0.5
+many = list(rng.standard_normal((7, H, S)))
 n, x, big = 3, 0.75, 2**40
 
 
 def lookup(*arguments):
     return clattn.lookup(*arguments)
+
+
+def index(table, *keys):
+    """`table[keys]`, whose other dimensions are behind those of the positions in NumPy."""
+    if any(isinstance(key, np.ndarray) for key in keys):
+        return Part(table, keys)
+    return lookup(table, *keys)
+
+
+def rest(table, key):
+    return index(table, slice(None), key)
+
+
+class Part:
+    """A part of an array as symbols have it: of NumPy, by all indexes at once."""
+
+    def __init__(self, table, keys):
+        self.table, self.keys = table, list(keys)
+        if ... in [key for key in keys if not isinstance(key, np.ndarray)]:
+            self.keys[0:1] = [slice(None)] * (table.ndim - len(keys) + 1)
+        self.keys += [slice(None)] * (table.ndim - len(self.keys))
+
+    def __getitem__(self, more):
+        more = list(more) if isinstance(more, tuple) else [more]
+        keys = [more.pop(0) if isinstance(k, slice) and more else k for k in self.keys]
+        if any(isinstance(k, slice) for k in keys):
+            return Part(self.table, keys)
+        return self.table[tuple(keys)]
 
 
 def of_device(n, by_name=False):
@@ -106,6 +136,11 @@ SCORES = {
     "an index by a table": lambda s, b, h, q, k: s + lookup(slopes, lookup(documents, b, k)),
     "a wide index": lambda s, b, h, q, k: s + lookup(slopes, h.astype(np.int64)),
     "one of keys": lambda s, b, h, q, k: s * lookup(documents, 0, k) + k * k,
+    "a list": lambda s, b, h, q, k: s * lookup([0.5, 2.0, 3.0], h) + lookup((1, 2, 3), -h),
+    "lists": lambda s, b, h, q, k: s + lookup([[1, 2], [3, 4]], b, k % 2) + lookup([2**40, 3], b),
+    "of a part": lambda s, b, h, q, k: s + index(bias, h)[q, k] + index(bias, h)[q][k],
+    "by colons": lambda s, b, h, q, k: s + index(bias, ..., k)[h, q] + rest(bias, q)[h, k],
+    "8 tables": lambda s, b, h, q, k: s + sum(lookup(t, h, k) for t in many) + lookup(slopes, h),
     "a bool table": lambda s, b, h, q, k: np.where(lookup(chosen, q, k), s, -np.inf),
 }  # fmt: skip
 
@@ -291,6 +326,62 @@ def test_a_copy_of_a_symbol_is_the_symbol():
     assert trace_mods(mod, None).text == trace_mods(lambda s, b, h, q, k: s + q, None).text
 
 
+def test_tables_of_torch_by_parts():
+    torch = pytest.importorskip("torch")
+    t_bias, spans = torch.from_numpy(bias), torch.tensor([[0, 5], [2, 7], [4, 9]])
+
+    def inside(b, h, q, k):
+        low, high = spans[h]
+        return (k >= low) & (k < spans[h][1]) & (k < high)
+
+    first, last = spans[h0].unbind(-1)
+    inside_of = (k0 >= first.numpy()) & (k0 < last.numpy())
+    np.testing.assert_array_equal(run(inside, "mask"), np.broadcast_to(inside_of, score0.shape))
+    for mod in (
+        lambda s, b, h, q, k: s + t_bias[h][q][k],
+        lambda s, b, h, q, k: s + t_bias[h, ...][q, k] + 0 * t_bias[..., k][h, q],
+        lambda s, b, h, q, k: s + torch.nn.functional.embedding(h, t_bias)[:, k][q],
+        lambda s, b, h, q, k: s + clattn.tensor(bias)[h][q, k],
+        lambda s, b, h, q, k: s + lookup(t_bias[h], q, k),
+    ):
+        np.testing.assert_allclose(run(mod), score0 + bias[h0, q0, k0], rtol=1e-12)
+    products = np.einsum("hqs,hks->hqk", bias, np.resize(bias, (H, S, S)))
+    wide = torch.from_numpy(np.resize(bias, (H, S, S)))
+    got = run(lambda s, b, h, q, k: s + torch.dot(t_bias[h, q], wide[h, k]))
+    np.testing.assert_allclose(got, score0 + products[h0, q0, k0], rtol=1e-12, atol=1e-12)
+
+
+def dtypes_of(like):
+    """The dtypes of score, q_idx, a comparison and a long, with a query."""
+    found = []
+
+    def mod(s, b, h, q, k):
+        found.extend(x.dtype for x in (s, q, q > k, q + big))
+        return s
+
+    trace_mods(mod, None, like)
+    return found
+
+
+def test_symbols_have_the_dtypes_of_the_query():
+    names = ["float32", "int32", "bool", "int64"]
+    for dtype in (np.float16, np.float32):
+        assert dtypes_of(np.ones(2, dtype)) == [np.dtype(name) for name in names]
+    assert dtypes_of(np.ones(2))[0] == np.float64
+    torch = pytest.importorskip("torch")
+    for like in (None, torch.ones(2), torch.ones(2).half()):
+        assert dtypes_of(like) == [getattr(torch, name) for name in names]
+    assert dtypes_of(torch.ones(2).double())[0] == torch.float64
+
+
+def test_ufuncs_of_scipy():
+    special = pytest.importorskip("scipy.special")
+    for name in ("erf", "erfc", "expit", "log_expit", "log1p", "expm1"):
+        function = getattr(special, name)
+        got = run(lambda s, b, h, q, k, f=function: f(s))
+        np.testing.assert_allclose(got, function(score0), rtol=1e-12, err_msg=name)
+
+
 def test_a_symbol_is_printed_as_its_type():
     def mod(score, b, h, q_idx, kv_idx):
         assert f"{score} {q_idx:>3}" == f"{score!r} {q_idx}" == "<symbol: real> <symbol: int>"
@@ -361,6 +452,7 @@ def test_any_object_with_the_method_is_an_index_of_a_tensor(device):
 
 def test_mods_of_torch_run_unchanged():
     torch = pytest.importorskip("torch")
+    F = torch.nn.functional
     t_slopes, t_bias = torch.from_numpy(slopes).double(), torch.from_numpy(bias)
     t_documents, half = torch.from_numpy(documents), torch.tensor(0.5, dtype=torch.float64)
     mods = [
@@ -378,6 +470,22 @@ def test_mods_of_torch_run_unchanged():
         lambda s, b, h, q, k: torch.div(q, 3, rounding_mode="floor") + s + torch.remainder(q, 3),
         lambda s, b, h, q, k: s.masked_fill(q < k, -1e9) + torch.zeros_like(s) + s.abs(),
         lambda s, b, h, q, k: s.where(q < k, half) + half.where(q < k, s),
+        lambda s, b, h, q, k: torch.relu(s) + F.relu(k - 3) + s.relu() + F.leaky_relu(s, 0.2),
+        lambda s, b, h, q, k: F.gelu(s) + F.gelu(s, approximate="tanh") + F.silu(s) + F.elu(s),
+        lambda s, b, h, q, k: torch.sigmoid(s) + s.sigmoid() + F.logsigmoid(s) + F.softplus(s),
+        lambda s, b, h, q, k: F.softplus(s, 30.0, 10.0) + F.softplus(s, beta=2.0, threshold=1),
+        lambda s, b, h, q, k: torch.erf(s) + s.erfc() + torch.log1p(s * s) + torch.expm1(s),
+        lambda s, b, h, q, k: torch.rsqrt(s * s + 1) + torch.reciprocal(k + 1) + torch.atan2(s, k),
+        lambda s, b, h, q, k: torch.ceil(s) + torch.round(s * 3) + torch.trunc(s * 3) + k.ceil(),
+        lambda s, b, h, q, k: torch.fmod(s, 0.7) + torch.fmod(q - k, 3) + torch.hypot(s, s + 1),
+        lambda s, b, h, q, k: torch.div(q - k, 3, rounding_mode="trunc") + s,
+        lambda s, b, h, q, k: torch.div(s * 9, -2.0, rounding_mode="trunc"),
+        lambda s, b, h, q, k: torch.nan_to_num(torch.where(k == 3, math.nan, s), nan=2.0),
+        lambda s, b, h, q, k: torch.where(torch.isnan(s / (q - q)) | torch.isinf(s), 1.0, s),
+        lambda s, b, h, q, k: torch.min(s, k) + torch.max(q, k) + s.max(half) + q.min(k),
+        lambda s, b, h, q, k: torch.where(torch.isin(k, torch.tensor([1, 4, 5])), s, -s),
+        lambda s, b, h, q, k: torch.where(q > k, s, torch.tensor(-1e9, dtype=s.dtype)),
+        lambda s, b, h, q, k: s + torch.ones_like(q, dtype=torch.float32) / 3 + k.to(s.dtype),
         lambda s, b, h, q, k: torch.add(s, q).sub(k).mul(2).div(3).neg() + torch.floor(s),
     ]  # fmt: skip
     arguments = [torch.from_numpy(a) for a in (score0, b0, h0, q0, k0)]

@@ -147,7 +147,7 @@ CALLS = {
     "a block mask whose numbers have changed": lambda: flex(
         q, k, k, block_mask=changed_blocks(False)),
     "a block mask whose array has changed": lambda: flex(q, k, k, block_mask=changed_blocks(True)),
-    "a block mask of other lengths": lambda: flex(q, k, k, block_mask=blocks(3, 7)),
+    "a block mask of other lengths": lambda: flex(q, k, k, block_mask=blocks(3, 4)),
     "three dimensions without heads": lambda: onnx(*(ones(2, n, 32) for n in (3, 5, 5))),
     "a past key alone": lambda: onnx(q, k, k, past_key=k),
     "windows in an older opset": lambda: onnx(q, k, k, opset=24, left_window_size=3),

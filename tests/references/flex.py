@@ -142,11 +142,15 @@ def flex(query, key, value, **options):
 
 
 def blocks(mask_mod, B, H, rows, keys, size):
-    """0 empty, 1 partial, 2 full: uint8 of shape (B, H, blocks of rows, blocks of keys)."""
+    """0 empty, 1 partial, 2 full: uint8 of shape (B, H, blocks of rows, blocks of keys).
+
+    `size` is that of rows and keys, or a pair.
+    """
+    sizes = size if isinstance(size, tuple) else (size, size)
     shape = (B or 1, H or 1, rows, keys)
     mask = np.broadcast_to(mask_mod(*positions(shape)), shape)
     held, places = mask.astype(np.int64), np.ones(shape, np.int64)
     for axis, length in ((2, rows), (3, keys)):
-        starts = np.arange(0, length, size)
+        starts = np.arange(0, length, sizes[axis - 2])
         held, places = (np.add.reduceat(a, starts, axis) for a in (held, places))
     return ((held > 0).astype(np.uint8) + (held == places)).astype(np.uint8)

@@ -5,6 +5,7 @@ It checks what the functions of kernels/attention/mods.clh ask for: operands of 
 kind, casts to wider kinds alone, members of the row that are declared.
 """
 
+import math
 import re
 
 import numpy as np
@@ -77,7 +78,15 @@ COMPARISONS = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.gr
 FUNCTIONS = {"floor_div": np.floor_divide, "modulo": np.remainder, "minimum": np.minimum,
              "maximum": np.maximum, "absolute": np.absolute, "sign": np.sign,
              "shift_left": np.left_shift, "shift_right": np.right_shift}  # fmt: skip
-REAL_FUNCTIONS = ("exp", "exp2", "log", "log2", "sqrt", "tanh", "sin", "cos", "floor")
+REAL_FUNCTIONS = {
+    **{name: getattr(np, name) for name in (
+        "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "tanh", "sin", "cos", "floor",
+        "ceil", "trunc", "rint", "fmod", "hypot")},
+    "atan2": np.arctan2,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "erf": np.vectorize(math.erf, otypes=[float]),
+    "erfc": np.vectorize(math.erfc, otypes=[float]),
+}  # fmt: skip
 
 
 class Program:
@@ -185,7 +194,7 @@ def apply_function(name, kind, values):
             return Value((np.power if type_ == "real" else integer_power)(*arrays), type_, kind)
         if op in REAL_FUNCTIONS:
             assert type_ == "real"
-            return Value(getattr(np, op)(*arrays), type_, kind)
+            return Value(REAL_FUNCTIONS[op](*arrays), type_, kind)
         return Value(FUNCTIONS[op](*arrays), type_, kind)
 
 

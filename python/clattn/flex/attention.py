@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, overload
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from clattn import _core
+from clattn._arguments.devices import without_torch
 from clattn._arguments.integers import offsets
-from clattn.flex.blocks import BlockMask
+from clattn.flex.blocks import BlockMask, from_torch
 from clattn.flex.compile import trace_both
+from clattn.flex.opaque import opaque
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 
     from clattn._arguments.arrays import Array, ArrayT, DeviceLike
     from clattn._core import Tensor
+    from clattn.flex.blocks import ForKernels
     from clattn.flex.compile import Mods
 
     class _Options(TypedDict, total=False):
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
         query_offset: int | Sequence[int] | Array
         out: Array | None
         device: DeviceLike | None
+        kernel_options: dict[str, Any] | None
 
 
 __all__ = ["attend_with_mods", "flex_attention"]
@@ -83,6 +89,20 @@ def flex_attention(
     return_lse: bool = False,
     **options: Unpack[_Options],
 ) -> Any: ...
+@overload
+def flex_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    score_mod: Callable[..., Any] | None = None,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_aux: Any,
+    **options: Unpack[_Options],
+) -> Any: ...
+@opaque
 def flex_attention(
     query: Array,
     key: Array,
@@ -99,6 +119,8 @@ def flex_attention(
     query_offset: int | Sequence[int] | Array = 0,
     out: Array | None = None,
     device: DeviceLike | None = None,
+    kernel_options: dict[str, Any] | None = None,
+    return_aux: Any = None,
 ) -> Any:
     """Return attention whose scores and mask are functions that the user writes.
 
@@ -123,9 +145,10 @@ def flex_attention(
         key. They are int32.
     block_mask : BlockMask, optional
         Of `create_block_mask`: a mask_mod, and its blocks that are skipped or need no mask. It
-        has a row for each position of the queries, S keys, and 1 or as many batches and heads
-        as the result. What the mask_mod captures has to be as it was then: other numbers, and
-        arrays on the host with other elements, are refused. A Tensor is not compared.
+        has a row for each position of the queries, S keys or more, and 1 or as many batches and
+        heads as the result. What the mask_mod captures has to be as it was then: other numbers, and
+        arrays on the host with other elements, are refused. A Tensor is not compared. Torch's own
+        block masks are taken too, with their blocks, and nothing is compared.
     scale : float, optional
         Default ``1 / sqrt(E)``.
     enable_gqa : bool
@@ -148,7 +171,12 @@ def flex_attention(
         The result is written here and `out` is returned; of query's dtype, with any strides.
         No two of its elements may share memory.
     device : Device, str or int, optional
-        Where to run, see `clattn.devices`. Default: `clattn.get_default_device`.
+        Where to run, see `clattn.devices`. Default: `clattn.get_default_device`, also for
+        torch's CPU.
+    kernel_options : dict, optional
+        Torch's argument, without effect; the first one is warned of.
+    return_aux : AuxRequest, optional
+        Torch's argument: with `lse` in it, the second result is an AuxOutput with the `lse`.
 
     Returns
     -------
@@ -187,23 +215,32 @@ def flex_attention(
     >>> flex_attention(q, k, v, score_mod=alibi).shape
     (1, 2, 4, 8)
     """
+    device = without_torch(device)
+    if kernel_options is not None:
+        _warn_of_kernel_options()
+    if return_aux is not None:
+        _check_request(return_aux, return_lse)
     blocks = None
     if block_mask is not None:
         if mask_mod is not None:
             raise TypeError("mask_mod and block_mask are both given; expected one of them")
-        if not isinstance(block_mask, BlockMask):
+        given: Any = block_mask
+        if not isinstance(given, BlockMask):
+            given = from_torch(given, _device_of(query, device))
+        if given is None:
             raise TypeError(
                 f"block_mask is of type {type(block_mask).__name__}; expected a BlockMask, which "
                 "create_block_mask makes, or mask_mod=… for a function"
             )
-        mask_mod = block_mask.mask_mod
-        blocks = block_mask.for_kernels()
+        block_mask = given
+        mask_mod = given.mask_mod
+        blocks = given.for_kernels()
     mods = None
     if score_mod is not None or mask_mod is not None:
-        mask, mods = trace_both(score_mod, mask_mod)
+        mask, mods = trace_both(score_mod, mask_mod, query)
         if block_mask is not None:
             block_mask.check_unchanged(mask)
-    return attend_with_mods(
+    result = attend_with_mods(
         query,
         key,
         value,
@@ -211,13 +248,78 @@ def flex_attention(
         blocks=blocks,
         scale=scale,
         enable_gqa=enable_gqa,
-        return_lse=return_lse,
+        return_lse=return_lse if return_aux is None else bool(return_aux.lse),
         softcap=softcap,
         sinks=sinks,
         query_offset=offsets(query_offset),
         out=out,
         device=device,
     )
+    if return_aux is None:
+        return result
+    output, lse = result if return_aux.lse else (result, None)
+    return output, _output_for(return_aux)(lse)
+
+
+# ---- torch's arguments ----
+
+
+class AuxOutput(NamedTuple):
+    """What torch returns under this name, where torch has none.
+
+    Attributes
+    ----------
+    lse : array or None
+        The log-sum-exp of the scores.
+    max_scores : None
+        Not computed.
+    """
+
+    lse: Any = None
+    max_scores: None = None
+
+
+def _output_for(request: Any) -> Callable[..., Any]:
+    """Return the class of the output that belongs to a request: that of the same module."""
+    module = sys.modules.get(type(request).__module__)
+    return getattr(module, "AuxOutput", AuxOutput)
+
+
+def _check_request(request: Any, return_lse: Any) -> None:
+    if not (hasattr(request, "lse") and hasattr(request, "max_scores")):
+        raise TypeError(
+            f"return_aux is of type {type(request).__name__}; expected torch's AuxRequest(lse=True)"
+        )
+    if request.max_scores:
+        raise ValueError("return_aux requests max_scores; expected AuxRequest(lse=True)")
+    if return_lse:
+        raise ValueError("return_lse and return_aux are both given; expected one of them")
+
+
+def _device_of(query: Any, device: DeviceLike | None) -> DeviceLike | None:
+    """Return the device of a call: that of a Tensor, unless one is named."""
+    return query.device if device is None and isinstance(query, _core.Tensor) else device
+
+
+_warned = False
+
+
+def _level_of_caller() -> int:
+    """Return the stack level of the caller's frame, for the function that calls this one."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(("clattn.", "torch.")):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _warn_of_kernel_options() -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            "kernel_options of flex_attention has no effect: clattn chooses its kernels itself",
+            stacklevel=_level_of_caller(),
+        )
 
 
 def attend_with_mods(
@@ -226,7 +328,7 @@ def attend_with_mods(
     value: Array,
     *,
     mods: Mods | None,
-    blocks: tuple[Tensor, int, int, int, bool, bool] | None = None,
+    blocks: ForKernels | None = None,
     scale: float | None,
     enable_gqa: bool,
     return_lse: Any,

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from clattn import _core
+from clattn._arguments.devices import without_torch
+from clattn.flex.block_lists import flags_of, lists_of
 from clattn.flex.compile import MASK_PARAMETERS, Mods, trace_mods
+from clattn.flex.masks import lookup
+from clattn.flex.opaque import opaque
 from clattn.flex.opencl_c import uses
 from clattn.flex.tables import checksum, dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clattn._arguments.arrays import DeviceLike
+    from clattn._arguments.arrays import Array, DeviceLike
     from clattn._core import Device, Tensor
 
-__all__ = ["BlockMask", "create_block_mask"]
+    ForKernels = tuple[Tensor, int, int, tuple[int, int], bool, bool]
+
+__all__ = ["BlockMask", "create_block_mask", "from_torch"]
 
 # The values of entries: CA_BLOCK_… of kernels/attention/params.h.
 _EMPTY, _PARTIAL, _FULL = range(3)
@@ -41,8 +48,8 @@ class BlockMask:
         The function of (b, h, q_idx, kv_idx).
     shape : tuple of int
         (B, H, Q_LEN, KV_LEN); B and H are 1 where the mask is the same for all.
-    BLOCK_SIZE : int
-        Rows of a block, and its keys.
+    BLOCK_SIZE : int or tuple of int
+        Rows of a block, and its keys: one number for both, or two.
     entries : Tensor
         uint8 of shape (B, H, blocks of rows, blocks of keys): 0 empty, 1 partial, 2 full.
     device : Device
@@ -57,7 +64,7 @@ class BlockMask:
         mods: Mods,
         entries: Tensor,
         shape: tuple[int, int, int, int],
-        block_size: int,
+        block_size: int | tuple[int, int],
     ) -> None:
         self.mask_mod = mask_mod
         self._mods = mods._replace(tables=())
@@ -101,10 +108,171 @@ class BlockMask:
         """
         return np.asarray(self.entries.numpy() != _EMPTY, np.int32)
 
-    def for_kernels(self) -> tuple[Tensor, int, int, int, bool, bool]:
+    # ---- as torch's ----
+
+    @classmethod
+    def from_kv_blocks(
+        cls,
+        kv_num_blocks: Array,
+        kv_indices: Array,
+        full_kv_num_blocks: Array | None = None,
+        full_kv_indices: Array | None = None,
+        BLOCK_SIZE: int | tuple[int, int] = 128,
+        mask_mod: Callable[..., Any] | None = None,
+        seq_lengths: tuple[int, int] | None = None,
+        *,
+        device: DeviceLike | None = None,
+    ) -> BlockMask:
+        """Make a block mask of lists of blocks, as torch's classmethod does.
+
+        Parameters
+        ----------
+        kv_num_blocks : array of integers of shape (B, H, blocks of rows)
+            How many blocks of keys are partial.
+        kv_indices : array of integers of shape (B, H, blocks of rows, blocks of keys)
+            Which ones: the first of each row count.
+        full_kv_num_blocks, full_kv_indices : array of integers, optional
+            The same of the full blocks. Default: none is full.
+        BLOCK_SIZE : int or tuple of int
+            Rows of a block, and its keys.
+        mask_mod : callable, optional
+            What is attended to in partial blocks. Default: everything.
+        seq_lengths : tuple of int, optional
+            Q_LEN and KV_LEN. Default: those of whole blocks.
+        device : Device, str or int, optional
+            See `clattn.devices`. Default: `clattn.get_default_device`.
+
+        Returns
+        -------
+        BlockMask
+            For `flex_attention`. Its mask_mod is the given one with the blocks.
+
+        Raises
+        ------
+        TypeError
+            The mask_mod cannot be traced, or an array has no integers.
+        ValueError
+            The shapes do not belong together, or a list names a block that is not there.
+        MemoryError
+            Host or device memory does not suffice.
+        DeviceError
+            There is no usable OpenCL device, or OpenCL reports an error.
+        """
+        if (full_kv_num_blocks is None) != (full_kv_indices is None):
+            raise TypeError(
+                "full_kv_num_blocks and full_kv_indices: one is None; expected both, or none"
+            )
+        entries = flags_of(kv_num_blocks, kv_indices, "kv_indices").astype(np.uint8) * _PARTIAL
+        if full_kv_indices is not None:
+            full = flags_of(full_kv_num_blocks, full_kv_indices, "full_kv_indices")
+            if full.shape != entries.shape:
+                raise ValueError(
+                    f"full_kv_indices has shape {full.shape}; expected that of kv_indices, "
+                    f"{entries.shape}"
+                )
+            entries[full] = _FULL
+        rows, keys = _pair(BLOCK_SIZE)
+        B, H, down, across = entries.shape
+        if seq_lengths is None:
+            seq_lengths = down * rows, across * keys
+        shape = (B, H, *map(operator.index, seq_lengths))
+        on_device = _core.tensor(entries, without_torch(device))
+        mask_mod = _by_blocks(mask_mod or _everything, on_device, rows, keys)
+        mods = trace_mods(None, mask_mod)
+        size = rows if rows == keys else (rows, keys)
+        return cls(mask_mod, mods, on_device, shape, size)
+
+    def __getitem__(self, index: Any) -> BlockMask:
+        """Return the block mask of some batches and heads: mask[b, h], mask[0:2].
+
+        An index keeps its dimension, as in torch. The mask_mod gets the numbers that batches and
+        heads have here.
+        """
+        keys = index if isinstance(index, tuple) else (index,)
+        if len(keys) > 2:
+            raise TypeError(
+                f"block_mask is indexed by {len(keys)} indexes; expected b, or b and h: "
+                "query_offset=… of flex_attention is for some of its rows"
+            )
+        entries = self.entries.numpy()
+        picked = []
+        for axis, key in enumerate(keys):
+            if isinstance(key, (int, np.integer)):
+                key = [key]
+            picks = np.arange(entries.shape[axis], dtype=np.int32)[key]
+            if picks.ndim != 1 or picks.size == 0:
+                raise IndexError(
+                    f"block_mask is indexed by {key!r}; expected one or more of B or H"
+                )
+            entries = entries.take(picks, axis)
+            picked.append(picks)
+        mask_mod = _of_some(self.mask_mod, self.shape[:2], picked)
+        shape = (*entries.shape[:2], *self.shape[2:])
+        on_device = _core.tensor(entries, self.device)
+        mods = trace_mods(None, mask_mod)
+        return BlockMask(mask_mod, mods, on_device, shape, self.BLOCK_SIZE)
+
+    def to(self, device: DeviceLike | None) -> BlockMask:
+        """Return the same block mask on a device."""
+        made = copy.copy(self)
+        made.entries = _core.tensor(self.entries, without_torch(device))
+        return made
+
+    @property
+    def seq_lengths(self) -> tuple[int, int]:
+        """Q_LEN and KV_LEN."""
+        return self.shape[2:]
+
+    def _lists(self, entry: int, of_rows: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        flags = self.entries.numpy() == entry
+        return lists_of(flags.swapaxes(2, 3) if of_rows else flags)
+
+    @property
+    def kv_num_blocks(self) -> np.ndarray:
+        """How many blocks of each row of blocks are partial: int32 (B, H, blocks of rows)."""
+        return self._lists(_PARTIAL)[0]
+
+    @property
+    def kv_indices(self) -> np.ndarray:
+        """Which ones are partial: int32 (B, H, blocks of rows, blocks of keys), these first."""
+        return self._lists(_PARTIAL)[1]
+
+    @property
+    def full_kv_num_blocks(self) -> np.ndarray:
+        """How many blocks of each row of blocks are full."""
+        return self._lists(_FULL)[0]
+
+    @property
+    def full_kv_indices(self) -> np.ndarray:
+        """Which ones are full, these first."""
+        return self._lists(_FULL)[1]
+
+    @property
+    def q_num_blocks(self) -> np.ndarray:
+        """How many blocks of each column of blocks are partial: int32 (B, H, blocks of keys)."""
+        return self._lists(_PARTIAL, of_rows=True)[0]
+
+    @property
+    def q_indices(self) -> np.ndarray:
+        """Which ones are partial: int32 (B, H, blocks of keys, blocks of rows), these first."""
+        return self._lists(_PARTIAL, of_rows=True)[1]
+
+    @property
+    def full_q_num_blocks(self) -> np.ndarray:
+        """How many blocks of each column of blocks are full."""
+        return self._lists(_FULL, of_rows=True)[0]
+
+    @property
+    def full_q_indices(self) -> np.ndarray:
+        """Which ones of a column are full, these first."""
+        return self._lists(_FULL, of_rows=True)[1]
+
+    # ---- for a call ----
+
+    def for_kernels(self) -> ForKernels:
         """Return entries, Q_LEN, KV_LEN, BLOCK_SIZE, and whether the mask_mod uses b, and h."""
         _, _, rows, keys = self.shape
-        return self.entries, rows, keys, self.BLOCK_SIZE, *self._uses
+        return self.entries, rows, keys, _pair(self.BLOCK_SIZE), *self._uses
 
     def check_unchanged(self, now: Mods) -> None:
         """Raise ValueError if the mask_mod is no longer the one that the blocks are made for.
@@ -139,6 +307,72 @@ class BlockMask:
         )
 
 
+def _pair(size: Any) -> tuple[Any, Any]:
+    """Return the rows and the keys of a block."""
+    pair = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
+    if len(pair) != 2:
+        raise ValueError(
+            f"BLOCK_SIZE is {size!r}; expected a number, or one for rows and one for keys"
+        )
+    return pair
+
+
+def _everything(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> bool:
+    """Attend to all keys."""
+    return True
+
+
+def _by_blocks(
+    mask_mod: Callable[..., Any], entries: Tensor, rows: int, keys: int
+) -> Callable[..., Any]:
+    """Return the mask_mod that attends as the blocks say, and asks another in partial ones.
+
+    Kernels ask for each key where blocks of their own have several of the mask's.
+    """
+    B, H = entries.shape[:2]
+
+    def mask_by_blocks(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        of = (b if B > 1 else 0, h if H > 1 else 0)
+        entry = lookup(entries, *of, q_idx // rows, kv_idx // keys)
+        return (entry == _FULL) | ((entry == _PARTIAL) & mask_mod(b, h, q_idx, kv_idx))
+
+    return mask_by_blocks
+
+
+def _of_some(
+    mask_mod: Callable[..., Any], sizes: tuple[int, ...], picked: list[np.ndarray]
+) -> Callable[..., Any]:
+    """Return the mask_mod of some batches and heads of several."""
+
+    def number(axis: int, place: Any) -> Any:
+        if axis >= len(picked) or sizes[axis] == 1:
+            return place
+        picks = picked[axis]
+        return int(picks[0]) if len(picks) == 1 else lookup(picks, place)
+
+    def mask_of_some(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return mask_mod(number(0, b), number(1, h), q_idx, kv_idx)
+
+    return mask_of_some
+
+
+def from_torch(mask: Any, device: DeviceLike | None) -> BlockMask | None:
+    """Return the block mask of one of torch's; None for other objects."""
+    kind = type(mask)
+    if kind.__name__ != "BlockMask" or not kind.__module__.startswith("torch.nn.attention."):
+        return None
+    return BlockMask.from_kv_blocks(
+        mask.kv_num_blocks,
+        mask.kv_indices,
+        mask.full_kv_num_blocks,
+        mask.full_kv_indices,
+        mask.BLOCK_SIZE,
+        mask.mask_mod,
+        mask.seq_lengths,
+        device=device,
+    )
+
+
 def _changed(how: str) -> ValueError:
     return ValueError(f"block_mask: its mask_mod {how}; expected the same: make a new block mask")
 
@@ -161,6 +395,7 @@ def _draw(entries: np.ndarray) -> str:
     return "\n".join(lines)
 
 
+@opaque
 def create_block_mask(
     mask_mod: Callable[..., Any],
     B: int | None,
@@ -168,7 +403,8 @@ def create_block_mask(
     Q_LEN: int,
     KV_LEN: int,
     device: DeviceLike | None = None,
-    BLOCK_SIZE: int = 128,
+    BLOCK_SIZE: int | tuple[int, int] = 128,
+    _compile: bool = False,
 ) -> BlockMask:
     """Find the empty, partial and full blocks of a mask.
 
@@ -191,11 +427,13 @@ def create_block_mask(
     Q_LEN : int
         Rows of the mask: at least as many as the positions of the queries.
     KV_LEN : int
-        Keys.
+        Keys: at least as many as those of the call.
     device : Device, str or int, optional
-        See `clattn.devices`. Default: `clattn.get_default_device`.
-    BLOCK_SIZE : int
-        Rows of a block, and its keys.
+        See `clattn.devices`. Default: `clattn.get_default_device`, also for torch's CPU.
+    BLOCK_SIZE : int or tuple of int
+        Rows of a block, and its keys: one number for both, or two.
+    _compile : bool
+        Torch's argument, without effect.
 
     Returns
     -------
@@ -232,6 +470,9 @@ def create_block_mask(
         raise TypeError(f"mask_mod is None; expected a function of {MASK_PARAMETERS}")
     mods = trace_mods(None, mask_mod)
     shape = (1 if B is None else B, 1 if H is None else H, Q_LEN, KV_LEN)
-    entries = _core.find_blocks(mods, *shape, BLOCK_SIZE, device)
+    block = _pair(BLOCK_SIZE)
+    entries = _core.find_blocks(mods, *shape, *block, without_torch(device))
     sizes = tuple(map(operator.index, shape))
-    return BlockMask(mask_mod, mods, entries, sizes, operator.index(BLOCK_SIZE))  # type: ignore[arg-type]
+    rows, keys = map(operator.index, block)
+    size = rows if rows == keys else (rows, keys)
+    return BlockMask(mask_mod, mods, entries, sizes, size)  # type: ignore[arg-type]

@@ -10,10 +10,12 @@ from clattn.flex.kinds import BOOL, REAL, TYPE_NAMES
 from clattn.flex.opencl_c import write
 from clattn.flex.source_lines import call_mod, definition
 from clattn.flex.symbols import Symbol, node_of
-from clattn.flex.tables import dimensions, without_gradients
+from clattn.flex.tables import dimensions, share_arguments, stack_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from clattn.flex.tables import Arguments
 
 __all__ = [
     "MASK_PARAMETERS",
@@ -57,7 +59,9 @@ class Mods(NamedTuple):
     tables: tuple[Any, ...]
 
 
-def trace_mods(score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None) -> Mods:
+def trace_mods(
+    score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None, like: Any = None
+) -> Mods:
     """Call the functions once, with symbols.
 
     Parameters
@@ -66,6 +70,8 @@ def trace_mods(score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any
         A function of (score, b, h, q_idx, kv_idx) that returns a number.
     mask_mod : callable or None
         A function of (b, h, q_idx, kv_idx) that returns a bool.
+    like : array, optional
+        The query, whose library and precision the dtypes of symbols have.
 
     Returns
     -------
@@ -81,17 +87,17 @@ def trace_mods(score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any
         A captured tensor requires gradients while torch computes them, or an array of uint64 has
         an element that int64 does not hold.
     """
-    return trace_both(score_mod, mask_mod)[1]
+    return trace_both(score_mod, mask_mod, like)[1]
 
 
 def trace_both(
-    score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None
+    score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None, like: Any = None
 ) -> tuple[Mods, Mods]:
     """Call the functions once, as `trace_mods`; return the mask_mod alone, and both.
 
     The mask_mod is called first. So what it becomes alone does not depend on the score_mod.
     """
-    graph = Graph()
+    graph = Graph(like)
     try:
         arguments = tuple(map(Symbol, graph.parameters()))
         score = mask = None
@@ -107,12 +113,14 @@ def trace_both(
 
 
 def _mods_of(graph: Graph, score: Node | None, mask: Node | None) -> Mods:
+    arguments = share_arguments(graph.tables)
+    assert arguments is not None  # the graph has refused other tables
     return Mods(
-        _text_of(graph, score, mask),
+        _text_of(graph, score, mask, arguments),
         score is not None,
         mask is not None,
         tuple(graph.numbers),
-        tuple(map(without_gradients, graph.tables)),
+        stack_shared(graph.tables, arguments),
     )
 
 
@@ -211,15 +219,16 @@ def _refuse_result(role: str, mod: Any, given: str, remedy: str) -> TypeError:
 # ---- text ----
 
 
-def _text_of(graph: Graph, score: Node | None, mask: Node | None) -> str:
+def _text_of(graph: Graph, score: Node | None, mask: Node | None, arguments: Arguments) -> str:
     key = (
         tuple(graph.nodes),
         None if score is None else score.index,
         None if mask is None else mask.index,
+        tuple(arguments),
     )
     text = _texts.get(key)
     if text is None:
-        text = write(graph.nodes, score, mask)
+        text = write(graph.nodes, score, mask, arguments)
         if len(_texts) >= _MOST_TEXTS:
             _texts.clear()
         _texts[key] = text

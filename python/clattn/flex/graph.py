@@ -13,20 +13,23 @@ from __future__ import annotations
 from typing import Any
 
 from clattn.flex.kinds import ALL, BOOL, CALL, DTYPES, INT, KEY, LONG, REAL, ROW, TYPE_NAMES
+from clattn.flex.smaller_tables import SmallerTable
 from clattn.flex.source_lines import definition, user_line
 from clattn.flex.tables import (
+    MOST_DIMS,
+    MOST_TABLES,
+    array_of,
     dimensions,
     dtype_name,
     highest,
     read_element,
     requires_gradients,
+    share_arguments,
 )
 
 __all__ = ["Graph", "Key", "Node"]
 
 MOST_OPERATIONS = 1000
-MOST_TABLES = 4
-MOST_DIMS = 5
 _PARAMETERS = 5
 _INT_RANGE = range(-(2**31), 2**31)
 _LONG_RANGE = range(-(2**63), 2**63)
@@ -74,18 +77,24 @@ class Graph:
         The values of the number slots.
     tables : list of arrays
         The captured arrays.
+    lists : list of pairs
+        The lists of numbers that are read as tables, with their arrays.
     mod : callable
         The function that runs, or has run last.
     role : str
         What the function is: "score_mod" or "mask_mod".
+    like : array or None
+        The query, whose library and precision the dtypes of symbols have.
     """
 
-    __slots__ = ("closed", "mod", "nodes", "numbers", "role", "tables")
+    __slots__ = ("closed", "like", "lists", "mod", "nodes", "numbers", "role", "tables")
 
-    def __init__(self) -> None:
+    def __init__(self, like: Any = None) -> None:
+        self.like = like
         self.nodes: dict[Key, Node] = {}
         self.numbers: list[int | float] = []
         self.tables: list[Any] = []
+        self.lists: list[tuple[Any, Any]] = []
         self.mod: Any = None
         self.role = ""
         self.closed = False
@@ -95,6 +104,7 @@ class Graph:
         self.closed = True
         self.nodes = {}
         self.tables = []
+        self.lists = []
 
     # ---- nodes ----
 
@@ -204,17 +214,40 @@ class Graph:
 
     # ---- tables ----
 
-    def lookup(self, table: Any, index: Any) -> Node:
-        """Return the element of a captured array at one index, or at a tuple of them."""
-        keys = index if type(index) is tuple else (index,)
-        indexes = [self._read_index(key) for key in keys]
-        dtype = self._check_table(table, len(keys))
-        number = self._number_table(table, dtype)
+    def lookup(self, table: Any, index: Any) -> Node | SmallerTable:
+        """Return the element of a captured array at one index, or at a tuple of them.
+
+        An index that leaves dimensions gives a smaller table, whose elements are read as these.
+        """
+        whole = table if type(table) is SmallerTable else self._whole_table(table)
+        places = whole.at(index, self._read_index)
+        if None in places:
+            return SmallerTable(self, whole.table, whole.dtype, places)
+        number = self._number_table(whole.table, whole.dtype)
         kind = 0
-        for position in indexes:
+        for position in places:
             kind |= position.kind
-        key = ("load", dtype, number, *[position.index for position in indexes])
-        return self.node(key, _DTYPE_TYPES[dtype], kind)
+        indexes = [position.index for position in places]
+        key = ("load", whole.dtype, number, *indexes)
+        return self.node(key, _DTYPE_TYPES[whole.dtype], kind)
+
+    def _whole_table(self, table: Any) -> SmallerTable:
+        if isinstance(table, (list, tuple)):
+            table = self._array_of(table)
+        dims, dtype = self._check_table(table)
+        return SmallerTable(self, table, dtype, (None,) * dims)
+
+    def _array_of(self, numbers: list[Any] | tuple[Any, ...]) -> Any:
+        """Return the array of a list of numbers; the same one for the same list."""
+        for given, array in self.lists:
+            if given is numbers:
+                return array
+        try:
+            array = array_of(numbers)
+        except ValueError as error:
+            raise self.refuse(f"clattn.lookup reads {_show(numbers)}: {error}") from None
+        self.lists.append((numbers, array))
+        return array
 
     def _read_index(self, key: Any) -> Node:
         if type(key) is Node:
@@ -224,25 +257,20 @@ class Graph:
                     "index.astype(np.int32)"
                 )
             return self.cast(key, key.type)
-        if key is None or key is Ellipsis or isinstance(key, (slice, list)):
+        if key is None or isinstance(key, (slice, list)):
             raise self.refuse(f"an index is {_show(key)}; expected an integer for each dimension")
         number = self.read_number(key)
         if type(number) is not int:
             raise self.refuse(f"an index is {_show(key)}; expected an integer")
         return self._add_number(number, _lowest_type(number))
 
-    def _check_table(self, table: Any, given: int) -> int:
-        """Return the number of a table's dtype."""
+    def _check_table(self, table: Any) -> tuple[int, int]:
+        """Return the number of a table's dimensions, and that of its dtype."""
         dims = dimensions(table)
         if dims is None or not hasattr(type(table), "__dlpack__"):
             raise self.refuse(f"clattn.lookup reads {_show(table)}; expected an array")
         if not 1 <= dims <= MOST_DIMS:
             raise self.refuse(f"a captured array has {dims} dimensions; expected 1 to {MOST_DIMS}")
-        if given != dims:
-            raise self.refuse(
-                f"{given} indexes of an array of {dims} dimensions; expected one for each "
-                "dimension: table[h, q_idx]"
-            )
         number = _seen_dtypes.get(table.dtype)
         if number is None:
             number = _DTYPE_NUMBERS.get(dtype_name(table.dtype))
@@ -251,16 +279,12 @@ class Graph:
                     f"a captured array has dtype {table.dtype}; expected one of {', '.join(DTYPES)}"
                 )
             _seen_dtypes[table.dtype] = number
-        return number
+        return dims, number
 
     def _number_table(self, table: Any, dtype: int) -> int:
         for number, other in enumerate(self.tables):
             if other is table:
                 return number
-        if len(self.tables) == MOST_TABLES:
-            raise self.refuse(
-                f"more than {MOST_TABLES} captured arrays; put numbers of one dtype into one array"
-            )
         self._check_gradients(table)
         if dtype == _UINT64 and (most := highest(table)) >= 2**63:
             raise ValueError(
@@ -270,6 +294,11 @@ class Graph:
                 )
             )
         self.tables.append(table)
+        if len(self.tables) > MOST_TABLES and share_arguments(self.tables) is None:
+            raise self.refuse(
+                f"more than {MOST_TABLES} captured arrays, and other dtypes or shapes than these "
+                "have; put numbers of one dtype into one array"
+            )
         return len(self.tables) - 1
 
     # ---- errors ----

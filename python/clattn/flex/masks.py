@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from clattn.flex.compile import MASK_PARAMETERS, SCORE_PARAMETERS, run_mask, takes, trace_mods
 from clattn.flex.source_lines import definition
-from clattn.flex.symbols import Symbol, find_graph, node_of
-from clattn.flex.tables import dtype_name
+from clattn.flex.symbols import Symbol, find_graph, node_of, symbol_of
+from clattn.flex.tables import array_of, dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,10 +27,11 @@ def lookup(table: Any, *indices: Any) -> Any:
     ----------
     table : array
         A NumPy array, Tensor, torch tensor or other array with ``__dlpack__``, of 1 to 5
-        dimensions. A bool, integer or float dtype; with uint64, numbers below 2**63, which each
-        call checks.
+        dimensions, or a list of numbers. A bool, integer or float dtype; with uint64, numbers
+        below 2**63, which each call checks.
     *indices : integers
-        One for each dimension. A negative one counts from the end.
+        One for each dimension. A negative one counts from the end. With fewer, or with a colon
+        or an ellipsis, the result is a smaller array, which takes the others.
 
     Returns
     -------
@@ -52,9 +53,11 @@ def lookup(table: Any, *indices: Any) -> Any:
     >>> def alibi(score, b, h, q_idx, kv_idx):
     ...     return score + lookup(slopes, h) * (kv_idx - q_idx)
     """
-    graph = find_graph(indices)
+    graph = find_graph((table, *indices))
     if graph is not None:
-        return Symbol(graph.lookup(table, node_of(indices)))
+        return symbol_of(graph.lookup(node_of(table), node_of(indices)))
+    if indices and isinstance(table, (list, tuple)):
+        table = array_of(table)
     if not (indices and hasattr(type(table), "__dlpack__")):
         raise TypeError(
             f"lookup is given a {type(table).__name__} and {len(indices)} indices; expected an "

@@ -9,13 +9,17 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from clattn.flex import functions as fns
 from clattn.flex import operations as ops
-from clattn.flex.graph import Graph, Node
+from clattn.flex.graph import Graph
 from clattn.flex.kinds import BOOL, INT, LONG, REAL
 
 __all__ = ["OPERATORS", "call_method", "call_numpy", "call_torch", "is_method"]
 
-Operation = Callable[..., Node]
+Operation = Callable[..., Any]
+
+# Where users read which functions there are.
+_PAGE = "docs/operators/flex_attention.md"
 
 # The operators of two operands, by the names of their methods.
 OPERATORS: dict[str, Operation] = {
@@ -55,7 +59,15 @@ _COMMON: dict[str, Operation] = {
     "minimum": ops.minimum,
     "maximum": ops.maximum,
     "clip": ops.clip,
-    "floor": ops.floor,
+    "round": fns.round_,
+    "fmod": fns.fmod,
+    "reciprocal": fns.reciprocal,
+    "isnan": fns.isnan,
+    "isinf": fns.isinf,
+    "isfinite": fns.isfinite,
+    "nan_to_num": fns.nan_to_num,
+    "isin": fns.isin,
+    "hypot": ops.real_function_of_two("hypot"),
     "where": ops.where,
     "full_like": ops.full_like,
     "zeros_like": ops.zeros_like,
@@ -76,14 +88,32 @@ _COMMON: dict[str, Operation] = {
 }
 _COMMON |= {
     name: ops.real_function(name)
-    for name in ("exp", "exp2", "log", "log2", "sqrt", "tanh", "sin", "cos")
+    for name in (
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log2",
+        "log1p",
+        "sqrt",
+        "tanh",
+        "sin",
+        "cos",
+        "erf",
+        "erfc",
+    )
 }
+_COMMON |= {name: ops.rounding(name) for name in ("floor", "ceil", "trunc")}
 
-# By the names that functions have: that of np.abs is "absolute".
+# By the names that functions have: that of np.abs is "absolute". SciPy's ufuncs arrive as NumPy's.
 _NUMPY: dict[str, Operation] = {
     **_COMMON,
     "power": ops.power,
     "invert": ops.invert,
+    "rint": fns.round_,
+    "arctan2": ops.real_function_of_two("atan2"),
+    "expit": fns.sigmoid,
+    "log_expit": fns.log_sigmoid,
     "left_shift": ops.left_shift,
     "right_shift": ops.right_shift,
 }
@@ -105,12 +135,28 @@ _TORCH: dict[str, Operation] = {
     "bitwise_left_shift": ops.left_shift,
     "bitwise_right_shift": ops.right_shift,
     "masked_fill": ops.masked_fill,
+    "embedding": fns.embedding,
+    "dot": fns.dot,
+    "min": ops.minimum,
+    "max": ops.maximum,
+    "atan2": ops.real_function_of_two("atan2"),
+    "arctan2": ops.real_function_of_two("atan2"),
+    "rsqrt": ops.real_function("rsqrt"),
+    "relu": fns.relu,
+    "leaky_relu": fns.leaky_relu,
+    "elu": fns.elu,
+    "sigmoid": fns.sigmoid,
+    "silu": fns.silu,
+    "gelu": fns.gelu,
+    "softplus": fns.softplus,
+    "log_sigmoid": fns.log_sigmoid,
 }
 
 # Methods of torch's and NumPy's arrays.
 _METHODS: dict[str, Operation] = {
     **_TORCH,
     "where": ops.tensor_where,
+    "round": fns.round_,
     "astype": ops.cast,
     "to": ops.to,
     "bool": ops.cast_to(BOOL),
@@ -122,12 +168,12 @@ _METHODS: dict[str, Operation] = {
 }
 
 
-def call_numpy(graph: Graph, function: str, inputs: Any, options: Any) -> Node:
+def call_numpy(graph: Graph, function: str, inputs: Any, options: Any) -> Any:
     """Do what NumPy asks of `__array_ufunc__` or `__array_function__`."""
     return _call(graph, f"np.{function}", _NUMPY.get(function), _NUMPY, inputs, options)
 
 
-def call_torch(graph: Graph, function: Any, inputs: Any, options: Any) -> Node:
+def call_torch(graph: Graph, function: Any, inputs: Any, options: Any) -> Any:
     """Do what torch asks of `__torch_function__`."""
     name = getattr(function, "__name__", str(function))
     if name == "__getitem__":
@@ -143,7 +189,7 @@ def is_method(name: str) -> bool:
     return name in _METHODS
 
 
-def call_method(graph: Graph, name: str, inputs: Any, options: Any) -> Node:
+def call_method(graph: Graph, name: str, inputs: Any, options: Any) -> Any:
     """Call a method; the first of the inputs is the symbol that has it."""
     return _call(graph, f"the method {name}", _METHODS[name], _METHODS, inputs, options)
 
@@ -155,9 +201,9 @@ def _call(
     known: Iterable[str],
     inputs: Any,
     options: Any,
-) -> Node:
+) -> Any:
     if operation is None:
-        raise graph.refuse(f"{name} is not known; there are {', '.join(sorted(known))}")
+        raise graph.refuse(f"{name} is not known{_nearest(name, known)}; {_PAGE} lists what is")
     if options:  # all of them are None by default
         options = {option: value for option, value in options.items() if value is not None}
     try:
@@ -166,6 +212,15 @@ def _call(
         own = 2 if known is _METHODS else 1  # the graph, and the symbol that has the method
         _check_arguments(graph, name, operation, own, inputs, options)
         raise
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """Return words that name the known function whose name is nearest, if one is near."""
+    import difflib  # a library that importing clattn does not load
+
+    module, _, function = name.rpartition(".")
+    near = difflib.get_close_matches(function, known, 1)
+    return f"; the nearest is {module}.{near[0]}" if near else ""
 
 
 def _check_arguments(

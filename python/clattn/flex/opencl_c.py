@@ -10,6 +10,7 @@ from clattn.flex.kinds import ALL, BOOL, DTYPES, KEY, KIND_NAMES, REAL, ROW, TYP
 
 if TYPE_CHECKING:
     from clattn.flex.graph import Key, Node
+    from clattn.flex.tables import Arguments
 
 __all__ = ["uses", "write"]
 
@@ -22,9 +23,14 @@ _DTYPE_NAMES = tuple(DTYPES)
 _Names = dict[int, str]
 
 
-def write(nodes: dict[Key, Node], score: Node | None, mask: Node | None) -> str:
-    """Return the text of the functions of a score_mod and a mask_mod, one of which may be None."""
-    return _Writer(nodes, score, mask).write()
+def write(
+    nodes: dict[Key, Node], score: Node | None, mask: Node | None, arguments: Arguments
+) -> str:
+    """Return the text of the functions of a score_mod and a mask_mod, one of which may be None.
+
+    `arguments` says where each table is, as `share_arguments` does.
+    """
+    return _Writer(nodes, score, mask, arguments).write()
 
 
 def uses(text: str, parameter: str) -> bool:
@@ -53,7 +59,14 @@ def _spell(name: str, kind: int) -> str:
 
 
 class _Writer:
-    def __init__(self, nodes: dict[Key, Node], score: Node | None, mask: Node | None) -> None:
+    def __init__(
+        self,
+        nodes: dict[Key, Node],
+        score: Node | None,
+        mask: Node | None,
+        arguments: Arguments,
+    ) -> None:
+        self.arguments = arguments
         self.keys = list(nodes)
         self.nodes = list(nodes.values())
         self.results = {"score": score, "mask": mask}
@@ -183,14 +196,20 @@ class _Writer:
             f"    {_spell('int', node.kind)} {name}_at = 0;",
             f"    {_spell('bool', node.kind)} {name}_outside = 0;",
         ]
-        for d, place in enumerate(places):
-            function = _spell(f"index_{TYPE_NAMES[self.nodes[place].type]}", node.kind)
+        indexes = [
+            (TYPE_NAMES[self.nodes[place].type], self._as_kind(names, place, node.kind))
+            for place in places
+        ]
+        argument, shared = self.arguments[table]
+        if shared is not None:
+            indexes.insert(0, ("int", f"({_spell('int', node.kind)}){shared}"))
+        for d, (type_, value) in enumerate(indexes):
+            function = _spell(f"index_{type_}", node.kind)
             self.lines.append(
-                f"    {function}(call, {table}, {d}, {self._as_kind(names, place, node.kind)}, "
-                f"&{name}_at, &{name}_outside);"
+                f"    {function}(call, {argument}, {d}, {value}, &{name}_at, &{name}_outside);"
             )
         load = _spell(f"load_{TYPE_NAMES[node.type]}", node.kind)
-        return f"{load}(call, {table}, {dtype} /* {_DTYPE_NAMES[dtype]} */, {name}_at)"
+        return f"{load}(call, {argument}, {dtype} /* {_DTYPE_NAMES[dtype]} */, {name}_at)"
 
     def _expression(self, names: _Names, index: int) -> str:
         op, type_, *rest = self.keys[index]

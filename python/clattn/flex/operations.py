@@ -46,26 +46,39 @@ def divide(graph: Graph, x: Any, y: Any, *, rounding_mode: str | None = None) ->
     """`x / y`, which is real; with torch's rounding mode "floor" `x // y`."""
     if rounding_mode == "floor":
         return floor_divide(graph, x, y)
+    if rounding_mode == "trunc":
+        return _truncated_division(graph, x, y)
     if rounding_mode is not None:
-        raise graph.refuse(f'rounding_mode is {rounding_mode!r}; expected None or "floor"')
+        raise graph.refuse(f'rounding_mode is {rounding_mode!r}; expected None, "floor" or "trunc"')
     a, b = graph.operands(x, y, REAL)
     return graph.node(("/", REAL, a.index, b.index), REAL, a.kind | b.kind)
 
 
+def _truncated_division(graph: Graph, x: Any, y: Any) -> Node:
+    """`x / y`, rounded towards 0, in the type of the two."""
+    a, b = graph.operands(x, y, INT)
+    if a.type == REAL:
+        return rounding("trunc")(graph, divide(graph, a, b))
+    down = floor_divide(graph, a, b)
+    inexact = not_equal(graph, multiply(graph, down, b), a)
+    up = bitwise_and(graph, less(graph, down, 0), inexact)
+    return where(graph, up, add(graph, down, 1), down)
+
+
 def floor_divide(graph: Graph, x: Any, y: Any) -> Node:
     """`x // y`."""
-    return _call_two(graph, "floor_div", x, y)
+    return call_two(graph, "floor_div", x, y)
 
 
 def remainder(graph: Graph, x: Any, y: Any) -> Node:
     """`x % y`, with the sign of `y`."""
-    return _call_two(graph, "modulo", x, y)
+    return call_two(graph, "modulo", x, y)
 
 
 def power(graph: Graph, x: Any, y: Any) -> Node:
     """`x ** y`. An exponent that is an int from 0 to 4 is no data: it makes a product."""
     if type(y) is not int or not 0 <= y <= _MOST_FACTORS:
-        return _call_two(graph, "power", x, y)
+        return call_two(graph, "power", x, y)
     base = graph.operand(x, INT)
     if y == 0:
         return graph.cast(1, base.type)
@@ -110,13 +123,13 @@ def sign(graph: Graph, x: Any) -> Node:
 def minimum(graph: Graph, x: Any, y: Any) -> Node:
     """Return the lower one, or NaN if one is NaN."""
     a, b = graph.operands(x, y)
-    return bitwise_and(graph, a, b) if a.type == BOOL else _call_two(graph, "minimum", a, b)
+    return bitwise_and(graph, a, b) if a.type == BOOL else call_two(graph, "minimum", a, b)
 
 
 def maximum(graph: Graph, x: Any, y: Any) -> Node:
     """Return the higher one, or NaN if one is NaN."""
     a, b = graph.operands(x, y)
-    return bitwise_or(graph, a, b) if a.type == BOOL else _call_two(graph, "maximum", a, b)
+    return bitwise_or(graph, a, b) if a.type == BOOL else call_two(graph, "maximum", a, b)
 
 
 def clip(
@@ -129,10 +142,15 @@ def clip(
     return clipped if high is None else minimum(graph, clipped, high)
 
 
-def floor(graph: Graph, x: Any) -> Node:
-    """Return the greatest integer that is not above `x`, in the type of `x`."""
-    a = graph.operand(x)
-    return graph.call("floor", a) if a.type == REAL else a
+def rounding(name: str) -> Callable[[Graph, Any], Node]:
+    """Return the operation of floor, ceil, trunc or rint, which keeps the type of `x`."""
+
+    def operation(graph: Graph, x: Any) -> Node:
+        a = graph.operand(x)
+        return graph.call(name, a) if a.type == REAL else a
+
+    operation.__doc__ = f"{name}(x), in the type of x."
+    return operation
 
 
 def real_function(name: str) -> Callable[[Graph, Any], Node]:
@@ -145,7 +163,18 @@ def real_function(name: str) -> Callable[[Graph, Any], Node]:
     return operation
 
 
-def _call_two(graph: Graph, name: str, x: Any, y: Any) -> Node:
+def real_function_of_two(name: str) -> Callable[[Graph, Any, Any], Node]:
+    """Return the operation of a function of two reals, such as hypot."""
+
+    def operation(graph: Graph, x: Any, y: Any) -> Node:
+        return call_two(graph, name, graph.cast(x, REAL), y)
+
+    operation.__doc__ = f"{name}(x, y), which is real."
+    return operation
+
+
+def call_two(graph: Graph, name: str, x: Any, y: Any) -> Node:
+    """Return the node of a function of two numbers of one type, which is int or higher."""
     a, b = graph.operands(x, y, INT)
     return graph.node((name, a.type, a.index, b.index), a.type, a.kind | b.kind)
 
@@ -286,19 +315,21 @@ def cast_to(type_: int) -> Callable[[Graph, Any], Node]:
     return operation
 
 
-def full_like(graph: Graph, x: Any, fill_value: Any) -> Node:
-    """Return a number, of the type of `x`."""
+def full_like(graph: Graph, x: Any, fill_value: Any, dtype: Any = None) -> Node:
+    """Return a number, of the type of `x` or of a dtype."""
+    if dtype is not None:
+        return cast(graph, fill_value, dtype)
     return graph.cast(fill_value, graph.operand(x).type)
 
 
-def zeros_like(graph: Graph, x: Any) -> Node:
-    """0, of the type of `x`."""
-    return full_like(graph, x, 0)
+def zeros_like(graph: Graph, x: Any, dtype: Any = None) -> Node:
+    """0, of the type of `x` or of a dtype."""
+    return full_like(graph, x, 0, dtype)
 
 
-def ones_like(graph: Graph, x: Any) -> Node:
-    """1, of the type of `x`."""
-    return full_like(graph, x, 1)
+def ones_like(graph: Graph, x: Any, dtype: Any = None) -> Node:
+    """1, of the type of `x` or of a dtype."""
+    return full_like(graph, x, 1, dtype)
 
 
 def new_constant(value: int) -> Callable[..., Node]:
@@ -310,6 +341,6 @@ def new_constant(value: int) -> Callable[..., Node]:
     def operation(graph: Graph, x: Any, size: Any, *, dtype: Any = None) -> Node:
         if size not in ((), []):
             raise graph.refuse(f"size is {size!r}; expected (), for a mod computes single numbers")
-        return full_like(graph, x, value) if dtype is None else cast(graph, value, dtype)
+        return full_like(graph, x, value, dtype)
 
     return operation

@@ -10,14 +10,29 @@ import numpy as np
 from clattn import _core
 
 __all__ = [
+    "MOST_DIMS",
+    "MOST_TABLES",
+    "array_of",
     "checksum",
     "dimensions",
+    "dtype_like",
     "dtype_name",
+    "elements",
     "highest",
     "read_element",
     "requires_gradients",
+    "share_arguments",
+    "stack_shared",
     "without_gradients",
 ]
+
+# The most dimensions of a table, and the most tables that kernels read: CA_TABLE_DIMS and CA_TABLES
+# of kernels/attention/params.h.
+MOST_DIMS = 5
+MOST_TABLES = 4
+
+# For each table the number of its argument, and its place there: None if it is alone.
+Arguments = list[tuple[int, int | None]]
 
 
 def dimensions(array: Any) -> int | None:
@@ -38,11 +53,72 @@ def dtype_name(dtype: Any) -> str:
         return str(dtype).rpartition(".")[2]
 
 
+def array_of(numbers: list[Any] | tuple[Any, ...]) -> np.ndarray:
+    """Return the array of a list of numbers, of int32 if that holds them.
+
+    ValueError: it is no list of numbers, or lists of them, of one length.
+    """
+    array = np.asarray(numbers)
+    narrow = array.astype(np.int32) if array.dtype.kind == "i" else array
+    return narrow if (narrow == array).all() else array
+
+
+def share_arguments(tables: list[Any]) -> Arguments | None:
+    """Return which argument of a kernel each table is in; None if that takes too many.
+
+    While there are few tables, each is an argument. Of more, those of one dtype and shape are
+    stacked in one.
+    """
+    if len(tables) <= MOST_TABLES:
+        return [(n, None) for n in range(len(tables))]
+    groups: dict[Any, list[int]] = {}
+    for n, table in enumerate(tables):
+        shape = tuple(table.shape)
+        alone = n if len(shape) == MOST_DIMS else None
+        groups.setdefault((dtype_name(table.dtype), shape, alone), []).append(n)
+    if len(groups) > MOST_TABLES:
+        return None
+    arguments: Arguments = [(0, None)] * len(tables)
+    for argument, members in enumerate(groups.values()):
+        for place, n in enumerate(members):
+            arguments[n] = argument, (place if len(members) > 1 else None)
+    return arguments
+
+
+def stack_shared(tables: list[Any], arguments: Arguments) -> tuple[Any, ...]:
+    """Return the arguments that hold the tables."""
+    members: list[list[Any]] = [[] for _ in range(1 + max([n for n, _ in arguments], default=-1))]
+    for table, (argument, _) in zip(tables, arguments, strict=True):
+        members[argument].append(without_gradients(table))
+    return tuple([m[0] if len(m) == 1 else np.stack([*map(_on_host, m)]) for m in members])
+
+
+def dtype_like(array: Any, name: str) -> Any:
+    """Return the dtype of a name, of the array's library: torch's, or else NumPy's.
+
+    None is an array that is not known yet: then the dtype is torch's if torch is there.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and (array is None or isinstance(array, torch.Tensor)):
+        return getattr(torch, name)
+    return np.dtype(name)
+
+
 def read_element(array: Any) -> Any:
     """Return the number of an array without dimensions; a float for a float of another library."""
     read = getattr(array, "item", None)
     element = np.array(array, copy=True).item() if read is None else read()
     return float(element) if isinstance(element, np.generic) else element
+
+
+def elements(values: Any) -> list[Any] | None:
+    """Return the numbers of an array, or of a list, tuple or set; None for other objects."""
+    if isinstance(values, (list, tuple, set, frozenset, range)):
+        return list(values)
+    if dimensions(values) is None:
+        return None
+    listed: Any = _on_host(values).ravel().tolist()
+    return listed if isinstance(listed, list) else None
 
 
 def _elements(table: Any) -> np.ndarray:
