@@ -23,8 +23,8 @@ os.environ["CLATTN_TUNING"] = "off"
 import clattn
 import pytest
 import support.faults as faults
-from support.helpers import forks
 from support.passing import pass_tensors
+from support.processes import forks
 from support.ptx_device import build as build_machine
 from support.variants import (
     WITH_ARRAYS,

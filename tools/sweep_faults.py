@@ -20,7 +20,7 @@ sys.path.insert(0, str(TESTS))
 
 import clattn  # noqa: E402
 from support import faults, sweep  # noqa: E402
-from support.helpers import run_python  # noqa: E402
+from support.processes import run_python  # noqa: E402
 
 WARM = """
 device = clattn._core.all_devices()[index]

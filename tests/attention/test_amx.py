@@ -6,8 +6,8 @@ The kernel contract and test_bfloat16_pairs.py test the variant too.
 
 import pytest
 from references.attention import bfloat16
+from support.data import draw, sdpa
 from support.faults import open_with
-from support.helpers import draw, sdpa
 from support.launches import chosen
 from support.variants import force_or_skip, forced
 
@@ -35,7 +35,8 @@ def test_a_compiler_that_refuses_it(device, faults_library, tmp_path):
         """
         import pytest
         from references.attention import bfloat16
-        from support.helpers import check, qkv
+        from support.checks import check
+        from support.data import qkv
         device = listed[index]
         arrays = qkv((1, 2), 40, 70, 64, dtype=bfloat16)
         faults.faults_define(b"amx_start=goto")

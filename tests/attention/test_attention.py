@@ -13,7 +13,8 @@ from references.attention import (
     float16,
     tolerance,
 )
-from support.helpers import assert_close, check, draw, qkv, sdpa
+from support.checks import assert_close, check
+from support.data import draw, qkv, sdpa
 from support.launches import chosen
 from support.loops import looped
 from support.variants import VARIANTS, force, skip_unless_used, takes_cpu_kernels

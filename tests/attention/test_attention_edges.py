@@ -5,7 +5,9 @@ import clattn
 import numpy as np
 import pytest
 from references.attention import bfloat16, float32, float64
-from support.helpers import check, draw, index_of, qkv, run_python, sdpa
+from support.checks import check
+from support.data import draw, qkv, sdpa
+from support.processes import index_of, run_python
 from support.variants import decode_for, forced
 
 pytestmark = pytest.mark.tensors

@@ -5,7 +5,8 @@ import clattn
 import ml_dtypes
 import numpy as np
 import pytest
-from support.helpers import check, draw
+from support.checks import check
+from support.data import draw
 from support.refusals import (
     FLOATS,
     cases,

@@ -4,7 +4,8 @@
 import clattn
 import numpy as np
 import pytest
-from support.helpers import check, qkv, sdpa
+from support.checks import check
+from support.data import qkv, sdpa
 from support.loops import looped
 
 pytestmark = pytest.mark.tensors

@@ -5,14 +5,8 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 from references.attention import DTYPES, attention, bfloat16
-from support.helpers import (
-    assert_close,
-    check,
-    draw,
-    qkv,
-    run_on,
-    sdpa,
-)
+from support.checks import assert_close, check
+from support.data import draw, qkv, sdpa
 from support.layouts import (
     LAYOUTS,
     ODD,
@@ -27,6 +21,7 @@ from support.layouts import (
     transposed,
 )
 from support.loops import looped
+from support.processes import run_on
 
 pytestmark = pytest.mark.tensors
 

@@ -18,7 +18,8 @@ from references.attention import (
     float64,
     tolerance,
 )
-from support.helpers import assert_close, check, draw, qkv, sdpa
+from support.checks import assert_close, check
+from support.data import draw, qkv, sdpa
 from support.loops import looped
 
 pytestmark = pytest.mark.tensors

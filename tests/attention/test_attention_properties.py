@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from references.attention import bfloat16, float32, tolerance
-from support.helpers import assert_close, check, draw, qkv, sdpa
+from support.checks import assert_close, check
+from support.data import draw, qkv, sdpa
 from support.random_calls import BOUNDS, bounded, examples, relay, shrink
 from support.sizes import SMALL, WIDE
 from support.variants import force

@@ -18,11 +18,12 @@ from references.attention import (
     largest,
     max_error,
 )
-from support.helpers import draw, native, qkv, sdpa
+from support.checks import native
+from support.data import draw, qkv, sdpa
 
 torch = pytest.importorskip("torch")
 
-from support.helpers_torch import from_torch, to_torch  # noqa: E402
+from support.torch_calls import from_torch, to_torch  # noqa: E402
 from support.variants import force  # noqa: E402
 
 CASES = {

@@ -10,7 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from references.attention import bfloat16, eps, judged, largest, max_error
-from support.helpers import assert_close, check, draw, qkv, sdpa
+from support.checks import assert_close, check
+from support.data import draw, qkv, sdpa
 from support.launches import chosen
 from support.loops import looped
 from support.sizes import REST, WIDE

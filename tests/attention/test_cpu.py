@@ -9,7 +9,8 @@ import clattn
 import numpy as np
 import pytest
 from references.attention import DTYPES, float16
-from support.helpers import assert_close, draw, sdpa
+from support.checks import assert_close
+from support.data import draw, sdpa
 from support.layouts import far_rows
 from support.masks import masked
 from support.variants import force, with_kernels

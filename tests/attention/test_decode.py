@@ -13,10 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from references.attention import bfloat16, float16, float64, tolerance
+from support.checks import assert_close, check
+from support.data import draw, qkv, sdpa
 from support.designed import check_keys
-from support.helpers import assert_close, check, draw, index_of, qkv, run_python, sdpa
 from support.launches import chosen
 from support.layouts import far_rows
+from support.processes import index_of, run_python
 from support.random_calls import bounded
 from support.sizes import WIDE
 from support.variants import decode_for, each, forced, takes_cpu_kernels, with_kernels
@@ -218,7 +220,8 @@ COPIED = """
 import sys
 import clattn, numpy as np
 from support.forced import FORCED
-from support.helpers import check, draw, qkv
+from support.checks import check
+from support.data import draw, qkv
 from references.onnx import check as check_onnx
 from support.onnx_calls import cache, inputs
 device = clattn.devices()[int(sys.argv[1])]

@@ -12,8 +12,9 @@ import pytest
 import references.attention as reference
 import references.dropout as oracle
 from references.attention import DTYPES, float16
+from support.checks import assert_close
+from support.data import draw, qkv, sdpa
 from support.dropout_calls import SEED, P, check
-from support.helpers import assert_close, draw, qkv, sdpa
 from support.layouts import LAYOUTS, ODD
 from support.loops import looped
 from support.variants import force

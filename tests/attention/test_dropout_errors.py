@@ -8,7 +8,8 @@ import clattn
 import numpy as np
 import pytest
 import references.dropout as oracle
-from support.helpers import assert_close, qkv
+from support.checks import assert_close
+from support.data import qkv
 from support.refusals import (
     cases,
     check_without_opencl,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import references.dropout as oracle
 from references.attention import DTYPES, attended, float32
-from support.helpers import draw, sdpa
+from support.data import draw, sdpa
 from support.variants import force
 
 P, SEED = 0.3, 0xFEDC_BA98_7654_3210

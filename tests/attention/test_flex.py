@@ -7,8 +7,8 @@ import clattn
 import numpy as np
 import pytest
 from references.attention import bfloat16, float16, float64
+from support.data import draw, qkv
 from support.foreign import JAX, TORCH
-from support.helpers import draw, qkv
 from support.layouts import columns_first, negative_rows, sliced, transposed
 from support.mods import (
     COMPOSITE,

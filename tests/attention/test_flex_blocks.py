@@ -7,8 +7,9 @@ import pytest
 from clattn.flex.tables import checksum
 from references.attention import bfloat16
 from references.flex import blocks
-from support.helpers import draw, qkv, run_on
+from support.data import draw, qkv
 from support.mods import call, check_flex, lookup
+from support.processes import run_on
 from support.sizes import SMALL, WIDE
 from support.tensors import same_bits
 from support.variants import force, takes_cpu_kernels

@@ -8,7 +8,7 @@ import clattn
 import numpy as np
 import pytest
 from references.attention import float32
-from support.helpers import draw, qkv
+from support.data import draw, qkv
 from support.mods import call, check_flex, check_outside, lookup, where
 from support.sizes import SMALL, WIDE
 from support.tensors import same_bits

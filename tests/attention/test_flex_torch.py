@@ -8,7 +8,8 @@ import clattn
 import numpy as np
 import pytest
 from references.flex import flex
-from support.helpers import assert_close, draw, qkv
+from support.checks import assert_close
+from support.data import draw, qkv
 from support.mods import BUCKETS, DOCUMENTS, GALLERY, MOST, RELATIVE, SLOPES, SWIN, WIDTH
 from support.sizes import SMALL
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What the check of results sees: NumPy's results with a fault each, and right ones.
 
-No device computes here. A fault that the check of `support/helpers.py` takes for rounding could be
+No device computes here. A fault that the check of `support/checks.py` takes for rounding could be
 in a kernel and no test would tell.
 """
 
@@ -19,7 +19,8 @@ from references.attention import (
     judged,
     steps_in,
 )
-from support.helpers import assert_close, qkv
+from support.checks import assert_close
+from support.data import qkv
 
 # B and H, L, S, E; options
 PROBLEMS = {

@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 from references.attention import attention, float16, float32, float64, tolerance
-from support.helpers import BANDS, assert_close, draw
+from support.checks import assert_close
+from support.data import BANDS, draw
 from support.layouts import (
     columns_first,
     far_rows,

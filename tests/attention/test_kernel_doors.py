@@ -14,8 +14,8 @@ import support.openvino_calls as openvino
 from references.attention import bfloat16, float16, float32, float64
 from references.directml import make
 from references.onnx import check
+from support.data import draw, qkv
 from support.dropout_calls import check as check_dropout
-from support.helpers import draw, qkv
 from support.layouts import columns_first, negative_rows, sliced, transposed
 from support.masks import INF, NAN
 from support.onnx_calls import cache, flat, inputs, mask_of

@@ -6,7 +6,7 @@ import pytest
 import support.tuning as tuning
 from clattn import _core
 from references.attention import float32
-from support.helpers import draw, sdpa
+from support.data import draw, sdpa
 from support.launches import launched_once
 from support.variants import each, with_kernels
 

@@ -4,7 +4,7 @@
 import clattn
 import numpy as np
 import pytest
-from support.helpers import draw, sdpa
+from support.data import draw, sdpa
 from support.loops import looped
 
 pytestmark = pytest.mark.tensors

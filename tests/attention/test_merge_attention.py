@@ -5,8 +5,9 @@ import clattn
 import numpy as np
 import pytest
 from references.attention import DTYPES, attention, eps, float32, float64, max_error, tolerance
+from support.checks import assert_close
+from support.data import draw, qkv, sdpa
 from support.foreign import LIBRARIES, same
-from support.helpers import assert_close, draw, qkv, sdpa
 from support.masks import INF, NAN
 
 PARTS = [slice(0, 7), slice(7, 8), slice(8, 40)]

@@ -13,7 +13,7 @@ import pytest
 import support.tuning as tuning
 from numpy.lib.stride_tricks import as_strided
 from references.attention import attention, bfloat16, eps, float16
-from support.helpers import draw, qkv, sdpa
+from support.data import draw, qkv, sdpa
 from support.threads import run_together
 from support.variants import with_kernels
 

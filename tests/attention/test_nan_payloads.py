@@ -8,7 +8,8 @@ above which rounding to a half type, by an addition to its bits, begins again at
 import numpy as np
 import pytest
 from references.attention import bfloat16, float16, float32
-from support.helpers import check, qkv
+from support.checks import check
+from support.data import qkv
 from support.sizes import WIDE
 from support.variants import WITH_ARRAYS, Variant, row_id, with_kernels
 

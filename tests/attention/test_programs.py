@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from count_programs import DTYPES, HEAD_SIZES, attend, kinds
 from references.attention import float16
+from support.data import draw, qkv, sdpa
 from support.faults import open_with
-from support.helpers import ROOT, draw, qkv, sdpa
 from support.launches import launched_once
 from support.mods import call, check_flex, lookup
+from support.processes import ROOT
 from support.sizes import SMALL
 from support.tensors import same_bits
 from support.variants import with_kernels

@@ -4,7 +4,8 @@
 import numpy as np
 import pytest
 from references.attention import float32
-from support.helpers import check, draw, qkv, sdpa
+from support.checks import check
+from support.data import draw, qkv, sdpa
 from support.masks import masked
 from support.variants import each, force, with_kernels
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from references.attention import DTYPES, attention, max_error, plain
-from support.helpers import draw, qkv
+from support.data import draw, qkv
 
 
 def loops(query, key, value, mask=None, is_causal=False, window=None, softcap=0.0, scale=None):

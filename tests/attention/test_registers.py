@@ -8,7 +8,7 @@ test the build options instead.
 import pytest
 from machine_code import table
 from support.faults import open_with
-from support.helpers import ROOT
+from support.processes import ROOT
 
 INTEL = "cl_intel_required_subgroup_size"
 AMD = "cl_amd_device_attribute_query"

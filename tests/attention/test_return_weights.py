@@ -4,7 +4,8 @@
 import numpy as np
 import pytest
 from references.attention import DTYPES, compute_dtype, eps, float32
-from support.helpers import check, draw, qkv, sdpa
+from support.checks import check
+from support.data import draw, qkv, sdpa
 from support.masks import INF, NAN, seen_in_band, spoil
 from support.variants import WITH_SCORES, each, force, with_kernels
 

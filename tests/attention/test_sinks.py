@@ -6,7 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from references.attention import eps, float32, float64
-from support.helpers import assert_close, check, draw, qkv, sdpa
+from support.checks import assert_close, check
+from support.data import draw, qkv, sdpa
 from support.layouts import negative_rows, sliced
 from support.masks import INF, NAN, seen_in_band, spoil
 from support.variants import each, force, with_door, with_kernels

@@ -7,7 +7,8 @@ The tests limit a device's local memory, so that the plan chooses smaller tiles.
 import numpy as np
 import pytest
 from references.attention import attention, bfloat16, eps, float16, float32, float64
-from support.helpers import check, qkv, sdpa
+from support.checks import check
+from support.data import qkv, sdpa
 from support.launches import chosen
 from support.sizes import WIDE
 from support.variants import SMALL_TILE, force, takes_cpu_kernels, with_kernels

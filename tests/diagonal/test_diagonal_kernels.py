@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import clattn
 import numpy as np
 import pytest
-from support.helpers import assert_references_return, check_band, has_memory, run_on, run_python
+from support.checks import assert_references_return, check_band
 from support.layouts import columns_first
+from support.processes import has_memory, run_on, run_python
 
 BANDS = ((0, 1), (-3, 5), (1, -1), (1, 10**6), (-(10**6), 0), (4, 4), (10**6, -(10**6)))
 DTYPES = ("u1", "f2", "f4", "f8")  # one of each width
@@ -126,7 +127,7 @@ def test_matrices_far_apart(device):
     run_on(
         device,
         """
-        from support.helpers import check_band
+        from support.checks import check_band
         far = 1 << 30
         def spread(a):
             memory = np.empty(2 * far + 64, a.dtype)
@@ -204,7 +205,7 @@ def test_memory_modes(device, mode):
         """
         import sys, clattn, numpy as np
         from diagonal import test_diagonal_kernels as kernels
-        from support.helpers import check_band
+        from support.checks import check_band
         from support.layouts import columns_first
         device, = [d for d in clattn.devices() if [d.platform, d.name] == sys.argv[1:3]]
         for shape in ((3, 150, 133), (300, 8, 8)):

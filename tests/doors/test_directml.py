@@ -12,6 +12,8 @@ import pytest
 import references.directml as oracle
 from references.attention import float16, float32
 from references.directml import FLOATS, SOURCES, make
+from support.checks import assert_close
+from support.data import draw
 from support.directml_calls import (
     HALF_AND_SINGLE,
     check,
@@ -19,7 +21,6 @@ from support.directml_calls import (
     compare,
     run,
 )
-from support.helpers import assert_close, draw
 from support.layouts import LAYOUTS, ODD
 from support.loops import looped
 

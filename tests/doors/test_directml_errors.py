@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import references.directml as oracle
 from references.directml import make
-from support.helpers import draw
+from support.data import draw
 from support.refusals import (
     cases,
     check_without_opencl,

@@ -11,6 +11,7 @@ import pytest
 import references.directml as oracle
 from references.attention import float16
 from references.directml import SOURCES, make
+from support.data import draw
 from support.directml_calls import (
     HALF_AND_SINGLE,
     check,
@@ -18,7 +19,6 @@ from support.directml_calls import (
     compare,
     run,
 )
-from support.helpers import draw
 from support.layouts import LAYOUTS, ODD
 from support.loops import looped
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import references.directml as oracle
 from references.directml import make
-from support.helpers import draw
+from support.data import draw
 from support.onnx_model import run_model
 
 pytestmark = pytest.mark.usefixtures("reference_kernel")

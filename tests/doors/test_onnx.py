@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from references.attention import DTYPES, bfloat16, float16, float32, float64
 from references.onnx import attention, check, tolerances
-from support.helpers import assert_close
+from support.checks import assert_close
 from support.layouts import LAYOUTS, ODD
 from support.loops import looped
 from support.onnx_calls import HK, HQ, B, E, L, P, S, cache, flat, inputs, mask_of

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from references.onnx import check
-from support.helpers import draw
+from support.data import draw
 from support.refusals import (
     FLOATS,
     NUMBERS,

@@ -7,7 +7,8 @@ import clattn
 import numpy as np
 import pytest
 from clattn import onnx as module
-from support.helpers import draw, run_python
+from support.data import draw
+from support.processes import run_python
 
 pytest.importorskip("onnx", "1.23")
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from references.attention import bfloat16
 from references.onnx import attention, plain, rounded
-from support.helpers import no_opencl, run_python
+from support.processes import no_opencl, run_python
 from support.variants import force
 
 pytestmark = pytest.mark.tensors

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from references.attention import DTYPES, bfloat16, eps, float16, float32, float64
 from references.onnx import check, softmax, tolerances
-from support.helpers import assert_close, draw
+from support.checks import assert_close
+from support.data import draw
 from support.onnx_calls import HK, HQ, B, E, L, P, S, cache, flat, inputs, mask_of
 
 pytestmark = [pytest.mark.tensors, pytest.mark.usefixtures("reference_kernel")]

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from references.attention import bfloat16, compute_dtype, eps, float16, float32, float64
 from references.onnx import attention, check, tolerances
-from support.helpers import assert_close, draw
+from support.checks import assert_close
+from support.data import draw
 from support.loops import looped
 from support.onnx_calls import HK, HQ, B, E, cache, flat, inputs, mask_of
 from support.random_calls import bounded, examples, relay, shrink

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import references.openvino as oracle
 from references.attention import DTYPES, bfloat16, float16, float32
-from support.helpers import assert_close, draw, qkv
+from support.checks import assert_close
+from support.data import draw, qkv
 from support.layouts import LAYOUTS, ODD
 from support.loops import looped
 from support.openvino_calls import arrays, call, check

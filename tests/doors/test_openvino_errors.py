@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import references.openvino as oracle
-from support.helpers import assert_close, draw
+from support.checks import assert_close
+from support.data import draw
 from support.refusals import (
     FLOATS,
     cases,

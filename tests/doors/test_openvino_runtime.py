@@ -11,7 +11,8 @@ import clattn
 import numpy as np
 import pytest
 import references.openvino as oracle
-from support.helpers import assert_close, draw
+from support.checks import assert_close
+from support.data import draw
 
 FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32"}  # by default it may compute in bfloat16
 

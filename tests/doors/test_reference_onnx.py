@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from references.attention import DTYPES, max_error
 from references.onnx import attention, plain, tolerances
-from support.helpers import qkv
+from support.data import qkv
 
 
 def test_by_hand():

@@ -20,7 +20,8 @@ CALL = """
 import warnings
 import clattn
 from clattn._host import apart
-from support.helpers import check, qkv
+from support.checks import check
+from support.data import qkv
 
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")

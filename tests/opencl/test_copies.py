@@ -5,7 +5,7 @@ The child processes run in the mode "copy". Most have the loader of faults.py, w
 """
 
 import pytest
-from support.helpers import index_of, run_on, run_python
+from support.processes import index_of, run_on, run_python
 from support.variants import decode_for, forced
 
 pytestmark = pytest.mark.by_turns
@@ -28,7 +28,7 @@ start = settled(device)
 CALLS = """
 import hashlib, sys
 import clattn, numpy as np
-from support.helpers import draw
+from support.data import draw
 
 def calls(device):
     "(name, digest) of calls that are large in one way or another."

@@ -6,7 +6,7 @@ import subprocess
 import clattn
 import pytest
 from support.faults import COMPILER
-from support.helpers import TESTS, run_python
+from support.processes import TESTS, run_python
 
 CSRC = TESTS.parent / "csrc"
 HEADERS = TESTS.parent / "third_party" / "opencl-headers"

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from conftest import DEVICES, NO_DEVICE
 from references.attention import attention, tolerance
+from support.checks import assert_close, check
+from support.data import draw, qkv, sdpa
 from support.faults import open_with
-from support.helpers import assert_close, check, draw, index_of, qkv, run_python, sdpa
+from support.processes import index_of, run_python
 from support.threads import run_together
 from support.variants import SMALL_TILE, forced
 
@@ -303,7 +305,8 @@ def test_a_driver_that_refuses_ptx(device, faults_library, tmp_path):
             faults_library,
             device,
             """
-            from support.helpers import check, qkv
+            from support.checks import check
+            from support.data import qkv
             device = listed[index]
             assert device.type == "gpu"
             assert device.usable and device.nvidia_capability == 0
@@ -328,7 +331,8 @@ def test_the_trial_of_a_variant_is_kept(device, faults_library, tmp_path):
             device,
             f"""
             import numpy as np
-            from support.helpers import check, qkv
+            from support.checks import check
+            from support.data import qkv
             arrays = qkv((1, 2), 1, 50, 16)
             options = dict(device=listed[index], attn_mask={mask}, return_lse=False)
             before = faults.faults_kernels()
@@ -356,7 +360,8 @@ def test_matrix_units_are_emulated_on_gpus_if_asked_for(device, faults_library):
         """
         import pytest
         from support.forced import FORCED
-        from support.helpers import check, qkv
+        from support.checks import check
+        from support.data import qkv
         device = listed[index]
         arrays = qkv((1, 1), 20, 50, 64, dtype="f2")
         clattn._core.force("mma")
@@ -382,7 +387,8 @@ def test_vectors_of_other_processors(faults_library, width):
         DEVICES[width // 4 % len(DEVICES)],
         f"""
         import numpy as np
-        from support.helpers import check, qkv
+        from support.checks import check
+        from support.data import qkv
         device = listed[index]
         assert device.float_width == {width}
         for E, Ev in ((64, 64), (80, 80), (24, 128), (13, 29)):
@@ -444,7 +450,7 @@ def test_a_program_that_does_not_build(run_with_faults, tmp_path):
     run_with_faults(
         """
         import re
-        from support.helpers import ROOT
+        from support.processes import ROOT
         faults.faults_define(b"store_vector=goto")
         text = refusal(lambda: clattn.tril(tq), "'diagonal_band' does not build",
                        device.name, "clBuildProgram gave CL_BUILD_PROGRAM_FAILURE")

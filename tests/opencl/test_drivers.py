@@ -12,7 +12,7 @@ from types import MappingProxyType
 import clattn._host.drivers as drivers
 import pytest
 from clattn._host import files
-from support.helpers import copy_of_a_loader, run_python
+from support.processes import copy_of_a_loader, run_python
 
 find_loader_of_pyopencl = drivers._installed_loader_of_pyopencl
 
@@ -298,7 +298,8 @@ def test_the_loader_of_pip_serves_where_the_system_has_none():
     said = run_python(
         """
         import os, clattn, clattn._host.drivers as drivers
-        from support.helpers import check, qkv
+        from support.checks import check
+        from support.data import qkv
         wheel = os.fsencode(drivers._wheel_libraries())
         discover = drivers.discover
         drivers.discover = lambda: (discover()[0], (b"libno-such-loader.so.1",
@@ -368,7 +369,8 @@ def test_a_loader_that_is_open_is_used_under_any_name(tmp_path, name, chosen):
         import ctypes, os, sys
         ctypes.CDLL(sys.argv[1])
         import clattn, clattn._host.drivers as drivers
-        from support.helpers import check, qkv
+        from support.checks import check
+        from support.data import qkv
         assert clattn._core.loader() is None
         assert drivers.loaders_in_use() == [os.fsencode(sys.argv[1])]
         check(*qkv(), device=clattn.devices()[0])

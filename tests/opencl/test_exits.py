@@ -10,7 +10,7 @@ import signal
 import sys
 
 import pytest
-from support.helpers import index_of, run_on, run_python
+from support.processes import index_of, run_on, run_python
 
 MOMENTS = max(2, int(float(os.environ.get("CLATTN_STRESS", 0))))
 
@@ -60,7 +60,8 @@ atexit.register(lambda: print((call(small) == 1).all()))
     code = """
 import atexit, sys
 import numpy as np
-from support.helpers import check, qkv
+from support.checks import check
+from support.data import qkv
 
 def first():
     import clattn

@@ -13,7 +13,7 @@ import clattn
 import pytest
 from support import faults
 from support.gpu_check import POCL
-from support.helpers import index_of, run_python
+from support.processes import index_of, run_python
 
 WARM = """
 device = clattn._core.all_devices()[index]

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 
 import pytest
-from support.helpers import ROOT
+from support.processes import ROOT
 
 PROGRAM = """
 #include "opencl/spec.h"

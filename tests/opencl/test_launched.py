@@ -2,7 +2,7 @@
 """_core.launched, by which tests see which kernels a call has run."""
 
 import clattn
-from support.helpers import qkv, sdpa
+from support.data import qkv, sdpa
 from support.launches import launched_by
 from support.threads import run_together
 

@@ -9,7 +9,7 @@ import clattn
 import numpy as np
 import pytest
 from support.alarms import InterruptedCall, alarm, interrupted
-from support.helpers import run_python
+from support.processes import run_python
 from support.tensors import same_bits
 
 pytestmark = pytest.mark.arrays_only

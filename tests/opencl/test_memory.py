@@ -8,15 +8,9 @@ import os
 
 import numpy as np
 import pytest
-from support.helpers import (
-    assert_references_return,
-    draw,
-    has_memory,
-    qkv,
-    run_on,
-    run_python,
-    sdpa,
-)
+from support.checks import assert_references_return
+from support.data import draw, qkv, sdpa
+from support.processes import has_memory, run_on, run_python
 from support.random_calls import LONG
 from support.variants import forced
 
@@ -153,7 +147,8 @@ def test_memory_modes(device, mode):
         """
         import sys, clattn, numpy as np
         import support.layouts as layouts
-        from support.helpers import check, draw, qkv, sdpa
+        from support.checks import check
+        from support.data import draw, qkv, sdpa
         q, k, v = qkv((2, 3), 17, 33, 8)
         try:
             devices = [d for d in clattn.devices() if [d.platform, d.name] == sys.argv[1:3]]
@@ -192,7 +187,7 @@ def test_an_unknown_memory_mode():
     run_python(
         """
         import clattn, pytest
-        from support.helpers import qkv, sdpa
+        from support.data import qkv, sdpa
         with pytest.raises((ValueError, clattn.DeviceError), match="CLATTN_MEMORY"):
             sdpa(*qkv(), device=None)
         """,

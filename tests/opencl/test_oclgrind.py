@@ -8,7 +8,7 @@ import os
 import re
 
 import pytest
-from support.helpers import OCLGRIND, run_python
+from support.processes import OCLGRIND, run_python
 from support.variants import SMALL_TILE, forced
 
 CHECKS = ("OCLGRIND_CHECK_API", "OCLGRIND_DATA_RACES", "OCLGRIND_UNINITIALIZED")
@@ -189,7 +189,8 @@ import sys
 from functools import partial
 import clattn, ml_dtypes, numpy as np
 from support.forced import FORCED
-from support.helpers import check, check_band, draw, qkv
+from support.checks import check, check_band
+from support.data import draw, qkv
 from references.onnx import check as onnx
 from support.directml_calls import check as check_directml
 from support.dropout_calls import check as check_dropout

@@ -13,7 +13,8 @@ assert device.usable, device.reason
 print(faults.faults_builds(), faults.faults_kernels())
 """
 CALL = """
-from support.helpers import check, qkv
+from support.checks import check
+from support.data import qkv
 
 check(*qkv((1, 2), 17, 33, 8), device=device)
 """

@@ -11,13 +11,20 @@ from pathlib import Path
 
 import clattn
 import pytest
-from support.helpers import IMPORTED_FROM, WHAT_TO_INSTALL, index_of, no_opencl, run_on, run_python
+from support.processes import (
+    IMPORTED_FROM,
+    WHAT_TO_INSTALL,
+    index_of,
+    no_opencl,
+    run_on,
+    run_python,
+)
 from support.variants import POCL
 
 # Tests of the cache call a function whose program builds fast.
 CALL = """
 import sys, clattn
-from support.helpers import check_band
+from support.checks import check_band
 device = clattn.devices()[int(sys.argv[1])]
 check_band((17, 33), 7, 0, 1, device=device)
 print(clattn._core.built_programs()[0])
@@ -155,7 +162,9 @@ def test_fork(device, used):
     run_python(
         """
         import sys, clattn
-        from support.helpers import check, qkv, run_forked
+        from support.checks import check
+        from support.data import qkv
+        from support.processes import run_forked
         arrays = qkv((1, 2), 17, 33, 8)
         index, used = int(sys.argv[1]), sys.argv[2] == "True"
         device = clattn.devices()[index] if used else None
@@ -182,7 +191,7 @@ def test_fork(device, used):
 SLOW_FIRST_CALL = """
 import sys, threading, time
 import clattn, clattn._host.drivers as drivers
-from support.helpers import run_forked
+from support.processes import run_forked
 discover, begun = drivers.discover, threading.Event()
 
 def slowly():
@@ -308,7 +317,8 @@ def test_a_first_call_prints_nothing(device, tmp_path):
     code = f"""
     import sys
     import clattn
-    from support.helpers import check, qkv
+    from support.checks import check
+    from support.data import qkv
 
     device = clattn.devices()[int(sys.argv[1])]
     for options in dict(), dict(softcap=3.0):

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.helpers import run_python
+from support.processes import run_python
 
 FOLDERS = [*os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep), "/usr/lib/x86_64-linux-gnu"]
 LIBRARIES = [

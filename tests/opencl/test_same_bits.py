@@ -4,7 +4,7 @@
 import json
 
 import pytest
-from support.helpers import run_on
+from support.processes import run_on
 from support.variants import POCL, forced
 
 CALLS = """

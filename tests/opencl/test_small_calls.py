@@ -7,7 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from references.attention import attention, tolerance
-from support.helpers import assert_close, check, check_band, draw, qkv, run_on, sdpa
+from support.checks import assert_close, check, check_band
+from support.data import draw, qkv, sdpa
+from support.processes import run_on
 from support.sizes import REST, WIDE
 from support.variants import POCL, forced
 

@@ -6,7 +6,7 @@ CLATTN_MEMORY=copy makes a CPU such a device.
 
 import pytest
 from support import faults
-from support.helpers import run_on
+from support.processes import run_on
 
 pytestmark = pytest.mark.arrays_only
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import clattn
 import numpy as np
 import pytest
-from support.helpers import qkv
+from support.data import qkv
 
 ARRAYS = qkv((1, 2), 9, 13, 8)
 

@@ -17,7 +17,7 @@ from clattn._commands.bench.rows import GPU_ROWS, MODEL_ROWS, ROWS, Row
 from clattn._commands.main import main
 from references.attention import attention
 from rich.text import Text
-from support.helpers import png_size, run_cli
+from support.processes import png_size, run_cli
 
 
 class Fake:

@@ -12,13 +12,7 @@ from clattn._commands import common
 from clattn._commands.demo import measuring
 from clattn._commands.main import main
 from clattn._host.progress import open_bar
-from support.helpers import (
-    WHAT_TO_INSTALL,
-    no_opencl,
-    png_size,
-    run,
-    run_cli,
-)
+from support.processes import WHAT_TO_INSTALL, no_opencl, png_size, run, run_cli
 
 
 class Terminal(io.StringIO):

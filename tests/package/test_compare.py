@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from support.helpers import ROOT, run
+from support.processes import ROOT, run
 
 torch = pytest.importorskip("torch")
 

@@ -9,7 +9,7 @@ import pytest
 from clattn._commands import doctor
 from clattn._commands.main import main
 from clattn._host import apart, drivers
-from support.helpers import copy_of_a_loader, no_opencl, run_cli, run_python
+from support.processes import copy_of_a_loader, no_opencl, run_cli, run_python
 from support.variants import force
 
 

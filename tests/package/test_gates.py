@@ -7,7 +7,7 @@ import tomllib
 from types import SimpleNamespace
 
 import pytest
-from support.helpers import ROOT, run
+from support.processes import ROOT, run
 from support.skips import ALLOWED, pattern_of
 from support.variants import CPU_ONLY, INSTRUCTIONS, lacks
 

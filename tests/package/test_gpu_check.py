@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import is_named
 from support.gpu_check import POCL, TOOL, code_that_holds, has_ended, load, put
-from support.helpers import OCLGRIND, ROOT, run, run_cli
+from support.processes import OCLGRIND, ROOT, run, run_cli
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import clattn
 import pytest
 from support.gpu_check import POCL, TOOL, load, put
-from support.helpers import run
+from support.processes import run
 from support.variants import FORCED, VARIANTS, forced
 
 

@@ -6,7 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from support.helpers import png_size, run
+from support.processes import png_size, run
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 from lint.__main__ import RULES, main
-from support.helpers import ROOT
+from support.processes import ROOT
 
 COPIED = ("csrc", "kernels", "python", "docs", "tests", "tools", "benchmarks", "cmake",
           "third_party", ".ci")  # fmt: skip

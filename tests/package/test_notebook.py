@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from nbclient import NotebookClient
 from references.attention import attention_in
-from support.helpers import ROOT
+from support.processes import ROOT
 
 NOTEBOOKS = ROOT / "docs" / "notebooks"
 DECODE = NOTEBOOKS / "decode.ipynb"

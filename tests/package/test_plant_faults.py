@@ -2,7 +2,7 @@
 """The table of tools/plant_faults.py fits the kernels. The tool itself runs by hand."""
 
 import plant_faults
-from support.helpers import ROOT
+from support.processes import ROOT
 from support.variants import VARIANTS
 
 

@@ -4,7 +4,7 @@
 import re
 
 import clattn
-from support.helpers import ROOT
+from support.processes import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

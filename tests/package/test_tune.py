@@ -25,7 +25,7 @@ from clattn._commands.main import main
 from clattn._commands.timing import shortest
 from clattn._host import tuning as host_tuning
 from clattn._host.tuning import Winner
-from support.helpers import run, run_cli
+from support.processes import run, run_cli
 from support.variants import force
 
 MANY, FEW = "float32-64-many", "float32-64-few"

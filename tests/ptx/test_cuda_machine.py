@@ -9,7 +9,7 @@ from pathlib import Path
 
 import cuda_machine
 import pytest
-from support.helpers import ROOT, run, run_python
+from support.processes import ROOT, run, run_python
 from support.ptx_cuda import SETUP, prepare, run_on_cuda
 
 TOOL = ROOT / "tools" / "cuda_machine.py"

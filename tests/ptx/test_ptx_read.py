@@ -10,7 +10,7 @@ import pytest
 from machine_code import nvidia, table
 from ptx.device import given_texts, title
 from ptx.program import Refused
-from support.helpers import ROOT, TESTS, run
+from support.processes import ROOT, TESTS, run
 from support.ptx_device import programs_or_skip, run_on_machine
 
 TEXT = """

@@ -14,7 +14,7 @@ from clattn._arguments.dtypes import float_dtype
 from clattn._arguments.integers import integers, one_or_several, size
 from clattn._arguments.operands import Operands
 from clattn.flex.attention import attend_with_mods
-from support.helpers import index_of
+from support.processes import index_of
 
 LONG = 10**5000  # Python refuses to print it
 TAKEN = {

@@ -14,7 +14,9 @@ import clattn
 import numpy as np
 import pytest
 from references.attention import DTYPES, attention, bfloat16, float32, max_error, tolerance
-from support.helpers import assert_close, draw, qkv, run_python
+from support.checks import assert_close
+from support.data import draw, qkv
+from support.processes import run_python
 
 da = pytest.importorskip("dask.array", reason="dask is not installed")
 dask = pytest.importorskip("dask")

@@ -13,6 +13,8 @@ import clattn
 import numpy as np
 import pytest
 from references.diagonal import DTYPES
+from support.checks import assert_references_return
+from support.data import draw, sdpa
 from support.dlpack_structs import (
     BFLOAT,
     BOOL,
@@ -29,7 +31,6 @@ from support.dlpack_structs import (
 )
 from support.fake_dlpack import OldestProducer, OldProducer, Producer, name_of, numbers
 from support.foreign import same
-from support.helpers import assert_references_return, draw, sdpa
 from support.layouts import misaligned, negative_everywhere, sliced, transposed
 from support.loops import looped
 

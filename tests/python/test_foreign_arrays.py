@@ -17,9 +17,10 @@ import pytest
 from references.attention import DTYPES as FLOATS
 from references.attention import judged
 from references.diagonal import DTYPES, numbers
+from support.checks import assert_close, assert_references_return
+from support.data import draw, qkv, sdpa
 from support.forced import weights_are_rounded
 from support.foreign import LIBRARIES, TORCH, OnlyArray, OnlyDLPack, same
-from support.helpers import assert_close, assert_references_return, draw, qkv, sdpa
 from support.layouts import (
     columns_first,
     misaligned,

@@ -4,8 +4,8 @@
 import clattn
 import numpy as np
 import pytest
+from support.data import sdpa
 from support.foreign import LIBRARIES, TORCH, same
-from support.helpers import sdpa
 from support.loops import looped
 from support.tensors import CALLS, DECIDES, Call, openvino, torch_like
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from references.attention import DTYPES, bfloat16
 from references.diagonal import numbers
+from support.data import draw, qkv, sdpa
 from support.foreign import JAX, TORCH, OnlyArray, same, to_jax
-from support.helpers import draw, qkv, run_on, sdpa
+from support.processes import run_on
 from support.sizes import REST, SMALL, WIDE
 
 torch = pytest.importorskip("torch")

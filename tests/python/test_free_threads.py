@@ -15,8 +15,9 @@ from functools import partial
 import clattn
 import numpy as np
 import pytest
+from support.data import draw, sdpa
 from support.fake_dlpack import Producer
-from support.helpers import draw, index_of, run_python, sdpa
+from support.processes import index_of, run_python
 from support.threads import run_together
 
 SECONDS = float(os.environ.get("CLATTN_STRESS", 0.5))
@@ -138,7 +139,7 @@ def test_every_operator_on_every_device():
         """
         import random, sys, time, clattn, numpy as np
         from functools import partial
-        from support.helpers import draw
+        from support.data import draw
         from support.sweep import operations
         from support.threads import run_together
         seconds, *numbers = sys.argv[1:]

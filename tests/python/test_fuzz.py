@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from references.attention import DTYPES, bfloat16, float16, float32, float64
 from references.diagonal import numbers
 from support import directml_calls, dropout_calls, openvino_calls
-from support.helpers import check, draw
+from support.checks import check
+from support.data import draw
 from support.mod_text import Program
 from support.mods import check_flex
 from support.random_calls import BOUNDS, LONG, examples, relay, shrink

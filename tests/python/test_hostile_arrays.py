@@ -14,8 +14,9 @@ import clattn
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
+from support.checks import assert_references_return
+from support.data import draw, qkv, sdpa
 from support.fake_dlpack import Producer
-from support.helpers import assert_references_return, draw, qkv, sdpa
 from support.loops import looped
 
 G = 2**40  # elements of an array whose strides are 0

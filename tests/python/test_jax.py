@@ -8,7 +8,8 @@ import clattn
 import numpy as np
 import pytest
 from references.attention import attention, bfloat16
-from support.helpers import draw, run_python
+from support.data import draw
+from support.processes import run_python
 
 jax = pytest.importorskip("jax")
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from references.attention import DTYPES, bfloat16, float16, float32
 from support.cache_pair import CAPACITY, EV, HK, HQ, E, host, pair
-from support.helpers import draw
+from support.data import draw
 from support.layouts import (
     columns_first,
     misaligned,

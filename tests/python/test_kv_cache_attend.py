@@ -7,7 +7,8 @@ import pytest
 from references.attention import DTYPES, attention, compute_dtype, float16, float32, tolerance
 from support.cache_pair import HK, HQ, B, E, host
 from support.cache_pair import pair_of_one_size as pair
-from support.helpers import assert_close, draw
+from support.checks import assert_close
+from support.data import draw
 from support.layouts import columns_first, misaligned, negative_everywhere, sliced
 
 EV = E

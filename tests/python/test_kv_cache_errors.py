@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from clattn import _core
 from support.cache_pair import EV, HK, HQ, B, E, host, pair
-from support.helpers import draw
+from support.data import draw
 from support.refusals import FLOATS, cases, of, refuse, wrong, wrong_arrays
 
 NAN, INF = float("nan"), float("inf")

@@ -11,14 +11,9 @@ import numpy as np
 import pytest
 from support.cache_pair import HK, HQ, B, E, host
 from support.cache_pair import pair_of_one_size as pair
-from support.helpers import (
-    assert_references_return,
-    draw,
-    has_memory,
-    index_of,
-    run_on,
-    run_python,
-)
+from support.checks import assert_references_return
+from support.data import draw
+from support.processes import has_memory, index_of, run_on, run_python
 from support.tensors import settled
 
 
@@ -220,7 +215,7 @@ def test_appends_of_many_threads_all_arrive(device):
 
 STORY = """
 import sys, clattn, numpy as np, pytest
-from support.helpers import draw
+from support.data import draw
 from references.attention import bfloat16, float64
 from support.layouts import negative_everywhere, sliced
 from support.cache_pair import host, pair_of_one_size as pair
@@ -279,7 +274,7 @@ def test_a_cache_of_a_default_device_in_a_child(device):
     run_python(
         """
         import clattn, numpy as np
-        from support.helpers import draw
+        from support.data import draw
         cache = clattn.KVCache(1, 8, 500, 64)
         key = clattn.tensor(draw((1, 8, 100, 64)))
         for _ in range(5):
@@ -297,7 +292,7 @@ def test_a_child_forked_during_an_append(device):
     run_python(
         """
         import sys, threading, time, clattn, numpy as np
-        from support.helpers import run_forked
+        from support.processes import run_forked
         cache = clattn.KVCache(1, 8, 32768, 128, device=clattn.devices()[int(sys.argv[1])])
         key = np.zeros((1, 8, 32768, 128), np.float32)
         thread = threading.Thread(target=cache.append, args=(key, key))

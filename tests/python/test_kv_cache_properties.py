@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.cache_pair import HQ, B, E, Pair
-from support.helpers import draw
+from support.data import draw
 from support.random_calls import bounded
 
 CAPACITY = 24

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support import faults
 from support.fake_dlpack import Producer
-from support.helpers import ROOT, no_opencl, run_python
 from support.loops import looped
+from support.processes import ROOT, no_opencl, run_python
 
 f32 = np.float32
 attend, flex, onnx = (

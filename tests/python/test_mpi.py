@@ -14,7 +14,9 @@ from clattn._arguments.operands import Operands
 from clattn._parts import sums
 from clattn._parts.ring import Schedule, Share, part_lengths, pieces
 from references.attention import attention, tolerance
-from support.helpers import ROOT, assert_close, index_of, qkv, run, run_python
+from support.checks import assert_close
+from support.data import qkv
+from support.processes import ROOT, index_of, run, run_python
 
 SPEC = importlib.util.spec_from_file_location("simulate_ring", ROOT / "tools" / "simulate_ring.py")
 simulate_ring = importlib.util.module_from_spec(SPEC)

@@ -11,7 +11,8 @@ import clattn._host.drivers as drivers
 import numpy as np
 import pytest
 from references.attention import bfloat16
-from support.helpers import draw, qkv, run_python
+from support.data import draw, qkv
+from support.processes import run_python
 
 cl = pytest.importorskip("pyopencl")
 

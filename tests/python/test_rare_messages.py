@@ -6,8 +6,8 @@ import re
 import clattn
 import numpy as np
 import pytest
-from support.helpers import run_python
 from support.loops import looped
+from support.processes import run_python
 
 attend = clattn.scaled_dot_product_attention
 of_core = clattn._core.scaled_dot_product_attention  # takes arguments that have no signature

@@ -6,7 +6,7 @@ import sys
 import sysconfig
 
 import pytest
-from support.helpers import run_python
+from support.processes import run_python
 
 NAME = "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
 try:

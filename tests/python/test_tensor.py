@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 from references.diagonal import DTYPES, LAYOUTS, ODD, WIDTHS, bfloat16, numbers
-from support.helpers import sdpa
+from support.data import sdpa
 from support.layouts import read_only
 from support.loops import looped
 from support.refusals import NUMBERS, cases, refuse, wrong_arrays

@@ -13,7 +13,7 @@ from functools import partial
 import clattn
 import numpy as np
 import pytest
-from support.helpers import draw, qkv, sdpa
+from support.data import draw, qkv, sdpa
 from support.tensors import CALLS, same_bits, settled
 from support.threads import run_together
 

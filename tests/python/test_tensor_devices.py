@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from conftest import DEVICES
 from references.diagonal import DTYPES, numbers
-from support.helpers import TESTS, draw, has_memory, qkv, run, run_on, sdpa
+from support.data import draw, qkv, sdpa
+from support.processes import TESTS, has_memory, run, run_on
 from support.tensors import CALLS, same_bits
 
 each_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
@@ -208,7 +209,7 @@ def test_a_forked_child(device):
         device,
         """
         import pytest
-        from support.helpers import run_forked
+        from support.processes import run_forked
         a = np.arange(12, dtype=np.float32).reshape(3, 4)
         t, small = clattn.tensor(a, device), clattn.tensor(a, device)
         running = clattn.scaled_dot_product_attention(t, t, t)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import support.dlpack_structs as dlpack
 from references.diagonal import DTYPES, bfloat16, numbers
-from support.helpers import draw, index_of, run_on, sdpa
+from support.data import draw, sdpa
 from support.loops import looped
+from support.processes import index_of, run_on
 from support.sizes import WIDE
 from support.tensors import in_host_memory, same_bits, settled
 from support.threads import run_together

@@ -9,7 +9,8 @@ import gc
 import clattn
 import numpy as np
 import pytest
-from support.helpers import assert_references_return, draw
+from support.checks import assert_references_return
+from support.data import draw
 from support.tensors import CALLS, settled
 
 each_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)

@@ -7,7 +7,8 @@ from functools import partial
 import clattn
 import numpy as np
 import pytest
-from support.helpers import draw, qkv, run_on, run_python, sdpa
+from support.data import draw, qkv, sdpa
+from support.processes import run_on, run_python
 from support.tensors import in_host_memory, same_bits, settled
 from support.threads import run_together
 

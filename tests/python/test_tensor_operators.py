@@ -9,7 +9,8 @@ import clattn
 import numpy as np
 import pytest
 from references.diagonal import numbers
-from support.helpers import draw, native, qkv, sdpa
+from support.checks import native
+from support.data import draw, qkv, sdpa
 from support.tensors import CALLS, DECIDES, same_bits, strided
 
 each_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)

@@ -7,12 +7,13 @@ import clattn
 import numpy as np
 import pytest
 from clattn import attention
-from support.helpers import draw, run_python
+from support.data import draw
+from support.processes import run_python
 
 torch = pytest.importorskip("torch")
 
 import clattn.torch  # noqa: E402
-from support.helpers_torch import TORCH, close, tensors, to_torch  # noqa: E402
+from support.torch_calls import TORCH, close, tensors, to_torch  # noqa: E402
 from support.variants import force  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402

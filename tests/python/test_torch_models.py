@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import clattn.torch  # noqa: E402
 from conftest import DEVICES  # noqa: E402
-from support.helpers_torch import close  # noqa: E402
+from support.torch_calls import close  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("torch_calls")
 

@@ -9,12 +9,12 @@ from itertools import chain
 import clattn
 import pytest
 from clattn import attention
-from support.helpers import no_opencl, run_python
+from support.processes import no_opencl, run_python
 
 torch = pytest.importorskip("torch")
 
 import clattn.torch  # noqa: E402
-from support.helpers_torch import TORCH, tensors  # noqa: E402
+from support.torch_calls import TORCH, tensors  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("torch_calls")

@@ -8,14 +8,15 @@ import clattn
 import numpy as np
 import pytest
 from references.attention import DTYPES, judged
+from support.checks import assert_close
+from support.data import draw, qkv
 from support.forced import weights_are_rounded
-from support.helpers import assert_close, draw, qkv
 from support.threads import run_together
 
 torch = pytest.importorskip("torch")
 
 import clattn.torch  # noqa: E402
-from support.helpers_torch import TORCH, close, from_torch, tensors, to_torch  # noqa: E402
+from support.torch_calls import TORCH, close, from_torch, tensors, to_torch  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("torch_calls")

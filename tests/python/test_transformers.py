@@ -15,7 +15,7 @@ import clattn
 import numpy as np
 import pytest
 from clattn import attention
-from support.helpers import run_python
+from support.processes import run_python
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -14,7 +14,7 @@ import clattn
 import ml_dtypes
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
-from support.helpers import native
+from support.checks import native
 from support.layouts import (
     byte_swapped,
     columns_first,

@@ -17,7 +17,8 @@ from references.attention import (
     score_bounds,
     weighted_sum,
 )
-from support.helpers import draw, native
+from support.checks import native
+from support.data import draw
 
 SOURCES = ("separate", "stacked_query_key", "stacked_key_value", "stacked_query_key_value")
 FLOATS = (*SOURCES[1:], "query", "key", "value", "bias", "relative_position_bias", "past_key",

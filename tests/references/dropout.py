@@ -13,7 +13,7 @@ import math
 import numpy as np
 import references.attention as reference
 from references.attention import bases, bounds, compute_dtype, in_halves, weighted_sum, wide_type
-from support.helpers import native
+from support.checks import native
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

@@ -27,8 +27,8 @@ from references.attention import (
     weighted_sum,
     wide_type,
 )
+from support.checks import assert_close, native
 from support.forced import weights_are_rounded
-from support.helpers import assert_close, native
 
 FLOAT64_SOFTMAX = 11  # ONNX's number for the type, as softmax_precision takes it
 

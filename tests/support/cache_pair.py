@@ -5,8 +5,9 @@ import clattn
 import numpy as np
 from references.attention import float32
 from references.cache import CacheModel
+from support.checks import assert_close
+from support.data import draw
 from support.forced import weights_are_rounded
-from support.helpers import assert_close, draw
 from support.sizes import REST, WIDE
 
 B, HQ, HK, E, EV, CAPACITY = 2, 4, 2, WIDE, REST, 40

@@ -18,7 +18,16 @@ import tempfile
 import types
 from pathlib import Path
 
-IMPORTS = ("numpy", "ml_dtypes", "pytest", "clattn", "support.helpers", "support.tensors")
+IMPORTS = (
+    "numpy",
+    "ml_dtypes",
+    "pytest",
+    "clattn",
+    "support.checks",
+    "support.data",
+    "support.processes",
+    "support.tensors",
+)
 # Variables that are read when a device is opened, or later. A forked child may change these. Others
 # may be read while a process starts or imports a library, so they need a new process.
 READ_LATE = ("CLATTN_", "FAULTS_", "OCLGRIND_", "OCL_ICD_", "POCL_", "PYOPENCL_", "PYTEST_",

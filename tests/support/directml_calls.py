@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import references.directml as oracle
 from references.attention import float16, float32
+from support.checks import assert_close
 from support.forced import weights_are_rounded
-from support.helpers import assert_close
 
 HALF_AND_SINGLE = pytest.mark.parametrize("dtype", [float32, float16], ids=str)
 

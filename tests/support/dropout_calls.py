@@ -4,8 +4,9 @@
 import numpy as np
 import references.dropout as oracle
 from references.attention import compute_dtype
+from support.checks import assert_close
+from support.data import sdpa
 from support.forced import weights_are_rounded
-from support.helpers import assert_close, sdpa
 
 P, SEED = 0.3, 0x0123_4567_89AB_CDEF
 

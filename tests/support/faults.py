@@ -12,7 +12,7 @@ from pathlib import Path
 
 import clattn
 import pytest
-from support.helpers import TESTS, index_of, run_python
+from support.processes import TESTS, index_of, run_python
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 

@@ -14,9 +14,10 @@ from references.directml import make
 from references.flex import blocks
 from references.onnx import check as check_onnx
 from support.cache_pair import Pair
+from support.checks import check, check_band
+from support.data import draw, qkv, sdpa
 from support.directml_calls import check as check_directml
 from support.dropout_calls import check as check_dropout
-from support.helpers import check, check_band, draw, qkv, sdpa
 from support.mods import alibi, causal, check_flex
 from support.onnx_calls import cache, inputs
 from support.openvino_calls import check as check_openvino

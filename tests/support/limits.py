@@ -12,7 +12,7 @@ from pathlib import Path
 import clattn
 import pytest
 from support.faults import COMPILER
-from support.helpers import TESTS, run_python
+from support.processes import TESTS, run_python
 from support.variants import POCL
 
 

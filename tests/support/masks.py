@@ -2,7 +2,7 @@
 """Which keys a row sees, said by masks and bands, and keys that no row sees."""
 
 import numpy as np
-from support.helpers import draw
+from support.data import draw
 
 NAN, INF = np.nan, np.inf
 

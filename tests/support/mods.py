@@ -8,8 +8,9 @@ import clattn
 import numpy as np
 from references.attention import compute_dtype
 from references.flex import flex
+from support.checks import assert_close
+from support.data import draw, qkv
 from support.forced import weights_are_rounded
-from support.helpers import assert_close, draw, qkv
 
 lookup, where = clattn.lookup, np.where
 INF = np.inf

@@ -17,7 +17,8 @@ import pytest
 from clattn._parts import ring
 from mpi4py import MPI
 from references.attention import attention, compute_dtype, eps, judged, largest
-from support.helpers import assert_close, qkv
+from support.checks import assert_close
+from support.data import qkv
 
 COMM = MPI.COMM_WORLD
 CAUSAL = {"is_causal": True}

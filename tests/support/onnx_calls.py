@@ -4,7 +4,7 @@
 import numpy as np
 from references.attention import float32
 from references.onnx import joined_heads
-from support.helpers import draw
+from support.data import draw
 
 B, HQ, HK, L, S, E, P = 2, 4, 2, 17, 33, 8, 13
 

@@ -4,8 +4,9 @@
 import clattn
 import numpy as np
 import references.openvino as oracle
+from support.checks import assert_close
+from support.data import draw
 from support.forced import weights_are_rounded
-from support.helpers import assert_close, draw
 
 
 def call(*args, device, **options):

@@ -9,7 +9,7 @@ import textwrap
 import cuda_machine
 import pytest
 from ptx.device import INLINE
-from support.helpers import run_python
+from support.processes import run_python
 from support.variants import forced
 
 SETUP = """
@@ -17,7 +17,8 @@ import numpy as np
 import clattn
 from clattn import _core
 from support.forced import FORCED
-from support.helpers import check, draw, qkv, sdpa
+from support.checks import check
+from support.data import draw, qkv, sdpa
 from references.attention import bfloat16, float16
 from ptx.fake_cuda import Cuda
 

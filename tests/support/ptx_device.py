@@ -10,14 +10,15 @@ from pathlib import Path
 import cuda_machine
 import pytest
 from machine_code import nvidia
-from support.helpers import run_python
+from support.processes import run_python
 from support.variants import forced
 
 SETUP = """
 import sys
 import numpy as np
 import clattn
-from support.helpers import check, draw, qkv, sdpa
+from support.checks import check
+from support.data import draw, qkv, sdpa
 from references.attention import bfloat16, float16
 from ptx.device import Device
 from machine_code import table

@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase
-from support.helpers import ROOT
+from support.processes import ROOT
 
 LONG = int(os.environ.get("CLATTN_FUZZ", 0))
 

@@ -8,8 +8,8 @@ import clattn
 import ml_dtypes
 import numpy as np
 import pytest
-from support.helpers import WHAT_TO_INSTALL, no_opencl, run_python
 from support.loops import looped
+from support.processes import WHAT_TO_INSTALL, no_opencl, run_python
 
 BFLOAT16 = ml_dtypes.bfloat16
 

@@ -19,7 +19,7 @@ from types import CodeType, FunctionType
 import clattn
 import numpy as np
 from references.attention import bfloat16, float16
-from support.helpers import draw
+from support.data import draw
 from support.tensors import CALLS
 
 MEMORY = {"CL_OUT_OF_RESOURCES": -5, "CL_OUT_OF_HOST_MEMORY": -6}

@@ -8,7 +8,7 @@ import clattn
 import numpy as np
 from references.diagonal import bits, numbers
 from references.directml import make
-from support.helpers import draw
+from support.data import draw
 
 
 class Call(NamedTuple):

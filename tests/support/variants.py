@@ -12,8 +12,9 @@ import clattn
 import numpy as np
 import pytest
 from references.attention import DTYPES, bfloat16, float16, float32, float64
+from support.checks import check
+from support.data import draw, sdpa
 from support.forced import FORCED, ROUND_WEIGHTS, force, forced  # noqa: F401 (for the tests)
-from support.helpers import check, draw, sdpa
 from support.layouts import (
     columns_first,
     far_rows,

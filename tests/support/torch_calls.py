@@ -2,8 +2,8 @@
 """What tests of clattn.torch share: torch's own function, arrays as tensors and back."""
 
 import torch
+from support.data import qkv
 from support.foreign import from_torch, to_torch
-from support.helpers import qkv
 
 __all__ = ["TORCH", "close", "from_torch", "tensors", "to_torch"]
 
