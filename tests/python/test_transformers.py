@@ -382,9 +382,11 @@ def test_weights_are_returned():
     with torch.inference_mode():
         ours = model(IDS, **given).attentions
         theirs = make("GPT-OSS", "eager")(IDS, **given).attentions
+        exact = make("GPT-OSS", "eager").double()(IDS, **given).attentions
     assert len(ours) == 2
-    for left, right in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(left, right, rtol=0, atol=1e-5)
+    for left, right, best in zip(ours, theirs, exact, strict=True):
+        error, plain = ((found - best).abs().max().item() for found in (left, right))
+        assert error <= 2 * plain, (error, plain)
 
 
 def test_packed_sequences():

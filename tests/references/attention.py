@@ -217,9 +217,10 @@ class Allowed:
 
 
 def rms(error):
-    """The root mean square of the finite numbers; 0 of nothing."""
-    error = error[np.isfinite(error)].astype(float64)
-    return float(np.sqrt(np.mean(np.square(error)))) if error.size else 0.0
+    """The root mean square of the finite numbers; 0 of nothing. Squares of large ones overflow."""
+    error = np.abs(error[np.isfinite(error)].astype(float64))
+    top = error.max(initial=0.0)
+    return float(top * np.sqrt(np.mean(np.square(error / top)))) if top > 0 else 0.0
 
 
 def norms(array):
