@@ -175,7 +175,8 @@ class BlockMask:
         B, H, down, across = entries.shape
         if seq_lengths is None:
             seq_lengths = down * rows, across * keys
-        shape = (B, H, *map(operator.index, seq_lengths))
+        Q_LEN, KV_LEN = map(operator.index, seq_lengths)
+        shape = (B, H, Q_LEN, KV_LEN)
         on_device = _core.tensor(entries, without_torch(device))
         mask_mod = _by_blocks(mask_mod or _everything, on_device, rows, keys)
         mods = trace_mods(None, mask_mod)

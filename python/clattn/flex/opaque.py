@@ -18,17 +18,15 @@ def opaque(function: FunctionT) -> FunctionT:
     A mod is called with symbols, which the compiler cannot follow. Nothing imports torch: its
     compiler is there if it runs.
     """
-    disabled: Callable[..., Any] | None = None
+
+    @functools.cache
+    def disabled_by(disable: Callable[..., Any]) -> Callable[..., Any]:
+        return disable(function)  # type: ignore[no-any-return]
 
     @functools.wraps(function)
     def called(*args: Any, **options: Any) -> Any:
-        nonlocal disabled
-        dynamo = sys.modules.get("torch._dynamo")
-        if dynamo is None or not hasattr(dynamo, "disable"):
-            return function(*args, **options)
-        if disabled is None:
-            disabled = dynamo.disable(function)
-        return disabled(*args, **options)
+        disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
+        return (function if disable is None else disabled_by(disable))(*args, **options)
 
     called._torchdynamo_disable = True  # type: ignore[attr-defined]
     return called  # type: ignore[return-value]
