@@ -52,12 +52,6 @@ done:
     return status;
 }
 
-static void
-remove_operand(ca_attention *attention, ca_attention_role role)
-{
-    attention->operands[role] = (ca_operand){.dtype = CA_FLOAT32};
-}
-
 /* Remove the operands that the kernel of inputs neither reads nor writes. */
 static void
 keep_inputs(ca_attention *inputs)
@@ -70,7 +64,7 @@ keep_inputs(ca_attention *inputs)
     };
     for (int role = 0; role < CA_ATTENTION_OPERANDS; role++) {
         if (!kept[role]) {
-            remove_operand(inputs, role);
+            ca_attention_remove(inputs, role);
         }
     }
     inputs->mods = NULL;
@@ -82,8 +76,8 @@ keep_inputs(ca_attention *inputs)
 static void
 remove_past(ca_attention *attention)
 {
-    remove_operand(attention, CA_ATTENTION_PAST_KEY);
-    remove_operand(attention, CA_ATTENTION_PAST_VALUE);
+    ca_attention_remove(attention, CA_ATTENTION_PAST_KEY);
+    ca_attention_remove(attention, CA_ATTENTION_PAST_VALUE);
     attention->P = 0;
 }
 
@@ -121,9 +115,9 @@ ca_attention_separate(ca_device *device, const ca_attention *attention, ca_separ
     }
     attended->operands[CA_ATTENTION_KEY] = results[CA_ATTENTION_PRESENT_KEY];
     attended->operands[CA_ATTENTION_VALUE] = results[CA_ATTENTION_PRESENT_VALUE];
-    remove_operand(attended, CA_ATTENTION_INPUT_BIAS);
-    remove_operand(attended, CA_ATTENTION_PRESENT_KEY);
-    remove_operand(attended, CA_ATTENTION_PRESENT_VALUE);
+    ca_attention_remove(attended, CA_ATTENTION_INPUT_BIAS);
+    ca_attention_remove(attended, CA_ATTENTION_PRESENT_KEY);
+    ca_attention_remove(attended, CA_ATTENTION_PRESENT_VALUE);
     attended->inputs = inputs;
 done:
     return status;

@@ -259,6 +259,12 @@ ca_attention_take(ca_attention *attention, int d, int64_t first, int64_t count)
     }
 }
 
+void
+ca_attention_remove(ca_attention *attention, ca_attention_role role)
+{
+    attention->operands[role] = (ca_operand){.dtype = CA_FLOAT32};
+}
+
 ca_extent
 ca_attention_extent(const ca_attention *attention, ca_attention_role role)
 {

@@ -123,6 +123,9 @@ void ca_attention_set_output(ca_attention *attention, const ca_tensor *output);
    d == CA_BATCH_DIMS. */
 void ca_attention_take(ca_attention *attention, int d, int64_t first, int64_t count);
 
+/* Remove an operand from the problem. */
+void ca_attention_remove(ca_attention *attention, ca_attention_role role);
+
 /* The bytes that an operand's elements touch. */
 ca_extent ca_attention_extent(const ca_attention *attention, ca_attention_role role);
 

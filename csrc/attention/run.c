@@ -282,7 +282,7 @@ launch_scored(ca_device *device, const ca_forced *forced, const ca_attention *at
         return launch_best(device, forced, attention, error);
     }
     ca_attention attended = *attention;
-    attended.operands[CA_ATTENTION_SCORES] = (ca_operand){.dtype = CA_FLOAT32};
+    ca_attention_remove(&attended, CA_ATTENTION_SCORES);
     attended.scored = attention;
     return launch_best(device, forced, &attended, error);
 }

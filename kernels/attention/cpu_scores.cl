@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Scores, or weights, behind attention on CPUs: the kernel computes them from queries and keys. It reads no
- * values, and nothing that the kernel before it has computed.
+ * Scores or weights on CPUs, in a step behind attention. The kernel computes them from queries and keys. It
+ * reads no values, and nothing that the kernel before it has computed.
  *
  *     global size  that of attention/cpu.cl, local size 1
  *     work-item    the tiles of attention/cpu.cl, one after the other
@@ -82,7 +82,8 @@ keep_strip(realv *written, const scored_tile *of, const scored_strip *strip, con
     }
 }
 
-/* Goes over the keys of a tile: sums the weights, or writes scores or, unless `factors` is NULL, weights. */
+/* Makes a pass over the keys of a tile. The pass sums the weights if `sums` is true. Otherwise it writes
+   scores, or weights if `factors` is not NULL. */
 OUTER void
 pass_over_keys(scored_tile *of, bool sums, const realv *factors)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Scores, or weights, behind attention on GPUs: the kernel computes them from queries and keys. It reads no
- * values, and nothing that the kernel before it has computed.
+ * Scores or weights on GPUs, in a step behind attention. The kernel computes them from queries and keys. It
+ * reads no values, and nothing that the kernel before it has computed.
  *
  *     global size, local size, work-group, work-item: those of attention/tiled.cl
  *
@@ -41,7 +41,8 @@ write_scores(const tile_state *tile, const tile_block *block, const softmax_stat
     }
 }
 
-/* Goes over the keys of a tile: sums the weights, or writes scores or weights. */
+/* Makes a pass over the keys of a tile. The pass sums the weights if `sums` is true. Otherwise it writes
+   scores or weights. */
 INLINED __attribute__((always_inline)) void
 pass_over_keys(const tile_state *tile, bool sums, softmax_state *softmax)
 {

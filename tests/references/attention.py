@@ -201,10 +201,10 @@ def max_error(got, right):
 
 # The root mean square of the error may be so many times that of the plain computation.
 RMS_FACTOR = 1.1
-# Of fewer numbers the mean says little. The columns of a row share what rounding its weights costs,
-# and so do rows with the same weights. So where weights are rounded the distinct rows are counted:
-# the square of a row's error varies by its own size, its mean over 256 rows by 1 / 16, and
-# 1.1 ** 2 - 1 is three of these.
+# The mean of fewer numbers says little. Rounding the weights of a row moves all its columns, and
+# moves rows with equal weights alike. So where weights are rounded, distinct rows are counted. The
+# squared error of one row varies by about its own size, so the mean over 256 rows varies by 1 / 16.
+# The bound leaves room for three times that, which is 1.1 ** 2 - 1.
 RMS_NUMBERS, RMS_ROWS = 500, 256
 
 
@@ -224,7 +224,7 @@ def rms(error):
 
 
 def norms(array):
-    """Of the rows of (..., N, E), in float64; of their finite numbers."""
+    """Return the norm of each row of (..., N, E), in float64, over its finite numbers."""
     wide = np.abs(np.where(np.isfinite(array), array, 0)).astype(float64)
     top = wide.max(axis=-1, initial=np.finfo(float64).tiny)
     return top * np.sqrt(np.square(wide / top[..., None]).sum(axis=-1))
@@ -256,8 +256,8 @@ def relative_error(dtype, most, *, softcap=0.0, lost=None, weights=None):
 def lost_in_sums(dtype, scores, sums):
     """What a score may lose when a number is added: half an eps of the sum, at most all of it.
 
-    All of what the wide sum has left of the score: a number that swallows the score in the wide
-    type, too, costs nothing.
+    `scores` are what the wide sums leave of the scores. So a number that swallows a score in the
+    wide type, too, costs nothing.
     """
     with np.errstate(all="ignore"):
         left = np.abs(scores).astype(float64)
@@ -327,7 +327,7 @@ def bounds(right, near, weights, value, relative, dtype, *, rounded=(), total=1.
 
 
 def bases(array):
-    """What numbers the bases of plain results: where there are few rows, several are computed."""
+    """The numbers of the bases with which `in_halves` rounds: several where there are few rows."""
     return range(1 if np.prod(array.shape[:-1]) >= 64 else 4)
 
 

@@ -7,7 +7,7 @@ import math
 import clattn
 import numpy as np
 
-# Which keys of a block a row sees, at the start, the end and both sides.
+# Bands that exclude keys at the start of a block, at its end, or at both.
 BANDS = [
     {"is_causal": True}, {"is_causal": "lower_right"}, {"window": (5, 2)}, {"window": (0, None)},
     {"window": (None, 0)}, {"window": (40, 0)}, {"is_causal": True, "window": (3, 9)},

@@ -26,7 +26,7 @@ def flags_of(counts: Any, columns: Any, name: str) -> np.ndarray:
     Parameters
     ----------
     counts : array of integers of shape (B, H, blocks of rows)
-        How many columns of each row count. Leading dimensions may lack.
+        The number of columns that count in each row. Leading dimensions may be missing.
     columns : array of integers of shape (B, H, blocks of rows, blocks of keys)
         Columns, of which the first ones count.
     name : str

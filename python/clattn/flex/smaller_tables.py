@@ -9,7 +9,7 @@ __all__ = ["SmallerTable"]
 
 
 class SmallerTable:
-    """A captured array, and the node of each index that is given; None where one lacks.
+    """A captured array, and the nodes of the indexes that a mod has given so far.
 
     `table[h]` of two dimensions makes one, and so does `table[:, h]`.
 
@@ -22,7 +22,7 @@ class SmallerTable:
     dtype : int
         The number of its dtype.
     places : tuple of Node or None
-        One for each dimension of the array.
+        One for each dimension of the array; None where the index is still to be given.
     """
 
     __slots__ = ("dtype", "graph", "places", "table")
