@@ -2,17 +2,19 @@
 
 ``clattn.dask.scaled_dot_product_attention`` and ``clattn.dask.flex_attention`` return lazy arrays.
 A task attends to one chunk of keys, and tasks of a tree merge the results. Importing this module
-imports dask: ``pip install "clattn[dask]"``.
+imports dask, which the extra ``dask`` installs.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, overload
 
+from clattn._host.extras import how_to_install
+
 try:
     import dask.array as da
 except ImportError as error:
-    raise ImportError('clattn.dask needs dask: pip install "clattn[dask]"') from error
+    raise ImportError(f"clattn.dask needs dask: {how_to_install('dask')}") from error
 
 from clattn import attention, flex
 from clattn._arguments.operands import FACTORS, Operands
