@@ -6,6 +6,9 @@ import doctest
 import importlib
 import re
 import shlex
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import clattn
@@ -13,8 +16,10 @@ import numpy as np
 import pytest
 from clattn._commands.main import make_parser
 from conftest import DEVICES, NO_DEVICE
+from lint.command_rules import commands
 from lint.common import Tree
 from lint.page_rules import entries
+from support.processes import run
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -129,3 +134,30 @@ def test_commands_of_pages_are_commands(capsys):
         except SystemExit:
             wrong.append((words, capsys.readouterr().err.splitlines()[-1]))
     assert not wrong
+
+
+SCRIPT = re.compile(r"(?:tools|benchmarks)/\w+(?:\.py)?")
+
+
+def test_scripts_of_pages_take_their_options():
+    """Each --option of a page's command is in the help of its script."""
+    used = {}
+    for page in Tree(ROOT).pages:
+        for program, *rest in commands(page.read_text(encoding="utf-8")):
+            if "python" in program and rest and SCRIPT.fullmatch(rest[0]) and "--" not in rest:
+                options = {word.partition("=")[0] for word in rest if word.startswith("--")}
+                used.setdefault(rest[0], set()).update(options)
+    del used["tools/lint"]  # it has no options
+    assert len(used) > 15
+
+    def lacks(script):
+        command = [sys.executable, ROOT / script, "--help"]
+        done = run(command, timeout=120, check_exit=False, env=None, cwd=None)
+        if done.returncode and find_spec("torch") is None and "torch" in done.stderr:
+            return []
+        assert done.returncode == 0, done.stderr
+        return sorted(option for option in used[script] if option not in done.stdout)
+
+    with ThreadPoolExecutor(2) as pool:
+        found = dict(zip(used, pool.map(lacks, used), strict=True))
+    assert not {script: options for script, options in found.items() if options}

@@ -47,6 +47,15 @@ PLANTED = [
     ("tools/novel/__main__.py", "", "docs/contributing.md: tools/novel (the guide"),
     ("README.md", "## Run it\n", "README.md: blocks below 'Run it'"),
     ("README.md", "clattn[none]", "README.md: none (pages install"),
+    ("README.md", "`pip install clattn`", "README.md: clattn is installed, not . (everything"),
+    ("docs/masks.md", "`python -m none`", "docs/masks.md: python -m none, in python"),
+    ("docs/masks.md", "```sh\npython tools/a.py && none\n```", "docs/masks.md: tools/a.py, in"),
+    ("docs/cache.md", "```sh\npython tools/a.py && none\n```", "docs/cache.md: none, in none"),
+    ("docs/masks.md", "```sh\nX=1 pip install no-such\n```", "pip install no-such, in"),
+    ("docs/masks.md", "```sh\napt-get install none\n```", "docs/masks.md: apt-get install none"),
+    ("docs/masks.md", '`pip install ".[absent]"`', "docs/masks.md: the extra absent, in"),
+    ("docs/masks.md", "`pytest tests/a.py::test_b`", "docs/masks.md: tests/a.py, in pytest"),
+    ("python/clattn/novel.py", '"pip install clattn"', "python/clattn/novel.py: clattn is in"),
     ("SECURITY.md", "| `none` | pytest |", "SECURITY.md: the extra none (every"),
     ("docs/reference/attention.md", ".. autofunction:: novel", "reference: clattn.flex.novel"),
 ]  # fmt: skip
@@ -54,6 +63,9 @@ PLANTED = [
 CHANGED = [
     ("docs/design.md", "csrc/attention/problem.c", "csrc/attention/none.c", "(the way of a call"),
     (".git_archival.txt", "match=", "match=v", ".git_archival.txt: v"),
+    ("python/clattn/_host/extras.py", '"jax>=0.6"', '"jax"', "extras.py: the extra jax needs"),
+    ("csrc/python/runtime.c", "intel-opencl-rt ", "", "runtime.c: the extra cpu needs"),
+    ("docs/devices.md", "| NVIDIA H100", "| NVIDIA H", "README.md: its table is not that"),
 ]
 
 
