@@ -70,8 +70,8 @@ def test_the_example_of_the_page_runs(mpirun, tmp_path):
     command = [*mpirun, "2", sys.executable, str(tmp_path / "ring.py")]
     said = run(command, timeout=SECONDS, check_exit=True, env=None, cwd=None).stdout
     # A rank writes its line's end apart from the line, and those of two ranks may mingle.
-    lines = sorted(re.findall(r"rank \d has \d+ of \d+ rows", said))
-    assert lines == [f"rank {r} has 2048 of 4096 rows" for r in (0, 1)]
+    lines = sorted(re.findall(r"rank \d has \d+ of \d+ positions", said))
+    assert lines == [f"rank {r} has 2048 of 4096 positions" for r in (0, 1)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -16,7 +16,7 @@ try:
 except ImportError as error:
     raise ImportError(f"clattn.dask needs dask: {how_to_install('dask')}") from error
 
-from clattn import attention, flex
+from clattn import attention
 from clattn._arguments.operands import FACTORS, Operands
 from clattn._parts.bands import Band, band_of
 from clattn.dask.chunks import check_call, lay_out, read_operands
@@ -24,6 +24,7 @@ from clattn.dask.graph import build_graph
 from clattn.dask.mods import trace_for_chunks
 from clattn.dask.tasks import Call, packed
 from clattn.flex.attention import attend_with_mods
+from clattn.flex.compile import trace_mods
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -309,7 +310,7 @@ def flex_attention(
         attend_with_mods,
         operands,
         return_lse,
-        mods=flex.trace_mods(**functions),
+        mods=trace_mods(**functions),
         device=device,
         **options,
     )
