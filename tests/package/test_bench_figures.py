@@ -124,14 +124,12 @@ def test_what_a_run_writes_is_what_it_shows_again(first_device, tmp_path, capsys
 
 
 def test_rows_are_chosen_in_order(tmp_path, capsys):
-    assert (
-        bench("--from", *written(tmp_path, QUICK, SLOW), "--rows", "llama", "tiny", "causal") == 0
-    )
+    words = ("--rows", "llama", "tiny", "odd", "causal")
+    assert bench("--from", *written(tmp_path, QUICK, SLOW), *words) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(" | ")[0] for line in lines[2:4]] == [
-        f"| {TITLES['llama']}", f"| {TITLES['tiny']}"
-    ]  # fmt: skip
-    assert lines[4] == ""
+    shown = [line.split(" | ")[0] for line in lines[2:5]]
+    assert shown == [f"| {TITLES['llama']}", f"| {TITLES['tiny']}", "| odd"]
+    assert lines[5] == ""
 
 
 def test_a_chart_of_machines(tmp_path, capsys):
