@@ -47,6 +47,8 @@ PLANTED = [
      "docs/design.md: csrc/base/fold.c: int none; (what pages"),
     ("docs/cache.md", "From `csrc/base/fold.c`, changed:\n\n```diff\n none\n+int x;\n```",
      "docs/cache.md: csrc/base/fold.c: none (what pages"),
+    ("docs/masks.md", "From `csrc/base/fold.c`:\n\n```c\n}\n```",
+     "docs/masks.md: csrc/base/fold.c: } (what pages"),
     ("tools/novel.py", "", "docs/contributing.md: tools/novel.py (the guide"),
     ("tools/novel/__main__.py", "", "docs/contributing.md: tools/novel (the guide"),
     ("README.md", "## Run it\n", "README.md: blocks below 'Run it'"),
