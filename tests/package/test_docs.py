@@ -15,6 +15,7 @@ from clattn._commands.main import make_parser
 from conftest import DEVICES, NO_DEVICE
 from lint.common import Tree
 from lint.page_rules import entries
+from support.faults import open_with
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -48,7 +49,7 @@ def alibi(score, b, h, q_idx, kv_idx):
 
 
 @pytest.mark.parametrize(
-    ("mod", "page"), [(causal, "operators/flex_attention.md"), (alibi, "kernels.md")]
+    ("mod", "page"), [(causal, "operators/flex_attention.md"), (alibi, "programs.md")]
 )
 def test_a_page_shows_the_opencl_c_of_a_mod(mod, page, capsys):
     clattn.flex.explain(mod)
@@ -129,3 +130,47 @@ def test_commands_of_pages_are_commands(capsys):
         except SystemExit:
             wrong.append((words, capsys.readouterr().err.splitlines()[-1]))
     assert not wrong
+
+
+# ---- the kernel of the tutorial ----
+
+REFERENCE = "__kernel __attribute__((vec_type_hint(float4))) void\nattention_reference("
+ATTEND = """
+import numpy as np
+from references.attention import bfloat16, float16
+from support.checks import check
+from support.data import draw, qkv
+from support.mods import COMPOSITE
+
+def both(*shape, **options):
+    check(*qkv(*shape), device=device, **options)
+    check(*qkv(*shape), device=device, return_lse=True, **options)
+
+device = listed[index]
+both((1, 2), 5, 7, 8)
+both((2, 1), 9, 70, 128, is_causal="lower_right", sinks=draw((1,)))
+both((1, 2), 5, 7, 8, attn_mask=draw((5, 7)) > 0, softcap=2.0)
+both((2, 1), 5, 7, 17, window=(2, 1), query_offset=[-1, 3])
+check(*qkv((1, 1), 5, 7, 3, 5, dtype=float16), device=device, attn_mask=draw((5, 7)))
+check(*(a[..., ::-1] for a in qkv((1, 1), 5, 7, 8, dtype=bfloat16)), device=device)
+assert faults.faults_planted() > 0
+"""
+
+
+@pytest.mark.cpus
+def test_the_kernel_of_the_tutorial_computes_attention(first_device, faults_library, tmp_path):
+    """It stands in the place of the reference, whose plan suits it.
+
+    The cache is its own: clattn keeps the program under the name of the reference.
+    """
+    page = (ROOT / "docs" / "add_a_kernel.md").read_text(encoding="utf-8")
+    kernel = re.search(r"^```c\n(/\*[^`]+attention_plain\(.*?)^```$", page, re.M | re.S)[1]
+    kernel = re.sub(r"^#(?:include|define SCORE_PLACE).*\n", "", kernel, flags=re.MULTILINE)
+    kernel = kernel.replace("attention_plain(", "attention_reference(")
+    env = {
+        "XDG_CACHE_HOME": tmp_path,
+        "CLATTN_KERNEL": "reference",
+        "FAULTS_TEXT": REFERENCE,
+        "FAULTS_INSTEAD": f"{kernel}\n__kernel void\nunused(",
+    }
+    open_with(faults_library, first_device, ATTEND, **env)
