@@ -286,7 +286,7 @@ def test_wrong_arguments(arguments, words, capsys):
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--json", "--plot"])
+@pytest.mark.parametrize("option", ["--json", "--plot", "--markdown"])
 def test_a_file_that_cannot_be_written(option, tmp_path, capsys, monkeypatch):
     """It is refused before anything is measured."""
     monkeypatch.setattr(contest, "measure", None)

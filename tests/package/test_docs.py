@@ -19,6 +19,7 @@ from conftest import DEVICES, NO_DEVICE
 from lint.command_rules import commands
 from lint.common import Tree
 from lint.page_rules import entries
+from support.faults import open_with
 from support.processes import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +54,7 @@ def alibi(score, b, h, q_idx, kv_idx):
 
 
 @pytest.mark.parametrize(
-    ("mod", "page"), [(causal, "operators/flex_attention.md"), (alibi, "kernels.md")]
+    ("mod", "page"), [(causal, "operators/flex_attention.md"), (alibi, "programs.md")]
 )
 def test_a_page_shows_the_opencl_c_of_a_mod(mod, page, capsys):
     clattn.flex.explain(mod)
@@ -161,3 +162,47 @@ def test_scripts_of_pages_take_their_options():
     with ThreadPoolExecutor(2) as pool:
         found = dict(zip(used, pool.map(lacks, used), strict=True))
     assert not {script: options for script, options in found.items() if options}
+
+
+# ---- the kernel of the tutorial ----
+
+REFERENCE = "__kernel __attribute__((vec_type_hint(float4))) void\nattention_reference("
+ATTEND = """
+import numpy as np
+from references.attention import bfloat16, float16
+from support.checks import check
+from support.data import draw, qkv
+from support.mods import COMPOSITE
+
+def both(*shape, **options):
+    check(*qkv(*shape), device=device, **options)
+    check(*qkv(*shape), device=device, return_lse=True, **options)
+
+device = listed[index]
+both((1, 2), 5, 7, 8)
+both((2, 1), 9, 70, 128, is_causal="lower_right", sinks=draw((1,)))
+both((1, 2), 5, 7, 8, attn_mask=draw((5, 7)) > 0, softcap=2.0)
+both((2, 1), 5, 7, 17, window=(2, 1), query_offset=[-1, 3])
+check(*qkv((1, 1), 5, 7, 3, 5, dtype=float16), device=device, attn_mask=draw((5, 7)))
+check(*(a[..., ::-1] for a in qkv((1, 1), 5, 7, 8, dtype=bfloat16)), device=device)
+assert faults.faults_planted() > 0
+"""
+
+
+@pytest.mark.cpus
+def test_the_kernel_of_the_tutorial_computes_attention(first_device, faults_library, tmp_path):
+    """It stands in the place of the reference, whose plan suits it.
+
+    The cache is its own: clattn keeps the program under the name of the reference.
+    """
+    page = (ROOT / "docs" / "add_a_kernel.md").read_text(encoding="utf-8")
+    kernel = re.search(r"^```c\n(/\*[^`]+attention_plain\(.*?)^```$", page, re.M | re.S)[1]
+    kernel = re.sub(r"^#(?:include|define SCORE_PLACE).*\n", "", kernel, flags=re.MULTILINE)
+    kernel = kernel.replace("attention_plain(", "attention_reference(")
+    env = {
+        "XDG_CACHE_HOME": tmp_path,
+        "CLATTN_KERNEL": "reference",
+        "FAULTS_TEXT": REFERENCE,
+        "FAULTS_INSTEAD": f"{kernel}\n__kernel void\nunused(",
+    }
+    open_with(faults_library, first_device, ATTEND, **env)

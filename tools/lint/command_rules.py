@@ -15,15 +15,17 @@ PLACEHOLDER = re.compile(r"^(?:…|[A-Z]+|<.*>|.*\*.*|\$.*)$")
 
 # Programs that are looked at no further.
 PROGRAMS = {
-    ".", "basedpyright", "cd", "dask", "docker", "git", "mypy", "pip-audit", "podman",
-    "pre-commit", "pytest", "ruff", "sphinx-build", "mpirun", "taskset", "usermod",
+    ".", "basedpyright", "cat", "cd", "cmake", "cp", "dask", "docker", "git", "ln", "mkdir",
+    "mpirun", "mypy", "pip-audit", "podman", "pre-commit", "pytest", "ruff", "sphinx-build",
+    "taskset", "usermod",
 }  # fmt: skip
 MODULES = {"clattn", "mypy.stubtest", "pip", "pytest", "sphinx", "venv"}
 # Packages of Debian 12, and of PyPI beside those of pyproject.toml.
 DEBIAN = {
-    "cppcheck", "clang-16", "debootstrap", "g++", "gcc", "gcc-mingw-w64-x86-64", "libc6-dev",
-    "libclc-16", "ocl-icd-opencl-dev", "oclgrind", "openmpi-bin", "pocl-opencl-icd", "python3-dev",
-    "python3-venv", "intel-opencl-icd", "mesa-opencl-icd", "qemu-user-static", "valgrind",
+    "clang-16", "cmake", "cppcheck", "debootstrap", "g++", "gcc", "gcc-mingw-w64-x86-64",
+    "intel-opencl-icd", "libc6-dev", "libclc-16", "mesa-opencl-icd", "ninja-build",
+    "ocl-icd-opencl-dev", "oclgrind", "openmpi-bin", "pocl-opencl-icd", "python3-dev",
+    "python3-venv", "qemu-user-static", "valgrind",
 }  # fmt: skip
 PYPI = {
     "atheris", "auditwheel", "build", "cibuildwheel", "cmake", "ninja", "scikit-build-core",
@@ -42,7 +44,7 @@ def commands(text):
     """The commands in a page, as lists of words."""
     lines = []
     for block in SHELL.findall(text):
-        lines += block.replace("\\\n", " ").splitlines()
+        lines += lines_of(block.replace("\\\n", " "))
     for line in [*lines, *(found.replace("\n", " ") for found in INLINE.findall(text))]:
         words = shlex.split(line, comments=True)
         while words:
@@ -52,6 +54,21 @@ def commands(text):
                 del one[0]
             if one:
                 yield one
+
+
+def lines_of(block):
+    """The lines of a block; one goes on where a quotation is open."""
+    line = ""
+    for part in block.splitlines():
+        line += part
+        try:
+            shlex.split(line, comments=True)
+        except ValueError:
+            line += "\n"
+            continue
+        yield line
+        line = ""
+    assert not line, f"a quotation has no end: {line}"
 
 
 def project(tree):
