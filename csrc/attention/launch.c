@@ -133,6 +133,15 @@ work_of(const ca_attention *attention, int64_t more)
 /* The reference kernel takes so many times as long as the others. */
 #define REFERENCE_TIMES 16
 
+static double
+work_of_reference(const ca_attention *attention)
+{
+    bool again = ca_attention_visible_keys(attention) > CA_REFERENCE_KEYS;
+    int64_t parts = again ? (attention->Ev - 1) / CA_REFERENCE_COLUMNS : 0; /* after the first */
+    return REFERENCE_TIMES *
+           work_of(attention, SCORE_COLUMNS + parts * (attention->E + SCORE_COLUMNS));
+}
+
 /* Only calls with more work are described, because only they may be refused. */
 #define DESCRIBED_WORK 1e12
 
@@ -278,13 +287,12 @@ redo(ca_device *device, const ca_attention *attention, making *m, ca_error *erro
         ca_attention_plan_redo(ca_device_get_info(device), attention, marked, &plan);
         start(m, attention, m->mark, m->spans[MARKS], left);
         m->launch.small = small;
-        const planned_step step = {
-            .spec = &plan.spec,
-            .grid = plan.grid,
-            .local_size = plan.local_size,
-            .any_local_size = plan.any_local_size,
-            .flags = CA_REDOES,
-            .work = marked ? REFERENCE_TIMES * work_of(attention, SCORE_COLUMNS) : 0};
+        const planned_step step = {.spec = &plan.spec,
+                                   .grid = plan.grid,
+                                   .local_size = plan.local_size,
+                                   .any_local_size = plan.any_local_size,
+                                   .flags = CA_REDOES,
+                                   .work = marked ? work_of_reference(attention) : 0};
         CA_TRY(add_step(device, m, attention, &plan, &step, &(ca_plan_limits){0}, error));
         for (int n = 0; n < m->launch.nspans; n++) {
             if (m->spans[n].access == CA_ACCESS_WRITE) {
@@ -313,8 +321,8 @@ ca_attention_launch(ca_device *device, const ca_attention *attention, const ca_a
     CA_TRY(ca_mark_take(device, &mark, &marks, error));
     start(&m, attention, mark, marks, &left);
     m.launch.small = work_of(attention, 0) < SMALL_WORK;
-    double work = work_of(attention, SCORE_COLUMNS);
-    work *= plan->variant == CA_INDEX_reference ? REFERENCE_TIMES : 1;
+    double work = plan->variant == CA_INDEX_reference ? work_of_reference(attention)
+                                                      : work_of(attention, SCORE_COLUMNS);
     if (work > DESCRIBED_WORK) {
         write_sizes(attention, sizes, sizeof sizes);
         m.launch.sizes = sizes;

@@ -114,6 +114,17 @@ ca_door_check_equal(const ca_door_equal *rule, ca_error *error)
 }
 
 ca_status
+ca_door_check_head_size(const char *name, const ca_tensor *tensor, int64_t size, ca_error *error)
+{
+    if (size > CA_MOST_HEAD_SIZE) {
+        return ca_error_set(error, CA_ERROR_VALUE,
+                            "%s has head size %lld (shape %s); expected %d at most", name,
+                            (long long)size, CA_SHAPE_OF(tensor), CA_MOST_HEAD_SIZE);
+    }
+    return CA_OK;
+}
+
+ca_status
 ca_door_check_matrices(const ca_tensor *query, const ca_tensor *key, const ca_tensor *value,
                        int lowest_rank, ca_error *error)
 {
@@ -127,6 +138,8 @@ ca_door_check_matrices(const ca_tensor *query, const ca_tensor *key, const ca_te
     CA_TRY(check_rank(value, "value", lowest_rank, error));
     CA_TRY(ca_door_check_equal(&equal[0], error));
     CA_TRY(ca_door_check_equal(&equal[1], error));
+    CA_TRY(ca_door_check_head_size("query", query, ca_tensor_size(query, 1), error));
+    CA_TRY(ca_door_check_head_size("value", value, ca_tensor_size(value, 1), error));
 done:
     return status;
 }

@@ -47,7 +47,16 @@ ca_status ca_door_check_equal(const ca_door_equal *rule, ca_error *error);
 ca_status ca_door_check_dtypes(const ca_tensor *query, const ca_tensor *key, const ca_tensor *value,
                                ca_error *error);
 
-/* Check that each has lowest_rank dimensions or more, query and key one E, key and value one S. */
+/* The largest head size of a call. The time of a kernel that takes any head size grows with E for each
+   part of the columns of a row (kernels/attention/reference.cl). */
+#define CA_MOST_HEAD_SIZE 65536
+
+/* Check the head size of an input, E or Ev. */
+ca_status ca_door_check_head_size(const char *name, const ca_tensor *tensor, int64_t size,
+                                  ca_error *error);
+
+/* Check that each has lowest_rank dimensions or more, query and key one E, key and value one S,
+   and no head size is too large. */
 ca_status ca_door_check_matrices(const ca_tensor *query, const ca_tensor *key,
                                  const ca_tensor *value, int lowest_rank, ca_error *error);
 

@@ -226,6 +226,10 @@ ca_directml_tensors_check(const ca_directml_attention *call,
         };
         CA_TRY(ca_door_check_equal(&rule, error));
     }
+    for (int matrix = 0; matrix < CA_DIRECTML_MATRICES; matrix++) {
+        CA_TRY(ca_door_check_head_size(table[sources[matrix]].name, &call->tensors[sources[matrix]],
+                                       matrices[matrix].shape[3], error));
+    }
 done:
     return status;
 }

@@ -163,6 +163,8 @@ check_inputs(const ca_onnx_attention *call, ca_onnx_sizes *sizes, ca_error *erro
     for (size_t i = 0; i < sizeof(equal) / sizeof(equal[0]); i++) {
         CA_TRY(ca_door_check_equal(&equal[i], error));
     }
+    CA_TRY(ca_door_check_head_size("Q", &call->Q, sizes->E, error));
+    CA_TRY(ca_door_check_head_size("V", &call->V, sizes->Ev, error));
     if (sizes->Hk == 0 ? sizes->Hq != 0 : sizes->Hq == 0 || sizes->Hq % sizes->Hk != 0) {
         CA_TRY(ca_error_set(error, CA_ERROR_VALUE,
                             "Q has %lld heads; expected K's %lld or a multiple",

@@ -2,6 +2,7 @@
  *
  * The module clattn._core; python/clattn/_core.pyi lists what it has.
  */
+#include "doors/common.h" /* CA_MOST_HEAD_SIZE */
 #include "python/arguments.h"
 #include "python/convert.h"
 #include "python/dlpack_import.h"
@@ -60,6 +61,7 @@ module_exec(PyObject *module)
         PyModule_AddType(module, state->tensor_type) < 0 ||
         PyModule_AddType(module, state->cache_type) < 0 ||
         PyModule_AddStringConstant(module, "__version__", CLATTN_VERSION) < 0 ||
+        PyModule_AddIntConstant(module, "MOST_HEAD_SIZE", CA_MOST_HEAD_SIZE) < 0 ||
         add_object(module, "base_and_sum", &state->base_and_sum) < 0 ||
         add_object(module, "only_check", &state->only_check) < 0 ||
         PyModule_AddFunctions(module, ca_py_runtime_methods) < 0 ||

@@ -115,6 +115,11 @@ typedef struct {
 #define CA_CPU_TILES_BYTES (512 << 10) /* of their queries and results; they stay in a cache */
 #define CA_CPU_COLUMNS     2176        /* of packed keys and values of a work-item, at most */
 
+/* The reference computes so many columns of the output at a time, and keeps the weights of so many
+ * keys. A row that sees more keys has its scores computed again for each part of its columns. */
+#define CA_REFERENCE_COLUMNS 64
+#define CA_REFERENCE_KEYS    128
+
 /* The bytes behind a packed row of values. The second product reads a few vectors of each row, of all keys,
  * again and again. If rows were 512 bytes apart, half of the first cache's sets would hold these vectors. */
 #define CA_BYTES_BEHIND(row) ((row) % 512 == 0 ? 64 : 0)

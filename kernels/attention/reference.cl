@@ -4,7 +4,8 @@
  * its keys and O(1) memory:
  *
  *     m, l      = max_j score[j], sum_j exp(score[j] - m)     pass 1, online; the sink counts
- *     output[c] = sum_j exp(score[j] - m) / l * value[j, c]   pass 2, some columns at a time
+ *     output[c] = sum_j exp(score[j] - m) / l * value[j, c]   pass 2, some columns at a time,
+ *                                                             with the weights of a block of keys
  *
  *     rows         batch[0] * batch[1] * batch[2] * L, counted from 0 on
  *     global size  G = ceil(rows / params.tiles), or more
@@ -22,8 +23,7 @@
 #include "kernels/attention/score.clh" /* addend_of, finish_score, sink_of */
 #include "kernels/support/philox.clh"  /* ca_drops */
 
-#define COLUMNS_AT_ONCE 64  /* of the output */
-#define BLOCK           128 /* terms of a block's sum: a long plain sum loses a digit */
+#define BLOCK CA_REFERENCE_KEYS /* terms of a block's sum: a long plain sum loses a digit */
 
 /* Row i of a batch: its operands, bounds and number. */
 typedef struct {
@@ -168,20 +168,42 @@ sum_weights(const row_state *row, real *m, real *l)
     return attends;
 }
 
-/* sums[n] += sum_j exp(score[j] - m) * value[j, c + n], for `columns` columns. */
+/* exp(score[j] - m) of a block's keys; -1 for a key that adds no value: excluded, or dropped. */
+typedef struct {
+    ca_int64 first; /* key of the first weight; -1: none yet */
+    real weights[BLOCK];
+} weight_block;
+
+/* Computes the weights of the block at key j0, unless the columns before have left them: a row
+   of one block has its scores computed once, however many columns there are. */
 CALLED void
-add_values(const row_state *row, real m, ca_int64 c, int columns, real *sums)
+find_weights(const row_state *row, real m, ca_int64 j0, weight_block *block)
 {
     const ca_attention_params *params = row->call->params;
+    if (block->first == j0) {
+        return;
+    }
+    block->first = j0;
+    PLAIN_FOR (ca_int64 j = j0; j <= min(j0 + BLOCK - 1, row->last); j++) {
+        real score;
+        const bool drops = USES(params, DROPOUT) && ca_drops(params, row->number, j);
+        const bool adds = !drops && score_of(row, j, &score);
+        block->weights[j - j0] = adds ? exp(score - m) : REAL(-1.0);
+    }
+}
+
+/* sums[n] += sum_j exp(score[j] - m) * value[j, c + n], for `columns` columns. */
+CALLED void
+add_values(const row_state *row, real m, ca_int64 c, int columns, weight_block *block, real *sums)
+{
     PLAIN_FOR (ca_int64 j0 = row->first; j0 <= row->last && !is_stopped(row->call); j0 += BLOCK) {
-        real block_sums[COLUMNS_AT_ONCE] = {REAL(0.0)};
+        real block_sums[CA_REFERENCE_COLUMNS] = {REAL(0.0)};
+        find_weights(row, m, j0, block);
         PLAIN_FOR (ca_int64 j = j0; j <= min(j0 + BLOCK - 1, row->last); j++) {
-            real score;
-            if ((USES(params, DROPOUT) && ca_drops(params, row->number, j)) ||
-                !score_of(row, j, &score)) {
+            const real weight = block->weights[j - j0];
+            if (weight < REAL(0.0)) {
                 continue;
             }
-            const real weight = exp(score - m);
             key_run key;
             find_key_run(&key, row->call, row->batch, j);
             PLAIN_FOR (int n = 0; n < columns; n++) {
@@ -217,10 +239,12 @@ attend(const attention_call *call, const ca_int64 *batch, ca_int64 i)
         write_scores(&row, m, l);
     }
     __global storage *output_i = call->output + ca_offset(&params->output, batch, i, 0);
-    PLAIN_FOR (ca_int64 c = 0; c < params->Ev; c += COLUMNS_AT_ONCE) {
-        const int columns = (int)min((ca_int64)COLUMNS_AT_ONCE, params->Ev - c);
-        real sums[COLUMNS_AT_ONCE] = {REAL(0.0)};
-        add_values(&row, m, c, columns, sums);
+    weight_block block;
+    block.first = -1;
+    PLAIN_FOR (ca_int64 c = 0; c < params->Ev; c += CA_REFERENCE_COLUMNS) {
+        const int columns = (int)min((ca_int64)CA_REFERENCE_COLUMNS, params->Ev - c);
+        real sums[CA_REFERENCE_COLUMNS] = {REAL(0.0)};
+        add_values(&row, m, c, columns, &block, sums);
         PLAIN_FOR (int n = 0; n < columns; n++) {
             const real mean = sums[n] / l * ca_kept_scale(params);
             store(attends ? mean : REAL(0.0), output_i + (c + n) * params->output.column);

@@ -12,6 +12,7 @@ from clattn._arguments.options import Window
 _Mods = tuple[str, bool, bool, tuple[float, ...], tuple[Array, ...]]
 
 __version__: str
+MOST_HEAD_SIZE: int
 
 class DeviceError(RuntimeError): ...
 class SettingError(ValueError): ...

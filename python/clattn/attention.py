@@ -141,6 +141,7 @@ def scaled_dot_product_attention(
     ----------
     query : array of shape (..., Hq, L, E)
         float16, bfloat16 (``ml_dtypes.bfloat16``), float32 or float64; two dimensions or more.
+        E and Ev are 65,536 at most.
     key : array of shape (..., Hk, S, E)
         Of query's dtype.
     value : array of shape (..., Hk, S, Ev)
@@ -179,7 +180,7 @@ def scaled_dot_product_attention(
     sinks : array of shape (Hq,), optional
         A logit for each query head, of any float dtype, that takes part in the softmax's sum and
         in no value. So the weights add up to less than 1. It is neither scaled nor capped; -inf is
-        no sink.
+        no sink. More dimensions of size 1 do not count: (1, Hq, 1, 1) will do.
     query_offset : int or integers of shape (B,)
         Row i stands at position ``i + query_offset`` for `is_causal` and `window`. Several integers
         are one for each entry of the first dimension of `query`, which then has four dimensions

@@ -42,9 +42,9 @@ class KVCache:
     capacity : int
         The number of positions that fit.
     head_size : int
-        Of queries and keys, E.
+        Of queries and keys, E: 1 to 65,536.
     v_head_size : int, optional
-        Of values, Ev. Default: `head_size`.
+        Of values, Ev: 1 to 65,536. Default: `head_size`.
     dtype : dtype
         Of keys, values and queries: float16, bfloat16, float32 or float64.
     device : Device, str or int, optional
@@ -90,8 +90,8 @@ class KVCache:
         batch = size(batch, "batch", 1)
         num_kv_heads = size(num_kv_heads, "num_kv_heads", 1)
         capacity = size(capacity, "capacity", 0)
-        head_size = size(head_size, "head_size", 1)
-        v_head_size = head_size if v_head_size is None else size(v_head_size, "v_head_size", 1)
+        head_size = _head_size(head_size, "head_size")
+        v_head_size = head_size if v_head_size is None else _head_size(v_head_size, "v_head_size")
         dtype = float_dtype(dtype)
         lead = (batch, num_kv_heads, capacity)
         key = _core.empty((*lead, head_size), dtype, device)
@@ -419,6 +419,14 @@ class KVCache:
 
 
 _caches: weakref.WeakSet[KVCache] = weakref.WeakSet()
+
+
+def _head_size(number: Any, name: str) -> int:
+    """Return a head size that calls take."""
+    found = size(number, name, 1)
+    if found > _core.MOST_HEAD_SIZE:
+        raise ValueError(f"{name} is {found}; expected {_core.MOST_HEAD_SIZE} at most")
+    return found
 
 
 def _renew_locks() -> None:

@@ -87,7 +87,7 @@ def multihead_attention(
     ----------
     query : array of shape (B, L, H * E), optional
         float32 or float16; all arrays but `mask` have one dtype. 3 to 5 dimensions; dimensions
-        before the last 3 are of size 1.
+        before the last 3 are of size 1. Head sizes are 65,536 at most.
     key : array of shape (B, S, H * E), optional
         3 to 5 dimensions, as query.
     value : array of shape (B, S, H * Ev), optional

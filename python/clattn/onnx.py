@@ -71,7 +71,8 @@ def attention(
     ----------
     Q : array of shape (B, Hq, L, E) or (B, L, Hq * E)
         float16, bfloat16 (``ml_dtypes.bfloat16``), float32 or float64. With three dimensions, K and
-        V have three too, and `q_num_heads` and `kv_num_heads` are needed.
+        V have three too, and `q_num_heads` and `kv_num_heads` are needed. E and Ev are 65,536 at
+        most.
     K : array of shape (B, Hk, S, E) or (B, S, Hk * E)
         Of Q's dtype. Hq is a multiple of Hk; query head h reads head ``h // (Hq // Hk)``.
     V : array of shape (B, Hk, S, Ev) or (B, S, Hk * Ev)

@@ -40,7 +40,7 @@ def scaled_dot_product_attention(
     ----------
     query : array of shape (N, ..., L, E)
         float16, bfloat16 (``ml_dtypes.bfloat16``), float32 or float64; three dimensions or
-        more.
+        more. E and Ev are 65,536 at most.
     key : array of shape (N, ..., S, E)
         Of query's dtype.
     value : array of shape (N, ..., S, Ev)

@@ -53,6 +53,9 @@ _SAID = {
 }
 # Arguments that choose keys beside the mask.
 _CHOOSING = ("block_indices", "cache", "indices")
+# Families that take 0 in a mask for a key that is attended to, in a bool mask too: DeepSeek-V4
+# joins a bias of 0 and -inf to the mask, NLLB-MoE reads padding from it.
+_OF_FLOATS = ("deepseek_v4", "nllb-moe")
 _PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 
 
@@ -198,7 +201,8 @@ def make_mask(
 
     Causality, windows and padding stay numbers and a (B, S) array, so that a kernel skips the
     keys that they exclude. Other masks, such as those of packed sequences, become the tensor
-    (B, 1, L, S) that they are for "sdpa".
+    (B, 1, L, S) that they are for "sdpa". DeepSeek-V4 and NLLB-MoE get the floats that "eager"
+    gets, because these models use a mask for more than attention.
 
     Parameters
     ----------
@@ -215,16 +219,18 @@ def make_mask(
     device : torch.device or str
         Where the mask lies.
     **kwargs
-        The other arguments of ``masking_utils.sdpa_mask``.
+        The other arguments of ``masking_utils.sdpa_mask``; ``config`` is the model's.
 
     Returns
     -------
     AttentionMask, Tensor of shape (B, 1, L, S), or None
         None: causality alone decides, by the rule of "sdpa".
     """
-    sdpa_mask: Any = masking_utils.sdpa_mask  # whose types leave out a Tensor as q_offset
+    of_floats = getattr(kwargs.get("config"), "model_type", None) in _OF_FLOATS
+    # The types of both leave out a Tensor as q_offset.
+    maker: Any = masking_utils.eager_mask if of_floats else masking_utils.sdpa_mask
     dense = partial(
-        sdpa_mask,
+        maker,
         batch_size=batch_size,
         q_length=q_length,
         kv_length=kv_length,
@@ -236,7 +242,7 @@ def make_mask(
         device=device,
     )
     band = None if torch.compiler.is_compiling() else _find_band(mask_function, local_size)
-    if band is None or (attention_mask is not None and attention_mask.dim() != 2):
+    if of_floats or band is None or (attention_mask is not None and attention_mask.dim() != 2):
         return dense(**kwargs)
     padding = None
     if attention_mask is not None:
@@ -328,9 +334,9 @@ def attend(
         Overrides the module's. Both hold only without a mask, for more than one row.
     softcap : float, optional
         A score s becomes ``softcap * tanh(s / softcap)``, before the mask.
-    s_aux : Tensor of shape (Hq,), optional
-        A logit for each query head that takes part in the softmax's sum and in no value. Some
-        models call it ``sinks``.
+    s_aux : Tensor, optional
+        Logits that take part in the softmax's sum and in no value: one for each query head, (Hq,),
+        or what broadcasts to (B, Hq, L, 1). Some models call them ``sinks``.
     position_bias : Tensor, optional
         Broadcasts to (B, Hq, L, S or more); added to the scaled scores.
     output_attentions : bool, optional
@@ -364,9 +370,10 @@ def attend(
     torch casts them.
     """
     _check(kwargs, attention_mask)
-    sinks = kwargs.get("sinks") if s_aux is None else s_aux
-    operands = Operands(query, key, value, sinks=sinks)
-    given = (*operands.given().values(), attention_mask, position_bias)
+    name, sinks = ("sinks", kwargs.get("sinks")) if s_aux is None else ("s_aux", s_aux)
+    of_heads, of_rows = _divide_sinks(name, sinks, query)
+    operands = Operands(query, key, value, sinks=of_heads)
+    given = (*operands.given().values(), attention_mask, position_bias, of_rows)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given):
         raise ValueError(
             "clattn computes no gradients, which are enabled: run the model under "
@@ -406,12 +413,19 @@ def attend(
         window=band.window,
         softcap=softcap or 0.0,
         seed=int(torch.randint(2**63 - 1, ())) if dropout else None,
+        return_lse=of_rows is not None,
         out=output.transpose(1, 2),
         device=device,
         query_offset=band.query_offset,
         return_weights=bool(output_attentions),
     )
-    return output, result[1] if output_attentions else None
+    weights = result[-1] if output_attentions else None
+    if of_rows is not None:  # the rest of the sum, divided by the whole sum
+        lse = result[1][..., None]
+        rest = torch.where(lse.isneginf(), 0.0, torch.sigmoid(lse - of_rows.detach()))
+        output *= rest.transpose(1, 2)
+        weights = None if weights is None else (weights * rest).to(weights.dtype)
+    return output, weights
 
 
 def _check(kwargs: dict[str, Any], mask: Any) -> None:
@@ -433,6 +447,26 @@ def _check(kwargs: dict[str, Any], mask: Any) -> None:
             )
     for name in sorted(given - _SAID - {"sinks", *_PACKING}):
         warnings.warn(f"clattn ignores {name}, which this model gives", stacklevel=3)
+
+
+def _divide_sinks(
+    name: str, sinks: torch.Tensor | None, query: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return sinks as one for each head, or as four dimensions if rows or batches differ."""
+    B, Hq, L, _ = query.shape
+    if sinks is None or sinks.shape == (Hq,):
+        return sinks, None
+    fits = sinks.dim() == 4 and all(
+        size in (1, most) for size, most in zip(sinks.shape, (B, Hq, L, 1), strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"{name} has shape {tuple(sinks.shape)}; expected ({Hq},), one for each query head, or "
+            f"a shape that broadcasts to ({B}, {Hq}, {L}, 1)"
+        )
+    if sinks.shape[0] == sinks.shape[2] == 1:
+        return sinks.reshape(-1).expand(Hq), None
+    return None, sinks
 
 
 def _add_bias(bias: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -83,7 +83,7 @@ ROWS = [  # (what is wrong, exception, name the message has to contain, changed 
     *wrong_shapes("out", f32, (2, 4, 6, 6), (*Q,), (2, 5, 4, 6), (4, 5, 6), (1, *RESULT)),
     ("out is read-only", ValueError, "out", {"out": frozen(*RESULT)}),
     *wrong_arrays("sinks", (4,), FLOATS, scalar=1),
-    *wrong_shapes("sinks", f32, (), (3,), (5,), (1,), (4, 1), (2, 4), (0,)),
+    *wrong_shapes("sinks", f32, (), (3,), (5,), (1,), (4, 2), (2, 4), (1, 3, 1, 1), (0,)),
     ("sinks of key heads", ValueError, "sinks",
      GROUPED | {"key": of(f32, 2, 2, 7, 8), "value": of(f32, 2, 2, 7, 6), "sinks": of(f32, 2)}),
     *wrong("query_offset", TypeError, True, False, None, 1.0, "1", [True, False], [1.0, 2.0],

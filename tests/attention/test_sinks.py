@@ -9,6 +9,7 @@ from references.attention import eps, float32, float64
 from support.checks import assert_close, check
 from support.data import draw, qkv, sdpa
 from support.layouts import negative_rows, sliced
+from support.loops import looped
 from support.masks import INF, NAN, seen_in_band, spoil
 from support.variants import each, force, with_door, with_kernels
 
@@ -44,6 +45,19 @@ def test_sinks(device, variant, shape):
         np.testing.assert_array_equal(lse[:, 0], first[1][:, 0])
     for options in ({"is_causal": "lower_right"}, {"is_causal": True, "query_offset": -2}):
         variant.check(*arrays, device=device, sinks=sinks_of(Hq), **options)
+
+
+@looped("shape", [(1, 4, 1, 1), (4, 1, 1), (1, 4), (4, 1)])
+def test_dimensions_of_one_do_not_count(device, shape):
+    """As models hand sinks over, which broadcast them to (B, Hq, L, 1)."""
+    q, k, v = qkv((2, 4), 3, 5, 8)
+    sinks = sinks_of(4)
+    for call in (clattn.scaled_dot_product_attention, clattn.flex_attention):
+        right = call(q, k, v, sinks=sinks, device=device)
+        given = sinks.reshape(shape)
+        np.testing.assert_array_equal(call(q, k, v, sinks=given, device=device), right)
+        strided = np.repeat(given, 2, -1)[..., ::2]
+        np.testing.assert_array_equal(call(q, k, v, sinks=strided, device=device), right)
 
 
 @pytest.mark.full

@@ -196,9 +196,11 @@ def test_sinks_of_any_size():
     mask = np.arange(9)[:, None] > np.arange(9)
     options = {"attn_mask": mask, "sinks": sinks, "return_lse": True}
     right = clattn.scaled_dot_product_attention(q, k, v, **options)
-    got = dask.compute(*sdpa(*(chunked(a, 6, 4) for a in (q, k, v)), **options))
-    for a, b in zip(got, right, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    for given in (sinks, sinks.reshape(1, 6, 1, 1), da.from_array(sinks[:, None], chunks=2)):
+        options["sinks"] = given
+        got = dask.compute(*sdpa(*(chunked(a, 6, 4) for a in (q, k, v)), **options))
+        for a, b in zip(got, right, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_byte_order(device):

@@ -105,6 +105,8 @@ CALLS = {
     "values of another length": called(value=ones(2, 4, 6, 8)),
     "another batch": called(key=ones(3, 4, 5, 8), value=ones(3, 4, 5, 8)),
     "no head size": called(key=ones(2, 4, 5, 0)),
+    "too large a head size": called(query=np.broadcast_to(f32(1), (2, 4, 3, 65537)),
+                                    key=np.broadcast_to(f32(1), (2, 4, 5, 65537))),
     "a single row": called(query=ones(8)),
     "a list": called(query=q.tolist()),
     "integers": called(query=q.astype(np.int32)),

@@ -62,9 +62,10 @@ CALLS = {
         "window has 3 elements; expected a pair (left, right)",
     ),
     "sinks of two dimensions": (
-        lambda: attend(q, q, q, sinks=np.ones((2, 1), np.float32)),
+        lambda: attend(q, q, q, sinks=np.ones((2, 3), np.float32)),
         ValueError,
-        "sinks has 2 dimensions; expected one",
+        "sinks has shape (2, 3); expected (Hq,), one for each query head, or more dimensions of "
+        "size 1",
     ),
     "a shape of many dimensions": (
         lambda: clattn.diagonal_matrix((1,) * 65, 1, 0, 1),

@@ -20,6 +20,7 @@ from support.processes import run_python
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("transformers", "5.4")
+sweep_models = pytest.importorskip("sweep_models")
 
 SIZES = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
          "num_attention_heads": 8, "max_position_embeddings": 64, "pad_token_id": 0}  # fmt: skip
@@ -69,7 +70,7 @@ def plain(module, query, key, value, mask, scaling=None, softcap=None, s_aux=Non
         scores = softcap * torch.tanh(scores / softcap)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
-    sinks = -torch.inf if s_aux is None else s_aux[:, None, None]
+    sinks = -torch.inf if s_aux is None else s_aux if s_aux.dim() == 4 else s_aux[:, None, None]
     scores = torch.cat([torch.zeros_like(scores[..., :1]) + sinks, scores], -1)
     weights = torch.nan_to_num(scores.softmax(-1))[..., 1:]  # a row without keys is NaN
     return (weights @ value).transpose(1, 2), None
@@ -371,6 +372,49 @@ def test_masks_of_the_user():
         torch.testing.assert_close(ours, right)
 
 
+@pytest.mark.parametrize("name", ["s_aux", "sinks"])
+def test_sinks_of_heads_rows_and_sequences(name):
+    """One for each head, as Inkling 2's one for each row and head; the second row has no key."""
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.tensor([True, False, True])[:, None].expand(2, 1, 3, 5)
+    for shape in [(8,), (1, 8, 1, 1), (2, 8, 3, 1), (1, 8, 3, 1), (2, 1, 1, 1), (1, 1, 1, 1)]:
+        sinks = torch.randn(shape, generator=generator)
+        ours, reference = attend(mask, **{name: sinks})
+        torch.testing.assert_close(ours, reference(mask, s_aux=sinks)[0])
+        _, query, key, value = reference.args
+        _, weights = clattn.transformers.attend(
+            None, query, key, value, mask, output_attentions=True, **{name: sinks}
+        )
+        right = weights @ value.repeat_interleave(4, 1)
+        torch.testing.assert_close(ours, right.transpose(1, 2))
+    for shape in [(8,), (2, 8, 3, 1)]:  # -inf is no sink
+        ours, reference = attend(mask, **{name: torch.full(shape, -torch.inf)})
+        torch.testing.assert_close(ours, reference(mask)[0])
+    for shape in [(2,), (8, 1), (2, 8, 4, 1), (2, 2, 1, 1), (3, 8, 3, 1), (2, 8, 3, 5)]:
+        text = ", ".join(map(str, shape))
+        words = rf"{name} has shape \({text},?\); expected \(8,\), .* \(2, 8, 3, 1\)"
+        with pytest.raises(ValueError, match=words):
+            attend(**{name: torch.zeros(shape)})
+
+
+def test_sinks_of_rows_in_half_types():
+    """They are float32, and the output keeps its dtype."""
+    sinks = torch.full((2, 8, 3, 1), 1.0)
+    ours, _ = attend(dtype=torch.bfloat16, s_aux=sinks, is_causal=False)
+    assert ours.dtype is torch.bfloat16
+    right, _ = attend(is_causal=False, s_aux=sinks)
+    torch.testing.assert_close(ours.float(), right, rtol=2**-6, atol=2**-6)
+
+
+def test_the_sweep_of_all_families(capsys):
+    """DeepSeek-V4 and NLLB-MoE need a mask of floats, Inkling 2 has sinks of rows."""
+    families = ["deepseek_v4", "inkling2_text", "nllb-moe"]
+    assert sweep_models.main(families) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines[2:5]] == families
+    assert lines[-1].endswith(": 3 agrees")
+
+
 def test_a_mask_of_other_rows_is_refused():
     mask = clattn.transformers.make_mask(2, 4, 5)
     with pytest.raises(ValueError, match="attn_mask"):
@@ -413,7 +457,7 @@ def test_what_is_refused():
         with pytest.raises(ValueError, match=f"{name} is given"):
             attend(**{name: 3})
     with pytest.raises(ValueError, match="sinks"):
-        attend(sinks=torch.zeros(2, 8, 3, 1))
+        attend(sinks=torch.zeros(2, 8, 3, 2))
     with pytest.raises(TypeError, match="query"):
         attend(dtype=torch.int32)
 

@@ -7,6 +7,7 @@ imports dask, which the extra ``dask`` installs.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 from clattn._host.extras import how_to_install
@@ -180,6 +181,8 @@ def scaled_dot_product_attention(
         device=device,
         **options,
     )
+    if operands.sinks is not None:
+        operands = replace(operands, sinks=operands.sinks.reshape(-1))
     no_heads = operands.sinks is not None and len(shape) == 1
     if no_heads:  # but sinks are of heads
         operands, shape = operands.map(lambda array: array[None], *FACTORS), (1, *shape)

@@ -134,6 +134,7 @@ def flex_attention(
     ----------
     query : array of shape (..., Hq, L, E)
         float16, bfloat16 (``ml_dtypes.bfloat16``), float32 or float64; two dimensions or more.
+        E and Ev are 65,536 at most.
     key : array of shape (..., Hk, S, E)
         Of query's dtype.
     value : array of shape (..., Hk, S, Ev)
