@@ -302,7 +302,7 @@ def test_patching_touches_no_opencl(tmp_path):
         clattn.torch.patch()
         x = torch.ones(1, 1, 2, 4, requires_grad=True)
         F.scaled_dot_product_attention(x, x, x)
-        with pytest.raises(clattn.DeviceError, match=r"clattn\[cpu\]"):
+        with pytest.raises(clattn.DeviceError, match="pip install intel-opencl-rt"):
             F.scaled_dot_product_attention(x.detach(), x.detach(), x.detach())
     """
     run_python(code, env=no_opencl(tmp_path))
