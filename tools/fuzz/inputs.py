@@ -25,7 +25,7 @@ import numpy as np  # noqa: E402
 from clattn import _core  # noqa: E402
 from clattn._host import drivers, tuning  # noqa: E402
 from support.fake_dlpack import Producer  # noqa: E402
-from test_fuzz import RIGHT, WRONG  # noqa: E402
+from support.wrong_calls import RIGHT, WRONG  # noqa: E402
 
 DOCUMENTED = (TypeError, ValueError, MemoryError, clattn.DeviceError)
 MEMORY = np.arange(512, dtype=np.float64)  # of all arrays
