@@ -23,7 +23,7 @@ ROOT = TESTS.parent
 
 
 # What a child process imports from.
-IMPORTED_FROM = [str(TESTS), str(ROOT / "tools")]
+IMPORTED_FROM = [str(TESTS), str(ROOT / "tools"), str(ROOT / "cmake")]
 
 
 # Oclgrind as an OpenCL driver, where Debian puts it.
