@@ -19,6 +19,7 @@ from references.diagonal import assert_same, diagonal
 from references.flex import blocks, flex
 from support.checks import assert_close, native
 from support.data import draw
+from support.onnx_calls import check_present
 
 Q, MASK = draw((1, 2, 5, 8)), draw((5, 5))
 
@@ -143,7 +144,7 @@ def judge_onnx(answer, *, return_qk, **arguments):
     given = [numbers_of(arguments.pop(name)) for name in arrays]
     right, allowed = onnx.attention(*given, **arguments), onnx.tolerances(*given, **arguments)
     assert_close(answer.Y, right.Y, allowed.Y, "Y")
-    onnx.check_present(answer, right, with_past=given[4] is not None)
+    check_present(answer, right, with_past=given[4] is not None)
     if return_qk:
         qk = onnx.overflowed(right.qk_matmul_output, given[0].dtype)
         assert_close(answer.qk_matmul_output, qk, allowed.qk, "qk_matmul_output")
