@@ -220,7 +220,7 @@ def _read_operands(*given: Any) -> _Operands:
 def _find_result(operands: _Operands) -> Any:
     """Return shape and dtype of the result, by jax's rules, whose errors are not all documented."""
     try:
-        return jax.eval_shape(_theirs, **operands._asdict())
+        result = jax.eval_shape(_theirs, **operands._asdict())
     except OverflowError as error:  # an integer in the place of lengths
         raise ValueError(str(error)) from error
     except (AssertionError, ZeroDivisionError) as error:  # numbers of heads, without a message
@@ -233,6 +233,16 @@ def _find_result(operands: _Operands) -> Any:
             "the heads do not fit: query needs a multiple of the heads of key, bias and mask need "
             f"1 or those of query; got {shapes}"
         ) from error
+    B, L, Hq, _ = operands.query.shape
+    scores = (B, Hq, L, operands.key.shape[1])
+    for name in ("bias", "mask"):
+        array = getattr(operands, name)
+        # jax lets one key stand for as many as they have.
+        if array is not None and np.broadcast_shapes(array.shape, scores) != scores:
+            raise ValueError(
+                f"{name} has shape {array.shape}; expected one that broadcasts to {scores}"
+            )
+    return result
 
 
 def _read_number(scale: Any) -> Any:

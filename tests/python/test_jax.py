@@ -230,6 +230,7 @@ def test_what_is_refused():
         ({"bias": MASK}, TypeError, "bias is an array of bool"),
         ({"bias": BIAS.astype(complex)}, TypeError, "bias is an array of complex64"),
         ({"bias": BIAS[:, [0, 0, 0]]}, ValueError, r"heads do not fit.*bias \(2, 3, 5, 7\)"),
+        ({"key": k[:, :1], "value": v[:, :1], "mask": MASK}, ValueError, r"mask .* \(2, 4, 5, 1\)"),
         ({"key": k[:, :, :0], "value": v[:, :, :0]}, ValueError, "heads do not fit"),
         ({"query": 2**31}, ValueError, "2147483648"),
         ({"query_seq_lengths": 2**31}, ValueError, "query_seq_lengths.*2147483648"),
