@@ -8,7 +8,7 @@ devices, and limits. The other targets fuzz Python calls (tools/fuzz/inputs.py, 
 `arguments` of every operator, `cache` the methods of KVCache, `capsules` those of DLPack, `words`
 for devices and in variables, and `winners` the tuner's files.
 
-The target `files` needs clang with libFuzzer. The others need atheris, pytest and hypothesis too.
+The target `files` needs clang with libFuzzer. The others need atheris and pytest too.
 The tool builds into build/fuzz, and keeps there the inputs that reach new code. A finding ends the
 run. The last lines name the file with the input, and `--input FILE` runs that input alone.
 """
@@ -66,7 +66,7 @@ def build_extension(compiler, target):
     subprocess.run(command, env=env, check=True)
     changes = {
         "LD_PRELOAD": str(Path(atheris.path()) / "asan_with_fuzzer.so"),
-        "PYTHONPATH": str(place),
+        "PYTHONPATH": os.pathsep.join([str(place), str(ROOT / "tests")]),
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:handle_segv=1",
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "CLATTN_TUNING": "off",

@@ -42,7 +42,8 @@ WRONG = [
 ]  # fmt: skip
 HOSTILE = [
     *WRONG, "tests/python/test_hostile_arrays.py", "tests/python/test_fuzz.py",
-    "tests/python/test_dlpack.py", "tests/python/test_foreign_arrays.py",
+    "tests/python/test_fuzz_wrong.py", "tests/python/test_dlpack.py",
+    "tests/python/test_foreign_arrays.py",
     "tests/python/test_kv_cache_properties.py", "tests/python/test_tensor_views.py",
     "tests/attention/test_flex_blocks.py", "tests/attention/test_attention_extremes.py",
     "tests/diagonal/test_diagonal_out.py",

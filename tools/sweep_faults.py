@@ -5,98 +5,18 @@
 
 Rows of the table say what failed, on which device, in which mode of memory, and how many cases
 raised an error or gave the right result. The exit status is 1 if a case did neither, or left
-something over. docs/reliability.md has the table.
+something over. `--device` takes a part of a platform's name. docs/reliability.md has the table.
+tests/support/sweep_table.py makes it, with the sweeps of the tests.
 """
 
-import argparse
-import ast
-import importlib.util
+import os
+import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path.insert(0, str(TESTS))
-
-import clattn  # noqa: E402
-from support import faults, sweep  # noqa: E402
-from support.processes import run_python  # noqa: E402
-
-WARM = """
-device = clattn._core.all_devices()[index]
-if not device.usable:
-    print("unusable")
-else:
-    print(sweep.sweep_loader(sweep.Loader(library, device), everything=True))
-"""
-COLD = "print(sweep.sweep_cold(library, index, everything=True))"
-ALLOCATIONS = """
-import clattn
-from support import sweep
-print(sweep.{name}(clattn._core.all_devices()[{index}]))
-"""
-
-
-def rows_of(device, folder):
-    """(what fails, mode of memory, function that runs the sweep) of each row of a device."""
-    loader = faults.build(folder, "opencl_sweep")
-    preload = faults.build(folder, "failing_memory")
-    index = clattn._core.all_devices().index(device)
-
-    def allocations(name, env):
-        code = ALLOCATIONS.format(name=name, index=index)
-        return lambda: run_python(code, env=env, timeout=3600)
-
-    for memory in ("svm", "host", "copy"):
-        if sweep_has(device, memory):
-            yield (
-                "OpenCL, warm",
-                memory,
-                lambda memory=memory: faults.sweep_with(
-                    loader, device, WARM, timeout=3600, CLATTN_MEMORY=memory
-                ),
-            )
-    yield (
-        "OpenCL, first calls",
-        "",
-        lambda: faults.sweep_with(loader, device, COLD, timeout=3600),
-    )
-    yield "allocations of clattn", "", allocations("sweep_memory", {"LD_PRELOAD": preload})
-    if importlib.util.find_spec("_testcapi") is not None:
-        yield "allocations of Python", "", allocations("sweep_python", {})
-
-
-def sweep_has(device, memory):
-    """Whether the device has that mode of memory."""
-    order = ("svm", "host", "copy")
-    return order.index(memory) >= order.index(device.memory_mode)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", help="only this device, by a part of its platform's name")
-    words = parser.parse_args().device or ""
-    failed = False
-    errors = sum(len(sweep.errors_of(function)) for function in sweep.FUNCTIONS)
-    print(f"{len(sweep.FUNCTIONS)} functions of OpenCL, {errors} errors\n")
-    print("| what fails | platform | memory | raised | right all the same | wrong |")
-    print("|---|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as folder:
-        for device in clattn.devices():
-            if words.lower() not in device.platform.lower():
-                continue
-            for what, memory, run in rows_of(device, folder):
-                try:
-                    counts = ast.literal_eval(run().stdout.splitlines()[-1])
-                    wrong = 0
-                except AssertionError as error:
-                    print(error, file=sys.stderr)
-                    counts, wrong, failed = {"raised": "?", "right": "?"}, "1 or more", True
-                right = counts.get("right", "")
-                print(f"| {what} | {device.platform} | {memory} | {counts['raised']} | {right} "
-                      f"| {wrong} |", flush=True)  # fmt: skip
-    return int(failed)
-
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command = [sys.executable, "-m", "support.sweep_table", *sys.argv[1:]]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(TESTS)})
+    sys.exit(done.returncode)

@@ -160,7 +160,7 @@ def dot_product_attention(
     DeviceError
         No OpenCL device is usable.
     MemoryError
-        Host or device memory does not suffice for the check of the dtypes.
+        Host or device memory does not suffice for an argument or for the check of the dtypes.
 
     What fails while a program runs is raised by JAX, with clattn's message inside.
 
@@ -183,11 +183,6 @@ def dot_product_attention(
     for name, flag in (("is_causal", is_causal), ("return_residual", return_residual)):
         if not isinstance(flag, bool):
             raise TypeError(f"{name} must be True or False, got {type(flag).__name__}")
-    arrays = [_with_batch(array) for array in (query, key, value, bias, mask)]
-    operands = _Operands._make([*arrays, query_seq_lengths, key_value_seq_lengths])
-    result = jax.eval_shape(_theirs, **operands._asdict())
-    if return_residual:
-        result = (result, jax.ShapeDtypeStruct(result.shape[:-1], result.dtype))
     attend = partial(
         attention.scaled_dot_product_attention,
         scale=_read_number(scale),
@@ -197,12 +192,58 @@ def dot_product_attention(
         return_lse=return_residual,
         device=_core.find_device(device),
     )
+    operands = _read_operands(
+        query, key, value, bias, mask, query_seq_lengths, key_value_seq_lengths
+    )
     _check_dtypes(attend, operands)
+    result = _find_result(operands)
+    if return_residual:
+        result = (result, jax.ShapeDtypeStruct(result.shape[:-1], result.dtype))
     output = _call(partial(_compute, attend), result, operands)
     shape = jnp.shape(query)
     if return_residual:
         return output[0].reshape(shape), output[1].reshape(shape[:-1])
     return output.reshape(shape)
+
+
+def _read_operands(*given: Any) -> _Operands:
+    """Return arrays of JAX, with a batch; the lengths are left as they are."""
+    try:
+        return _Operands._make([*map(_with_batch, given[:5]), *given[5:]])
+    except OverflowError as error:  # an integer in the place of an array
+        raise ValueError(str(error)) from error
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" in str(error):
+            raise MemoryError(str(error)) from error
+        raise
+
+
+def _find_result(operands: _Operands) -> Any:
+    """Return shape and dtype of the result, by jax's rules, whose errors are not all documented."""
+    try:
+        result = jax.eval_shape(_theirs, **operands._asdict())
+    except OverflowError as error:  # an integer in the place of lengths
+        raise ValueError(str(error)) from error
+    except (AssertionError, ZeroDivisionError) as error:  # numbers of heads, without a message
+        shapes = ", ".join(
+            f"{name} {array.shape}"
+            for name, array in operands._asdict().items()
+            if hasattr(array, "shape")
+        )
+        raise ValueError(
+            "the heads do not fit: query needs a multiple of the heads of key, bias and mask need "
+            f"1 or those of query; got {shapes}"
+        ) from error
+    B, L, Hq, _ = operands.query.shape
+    scores = (B, Hq, L, operands.key.shape[1])
+    for name in ("bias", "mask"):
+        array = getattr(operands, name)
+        # jax lets one key stand for as many as they have.
+        if array is not None and np.broadcast_shapes(array.shape, scores) != scores:
+            raise ValueError(
+                f"{name} has shape {array.shape}; expected one that broadcasts to {scores}"
+            )
+    return result
 
 
 def _read_number(scale: Any) -> Any:
@@ -255,8 +296,8 @@ def _check_dtypes(attend: Any, operands: _Operands) -> None:
     query, key, value, bias = (
         None if array is None else np.zeros((1, 0, 1), array.dtype) for array in operands[:4]
     )
-    if bias is not None and bias.dtype == bool:
-        raise TypeError("bias is an array of bool; expected floats, or mask=… for bools")
+    if bias is not None and not jnp.issubdtype(bias.dtype, jnp.floating):
+        raise TypeError(f"bias is an array of {bias.dtype}; expected floats, or mask=… for bools")
     attend(query, key, value, bias if bias is None else bias[..., :0])
 
 

@@ -424,12 +424,14 @@ def _attend(
 
 def _find_reason(
     given: list[torch.Tensor],
-    dropout_p: float,
+    dropout_p: object,
     is_causal: object,
     scale: object,
     enable_gqa: object,
 ) -> str | None:
     """Find out why a call is torch's, whether or not the core takes it. None: nothing says so."""
+    if not isinstance(dropout_p, _NUMBERS):
+        return _REFUSED  # an array, whose comparison is no bool
     if dropout_p != 0.0:
         return _DROPOUT
     if not (isinstance(is_causal, bool) and isinstance(enable_gqa, bool)):

@@ -82,7 +82,7 @@ def test_a_driver_is_seen_without_the_system_naming_it(tool, tmp_path):
     (tmp_path / NVIDIA).symlink_to(OCLGRIND)
     found = tool.drivers.find(tmp_path / "carried", tmp_path)
     env = tool.drivers.environment(found, tmp_path / "folder")
-    command = [sys.executable, str(TOOL / "opencl_info.py")]
+    command = [sys.executable, "-m", "gpu_check.opencl_info"]
     said = run(command, timeout=60, check_exit=True, env=env, cwd=None).stdout
     [device] = json.loads(said)
     assert (device["platform"], device["type"]) == ("Oclgrind", "gpu")
@@ -233,7 +233,7 @@ def test_a_suite_that_is_stopped(tool, tmp_path):
 
 SUITE = """
 import os, pytest, time
-import suite_log
+from gpu_check import suite_log
 suite_log.HANGS = 1
 
 class DeviceError(Exception):
@@ -265,10 +265,10 @@ def test_workers_are_started_again(tool, tmp_path):
     log, had = tmp_path / "suite.jsonl", tmp_path / "had.json"
     put(tmp_path, "test_it.py", text=SUITE)
     put(tmp_path, "pytest.ini", text="[pytest]")
-    env = {"PYTHONPATH": str(TOOL), "CLATTN_SUITE_LOG": log, "CLATTN_SUITE_HAD": had,
+    env = {"PYTHONPATH": TOOL.parent, "CLATTN_SUITE_LOG": log, "CLATTN_SUITE_HAD": had,
            "CLATTN_KERNEL": "-mma,-tiled", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # fmt: skip
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-p", "suite_log", "-n", "1",
-               "-p", "no:cacheprovider"]  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-p", "gpu_check.suite_log",
+               "-n", "1", "-p", "no:cacheprovider"]  # fmt: skip
 
     def outcome():
         had.write_text(json.dumps(tool.steps.tests_that_ended(log)))
@@ -312,14 +312,11 @@ def test_the_devices_that_tests_run_on(words, expected):
 
 
 STAND_INS = """
-import importlib.util, json, os, subprocess, sys, time
+import json, os, subprocess, sys, time
 from pathlib import Path
-sys.path.insert(0, {tool!r})
-spec = importlib.util.spec_from_file_location("gpu_check_main", {tool!r} + "/__main__.py")
-main = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(main)
+from gpu_check import command as main
+from gpu_check.steps import Result
 main.GRACE = 0.3
-from steps import Result
 
 def step(name, is_fine=True):
     def run(check):
@@ -349,7 +346,7 @@ def stand_ins(tmp_path):
     """Run the tool with steps in the place of its own; returns the process and the report."""
 
     def call(steps, *arguments, device="a device", faults=None):
-        code = STAND_INS.format(tool=str(TOOL), folder=str(tmp_path), steps=steps,
+        code = STAND_INS.format(folder=str(tmp_path), steps=steps,
                                 holds=code_that_holds(tmp_path / "alive"))  # fmt: skip
         command = [sys.executable, "-c", code, "--folder", tmp_path / "folder", "--carried",
                    tmp_path / "carried", "--out", tmp_path / "out", "--device", device,

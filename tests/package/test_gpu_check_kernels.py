@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import clattn
 import pytest
-from support.gpu_check import POCL, TOOL, load, put
-from support.processes import run
+from support.gpu_check import POCL, load, put
+from support.processes import environment, run
 from support.variants import FORCED, VARIANTS, forced
 
 
@@ -23,8 +23,7 @@ def tool():
 
 WORKER = """
 import sys
-sys.path.insert(0, {tool!r})
-import items
+from gpu_check import items
 def run(name):
     if name == "skip":
         raise items.Skipped("not here")
@@ -40,9 +39,9 @@ def test_a_fault_costs_one_item(tool, tmp_path, monkeypatch):
 
     def start(rest):
         started.append(list(rest))
-        command = [sys.executable, "-c", WORKER.format(tool=str(TOOL)), file, *rest]
+        command = [sys.executable, "-c", WORKER, file, *rest]
         with log.open("w") as output:
-            return tool.running.launch(command, output, dict(os.environ)), log
+            return tool.running.launch(command, output, environment(None)), log
 
     names = ["a", "b", "skip", "d", "e", "f"]
     begun = time.monotonic()

@@ -6,7 +6,7 @@ import io
 import shutil
 
 import pytest
-from lint.__main__ import RULES, main
+from lint.command import RULES, main
 from support.processes import ROOT
 
 COPIED = ("csrc", "kernels", "python", "docs", "tests", "tools", "benchmarks", "cmake",
@@ -42,6 +42,7 @@ PLANTED = [
     ("python/clattn/_host/html.py", "from clattn import flex", "html.py: imports flex"),
     ("python/clattn/cache.py", "import clattn._commands.main", "cache.py: imports _commands"),
     ("python/clattn/flex/names.py", "import clattn.flex.compile", "flex: compile -> "),
+    ("tools/novel_paths.py", "sys.path.append('x')", "sys.path.append (paths of modules"),
     ("docs/design.md", "`tools/none.py`", "docs/design.md: tools/none.py (paths"),
     ("docs/design.md", "From `csrc/base/fold.c`:\n\n```c\nint none;\n```",
      "docs/design.md: csrc/base/fold.c: int none; (what pages"),

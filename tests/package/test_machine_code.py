@@ -4,8 +4,8 @@
 import sys
 
 import pytest
-from machine_code import __main__ as machine_code
 from machine_code import amd, intel, nvidia, table
+from machine_code import command as machine_code
 
 FINE = "__kernel void fine(__global float *x) { x[get_global_id(0)] *= 2; }"
 ARRAY = """

@@ -4,7 +4,7 @@
 import sys
 
 import pytest
-from machine_code import __main__ as machine_code
+from machine_code import command as machine_code
 from machine_code import common, nvidia, table
 
 SPILLS = """

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """clattn.mpi: rings of processes that mpirun starts, and the layouts without any process."""
 
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -10,6 +9,7 @@ import sys
 import clattn
 import numpy as np
 import pytest
+import simulate_ring
 from clattn._arguments.operands import Operands
 from clattn._parts import sums
 from clattn._parts.ring import Schedule, Share, part_lengths, pieces
@@ -17,10 +17,6 @@ from references.attention import attention, tolerance
 from support.checks import assert_close
 from support.data import qkv
 from support.processes import ROOT, index_of, run, run_python
-
-SPEC = importlib.util.spec_from_file_location("simulate_ring", ROOT / "tools" / "simulate_ring.py")
-simulate_ring = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(simulate_ring)
 
 LAYOUTS = ["contiguous", "zigzag"]
 SECONDS = 100  # a run that hangs ends

@@ -252,6 +252,7 @@ REFUSED = {
     "a scale beyond float64": ((q, k, v), {"scale": 10**400}),
     "dropout above 1": ((q, k, v), {"dropout_p": 1.5}),
     "dropout below 0": ((q, k, v), {"dropout_p": -0.5}),
+    "dropout of an array": ((q, k, v), {"dropout_p": np.zeros(2)}),
 }
 
 

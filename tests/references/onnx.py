@@ -3,13 +3,12 @@
 
 `attention` takes the arguments of clattn.onnx.attention and computes in a wider type than a kernel
 does: in float64, or for float64 in NumPy's long double. `plain` computes the same in the precision
-that kernels use. `tolerances` says how far Y and qk_matmul_output may be off, and
-`check` calls clattn and compares. The oracle refuses nothing: see test_onnx_errors.py for that.
+that kernels use. `tolerances` says how far Y and qk_matmul_output may be off. The oracle refuses
+nothing: see test_onnx_errors.py for that. support/onnx_calls.py calls clattn and compares.
 """
 
 from typing import NamedTuple
 
-import clattn
 import numpy as np
 from clattn._commands.rounding import explained, half_step
 from references.attention import (
@@ -27,8 +26,6 @@ from references.attention import (
     weighted_sum,
     wide_type,
 )
-from support.checks import assert_close, native
-from support.forced import weights_are_rounded
 
 FLOAT64_SOFTMAX = 11  # ONNX's number for the type, as softmax_precision takes it
 
@@ -260,53 +257,3 @@ def tolerances(Q, K, V, *args, compute=None, stages=None, rounds_weights=False, 
             unit = 2 * relative * weights + np.finfo(np.float32).tiny
         qk = half_step(right_qk, dtype) + explained(right_qk, near_qk, unit)
     return Tolerances(allowed, qk)
-
-
-def check(*args, device, **options):
-    """Call clattn, compare every output with the oracle; inputs stay as they were.
-
-    Returns clattn's answer.
-    """
-    known = {n: o for n, o in options.items() if n != "return_qk"}
-    arrays = tuple(native(a) for a in args)
-    stages = right_stages(*arrays, **known)
-    right = chosen(stages, known.get("qk_matmul_output_mode", 0))
-    before = [None if a is None else a.tobytes() for a in args]
-
-    def call():
-        return clattn.onnx.attention(*args, device=device, **options)
-
-    got = call()
-    rounds = weights_are_rounded(got.Y, lambda: call().Y)
-    allowed = tolerances(*arrays, stages=stages, rounds_weights=rounds, **known)
-
-    assert before == [None if a is None else a.tobytes() for a in args], "an input was modified"
-    assert type(got.Y) is np.ndarray
-    assert got.Y.dtype == arrays[0].dtype
-    assert_close(got.Y, right.Y, allowed.Y, "Y")
-    Y = got.Y if got.Y.ndim == 4 else split_heads(got.Y, options["q_num_heads"])
-    empty = ~chosen(stages, 3).qk_matmul_output.any(axis=-1)  # all weights are 0; a NaN is not
-    assert not Y[empty].any(), "rows without a key have to be zero"
-    check_present(got, right, with_past=len(args) > 4 and args[4] is not None)
-
-    assert (got.qk_matmul_output is not None) == bool(options.get("return_qk"))
-    if got.qk_matmul_output is not None:
-        assert got.qk_matmul_output.dtype == arrays[0].dtype
-        right_qk = overflowed(right.qk_matmul_output, arrays[0].dtype)
-        assert_close(got.qk_matmul_output, right_qk, allowed.qk, "qk_matmul_output")
-        if options.get("qk_matmul_output_mode") == 3:
-            assert not got.qk_matmul_output[empty].any(), "mode 3: empty rows have to be zero"
-    return got
-
-
-def check_present(got, right, with_past):
-    """Bit for bit the concatenation; nothing without a past."""
-    for name in ("present_key", "present_value"):
-        present, wanted = getattr(got, name), getattr(right, name)
-        if not with_past:
-            assert present is None, f"{name} without a past"
-            continue
-        assert type(present) is np.ndarray
-        assert present.dtype == wanted.dtype, f"{name}: {present.dtype}"
-        assert present.shape == wanted.shape, f"{name}: {present.shape}"
-        assert present.tobytes() == wanted.tobytes(), f"{name} is not past followed by new"

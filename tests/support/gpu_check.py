@@ -5,7 +5,6 @@ import contextlib
 import fcntl
 import functools
 import importlib
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,15 +20,8 @@ NAMES = ("drivers", "items", "needs", "opencl", "probes", "programs", "running",
 @functools.cache
 def load():
     """Return the tool's modules, by their names; `main` is the command."""
-    sys.path.insert(0, str(TOOL))
-    try:
-        found = {name: importlib.import_module(name) for name in NAMES}
-        spec = importlib.util.spec_from_file_location("gpu_check_main", TOOL / "__main__.py")
-        found["main"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(found["main"])
-    finally:
-        sys.path.remove(str(TOOL))
-    return SimpleNamespace(**found)
+    found = {name: importlib.import_module(f"gpu_check.{name}") for name in NAMES}
+    return SimpleNamespace(**found, main=importlib.import_module("gpu_check.command"))
 
 
 def put(root, *paths, text=""):

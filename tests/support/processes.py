@@ -23,7 +23,7 @@ ROOT = TESTS.parent
 
 
 # What a child process imports from.
-IMPORTED_FROM = [str(TESTS), str(ROOT / "tools")]
+IMPORTED_FROM = [str(TESTS), str(ROOT / "tools"), str(ROOT / "cmake")]
 
 
 # Oclgrind as an OpenCL driver, where Debian puts it.
@@ -115,28 +115,12 @@ def no_opencl(folder):
     return {"OCL_ICD_VENDORS": str(empty), "OCL_ICD_FILENAMES": None}
 
 
-def status_field(name):
-    """A field of /proc/self/status in bytes, such as VmRSS or VmHWM."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024
-    raise KeyError(name)
-
-
-def peak_of(action):
-    """Run `action`; returns its result and how far resident memory rose above the start."""
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-    start = status_field("VmRSS")
-    result = action()
-    return result, status_field("VmHWM") - start
-
-
 SETUP = """
 import gc, os, sys
 import clattn, numpy as np
 from support.checks import check
 from support.data import draw, qkv, sdpa
-from support.processes import peak_of, status_field
+from clattn._commands.timing import measure_memory, memory_field
 device = clattn.devices()[int(sys.argv[1])]
 MIB = 1 << 20
 """

@@ -175,6 +175,7 @@ VARIANTS = [
         groups=[(6, 2)],
         takes="bfloat16",
         dtype=bfloat16,
+        head_sizes=[(1, 1, bfloat16, 5), (33, 31, bfloat16, 40)],
         mask_dtypes=[(bfloat16, bfloat16)],
         doors=EVERY_DOOR,
         cpu_only=True,

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Targets of atheris: what Python hands to the extension. tools/fuzz_parsers.py runs this file.
+"""Targets of atheris: what Python hands to the extension.
+
+tools/fuzz_parsers.py runs this file, with the tests in PYTHONPATH:
 
     inputs.py TARGET [arguments of libFuzzer]
 
@@ -16,16 +18,12 @@ import tempfile
 from pathlib import Path
 
 import atheris
-
-TESTS = Path(__file__).resolve().parents[2] / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "python")]
-
-import clattn  # noqa: E402
-import numpy as np  # noqa: E402
-from clattn import _core  # noqa: E402
-from clattn._host import drivers, tuning  # noqa: E402
-from support.fake_dlpack import Producer  # noqa: E402
-from test_fuzz import RIGHT, WRONG  # noqa: E402
+import clattn
+import numpy as np
+from clattn import _core
+from clattn._host import drivers, tuning
+from support.fake_dlpack import Producer
+from support.wrong_calls import RIGHT, WRONG
 
 DOCUMENTED = (TypeError, ValueError, MemoryError, clattn.DeviceError)
 MEMORY = np.arange(512, dtype=np.float64)  # of all arrays

@@ -12,7 +12,7 @@ import time
 import traceback
 from pathlib import Path
 
-from running import kill_group
+from gpu_check.running import kill_group
 
 FAULT = "CLATTN_CHECK_FAULT"  # for tests: "smoke=crash,tune=hang,probes/launch=fail"
 

@@ -16,12 +16,10 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
-import drivers
-import smoke
+from gpu_check import drivers, smoke
+from gpu_check.running import PATHS, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 OLDEST_PYTHON = "3.11"
 # Least versions, as in pyproject.toml (tests/package/test_gpu_check.py compares).
 BUILD = {"scikit-build-core": "0.10", "setuptools-scm": "8.0", "numpy": "2.0"}
@@ -47,9 +45,8 @@ print(json.dumps(found))
 
 SMOKE_CODE = """
 import sys
-sys.path.insert(0, sys.argv[1])
-import smoke
-for name in sys.argv[2:]:
+from gpu_check import smoke
+for name in sys.argv[1:]:
     try:
         smoke.check(name, "gpu")
     except ValueError:  # zeros
@@ -129,7 +126,7 @@ def make_ptx(folder, key_rows, seconds=300):
     built, and nothing counts but the programs.
     """
     for arguments in (
-        ["-c", SMOKE_CODE, Path(smoke.__file__).parent, *smoke.calls("gpu")],
+        ["-c", SMOKE_CODE, *smoke.calls("gpu")],
         ["-m", "clattn", "bench", "--gpu", "--rounds", "1", "--rows", *key_rows],
     ):
         command = [sys.executable, ROOT / "tools" / "cuda_machine.py", "--without-gpu"]
@@ -137,7 +134,7 @@ def make_ptx(folder, key_rows, seconds=300):
         try:
             done = subprocess.run(
                 [str(word) for word in command], capture_output=True, text=True, timeout=seconds,
-                cwd=ROOT,
+                cwd=ROOT, env=os.environ | {"PYTHONPATH": os.pathsep.join(PATHS)},
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)

@@ -2,15 +2,13 @@
 """A small binding of OpenCL for the check's own kernels: needs the loader and no package."""
 
 import ctypes as c
-import sys
 import time
 from pathlib import Path
 
-import opencl_info
+from embed_kernels import program as joined  # a file and all that it includes
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "cmake"))
-from embed_kernels import program as joined  # noqa: E402  (a file and all that it includes)
+from gpu_check import opencl_info
+from gpu_check.running import ROOT
 
 PROBES = Path(__file__).resolve().parent.relative_to(ROOT) / "probes"
 BINARY_SIZES, BINARIES, BUILD_LOG = 0x1165, 0x1166, 0x1183

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What a driver takes, computes and how fast: small kernels, one process for as many as pass.
 
-python probes.py --device WORDS FILE PROBE...    writes lines of JSON to the file, see items.py
+python -m gpu_check.probes --device WORDS FILE PROBE... writes lines of JSON to the file: items.py
 """
 
 import argparse
@@ -11,9 +11,9 @@ import random
 import struct
 import time
 
-import items
-from items import Skipped
-from opencl import HOST_MEMORY, OUT_OF_ORDER, Context, Error, LocalMemory, source_of
+from gpu_check import items
+from gpu_check.items import Skipped
+from gpu_check.opencl import HOST_MEMORY, OUT_OF_ORDER, Context, Error, LocalMemory, source_of
 
 PROBES = {}
 MIB = 1 << 20

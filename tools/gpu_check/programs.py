@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Builds kernels as clattn does, and keeps what the driver's compiler makes of them.
 
-python programs.py --device WORDS --folder FOLDER FILE PROGRAM...
+python -m gpu_check.programs --device WORDS --folder FOLDER FILE PROGRAM...
 
 The first line of each PTX file names the kernel and its macros. tools/ptx/device.py executes such
 files, and tools/ptx_read.py reads them.
@@ -10,14 +10,12 @@ files, and tools/ptx_read.py reads them.
 import argparse
 import json
 import re
-import sys
 from pathlib import Path
 
-import items
-from opencl import ROOT, Context, joined
-
-sys.path.append(str(ROOT / "tools"))
 from machine_code import table
+
+from gpu_check import items
+from gpu_check.opencl import ROOT, Context, joined
 
 CARRIED = "programs.json"  # programs that the interpreter of PTX runs in tests, by their names
 FOR_ANY_GPU = "attention/tiled.cl", "attention/decode_gpu.cl", "attention/reference.cl"

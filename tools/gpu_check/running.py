@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
+PATHS = str(ROOT / "tools"), str(ROOT / "cmake")  # of the packages here, and of embed_kernels
 PATIENCE = 5  # seconds between the request to end and the kill
 
 
@@ -139,12 +141,13 @@ def make_environment(folder, variables):
     for path in (cache, temporary):
         path.mkdir(parents=True, exist_ok=True)
     site = Path(folder, "site")
-    old = os.environ.get("PYTHONPATH")
+    old = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    paths = dict.fromkeys([str(site), *PATHS, *old])  # each once
     # A Python that was built elsewhere names the compiler of its build machine.
     compiler = next(filter(shutil.which, ("cc", "gcc", "clang")), "cc")
     return dict(
         os.environ,
-        PYTHONPATH=os.pathsep.join([str(site), *([old] if old else [])]),
+        PYTHONPATH=os.pathsep.join(paths),
         PATH=os.pathsep.join([str(site / "bin"), os.environ.get("PATH", "")]),
         PYTHONDONTWRITEBYTECODE="1",
         XDG_CACHE_HOME=str(cache),

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Calls of each variant of attention, each compared with the reference kernel and with NumPy.
 
-python smoke.py --device WORDS FILE CALL...    writes lines of JSON to the file, see items.py
+python -m gpu_check.smoke --device WORDS FILE CALL... writes lines of JSON to the file: items.py
 """
 
 import argparse
 import os
 
-import items
+from gpu_check import items
 
 CASES = ("causal", "mask", "groups")
 ON_GPUS = {

@@ -12,20 +12,20 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import drivers
-import items
-import machine
-import needs
-import opencl_info
-import probes
-import programs
-import running
-import smoke
-import tables
+import cuda_machine
 
-HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent))
-import cuda_machine  # noqa: E402  (it lies in tools)
+from gpu_check import (
+    drivers,
+    items,
+    machine,
+    needs,
+    opencl_info,
+    probes,
+    programs,
+    running,
+    smoke,
+    tables,
+)
 
 CODE = "csrc", "kernels", "python", "tests", "tools", "cmake", "pyproject.toml", "CMakeLists.txt"
 # The rows that say most, of `bench --gpu`.
@@ -230,7 +230,7 @@ def describe_items(name, lines, names):
 
 def check_devices(check):
     """Describe the machine, and what OpenCL says of its devices."""
-    done = check.run("opencl", [sys.executable, HERE / "opencl_info.py"], check.left())
+    done = check.run("opencl", [sys.executable, "-m", "gpu_check.opencl_info"], check.left())
     devices, problem = [], done.ended()
     if done.is_fine:
         devices, problem = json.loads(done.said.splitlines()[-1]), "no device"
@@ -251,7 +251,7 @@ def check_devices(check):
 
 def check_probes(check):
     """Run small kernels: what the driver takes, computes, and how fast."""
-    command = [sys.executable, HERE / "probes.py", "--device", check.options.device]
+    command = [sys.executable, "-m", "gpu_check.probes", "--device", check.options.device]
     lines = check.run_items("probes", command, list(probes.PROBES), 15)
     return describe_items("probes", lines, list(probes.PROBES))
 
@@ -290,7 +290,7 @@ def check_smoke(check):
     if lacking := _lacking(check, {"numpy": needs.BUILD["numpy"]}):
         return Result("smoke", False, lacking, unmeasured=[f"smoke calls: {lacking}"])
     names = smoke.calls(check.device.get("type") or check.options.device)
-    command = [check.python, HERE / "smoke.py", "--device", check.options.device]
+    command = [check.python, "-m", "gpu_check.smoke", "--device", check.options.device]
     result = describe_items("smoke", check.run_items("smoke", command, names, 60), names)
     if wrong := wrong_variants(check.kept / "smoke.jsonl"):
         result.summary += f"; left out of what follows: {', '.join(sorted(wrong))}"
@@ -302,7 +302,7 @@ def check_programs(check):
     folder = check.kept / "programs"
     folder.mkdir(exist_ok=True)
     names = programs.names(check.device, check.carried)
-    command = [sys.executable, HERE / "programs.py", "--device", check.options.device]
+    command = [sys.executable, "-m", "gpu_check.programs", "--device", check.options.device]
     command += ["--folder", folder]
     lines = check.run_items("programs", command, names, 60)
     result = describe_items("programs", lines, names)
@@ -330,12 +330,11 @@ def check_tests(check):
     had.write_text(json.dumps(tests_that_ended(log)))
     arguments = shlex.split(check.options.tests)
     workers = max(1, min(8, (os.cpu_count() or 1) // 2))
-    command = [check.python, "-m", "pytest", "-q", "-p", "suite_log", "-p", "no:cacheprovider"]
-    command += ["-n", str(workers), "--max-worker-restart", "100"]
+    command = [check.python, "-m", "pytest", "-q", "-p", "gpu_check.suite_log"]
+    command += ["-p", "no:cacheprovider", "-n", str(workers), "--max-worker-restart", "100"]
     command += ["--continue-on-collection-errors", *arguments]
-    path = os.pathsep.join([check.env["PYTHONPATH"], str(HERE)])
     words = check.options.device
-    done = check.run("tests", command, check.left(), PYTHONPATH=path,
+    done = check.run("tests", command, check.left(),
                      CLATTN_SUITE_LOG=str(log), CLATTN_SUITE_HAD=str(had), CLATTN_DEVICE=words,
                      CLATTN_TEST_DEVICES=words.partition(":")[0])  # fmt: skip
     return summarise_suite(log, done)
@@ -491,8 +490,8 @@ def check_profile(check):
     wrong = wrong_variants(check.kept / "smoke.jsonl")
     names = [name for name in PROFILED if name.split()[0] not in wrong]
     lines = check.folder / "tmp" / "profiled.jsonl"
-    command = [profiler, "--set", "full", "--target-processes", "all", check.python,
-               HERE / "smoke.py", "--device", check.options.device, lines, *names]  # fmt: skip
+    command = [profiler, "--set", "full", "--target-processes", "all", check.python, "-m",
+               "gpu_check.smoke", "--device", check.options.device, lines, *names]  # fmt: skip
     done = check.run("profile", command, check.left())
     (check.kept / "profile.txt").write_text(done.said)
     is_empty = "No kernels were profiled" in done.said

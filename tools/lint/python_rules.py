@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Rules of the Python package: which modules may import which.
+"""Rules of Python files: which modules of the package may import which, and where modules are.
 
 import-linter cannot tell `from clattn import _core` from `import clattn`, because `_core` is no
 Python file.
 """
 
 import ast
+import re
 
 from lint.common import circle
 
@@ -60,7 +61,16 @@ def imports_form_no_circle_inside_flex(tree):
         yield "python/clattn/flex", found
 
 
+def paths_of_modules_come_from_outside(tree):
+    """From PYTHONPATH, which a tool sets for its children, or from `pythonpath` of pytest."""
+    for path in tree.files("tools/**/*.py", "tests/**/*.py", "benchmarks/**/*.py"):
+        text = path.read_text(encoding="utf-8")
+        for found in re.findall(r"^\s*(sys\.path(?:\.\w+|\[:))", text, re.MULTILINE):
+            yield tree.name(path), found
+
+
 PYTHON_RULES = [
     imports_go_one_way_between_rooms_of_the_package,
     imports_form_no_circle_inside_flex,
+    paths_of_modules_come_from_outside,
 ]

@@ -22,15 +22,15 @@ def measure_memory(call: Callable[[], T]) -> tuple[T, int | None]:
     The figure is an upper bound if the system does not let a process reset its recorded peak,
     and None if the system does not tell.
     """
-    before = _memory_field("VmRSS")
+    before = memory_field("VmRSS")
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     result = call()
-    peak = _memory_field("VmHWM")
+    peak = memory_field("VmHWM")
     return result, None if before is None or peak is None else max(0, peak - before)
 
 
-def _memory_field(name: str) -> int | None:
+def memory_field(name: str) -> int | None:
     """Return a figure of /proc/self/status in bytes."""
     try:
         status = Path("/proc/self/status").read_text()
