@@ -11,7 +11,7 @@ from references.attention import bfloat16, float16, float32
 from support.checks import check
 from support.data import qkv
 from support.sizes import WIDE
-from support.variants import WITH_ARRAYS, Variant, row_id, with_kernels
+from support.variants import WITH_ARRAYS, row_id, with_kernels
 
 pytestmark = [
     pytest.mark.full,
@@ -20,10 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:invalid value encountered in cast"),
 ]
 
-REFERENCE = Variant("reference", shapes={}, rows=[], keys=[], groups=[], takes="")
-every_kernel = pytest.mark.parametrize(
-    "variant", [(REFERENCE, "arrays"), *WITH_ARRAYS], ids=row_id, indirect=True
-)
+every_kernel = pytest.mark.parametrize("variant", WITH_ARRAYS, ids=row_id, indirect=True)
 PAYLOADS = {
     float16: [0x7FFF, 0xFFFF, 0x7C01, 0xFC01],
     bfloat16: [0x7FFF, 0xFFFF, 0x7F81, 0xFF81],
