@@ -15,13 +15,12 @@ from references.attention import (
     eps,
     float16,
     float32,
-    float64,
     tolerance,
 )
 from support.checks import assert_close, check
 from support.data import draw, qkv, sdpa
 from support.launches import chosen
-from support.loops import looped
+from support.loops import looped, looped_dtypes
 from support.variants import VARIANTS, force, skip_unless_used, takes_cpu_kernels
 
 pytestmark = pytest.mark.tensors
@@ -87,11 +86,9 @@ def test_numbers_of_any_type(device):
         check(*arrays, device=device, softcap=softcap, scale=4.0, is_causal=True)
 
 
-@looped("dtype", DTYPES)
+@looped_dtypes("dtype", DTYPES)
 def test_return_lse(device, dtype):
     """Tuple (result, lse); lse has the compute type and belongs to the masked, capped scores."""
-    if dtype == float64 and not device.float64:
-        return
     q, k, v = qkv((2, 2), 17, 33, 8, dtype=dtype)
     answer = sdpa(q, k, v, device=device, is_causal=True, scale=0.5, return_lse=True)
     assert isinstance(answer, tuple) and len(answer) == 2
@@ -126,11 +123,9 @@ def test_empty_dimensions(device, shape):
     assert result.size == 0
 
 
-@looped("dtype", DTYPES)
+@looped_dtypes("dtype", DTYPES)
 def test_no_head_size_gives_the_mean(device, dtype):
     """E = 0: every score is 0, so the mean of the values that are attended."""
-    if dtype == float64 and not device.float64:
-        return
     q, k, v = qkv((2, 3), 5, 7, 0, 8, dtype=dtype)
     check(q, k, v, device=device)
     check(q, k, v, device=device, is_causal=True)
@@ -152,7 +147,7 @@ def test_large_scores(device):
         check(q, k, v, device=device, scale=scale)
 
 
-@looped("dtype", [float16, bfloat16])
+@looped_dtypes("dtype", [float16, bfloat16])
 def test_one_key_gives_every_half_back(device, kernel, dtype):
     """S = 1: the result is the value, bit for bit, for every finite number of the type.
 
@@ -169,7 +164,7 @@ def test_one_key_gives_every_half_back(device, kernel, dtype):
     np.testing.assert_array_equal(result[~flushed], value[~flushed])
 
 
-@looped("dtype", [float32, bfloat16])
+@looped_dtypes("dtype", [float32, bfloat16])
 def test_long_rows(device, kernel, dtype):
     """Thousands of keys: the error of a long sum stays that of the plain computation."""
     check(*qkv((1, 2), 33, 4099, 64, dtype=dtype), device=device)

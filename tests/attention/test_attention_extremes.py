@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.checks import check
 from support.data import qkv, sdpa
-from support.loops import looped
+from support.loops import looped, looped_dtypes
 
 pytestmark = pytest.mark.tensors
 
@@ -41,7 +41,7 @@ def test_a_whole_number_too_large_for_a_float(device, name):
         sdpa(*qkv(), device=device, **{name: 10**400})
 
 
-@looped("dtype", ["float32", "float16"])
+@looped_dtypes("dtype", ["float32", "float16"])
 def test_a_scale_that_float32_does_not_hold(device, dtype):
     with pytest.raises(ValueError, match="scale"):
         sdpa(*qkv(dtype=dtype), device=device, scale=1e39)
@@ -84,7 +84,7 @@ def test_an_empty_array_with_odd_strides(device, argument):
             clattn.scaled_dot_product_attention(**arrays, attn_mask=record[:, :0], device=device)
 
 
-@looped("dtype", ["float16", "float32", "float64"])
+@looped_dtypes("dtype", ["float16", "float32", "float64"])
 def test_subnormals(device, reference_kernel, dtype):
     """As numbers, as weights of a sum, as options: right, or zero where a device has none."""
     rng = np.random.default_rng(1)
