@@ -71,13 +71,15 @@ def test_a_small_call_runs_in_the_calling_thread(device):
         import time
         arrays = qkv((1, 8), 16, 16, 64)
         def calls():
-            for _ in range(5000):
+            for _ in range(1000):
                 sdpa(*arrays, device=device)
+        def share():
+            own, all_threads = time.thread_time(), time.process_time()
+            calls()
+            return (time.process_time() - all_threads) / (time.thread_time() - own)
         calls()
-        own, all_threads = time.thread_time(), time.process_time()
-        calls()
-        own, all_threads = time.thread_time() - own, time.process_time() - all_threads
-        assert all_threads < 1.2 * own, (all_threads, own)
+        shares = [share() for _ in range(5)]
+        assert min(shares) < 1.2, shares
         """,
         env=forced() | {"CLATTN_MEMORY": None},
     )
