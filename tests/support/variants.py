@@ -171,8 +171,8 @@ VARIANTS = [
     Variant(
         "cpu",
         # Tiles of three, two and one vectors of rows on processors whose vectors have 16 floats.
-        {"shared masks": (3, 8, 8, 41, 70), "several blocks, groups": (1, 6, 2, 50, 300),
-         "few rows": (1, 2, 2, 20, 300)},
+        {"shared masks": (1, 8, 8, 41, 300), "groups": (1, 6, 2, 50, 300),
+         "few rows": (1, 2, 2, 20, 300), "one block": (3, 2, 2, 20, 70)},
         rows=[(2, 2, n) for n in (1, 16, 17, 100)],
         keys=[1, 33, 70],
         groups=[(8, 2), (6, 3)],
