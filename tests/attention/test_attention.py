@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""scaled_dot_product_attention: values, on every device, against the float64 reference."""
+"""scaled_dot_product_attention with the kernel that clattn chooses: shapes, arguments, dtypes.
+
+What a kernel does with its numbers is in test_kernel_contract.py, for every variant.
+"""
 
 import ml_dtypes
 import numpy as np
@@ -11,12 +14,13 @@ from references.attention import (
     compute_dtype,
     eps,
     float16,
+    float32,
     tolerance,
 )
 from support.checks import assert_close, check
 from support.data import draw, qkv, sdpa
 from support.launches import chosen
-from support.loops import looped
+from support.loops import looped, looped_dtypes
 from support.variants import VARIANTS, force, skip_unless_used, takes_cpu_kernels
 
 pytestmark = pytest.mark.tensors
@@ -31,29 +35,11 @@ SHAPES = {  # leading dimensions, L, S, E, Ev
     "more queries than keys": ((1, 1), 193, 17, 64, 64),
     "many small heads": ((9, 33), 3, 3, 8, 8),
 }
-HEAD_SIZES = [(1, 8), (8, 1), (77, 80), (512, 512)]
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_shapes(device, kernel, shape):
+@looped("shape", SHAPES.values(), ids=SHAPES)
+def test_shapes(device, shape):
     check(*qkv(*shape), device=device)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_dtypes(device, kernel, dtype):
-    check(*qkv((2, 3), 33, 77, 64, dtype=dtype), device=device)
-    check(*qkv((2, 3), 3, 17, 64, dtype=dtype), device=device)
-
-
-@pytest.mark.parametrize("sizes", HEAD_SIZES, ids=lambda s: f"E{s[0]}-Ev{s[1]}")
-def test_head_sizes(device, kernel, sizes):
-    """Key and value head sizes from 1 to 512, equal or not, multiples of nothing included."""
-    check(*qkv((1, 2), 33, 31, *sizes), device=device)
-
-
-@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
-def test_half_types_with_an_odd_head_size(device, kernel, dtype):
-    check(*qkv((1, 2), 17, 33, 77, 80, dtype=dtype), device=device)
 
 
 LEADS = {  # of query, key, value
@@ -73,7 +59,7 @@ LEADS = {  # of query, key, value
 
 
 @looped("lead", LEADS.values(), ids=LEADS)
-def test_ranks_and_broadcasting(device, kernel, lead):
+def test_ranks_and_broadcasting(device, lead):
     """Leading dimensions broadcast as NumPy's do, missing ones included."""
     q = draw((*lead[0], 17, 8))
     k = draw((*lead[1], 33, 8), seed=1)
@@ -81,18 +67,7 @@ def test_ranks_and_broadcasting(device, kernel, lead):
     check(q, k, v, device=device)
 
 
-@pytest.mark.parametrize("heads", [(8, 2), (6, 1), (4, 4), (12, 3)], ids=str)
-def test_grouped_heads(device, kernel, heads):
-    """enable_gqa: query head h reads key head h // (Hq // Hk)."""
-    hq, hk = heads
-    q, k, v = draw((2, hq, 17, 8)), draw((2, hk, 33, 8), seed=1), draw((2, hk, 33, 8), seed=2)
-    result = check(q, k, v, device=device, enable_gqa=True)
-    check(q, k, v, device=device, enable_gqa=True, is_causal=True)
-    repeated = (np.repeat(a, hq // hk, axis=1) for a in (k, v))
-    np.testing.assert_allclose(result, sdpa(q, *repeated, device=device), atol=1e-6)
-
-
-def test_grouped_heads_with_broadcast_batches(device, kernel):
+def test_grouped_heads_with_broadcast_batches(device):
     q, k, v = draw((2, 3, 4, 17, 8)), draw((3, 2, 33, 8)), draw((2, 1, 2, 33, 8))
     check(q, k, v, device=device, enable_gqa=True)
     check(draw((4, 3, 8)), draw((2, 5, 8)), draw((2, 5, 8), seed=1), device=device, enable_gqa=True)
@@ -101,22 +76,18 @@ def test_grouped_heads_with_broadcast_batches(device, kernel):
 SCALES = [None, 0.3, 0.0, -0.7, 2, np.float32(0.5), np.int64(1), 5.0]
 
 
-@pytest.mark.parametrize("scale", SCALES, ids=repr)
-def test_scale(device, kernel, scale):
-    """Any finite number; 1 / sqrt(E) when there is none."""
-    check(*qkv((1, 2), 17, 33, 8), device=device, scale=scale)
+def test_numbers_of_any_type(device):
+    """Any finite scale, 1 / sqrt(E) when there is none; any softcap from 0 on."""
+    arrays = qkv((1, 2), 17, 33, 8)
+    for scale in SCALES:
+        check(*arrays, device=device, scale=scale)
+    for softcap in (3, np.float32(0.5), np.int64(2), 0):
+        check(*arrays, device=device, softcap=softcap)
+        check(*arrays, device=device, softcap=softcap, scale=4.0, is_causal=True)
 
 
-@pytest.mark.parametrize("softcap", [0.5, 5.0, 50.0, 3], ids=str)
-def test_softcap(device, kernel, softcap):
-    """c tanh(s / c) of the scaled score, with scores well beyond the cap too."""
-    q, k, v = qkv((1, 2), 17, 33, 8)
-    check(q, k, v, device=device, softcap=softcap)
-    check(q, k, v, device=device, softcap=softcap, scale=4.0, is_causal=True)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_return_lse(device, kernel, dtype):
+@looped_dtypes("dtype", DTYPES)
+def test_return_lse(device, dtype):
     """Tuple (result, lse); lse has the compute type and belongs to the masked, capped scores."""
     q, k, v = qkv((2, 2), 17, 33, 8, dtype=dtype)
     answer = sdpa(q, k, v, device=device, is_causal=True, scale=0.5, return_lse=True)
@@ -145,27 +116,22 @@ EMPTIES = {  # leading dimensions, L, S, E, Ev
 }
 
 
-@pytest.mark.parametrize("shape", EMPTIES.values(), ids=EMPTIES)
-def test_empty_dimensions(device, kernel, shape):
+@looped("shape", EMPTIES.values(), ids=EMPTIES)
+def test_empty_dimensions(device, shape):
     """An empty dimension of the result gives an empty result."""
     result = check(*qkv(*shape), device=device)
     assert result.size == 0
 
 
-def test_no_keys_give_zeros(device, kernel):
-    result = check(*qkv((2, 3), 5, 0, 8), device=device)
-    assert result.size and not result.any()
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_no_head_size_gives_the_mean(device, kernel, dtype):
+@looped_dtypes("dtype", DTYPES)
+def test_no_head_size_gives_the_mean(device, dtype):
     """E = 0: every score is 0, so the mean of the values that are attended."""
     q, k, v = qkv((2, 3), 5, 7, 0, 8, dtype=dtype)
     check(q, k, v, device=device)
     check(q, k, v, device=device, is_causal=True)
 
 
-def test_lse_without_value_columns(device, kernel):
+def test_lse_without_value_columns(device):
     """Ev = 0 leaves the lse, which does not need values."""
     q, k, v = qkv((2, 3), 5, 7, 8)
     empty, lse = sdpa(q, k, v[..., :0], device=device, return_lse=True)
@@ -173,7 +139,7 @@ def test_lse_without_value_columns(device, kernel):
     assert_close(lse, attention(q, k, v)[1], tolerance(q, k, v)[1])
 
 
-def test_large_scores(device, kernel):
+def test_large_scores(device):
     """Scores of 1e4 and 1e30: the maximum is subtracted before exp, nothing overflows."""
     for scale in (1e4, -1e4, 1e30):
         q, k, v = np.ones((1, 3, 8), np.float32), np.zeros((1, 5, 8), np.float32), draw((1, 5, 8))
@@ -181,23 +147,7 @@ def test_large_scores(device, kernel):
         check(q, k, v, device=device, scale=scale)
 
 
-@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
-def test_half_types_are_storage_only(device, reference_kernel, dtype):
-    """A dot product of 64 * 100 * 100 exceeds float16, sums of 4,000 ones exceed its precision.
-
-    test_kernel_designed.py has the other kernels.
-    """
-    q = np.full((1, 1, 64), 100, dtype)
-    k = np.full((1, 2, 64), 100, dtype)
-    k[0, 1] = -100
-    check(q, k, draw((1, 2, 64), dtype), device=device, scale=1.0)
-    q, k, v = (np.zeros((1, n, 64), dtype) for n in (1, 4001, 4001))
-    v[:] = 1
-    result = check(q, k, v, device=device)
-    np.testing.assert_array_equal(result.astype(np.float32), 1)
-
-
-@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
+@looped_dtypes("dtype", [float16, bfloat16])
 def test_one_key_gives_every_half_back(device, kernel, dtype):
     """S = 1: the result is the value, bit for bit, for every finite number of the type.
 
@@ -214,86 +164,10 @@ def test_one_key_gives_every_half_back(device, kernel, dtype):
     np.testing.assert_array_equal(result[~flushed], value[~flushed])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_nan_in_a_query_stays_in_its_row(device, kernel, dtype):
-    q, k, v = qkv((1, 2), 17, 33, 8, dtype=dtype)
-    q[0, 1, 5, 3] = np.nan
-    result = check(q, k, v, device=device)
-    assert np.isnan(result[0, 1, 5].astype(np.float32)).all()
-    assert np.isnan(result.astype(np.float32)).sum() == 8
-
-
-@pytest.mark.parametrize("place", ["key", "value"])
-def test_nan_that_is_attended_stays_visible(device, kernel, place):
-    """In the rows that see it, and (for a value) in its column only; seen by causality's rows."""
-    q, k, v = qkv((1, 2), 33, 33, 8)
-    (k if place == "key" else v)[0, 0, 20, 3] = np.nan
-    result = check(q, k, v, device=device, is_causal=True)
-    seen = np.isnan(result[0, 0])
-    assert seen[20:, 3].all() and not seen[:20].any()
-    assert not np.isnan(result[0, 1]).any()
-
-
-def test_infinite_value_stays_visible(device, kernel):
-    q, k, v = qkv((1, 1), 5, 7, 8)
-    v[0, 0, 3, 2], v[0, 0, 4, 5] = np.inf, -np.inf
-    check(q, k, v, device=device)
-
-
-def test_same_call_same_bits(device, kernel):
-    """Whatever the threads do: large enough for several work-groups."""
-    q, k, v = qkv((2, 4), 193, 193, 64)
-    options = {"device": device, "is_causal": True, "return_lse": True}
-    first, first_lse = sdpa(q, k, v, **options)
-    for _ in range(5):
-        again, again_lse = sdpa(q, k, v, **options)
-        assert first.tobytes() == again.tobytes()
-        assert first_lse.tobytes() == again_lse.tobytes()
-
-
-@pytest.mark.parametrize("dtype", [np.float32, bfloat16], ids=["float32", "bfloat16"])
+@looped_dtypes("dtype", [float32, bfloat16])
 def test_long_rows(device, kernel, dtype):
     """Thousands of keys: the error of a long sum stays that of the plain computation."""
     check(*qkv((1, 2), 33, 4099, 64, dtype=dtype), device=device)
-
-
-FAST_CASES = {  # what the issue names for attention_cpu
-    "plain": {},
-    "causal": {"is_causal": True},
-    "lower right": {"is_causal": "lower_right"},
-    "window": {"window": (5, 3)},
-    "bool mask": {"attn_mask": draw((97, 113)) > 0},
-    "float mask": {"attn_mask": draw((97, 113))},
-    "grouped": {"enable_gqa": True},
-}
-
-
-@pytest.mark.parametrize("dtype", [np.dtype(np.float32), float16, bfloat16], ids=str)
-@pytest.mark.parametrize("options", FAST_CASES.values(), ids=FAST_CASES)
-def test_the_fast_kernel_runs_what_it_must(device, monkeypatch, options, dtype):
-    """Forced: no other kernel in its place, for few rows neither.
-
-    With so many heads that eight of them share a mask, as in other tests.
-    """
-    if not takes_cpu_kernels(device):
-        pytest.skip("attention_cpu is for CPUs")
-    force(monkeypatch, "cpu")
-    q, k, v = qkv((2, 8), 97, 113, 64, dtype=dtype)
-    if "attn_mask" not in options:
-        check(q[..., :5, :], k, v, device=device, **options)
-    elif options["attn_mask"].dtype != bool:
-        options = {"attn_mask": options["attn_mask"].astype(dtype)}
-    if "enable_gqa" in options:
-        k, v = k[:, :2], v[:, :2]
-    check(q, k, v, device=device, **options)
-
-
-@pytest.mark.parametrize("mask", [draw((5, 113)) > 0, draw((5, 113))], ids=["bool", "float"])
-def test_the_fast_kernel_with_few_rows_and_a_mask(device, monkeypatch, mask):
-    if not takes_cpu_kernels(device):
-        pytest.skip("attention_cpu is for CPUs")
-    force(monkeypatch, "cpu")
-    check(*qkv((1, 4), 5, 113, 64), device=device, attn_mask=mask)
 
 
 def test_an_unknown_kernel_is_refused(device, monkeypatch):
@@ -321,14 +195,20 @@ def test_variants_are_left_out(device):
         assert chosen(words, sdpa, *arrays, device=device) == variant, words
 
 
-@pytest.mark.arrays_only
-@pytest.mark.parametrize(("words", "says"), [
-    ("-", '""; expected'), ("-mma,no", '"-mma,no"; expected'), ("-mma,-tile", '"tile"; expected'),
-    ("-mma,tiled", '"-mma,tiled"; expected'), ("-reference", "cannot be left out"),
-    ("cpu_emulated", '"cpu_emulated"; expected'), ("_emulated", '"_emulated"; expected'),
-])  # fmt: skip
-def test_variants_that_cannot_be_left_out(device, monkeypatch, words, says):
-    with pytest.raises(ValueError, match=says):
+WRONG_WORDS = {
+    "-": '""; expected',
+    "-mma,no": '"-mma,no"; expected',
+    "-mma,-tile": '"tile"; expected',
+    "-mma,tiled": '"-mma,tiled"; expected',
+    "-reference": "cannot be left out",
+    "cpu_emulated": '"cpu_emulated"; expected',
+    "_emulated": '"_emulated"; expected',
+}
+
+
+@looped("words", WRONG_WORDS)
+def test_variants_that_cannot_be_left_out(monkeypatch, words):
+    with pytest.raises(ValueError, match=WRONG_WORDS[words]):
         force(monkeypatch, words)
 
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Where the numbers lie: any strides in, any strides out, nothing else read into or written."""
+"""Where the numbers lie: any strides in, any strides out, nothing else read into or written.
+
+What each variant does with strides is in test_kernel_contract.py; here are arrays that are copied
+before, or whose results are.
+"""
 
 import numpy as np
 import pytest
@@ -10,17 +14,14 @@ from support.data import draw, qkv, sdpa
 from support.layouts import (
     LAYOUTS,
     ODD,
-    columns_first,
-    fortran,
     misaligned,
     negative_everywhere,
-    negative_rows,
     read_only,
     record_field,
     sliced,
     transposed,
 )
-from support.loops import looped
+from support.loops import looped, looped_dtypes
 from support.processes import run_on
 
 pytestmark = pytest.mark.tensors
@@ -31,43 +32,17 @@ LEAD, L, S, E = (2, 3), 17, 33, 8
 layouts = looped("layout", LAYOUTS, ids=lambda f: f.__name__)
 
 
-@layouts
-def test_inputs(device, kernel, layout):
-    check(*(layout(a) for a in qkv(LEAD, L, S, E)), device=device)
-
-
-@layouts
-@looped("which", ["query", "key", "value"])
-def test_one_input_differs_from_the_others(device, which, layout):
-    arrays = dict(zip(("query", "key", "value"), qkv(LEAD, L, S, E), strict=True))
-    arrays[which] = layout(arrays[which])
-    check(*arrays.values(), device=device, is_causal=True)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@looped_dtypes("dtype", DTYPES)
 def test_strides_in_every_dtype(device, dtype):
+    """Of inputs and of out."""
     q, k, v = qkv(LEAD, L, S, E, dtype=dtype)
     check(sliced(q), negative_everywhere(k), transposed(v), device=device)
+    for layout in (np.array, sliced):
+        out = layout(np.zeros(result_shape(v), dtype))
+        assert check(q, k, v, device=device, out=out) is out
 
 
-@looped("kind", ["bool", "float"])
-@looped("layout", [negative_rows, negative_everywhere, transposed, columns_first,
-                                    fortran], ids=lambda f: f.__name__)  # fmt: skip
-def test_masks(device, kernel, layout, kind):
-    mask = draw((*LEAD, L, S), seed=5)
-    mask = layout(mask > 0 if kind == "bool" else mask)
-    check(*qkv(LEAD, L, S, E), device=device, attn_mask=mask)
-
-
-def test_cut_and_broadcast_masks(device, kernel):
-    big = draw((2 * L, 3 * S), seed=5)
-    q, k, v = qkv(LEAD, L, S, E)
-    for mask in (big[1::2, 2::3], np.broadcast_to(big[0, :S], (*LEAD, L, S))):
-        check(q, k, v, device=device, attn_mask=mask)
-        check(q, k, v, device=device, attn_mask=mask > 0)
-
-
-def test_zero_strides(device, kernel):
+def test_zero_strides(device):
     """broadcast_to in every dimension, one at a time, then in all of them."""
     arrays = qkv(LEAD, L, S, E)
     for axis in range(4):
@@ -84,13 +59,7 @@ def test_zero_strides(device, kernel):
     np.testing.assert_allclose(sdpa(*half, device=device), 0.5, rtol=0, atol=slack)
 
 
-def test_overlapping_windows(device, kernel):
-    """Rows that share memory: a sliding view of a signal."""
-    rows = np.lib.stride_tricks.sliding_window_view(draw((60,)), E)
-    check(rows[:L], rows[:S], rows[5 : 5 + S], device=device)
-
-
-def test_one_array_three_times(device, kernel):
+def test_one_array_three_times(device):
     a = draw((*LEAD, S, E))
     check(a, a, a, device=device)
     check(a, a[..., ::-1, :], a[..., ::-1], device=device)
@@ -105,8 +74,8 @@ def test_a_memory_mapped_file(device, tmp_path):
     assert np.fromfile(tmp_path / "key", np.float32).tobytes() == k.tobytes()
 
 
-@pytest.mark.parametrize("layout", ODD, ids=lambda f: f.__name__)
-def test_odd_layouts(device, kernel, layout):
+@looped("layout", ODD, ids=lambda f: f.__name__)
+def test_odd_layouts(device, layout):
     """They are copied first."""
     q, k, v = qkv(LEAD, L, S, E)
     check(layout(q), layout(k), layout(v), device=device)
@@ -114,7 +83,7 @@ def test_odd_layouts(device, kernel, layout):
     check(q, k, v, device=device, attn_mask=layout(draw((L, S))))
 
 
-@pytest.mark.parametrize("layout", [misaligned, record_field], ids=lambda f: f.__name__)
+@looped("layout", [misaligned, record_field], ids=lambda f: f.__name__)
 def test_odd_layouts_of_bfloat16(device, layout):
     q, k, v = qkv(LEAD, L, S, E, dtype=bfloat16)
     check(q, layout(k), layout(v), device=device)
@@ -125,7 +94,7 @@ def result_shape(v):
 
 
 @layouts
-def test_out(device, kernel, layout):
+def test_out(device, layout):
     """Written and returned, whatever its strides; nothing between its entries is touched."""
     if layout is read_only:
         return  # refused: see test_attention_errors
@@ -140,15 +109,7 @@ def test_out(device, kernel, layout):
     assert np.isnan(owner).sum() == guards, "written outside of out"
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_out_in_every_dtype(device, dtype):
-    q, k, v = qkv(LEAD, L, S, E, dtype=dtype)
-    for layout in (np.array, sliced):
-        out = layout(np.zeros(result_shape(v), dtype))
-        assert check(q, k, v, device=device, out=out) is out
-
-
-@pytest.mark.parametrize("layout", ODD, ids=lambda f: f.__name__)
+@looped("layout", ODD, ids=lambda f: f.__name__)
 def test_odd_out(device, layout):
     q, k, v = qkv(LEAD, L, S, E)
     out = layout(np.zeros(result_shape(v), np.float32))
@@ -156,7 +117,7 @@ def test_odd_out(device, layout):
     np.testing.assert_array_equal(out, sdpa(q, k, v, device=device))
 
 
-def test_out_has_guards_on_both_sides(device, kernel):
+def test_out_has_guards_on_both_sides(device):
     """Odd sizes into the middle of a buffer: not one element before or after changes."""
     for shape in ((1, 1), (17, 33), (33, 1), (97, 100)):
         q, k, v = qkv((1,), *shape, E)
@@ -166,28 +127,17 @@ def test_out_has_guards_on_both_sides(device, kernel):
         assert (buffer[:128] == 7.5).all() and (buffer[-128:] == 7.5).all()
 
 
-def test_out_is_written_where_no_key_is_attended(device, kernel):
-    """Zeros replace what lay there, with no keys at all and with a row that is masked out."""
-    for keys, mask in ((0, None), (5, np.zeros(5, bool))):
-        out = np.full((*LEAD, L, E), 7.5, np.float32)
-        check(*qkv(LEAD, L, keys, E), device=device, attn_mask=mask, out=out)
-        assert not out.any()
-
-
-@pytest.mark.parametrize("which", ["query", "key", "value", "mask"])
-def test_out_may_be_an_input(device, kernel, which):
+def test_out_may_be_the_mask(device):
     """The result is as if the inputs had been read first."""
-    arrays = dict(zip(("query", "key", "value"), qkv(LEAD, 64, 64, 64), strict=True))
-    options = {"attn_mask": draw((*LEAD, 64, 64), seed=6), "is_causal": True}
-    q, k, v = (a.copy() for a in arrays.values())
-    right = check(q, k, v, device=device, **options)
-    out = options["attn_mask"] if which == "mask" else arrays[which]
-    assert sdpa(*arrays.values(), device=device, out=out, **options) is out
-    np.testing.assert_allclose(out, right, rtol=0, atol=1e-6)
+    arrays = qkv(LEAD, 64, 64, 64)
+    mask = draw((*LEAD, 64, 64), seed=6)
+    right = check(*arrays, device=device, attn_mask=mask, is_causal=True)
+    assert sdpa(*arrays, mask, device=device, is_causal=True, out=mask) is mask
+    np.testing.assert_allclose(mask, right, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("shift", [1, E, -E, 5 * E + 3], ids=str)
-def test_out_may_overlap_an_input_in_part(device, kernel, shift):
+@looped("shift", [1, E, -E, 5 * E + 3])
+def test_out_may_overlap_an_input_in_part(device, shift):
     q, k, _ = qkv((1,), S, S, E)
     buffer = draw((1, 4 * S, E), seed=7)
     start = S * E
@@ -198,7 +148,7 @@ def test_out_may_overlap_an_input_in_part(device, kernel, shift):
     np.testing.assert_allclose(out, right, rtol=0, atol=1e-6)
 
 
-def test_out_backwards_over_an_input(device, kernel):
+def test_out_backwards_over_an_input(device):
     a = draw((1, S, E))
     right = check(a.copy(), a.copy(), a.copy(), device=device)
     sdpa(a, a, a, device=device, out=a[:, ::-1])
@@ -213,7 +163,7 @@ def test_out_with_lse(device):
     np.testing.assert_array_equal(lse, sdpa(q, k, v, device=device, return_lse=True)[1])
 
 
-def test_a_single_row_with_a_wild_stride(device, kernel):
+def test_a_single_row_with_a_wild_stride(device):
     """The stride of a dimension of one, or of an empty one, means nothing."""
     q, k, v = qkv((1, 1), 1, S, E)
     wild = as_strided(q, q.shape, (1 << 40, -(1 << 40), 1 << 50, 4))

@@ -13,7 +13,6 @@ from references.attention import bfloat16, eps, judged, largest, max_error
 from support.checks import assert_close, check
 from support.data import draw, qkv, sdpa
 from support.launches import chosen
-from support.loops import looped
 from support.sizes import REST, WIDE
 from support.variants import INSTRUCTIONS, force, force_or_skip, processor
 
@@ -44,46 +43,6 @@ def test_they_are_chosen(device, word):
 def test_pairs_take_bfloat16_alone(device, word):
     with pytest.raises(ValueError, match='CLATTN_KERNEL is "pairs", whose kernel takes bfloat16'):
         sdpa(*qkv(), device=device)
-
-
-SIZES = {  # L, S, E, Ev: one vector of rows, two, four; odd everything; several blocks of keys
-    (1, 1, 1, 1),
-    (7, 5, 3, 2),
-    (16, 31, 64, 64),
-    (17, 200, 65, 33),
-    (64, 97, 96, 15),
-    (130, 131, 2, 65),
-    (256, 399, 128, 128),
-    (40, 50, 512, 512),
-}  # fmt: skip
-OPTIONS = {
-    "plain": {},
-    "scale": {"scale": -0.7},
-    "causal": {"is_causal": True},
-    "lower right": {"is_causal": "lower_right"},
-    "window": {"window": (9, 3)},
-    "causal window": {"is_causal": True, "window": (20, 0)},
-}
-
-
-@looped("size", sorted(SIZES), ids=str)
-@looped("options", OPTIONS.values(), ids=OPTIONS)
-def test_sizes(device, size, options):
-    L, S, E, Ev = size
-    check(*qkv((2, 4), L, S, E, Ev, bfloat16), device=device, **options)
-
-
-def test_excluded_keys_do_not_matter(device):
-    """Nor the one that shares a pair with a key that is attended to."""
-    q, k, v = qkv((1, 2), 40, 101, 64, dtype=bfloat16)
-    seen = np.ones((40, 101), bool)
-    seen[:, 7::2] = False
-    for bad in (np.nan, np.inf, -np.inf):
-        spoilt_k, spoilt_v = k.copy(), v.copy()
-        spoilt_k[:, :, 7::2] = bad
-        spoilt_v[:, :, 7::2] = bad
-        check(q, spoilt_k, spoilt_v, device=device, attn_mask=seen)
-    check(q, k[:, :, ::-1], np.full_like(v, np.inf), device=device, attn_mask=np.zeros_like(seen))
 
 
 def test_ranges(device):

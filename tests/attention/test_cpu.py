@@ -12,6 +12,7 @@ from references.attention import DTYPES, float16
 from support.checks import assert_close
 from support.data import draw, sdpa
 from support.layouts import far_rows
+from support.loops import looped
 from support.masks import masked
 from support.variants import force, with_kernels
 
@@ -26,7 +27,7 @@ def by_reference(call):
         return call()
 
 
-@pytest.mark.parametrize("lead", [(4, 5), (4, 8), (1, 16)], ids=str)
+@looped("lead", [(4, 5), (4, 8), (1, 16)], ids=str)
 @with_cpu
 def test_numbers_of_heads(device, variant, lead):
     """Some are divided into items of several heads; an odd number may be one item."""
@@ -36,7 +37,7 @@ def test_numbers_of_heads(device, variant, lead):
         variant.check(*arrays, device=device, attn_mask=mask, **options)
 
 
-@pytest.mark.parametrize("heads", [1, 4], ids=["one mask", "of each head"])
+@looped("heads", [1, 4], ids=["one mask", "of each head"])
 @with_cpu
 def test_work_items_of_all_batches(device, variant, heads):
     """The order of work-items depends on mask and rows. Each row of each head gets its own mask."""
@@ -68,8 +69,8 @@ SPOILT = {
 }
 
 
-@pytest.mark.parametrize("L", [64, 75])
-@pytest.mark.parametrize("spoilt", SPOILT)
+@looped("L", [64, 75])
+@looped("spoilt", SPOILT)
 @with_kernels("cpu")
 def test_one_packed_block(device, variant, spoilt, L):
     """One block has all keys: rows of models do not adjoin. One length has a part of a tile."""
@@ -102,7 +103,7 @@ def test_dropout_is_the_reference_kernels(device, variant):
     assert_close(call(), by_reference(call), 2e-6)
 
 
-@pytest.mark.parametrize("mode", [1, 3])
+@looped("mode", [1, 3])
 @with_cpu
 def test_scores_and_past_of_each_head(device, variant, mode):
     """ONNX: scores with a shared mask, and past and present keys, which no head shares."""
@@ -133,7 +134,7 @@ def test_a_bias_without_a_mask(device, variant):
 
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("options", [{}, {"is_causal": "lower_right"}, {"window": (40, 9)}],
+@looped("options", [{}, {"is_causal": "lower_right"}, {"window": (40, 9)}],
                          ids=str)  # fmt: skip
 @with_cpu
 def test_packed_keys_give_the_bits_of_contiguous_ones(device, variant, options, dtype):
@@ -150,8 +151,8 @@ def test_packed_keys_give_the_bits_of_contiguous_ones(device, variant, options, 
         variant.check(*seen, device=device, **options)
 
 
-@pytest.mark.parametrize("kind", ["bool", "float"])
-@pytest.mark.parametrize("heads", [(8, 8), (6, 2), (12, 1)], ids=str)
+@looped("kind", ["bool", "float"])
+@looped("heads", [(8, 8), (6, 2), (12, 1)], ids=str)
 @with_cpu
 def test_masks_of_heads_that_lie_side_by_side(device, variant, heads, kind):
     """As a table of biases looked up by position: (rows, keys, heads), permuted."""
@@ -161,7 +162,7 @@ def test_masks_of_heads_that_lie_side_by_side(device, variant, heads, kind):
     variant.check(*arrays, device=device, attn_mask=mask)
 
 
-@pytest.mark.parametrize("heads", [(8, 8), (6, 2)], ids=str)
+@looped("heads", [(8, 8), (6, 2)], ids=str)
 @with_cpu
 def test_blocks_that_are_all_true_or_all_false(device, variant, heads):
     """Left padding under a causal mask; then one bit of a block differs."""
@@ -176,7 +177,7 @@ def test_blocks_that_are_all_true_or_all_false(device, variant, heads):
         variant.check(*arrays, device=device, attn_mask=~other)
 
 
-@pytest.mark.parametrize("keys", [5, 77, 210])
+@looped("keys", [5, 77, 210])
 @with_cpu
 def test_a_bool_mask_alone(device, variant, keys):
     """Its program has no bounds, so the mask excludes the keys that the last chunk lacks."""

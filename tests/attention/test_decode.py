@@ -18,6 +18,7 @@ from support.data import draw, qkv, sdpa
 from support.designed import check_keys
 from support.launches import chosen
 from support.layouts import far_rows
+from support.loops import looped
 from support.processes import index_of, run_python
 from support.random_calls import bounded
 from support.sizes import WIDE
@@ -61,7 +62,7 @@ SPLITS = {  # leading dimensions, L, S, E, Ev
 }
 
 
-@pytest.mark.parametrize("shape", SPLITS.values(), ids=SPLITS)
+@looped("shape", SPLITS.values(), ids=SPLITS)
 @with_kernels("decode_cpu", tensors=True)
 def test_sizes_of_splits(device, variant, shape):
     arrays = qkv(*shape)
@@ -289,7 +290,7 @@ for S in (77, 2500):
 # ---- which kernel runs ----
 
 
-@pytest.mark.parametrize("L", [1, 2, 8])
+@looped("L", [1, 2, 8])
 def test_few_rows_take_the_kernel_of_the_device(device, L):
     assert chosen(None, sdpa, *qkv((2, 4), L, 1000, WIDE), device=device) == decode_for(device)
 

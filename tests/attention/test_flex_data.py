@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from references.attention import float32
 from support.data import draw, qkv
+from support.loops import looped
 from support.mods import call, check_flex, check_outside, lookup, where
 from support.sizes import SMALL, WIDE
 from support.tensors import same_bits
@@ -65,7 +66,7 @@ def test_a_closure_is_read_at_the_time_of_the_call(device):
         check_flex(*ARRAYS, device=device, score_mod=mod)
 
 
-@pytest.mark.parametrize("sign", [1, -1])
+@looped("sign", [1, -1])
 def test_numbers_beyond_float32(device, sign):
     """A finite number stays finite, in a table and elsewhere. Infinity stays infinity."""
     most = sign * float(np.finfo(float32).max)
@@ -198,7 +199,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@looped("name", WRONG)
 def test_wrong_arguments(device, name):
     exception, wrong, words = WRONG[name]
     arguments = dict(zip(("query", "key", "value"), ARRAYS, strict=True)) | {

@@ -2,9 +2,10 @@
 """What every variant of attention has to do: a table of variants, and a test for each behaviour.
 
 The table is in support/variants.py. Each variant is forced, so that no call falls back to another
-one. A test runs on the two shapes of the variant: in one of them all keys are one block or split,
-in the other they are several. Most tests share a head size and a few counts of rows, because each
-combination is a program to build; lengths, strides and batches are data and cost nothing.
+one; the reference kernel is a row of the table, too. A test runs on the shapes of the variant: in
+one of them all keys are one block or split, in another they are several. Most tests share a head
+size and a few counts of rows, because each combination is a program to build; lengths, strides and
+batches are data and cost nothing. So in kernels for CPUs one test has all shapes or bands.
 
 Numbers by design, which show what random ones hide, are in test_kernel_designed.py.
 What only one variant does is in a file of its own: test_cpu.py, test_decode.py, test_mma.py,
@@ -13,6 +14,7 @@ test_kernel_doors.py.
 """
 
 import itertools
+import re
 
 import clattn
 import ml_dtypes
@@ -21,7 +23,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 from references.attention import attention, float16, float32, float64, tolerance
 from support.checks import assert_close
-from support.data import BANDS, draw
+from support.data import draw
 from support.layouts import (
     columns_first,
     far_rows,
@@ -31,22 +33,22 @@ from support.layouts import (
     sliced,
 )
 from support.masks import INF, NAN, masked, pieces, seen_in_band, spoil
-from support.variants import each, force, with_tensors_too
+from support.variants import REFERENCE, VARIANTS, each, force, with_kernels, with_tensors_too
 
 pytestmark = pytest.mark.full(contract=True)
 
-both_shapes = each(lambda v: v.shapes, "shape")
-# With mma, each shape has programs of its own: those of masks run with both, those of softcaps and
-# of bands with masks with several tiles.
-shapes_with_options = each(lambda v: list(v.shapes)[1:] if v.kernel == "mma" else v.shapes, "shape")
-both_shapes_and_tensors = each(lambda v: v.shapes, "shape", tensors=True)
+both_shapes = each(lambda v: v.shapes, "shape", data=True)
+# Where each shape has programs of its own, those of masks run with both, those of softcaps and of
+# bands with masks with the last one.
+shapes_with_options = each(lambda v: list(v.shapes)[v.shapes_are_programs :], "shape", data=True)
+both_shapes_and_tensors = each(lambda v: v.shapes, "shape", tensors=True, data=True)
 kinds = pytest.mark.parametrize("kind", ["bool", "float"])
 
 
 # ---- sizes ----
 
 
-@each(lambda v: v.rows, "heads")
+@each(lambda v: v.rows, "heads", data=True)
 def test_rows_and_keys(device, variant, heads):
     """Tiles of rows and blocks of keys, whole and not. Nothing behind the last key is read."""
     for S in variant.keys:
@@ -55,15 +57,17 @@ def test_rows_and_keys(device, variant, heads):
         variant.check(q, k[..., :S, :], v[..., :S, :], device=device)
 
 
-@each(lambda v: v.head_sizes, "size")
+@each(lambda v: v.head_sizes, "size", data=True)
 def test_head_sizes(device, variant, size):
     """Vectors and columns that are filled up, or that share columns with the one before."""
     E, Ev, dtype, L = size
+    if dtype == float64 and not device.float64:
+        return
     for S in variant.head_size_keys:
         q, k, v = variant.arrays((1, 1, 1, L, S), dtype, E, Ev)
         right = variant.check(q, k, v, device=device)
         again = variant.call(q, far_rows(k), far_rows(v), device=device)[0]
-        if variant.kernel == "decode_mma":  # a row of NaN that is read is computed again
+        if variant.redo_shows:  # as where NaN is read
             assert again.tobytes() == right.tobytes()
 
 
@@ -75,7 +79,7 @@ def test_dtypes(device, variant, dtype):
             variant.check(*arrays, device=device, is_causal="lower_right")
 
 
-@each(lambda v: v.groups, "heads", tensors=True)
+@each(lambda v: v.groups, "heads", tensors=True, data=True)
 def test_groups_of_heads(device, variant, heads):
     """Query heads with the same keys, by enable_gqa and by broadcasting: the same bits."""
     hq, hk = heads
@@ -160,11 +164,8 @@ def test_keys_of_very_different_weight(device, variant, shape):
 
 # ---- bands ----
 
-WINDOWS = [(0, 0), (1, 0), (0, 3), (15, 16), (None, 5), (600, 0), (1300, 900), (2**40, 2**40)]
-MANY_BANDS = [*BANDS, *({"window": window} for window in WINDOWS)]
 
-
-@each(lambda v: MANY_BANDS if v.kernel.startswith("decode_") else BANDS, "band")
+@each(lambda v: v.bands, "band", data=True)
 def test_bands(device, variant, band):
     """Blocks outside for all rows, rows that see no key; keys that nobody sees may be anything."""
     causal = [False, "lower_right"] if "is_causal" not in band else [band["is_causal"]]
@@ -210,9 +211,11 @@ def test_every_broadcast_shape(device, variant, shape, kind):
 
 
 @pytest.mark.options
-@each(lambda v: v.mask_dtypes, "dtypes", tensors=True)
+@each(lambda v: v.mask_dtypes, "dtypes", tensors=True, data=True)
 def test_float_masks_of_any_type(device, variant, dtypes):
     dtype, mask_dtype = dtypes
+    if dtype == float64 and not device.float64:
+        return
     for shape in variant.shapes:
         q, k, v = variant.arrays(shape, dtype)
         mask = masked(draw((q.shape[-2], k.shape[-2])) > -0.5, "float", dtype=mask_dtype)
@@ -233,7 +236,7 @@ def test_layouts_of_masks(device, variant, shape, kind):
 
 
 @pytest.mark.options
-@pytest.mark.parametrize("name", pieces(64))
+@each(lambda v: pieces(64), "name", data=True)
 def test_keys_that_a_mask_excludes(device, variant, name):
     """Whole blocks and splits: for all rows, and for one beside rows that see all or nothing."""
     for shape, kind in itertools.product(variant.shapes, ("bool", "float")):
@@ -246,7 +249,7 @@ def test_keys_that_a_mask_excludes(device, variant, name):
         rows[0], rows[2:3] = True, False
         mask = variant.mask(seen, kind)
         excluded = variant.check(*spoil((q, k, v), seen), device=device, attn_mask=mask)
-        if variant.kernel == "decode_mma":  # no row is computed again
+        if variant.redo_shows:  # no row is computed again
             clean = variant.call(q, k, v, device=device, attn_mask=mask)[0]
             np.testing.assert_array_equal(excluded, clean)
         result = variant.check(q, k, v, device=device, attn_mask=variant.mask(rows, kind))
@@ -267,6 +270,29 @@ def test_rows_without_a_key(device, variant, shape):
         result = variant.check(q, k, v, device=device, attn_mask=mask, out=out)
         assert not result[..., 1, :].astype(float32).any()
         variant.check(q, k, v, device=device, attn_mask=mask)
+
+
+@pytest.mark.options
+@both_shapes
+def test_rows_whose_scores_are_all_minus_infinity(device, variant, shape):
+    """They are no numbers, where rows that attend to no key are zeros, and others as ever."""
+    q, k, v = variant.arrays(shape)
+    L, S = q.shape[-2], k.shape[-2]
+    first = S // 3
+    q[..., 7] = 1
+    k[..., :first, 7] = -INF
+    seen = draw((L, S)) > -1
+    seen[:, :2], seen[:, -1] = True, True
+    seen[0, first:] = seen[1] = False
+    others = seen.copy()
+    others[0] = False
+    for kind in ("bool", "float"):
+        right = variant.check(q, k, v, device=device, attn_mask=variant.mask(others, kind))
+        assert np.isfinite(right.astype(float32)).all()
+        mask = variant.mask(seen, kind)
+        result = variant.call(q, k, v, device=device, attn_mask=mask)[0]
+        assert np.isnan(result[..., 0, :].astype(float32)).all()
+        np.testing.assert_array_equal(result[..., 1:, :], right[..., 1:, :])
 
 
 @pytest.mark.options
@@ -363,7 +389,7 @@ def test_scores_of_minus_infinity(device, variant, shape):
 
 
 @pytest.mark.options
-@each(lambda v: v.shapes if v.dtype == float32 else (), "shape")
+@each(lambda v: v.shapes if v.dtype == float32 and v != REFERENCE else (), "shape", data=True)
 def test_sums_that_overflow(device, variant, shape):
     """Values near the largest number, products beyond it: as the reference kernel has it.
 
@@ -393,7 +419,7 @@ def test_sums_that_overflow(device, variant, shape):
             assert_close(got.astype(float64), right.astype(float64), near)
 
 
-@each(lambda v: v.shapes if v.dtype == float32 else (), "shape")
+@each(lambda v: v.shapes if v.dtype == float32 else (), "shape", data=True)
 def test_a_large_value_with_a_late_high_score(device, variant, shape):
     """Weights above 1 on the way must not make a sum overflow that ends within range."""
     keys = variant.shapes[shape][-1]
@@ -404,7 +430,7 @@ def test_a_large_value_with_a_late_high_score(device, variant, shape):
             variant.check(np.ones((1, 1, variant.E), float32), k, v, device=device, scale=1.0)
 
 
-@each(lambda v: v.shapes if v.dtype == float16 else (), "shape")
+@each(lambda v: v.shapes if v.dtype == float16 else (), "shape", data=True)
 def test_equal_and_large_values(device, variant, shape):
     """Weights are divided by the sum of rounded ones. Results reach the end of half's range."""
     q, k, v = variant.arrays(shape)
@@ -416,7 +442,7 @@ def test_equal_and_large_values(device, variant, shape):
 
 
 @pytest.mark.options
-@both_shapes
+@each(lambda v: v.shapes if v != REFERENCE else (), "shape", data=True)
 def test_beside_the_reference_kernel(device, variant, shape):
     """Another way to the same numbers, and the same bits when it is gone again."""
     q, k, v = variant.arrays(shape)
@@ -466,7 +492,7 @@ def test_the_same_call_gives_the_same_bits(device, variant, shape):
 # ---- where the numbers lie ----
 
 
-@each(lambda v: v.key_layouts, "layout", tensors=True)
+@each(lambda v: v.key_layouts, "layout", tensors=True, data=True)
 def test_layouts_of_keys_and_values(device, variant, layout):
     for shape in variant.shapes:
         q, k, v = variant.arrays(shape)
@@ -477,8 +503,7 @@ def test_layouts_of_keys_and_values(device, variant, layout):
 ANY = [negative_rows, negative_everywhere, columns_first, sliced, far_rows, np.asfortranarray]
 
 
-@with_tensors_too
-@pytest.mark.parametrize("layout", ANY, ids=lambda f: f.__name__)
+@each(lambda v: ANY, "layout", tensors=True, data=True)
 def test_layouts_of_queries_and_results(device, variant, layout):
     """Nothing between the elements of a result is written."""
     for shape in variant.shapes:
@@ -503,7 +528,8 @@ def test_keys_that_are_all_the_same(device, variant):
             variant.check(q, *arrays, device=device)
 
 
-@each(lambda v: (1, 3, 16) if one_element_in in v.key_layouts else (8, 16), "step", tensors=True)
+@each(lambda v: (1, 3, 16) if one_element_in in v.key_layouts else (8, 16), "step", tensors=True,
+      data=True)  # fmt: skip
 def test_rows_that_overlap(device, variant, step):
     """A window that slides along: each key is the one before, moved by a few elements."""
     flat = draw((700,), variant.dtype)
@@ -542,48 +568,31 @@ def test_out_may_be_an_input(device, variant, shape):
 
 def refused(v):
     """Calls that the variant refuses, by the reason."""
-    shape, whole = (1, 2, 2, 3, 50), {}
-    q, k, _ = v.arrays(shape)
-    if v.kernel == "decode_mma":
-        whole |= {"E above 192": v.arrays(shape, E=200, Ev=64), "Ev above 128": (q, k, 136),
-                  "rows of 14 bytes": (q, k, 7), "float32": v.arrays(shape, float32)}  # fmt: skip
-    elif v.kernel == "mma":
-        whole |= {"E above 256": v.arrays(shape, E=300, Ev=8), "Ev above 256": (q, k, 257),
-                  "float32": v.arrays(shape, float32)}  # fmt: skip
-    else:
-        whole |= {"E above 512": v.arrays(shape, E=513, Ev=v.E), "Ev above 512": (q, k, 513)}
-    if v.kernel == "decode_cpu":
-        whole |= {"E below a vector": v.arrays(shape, E=3, Ev=v.E), "Ev below a vector": (q, k, 3)}
-    if v.kernel == "pairs":
-        whole |= {"float32": v.arrays(shape, float32)}
-    if v.kernel in ("decode_cpu", "decode_mma"):
-        for which, layout in itertools.product((1, 2), (sliced, columns_first)):
-            arrays = list(v.arrays(shape))
-            arrays[which] = layout(arrays[which])
-            whole[f"{('key', 'value')[which - 1]} {layout.__name__}"] = arrays
-    if v.kernel == "decode_cpu":
-        flat, backwards = list(v.arrays(shape)), list(v.arrays(shape))
-        flat[1] = np.broadcast_to(flat[1][..., :1], flat[1].shape)
-        backwards[2] = backwards[2][..., ::-1]
-        whole |= {"key columns all the same": flat, "value columns backwards": backwards}
-    return {
-        name: (*arrays[:2], draw((1, 2, 50, arrays[2]), v.dtype))
-        if isinstance(arrays[2], int)
-        else arrays
-        for name, arrays in whole.items()
-    }
+    shape = (1, 2, 2, 3, 50)
+    yield from ((f"{E}, {Ev}", v.arrays(shape, E=E, Ev=Ev)) for E, Ev in v.refused_sizes)
+    yield from ((dtype, v.arrays(shape, dtype)) for dtype in v.refused_dtypes)
+    for layout, which in itertools.product(v.refused_layouts, (1, 2)):
+        arrays = list(v.arrays(shape))
+        arrays[which] = layout(arrays[which])
+        yield f"{('key', 'value')[which - 1]} {layout.__name__}", arrays
 
 
-@each(refused, "reason")
-def test_arrays_that_it_refuses(device, variant, monkeypatch, reason):
+def refusal(variant, arrays, device):
+    try:
+        variant.call(*arrays, device=device)
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+@with_kernels(*(variant.kernel for variant in VARIANTS))
+def test_arrays_that_it_refuses(device, variant):
     """A ValueError that names the variable, its word and what the kernel takes.
 
     Without it the call works; here the reference kernel says so.
     """
-    arrays = refused(variant)[reason]
     message = rf'CLATTN_KERNEL is "{variant.kernel}".*{variant.takes}'
-    with pytest.raises(ValueError, match=message):
-        variant.call(*arrays, device=device)
-    force(monkeypatch, "reference")
-    result, _ = variant.call(*arrays, device=device)
-    assert np.isfinite(result.astype(float32)).all()
+    for reason, arrays in refused(variant):
+        assert re.search(message, refusal(variant, arrays, device)), reason
+        result, _ = by_reference(variant, *arrays, device=device)
+        assert np.isfinite(result.astype(float32)).all()

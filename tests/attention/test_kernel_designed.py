@@ -6,12 +6,12 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 from references.attention import float64
 from support.designed import check_keys, check_ones, check_scores
-from support.variants import VARIANTS, each, with_kernels
+from support.variants import REFERENCE, VARIANTS, each, with_kernels
 
 pytestmark = pytest.mark.full(contract=True)
 
-both_shapes = each(lambda v: v.shapes, "shape")
-each_kernel = with_kernels(*(variant.kernel for variant in VARIANTS))
+both_shapes = each(lambda v: v.shapes, "shape", data=True)
+each_kernel = with_kernels(*(variant.kernel for variant in (REFERENCE, *VARIANTS)))
 
 
 @both_shapes

@@ -14,6 +14,7 @@ import support.tuning as tuning
 from numpy.lib.stride_tricks import as_strided
 from references.attention import attention, bfloat16, eps, float16
 from support.data import draw, qkv, sdpa
+from support.loops import looped
 from support.threads import run_together
 from support.variants import with_kernels
 
@@ -103,7 +104,7 @@ def test_blocks_that_bounds_cut(device, variant, warps, bounds):
         variant.check(*halves((1, 2), L, S, 64), device=device, **bounds)
 
 
-@pytest.mark.parametrize("place", range(5))
+@looped("place", range(5))
 @mma
 def test_places_in_memory(device, variant, warps, place):
     """Rows of whole 16 bytes that begin anywhere."""
@@ -139,7 +140,7 @@ def masks(L, S):
     }
 
 
-@pytest.mark.parametrize("mask", masks(130, 330))
+@looped("mask", masks(130, 330))
 @mma
 def test_bool_masks(device, variant, warps, mask):
     variant.check(*halves((1, 2), 130, 330, 64), device=device, attn_mask=masks(130, 330)[mask])

@@ -10,8 +10,9 @@ import pytest
 from references.attention import bfloat16, float16, float32
 from support.checks import check
 from support.data import qkv
+from support.loops import looped
 from support.sizes import WIDE
-from support.variants import WITH_ARRAYS, Variant, row_id, with_kernels
+from support.variants import WITH_ARRAYS, row_id, with_kernels
 
 pytestmark = [
     pytest.mark.full,
@@ -20,10 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:invalid value encountered in cast"),
 ]
 
-REFERENCE = Variant("reference", shapes={}, rows=[], keys=[], groups=[], takes="")
-every_kernel = pytest.mark.parametrize(
-    "variant", [(REFERENCE, "arrays"), *WITH_ARRAYS], ids=row_id, indirect=True
-)
+every_kernel = pytest.mark.parametrize("variant", WITH_ARRAYS, ids=row_id, indirect=True)
 PAYLOADS = {
     float16: [0x7FFF, 0xFFFF, 0x7C01, 0xFC01],
     bfloat16: [0x7FFF, 0xFFFF, 0x7F81, 0xFF81],
@@ -66,7 +64,7 @@ def test_payloads_in_a_mask_of_halves(device, variant):
     check_mask(device, float16)
 
 
-@pytest.mark.parametrize("place", ["query", "key", "value"])
+@looped("place", ["query", "key", "value"])
 @every_kernel
 def test_payloads_in_an_array(device, variant, place):
     given = dict(zip(("query", "key", "value"), arrays(), strict=True))
@@ -76,7 +74,7 @@ def test_payloads_in_an_array(device, variant, place):
         check(*given.values(), device=device, attn_mask=mask, return_lse=True)
 
 
-@pytest.mark.parametrize("place", ["key", "value"])
+@looped("place", ["key", "value"])
 @every_kernel
 def test_payloads_of_keys_that_are_excluded(device, variant, place):
     """They do not matter."""
@@ -94,7 +92,7 @@ def test_payloads_of_keys_that_are_excluded(device, variant, place):
     assert np.isfinite(right.astype(float32)).all()
 
 
-@pytest.mark.parametrize("low", [-1e4, -1e30, np.finfo(np.float32).min], ids=str)
+@looped("low", [-1e4, -1e30, np.finfo(np.float32).min], ids=str)
 @every_kernel
 def test_a_value_whose_weight_is_zero(device, variant, low):
     """A row attends to the key: the weight is one that has become too small, not one of no key."""
@@ -109,7 +107,7 @@ def test_a_value_whose_weight_is_zero(device, variant, low):
     assert np.isfinite(result[..., 0, :].astype(float32)).all()
 
 
-@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 1e38], ids=str)
+@looped("number", [np.nan, np.inf, -np.inf, 1e38], ids=str)
 @with_kernels("cpu", "pairs")
 def test_a_value_in_a_block_whose_weights_are_all_zero(device, variant, number):
     """A kernel may leave out the product with such a block, unless a value is not finite."""

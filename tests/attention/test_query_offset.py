@@ -9,8 +9,8 @@ from support.data import draw, qkv, sdpa
 from support.masks import masked
 from support.variants import each, force, with_kernels
 
-both_shapes = each(lambda v: v.shapes, "shape")
-both_shapes_and_tensors = each(lambda v: v.shapes, "shape", tensors=True)
+both_shapes = each(lambda v: v.shapes, "shape", data=True)
+both_shapes_and_tensors = each(lambda v: v.shapes, "shape", tensors=True, data=True)
 
 BANDS = [{"is_causal": True}, {"is_causal": "lower_right"}, {"window": (7, 3)},
          {"window": (None, 2)}, {"window": (20, None)},

@@ -13,8 +13,8 @@ from support.loops import looped
 from support.masks import INF, NAN, seen_in_band, spoil
 from support.variants import each, force, with_door, with_kernels
 
-both_shapes = each(lambda v: v.shapes, "shape")
-both_shapes_and_tensors = each(lambda v: v.shapes, "shape", tensors=True)
+both_shapes = each(lambda v: v.shapes, "shape", data=True)
+both_shapes_and_tensors = each(lambda v: v.shapes, "shape", tensors=True, data=True)
 
 # Near the scores, none, and so far above or below them that exp would overflow.
 LEVELS = (0.0, -INF, 9.0, -40.0, 100.0, -1e4, 1e4, 3e38, -3e38)

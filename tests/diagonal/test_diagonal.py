@@ -40,7 +40,7 @@ pytestmark = pytest.mark.tensors
 
 dtypes = looped("dtype", DTYPES)
 widths = looped("dtype", WIDTHS)  # one dtype of each element width
-layouts = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda f: f.__name__)
+layouts = looped("layout", LAYOUTS, ids=lambda f: f.__name__)
 
 # Around the corners of a 4 x 6 matrix, and the ends of C's int. All pairs: normal, inverted, empty.
 ENDS = (INT32_MIN, INT32_MIN + 1, -5, -4, -3, -1, 0, 1, 2, 5, 6, 7, INT32_MAX - 1, INT32_MAX)
@@ -154,7 +154,7 @@ def test_input_layouts(device, layout, dtype):
         check(a, 1, begin, end, device=device)
 
 
-@pytest.mark.parametrize("layout", ODD, ids=lambda f: f.__name__)
+@looped("layout", ODD, ids=lambda f: f.__name__)
 @dtypes
 def test_odd_layouts(device, layout, dtype):
     """Misaligned, rows any number of bytes apart, the other byte order (bfloat16 has but one)."""
@@ -198,7 +198,7 @@ def test_values_are_rounded(device, value):
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.mark.parametrize("value", [NAN, -NAN, INF, -INF, np.float16(NAN), np.float32(INF)], ids=str)
+@looped("value", [NAN, -NAN, INF, -INF, np.float16(NAN), np.float32(INF)], ids=str)
 def test_values_that_are_not_finite(device, value):
     for dtype in FLOATS:
         for begin, end in FEW:
@@ -206,7 +206,7 @@ def test_values_that_are_not_finite(device, value):
             check((3, 5), value, begin, end, device=device, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES[4:12], ids=str)
+@looped("dtype", DTYPES[4:12], ids=str)
 def test_integer_values(device, dtype):
     """Every number that the dtype holds is taken, whatever its own type is."""
     low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
@@ -223,7 +223,7 @@ def test_integer_values(device, dtype):
         check(numbers((3, 5), dtype), value, 2, 0, device=device)
 
 
-@pytest.mark.parametrize("value", [True, False, 0, 1, np.True_, np.False_, np.uint8(1)], ids=repr)
+@looped("value", [True, False, 0, 1, np.True_, np.False_, np.uint8(1)], ids=repr)
 def test_bool_values(device, value):
     """The bytes are 0 and 1, see assert_same."""
     for begin, end in FEW:
@@ -257,7 +257,7 @@ SIZES = ((0, None), (1, None), (2, None), (17, None), (100, None), (0, 5), (5, 0
          (1, 70), (70, 1), (257, 300), (1025, 1025))  # fmt: skip
 
 
-@pytest.mark.parametrize("size", SIZES, ids=str)
+@looped("size", SIZES, ids=str)
 def test_eye(device, size):
     """The result is NumPy's, except that the default dtype is float32."""
     assert_same(clattn.eye(*size, device=device), np.eye(*size, dtype=np.float32))

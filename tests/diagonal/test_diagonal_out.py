@@ -28,7 +28,7 @@ pytestmark = pytest.mark.tensors
 
 dtypes = looped("dtype", DTYPES)
 widths = looped("dtype", WIDTHS)
-layouts = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda f: f.__name__)
+layouts = looped("layout", LAYOUTS, ids=lambda f: f.__name__)
 FEW = ((0, 1), (-2, 2), (INT32_MIN, 1), (0, INT32_MAX), (INT32_MIN, INT32_MAX), (3, -2), (2, 2))
 SHAPE = (2, 3, 17, 21)
 
@@ -89,7 +89,7 @@ def test_every_width_in_place(device, dtype):
         check(a.shape, 3, 0, columns // 3, device=device, dtype=dtype, out=a)
 
 
-@pytest.mark.parametrize("layout", ODD, ids=lambda f: f.__name__)
+@looped("layout", ODD, ids=lambda f: f.__name__)
 @dtypes
 def test_odd_out(device, layout, dtype):
     """Misaligned, packed or of the other byte order."""
@@ -205,7 +205,7 @@ DISJOINT = {
 }
 
 
-@pytest.mark.parametrize("disjoint", DISJOINT.values(), ids=DISJOINT)
+@looped("disjoint", DISJOINT.values(), ids=DISJOINT)
 @widths
 def test_neighbours_are_no_overlap(device, disjoint, dtype):
     """Views of one array that have no element in common: each may be read, the other written."""

@@ -94,15 +94,15 @@ SHAPES = [  # L, S, P
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@looped("shape", SHAPES, ids=str)
 def test_shapes(device, kernel, shape):
     L, S, P = shape
     check(make(L=L, S=S, P=P), device=device)
 
 
 @pytest.mark.usefixtures("reference_kernel")
-@pytest.mark.parametrize("sizes", [(8, 5), (1, 1), (5, 8), (3, 16)], ids=str)
-@pytest.mark.parametrize("heads", [1, 2, 5])
+@looped("sizes", [(8, 5), (1, 1), (5, 8), (3, 16)], ids=str)
+@looped("heads", [1, 2, 5])
 def test_head_sizes(device, heads, sizes):
     E, Ev = sizes
     for source in ("separate", "stacked_query_key"):
@@ -168,7 +168,7 @@ def test_present_is_what_the_next_call_takes(device):
     compare(whole, answer.output, device=device)
 
 
-@pytest.mark.parametrize("extra", [1, 2])
+@looped("extra", [1, 2])
 @pytest.mark.usefixtures("reference_kernel")
 def test_leading_ones(device, extra):
     """Each tensor alone has rank 3 to 5; the output has the rank of the query."""
@@ -210,7 +210,7 @@ def test_relative_position_bias_with_the_chosen_kernel(device):
     check(make(L=33, S=187, P=13, relative_position_bias=added, bias=True), device=device)
 
 
-@pytest.mark.parametrize("garbage", [np.nan, np.inf], ids=str)
+@looped("garbage", [np.nan, np.inf], ids=str)
 @pytest.mark.usefixtures("reference_kernel")
 def test_minus_infinity_in_the_relative_position_bias_excludes(device, garbage):
     """A key at -inf may hold anything; a row without any key is zero."""
@@ -245,7 +245,7 @@ def test_nan_stays_visible(device):
 SCALES = [0.3, 0, 1, -0.7, 5.0, np.float32(0.5), np.float64(0.25), np.int64(2)]
 
 
-@pytest.mark.parametrize("scale", SCALES, ids=repr)
+@looped("scale", SCALES, ids=repr)
 def test_scale(device, scale):
     """The scale multiplies the scores for every head size; it has no default."""
     check(make(L=17, S=13, scale=scale), device=device)
@@ -259,7 +259,7 @@ EMPTIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("sizes", EMPTIES.values(), ids=EMPTIES)
+@looped("sizes", EMPTIES.values(), ids=EMPTIES)
 @pytest.mark.usefixtures("reference_kernel")
 def test_empty_dimensions(device, sizes):
     """Results are empty, zeros without keys, or the mean of the values without a head size."""
@@ -273,7 +273,7 @@ def test_empty_dimensions(device, sizes):
             check(make(source, **sizes), device=device)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda f: f.__name__)
+@looped("layout", LAYOUTS, ids=lambda f: f.__name__)
 @pytest.mark.usefixtures("reference_kernel")
 def test_layouts(device, layout):
     """All tensors lie in the same unusual layout."""
@@ -305,7 +305,7 @@ def test_zero_strides(device):
     check(call | one, device=device)
 
 
-@pytest.mark.parametrize("layout", ODD, ids=lambda f: f.__name__)
+@looped("layout", ODD, ids=lambda f: f.__name__)
 @pytest.mark.usefixtures("reference_kernel")
 def test_odd_layouts(device, layout):
     call = make(P=3, bias=True, relative_position_bias=draw((1, 2, 5, 10), seed=7))

@@ -162,7 +162,7 @@ def test_packed_lengths(device, dtype):
     check(masked(int32(4, 0, 5, 0, 10), PACKED, B=1), device=device)
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@looped("source", SOURCES)
 @quick
 def test_masks_with_every_source(device, source):
     """With bias, a past and a relative position bias before the mask."""
@@ -181,7 +181,7 @@ def test_masks_with_every_source(device, source):
                    mask_type=kind), device=device)  # fmt: skip
 
 
-@pytest.mark.parametrize("sizes", [(1, 200, 0), (15, 13, 0), (33, 40, 160), (40, 1, 12)], ids=str)
+@looped("sizes", [(1, 200, 0), (15, 13, 0), (33, 40, 160), (40, 1, 12)], ids=str)
 def test_masks_with_the_chosen_kernel(device, sizes):
     """Tiles and rests, lengths on both sides of their edges; present outputs with one kind."""
 
@@ -215,7 +215,7 @@ ALL_PADDED = {
 
 @quick
 @HALF_AND_SINGLE
-@pytest.mark.parametrize("kind", ALL_PADDED)
+@looped("kind", ALL_PADDED)
 def test_rows_padded_throughout_are_the_softmax_of_their_own_scores(device, kind, dtype):
     """All scores of such a row are shifted alike, which changes only their rounding."""
     call = masked(ALL_PADDED[kind], kind, dtype=dtype)
@@ -269,7 +269,7 @@ def test_the_default_filter_value(device):
 
 
 @quick
-@pytest.mark.parametrize("place", ["key", "value"])
+@looped("place", ["key", "value"])
 def test_padding_does_not_exclude(device, place):
     """A padded key is attended with a shifted score, so its NaN stays visible."""
     call = masked(int32(T, 6), LENGTH)
@@ -294,7 +294,7 @@ def test_minus_infinity_excludes_before_padding(device):
 
 
 @quick
-@pytest.mark.parametrize("layout", [*LAYOUTS, *ODD], ids=lambda f: f.__name__)
+@looped("layout", [*LAYOUTS, *ODD], ids=lambda f: f.__name__)
 def test_layouts(device, layout):
     """Masks have any strides, and odd layouts too."""
     masks = {"boolean": (flags((B, L, T)), flags((B, T)), flags((1, H, 1, T))),
@@ -333,7 +333,7 @@ EMPTIES = {  # sizes, then a mask of each type
 
 
 @quick
-@pytest.mark.parametrize("name", EMPTIES)
+@looped("name", EMPTIES)
 def test_empty_dimensions(device, name):
     sizes, *masks = EMPTIES[name]
     for kind, mask in zip(("boolean", LENGTH, END_START, PACKED), masks, strict=True):

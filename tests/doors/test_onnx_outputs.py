@@ -13,6 +13,7 @@ from references.attention import DTYPES, bfloat16, eps, float16, float32, float6
 from references.onnx import check, softmax, tolerances
 from support.checks import assert_close
 from support.data import draw
+from support.loops import looped
 from support.onnx_calls import HK, HQ, B, E, L, P, S, cache, flat, inputs, mask_of
 
 pytestmark = [pytest.mark.tensors, pytest.mark.usefixtures("reference_kernel")]
@@ -22,7 +23,7 @@ FLOAT_MASK, BOOL_MASK = mask_of(float32, (L, S)), mask_of(np.dtype(bool), (L, S)
 SEEN = BOOL_MASK.copy()
 SEEN[::4] = False  # rows that see nothing
 WINDOW = {"left_window_size": 9, "right_window_size": 3}
-MODES = pytest.mark.parametrize("mode", range(4), ids="mode{}".format)
+MODES = looped("mode", range(4), ids="mode{}".format)
 
 
 def qk(*args, mode, **options):
@@ -49,7 +50,7 @@ def arguments(case):
 
 
 @MODES
-@pytest.mark.parametrize("case", CORRECTED.values(), ids=CORRECTED)
+@looped("case", CORRECTED.values(), ids=CORRECTED)
 def test_qk_matmul_output(device, case, mode):
     """0 scaled, never capped; 1 capped; 2 capped and masked; 3 the weights."""
     args, options = arguments(case)
@@ -62,7 +63,7 @@ def test_qk_matmul_output(device, case, mode):
 
 
 @MODES
-@pytest.mark.parametrize("case", FIRST.values(), ids=FIRST)
+@looped("case", FIRST.values(), ids=FIRST)
 def test_qk_matmul_output_as_first_published(device, case, mode):
     """0 scaled; 1 masked; 2 capped after that, so that -inf is -softcap; 3 the weights."""
     args, options = arguments(case)
@@ -71,7 +72,7 @@ def test_qk_matmul_output_as_first_published(device, case, mode):
         assert np.isfinite(got).all() and got.min() == -np.float32(0.7)
 
 
-@pytest.mark.parametrize("mode", [2, 3])
+@looped("mode", [2, 3])
 def test_qk_matmul_output_under_a_window(device, mode):
     """With a past and a mask that is short; modes 0 and 1 know no windows."""
     args = (*inputs(), FLOAT_MASK, *cache())
@@ -98,7 +99,7 @@ def test_scores_beyond_float16_are_infinite_there(device):
 
 
 @MODES
-@pytest.mark.parametrize("rank", [3, 4])
+@looped("rank", [3, 4])
 def test_qk_matmul_output_has_four_dimensions(device, rank, mode):
     """For three-dimensional inputs too; query heads have rows of their own."""
     args, options = flat(inputs()) if rank == 3 else (inputs(), {})
@@ -128,7 +129,7 @@ def test_without_return_qk_there_is_none(device, kernel):
     check(*inputs(), qk_matmul_output_mode=3, return_qk=True, device=device)
 
 
-@pytest.mark.parametrize("place", ["K", "V"])
+@looped("place", ["K", "V"])
 def test_excluded_keys_do_not_matter_to_modes_2_and_3(device, place):
     """Excluded keys are -inf in mode 2 and 0 in mode 3, even if their score is NaN."""
     Q, K, V = inputs()
@@ -232,7 +233,7 @@ def test_first_published_caps_what_lengths_mask(device):
     check(*inputs(), None, None, None, LENGTHS, **common)
 
 
-@pytest.mark.parametrize("opset", [23, 24])
+@looped("opset", [23, 24])
 def test_first_published_causality_starts_at_the_top_left(device, kernel, opset):
     """With a past of any length the first query sees only the first key of the past."""
     common = {"device": device, "is_causal": 1, "opset": opset, "pre_errata": True}

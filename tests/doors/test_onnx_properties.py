@@ -10,7 +10,7 @@ from references.attention import bfloat16, compute_dtype, eps, float16, float32,
 from references.onnx import attention, check, tolerances
 from support.checks import assert_close
 from support.data import draw
-from support.loops import looped
+from support.loops import looped, looped_dtypes
 from support.onnx_calls import HK, HQ, B, E, cache, flat, inputs, mask_of
 from support.random_calls import bounded, examples, relay, shrink
 from support.variants import force
@@ -93,13 +93,13 @@ def test_an_excluded_key_does_not_matter(device, reference_kernel, name, garbage
     check_poison(device, EXCLUSIONS[name], garbage)
 
 
-@pytest.mark.parametrize("garbage", [np.nan, -np.inf], ids=str)
-@pytest.mark.parametrize("name", IN_THE_CHOSEN_KERNEL)
+@looped("garbage", [np.nan, -np.inf], ids=str)
+@looped("name", IN_THE_CHOSEN_KERNEL)
 def test_nor_in_the_kernel_that_clattn_chooses(device, name, garbage):
     check_poison(device, EXCLUSIONS[name], garbage)
 
 
-@pytest.mark.parametrize("dtype", [float16, bfloat16, float64], ids=str)
+@looped_dtypes("dtype", [float16, bfloat16, float64])
 def test_nor_in_any_other_type(device, reference_kernel, dtype):
     check_poison(device, EXCLUSIONS["lengths"], np.nan, dtype)
 
@@ -236,7 +236,7 @@ def test_a_cache_inside_is_a_cache_outside(device, seed, past):
     assert_close(inside, outside, 2 * tolerances(*args, is_causal=1).Y.each)
 
 
-@pytest.mark.parametrize("dtype", [float32, float16, float64], ids=str)
+@looped_dtypes("dtype", [float32, float16, float64])
 def test_a_row_of_finfo_min_is_the_mean(device, reference_kernel, dtype):
     """finfo.min is not -inf: it absorbs every score of its row, so all weights are equal."""
     lowest = np.finfo(compute_dtype(dtype)).min

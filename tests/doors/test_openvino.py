@@ -10,7 +10,7 @@ from references.attention import DTYPES, bfloat16, float16, float32
 from support.checks import assert_close
 from support.data import draw, qkv
 from support.layouts import LAYOUTS, ODD
-from support.loops import looped
+from support.loops import looped, looped_dtypes
 from support.openvino_calls import arrays, call, check
 
 pytestmark = pytest.mark.tensors
@@ -51,14 +51,14 @@ def test_the_oracle_by_hand():
 
 
 @pytest.mark.usefixtures("reference_kernel")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@looped_dtypes("dtype", DTYPES)
 def test_dtypes(device, dtype):
     tensors = qkv((2, 3), 17, 13, 8, dtype=dtype)
     check(*tensors, device=device)
     check(*tensors, device=device, causal=True)
 
 
-@pytest.mark.parametrize("dtype", [float32, float16], ids=str)
+@looped_dtypes("dtype", [float32, float16])
 def test_dtypes_with_the_chosen_kernel(device, dtype):
     check(*qkv((2, 3), 17, 13, 8, dtype=dtype), device=device)
 
@@ -74,13 +74,13 @@ SHAPES = [
 
 
 @pytest.mark.usefixtures("reference_kernel")
-@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@looped("causal", [False, True], ids=["all", "causal"])
+@looped("shape", SHAPES, ids=str)
 def test_shapes(device, shape, causal):
     check(*qkv((1, 2), *shape), device=device, causal=causal)
 
 
-@pytest.mark.parametrize("shape", [(1, 200), (17, 13), (33, 40), (40, 13)], ids=str)
+@looped("shape", [(1, 200), (17, 13), (33, 40), (40, 13)], ids=str)
 def test_causal_is_aligned_to_the_top_left(device, kernel, shape):
     L, S = shape
     q, k, v = qkv((1, 2), L, S, 8)
@@ -122,7 +122,7 @@ def test_batch_dimensions(device, leads):
     check(*arrays(leads), device=device)
 
 
-@pytest.mark.parametrize("name", ["4-D", "ranks differ", "the specification's third example",
+@looped("name", ["4-D", "ranks differ", "the specification's third example",
                                   "4 and 6 in 12", "repeated in two dimensions"])  # fmt: skip
 def test_batch_dimensions_with_the_chosen_kernel(device, name):
     check(*arrays(LEADS[name], L=17, S=13, Ev=8), device=device)
@@ -143,7 +143,7 @@ MASK_LEADS = [(), (1,), (2,), (3,), (6,), (1, 1), (2, 1), (1, 2), (2, 2), (1, 3)
 
 
 @pytest.mark.usefixtures("reference_kernel")
-@pytest.mark.parametrize("kind", ["bool", "float"])
+@looped("kind", ["bool", "float"])
 def test_repeated_masks(device, kind):
     """Masks are repeated too, into leading dimensions (4, 6) of the result and in every form."""
     q, k, v = arrays(((4, 2), (1, 6), (2, 3)))
@@ -153,7 +153,7 @@ def test_repeated_masks(device, kind):
         check(q, k, v, mask, device=device)
 
 
-@pytest.mark.parametrize("kind", ["bool", "float"])
+@looped("kind", ["bool", "float"])
 def test_the_third_example_with_its_mask(device, kernel, kind):
     q, k, v = arrays(LEADS["the specification's third example"], L=17, S=13, Ev=8)
     shape = (1, 2, 1, 17, 13)
@@ -168,7 +168,7 @@ def broadcastable_shapes():
 
 
 @pytest.mark.usefixtures("reference_kernel")
-@pytest.mark.parametrize("dtype", [*DTYPES, np.dtype(bool)], ids=str)
+@looped_dtypes("dtype", [*DTYPES, np.dtype(bool)])
 def test_mask_shapes(device, dtype):
     """bool with float32 tensors, else the tensors' own type; all 28 shapes."""
     is_bool = dtype.kind == "b"
@@ -179,12 +179,12 @@ def test_mask_shapes(device, dtype):
 
 
 @pytest.mark.usefixtures("reference_kernel")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@looped_dtypes("dtype", DTYPES)
 def test_bool_masks_with_every_dtype(device, dtype):
     check(*qkv((2, 3), *FULL[2:], 8, dtype=dtype), bool_mask(FULL), device=device)
 
 
-@pytest.mark.parametrize("kind", ["bool", "float", "keys"])
+@looped("kind", ["bool", "float", "keys"])
 def test_masks_with_the_chosen_kernel(device, kind):
     mask = {"bool": bool_mask, "float": float_mask, "keys": bool_mask}[kind](
         (1, 200) if kind == "keys" else (2, 1, 33, 200)
@@ -213,7 +213,7 @@ IGNORED = {
 
 
 @pytest.mark.arrays_only
-@pytest.mark.parametrize("mask", IGNORED.values(), ids=IGNORED)
+@looped("mask", IGNORED.values(), ids=IGNORED)
 def test_causal_ignores_the_mask(device, mask):
     """With any mask the result has the bits of a call without one."""
     q, k, v = qkv((2, 3), 17, 13, 8)
@@ -225,7 +225,7 @@ def test_causal_ignores_the_mask(device, mask):
 
 
 @pytest.mark.usefixtures("reference_kernel")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@looped_dtypes("dtype", DTYPES)
 def test_a_scalar_zero_is_no_mask(device, dtype):
     """A 0-d array or a NumPy scalar of the tensors' type, of either sign; None too."""
     q, k, v = qkv((2, 3), 17, 13, 8, dtype=dtype)
@@ -234,13 +234,13 @@ def test_a_scalar_zero_is_no_mask(device, dtype):
         np.testing.assert_array_equal(call(q, k, v, zero, device=device), right)
 
 
-@pytest.mark.parametrize("scale", [0.3, 0, -0.7, 2, 5.0, None], ids=repr)
+@looped("scale", [0.3, 0, -0.7, 2, 5.0, None], ids=repr)
 def test_scale_as_a_number(device, kernel, scale):
     check(*qkv((2, 3), 17, 13, 8), device=device, scale=scale)
 
 
 @pytest.mark.usefixtures("reference_kernel")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@looped_dtypes("dtype", DTYPES)
 def test_scale_as_an_array(device, dtype):
     """0-d, one element, a NumPy scalar; of the tensors' type, so 0.3 is what that type holds."""
     tensors = qkv((2, 3), 17, 13, 8, dtype=dtype)
@@ -264,7 +264,7 @@ def test_a_scale_read_through_strides(device):
 
 
 @pytest.mark.usefixtures("reference_kernel")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@looped_dtypes("dtype", DTYPES)
 def test_empty_rows_are_zero(device, dtype):
     """clattn gives zeros where OpenVINO's runtime gives NaN."""
     q, k, v = qkv((2, 3), 17, 13, 8, dtype=dtype)
@@ -290,7 +290,7 @@ EMPTIES = {  # leading dimensions of query, key and value; L, S, E, Ev
 
 
 @pytest.mark.usefixtures("reference_kernel")
-@pytest.mark.parametrize("shape", EMPTIES.values(), ids=EMPTIES)
+@looped("shape", EMPTIES.values(), ids=EMPTIES)
 def test_empty_dimensions(device, shape):
     """Results are empty, zeros without keys, or the mean of the values without a head size."""
     leads, L, S, E, Ev = shape
@@ -301,8 +301,8 @@ def test_empty_dimensions(device, shape):
     check(q, k, v, np.zeros((L, S), np.float32), device=device, scale=0.5)
 
 
-@pytest.mark.parametrize("garbage", [np.nan, np.inf], ids=str)
-@pytest.mark.parametrize("kind", ["bool", "float", "causal"])
+@looped("garbage", [np.nan, np.inf], ids=str)
+@looped("kind", ["bool", "float", "causal"])
 def test_an_excluded_key_does_not_matter(device, kernel, kind, garbage):
     q, k, v = qkv((2, 3), 17, 200, 8)
     seen = np.tri(17, 200, dtype=bool) if kind == "causal" else bool_mask((1, 200))
@@ -317,7 +317,7 @@ def test_an_excluded_key_does_not_matter(device, kernel, kind, garbage):
 
 
 @pytest.mark.usefixtures("reference_kernel")
-@pytest.mark.parametrize("layout", [*LAYOUTS, *ODD], ids=lambda f: f.__name__)
+@looped("layout", [*LAYOUTS, *ODD], ids=lambda f: f.__name__)
 def test_layouts(device, layout):
     q, k, v = (layout(a) for a in qkv((2, 3), 17, 13, 8))
     check(q, k, v, device=device)

@@ -17,8 +17,9 @@ pytestmark = pytest.mark.arrays_only
 attend = clattn.scaled_dot_product_attention
 built_programs = clattn._core.built_programs
 
-# Of a call that would take minutes.
+# Of a call that would take minutes. One that ends within LATE seconds has not run to its end.
 KEYS = 2**31
+LATE = 20
 
 
 def operands(device, rows=8, heads=1):
@@ -44,9 +45,7 @@ def test_ctrl_c_ends_a_call(device):
         with contextlib.suppress(InterruptedCall):  # builds what the call needs
             interrupted(call, 1e-3)
         before = clattn.memory_stats(device)["allocated_bytes"]
-        late = interrupted(call)
-        print(name, late)
-        assert late < 2  # minutes, if the call ran to its end
+        assert interrupted(call) < LATE, name
         assert clattn.memory_stats(device)["allocated_bytes"] == before
         same_bits(attend(query, query, query, device=device), small)
         same_bits(attend(tensor, tensor, tensor), small)
@@ -84,7 +83,9 @@ def test_ctrl_c_while_calls_are_pending(device):
 
     results = []
     late = interrupted(run)
-    assert late < 2
+    start = time.perf_counter()
+    results[-1].numpy()
+    assert late < max(2, time.perf_counter() - start), "it has waited for the calls"
     for result in results:
         same_bits(result, expected)
 

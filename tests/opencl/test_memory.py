@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.checks import assert_references_return
 from support.data import draw, qkv, sdpa
+from support.loops import looped
 from support.processes import has_memory, run_on, run_python
 from support.random_calls import LONG
 from support.variants import forced
@@ -209,14 +210,13 @@ SPREAD = """
 """
 
 
-@pytest.mark.parametrize("kernel_name", [None, "reference"], ids=["chosen", "reference"])
-@pytest.mark.parametrize("shape", [(3, 4, 8), (3, 8)], ids=["heads", "rows"])
-def test_offsets_beyond_32_bits(device, kernel_name, shape):
+@looped("shape", [(3, 4, 8), (3, 8)], ids=["heads", "rows"])
+def test_offsets_beyond_32_bits(device, shape):
     """Heads or rows 2**30 elements apart, forwards and backwards, in inputs and result.
 
-    A few pages are touched; a call that copied what lies between, or cut an offset to 32 bits,
-    would not pass. A single matrix may be too far spread for one buffer of the device: then that
-    is said.
+    A few pages are touched; a call that copied what lies between would not pass. A single matrix
+    may be too far spread for one buffer of the device: then that is said. Each variant reads and
+    writes heads so far apart in test_kernel_designed.py.
     """
     run_on(
         device,
@@ -237,7 +237,7 @@ def test_offsets_beyond_32_bits(device, kernel_name, shape):
         with pytest.raises(MemoryError, match=str(device.max_allocation)):
             calls()
     """,
-        env=forced(kernel_name),
+        env=forced(),
     )
 
 

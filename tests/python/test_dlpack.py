@@ -302,7 +302,7 @@ def test_wrong_values(device, row):
 UNVERSIONED = {name: row for name, row in VALUE_ERRORS.items() if not {"name", "major"} & {*row[0]}}
 
 
-@pytest.mark.parametrize("row", UNVERSIONED.values(), ids=UNVERSIONED)
+@looped("row", UNVERSIONED.values(), ids=UNVERSIONED)
 def test_wrong_values_without_a_version(device, row):
     fields, match = row
     bad(device, OldProducer(PLAIN, **fields), ValueError, match)
@@ -358,7 +358,7 @@ DEVICES = {2: "CUDA", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROC", 14: "oneA
            99: "99", -1: "-1", 0: "0"}  # fmt: skip
 
 
-@pytest.mark.parametrize("number", DEVICES)
+@looped("number", DEVICES)
 def test_foreign_devices(device, number):
     """The message names the device, and the array is not asked for; a capsule may say so too."""
     q, match = draw((2, 3)), rf"(?i)\bkey\b.*{DEVICES[number]}"
@@ -372,14 +372,14 @@ def test_foreign_devices(device, number):
     assert producer.released() == 1
 
 
-@pytest.mark.parametrize("wrong", [None, 1, (), (1,), (1, 0, 0), "ab", (None, 0), ("cpu", 0),
+@looped("wrong", [None, 1, (), (1,), (1, 0, 0), "ab", (None, 0), ("cpu", 0),
                                    (1.5, 0), (2**40, 0)], ids=str)  # fmt: skip
 def test_devices_that_are_none(device, wrong):
     with pytest.raises((TypeError, ValueError), match="array"):
         clattn.tensor(Producer(PLAIN, device=wrong), device=device)
 
 
-@pytest.mark.parametrize("answer", [None, 1, "dltensor", b"dltensor", (1, 2), [], PLAIN], ids=str)
+@looped("answer", [None, 1, "dltensor", b"dltensor", (1, 2), [], PLAIN], ids=str)
 def test_no_capsule(device, answer):
     producer = Producer(PLAIN, answer=answer)
     before = sys.getrefcount(answer)
@@ -396,7 +396,7 @@ class Reason(Exception):
 ERRORS = [RuntimeError, BufferError, ValueError, TypeError, AttributeError, Reason, OSError]
 
 
-@pytest.mark.parametrize("kind", ERRORS, ids=lambda e: e.__name__)
+@looped("kind", ERRORS, ids=lambda e: e.__name__)
 def test_producers_that_raise(device, kind):
     """A ValueError names the argument and repeats the producer's reason."""
     error = kind("the moon is in the wrong phase")

@@ -11,6 +11,7 @@ import clattn
 import numpy as np
 import pytest
 from clattn.flex import explain, trace_mods
+from support.loops import looped
 
 lookup, where = clattn.lookup, np.where
 slopes, table = np.ones(8, np.float32), np.ones((8, 8))
@@ -158,19 +159,19 @@ def check(message, role, name, words):
     assert line.startswith(f'    "{name}": (lambda')
 
 
-@pytest.mark.parametrize("name", SCORES)
+@looped("name", SCORES)
 def test_wrong_uses_of_symbols(name):
     mod, words = SCORES[name]
     check(refused(mod), "score_mod", name, words)
 
 
-@pytest.mark.parametrize("name", SCORE_RESULTS)
+@looped("name", SCORE_RESULTS)
 def test_wrong_results_of_a_score_mod(name):
     mod, words = SCORE_RESULTS[name]
     check(refused(mod), "score_mod", name, words)
 
 
-@pytest.mark.parametrize("name", MASK_RESULTS)
+@looped("name", MASK_RESULTS)
 def test_wrong_results_of_a_mask_mod(name):
     mod, words = MASK_RESULTS[name]
     check(refused(None, mod), "mask_mod", name, words)
@@ -287,7 +288,7 @@ def test_recursion_that_a_symbol_should_end():
 # ---- what is no mod ----
 
 
-@pytest.mark.parametrize("mod", [lambda s, b, h, q: s, lambda: 0, lambda s, b, h, q, k, m: s])
+@looped("mod", [lambda s, b, h, q: s, lambda: 0, lambda s, b, h, q, k, m: s])
 def test_other_parameters(mod):
     message = refused(mod)
     assert "takes other parameters; expected (score, b, h, q_idx, kv_idx)" in message
@@ -296,7 +297,7 @@ def test_other_parameters(mod):
     assert "Is it a mask_mod?" in refused(lambda b, h, q, k: q >= k)
 
 
-@pytest.mark.parametrize("mod", [3, "causal", np.ones(3), [], object()])
+@looped("mod", [3, "causal", np.ones(3), [], object()])
 def test_no_function(mod):
     words = f"is of type {type(mod).__name__}; expected a function of "
     assert refused(mod) == f"score_mod {words}(score, b, h, q_idx, kv_idx)"
@@ -422,8 +423,8 @@ def test_masks_of_no_masks(combine):
         getattr(clattn, combine)(lambda b, q, k: q > k)
 
 
-@pytest.mark.parametrize("combine", ["and_masks", "or_masks"])
-@pytest.mark.parametrize("name", MASK_RESULTS)
+@looped("combine", ["and_masks", "or_masks"])
+@looped("name", MASK_RESULTS)
 def test_masks_of_wrong_masks(combine, name):
     """The message shows the function of the user's that is wrong."""
     wrong, words = MASK_RESULTS[name]
@@ -439,7 +440,7 @@ def test_after_and_masks_the_message_is_the_score_mod_s_again():
     assert message.startswith("score_mod: & of a real")
 
 
-@pytest.mark.parametrize("arguments", [({1, 2}, 0), (slopes,), (3, 0)], ids=repr)
+@looped("arguments", [({1, 2}, 0), (slopes,), (3, 0)], ids=repr)
 def test_lookups_without_symbols(arguments):
     with pytest.raises(TypeError, match="expected an array and an integer for each of its dim"):
         lookup(*arguments)

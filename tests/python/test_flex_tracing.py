@@ -13,6 +13,7 @@ import pytest
 from clattn.flex import explain
 from clattn.flex.compile import Mods, trace_mods
 from references.attention import bfloat16
+from support.loops import looped
 from support.mod_text import Program
 
 B, H, L, S = 2, 3, 7, 9
@@ -171,12 +172,12 @@ MASKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SCORES)
+@looped("name", SCORES)
 def test_a_score_mod_as_numpy(name):
     np.testing.assert_allclose(run(SCORES[name]), expect(SCORES[name]), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", MASKS)
+@looped("name", MASKS)
 def test_a_mask_mod_as_numpy(name):
     np.testing.assert_array_equal(run(MASKS[name], "mask"), expect(MASKS[name], "mask"))
 
@@ -204,14 +205,14 @@ DTYPES = ("bool", "float16", "bfloat16", "float32", "float64", "int8", "int16", 
           "uint8", "uint16", "uint32", "uint64")  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@looped("dtype", DTYPES)
 def test_tables_of_every_dtype(dtype):
     table = np.array([0, 1, 1], bfloat16 if dtype == "bfloat16" else dtype)
     got = run(lambda s, b, h, q, k: s + lookup(table, h) * 2)
     np.testing.assert_allclose(got, score0 + table.astype(float)[h0] * 2)
 
 
-@pytest.mark.parametrize("dims", range(1, 6))
+@looped("dims", range(1, 6))
 def test_tables_of_every_rank(dims):
     table = rng.standard_normal((3,) * dims)
     mod = lambda s, b, h, q, k: s + lookup(table, *(h, q % 3, k % 3, b, 1)[:dims])  # noqa: E731
@@ -244,7 +245,7 @@ def test_an_index_outside_spoils_only_the_function_that_reads_there():
     np.testing.assert_array_equal(mask, np.broadcast_to(k0 < H, score.shape))
 
 
-@pytest.mark.parametrize("index", [5, -6, 2**31, -(2**31) - 1, 2**62], ids=str)
+@looped("index", [5, -6, 2**31, -(2**31) - 1, 2**62], ids=str)
 def test_huge_indexes(index):
     assert np.isnan(run(lambda s, b, h, q, k: s + lookup(slopes, h + index - h))).all()
 

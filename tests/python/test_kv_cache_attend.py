@@ -10,12 +10,13 @@ from support.cache_pair import pair_of_one_size as pair
 from support.checks import assert_close
 from support.data import draw
 from support.layouts import columns_first, misaligned, negative_everywhere, sliced
+from support.loops import looped, looped_dtypes
 
 EV = E
-EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+EVERY_DTYPE = looped_dtypes("dtype", DTYPES)
 
 
-@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 2), (8, 1), (1, 1)], ids=str)
+@looped("heads", [(4, 4), (4, 2), (6, 2), (8, 1), (1, 1)], ids=str)
 def test_heads(device, heads):
     """One query as in decoding, and several, of equal and of unequal lengths."""
     hq, hk = heads
@@ -32,8 +33,8 @@ def test_dtypes(device, dtype):
         pair(device, lengths, dtype=dtype).attend(3)
 
 
-@pytest.mark.parametrize("lengths", [(9, 9), (9, 4), (0, 9), (1, 0), (0, 0)], ids=str)
-@pytest.mark.parametrize("is_causal", [True, False])
+@looped("lengths", [(9, 9), (9, 4), (0, 9), (1, 0), (0, 0)], ids=str)
+@looped("is_causal", [True, False])
 def test_more_and_fewer_queries_than_keys(device, lengths, is_causal):
     """Rows before the first key see none if causal, all if not."""
     both = pair(device, lengths)
@@ -41,9 +42,9 @@ def test_more_and_fewer_queries_than_keys(device, lengths, is_causal):
         both.attend(rows, is_causal=is_causal)
 
 
-@pytest.mark.parametrize("window", [(0, 0), (3, 0), (None, 2), (3, None), (0, 5), (2**40, 2**40),
+@looped("window", [(0, 0), (3, 0), (None, 2), (3, None), (0, 5), (2**40, 2**40),
                                     (2**63 - 1, 2**63 - 1), [4, 1]], ids=str)  # fmt: skip
-@pytest.mark.parametrize("is_causal", [True, False])
+@looped("is_causal", [True, False])
 def test_windows(device, window, is_causal):
     """The window of a row stands at the row's position in each sequence, causal or not."""
     for lengths in ((13, 13), (13, 6)):
@@ -56,7 +57,7 @@ SHAPES = [(B, HQ, "L", "S"), (1, 1, "L", "S"), (B, 1, 1, "S"), ("L", "S"), ("S",
           (B, HQ, "L", 1), (HQ, 1, 1), (1,), (HQ, "L", "S")]  # fmt: skip
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@looped("shape", SHAPES, ids=str)
 def test_masks(device, shape):
     """bool and float, alone and with causality; they reach over the longest sequence."""
     for lengths in ((11, 11), (4, 11)):
@@ -69,7 +70,7 @@ def test_masks(device, shape):
                     both.attend(rows, attn_mask=mask, is_causal=is_causal)
 
 
-@pytest.mark.parametrize("dtypes", [*((float32, of) for of in DTYPES), (float16, float16)], ids=str)
+@looped_dtypes("dtypes", [*((float32, of) for of in DTYPES), (float16, float16)])
 def test_float_masks_of_every_dtype(device, dtypes):
     dtype, of = dtypes
     both = pair(device, (4, 11), dtype=dtype)
@@ -77,7 +78,7 @@ def test_float_masks_of_every_dtype(device, dtypes):
     both.attend(3, attn_mask=mask)
 
 
-@pytest.mark.parametrize("of", [sliced, negative_everywhere, columns_first, misaligned],
+@looped("of", [sliced, negative_everywhere, columns_first, misaligned],
                          ids=lambda f: f.__name__)  # fmt: skip
 def test_masks_and_queries_of_any_strides(device, of):
     both = pair(device, (4, 11))
@@ -100,8 +101,8 @@ def test_a_mask_of_nothing(device):
         assert not both.attend(3, attn_mask=mask).any()
 
 
-@pytest.mark.parametrize("softcap", [0.0, 2.0, 30.0])
-@pytest.mark.parametrize("scale", [None, 0.0, 0.7, -1.5])
+@looped("softcap", [0.0, 2.0, 30.0])
+@looped("scale", [None, 0.0, 0.7, -1.5])
 def test_scale_and_softcap(device, softcap, scale):
     for lengths in ((13, 13), (13, 6)):
         both = pair(device, lengths)
@@ -109,7 +110,7 @@ def test_scale_and_softcap(device, softcap, scale):
     both.attend(2, softcap=softcap, scale=scale, attn_mask=draw((13,)), window=(5, 0))
 
 
-@pytest.mark.parametrize("sizes", [(1, 1), (80, 17)], ids=str)
+@looped("sizes", [(1, 1), (80, 17)], ids=str)
 def test_head_sizes(device, sizes):
     width, v_width = sizes
     both = pair(device, (9, 30), E=width, EV=v_width)

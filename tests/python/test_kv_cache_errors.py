@@ -13,6 +13,7 @@ import pytest
 from clattn import _core
 from support.cache_pair import EV, HK, HQ, B, E, host, pair
 from support.data import draw
+from support.loops import looped
 from support.refusals import FLOATS, cases, of, refuse, wrong, wrong_arrays
 
 NAN, INF = float("nan"), float("inf")
@@ -64,7 +65,7 @@ TOO_LARGE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("changed", TOO_LARGE, ids=str)
+@looped("changed", TOO_LARGE, ids=str)
 def test_sizes_that_no_device_has(device, changed):
     """More than there is, more than 64 bits count: an error, and nothing is kept."""
     before = clattn.memory_stats(device)["allocated_bytes"]

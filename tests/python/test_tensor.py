@@ -27,7 +27,7 @@ from support.tensors import in_host_memory, same_bits
 with contextlib.suppress(ImportError):  # before conftest.py says what garbage collection sees
     pass
 
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+dtypes = looped("dtype", DTYPES, ids=str)
 ATTRIBUTES = ("shape", "strides", "dtype", "device", "ndim", "size", "itemsize", "nbytes", "T")
 
 
@@ -68,7 +68,7 @@ SHAPES = ((), (1,), (0,), (3, 0, 5), (0, 2**40), (2**40, 0, 3), (1,) * 64, (2, *
           (7, 1, 3), (5,) * 5)  # fmt: skip
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{len(s)}d-{'x'.join(map(str, s[:3]))}")
+@looped("shape", SHAPES, ids=lambda s: f"{len(s)}d-{'x'.join(map(str, s[:3]))}")
 def test_every_shape(device, shape):
     """Shapes of 0 to 64 dimensions, empty ones among them."""
     a = numbers(shape, np.dtype("i4"))
@@ -140,7 +140,7 @@ def test_the_class_cannot_be_called(device):
             make(clattn.Tensor)
 
 
-@pytest.mark.parametrize("name", ATTRIBUTES)
+@looped("name", ATTRIBUTES)
 def test_attributes_are_read_only(device, name):
     t = clattn.tensor(np.ones((2, 3)), device)
     for change in (lambda: setattr(t, name, getattr(t, name)), lambda: delattr(t, name)):

@@ -9,12 +9,13 @@ import pytest
 from conftest import DEVICES
 from references.diagonal import DTYPES, numbers
 from support.data import draw, qkv, sdpa
+from support.loops import looped
 from support.processes import TESTS, has_memory, run, run_on
 from support.tensors import CALLS, same_bits
 
-each_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+each_call = looped("call", CALLS.values(), ids=CALLS)
 SEVERAL = {name: call for name, call in CALLS.items() if len(call.arrays) > 1}
-each_call_of_several = pytest.mark.parametrize("call", SEVERAL.values(), ids=SEVERAL)
+each_call_of_several = looped("call", SEVERAL.values(), ids=SEVERAL)
 TENSOR_TESTS = ("test_tensor.py", "test_tensor_views.py", "test_tensor_dlpack.py",
                 "test_tensor_operators.py", "test_tensor_chains.py",
                 "test_tensor_memory.py")  # fmt: skip
@@ -58,7 +59,7 @@ def test_two_devices_in_one_call(device, other, call):
 def test_a_device_that_is_not_the_tensors(device, other, call):
     """`device=` beside a Tensor of another one: both are named, and so are both arguments."""
     if not call.takes_device:
-        pytest.skip("the function takes no device")
+        return
     tensors = {name: clattn.tensor(a, device) for name, a in call.arrays.items()}
     for one in tensors:
         text = refusal(lambda: call.run(lambda n, a: tensors[n] if n == one else a, device=other))  # noqa: B023
@@ -131,7 +132,7 @@ def test_to(device, other):
     same_bits(moved, a[:, ::-2].T)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@looped("dtype", DTYPES, ids=str)
 def test_every_dtype_moves(device, other, dtype):
     for a in (numbers((3, 4), dtype), numbers((), dtype), numbers((0, 3), dtype)):
         same_bits(clattn.tensor(a, device).to(other), a)

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from support.checks import assert_references_return
 from support.data import draw
+from support.loops import looped
 from support.tensors import CALLS, settled
 
-each_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+each_call = looped("call", CALLS.values(), ids=CALLS)
 ERRORS = (TypeError, ValueError, IndexError, BufferError, AttributeError, MemoryError)
 
 
@@ -23,7 +24,7 @@ def constants(device):
 
 
 @each_call
-@pytest.mark.parametrize("kind", ["arrays", "Tensors", "mixed"])
+@looped("kind", ["arrays", "Tensors", "mixed"])
 def test_arguments(device, call, kind):
     """Right calls, and calls whose last argument is wrong."""
     passed = {}
@@ -43,7 +44,7 @@ def test_arguments(device, call, kind):
     assert_references_return(action, [*passed.values(), *constants(device)])
 
 
-@pytest.mark.parametrize("kind", ["array", "Tensor"])
+@looped("kind", ["array", "Tensor"])
 def test_out(device, kind):
     """Nothing keeps out, whether the call is right or wrong."""
     t = clattn.tensor(draw((4, 8)), device)

@@ -11,9 +11,10 @@ import pytest
 from references.diagonal import numbers
 from support.checks import native
 from support.data import draw, qkv, sdpa
+from support.loops import looped
 from support.tensors import CALLS, DECIDES, same_bits, strided
 
-each_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+each_call = looped("call", CALLS.values(), ids=CALLS)
 
 
 def kinds(call, results):
@@ -157,7 +158,7 @@ def test_out_of_the_other_kind(device):
     same_bits(wide, right)
 
 
-@pytest.mark.parametrize("which", ["query", "key", "value", "attn_mask"])
+@looped("which", ["query", "key", "value", "attn_mask"])
 def test_out_may_be_an_input(device, which):
     """The result is as if the inputs had been read first."""
     arrays = dict(zip(("query", "key", "value"), qkv((2, 3), 8, 8, 8), strict=True))
@@ -170,7 +171,7 @@ def test_out_may_be_an_input(device, which):
         np.testing.assert_allclose(tensors[which].numpy(), right, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("shift", [1, 8, -8, 43], ids=str)
+@looped("shift", [1, 8, -8, 43], ids=str)
 def test_out_may_overlap_an_input_in_part(device, shift):
     q, k, _ = qkv((1,), 33, 33, 8)
     flat = draw((4 * 33 * 8,), seed=7)

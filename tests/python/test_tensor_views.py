@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from references.diagonal import DTYPES
+from support.loops import looped
 from support.random_calls import examples
 from support.tensors import in_host_memory, same_bits
 
@@ -52,7 +53,7 @@ INDICES = (0, -1, 3, np.int64(2), np.uint8(1), slice(None), slice(1, 3), slice(N
            (slice(np.int8(1), np.int16(3), np.uint32(1)),), (None,) * 61)  # fmt: skip
 
 
-@pytest.mark.parametrize("index", INDICES, ids=lambda i: repr(i)[:50])
+@looped("index", INDICES, ids=lambda i: repr(i)[:50])
 def test_indexing(device, index):
     """Of a contiguous Tensor, and of one that is a view already."""
     a, t = pair((4, 3, 5), device)
@@ -63,7 +64,7 @@ def test_indexing(device, index):
     assert_shared(t[::-2].T[index], t, True)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@looped("dtype", DTYPES, ids=str)
 def test_views_of_every_dtype(device, dtype):
     a, t = pair((4, 6), device, dtype)
     assert_alike(t[1:, ::-2], a[1:, ::-2])
@@ -119,7 +120,7 @@ def test_elements_cannot_be_assigned_or_deleted(device):
     same_bits(t, a)
 
 
-@pytest.mark.parametrize("length", [0, 1, 3])
+@looped("length", [0, 1, 3])
 def test_items_by_the_sequence_protocol(device, length):
     """C code's way: CPython adds the length to a negative index before the type sees it."""
     item = ctypes.pythonapi.PySequence_GetItem
@@ -174,7 +175,7 @@ TRANSPOSED = ((), (None,), ((2, 0, 1),), (2, 0, 1), ([1, 2, 0],), (-1, -3, -2), 
               ((0, -1, 1),), (np.int64(1), np.int8(0), 2))  # fmt: skip
 
 
-@pytest.mark.parametrize("axes", TRANSPOSED, ids=repr)
+@looped("axes", TRANSPOSED, ids=repr)
 def test_transpose(device, axes):
     a, t = pair((4, 3, 5), device)
     assert_alike(t.transpose(*axes), a.transpose(*axes))
@@ -194,7 +195,7 @@ WRONG_AXES = [(0, 1), (0, 1, 2, 0), (0, 1, 1), (0, 1, -2), (0, 1, 3), (-4, 0, 1)
 NO_AXES = [("a", 0, 1), (1.0, 0, 2), ((0, 1), 2), (None, 0, 1)]
 
 
-@pytest.mark.parametrize("axes", WRONG_AXES + NO_AXES, ids=repr)
+@looped("axes", WRONG_AXES + NO_AXES, ids=repr)
 def test_wrong_axes(device, axes):
     _, t = pair((4, 3, 5), device)
     error = ValueError if axes in WRONG_AXES else (TypeError, ValueError)
@@ -219,7 +220,7 @@ BASES = {
 }
 
 
-@pytest.mark.parametrize("base", BASES.values(), ids=BASES)
+@looped("base", BASES.values(), ids=BASES)
 def test_reshape(device, base):
     """A view exactly where NumPy's is one, with NumPy's strides; else new memory."""
     a, t = pair((4, 6, 10), device)
@@ -238,7 +239,7 @@ def test_reshape(device, base):
         assert_shared(got, whole_t, np.shares_memory(right, whole))
 
 
-@pytest.mark.parametrize("shape", RESHAPED, ids=repr)
+@looped("shape", RESHAPED, ids=repr)
 def test_ways_to_say_a_shape(device, shape):
     a, t = pair((4, 3, 5), device)
     assert_alike(t.reshape(*shape), a.reshape(*shape))
@@ -257,7 +258,7 @@ WRONG_SHAPES = ((59,), (4, 3, 6), (7, -1), (-1, -1), (0, -1), (0,), (-2, 30), (-
                 (1,) * 64 + (60,))  # fmt: skip
 
 
-@pytest.mark.parametrize("shape", WRONG_SHAPES, ids=lambda s: repr(s)[:40])
+@looped("shape", WRONG_SHAPES, ids=lambda s: repr(s)[:40])
 def test_wrong_shapes(device, shape):
     """Products that overflow to the right size are among them."""
     a, t = pair((4, 3, 5), device)
@@ -281,7 +282,7 @@ def test_shapes_whose_products_overflow(device):
         t.reshape(2**40, -1, 0)
 
 
-@pytest.mark.parametrize("shape", [("60",), (60.0,), ((4, 3.0, 5),), (None,), ((4, 15), 1)],
+@looped("shape", [("60",), (60.0,), ((4, 3.0, 5),), (None,), ((4, 15), 1)],
                          ids=repr)  # fmt: skip
 def test_shapes_of_a_wrong_type(device, shape):
     _, t = pair((4, 3, 5), device)

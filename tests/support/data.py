@@ -12,6 +12,8 @@ BANDS = [
     {"is_causal": True}, {"is_causal": "lower_right"}, {"window": (5, 2)}, {"window": (0, None)},
     {"window": (None, 0)}, {"window": (40, 0)}, {"is_causal": True, "window": (3, 9)},
 ]  # fmt: skip
+WINDOWS = [(0, 0), (1, 0), (0, 3), (15, 16), (None, 5), (600, 0), (1300, 900), (2**40, 2**40)]
+MANY_BANDS = [*BANDS, *({"window": window} for window in WINDOWS)]
 
 
 def draw(shape, dtype=np.float32, seed=0):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import clattn
 import pytest
-from support.variants import force
+from support.forced import force, variant_of
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,8 @@ class Launched:
 
     @property
     def variant(self):
-        """The word of CLATTN_KERNEL. Three variants of attention share a kernel."""
-        if self.kernel == "attention_cpu":
-            pairs, amx = self.macros["BFLOAT16_PAIRS"], self.macros["AMX"]
-            return "amx" if amx else "pairs" if pairs else "cpu"
-        return self.kernel.removeprefix("attention_")
+        """The word of CLATTN_KERNEL."""
+        return variant_of(self.kernel, self.macros)
 
 
 def launched_once(call, *args, **options):

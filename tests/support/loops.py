@@ -4,6 +4,7 @@
 import functools
 import inspect
 
+import numpy as np
 import pytest
 
 
@@ -32,5 +33,23 @@ def looped(name, values, ids=None):
         assert len(others) < len(signature.parameters), f"{test.__name__} takes no {name}"
         run.__signature__ = signature.replace(parameters=others)
         return run
+
+    return decorate
+
+
+def looped_dtypes(name, dtypes):
+    """As `looped`, of dtypes that kernels compute in, or tuples that begin with one.
+
+    Cases of float64 are left out on a device that lacks it.
+    """
+
+    def decorate(test):
+        @functools.wraps(test)
+        def run(**arguments):
+            first = arguments[name][0] if isinstance(arguments[name], tuple) else arguments[name]
+            if arguments["device"].float64 or np.dtype(first) != np.float64:
+                test(**arguments)
+
+        return looped(name, dtypes)(run)
 
     return decorate

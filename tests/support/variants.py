@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The variants of attention: what each takes, the sizes that matter to it, and how to force it."""
 
+import functools
+import inspect
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,9 +15,10 @@ import numpy as np
 import pytest
 from references.attention import DTYPES, bfloat16, float16, float32, float64
 from support.checks import check
-from support.data import draw, sdpa
+from support.data import BANDS, MANY_BANDS, draw, sdpa
 from support.forced import FORCED, ROUND_WEIGHTS, force, forced  # noqa: F401 (for the tests)
 from support.layouts import (
+    columns_backwards,
     columns_first,
     far_rows,
     fortran,
@@ -24,6 +27,7 @@ from support.layouts import (
     one_element_in,
     part_of_a_projection,
     read_only,
+    same_columns,
     sliced,
     transposed,
 )
@@ -104,7 +108,7 @@ class Variant:
     """A row of the table. A shape is (B, Hq, Hk, L, S)."""
 
     kernel: str
-    shapes: dict  # the two that most tests run: one block or split of the keys, and several
+    shapes: dict  # those that most tests run: one block or split of the keys, and several
     rows: list  # (Hq, Hk, L): tiles of rows, whole and not
     keys: list  # S: blocks of keys, whole and not
     groups: list  # (Hq, Hk)
@@ -123,6 +127,16 @@ class Variant:
     tensors: bool = False  # run once more with Tensors in the place of arrays
     lse_is_built_in: bool = False  # programs with the lse and without it differ
     builds_slowly: bool = False  # on PoCL, 3 to 30 seconds a program
+    shapes_are_programs: bool = False  # with options: such tests run one of the shapes
+    redo_shows: bool = False  # a row that is computed again has other bits
+    bands: list = field(default_factory=lambda: BANDS)
+    refused_sizes: tuple = ((513, 64), (64, 513))  # (E, Ev)
+    refused_dtypes: tuple = ()
+    refused_layouts: tuple = ()  # of keys or values
+
+    @property
+    def for_gpus(self):
+        return not self.cpu_only and self.kernel != "reference"
 
     def rounds_weights(self, dtype):
         return dtype in ROUND_WEIGHTS.get(self.kernel, ())
@@ -156,13 +170,19 @@ ON_MATRIX_UNITS = frozenset({"counts", "filter"})
 VARIANTS = [
     Variant(
         "cpu",
-        {"shared masks": (3, 8, 8, 41, 70), "several blocks, groups": (1, 6, 2, 41, 300)},
+        # Tiles of three, two and one vectors of rows on processors whose vectors have 16 floats.
+        {"shared masks": (1, 8, 8, 41, 300), "groups": (1, 6, 2, 50, 300),
+         "few rows": (1, 2, 2, 20, 300), "one block": (3, 2, 2, 20, 70)},
         rows=[(2, 2, n) for n in (1, 16, 17, 100)],
         keys=[1, 33, 70],
         groups=[(8, 2), (6, 3)],
         takes="head sizes of 1 to 512",
+        head_sizes=[(1, 8, float32, 33), (8, 1, float32, 33), (77, 80, float32, 17),
+                    (77, 80, float16, 17), (77, 80, bfloat16, 17), (512, 512, float32, 33)],
         dtypes=[float16, bfloat16, float64],
-        mask_dtypes=[(float16, float16), (bfloat16, bfloat16), (float64, float64)],
+        mask_dtypes=[*((float32, dtype) for dtype in DTYPES[1:]), (float64, float64),
+                     (float64, float16), (float16, float32), (float16, float16),
+                     (bfloat16, bfloat16)],
         doors=EVERY_DOOR,
         cpu_only=True,
         tensors=True,
@@ -175,7 +195,10 @@ VARIANTS = [
         groups=[(6, 2)],
         takes="bfloat16",
         dtype=bfloat16,
-        head_sizes=[(1, 1, bfloat16, 5), (33, 31, bfloat16, 40)],
+        head_sizes=[(1, 1, bfloat16, 1), (3, 2, bfloat16, 7), (65, 33, bfloat16, 17),
+                    (96, 15, bfloat16, 64), (2, 65, bfloat16, 130), (128, 128, bfloat16, 256),
+                    (512, 512, bfloat16, 40)],
+        refused_dtypes=(float32,),
         mask_dtypes=[(bfloat16, bfloat16)],
         doors=EVERY_DOOR,
         cpu_only=True,
@@ -219,12 +242,15 @@ VARIANTS = [
         head_sizes=[(1, 1, float16, 5), (40, 8, float16, 50), (72, 72, bfloat16, 50),
                     (80, 64, float16, 50), (96, 96, float16, 50), (128, 128, bfloat16, 50),
                     (192, 128, bfloat16, 50), (64, 256, float16, 50), (256, 256, bfloat16, 50)],
+        refused_sizes=((300, 8), (64, 257)),
+        refused_dtypes=(float32,),
         head_size_keys=(9, 100),
         mask_dtype=float16,
         key_layouts=[negative_rows, transposed, far_rows, sliced, columns_first],
         doors=ON_MATRIX_UNITS,
         lse_is_built_in=True,
         builds_slowly=True,
+        shapes_are_programs=True,
     ),
     Variant(
         "decode_cpu",
@@ -242,6 +268,9 @@ VARIANTS = [
         mask_dtypes=[(float16, float16), (bfloat16, float32), (float64, float64),
                      (float32, float64)],
         key_layouts=ROWS_IN_ONE_PIECE,
+        bands=MANY_BANDS,
+        refused_sizes=((513, 64), (64, 513), (3, 64), (64, 3)),
+        refused_layouts=(sliced, columns_first, same_columns, columns_backwards),
         doors=frozenset({"past", "counts", "filter"}),
         cpu_only=True,
         tensors=True,
@@ -256,6 +285,7 @@ VARIANTS = [
         E=32,
         head_sizes=[(1, 1, float32, 1), (7, 129, float32, 1), (80, 96, bfloat16, 1),
                     (512, 300, float64, 1)],
+        bands=MANY_BANDS,
         dtypes=[float16, bfloat16],
         doors=frozenset({"past", "counts", "filter"}),
     ),
@@ -270,6 +300,11 @@ VARIANTS = [
         head_sizes=[(8, 8, bfloat16, 1), (80, 40, bfloat16, 2), (128, 128, bfloat16, 1),
                     (192, 128, float16, 1)],
         head_size_keys=(9, 100, 2500),
+        redo_shows=True,
+        bands=MANY_BANDS,
+        refused_sizes=((200, 64), (64, 136), (64, 7)),
+        refused_dtypes=(float32,),
+        refused_layouts=(sliced, columns_first),
         dtypes=[bfloat16],
         key_layouts=[negative_rows, transposed, far_rows],
         doors=ON_MATRIX_UNITS,
@@ -277,12 +312,31 @@ VARIANTS = [
     ),
 ]  # fmt: skip
 
+# It takes every problem, and no word leaves it out. Most of its arguments are data.
+REFERENCE = Variant(
+    "reference",
+    {"few rows, groups": (2, 4, 2, 5, 53), "several blocks": (1, 3, 3, 20, 113)},
+    rows=[(2, 2, n) for n in (1, 17, 33)],
+    keys=[1, 33, 113],
+    groups=[(8, 2), (6, 1)],
+    takes="",
+    E=16,
+    head_sizes=[(1, 8, float32, 17), (8, 1, float32, 17), (77, 80, float32, 5),
+                (77, 80, float16, 5), (77, 80, bfloat16, 5), (600, 512, float32, 2)],
+    dtypes=[float16, bfloat16, float64],
+    mask_dtypes=[*((float32, dtype) for dtype in DTYPES[1:]), (float64, float64),
+                 (float64, float16), (float16, float32), (bfloat16, bfloat16)],
+    bands=MANY_BANDS,
+)  # fmt: skip
+
 CPU_ONLY = {variant.kernel for variant in VARIANTS if variant.cpu_only}
 # The variants with a kernel of their own that writes scores, and one without.
 WITH_SCORES = ("cpu", "pairs", "amx", "tiled", "decode_cpu")
 
 # Each variant with how arrays are passed to it.
-ROWS = [(v, passed) for v in VARIANTS for passed in ("arrays", "tensors")[: 1 + v.tensors]]
+ROWS = [
+    (v, passed) for v in (REFERENCE, *VARIANTS) for passed in ("arrays", "tensors")[: 1 + v.tensors]
+]
 WITH_ARRAYS = [row for row in ROWS if row[1] == "arrays"]
 
 
@@ -290,15 +344,51 @@ def row_id(row):
     return row[0].kernel + ("" if row[1] == "arrays" else "-tensors")
 
 
-def each(choose, name="case", *, tensors=False):
+def each(choose, name="case", *, tensors=False, data=False):
     """Run a test for each variant and each of its cases; with Tensors too, where a row has them.
 
-    `choose` is a function of the variant, or a dict by its word; it gives the cases.
+    `choose` is a function of the variant, or a dict by its word; it gives the cases. With `data`
+    the reference kernel and those for CPUs have all cases in one test: few of them are programs.
     """
     found = choose if callable(choose) else lambda v: choose.get(v.kernel, ())
-    cases = [(row, case) for row in (ROWS if tensors else WITH_ARRAYS) for case in found(row[0])]
-    ids = [f"{row_id(row)}-{getattr(case, '__name__', case)}" for row, case in cases]
-    return pytest.mark.parametrize(("variant", name), cases, ids=ids, indirect=["variant"])
+    cases = []
+    for row in ROWS if tensors else WITH_ARRAYS:
+        of_row = list(found(row[0]))
+        if data and of_row and not row[0].for_gpus:
+            of_row = [All(of_row)]
+        cases += [(row, case) for case in of_row]
+    ids = [f"{row_id(row)}-{case_id(case)}" for row, case in cases]
+    mark = pytest.mark.parametrize(("variant", name), cases, ids=ids, indirect=["variant"])
+
+    def decorate(test):
+        @functools.wraps(test)
+        def run(**arguments):
+            case = arguments.pop(name)
+            for one in case.cases if isinstance(case, All) else [case]:
+                try:
+                    test(**arguments, **{name: one})
+                except BaseException as error:  # pytest.fail raises no Exception
+                    error.add_note(f"{name}: {case_id(one)}")
+                    raise
+
+        run.__signature__ = inspect.signature(test)
+        return mark(run)
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class All:
+    """The cases of a variant that are one test."""
+
+    cases: list
+
+    def __str__(self):
+        return "all"
+
+
+def case_id(case):
+    return str(getattr(case, "__name__", case))
 
 
 def with_door(option, kernels=None):
@@ -322,7 +412,7 @@ def takes_turns(item, marked):
     contract = marked is None or marked.kwargs.get("contract")
     variant = item.callspec.params.get("variant") if hasattr(item, "callspec") else None
     options = item.get_closest_marker("options")
-    return not contract and options and variant and not variant[0].cpu_only
+    return not contract and options and variant and variant[0].for_gpus
 
 
 def of_other_devices(items):
@@ -353,11 +443,11 @@ def left_out(items):
     builds a program of its own in kernels for GPUs. There these take turns: a test runs with one
     of them.
 
-    PoCL leaves more out. Of those marked `full`, a test runs once for each variant that is meant
-    for CPUs, and once for the others, which take turns; if it has a parameter `dtype`, once for
-    each dtype. Of its other parameters, and of arrays and Tensors, it takes the values that the
-    variant has had least often in the tests before. So all that several tests share, such as the
-    two shapes, occurs for each variant.
+    PoCL leaves more out. Of those marked `full`, a test runs once for the reference kernel and for
+    each variant that is meant for CPUs, and once for the others, which take turns; if it has a
+    parameter `dtype`, once for each dtype. Of its other parameters, and of arrays and Tensors, it
+    takes the values that the variant has had least often in the tests before. So all that several
+    tests share, such as the two shapes, occurs for each variant.
 
     A variant for GPUs takes one test of a file. Of the tests marked `options`, each a program of
     its own in kernels for GPUs, a variant that builds slowly takes one of all. A test whose
@@ -415,11 +505,11 @@ def left_out(items):
                 yield item
             continue
         variant, passed = params.pop("variant")
-        which = variant.kernel if variant.cpu_only else "for GPUs"
+        which = "for GPUs" if variant.for_gpus else variant.kernel
         test = item.path, item.originalname, which, params.pop("dtype", None)
         values = [variant.kernel, (variant.kernel, passed)]
         values += [(variant.kernel, name, str(value)) for name, value in params.items()]
-        most = {} if variant.cpu_only else {(variant.kernel, item.path): 1}
+        most = {(variant.kernel, item.path): 1} if variant.for_gpus else {}
         if variant.builds_slowly and item.get_closest_marker("options"):
             most[variant.kernel, "options"] = 1
         groups.setdefault(test, []).append((item, [*values, *most], most))
