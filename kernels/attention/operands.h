@@ -41,7 +41,10 @@
     X(PRESENT_VALUE, present_value, value_storage, 2, CA_IS_RESULT, "present_value") /* (T, Ev) */ \
     X(SCORES, scores, storage, 2, CA_IS_RESULT | CA_IS_BY_ROWS, "scores")            /* (L, T) */  \
     X(SINKS, sinks, const real, 0, 0, "sinks")       /* natural units, in host memory, not +inf */ \
-    X(OFFSETS, offsets, const long, 0, 0, "offsets") /* positions of row 0 */
+    X(OFFSETS, offsets, const long, 0, 0, "offsets") /* positions of row 0 */                      \
+    X(FORWARD, forward, const storage, 2, CA_IS_BY_ROWS, "output")              /* (L, Ev) */      \
+    X(GRAD_OUTPUT, grad_output, const storage, 2, CA_IS_BY_ROWS, "grad_output") /* (L, Ev) */      \
+    X(GRAD_LSE, grad_lse, const real, 2, CA_IS_BY_ROWS, "grad_lse")             /* (L, 1) */
 
 /* Operands of mods, which only programs with mods take. Tables have up to 5 dimensions and any
    dtype: batch, row and column are their strides. */
@@ -52,6 +55,15 @@
     X(TABLE1, table1, const void, 2, CA_IS_WHOLE, "table 1")                                       \
     X(TABLE2, table2, const void, 2, CA_IS_WHOLE, "table 2")                                       \
     X(TABLE3, table3, const void, 2, CA_IS_WHOLE, "table 3")
+
+/* Gradients that a problem asks for. A step of the backward pass has one of them as its OUTPUT, so no kernel
+   takes them as arguments. A gradient has stride 0 along a dimension that is summed over. */
+#define CA_GRADIENT_OPERANDS(X)                                                                    \
+    X(GRAD_QUERY, grad_query, storage, 2, CA_IS_RESULT, "gradient of query") /* (L, E) */          \
+    X(GRAD_KEY, grad_key, storage, 2, CA_IS_RESULT, "gradient of key")       /* (S, E) */          \
+    X(GRAD_VALUE, grad_value, storage, 2, CA_IS_RESULT, "gradient of value") /* (S, Ev) */         \
+    X(GRAD_MASK, grad_mask, void, 2, CA_IS_RESULT, "gradient of attn_mask")  /* (L, S) */          \
+    X(GRAD_SINKS, grad_sinks, void, 0, CA_IS_RESULT, "gradient of sinks")
 
 /* Optional operands of a call, at most: the arguments of a kernel fit the 1,024 bytes that every device
    takes. */

@@ -73,6 +73,7 @@ typedef struct {
     ca_uint32 block_keys;             /* on CPUs, of a block, at most: whole strips */
     ca_uint32 key_heads;              /* on CPUs, of a work-item */
     ca_uint32 splits;                 /* parts that the keys are divided into */
+    ca_uint32 gradient;               /* attention_backward: CA_BACKWARD_…, and a dtype */
     ca_view optional[CA_VIEWS_TAKEN]; /* in the order of attention/operands.h */
 } ca_attention_params;
 
@@ -104,6 +105,18 @@ typedef struct {
 #define CA_FETCHES_STARTS    256u  /* or their starts, or neither */
 #define CA_KEYS_ARE_FAR      512u  /* they and values come from memory, not from a cache */
 #define CA_SPLITS_LSE        1024u /* lse is two numbers, base and sum */
+
+/* What a step of attention_backward computes. */
+#define CA_BACKWARD_ROWS   0u
+#define CA_BACKWARD_DELTAS 1u
+#define CA_BACKWARD_QUERY  2u
+#define CA_BACKWARD_KEY    3u
+#define CA_BACKWARD_VALUE  4u
+#define CA_BACKWARD_MASK   5u
+#define CA_BACKWARD_SINKS  6u
+#define CA_BACKWARD_STEPS  15u /* the bits of these */
+#define CA_BACKWARD_ADDS   16u /* the step adds to what stands in its result */
+#define CA_BACKWARD_DTYPE  32u /* times the dtype of the result */
 
 /* A bound, or the negative of one, that offsets do not shift. */
 #define CA_UNBOUNDED 0x7fffffffffffffff
