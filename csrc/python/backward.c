@@ -186,7 +186,7 @@ open_outs(const ca_py_call *call, const ca_torch_sdpa *sdpa, const backward_call
 /* Runs a checked call. Returns a tuple of gradients, None for those that are not needed. */
 static PyObject *
 run(const ca_py_call *call, const ca_torch_sdpa *sdpa, const backward_call *backward,
-    bool rows_first, PyObject *query)
+    bool rows_first, PyObject *const *args)
 {
     PyObject *answer = NULL;
     ca_attention attention;
@@ -198,7 +198,7 @@ run(const ca_py_call *call, const ca_torch_sdpa *sdpa, const backward_call *back
         const ca_tensor *like = &backward->likes[n];
         opened[n].shell = opened[n].target = NULL;
         ca_tensor_set_absent(&written[n]);
-        results[n] = ca_py_output_of(backward->needs[n], query, like->dtype, like->ndim,
+        results[n] = ca_py_output_of(backward->needs[n], args[gradients[n].slot], like->dtype, like->ndim,
                                      like->shape, &written[n]);
         results[n].out = backward->out[n];
     }
@@ -269,7 +269,7 @@ scaled_dot_product_attention_backward(PyObject *module, PyObject *const *given, 
         parse_needs(args, &sdpa, &call, &backward) == 0 && parse_out(args, &call, &backward) == 0 &&
         ca_py_call_ready(&call, args[DEVICE]) == 0 &&
         ca_py_error_check(call.state, check(&sdpa, &backward, rows_first, &error), &error) == 0) {
-        answer = run(&call, &sdpa, &backward, rows_first, args[QUERY]);
+        answer = run(&call, &sdpa, &backward, rows_first, args);
     }
     ca_py_mods_free(&mods);
     ca_py_call_end(&call);
