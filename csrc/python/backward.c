@@ -198,8 +198,8 @@ run(const ca_py_call *call, const ca_torch_sdpa *sdpa, const backward_call *back
         const ca_tensor *like = &backward->likes[n];
         opened[n].shell = opened[n].target = NULL;
         ca_tensor_set_absent(&written[n]);
-        results[n] = ca_py_output_of(backward->needs[n], args[gradients[n].slot], like->dtype, like->ndim,
-                                     like->shape, &written[n]);
+        results[n] = ca_py_output_of(backward->needs[n], args[gradients[n].slot], like->dtype,
+                                     like->ndim, like->shape, &written[n]);
         results[n].out = backward->out[n];
     }
     if (open_outs(call, sdpa, backward, opened) < 0 ||
