@@ -19,7 +19,8 @@ static const struct {
 } operand_rows[] = {
 #define ROW(role, member, element, dimensions, traits, name)                                       \
     [CA_ATTENTION_##role] = {dimensions, traits, name},
-    CA_OWN_OPERANDS(ROW) CA_OPTIONAL_OPERANDS(ROW) CA_MOD_OPERANDS(ROW) CA_GRADIENT_OPERANDS(ROW)
+    CA_OWN_OPERANDS(ROW) CA_OPTIONAL_OPERANDS(ROW) CA_MOD_OPERANDS(ROW) CA_BACKWARD_OPERANDS(ROW)
+        CA_GRADIENT_OPERANDS(ROW)
 #undef ROW
 };
 

@@ -24,6 +24,7 @@
  *
  * Macros: DTYPE, VALUE_DTYPE and REAL64, see support/common.clh.
  */
+#define IS_BACKWARD
 #include "kernels/attention/rows.clh" /* find_row, sum_weights */
 
 #define COLUMNS 64 /* of a query's, a key's or a value's gradient */

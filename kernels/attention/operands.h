@@ -41,10 +41,7 @@
     X(PRESENT_VALUE, present_value, value_storage, 2, CA_IS_RESULT, "present_value") /* (T, Ev) */ \
     X(SCORES, scores, storage, 2, CA_IS_RESULT | CA_IS_BY_ROWS, "scores")            /* (L, T) */  \
     X(SINKS, sinks, const real, 0, 0, "sinks")       /* natural units, in host memory, not +inf */ \
-    X(OFFSETS, offsets, const long, 0, 0, "offsets") /* positions of row 0 */                      \
-    X(FORWARD, forward, const storage, 2, CA_IS_BY_ROWS, "output")              /* (L, Ev) */      \
-    X(GRAD_OUTPUT, grad_output, const storage, 2, CA_IS_BY_ROWS, "grad_output") /* (L, Ev) */      \
-    X(GRAD_LSE, grad_lse, const real, 2, CA_IS_BY_ROWS, "grad_lse")             /* (L, 1) */
+    X(OFFSETS, offsets, const long, 0, 0, "offsets") /* positions of row 0 */
 
 /* Operands of mods, which only programs with mods take. Tables have up to 5 dimensions and any
    dtype: batch, row and column are their strides. */
@@ -55,6 +52,12 @@
     X(TABLE1, table1, const void, 2, CA_IS_WHOLE, "table 1")                                       \
     X(TABLE2, table2, const void, 2, CA_IS_WHOLE, "table 2")                                       \
     X(TABLE3, table3, const void, 2, CA_IS_WHOLE, "table 3")
+
+/* Operands of the backward pass, which only attention/backward.cl takes. */
+#define CA_BACKWARD_OPERANDS(X)                                                                    \
+    X(FORWARD, forward, const storage, 2, CA_IS_BY_ROWS, "output")              /* (L, Ev) */      \
+    X(GRAD_OUTPUT, grad_output, const storage, 2, CA_IS_BY_ROWS, "grad_output") /* (L, Ev) */      \
+    X(GRAD_LSE, grad_lse, const real, 2, CA_IS_BY_ROWS, "grad_lse")             /* (L, 1) */
 
 /* Gradients that a problem asks for. A step of the backward pass has one of them as its OUTPUT, so no kernel
    takes them as arguments. A gradient has stride 0 along a dimension that is summed over. */
@@ -74,7 +77,8 @@
    not used take no registers. */
 #define CA_OPTION_OF(role, member, element, dimensions, traits, name) CA_OPTION_##role,
 enum {
-    CA_OPTIONAL_OPERANDS(CA_OPTION_OF) CA_MOD_OPERANDS(CA_OPTION_OF) CA_OPTIONAL_ROLES,
+    CA_OPTIONAL_OPERANDS(CA_OPTION_OF) CA_MOD_OPERANDS(CA_OPTION_OF)
+        CA_BACKWARD_OPERANDS(CA_OPTION_OF) CA_OPTIONAL_ROLES,
     CA_OPTION_ADDED_MASK = 48, /* the mask's values are added; else they are conditions */
     CA_OPTION_FILTER,          /* a false condition adds `filter`, a finite number */
     CA_OPTION_SOFTCAP,
