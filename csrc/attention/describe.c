@@ -87,7 +87,7 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
         .options = ca_attention_options(attention),
         .heads = plan->heads,
         .tiles = (uint32_t)plan->tiles,
-        .turns = (uint32_t)plan->cpu.turns,
+        .own = plan->gradient != 0 ? plan->gradient : (uint32_t)plan->cpu.turns,
         .first_row = attention->first_row,
         .seed = (int64_t)attention->seed,
         .scale = real_bits(attention, attention->scale),
@@ -98,7 +98,6 @@ ca_attention_describe(const ca_attention *attention, const ca_attention_plan *pl
         .block_keys = (uint32_t)plan->cpu.block_keys,
         .key_heads = (uint32_t)plan->cpu.key_heads,
         .splits = (uint32_t)plan->splits,
-        .gradient = plan->gradient,
         .last_dropped = last_dropped(attention->dropout),
         .mask_dtype = (uint32_t)attention->operands[CA_ATTENTION_MASK].dtype,
         .flags = (ca_attention_has(attention, CA_ATTENTION_LSE) ? CA_HAS_LSE : 0) |

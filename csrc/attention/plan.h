@@ -34,7 +34,7 @@ typedef struct {
     int64_t heads;                        /* query heads of one work-item, which share keys */
     int64_t tiles;                        /* of a work-item; see the params */
     ca_cpu_plan cpu;
-    uint32_t gradient; /* of a step of the backward pass; see the params */
+    uint32_t gradient; /* of a step of the backward pass, see the params; else 0 */
     int arrays;        /* optional operands that the program takes */
     bool redoes;       /* the kernel may ask for rows to be computed again */
     /* With more than one split of the keys, each split leaves partial_bytes for each row.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Gradients of attention, of any problem on any device. The backward pass is some steps of this kernel.
- * params.gradient says what a step computes, into its `output`; all steps share `lse`:
+ * params.own says what a step computes, into its `output`; all steps share `lse`:
  *
  *     rows        lse[i]     = base, sum, 1 or 0: does the row attend to a key
  *     deltas      lse[i, 2]  = dot(grad_output[i], forward[i]) - grad_lse[i]
@@ -29,7 +29,7 @@
 
 #define COLUMNS 64 /* of a query's, a key's or a value's gradient */
 
-#define STEP_OF(params) ((params)->gradient & CA_BACKWARD_STEPS)
+#define STEP_OF(params) ((params)->own & CA_BACKWARD_STEPS)
 
 /* --- what a result is summed over -------------------------------------------------- */
 
@@ -256,11 +256,11 @@ add_sink_term(const attention_call *call, const ca_int64 *batch, ca_int64 i, lon
 
 /* --- results ------------------------------------------------------------------------- */
 
-/* Writes number n of a result, of the dtype in params.gradient, or adds to it. */
+/* Writes number n of a result, of the dtype in params.own, or adds to it. */
 INLINED void
 store_result(const attention_call *call, real value, ca_int64 n)
 {
-    const uint gradient = call->params->gradient;
+    const uint gradient = call->params->own;
     const uint dtype = gradient / CA_BACKWARD_DTYPE;
     __global void *output = call->output;
     if (gradient & CA_BACKWARD_ADDS) {

@@ -55,9 +55,10 @@ typedef struct {
     ca_view key_counts;            /* batch strides only: a count lowers `limit` */
     ca_int64 options;              /* CA_USES (…), and the stage of scores */
     ca_int64 heads;                /* query heads of a work-item, which share keys */
-    ca_uint32 tiles; /* of a work-item, on CPUs for each key head; in attention_reference and
+    ca_uint32 tiles;    /* of a work-item, on CPUs for each key head; in attention_reference and
                         attention_inputs, rows */
-    ca_uint32 turns; /* attention_decode_cpu: cores that take turns at neighbouring heads, or 1 */
+    ca_uint32 own;      /* attention_decode_cpu: cores that take turns at neighbouring heads, or 1;
+                        attention_backward: CA_BACKWARD_…, and a dtype */
     ca_int64 first_row; /* dropout's number of row [0, 0, 0, 0] */
     ca_int64 seed;
     ca_int64 scale;   /* the bits of a `real`, as in softcap and kept_scale */
@@ -73,7 +74,6 @@ typedef struct {
     ca_uint32 block_keys;             /* on CPUs, of a block, at most: whole strips */
     ca_uint32 key_heads;              /* on CPUs, of a work-item */
     ca_uint32 splits;                 /* parts that the keys are divided into */
-    ca_uint32 gradient;               /* attention_backward: CA_BACKWARD_…, and a dtype */
     ca_view optional[CA_VIEWS_TAKEN]; /* in the order of attention/operands.h */
 } ca_attention_params;
 
@@ -107,13 +107,13 @@ typedef struct {
 #define CA_SPLITS_LSE        1024u /* lse is two numbers, base and sum */
 
 /* What a step of attention_backward computes. */
-#define CA_BACKWARD_ROWS   0u
-#define CA_BACKWARD_DELTAS 1u
-#define CA_BACKWARD_QUERY  2u
-#define CA_BACKWARD_KEY    3u
-#define CA_BACKWARD_VALUE  4u
-#define CA_BACKWARD_MASK   5u
-#define CA_BACKWARD_SINKS  6u
+#define CA_BACKWARD_ROWS   1u
+#define CA_BACKWARD_DELTAS 2u
+#define CA_BACKWARD_QUERY  3u
+#define CA_BACKWARD_KEY    4u
+#define CA_BACKWARD_VALUE  5u
+#define CA_BACKWARD_MASK   6u
+#define CA_BACKWARD_SINKS  7u
 #define CA_BACKWARD_STEPS  15u /* the bits of these */
 #define CA_BACKWARD_ADDS   16u /* the step adds to what stands in its result */
 #define CA_BACKWARD_DTYPE  32u /* times the dtype of the result */

@@ -13,6 +13,7 @@ class Row(NamedTuple):
     devices: tuple[str, ...]
     scalars: int = 15  # scalar registers that may be spilled
     scratch: bool = False  # it has arrays that do not fit registers
+    waves: int = 2  # of a SIMD, at least
 
 
 OPERANDS = (ROOT / "kernels/attention/operands.h").read_text()
@@ -259,8 +260,8 @@ def rows_for(device):
         *(decode_gpu(device, *kind, heads) for kind in kinds for heads in (1, 2, 4, 8)),
         Row("attention/decode_gpu_merge.cl", ("DTYPE=3", "WARP_SHUFFLES=0"), (device,)),
         *(band(device, width, layout) for width in (1, 4) for layout in (ROWS, BLOCKS, SHORT)),
-        *(Row(f"attention/{name}.cl", (f"DTYPE={dtype}",), (device,), scalars=32, scratch=True)
-          for name in ("reference", "backward") for dtype in (FLOAT32, FLOAT16)),
+        *(Row(f"attention/{name}.cl", (f"DTYPE={dtype}",), (device,), scratch=True, waves=waves)
+          for name, waves in (("reference", 2), ("backward", 1)) for dtype in (FLOAT32, FLOAT16)),
     ]))  # fmt: skip
 
 
